@@ -1,0 +1,112 @@
+# make train_gpt_tost      the CPU trainer: needs a C11 compiler and make; uses OpenMP and OpenBLAS where they are found
+# make test                builds and runs every test; its last line and its exit status are the verdict
+# make bench               measures against the machine's limits and the peers that are installed
+#
+# BLAS=0 and OPENMP=0 leave those out; SANITIZE=1 builds under the address and undefined-behaviour sanitizers;
+# CC=clang another compiler; ARCH= the compiler's baseline processor instead of this machine's; WERROR=1 for CI.
+
+CC      ?= cc
+ARCH    ?= -march=native
+OPENMP  ?= 1
+BLAS    ?= 1
+SANITIZE ?= 0
+WERROR  ?= 0
+
+# ---- what this machine has ----------------------------------------------------------------------------------------
+# compiles TEXT FLAGS: non-empty if a program of that text builds and links with those flags
+compiles = $(shell echo '$(1)' | $(CC) -x c - -o /dev/null $(2) 2>/dev/null && echo yes)
+
+ifeq ($(call compiles,int main(void) { return 0; },$(ARCH)),)
+  ARCH :=
+endif
+ifneq ($(OPENMP),0)
+  HAVE_OPENMP := $(call compiles,int omp_get_max_threads(void); int main(void) { return omp_get_max_threads(); },-fopenmp)
+endif
+BLAS_CFLAGS := $(shell pkg-config --cflags openblas 2>/dev/null)
+BLAS_LIBS   := $(or $(shell pkg-config --libs openblas 2>/dev/null),-lopenblas)
+ifneq ($(BLAS),0)
+  HAVE_BLAS := $(call compiles,extern void cblas_sgemm(void); int main(void) { cblas_sgemm(); return 0; },$(BLAS_LIBS) -lm)
+  ifneq ($(HAVE_BLAS),)
+    HAVE_BLAS := $(shell printf '\043include <cblas.h>\n' | $(CC) -x c - -fsyntax-only $(BLAS_CFLAGS) 2>/dev/null && echo yes)
+  endif
+endif
+
+# ---- flags --------------------------------------------------------------------------------------------------------
+# No fast-math. Contraction gives fused multiply-adds; errno and traps of libm's functions are of no use here and stand
+# in the way of vectorising.
+CFLAGS  ?= -O3
+TOST_CFLAGS := -std=c11 -D_GNU_SOURCE -I. -Itost $(ARCH) -ffp-contract=fast -fno-math-errno -fno-trapping-math -Wall -Wextra
+LIBS    := -lm
+VARIANT := $(notdir $(firstword $(CC)))
+ifneq ($(HAVE_OPENMP),)
+  TOST_CFLAGS += -fopenmp
+  VARIANT := $(VARIANT)-openmp
+else
+  TOST_CFLAGS += -fopenmp-simd -Wno-unknown-pragmas
+endif
+ifneq ($(HAVE_BLAS),)
+  TOST_CFLAGS += -DTOST_BLAS $(BLAS_CFLAGS)
+  LIBS    := $(BLAS_LIBS) $(LIBS)
+  VARIANT := $(VARIANT)-blas
+endif
+ifneq ($(SANITIZE),0)
+  TOST_CFLAGS += -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+  VARIANT := $(VARIANT)-sanitize
+endif
+ifneq ($(WERROR),0)
+  TOST_CFLAGS += -Werror
+endif
+
+# ---- programs -----------------------------------------------------------------------------------------------------
+BUILD     := build/$(VARIANT)
+FRONT     := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tost/*.c))
+TEST_SRC  := $(wildcard dev/test/test_*.c)
+TESTS     := $(patsubst dev/test/%.c,$(BUILD)/dev/test/%,$(TEST_SRC))
+COMPILE    = $(CC) $(TOST_CFLAGS) $(CFLAGS)
+
+all: train_gpt_tost
+
+# Programs stand in the root whatever the variant: this stamp changes when it does, so that they are linked again.
+build/variant: FORCE
+	@mkdir -p build && { [ "$$(cat $@ 2>/dev/null)" = "$(VARIANT) $(TOST_CFLAGS) $(CFLAGS)" ] || \
+	    echo "$(VARIANT) $(TOST_CFLAGS) $(CFLAGS)" > $@; }
+FORCE:
+
+$(BUILD)/flags: build/variant
+	@mkdir -p $(@D) && { [ "$$(cat $@ 2>/dev/null)" = "$(TOST_CFLAGS) $(CFLAGS)" ] || echo "$(TOST_CFLAGS) $(CFLAGS)" > $@; }
+
+$(BUILD)/%.o: %.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(COMPILE) -MMD -MP -c $< -o $@
+
+$(BUILD)/libtost.a: $(FRONT)
+	@rm -f $@
+	ar rcs $@ $^
+
+train_gpt_tost: $(BUILD)/train_gpt_tost.o $(BUILD)/libtost.a build/variant
+	$(COMPILE) -o $@ $(filter %.o %.a,$^) $(LIBS)
+
+test_tost: $(BUILD)/test_tost.o $(BUILD)/libtost.a build/variant
+	$(COMPILE) -o $@ $(filter %.o %.a,$^) $(LIBS)
+
+$(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/libtost.a
+	$(COMPILE) -o $@ $^ $(LIBS)
+
+test: train_gpt_tost test_tost $(TESTS)
+	@dev/test/run.sh $(TESTS)
+
+# The second bench is the same program with the built-in matrix product.
+bench: train_gpt_tost $(BUILD)/dev/bench/bench
+	@$(MAKE) --no-print-directory BLAS=0 bench_builtin > /dev/null
+	@dev/bench/bench.sh $(BUILD)/dev/bench/bench build/bench_builtin
+
+bench_builtin: $(BUILD)/dev/bench/bench
+	cp $< build/bench_builtin
+
+clean:
+	rm -rf build train_gpt_tost train_gpt_tostcu test_tost
+
+.PHONY: all test bench bench_builtin clean FORCE
+.SECONDARY:
+
+-include $(shell find build -name '*.d' 2>/dev/null)

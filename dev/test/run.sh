@@ -1,0 +1,21 @@
+#!/bin/sh
+# run.sh TEST…: runs the judge, the tests of the modules given, and the command line's; closes on one line for all of them.
+# The exit status is 0 only if every program passed and none ended without its own closing line.
+set -u
+log=$(mktemp) || exit 1
+trap 'rm -f "$log"' EXIT
+bad=0
+for program in ./test_tost "$@" 'dev/test/test_cli.sh ./train_gpt_tost'; do
+    $program > "$log.one" 2>&1   # unquoted: a program and its operands
+    status=$?
+    # the judge's table of errors is long: the worst ten of it, and all other lines
+    grep -v '^    ' "$log.one"
+    grep '^    ' "$log.one" | sort -k2,2gr | head -10
+    grep -E '^[a-z_]+: [0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$log.one" >> "$log" ||
+        { echo "$program: ended with status $status before its closing line: 0 passed, 1 failed, 0 skipped" | tee -a "$log"; }
+    [ "$status" -eq 0 ] || bad=1
+    rm -f "$log.one"
+done
+awk '{ for (i = 2; i <= NF; i++) { if ($i == "passed,") p += $(i-1); if ($i == "failed,") f += $(i-1); if ($i == "skipped") s += $(i-1) } }
+     END { printf "%d passed, %d failed, %d skipped\n", p, f, s; exit f != 0 || p == 0 }' "$log" || bad=1
+exit $bad

@@ -1,0 +1,420 @@
+#!/bin/sh
+# test_cli.sh BINARY: what a user meets: command lines right and wrong, help, runs that stop and go on, samples.
+# Every run is of a model of some thousand parameters on text made here, with bytes as tokens.
+
+binary=$(cd "$(dirname "$1")" 2>/dev/null && pwd)/$(basename "$1")
+if [ $# -ne 1 ] || [ ! -x "$binary" ]; then
+    echo "usage: test_cli.sh BINARY" >&2
+    exit 2
+fi
+repo=$(cd "$(dirname "$0")/../.." && pwd)
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+cd "$dir" || exit 1
+export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive
+
+passed=0 failed=0 skipped=0
+# check TEXT COMMAND…: one check, which passes where the command succeeds.
+check() {
+    what=$1
+    shift
+    if "$@"; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "FAILED cli: $what"
+    fi
+}
+skip() { skipped=$((skipped + 1)); echo "skipped cli: $1"; }
+
+# run STATUS ARGUMENTS…: runs the binary, output in files stdout and stderr, and checks the exit status.
+run() {
+    wanted=$1
+    shift
+    "$binary" "$@" >"$dir/stdout" 2>"$dir/stderr" </dev/null
+    status=$?
+    check "'$*': exit status $wanted wanted, $status came: $(head -c 300 "$dir/stderr")" [ $status -eq "$wanted" ]
+}
+says() { grep -qF -e "$1" "$2"; }
+one_line() { [ "$(wc -l <"$1")" -eq 1 ]; }
+empty() { [ ! -s "$1" ]; }
+empty_dir() { [ -z "$(ls -A "$1")" ]; }
+differ() { ! cmp -s "$1" "$2"; }
+# The columns of a log that do not tell the time.
+timeless() { cut -d, -f1-6 "$1"; }
+same_log() { [ "$(timeless "$1")" = "$(timeless "$2")" ]; }
+same_checkpoint() { cmp -s "$1/model.safetensors" "$2/model.safetensors" &&
+                    cmp -s "$1/optimizer.safetensors" "$2/optimizer.safetensors"; }
+# refused TEXT: after a run: one line on stderr with the text, stdout empty.
+refused() {
+    check "the error says '$1': $(cat stderr)" says "$1" stderr
+    check "one line on stderr: $(cat stderr)" one_line stderr
+    check "nothing on stdout" empty stdout
+}
+
+# ---------------------------------------------------------------------------------------------
+# Text, tokenizer, shards
+
+: >vocab.bpe
+printf 'a b\n' >other.bpe
+awk 'BEGIN { for (i = 0; i < 120; i++) { for (j = 0; j < 6; j++) printf "%d and %d make %d. ", i, j, i + j
+             print "\n<|endoftext|>" } }' >text.txt
+run 0 tokenize --tokenizer vocab.bpe --out tiny --val-frac 0.2 text.txt
+check "tokenize makes shards" [ -f tiny_train_000000.bin ]
+check "tokenize makes validation shards" [ -f tiny_val_000000.bin ]
+if [ $failed -ne 0 ]; then
+    cat stderr
+    echo "cli: $passed passed, $failed failed, $skipped skipped"
+    exit 1
+fi
+model="--layers 1 --heads 2 --channels 16 --block-size 32 --vocab-size 257 --batch 2 --total-batch 128"
+data="--data $dir/tiny_train_*.bin --tokenizer $dir/vocab.bpe"
+tiny="$model $data --val-batches 2 --sample-tokens 8 --warmup 1"
+set -f   # patterns go to the program as they are
+# shellcheck disable=SC2086  # the lists above are split on purpose
+
+# ---------------------------------------------------------------------------------------------
+# Wrong command lines: status ~ what the line says ~ arguments. Run where nothing is, and nothing may be after.
+
+mkdir nothing
+cd nothing || exit 1
+while IFS='~' read -r wanted text arguments; do
+    wanted=${wanted% } text=${text# } text=${text% }
+    eval "set -- $arguments"
+    "$binary" "$@" >../stdout 2>../stderr </dev/null
+    status=$?
+    label="'$*': "
+    check "$label exit status $wanted wanted, $status came" [ $status -eq "$wanted" ]
+    check "$label '$text' wanted: $(cat ../stderr)" says "$text" ../stderr
+    check "$label one line on stderr: $(cat ../stderr)" one_line ../stderr
+    check "$label nothing on stdout" empty ../stdout
+    check "$label nothing written" empty_dir .
+done <<'TABLE'
+2 ~ unknown option --stpes: did you mean --steps? ~ --stpes 3
+2 ~ did you mean --steps? ~ train --step 3
+2 ~ did you mean --val-every? ~ --val_every 3
+2 ~ did you mean --batch? ~ --batch-size 3
+2 ~ did you mean --temperature? ~ sample --temp 1
+2 ~ unknown option --zzzzzz: train --help lists ~ --zzzzzz
+2 ~ unknown option --zzzzzz: eval --help lists ~ eval --zzzzzz=1
+2 ~ -lr: options begin with two dashes: --lr ~ -lr 0.1
+2 ~ unknown option -x ~ -x
+2 ~ unknown option -- ~ --=3
+2 ~ unknown command 'smaple': did you mean sample? ~ smaple
+2 ~ unknown command 'bake' ~ bake --steps 3
+2 ~ unknown command '' ~ ''
+2 ~ --tokens belongs to sample, not to train ~ --tokens 3
+2 ~ --steps belongs to train, not to sample ~ sample --steps 3
+2 ~ --prompt belongs to sample, not to eval ~ eval --prompt x
+2 ~ --temperature belongs to train and sample, not to eval ~ eval --temperature 1
+2 ~ --lr belongs to train, not to info ~ info --lr 1
+2 ~ --shard-tokens belongs to tokenize, not to train ~ --shard-tokens 5
+2 ~ --out belongs to train and tokenize, not to eval ~ eval --out x
+2 ~ --steps needs a value: N ~ --steps
+2 ~ --out needs a value: DIR (before --resume) ~ --out --resume
+2 ~ --resume takes no value ~ --resume=yes --out x
+2 ~ --steps is given twice ~ --steps 3 --steps 4
+2 ~ --steps 'x' is not a whole number ~ --steps x
+2 ~ --steps '3x' is not a whole number ~ --steps 3x
+2 ~ --steps '3.5' is not a whole number ~ --steps 3.5
+2 ~ --steps '' is not a whole number ~ --steps ''
+2 ~ --steps ' 3' is not a whole number ~ --steps ' 3'
+2 ~ --steps -1 is out of range: 0 to ~ --steps -1
+2 ~ --steps 99999999999999999999 is out of range ~ --steps 99999999999999999999
+2 ~ --heads 0 is out of range: 1 to ~ --heads 0
+2 ~ --heads 3 does not divide --channels 256 ~ --heads 3
+2 ~ --layers 4294967297 is out of range ~ --layers 4294967297
+2 ~ --bias 2 is out of range: 0 to 1 ~ --bias 2
+2 ~ --vocab-size 0 is out of range ~ --vocab-size=0
+2 ~ --lr 'fast' is not a number ~ --lr fast
+2 ~ --lr nan is out of range ~ --lr nan
+2 ~ --lr inf is out of range ~ --lr inf
+2 ~ --lr -0.1 is out of range: 0 to ~ --lr -0.1
+2 ~ --beta1 1 is out of range: 0 to 0.999999 ~ --beta1 1
+2 ~ --eps 0 is out of range ~ --eps 0
+2 ~ --min-lr-frac 1.5 is out of range: 0 to 1 ~ --min-lr-frac 1.5
+2 ~ --top-p 0 is out of range ~ sample --top-p 0
+2 ~ --temperature -1 is out of range: 0 to ~ sample --temperature -1
+2 ~ --tokens 0 is out of range: 1 to ~ sample --tokens 0
+2 ~ --val-batches 0 is out of range: 1 to ~ --val-batches 0
+2 ~ --order 'random' is not one of sequential|shuffled ~ --order random
+2 ~ --dtype 'fp8' is not one of fp32|tf32|bf16 ~ --dtype fp8
+2 ~ --preset 'huge' is not one of starter, tost-base ~ --preset huge
+2 ~ --preset tost-base has no data of its own: give --data GLOB ~ --preset tost-base
+2 ~ --seq 512 is longer than the block size 256 ~ --seq 512
+2 ~ --total-batch 5000 is no multiple of batch × seq = 16 × 256: the nearest are 4096 and 8192 ~ --total-batch 5000
+2 ~ --total-batch 100 is less than batch × seq = 2 × 64: the least is 128 ~ --total-batch 100 --batch 2 --seq 64
+2 ~ --resume goes on with a run and --overwrite removes it ~ --resume --overwrite --out x
+2 ~ --resume takes the checkpoint's weights and --init others ~ --resume --init x --out y
+2 ~ --resume needs --out DIR ~ --resume
+2 ~ --overwrite needs --out DIR ~ --overwrite
+2 ~ 'sample' is left over: train takes options only ~ --steps 3 sample
+2 ~ 'more' is left over ~ train -- more
+2 ~ 'Hello' is left over: give the text as --prompt ~ sample Hello
+2 ~ --prompt must not be empty; leave it out to start a new text ~ sample --prompt ''
+2 ~ --out must not be empty ~ --out=
+2 ~ eval needs --data GLOB ~ eval
+2 ~ 'b.bin' is left over: quote the pattern ~ eval --data a.bin b.bin
+2 ~ tokenize needs --tokenizer FILE ~ tokenize --out x y
+2 ~ tokenize needs --out PREFIX ~ tokenize --tokenizer x y
+2 ~ tokenize needs a FILE ~ tokenize --tokenizer x --out y
+2 ~ 'b' is left over: info takes one PATH ~ info a b
+2 ~ 'b' is left over: info takes one PATH ~ info --model a b
+1 ~ data/starter is not here: run from ~ --steps 3
+1 ~ nowhere ~ --data 'nowhere/*.bin'
+1 ~ nowhere ~ --data "$dir/tiny_train_*.bin" --vocab-size 257 --tokenizer nowhere
+1 ~ nowhere ~ --init nowhere
+1 ~ nowhere ~ --resume --out nowhere
+1 ~ nowhere ~ sample --model nowhere
+1 ~ nowhere ~ eval --model nowhere --data x
+1 ~ nowhere ~ info nowhere
+1 ~ nowhere ~ tokenize --tokenizer nowhere --out x "$dir/text.txt"
+1 ~ nowhere ~ tokenize --tokenizer "$dir/vocab.bpe" --out x nowhere
+1 ~ out: no run ~ sample
+1 ~ out: no run ~ info
+1 ~ is 256, but the vocabulary has 256 ids ~ --data "$dir/tiny_train_*.bin" --vocab-size 256
+1 ~ 258 tokens, more than --vocab-size 257: raise it ~ --data "$dir/tiny_train_*.bin" --vocab-size 257 --tokenizer "$dir/other.bpe"
+1 ~ none_*.bin ~ --data "$dir/tiny_train_*.bin" --val-data "$dir/none_*.bin" --vocab-size 257
+1 ~ a?b ~ info "$(printf 'a\nb')"
+TABLE
+cd ..
+
+# One that needs a folder without a tokenizer and without validation shards.
+mkdir bare
+cp tiny_train_000000.bin bare/x.bin
+run 1 $model --data "$dir/bare/x.bin" --val-every 2 --out r_bare
+refused "--val-every needs shards to validate on: give --val-data"
+run 1 $model --data "$dir/bare/x.bin" --sample-every 2 --out r_bare
+refused "--sample-every needs a tokenizer: give --tokenizer"
+check "nothing written" [ ! -e r_bare ]
+
+# ---------------------------------------------------------------------------------------------
+# Help
+
+for line in \
+    "train preset layers heads channels block-size vocab-size bias init data val-data order tokenizer out resume
+     overwrite log steps batch seq total-batch lr warmup min-lr-frac weight-decay beta1 beta2 eps grad-clip seed
+     val-every val-batches sample-every sample-tokens save-every keep quiet temperature top-k top-p dtype threads help" \
+    "sample model tokenizer prompt tokens samples temperature top-k top-p seed dtype threads help" \
+    "eval model data tokenizer batch seq dtype threads help" \
+    "tokenize tokenizer out val-frac shard-tokens jsonl seed threads quiet help" \
+    "info model help"; do
+    # shellcheck disable=SC2086
+    set -- $line
+    command=$1
+    shift
+    run 0 "$command" --help
+    check "$command --help: nothing on stderr" empty stderr
+    check "$command --help: at most 100 columns" [ -z "$(sed 's/[×…]/x/g' stdout | awk 'length > 100')" ]
+    for option in "$@"; do
+        check "$command --help lists --$option" grep -q -e "^  --$option\( \|\$\)" stdout
+    done
+    check "$command --help lists nothing else" [ "$(grep -c '^  --' stdout)" -eq $# ]
+done
+run 0 --help
+check "--help lists the commands" says "tokenize --tokenizer FILE" stdout
+check "--help shows defaults with units" says "(default: 256 tokens)" stdout
+run 0 --preset tost-base --help
+check "--help shows the preset's defaults" says "(default: 491520 tokens)" stdout
+run 0 -h
+
+# ---------------------------------------------------------------------------------------------
+# Runs: stop and go on
+
+run 0 $tiny --steps 6 --save-every 3 --val-every 2 --sample-every 2 --out straight
+check "nothing on stderr" empty stderr
+check "a line an update" [ "$(grep -c '^step ' stdout)" -eq 6 ]
+check "a sample" says "sample after update 6" stdout
+check "a row an update and a header" [ "$(wc -l <straight/log.csv)" -eq 7 ]
+check "steps from 0" [ "$(sed -n 2p straight/log.csv | cut -d, -f1,2)" = "0,128" ]
+check "validation where it is due" [ "$(sed 1d straight/log.csv | awk -F, '{ printf "%d", $4 != "" }')" = "010101" ]
+check "the last update is saved" [ -f straight/step_00000006/model.safetensors ]
+
+cp -R straight halfway
+rm -rf halfway/step_00000006
+run 0 --resume --out halfway
+check "resumed parameters and moments are those of a straight run" \
+    same_checkpoint straight/step_00000006 halfway/step_00000006
+check "resumed log is that of a straight run" same_log straight/log.csv halfway/log.csv
+run 0 --resume --out halfway --quiet
+check "--quiet: nothing on stdout" empty stdout
+run 0 --resume --out halfway
+check "a finished run says so" says "is finished" stdout
+run 0 --resume --out halfway --steps 8
+check "a larger --steps goes on" [ -f halfway/step_00000008/model.safetensors ]
+check "its log goes on" [ "$(wc -l <halfway/log.csv)" -eq 9 ]
+
+run 1 $tiny --steps 6 --out straight
+refused "--out straight holds a run already"
+run 1 --resume --out straight --lr 0.5
+refused "--lr 0.5 differs from the 0.003 of the run in straight"
+run 1 --resume --out straight --layers 2
+refused "--layers 2 differs from the 1 of"
+run 1 --resume --out straight --order sequential
+refused "--order sequential differs from the shuffled"
+run 1 --resume --out straight --steps 9 --data "$dir/tiny_val_000000.bin"
+refused "resume with the same shards"
+check "nothing written" [ ! -e straight/step_00000009 ]
+
+run 0 $tiny --steps 6 --save-every 0 --val-every 0 --sample-every 0 --out plain
+check "--save-every 0 saves nothing" [ -z "$(ls plain | grep step_)" ]
+check "validation and samples do not disturb training" \
+    [ "$(cut -d, -f1-3,5,6 plain/log.csv)" = "$(cut -d, -f1-3,5,6 straight/log.csv)" ]
+run 0 $tiny --steps 6 --save-every 0 --val-every 0 --sample-every 0 --out plain --overwrite --seed 7
+check "another seed is another run" differ plain/log.csv straight/log.csv
+run 0 $tiny --steps 2 --save-every 2 --out plain --overwrite --quiet
+run 0 $tiny --steps 1 --save-every 1 --out plain --overwrite --quiet
+check "--overwrite removes the old checkpoints" [ "$(ls plain | grep step_)" = step_00000001 ]
+check "--overwrite begins the log anew" [ "$(wc -l <plain/log.csv)" -eq 2 ]
+run 0 $tiny --steps 5 --save-every 1 --keep 2 --out kept --quiet
+check "--keep 2 keeps the newest two" [ "$(ls kept | grep -c step_)" -eq 2 ]
+run 0 $tiny --steps 0 --out zero
+check "--steps 0 validates and saves" says "validation after update 0" stdout
+check "--steps 0 validates and saves" [ -f zero/step_00000000/model.safetensors ]
+run 0 --init straight --steps 0 $data --out again --quiet
+run 0 eval --model again --data "$dir/tiny_val_*.bin"
+grep '^loss' stdout >again.loss
+run 0 eval --model straight --data "$dir/tiny_val_*.bin" --batch 1
+grep '^loss' stdout >straight.loss
+check "--init starts from the file's weights" cmp -s again.loss straight.loss
+run 1 --init straight --heads 4 $data --out none
+refused "--heads 4 differs from the 2 of"
+run 0 $tiny --steps 1 --quiet
+run 0 $tiny --steps 1 --quiet
+check "default folders are numbered" [ -d out/starter-001 -a -d out/starter-002 ]
+run 0 info
+check "info takes the newest run" says "out/starter-002/step_00000001/model.safetensors" stdout
+
+# ---------------------------------------------------------------------------------------------
+# Signals. A constant rate makes the run independent of --steps.
+
+constant="--min-lr-frac 1 --save-every 1000000 --val-every 0 --sample-every 0"
+for signal in "INT 130" "TERM 143"; do
+    # shellcheck disable=SC2086
+    set -- $signal
+    rm -rf stopped steady
+    "$binary" $tiny $constant --steps 1000000 --out stopped >stdout 2>stderr </dev/null &
+    id=$!
+    tries=0
+    while [ $tries -lt 600 ] && [ "$(cat stopped/log.csv 2>/dev/null | wc -l)" -lt 3 ]; do
+        tries=$((tries + 1))
+        sleep 0.1
+    done
+    kill -"$1" $id
+    wait $id
+    status=$?
+    check "SIG$1: exit status $2 wanted, $status came" [ $status -eq "$2" ]
+    check "SIG$1: says how to go on" says "train --resume --out stopped" stdout
+    done_steps=$(($(wc -l <stopped/log.csv) - 1))
+    last=stopped/$(printf 'step_%08d' $done_steps)
+    check "SIG$1: the update in hand is saved" [ -f "$last/model.safetensors" ]
+    run 0 --resume --out stopped --steps $((done_steps + 2)) --quiet
+    run 0 $tiny $constant --steps $((done_steps + 2)) --out steady --quiet
+    last=$(printf 'step_%08d' $((done_steps + 2)))
+    check "SIG$1: the resumed run is the straight run" same_checkpoint "stopped/$last" "steady/$last"
+    check "SIG$1: so is its log" same_log stopped/log.csv steady/log.csv
+done
+
+# ---------------------------------------------------------------------------------------------
+# Failures at run time
+
+run 1 $tiny --steps 200 --save-every 1 --keep 1 --val-every 0 --sample-every 0 --lr 100 --weight-decay 100 --out wild --quiet
+refused "stopped, and not saved; checkpoints stand as they were"
+check "the good checkpoint stands" [ "$(ls wild | grep -c step_)" -eq 1 ]
+run 0 eval --model wild --data "$dir/tiny_val_*.bin"
+run 1 $tiny --steps 200 --save-every 0 --val-every 0 --sample-every 0 --lr 100 --weight-decay 100 --out wild --overwrite --quiet
+refused "stopped before it reached the parameters"
+
+cp -R straight full
+if (trap '' XFSZ; ulimit -f 8; exec "$binary" --resume --out full --steps 7 --quiet) >stdout 2>stderr; then
+    check "a save that fails: status 1" false
+else
+    check "a save that fails: status 1" [ $? -eq 1 ]
+fi
+refused "full/step_00000007"
+check "a save that fails leaves the earlier checkpoint" same_checkpoint straight/step_00000006 full/step_00000006
+check "a save that fails leaves nothing half" [ -z "$(ls full | grep step_00000007)" ]
+run 0 --resume --out full --steps 7 --quiet
+
+if [ -c /dev/full ]; then
+    "$binary" --help >/dev/full 2>stderr
+    check "--help to a full disk: status 1" [ $? -eq 1 ]
+    "$binary" sample --model straight --prompt x >/dev/full 2>stderr
+    check "sample to a full disk: status 1" [ $? -eq 1 ]
+    check "it says why" says "stdout cannot be written" stderr
+    run 1 $tiny --steps 2 --log /dev/full --out logless --quiet
+    check "a log on a full disk" says "/dev/full" stderr
+else
+    skip "/dev/full is not there"
+fi
+
+# ---------------------------------------------------------------------------------------------
+# Sample, eval, info
+
+run 0 sample --model straight --prompt "7 and" --tokens 40 --seed 5
+cp stdout first
+check "the text begins with the prompt" [ "$(head -c 5 first)" = "7 and" ]
+run 0 sample --model straight --prompt "7 and" --tokens 40 --seed 5
+check "the same seed gives the same text" cmp -s stdout first
+run 0 sample --model straight --prompt "7 and" --tokens 40 --seed 6
+check "another seed gives another text" differ stdout first
+printf '7 and' >prompt
+run 0 sample --model straight/step_00000006 --prompt @prompt --tokens 40 --seed 5
+check "--prompt @FILE" cmp -s stdout first
+"$binary" sample --model straight/step_00000006/model.safetensors --prompt - --tokens 40 --seed 5 <prompt >stdout 2>stderr
+check "--prompt -" cmp -s stdout first
+: >prompt
+run 1 sample --model straight --prompt @prompt
+refused "--prompt @prompt is empty"
+run 0 sample --model straight --tokens 4 --samples 3
+check "--samples 3: two lines between" [ "$(grep -a -c '^---$' stdout)" -eq 2 ]
+run 0 sample --model straight --temperature 0 --tokens 70 --prompt "1 and 2"
+cp stdout first
+run 0 sample --model straight --temperature 0 --tokens 70 --prompt "1 and 2" --seed 99
+check "greedy text needs no seed, past the block size too" cmp -s stdout first
+printf '\377\376\n' >prompt
+run 0 sample --model straight --prompt @prompt --tokens 3
+head -c 3 stdout >first
+check "a prompt of any bytes comes back" cmp -s first prompt
+run 1 sample --model straight --tokenizer other.bpe
+refused "other.bpe has 258 tokens"
+cp -R straight moved
+mv vocab.bpe elsewhere.bpe
+run 1 sample --model moved
+refused "which is not there: give --tokenizer"
+printf '#version: 0.2\n' >vocab.bpe
+run 1 sample --model moved
+refused "was trained with a tokenizer of CRC-32"
+mv elsewhere.bpe vocab.bpe
+
+run 0 eval --model straight --data "$dir/tiny_*.bin" --seq 7 --batch 3
+tokens=$((($(wc -c <tiny_train_000000.bin) + $(wc -c <tiny_val_000000.bin) - 2048) / 2))
+check "every token but the first is scored once" [ "$(awk '$1 == "tokens" { print $2 }' stdout)" -eq $((tokens - 1)) ]
+grep '^[lpb]' stdout >first
+run 0 eval --model straight --data "$dir/tiny_*.bin" --seq 7 --batch 5
+check "the batch does not matter but for rounding" \
+    [ "$(cut -c 1-18 first)" = "$(grep '^[lpb]' stdout | cut -c 1-18)" ]
+run 1 eval --model straight --data "$dir/tiny_val_*.bin" --seq 33
+check "--seq past the block size" says "--seq 33 is longer than the block size 32" stderr
+
+run 0 info straight
+check "info tells the sizes" says "1 layers, 2 heads, 16 channels, block size 32, vocabulary 257" stdout
+check "info tells the step" says "6 updates, 768 tokens" stdout
+check "info tells the tokenizer" says "vocab.bpe, CRC-32 00000000" stdout
+
+# ---------------------------------------------------------------------------------------------
+# The starter, from the repository's folder
+
+if [ -f "$repo/data/starter/vocab.bpe" ]; then
+    cd "$repo" || exit 1
+    "$binary" --steps 1 --layers 1 --heads 2 --channels 16 --batch 2 --seq 16 --total-batch 32 --val-batches 1 \
+        --sample-tokens 4 --out "$dir/starter" >"$dir/stdout" 2>"$dir/stderr"
+    check "the starter data is found from the repository: $(cat "$dir/stderr")" [ $? -eq 0 ]
+    check "its tokenizer too" says "data/starter/vocab.bpe" "$dir/stdout"
+    cd "$dir" || exit 1
+else
+    skip "data/starter is not there"
+fi
+
+echo "cli: $passed passed, $failed failed, $skipped skipped"
+[ $failed -eq 0 ] && [ $((passed + skipped)) -gt 0 ]

@@ -1,0 +1,506 @@
+// test_data.c: shards in all formats, whole and broken; both orders of samples; the writer.
+#include "check.h"
+
+#include <inttypes.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "data.h"
+#include "util.h"
+
+enum { MAGIC_U16 = 20240520, MAGIC_U32 = 20240801 };
+
+static void check_refused(Checks* c, bool ok, const TostError* err, const char* expected, const char* what) {
+    check(c, !ok && strstr(err->text, expected) && !strchr(err->text, '\n'),
+          "%s: wanted an error with \"%s\", got %s%s",
+          what, expected, ok ? "none" : "", ok ? "" : err->text);
+}
+
+static void write_bytes(const char* path, const void* data, size_t n) {
+    FILE* f = fopen(path, "wb");
+    if (!f || fwrite(data, 1, n, f) != n || fclose(f) != 0) {
+        perror(path);
+        exit(1);
+    }
+}
+
+// A shard with a header: claims so many tokens, holds n of them (width 2 or 4 follows from magic).
+static void write_shard(const char* path, uint32_t magic, uint32_t version, uint32_t claims,
+                        const uint32_t* ids, size_t n) {
+    uint32_t header[256] = {magic, version, claims};
+    size_t width = magic == MAGIC_U32 ? 4 : 2;
+    char* bytes = xmalloc(sizeof header + n * width);
+    memcpy(bytes, header, sizeof header);
+    for (size_t i = 0; i < n; i++) memcpy(bytes + sizeof header + i * width, &ids[i], width);
+    write_bytes(path, bytes, sizeof header + n * width);
+    free(bytes);
+}
+
+// Shards DIR/s_0.bin … of the given lengths; token i of shard s is 1000·s + i.
+static void write_set(const char* dir, const int* lengths, int n) {
+    for (int s = 0; s < n; s++) {
+        uint32_t* ids = xmalloc((size_t)lengths[s] * sizeof *ids);
+        for (int i = 0; i < lengths[s]; i++) ids[i] = (uint32_t)(1000 * s + i);
+        char* path = xasprintf("%s/s_%d.bin", dir, s);
+        write_shard(path, s % 2 ? MAGIC_U32 : MAGIC_U16, s % 2 ? 7 : 1, (uint32_t)lengths[s], ids,
+                    (size_t)lengths[s]);
+        free(path);
+        free(ids);
+    }
+}
+
+static char* sub_folder(const char* tmp, const char* name) {
+    TostError err;
+    char* dir = path_join(tmp, name);
+    if (!make_dirs(dir, &err)) {
+        puts(err.text);
+        exit(1);
+    }
+    return dir;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Shards
+
+static void test_shard_kinds(Checks* c, const char* tmp) {
+    static const uint32_t ids[] = {0, 1, 50256, 65535, 7};
+    static const uint16_t raw[] = {0, 1, 50256, 65535, 7};
+    char* path = path_join(tmp, "kind.anything");
+    for (int kind = 0; kind < 3; kind++) {
+        static const char* const names[] = {"uint16", "uint32", "raw uint16"};
+        TostError err = {{0}};
+        Shard s;
+        if (kind == 0) write_shard(path, MAGIC_U16, 1, 5, ids, 5);
+        if (kind == 1) write_shard(path, MAGIC_U32, 7, 5, ids, 5);
+        if (kind == 2) write_bytes(path, raw, sizeof raw);
+        if (!check(c, shard_open(&s, path, &err), "%s shard: %s", names[kind], err.text)) continue;
+        check(c, s.n_tokens == 5 && s.width == (kind == 1 ? 4 : 2),
+              "%s shard: %" PRIu64 " tokens of %d bytes", names[kind],
+              s.n_tokens, s.width);
+        for (uint64_t i = 0; i < 5; i++) {
+            check(c, shard_token(&s, i) == ids[i], "%s token %" PRIu64 ": got %" PRIu32, names[kind], i,
+                  shard_token(&s, i));
+        }
+        check(c, shard_check_ids(&s, 65536, &err), "%s ids below 65536: %s", names[kind], err.text);
+        check_refused(c, shard_check_ids(&s, 65535, &err), &err,
+                      "token 3 is 65535, but the vocabulary has 65535", names[kind]);
+        check_refused(c, shard_check_ids(&s, 50257, &err), &err, "token 3 is 65535", names[kind]);
+        check_refused(c, shard_check_ids(&s, 2, &err), &err, "token 2 is 50256, but the vocabulary has 2 ids",
+                      names[kind]);
+        check(c, strstr(err.text, "--vocab-size") && strstr(err.text, "kind.anything"),
+              "names and way out: %s", err.text);
+        shard_close(&s);
+    }
+    static const uint32_t high[] = {1, 0xffffffff};
+    TostError err = {{0}};
+    Shard s;
+    write_shard(path, MAGIC_U32, 7, 2, high, 2);
+    if (check(c, shard_open(&s, path, &err), "%s", err.text)) {
+        check_refused(c, shard_check_ids(&s, 100277, &err), &err, "token 1 is 4294967295",
+                      "an id of 2^32 - 1");
+        shard_close(&s);
+    }
+    free(path);
+}
+
+static void test_shards_refused(Checks* c, const char* tmp) {
+    static const struct { uint32_t magic, version, claims; size_t holds; const char* error; } cases[] = {
+        {MAGIC_U16, 1, 10, 9, "cut short: claims 10 tokens at offset 8, but its 1042 bytes hold 9"},
+        {MAGIC_U16, 1, 10, 0, "cut short: claims 10 tokens at offset 8, but its 1024 bytes hold 0"},
+        {MAGIC_U32, 7, 10, 9, "cut short: claims 10 tokens at offset 8, but its 1060 bytes hold 9"},
+        {MAGIC_U16, 1, 0xffffffff, 4, "cut short: claims 4294967295 tokens"},
+        {MAGIC_U32, 7, 0xffffffff, 4, "cut short: claims 4294967295 tokens"},
+        {MAGIC_U16, 1, 9, 10, "claims 9 tokens at offset 8, but has 2 bytes after them"},
+        {MAGIC_U32, 7, 9, 10, "claims 9 tokens at offset 8, but has 4 bytes after them"},
+        {MAGIC_U16, 1, 0, 1, "claims 0 tokens"}, {MAGIC_U16, 1, 0, 0, "no tokens in it"},
+        {MAGIC_U32, 7, 0, 0, "no tokens in it"},
+        {MAGIC_U16, 2, 5, 5, "version 2 at offset 4, but a shard of kind 20240520 has 1"},
+        {MAGIC_U16, 7, 5, 5, "version 7 at offset 4"}, {MAGIC_U16, 0, 5, 5, "version 0 at offset 4"},
+        {MAGIC_U32, 1, 5, 5, "version 1 at offset 4, but a shard of kind 20240801 has 7"},
+    };
+    static const struct { const char* bytes; size_t n; const char* error; } small[] = {
+        {"", 0, "empty"}, {"a", 1, "1 bytes without a shard's header"},
+        {"abc", 3, "raw uint16 ids have an even size"},
+        {"\x88\xd8\x34\x01", 4, "cut short: 4 bytes, but the header alone has 1024"},
+        {"\xa1\xd9\x34\x01\7\0\0\0", 8, "cut short: 8 bytes, but the header alone has 1024"},
+        {"\x93NUMPY\1\0v\0{'descr': '<u2'}", 26, "a NumPy .npy file"},
+        {"It was the best of times, it was the worst of times, it was the a", 64, "text, not token ids"},
+    };
+    static const uint32_t ids[10] = {1, 2, 3};
+    TostError err;
+    Shard s;
+    char* path = path_join(tmp, "broken");
+    for (size_t i = 0; i < countof(cases); i++) {
+        write_shard(path, cases[i].magic, cases[i].version, cases[i].claims, ids, cases[i].holds);
+        check_refused(c, shard_open(&s, path, &err), &err, cases[i].error, "a broken shard");
+        check(c, strstr(err.text, "/broken: "), "the error must name the file: %s", err.text);
+    }
+    for (size_t i = 0; i < countof(small); i++) {
+        write_bytes(path, small[i].bytes, small[i].n);
+        check_refused(c, shard_open(&s, path, &err), &err, small[i].error, "a small file");
+    }
+    check_refused(c, shard_open(&s, tmp, &err), &err, "a folder, not a shard", "a folder");
+    check_refused(c, shard_open(&s, "/dev/zero", &err), &err, "not a regular file", "a device");
+    unlink(path);
+    check_refused(c, shard_open(&s, path, &err), &err, "broken: cannot be opened", "an absent file");
+    free(path);
+}
+
+// 5 GB that take no place on the disk: more than 2^31 tokens, and ids at the far end.
+static void test_shard_sparse(Checks* c, const char* tmp) {
+    const uint64_t tokens = 2500000001u;  // samples of 64 end on the last
+    const uint64_t last_sample = (tokens - 1) / 64 - 1;
+    const uint32_t header[256] = {MAGIC_U16, 1, (uint32_t)tokens};
+    const uint16_t tail[2] = {4321, 1234};
+    char* path = path_join(tmp, "sparse.bin");
+    TostError err = {{0}};
+    write_bytes(path, header, sizeof header);
+    FILE* f = fopen(path, "r+b");
+    bool made = f && fseeko(f, (off_t)(1024 + 2 * (tokens - 2)), SEEK_SET) == 0 && fwrite(tail, 2, 2, f) == 2;
+    struct stat st = {0};
+    made = f && fclose(f) == 0 && made && stat(path, &st) == 0;
+    if (!made || (uint64_t)st.st_size != 1024 + 2 * tokens) {
+        skip(c, "a shard of 5 GB: %s does not hold one", tmp);
+        unlink(path);
+        free(path);
+        return;
+    }
+    Shard s;
+    if (check(c, shard_open(&s, path, &err), "%s", err.text)) {
+        check(c, s.n_tokens == tokens, "5 GB shard: %" PRIu64 " tokens", s.n_tokens);
+        check(c, shard_token(&s, tokens - 1) == 1234 && shard_token(&s, tokens - 2) == 4321,
+              "5 GB shard: last ids");
+        check(c, shard_token(&s, tokens - 3) == 0, "5 GB shard: a hole is 0");
+        shard_close(&s);
+    }
+    int32_t x[64], y[64];
+    DataSet* d = data_open(path, 64, 50257, ORDER_SEQUENTIAL, 0, &err);
+    if (check(c, d != NULL, "5 GB set: %s", err.text)) {
+        check(c, data_batch(d, x, y, last_sample, 1, &err) && y[63] == 1234 && x[63] == 4321 && y[62] == 4321
+              && x[62] == 0,
+              "5 GB set: the last sample ends in %d, %d", x[63], y[63]);
+        data_close(d);
+    }
+    d = data_open(path, 64, 4321, ORDER_SEQUENTIAL, 0, &err);  // too large to be checked when opened
+    if (check(c, d != NULL, "5 GB set: %s", err.text)) {
+        check(c, data_batch(d, x, y, last_sample - 1, 1, &err), "5 GB set: the sample before the last: %s",
+              err.text);
+        check_refused(c, data_batch(d, x, y, last_sample, 1, &err), &err,
+                      "sparse.bin: token 2499999999 is 4321",
+                      "a foreign id at the far end");
+        data_close(d);
+    }
+    unlink(path);
+    free(path);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Samples
+
+static void test_sequential(Checks* c, const char* tmp) {
+    static const int lengths[] = {10, 3, 1, 25, 14};
+    enum { N = countof(lengths), TOTAL = 53, LONGEST = 52 };
+    char* dir = sub_folder(tmp, "sequential");
+    char* glob = path_join(dir, "s_*.bin");
+    int32_t stream[TOTAL], n = 0;
+    for (int s = 0; s < N; s++) {
+        for (int i = 0; i < lengths[s]; i++) stream[n++] = 1000 * s + i;
+    }
+    write_set(dir, lengths, N);
+    for (int T = 1; T <= LONGEST; T++) {
+        TostError err = {{0}};
+        DataSet* d = data_open(glob, T, 5000, ORDER_SEQUENTIAL, 0, &err);
+        if (!check(c, d != NULL, "T %d: %s", T, err.text)) continue;
+        uint64_t samples = (TOTAL - 1) / (uint64_t)T;
+        check(c, data_shards(d) == N && data_tokens(d) == TOTAL && data_samples(d) == samples
+              && strcmp(data_dir(d), dir) == 0,
+              "T %d: %d shards, %" PRIu64 " tokens, %" PRIu64 " samples in %s", T, data_shards(d),
+              data_tokens(d),
+              data_samples(d), data_dir(d));
+        int32_t x[2 * LONGEST], y[2 * LONGEST];
+        size_t wrong = 0;
+        for (uint64_t i = 0; i < 2 * samples + 3; i++) {
+            if (!check(c, data_batch(d, x, y, i, 2, &err), "T %d: %s", T, err.text)) break;
+            for (int k = 0; k < 2 * T; k++) {
+                const int32_t* at = stream + (i + (uint64_t)(k / T)) % samples * (uint64_t)T + k % T;
+                wrong += x[k] != at[0] || y[k] != at[1];
+            }
+        }
+        check(c, wrong == 0, "sequential, T %d: %zu ids are wrong", T, wrong);
+        data_close(d);
+    }
+    TostError err;
+    check_refused(c, data_open(glob, 53, 5000, ORDER_SEQUENTIAL, 0, &err), &err,
+                  "53 tokens in 5 shards, but --seq 53 needs 54 or more", "one token too few");
+    check_refused(c, data_open(glob, 30, 5000, ORDER_SHUFFLED, 0, &err), &err,
+                  "no shard alone has the 31 tokens that --seq 30 needs", "no shard that is long enough");
+    check_refused(c, data_open(glob, 4, 4013, ORDER_SEQUENTIAL, 0, &err), &err, "s_4.bin: token 13 is 4013",
+                  "a foreign id");
+    char* none = path_join(dir, "t_*.bin");
+    check_refused(c, data_open(none, 4, 5000, ORDER_SEQUENTIAL, 0, &err), &err, "no file matches",
+                  "no files");
+    free(none), free(glob), free(dir);
+}
+
+// The order as data.h defines it, computed by another program. Entries: 1000·shard + first token.
+static void check_order(Checks* c, const char* glob, int T, uint64_t seed, const int32_t* order,
+                        uint64_t epoch, uint64_t n) {
+    TostError err = {{0}};
+    DataSet* d = data_open(glob, T, 5000, ORDER_SHUFFLED, seed, &err);
+    if (check(c, d && data_samples(d) == epoch, "shuffled: %s", err.text)) {
+        int32_t x[16], y[16];
+        for (uint64_t i = 0; i < n; i++) {
+            bool ok = data_batch(d, x, y, i, 1, &err);
+            for (int k = 0; k < T; k++) ok = ok && x[k] == order[i] + k && y[k] == order[i] + k + 1;
+            check(c, ok, "shuffled sample %" PRIu64 ": wanted %d …, got %d …", i, order[i], x[0]);
+        }
+    }
+    data_close(d);
+}
+
+static void test_shuffled_golden(Checks* c, const char* tmp) {
+    static const int lengths[] = {23, 4, 50, 31};
+    static const int32_t all[28] = {
+        3016, 3009, 3023, 3002, 8, 15, 1, 2021, 2000, 2007, 2035, 2028, 2014, 2042,
+        8, 15, 1, 2042, 2014, 2035, 2021, 2007, 2000, 2028, 3023, 3002, 3009, 3016,
+    };
+    static const int32_t one[15] = {17, 5, 13, 1, 9, 5, 13, 1, 17, 9, 6, 10, 18, 2, 14};
+    char* dir = sub_folder(tmp, "golden");
+    char* glob = path_join(dir, "s_*.bin");
+    char* first = path_join(dir, "s_0.bin");
+    write_set(dir, lengths, countof(lengths));
+    check_order(c, glob, 7, 99, all, 14, countof(all));
+    check_order(c, first, 4, 7, one, 5, countof(one));
+    free(first), free(glob), free(dir);
+}
+
+// Every epoch deals out every sample of a grid once; epochs, seeds, grids differ; any start gives the same.
+static void test_shuffled(Checks* c, const char* tmp) {
+    static const int lengths[] = {500, 9, 333, 990, 10};
+    enum { N = countof(lengths), T = 9, EPOCHS = 5, SAMPLES = 55 + 0 + 36 + 109 + 1 };
+    char* dir = sub_folder(tmp, "shuffled");
+    char* glob = path_join(dir, "s_*.bin");
+    TostError err = {{0}};
+    write_set(dir, lengths, N);
+    DataSet* d = data_open(glob, T, 5000, ORDER_SHUFFLED, 1, &err);
+    DataSet* other = data_open(glob, T, 5000, ORDER_SHUFFLED, 2, &err);
+    if (!check(c, d && other && data_samples(d) == SAMPLES, "shuffled: %s", err.text)) return;
+    int32_t x[EPOCHS * SAMPLES][T], y[T], first[EPOCHS * SAMPLES];
+    int other_seed = 0, other_epoch = 0, grids = 0;
+    for (int i = 0; i < EPOCHS * SAMPLES; i++) {
+        bool ok = data_batch(other, x[i], y, (uint64_t)i, 1, &err);
+        int32_t theirs = x[i][0];
+        ok = ok && data_batch(d, x[i], y, (uint64_t)i, 1, &err);
+        for (int k = 0; ok && k < T; k++) ok = x[i][k] == x[i][0] + k && y[k] == x[i][k] + 1;
+        check(c, ok, "shuffled sample %d is not a run of tokens: %s", i, err.text);
+        first[i] = x[i][0];
+        other_seed += theirs != first[i];
+        other_epoch += i >= SAMPLES && first[i] != first[i - SAMPLES];
+    }
+    check(c, other_seed > EPOCHS * SAMPLES / 2, "another seed: only %d samples differ", other_seed);
+    check(c, other_epoch > EPOCHS * SAMPLES / 2, "other epochs: only %d samples differ", other_epoch);
+    for (int e = 0; e < EPOCHS; e++) {
+        int offset[N], count[N] = {0}, twice = 0;
+        char seen[N][1000] = {{0}};
+        for (int s = 0; s < N; s++) offset[s] = -1;
+        for (int i = e * SAMPLES; i < (e + 1) * SAMPLES; i++) {
+            int s = first[i] / 1000, token = first[i] % 1000;
+            if (offset[s] < 0) offset[s] = token % T;
+            check(c, token % T == offset[s], "epoch %d, shard %d: token %d is off the grid at %d", e, s,
+                  token, offset[s]);
+            twice += seen[s][token]++;
+            count[s]++;
+        }
+        check(c, twice == 0, "epoch %d: %d samples come twice", e, twice);
+        for (int s = 0; s < N; s++) {
+            check(c, count[s] == (lengths[s] - 1) / T, "epoch %d, shard %d: %d samples", e, s, count[s]);
+        }
+        grids += e && offset[3] != first[0] % 1000 % T;
+    }
+    static const int starts[] = {0, 1, 54, 55, 200, 201, 202, 400, 600, 700, 3, 996};
+    int32_t bx[8][T], by[8][T];
+    for (size_t i = 0; i < countof(starts); i++) {  // also backwards, and over the ends of shards and epochs
+        bool ok = data_batch(d, bx[0], by[0], (uint64_t)starts[i], 8, &err);
+        check(c, ok && memcmp(bx, x[starts[i]], sizeof bx) == 0,
+              "a batch from sample %d differs from the straight run", starts[i]);
+    }
+    data_close(d);
+    data_close(other);
+    free(glob), free(dir);
+    check(c, grids > 0, "the grid of samples is the same in every epoch");
+}
+
+// Against the file itself: update s takes tokens [s·B·T, (s+1)·B·T].
+static void test_shared_curve(Checks* c) {
+    enum { B = 8, T = 64 };
+    char* path = shared_path("curve/wiki.shard.bin");
+    if (!path) {
+        skip(c, "sequential batches of the curve: curve/wiki.shard.bin is not here");
+        return;
+    }
+    TostError err = {{0}};
+    Bytes file = {0};
+    DataSet* d = data_open(path, T, 257, ORDER_SEQUENTIAL, 0, &err);
+    if (check(c, d && read_file(&file, path, &err), "%s", err.text)) {
+        size_t updates = (file.size - 1024 - 2) / 2 / (B * T), wrong = 0;
+        check(c, updates >= 150, "%s: only %zu updates", path, updates);
+        for (size_t s = 0; s < updates; s++) {
+            int32_t x[B * T], y[B * T];
+            const unsigned char* raw = (unsigned char*)file.data + 1024 + 2 * s * B * T;
+            if (!check(c, data_batch(d, x, y, s * B, B, &err), "%s", err.text)) break;
+            for (int k = 0; k < B * T; k++, raw += 2) {
+                wrong += x[k] != raw[0] + 256 * raw[1] || y[k] != raw[2] + 256 * raw[3];
+            }
+        }
+        check(c, wrong == 0, "%s: %zu ids are wrong", path, wrong);
+    }
+    data_close(d);
+    free(file.data);
+    free(path);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The writer
+
+static void test_writer(Checks* c, const char* tmp) {
+    static const struct { uint32_t vocab; uint64_t shard_tokens; int n, shards; } cases[] = {
+        {50257, 100, 0, 0}, {50257, 100, 99, 1}, {50257, 100, 100, 1}, {50257, 100, 101, 2},
+        {50257, 100, 1000, 10},
+        {65536, 7, 20, 3}, {65537, 7, 21, 3}, {100277, 5000, 20001, 5}, {257, 100000, 20001, 1},
+    };
+    for (size_t i = 0; i < countof(cases); i++) {
+        int n = cases[i].n;
+        char* dir = xasprintf("%s/written/%zu", tmp, i);
+        char* prefix = path_join(dir, "my_train");
+        TostError err = {{0}};
+        uint32_t* ids = xmalloc((size_t)(n + 1) * sizeof *ids);
+        for (int k = 0; k < n; k++) ids[k] = (uint32_t)(((uint64_t)k * 2654435761u + 12345) % cases[i].vocab);
+        if (n) ids[n - 1] = cases[i].vocab - 1;
+        ShardWriter* w = shard_writer_open(prefix, cases[i].vocab, cases[i].shard_tokens, &err);
+        bool ok = w != NULL;
+        for (int k = 0, m = 1; ok && k < n; k += m, m = m * 2 + 1) {
+            if (m > n - k) m = n - k;
+            ok = shard_writer_append(w, ids + k, (size_t)m, &err);
+        }
+        uint64_t tokens = 99;
+        int shards = 99;
+        ok = ok && shard_writer_close(w, &tokens, &shards, &err);
+        check(c, ok && tokens == (uint64_t)n && shards == cases[i].shards,
+              "writer %zu: %" PRIu64 " tokens, %d shards: %s", i,
+              tokens, shards, err.text);
+        int read = 0, wrong = 0;
+        for (int s = 0; s < shards; s++) {
+            char* path = xasprintf("%s_%06d.bin", prefix, s);
+            Shard shard;
+            if (check(c, shard_open(&shard, path, &err), "%s", err.text)) {
+                check(c, shard.width == (cases[i].vocab > 65536 ? 4 : 2), "%s: %d bytes a token", path,
+                      shard.width);
+                check(c, s == shards - 1 || shard.n_tokens == cases[i].shard_tokens, "%s: %" PRIu64 " tokens",
+                      path, shard.n_tokens);
+                for (uint64_t k = 0; k < shard.n_tokens && read < n; k++) {
+                    wrong += shard_token(&shard, k) != ids[read++];
+                }
+                shard_close(&shard);
+            }
+            free(path);
+        }
+        check(c, read == n && wrong == 0, "writer %zu: %d of %d tokens read, %d wrong", i, read, n, wrong);
+        char* left = path_join(dir, "*.tmp");
+        PathList list;
+        check(c, !expand_glob(&list, left, &err), "writer %zu: a .tmp file is left", i);
+        free_paths(&list);
+        free(ids), free(left), free(prefix), free(dir);
+    }
+}
+
+static int count_files(const char* dir) {
+    TostError err;
+    PathList list;
+    char* all = path_join(dir, "*");
+    int n = expand_glob(&list, all, &err) ? list.count : 0;
+    free_paths(&list);
+    free(all);
+    return n;
+}
+
+static void test_writer_refuses(Checks* c, const char* tmp) {
+    static const uint32_t ids[10] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
+    char* dir = sub_folder(tmp, "refused");
+    char* prefix = path_join(dir, "a");
+    char* old = path_join(dir, "a_000001.bin");
+    char* older = path_join(dir, "a_000000.bin");
+    char* like = path_join(dir, "a_train_000000.bin");
+    char* below = path_join(old, "b");
+    TostError err = {{0}};
+    write_bytes(like, "x", 1);
+    ShardWriter* w = shard_writer_open(prefix, 50257, 4, &err);
+    check(c, w && shard_writer_append(w, ids, 10, &err), "%s", err.text);
+    check(c, count_files(dir) == 4, "three .tmp shards are wanted beside one file, got %d files",
+          count_files(dir));
+    shard_writer_abandon(w);
+    check(c, count_files(dir) == 1 && path_exists(like), "abandon removes what it wrote, and nothing else");
+    write_bytes(old, "x", 1);
+    check_refused(c, shard_writer_open(prefix, 50257, 4, &err), &err, "a_000001.bin: exists already",
+                  "an old shard");
+    write_bytes(older, "x", 1);
+    check_refused(c, shard_writer_open(prefix, 50257, 4, &err), &err, "a_000000.bin and 1 more",
+                  "two old shards");
+    check_refused(c, shard_writer_open(below, 50257, 4, &err), &err,
+                  "a_000001.bin: the folder cannot be made", "a file as folder");
+    check(c, count_files(dir) == 3, "a refusal writes nothing");
+    check_refused(c, shard_writer_open("", 50257, 4, &err), &err, "--out ''", "no prefix");
+    check_refused(c, shard_writer_open("dir/", 50257, 4, &err), &err, "--out 'dir/'", "a folder as prefix");
+    check_refused(c, shard_writer_open(prefix, 50257, 0, &err), &err, "--shard-tokens 0",
+                  "shards of 0 tokens");
+    check_refused(c, shard_writer_open(prefix, 50257, (uint64_t)1 << 31, &err), &err,
+                  "--shard-tokens 2147483648", "2^31 tokens");
+    unlink(old), unlink(older), unlink(like);
+    if (access("/dev/full", W_OK) != 0) {
+        skip(c, "a full disk: no /dev/full here");
+    } else {
+        char* full = path_join(dir, "a_000001.bin.tmp");
+        uint64_t tokens;
+        int shards;
+        check(c, symlink("/dev/full", full) == 0, "symlink");
+        w = shard_writer_open(prefix, 50257, 4, &err);
+        check(c, w && shard_writer_append(w, ids, 7, &err), "%s", err.text);
+        check_refused(c, shard_writer_close(w, &tokens, &shards, &err), &err,
+                      "a_000001.bin.tmp: cannot be written", "a full disk");
+        check(c, count_files(dir) == 0, "after a full disk nothing is left, got %d files", count_files(dir));
+        free(full);
+    }
+    char* blocked = path_join(dir, "a_000002.bin");  // a folder where the last shard should go
+    uint64_t tokens;
+    int shards;
+    w = shard_writer_open(prefix, 50257, 4, &err);
+    check(c, w && shard_writer_append(w, ids, 10, &err) && make_dirs(blocked, &err), "%s", err.text);
+    check_refused(c, shard_writer_close(w, &tokens, &shards, &err), &err, "cannot be renamed",
+                  "a name that is taken");
+    check(c, count_files(dir) == 1, "after a failed close nothing is left, got %d files",
+          count_files(dir) - 1);
+    free(blocked), free(below), free(like), free(older), free(old), free(prefix), free(dir);
+}
+
+int main(void) {
+    Checks c = {.suite = "data"};
+    const char* root = getenv("TMPDIR");
+    char* tmp = xasprintf("%s/test_data.XXXXXX", root ? root : "/tmp");
+    if (!mkdtemp(tmp)) {
+        perror(tmp);
+        return 1;
+    }
+    test_shard_kinds(&c, tmp);
+    test_shards_refused(&c, tmp);
+    test_shard_sparse(&c, tmp);
+    test_sequential(&c, tmp);
+    test_shuffled_golden(&c, tmp);
+    test_shuffled(&c, tmp);
+    test_shared_curve(&c);
+    test_writer(&c, tmp);
+    test_writer_refuses(&c, tmp);
+    TostError err;
+    check(&c, remove_tree(tmp, &err), "%s", err.text);
+    free(tmp);
+    return checks_verdict(&c);
+}

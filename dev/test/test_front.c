@@ -1,0 +1,1392 @@
+// test_front.c: schedule, init, sampler, log and progress, checkpoints, generation; on a small fake engine.
+#include "check.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <math.h>
+#include <signal.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "checkpoint.h"
+#include "init.h"
+#include "log.h"
+#include "sampler.h"
+#include "schedule.h"
+#include "threads.h"
+
+// Checks that a call failed, and that its one line says what was expected of it.
+static void check_refused(Checks* c, bool ok, const TostError* err, const char* expected, const char* what) {
+    check(c, !ok && strstr(err->text, expected) && !strchr(err->text, '\n'),
+          "%s: wanted an error with \"%s\", got %s%s", what, expected, ok ? "none" : "", ok ? "" : err->text);
+}
+
+// The scaffold of a test must stand: ends the program where it does not.
+static void must(bool ok, const char* what, const TostError* err) {
+    if (ok) return;
+    printf("front: %s: %s\n", what, err ? err->text : "failed");
+    exit(1);
+}
+
+static void write_bytes(const char* path, const void* data, size_t n) {
+    FILE* f = fopen(path, "wb");
+    must(f && fwrite(data, 1, n, f) == n && fclose(f) == 0, path, NULL);
+}
+
+static void write_text(const char* path, const char* text) { write_bytes(path, text, strlen(text)); }
+
+static Bytes bytes_of(const char* path) {
+    TostError err;
+    Bytes b;
+    must(read_file(&b, path, &err), "read_file", &err);
+    return b;
+}
+
+// A new empty folder, in memory where that can be had: saves wait for the disk. Remove with drop_folder.
+static char* new_folder(void) {
+    const char* base = getenv("TMPDIR");
+    if (!base || !base[0]) base = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
+    char* path = xasprintf("%s/tost_front_XXXXXX", base);
+    must(mkdtemp(path) != NULL, "mkdtemp", NULL);
+    return path;
+}
+
+static void drop_folder(char* path) {
+    TostError err;
+    must(remove_tree(path, &err), "remove_tree", &err);
+    free(path);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The fake engine: keeps what is put, gives it back, and decodes a script
+
+enum { MAX_CALLS = 64, MAX_IDS = 16 };
+
+typedef struct { int T; int32_t ids[MAX_IDS]; } Call;   // T 0: a step, of ids[0]; else a begin of T ids
+
+struct TostModel {
+    TostConfig     config;
+    TostTensors    tensors;
+    float*         state[4];        // flat, by TostState
+    int            puts, gets;
+    int            die_at_get;      // SIGKILL to itself at this get; 0: never
+    const int32_t* script;          // ids that the logits favour, one after the other; -1: logits of NaN
+    int            at, n_calls;
+    Call           calls[MAX_CALLS];
+};
+
+static TostModel* fake_new(TostConfig config) {
+    TostModel* m = xcalloc(1, sizeof *m);
+    m->config = config;
+    m->tensors = tost_tensors(&config);
+    for (int s = 0; s < 4; s++) m->state[s] = xcalloc(m->tensors.flat_size, sizeof(float));
+    return m;
+}
+
+static void fake_free(TostModel* m) {
+    for (int s = 0; s < 4; s++) free(m->state[s]);
+    tost_tensors_free(&m->tensors);
+    free(m);
+}
+
+static void fake_put(TostModel* m, TostState s, const TostTensor* t, const float* src) {
+    memcpy(m->state[s] + t->offset, src, t->size * sizeof *src);
+    m->puts++;
+}
+
+static void fake_get(float* dst, const TostModel* m, TostState s, const TostTensor* t) {
+    int* gets = (int*)&m->gets;   // the count is no part of the model
+    if (++*gets == m->die_at_get) kill(getpid(), SIGKILL);
+    memcpy(dst, m->state[s] + t->offset, t->size * sizeof *dst);
+}
+
+static void fake_logits(float* logits, TostModel* m) {
+    const int32_t id = m->script ? m->script[m->at++] : 0;
+    for (int i = 0; i < m->config.vocab_size; i++) logits[i] = id < 0 ? NAN : (float)-i;
+    if (id >= 0) logits[id] = 10;
+    if (m->config.vocab_size > 257) logits[257] = 1e9f;   // past the tokenizer: never to be drawn
+}
+
+static void fake_begin(float* logits, TostModel* m, const int32_t* prompts, int n, int T) {
+    must(n == 1 && T >= 1 && T <= m->config.block_size && T <= MAX_IDS && m->n_calls < MAX_CALLS, "begin",
+         NULL);
+    Call* call = &m->calls[m->n_calls++];
+    call->T = T;
+    memcpy(call->ids, prompts, (size_t)T * sizeof *prompts);
+    fake_logits(logits, m);
+}
+
+static void fake_step(float* logits, TostModel* m, const int32_t* tokens) {
+    must(m->n_calls < MAX_CALLS, "step", NULL);
+    m->calls[m->n_calls++] = (Call){.T = 0, .ids = {tokens[0]}};
+    fake_logits(logits, m);
+}
+
+static const TostEngine fake = {
+    .name = "fake", .put = fake_put, .get = fake_get, .decode_begin = fake_begin, .decode_step = fake_step,
+};
+
+static const TostConfig tiny = {
+    .n_layer = 2, .n_head = 2, .n_embd = 4, .block_size = 3, .vocab_size = 7, .bias = 1,
+};
+
+// Fills all four states with numbers of their own.
+static void fake_fill(TostModel* m, float salt) {
+    for (int s = 0; s < 4; s++)
+        for (int i = 0; i < m->tensors.count; i++) {
+            const TostTensor* t = &m->tensors.tensor[i];
+            for (size_t k = 0; k < t->size; k++)
+                m->state[s][t->offset + k] = salt + (float)s + 0.001f * (float)(t->offset + k);
+        }
+}
+
+static bool same_state(const TostModel* a, const TostModel* b, TostState s) {
+    return memcmp(a->state[s], b->state[s], a->tensors.flat_size * sizeof(float)) == 0;
+}
+
+static bool same_moments(const TostModel* a, const TostModel* b) {
+    return same_state(a, b, TOST_M) && same_state(a, b, TOST_V);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Schedule
+
+static void test_schedule(Checks* c) {
+    static const struct { int64_t step, steps, warmup; double peak, frac, lr; } cases[] = {
+        {0, 110, 10, 1.0, 0.1, 0.0},        {5, 110, 10, 1.0, 0.1, 0.5},   {9, 110, 10, 2.0, 0.1, 1.8},
+        {10, 110, 10, 1.0, 0.1, 1.0},       {60, 110, 10, 1.0, 0.1, 0.55}, {110, 110, 10, 1.0, 0.1, 0.1},
+        {35, 110, 10, 1.0, 0.1, 0.868198051533946},   // 0.1 + 0.9 (1 + cos(pi/4)) / 2
+        {1000, 110, 10, 3.0, 0.5, 1.5},     {0, 10, 0, 2.0, 0.0, 2.0},     {10, 10, 10, 1.0, 0.25, 0.25},
+        {5, 10, 20, 1.0, 0.1, 0.25},        {0, 0, 0, 1.0, 0.1, 0.1},      {9, 10, 10, 1.0, 0.1, 0.9},
+    };
+    for (size_t i = 0; i < countof(cases); i++) {
+        double lr = schedule_lr(cases[i].step, cases[i].steps, cases[i].warmup, cases[i].peak, cases[i].frac);
+        check(c, fabs(lr - cases[i].lr) < 1e-14, "schedule_lr, case %zu: wanted %.15g, got %.15g", i,
+              cases[i].lr, lr);
+    }
+    char* path = shared_path("curve/wiki.curve.csv");
+    if (!path) {
+        skip(c, "curve/wiki.curve.csv is not there: learning rates of the published schedule not compared");
+        return;
+    }
+    FILE* f = fopen(path, "r");
+    long step;
+    double loss, norm, lr;
+    int rows = 0;
+    must(f && fscanf(f, "%*[^\n]") == 0, path, NULL);
+    for (; fscanf(f, "%ld,%lf,%lf,%lf", &step, &loss, &norm, &lr) == 4; rows++) {
+        double ours = schedule_lr(step, 150, 20, 3e-3, 0.1);
+        check(c, fabs(ours - lr) <= 1e-9 * lr, "learning rate of step %ld: wanted %.9e, got %.9e", step, lr,
+              ours);
+    }
+    check(c, rows == 150, "%s: wanted 150 rows, got %d", path, rows);
+    fclose(f);
+    free(path);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Initial values
+
+static TostModel* fake_init(TostConfig config, uint64_t seed) {
+    TostModel* m = fake_new(config);
+    init_params(&fake, m, &m->tensors, config.n_layer, seed);
+    return m;
+}
+
+static const float* param(const TostModel* m, const char* name) {
+    const TostTensor* t = tost_tensor_find(&m->tensors, name);
+    must(t != NULL, name, NULL);
+    return m->state[TOST_PARAM] + t->offset;
+}
+
+static void check_values(Checks* c, const TostModel* m, const TostTensor* t) {
+    const double residual = 0.02 / sqrt(2.0 * m->config.n_layer);
+    const double std = t->init == TOST_NORMAL ? 0.02 : t->init == TOST_RESIDUAL ? residual : 0;
+    const double constant = t->init == TOST_ONE ? 1 : t->init == TOST_GAMMA ? 1e-5f : 0;
+    const float* x = m->state[TOST_PARAM] + t->offset;
+    double sum = 0, squares = 0, inside = 0;
+    const double n = (double)t->size;
+    for (size_t i = 0; i < t->size; i++) {
+        sum += x[i] - constant;
+        squares += (x[i] - constant) * (x[i] - constant);
+        inside += fabs(x[i] - constant) < std;
+    }
+    if (std == 0) {
+        check(c, squares == 0, "%s: wanted %g throughout", t->name, constant);
+        return;
+    }
+    // Five standard errors of the mean, of the variance, and of the share within one standard deviation
+    check(c, fabs(sum / n) < 5 * std / sqrt(n), "%s: mean %g of N(0, %g)", t->name, sum / n, std);
+    check(c, fabs(squares / n / (std * std) - 1) < 5 * sqrt(2 / n), "%s: standard deviation %g, wanted %g",
+          t->name, sqrt(squares / n), std);
+    check(c, fabs(inside / n - 0.682689) < 5 * sqrt(0.2166 / n), "%s: %g of it within one deviation", t->name,
+          inside / n);
+}
+
+static void test_init(Checks* c) {
+    const TostConfig config = {.n_layer = 2, .n_head = 4, .n_embd = 64, .block_size = 32, .vocab_size = 1200};
+    TostConfig biased = config, deep = config;
+    biased.bias = 1;
+    deep.n_layer = 8;
+    const int threads = threads_max();
+    threads_set(1);
+    TostModel* a = fake_init(config, 7);
+    threads_set(3);
+    TostModel* again = fake_init(config, 7);
+    threads_set(threads);
+    TostModel *other = fake_init(config, 8), *b = fake_init(biased, 7), *d = fake_init(deep, 7);
+    for (int i = 0; i < a->tensors.count; i++) check_values(c, a, &a->tensors.tensor[i]);
+    check(c, same_state(a, again, TOST_PARAM), "init_params: 3 threads give other numbers than 1");
+    const char *wte = "transformer.wte.weight", *proj = "transformer.h.1.attn.c_proj.weight";
+    const char *q0 = "transformer.h.0.attn.c_attn.weight", *q1 = "transformer.h.1.attn.c_attn.weight";
+    check(c, param(a, wte)[0] != param(other, wte)[0], "init_params: seeds 7 and 8 give the same wte");
+    check(c, memcmp(param(a, q1), param(b, q1), 64 * 64 * sizeof(float)) == 0,
+          "init_params: rows of biases move c_attn");
+    check(c, param(a, q0)[0] != param(a, q1)[0], "init_params: two layers have the same numbers");
+    check(c, param(a, wte)[0] != param(a, wte)[65536], "init_params: the blocks of a tensor are alike");
+    check(c, fabsf(param(a, proj)[5] / param(d, proj)[5] - 2) < 1e-5f,
+          "init_params: residual rows of 2 and 8 layers must be as 2 to 1, got %g",
+          param(a, proj)[5] / param(d, proj)[5]);
+    // The streams' numbers are FNV-1a of the name and the block, computed by another program.
+    static const struct { size_t at; uint64_t stream; } blocks[] = {
+        {0, 0xfe332bd6eea0110e}, {65536, 0x1d2df2dff98f5b2f}};
+    for (size_t i = 0; i < countof(blocks); i++) {
+        Rng rng = rng_seeded(7, blocks[i].stream);
+        const float wanted = (float)(0.02 * rng_normal(&rng)), is = param(a, wte)[blocks[i].at];
+        check(c, fabsf(is - wanted) < 1e-8f, "init_params: wte[%zu]: wanted %.9g, got %.9g", blocks[i].at,
+              wanted, is);
+    }
+    TostModel* all[] = {a, again, other, b, d};
+    for (size_t i = 0; i < countof(all); i++) fake_free(all[i]);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Sampler
+
+enum { DRAWS = 20000, CASE_IDS = 6 };
+
+// Draws often and compares with the probabilities wanted: chi-square over the ids that may come, and no
+// other.
+static void check_draws(Checks* c, const char* what, const float* logits, int n, SamplerOptions o,
+                        const double* wanted) {
+    int* count = xcalloc((size_t)n, sizeof *count);
+    Sampler s = sampler_new(n);
+    Rng rng = rng_seeded(1, 2);
+    int foreign = 0;
+    for (int i = 0; i < DRAWS; i++) {
+        int32_t id = sampler_draw(&s, logits, &o, &rng);
+        if (id >= 0 && id < n && wanted[id] > 0) count[id]++;
+        else foreign++;
+    }
+    check(c, foreign == 0, "%s: %d draws of what may not come", what, foreign);
+    double chi = 0;
+    int degrees = -1;
+    for (int i = 0; i < n; i++) {
+        if (wanted[i] == 0) continue;
+        const double off = count[i] - wanted[i] * DRAWS;
+        chi += off * off / (wanted[i] * DRAWS);
+        degrees++;
+    }
+    // Mean plus five deviations of the distribution
+    check(c, chi <= degrees + 5 * sqrt(2.0 * degrees), "%s: chi-square %.1f of %d degrees of freedom", what,
+          chi, degrees);
+    sampler_free(&s);
+    free(count);
+}
+
+#define LN2 0.69314718f
+
+static void test_distributions(Checks* c) {
+    // logits of 1 : 2 : 4 : 8 : 8 : 16, shuffled
+    static const float logits[CASE_IDS] = {3 * LN2, 0, 4 * LN2, LN2, 3 * LN2, 2 * LN2};
+    static const float odd[CASE_IDS] = {NAN, 0, -INFINITY, LN2, NAN, -1e30f};
+    static const float infinite[CASE_IDS] = {0, INFINITY, 3, NAN, INFINITY, -INFINITY};
+    static const struct {
+        const char* what; const float* logits; int n; SamplerOptions o; double weight[CASE_IDS];
+    } cases[] = {
+        {"plain",                  logits, 6, {1, 0, 1},       {8, 1, 16, 2, 8, 4}},
+        {"temperature 0.5",        logits, 6, {0.5, 0, 1},     {64, 1, 256, 4, 64, 16}},
+        {"temperature 2",          logits, 6, {2, 0, 1},       {2.82842712, 1, 4, 1.41421356, 2.82842712, 2}},
+        {"top-k 1",                logits, 6, {1, 1, 1},       {0, 0, 1, 0, 0, 0}},
+        {"top-k 2 in a tie",       logits, 6, {1, 2, 1},       {8, 0, 16, 0, 0, 0}},
+        {"top-k 4",                logits, 6, {1, 4, 1},       {8, 0, 16, 0, 8, 4}},
+        {"top-k of all",           logits, 6, {1, 6, 1},       {8, 1, 16, 2, 8, 4}},
+        {"top-k beyond all",       logits, 6, {1, 100, 1},     {8, 1, 16, 2, 8, 4}},
+        {"top-p 0.01",             logits, 6, {1, 0, 0.01},    {0, 0, 1, 0, 0, 0}},
+        {"top-p 0",                logits, 6, {1, 0, 0},       {0, 0, 1, 0, 0, 0}},
+        {"top-p 0.5",              logits, 6, {1, 0, 0.5},     {8, 0, 16, 0, 0, 0}},       // 24/39 > 0.5
+        {"top-p 0.7",              logits, 6, {1, 0, 0.7},     {8, 0, 16, 0, 8, 0}},       // 24/39 < 0.7
+        {"top-p 0.999999",         logits, 6, {1, 0, 0.999999}, {8, 1, 16, 2, 8, 4}},
+        {"temperature 0.5, top-p 0.7", logits, 6, {0.5, 0, 0.7}, {64, 0, 256, 0, 0, 0}},   // 256/405 = 0.63
+        {"top-k 4, top-p 0.8",     logits, 6, {1, 4, 0.8},     {8, 0, 16, 0, 8, 0}},       // 24/36 < 0.8
+        {"top-k 4, top-p 0.65",    logits, 6, {1, 4, 0.65},    {8, 0, 16, 0, 0, 0}},       // 24/36 > 0.65
+        {"ids below the vocabulary", logits, 2, {1, 0, 1},     {8, 1}},
+        {"ids below, top-k",       logits, 2, {1, 5, 1},       {8, 1}},
+        {"NaN and -inf",           odd,    6, {1, 0, 1},       {0, 1, 0, 2, 0, 0}},
+        {"NaN and -inf, top-k 5",  odd,    6, {1, 5, 1},       {0, 1, 0, 2, 0, 0}},
+        {"NaN and -inf, top-p",    odd,    6, {1, 0, 0.9},     {0, 1, 0, 2, 0, 0}},
+        {"+inf",                   infinite, 6, {1, 0, 1},     {0, 1, 0, 0, 1, 0}},
+        {"tiny temperature",       logits, 6, {1e-300, 0, 1},  {0, 0, 1, 0, 0, 0}},
+    };
+    for (size_t i = 0; i < countof(cases); i++) {
+        double wanted[CASE_IDS], sum = 0;
+        for (int k = 0; k < CASE_IDS; k++) sum += cases[i].weight[k];
+        for (int k = 0; k < CASE_IDS; k++) wanted[k] = cases[i].weight[k] / sum;
+        check_draws(c, cases[i].what, cases[i].logits, cases[i].n, cases[i].o, wanted);
+    }
+}
+
+static int compare_falling(const void* a, const void* b) {
+    const double x = *(const double*)a, y = *(const double*)b;
+    return (x < y) - (x > y);
+}
+
+// Many ids against a full sort: those kept are those of at least the last one's probability.
+static void test_cuts_of_many(Checks* c) {
+    enum { N = 300 };
+    float logits[N];
+    double p[N], sorted[N], sum = 0;
+    Rng rng = rng_seeded(3, 4);
+    for (int i = 0; i < N; i++) sum += p[i] = exp(logits[i] = (float)(2 * rng_normal(&rng)));
+    for (int i = 0; i < N; i++) sorted[i] = p[i] /= sum;
+    qsort(sorted, N, sizeof *sorted, compare_falling);
+    static const struct { int k; double p; } cuts[] = {{37, 1}, {0, 0.8}, {60, 0.5}, {5, 0.99}};
+    for (size_t i = 0; i < countof(cuts); i++) {
+        const int k = cuts[i].k ? cuts[i].k : N;
+        double top = 0, reached = 0, wanted[N];
+        int kept = 0;
+        for (int j = 0; j < k; j++) top += sorted[j];
+        while (kept < k && reached < cuts[i].p * top) reached += sorted[kept++];
+        for (int j = 0; j < N; j++) wanted[j] = p[j] >= sorted[kept - 1] ? p[j] / reached : 0;
+        char what[64];
+        snprintf(what, sizeof what, "%d ids, top-k %d, top-p %g: %d kept", N, cuts[i].k, cuts[i].p, kept);
+        check_draws(c, what, logits, N, (SamplerOptions){1, cuts[i].k, cuts[i].p}, wanted);
+    }
+}
+
+static void test_greedy(Checks* c) {
+    static const struct { const char* what; float logits[5]; int n; int32_t id; } cases[] = {
+        {"the largest",         {1, 5, 3, -2, 4}, 5, 1},
+        {"ties: the lowest id", {1, 5, 3, 5, 5}, 5, 1},
+        {"all equal",           {2, 2, 2, 2, 2}, 5, 0},
+        {"past the ids",        {1, 2, 3, 4, 9}, 3, 2},
+        {"a NaN is the lowest", {NAN, -3, NAN, -2, -4}, 5, 3},
+        {"infinite",            {1, INFINITY, 2, INFINITY, 0}, 5, 1},
+        {"no number",           {NAN, NAN, -INFINITY, NAN, NAN}, 5, -1},
+        {"all -inf",            {-INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY}, 5, -1},
+    };
+    Rng rng = rng_seeded(1, 1);
+    for (size_t i = 0; i < countof(cases); i++) {
+        Sampler s = sampler_new(cases[i].n);
+        int32_t id = sampler_draw(&s, cases[i].logits, &(SamplerOptions){0, 3, 0.5}, &rng);
+        check(c, id == cases[i].id, "greedy, %s: wanted %d, got %d", cases[i].what, (int)cases[i].id,
+              (int)id);
+        if (cases[i].id < 0) {
+            id = sampler_draw(&s, cases[i].logits, &(SamplerOptions){1, 2, 0.5}, &rng);
+            check(c, id == -1, "drawing, %s: wanted -1, got %d", cases[i].what, (int)id);
+        }
+        sampler_free(&s);
+    }
+    Rng a = rng_seeded(9, 9), b = a;
+    Sampler s = sampler_new(5);
+    for (int i = 0; i < 3; i++) sampler_draw(&s, cases[0].logits, &(SamplerOptions){1, i, 0.9}, &a);
+    for (int i = 0; i < 3; i++) rng_u64(&b);
+    check(c, rng_u64(&a) == rng_u64(&b), "a draw must take one random number, whatever the cuts");
+    sampler_free(&s);
+}
+
+// ---------------------------------------------------------------------------------------------
+// log.csv
+
+#define HEADER "step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s\n"
+#define ROW(step) #step ",64,2.500000000,,1.000000000e-03,0.750000000,12.500,5120.0\n"
+
+static LogRow row_of(int64_t step) {
+    return (LogRow){.step = step, .tokens = 64, .train_loss = 2.5, .val_loss = NAN, .lr = 1e-3,
+                    .grad_norm = 0.75, .ms = 12.5, .tokens_per_s = 5120};
+}
+
+static void check_file(Checks* c, const char* path, const char* wanted, const char* what) {
+    Bytes is = bytes_of(path);
+    check(c, strcmp(is.data, wanted) == 0, "%s: wanted\n%s\ngot\n%s", what, wanted, is.data);
+    free(is.data);
+}
+
+static void test_log_rows(Checks* c) {
+    TostError err;
+    LogFile log = {0};
+    char* dir = new_folder();
+    char* path = path_join(dir, "log.csv");
+    write_text(path, "an old log\n");
+    must(log_open(&log, path, 0, &err), "log_open", &err);
+    const LogRow rows[] = {
+        {0, 4096, 7.7424017, NAN, 0, 1.23456789012, 1234.56789, 3317.25},
+        {1, 5000000000, 1e-7, 3.25, 2.9996e-3, 1e3, 0.5, 1e7},
+        {2, 1, -NAN, INFINITY, 1, NAN, 1, 1},
+    };
+    for (size_t i = 0; i < countof(rows); i++) {
+        check(c, log_row(&log, &rows[i], &err), "log_row: %s", err.text);
+        Bytes b = bytes_of(path);
+        check(c, b.size > 0 && b.data[b.size - 1] == '\n', "log_row: a row must be in the file at once");
+        free(b.data);
+    }
+    check(c, log_sync(&log, &err), "log_sync: %s", err.text);
+    check(c, log_close(&log, &err) && log_close(&log, &err), "log_close: %s", err.text);
+    static const char wanted[] = HEADER
+        "0,4096,7.742401700,,0.000000000e+00,1.234567890,1234.568,3317.2\n"
+        "1,5000000000,0.000000100,3.250000000,2.999600000e-03,1000.000000000,0.500,10000000.0\n"
+        "2,1,nan,inf,1.000000000e+00,nan,1.000,1.0\n";
+    check_file(c, path, wanted, "rows of log.csv");
+    free(path);
+    path = path_join(dir, "absent/log.csv");
+    check_refused(c, log_open(&log, path, 0, &err), &err, path, "a log in an absent folder");
+    if (access("/dev/full", W_OK) == 0) {
+        bool ok = log_open(&log, "/dev/full", 5, &err) && log_row(&log, &rows[0], &err);
+        check_refused(c, ok, &err, "/dev/full", "a log on a full disk");
+        if (log.file) fclose(log.file);   // its buffer cannot be written: an error by design
+        free(log.path);
+    } else {
+        skip(c, "/dev/full is not there: no log on a full disk");
+    }
+    free(path);
+    drop_folder(dir);
+}
+
+static void test_log_resume(Checks* c) {
+    // before: the log; at: where the run goes on; after: what must stand, then row `at`; NULL: refused
+    static const struct { const char *what, *before; int64_t at; const char *after, *error; } cases[] = {
+        {"cut back", HEADER ROW(0) ROW(1) ROW(2) ROW(3), 2, HEADER ROW(0) ROW(1), NULL},
+        {"nothing to cut", HEADER ROW(0) ROW(1), 2, HEADER ROW(0) ROW(1), NULL},
+        {"a torn last line", HEADER ROW(0) ROW(1) "2,64,2.5000", 2, HEADER ROW(0) ROW(1), NULL},
+        {"a torn line that was needed", HEADER ROW(0) "1,64,2.500", 2, NULL, "line 2"},
+        {"rows are missing", HEADER ROW(0) ROW(1), 3, NULL, "line 3 is of step 1"},
+        {"a gap", HEADER ROW(0) ROW(2) ROW(3), 3, NULL, "line 3: step 2 follows step 0"},
+        {"a row twice", HEADER ROW(0) ROW(1) ROW(1) ROW(2), 3, NULL, "line 4: step 1 follows step 1"},
+        {"garbage in front", HEADER "nonsense\n" ROW(1), 2, NULL, "line 2 is not a row"},
+        {"garbage behind is cut", HEADER ROW(0) ROW(1) ROW(2) "nonsense\n", 2, HEADER ROW(0) ROW(1), NULL},
+        {"no log.csv", "a,b,c\n1,2,3\n", 1, NULL, "line 1"},
+        {"no rows", HEADER, 7, HEADER, NULL},
+        {"an empty file", "", 7, HEADER, NULL},
+        {"a torn header", "step,tok", 7, HEADER, NULL},
+        {"begun later", HEADER ROW(5) ROW(6) ROW(7), 7, HEADER ROW(5) ROW(6), NULL},
+        {"absent", NULL, 7, HEADER, NULL},
+    };
+    char* dir = new_folder();
+    char* path = path_join(dir, "log.csv");
+    for (size_t i = 0; i < countof(cases); i++) {
+        TostError err;
+        LogFile log;
+        remove(path);
+        if (cases[i].before) write_text(path, cases[i].before);
+        bool ok = log_open(&log, path, cases[i].at, &err);
+        if (!cases[i].after) {
+            check_refused(c, ok, &err, cases[i].error, cases[i].what);
+            check_file(c, path, cases[i].before, cases[i].what);
+            continue;
+        }
+        if (!check(c, ok, "%s: %s", cases[i].what, err.text)) continue;
+        const LogRow row = row_of(cases[i].at);
+        must(log_row(&log, &row, &err) && log_close(&log, &err), "log_row", &err);
+        const char* line = cases[i].at == 2 ? ROW(2) : ROW(7);
+        char* wanted = xasprintf("%s%s", cases[i].after, line);
+        check_file(c, path, wanted, cases[i].what);
+        free(wanted);
+    }
+    remove(path);
+    PathList left;
+    TostError err;
+    char* all = path_join(dir, "*");
+    check(c, !expand_glob(&left, all, &err), "log_open must leave nothing behind");
+    free(all);
+    free(path);
+    drop_folder(dir);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Progress
+
+// What a progress writes to a stream of its own, from start to end.
+static char* progress_output(bool live, bool quiet, double peak_flops, int64_t steps, int rows) {
+    char* text = NULL;
+    size_t n = 0;
+    FILE* f = tmpfile();
+    must(f != NULL, "tmpfile", NULL);
+    Progress p = progress_new(0, steps, quiet);
+    p.out = f;
+    p.live = live;
+    p.peak_flops = peak_flops;
+    p.flops_per_token = 1e9;
+    for (int i = 0; i < rows; i++) {
+        LogRow row = row_of(steps - rows + i);
+        progress_step(&p, &row);
+        if (i == 0) progress_text(&p, "val %s", "3.25");
+    }
+    progress_end(&p);
+    n = (size_t)ftell(f);
+    rewind(f);
+    text = xcalloc(n + 1, 1);
+    must(fread(text, 1, n, f) == n, "fread", NULL);
+    fclose(f);
+    return text;
+}
+
+// The widest line in columns: a carriage return starts anew, escapes take none, a character of UTF-8 one.
+static int widest(const char* text) {
+    int most = 0, now = 0;
+    for (const char* p = text; *p; p++) {
+        if (*p == '\r' || *p == '\n') now = 0;
+        else if (*p == '\033') p += 2;
+        else if ((*p & 0xc0) != 0x80) now++;
+        if (now > most) most = now;
+    }
+    return most;
+}
+
+static void test_progress(Checks* c) {
+    setenv("LC_ALL", "C.UTF-8", 1);
+    char* plain = progress_output(false, false, 0, 800, 2);
+    static const char wanted[] =
+        "step 799/800  loss  2.500000  |g|   0.7500  lr 1.000e-03      12.5 ms       5120 tok/s\n"
+        "val 3.25\n"
+        "step 800/800  loss  2.500000  |g|   0.7500  lr 1.000e-03      12.5 ms       5120 tok/s\n";
+    check(c, strcmp(plain, wanted) == 0, "plain lines: got\n%s", plain);
+    free(plain);
+    plain = progress_output(false, false, 1e13, 100, 100);
+    check(c, strstr(plain, "\nstep   2/100  loss") && strstr(plain, "tok/s  MFU 51.2%\n"),
+          "aligned lines with utilisation: got\n%s", plain);
+    free(plain);
+    plain = progress_output(true, true, 0, 10, 3);
+    check(c, plain[0] == 0, "quiet: got %s", plain);
+    free(plain);
+    char* live = progress_output(true, false, 1e13, 800, 2);
+    check(c, strncmp(live, "step 799/800 \u2595", 16) == 0, "live line: wanted a bar after the step, got %s",
+          live);
+    check(c, strstr(live, " loss 2.5000  lr 1.0e-03  |g| 0.75  5.1k tok/s  ETA"), "live line: got %s", live);
+    check(c, strstr(live, "\r\033[Kval 3.25\nstep 800/800"), "a text must take the live line's place: got %s",
+          live);
+    check(c, live[strlen(live) - 1] == '\n' && live[strlen(live) - 2] != '\n',
+          "the last live line must end: got %s", live);
+    free(live);
+    live = progress_output(true, false, 0, 800, 700);
+    check(c, strstr(live, "|g| 0.75  5.1k tok/s  ETA ") && !strstr(live, "MFU"),
+          "a live line of all that is known");
+    check(c, widest(live) == 79 && strstr(live, "\r\033[Kstep 500/800"), "live lines: %d columns of 80",
+          widest(live));
+    free(live);
+    live = progress_output(true, false, 1e13, 1000000000000000000, 2);
+    check(c, widest(live) <= 79, "a live line of long numbers: %d columns of 80", widest(live));
+    free(live);
+    setenv("LC_ALL", "C", 1);
+    live = progress_output(true, false, 0, 800, 400);
+    check(c, strstr(live, "step 800/800 [##") && !strstr(live, "\u2588"), "no UTF-8, no blocks: got %s",
+          live);
+    free(live);
+    unsetenv("LC_ALL");
+}
+
+// On terminals of many widths no live line may reach the edge.
+static void test_progress_width(Checks* c) {
+    const int master = posix_openpt(O_RDWR | O_NOCTTY);
+    const bool ready = master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0;
+    const int slave = ready ? open(ptsname(master), O_RDWR | O_NOCTTY) : -1;
+    if (slave < 0) {
+        skip(c, "no pseudo-terminal: live lines of other widths not tried");
+        if (master >= 0) close(master);
+        return;
+    }
+    Progress p = progress_new(0, 100000, false);
+    p.out = fdopen(slave, "w");
+    p.live = true;
+    for (unsigned short width = 2; width < 200; width++) {
+        char text[4096];
+        struct winsize size = {.ws_row = 24, .ws_col = width};
+        must(p.out && ioctl(slave, TIOCSWINSZ, &size) == 0, "TIOCSWINSZ", NULL);
+        const LogRow row = row_of(1000 + width);
+        progress_step(&p, &row);
+        const ssize_t n = read(master, text, sizeof text - 1);
+        must(n > 0, "read of a pseudo-terminal", NULL);
+        text[n] = 0;
+        check(c, widest(text) < width, "a live line of %d columns on a terminal of %d: %s", widest(text),
+              width, text);
+    }
+    fclose(p.out);
+    close(master);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Checkpoints: round trip and finding
+
+static StMeta some_options[] = {{"lr", "0.003"}, {"data", "a \"b\"/*.bin"}};
+
+static CheckpointInfo info_of(int64_t step) {
+    return (CheckpointInfo){
+        .config = tiny, .step = step, .tokens = step * 4096, .data_sample = UINT64_MAX - 1, .seed = 42,
+        .best_val_loss = 3.1415926535897931, .tokenizer = "data/starter/vocab.bpe",
+        .tokenizer_hash = 0x00c0ffee, .n_options = countof(some_options), .options = some_options,
+    };
+}
+
+static void save(const char* run, const TostModel* m, int64_t step, int keep) {
+    TostError err;
+    CheckpointInfo info = info_of(step);
+    must(checkpoint_save(run, &info, &fake, m, &m->tensors, keep, &err), "checkpoint_save", &err);
+}
+
+static char* step_path(const char* run, int64_t step, const char* file) {
+    return xasprintf("%s/step_%08" PRId64 "/%s", run, step, file);
+}
+
+// Checks that `path` means the model of that step, and that it loads into what was saved.
+static void check_found(Checks* c, const char* path, int64_t step, const TostModel* saved, const char* what) {
+    TostError err;
+    char* file;
+    CheckpointInfo info;
+    if (!check(c, checkpoint_find(&file, path, &err), "%s: wanted step %d, got: %s", what, (int)step,
+               err.text))
+        return;
+    TostModel* m = fake_new(tiny);
+    bool ok = checkpoint_read_info(&info, file, &err)
+           && checkpoint_load_params(&fake, m, &m->tensors, file, &err)
+           && checkpoint_load_moments(&fake, m, &m->tensors, file, &err);
+    if (check(c, ok, "%s: %s", what, err.text)) {
+        check(c, info.step == step, "%s: wanted step %d, got %d", what, (int)step, (int)info.step);
+        check(c, same_state(m, saved, TOST_PARAM) && same_moments(m, saved), "%s: not what was saved", what);
+        checkpoint_info_free(&info);
+    }
+    fake_free(m);
+    free(file);
+}
+
+static void test_round_trip(Checks* c) {
+    TostError err;
+    char* dir = new_folder();
+    char* run = path_join(dir, "made/when/needed");
+    TostModel* m = fake_new(tiny);
+    fake_fill(m, 1);
+    save(run, m, 1000, 0);
+    check_found(c, run, 1000, m, "round trip");
+    check(c, m->gets == 3 * m->tensors.count, "a save takes each tensor once: %d gets", m->gets);
+    char* file = step_path(run, 1000, "model.safetensors");
+    CheckpointInfo wanted = info_of(1000), is;
+    if (check(c, checkpoint_read_info(&is, file, &err), "read_info: %s", err.text)) {
+        check(c, memcmp(&is.config, &tiny, sizeof tiny) == 0, "read_info: another config");
+        check(c, is.step == 1000 && is.tokens == 4096000 && is.data_sample == wanted.data_sample
+              && is.seed == 42 && is.best_val_loss == wanted.best_val_loss, "read_info: numbers differ");
+        check(c, is.tokenizer_hash == wanted.tokenizer_hash && strcmp(is.tokenizer, wanted.tokenizer) == 0,
+              "read_info: the tokenizer differs");
+        bool same = is.n_options == wanted.n_options;
+        for (int i = 0; same && i < is.n_options; i++)
+            same = strcmp(is.options[i].key, some_options[i].key) == 0
+                && strcmp(is.options[i].value, some_options[i].value) == 0;
+        check(c, same, "read_info: options differ");
+        checkpoint_info_free(&is);
+    }
+    StFile f;
+    must(st_open(&f, file, &err), "st_open", &err);
+    bool names = f.n_tensors == m->tensors.count;
+    for (int i = 0; names && i < f.n_tensors; i++)
+        names = strcmp(f.tensors[i].name, m->tensors.tensor[i].name) == 0 && f.tensors[i].dtype == ST_F32;
+    check(c, names && strcmp(st_meta(&f, "format"), "pt") == 0,
+          "model.safetensors: the table's tensors, F32, format pt");
+    st_close(&f);
+    CheckpointInfo bare = {.config = tiny, .step = 1001, .best_val_loss = INFINITY};
+    must(checkpoint_save(run, &bare, &fake, m, &m->tensors, 0, &err), "checkpoint_save", &err);
+    free(file);
+    file = step_path(run, 1001, "model.safetensors");
+    if (check(c, checkpoint_read_info(&is, file, &err), "read_info: %s", err.text)) {
+        check(c, isinf(is.best_val_loss) && !is.tokenizer && is.n_options == 0, "read_info of little");
+        checkpoint_info_free(&is);
+    }
+    free(file);
+    free(run);
+    fake_free(m);
+    drop_folder(dir);
+}
+
+static void check_find_refused(Checks* c, const char* path, const char* expected) {
+    TostError err;
+    char* file;
+    bool ok = checkpoint_find(&file, path, &err);
+    check_refused(c, ok, &err, expected, path);
+    if (ok) free(file);
+}
+
+static void test_find(Checks* c) {
+    TostError err;
+    char* dir = new_folder();
+    char* run = path_join(dir, "run");
+    TostModel* m = fake_new(tiny);
+    fake_fill(m, 2);
+    check_find_refused(c, run, "no such file");
+    must(make_dirs(run, &err), "make_dirs", &err);
+    check_find_refused(c, run, "no complete checkpoint");
+    check(c, !checkpoint_is_run(run), "an empty folder is no run");
+    char* stale = path_join(run, "step_00000300.tmp");
+    save(run, m, 300, 0);
+    char* folder = path_join(run, "step_00000300");
+    must(rename(folder, stale) == 0, "rename", NULL);
+    check_find_refused(c, run, "no complete checkpoint");
+    check_find_refused(c, stale, "unfinished");
+    check(c, checkpoint_is_run(run), "a folder with an unfinished checkpoint is a run");
+    save(run, m, 100000000, 0);
+    check(c, !path_exists(stale), "a save must remove stale folders");
+    save(run, m, 99999999, 0);
+    check_found(c, run, 100000000, m, "numbers, not names, are compared");
+    char* gone = step_path(run, 100000000, "optimizer.safetensors");
+    must(remove(gone) == 0, "remove", NULL);
+    check_found(c, run, 99999999, m, "a folder that lacks a file is passed over");
+    free(folder);
+    folder = path_join(run, "step_99999999/");
+    check_found(c, folder, 99999999, m, "a checkpoint folder");
+    free(gone);
+    gone = step_path(run, 99999999, "model.safetensors");
+    check_found(c, gone, 99999999, m, "the file itself");
+    char* note = path_join(run, "note.txt");
+    write_text(note, "mine");
+    check(c, checkpoint_clear(run, &err) && !checkpoint_is_run(run) && path_exists(note),
+          "clear: checkpoints alone go");
+    must(remove(note) == 0, "remove", NULL);
+    char* log = path_join(run, "log.csv");
+    write_text(log, "");
+    check(c, checkpoint_is_run(run), "a folder with a log is a run");
+    char* paths[] = {run, stale, folder, gone, note, log};
+    for (size_t i = 0; i < countof(paths); i++) free(paths[i]);
+    fake_free(m);
+    drop_folder(dir);
+}
+
+static void set_time(const char* file, time_t seconds, long ns) {
+    const struct timespec t[2] = {{seconds, ns}, {seconds, ns}};
+    must(utimensat(AT_FDCWD, file, t, 0) == 0, "utimensat", NULL);
+}
+
+static void test_newest_run(Checks* c) {
+    TostError err;
+    char *dir = new_folder(), *found = NULL;
+    check(c, !checkpoint_newest(&found, dir, &err) && strstr(err.text, "train"), "no run: %s", err.text);
+    char* absent = path_join(dir, "absent");
+    check(c, !checkpoint_newest(&found, absent, &err) && strstr(err.text, "train"), "no root: %s", err.text);
+    free(absent);
+    TostModel* m = fake_new(tiny);
+    static const struct { const char* name; int64_t step; time_t s; long ns; } runs[] = {
+        {"b-001", 10, 5000, 7}, {"a-002", 500, 5000, 9}, {"c-003", 700, 4000, 999},
+        {"d-004", 9, 5000, 9},  {"e-005", 9, 5000, 8},
+    };
+    for (size_t i = 0; i < countof(runs); i++) {
+        char* run = path_join(dir, runs[i].name);
+        save(run, m, runs[i].step, 0);
+        char* file = step_path(run, runs[i].step, "model.safetensors");
+        set_time(file, runs[i].s, runs[i].ns);
+        const char* wanted = i == 0 ? "b-001" : i < 3 ? "a-002" : "d-004";   // at one time: the later name
+        check(c, checkpoint_newest(&found, dir, &err) && strstr(found, wanted),
+              "newest of %zu runs: wanted %s, got %s", i + 1, wanted, found ? found : err.text);
+        free(found);
+        free(file);
+        free(run);
+    }
+    static const struct { const char *make, *preset, *next; } numbers[] = {
+        {NULL, "starter", "starter-001"},       {"starter-001", "starter", "starter-002"},
+        {"starter-041", "starter", "starter-042"}, {"starter-9x", "starter", "starter-042"},
+        {"starter-999", "starter", "starter-1000"}, {"start-7", "starter", "starter-1000"},
+        {NULL, "start", "start-008"},
+    };
+    for (size_t i = 0; i < countof(numbers); i++) {
+        if (numbers[i].make) {
+            char* made = path_join(dir, numbers[i].make);
+            must(make_dirs(made, &err), "make_dirs", &err);
+            free(made);
+        }
+        char *wanted = path_join(dir, numbers[i].next), *next = checkpoint_next_run(dir, numbers[i].preset);
+        check(c, strcmp(next, wanted) == 0, "next run: wanted %s, got %s", wanted, next);
+        free(wanted);
+        free(next);
+    }
+    fake_free(m);
+    drop_folder(dir);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Checkpoints: saving
+
+// The entries of a folder as "name name … ", in order.
+static char* listing(const char* dir) {
+    TostError err;
+    PathList list;
+    char* all = path_join(dir, "*");
+    char* text = xstrdup("");
+    if (expand_glob(&list, all, &err)) {
+        for (int i = 0; i < list.count; i++) {
+            char* longer = xasprintf("%s%s ", text, strrchr(list.paths[i], '/') + 1);
+            free(text);
+            text = longer;
+        }
+        free_paths(&list);
+    }
+    free(all);
+    return text;
+}
+
+static void check_listing(Checks* c, const char* dir, const char* wanted, const char* what) {
+    char* is = listing(dir);
+    check(c, strcmp(is, wanted) == 0, "%s: wanted %s, got %s", what, wanted, is);
+    free(is);
+}
+
+static void test_keep(Checks* c) {
+    char *dir = new_folder(), *note = path_join(dir, "step_note.txt");
+    TostModel* m = fake_new(tiny);
+    write_text(note, "mine");
+    for (int64_t step = 1; step <= 4; step++) save(dir, m, step, 0);
+    check_listing(c, dir, "step_00000001 step_00000002 step_00000003 step_00000004 step_note.txt ", "keep 0");
+    save(dir, m, 5, 3);
+    check_listing(c, dir, "step_00000003 step_00000004 step_00000005 step_note.txt ", "keep 3");
+    save(dir, m, 4, 1);
+    check_listing(c, dir, "step_00000004 step_00000005 step_note.txt ", "keep 1 removes older ones only");
+    fake_fill(m, 9);
+    save(dir, m, 5, 2);
+    check_listing(c, dir, "step_00000004 step_00000005 step_note.txt ", "a step saved twice");
+    check_found(c, dir, 5, m, "a step saved twice is the later one");
+    free(note);
+    fake_free(m);
+    drop_folder(dir);
+}
+
+// A process killed while it takes tensor n out of the engine, for every n: the step before stands.
+static void test_killed(Checks* c) {
+    char* dir = new_folder();
+    TostModel *m = fake_new(tiny), *later = fake_new(tiny);
+    fake_fill(m, 1);
+    fake_fill(later, 2);
+    save(dir, m, 8, 0);
+    for (int n = 1; n <= 3 * m->tensors.count; n++) {
+        fflush(stdout);
+        pid_t child = fork();
+        must(child >= 0, "fork", NULL);
+        if (child == 0) {
+            later->die_at_get = n;
+            save(dir, later, 9, 1);
+            _exit(0);
+        }
+        int status;
+        must(waitpid(child, &status, 0) == child, "waitpid", NULL);
+        check(c, WIFSIGNALED(status), "the process was to die at tensor %d", n);
+        check_listing(c, dir, "step_00000008 step_00000009.tmp ", "after a kill");
+        check_found(c, dir, 8, m, "after a kill");
+    }
+    save(dir, later, 9, 1);
+    check_listing(c, dir, "step_00000009 ", "a save after a kill");
+    check_found(c, dir, 9, later, "a save after a kill");
+    fake_free(m);
+    fake_free(later);
+    drop_folder(dir);
+}
+
+static void test_save_fails(Checks* c) {
+    TostError err;
+    char *dir = new_folder(), *file = path_join(dir, "file"), *run = path_join(dir, "run");
+    TostModel *m = fake_new(tiny), *later = fake_new(tiny);
+    CheckpointInfo info = info_of(2);
+    write_text(file, "x");
+    bool ok = checkpoint_save(file, &info, &fake, m, &m->tensors, 1, &err);
+    check_refused(c, ok, &err, file, "a run that is a file");
+    fake_fill(m, 3);
+    save(run, m, 1, 0);
+    // A limit on the size of files stands for a full disk: a write fails in the middle of either file.
+    signal(SIGXFSZ, SIG_IGN);
+    struct rlimit limit, small;
+    must(getrlimit(RLIMIT_FSIZE, &limit) == 0, "getrlimit", NULL);
+    small = limit;
+    char* saved = step_path(run, 1, "model.safetensors");
+    struct stat st;
+    must(stat(saved, &st) == 0, "stat", NULL);
+    free(saved);
+    const struct { rlim_t bytes; const char* file; } limits[] = {
+        {100, "model.safetensors"}, {(rlim_t)st.st_size - 1, "model.safetensors"},
+        {(rlim_t)st.st_size + 1, "optimizer.safetensors"}};
+    for (size_t i = 0; i < countof(limits); i++) {
+        small.rlim_cur = limits[i].bytes;
+        must(setrlimit(RLIMIT_FSIZE, &small) == 0, "setrlimit", NULL);
+        ok = checkpoint_save(run, &info, &fake, later, &later->tensors, 1, &err);
+        must(setrlimit(RLIMIT_FSIZE, &limit) == 0, "setrlimit", NULL);
+        check_refused(c, ok, &err, limits[i].file, "a full disk");
+        check(c, strstr(err.text, "File too large") && strstr(err.text, "stand"), "no reason: %s", err.text);
+        check_listing(c, run, "step_00000001 ", "after a save that failed");
+        check_found(c, run, 1, m, "after a save that failed");
+    }
+    signal(SIGXFSZ, SIG_DFL);
+    if (geteuid() != 0) {
+        must(chmod(run, 0555) == 0, "chmod", NULL);
+        ok = checkpoint_save(run, &info, &fake, m, &m->tensors, 1, &err);
+        check_refused(c, ok, &err, "step_00000002.tmp", "a folder that may not be written");
+        must(chmod(run, 0755) == 0, "chmod", NULL);
+    } else {
+        skip(c, "root may write everywhere: saving into a read-only folder not tried");
+    }
+    free(file);
+    free(run);
+    fake_free(m);
+    fake_free(later);
+    drop_folder(dir);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Checkpoints: damage
+
+// A safetensors file in memory, to be changed and written with a CRC of its own.
+typedef struct {
+    int       n_tensors, n_meta;
+    StTensor  tensor[128];
+    float*    data[128];
+    StMeta    meta[32];
+} Loose;
+
+static Loose loosen(const char* path) {
+    TostError err;
+    StFile f;
+    Loose l = {0};
+    must(st_open(&f, path, &err), "st_open", &err);
+    for (int i = 0; i < f.n_tensors; i++) {
+        l.tensor[i] = f.tensors[i];
+        l.data[i] = xcalloc(f.tensors[i].count + 16, sizeof(float));
+        must(st_read_f32(&f, &f.tensors[i], l.data[i], &err), "st_read_f32", &err);
+    }
+    for (int i = 0; i < f.n_meta; i++) l.meta[i] = (StMeta){xstrdup(f.meta[i].key), xstrdup(f.meta[i].value)};
+    l.n_tensors = f.n_tensors;
+    l.n_meta = f.n_meta;
+    st_close(&f);
+    return l;
+}
+
+static void write_loose(Loose* l, const char* path) {
+    TostError err;
+    StWriter w;
+    must(st_begin(&w, path, l->tensor, l->n_tensors, l->meta, l->n_meta, &err), "st_begin", &err);
+    for (int i = 0; i < l->n_tensors; i++) {
+        size_t bytes = st_dtype_size(l->tensor[i].dtype);
+        for (int d = 0; d < l->tensor[i].ndim; d++) bytes *= (size_t)l->tensor[i].shape[d];
+        must(st_append(&w, l->data[i], bytes, &err), "st_append", &err);
+        free(l->data[i]);
+    }
+    must(st_finish(&w, &err), "st_finish", &err);
+    for (int i = 0; i < l->n_meta; i++) {
+        free(l->meta[i].key);
+        free(l->meta[i].value);
+    }
+}
+
+static int tensor_at(const Loose* l, const char* name) {
+    for (int i = 0; i < l->n_tensors; i++)
+        if (strcmp(l->tensor[i].name, name) == 0) return i;
+    must(false, name, NULL);
+    return -1;
+}
+
+static void drop_tensor(Loose* l, const char* name) {
+    const int at = tensor_at(l, name);
+    free(l->data[at]);
+    l->n_tensors--;
+    memmove(&l->tensor[at], &l->tensor[at + 1], (size_t)(l->n_tensors - at) * sizeof *l->tensor);
+    memmove(&l->data[at], &l->data[at + 1], (size_t)(l->n_tensors - at) * sizeof *l->data);
+}
+
+static void copy_tensor(Loose* l, const char* from, const char* name) {
+    const int at = tensor_at(l, from), n = l->n_tensors++;
+    l->tensor[n] = l->tensor[at];
+    snprintf(l->tensor[n].name, sizeof l->tensor[n].name, "%s", name);
+    l->data[n] = xcalloc(l->tensor[at].count + 16, sizeof(float));
+    memcpy(l->data[n], l->data[at], l->tensor[at].count * sizeof(float));
+}
+
+// value NULL: removed; key NULL: all of them
+static void set_meta(Loose* l, const char* key, const char* value) {
+    int kept = 0;
+    for (int i = 0; i < l->n_meta; i++) {
+        const bool this = !key || strcmp(l->meta[i].key, key) == 0;
+        if (this) free(l->meta[i].value);
+        if (this && value) l->meta[i].value = xstrdup(value);
+        if (this && !value) free(l->meta[i].key);
+        else l->meta[kept++] = l->meta[i];
+    }
+    l->n_meta = kept;
+}
+
+// What happens to one file of a checkpoint. name: a tensor or a key of the metadata
+typedef enum {
+    NOTHING, DROP, COPY, RENAME, SHAPE, SPLIT, TO_I32, TO_F64, META, FLIP, CUT, EMPTY, REMOVE
+} Deed;
+typedef struct {
+    const char* what;
+    const char* file;          // "model" or "optimizer"
+    Deed        deed;
+    const char *name, *value;
+    const char* refused_by;    // "info", "params", "moments"; NULL: all is well
+    const char* error;
+} Damage;
+
+static void harm_tensor(Loose* l, const Damage* d) {
+    StTensor* t = d->deed == META || d->deed == NOTHING ? NULL : &l->tensor[tensor_at(l, d->name)];
+    switch (d->deed) {
+        case DROP:   drop_tensor(l, d->name); break;
+        case COPY:   copy_tensor(l, d->name, d->value); break;
+        case RENAME: snprintf(t->name, sizeof t->name, "%s", d->value); break;
+        case SHAPE:  t->shape[0]++; break;   // room for that was made
+        case SPLIT:  t->ndim++; t->shape[t->ndim - 1] = 1; break;
+        case TO_I32: t->dtype = ST_I32; break;
+        case META:   set_meta(l, d->name, d->value); break;
+        default:     break;
+    }
+}
+
+// Rewrites one tensor as F64 of the same values.
+static void widen_tensor(Loose* l, const char* name) {
+    const int at = tensor_at(l, name);
+    double* wide = xcalloc(l->tensor[at].count, sizeof *wide);
+    for (uint64_t i = 0; i < l->tensor[at].count; i++) wide[i] = l->data[at][i];
+    free(l->data[at]);
+    l->data[at] = (float*)wide;
+    l->tensor[at].dtype = ST_F64;
+}
+
+static void harm(const char* path, const Damage* d) {
+    if (d->deed == REMOVE) must(remove(path) == 0, path, NULL);
+    else if (d->deed == EMPTY) write_text(path, "");
+    else if (d->deed == FLIP || d->deed == CUT) {
+        Bytes b = bytes_of(path);
+        b.data[b.size - 1] ^= 1;
+        write_bytes(path, b.data, d->deed == CUT ? b.size - 1 : b.size);
+        free(b.data);
+    } else {
+        Loose l = loosen(path);
+        if (d->deed == TO_F64) widen_tensor(&l, d->name);
+        else harm_tensor(&l, d);
+        write_loose(&l, path);
+    }
+}
+
+static void check_damage(Checks* c, const char* dir, const TostModel* saved, const Damage* d) {
+    TostError err;
+    CheckpointInfo info;
+    char* run = path_join(dir, "damaged");
+    must(remove_tree(run, &err), "remove_tree", &err);
+    save(run, saved, 7, 0);
+    char* file = step_path(run, 7, "model.safetensors");
+    char* harmed = xasprintf("%s/step_00000007/%s.safetensors", run, d->file);
+    harm(harmed, d);
+    TostModel* m = fake_new(tiny);
+    const char* stage = d->refused_by ? d->refused_by : "";
+    bool ok = checkpoint_read_info(&info, file, &err);
+    if (ok) {
+        check(c, memcmp(&info.config, &tiny, sizeof tiny) == 0, "%s: another config", d->what);
+        checkpoint_info_free(&info);
+    }
+    if (strcmp(stage, "info") == 0) check_refused(c, ok, &err, d->error, d->what);
+    else check(c, ok, "%s: read_info: %s", d->what, err.text);
+    ok = checkpoint_load_params(&fake, m, &m->tensors, file, &err);
+    if (strcmp(stage, "params") == 0) check_refused(c, ok, &err, d->error, d->what);
+    else if (strcmp(stage, "info") != 0) check(c, ok, "%s: load_params: %s", d->what, err.text);
+    check(c, ok ? same_state(m, saved, TOST_PARAM) : m->puts == 0, "%s: %d tensors put", d->what, m->puts);
+    m->puts = 0;
+    ok = checkpoint_load_moments(&fake, m, &m->tensors, file, &err);
+    if (strcmp(stage, "moments") == 0) check_refused(c, ok, &err, d->error, d->what);
+    else if (!stage[0] && !d->error) check(c, ok, "%s: load_moments: %s", d->what, err.text);
+    check(c, ok ? same_moments(m, saved) : m->puts == 0, "%s: %d moments put", d->what, m->puts);
+    fake_free(m);
+    free(harmed);
+    free(file);
+    free(run);
+}
+
+static const Damage damages[] = {
+    {"rewritten as it was", "model", NOTHING, "", "", NULL, NULL},
+    {"a flipped bit", "model", FLIP, "", "", "params", "CRC-32"},
+    {"one byte cut off", "model", CUT, "", "", "info", "model.safetensors"},
+    {"an empty file", "model", EMPTY, "", "", "info", "model.safetensors"},
+    {"no file", "model", REMOVE, "", "", "info", "model.safetensors"},
+    {"a missing tensor", "model", DROP, "transformer.h.1.attn.temp", "", "info", "h.1.attn.temp' is missing"},
+    {"no wte", "model", DROP, "transformer.wte.weight", "", "info", "wte.weight' is missing"},
+    {"a missing bias", "model", DROP, "transformer.h.0.mlp.c_fc.bias", "", "info", "c_fc.bias' is missing"},
+    {"no final bias", "model", DROP, "transformer.ln_f.bias", "", "info", "__metadata__ has bias 1, but 0"},
+    {"a foreign tensor", "model", COPY, "transformer.ln_f.bias", "head.bias",
+     "info", "'head.bias' is none of"},
+    {"a layer too many", "model", COPY, "transformer.ln_f.bias", "transformer.h.2.ln_1.bias",
+     "info", "n_layer 2, but 3"},
+    {"a renamed tensor", "model", RENAME, "transformer.h.1.gamma1", "transformer.h.1.gamma3",
+     "info", "h.1.gamma1' is missing"},
+    {"a wrong shape", "model", SHAPE, "transformer.h.1.mlp.c_fc.bias", "",
+     "info", "has the shape (17), expected (16)"},
+    {"a dimension more", "model", SPLIT, "transformer.h.0.gamma2", "",
+     "info", "has the shape (4, 1), expected (4)"},
+    {"wte of three dims", "model", SPLIT, "transformer.wte.weight", "", "info", "has the shape (7, 4, 1)"},
+    {"another vocabulary", "model", SHAPE, "transformer.wte.weight", "", "info", "vocab_size 7, but 8"},
+    {"another block size", "model", SHAPE, "transformer.wpe.weight", "", "info", "block_size 3, but 4"},
+    {"whole numbers", "model", TO_I32, "transformer.h.1.gamma2", "", "info", "is of I32"},
+    {"heads that do not divide", "model", SHAPE, "transformer.h.0.attn.temp", "", "info", "n_head 2, but 3"},
+    {"an equal lm_head", "model", COPY, "transformer.wte.weight", "lm_head.weight", NULL, NULL},
+    {"another lm_head", "model", COPY, "transformer.wpe.weight", "lm_head.weight",
+     "info", "lm_head.weight' has the shape"},
+    {"a newer format", "model", META, "format_version", "2", "info", "format_version 2"},
+    {"another config", "model", META, "n_layer", "3", "info", "n_layer 3, but 2"},
+    {"no step", "model", META, "step", NULL, "info", "no 'step'"},
+    {"a step below 0", "model", META, "step", "-1", "info", "'step' is '-1'"},
+    {"a step with a tail", "model", META, "step", "7x", "info", "'step' is '7x'"},
+    {"an empty step", "model", META, "step", "", "info", "'step' is ''"},
+    {"too many tokens", "model", META, "tokens", "9223372036854775808", "info", "'tokens'"},
+    {"a seed over 64 bits", "model", META, "seed", "18446744073709551616", "info", "'seed'"},
+    {"no loss", "model", META, "best_val_loss", "low", "info", "'best_val_loss' is 'low'"},
+    {"no hash", "model", META, "tokenizer_hash", "c0ffeez", "info", "'tokenizer_hash'"},
+    {"no config", "model", META, "bias", NULL, "info", "no 'bias'"},
+    {"no metadata: a file by others", "model", META, NULL, NULL, NULL, "moments are not asked for"},
+    {"a tensor in double", "model", TO_F64, "transformer.h.1.attn.denom_bias", "", NULL, NULL},
+    {"moments of another step", "optimizer", META, "step", "8", "moments", "not of one checkpoint"},
+    {"moments of another run", "optimizer", META, "option.lr", "1",
+     "moments", "option.lr is '1', but '0.003'"},
+    {"moments that know less", "optimizer", META, "option.lr", NULL,
+     "moments", "option.lr is '0.003', but ''"},
+    {"moments without metadata", "optimizer", META, NULL, NULL, "moments", "no 'step'"},
+    {"flipped moments", "optimizer", FLIP, "", "", "moments", "CRC-32"},
+    {"moments cut off", "optimizer", CUT, "", "", "moments", "optimizer.safetensors"},
+    {"no moments", "optimizer", REMOVE, "", "", "moments", "optimizer.safetensors"},
+    {"no m of a tensor", "optimizer", DROP, "m.transformer.h.0.gamma1", "",
+     "moments", "'m.transformer.h.0.gamma1' is missing"},
+    {"no v of a tensor", "optimizer", DROP, "v.transformer.ln_f.bias", "",
+     "moments", "'v.transformer.ln_f.bias' is missing"},
+    {"a foreign moment", "optimizer", COPY, "v.transformer.ln_f.bias", "w.transformer.ln_f.bias",
+     "moments", "is none of"},
+    {"a wrong moment", "optimizer", SHAPE, "v.transformer.ln_f.bias", "",
+     "moments", "has the shape (5), expected (4)"},
+    {"moments in double", "optimizer", TO_F64, "v.transformer.h.1.attn.temp", "", NULL, NULL},
+};
+
+static void test_damage(Checks* c) {
+    char* dir = new_folder();
+    TostModel* m = fake_new(tiny);
+    fake_fill(m, 5);
+    for (size_t i = 0; i < countof(damages); i++) check_damage(c, dir, m, &damages[i]);
+    fake_free(m);
+    drop_folder(dir);
+}
+
+// Files by others, an lm_head that differs, and a model of another size.
+static void test_other_files(Checks* c) {
+    TostError err;
+    CheckpointInfo info;
+    char *dir = new_folder(), *file = step_path(dir, 7, "model.safetensors");
+    TostConfig larger = tiny;
+    larger.n_embd = 8;
+    TostModel *m = fake_new(tiny), *large = fake_new(larger);
+    fake_fill(m, 6);
+    save(dir, m, 7, 0);
+    bool ok = checkpoint_load_params(&fake, large, &large->tensors, file, &err);
+    check_refused(c, ok, &err, "'transformer.wte.weight' has the shape (7, 4), expected (7, 8)",
+                  "a larger model");
+    Loose l = loosen(file);
+    set_meta(&l, NULL, NULL);
+    write_loose(&l, file);
+    if (check(c, checkpoint_read_info(&info, file, &err), "without metadata: %s", err.text)) {
+        check(c,
+              memcmp(&info.config, &tiny, sizeof tiny) == 0 && info.step == 0 && info.tokens == 0
+                  && !info.tokenizer && info.n_options == 0 && isinf(info.best_val_loss),
+              "without metadata: config by names and shapes, else 0");
+        checkpoint_info_free(&info);
+    }
+    l = loosen(file);
+    copy_tensor(&l, "transformer.wte.weight", "lm_head.weight");
+    l.data[l.n_tensors - 1][27] += 1;
+    write_loose(&l, file);
+    m->puts = 0;
+    ok = checkpoint_load_params(&fake, m, &m->tensors, file, &err);
+    check_refused(c, ok, &err, "lm_head.weight' differs from transformer.wte.weight at element 27",
+                  "an untied lm_head");
+    check(c, m->puts == 0, "an untied lm_head: %d tensors put", m->puts);
+    fake_free(m);
+    fake_free(large);
+    free(file);
+    drop_folder(dir);
+}
+
+// Every byte of the file with a bit flipped, and many lengths: refused, or read as it was.
+static void test_every_byte(Checks* c) {
+    TostError err;
+    CheckpointInfo info;
+    char *dir = new_folder(), *file = step_path(dir, 7, "model.safetensors");
+    TostModel *m = fake_new(tiny), *into = fake_new(tiny);
+    fake_fill(m, 7);
+    save(dir, m, 7, 0);
+    Bytes good = bytes_of(file);
+    int wrong = 0, taken = 0;
+    for (size_t i = 0; i < good.size; i++) {
+        good.data[i] ^= 1 << i % 7;
+        write_bytes(file, good.data, good.size);
+        good.data[i] ^= 1 << i % 7;
+        bool ok = checkpoint_read_info(&info, file, &err);
+        if (ok) {
+            wrong += memcmp(&info.config, &tiny, sizeof tiny) != 0;
+            checkpoint_info_free(&info);
+            ok = checkpoint_load_params(&fake, into, &into->tensors, file, &err);
+        }
+        taken += ok;
+        wrong += ok && !same_state(into, m, TOST_PARAM);
+        wrong += !ok && (strlen(err.text) == 0 || strchr(err.text, '\n'));
+    }
+    check(c, wrong == 0 && taken > 0 && taken < 1000, "%d of %zu flipped bits misread, %d read", wrong,
+          good.size, taken);
+    for (size_t n = 0; n < good.size; n += 13) {
+        write_bytes(file, good.data, n);
+        wrong += checkpoint_load_params(&fake, into, &into->tensors, file, &err);
+    }
+    check(c, wrong == 0, "%d files cut short were read", wrong);
+    free(good.data);
+    fake_free(m);
+    fake_free(into);
+    free(file);
+    drop_folder(dir);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Generation
+
+typedef struct { char text[64]; size_t n, stop_at; } Sink;   // stops after stop_at pieces; 0: never
+
+static bool take_piece(void* context, const char* bytes, size_t n) {
+    Sink* s = context;
+    must(s->n + n < sizeof s->text, "sink", NULL);
+    memcpy(s->text + s->n, bytes, n);
+    s->n += n;
+    return s->n != s->stop_at;
+}
+
+// The calls as text: "begin abc", "step d" by the tokens' bytes, <> for the end of text.
+static char* calls_text(const TostModel* m, const Tokenizer* tokenizer) {
+    char* text = xstrdup("");
+    for (int i = 0; i < m->n_calls; i++) {
+        const Call* call = &m->calls[i];
+        char* longer = xasprintf("%s%s", text, call->T ? "|begin " : "|step ");
+        for (int k = 0; k < (call->T ? call->T : 1); k++) {
+            size_t n;
+            const char* piece = tokenizer_piece(tokenizer, (uint32_t)call->ids[k], &n);
+            char* next = xasprintf("%s%.*s", longer, call->ids[k] == 256 ? 2 : (int)n,
+                                   call->ids[k] == 256 ? "<>" : piece);
+            free(longer);
+            longer = next;
+        }
+        free(text);
+        text = longer;
+    }
+    return text;
+}
+
+typedef struct {
+    const char* what;
+    int         block_size;
+    const char *prompt, *script;   // what the model wants to say; '.' is the end of text, '?' logits of NaN
+    int         max_tokens;
+    size_t      stop_at;
+    const char *text, *calls;
+    int         tokens;
+    const char* error;
+} Story;
+
+static const Story stories[] = {
+    {"an empty prompt", 8, "", "abc", 3, 0, "abc", "|begin <>|step a|step b", 3, NULL},
+    {"a prompt", 8, "xyz", "ab", 2, 0, "ab", "|begin xyz|step a", 2, NULL},
+    {"one token", 8, "xyz", "a", 1, 0, "a", "|begin xyz", 1, NULL},
+    {"no tokens", 8, "xyz", "a", 0, 0, "", "", 0, NULL},
+    {"the end of text", 8, "xyz", "ab.cd", 5, 0, "ab", "|begin xyz|step a|step b", 2, NULL},
+    {"the end at once", 8, "xyz", ".abc", 4, 0, "", "|begin xyz", 0, NULL},
+    {"a sink that stops", 8, "xyz", "abcd", 4, 2, "ab", "|begin xyz|step a", 2, NULL},
+    {"a window that is used up", 8, "uvwxyz", "abcdefghij", 10, 0, "abcdefghij",
+     "|begin uvwxyz|step a|step b|begin zabc|step d|step e|step f|step g|begin efgh|step i", 10, NULL},
+    {"a prompt of the window", 8, "stuvwxyz", "abc", 3, 0, "abc", "|begin stuvwxyz|begin xyza|step b", 3, NULL},
+    {"a prompt past the window", 8, "rstuvwxyz", "abc", 3, 0, "abc", "|begin wxyz|step a|step b", 3, NULL},
+    {"an odd window", 5, "xyz", "abcdef", 6, 0, "abcdef",
+     "|begin xyz|step a|step b|begin bc|step d|step e", 6, NULL},
+    {"a window of one", 1, "xyz", "abc", 3, 0, "abc", "|begin z|begin a|begin b", 3, NULL},
+    {"bytes that are no UTF-8", 8, "\xff", "\xc3\x28\x80", 3, 0, "\xc3\x28\x80",
+     "|begin \xff|step \xc3|step (", 3, NULL},
+    {"logits of NaN", 8, "xyz", "a?", 3, 0, "a", "|begin xyz|step a", 1, "not numbers"},
+};
+
+static void check_story(Checks* c, const Tokenizer* tokenizer, const Story* s) {
+    TostError err;
+    const TostConfig config = {1, 1, 1, s->block_size, 260, 0};
+    TostModel* m = fake_new(config);
+    uint32_t prompt[MAX_IDS], id;
+    int32_t script[MAX_IDS];
+    for (size_t i = 0; s->script[i]; i++) {
+        must(tokenizer_encode(tokenizer, &id, &s->script[i], 1) == 1, "tokenizer_encode", NULL);
+        script[i] = s->script[i] == '.' ? tokenizer_eot(tokenizer) : s->script[i] == '?' ? -1 : (int32_t)id;
+    }
+    m->script = script;
+    const size_t n = tokenizer_encode(tokenizer, prompt, s->prompt, strlen(s->prompt));
+    Sink sink = {.stop_at = s->stop_at};
+    GenerateResult result;
+    Rng rng = rng_seeded(0, 0);
+    bool ok = generate(&result, &fake, m, &config, tokenizer, prompt, n, s->max_tokens,
+                       &(SamplerOptions){0, 0, 1}, &rng, take_piece, &sink, &err);
+    if (s->error) check_refused(c, ok, &err, s->error, s->what);
+    else check(c, ok, "%s: %s", s->what, err.text);
+    check(c, strcmp(sink.text, s->text) == 0, "%s: wanted '%s', got '%s'", s->what, s->text, sink.text);
+    check(c, result.tokens == s->tokens && result.seconds >= 0, "%s: wanted %d tokens, got %d", s->what,
+          s->tokens, (int)result.tokens);
+    char* calls = calls_text(m, tokenizer);
+    check(c, strcmp(calls, s->calls) == 0, "%s: wanted the calls %s, got %s", s->what, s->calls, calls);
+    free(calls);
+    fake_free(m);
+}
+
+static void test_generate(Checks* c) {
+    TostError err;
+    char *dir = new_folder(), *path = path_join(dir, "bytes.bpe");
+    write_text(path, "#version: 0.2\n");
+    Tokenizer* tokenizer = tokenizer_open(path, &err);
+    must(tokenizer != NULL, "tokenizer_open", &err);
+    for (size_t i = 0; i < countof(stories); i++) check_story(c, tokenizer, &stories[i]);
+    TostConfig config = {1, 1, 1, 8, 260, 0};
+    TostModel* m = fake_new(config);
+    GenerateResult result;
+    Rng rng = rng_seeded(0, 0);
+    Sink sink = {0};
+    const SamplerOptions greedy = {0, 0, 1};
+    const uint32_t foreign[] = {1, 257};
+    bool ok = generate(&result, &fake, m, &config, tokenizer, foreign, 2, 4, &greedy, &rng, take_piece, &sink,
+                       &err);
+    check_refused(c, ok, &err, "token 1 has the id 257", "a foreign id in the prompt");
+    config.vocab_size = 256;
+    ok = generate(&result, &fake, m, &config, tokenizer, foreign, 1, 4, &greedy, &rng, take_piece, &sink,
+                  &err);
+    check_refused(c, ok, &err, "257 tokens, but the model's vocabulary has 256",
+                  "a tokenizer that is too large");
+    check(c, m->n_calls == 0 && sink.n == 0, "what is refused must not reach the engine");
+    fake_free(m);
+    tokenizer_free(tokenizer);
+    free(path);
+    drop_folder(dir);
+}
+
+int main(void) {
+    Checks c = {.suite = "front"};
+    test_schedule(&c);
+    test_init(&c);
+    test_greedy(&c);
+    test_distributions(&c);
+    test_cuts_of_many(&c);
+    test_log_rows(&c);
+    test_log_resume(&c);
+    test_progress(&c);
+    test_progress_width(&c);
+    test_round_trip(&c);
+    test_find(&c);
+    test_newest_run(&c);
+    test_keep(&c);
+    test_killed(&c);
+    test_save_fails(&c);
+    test_damage(&c);
+    test_other_files(&c);
+    test_every_byte(&c);
+    test_generate(&c);
+    return checks_verdict(&c);
+}

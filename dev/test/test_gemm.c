@@ -1,0 +1,219 @@
+// test_gemm.c: both ways of the matrix product against sums in double precision, at the edges of every block.
+#include "check.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "gemm.h"
+#include "rng.h"
+#include "threads.h"
+#include "util.h"
+
+typedef void Gemm(float* c, const float* a, bool at, const float* b, bool bt,
+                  int M, int N, int K, float beta);
+typedef struct { const char* name; Gemm* gemm; } Way;
+
+static const Way ways[] = { { "gemm", gemm }, { "gemm_builtin", gemm_builtin } };
+
+// One product: its operands, what c held before, and c. Past the end of c stand GUARDS that no one may touch.
+enum { GUARDS = 64 };
+static const float GUARD = 12345.678f;
+
+typedef struct { int M, N, K; bool at, bt; float beta; float *a, *b, *before, *c; } Case;
+
+static float* random_floats(Rng* rng, size_t n) {
+    float* x = xmalloc((n + 1) * sizeof(float));
+    for (size_t i = 0; i < n; i++) x[i] = (float)(2 * rng_uniform(rng) - 1);
+    return x;
+}
+
+static Case new_case(Rng* rng, int M, int N, int K, bool at, bool bt, float beta) {
+    Case t = { M, N, K, at, bt, beta, NULL, NULL, NULL, NULL };
+    t.a = random_floats(rng, (size_t)M*K);
+    t.b = random_floats(rng, (size_t)K*N);
+    t.before = random_floats(rng, (size_t)M*N);
+    t.c = xmalloc(((size_t)M*N + GUARDS) * sizeof(float));
+    return t;
+}
+
+static void free_case(Case* t) {
+    free(t->a);
+    free(t->b);
+    free(t->before);
+    free(t->c);
+}
+
+static void run_case(Case* t, Gemm* multiply) {
+    size_t n = (size_t)t->M * t->N;
+    for (size_t i = 0; i < n; i++) t->c[i] = t->beta == 0 ? NAN : t->before[i];
+    for (size_t i = n; i < n + GUARDS; i++) t->c[i] = GUARD;
+    multiply(t->c, t->a, t->at, t->b, t->bt, t->M, t->N, t->K, t->beta);
+}
+
+// The worst |c - exact| in units of the bound FLT_EPSILON · (2 + sqrt(K)) · (sum of |a||b| + |beta · before|).
+// Rounding errors of K terms of random sign grow as sqrt(K); a wrong, lost or doubled term is far above this.
+static double worst_error(const Case* t) {
+    double worst = 0;
+    for (int i = 0; i < t->M; i++)
+        for (int j = 0; j < t->N; j++) {
+            size_t at_c = (size_t)i*t->N + j;
+            double sum = t->beta == 0 ? 0 : (double)t->beta * t->before[at_c], size = fabs(sum);
+            for (int k = 0; k < t->K; k++) {
+                double x = t->a[t->at ? (size_t)k*t->M + i : (size_t)i*t->K + k];
+                double y = t->b[t->bt ? (size_t)j*t->K + k : (size_t)k*t->N + j];
+                sum += x * y;
+                size += fabs(x * y);
+            }
+            double error = fabs(t->c[at_c] - sum) / (FLT_EPSILON * (2 + sqrt(t->K)) * size + DBL_MIN);
+            if (!(error <= worst)) worst = error;
+        }
+    return worst;
+}
+
+static bool guards_stand(const Case* t) {
+    const float* end = t->c + (size_t)t->M * t->N;
+    for (int i = 0; i < GUARDS; i++) if (end[i] != GUARD) return false;
+    return true;
+}
+
+static void check_case(Checks* c, Rng* rng, int M, int N, int K, bool at, bool bt, float beta) {
+    Case t = new_case(rng, M, N, K, at, bt, beta);
+    for (size_t w = 0; w < countof(ways); w++) {
+        run_case(&t, ways[w].gemm);
+        double error = worst_error(&t);
+        check(c, error <= 1, "%s M %d N %d K %d at %d bt %d beta %g: error %.3g of its bound",
+              ways[w].name, M, N, K, at, bt, beta, error);
+        check(c, guards_stand(&t), "%s M %d N %d K %d at %d bt %d beta %g: wrote past the end of c",
+              ways[w].name, M, N, K, at, bt, beta);
+    }
+    free_case(&t);
+}
+
+// ---------------------------------------------------------------------------------------------
+
+static const float betas[] = { 0, 1, 0.5f };
+
+// Every pair of the sizes as M and N, a K for each, all transposes and betas in turn.
+static void test_ragged(Checks* c, Rng* rng) {
+    static const int sizes[] = { 1, 2, 3, 4, 5, 7, 15, 16, 17, 31, 33, 63, 65, 127, 129, 257 };
+    int turn = 0;
+    for (size_t i = 0; i < countof(sizes); i++)
+        for (size_t j = 0; j < countof(sizes); j++)
+            for (int way = 0; way < 4; way++, turn++) {
+                int K = sizes[(i + 5*j + way) % countof(sizes)];
+                check_case(c, rng, sizes[i], sizes[j], K, way & 1, way >> 1, betas[turn % 3]);
+            }
+}
+
+// Sizes that go through several passes, chunks and blocks of the built-in kernel in each direction, and few
+// rows of a wide weight.
+static void test_blocks(Checks* c, Rng* rng) {
+    static const int shapes[][3] = {
+        { 13, 33, 383 }, { 13, 33, 384 }, { 13, 33, 385 }, { 25, 65, 769 }, { 5, 31, 1153 }, { 12, 32, 5000 },
+        { 193, 257, 40 }, { 400, 520, 65 }, { 1537, 33, 20 }, { 14, 1537, 390 }, { 3100, 7, 9 },
+        { 7, 3100, 9 }, { 1, 1003, 768 }, { 2, 515, 771 }, { 3, 4099, 65 }, { 4, 130, 3073 },
+    };
+    for (size_t s = 0; s < countof(shapes); s++)
+        for (int way = 0; way < 4; way++)
+            check_case(c, rng, shapes[s][0], shapes[s][1], shapes[s][2], way & 1, way >> 1,
+                       betas[(s + way) % 3]);
+}
+
+// No terms leave beta · c, no rows or columns leave everything as it is.
+static void test_zero_sizes(Checks* c, Rng* rng) {
+    static const int shapes[][3] = { { 0, 5, 7 }, { 5, 0, 7 }, { 0, 0, 0 }, { 3, 4, 0 }, { 17, 19, 0 } };
+    for (size_t s = 0; s < countof(shapes); s++)
+        for (int way = 0; way < 4; way++)
+            for (size_t b = 0; b < countof(betas); b++)
+                check_case(c, rng, shapes[s][0], shapes[s][1], shapes[s][2], way & 1, way >> 1, betas[b]);
+}
+
+// Integers that float32 holds exactly: the sums have no rounding, so every way gives the same number.
+static void test_exact(Checks* c, Rng* rng) {
+    for (int way = 0; way < 4; way++) {
+        Case t = new_case(rng, 37, 70, 800, way & 1, way >> 1, 1);
+        for (int i = 0; i < t.M * t.K; i++) t.a[i] = rintf(8 * t.a[i]);
+        for (int i = 0; i < t.K * t.N; i++) t.b[i] = rintf(8 * t.b[i]);
+        for (int i = 0; i < t.M * t.N; i++) t.before[i] = rintf(8 * t.before[i]);
+        for (size_t w = 0; w < countof(ways); w++) {
+            run_case(&t, ways[w].gemm);
+            double error = worst_error(&t);
+            check(c, error == 0, "%s of integers, at %d bt %d: wanted exact sums, error %.3g of the bound",
+                  ways[w].name, t.at, t.bt, error);
+        }
+        free_case(&t);
+    }
+}
+
+// The same sizes and threads give the same bits, wherever the operands stand in memory.
+static void test_same_bits(Checks* c, Rng* rng) {
+    static const int shapes[][3] = { { 257, 300, 800 }, { 64, 1000, 130 }, { 3, 1001, 771 }, { 20, 20, 20 } };
+    for (size_t s = 0; s < countof(shapes); s++)
+        for (size_t w = 0; w < countof(ways); w++) {
+            Case t = new_case(rng, shapes[s][0], shapes[s][1], shapes[s][2], false, true, 0.5f);
+            size_t n = (size_t)t.M * t.N, n_a = (size_t)t.M * t.K;
+            float *first = xmalloc(n * sizeof(float)), *moved = xmalloc((n_a + 3) * sizeof(float)), *a = t.a;
+            run_case(&t, ways[w].gemm);
+            memcpy(first, t.c, n * sizeof(float));
+            memcpy(moved + 3, a, n_a * sizeof(float));
+            t.a = moved + 3;
+            run_case(&t, ways[w].gemm);
+            t.a = a;
+            check(c, memcmp(first, t.c, n * sizeof(float)) == 0,
+                  "%s M %d N %d K %d: other bits on the second call", ways[w].name, t.M, t.N, t.K);
+            free(first);
+            free(moved);
+            free_case(&t);
+        }
+}
+
+// The built-in kernel sums a row in one order, whatever the number of rows beside it and of threads.
+static void test_builtin_bits(Checks* c, Rng* rng) {
+    Case t = new_case(rng, 151, 333, 1000, false, true, 1);
+    size_t n = (size_t)t.M * t.N;
+    float* whole = xmalloc(n * sizeof(float));
+    int threads = threads_max();
+    run_case(&t, gemm_builtin);
+    memcpy(whole, t.c, n * sizeof(float));
+
+    for (int set = 1; set <= 5; set++) {
+        threads_set(set);
+        run_case(&t, gemm_builtin);
+        check(c, memcmp(whole, t.c, n * sizeof(float)) == 0, "gemm_builtin: other bits with %d threads", set);
+    }
+    threads_set(threads);
+
+    for (int rows = GEMM_FEW_ROWS + 1; rows < 151; rows += 29) {
+        t.M = rows;
+        run_case(&t, gemm_builtin);
+        check(c, memcmp(whole, t.c, (size_t)rows * t.N * sizeof(float)) == 0,
+              "gemm_builtin: other bits in %d rows than in 151", rows);
+    }
+    t.M = GEMM_FEW_ROWS;
+    run_case(&t, gemm_builtin);
+    memcpy(whole, t.c, (size_t)t.M * t.N * sizeof(float));
+    t.M = 1;
+    run_case(&t, gemm_builtin);
+    check(c, memcmp(whole, t.c, t.N * sizeof(float)) == 0, "gemm_builtin: other bits in one row than in few");
+    t.M = 151;
+    free(whole);
+    free_case(&t);
+}
+
+int main(void) {
+    Checks c = { .suite = "gemm" };
+    int threads = threads_max();
+    Rng rng = rng_seeded(1337, 0);
+    test_ragged(&c, &rng);
+    test_blocks(&c, &rng);
+    test_zero_sizes(&c, &rng);
+    test_exact(&c, &rng);
+    test_same_bits(&c, &rng);
+    test_builtin_bits(&c, &rng);
+    check(&c, threads_max() == threads, "%d OpenMP threads before the products, %d after",
+          threads, threads_max());
+    check(&c, gemm_library() && *gemm_library(), "gemm_library: wanted a name, got none");
+    return checks_verdict(&c);
+}

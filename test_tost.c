@@ -1,0 +1,567 @@
+// test_tost.c: the judge. Holds an engine to float64 truth (golden files), to a recorded loss curve, to finite differences,
+// and to itself: causality, decode against forward, the same bits twice, linear memory.
+//
+//     test_tost                  everything; what is absent is said and counted as skipped
+//     test_tost --golden DIR     only the pairs NAME.params.safetensors, NAME.expect.safetensors of a folder
+//
+// The exit status is the verdict.
+
+#define TOST_NO_MAIN
+#include "train_gpt_tost.c"
+
+#include "dev/test/check.h"
+#include "tost/data.h"
+#include "tost/init.h"
+#include "tost/rng.h"
+#include "tost/safetensors.h"
+#include "tost/schedule.h"
+
+// Limits of relative L2 error, float32 against float64 truth.
+#define LIMIT_LOGITS 1e-5
+#define LIMIT_GRADS  1e-4
+#define LIMIT_PARAMS 1e-5
+#define LIMIT_LOSS   1e-5    // absolute, nats
+#define LIMIT_CURVE  5e-4    // absolute, nats, at every step of the recorded run
+#define LIMIT_DECODE 1e-5
+
+// ---------------------------------------------------------------------------------------------
+// Tools
+
+// |a - b| / |b| over n elements; where b is zero, |a|. NaN where either holds one.
+static double relative_l2(const float* a, const double* b, size_t n) {
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < n; i++) {
+        difference += (a[i] - b[i]) * (a[i] - b[i]);
+        norm += b[i] * b[i];
+    }
+    return norm > 0 ? sqrt(difference / norm) : sqrt(difference);
+}
+
+static double* widen(const float* x, size_t n) {
+    double* y = xmalloc(n * sizeof *y);
+    for (size_t i = 0; i < n; i++) y[i] = x[i];
+    return y;
+}
+
+static void die_on(bool ok, const TostError* err) {
+    if (ok) return;
+    printf("%s\n0 passed, 1 failed, 0 skipped\n", err->text);
+    exit(STATUS_FAILED);
+}
+
+// A model and what drives it.
+typedef struct {
+    const TostEngine* engine;
+    TostConfig        config;
+    TostTensors       tensors;
+    TostModel*        model;
+} Subject;
+
+static Subject subject_new(const TostEngine* engine, TostConfig config, int B, int T, bool training) {
+    TostError err;
+    const TostEngineOptions o = {.max_batch = B, .max_seq = T, .training = training, .dtype = TOST_FP32};
+    die_on(tost_config_check(&config, &err), &err);
+    Subject s = {engine, config, tost_tensors(&config), engine->create(&config, &o, &err)};
+    die_on(s.model != NULL, &err);
+    return s;
+}
+
+static void subject_free(Subject* s) {
+    s->engine->destroy(s->model);
+    tost_tensors_free(&s->tensors);
+}
+
+// Every parameter away from its initial value, so that every gradient is exercised.
+static void subject_randomise(Subject* s, uint64_t seed) {
+    Rng rng = rng_seeded(seed, 1);
+    for (int i = 0; i < s->tensors.count; i++) {
+        const TostTensor* t = &s->tensors.tensor[i];
+        const double centre = t->init == TOST_ONE ? 1.0 : t->init == TOST_GAMMA ? 0.5 : 0.0;
+        const double spread = t->ndim == 1 || t->init == TOST_ONE ? 0.2 : t->init == TOST_ZERO ? 0.02 : 0.15;
+        float* x = xmalloc(t->size * sizeof *x);
+        for (size_t j = 0; j < t->size; j++) x[j] = (float)(centre + spread * rng_normal(&rng));
+        s->engine->put(s->model, TOST_PARAM, t, x);
+        free(x);
+    }
+}
+
+static float* subject_get(const Subject* s, TostState state, const TostTensor* t) {
+    float* x = xmalloc(t->size * sizeof *x);
+    s->engine->get(x, s->model, state, t);
+    return x;
+}
+
+static int32_t* random_ids(size_t n, int vocab_size, uint64_t seed) {
+    Rng rng = rng_seeded(seed, 2);
+    int32_t* ids = xmalloc(n * sizeof *ids);
+    for (size_t i = 0; i < n; i++) ids[i] = (int32_t)rng_below(&rng, vocab_size);
+    return ids;
+}
+
+static float* logits_of(Subject* s, const int32_t* inputs, int B, int T) {   // (B,T,V)
+    float* x = xmalloc((size_t)B * T * s->config.vocab_size * sizeof *x);
+    s->engine->forward(s->model, inputs, NULL, B, T, 0.0f);
+    s->engine->logits(x, s->model);
+    return x;
+}
+
+static double mean_loss(Subject* s) {
+    double sum;
+    int64_t count;
+    s->engine->read_loss(&sum, &count, s->model);
+    return sum / (double)count;
+}
+
+// Forward, backward, clipping and AdamW, as the training loop does them; returns the loss, and the norm before clipping.
+static double train_step(double* norm, Subject* s, const int32_t* inputs, const int32_t* targets, int B, int T,
+                         TostAdamW a, double clip) {
+    int64_t count = 0;
+    for (int i = 0; i < B * T; i++) count += targets[i] >= 0;
+    s->engine->zero_grad(s->model);
+    s->engine->forward(s->model, inputs, targets, B, T, 1.0f / (float)count);
+    s->engine->backward(s->model);
+    *norm = s->engine->grad_norm(s->model);
+    a.grad_scale = fmin(1.0, clip / (*norm + TOST_CLIP_EPS));
+    s->engine->update(s->model, &a);
+    return mean_loss(s);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Golden files
+
+static double meta_number(const StFile* f, const char* key) {
+    const char* value = st_meta(f, key);
+    return value ? strtod(value, NULL) : NAN;
+}
+
+static TostConfig meta_config(const StFile* f) {
+    return (TostConfig){(int)meta_number(f, "n_layer"), (int)meta_number(f, "n_head"), (int)meta_number(f, "n_embd"),
+                        (int)meta_number(f, "block_size"), (int)meta_number(f, "vocab_size"), (int)meta_number(f, "bias")};
+}
+
+// Compares one tensor with the file's `prefix``name`, prints its error, and counts the verdict.
+static void judge(Checks* c, const StFile* expect, const char* prefix, const char* name, const float* got, size_t n, double limit) {
+    char full[ST_NAME_MAX];
+    TostError err;
+    snprintf(full, sizeof full, "%s%s", prefix, name);
+    const StTensor* t = st_find(expect, full);
+    if (!check(c, t && t->count == n, "%s: %s is absent or of another size", expect->path, full)) return;
+    double* want = xmalloc(n * sizeof *want);
+    die_on(st_read_f64(expect, t, want, &err), &err);
+    const double error = relative_l2(got, want, n);
+    printf("    %-52s %9.2e\n", full, error);
+    check(c, error <= limit, "%s: %s: relative L2 error %.3e, limit %.0e", expect->path, full, error, limit);
+    free(want);
+}
+
+static void judge_tensors(Checks* c, Subject* s, TostState state, const StFile* expect, const char* prefix, double limit) {
+    for (int i = 0; i < s->tensors.count; i++) {
+        const TostTensor* t = &s->tensors.tensor[i];
+        float* got = subject_get(s, state, t);
+        judge(c, expect, prefix, t->name, got, t->size, limit);
+        free(got);
+    }
+}
+
+static void read_params(Subject* s, const StFile* f) {
+    TostError err;
+    for (int i = 0; i < s->tensors.count; i++) {
+        const TostTensor* t = &s->tensors.tensor[i];
+        const StTensor* x = st_find(f, t->name);
+        float* values = xmalloc(t->size * sizeof *values);
+        die_on((x && x->count == t->size) || tost_error(&err, "%s: %s is absent or of another size", f->path, t->name), &err);
+        die_on(st_read_f32(f, x, values, &err), &err);
+        s->engine->put(s->model, TOST_PARAM, t, values);
+        free(values);
+    }
+}
+
+static int32_t* read_ids(const StFile* f, const char* name, size_t n) {
+    TostError err;
+    const StTensor* t = st_find(f, name);
+    int32_t* ids = xmalloc(n * sizeof *ids);
+    die_on((t && t->count == n) || tost_error(&err, "%s: %s is absent or not of %zu ids", f->path, name, n), &err);
+    die_on(st_read_i32(f, t, ids, &err), &err);
+    return ids;
+}
+
+// What only the CPU engine lets a test see: the inside of layer 0's attention.
+static void judge_layer0(Checks* c, Subject* s, const StFile* expect, int B, int T) {
+    const LayerActivations* a = &s->model->layer[0];
+    const size_t rows = (size_t)B * T, C = s->config.n_embd, NH = s->config.n_head;
+    if (s->engine != &tost_cpu_engine || !st_find(expect, "layer0.pi")) return;
+    judge(c, expect, "layer0.", "tssa_in", a->ln_1, rows * C, LIMIT_LOGITS);
+    judge(c, expect, "layer0.", "tssa_out", a->attn_out, rows * C, LIMIT_LOGITS);
+    judge(c, expect, "layer0.", "pi", a->pi, rows * NH, LIMIT_LOGITS);
+}
+
+static void golden_steps(Checks* c, Subject* s, const StFile* expect, int B, int T, int steps) {
+    TostError err;
+    const size_t rows = (size_t)B * T;
+    int32_t* inputs = read_ids(expect, "inputs", steps * rows);
+    int32_t* targets = read_ids(expect, "targets", steps * rows);
+    double *losses = xmalloc(steps * sizeof *losses), *norms = xmalloc(steps * sizeof *norms), norm;
+    die_on(st_read_f64(expect, st_find(expect, "losses"), losses, &err), &err);
+    die_on(st_read_f64(expect, st_find(expect, "grad_norms"), norms, &err), &err);
+    float* logits = logits_of(s, inputs, B, T);
+    judge(c, expect, "", "logits", logits, rows * s->config.vocab_size, LIMIT_LOGITS);
+    judge_layer0(c, s, expect, B, T);
+    for (int i = 0; i < steps; i++) {
+        const TostAdamW a = {.lr = meta_number(expect, "lr"), .beta1 = meta_number(expect, "beta1"),
+                             .beta2 = meta_number(expect, "beta2"), .eps = meta_number(expect, "eps"),
+                             .weight_decay = meta_number(expect, "weight_decay"), .step = i + 1};
+        const double loss = train_step(&norm, s, inputs + i * rows, targets + i * rows, B, T, a, meta_number(expect, "grad_clip"));
+        check(c, fabs(loss - losses[i]) <= LIMIT_LOSS, "%s: loss of step %d: %.9f, want %.9f", expect->path, i, loss, losses[i]);
+        check(c, fabs(norm / norms[i] - 1) <= LIMIT_GRADS, "%s: gradient norm of step %d: %.9f, want %.9f", expect->path, i,
+              norm, norms[i]);
+        if (i == 0) judge_tensors(c, s, TOST_GRAD, expect, "grad.", LIMIT_GRADS);
+    }
+    judge_tensors(c, s, TOST_PARAM, expect, "after.", LIMIT_PARAMS);
+    free(logits); free(losses); free(norms); free(inputs); free(targets);
+}
+
+static void test_golden_pair(Checks* c, const TostEngine* engine, const char* params_path) {
+    TostError err;
+    StFile params, expect;
+    char* expect_path = xasprintf("%.*s.expect.safetensors", (int)(strlen(params_path) - strlen(".params.safetensors")), params_path);
+    die_on(st_open(&params, params_path, &err) && st_open(&expect, expect_path, &err), &err);
+    printf("golden %s (%s)\n", params_path, engine->name);
+    const int B = (int)meta_number(&expect, "B"), T = (int)meta_number(&expect, "T");
+    Subject s = subject_new(engine, meta_config(&expect), B, T, true);
+    read_params(&s, &params);
+    golden_steps(c, &s, &expect, B, T, (int)meta_number(&expect, "steps"));
+    subject_free(&s);
+    st_close(&params);
+    st_close(&expect);
+    free(expect_path);
+}
+
+static void test_golden(Checks* c, const TostEngine* engine, const char* dir) {
+    TostError err;
+    PathList list;
+    char* pattern = path_join(dir, "*.params.safetensors");
+    die_on(expand_glob(&list, pattern, &err), &err);
+    for (int i = 0; i < list.count; i++) test_golden_pair(c, engine, list.paths[i]);
+    free_paths(&list);
+    free(pattern);
+}
+
+// ---------------------------------------------------------------------------------------------
+// A recorded run: batch s is tokens [s·B·T, (s+1)·B·T] of the shard
+
+static void test_curve(Checks* c, const TostEngine* engine, const char* dir) {
+    TostError err;
+    StFile init;
+    char *init_path = path_join(dir, "wiki.init.safetensors"), *shard_path = path_join(dir, "wiki.shard.bin");
+    char* csv_path = path_join(dir, "wiki.curve.csv");
+    die_on(st_open(&init, init_path, &err), &err);
+    const TostConfig config = meta_config(&init);
+    const int B = (int)meta_number(&init, "B"), T = (int)meta_number(&init, "T"), steps = (int)meta_number(&init, "steps");
+    Subject s = subject_new(engine, config, B, T, true);
+    read_params(&s, &init);
+    DataSet* data = data_open(shard_path, T, (uint32_t)config.vocab_size, ORDER_SEQUENTIAL, 0, &err);
+    die_on(data != NULL, &err);
+    FILE* csv = fopen(csv_path, "r");
+    char line[256] = "";
+    int32_t *inputs = xmalloc((size_t)B * T * sizeof *inputs), *targets = xmalloc((size_t)B * T * sizeof *targets);
+    double worst = 0, worst_norm = 0;
+    check(c, csv && fgets(line, sizeof line, csv) != NULL, "%s: no header", csv_path);
+    for (int i = 0; i < steps && csv; i++) {
+        int step;
+        double loss, norm, lr, got_norm;
+        if (!check(c, fgets(line, sizeof line, csv) && sscanf(line, "%d,%lf,%lf,%lf", &step, &loss, &norm, &lr) == 4 && step == i,
+                   "%s: no row of step %d", csv_path, i)) break;
+        die_on(data_batch(data, inputs, targets, (uint64_t)i * B, B, &err), &err);
+        const double rate = schedule_lr(i, steps, (int64_t)meta_number(&init, "warmup"), meta_number(&init, "lr"),
+                                        meta_number(&init, "min_lr_frac"));
+        const TostAdamW a = {.lr = rate, .beta1 = meta_number(&init, "beta1"), .beta2 = meta_number(&init, "beta2"),
+                             .eps = meta_number(&init, "eps"), .weight_decay = meta_number(&init, "weight_decay"), .step = i + 1};
+        const double got = train_step(&got_norm, &s, inputs, targets, B, T, a, meta_number(&init, "grad_clip"));
+        check(c, fabs(rate - lr) <= 1e-9 * fabs(lr) + 1e-15, "learning rate of step %d: %.12g, want %.12g", i, rate, lr);
+        check(c, fabs(got - loss) <= LIMIT_CURVE, "loss of step %d: %.6f, want %.6f", i, got, loss);
+        worst = fmax(worst, fabs(got - loss));
+        worst_norm = fmax(worst_norm, fabs(got_norm / norm - 1));
+    }
+    printf("curve %s (%s): %d steps, largest difference of loss %.2e, of gradient norm %.2e relative\n", dir, engine->name,
+           steps, worst, worst_norm);
+    if (csv) fclose(csv);
+    data_close(data);
+    st_close(&init);
+    subject_free(&s);
+    free(inputs); free(targets); free(init_path); free(shard_path); free(csv_path);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Finite differences, for a tensor of every row of the table: along the gradient itself, and along a random direction
+
+// (L(p + e d) - L(p - e d)) / 2e along direction d (unit length), for tensor t.
+static double slope(Subject* s, const TostTensor* t, const float* p, const double* d, double e, const int32_t* inputs,
+                    const int32_t* targets, int B, int T) {
+    float* moved = xmalloc(t->size * sizeof *moved);
+    double loss[2];
+    for (int side = 0; side < 2; side++) {
+        for (size_t i = 0; i < t->size; i++) moved[i] = (float)(p[i] + (side ? -e : e) * d[i]);
+        s->engine->put(s->model, TOST_PARAM, t, moved);
+        s->engine->forward(s->model, inputs, targets, B, T, 0.0f);
+        loss[side] = mean_loss(s);
+    }
+    s->engine->put(s->model, TOST_PARAM, t, p);
+    free(moved);
+    return (loss[0] - loss[1]) / (2 * e);
+}
+
+static void difference_one(Checks* c, Subject* s, const TostTensor* t, const int32_t* inputs, const int32_t* targets,
+                           int B, int T) {
+    float *p = subject_get(s, TOST_PARAM, t), *g = subject_get(s, TOST_GRAD, t);
+    double *along = widen(g, t->size), *random = xmalloc(t->size * sizeof *random), norm = 0, length = 0, along_random = 0;
+    Rng rng = rng_seeded(7, (uint64_t)t->row);
+    for (size_t i = 0; i < t->size; i++) {
+        norm += along[i] * along[i];
+        random[i] = rng_normal(&rng);
+        length += random[i] * random[i];
+    }
+    norm = sqrt(norm);
+    for (size_t i = 0; i < t->size; i++) {
+        along[i] /= norm;
+        random[i] /= sqrt(length);
+        along_random += random[i] * g[i];
+    }
+    const double e = 1e-2;
+    const double got = slope(s, t, p, along, e, inputs, targets, B, T), got_random = slope(s, t, p, random, e, inputs, targets, B, T);
+    check(c, norm > 0 && fabs(got / norm - 1) <= 1e-2, "%s: slope along the gradient %.6g, want its norm %.6g", t->name, got, norm);
+    check(c, fabs(got_random - along_random) <= 1e-2 * fabs(along_random) + 2e-3 * norm,
+          "%s: slope along a random direction %.6g, want %.6g", t->name, got_random, along_random);
+    free(p); free(g); free(along); free(random);
+}
+
+static void test_differences(Checks* c, const TostEngine* engine, int bias) {
+    const TostConfig config = {.n_layer = 2, .n_head = 3, .n_embd = 15, .block_size = 80, .vocab_size = 29, .bias = bias};
+    const int B = 2, T = 70;
+    Subject s = subject_new(engine, config, B, T, true);
+    subject_randomise(&s, 11);
+    int32_t *inputs = random_ids((size_t)B * T, 29, 1), *targets = random_ids((size_t)B * T, 29, 2);
+    targets[3] = -1;
+    engine->zero_grad(s.model);
+    engine->forward(s.model, inputs, targets, B, T, 1.0f / (B * T - 1));
+    engine->backward(s.model);
+    mean_loss(&s);
+    for (int i = 0; i < s.tensors.count; i++)
+        if (s.tensors.tensor[i].layer <= 0) difference_one(c, &s, &s.tensors.tensor[i], inputs, targets, B, T);
+    subject_free(&s);
+    free(inputs); free(targets);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The engine against itself
+
+static const TostConfig odd = {.n_layer = 2, .n_head = 3, .n_embd = 60, .block_size = 200, .vocab_size = 257, .bias = 1};
+
+static void test_causality(Checks* c, const TostEngine* engine) {
+    enum { B = 1, T = 150 };
+    Subject s = subject_new(engine, odd, B, T, false);
+    subject_randomise(&s, 3);
+    int32_t* ids = random_ids(T, odd.vocab_size, 4);
+    float* before = logits_of(&s, ids, B, T);
+    const int places[] = {0, 1, 63, 64, 65, 149};
+    for (size_t i = 0; i < countof(places); i++) {
+        const int t = places[i];
+        const size_t row = odd.vocab_size;
+        ids[t] = (ids[t] + 1) % odd.vocab_size;
+        float* after = logits_of(&s, ids, B, T);
+        check(c, memcmp(before, after, t * row * sizeof *before) == 0, "a change at t = %d moved an earlier logit", t);
+        check(c, memcmp(before + t * row, after + t * row, row * sizeof *before) != 0, "a change at t = %d moved nothing there", t);
+        check(c, t == T - 1 || memcmp(before + (T - 1) * row, after + (T - 1) * row, row * sizeof *before) != 0,
+              "a change at t = %d did not reach the end", t);
+        ids[t] = (ids[t] + odd.vocab_size - 1) % odd.vocab_size;
+        free(after);
+    }
+    free(before);
+    free(ids);
+    subject_free(&s);
+}
+
+// Prompts of several lengths by one forward, then token by token: the logits of the full forward at every position.
+static void test_decode(Checks* c, const TostEngine* engine) {
+    enum { B = 2, T = 140 };
+    const int prompts[] = {1, 2, 64, 100, T - 1};
+    const size_t V = odd.vocab_size;
+    Subject s = subject_new(engine, odd, B, T, false);
+    subject_randomise(&s, 5);
+    int32_t *ids = random_ids((size_t)B * T, odd.vocab_size, 6), *part = xmalloc((size_t)B * T * sizeof *part);
+    float *full = logits_of(&s, ids, B, T), *step = xmalloc(B * V * sizeof *step);
+    for (size_t i = 0; i < countof(prompts); i++) {
+        const int n = prompts[i];
+        double worst = 0;
+        for (int b = 0; b < B; b++) memcpy(part + (size_t)b * n, ids + (size_t)b * T, n * sizeof *part);
+        engine->decode_begin(step, s.model, part, B, n);
+        for (int t = n - 1; t < T; t++) {
+            for (int b = 0; b < B; b++) {
+                double* want = widen(full + ((size_t)b * T + t) * V, V);
+                const double error = relative_l2(step + b * V, want, V);
+                worst = error > worst || isnan(error) ? error : worst;
+                free(want);
+            }
+            if (t + 1 == T) break;
+            const int32_t next[B] = {ids[t + 1], ids[T + t + 1]};
+            engine->decode_step(step, s.model, next);
+        }
+        check(c, worst <= LIMIT_DECODE, "decode after a prompt of %d: relative L2 error %.3e", n, worst);
+    }
+    free(full); free(step); free(ids); free(part);
+    subject_free(&s);
+}
+
+// Logits of a sequence alone, cut short, and in a batch are those of the sequence in full.
+static void test_shapes(Checks* c, const TostEngine* engine) {
+    enum { B = 3, T = 130 };
+    const int lengths[] = {1, 2, 63, 64, 65, 128, 129, 130};
+    const size_t V = odd.vocab_size;
+    Subject s = subject_new(engine, odd, B, T, false);
+    subject_randomise(&s, 8);
+    int32_t* ids = random_ids((size_t)B * T, odd.vocab_size, 9);
+    float* full = logits_of(&s, ids, B, T);
+    for (size_t i = 0; i < countof(lengths); i++) {
+        const size_t n = lengths[i];
+        float* alone = logits_of(&s, ids + 2 * T, 1, (int)n);
+        double* want = widen(full + 2 * T * V, n * V);
+        const double error = relative_l2(alone, want, n * V);
+        check(c, error <= LIMIT_DECODE, "T = %zu alone against the batch of T = %d: relative L2 error %.3e", n, T, error);
+        free(alone);
+        free(want);
+    }
+    free(full);
+    free(ids);
+    subject_free(&s);
+}
+
+// Two halves of a batch, accumulated, give the gradient of the whole.
+static void test_accumulation(Checks* c, const TostEngine* engine) {
+    enum { B = 4, T = 33 };
+    Subject whole = subject_new(engine, odd, B, T, true), halves = subject_new(engine, odd, B, T, true);
+    int32_t *inputs = random_ids(B * T, odd.vocab_size, 12), *targets = random_ids(B * T, odd.vocab_size, 13);
+    const float scale = 1.0f / (B * T);
+    subject_randomise(&whole, 14);
+    subject_randomise(&halves, 14);
+    engine->forward(whole.model, inputs, targets, B, T, scale);
+    engine->backward(whole.model);
+    for (int i = 0; i < 2; i++) {
+        engine->forward(halves.model, inputs + i * B / 2 * T, targets + i * B / 2 * T, B / 2, T, scale);
+        engine->backward(halves.model);
+    }
+    check(c, fabs(mean_loss(&whole) - mean_loss(&halves)) <= 1e-6, "loss of two halves is not that of the whole");
+    for (int i = 0; i < whole.tensors.count; i++) {
+        const TostTensor* t = &whole.tensors.tensor[i];
+        float *a = subject_get(&halves, TOST_GRAD, t), *b = subject_get(&whole, TOST_GRAD, t);
+        double* want = widen(b, t->size);
+        const double error = relative_l2(a, want, t->size);
+        check(c, error <= LIMIT_PARAMS, "%s: gradient of two halves, relative L2 error %.3e", t->name, error);
+        free(a); free(b); free(want);
+    }
+    subject_free(&whole);
+    subject_free(&halves);
+    free(inputs); free(targets);
+}
+
+// The whole state after some updates, started from init_params. free()
+static float* state_after(const TostEngine* engine, int steps, size_t* n) {
+    enum { B = 3, T = 100 };
+    Subject s = subject_new(engine, odd, B, T, true);
+    init_params(engine, s.model, &s.tensors, odd.n_layer, 42);
+    for (int i = 0; i < steps; i++) {
+        int32_t *inputs = random_ids(B * T, odd.vocab_size, 100 + i), *targets = random_ids(B * T, odd.vocab_size, 200 + i);
+        const TostAdamW a = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .step = i + 1};
+        double norm;
+        train_step(&norm, &s, inputs, targets, B, T, a, 1.0);
+        free(inputs);
+        free(targets);
+    }
+    float* all = xcalloc(4 * s.tensors.flat_size, sizeof *all);
+    for (int state = 0; state < 4; state++)
+        for (int i = 0; i < s.tensors.count; i++)
+            engine->get(all + state * s.tensors.flat_size + s.tensors.tensor[i].offset, s.model, (TostState)state, &s.tensors.tensor[i]);
+    *n = 4 * s.tensors.flat_size;
+    subject_free(&s);
+    return all;
+}
+
+static void test_same_bits(Checks* c, const TostEngine* engine) {
+    size_t n;
+    float *a = state_after(engine, 4, &n), *b = state_after(engine, 4, &n), *fewer = state_after(engine, 3, &n);
+    check(c, memcmp(a, b, n * sizeof *a) == 0, "two runs of 4 updates differ");
+    check(c, memcmp(a, fewer, n * sizeof *a) != 0, "the fourth update changed nothing");
+    free(a); free(b); free(fewer);
+}
+
+// Only the rows that decay and the sizes of the published models: what the table says, counted.
+static void test_table(Checks* c) {
+    const struct { const char* preset; double millions; } published[] = {
+        {"tost-base", 109.6}, {"tost-medium", 303.7}, {"tost-large", 655.1},
+    };
+    for (size_t i = 0; i < countof(published); i++) {
+        const TostPreset* p = tost_preset_find(published[i].preset);
+        TostTensors t = tost_tensors(&p->config);
+        const double got = ((double)t.n_params - (double)p->config.block_size * p->config.n_embd) / 1e6;
+        check(c, fabs(got - published[i].millions) < 0.05, "%s: %.2fM parameters without wpe, published %.1fM", p->name, got,
+              published[i].millions);
+        tost_tensors_free(&t);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Scalar functions against libm in double
+
+static void test_scalars(Checks* c) {
+    double worst_exp = 0, worst_cdf = 0, worst_tail = 0;
+    for (int i = -87000; i <= 88000; i++) {
+        const float x = (float)i / 1000.0f;
+        worst_exp = fmax(worst_exp, fabs(exp_f32(x) / exp((double)x) - 1));
+    }
+    for (int i = -40000; i <= 40000; i++) {
+        float e;
+        const float x = (float)i / 4000.0f, got = normal_cdf(&e, x);
+        const double want = 0.5 * erfc(-(double)x / sqrt(2.0));
+        worst_cdf = fmax(worst_cdf, fabs(got - want));
+        if (x <= 0) worst_tail = fmax(worst_tail, fabs(got / want - 1));
+    }
+    printf("scalars: exp %.1e relative, normal_cdf %.1e absolute, %.1e relative below 0\n", worst_exp, worst_cdf, worst_tail);
+    check(c, worst_exp <= 2.5e-7, "exp_f32: relative error %.3e", worst_exp);
+    check(c, worst_cdf <= 2.5e-7, "normal_cdf: error %.3e", worst_cdf);
+    check(c, worst_tail <= 4e-6, "normal_cdf: relative error %.3e for x <= 0", worst_tail);
+    check(c, isnan(exp_f32(NAN)) && isnan(normal_cdf(&(float){0}, NAN)), "NaN was swallowed");
+}
+
+// ---------------------------------------------------------------------------------------------
+
+static void test_engine(Checks* c, const TostEngine* engine) {
+    char *golden = shared_path("golden"), *curve = shared_path("curve");
+    test_golden(c, engine, "dev/test/golden");
+    if (golden) test_golden(c, engine, golden);
+    else skip(c, "golden files of ../shared/golden: absent");
+    if (curve) test_curve(c, engine, curve);
+    else skip(c, "the recorded run of ../shared/curve: absent");
+    test_differences(c, engine, 0);
+    test_differences(c, engine, 1);
+    test_causality(c, engine);
+    test_decode(c, engine);
+    test_shapes(c, engine);
+    test_accumulation(c, engine);
+    test_same_bits(c, engine);
+    free(golden);
+    free(curve);
+}
+
+int main(int argc, char** argv) {
+    Checks c = {.suite = "test_tost"};
+    if (argc == 3 && strcmp(argv[1], "--golden") == 0) {
+        test_golden(&c, &tost_cpu_engine, argv[2]);
+        return checks_verdict(&c);
+    }
+    if (argc != 1) {
+        fprintf(stderr, "usage: test_tost [--golden DIR]\n");
+        return STATUS_USAGE;
+    }
+    test_table(&c);
+    test_scalars(&c);
+    test_engine(&c, &tost_cpu_engine);
+    return checks_verdict(&c);
+}

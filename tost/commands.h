@@ -1,0 +1,51 @@
+// commands.h: what a user can ask for. Each command returns the exit status of the process, after one line on
+// stderr if it failed.
+#ifndef TOST_COMMANDS_H
+#define TOST_COMMANDS_H
+
+#include "engine.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+int tost_main(int argc, char** argv, const TostEngine* engine);
+
+#ifdef __cplusplus
+}
+#else
+
+#include "checkpoint.h"
+#include "options.h"
+#include "tokenizer.h"
+
+int command_train(const Options* o, const TostEngine* engine);
+int command_sample(const Options* o, const TostEngine* engine);
+int command_eval(const Options* o, const TostEngine* engine);
+int command_tokenize(const Options* o);
+int command_info(const Options* o);
+
+// ---------------------------------------------------------------------------------------------
+// What they share (main.c)
+
+// Prints the error as the one line on stderr; returns STATUS_FAILED.
+int command_failed(const TostError* err);
+
+// A trained model for sample, eval and info: found by --model or as the newest run, then made once the
+// lengths are known.
+typedef struct {
+    const TostEngine* engine;
+    char*          file;      // its model.safetensors
+    CheckpointInfo info;
+    TostTensors    tensors;
+    TostModel*     model;     // NULL before trained_create
+} Trained;
+
+bool trained_find(Trained* t, const Options* o, const TostEngine* engine, TostError* err);
+bool trained_create(Trained* t, const Options* o, int max_batch, int max_seq, TostError* err);
+// --tokenizer, or the checkpoint's, which must be the file it was trained with. NULL on error.
+Tokenizer* trained_tokenizer(const Trained* t, const Options* o, TostError* err);
+void trained_free(Trained* t);
+
+#endif
+#endif

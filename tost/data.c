@@ -1,0 +1,572 @@
+// data.c: token shards by mmap, the two orders of samples, and the writer of shards.
+#include "data.h"
+#include "rng.h"
+
+#include <assert.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "shards are little-endian and mapped as they are");
+
+// ---------------------------------------------------------------------------------------------
+// Shards
+
+typedef struct {
+    uint32_t magic, version, n_tokens, unused[253];
+} ShardHeader;
+_Static_assert(sizeof(ShardHeader) == 1024, "256 int32, as llm.c writes them");
+
+typedef struct { uint32_t magic, version; int width; } ShardKind;
+
+enum { KIND_U16, KIND_U32, KINDS };
+static const ShardKind shard_kinds[KINDS] = {
+    [KIND_U16] = {20240520, 1, 2},
+    [KIND_U32] = {20240801, 7, 4},
+};
+
+static bool is_text(uint8_t c) { return (c >= 0x20 && c < 0x7f) || c == '\t' || c == '\n' || c == '\r'; }
+
+// Files that a raw shard cannot be told from by size, but a user may well give: text, and NumPy's .npy.
+// Text: tokens of two printable bytes each for 32 tokens on end do not happen, and nothing but text has them.
+static bool raw_is_plausible(const Shard* s, TostError* err) {
+    static const char npy[] = "\x93NUMPY";
+    size_t n = s->map_bytes < 512 ? (size_t)s->map_bytes : 512;
+    if (n >= sizeof npy - 1 && memcmp(s->map, npy, sizeof npy - 1) == 0) {
+        return tost_error(err, "%s: a NumPy .npy file: write raw uint16 ids with tofile() instead", s->path);
+    }
+    size_t printable = 0;
+    while (printable < n && is_text(s->map[printable])) printable++;
+    if (n >= 64 && printable == n) {
+        return tost_error(err, "%s: text, not token ids: run `tokenize` on it first", s->path);
+    }
+    return true;
+}
+
+static bool shard_layout(Shard* s, TostError* err) {
+    uint64_t size = s->map_bytes;
+    uint32_t magic = 0;
+    if (size >= sizeof magic) memcpy(&magic, s->map, sizeof magic);
+    const ShardKind* kind = NULL;
+    for (int k = 0; k < KINDS; k++) {
+        if (magic == shard_kinds[k].magic) kind = &shard_kinds[k];
+    }
+    if (!kind) {
+        s->width = 2;
+        s->first = 0;
+        s->n_tokens = size / 2;
+        if (size % 2) {
+            return tost_error(err, "%s: %" PRIu64 " bytes without a shard's header: raw uint16 ids have an "
+                              "even size", s->path, size);
+        }
+        return raw_is_plausible(s, err);
+    }
+    ShardHeader h;
+    if (size < sizeof h) {
+        return tost_error(err, "%s: cut short: %" PRIu64 " bytes, but the header alone has %zu", s->path,
+                          size, sizeof h);
+    }
+    memcpy(&h, s->map, sizeof h);
+    s->width = kind->width;
+    s->first = sizeof h;
+    s->n_tokens = h.n_tokens;
+    if (h.version != kind->version) {
+        return tost_error(err,
+                          "%s: version %" PRIu32 " at offset 4, but a shard of kind %" PRIu32 " has %" PRIu32,
+                          s->path, h.version, h.magic, kind->version);
+    }
+    uint64_t bytes = size - sizeof h, claimed = s->n_tokens * (uint64_t)s->width;
+    if (bytes < claimed) {
+        return tost_error(err, "%s: cut short: claims %" PRIu64 " tokens at offset 8, but its %" PRIu64
+                          " bytes hold %" PRIu64, s->path, s->n_tokens, size, bytes / (uint64_t)s->width);
+    }
+    if (bytes > claimed) {
+        return tost_error(err, "%s: claims %" PRIu64 " tokens at offset 8, but has %" PRIu64 " bytes after "
+                          "them: not a finished shard", s->path, s->n_tokens, bytes - claimed);
+    }
+    return s->n_tokens > 0 || tost_error(err, "%s: no tokens in it", s->path);
+}
+
+static bool shard_map(Shard* s, int fd, TostError* err) {
+    struct stat st;
+    if (fstat(fd, &st) != 0) return tost_error(err, "%s: cannot be looked at: %s", s->path, strerror(errno));
+    if (S_ISDIR(st.st_mode)) {
+        return tost_error(err, "%s: a folder, not a shard: name its files, as in '%s/*.bin'", s->path,
+                          s->path);
+    }
+    if (!S_ISREG(st.st_mode)) return tost_error(err, "%s: not a regular file", s->path);
+    if (st.st_size == 0) return tost_error(err, "%s: empty", s->path);
+    s->map_bytes = (uint64_t)st.st_size;
+    void* map = mmap(NULL, (size_t)s->map_bytes, PROT_READ, MAP_SHARED, fd, 0);
+    if (map == MAP_FAILED) {
+        return tost_error(err, "%s: %" PRIu64 " bytes cannot be mapped: %s", s->path, s->map_bytes,
+                          strerror(errno));
+    }
+    s->map = map;
+    return shard_layout(s, err);
+}
+
+bool shard_open(Shard* s, const char* path, TostError* err) {
+    *s = (Shard){0};
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // non-blocking: a FIFO is refused at once
+    if (fd < 0) return tost_error(err, "%s: cannot be opened: %s", path, strerror(errno));
+    s->path = xstrdup(path);
+    bool ok = shard_map(s, fd, err);
+    close(fd);
+    if (!ok) shard_close(s);
+    return ok;
+}
+
+void shard_close(Shard* s) {
+    if (s->map) munmap((void*)(uintptr_t)s->map, (size_t)s->map_bytes);
+    free(s->path);
+    *s = (Shard){0};
+}
+
+uint32_t shard_token(const Shard* s, uint64_t i) {
+    const uint8_t* p = s->map + s->first;
+    return s->width == 2 ? ((const uint16_t*)p)[i] : ((const uint32_t*)p)[i];
+}
+
+// The largest id of tokens first … first + n - 1: two plain loops, which compilers turn into vector maxima.
+static uint32_t largest_id(const Shard* s, uint64_t first, uint64_t n) {
+    const uint8_t* p = s->map + s->first + first * (uint64_t)s->width;
+    if (s->width == 2) {
+        const uint16_t* ids = (const uint16_t*)p;
+        uint16_t top = 0;
+        for (uint64_t i = 0; i < n; i++) top = ids[i] > top ? ids[i] : top;
+        return top;
+    }
+    const uint32_t* ids = (const uint32_t*)p;
+    uint32_t top = 0;
+    for (uint64_t i = 0; i < n; i++) top = ids[i] > top ? ids[i] : top;
+    return top;
+}
+
+// The error of the first foreign id at or after token i; there is one.
+static bool refuse_id(const Shard* s, uint64_t i, uint32_t vocab_size, TostError* err) {
+    while (shard_token(s, i) < vocab_size) i++;
+    return tost_error(err, "%s: token %" PRIu64 " is %" PRIu32 ", but the vocabulary has %" PRIu32 " ids: "
+                      "the shard was made by another tokenizer, or --vocab-size is too small", s->path, i,
+                      shard_token(s, i), vocab_size);
+}
+
+bool shard_check_ids(const Shard* s, uint32_t vocab_size, TostError* err) {
+    const uint64_t block = 1 << 20;
+    int64_t blocks = (int64_t)((s->n_tokens + block - 1) / block);
+    uint32_t top = 0;
+    #pragma omp parallel for reduction(max : top) schedule(static)
+    for (int64_t i = 0; i < blocks; i++) {
+        uint64_t first = (uint64_t)i * block, left = s->n_tokens - first;
+        uint32_t id = largest_id(s, first, left < block ? left : block);
+        top = id > top ? id : top;
+    }
+    return top < vocab_size || refuse_id(s, 0, vocab_size, err);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The data set
+
+struct DataSet {
+    Shard*    shards;            // in name order
+    int       n_shards, T;
+    uint32_t  vocab_size;
+    DataOrder order;
+    uint64_t  seed;
+    uint64_t  samples;           // an epoch
+    uint64_t* start;             // (n_shards + 1) sequential: first token of a shard in the joined stream
+    char*     dir;
+
+    // Shuffled: the epoch and, within it, the shard dealt out last.
+    uint64_t  epoch;             // NO_EPOCH before the first
+    uint32_t* turn;              // (n_shards) turn k of the epoch is shard turn[k]
+    uint64_t* turn_start;        // (n_shards + 1) first sample of turn k, from the start of the epoch
+    int       at;                // the turn that perm and offset belong to; -1 where none
+    uint64_t  offset;            // token that the shard's grid of samples starts at
+    uint32_t* perm;              // place within the shard's turn -> sample of the shard
+};
+
+static const uint64_t NO_EPOCH = UINT64_MAX;
+static const uint64_t SCAN_BYTES = 1 << 30;  // ids of so much are checked when opening, all when dealt out
+
+static uint64_t shard_samples(const DataSet* d, int s) {
+    return (d->shards[s].n_tokens - 1) / (uint64_t)d->T;
+}
+
+// Opens all shards, and checks the ids of the first gibibyte.
+static bool open_shards(DataSet* d, const PathList* list, TostError* err) {
+    uint64_t scanned = 0;
+    d->shards = xcalloc((size_t)list->count, sizeof *d->shards);
+    for (; d->n_shards < list->count; d->n_shards++) {
+        Shard* s = &d->shards[d->n_shards];
+        if (!shard_open(s, list->paths[d->n_shards], err)) return false;
+        scanned += s->map_bytes;
+        if (scanned <= SCAN_BYTES && !shard_check_ids(s, d->vocab_size, err)) {
+            shard_close(s);
+            return false;
+        }
+    }
+    return true;
+}
+
+// Counts tokens and samples; fails where they do not suffice for one sample.
+static bool count_samples(DataSet* d, const char* glob, TostError* err) {
+    uint64_t T = (uint64_t)d->T, in_shards = 0;
+    d->start = xcalloc((size_t)d->n_shards + 1, sizeof *d->start);
+    for (int s = 0; s < d->n_shards; s++) {
+        d->start[s + 1] = d->start[s] + d->shards[s].n_tokens;
+        in_shards += shard_samples(d, s);
+        if (d->order == ORDER_SHUFFLED && shard_samples(d, s) > UINT32_MAX) {
+            return tost_error(err, "%s: %" PRIu64 " samples of --seq %d, but a shuffled shard has %" PRIu32
+                              " at most: use a longer --seq or --order sequential", d->shards[s].path,
+                              shard_samples(d, s), d->T, UINT32_MAX);
+        }
+    }
+    uint64_t tokens = d->start[d->n_shards];
+    if (tokens < T + 1) {
+        return tost_error(err, "%s: %" PRIu64 " tokens in %d shard%s, but --seq %d needs %" PRIu64 " or more",
+                          glob, tokens, d->n_shards, d->n_shards == 1 ? "" : "s", d->T, T + 1);
+    }
+    d->samples = d->order == ORDER_SEQUENTIAL ? (tokens - 1) / T : in_shards;
+    return d->samples > 0
+        || tost_error(err, "%s: no shard alone has the %" PRIu64 " tokens that --seq %d needs: use a shorter "
+                      "--seq or --order sequential", glob, T + 1, d->T);
+}
+
+DataSet* data_open(const char* glob, int T, uint32_t vocab_size, DataOrder order, uint64_t seed,
+                   TostError* err) {
+    assert(T > 0);
+    PathList list;
+    if (!expand_glob(&list, glob, err)) return NULL;
+    DataSet* d = xcalloc(1, sizeof *d);
+    d->T = T;
+    d->vocab_size = vocab_size;
+    d->order = order;
+    d->seed = seed;
+    d->epoch = NO_EPOCH;
+    d->at = -1;
+    d->dir = path_dir(list.paths[0]);
+    bool ok = open_shards(d, &list, err) && count_samples(d, glob, err);
+    free_paths(&list);
+    if (!ok) {
+        data_close(d);
+        return NULL;
+    }
+    return d;
+}
+
+void data_close(DataSet* d) {
+    if (!d) return;
+    for (int s = 0; s < d->n_shards; s++) shard_close(&d->shards[s]);
+    free(d->shards);
+    free(d->start);
+    free(d->dir);
+    free(d->turn);
+    free(d->turn_start);
+    free(d->perm);
+    free(d);
+}
+
+int         data_shards(const DataSet* d)  { return d->n_shards; }
+uint64_t    data_tokens(const DataSet* d)  { return d->start[d->n_shards]; }
+uint64_t    data_samples(const DataSet* d) { return d->samples; }
+const char* data_dir(const DataSet* d)     { return d->dir; }
+
+// ---------------------------------------------------------------------------------------------
+// Samples
+
+static Rng shuffle_rng(const DataSet* d, uint64_t slot) {
+    return rng_seeded(d->seed, ((uint64_t)0xda7a << 48) + (d->epoch << 24) + slot);
+}
+
+// 0 … n - 1 in a random order (Fisher and Yates)
+static void permute(uint32_t* out, uint64_t n, Rng* r) {
+    for (uint64_t i = 0; i < n; i++) out[i] = (uint32_t)i;
+    for (uint64_t i = n; i-- > 1;) {
+        uint64_t j = rng_below(r, i + 1);
+        uint32_t swap = out[i];
+        out[i] = out[j];
+        out[j] = swap;
+    }
+}
+
+static void enter_epoch(DataSet* d, uint64_t epoch) {
+    if (d->epoch == epoch) return;
+    size_t n = (size_t)d->n_shards;
+    d->epoch = epoch;
+    d->at = -1;
+    d->turn = xrealloc(d->turn, n * sizeof *d->turn);
+    d->turn_start = xrealloc(d->turn_start, (n + 1) * sizeof *d->turn_start);
+    Rng r = shuffle_rng(d, 0);
+    permute(d->turn, n, &r);
+    d->turn_start[0] = 0;
+    for (size_t k = 0; k < n; k++) {
+        d->turn_start[k + 1] = d->turn_start[k] + shard_samples(d, (int)d->turn[k]);
+    }
+}
+
+static void enter_turn(DataSet* d, int k) {
+    if (d->at == k) return;
+    uint32_t s = d->turn[k];
+    uint64_t samples = shard_samples(d, (int)s);
+    d->at = k;
+    d->perm = xrealloc(d->perm, (size_t)samples * sizeof *d->perm);
+    Rng r = shuffle_rng(d, 1 + (uint64_t)s);
+    d->offset = rng_below(&r, d->shards[s].n_tokens - samples * (uint64_t)d->T);
+    permute(d->perm, samples, &r);
+}
+
+// The last k with start[k] <= x; start is (n + 1), rises, and start[0] <= x < start[n]
+static int find_interval(const uint64_t* start, int n, uint64_t x) {
+    int lo = 0, hi = n;
+    while (hi - lo > 1) {
+        int mid = lo + (hi - lo) / 2;
+        if (start[mid] <= x) lo = mid; else hi = mid;
+    }
+    return lo;
+}
+
+// Shard and token that sample i starts at
+static int locate(DataSet* d, uint64_t* first, uint64_t i) {
+    uint64_t in_epoch = i % d->samples;
+    if (d->order == ORDER_SEQUENTIAL) {
+        uint64_t token = in_epoch * (uint64_t)d->T;
+        int s = find_interval(d->start, d->n_shards, token);
+        *first = token - d->start[s];
+        return s;
+    }
+    enter_epoch(d, i / d->samples);
+    int k = find_interval(d->turn_start, d->n_shards, in_epoch);
+    enter_turn(d, k);
+    *first = d->offset + d->perm[in_epoch - d->turn_start[k]] * (uint64_t)d->T;
+    return (int)d->turn[k];
+}
+
+static bool copy_ids(int32_t* out, const Shard* s, uint64_t first, uint64_t n, uint32_t vocab_size,
+                     TostError* err) {
+    if (n && largest_id(s, first, n) >= vocab_size) return refuse_id(s, first, vocab_size, err);
+    const uint8_t* p = s->map + s->first + first * (uint64_t)s->width;
+    if (s->width == 2) {
+        for (uint64_t i = 0; i < n; i++) out[i] = ((const uint16_t*)p)[i];
+    } else {
+        memcpy(out, p, (size_t)n * 4);
+    }
+    return true;
+}
+
+// n ids from token first of shard s on; in sequential order they may run over into the shards after it.
+static bool copy_stream(int32_t* out, const DataSet* d, int s, uint64_t first, uint64_t n, TostError* err) {
+    while (n) {
+        uint64_t left = d->shards[s].n_tokens - first;
+        uint64_t here = left < n ? left : n;
+        if (!copy_ids(out, &d->shards[s], first, here, d->vocab_size, err)) return false;
+        out += here;
+        n -= here;
+        first += here;
+        if (first == d->shards[s].n_tokens && s + 1 < d->n_shards) s++, first = 0;
+    }
+    return true;
+}
+
+bool data_batch(DataSet* d, int32_t* inputs, int32_t* targets, uint64_t first, int B, TostError* err) {
+    size_t T = (size_t)d->T;
+    for (size_t b = 0; b < (size_t)B; b++) {
+        uint64_t token;
+        int s = locate(d, &token, first + b);
+        int32_t* x = inputs + b * T;
+        int32_t* y = targets + b * T;
+        int32_t last[1];
+        if (!copy_stream(x, d, s, token, T, err)) return false;
+        token += T;  // the one target that is no input, perhaps some shards further on
+        while (token >= d->shards[s].n_tokens) token -= d->shards[s++].n_tokens;
+        if (!copy_stream(last, d, s, token, 1, err)) return false;
+        memcpy(y, x + 1, (T - 1) * sizeof *y);
+        y[T - 1] = last[0];
+    }
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Writing
+
+enum { MAX_SHARDS = 1000000 };  // six digits: name order is the order of the tokens
+
+struct ShardWriter {
+    char*    prefix;
+    uint32_t vocab_size;
+    int      kind;
+    uint64_t shard_tokens;
+    FILE*    out;           // the shard being written; NULL between shards
+    char*    path;          // its name, with .tmp
+    uint64_t in_shard;      // tokens in it
+    uint64_t total;         // tokens in all
+    int      shards;        // begun so far
+};
+
+static char* shard_name(const ShardWriter* w, int i, bool tmp) {
+    return xasprintf("%s_%06d.bin%s", w->prefix, i, tmp ? ".tmp" : "");
+}
+
+// Is name BASE_NNNNNN.bin?
+static bool is_shard_of(const char* name, const char* base) {
+    size_t n = strlen(base);
+    if (strncmp(name, base, n) != 0 || name[n] != '_') return false;
+    size_t digits = strspn(name + n + 1, "0123456789");
+    return digits == 6 && strcmp(name + n + 1 + digits, ".bin") == 0;
+}
+
+// Old shards beside new ones would be read as one set.
+static bool refuse_old_shards(const char* dir, const char* prefix, TostError* err) {
+    const char* slash = strrchr(prefix, '/');
+    const char* base = slash ? slash + 1 : prefix;
+    DIR* entries = opendir(dir);
+    if (!entries) return tost_error(err, "%s: the folder cannot be opened: %s", dir, strerror(errno));
+    char* found = NULL;  // the first in name order, so that the message does not depend on the file system
+    int count = 0;
+    for (struct dirent* e; (e = readdir(entries));) {
+        if (!is_shard_of(e->d_name, base)) continue;
+        count++;
+        if (found && strcmp(found, e->d_name) <= 0) continue;
+        free(found);
+        found = xstrdup(e->d_name);
+    }
+    closedir(entries);
+    if (count == 1) {
+        tost_error(err, "%s/%s: exists already: remove it, or choose another --out", dir, found);
+    } else if (count) {
+        tost_error(err, "%s/%s and %d more of its set exist already: remove them, or choose another --out",
+                   dir, found, count - 1);
+    }
+    free(found);
+    return count == 0;
+}
+
+ShardWriter* shard_writer_open(const char* prefix, uint32_t vocab_size, uint64_t shard_tokens,
+                               TostError* err) {
+    size_t n = strlen(prefix);
+    if (n == 0 || prefix[n - 1] == '/') {
+        tost_error(err, "--out '%s': a prefix of file names is wanted: data/my makes data/my_000000.bin",
+                   prefix);
+        return NULL;
+    }
+    if (shard_tokens < 1 || shard_tokens > INT32_MAX) {  // the header's count is an int32
+        tost_error(err, "--shard-tokens %" PRIu64 ": 1 to %d are possible", shard_tokens, INT32_MAX);
+        return NULL;
+    }
+    char* dir = path_dir(prefix);
+    bool ok = make_dirs(dir, err) && refuse_old_shards(dir, prefix, err);
+    free(dir);
+    if (!ok) return NULL;
+    ShardWriter* w = xcalloc(1, sizeof *w);
+    w->prefix = xstrdup(prefix);
+    w->vocab_size = vocab_size;
+    w->kind = vocab_size <= 65536 ? KIND_U16 : KIND_U32;
+    w->shard_tokens = shard_tokens;
+    return w;
+}
+
+static bool write_failed(const ShardWriter* w, TostError* err) {
+    return tost_error(err, "%s: cannot be written after %" PRIu64 " tokens: %s", w->path, w->in_shard,
+                      strerror(errno));
+}
+
+static bool begin_shard(ShardWriter* w, TostError* err) {
+    if (w->shards == MAX_SHARDS) {
+        return tost_error(err, "%s: %d shards are full: choose more --shard-tokens than %" PRIu64, w->prefix,
+                          MAX_SHARDS, w->shard_tokens);
+    }
+    free(w->path);
+    w->path = shard_name(w, w->shards, true);
+    w->in_shard = 0;
+    w->out = fopen(w->path, "wb");
+    if (!w->out) return tost_error(err, "%s: cannot be made: %s", w->path, strerror(errno));
+    w->shards++;
+    ShardHeader blank = {0};  // no magic until the count is known: a torn shard is not taken for a whole one
+    return fwrite(&blank, sizeof blank, 1, w->out) == 1 || write_failed(w, err);
+}
+
+// Sets the header, and has all of it on disk.
+static bool end_shard(ShardWriter* w, TostError* err) {
+    const ShardKind* kind = &shard_kinds[w->kind];
+    ShardHeader h = {.magic = kind->magic, .version = kind->version, .n_tokens = (uint32_t)w->in_shard};
+    bool ok = fflush(w->out) == 0 && fseek(w->out, 0, SEEK_SET) == 0 && fwrite(&h, sizeof h, 1, w->out) == 1
+        && fflush(w->out) == 0 && fsync(fileno(w->out)) == 0;
+    if (!ok) write_failed(w, err);
+    if (fclose(w->out) != 0 && ok) ok = write_failed(w, err);
+    w->out = NULL;
+    return ok;
+}
+
+bool shard_writer_append(ShardWriter* w, const uint32_t* ids, size_t n, TostError* err) {
+    enum { CHUNK = 4096 };
+    int width = shard_kinds[w->kind].width;
+    while (n) {
+        if (!w->out && !begin_shard(w, err)) return false;
+        uint8_t bytes[CHUNK * 4];
+        uint64_t room = w->shard_tokens - w->in_shard;
+        size_t m = n < CHUNK ? n : CHUNK;
+        if (m > room) m = (size_t)room;
+        for (size_t i = 0; i < m; i++) {
+            assert(ids[i] < w->vocab_size);
+            memcpy(bytes + i * (size_t)width, &ids[i], (size_t)width);  // the low bytes come first
+        }
+        if (fwrite(bytes, (size_t)width, m, w->out) != m) return write_failed(w, err);
+        w->in_shard += m;
+        w->total += m;
+        ids += m;
+        n -= m;
+        if (w->in_shard == w->shard_tokens && !end_shard(w, err)) return false;
+    }
+    return true;
+}
+
+// Frees w and removes its shards: the first `renamed` have their final names by now, the others end in .tmp.
+static void discard(ShardWriter* w, int renamed) {
+    if (w->out) fclose(w->out);
+    for (int i = 0; i < w->shards; i++) {
+        char* path = shard_name(w, i, i >= renamed);
+        unlink(path);
+        free(path);
+    }
+    free(w->path);
+    free(w->prefix);
+    free(w);
+}
+
+void shard_writer_abandon(ShardWriter* w) {
+    if (w) discard(w, 0);
+}
+
+static bool rename_shard(const ShardWriter* w, int i, TostError* err) {
+    char* from = shard_name(w, i, true);
+    char* to = shard_name(w, i, false);
+    bool ok = rename(from, to) == 0
+        || tost_error(err, "%s: cannot be renamed to %s: %s", from, to, strerror(errno));
+    free(from);
+    free(to);
+    return ok;
+}
+
+bool shard_writer_close(ShardWriter* w, uint64_t* tokens, int* shards, TostError* err) {
+    int renamed = 0;
+    bool ok = !w->out || end_shard(w, err);
+    while (ok && renamed < w->shards) {
+        ok = rename_shard(w, renamed, err);
+        renamed += ok;
+    }
+    char* dir = path_dir(w->prefix);
+    ok = ok && sync_dir(dir, err);
+    free(dir);
+    *tokens = w->total;
+    *shards = w->shards;
+    if (ok) w->shards = 0;  // nothing to remove
+    discard(w, renamed);
+    return ok;
+}

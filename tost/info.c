@@ -1,0 +1,55 @@
+// info.c: what a model file, a checkpoint or a run holds.
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+#include "commands.h"
+
+static void print_file(const char* label, const char* path) {
+    struct stat st;
+    char size[32];
+    if (stat(path, &st) == 0) printf("%-12s%s, %s\n", label, path, human_bytes(size, (double)st.st_size));
+}
+
+static void print_model(const Trained* t) {
+    const TostConfig* c = &t->info.config;
+    const size_t n = t->tensors.n_params, positions = (size_t)c->block_size * c->n_embd;
+    char all[32], without[32];
+    printf("%-12s%d layers, %d heads, %d channels, block size %d, vocabulary %d, %s bias\n", "model",
+           c->n_layer, c->n_head, c->n_embd, c->block_size, c->vocab_size, c->bias ? "with" : "no");
+    printf("%-12s%zu (%s; %s without wpe), %d tensors\n", "parameters", n, human_count(all, (double)n),
+           human_count(without, (double)(n - positions)), t->tensors.count);
+}
+
+static void print_training(const CheckpointInfo* info) {
+    char tokens[32];
+    if (info->n_options == 0) printf("%-12snot said: not a checkpoint of this program\n", "trained");
+    else printf("%-12s%lld updates, %lld tokens (%s) seen\n", "trained", (long long)info->step,
+                (long long)info->tokens, human_count(tokens, (double)info->tokens));
+    if (isfinite(info->best_val_loss))
+        printf("%-12s%.6f nats/token, the best so far\n", "val loss", info->best_val_loss);
+    if (info->tokenizer)
+        printf("%-12s%s, CRC-32 %08x\n", "tokenizer", info->tokenizer, (unsigned)info->tokenizer_hash);
+    else printf("%-12snone named\n", "tokenizer");
+    for (int i = 0; i < info->n_options; i++)
+        printf("%-12s%-14s %s\n", i == 0 ? "options" : "", info->options[i].key, info->options[i].value);
+}
+
+int command_info(const Options* o) {
+    TostError err;
+    Trained t;
+    const bool ok = trained_find(&t, o, NULL, &err);
+    if (ok) {
+        char* dir = path_dir(t.file);
+        char* moments = path_join(dir, "optimizer.safetensors");
+        print_file("file", t.file);
+        print_file("optimizer", moments);
+        print_model(&t);
+        print_training(&t.info);
+        free(moments);
+        free(dir);
+    }
+    trained_free(&t);
+    return ok ? 0 : command_failed(&err);
+}

@@ -1,0 +1,298 @@
+// json.c: the pull parser. Every byte is looked at before it is believed; nothing is allocated.
+#include "json.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+Json json_open(const char* text, size_t n, TostError* err) {
+    return (Json){.start = text, .p = text, .end = text + n, .err = err};
+}
+
+static bool wanted(Json* j, const char* what) {
+    size_t at = (size_t)(j->p - j->start);
+    if (j->p == j->end) return tost_error(j->err, "byte %zu: %s wanted, the end found", at, what);
+    unsigned char c = (unsigned char)*j->p;
+    if (c >= 0x20 && c < 0x7f) return tost_error(j->err, "byte %zu: %s wanted, '%c' found", at, what, c);
+    return tost_error(j->err, "byte %zu: %s wanted, byte 0x%02x found", at, what, c);
+}
+
+static void skip_space(Json* j) {
+    while (j->p < j->end && (*j->p == ' ' || *j->p == '\t' || *j->p == '\n' || *j->p == '\r')) j->p++;
+}
+
+static bool take(Json* j, char c) {
+    if (j->p == j->end || *j->p != c) return false;
+    j->p++;
+    return true;
+}
+
+static bool digit_ahead(const Json* j) { return j->p < j->end && *j->p >= '0' && *j->p <= '9'; }
+
+JsonKind json_peek(Json* j) {
+    skip_space(j);
+    if (j->p == j->end) return JSON_BAD;
+    switch (*j->p) {
+        case '{': return JSON_OBJECT;
+        case '[': return JSON_ARRAY;
+        case '"': return JSON_STRING;
+        case 't': return JSON_TRUE;
+        case 'f': return JSON_FALSE;
+        case 'n': return JSON_NULL;
+        default:  return digit_ahead(j) || *j->p == '-' ? JSON_NUMBER : JSON_BAD;
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Objects and arrays
+
+bool json_enter(Json* j, JsonKind kind) {
+    bool object = kind == JSON_OBJECT;
+    skip_space(j);
+    if (j->p < j->end && *j->p == (object ? '{' : '[') && j->depth == JSON_MAX_DEPTH) {
+        size_t at = (size_t)(j->p - j->start);
+        return tost_error(j->err, "byte %zu: nested deeper than %d", at, JSON_MAX_DEPTH);
+    }
+    if (!take(j, object ? '{' : '[')) return wanted(j, object ? "an object" : "an array");
+    uint64_t bit = (uint64_t)1 << j->depth++;
+    j->objects = object ? j->objects | bit : j->objects & ~bit;
+    j->fresh = true;
+    return true;
+}
+
+int json_next(Json* j) {
+    bool object = j->depth && j->objects >> (j->depth - 1) & 1;
+    bool fresh = j->fresh;
+    j->fresh = false;
+    skip_space(j);
+    if (j->depth && take(j, object ? '}' : ']')) {
+        j->depth--;
+        return 0;
+    }
+    if (fresh || take(j, ',')) return 1;
+    wanted(j, object ? "',' or '}'" : "',' or ']'");
+    return -1;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Strings
+
+int utf8_length(const char* p, const char* end) {
+    const unsigned char* u = (const unsigned char*)p;
+    size_t left = (size_t)(end - p);
+    if (!left) return 0;
+    int n = u[0] < 0x80 ? 1 : u[0] < 0xc2 ? 0 : u[0] < 0xe0 ? 2 : u[0] < 0xf0 ? 3 : u[0] < 0xf5 ? 4 : 0;
+    if ((size_t)n > left) return 0;
+    for (int i = 1; i < n; i++) {
+        if ((u[i] & 0xc0) != 0x80) return 0;
+    }
+    bool overlong = (u[0] == 0xe0 && u[1] < 0xa0) || (u[0] == 0xf0 && u[1] < 0x90);
+    bool surrogate = u[0] == 0xed && u[1] > 0x9f, too_large = u[0] == 0xf4 && u[1] > 0x8f;  // over U+10FFFF
+    return overlong || surrogate || too_large ? 0 : n;
+}
+
+static int utf8_put(char out[4], uint32_t c) {
+    if (c < 0x80) {
+        out[0] = (char)c;
+        return 1;
+    }
+    int n = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+    for (int i = n - 1; i > 0; i--, c >>= 6) out[i] = (char)(0x80 | (c & 0x3f));
+    out[0] = (char)((0xf00 >> n & 0xff) | c);  // n ones, then a zero: 110…, 1110…, 11110…
+    return n;
+}
+
+static bool hex4(Json* j, uint32_t* out) {
+    *out = 0;
+    for (int i = 0; i < 4; i++, j->p++) {
+        char c = j->p < j->end ? *j->p : 0;
+        int v = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10
+              : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+        if (v < 0) return wanted(j, "a hexadecimal digit");
+        *out = *out << 4 | (uint32_t)v;
+    }
+    return true;
+}
+
+// The character of \uXXXX, j->p after the u; two of them where they are a surrogate pair.
+static bool unicode_escape(Json* j, uint32_t* c) {
+    const uint32_t replacement = 0xfffd;
+    if (!hex4(j, c)) return false;
+    if (*c < 0xd800 || *c > 0xdfff) return true;
+    bool high = *c < 0xdc00;
+    if (high && j->end - j->p >= 2 && j->p[0] == '\\' && j->p[1] == 'u') {
+        const char* before = j->p;
+        uint32_t low;
+        j->p += 2;
+        if (!hex4(j, &low)) return false;
+        if (low >= 0xdc00 && low <= 0xdfff) {
+            *c = 0x10000 + ((*c - 0xd800) << 10) + (low - 0xdc00);
+            return true;
+        }
+        j->p = before;  // an escape of its own
+    }
+    *c = replacement;
+    return true;
+}
+
+// The bytes of the escape at j->p (a backslash); 0 on error.
+static int escape(Json* j, char out[4]) {
+    static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
+    j->p++;
+    if (take(j, 'u')) {
+        uint32_t c;
+        return unicode_escape(j, &c) ? utf8_put(out, c) : 0;
+    }
+    const char* at = j->p < j->end && *j->p ? strchr(from, *j->p) : NULL;
+    if (!at) {
+        wanted(j, "one of \"\\/bfnrtu after a backslash");
+        return 0;
+    }
+    j->p++;
+    out[0] = to[at - from];
+    return 1;
+}
+
+// Reads a string; without out it is only checked.
+static bool read_string(Json* j, char* out, size_t cap, size_t* len, const char* what) {
+    skip_space(j);
+    size_t at = (size_t)(j->p - j->start), n = 0;
+    if (!take(j, '"')) return wanted(j, what);
+    while (!take(j, '"')) {
+        char decoded[4];
+        const char* bytes = j->p;
+        int m;
+        if (j->p == j->end) return wanted(j, "the closing quote of a string");
+        if ((unsigned char)*j->p < 0x20) return wanted(j, "an escape instead of a control character");
+        if (*j->p == '\\') {
+            m = escape(j, decoded);
+            bytes = decoded;
+            if (!m) return false;
+        } else {
+            m = utf8_length(j->p, j->end);
+            if (!m) return wanted(j, "valid UTF-8");
+            j->p += m;
+        }
+        if (out) {
+            if (n + (size_t)m >= cap) {
+                return tost_error(j->err, "byte %zu: a string longer than %zu bytes", at, cap ? cap - 1 : 0);
+            }
+            for (int i = 0; i < m; i++) out[n + (size_t)i] = bytes[i];
+        }
+        n += (size_t)m;
+    }
+    if (out) {
+        if (!cap) return tost_error(j->err, "byte %zu: no room for a string", at);
+        out[n] = 0;
+    }
+    if (len) *len = n;
+    return true;
+}
+
+static bool read_colon(Json* j) {
+    skip_space(j);
+    return take(j, ':') || wanted(j, "':'");
+}
+
+bool json_key(Json* j, char* out, size_t cap, size_t* len) {
+    return read_string(j, out, cap, len, "a \"key\"") && read_colon(j);
+}
+
+bool json_string(Json* j, char* out, size_t cap, size_t* len) {
+    return read_string(j, out, cap, len, "a string");
+}
+
+// ---------------------------------------------------------------------------------------------
+// Numbers and the rest
+
+// Moves over a number as the RFC spells it. *integer: it has neither fraction nor exponent.
+static bool scan_number(Json* j, bool* integer) {
+    *integer = true;
+    take(j, '-');
+    if (!digit_ahead(j)) return wanted(j, "a digit");
+    if (take(j, '0')) {
+        if (digit_ahead(j)) return wanted(j, "no digit after a leading 0");
+    }
+    while (digit_ahead(j)) j->p++;
+    if (take(j, '.')) {
+        *integer = false;
+        if (!digit_ahead(j)) return wanted(j, "a digit after the point");
+        while (digit_ahead(j)) j->p++;
+    }
+    if (take(j, 'e') || take(j, 'E')) {
+        *integer = false;
+        if (!take(j, '+')) take(j, '-');
+        if (!digit_ahead(j)) return wanted(j, "a digit in the exponent");
+        while (digit_ahead(j)) j->p++;
+    }
+    return true;
+}
+
+bool json_u64(Json* j, uint64_t* out) {
+    bool integer;
+    uint64_t v = 0;
+    skip_space(j);
+    const char* first = j->p;
+    if (!digit_ahead(j)) return wanted(j, "a non-negative integer");
+    if (!scan_number(j, &integer)) return false;
+    size_t at = (size_t)(first - j->start);
+    if (!integer) return tost_error(j->err, "byte %zu: an integer without fraction or exponent wanted", at);
+    for (const char* p = first; p < j->p; p++) {
+        uint64_t digit = (uint64_t)(*p - '0');
+        if (__builtin_mul_overflow(v, (uint64_t)10, &v) || __builtin_add_overflow(v, digit, &v)) {
+            return tost_error(j->err, "byte %zu: an integer over 2^64 - 1", at);
+        }
+    }
+    *out = v;
+    return true;
+}
+
+bool json_double(Json* j, double* out) {
+    enum { LONGEST = 400 };  // a bound for the copy; 17 digits and an exponent tell every double apart
+    char text[LONGEST + 1];
+    bool integer;
+    skip_space(j);
+    const char* first = j->p;
+    if (json_peek(j) != JSON_NUMBER) return wanted(j, "a number");
+    if (!scan_number(j, &integer)) return false;
+    size_t n = (size_t)(j->p - first), at = (size_t)(first - j->start);
+    if (n > LONGEST) return tost_error(j->err, "byte %zu: a number of more than %d characters", at, LONGEST);
+    memcpy(text, first, n);
+    text[n] = 0;
+    *out = strtod(text, NULL);
+    return isfinite(*out) || tost_error(j->err, "byte %zu: %s is beyond the range of a double", at, text);
+}
+
+static bool skip_word(Json* j, const char* word) {
+    size_t n = strlen(word);
+    if ((size_t)(j->end - j->p) < n || memcmp(j->p, word, n) != 0) return wanted(j, "true, false or null");
+    j->p += n;
+    return true;
+}
+
+bool json_skip(Json* j) {
+    bool integer;
+    JsonKind kind = json_peek(j);
+    switch (kind) {
+        case JSON_STRING: return json_string(j, NULL, 0, NULL);
+        case JSON_NUMBER: return scan_number(j, &integer);
+        case JSON_TRUE:   return skip_word(j, "true");
+        case JSON_FALSE:  return skip_word(j, "false");
+        case JSON_NULL:   return skip_word(j, "null");
+        case JSON_BAD:    return wanted(j, "a value");
+        default:          break;
+    }
+    int more;
+    if (!json_enter(j, kind)) return false;
+    while ((more = json_next(j)) == 1) {  // recursion: JSON_MAX_DEPTH deep at most
+        if (kind == JSON_OBJECT && !json_key(j, NULL, 0, NULL)) return false;
+        if (!json_skip(j)) return false;
+    }
+    return more == 0;
+}
+
+bool json_at_end(Json* j) {
+    skip_space(j);
+    if (j->depth) return wanted(j, "the rest of an object or array");
+    return j->p == j->end || wanted(j, "nothing more");
+}

@@ -1,0 +1,49 @@
+// log.h: what train tells: log.csv for programs, lines or a live bar for people.
+#ifndef TOST_LOG_H
+#define TOST_LOG_H
+
+#include <stdio.h>
+#include "util.h"
+
+typedef struct {
+    int64_t step;          // 0-based update
+    int64_t tokens;        // seen up to and with this update
+    double  train_loss;    // nats a token, mean over the update
+    double  val_loss;      // NAN where not measured
+    double  lr, grad_norm;
+    double  ms, tokens_per_s;
+} LogRow;
+
+// OUT/log.csv: header step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s; losses and norms with
+// nine decimals, val_loss empty where not measured; flushed row by row.
+typedef struct { char* path; FILE* file; } LogFile;
+
+// A fresh log, or with resume_step > 0 the old one cut back to rows before that step (so that a resumed run
+// neither doubles nor misses a step); an error if rows before it are missing. A log that is not there, or has
+// no rows, starts at resume_step. The cut is atomic; a last line without its newline counts as not written.
+bool log_open(LogFile* log, const char* path, int64_t resume_step, TostError* err);
+bool log_row(LogFile* log, const LogRow* row, TostError* err);
+// Before a checkpoint is saved: else a power cut could leave a checkpoint whose steps the log has lost.
+bool log_sync(LogFile* log, TostError* err);
+bool log_close(LogFile* log, TostError* err);      // of a closed or never opened (zeroed) log: nothing
+
+// Progress on stdout: on a terminal one live line with bar, ETA and tokens/s, kept below whatever else is
+// printed; elsewhere a plain line a step. quiet: nothing. Steps are shown as updates done (row->step + 1);
+// a row's val_loss is not shown: who measures it says so with progress_text.
+typedef struct {
+    FILE*   out;
+    bool    live, quiet;
+    bool    line_open;     // a live line stands unfinished
+    int64_t first_step, steps;
+    double  started;       // now_seconds() at progress_new
+    double  smoothed_ms;   // moving average of the rows' ms; 0 before the first
+    double  peak_flops, flops_per_token;   // 0 where not known: no utilisation is shown
+} Progress;
+
+Progress progress_new(int64_t first_step, int64_t steps, bool quiet);
+void     progress_step(Progress* p, const LogRow* row);
+// A line of its own (the newline is added), above the live line.
+void     progress_text(Progress* p, const char* fmt, ...) PRINTF_LIKE(2, 3);
+void     progress_end(Progress* p);   // closes a live line, so that what follows starts on its own line
+
+#endif

@@ -1,0 +1,140 @@
+// model.c: the table of parameters laid out for one config, and the presets.
+#include "model.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// ---------------------------------------------------------------------------------------------
+// Sizes
+
+bool tost_config_check(const TostConfig* c, TostError* err) {
+    const struct { const char* option; int value, max; } sizes[] = {
+        {"--layers",     c->n_layer,    10000},
+        {"--heads",      c->n_head,     65536},
+        {"--channels",   c->n_embd,     1 << 20},
+        {"--block-size", c->block_size, 1 << 28},
+        {"--vocab-size", c->vocab_size, 1 << 28},
+    };
+    for (size_t i = 0; i < countof(sizes); i++) {
+        if (sizes[i].value < 1 || sizes[i].value > sizes[i].max)
+            return tost_error(err, "%s %d is out of range: 1 to %d", sizes[i].option, sizes[i].value, sizes[i].max);
+    }
+    if (c->n_embd % c->n_head != 0)
+        return tost_error(err, "--heads %d does not divide --channels %d: every head needs the same number of channels",
+                          c->n_head, c->n_embd);
+    if (c->bias != 0 && c->bias != 1) return tost_error(err, "--bias %d: it is 0 or 1", c->bias);
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Layout
+
+typedef struct {
+    TostPlace   place;
+    const char* name;
+    int         shape[TOST_MAX_DIMS];   // 0 past the last dimension
+    TostInit    init;
+    TostDecay   decay;
+    bool        exists;
+} RowFacts;
+
+static void expand_rows(RowFacts rows[TOST_ROWS], const TostConfig* c) {
+    const int C = c->n_embd, NH = c->n_head, V = c->vocab_size, BLOCK = c->block_size;
+    const bool BIAS = c->bias != 0;
+#define SHAPE(...) {__VA_ARGS__}
+#define X(field, place, name, shape, init, decay, when) \
+    rows[TOST_ROW_##field] = (RowFacts){TOST_##place, name, SHAPE shape, TOST_##init, TOST_##decay, when};
+    TOST_PARAMS(X)
+#undef X
+#undef SHAPE
+}
+
+static void append_tensor(TostTensors* t, const RowFacts* row, TostRow id, int layer) {
+    enum { ALIGN = 32 };   // elements: 128 bytes, a cache line pair on a CPU and a transaction on a GPU
+    TostTensor* x = &t->tensor[t->count++];
+    *x = (TostTensor){.row = id, .layer = layer, .init = row->init, .decay = row->decay, .size = 1, .offset = t->flat_size};
+    if (layer >= 0) snprintf(x->name, sizeof x->name, "transformer.h.%d.%s", layer, row->name);
+    else snprintf(x->name, sizeof x->name, "%s", row->name);
+    for (int i = 0; i < TOST_MAX_DIMS && row->shape[i] > 0; i++) {
+        x->shape[x->ndim++] = row->shape[i];
+        x->size *= (size_t)row->shape[i];
+    }
+    t->n_params += x->size;
+    t->flat_size += (x->size + ALIGN - 1) / ALIGN * ALIGN;
+}
+
+static void append_place(TostTensors* t, const RowFacts rows[TOST_ROWS], TostPlace place, int layer) {
+    for (int i = 0; i < TOST_ROWS; i++)
+        if (rows[i].place == place && rows[i].exists) append_tensor(t, &rows[i], (TostRow)i, layer);
+}
+
+TostTensors tost_tensors(const TostConfig* c) {
+    RowFacts rows[TOST_ROWS];
+    expand_rows(rows, c);
+    TostTensors t = {0};
+    t.tensor = xcalloc((size_t)TOST_ROWS * (size_t)(c->n_layer + 1), sizeof *t.tensor);
+    append_place(&t, rows, TOST_BOTTOM, -1);
+    for (int l = 0; l < c->n_layer; l++) {
+        const size_t start = t.flat_size;
+        append_place(&t, rows, TOST_LAYER, l);
+        t.layer_stride = t.flat_size - start;
+    }
+    append_place(&t, rows, TOST_TOP, -1);
+    return t;
+}
+
+void tost_tensors_free(TostTensors* t) {
+    free(t->tensor);
+    *t = (TostTensors){0};
+}
+
+const TostTensor* tost_tensor_find(const TostTensors* t, const char* name) {
+    for (int i = 0; i < t->count; i++)
+        if (strcmp(t->tensor[i].name, name) == 0) return &t->tensor[i];
+    return NULL;
+}
+
+size_t tost_row_offset(const TostTensors* t, TostRow row, int layer) {
+    for (int i = 0; i < t->count; i++) {
+        const TostTensor* x = &t->tensor[i];
+        if (x->row == row) return x->offset + (x->layer >= 0 ? (size_t)layer * t->layer_stride : 0);
+    }
+    return SIZE_MAX;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Presets. tost-*: the published models and their run of 600,000 updates of 480 × 1,024 tokens.
+
+static const TostPreset presets[] = {
+    {.name = "starter",
+     .config = {.n_layer = 4, .n_head = 8, .n_embd = 256, .block_size = 256, .vocab_size = 2304, .bias = 0},
+     .lr = 3e-3, .min_lr_frac = 0.1, .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .grad_clip = 1.0,
+     .warmup = 50, .steps = 800, .batch = 16, .seq = 256, .total_batch = 4096,
+     .val_every = 100, .sample_every = 200, .save_every = 400},
+    {.name = "tost-base",
+     .config = {.n_layer = 12, .n_head = 12, .n_embd = 768, .block_size = 1024, .vocab_size = 50304, .bias = 0},
+     .lr = 6e-4, .min_lr_frac = 0.1, .weight_decay = 0.01, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .grad_clip = 1.0,
+     .warmup = 2000, .steps = 600000, .batch = 1, .seq = 1024, .total_batch = 480 * 1024,
+     .val_every = 1000, .sample_every = 1000, .save_every = 1000},
+    {.name = "tost-medium",
+     .config = {.n_layer = 24, .n_head = 16, .n_embd = 1024, .block_size = 1024, .vocab_size = 50304, .bias = 0},
+     .lr = 6e-4, .min_lr_frac = 0.1, .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .grad_clip = 1.0,
+     .warmup = 2000, .steps = 600000, .batch = 1, .seq = 1024, .total_batch = 480 * 1024,
+     .val_every = 1000, .sample_every = 1000, .save_every = 1000},
+    {.name = "tost-large",
+     .config = {.n_layer = 36, .n_head = 20, .n_embd = 1280, .block_size = 1024, .vocab_size = 50304, .bias = 0},
+     .lr = 6e-4, .min_lr_frac = 0.1, .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .grad_clip = 1.0,
+     .warmup = 2000, .steps = 600000, .batch = 1, .seq = 1024, .total_batch = 480 * 1024,
+     .val_every = 1000, .sample_every = 1000, .save_every = 1000},
+};
+
+const TostPreset* tost_preset_at(int i) {
+    return i >= 0 && (size_t)i < countof(presets) ? &presets[i] : NULL;
+}
+
+const TostPreset* tost_preset_find(const char* name) {
+    for (size_t i = 0; i < countof(presets); i++)
+        if (strcmp(presets[i].name, name) == 0) return &presets[i];
+    return NULL;
+}

@@ -1,0 +1,130 @@
+// model.h: sizes, presets, the one table of parameters, and the numerical constants of the Token Statistics Transformer
+// (Wu et al., ICLR 2025, arXiv 2412.17810). Read by C11 and by CUDA C++17.
+#ifndef TOST_MODEL_H
+#define TOST_MODEL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "util.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ---------------------------------------------------------------------------------------------
+// Numerical constants
+
+#define TOST_LN_EPS     1e-5    // added to the variance in every LayerNorm
+#define TOST_ENERGY_MIN 1e-12   // floor of the running energy S in r = s / max(S, 1e-12)
+#define TOST_MASS_EPS   1e-8    // added to the running membership D in m = N / (D + 1e-8)
+#define TOST_CLIP_EPS   1e-6    // gradients are scaled by min(1, clip / (norm + 1e-6))
+
+// ---------------------------------------------------------------------------------------------
+// Sizes
+
+typedef struct {
+    int n_layer, n_head, n_embd;   // L, nh, C; the head size C / nh is whole
+    int block_size;                // longest T
+    int vocab_size;                // V
+    int bias;                      // 1: every Linear but the output head, and every LayerNorm, has a bias
+} TostConfig;
+
+bool tost_config_check(const TostConfig* c, TostError* err);   // positive sizes, heads divide channels, no overflow
+
+// ---------------------------------------------------------------------------------------------
+// THE table of parameters. A row: field, where it stands, name in a state dict (per-layer names follow
+// "transformer.h.<layer>."), shape, initial value, weight decay, when it exists. Shapes and conditions may use
+//   C channels, NH heads, V vocabulary, BLOCK longest T, BIAS.
+// Everything else about parameters expands from here: pointers, offsets, counts, names in checkpoints, initial values,
+// decay, labels of tests. The order is that of the published state dict.
+
+#define TOST_PARAMS(X) \
+    X(wte,         BOTTOM, "transformer.wte.weight",  (V, C),         NORMAL,   DECAY, true) /* also the output head */ \
+    X(wpe,         BOTTOM, "transformer.wpe.weight",  (BLOCK, C),     NORMAL,   DECAY, true) \
+    X(gamma1,      LAYER,  "gamma1",                  (C),            GAMMA,    KEEP,  true) /* LayerScale of attention */ \
+    X(gamma2,      LAYER,  "gamma2",                  (C),            GAMMA,    KEEP,  true) /* LayerScale of the MLP */ \
+    X(ln_1_w,      LAYER,  "ln_1.weight",             (C),            ONE,      KEEP,  true) \
+    X(ln_1_b,      LAYER,  "ln_1.bias",               (C),            ZERO,     KEEP,  BIAS) \
+    X(temp,        LAYER,  "attn.temp",               (NH, 1),        ONE,      KEEP,  true) \
+    X(denom_bias,  LAYER,  "attn.denom_bias",         (NH, BLOCK, 1), ZERO,     KEEP,  true) \
+    X(attn_w,      LAYER,  "attn.c_attn.weight",      (C, C),         NORMAL,   DECAY, true) \
+    X(attn_b,      LAYER,  "attn.c_attn.bias",        (C),            ZERO,     KEEP,  BIAS) \
+    X(attn_proj_w, LAYER,  "attn.c_proj.weight",      (C, C),         RESIDUAL, DECAY, true) \
+    X(attn_proj_b, LAYER,  "attn.c_proj.bias",        (C),            ZERO,     KEEP,  BIAS) \
+    X(ln_2_w,      LAYER,  "ln_2.weight",             (C),            ONE,      KEEP,  true) \
+    X(ln_2_b,      LAYER,  "ln_2.bias",               (C),            ZERO,     KEEP,  BIAS) \
+    X(fc_w,        LAYER,  "mlp.c_fc.weight",         (4 * C, C),     NORMAL,   DECAY, true) \
+    X(fc_b,        LAYER,  "mlp.c_fc.bias",           (4 * C),        ZERO,     KEEP,  BIAS) \
+    X(fc_proj_w,   LAYER,  "mlp.c_proj.weight",       (C, 4 * C),     RESIDUAL, DECAY, true) \
+    X(fc_proj_b,   LAYER,  "mlp.c_proj.bias",         (C),            ZERO,     KEEP,  BIAS) \
+    X(ln_f_w,      TOP,    "transformer.ln_f.weight", (C),            ONE,      KEEP,  true) \
+    X(ln_f_b,      TOP,    "transformer.ln_f.bias",   (C),            ZERO,     KEEP,  BIAS)
+
+typedef enum { TOST_BOTTOM, TOST_LAYER, TOST_TOP } TostPlace;
+typedef enum {
+    TOST_NORMAL,     // N(0, 0.02)
+    TOST_RESIDUAL,   // N(0, 0.02 / sqrt(2·layers)): what writes into the residual stream
+    TOST_ONE,
+    TOST_ZERO,
+    TOST_GAMMA       // 1e-5
+} TostInit;
+typedef enum { TOST_KEEP, TOST_DECAY } TostDecay;
+
+#define X(field, place, name, shape, init, decay, when) TOST_ROW_##field,
+typedef enum { TOST_PARAMS(X) TOST_ROWS } TostRow;
+#undef X
+
+enum { TOST_MAX_DIMS = 3, TOST_NAME_MAX = 64 };
+
+// One tensor of a model: a row of the table, and the layer it belongs to.
+typedef struct {
+    char      name[TOST_NAME_MAX];     // full name in a state dict
+    TostRow   row;
+    int       layer;                   // -1 outside of the layers
+    int       ndim, shape[TOST_MAX_DIMS];
+    TostInit  init;
+    TostDecay decay;
+    size_t    size;                    // elements
+    size_t    offset;                  // of the first element in a flat array of all parameters
+} TostTensor;
+
+// All tensors of a model in state-dict order. In the flat array tensors start at multiples of 32 elements; the gaps are
+// zero. The layers are alike: a row's offset in layer l is its offset in layer 0 plus l · layer_stride.
+typedef struct {
+    int         count;
+    TostTensor* tensor;
+    size_t      n_params;              // elements, gaps not counted
+    size_t      flat_size;             // elements, gaps counted
+    size_t      layer_stride;
+} TostTensors;
+
+TostTensors tost_tensors(const TostConfig* c);     // c has passed tost_config_check
+void        tost_tensors_free(TostTensors* t);
+const TostTensor* tost_tensor_find(const TostTensors* t, const char* name);   // NULL if there is none of that name
+
+// Offset of a row's first element in the flat array, for layer l (ignored outside of the layers). absent: SIZE_MAX
+size_t tost_row_offset(const TostTensors* t, TostRow row, int layer);
+
+// ---------------------------------------------------------------------------------------------
+// Presets: sizes and the hyper-parameters that go with them
+
+typedef struct {
+    const char* name;
+    TostConfig  config;
+    double      lr, min_lr_frac, weight_decay, beta1, beta2, eps, grad_clip;
+    int         warmup;                // updates
+    int64_t     steps;                 // updates
+    int         batch, seq;            // micro-batch B and length T
+    int64_t     total_batch;           // tokens an update
+    int         val_every, sample_every, save_every;   // updates
+} TostPreset;
+
+const TostPreset* tost_preset_find(const char* name);   // NULL if there is none of that name
+const TostPreset* tost_preset_at(int i);                // NULL past the last
+
+#ifdef __cplusplus
+}
+#endif
+#endif

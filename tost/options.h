@@ -1,0 +1,68 @@
+// options.h: the command line: one row a flag: name, commands, type, range, default, help. Parsed with
+// getopt_long.
+#ifndef TOST_OPTIONS_H
+#define TOST_OPTIONS_H
+
+#include "engine.h"
+#include "data.h"
+#include "safetensors.h"
+
+typedef enum {
+    COMMAND_TRAIN, COMMAND_SAMPLE, COMMAND_EVAL, COMMAND_TOKENIZE, COMMAND_INFO, COMMANDS
+} Command;
+
+typedef struct {
+    Command     command;
+    const char* program;                   // argv[0], for the commands that messages suggest
+    // model
+    const char* preset;
+    TostConfig  config;
+    const char *model, *init, *tokenizer;  // NULL where not given
+    // data
+    const char *data, *val_data, *out, *log;
+    int         order;                     // DataOrder
+    int64_t     data_tokens;               // of a run that is resumed: tokens its shards held; else 0
+    // training
+    int     batch, seq;
+    int64_t total_batch, steps, warmup;
+    double  lr, min_lr_frac, weight_decay, beta1, beta2, eps, grad_clip;
+    int64_t seed;
+    int64_t val_every, val_batches, sample_every, sample_tokens, save_every, keep;
+    bool    resume, overwrite, quiet;
+    int     dtype, threads;                // TostDtype; 0: one for each core
+    // sampling
+    const char* prompt;
+    int64_t     tokens, samples;
+    double      temperature, top_p;
+    int         top_k;
+    // tokenizing
+    double      val_frac;
+    int64_t     shard_tokens;
+    bool        jsonl;
+    // operands, in their order; the strings are argv's
+    int    n_files;
+    char** files;
+    // rows of the table that the user gave, or a resumed run: a bit each; the other defaults follow from them
+    uint64_t given;
+} Options;
+
+// Fills *o from argv: command, preset's values, then what the user gave. On --help it prints to stdout and
+// sets *help. False with one line in *err (status STATUS_USAGE) on anything misspelt, out of range,
+// contradictory or left over. No file is looked at. options_free in every case.
+bool options_parse(Options* o, bool* help, int argc, char** argv, const TostEngine* engine, TostError* err);
+void options_free(Options* o);
+bool option_given(const Options* o, const char* name);
+
+// Where the sizes come from a file: false, naming the first size that was given and differs from it; else the
+// file's sizes are o's, and batch, sequence and update follow from them where they were not given.
+bool options_take_config(Options* o, const TostConfig* config, const char* file, TostError* err);
+
+// The options of a training run as key and value, for its checkpoints: *n of them. options_echo_free
+StMeta* options_echo(const Options* o, int* n);
+void    options_echo_free(StMeta* echo, int n);
+// On resume: what was not given takes the saved run's value (and then counts as given). False, naming the
+// first option that was given, differs and may not change because it decides the result. `run` names the run
+// in the message. *o points into saved afterwards.
+bool options_resume(Options* o, const StMeta* saved, int n_saved, const char* run, TostError* err);
+
+#endif

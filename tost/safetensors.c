@@ -1,0 +1,541 @@
+// safetensors.c: reads by pread in bounded blocks: a file cut short meanwhile is an error, not a signal.
+#include "safetensors.h"
+#include "json.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the format is little-endian and read as it is");
+
+enum { HEADER_MAX = 100000000, BLOCK = 1 << 16, CRC_BLOCK = 1 << 18 };  // bytes; the first is the format's
+
+static const struct { const char* name; size_t size; } dtypes[ST_DTYPES] = {
+    [ST_F64] = {"F64", 8}, [ST_F32] = {"F32", 4}, [ST_F16] = {"F16", 2}, [ST_BF16] = {"BF16", 2},
+    [ST_I64] = {"I64", 8}, [ST_I32] = {"I32", 4}, [ST_U8]  = {"U8", 1},
+};
+
+size_t      st_dtype_size(StDtype d) { return dtypes[d].size; }
+const char* st_dtype_name(StDtype d) { return dtypes[d].name; }
+
+// ---------------------------------------------------------------------------------------------
+// Reading: the header
+
+static bool read_at(const StFile* f, void* out, size_t n, uint64_t offset, TostError* err) {
+    for (char* p = out; n;) {
+        ssize_t got = pread(f->fd, p, n, (off_t)offset);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) {
+            return tost_error(err, "%s: cannot be read at offset %" PRIu64 ": %s", f->path, offset,
+                              got < 0 ? strerror(errno) : "it was cut short meanwhile");
+        }
+        p += got;
+        n -= (size_t)got;
+        offset += (uint64_t)got;
+    }
+    return true;
+}
+
+// elements and bytes of a tensor whose dtype and shape are set; false where they do not fit into 64 bits
+static bool measure(StTensor* t) {
+    t->count = 1;
+    for (int i = 0; i < t->ndim; i++) {
+        if (__builtin_mul_overflow(t->count, (uint64_t)t->shape[i], &t->count)) return false;
+    }
+    return !__builtin_mul_overflow(t->count, (uint64_t)dtypes[t->dtype].size, &t->bytes);
+}
+
+static bool parse_dtype(Json* j, StTensor* t) {
+    char name[32];
+    if (!json_string(j, name, sizeof name, NULL)) return false;
+    for (int d = 0; d < ST_DTYPES; d++) {
+        if (strcmp(name, dtypes[d].name) == 0) {
+            t->dtype = (StDtype)d;
+            return true;
+        }
+    }
+    return tost_error(j->err, "dtype '%s': only F64, F32, F16, BF16, I64, I32 and U8 can be read", name);
+}
+
+static bool parse_shape(Json* j, StTensor* t) {
+    int more;
+    t->ndim = 0;
+    if (!json_enter(j, JSON_ARRAY)) return false;
+    while ((more = json_next(j)) == 1) {
+        uint64_t n;
+        if (!json_u64(j, &n)) return false;
+        if (n > INT64_MAX) return tost_error(j->err, "a dimension of %" PRIu64 ": over 2^63 - 1", n);
+        if (t->ndim == ST_MAX_DIMS) return tost_error(j->err, "more than %d dimensions", ST_MAX_DIMS);
+        t->shape[t->ndim++] = (int64_t)n;
+    }
+    return more == 0;
+}
+
+static bool parse_offsets(Json* j, uint64_t offsets[2]) {
+    int more = -1, n = 0;
+    if (!json_enter(j, JSON_ARRAY)) return false;
+    while (n < 2 && (more = json_next(j)) == 1) {
+        if (!json_u64(j, &offsets[n++])) return false;
+    }
+    if (n == 2) more = json_next(j);
+    if (more == -1) return false;
+    return (n == 2 && more == 0) || tost_error(j->err, "data_offsets: two numbers wanted");
+}
+
+// {"dtype": …, "shape": […], "data_offsets": [begin, end]}; t->offset counts from the end of the header yet
+static bool parse_tensor(Json* j, StTensor* t) {
+    static const char* const keys[] = {"dtype", "shape", "data_offsets"};
+    bool seen[countof(keys)] = {false};
+    uint64_t offsets[2];
+    int more;
+    if (!json_enter(j, JSON_OBJECT)) return false;
+    while ((more = json_next(j)) == 1) {
+        char key[ST_NAME_MAX];
+        size_t k = 0;
+        if (!json_key(j, key, sizeof key, NULL)) return false;
+        while (k < countof(keys) && strcmp(key, keys[k]) != 0) k++;
+        if (k < countof(keys) && seen[k]) return tost_error(j->err, "%s stands there twice", key);
+        bool ok = k == 0 ? parse_dtype(j, t) : k == 1 ? parse_shape(j, t) : k == 2 ? parse_offsets(j, offsets)
+                : json_skip(j);
+        if (!ok) return false;
+        if (k < countof(keys)) seen[k] = true;
+    }
+    if (more < 0) return false;
+    for (size_t k = 0; k < countof(keys); k++) {
+        if (!seen[k]) return tost_error(j->err, "%s is missing", keys[k]);
+    }
+    if (!measure(t)) return tost_error(j->err, "its shape counts more bytes than 64 bits can");
+    if (offsets[1] < offsets[0] || offsets[1] - offsets[0] != t->bytes) {
+        return tost_error(j->err, "data_offsets [%" PRIu64 ", %" PRIu64 "], but dtype and shape make %" PRIu64
+                          " bytes", offsets[0], offsets[1], t->bytes);
+    }
+    t->offset = offsets[0];
+    return true;
+}
+
+// Room for one more of n elements in an array that doubles where n is a power of two.
+static void* grow(void* array, int n, size_t size) {
+    bool full = (n & (n - 1)) == 0;  // also 0: room for 1
+    return full ? xrealloc(array, (n ? 2 * (size_t)n : 1) * size) : array;
+}
+
+// A string of any length, allocated: its decoded form has no more bytes than there are up to the end.
+static char* parse_text(Json* j, char* buffer, bool key) {
+    size_t n, cap = (size_t)(j->end - j->start) + 1;
+    if (!(key ? json_key : json_string)(j, buffer, cap, &n)) return NULL;
+    if (strlen(buffer) != n) {
+        tost_error(j->err, "__metadata__: a NUL in '%s'", buffer);
+        return NULL;
+    }
+    return xstrdup(buffer);
+}
+
+static bool parse_metadata(Json* j, StFile* f, char* buffer) {
+    int more;
+    if (!json_enter(j, JSON_OBJECT)) return false;
+    while ((more = json_next(j)) == 1) {
+        StMeta m;
+        if (f->n_meta == INT32_MAX / 2) return tost_error(j->err, "__metadata__: too many entries");
+        if (!(m.key = parse_text(j, buffer, true))) return false;
+        if (!(m.value = parse_text(j, buffer, false))) {
+            free(m.key);
+            return false;
+        }
+        f->meta = grow(f->meta, f->n_meta, sizeof m);
+        f->meta[f->n_meta++] = m;
+    }
+    return more == 0;
+}
+
+static bool parse_entries(Json* j, StFile* f, char* buffer) {
+    bool metadata = false;
+    int more;
+    if (!json_enter(j, JSON_OBJECT)) return false;
+    while ((more = json_next(j)) == 1) {
+        StTensor t = {0};
+        size_t n;
+        if (!json_key(j, t.name, sizeof t.name, &n)) return false;
+        if (strlen(t.name) != n) return tost_error(j->err, "a NUL in the name '%s'", t.name);
+        if (strcmp(t.name, "__metadata__") == 0) {
+            if (metadata) return tost_error(j->err, "__metadata__ stands there twice");
+            metadata = true;
+            if (!parse_metadata(j, f, buffer)) return false;
+            continue;
+        }
+        if (!parse_tensor(j, &t)) return tost_error(j->err, "tensor '%s': %s", t.name, j->err->text);
+        f->tensors = grow(f->tensors, f->n_tensors, sizeof t);
+        f->tensors[f->n_tensors++] = t;
+    }
+    return more == 0 && json_at_end(j);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Reading: what the header says as a whole
+
+static int compare_strings(const void* a, const void* b) {
+    return strcmp(*(const char* const*)a, *(const char* const*)b);
+}
+
+// Sorts names; the first that stands there twice, or NULL
+static const char* find_twin(const char** names, int n) {
+    qsort(names, (size_t)n, sizeof *names, compare_strings);
+    for (int i = 1; i < n; i++) {
+        if (strcmp(names[i - 1], names[i]) == 0) return names[i];
+    }
+    return NULL;
+}
+
+static bool check_names(const StFile* f, TostError* err) {
+    int most = f->n_tensors > f->n_meta ? f->n_tensors : f->n_meta;
+    const char** names = xmalloc((size_t)most * sizeof *names);
+    for (int i = 0; i < f->n_tensors; i++) names[i] = f->tensors[i].name;
+    const char* twin = find_twin(names, f->n_tensors);
+    bool ok = !twin || tost_error(err, "%s: tensor '%s' stands there twice", f->path, twin);
+    if (ok) {
+        for (int i = 0; i < f->n_meta; i++) names[i] = f->meta[i].key;
+        twin = find_twin(names, f->n_meta);
+        ok = !twin || tost_error(err, "%s: __metadata__ '%s' stands there twice", f->path, twin);
+    }
+    free(names);
+    return ok;
+}
+
+// By place in the file; where an empty tensor stands before another, it comes first.
+static int compare_places(const void* a, const void* b) {
+    const StTensor *x = a, *y = b;
+    if (x->offset != y->offset) return x->offset < y->offset ? -1 : 1;
+    if (x->bytes != y->bytes) return x->bytes < y->bytes ? -1 : 1;
+    return strcmp(x->name, y->name);
+}
+
+// Puts tensors into file order. They must cover the data: no gap, no overlap, nothing after them.
+static bool check_layout(StFile* f, TostError* err) {
+    uint64_t end = 0, data = f->file_size - f->data_start;
+    if (f->n_tensors) qsort(f->tensors, (size_t)f->n_tensors, sizeof *f->tensors, compare_places);
+    for (int i = 0; i < f->n_tensors; i++) {
+        StTensor* t = &f->tensors[i];
+        if (t->offset != end) {
+            return tost_error(err, "%s: tensor '%s' begins at %" PRIu64 " of the data, but what is before it "
+                              "ends at %" PRIu64 ": %s", f->path, t->name, t->offset, end,
+                              t->offset < end ? "an overlap" : "a gap");
+        }
+        if (t->bytes > data - end) {
+            return tost_error(err, "%s: cut short: tensor '%s' is %" PRIu64 " bytes from %" PRIu64 " of the "
+                              "data, which has %" PRIu64, f->path, t->name, t->bytes, t->offset, data);
+        }
+        end += t->bytes;
+        t->offset += f->data_start;
+    }
+    if (end == data) return true;
+    return tost_error(err, "%s: %" PRIu64 " bytes after the last tensor", f->path, data - end);
+}
+
+static bool parse_header(StFile* f, TostError* err) {
+    size_t n = (size_t)f->data_start - 8;
+    char* text = xmalloc(n);
+    char* buffer = xmalloc(n + 1);
+    bool ok = read_at(f, text, n, 8, err);
+    if (ok && text[0] != '{') {
+        ok = tost_error(err, "%s: no '{' at offset 8: not a safetensors file", f->path);
+    } else if (ok) {
+        Json j = json_open(text, n, err);
+        ok = parse_entries(&j, f, buffer) || tost_error(err, "%s: header: %s", f->path, err->text);
+    }
+    free(buffer);
+    free(text);
+    return ok && check_names(f, err) && check_layout(f, err);
+}
+
+static bool open_checked(StFile* f, TostError* err) {
+    struct stat st;
+    uint64_t header;
+    f->fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // non-blocking: a FIFO is refused at once
+    if (f->fd < 0) return tost_error(err, "%s: cannot be opened: %s", f->path, strerror(errno));
+    if (fstat(f->fd, &st) != 0) {
+        return tost_error(err, "%s: cannot be looked at: %s", f->path, strerror(errno));
+    }
+    if (!S_ISREG(st.st_mode)) {
+        return tost_error(err, "%s: %s, not a safetensors file", f->path,
+                          S_ISDIR(st.st_mode) ? "a folder" : "no regular file");
+    }
+    f->file_size = (uint64_t)st.st_size;
+    if (f->file_size < 8) {
+        return tost_error(err, "%s: cut short: %" PRIu64 " bytes, but the header's length alone has 8",
+                          f->path, f->file_size);
+    }
+    if (!read_at(f, &header, 8, 0, err)) return false;
+    if (header < 2 || header > HEADER_MAX) {
+        return tost_error(err, "%s: a header of %" PRIu64 " bytes (2 to %d are possible): not a safetensors "
+                          "file", f->path, header, HEADER_MAX);
+    }
+    if (header > f->file_size - 8) {
+        return tost_error(err, "%s: cut short: a header of %" PRIu64 " bytes in a file of %" PRIu64, f->path,
+                          header, f->file_size);
+    }
+    f->data_start = 8 + header;
+    return parse_header(f, err);
+}
+
+bool st_open(StFile* f, const char* path, TostError* err) {
+    *f = (StFile){.fd = -1, .path = xstrdup(path)};
+    if (open_checked(f, err)) return true;
+    st_close(f);
+    return false;
+}
+
+void st_close(StFile* f) {
+    if (f->fd >= 0) close(f->fd);
+    for (int i = 0; i < f->n_meta; i++) {
+        free(f->meta[i].key);
+        free(f->meta[i].value);
+    }
+    free(f->meta);
+    free(f->tensors);
+    free(f->path);
+    *f = (StFile){.fd = -1};
+}
+
+const StTensor* st_find(const StFile* f, const char* name) {
+    for (int i = 0; i < f->n_tensors; i++) {
+        if (strcmp(f->tensors[i].name, name) == 0) return &f->tensors[i];
+    }
+    return NULL;
+}
+
+const char* st_meta(const StFile* f, const char* key) {
+    for (int i = 0; i < f->n_meta; i++) {
+        if (strcmp(f->meta[i].key, key) == 0) return f->meta[i].value;
+    }
+    return NULL;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Reading: values
+
+static float f32_from_bits(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+// IEEE half: sign, 5 bits of exponent (bias 15), 10 of mantissa
+static float f32_from_f16(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, mantissa = h & 1023;
+    if (exponent == 0) return f32_from_bits(sign | 0x33800000) * (float)mantissa;  // in units of 2^-24
+    if (exponent == 31) return f32_from_bits(sign | 0x7f800000 | mantissa << 13);  // infinite, NaN
+    return f32_from_bits(sign | (exponent + 127 - 15) << 23 | mantissa << 13);
+}
+
+static double float_value(const unsigned char* raw, StDtype dtype) {
+    double f64;
+    float f32;
+    uint16_t bits;
+    switch (dtype) {
+        case ST_F64: memcpy(&f64, raw, 8);  return f64;
+        case ST_F32: memcpy(&f32, raw, 4);  return f32;
+        case ST_F16: memcpy(&bits, raw, 2); return f32_from_f16(bits);
+        default:     memcpy(&bits, raw, 2); return f32_from_bits((uint32_t)bits << 16);  // BF16: upper half
+    }
+}
+
+static bool wrong_dtype(const StFile* f, const StTensor* t, const char* wanted, TostError* err) {
+    return tost_error(err, "%s: tensor '%s' is %s, but %s is wanted", f->path, t->name, dtypes[t->dtype].name,
+                      wanted);
+}
+
+static bool is_float(const StTensor* t) {
+    return t->dtype == ST_F64 || t->dtype == ST_F32 || t->dtype == ST_F16 || t->dtype == ST_BF16;
+}
+
+// Reads element i and those after it, as many as a block holds. Returns how many; 0 is an error.
+static size_t read_block(const StFile* f, const StTensor* t, unsigned char raw[BLOCK], uint64_t i,
+                         TostError* err) {
+    size_t size = dtypes[t->dtype].size;
+    uint64_t left = t->count - i;
+    size_t n = left < BLOCK / size ? (size_t)left : BLOCK / size;
+    return read_at(f, raw, n * size, t->offset + i * size, err) ? n : 0;
+}
+
+bool st_read_f32(const StFile* f, const StTensor* t, float* out, TostError* err) {
+    unsigned char raw[BLOCK];
+    if (!is_float(t)) return wrong_dtype(f, t, "a floating-point tensor", err);
+    if (t->dtype == ST_F32) return read_at(f, out, (size_t)t->bytes, t->offset, err);
+    for (uint64_t i = 0; i < t->count;) {
+        size_t n = read_block(f, t, raw, i, err), size = dtypes[t->dtype].size;
+        if (!n) return false;
+        for (size_t k = 0; k < n; k++) out[i + k] = (float)float_value(raw + k * size, t->dtype);
+        i += n;
+    }
+    return true;
+}
+
+bool st_read_f64(const StFile* f, const StTensor* t, double* out, TostError* err) {
+    unsigned char raw[BLOCK];
+    if (!is_float(t)) return wrong_dtype(f, t, "a floating-point tensor", err);
+    for (uint64_t i = 0; i < t->count;) {
+        size_t n = read_block(f, t, raw, i, err), size = dtypes[t->dtype].size;
+        if (!n) return false;
+        for (size_t k = 0; k < n; k++) out[i + k] = float_value(raw + k * size, t->dtype);
+        i += n;
+    }
+    return true;
+}
+
+bool st_read_i32(const StFile* f, const StTensor* t, int32_t* out, TostError* err) {
+    unsigned char raw[BLOCK];
+    if (t->dtype != ST_I32 && t->dtype != ST_I64) return wrong_dtype(f, t, "I32 or I64", err);
+    if (t->dtype == ST_I32) return read_at(f, out, (size_t)t->bytes, t->offset, err);
+    for (uint64_t i = 0; i < t->count;) {
+        size_t n = read_block(f, t, raw, i, err);
+        if (!n) return false;
+        for (size_t k = 0; k < n; k++) {
+            int64_t v;
+            memcpy(&v, raw + k * 8, 8);
+            if (v < INT32_MIN || v > INT32_MAX) {
+                return tost_error(err, "%s: tensor '%s', element %" PRIu64 " is %" PRId64 ": beyond 32 bits",
+                                  f->path, t->name, i + k, v);
+            }
+            out[i + k] = (int32_t)v;
+        }
+        i += n;
+    }
+    return true;
+}
+
+bool st_crc32(const StFile* f, uint32_t* crc, TostError* err) {
+    unsigned char* raw = xmalloc(CRC_BLOCK);
+    uint64_t at = f->data_start;
+    bool ok = true;
+    *crc = 0;
+    while (ok && at < f->file_size) {
+        uint64_t left = f->file_size - at;
+        size_t n = left < CRC_BLOCK ? (size_t)left : CRC_BLOCK;
+        ok = read_at(f, raw, n, at, err);
+        if (ok) *crc = crc32_update(*crc, raw, n);
+        at += n;
+    }
+    free(raw);
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Writing
+
+static void put_string(FILE* out, const char* s) {
+    const char* end = s + strlen(s);
+    fputc('"', out);
+    while (s < end) {
+        int n = utf8_length(s, end);
+        if (!n) {
+            fputs("\xef\xbf\xbd", out);  // U+FFFD
+            n = 1;
+        } else if ((unsigned char)*s < 0x20) {
+            fprintf(out, "\\u%04x", (unsigned)*s);
+        } else {
+            if (*s == '"' || *s == '\\') fputc('\\', out);
+            fwrite(s, 1, (size_t)n, out);
+        }
+        s += n;
+    }
+    fputc('"', out);
+}
+
+// Writes the JSON header to out; notes in w where the CRC's digits come and how many bytes the tensors have.
+static bool put_header(StWriter* w, FILE* out, const StTensor* tensors, int n_tensors, const StMeta* meta,
+                       int n_meta, TostError* err) {
+    fputs("{\"__metadata__\":{", out);
+    for (int i = 0; i < n_meta; i++) {
+        if (strcmp(meta[i].key, "crc32") == 0) continue;  // copied from another file
+        put_string(out, meta[i].key);
+        fputc(':', out);
+        put_string(out, meta[i].value);
+        fputc(',', out);
+    }
+    fputs("\"crc32\":\"", out);
+    w->crc_at = 8 + ftell(out);
+    fputs("00000000\"}", out);
+    for (int i = 0; i < n_tensors; i++) {
+        StTensor t = tensors[i];
+        uint64_t begin = w->expected;
+        if (!measure(&t) || __builtin_add_overflow(begin, t.bytes, &w->expected)) {
+            return tost_error(err, "%s: tensor '%s' makes more bytes than 64 bits count", w->path, t.name);
+        }
+        fputc(',', out);
+        put_string(out, t.name);
+        fprintf(out, ":{\"dtype\":\"%s\",\"shape\":[", dtypes[t.dtype].name);
+        for (int d = 0; d < t.ndim; d++) fprintf(out, "%s%" PRId64, d ? "," : "", t.shape[d]);
+        fprintf(out, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", begin, w->expected);
+    }
+    fputc('}', out);
+    while (ftell(out) % 8) fputc(' ', out);  // as the reference does: tensor data is aligned to 8 bytes
+    return true;
+}
+
+static bool write_failed(const StWriter* w, TostError* err) {
+    return tost_error(err, "%s: cannot be written after %" PRIu64 " bytes of tensors: %s", w->path,
+                      w->written, strerror(errno));
+}
+
+bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tensors, const StMeta* meta,
+              int n_meta, TostError* err) {
+    char* header = NULL;
+    size_t n = 0;
+    *w = (StWriter){.path = xstrdup(path)};
+    FILE* memory = open_memstream(&header, &n);
+    if (!memory) return tost_error(err, "%s: no memory for the header: %s", path, strerror(errno));
+    bool ok = put_header(w, memory, tensors, n_tensors, meta, n_meta, err);
+    if (fclose(memory) != 0 && ok) {
+        ok = tost_error(err, "%s: no memory for the header: %s", path, strerror(errno));
+    }
+    if (ok) {
+        w->out = fopen(path, "wb");
+        if (!w->out) ok = tost_error(err, "%s: cannot be made: %s", path, strerror(errno));
+    }
+    if (ok) {
+        uint64_t length = n;
+        ok = fwrite(&length, sizeof length, 1, w->out) == 1 && fwrite(header, 1, n, w->out) == n;
+        if (!ok) write_failed(w, err);
+    }
+    free(header);
+    return ok;
+}
+
+bool st_append(StWriter* w, const void* data, size_t bytes, TostError* err) {
+    if (bytes > w->expected - w->written) {
+        return tost_error(err, "%s: %" PRIu64 " bytes of tensors were declared, %zu more come after %" PRIu64,
+                          w->path, w->expected, bytes, w->written);
+    }
+    if (bytes && fwrite(data, 1, bytes, w->out) != bytes) return write_failed(w, err);
+    w->crc = crc32_update(w->crc, data, bytes);
+    w->written += bytes;
+    return true;
+}
+
+bool st_finish(StWriter* w, TostError* err) {
+    bool ok = w->written == w->expected
+        || tost_error(err, "%s: %" PRIu64 " bytes of tensors were declared, %" PRIu64 " came", w->path,
+                      w->expected, w->written);
+    if (ok) {
+        ok = fseek(w->out, w->crc_at, SEEK_SET) == 0 && fprintf(w->out, "%08" PRIx32, w->crc) == 8
+            && fflush(w->out) == 0 && fsync(fileno(w->out)) == 0;
+        if (!ok) write_failed(w, err);
+    }
+    if (fclose(w->out) != 0 && ok) ok = write_failed(w, err);
+    if (!ok) unlink(w->path);
+    free(w->path);
+    *w = (StWriter){0};
+    return ok;
+}
+
+void st_abandon(StWriter* w) {
+    if (w->out) {  // else the file at path, if there is one, is not ours
+        fclose(w->out);
+        unlink(w->path);
+    }
+    free(w->path);
+    *w = (StWriter){0};
+}

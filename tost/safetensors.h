@@ -1,0 +1,68 @@
+// safetensors.h: the safetensors format (8-byte header length, JSON header, raw tensors), read and written.
+// Reading trusts nothing: header length, JSON, dtype, shape, overlap, gaps, offsets, file size are checked.
+#ifndef TOST_SAFETENSORS_H
+#define TOST_SAFETENSORS_H
+
+#include <stdio.h>
+#include "util.h"
+
+enum { ST_MAX_DIMS = 8, ST_NAME_MAX = 160 };
+typedef enum { ST_F64, ST_F32, ST_F16, ST_BF16, ST_I64, ST_I32, ST_U8, ST_DTYPES } StDtype;
+
+typedef struct {
+    char     name[ST_NAME_MAX];
+    StDtype  dtype;
+    int      ndim;                // 0 for a scalar
+    int64_t  shape[ST_MAX_DIMS];
+    uint64_t count;               // elements
+    uint64_t offset, bytes;       // from the start of the file
+} StTensor;
+
+typedef struct { char *key, *value; } StMeta;
+
+// ---------------------------------------------------------------------------------------------
+// Reading
+
+typedef struct {
+    char*     path;
+    int       fd;
+    uint64_t  file_size, data_start;
+    int       n_tensors, n_meta;
+    StTensor* tensors;            // in file order
+    StMeta*   meta;
+} StFile;
+
+bool            st_open(StFile* f, const char* path, TostError* err);   // on failure nothing is left open
+void            st_close(StFile* f);
+const StTensor* st_find(const StFile* f, const char* name);             // NULL if absent
+const char*     st_meta(const StFile* f, const char* key);              // NULL if absent
+bool st_read_f32(const StFile* f, const StTensor* t, float* out, TostError* err);    // F64, F32, F16, BF16
+bool st_read_f64(const StFile* f, const StTensor* t, double* out, TostError* err);   // F64, F32, F16, BF16
+bool st_read_i32(const StFile* f, const StTensor* t, int32_t* out, TostError* err);  // I32, I64 (in range)
+bool st_crc32(const StFile* f, uint32_t* crc, TostError* err);          // of all bytes after the header
+
+// ---------------------------------------------------------------------------------------------
+// Writing: declare all tensors and metadata, then append their bytes in that order, then finish.
+// The CRC-32 of the tensor bytes goes into __metadata__ as "crc32" (8 hexadecimal digits); a "crc32" among
+// meta (copied from another file) is left out. Tensor data starts at a multiple of 8. Bytes of names and
+// metadata that are not UTF-8 are written as U+FFFD, since JSON cannot hold them.
+
+typedef struct {
+    char*     path;
+    FILE*     out;
+    uint64_t  expected, written;  // tensor bytes
+    uint32_t  crc;
+    long      crc_at;             // where in the file the eight digits stand
+} StWriter;
+
+// Of tensors, name, dtype, ndim and shape are used.
+bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tensors,
+              const StMeta* meta, int n_meta, TostError* err);
+bool st_append(StWriter* w, const void* data, size_t bytes, TostError* err);
+bool st_finish(StWriter* w, TostError* err);  // patches the CRC, fsyncs, closes; on failure removes the file
+void st_abandon(StWriter* w);                 // closes, removes the file; fine after any failure, and twice
+
+size_t      st_dtype_size(StDtype d);
+const char* st_dtype_name(StDtype d);
+
+#endif

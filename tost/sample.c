@@ -1,0 +1,79 @@
+// sample.c: text out of a trained model. The text goes to stdout as it is made, all else to stderr.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "commands.h"
+#include "sampler.h"
+
+// The bytes that --prompt means; none where it was not given.
+static bool read_prompt(Bytes* text, const char* prompt, TostError* err) {
+    *text = (Bytes){0};
+    if (!prompt) return true;
+    const bool from_file = prompt[0] == '@', from_stdin = strcmp(prompt, "-") == 0;
+    if (!from_file && !from_stdin) {
+        *text = (Bytes){xstrdup(prompt), strlen(prompt)};
+        return true;
+    }
+    if (!read_file(text, from_file ? prompt + 1 : prompt, err)) {
+        *text = (Bytes){0};
+        return false;
+    }
+    if (text->size > 0) return true;
+    return tost_error(err, "--prompt %s is empty; leave it out to start a new text", prompt);
+}
+
+static bool write_piece(void* context, const char* bytes, size_t n) {
+    (void)context;
+    return n == 0 || (fwrite(bytes, 1, n, stdout) == n && fflush(stdout) == 0);
+}
+
+static bool write_samples(Trained* t, const Tokenizer* tokenizer, const Options* o, const Bytes* prompt,
+                          const uint32_t* ids, size_t n_ids, TostError* err) {
+    const SamplerOptions how = {.temperature = o->temperature, .top_k = o->top_k, .top_p = o->top_p};
+    int64_t tokens = 0;
+    double seconds = 0;
+    for (int64_t i = 0; i < o->samples; i++) {
+        Rng rng = rng_seeded((uint64_t)o->seed, (uint64_t)i);
+        GenerateResult made;
+        if (i > 0) printf("---\n");
+        write_piece(NULL, prompt->data, prompt->size);
+        const bool ok = generate(&made, t->engine, t->model, &t->info.config, tokenizer, ids, n_ids,
+                                 o->tokens, &how, &rng, write_piece, NULL, err);
+        putchar('\n');
+        if (!ok) return false;
+        if (fflush(stdout) != 0 || ferror(stdout)) return tost_error(err, "stdout cannot be written");
+        tokens += made.tokens;
+        seconds += made.seconds;
+    }
+    const double rate = seconds > 0 ? (double)tokens / seconds : 0;
+    fprintf(stderr, "%lld tokens, %.0f tokens/s\n", (long long)tokens, rate);
+    return true;
+}
+
+static bool sample(Trained* t, const Tokenizer* tokenizer, const Options* o, const Bytes* prompt,
+                   TostError* err) {
+    uint32_t* ids = xmalloc((prompt->size + 1) * sizeof *ids);
+    const size_t n = tokenizer_encode(tokenizer, ids, prompt->data, prompt->size);
+    // What decode_begin will see: the prompt, or the whole window where the text outgrows it.
+    const size_t block = (size_t)t->info.config.block_size, first = n > 0 ? n : 1;
+    const size_t longest = first + (size_t)o->tokens <= block ? first : block;
+    bool ok = trained_create(t, o, 1, (int)longest, err);
+    if (ok) fprintf(stderr, "%s, step %lld\n", t->file, (long long)t->info.step);
+    ok = ok && write_samples(t, tokenizer, o, prompt, ids, n, err);
+    free(ids);
+    return ok;
+}
+
+int command_sample(const Options* o, const TostEngine* engine) {
+    TostError err;
+    Trained t;
+    Bytes prompt = {0};
+    Tokenizer* tokenizer = NULL;
+    const bool ok = trained_find(&t, o, engine, &err) && (tokenizer = trained_tokenizer(&t, o, &err))
+                    && read_prompt(&prompt, o->prompt, &err) && sample(&t, tokenizer, o, &prompt, &err);
+    free(prompt.data);
+    if (tokenizer) tokenizer_free(tokenizer);
+    trained_free(&t);
+    return ok ? 0 : command_failed(&err);
+}

@@ -1,0 +1,16 @@
+// threads.h: OpenMP's thread count and index, and their meaning in a build without OpenMP.
+#ifndef TOST_THREADS_H
+#define TOST_THREADS_H
+
+#ifdef _OPENMP
+#include <omp.h>
+static inline void threads_set(int n) { omp_set_num_threads(n); }
+static inline int  threads_max(void) { return omp_get_max_threads(); }
+static inline int  thread_index(void) { return omp_get_thread_num(); }
+#else
+static inline void threads_set(int n) { (void)n; }
+static inline int  threads_max(void) { return 1; }
+static inline int  thread_index(void) { return 0; }
+#endif
+
+#endif

@@ -1,0 +1,434 @@
+// tokenize.c: text files to token shards. Input is read in batches; a batch is cut into parts that encode
+// independently, the cores encode them, and one thread writes the ids in order. A document of any size passes
+// through in bounded memory, but for a run of text without white space, or a line of JSONL, that is longer
+// than a batch.
+#include "tokenize.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "data.h"
+#include "json.h"
+#include "rng.h"
+#include "threads.h"
+#include "tokenizer.h"
+
+enum {
+    BATCH_BYTES = 16 << 20,  // of input at a time
+    BATCH_PARTS = 256,       // into which a batch is cut where it is one document: work for many cores
+};
+
+static const char separator[] = "<|endoftext|>";
+
+// What one thread encodes at a time: a short document, or a stretch of a long one between two safe cuts.
+typedef struct {
+    const char* text;
+    size_t      n;          // bytes
+    size_t      first_id;   // its place in the batch's ids
+    size_t      n_ids;      // set by encoding
+    bool        ends;       // <|endoftext|> follows
+    bool        val;        // of a validation document
+} Part;
+
+// One line of JSONL and the text in it.
+typedef struct {
+    const char* json;
+    size_t      n;
+    uint64_t    number;     // from 1
+    char*       text;       // room for n + 1 bytes
+    size_t      n_text;
+} Line;
+
+typedef struct {
+    const TokenizeOptions* o;
+    TokenizeResult*  r;
+    Tokenizer*       tokenizer;
+    size_t           batch_bytes, part_bytes;
+    int              threads;
+    TokenizerCache** caches;         // one a thread
+    ShardWriter     *train, *val;
+    // the batch
+    Part*            parts;
+    size_t           n_parts, parts_cap;
+    Line*            lines;          // of JSONL
+    size_t           n_lines, lines_cap;
+    uint32_t*        ids;            // a part of n bytes has room for n + 1
+    size_t           n_ids, ids_cap;
+    bool             in_document;    // some of the current document has passed
+    bool             document_val;   // it goes to the validation shards
+    double           started, shown; // seconds
+} Job;
+
+// A file being read: data[0 .. n) is what has been read and not yet used up.
+typedef struct {
+    const char* name;                // for messages
+    FILE*       in;
+    char*       data;
+    size_t      n, cap;
+    uint64_t    read;                // bytes of the file in all
+    bool        end;                 // all of it
+} Source;
+
+static bool is_stdin(const char* path) { return strcmp(path, "-") == 0; }
+
+// ---------------------------------------------------------------------------------------------
+// A batch: collecting parts, encoding and writing them
+
+static void add_part(Job* job, const char* text, size_t n, bool ends) {
+    if (job->n_parts == job->parts_cap) {
+        job->parts_cap = job->parts_cap * 2 + 1024;
+        job->parts = xrealloc(job->parts, job->parts_cap * sizeof *job->parts);
+    }
+    job->parts[job->n_parts++] = (Part){text, n, job->n_ids, 0, ends, job->document_val};
+    job->n_ids += n + 1;
+}
+
+// The next n bytes of the current document, and whether they are its last.
+static void add_text(Job* job, const char* text, size_t n, bool ends) {
+    if (n && !job->in_document) {
+        Rng rng = rng_seeded(job->o->seed, job->r->documents);
+        job->document_val = rng_uniform(&rng) < job->o->val_frac;
+        job->in_document = true;
+        job->r->documents++;
+    }
+    if (!job->in_document) return;
+    for (size_t want = job->part_bytes; want < n;) {
+        size_t cut = tokenizer_last_cut(text, want);
+        if (cut) {
+            add_part(job, text, cut, false);
+            text += cut;
+            n -= cut;
+        }
+        want = cut ? job->part_bytes : want * 2;
+    }
+    add_part(job, text, n, ends);
+    if (ends) job->in_document = false;
+}
+
+static void encode_parts(Job* job) {
+    if (job->n_ids > job->ids_cap) {
+        free(job->ids);
+        job->ids = xmalloc(job->n_ids * sizeof *job->ids);
+        job->ids_cap = job->n_ids;
+    }
+    #pragma omp parallel for schedule(dynamic) num_threads(job->threads)
+    for (size_t i = 0; i < job->n_parts; i++) {
+        Part* part = job->parts + i;
+        uint32_t* ids = job->ids + part->first_id;
+        TokenizerCache* cache = job->caches[thread_index()];
+        part->n_ids = tokenizer_encode_cached(job->tokenizer, cache, ids, part->text, part->n);
+        if (part->ends) ids[part->n_ids++] = (uint32_t)tokenizer_eot(job->tokenizer);
+    }
+}
+
+static void show_progress(Job* job) {
+    double now = now_seconds();
+    if (job->o->quiet || !isatty(STDERR_FILENO) || now - job->shown < 0.2) return;
+    char bytes[32], tokens[32];
+    job->shown = now;
+    fprintf(stderr, "\r%s read, %s tokens, %.1f MB/s\033[K", human_bytes(bytes, (double)job->r->bytes),
+            human_count(tokens, (double)job->r->tokens), 1e-6 * (double)job->r->bytes / (now - job->started));
+}
+
+// Encodes and writes the parts collected so far.
+static bool finish_batch(Job* job, TostError* err) {
+    encode_parts(job);
+    for (size_t i = 0; i < job->n_parts; i++) {
+        const Part* part = job->parts + i;
+        ShardWriter* w = part->val ? job->val : job->train;
+        if (!shard_writer_append(w, job->ids + part->first_id, part->n_ids, err)) return false;
+        *(part->val ? &job->r->val_tokens : &job->r->train_tokens) += part->n_ids;
+        job->r->tokens += part->n_ids;
+    }
+    job->n_parts = job->n_ids = 0;
+    show_progress(job);
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Reading
+
+static bool source_open(Source* s, const char* path, TostError* err) {
+    bool standard = is_stdin(path);
+    *s = (Source){.name = standard ? "standard input" : path, .in = standard ? stdin : fopen(path, "rb")};
+    return s->in || tost_error(err, "%s: cannot be opened: %s", path, strerror(errno));
+}
+
+static void source_close(Source* s) {
+    if (s->in && s->in != stdin) fclose(s->in);
+    free(s->data);
+}
+
+// Drops the first `used` bytes and reads on, half a batch or more.
+static bool source_read(Source* s, size_t used, Job* job, TostError* err) {
+    s->n -= used;
+    if (s->n) memmove(s->data, s->data + used, s->n);
+    if (s->cap - s->n <= job->batch_bytes / 2) {
+        s->cap = s->cap * 2 + job->batch_bytes;
+        s->data = xrealloc(s->data, s->cap);
+    }
+    size_t got = fread(s->data + s->n, 1, s->cap - s->n, s->in);
+    s->n += got;
+    s->read += got;
+    job->r->bytes += got;
+    s->end = got == 0 || feof(s->in);
+    if (!ferror(s->in)) return true;
+    return tost_error(err, "%s: cannot be read after %" PRIu64 " bytes: %s", s->name, s->read,
+                      strerror(errno));
+}
+
+// ---------------------------------------------------------------------------------------------
+// Plain text
+
+// Finds the next separator line in s[from .. n). *begin is its first byte, *end the first of the next line.
+// at_line: s[0] begins a line. A line that may go on beyond n is none yet.
+static bool find_separator(size_t* begin, size_t* end, const char* s, size_t from, size_t n, bool at_line,
+                           bool last) {
+    const size_t len = sizeof separator - 1;
+    for (const char* hit; (hit = memmem(s + from, n - from, separator, len)); from = *begin + 1) {
+        *begin = (size_t)(hit - s);
+        *end = *begin + len;
+        if (*begin ? s[*begin - 1] != '\n' : !at_line) continue;
+        if (*end == n) return last;
+        if (s[*end] == '\r' && *end + 1 < n) ++*end;
+        if (s[(*end)++] == '\n') return true;
+    }
+    return false;
+}
+
+// Collects what is certain of s: whole documents, and of one that goes on, all up to the last safe cut. The
+// rest begins with the white space at the cut, so a line end before a separator is still there when the
+// separator is seen. *at_line: s->data begins a line; kept up to date. Returns the bytes used.
+static size_t take_text(Job* job, const Source* s, bool* at_line) {
+    size_t p = 0, begin, end;
+    while (find_separator(&begin, &end, s->data, p, s->n, *at_line, s->end)) {
+        if (begin > p && s->data[begin - 1] == '\n') begin--;
+        if (begin > p && s->data[begin - 1] == '\r') begin--;
+        add_text(job, s->data + p, begin - p, true);
+        p = end;
+        *at_line = true;
+    }
+    size_t rest = s->end ? s->n - p : tokenizer_last_cut(s->data + p, s->n - p);
+    add_text(job, s->data + p, rest, s->end);
+    if (rest) *at_line = false;
+    return p + rest;
+}
+
+static bool tokenize_text(Job* job, Source* s, TostError* err) {
+    bool at_line = true;
+    size_t used = 0;
+    while (!s->end) {
+        if (!source_read(s, used, job, err)) return false;
+        used = take_text(job, s, &at_line);
+        if (!finish_batch(job, err)) return false;
+    }
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------
+// JSONL
+
+// Decodes "text" of the line's object; the last one if there are several, as most readers do.
+static bool decode_line(Line* line, TostError* err) {
+    Json j = json_open(line->json, line->n, err);
+    bool found = false;
+    int more;
+    if (!json_enter(&j, JSON_OBJECT)) return false;
+    while ((more = json_next(&j)) > 0) {
+        // Keys are decoded behind the text: nothing is longer than its JSON, so line->n + 1 bytes hold all.
+        char* key = line->text + line->n_text;
+        size_t n_key;
+        if (!json_key(&j, key, line->n + 1 - line->n_text, &n_key)) return false;
+        bool text = n_key == 4 && memcmp(key, "text", 4) == 0;
+        if (text && json_peek(&j) != JSON_STRING) return tost_error(err, "\"text\" is not a string");
+        if (text ? !json_string(&j, line->text, line->n + 1, &line->n_text) : !json_skip(&j)) return false;
+        found |= text;
+    }
+    if (more < 0 || !json_at_end(&j)) return false;
+    return found || tost_error(err, "the object has no \"text\"");
+}
+
+// Decodes the lines. On an error err names the first bad line, whatever the threads' order.
+static bool decode_lines(Job* job, const char* name, TostError* err) {
+    size_t bad = SIZE_MAX;
+    #pragma omp parallel for schedule(dynamic, 16) num_threads(job->threads)
+    for (size_t i = 0; i < job->n_lines; i++) {
+        TostError e;
+        if (decode_line(job->lines + i, &e)) continue;
+        #pragma omp critical
+        if (i < bad) {
+            bad = i;
+            tost_error(err, "%s: line %" PRIu64 ": %s", name, job->lines[i].number, e.text);
+        }
+    }
+    return bad == SIZE_MAX;
+}
+
+static bool blank(const char* s, size_t n) {
+    size_t i = 0;
+    while (i < n && (s[i] == ' ' || s[i] == '\t' || s[i] == '\r')) i++;
+    return i == n;
+}
+
+// Collects the lines of s that are whole, but for blank ones; those before are line `number` and less.
+// Returns the bytes used. The text of a line is decoded to its place in text, which has room for s->n + 1
+// bytes.
+static size_t take_lines(Job* job, const Source* s, char* text, uint64_t* number) {
+    size_t p = 0;
+    job->n_lines = 0;
+    while (p < s->n) {
+        const char* feed = memchr(s->data + p, '\n', s->n - p);
+        if (!feed && !s->end) break;
+        size_t n = feed ? (size_t)(feed - s->data) - p : s->n - p;
+        ++*number;
+        if (!blank(s->data + p, n)) {
+            if (job->n_lines == job->lines_cap) {
+                job->lines_cap = job->lines_cap * 2 + 1024;
+                job->lines = xrealloc(job->lines, job->lines_cap * sizeof *job->lines);
+            }
+            job->lines[job->n_lines++] = (Line){s->data + p, n, *number, text + p, 0};
+        }
+        p += n + (feed != NULL);
+    }
+    return p;
+}
+
+static bool tokenize_jsonl(Job* job, Source* s, TostError* err) {
+    uint64_t number = 0;
+    size_t used = 0, text_cap = 0;
+    char* text = NULL;
+    bool ok = true;
+    while (ok && !s->end) {
+        ok = source_read(s, used, job, err);
+        if (!ok) break;
+        if (text_cap < s->n + 1) {
+            free(text);
+            text = xmalloc(text_cap = s->cap + 1);
+        }
+        used = take_lines(job, s, text, &number);
+        ok = decode_lines(job, s->name, err);
+        for (size_t i = 0; ok && i < job->n_lines; i++) {
+            add_text(job, job->lines[i].text, job->lines[i].n_text, true);
+        }
+        ok = ok && finish_batch(job, err);
+    }
+    free(text);
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------
+// The command
+
+static bool has_ending(const char* name, const char* ending) {
+    size_t n = strlen(name), m = strlen(ending);
+    return n >= m && strcmp(name + n - m, ending) == 0;
+}
+
+static bool tokenize_file(Job* job, const char* path, TostError* err) {
+    Source s;
+    if (!source_open(&s, path, err)) return false;
+    bool jsonl = job->o->jsonl || has_ending(path, ".jsonl");
+    bool ok = jsonl ? tokenize_jsonl(job, &s, err) : tokenize_text(job, &s, err);
+    source_close(&s);
+    return ok;
+}
+
+// What can be known to fail is said before hours of work.
+static bool check_options(const TokenizeOptions* o, TostError* err) {
+    if (!(o->val_frac >= 0 && o->val_frac < 1)) {
+        return tost_error(err, "--val-frac %g: 0 to below 1 is possible", o->val_frac);
+    }
+    if (o->n_files < 1) return tost_error(err, "no input: name text files, or - for standard input");
+    int stdins = 0;
+    for (int i = 0; i < o->n_files; i++) {
+        stdins += is_stdin(o->files[i]);
+        if (is_stdin(o->files[i])) continue;
+        if (access(o->files[i], R_OK) != 0) {
+            return tost_error(err, "%s: cannot be read: %s", o->files[i], strerror(errno));
+        }
+        if (is_dir(o->files[i])) return tost_error(err, "%s: is a folder: name the files in it", o->files[i]);
+    }
+    return stdins < 2 || tost_error(err, "-: standard input is named %d times, and can be read once", stdins);
+}
+
+static bool check_result(const Job* job, TostError* err) {
+    const TokenizeResult* r = job->r;
+    double frac = job->o->val_frac;
+    if (!r->documents) return tost_error(err, "no document in the %" PRIu64 " bytes of input", r->bytes);
+    if (!r->train_tokens || (frac > 0 && !r->val_tokens)) {
+        return tost_error(err, "--val-frac %g: none of %" PRIu64 " documents fell to the %s shards: separate "
+                          "documents by lines of %s, or choose another fraction or --seed", frac,
+                          r->documents, r->val_tokens ? "training" : "validation", separator);
+    }
+    return true;
+}
+// Removes shards that were closed already, when the other part's could not be.
+static void remove_shards(const char* prefix, int shards) {
+    for (int i = 0; i < shards; i++) {
+        char* path = xasprintf("%s_%06d.bin", prefix, i);
+        unlink(path);
+        free(path);
+    }
+}
+
+// Renames all shards into place, or removes all. The writers are gone afterwards.
+static bool close_shards(Job* job, const char* val_prefix, TostError* err) {
+    TokenizeResult* r = job->r;
+    ShardWriter *train = job->train, *val = job->val;
+    job->train = job->val = NULL;
+    if (!shard_writer_close(val, &r->val_tokens, &r->val_shards, err)) {
+        shard_writer_abandon(train);
+        return false;
+    }
+    if (shard_writer_close(train, &r->train_tokens, &r->train_shards, err)) return true;
+    remove_shards(val_prefix, r->val_shards);
+    return false;
+}
+
+// Both writers are opened even where all is for training: opening refuses to mix with shards of an earlier
+// run.
+static bool run_job(Job* job, const char* train_prefix, const char* val_prefix, TostError* err) {
+    const TokenizeOptions* o = job->o;
+    job->tokenizer = tokenizer_open(o->tokenizer, err);
+    if (!job->tokenizer) return false;
+    uint32_t size = (uint32_t)tokenizer_size(job->tokenizer);
+    job->train = shard_writer_open(train_prefix, size, o->shard_tokens, err);
+    if (!job->train) return false;
+    job->val = shard_writer_open(val_prefix, size, o->shard_tokens, err);
+    if (!job->val) return false;
+    job->threads = o->threads > 0 ? o->threads : threads_max();
+    job->caches = xmalloc((size_t)job->threads * sizeof *job->caches);
+    for (int i = 0; i < job->threads; i++) job->caches[i] = tokenizer_cache_new();
+    for (int i = 0; i < o->n_files; i++) {
+        if (!tokenize_file(job, o->files[i], err)) return false;
+    }
+    return check_result(job, err) && close_shards(job, val_prefix, err);
+}
+
+bool tokenize_files(const TokenizeOptions* o, TokenizeResult* r, TostError* err) {
+    *r = (TokenizeResult){0};
+    if (!check_options(o, err)) return false;
+    Job job = {.o = o, .r = r, .started = now_seconds()};
+    job.batch_bytes = o->batch_bytes ? o->batch_bytes : BATCH_BYTES;
+    job.part_bytes = job.batch_bytes / BATCH_PARTS + 1;
+    char* train_prefix = xasprintf("%s_train", o->out);
+    char* val_prefix = xasprintf("%s_val", o->out);
+    bool ok = run_job(&job, train_prefix, val_prefix, err);
+    if (job.shown > 0) fprintf(stderr, "\r\033[K");
+    shard_writer_abandon(job.train);
+    shard_writer_abandon(job.val);
+    for (int i = 0; job.caches && i < job.threads; i++) tokenizer_cache_free(job.caches[i]);
+    free(job.caches);
+    free(job.parts);
+    free(job.lines);
+    free(job.ids);
+    free(train_prefix);
+    free(val_prefix);
+    tokenizer_free(job.tokenizer);
+    r->seconds = now_seconds() - job.started;
+    return ok;
+}

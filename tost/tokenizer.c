@@ -1,0 +1,546 @@
+// tokenizer.c: GPT-2's byte-level BPE. A document falls into pieces by GPT-2's pattern, a piece into bytes,
+// and these are merged pair by pair, the merge of lowest rank first (Sennrich et al., 2016; Radford et al.,
+// 2019).
+#include "tokenizer.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "unicode_tables.h"
+
+enum {
+    BYTES       = 256,        // tokens below are single bytes
+    MAX_TOKENS  = 1 << 24,    // an id has 24 bits: a heap key holds one beside a position
+    MAX_FILE    = 1 << 28,    // bytes of a vocab.bpe
+    SHORT_PIECE = 96,         // bytes up to which a piece is merged by repeated scans, longer ones by a heap
+    NO_TOKEN    = 0x7fffffff, // no such merge; greater than every id
+};
+
+#define EOT_TEXT "<|endoftext|>"
+
+typedef struct { uint32_t left, right, merged; } Merge;  // merged = NO_TOKEN: a free slot
+
+struct Tokenizer {
+    char*    path;
+    uint32_t hash;              // CRC-32 of the file
+    int      size;              // tokens, the last is <|endoftext|>
+    char*    bytes;             // all pieces, one after another
+    size_t*  first;             // (size + 1) piece id is bytes[first[id] .. first[id + 1])
+    uint32_t byte_id[BYTES];    // byte -> its token
+    Merge*   merges;            // open addressing, (left, right) -> merged
+    unsigned merge_bits;        // 2^merge_bits slots
+};
+
+// ---------------------------------------------------------------------------------------------
+// Text: UTF-8 and GPT-2's pattern
+//
+//     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+//
+// The first alternative that matches wins. Together they match any text, so the pieces cover it without a
+// gap. A byte that is no part of valid UTF-8 is a character of its own, neither letter nor number nor white
+// space.
+
+typedef struct { CharClass class; unsigned bytes; } Char;
+
+// Code point of the valid UTF-8 sequence at s, n > 0 bytes left, and its length; UNICODE_LIMIT and 1 if
+// invalid.
+static inline uint32_t utf8_decode(unsigned* len, const unsigned char* s, size_t n) {
+    static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};  // shorter encodings exist below: overlong
+    *len = 1;
+    if (s[0] < 0x80) return s[0];
+    unsigned want = s[0] < 0xc2 ? 0 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : s[0] < 0xf5 ? 4 : 0;
+    if (want == 0 || n < want) return UNICODE_LIMIT;
+    uint32_t c = s[0] & (0x7f >> want);
+    for (unsigned i = 1; i < want; i++) {
+        if ((s[i] & 0xc0) != 0x80) return UNICODE_LIMIT;
+        c = c << 6 | (s[i] & 0x3f);
+    }
+    if (c < least[want] || c > 0x10ffff || (c >= 0xd800 && c < 0xe000)) return UNICODE_LIMIT;
+    *len = want;
+    return c;
+}
+
+static inline Char char_at(const unsigned char* s, size_t p, size_t n) {
+    Char c;
+    c.class = unicode_class(utf8_decode(&c.bytes, s + p, n - p));
+    return c;
+}
+
+// End of the run of characters of one class that begins at p.
+static size_t run_end(const unsigned char* s, size_t p, size_t n, CharClass class) {
+    while (p < n) {
+        Char c = char_at(s, p, n);
+        if (c.class != class) break;
+        p += c.bytes;
+    }
+    return p;
+}
+
+// End of a run of ASCII letters, eight bytes at a time (little-endian: the lowest byte comes first).
+static inline size_t ascii_letters_end(const unsigned char* s, size_t p, size_t n) {
+    const uint64_t ones = 0x0101010101010101, tops = 0x80 * ones;
+    for (; p + 8 <= n; p += 8) {
+        uint64_t v;
+        memcpy(&v, s + p, 8);
+        uint64_t lower = (v | 0x20 * ones) & ~tops;
+        uint64_t from_a = lower + (0x80 - 'a') * ones;        // top bit of a byte: >= 'a'
+        uint64_t over_z = lower + (0x80 - 'z' - 1) * ones;    // top bit of a byte: > 'z'
+        uint64_t others = ~(from_a & ~over_z & ~v) & tops;
+        if (others) return p + (size_t)__builtin_ctzll(others) / 8;
+    }
+    while (p < n && (unsigned char)((s[p] | 0x20) - 'a') < 26) p++;
+    return p;
+}
+
+// Length of the contraction at s, n bytes left: 's 't 're 've 'm 'll 'd; 0 if there is none.
+static size_t contraction(const unsigned char* s, size_t n) {
+    if (n < 2 || s[0] != '\'') return 0;
+    if (s[1] == 's' || s[1] == 't' || s[1] == 'm' || s[1] == 'd') return 2;
+    if (n < 3) return 0;
+    bool three = (s[1] == 'r' && s[2] == 'e') || (s[1] == 'v' && s[2] == 'e') || (s[1] == 'l' && s[2] == 'l');
+    return three ? 3 : 0;
+}
+
+// End of the white space that begins at p, but for its last character where other text follows:
+// \s+(?!\S) gives that one back, to stand before the next word or alone.
+static size_t space_end(const unsigned char* s, size_t p, size_t n) {
+    size_t end = p, last = p;
+    while (end < n) {
+        Char c = char_at(s, end, n);
+        if (c.class != CHAR_SPACE) return last > p ? last : end;
+        last = end;
+        end += c.bytes;
+    }
+    return end;
+}
+
+// End of the piece that begins at p < n.
+static inline size_t piece_end(const unsigned char* s, size_t p, size_t n) {
+    size_t start = p + (s[p] == ' ' && p + 1 < n);
+    size_t end = ascii_letters_end(s, start, n);
+    if (end > start) return end < n && s[end] >= 0x80 ? run_end(s, end, n, CHAR_LETTER) : end;
+    size_t short_form = contraction(s + p, n - p);
+    if (short_form) return p + short_form;
+    Char c = char_at(s, start, n);
+    return c.class == CHAR_SPACE ? space_end(s, p, n) : run_end(s, start + c.bytes, n, c.class);
+}
+
+// A cut is safe before a space or line feed at c that follows a character which is not white space:
+//   - no piece spans it: no alternative has white space after anything else, so a piece ends at c;
+//   - the pieces before it stay: each is decided by its own characters and the next one. A run that reaches c
+//     ends there either way; no contraction holds white space; the (?!\S) of white space before c looks at a
+//     character before c. The character at c is ASCII, so no UTF-8 sequence spans c;
+//   - the pieces after it stay: the pattern never looks back.
+static bool safe_cut(const unsigned char* s, size_t c) {
+    if (c == 0 || (s[c] != ' ' && s[c] != '\n')) return false;
+    if (s[c - 1] < 0x80) return char_at(s, c - 1, c).class != CHAR_SPACE;
+    for (size_t len = 2; len <= 3 && len <= c; len++) {  // white space beyond ASCII has two or three bytes
+        Char before = char_at(s, c - len, c);
+        if (before.class == CHAR_SPACE && before.bytes == len) return false;
+    }
+    return true;
+}
+
+size_t tokenizer_last_cut(const char* text, size_t n) {
+    for (size_t c = n; c-- > 1;) {
+        if (safe_cut((const unsigned char*)text, c)) return c;
+    }
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Merging the bytes of a piece
+
+static inline size_t merge_slot(uint32_t left, uint32_t right, unsigned bits) {
+    return (size_t)((((uint64_t)left << 32 | right) * 0x9e3779b97f4a7c15) >> (64 - bits));
+}
+
+// The token that (left, right) merges into, NO_TOKEN if none. Ids follow the ranks: the least id is merged
+// first.
+static inline uint32_t merged(const Tokenizer* t, uint32_t left, uint32_t right) {
+    size_t mask = ((size_t)1 << t->merge_bits) - 1;
+    for (size_t i = merge_slot(left, right, t->merge_bits);; i = (i + 1) & mask) {
+        const Merge* m = t->merges + i;
+        if (m->merged == NO_TOKEN || (m->left == left && m->right == right)) return m->merged;
+    }
+}
+
+// n <= SHORT_PIECE bytes. pair[i] is what id[i] and id[i + 1] merge into. Of equals the leftmost is merged
+// first; a new token's own merges rank after it, so this is the order of GPT-2, which merges all equals in
+// one pass.
+static size_t merge_short(const Tokenizer* t, uint32_t* ids, const unsigned char* s, size_t n) {
+    uint32_t id[SHORT_PIECE], pair[SHORT_PIECE];
+    for (size_t i = 0; i < n; i++) id[i] = t->byte_id[s[i]];
+    for (size_t i = 0; i + 1 < n; i++) pair[i] = merged(t, id[i], id[i + 1]);
+    pair[n - 1] = NO_TOKEN;
+    for (;;) {
+        size_t at = 0;
+        for (size_t i = 1; i < n; i++) {
+            if (pair[i] < pair[at]) at = i;
+        }
+        if (pair[at] == NO_TOKEN) break;
+        id[at] = pair[at];
+        n--;
+        memmove(id + at + 1, id + at + 2, (n - at - 1) * sizeof *id);
+        memmove(pair + at, pair + at + 1, (n - at) * sizeof *pair);
+        if (at + 1 < n) pair[at] = merged(t, id[at], id[at + 1]);
+        if (at > 0) pair[at - 1] = merged(t, id[at - 1], id[at]);
+    }
+    memcpy(ids, id, n * sizeof *id);
+    return n;
+}
+
+// A min-heap of merges to be made: merged id << 40 | position, so equals come from left to right.
+typedef struct { uint64_t* keys; size_t count, cap; } Heap;
+
+static void heap_push(Heap* h, uint64_t key) {
+    if (h->count == h->cap) h->keys = xrealloc(h->keys, (h->cap = h->cap * 2 + 1024) * sizeof *h->keys);
+    size_t i = h->count++;
+    for (; i > 0 && key < h->keys[(i - 1) / 2]; i = (i - 1) / 2) h->keys[i] = h->keys[(i - 1) / 2];
+    h->keys[i] = key;
+}
+
+static uint64_t heap_pop(Heap* h) {
+    uint64_t top = h->keys[0], key = h->keys[--h->count];
+    size_t i = 0;
+    for (size_t child; (child = 2 * i + 1) < h->count; i = child) {
+        if (child + 1 < h->count && h->keys[child + 1] < h->keys[child]) child++;
+        if (key <= h->keys[child]) break;
+        h->keys[i] = h->keys[child];
+    }
+    h->keys[i] = key;
+    return top;
+}
+
+typedef struct { size_t prev, next; uint32_t id; } Node;  // id NO_TOKEN: swallowed by a node to the left
+
+static void push_merge(Heap* h, const Tokenizer* t, const Node* nodes, size_t i, size_t n) {
+    if (nodes[i].next >= n) return;
+    uint32_t id = merged(t, nodes[i].id, nodes[nodes[i].next].id);
+    if (id != NO_TOKEN) heap_push(h, (uint64_t)id << 40 | i);
+}
+
+// Any n < 2^40 bytes in O(n log n): a list of tokens, and a heap of the pairs that merge. A pair that has
+// changed since it was pushed no longer merges into the id of its key, since no two merges make the same
+// token.
+static size_t merge_long(const Tokenizer* t, uint32_t* ids, const unsigned char* s, size_t n) {
+    Node* nodes = xmalloc(n * sizeof *nodes);
+    Heap heap = {0};
+    for (size_t i = 0; i < n; i++) nodes[i] = (Node){.prev = i - 1, .next = i + 1, .id = t->byte_id[s[i]]};
+    for (size_t i = 0; i < n; i++) push_merge(&heap, t, nodes, i, n);
+    while (heap.count) {
+        uint64_t key = heap_pop(&heap);
+        size_t i = key & (((uint64_t)1 << 40) - 1), right = nodes[i].next;
+        if (nodes[i].id == NO_TOKEN || right >= n) continue;
+        if (merged(t, nodes[i].id, nodes[right].id) != key >> 40) continue;
+        nodes[i].id = (uint32_t)(key >> 40);
+        nodes[i].next = nodes[right].next;
+        nodes[right].id = NO_TOKEN;
+        if (nodes[i].next < n) nodes[nodes[i].next].prev = i;
+        push_merge(&heap, t, nodes, i, n);
+        if (i > 0) push_merge(&heap, t, nodes, nodes[i].prev, n);
+    }
+    size_t count = 0;
+    for (size_t i = 0; i < n; i = nodes[i].next) ids[count++] = nodes[i].id;
+    free(heap.keys);
+    free(nodes);
+    return count;
+}
+
+static size_t merge_piece(const Tokenizer* t, uint32_t* ids, const unsigned char* s, size_t n) {
+    return n <= SHORT_PIECE ? merge_short(t, ids, s, n) : merge_long(t, ids, s, n);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Encoding
+//
+// Most words of a text were seen before. The cache is a table of pieces of up to 15 bytes with their up to 4
+// ids, in sets of two, of which the older is dropped. 2^15 sets, 2 MiB, hold what recurs in a library of
+// books.
+
+enum { CACHE_BITS = 15, CACHED_BYTES = 15, CACHED_IDS = 4 };
+
+typedef struct {
+    uint64_t key[2];             // the bytes, zeros, in the last byte the length (little-endian); 0: empty
+    uint32_t ids[CACHED_IDS];    // then NO_TOKEN
+} CachedPiece;
+
+typedef struct { CachedPiece way[2]; } CacheSet;  // the last one written stands first
+_Static_assert(sizeof(CacheSet) == 64, "a set fills one line of the processor's cache");
+
+struct TokenizerCache { CacheSet sets[1 << CACHE_BITS]; };
+
+TokenizerCache* tokenizer_cache_new(void) {
+    TokenizerCache* cache = alloc_pages(sizeof *cache);
+    return cache ? cache : xmalloc(SIZE_MAX);
+}
+
+void tokenizer_cache_free(TokenizerCache* cache) { free_pages(cache, sizeof *cache); }
+
+// key (2) = the len bytes at s, of which `readable` may be read.
+static inline void cache_key(uint64_t* key, const unsigned char* s, size_t len, size_t readable) {
+    static const unsigned char mask_bytes[32] = {
+        255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255,
+    };
+    uint64_t mask[2];
+    memcpy(mask, mask_bytes + 16 - len, 16);
+    key[0] = key[1] = 0;
+    memcpy(key, s, readable >= 16 ? 16 : len);
+    key[0] &= mask[0];
+    key[1] = (key[1] & mask[1]) | (uint64_t)len << 56;
+}
+
+// The ids of a piece that is not in its set, which then holds it, if it is no longer than an entry.
+static size_t cache_miss(const Tokenizer* t, CacheSet* set, const uint64_t* key, uint32_t* ids,
+                         const unsigned char* s, size_t len) {
+    size_t count = merge_short(t, ids, s, len);
+    if (count > CACHED_IDS) return count;
+    CachedPiece entry = {{key[0], key[1]}, {NO_TOKEN, NO_TOKEN, NO_TOKEN, NO_TOKEN}};
+    memcpy(entry.ids, ids, count * sizeof *ids);
+    set->way[1] = set->way[0];
+    set->way[0] = entry;
+    return count;
+}
+
+size_t tokenizer_encode_cached(const Tokenizer* t, TokenizerCache* cache, uint32_t* ids, const char* text,
+                               size_t n) {
+    const unsigned char* s = (const unsigned char*)text;
+    size_t count = 0;
+    for (size_t p = 0, end; p < n; p = end) {
+        end = piece_end(s, p, n);
+        size_t len = end - p;
+        if (len > CACHED_BYTES) {
+            count += merge_piece(t, ids + count, s + p, len);
+            continue;
+        }
+        uint64_t key[2];
+        cache_key(key, s + p, len, n - p);
+        uint64_t h = (key[0] ^ key[1] * 0xff51afd7ed558ccd) * 0x9e3779b97f4a7c15;
+        CacheSet* set = cache->sets + (h >> (64 - CACHE_BITS));
+        const CachedPiece* hit = set->way;
+        if (hit->key[0] != key[0] || hit->key[1] != key[1]) hit++;
+        if (hit->key[0] != key[0] || hit->key[1] != key[1]) {
+            count += cache_miss(t, set, key, ids + count, s + p, len);
+            continue;
+        }
+        unsigned found = 1;
+        for (unsigned i = 1; i < CACHED_IDS; i++) found += hit->ids[i] != NO_TOKEN;
+        // A token takes a byte or more, so count <= p: all four fit unless the text ends here.
+        memcpy(ids + count, hit->ids, (p + CACHED_IDS <= n ? CACHED_IDS : found) * sizeof *ids);
+        count += found;
+    }
+    return count;
+}
+
+size_t tokenizer_encode(const Tokenizer* t, uint32_t* ids, const char* text, size_t n) {
+    const unsigned char* s = (const unsigned char*)text;
+    size_t count = 0;
+    for (size_t p = 0, end; p < n; p = end) {
+        end = piece_end(s, p, n);
+        count += merge_piece(t, ids + count, s + p, end - p);
+    }
+    return count;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Reading vocab.bpe
+
+// GPT-2 writes a byte as a character: printable Latin-1 as itself, the other 68 as U+0100, U+0101 and so on.
+// Its byte tokens stand in the order of those characters.
+static bool printable(unsigned b) { return (b >= '!' && b <= '~') || (b >= 0xa1 && b != 0xad && b <= 0xff); }
+
+// The byte that a character of GPT-2's alphabet stands for, -1 if it is foreign to it.
+static int alphabet_byte(uint32_t c) {
+    if (c < BYTES) return printable(c) ? (int)c : -1;
+    for (unsigned b = 0, hidden = 0x100; b < BYTES; b++) {
+        if (!printable(b) && hidden++ == c) return (int)b;
+    }
+    return -1;
+}
+
+// What a loader knows: where it reads, and a table from bytes to ids of the pieces read so far.
+typedef struct {
+    Tokenizer*  t;
+    TostError*  err;
+    size_t      line;       // from 1
+    uint32_t*   pieces;     // open addressing, id + 1; 0 is a free slot
+    size_t      mask;
+} Loader;
+
+enum { QUOTED = 40 };  // bytes of a bad line that an error shows
+
+// Slot of a piece in the loader's table: holds its id + 1, or 0 where the piece is unknown.
+static uint32_t* piece_slot(const Loader* l, const char* bytes, size_t n) {
+    size_t i = crc32_update(0, bytes, n) & l->mask;
+    for (; l->pieces[i]; i = (i + 1) & l->mask) {
+        size_t first = l->t->first[l->pieces[i] - 1], len = l->t->first[l->pieces[i]] - first;
+        if (len == n && memcmp(l->t->bytes + first, bytes, n) == 0) break;
+    }
+    return l->pieces + i;
+}
+
+// Gives the next id to the n bytes that stand behind the last piece.
+static void add_piece(Tokenizer* t, size_t n) {
+    t->size++;
+    t->first[t->size] = t->first[t->size - 1] + n;
+}
+
+// Decodes one part of a line, text[0 .. n), to bytes at out. Returns their number, 0 on error.
+static size_t read_part(const Loader* l, char* out, const char* text, size_t n) {
+    size_t count = 0;
+    unsigned len;
+    for (size_t p = 0; p < n; p += len) {
+        uint32_t c = utf8_decode(&len, (const unsigned char*)text + p, n - p);
+        if (len == 1 && (unsigned char)text[p] >= 0x80) {
+            return tost_error(l->err, "%s: line %zu: byte 0x%02x is not UTF-8; is this a vocab.bpe?",
+                              l->t->path, l->line, (unsigned char)text[p]);
+        }
+        int byte = alphabet_byte(c);
+        if (byte < 0) {
+            return tost_error(l->err, "%s: line %zu: U+%04X is not in GPT-2's alphabet of bytes; is this a "
+                              "vocab.bpe?", l->t->path, l->line, (unsigned)c);
+        }
+        out[count++] = (char)byte;
+    }
+    return count;
+}
+
+// The id of one part of a merge, whose bytes it leaves at out; -1 on error.
+static int part_id(const Loader* l, char* out, size_t* bytes, const char* text, size_t n) {
+    *bytes = read_part(l, out, text, n);
+    if (!*bytes) return -1;
+    int id = (int)*piece_slot(l, out, *bytes) - 1;
+    if (id < 0) {
+        tost_error(l->err, "%s: line %zu: '%.*s' is neither a byte nor made by a line above", l->t->path,
+                   l->line, (int)(n < QUOTED ? n : QUOTED), text);
+    }
+    return id;
+}
+
+// Enters that (left, right) merges into the next id.
+static void enter_merge(Tokenizer* t, uint32_t left, uint32_t right) {
+    size_t mask = ((size_t)1 << t->merge_bits) - 1, i = merge_slot(left, right, t->merge_bits);
+    while (t->merges[i].merged != NO_TOKEN) i = (i + 1) & mask;
+    t->merges[i] = (Merge){left, right, (uint32_t)t->size};
+}
+
+// One line: "left right".
+static bool read_merge(Loader* l, const char* text, size_t n) {
+    Tokenizer* t = l->t;
+    int shown = (int)(n < QUOTED ? n : QUOTED);
+    const char* space = memchr(text, ' ', n);
+    size_t n_left = space ? (size_t)(space - text) : 0, n_right = space ? n - n_left - 1 : 0;
+    if (!n_left || !n_right || memchr(space + 1, ' ', n_right)) {
+        return tost_error(l->err, "%s: line %zu: '%.*s' should be two parts with one space between them",
+                          t->path, l->line, shown, text);
+    }
+    char* out = t->bytes + t->first[t->size];
+    size_t left_bytes, right_bytes;
+    int left = part_id(l, out, &left_bytes, text, n_left);
+    int right = left < 0 ? -1 : part_id(l, out + left_bytes, &right_bytes, space + 1, n_right);
+    if (right < 0) return false;
+    uint32_t* slot = piece_slot(l, out, left_bytes + right_bytes);
+    if (*slot) {
+        return tost_error(l->err, "%s: line %zu: '%.*s' makes a token that is there already, with id %u",
+                          t->path, l->line, shown, text, (unsigned)*slot - 1);
+    }
+    enter_merge(t, (uint32_t)left, (uint32_t)right);
+    add_piece(t, left_bytes + right_bytes);
+    *slot = (uint32_t)t->size;
+    return true;
+}
+
+static bool read_lines(Loader* l, const char* text, size_t size) {
+    static const char version[] = "#version";
+    for (size_t p = 0; p < size; l->line++) {
+        const char* feed = memchr(text + p, '\n', size - p);
+        size_t n = feed ? (size_t)(feed - text) - p : size - p, next = p + n + (feed != NULL);
+        if (n && text[p + n - 1] == '\r') n--;
+        bool head = l->line == 1 && n >= sizeof version - 1 && memcmp(text, version, sizeof version - 1) == 0;
+        if (!head && !read_merge(l, text + p, n)) return false;
+        p = next;
+    }
+    return true;
+}
+
+// Sizes the tables for a file of n_lines, and enters the byte tokens.
+static void prepare(Loader* l, size_t n_lines, size_t file_size) {
+    Tokenizer* t = l->t;
+    size_t n = n_lines + BYTES + 1;
+    t->merge_bits = 10;
+    while ((size_t)1 << t->merge_bits < 2 * n) t->merge_bits++;
+    size_t slots = (size_t)1 << t->merge_bits;
+    t->merges = xmalloc(slots * sizeof *t->merges);
+    for (size_t i = 0; i < slots; i++) t->merges[i].merged = NO_TOKEN;
+    t->first = xcalloc(n + 1, sizeof *t->first);
+    t->bytes = xmalloc(BYTES + file_size + sizeof EOT_TEXT);  // a merge has fewer bytes than its line
+    l->pieces = xcalloc(slots, sizeof *l->pieces);
+    l->mask = slots - 1;
+    for (int hidden = 0; hidden < 2; hidden++) {
+        for (unsigned b = 0; b < BYTES; b++) {
+            if (printable(b) == hidden) continue;
+            t->byte_id[b] = (uint32_t)t->size;
+            t->bytes[t->size] = (char)b;
+            *piece_slot(l, t->bytes + t->size, 1) = (uint32_t)t->size + 1;
+            add_piece(t, 1);
+        }
+    }
+}
+
+static bool load(Tokenizer* t, const Bytes* file, TostError* err) {
+    size_t n_lines = 1;
+    for (size_t i = 0; i < file->size; i++) n_lines += file->data[i] == '\n';
+    if (n_lines > MAX_TOKENS - BYTES - 1) {
+        return tost_error(err, "%s: %zu lines are more than a tokenizer may have (%d)", t->path, n_lines,
+                          MAX_TOKENS - BYTES - 1);
+    }
+    Loader l = {.t = t, .err = err, .line = 1};
+    prepare(&l, n_lines, file->size);
+    bool ok = read_lines(&l, file->data, file->size);
+    free(l.pieces);
+    if (!ok) return false;
+    memcpy(t->bytes + t->first[t->size], EOT_TEXT, sizeof EOT_TEXT - 1);
+    add_piece(t, sizeof EOT_TEXT - 1);
+    t->hash = crc32_update(0, file->data, file->size);
+    return true;
+}
+
+Tokenizer* tokenizer_open(const char* path, TostError* err) {
+    struct stat st;
+    if (stat(path, &st) == 0 && st.st_size > MAX_FILE) {
+        tost_error(err, "%s: %lld bytes are more than a vocab.bpe may have (%d)", path, (long long)st.st_size,
+                   MAX_FILE);
+        return NULL;
+    }
+    Bytes file;
+    if (!read_file(&file, path, err)) return NULL;
+    Tokenizer* t = xcalloc(1, sizeof *t);
+    t->path = xstrdup(path);
+    bool ok = load(t, &file, err);
+    free(file.data);
+    if (ok) return t;
+    tokenizer_free(t);
+    return NULL;
+}
+
+void tokenizer_free(Tokenizer* t) {
+    if (!t) return;
+    free(t->path);
+    free(t->bytes);
+    free(t->first);
+    free(t->merges);
+    free(t);
+}
+
+int tokenizer_size(const Tokenizer* t) { return t->size; }
+int tokenizer_eot(const Tokenizer* t) { return t->size - 1; }
+const char* tokenizer_path(const Tokenizer* t) { return t->path; }
+uint32_t tokenizer_hash(const Tokenizer* t) { return t->hash; }
+
+const char* tokenizer_piece(const Tokenizer* t, uint32_t id, size_t* len) {
+    if (id >= (uint32_t)t->size) return NULL;
+    *len = t->first[id + 1] - t->first[id];
+    return t->bytes + t->first[id];
+}

@@ -1,0 +1,567 @@
+// train.c: a training run: set up, one update after another, validation, samples, checkpoints, signals. All
+// of it is a function of the options, the seed and the update's number, so that a resumed run computes what a
+// straight one does.
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "checkpoint.h"
+#include "commands.h"
+#include "data.h"
+#include "init.h"
+#include "log.h"
+#include "sampler.h"
+#include "schedule.h"
+
+typedef struct {
+    const Options*    asked;           // the command line
+    Options           o;               // and, where it is silent, what a checkpoint or a file says
+    const TostEngine* engine;
+    TostEngineOptions engine_options;
+    TostModel*        model;
+    TostTensors       tensors;
+    CheckpointInfo    info;            // where the run stands: what the next checkpoint says
+    StMeta*           resumed;         // options of the resumed run: strings that o points to
+    int               n_resumed;
+    char*             weights;         // model.safetensors to start from, or NULL
+    char *            out, *val_glob, *log_path;
+    DataSet *         data, *val;      // val: NULL where nothing is validated
+    Tokenizer*        tokenizer;       // NULL where there is none
+    int32_t *         inputs, *targets;   // (batch, seq)
+    LogFile           log;
+    Progress          progress;
+    double            val_loss;        // the last measured; NAN before
+    int64_t           saved_step;      // of the newest checkpoint; -1 where there is none
+} Run;
+
+// ---------------------------------------------------------------------------------------------
+// Signals. The first asks for a stop after the update in hand, the second leaves at once.
+
+static volatile sig_atomic_t stop_signal;   // 0: none came
+
+static void on_signal(int number) {
+    static const char note[] = "\nstopping after the update in hand; once more to leave at once\n";
+    if (stop_signal) _exit(128 + number);
+    stop_signal = number;
+    if (write(STDERR_FILENO, note, sizeof note - 1) < 0) return;   // nobody reads it: it stops all the same
+}
+
+static void catch_signals(void) {
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Words
+
+// A word as a shell reads it back. free()
+static char* shell_word(const char* word) {
+    static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-./,:=+@%";
+    if (*word && word[strspn(word, plain)] == 0) return xstrdup(word);
+    char *quoted = xmalloc(4 * strlen(word) + 3), *q = quoted;
+    *q++ = '\'';
+    for (const char* p = word; *p; p++) {
+        if (*p == '\'') q = memcpy(q, "'\\'", 3), q += 3;
+        *q++ = *p;
+    }
+    memcpy(q, "'", 2);
+    return quoted;
+}
+
+// One line: a command of this program on this run. `rest` follows the folder.
+static void suggest(Run* r, const char* label, const char* command, const char* rest) {
+    char *program = shell_word(r->o.program), *out = shell_word(r->out);
+    progress_text(&r->progress, "%-11s%s %s %s%s", label, program, command, out, rest);
+    free(program);
+    free(out);
+}
+
+// Sampled text, indented; bytes that could steer a terminal are shown as '?'.
+static void print_text(Run* r, char* text, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        const unsigned char c = (unsigned char)text[i];
+        if ((c < 0x20 && c != '\n' && c != '\t') || c == 0x7F) text[i] = '?';
+    }
+    for (size_t at = 0; at < n;) {
+        const char* end = memchr(text + at, '\n', n - at);
+        const size_t len = end ? (size_t)(end - text) - at : n - at;
+        progress_text(&r->progress, "  | %.*s", (int)len, text + at);
+        at += len + 1;
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Set-up: where the run begins
+
+// From the newest checkpoint in --out: what it says holds, where the command line is silent.
+static bool find_resumed(Run* r, TostError* err) {
+    Options* o = &r->o;
+    r->out = xstrdup(o->out);
+    if (!checkpoint_is_run(r->out))
+        return tost_error(err, "--resume: %s holds no run to go on with; leave --resume out to start one",
+                          r->out);
+    CheckpointInfo info;
+    if (!checkpoint_find(&r->weights, r->out, err)) {
+        r->weights = NULL;
+        return false;
+    }
+    if (!checkpoint_read_info(&info, r->weights, err)) return false;
+    r->info = info;
+    r->resumed = info.options;
+    r->n_resumed = info.n_options;
+    r->info.options = NULL;
+    r->info.n_options = 0;
+    r->saved_step = info.step;
+    if (!options_resume(o, r->resumed, r->n_resumed, r->out, err)) return false;
+    if (!o->data)
+        return tost_error(err, "%s does not say how it was trained and cannot be resumed; --init %s starts "
+                          "from its weights", r->weights, r->weights);
+    if (!r->engine->supports((TostDtype)o->dtype))
+        return tost_error(err, "the run in %s computes in a --dtype that the %s engine has not: give another",
+                          r->out, r->engine->name);
+    return options_take_config(o, &info.config, r->weights, err);
+}
+
+static bool find_fresh(Run* r, TostError* err) {
+    Options* o = &r->o;
+    if (o->out && !o->overwrite && checkpoint_is_run(o->out))
+        return tost_error(err, "--out %s holds a run already: --resume goes on with it, --overwrite replaces "
+                          "it", o->out);
+    r->out = o->out ? xstrdup(o->out) : checkpoint_next_run("out", o->preset);
+    if (!o->init) return true;
+    if (!checkpoint_find(&r->weights, o->init, err)) {
+        r->weights = NULL;
+        return false;
+    }
+    CheckpointInfo info;
+    if (!checkpoint_read_info(&info, r->weights, err)) return false;
+    const bool ok = options_take_config(o, &info.config, r->weights, err);
+    checkpoint_info_free(&info);
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Set-up: data and tokenizer
+
+// "…train…" with the last "train" of its file name as "val", if such files are there; else NULL. free()
+static char* val_beside(const char* glob) {
+    const char* name = strrchr(glob, '/');
+    const char* at = NULL;
+    for (const char* p = name ? name : glob; (p = strstr(p, "train")); p++) at = p;
+    if (!at) return NULL;
+    char* val = xasprintf("%.*sval%s", (int)(at - glob), glob, at + strlen("train"));
+    PathList files;
+    TostError none;
+    if (expand_glob(&files, val, &none)) {
+        free_paths(&files);
+        return val;
+    }
+    free(val);
+    return NULL;
+}
+
+static bool open_data(Run* r, TostError* err) {
+    Options* o = &r->o;
+    if (!option_given(o, "data") && !is_dir("data/starter"))
+        return tost_error(err, "data/starter is not here: run from the folder of the program's source, or "
+                          "give --data GLOB");
+    const uint32_t V = (uint32_t)o->config.vocab_size;
+    r->data = data_open(o->data, o->seq, V, (DataOrder)o->order, (uint64_t)o->seed, err);
+    if (!r->data) return false;
+    const int64_t tokens = (int64_t)data_tokens(r->data);
+    if (o->data_tokens && o->data_tokens != tokens)
+        return tost_error(err, "--data %s holds %lld tokens, but the run in %s was trained on %lld: resume "
+                          "with the same shards", o->data, (long long)tokens, r->out,
+                          (long long)o->data_tokens);
+    o->data_tokens = tokens;
+
+    if (!o->val_data) o->val_data = r->val_glob = val_beside(o->data);
+    if (!o->val_data && o->val_every > 0 && option_given(r->asked, "val-every"))
+        return tost_error(err, "--val-every needs shards to validate on: give --val-data GLOB");
+    if (!o->val_data || o->val_every == 0) return true;
+    r->val = data_open(o->val_data, o->seq, V, ORDER_SEQUENTIAL, 0, err);
+    return r->val != NULL;
+}
+
+static bool check_tokenizer(Run* r, TostError* err) {
+    const int size = tokenizer_size(r->tokenizer);
+    const uint32_t hash = tokenizer_hash(r->tokenizer);
+    const char* path = tokenizer_path(r->tokenizer);
+    if (r->info.tokenizer && hash != r->info.tokenizer_hash)
+        return tost_error(err, "the run in %s was trained with %s of CRC-32 %08x, but %s has %08x: give that "
+                          "file as --tokenizer", r->out, r->info.tokenizer, (unsigned)r->info.tokenizer_hash,
+                          path, (unsigned)hash);
+    if (size > r->o.config.vocab_size)
+        return tost_error(err, "the tokenizer %s has %d tokens, more than --vocab-size %d: %s", path, size,
+                          r->o.config.vocab_size,
+                          r->weights ? "give the --tokenizer of the weights" : "raise it");
+    free(r->info.tokenizer);
+    r->info.tokenizer = xstrdup(path);
+    r->info.tokenizer_hash = hash;
+    return true;
+}
+
+// --tokenizer, else the resumed run's where it still is, else vocab.bpe beside the shards where there is one.
+static bool open_tokenizer(Run* r, TostError* err) {
+    const Options* o = &r->o;
+    char* beside = path_join(data_dir(r->data), "vocab.bpe");
+    const char* path = o->tokenizer ? o->tokenizer : r->info.tokenizer ? r->info.tokenizer : beside;
+    bool ok = true;
+    if (o->tokenizer || path_exists(path)) {
+        r->tokenizer = tokenizer_open(path, err);
+        ok = r->tokenizer && check_tokenizer(r, err);
+    } else if (o->sample_every > 0 && option_given(r->asked, "sample-every"))
+        ok = tost_error(err, "--sample-every needs a tokenizer: give --tokenizer FILE");
+    free(beside);
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Set-up: what is said at the start
+
+static void announce_model(Run* r) {
+    Progress* p = &r->progress;
+    const Options* o = &r->o;
+    const TostConfig* c = &o->config;
+    const size_t n = r->tensors.n_params, positions = (size_t)c->block_size * c->n_embd;
+    char all[32], without[32], memory[32];
+    progress_text(p, "%-11s%d layers, %d heads, %d channels, block size %d, vocabulary %d, %s bias", "model",
+                  c->n_layer, c->n_head, c->n_embd, c->block_size, c->vocab_size, c->bias ? "with" : "no");
+    progress_text(p, "%-11s%s parameters (%s without wpe), %s of memory", "", human_count(all, (double)n),
+                  human_count(without, (double)(n - positions)),
+                  human_bytes(memory, (double)r->engine->memory(c, &r->engine_options)));
+    if (r->weights) progress_text(p, "%-11s%s", o->resume ? "resumed" : "weights", r->weights);
+    progress_text(p, "%-11s%lld tokens each: %lld × batch %d × seq %d", "updates", (long long)o->total_batch,
+                  (long long)(o->total_batch / ((int64_t)o->batch * o->seq)), o->batch, o->seq);
+    progress_text(p, "%-11s%lld in all, %lld done; seed %lld", "", (long long)o->steps,
+                  (long long)r->info.step, (long long)o->seed);
+    progress_text(p, "%-11slr %g, warm-up %lld, down to %g; weight decay %g", "", o->lr, (long long)o->warmup,
+                  o->lr * o->min_lr_frac, o->weight_decay);
+}
+
+static void announce_data(Run* r) {
+    Progress* p = &r->progress;
+    const Options* o = &r->o;
+    char tokens[32];
+    const double epoch = (double)data_samples(r->data) * o->seq;
+    progress_text(p, "%-11s%s: shards: %d, %s tokens, %.2f epochs, %s", "data", o->data, data_shards(r->data),
+                  human_count(tokens, (double)data_tokens(r->data)),
+                  (double)o->steps * (double)o->total_batch / epoch,
+                  o->order == ORDER_SHUFFLED ? "shuffled" : "in sequence");
+    if (r->val)
+        progress_text(p, "%-11s%s: shards: %d, %s tokens", "validation", o->val_data, data_shards(r->val),
+                      human_count(tokens, (double)data_tokens(r->val)));
+    else if (o->val_every > 0) progress_text(p, "%-11soff: no --val-data", "validation");
+    if (r->tokenizer)
+        progress_text(p, "%-11s%s: %d tokens", "tokenizer", tokenizer_path(r->tokenizer),
+                      tokenizer_size(r->tokenizer));
+    else if (o->sample_every > 0) progress_text(p, "%-11soff: no --tokenizer", "samples");
+    progress_text(p, "%-11s%s", "out", r->out);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Set-up: model and folder
+
+static bool create_model(Run* r, TostError* err) {
+    r->model = r->engine->create(&r->o.config, &r->engine_options, err);
+    if (!r->model) return false;
+    if (!r->weights) {
+        init_params(r->engine, r->model, &r->tensors, r->o.config.n_layer, (uint64_t)r->o.seed);
+        return true;
+    }
+    return checkpoint_load_params(r->engine, r->model, &r->tensors, r->weights, err)
+           && (!r->o.resume || checkpoint_load_moments(r->engine, r->model, &r->tensors, r->weights, err));
+}
+
+// The first thing written, once nothing else can go wrong.
+static bool open_folder(Run* r, TostError* err) {
+    r->log_path = r->o.log ? xstrdup(r->o.log) : path_join(r->out, "log.csv");
+    return make_dirs(r->out, err) && log_open(&r->log, r->log_path, r->info.step, err)
+           && (!r->o.overwrite || checkpoint_clear(r->out, err));
+}
+
+static bool set_up(Run* r, TostError* err) {
+    Options* o = &r->o;
+    if (!open_data(r, err) || !open_tokenizer(r, err)) return false;
+    if (!o->resume) {
+        r->info.seed = (uint64_t)o->seed;
+        r->info.best_val_loss = INFINITY;
+    }
+    r->info.config = o->config;
+    r->info.options = options_echo(o, &r->info.n_options);
+    r->tensors = tost_tensors(&o->config);
+    // A sample that outgrows the positions is primed again from half of them.
+    const bool outgrows = r->tokenizer && o->sample_every > 0 && o->sample_tokens >= o->config.block_size;
+    r->engine_options = (TostEngineOptions){
+        .max_batch = o->batch, .max_seq = outgrows ? o->config.block_size : o->seq, .training = true,
+        .dtype = (TostDtype)o->dtype, .threads = o->threads};
+    char device[256];
+    if (!r->engine->describe(device, sizeof device, &r->engine_options, err)) return false;
+    progress_text(&r->progress, "%-11s%s", "device", device);
+    announce_model(r);
+    announce_data(r);
+    r->inputs = xmalloc((size_t)o->batch * o->seq * sizeof *r->inputs);
+    r->targets = xmalloc((size_t)o->batch * o->seq * sizeof *r->targets);
+    return create_model(r, err) && open_folder(r, err);
+}
+
+static void tear_down(Run* r) {
+    if (r->model) r->engine->destroy(r->model);
+    if (r->data) data_close(r->data);
+    if (r->val) data_close(r->val);
+    if (r->tokenizer) tokenizer_free(r->tokenizer);
+    tost_tensors_free(&r->tensors);
+    checkpoint_info_free(&r->info);
+    options_echo_free(r->resumed, r->n_resumed);
+    free(r->weights);
+    free(r->out);
+    free(r->val_glob);
+    free(r->log_path);
+    free(r->inputs);
+    free(r->targets);
+}
+
+// ---------------------------------------------------------------------------------------------
+// One update
+
+static bool finite_gradient(const Run* r, const TostTensor* t) {
+    float* grad = xmalloc(t->size * sizeof *grad);
+    r->engine->get(grad, r->model, TOST_GRAD, t);
+    size_t k = 0;
+    while (k < t->size && isfinite(grad[k])) k++;
+    free(grad);
+    return k == t->size;
+}
+
+// Stops before a loss that is not finite reaches the parameters, naming the first tensor that went wrong.
+static bool diverged(const Run* r, double loss, double norm, TostError* err) {
+    int i = 0;
+    while (i < r->tensors.count && finite_gradient(r, &r->tensors.tensor[i])) i++;
+    const char* first = i < r->tensors.count ? r->tensors.tensor[i].name : "no tensor by itself";
+    return tost_error(err, "update %lld: loss %g, gradient norm %g, first in %s: stopped before it reached "
+                      "the parameters; checkpoints stand as they were; a lower --lr may help",
+                      (long long)r->info.step + 1, fabs(loss), fabs(norm), first);
+}
+
+// Gradients of total_batch tokens, accumulated over micro-batches. *loss: mean, nats a token.
+static bool accumulate(Run* r, double* loss, TostError* err) {
+    const Options* o = &r->o;
+    const int64_t samples = o->total_batch / o->seq;
+    r->engine->zero_grad(r->model);
+    for (int64_t first = 0; first < samples; first += o->batch) {
+        const uint64_t at = r->info.data_sample + (uint64_t)first;
+        if (!data_batch(r->data, r->inputs, r->targets, at, o->batch, err)) return false;
+        r->engine->forward(r->model, r->inputs, r->targets, o->batch, o->seq, 1.0f / (float)o->total_batch);
+        r->engine->backward(r->model);
+    }
+    double sum;
+    int64_t count;
+    r->engine->read_loss(&sum, &count, r->model);
+    *loss = sum / (double)count;
+    return true;
+}
+
+static bool update(Run* r, LogRow* row, TostError* err) {
+    const Options* o = &r->o;
+    const double start = now_seconds();
+    double loss;
+    if (!accumulate(r, &loss, err)) return false;
+    const double norm = r->engine->grad_norm(r->model);
+    if (!isfinite(loss) || !isfinite(norm)) return diverged(r, loss, norm, err);
+
+    const int64_t step = r->info.step;
+    const double clip = o->grad_clip / (norm + TOST_CLIP_EPS);
+    const TostAdamW adamw = {
+        .lr = schedule_lr(step, o->steps, o->warmup, o->lr, o->min_lr_frac),
+        .beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps, .weight_decay = o->weight_decay,
+        .grad_scale = o->grad_clip > 0 && clip < 1 ? clip : 1, .step = step + 1};
+    r->engine->update(r->model, &adamw);
+    r->info.step++;
+    r->info.tokens += o->total_batch;
+    r->info.data_sample += (uint64_t)(o->total_batch / o->seq);
+    const double seconds = now_seconds() - start;
+    *row = (LogRow){.step = step, .tokens = r->info.tokens, .train_loss = loss, .val_loss = NAN,
+                    .lr = adamw.lr, .grad_norm = norm, .ms = 1e3 * seconds,
+                    .tokens_per_s = (double)o->total_batch / seconds};
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Between updates
+
+// Mean loss over the first val_batches micro-batches of the validation shards, or over all if they are fewer.
+static bool validate(Run* r, TostError* err) {
+    const Options* o = &r->o;
+    const uint64_t B = (uint64_t)o->batch, wanted = (uint64_t)o->val_batches * B, held = data_samples(r->val);
+    const uint64_t samples = wanted < held ? wanted : held;
+    for (uint64_t first = 0; first < samples; first += B) {
+        const int rows = (int)(samples - first < B ? samples - first : B);
+        if (!data_batch(r->val, r->inputs, r->targets, first, rows, err)) return false;
+        r->engine->forward(r->model, r->inputs, r->targets, rows, o->seq, 0);
+    }
+    double sum;
+    int64_t count;
+    r->engine->read_loss(&sum, &count, r->model);
+    r->val_loss = sum / (double)count;
+    if (!isfinite(r->val_loss))
+        return tost_error(err, "after update %lld the validation loss is %g: stopped; checkpoints stand as "
+                          "they were; a lower --lr may help", (long long)r->info.step, fabs(r->val_loss));
+    if (r->val_loss < r->info.best_val_loss) r->info.best_val_loss = r->val_loss;
+    return true;
+}
+
+typedef struct { char* bytes; size_t n, cap; } Text;
+
+static bool collect_piece(void* context, const char* bytes, size_t n) {
+    Text* text = context;
+    if (text->n + n > text->cap) {
+        text->cap = 2 * (text->n + n);
+        text->bytes = xrealloc(text->bytes, text->cap);
+    }
+    memcpy(text->bytes + text->n, bytes, n);
+    text->n += n;
+    return true;
+}
+
+// A new text, from numbers that depend on seed and update alone and that nothing else draws.
+static bool write_sample(Run* r, TostError* err) {
+    enum { SAMPLE_STREAM = 0x5A3 };
+    const Options* o = &r->o;
+    const SamplerOptions how = {.temperature = o->temperature, .top_k = o->top_k, .top_p = o->top_p};
+    Rng rng = rng_seeded((uint64_t)o->seed, (uint64_t)SAMPLE_STREAM << 48 | (uint64_t)r->info.step);
+    GenerateResult made;
+    Text text = {0};
+    const bool ok = generate(&made, r->engine, r->model, &o->config, r->tokenizer, NULL, 0, o->sample_tokens,
+                             &how, &rng, collect_piece, &text, err);
+    if (ok) {
+        progress_text(&r->progress, "sample after update %lld:", (long long)r->info.step);
+        print_text(r, text.bytes, text.n);
+    }
+    free(text.bytes);
+    return ok;
+}
+
+// Since the last update the parameters have met no data: the next micro-batch must show a finite loss before
+// a checkpoint of them may push an older one out.
+static bool check_parameters(Run* r, TostError* err) {
+    const Options* o = &r->o;
+    double sum;
+    int64_t count;
+    if (!data_batch(r->data, r->inputs, r->targets, r->info.data_sample, o->batch, err)) return false;
+    r->engine->forward(r->model, r->inputs, r->targets, o->batch, o->seq, 0);
+    r->engine->read_loss(&sum, &count, r->model);
+    if (isfinite(sum)) return true;
+    return tost_error(err, "after update %lld the loss is %g: stopped, and not saved; checkpoints stand as "
+                      "they were; a lower --lr may help", (long long)r->info.step, fabs(sum));
+}
+
+static bool save(Run* r, TostError* err) {
+    if (r->saved_step == r->info.step) return true;
+    if (!check_parameters(r, err) || !log_sync(&r->log, err)) return false;
+    const int keep = (int)r->o.keep;
+    if (!checkpoint_save(r->out, &r->info, r->engine, r->model, &r->tensors, keep, err)) return false;
+    r->saved_step = r->info.step;
+    return true;
+}
+
+static bool due(const Run* r, int64_t every) {
+    return every > 0 && (r->info.step % every == 0 || r->info.step == r->o.steps);
+}
+
+static void print_validation(Run* r) {
+    progress_text(&r->progress, "validation after update %lld: loss %.6f, perplexity %.2f, best %.6f",
+                  (long long)r->info.step, r->val_loss, exp(r->val_loss), r->info.best_val_loss);
+}
+
+// All that is due after an update is done before the next or a stop: a resumed run begins with an update.
+static bool after_update(Run* r, LogRow* row, TostError* err) {
+    if (r->val && due(r, r->o.val_every)) {
+        if (!validate(r, err)) return false;
+        row->val_loss = r->val_loss;
+    }
+    if (!log_row(&r->log, row, err)) return false;
+    progress_step(&r->progress, row);
+    if (!isnan(row->val_loss)) print_validation(r);
+    const bool heard = r->tokenizer && !r->o.quiet && !stop_signal;
+    if (heard && due(r, r->o.sample_every) && !write_sample(r, err)) return false;
+    return !due(r, r->o.save_every) || save(r, err);
+}
+
+// What an untrained model loses and writes, so that progress shows.
+static bool before_first(Run* r, TostError* err) {
+    if (r->val) {
+        if (!validate(r, err)) return false;
+        print_validation(r);
+    }
+    return !r->tokenizer || r->o.quiet || r->o.sample_every == 0 || stop_signal || write_sample(r, err);
+}
+
+static bool train(Run* r, TostError* err) {
+    if (r->info.step == 0 && !before_first(r, err)) return false;
+    r->progress.started = now_seconds();
+    while (r->info.step < r->o.steps && !stop_signal) {
+        LogRow row;
+        if (!update(r, &row, err) || !after_update(r, &row, err)) return false;
+    }
+    return r->o.save_every == 0 || save(r, err);   // of a run that was stopped, or has no updates
+}
+
+// ---------------------------------------------------------------------------------------------
+// The end
+
+static void print_end(Run* r) {
+    Progress* p = &r->progress;
+    const bool stopped = r->info.step < r->o.steps;
+    const char* by = stop_signal == SIGINT ? "SIGINT" : "SIGTERM";
+    const long long step = (long long)r->info.step, tokens = (long long)r->info.tokens;
+    if (stopped) progress_text(p, "stopped by %s after update %lld of %lld", by, step, (long long)r->o.steps);
+    else progress_text(p, "done: %lld updates, %lld tokens", step, tokens);
+    if (!isnan(r->val_loss))
+        progress_text(p, "%-11s%.6f, best %.6f", "val loss", r->val_loss, r->info.best_val_loss);
+    if (r->saved_step < 0) {
+        progress_text(p, "%-11snothing, because of --save-every 0", "saved");
+        return;
+    }
+    progress_text(p, "%-11s%s/step_%08lld", "saved", r->out, (long long)r->saved_step);
+    if (r->tokenizer && !stopped) suggest(r, "sample", "sample --model", " --prompt 'Once upon a time'");
+    const long long more = 2 * (long long)(r->o.steps > 0 ? r->o.steps : 1);
+    char* rest = stopped ? xstrdup("") : xasprintf(" --steps %lld", more);
+    suggest(r, "go on", "train --resume --out", rest);
+    free(rest);
+}
+
+static bool already_finished(Run* r) {
+    if (!r->o.resume || r->info.step < r->o.steps) return false;
+    progress_text(&r->progress, "%s is finished: %lld updates of %lld; a larger --steps goes on", r->out,
+                  (long long)r->info.step, (long long)r->o.steps);
+    return true;
+}
+
+// Trains from where the run stands to its end or to a signal.
+static bool run(Run* r, TostError* err) {
+    r->progress = progress_new(r->info.step, r->o.steps, r->o.quiet);
+    catch_signals();
+    bool ok = train(r, err);
+    progress_end(&r->progress);
+    TostError closing;
+    if (!log_close(&r->log, ok ? err : &closing)) ok = false;
+    if (ok) print_end(r);
+    return ok;
+}
+
+int command_train(const Options* asked, const TostEngine* engine) {
+    Run r = {.asked = asked, .o = *asked, .engine = engine, .val_loss = NAN, .saved_step = -1};
+    TostError err;
+    stop_signal = 0;
+    r.progress = progress_new(0, asked->steps, asked->quiet);
+    bool ok = asked->resume ? find_resumed(&r, &err) : find_fresh(&r, &err);
+    if (ok && !already_finished(&r)) ok = set_up(&r, &err) && run(&r, &err);
+    tear_down(&r);
+    if (!ok) return command_failed(&err);
+    return stop_signal ? 128 + stop_signal : 0;
+}
