@@ -23,6 +23,9 @@
 #include "tost/gemm.h"
 #include "tost/threads.h"
 
+// Up to so many rows (a step of decoding) a loop over them is not worth waking the other threads for.
+enum { ALONE = 8 };
+
 // ---------------------------------------------------------------------------------------------
 // Scalar functions, free of branches and of library calls, so that loops over them vectorise
 
@@ -73,7 +76,7 @@ static inline float normal_cdf(float* exp_half_square, float x) {
 
 static void embedding_forward(float* x, const int32_t* tokens, const float* wte, const float* wpe, int first,
                               int B, int T, int C) {   // x (B,T,C); tokens (B,T); wte (V,C); wpe (BLOCK,C)
-    #pragma omp parallel for schedule(static)
+    #pragma omp parallel for schedule(static) if ((size_t)B * T > ALONE)
     for (size_t row = 0; row < (size_t)B * T; row++) {
         const float* token_c = wte + (size_t)tokens[row] * C;
         const float* place_c = wpe + ((size_t)first + row % T) * C;
@@ -105,7 +108,7 @@ static void embedding_backward(float* dwte, float* dwpe, const float* dx, const 
 
 static void layernorm_forward(float* y, float* mean, float* rstd, const float* x, const float* w, const float* b,
                               size_t rows, int C) {   // y, x (rows,C); mean, rstd (rows); w, b (C), b may be NULL
-    #pragma omp parallel for schedule(static)
+    #pragma omp parallel for schedule(static) if (rows > ALONE)
     for (size_t row = 0; row < rows; row++) {
         const float* x_c = x + row * C;
         float* y_c = y + row * C;
@@ -169,7 +172,7 @@ static void linear_forward(float* y, const float* x, const float* w, const float
                            size_t rows, int IN, int OUT) {   // y (rows,OUT); x (rows,IN); w (OUT,IN); b (OUT) or NULL
     gemm(y, x, false, w, true, (int)rows, OUT, IN, 0.0f);
     if (!b) return;
-    #pragma omp parallel for schedule(static)
+    #pragma omp parallel for schedule(static) if (rows > ALONE)
     for (size_t row = 0; row < rows; row++) {
         float* y_o = y + row * OUT;
         for (int o = 0; o < OUT; o++) y_o[o] += b[o];
@@ -266,7 +269,7 @@ static void tssa_forward_energy(float* u, double* saved, TssaState state, const 
 
 // pi[b,:,t] = softmax_h(temp[h] · u[b,h,t])
 static void membership_forward(float* pi, const float* u, const float* temp, int B, int T, int NH) {   // pi, u (B,NH,T)
-    #pragma omp parallel for schedule(static)
+    #pragma omp parallel for schedule(static) if ((size_t)B * T > ALONE)
     for (size_t row = 0; row < (size_t)B * T; row++) {
         const float* u_h = u + row / T * NH * T + row % T;   // [b,0,t]; the next head is T further on
         float* pi_h = pi + (u_h - u);
@@ -307,14 +310,14 @@ static void tssa_forward(float* y, float* u, float* pi, double* saved, double* s
     // y, w (B,T,C); u, pi (B,NH,T); saved (B,chunks,2C+NH) or NULL; state (B,2C+NH); temp (NH); denom_bias (NH,block_size)
     const int groups = tssa_groups(B, NH);
     const size_t saved_size = tssa_chunks(T) * tssa_state_size(C, NH);
-    #pragma omp parallel for schedule(static)
+    #pragma omp parallel for schedule(static) if ((size_t)B * T > ALONE)
     for (int unit = 0; unit < B * groups; unit++) {
         const TssaSpan p = tssa_span(unit, groups, NH);
         tssa_forward_energy(u, saved ? saved + p.b * saved_size : NULL, tssa_state(state, p.b, C, NH), w, denom_bias + first, p,
                             block_size, T, C, NH);
     }
     membership_forward(pi, u, temp, B, T, NH);
-    #pragma omp parallel for schedule(static)
+    #pragma omp parallel for schedule(static) if ((size_t)B * T > ALONE)
     for (int unit = 0; unit < B * groups; unit++) {
         const TssaSpan p = tssa_span(unit, groups, NH);
         tssa_forward_moments(y, saved ? saved + p.b * saved_size : NULL, tssa_state(state, p.b, C, NH), w, pi, p, T, C, NH);
@@ -448,7 +451,7 @@ static void tssa_backward(float* dw, float* dtemp, float* ddenom_bias, float* da
 
 static void residual_forward(float* x_out, const float* x, const float* branch, const float* gamma,
                              size_t rows, int C) {   // x_out, x, branch (rows,C), x_out may be x; gamma (C)
-    #pragma omp parallel for schedule(static)
+    #pragma omp parallel for schedule(static) if (rows > ALONE)
     for (size_t row = 0; row < rows; row++)
         for (int c = 0; c < C; c++) x_out[row * C + c] = x[row * C + c] + gamma[c] * branch[row * C + c];
 }
@@ -476,7 +479,7 @@ static void residual_backward(float* dbranch, float* dgamma, const float* dx, co
 // GELU, the exact one:  y = x Φ(x)
 
 static void gelu_forward(float* y, const float* x, size_t n) {
-    #pragma omp parallel for simd schedule(static)
+    #pragma omp parallel for simd schedule(static) if (n > 1 << 14)
     for (size_t i = 0; i < n; i++) {
         float e;
         y[i] = x[i] * normal_cdf(&e, x[i]);
@@ -863,7 +866,9 @@ static bool cpu_supports(TostDtype dtype) { return dtype == TOST_FP32; }
 static bool cpu_describe(char* text, size_t cap, const TostEngineOptions* o, TostError* err) {
     (void)err;
     const int threads = o->threads ? o->threads : threads_max();
-    snprintf(text, cap, "CPU, %d thread%s, float32, matmul %s", threads, threads == 1 ? "" : "s", gemm_library());
+    char library[64];
+    snprintf(text, cap, "CPU, %d thread%s, float32, matmul %s", threads, threads == 1 ? "" : "s",
+             gemm_library(library, sizeof library));
     return true;
 }
 

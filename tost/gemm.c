@@ -6,6 +6,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -77,8 +78,16 @@ static inline void pack_copy(float* dst, Operand o, int panels, int kc, int W) {
             memcpy(dst + ((size_t)p*kc + k)*W, o.p + k*o.ld + (size_t)p*W, W * sizeof(float));
 }
 
+// A line of memory of every lane at a time: where ld is a multiple of a page, their lines share few
+// places in L1, and would be gone before the next element is due.
 static inline void pack_transpose(float* dst, Operand o, int kc, int W) {
-    for (int k = 0; k < kc; k++)
+    enum { RUN = CACHE_LINE / sizeof(float) };
+    int k = 0;
+    for (; k + RUN <= kc; k += RUN)
+        for (int i = 0; i < W; i++)
+            for (int r = 0; r < RUN; r++)
+                dst[(size_t)(k + r)*W + i] = o.p[i*o.ld + k + r];
+    for (; k < kc; k++)
         for (int i = 0; i < W; i++)
             dst[(size_t)k*W + i] = o.p[i*o.ld + k];
 }
@@ -315,7 +324,13 @@ void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int
     gemm_by(product_blas, c, a, at, b, bt, M, N, K, beta);
 }
 
-const char* gemm_library(void) { return openblas_get_config ? openblas_get_config() : "cblas"; }
+// OpenBLAS tells its name, its version and then how it was built: the first two words.
+char* gemm_library(char* name, size_t cap) {
+    const char* config = openblas_get_config ? openblas_get_config() : "cblas";
+    const size_t word = strcspn(config, " "), rest = config[word] ? 1 + strcspn(config + word + 1, " ") : 0;
+    snprintf(name, cap, "%.*s", (int)(word + rest), config);
+    return name;
+}
 
 #else
 
@@ -323,6 +338,9 @@ void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int
     gemm_builtin(c, a, at, b, bt, M, N, K, beta);
 }
 
-const char* gemm_library(void) { return KERNEL_NAME; }
+char* gemm_library(char* name, size_t cap) {
+    snprintf(name, cap, "%s", KERNEL_NAME);
+    return name;
+}
 
 #endif

@@ -3,6 +3,7 @@
 #define TOST_GEMM_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 // c (M,N) = op(a) · op(b) + beta · c, all dense and row-major, c apart from a and b.
 //   op(a) is (M,K): a is stored (M,K), or (K,M) with at = true
@@ -20,6 +21,6 @@ enum { GEMM_FEW_ROWS = 4 };
 void gemm_builtin(float* c, const float* a, bool at, const float* b, bool bt,
                   int M, int N, int K, float beta);
 
-const char* gemm_library(void);   // "OpenBLAS 0.3.21 …", "built in (AVX-512)", … for the start line
+char* gemm_library(char* name, size_t cap);   // "OpenBLAS 0.3.21", "built in (AVX-512)", … for the start line; returns name
 
 #endif

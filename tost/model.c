@@ -108,10 +108,10 @@ size_t tost_row_offset(const TostTensors* t, TostRow row, int layer) {
 
 static const TostPreset presets[] = {
     {.name = "starter",
-     .config = {.n_layer = 4, .n_head = 8, .n_embd = 256, .block_size = 256, .vocab_size = 2304, .bias = 0},
-     .lr = 3e-3, .min_lr_frac = 0.1, .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .grad_clip = 1.0,
-     .warmup = 50, .steps = 800, .batch = 16, .seq = 256, .total_batch = 4096,
-     .val_every = 100, .sample_every = 200, .save_every = 400},
+     .config = {.n_layer = 6, .n_head = 16, .n_embd = 128, .block_size = 256, .vocab_size = 2304, .bias = 0},
+     .lr = 1.5e-2, .min_lr_frac = 0.1, .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .grad_clip = 1.0,
+     .warmup = 50, .steps = 1600, .batch = 4, .seq = 256, .total_batch = 1024,
+     .val_every = 200, .sample_every = 400, .save_every = 800},
     {.name = "tost-base",
      .config = {.n_layer = 12, .n_head = 12, .n_embd = 768, .block_size = 1024, .vocab_size = 50304, .bias = 0},
      .lr = 6e-4, .min_lr_frac = 0.1, .weight_decay = 0.01, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .grad_clip = 1.0,

@@ -115,7 +115,7 @@ static void encode_parts(Job* job) {
         job->ids = xmalloc(job->n_ids * sizeof *job->ids);
         job->ids_cap = job->n_ids;
     }
-    #pragma omp parallel for schedule(dynamic) num_threads(job->threads)
+    #pragma omp parallel for schedule(dynamic) num_threads(job->threads) if (job->n_parts > 1)
     for (size_t i = 0; i < job->n_parts; i++) {
         Part* part = job->parts + i;
         uint32_t* ids = job->ids + part->first_id;
@@ -175,7 +175,7 @@ static bool source_read(Source* s, size_t used, Job* job, TostError* err) {
     s->n += got;
     s->read += got;
     job->r->bytes += got;
-    s->end = got == 0 || feof(s->in);
+    s->end = feof(s->in);
     if (!ferror(s->in)) return true;
     return tost_error(err, "%s: cannot be read after %" PRIu64 " bytes: %s", s->name, s->read,
                       strerror(errno));
@@ -184,15 +184,14 @@ static bool source_read(Source* s, size_t used, Job* job, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // Plain text
 
-// Finds the next separator line in s[from .. n). *begin is its first byte, *end the first of the next line.
-// at_line: s[0] begins a line. A line that may go on beyond n is none yet.
-static bool find_separator(size_t* begin, size_t* end, const char* s, size_t from, size_t n, bool at_line,
-                           bool last) {
+// Finds the next separator line in s[from .. n), which begins a line or has white space first. *begin is the
+// line's first byte, *end the next line's. A line that may go on beyond n counts only if nothing comes: last.
+static bool find_separator(size_t* begin, size_t* end, const char* s, size_t from, size_t n, bool last) {
     const size_t len = sizeof separator - 1;
     for (const char* hit; (hit = memmem(s + from, n - from, separator, len)); from = *begin + 1) {
         *begin = (size_t)(hit - s);
         *end = *begin + len;
-        if (*begin ? s[*begin - 1] != '\n' : !at_line) continue;
+        if (*begin && s[*begin - 1] != '\n') continue;
         if (*end == n) return last;
         if (s[*end] == '\r' && *end + 1 < n) ++*end;
         if (s[(*end)++] == '\n') return true;
@@ -202,28 +201,25 @@ static bool find_separator(size_t* begin, size_t* end, const char* s, size_t fro
 
 // Collects what is certain of s: whole documents, and of one that goes on, all up to the last safe cut. The
 // rest begins with the white space at the cut, so a line end before a separator is still there when the
-// separator is seen. *at_line: s->data begins a line; kept up to date. Returns the bytes used.
-static size_t take_text(Job* job, const Source* s, bool* at_line) {
+// separator is seen. Returns the bytes used.
+static size_t take_text(Job* job, const Source* s) {
     size_t p = 0, begin, end;
-    while (find_separator(&begin, &end, s->data, p, s->n, *at_line, s->end)) {
+    while (find_separator(&begin, &end, s->data, p, s->n, s->end)) {
         if (begin > p && s->data[begin - 1] == '\n') begin--;
         if (begin > p && s->data[begin - 1] == '\r') begin--;
         add_text(job, s->data + p, begin - p, true);
         p = end;
-        *at_line = true;
     }
     size_t rest = s->end ? s->n - p : tokenizer_last_cut(s->data + p, s->n - p);
     add_text(job, s->data + p, rest, s->end);
-    if (rest) *at_line = false;
     return p + rest;
 }
 
 static bool tokenize_text(Job* job, Source* s, TostError* err) {
-    bool at_line = true;
     size_t used = 0;
     while (!s->end) {
         if (!source_read(s, used, job, err)) return false;
-        used = take_text(job, s, &at_line);
+        used = take_text(job, s);
         if (!finish_batch(job, err)) return false;
     }
     return true;
@@ -255,7 +251,7 @@ static bool decode_line(Line* line, TostError* err) {
 // Decodes the lines. On an error err names the first bad line, whatever the threads' order.
 static bool decode_lines(Job* job, const char* name, TostError* err) {
     size_t bad = SIZE_MAX;
-    #pragma omp parallel for schedule(dynamic, 16) num_threads(job->threads)
+    #pragma omp parallel for schedule(dynamic, 16) num_threads(job->threads) if (job->n_lines > 16)
     for (size_t i = 0; i < job->n_lines; i++) {
         TostError e;
         if (decode_line(job->lines + i, &e)) continue;

@@ -3,7 +3,6 @@
 // 2019).
 #include "tokenizer.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -57,8 +56,8 @@ static inline uint32_t utf8_decode(unsigned* len, const unsigned char* s, size_t
         if ((s[i] & 0xc0) != 0x80) return UNICODE_LIMIT;
         c = c << 6 | (s[i] & 0x3f);
     }
-    if (c < least[want] || c > 0x10ffff || (c >= 0xd800 && c < 0xe000)) return UNICODE_LIMIT;
-    *len = want;
+    if (c < least[want]) return UNICODE_LIMIT;
+    *len = want;  // surrogates and what lies beyond U+10FFFF pass: one character or several, all are CHAR_OTHER
     return c;
 }
 
@@ -270,14 +269,24 @@ typedef struct {
 typedef struct { CachedPiece way[2]; } CacheSet;  // the last one written stands first
 _Static_assert(sizeof(CacheSet) == 64, "a set fills one line of the processor's cache");
 
-struct TokenizerCache { CacheSet sets[1 << CACHE_BITS]; };
+struct TokenizerCache {
+    CacheSet* sets;     // 2^CACHE_BITS
+    void*     memory;   // in which they stand, aligned
+};
 
 TokenizerCache* tokenizer_cache_new(void) {
-    TokenizerCache* cache = alloc_pages(sizeof *cache);
-    return cache ? cache : xmalloc(SIZE_MAX);
+    TokenizerCache* cache = xmalloc(sizeof *cache);
+    cache->memory = xcalloc(((size_t)1 << CACHE_BITS) + 1, sizeof(CacheSet));
+    uintptr_t past = (uintptr_t)cache->memory % sizeof(CacheSet);
+    cache->sets = (CacheSet*)((char*)cache->memory + (past ? sizeof(CacheSet) - past : 0));
+    return cache;
 }
 
-void tokenizer_cache_free(TokenizerCache* cache) { free_pages(cache, sizeof *cache); }
+void tokenizer_cache_free(TokenizerCache* cache) {
+    if (!cache) return;
+    free(cache->memory);
+    free(cache);
+}
 
 // key (2) = the len bytes at s, of which `readable` may be read.
 static inline void cache_key(uint64_t* key, const unsigned char* s, size_t len, size_t readable) {

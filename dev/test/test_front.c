@@ -1300,7 +1300,7 @@ static const Story stories[] = {
     {"a sink that stops", 8, "xyz", "abcd", 4, 2, "ab", "|begin xyz|step a", 2, NULL},
     {"a window that is used up", 8, "uvwxyz", "abcdefghij", 10, 0, "abcdefghij",
      "|begin uvwxyz|step a|step b|begin zabc|step d|step e|step f|step g|begin efgh|step i", 10, NULL},
-    {"a prompt of the window", 8, "stuvwxyz", "abc", 3, 0, "abc", "|begin stuvwxyz|begin xyza|step b", 3, NULL},
+    {"a prompt as long", 8, "stuvwxyz", "abc", 3, 0, "abc", "|begin stuvwxyz|begin xyza|step b", 3, NULL},
     {"a prompt past the window", 8, "rstuvwxyz", "abc", 3, 0, "abc", "|begin wxyz|step a|step b", 3, NULL},
     {"an odd window", 5, "xyz", "abcdef", 6, 0, "abcdef",
      "|begin xyz|step a|step b|begin bc|step d|step e", 6, NULL},

@@ -52,7 +52,7 @@ static void run_case(Case* t, Gemm* multiply) {
     multiply(t->c, t->a, t->at, t->b, t->bt, t->M, t->N, t->K, t->beta);
 }
 
-// The worst |c - exact| in units of the bound FLT_EPSILON · (2 + sqrt(K)) · (sum of |a||b| + |beta · before|).
+// The worst |c - exact| in bounds FLT_EPSILON · (2 + sqrt(K)) · (sum of |a||b| + |beta · before|).
 // Rounding errors of K terms of random sign grow as sqrt(K); a wrong, lost or doubled term is far above this.
 static double worst_error(const Case* t) {
     double worst = 0;
@@ -214,6 +214,8 @@ int main(void) {
     test_builtin_bits(&c, &rng);
     check(&c, threads_max() == threads, "%d OpenMP threads before the products, %d after",
           threads, threads_max());
-    check(&c, gemm_library() && *gemm_library(), "gemm_library: wanted a name, got none");
+    char name[64] = "", cut[4];
+    check(&c, *gemm_library(name, sizeof name) != '\0', "gemm_library: wanted a name, got none");
+    check(&c, strlen(gemm_library(cut, sizeof cut)) <= 3, "gemm_library: wanted at most 3 characters, got %s", cut);
     return checks_verdict(&c);
 }

@@ -1,0 +1,253 @@
+// bench.c: the CPU engine against the machine's limits, measured in the same run. Prints `key value unit`, a line a figure.
+//
+//     bench limits             sgemm (large square product), memory reads
+//     bench train [B T]        an update of tost-base: tokens/s, its matrix products alone, resident memory; default 1 1024
+//     bench decode             sampling tost-base one token at a time, at several positions, with memory reads beside it
+//     bench tssa               TSSA forward + backward against length, B·T held
+//
+// Times are medians over runs; what is compared is measured in turn, since machines are shared and noisy.
+
+#define TOST_NO_MAIN
+#include "train_gpt_tost.c"
+
+#include <sys/resource.h>
+
+#include "tost/init.h"
+#include "tost/rng.h"
+
+// ---------------------------------------------------------------------------------------------
+// Tools
+
+static int compare_doubles(const void* a, const void* b) {
+    const double x = *(const double*)a, y = *(const double*)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double* x, int n) {
+    qsort(x, n, sizeof *x, compare_doubles);
+    return n % 2 ? x[n / 2] : 0.5 * (x[n / 2 - 1] + x[n / 2]);
+}
+
+static void report(const char* key, double value, const char* unit) {
+    printf("%-28s %12.4g %s\n", key, value, unit);
+    fflush(stdout);
+}
+
+static void report_library(void) {
+    char name[64];
+    printf("%-28s %s\n", "matmul_library", gemm_library(name, sizeof name));
+}
+
+static float* random_floats(size_t n, double scale) {
+    Rng rng = rng_seeded(1, n);
+    float* x = alloc_pages(n * sizeof *x);
+    for (size_t i = 0; i < n; i++) x[i] = (float)(scale * (rng_uniform(&rng) - 0.5));
+    return x;
+}
+
+static TostModel* new_base(int B, int T, bool training) {
+    const TostPreset* preset = tost_preset_find("tost-base");
+    const TostEngineOptions o = {.max_batch = B, .max_seq = T, .training = training};
+    TostConfig config = preset->config;
+    TostError err;
+    if (T > config.block_size) config.block_size = T;
+    TostModel* m = tost_cpu_engine.create(&config, &o, &err);
+    if (!m) { fprintf(stderr, "bench: %s\n", err.text); exit(STATUS_FAILED); }
+    init_params(&tost_cpu_engine, m, &m->tensors, config.n_layer, 1);
+    return m;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Limits
+
+// GB/s of summing a buffer that no cache holds, all threads reading.
+static double read_bandwidth(const float* x, size_t n) {
+    const double start = now_seconds();
+    double total = 0;
+    #pragma omp parallel for simd schedule(static) reduction(+ : total)
+    for (size_t i = 0; i < n; i++) total += x[i];
+    const double seconds = now_seconds() - start;
+    volatile double sink = total;   // keeps the sum alive
+    (void)sink;
+    return n * sizeof *x / seconds / 1e9;
+}
+
+static void bench_limits(void) {
+    enum { N = 3072, RUNS = 5 };
+    const size_t n = (size_t)1 << 27;
+    float *a = random_floats((size_t)N * N, 1), *b = random_floats((size_t)N * N, 1), *c = random_floats((size_t)N * N, 1);
+    float* x = random_floats(n, 1);
+    double gflops[RUNS], gbs[RUNS];
+    gemm(c, a, false, b, true, N, N, N, 0.0f);
+    for (int i = 0; i < RUNS; i++) {
+        const double start = now_seconds();
+        gemm(c, a, false, b, true, N, N, N, 0.0f);
+        gflops[i] = 2.0 * N * N * N / (now_seconds() - start) / 1e9;
+        gbs[i] = read_bandwidth(x, n);
+    }
+    report_library();
+    report("sgemm", median(gflops, RUNS), "GFLOP/s");
+    report("memory_read", median(gbs, RUNS), "GB/s");
+}
+
+// ---------------------------------------------------------------------------------------------
+// Training
+
+// The matrix products of one update, forward and backward, with the model's own buffers and weights.
+static double matmuls_alone(TostModel* m, size_t rows) {
+    const TostConfig* c = &m->config;
+    const int C = c->n_embd, V = c->vocab_size;
+    const size_t chunk = classifier_chunk(rows, V);
+    const Buffers* b = &m->buf;
+    const double start = now_seconds();
+    for (int l = 0; l < c->n_layer; l++) {
+        const TostParams p = tost_layer(m, TOST_PARAM, l), g = tost_layer(m, TOST_GRAD, l);
+        const LayerActivations* a = &m->layer[l];
+        linear_forward(b->dnarrow, a->ln_1, p.attn_w, NULL, rows, C, C);
+        linear_forward(b->dnarrow, a->y, p.attn_proj_w, NULL, rows, C, C);
+        linear_forward(b->dwide, a->ln_2, p.fc_w, NULL, rows, C, 4 * C);
+        linear_forward(b->dnarrow, a->gelu, p.fc_proj_w, NULL, rows, 4 * C, C);
+        linear_backward(b->dwide, g.fc_proj_w, NULL, b->dbranch, a->gelu, p.fc_proj_w, rows, 4 * C, C);
+        linear_backward(b->dnarrow, g.fc_w, NULL, b->dwide, a->ln_2, p.fc_w, rows, C, 4 * C);
+        linear_backward(b->dnarrow, g.attn_proj_w, NULL, b->dbranch, a->y, p.attn_proj_w, rows, C, C);
+        linear_backward(b->dnarrow, g.attn_w, NULL, b->dbranch, a->ln_1, p.attn_w, rows, C, C);
+    }
+    const TostParams p = tost_layer(m, TOST_PARAM, 0), g = tost_layer(m, TOST_GRAD, 0);
+    for (size_t row = 0; row < rows; row += chunk) {
+        const size_t n = rows - row < chunk ? rows - row : chunk;
+        linear_forward(b->logits, b->ln_f, p.wte, NULL, n, C, V);
+        linear_backward(b->dnarrow, g.wte, NULL, b->logits, b->ln_f, p.wte, n, C, V);
+    }
+    return now_seconds() - start;
+}
+
+static double one_update(TostModel* m, const int32_t* ids, int B, int T, int step) {
+    const TostEngine* e = &tost_cpu_engine;
+    const TostAdamW a = {.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.01, .grad_scale = 1, .step = step};
+    double sum;
+    int64_t count;
+    const double start = now_seconds();
+    e->zero_grad(m);
+    e->forward(m, ids, ids + 1, B, T, 1.0f / (float)(B * T));
+    e->backward(m);
+    e->grad_norm(m);
+    e->update(m, &a);
+    e->read_loss(&sum, &count, m);
+    return now_seconds() - start;
+}
+
+static void bench_train(int B, int T) {
+    enum { RUNS = 5 };
+    TostModel* m = new_base(B, T, true);
+    const size_t rows = (size_t)B * T;
+    double update[RUNS], matmul[RUNS], share[RUNS];
+    Rng rng = rng_seeded(2, 0);
+    int32_t* ids = xmalloc((rows + 1) * sizeof *ids);
+    for (size_t i = 0; i <= rows; i++) ids[i] = (int32_t)rng_below(&rng, 50257);
+    one_update(m, ids, B, T, 1);
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    for (int i = 0; i < RUNS; i++) {
+        update[i] = one_update(m, ids, B, T, 2 + i);
+        matmul[i] = matmuls_alone(m, rows);
+        share[i] = matmul[i] / update[i];
+    }
+    report_library();
+    report("train", rows / median(update, RUNS), "tokens/s");
+    report("train_matmuls_alone", rows / median(matmul, RUNS), "tokens/s");
+    report("train_share_of_matmuls", median(share, RUNS), "");
+    report("train_memory", usage.ru_maxrss / 1e6 * 1.024, "GB");
+    free(ids);
+    tost_cpu_engine.destroy(m);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Decode
+
+static void bench_decode(void) {
+    enum { STEPS = 24 };
+    const int positions[] = {10, 128, 500, 1000};
+    TostModel* m = new_base(1, 1000, false);
+    const double bytes = (m->tensors.n_params - (double)m->config.block_size * m->config.n_embd) * sizeof(float);
+    float* logits = xmalloc(m->config.vocab_size * sizeof *logits);
+    int32_t* prompt = xcalloc(1000, sizeof *prompt);
+    for (size_t i = 0; i < countof(positions); i++) {
+        double seconds[STEPS], gbs[STEPS];
+        char key[32];
+        tost_cpu_engine.decode_begin(logits, m, prompt, 1, positions[i] - STEPS / 2 < 1 ? 1 : positions[i] - STEPS / 2);
+        for (int j = 0; j < STEPS; j++) {
+            const double start = now_seconds();
+            tost_cpu_engine.decode_step(logits, m, prompt);
+            seconds[j] = now_seconds() - start;
+            gbs[j] = read_bandwidth(m->state[TOST_PARAM], m->tensors.flat_size);
+        }
+        const double rate = 1 / median(seconds, STEPS);
+        snprintf(key, sizeof key, "decode_at_%d", positions[i]);
+        report(key, rate, "tokens/s");
+        snprintf(key, sizeof key, "decode_bandwidth_at_%d", positions[i]);
+        report(key, rate * bytes / 1e9 / median(gbs, STEPS), "of memory_read");
+    }
+    free(prompt);
+    free(logits);
+    tost_cpu_engine.destroy(m);
+}
+
+// ---------------------------------------------------------------------------------------------
+// TSSA
+
+static double tssa_once(TostModel* m, int B, int T) {
+    const TostConfig* c = &m->config;
+    const TostParams p = tost_layer(m, TOST_PARAM, 0), g = tost_layer(m, TOST_GRAD, 0);
+    const LayerActivations* a = &m->layer[0];
+    const Buffers* b = &m->buf;
+    memset(b->tssa_now, 0, B * tssa_state_size(c->n_embd, c->n_head) * sizeof(double));
+    const double start = now_seconds();
+    tssa_forward(a->y, a->u, a->pi, a->tssa_saved, b->tssa_now, a->w, p.temp, p.denom_bias, 0, c->block_size, B, T, c->n_embd,
+                 c->n_head);
+    tssa_backward(b->dbranch, g.temp, g.denom_bias, b->da, b->scratch, b->dnarrow, a->w, a->u, a->pi, a->tssa_saved, p.temp,
+                  c->block_size, B, T, c->n_embd, c->n_head);
+    return now_seconds() - start;
+}
+
+static void bench_tssa(void) {
+    enum { RUNS = 9, TOKENS = 65536 };
+    const int lengths[] = {1024, 4096, 16384, 65536};
+    TostModel* m[countof(lengths)];
+    double seconds[countof(lengths)][RUNS];
+    for (size_t i = 0; i < countof(lengths); i++) {   // one layer of tost-base at each length, the batch filling up to TOKENS
+        const int T = lengths[i], B = TOKENS / T;
+        const TostConfig c = {.n_layer = 1, .n_head = 12, .n_embd = 768, .block_size = T, .vocab_size = 64};
+        const TostEngineOptions o = {.max_batch = B, .max_seq = T, .training = true};
+        TostError err;
+        m[i] = tost_cpu_engine.create(&c, &o, &err);
+        if (!m[i]) { fprintf(stderr, "bench: %s\n", err.text); exit(STATUS_FAILED); }
+        init_params(&tost_cpu_engine, m[i], &m[i]->tensors, 1, 1);
+        Rng rng = rng_seeded(3, 0);
+        for (size_t j = 0; j < (size_t)TOKENS * c.n_embd; j++) {
+            m[i]->layer[0].w[j] = (float)(rng_uniform(&rng) - 0.5);
+            m[i]->buf.dnarrow[j] = (float)(rng_uniform(&rng) - 0.5);
+        }
+        tssa_once(m[i], B, T);
+    }
+    for (int run = 0; run < RUNS; run++)
+        for (size_t i = 0; i < countof(lengths); i++) seconds[i][run] = tssa_once(m[i], TOKENS / lengths[i], lengths[i]);
+    for (size_t i = 0; i < countof(lengths); i++) {
+        char key[32];
+        snprintf(key, sizeof key, "tssa_at_%d", lengths[i]);
+        report(key, median(seconds[i], RUNS) * 1e6 / TOKENS, "us/token");
+        tost_cpu_engine.destroy(m[i]);
+    }
+}
+
+int main(int argc, char** argv) {
+    if (argc == 2 && strcmp(argv[1], "limits") == 0) bench_limits();
+    else if (argc == 2 && strcmp(argv[1], "train") == 0) bench_train(1, 1024);
+    else if (argc == 4 && strcmp(argv[1], "train") == 0) bench_train(atoi(argv[2]), atoi(argv[3]));
+    else if (argc == 2 && strcmp(argv[1], "decode") == 0) bench_decode();
+    else if (argc == 2 && strcmp(argv[1], "tssa") == 0) bench_tssa();
+    else {
+        fprintf(stderr, "usage: bench limits | train [B T] | decode | tssa\n");
+        return STATUS_USAGE;
+    }
+    return 0;
+}

@@ -1,0 +1,67 @@
+#!/bin/sh
+# bench.sh BENCH BUILTIN: the figures of README.md, with the machine's limits and the peers that are installed, in one run.
+# BENCH and BUILTIN are dev/bench/bench built with the matrix product that was found and with the built-in one.
+#   TEXT, VOCAB: a text and a vocab.bpe for tokenize (default: the shared ones, else the starter's vocabulary and no text)
+#   PYTHON: an interpreter that may have torch and tiktoken
+set -u
+bench=$1 builtin=$2
+python=${PYTHON:-python3}
+vocab=${VOCAB:-../shared/data/gpt2/vocab.bpe}
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+figures=$work/figures
+
+say() { printf '%s\n' "$*"; }
+figure() { awk -v key="$1" '$1 == key { print $2; exit }' "$figures"; }
+ratio() { awk -v a="$(figure "$1")" -v b="$(figure "$2")" 'BEGIN { if (b > 0) printf "%.2f", a / b; else print "-" }'; }
+row() { printf '| %s | %s | %s |\n' "$1" "${2:--}" "${3:-}"; }
+
+say "measuring: limits, training (twice: $($bench limits | awk '/matmul_library/ { $1 = ""; print }'), and built in), decode, TSSA …" >&2
+{
+    "$bench" limits
+    "$bench" train
+    "$builtin" train | sed 's/^train/builtin_train/; s/^matmul_library/builtin_library/'
+    "$bench" train | sed 's/^train/again_train/; s/^matmul/again_matmul/'
+    "$bench" decode
+    "$bench" tssa
+} >> "$figures" || exit 1
+
+# tokenize: the text is read from the page cache, since the first pass over it does not count
+text=${TEXT:-}
+if [ -z "$text" ] && [ -r ../shared/data/text/classic_books_50MB.txt.xz ] && command -v xz > /dev/null; then
+    text=$work/books.txt
+    xz -dc ../shared/data/text/classic_books_50MB.txt.xz > "$text"
+fi
+if [ -n "$text" ] && [ -r "$vocab" ]; then
+    bytes=$(wc -c < "$text")
+    for run in 0 1 2 3; do
+        rm -rf "$work/shards"
+        start=$(date +%s.%N)
+        ./train_gpt_tost tokenize --tokenizer "$vocab" --out "$work/shards/books" "$text" > /dev/null 2>&1 || exit 1
+        end=$(date +%s.%N)
+        [ $run -eq 0 ] || echo "$start $end"
+    done | awk -v n="$bytes" '{ print n / ($2 - $1) / 1e6 }' | sort -g | sed -n 2p | sed 's/^/tokenize /' >> "$figures"
+else
+    say "skipped: tokenize: no text (set TEXT and VOCAB)" >&2
+fi
+"$python" dev/bench/peers.py ${text:+--text "$text" --vocab "$vocab"} > "$work/peers" 2>"$work/peers.err" ||
+    say "skipped: peers: $(tail -1 "$work/peers.err")" >&2
+grep '^skipped' "$work/peers" >&2
+grep -v '^skipped' "$work/peers" | sed 's/^/peer_/' >> "$figures"
+
+say "$(date -u +%F), $(grep -c '^processor' /proc/cpuinfo) × $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1), commit $(git rev-parse --short HEAD 2>/dev/null || echo none)"
+say "limits: sgemm $(figure sgemm) GFLOP/s, memory reads $(figure memory_read) GB/s"
+say
+row "what" "measured" "beside it, in the same run"
+row "---" "---" "---"
+row "training tost-base, B·T = 1,024, tokens/s" "$(figure train)" \
+    "$(figure train_matmuls_alone) its matrix products alone (share $(figure train_share_of_matmuls)); PyTorch $(figure peer_train_tokens_per_s)"
+row "the same, built-in matrix product, tokens/s" "$(figure builtin_train)" "$(ratio builtin_train again_train) of the row above, measured again"
+row "memory for that, GB" "$(figure train_memory)" "PyTorch $(figure peer_train_peak_memory)"
+for at in 10 128 500 1000; do
+    row "sampling tost-base at position $at, tokens/s" "$(figure decode_at_$at)" \
+        "$(figure decode_bandwidth_at_$at) of memory reads; PyTorch, whole prefix: $(figure peer_sample_${at}_tokens_per_s)"
+done
+row "TSSA forward + backward, us a token and layer, T = 1,024" "$(figure tssa_at_1024)" ""
+for at in 4096 16384 65536; do row "at T = $at" "$(figure tssa_at_$at)" "$(ratio tssa_at_$at tssa_at_1024) × T = 1,024"; done
+row "tokenize, MB/s" "$(figure tokenize)" "tiktoken: $(figure peer_tiktoken_1_thread) on one core, $(figure peer_tiktoken_all_threads) on all"

@@ -1,0 +1,179 @@
+// gemm_bench.c: the matrix product beside its limits. For the shapes of training, GFLOP/s of gemm(), which is
+// cblas where the build has it, and of gemm_builtin(); for the shapes of decoding, GB/s of the weight beside
+// plain reading of as much memory. What is compared takes turns; best and median repetition are shown.
+//   gemm_bench [repetitions]      (default 15: about a minute on 2 cores)
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "gemm.h"
+#include "threads.h"
+#include "util.h"
+
+enum { MOST = 101, CACHE_LINE_FLOATS = 16 };
+
+typedef struct { double best, median; } Time;   // seconds
+
+static int by_size(const void* a, const void* b) {
+    double x = *(const double*)a, y = *(const double*)b;
+    return (x > y) - (x < y);
+}
+
+static Time time_of(double* seconds, int n) {
+    qsort(seconds, n, sizeof(double), by_size);
+    return (Time) { seconds[0], seconds[n / 2] };
+}
+
+// Large and touched by the threads that will read it; small numbers, none of them denormal.
+static float* filled(size_t n) {
+    float* x = alloc_pages(n * sizeof(float));
+    if (!x) {
+        fprintf(stderr, "gemm_bench: no memory for %zu floats\n", n);
+        exit(STATUS_FAILED);
+    }
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < n; i++) x[i] = (float)(i * 2654435761u % 1024) / 512 - 0.999f;
+    return x;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Products of training: 1024 rows through GPT-2 (124M) sizes, 4096 rows through small ones.
+
+typedef struct { const char* what; int M, N, K; bool at, bt; } Shape;
+
+static const Shape products[] = {
+    { "forward",          1024,   768,   768, false, true  },
+    { "forward",          1024,  3072,   768, false, true  },
+    { "forward",          1024,   768,  3072, false, true  },
+    { "classifier",       1024, 50304,   768, false, true  },
+    { "backward data",    1024,   768,   768, false, false },
+    { "backward data",    1024,  3072,   768, false, false },
+    { "backward data",    1024,   768,  3072, false, false },
+    { "classifier data",  1024,   768, 50304, false, false },
+    { "backward weights",  768,   768,  1024, true,  false },
+    { "backward weights", 3072,   768,  1024, true,  false },
+    { "backward weights",  768,  3072,  1024, true,  false },
+    { "classifier weights", 50304, 768, 1024, true,  false },
+    { "small forward",    4096,   128,   128, false, true  },
+    { "small forward",    4096,   512,   128, false, true  },
+    { "small classifier", 4096,  2048,   256, false, true  },
+    { "small weights",     128,   128,  4096, true,  false },
+    { "small weights",    2048,   256,  4096, true,  false },
+    { "tiny",               64,    64,    64, false, true  },
+    { "tiny",               17,    33,    65, false, true  },
+};
+
+typedef void Gemm(float* c, const float* a, bool at, const float* b, bool bt,
+                  int M, int N, int K, float beta);
+
+static Time bench_product(double* seconds, int n, double flop) {
+    Time t = time_of(seconds, n);
+    printf("  %7.1f %7.1f", flop / t.best / 1e9, flop / t.median / 1e9);
+    return t;
+}
+
+static void bench_products(int reps) {
+    static Gemm* const ways[] = { gemm, gemm_builtin };
+    size_t most = (size_t)1024 * 50304;
+    float *a = filled(most), *b = filled(most), *c = filled(most);
+    printf("%-18s %6s %6s %6s     gemm: best  median   built in: best  median   ratio\n",
+           "GFLOP/s", "M", "N", "K");
+    for (size_t s = 0; s < countof(products); s++) {
+        const Shape* p = &products[s];
+        double seconds[countof(ways)][MOST], flop = 2.0 * p->M * p->N * p->K;
+        int inner = flop < 1e7 ? 100 : 1, n = flop > 1e10 && reps > 5 ? 5 : reps;
+        for (int r = 0; r < n; r++)
+            for (size_t w = 0; w < countof(ways); w++) {
+                double start = now_seconds();
+                for (int i = 0; i < inner; i++)
+                    ways[w](c, a, p->at, b, p->bt, p->M, p->N, p->K, p->at ? 1 : 0);
+                seconds[w][r] = (now_seconds() - start) / inner;
+            }
+        printf("%-18s %6d %6d %6d   ", p->what, p->M, p->N, p->K);
+        Time library = bench_product(seconds[0], n, flop);
+        printf("        ");
+        Time builtin = bench_product(seconds[1], n, flop);
+        printf("   %5.2f\n", library.best / builtin.best);
+    }
+    free_pages(a, most * sizeof(float));
+    free_pages(b, most * sizeof(float));
+    free_pages(c, most * sizeof(float));
+}
+
+// ---------------------------------------------------------------------------------------------
+// Decoding: one row, or few, against weights that come from memory because many of them take turns.
+
+// Every thread reads its run and adds it up, a line of memory at a time.
+static float read_all(const float* x, size_t n) {
+    int threads = threads_max();
+    size_t run = n / threads / CACHE_LINE_FLOATS * CACHE_LINE_FLOATS;
+    float total = 0;
+#pragma omp parallel for schedule(static) reduction(+:total)
+    for (int t = 0; t < threads; t++) {
+        float sum[4 * CACHE_LINE_FLOATS] = {0};
+        const float* from = x + t * run;
+        for (size_t i = 0; i + countof(sum) <= run; i += countof(sum))
+            for (size_t k = 0; k < countof(sum); k++) sum[k] += from[i + k];
+        for (size_t k = 0; k < countof(sum); k++) total += sum[k];
+    }
+    return total;
+}
+
+static void bench_rows(int reps) {
+    static const int weights[][2] = { { 50304, 768 }, { 3072, 768 }, { 768, 3072 }, { 768, 768 } };
+    static const int rows[] = { 1, 2, 4 };
+    enum { READ = countof(rows) };
+    size_t pool = (size_t)2 * 50304 * 768, next = 0;
+    float *w = filled(pool), *x = filled(4 * 3072), *y = filled((size_t)4 * 50304), kept = 0;
+    printf("\n%-18s        read: best  median        1 row              2 rows              4 rows     %s\n",
+           "GB/s of a weight", "ratio");
+    for (size_t s = 0; s < countof(weights); s++) {
+        int N = weights[s][0], K = weights[s][1], inner = 50304 / N / 4 + 1;
+        size_t size = (size_t)N * K, count = pool / size;
+        double seconds[READ + 1][MOST], bytes = (double)size * sizeof(float) * inner;
+        for (int r = 0; r < reps; r++)
+            for (int k = READ; k >= 0; k--) {
+                double start = now_seconds();
+                for (int i = 0; i < inner; i++) {
+                    const float* at = w + next++ % count * size;
+                    if (k == READ) kept += read_all(at, size);
+                    else gemm(y, x, false, at, true, rows[k], N, K, 0);
+                }
+                seconds[k][r] = now_seconds() - start;
+            }
+        Time t[READ + 1];
+        printf("%6d x %-6d      ", N, K);
+        for (int k = 0; k <= READ; k++) t[k] = time_of(seconds[k], reps);
+        printf("    %7.1f %7.1f", bytes / t[READ].best / 1e9, bytes / t[READ].median / 1e9);
+        for (int k = 0; k < READ; k++)
+            printf("    %7.1f %7.1f", bytes / t[k].best / 1e9, bytes / t[k].median / 1e9);
+        printf("    %5.2f\n", t[READ].best / t[0].best);
+    }
+    if (kept == 1) printf("\n");     // the sums are used, so that they are computed
+    free_pages(w, pool * sizeof(float));
+    free_pages(x, 4 * 3072 * sizeof(float));
+    free_pages(y, (size_t)4 * 50304 * sizeof(float));
+}
+
+static void bench_fork(void) {
+    enum { FORKS = 1000 };
+    double start = now_seconds();
+    for (int r = 0; r < FORKS; r++) {
+#pragma omp parallel for schedule(static)
+        for (int t = 0; t < threads_max(); t++) (void)t;
+    }
+    printf("\nfork and join: %.2f us\n", (now_seconds() - start) / FORKS * 1e6);
+}
+
+int main(int argc, char** argv) {
+    int reps = argc > 1 ? atoi(argv[1]) : 15;
+    if (argc > 2 || reps < 1 || reps > MOST) {
+        fprintf(stderr, "usage: gemm_bench [repetitions, 1 to %d]\n", MOST);
+        return STATUS_USAGE;
+    }
+    char library[64];
+    printf("gemm: %s, %d threads\n\n", gemm_library(library, sizeof library), threads_max());
+    bench_products(reps);
+    bench_rows(reps);
+    bench_fork();
+    return 0;
+}
