@@ -152,7 +152,8 @@ static const Row table[] = {
     {"prompt", SAMPLE, TEXT, STRING, AT(prompt), 0, 0, FORGOTTEN, "TEXT|@FILE|-", "", "none: a new text",
      "what the text begins with: as given, from a file, or from stdin"},
     {"tokens", SAMPLE, TEXT, INT64, AT(tokens), 1, 1e12, FORGOTTEN, "N", "tokens", NULL,
-     "longest text after the prompt; <|endoftext|> ends it sooner"},
+     "longest text after the prompt; <|endoftext|> ends it sooner. Where the text fills the block size, the model's "
+     "state is read again from the last half of it"},
     {"samples", SAMPLE, TEXT, INT64, AT(samples), 1, 1e9, FORGOTTEN, "N", "texts", NULL,
      "texts, with a line --- between them"},
     {"temperature", TRAIN | SAMPLE, TEXT, REAL, AT(temperature), 0, 1000, KEPT, "X", "", NULL,

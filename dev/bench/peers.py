@@ -1,0 +1,183 @@
+"""What other software does on this machine: PyTorch with the same model and its matrix product, tiktoken.
+
+    peers.py [SECTION…] [--threads N] [--text FILE --vocab vocab.bpe]
+
+SECTION is one or more of train, sample, sgemm, tiktoken (these four without an argument: about a minute on
+two idle cores) and compiled, which is train through torch.compile and needs a C++ compiler and a few minutes.
+Prints `key value unit` lines on stdout; a section whose package or file is missing prints
+`skipped: SECTION: reason`. Each figure is the median of 3 runs after 1 that does not count. PyTorch's threads
+wait for each other by spinning, so another program on the same cores costs it far more than its share.
+"""
+
+import argparse
+import os
+import resource
+import statistics
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "reference"))
+
+RUNS = 3
+TRAIN_TOKENS = 1024           # B·T of a training step: one sequence of block_size
+SAMPLE_POSITIONS = (128, 1000)
+SGEMM_SIZE = 4096
+TEXT_BYTES = 8 << 20          # of --text, from its start
+GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+class Skip(Exception):
+    """The reason why a section cannot run here."""
+
+
+def report(key, value, unit):
+    print(f"{key} {value:.6g} {unit}", flush=True)
+
+
+def median_seconds(run):
+    """Runs once for warmth, then RUNS times."""
+    seconds = []
+    for _ in range(1 + RUNS):
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[1:])
+
+
+def peak_bytes():
+    """Peak resident memory of this process. getrusage's can be that of the program which started it."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak << 10
+
+
+def load_torch(args):
+    try:
+        import torch
+        import tost
+    except ImportError as error:
+        raise Skip(f"{error} (pip install -r dev/requirements.txt)") from error
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(1)
+    return torch, tost
+
+
+def train(args, compiled=False):
+    """tost-base in float32: forward, backward, clip, fused AdamW."""
+    torch, tost = load_torch(args)
+    key = "compiled" if compiled else "train"
+    report(f"{key}_import_memory", peak_bytes() / 2**20, "MiB")
+    model = tost.Tost(tost.PRESETS["tost-base"])
+    config = model.config
+    forward = torch.compile(model) if compiled else model
+    optimizer = torch.optim.AdamW(model.optimizer_groups(0.01), lr=6e-4, betas=(0.9, 0.95), eps=1e-8,
+                                  fused=True)
+    x, y = torch.randint(config.vocab_size, (2, TRAIN_TOKENS // config.block_size, config.block_size))
+
+    def step():
+        optimizer.zero_grad()
+        loss = forward(x, y)[1]
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    seconds = median_seconds(step)
+    report(f"{key}_tokens_per_s", TRAIN_TOKENS / seconds, "tokens/s")
+    report(f"{key}_step", seconds * 1e3, "ms")
+    report(f"{key}_peak_memory", peak_bytes() / 2**20, "MiB")
+
+
+def sample(args):
+    """tost-base in float32, greedy; each token recomputes the whole prefix, the head at its end only."""
+    torch, tost = load_torch(args)
+    model = tost.Tost(tost.PRESETS["tost-base"]).eval()
+    for position in SAMPLE_POSITIONS:
+        idx = torch.randint(model.config.vocab_size, (1, position))
+
+        def token():
+            nonlocal idx
+            logits, _ = model(idx, last_only=True)
+            idx = torch.cat((idx, logits[:, -1].argmax(-1, keepdim=True)), dim=1)
+
+        with torch.inference_mode():
+            report(f"sample_{position}_tokens_per_s", 1 / median_seconds(token), "tokens/s")
+
+
+def sgemm(args):
+    torch, _ = load_torch(args)
+    n = SGEMM_SIZE
+    a, b, c = torch.randn(n, n), torch.randn(n, n), torch.empty(n, n)
+    report("sgemm", 2 * n**3 / median_seconds(lambda: torch.mm(a, b, out=c)) / 1e9, "GFLOP/s")
+
+
+def gpt2_ranks(vocab_path):
+    """The tokens of vocab.bpe in order of id: 256 bytes, the printable ones first, then one token a merge."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in printable]
+    byte_of = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+    ranks = {bytes([byte]): i for i, byte in enumerate(printable + hidden)}
+    for line in vocab_path.read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#version"):
+            ranks[bytes(byte_of[char] for char in line if char != " ")] = len(ranks)
+    return ranks
+
+
+def bench_tiktoken(args):
+    """GPT-2's encoding of the start of --text, in one call on one core and in pieces on all."""
+    try:
+        import tiktoken
+    except ImportError as error:
+        raise Skip(f"{error} (pip install -r dev/requirements.txt)") from error
+    if args.text is None or args.vocab is None:
+        raise Skip("give --text FILE and --vocab vocab.bpe")
+    ranks = gpt2_ranks(args.vocab)
+    encoding = tiktoken.Encoding("gpt2", pat_str=GPT2_PATTERN, mergeable_ranks=ranks,
+                                 special_tokens={"<|endoftext|>": len(ranks)})
+    with open(args.text, "rb") as file:
+        text = file.read(TEXT_BYTES).decode("utf-8", errors="replace")
+    megabytes = len(text.encode()) / 1e6
+    pieces = [text[i : i + 65536] for i in range(0, len(text), 65536)]
+    report("tiktoken_text", megabytes, "MB")
+    report("tiktoken_tokens", len(encoding.encode_ordinary(text)), "tokens")
+    report("tiktoken_1_thread", megabytes / median_seconds(lambda: encoding.encode_ordinary(text)), "MB/s")
+    batch = median_seconds(lambda: encoding.encode_ordinary_batch(pieces, num_threads=args.threads))
+    report("tiktoken_all_threads", megabytes / batch, "MB/s")
+
+
+SECTIONS = {
+    "train": train,
+    "sample": sample,
+    "sgemm": sgemm,
+    "tiktoken": bench_tiktoken,
+    "compiled": lambda args: train(args, compiled=True),
+}
+
+
+def main():
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
+    parser.add_argument("--threads", type=int, default=cores, help=f"default {cores}, all cores")
+    parser.add_argument("--text", type=Path, metavar="FILE", help="plain UTF-8 text for tiktoken")
+    parser.add_argument("--vocab", type=Path, metavar="FILE", help="GPT-2's vocab.bpe for tiktoken")
+    args = parser.parse_args()
+    for name in args.sections:
+        if name not in SECTIONS:
+            parser.error(f"no section {name!r}; there are {', '.join(SECTIONS)}")
+    report("threads", args.threads, "threads")
+    if hasattr(os, "getloadavg"):
+        report("load_before", os.getloadavg()[0], "processes")  # anything near 1 or above spoils the figures
+    for name in args.sections or [name for name in SECTIONS if name != "compiled"]:
+        try:
+            SECTIONS[name](args)
+        except Skip as reason:
+            print(f"skipped: {name}: {reason}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

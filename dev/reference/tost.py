@@ -1,0 +1,180 @@
+"""The Token Statistics Transformer for causal language modelling, in PyTorch.
+
+Wu et al., "Token Statistics Transformer: Linear-Time Attention via Variational Rate Reduction", ICLR 2025,
+arXiv 2412.17810. A GPT-2 whose attention is TSSA, token statistics self-attention. This is the model that
+the C and CUDA engines are judged by: written for reading, not for speed, and differentiated by autograd.
+
+Sizes in comments: B batch, T length, C channels (n_embd), nh heads, hs = C/nh, V vocabulary.
+Needs Python 3.10, torch and safetensors.
+"""
+
+import math
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from safetensors import safe_open
+
+ENERGY_MIN = 1e-12  # floor of the running energy that a token's own energy is divided by
+MASS_EPS = 1e-8     # added to the running membership mass
+GAMMA_INIT = 1e-5   # LayerScale starts almost closed
+
+
+@dataclass
+class TostConfig:
+    n_layer: int = 12
+    n_head: int = 12
+    n_embd: int = 768
+    block_size: int = 1024
+    vocab_size: int = 50304  # GPT-2's 50257 rounded up; no target names the extra rows
+    bias: bool = False
+
+    def metadata(self):
+        """The config as a checkpoint's __metadata__ holds it: strings, bias 0 or 1."""
+        return {key: str(int(value)) for key, value in asdict(self).items()}
+
+    @classmethod
+    def from_shapes(cls, shapes):
+        """Every size follows from the names and shapes of the parameters."""
+        layers = {int(m[1]) for m in (re.match(r"transformer\.h\.(\d+)\.", name) for name in shapes) if m}
+        vocab_size, n_embd = shapes["transformer.wte.weight"]
+        return cls(n_layer=len(layers), n_head=shapes["transformer.h.0.attn.temp"][0], n_embd=n_embd,
+                   block_size=shapes["transformer.wpe.weight"][0], vocab_size=vocab_size,
+                   bias="transformer.ln_f.bias" in shapes)
+
+
+PRESETS = {
+    "tost-base": TostConfig(12, 12, 768),
+    "tost-medium": TostConfig(24, 16, 1024),
+    "tost-large": TostConfig(36, 20, 1280),
+}
+
+
+class TSSA(nn.Module):
+    """Each head asks how much of a token's energy lies in its own subspace (the membership Π), keeps the
+    running second moment of the tokens that belong to it, and shrinks the directions in which they vary."""
+
+    def __init__(self, config):
+        super().__init__()
+        nh, C = config.n_head, config.n_embd
+        self.n_head = nh
+        self.temp = nn.Parameter(torch.ones(nh, 1))
+        self.denom_bias = nn.Parameter(torch.zeros(nh, config.block_size, 1))
+        self.c_attn = nn.Linear(C, C, bias=config.bias)
+        self.c_proj = nn.Linear(C, C, bias=config.bias)
+
+    def project(self, a):
+        """w (B,nh,T,hs), in float32 at least: running sums of fewer bits stall after a few hundred tokens."""
+        w = self.c_attn(a)
+        w = w.to(torch.promote_types(w.dtype, torch.float32))
+        return w.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
+
+    def membership(self, s):
+        """Π (B,nh,T) from s = w²: a softmax over the heads, not over the tokens."""
+        r = s / s.cumsum(2).clamp_min(ENERGY_MIN)
+        u = (r + self.denom_bias[:, : s.size(2)]).sum(-1)
+        return F.softmax(self.temp * u, dim=1)
+
+    def forward(self, a):
+        w = self.project(a)
+        s = w.square()
+        pi = self.membership(s).unsqueeze(-1)               # (B,nh,T,1)
+        m = (s * pi).cumsum(2) / (pi.cumsum(2) + MASS_EPS)  # (B,nh,T,hs) second moment of the head's tokens
+        y = -w * pi / (1 + m)
+        return self.c_proj(y.transpose(1, 2).flatten(2).to(a.dtype))
+
+
+class MLP(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        C = config.n_embd
+        self.c_fc = nn.Linear(C, 4 * C, bias=config.bias)
+        self.c_proj = nn.Linear(4 * C, C, bias=config.bias)
+
+    def forward(self, a):
+        return self.c_proj(F.gelu(self.c_fc(a)))  # the exact GELU, with erf
+
+
+class Block(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        C = config.n_embd
+        self.gamma1 = nn.Parameter(torch.full((C,), GAMMA_INIT))
+        self.gamma2 = nn.Parameter(torch.full((C,), GAMMA_INIT))
+        self.ln_1 = nn.LayerNorm(C, bias=config.bias)
+        self.attn = TSSA(config)
+        self.ln_2 = nn.LayerNorm(C, bias=config.bias)
+        self.mlp = MLP(config)
+
+    def forward(self, x):
+        x = x + self.gamma1 * self.attn(self.ln_1(x))
+        return x + self.gamma2 * self.mlp(self.ln_2(x))
+
+
+class Tost(nn.Module):
+    """The head shares wte and has no parameter of its own, so the state dict holds each tensor once."""
+
+    def __init__(self, config):
+        super().__init__()
+        if config.n_embd % config.n_head:
+            raise ValueError(f"n_embd {config.n_embd} is not a multiple of n_head {config.n_head}")
+        self.config = config
+        self.transformer = nn.ModuleDict({
+            "wte": nn.Embedding(config.vocab_size, config.n_embd),
+            "wpe": nn.Embedding(config.block_size, config.n_embd),
+            "h": nn.ModuleList(Block(config) for _ in range(config.n_layer)),
+            "ln_f": nn.LayerNorm(config.n_embd, bias=config.bias),
+        })
+        for name, module in self.named_modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                residual = name.endswith("c_proj")
+                nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * config.n_layer) if residual else 0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+    def forward(self, idx, targets=None, last_only=False):
+        """idx, targets (B,T); targets of -1 do not count. Returns logits (B,T,V), or (B,1,V) of the last
+        position for sampling, and the mean loss or None."""
+        T = idx.size(1)
+        if T > self.config.block_size:
+            raise ValueError(f"{T} tokens are more than block_size {self.config.block_size}")
+        x = self.transformer.wte(idx) + self.transformer.wpe.weight[:T]
+        for block in self.transformer.h:
+            x = block(x)
+        x = self.transformer.ln_f(x[:, -1:] if last_only else x)
+        logits = F.linear(x, self.transformer.wte.weight)
+        if targets is None:
+            return logits, None
+        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+
+    def optimizer_groups(self, weight_decay):
+        """Embeddings and the weights of Linear layers decay. The number of dimensions does not tell: temp
+        and denom_bias have two and three, and must not."""
+        decay = [m.weight for m in self.modules() if isinstance(m, (nn.Linear, nn.Embedding))]
+        decayed = {id(p) for p in decay}
+        keep = [p for p in self.parameters() if id(p) not in decayed]
+        return [{"params": decay, "weight_decay": weight_decay}, {"params": keep, "weight_decay": 0.0}]
+
+    @classmethod
+    def from_checkpoint(cls, path):
+        """Reads a .safetensors file or a checkpoint folder. The config follows from the shapes; where the
+        file states it too, the two must agree."""
+        path = Path(path)
+        if path.is_dir():
+            path = path / "model.safetensors"
+        with safe_open(path, framework="pt") as file:
+            stated = file.metadata() or {}
+            state = {name: file.get_tensor(name) for name in file.keys()}
+        head = state.pop("lm_head.weight", None)
+        if head is not None and not torch.equal(head, state["transformer.wte.weight"]):
+            raise ValueError(f"{path}: lm_head.weight differs from wte, to which the model ties it")
+        config = TostConfig.from_shapes({name: tuple(tensor.shape) for name, tensor in state.items()})
+        for key, value in config.metadata().items():
+            if stated.get(key, value) != value:
+                raise ValueError(f"{path}: __metadata__ says {key} {stated[key]}, the shapes say {value}")
+        model = cls(config)
+        model.load_state_dict(state)
+        return model
