@@ -37,7 +37,7 @@ endif
 CFLAGS  ?= -O3
 TOST_CFLAGS := -std=c11 -D_GNU_SOURCE -I. -Itost $(ARCH) -ffp-contract=fast -fno-math-errno -fno-trapping-math -Wall -Wextra
 LIBS    := -lm
-VARIANT := $(notdir $(firstword $(CC)))
+VARIANT := $(notdir $(lastword $(filter-out -%,$(CC))))
 ifneq ($(HAVE_OPENMP),)
   TOST_CFLAGS += -fopenmp
   VARIANT := $(VARIANT)-openmp
@@ -50,7 +50,7 @@ ifneq ($(HAVE_BLAS),)
   VARIANT := $(VARIANT)-blas
 endif
 ifneq ($(SANITIZE),0)
-  TOST_CFLAGS += -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+  TOST_CFLAGS += -DTOST_SANITIZE -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
   VARIANT := $(VARIANT)-sanitize
 endif
 ifneq ($(WERROR),0)
@@ -68,20 +68,20 @@ all: train_gpt_tost
 
 # Programs stand in the root whatever the variant: this stamp changes when it does, so that they are linked again.
 build/variant: FORCE
-	@mkdir -p build && { [ "$$(cat $@ 2>/dev/null)" = "$(VARIANT) $(TOST_CFLAGS) $(CFLAGS)" ] || \
-	    echo "$(VARIANT) $(TOST_CFLAGS) $(CFLAGS)" > $@; }
+	@mkdir -p build; { [ "$$(cat $@ 2>/dev/null)" = "$(VARIANT) $(COMPILE)" ] || \
+	    echo "$(VARIANT) $(COMPILE)" > $@; }
 FORCE:
 
 $(BUILD)/flags: build/variant
-	@mkdir -p $(@D) && { [ "$$(cat $@ 2>/dev/null)" = "$(TOST_CFLAGS) $(CFLAGS)" ] || echo "$(TOST_CFLAGS) $(CFLAGS)" > $@; }
+	@mkdir -p $(@D) && { [ "$$(cat $@ 2>/dev/null)" = "$(COMPILE) $(FRONT)" ] || echo "$(COMPILE) $(FRONT)" > $@; }
 
 $(BUILD)/%.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(COMPILE) -MMD -MP -c $< -o $@
 
-$(BUILD)/libtost.a: $(FRONT)
+$(BUILD)/libtost.a: $(FRONT) $(BUILD)/flags
 	@rm -f $@
-	ar rcs $@ $^
+	ar rcs $@ $(FRONT)
 
 train_gpt_tost: $(BUILD)/train_gpt_tost.o $(BUILD)/libtost.a build/variant
 	$(COMPILE) -o $@ $(filter %.o %.a,$^) $(LIBS)
@@ -108,5 +108,7 @@ clean:
 
 .PHONY: all test bench bench_builtin clean FORCE
 .SECONDARY:
+
+.DELETE_ON_ERROR:
 
 -include $(shell find build -name '*.d' 2>/dev/null)

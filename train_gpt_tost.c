@@ -24,12 +24,12 @@
 #include "tost/threads.h"
 
 // Up to so many rows (a step of decoding) a loop over them is not worth waking the other threads for.
-enum { ALONE = 8 };
+enum { FEW_ROWS = 8 };
 
 // ---------------------------------------------------------------------------------------------
 // Scalar functions, free of branches and of library calls, so that loops over them vectorise
 
-// e^x to 2 ulp for x in [-87, 88], the ends outside; NaN stays NaN.
+// e^x to 2 ulp for x in [-87, 88], clamped to those ends; NaN stays NaN.
 // x = n ln2 + r, |r| <= ln2/2; a minimax polynomial for e^r (relative error 2e-9); 2^n through the exponent's bits.
 static inline float exp_f32(float x) {
     const float shift = 0x1.8p23f;   // adding it rounds to an integer, which then stands in the low bits
@@ -38,7 +38,7 @@ static inline float exp_f32(float x) {
     x = x > 88.0f ? 88.0f : x;
     n.f = x * 1.442695041f + shift;
     const float whole = n.f - shift;
-    const float r = (x - whole * 0.693145752f) - whole * 1.428606820e-6f;   // ln2 in two parts, the first exact in products
+    const float r = (x - whole * 0.693145752f) - whole * 1.428606820e-6f;   // ln2 in two parts, so that products are exact
     float p = 1.383684558e-3f;
     p = p * r + 8.374815802e-3f;
     p = p * r + 4.166822558e-2f;
@@ -76,7 +76,7 @@ static inline float normal_cdf(float* exp_half_square, float x) {
 
 static void embedding_forward(float* x, const int32_t* tokens, const float* wte, const float* wpe, int first,
                               int B, int T, int C) {   // x (B,T,C); tokens (B,T); wte (V,C); wpe (BLOCK,C)
-    #pragma omp parallel for schedule(static) if ((size_t)B * T > ALONE)
+    #pragma omp parallel for schedule(static) if ((size_t)B * T > FEW_ROWS)
     for (size_t row = 0; row < (size_t)B * T; row++) {
         const float* token_c = wte + (size_t)tokens[row] * C;
         const float* place_c = wpe + ((size_t)first + row % T) * C;
@@ -108,7 +108,7 @@ static void embedding_backward(float* dwte, float* dwpe, const float* dx, const 
 
 static void layernorm_forward(float* y, float* mean, float* rstd, const float* x, const float* w, const float* b,
                               size_t rows, int C) {   // y, x (rows,C); mean, rstd (rows); w, b (C), b may be NULL
-    #pragma omp parallel for schedule(static) if (rows > ALONE)
+    #pragma omp parallel for schedule(static) if (rows > FEW_ROWS)
     for (size_t row = 0; row < rows; row++) {
         const float* x_c = x + row * C;
         float* y_c = y + row * C;
@@ -172,7 +172,7 @@ static void linear_forward(float* y, const float* x, const float* w, const float
                            size_t rows, int IN, int OUT) {   // y (rows,OUT); x (rows,IN); w (OUT,IN); b (OUT) or NULL
     gemm(y, x, false, w, true, (int)rows, OUT, IN, 0.0f);
     if (!b) return;
-    #pragma omp parallel for schedule(static) if (rows > ALONE)
+    #pragma omp parallel for schedule(static) if (rows > FEW_ROWS)
     for (size_t row = 0; row < rows; row++) {
         float* y_o = y + row * OUT;
         for (int o = 0; o < OUT; o++) y_o[o] += b[o];
@@ -269,14 +269,17 @@ static void tssa_forward_energy(float* u, double* saved, TssaState state, const 
 
 // pi[b,:,t] = softmax_h(temp[h] · u[b,h,t])
 static void membership_forward(float* pi, const float* u, const float* temp, int B, int T, int NH) {   // pi, u (B,NH,T)
-    #pragma omp parallel for schedule(static) if ((size_t)B * T > ALONE)
+    #pragma omp parallel for schedule(static) if ((size_t)B * T > FEW_ROWS)
     for (size_t row = 0; row < (size_t)B * T; row++) {
         const float* u_h = u + row / T * NH * T + row % T;   // [b,0,t]; the next head is T further on
         float* pi_h = pi + (u_h - u);
-        double top = -INFINITY, sum = 0;
-        for (int h = 0; h < NH; h++) top = fmax(top, (double)temp[h] * u_h[(size_t)h * T]);
-        for (int h = 0; h < NH; h++) sum += exp((double)temp[h] * u_h[(size_t)h * T] - top);
-        for (int h = 0; h < NH; h++) pi_h[(size_t)h * T] = (float)(exp((double)temp[h] * u_h[(size_t)h * T] - top) / sum);
+        double largest = -INFINITY, sum = 0;
+        for (int h = 0; h < NH; h++) largest = fmax(largest, (double)temp[h] * u_h[(size_t)h * T]);
+        for (int h = 0; h < NH; h++) sum += exp((double)temp[h] * u_h[(size_t)h * T] - largest);
+        for (int h = 0; h < NH; h++) {
+            const size_t i = (size_t)h * T;
+            pi_h[i] = (float)(exp((double)temp[h] * u_h[i] - largest) / sum);
+        }
     }
 }
 
@@ -310,14 +313,14 @@ static void tssa_forward(float* y, float* u, float* pi, double* saved, double* s
     // y, w (B,T,C); u, pi (B,NH,T); saved (B,chunks,2C+NH) or NULL; state (B,2C+NH); temp (NH); denom_bias (NH,block_size)
     const int groups = tssa_groups(B, NH);
     const size_t saved_size = tssa_chunks(T) * tssa_state_size(C, NH);
-    #pragma omp parallel for schedule(static) if ((size_t)B * T > ALONE)
+    #pragma omp parallel for schedule(static) if ((size_t)B * T > FEW_ROWS)
     for (int unit = 0; unit < B * groups; unit++) {
         const TssaSpan p = tssa_span(unit, groups, NH);
         tssa_forward_energy(u, saved ? saved + p.b * saved_size : NULL, tssa_state(state, p.b, C, NH), w, denom_bias + first, p,
                             block_size, T, C, NH);
     }
     membership_forward(pi, u, temp, B, T, NH);
-    #pragma omp parallel for schedule(static) if ((size_t)B * T > ALONE)
+    #pragma omp parallel for schedule(static) if ((size_t)B * T > FEW_ROWS)
     for (int unit = 0; unit < B * groups; unit++) {
         const TssaSpan p = tssa_span(unit, groups, NH);
         tssa_forward_moments(y, saved ? saved + p.b * saved_size : NULL, tssa_state(state, p.b, C, NH), w, pi, p, T, C, NH);
@@ -341,7 +344,8 @@ static void tssa_backward_moments(float* dw, float* dpi, double* scratch, const 
         memcpy(D, start.D + p.h0, heads * sizeof(double));
         for (int i = 0; i < n * heads; i++) {
             const int h = i % heads, t = t0 + i / heads;
-            tssa_moment_step(N + h * HS, D + h, w + ((size_t)p.b * T + t) * C + at + h * HS, pi[((size_t)p.b * NH + p.h0 + h) * T + t], HS);
+            const double pi_t = pi[((size_t)p.b * NH + p.h0 + h) * T + t];
+            tssa_moment_step(N + h * HS, D + h, w + ((size_t)p.b * T + t) * C + at + h * HS, pi_t, HS);
             inverse[i] = 1.0 / (D[h] + TOST_MASS_EPS);
             for (int d = 0; d < HS; d++) m[(size_t)i * HS + d] = N[h * HS + d] * inverse[i];
         }
@@ -451,7 +455,7 @@ static void tssa_backward(float* dw, float* dtemp, float* ddenom_bias, float* da
 
 static void residual_forward(float* x_out, const float* x, const float* branch, const float* gamma,
                              size_t rows, int C) {   // x_out, x, branch (rows,C), x_out may be x; gamma (C)
-    #pragma omp parallel for schedule(static) if (rows > ALONE)
+    #pragma omp parallel for schedule(static) if (rows > FEW_ROWS)
     for (size_t row = 0; row < rows; row++)
         for (int c = 0; c < C; c++) x_out[row * C + c] = x[row * C + c] + gamma[c] * branch[row * C + c];
 }
@@ -610,17 +614,24 @@ struct TostModel {
     int64_t           loss_count;
 };
 
-// Rows of logits worked on at once: up to 128 MiB of them, in chunks of equal size.
-static size_t classifier_chunk(size_t rows, int V) {
-    const size_t most = ((size_t)1 << 25) / (size_t)V > 64 ? ((size_t)1 << 25) / (size_t)V : 64;
+// Chunks of equal size of at most `most` rows.
+static size_t even_chunk(size_t rows, size_t most) {
     const size_t chunks = (rows + most - 1) / most;
     return (rows + chunks - 1) / chunks;
 }
 
-// The next `bytes` of the arena; with base NULL it only counts.
+// Rows of logits worked on at once: up to 128 MiB of them.
+static size_t classifier_rows(size_t rows, int V) {
+    const size_t most = ((size_t)1 << 25) / (size_t)V;
+    return even_chunk(rows, most > 64 ? most : 64);
+}
+
+// The next `bytes` of the arena; with base NULL it only counts, up to a sum that no machine has.
 static void* carve(char* base, size_t* used, size_t bytes) {
-    void* p = base ? base + *used : NULL;
-    *used += (bytes + 127) / 128 * 128;
+    const size_t size = (bytes + 127) / 128 * 128, most = SIZE_MAX / 4;
+    char* p = base ? base + *used : NULL;
+    if (base) guard_bytes(p + size);
+    *used = bytes > most || *used > most ? most : *used + size + GUARD_BYTES;
     return p;
 }
 
@@ -629,7 +640,7 @@ static size_t lay_out(TostModel* m, char* base) {
     const TostConfig* c = &m->config;
     const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = m->options.max_batch;
     const size_t rows = B * m->options.max_seq, train = m->options.training, threads = m->options.threads;
-    const size_t logits_rows = m->logits_rows = classifier_chunk(rows, c->vocab_size);
+    const size_t logits_rows = m->logits_rows = classifier_rows(rows, c->vocab_size);
     size_t used = 0;
     for (int s = 0; s < (m->options.training ? 4 : 1); s++)
         m->state[s] = carve(base, &used, m->tensors.flat_size * sizeof(float));
@@ -649,7 +660,7 @@ static TostModel* model_new(const TostConfig* c, const TostEngineOptions* o) {
     TostModel* m = xcalloc(1, sizeof *m);
     m->config = *c;
     m->options = *o;
-    if (m->options.threads == 0) m->options.threads = threads_max();
+    if (m->options.threads == 0) m->options.threads = threads_max();   // OMP_NUM_THREADS, else one for each core
     m->tensors = tost_tensors(c);
     m->layer = xcalloc(c->n_layer, sizeof *m->layer);
     m->arena_bytes = lay_out(m, NULL);
@@ -722,6 +733,7 @@ static void model_forward(TostModel* m, const int32_t* inputs, double* decode, i
     const size_t rows = (size_t)B * T, state_size = B * tssa_state_size(C, c->n_head);
     TostParams p = tost_layer(m, TOST_PARAM, 0);
     assert(B <= m->options.max_batch && T <= m->options.max_seq && first + T <= c->block_size);
+    threads_set(m->options.threads);
     m->B = B;
     m->T = T;
     memcpy(m->buf.inputs, inputs, rows * sizeof *inputs);
@@ -745,7 +757,7 @@ static void cpu_forward(TostModel* m, const int32_t* inputs, const int32_t* targ
     const float* wte = tost_layer(m, TOST_PARAM, 0).wte;
     float* dwte = grad_scale != 0.0f ? tost_layer(m, TOST_GRAD, 0).wte : NULL;
     classifier_forward_backward(m->buf.losses, m->buf.dnarrow, dwte, m->buf.logits, m->buf.ln_f, wte, targets, grad_scale,
-                                rows, classifier_chunk(rows, m->config.vocab_size), m->config.vocab_size, m->config.n_embd);
+                                rows, even_chunk(rows, m->logits_rows), m->config.vocab_size, m->config.n_embd);
     for (size_t row = 0; row < rows; row++) {
         m->loss_sum += m->buf.losses[row];
         m->loss_count += targets[row] >= 0;
@@ -756,6 +768,7 @@ static void cpu_backward(TostModel* m) {
     const TostConfig* c = &m->config;
     const int B = m->B, T = m->T, C = c->n_embd, last = c->n_layer - 1;
     const size_t rows = (size_t)B * T;
+    threads_set(m->options.threads);
     TostParams p = tost_layer(m, TOST_PARAM, last), g = tost_layer(m, TOST_GRAD, last);
     memset(m->buf.dx, 0, rows * C * sizeof(float));
     layernorm_backward(m->buf.dx, g.ln_f_w, g.ln_f_b, m->buf.dnarrow, m->layer[last].x_out, m->buf.mean_f, m->buf.rstd_f,

@@ -53,6 +53,7 @@ static void expand_rows(RowFacts rows[TOST_ROWS], const TostConfig* c) {
 static void append_tensor(TostTensors* t, const RowFacts* row, TostRow id, int layer) {
     enum { ALIGN = 32 };   // elements: 128 bytes, a cache line pair on a CPU and a transaction on a GPU
     TostTensor* x = &t->tensor[t->count++];
+    if (layer <= 0) t->row_offset[id] = t->flat_size;
     *x = (TostTensor){.row = id, .layer = layer, .init = row->init, .decay = row->decay, .size = 1, .offset = t->flat_size};
     if (layer >= 0) snprintf(x->name, sizeof x->name, "transformer.h.%d.%s", layer, row->name);
     else snprintf(x->name, sizeof x->name, "%s", row->name);
@@ -73,6 +74,7 @@ TostTensors tost_tensors(const TostConfig* c) {
     RowFacts rows[TOST_ROWS];
     expand_rows(rows, c);
     TostTensors t = {0};
+    for (int i = 0; i < TOST_ROWS; i++) t.row_offset[i] = SIZE_MAX;
     t.tensor = xcalloc((size_t)TOST_ROWS * (size_t)(c->n_layer + 1), sizeof *t.tensor);
     append_place(&t, rows, TOST_BOTTOM, -1);
     for (int l = 0; l < c->n_layer; l++) {
@@ -96,11 +98,13 @@ const TostTensor* tost_tensor_find(const TostTensors* t, const char* name) {
 }
 
 size_t tost_row_offset(const TostTensors* t, TostRow row, int layer) {
-    for (int i = 0; i < t->count; i++) {
-        const TostTensor* x = &t->tensor[i];
-        if (x->row == row) return x->offset + (x->layer >= 0 ? (size_t)layer * t->layer_stride : 0);
-    }
-    return SIZE_MAX;
+    static const TostPlace place[TOST_ROWS] = {
+#define X(field, place, name, shape, init, decay, when) TOST_##place,
+        TOST_PARAMS(X)
+#undef X
+    };
+    const size_t offset = t->row_offset[row];
+    return offset == SIZE_MAX || place[row] != TOST_LAYER ? offset : offset + (size_t)layer * t->layer_stride;
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -98,13 +98,14 @@ typedef struct {
     size_t      n_params;              // elements, gaps not counted
     size_t      flat_size;             // elements, gaps counted
     size_t      layer_stride;
+    size_t      row_offset[TOST_ROWS]; // of a row's first tensor; SIZE_MAX where this config has none
 } TostTensors;
 
 TostTensors tost_tensors(const TostConfig* c);     // c has passed tost_config_check
 void        tost_tensors_free(TostTensors* t);
 const TostTensor* tost_tensor_find(const TostTensors* t, const char* name);   // NULL if there is none of that name
 
-// Offset of a row's first element in the flat array, for layer l (ignored outside of the layers). absent: SIZE_MAX
+// Offset of a row's first element in the flat array, for layer l (ignored outside of the layers); SIZE_MAX where absent.
 size_t tost_row_offset(const TostTensors* t, TostRow row, int layer);
 
 // ---------------------------------------------------------------------------------------------

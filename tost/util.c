@@ -66,6 +66,23 @@ char* xasprintf(const char* fmt, ...) {
     return or_exit(n < 0 ? NULL : s, strlen(fmt));
 }
 
+#ifdef TOST_SANITIZE
+void __asan_poison_memory_region(void const volatile* p, size_t n);
+void __asan_unpoison_memory_region(void const volatile* p, size_t n);
+
+// From the heap, whose ends the address sanitizer guards
+void* alloc_pages(size_t bytes) {
+    if (bytes > SIZE_MAX - 64) return NULL;
+    const size_t size = (bytes + 63) / 64 * 64 + (bytes == 0 ? 64 : 0);
+    void* p = aligned_alloc(64, size);
+    return p ? memset(p, 0, size) : NULL;
+}
+void free_pages(void* p, size_t bytes) {
+    __asan_unpoison_memory_region(p, bytes);
+    free(p);
+}
+void guard_bytes(void* p) { __asan_poison_memory_region(p, GUARD_BYTES); }
+#else
 enum { HUGE_PAGE = 2 << 20, HUGE_FROM = 4 << 20 };
 
 // The size of the mapping behind an allocation: whole pages, huge ones where it is large; 0 on overflow.
@@ -94,6 +111,7 @@ void* alloc_pages(size_t bytes) {
 void free_pages(void* p, size_t bytes) {
     if (p) munmap(p, mapped_size(bytes));
 }
+#endif
 
 // ---------------------------------------------------------------------------------------------
 // Files and paths

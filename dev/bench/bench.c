@@ -97,7 +97,7 @@ static void bench_limits(void) {
 static double matmuls_alone(TostModel* m, size_t rows) {
     const TostConfig* c = &m->config;
     const int C = c->n_embd, V = c->vocab_size;
-    const size_t chunk = classifier_chunk(rows, V);
+    const size_t chunk = even_chunk(rows, m->logits_rows);
     const Buffers* b = &m->buf;
     const double start = now_seconds();
     for (int l = 0; l < c->n_layer; l++) {
