@@ -72,6 +72,8 @@ def fetch_hub(corpus, folder):
         snapshot_download(corpus.hub, repo_type="dataset", revision=corpus.revision,
                           allow_patterns=list(corpus.files), local_dir=folder)
     except Exception as error:  # the Hub's client lets the errors of several libraries through
+        if getattr(error, "errno", None) in fetch.OF_THE_DISK:
+            raise
         raise fetch.unreachable(host, str(error).split("\n")[0], what, folder, folder) from error
 
 

@@ -4,6 +4,7 @@ What the scripts beside this file share: one line for the user where something i
 on after a break, SHA-256. Needs Python 3.10 and tqdm.
 """
 import argparse
+import errno
 import hashlib
 import os
 import shutil
@@ -17,6 +18,7 @@ from urllib.parse import urlparse
 DATA = Path(__file__).resolve().parents[2] / "data"
 CHUNK = 1 << 20  # bytes
 TIMEOUT = 60     # seconds without a byte
+OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO}
 
 
 class Refused(Exception):
@@ -123,6 +125,8 @@ def download(url, path, expected=None, what=None, option=None):
         raise Refused(f"{url}: the server says {error.code} {error.reason}: fetch it from elsewhere into "
                       f"{shown(path.parent)}, then run again with --from {shown(option or path)}") from error
     except OSError as error:  # URLError and time-outs are of this kind
+        if error.errno in OF_THE_DISK:
+            raise
         reason = getattr(error, "reason", error)
         raise unreachable(urlparse(url).hostname, getattr(reason, "strerror", None) or reason,
                           what or url, path.parent, option or path) from error
