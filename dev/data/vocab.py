@@ -1,0 +1,35 @@
+#!/usr/bin/env python3
+"""Brings GPT-2's vocab.bpe (50,000 merges) to data/vocab.bpe and checks its SHA-256.
+
+    dev/data/vocab.py [--from FILE] [--out FILE]
+
+Needs tqdm to download; nothing but Python 3.10 with --from.
+"""
+from pathlib import Path
+
+from fetch import DATA, OneLineParser, Refused, check_sha256, download, place, run, shown
+
+URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe"
+SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
+VOCAB = DATA / "vocab.bpe"
+
+
+def main():
+    parser = OneLineParser(description="Brings GPT-2's vocab.bpe and checks its SHA-256.")
+    parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="a copy on this disk")
+    parser.add_argument("--out", type=Path, default=VOCAB, metavar="FILE", help="default: data/vocab.bpe")
+    args = parser.parse_args()
+    if args.source:
+        if not args.source.is_file():
+            raise Refused(f"--from {args.source}: is no file: name a vocab.bpe")
+        check_sha256(args.source, SHA256, shown(args.source))
+        place(args.source, args.out)
+    elif args.out.exists():
+        check_sha256(args.out, SHA256, shown(args.out))
+    else:
+        download(URL, args.out, SHA256)
+    print(f"{shown(args.out)}: GPT-2's vocabulary, SHA-256 as published")
+
+
+if __name__ == "__main__":
+    run(main)
