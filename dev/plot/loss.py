@@ -170,16 +170,18 @@ def draw(runs, args):
 
 
 def parse(arguments):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="log.csv, or a folder that holds one")
     parser.add_argument("--out", default="loss.png", help="*.png or *.svg (default %(default)s)")
-    parser.add_argument("--label", action="append", default=[], help="name of a run, in their order; its folder's")
-    parser.add_argument("--smooth", type=int, default=0, metavar="N", help="updates; 0: a 40th of the run; 1: raw only")
+    parser.add_argument("--label", action="append", default=[], help="name of a run, in order; its folder's")
+    parser.add_argument("--smooth", type=int, default=0, metavar="N",
+                        help="updates averaged; 0: a 40th of the run; 1: not smoothed")
     parser.add_argument("--no-raw", action="store_true", help="leave the raw training loss out")
     parser.add_argument("--no-val", action="store_true", help="leave the validation loss out")
-    parser.add_argument("--published", choices=PUBLISHED, help="published losses on this data set, as lines")
-    parser.add_argument("--line", action="append", default=[], metavar="NAME=VALUE", help="a line of your own")
-    parser.add_argument("--difference", action="store_true", help="differences from the first run, drawn and printed")
+    parser.add_argument("--published", choices=PUBLISHED, help="published losses on it, as lines")
+    parser.add_argument("--line", action="append", default=[], metavar="NAME=VALUE", help="a line more")
+    parser.add_argument("--difference", action="store_true", help="from the first run, drawn and printed")
     parser.add_argument("--title", help="above the picture")
     parser.add_argument("--log-x", action="store_true", help="tokens on a logarithmic scale")
     parser.add_argument("--min", type=float, help="lowest loss shown")

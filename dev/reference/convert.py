@@ -28,6 +28,7 @@ from safetensors import SafetensorError, safe_open
 from tost import HEAD, WTE, Tost, TostConfig, find_model
 
 PREFIX = re.compile(r"^(_orig_mod\.|module\.)+")
+UNREADABLE = (OSError, ValueError, TypeError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError)
 CARRIED = ("step", "tokens", "best_val_loss", "tokenizer", "tokenizer_hash")  # of __metadata__
 
 
@@ -35,7 +36,7 @@ def read_pt(path):
     """Model and facts of a ckpt.pt. Only tensors and plain values are unpickled: nothing in the file runs."""
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
-        raise ValueError(f"{path}: holds no 'model': expected {{'model': state dict, 'model_args': sizes, …}}")
+        raise ValueError(f"{path}: holds no 'model': {{'model': state dict, 'model_args': sizes}} is wanted")
     state = {PREFIX.sub("", name): tensor for name, tensor in checkpoint["model"].items()}
     if len(state) != len(checkpoint["model"]):
         raise ValueError(f"{path}: holds tensors that have one name but for their prefixes")
@@ -64,8 +65,8 @@ def write_pt(path, model, facts):
     sizes = {key: getattr(config, key) for key in TostConfig.__dataclass_fields__}
     state = model.state_dict()
     torch.save({"model": state | {HEAD: state[WTE]}, "model_args": sizes | {"dropout": 0.0},
-                "iter_num": int(facts.get("step", 0)), "best_val_loss": float(facts.get("best_val_loss", math.inf)),
-                "tost": facts}, path)
+                "iter_num": int(facts.get("step", 0)),
+                "best_val_loss": float(facts.get("best_val_loss", math.inf)), "tost": facts}, path)
 
 
 def convert(source, dest):
@@ -86,16 +87,17 @@ def convert(source, dest):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path)
     parser.add_argument("dest", type=Path)
     args = parser.parse_args(arguments)
     try:
         print(convert(args.source, args.dest))
-    except (OSError, ValueError, TypeError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
-        text = str(error).strip().splitlines() or [type(error).__name__]
-        print(text[0] if str(args.source) in text[0] or str(args.dest) in text[0] else f"{args.source}: {text[0]}",
-              file=sys.stderr)
+    except UNREADABLE as error:
+        text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        named = str(args.source) in text or str(args.dest) in text
+        print(text if named else f"{args.source}: {text}", file=sys.stderr)
         return 1
     return 0
 

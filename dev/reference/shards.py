@@ -55,11 +55,11 @@ def open_shard(path):
     version, dtype = KINDS.get(int(head[0]), (None, None)) if len(head) == 3 else (None, None)
     if dtype is None:
         if size == 0 or size % 2:
-            raise ValueError(f"{path}: {size} bytes without a shard's header: raw uint16 ids have an even size")
+            raise ValueError(f"{path}: {size} bytes without a shard's header: raw uint16 is of even size")
         return np.memmap(path, dtype="<u2", mode="r")
     if head[1] != version or size != 4 * HEADER_INTS + int(head[2]) * dtype.itemsize or head[2] == 0:
-        raise ValueError(f"{path}: version {head[1]} and {head[2]} tokens in {size} bytes: not a whole shard of "
-                         f"version {version}")
+        raise ValueError(f"{path}: version {head[1]} and {head[2]} tokens in {size} bytes: not a whole shard "
+                         f"of version {version}")
     return np.memmap(path, dtype=dtype, mode="r", offset=4 * HEADER_INTS, shape=(int(head[2]),))
 
 

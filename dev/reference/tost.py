@@ -25,7 +25,7 @@ ENERGY_MIN = 1e-12  # floor of the running energy that a token's own energy is d
 MASS_EPS = 1e-8     # added to the running membership mass
 GAMMA_INIT = 1e-5   # LayerScale starts almost closed
 
-HEAD, WTE = "lm_head.weight", "transformer.wte.weight"  # one tensor under two names, of which files may hold both
+HEAD, WTE = "lm_head.weight", "transformer.wte.weight"  # one tensor; some files hold it under both names
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.int32: "I32"}
 
 
@@ -188,17 +188,18 @@ class Tost(nn.Module):
         model = cls(config)
         wanted = model.state_dict()
         for name in sorted(wanted.keys() ^ state.keys()):
-            raise ValueError(f"{path}: tensor '{name}' is {'missing' if name in wanted else 'none of this model'}")
+            fault = "missing" if name in wanted else "none of this model"
+            raise ValueError(f"{path}: tensor '{name}' is {fault}")
         for name, tensor in state.items():
             if tensor.shape != wanted[name].shape or not tensor.is_floating_point():
-                raise ValueError(f"{path}: tensor '{name}' is {tensor.dtype} {tuple(tensor.shape)}, expected floats "
-                                 f"{tuple(wanted[name].shape)}")
+                raise ValueError(f"{path}: tensor '{name}' is {tensor.dtype} {tuple(tensor.shape)}, expected "
+                                 f"floats {tuple(wanted[name].shape)}")
         model.load_state_dict(state)
         return model
 
     def save(self, path, facts=None):
-        """Writes the float32 weights so that the trainer reads them; `facts` go to __metadata__ beside the config."""
-        state = {name: tensor.detach().float().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        """Writes the weights, in float32, for the trainer; `facts` go beside the config in __metadata__."""
+        state = {name: tensor.float().cpu().contiguous() for name, tensor in self.state_dict().items()}
         crc = 0
         for tensor in state.values():
             crc = zlib.crc32(tensor.numpy().data, crc)
@@ -214,7 +215,8 @@ def find_model(path):
         return path
     if (path / "model.safetensors").is_file():
         return path / "model.safetensors"
-    steps = [(int(m[1]), folder) for folder in path.iterdir() if (m := re.fullmatch("step_([0-9]+)", folder.name))
+    steps = [(int(m[1]), folder) for folder in path.iterdir()
+             if (m := re.fullmatch("step_([0-9]+)", folder.name))
              and all((folder / f"{part}.safetensors").is_file() for part in ("model", "optimizer"))]
     if not steps:
         raise FileNotFoundError(f"{path}: no complete checkpoint (step_N/model.safetensors and "

@@ -54,10 +54,11 @@ OPTIONS = {
 
 
 def parse(arguments):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--init", required=True, metavar="MODEL", help="weights to start from, as for --model")
-    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder for log.csv and the weights")
-    parser.add_argument("--like", metavar="RUN", help="a run of the trainer, whose options hold where not given here")
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--init", required=True, metavar="MODEL", help="weights to start from: as --model")
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="for log.csv and the weights")
+    parser.add_argument("--like", metavar="RUN", help="the trainer's run whose options hold where not given")
     parser.add_argument("--overwrite", action="store_true", help="replace a log.csv in --out")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, …")
     parser.add_argument("--dtype", choices=("fp32", "fp64", "bf16"), default="fp32",
@@ -90,7 +91,7 @@ def complete(args, block_size):
     if args.seq > block_size:
         raise ValueError(f"--seq {args.seq} is longer than the block size {block_size} of {args.init}")
     if args.total_batch % (args.batch * args.seq):
-        raise ValueError(f"--total-batch {args.total_batch} is no multiple of batch {args.batch} × seq {args.seq}")
+        raise ValueError(f"--total-batch {args.total_batch} is no multiple of {args.batch} × seq {args.seq}")
     if args.order not in ("sequential", "shuffled"):
         raise ValueError(f"--order {args.order}: sequential or shuffled")
 
@@ -113,7 +114,8 @@ class Trainer:
         self.args = args
         V = self.model.config.vocab_size
         self.train = Shards(args.data, args.seq, V, args.order, args.seed)
-        self.val = Shards(args.val_data, args.seq, V, "sequential") if args.val_data and args.val_every else None
+        validates = args.val_data and args.val_every
+        self.val = Shards(args.val_data, args.seq, V, "sequential") if validates else None
         self.model.to(args.device, torch.float64 if args.dtype == "fp64" else torch.float32)
         self.optimizer = torch.optim.AdamW(self.model.optimizer_groups(args.weight_decay), lr=args.lr,
                                            betas=(args.beta1, args.beta2), eps=args.eps)
@@ -136,7 +138,8 @@ class Trainer:
             total += loss.item()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), args.grad_clip or math.inf).item()
         if not math.isfinite(total + norm):
-            raise ValueError(f"update {step + 1}: loss {total:g}, gradient norm {norm:g}: stopped; a lower --lr may help")
+            raise ValueError(f"update {step + 1}: loss {total:g}, gradient norm {norm:g}: stopped; "
+                             "a lower --lr may help")
         lr = schedule_lr(step, args)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -162,8 +165,8 @@ class Trainer:
             done, val = step + 1, ""
             if self.val and (done % args.val_every == 0 or done == args.steps):
                 val = f"{self.validate():.9f}"
-            print(f"{step},{done * args.total_batch},{loss:.9f},{val},{lr:.9e},{norm:.9f},{1e3 * seconds:.3f},"
-                  f"{args.total_batch / seconds:.1f}", file=log, flush=True)
+            print(f"{step},{done * args.total_batch},{loss:.9f},{val},{lr:.9e},{norm:.9f},"
+                  f"{1e3 * seconds:.3f},{args.total_batch / seconds:.1f}", file=log, flush=True)
             if not args.quiet:
                 print(f"step {done}/{args.steps}  loss {loss:.6f}  |g| {norm:.4f}  lr {lr:.3e}  "
                       f"{1e3 * seconds:.1f} ms{'  validation ' + val if val else ''}", flush=True)
