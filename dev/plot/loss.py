@@ -31,6 +31,7 @@ PUBLISHED = {
 }
 # Okabe and Ito's colours, which colour-blind readers can tell apart
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
+RAW_ALPHA = 0.28
 COLUMNS = ("step", "tokens", "train_loss", "val_loss", "lr", "grad_norm")
 COMPARED = {"train_loss": "training loss", "val_loss": "validation loss", "grad_norm": "gradient norm",
             "lr": "learning rate"}
@@ -93,24 +94,39 @@ def print_differences(runs):
 
 
 def draw_losses(axes, runs, args):
+    marks = {}  # what else is drawn, by name
     for i, run in enumerate(runs):
         colour = COLOURS[i % len(COLOURS)]
-        width = 1.6 + 3.4 * (len(runs) - 1 - i) / max(1, len(runs) - 1) if len(runs) > 1 else 2.0
+        width = 1.6 + 3.4 * (len(runs) - 1 - i) / (len(runs) - 1) if len(runs) > 1 else 2.0
         window = args.smooth or max(1, len(run.tokens) // 40)
         if window > 1 and not args.no_raw:
-            axes.plot(run.tokens, run.train_loss, color=colour, alpha=0.28, linewidth=0.4 * width)
+            axes.plot(run.tokens, run.train_loss, color=colour, alpha=RAW_ALPHA, linewidth=0.4 * width)
+            marks["before smoothing"] = {"alpha": RAW_ALPHA}
         axes.plot(run.tokens, smooth(run.train_loss, window), color=colour, linewidth=width, label=run.label,
                   solid_capstyle="round")
         val = run.points("val_loss")
         if val and not args.no_val:
             axes.plot(list(val), list(val.values()), color=colour, linestyle="none", marker="o", zorder=3,
-                      markersize=3.4 + width, markerfacecolor="white", markeredgewidth=1.3,
-                      label=f"{run.label}, validation")
+                      markersize=3.4 + width, markerfacecolor="white", markeredgewidth=1.3)
+            marks["validation"] = {"linestyle": "none", "marker": "o", "markerfacecolor": "white"}
+    for name, style in marks.items():  # in the legend once for all runs
+        axes.plot([], [], color="0.4", label=name, **style)
     axes.set_ylabel("loss, nats a token")
 
 
+def spread(places, gap):
+    """Rising places, with those nearer than gap moved apart: names that must not cover each other."""
+    places = list(places)
+    for _ in range(100):
+        for i in range(1, len(places)):
+            lack = gap - (places[i] - places[i - 1])
+            if lack > 0:
+                places[i - 1 : i + 1] = places[i - 1] - lack / 2, places[i] + lack / 2
+    return places
+
+
 def draw_lines(axes, args):
-    """Horizontal lines, named on the right, where the names of near lines are moved apart."""
+    """Horizontal lines, named on the right."""
     lines = list(PUBLISHED[args.published].items()) if args.published else []
     for text in args.line:
         name, mark, value = text.rpartition("=")
@@ -123,10 +139,9 @@ def draw_lines(axes, args):
     for name, value in lines:
         axes.axhline(value, color="0.45", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
     low, high = axes.get_ylim()
-    gap, last = 0.045 * (high - low), -math.inf
-    for name, value in sorted(lines, key=lambda line: line[1]):
-        last = max(value, last + gap)
-        axes.annotate(f"{name} {value:.2f}", (1.01, last), xycoords=axes.get_yaxis_transform(), va="center",
+    lines.sort(key=lambda line: line[1])
+    for (name, value), place in zip(lines, spread([value for _, value in lines], 0.042 * (high - low))):
+        axes.annotate(f"{name} {value:.2f}", (1.01, place), xycoords=axes.get_yaxis_transform(), va="center",
                       fontsize=8, color="0.3", annotation_clip=False)
 
 

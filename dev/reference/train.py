@@ -72,14 +72,15 @@ def parse(arguments):
 
 
 def complete(args, block_size):
-    """Fills in what was not given, from --like or the defaults; refuses what does not fit together."""
-    saved = {}
+    """Fills in what was not given, from --like or the defaults; refuses what does not fit together. Returns
+    the tokenizer that --like names, as __metadata__ does."""
+    stated = {}
     if args.like:
         with safe_open(find_model(args.like), framework="pt") as file:
-            saved = {key.removeprefix("option."): value for key, value in (file.metadata() or {}).items()
-                     if key.startswith("option.")}
-        if not saved:
-            raise ValueError(f"--like {args.like}: does not say how it was trained")
+            stated = file.metadata() or {}
+    saved = {key.removeprefix("option."): value for key, value in stated.items() if key.startswith("option.")}
+    if args.like and not saved:
+        raise ValueError(f"--like {args.like}: does not say how it was trained")
     for name, (kind, default, _) in OPTIONS.items():
         field = name.replace("-", "_")
         if getattr(args, field) is None:
@@ -94,6 +95,7 @@ def complete(args, block_size):
         raise ValueError(f"--total-batch {args.total_batch} is no multiple of {args.batch} × seq {args.seq}")
     if args.order not in ("sequential", "shuffled"):
         raise ValueError(f"--order {args.order}: sequential or shuffled")
+    return {key: stated[key] for key in ("tokenizer", "tokenizer_hash") if key in stated}
 
 
 def schedule_lr(step, args):
@@ -110,7 +112,7 @@ def schedule_lr(step, args):
 class Trainer:
     def __init__(self, args):
         self.model = Tost.from_checkpoint(args.init)
-        complete(args, self.model.config.block_size)
+        self.tokenizer = complete(args, self.model.config.block_size)
         self.args = args
         V = self.model.config.vocab_size
         self.train = Shards(args.data, args.seq, V, args.order, args.seed)
@@ -174,7 +176,7 @@ class Trainer:
     def save(self):
         args = self.args
         facts = {"step": str(args.steps), "tokens": str(args.steps * args.total_batch)}
-        self.model.save(args.out / "model.safetensors", facts)
+        self.model.save(args.out / "model.safetensors", facts | self.tokenizer)
 
 
 def main(arguments=None):

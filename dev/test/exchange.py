@@ -191,6 +191,8 @@ def check_training():
         check(f"{order}: training went on", theirs["train_loss"][-1] < theirs["train_loss"][0] - 1)
         check(f"{order}: the trainer reads the weights, which lose the same",
               abs(trainer_loss(out) - trainer_loss(order)) <= CURVE)
+    text = trainer("sample", "--model", "torch_shuffled", "--tokens", 3)
+    check("the trainer knows the tokenizer of train.py's weights", text != "")
     first, other = (columns(order)["train_loss"][0] for order in ("shuffled", "sequential"))
     check("the two orders are two", abs(first - other) > CURVE)
     for dtype in ("fp64", "bf16"):
