@@ -7,6 +7,10 @@ is drawn raw, pale, and smoothed over --smooth updates (a centred mean); validat
 runs cover each other the first is the widest line, so that all can be seen. --difference adds, below, how
 far each run's training and validation losses are from the first run's at the same number of tokens, and
 prints the largest differences. --published draws the published losses on a data set, and GPT-2 base's.
+
+loss.png, beside this file, is of 100 updates of 2,048 bytes of WebText (--batch 16 --seq 128 --lr 6e-4
+--warmup 10 --weight-decay 0.1 --val-every 20 --val-batches 8) by a model of 4 layers, 4 heads and 128
+channels, in the trainer and in dev/reference/train.py with --dtype fp64 and fp32.
 Needs Python 3.10 and matplotlib.
 """
 

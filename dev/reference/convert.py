@@ -37,14 +37,19 @@ def read_pt(path):
     checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
         raise ValueError(f"{path}: holds no 'model': {{'model': state dict, 'model_args': sizes}} is wanted")
+    sizes, ours = (checkpoint.get(key) or {} for key in ("model_args", "tost"))
+    if not isinstance(sizes, dict) or not isinstance(ours, dict):
+        raise ValueError(f"{path}: 'model_args' is no dictionary of sizes")
     state = {PREFIX.sub("", name): tensor for name, tensor in checkpoint["model"].items()}
     if len(state) != len(checkpoint["model"]):
         raise ValueError(f"{path}: holds tensors that have one name but for their prefixes")
-    sizes = TostConfig.__dataclass_fields__.keys()
-    stated = {key: str(int(value)) for key, value in checkpoint.get("model_args", {}).items()
-              if key in sizes and value is not None}
+    for name, tensor in state.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"{path}: '{name}' in 'model' is no tensor")
+    stated = {key: str(int(value)) for key, value in sizes.items()
+              if key in TostConfig.__dataclass_fields__ and value is not None}
     model = Tost.from_state(state, stated, path)
-    facts = {key: str(value) for key, value in checkpoint.get("tost", {}).items() if key in CARRIED}
+    facts = {key: str(value) for key, value in ours.items() if key in CARRIED}
     if "iter_num" in checkpoint:
         facts["step"] = str(int(checkpoint["iter_num"]))
     if "best_val_loss" in checkpoint:

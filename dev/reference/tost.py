@@ -184,7 +184,7 @@ class Tost(nn.Module):
         config = TostConfig.from_shapes({name: tuple(tensor.shape) for name, tensor in state.items()})
         for key, value in config.metadata().items():
             if stated.get(key, value) != value:
-                raise ValueError(f"{path}: it says {key} {stated[key]}, the shapes say {value}")
+                raise ValueError(f"{path}: states {key} {stated[key]}, the shapes say {value}")
         model = cls(config)
         wanted = model.state_dict()
         for name in sorted(wanted.keys() ^ state.keys()):

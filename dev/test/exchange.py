@@ -145,6 +145,8 @@ def check_refusals(checkpoint):
         "extra' is none of this model": {"model": state | {"extra": torch.ones(1)}},
         "not a ToST model": {"model": without(temp)},
         "holds no 'model'": {"weights": state},
+        "'model_args' is no": {"model": state, "model_args": [2, 4, 32]},
+        "ln_f.weight' in 'model' is no tensor": {"model": state | {"transformer.ln_f.weight": 1.0}},
     }
     for text, content in wrong.items():
         torch.save(content, "wrong.pt")
