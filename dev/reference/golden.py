@@ -34,21 +34,18 @@ one, and does not in biased and long.
 """
 
 import argparse
-import json
 import math
-import struct
 import sys
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 
-from tost import Tost, TostConfig
+from tost import Tost, TostConfig, write_safetensors
 
 # Of the largest value in a tensor: far above float64 rounding, far below any real disagreement.
 TOLERANCE = 1e-10
 HYPER = {"lr": 1e-3, "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "grad_clip": 1.0}
-DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.int32: "I32"}
 
 
 def randomize(model, generator):
@@ -109,22 +106,6 @@ def compute_truth(model, inputs, targets, hyper):
         optimizer.step()
     truth |= {"losses": torch.stack(losses), "grad_norms": torch.stack(norms)}
     return truth | {f"after.{name}": p.detach() for name, p in model.named_parameters()}
-
-
-def write_safetensors(path, tensors, metadata):
-    """The same tensors give the same bytes on every run, in the order given: no promise of the library."""
-    header, offset = {"__metadata__": metadata}, 0
-    for name, tensor in tensors.items():
-        end = offset + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape),
-                        "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for tensor in tensors.values():
-            file.write(tensor.contiguous().numpy().tobytes())
 
 
 def make(args):

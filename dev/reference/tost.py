@@ -8,8 +8,11 @@ Sizes in comments: B batch, T length, C channels (n_embd), nh heads, hs = C/nh, 
 Needs Python 3.10, torch and safetensors.
 """
 
+import json
 import math
 import re
+import struct
+import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,6 +24,9 @@ from safetensors import safe_open
 ENERGY_MIN = 1e-12  # floor of the running energy that a token's own energy is divided by
 MASS_EPS = 1e-8     # added to the running membership mass
 GAMMA_INIT = 1e-5   # LayerScale starts almost closed
+
+HEAD, WTE = "lm_head.weight", "transformer.wte.weight"  # one tensor; some files hold it under both names
+DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.int32: "I32"}
 
 
 @dataclass
@@ -160,21 +166,82 @@ class Tost(nn.Module):
 
     @classmethod
     def from_checkpoint(cls, path):
-        """Reads a .safetensors file or a checkpoint folder. The config follows from the shapes; where the
-        file states it too, the two must agree."""
-        path = Path(path)
-        if path.is_dir():
-            path = path / "model.safetensors"
+        """Reads what the trainer's --model reads: see find_model. The config follows from the shapes; where
+        the file states it too, the two must agree."""
+        path = find_model(path)
         with safe_open(path, framework="pt") as file:
             stated = file.metadata() or {}
             state = {name: file.get_tensor(name) for name in file.keys()}
-        head = state.pop("lm_head.weight", None)
-        if head is not None and not torch.equal(head, state["transformer.wte.weight"]):
-            raise ValueError(f"{path}: lm_head.weight differs from wte, to which the model ties it")
+        return cls.from_state(state, stated, path)
+
+    @classmethod
+    def from_state(cls, state, stated, path):
+        """The model of a state dict and of what `path`, in error messages, states of its config."""
+        untie_head(state, path)
+        missing = {WTE, "transformer.wpe.weight", "transformer.h.0.attn.temp"} - state.keys()
+        if missing:
+            raise ValueError(f"{path}: tensor '{min(missing)}' is missing: not a ToST model")
         config = TostConfig.from_shapes({name: tuple(tensor.shape) for name, tensor in state.items()})
         for key, value in config.metadata().items():
             if stated.get(key, value) != value:
-                raise ValueError(f"{path}: __metadata__ says {key} {stated[key]}, the shapes say {value}")
+                raise ValueError(f"{path}: states {key} {stated[key]}, the shapes say {value}")
         model = cls(config)
+        wanted = model.state_dict()
+        for name in sorted(wanted.keys() ^ state.keys()):
+            fault = "missing" if name in wanted else "none of this model"
+            raise ValueError(f"{path}: tensor '{name}' is {fault}")
+        for name, tensor in state.items():
+            if tensor.shape != wanted[name].shape or not tensor.is_floating_point():
+                raise ValueError(f"{path}: tensor '{name}' is {tensor.dtype} {tuple(tensor.shape)}, expected "
+                                 f"floats {tuple(wanted[name].shape)}")
         model.load_state_dict(state)
         return model
+
+    def save(self, path, facts=None):
+        """Writes the weights, in float32, for the trainer; `facts` go beside the config in __metadata__."""
+        state = {name: tensor.float().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        crc = 0
+        for tensor in state.values():
+            crc = zlib.crc32(tensor.numpy().data, crc)
+        metadata = {"format": "pt"} | self.config.metadata() | (facts or {}) | {"crc32": f"{crc:08x}"}
+        write_safetensors(path, state, metadata)
+
+
+def find_model(path):
+    """The file that the trainer's --model PATH means: a model.safetensors, a checkpoint folder's, or that of
+    the newest complete checkpoint of a run folder."""
+    path = Path(path)
+    if not path.is_dir():
+        return path
+    if (path / "model.safetensors").is_file():
+        return path / "model.safetensors"
+    steps = [(int(m[1]), folder) for folder in path.iterdir()
+             if (m := re.fullmatch("step_([0-9]+)", folder.name))
+             and all((folder / f"{part}.safetensors").is_file() for part in ("model", "optimizer"))]
+    if not steps:
+        raise FileNotFoundError(f"{path}: no complete checkpoint (step_N/model.safetensors and "
+                                "optimizer.safetensors) is in this folder")
+    return max(steps)[1] / "model.safetensors"
+
+
+def untie_head(state, path):
+    """Takes the output head out of a state dict, where it must be wte."""
+    head = state.pop(HEAD, None)
+    if head is not None and WTE in state and not torch.equal(head, state[WTE]):
+        raise ValueError(f"{path}: {HEAD} differs from wte, to which the model ties it")
+
+
+def write_safetensors(path, tensors, metadata):
+    """The same tensors give the same bytes on every run, in the order given: no promise of the library."""
+    header, offset = {"__metadata__": metadata}, 0
+    for name, tensor in tensors.items():
+        end = offset + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape),
+                        "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for tensor in tensors.values():
+            file.write(tensor.contiguous().numpy().tobytes())

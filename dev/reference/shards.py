@@ -1,0 +1,126 @@
+"""Token shards and the order of samples, as tost/data.h and tost/rng.h specify them, in numpy."""
+
+import glob
+import os
+
+import numpy as np
+
+MASK = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+HEADER_INTS = 256
+KINDS = {20240520: (1, np.dtype("<u2")), 20240801: (7, np.dtype("<u4"))}  # magic -> version, ids
+
+
+def mix(x):
+    """The output function of splitmix64."""
+    x = ((x ^ x >> 30) * 0xBF58476D1CE4E5B9) & MASK
+    x = ((x ^ x >> 27) * 0x94D049BB133111EB) & MASK
+    return x ^ x >> 31
+
+
+class Rng:
+    """xoshiro256++, seeded as rng_seeded does."""
+
+    def __init__(self, seed, stream):
+        x = mix(((mix((seed + GOLDEN) & MASK) ^ stream) + GOLDEN) & MASK)
+        self.s = [mix((x + k * GOLDEN) & MASK) for k in range(1, 5)]
+
+    def u64(self):
+        a, b, c, d = self.s
+        total = (a + d) & MASK
+        result = ((total << 23 | total >> 41) + a) & MASK
+        c, d = c ^ a, d ^ b
+        self.s = [a ^ d, b ^ c, c ^ ((b << 17) & MASK), (d << 45 | d >> 19) & MASK]
+        return result
+
+    def below(self, n):
+        """[0, n), unbiased."""
+        over = (1 << 64) % n
+        while (x := self.u64()) < over:
+            pass
+        return x % n
+
+    def permutation(self, n):
+        out = list(range(n))
+        for i in range(n - 1, 0, -1):
+            j = self.below(i + 1)
+            out[i], out[j] = out[j], out[i]
+        return out
+
+
+def open_shard(path):
+    """The ids of a shard as an array on the file: llm.c's uint16, uint32 with a header, or raw uint16."""
+    size = os.path.getsize(path)
+    head = np.fromfile(path, dtype="<u4", count=3)
+    version, dtype = KINDS.get(int(head[0]), (None, None)) if len(head) == 3 else (None, None)
+    if dtype is None:
+        if size == 0 or size % 2:
+            raise ValueError(f"{path}: {size} bytes without a shard's header: raw uint16 is of even size")
+        return np.memmap(path, dtype="<u2", mode="r")
+    if head[1] != version or size != 4 * HEADER_INTS + int(head[2]) * dtype.itemsize or head[2] == 0:
+        raise ValueError(f"{path}: version {head[1]} and {head[2]} tokens in {size} bytes: not a whole shard "
+                         f"of version {version}")
+    return np.memmap(path, dtype=dtype, mode="r", offset=4 * HEADER_INTS, shape=(int(head[2]),))
+
+
+class Shards:
+    """The shards of a glob as one stream of samples of T inputs and, one further on, T targets."""
+
+    def __init__(self, pattern, T, vocab_size, order, seed=0):
+        paths = [pattern] if os.path.exists(pattern) else glob.glob(os.path.expanduser(pattern))
+        if not paths:
+            raise FileNotFoundError(f"{pattern}: no file matches")
+        self.paths = sorted(paths, key=os.fsencode)
+        self.shards = [open_shard(path) for path in self.paths]
+        self.T, self.vocab_size, self.order, self.seed = T, vocab_size, order, seed
+        self.counts = [(len(shard) - 1) // T for shard in self.shards]  # samples
+        self.tokens = sum(map(len, self.shards))
+        self.samples = (self.tokens - 1) // T if order == "sequential" else sum(self.counts)
+        if self.samples == 0:
+            raise ValueError(f"{pattern}: {self.tokens} tokens, but a sample takes {T + 1}")
+        self.epoch = self.turn = None  # shuffled: the epoch and shard whose permutation is at hand
+
+    def rng(self, epoch, slot):
+        return Rng(self.seed, (0xDA7A << 48) + (epoch << 24) + slot)
+
+    def read(self, s, first, n):
+        """n ids from token `first` of shard s on, over into the shards after it."""
+        parts = []
+        while n > 0:
+            part = self.shards[s][first : first + n].astype(np.int64)
+            if len(part) and part.max() >= self.vocab_size:
+                at = int(np.argmax(part >= self.vocab_size))
+                raise ValueError(f"{self.paths[s]}: token {first + at} is {part[at]}, but the vocabulary has "
+                                 f"{self.vocab_size} ids")
+            parts.append(part)
+            n -= len(part)
+            s, first = s + 1, max(0, first - len(self.shards[s]))
+        return np.concatenate(parts)
+
+    def locate(self, i):
+        """Shard and token that sample i starts at."""
+        epoch, i = divmod(i, self.samples)
+        if self.order == "sequential":
+            s, first = 0, i * self.T
+            while first >= len(self.shards[s]):
+                first -= len(self.shards[s])
+                s += 1
+            return s, first
+        if self.epoch != epoch:
+            self.epoch, self.turn = epoch, None
+            self.turns = self.rng(epoch, 0).permutation(len(self.shards))
+        for s in self.turns:
+            if i < self.counts[s]:
+                break
+            i -= self.counts[s]
+        if self.turn != s:
+            self.turn = s
+            rng = self.rng(epoch, 1 + s)
+            self.offset = rng.below(len(self.shards[s]) - self.counts[s] * self.T)
+            self.permuted = rng.permutation(self.counts[s])
+        return s, self.offset + self.permuted[i] * self.T
+
+    def batch(self, first, B):
+        """inputs, targets (B,T) int64: samples first … first + B - 1."""
+        ids = np.stack([self.read(*self.locate(first + b), self.T + 1) for b in range(B)])
+        return ids[:, :-1], ids[:, 1:]

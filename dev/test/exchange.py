@@ -1,0 +1,238 @@
+"""exchange.py BINARY: the part of test_exchange.sh that needs torch, in one process.
+
+It runs in the folder that the script has filled: runs start, shuffled, sequential and biased of the trainer,
+and the shards tiny_*. Prints a line a check, which begins with ok or FAILED.
+"""
+
+import csv
+import re
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "reference"))
+
+import numpy as np
+import torch
+from safetensors import safe_open
+
+import convert
+import train
+from shards import Rng, Shards
+from tost import Tost
+
+BINARY = sys.argv[1]
+EQUAL = 1e-5  # nats a token, between the trainer and PyTorch on the same weights
+CURVE = 1e-4  # nats a token, after training apart for 24 updates in float32
+
+
+def check(what, good):
+    print(f"{'ok' if good else 'FAILED exchange:'} {what}", flush=True)
+
+
+def trainer(*arguments):
+    """stdout of the trainer, or '' where it fails."""
+    done = subprocess.run([BINARY, *map(str, arguments)], capture_output=True, text=True, errors="replace")
+    return done.stdout if done.returncode == 0 else ""
+
+
+def trainer_loss(model):
+    shown = trainer("eval", "--model", model, "--data", "tiny_val_*.bin")
+    found = re.search(r"^loss +([0-9.]+)", shown, re.M)
+    return float(found[1]) if found else float("nan")
+
+
+@torch.no_grad()
+def python_loss(model):
+    """The loss of eval --data: every token but the first scored once, in windows that follow one another."""
+    shards = Shards("tiny_val_*.bin", 1, model.config.vocab_size, "sequential")
+    ids = torch.from_numpy(shards.read(0, 0, shards.tokens))
+    T, total = model.config.block_size, 0.0
+    for at in range(0, len(ids) - 1, T):
+        y = ids[at + 1 : at + T + 1]
+        total += model(ids[None, at : at + len(y)], y[None])[1].item() * len(y)
+    return total / (len(ids) - 1)
+
+
+def call(main, *arguments):
+    """Exit status and stderr of a script's main."""
+    err = StringIO()
+    with redirect_stdout(StringIO()), redirect_stderr(err):
+        try:
+            status = main([str(argument) for argument in arguments])
+        except SystemExit as end:
+            status = end.code
+    return status, err.getvalue()
+
+
+def same_weights(a, b):
+    a, b = Tost.from_checkpoint(a).state_dict(), Tost.from_checkpoint(b).state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def metadata(path):
+    with safe_open(path, framework="pt") as file:
+        return file.metadata()
+
+
+def check_models():
+    for run in ("start", "shuffled", "biased"):
+        theirs, ours = trainer_loss(run), python_loss(Tost.from_checkpoint(run))
+        check(f"{run}: loss {ours:.7f} in PyTorch, {theirs:.6f} in the trainer", abs(ours - theirs) <= EQUAL)
+
+
+def check_round_trip():
+    for run in ("shuffled", "biased"):
+        status, err = call(convert.main, run, f"{run}.pt")
+        check(f"{run} becomes a ckpt.pt: {err}", status == 0)
+        status, err = call(convert.main, f"{run}.pt", f"{run}_back")
+        back = Path(f"{run}_back/model.safetensors")
+        check(f"{run} comes back: {err}", status == 0 and back.is_file())
+        check(f"{run}: the same weights", same_weights(run, back))
+        check(f"{run}: the trainer finds the same loss", trainer_loss(back) == trainer_loss(run))
+        before, after = metadata(convert.find_model(run)), metadata(back)
+        sizes = Tost.from_checkpoint(run).config.metadata()
+        facts = set(convert.CARRIED) & before.keys() | sizes.keys() | {"crc32"}
+        check(f"{run}: the same facts", all(after.get(key) == before[key] for key in facts))
+    before = trainer("sample", "--model", "shuffled", "--tokens", 20)
+    after = trainer("sample", "--model", "shuffled_back", "--tokens", 20)
+    check("sample writes the same text", before != "" and before == after)
+    trainer("--init", "shuffled_back", "--data", "tiny_train_*.bin", "--steps", 0, "--out", "again")
+    check("--init starts from it", same_weights("shuffled", "again"))
+
+
+def check_pt_variants():
+    checkpoint = torch.load("shuffled.pt", weights_only=True)
+    state, head = checkpoint["model"], convert.HEAD
+    check("ckpt.pt holds the tied head, as the published state dict does",
+          torch.equal(state[head], state[convert.WTE]))
+    untied = {name: tensor for name, tensor in state.items() if name != head}
+    variants = {
+        "compiled": {f"_orig_mod.{name}": tensor for name, tensor in state.items()},
+        "distributed": {f"module._orig_mod.{name}": tensor for name, tensor in state.items()},
+        "headless": untied,
+        "compiled_headless": {f"_orig_mod.{name}": tensor for name, tensor in untied.items()},
+        "doubles": {name: tensor.double() for name, tensor in state.items()},
+    }
+    for name, variant in variants.items():
+        # as nanoGPT saves it: an optimiser and a config beside it, the best loss a tensor
+        beside = {"best_val_loss": torch.tensor(2.5), "config": {"lr": 6e-4}, "optimizer": {"state": {}}}
+        torch.save(checkpoint | beside | {"model": variant}, f"{name}.pt")
+        status, err = call(convert.main, f"{name}.pt", f"{name}.safetensors")
+        check(f"{name}: converts: {err}", status == 0)
+        check(f"{name}: the same weights", same_weights("shuffled", f"{name}.safetensors"))
+    check("best_val_loss as a tensor", "2.500000" in trainer("info", "compiled.safetensors"))
+    torch.save({"model": untied}, "bare.pt")
+    status, err = call(convert.main, "bare.pt", "bare")
+    check(f"a state dict without model_args: {err}", status == 0 and same_weights("shuffled", "bare"))
+    return checkpoint
+
+
+def check_refusals(checkpoint):
+    state, sizes = checkpoint["model"], checkpoint["model_args"]
+    head, wte, temp = convert.HEAD, convert.WTE, "transformer.h.0.attn.temp"
+
+    def without(left_out):
+        return {name: tensor for name, tensor in state.items() if name != left_out}
+
+    wrong = {
+        "differs from wte": {"model": state | {head: state[wte] + 1}, "model_args": sizes},
+        "n_layer 3": {"model": state, "model_args": sizes | {"n_layer": 3}},
+        "transformer.h.1.gamma2' is missing": {"model": without("transformer.h.1.gamma2")},
+        "0.gamma1' is torch.float32 (3,)": {"model": state | {"transformer.h.0.gamma1": torch.ones(3)}},
+        "extra' is none of this model": {"model": state | {"extra": torch.ones(1)}},
+        "not a ToST model": {"model": without(temp)},
+        "holds no 'model'": {"weights": state},
+        "'model_args' is no": {"model": state, "model_args": [2, 4, 32]},
+        "ln_f.weight' in 'model' is no tensor": {"model": state | {"transformer.ln_f.weight": 1.0}},
+    }
+    for text, content in wrong.items():
+        torch.save(content, "wrong.pt")
+        refuse(text, "wrong.pt", "refused/model")
+    Path("wrong.pt").write_bytes(Path("shuffled.pt").read_bytes()[:5000])
+    refuse("wrong.pt", "wrong.pt", "refused/model")
+    refuse("nowhere.pt", "nowhere.pt", "refused/model")
+    refuse("no complete checkpoint", "nanogpt", "refused/x.pt")
+    Path("cut.safetensors").write_bytes(convert.find_model("shuffled").read_bytes()[:5000])
+    refuse("cut.safetensors", "cut.safetensors", "refused/x.pt")
+    before = Path("shuffled.pt").read_bytes()
+    refuse("exists already", "shuffled", "shuffled.pt")
+    check("what is there stays", Path("shuffled.pt").read_bytes() == before)
+
+
+def refuse(text, source, dest):
+    status, err = call(convert.main, source, dest)
+    check(f"convert {source}: '{text}' wanted, {err!r} came",
+          status == 1 and text in err and err.count("\n") == 1)
+    left = list(Path().glob("refused*")) + list(Path().glob("*.tmp"))
+    check(f"convert {source}: nothing written", not left)
+
+
+def columns(path):
+    with open(f"{path}/log.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {name: np.array([float(row[name] or "nan") for row in rows]) for name in rows[0]}
+
+
+def check_training():
+    """Logs of PyTorch and of the trainer, more than one epoch of four shards, in both orders."""
+    for order in ("shuffled", "sequential"):
+        out = f"torch_{order}"
+        status, err = call(train.main, "--init", "start", "--like", order, "--out", out, "--quiet")
+        check(f"train.py --like {order}: {err}", status == 0)
+        ours, theirs = columns(out), columns(order)
+        check(f"{order}: the same columns and steps", list(ours) == list(theirs)
+              and all(np.array_equal(ours[name], theirs[name]) for name in ("step", "tokens")))
+        for name in ("train_loss", "val_loss", "grad_norm", "lr"):
+            measured = np.array_equal(np.isnan(ours[name]), np.isnan(theirs[name]))
+            worst = np.nanmax(np.abs(ours[name] - theirs[name]))
+            limit = 1e-9 if name == "lr" else CURVE
+            check(f"{order}: {name} within {worst:.1e}", measured and worst <= limit)
+        check(f"{order}: training went on", theirs["train_loss"][-1] < theirs["train_loss"][0] - 1)
+        check(f"{order}: the trainer reads the weights, which lose the same",
+              abs(trainer_loss(out) - trainer_loss(order)) <= CURVE)
+    text = trainer("sample", "--model", "torch_shuffled", "--tokens", 3)
+    check("the trainer knows the tokenizer of train.py's weights", text != "")
+    first, other = (columns(order)["train_loss"][0] for order in ("shuffled", "sequential"))
+    check("the two orders are two", abs(first - other) > CURVE)
+    for dtype in ("fp64", "bf16"):
+        out = f"torch_{dtype}"
+        status, err = call(train.main, "--init", "start", "--like", "shuffled", "--steps", 2,
+                           "--dtype", dtype, "--out", out, "--quiet")
+        loss = columns(out)["train_loss"][0] if status == 0 else float("nan")
+        check(f"--dtype {dtype}: {err}", abs(loss - first) < (1e-6 if dtype == "fp64" else 2e-2))
+
+
+def check_training_refusals():
+    start = ("--init", "start")
+    status, err = call(train.main, *start, "--like", "shuffled", "--out", "torch_shuffled", "--quiet")
+    check(f"train.py over a run: {err}", status == 1 and "--overwrite" in err)
+    status, err = call(train.main, *start, "--out", "none", "--data", "tiny_train_*.bin", "--lr", "1e-3")
+    check(f"train.py without --steps: {err}", status == 1 and "--steps" in err)
+    status, err = call(train.main, *start, "--like", "shuffled", "--out", "none", "--total-batch", 100)
+    check(f"train.py --total-batch 100: {err}", status == 1 and "--total-batch 100" in err)
+    check("nothing written", not Path("none").exists())
+
+
+def check_rng():
+    """xoshiro256++'s published first numbers from the state 1, 2, 3, 4."""
+    rng = Rng(0, 0)
+    rng.s = [1, 2, 3, 4]
+    known = [41943041, 58720359, 3588806011781223, 3591011842654386]
+    check("xoshiro256++", [rng.u64() for _ in known] == known)
+
+
+def main():
+    torch.set_num_threads(1)
+    check_rng()
+    check_models()
+    check_round_trip()
+    check_refusals(check_pt_variants())
+    check_training()
+    check_training_refusals()
+
+
+if __name__ == "__main__":
+    main()
