@@ -1,5 +1,5 @@
-// eval.c: the loss of a trained model on token shards, by the standard protocol (every token but the first scored once,
-// in windows that may overlap) or by the published one (windows at random places); tasks are in eval_task.c.
+// eval.c: the loss of a trained model on token shards, by the standard protocol (every token but the first
+// scored once, in windows that may overlap) or by the published one (windows at random places).
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -79,8 +79,9 @@ static Windows windows_of(const Options* o, const Stream* s, int T) {
     return w;
 }
 
-// Number i; they are asked for in order. Random: all starts that have a window are equally likely. Else each window
-// counts what the one before it did not: of the first all, then the last `stride`, less at the end of the stream.
+// Number i; they are asked for in order. Random: all starts that have a window are equally likely. Else each
+// window counts what the one before it did not: of the first all, then the last `stride`, less at the end of
+// the stream.
 static Window window_at(Windows* w, uint64_t i) {
     const uint64_t targets = w->tokens - 1;
     if (!w->stride) return (Window){rng_below(&w->rng, w->tokens - (uint64_t)w->T), 0, w->T};
@@ -127,7 +128,8 @@ static void count_window(Score* r, JsonFile* json, const double* losses, const W
     json_put_close(json, '}');
 }
 
-static void score(Score* r, JsonFile* json, Trained* t, const Stream* s, Windows* w, const Tokenizer* tokenizer, int B) {
+static void score(Score* r, JsonFile* json, Trained* t, const Stream* s, Windows* w,
+                  const Tokenizer* tokenizer, int B) {
     const int T = w->T;
     int32_t* inputs = xmalloc((size_t)B * T * sizeof *inputs);
     int32_t* targets = xmalloc((size_t)B * T * sizeof *targets);
@@ -198,7 +200,8 @@ static bool eval_data(Trained* t, const Options* o, Stream* s, TostError* err) {
     const int block = t->info.config.block_size, T = o->seq ? o->seq : block;
     if (T > block)
         return tost_error(err, "--seq %d is longer than the block size %d of %s", T, block, t->file);
-    if (o->stride > T) return tost_error(err, "--stride %d is longer than the window of %d tokens", o->stride, T);
+    if (o->stride > T)
+        return tost_error(err, "--stride %d is longer than the window of %d tokens", o->stride, T);
     if (!stream_open(s, o->data, t->info.config.vocab_size, err)) return false;
     Windows w = windows_of(o, s, T);
     const int B = (uint64_t)o->batch < w.count ? o->batch : (int)w.count;
@@ -209,8 +212,8 @@ static bool eval_data(Trained* t, const Options* o, Stream* s, TostError* err) {
     if (!find_tokenizer(&tokenizer, t, o, err)) return false;
     bool ok = trained_create(t, o, B, w.T, err) && json_file_open(&json, o->json, err);
     if (ok) {
-        fprintf(stderr, "%s, step %lld, on %d shards, %llu windows of %d tokens\n", t->file, (long long)t->info.step,
-                s->count, (unsigned long long)w.count, w.T);
+        fprintf(stderr, "%s, step %lld, on %d shards, %llu windows of %d tokens\n", t->file,
+                (long long)t->info.step, s->count, (unsigned long long)w.count, w.T);
         begin_json(&json, t, o, &w);
         score(&r, &json, t, s, &w, tokenizer, B);
         end_json(&json, &r);

@@ -47,8 +47,8 @@ void meter_show(Meter* m, double done, const char* what, double value) {
     const long left = lround((now - m->started) * (1 - done) / done);
     m->shown = now;
     m->open = m->live;
-    fprintf(stderr, "%s%5.1f%%  %s %.4f  ETA %ld:%02ld%s", m->live ? "\r" : "", 100 * done, what, value, left / 60,
-            left % 60, m->live ? "\033[K" : "\n");
+    fprintf(stderr, "%s%5.1f%%  %s %.4f  ETA %ld:%02ld%s", m->live ? "\r" : "", 100 * done, what, value,
+            left / 60, left % 60, m->live ? "\033[K" : "\n");
 }
 
 void meter_end(Meter* m) {

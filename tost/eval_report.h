@@ -9,7 +9,7 @@ typedef struct { double n, x, y, xx, xy, yy; } Ratio;
 
 void   ratio_add(Ratio* r, double x, double y);
 double ratio_value(const Ratio* r);
-// Half the width of the 95 % interval, from the spread of the samples about the ratio; NAN for fewer than two.
+// Half the width of the 95 % interval, from the samples' spread about the ratio; NAN for fewer than two.
 double ratio_error(const Ratio* r);
 
 // Wilson's 95 % interval of a share: honest for few examples and for shares near 0 and 1.

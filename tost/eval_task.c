@@ -16,7 +16,7 @@ enum { GREEDY = 10 };   // tokens written after a LAMBADA context: the published
 typedef struct {
     int       shared;              // tokens of context that are read
     double    nats[MAX_ENDINGS];   // -log likelihood of each ending
-    int       n_written;           // LAMBADA: greedy tokens after the context, GREEDY of them or the word's if it has more
+    int       n_written;           // LAMBADA: greedy tokens, GREEDY of them or the word's if it has more
     uint32_t* written;
 } Outcome;
 
@@ -56,8 +56,8 @@ static int compare_keys(const void* x, const void* y) {
     return a->index < b->index ? -1 : a->index > b->index;
 }
 
-// Cuts contexts to what fits before their endings, and sorts. The last token of the context is read with the endings,
-// whose first token it foretells: shared - 1 + longest positions in all.
+// Cuts contexts to what fits before their endings, and sorts. The last token of the context is read with the
+// endings, whose first token it foretells: shared - 1 + longest positions in all.
 static bool plan(TaskRun* r, const Options* o, TostError* err) {
     const size_t n = r->passages.count;
     r->outcome = xcalloc(n, sizeof *r->outcome);
@@ -65,10 +65,11 @@ static bool plan(TaskRun* r, const Options* o, TostError* err) {
     r->max_seq = 1;
     for (size_t i = 0; i < n; i++) {
         const Passage* p = &r->passages.passage[i];
-        const int longest = longest_ending(p), greedy = greedy_tokens(r, p), after = longest > greedy ? longest : greedy;
+        const int longest = longest_ending(p), greedy = greedy_tokens(r, p);
+        const int after = longest > greedy ? longest : greedy;
         if (after > r->limit)
-            return tost_error(err, "%s line %d: %d tokens after the context, but a text holds %d: a longer --seq, or another "
-                              "model, is needed", o->files[0], p->line, after, r->limit);
+            return tost_error(err, "%s line %d: %d tokens after the context, but a text holds %d: a longer "
+                              "--seq, or another model, is needed", o->files[0], p->line, after, r->limit);
         const int room = r->limit + 1 - after, shared = p->shared < room ? p->shared : room;
         r->outcome[i].shared = shared;
         r->key[i] = (Key){shared, longest, i};
@@ -77,7 +78,7 @@ static bool plan(TaskRun* r, const Options* o, TostError* err) {
     }
     qsort(r->key, n, sizeof *r->key, compare_keys);
     r->endings = r->passages.passage[0].endings;
-    // Without --batch: enough rows for the matrix products to be long, few enough for the memory of a small machine.
+    // Without --batch: enough rows for long matrix products, few enough for the memory of a small machine.
     enum { ROWS = 8192, MOST = 64 };
     const int by_rows = ROWS / r->max_seq < MOST ? ROWS / r->max_seq : MOST;
     const int batch = option_given(o, "batch") ? o->batch : by_rows;
@@ -89,14 +90,16 @@ static bool plan(TaskRun* r, const Options* o, TostError* err) {
 // Keys from the first that one pass reads: as long as the first, and at most `contexts`.
 static int group_size(const TaskRun* r, size_t first) {
     int n = 1;
-    while (n < r->contexts && first + n < r->passages.count && r->key[first + n].shared == r->key[first].shared) n++;
+    const Key* key = &r->key[first];
+    while (n < r->contexts && first + n < r->passages.count && key[n].shared == key->shared) n++;
     return n;
 }
 
 // ---------------------------------------------------------------------------------------------
 // Scoring
 
-static const uint32_t* context_of(const TaskRun* r, const Key* key) {   // the key->shared tokens that are read
+// The key->shared tokens that are read.
+static const uint32_t* context_of(const TaskRun* r, const Key* key) {
     const Passage* p = &r->passages.passage[key->index];
     return p->ids + (p->shared - key->shared);
 }
@@ -131,7 +134,8 @@ static void score_endings(TaskRun* r, const Key* key, int n) {
         }
     }
     r->t->engine->decode_score(losses, r->t->model, tokens, targets, E, T);
-    for (size_t row = 0; row < rows; row++) r->outcome[key[row / T / E].index].nats[row / T % E] += losses[row];
+    for (size_t row = 0; row < rows; row++)
+        r->outcome[key[row / T / E].index].nats[row / T % E] += losses[row];
     free(tokens);
     free(targets);
     free(losses);
@@ -186,7 +190,8 @@ static bool score_all(TaskRun* r, TostError* err) {
         if (r->task == TASK_LAMBADA) write_on(r, key, n);
         for (int i = 0; i < n; i++) {
             const Passage* p = &r->passages.passage[key[i].index];
-            for (int e = 0; e < p->endings; e++) finite = finite && isfinite(r->outcome[key[i].index].nats[e]);
+            for (int e = 0; e < p->endings; e++)
+                finite = finite && isfinite(r->outcome[key[i].index].nats[e]);
             ratio_add(&loss, r->outcome[key[i].index].nats[p->label], p->length[p->label]);
             done += key[i].shared + r->endings * key[i].longest;
         }
@@ -207,12 +212,15 @@ enum { MAX_FIGURES = 3 };
 typedef struct { const char* name; Rule rule; const char* about; } Figure;
 
 static const struct { int n; Figure figure[MAX_FIGURES]; } figures[TASKS] = {
-    [TASK_LAMBADA] = {2, {{"accuracy", WORD_EXACT, "greedy decode gives the tokens of the last word"},
-                          {"accuracy_within_10", WORD_WITHIN, "the word stands in 10 greedy tokens, ASCII case apart"}}},
-    [TASK_HELLASWAG] = {3, {{"accuracy", BY_TOKEN, "by log-likelihood a token of the ending"},
-                            {"accuracy_byte", BY_BYTE, "by log-likelihood a byte of the ending"},
-                            {"accuracy_sum", BY_SUM, "by log-likelihood of the ending"}}},
-    [TASK_CBT] = {1, {{"accuracy", BY_SUM, "by log-likelihood of the passage"}}},
+    [TASK_LAMBADA] = {2, {
+        {"accuracy", WORD_EXACT, "greedy decode gives the tokens of the last word"},
+        {"accuracy_within_10", WORD_WITHIN, "the word stands in 10 greedy tokens, ASCII case apart"}}},
+    [TASK_HELLASWAG] = {3, {
+        {"accuracy", BY_TOKEN, "by log-likelihood a token of the ending"},
+        {"accuracy_byte", BY_BYTE, "by log-likelihood a byte of the ending"},
+        {"accuracy_sum", BY_SUM, "by log-likelihood of the ending"}}},
+    [TASK_CBT] = {1, {
+        {"accuracy", BY_SUM, "by log-likelihood of the passage"}}},
 };
 
 // The ending of the least loss; the first of equals.
@@ -220,7 +228,8 @@ static int choice(const Passage* p, const Outcome* out, Rule rule) {
     int best = 0;
     double least = INFINITY;
     for (int e = 0; e < p->endings; e++) {
-        const double loss = out->nats[e] / (rule == BY_TOKEN ? p->length[e] : rule == BY_BYTE ? p->bytes[e] : 1);
+        const int size = rule == BY_TOKEN ? p->length[e] : rule == BY_BYTE ? p->bytes[e] : 1;
+        const double loss = out->nats[e] / size;
         if (loss < least) {
             least = loss;
             best = e;
@@ -322,7 +331,8 @@ static void report(JsonFile* json, const TaskRun* r, const Options* o, double se
     json_put_int(json, "examples", (int64_t)r->passages.count);
     for (int f = 0; f < figures[r->task].n; f++) report_figure(json, r, &figures[r->task].figure[f]);
     printf("%-18s  %.4f ± %.4f nats/token of %s\n", "loss", loss, error, of);
-    printf("%-18s  %.4f  (95%%: %.4f to %.4f)\n", "perplexity", exp(loss), exp(loss - error), exp(loss + error));
+    printf("%-18s  %.4f  (95%%: %.4f to %.4f)\n", "perplexity", exp(loss), exp(loss - error),
+           exp(loss + error));
     printf("%-18s  %zu in %.1f s\n", "examples", r->passages.count, seconds);
     json_put_real(json, "loss", loss);
     json_put_real(json, "loss_95", error);
@@ -344,16 +354,18 @@ static void task_free(TaskRun* r) {
 
 bool eval_task(Trained* t, const Options* o, TostError* err) {
     const int block = t->info.config.block_size;
-    if (o->seq > block) return tost_error(err, "--seq %d is longer than the block size %d of %s", o->seq, block, t->file);
+    if (o->seq > block)
+        return tost_error(err, "--seq %d is longer than the block size %d of %s", o->seq, block, t->file);
     TaskRun r = {.t = t, .task = (Task)o->task, .limit = o->seq ? o->seq : block};
     JsonFile json = {0};
     Tokenizer* tokenizer = trained_tokenizer(t, o, err);
     r.tokenizer = tokenizer;
-    bool ok = tokenizer && passages_read(&r.passages, r.task, o->files[0], tokenizer, err) && plan(&r, o, err)
-              && trained_create(t, o, r.contexts * r.endings, r.max_seq, err) && json_file_open(&json, o->json, err);
+    bool ok = tokenizer && passages_read(&r.passages, r.task, o->files[0], tokenizer, err)
+              && plan(&r, o, err) && trained_create(t, o, r.contexts * r.endings, r.max_seq, err)
+              && json_file_open(&json, o->json, err);
     if (ok) {
-        fprintf(stderr, "%s, step %lld, on %s, %zu examples of %s\n", t->file, (long long)t->info.step, o->files[0],
-                r.passages.count, task_name(r.task));
+        fprintf(stderr, "%s, step %lld, on %s, %zu examples of %s\n", t->file, (long long)t->info.step,
+                o->files[0], r.passages.count, task_name(r.task));
         const double start = now_seconds();
         ok = score_all(&r, err);
         if (ok) report(&json, &r, o, now_seconds() - start);

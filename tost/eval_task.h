@@ -4,8 +4,9 @@
 
 #include "commands.h"
 
-// Scores every example of o->files[0], prints the figures and writes o->json. What the endings of an example share
-// is read once, by the recurrent state; of a text too long for --seq (the block size) the beginning is left out.
+// Scores every example of o->files[0], prints the figures and writes o->json. What the endings of an example
+// share is read once, by the recurrent state; of a text too long for --seq (the block size) the beginning is
+// left out.
 bool eval_task(Trained* t, const Options* o, TostError* err);
 
 #endif

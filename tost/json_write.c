@@ -1,4 +1,5 @@
-// json_write.c: JSON out. Objects and arrays of depth 1 and 2 have a line for each element, deeper ones are one line.
+// json_write.c: JSON out. Objects and arrays of depth 1 and 2 have a line for each element, deeper ones are
+// one line.
 #include "json_write.h"
 
 #include <errno.h>

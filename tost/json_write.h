@@ -26,7 +26,7 @@ void json_put_close(JsonFile* j, char bracket);                           // '}'
 void json_put_bytes(JsonFile* j, const char* key, const char* text, size_t n);
 void json_put_text(JsonFile* j, const char* key, const char* text);       // NULL: null
 void json_put_int(JsonFile* j, const char* key, int64_t value);
-void json_put_real(JsonFile* j, const char* key, double value);           // reads back the same; not finite: null
+void json_put_real(JsonFile* j, const char* key, double value);  // reads back the same; not finite: null
 void json_put_bool(JsonFile* j, const char* key, bool value);
 
 #endif

@@ -115,7 +115,7 @@ static const Row table[] = {
      "length of a sequence, up to --block-size"},
     {"seq", EVAL, UPDATES, INT, AT(seq), 1, 1 << 28, FORGOTTEN, "N", "", "the model's block size",
      "length of a window in tokens, and of an example: of a longer one the beginning is left out"},
-    {"stride", EVAL, UPDATES, INT, AT(stride), 1, 1 << 28, FORGOTTEN, "N", "", "--seq: windows do not overlap",
+    {"stride", EVAL, UPDATES, INT, AT(stride), 1, 1 << 28, FORGOTTEN, "N", "", "--seq: no overlap",
      "tokens from window to window of --data; every token is scored once, by the first window that has it"},
     {"windows", EVAL, UPDATES, INT64, AT(windows), 1, 1e9, FORGOTTEN, "N", "windows", "every token once",
      "score N windows at random places of --data instead, as the published figures were"},
@@ -194,7 +194,7 @@ _Static_assert(ROWS <= 64, "Options.given has a bit a row");
 static const struct { const char *name, *usage, *about; } commands[COMMANDS] = {
     {"train",    "[train] [options]", "train a model; without options the starter model, at once"},
     {"sample",   "sample [options]", "write text with a trained model"},
-    {"eval",     "eval (--data GLOB | --task TASK FILE) [options]", "score a model on token shards, or on a task"},
+    {"eval",     "eval (--data GLOB | --task NAME FILE) [options]", "score a model on shards or on a task"},
     {"tokenize", "tokenize --tokenizer FILE --out PREFIX [options] FILE…", "make token shards out of text"},
     {"info",     "info [PATH]", "what a model file, checkpoint or run holds"},
 };
@@ -576,7 +576,8 @@ static bool check_train(Options* o, TostError* err) {
 static bool check_eval(const Options* o, TostError* err) {
     static const char* const of_data[] = {"windows", "stride", "seed"};
     const bool task = option_given(o, "task");
-    if (o->data && task) return tost_error(err, "--data scores token shards and --task a FILE: give one of them");
+    if (o->data && task)
+        return tost_error(err, "--data scores token shards and --task a FILE: give one of them");
     if (!o->data && !task)
         return tost_error(err, "eval needs --data GLOB, the token shards to score, or --task NAME FILE");
     if (o->data && o->n_files)
@@ -588,11 +589,13 @@ static bool check_eval(const Options* o, TostError* err) {
         if (option_given(o, of_data[i]))
             return tost_error(err, "--%s belongs to --data, not to --task", of_data[i]);
     if (o->windows && o->stride)
-        return tost_error(err, "--windows scores random windows and --stride every token once: give one of them");
+        return tost_error(err, "--windows scores random windows and --stride every token once: give one of "
+                          "them");
     if (option_given(o, "seed") && !o->windows)
         return tost_error(err, "--seed is of random windows: give --windows N too");
     if (o->seq && o->stride > o->seq)
-        return tost_error(err, "--stride %d is longer than --seq %d: tokens between would not be scored", o->stride, o->seq);
+        return tost_error(err, "--stride %d is longer than --seq %d: tokens between would not be scored",
+                          o->stride, o->seq);
     return true;
 }
 

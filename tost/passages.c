@@ -136,7 +136,8 @@ static bool read_endings(Json* j, Fields* f, size_t cap) {
     if (!json_enter(j, JSON_ARRAY)) return false;
     while ((more = json_next(j)) == 1) {
         if (f->n_endings == MAX_ENDINGS)
-            return tost_error(j->err, "byte %zu: more than %d endings", (size_t)(j->p - j->start), MAX_ENDINGS);
+            return tost_error(j->err, "byte %zu: more than %d endings", (size_t)(j->p - j->start),
+                              MAX_ENDINGS);
         if (!read_text(j, &f->endings[f->n_endings++], cap)) return false;
     }
     return more == 0;
@@ -197,7 +198,9 @@ static bool take_json_line(Reader* r, Passage* p, Task task, Span line) {
     Json j = json_open(line.text, line.n, &inner);
     p->line = r->line;
     const bool read = read_fields(&j, &f, line.n + 1);
-    if (!read) tost_error(r->err, "%s line %d, %s: not an example of %s", r->path, r->line, inner.text, task_name(task));
+    if (!read)
+        tost_error(r->err, "%s line %d, %s: not an example of %s", r->path, r->line, inner.text,
+                   task_name(task));
     const bool ok = read && (task == TASK_LAMBADA ? take_lambada(r, p, &f) : take_hellaswag(r, p, &f));
     for (int e = 0; e < f.n_endings; e++) free(f.endings[e]);
     free(f.text);
@@ -216,8 +219,8 @@ static bool take_number(const Reader* r, Span* line, int n) {
     int value = 0;
     for (size_t i = 0; i < digits && i < line->n; i++) value = 10 * value + (line->text[i] - '0');
     if (line->n <= digits || value != n || line->text[digits] != ' ')
-        return tost_error(r->err, "%s line %d: a line that begins with '%d ' wanted: CBT has 20 numbered lines and a query 21",
-                          r->path, r->line, n);
+        return tost_error(r->err, "%s line %d: a line that begins with '%d ' wanted: CBT has 20 numbered "
+                          "lines and a query 21", r->path, r->line, n);
     *line = (Span){line->text + digits + 1, line->n - digits - 1};
     return true;
 }
@@ -244,16 +247,17 @@ static bool take_query(Reader* r, Passage* p, const char* context, Span line) {
     for (; line.n > 0 && n < MAX_ENDINGS; n++) {
         const Span candidate = cut(&line, '|');
         const size_t after = (size_t)(hole - query.text) + 5;
-        text[n] = xasprintf("%s%.*s%.*s%.*s", context, (int)(hole - query.text), query.text, (int)candidate.n, candidate.text,
-                            (int)(query.n - after), query.text + after);
+        text[n] = xasprintf("%s%.*s%.*s%.*s", context, (int)(hole - query.text), query.text, (int)candidate.n,
+                            candidate.text, (int)(query.n - after), query.text + after);
         whole[n] = (Span){text[n], strlen(text[n])};
         p->bytes[n] = (int)candidate.n;
         if (p->label < 0 && same_span(candidate, answer)) p->label = n;
     }
     p->endings = n;
-    const bool ok = n == MAX_ENDINGS && line.n == 0 && p->label >= 0
-                        ? encode_whole(r, p, whole)
-                        : bad_line(r, "query<tab>answer<tab><tab>ten candidates between |, the answer among them, wanted");
+    const bool whole_line = n == MAX_ENDINGS && line.n == 0 && p->label >= 0;
+    const bool ok = whole_line ? encode_whole(r, p, whole)
+                               : bad_line(r, "query<tab>answer<tab><tab>ten candidates between | wanted, the "
+                                          "answer among them");
     for (int e = 0; e < n; e++) free(text[e]);
     return ok;
 }
@@ -270,8 +274,8 @@ static bool take_cbt(Reader* r, Passage* p, Span line) {
         free(context);
         context = longer;
         if (next_line(r, &line)) continue;
-        ok = tost_error(r->err, "%s line %d: the file ends within the example that begins on line %d: is it cut?", r->path,
-                        r->line, p->line);
+        ok = tost_error(r->err, "%s line %d: the file ends within the example that begins on line %d: is it "
+                        "cut?", r->path, r->line, p->line);
     }
     ok = ok && take_number(r, &line, CBT_LINES + 1) && take_query(r, p, context, line);
     free(context);
@@ -299,8 +303,8 @@ bool passages_read(Passages* p, Task task, const char* path, const Tokenizer* to
     *p = (Passages){0};
     Bytes file;
     if (!read_file(&file, path, err)) return false;
-    Reader r = {.p = file.data, .end = file.data + file.size, .path = path, .tokenizer = tokenizer, .err = err};
-    r.cache = tokenizer_cache_new();
+    Reader r = {.p = file.data, .end = file.data + file.size, .path = path, .tokenizer = tokenizer,
+                .cache = tokenizer_cache_new(), .err = err};
     const bool ok = read_all(&r, p, task);
     tokenizer_cache_free(r.cache);
     free(file.data);
