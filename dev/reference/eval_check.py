@@ -118,6 +118,17 @@ def check_endings(c, got, context, endings, label, sizes):
         c.same(rule, got[rule], scores.index(min(scores)) == label)
 
 
+def own_words(c, examples, most):
+    """Examples that the model solves: contexts whose last word is what it would write itself, and in capitals."""
+    made = []
+    for example in examples:
+        context = json.loads(example)["text"].rstrip().rsplit(" ", 1)[0]
+        word = c.text_of(c.greedy(c.ids(context)[-(c.limit - GREEDY):], 1))
+        if word[:1] == b" " and word[1:].isalpha() and len(made) < most:
+            made += [json.dumps({"text": context + w}) for w in (word.decode(), word.decode().upper())]
+    return made
+
+
 def check_hellaswag(c, example, got):
     example = json.loads(example)
     endings = [c.ids(" " + ending) for ending in example["endings"]]
@@ -174,6 +185,8 @@ def check_task(c, args, folder, task, examples, check):
         if c.wrong > before:
             print(f"  … of {task}, line {got['line']}")
     got = result["example"]
+    solved = sum(g["accuracy"] for g in got)
+    c.same(f"{task}: some are solved and some are not", 0 < solved < len(got), True)
     right = [g["label"] if "label" in g else 0 for g in got]
     nats, tokens = sum(g["nats"][r] for g, r in zip(got, right)), sum(g["tokens"][r] for g, r in zip(got, right))
     c.close(f"{task}: loss", result["loss"], nats / tokens)
@@ -235,8 +248,10 @@ def main():
             make_model(args.model, encoding.n_vocab + 7)
         model = Tost.from_checkpoint(args.model)
         c = Checker(model, encoding, model.config.block_size)
+        lambada_examples = lambada[: args.examples]
+        lambada_examples += own_words(c, lambada_examples, 8)
         hellaswag = args.hellaswag.read_text(encoding="utf-8").split("\n")
-        for task, examples, check in (("lambada", lambada[: args.examples], check_lambada),
+        for task, examples, check in (("lambada", lambada_examples, check_lambada),
                                       ("hellaswag", hellaswag[: args.examples], check_hellaswag),
                                       ("cbt", make_cbt(lambada, args.examples // 4 + 1), check_cbt)):
             before = c.compared, c.wrong
