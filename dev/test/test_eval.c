@@ -305,7 +305,7 @@ static void test_shared(Checks* c, const char* file, Task task, const Tokenizer*
 }
 
 int main(void) {
-    Checks c = {.suite = "test_eval"};
+    Checks c = {.suite = "eval"};
     char dir[] = "/tmp/tost_eval_XXXXXX";
     TostError err;
     must(mkdtemp(dir) != NULL, "mkdtemp", NULL);
