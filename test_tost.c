@@ -425,6 +425,61 @@ static void test_decode(Checks* c, const TostEngine* engine) {
     subject_free(&s);
 }
 
+// Losses of continuations after prompts of several lengths, none among them: the full forward's, with some targets left
+// out; and the states stand as they were.
+static void test_decode_score(Checks* c, const TostEngine* engine) {
+    enum { N = 2, COPIES = 3, B = N * COPIES, T = 40, MORE = 17 };
+    const int prompts[] = {0, 1, T - MORE};
+    const size_t V = odd.vocab_size;
+    Subject s = subject_new(engine, odd, B, T, false);
+    subject_randomise(&s, 15);
+    for (size_t i = 0; i < countof(prompts); i++) {
+        const int n = prompts[i];
+        int32_t *ids = random_ids((size_t)B * T, odd.vocab_size, 16), *targets = random_ids((size_t)B * MORE, odd.vocab_size, 17);
+        int32_t *part = xmalloc(N * T * sizeof *part), *more = xmalloc(B * MORE * sizeof *more);
+        for (int b = 0; b < B; b++) {
+            memcpy(ids + (size_t)b * T, ids + (size_t)b / COPIES * COPIES * T, n * sizeof *ids);   // one prompt for its copies
+            memcpy(part + (size_t)b / COPIES * n, ids + (size_t)b * T, n * sizeof *ids);
+            memcpy(more + (size_t)b * MORE, ids + (size_t)b * T + n, MORE * sizeof *ids);
+        }
+        for (int row = 0; row < B * MORE; row += 5) targets[row] = -1;
+        double losses[2][B * MORE], worst = 0;
+        float* full = logits_of(&s, ids, B, T);
+        engine->decode_begin(NULL, s.model, part, N, n);
+        for (int again = 0; again < 2; again++) engine->decode_score(losses[again], s.model, more, targets, COPIES, MORE);
+        for (int row = 0; row < B * MORE; row++) {
+            const float* l = full + ((size_t)(row / MORE) * T + n + row % MORE) * V;
+            double sum = 0;
+            for (size_t v = 0; v < V; v++) sum += exp(l[v]);
+            const double want = targets[row] < 0 ? 0 : log(sum) - l[targets[row]], error = fabs(losses[0][row] - want);
+            worst = error > worst || isnan(error) ? error : worst;
+        }
+        check(c, worst <= LIMIT_DECODE, "decode_score after a prompt of %d: error %.3e", n, worst);
+        check(c, memcmp(losses[0], losses[1], sizeof losses[0]) == 0, "decode_score leaves the states as they were");
+        free(full); free(ids); free(targets); free(part); free(more);
+    }
+    subject_free(&s);
+}
+
+// A batch smaller than the largest may be cut into larger chunks of logits: they must not run over what lies behind.
+static void test_few_rows(Checks* c, const TostEngine* engine) {
+    enum { T = 65 };   // at this vocabulary a row more than one chunk holds
+    const TostConfig wide = {.n_layer = 1, .n_head = 2, .n_embd = 4, .block_size = T, .vocab_size = 1 << 19, .bias = 0};
+    Subject s = subject_new(engine, wide, 1, T, false);
+    subject_randomise(&s, 18);
+    const size_t V = wide.vocab_size;
+    int32_t* ids = random_ids(T + 1, wide.vocab_size, 19);
+    float *want = xmalloc(V * sizeof *want), *got = xmalloc(V * sizeof *got);
+    for (int disturbed = 0; disturbed < 2; disturbed++) {
+        engine->decode_begin(got, s.model, ids, 1, 2);
+        if (disturbed) engine->forward(s.model, ids, ids + 1, 1, T - 1, 0);
+        engine->decode_step(disturbed ? got : want, s.model, ids + 2);
+    }
+    check(c, memcmp(got, want, V * sizeof *got) == 0, "a forward of %d rows of %d disturbs the recurrent state", T - 1, T);
+    free(want); free(got); free(ids);
+    subject_free(&s);
+}
+
 // Logits of a sequence alone, cut short, and in a batch are those of the sequence in full.
 static void test_shapes(Checks* c, const TostEngine* engine) {
     enum { B = 3, T = 130 };
@@ -607,6 +662,8 @@ static void test_engine(Checks* c, const TostEngine* engine) {
     test_differences(c, engine, 1);
     test_causality(c, engine);
     test_decode(c, engine);
+    test_decode_score(c, engine);
+    test_few_rows(c, engine);
     test_shapes(c, engine);
     test_classifier_chunks(c, engine);
     test_accumulation(c, engine);

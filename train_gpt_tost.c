@@ -579,6 +579,7 @@ typedef struct { TOST_PARAMS(X) } TostParams;   // the tensors outside of the la
 
 #define SHARED_BUFFERS(X) \
     X(inputs,     int32_t, rows) \
+    X(targets,    int32_t, rows)                        /* those that count, of decode_score */ \
     X(x,          float,  rows * C)                     /* embedding: the input of layer 0 */ \
     X(ln_f,       float,  rows * C) \
     X(mean_f,     float,  rows) \
@@ -725,12 +726,12 @@ static void layer_backward(const Buffers* buf, const TostParams* g, const LayerA
     layernorm_backward(buf->dx, g->ln_1_w, g->ln_1_b, buf->dnarrow, x, a->mean_1, a->rstd_1, p->ln_1_w, rows, C);
 }
 
-// Embedding, layers and ln_f. decode: the sequences' states (L,B,2C+NH), continued at position `first` and updated; NULL:
-// every sequence starts from nothing.
-static void model_forward(TostModel* m, const int32_t* inputs, double* decode, int first, int B, int T) {
+// Embedding, layers and ln_f at positions `first` and on. decode: the running sums (L,B/copies,2C+NH) that the sequences
+// start from, each for `copies` of them, or for one (copies = 0) and then updated; NULL: they start from nothing.
+static void model_forward(TostModel* m, const int32_t* inputs, double* decode, int copies, int first, int B, int T) {
     const TostConfig* c = &m->config;
     const int C = c->n_embd;
-    const size_t rows = (size_t)B * T, state_size = B * tssa_state_size(C, c->n_head);
+    const size_t rows = (size_t)B * T, one_state = tssa_state_size(C, c->n_head), state_size = B * one_state;
     TostParams p = tost_layer(m, TOST_PARAM, 0);
     assert(B <= m->options.max_batch && T <= m->options.max_seq && first + T <= c->block_size);
     threads_set(m->options.threads);
@@ -740,8 +741,10 @@ static void model_forward(TostModel* m, const int32_t* inputs, double* decode, i
     embedding_forward(m->buf.x, inputs, p.wte, p.wpe, first, B, T, C);
     const float* x = m->buf.x;
     for (int l = 0; l < c->n_layer; l++) {
-        double* state = decode ? decode + l * state_size : m->buf.tssa_now;
+        double* state = decode && !copies ? decode + l * state_size : m->buf.tssa_now;
         if (!decode) memset(state, 0, state_size * sizeof *state);
+        for (int b = 0; copies && b < B; b++)
+            memcpy(state + b * one_state, decode + l * (state_size / copies) + b / copies * one_state, one_state * sizeof *state);
         p = tost_layer(m, TOST_PARAM, l);
         layer_forward(&m->layer[l], x, &p, c, decode || !m->options.training ? NULL : m->layer[l].tssa_saved, state, first, B, T);
         x = m->layer[l].x_out;
@@ -751,7 +754,7 @@ static void model_forward(TostModel* m, const int32_t* inputs, double* decode, i
 
 static void cpu_forward(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T, float grad_scale) {
     const size_t rows = (size_t)B * T;
-    model_forward(m, inputs, NULL, 0, B, T);
+    model_forward(m, inputs, NULL, 0, 0, B, T);
     if (!targets) return;
     assert(grad_scale == 0.0f || m->options.training);
     const float* wte = tost_layer(m, TOST_PARAM, 0).wte;
@@ -807,16 +810,32 @@ static void decode_logits(float* logits, TostModel* m) {   // (n,V), of the last
 static void cpu_decode_begin(float* logits, TostModel* m, const int32_t* prompts, int n, int T) {
     const size_t size = (size_t)m->config.n_layer * n * tssa_state_size(m->config.n_embd, m->config.n_head);
     memset(m->buf.decode, 0, size * sizeof(double));
-    model_forward(m, prompts, m->buf.decode, 0, n, T);
-    decode_logits(logits, m);
+    if (T > 0) model_forward(m, prompts, m->buf.decode, 0, 0, n, T);
+    if (T > 0 && logits) decode_logits(logits, m);
     m->n_decode = n;
     m->position = T;
 }
 
 static void cpu_decode_step(float* logits, TostModel* m, const int32_t* tokens) {
-    model_forward(m, tokens, m->buf.decode, m->position, m->n_decode, 1);
+    model_forward(m, tokens, m->buf.decode, 0, m->position, m->n_decode, 1);
     decode_logits(logits, m);
     m->position++;
+}
+
+static void cpu_decode_score(double* losses, TostModel* m, const int32_t* tokens, const int32_t* targets, int copies, int T) {
+    const int C = m->config.n_embd, V = m->config.vocab_size;
+    const size_t rows = (size_t)m->n_decode * copies * T;
+    model_forward(m, tokens, m->buf.decode, copies, m->position, m->n_decode * copies, T);
+    size_t counted = 0;   // rows with a target, moved to the front: the others need no logits
+    for (size_t row = 0; row < rows; row++) {
+        if (targets[row] < 0) continue;
+        memmove(m->buf.ln_f + counted * C, m->buf.ln_f + row * C, C * sizeof(float));
+        m->buf.targets[counted++] = targets[row];
+    }
+    if (counted)
+        classifier_forward_backward(m->buf.losses, NULL, NULL, m->buf.logits, m->buf.ln_f, tost_layer(m, TOST_PARAM, 0).wte,
+                                    m->buf.targets, 0.0f, counted, even_chunk(counted, m->logits_rows), V, C);
+    for (size_t row = 0, i = 0; row < rows; row++) losses[row] = targets[row] < 0 ? 0.0 : m->buf.losses[i++];
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -934,6 +953,7 @@ const TostEngine tost_cpu_engine = {
     .update = cpu_update,
     .decode_begin = cpu_decode_begin,
     .decode_step = cpu_decode_step,
+    .decode_score = cpu_decode_score,
 };
 
 #ifndef TOST_NO_MAIN

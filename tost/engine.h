@@ -60,11 +60,16 @@ typedef struct {
     double (*grad_norm)(TostModel* m);                    // L2 over all gradients
     void   (*update)(TostModel* m, const TostAdamW* a);   // AdamW with decoupled decay
 
-    // Recurrent decode of n sequences in step: begin reads prompts (n,T), T >= 1, by one forward and leaves 2C + nh
-    // numbers a layer and sequence behind; step feeds one token each at the next position, below block_size. Both
-    // write the logits (n,V) after the last token. forward and backward in between do not disturb the state.
+    // Recurrent decode of n sequences in step: begin reads prompts (n,T) by one forward (T = 0: texts not yet begun, no
+    // logits) and leaves 2C + nh numbers a layer and sequence behind; step feeds one token each at the next position, below
+    // block_size. Both write the logits (n,V) after the last token, begin only where logits is not NULL. forward and
+    // backward in between do not disturb the state.
     void (*decode_begin)(float* logits, TostModel* m, const int32_t* prompts, int n, int T);
     void (*decode_step)(float* logits, TostModel* m, const int32_t* tokens);
+    // Losses of texts that go on from the states, which stay as they are: tokens (n·copies,T) follow copies of the states,
+    // those of one state side by side, n·copies <= max_batch. losses (n·copies,T) in nats; where the target is -1 the loss
+    // is 0, and costs no logits.
+    void (*decode_score)(double* losses, TostModel* m, const int32_t* tokens, const int32_t* targets, int copies, int T);
 } TostEngine;
 
 #ifdef __cplusplus

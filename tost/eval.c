@@ -1,20 +1,23 @@
-// eval.c: the loss of a trained model on token shards, every token but the first scored once.
+// eval.c: the loss of a trained model on token shards, by the standard protocol (every token but the first
+// scored once, in windows that may overlap) or by the published one (windows at random places).
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "commands.h"
 #include "data.h"
+#include "eval_report.h"
+#include "eval_task.h"
+#include "json_write.h"
+#include "rng.h"
 
 // ---------------------------------------------------------------------------------------------
-// The shards of a glob, joined in name order and read from the first token to the last
+// The shards of a glob, joined in name order
 
 typedef struct {
     Shard*   shards;
-    int      count, at;      // shard that next stands in
-    uint64_t next;           // token within it
-    uint64_t tokens, left;   // in all; not yet read
+    int      count;
+    uint64_t tokens;
 } Stream;
 
 static void stream_close(Stream* s) {
@@ -35,40 +38,69 @@ static bool stream_open(Stream* s, const char* glob, int vocab_size, TostError* 
         if (ok) s->tokens += s->shards[i].n_tokens;
     }
     free_paths(&files);
-    s->left = s->tokens;
     if (ok && s->tokens < 2)
         ok = tost_error(err, "--data %s holds %llu tokens: scoring takes two at least", glob,
                         (unsigned long long)s->tokens);
     return ok;
 }
 
-static int32_t stream_read(Stream* s) {
-    while (s->next == s->shards[s->at].n_tokens) {
-        s->at++;
-        s->next = 0;
+// n tokens from number `first` on.
+static void stream_copy(int32_t* dst, const Stream* s, uint64_t first, int n) {
+    int at = 0;
+    while (first >= s->shards[at].n_tokens) first -= s->shards[at++].n_tokens;
+    for (int i = 0; i < n; i++, first++) {
+        for (; first == s->shards[at].n_tokens; first = 0) at++;
+        dst[i] = (int32_t)shard_token(&s->shards[at], first);
     }
-    s->left--;
-    return (int32_t)shard_token(&s->shards[s->at], s->next++);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Windows
+
+// T inputs from token `start` on; the targets, each one further, count from number `skip` to below `end`.
+typedef struct { uint64_t start; int skip, end; } Window;
+
+typedef struct {
+    uint64_t count;
+    int      T, stride;   // stride 0: at random places
+    uint64_t tokens;      // of the stream
+    Rng      rng;
+} Windows;
+
+static Windows windows_of(const Options* o, const Stream* s, int T) {
+    Windows w = {.T = T, .tokens = s->tokens, .rng = rng_seeded((uint64_t)o->seed, 0)};
+    if ((uint64_t)T > s->tokens - 1) w.T = (int)(s->tokens - 1);
+    if (o->windows) {
+        w.count = (uint64_t)o->windows;
+        return w;
+    }
+    w.stride = o->stride && o->stride < w.T ? (int)o->stride : w.T;
+    w.count = 1 + (s->tokens - 1 - (uint64_t)w.T + (uint64_t)w.stride - 1) / (uint64_t)w.stride;
+    return w;
+}
+
+// Number i; they are asked for in order. Random: all starts that have a window are equally likely. Else each
+// window counts what the one before it did not: of the first all, then the last `stride`, less at the end of
+// the stream.
+static Window window_at(Windows* w, uint64_t i) {
+    const uint64_t targets = w->tokens - 1;
+    if (!w->stride) return (Window){rng_below(&w->rng, w->tokens - (uint64_t)w->T), 0, w->T};
+    const uint64_t start = i * (uint64_t)w->stride, left = targets - start;
+    return (Window){start, i == 0 ? 0 : w->T - w->stride, left < (uint64_t)w->T ? (int)left : w->T};
 }
 
 // ---------------------------------------------------------------------------------------------
 // Scoring
 
-typedef struct { double nats; int64_t tokens; uint64_t bytes; double seconds; } Score;
+typedef struct { Ratio loss; int64_t tokens; uint64_t bytes; double seconds; } Score;
 
-// Fills rows of windows that follow one another; each begins with the token the last one ended on. What the
-// last window has no tokens for is padded with targets that do not count. Returns the rows with a target.
-static int fill_batch(int32_t* inputs, int32_t* targets, Stream* s, int32_t* last, int B, int T) {
-    int rows = 0;
-    for (; rows < B && s->left > 0; rows++) {
-        for (int t = 0; t < T; t++) {
-            const size_t i = (size_t)rows * T + t;
-            inputs[i] = *last;
-            targets[i] = s->left > 0 ? stream_read(s) : -1;
-            if (targets[i] >= 0) *last = targets[i];
-        }
-    }
-    return rows;
+// inputs, targets (T) of a window; what does not count is -1, what the stream has no tokens for is padded.
+static void fill_window(int32_t* inputs, int32_t* targets, const Stream* s, const Window* w, int T) {
+    stream_copy(inputs, s, w->start, w->end);
+    stream_copy(targets, s, w->start + 1, w->end);
+    for (int t = w->end; t < T; t++) inputs[t] = 0;
+    for (int t = 0; t < T; t++)
+        if (t < w->skip || t >= w->end) targets[t] = -1;
 }
 
 // Bytes of text that the targets stand for; <|endoftext|> and rows past the tokenizer stand for none.
@@ -82,40 +114,79 @@ static uint64_t count_bytes(const Tokenizer* tokenizer, const int32_t* targets, 
     return bytes;
 }
 
-static void score(Score* r, Trained* t, Stream* s, const Tokenizer* tokenizer, int B, int T) {
+// Adds a window's losses (T) to the score and to the JSON file.
+static void count_window(Score* r, JsonFile* json, const double* losses, const Window* w) {
+    double nats = 0;
+    for (int t = w->skip; t < w->end; t++) nats += losses[t];
+    ratio_add(&r->loss, nats, w->end - w->skip);
+    r->tokens += w->end - w->skip;
+    json_put_open(json, NULL, '{');
+    json_put_int(json, "start", (int64_t)w->start);
+    json_put_int(json, "skip", w->skip);
+    json_put_int(json, "tokens", w->end - w->skip);
+    json_put_real(json, "nats", nats);
+    json_put_close(json, '}');
+}
+
+static void score(Score* r, JsonFile* json, Trained* t, const Stream* s, Windows* w,
+                  const Tokenizer* tokenizer, int B) {
+    const int T = w->T;
     int32_t* inputs = xmalloc((size_t)B * T * sizeof *inputs);
     int32_t* targets = xmalloc((size_t)B * T * sizeof *targets);
-    const bool live = isatty(STDERR_FILENO);
-    const double start = now_seconds();
-    double shown = start;
-    int32_t last = stream_read(s);
-    for (int rows; (rows = fill_batch(inputs, targets, s, &last, B, T)) > 0;) {
-        double nats;
-        int64_t count;
-        t->engine->forward(t->model, inputs, targets, rows, T, 0);
-        t->engine->read_loss(&nats, &count, t->model);
-        r->nats += nats;
-        r->tokens += count;
-        if (tokenizer) r->bytes += count_bytes(tokenizer, targets, (size_t)rows * T);
-        if (live && now_seconds() - shown > 0.5) {
-            shown = now_seconds();
-            fprintf(stderr, "\r%5.1f%%  loss %.4f", 100.0 * (double)r->tokens / (double)(s->tokens - 1),
-                    r->nats / (double)r->tokens);
+    double* losses = xmalloc((size_t)B * T * sizeof *losses);
+    Window* window = xmalloc((size_t)B * sizeof *window);
+    Meter meter = meter_new();
+    for (uint64_t first = 0; first < w->count;) {
+        const int n = w->count - first < (uint64_t)B ? (int)(w->count - first) : B;
+        for (int i = 0; i < n; i++) {
+            window[i] = window_at(w, first + (uint64_t)i);
+            fill_window(inputs + (size_t)i * T, targets + (size_t)i * T, s, &window[i], T);
         }
+        t->engine->decode_begin(NULL, t->model, NULL, n, 0);
+        t->engine->decode_score(losses, t->model, inputs, targets, 1, T);
+        for (int i = 0; i < n; i++) count_window(r, json, losses + (size_t)i * T, &window[i]);
+        if (tokenizer) r->bytes += count_bytes(tokenizer, targets, (size_t)n * T);
+        first += (uint64_t)n;
+        meter_show(&meter, (double)first / (double)w->count, "loss", ratio_value(&r->loss));
     }
-    if (shown > start) fprintf(stderr, "\r\033[K");
-    r->seconds = now_seconds() - start;
+    meter_end(&meter);
+    r->seconds = now_seconds() - meter.started;
     free(inputs);
     free(targets);
+    free(losses);
+    free(window);
 }
 
 static void print_score(const Score* r) {
-    const double loss = r->nats / (double)r->tokens;
-    printf("loss        %.6f nats/token\n", loss);
-    printf("perplexity  %.4f\n", exp(loss));
-    if (r->bytes) printf("bits/byte   %.6f\n", r->nats / log(2) / (double)r->bytes);
+    const double loss = ratio_value(&r->loss), error = ratio_error(&r->loss);
+    printf("loss        %.6f nats/token", loss);
+    if (isfinite(error)) printf(" ± %.6f (95%%, windows as samples)", error);
+    printf("\nperplexity  %.4f\n", exp(loss));
+    if (r->bytes) printf("bits/byte   %.6f\n", r->loss.x / log(2) / (double)r->bytes);
     printf("tokens      %lld\n", (long long)r->tokens);
     printf("speed       %.0f tokens/s\n", r->seconds > 0 ? (double)r->tokens / r->seconds : 0);
+}
+
+static void begin_json(JsonFile* json, const Trained* t, const Options* o, const Windows* w) {
+    json_put_open(json, NULL, '{');
+    json_put_text(json, "data", o->data);
+    json_put_text(json, "model", t->file);
+    json_put_int(json, "step", t->info.step);
+    json_put_text(json, "protocol", w->stride ? "every token once" : "random windows");
+    json_put_int(json, "seq", w->T);
+    if (w->stride) json_put_int(json, "stride", w->stride);
+    else json_put_int(json, "seed", o->seed);
+    json_put_open(json, "window", '[');
+}
+
+static void end_json(JsonFile* json, const Score* r) {
+    json_put_close(json, ']');
+    json_put_int(json, "tokens", r->tokens);
+    json_put_real(json, "loss", ratio_value(&r->loss));
+    json_put_real(json, "loss_95", ratio_error(&r->loss));
+    json_put_real(json, "perplexity", exp(ratio_value(&r->loss)));
+    json_put_real(json, "bits_per_byte", r->bytes ? r->loss.x / log(2) / (double)r->bytes : NAN);
+    json_put_close(json, '}');
 }
 
 // The tokenizer that gives bits a byte: --tokenizer, or the checkpoint's where it is at hand, or none. False
@@ -125,27 +196,32 @@ static bool find_tokenizer(Tokenizer** tokenizer, const Trained* t, const Option
     return *tokenizer || !o->tokenizer;
 }
 
-static bool evaluate(Trained* t, const Options* o, Stream* s, TostError* err) {
-    const int block = t->info.config.block_size;
-    int T = o->seq ? o->seq : block;
+static bool eval_data(Trained* t, const Options* o, Stream* s, TostError* err) {
+    const int block = t->info.config.block_size, T = o->seq ? o->seq : block;
     if (T > block)
         return tost_error(err, "--seq %d is longer than the block size %d of %s", T, block, t->file);
+    if (o->stride > T)
+        return tost_error(err, "--stride %d is longer than the window of %d tokens", o->stride, T);
     if (!stream_open(s, o->data, t->info.config.vocab_size, err)) return false;
-    if ((uint64_t)T > s->tokens - 1) T = (int)(s->tokens - 1);
-    const uint64_t windows = (s->tokens - 2) / (uint64_t)T + 1;
-    const int B = (uint64_t)o->batch < windows ? o->batch : (int)windows;
+    Windows w = windows_of(o, s, T);
+    const int B = (uint64_t)o->batch < w.count ? o->batch : (int)w.count;
 
     Tokenizer* tokenizer;
-    if (!find_tokenizer(&tokenizer, t, o, err)) return false;
+    JsonFile json = {0};
     Score r = {0};
-    bool ok = trained_create(t, o, B, T, err);
+    if (!find_tokenizer(&tokenizer, t, o, err)) return false;
+    bool ok = trained_create(t, o, B, w.T, err) && json_file_open(&json, o->json, err);
     if (ok) {
-        fprintf(stderr, "%s, step %lld, on %d shards, windows of %d tokens\n", t->file,
-                (long long)t->info.step, s->count, T);
-        score(&r, t, s, tokenizer, B, T);
-        if (isfinite(r.nats)) print_score(&r);
-        else ok = tost_error(err, "%s: the loss is not finite: the weights have diverged", t->file);
+        fprintf(stderr, "%s, step %lld, on %d shards, %llu windows of %d tokens\n", t->file,
+                (long long)t->info.step, s->count, (unsigned long long)w.count, w.T);
+        begin_json(&json, t, o, &w);
+        score(&r, &json, t, s, &w, tokenizer, B);
+        end_json(&json, &r);
+        ok = isfinite(r.loss.x)
+             || tost_error(err, "%s: the loss is not finite: the weights have diverged", t->file);
     }
+    ok = json_file_close(&json, ok, err) && ok;
+    if (ok) print_score(&r);
     if (tokenizer) tokenizer_free(tokenizer);
     return ok;
 }
@@ -154,7 +230,8 @@ int command_eval(const Options* o, const TostEngine* engine) {
     TostError err;
     Trained t;
     Stream stream = {0};
-    const bool ok = trained_find(&t, o, engine, &err) && evaluate(&t, o, &stream, &err);
+    const bool ok = trained_find(&t, o, engine, &err)
+                    && (o->data ? eval_data(&t, o, &stream, &err) : eval_task(&t, o, &err));
     stream_close(&stream);
     trained_free(&t);
     return ok ? 0 : command_failed(&err);

@@ -72,8 +72,12 @@ static const Row table[] = {
 
     {"data", TRAIN, DATA, STRING, AT(data), 0, 0, KEPT, "GLOB", "", NULL,
      "shards to train on; a quoted pattern is expanded here"},
-    {"data", EVAL, DATA, STRING, AT(data), 0, 0, FORGOTTEN, "GLOB", "", "required",
+    {"data", EVAL, DATA, STRING, AT(data), 0, 0, FORGOTTEN, "GLOB", "", "this or --task",
      "shards to score; a quoted pattern is expanded here"},
+    {"task", EVAL, DATA, CHOICE, AT(task), 0, 0, FORGOTTEN, "lambada|hellaswag|cbt", "", "this or --data",
+     "score FILE: LAMBADA or HellaSwag (JSONL), or a file of the Children's Book Test"},
+    {"json", EVAL, DATA, STRING, AT(json), 0, 0, FORGOTTEN, "FILE", "", "none",
+     "write the figures, and each window or example, as JSON"},
     {"val-data", TRAIN, DATA, STRING, AT(val_data), 0, 0, KEPT, "GLOB", "",
      "--data with val for train, if there", "shards to validate on"},
     {"order", TRAIN, DATA, CHOICE, AT(order), 0, 0, FIXED, "sequential|shuffled", "", NULL,
@@ -105,12 +109,18 @@ static const Row table[] = {
      "length of the run, counted from its beginning"},
     {"batch", TRAIN, UPDATES, INT, AT(batch), 1, 1 << 20, KEPT, "N", "sequences", NULL,
      "micro-batch: sequences in one pass"},
-    {"batch", EVAL, UPDATES, INT, AT(batch), 1, 1 << 20, FORGOTTEN, "N", "sequences", NULL,
-     "sequences in one pass"},
+    {"batch", EVAL, UPDATES, INT, AT(batch), 1, 1 << 20, FORGOTTEN, "N", "", "8; of a task, by its lengths",
+     "sequences in one pass; of a task, the endings of one example at least"},
     {"seq", TRAIN, UPDATES, INT, AT(seq), 1, 1 << 28, FIXED, "N", "tokens", NULL,
      "length of a sequence, up to --block-size"},
     {"seq", EVAL, UPDATES, INT, AT(seq), 1, 1 << 28, FORGOTTEN, "N", "", "the model's block size",
-     "length of a window in tokens; windows do not overlap"},
+     "length of a window in tokens, and of an example: of a longer one the beginning is left out"},
+    {"stride", EVAL, UPDATES, INT, AT(stride), 1, 1 << 28, FORGOTTEN, "N", "", "--seq: no overlap",
+     "tokens from window to window of --data; every token is scored once, by the first window that has it"},
+    {"windows", EVAL, UPDATES, INT64, AT(windows), 1, 1e9, FORGOTTEN, "N", "windows", "every token once",
+     "score N windows at random places of --data instead, as the published figures were"},
+    {"seed", EVAL, UPDATES, INT64, AT(seed), 0, 9007199254740992, FORGOTTEN, "N", "", NULL,
+     "of the places of --windows"},
     {"total-batch", TRAIN, UPDATES, INT64, AT(total_batch), 1, 1e12, FIXED, "N", "tokens", NULL,
      "tokens of an update: a multiple of batch × seq, over which gradients accumulate"},
     {"lr", TRAIN, UPDATES, REAL, AT(lr), 0, 100, FIXED, "X", "", NULL,
@@ -184,7 +194,7 @@ _Static_assert(ROWS <= 64, "Options.given has a bit a row");
 static const struct { const char *name, *usage, *about; } commands[COMMANDS] = {
     {"train",    "[train] [options]", "train a model; without options the starter model, at once"},
     {"sample",   "sample [options]", "write text with a trained model"},
-    {"eval",     "eval --data GLOB [options]", "loss and perplexity of a model on token shards"},
+    {"eval",     "eval (--data GLOB | --task NAME FILE) [options]", "score a model on shards or on a task"},
     {"tokenize", "tokenize --tokenizer FILE --out PREFIX [options] FILE…", "make token shards out of text"},
     {"info",     "info [PATH]", "what a model file, checkpoint or run holds"},
 };
@@ -563,6 +573,32 @@ static bool check_train(Options* o, TostError* err) {
     return tost_config_check(&o->config, err) && settle(o, err);
 }
 
+static bool check_eval(const Options* o, TostError* err) {
+    static const char* const of_data[] = {"windows", "stride", "seed"};
+    const bool task = option_given(o, "task");
+    if (o->data && task)
+        return tost_error(err, "--data scores token shards and --task a FILE: give one of them");
+    if (!o->data && !task)
+        return tost_error(err, "eval needs --data GLOB, the token shards to score, or --task NAME FILE");
+    if (o->data && o->n_files)
+        return tost_error(err, "'%.200s' is left over: quote the pattern of --data", o->files[0]);
+    if (task && o->n_files == 0) return tost_error(err, "--task needs the FILE of its examples");
+    if (task && o->n_files > 1)
+        return tost_error(err, "'%.200s' is left over: --task takes one FILE", o->files[1]);
+    for (size_t i = 0; task && i < countof(of_data); i++)
+        if (option_given(o, of_data[i]))
+            return tost_error(err, "--%s belongs to --data, not to --task", of_data[i]);
+    if (o->windows && o->stride)
+        return tost_error(err, "--windows scores random windows and --stride every token once: give one of "
+                          "them");
+    if (option_given(o, "seed") && !o->windows)
+        return tost_error(err, "--seed is of random windows: give --windows N too");
+    if (o->seq && o->stride > o->seq)
+        return tost_error(err, "--stride %d is longer than --seq %d: tokens between would not be scored",
+                          o->stride, o->seq);
+    return true;
+}
+
 static bool check_together(Options* o, const TostEngine* engine, TostError* err) {
     if (!engine->supports((TostDtype)o->dtype)) {
         char* name = choice_name("fp32|tf32|bf16", o->dtype);
@@ -577,11 +613,7 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
             if (o->n_files)
                 return tost_error(err, "'%.200s' is left over: give the text as --prompt TEXT", o->files[0]);
             return true;
-        case COMMAND_EVAL:
-            if (o->n_files)
-                return tost_error(err, "'%.200s' is left over: quote the pattern of --data", o->files[0]);
-            if (!o->data) return tost_error(err, "eval needs --data GLOB, the token shards to score");
-            return true;
+        case COMMAND_EVAL: return check_eval(o, err);
         case COMMAND_TOKENIZE:
             if (!o->tokenizer) return tost_error(err, "tokenize needs --tokenizer FILE, a vocab.bpe");
             if (!o->out) return tost_error(err, "tokenize needs --out PREFIX, how its shards' names begin");

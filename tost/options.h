@@ -35,6 +35,10 @@ typedef struct {
     int64_t     tokens, samples;
     double      temperature, top_p;
     int         top_k;
+    // evaluation
+    int         task, stride;              // Task, where --task is given; 0: windows that do not overlap
+    int64_t     windows;                   // 0: every token is scored once
+    const char* json;
     // tokenizing
     double      val_frac;
     int64_t     shard_tokens;

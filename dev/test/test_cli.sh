@@ -155,6 +155,20 @@ done <<'TABLE'
 2 ~ --out must not be empty ~ --out=
 2 ~ eval needs --data GLOB ~ eval
 2 ~ 'b.bin' is left over: quote the pattern ~ eval --data a.bin b.bin
+2 ~ or --task NAME FILE ~ eval --windows 3
+2 ~ --data scores token shards and --task a FILE: give one of them ~ eval --data a.bin --task cbt b
+2 ~ --task 'boolq' is not one of lambada|hellaswag|cbt ~ eval --task boolq b
+2 ~ --task needs the FILE of its examples ~ eval --task cbt
+2 ~ 'c' is left over: --task takes one FILE ~ eval --task cbt b c
+2 ~ --stride belongs to --data, not to --task ~ eval --task cbt b --stride 3
+2 ~ --windows belongs to --data, not to --task ~ eval --task cbt b --windows 3
+2 ~ --seed belongs to --data, not to --task ~ eval --task cbt b --seed 3
+2 ~ --windows scores random windows and --stride every token once ~ eval --data a.bin --windows 3 --stride 4
+2 ~ --seed is of random windows: give --windows N too ~ eval --data a.bin --seed 3
+2 ~ --stride 9 is longer than --seq 8 ~ eval --data a.bin --stride 9 --seq 8
+2 ~ --stride 0 is out of range ~ eval --data a.bin --stride 0
+2 ~ --windows 0 is out of range ~ eval --data a.bin --windows 0
+2 ~ --json belongs to eval, not to train ~ --json x
 2 ~ tokenize needs --tokenizer FILE ~ tokenize --out x y
 2 ~ tokenize needs --out PREFIX ~ tokenize --tokenizer x y
 2 ~ tokenize needs a FILE ~ tokenize --tokenizer x --out y
@@ -167,6 +181,7 @@ done <<'TABLE'
 1 ~ nowhere ~ --resume --out nowhere
 1 ~ nowhere ~ sample --model nowhere
 1 ~ nowhere ~ eval --model nowhere --data x
+1 ~ nowhere ~ eval --model nowhere --task cbt x --json y
 1 ~ nowhere ~ info nowhere
 1 ~ nowhere ~ tokenize --tokenizer nowhere --out x "$dir/text.txt"
 1 ~ nowhere ~ tokenize --tokenizer "$dir/vocab.bpe" --out x nowhere
@@ -196,7 +211,7 @@ for line in \
      overwrite log steps batch seq total-batch lr warmup min-lr-frac weight-decay beta1 beta2 eps grad-clip seed
      val-every val-batches sample-every sample-tokens save-every keep quiet temperature top-k top-p dtype threads help" \
     "sample model tokenizer prompt tokens samples temperature top-k top-p seed dtype threads help" \
-    "eval model data tokenizer batch seq dtype threads help" \
+    "eval model data task json tokenizer batch seq stride windows seed dtype threads help" \
     "tokenize tokenizer out val-frac shard-tokens jsonl seed threads quiet help" \
     "info model help"; do
     # shellcheck disable=SC2086
@@ -396,6 +411,90 @@ check "the batch does not matter but for rounding" \
     [ "$(cut -c 1-18 first)" = "$(grep '^[lpb]' stdout | cut -c 1-18)" ]
 run 1 eval --model straight --data "$dir/tiny_val_*.bin" --seq 33
 check "--seq past the block size" says "--seq 33 is longer than the block size 32" stderr
+run 1 eval --model straight --data "$dir/tiny_val_*.bin" --stride 33
+refused "--stride 33 is longer than the window of 32 tokens"
+
+# figure NAME FILE: a number of a JSON file that eval wrote, the first of that name.
+figure() { sed -n "s/.*\"$1\": \[*\([^],} ]*\).*/\1/p" "$2" | head -1; }
+near() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a != "" && b != "" && (a - b) ^ 2 < 1e-8 * (1 + b ^ 2)) }'; }
+
+run 0 eval --model straight --data "$dir/tiny_*.bin" --seq 16 --stride 5 --json strided.json
+check "strided: every token but the first is scored once" [ "$(figure tokens strided.json)" -eq 16 ]
+check "strided: in all" [ "$(awk '$1 == "tokens" { print $2 }' stdout)" -eq $((tokens - 1)) ]
+run 0 eval --model straight --data "$dir/tiny_*.bin" --windows 7 --seed 1 --json first.json
+check "random windows: as many as asked for" [ "$(grep -c '"start"' first.json)" -eq 7 ]
+check "random windows: whole ones" [ "$(awk '$1 == "tokens" { print $2 }' stdout)" -eq $((7 * 32)) ]
+run 0 eval --model straight --data "$dir/tiny_*.bin" --windows 7 --seed 1 --batch 2 --json second.json
+check "the same seed, the same windows" [ "$(grep -o '"start": [0-9]*' first.json)" = "$(grep -o '"start": [0-9]*' second.json)" ]
+run 0 eval --model straight --data "$dir/tiny_*.bin" --windows 7 --seed 2 --json second.json
+check "another seed, other windows" [ "$(grep -o '"start": [0-9]*' first.json)" != "$(grep -o '"start": [0-9]*' second.json)" ]
+run 1 eval --model straight --data "$dir/tiny_val_*.bin" --json nowhere/x.json
+refused "--json nowhere/x.json cannot be written"
+run 1 eval --model straight --data "$dir/text.txt" --json bad.json
+check "nothing written where the data is wrong" [ ! -e bad.json -a ! -e bad.json.tmp ]
+
+# ---------------------------------------------------------------------------------------------
+# Tasks
+
+# nats TEXT: of all tokens of a text but its first, by --data on a raw shard.
+nats() {
+    printf '%s\n' "$1" >one.txt
+    rm -f one_train_000000.bin
+    "$binary" tokenize --tokenizer vocab.bpe --out one --val-frac 0 one.txt >/dev/null
+    n=$(printf '%s' "$1" | wc -c)
+    tail -c +1025 one_train_000000.bin | head -c $((2 * n)) >one.bin
+    "$binary" eval --model straight --data one.bin --json one.json >/dev/null 2>&1
+    figure nats one.json
+}
+difference() { awk -v a="$1" -v b="$2" 'BEGIN { printf "%.9f", a - b }'; }
+
+printf '{"text": "3 and 2 make 5"}\n{"text": "1 and 4 make five"}\n{"text": "a text that is longer than the block size holds"}\n' \
+    >lambada.jsonl
+run 0 eval --model straight --task lambada lambada.jsonl --json task.json
+check "lambada: a word's loss is that of the text less that of its beginning" \
+    near "$(figure nats task.json)" "$(difference "$(nats "3 and 2 make 5")" "$(nats "3 and 2 make")")"
+check "lambada: three examples" [ "$(figure examples task.json)" -eq 3 ]
+check "lambada: a long context is cut to what fits before ten tokens" [ "$(grep -c '"context": 23,' task.json)" -eq 1 ]
+check "lambada: a share with its interval" grep -q '^accuracy_within_10 .*(95%: ' stdout
+grep '^[al]' stdout >first
+run 0 eval --model straight --task lambada lambada.jsonl --batch 1
+check "lambada: the batch does not matter" [ "$(cat first)" = "$(grep '^[al]' stdout)" ]
+
+printf '{"ind": 4, "ctx": "2 and 2", "label": 1, "endings": ["make 4", "is", "and 3 and", "makes"]}\n' >swag.jsonl
+printf '{"ctx": "9 and 2", "label": 0, "endings": ["make 11", "x", "y", "z"]}\n' >>swag.jsonl
+run 0 eval --model straight --task hellaswag swag.jsonl --json task.json
+check "hellaswag: an ending's loss" \
+    near "$(figure nats task.json)" "$(difference "$(nats "2 and 2 make 4")" "$(nats "2 and 2")")"
+check "hellaswag: tokens of each ending" says '"tokens": [7, 3, 10, 6]' task.json
+grep '^[al]' stdout >first
+run 0 eval --model straight --task hellaswag swag.jsonl --batch 4
+check "hellaswag: the batch does not matter" [ "$(cat first)" = "$(grep '^[al]' stdout)" ]
+
+awk 'BEGIN { for (k = 1; k <= 20; k++) print k " " k " and 1."
+             print "21 so XXXXX is\t7\t\t1|2|3|4|5|6|7|8|9|10\n" }' >cbt.txt
+run 0 eval --model straight --task cbt cbt.txt --json task.json
+check "cbt: the passage is cut to the block size" says '"context": 28,' task.json
+check "cbt: what stands after the gap is scored" says '"tokens": [4, 4, 4, 4, 4, 4, 4, 4, 4, 5]' task.json
+check "cbt: the answer's place" says '"label": 6,' task.json
+
+for task in lambada hellaswag cbt; do
+    run 1 eval --model straight --task $task text.txt --json bad.json
+    refused "text.txt line 1"
+    run 1 eval --model straight --task $task nowhere.jsonl --json bad.json
+    refused "nowhere.jsonl"
+done
+head -c 70 swag.jsonl >cut.jsonl
+run 1 eval --model straight --task hellaswag cut.jsonl --json bad.json
+refused "cut.jsonl line 1, byte 70"
+run 1 eval --model straight --task lambada lambada.jsonl --tokenizer other.bpe --json bad.json
+refused "other.bpe has 258 tokens"
+run 1 eval --model straight --task lambada lambada.jsonl --seq 9 --json bad.json
+refused "lambada.jsonl line 1: 10 tokens after the context, but a text holds 9"
+run 1 eval --model straight --task lambada lambada.jsonl --seq 33 --json bad.json
+refused "--seq 33 is longer than the block size 32"
+run 1 eval --model straight --task lambada lambada.jsonl --json "$dir"
+refused "is a folder: name a file"
+check "nothing written where a task fails" [ ! -e bad.json -a ! -e bad.json.tmp ]
 
 run 0 info straight
 check "info tells the sizes" says "1 layers, 2 heads, 16 channels, block size 32, vocabulary 257" stdout

@@ -1,0 +1,268 @@
+"""Checks `eval` of the trainer example by example, on a small model with every parameter away from its start.
+
+    eval_check.py --binary ./train_gpt_tost --vocab vocab.bpe --lambada lambada_test.jsonl
+                  --hellaswag hellaswag_val.jsonl [--examples 40] [--model PATH]
+
+The model in PyTorch (tost.py) reads each text whole, one forward an ending, without recurrent state or batches;
+tiktoken, built from vocab.bpe, is the tokenizer. CBT's files are not distributed with anything here: examples in its
+format are made of LAMBADA's texts. Compared are tokens, log-likelihoods and every verdict of every example, each
+window of --data by both protocols, and the totals. Exit status 1 on any disagreement.
+"""
+
+import argparse
+import codecs
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import tiktoken
+import torch
+
+from golden import randomize, write_safetensors
+from tost import Tost, TostConfig
+
+PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+TOLERANCE = 2e-5  # of a log-likelihood, relative to 1 + its size: float32 on both sides
+GREEDY = 10
+# As the trainer writes text into JSON: U+FFFD for every byte that is no part of a character.
+codecs.register_error("each_byte", lambda e: ("\ufffd" * (e.end - e.start), e.end))
+
+
+def gpt2_encoding(vocab_bpe):
+    """tiktoken's encoding: bytes in GPT-2's order (printable ones first), then one token a merge."""
+    printable = [b for b in range(256) if chr(b).isprintable() and b != 0x20 and b != 0xAD and b < 0x7F or 0xA1 <= b != 0xAD]
+    order = printable + [b for b in range(256) if b not in printable]
+    letter = {chr(b): b for b in printable}
+    letter |= {chr(256 + i): b for i, b in enumerate(order[len(printable):])}
+    ranks = {bytes([b]): i for i, b in enumerate(order)}
+    for line in Path(vocab_bpe).read_text(encoding="utf-8").split("\n"):
+        if line and not line.startswith("#version"):
+            ranks[bytes(letter[c] for c in line.replace(" ", ""))] = len(ranks)
+    return tiktoken.Encoding("vocab", pat_str=PATTERN, mergeable_ranks=ranks,
+                             special_tokens={"<|endoftext|>": len(ranks)})
+
+
+class Checker:
+    def __init__(self, model, encoding, limit):
+        self.model, self.encoding, self.limit = model, encoding, limit
+        self.compared, self.wrong, self.worst = 0, 0, 0.0
+
+    def ids(self, text):
+        return self.encoding.encode_ordinary(text)
+
+    def same(self, what, got, want):
+        self.compared += 1
+        if got != want:
+            self.wrong += 1
+            print(f"  {what}: {got!r} from the trainer, {want!r} here")
+
+    def close(self, what, got, want):
+        self.compared += 1
+        error = abs(got - want) / (1 + abs(want))
+        self.worst = max(self.worst, error)
+        if not error <= TOLERANCE:
+            self.wrong += 1
+            print(f"  {what}: {got!r} from the trainer, {want!r} here")
+
+    @torch.no_grad()
+    def nats(self, context, ending):
+        """-log likelihood of the tokens of an ending, each given all before it."""
+        text = context + ending
+        logits, _ = self.model(torch.tensor([text[:-1]]))
+        chosen = torch.log_softmax(logits[0, len(context) - 1:].double(), -1)
+        return -chosen[range(len(ending)), ending].sum().item()
+
+    @torch.no_grad()
+    def greedy(self, context, n):
+        text = list(context)
+        for _ in range(n):
+            logits, _ = self.model(torch.tensor([text]), last_only=True)
+            text.append(logits[0, 0, : self.encoding.n_vocab].argmax().item())
+        return text[len(context):]
+
+    def text_of(self, ids):
+        return b"".join(self.encoding.decode_single_token_bytes(i) for i in ids if i != self.encoding.eot_token)
+
+
+def check_lambada(c, example, got):
+    text = json.loads(example)["text"].rstrip(" \t\r\n")
+    context, word = text.rsplit(" ", 1)
+    context, target = c.ids(context), c.ids(" " + word)
+    n = max(GREEDY, len(target))
+    context = context[-(c.limit + 1 - n):]
+    written = c.greedy(context, n)
+    c.same("context", got["context"], len(context))
+    c.same("tokens", got["tokens"], [len(target)])
+    c.close("nats", got["nats"][0], c.nats(context, target))
+    c.same("written", got["written"], c.text_of(written[:GREEDY]).decode("utf-8", "each_byte"))
+    c.same("accuracy", got["accuracy"], written[: len(target)] == target)
+    c.same("accuracy_within_10", got["accuracy_within_10"],
+           word.encode().lower() in c.text_of(written[:GREEDY]).lower())
+
+
+def check_endings(c, got, context, endings, label, sizes):
+    """sizes: rule of a verdict -> what each ending's loss is divided by."""
+    context = context[-(c.limit + 1 - max(map(len, endings))):]
+    nats = [c.nats(context, ending) for ending in endings]
+    c.same("context", got["context"], len(context))
+    c.same("tokens", got["tokens"], [len(ending) for ending in endings])
+    c.same("label", got["label"], label)
+    for i, (mine, theirs) in enumerate(zip(nats, got["nats"], strict=True)):
+        c.close(f"nats of ending {i}", theirs, mine)
+    for rule, size in sizes.items():
+        scores = [loss / by for loss, by in zip(nats, size, strict=True)]
+        c.same(rule, got[rule], scores.index(min(scores)) == label)
+
+
+def own_words(c, examples, most):
+    """Examples that the model solves: contexts whose last word is what it would write itself, and in capitals."""
+    made = []
+    for example in examples:
+        context = json.loads(example)["text"].rstrip().rsplit(" ", 1)[0]
+        word = c.text_of(c.greedy(c.ids(context)[-(c.limit - GREEDY):], 1))
+        if word[:1] == b" " and word[1:].isalpha() and len(made) < most:
+            made += [json.dumps({"text": context + w}) for w in (word.decode(), word.decode().upper())]
+    return made
+
+
+def check_hellaswag(c, example, got):
+    example = json.loads(example)
+    endings = [c.ids(" " + ending) for ending in example["endings"]]
+    check_endings(c, got, c.ids(example["ctx"]), endings, example["label"],
+                  {"accuracy": [len(e) for e in endings],
+                   "accuracy_byte": [len(e.encode()) for e in example["endings"]],
+                   "accuracy_sum": [1] * 4})
+
+
+def check_cbt(c, example, got):
+    lines = example.split("\n")
+    query, answer, _, candidates = lines[20].split("\t")
+    candidates = candidates.split("|")
+    context = " ".join(line.split(" ", 1)[1] for line in lines[:20])
+    whole = [c.ids(context + " " + query.split(" ", 1)[1].replace("XXXXX", w, 1)) for w in candidates]
+    shared = 0
+    while shared < min(map(len, whole)) - 1 and len({tuple(w[: shared + 1]) for w in whole}) == 1:
+        shared += 1
+    check_endings(c, got, whole[0][:shared], [w[shared:] for w in whole], candidates.index(answer), {"accuracy": [1] * 10})
+
+
+def make_cbt(lambada, n):
+    """Examples in CBT's format: twenty pieces of running text and a query whose word was taken out."""
+    words = " ".join(json.loads(line)["text"] for line in lambada[: 4 * n]).split()
+    examples = []
+    for i in range(n):
+        part = words[i * 150:(i + 1) * 150]
+        lines = [f"{k + 1} " + " ".join(part[7 * k: 7 * k + 7]) for k in range(20)]
+        candidates = sorted({w for w in part if w.isalpha()})[:10]
+        query = " ".join(part[140:145] + ["XXXXX"] + part[146:])
+        lines.append(f"21 {query}\t{candidates[i % 10]}\t\t{'|'.join(candidates)}")
+        examples.append("\n".join(lines) + "\n")
+    return examples
+
+
+def run_eval(args, folder, *options):
+    out = folder / "eval.json"
+    out.unlink(missing_ok=True)
+    command = [args.binary, "eval", "--model", args.model, "--json", out, *options]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, command))}: {done.stderr}")
+    return json.loads(out.read_text(encoding="utf-8"))
+
+
+def check_task(c, args, folder, task, examples, check):
+    path = folder / f"{task}.txt"
+    path.write_text("\n".join(examples) + "\n", encoding="utf-8")
+    result = run_eval(args, folder, "--task", task, path, "--tokenizer", args.vocab, "--seq", c.limit)
+    c.same(f"{task}: examples", result["examples"], len(examples))
+    for example, got in zip(examples, result["example"], strict=True):
+        before = c.wrong
+        check(c, example, got)
+        if c.wrong > before:
+            print(f"  … of {task}, line {got['line']}")
+    got = result["example"]
+    solved = sum(g["accuracy"] for g in got)
+    c.same(f"{task}: some are solved and some are not", 0 < solved < len(got), True)
+    right = [g["label"] if "label" in g else 0 for g in got]
+    nats, tokens = sum(g["nats"][r] for g, r in zip(got, right)), sum(g["tokens"][r] for g, r in zip(got, right))
+    c.close(f"{task}: loss", result["loss"], nats / tokens)
+    c.close(f"{task}: perplexity", result["perplexity"], math.exp(nats / tokens))
+    for rule in [key for key in result if key.startswith("accuracy") and not key.endswith("_95")]:
+        c.close(f"{task}: {rule}", result[rule], sum(g[rule] for g in got) / len(got))
+        low, high = result[rule + "_95"]
+        c.same(f"{task}: {rule} within its interval", 0 <= low <= result[rule] <= high <= 1, True)
+
+
+def check_data(c, args, folder, text):
+    ids = c.ids(text)
+    shard = folder / "data.bin"
+    np.array(ids, dtype="<u2").tofile(shard)
+    starts = {}
+    for options in (["--seq", 37], ["--seq", 37, "--stride", 11], ["--seq", 37, "--stride", 1, "--batch", 5],
+                    ["--seq", 37, "--windows", 9, "--seed", 1], ["--seq", 37, "--windows", 9, "--seed", 2]):
+        result = run_eval(args, folder, "--data", shard, "--tokenizer", args.vocab, *options)
+        seen, nats = [], 0.0
+        for w in result["window"]:
+            first = w["start"] + w["skip"] + 1
+            want = c.nats(ids[w["start"]:first], ids[first:first + w["tokens"]])
+            c.close(f"{options}: window at {w['start']}", w["nats"], want)
+            seen += range(first, first + w["tokens"])
+            nats += want
+        c.close(f"{options}: loss", result["loss"], nats / len(seen))
+        if "--windows" in options:
+            c.same(f"{options}: windows", [w["tokens"] for w in result["window"]], [37] * 9)
+            starts[options[-1]] = [w["start"] for w in result["window"]]
+        else:
+            c.same(f"{options}: every token once", seen, list(range(1, len(ids))))
+            text_bytes = len(c.text_of(ids[1:]))
+            c.close(f"{options}: bits a byte", result["bits_per_byte"], nats / math.log(2) / text_bytes)
+    c.same("another seed, other windows", starts[1] != starts[2], True)
+
+
+def make_model(path, vocab_size):
+    torch.manual_seed(1)
+    model = Tost(TostConfig(2, 3, 24, 96, vocab_size, True))
+    randomize(model, torch.Generator().manual_seed(2))
+    write_safetensors(path, model.state_dict(), model.config.metadata())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", type=Path, default=Path("train_gpt_tost"))
+    for name in ("vocab", "lambada", "hellaswag"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--model", type=Path, help="a model to check with; default: a small random one")
+    parser.add_argument("--examples", type=int, default=40)
+    args = parser.parse_args()
+    args.binary = args.binary.resolve()
+    encoding = gpt2_encoding(args.vocab)
+    lambada = args.lambada.read_text(encoding="utf-8").split("\n")
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        if args.model is None:
+            args.model = folder / "model.safetensors"
+            make_model(args.model, encoding.n_vocab + 7)
+        model = Tost.from_checkpoint(args.model)
+        c = Checker(model, encoding, model.config.block_size)
+        lambada_examples = lambada[: args.examples]
+        lambada_examples += own_words(c, lambada_examples, 8)
+        hellaswag = args.hellaswag.read_text(encoding="utf-8").split("\n")
+        for task, examples, check in (("lambada", lambada_examples, check_lambada),
+                                      ("hellaswag", hellaswag[: args.examples], check_hellaswag),
+                                      ("cbt", make_cbt(lambada, args.examples // 4 + 1), check_cbt)):
+            before = c.compared, c.wrong
+            check_task(c, args, folder, task, examples, check)
+            print(f"{task}: {c.compared - before[0]} comparisons, {c.wrong - before[1]} wrong")
+        before = c.compared, c.wrong
+        check_data(c, args, folder, json.loads(lambada[0])["text"] + json.loads(lambada[1])["text"])
+        print(f"data: {c.compared - before[0]} comparisons, {c.wrong - before[1]} wrong")
+    print(f"{c.compared} comparisons, {c.wrong} wrong; largest error of a log-likelihood {c.worst:.1e} relative")
+    return c.wrong != 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

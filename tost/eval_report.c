@@ -1,0 +1,57 @@
+// eval_report.c: intervals and progress of evaluations.
+#include "eval_report.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <unistd.h>
+
+static const double z95 = 1.959963984540054;   // of the normal distribution, two-sided
+
+void ratio_add(Ratio* r, double x, double y) {
+    r->n++;
+    r->x += x;
+    r->y += y;
+    r->xx += x * x;
+    r->xy += x * y;
+    r->yy += y * y;
+}
+
+double ratio_value(const Ratio* r) { return r->x / r->y; }
+
+// Linearised: the variance of Σx/Σy is n/(n-1) · Σ (x - ratio·y)² / (Σy)².
+double ratio_error(const Ratio* r) {
+    if (r->n < 2) return NAN;
+    const double ratio = r->x / r->y;
+    const double squares = fmax(0.0, r->xx - 2 * ratio * r->xy + ratio * ratio * r->yy);
+    return z95 * sqrt(r->n / (r->n - 1) * squares) / r->y;
+}
+
+Interval share_interval(int64_t hits, int64_t n) {
+    const double p = (double)hits / (double)n, zz = z95 * z95 / (double)n;
+    const double middle = (p + zz / 2) / (1 + zz);
+    const double half = z95 / (1 + zz) * sqrt((p * (1 - p) + zz / 4) / (double)n);
+    return (Interval){hits == 0 ? 0 : middle - half, hits == n ? 1 : middle + half};
+}
+
+// ---------------------------------------------------------------------------------------------
+// Progress
+
+Meter meter_new(void) {
+    const double now = now_seconds();
+    return (Meter){.live = isatty(STDERR_FILENO), .started = now, .shown = now};
+}
+
+void meter_show(Meter* m, double done, const char* what, double value) {
+    const double now = now_seconds();
+    if (!(done > 0) || now - m->shown < (m->live ? 0.5 : 30)) return;
+    const long left = lround((now - m->started) * (1 - done) / done);
+    m->shown = now;
+    m->open = m->live;
+    fprintf(stderr, "%s%5.1f%%  %s %.4f  ETA %ld:%02ld%s", m->live ? "\r" : "", 100 * done, what, value,
+            left / 60, left % 60, m->live ? "\033[K" : "\n");
+}
+
+void meter_end(Meter* m) {
+    if (m->open) fprintf(stderr, "\r\033[K");
+    m->open = false;
+}
