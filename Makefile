@@ -1,4 +1,5 @@
 # make train_gpt_tost      the CPU trainer: needs a C11 compiler and make; uses OpenMP and OpenBLAS where they are found
+# make train_gpt_tostcu    the CUDA trainer: needs nvcc and cuBLASLt (the CUDA toolkit)
 # make test                builds and runs every test; its last line and its exit status are the verdict
 # make bench               measures against the machine's limits and the peers that are installed
 #
@@ -85,6 +86,19 @@ $(BUILD)/libtost.a: $(FRONT) $(BUILD)/flags
 
 train_gpt_tost: $(BUILD)/train_gpt_tost.o $(BUILD)/libtost.a build/variant
 	$(COMPILE) -o $@ $(filter %.o %.a,$^) $(LIBS)
+
+# One binary for the GPUs from Ampere to the newest that this nvcc knows; what ptxas says of registers and spills stays beside it.
+NVCC      ?= nvcc
+NEWEST     = $(shell $(NVCC) --list-gpu-arch | sed -n 's/^compute_//p' | sort -n | tail -1)
+GENCODE    = $(foreach arch,80 90 $(NEWEST),-gencode arch=compute_$(arch),code=sm_$(arch))
+CUDA_FLAGS = -O3 -std=c++17 -I. -Itost -Xcompiler -Wall,-Wextra $(if $(filter-out 0,$(WERROR)),-Werror all-warnings)
+
+build/cuda/train_gpt_tost.o: train_gpt_tost.cu $(wildcard tost/*.h tost/*.cuh)
+	@mkdir -p $(@D)
+	$(NVCC) $(CUDA_FLAGS) $(GENCODE) -Xptxas -v -c $< -o $@ 2> $@.ptxas || { cat $@.ptxas; exit 1; }
+
+train_gpt_tostcu: build/cuda/train_gpt_tost.o $(BUILD)/libtost.a build/variant
+	$(NVCC) -o $@ $(filter %.o %.a,$^) -lcublasLt -lgomp $(LIBS)
 
 test_tost: $(BUILD)/test_tost.o $(BUILD)/libtost.a build/variant
 	$(COMPILE) -o $@ $(filter %.o %.a,$^) $(LIBS)

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "reference"))
 
 RUNS = 3
 TRAIN_TOKENS = 1024           # B·T of a training step: one sequence of block_size
-SAMPLE_POSITIONS = (128, 1000)
+SAMPLE_POSITIONS = (10, 128, 500, 1000)
 SGEMM_SIZE = 4096
 TEXT_BYTES = 8 << 20          # of --text, from its start
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
