@@ -98,6 +98,9 @@ static void print_text(Run* r, char* text, size_t n) {
 // ---------------------------------------------------------------------------------------------
 // Set-up: where the run begins
 
+// Where the log is. free()
+static char* find_log(const Run* r) { return r->o.log ? xstrdup(r->o.log) : path_join(r->out, "log.csv"); }
+
 // From the newest checkpoint in --out: what it says holds, where the command line is silent.
 static bool find_resumed(Run* r, TostError* err) {
     Options* o = &r->o;
@@ -117,13 +120,14 @@ static bool find_resumed(Run* r, TostError* err) {
     r->info.options = NULL;
     r->info.n_options = 0;
     r->saved_step = info.step;
-    if (!options_resume(o, r->resumed, r->n_resumed, r->out, err)) return false;
-    if (!o->data)
+    if (r->n_resumed == 0)
         return tost_error(err, "%s does not say how it was trained and cannot be resumed; --init %s starts "
                           "from its weights", r->weights, r->weights);
+    if (!options_resume(o, r->resumed, r->n_resumed, r->out, err)) return false;
     if (!r->engine->supports((TostDtype)o->dtype))
         return tost_error(err, "the run in %s computes in a --dtype that the %s engine has not: give another",
                           r->out, r->engine->name);
+    r->log_path = find_log(r);
     return options_take_config(o, &info.config, r->weights, err);
 }
 
@@ -133,6 +137,8 @@ static bool find_fresh(Run* r, TostError* err) {
         return tost_error(err, "--out %s holds a run already: --resume goes on with it, --overwrite replaces "
                           "it", o->out);
     r->out = o->out ? xstrdup(o->out) : checkpoint_next_run("out", o->preset);
+    r->log_path = find_log(r);
+    if (!log_check_fresh(r->log_path, o->overwrite, err)) return false;
     if (!o->init) return true;
     if (!checkpoint_find(&r->weights, o->init, err)) {
         r->weights = NULL;
@@ -215,8 +221,8 @@ static bool open_tokenizer(Run* r, TostError* err) {
     if (o->tokenizer || path_exists(path)) {
         r->tokenizer = tokenizer_open(path, err);
         ok = r->tokenizer && check_tokenizer(r, err);
-    } else if (o->sample_every > 0 && option_given(r->asked, "sample-every"))
-        ok = tost_error(err, "--sample-every needs a tokenizer: give --tokenizer FILE");
+    } else if (o->sample_every > 0 && sample_option_given(r->asked))
+        ok = tost_error(err, "--%s needs a tokenizer: give --tokenizer FILE", sample_option_given(r->asked));
     free(beside);
     return ok;
 }
@@ -278,11 +284,10 @@ static bool create_model(Run* r, TostError* err) {
            && (!r->o.resume || checkpoint_load_moments(r->engine, r->model, &r->tensors, r->weights, err));
 }
 
-// The first thing written, once nothing else can go wrong.
+// The first thing written, once nothing else can go wrong. While old checkpoints stand, so does their log.
 static bool open_folder(Run* r, TostError* err) {
-    r->log_path = r->o.log ? xstrdup(r->o.log) : path_join(r->out, "log.csv");
-    return make_dirs(r->out, err) && log_open(&r->log, r->log_path, r->info.step, err)
-           && (!r->o.overwrite || checkpoint_clear(r->out, err));
+    return make_dirs(r->out, err) && (!r->o.overwrite || checkpoint_clear(r->out, err))
+           && log_open(&r->log, r->log_path, r->o.resume ? r->info.step : -1, err);
 }
 
 static bool set_up(Run* r, TostError* err) {
@@ -473,6 +478,11 @@ static bool due(const Run* r, int64_t every) {
     return every > 0 && (r->info.step % every == 0 || r->info.step == r->o.steps);
 }
 
+// Whether there is something to sample with, and somebody to show it to.
+static bool wants_sample(const Run* r) {
+    return r->tokenizer && r->o.sample_every > 0 && !r->o.quiet && !stop_signal;
+}
+
 static void print_validation(Run* r) {
     progress_text(&r->progress, "validation after update %lld: loss %.6f, perplexity %.2f, best %.6f",
                   (long long)r->info.step, r->val_loss, exp(r->val_loss), r->info.best_val_loss);
@@ -487,8 +497,7 @@ static bool after_update(Run* r, LogRow* row, TostError* err) {
     if (!log_row(&r->log, row, err)) return false;
     progress_step(&r->progress, row);
     if (!isnan(row->val_loss)) print_validation(r);
-    const bool heard = r->tokenizer && !r->o.quiet && !stop_signal;
-    if (heard && due(r, r->o.sample_every) && !write_sample(r, err)) return false;
+    if (wants_sample(r) && due(r, r->o.sample_every) && !write_sample(r, err)) return false;
     return !due(r, r->o.save_every) || save(r, err);
 }
 
@@ -498,7 +507,7 @@ static bool before_first(Run* r, TostError* err) {
         if (!validate(r, err)) return false;
         print_validation(r);
     }
-    return !r->tokenizer || r->o.quiet || r->o.sample_every == 0 || stop_signal || write_sample(r, err);
+    return !wants_sample(r) || write_sample(r, err);
 }
 
 static bool train(Run* r, TostError* err) {

@@ -134,6 +134,7 @@ done <<'TABLE'
 2 ~ --lr inf is out of range ~ --lr inf
 2 ~ --lr -0.1 is out of range: 0 to ~ --lr -0.1
 2 ~ --beta1 1 is out of range: 0 to 0.999999 ~ --beta1 1
+2 ~ --beta2 0.9999999 is out of range: 0 to 0.999999 ~ --beta2 0.9999999
 2 ~ --eps 0 is out of range ~ --eps 0
 2 ~ --min-lr-frac 1.5 is out of range: 0 to 1 ~ --min-lr-frac 1.5
 2 ~ --top-p 0 is out of range ~ sample --top-p 0
@@ -147,6 +148,15 @@ done <<'TABLE'
 2 ~ --seq 512 is longer than the block size 256 ~ --seq 512 --block-size 256
 2 ~ --total-batch 5000 is no multiple of batch × seq = 16 × 256: the nearest are 4096 and 8192 ~ --total-batch 5000 --batch 16 --seq 256 --block-size 256
 2 ~ --total-batch 100 is less than batch × seq = 2 × 64: the least is 128 ~ --total-batch 100 --batch 2 --seq 64 --block-size 64
+2 ~ --batch 65536 × --seq 32768 makes 2147483648 tokens in one pass ~ --batch 65536 --seq 32768 --block-size 32768
+2 ~ makes 2147483648 tokens in one pass ~ eval --data x --batch 65536 --seq 32768
+2 ~ --val-data does nothing with --val-every 0 ~ --val-every 0 --val-data x
+2 ~ --val-batches does nothing with --val-every 0 ~ --val-batches 3 --val-every 0
+2 ~ --keep does nothing with --save-every 0 ~ --keep 2 --save-every 0
+2 ~ --sample-tokens does nothing with --sample-every 0 ~ --sample-every 0 --sample-tokens 5
+2 ~ --top-k does nothing with --sample-every 0 ~ --top-k 5 --sample-every 0
+2 ~ --sample-every does nothing with --quiet ~ --quiet --sample-every 5
+2 ~ --temperature does nothing with --quiet ~ --resume --out x --quiet --temperature 1
 2 ~ --resume goes on with a run and --overwrite removes it ~ --resume --overwrite --out x
 2 ~ --resume takes the checkpoint's weights and --init others ~ --resume --init x --out y
 2 ~ --resume needs --out DIR ~ --resume
@@ -189,6 +199,10 @@ run 1 $model --data "$dir/bare/x.bin" --val-every 2 --out r_bare
 refused "--val-every needs shards to validate on: give --val-data"
 run 1 $model --data "$dir/bare/x.bin" --sample-every 2 --out r_bare
 refused "--sample-every needs a tokenizer: give --tokenizer"
+for option in sample-tokens temperature top-k top-p; do
+    run 1 $model --data "$dir/bare/x.bin" --$option 1 --out r_bare
+    refused "--$option needs a tokenizer: give --tokenizer"
+done
 check "nothing written" [ ! -e r_bare ]
 
 # ---------------------------------------------------------------------------------------------
@@ -269,11 +283,29 @@ run 0 $small --steps 2 --save-every 2 --out plain --overwrite --quiet
 run 0 $small --steps 1 --save-every 1 --out plain --overwrite --quiet
 check "--overwrite removes the old checkpoints" [ "$(ls plain | grep step_)" = step_00000001 ]
 check "--overwrite begins the log anew" [ "$(wc -l <plain/log.csv)" -eq 2 ]
+echo precious >diary
+run 1 $small --steps 1 --log diary --out plain2 --quiet
+refused "diary is there already"
+check "nothing written" [ ! -e plain2 ]
+run 1 $small --steps 1 --log diary --out plain --overwrite --quiet
+refused "diary: line 1 is not that of a log.csv"
+check "the file stands" [ "$(cat diary)" = precious ]
+check "so does the run" [ -f plain/step_00000001/model.safetensors ]
+run 0 $small --steps 1 --log outside.csv --out plain --overwrite --quiet
+run 0 $small --steps 2 --log outside.csv --out plain --overwrite --quiet
+check "--log is begun anew with its run" [ "$(wc -l <outside.csv)" -eq 3 ]
+cp -R plain foreign
+LC_ALL=C sed 's/"option\./"notion./g' plain/step_00000002/model.safetensors >foreign/step_00000002/model.safetensors
+run 1 --resume --out foreign
+refused "does not say how it was trained and cannot be resumed"
 run 0 $small --steps 5 --save-every 1 --keep 2 --out kept --quiet
 check "--keep 2 keeps the newest two" [ "$(ls kept | grep -c step_)" -eq 2 ]
 run 0 $tiny --steps 0 --out zero
 check "--steps 0 validates and saves" says "validation after update 0" stdout
 check "--steps 0 validates and saves" [ -f zero/step_00000000/model.safetensors ]
+run 0 --resume --out zero --steps 6
+check "a run that stands at 0 goes on as a fresh one" \
+    [ "$(cut -d, -f1-3,5,6 zero/log.csv)" = "$(cut -d, -f1-3,5,6 straight/log.csv)" ]
 run 0 --init straight --steps 0 $data --out again --quiet
 run 0 eval --model again --data "$dir/tiny_val_*.bin"
 grep '^loss' stdout >again.loss
