@@ -93,8 +93,9 @@ void trained_free(Trained* t) {
 int command_tokenize(const Options* o) {
     const TokenizeOptions options = {
         .tokenizer = o->tokenizer, .out = o->out, .files = o->files, .n_files = o->n_files,
-        .val_frac = o->val_frac, .seed = (uint64_t)o->seed, .shard_tokens = (uint64_t)o->shard_tokens,
-        .threads = o->threads, .jsonl = o->jsonl, .quiet = o->quiet};
+        .val_frac = o->val_frac, .val_required = option_given(o, "val-frac"), .seed = (uint64_t)o->seed,
+        .shard_tokens = (uint64_t)o->shard_tokens, .threads = o->threads, .jsonl = o->jsonl,
+        .quiet = o->quiet};
     TokenizeResult r;
     TostError err;
     if (!tokenize_files(&options, &r, &err)) return command_failed(&err);
@@ -104,8 +105,11 @@ int command_tokenize(const Options* o) {
            human_bytes(bytes, (double)r.bytes), (unsigned long long)r.tokens);
     printf("%s_train_*.bin: %llu tokens, shards: %d\n", o->out, (unsigned long long)r.train_tokens,
            r.train_shards);
-    if (r.val_shards == 0) return 0;
-    printf("%s_val_*.bin: %llu tokens, shards: %d\n", o->out, (unsigned long long)r.val_tokens, r.val_shards);
+    if (r.val_shards > 0)
+        printf("%s_val_*.bin: %llu tokens, shards: %d\n", o->out, (unsigned long long)r.val_tokens,
+               r.val_shards);
+    else if (o->val_frac > 0)
+        printf("no validation shards: of so few documents none fell to --val-frac %g\n", o->val_frac);
     return 0;
 }
 

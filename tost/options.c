@@ -98,7 +98,7 @@ static const Row table[] = {
     {"log", TRAIN, DATA, STRING, AT(log), 0, 0, KEPT, "FILE", "", "log.csv in the run folder",
      "one row an update: losses, rate, norm, speed; only --resume and --overwrite take a file that holds a log"},
     {"val-frac", TOKENIZE, DATA, REAL, AT(val_frac), 0, 0.999999, FORGOTTEN, "X", "of the documents", NULL,
-     "share that goes to the validation shards"},
+     "share that goes to the validation shards; where it is given, they must not stay empty"},
     {"jsonl", TOKENIZE, DATA, FLAG, AT(jsonl), 0, 0, FORGOTTEN, "", "", "by name: *.jsonl",
      "every input is JSONL, one object with a \"text\" a line; for stdin"},
     {"shard-tokens", TOKENIZE, DATA, INT64, AT(shard_tokens), 1, 2147483647, FORGOTTEN, "N", "tokens", NULL,

@@ -67,6 +67,13 @@ if [ $failed -ne 0 ]; then
     echo "cli: $passed passed, $failed failed, $skipped skipped"
     exit 1
 fi
+printf 'one document' >lone.txt
+run 0 tokenize --tokenizer vocab.bpe --out lone lone.txt
+check "one document, --val-frac not given" says "no validation shards" stdout
+run 1 tokenize --tokenizer vocab.bpe --out lone2 --val-frac 0.01 lone.txt
+refused "none of 1 documents fell to the validation shards"
+run 0 tokenize --tokenizer vocab.bpe --out lone3 --val-frac 0 lone.txt
+check "--val-frac 0: nothing to be said" [ "$(wc -l <stdout)" -eq 2 ]
 model="--layers 1 --heads 2 --channels 16 --block-size 32 --vocab-size 257 --batch 2 --total-batch 128"
 data="--data $dir/tiny_train_*.bin --tokenizer $dir/vocab.bpe"
 small="$model $data --warmup 1"             # for runs that say themselves what else they do
