@@ -764,14 +764,6 @@ StMeta* options_echo(const Options* o, int* n) {
     return echo;
 }
 
-void options_echo_free(StMeta* echo, int n) {
-    for (int i = 0; i < n; i++) {
-        free(echo[i].key);
-        free(echo[i].value);
-    }
-    free(echo);
-}
-
 bool options_resume(Options* o, const StMeta* saved, int n_saved, const char* run, TostError* err) {
     for (int i = 0; i < n_saved; i++) {
         const int row = find_row(saved[i].key, strlen(saved[i].key), COMMAND_TRAIN);

@@ -61,9 +61,8 @@ bool options_check_pass(int batch, int seq, TostError* err);
 // file's sizes are o's, and batch, sequence and update follow from them where they were not given.
 bool options_take_config(Options* o, const TostConfig* config, const char* file, TostError* err);
 
-// The options of a training run as key and value, for its checkpoints: *n of them. options_echo_free
+// The options of a training run as key and value, for its checkpoints: *n of them. st_free_meta
 StMeta* options_echo(const Options* o, int* n);
-void    options_echo_free(StMeta* echo, int n);
 // On resume: what was not given takes the saved run's value (and then counts as given). False, naming the
 // first option that was given, differs and may not change because it decides the result. `run` names the run
 // in the message. *o points into saved afterwards.

@@ -169,8 +169,8 @@ static bool check_head(const char* name, const char* head, size_t n, TostError* 
         if (n < len || memcmp(head, kinds[i].magic, len) != 0) continue;
         if (!kinds[i].unpack)
             return tost_error(err, "%s: is %s, not text: write its text as JSONL first", name, kinds[i].kind);
-        return tost_error(err, "%s: is %s: decompress it first (%s FILE | … tokenize … -)", name, kinds[i].kind,
-                          kinds[i].unpack);
+        return tost_error(err, "%s: is %s: decompress it first (%s FILE | … tokenize … -)", name,
+                          kinds[i].kind, kinds[i].unpack);
     }
     return true;
 }

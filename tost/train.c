@@ -194,24 +194,6 @@ static bool open_data(Run* r, TostError* err) {
     return r->val != NULL;
 }
 
-static bool check_tokenizer(Run* r, TostError* err) {
-    const int size = tokenizer_size(r->tokenizer);
-    const uint32_t hash = tokenizer_hash(r->tokenizer);
-    const char* path = tokenizer_path(r->tokenizer);
-    if (r->info.tokenizer && hash != r->info.tokenizer_hash)
-        return tost_error(err, "the run in %s was trained with %s of CRC-32 %08x, but %s has %08x: give that "
-                          "file as --tokenizer", r->out, r->info.tokenizer, (unsigned)r->info.tokenizer_hash,
-                          path, (unsigned)hash);
-    if (size > r->o.config.vocab_size)
-        return tost_error(err, "the tokenizer %s has %d tokens, more than --vocab-size %d: %s", path, size,
-                          r->o.config.vocab_size,
-                          r->weights ? "give the --tokenizer of the weights" : "raise it");
-    free(r->info.tokenizer);
-    r->info.tokenizer = xstrdup(path);
-    r->info.tokenizer_hash = hash;
-    return true;
-}
-
 // --tokenizer, else the resumed run's where it still is, else vocab.bpe beside the shards where there is one.
 static bool open_tokenizer(Run* r, TostError* err) {
     const Options* o = &r->o;
@@ -219,10 +201,15 @@ static bool open_tokenizer(Run* r, TostError* err) {
     const char* path = o->tokenizer ? o->tokenizer : r->info.tokenizer ? r->info.tokenizer : beside;
     bool ok = true;
     if (o->tokenizer || path_exists(path)) {
-        r->tokenizer = tokenizer_open(path, err);
-        ok = r->tokenizer && check_tokenizer(r, err);
+        r->tokenizer = model_tokenizer(&r->info, path, r->info.tokenizer != NULL, r->weights, err);
+        ok = r->tokenizer != NULL;
     } else if (o->sample_every > 0 && sample_option_given(r->asked))
         ok = tost_error(err, "--%s needs a tokenizer: give --tokenizer FILE", sample_option_given(r->asked));
+    if (r->tokenizer) {
+        r->info.tokenizer_hash = tokenizer_hash(r->tokenizer);
+        free(r->info.tokenizer);
+        r->info.tokenizer = xstrdup(tokenizer_path(r->tokenizer));
+    }
     free(beside);
     return ok;
 }
@@ -233,14 +220,11 @@ static bool open_tokenizer(Run* r, TostError* err) {
 static void announce_model(Run* r) {
     Progress* p = &r->progress;
     const Options* o = &r->o;
-    const TostConfig* c = &o->config;
-    const size_t n = r->tensors.n_params, positions = (size_t)c->block_size * c->n_embd;
-    char all[32], without[32], memory[32];
-    progress_text(p, "%-11s%d layers, %d heads, %d channels, block size %d, vocabulary %d, %s bias", "model",
-                  c->n_layer, c->n_head, c->n_embd, c->block_size, c->vocab_size, c->bias ? "with" : "no");
-    progress_text(p, "%-11s%s parameters (%s without wpe), %s of memory", "", human_count(all, (double)n),
-                  human_count(without, (double)(n - positions)),
-                  human_bytes(memory, (double)r->engine->memory(c, &r->engine_options)));
+    char memory[32];
+    const ModelWords words = model_words(&o->config, &r->tensors);
+    progress_text(p, "%-11s%s", "model", words.sizes);
+    progress_text(p, "%-11s%s, %s of memory", "parameters", words.parameters,
+                  human_bytes(memory, (double)r->engine->memory(&o->config, &r->engine_options)));
     if (r->weights) progress_text(p, "%-11s%s", o->resume ? "resumed" : "weights", r->weights);
     progress_text(p, "%-11s%lld tokens each: %lld × batch %d × seq %d", "updates", (long long)o->total_batch,
                   (long long)(o->total_batch / ((int64_t)o->batch * o->seq)), o->batch, o->seq);
@@ -292,12 +276,12 @@ static bool open_folder(Run* r, TostError* err) {
 
 static bool set_up(Run* r, TostError* err) {
     Options* o = &r->o;
+    r->info.config = o->config;
     if (!open_data(r, err) || !open_tokenizer(r, err)) return false;
     if (!o->resume) {
         r->info.seed = (uint64_t)o->seed;
         r->info.best_val_loss = INFINITY;
     }
-    r->info.config = o->config;
     r->info.options = options_echo(o, &r->info.n_options);
     r->tensors = tost_tensors(&o->config);
     // A sample that outgrows the positions is primed again from half of them.
@@ -322,7 +306,7 @@ static void tear_down(Run* r) {
     if (r->tokenizer) tokenizer_free(r->tokenizer);
     tost_tensors_free(&r->tensors);
     checkpoint_info_free(&r->info);
-    options_echo_free(r->resumed, r->n_resumed);
+    st_free_meta(r->resumed, r->n_resumed);
     free(r->weights);
     free(r->out);
     free(r->val_glob);

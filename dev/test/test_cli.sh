@@ -193,7 +193,7 @@ done <<'TABLE'
 1 ~ out: no run ~ sample
 1 ~ out: no run ~ info
 1 ~ is 256, but the vocabulary has 256 ids ~ --data "$dir/tiny_train_*.bin" --vocab-size 256
-1 ~ 258 tokens, more than --vocab-size 257: raise it ~ --data "$dir/tiny_train_*.bin" --vocab-size 257 --tokenizer "$dir/other.bpe"
+1 ~ 258 tokens, more than the vocabulary of 257: raise --vocab-size ~ --data "$dir/tiny_train_*.bin" --vocab-size 257 --tokenizer "$dir/other.bpe"
 1 ~ none_*.bin ~ --data "$dir/tiny_train_*.bin" --val-data "$dir/none_*.bin" --vocab-size 257
 1 ~ a?b ~ info "$(printf 'a\nb')"
 TABLE

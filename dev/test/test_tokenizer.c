@@ -730,7 +730,8 @@ static void test_no_validation(Checks* c, Bench* b) {
 
 static void test_packed(Checks* c, Bench* b) {
     const TokenizeOptions plain = {0};
-    fails(c, b, plain, "\x1f\x8b\x08 and more", "a.gz", "a.gz: is compressed by gzip: decompress it first (gzip -dc");
+    fails(c, b, plain, "\x1f\x8b\x08 and more", "a.gz",
+          "a.gz: is compressed by gzip: decompress it first (gzip -dc FILE");
     fails(c, b, plain, "\xfd" "7zXZ", "a.xz", "(xz -dc FILE");
     fails(c, b, plain, "\x28\xb5\x2f\xfd and more", "a.jsonl.zst", "(zstd -dc FILE");
     fails(c, b, plain, "\x04\x22\x4d\x18 and more", "a.lz4", "(lz4 -dc FILE");
@@ -742,7 +743,8 @@ static void test_packed(Checks* c, Bench* b) {
     TokenizeResult r;
     TostError err = {""};
     const bool ok = freopen(packed, "rb", stdin) && run(b, &o, &r, &err, &prefix);
-    check(c, !ok && strstr(err.text, "standard input: is compressed by gzip"), "packed input: got '%s'", err.text);
+    check(c, !ok && strstr(err.text, "standard input: is compressed by gzip"), "packed input: got '%s'",
+          err.text);
     free(prefix);
     free(packed);
 }
