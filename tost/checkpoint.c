@@ -225,14 +225,6 @@ static void add_meta(MetaList* list, const char* key, const char* fmt, ...) {
     list->entry[list->count++] = (StMeta){xstrdup(key), value};
 }
 
-static void free_meta(StMeta* entry, int count) {
-    for (int i = 0; i < count; i++) {
-        free(entry[i].key);
-        free(entry[i].value);
-    }
-    free(entry);
-}
-
 static MetaList metadata(const CheckpointInfo* info) {
     MetaList m = {0};
     add_meta(&m, "format", "pt");   // what Python's loaders look for
@@ -332,7 +324,7 @@ static bool read_metadata(CheckpointInfo* info, const StFile* f, TostError* err)
 
 void checkpoint_info_free(CheckpointInfo* info) {
     free(info->tokenizer);
-    free_meta(info->options, info->n_options);
+    st_free_meta(info->options, info->n_options);
     *info = (CheckpointInfo){0};
 }
 
@@ -382,12 +374,15 @@ static bool check_tensors(const StFile* f, const TostTensors* tensors, bool mome
         const StTensor second = st_tensor(&tensors->tensor[i], "v.");
         if (moments && !check_tensor(f, &second, err)) return false;
     }
-    for (int i = 0; i < f->n_tensors; i++)
+    // All of the table are there: as many names, each once, leave no room for another.
+    const bool has_head = !moments && st_find(f, lm_head_name);
+    const bool exact = f->n_tensors == (moments ? 2 : 1) * tensors->count + has_head;
+    for (int i = 0; !exact && i < f->n_tensors; i++)
         if (!is_known(tensors, f->tensors[i].name, moments))
             return tost_error(err, "%s: tensor '%s' is none of this model", f->path, f->tensors[i].name);
     StTensor head = st_tensor(tost_tensor_find(tensors, wte_name), "");
     snprintf(head.name, sizeof head.name, "%s", lm_head_name);
-    return moments || !st_find(f, lm_head_name) || check_tensor(f, &head, err);
+    return !has_head || check_tensor(f, &head, err);
 }
 
 static bool find_sizes(int sizes[2], const StFile* f, const char* name, TostError* err) {
@@ -665,7 +660,7 @@ bool checkpoint_save(const char* run, const CheckpointInfo* info, const TostEngi
     } else if (!prune(run, info->step, keep, err)) {
         ok = tost_error(err, "%s is saved, but what it replaces could not be removed: %s", name, err->text);
     }
-    free_meta(meta.entry, meta.count);
+    st_free_meta(meta.entry, meta.count);
     free(unfinished);
     free(name);
     return ok;

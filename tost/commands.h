@@ -31,6 +31,16 @@ int command_info(const Options* o);
 // Prints the error as the one line on stderr; returns STATUS_FAILED.
 int command_failed(const TostError* err);
 
+// A model in words: "6 layers, …, no bias" and "1.6M (1.5M without wpe)".
+typedef struct { char sizes[160], parameters[96]; } ModelWords;
+
+ModelWords model_words(const TostConfig* c, const TostTensors* tensors);
+
+// Opens the tokenizer of a model of info's vocabulary; `same`: it must be the file that info names by CRC-32.
+// weights: the model's file for messages, NULL where it is new. NULL on error.
+Tokenizer* model_tokenizer(const CheckpointInfo* info, const char* path, bool same, const char* weights,
+                           TostError* err);
+
 // A trained model for sample, eval and info: found by --model or as the newest run, then made once the
 // lengths are known.
 typedef struct {

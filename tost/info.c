@@ -13,13 +13,10 @@ static void print_file(const char* label, const char* path) {
 }
 
 static void print_model(const Trained* t) {
-    const TostConfig* c = &t->info.config;
-    const size_t n = t->tensors.n_params, positions = (size_t)c->block_size * c->n_embd;
-    char all[32], without[32];
-    printf("%-12s%d layers, %d heads, %d channels, block size %d, vocabulary %d, %s bias\n", "model",
-           c->n_layer, c->n_head, c->n_embd, c->block_size, c->vocab_size, c->bias ? "with" : "no");
-    printf("%-12s%zu (%s; %s without wpe), %d tensors\n", "parameters", n, human_count(all, (double)n),
-           human_count(without, (double)(n - positions)), t->tensors.count);
+    const ModelWords words = model_words(&t->info.config, &t->tensors);
+    printf("%-12s%s\n", "model", words.sizes);
+    printf("%-12s%s, exactly %zu in %d tensors\n", "parameters", words.parameters, t->tensors.n_params,
+           t->tensors.count);
 }
 
 static void print_training(const CheckpointInfo* info) {

@@ -100,11 +100,26 @@ static bool cut_back(bool* empty, const char* path, int64_t resume_step, TostErr
     return ok;
 }
 
+bool log_check_fresh(const char* path, bool overwrite, TostError* err) {
+    struct stat st;
+    char head[sizeof header];
+    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size == 0) return true;
+    if (!overwrite)
+        return tost_error(err, "%s is there already: give another --log, or replace its run by --out DIR "
+                          "--overwrite", path);
+    FILE* file = fopen(path, "rb");
+    if (!file) return tost_error(err, "%s: cannot be opened: %s", path, strerror(errno));
+    const size_t n = fread(head, 1, sizeof header - 1, file);
+    fclose(file);
+    return (n == sizeof header - 1 && memcmp(head, header, n) == 0) || foreign_log(path, err);
+}
+
 bool log_open(LogFile* log, const char* path, int64_t resume_step, TostError* err) {
     *log = (LogFile){0};
+    const bool fresh = resume_step < 0;
     bool empty = true;
-    if (resume_step > 0 && !cut_back(&empty, path, resume_step, err)) return false;
-    FILE* file = fopen(path, resume_step > 0 ? "ab" : "wb");
+    if (!fresh && !cut_back(&empty, path, resume_step, err)) return false;
+    FILE* file = fopen(path, fresh ? "wb" : "ab");
     if (!file) return tost_error(err, "%s: cannot be opened for writing: %s", path, strerror(errno));
     if (empty && (fputs(header, file) < 0 || fflush(file) != 0)) {
         tost_error(err, "%s: cannot be written: %s", path, strerror(errno));

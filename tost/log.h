@@ -18,7 +18,10 @@ typedef struct {
 // nine decimals, val_loss empty where not measured; flushed row by row.
 typedef struct { char* path; FILE* file; } LogFile;
 
-// A fresh log, or with resume_step > 0 the old one cut back to rows before that step (so that a resumed run
+// Whether a fresh log may be begun at path: nothing is there, or nothing is in it, or it is no regular file
+// (a device), or with `overwrite` it begins as a log does.
+bool log_check_fresh(const char* path, bool overwrite, TostError* err);
+// A fresh log (resume_step -1), or the old one cut back to rows before resume_step (so that a resumed run
 // neither doubles nor misses a step); an error if rows before it are missing. A log that is not there, or has
 // no rows, starts at resume_step. The cut is atomic; a last line without its newline counts as not written.
 bool log_open(LogFile* log, const char* path, int64_t resume_step, TostError* err);

@@ -11,17 +11,9 @@
 // ---------------------------------------------------------------------------------------------
 // Errors
 
-// What a user typed may hold a line feed or an escape: shown as '?', so that an error stays one line.
 static void print_error(const TostError* err) {
-    char line[sizeof err->text];
-    size_t n = 0;
-    for (; err->text[n] && n + 1 < sizeof line; n++) {
-        const unsigned char c = (unsigned char)err->text[n];
-        line[n] = c < 0x20 || c == 0x7F ? '?' : (char)c;
-    }
-    line[n] = 0;
     fflush(stdout);
-    fprintf(stderr, "train_gpt_tost: %s\n", line);
+    fprintf(stderr, "train_gpt_tost: %s\n", err->text);
 }
 
 int command_failed(const TostError* err) {
@@ -30,7 +22,36 @@ int command_failed(const TostError* err) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// A trained model
+// A model
+
+ModelWords model_words(const TostConfig* c, const TostTensors* tensors) {
+    const size_t n = tensors->n_params, positions = (size_t)c->block_size * c->n_embd;
+    char all[32], without[32];
+    ModelWords words;
+    snprintf(words.sizes, sizeof words.sizes,
+             "%d layers, %d heads, %d channels, block size %d, vocabulary %d, %s bias", c->n_layer, c->n_head,
+             c->n_embd, c->block_size, c->vocab_size, c->bias ? "with" : "no");
+    snprintf(words.parameters, sizeof words.parameters, "%s (%s without wpe)", human_count(all, (double)n),
+             human_count(without, (double)(n - positions)));
+    return words;
+}
+
+Tokenizer* model_tokenizer(const CheckpointInfo* info, const char* path, bool same, const char* weights,
+                           TostError* err) {
+    Tokenizer* tokenizer = tokenizer_open(path, err);
+    if (!tokenizer) return NULL;
+    const uint32_t hash = tokenizer_hash(tokenizer);
+    const int size = tokenizer_size(tokenizer), rows = info->config.vocab_size;
+    if (same && hash != info->tokenizer_hash)
+        tost_error(err, "%s was trained with a tokenizer of CRC-32 %08x, but %s has %08x: give that file as "
+                   "--tokenizer", weights, (unsigned)info->tokenizer_hash, path, (unsigned)hash);
+    else if (size > rows)
+        tost_error(err, "the tokenizer %s has %d tokens, more than the vocabulary of %d: %s", path, size, rows,
+                   weights ? "give the --tokenizer of the weights" : "raise --vocab-size");
+    else return tokenizer;
+    tokenizer_free(tokenizer);
+    return NULL;
+}
 
 bool trained_find(Trained* t, const Options* o, const TostEngine* engine, TostError* err) {
     *t = (Trained){.engine = engine};
@@ -65,19 +86,7 @@ Tokenizer* trained_tokenizer(const Trained* t, const Options* o, TostError* err)
                    t->file, path);
         return NULL;
     }
-    Tokenizer* tokenizer = tokenizer_open(path, err);
-    if (!tokenizer) return NULL;
-    if (!o->tokenizer && tokenizer_hash(tokenizer) != t->info.tokenizer_hash)
-        tost_error(err, "%s was trained with a tokenizer of CRC-32 %08x, but %s has %08x now: give "
-                   "--tokenizer FILE", t->file, (unsigned)t->info.tokenizer_hash, path,
-                   (unsigned)tokenizer_hash(tokenizer));
-    else if (tokenizer_size(tokenizer) > t->info.config.vocab_size)
-        tost_error(err, "the tokenizer %s has %d tokens, but %s has a vocabulary of %d: give the "
-                   "--tokenizer it was trained with", path, tokenizer_size(tokenizer), t->file,
-                   t->info.config.vocab_size);
-    else return tokenizer;
-    tokenizer_free(tokenizer);
-    return NULL;
+    return model_tokenizer(&t->info, path, !o->tokenizer, t->file, err);
 }
 
 void trained_free(Trained* t) {
@@ -93,8 +102,9 @@ void trained_free(Trained* t) {
 int command_tokenize(const Options* o) {
     const TokenizeOptions options = {
         .tokenizer = o->tokenizer, .out = o->out, .files = o->files, .n_files = o->n_files,
-        .val_frac = o->val_frac, .seed = (uint64_t)o->seed, .shard_tokens = (uint64_t)o->shard_tokens,
-        .threads = o->threads, .jsonl = o->jsonl, .quiet = o->quiet};
+        .val_frac = o->val_frac, .val_required = option_given(o, "val-frac"), .seed = (uint64_t)o->seed,
+        .shard_tokens = (uint64_t)o->shard_tokens, .threads = o->threads, .jsonl = o->jsonl,
+        .quiet = o->quiet};
     TokenizeResult r;
     TostError err;
     if (!tokenize_files(&options, &r, &err)) return command_failed(&err);
@@ -104,8 +114,11 @@ int command_tokenize(const Options* o) {
            human_bytes(bytes, (double)r.bytes), (unsigned long long)r.tokens);
     printf("%s_train_*.bin: %llu tokens, shards: %d\n", o->out, (unsigned long long)r.train_tokens,
            r.train_shards);
-    if (r.val_shards == 0) return 0;
-    printf("%s_val_*.bin: %llu tokens, shards: %d\n", o->out, (unsigned long long)r.val_tokens, r.val_shards);
+    if (r.val_shards > 0)
+        printf("%s_val_*.bin: %llu tokens, shards: %d\n", o->out, (unsigned long long)r.val_tokens,
+               r.val_shards);
+    else if (o->val_frac > 0)
+        printf("no validation shards: of so few documents none fell to --val-frac %g\n", o->val_frac);
     return 0;
 }
 

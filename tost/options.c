@@ -5,10 +5,13 @@
 #include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "threads.h"
 
 // ---------------------------------------------------------------------------------------------
 // The table
@@ -95,11 +98,11 @@ static const Row table[] = {
     {"resume", TRAIN, DATA, FLAG, AT(resume), 0, 0, FORGOTTEN, "", "", NULL,
      "go on from the newest complete checkpoint in --out, bit for bit; options not given are the run's"},
     {"overwrite", TRAIN, DATA, FLAG, AT(overwrite), 0, 0, FORGOTTEN, "", "", NULL,
-     "begin a new run in --out even where one stands: its checkpoints are removed"},
+     "begin a new run in --out even where one stands: its checkpoints are removed, its log begins anew"},
     {"log", TRAIN, DATA, STRING, AT(log), 0, 0, KEPT, "FILE", "", "log.csv in the run folder",
-     "one row an update: losses, rate, norm, speed"},
+     "one row an update: losses, rate, norm, speed; only --resume and --overwrite take a file that holds a log"},
     {"val-frac", TOKENIZE, DATA, REAL, AT(val_frac), 0, 0.999999, FORGOTTEN, "X", "of the documents", NULL,
-     "share that goes to the validation shards"},
+     "share that goes to the validation shards; where it is given, they must not stay empty"},
     {"jsonl", TOKENIZE, DATA, FLAG, AT(jsonl), 0, 0, FORGOTTEN, "", "", "by name: *.jsonl",
      "every input is JSONL, one object with a \"text\" a line; for stdin"},
     {"shard-tokens", TOKENIZE, DATA, INT64, AT(shard_tokens), 1, 2147483647, FORGOTTEN, "N", "tokens", NULL,
@@ -133,7 +136,7 @@ static const Row table[] = {
      "AdamW's decoupled decay of embeddings and Linear weights"},
     {"beta1", TRAIN, UPDATES, REAL, AT(beta1), 0, 0.999999, FIXED, "X", "", NULL,
      "AdamW's memory of the gradient"},
-    {"beta2", TRAIN, UPDATES, REAL, AT(beta2), 0, 0.999999999, FIXED, "X", "", NULL,
+    {"beta2", TRAIN, UPDATES, REAL, AT(beta2), 0, 0.999999, FIXED, "X", "", NULL,
      "AdamW's memory of its square"},
     {"eps", TRAIN, UPDATES, REAL, AT(eps), 1e-30, 1, FIXED, "X", "", NULL,
      "AdamW's floor under the root of the second moment"},
@@ -181,7 +184,7 @@ static const Row table[] = {
     {"dtype", TRAIN | SAMPLE | EVAL, MACHINE, CHOICE, AT(dtype), 0, 0, KEPT, "fp32|tf32|bf16", "", NULL,
      "of matrix products"},
     {"threads", TRAIN | SAMPLE | EVAL | TOKENIZE, MACHINE, INT, AT(threads), 0, 4096, KEPT, "N", "",
-     "0: one for each core", "CPU threads"},
+     "0: OMP_NUM_THREADS, else one for each core", "CPU threads"},
     {"help", ALL, MACHINE, HELP, 0, 0, 0, FORGOTTEN, "", "", NULL,
      "this list"},
 
@@ -212,6 +215,13 @@ static int find_row(const char* name, size_t len, Command command) {
 bool option_given(const Options* o, const char* name) {
     const int row = find_row(name, strlen(name), o->command);
     return row >= 0 && (o->given >> row & 1) != 0;
+}
+
+const char* sample_option_given(const Options* o) {
+    static const char* const names[] = {"sample-every", "sample-tokens", "temperature", "top-k", "top-p"};
+    for (size_t i = o->sample_every == 0; i < countof(names); i++)   // --sample-every 0 asks for none
+        if (option_given(o, names[i])) return names[i];
+    return NULL;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -480,6 +490,12 @@ static void print_help(const Options* o, bool all_commands) {
 // ---------------------------------------------------------------------------------------------
 // Defaults that depend on others
 
+bool options_check_pass(int batch, int seq, TostError* err) {
+    const int64_t pass = (int64_t)batch * seq;
+    return pass <= INT_MAX || tost_error(err, "--batch %d × --seq %d makes %lld tokens in one pass, and %d are "
+                                         "possible: lower --batch", batch, seq, (long long)pass, INT_MAX);
+}
+
 // Length, micro-batch, tokens of an update and warm-up, where not given, follow from sizes and preset.
 static bool settle(Options* o, TostError* err) {
     const TostPreset* preset = tost_preset_find(o->preset);
@@ -493,6 +509,7 @@ static bool settle(Options* o, TostError* err) {
         if (total_given && o->total_batch % o->seq == 0)
             while (o->total_batch / o->seq % o->batch != 0) o->batch--;
     }
+    if (!options_check_pass(o->batch, o->seq, err)) return false;
     const int64_t pass = (int64_t)o->batch * o->seq;
     if (!total_given) o->total_batch = (preset->total_batch + pass - 1) / pass * pass;
     const int64_t below = o->total_batch / pass * pass;
@@ -555,6 +572,23 @@ static void set_preset(Options* o) {
 // ---------------------------------------------------------------------------------------------
 // What must, and what must not, stand together
 
+// What was given and could do nothing beside something else that was given.
+static bool check_idle(const Options* o, TostError* err) {
+    const struct { const char *name, *of; int64_t every; } idle[] = {
+        {"val-data", "val-every", o->val_every},
+        {"val-batches", "val-every", o->val_every},
+        {"keep", "save-every", o->save_every},
+        {sample_option_given(o), "sample-every", o->sample_every},
+    };
+    for (size_t i = 0; i < countof(idle); i++)
+        if (idle[i].every == 0 && option_given(o, idle[i].of) && idle[i].name && option_given(o, idle[i].name))
+            return tost_error(err, "--%s does nothing with --%s 0: give one of them", idle[i].name, idle[i].of);
+    if (o->quiet && sample_option_given(o))
+        return tost_error(err, "--%s does nothing with --quiet, which writes no samples: give one of them",
+                          sample_option_given(o));
+    return true;
+}
+
 static bool check_train(Options* o, TostError* err) {
     if (o->n_files)
         return tost_error(err, "'%.200s' is left over: train takes options only, and a command comes first",
@@ -568,6 +602,7 @@ static bool check_train(Options* o, TostError* err) {
     if (!o->data && !o->resume)
         return tost_error(err, "--preset %s has no data of its own: give --data GLOB, token shards that "
                           "tokenize made", o->preset);
+    if (!check_idle(o, err)) return false;
     // The sizes of a file are not known yet: options_take_config checks what depends on them.
     if (o->resume || o->init) return true;
     return tost_config_check(&o->config, err) && settle(o, err);
@@ -607,6 +642,10 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
         free(name);
         return false;
     }
+    if (!THREADS_MANY && o->threads > 1)
+        return tost_error(err, "--threads %d: this program was built without OpenMP, and runs one: leave it out",
+                          o->threads);
+    if (o->command == COMMAND_EVAL && !options_check_pass(o->batch, o->seq, err)) return false;
     switch (o->command) {
         case COMMAND_TRAIN: return check_train(o, err);
         case COMMAND_SAMPLE:
@@ -755,14 +794,6 @@ StMeta* options_echo(const Options* o, int* n) {
         if (value) echo[(*n)++] = (StMeta){xstrdup(table[i].name), value};
     }
     return echo;
-}
-
-void options_echo_free(StMeta* echo, int n) {
-    for (int i = 0; i < n; i++) {
-        free(echo[i].key);
-        free(echo[i].value);
-    }
-    free(echo);
 }
 
 bool options_resume(Options* o, const StMeta* saved, int n_saved, const char* run, TostError* err) {

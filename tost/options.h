@@ -29,7 +29,7 @@ typedef struct {
     int64_t seed;
     int64_t val_every, val_batches, sample_every, sample_tokens, save_every, keep;
     bool    resume, overwrite, quiet;
-    int     dtype, threads;                // TostDtype; 0: one for each core
+    int     dtype, threads;                // TostDtype; 0: as many as OpenMP gives
     // sampling
     const char* prompt;
     int64_t     tokens, samples;
@@ -56,14 +56,17 @@ typedef struct {
 bool options_parse(Options* o, bool* help, int argc, char** argv, const TostEngine* engine, TostError* err);
 void options_free(Options* o);
 bool option_given(const Options* o, const char* name);
+// Of the options that ask train for samples or shape them, the name of the first that was given; NULL: none.
+const char* sample_option_given(const Options* o);
+// Whether batch × seq tokens can be one pass: they are counted in an int.
+bool options_check_pass(int batch, int seq, TostError* err);
 
 // Where the sizes come from a file: false, naming the first size that was given and differs from it; else the
 // file's sizes are o's, and batch, sequence and update follow from them where they were not given.
 bool options_take_config(Options* o, const TostConfig* config, const char* file, TostError* err);
 
-// The options of a training run as key and value, for its checkpoints: *n of them. options_echo_free
+// The options of a training run as key and value, for its checkpoints: *n of them. st_free_meta
 StMeta* options_echo(const Options* o, int* n);
-void    options_echo_free(StMeta* echo, int n);
 // On resume: what was not given takes the saved run's value (and then counts as given). False, naming the
 // first option that was given, differs and may not change because it decides the result. `run` names the run
 // in the message. *o points into saved afterwards.

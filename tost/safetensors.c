@@ -19,7 +19,6 @@ static const struct { const char* name; size_t size; } dtypes[ST_DTYPES] = {
     [ST_I64] = {"I64", 8}, [ST_I32] = {"I32", 4}, [ST_U8]  = {"U8", 1},
 };
 
-size_t      st_dtype_size(StDtype d) { return dtypes[d].size; }
 const char* st_dtype_name(StDtype d) { return dtypes[d].name; }
 
 // ---------------------------------------------------------------------------------------------
@@ -212,6 +211,16 @@ static int compare_places(const void* a, const void* b) {
     return strcmp(x->name, y->name);
 }
 
+static int compare_tensors(const void* a, const void* b) {
+    return strcmp((*(const StTensor* const*)a)->name, (*(const StTensor* const*)b)->name);
+}
+
+static void sort_names(StFile* f) {
+    f->by_name = xmalloc((size_t)f->n_tensors * sizeof *f->by_name);
+    for (int i = 0; i < f->n_tensors; i++) f->by_name[i] = &f->tensors[i];
+    qsort(f->by_name, (size_t)f->n_tensors, sizeof *f->by_name, compare_tensors);
+}
+
 // Puts tensors into file order. They must cover the data: no gap, no overlap, nothing after them.
 static bool check_layout(StFile* f, TostError* err) {
     uint64_t end = 0, data = f->file_size - f->data_start;
@@ -247,7 +256,9 @@ static bool parse_header(StFile* f, TostError* err) {
     }
     free(buffer);
     free(text);
-    return ok && check_names(f, err) && check_layout(f, err);
+    if (!ok || !check_names(f, err) || !check_layout(f, err)) return false;
+    sort_names(f);
+    return true;
 }
 
 static bool open_checked(StFile* f, TostError* err) {
@@ -287,23 +298,30 @@ bool st_open(StFile* f, const char* path, TostError* err) {
     return false;
 }
 
+void st_free_meta(StMeta* meta, int n) {
+    for (int i = 0; i < n; i++) {
+        free(meta[i].key);
+        free(meta[i].value);
+    }
+    free(meta);
+}
+
 void st_close(StFile* f) {
     if (f->fd >= 0) close(f->fd);
-    for (int i = 0; i < f->n_meta; i++) {
-        free(f->meta[i].key);
-        free(f->meta[i].value);
-    }
-    free(f->meta);
+    st_free_meta(f->meta, f->n_meta);
+    free(f->by_name);
     free(f->tensors);
     free(f->path);
     *f = (StFile){.fd = -1};
 }
 
+static int compare_name(const void* name, const void* tensor) {
+    return strcmp(name, (*(const StTensor* const*)tensor)->name);
+}
+
 const StTensor* st_find(const StFile* f, const char* name) {
-    for (int i = 0; i < f->n_tensors; i++) {
-        if (strcmp(f->tensors[i].name, name) == 0) return &f->tensors[i];
-    }
-    return NULL;
+    const StTensor** found = bsearch(name, f->by_name, (size_t)f->n_tensors, sizeof *f->by_name, compare_name);
+    return found ? *found : NULL;
 }
 
 const char* st_meta(const StFile* f, const char* key) {

@@ -20,6 +20,8 @@ typedef struct {
 
 typedef struct { char *key, *value; } StMeta;
 
+void st_free_meta(StMeta* meta, int n);   // the array and its strings
+
 // ---------------------------------------------------------------------------------------------
 // Reading
 
@@ -29,6 +31,7 @@ typedef struct {
     uint64_t  file_size, data_start;
     int       n_tensors, n_meta;
     StTensor* tensors;            // in file order
+    const StTensor** by_name;     // sorted
     StMeta*   meta;
 } StFile;
 
@@ -62,7 +65,6 @@ bool st_append(StWriter* w, const void* data, size_t bytes, TostError* err);
 bool st_finish(StWriter* w, TostError* err);  // patches the CRC, fsyncs, closes; on failure removes the file
 void st_abandon(StWriter* w);                 // closes, removes the file; fine after any failure, and twice
 
-size_t      st_dtype_size(StDtype d);
 const char* st_dtype_name(StDtype d);
 
 #endif

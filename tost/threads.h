@@ -4,10 +4,12 @@
 
 #ifdef _OPENMP
 #include <omp.h>
+enum { THREADS_MANY = 1 };   // whether there can be more than one
 static inline void threads_set(int n) { omp_set_num_threads(n); }
 static inline int  threads_max(void) { return omp_get_max_threads(); }
 static inline int  thread_index(void) { return omp_get_thread_num(); }
 #else
+enum { THREADS_MANY = 0 };
 static inline void threads_set(int n) { (void)n; }
 static inline int  threads_max(void) { return 1; }
 static inline int  thread_index(void) { return 0; }

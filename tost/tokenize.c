@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "data.h"
@@ -152,6 +153,28 @@ static bool finish_batch(Job* job, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // Reading
 
+// What is packed or no text is known by its first bytes.
+static bool check_head(const char* name, const char* head, size_t n, TostError* err) {
+    static const struct { const char *magic, *kind, *unpack; } kinds[] = {
+        {"\x1f\x8b", "compressed by gzip", "gzip -dc"},
+        {"\xfd" "7zXZ", "compressed by xz", "xz -dc"},
+        {"\x28\xb5\x2f\xfd", "compressed by zstd", "zstd -dc"},
+        {"\x04\x22\x4d\x18", "compressed by lz4", "lz4 -dc"},
+        {"BZh91AY", "compressed by bzip2", "bzip2 -dc"},
+        {"PK\x03\x04", "a zip archive", "unzip -p"},
+        {"PAR1\x15", "a Parquet file", NULL},
+    };
+    for (size_t i = 0; i < countof(kinds); i++) {
+        const size_t len = strlen(kinds[i].magic);
+        if (n < len || memcmp(head, kinds[i].magic, len) != 0) continue;
+        if (!kinds[i].unpack)
+            return tost_error(err, "%s: is %s, not text: write its text as JSONL first", name, kinds[i].kind);
+        return tost_error(err, "%s: is %s: decompress it first (%s FILE | … tokenize … -)", name,
+                          kinds[i].kind, kinds[i].unpack);
+    }
+    return true;
+}
+
 static bool source_open(Source* s, const char* path, TostError* err) {
     bool standard = is_stdin(path);
     *s = (Source){.name = standard ? "standard input" : path, .in = standard ? stdin : fopen(path, "rb")};
@@ -172,6 +195,7 @@ static bool source_read(Source* s, size_t used, Job* job, TostError* err) {
         s->data = xrealloc(s->data, s->cap);
     }
     size_t got = fread(s->data + s->n, 1, s->cap - s->n, s->in);
+    if (s->read == 0 && !check_head(s->name, s->data, got, err)) return false;
     s->n += got;
     s->read += got;
     job->r->bytes += got;
@@ -333,6 +357,22 @@ static bool tokenize_file(Job* job, const char* path, TostError* err) {
     return ok;
 }
 
+// A regular file; others cannot be read twice, and meet check_head when their turn comes.
+static bool check_file(const char* path, TostError* err) {
+    struct stat st;
+    if (access(path, R_OK) != 0 || stat(path, &st) != 0) {
+        return tost_error(err, "%s: cannot be read: %s", path, strerror(errno));
+    }
+    if (S_ISDIR(st.st_mode)) return tost_error(err, "%s: is a folder: name the files in it", path);
+    if (!S_ISREG(st.st_mode)) return true;
+    Source s;
+    char head[16];
+    if (!source_open(&s, path, err)) return false;
+    bool ok = check_head(path, head, fread(head, 1, sizeof head, s.in), err);
+    source_close(&s);
+    return ok;
+}
+
 // What can be known to fail is said before hours of work.
 static bool check_options(const TokenizeOptions* o, TostError* err) {
     if (!(o->val_frac >= 0 && o->val_frac < 1)) {
@@ -341,12 +381,8 @@ static bool check_options(const TokenizeOptions* o, TostError* err) {
     if (o->n_files < 1) return tost_error(err, "no input: name text files, or - for standard input");
     int stdins = 0;
     for (int i = 0; i < o->n_files; i++) {
-        stdins += is_stdin(o->files[i]);
-        if (is_stdin(o->files[i])) continue;
-        if (access(o->files[i], R_OK) != 0) {
-            return tost_error(err, "%s: cannot be read: %s", o->files[i], strerror(errno));
-        }
-        if (is_dir(o->files[i])) return tost_error(err, "%s: is a folder: name the files in it", o->files[i]);
+        if (is_stdin(o->files[i])) stdins++;
+        else if (!check_file(o->files[i], err)) return false;
     }
     return stdins < 2 || tost_error(err, "-: standard input is named %d times, and can be read once", stdins);
 }
@@ -355,13 +391,14 @@ static bool check_result(const Job* job, TostError* err) {
     const TokenizeResult* r = job->r;
     double frac = job->o->val_frac;
     if (!r->documents) return tost_error(err, "no document in the %" PRIu64 " bytes of input", r->bytes);
-    if (!r->train_tokens || (frac > 0 && !r->val_tokens)) {
+    if (!r->train_tokens || (job->o->val_required && frac > 0 && !r->val_tokens)) {
         return tost_error(err, "--val-frac %g: none of %" PRIu64 " documents fell to the %s shards: separate "
-                          "documents by lines of %s, or choose another fraction or --seed", frac,
+                          "documents by lines of %s, or choose another fraction (0 for none) or --seed", frac,
                           r->documents, r->val_tokens ? "training" : "validation", separator);
     }
     return true;
 }
+
 // Removes shards that were closed already, when the other part's could not be.
 static void remove_shards(const char* prefix, int shards) {
     for (int i = 0; i < shards; i++) {

@@ -10,6 +10,7 @@ typedef struct {
     char* const* files;          // "-" is standard input
     int          n_files;
     double       val_frac;       // chance of a document to go to the validation shards, [0, 1)
+    bool         val_required;   // an error where none goes there
     uint64_t     seed;           // of that choice, which depends on it and on the document's number only
     uint64_t     shard_tokens;   // tokens a shard
     int          threads;        // 0: as many as OpenMP gives
@@ -29,7 +30,8 @@ typedef struct {
 // Plain text: documents are separated by lines that are exactly <|endoftext|>, ended by LF or CRLF; neither
 // that line nor the line end before it belongs to a document. Files named *.jsonl: one JSON object a line,
 // its "text" is a document; blank lines are skipped. The end of a file ends a document. Documents without a
-// byte are skipped. On an error, and where a part would be left without tokens, no file is left behind.
+// byte are skipped. A compressed file, or one of another known kind that is no text, is refused. On an error,
+// and where the training shards would be left without tokens, no file is left behind.
 bool tokenize_files(const TokenizeOptions* o, TokenizeResult* r, TostError* err);
 
 #endif

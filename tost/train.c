@@ -98,6 +98,9 @@ static void print_text(Run* r, char* text, size_t n) {
 // ---------------------------------------------------------------------------------------------
 // Set-up: where the run begins
 
+// Where the log is. free()
+static char* find_log(const Run* r) { return r->o.log ? xstrdup(r->o.log) : path_join(r->out, "log.csv"); }
+
 // From the newest checkpoint in --out: what it says holds, where the command line is silent.
 static bool find_resumed(Run* r, TostError* err) {
     Options* o = &r->o;
@@ -117,13 +120,14 @@ static bool find_resumed(Run* r, TostError* err) {
     r->info.options = NULL;
     r->info.n_options = 0;
     r->saved_step = info.step;
-    if (!options_resume(o, r->resumed, r->n_resumed, r->out, err)) return false;
-    if (!o->data)
+    if (r->n_resumed == 0)
         return tost_error(err, "%s does not say how it was trained and cannot be resumed; --init %s starts "
                           "from its weights", r->weights, r->weights);
+    if (!options_resume(o, r->resumed, r->n_resumed, r->out, err)) return false;
     if (!r->engine->supports((TostDtype)o->dtype))
         return tost_error(err, "the run in %s computes in a --dtype that the %s engine has not: give another",
                           r->out, r->engine->name);
+    r->log_path = find_log(r);
     return options_take_config(o, &info.config, r->weights, err);
 }
 
@@ -133,6 +137,8 @@ static bool find_fresh(Run* r, TostError* err) {
         return tost_error(err, "--out %s holds a run already: --resume goes on with it, --overwrite replaces "
                           "it", o->out);
     r->out = o->out ? xstrdup(o->out) : checkpoint_next_run("out", o->preset);
+    r->log_path = find_log(r);
+    if (!log_check_fresh(r->log_path, o->overwrite, err)) return false;
     if (!o->init) return true;
     if (!checkpoint_find(&r->weights, o->init, err)) {
         r->weights = NULL;
@@ -188,24 +194,6 @@ static bool open_data(Run* r, TostError* err) {
     return r->val != NULL;
 }
 
-static bool check_tokenizer(Run* r, TostError* err) {
-    const int size = tokenizer_size(r->tokenizer);
-    const uint32_t hash = tokenizer_hash(r->tokenizer);
-    const char* path = tokenizer_path(r->tokenizer);
-    if (r->info.tokenizer && hash != r->info.tokenizer_hash)
-        return tost_error(err, "the run in %s was trained with %s of CRC-32 %08x, but %s has %08x: give that "
-                          "file as --tokenizer", r->out, r->info.tokenizer, (unsigned)r->info.tokenizer_hash,
-                          path, (unsigned)hash);
-    if (size > r->o.config.vocab_size)
-        return tost_error(err, "the tokenizer %s has %d tokens, more than --vocab-size %d: %s", path, size,
-                          r->o.config.vocab_size,
-                          r->weights ? "give the --tokenizer of the weights" : "raise it");
-    free(r->info.tokenizer);
-    r->info.tokenizer = xstrdup(path);
-    r->info.tokenizer_hash = hash;
-    return true;
-}
-
 // --tokenizer, else the resumed run's where it still is, else vocab.bpe beside the shards where there is one.
 static bool open_tokenizer(Run* r, TostError* err) {
     const Options* o = &r->o;
@@ -213,10 +201,15 @@ static bool open_tokenizer(Run* r, TostError* err) {
     const char* path = o->tokenizer ? o->tokenizer : r->info.tokenizer ? r->info.tokenizer : beside;
     bool ok = true;
     if (o->tokenizer || path_exists(path)) {
-        r->tokenizer = tokenizer_open(path, err);
-        ok = r->tokenizer && check_tokenizer(r, err);
-    } else if (o->sample_every > 0 && option_given(r->asked, "sample-every"))
-        ok = tost_error(err, "--sample-every needs a tokenizer: give --tokenizer FILE");
+        r->tokenizer = model_tokenizer(&r->info, path, r->info.tokenizer != NULL, r->weights, err);
+        ok = r->tokenizer != NULL;
+    } else if (o->sample_every > 0 && sample_option_given(r->asked))
+        ok = tost_error(err, "--%s needs a tokenizer: give --tokenizer FILE", sample_option_given(r->asked));
+    if (r->tokenizer) {
+        r->info.tokenizer_hash = tokenizer_hash(r->tokenizer);
+        free(r->info.tokenizer);
+        r->info.tokenizer = xstrdup(tokenizer_path(r->tokenizer));
+    }
     free(beside);
     return ok;
 }
@@ -227,14 +220,11 @@ static bool open_tokenizer(Run* r, TostError* err) {
 static void announce_model(Run* r) {
     Progress* p = &r->progress;
     const Options* o = &r->o;
-    const TostConfig* c = &o->config;
-    const size_t n = r->tensors.n_params, positions = (size_t)c->block_size * c->n_embd;
-    char all[32], without[32], memory[32];
-    progress_text(p, "%-11s%d layers, %d heads, %d channels, block size %d, vocabulary %d, %s bias", "model",
-                  c->n_layer, c->n_head, c->n_embd, c->block_size, c->vocab_size, c->bias ? "with" : "no");
-    progress_text(p, "%-11s%s parameters (%s without wpe), %s of memory", "", human_count(all, (double)n),
-                  human_count(without, (double)(n - positions)),
-                  human_bytes(memory, (double)r->engine->memory(c, &r->engine_options)));
+    char memory[32];
+    const ModelWords words = model_words(&o->config, &r->tensors);
+    progress_text(p, "%-11s%s", "model", words.sizes);
+    progress_text(p, "%-11s%s, %s of memory", "parameters", words.parameters,
+                  human_bytes(memory, (double)r->engine->memory(&o->config, &r->engine_options)));
     if (r->weights) progress_text(p, "%-11s%s", o->resume ? "resumed" : "weights", r->weights);
     progress_text(p, "%-11s%lld tokens each: %lld × batch %d × seq %d", "updates", (long long)o->total_batch,
                   (long long)(o->total_batch / ((int64_t)o->batch * o->seq)), o->batch, o->seq);
@@ -278,21 +268,20 @@ static bool create_model(Run* r, TostError* err) {
            && (!r->o.resume || checkpoint_load_moments(r->engine, r->model, &r->tensors, r->weights, err));
 }
 
-// The first thing written, once nothing else can go wrong.
+// The first thing written, once nothing else can go wrong. While old checkpoints stand, so does their log.
 static bool open_folder(Run* r, TostError* err) {
-    r->log_path = r->o.log ? xstrdup(r->o.log) : path_join(r->out, "log.csv");
-    return make_dirs(r->out, err) && log_open(&r->log, r->log_path, r->info.step, err)
-           && (!r->o.overwrite || checkpoint_clear(r->out, err));
+    return make_dirs(r->out, err) && (!r->o.overwrite || checkpoint_clear(r->out, err))
+           && log_open(&r->log, r->log_path, r->o.resume ? r->info.step : -1, err);
 }
 
 static bool set_up(Run* r, TostError* err) {
     Options* o = &r->o;
+    r->info.config = o->config;
     if (!open_data(r, err) || !open_tokenizer(r, err)) return false;
     if (!o->resume) {
         r->info.seed = (uint64_t)o->seed;
         r->info.best_val_loss = INFINITY;
     }
-    r->info.config = o->config;
     r->info.options = options_echo(o, &r->info.n_options);
     r->tensors = tost_tensors(&o->config);
     // A sample that outgrows the positions is primed again from half of them.
@@ -317,7 +306,7 @@ static void tear_down(Run* r) {
     if (r->tokenizer) tokenizer_free(r->tokenizer);
     tost_tensors_free(&r->tensors);
     checkpoint_info_free(&r->info);
-    options_echo_free(r->resumed, r->n_resumed);
+    st_free_meta(r->resumed, r->n_resumed);
     free(r->weights);
     free(r->out);
     free(r->val_glob);
@@ -473,6 +462,11 @@ static bool due(const Run* r, int64_t every) {
     return every > 0 && (r->info.step % every == 0 || r->info.step == r->o.steps);
 }
 
+// Whether there is something to sample with, and somebody to show it to.
+static bool wants_sample(const Run* r) {
+    return r->tokenizer && r->o.sample_every > 0 && !r->o.quiet && !stop_signal;
+}
+
 static void print_validation(Run* r) {
     progress_text(&r->progress, "validation after update %lld: loss %.6f, perplexity %.2f, best %.6f",
                   (long long)r->info.step, r->val_loss, exp(r->val_loss), r->info.best_val_loss);
@@ -487,8 +481,7 @@ static bool after_update(Run* r, LogRow* row, TostError* err) {
     if (!log_row(&r->log, row, err)) return false;
     progress_step(&r->progress, row);
     if (!isnan(row->val_loss)) print_validation(r);
-    const bool heard = r->tokenizer && !r->o.quiet && !stop_signal;
-    if (heard && due(r, r->o.sample_every) && !write_sample(r, err)) return false;
+    if (wants_sample(r) && due(r, r->o.sample_every) && !write_sample(r, err)) return false;
     return !due(r, r->o.save_every) || save(r, err);
 }
 
@@ -498,7 +491,7 @@ static bool before_first(Run* r, TostError* err) {
         if (!validate(r, err)) return false;
         print_validation(r);
     }
-    return !r->tokenizer || r->o.quiet || r->o.sample_every == 0 || stop_signal || write_sample(r, err);
+    return !wants_sample(r) || write_sample(r, err);
 }
 
 static bool train(Run* r, TostError* err) {

@@ -6,7 +6,6 @@
 #include <fcntl.h>
 #include <glob.h>
 #include <math.h>
-#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,7 +36,7 @@ bool tost_error(TostError* err, const char* fmt, ...) {
 
 static void* or_exit(void* p, size_t bytes) {
     if (!p) {
-        fprintf(stderr, "out of memory: %zu bytes could not be allocated\n", bytes);
+        fprintf(stderr, "train_gpt_tost: out of memory: %zu bytes could not be allocated\n", bytes);
         exit(STATUS_FAILED);
     }
     return p;
@@ -314,22 +313,6 @@ uint32_t crc32_update(uint32_t crc, const void* data, size_t n) {
         }
     }
     return ~crc32_short(c, p, n);
-}
-
-int cores_online(void) {
-    long online = sysconf(_SC_NPROCESSORS_ONLN);
-#ifdef CPU_ALLOC
-    for (int room = 1024; room <= 1 << 20; room *= 2) {  // the kernel refuses a mask shorter than its own
-        cpu_set_t* set = CPU_ALLOC((size_t)room);
-        size_t bytes = CPU_ALLOC_SIZE((size_t)room);
-        int rc = set ? sched_getaffinity(0, bytes, set) : -1;
-        int count = rc == 0 ? CPU_COUNT_S(bytes, set) : 0;
-        CPU_FREE(set);
-        if (count > 0) return count;
-        if (rc != 0 && errno != EINVAL) break;
-    }
-#endif
-    return online > 0 ? (int)online : 1;
 }
 
 char* human_count(char buf[32], double n) {

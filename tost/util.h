@@ -64,7 +64,6 @@ void free_paths(PathList* list);
 
 double   now_seconds(void);                                        // monotonic
 uint32_t crc32_update(uint32_t crc, const void* data, size_t n);   // zlib's CRC-32; start from 0
-int      cores_online(void);                                       // processors this process may run on
 char*    human_count(char buf[32], double n);                      // 109604352 -> "109.6M"; returns buf
 char*    human_bytes(char buf[32], double n);                      // 2684354560 -> "2.50 GiB"; returns buf
 

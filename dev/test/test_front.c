@@ -15,6 +15,7 @@
 #include "checkpoint.h"
 #include "init.h"
 #include "log.h"
+#include "options.h"
 #include "sampler.h"
 #include "schedule.h"
 #include "threads.h"
@@ -126,8 +127,11 @@ static void fake_step(float* logits, TostModel* m, const int32_t* tokens) {
     fake_logits(logits, m);
 }
 
+static bool fake_supports(TostDtype dtype) { return dtype == TOST_FP32; }
+
 static const TostEngine fake = {
-    .name = "fake", .put = fake_put, .get = fake_get, .decode_begin = fake_begin, .decode_step = fake_step,
+    .name = "fake", .supports = fake_supports, .put = fake_put, .get = fake_get, .decode_begin = fake_begin,
+    .decode_step = fake_step,
 };
 
 static const TostConfig tiny = {
@@ -422,7 +426,7 @@ static void test_log_rows(Checks* c) {
     char* dir = new_folder();
     char* path = path_join(dir, "log.csv");
     write_text(path, "an old log\n");
-    must(log_open(&log, path, 0, &err), "log_open", &err);
+    must(log_open(&log, path, -1, &err), "log_open", &err);
     const LogRow rows[] = {
         {0, 4096, 7.7424017, NAN, 0, 1.23456789012, 1234.56789, 3317.25},
         {1, 5000000000, 1e-7, 3.25, 2.9996e-3, 1e3, 0.5, 1e7},
@@ -443,7 +447,7 @@ static void test_log_rows(Checks* c) {
     check_file(c, path, wanted, "rows of log.csv");
     free(path);
     path = path_join(dir, "absent/log.csv");
-    check_refused(c, log_open(&log, path, 0, &err), &err, path, "a log in an absent folder");
+    check_refused(c, log_open(&log, path, -1, &err), &err, path, "a log in an absent folder");
     if (access("/dev/full", W_OK) == 0) {
         bool ok = log_open(&log, "/dev/full", 5, &err) && log_row(&log, &rows[0], &err);
         check_refused(c, ok, &err, "/dev/full", "a log on a full disk");
@@ -452,6 +456,36 @@ static void test_log_rows(Checks* c) {
     } else {
         skip(c, "/dev/full is not there: no log on a full disk");
     }
+    free(path);
+    drop_folder(dir);
+}
+
+static void test_log_fresh(Checks* c) {
+    // error: with and without overwrite; NULL: a fresh log may be begun
+    static const struct { const char *what, *before, *error, *overwriting; } cases[] = {
+        {"absent", NULL, NULL, NULL},
+        {"an empty file", "", NULL, NULL},
+        {"a log", HEADER ROW(0), "is there already", NULL},
+        {"a log without rows", HEADER, "is there already", NULL},
+        {"another file", "precious\n", "is there already", "line 1 is not that of a log.csv"},
+        {"a torn header", "step,tok", "is there already", "line 1 is not that of a log.csv"},
+    };
+    char* dir = new_folder();
+    char* path = path_join(dir, "log.csv");
+    for (size_t i = 0; i < countof(cases); i++) {
+        for (int overwrite = 0; overwrite < 2; overwrite++) {
+            TostError err = {{0}};
+            const char* error = overwrite ? cases[i].overwriting : cases[i].error;
+            remove(path);
+            if (cases[i].before) write_text(path, cases[i].before);
+            bool ok = log_check_fresh(path, overwrite, &err);
+            if (error) check_refused(c, ok, &err, error, cases[i].what);
+            else check(c, ok, "%s: %s", cases[i].what, err.text);
+            if (cases[i].before) check_file(c, path, cases[i].before, cases[i].what);
+        }
+    }
+    TostError err = {{0}};
+    check(c, log_check_fresh("/dev/null", false, &err), "a device: %s", err.text);
     free(path);
     drop_folder(dir);
 }
@@ -470,6 +504,7 @@ static void test_log_resume(Checks* c) {
         {"garbage behind is cut", HEADER ROW(0) ROW(1) ROW(2) "nonsense\n", 2, HEADER ROW(0) ROW(1), NULL},
         {"no log.csv", "a,b,c\n1,2,3\n", 1, NULL, "line 1"},
         {"no rows", HEADER, 7, HEADER, NULL},
+        {"no log.csv, from the beginning", "a,b,c\n1,2,3\n", 0, NULL, "line 1"},
         {"an empty file", "", 7, HEADER, NULL},
         {"a torn header", "step,tok", 7, HEADER, NULL},
         {"begun later", HEADER ROW(5) ROW(6) ROW(7), 7, HEADER ROW(5) ROW(6), NULL},
@@ -966,7 +1001,7 @@ static void write_loose(Loose* l, const char* path) {
     StWriter w;
     must(st_begin(&w, path, l->tensor, l->n_tensors, l->meta, l->n_meta, &err), "st_begin", &err);
     for (int i = 0; i < l->n_tensors; i++) {
-        size_t bytes = st_dtype_size(l->tensor[i].dtype);
+        size_t bytes = l->tensor[i].dtype == ST_F64 ? 8 : 4;   // of those the tests write
         for (int d = 0; d < l->tensor[i].ndim; d++) bytes *= (size_t)l->tensor[i].shape[d];
         must(st_append(&w, l->data[i], bytes, &err), "st_append", &err);
         free(l->data[i]);
@@ -1367,6 +1402,24 @@ static void test_generate(Checks* c) {
     drop_folder(dir);
 }
 
+// ---------------------------------------------------------------------------------------------
+// Options that depend on the build
+
+static void test_threads(Checks* c) {
+    static const struct { char* n; bool many; } cases[] = {{"0", false}, {"1", false}, {"2", true}};
+    for (size_t i = 0; i < countof(cases); i++) {
+        char* argv[] = {"train_gpt_tost", "sample", "--threads", cases[i].n, NULL};
+        Options o;
+        bool help;
+        TostError err = {{0}};
+        const bool ok = options_parse(&o, &help, 4, argv, &fake, &err);
+        if (cases[i].many && !THREADS_MANY)
+            check_refused(c, ok, &err, "built without OpenMP", "more than one thread");
+        else check(c, ok, "--threads %s: %s", cases[i].n, err.text);
+        options_free(&o);
+    }
+}
+
 int main(void) {
     Checks c = {.suite = "front"};
     test_schedule(&c);
@@ -1375,7 +1428,9 @@ int main(void) {
     test_distributions(&c);
     test_cuts_of_many(&c);
     test_log_rows(&c);
+    test_log_fresh(&c);
     test_log_resume(&c);
+    test_threads(&c);
     test_progress(&c);
     test_progress_width(&c);
     test_round_trip(&c);

@@ -67,7 +67,8 @@ static double worst_error(const Case* t) {
                 size += fabs(x * y);
             }
             double error = fabs(t->c[at_c] - sum) / (FLT_EPSILON * (2 + sqrt(t->K)) * size + DBL_MIN);
-            if (!(error <= worst)) worst = error;
+            if (isnan(error)) return NAN;   // which no comparison would keep
+            if (error > worst) worst = error;
         }
     return worst;
 }
@@ -76,6 +77,18 @@ static bool guards_stand(const Case* t) {
     const float* end = t->c + (size_t)t->M * t->N;
     for (int i = 0; i < GUARDS; i++) if (end[i] != GUARD) return false;
     return true;
+}
+
+// One number that is none must be seen, wherever it stands.
+static void test_measure(Checks* c, Rng* rng) {
+    Case t = new_case(rng, 3, 4, 5, false, false, 0);
+    for (int i = 0; i < t.M * t.N; i++) {
+        run_case(&t, gemm_builtin);
+        check(c, worst_error(&t) <= 1, "worst_error of a right product: got %g", worst_error(&t));
+        t.c[i] = NAN;
+        check(c, !(worst_error(&t) <= 1), "worst_error with NaN at %d: got %g", i, worst_error(&t));
+    }
+    free_case(&t);
 }
 
 static void check_case(Checks* c, Rng* rng, int M, int N, int K, bool at, bool bt, float beta) {
@@ -206,6 +219,7 @@ int main(void) {
     Checks c = { .suite = "gemm" };
     int threads = threads_max();
     Rng rng = rng_seeded(1337, 0);
+    test_measure(&c, &rng);
     test_ragged(&c, &rng);
     test_blocks(&c, &rng);
     test_zero_sizes(&c, &rng);

@@ -691,11 +691,13 @@ static void fails(Checks* c, Bench* b, TokenizeOptions o, const char* text, cons
 
 static void test_failures(Checks* c, Bench* b) {
     const TokenizeOptions plain = {.batch_bytes = 8, .shard_tokens = 2}, val = {.val_frac = 0.5, .seed = 5};
+    const TokenizeOptions asked = {.val_frac = 0.01, .seed = 5, .val_required = true};
     fails(c, b, plain, NULL, "absent.txt", "absent.txt: cannot be read");
     fails(c, b, plain, "", "empty.txt", "no document");
     fails(c, b, plain, "<|endoftext|>\n<|endoftext|>\r\n\n<|endoftext|>", "separators.txt", "no document");
     fails(c, b, plain, "\n \n", "blank.jsonl", "no document");
-    fails(c, b, val, "only one", "one.txt", "shards: separate documents");
+    fails(c, b, val, "only one", "one.txt", "fell to the training shards: separate documents");
+    fails(c, b, asked, "only one", "one.txt", "fell to the validation shards: separate documents");
     fails(c, b, (TokenizeOptions){.val_frac = 1}, "x", "frac.txt", "--val-frac 1");
     fails(c, b, plain, "{\"text\": \"good\"}\n\n{\"title\": \"text\"}\n", "none.jsonl",
           "none.jsonl: line 3: the object has no \"text\"");
@@ -713,6 +715,40 @@ static void test_failures(Checks* c, Bench* b) {
     fails(c, b, plain, NULL, "folder.txt", "is a folder");
 }
 
+// One document goes to the training shards where nobody asked for validation shards.
+static void test_no_validation(Checks* c, Bench* b) {
+    char *files[] = {path_join(b->dir, "lone.txt")}, *prefix;
+    write_file(files[0], "only one", 8);
+    TokenizeOptions o = {.files = files, .n_files = 1, .val_frac = 0.01, .seed = 5};
+    TokenizeResult r;
+    TostError err = {""};
+    const bool ok = run(b, &o, &r, &err, &prefix);
+    check(c, ok && r.documents == 1 && r.train_shards == 1 && r.val_shards == 0, "one document: %s", err.text);
+    free(prefix);
+    free(files[0]);
+}
+
+static void test_packed(Checks* c, Bench* b) {
+    const TokenizeOptions plain = {0};
+    fails(c, b, plain, "\x1f\x8b\x08 and more", "a.gz",
+          "a.gz: is compressed by gzip: decompress it first (gzip -dc FILE");
+    fails(c, b, plain, "\xfd" "7zXZ", "a.xz", "(xz -dc FILE");
+    fails(c, b, plain, "\x28\xb5\x2f\xfd and more", "a.jsonl.zst", "(zstd -dc FILE");
+    fails(c, b, plain, "\x04\x22\x4d\x18 and more", "a.lz4", "(lz4 -dc FILE");
+    fails(c, b, plain, "BZh91AY&SY", "a.bz2", "(bzip2 -dc FILE");
+    fails(c, b, plain, "PK\x03\x04 and more", "a.zip", "(unzip -p FILE");
+    fails(c, b, plain, "PAR1\x15 and more", "a.parquet", "is a Parquet file, not text");
+    char *packed = path_join(b->dir, "a.gz"), *prefix, *input[] = {"-"};
+    TokenizeOptions o = {.files = input, .n_files = 1};
+    TokenizeResult r;
+    TostError err = {""};
+    const bool ok = freopen(packed, "rb", stdin) && run(b, &o, &r, &err, &prefix);
+    check(c, !ok && strstr(err.text, "standard input: is compressed by gzip"), "packed input: got '%s'",
+          err.text);
+    free(prefix);
+    free(packed);
+}
+
 static void test_tokenize(Checks* c, const char* dir, const char* path) {
     Rng rng = rng_seeded(7, 0);
     Vocab* v = random_vocab(&rng, "ab \n'sl1!\xc2\xa0\xe3\x80\x85\xe2\x89\xff", 300);
@@ -722,6 +758,8 @@ static void test_tokenize(Checks* c, const char* dir, const char* path) {
         test_plain_text(c, &b);
         test_jsonl(c, &b);
         test_failures(c, &b);
+        test_no_validation(c, &b);
+        test_packed(c, &b);
     }
     tokenizer_free(b.t);
     free(b.vocab);
