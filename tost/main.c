@@ -43,7 +43,7 @@ Tokenizer* model_tokenizer(const CheckpointInfo* info, const char* path, bool sa
     const uint32_t hash = tokenizer_hash(tokenizer);
     const int size = tokenizer_size(tokenizer), rows = info->config.vocab_size;
     if (same && hash != info->tokenizer_hash)
-        tost_error(err, "%s was trained with a tokenizer of CRC-32 %08x, but %s has %08x: give that file as "
+        tost_error(err, "%s was trained with a tokenizer of CRC-32 %08x, but %s has %08x: give the one it had as "
                    "--tokenizer", weights, (unsigned)info->tokenizer_hash, path, (unsigned)hash);
     else if (size > rows)
         tost_error(err, "the tokenizer %s has %d tokens, more than the vocabulary of %d: %s", path, size, rows,

@@ -738,7 +738,7 @@ static void test_packed(Checks* c, Bench* b) {
     fails(c, b, plain, "BZh91AY&SY", "a.bz2", "(bzip2 -dc FILE");
     fails(c, b, plain, "PK\x03\x04 and more", "a.zip", "(unzip -p FILE");
     fails(c, b, plain, "PAR1\x15 and more", "a.parquet", "is a Parquet file, not text");
-    char *packed = path_join(b->dir, "a.gz"), *prefix, *input[] = {"-"};
+    char *packed = path_join(b->dir, "a.gz"), *prefix = NULL, *input[] = {"-"};
     TokenizeOptions o = {.files = input, .n_files = 1};
     TokenizeResult r;
     TostError err = {""};
