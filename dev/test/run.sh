@@ -1,11 +1,13 @@
 #!/bin/sh
-# run.sh TEST…: runs the judge, the tests of the modules given, and the command line's; closes on one line for all of them.
+# run.sh TEST…: runs the judge, the tests of the modules given, the command line's, and those of the Python under dev/ (which
+# skip what PYTHON, default python3, has no packages for); closes on one line for all of them.
 # The exit status is 0 only if every program passed and none ended without its own closing line.
 set -u
 log=$(mktemp) || exit 1
 trap 'rm -f "$log"' EXIT
 bad=0
-for program in ./test_tost "$@" 'dev/test/test_cli.sh ./train_gpt_tost'; do
+for program in ./test_tost "$@" 'dev/test/test_cli.sh ./train_gpt_tost' 'dev/test/test_data_scripts.sh ./train_gpt_tost' \
+    'dev/test/test_exchange.sh ./train_gpt_tost'; do
     $program > "$log.one" 2>&1   # unquoted: a program and its operands
     status=$?
     # the judge's table of errors is long: the worst ten of it, and all other lines
