@@ -109,6 +109,30 @@ $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/libtost.a
 test: train_gpt_tost test_tost $(TESTS)
 	@dev/test/run.sh $(TESTS)
 
+# The kernels of the CUDA engine on a CPU, under the sanitizers: no GPU and no nvcc are needed.
+HOST_LEG   = build/cuda_on_host
+HOST_FLAGS = -g -fsanitize=address,undefined -fno-sanitize-recover=all -Wall -Wextra -DTOST_SANITIZE
+HOST_CXX   = $(CXX) -std=c++17 -O1 $(HOST_FLAGS) -DTOST_CUDA_ON_HOST -Wno-unknown-pragmas -I. -Itost -Idev/test/cuda_on_host
+HOST_LIBS  = $(HOST_LEG)/train_gpt_tost.o $(patsubst tost/%.c,$(HOST_LEG)/%.o,$(wildcard tost/*.c)) -lm -ldl -rdynamic
+
+$(HOST_LEG)/%.o: tost/%.c $(wildcard tost/*.h)
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -D_GNU_SOURCE -I. -Itost -O1 $(HOST_FLAGS) -Wno-unknown-pragmas -c $< -o $@
+$(HOST_LEG)/train_gpt_tost.o: train_gpt_tost.c $(wildcard tost/*.h)
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -D_GNU_SOURCE -I. -Itost -O1 $(HOST_FLAGS) -Wno-unknown-pragmas -DTOST_NO_MAIN -c $< -o $@
+$(HOST_LEG)/%.o: dev/test/cuda_on_host/%.cpp train_gpt_tost.cu $(wildcard tost/*.h tost/*.cuh dev/test/cuda_on_host/*.h)
+	@mkdir -p $(@D)
+	$(HOST_CXX) -c $< -o $@
+$(HOST_LEG)/test: $(patsubst dev/test/cuda_on_host/%.cpp,$(HOST_LEG)/%.o,$(wildcard dev/test/cuda_on_host/*.cpp)) \
+                  $(filter %.o,$(HOST_LIBS))
+	$(CXX) $(HOST_FLAGS) -o $@ $^ -lm -ldl -rdynamic
+
+test_cuda_on_host: $(HOST_LEG)/test
+	$(HOST_LEG)/test --quick
+test_mutants: $(HOST_LEG)/test
+	dev/test/cuda_on_host/mutants.sh $(CXX) "$(HOST_FLAGS)" $(HOST_LIBS)
+
 # The second bench is the same program with the built-in matrix product.
 bench: train_gpt_tost $(BUILD)/dev/bench/bench
 	@$(MAKE) --no-print-directory BLAS=0 bench_builtin > /dev/null
@@ -120,7 +144,7 @@ bench_builtin: $(BUILD)/dev/bench/bench
 clean:
 	rm -rf build train_gpt_tost train_gpt_tostcu test_tost
 
-.PHONY: all test bench bench_builtin clean FORCE
+.PHONY: all test test_cuda_on_host test_mutants bench bench_builtin clean FORCE
 .SECONDARY:
 
 .DELETE_ON_ERROR:

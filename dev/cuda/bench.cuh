@@ -1,0 +1,122 @@
+// bench.cuh: what the kernel benches share. A bench includes the engine with its main left out, runs the
+// shipped launchers on random numbers at the size of a tost-base step, and prints each one's GB/s over the
+// fewest bytes (each input read once, each output written once) beside the copy bandwidth of the same run.
+//
+//     nvcc -O3 -std=c++17 -I. -Itost -arch=native dev/cuda/bench_tssa.cu libtost.a -lcublasLt -lgomp -o bench_tssa
+#ifndef TOST_BENCH_CUH
+#define TOST_BENCH_CUH
+
+#define TOST_NO_MAIN
+#include "train_gpt_tost.cu"
+
+#include <algorithm>
+
+constexpr int BENCH_ROUNDS = 50;
+
+__device__ inline uint32_t hashed(uint64_t x) {   // the output function of splitmix64
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    return (uint32_t)((x ^ (x >> 31)) >> 32);
+}
+
+// Uniform in (centre - √3 spread, centre + √3 spread): standard deviation `spread`
+template <typename S>
+__global__ void random_kernel(S* x, size_t n, uint64_t seed, float centre, float spread) {
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
+        x[i] =
+            from_float<S>(centre + spread * 3.46410162f *
+                                       ((hashed(seed + i * 0x9e3779b97f4a7c15ull) >> 8) * 0x1p-24f - 0.5f));
+}
+
+struct Bench {
+    cudaStream_t stream;
+    cudaEvent_t start, stop;
+    double copy_rate;                // bytes a second, read and written
+    uint64_t seed;
+    std::vector<void*> buffers;
+};
+
+template <typename T> static T* bench_buffer(Bench* bench, size_t n) {   // zeroed
+    T* p;
+    CUDA_CHECK(cudaMalloc(&p, n * sizeof(T)));
+    CUDA_CHECK(cudaMemsetAsync(p, 0, n * sizeof(T), bench->stream));
+    bench->buffers.push_back(p);
+    return p;
+}
+
+template <typename S> static S* bench_random(Bench* bench, size_t n, float centre, float spread) {
+    S* p = bench_buffer<S>(bench, n);
+    LAUNCH((random_kernel<S>), 1024, 256, 0, bench->stream, p, n, bench->seed++ << 40, centre, spread);
+    return p;
+}
+
+static int32_t* bench_upload(Bench* bench, const std::vector<int32_t>& host) {
+    int32_t* p = bench_buffer<int32_t>(bench, host.size());
+    CUDA_CHECK(cudaMemcpyAsync(p, host.data(), host.size() * sizeof(int32_t), cudaMemcpyHostToDevice,
+                               bench->stream));
+    CUDA_CHECK(cudaStreamSynchronize(bench->stream));
+    return p;
+}
+
+static void bench_free_buffers(Bench* bench) {
+    CUDA_CHECK(cudaStreamSynchronize(bench->stream));
+    for (void* p : bench->buffers) CUDA_CHECK(cudaFree(p));
+    bench->buffers.clear();
+}
+
+// Median seconds of one call, after a warm-up.
+template <typename F> static double bench_seconds(Bench* bench, F f) {
+    std::vector<double> seconds;
+    for (int i = -5; i < BENCH_ROUNDS; i++) {
+        float ms;
+        CUDA_CHECK(cudaEventRecord(bench->start, bench->stream));
+        f();
+        CUDA_CHECK(cudaEventRecord(bench->stop, bench->stream));
+        CUDA_CHECK(cudaEventSynchronize(bench->stop));
+        CUDA_CHECK(cudaEventElapsedTime(&ms, bench->start, bench->stop));
+        if (i >= 0) seconds.push_back(ms * 1e-3);
+    }
+    std::nth_element(seconds.begin(), seconds.begin() + BENCH_ROUNDS / 2, seconds.end());
+    return seconds[BENCH_ROUNDS / 2];
+}
+
+// times: the time over that of the fewest bytes at the copy's bandwidth
+template <typename F>
+static void bench_report(Bench* bench, const char* name, const char* size, double fewest_bytes, F f) {
+    const double s = bench_seconds(bench, f);
+    printf("%-28s %-30s %9.1f us %8.0f GB/s %8.0f GB/s copy %6.2f times the fewest\n", name, size, s * 1e6,
+           fewest_bytes / s * 1e-9, bench->copy_rate * 1e-9, s * bench->copy_rate / fewest_bytes);
+}
+
+static Bench bench_open() {
+    Bench bench = {};
+    TostError err;
+    char text[256];
+    const TostEngineOptions o = {1, 1, false, TOST_BF16, 0};
+    if (!tost_cuda_engine.describe(text, sizeof text, &o, &err)) {
+        fprintf(stderr, "%s\n", err.text);
+        exit(STATUS_FAILED);
+    }
+    CUDA_CHECK(cudaStreamCreateWithFlags(&bench.stream, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaEventCreate(&bench.start));
+    CUDA_CHECK(cudaEventCreate(&bench.stop));
+    const size_t n = (size_t)1 << 28;
+    float *from = bench_random<float>(&bench, n, 0, 1), *to = bench_buffer<float>(&bench, n);
+    const double s = bench_seconds(&bench, [&] {
+        CUDA_CHECK(cudaMemcpyAsync(to, from, n * sizeof(float), cudaMemcpyDeviceToDevice, bench.stream));
+    });
+    bench.copy_rate = 2.0 * n * sizeof(float) / s;
+    bench_free_buffers(&bench);
+    printf("%s; copy %.0f GB/s\n", text, bench.copy_rate * 1e-9);
+    return bench;
+}
+
+static void bench_close(Bench* bench) {
+    CUDA_CHECK(cudaEventDestroy(bench->start));
+    CUDA_CHECK(cudaEventDestroy(bench->stop));
+    CUDA_CHECK(cudaStreamDestroy(bench->stream));
+}
+
+template <typename S> static const char* bench_type() { return sizeof(S) == 2 ? "bf16" : "float"; }
+
+#endif

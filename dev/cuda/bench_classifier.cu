@@ -1,0 +1,37 @@
+// bench_classifier.cu: softmax, loss and gradient in place, on one chunk of logits of the published
+// vocabulary.
+#include "bench.cuh"
+
+template <typename S> static void bench_classifier(Bench* bench, int V) {
+    const int ld = (int)logits_ld(V);
+    const size_t rows = classifier_chunk(65536, V);
+    S* logits = bench_random<S>(bench, rows * ld, 0, 2);
+    float* loss = bench_buffer<float>(bench, rows);
+    std::vector<int32_t> ids(rows);
+    for (size_t i = 0; i < rows; i++) ids[i] = (int32_t)(i * 7919 % V);
+    const int32_t* targets = bench_upload(bench, ids);
+    StepHeader header = {};
+    header.grad_scale = 1.0f;   // the next round's logits are this one's gradients: numbers in (-1, 1)
+    std::vector<int32_t> words(STEP_HEADER);
+    memcpy(words.data(), &header, sizeof header);
+    const StepHeader* step = (const StepHeader*)bench_upload(bench, words);
+    char size[64];
+    snprintf(size, sizeof size, "%s rows %zu V %d", bench_type<S>(), rows, V);
+    bench_report(bench, "cross_entropy, gradient", size, 2.0 * rows * V * sizeof(S), [&] {
+        LAUNCH((cross_entropy_kernel<S>), (int)rows, CLASSIFIER_THREADS, 0, bench->stream, loss, logits,
+               targets, step, true, V, ld);
+    });
+    bench_report(bench, "cross_entropy, loss alone", size, 1.0 * rows * V * sizeof(S), [&] {
+        LAUNCH((cross_entropy_kernel<S>), (int)rows, CLASSIFIER_THREADS, 0, bench->stream, loss, logits,
+               targets, step, false, V, ld);
+    });
+    bench_free_buffers(bench);
+}
+
+int main() {
+    Bench bench = bench_open();
+    for (int V : {50304, 50257, 2304}) bench_classifier<bf16>(&bench, V);
+    bench_classifier<float>(&bench, 50304);
+    bench_close(&bench);
+    return 0;
+}

@@ -1,0 +1,41 @@
+// bench_norm.cu: residual + LayerScale + LayerNorm, forward and backward, and GELU, at 65,536 tokens of the
+// published widths.
+#include "bench.cuh"
+
+template <typename S> static void bench_norm(Bench* bench, int C) {
+    const size_t rows = 65536;
+    const cudaStream_t stream = bench->stream;
+    const float *x = bench_random<float>(bench, rows * C, 0, 1),
+                *gamma = bench_random<float>(bench, C, 0.5f, 0.1f);
+    const float* w = bench_random<float>(bench, C, 1, 0.1f);
+    const S *branch = bench_random<S>(bench, rows * C, 0, 1), *dy = bench_random<S>(bench, rows * C, 0, 1);
+    float *x_out = bench_buffer<float>(bench, rows * C), *dx = bench_random<float>(bench, rows * C, 0, 1e-3f);
+    float *mean = bench_buffer<float>(bench, rows), *rstd = bench_buffer<float>(bench, rows);
+    float *dw = bench_buffer<float>(bench, C), *dgamma = bench_buffer<float>(bench, C);
+    float* partial = bench_buffer<float>(bench, (size_t)COLUMN_BLOCKS * 3 * C);
+    S *y = bench_buffer<S>(bench, rows * C), *dbranch = bench_buffer<S>(bench, rows * C);
+    char size[64];
+    snprintf(size, sizeof size, "%s rows %zu C %d", bench_type<S>(), rows, C);
+    const double cells = (double)rows * C;
+    bench_report(bench, "residual_layernorm_forward", size, cells * (8 + 2 * sizeof(S)), [&] {
+        residual_layernorm_forward(stream, x_out, y, mean, rstd, x, branch, gamma, w, (const float*)NULL,
+                                   rows, C);
+    });
+    bench_report(bench, "layernorm_residual_backward", size, cells * (12 + 3 * sizeof(S)), [&] {
+        layernorm_residual_backward(stream, dx, dbranch, dw, (float*)NULL, dgamma, partial, dy, x, mean, rstd,
+                                    w, branch, gamma, true, rows, C);
+    });
+    bench_report(bench, "gelu_forward", size, cells * 2 * sizeof(S),
+                 [&] { gelu_forward(stream, y, branch, rows * C); });
+    bench_report(bench, "gelu_backward", size, cells * 3 * sizeof(S),
+                 [&] { gelu_backward(stream, dbranch, branch, rows * C); });
+    bench_free_buffers(bench);
+}
+
+int main() {
+    Bench bench = bench_open();
+    for (int C : {768, 1024, 1280}) bench_norm<bf16>(&bench, C);
+    bench_norm<float>(&bench, 768);
+    bench_close(&bench);
+    return 0;
+}

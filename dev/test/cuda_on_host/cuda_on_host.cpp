@@ -1,0 +1,460 @@
+// cuda_on_host.cpp: the threads of a block as fibres, their schedule and barriers, and shared memory.
+#include "cuda_on_host.h"
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include <elf.h>
+#include <link.h>
+#include <sys/mman.h>
+#ifndef __x86_64__
+#include <ucontext.h>
+#endif
+
+#ifdef CUDA_ON_HOST_ASAN
+#include <sanitizer/common_interface_defs.h>
+#define NO_ASAN __attribute__((no_sanitize_address))
+#else
+#define NO_ASAN
+#endif
+
+uint3 threadIdx, blockIdx;
+dim3 blockDim, gridDim;
+
+// ---------------------------------------------------------------------------------------------
+// Fibres: each has a stack with an untouchable page below it, and runs one function for ever
+
+namespace {
+
+constexpr size_t STACK_BYTES = (size_t)256 << 10, PAGE = 4096;
+
+struct Fibre {
+#ifdef __x86_64__
+    void* stack_pointer = nullptr;
+#else
+    ucontext_t context;
+#endif
+    void* fake_stack = nullptr;  // the address sanitizer's
+    const void* bottom = nullptr;
+    size_t bytes = 0;
+};
+
+}  // namespace
+
+#ifdef __x86_64__
+// void cuda_on_host_switch(void** save, void* load): parks the caller's registers on its stack, and goes on
+// with another. ucontext would ask the kernel twice a switch.
+asm(R"(
+    .text
+    .globl cuda_on_host_switch
+    .type cuda_on_host_switch, @function
+cuda_on_host_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+    .size cuda_on_host_switch, .-cuda_on_host_switch
+)");
+extern "C" void cuda_on_host_switch(void** save, void* load);
+#endif
+
+namespace {
+
+void fibre_create(Fibre* f, void (*run)()) {
+    char* p = (char*)mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED || mprotect(p, PAGE, PROT_NONE) != 0)
+        cuda_on_host_die("no memory for a fibre's stack");
+    f->bottom = p + PAGE;
+    f->bytes = STACK_BYTES - PAGE;
+#ifdef __x86_64__
+    void** top = (void**)(p + STACK_BYTES);
+    *--top = nullptr;  // where run would return to; keeps its frame aligned
+    *--top = (void*)run;
+    f->stack_pointer = top - 6;  // six registers, zero
+#else
+    getcontext(&f->context);
+    f->context.uc_stack.ss_sp = p + PAGE;
+    f->context.uc_stack.ss_size = f->bytes;
+    makecontext(&f->context, run, 0);
+#endif
+}
+
+NO_ASAN void fibre_switch(Fibre* from, Fibre* to) {
+#ifdef CUDA_ON_HOST_ASAN
+    __sanitizer_start_switch_fiber(&from->fake_stack, to->bottom, to->bytes);
+#endif
+#ifdef __x86_64__
+    cuda_on_host_switch(&from->stack_pointer, to->stack_pointer);
+#else
+    swapcontext(&from->context, &to->context);
+#endif
+#ifdef CUDA_ON_HOST_ASAN
+    __sanitizer_finish_switch_fiber(from->fake_stack, nullptr, nullptr);
+#endif
+}
+
+// ---------------------------------------------------------------------------------------------
+// The machine: one block at a time
+
+struct Thread {
+    Fibre fibre;
+    uint3 index;
+    const char* place;  // the barrier that it waits at, and its line
+    int line;
+    CudaOnHostOp op;  // of a barrier of the warp
+    unsigned mask;
+    uint64_t value;  // given, then received
+    int source;
+};
+
+// Lanes that can run, that wait at a barrier of the warp or of the block, and that returned or never were.
+struct Warp {
+    unsigned ready, at_warp, at_block, exited;
+};
+
+struct Bytes {
+    char* at;
+    size_t count;
+};
+
+struct Machine {
+    CudaOnHostOptions options;
+    uint64_t rng = 0, launches = 0;
+    const char* kernel = nullptr;  // that runs now
+    const std::function<void()>* body = nullptr;
+    void* dynamic_shared = nullptr;
+    std::vector<Bytes> static_shared;
+    std::vector<std::unique_ptr<Thread>> threads;  // as many as the largest block so far
+    int count = 0, current = -1;                   // of this block; that runs now
+    std::vector<Warp> warps;
+    std::vector<int> warp_order;
+    int lane_order[32], lane_after[32];  // of the schedule; the one after a lane, round and round
+    Fibre main;
+    std::map<const void*, int> shared_limit;  // by kernel
+};
+
+Machine machine;
+
+uint64_t random_u64() {  // splitmix64
+    uint64_t z = machine.rng += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+// 0 … n-1 in the order of the schedule.
+void draw_order(int* order, int n) {
+    std::iota(order, order + n, 0);
+    for (int i = n - 1; i > 0 && machine.options.order == CUDA_ORDER_SHUFFLE; i--)
+        std::swap(order[i], order[random_u64() % (uint64_t)(i + 1)]);
+    for (int i = 0; i < n / 2 && machine.options.order == CUDA_ORDER_REVERSE; i++)
+        std::swap(order[i], order[n - 1 - i]);
+}
+
+Thread* current_thread() { return machine.threads[machine.current].get(); }
+Warp* current_warp() { return &machine.warps[machine.current / 32]; }
+unsigned current_bit() { return 1u << (machine.current & 31); }
+
+void go(Fibre* from, int to) {
+    machine.current = to;
+    threadIdx = current_thread()->index;
+    fibre_switch(from, &current_thread()->fibre);
+}
+
+// Goes on with the warp's next thread that is ready, or with the scheduler.
+void yield() {
+    const int first = machine.current & ~31;
+    const unsigned ready = current_warp()->ready;
+    Fibre* from = &current_thread()->fibre;
+    int l = machine.lane_after[machine.current & 31];
+    if (!ready) {
+        fibre_switch(from, &machine.main);
+        return;
+    }
+    while (!(ready >> l & 1)) l = machine.lane_after[l];
+    go(from, first + l);
+}
+
+// A fibre is entered once to learn where the scheduler's stack is, and then runs block after block.
+NO_ASAN void thread_main() {
+    Fibre* fibre = &machine.threads.back()->fibre;
+#ifdef CUDA_ON_HOST_ASAN
+    __sanitizer_finish_switch_fiber(nullptr, &machine.main.bottom, &machine.main.bytes);
+#endif
+    fibre_switch(fibre, &machine.main);
+    for (;;) {
+        (*machine.body)();
+        current_warp()->ready &= ~current_bit();
+        current_warp()->exited |= current_bit();
+        yield();
+    }
+}
+
+// Where every lane of thread i's mask arrived (or returned): exchanges the values and makes them ready.
+bool complete_warp(int i) {
+    const int first = i & ~31;
+    const Thread& t = *machine.threads[i];
+    const unsigned mask = t.mask;
+    Warp* warp = &machine.warps[i / 32];
+    if ((mask & ~(warp->at_warp | warp->exited)) != 0) return false;
+    const unsigned part = mask & warp->at_warp;
+    uint64_t given[32], ballot = 0;
+    for (int l = 0; l < 32; l++) {
+        if (!(part >> l & 1)) continue;
+        const Thread& other = *machine.threads[first + l];
+        if (other.mask != mask) return false;
+        if (other.op != t.op)
+            cuda_on_host_die("thread %d is at %s (line %d) and thread %d of its mask at %s (line %d)", i,
+                             t.place, t.line, first + l, other.place, other.line);
+        given[l] = other.value;
+        ballot |= (uint64_t)(other.value != 0) << l;
+    }
+    for (int l = 0; l < 32; l++) {
+        if (!(part >> l & 1)) continue;
+        Thread& other = *machine.threads[first + l];
+        const int source = other.source & 31;
+        other.value = other.op == CUDA_OP_BALLOT ? ballot : part >> source & 1 ? given[source] : ~(uint64_t)0;
+    }
+    warp->at_warp &= ~part;
+    warp->ready |= part;
+    return true;
+}
+
+// No lane of the warp can run, and not all of them wait for the block or returned.
+[[noreturn]] void die_of_deadlock(int first, const Warp& w) {
+    const int i = first + __builtin_ctz(w.at_warp);
+    const Thread& t = *machine.threads[i];
+    if (t.mask & w.at_block) {
+        const int other = first + __builtin_ctz(t.mask & w.at_block);
+        cuda_on_host_die(
+            "deadlock: thread %d is at %s (line %d) and thread %d of its mask at __syncthreads (line %d)", i,
+            t.place, t.line, other, machine.threads[other]->line);
+    }
+    cuda_on_host_die("deadlock: thread %d waits at %s (line %d) for lanes 0x%x, which name other masks", i,
+                     t.place, t.line, t.mask);
+}
+
+// Runs the threads of a warp until each of them waits for the block or has returned.
+void run_warp(int warp) {
+    Warp* w = &machine.warps[warp];
+    do {
+        for (int l : machine.lane_order)
+            if (w->ready >> l & 1) go(&machine.main, warp * 32 + l);
+        for (int l = 0; l < 32 && !w->ready; l++)
+            if (w->at_warp >> l & 1) complete_warp(warp * 32 + l);  // those that it waited for have returned
+    } while (w->ready);
+    if (w->at_warp) die_of_deadlock(warp * 32, *w);
+}
+
+// All threads that have not returned are at the block's barrier: lets them go on. False where none is left.
+bool release_block() {
+    const Thread* first = nullptr;
+    for (int i = 0; i < machine.count; i++) {
+        const Thread& t = *machine.threads[i];
+        if (!(machine.warps[i / 32].at_block >> (i & 31) & 1)) continue;
+        if (!first) first = &t;
+        if (t.line != first->line)
+            cuda_on_host_die("threads of a block are at different __syncthreads: lines %d and %d (thread %d)",
+                             first->line, t.line, i);
+    }
+    for (Warp& w : machine.warps) {
+        w.ready = w.at_block;
+        w.at_block = 0;
+    }
+    return first != nullptr;
+}
+
+// In a loop, since the sanitizer's zones behind variables are in the way of memset; volatile, since compilers
+// make it one.
+NO_ASAN void fill_nan(char* p, size_t n) {
+    size_t i = 0;
+    for (; (uintptr_t)p % 8 == 0 && i + 8 <= n; i += 8) *(volatile uint64_t*)(p + i) = ~(uint64_t)0;
+    for (; i < n; i++) *(volatile char*)(p + i) = (char)0xff;
+}
+
+void run_block(size_t shared_bytes) {
+    for (const Bytes& b : machine.static_shared) fill_nan(b.at, b.count);
+    if (shared_bytes) memset(machine.dynamic_shared, 0xff, shared_bytes);
+    for (Warp& w : machine.warps) w = {~0u, 0, 0, 0};
+    if (machine.count % 32)
+        machine.warps.back() = {~(~0u << machine.count % 32), 0, 0, ~0u << machine.count % 32};
+    do {
+        draw_order(machine.warp_order.data(), (int)machine.warp_order.size());
+        draw_order(machine.lane_order, 32);
+        for (int l = 0; l < 32; l++)
+            machine.lane_after[machine.lane_order[l]] = machine.lane_order[(l + 1) % 32];
+        for (int w : machine.warp_order) run_warp(w);
+    } while (release_block());
+}
+
+// ---------------------------------------------------------------------------------------------
+// Static shared memory: function-local statics of C++ code without an initial value, found in this program's
+// symbol table
+
+void add_shared(const char* file, const ElfW(Ehdr) * head, uintptr_t base) {
+    const ElfW(Shdr)* sections = (const ElfW(Shdr)*)(file + head->e_shoff);
+    const char* section_names = file + sections[head->e_shstrndx].sh_offset;
+    for (int i = 0; i < head->e_shnum; i++) {
+        if (sections[i].sh_type != SHT_SYMTAB) continue;
+        const char* names = file + sections[sections[i].sh_link].sh_offset;
+        const ElfW(Sym)* symbols = (const ElfW(Sym)*)(file + sections[i].sh_offset);
+        for (size_t j = 0; j < sections[i].sh_size / sizeof *symbols; j++) {
+            const ElfW(Sym)& s = symbols[j];
+            const char* name = names + s.st_name;
+            if ((s.st_info & 15) != STT_OBJECT || strncmp(name, "_ZZ", 3) != 0 || s.st_shndx >= head->e_shnum)
+                continue;
+            const ElfW(Shdr)& home = sections[s.st_shndx];
+            if (CUDA_ON_HOST_SHARED_NAMED ? strcmp(section_names + home.sh_name, "cuda.shared") == 0
+                                          : home.sh_type == SHT_NOBITS)
+                machine.static_shared.push_back({(char*)(base + s.st_value), s.st_size});
+        }
+    }
+}
+
+void find_shared() {
+    uintptr_t base = 0;  // where the program was loaded: the first object's
+    dl_iterate_phdr(
+        [](dl_phdr_info* info, size_t, void* out) {
+            *(uintptr_t*)out = info->dlpi_addr;
+            return 1;
+        },
+        &base);
+    std::vector<char> file;
+    char part[1 << 16];
+    FILE* f = fopen("/proc/self/exe", "rb");
+    for (size_t n; f && (n = fread(part, 1, sizeof part, f)) > 0;) file.insert(file.end(), part, part + n);
+    if (f) fclose(f);
+    if (file.size() < sizeof(ElfW(Ehdr)))
+        cuda_on_host_die("/proc/self/exe cannot be read: shared memory would not start as NaN");
+    add_shared(file.data(), (const ElfW(Ehdr)*)file.data(), base);
+}
+
+void check_launch(const char* name, const void* kernel, dim3 grid, dim3 block, size_t shared_bytes) {
+    const uint64_t threads = (uint64_t)block.x * block.y * block.z;
+    const auto limit = machine.shared_limit.find(kernel);
+    const size_t most = limit == machine.shared_limit.end() ? 48 << 10 : (size_t)limit->second;
+    if (threads == 0 || threads > 1024 || block.z > 64)
+        cuda_on_host_die("launch of %s: a block of (%u,%u,%u) threads", name, block.x, block.y, block.z);
+    if (grid.x == 0 || grid.x > INT32_MAX || grid.y == 0 || grid.y > 65535 || grid.z == 0 || grid.z > 65535)
+        cuda_on_host_die("launch of %s: a grid of (%u,%u,%u) blocks", name, grid.x, grid.y, grid.z);
+    if (shared_bytes > most)
+        cuda_on_host_die("launch of %s: %zu bytes of shared memory, at most %zu", name, shared_bytes, most);
+}
+
+void run_grid(const char* name, dim3 grid, dim3 block, size_t shared_bytes,
+              const std::function<void()>& body) {
+    machine.kernel = name;
+    machine.body = &body;
+    machine.launches++;
+    machine.count = (int)(block.x * block.y * block.z);
+    while ((int)machine.threads.size() < machine.count) {
+        machine.threads.emplace_back(new Thread());
+        fibre_create(&machine.threads.back()->fibre, thread_main);
+        fibre_switch(&machine.main, &machine.threads.back()->fibre);
+    }
+    machine.warps.resize((size_t)(machine.count + 31) / 32);
+    machine.warp_order.resize(machine.warps.size());
+    machine.dynamic_shared = malloc(shared_bytes);
+    for (unsigned i = 0; i < (unsigned)machine.count; i++)
+        machine.threads[i]->index = {i % block.x, i / block.x % block.y, i / block.x / block.y};
+    gridDim = grid;
+    blockDim = block;
+    std::vector<int> blocks((size_t)grid.x * grid.y * grid.z);
+    draw_order(blocks.data(), (int)blocks.size());
+    for (int b : blocks) {
+        const unsigned u = (unsigned)b;
+        blockIdx = {u % grid.x, u / grid.x % grid.y, u / grid.x / grid.y};
+        run_block(shared_bytes);
+    }
+    free(machine.dynamic_shared);
+    machine.kernel = nullptr;
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------------------------------------
+// What kernels and launches call
+
+void cuda_on_host_sync_threads(int line) {
+    current_thread()->place = "__syncthreads";
+    current_thread()->line = line;
+    current_warp()->ready &= ~current_bit();
+    current_warp()->at_block |= current_bit();
+    yield();
+}
+
+int cuda_on_host_lane(void) { return machine.current & 31; }
+
+uint64_t cuda_on_host_warp(CudaOnHostOp op, unsigned mask, uint64_t value, int source, int line) {
+    static const char* const places[] = {"__syncwarp", "a shuffle", "a ballot"};
+    Thread* t = current_thread();
+    if (!(mask & current_bit()))
+        cuda_on_host_die("line %d: thread %d is not in its own mask 0x%x", line, machine.current, mask);
+    t->place = places[op];
+    t->line = line;
+    t->op = op;
+    t->mask = mask;
+    t->value = value;
+    t->source = source;
+    current_warp()->ready &= ~current_bit();
+    current_warp()->at_warp |= current_bit();
+    if (!complete_warp(machine.current)) yield();
+    return t->value;
+}
+
+void* cuda_on_host_dynamic_shared(void) { return machine.dynamic_shared; }
+
+cudaError_t cuda_on_host_attribute(const void* kernel, cudaFuncAttribute attribute, int value) {
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
+    if (value < 0 || value > 227 << 10) return cudaErrorInvalidValue;
+    machine.shared_limit[kernel] = value;
+    return cudaSuccess;
+}
+
+void cuda_on_host_launch(const char* name, const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
+                         cudaStream_t stream, std::function<void()> body) {
+    check_launch(name, kernel, grid, block, shared_bytes);
+    cuda_on_host_enqueue(stream, [=] { run_grid(name, grid, block, shared_bytes, body); });
+}
+
+// ---------------------------------------------------------------------------------------------
+// Control
+
+void cuda_on_host_die(const char* format, ...) {
+    va_list ap;
+    fflush(stdout);
+    fprintf(stderr, "cuda_on_host: ");
+    if (machine.kernel)
+        fprintf(stderr, "%s, block (%u,%u,%u): ", machine.kernel, blockIdx.x, blockIdx.y, blockIdx.z);
+    va_start(ap, format);
+    vfprintf(stderr, format, ap);
+    va_end(ap);
+    fprintf(stderr, "\n");
+    abort();
+}
+
+uint64_t cuda_on_host_launches(void) { return machine.launches; }
+
+void cuda_on_host_scheduler_set(const CudaOnHostOptions& options) {
+    if (machine.static_shared.empty()) find_shared();
+    machine.options = options;
+    machine.rng = options.seed;
+}

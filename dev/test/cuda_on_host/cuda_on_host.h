@@ -1,0 +1,389 @@
+// cuda_on_host.h: CUDA's meaning on a CPU, for the subset that the engine uses, so that its kernels run under
+// the sanitizers where there is no GPU. Judges, not imitates, the hardware: what CUDA leaves undefined aborts
+// with the kernel's name or yields NaN.
+//
+//   threads     fibres; between two synchronisations the order in which they run is a schedule's, and warps
+//   are not in step.
+//               The threads of a warp run on, as far as they can, before those of the next: what is not
+//               synchronised is seen early or late
+//   barriers    release when every thread that has not returned arrived; different source lines, or a
+//   deadlock, abort shuffles    are barriers of the lanes in their mask; a lane that does not take part has
+//   NaN bytes to give memory      device memory and shared memory start as NaN bytes; the host may not touch
+//   device memory streams     run at once, or (schedule LATE) only when something waits for them
+#ifndef CUDA_ON_HOST_H
+#define CUDA_ON_HOST_H
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <type_traits>
+
+#if defined(__SANITIZE_ADDRESS__)
+#define CUDA_ON_HOST_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define CUDA_ON_HOST_ASAN 1
+#endif
+#endif
+
+// ---------------------------------------------------------------------------------------------
+// Control, for tests
+
+enum CudaOnHostOrder { CUDA_ORDER_FORWARD, CUDA_ORDER_REVERSE, CUDA_ORDER_SHUFFLE };
+
+struct CudaOnHostOptions {
+    CudaOnHostOrder order = CUDA_ORDER_FORWARD;  // of threads, warps; REVERSE and SHUFFLE hold for blocks too
+    uint64_t seed = 1;                           // of SHUFFLE
+    bool late = false;                           // streams run only when waited for
+    int devices = 1;                             // 0: a machine without one
+    size_t memory = (size_t)8 << 30;             // bytes of device memory
+    uint32_t matmul_alignment = 1;  // bytes; cuBLASLt has no algorithm for matrices and rows aligned to less
+};
+
+void cuda_on_host_set(const CudaOnHostOptions& options);
+const CudaOnHostOptions& cuda_on_host_options(void);
+// Objects (allocations, streams, events, graphs, cuBLASLt handles) that were made and not destroyed.
+int cuda_on_host_live(void);
+uint64_t cuda_on_host_launches(void);  // kernels run so far
+[[noreturn]] void cuda_on_host_die(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+// Bytes between two buffers in one allocation that no kernel may touch.
+#define CUDA_GUARD_BYTES 256
+void cuda_on_host_guard(void* device, size_t bytes);
+
+// Between the parts of the host's CUDA themselves.
+void cuda_on_host_scheduler_set(const CudaOnHostOptions& options);
+int cublaslt_on_host_live(void);
+void cuda_on_host_check_range(const char* call, const void* device,
+                              size_t bytes);  // aborts if not of one allocation
+
+// ---------------------------------------------------------------------------------------------
+// The language
+
+#define __global__
+#define __device__
+#define __host__
+#define __constant__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+#define __align__(n) alignas(n)
+
+// Shared memory is static, for one block runs at a time. To fill it with NaN bytes it is looked up in the
+// program's symbol table: with clang by its section; gcc ignores a section within templates, so there all C++
+// statics of functions count.
+#ifdef __clang__
+#define CUDA_ON_HOST_SHARED_NAMED true
+#define __shared__ static __attribute__((section("cuda.shared")))
+#else
+#define CUDA_ON_HOST_SHARED_NAMED false
+#define __shared__ static
+#endif
+
+struct uint3 {
+    unsigned x, y, z;
+};
+struct dim3 {
+    unsigned x, y, z;
+    dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+struct alignas(8) float2 {
+    float x, y;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+struct alignas(8) int2 {
+    int x, y;
+};
+struct alignas(16) int4 {
+    int x, y, z, w;
+};
+struct alignas(8) uint2 {
+    unsigned x, y;
+};
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline int2 make_int2(int x, int y) { return {x, y}; }
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+extern uint3 threadIdx, blockIdx;
+extern dim3 blockDim, gridDim;
+constexpr int warpSize = 32;
+
+void cuda_on_host_sync_threads(int line);
+int cuda_on_host_lane(void);
+// A barrier of the lanes in mask, which all must name the same operation; returns value of lane `source` (NaN
+// bytes if it takes no part), or for a ballot the mask of lanes whose value is not 0.
+enum CudaOnHostOp { CUDA_OP_SYNC, CUDA_OP_SHUFFLE, CUDA_OP_BALLOT };
+uint64_t cuda_on_host_warp(CudaOnHostOp op, unsigned mask, uint64_t value, int source, int line);
+void* cuda_on_host_dynamic_shared(void);
+
+inline void __syncthreads(int line = __builtin_LINE()) { cuda_on_host_sync_threads(line); }
+inline void __syncwarp(unsigned mask = ~0u, int line = __builtin_LINE()) {
+    cuda_on_host_warp(CUDA_OP_SYNC, mask, 0, 0, line);
+}
+
+template <typename T> T cuda_on_host_shuffle(unsigned mask, T value, int source, int line) {
+    static_assert(sizeof(T) <= 8 && std::is_trivially_copyable<T>::value, "shuffles carry 8 bytes at most");
+    uint64_t bits = 0;
+    memcpy(&bits, &value, sizeof value);
+    bits = cuda_on_host_warp(CUDA_OP_SHUFFLE, mask, bits, source, line);
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+template <typename T>
+T __shfl_sync(unsigned mask, T v, int source, int width = 32, int line = __builtin_LINE()) {
+    const int first = cuda_on_host_lane() & ~(width - 1);
+    return cuda_on_host_shuffle(mask, v, first + (source & (width - 1)), line);
+}
+template <typename T>
+T __shfl_up_sync(unsigned mask, T v, unsigned by, int width = 32, int line = __builtin_LINE()) {
+    const int lane = cuda_on_host_lane(), first = lane & ~(width - 1), from = lane - (int)by;
+    return cuda_on_host_shuffle(mask, v, from < first ? lane : from, line);
+}
+template <typename T>
+T __shfl_down_sync(unsigned mask, T v, unsigned by, int width = 32, int line = __builtin_LINE()) {
+    const int lane = cuda_on_host_lane(), last = lane | (width - 1), from = lane + (int)by;
+    return cuda_on_host_shuffle(mask, v, from > last ? lane : from, line);
+}
+template <typename T>
+T __shfl_xor_sync(unsigned mask, T v, int bits, int width = 32, int line = __builtin_LINE()) {
+    const int lane = cuda_on_host_lane(), last = lane | (width - 1), from = lane ^ bits;
+    return cuda_on_host_shuffle(mask, v, from > last ? lane : from, line);
+}
+inline unsigned __ballot_sync(unsigned mask, int predicate, int line = __builtin_LINE()) {
+    return (unsigned)cuda_on_host_warp(CUDA_OP_BALLOT, mask, predicate != 0, 0, line);
+}
+inline int __any_sync(unsigned mask, int predicate, int line = __builtin_LINE()) {
+    return __ballot_sync(mask, predicate, line) != 0;
+}
+inline int __all_sync(unsigned mask, int predicate, int line = __builtin_LINE()) {
+    return __ballot_sync(mask, !predicate, line) == 0;
+}
+
+inline void __threadfence() {}
+inline void __threadfence_block() {}
+template <typename T> T __ldg(const T* p) { return *p; }
+template <typename T> T __ldcs(const T* p) { return *p; }
+template <typename T> T __ldcg(const T* p) { return *p; }
+template <typename T> void __stcs(T* p, T v) { *p = v; }
+template <typename T> void __stcg(T* p, T v) { *p = v; }
+template <typename T> T atomicAdd(T* p, T v) {
+    static_assert(std::is_integral<T>::value,
+                  "a floating-point atomic: the order of its sums is not the same twice");
+    const T old = *p;
+    *p = old + v;
+    return old;
+}
+template <typename T> T atomicExch(T* p, T v) {
+    const T old = *p;
+    *p = v;
+    return old;
+}
+template <typename T> T atomicCAS(T* p, T want, T v) {
+    const T old = *p;
+    if (old == want) *p = v;
+    return old;
+}
+template <typename T> T atomicMax(T* p, T v) {
+    const T old = *p;
+    if (v > old) *p = v;
+    return old;
+}
+template <typename T> T atomicOr(T* p, T v) {
+    const T old = *p;
+    *p = old | v;
+    return old;
+}
+
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline float __expf(float x) { return expf(x); }
+inline float __logf(float x) { return logf(x); }
+inline float __fdividef(float x, float y) { return x / y; }
+inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline float __int_as_float(int x) {
+    float y;
+    memcpy(&y, &x, sizeof y);
+    return y;
+}
+inline int __float_as_int(float x) {
+    int y;
+    memcpy(&y, &x, sizeof y);
+    return y;
+}
+inline float __uint_as_float(unsigned x) {
+    float y;
+    memcpy(&y, &x, sizeof y);
+    return y;
+}
+inline unsigned __float_as_uint(float x) {
+    unsigned y;
+    memcpy(&y, &x, sizeof y);
+    return y;
+}
+template <typename T> constexpr T min(T a, T b) { return b < a ? b : a; }
+template <typename T> constexpr T max(T a, T b) { return a < b ? b : a; }
+
+// A vector access that the device would refuse aborts.
+inline void cuda_on_host_aligned(const void* p, size_t bytes) {
+    if ((uintptr_t)p % bytes != 0)
+        cuda_on_host_die("an access of %zu bytes at %p, which is not aligned to them", bytes, p);
+}
+
+// ---------------------------------------------------------------------------------------------
+// bfloat16: the upper half of a float, rounded to nearest, ties to even; NaN becomes 0x7fff, as on the device
+
+struct __nv_bfloat16 {
+    unsigned short x;
+    __nv_bfloat16() = default;
+    __nv_bfloat16(float f) {
+        const unsigned u = __float_as_uint(f);
+        x = (unsigned short)(f != f ? 0x7fffu : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+    }
+    operator float() const { return __uint_as_float((unsigned)x << 16); }
+};
+struct alignas(4) __nv_bfloat162 {
+    __nv_bfloat16 x, y;
+};
+inline __nv_bfloat16 __float2bfloat16(float f) { return __nv_bfloat16(f); }
+inline __nv_bfloat16 __float2bfloat16_rn(float f) { return __nv_bfloat16(f); }
+inline float __bfloat162float(__nv_bfloat16 b) { return (float)b; }
+inline __nv_bfloat162 __floats2bfloat162_rn(float a, float b) { return {__nv_bfloat16(a), __nv_bfloat16(b)}; }
+inline float2 __bfloat1622float2(__nv_bfloat162 b) { return {(float)b.x, (float)b.y}; }
+
+// ---------------------------------------------------------------------------------------------
+// The runtime
+
+enum cudaError_t {
+    cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorInsufficientDriver = 35,
+    cudaErrorNoDevice = 100,
+    cudaErrorInvalidDevice = 101,
+    cudaErrorNotReady = 600
+};
+enum cudaMemcpyKind {
+    cudaMemcpyHostToHost,
+    cudaMemcpyHostToDevice,
+    cudaMemcpyDeviceToHost,
+    cudaMemcpyDeviceToDevice,
+    cudaMemcpyDefault
+};
+enum {
+    cudaStreamDefault = 0,
+    cudaStreamNonBlocking = 1,
+    cudaEventDefault = 0,
+    cudaEventBlockingSync = 1,
+    cudaEventDisableTiming = 2,
+    cudaHostAllocDefault = 0
+};
+enum cudaStreamCaptureMode {
+    cudaStreamCaptureModeGlobal,
+    cudaStreamCaptureModeThreadLocal,
+    cudaStreamCaptureModeRelaxed
+};
+enum cudaFuncAttribute {
+    cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
+    cudaFuncAttributePreferredSharedMemoryCarveout = 9
+};
+
+typedef struct CudaOnHostStream* cudaStream_t;
+typedef struct CudaOnHostEvent* cudaEvent_t;
+typedef struct CudaOnHostGraph* cudaGraph_t;
+typedef struct CudaOnHostGraph* cudaGraphExec_t;
+
+struct cudaDeviceProp {
+    char name[256];
+    size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor;
+    int major, minor, multiProcessorCount, maxThreadsPerBlock, maxThreadsPerMultiProcessor, regsPerBlock,
+        warpSize, l2CacheSize;
+};
+
+cudaError_t cudaGetDeviceCount(int* count);
+cudaError_t cudaSetDevice(int device);
+cudaError_t cudaGetDevice(int* device);
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* prop, int device);
+cudaError_t cudaDriverGetVersion(int* version);
+cudaError_t cudaRuntimeGetVersion(int* version);
+cudaError_t cudaDeviceSynchronize(void);
+cudaError_t cudaGetLastError(void);
+cudaError_t cudaPeekAtLastError(void);
+const char* cudaGetErrorString(cudaError_t error);
+const char* cudaGetErrorName(cudaError_t error);
+
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total);
+cudaError_t cuda_on_host_malloc(void** p, size_t bytes, bool on_device);
+cudaError_t cudaFree(void* p);
+cudaError_t cudaFreeHost(void* p);
+template <typename T> cudaError_t cudaMalloc(T** p, size_t bytes) {
+    return cuda_on_host_malloc((void**)p, bytes, true);
+}
+template <typename T> cudaError_t cudaMallocHost(T** p, size_t bytes, unsigned = 0) {
+    return cuda_on_host_malloc((void**)p, bytes, false);
+}
+cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream = nullptr);
+cudaError_t cudaMemcpy(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind);
+cudaError_t cudaMemsetAsync(void* dst, int byte, size_t bytes, cudaStream_t stream = nullptr);
+cudaError_t cudaMemset(void* dst, int byte, size_t bytes);
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
+cudaError_t cudaStreamCreate(cudaStream_t* stream);
+cudaError_t cudaStreamDestroy(cudaStream_t stream);
+cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags = 0);
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags);
+cudaError_t cudaEventCreate(cudaEvent_t* event);
+cudaError_t cudaEventDestroy(cudaEvent_t event);
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr);
+cudaError_t cudaEventSynchronize(cudaEvent_t event);
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to);  // always 1
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long flags = 0);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
+cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t stream);
+cudaError_t cudaGraphDestroy(cudaGraph_t graph);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
+
+cudaError_t cuda_on_host_attribute(const void* kernel, cudaFuncAttribute attribute, int value);
+template <typename F> cudaError_t cudaFuncSetAttribute(F* kernel, cudaFuncAttribute attribute, int value) {
+    return cuda_on_host_attribute((const void*)kernel, attribute, value);
+}
+template <typename F>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, F*, int block, size_t) {
+    *blocks = 2048 / block;
+    return cudaSuccess;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Launch
+
+// Queues `work` on the stream, or records it where the stream is capturing a graph.
+void cuda_on_host_enqueue(cudaStream_t stream, std::function<void()> work);
+void cuda_on_host_launch(const char* name, const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
+                         cudaStream_t stream, std::function<void()> body);
+
+template <typename... Params, typename... Args>
+void cuda_on_host_call(const char* name, void (*kernel)(Params...), dim3 grid, dim3 block,
+                       size_t shared_bytes, cudaStream_t stream, Args... args) {
+    cuda_on_host_launch(name, (const void*)kernel, grid, block, shared_bytes, stream,
+                        [=] { kernel(args...); });
+}
+#define CUDA_ON_HOST_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                  \
+    cuda_on_host_call(#kernel, kernel, grid, block, shared_bytes, stream, ##__VA_ARGS__)
+
+#include "cublaslt_on_host.h"
+
+#endif

@@ -1,0 +1,513 @@
+// runtime_on_host.cpp: the CUDA runtime's memory, streams, events and graphs. What would be an error of the
+// caller aborts; what a user's machine can lack (a device, memory) is returned.
+#include "cuda_on_host.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <vector>
+
+#ifdef CUDA_ON_HOST_ASAN
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(p, n) ((void)(p), (void)(n))
+#define ASAN_UNPOISON_MEMORY_REGION(p, n) ((void)(p), (void)(n))
+#endif
+
+typedef std::function<void()> Work;
+
+struct CudaOnHostGraph {
+    std::vector<Work> nodes;
+    bool executable = false;
+};
+
+struct CudaOnHostStream {
+    bool alive = true;
+    std::deque<Work> queue;
+    uint64_t queued = 0, done = 0;       // pieces of work, since it was made
+    CudaOnHostGraph* capture = nullptr;  // that it records into
+    CudaOnHostStream* origin = nullptr;  // where that capture began
+    uint64_t recorded = 0, joined = 0;   // pieces of the capture; as many as the origin waits for
+};
+
+struct CudaOnHostEvent {
+    CudaOnHostStream* stream = nullptr;  // null: never recorded
+    uint64_t mark = 0;                   // pieces of the stream's work before it
+    CudaOnHostGraph* capture = nullptr;
+};
+
+namespace {
+
+struct Runtime {
+    CudaOnHostOptions options;
+    std::map<char*, size_t> device, pinned;  // allocations: address, bytes
+    std::vector<std::pair<char*, size_t>> guards;
+    size_t used = 0;
+    std::vector<std::unique_ptr<CudaOnHostStream>> streams;  // those destroyed too: events may name them
+    std::set<CudaOnHostEvent*> events;
+    std::set<CudaOnHostGraph*> graphs;
+    CudaOnHostStream default_stream;
+    cudaError_t last_error = cudaSuccess;
+    int captures = 0;
+};
+
+Runtime runtime;
+
+cudaError_t fail(cudaError_t error) { return runtime.last_error = error; }
+
+#define NEED_DEVICE()                                                                                        \
+    do {                                                                                                     \
+        if (runtime.options.devices == 0) return fail(cudaErrorNoDevice);                                    \
+    } while (0)
+
+// While this lives, the device's memory may be read and written.
+struct DeviceOpen {
+    DeviceOpen() {
+        for (auto& a : runtime.device) ASAN_UNPOISON_MEMORY_REGION(a.first, a.second);
+        for (auto& g : runtime.guards) ASAN_POISON_MEMORY_REGION(g.first, g.second);
+    }
+    ~DeviceOpen() {
+        for (auto& a : runtime.device) ASAN_POISON_MEMORY_REGION(a.first, a.second);
+    }
+};
+
+// The allocation that holds p, or null.
+const std::pair<char* const, size_t>* find_allocation(const std::map<char*, size_t>& all, const void* p) {
+    auto after = all.upper_bound((char*)p);
+    if (after == all.begin()) return nullptr;
+    --after;
+    return (const char*)p < after->first + after->second ? &*after : nullptr;
+}
+
+CudaOnHostStream* stream_of(const char* call, cudaStream_t s) {
+    if (!s) return &runtime.default_stream;
+    for (auto& known : runtime.streams)
+        if (known.get() == s && s->alive) return s;
+    cuda_on_host_die("%s: no such stream", call);
+}
+
+void check_event(const char* call, cudaEvent_t e) {
+    if (!runtime.events.count(e)) cuda_on_host_die("%s: no such event", call);
+}
+
+// Runs the stream's first n pieces of work, since it was made. A graph's work or another stream's can be
+// inside: pop first.
+void run_until(CudaOnHostStream* s, uint64_t n) {
+    while (s->done < n && !s->queue.empty()) {
+        const Work work = std::move(s->queue.front());
+        s->queue.pop_front();
+        s->done++;
+        work();
+    }
+}
+
+void run_all() {
+    run_until(&runtime.default_stream, runtime.default_stream.queued);
+    for (size_t i = 0; i < runtime.streams.size(); i++)
+        run_until(runtime.streams[i].get(), runtime.streams[i]->queued);
+}
+
+void wait_for(const char* call, CudaOnHostStream* s) {
+    if (s->capture) cuda_on_host_die("%s of a stream that is capturing", call);
+    run_until(s, s->queued);
+}
+
+void enqueue(CudaOnHostStream* s, Work work) {
+    if (s->capture) {
+        s->capture->nodes.push_back(std::move(work));
+        s->recorded++;
+        return;
+    }
+    s->queue.push_back(std::move(work));
+    s->queued++;
+    if (!runtime.options.late) run_until(s, s->queued);
+}
+
+}  // namespace
+
+void cuda_on_host_enqueue(cudaStream_t stream, Work work) {
+    if (runtime.options.devices == 0) cuda_on_host_die("a launch without a device");
+    enqueue(stream_of("launch", stream), [work] {
+        const DeviceOpen open;
+        work();
+    });
+}
+
+// ---------------------------------------------------------------------------------------------
+// Control
+
+void cuda_on_host_set(const CudaOnHostOptions& options) {
+    run_all();
+    runtime.options = options;
+    runtime.last_error = cudaSuccess;
+    cuda_on_host_scheduler_set(options);
+}
+
+const CudaOnHostOptions& cuda_on_host_options(void) { return runtime.options; }
+
+int cuda_on_host_live(void) {
+    int streams = 0;
+    for (auto& s : runtime.streams) streams += s->alive;
+    return (int)(runtime.device.size() + runtime.pinned.size() + runtime.events.size() +
+                 runtime.graphs.size()) +
+           streams + cublaslt_on_host_live();
+}
+
+void cuda_on_host_guard(void* device, size_t bytes) {
+    cuda_on_host_check_range("cuda_on_host_guard", device, bytes);
+    const uintptr_t skip = -(uintptr_t)device &
+                           7;  // the sanitizer's shadow can forbid the end of 8 bytes, not their start alone
+    if (bytes > skip) runtime.guards.push_back({(char*)device + skip, bytes - skip});
+}
+
+void cuda_on_host_check_range(const char* call, const void* p, size_t bytes) {
+    const auto* a = find_allocation(runtime.device, p);
+    if (!a) cuda_on_host_die("%s: %p is no device memory", call, p);
+    if ((const char*)p + bytes > a->first + a->second)
+        cuda_on_host_die("%s: %zu bytes at offset %zu of an allocation of %zu", call, bytes,
+                         (size_t)((const char*)p - a->first), a->second);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Device and errors
+
+cudaError_t cudaGetDeviceCount(int* count) {
+    *count = runtime.options.devices;
+    NEED_DEVICE();
+    return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device) {
+    NEED_DEVICE();
+    return device >= 0 && device < runtime.options.devices ? cudaSuccess : fail(cudaErrorInvalidDevice);
+}
+
+cudaError_t cudaGetDevice(int* device) {
+    *device = 0;
+    NEED_DEVICE();
+    return cudaSuccess;
+}
+cudaError_t cudaDriverGetVersion(int* version) {
+    *version = runtime.options.devices ? 13000 : 0;
+    return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int* version) {
+    *version = 13000;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* prop, int device) {
+    NEED_DEVICE();
+    if (device < 0 || device >= runtime.options.devices) return fail(cudaErrorInvalidDevice);
+    *prop = {};
+    snprintf(prop->name, sizeof prop->name, "cuda_on_host");
+    prop->totalGlobalMem = runtime.options.memory;
+    prop->sharedMemPerBlock = 48 << 10;
+    prop->sharedMemPerBlockOptin = 227 << 10;
+    prop->sharedMemPerMultiprocessor = 228 << 10;
+    prop->major = 9;
+    prop->multiProcessorCount = 3;  // few, so that loops over a grid go round more than once
+    prop->maxThreadsPerBlock = 1024;
+    prop->maxThreadsPerMultiProcessor = 2048;
+    prop->regsPerBlock = 65536;
+    prop->warpSize = 32;
+    prop->l2CacheSize = 50 << 20;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceSynchronize(void) {
+    NEED_DEVICE();
+    if (runtime.captures) cuda_on_host_die("cudaDeviceSynchronize while a stream captures");
+    run_all();
+    return cudaSuccess;
+}
+
+cudaError_t cudaPeekAtLastError(void) { return runtime.last_error; }
+
+cudaError_t cudaGetLastError(void) {
+    const cudaError_t error = runtime.last_error;
+    runtime.last_error = cudaSuccess;
+    return error;
+}
+
+const char* cudaGetErrorName(cudaError_t error) {
+    return error == cudaSuccess                 ? "cudaSuccess"
+           : error == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation"
+           : error == cudaErrorNoDevice         ? "cudaErrorNoDevice"
+           : error == cudaErrorInvalidDevice    ? "cudaErrorInvalidDevice"
+                                                : "cudaErrorInvalidValue";
+}
+
+const char* cudaGetErrorString(cudaError_t error) {
+    return error == cudaSuccess                 ? "no error"
+           : error == cudaErrorMemoryAllocation ? "out of memory"
+           : error == cudaErrorNoDevice         ? "no CUDA-capable device is detected"
+           : error == cudaErrorInvalidDevice    ? "invalid device ordinal"
+                                                : "invalid argument";
+}
+
+// ---------------------------------------------------------------------------------------------
+// Memory
+
+cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) {
+    NEED_DEVICE();
+    *total = runtime.options.memory;
+    *free_bytes = runtime.used < *total ? *total - runtime.used : 0;
+    return cudaSuccess;
+}
+
+cudaError_t cuda_on_host_malloc(void** p, size_t bytes, bool on_device) {
+    NEED_DEVICE();
+    if (runtime.captures) cuda_on_host_die("memory is allocated while a stream captures");
+    if (bytes == 0) {
+        *p = nullptr;
+        return cudaSuccess;
+    }
+    if (on_device && bytes > runtime.options.memory - runtime.used) return fail(cudaErrorMemoryAllocation);
+    if (posix_memalign(p, 256, bytes) != 0) return fail(cudaErrorMemoryAllocation);
+    memset(*p, 0xff, bytes);
+    (on_device ? runtime.device : runtime.pinned)[(char*)*p] = bytes;
+    if (!on_device) return cudaSuccess;
+    runtime.used += bytes;
+    ASAN_POISON_MEMORY_REGION(*p, bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaFree(void* p) {
+    NEED_DEVICE();
+    if (!p) return cudaSuccess;
+    const auto a = runtime.device.find((char*)p);
+    if (a == runtime.device.end()) cuda_on_host_die("cudaFree of %p, which cudaMalloc did not give", p);
+    if (runtime.captures) cuda_on_host_die("cudaFree while a stream captures");
+    run_all();
+    std::vector<std::pair<char*, size_t>> kept;
+    for (auto& g : runtime.guards)
+        if (g.first < a->first || g.first >= a->first + a->second) kept.push_back(g);
+    runtime.guards.swap(kept);
+    ASAN_UNPOISON_MEMORY_REGION(a->first, a->second);
+    runtime.used -= a->second;
+    runtime.device.erase(a);
+    free(p);
+    return cudaSuccess;
+}
+
+cudaError_t cudaFreeHost(void* p) {
+    NEED_DEVICE();
+    if (!p) return cudaSuccess;
+    if (!runtime.pinned.count((char*)p))
+        cuda_on_host_die("cudaFreeHost of %p, which cudaMallocHost did not give", p);
+    run_all();
+    runtime.pinned.erase((char*)p);
+    free(p);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream) {
+    NEED_DEVICE();
+    if (bytes == 0) return cudaSuccess;
+    if (!dst || !src) cuda_on_host_die("cudaMemcpyAsync: a null pointer");
+    const bool from = find_allocation(runtime.device, src), to = find_allocation(runtime.device, dst);
+    const cudaMemcpyKind found = from ? (to ? cudaMemcpyDeviceToDevice : cudaMemcpyDeviceToHost)
+                                      : (to ? cudaMemcpyHostToDevice : cudaMemcpyHostToHost);
+    if (kind != found && kind != cudaMemcpyDefault)
+        cuda_on_host_die("cudaMemcpyAsync: kind %d, but the pointers are of %d", kind, found);
+    if (from) cuda_on_host_check_range("cudaMemcpyAsync", src, bytes);
+    if (to) cuda_on_host_check_range("cudaMemcpyAsync", dst, bytes);
+    CudaOnHostStream* s = stream_of("cudaMemcpyAsync", stream);
+    const bool pageable =
+        (!from && !find_allocation(runtime.pinned, src)) || (!to && !find_allocation(runtime.pinned, dst));
+    if (pageable && s->capture)
+        cuda_on_host_die("cudaMemcpyAsync: pageable memory in a capture: the graph would read it later");
+    if (pageable && !from) {  // the source is free again when the call returns
+        const std::vector<char> copy((const char*)src, (const char*)src + bytes);
+        enqueue(s, [=] {
+            const DeviceOpen open;
+            memcpy(dst, copy.data(), bytes);
+        });
+    } else {
+        enqueue(s, [=] {
+            const DeviceOpen open;
+            memcpy(dst, src, bytes);
+        });
+    }
+    if (pageable && !to) wait_for("cudaMemcpyAsync", s);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpy(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind) {
+    const cudaError_t error = cudaMemcpyAsync(dst, src, bytes, kind, nullptr);
+    if (error == cudaSuccess) wait_for("cudaMemcpy", &runtime.default_stream);
+    return error;
+}
+
+cudaError_t cudaMemsetAsync(void* dst, int byte, size_t bytes, cudaStream_t stream) {
+    NEED_DEVICE();
+    if (bytes == 0) return cudaSuccess;
+    cuda_on_host_check_range("cudaMemsetAsync", dst, bytes);
+    enqueue(stream_of("cudaMemsetAsync", stream), [=] {
+        const DeviceOpen open;
+        memset(dst, byte, bytes);
+    });
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemset(void* dst, int byte, size_t bytes) {
+    const cudaError_t error = cudaMemsetAsync(dst, byte, bytes, nullptr);
+    if (error == cudaSuccess) wait_for("cudaMemset", &runtime.default_stream);
+    return error;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Streams and events
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+    NEED_DEVICE();
+    runtime.streams.emplace_back(new CudaOnHostStream());
+    *stream = runtime.streams.back().get();
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithFlags(stream, 0); }
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    NEED_DEVICE();
+    if (!stream) cuda_on_host_die("cudaStreamDestroy of the default stream");
+    wait_for("cudaStreamDestroy", stream_of("cudaStreamDestroy", stream));
+    stream->alive = false;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    NEED_DEVICE();
+    wait_for("cudaStreamSynchronize", stream_of("cudaStreamSynchronize", stream));
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+    NEED_DEVICE();
+    *event = *runtime.events.insert(new CudaOnHostEvent()).first;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    NEED_DEVICE();
+    check_event("cudaEventDestroy", event);
+    runtime.events.erase(event);
+    delete event;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    NEED_DEVICE();
+    check_event("cudaEventRecord", event);
+    CudaOnHostStream* s = stream_of("cudaEventRecord", stream);
+    *event = {s, s->capture ? s->recorded : s->queued, s->capture};
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    NEED_DEVICE();
+    check_event("cudaEventSynchronize", event);
+    if (event->capture) cuda_on_host_die("cudaEventSynchronize of an event that was recorded in a capture");
+    if (event->stream) run_until(event->stream, event->mark);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
+    check_event("cudaEventElapsedTime", from);
+    check_event("cudaEventElapsedTime", to);
+    *ms = 1.0f;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+    NEED_DEVICE();
+    check_event("cudaStreamWaitEvent", event);
+    CudaOnHostStream* s = stream_of("cudaStreamWaitEvent", stream);
+    const CudaOnHostEvent e = *event;
+    if (!e.stream) return cudaSuccess;
+    if (e.capture) {
+        if (!e.stream->capture) cuda_on_host_die("cudaStreamWaitEvent: the event's capture has ended");
+        if (s->capture && s->capture != e.capture)
+            cuda_on_host_die("cudaStreamWaitEvent: the event is of another capture");
+        if (!s->capture) {
+            s->capture = e.capture;
+            s->origin = e.stream->origin;
+            s->recorded = s->joined = 0;
+        }
+        if (s->origin == s && e.stream->joined < e.mark) e.stream->joined = e.mark;
+    } else if (s->capture) {
+        cuda_on_host_die("cudaStreamWaitEvent: a stream that captures waits for work outside of the capture");
+    } else if (e.stream != s) {
+        enqueue(s, [e] { run_until(e.stream, e.mark); });
+    }
+    return cudaSuccess;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Graphs: what was recorded, in order
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+    NEED_DEVICE();
+    CudaOnHostStream* s = stream_of("cudaStreamBeginCapture", stream);
+    if (!stream) cuda_on_host_die("cudaStreamBeginCapture of the default stream");
+    if (s->capture) cuda_on_host_die("cudaStreamBeginCapture of a stream that captures");
+    s->capture = *runtime.graphs.insert(new CudaOnHostGraph()).first;
+    s->origin = s;
+    s->recorded = s->joined = 0;
+    runtime.captures++;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+    NEED_DEVICE();
+    CudaOnHostStream* s = stream_of("cudaStreamEndCapture", stream);
+    if (!s->capture || s->origin != s)
+        cuda_on_host_die("cudaStreamEndCapture of a stream that did not begin a capture");
+    *graph = s->capture;
+    for (auto& other : runtime.streams) {
+        if (other->capture != *graph) continue;
+        if (other.get() != s && other->joined < other->recorded)
+            cuda_on_host_die(
+                "cudaStreamEndCapture: work of another stream was captured and never waited for");
+        other->capture = nullptr;
+    }
+    runtime.captures--;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
+    NEED_DEVICE();
+    if (!runtime.graphs.count(graph)) cuda_on_host_die("cudaGraphInstantiate: no such graph");
+    *exec = *runtime.graphs.insert(new CudaOnHostGraph(*graph)).first;
+    (*exec)->executable = true;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+    NEED_DEVICE();
+    if (!runtime.graphs.count(exec) || !exec->executable)
+        cuda_on_host_die("cudaGraphLaunch: no such executable graph");
+    const std::vector<Work> nodes = exec->nodes;
+    enqueue(stream_of("cudaGraphLaunch", stream), [nodes] {
+        for (const Work& node : nodes) node();
+    });
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    NEED_DEVICE();
+    if (!runtime.graphs.erase(graph)) cuda_on_host_die("cudaGraphDestroy: no such graph");
+    delete graph;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) { return cudaGraphDestroy(exec); }

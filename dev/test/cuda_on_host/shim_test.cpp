@@ -1,0 +1,411 @@
+// shim_test.cpp: the test of the test. Small kernels, right and wrong, show that the host's CUDA means what
+// it says and that a missing synchronisation, an overrun or a misuse does not pass.
+#include "shim_test.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cuda_on_host.h"
+
+namespace {
+
+constexpr int THREADS = 96;
+
+const CudaOnHostOrder orders[] = {CUDA_ORDER_FORWARD, CUDA_ORDER_REVERSE, CUDA_ORDER_SHUFFLE};
+
+void set_order(CudaOnHostOrder order, bool late = false) {
+    CudaOnHostOptions o;
+    o.order = order;
+    o.late = late;
+    cuda_on_host_set(o);
+}
+
+// n numbers of device memory, with a host's view of them.
+template <typename T> struct Array {
+    T* p = nullptr;
+    size_t n;
+    explicit Array(size_t count) : n(count) { cudaMalloc(&p, n * sizeof(T)); }
+    ~Array() { cudaFree(p); }
+    T at(size_t i) const {
+        T x;
+        cudaMemcpy(&x, p + i, sizeof x, cudaMemcpyDeviceToHost);
+        return x;
+    }
+    void put(size_t i, T x) { cudaMemcpy(p + i, &x, sizeof x, cudaMemcpyHostToDevice); }
+};
+
+// ---------------------------------------------------------------------------------------------
+// Kernels
+
+template <bool SYNC> __global__ void reverse_block(int* out) {  // out[i] = THREADS-1-i, through shared memory
+    __shared__ int x[THREADS];
+    x[threadIdx.x] = (int)threadIdx.x;
+    if (SYNC) __syncthreads();
+    out[threadIdx.x] = x[THREADS - 1 - threadIdx.x];
+}
+
+template <bool SYNC> __global__ void sum_twice(int* out) {  // the same partial sums' memory, used twice
+    __shared__ int partial[THREADS / 32];
+    for (int round = 0; round < 2; round++) {
+        int x = (int)threadIdx.x + round;
+        for (int d = 16; d; d /= 2) x += __shfl_xor_sync(~0u, x, d);
+        if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x;
+        __syncthreads();
+        x = 0;
+        for (int w = 0; w < THREADS / 32; w++) x += partial[w];
+        out[round * THREADS + (int)threadIdx.x] = x;
+        if (SYNC) __syncthreads();
+    }
+}
+
+template <bool SYNC> __global__ void reverse_warp(int* out) {
+    __shared__ int x[32];
+    x[threadIdx.x] = (int)threadIdx.x;
+    if (SYNC) __syncwarp();
+    out[threadIdx.x] = x[31 - threadIdx.x];
+}
+
+__global__ void early_exit(int* out) {  // half of the threads return before the barrier
+    __shared__ int x[THREADS];
+    if (threadIdx.x % 2) return;
+    x[threadIdx.x] = (int)threadIdx.x;
+    __syncthreads();
+    out[threadIdx.x] = x[(threadIdx.x + 2) % THREADS];
+}
+
+__global__ void shuffles(float* out, unsigned* ballots) {
+    const int lane = (int)threadIdx.x;
+    const float x = (float)lane;
+    out[lane] = __shfl_sync(~0u, x, 5);
+    out[32 + lane] = __shfl_up_sync(~0u, x, 3);
+    out[64 + lane] = __shfl_down_sync(~0u, x, 3, 8);
+    out[96 + lane] = __shfl_xor_sync(~0u, x, 1);
+    out[128 + lane] = __shfl_sync(~0u, x, 2, 4);
+    ballots[lane] = __ballot_sync(~0u, lane % 3 == 0);
+    if (lane >= 16) return;
+    out[160 + lane] = __shfl_sync(0xffffu, x, 15 - lane);
+    out[176 + lane] = __shfl_sync(0xffffu, x, 20);  // of a lane that is gone
+}
+
+__global__ void poison(float* out, const float* in) {
+    __shared__ float x[4];
+    float* y = static_cast<float*>(cuda_on_host_dynamic_shared());
+    const float seen[] = {x[0], y[3], in[0]};
+    for (int i = 0; i < 3; i++) out[blockIdx.x * 3 + (unsigned)i] = seen[i];
+    x[0] = y[3] = 1.0f;
+}
+
+__global__ void different_barriers() {
+    if (threadIdx.x < 32) __syncthreads();
+    else __syncthreads();
+}
+__global__ void barrier_and_shuffle() {
+    if (threadIdx.x == 0) __syncthreads();
+    else __shfl_sync(~0u, 1.0f, 0);
+}
+__global__ void not_in_mask() { __syncwarp(2u); }
+__global__ void different_operations() {
+    if (threadIdx.x == 3) __ballot_sync(~0u, 1);
+    else __syncwarp();
+}
+#ifdef CUDA_ON_HOST_ASAN
+__global__ void write_at(float* p, int i) { p[i] = 1.0f; }
+#endif
+__global__ void write_shared(int i) { static_cast<float*>(cuda_on_host_dynamic_shared())[i] = 1.0f; }
+__global__ void add_one(int* p) { *p += 1; }
+
+// ---------------------------------------------------------------------------------------------
+// Barriers, shuffles, memory
+
+bool reverses(void (*kernel)(int*), int threads) {
+    Array<int> out(THREADS);
+    CUDA_ON_HOST_LAUNCH(kernel, 1, (unsigned)threads, 0, nullptr, out.p);
+    bool ok = true;
+    for (int i = 0; i < threads; i++) ok = ok && out.at((size_t)i) == threads - 1 - i;
+    return ok;
+}
+
+bool sums_twice(void (*kernel)(int*)) {
+    Array<int> out(2 * THREADS);
+    CUDA_ON_HOST_LAUNCH(kernel, 1, THREADS, 0, nullptr, out.p);
+    bool ok = true;
+    for (int i = 0; i < 2 * THREADS; i++)
+        ok = ok && out.at((size_t)i) == THREADS * (THREADS - 1) / 2 + i / THREADS * THREADS;
+    return ok;
+}
+
+void test_barriers(Checks* c) {
+    int block = 0, warp = 0, twice = 0;
+    for (CudaOnHostOrder order : orders) {
+        set_order(order);
+        check(c, reverses(reverse_block<true>, THREADS), "__syncthreads, order %d: a thread passed early",
+              order);
+        check(c, reverses(reverse_warp<true>, 32), "__syncwarp, order %d: a lane passed early", order);
+        check(c, sums_twice(sum_twice<true>), "two reductions, order %d: wrong", order);
+        block += reverses(reverse_block<false>, THREADS);
+        warp += reverses(reverse_warp<false>, 32);
+        twice += sums_twice(sum_twice<false>);
+        Array<int> out(THREADS);
+        CUDA_ON_HOST_LAUNCH(early_exit, 1, THREADS, 0, nullptr, out.p);
+        check(c, out.at(0) == 2 && out.at(THREADS - 2) == 0,
+              "a barrier after half of the threads returned, order %d", order);
+    }
+    check(c, block == 0, "a missing __syncthreads before a read passed in %d orders", block);
+    check(c, warp == 0, "a missing __syncwarp passed in %d orders", warp);
+    check(c, twice == 0, "a missing __syncthreads before memory is used again passed in %d orders", twice);
+}
+
+void test_shuffles(Checks* c) {
+    Array<float> out(192);
+    Array<unsigned> ballots(32);
+    CUDA_ON_HOST_LAUNCH(shuffles, 1, 32, 0, nullptr, out.p, ballots.p);
+    int bad = 0;
+    for (int l = 0; l < 32; l++) {
+        const float want[] = {5, (float)(l < 3 ? l : l - 3), (float)(l % 8 + 3 > 7 ? l : l + 3),
+                              (float)(l ^ 1), (float)(l / 4 * 4 + 2)};
+        for (int i = 0; i < 5; i++) bad += out.at((size_t)(i * 32 + l)) != want[i];
+        bad += ballots.at((size_t)l) != 0x49249249u;
+        if (l < 16) bad += out.at((size_t)(160 + l)) != (float)(15 - l);
+        if (l < 16) bad += !std::isnan(out.at((size_t)(176 + l)));
+    }
+    check(c, bad == 0, "shuffles: %d lanes received what they should not", bad);
+}
+
+void test_poison(Checks* c) {
+    Array<float> out(9), in(1);
+    CUDA_ON_HOST_LAUNCH(poison, 3, 1, 16, nullptr, out.p, in.p);
+    for (size_t i = 0; i < 9; i++)
+        check(c, std::isnan(out.at(i)), "%s memory of block %zu did not start as NaN",
+              i % 3 ? i % 3 == 1 ? "dynamic shared" : "device" : "static shared", i / 3);
+}
+
+void test_bfloat16(Checks* c) {
+    const struct {
+        unsigned from, to;
+    } cases[] = {
+        {0x3f800000, 0x3f80}, {0x3f808000, 0x3f80}, {0x3f808001, 0x3f81}, {0x3f818000, 0x3f82},
+        {0x3f807fff, 0x3f80},  // ties to even
+        {0x7f800000, 0x7f80}, {0xff800000, 0xff80}, {0x7f7fffff, 0x7f80}, {0x7f800001, 0x7fff},
+        {0x80000000, 0x8000}, {0x00008000, 0x0000}, {0x00018000, 0x0002},
+    };
+    for (const auto& x : cases) {
+        const unsigned got = __float2bfloat16(__uint_as_float(x.from)).x;
+        check(c, got == x.to, "bfloat16 of 0x%08x: 0x%04x, want 0x%04x", x.from, got, x.to);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Streams and graphs
+
+void test_streams(Checks* c) {
+    set_order(CUDA_ORDER_FORWARD, true);
+    cudaStream_t a, b;
+    cudaEvent_t event;
+    int* pinned;
+    cudaStreamCreateWithFlags(&a, cudaStreamNonBlocking);
+    cudaStreamCreateWithFlags(&b, cudaStreamNonBlocking);
+    cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    cudaMallocHost(&pinned, 2 * sizeof *pinned);
+    Array<int> x(1);
+    pinned[0] = 7;
+    pinned[1] = 0;
+    cudaMemcpyAsync(x.p, pinned, sizeof(int), cudaMemcpyHostToDevice, a);
+    pinned[0] = 8;  // too early: the copy has not run
+    CUDA_ON_HOST_LAUNCH(add_one, 1, 1, 0, a, x.p);
+    cudaEventRecord(event, a);
+    CUDA_ON_HOST_LAUNCH(add_one, 1, 1, 0, a, x.p);
+    cudaStreamWaitEvent(b, event);
+    cudaMemcpyAsync(pinned + 1, x.p, sizeof(int), cudaMemcpyDeviceToHost, b);
+    check(c, pinned[1] == 0, "a late stream ran before anything waited for it");
+    cudaStreamSynchronize(b);
+    check(c, pinned[1] == 9, "another stream's work up to an event: %d, want 9", pinned[1]);
+    cudaStreamSynchronize(a);
+    check(c, x.at(0) == 10, "the rest of the stream: %d, want 10", x.at(0));
+    cudaFreeHost(pinned);
+    cudaEventDestroy(event);
+    cudaStreamDestroy(a);
+    cudaStreamDestroy(b);
+    set_order(CUDA_ORDER_FORWARD);
+}
+
+void test_graphs(Checks* c) {
+    cudaStream_t s;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    Array<int> x(1);
+    x.put(0, 5);
+    cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
+    cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal);
+    CUDA_ON_HOST_LAUNCH(add_one, 1, 1, 0, s, x.p);
+    CUDA_ON_HOST_LAUNCH(add_one, 1, 1, 0, s, x.p);
+    cudaStreamEndCapture(s, &graph);
+    check(c, x.at(0) == 5, "a capture ran what it recorded");
+    cudaGraphInstantiate(&exec, graph, 0);
+    cudaGraphDestroy(graph);
+    for (int i = 0; i < 3; i++) cudaGraphLaunch(exec, s);
+    cudaStreamSynchronize(s);
+    check(c, x.at(0) == 11, "three launches of a graph of two kernels: %d, want 11", x.at(0));
+    cudaGraphExecDestroy(exec);
+    cudaStreamDestroy(s);
+}
+
+void test_limits(Checks* c) {
+    CudaOnHostOptions o;
+    int count = -1;
+    char* p = nullptr;
+    size_t free_bytes = 0, total = 0;
+    o.memory = 1000;
+    cuda_on_host_set(o);
+    check(c, cudaMalloc(&p, 1001) == cudaErrorMemoryAllocation, "1001 bytes of 1000 were given");
+    check(c,
+          cudaMalloc(&p, 600) == cudaSuccess && cudaMemGetInfo(&free_bytes, &total) == cudaSuccess &&
+              free_bytes == 400,
+          "%zu bytes are free after 600 of 1000", free_bytes);
+    cudaFree(p);
+    o.devices = 0;
+    cuda_on_host_set(o);
+    check(c, cudaGetDeviceCount(&count) == cudaErrorNoDevice && count == 0, "a device where there is none");
+    cuda_on_host_set(CudaOnHostOptions());
+}
+
+// ---------------------------------------------------------------------------------------------
+// cuBLASLt
+
+// D (3,2) = 2 op(A) op(B) + 0.5 D, A stored (4,3) or (3,4), B (4,2) or (2,4), with gaps in every column.
+void test_product(Checks* c, bool ta, bool tb) {
+    const int m = 3, n = 2, k = 4, lda = 6, ldb = 5, ldd = 4;
+    const cublasOperation_t ops[] = {ta ? CUBLAS_OP_T : CUBLAS_OP_N, tb ? CUBLAS_OP_T : CUBLAS_OP_N};
+    const float alpha = 2.0f, beta = 0.5f;
+    float a[24], b[20], d[8];
+    for (int i = 0; i < 24; i++) a[i] = (float)(i * 7 % 11) - 5.0f;
+    for (int i = 0; i < 20; i++) b[i] = (float)(i * 5 % 13) - 6.0f;
+    for (int i = 0; i < 8; i++) d[i] = (float)i;
+    Array<float> on_a(24), on_b(20), on_d(8);
+    cudaMemcpy(on_a.p, a, sizeof a, cudaMemcpyHostToDevice);
+    cudaMemcpy(on_b.p, b, sizeof b, cudaMemcpyHostToDevice);
+    cudaMemcpy(on_d.p, d, sizeof d, cudaMemcpyHostToDevice);
+    cublasLtHandle_t handle;
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t la, lb, ld;
+    cublasLtCreate(&handle);
+    cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &ops[0], sizeof ops[0]);
+    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, &ops[1], sizeof ops[1]);
+    cublasLtMatrixLayoutCreate(&la, CUDA_R_32F, (uint64_t)(ta ? k : m), (uint64_t)(ta ? m : k), lda);
+    cublasLtMatrixLayoutCreate(&lb, CUDA_R_32F, (uint64_t)(tb ? n : k), (uint64_t)(tb ? k : n), ldb);
+    cublasLtMatrixLayoutCreate(&ld, CUDA_R_32F, (uint64_t)m, (uint64_t)n, ldd);
+    cublasLtMatmul(handle, desc, &alpha, on_a.p, la, on_b.p, lb, &beta, on_d.p, ld, on_d.p, ld, nullptr,
+                   nullptr, 0, nullptr);
+    for (int j = 0; j < n; j++) {
+        for (int i = 0; i < m; i++) {
+            float want = beta * d[j * ldd + i];
+            for (int l = 0; l < k; l++)
+                want += alpha * a[ta ? i * lda + l : l * lda + i] * b[tb ? l * ldb + j : j * ldb + l];
+            check(c, on_d.at((size_t)(j * ldd + i)) == want, "product %d%d: (%d,%d) is %g, want %g", ta, tb,
+                  i, j, (double)on_d.at((size_t)(j * ldd + i)), (double)want);
+        }
+    }
+    check(c, on_d.at(3) == 3.0f, "a product wrote between two columns");
+    cublasLtMatrixLayoutDestroy(la);
+    cublasLtMatrixLayoutDestroy(lb);
+    cublasLtMatrixLayoutDestroy(ld);
+    cublasLtMatmulDescDestroy(desc);
+    cublasLtDestroy(handle);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Misuse ends the program, and says why
+
+template <typename F> void dies(Checks* c, const char* what, const char* message, F misuse) {
+    int ends[2];
+    char text[4096];
+    size_t n = 0;
+    fflush(stdout);
+    if (!check(c, pipe(ends) == 0, "no pipe")) return;
+    const pid_t child = fork();
+    if (child == 0) {
+        signal(SIGABRT, SIG_DFL);
+        dup2(ends[1], STDERR_FILENO);
+        misuse();
+        _exit(0);
+    }
+    close(ends[1]);
+    for (ssize_t got; n < sizeof text - 1 && (got = read(ends[0], text + n, sizeof text - 1 - n)) > 0;)
+        n += (size_t)got;
+    text[n] = '\0';
+    close(ends[0]);
+    int status = 0;
+    waitpid(child, &status, 0);
+    check(c, status != 0 && strstr(text, message), "%s: status %d, \"%.200s\", want \"%s\"", what, status,
+          text, message);
+}
+
+void test_misuse(Checks* c) {
+    Array<float> x(64);
+    Array<char> guarded(1024);
+    float host[64];
+    cuda_on_host_guard(guarded.p + 256, 256);
+    dies(c, "two barriers",
+         "different_barriers, block (0,0,0): threads of a block are at different __syncthreads",
+         [] { CUDA_ON_HOST_LAUNCH(different_barriers, 1, 64, 0, nullptr); });
+    dies(c, "barrier and shuffle", "barrier_and_shuffle, block (0,0,0): deadlock",
+         [] { CUDA_ON_HOST_LAUNCH(barrier_and_shuffle, 1, 64, 0, nullptr); });
+    dies(c, "not in its mask", "is not in its own mask",
+         [] { CUDA_ON_HOST_LAUNCH(not_in_mask, 1, 1, 0, nullptr); });
+    dies(c, "two operations", "of its mask at",
+         [] { CUDA_ON_HOST_LAUNCH(different_operations, 1, 32, 0, nullptr); });
+    dies(c, "large block", "a block of (1025,1,1)",
+         [&] { CUDA_ON_HOST_LAUNCH(add_one, 1, 1025, 0, nullptr, (int*)x.p); });
+    dies(c, "no blocks", "a grid of (0,1,1)",
+         [&] { CUDA_ON_HOST_LAUNCH(add_one, 0, 1, 0, nullptr, (int*)x.p); });
+    dies(c, "shared memory", "49153 bytes of shared",
+         [] { CUDA_ON_HOST_LAUNCH(write_shared, 1, 1, 49153, nullptr, 0); });
+    dies(c, "copy too long", "an allocation of 256",
+         [&] { cudaMemcpy(host, x.p + 1, sizeof host, cudaMemcpyDeviceToHost); });
+    dies(c, "copy's kind", "kind 1", [&] { cudaMemcpy(host, x.p, 4, cudaMemcpyHostToDevice); });
+    dies(c, "free twice", "cudaMalloc did not give", [&] {
+        cudaFree(x.p);
+        cudaFree(x.p);
+    });
+    dies(c, "leading dimension", "leading dimension 3", [] {
+        cublasLtMatrixLayout_t l;
+        cublasLtMatrixLayoutCreate(&l, CUDA_R_32F, 4, 2, 3);
+    });
+    dies(c, "pageable copy in a capture", "pageable", [&] {
+        cudaStream_t s;
+        cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
+        cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal);
+        cudaMemcpyAsync(x.p, host, sizeof host, cudaMemcpyHostToDevice, s);
+    });
+#ifdef CUDA_ON_HOST_ASAN
+    dies(c, "write past the end", "AddressSanitizer",
+         [&] { CUDA_ON_HOST_LAUNCH(write_at, 1, 1, 0, nullptr, x.p, 64); });
+    dies(c, "write past shared memory", "AddressSanitizer",
+         [] { CUDA_ON_HOST_LAUNCH(write_shared, 1, 1, 256, nullptr, 64); });
+    dies(c, "write into a guard", "AddressSanitizer",
+         [&] { CUDA_ON_HOST_LAUNCH(write_at, 1, 1, 0, nullptr, (float*)guarded.p, 64); });
+    dies(c, "the host reads device memory", "AddressSanitizer", [&] { host[0] = *(volatile float*)x.p; });
+#else
+    skip(c, "overruns: this build has no address sanitizer");
+#endif
+}
+
+}  // namespace
+
+void test_shim(Checks* c) {
+    const int live = cuda_on_host_live();
+    test_barriers(c);
+    for (CudaOnHostOrder order : orders) {
+        set_order(order);
+        test_shuffles(c);
+        test_poison(c);
+    }
+    test_bfloat16(c);
+    test_streams(c);
+    test_graphs(c);
+    test_limits(c);
+    for (int i = 0; i < 4; i++) test_product(c, i & 1, i & 2);
+    test_misuse(c);
+    check(c, cuda_on_host_live() == live, "%d objects of CUDA are left", cuda_on_host_live() - live);
+}

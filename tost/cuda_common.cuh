@@ -1,0 +1,300 @@
+// cuda_common.cuh: what every kernel of the CUDA engine stands on: checked calls, the one door for launches,
+// storage types, sums and scans over a warp and a block, and the scan over chunks of time that needs no
+// second launch. With TOST_CUDA_ON_HOST the same kernels are compiled for a CPU (dev/test/cuda_on_host),
+// where a plain twin stands for each of the few functions that are written for the hardware.
+#ifndef TOST_CUDA_COMMON_CUH
+#define TOST_CUDA_COMMON_CUH
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef TOST_CUDA_ON_HOST
+#include "dev/test/cuda_on_host/cuda_on_host.h"
+#else
+#include <cublasLt.h>
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#endif
+
+extern "C" {
+#include "tost/util.h"
+}
+
+// ---------------------------------------------------------------------------------------------
+// Calls and launches. A failure exits with one line and STATUS_FAILED: it says what failed, where, and what
+// to do.
+
+inline const char* cuda_advice(cudaError_t e) {
+    switch (e) {
+    case cudaErrorMemoryAllocation: return "a smaller --batch or --seq needs less memory";
+    case cudaErrorInsufficientDriver:
+        return "the NVIDIA driver is missing or older than this build's CUDA: install a newer one";
+    case cudaErrorNoDevice: return "no GPU was found: train_gpt_tost runs on the CPU";
+    default:
+        return "a GPU of compute capability 8.0 or later and its driver are needed; nvidia-smi shows their "
+               "state";
+    }
+}
+
+[[noreturn]] inline void cuda_die(const char* what, const char* error, const char* advice, const char* file,
+                                  int line) {
+    fprintf(stderr, "%s:%d: %s: %s; %s\n", file, line, what, error, advice);
+    exit(STATUS_FAILED);
+}
+
+inline void cuda_check(cudaError_t e, const char* what, const char* file, int line) {
+    if (e != cudaSuccess) cuda_die(what, cudaGetErrorString(e), cuda_advice(e), file, line);
+}
+#define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)
+
+inline void cublas_check(cublasStatus_t s, const char* what, const char* file, int line) {
+    if (s == CUBLAS_STATUS_SUCCESS) return;
+    char error[48];
+    snprintf(error, sizeof error, "cuBLASLt status %d", (int)s);
+    cuda_die(what, error, "cuBLASLt must be that of this build's CUDA, and the GPU's memory not exhausted",
+             file, line);
+}
+#define CUBLAS_CHECK(call) cublas_check((call), #call, __FILE__, __LINE__)
+
+// LAUNCH(kernel, grid, block, shared_bytes, stream, arguments…): the one door; a template instance stands in
+// parentheses. DYNAMIC_SHARED(type, name): the block's shared_bytes. CUDA_GUARD_BYTES: a gap after each
+// buffer, which the host run guards.
+#ifdef TOST_CUDA_ON_HOST
+#define LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
+    CUDA_ON_HOST_LAUNCH(kernel, grid, block, shared_bytes, stream, ##__VA_ARGS__)
+#define DYNAMIC_SHARED(type, name) type* name = static_cast<type*>(cuda_on_host_dynamic_shared())
+#else
+#define LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
+    do { \
+        kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__); \
+        cuda_check(cudaGetLastError(), #kernel, __FILE__, __LINE__); \
+    } while (0)
+#define DYNAMIC_SHARED(type, name) \
+    extern __shared__ __align__(16) unsigned char tost_dynamic_shared[]; \
+    type* name = reinterpret_cast<type*>(tost_dynamic_shared)
+#define CUDA_GUARD_BYTES 0
+inline void cuda_on_host_guard(void*, size_t) {}
+#endif
+
+// ---------------------------------------------------------------------------------------------
+// Storage: matmul operands are float or bf16; arithmetic is float
+
+typedef __nv_bfloat16 bf16;
+
+constexpr unsigned FULL_WARP = 0xffffffffu;
+constexpr int      WARP = 32;
+
+__device__ inline float to_float(float x) { return x; }
+__device__ inline float to_float(bf16 x) { return __bfloat162float(x); }
+template <typename S> __device__ inline S from_float(float x);
+template <> __device__ inline float from_float<float>(float x) { return x; }
+template <> __device__ inline bf16  from_float<bf16>(float x) { return __float2bfloat16(x); }
+
+template <size_t BYTES> struct Word;
+template <> struct Word<2>  { typedef unsigned short type; };
+template <> struct Word<4>  { typedef unsigned type; };
+template <> struct Word<8>  { typedef uint2 type; };
+template <> struct Word<16> { typedef uint4 type; };
+
+// N neighbours of type S in one access of up to 16 bytes; p is aligned to it. Larger packs take several.
+template <int N, typename S> __device__ inline void load_pack(float (&out)[N], const S* p) {
+    constexpr int COUNT = N * sizeof(S) > 16 ? 16 / (int)sizeof(S) : N;
+#pragma unroll
+    for (int i = 0; i < N; i += COUNT) {
+        alignas(16) S part[COUNT];
+#ifdef TOST_CUDA_ON_HOST
+        cuda_on_host_aligned(p + i, sizeof part);
+        memcpy((void*)part, p + i, sizeof part);
+#else
+        typedef typename Word<COUNT * sizeof(S)>::type Access;
+        *reinterpret_cast<Access*>(part) = *reinterpret_cast<const Access*>(p + i);
+#endif
+#pragma unroll
+        for (int j = 0; j < COUNT; j++) out[i + j] = to_float(part[j]);
+    }
+}
+
+template <int N, typename S> __device__ inline void store_pack(S* p, const float (&in)[N]) {
+    constexpr int COUNT = N * sizeof(S) > 16 ? 16 / (int)sizeof(S) : N;
+#pragma unroll
+    for (int i = 0; i < N; i += COUNT) {
+        alignas(16) S part[COUNT];
+#pragma unroll
+        for (int j = 0; j < COUNT; j++) part[j] = from_float<S>(in[i + j]);
+#ifdef TOST_CUDA_ON_HOST
+        cuda_on_host_aligned(p + i, sizeof part);
+        memcpy((void*)(p + i), part, sizeof part);
+#else
+        typedef typename Word<COUNT * sizeof(S)>::type Access;
+        *reinterpret_cast<Access*>(p + i) = *reinterpret_cast<const Access*>(part);
+#endif
+    }
+}
+
+// A quotient to 2 ulp, for 2^-126 < |y| < 2^126
+__device__ inline float quotient(float x, float y) { return __fdividef(x, y); }
+
+// ---------------------------------------------------------------------------------------------
+// Warp and block. All threads of the warp or block take part; the order of every sum is fixed.
+
+__device__ inline int lane_index() { return threadIdx.x % WARP; }
+__device__ inline int warp_index() { return threadIdx.x / WARP; }
+__device__ inline int block_warps() { return (blockDim.x + WARP - 1) / WARP; }
+
+__device__ inline float warp_sum(float x) {   // the same in every lane
+#pragma unroll
+    for (int by = 16; by > 0; by /= 2) x += __shfl_xor_sync(FULL_WARP, x, by);
+    return x;
+}
+
+__device__ inline float warp_scan(float x, int lane) {   // Σ of lanes 0…lane
+#pragma unroll
+    for (int by = 1; by < WARP; by *= 2) {
+        const float below = __shfl_up_sync(FULL_WARP, x, by);
+        if (lane >= by) x += below;
+    }
+    return x;
+}
+
+// One step of warp_transposed_sum: lanes HALF apart exchange halves of what they hold, and each adds up the
+// half it keeps.
+template <int HALF, int N> __device__ inline void warp_fold(float (&v)[N], int lane) {
+    const bool upper = lane & HALF;
+#pragma unroll
+    for (int i = 0; i < HALF; i++) {
+        const float give = upper ? v[i] : v[i + HALF], keep = upper ? v[i + HALF] : v[i];
+        v[i] = keep + __shfl_xor_sync(FULL_WARP, give, HALF);
+    }
+    if constexpr (HALF > 1) warp_fold<HALF / 2>(v, lane);
+}
+
+// Lane l receives Σ over all lanes of their v[l % N], N a power of two: for N = 8, 9 shuffles instead of 40.
+// v is used up.
+template <int N> __device__ inline float warp_transposed_sum(float (&v)[N], int lane) {
+    warp_fold<N / 2>(v, lane);
+#pragma unroll
+    for (int by = N; by < WARP; by *= 2) v[0] += __shfl_xor_sync(FULL_WARP, v[0], by);
+    return v[0];
+}
+
+// Each of the N values becomes its sum over the block, the same in every thread. shared: (32,N), free again
+// at the next barrier that follows.
+template <int N> __device__ inline void block_sum(float (&v)[N], float* shared) {
+#pragma unroll
+    for (int i = 0; i < N; i++) v[i] = warp_sum(v[i]);
+    __syncthreads();   // whoever read the sums before is done
+    if (lane_index() == 0) {
+#pragma unroll
+        for (int i = 0; i < N; i++) shared[warp_index() * N + i] = v[i];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < N; i++) v[i] = 0.0f;
+    for (int k = 0; k < block_warps(); k++) {
+#pragma unroll
+        for (int i = 0; i < N; i++) v[i] += shared[k * N + i];
+    }
+}
+
+// x of thread i, summed pairwise over the block's threads (a power of two) in a fixed tree; valid in thread
+// 0.
+template <typename X> __device__ inline X block_tree_sum(X x, X* shared) {   // shared (blockDim.x)
+    shared[threadIdx.x] = x;
+    __syncthreads();
+    for (int by = blockDim.x / 2; by > 0; by /= 2) {
+        if ((int)threadIdx.x < by) shared[threadIdx.x] += shared[threadIdx.x + by];
+        __syncthreads();
+    }
+    return shared[0];
+}
+
+// ---------------------------------------------------------------------------------------------
+// A scan over chunks of time within one launch (decoupled look-back). Blocks draw tickets, so that whoever a
+// block waits for has been started before it. Each publishes the totals of its chunk; the last of every 8
+// chunks publishes the total of the 8, the last of 64 that of the 64, and so on. The prefix at chunk k is
+// then a sum of at most 7 totals of each level, read off the octal digits of k: no chain from chunk to chunk,
+// and a tree that does not depend on who came first, so the bits are the same every run. Between levels sums
+// are double: long sequences lose nothing.
+//
+// Totals lie level by level, (slots, width); slot `level base + index`; flags (slots) are zero before the
+// launch.
+
+constexpr int SCAN_RADIX_LOG = 3, SCAN_RADIX = 1 << SCAN_RADIX_LOG;
+
+__host__ __device__ inline size_t scan_slots(size_t chunks) {
+    size_t slots = 0;
+    for (; chunks > 0; chunks >>= SCAN_RADIX_LOG) slots += chunks;
+    return slots;
+}
+
+// Values of other blocks, from where all blocks see them: never from this multiprocessor's own cache.
+__device__ inline float scan_load(const float* p) { return __ldcg(p); }
+__device__ inline int   scan_load_flag(const int* p) { return *(const volatile int*)p; }
+
+// The block's next unit of work: 0, 1, 2, … in the order in which blocks start. ticket is zero before the
+// launch.
+__device__ inline int scan_ticket(int* ticket) {
+    __shared__ int drawn;
+    if (threadIdx.x == 0) drawn = atomicAdd(ticket, 1);
+    __syncthreads();
+    return drawn;
+}
+
+// The block's chunk k: its totals (level 0) have been written by its threads and are shown to the others;
+// then waits for all that the prefix at k needs.
+__device__ inline void scan_publish_and_wait(int* flags, int k, int chunks) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        atomicExch(flags + k, 1);
+    }
+    int level = 0;
+    for (int i = k; i > 0; i >>= SCAN_RADIX_LOG) {
+        const int digit = i % SCAN_RADIX;
+        if ((int)threadIdx.x < digit) {
+            while (scan_load_flag(flags + level + i - digit + threadIdx.x) == 0) {}
+        }
+        level += chunks;
+        chunks >>= SCAN_RADIX_LOG;
+    }
+    __threadfence();
+    __syncthreads();
+}
+
+// Σ of one column over the chunks before k. own: this chunk's total. totals points at the column's first
+// slot. Where k ends a group, the group's total is written; scan_publish_groups shows it once all columns are
+// done.
+__device__ inline double scan_prefix(float* totals, size_t width, int k, int chunks, double own) {
+    double prefix = 0.0, group = own;
+    bool ends = true;
+    size_t level = 0;
+    for (int i = k; i > 0; i >>= SCAN_RADIX_LOG) {
+        const int digit = i % SCAN_RADIX;
+        double sum = 0.0;
+        for (int j = 0; j < digit; j++) sum += scan_load(totals + (level + i - digit + j) * width);
+        prefix += sum;
+        group += sum;
+        ends = ends && digit == SCAN_RADIX - 1;
+        level += chunks;
+        chunks >>= SCAN_RADIX_LOG;
+        if (ends) totals[(level + (i >> SCAN_RADIX_LOG)) * width] = (float)group;
+    }
+    return prefix;
+}
+
+__device__ inline void scan_publish_groups(int* flags, int k, int chunks) {
+    if (k % SCAN_RADIX != SCAN_RADIX - 1) return;   // the same for the whole block
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    __threadfence();
+    int level = 0;
+    for (int i = k; i % SCAN_RADIX == SCAN_RADIX - 1; i >>= SCAN_RADIX_LOG) {
+        level += chunks;
+        chunks >>= SCAN_RADIX_LOG;
+        atomicExch(flags + level + (i >> SCAN_RADIX_LOG), 1);
+    }
+}
+
+#endif
