@@ -36,7 +36,7 @@ endif
 # No fast-math. Contraction gives fused multiply-adds; errno and traps of libm's functions are of no use here and stand
 # in the way of vectorising.
 CFLAGS  ?= -O3
-TOST_CFLAGS := -std=c11 -D_GNU_SOURCE -I. -Itost $(ARCH) -ffp-contract=fast -fno-math-errno -fno-trapping-math -Wall -Wextra
+TOST_CFLAGS := -std=c11 -D_GNU_SOURCE -I. -Itost $(ARCH) -ffp-contract=fast -fno-math-errno -fno-trapping-math -Wall -Wextra -Wno-pass-failed
 LIBS    := -lm
 VARIANT := $(notdir $(lastword $(filter-out -%,$(CC))))
 ifneq ($(HAVE_OPENMP),)
