@@ -69,12 +69,12 @@ char* xasprintf(const char* fmt, ...) {
 void __asan_poison_memory_region(void const volatile* p, size_t n);
 void __asan_unpoison_memory_region(void const volatile* p, size_t n);
 
-// From the heap, whose ends the address sanitizer guards
+// From the heap, whose ends the address sanitizer guards.
 void* alloc_pages(size_t bytes) {
+    void* p;
     if (bytes > (size_t)1 << 40) return NULL;   // the sanitizer's allocator would end the program
-    const size_t size = (bytes + 63) / 64 * 64 + (bytes == 0 ? 64 : 0);
-    void* p = aligned_alloc(64, size);
-    return p ? memset(p, 0, size) : NULL;
+    if (posix_memalign(&p, bytes >= 4 << 20 ? 2 << 20 : 64, bytes ? bytes : 1) != 0) return NULL;
+    return memset(p, 0, bytes);
 }
 void free_pages(void* p, size_t bytes) {
     __asan_unpoison_memory_region(p, bytes);
