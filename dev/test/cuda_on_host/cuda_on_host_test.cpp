@@ -359,7 +359,7 @@ void test_shapes(Checks* c, TostDtype dtype, bool quick) {
     test_case(c, {1, 4, 136, 2 * chunk, 29, 0, 1, chunk + 3, 1, 2, dtype},
               two);  // heads wider than a warp: 34 channels
     test_case(c, {1, 1, 70, 2 * chunk, 29, 0, 1, chunk + 3, 1, 2, dtype}, two);  // one head, of 70 channels
-    test_case(c, {1, 3, 129, 2 * chunk, 29, 1, 1, 7, 1, 2, dtype}, two);  // heads of 43; rows of several warps
+    test_case(c, {1, 3, 129, 2 * chunk, 29, 1, 1, 7, 1, 2, dtype}, two);  // heads of 43: several warps
     test_case(c, {1, 2, 16, 8, 9001, 0, 1, 5, 1, 2, dtype}, two);  // a vocabulary that threads go round in
 }
 
@@ -369,9 +369,9 @@ void test_long(Checks* c) {
     test_case(c, {1, 2, 4, T + 3, 7, 0, 1, T, 1, 2, TOST_FP32}, {REVERSE});
 }
 
-// decode_score alone, from prompts of no tokens and of some, for several copies of a state, within a chunk of the
-// scans and past it; then a token more from the states, which it left as they were, and read_loss, which it does
-// not concern.
+// decode_score alone, from prompts of no tokens and of some, for several copies of a state, within a chunk of
+// the scans and past it; then a token more from the states, which it left as they were, and read_loss, which
+// it does not concern.
 Record run_scores(const TostEngine* engine, TostDtype dtype, int prompt, int copies, int T) {
     const int N = 2;
     const Case k = {2, 3, 60, 64, 257, 1, N * copies, T + prompt, 0, 0, dtype};

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # mutants.sh CXX FLAGS LIBRARIES…: the test of the test of the kernels. Breaks the CUDA engine in one place at
 # a time, runs cuda_on_host_test --quick on each mutant, and demands that it fails; the engine as it is has to
-# pass. LIBRARIES: the CPU engine's object without its main, the front's library, and what they need. Run from the
-# root; nothing in the tree changes.
+# pass. LIBRARIES: the CPU engine's object without its main, the front's library, and what they need. Run from
+# the root; nothing in the tree changes.
 set -u
 if [ $# -lt 3 ]; then echo "usage: $0 CXX FLAGS LIBRARIES..." >&2; exit 2; fi
 cxx=$1 flags=$2
