@@ -192,7 +192,7 @@ static const Row table[] = {
 };
 
 enum { ROWS = countof(table), NAME_COLUMN = 32, PAGE_WIDTH = 100, DEFAULT_EVAL_BATCH = 8 };
-_Static_assert(ROWS <= 64, "Options.given has a bit a row");
+_Static_assert((int)ROWS <= OPTION_ROWS_MAX, "Options.given has a place for each row");
 
 static const struct { const char *name, *usage, *about; } commands[COMMANDS] = {
     {"train",    "[train] [options]", "train a model; without options the starter model, at once"},
@@ -214,7 +214,7 @@ static int find_row(const char* name, size_t len, Command command) {
 
 bool option_given(const Options* o, const char* name) {
     const int row = find_row(name, strlen(name), o->command);
-    return row >= 0 && (o->given >> row & 1) != 0;
+    return row >= 0 && o->given[row];
 }
 
 const char* sample_option_given(const Options* o) {
@@ -704,8 +704,8 @@ static bool take_option(Options* o, const char* values[ROWS], bool* help, int co
         *help = true;
         return true;
     }
-    if (o->given >> row & 1) return tost_error(err, "--%s is given twice", r->name);
-    o->given |= (uint64_t)1 << row;
+    if (o->given[row]) return tost_error(err, "--%s is given twice", r->name);
+    o->given[row] = true;
     // A value that is an option's name means that the value was forgotten; --name=--value says it on purpose.
     const bool has_value = r->kind != FLAG;
     if (has_value && name[len] != '=' && strncmp(optarg, "--", 2) == 0
@@ -773,7 +773,7 @@ void options_free(Options* o) {
 bool options_take_config(Options* o, const TostConfig* config, const char* file, TostError* err) {
     for (int i = 0; i < ROWS; i++) {
         const bool size = table[i].field >= AT(config) && table[i].field < AT(config) + sizeof o->config;
-        if (!size || !(o->given >> i & 1)) continue;
+        if (!size || !o->given[i]) continue;
         const int asked = *(const int*)const_field_of(o, &table[i]);
         const int held = *(const int*)((const char*)config + (table[i].field - AT(config)));
         if (asked != held)
@@ -800,9 +800,9 @@ bool options_resume(Options* o, const StMeta* saved, int n_saved, const char* ru
     for (int i = 0; i < n_saved; i++) {
         const int row = find_row(saved[i].key, strlen(saved[i].key), COMMAND_TRAIN);
         if (row < 0 || table[row].memory == FORGOTTEN) continue;
-        if (!(o->given >> row & 1)) {
+        if (!o->given[row]) {
             if (!parse_value(o, &table[row], saved[i].value, err)) return false;
-            o->given |= (uint64_t)1 << row;
+            o->given[row] = true;
             continue;
         }
         if (table[row].memory == KEPT) continue;

@@ -11,6 +11,8 @@ typedef enum {
     COMMAND_TRAIN, COMMAND_SAMPLE, COMMAND_EVAL, COMMAND_TOKENIZE, COMMAND_INFO, COMMANDS
 } Command;
 
+enum { OPTION_ROWS_MAX = 128 };
+
 typedef struct {
     Command     command;
     const char* program;                   // argv[0], for the commands that messages suggest
@@ -46,8 +48,8 @@ typedef struct {
     // operands, in their order; the strings are argv's
     int    n_files;
     char** files;
-    // rows of the table that the user gave, or a resumed run: a bit each; the other defaults follow from them
-    uint64_t given;
+    // rows of the table that the user gave, or a resumed run; the other defaults follow from them
+    bool given[OPTION_ROWS_MAX];
 } Options;
 
 // Fills *o from argv: command, preset's values, then what the user gave. On --help it prints to stdout and
