@@ -2,30 +2,8 @@
 # test_cli.sh BINARY: what a user meets: command lines right and wrong, help, runs that stop and go on, samples.
 # Every run is of a model of some thousand parameters on text made here, with bytes as tokens.
 
-binary=$(cd "$(dirname "$1")" 2>/dev/null && pwd)/$(basename "$1")
-if [ $# -ne 1 ] || [ ! -x "$binary" ]; then
-    echo "usage: test_cli.sh BINARY" >&2
-    exit 2
-fi
-repo=$(cd "$(dirname "$0")/../.." && pwd)
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-cd "$dir" || exit 1
+. "$(dirname "$0")/lib.sh"
 export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive
-
-passed=0 failed=0 skipped=0
-# check TEXT COMMAND…: one check, which passes where the command succeeds.
-check() {
-    what=$1
-    shift
-    if "$@"; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "FAILED cli: $what"
-    fi
-}
-skip() { skipped=$((skipped + 1)); echo "skipped cli: $1"; }
 
 # run STATUS ARGUMENTS…: runs the binary, output in files stdout and stderr, and checks the exit status.
 run() {
@@ -35,14 +13,8 @@ run() {
     status=$?
     check "'$*': exit status $wanted wanted, $status came: $(head -c 300 "$dir/stderr")" [ $status -eq "$wanted" ]
 }
-says() { grep -qF -e "$1" "$2"; }
-one_line() { [ "$(wc -l <"$1")" -eq 1 ]; }
-empty() { [ ! -s "$1" ]; }
 empty_dir() { [ -z "$(ls -A "$1")" ]; }
 differ() { ! cmp -s "$1" "$2"; }
-# The columns of a log that do not tell the time.
-timeless() { cut -d, -f1-6 "$1"; }
-same_log() { [ "$(timeless "$1")" = "$(timeless "$2")" ]; }
 same_checkpoint() { cmp -s "$1/model.safetensors" "$2/model.safetensors" &&
                     cmp -s "$1/optimizer.safetensors" "$2/optimizer.safetensors"; }
 # refused TEXT: after a run: one line on stderr with the text, stdout empty.
@@ -64,8 +36,7 @@ check "tokenize makes shards" [ -f tiny_train_000000.bin ]
 check "tokenize makes validation shards" [ -f tiny_val_000000.bin ]
 if [ $failed -ne 0 ]; then
     cat stderr
-    echo "cli: $passed passed, $failed failed, $skipped skipped"
-    exit 1
+    finish
 fi
 printf 'one document' >lone.txt
 run 0 tokenize --tokenizer vocab.bpe --out lone lone.txt
@@ -555,5 +526,4 @@ else
     skip "data/starter is not there"
 fi
 
-echo "cli: $passed passed, $failed failed, $skipped skipped"
-[ $failed -eq 0 ] && [ $((passed + skipped)) -gt 0 ]
+finish

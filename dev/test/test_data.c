@@ -1,29 +1,13 @@
 // test_data.c: shards in all formats, whole and broken; both orders of samples; the writer.
-#include "check.h"
+#include "scratch.h"
 
 #include <inttypes.h>
 #include <stdint.h>
-#include <string.h>
 #include <sys/stat.h>
 
 #include "data.h"
-#include "util.h"
 
 enum { MAGIC_U16 = 20240520, MAGIC_U32 = 20240801 };
-
-static void check_refused(Checks* c, bool ok, const TostError* err, const char* expected, const char* what) {
-    check(c, !ok && strstr(err->text, expected) && !strchr(err->text, '\n'),
-          "%s: wanted an error with \"%s\", got %s%s",
-          what, expected, ok ? "none" : "", ok ? "" : err->text);
-}
-
-static void write_bytes(const char* path, const void* data, size_t n) {
-    FILE* f = fopen(path, "wb");
-    if (!f || fwrite(data, 1, n, f) != n || fclose(f) != 0) {
-        perror(path);
-        exit(1);
-    }
-}
 
 // A shard with a header: claims so many tokens, holds n of them (width 2 or 4 follows from magic).
 static void write_shard(const char* path, uint32_t magic, uint32_t version, uint32_t claims,
@@ -484,12 +468,7 @@ static void test_writer_refuses(Checks* c, const char* tmp) {
 
 int main(void) {
     Checks c = {.suite = "data"};
-    const char* root = getenv("TMPDIR");
-    char* tmp = xasprintf("%s/test_data.XXXXXX", root ? root : "/tmp");
-    if (!mkdtemp(tmp)) {
-        perror(tmp);
-        return 1;
-    }
+    char* tmp = new_folder();
     test_shard_kinds(&c, tmp);
     test_shards_refused(&c, tmp);
     test_shard_sparse(&c, tmp);
@@ -499,8 +478,6 @@ int main(void) {
     test_shared_curve(&c);
     test_writer(&c, tmp);
     test_writer_refuses(&c, tmp);
-    TostError err;
-    check(&c, remove_tree(tmp, &err), "%s", err.text);
-    free(tmp);
+    drop_folder(tmp);
     return checks_verdict(&c);
 }

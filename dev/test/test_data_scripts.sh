@@ -3,17 +3,8 @@
 # network at all. Texts are made here, with bytes as tokens; the published ones are checked where they are at hand.
 #   PYTHON: an interpreter with tqdm, datasets and numpy; what lacks a package is skipped
 
-binary=$(cd "$(dirname "$1")" 2>/dev/null && pwd)/$(basename "$1")
-if [ $# -ne 1 ] || [ ! -x "$binary" ]; then
-    echo "usage: test_data_scripts.sh BINARY" >&2
-    exit 2
-fi
-python=${PYTHON:-python3}
-repo=$(cd "$(dirname "$0")/../.." && pwd)
+. "$(dirname "$0")/lib.sh"
 shared=$(cd "$repo/../shared" 2>/dev/null && pwd)
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-cd "$dir" || exit 1
 
 # The scripts write to the data/ beside them: these do so in the temporary folder.
 mkdir -p clone/dev
@@ -23,24 +14,6 @@ scripts=$dir/clone/dev/data
 export OMP_NUM_THREADS=1 HF_HOME="$dir/hf" HF_HUB_DISABLE_TELEMETRY=1 PYTHONDONTWRITEBYTECODE=1
 unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY HF_ENDPOINT HF_HUB_OFFLINE
 
-passed=0 failed=0 skipped=0
-# check TEXT COMMAND…: one check, which passes where the command succeeds.
-check() {
-    what=$1
-    shift
-    if "$@"; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "FAILED data_scripts: $what"
-    fi
-}
-skip() { skipped=$((skipped + 1)); echo "skipped data_scripts: $1"; }
-finish() {
-    echo "data_scripts: $passed passed, $failed failed, $skipped skipped"
-    [ $failed -eq 0 ]
-    exit
-}
 # counted: reads lines "ok TEXT" and "FAILED TEXT" that a Python part has printed, and checks that the last says all.
 counted() {
     while read -r verdict text; do
@@ -62,8 +35,6 @@ run() {
     status=$?
     check "'$script $*': exit status $wanted wanted, $status came: $(tail -n 3 stderr)" [ $status -eq "$wanted" ]
 }
-says() { grep -qF -e "$1" "$2"; }
-one_line() { [ "$(wc -l <"$1")" -eq 1 ]; }
 # refused TEXT: after a run: one line on stderr with the text, nothing on stdout.
 refused() {
     check "the error says '$1': $(cat stderr)" says "$1" stderr

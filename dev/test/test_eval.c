@@ -1,25 +1,13 @@
 // test_eval.c: what evaluations stand on: intervals, JSON files, and the examples of three tasks, whole and
 // broken.
-#include "check.h"
+#include "scratch.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "eval_report.h"
 #include "json.h"
 #include "json_write.h"
 #include "passages.h"
-
-static void must(bool ok, const char* what, const TostError* err) {
-    if (ok) return;
-    printf("eval: %s: %s\n", what, err ? err->text : "failed");
-    exit(1);
-}
-
-static void write_bytes(const char* path, const char* text, size_t n) {
-    FILE* f = fopen(path, "wb");
-    must(f && fwrite(text, 1, n, f) == n && fclose(f) == 0, path, NULL);
-}
 
 static void check_near(Checks* c, double got, double want, const char* what) {
     check(c, fabs(got - want) <= 1e-9 * (1 + fabs(want)), "%s: %.12g wanted, %.12g came", what, want, got);
@@ -306,9 +294,8 @@ static void test_shared(Checks* c, const char* file, Task task, const Tokenizer*
 
 int main(void) {
     Checks c = {.suite = "eval"};
-    char dir[] = "/tmp/tost_eval_XXXXXX";
+    char* dir = new_folder();
     TostError err;
-    must(mkdtemp(dir) != NULL, "mkdtemp", NULL);
     char *vocab = path_join(dir, "vocab.bpe"), *path = path_join(dir, "examples");
     write_bytes(vocab, "", 0);
     Tokenizer* t = tokenizer_open(vocab, &err);
@@ -324,6 +311,6 @@ int main(void) {
     tokenizer_free(t);
     free(vocab);
     free(path);
-    must(remove_tree(dir, &err), "remove_tree", &err);
+    drop_folder(dir);
     return checks_verdict(&c);
 }

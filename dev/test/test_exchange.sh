@@ -3,37 +3,9 @@
 # write them; the model in PyTorch against the trainer; checkpoints to ckpt.pt and back; loss curves.
 # PYTHON names the interpreter (default python3). Where it has no torch or matplotlib, their part is skipped.
 
-binary=$(cd "$(dirname "$1")" 2>/dev/null && pwd)/$(basename "$1")
-if [ $# -ne 1 ] || [ ! -x "$binary" ]; then
-    echo "usage: test_exchange.sh BINARY" >&2
-    exit 2
-fi
-repo=$(cd "$(dirname "$0")/../.." && pwd)
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-python=$(command -v "${PYTHON:-python3}" || echo "${PYTHON:-python3}")
-case $python in /*) ;; */*) python=$PWD/$python ;; esac
-cd "$dir" || exit 1
+. "$(dirname "$0")/lib.sh"
 export OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1 MPLCONFIGDIR="$dir"
 
-passed=0 failed=0 skipped=0
-# check TEXT COMMAND…: one check, which passes where the command succeeds.
-check() {
-    what=$1
-    shift
-    if "$@"; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "FAILED exchange: $what"
-    fi
-}
-skip() { skipped=$((skipped + 1)); echo "skipped exchange: $1"; }
-finish() {
-    echo "exchange: $passed passed, $failed failed, $skipped skipped"
-    [ $failed -eq 0 ] && [ $((passed + skipped)) -gt 0 ]
-    exit
-}
 # run ARGUMENTS…: runs the binary, output in files stdout and stderr; it has to succeed.
 run() {
     "$binary" "$@" >stdout 2>stderr </dev/null
@@ -44,8 +16,6 @@ has() {
     "$python" -c 'import sys, importlib.util as u
 sys.exit(any(u.find_spec(package) is None for package in sys.argv[1:]))' "$@" 2>/dev/null
 }
-# The columns of a log that do not tell the time.
-same_log() { [ -s "$1" ] && [ "$(cut -d, -f1-6 "$1")" = "$(cut -d, -f1-6 "$2")" ]; }
 # The header of a shard: magic, version and count as little-endian int32, then zeros up to 1,024 bytes.
 header() {
     for number in "$1" "$2" "$3"; do

@@ -1,33 +1,16 @@
 // test_files.c: util, rng, json and safetensors: known values, hostile input, round trips.
-#include "check.h"
+#include "scratch.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
 #include <signal.h>
 #include <stdint.h>
-#include <string.h>
 #include <sys/stat.h>
 
 #include "json.h"
 #include "rng.h"
 #include "safetensors.h"
-#include "util.h"
-
-// Checks that a call failed, and that its one line says what was expected of it.
-static void check_refused(Checks* c, bool ok, const TostError* err, const char* expected, const char* what) {
-    check(c, !ok && strstr(err->text, expected) && !strchr(err->text, '\n'),
-          "%s: wanted an error with \"%s\", got %s%s",
-          what, expected, ok ? "none" : "", ok ? "" : err->text);
-}
-
-static void write_bytes(const char* path, const void* data, size_t n) {
-    FILE* f = fopen(path, "wb");
-    if (!f || fwrite(data, 1, n, f) != n || fclose(f) != 0) {
-        perror(path);
-        exit(1);
-    }
-}
 
 // ---------------------------------------------------------------------------------------------
 // util
@@ -784,12 +767,7 @@ static void test_st_shared(Checks* c) {
 
 int main(void) {
     Checks c = {.suite = "files"};
-    const char* root = getenv("TMPDIR");
-    char* tmp = xasprintf("%s/test_files.XXXXXX", root ? root : "/tmp");
-    if (!mkdtemp(tmp)) {
-        perror(tmp);
-        return 1;
-    }
+    char* tmp = new_folder();
     test_errors(&c);
     test_memory(&c);
     test_crc(&c);
@@ -812,8 +790,6 @@ int main(void) {
     test_st_round_trip(&c, tmp);
     test_st_writer_failures(&c, tmp);
     test_st_shared(&c);
-    TostError err;
-    check(&c, remove_tree(tmp, &err), "%s", err.text);
-    free(tmp);
+    drop_folder(tmp);
     return checks_verdict(&c);
 }

@@ -1,12 +1,11 @@
 // test_front.c: schedule, init, sampler, log and progress, checkpoints, generation; on a small fake engine.
-#include "check.h"
+#include "scratch.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
 #include <signal.h>
 #include <stdint.h>
-#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -20,46 +19,11 @@
 #include "schedule.h"
 #include "threads.h"
 
-// Checks that a call failed, and that its one line says what was expected of it.
-static void check_refused(Checks* c, bool ok, const TostError* err, const char* expected, const char* what) {
-    check(c, !ok && strstr(err->text, expected) && !strchr(err->text, '\n'),
-          "%s: wanted an error with \"%s\", got %s%s", what, expected, ok ? "none" : "", ok ? "" : err->text);
-}
-
-// The scaffold of a test must stand: ends the program where it does not.
-static void must(bool ok, const char* what, const TostError* err) {
-    if (ok) return;
-    printf("front: %s: %s\n", what, err ? err->text : "failed");
-    exit(1);
-}
-
-static void write_bytes(const char* path, const void* data, size_t n) {
-    FILE* f = fopen(path, "wb");
-    must(f && fwrite(data, 1, n, f) == n && fclose(f) == 0, path, NULL);
-}
-
-static void write_text(const char* path, const char* text) { write_bytes(path, text, strlen(text)); }
-
 static Bytes bytes_of(const char* path) {
     TostError err;
     Bytes b;
     must(read_file(&b, path, &err), "read_file", &err);
     return b;
-}
-
-// A new empty folder, in memory where that can be had: saves wait for the disk. Remove with drop_folder.
-static char* new_folder(void) {
-    const char* base = getenv("TMPDIR");
-    if (!base || !base[0]) base = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
-    char* path = xasprintf("%s/tost_front_XXXXXX", base);
-    must(mkdtemp(path) != NULL, "mkdtemp", NULL);
-    return path;
-}
-
-static void drop_folder(char* path) {
-    TostError err;
-    must(remove_tree(path, &err), "remove_tree", &err);
-    free(path);
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -1,22 +1,13 @@
 // test_tokenizer.c: tokenizer.c against published ids, against a slow BPE of its own, and on broken files;
 // tokenize.c from text files to shards, in batches of many sizes.
-#include "check.h"
+#include "scratch.h"
 
-#include <string.h>
 #include <sys/stat.h>
 
 #include "data.h"
 #include "rng.h"
 #include "tokenize.h"
 #include "tokenizer.h"
-
-static void write_file(const char* path, const void* data, size_t n) {
-    FILE* f = fopen(path, "wb");
-    if (!f || fwrite(data, 1, n, f) != n || fclose(f) != 0) {
-        perror(path);
-        exit(1);
-    }
-}
 
 // ---------------------------------------------------------------------------------------------
 // A vocabulary made here, and BPE by the book with it
@@ -404,7 +395,7 @@ static void test_byte_tokenizer(Checks* c, const char* path) {
     static const char* const files[] = {"", "#version: 0.2\n", "#version: 0.2", "#version: 0.2\r\n"};
     for (size_t k = 0; k < countof(files); k++) {
         TostError err;
-        write_file(path, files[k], strlen(files[k]));
+        write_bytes(path, files[k], strlen(files[k]));
         Tokenizer* t = tokenizer_open(path, &err);
         if (!check(c, t != NULL, "byte tokenizer: %s", t ? "" : err.text)) continue;
         check(c, tokenizer_size(t) == 257 && tokenizer_eot(t) == 256, "size is %d", tokenizer_size(t));
@@ -435,7 +426,7 @@ static void test_good_files(Checks* c, const char* path) {
     };
     for (size_t k = 0; k < countof(good); k++) {
         TostError err;
-        write_file(path, good[k].text, strlen(good[k].text));
+        write_bytes(path, good[k].text, strlen(good[k].text));
         Tokenizer* t = tokenizer_open(path, &err);
         if (!check(c, t != NULL, "good file %zu: %s", k, t ? "" : err.text)) continue;
         check(c, tokenizer_size(t) == good[k].size, "good file %zu: %d tokens", k, tokenizer_size(t));
@@ -476,16 +467,16 @@ static void test_broken_files(Checks* c, const char* path) {
         {"{\"!\": 0, \"a\": 1}\n", "line 1:", "two parts"},
     };
     for (size_t k = 0; k < countof(broken); k++) {
-        write_file(path, broken[k].text, strlen(broken[k].text));
+        write_bytes(path, broken[k].text, strlen(broken[k].text));
         refused(c, path, broken[k].text, broken[k].place, broken[k].reason);
     }
-    write_file(path, "a \0\n", 4);
+    write_bytes(path, "a \0\n", 4);
     refused(c, path, "a NUL", "line 1:", "U+0000");
     if (truncate(path, 1 << 30) == 0) refused(c, path, "a gigabyte", "1073741824 bytes", "more than");
     size_t n = 17 << 20;
     char* lines = xmalloc(n);
     memset(lines, '\n', n);
-    write_file(path, lines, n);
+    write_bytes(path, lines, n);
     free(lines);
     refused(c, path, "17 million lines", "lines", "more than");
     unlink(path);
@@ -624,7 +615,7 @@ static void test_plain_text(Checks* c, Bench* b) {
             append(&file, "<|endoftext|>", 13);
             if (i < 59) append(&file, feed, strlen(feed));
         }
-        write_file(files[k], file.text, file.n);
+        write_bytes(files[k], file.text, file.n);
         free(file.text);
     }
     runs_give(c, b, "plain text", files, 2, &want);
@@ -653,7 +644,7 @@ static void test_jsonl(Checks* c, Bench* b) {
         if (round < 19) append(&file, "\n", 1);
     }
     char* files[] = {xasprintf("%s/c.jsonl", b->dir)};
-    write_file(files[0], file.text, file.n);
+    write_bytes(files[0], file.text, file.n);
     runs_give(c, b, "JSONL", files, 1, &want);
     for (int k = 0; k < 2; k++) {  // by name, then from standard input
         char* input[] = {k ? "-" : files[0]};
@@ -676,7 +667,7 @@ static void fails(Checks* c, Bench* b, TokenizeOptions o, const char* text, cons
     TokenizeResult r;
     TostError err = {""};
     char *path = path_join(b->dir, name), *prefix, *files[] = {path};
-    if (text) write_file(path, text, strlen(text));
+    if (text) write_bytes(path, text, strlen(text));
     o.files = files;
     o.n_files = 1;
     o.threads = 2;
@@ -718,7 +709,7 @@ static void test_failures(Checks* c, Bench* b) {
 // One document goes to the training shards where nobody asked for validation shards.
 static void test_no_validation(Checks* c, Bench* b) {
     char *files[] = {path_join(b->dir, "lone.txt")}, *prefix;
-    write_file(files[0], "only one", 8);
+    write_bytes(files[0], "only one", 8);
     TokenizeOptions o = {.files = files, .n_files = 1, .val_frac = 0.01, .seed = 5};
     TokenizeResult r;
     TostError err = {""};
@@ -769,12 +760,7 @@ static void test_tokenize(Checks* c, const char* dir, const char* path) {
 
 int main(void) {
     Checks c = {"tokenizer", 0, 0, 0};
-    const char* root = getenv("TMPDIR");
-    char* dir = xasprintf("%s/tost_test_tokenizer_XXXXXX", root && *root ? root : "/tmp");
-    if (!mkdtemp(dir)) {
-        perror(dir);
-        return 1;
-    }
+    char* dir = new_folder();
     char* path = path_join(dir, "vocab.bpe");
     test_truth(&c, "data/tokens/hostile_a.txt", "data/tokens/hostile_a.u16");
     test_truth(&c, "data/text/shakespeare.txt", "data/tokens/shakespeare.u16");
@@ -788,9 +774,7 @@ int main(void) {
     test_good_files(&c, path);
     test_broken_files(&c, path);
     test_tokenize(&c, dir, path);
-    TostError err;
-    remove_tree(dir, &err);
+    drop_folder(dir);
     free(path);
-    free(dir);
     return checks_verdict(&c);
 }

@@ -1,0 +1,45 @@
+# lib.sh: what the tests in shell share. Read as `. "$(dirname "$0")/lib.sh"` by test_NAME.sh BINARY; leaves
+#   binary, repo, python    absolute; PYTHON names another interpreter than python3
+#   dir                     an empty folder, entered, removed at the end
+# shellcheck shell=sh
+
+suite=$(basename "$0" .sh)
+suite=${suite#test_}
+binary=$(cd "$(dirname "$1")" 2>/dev/null && pwd)/$(basename "$1")
+if [ $# -ne 1 ] || [ ! -x "$binary" ]; then
+    echo "usage: test_$suite.sh BINARY" >&2
+    exit 2
+fi
+repo=$(cd "$(dirname "$0")/../.." && pwd)
+python=$(command -v "${PYTHON:-python3}" || echo "${PYTHON:-python3}")
+case $python in /*) ;; */*) python=$PWD/$python ;; esac
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+cd "$dir" || exit 1
+
+passed=0 failed=0 skipped=0
+# check TEXT COMMAND…: one check, which passes where the command succeeds.
+check() {
+    what=$1
+    shift
+    if "$@"; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "FAILED $suite: $what"
+    fi
+}
+skip() { skipped=$((skipped + 1)); echo "skipped $suite: $1"; }
+# The closing line, and the exit status: 0 only if nothing failed and something ran.
+finish() {
+    echo "$suite: $passed passed, $failed failed, $skipped skipped"
+    [ $failed -eq 0 ] && [ $((passed + skipped)) -gt 0 ]
+    exit
+}
+
+says() { grep -qF -e "$1" "$2"; }
+one_line() { [ "$(wc -l <"$1")" -eq 1 ]; }
+empty() { [ ! -s "$1" ]; }
+# The columns of a log that do not tell the time.
+timeless() { cut -d, -f1-6 "$1"; }
+same_log() { [ -s "$1" ] && [ "$(timeless "$1")" = "$(timeless "$2")" ]; }
