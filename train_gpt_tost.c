@@ -917,7 +917,7 @@ static TostModel* cpu_create(const TostConfig* c, const TostEngineOptions* o, To
     m->arena = alloc_pages(m->arena_bytes);
     if (!m->arena) {
         char need[32];
-        tost_error(err, "not enough memory: the model needs %s; a smaller --batch or --seq needs less",
+        tost_error(err, "not enough memory: the model needs %s; a smaller model, --batch or --seq needs less",
                    human_bytes(need, (double)m->arena_bytes));
         model_free(m);
         return NULL;

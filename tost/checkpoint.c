@@ -110,7 +110,7 @@ static bool is_stale_folder(const char* path) {
 
 bool checkpoint_find(char** file, const char* path, TostError* err) {
     *file = NULL;
-    if (!path_exists(path)) return tost_error(err, "%s: no such file or folder: %s", path, strerror(errno));
+    if (!path_exists(path)) return tost_error(err, "%s: cannot be found: %s", path, strerror(errno));
     if (!is_dir(path)) *file = xstrdup(path);
     else if (is_stale_folder(path))
         return tost_error(err, "%s: an unfinished checkpoint; name its run for the newest complete one",
@@ -432,8 +432,8 @@ static bool read_config(TostConfig* c, const StFile* f, TostError* err) {
         uint64_t said = (uint64_t)sizes[i].value;
         if (!meta_number(&said, f, sizes[i].key, 10, INT_MAX, ours, err)) return false;
         if (said != (uint64_t)sizes[i].value)
-            return tost_error(err, "%s: __metadata__ has %s %" PRIu64 ", but %d by names and shapes",
-                              f->path, sizes[i].key, said, sizes[i].value);
+            return tost_error(err, "%s: __metadata__ has %s %" PRIu64 ", but %d by names and shapes: the file is "
+                              "damaged", f->path, sizes[i].key, said, sizes[i].value);
     }
     return tost_config_check(c, err) || tost_error(err, "%s: %s", f->path, err->text);
 }

@@ -70,8 +70,8 @@ static bool shard_layout(Shard* s, TostError* err) {
     }
     ShardHeader h;
     if (size < sizeof h) {
-        return tost_error(err, "%s: cut short: %" PRIu64 " bytes, but the header alone has %zu", s->path,
-                          size, sizeof h);
+        return tost_error(err, "%s: cut short: %" PRIu64 " bytes, but the header alone has %zu: copy or make "
+                          "it again", s->path, size, sizeof h);
     }
     memcpy(&h, s->map, sizeof h);
     s->width = kind->width;
@@ -85,7 +85,8 @@ static bool shard_layout(Shard* s, TostError* err) {
     uint64_t bytes = size - sizeof h, claimed = s->n_tokens * (uint64_t)s->width;
     if (bytes < claimed) {
         return tost_error(err, "%s: cut short: claims %" PRIu64 " tokens at offset 8, but its %" PRIu64
-                          " bytes hold %" PRIu64, s->path, s->n_tokens, size, bytes / (uint64_t)s->width);
+                          " bytes hold %" PRIu64 ": copy or make it again", s->path, s->n_tokens, size,
+                          bytes / (uint64_t)s->width);
     }
     if (bytes > claimed) {
         return tost_error(err, "%s: claims %" PRIu64 " tokens at offset 8, but has %" PRIu64 " bytes after "
@@ -101,8 +102,8 @@ static bool shard_map(Shard* s, int fd, TostError* err) {
         return tost_error(err, "%s: a folder, not a shard: name its files, as in '%s/*.bin'", s->path,
                           s->path);
     }
-    if (!S_ISREG(st.st_mode)) return tost_error(err, "%s: not a regular file", s->path);
-    if (st.st_size == 0) return tost_error(err, "%s: empty", s->path);
+    if (!S_ISREG(st.st_mode)) return tost_error(err, "%s: not a regular file, as a shard has to be", s->path);
+    if (st.st_size == 0) return tost_error(err, "%s: empty: copy or make it again", s->path);
     s->map_bytes = (uint64_t)st.st_size;
     void* map = mmap(NULL, (size_t)s->map_bytes, PROT_READ, MAP_SHARED, fd, 0);
     if (map == MAP_FAILED) {
@@ -154,7 +155,7 @@ static uint32_t largest_id(const Shard* s, uint64_t first, uint64_t n) {
 static bool refuse_id(const Shard* s, uint64_t i, uint32_t vocab_size, TostError* err) {
     while (shard_token(s, i) < vocab_size) i++;
     return tost_error(err, "%s: token %" PRIu64 " is %" PRIu32 ", but the vocabulary has %" PRIu32 " ids: "
-                      "the shard was made by another tokenizer, or --vocab-size is too small", s->path, i,
+                      "the shard was made by another tokenizer, or the model has too small a --vocab-size", s->path, i,
                       shard_token(s, i), vocab_size);
 }
 

@@ -205,6 +205,7 @@ static bool eval_data(Trained* t, const Options* o, Stream* s, TostError* err) {
     if (!stream_open(s, o->data, t->info.config.vocab_size, err)) return false;
     Windows w = windows_of(o, s, T);
     const int B = (uint64_t)o->batch < w.count ? o->batch : (int)w.count;
+    if (!options_check_pass(B, w.T, err)) return false;
 
     Tokenizer* tokenizer;
     JsonFile json = {0};
@@ -212,7 +213,7 @@ static bool eval_data(Trained* t, const Options* o, Stream* s, TostError* err) {
     if (!find_tokenizer(&tokenizer, t, o, err)) return false;
     bool ok = trained_create(t, o, B, w.T, err) && json_file_open(&json, o->json, err);
     if (ok) {
-        fprintf(stderr, "%s, step %lld, on %d shards, %llu windows of %d tokens\n", t->file,
+        fprintf(stderr, "%s, step %lld; shards: %d; windows: %llu of %d tokens\n", t->file,
                 (long long)t->info.step, s->count, (unsigned long long)w.count, w.T);
         begin_json(&json, t, o, &w);
         score(&r, &json, t, s, &w, tokenizer, B);

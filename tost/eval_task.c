@@ -84,7 +84,7 @@ static bool plan(TaskRun* r, const Options* o, TostError* err) {
     const int batch = option_given(o, "batch") ? o->batch : by_rows;
     r->contexts = batch > r->endings ? batch / r->endings : 1;
     if ((size_t)r->contexts > n) r->contexts = (int)n;
-    return true;
+    return options_check_pass(r->contexts * r->endings, r->max_seq, err);
 }
 
 // Keys from the first that one pass reads: as long as the first, and at most `contexts`.
@@ -364,8 +364,8 @@ bool eval_task(Trained* t, const Options* o, TostError* err) {
               && plan(&r, o, err) && trained_create(t, o, r.contexts * r.endings, r.max_seq, err)
               && json_file_open(&json, o->json, err);
     if (ok) {
-        fprintf(stderr, "%s, step %lld, on %s, %zu examples of %s\n", t->file, (long long)t->info.step,
-                o->files[0], r.passages.count, task_name(r.task));
+        fprintf(stderr, "%s, step %lld; examples of %s in %s: %zu\n", t->file, (long long)t->info.step,
+                task_name(r.task), o->files[0], r.passages.count);
         const double start = now_seconds();
         ok = score_all(&r, err);
         if (ok) report(&json, &r, o, now_seconds() - start);

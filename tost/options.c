@@ -290,8 +290,8 @@ static bool parse_whole(Options* o, const Row* row, const char* text, TostError*
 
 static bool parse_real(Options* o, const Row* row, const char* text, TostError* err) {
     char* end;
-    const double value = strtod(text, &end);
-    if (end == text || *end || isspace((unsigned char)*text))
+    const double value = strtod(text, &end);   // which knows hexadecimal too
+    if (end == text || *end || isspace((unsigned char)*text) || strpbrk(text, "xX"))
         return tost_error(err, "--%s '%.200s' is not a number", row->name, text);
     if (!(value >= row->least && value <= row->most)) return out_of_range(row, text, err);
     *(double*)field_of(o, row) = value;
@@ -355,7 +355,7 @@ static bool parse_value(Options* o, const Row* row, const char* text, TostError*
 // ---------------------------------------------------------------------------------------------
 // Spelling
 
-// Levenshtein's distance between the first n bytes of a and all of b; names are short.
+// Levenshtein's distance between the first n bytes of a, in lower case, and all of b; names are short.
 static int distance(const char* a, size_t n, const char* b) {
     enum { LONGEST = 32 };
     const size_t m = strlen(b);
@@ -367,7 +367,7 @@ static int distance(const char* a, size_t n, const char* b) {
         row[0] = (int)i;
         for (size_t j = 1; j <= m; j++) {
             const int above = row[j];
-            int best = diagonal + (a[i - 1] != b[j - 1]);
+            int best = diagonal + (tolower((unsigned char)a[i - 1]) != b[j - 1]);
             if (above + 1 < best) best = above + 1;
             if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
             row[j] = best;
@@ -410,12 +410,16 @@ static bool unknown_option(const char* arg, Command command, TostError* err) {
 }
 
 static bool foreign_option(const char* name, Command command, TostError* err) {
-    char owners[128] = "";
+    char owners[128] = "";   // "train, sample and eval"
+    const char* last = NULL;
     for (int c = 0; c < COMMANDS; c++) {
         if (find_row(name, strlen(name), (Command)c) < 0) continue;
         const size_t used = strlen(owners);
-        snprintf(owners + used, sizeof owners - used, "%s%s", used ? " and " : "", commands[c].name);
+        if (last) snprintf(owners + used, sizeof owners - used, "%s%s", used ? ", " : "", last);
+        last = commands[c].name;
     }
+    const size_t used = strlen(owners);
+    if (last) snprintf(owners + used, sizeof owners - used, "%s%s", used ? " and " : "", last);
     return tost_error(err, "--%s belongs to %s, not to %s", name, owners, commands[command].name);
 }
 
@@ -423,8 +427,8 @@ static bool unknown_command(const char* name, TostError* err) {
     for (int c = 0; c < COMMANDS; c++)
         if (distance(name, strlen(name), commands[c].name) <= 2)
             return tost_error(err, "unknown command '%.200s': did you mean %s?", name, commands[c].name);
-    return tost_error(err, "unknown command '%.200s': there are train, sample, eval, tokenize and info",
-                      name);
+    return tost_error(err, "unknown command '%.200s': there are train, sample, eval, tokenize and info; --help tells "
+                      "more", name);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -493,7 +497,7 @@ static void print_help(const Options* o, bool all_commands) {
 bool options_check_pass(int batch, int seq, TostError* err) {
     const int64_t pass = (int64_t)batch * seq;
     return pass <= INT_MAX || tost_error(err, "--batch %d × --seq %d makes %lld tokens in one pass, and %d are "
-                                         "possible: lower --batch", batch, seq, (long long)pass, INT_MAX);
+                                         "possible: lower --batch or --seq", batch, seq, (long long)pass, INT_MAX);
 }
 
 // Length, micro-batch, tokens of an update and warm-up, where not given, follow from sizes and preset.
@@ -645,6 +649,8 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
     if (!THREADS_MANY && o->threads > 1)
         return tost_error(err, "--threads %d: this program was built without OpenMP, and runs one: leave it out",
                           o->threads);
+    for (int i = 0; i < o->n_files; i++)
+        if (!*o->files[i]) return tost_error(err, "an argument is empty: name a file, or leave it out");
     if (o->command == COMMAND_EVAL && !options_check_pass(o->batch, o->seq, err)) return false;
     switch (o->command) {
         case COMMAND_TRAIN: return check_train(o, err);
@@ -656,6 +662,9 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
         case COMMAND_TOKENIZE:
             if (!o->tokenizer) return tost_error(err, "tokenize needs --tokenizer FILE, a vocab.bpe");
             if (!o->out) return tost_error(err, "tokenize needs --out PREFIX, how its shards' names begin");
+            if (o->out[strlen(o->out) - 1] == '/')
+                return tost_error(err, "--out %s ends in a slash: names are to begin with it, as with %smy, which "
+                                  "makes %smy_train_000000.bin", o->out, o->out, o->out);
             if (!o->n_files) return tost_error(err, "tokenize needs a FILE of text or JSONL; - is stdin");
             return true;
         case COMMAND_INFO:

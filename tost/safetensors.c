@@ -234,7 +234,8 @@ static bool check_layout(StFile* f, TostError* err) {
         }
         if (t->bytes > data - end) {
             return tost_error(err, "%s: cut short: tensor '%s' is %" PRIu64 " bytes from %" PRIu64 " of the "
-                              "data, which has %" PRIu64, f->path, t->name, t->bytes, t->offset, data);
+                              "data, which has %" PRIu64 ": copy it again, or take another", f->path, t->name,
+                              t->bytes, t->offset, data);
         }
         end += t->bytes;
         t->offset += f->data_start;
@@ -275,8 +276,8 @@ static bool open_checked(StFile* f, TostError* err) {
     }
     f->file_size = (uint64_t)st.st_size;
     if (f->file_size < 8) {
-        return tost_error(err, "%s: cut short: %" PRIu64 " bytes, but the header's length alone has 8",
-                          f->path, f->file_size);
+        return tost_error(err, "%s: cut short: %" PRIu64 " bytes, but the header's length alone has 8: copy it "
+                          "again, or take another", f->path, f->file_size);
     }
     if (!read_at(f, &header, 8, 0, err)) return false;
     if (header < 2 || header > HEADER_MAX) {
@@ -284,8 +285,8 @@ static bool open_checked(StFile* f, TostError* err) {
                           "file", f->path, header, HEADER_MAX);
     }
     if (header > f->file_size - 8) {
-        return tost_error(err, "%s: cut short: a header of %" PRIu64 " bytes in a file of %" PRIu64, f->path,
-                          header, f->file_size);
+        return tost_error(err, "%s: cut short: a header of %" PRIu64 " bytes in a file of %" PRIu64 ": copy it "
+                          "again, or take another", f->path, header, f->file_size);
     }
     f->data_start = 8 + header;
     return parse_header(f, err);

@@ -270,8 +270,11 @@ static bool create_model(Run* r, TostError* err) {
 
 // The first thing written, once nothing else can go wrong. While old checkpoints stand, so does their log.
 static bool open_folder(Run* r, TostError* err) {
-    return make_dirs(r->out, err) && (!r->o.overwrite || checkpoint_clear(r->out, err))
-           && log_open(&r->log, r->log_path, r->o.resume ? r->info.step : -1, err);
+    const bool stood = path_exists(r->out);
+    const bool ok = make_dirs(r->out, err) && (!r->o.overwrite || checkpoint_clear(r->out, err))
+                    && log_open(&r->log, r->log_path, r->o.resume ? r->info.step : -1, err);
+    if (!ok && !stood) rmdir(r->out);   // made for nothing, and empty
+    return ok;
 }
 
 static bool set_up(Run* r, TostError* err) {

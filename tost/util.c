@@ -18,12 +18,27 @@
 // ---------------------------------------------------------------------------------------------
 // Errors
 
+// The text, or of a longer one (a path of 4,096 bytes) its beginning and its end, cut between characters of UTF-8.
+static void fit_text(char* out, size_t cap, const char* text) {
+    static const char gap[] = " … ";
+    const size_t n = strlen(text), half = (cap - sizeof gap) / 2;
+    size_t head = half, tail = n - half;
+    if (n < cap) {
+        memcpy(out, text, n + 1);
+        return;
+    }
+    while (head > 0 && ((unsigned char)text[head] & 0xC0) == 0x80) head--;
+    while (((unsigned char)text[tail] & 0xC0) == 0x80) tail++;
+    snprintf(out, cap, "%.*s%s%s", (int)head, text, gap, text + tail);
+}
+
 bool tost_error(TostError* err, const char* fmt, ...) {
-    char text[sizeof err->text];  // apart from err->text, which may be among the arguments
+    char whole[3 * 4096], text[sizeof err->text];  // apart from err->text, which may be among the arguments
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
+    vsnprintf(whole, sizeof whole, fmt, ap);
     va_end(ap);
+    fit_text(text, sizeof text, whole);
     for (unsigned char* p = (unsigned char*)text; *p; p++) {
         if (*p < 0x20 || *p == 0x7f) *p = '?';  // names come from outside: one line, no escape sequences
     }
@@ -140,9 +155,11 @@ bool read_file(Bytes* out, const char* path, TostError* err) {
     int fd = is_stdin ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return tost_error(err, "%s: cannot be opened: %s", path, strerror(errno));
     bool ok = read_all(out, fd);
-    if (!ok) {
+    if (!ok && errno == EISDIR) tost_error(err, "%s: is a folder: name a file", path);
+    else if (!ok)
         tost_error(err, "%s: cannot be read after %zu bytes: %s", is_stdin ? "standard input" : path,
                    out->size, strerror(errno));
+    if (!ok) {
         free(out->data);
         *out = (Bytes){0};
     }
@@ -158,7 +175,8 @@ bool make_dirs(const char* path, TostError* err) {
         if (c != '/' && c != 0) continue;
         part[i] = 0;
         if (part[0] && mkdir(part, 0777) != 0 && !is_dir(part)) {  // is_dir: it may have stood already
-            ok = tost_error(err, "%s: the folder cannot be made: %s", part, strerror(errno));
+            const char* why = errno == EEXIST ? "a file has that name" : strerror(errno);
+            ok = tost_error(err, "%s: the folder cannot be made: %s", part, why);
         }
         if (c == 0) break;
         part[i] = '/';

@@ -15,7 +15,8 @@
 
 typedef struct { char text[1024]; } TostError;
 
-// Sets err->text, control characters replaced by '?'; err->text may be an argument. Always returns false.
+// Sets err->text, control characters replaced by '?', the middle of a long text by an ellipsis; err->text may be an
+// argument. Always returns false.
 bool tost_error(TostError* err, const char* fmt, ...) PRINTF_LIKE(2, 3);
 
 enum { STATUS_FAILED = 1, STATUS_USAGE = 2 };  // exit statuses: at run time; in the command line

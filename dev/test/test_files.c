@@ -28,6 +28,17 @@ static void test_errors(Checks* c) {
     tost_error(&err, "%s", lengthy);
     check(c, strlen(err.text) == sizeof err.text - 1, "a long error is cut: got %zu bytes", strlen(err.text));
     free(lengthy);
+    for (int shift = 0; shift < 3; shift++) {   // characters of three bytes, cut nowhere within
+        char text[3004] = "file ";
+        for (int i = 0; i < 990; i++) strcat(text, "…");
+        tost_error(&err, "%s%s: what is wrong", &"ab"[2 - shift], text);
+        const size_t n = strlen(err.text);
+        int whole = 0;
+        for (const char* p = err.text; (p = strstr(p, "…")); p += 3) whole++;
+        check(c, n > sizeof err.text - 6 && n == 22 + (size_t)shift + 3 * (size_t)whole
+              && strncmp(err.text + shift, "file …", 8) == 0 && strcmp(err.text + n - 15, ": what is wrong") == 0,
+              "a long error keeps its ends, and its characters whole: got %s", err.text);
+    }
 }
 
 static void test_memory(Checks* c) {
@@ -134,7 +145,7 @@ static void test_read_file(Checks* c, const char* tmp) {
     free(b.data);
     check(c, read_file(&b, "/dev/null", &err) && b.size == 0 && b.data[0] == 0, "read_file of nothing");
     free(b.data);
-    check_refused(c, read_file(&b, tmp, &err), &err, "cannot be read", "read_file of a folder");
+    check_refused(c, read_file(&b, tmp, &err), &err, "is a folder: name a file", "read_file of a folder");
     unlink(path);
     check_refused(c, read_file(&b, path, &err), &err, "content: cannot be opened",
                   "read_file of an absent file");

@@ -720,7 +720,7 @@ static void test_find(Checks* c) {
     char* run = path_join(dir, "run");
     TostModel* m = fake_new(tiny);
     fake_fill(m, 2);
-    check_find_refused(c, run, "no such file");
+    check_find_refused(c, run, "cannot be found: No such file");
     must(make_dirs(run, &err), "make_dirs", &err);
     check_find_refused(c, run, "no complete checkpoint");
     check(c, !checkpoint_is_run(run), "an empty folder is no run");
