@@ -43,3 +43,21 @@ empty() { [ ! -s "$1" ]; }
 # The columns of a log that do not tell the time.
 timeless() { cut -d, -f1-6 "$1"; }
 same_log() { [ -s "$1" ] && [ "$(timeless "$1")" = "$(timeless "$2")" ]; }
+
+# little BYTES NUMBER…: numbers as little-endian bytes.
+little() {
+    width=$1
+    shift
+    for number in "$@"; do
+        for shift in 0 8 16 24 32 40 48 56; do
+            [ $shift -lt $((8 * width)) ] || break
+            # shellcheck disable=SC2059  # the format is the byte
+            printf "\\$(printf %03o $((number >> shift & 255)))"
+        done
+    done
+}
+# header MAGIC VERSION TOKENS: the header of a shard, 256 int32.
+header() {
+    little 4 "$1" "$2" "$3"
+    head -c 1012 /dev/zero
+}

@@ -16,16 +16,6 @@ has() {
     "$python" -c 'import sys, importlib.util as u
 sys.exit(any(u.find_spec(package) is None for package in sys.argv[1:]))' "$@" 2>/dev/null
 }
-# The header of a shard: magic, version and count as little-endian int32, then zeros up to 1,024 bytes.
-header() {
-    for number in "$1" "$2" "$3"; do
-        for shift in 0 8 16 24; do
-            # shellcheck disable=SC2059  # the format is the byte
-            printf "\\$(printf %03o $((number >> shift & 255)))"
-        done
-    done
-    head -c 1012 /dev/zero
-}
 # Every uint16 followed by two zero bytes: the same ids as uint32.
 widen() {
     od -An -v -to1 "$1" | tr -s ' ' '\n' | grep . | paste - - |
