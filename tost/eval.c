@@ -15,14 +15,16 @@
 // The shards of a glob, joined in name order
 
 typedef struct {
-    Shard*   shards;
-    int      count;
-    uint64_t tokens;
+    Shard*    shards;
+    uint64_t* before;   // tokens of the shards before each
+    int       count;
+    uint64_t  tokens;
 } Stream;
 
 static void stream_close(Stream* s) {
     for (int i = 0; i < s->count; i++) shard_close(&s->shards[i]);
     free(s->shards);
+    free(s->before);
 }
 
 static bool stream_open(Stream* s, const char* glob, int vocab_size, TostError* err) {
@@ -30,11 +32,13 @@ static bool stream_open(Stream* s, const char* glob, int vocab_size, TostError* 
     PathList files;
     if (!expand_glob(&files, glob, err)) return false;
     s->shards = xcalloc((size_t)files.count, sizeof *s->shards);
+    s->before = xcalloc((size_t)files.count, sizeof *s->before);
     bool ok = true;
     for (int i = 0; i < files.count && ok; i++) {
         ok = shard_open(&s->shards[i], files.paths[i], err);
         s->count += ok;
         ok = ok && shard_check_ids(&s->shards[i], (uint32_t)vocab_size, err);
+        s->before[i] = s->tokens;
         if (ok) s->tokens += s->shards[i].n_tokens;
     }
     free_paths(&files);
@@ -46,8 +50,13 @@ static bool stream_open(Stream* s, const char* glob, int vocab_size, TostError* 
 
 // n tokens from number `first` on.
 static void stream_copy(int32_t* dst, const Stream* s, uint64_t first, int n) {
-    int at = 0;
-    while (first >= s->shards[at].n_tokens) first -= s->shards[at++].n_tokens;
+    int at = 0, last = s->count - 1;
+    while (at < last) {   // the last shard that begins at `first` or before: none is empty
+        const int mid = at + (last - at + 1) / 2;
+        if (s->before[mid] <= first) at = mid;
+        else last = mid - 1;
+    }
+    first -= s->before[at];
     for (int i = 0; i < n; i++, first++) {
         for (; first == s->shards[at].n_tokens; first = 0) at++;
         dst[i] = (int32_t)shard_token(&s->shards[at], first);

@@ -7,6 +7,7 @@
 #   tiny, a.jsonl, swag.jsonl, cbt.txt    text, and examples of the three tasks
 # and that must be the same afterwards, to the byte.
 
+[ "$TMPDIR" ] || [ ! -w /dev/shm ] || export TMPDIR=/dev/shm   # hundreds of small files: disks are slow
 . "$(dirname "$0")/lib.sh"
 table=$repo/dev/test/refusals.txt
 export OMP_NUM_THREADS=1 LC_ALL=C
