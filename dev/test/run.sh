@@ -6,8 +6,9 @@ set -u
 log=$(mktemp) || exit 1
 trap 'rm -f "$log"' EXIT
 bad=0
-for program in ./test_tost "$@" 'dev/test/test_cli.sh ./train_gpt_tost' 'dev/test/test_data_scripts.sh ./train_gpt_tost' \
-    'dev/test/test_exchange.sh ./train_gpt_tost' 'dev/test/test_refusals.sh ./train_gpt_tost' 'dev/test/test_sizes.sh ./train_gpt_tost'; do
+set -- ./test_tost "$@"
+for script in cli data_scripts exchange refusals sizes; do set -- "$@" "dev/test/test_$script.sh ./train_gpt_tost"; done
+for program; do
     $program > "$log.one" 2>&1   # unquoted: a program and its operands
     status=$?
     # the judge's table of errors is long: the worst ten of it, and all other lines
