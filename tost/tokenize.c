@@ -450,15 +450,19 @@ bool tokenize_files(const TokenizeOptions* o, TokenizeResult* r, TostError* err)
     job.part_bytes = job.batch_bytes / BATCH_PARTS + 1;
     char* train_prefix = xasprintf("%s_train", o->out);
     char* val_prefix = xasprintf("%s_val", o->out);
+    char* dir = path_dir(o->out);
+    const bool stood = path_exists(dir);
     bool ok = run_job(&job, train_prefix, val_prefix, err);
     if (job.shown > 0) fprintf(stderr, "\r\033[K");
     shard_writer_abandon(job.train);
     shard_writer_abandon(job.val);
+    if (!ok && !stood) rmdir(dir);   // made for nothing, and empty
     for (int i = 0; job.caches && i < job.threads; i++) tokenizer_cache_free(job.caches[i]);
     free(job.caches);
     free(job.parts);
     free(job.lines);
     free(job.ids);
+    free(dir);
     free(train_prefix);
     free(val_prefix);
     tokenizer_free(job.tokenizer);
