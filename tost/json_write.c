@@ -6,15 +6,19 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "json.h"
 
+// A file is written beside and renamed when it is whole; a pipe or device (/dev/stdout) is written as it is.
 bool json_file_open(JsonFile* j, const char* path, TostError* err) {
+    struct stat st;
     *j = (JsonFile){0};
     if (!path) return true;
+    const bool beside = stat(path, &st) != 0 || S_ISREG(st.st_mode);
     j->path = xstrdup(path);
-    j->tmp = xasprintf("%s.tmp", path);
+    j->tmp = beside ? xasprintf("%s.tmp", path) : xstrdup(path);
     if (is_dir(path)) tost_error(err, "--json %s is a folder: name a file", path);
     else if ((j->file = fopen(j->tmp, "w"))) return true;
     else tost_error(err, "--json %s cannot be written: %s", path, strerror(errno));
@@ -29,9 +33,10 @@ bool json_file_close(JsonFile* j, bool keep, TostError* err) {
     if (j->file && keep) fputc('\n', j->file);
     bool ok = fflush(j->file) == 0 && !ferror(j->file);
     ok = fclose(j->file) == 0 && ok;
-    ok = ok && (!keep || rename(j->tmp, j->path) == 0);
+    const bool beside = strcmp(j->tmp, j->path) != 0;
+    ok = ok && (!keep || !beside || rename(j->tmp, j->path) == 0);
     if (!ok && keep) tost_error(err, "--json %s cannot be written: %s", j->path, strerror(errno));
-    if (!ok || !keep) unlink(j->tmp);
+    if (beside && (!ok || !keep)) unlink(j->tmp);
     free(j->path);
     free(j->tmp);
     *j = (JsonFile){0};

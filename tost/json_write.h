@@ -14,7 +14,7 @@ typedef struct {
     bool  fresh;      // no element of the innermost one yet
 } JsonFile;
 
-// Opens PATH.tmp, so that a path that cannot be written is known before the work.
+// Opens PATH.tmp, so that a path that cannot be written is known before the work; a device or pipe is opened itself.
 bool json_file_open(JsonFile* j, const char* path, TostError* err);
 // keep: closes and renames to PATH. Else, and on failure, nothing is left. A zeroed JsonFile may be closed.
 bool json_file_close(JsonFile* j, bool keep, TostError* err);

@@ -3,6 +3,8 @@
 #include "scratch.h"
 
 #include <math.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "eval_report.h"
 #include "json.h"
@@ -100,6 +102,13 @@ static void test_json(Checks* c, const char* dir) {
     check(c, !json_file_open(&out, dir, &err) && strstr(err.text, "is a folder"), "a folder is no file");
     check(c, json_file_open(&out, NULL, &err) && json_file_close(&out, true, &err),
           "no path: nothing is done");
+    struct stat st;
+    check(c, symlink("/dev/null", tmp) == 0 && json_file_open(&out, tmp, &err), "a device: %s", err.text);
+    json_put_open(&out, NULL, '{');
+    json_put_close(&out, '}');
+    check(c, json_file_close(&out, true, &err) && lstat(tmp, &st) == 0 && S_ISLNK(st.st_mode),
+          "a device is written, not replaced");
+    unlink(tmp);
     free(path);
     free(tmp);
 }
