@@ -203,14 +203,40 @@ static int32_t* read_ids(const StFile* f, const char* name, size_t n) {
     return ids;
 }
 
-// What only the CPU engine lets a test see: the inside of layer 0's attention.
+static float* subject_activation(Subject* s, TostActivation what, int layer, size_t n) {
+    float* x = xmalloc(n * sizeof *x);
+    s->engine->activation(x, s->model, what, layer);
+    return x;
+}
+
+// The projection of layer 0: the file's tssa_in times c_attn.
+static void judge_projection(Checks* c, Subject* s, const StFile* expect, size_t rows, size_t C) {
+    const TostTensor* weight = tost_tensor_find(&s->tensors, "transformer.h.0.attn.c_attn.weight");
+    const TostTensor* bias = tost_tensor_find(&s->tensors, "transformer.h.0.attn.c_attn.bias");
+    double *in = read_doubles(expect, "layer0.tssa_in", rows * C), *want = xmalloc(rows * C * sizeof *want);
+    float *w = subject_get(s, TOST_PARAM, weight), *b = bias ? subject_get(s, TOST_PARAM, bias) : NULL;
+    float* got = subject_activation(s, TOST_W, 0, rows * C);
+    for (size_t i = 0; i < rows * C; i++) {
+        want[i] = b ? b[i % C] : 0;
+        for (size_t j = 0; j < C; j++) want[i] += in[i / C * C + j] * w[i % C * C + j];
+    }
+    const double error = relative_l2(got, want, rows * C);
+    check(c, error <= LIMIT_LOGITS, "%s: w of layer 0: relative L2 error %.3e", expect->path, error);
+    free(in); free(want); free(w); free(b); free(got);
+}
+
+// The inside of layer 0's attention: what the seam shows, and what only the CPU engine lets a test see.
 static void judge_layer0(Checks* c, Subject* s, const StFile* expect, int B, int T) {
     const size_t rows = (size_t)B * T, C = s->config.n_embd, NH = s->config.n_head;
-    if (s->engine != &tost_cpu_engine || !st_find(expect, "layer0.pi")) return;
+    if (!st_find(expect, "layer0.pi")) return;
+    float* pi = subject_activation(s, TOST_PI, 0, rows * NH);
+    judge(c, expect, "layer0.", "pi", pi, rows * NH, LIMIT_LOGITS);
+    free(pi);
+    judge_projection(c, s, expect, rows, C);
+    if (s->engine != &tost_cpu_engine) return;
     const LayerActivations* a = &s->model->layer[0];
     judge(c, expect, "layer0.", "tssa_in", a->ln_1, rows * C, LIMIT_LOGITS);
     judge(c, expect, "layer0.", "tssa_out", a->attn_out, rows * C, LIMIT_LOGITS);
-    judge(c, expect, "layer0.", "pi", a->pi, rows * NH, LIMIT_LOGITS);
 }
 
 static void golden_steps(Checks* c, Subject* s, const StFile* expect, int B, int T, int steps) {
@@ -480,6 +506,70 @@ static void test_few_rows(Checks* c, const TostEngine* engine) {
     subject_free(&s);
 }
 
+// Whether both models show the same numbers; *moved: whether they are not all one.
+static bool same_activation(Subject* a, Subject* b, TostActivation what, int layer_a, int layer_b, size_t n,
+                            bool* moved) {
+    float *x = subject_activation(a, what, layer_a, n), *y = subject_activation(b, what, layer_b, n);
+    const bool same = memcmp(x, y, n * sizeof *x) == 0;
+    *moved = false;
+    for (size_t i = 1; i < n; i++) *moved |= x[i] != x[0];
+    free(x);
+    free(y);
+    return same;
+}
+
+// Each layer's activations are those of the model that ends with this layer; they stand after backward too, and are of
+// the last batch, smaller than the largest. Layer 0 reads the embeddings; over the heads Π sums to 1.
+static void test_activation(Checks* c, const TostEngine* engine) {
+    enum { B = 2, T = 70, ROWS = B * T, C = 60, NH = 3, L = 3 };
+    TostConfig config = odd;
+    config.n_layer = L;
+    Subject whole = subject_new(engine, config, B + 1, T + 5, true);
+    subject_randomise(&whole, 21);
+    int32_t *ids = random_ids(ROWS, config.vocab_size, 22), *targets = random_ids(ROWS, config.vocab_size, 23);
+    engine->forward(whole.model, ids, targets, B, T, 1.0f / ROWS);
+    engine->backward(whole.model);
+    for (int l = 0; l < L; l++) {
+        config.n_layer = l + 1;
+        Subject cut = subject_new(engine, config, B, T, true);
+        for (int i = 0; i < cut.tensors.count; i++) {
+            float* x = subject_get(&whole, TOST_PARAM, tost_tensor_find(&whole.tensors, cut.tensors.tensor[i].name));
+            engine->put(cut.model, TOST_PARAM, &cut.tensors.tensor[i], x);
+            free(x);
+        }
+        engine->forward(cut.model, ids, NULL, B, T, 0.0f);
+        const struct { const char* name; TostActivation what; int layer; size_t n; } shown[] = {
+            {"w", TOST_W, l, ROWS * C}, {"pi", TOST_PI, l, ROWS * NH}, {"x before it", TOST_X, l, ROWS * C},
+            {"x after it", TOST_X, l + 1, ROWS * C},
+        };
+        for (size_t i = 0; i < countof(shown); i++) {
+            bool moved;
+            const bool same = same_activation(&whole, &cut, shown[i].what, shown[i].layer, shown[i].layer, shown[i].n,
+                                              &moved);
+            check(c, same && moved, "%s of layer %d is not that of the model of %d layers", shown[i].name, l, l + 1);
+            check(c, shown[i].what == TOST_PI || l == 0 ||
+                  !same_activation(&whole, &whole, shown[i].what, shown[i].layer, shown[i].layer - 1, shown[i].n,
+                                   &moved),
+                  "%s of layer %d is that of the layer before", shown[i].name, l);
+        }
+        subject_free(&cut);
+    }
+    float* x = subject_activation(&whole, TOST_X, 0, ROWS * C);
+    float* pi = subject_activation(&whole, TOST_PI, L - 1, ROWS * NH);
+    float *wte = subject_get(&whole, TOST_PARAM, &whole.tensors.tensor[0]);
+    float *wpe = subject_get(&whole, TOST_PARAM, &whole.tensors.tensor[1]);
+    int bad = 0;
+    for (int i = 0; i < ROWS * C; i++) bad += x[i] != wte[ids[i / C] * C + i % C] + wpe[i / C % T * C + i % C];
+    check(c, bad == 0, "%d of %d numbers of x before layer 0 are not the embeddings' sums", bad, ROWS * C);
+    for (int i = 0; i < ROWS; i++) {
+        const float* pi_t = pi + i / T * NH * T + i % T;
+        bad += !(fabs(pi_t[0] + pi_t[T] + pi_t[2 * T] - 1) <= 1e-6);
+    }
+    check(c, bad == 0, "over the heads, pi does not sum to 1 at %d of %d places", bad, ROWS);
+    free(x); free(pi); free(wte); free(wpe); free(ids); free(targets);
+    subject_free(&whole);
+}
+
 // Logits of a sequence alone, cut short, and in a batch are those of the sequence in full.
 static void test_shapes(Checks* c, const TostEngine* engine) {
     enum { B = 3, T = 130 };
@@ -634,6 +724,7 @@ static void test_engine(Checks* c, const TostEngine* engine) {
     test_decode(c, engine);
     test_decode_score(c, engine);
     test_few_rows(c, engine);
+    test_activation(c, engine);
     test_shapes(c, engine);
     test_accumulation(c, engine);
     test_same_bits(c, engine);

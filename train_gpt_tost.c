@@ -726,6 +726,9 @@ static void layer_backward(const Buffers* buf, const TostParams* g, const LayerA
     layernorm_backward(buf->dx, g->ln_1_w, g->ln_1_b, buf->dnarrow, x, a->mean_1, a->rstd_1, p->ln_1_w, rows, C);
 }
 
+// The residual stream that enters layer l; l = L: that leaves the last.
+static const float* layer_input(const TostModel* m, int l) { return l > 0 ? m->layer[l - 1].x_out : m->buf.x; }
+
 // Embedding, layers and ln_f at positions `first` and on. decode: the running sums (L,B/copies,2C+NH) that the sequences
 // start from, each for `copies` of them, or for one (copies = 0) and then updated; NULL: they start from nothing.
 static void model_forward(TostModel* m, const int32_t* inputs, double* decode, int copies, int first, int B, int T) {
@@ -739,17 +742,16 @@ static void model_forward(TostModel* m, const int32_t* inputs, double* decode, i
     m->T = T;
     memcpy(m->buf.inputs, inputs, rows * sizeof *inputs);
     embedding_forward(m->buf.x, inputs, p.wte, p.wpe, first, B, T, C);
-    const float* x = m->buf.x;
     for (int l = 0; l < c->n_layer; l++) {
         double* state = decode && !copies ? decode + l * state_size : m->buf.tssa_now;
         if (!decode) memset(state, 0, state_size * sizeof *state);
         for (int b = 0; copies && b < B; b++)
             memcpy(state + b * one_state, decode + l * (state_size / copies) + b / copies * one_state, one_state * sizeof *state);
         p = tost_layer(m, TOST_PARAM, l);
-        layer_forward(&m->layer[l], x, &p, c, decode || !m->options.training ? NULL : m->layer[l].tssa_saved, state, first, B, T);
-        x = m->layer[l].x_out;
+        double* saved = decode || !m->options.training ? NULL : m->layer[l].tssa_saved;
+        layer_forward(&m->layer[l], layer_input(m, l), &p, c, saved, state, first, B, T);
     }
-    layernorm_forward(m->buf.ln_f, m->buf.mean_f, m->buf.rstd_f, x, p.ln_f_w, p.ln_f_b, rows, C);
+    layernorm_forward(m->buf.ln_f, m->buf.mean_f, m->buf.rstd_f, layer_input(m, c->n_layer), p.ln_f_w, p.ln_f_b, rows, C);
 }
 
 static void cpu_forward(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T, float grad_scale) {
@@ -774,12 +776,12 @@ static void cpu_backward(TostModel* m) {
     threads_set(m->options.threads);
     TostParams p = tost_layer(m, TOST_PARAM, last), g = tost_layer(m, TOST_GRAD, last);
     memset(m->buf.dx, 0, rows * C * sizeof(float));
-    layernorm_backward(m->buf.dx, g.ln_f_w, g.ln_f_b, m->buf.dnarrow, m->layer[last].x_out, m->buf.mean_f, m->buf.rstd_f,
+    layernorm_backward(m->buf.dx, g.ln_f_w, g.ln_f_b, m->buf.dnarrow, layer_input(m, last + 1), m->buf.mean_f, m->buf.rstd_f,
                        p.ln_f_w, rows, C);
     for (int l = last; l >= 0; l--) {
         p = tost_layer(m, TOST_PARAM, l);
         g = tost_layer(m, TOST_GRAD, l);
-        layer_backward(&m->buf, &g, &m->layer[l], l > 0 ? m->layer[l - 1].x_out : m->buf.x, &p, c, B, T);
+        layer_backward(&m->buf, &g, &m->layer[l], layer_input(m, l), &p, c, B, T);
     }
     embedding_backward(g.wte, g.wpe, m->buf.dx, m->buf.inputs, B, T, C);
 }
@@ -794,6 +796,14 @@ static void cpu_read_loss(double* sum, int64_t* count, TostModel* m) {
 static void cpu_logits(float* dst, TostModel* m) {
     const float* wte = tost_layer(m, TOST_PARAM, 0).wte;
     gemm(dst, m->buf.ln_f, false, wte, true, m->B * m->T, m->config.vocab_size, m->config.n_embd, 0.0f);
+}
+
+static void cpu_activation(float* dst, const TostModel* m, TostActivation what, int layer) {
+    const size_t rows = (size_t)m->B * m->T, C = m->config.n_embd, NH = m->config.n_head;
+    assert(m->options.training && layer >= 0 && layer < m->config.n_layer + (what == TOST_X));
+    if (what == TOST_X) memcpy(dst, layer_input(m, layer), rows * C * sizeof *dst);
+    else if (what == TOST_W) memcpy(dst, m->layer[layer].w, rows * C * sizeof *dst);
+    else memcpy(dst, m->layer[layer].pi, rows * NH * sizeof *dst);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -948,6 +958,7 @@ const TostEngine tost_cpu_engine = {
     .backward = cpu_backward,
     .read_loss = cpu_read_loss,
     .logits = cpu_logits,
+    .activation = cpu_activation,
     .zero_grad = cpu_zero_grad,
     .grad_norm = cpu_grad_norm,
     .update = cpu_update,

@@ -1582,6 +1582,7 @@ static NextNorm<S> next_norm(const TypedModel<S>* m, int l) {  // after layer l;
     return {a->ln_1, a->mean_1, a->rstd_1, p.ln_1_w, p.ln_1_b};
 }
 
+// The residual stream that enters layer l; l = L: that leaves the last.
 template <typename S> static const float* layer_input(const TypedModel<S>* m, int l) {
     return l > 0 ? m->layer[l - 1].x_out : m->buf.x;
 }
@@ -1747,6 +1748,23 @@ static void copy_logits(float* dst, TypedModel<S>* m, const S* rows, int n, int 
 
 template <typename S> static void typed_logits(TypedModel<S>* m, float* dst) {
     copy_logits(dst, m, m->buf.ln_f, m->B * m->T, 1);
+}
+
+template <typename S>
+static void copy_activation(float* dst, const S* src, size_t n, cudaStream_t stream) {
+    std::vector<S> x(n);
+    CUDA_CHECK(cudaMemcpyAsync(x.data(), src, n * sizeof(S), cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    for (size_t i = 0; i < n; i++) dst[i] = to_float(x[i]);
+}
+
+template <typename S>
+static void typed_activation(const TypedModel<S>* m, float* dst, TostActivation what, int layer) {
+    const size_t rows = (size_t)m->B * m->T, C = m->config.n_embd, NH = m->config.n_head;
+    assert(m->options.training && layer >= 0 && layer < m->config.n_layer + (what == TOST_X));
+    if (what == TOST_X) copy_activation(dst, layer_input(m, layer), rows * C, m->stream);
+    else if (what == TOST_W) copy_activation(dst, m->layer[layer].w, rows * C, m->stream);
+    else copy_activation(dst, m->layer[layer].pi, rows * NH, m->stream);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -2116,6 +2134,9 @@ static void cuda_read_loss(double* sum, int64_t* count, TostModel* m) {
     TYPED(m, typed_read_loss, sum, count);
 }
 static void cuda_logits(float* dst, TostModel* m) { TYPED(m, typed_logits, dst); }
+static void cuda_activation(float* dst, const TostModel* m, TostActivation what, int layer) {
+    TYPED(const_cast<TostModel*>(m), typed_activation, dst, what, layer);
+}
 static double cuda_grad_norm(TostModel* m) { return TYPED(m, typed_grad_norm); }
 static void cuda_update(TostModel* m, const TostAdamW* a) { TYPED(m, typed_update, a); }
 static void cuda_decode_begin(float* logits, TostModel* m, const int32_t* prompts, int n, int T) {
@@ -2143,6 +2164,7 @@ extern "C" const TostEngine tost_cuda_engine = {
     cuda_backward,
     cuda_read_loss,
     cuda_logits,
+    cuda_activation,
     model_zero_grad,
     cuda_grad_norm,
     cuda_update,

@@ -219,6 +219,19 @@ void draw_batch(std::vector<int32_t>* inputs, std::vector<int32_t>* targets, con
     (*targets)[rows - 1] = 1;
 }
 
+// What each layer computed in the last forward, of B·T rows.
+void record_activations(Record* r, const Subject& s, const Case& k) {
+    const size_t rows = (size_t)k.B * (size_t)k.T;
+    for (int l = 0; l <= k.layers; l++)
+        for (const TostActivation what : {TOST_W, TOST_PI, TOST_X}) {
+            if (l == k.layers && what != TOST_X) continue;
+            std::vector<float> x(rows * (size_t)(what == TOST_PI ? k.heads : k.channels));
+            s.engine->activation(x.data(), s.model, what, l);
+            const char* name = what == TOST_W ? "w" : what == TOST_PI ? "pi" : "x";
+            r->push_back({name + std::to_string(l), LOGITS, {x.begin(), x.end()}});
+        }
+}
+
 void run_updates(Record* r, Subject* s, const Case& k, const std::vector<int32_t>& ids) {
     std::vector<int32_t> inputs, targets;
     for (int i = 0; i < k.updates; i++) {
@@ -232,6 +245,7 @@ void run_updates(Record* r, Subject* s, const Case& k, const std::vector<int32_t
             s->engine->backward(s->model);
         }
         if (i == 0) record_state(r, *s, TOST_GRAD, GRAD, "grad.");
+        if (i == 0) record_activations(r, *s, k);
         TostAdamW a = {};
         a.lr = 1e-3;
         a.beta1 = 0.9;
