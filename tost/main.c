@@ -21,6 +21,20 @@ int command_failed(const TostError* err) {
     return STATUS_FAILED;
 }
 
+bool read_text(Bytes* text, const char* option, const char* value, const char* way_out, TostError* err) {
+    const bool from_file = value[0] == '@', from_stdin = strcmp(value, "-") == 0;
+    *text = (Bytes){0};
+    if (!from_file && !from_stdin) {
+        *text = (Bytes){xstrdup(value), strlen(value)};
+        return true;
+    }
+    if (!read_file(text, from_file ? value + 1 : value, err)) {
+        *text = (Bytes){0};
+        return false;
+    }
+    return text->size > 0 || tost_error(err, "%s %s is empty%s", option, value, way_out);
+}
+
 // ---------------------------------------------------------------------------------------------
 // A model
 
@@ -129,6 +143,7 @@ static int run_command(const Options* o, const TostEngine* engine) {
         case COMMAND_EVAL: return command_eval(o, engine);
         case COMMAND_TOKENIZE: return command_tokenize(o);
         case COMMAND_INFO: return command_info(o);
+        case COMMAND_INSPECT: return command_inspect(o, engine);
         case COMMANDS: break;
     }
     return STATUS_FAILED;
