@@ -103,6 +103,35 @@ def check_round_trip():
     check("--init starts from it", same_weights("shuffled", "again"))
 
 
+@torch.no_grad()
+def check_inspect():
+    """What inspect writes, against the same in PyTorch, on a text as long as the block size."""
+    text = "3 and 2 make 5. <|x|>\n\u00e9 and 1 more\n"
+    for run in ("start", "shuffled", "biased"):
+        trainer("inspect", "--model", run, "--text", text, "--tokenizer", "vocab.bpe", "--out", "seen.safetensors")
+        with safe_open("seen.safetensors", framework="pt") as file:
+            seen = {name: file.get_tensor(name) for name in file.keys()}
+        model = Tost.from_checkpoint(run)
+        ids, inner = seen["tokens"].long(), []
+        T = len(ids)
+        for block in model.transformer.h:
+            block.attn.register_forward_pre_hook(lambda attn, a: inner.append(attn.project(a[0])[0]))
+        logits = model(ids[None])[0][0]
+        losses = torch.nn.functional.cross_entropy(logits[:-1], ids[1:], reduction="none")
+        w = torch.stack([w.transpose(0, 1).flatten(1) for w in inner])
+        pi = torch.stack([b.attn.membership(w[None].square())[0] for b, w in zip(model.transformer.h, inner)])
+        check(f"inspect {run}: text, offsets and ids", bytes(seen["text"].tolist()) == text.encode()[:T]
+              and seen["offsets"].tolist() == list(range(T + 1)) and T == 32)
+        check(f"inspect {run}: loss of each token but the first", torch.isnan(seen["loss"][0]).item()
+              and torch.allclose(seen["loss"][1:], losses, atol=EQUAL))
+        for name, wanted in (("pi", pi), ("w", w)):
+            check(f"inspect {run}: {name} of each layer", seen[name].shape == wanted.shape
+                  and torch.allclose(seen[name], wanted, atol=EQUAL))
+        facts = metadata("seen.safetensors")
+        check(f"inspect {run}: metadata", {key: facts.get(key) for key in ("n_layer", "n_head", "n_embd", "text_tokens")}
+              == {"n_layer": "2", "n_head": "4", "n_embd": "32", "text_tokens": str(len(text.encode()))})
+
+
 def check_pt_variants():
     checkpoint = torch.load("shuffled.pt", weights_only=True)
     state, head = checkpoint["model"], convert.HEAD
@@ -228,6 +257,7 @@ def main():
     torch.set_num_threads(1)
     check_rng()
     check_models()
+    check_inspect()
     check_round_trip()
     check_refusals(check_pt_variants())
     check_training()

@@ -117,6 +117,27 @@ fi
 # ---------------------------------------------------------------------------------------------
 # Pictures
 
+# inspected MODEL TEXT FILE: what the trainer shows of a text.
+inspected() { run inspect --model $1 --text @$2 --tokenizer vocab.bpe --out $3; }
+if ! has numpy safetensors matplotlib; then
+    skip "$python has no numpy, safetensors or matplotlib: membership.py, coding_rate.py"
+else
+    [ -d start ] || run $sizes --data 'tiny_train_*.bin' --steps 0 --out start --quiet
+    [ -d shuffled ] || run --init start --data 'tiny_train_*.bin' --tokenizer vocab.bpe $rates --out shuffled
+    printf 'a <b> & "c"\n\td\001\377\303\251\342\200\256' >seen.txt   # markup, line, tab, no text, two characters of UTF-8
+    printf 'another one' >other.txt
+    inspected shuffled seen.txt trained.safetensors
+    inspected start seen.txt start.safetensors
+    inspected start other.txt other.safetensors
+    "$python" "$repo/dev/test/pictures.py" >report 2>errors
+    check "dev/test/pictures.py comes to its end: $(tail -n 2 errors)" [ $? -eq 0 ]
+    grep '^FAILED' report
+    passed=$((passed + $(grep -c '^ok' report)))
+    failed=$((failed + $(grep -c '^FAILED' report)))
+    "$python" "$repo/dev/plot/membership.py" trained.safetensors --out cli.html >stdout 2>stderr
+    check "membership.py as a command: $(cat stderr)" [ $? -eq 0 -a -s cli.html ]
+fi
+
 plot() { "$python" "$repo/dev/plot/loss.py" "$@" >stdout 2>stderr; }
 if ! has matplotlib; then
     skip "$python has no matplotlib: dev/plot/loss.py"
