@@ -1,7 +1,8 @@
 """pictures.py: the part of test_exchange.sh that needs numpy, safetensors and matplotlib, in one process.
 
 It runs in the folder that the script has filled: trained.safetensors, start.safetensors and other.safetensors
-of inspect, on seen.txt and on another text. Prints a line a check, which begins with ok or FAILED.
+of inspect, on seen.txt and on another text; recall.jsonl and blind.jsonl of starter.py, and recall.json and
+blind.json of eval on them. Prints a line a check, which begins with ok or FAILED.
 """
 
 import base64
@@ -14,13 +15,15 @@ from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "plot"))
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("plot", "data")]
 
 import numpy as np
 from safetensors.numpy import save_file
 
 import coding_rate
 import membership
+import recall
+import starter
 from inspected import Inspection
 
 EXACT = 1e-12  # between two float64 computations
@@ -256,6 +259,92 @@ def check_rate_refusals():
     refuse(coding_rate.main, ".png or .svg", "rate.gif", "970.safetensors", "--out", "rate.gif")
 
 
+# ----------------------------------------------------------------------------------------------------------
+# starter.py --recall and recall.py
+
+
+def read_lines(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def check_items():
+    items, blind = read_lines("recall.jsonl"), read_lines("blind.jsonl")
+    kinds = {item["kind"] for item in items}
+    check(f"{len(items)} items of {sorted(kinds)}", len(items) > 30 and len(kinds) > 4 and kinds <= set(starter.RECALLED))
+    for item in items:
+        words = re.findall(r"\w+", item["ctx"])
+        good = (item["endings"][item["label"]] == item["answer"] and len(set(item["endings"])) == 4
+                and words[-item["distance"]] == item["answer"]
+                and item["answer"] not in words[len(words) - item["distance"] + 1:]
+                and not set(words) & (set(item["endings"]) - {item["answer"]})
+                and set(item["endings"]) <= set(starter.RECALLED[item["kind"]].split("|")) and item["ctx"][-1] != " ")
+        if not good:
+            check(f"an item: {item}", False)
+    check("the answer stands anywhere among the endings", {item["label"] for item in items} == {0, 1, 2, 3})
+    check("--blind: the same but for the story", len(blind) == len(items) and all(
+        {**item, "ctx": ""} == {**other, "ctx": ""} and item["ctx"].endswith(other["ctx"]) and "?" in other["ctx"]
+        and "\n" not in other["ctx"] and len(other["ctx"]) < len(item["ctx"]) for item, other in zip(items, blind)))
+    check("a question that stands second is asked alone", all(item["ctx"].count("?") == 1 for item in blind))
+
+
+def check_recall():
+    status, out, err = call(recall.main, "recall.json", "blind.json", "--out", "recall.png", "--bin", "20")
+    check(f"recall.py on eval's results: {err}", status == 0 and Path("recall.png").read_bytes()[:4] == b"\x89PNG")
+    items, result = read_lines("recall.jsonl"), json.loads(Path("recall.json").read_text())
+    hits = [example["accuracy_sum"] for example in result["example"]]
+    row = next(line.split() for line in out.splitlines() if line.startswith("all "))
+    check("all: items and accuracy", row[1] == str(len(items)) and row[2] == f"{np.mean(hits):.3f}")
+    near = [hit for hit, item in zip(hits, items) if item["distance"] <= 20]
+    row = next(line.split() for line in out.splitlines() if line.startswith("1-20 words"))
+    check("the first bin: items and accuracy", row[2] == str(len(near)) and row[3] == f"{np.mean(near):.3f}")
+    rows, _ = recall.bins([recall.Result("recall.json", None, None)], 20)
+    check("the bins hold each item once", sorted(line for _, _, lines in rows for line in lines)
+          == list(range(1, len(items) + 1)))
+    low, high = recall.wilson(50, 100)
+    check("Wilson's interval of 50 in 100: 0.404 to 0.596", abs(low - 0.40383) < 1e-5 and abs(high - 0.59617) < 1e-5)
+    check("none and all of 4", recall.wilson(0, 4)[0] == 0 and recall.wilson(4, 4)[1] == 1)
+
+
+def fake_result(path, solved, items="made.jsonl", cut=(), **changed):
+    """What eval would write of items of which some are solved; those of `cut` did not fit."""
+    example = [{"line": i, "context": 63 if i in cut else 20, "label": 0, "tokens": [2, 1, 1, 2], "accuracy_sum": hit}
+               for i, hit in enumerate(solved, 1)]
+    Path(path).write_text(json.dumps({"task": "hellaswag", "file": items, "model": path, "seq": 64, "example": example}
+                                     | changed))
+
+
+def check_made_recall():
+    with open("made.jsonl", "w") as file:
+        for distance in (1, 16, 17, 40):
+            print(json.dumps({"distance": distance, "kind": "hue"}), file=file)
+    fake_result("one.json", [True, True, False, True])
+    fake_result("two.json", [True, False, False, False], cut=(4,))
+    status, out, err = call(recall.main, "one.json", "two.json", "--label", "first", "--out", "made.svg")
+    table = [line.split() for line in out.splitlines()]
+    check(f"two runs: {err}", status == 0 and "2: two.json on made.jsonl; 1 items left out" in out)
+    check("an item that one run did not read whole counts for none",
+          [row[:5] for row in table if row[0] == "all"] == [["all", "3", "0.667", "(0.208-0.939)", "0.333"]])
+    check("bins end where they say", [row[2] for row in table if "words" in row] == ["2", "1"])
+    check("their difference, item by item", "+0.333 ± 0.653" in out)  # of 0, 1, 0: 1.96 · sqrt(1/3 / 3)
+    many = [i % 5 == 0 for i in range(4)]
+    fake_result("wrong.json", many, task="lambada")
+
+    def refused(text, *arguments):
+        refuse(recall.main, text, "no.png", *arguments, "--out", "no.png")
+    refused("is of the task lambada", "wrong.json")
+    fake_result("wrong.json", many, cut=(1, 2, 3, 4))
+    refused("no item whose story was read whole", "wrong.json")
+    fake_result("wrong.json", many, example=[{"line": 1}])
+    refused("is not what eval --task --json writes", "wrong.json")
+    fake_result("wrong.json", many + [True])
+    refused("line 5 is no item of made.jsonl", "wrong.json")
+    fake_result("wrong.json", many, items="seen.txt")
+    refused("seen.txt: line 1 is no item", "wrong.json")
+    refused("one test for all is wanted", "one.json", "recall.json")
+    refused("seen.txt: ", "seen.txt")
+    refused("--bin 0", "one.json", "--bin", "0")
+
+
 def main():
     save_file({"x": np.zeros(1, np.float32)}, "plain.safetensors")
     check_page()
@@ -265,6 +354,9 @@ def main():
     check_known_rates()
     check_rate_pictures()
     check_rate_refusals()
+    check_items()
+    check_recall()
+    check_made_recall()
 
 
 if __name__ == "__main__":

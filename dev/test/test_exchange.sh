@@ -120,7 +120,7 @@ fi
 # inspected MODEL TEXT FILE: what the trainer shows of a text.
 inspected() { run inspect --model $1 --text @$2 --tokenizer vocab.bpe --out $3; }
 if ! has numpy safetensors matplotlib; then
-    skip "$python has no numpy, safetensors or matplotlib: membership.py, coding_rate.py"
+    skip "$python has no numpy, safetensors or matplotlib: membership.py, coding_rate.py, recall.py"
 else
     [ -d start ] || run $sizes --data 'tiny_train_*.bin' --steps 0 --out start --quiet
     [ -d shuffled ] || run --init start --data 'tiny_train_*.bin' --tokenizer vocab.bpe $rates --out shuffled
@@ -129,6 +129,14 @@ else
     inspected shuffled seen.txt trained.safetensors
     inspected start seen.txt start.safetensors
     inspected start other.txt other.safetensors
+    # letters as tokens, and room for a story of them
+    run --layers 1 --heads 2 --channels 8 --block-size 1024 --vocab-size 257 --data 'tiny_train_*.bin' \
+        --tokenizer vocab.bpe --steps 0 --val-every 0 --out letters --quiet
+    for part in recall blind; do
+        [ $part = blind ] && blind=--blind || blind=
+        "$python" "$repo/dev/data/starter.py" --seed 3 --stories 30 --recall $blind --out $part.jsonl
+        run eval --model letters --task hellaswag $part.jsonl --json $part.json
+    done
     "$python" "$repo/dev/test/pictures.py" >report 2>errors
     check "dev/test/pictures.py comes to its end: $(tail -n 2 errors)" [ $? -eq 0 ]
     grep '^FAILED' report
