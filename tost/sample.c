@@ -54,7 +54,8 @@ int command_sample(const Options* o, const TostEngine* engine) {
     Bytes prompt = {0};
     Tokenizer* tokenizer = NULL;
     const bool ok = trained_find(&t, o, engine, &err) && (tokenizer = trained_tokenizer(&t, o, &err))
-                    && (!o->prompt || read_text(&prompt, "--prompt", o->prompt, "; leave it out to start a new text", &err))
+                    && (!o->prompt
+                        || read_text(&prompt, "--prompt", o->prompt, "; leave it out to start a new text", &err))
                     && sample(&t, tokenizer, o, &prompt, &err);
     free(prompt.data);
     if (tokenizer) tokenizer_free(tokenizer);

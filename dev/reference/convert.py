@@ -327,8 +327,9 @@ def main(arguments=None):
         return 1
     print(file)
     if not moments:
-        print("the weights alone: " + ("a file of its own has no place for the optimiser's state"
-                                       if args.dest.suffix == ".safetensors" else f"{args.source} has no optimiser's state"))
+        alone = args.dest.suffix == ".safetensors"
+        print("the weights alone: " + ("a file by itself has no place for the optimiser's state" if alone else
+                                       f"{args.source} has no optimiser's state"))
     return 0
 
 

@@ -136,8 +136,8 @@ def check_inspect():
             check(f"inspect {run}: {name} of each layer", seen[name].shape == wanted.shape
                   and torch.allclose(seen[name], wanted, atol=EQUAL))
         facts = metadata("seen.safetensors")
-        check(f"inspect {run}: metadata", {key: facts.get(key) for key in ("n_layer", "n_head", "n_embd", "text_tokens")}
-              == {"n_layer": "2", "n_head": "4", "n_embd": "32", "text_tokens": str(len(text.encode()))})
+        wanted = {"n_layer": "2", "n_head": "4", "n_embd": "32", "text_tokens": str(len(text.encode()))}
+        check(f"inspect {run}: metadata", {key: facts.get(key) for key in wanted} == wanted)
 
 
 def check_pt_variants():
@@ -167,17 +167,18 @@ def check_pt_variants():
     return checkpoint
 
 
-def same_file(a, b, name="optimizer.safetensors"):
+def same_file(a, b, name):
     return Path(a, name).is_file() and Path(a, name).read_bytes() == Path(b, name).read_bytes()
 
 
 def check_moments_round_trip():
     """A run of the trainer to ckpt.pt and back goes on as if it had never been away."""
-    options = ["--data", "tiny_train_*.bin", "--tokenizer", "vocab.bpe", "--batch", 2, "--total-batch", 256, "--warmup", 5]
-    trainer("--init", "start", *options, "--steps", 12, "--save-every", 6, "--val-every", 4, "--out", "halves", "--quiet")
+    trainer("--init", "start", "--data", "tiny_train_*.bin", "--tokenizer", "vocab.bpe",
+            "--batch", 2, "--total-batch", 256, "--warmup", 5, "--steps", 12, "--save-every", 6, "--val-every", 4, "--out", "halves", "--quiet")
     status, err = call(convert.main, "halves/step_00000006", "halves.pt")
     state = torch.load("halves.pt", weights_only=True)["optimizer"]
-    check(f"a run's moments go into ckpt.pt: {err}", status == 0 and {len(one) for one in state["state"].values()} == {3})
+    check(f"a run's moments go into ckpt.pt: {err}",
+          status == 0 and {len(one) for one in state["state"].values()} == {3})
     model = Tost.from_checkpoint("halves/step_00000006")
     wide = [p for p in model.parameters() if p.dim() >= 2]
     nano = torch.optim.AdamW([{"params": wide}, {"params": [p for p in model.parameters() if p.dim() < 2]}])
@@ -192,7 +193,8 @@ def check_moments_round_trip():
     shown = trainer("--resume", "--out", "returned")
     check("--resume goes on with the run that came back", "done: 12 updates" in shown)
     check("its parameters, moments and facts are those of the run that stayed", all(
-        same_file("returned/step_00000012", "halves/step_00000012", f"{part}.safetensors") for part in ("model", "optimizer")))
+        same_file("returned/step_00000012", "halves/step_00000012", f"{part}.safetensors")
+        for part in ("model", "optimizer")))
     status, err = call(convert.main, "halves.pt", "beside")
     check(f"without --run they lie beside the weights: {err}", status == 0 and all(
         torch.equal(one, held[name]) for name, one in tensors_of("beside/optimizer.safetensors").items()))
@@ -234,9 +236,9 @@ def save_as_nanogpt(model, optimizer, args):
     nano = torch.optim.AdamW([{"params": wide}, {"params": [p for p in model.parameters() if p.dim() < 2]}],
                              lr=args.lr, betas=(args.beta1, args.beta2), eps=args.eps, weight_decay=args.weight_decay)
     nano.state.update(optimizer.state)
-    config = {"batch_size": args.batch, "block_size": args.seq, "gradient_accumulation_steps": 4, "grad_clip": args.grad_clip,
-              "learning_rate": args.lr, "min_lr": args.lr * args.min_lr_frac, "warmup_iters": args.warmup,
-              "lr_decay_iters": args.steps, "max_iters": args.steps, "decay_lr": True, "dataset": "x"}
+    config = {"batch_size": args.batch, "block_size": args.seq, "gradient_accumulation_steps": 4,
+              "grad_clip": args.grad_clip, "learning_rate": args.lr, "min_lr": args.lr * args.min_lr_frac,
+              "warmup_iters": args.warmup, "lr_decay_iters": args.steps, "max_iters": args.steps, "decay_lr": True, "dataset": "x"}
     torch.save({"model": {f"_orig_mod.{name}": p for name, p in model.state_dict().items()}, "config": config,
                 "optimizer": nano.state_dict(), "iter_num": 12, "best_val_loss": torch.tensor(9.0)}, "nano.pt")
 

@@ -149,7 +149,8 @@ def check_margins():
 
 def check_page_refusals():
     trained = "trained.safetensors"
-    refuse(membership.main, "is of another text", "no.html", trained, "--initial", "other.safetensors", "--out", "no.html")
+    refuse(membership.main, "is of another text", "no.html",
+           trained, "--initial", "other.safetensors", "--out", "no.html")
     refuse(membership.main, "is no file that", "no.html", "plain.safetensors", "--out", "no.html")
     Path("cut.safetensors").write_bytes(Path(trained).read_bytes()[:3000])
     refuse(membership.main, "cut.safetensors", "no.html", "cut.safetensors", "--out", "no.html")
@@ -189,11 +190,12 @@ def check_rates():
         w = rng.normal(size=(T, heads * hs)) * rng.uniform(0.1, 3, heads * hs)
         rate, bound, mean, spread = coding_rate.layer_rates(w, pi)
         label = f"T {T}, {heads} heads of {hs}"
-        check(f"{label}: R^c is that of the tokens' Gram matrix", abs(rate - rate_by_tokens(w, pi)) < EXACT * max(1, rate))
+        check(f"{label}: R^c is that of the tokens' Gram matrix",
+              abs(rate - rate_by_tokens(w, pi)) < EXACT * max(1, rate))
         m = [[moment(w, pi, h, d) for d in range(hs)] for h in range(heads)]
         share = pi.sum(1) / T
-        check(f"{label}: the bound by its formula",
-              abs(bound - sum(s * 0.5 * np.log(1 + x) for s, row in zip(share, m) for x in row)) < EXACT * max(1, bound))
+        wanted = sum(s * 0.5 * np.log(1 + x) for s, row in zip(share, m) for x in row)
+        check(f"{label}: the bound by its formula", abs(bound - wanted) < EXACT * max(1, bound))
         check(f"{label}: mean m", abs(mean - sum(s * np.mean(row) for s, row in zip(share, m))) < EXACT * max(1, mean))
         check(f"{label}: R^c <= bound <= rate of directions of equal energy", rate <= bound + EXACT
               and bound <= sum(s * hs / 2 * np.log(1 + np.mean(row)) for s, row in zip(share, m)) + EXACT)
@@ -211,7 +213,8 @@ def check_known_rates():
     rate, bound, _, spread = coding_rate.layer_rates(np.ones((5, 4)), np.ones((1, 5)))  # one direction
     check("all on one line: R^c = ½ log(1 + hs)", abs(rate - 0.5 * np.log(5)) < EXACT
           and abs(bound - 2 * np.log(2)) < EXACT and abs(spread - np.log(5) / (4 * np.log(2))) < EXACT)
-    check("all directions alike: the spread is 1", abs(coding_rate.layer_rates(np.eye(4) * 7, np.ones((1, 4)))[3] - 1) < EXACT)
+    spread = coding_rate.layer_rates(np.eye(4) * 7, np.ones((1, 4)))[3]
+    check("all directions alike: the spread is 1", abs(spread - 1) < EXACT)
     rates = coding_rate.layer_rates(np.ones((3, 4)), np.array([[1, 1, 1], [0, 0, 0]]))
     check("a head without tokens adds nothing", np.isfinite(rates).all() and abs(rates[0] - 0.5 * np.log(3)) < EXACT)
     # TSSA's 1/(1+m) is the derivative of the bound's log(1+m)
@@ -236,7 +239,8 @@ def check_rate_pictures():
     for text in (b"abcd", b"wxyzwxyz"):
         for step in (0, 9):
             synthetic(f"{text[0]}{step}.safetensors", text=text, step=step, seed=text[0] + step)
-    status, out, err = call(coding_rate.main, *(f"{t}{s}.safetensors" for t in (97, 119) for s in (0, 9)), "--out", "rate.png")
+    files = [f"{t}{s}.safetensors" for t in (97, 119) for s in (0, 9)]
+    status, out, err = call(coding_rate.main, *files, "--out", "rate.png")
     check(f"two models on two texts: {err}", status == 0 and out.count("mean of 2 texts") == 2
           and Path("rate.png").read_bytes()[:4] == b"\x89PNG")
     one, two = (coding_rate.rates(Inspection(f"{t}9.safetensors")) for t in (97, 119))
@@ -270,7 +274,8 @@ def read_lines(path):
 def check_items():
     items, blind = read_lines("recall.jsonl"), read_lines("blind.jsonl")
     kinds = {item["kind"] for item in items}
-    check(f"{len(items)} items of {sorted(kinds)}", len(items) > 30 and len(kinds) > 4 and kinds <= set(starter.RECALLED))
+    check(f"{len(items)} items of {sorted(kinds)}",
+          len(items) > 30 and len(kinds) > 4 and kinds <= set(starter.RECALLED))
     for item in items:
         words = re.findall(r"\w+", item["ctx"])
         good = (item["endings"][item["label"]] == item["answer"] and len(set(item["endings"])) == 4

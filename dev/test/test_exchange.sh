@@ -124,7 +124,8 @@ if ! has numpy safetensors matplotlib; then
 else
     [ -d start ] || run $sizes --data 'tiny_train_*.bin' --steps 0 --out start --quiet
     [ -d shuffled ] || run --init start --data 'tiny_train_*.bin' --tokenizer vocab.bpe $rates --out shuffled
-    printf 'a <b> & "c"\n\td\001\377\303\251\342\200\256' >seen.txt   # markup, line, tab, no text, two characters of UTF-8
+    # markup, a line end, a tab, what is no text, two characters of UTF-8
+    printf 'a <b> & "c"\n\td\001\377\303\251\342\200\256' >seen.txt
     printf 'another one' >other.txt
     inspected shuffled seen.txt trained.safetensors
     inspected start seen.txt start.safetensors
