@@ -46,7 +46,7 @@ def read_pt(path):
     for name, tensor in state.items():
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"{path}: '{name}' in 'model' is no tensor")
-    stated = {key: str(int(value)) for key, value in sizes.items()
+    stated = {key: value if isinstance(value, str) else str(int(value)) for key, value in sizes.items()
               if key in TostConfig.__dataclass_fields__ and value is not None}
     model = Tost.from_state(state, stated, path)
     facts = {key: str(value) for key, value in ours.items() if key in CARRIED}
@@ -67,7 +67,9 @@ def read_safetensors(path):
 
 def write_pt(path, model, facts):
     config = model.config
-    sizes = {key: getattr(config, key) for key in TostConfig.__dataclass_fields__}
+    sizes = {key: getattr(config, key) for key in TostConfig.__dataclass_fields__ if key != "membership"}
+    if config.membership != "learned":  # the published model has no such argument
+        sizes["membership"] = config.membership
     state = model.state_dict()
     torch.save({"model": state | {HEAD: state[WTE]}, "model_args": sizes | {"dropout": 0.0},
                 "iter_num": int(facts.get("step", 0)),

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -101,6 +102,35 @@ def check_round_trip():
     check("sample writes the same text", before != "" and before == after)
     trainer("--init", "shuffled_back", "--data", "tiny_train_*.bin", "--steps", 0, "--out", "again")
     check("--init starts from it", same_weights("shuffled", "again"))
+
+
+def check_membership():
+    """Uniform membership, with LayerScale wide open so that attention tells."""
+    losses = {}
+    learned = Tost.from_checkpoint("shuffled")
+    for membership in ("learned", "uniform"):
+        model = Tost(replace(learned.config, membership=membership))
+        model.load_state_dict(learned.state_dict())
+        for block in model.transformer.h:
+            torch.nn.init.ones_(block.gamma1)
+        file = f"{membership}.safetensors"
+        model.save(file)
+        losses[membership], theirs = python_loss(model), trainer_loss(file)
+        check(f"{membership} membership: loss {losses[membership]:.7f} in PyTorch, {theirs:.6f} in the trainer",
+              abs(losses[membership] - theirs) <= EQUAL)
+        check(f"{membership} membership is read", Tost.from_checkpoint(file).config.membership == membership)
+    check("membership decides the loss", abs(losses["learned"] - losses["uniform"]) > 100 * EQUAL)
+    trainer("--init", "uniform.safetensors", "--data", "tiny_train_*.bin", "--steps", 2, "--out", "uniform")
+    ours, theirs = python_loss(Tost.from_checkpoint("uniform")), trainer_loss("uniform")
+    check(f"trained on: loss {ours:.7f} in PyTorch, {theirs:.6f} in the trainer", abs(ours - theirs) <= EQUAL)
+    for source, dest in (("uniform.safetensors", "uniform.pt"), ("uniform.pt", "uniform_back")):
+        status, err = call(convert.main, source, dest)
+        check(f"{source} becomes {dest}: {err}", status == 0)
+    check("uniform comes back", metadata("uniform_back/model.safetensors").get("membership") == "uniform")
+    check("learned is not spelt out", "membership" not in metadata("learned.safetensors"))
+    checkpoint = torch.load("uniform.pt", weights_only=True)
+    torch.save(checkpoint | {"model_args": checkpoint["model_args"] | {"membership": "none"}}, "wrong.pt")
+    refuse("states membership none", "wrong.pt", "refused/model")
 
 
 def check_pt_variants():
@@ -229,6 +259,7 @@ def main():
     check_rng()
     check_models()
     check_round_trip()
+    check_membership()
     check_refusals(check_pt_variants())
     check_training()
     check_training_refusals()
