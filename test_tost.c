@@ -145,7 +145,7 @@ static int meta_int(const StFile* f, const char* key) { return (int)meta_number(
 
 static TostConfig meta_config(const StFile* f) {
     return (TostConfig){meta_int(f, "n_layer"), meta_int(f, "n_head"), meta_int(f, "n_embd"), meta_int(f, "block_size"),
-                        meta_int(f, "vocab_size"), meta_int(f, "bias")};
+                        meta_int(f, "vocab_size"), meta_int(f, "bias"), TOST_LEARNED};
 }
 
 // Compares one tensor with the file's `prefix``name`, prints its error, and counts the verdict.
@@ -362,21 +362,25 @@ static void difference_one(Checks* c, Subject* s, const TostTensor* t, const int
         length += random[i] * random[i];
     }
     norm = sqrt(norm);
-    for (size_t i = 0; i < t->size; i++) {
+    const bool idle = s->config.membership == TOST_UNIFORM && (t->row == TOST_ROW_temp || t->row == TOST_ROW_denom_bias);
+    if (idle) memcpy(along, random, t->size * sizeof *along);
+    for (size_t i = 0; i < t->size && !idle; i++) {
         along[i] /= norm;
         random[i] /= sqrt(length);
         along_random += random[i] * g[i];
     }
     const double e = 1e-2;
     const double got = slope(s, t, p, along, e, inputs, targets, B, T), got_random = slope(s, t, p, random, e, inputs, targets, B, T);
-    check(c, norm > 0 && fabs(got / norm - 1) <= 1e-2, "%s: slope along the gradient %.6g, want its norm %.6g", t->name, got, norm);
+    if (idle) check(c, norm == 0 && got == 0, "%s: gradient %.3e, slope %.3e: no part of the model", t->name, norm, got);
+    else check(c, norm > 0 && fabs(got / norm - 1) <= 1e-2, "%s: slope along the gradient %.6g, want its norm %.6g", t->name, got, norm);
     check(c, fabs(got_random - along_random) <= 1e-2 * fabs(along_random) + 2e-3 * norm,
           "%s: slope along a random direction %.6g, want %.6g", t->name, got_random, along_random);
     free(p); free(g); free(along); free(random);
 }
 
-static void test_differences(Checks* c, const TostEngine* engine, int bias) {
-    const TostConfig config = {.n_layer = 2, .n_head = 3, .n_embd = 15, .block_size = 80, .vocab_size = 29, .bias = bias};
+static void test_differences(Checks* c, const TostEngine* engine, int bias, int membership) {
+    const TostConfig config = {.n_layer = 2, .n_head = 3, .n_embd = 15, .block_size = 80, .vocab_size = 29, .bias = bias,
+                               .membership = membership};
     const int B = 2, T = 70;
     Subject s = subject_new(engine, config, B, T, true);
     subject_randomise(&s, 11);
@@ -422,11 +426,13 @@ static void test_causality(Checks* c, const TostEngine* engine) {
 }
 
 // Prompts of several lengths by one forward, then token by token: the logits of the full forward at every position.
-static void test_decode(Checks* c, const TostEngine* engine) {
+static void test_decode(Checks* c, const TostEngine* engine, int membership) {
     enum { B = 2, T = 140 };
     const int prompts[] = {1, 2, 64, 100, T - 1};
     const size_t V = odd.vocab_size;
-    Subject s = subject_new(engine, odd, B, T, false);
+    TostConfig config = odd;
+    config.membership = membership;
+    Subject s = subject_new(engine, config, B, T, false);
     subject_randomise(&s, 5);
     int32_t *ids = random_ids((size_t)B * T, odd.vocab_size, 6), *part = xmalloc((size_t)B * T * sizeof *part);
     float *full = logits_of(&s, ids, B, T), *step = xmalloc(B * V * sizeof *step);
@@ -453,11 +459,13 @@ static void test_decode(Checks* c, const TostEngine* engine) {
 
 // Losses of continuations after prompts of several lengths, none among them: the full forward's, with some targets left
 // out; and the states stand as they were.
-static void test_decode_score(Checks* c, const TostEngine* engine) {
+static void test_decode_score(Checks* c, const TostEngine* engine, int membership) {
     enum { N = 2, COPIES = 3, B = N * COPIES, T = 40, MORE = 17 };
     const int prompts[] = {0, 1, T - MORE};
     const size_t V = odd.vocab_size;
-    Subject s = subject_new(engine, odd, B, T, false);
+    TostConfig config = odd;
+    config.membership = membership;
+    Subject s = subject_new(engine, config, B, T, false);
     subject_randomise(&s, 15);
     for (size_t i = 0; i < countof(prompts); i++) {
         const int n = prompts[i];
@@ -568,6 +576,46 @@ static void test_activation(Checks* c, const TostEngine* engine) {
     check(c, bad == 0, "over the heads, pi does not sum to 1 at %d of %d places", bad, ROWS);
     free(x); free(pi); free(wte); free(wpe); free(ids); free(targets);
     subject_free(&whole);
+}
+
+// A uniform membership is the learned one at temp = 0, where no gradient passes through it but that of temp.
+static void test_uniform(Checks* c, const TostEngine* engine) {
+    enum { B = 2, T = 70, ROWS = B * T, NH = 3 };
+    TostConfig config = odd;
+    config.membership = TOST_UNIFORM;
+    Subject cold = subject_new(engine, odd, B, T, true), uniform = subject_new(engine, config, B, T, true);
+    int32_t *ids = random_ids(ROWS, odd.vocab_size, 31), *targets = random_ids(ROWS, odd.vocab_size, 32);
+    subject_randomise(&cold, 33);
+    subject_randomise(&uniform, 33);
+    for (int i = 0; i < cold.tensors.count; i++)
+        if (cold.tensors.tensor[i].row == TOST_ROW_temp)
+            engine->put(cold.model, TOST_PARAM, &cold.tensors.tensor[i], (const float[NH]){0});
+    float *want = logits_of(&cold, ids, B, T), *got = logits_of(&uniform, ids, B, T);
+    check(c, memcmp(got, want, (size_t)ROWS * odd.vocab_size * sizeof *got) == 0, "uniform: the logits are others than at temp 0");
+    engine->forward(cold.model, ids, targets, B, T, 1.0f / ROWS);
+    engine->forward(uniform.model, ids, targets, B, T, 1.0f / ROWS);
+    engine->backward(cold.model);
+    engine->backward(uniform.model);
+    float* pi = subject_activation(&uniform, TOST_PI, 1, ROWS * NH);
+    int bad = 0;
+    for (int i = 0; i < ROWS * NH; i++) bad += pi[i] != 1.0f / NH;
+    check(c, bad == 0, "uniform: %d numbers of pi are not 1/%d", bad, NH);
+    for (int i = 0; i < cold.tensors.count; i++) {
+        const TostTensor* t = &cold.tensors.tensor[i];
+        float *a = subject_get(&uniform, TOST_GRAD, t), *b = subject_get(&cold, TOST_GRAD, t);
+        size_t differ = 0, zero = 0;
+        for (size_t j = 0; j < t->size; j++) {
+            differ += a[j] != b[j];
+            zero += a[j] == 0;
+        }
+        const bool idle = t->row == TOST_ROW_temp || t->row == TOST_ROW_denom_bias;
+        check(c, idle ? zero == t->size : differ == 0 && zero < t->size,
+              "uniform: %s: %zu gradients of %zu are others than at temp 0, %zu are zero", t->name, differ, t->size, zero);
+        free(a); free(b);
+    }
+    subject_free(&cold);
+    subject_free(&uniform);
+    free(want); free(got); free(pi); free(ids); free(targets);
 }
 
 // Logits of a sequence alone, cut short, and in a batch are those of the sequence in full.
@@ -718,11 +766,15 @@ static void test_engine(Checks* c, const TostEngine* engine) {
     else skip(c, "golden files of ../shared/golden: absent");
     if (curve) test_curve(c, engine, curve);
     else skip(c, "the recorded run of ../shared/curve: absent");
-    test_differences(c, engine, 0);
-    test_differences(c, engine, 1);
+    test_differences(c, engine, 0, TOST_LEARNED);
+    test_differences(c, engine, 1, TOST_LEARNED);
+    test_differences(c, engine, 1, TOST_UNIFORM);
+    test_uniform(c, engine);
     test_causality(c, engine);
-    test_decode(c, engine);
-    test_decode_score(c, engine);
+    for (int membership = TOST_LEARNED; membership <= TOST_UNIFORM; membership++) {
+        test_decode(c, engine, membership);
+        test_decode_score(c, engine, membership);
+    }
     test_few_rows(c, engine);
     test_activation(c, engine);
     test_shapes(c, engine);

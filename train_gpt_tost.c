@@ -283,6 +283,11 @@ static void membership_forward(float* pi, const float* u, const float* temp, int
     }
 }
 
+// pi = 1/NH
+static void membership_uniform(float* pi, int B, int T, int NH) {
+    for (size_t i = 0; i < (size_t)B * NH * T; i++) pi[i] = (float)(1.0 / NH);
+}
+
 // Second sweep forward: y, and N and D as it goes.
 static void tssa_forward_moments(float* y, double* saved, TssaState state, const float* w, const float* pi, TssaSpan p,
                                  int T, int C, int NH) {
@@ -307,19 +312,21 @@ static void tssa_forward_moments(float* y, double* saved, TssaState state, const
 }
 
 // Continues every sequence from its state at position `first` and leaves its state after T more tokens. A state of zeros
-// at first = 0 is the start of a text; T = 1 is a step of decoding.
+// at first = 0 is the start of a text; T = 1 is a step of decoding. A uniform membership has no use for u and S.
 static void tssa_forward(float* y, float* u, float* pi, double* saved, double* state, const float* w, const float* temp,
-                         const float* denom_bias, int first, int block_size, int B, int T, int C, int NH) {
+                         const float* denom_bias, int membership, int first, int block_size, int B, int T, int C, int NH) {
     // y, w (B,T,C); u, pi (B,NH,T); saved (B,chunks,2C+NH) or NULL; state (B,2C+NH); temp (NH); denom_bias (NH,block_size)
     const int groups = tssa_groups(B, NH);
     const size_t saved_size = tssa_chunks(T) * tssa_state_size(C, NH);
+    const int energy_units = membership == TOST_UNIFORM ? 0 : B * groups;
     #pragma omp parallel for schedule(static) if ((size_t)B * T > FEW_ROWS)
-    for (int unit = 0; unit < B * groups; unit++) {
+    for (int unit = 0; unit < energy_units; unit++) {
         const TssaSpan p = tssa_span(unit, groups, NH);
         tssa_forward_energy(u, saved ? saved + p.b * saved_size : NULL, tssa_state(state, p.b, C, NH), w, denom_bias + first, p,
                             block_size, T, C, NH);
     }
-    membership_forward(pi, u, temp, B, T, NH);
+    if (membership == TOST_UNIFORM) membership_uniform(pi, B, T, NH);
+    else membership_forward(pi, u, temp, B, T, NH);
     #pragma omp parallel for schedule(static) if ((size_t)B * T > FEW_ROWS)
     for (int unit = 0; unit < B * groups; unit++) {
         const TssaSpan p = tssa_span(unit, groups, NH);
@@ -419,10 +426,11 @@ static void tssa_backward_energy(float* dw, double* scratch, const float* da, co
     }
 }
 
-// dw =; dtemp, ddenom_bias +=; da (B,NH,T) and scratch (threads,tssa_scratch_size) are working space.
+// dw =; dtemp, ddenom_bias +=; da (B,NH,T) and scratch (threads,tssa_scratch_size) are working space. Of a uniform
+// membership there is no gradient: temp and denom_bias have none, and w has none by way of it.
 static void tssa_backward(float* dw, float* dtemp, float* ddenom_bias, float* da, double* scratch, const float* dy,
                           const float* w, const float* u, const float* pi, const double* saved, const float* temp,
-                          int block_size, int B, int T, int C, int NH) {
+                          int membership, int block_size, int B, int T, int C, int NH) {
     const int HS = C / NH, groups = tssa_groups(B, NH);
     const size_t scratch_size = tssa_scratch_size(C, NH), saved_size = tssa_chunks(T) * tssa_state_size(C, NH);
     #pragma omp parallel for schedule(static)
@@ -430,6 +438,7 @@ static void tssa_backward(float* dw, float* dtemp, float* ddenom_bias, float* da
         const TssaSpan p = tssa_span(unit, groups, NH);
         tssa_backward_moments(dw, da, scratch + thread_index() * scratch_size, dy, w, pi, saved + p.b * saved_size, p, T, C, NH);
     }
+    if (membership == TOST_UNIFORM) return;
     membership_backward(da, pi, B, T, NH);
     #pragma omp parallel for schedule(static)
     for (int unit = 0; unit < B * groups; unit++) {
@@ -696,7 +705,8 @@ static void layer_forward(const LayerActivations* a, const float* x, const TostP
     const size_t rows = (size_t)B * T;
     layernorm_forward(a->ln_1, a->mean_1, a->rstd_1, x, p->ln_1_w, p->ln_1_b, rows, C);
     linear_forward(a->w, a->ln_1, p->attn_w, p->attn_b, rows, C, C);
-    tssa_forward(a->y, a->u, a->pi, saved, state, a->w, p->temp, p->denom_bias, first, c->block_size, B, T, C, c->n_head);
+    tssa_forward(a->y, a->u, a->pi, saved, state, a->w, p->temp, p->denom_bias, c->membership, first,
+                 c->block_size, B, T, C, c->n_head);
     linear_forward(a->attn_out, a->y, p->attn_proj_w, p->attn_proj_b, rows, C, C);
     residual_forward(a->x_mid, x, a->attn_out, p->gamma1, rows, C);
 
@@ -721,7 +731,7 @@ static void layer_backward(const Buffers* buf, const TostParams* g, const LayerA
     residual_backward(buf->dbranch, g->gamma1, buf->dx, a->attn_out, p->gamma1, rows, C);
     linear_backward(buf->dnarrow, g->attn_proj_w, g->attn_proj_b, buf->dbranch, a->y, p->attn_proj_w, rows, C, C);
     tssa_backward(buf->dbranch, g->temp, g->denom_bias, buf->da, buf->scratch, buf->dnarrow, a->w, a->u, a->pi,
-                  a->tssa_saved, p->temp, c->block_size, B, T, C, NH);
+                  a->tssa_saved, p->temp, c->membership, c->block_size, B, T, C, NH);
     linear_backward(buf->dnarrow, g->attn_w, g->attn_b, buf->dbranch, a->ln_1, p->attn_w, rows, C, C);
     layernorm_backward(buf->dx, g->ln_1_w, g->ln_1_b, buf->dnarrow, x, a->mean_1, a->rstd_1, p->ln_1_w, rows, C);
 }

@@ -119,7 +119,8 @@ static StMeta* describe(int* n, const Trained* t, const Tokenizer* tokenizer, co
         {"vocab_size", c->vocab_size}, {"bias", c->bias}, {"step", t->info.step},
         {"text_tokens", (long long)k->all}};
     const struct { const char *key, *value; } words[] = {
-        {"format", "pt"}, {"content", "inspect"}, {"model", t->file}, {"tokenizer", tokenizer_path(tokenizer)}};
+        {"format", "pt"}, {"content", "inspect"}, {"model", t->file}, {"tokenizer", tokenizer_path(tokenizer)},
+        {"membership", c->membership == TOST_UNIFORM ? "uniform" : "learned"}};
     _Static_assert(countof(numbers) + countof(words) <= META, "META has a place for each");
     StMeta* meta = xcalloc(META, sizeof *meta);
     *n = 0;

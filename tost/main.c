@@ -43,8 +43,9 @@ ModelWords model_words(const TostConfig* c, const TostTensors* tensors) {
     char all[32], without[32];
     ModelWords words;
     snprintf(words.sizes, sizeof words.sizes,
-             "%d layers, %d heads, %d channels, block size %d, vocabulary %d, %s bias", c->n_layer, c->n_head,
-             c->n_embd, c->block_size, c->vocab_size, c->bias ? "with" : "no");
+             "%d layers, %d heads, %d channels, block size %d, vocabulary %d, %s bias%s", c->n_layer, c->n_head,
+             c->n_embd, c->block_size, c->vocab_size, c->bias ? "with" : "no",
+             c->membership == TOST_UNIFORM ? ", uniform membership" : "");
     snprintf(words.parameters, sizeof words.parameters, "%s (%s without wpe)", human_count(all, (double)n),
              human_count(without, (double)(n - positions)));
     return words;

@@ -68,6 +68,8 @@ static const Row table[] = {
      "rows of the vocabulary; at least the tokenizer's size"},
     {"bias", TRAIN, SIZES, INT, AT(config.bias), 0, 1, FORGOTTEN, "0|1", "", NULL,
      "1: every Linear and LayerNorm has a bias"},
+    {"membership", TRAIN, SIZES, CHOICE, AT(config.membership), 0, 0, FORGOTTEN, "learned|uniform", "", NULL,
+     "how the heads share a token: learned as published, or 1/heads each, to see what membership is worth"},
     {"init", TRAIN, SIZES, STRING, AT(init), 0, 0, FORGOTTEN, "FILE", "", "random",
      "start from the weights of a safetensors file (or of a checkpoint or run folder), whose sizes hold; the "
      "optimiser starts afresh"},
@@ -784,16 +786,19 @@ void options_free(Options* o) {
 // Sizes and options that come from files
 
 bool options_take_config(Options* o, const TostConfig* config, const char* file, TostError* err) {
+    const Options given = *o;
+    o->config = *config;
     for (int i = 0; i < ROWS; i++) {
         const bool size = table[i].field >= AT(config) && table[i].field < AT(config) + sizeof o->config;
         if (!size || !o->given[i]) continue;
-        const int asked = *(const int*)const_field_of(o, &table[i]);
-        const int held = *(const int*)((const char*)config + (table[i].field - AT(config)));
-        if (asked != held)
-            return tost_error(err, "--%s %d differs from the %d of %.500s: leave it out", table[i].name,
-                              asked, held, file);
+        char *asked = value_text(&given, &table[i]), *held = value_text(o, &table[i]);
+        const bool same = strcmp(asked, held) == 0;
+        if (!same)
+            tost_error(err, "--%s %s differs from the %s of %.500s: leave it out", table[i].name, asked, held, file);
+        free(asked);
+        free(held);
+        if (!same) return false;
     }
-    o->config = *config;
     return settle(o, err);
 }
 

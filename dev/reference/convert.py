@@ -62,7 +62,7 @@ def read_pt(path):
     for name, tensor in state.items():
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"{path}: '{name}' in 'model' is no tensor")
-    stated = {key: str(int(value)) for key, value in sizes.items()
+    stated = {key: value if isinstance(value, str) else str(int(value)) for key, value in sizes.items()
               if key in TostConfig.__dataclass_fields__ and value is not None}
     model = Tost.from_state(state, stated, path)
     facts = {key: str(value) for key, value in ours.items() if is_carried(key)}
@@ -70,7 +70,7 @@ def read_pt(path):
         facts["step"] = str(int(checkpoint["iter_num"]))
     if "best_val_loss" in checkpoint:
         facts["best_val_loss"] = f"{float(checkpoint['best_val_loss']):.17g}"
-    moments = read_adamw(checkpoint, state, path)
+    moments = read_adamw(checkpoint, model, list(state), path)
     if moments and "step" not in facts:
         facts["step"] = str(int(next(iter(checkpoint["optimizer"]["state"].values())).get("step", 0)))
     return model, facts, moments, checkpoint
@@ -82,7 +82,7 @@ def read_pt(path):
 
 def groupings(shapes):
     """The ways in which a model's parameters are numbered: lists of groups, which are lists of names."""
-    names = [name for name in shapes if name != HEAD]
+    names = list(shapes)
     linear = [name for name in names if len(shapes[name]) == 2 and name.endswith(".weight")]
     wide = [name for name in names if len(shapes[name]) >= 2]
     return [[wide, [name for name in names if name not in wide]],      # nanoGPT
@@ -90,26 +90,33 @@ def groupings(shapes):
             [names]]
 
 
-def read_adamw(checkpoint, state, path):
-    """The moments; None where there are none."""
+def idle(name, model):
+    """Whether a parameter never gets a gradient: AdamW then holds nothing of it, which is as good as zeros."""
+    return model.config.membership == "uniform" and name.endswith((".attn.temp", ".attn.denom_bias"))
+
+
+def read_adamw(checkpoint, model, names, path):
+    """The moments; None where there are none. names: the parameters in the order of the state dict."""
     optimizer = checkpoint.get("optimizer") or {}
     if not isinstance(optimizer, dict) or not optimizer.get("state"):
         return None
-    held = optimizer["state"]
     try:
-        pairs = {number: (one["exp_avg"], one["exp_avg_sq"]) for number, one in held.items()}
+        pairs = {number: (one["exp_avg"], one["exp_avg_sq"]) for number, one in optimizer["state"].items()}
+        shapes = {number: [tuple(moment.shape) for moment in pair] for number, pair in pairs.items()}
         numbers = [list(group["params"]) for group in optimizer["param_groups"]]
-        given = [[tuple(tuple(moment.shape) for moment in pairs[n]) for n in group] for group in numbers]
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: 'optimizer' is no complete state of AdamW: {error!r}") from error
-    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    for groups in groupings(shapes):
-        if given == [[(shapes[name], shapes[name]) for name in group] for group in groups]:
-            names = [name for group in groups for name in group]
-            return dict(zip(names, (pairs[n] for group in numbers for n in group)))
+    parameters = dict(model.named_parameters())
+    for groups in groupings({name: tuple(parameters[name].shape) for name in names}):
+        if [len(group) for group in groups] != [len(group) for group in numbers]:
+            continue
+        number = dict(zip(sum(groups, []), sum(numbers, [])))
+        if all(shapes.get(number[name]) == [tuple(p.shape)] * 2 or (number[name] not in shapes and idle(name, model))
+               for name, p in parameters.items()):
+            return {name: pairs.get(number[name], (torch.zeros_like(p.data),) * 2) for name, p in parameters.items()}
     sizes = " and ".join(str(len(group)) for group in numbers)
-    raise ValueError(f"{path}: 'optimizer' numbers {sizes} parameters in a way that fits no order known of this "
-                     f"model's {len(shapes) - (HEAD in shapes)}: without it the weights convert")
+    raise ValueError(f"{path}: 'optimizer' has moments of {sizes} parameters, which fit this model's {len(parameters)} "
+                     "in no order that is known: a ckpt.pt without 'optimizer' converts")
 
 
 def write_adamw(model, moments, facts):
@@ -205,7 +212,9 @@ def run_facts(facts, checkpoint, asked, path):
 
 def write_pt(path, model, facts, moments):
     config = model.config
-    sizes = {key: getattr(config, key) for key in TostConfig.__dataclass_fields__}
+    sizes = {key: getattr(config, key) for key in TostConfig.__dataclass_fields__ if key != "membership"}
+    if config.membership != "learned":  # the published model has no such argument
+        sizes["membership"] = config.membership
     state = model.state_dict()
     content = {"model": state | {HEAD: state[WTE]}, "model_args": sizes | {"dropout": 0.0},
                "iter_num": int(facts.get("step", 0)),

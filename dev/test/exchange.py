@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -112,10 +113,10 @@ def check_round_trip():
 
 
 @torch.no_grad()
-def check_inspect():
+def check_inspect(*runs):
     """What inspect writes, against the same in PyTorch, on a text as long as the block size."""
     text = "3 and 2 make 5. <|x|>\n\u00e9 and 1 more\n"
-    for run in ("start", "shuffled", "biased"):
+    for run in runs:
         trainer("inspect", "--model", run, "--text", text, "--tokenizer", "vocab.bpe", "--out", "seen.safetensors")
         with safe_open("seen.safetensors", framework="pt") as file:
             seen = {name: file.get_tensor(name) for name in file.keys()}
@@ -136,8 +137,38 @@ def check_inspect():
             check(f"inspect {run}: {name} of each layer", seen[name].shape == wanted.shape
                   and torch.allclose(seen[name], wanted, atol=EQUAL))
         facts = metadata("seen.safetensors")
-        wanted = {"n_layer": "2", "n_head": "4", "n_embd": "32", "text_tokens": str(len(text.encode()))}
+        wanted = {"n_layer": "2", "n_head": "4", "n_embd": "32", "text_tokens": str(len(text.encode())),
+                  "membership": model.config.membership}
         check(f"inspect {run}: metadata", {key: facts.get(key) for key in wanted} == wanted)
+
+
+def check_membership():
+    """Uniform membership, with LayerScale wide open so that attention tells."""
+    losses = {}
+    learned = Tost.from_checkpoint("shuffled")
+    for membership in ("learned", "uniform"):
+        model = Tost(replace(learned.config, membership=membership))
+        model.load_state_dict(learned.state_dict())
+        for block in model.transformer.h:
+            torch.nn.init.ones_(block.gamma1)
+        file = f"{membership}.safetensors"
+        model.save(file)
+        losses[membership], theirs = python_loss(model), trainer_loss(file)
+        check(f"{membership} membership: loss {losses[membership]:.7f} in PyTorch, {theirs:.6f} in the trainer",
+              abs(losses[membership] - theirs) <= EQUAL)
+        check(f"{membership} membership is read", Tost.from_checkpoint(file).config.membership == membership)
+    check("membership decides the loss", abs(losses["learned"] - losses["uniform"]) > 100 * EQUAL)
+    trainer("--init", "uniform.safetensors", "--data", "tiny_train_*.bin", "--steps", 2, "--out", "uniform")
+    ours, theirs = python_loss(Tost.from_checkpoint("uniform")), trainer_loss("uniform")
+    check(f"trained on: loss {ours:.7f} in PyTorch, {theirs:.6f} in the trainer", abs(ours - theirs) <= EQUAL)
+    for source, dest in (("uniform.safetensors", "uniform.pt"), ("uniform.pt", "uniform_back")):
+        status, err = call(convert.main, source, dest)
+        check(f"{source} becomes {dest}: {err}", status == 0)
+    check("uniform comes back", metadata("uniform_back/model.safetensors").get("membership") == "uniform")
+    check("learned is not spelt out", "membership" not in metadata("learned.safetensors"))
+    checkpoint = torch.load("uniform.pt", weights_only=True)
+    torch.save(checkpoint | {"model_args": checkpoint["model_args"] | {"membership": "none"}}, "wrong.pt")
+    refuse("states membership none", "wrong.pt", "refused/model")
 
 
 def check_pt_variants():
@@ -231,21 +262,37 @@ def check_resumed_from_torch():
 
 
 def save_as_nanogpt(model, optimizer, args):
-    """The same as nanoGPT saves it: compiled names, its groups (with no decay, as it decays temp too), its config."""
-    wide = [p for p in model.parameters() if p.dim() >= 2]
-    nano = torch.optim.AdamW([{"params": wide}, {"params": [p for p in model.parameters() if p.dim() < 2]}],
+    """The same as nanoGPT saves it: compiled names, its groups, its config; of a module that has its parameters in
+    another order."""
+    state = dict(reversed(list(model.named_parameters())))
+    wide = [p for p in state.values() if p.dim() >= 2]
+    nano = torch.optim.AdamW([{"params": wide}, {"params": [p for p in state.values() if p.dim() < 2]}],
                              lr=args.lr, betas=(args.beta1, args.beta2), eps=args.eps, weight_decay=args.weight_decay)
     nano.state.update(optimizer.state)
     config = {"batch_size": args.batch, "block_size": args.seq, "gradient_accumulation_steps": 4,
               "grad_clip": args.grad_clip, "learning_rate": args.lr, "min_lr": args.lr * args.min_lr_frac,
               "warmup_iters": args.warmup, "lr_decay_iters": args.steps, "max_iters": args.steps, "decay_lr": True, "dataset": "x"}
-    torch.save({"model": {f"_orig_mod.{name}": p for name, p in model.state_dict().items()}, "config": config,
+    torch.save({"model": {f"_orig_mod.{name}": p.detach() for name, p in state.items()}, "config": config,
                 "optimizer": nano.state_dict(), "iter_num": 12, "best_val_loss": torch.tensor(9.0)}, "nano.pt")
 
 
 def same_moments(a, b):
     a, b = (tensors_of(f"{run}/step_00000012/optimizer.safetensors") for run in (a, b))
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def check_idle_moments():
+    """Of uniform membership, where temp and denom_bias get no gradient and AdamW has no state of them."""
+    torch_run = train.Trainer(train.parse(["--init", "uniform.safetensors", "--like", "sequential", "--out", "none"]))
+    torch_run.update(0)
+    torch.save({"model": torch_run.model.state_dict(), "model_args": {"membership": "uniform"},
+                "optimizer": torch_run.optimizer.state_dict(), "iter_num": 1}, "idle.pt")
+    status, err = call(convert.main, "idle.pt", "idle")
+    held = tensors_of("idle/optimizer.safetensors") if status == 0 else {}
+    idle = [moment for name, moment in held.items() if name.endswith(("temp", "denom_bias"))]
+    check(f"no state, no moments: {err}", len(idle) == 8 and not any(moment.any() for moment in idle))
+    check("the others are there", all(moment.any() for name, moment in held.items()
+                                      if not name.endswith(("temp", "denom_bias"))))
 
 
 def check_moments_refusals():
@@ -263,13 +310,13 @@ def check_moments_refusals():
     torch.save({key: value for key, value in nano.items() if key != "config"}, "wrong.pt")
     refuse("does not say steps, batch, seq, total-batch, lr", "wrong.pt", "refused", "--run", "--data", "x")
     changed(optimizer | {"param_groups": [numbers[0] | {"params": numbers[0]["params"][:-1]}, numbers[1]]})
-    refuse("fits no order known", "wrong.pt", "refused")
+    refuse("in no order that is known", "wrong.pt", "refused")
     changed(optimizer | {"param_groups": numbers[::-1]})
-    refuse("fits no order known", "wrong.pt", "refused")
+    refuse("in no order that is known", "wrong.pt", "refused")
     changed(optimizer | {"state": {number: {"momentum_buffer": 1} for number in optimizer["state"]}})
     refuse("is no complete state of AdamW", "wrong.pt", "refused")
     changed(optimizer | {"state": dict(list(optimizer["state"].items())[1:])})
-    refuse("is no complete state of AdamW", "wrong.pt", "refused")
+    refuse("in no order that is known", "wrong.pt", "refused")
     refuse("half_run: exists already", "nano.pt", "half_run", "--run", "--data", "x")
     Path("mixed").mkdir()
     for part, step in (("model", 6), ("optimizer", 12)):
@@ -377,13 +424,16 @@ def main():
     torch.set_num_threads(1)
     check_rng()
     check_models()
-    check_inspect()
+    check_inspect("start", "shuffled", "biased")
     check_round_trip()
+    check_membership()
+    check_inspect("uniform")
     check_refusals(check_pt_variants())
     check_training()
     check_training_refusals()
     check_moments_round_trip()
     check_resumed_from_torch()
+    check_idle_moments()
     check_moments_refusals()
 
 

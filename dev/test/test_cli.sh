@@ -136,6 +136,7 @@ done <<'TABLE'
 2 ~ --layers 4294967297 is out of range ~ --layers 4294967297
 2 ~ --bias 2 is out of range: 0 to 1 ~ --bias 2
 2 ~ --vocab-size 0 is out of range ~ --vocab-size=0
+2 ~ --membership 'none' is not one of learned|uniform ~ --membership none
 2 ~ --lr 'fast' is not a number ~ --lr fast
 2 ~ --lr nan is out of range ~ --lr nan
 2 ~ --lr inf is out of range ~ --lr inf
@@ -238,7 +239,7 @@ check "nothing written" [ ! -e r_bare ]
 # Help
 
 for line in \
-    "train preset layers heads channels block-size vocab-size bias init data val-data order tokenizer out resume
+    "train preset layers heads channels block-size vocab-size bias membership init data val-data order tokenizer out resume
      overwrite log steps batch seq total-batch lr warmup min-lr-frac weight-decay beta1 beta2 eps grad-clip seed
      val-every val-batches sample-every sample-tokens save-every keep quiet temperature top-k top-p dtype threads help" \
     "sample model tokenizer prompt tokens samples temperature top-k top-p seed dtype threads help" \
@@ -344,6 +345,24 @@ grep '^loss' stdout >straight.loss
 check "--init starts from the file's weights" cmp -s again.loss straight.loss
 run 1 --init straight --heads 4 $data --out none
 refused "--heads 4 differs from the 2 of"
+
+uniform="$small --membership uniform --steps 4 --save-every 2"
+run 0 $uniform --out even
+check "a uniform membership is announced" says "uniform membership" stdout
+run 0 info even
+check "info tells it" says "uniform membership" stdout
+run 0 $uniform --out even2 --quiet
+rm -r even2/step_00000004
+run 0 --resume --out even2 --quiet
+check "it is resumed" same_checkpoint even/step_00000004 even2/step_00000004
+run 0 sample --model even --tokens 5
+run 1 --resume --out even --membership learned --steps 5
+refused "--membership learned differs from the uniform of"
+run 1 --init straight --membership uniform $data --out none
+refused "--membership uniform differs from the learned of"
+LC_ALL=C sed -i 's/"membership":"uniform"/"membership":"equable"/' even/step_00000004/model.safetensors
+run 1 info even
+refused "'membership' is 'equable'"
 run 0 $small --steps 1 --quiet
 run 0 $small --steps 1 --quiet
 check "default folders are numbered" [ -d out/starter-001 -a -d out/starter-002 ]

@@ -1348,7 +1348,7 @@ static const Story stories[] = {
 
 static void check_story(Checks* c, const Tokenizer* tokenizer, const Story* s) {
     TostError err;
-    const TostConfig config = {1, 1, 1, s->block_size, 260, 0};
+    const TostConfig config = {1, 1, 1, s->block_size, 260, 0, TOST_LEARNED};
     TostModel* m = fake_new(config);
     uint32_t prompt[MAX_IDS], id;
     int32_t script[MAX_IDS];
@@ -1381,7 +1381,7 @@ static void test_generate(Checks* c) {
     Tokenizer* tokenizer = tokenizer_open(path, &err);
     must(tokenizer != NULL, "tokenizer_open", &err);
     for (size_t i = 0; i < countof(stories); i++) check_story(c, tokenizer, &stories[i]);
-    TostConfig config = {1, 1, 1, 8, 260, 0};
+    TostConfig config = {1, 1, 1, 8, 260, 0, TOST_LEARNED};
     TostModel* m = fake_new(config);
     GenerateResult result;
     Rng rng = rng_seeded(0, 0);
