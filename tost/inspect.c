@@ -178,9 +178,23 @@ static bool write_beside(double* sum, const char* beside, const Trained* t, cons
     return ok;
 }
 
+// Nothing is there, or an earlier inspection: a model or a text is not what anybody wants replaced.
+static bool may_replace(const char* out, TostError* err) {
+    if (is_dir(out)) return tost_error(err, "--out %s is a folder: name a file", out);
+    if (!path_exists(out)) return true;
+    StFile f;
+    TostError ignored;
+    bool ours = st_open(&f, out, &ignored);
+    if (ours) {
+        const char* content = st_meta(&f, "content");
+        ours = content && strcmp(content, "inspect") == 0;
+        st_close(&f);
+    }
+    return ours || tost_error(err, "--out %s is there already and is none of inspect's files: name another", out);
+}
+
 static bool write_inspection(double* sum, const Trained* t, const Tokenizer* tokenizer, const Tokens* k,
                              const char* out, TostError* err) {
-    if (is_dir(out)) return tost_error(err, "--out %s is a folder: name a file", out);
     char* beside = xasprintf("%s.tmp", out);
     bool ok = write_beside(sum, beside, t, tokenizer, k, err);
     if (ok && rename(beside, out) != 0) {
@@ -195,6 +209,7 @@ static bool write_inspection(double* sum, const Trained* t, const Tokenizer* tok
 
 static bool inspect(Trained* t, const Tokenizer* tokenizer, const Options* o, const Bytes* text,
                     TostError* err) {
+    if (!may_replace(o->out, err)) return false;
     Tokens k = take_tokens(tokenizer, text, t->info.config.block_size);
     double sum = 0;
     bool ok = create_model(t, o, k.T, err);

@@ -599,6 +599,13 @@ if (trap '' XFSZ; ulimit -f 2; exec "$binary" inspect --model straight --text @l
 fi
 check "it names the file" says "look/x" stderr
 check "nothing written where inspect fails" empty_dir look
+cp straight/step_00000006/model.safetensors kept.safetensors
+for kept in kept.safetensors seen.txt; do
+    cp $kept first.kept
+    run 1 inspect --model kept.safetensors --tokenizer vocab.bpe --text x --out $kept
+    refused "--out $kept is there already and is none of inspect's files"
+    check "$kept stands as it was" cmp -s $kept first.kept
+done
 run 1 info first
 refused "transformer.wte.weight' is missing"
 
