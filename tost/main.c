@@ -28,6 +28,7 @@ bool read_text(Bytes* text, const char* option, const char* value, const char* w
         *text = (Bytes){xstrdup(value), strlen(value)};
         return true;
     }
+    if (from_file && !value[1]) return tost_error(err, "%s @ names no file: give @FILE", option);
     if (!read_file(text, from_file ? value + 1 : value, err)) {
         *text = (Bytes){0};
         return false;

@@ -587,7 +587,7 @@ check "as many tokens as the block size" grep -q '^tokens  *32$' stdout
 : >empty.txt
 rm -rf seen.safetensors look
 mkdir look
-for wrong in "--text @empty.txt --out look/x~--text @empty.txt is empty" "--text @nowhere --out look/x~nowhere" \
+for wrong in "--text @ --out look/x~--text @ names no file" "--text @empty.txt --out look/x~--text @empty.txt is empty" "--text @nowhere --out look/x~nowhere" \
     "--text x --out look~--out look is a folder: name a file" "--text x --out nowhere/x~nowhere/x" \
     "--text x --out look/x --tokenizer other.bpe~other.bpe has 258 tokens"; do
     run 1 inspect --model straight ${wrong%~*}
