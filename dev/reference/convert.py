@@ -15,7 +15,8 @@ too, as the published model's load_state_dict expects it, and 'model_args' with 
 'optimizer' is the state dict of a torch.optim.AdamW. It knows its parameters by number only: first those that
 decay, then those that do not, each in the order of the state dict. What decays is told by the groups' sizes and
 by the shapes: in nanoGPT all of two dimensions or more, in dev/reference/tost.py embeddings and the weights of
-Linear layers; one group of all is known too. The way back writes nanoGPT's groups.
+Linear layers; one group of all is known too. The way back writes nanoGPT's groups. In the trainer temp and
+denom_bias never decay, whatever group they were in.
 
 Beside weights and moments go over: updates done (iter_num), best validation loss, tokens seen, tokenizer, and
 what else the trainer knows of its runs, so that a run that comes back is the run that went, bit for bit. A

@@ -145,6 +145,13 @@ else
     failed=$((failed + $(grep -c '^FAILED' report)))
     "$python" "$repo/dev/plot/membership.py" trained.safetensors --out cli.html >stdout 2>stderr
     check "membership.py as a command: $(cat stderr)" [ $? -eq 0 -a -s cli.html ]
+    if command -v node >/dev/null; then
+        sed -n '/^"use strict";$/,/^<\/script>$/p' cli.html | sed '$d' >page.js
+        node --check page.js 2>stderr
+        check "the page's script is one: $(head -n 5 stderr)" [ $? -eq 0 -a -s page.js ]
+    else
+        skip "no node: the script of membership.html"
+    fi
 fi
 
 plot() { "$python" "$repo/dev/plot/loss.py" "$@" >stdout 2>stderr; }
