@@ -145,7 +145,7 @@ static int meta_int(const StFile* f, const char* key) { return (int)meta_number(
 
 static TostConfig meta_config(const StFile* f) {
     return (TostConfig){meta_int(f, "n_layer"), meta_int(f, "n_head"), meta_int(f, "n_embd"), meta_int(f, "block_size"),
-                        meta_int(f, "vocab_size"), meta_int(f, "bias")};
+                        meta_int(f, "vocab_size"), meta_int(f, "bias"), TOST_LEARNED};
 }
 
 // Compares one tensor with the file's `prefix``name`, prints its error, and counts the verdict.
@@ -203,14 +203,40 @@ static int32_t* read_ids(const StFile* f, const char* name, size_t n) {
     return ids;
 }
 
-// What only the CPU engine lets a test see: the inside of layer 0's attention.
+static float* subject_activation(Subject* s, TostActivation what, int layer, size_t n) {
+    float* x = xmalloc(n * sizeof *x);
+    s->engine->activation(x, s->model, what, layer);
+    return x;
+}
+
+// The projection of layer 0: the file's tssa_in times c_attn.
+static void judge_projection(Checks* c, Subject* s, const StFile* expect, size_t rows, size_t C) {
+    const TostTensor* weight = tost_tensor_find(&s->tensors, "transformer.h.0.attn.c_attn.weight");
+    const TostTensor* bias = tost_tensor_find(&s->tensors, "transformer.h.0.attn.c_attn.bias");
+    double *in = read_doubles(expect, "layer0.tssa_in", rows * C), *want = xmalloc(rows * C * sizeof *want);
+    float *w = subject_get(s, TOST_PARAM, weight), *b = bias ? subject_get(s, TOST_PARAM, bias) : NULL;
+    float* got = subject_activation(s, TOST_W, 0, rows * C);
+    for (size_t i = 0; i < rows * C; i++) {
+        want[i] = b ? b[i % C] : 0;
+        for (size_t j = 0; j < C; j++) want[i] += in[i / C * C + j] * w[i % C * C + j];
+    }
+    const double error = relative_l2(got, want, rows * C);
+    check(c, error <= LIMIT_LOGITS, "%s: w of layer 0: relative L2 error %.3e", expect->path, error);
+    free(in); free(want); free(w); free(b); free(got);
+}
+
+// The inside of layer 0's attention: what the seam shows, and what only the CPU engine lets a test see.
 static void judge_layer0(Checks* c, Subject* s, const StFile* expect, int B, int T) {
     const size_t rows = (size_t)B * T, C = s->config.n_embd, NH = s->config.n_head;
-    if (s->engine != &tost_cpu_engine || !st_find(expect, "layer0.pi")) return;
+    if (!st_find(expect, "layer0.pi")) return;
+    float* pi = subject_activation(s, TOST_PI, 0, rows * NH);
+    judge(c, expect, "layer0.", "pi", pi, rows * NH, LIMIT_LOGITS);
+    free(pi);
+    judge_projection(c, s, expect, rows, C);
+    if (s->engine != &tost_cpu_engine) return;
     const LayerActivations* a = &s->model->layer[0];
     judge(c, expect, "layer0.", "tssa_in", a->ln_1, rows * C, LIMIT_LOGITS);
     judge(c, expect, "layer0.", "tssa_out", a->attn_out, rows * C, LIMIT_LOGITS);
-    judge(c, expect, "layer0.", "pi", a->pi, rows * NH, LIMIT_LOGITS);
 }
 
 static void golden_steps(Checks* c, Subject* s, const StFile* expect, int B, int T, int steps) {
@@ -336,21 +362,25 @@ static void difference_one(Checks* c, Subject* s, const TostTensor* t, const int
         length += random[i] * random[i];
     }
     norm = sqrt(norm);
-    for (size_t i = 0; i < t->size; i++) {
+    const bool idle = s->config.membership == TOST_UNIFORM && (t->row == TOST_ROW_temp || t->row == TOST_ROW_denom_bias);
+    if (idle) memcpy(along, random, t->size * sizeof *along);
+    for (size_t i = 0; i < t->size && !idle; i++) {
         along[i] /= norm;
         random[i] /= sqrt(length);
         along_random += random[i] * g[i];
     }
     const double e = 1e-2;
     const double got = slope(s, t, p, along, e, inputs, targets, B, T), got_random = slope(s, t, p, random, e, inputs, targets, B, T);
-    check(c, norm > 0 && fabs(got / norm - 1) <= 1e-2, "%s: slope along the gradient %.6g, want its norm %.6g", t->name, got, norm);
+    if (idle) check(c, norm == 0 && got == 0, "%s: gradient %.3e, slope %.3e: no part of the model", t->name, norm, got);
+    else check(c, norm > 0 && fabs(got / norm - 1) <= 1e-2, "%s: slope along the gradient %.6g, want its norm %.6g", t->name, got, norm);
     check(c, fabs(got_random - along_random) <= 1e-2 * fabs(along_random) + 2e-3 * norm,
           "%s: slope along a random direction %.6g, want %.6g", t->name, got_random, along_random);
     free(p); free(g); free(along); free(random);
 }
 
-static void test_differences(Checks* c, const TostEngine* engine, int bias) {
-    const TostConfig config = {.n_layer = 2, .n_head = 3, .n_embd = 15, .block_size = 80, .vocab_size = 29, .bias = bias};
+static void test_differences(Checks* c, const TostEngine* engine, int bias, int membership) {
+    const TostConfig config = {.n_layer = 2, .n_head = 3, .n_embd = 15, .block_size = 80, .vocab_size = 29, .bias = bias,
+                               .membership = membership};
     const int B = 2, T = 70;
     Subject s = subject_new(engine, config, B, T, true);
     subject_randomise(&s, 11);
@@ -396,11 +426,13 @@ static void test_causality(Checks* c, const TostEngine* engine) {
 }
 
 // Prompts of several lengths by one forward, then token by token: the logits of the full forward at every position.
-static void test_decode(Checks* c, const TostEngine* engine) {
+static void test_decode(Checks* c, const TostEngine* engine, int membership) {
     enum { B = 2, T = 140 };
     const int prompts[] = {1, 2, 64, 100, T - 1};
     const size_t V = odd.vocab_size;
-    Subject s = subject_new(engine, odd, B, T, false);
+    TostConfig config = odd;
+    config.membership = membership;
+    Subject s = subject_new(engine, config, B, T, false);
     subject_randomise(&s, 5);
     int32_t *ids = random_ids((size_t)B * T, odd.vocab_size, 6), *part = xmalloc((size_t)B * T * sizeof *part);
     float *full = logits_of(&s, ids, B, T), *step = xmalloc(B * V * sizeof *step);
@@ -427,11 +459,13 @@ static void test_decode(Checks* c, const TostEngine* engine) {
 
 // Losses of continuations after prompts of several lengths, none among them: the full forward's, with some targets left
 // out; and the states stand as they were.
-static void test_decode_score(Checks* c, const TostEngine* engine) {
+static void test_decode_score(Checks* c, const TostEngine* engine, int membership) {
     enum { N = 2, COPIES = 3, B = N * COPIES, T = 40, MORE = 17 };
     const int prompts[] = {0, 1, T - MORE};
     const size_t V = odd.vocab_size;
-    Subject s = subject_new(engine, odd, B, T, false);
+    TostConfig config = odd;
+    config.membership = membership;
+    Subject s = subject_new(engine, config, B, T, false);
     subject_randomise(&s, 15);
     for (size_t i = 0; i < countof(prompts); i++) {
         const int n = prompts[i];
@@ -478,6 +512,110 @@ static void test_few_rows(Checks* c, const TostEngine* engine) {
     check(c, memcmp(got, want, V * sizeof *got) == 0, "a forward of %d rows of %d disturbs the recurrent state", T - 1, T);
     free(want); free(got); free(ids);
     subject_free(&s);
+}
+
+// Whether both models show the same numbers; *moved: whether they are not all one.
+static bool same_activation(Subject* a, Subject* b, TostActivation what, int layer_a, int layer_b, size_t n,
+                            bool* moved) {
+    float *x = subject_activation(a, what, layer_a, n), *y = subject_activation(b, what, layer_b, n);
+    const bool same = memcmp(x, y, n * sizeof *x) == 0;
+    *moved = false;
+    for (size_t i = 1; i < n; i++) *moved |= x[i] != x[0];
+    free(x);
+    free(y);
+    return same;
+}
+
+// Each layer's activations are those of the model that ends with this layer; they stand after backward too, and are of
+// the last batch, smaller than the largest. Layer 0 reads the embeddings; over the heads Π sums to 1.
+static void test_activation(Checks* c, const TostEngine* engine) {
+    enum { B = 2, T = 70, ROWS = B * T, C = 60, NH = 3, L = 3 };
+    TostConfig config = odd;
+    config.n_layer = L;
+    Subject whole = subject_new(engine, config, B + 1, T + 5, true);
+    subject_randomise(&whole, 21);
+    int32_t *ids = random_ids(ROWS, config.vocab_size, 22), *targets = random_ids(ROWS, config.vocab_size, 23);
+    engine->forward(whole.model, ids, targets, B, T, 1.0f / ROWS);
+    engine->backward(whole.model);
+    for (int l = 0; l < L; l++) {
+        config.n_layer = l + 1;
+        Subject cut = subject_new(engine, config, B, T, true);
+        for (int i = 0; i < cut.tensors.count; i++) {
+            float* x = subject_get(&whole, TOST_PARAM, tost_tensor_find(&whole.tensors, cut.tensors.tensor[i].name));
+            engine->put(cut.model, TOST_PARAM, &cut.tensors.tensor[i], x);
+            free(x);
+        }
+        engine->forward(cut.model, ids, NULL, B, T, 0.0f);
+        const struct { const char* name; TostActivation what; int layer; size_t n; } shown[] = {
+            {"w", TOST_W, l, ROWS * C}, {"pi", TOST_PI, l, ROWS * NH}, {"x before it", TOST_X, l, ROWS * C},
+            {"x after it", TOST_X, l + 1, ROWS * C},
+        };
+        for (size_t i = 0; i < countof(shown); i++) {
+            bool moved;
+            const bool same = same_activation(&whole, &cut, shown[i].what, shown[i].layer, shown[i].layer, shown[i].n,
+                                              &moved);
+            check(c, same && moved, "%s of layer %d is not that of the model of %d layers", shown[i].name, l, l + 1);
+            check(c, l == 0 ||
+                  !same_activation(&whole, &whole, shown[i].what, shown[i].layer, shown[i].layer - 1, shown[i].n,
+                                   &moved),
+                  "%s of layer %d is that of the layer before", shown[i].name, l);
+        }
+        subject_free(&cut);
+    }
+    float* x = subject_activation(&whole, TOST_X, 0, ROWS * C);
+    float* pi = subject_activation(&whole, TOST_PI, L - 1, ROWS * NH);
+    float *wte = subject_get(&whole, TOST_PARAM, &whole.tensors.tensor[0]);
+    float *wpe = subject_get(&whole, TOST_PARAM, &whole.tensors.tensor[1]);
+    int bad = 0;
+    for (int i = 0; i < ROWS * C; i++) bad += x[i] != wte[ids[i / C] * C + i % C] + wpe[i / C % T * C + i % C];
+    check(c, bad == 0, "%d of %d numbers of x before layer 0 are not the embeddings' sums", bad, ROWS * C);
+    for (int i = 0; i < ROWS; i++) {
+        const float* pi_t = pi + i / T * NH * T + i % T;
+        bad += !(fabs(pi_t[0] + pi_t[T] + pi_t[2 * T] - 1) <= 1e-6);
+    }
+    check(c, bad == 0, "over the heads, pi does not sum to 1 at %d of %d places", bad, ROWS);
+    free(x); free(pi); free(wte); free(wpe); free(ids); free(targets);
+    subject_free(&whole);
+}
+
+// A uniform membership is the learned one at temp = 0, where no gradient passes through it but that of temp.
+static void test_uniform(Checks* c, const TostEngine* engine) {
+    enum { B = 2, T = 70, ROWS = B * T, NH = 3 };
+    TostConfig config = odd;
+    config.membership = TOST_UNIFORM;
+    Subject cold = subject_new(engine, odd, B, T, true), uniform = subject_new(engine, config, B, T, true);
+    int32_t *ids = random_ids(ROWS, odd.vocab_size, 31), *targets = random_ids(ROWS, odd.vocab_size, 32);
+    subject_randomise(&cold, 33);
+    subject_randomise(&uniform, 33);
+    for (int i = 0; i < cold.tensors.count; i++)
+        if (cold.tensors.tensor[i].row == TOST_ROW_temp)
+            engine->put(cold.model, TOST_PARAM, &cold.tensors.tensor[i], (const float[NH]){0});
+    float *want = logits_of(&cold, ids, B, T), *got = logits_of(&uniform, ids, B, T);
+    check(c, memcmp(got, want, (size_t)ROWS * odd.vocab_size * sizeof *got) == 0, "uniform: the logits are others than at temp 0");
+    engine->forward(cold.model, ids, targets, B, T, 1.0f / ROWS);
+    engine->forward(uniform.model, ids, targets, B, T, 1.0f / ROWS);
+    engine->backward(cold.model);
+    engine->backward(uniform.model);
+    float* pi = subject_activation(&uniform, TOST_PI, 1, ROWS * NH);
+    int bad = 0;
+    for (int i = 0; i < ROWS * NH; i++) bad += pi[i] != 1.0f / NH;
+    check(c, bad == 0, "uniform: %d numbers of pi are not 1/%d", bad, NH);
+    for (int i = 0; i < cold.tensors.count; i++) {
+        const TostTensor* t = &cold.tensors.tensor[i];
+        float *a = subject_get(&uniform, TOST_GRAD, t), *b = subject_get(&cold, TOST_GRAD, t);
+        size_t differ = 0, zero = 0;
+        for (size_t j = 0; j < t->size; j++) {
+            differ += a[j] != b[j];
+            zero += a[j] == 0;
+        }
+        const bool idle = t->row == TOST_ROW_temp || t->row == TOST_ROW_denom_bias;
+        check(c, idle ? zero == t->size : differ == 0 && zero < t->size,
+              "uniform: %s: %zu gradients of %zu are others than at temp 0, %zu are zero", t->name, differ, t->size, zero);
+        free(a); free(b);
+    }
+    subject_free(&cold);
+    subject_free(&uniform);
+    free(want); free(got); free(pi); free(ids); free(targets);
 }
 
 // Logits of a sequence alone, cut short, and in a batch are those of the sequence in full.
@@ -628,12 +766,17 @@ static void test_engine(Checks* c, const TostEngine* engine) {
     else skip(c, "golden files of ../shared/golden: absent");
     if (curve) test_curve(c, engine, curve);
     else skip(c, "the recorded run of ../shared/curve: absent");
-    test_differences(c, engine, 0);
-    test_differences(c, engine, 1);
+    test_differences(c, engine, 0, TOST_LEARNED);
+    test_differences(c, engine, 1, TOST_LEARNED);
+    test_differences(c, engine, 1, TOST_UNIFORM);
+    test_uniform(c, engine);
     test_causality(c, engine);
-    test_decode(c, engine);
-    test_decode_score(c, engine);
+    for (int membership = TOST_LEARNED; membership <= TOST_UNIFORM; membership++) {
+        test_decode(c, engine, membership);
+        test_decode_score(c, engine, membership);
+    }
     test_few_rows(c, engine);
+    test_activation(c, engine);
     test_shapes(c, engine);
     test_accumulation(c, engine);
     test_same_bits(c, engine);

@@ -283,6 +283,11 @@ static void membership_forward(float* pi, const float* u, const float* temp, int
     }
 }
 
+// pi = 1/NH
+static void membership_uniform(float* pi, int B, int T, int NH) {
+    for (size_t i = 0; i < (size_t)B * NH * T; i++) pi[i] = (float)(1.0 / NH);
+}
+
 // Second sweep forward: y, and N and D as it goes.
 static void tssa_forward_moments(float* y, double* saved, TssaState state, const float* w, const float* pi, TssaSpan p,
                                  int T, int C, int NH) {
@@ -307,19 +312,21 @@ static void tssa_forward_moments(float* y, double* saved, TssaState state, const
 }
 
 // Continues every sequence from its state at position `first` and leaves its state after T more tokens. A state of zeros
-// at first = 0 is the start of a text; T = 1 is a step of decoding.
+// at first = 0 is the start of a text; T = 1 is a step of decoding. A uniform membership has no use for u and S.
 static void tssa_forward(float* y, float* u, float* pi, double* saved, double* state, const float* w, const float* temp,
-                         const float* denom_bias, int first, int block_size, int B, int T, int C, int NH) {
+                         const float* denom_bias, int membership, int first, int block_size, int B, int T, int C, int NH) {
     // y, w (B,T,C); u, pi (B,NH,T); saved (B,chunks,2C+NH) or NULL; state (B,2C+NH); temp (NH); denom_bias (NH,block_size)
     const int groups = tssa_groups(B, NH);
     const size_t saved_size = tssa_chunks(T) * tssa_state_size(C, NH);
+    const int energy_units = membership == TOST_UNIFORM ? 0 : B * groups;
     #pragma omp parallel for schedule(static) if ((size_t)B * T > FEW_ROWS)
-    for (int unit = 0; unit < B * groups; unit++) {
+    for (int unit = 0; unit < energy_units; unit++) {
         const TssaSpan p = tssa_span(unit, groups, NH);
         tssa_forward_energy(u, saved ? saved + p.b * saved_size : NULL, tssa_state(state, p.b, C, NH), w, denom_bias + first, p,
                             block_size, T, C, NH);
     }
-    membership_forward(pi, u, temp, B, T, NH);
+    if (membership == TOST_UNIFORM) membership_uniform(pi, B, T, NH);
+    else membership_forward(pi, u, temp, B, T, NH);
     #pragma omp parallel for schedule(static) if ((size_t)B * T > FEW_ROWS)
     for (int unit = 0; unit < B * groups; unit++) {
         const TssaSpan p = tssa_span(unit, groups, NH);
@@ -419,10 +426,11 @@ static void tssa_backward_energy(float* dw, double* scratch, const float* da, co
     }
 }
 
-// dw =; dtemp, ddenom_bias +=; da (B,NH,T) and scratch (threads,tssa_scratch_size) are working space.
+// dw =; dtemp, ddenom_bias +=; da (B,NH,T) and scratch (threads,tssa_scratch_size) are working space. Of a uniform
+// membership there is no gradient: temp and denom_bias have none, and w has none by way of it.
 static void tssa_backward(float* dw, float* dtemp, float* ddenom_bias, float* da, double* scratch, const float* dy,
                           const float* w, const float* u, const float* pi, const double* saved, const float* temp,
-                          int block_size, int B, int T, int C, int NH) {
+                          int membership, int block_size, int B, int T, int C, int NH) {
     const int HS = C / NH, groups = tssa_groups(B, NH);
     const size_t scratch_size = tssa_scratch_size(C, NH), saved_size = tssa_chunks(T) * tssa_state_size(C, NH);
     #pragma omp parallel for schedule(static)
@@ -430,6 +438,7 @@ static void tssa_backward(float* dw, float* dtemp, float* ddenom_bias, float* da
         const TssaSpan p = tssa_span(unit, groups, NH);
         tssa_backward_moments(dw, da, scratch + thread_index() * scratch_size, dy, w, pi, saved + p.b * saved_size, p, T, C, NH);
     }
+    if (membership == TOST_UNIFORM) return;
     membership_backward(da, pi, B, T, NH);
     #pragma omp parallel for schedule(static)
     for (int unit = 0; unit < B * groups; unit++) {
@@ -696,7 +705,8 @@ static void layer_forward(const LayerActivations* a, const float* x, const TostP
     const size_t rows = (size_t)B * T;
     layernorm_forward(a->ln_1, a->mean_1, a->rstd_1, x, p->ln_1_w, p->ln_1_b, rows, C);
     linear_forward(a->w, a->ln_1, p->attn_w, p->attn_b, rows, C, C);
-    tssa_forward(a->y, a->u, a->pi, saved, state, a->w, p->temp, p->denom_bias, first, c->block_size, B, T, C, c->n_head);
+    tssa_forward(a->y, a->u, a->pi, saved, state, a->w, p->temp, p->denom_bias, c->membership, first,
+                 c->block_size, B, T, C, c->n_head);
     linear_forward(a->attn_out, a->y, p->attn_proj_w, p->attn_proj_b, rows, C, C);
     residual_forward(a->x_mid, x, a->attn_out, p->gamma1, rows, C);
 
@@ -721,10 +731,13 @@ static void layer_backward(const Buffers* buf, const TostParams* g, const LayerA
     residual_backward(buf->dbranch, g->gamma1, buf->dx, a->attn_out, p->gamma1, rows, C);
     linear_backward(buf->dnarrow, g->attn_proj_w, g->attn_proj_b, buf->dbranch, a->y, p->attn_proj_w, rows, C, C);
     tssa_backward(buf->dbranch, g->temp, g->denom_bias, buf->da, buf->scratch, buf->dnarrow, a->w, a->u, a->pi,
-                  a->tssa_saved, p->temp, c->block_size, B, T, C, NH);
+                  a->tssa_saved, p->temp, c->membership, c->block_size, B, T, C, NH);
     linear_backward(buf->dnarrow, g->attn_w, g->attn_b, buf->dbranch, a->ln_1, p->attn_w, rows, C, C);
     layernorm_backward(buf->dx, g->ln_1_w, g->ln_1_b, buf->dnarrow, x, a->mean_1, a->rstd_1, p->ln_1_w, rows, C);
 }
+
+// The residual stream that enters layer l; l = L: that leaves the last.
+static const float* layer_input(const TostModel* m, int l) { return l > 0 ? m->layer[l - 1].x_out : m->buf.x; }
 
 // Embedding, layers and ln_f at positions `first` and on. decode: the running sums (L,B/copies,2C+NH) that the sequences
 // start from, each for `copies` of them, or for one (copies = 0) and then updated; NULL: they start from nothing.
@@ -739,17 +752,16 @@ static void model_forward(TostModel* m, const int32_t* inputs, double* decode, i
     m->T = T;
     memcpy(m->buf.inputs, inputs, rows * sizeof *inputs);
     embedding_forward(m->buf.x, inputs, p.wte, p.wpe, first, B, T, C);
-    const float* x = m->buf.x;
     for (int l = 0; l < c->n_layer; l++) {
         double* state = decode && !copies ? decode + l * state_size : m->buf.tssa_now;
         if (!decode) memset(state, 0, state_size * sizeof *state);
         for (int b = 0; copies && b < B; b++)
             memcpy(state + b * one_state, decode + l * (state_size / copies) + b / copies * one_state, one_state * sizeof *state);
         p = tost_layer(m, TOST_PARAM, l);
-        layer_forward(&m->layer[l], x, &p, c, decode || !m->options.training ? NULL : m->layer[l].tssa_saved, state, first, B, T);
-        x = m->layer[l].x_out;
+        double* saved = decode || !m->options.training ? NULL : m->layer[l].tssa_saved;
+        layer_forward(&m->layer[l], layer_input(m, l), &p, c, saved, state, first, B, T);
     }
-    layernorm_forward(m->buf.ln_f, m->buf.mean_f, m->buf.rstd_f, x, p.ln_f_w, p.ln_f_b, rows, C);
+    layernorm_forward(m->buf.ln_f, m->buf.mean_f, m->buf.rstd_f, layer_input(m, c->n_layer), p.ln_f_w, p.ln_f_b, rows, C);
 }
 
 static void cpu_forward(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T, float grad_scale) {
@@ -774,12 +786,12 @@ static void cpu_backward(TostModel* m) {
     threads_set(m->options.threads);
     TostParams p = tost_layer(m, TOST_PARAM, last), g = tost_layer(m, TOST_GRAD, last);
     memset(m->buf.dx, 0, rows * C * sizeof(float));
-    layernorm_backward(m->buf.dx, g.ln_f_w, g.ln_f_b, m->buf.dnarrow, m->layer[last].x_out, m->buf.mean_f, m->buf.rstd_f,
+    layernorm_backward(m->buf.dx, g.ln_f_w, g.ln_f_b, m->buf.dnarrow, layer_input(m, last + 1), m->buf.mean_f, m->buf.rstd_f,
                        p.ln_f_w, rows, C);
     for (int l = last; l >= 0; l--) {
         p = tost_layer(m, TOST_PARAM, l);
         g = tost_layer(m, TOST_GRAD, l);
-        layer_backward(&m->buf, &g, &m->layer[l], l > 0 ? m->layer[l - 1].x_out : m->buf.x, &p, c, B, T);
+        layer_backward(&m->buf, &g, &m->layer[l], layer_input(m, l), &p, c, B, T);
     }
     embedding_backward(g.wte, g.wpe, m->buf.dx, m->buf.inputs, B, T, C);
 }
@@ -794,6 +806,14 @@ static void cpu_read_loss(double* sum, int64_t* count, TostModel* m) {
 static void cpu_logits(float* dst, TostModel* m) {
     const float* wte = tost_layer(m, TOST_PARAM, 0).wte;
     gemm(dst, m->buf.ln_f, false, wte, true, m->B * m->T, m->config.vocab_size, m->config.n_embd, 0.0f);
+}
+
+static void cpu_activation(float* dst, const TostModel* m, TostActivation what, int layer) {
+    const size_t rows = (size_t)m->B * m->T, C = m->config.n_embd, NH = m->config.n_head;
+    assert(m->options.training && layer >= 0 && layer < m->config.n_layer + (what == TOST_X));
+    if (what == TOST_X) memcpy(dst, layer_input(m, layer), rows * C * sizeof *dst);
+    else if (what == TOST_W) memcpy(dst, m->layer[layer].w, rows * C * sizeof *dst);
+    else memcpy(dst, m->layer[layer].pi, rows * NH * sizeof *dst);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -948,6 +968,7 @@ const TostEngine tost_cpu_engine = {
     .backward = cpu_backward,
     .read_loss = cpu_read_loss,
     .logits = cpu_logits,
+    .activation = cpu_activation,
     .zero_grad = cpu_zero_grad,
     .grad_norm = cpu_grad_norm,
     .update = cpu_update,

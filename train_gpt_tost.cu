@@ -718,6 +718,35 @@ __device__ inline void membership_forward(float* x, float* scratch, int NH) {
     __syncthreads();
 }
 
+// x (NH,32) = 1/NH. S, which only a learned membership reads, is zero: carry (C), and end (C) or NULL.
+__device__ inline void membership_uniform(float* x, float* carry, double* end, TssaSize z) {
+    for (int i = threadIdx.x; i < z.NH * WARP; i += blockDim.x) x[i] = 1.0f / z.NH;
+    for (int c = threadIdx.x; c < z.C; c += blockDim.x) {
+        carry[c] = 0.0f;
+        if (end) end[c] = 0.0;
+    }
+    __syncthreads();
+}
+
+// u of the chunk, and x (NH,32): Π; scratch (NH,32). The scan of S as of tssa_scan.
+template <typename S, int P>
+__device__ inline void membership_learned(float* x, float* scratch, float* u, float* carry, double* end,
+                                          const double* start, float* totals, int* flags, const S* w,
+                                          const float* temp, const float* denom_bias, int block_size,
+                                          TssaChunk k, TssaSize z) {
+    const int place = k.t0 / TSSA_CHUNK;
+    tssa_chunk_totals<S, P>(totals + (size_t)place * z.C, NULL, w, k, z);
+    tssa_scan(carry, end, start, totals, flags, z.C, place, z.chunks);
+    for (int h = warp_index(); h < z.NH; h += block_warps()) {
+        const float ratios = tssa_energy_ratios<S, P>(carry, w, h, k, z);
+        const bool inside = lane_index() < k.n;
+        const float u_t = ratios + z.HS * (inside ? denom_bias[(size_t)h * block_size + lane_index()] : 0.0f);
+        if (inside) u[((size_t)k.b * z.NH + h) * z.T + k.t0 + lane_index()] = u_t;
+        x[h * WARP + lane_index()] = temp[h] * u_t;
+    }
+    membership_forward(x, scratch, z.NH);
+}
+
 // y of head h. pi, mass (32): Π and D + 1e-8 at each step; carry: N before the chunk.
 template <typename S, int P>
 __device__ inline void tssa_forward_moments(S* y, const float* carry, const float* pi, const float* mass,
@@ -742,7 +771,7 @@ __device__ inline void tssa_forward_moments(S* y, const float* carry, const floa
 
 // Fewest bytes a row: 2C (w) + 2C (y). Moved besides: carries and totals, (4 + 8) (2C + NH)/32 = 0.75C, and 2
 // · 8 NH. sync: ticket, flags of S, flags of N and D; all zero before.
-template <typename S, int P>
+template <typename S, int P, bool UNIFORM>
 __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
     tssa_forward_kernel(S* __restrict__ y, float* u, float* pi, float* saved, TssaStates states,
                         float* totals, int* sync, const S* __restrict__ w, const float* __restrict__ temp,
@@ -751,7 +780,7 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
     DYNAMIC_SHARED(float, shared);   // (2,NH,32)
     float *x = shared, *scratch = x + z.NH * WARP;
     const TssaChunk k = tssa_chunk<false>(sync, z);
-    const int place = k.t0 / TSSA_CHUNK, first = step->first + k.t0, wide = z.C + z.NH;
+    const int place = k.t0 / TSSA_CHUNK, wide = z.C + z.NH;
     const size_t row = (size_t)k.b * z.T + k.t0, state_size = z.C + wide;
     int* flags = sync + 1 + k.b * z.slots;
     float* energy_totals = totals + (size_t)k.b * z.slots * z.C;
@@ -761,18 +790,11 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
     double* end = states.end ? states.end + k.b * state_size : NULL;
     w += row * z.C;
 
-    tssa_chunk_totals<S, P>(energy_totals + (size_t)place * z.C, NULL, w, k, z);
-    tssa_scan(carry, end, start, energy_totals, flags, z.C, place, z.chunks);
-    for (int h = warp_index(); h < z.NH; h += block_warps()) {
-        const float ratios = tssa_energy_ratios<S, P>(carry, w, h, k, z);
-        const bool inside = lane_index() < k.n;
-        const float u_t =
-            ratios + z.HS * (inside ? denom_bias[(size_t)h * block_size + first + lane_index()] : 0.0f);
-        if (inside) u[((size_t)k.b * z.NH + h) * z.T + k.t0 + lane_index()] = u_t;
-        x[h * WARP + lane_index()] = temp[h] * u_t;
-    }
-    membership_forward(x, scratch, z.NH);
-
+    if constexpr (UNIFORM)
+        membership_uniform(x, carry, place == z.chunks - 1 ? end : NULL, z);
+    else
+        membership_learned<S, P>(x, scratch, u, carry, end, start, energy_totals, flags, w, temp,
+                                 denom_bias + step->first + k.t0, block_size, k, z);
     for (int h = warp_index(); h < z.NH; h += block_warps()) {
         const float pi_t = lane_index() < k.n ? x[h * WARP + lane_index()] : 0.0f;
         if (lane_index() < k.n) pi[((size_t)k.b * z.NH + h) * z.T + k.t0 + lane_index()] = pi_t;
@@ -796,18 +818,19 @@ static bool tssa_pairs(TssaSize z) { return z.HS % 2 == 0 && z.HS > WARP; }
 template <typename S>
 static void tssa_forward(cudaStream_t stream, S* y, float* u, float* pi, float* saved,
                          TssaStates states, float* totals, int* sync, const S* w, const float* temp,
-                         const float* denom_bias, const StepHeader* step, int block_size, int B, int T, int C,
-                         int NH) {
+                         const float* denom_bias, const StepHeader* step, int membership, int block_size,
+                         int B, int T, int C, int NH) {
     // y, w (B,T,C); u, pi (B,NH,T); saved (B,chunks,2C+NH); totals (B,slots,2C+NH); temp (NH);
     // denom_bias (NH,block_size)
     const TssaSize z = tssa_size(B, T, C, NH);
     const size_t shared = 2 * (size_t)NH * WARP * sizeof(float);
-    if (tssa_pairs(z))
-        LAUNCH((tssa_forward_kernel<S, 2>), B * z.chunks, tssa_threads(NH), shared, stream,
-               y, u, pi, saved, states, totals, sync, w, temp, denom_bias, step, block_size, z);
-    else
-        LAUNCH((tssa_forward_kernel<S, 1>), B * z.chunks, tssa_threads(NH), shared, stream,
-               y, u, pi, saved, states, totals, sync, w, temp, denom_bias, step, block_size, z);
+    const bool pairs = tssa_pairs(z);
+    const auto tssa_forward_variant =
+        membership == TOST_UNIFORM
+            ? (pairs ? tssa_forward_kernel<S, 2, true> : tssa_forward_kernel<S, 1, true>)
+            : (pairs ? tssa_forward_kernel<S, 2, false> : tssa_forward_kernel<S, 1, false>);
+    LAUNCH(tssa_forward_variant, B * z.chunks, tssa_threads(NH), shared, stream, y, u, pi, saved, states,
+           totals, sync, w, temp, denom_bias, step, block_size, z);
 }
 
 // Π and 1/(D + 1e-8) of the chunk, (NH,32) each, zero and finite past its end.
@@ -919,6 +942,14 @@ __device__ inline void membership_backward(float* du, float* da, float* dtemp, c
         if (lane_index() < k.n) da[at] = da_t;
     }
     __syncwarp();
+}
+
+// In the place of the second and the third phase, where membership is uniform: du (NH,32) and the sums of dS
+// past the chunk, behind (C), are zero.
+__device__ inline void tssa_backward_nothing(float* du, float* behind, TssaSize z) {
+    for (int i = threadIdx.x; i < z.NH * WARP; i += blockDim.x) du[i] = 0.0f;
+    for (int c = threadIdx.x; c < z.C; c += blockDim.x) behind[c] = 0.0f;
+    __syncthreads();
 }
 
 // Third phase: the chunk's totals of dS = -du s/S² where S > 1e-12, else 0.
@@ -1050,7 +1081,7 @@ __device__ inline void tssa_backward_final(S* dw, const float* behind, const flo
 // totals: about (4 + 8 + 8) (2C + NH)/32 = 1.25C, and 3 · 4 NH. Chunks scan from the last to the first. sync:
 // ticket, flags of dN and dD, flags of dS; all zero before. back (B,chunks,2C+NH): sums past each chunk, of
 // dN (C), dD (NH), dS (C).
-template <typename S, int P>
+template <typename S, int P, bool UNIFORM>
 __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
     tssa_backward_kernel(S* __restrict__ dw, float* da, float* dtemp, float* back, float* totals, int* sync,
                          const S* __restrict__ dy, const S* __restrict__ w, const float* __restrict__ u,
@@ -1073,12 +1104,16 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
     tssa_backward_masses(pi_s, inverse, pi, carry, k, z);
     tssa_backward_totals<S, P>(own, carry, pi_s, inverse, dy, w, k, z);
     tssa_scan(behind, NULL, NULL, moment_totals, flags, wide, place, z.chunks);
-    for (int h = warp_index(); h < z.NH; h += block_warps())
-        x[h * WARP + lane_index()] =
-            tssa_backward_membership<S, P>(own, behind, carry, pi_s, inverse, dy, w, h, k, z);
-    membership_backward(du, da, dtemp + chunk * z.NH, x, pi_s, u, temp, k, z);
-    tssa_backward_energy_totals<S, P>(energy_totals + (size_t)place * z.C, carry, du, w, k, z);
-    tssa_scan(behind + wide, NULL, NULL, energy_totals, flags + z.B * z.slots, z.C, place, z.chunks);
+    if constexpr (UNIFORM) {
+        tssa_backward_nothing(du, behind + wide, z);
+    } else {
+        for (int h = warp_index(); h < z.NH; h += block_warps())
+            x[h * WARP + lane_index()] =
+                tssa_backward_membership<S, P>(own, behind, carry, pi_s, inverse, dy, w, h, k, z);
+        membership_backward(du, da, dtemp + chunk * z.NH, x, pi_s, u, temp, k, z);
+        tssa_backward_energy_totals<S, P>(energy_totals + (size_t)place * z.C, carry, du, w, k, z);
+        tssa_scan(behind + wide, NULL, NULL, energy_totals, flags + z.B * z.slots, z.C, place, z.chunks);
+    }
     tssa_backward_final<S, P>(dw + row, behind, carry, pi_s, inverse, du, dy, w, k, z);
 }
 
@@ -1095,19 +1130,22 @@ __global__ void denom_bias_backward_kernel(float* ddenom_bias, const float* da, 
 }
 
 // dw =; dtemp, ddenom_bias +=; da (B,NH,T), dtemp_partial (B·chunks,NH), back and totals are working space.
+// Of a uniform membership there is no gradient: temp and denom_bias have none, and w has none by way of it.
 template <typename S>
 static void tssa_backward(cudaStream_t stream, S* dw, float* dtemp, float* ddenom_bias, float* da,
                           float* dtemp_partial, float* back, float* totals, int* sync, const S* dy,
                           const S* w, const float* u, const float* pi, const float* saved, const float* temp,
-                          int block_size, int B, int T, int C, int NH) {
+                          int membership, int block_size, int B, int T, int C, int NH) {
     const TssaSize z = tssa_size(B, T, C, NH);
     const size_t shared = 4 * (size_t)NH * WARP * sizeof(float);
-    if (tssa_pairs(z))
-        LAUNCH((tssa_backward_kernel<S, 2>), B * z.chunks, tssa_threads(NH), shared, stream,
-               dw, da, dtemp_partial, back, totals, sync, dy, w, u, pi, saved, temp, z);
-    else
-        LAUNCH((tssa_backward_kernel<S, 1>), B * z.chunks, tssa_threads(NH), shared, stream,
-               dw, da, dtemp_partial, back, totals, sync, dy, w, u, pi, saved, temp, z);
+    const bool pairs = tssa_pairs(z);
+    const auto tssa_backward_variant =
+        membership == TOST_UNIFORM
+            ? (pairs ? tssa_backward_kernel<S, 2, true> : tssa_backward_kernel<S, 1, true>)
+            : (pairs ? tssa_backward_kernel<S, 2, false> : tssa_backward_kernel<S, 1, false>);
+    LAUNCH(tssa_backward_variant, B * z.chunks, tssa_threads(NH), shared, stream, dw, da, dtemp_partial, back,
+           totals, sync, dy, w, u, pi, saved, temp, z);
+    if (membership == TOST_UNIFORM) return;
     column_sum(stream, {dtemp, NULL, NULL}, 1, dtemp_partial, B * z.chunks, NH);
     LAUNCH(denom_bias_backward_kernel, dim3(div_up(T, 128), NH), 128, 0, stream, ddenom_bias, da, temp,
            block_size, z);
@@ -1582,6 +1620,7 @@ static NextNorm<S> next_norm(const TypedModel<S>* m, int l) {  // after layer l;
     return {a->ln_1, a->mean_1, a->rstd_1, p.ln_1_w, p.ln_1_b};
 }
 
+// The residual stream that enters layer l; l = L: that leaves the last.
 template <typename S> static const float* layer_input(const TypedModel<S>* m, int l) {
     return l > 0 ? m->layer[l - 1].x_out : m->buf.x;
 }
@@ -1598,7 +1637,8 @@ template <typename S> static void layer_forward(TypedModel<S>* m, int l, TssaSta
     int* sync = m->buf.tssa_sync + l * tssa_sync_size(B, T);
     linear_forward(mm, a->w, a->ln_1, w.attn_w, w.attn_b, rows, C, C);
     tssa_forward(m->stream, a->y, a->u, a->pi, a->tssa_saved, states, m->buf.totals, sync, a->w, p.temp,
-                 p.denom_bias, (const StepHeader*)m->buf.input, m->config.block_size, B, T, C, NH);
+                 p.denom_bias, (const StepHeader*)m->buf.input, m->config.membership, m->config.block_size, B, T,
+                 C, NH);
     linear_forward(mm, a->attn_out, a->y, w.attn_proj_w, w.attn_proj_b, rows, C, C);
     residual_layernorm_forward(m->stream, a->x_mid, a->ln_2, a->mean_2, a->rstd_2, layer_input(m, l),
                                a->attn_out, p.gamma1, p.ln_2_w, p.ln_2_b, rows, C);
@@ -1633,7 +1673,7 @@ template <typename S> static void layer_backward(TypedModel<S>* m, int l, int B,
                     w.attn_proj_w, rows, C, C);
     tssa_backward(m->stream, buf->dbranch, g.temp, g.denom_bias, buf->da, buf->dtemp, buf->back, buf->totals,
                   buf->tssa_sync + l * tssa_sync_size(B, T), buf->dnarrow, a->w, a->u, a->pi, a->tssa_saved,
-                  p.temp, m->config.block_size, B, T, C, NH);
+                  p.temp, m->config.membership, m->config.block_size, B, T, C, NH);
     linear_backward(mm, buf->dnarrow, g.attn_w, g.attn_b, columns, buf->dbranch, a->ln_1, w.attn_w, rows, C,
                     C);
     const TostParams<float> below = tost_layer(&m->tensors, m->state[TOST_PARAM], l > 0 ? l - 1 : 0);
@@ -1747,6 +1787,23 @@ static void copy_logits(float* dst, TypedModel<S>* m, const S* rows, int n, int 
 
 template <typename S> static void typed_logits(TypedModel<S>* m, float* dst) {
     copy_logits(dst, m, m->buf.ln_f, m->B * m->T, 1);
+}
+
+template <typename S>
+static void copy_activation(float* dst, const S* src, size_t n, cudaStream_t stream) {
+    std::vector<S> x(n);
+    CUDA_CHECK(cudaMemcpyAsync(x.data(), src, n * sizeof(S), cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    for (size_t i = 0; i < n; i++) dst[i] = to_float(x[i]);
+}
+
+template <typename S>
+static void typed_activation(const TypedModel<S>* m, float* dst, TostActivation what, int layer) {
+    const size_t rows = (size_t)m->B * m->T, C = m->config.n_embd, NH = m->config.n_head;
+    assert(m->options.training && layer >= 0 && layer < m->config.n_layer + (what == TOST_X));
+    if (what == TOST_X) copy_activation(dst, layer_input(m, layer), rows * C, m->stream);
+    else if (what == TOST_W) copy_activation(dst, m->layer[layer].w, rows * C, m->stream);
+    else copy_activation(dst, m->layer[layer].pi, rows * NH, m->stream);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -2116,6 +2173,9 @@ static void cuda_read_loss(double* sum, int64_t* count, TostModel* m) {
     TYPED(m, typed_read_loss, sum, count);
 }
 static void cuda_logits(float* dst, TostModel* m) { TYPED(m, typed_logits, dst); }
+static void cuda_activation(float* dst, const TostModel* m, TostActivation what, int layer) {
+    TYPED(const_cast<TostModel*>(m), typed_activation, dst, what, layer);
+}
 static double cuda_grad_norm(TostModel* m) { return TYPED(m, typed_grad_norm); }
 static void cuda_update(TostModel* m, const TostAdamW* a) { TYPED(m, typed_update, a); }
 static void cuda_decode_begin(float* logits, TostModel* m, const int32_t* prompts, int n, int T) {
@@ -2143,6 +2203,7 @@ extern "C" const TostEngine tost_cuda_engine = {
     cuda_backward,
     cuda_read_loss,
     cuda_logits,
+    cuda_activation,
     model_zero_grad,
     cuda_grad_norm,
     cuda_update,

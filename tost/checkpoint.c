@@ -235,6 +235,7 @@ static MetaList metadata(const CheckpointInfo* info) {
     add_meta(&m, "block_size", "%d", info->config.block_size);
     add_meta(&m, "vocab_size", "%d", info->config.vocab_size);
     add_meta(&m, "bias", "%d", info->config.bias);
+    if (info->config.membership == TOST_UNIFORM) add_meta(&m, "membership", "uniform");
     add_meta(&m, "step", "%" PRId64, info->step);
     add_meta(&m, "tokens", "%" PRId64, info->tokens);
     add_meta(&m, "data_sample", "%" PRIu64, info->data_sample);
@@ -414,6 +415,16 @@ static int count_layers(const StFile* f) {
     return layers;
 }
 
+// Learned where the metadata is silent: no name or shape tells.
+static bool read_membership(int* membership, const StFile* f, TostError* err) {
+    const char* said = st_meta(f, "membership");
+    const bool uniform = said && strcmp(said, "uniform") == 0;
+    *membership = uniform ? TOST_UNIFORM : TOST_LEARNED;
+    return !said || uniform || strcmp(said, "learned") == 0
+        || tost_error(err, "%s: __metadata__ 'membership' is '%.200s': this program knows learned and uniform",
+                      f->path, said);
+}
+
 // The config by names and shapes, which the metadata, where it speaks, must confirm.
 static bool read_config(TostConfig* c, const StFile* f, TostError* err) {
     int wte[2], wpe[2], temp[2];
@@ -435,7 +446,8 @@ static bool read_config(TostConfig* c, const StFile* f, TostError* err) {
             return tost_error(err, "%s: __metadata__ has %s %" PRIu64 ", but %d by names and shapes: the file is "
                               "damaged", f->path, sizes[i].key, said, sizes[i].value);
     }
-    return tost_config_check(c, err) || tost_error(err, "%s: %s", f->path, err->text);
+    return read_membership(&c->membership, f, err)
+        && (tost_config_check(c, err) || tost_error(err, "%s: %s", f->path, err->text));
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -24,12 +24,17 @@ int command_sample(const Options* o, const TostEngine* engine);
 int command_eval(const Options* o, const TostEngine* engine);
 int command_tokenize(const Options* o);
 int command_info(const Options* o);
+int command_inspect(const Options* o, const TostEngine* engine);
 
 // ---------------------------------------------------------------------------------------------
 // What they share (main.c)
 
 // Prints the error as the one line on stderr; returns STATUS_FAILED.
 int command_failed(const TostError* err);
+
+// The bytes that a value TEXT|@FILE|- of `option` means: as given, of a file, or of stdin. An empty file is an error,
+// which ends on `way_out`. free(text->data) in every case
+bool read_text(Bytes* text, const char* option, const char* value, const char* way_out, TostError* err);
 
 // A model in words: "6 layers, …, no bias" and "1.6M (1.5M without wpe)".
 typedef struct { char sizes[160], parameters[96]; } ModelWords;

@@ -86,8 +86,8 @@ typedef __nv_bfloat16 bf16;
 constexpr unsigned FULL_WARP = 0xffffffffu;
 constexpr int      WARP = 32;
 
-__device__ inline float to_float(float x) { return x; }
-__device__ inline float to_float(bf16 x) { return __bfloat162float(x); }
+__host__ __device__ inline float to_float(float x) { return x; }
+__host__ __device__ inline float to_float(bf16 x) { return __bfloat162float(x); }
 template <typename S> __device__ inline S from_float(float x);
 template <> __device__ inline float from_float<float>(float x) { return x; }
 template <> __device__ inline bf16  from_float<bf16>(float x) { return __float2bfloat16(x); }

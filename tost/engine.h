@@ -11,6 +11,7 @@ extern "C" {
 #endif
 
 typedef enum { TOST_PARAM, TOST_GRAD, TOST_M, TOST_V } TostState;   // the four arrays shaped like the parameters
+typedef enum { TOST_W, TOST_PI, TOST_X } TostActivation;            // what a layer computes: w, Π, and x before it
 typedef enum { TOST_FP32, TOST_TF32, TOST_BF16 } TostDtype;
 
 typedef struct {
@@ -55,6 +56,9 @@ typedef struct {
     void (*read_loss)(double* sum, int64_t* count, TostModel* m);
     // Logits (B,T,V) of the last forward, which had grad_scale 0.
     void (*logits)(float* dst, TostModel* m);
+    // Of layer `layer` in the last forward, with training, no decode since: the projection w (B,T,C), the membership Π
+    // (B,NH,T), or the residual stream x (B,T,C) that enters the layer; x of layer n_layer is what leaves the last one.
+    void (*activation)(float* dst, const TostModel* m, TostActivation what, int layer);
 
     void   (*zero_grad)(TostModel* m);
     double (*grad_norm)(TostModel* m);                    // L2 over all gradients

@@ -22,6 +22,21 @@ int command_failed(const TostError* err) {
     return STATUS_FAILED;
 }
 
+bool read_text(Bytes* text, const char* option, const char* value, const char* way_out, TostError* err) {
+    const bool from_file = value[0] == '@', from_stdin = strcmp(value, "-") == 0;
+    *text = (Bytes){0};
+    if (!from_file && !from_stdin) {
+        *text = (Bytes){xstrdup(value), strlen(value)};
+        return true;
+    }
+    if (from_file && !value[1]) return tost_error(err, "%s @ names no file: give @FILE", option);
+    if (!read_file(text, from_file ? value + 1 : value, err)) {
+        *text = (Bytes){0};
+        return false;
+    }
+    return text->size > 0 || tost_error(err, "%s %s is empty%s", option, value, way_out);
+}
+
 // ---------------------------------------------------------------------------------------------
 // A model
 
@@ -30,8 +45,9 @@ ModelWords model_words(const TostConfig* c, const TostTensors* tensors) {
     char all[32], without[32];
     ModelWords words;
     snprintf(words.sizes, sizeof words.sizes,
-             "%d layers, %d heads, %d channels, block size %d, vocabulary %d, %s bias", c->n_layer, c->n_head,
-             c->n_embd, c->block_size, c->vocab_size, c->bias ? "with" : "no");
+             "%d layers, %d heads, %d channels, block size %d, vocabulary %d, %s bias%s", c->n_layer, c->n_head,
+             c->n_embd, c->block_size, c->vocab_size, c->bias ? "with" : "no",
+             c->membership == TOST_UNIFORM ? ", uniform membership" : "");
     snprintf(words.parameters, sizeof words.parameters, "%s (%s without wpe)", human_count(all, (double)n),
              human_count(without, (double)(n - positions)));
     return words;
@@ -130,6 +146,7 @@ static int run_command(const Options* o, const TostEngine* engine) {
         case COMMAND_EVAL: return command_eval(o, engine);
         case COMMAND_TOKENIZE: return command_tokenize(o);
         case COMMAND_INFO: return command_info(o);
+        case COMMAND_INSPECT: return command_inspect(o, engine);
         case COMMANDS: break;
     }
     return STATUS_FAILED;

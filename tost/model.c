@@ -24,6 +24,8 @@ bool tost_config_check(const TostConfig* c, TostError* err) {
         return tost_error(err, "--heads %d does not divide --channels %d: every head needs the same number of channels",
                           c->n_head, c->n_embd);
     if (c->bias != 0 && c->bias != 1) return tost_error(err, "--bias %d: it is 0 or 1", c->bias);
+    if (c->membership != TOST_LEARNED && c->membership != TOST_UNIFORM)
+        return tost_error(err, "--membership %d: it is learned (0) or uniform (1)", c->membership);
     return true;
 }
 

@@ -24,11 +24,16 @@ extern "C" {
 // ---------------------------------------------------------------------------------------------
 // Sizes
 
+// How TSSA's membership Π comes about: learned, as published, or 1/heads for every head and token, which leaves temp and
+// denom_bias without effect: does membership matter?
+typedef enum { TOST_LEARNED, TOST_UNIFORM } TostMembership;
+
 typedef struct {
     int n_layer, n_head, n_embd;   // L, nh, C; the head size C / nh is whole
     int block_size;                // longest T
     int vocab_size;                // V
     int bias;                      // 1: every Linear but the output head, and every LayerNorm, has a bias
+    int membership;                // TostMembership
 } TostConfig;
 
 bool tost_config_check(const TostConfig* c, TostError* err);   // positive sizes, heads divide channels, no overflow

@@ -18,7 +18,8 @@
 
 enum {
     TRAIN = 1 << COMMAND_TRAIN, SAMPLE = 1 << COMMAND_SAMPLE, EVAL = 1 << COMMAND_EVAL,
-    TOKENIZE = 1 << COMMAND_TOKENIZE, INFO = 1 << COMMAND_INFO, ALL = (1 << COMMANDS) - 1,
+    TOKENIZE = 1 << COMMAND_TOKENIZE, INFO = 1 << COMMAND_INFO,
+    INSPECT = 1 << COMMAND_INSPECT, ALL = (1 << COMMANDS) - 1,
 };
 
 typedef enum { SIZES, DATA, UPDATES, REPORTS, TEXT, MACHINE, GROUPS } Group;
@@ -67,10 +68,12 @@ static const Row table[] = {
      "rows of the vocabulary; at least the tokenizer's size"},
     {"bias", TRAIN, SIZES, INT, AT(config.bias), 0, 1, FORGOTTEN, "0|1", "", NULL,
      "1: every Linear and LayerNorm has a bias"},
+    {"membership", TRAIN, SIZES, CHOICE, AT(config.membership), 0, 0, FORGOTTEN, "learned|uniform", "", NULL,
+     "how the heads share a token: learned as published, or 1/heads each, to see what membership is worth"},
     {"init", TRAIN, SIZES, STRING, AT(init), 0, 0, FORGOTTEN, "FILE", "", "random",
      "start from the weights of a safetensors file (or of a checkpoint or run folder), whose sizes hold; the "
      "optimiser starts afresh"},
-    {"model", SAMPLE | EVAL | INFO, SIZES, STRING, AT(model), 0, 0, FORGOTTEN, "PATH", "",
+    {"model", SAMPLE | EVAL | INFO | INSPECT, SIZES, STRING, AT(model), 0, 0, FORGOTTEN, "PATH", "",
      "newest run in out/", "a safetensors file, a checkpoint folder, or a run folder (its newest one)"},
 
     {"data", TRAIN, DATA, STRING, AT(data), 0, 0, KEPT, "GLOB", "", NULL,
@@ -87,7 +90,7 @@ static const Row table[] = {
      "sequential: the shards in name order; shuffled: a seeded permutation of shards and samples each epoch"},
     {"tokenizer", TRAIN, DATA, STRING, AT(tokenizer), 0, 0, FORGOTTEN, "FILE", "",
      "vocab.bpe beside the shards, if there", "vocab.bpe for samples in training; checkpoints name it"},
-    {"tokenizer", SAMPLE | EVAL, DATA, STRING, AT(tokenizer), 0, 0, FORGOTTEN, "FILE", "",
+    {"tokenizer", SAMPLE | EVAL | INSPECT, DATA, STRING, AT(tokenizer), 0, 0, FORGOTTEN, "FILE", "",
      "the one the checkpoint names", "vocab.bpe (or merges.txt) of the model"},
     {"tokenizer", TOKENIZE, DATA, STRING, AT(tokenizer), 0, 0, FORGOTTEN, "FILE", "", "required",
      "vocab.bpe (or merges.txt); a file without merges makes every byte a token"},
@@ -95,6 +98,11 @@ static const Row table[] = {
      "run folder: checkpoints and log.csv"},
     {"out", TOKENIZE, DATA, STRING, AT(out), 0, 0, FORGOTTEN, "PREFIX", "", "required",
      "shards are PREFIX_train_000000.bin … and PREFIX_val_000000.bin …"},
+    {"text", INSPECT, DATA, STRING, AT(text), 0, 0, FORGOTTEN, "TEXT|@FILE|-", "", "required",
+     "what to look at: as given, from a file, or from stdin; a line <|endoftext|> ends a document. Of "
+     "more tokens than the model's block size the first are taken"},
+    {"out", INSPECT, DATA, STRING, AT(out), 0, 0, FORGOTTEN, "FILE", "", "required",
+     "safetensors of tokens, losses, memberships (pi) and the heads' tokens (w), for dev/plot"},
     {"resume", TRAIN, DATA, FLAG, AT(resume), 0, 0, FORGOTTEN, "", "", NULL,
      "go on from the newest complete checkpoint in --out, bit for bit; options not given are the run's"},
     {"overwrite", TRAIN, DATA, FLAG, AT(overwrite), 0, 0, FORGOTTEN, "", "", NULL,
@@ -181,9 +189,9 @@ static const Row table[] = {
     {"seed", TOKENIZE, DATA, INT64, AT(seed), 0, 9007199254740992, FORGOTTEN, "N", "", NULL,
      "of the choice of validation documents"},
 
-    {"dtype", TRAIN | SAMPLE | EVAL, MACHINE, CHOICE, AT(dtype), 0, 0, KEPT, "fp32|tf32|bf16", "", NULL,
+    {"dtype", TRAIN | SAMPLE | EVAL | INSPECT, MACHINE, CHOICE, AT(dtype), 0, 0, KEPT, "fp32|tf32|bf16", "", NULL,
      "of matrix products"},
-    {"threads", TRAIN | SAMPLE | EVAL | TOKENIZE, MACHINE, INT, AT(threads), 0, 4096, KEPT, "N", "",
+    {"threads", TRAIN | SAMPLE | EVAL | TOKENIZE | INSPECT, MACHINE, INT, AT(threads), 0, 4096, KEPT, "N", "",
      "0: OMP_NUM_THREADS, else one for each core", "CPU threads"},
     {"help", ALL, MACHINE, HELP, 0, 0, 0, FORGOTTEN, "", "", NULL,
      "this list"},
@@ -200,6 +208,7 @@ static const struct { const char *name, *usage, *about; } commands[COMMANDS] = {
     {"eval",     "eval (--data GLOB | --task NAME FILE) [options]", "score a model on shards or on a task"},
     {"tokenize", "tokenize --tokenizer FILE --out PREFIX [options] FILE…", "make token shards out of text"},
     {"info",     "info [PATH]", "what a model file, checkpoint or run holds"},
+    {"inspect",  "inspect --text TEXT --out FILE [options]", "what each layer's heads make of a text"},
 };
 
 // The row of that name for a command (COMMANDS: for any, and the user's); -1 if there is none.
@@ -427,8 +436,8 @@ static bool unknown_command(const char* name, TostError* err) {
     for (int c = 0; c < COMMANDS; c++)
         if (distance(name, strlen(name), commands[c].name) <= 2)
             return tost_error(err, "unknown command '%.200s': did you mean %s?", name, commands[c].name);
-    return tost_error(err, "unknown command '%.200s': there are train, sample, eval, tokenize and info; --help tells "
-                      "more", name);
+    return tost_error(err, "unknown command '%.200s': there are train, sample, eval, tokenize, info and inspect; --help "
+                      "tells more", name);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -673,6 +682,12 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
                                   o->files[o->n_files - 1]);
             if (o->n_files) o->model = o->files[0];
             return true;
+        case COMMAND_INSPECT:
+            if (o->n_files)
+                return tost_error(err, "'%.200s' is left over: give the text as --text TEXT", o->files[0]);
+            if (!o->text) return tost_error(err, "inspect needs --text TEXT, @FILE or -, what to look at");
+            if (!o->out) return tost_error(err, "inspect needs --out FILE, the safetensors to write");
+            return true;
         case COMMANDS: break;
     }
     return true;
@@ -780,16 +795,19 @@ void options_free(Options* o) {
 // Sizes and options that come from files
 
 bool options_take_config(Options* o, const TostConfig* config, const char* file, TostError* err) {
+    const Options given = *o;
+    o->config = *config;
     for (int i = 0; i < ROWS; i++) {
         const bool size = table[i].field >= AT(config) && table[i].field < AT(config) + sizeof o->config;
         if (!size || !o->given[i]) continue;
-        const int asked = *(const int*)const_field_of(o, &table[i]);
-        const int held = *(const int*)((const char*)config + (table[i].field - AT(config)));
-        if (asked != held)
-            return tost_error(err, "--%s %d differs from the %d of %.500s: leave it out", table[i].name,
-                              asked, held, file);
+        char *asked = value_text(&given, &table[i]), *held = value_text(o, &table[i]);
+        const bool same = strcmp(asked, held) == 0;
+        if (!same)
+            tost_error(err, "--%s %s differs from the %s of %.500s: leave it out", table[i].name, asked, held, file);
+        free(asked);
+        free(held);
+        if (!same) return false;
     }
-    o->config = *config;
     return settle(o, err);
 }
 

@@ -8,7 +8,7 @@
 #include "safetensors.h"
 
 typedef enum {
-    COMMAND_TRAIN, COMMAND_SAMPLE, COMMAND_EVAL, COMMAND_TOKENIZE, COMMAND_INFO, COMMANDS
+    COMMAND_TRAIN, COMMAND_SAMPLE, COMMAND_EVAL, COMMAND_TOKENIZE, COMMAND_INFO, COMMAND_INSPECT, COMMANDS
 } Command;
 
 enum { OPTION_ROWS_MAX = 128 };
@@ -41,6 +41,8 @@ typedef struct {
     int         task, stride;              // Task, where --task is given; 0: windows that do not overlap
     int64_t     windows;                   // 0: every token is scored once
     const char* json;
+    // inspection
+    const char* text;
     // tokenizing
     double      val_frac;
     int64_t     shard_tokens;

@@ -6,23 +6,6 @@
 #include "commands.h"
 #include "sampler.h"
 
-// The bytes that --prompt means; none where it was not given.
-static bool read_prompt(Bytes* text, const char* prompt, TostError* err) {
-    *text = (Bytes){0};
-    if (!prompt) return true;
-    const bool from_file = prompt[0] == '@', from_stdin = strcmp(prompt, "-") == 0;
-    if (!from_file && !from_stdin) {
-        *text = (Bytes){xstrdup(prompt), strlen(prompt)};
-        return true;
-    }
-    if (!read_file(text, from_file ? prompt + 1 : prompt, err)) {
-        *text = (Bytes){0};
-        return false;
-    }
-    if (text->size > 0) return true;
-    return tost_error(err, "--prompt %s is empty; leave it out to start a new text", prompt);
-}
-
 static bool write_piece(void* context, const char* bytes, size_t n) {
     (void)context;
     return n == 0 || (fwrite(bytes, 1, n, stdout) == n && fflush(stdout) == 0);
@@ -71,7 +54,9 @@ int command_sample(const Options* o, const TostEngine* engine) {
     Bytes prompt = {0};
     Tokenizer* tokenizer = NULL;
     const bool ok = trained_find(&t, o, engine, &err) && (tokenizer = trained_tokenizer(&t, o, &err))
-                    && read_prompt(&prompt, o->prompt, &err) && sample(&t, tokenizer, o, &prompt, &err);
+                    && (!o->prompt
+                        || read_text(&prompt, "--prompt", o->prompt, "; leave it out to start a new text", &err))
+                    && sample(&t, tokenizer, o, &prompt, &err);
     free(prompt.data);
     if (tokenizer) tokenizer_free(tokenizer);
     trained_free(&t);

@@ -24,13 +24,13 @@ template <typename S> static void bench_tssa(Bench* bench, int B, int T) {
     const double unit = (double)rows * C * sizeof(S);
     bench_report(bench, "tssa_forward", size, 2 * unit, [&] {
         CUDA_CHECK(cudaMemsetAsync(sync, 0, sync_size * sizeof *sync, stream));
-        tssa_forward(stream, y, u, pi, saved, NO_STATES, totals, sync, w, temp, denom_bias, step, T, B, T, C,
-                     NH);
+        tssa_forward(stream, y, u, pi, saved, NO_STATES, totals, sync, w, temp, denom_bias, step,
+                     TOST_LEARNED, T, B, T, C, NH);
     });
     bench_report(bench, "tssa_backward", size, 3 * unit, [&] {
         CUDA_CHECK(cudaMemsetAsync(sync, 0, sync_size * sizeof *sync, stream));
         tssa_backward(stream, dw, dtemp, ddenom_bias, da, partial, back, totals, sync, dy, w, u, pi, saved,
-                      temp, T, B, T, C, NH);
+                      temp, TOST_LEARNED, T, B, T, C, NH);
     });
     bench_free_buffers(bench);
 }

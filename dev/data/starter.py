@@ -2,7 +2,7 @@
 """Writes the starter stories: plain English from a seeded grammar, no two alike.
 
     starter.py --seed 1 --stories 7800 --out FILE           documents separated by a line <|endoftext|>
-    starter.py --seed 2 --stories 500 --recall --out FILE   JSONL: text up to an answer, answer, distance
+    starter.py --seed 3 --stories 4000 --recall --out FILE  a recall test, for eval --task hellaswag
 
 A story is a theme (bakery, sea, ...) told by a plot (trouble, lost, skill, ...). A plot is a list of
 beats, a beat a table of sentences. Facts told early (name, village, food, pet, favourite thing, colour)
@@ -11,8 +11,20 @@ fact tables, so every answer follows from the text. The model this feeds weighs 
 held, not which word came just before: a word that opens many ways ("the", "was") is used sparingly, and a
 fact is told in the words in which it is asked for.
 
-In the tables: [a|b] is one of the two; {slot} is filled from the story; <word> marks an answer of the
-recall test. An item's distance is the number of words back to where its answer last stood.
+In the tables: [a|b] is one of the two; {slot} is filled from the story; <{slot}> is an answer of the
+recall test.
+
+The recall test has an item for each answer, in HellaSwag's form: the story up to it ("ctx"), the answer and
+three others of its kind that the story has not told ("endings"), its place among them ("label"), and beside
+these "kind", "answer" and "distance", the number of words back to where the answer last stood. Guessing is
+right in one of four. Two kinds are left out, since more than the one word gives them away: what a pet does
+tells what it is, and the theme tells who helped. --blind cuts the story off and leaves the question alone:
+what a model then knows, it does not recall. dev/plot/recall.py shows accuracy against distance:
+
+    starter.py --seed 3 --stories 4000 --recall --out recall.jsonl
+    train_gpt_tost --membership learned --out out/learned ; train_gpt_tost --membership uniform --out out/uniform
+    train_gpt_tost eval --model out/learned --task hellaswag recall.jsonl --json learned.json     (and uniform)
+    recall.py learned.json uniform.json --out recall.png
 """
 import argparse
 import json
@@ -442,10 +454,11 @@ class Story:
     def asks(self):
         """One or two questions about what has been told."""
         known = [ask for ask in ASKS if set(re.findall(r"\{(\w+)\}", ask)) <= self.told]
-        return self.rng.sample(known, min(len(known), self.rng.choice((1, 2))))
+        asked = self.rng.sample(known, min(len(known), self.rng.choice((1, 2))))
+        return [re.sub(r"<\{(\w+)\}>", r"<\1={\1}>", ask) for ask in asked]
 
     def tell(self, plot):
-        """The story's text; answers of its questions still stand in <..>."""
+        """The story's text; answers of its questions still stand in <kind=..>."""
         lines = []
         for beat in PLOTS[plot].split():
             if beat.endswith("?") and self.rng.random() < 0.5:
@@ -472,16 +485,43 @@ def stories(seed, count):
             yield text
 
 
+# ----------------------------------------------------------------------------------------------------------
+# The recall test
+
+MARK = re.compile(r"<(\w+)=(\w+)>")
+NAMES = f"{GIRLS}|{BOYS}"
+# What could stand in an answer's place; a hero's pronouns tell which names.
+RECALLED = {"hue": HUES, "thing": THINGS, "call": CALLS, "village": VILLAGES, "food": FOODS, "guest": KIN,
+            "friend": NAMES, "hero": NAMES}
+WRONG = 3
+
+
 def plain(text):
-    return re.sub(r"[<>]", "", text)
+    return MARK.sub(r"\2", text)
 
 
-def recall(text):
-    """An item for each marked answer: the text before it, the answer, how many words back it last stood."""
-    for mark in re.finditer(r" <(\w+)>", text):
-        before = plain(text[:mark.start()])
+def others(kind, answer, told, rng):
+    """Three of the answer's kind, none of them a word of the story."""
+    table = RECALLED[kind]
+    if kind == "hero":
+        table = next(names for names in (GIRLS, BOYS) if answer in names.split("|"))
+    return rng.sample([value for value in table.split("|") if value not in told], WRONG)
+
+
+def recall(text, rng, blind=False):
+    """The items of a story; see above."""
+    told = set(re.findall(r"\w+", plain(text)))
+    for mark in MARK.finditer(text):
+        kind, answer = mark.groups()
+        if kind not in RECALLED:
+            continue
+        before = plain(text[:mark.start()]).rstrip(" ")
         words = [word.strip(string.punctuation) for word in before.split()]
-        yield {"text": before, "answer": " " + mark[1], "distance": words[::-1].index(mark[1]) + 1}
+        endings = others(kind, answer, told, rng) + [answer]
+        rng.shuffle(endings)
+        question = re.search(r"[^.?!\n]*\?[^?]*$", before)[0].lstrip()
+        yield {"ctx": question if blind else before, "endings": endings, "label": endings.index(answer), "kind": kind,
+               "answer": answer, "distance": words[::-1].index(answer) + 1}
 
 
 def main():
@@ -489,12 +529,16 @@ def main():
     parser.add_argument("--seed",    type=int, default=1,    help="seed of the generator (default 1)")
     parser.add_argument("--stories", type=int, default=7800, help="stories to tell (default 7800)")
     parser.add_argument("--recall",  action="store_true",    help="write a recall test (JSONL) instead")
+    parser.add_argument("--blind",   action="store_true",    help="of a recall test, the questions alone")
     parser.add_argument("--out",     required=True,          help="file to write")
     args = parser.parse_args()
+    if args.blind and not args.recall:
+        parser.error("--blind is of --recall")
+    rng = random.Random(f"recall {args.seed}")  # of its own: the stories are the same without it
     with open(args.out, "w", encoding="utf-8") as out:
         for text in stories(args.seed, args.stories):
             if args.recall:
-                out.writelines(json.dumps(item) + "\n" for item in recall(text))
+                out.writelines(json.dumps(item) + "\n" for item in recall(text, rng, args.blind))
             else:
                 out.write(f"{plain(text)}\n{EOT}\n")
 

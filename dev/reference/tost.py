@@ -26,6 +26,7 @@ MASS_EPS = 1e-8     # added to the running membership mass
 GAMMA_INIT = 1e-5   # LayerScale starts almost closed
 
 HEAD, WTE = "lm_head.weight", "transformer.wte.weight"  # one tensor; some files hold it under both names
+MEMBERSHIPS = ("learned", "uniform")
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.int32: "I32"}
 
 
@@ -37,14 +38,16 @@ class TostConfig:
     block_size: int = 1024
     vocab_size: int = 50304  # GPT-2's 50257 rounded up; no target names the extra rows
     bias: bool = False
+    membership: str = "learned"  # or "uniform": 1/n_head for every head and token
 
     def metadata(self):
-        """The config as a checkpoint's __metadata__ holds it: strings, bias 0 or 1."""
-        return {key: str(int(value)) for key, value in asdict(self).items()}
+        """The config as a checkpoint's __metadata__ holds it: strings, bias 0 or 1, membership if uniform."""
+        sizes = {key: str(int(value)) for key, value in asdict(self).items() if key != "membership"}
+        return sizes if self.membership == "learned" else sizes | {"membership": self.membership}
 
     @classmethod
     def from_shapes(cls, shapes):
-        """Every size follows from the names and shapes of the parameters."""
+        """Every size follows from the names and shapes of the parameters; membership does not."""
         layers = {int(m[1]) for m in (re.match(r"transformer\.h\.(\d+)\.", name) for name in shapes) if m}
         vocab_size, n_embd = shapes["transformer.wte.weight"]
         return cls(n_layer=len(layers), n_head=shapes["transformer.h.0.attn.temp"][0], n_embd=n_embd,
@@ -67,6 +70,7 @@ class TSSA(nn.Module):
         super().__init__()
         nh, C = config.n_head, config.n_embd
         self.n_head = nh
+        self.uniform = config.membership == "uniform"  # then temp and denom_bias do nothing
         self.temp = nn.Parameter(torch.ones(nh, 1))
         self.denom_bias = nn.Parameter(torch.zeros(nh, config.block_size, 1))
         self.c_attn = nn.Linear(C, C, bias=config.bias)
@@ -80,6 +84,8 @@ class TSSA(nn.Module):
 
     def membership(self, s):
         """Π (B,nh,T) from s = w²: a softmax over the heads, not over the tokens."""
+        if self.uniform:
+            return torch.full_like(s[..., 0], 1 / self.n_head)
         r = s / s.cumsum(2).clamp_min(ENERGY_MIN)
         u = (r + self.denom_bias[:, : s.size(2)]).sum(-1)
         return F.softmax(self.temp * u, dim=1)
@@ -127,6 +133,8 @@ class Tost(nn.Module):
         super().__init__()
         if config.n_embd % config.n_head:
             raise ValueError(f"n_embd {config.n_embd} is not a multiple of n_head {config.n_head}")
+        if config.membership not in MEMBERSHIPS:
+            raise ValueError(f"membership '{config.membership}' is none of {' and '.join(MEMBERSHIPS)}")
         self.config = config
         self.transformer = nn.ModuleDict({
             "wte": nn.Embedding(config.vocab_size, config.n_embd),
@@ -182,6 +190,9 @@ class Tost(nn.Module):
         if missing:
             raise ValueError(f"{path}: tensor '{min(missing)}' is missing: not a ToST model")
         config = TostConfig.from_shapes({name: tuple(tensor.shape) for name, tensor in state.items()})
+        config.membership = stated.get("membership", "learned")
+        if config.membership not in MEMBERSHIPS:
+            raise ValueError(f"{path}: states membership {config.membership}, not {' or '.join(MEMBERSHIPS)}")
         for key, value in config.metadata().items():
             if stated.get(key, value) != value:
                 raise ValueError(f"{path}: states {key} {stated[key]}, the shapes say {value}")

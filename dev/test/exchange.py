@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -67,6 +68,14 @@ def call(main, *arguments):
     return status, err.getvalue()
 
 
+def call_out(main, *arguments):
+    """Exit status and stdout."""
+    out = StringIO()
+    with redirect_stdout(out), redirect_stderr(StringIO()):
+        status = main([str(argument) for argument in arguments])
+    return status, out.getvalue()
+
+
 def same_weights(a, b):
     a, b = Tost.from_checkpoint(a).state_dict(), Tost.from_checkpoint(b).state_dict()
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
@@ -103,6 +112,65 @@ def check_round_trip():
     check("--init starts from it", same_weights("shuffled", "again"))
 
 
+@torch.no_grad()
+def check_inspect(*runs):
+    """What inspect writes, against the same in PyTorch, on a text as long as the block size."""
+    text = "3 and 2 make 5. <|x|>\n\u00e9 and 1 more\n"
+    for run in runs:
+        trainer("inspect", "--model", run, "--text", text, "--tokenizer", "vocab.bpe", "--out", "seen.safetensors")
+        with safe_open("seen.safetensors", framework="pt") as file:
+            seen = {name: file.get_tensor(name) for name in file.keys()}
+        model = Tost.from_checkpoint(run)
+        ids, inner = seen["tokens"].long(), []
+        T = len(ids)
+        for block in model.transformer.h:
+            block.attn.register_forward_pre_hook(lambda attn, a: inner.append(attn.project(a[0])[0]))
+        logits = model(ids[None])[0][0]
+        losses = torch.nn.functional.cross_entropy(logits[:-1], ids[1:], reduction="none")
+        w = torch.stack([w.transpose(0, 1).flatten(1) for w in inner])
+        pi = torch.stack([b.attn.membership(w[None].square())[0] for b, w in zip(model.transformer.h, inner)])
+        check(f"inspect {run}: text, offsets and ids", bytes(seen["text"].tolist()) == text.encode()[:T]
+              and seen["offsets"].tolist() == list(range(T + 1)) and T == 32)
+        check(f"inspect {run}: loss of each token but the first", torch.isnan(seen["loss"][0]).item()
+              and torch.allclose(seen["loss"][1:], losses, atol=EQUAL))
+        for name, wanted in (("pi", pi), ("w", w)):
+            check(f"inspect {run}: {name} of each layer", seen[name].shape == wanted.shape
+                  and torch.allclose(seen[name], wanted, atol=EQUAL))
+        facts = metadata("seen.safetensors")
+        wanted = {"n_layer": "2", "n_head": "4", "n_embd": "32", "text_tokens": str(len(text.encode())),
+                  "membership": model.config.membership}
+        check(f"inspect {run}: metadata", {key: facts.get(key) for key in wanted} == wanted)
+
+
+def check_membership():
+    """Uniform membership, with LayerScale wide open so that attention tells."""
+    losses = {}
+    learned = Tost.from_checkpoint("shuffled")
+    for membership in ("learned", "uniform"):
+        model = Tost(replace(learned.config, membership=membership))
+        model.load_state_dict(learned.state_dict())
+        for block in model.transformer.h:
+            torch.nn.init.ones_(block.gamma1)
+        file = f"{membership}.safetensors"
+        model.save(file)
+        losses[membership], theirs = python_loss(model), trainer_loss(file)
+        check(f"{membership} membership: loss {losses[membership]:.7f} in PyTorch, {theirs:.6f} in the trainer",
+              abs(losses[membership] - theirs) <= EQUAL)
+        check(f"{membership} membership is read", Tost.from_checkpoint(file).config.membership == membership)
+    check("membership decides the loss", abs(losses["learned"] - losses["uniform"]) > 100 * EQUAL)
+    trainer("--init", "uniform.safetensors", "--data", "tiny_train_*.bin", "--steps", 2, "--out", "uniform")
+    ours, theirs = python_loss(Tost.from_checkpoint("uniform")), trainer_loss("uniform")
+    check(f"trained on: loss {ours:.7f} in PyTorch, {theirs:.6f} in the trainer", abs(ours - theirs) <= EQUAL)
+    for source, dest in (("uniform.safetensors", "uniform.pt"), ("uniform.pt", "uniform_back")):
+        status, err = call(convert.main, source, dest)
+        check(f"{source} becomes {dest}: {err}", status == 0)
+    check("uniform comes back", metadata("uniform_back/model.safetensors").get("membership") == "uniform")
+    check("learned is not spelt out", "membership" not in metadata("learned.safetensors"))
+    checkpoint = torch.load("uniform.pt", weights_only=True)
+    torch.save(checkpoint | {"model_args": checkpoint["model_args"] | {"membership": "none"}}, "wrong.pt")
+    refuse("states membership none", "wrong.pt", "refused/model")
+
+
 def check_pt_variants():
     checkpoint = torch.load("shuffled.pt", weights_only=True)
     state, head = checkpoint["model"], convert.HEAD
@@ -128,6 +196,134 @@ def check_pt_variants():
     status, err = call(convert.main, "bare.pt", "bare")
     check(f"a state dict without model_args: {err}", status == 0 and same_weights("shuffled", "bare"))
     return checkpoint
+
+
+def same_file(a, b, name):
+    return Path(a, name).is_file() and Path(a, name).read_bytes() == Path(b, name).read_bytes()
+
+
+def check_moments_round_trip():
+    """A run of the trainer to ckpt.pt and back goes on as if it had never been away."""
+    trainer("--init", "start", "--data", "tiny_train_*.bin", "--tokenizer", "vocab.bpe",
+            "--batch", 2, "--total-batch", 256, "--warmup", 5, "--steps", 12, "--save-every", 6, "--val-every", 4, "--out", "halves", "--quiet")
+    status, err = call(convert.main, "halves/step_00000006", "halves.pt")
+    state = torch.load("halves.pt", weights_only=True)["optimizer"]
+    check(f"a run's moments go into ckpt.pt: {err}",
+          status == 0 and {len(one) for one in state["state"].values()} == {3})
+    model = Tost.from_checkpoint("halves/step_00000006")
+    wide = [p for p in model.parameters() if p.dim() >= 2]
+    nano = torch.optim.AdamW([{"params": wide}, {"params": [p for p in model.parameters() if p.dim() < 2]}])
+    nano.load_state_dict(state)
+    with safe_open("halves/step_00000006/optimizer.safetensors", framework="pt") as file:
+        held = {name: file.get_tensor(name) for name in file.keys()}
+    check("a nanoGPT optimiser loads them, each for its parameter", all(
+        torch.equal(nano.state[p]["exp_avg"], held[f"m.{name}"]) and nano.state[p]["step"] == 6
+        and torch.equal(nano.state[p]["exp_avg_sq"], held[f"v.{name}"]) for name, p in model.named_parameters()))
+    status, err = call(convert.main, "halves.pt", "returned", "--run")
+    check(f"they come back: {err}", status == 0)
+    shown = trainer("--resume", "--out", "returned")
+    check("--resume goes on with the run that came back", "done: 12 updates" in shown)
+    check("its parameters, moments and facts are those of the run that stayed", all(
+        same_file("returned/step_00000012", "halves/step_00000012", f"{part}.safetensors")
+        for part in ("model", "optimizer")))
+    status, err = call(convert.main, "halves.pt", "beside")
+    check(f"without --run they lie beside the weights: {err}", status == 0 and all(
+        torch.equal(one, held[name]) for name, one in tensors_of("beside/optimizer.safetensors").items()))
+
+
+def tensors_of(path):
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}
+
+
+def check_resumed_from_torch():
+    """PyTorch trains half of a run, the trainer the rest: the curve is that of PyTorch all the way."""
+    torch_run = train.Trainer(train.parse(["--init", "start", "--like", "sequential", "--out", "none"]))
+    for step in range(12):
+        torch_run.update(step)
+    model, optimizer = torch_run.model, torch_run.optimizer
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "iter_num": 12}, "half.pt")
+    save_as_nanogpt(model, optimizer, torch_run.args)
+    losses = [torch_run.update(step)[0] for step in range(12, 24)]
+    like = [f"--option={key[7:]}={value}" for key, value in metadata(convert.find_model("sequential")).items()
+            if key.startswith("option.") and key != "option.data"]
+    for name, options in (("half", like), ("nano", ["--option=order=sequential", "--option=val-every=0"])):
+        status, err = call(convert.main, f"{name}.pt", f"{name}_run", "--run", "--data", "tiny_train_*.bin", *options)
+        check(f"{name}.pt becomes a run: {err}", status == 0)
+        trainer("--resume", "--out", f"{name}_run", "--quiet")
+        ours = columns(f"{name}_run")
+        check(f"{name}.pt: the trainer goes on at update 12", ours["step"].tolist() == list(range(12, 24)))
+        worst = np.abs(ours["train_loss"] - losses).max()
+        check(f"{name}.pt: its losses are PyTorch's within {worst:.1e}", worst <= CURVE)
+    check("both orders of parameters are one", same_moments("half_run", "nano_run"))
+    trainer("--init", "half_run/step_00000012", "--data", "tiny_train_*.bin", "--order", "sequential", "--lr", "1e-2",
+            "--batch", 2, "--total-batch", 256, "--steps", 1, "--save-every", 0, "--out", "cold", "--quiet")
+    check("--init takes the weights", columns("cold")["train_loss"][0] < columns("sequential")["train_loss"][0] - 1)
+
+
+def save_as_nanogpt(model, optimizer, args):
+    """The same as nanoGPT saves it: compiled names, its groups, its config; of a module that has its parameters in
+    another order."""
+    state = dict(reversed(list(model.named_parameters())))
+    wide = [p for p in state.values() if p.dim() >= 2]
+    nano = torch.optim.AdamW([{"params": wide}, {"params": [p for p in state.values() if p.dim() < 2]}],
+                             lr=args.lr, betas=(args.beta1, args.beta2), eps=args.eps, weight_decay=args.weight_decay)
+    nano.state.update(optimizer.state)
+    config = {"batch_size": args.batch, "block_size": args.seq, "gradient_accumulation_steps": 4,
+              "grad_clip": args.grad_clip, "learning_rate": args.lr, "min_lr": args.lr * args.min_lr_frac,
+              "warmup_iters": args.warmup, "lr_decay_iters": args.steps, "max_iters": args.steps, "decay_lr": True, "dataset": "x"}
+    torch.save({"model": {f"_orig_mod.{name}": p.detach() for name, p in state.items()}, "config": config,
+                "optimizer": nano.state_dict(), "iter_num": 12, "best_val_loss": torch.tensor(9.0)}, "nano.pt")
+
+
+def same_moments(a, b):
+    a, b = (tensors_of(f"{run}/step_00000012/optimizer.safetensors") for run in (a, b))
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def check_idle_moments():
+    """Of uniform membership, where temp and denom_bias get no gradient and AdamW has no state of them."""
+    torch_run = train.Trainer(train.parse(["--init", "uniform.safetensors", "--like", "sequential", "--out", "none"]))
+    torch_run.update(0)
+    torch.save({"model": torch_run.model.state_dict(), "model_args": {"membership": "uniform"},
+                "optimizer": torch_run.optimizer.state_dict(), "iter_num": 1}, "idle.pt")
+    status, err = call(convert.main, "idle.pt", "idle")
+    held = tensors_of("idle/optimizer.safetensors") if status == 0 else {}
+    idle = [moment for name, moment in held.items() if name.endswith(("temp", "denom_bias"))]
+    check(f"no state, no moments: {err}", len(idle) == 8 and not any(moment.any() for moment in idle))
+    check("the others are there", all(moment.any() for name, moment in held.items()
+                                      if not name.endswith(("temp", "denom_bias"))))
+
+
+def check_moments_refusals():
+    nano = torch.load("nano.pt", weights_only=True)
+    optimizer = nano["optimizer"]
+    numbers = optimizer["param_groups"]
+
+    def changed(optimizer):
+        torch.save(nano | {"optimizer": optimizer}, "wrong.pt")
+    status, out = call_out(convert.main, "headless.pt", "weights_alone")
+    check(f"no optimiser's state is said: {out}", status == 0 and "headless.pt has no optimiser's state" in out
+          and not Path("weights_alone/optimizer.safetensors").exists())
+    refuse("holds no state of AdamW", "headless.pt", "refused", "--run", "--data", "x")
+    refuse("does not say data", "nano.pt", "refused", "--run")
+    torch.save({key: value for key, value in nano.items() if key != "config"}, "wrong.pt")
+    refuse("does not say steps, batch, seq, total-batch, lr", "wrong.pt", "refused", "--run", "--data", "x")
+    changed(optimizer | {"param_groups": [numbers[0] | {"params": numbers[0]["params"][:-1]}, numbers[1]]})
+    refuse("in no order that is known", "wrong.pt", "refused")
+    changed(optimizer | {"param_groups": numbers[::-1]})
+    refuse("in no order that is known", "wrong.pt", "refused")
+    changed(optimizer | {"state": {number: {"momentum_buffer": 1} for number in optimizer["state"]}})
+    refuse("is no complete state of AdamW", "wrong.pt", "refused")
+    changed(optimizer | {"state": dict(list(optimizer["state"].items())[1:])})
+    refuse("in no order that is known", "wrong.pt", "refused")
+    refuse("half_run: exists already", "nano.pt", "half_run", "--run", "--data", "x")
+    Path("mixed").mkdir()
+    for part, step in (("model", 6), ("optimizer", 12)):
+        Path(f"mixed/{part}.safetensors").write_bytes(Path(f"halves/step_{step:08d}/{part}.safetensors").read_bytes())
+    refuse("is of step 12, the model beside it of step 6", "mixed", "refused.pt")
+    Path("mixed/optimizer.safetensors").write_bytes(convert.find_model("mixed").read_bytes())
+    refuse("is missing, foreign or of another shape", "mixed", "refused.pt")
 
 
 def check_refusals(checkpoint):
@@ -162,8 +358,8 @@ def check_refusals(checkpoint):
     check("what is there stays", Path("shuffled.pt").read_bytes() == before)
 
 
-def refuse(text, source, dest):
-    status, err = call(convert.main, source, dest)
+def refuse(text, source, dest, *arguments):
+    status, err = call(convert.main, source, dest, *arguments)
     check(f"convert {source}: '{text}' wanted, {err!r} came",
           status == 1 and text in err and err.count("\n") == 1)
     left = list(Path().glob("refused*")) + list(Path().glob("*.tmp"))
@@ -228,10 +424,17 @@ def main():
     torch.set_num_threads(1)
     check_rng()
     check_models()
+    check_inspect("start", "shuffled", "biased")
     check_round_trip()
+    check_membership()
+    check_inspect("uniform")
     check_refusals(check_pt_variants())
     check_training()
     check_training_refusals()
+    check_moments_round_trip()
+    check_resumed_from_torch()
+    check_idle_moments()
+    check_moments_refusals()
 
 
 if __name__ == "__main__":

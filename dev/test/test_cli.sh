@@ -90,7 +90,7 @@ done <<'TABLE'
 2 ~ --temperature belongs to train and sample, not to eval ~ eval --temperature 1
 2 ~ --lr belongs to train, not to info ~ info --lr 1
 2 ~ --shard-tokens belongs to tokenize, not to train ~ --shard-tokens 5
-2 ~ --out belongs to train and tokenize, not to eval ~ eval --out x
+2 ~ --out belongs to train and tokenize and inspect, not to eval ~ eval --out x
 2 ~ --steps needs a value: N ~ --steps
 2 ~ --out needs a value: DIR (before --resume) ~ --out --resume
 2 ~ --resume takes no value ~ --resume=yes --out x
@@ -107,6 +107,7 @@ done <<'TABLE'
 2 ~ --layers 4294967297 is out of range ~ --layers 4294967297
 2 ~ --bias 2 is out of range: 0 to 1 ~ --bias 2
 2 ~ --vocab-size 0 is out of range ~ --vocab-size=0
+2 ~ --membership 'none' is not one of learned|uniform ~ --membership none
 2 ~ --lr 'fast' is not a number ~ --lr fast
 2 ~ --lr nan is out of range ~ --lr nan
 2 ~ --lr inf is out of range ~ --lr inf
@@ -163,6 +164,12 @@ done <<'TABLE'
 2 ~ tokenize needs --tokenizer FILE ~ tokenize --out x y
 2 ~ tokenize needs --out PREFIX ~ tokenize --tokenizer x y
 2 ~ tokenize needs a FILE ~ tokenize --tokenizer x --out y
+2 ~ inspect needs --text TEXT ~ inspect --out x
+2 ~ inspect needs --out FILE ~ inspect --text x
+2 ~ 'x' is left over: give the text as --text TEXT ~ inspect x
+2 ~ --text must not be empty ~ inspect --text '' --out x
+2 ~ --text belongs to inspect, not to sample ~ sample --text x
+2 ~ unknown command 'inspet': did you mean inspect? ~ inspet
 2 ~ 'b' is left over: info takes one PATH ~ info a b
 2 ~ 'b' is left over: info takes one PATH ~ info --model a b
 1 ~ data/starter is not here: run from ~ --steps 3
@@ -174,6 +181,7 @@ done <<'TABLE'
 1 ~ nowhere ~ eval --model nowhere --data x
 1 ~ nowhere ~ eval --model nowhere --task cbt x --json y
 1 ~ nowhere ~ info nowhere
+1 ~ nowhere ~ inspect --model nowhere --text x --out y
 1 ~ nowhere ~ tokenize --tokenizer nowhere --out x "$dir/text.txt"
 1 ~ nowhere ~ tokenize --tokenizer "$dir/vocab.bpe" --out x nowhere
 1 ~ out: no run ~ sample
@@ -202,13 +210,14 @@ check "nothing written" [ ! -e r_bare ]
 # Help
 
 for line in \
-    "train preset layers heads channels block-size vocab-size bias init data val-data order tokenizer out resume
+    "train preset layers heads channels block-size vocab-size bias membership init data val-data order tokenizer out resume
      overwrite log steps batch seq total-batch lr warmup min-lr-frac weight-decay beta1 beta2 eps grad-clip seed
      val-every val-batches sample-every sample-tokens save-every keep quiet temperature top-k top-p dtype threads help" \
     "sample model tokenizer prompt tokens samples temperature top-k top-p seed dtype threads help" \
     "eval model data task json tokenizer batch seq stride windows seed dtype threads help" \
     "tokenize tokenizer out val-frac shard-tokens jsonl seed threads quiet help" \
-    "info model help"; do
+    "info model help" \
+    "inspect model text out tokenizer dtype threads help"; do
     # shellcheck disable=SC2086
     set -- $line
     command=$1
@@ -307,6 +316,24 @@ grep '^loss' stdout >straight.loss
 check "--init starts from the file's weights" cmp -s again.loss straight.loss
 run 1 --init straight --heads 4 $data --out none
 refused "--heads 4 differs from the 2 of"
+
+uniform="$small --membership uniform --steps 4 --save-every 2"
+run 0 $uniform --out even
+check "a uniform membership is announced" says "uniform membership" stdout
+run 0 info even
+check "info tells it" says "uniform membership" stdout
+run 0 $uniform --out even2 --quiet
+rm -r even2/step_00000004
+run 0 --resume --out even2 --quiet
+check "it is resumed" same_checkpoint even/step_00000004 even2/step_00000004
+run 0 sample --model even --tokens 5
+run 1 --resume --out even --membership learned --steps 5
+refused "--membership learned differs from the uniform of"
+run 1 --init straight --membership uniform $data --out none
+refused "--membership uniform differs from the learned of"
+LC_ALL=C sed -i 's/"membership":"uniform"/"membership":"equable"/' even/step_00000004/model.safetensors
+run 1 info even
+refused "'membership' is 'equable'"
 run 0 $small --steps 1 --quiet
 run 0 $small --steps 1 --quiet
 check "default folders are numbered" [ -d out/starter-001 -a -d out/starter-002 ]
@@ -506,6 +533,52 @@ refused "--seq 33 is longer than the block size 32"
 run 1 eval --model straight --task lambada lambada.jsonl --json "$dir"
 refused "is a folder: name a file"
 check "nothing written where a task fails" [ ! -e bad.json -a ! -e bad.json.tmp ]
+
+# ---------------------------------------------------------------------------------------------
+# Inspect. What stands in its file test_exchange.sh compares with PyTorch.
+
+run 0 inspect --model straight --text '3 and 2 make 5' --out seen.safetensors
+cp seen.safetensors first
+cp stdout first.out
+check "inspect counts the tokens" grep -q '^tokens  *14$' stdout
+check "its loss is that of eval" near "$(awk '$1 == "loss" { print 13 * $2 }' first.out)" "$(nats '3 and 2 make 5')"
+printf '3 and 2 make 5' >seen.txt
+run 0 inspect --model straight --text @seen.txt --out seen.safetensors
+check "inspect --text @FILE" cmp -s seen.safetensors first
+"$binary" inspect --model straight --text - --out seen.safetensors <seen.txt >stdout 2>stderr
+check "inspect --text -" cmp -s seen.safetensors first
+run 0 inspect --model zero/step_00000000 --text '3 and 2 make 5' --out seen.safetensors
+check "an untrained model shows something else" differ seen.safetensors first
+run 0 inspect --model straight --text x --out seen.safetensors
+check "one token: no loss" [ "$(grep -c '^loss' stdout)" -eq 0 ]
+printf '%0100d' 0 >long.txt
+run 0 inspect --model straight --text @long.txt --out seen.safetensors
+check "a longer text is cut, and that is said" says "the text has 100 tokens: the first 32" stderr
+check "as many tokens as the block size" grep -q '^tokens  *32$' stdout
+: >empty.txt
+rm -rf seen.safetensors look
+mkdir look
+for wrong in "--text @ --out look/x~--text @ names no file" "--text @empty.txt --out look/x~--text @empty.txt is empty" "--text @nowhere --out look/x~nowhere" \
+    "--text x --out look~--out look is a folder: name a file" "--text x --out nowhere/x~nowhere/x" \
+    "--text x --out look/x --tokenizer other.bpe~other.bpe has 258 tokens"; do
+    run 1 inspect --model straight ${wrong%~*}
+    check "one line says '${wrong#*~}'" says "${wrong#*~}" stderr
+    check "nothing on stdout" empty stdout
+done
+if (trap '' XFSZ; ulimit -f 2; exec "$binary" inspect --model straight --text @long.txt --out look/x) >stdout 2>stderr; then
+    check "an inspection that cannot be written: status 1" false
+fi
+check "it names the file" says "look/x" stderr
+check "nothing written where inspect fails" empty_dir look
+cp straight/step_00000006/model.safetensors kept.safetensors
+for kept in kept.safetensors seen.txt; do
+    cp $kept first.kept
+    run 1 inspect --model kept.safetensors --tokenizer vocab.bpe --text x --out $kept
+    refused "--out $kept is there already and is none of inspect's files"
+    check "$kept stands as it was" cmp -s $kept first.kept
+done
+run 1 info first
+refused "transformer.wte.weight' is missing"
 
 run 0 info straight
 check "info tells the sizes" says "1 layers, 2 heads, 16 channels, block size 32, vocabulary 257" stdout

@@ -77,6 +77,43 @@ fi
 # ---------------------------------------------------------------------------------------------
 # Pictures
 
+# inspected MODEL TEXT FILE: what the trainer shows of a text.
+inspected() { run inspect --model $1 --text @$2 --tokenizer vocab.bpe --out $3; }
+if ! has numpy safetensors matplotlib; then
+    skip "$python has no numpy, safetensors or matplotlib: membership.py, coding_rate.py, recall.py"
+else
+    [ -d start ] || run $sizes --data 'tiny_train_*.bin' --steps 0 --out start --quiet
+    [ -d shuffled ] || run --init start --data 'tiny_train_*.bin' --tokenizer vocab.bpe $rates --out shuffled
+    # markup, a line end, a tab, what is no text, two characters of UTF-8
+    printf 'a <b> & "c"\n\td\001\377\303\251\342\200\256' >seen.txt
+    printf 'another one' >other.txt
+    inspected shuffled seen.txt trained.safetensors
+    inspected start seen.txt start.safetensors
+    inspected start other.txt other.safetensors
+    # letters as tokens, and room for a story of them
+    run --layers 1 --heads 2 --channels 8 --block-size 1024 --vocab-size 257 --data 'tiny_train_*.bin' \
+        --tokenizer vocab.bpe --steps 0 --val-every 0 --out letters --quiet
+    for part in recall blind; do
+        [ $part = blind ] && blind=--blind || blind=
+        "$python" "$repo/dev/data/starter.py" --seed 3 --stories 30 --recall $blind --out $part.jsonl
+        run eval --model letters --task hellaswag $part.jsonl --json $part.json
+    done
+    "$python" "$repo/dev/test/pictures.py" >report 2>errors
+    check "dev/test/pictures.py comes to its end: $(tail -n 2 errors)" [ $? -eq 0 ]
+    grep '^FAILED' report
+    passed=$((passed + $(grep -c '^ok' report)))
+    failed=$((failed + $(grep -c '^FAILED' report)))
+    "$python" "$repo/dev/plot/membership.py" trained.safetensors --out cli.html >stdout 2>stderr
+    check "membership.py as a command: $(cat stderr)" [ $? -eq 0 -a -s cli.html ]
+    if command -v node >/dev/null; then
+        sed -n '/^"use strict";$/,/^<\/script>$/p' cli.html | sed '$d' >page.js
+        node --check page.js 2>stderr
+        check "the page's script is one: $(head -n 5 stderr)" [ $? -eq 0 -a -s page.js ]
+    else
+        skip "no node: the script of membership.html"
+    fi
+fi
+
 plot() { "$python" "$repo/dev/plot/loss.py" "$@" >stdout 2>stderr; }
 if ! has matplotlib; then
     skip "$python has no matplotlib: dev/plot/loss.py"

@@ -13,6 +13,7 @@
 
 #include "checkpoint.h"
 #include "init.h"
+#include "inspect.h"
 #include "log.h"
 #include "options.h"
 #include "sampler.h"
@@ -1311,7 +1312,7 @@ static const Story stories[] = {
 
 static void check_story(Checks* c, const Tokenizer* tokenizer, const Story* s) {
     TostError err;
-    const TostConfig config = {1, 1, 1, s->block_size, 260, 0};
+    const TostConfig config = {1, 1, 1, s->block_size, 260, 0, TOST_LEARNED};
     TostModel* m = fake_new(config);
     uint32_t prompt[MAX_IDS], id;
     int32_t script[MAX_IDS];
@@ -1344,7 +1345,7 @@ static void test_generate(Checks* c) {
     Tokenizer* tokenizer = tokenizer_open(path, &err);
     must(tokenizer != NULL, "tokenizer_open", &err);
     for (size_t i = 0; i < countof(stories); i++) check_story(c, tokenizer, &stories[i]);
-    TostConfig config = {1, 1, 1, 8, 260, 0};
+    TostConfig config = {1, 1, 1, 8, 260, 0, TOST_LEARNED};
     TostModel* m = fake_new(config);
     GenerateResult result;
     Rng rng = rng_seeded(0, 0);
@@ -1361,6 +1362,47 @@ static void test_generate(Checks* c) {
                   "a tokenizer that is too large");
     check(c, m->n_calls == 0 && sink.n == 0, "what is refused must not reach the engine");
     fake_free(m);
+    tokenizer_free(tokenizer);
+    free(path);
+    drop_folder(dir);
+}
+
+// ---------------------------------------------------------------------------------------------
+// A text of several documents, as inspect reads it
+
+static void test_documents(Checks* c) {
+    // $: <|endoftext|>
+    static const struct { const char *text, *ids; } cases[] = {
+        {"one", "one"},
+        {"one\n", "one\n"},
+        {"one\n<|endoftext|>\ntwo\n", "one$two\n"},
+        {"one\r\n<|endoftext|>\r\ntwo", "one$two"},
+        {"one\n\n<|endoftext|>", "one\n$"},
+        {"<|endoftext|>\n", "$"},
+        {"<|endoftext|>\n<|endoftext|>\n\nx", "$$\nx"},
+    };
+    char *dir = new_folder(), *path = path_join(dir, "bytes.bpe");
+    write_text(path, "#version: 0.2\n");
+    TostError err;
+    Tokenizer* tokenizer = tokenizer_open(path, &err);
+    must(tokenizer != NULL, "tokenizer_open", &err);
+    for (size_t i = 0; i < countof(cases); i++) {
+        const size_t n = strlen(cases[i].text);
+        uint32_t* ids = xmalloc(n * sizeof *ids);
+        char* is = xcalloc(n + 1, 1);
+        const size_t n_ids = encode_documents(ids, tokenizer, cases[i].text, n);
+        for (size_t k = 0; k < n_ids; k++) {
+            size_t len;
+            is[k] = (int)ids[k] == tokenizer_eot(tokenizer) ? '$' : *tokenizer_piece(tokenizer, ids[k], &len);
+        }
+        check(c, strcmp(is, cases[i].ids) == 0, "text %zu: wanted '%s', got '%s'", i, cases[i].ids, is);
+        free(ids);
+        free(is);
+    }
+    static const char inside[] = "a <|endoftext|>\n<|endoftext|> b";   // no lines of their own: ordinary text
+    uint32_t ids[sizeof inside];
+    check(c, encode_documents(ids, tokenizer, inside, sizeof inside - 1) == sizeof inside - 1,
+          "a separator within a line is ordinary text");
     tokenizer_free(tokenizer);
     free(path);
     drop_folder(dir);
@@ -1407,5 +1449,6 @@ int main(void) {
     test_other_files(&c);
     test_every_byte(&c);
     test_generate(&c);
+    test_documents(&c);
     return checks_verdict(&c);
 }

@@ -196,12 +196,14 @@ struct Case {
     int B, T;
     int updates, micros;  // micro-batches an update
     TostDtype dtype;
+    int membership = TOST_LEARNED;
 };
 
 std::string describe(const Case& k) {
     char text[160];
-    snprintf(text, sizeof text, "%s B=%d T=%d L=%d nh=%d C=%d V=%d%s", name_of(k.dtype), k.B, k.T, k.layers,
-             k.heads, k.channels, k.vocab, k.bias ? " bias" : "");
+    snprintf(text, sizeof text, "%s B=%d T=%d L=%d nh=%d C=%d V=%d%s%s", name_of(k.dtype), k.B, k.T,
+             k.layers, k.heads, k.channels, k.vocab, k.bias ? " bias" : "",
+             k.membership == TOST_UNIFORM ? " uniform" : "");
     return text;
 }
 
@@ -219,6 +221,19 @@ void draw_batch(std::vector<int32_t>* inputs, std::vector<int32_t>* targets, con
     (*targets)[rows - 1] = 1;
 }
 
+// What each layer computed in the last forward, of B·T rows.
+void record_activations(Record* r, const Subject& s, const Case& k) {
+    const size_t rows = (size_t)k.B * (size_t)k.T;
+    for (int l = 0; l <= k.layers; l++)
+        for (const TostActivation what : {TOST_W, TOST_PI, TOST_X}) {
+            if (l == k.layers && what != TOST_X) continue;
+            std::vector<float> x(rows * (size_t)(what == TOST_PI ? k.heads : k.channels));
+            s.engine->activation(x.data(), s.model, what, l);
+            const char* name = what == TOST_W ? "w" : what == TOST_PI ? "pi" : "x";
+            r->push_back({name + std::to_string(l), LOGITS, {x.begin(), x.end()}});
+        }
+}
+
 void run_updates(Record* r, Subject* s, const Case& k, const std::vector<int32_t>& ids) {
     std::vector<int32_t> inputs, targets;
     for (int i = 0; i < k.updates; i++) {
@@ -232,6 +247,7 @@ void run_updates(Record* r, Subject* s, const Case& k, const std::vector<int32_t
             s->engine->backward(s->model);
         }
         if (i == 0) record_state(r, *s, TOST_GRAD, GRAD, "grad.");
+        if (i == 0) record_activations(r, *s, k);
         TostAdamW a = {};
         a.lr = 1e-3;
         a.beta1 = 0.9;
@@ -286,7 +302,7 @@ void run_score(Record* r, Subject* s, const Case& k, const std::vector<int32_t>&
 }
 
 Record run_case(const TostEngine* engine, const Case& k) {
-    const TostConfig config = {k.layers, k.heads, k.channels, k.block, k.vocab, k.bias};
+    const TostConfig config = {k.layers, k.heads, k.channels, k.block, k.vocab, k.bias, k.membership};
     Record r;
     std::vector<int32_t> ids, targets;
     // One sequence fills the engine's buffers, so that what lies beyond is no one's; several leave room.
@@ -360,6 +376,7 @@ void test_shapes(Checks* c, TostDtype dtype, bool quick) {
               two);  // heads wider than a warp: 34 channels
     test_case(c, {1, 1, 70, 2 * chunk, 29, 0, 1, chunk + 3, 1, 2, dtype}, two);  // one head, of 70 channels
     test_case(c, {1, 3, 129, 2 * chunk, 29, 1, 1, 7, 1, 2, dtype}, two);  // heads of 43: several warps
+    test_case(c, {2, 3, 60, block, 257, 1, 2, 3 * chunk + 5, 2, 2, dtype, TOST_UNIFORM}, two);
     test_case(c, {1, 2, 16, 8, 9001, 0, 1, 5, 1, 2, dtype}, two);  // a vocabulary that threads go round in
 }
 
@@ -378,7 +395,7 @@ Record run_scores(const TostEngine* engine, TostDtype dtype, int prompt, int cop
     std::vector<int32_t> ids, targets, tokens = {5, 6};
     std::vector<double> losses((size_t)(N * copies * T));
     std::vector<float> logits((size_t)(N * k.vocab));
-    Subject s(engine, {k.layers, k.heads, k.channels, k.block, k.vocab, k.bias}, k.B, k.T, false, dtype);
+    Subject s(engine, {k.layers, k.heads, k.channels, k.block, k.vocab, k.bias, TOST_LEARNED}, k.B, k.T, false, dtype);
     s.randomise(8);
     draw_batch(&ids, &targets, k, 98);
     engine->decode_begin(nullptr, s.model, prompt ? ids.data() : nullptr, N, prompt);
@@ -485,7 +502,7 @@ void test_golden_pair(Checks* c, const std::string& params_path, TostDtype dtype
            err);
     const auto size = [&](const char* key) { return (int)meta_number(expect, key); };
     const TostConfig config = {size("n_layer"),    size("n_head"),     size("n_embd"),
-                               size("block_size"), size("vocab_size"), size("bias")};
+                               size("block_size"), size("vocab_size"), size("bias"), TOST_LEARNED};
     const int B = size("B"), T = size("T");
     {
         Subject s(&tost_cuda_engine, config, B, T, true, dtype);
@@ -516,7 +533,7 @@ void test_golden(Checks* c, const char* dir) {
 // A machine that lacks something: one line, nothing left behind
 
 void test_lacking(Checks* c) {
-    const TostConfig config = {1, 3, 60, 40, 257, 1};
+    const TostConfig config = {1, 3, 60, 40, 257, 1, TOST_LEARNED};
     TostEngineOptions o = {};
     o.max_batch = 2;
     o.max_seq = 33;
@@ -553,7 +570,7 @@ void test_lacking(Checks* c) {
     check(c, !tost_cuda_engine.describe(text, sizeof text, &o, &err) && err.text[0],
           "describe without a device: \"%s\"", err.text);
     cuda_on_host_set(CudaOnHostOptions());
-    const TostConfig too_many = {1, 4096, 4096, 40, 257, 0};
+    const TostConfig too_many = {1, 4096, 4096, 40, 257, 0, TOST_LEARNED};
     err.text[0] = '\0';
     check(c, !tost_cuda_engine.create(&too_many, &o, &err) && strstr(err.text, "heads"), "4096 heads: \"%s\"",
           err.text);

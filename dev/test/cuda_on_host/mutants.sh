@@ -37,6 +37,7 @@ no_accumulation | cu | matmul(mm, Product<S, float>{dw, dy, x | 0 | s/1\.0f/0.0f
 target_not_subtracted | cu | (v + j == target ? 1.0f : 0.0f) | 0 | s/v + j == target/v == target/
 segment_without_its_end | cu | i < e.big_first[big + 1] | 0 | s/i < e/i + 1 < e/
 input_overwritten | cu | CUDA_CHECK(cudaEventSynchronize(m->staged[turn])); | 0 | s/CUDA_CHECK.*//
+uniform_behind_unset | cu | c < z.C; c += blockDim.x) behind[c] = 0.0f; | 0 | s/behind\[c\] = 0.0f;/continue;/
 decay_everywhere | cu | / DECAY_GROUP, t->decay == TOST_DECAY | 0 | s/t->decay == TOST_DECAY/1/
 END
 }
