@@ -90,7 +90,7 @@ done <<'TABLE'
 2 ~ --temperature belongs to train and sample, not to eval ~ eval --temperature 1
 2 ~ --lr belongs to train, not to info ~ info --lr 1
 2 ~ --shard-tokens belongs to tokenize, not to train ~ --shard-tokens 5
-2 ~ --out belongs to train and tokenize and inspect, not to eval ~ eval --out x
+2 ~ --out belongs to train, tokenize and inspect, not to eval ~ eval --out x
 2 ~ --steps needs a value: N ~ --steps
 2 ~ --out needs a value: DIR (before --resume) ~ --out --resume
 2 ~ --resume takes no value ~ --resume=yes --out x
