@@ -451,13 +451,78 @@ static void test_log_rows(Checks* c) {
     if (access("/dev/full", W_OK) == 0) {
         bool ok = log_open(&log, "/dev/full", 5, &err) && log_row(&log, &rows[0], &err);
         check_refused(c, ok, &err, "/dev/full", "a log on a full disk");
-        if (log.file) fclose(log.file);   // its buffer cannot be written: an error by design
-        free(log.path);
+        must(log_close(&log, &err), "log_close", &err);   // of a device no row waits
     } else {
         skip(c, "/dev/full is not there: no log on a full disk");
     }
     free(path);
     drop_folder(dir);
+}
+
+static void limit_files(rlim_t bytes) {
+    struct rlimit limit;
+    must(getrlimit(RLIMIT_FSIZE, &limit) == 0, "getrlimit", NULL);
+    limit.rlim_cur = bytes ? bytes : limit.rlim_max;
+    must(setrlimit(RLIMIT_FSIZE, &limit) == 0, "setrlimit", NULL);
+}
+
+// A limit on the size of files stands for a full disk, wherever in a row it comes: what did not fit waits.
+static void test_log_waits(Checks* c) {
+    TostError err;
+    LogFile log = {0}, second;
+    char *dir = new_folder(), *path = path_join(dir, "log.csv");
+    signal(SIGXFSZ, SIG_IGN);
+    int bad = 0;
+    for (rlim_t room = sizeof HEADER; room < sizeof HEADER + 160; room++) {
+        must(log_open(&log, path, -1, &err), "log_open", &err);
+        limit_files(room);
+        for (int64_t step = 0; step < 4; step++) {
+            const LogRow row = row_of(step);
+            bad += log_row(&log, &row, &err) != (log.n_waiting == 0);
+        }
+        bad += log.rows_waiting != 4 - (int64_t)((room - (sizeof HEADER - 1)) / strlen(ROW(0)));
+        bad += log_sync(&log, &err) || !strstr(err.text, "File too large");
+        limit_files(0);
+        const LogRow row = row_of(4);
+        bad += !log_row(&log, &row, &err) || log.rows_waiting || !log_sync(&log, &err) || !log_close(&log, &err);
+        Bytes is = bytes_of(path);
+        bad += strcmp(is.data, HEADER ROW(0) ROW(1) ROW(2) ROW(3) ROW(4)) != 0;
+        free(is.data);
+    }
+    check(c, bad == 0, "a full disk: %d things wrong", bad);
+    must(log_open(&log, path, 5, &err), "log_open", &err);
+    limit_files(1);
+    const LogRow row = row_of(5);
+    check_refused(c, log_row(&log, &row, &err), &err, "log.csv: cannot be written: File too large", "no room");
+    check_refused(c, log_open(&second, path, -1, &err), &err, "is being written by another run", "an open log");
+    check_refused(c, log_close(&log, &err), &err, "log.csv: cannot be written", "a row that nothing takes");
+    limit_files(0);
+    check_file(c, path, HEADER ROW(0) ROW(1) ROW(2) ROW(3) ROW(4), "a row that nothing took");
+    signal(SIGXFSZ, SIG_DFL);
+    free(path);
+    drop_folder(dir);
+}
+
+static void test_row_text(Checks* c) {
+    const LogRow rows[] = {row_of(3), {7, 5000000000, NAN, NAN, 0, INFINITY, 1.5, 10}, {1, 2, 3, 4, 5, 6, 7, 8}};
+    for (size_t i = 0; i < countof(rows); i++) {
+        LogRow row = {0};
+        char* text = log_row_text(&rows[i]);
+        const bool ok = log_row_parse(&row, text);
+        char* again = log_row_text(&row);
+        check(c, ok && strcmp(text, again) == 0, "a row as text: %s becomes %s", text, again);
+        for (size_t n = 0; n < strlen(text); n++) {
+            again[n] = 0;
+            check(c, !log_row_parse(&row, again), "a torn row is read: %s", again);
+            again[n] = text[n];
+        }
+        free(again);
+        free(text);
+    }
+    static const char* const wrong[] = {"", "\n", "-1,2,3,,5,6,7,8\n", "1,2,3,,5,6,7\n", "1,2,3,,5,6,7,8,9\n", "1,x,3,,5,6,7,8\n",
+                                        "1,2,3,,5,6,7,8\n1", "1,-2,3,,5,6,7,8\n", "1,1e30,3,,5,6,7,8\n"};
+    LogRow row;
+    for (size_t i = 0; i < countof(wrong); i++) check(c, !log_row_parse(&row, wrong[i]), "'%s' is read", wrong[i]);
 }
 
 static void test_log_fresh(Checks* c) {
@@ -1428,6 +1493,8 @@ int main(void) {
     test_distributions(&c);
     test_cuts_of_many(&c);
     test_log_rows(&c);
+    test_log_waits(&c);
+    test_row_text(&c);
     test_log_fresh(&c);
     test_log_resume(&c);
     test_threads(&c);
