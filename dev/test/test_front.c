@@ -726,7 +726,8 @@ static CheckpointInfo info_of(int64_t step) {
     return (CheckpointInfo){
         .config = tiny, .step = step, .tokens = step * 4096, .data_sample = UINT64_MAX - 1, .seed = 42,
         .best_val_loss = 3.1415926535897931, .tokenizer = "data/starter/vocab.bpe",
-        .tokenizer_hash = 0x00c0ffee, .n_options = countof(some_options), .options = some_options,
+        .guard = {.loss = {.count = 2, .next = 2, .value = {0.1, 1e-300}}, .skipped = 5, .in_a_row = 2},
+        .open_row = "999,64,2.5,,1e-3,0.75,12.5,5120\n", .tokenizer_hash = 0x00c0ffee, .n_options = countof(some_options), .options = some_options,
     };
 }
 
@@ -778,6 +779,8 @@ static void test_round_trip(Checks* c) {
               && is.seed == 42 && is.best_val_loss == wanted.best_val_loss, "read_info: numbers differ");
         check(c, is.tokenizer_hash == wanted.tokenizer_hash && strcmp(is.tokenizer, wanted.tokenizer) == 0,
               "read_info: the tokenizer differs");
+        check(c, memcmp(&is.guard, &wanted.guard, sizeof is.guard) == 0, "read_info: another guard");
+        check(c, is.open_row && strcmp(is.open_row, wanted.open_row) == 0, "read_info: another open row");
         bool same = is.n_options == wanted.n_options;
         for (int i = 0; same && i < is.n_options; i++)
             same = strcmp(is.options[i].key, some_options[i].key) == 0
@@ -1237,6 +1240,9 @@ static const Damage damages[] = {
     {"too many tokens", "model", META, "tokens", "9223372036854775808", "info", "'tokens'"},
     {"a seed over 64 bits", "model", META, "seed", "18446744073709551616", "info", "'seed'"},
     {"no loss", "model", META, "best_val_loss", "low", "info", "'best_val_loss' is 'low'"},
+    {"no count of skipped", "model", META, "skipped", "-1", "info", "'skipped' is '-1'"},
+    {"losses that are none", "model", META, "last_losses", "1 x", "info", "'last_losses' is '1 x…'"},
+    {"norms that are not finite", "model", META, "last_grad_norms", "nan", "info", "'last_grad_norms'"},
     {"no hash", "model", META, "tokenizer_hash", "c0ffeez", "info", "'tokenizer_hash'"},
     {"no config", "model", META, "bias", NULL, "info", "no 'bias'"},
     {"no metadata: a file by others", "model", META, NULL, NULL, NULL, "moments are not asked for"},
