@@ -645,6 +645,7 @@ static bool save(Run* r, bool last, TostError* err) {
         r->saved_step = r->info.step;
         r->saved_open = open;
     }
+    if (ok && why.text[0]) warn(r, "%s", why.text);
     if (ok) return true;
     r->failed_saves++;
     return write_failed(r, &why, last, err);
