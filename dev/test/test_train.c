@@ -7,6 +7,7 @@
 #include <math.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -170,6 +171,7 @@ static char* text_of(const char* path) {
 }
 
 static int toy_main(const char* args) {
+    memset(so_far, 0, sizeof so_far);
     char *words = xstrdup(args), *argv[80] = {"train_gpt_tost"};
     int argc = 1;
     for (char* w = strtok(words, " "); w; w = strtok(NULL, " ")) argv[argc++] = w;
@@ -501,6 +503,25 @@ static void test_signals(Checks* c) {
     }
 }
 
+// A checkpoint whose open row is none of its last update is damaged, whoever did that.
+static void test_open_row_damaged(Checks* c) {
+    static char* const rows[] = {"", "x", "4,80,1,,1,1,1,1\n", "5,96,1,,1,1,1\n", "5,96,1,,1,1,1,1"};
+    TostError err;
+    CheckpointInfo info;
+    const char* file = "straight/step_00000006/model.safetensors";
+    must(checkpoint_read_info(&info, file, &err), "checkpoint_read_info");
+    TostModel* m = toy_create(&info.config, NULL, &err);
+    must(checkpoint_load_params(&toy, m, &m->tensors, file, &err), "checkpoint_load_params");
+    for (size_t i = 0; i < countof(rows); i++) {
+        info.open_row = rows[i];
+        must(checkpoint_save("odd", &info, &toy, m, &m->tensors, 0, &err), "checkpoint_save");
+        check_run(c, run("--resume --out odd"), 1, 1, "__metadata__ 'open_row' is no row of step 5", rows[i]);
+    }
+    info.open_row = NULL;
+    checkpoint_info_free(&info);
+    toy_destroy(m);
+}
+
 // ---------------------------------------------------------------------------------------------
 // Second runs
 
@@ -559,6 +580,31 @@ static void test_lock(Checks* c) {
     lock_release(&lock);
     must(mkdir("linked", 0777) == 0 && symlink("../good.bin", "linked/run.lock") == 0, "symlink");
     check(c, lock_take(&lock, "linked", &err) == LOCK_FAILED, "a link is not followed");
+}
+
+// What a second process is told of the first, by the note in the file.
+static void test_lock_notes(Checks* c) {
+    static const struct { const char *note, *says; } cases[] = {
+        {"77 elsewhere\n", "noted is in use by process 77 on elsewhere: wait"},
+        {"77", "noted is in use by process 77: wait"},
+        {"", "noted is in use by another process: wait"},
+        {"nonsense\n", "noted is in use by another process: wait"},
+        {"77 \033[2Jx", "noted is in use by process 77 on ?[2Jx: wait"},
+    };
+    must(mkdir("noted", 0777) == 0, "noted");
+    for (size_t i = 0; i < countof(cases); i++) {
+        Lock lock = {0};
+        TostError err;
+        const int fd = open("noted/run.lock", O_RDWR | O_CREAT | O_TRUNC, 0666);
+        const ssize_t n = (ssize_t)strlen(cases[i].note);
+        must(fd >= 0 && flock(fd, LOCK_EX) == 0 && write(fd, cases[i].note, (size_t)n) == n, "noted/run.lock");
+        const bool busy = lock_take(&lock, "noted", &err) == LOCK_BUSY;
+        check(c, busy && strstr(err.text, cases[i].says), "a lock with the note '%s': %s", cases[i].note, err.text);
+        close(fd);
+        check(c, lock_take(&lock, "noted", &err) == LOCK_TAKEN, "a lock that nobody holds: %s", err.text);
+        lock_release(&lock);
+        check(c, !path_exists("noted/run.lock"), "a lock that was released is left");
+    }
 }
 
 // A run that another begins and ends while this one is set up stands.
@@ -676,7 +722,9 @@ int main(int argc, char** argv) {
     test_window_saved(&c);
     test_outliers(&c);
     test_signals(&c);
+    test_open_row_damaged(&c);
     test_lock(&c);
+    test_lock_notes(&c);
     test_overtaken(&c);
     test_default_folders(&c);
     test_full_disk(&c);
