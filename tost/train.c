@@ -474,8 +474,8 @@ static bool pass_over(Run* r, const char* why, TostError* err) {
     if (g->in_a_row >= r->o.max_skipped) {
         char* on = way_on(r);
         tost_error(err, "update %lld: %s: stopped before it reached the parameters, after %lld skipped in a row "
-                   "(--max-skipped); checkpoints stand as they were; %s; a new run from --init with a lower --lr may help", number, why,
-                   (long long)g->in_a_row, on);
+                   "(--max-skipped); checkpoints stand as they were; %s; a higher --max-skipped there, or a new run "
+                   "from --init with a lower --lr, may help", number, why, (long long)g->in_a_row, on);
         free(on);
         return false;
     }
@@ -600,15 +600,18 @@ static bool write_sample(Run* r, TostError* err) {
     return ok;
 }
 
-// Since the last update the parameters have met no data: the next micro-batch must show a finite loss before
-// a checkpoint of them may push an older one out.
+// Since the last update the parameters have met no data: a micro-batch must show a finite loss before a checkpoint
+// of them may push an older one out. The next, or, should that be what is wrong, the first that the update saw.
 static bool check_parameters(Run* r, double* loss, TostError* err) {
     const Options* o = &r->o;
-    int64_t count;
-    if (!data_batch(r->data, r->inputs, r->targets, r->info.data_sample, o->batch, err)) return false;
-    r->engine->forward(r->model, r->inputs, r->targets, o->batch, o->seq, 0);
-    r->engine->read_loss(loss, &count, r->model);
-    return true;
+    const uint64_t seen = r->info.step > 0 ? (uint64_t)(o->total_batch / o->seq) : 0;
+    for (uint64_t back = 0;; back = seen) {
+        int64_t count;
+        if (!data_batch(r->data, r->inputs, r->targets, r->info.data_sample - back, o->batch, err)) return false;
+        r->engine->forward(r->model, r->inputs, r->targets, o->batch, o->seq, 0);
+        r->engine->read_loss(loss, &count, r->model);
+        if (isfinite(*loss) || back == seen) return true;
+    }
 }
 
 // What follows from a log or a checkpoint that could not be written; `why` says what failed.
