@@ -45,12 +45,14 @@ typedef struct {
 } Run;
 
 // ---------------------------------------------------------------------------------------------
-// Signals. The first asks for a stop after the update in hand, the second leaves at once.
+// Signals. The first asks for a stop after the update in hand, the second leaves at once; but a terminal that goes
+// sends its SIGHUP more than once, by the kernel and by the shell.
 
 static volatile sig_atomic_t stop_signal;   // 0: none came
 
 static void on_signal(int number) {
     static const char note[] = "\nstopping after the update in hand; once more to leave at once\n";
+    if (stop_signal && number == SIGHUP) return;
     if (stop_signal) _exit(128 + number);
     stop_signal = number;
     if (write(STDERR_FILENO, note, sizeof note - 1) < 0) return;   // nobody reads it: it stops all the same
@@ -59,8 +61,11 @@ static void on_signal(int number) {
 static void catch_signals(void) {
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigemptyset(&action.sa_mask);
+    struct sigaction before;
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    if (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN)   // else nohup
+        sigaction(SIGHUP, &action, NULL);
 }
 
 // A reader of stdout that leaves and a file that may not grow are errors of the writes that meet them, no end of a run.
@@ -750,7 +755,7 @@ static bool train(Run* r, TostError* err) {
 static void print_end(Run* r) {
     Progress* p = &r->progress;
     const bool stopped = r->info.step < r->o.steps;
-    const char* by = stop_signal == SIGINT ? "SIGINT" : "SIGTERM";
+    const char* by = stop_signal == SIGINT ? "SIGINT" : stop_signal == SIGTERM ? "SIGTERM" : "SIGHUP";
     const long long step = (long long)r->info.step, tokens = (long long)r->info.tokens;
     if (stopped) progress_text(p, "stopped by %s after update %lld of %lld", by, step, (long long)r->o.steps);
     else progress_text(p, "done: %lld updates, %lld tokens", step, tokens);

@@ -460,6 +460,12 @@ static void terminate_twice(TostModel* m) {
     raise(SIGTERM);
 }
 
+static void hang_up(TostModel* m) {
+    (void)m;
+    raise(SIGHUP);
+    raise(SIGHUP);
+}
+
 // Passes of RUN: one evaluating before a save, three a validation: 3 before the first update, 3 after updates 4, 8 …
 #define VALIDATED BASE "--data good.bin --val-data good.bin --val-every 4 --val-batches 3 --steps 12 --save-every 6 "
 
@@ -473,6 +479,7 @@ static void test_signals(Checks* c) {
         {"in a validation after a save", {EVALUATING, 8, interrupt}, {0}, 130, 8, "after update 8 is left"},
         {"in the last validation", {EVALUATING, 12, interrupt}, {0}, 130, 12, "after update 12 is left"},
         {"in a save", {GET, 3, interrupt}, {0}, 130, 6, NULL},
+        {"a terminal that goes", {TRAINING, 7, hang_up}, {0}, 129, 7, NULL},
         {"twice", {TRAINING, 8, terminate_twice}, {0}, 143, 6, NULL},
         {"and again in a save", {TRAINING, 7, interrupt}, {GET, 60, interrupt}, 130, 6, NULL},
     };
