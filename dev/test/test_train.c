@@ -180,6 +180,8 @@ static int toy_main(const char* args) {
     return status;
 }
 
+enum { READ = -1, CLOSED = -2 };   // in place of a descriptor for stdout; the second: all three streams are
+
 // Runs the program in a child with these for stdout and stderr. `afresh`: as a new program, since a process that has
 // threads cannot go on after fork.
 static int run_child(const char* args, int out, int err, bool afresh) {
@@ -187,7 +189,9 @@ static int run_child(const char* args, int out, int err, bool afresh) {
     const pid_t id = fork();
     must(id >= 0, "fork");
     if (id == 0) {
-        must(dup2(out, STDOUT_FILENO) >= 0 && dup2(err, STDERR_FILENO) >= 0, "dup2");
+        for (int fd = 0; fd <= 2; fd++)
+            if (out == CLOSED) close(fd);
+        if (out != CLOSED) must(dup2(out, STDOUT_FILENO) >= 0 && dup2(err, STDERR_FILENO) >= 0, "dup2");
         if (afresh) execl("/proc/self/exe", "test_train", args, (char*)NULL);
         must(!afresh, "execl");
         exit(toy_main(args));
@@ -208,17 +212,17 @@ static char* drain(int pipe_end[2]) {
     return text;
 }
 
-// A run whose stdout is `out`, or read too where that is -1. Pipes: a limit on the size of files leaves them alone.
+// A run whose stdout is `out`. Pipes: a limit on the size of files leaves them alone.
 static Outcome run_into(const char* args, int out) {
     int o[2], e[2];
     must(pipe(o) == 0 && pipe(e) == 0, "pipe");
     remove("updates");
-    const int status = run_child(args, out >= 0 ? out : o[1], e[1], false);
+    const int status = run_child(args, out == READ ? o[1] : out, e[1], false);
     memset(hooks, 0, sizeof hooks);
     return (Outcome){status, drain(o), drain(e)};
 }
 
-static Outcome run(const char* args) { return run_into(args, -1); }
+static Outcome run(const char* args) { return run_into(args, READ); }
 
 static int lines(const char* text) {
     int n = 0;
@@ -689,6 +693,11 @@ static void test_lost_output(Checks* c) {
               "stdout cannot be written: Broken pipe; the run goes on", "a reader that left");
     close(ends[1]);
     check_same(c, "roomy", "unread", 12, "a reader that left");
+    // the note of the signal and the progress must not come to be in the files that are opened
+    hooks[0] = (Hook){TRAINING, 7, interrupt};
+    check_run(c, run_into(SAVING "--on-save-error continue --out closed", CLOSED), 130, 0, NULL, "closed streams");
+    check_run(c, run("--resume --out closed"), 0, 0, NULL, "closed streams");
+    check_same(c, "roomy", "closed", 12, "closed streams");
     const int full = open("/dev/full", O_WRONLY);
     if (full < 0) {
         skip(c, "/dev/full is not there");
