@@ -167,6 +167,14 @@ bool read_file(Bytes* out, const char* path, TostError* err) {
     return ok;
 }
 
+// So that a new folder outlasts loss of power; where its parent may not be read, that cannot be had.
+static void sync_parent(const char* path) {
+    TostError ignored;
+    char* dir = path_dir(path);
+    sync_dir(dir, &ignored);
+    free(dir);
+}
+
 bool make_dirs(const char* path, TostError* err) {
     char* part = xstrdup(path);
     bool ok = true;
@@ -174,10 +182,11 @@ bool make_dirs(const char* path, TostError* err) {
         char c = path[i - 1] ? path[i] : 0;
         if (c != '/' && c != 0) continue;
         part[i] = 0;
-        if (part[0] && mkdir(part, 0777) != 0 && !is_dir(part)) {  // is_dir: it may have stood already
-            const char* why = errno == EEXIST ? "a file has that name" : strerror(errno);
-            ok = tost_error(err, "%s: the folder cannot be made: %s", part, why);
-        }
+        const int why = !part[0] || mkdir(part, 0777) == 0 ? 0 : errno;
+        if (why && !is_dir(part))   // it may have stood already
+            ok = tost_error(err, "%s: the folder cannot be made: %s", part,
+                            why == EEXIST ? "a file has that name" : strerror(why));
+        else if (!why && part[0]) sync_parent(part);
         if (c == 0) break;
         part[i] = '/';
     }
