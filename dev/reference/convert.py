@@ -43,7 +43,8 @@ from tost import HEAD, WTE, Tost, TostConfig, find_model, write_safetensors
 PREFIX = re.compile(r"^(_orig_mod\.|module\.)+")
 UNREADABLE = (OSError, ValueError, TypeError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError)
 CARRIED = ("step", "tokens", "best_val_loss", "tokenizer", "tokenizer_hash")  # of __metadata__
-OF_A_RUN = ("format_version", "data_sample", "seed")  # and all options
+OF_A_RUN = ("format_version", "data_sample", "seed", "skipped", "skipped_in_a_row", "last_losses", "last_grad_norms",
+            "open_row")  # and all options
 OPTION = "option."
 RUN_NEEDS = ("data", "steps", "batch", "seq", "total-batch", "lr", "warmup", "min-lr-frac", "weight-decay", "beta1",
              "beta2", "eps", "grad-clip")  # without these a resumed run would take them from the starter preset
@@ -131,8 +132,9 @@ def write_adamw(model, moments, facts):
         [{"params": [parameters[name] for name in decay], "weight_decay": option("weight-decay", 0.1)},
          {"params": [parameters[name] for name in keep], "weight_decay": 0.0}],
         lr=option("lr", 6e-4), betas=(option("beta1", 0.9), option("beta2", 0.95)), eps=option("eps", 1e-8))
+    made = int(facts.get("step", 0)) - int(facts.get("skipped", 0))  # AdamW counts the updates that were made
     for name, (first, second) in moments.items():
-        optimizer.state[parameters[name]] = {"step": torch.tensor(float(facts.get("step", 0))), "exp_avg": first,
+        optimizer.state[parameters[name]] = {"step": torch.tensor(float(made)), "exp_avg": first,
                                              "exp_avg_sq": second}
     return optimizer.state_dict()
 
