@@ -32,6 +32,7 @@ typedef struct {
     int64_t val_every, val_batches, sample_every, sample_tokens, save_every, keep;
     bool    resume, overwrite, quiet;
     int     dtype, threads;                // TostDtype; 0: as many as OpenMP gives
+    bool    recompute;
     // sampling
     const char* prompt;
     int64_t     tokens, samples;

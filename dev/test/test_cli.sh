@@ -234,7 +234,8 @@ check "nothing written" [ ! -e r_bare ]
 for line in \
     "train preset layers heads channels block-size vocab-size bias membership init data val-data order tokenizer out resume
      overwrite log steps batch seq total-batch lr warmup min-lr-frac weight-decay beta1 beta2 eps grad-clip seed
-     val-every val-batches sample-every sample-tokens save-every keep quiet temperature top-k top-p dtype threads help" \
+     val-every val-batches sample-every sample-tokens save-every keep quiet temperature top-k top-p dtype threads
+     recompute help" \
     "sample model tokenizer prompt tokens samples temperature top-k top-p seed dtype threads help" \
     "eval model data task json tokenizer batch seq stride windows seed dtype threads help" \
     "tokenize tokenizer out val-frac shard-tokens jsonl seed threads quiet help" \
@@ -257,6 +258,8 @@ check "--help shows defaults with units" says "(default: 128 tokens)" stdout   #
 run 0 --preset tost-base --help
 check "--help shows the preset's defaults" says "(default: 491520 tokens)" stdout
 run 0 -h
+ln -s "$binary" other_name
+check "--help goes by the program's name" [ "$(./other_name --help | head -n 1 | cut -d' ' -f1,2)" = "usage: other_name" ]
 
 # ---------------------------------------------------------------------------------------------
 # Runs: stop and go on
@@ -337,6 +340,12 @@ grep '^loss' stdout >straight.loss
 check "--init starts from the file's weights" cmp -s again.loss straight.loss
 run 1 --init straight --heads 4 $data --out none
 refused "--heads 4 differs from the 2 of"
+
+run 0 $tiny --steps 6 --save-every 3 --val-every 2 --sample-every 2 --recompute --out recomputed
+rm -r recomputed/step_00000006
+run 0 --resume --out recomputed
+check "--recompute computes the same, and a resumed run may do without" \
+    same_checkpoint straight/step_00000006 recomputed/step_00000006
 
 uniform="$small --membership uniform --steps 4 --save-every 2"
 run 0 $uniform --out even
