@@ -226,10 +226,10 @@ void draw_batch(std::vector<int32_t>* inputs, std::vector<int32_t>* targets, con
     (*targets)[rows - 1] = 1;
 }
 
-// What each layer computed in the last forward, of B·T rows.
+// What each layer computed in the last forward, of B·T rows; the first comes last, far from where backward starts.
 void record_activations(Record* r, const Subject& s, const Case& k) {
     const size_t rows = (size_t)k.B * (size_t)k.T;
-    for (int l = 0; l <= k.layers; l++)
+    for (int l = k.layers; l >= 0; l--)
         for (const TostActivation what : {TOST_W, TOST_PI, TOST_X}) {
             if (l == k.layers && what != TOST_X) continue;
             std::vector<float> x(rows * (size_t)(what == TOST_PI ? k.heads : k.channels));
