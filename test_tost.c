@@ -61,13 +61,16 @@ typedef struct {
     TostModel*        model;
 } Subject;
 
-static Subject subject_new(const TostEngine* engine, TostConfig config, int B, int T, bool training) {
+static Subject subject_open(const TostEngine* engine, TostConfig config, TostEngineOptions o) {
     TostError err;
-    const TostEngineOptions o = {.max_batch = B, .max_seq = T, .training = training, .dtype = TOST_FP32};
     die_on(tost_config_check(&config, &err), &err);
     Subject s = {engine, config, tost_tensors(&config), engine->create(&config, &o, &err)};
     die_on(s.model != NULL, &err);
     return s;
+}
+
+static Subject subject_new(const TostEngine* engine, TostConfig config, int B, int T, bool training) {
+    return subject_open(engine, config, (TostEngineOptions){.max_batch = B, .max_seq = T, .training = training});
 }
 
 static void subject_free(Subject* s) {
@@ -362,7 +365,8 @@ static void difference_one(Checks* c, Subject* s, const TostTensor* t, const int
         length += random[i] * random[i];
     }
     norm = sqrt(norm);
-    const bool idle = s->config.membership == TOST_UNIFORM && (t->row == TOST_ROW_temp || t->row == TOST_ROW_denom_bias);
+    const bool idle = s->config.membership == TOST_UNIFORM &&
+                      (t->row == TOST_ROW_temp || t->row == TOST_ROW_denom_bias);
     if (idle) memcpy(along, random, t->size * sizeof *along);
     for (size_t i = 0; i < t->size && !idle; i++) {
         along[i] /= norm;
@@ -371,16 +375,16 @@ static void difference_one(Checks* c, Subject* s, const TostTensor* t, const int
     }
     const double e = 1e-2;
     const double got = slope(s, t, p, along, e, inputs, targets, B, T), got_random = slope(s, t, p, random, e, inputs, targets, B, T);
-    if (idle) check(c, norm == 0 && got == 0, "%s: gradient %.3e, slope %.3e: no part of the model", t->name, norm, got);
-    else check(c, norm > 0 && fabs(got / norm - 1) <= 1e-2, "%s: slope along the gradient %.6g, want its norm %.6g", t->name, got, norm);
+    check(c, idle ? norm == 0 && got == 0 : norm > 0 && fabs(got / norm - 1) <= 1e-2,
+          "%s: slope along the gradient %.6g, want its norm %.6g", t->name, got, norm);
     check(c, fabs(got_random - along_random) <= 1e-2 * fabs(along_random) + 2e-3 * norm,
           "%s: slope along a random direction %.6g, want %.6g", t->name, got_random, along_random);
     free(p); free(g); free(along); free(random);
 }
 
 static void test_differences(Checks* c, const TostEngine* engine, int bias, int membership) {
-    const TostConfig config = {.n_layer = 2, .n_head = 3, .n_embd = 15, .block_size = 80, .vocab_size = 29, .bias = bias,
-                               .membership = membership};
+    const TostConfig config = {.n_layer = 2, .n_head = 3, .n_embd = 15, .block_size = 80, .vocab_size = 29,
+                               .bias = bias, .membership = membership};
     const int B = 2, T = 70;
     Subject s = subject_new(engine, config, B, T, true);
     subject_randomise(&s, 11);
@@ -591,7 +595,8 @@ static void test_uniform(Checks* c, const TostEngine* engine) {
         if (cold.tensors.tensor[i].row == TOST_ROW_temp)
             engine->put(cold.model, TOST_PARAM, &cold.tensors.tensor[i], (const float[NH]){0});
     float *want = logits_of(&cold, ids, B, T), *got = logits_of(&uniform, ids, B, T);
-    check(c, memcmp(got, want, (size_t)ROWS * odd.vocab_size * sizeof *got) == 0, "uniform: the logits are others than at temp 0");
+    check(c, memcmp(got, want, (size_t)ROWS * odd.vocab_size * sizeof *got) == 0,
+          "uniform: the logits are others than at temp 0");
     engine->forward(cold.model, ids, targets, B, T, 1.0f / ROWS);
     engine->forward(uniform.model, ids, targets, B, T, 1.0f / ROWS);
     engine->backward(cold.model);
@@ -610,12 +615,67 @@ static void test_uniform(Checks* c, const TostEngine* engine) {
         }
         const bool idle = t->row == TOST_ROW_temp || t->row == TOST_ROW_denom_bias;
         check(c, idle ? zero == t->size : differ == 0 && zero < t->size,
-              "uniform: %s: %zu gradients of %zu are others than at temp 0, %zu are zero", t->name, differ, t->size, zero);
+              "uniform: %s: %zu gradients of %zu are others than at temp 0, %zu are zero", t->name, differ, t->size,
+              zero);
         free(a); free(b);
     }
     subject_free(&cold);
     subject_free(&uniform);
     free(want); free(got); free(pi); free(ids); free(targets);
+}
+
+// Gradients of two batches of different shapes, with activations looked at in between where `look`. free()
+static float* gradients_of(Subject* s, bool look) {
+    const size_t n = (size_t)s->tensors.flat_size;
+    const struct { int B, T; } batches[] = {{2, 70}, {3, 33}};
+    float* all = xcalloc(n, sizeof *all);
+    for (size_t i = 0; i < countof(batches); i++) {
+        const int B = batches[i].B, T = batches[i].T, rows = B * T;
+        int32_t* ids = random_ids(rows, s->config.vocab_size, 41 + i);
+        s->engine->forward(s->model, ids, ids, B, T, 1.0f / rows);
+        if (look) free(subject_activation(s, TOST_PI, 0, (size_t)rows * s->config.n_head));
+        s->engine->backward(s->model);
+        free(ids);
+    }
+    for (int i = 0; i < s->tensors.count; i++)
+        s->engine->get(all + s->tensors.tensor[i].offset, s->model, TOST_GRAD, &s->tensors.tensor[i]);
+    return all;
+}
+
+// Computing activations again takes less memory and moves no bit, whoever looks at them.
+static void test_recompute(Checks* c, const TostEngine* engine) {
+    const TostConfig config = {.n_layer = 4, .n_head = 3, .n_embd = 60, .block_size = 70, .vocab_size = 257, .bias = 1};
+    TostEngineOptions o = {.max_batch = 3, .max_seq = 70, .training = true};
+    Subject kept = subject_open(engine, config, o);
+    const size_t full = engine->memory(&config, &o);
+    o.recompute = true;
+    Subject again = subject_open(engine, config, o), looked = subject_open(engine, config, o);
+    const size_t less = engine->memory(&config, &o), n = kept.tensors.flat_size;
+    const size_t x = (size_t)3 * 70 * 60 * sizeof(float);   // of each layer but one, at least 10 arrays like x
+    check(c, less + 3 * 10 * x < full, "recompute: %zu bytes, without %zu", less, full);
+    o.training = false;
+    const size_t decode = engine->memory(&config, &o);
+    o.recompute = false;
+    check(c, decode == engine->memory(&config, &o), "recompute: without training it makes a difference");
+    subject_randomise(&kept, 40);
+    subject_randomise(&again, 40);
+    subject_randomise(&looked, 40);
+    float *want = gradients_of(&kept, false), *got = gradients_of(&again, false), *seen = gradients_of(&looked, true);
+    check(c, memcmp(got, want, n * sizeof *got) == 0, "recompute: other gradients");
+    check(c, memcmp(seen, want, n * sizeof *got) == 0, "recompute: other gradients after a look at the activations");
+    for (int l = 0; l <= config.n_layer; l++) {
+        for (int what = TOST_W; what <= TOST_X; what++) {
+            bool moved;
+            if (l == config.n_layer && what != TOST_X) continue;
+            const size_t size = 3 * 33 * (what == TOST_PI ? 3 : 60);
+            check(c, same_activation(&kept, &again, (TostActivation)what, l, l, size, &moved) && moved,
+                  "recompute: other activations (%d) of layer %d", what, l);
+        }
+    }
+    subject_free(&kept);
+    subject_free(&again);
+    subject_free(&looked);
+    free(want); free(got); free(seen);
 }
 
 // Logits of a sequence alone, cut short, and in a batch are those of the sequence in full.
@@ -777,6 +837,7 @@ static void test_engine(Checks* c, const TostEngine* engine) {
     }
     test_few_rows(c, engine);
     test_activation(c, engine);
+    test_recompute(c, engine);
     test_shapes(c, engine);
     test_accumulation(c, engine);
     test_same_bits(c, engine);

@@ -314,7 +314,8 @@ static void tssa_forward_moments(float* y, double* saved, TssaState state, const
 // Continues every sequence from its state at position `first` and leaves its state after T more tokens. A state of zeros
 // at first = 0 is the start of a text; T = 1 is a step of decoding. A uniform membership has no use for u and S.
 static void tssa_forward(float* y, float* u, float* pi, double* saved, double* state, const float* w, const float* temp,
-                         const float* denom_bias, int membership, int first, int block_size, int B, int T, int C, int NH) {
+                         const float* denom_bias, int membership, int first, int block_size, int B, int T, int C,
+                         int NH) {
     // y, w (B,T,C); u, pi (B,NH,T); saved (B,chunks,2C+NH) or NULL; state (B,2C+NH); temp (NH); denom_bias (NH,block_size)
     const int groups = tssa_groups(B, NH);
     const size_t saved_size = tssa_chunks(T) * tssa_state_size(C, NH);
@@ -560,7 +561,8 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
 
 // ---------------------------------------------------------------------------------------------
 // The model's memory: parameters, gradients and moments as flat arrays under the one table; activations under the two
-// tables below. With gradients each layer keeps its own activations, else all layers share one set.
+// tables below. With gradients each layer keeps its own activations, else all layers share one set; so they do where
+// backward computes them again, from what each layer keeps.
 
 #define X(field, place, name, shape, init, decay, when) float* field;
 typedef struct { TOST_PARAMS(X) } TostParams;   // the tensors outside of the layers, and one layer's; NULL where absent
@@ -583,7 +585,9 @@ typedef struct { TOST_PARAMS(X) } TostParams;   // the tensors outside of the la
     X(rstd_2,    float,  rows) \
     X(fc,        float,  rows * 4 * C) \
     X(gelu,      float,  rows * 4 * C) \
-    X(mlp_out,   float,  rows * C) \
+    X(mlp_out,   float,  rows * C)
+
+#define LAYER_KEPT(X) \
     X(x_out,     float,  rows * C)                      /* x_mid + gamma2 mlp_out */
 
 #define SHARED_BUFFERS(X) \
@@ -605,7 +609,7 @@ typedef struct { TOST_PARAMS(X) } TostParams;   // the tensors outside of the la
     X(scratch,    double, train * threads * tssa_scratch_size(C, NH))
 
 #define X(field, type, elements) type* field;
-typedef struct { LAYER_ACTIVATIONS(X) } LayerActivations;
+typedef struct { LAYER_ACTIVATIONS(X) LAYER_KEPT(X) } LayerActivations;
 typedef struct { SHARED_BUFFERS(X) } Buffers;
 #undef X
 
@@ -614,11 +618,12 @@ struct TostModel {
     TostEngineOptions options;
     TostTensors       tensors;
     float*            state[4];            // by TostState: params, grads, m, v; each tensors.flat_size
-    LayerActivations* layer;               // (L); without gradients all alike
+    LayerActivations* layer;               // (L); without gradients all alike, with recompute all but for what is kept
     Buffers           buf;
     void*             arena;               // all of the above, one allocation
     size_t            arena_bytes, logits_rows;
     int               B, T;                // of the last forward
+    int               held;                // with recompute: the layer whose activations stand
     int               n_decode, position;  // sequences and next position of the recurrent decode
     double            loss_sum;            // since the last read_loss
     int64_t           loss_count;
@@ -658,9 +663,10 @@ static size_t lay_out(TostModel* m, char* base) {
     SHARED_BUFFERS(X)
 #undef X
     for (size_t l = 0; l < L; l++) {
-        if (l > 0 && !train) { m->layer[l] = m->layer[0]; continue; }
 #define X(field, type, elements) m->layer[l].field = carve(base, &used, (elements) * sizeof(type));
-        LAYER_ACTIVATIONS(X)
+        if (l > 0 && (!train || m->options.recompute)) m->layer[l] = m->layer[0];
+        else { LAYER_ACTIVATIONS(X) }
+        if (l == 0 || train) { LAYER_KEPT(X) }
 #undef X
     }
     return used;
@@ -670,6 +676,7 @@ static TostModel* model_new(const TostConfig* c, const TostEngineOptions* o) {
     TostModel* m = xcalloc(1, sizeof *m);
     m->config = *c;
     m->options = *o;
+    m->options.recompute = o->recompute && o->training;
     if (m->options.threads == 0) m->options.threads = threads_max();   // OMP_NUM_THREADS, else one for each core
     m->tensors = tost_tensors(c);
     m->layer = xcalloc(c->n_layer, sizeof *m->layer);
@@ -739,6 +746,16 @@ static void layer_backward(const Buffers* buf, const TostParams* g, const LayerA
 // The residual stream that enters layer l; l = L: that leaves the last.
 static const float* layer_input(const TostModel* m, int l) { return l > 0 ? m->layer[l - 1].x_out : m->buf.x; }
 
+// The activations of layer l stand: with recompute they are computed again, unless no other layer's came after them.
+static void hold_layer(TostModel* m, int l) {
+    if (!m->options.recompute || m->held == l) return;
+    const TostConfig* c = &m->config;
+    const TostParams p = tost_layer(m, TOST_PARAM, l);
+    memset(m->buf.tssa_now, 0, m->B * tssa_state_size(c->n_embd, c->n_head) * sizeof(double));
+    layer_forward(&m->layer[l], layer_input(m, l), &p, c, m->layer[l].tssa_saved, m->buf.tssa_now, 0, m->B, m->T);
+    m->held = l;
+}
+
 // Embedding, layers and ln_f at positions `first` and on. decode: the running sums (L,B/copies,2C+NH) that the sequences
 // start from, each for `copies` of them, or for one (copies = 0) and then updated; NULL: they start from nothing.
 static void model_forward(TostModel* m, const int32_t* inputs, double* decode, int copies, int first, int B, int T) {
@@ -750,6 +767,7 @@ static void model_forward(TostModel* m, const int32_t* inputs, double* decode, i
     threads_set(m->options.threads);
     m->B = B;
     m->T = T;
+    m->held = c->n_layer - 1;
     memcpy(m->buf.inputs, inputs, rows * sizeof *inputs);
     embedding_forward(m->buf.x, inputs, p.wte, p.wpe, first, B, T, C);
     for (int l = 0; l < c->n_layer; l++) {
@@ -761,7 +779,8 @@ static void model_forward(TostModel* m, const int32_t* inputs, double* decode, i
         double* saved = decode || !m->options.training ? NULL : m->layer[l].tssa_saved;
         layer_forward(&m->layer[l], layer_input(m, l), &p, c, saved, state, first, B, T);
     }
-    layernorm_forward(m->buf.ln_f, m->buf.mean_f, m->buf.rstd_f, layer_input(m, c->n_layer), p.ln_f_w, p.ln_f_b, rows, C);
+    layernorm_forward(m->buf.ln_f, m->buf.mean_f, m->buf.rstd_f, layer_input(m, c->n_layer), p.ln_f_w, p.ln_f_b, rows,
+                      C);
 }
 
 static void cpu_forward(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T, float grad_scale) {
@@ -786,11 +805,12 @@ static void cpu_backward(TostModel* m) {
     threads_set(m->options.threads);
     TostParams p = tost_layer(m, TOST_PARAM, last), g = tost_layer(m, TOST_GRAD, last);
     memset(m->buf.dx, 0, rows * C * sizeof(float));
-    layernorm_backward(m->buf.dx, g.ln_f_w, g.ln_f_b, m->buf.dnarrow, layer_input(m, last + 1), m->buf.mean_f, m->buf.rstd_f,
-                       p.ln_f_w, rows, C);
+    layernorm_backward(m->buf.dx, g.ln_f_w, g.ln_f_b, m->buf.dnarrow, layer_input(m, last + 1), m->buf.mean_f,
+                       m->buf.rstd_f, p.ln_f_w, rows, C);
     for (int l = last; l >= 0; l--) {
         p = tost_layer(m, TOST_PARAM, l);
         g = tost_layer(m, TOST_GRAD, l);
+        hold_layer(m, l);
         layer_backward(&m->buf, &g, &m->layer[l], layer_input(m, l), &p, c, B, T);
     }
     embedding_backward(g.wte, g.wpe, m->buf.dx, m->buf.inputs, B, T, C);
@@ -811,6 +831,8 @@ static void cpu_logits(float* dst, TostModel* m) {
 static void cpu_activation(float* dst, const TostModel* m, TostActivation what, int layer) {
     const size_t rows = (size_t)m->B * m->T, C = m->config.n_embd, NH = m->config.n_head;
     assert(m->options.training && layer >= 0 && layer < m->config.n_layer + (what == TOST_X));
+    threads_set(m->options.threads);
+    if (what != TOST_X) hold_layer((TostModel*)m, layer);
     if (what == TOST_X) memcpy(dst, layer_input(m, layer), rows * C * sizeof *dst);
     else if (what == TOST_W) memcpy(dst, m->layer[layer].w, rows * C * sizeof *dst);
     else memcpy(dst, m->layer[layer].pi, rows * NH * sizeof *dst);
@@ -937,8 +959,8 @@ static TostModel* cpu_create(const TostConfig* c, const TostEngineOptions* o, To
     m->arena = alloc_pages(m->arena_bytes);
     if (!m->arena) {
         char need[32];
-        tost_error(err, "not enough memory: the model needs %s; a smaller model, --batch or --seq needs less",
-                   human_bytes(need, (double)m->arena_bytes));
+        tost_error(err, "not enough memory: the model needs %s; a smaller model, --batch or --seq needs less%s",
+                   human_bytes(need, (double)m->arena_bytes), o->training && !o->recompute ? ", --recompute too" : "");
         model_free(m);
         return NULL;
     }

@@ -1158,18 +1158,25 @@ constexpr int GELU_PACK = 8;
 
 __device__ inline float normal_cdf(float x) { return 0.5f + 0.5f * erff(x * 0.707106781f); }
 
-// Eight neighbours a thread. Fewest bytes an element: 2 (x) + 2 (y).
-template <typename S> __global__ void gelu_forward_kernel(S* y, const S* x, size_t n) {
+// out = factor · function(x), of n elements, eight neighbours a thread; factor may be x or out.
+template <typename S, typename Function>
+__device__ inline void gelu_pack(S* out, const S* factor, const S* x, size_t n, Function function) {
     const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * GELU_PACK;
     if (i + GELU_PACK <= n) {
-        float v[GELU_PACK];
+        float f[GELU_PACK], v[GELU_PACK];
+        load_pack<GELU_PACK>(f, factor + i);
         load_pack<GELU_PACK>(v, x + i);
 #pragma unroll
-        for (int j = 0; j < GELU_PACK; j++) v[j] *= normal_cdf(v[j]);
-        store_pack<GELU_PACK>(y + i, v);
+        for (int j = 0; j < GELU_PACK; j++) f[j] *= function(v[j]);
+        store_pack<GELU_PACK>(out + i, f);
     } else {
-        for (size_t j = i; j < n; j++) y[j] = from_float<S>(to_float(x[j]) * normal_cdf(to_float(x[j])));
+        for (size_t j = i; j < n; j++) out[j] = from_float<S>(to_float(factor[j]) * function(to_float(x[j])));
     }
+}
+
+// Fewest bytes an element: 2 (x) + 2 (y).
+template <typename S> __global__ void gelu_forward_kernel(S* y, const S* x, size_t n) {
+    gelu_pack(y, x, x, n, [](float v) { return normal_cdf(v); });
 }
 
 template <typename S> static void gelu_forward(cudaStream_t stream, S* y, const S* x, size_t n) {
@@ -1181,17 +1188,7 @@ __device__ inline float gelu_slope(float x) { return normal_cdf(x) + x * expf(-0
 // dx = dy (Φ(x) + x φ(x)), φ(x) = e^(-x²/2)/√(2π); in place: dx comes in as dy. Fewest bytes an element: 4
 // (dx) + 2 (x).
 template <typename S> __global__ void gelu_backward_kernel(S* dx, const S* x, size_t n) {
-    const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * GELU_PACK;
-    if (i + GELU_PACK <= n) {
-        float d[GELU_PACK], v[GELU_PACK];
-        load_pack<GELU_PACK>(d, dx + i);
-        load_pack<GELU_PACK>(v, x + i);
-#pragma unroll
-        for (int j = 0; j < GELU_PACK; j++) d[j] *= gelu_slope(v[j]);
-        store_pack<GELU_PACK>(dx + i, d);
-    } else {
-        for (size_t j = i; j < n; j++) dx[j] = from_float<S>(to_float(dx[j]) * gelu_slope(to_float(x[j])));
-    }
+    gelu_pack(dx, dx, x, n, [](float v) { return gelu_slope(v); });
 }
 
 template <typename S> static void gelu_backward(cudaStream_t stream, S* dx, const S* x, size_t n) {
@@ -1310,8 +1307,9 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
 
 // ---------------------------------------------------------------------------------------------
 // The model's memory: parameters, gradients and moments as flat arrays under the one table, for bf16 a copy
-// of the parameters too; activations under the two tables below. With gradients each layer keeps its own
-// activations, else all layers share one set.
+// of the parameters too; activations under the tables below. With gradients each layer keeps its own
+// activations, else all layers share one set; so they do where backward computes them again, from what each
+// layer keeps.
 
 #define X(field, place, name, shape, init, decay, when) T* field;
 template <typename T> struct TostParams {
@@ -1322,8 +1320,6 @@ template <typename T> struct TostParams {
 // Rows: field, type, elements; rows = B·T.
 #define LAYER_ACTIVATIONS(X) \
     X(ln_1,       S,       rows * C)                     /* ln_1(x) */ \
-    X(mean_1,     float,   rows) \
-    X(rstd_1,     float,   rows) \
     X(w,          S,       rows * C)                     /* c_attn(ln_1) */ \
     X(u,          float,   rows * NH)                    /* (B,NH,T) */ \
     X(pi,         float,   rows * NH)                    /* (B,NH,T) */ \
@@ -1336,7 +1332,11 @@ template <typename T> struct TostParams {
     X(rstd_2,     float,   rows) \
     X(fc,         S,       rows * 4 * C) \
     X(gelu,       S,       rows * 4 * C) \
-    X(mlp_out,    S,       rows * C) \
+    X(mlp_out,    S,       rows * C)
+
+#define LAYER_KEPT(X) \
+    X(mean_1,     float,   rows)                         /* of ln_1 */ \
+    X(rstd_1,     float,   rows) \
     X(x_out,      float,   rows * C)                     /* x_mid + gamma2 mlp_out */
 
 #define SHARED_BUFFERS(X) \
@@ -1352,7 +1352,7 @@ template <typename T> struct TostParams {
     X(norm,       double,  train * NORM_BLOCKS) \
     X(decode,     double,  L * B * tssa_state_size(C, NH)) \
     X(totals,     float,   B * scan_slots(chunks) * tssa_state_size(C, NH)) \
-    X(tssa_sync,  int,     L * tssa_sync_size(B, T)) \
+    X(tssa_sync,  int,     (1 + m->options.recompute) * L * tssa_sync_size(B, T)) \
     X(dx,         float,   train * rows * C)             /* gradient of the residual stream */ \
     X(dbranch,    S,       train * rows * C) \
     X(dnarrow,    S,       train * rows * C)             /* of y, w and the LayerNorms' outputs in turn */ \
@@ -1368,7 +1368,7 @@ constexpr int DECAY_GROUP = 32;      // elements: tensors start at multiples of 
 constexpr int NORM_BLOCKS = 1024;
 
 #define X(field, type, elements) type* field;
-template <typename S> struct LayerActivations { LAYER_ACTIVATIONS(X) };
+template <typename S> struct LayerActivations { LAYER_ACTIVATIONS(X) LAYER_KEPT(X) };
 template <typename S> struct Buffers { SHARED_BUFFERS(X) };
 #undef X
 
@@ -1397,13 +1397,15 @@ struct TostModel {
     int32_t*          token_counts;        // (V)
     PassGraph         graph[PASSES];
     int               B, T;                // of the last forward
+    int               held;                // with recompute: the layer whose activations stand
     int               n_decode, position;  // sequences and next position of the recurrent decode
     int64_t           loss_count;          // since the last read_loss
 };
 
 template <typename S> struct TypedModel : TostModel {
     S* weights;  // the parameters as matmul operands; for float, state[TOST_PARAM] itself
-    LayerActivations<S>* layer;            // (L); without gradients all alike
+    // (L); without gradients all alike, with recompute all but for what is kept
+    LayerActivations<S>* layer;
     Buffers<S>           buf;
 };
 
@@ -1472,9 +1474,10 @@ template <typename S> static size_t lay_out(TypedModel<S>* m, char* base) {
     SHARED_BUFFERS(X)
 #undef X
     for (size_t l = 0; l < L; l++) {
-        if (l > 0 && !train) { m->layer[l] = m->layer[0]; continue; }
 #define X(field, type, elements) m->layer[l].field = (type*)carve(base, &used, (elements) * sizeof(type));
-        LAYER_ACTIVATIONS(X)
+        if (l > 0 && (!train || m->options.recompute)) m->layer[l] = m->layer[0];
+        else { LAYER_ACTIVATIONS(X) }
+        if (l == 0 || train) { LAYER_KEPT(X) }
 #undef X
     }
     return used;
@@ -1484,6 +1487,7 @@ template <typename S> static TypedModel<S>* model_new(const TostConfig* c, const
     TypedModel<S>* m = new TypedModel<S>();
     m->config = *c;
     m->options = *o;
+    m->options.recompute = o->recompute && o->training;
     m->tensors = tost_tensors(c);
     m->layer = (LayerActivations<S>*)xcalloc(c->n_layer, sizeof *m->layer);
     m->token_counts = (int32_t*)xcalloc(c->vocab_size, sizeof(int32_t));
@@ -1625,16 +1629,15 @@ template <typename S> static const float* layer_input(const TypedModel<S>* m, in
     return l > 0 ? m->layer[l - 1].x_out : m->buf.x;
 }
 
-// Layer l over rows = B·T; states: of this layer.
-template <typename S> static void layer_forward(TypedModel<S>* m, int l, TssaStates states, int B, int T) {
+// The branches of layer l over rows = B·T, up to mlp_out; states: of this layer, sync: its flags, zero.
+template <typename S>
+static void layer_branches(TypedModel<S>* m, int l, TssaStates states, int* sync, int B, int T) {
     const LayerActivations<S>* a = &m->layer[l];
     const TostParams<float> p = tost_layer(&m->tensors, m->state[TOST_PARAM], l);
     const TostParams<S> w = tost_layer(&m->tensors, m->weights, l);
-    const NextNorm<S> next = next_norm(m, l);
     const int C = m->config.n_embd, NH = m->config.n_head;
     const size_t rows = (size_t)B * T;
     Matmul* mm = &m->mm;
-    int* sync = m->buf.tssa_sync + l * tssa_sync_size(B, T);
     linear_forward(mm, a->w, a->ln_1, w.attn_w, w.attn_b, rows, C, C);
     tssa_forward(m->stream, a->y, a->u, a->pi, a->tssa_saved, states, m->buf.totals, sync, a->w, p.temp,
                  p.denom_bias, (const StepHeader*)m->buf.input, m->config.membership, m->config.block_size, B, T,
@@ -1645,12 +1648,32 @@ template <typename S> static void layer_forward(TypedModel<S>* m, int l, TssaSta
     linear_forward(mm, a->fc, a->ln_2, w.fc_w, w.fc_b, rows, C, 4 * C);
     gelu_forward(m->stream, a->gelu, a->fc, rows * 4 * C);
     linear_forward(mm, a->mlp_out, a->gelu, w.fc_proj_w, w.fc_proj_b, rows, 4 * C, C);
+}
+
+template <typename S> static void layer_forward(TypedModel<S>* m, int l, TssaStates states, int B, int T) {
+    const LayerActivations<S>* a = &m->layer[l];
+    const TostParams<float> p = tost_layer(&m->tensors, m->state[TOST_PARAM], l);
+    const NextNorm<S> next = next_norm(m, l);
+    layer_branches(m, l, states, m->buf.tssa_sync + l * tssa_sync_size(B, T), B, T);
     residual_layernorm_forward(m->stream, a->x_out, next.y, next.mean, next.rstd, a->x_mid, a->mlp_out,
-                               p.gamma2, next.w, next.b, rows, C);
+                               p.gamma2, next.w, next.b, (size_t)B * T, m->config.n_embd);
+}
+
+// The LayerNorm of the stream x that enters layer l + 1, or ln_f.
+template <typename S> static void norm_forward(TypedModel<S>* m, int l, const float* x, size_t rows) {
+    const NextNorm<S> next = next_norm(m, l);
+    residual_layernorm_forward(m->stream, (float*)NULL, next.y, next.mean, next.rstd, x, (const S*)NULL,
+                               (const float*)NULL, next.w, next.b, rows, m->config.n_embd);
+}
+
+// With recompute: the activations of layer l once more, the flags of its scans being those of the second half.
+template <typename S> static void layer_again(TypedModel<S>* m, int l, int B, int T) {
+    norm_forward(m, l - 1, layer_input(m, l), (size_t)B * T);
+    layer_branches(m, l, NO_STATES, m->buf.tssa_sync + (m->config.n_layer + l) * tssa_sync_size(B, T), B, T);
 }
 
 // buf.dx: the gradient of x_out becomes that of x; buf.dbranch: that of this layer's mlp_out becomes that of
-// the one below.
+// the one below, whose activations then stand, with recompute in the place of this layer's.
 template <typename S> static void layer_backward(TypedModel<S>* m, int l, int B, int T) {
     const LayerActivations<S>* a = &m->layer[l];
     const Buffers<S>* buf = &m->buf;
@@ -1676,6 +1699,7 @@ template <typename S> static void layer_backward(TypedModel<S>* m, int l, int B,
                   p.temp, m->config.membership, m->config.block_size, B, T, C, NH);
     linear_backward(mm, buf->dnarrow, g.attn_w, g.attn_b, columns, buf->dbranch, a->ln_1, w.attn_w, rows, C,
                     C);
+    if (l > 0 && m->options.recompute) layer_again(m, l - 1, B, T);
     const TostParams<float> below = tost_layer(&m->tensors, m->state[TOST_PARAM], l > 0 ? l - 1 : 0);
     const TostParams<float> dbelow = tost_layer(&m->tensors, m->state[TOST_GRAD], l > 0 ? l - 1 : 0);
     layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_1_w, g.ln_1_b,
@@ -1685,7 +1709,17 @@ template <typename S> static void layer_backward(TypedModel<S>* m, int l, int B,
 }
 
 static void clear_sync(TostModel* m, int* sync, int B, int T) {   // of all layers
-    CUDA_CHECK(cudaMemsetAsync(sync, 0, m->config.n_layer * tssa_sync_size(B, T) * sizeof *sync, m->stream));
+    const size_t flags = (1 + m->options.recompute) * m->config.n_layer * tssa_sync_size(B, T);
+    CUDA_CHECK(cudaMemsetAsync(sync, 0, flags * sizeof *sync, m->stream));
+}
+
+// The activations of layer l stand: with recompute they are computed again, unless no other layer's came after
+// them.
+template <typename S> static void hold_layer(TypedModel<S>* m, int l) {
+    if (!m->options.recompute || m->held == l) return;
+    clear_sync(m, m->buf.tssa_sync, m->B, m->T);
+    layer_again(m, l, m->B, m->T);
+    m->held = l;
 }
 
 // Embedding, layers and ln_f. states: of layer 0, those of the others behind.
@@ -1694,12 +1728,10 @@ template <typename S> static void model_forward(TypedModel<S>* m, TssaStates sta
     const size_t rows = (size_t)B * T, state_size = B * tssa_state_size(C, m->config.n_head);
     const TostParams<float> p = tost_layer(&m->tensors, m->state[TOST_PARAM], 0);
     const StepHeader* step = (const StepHeader*)m->buf.input;
-    const NextNorm<S> next = next_norm(m, -1);
     clear_sync(m, m->buf.tssa_sync, B, T);
     embedding_forward(m->stream, m->buf.x, step_input(m->buf.input, rows).inputs, p.wte, p.wpe, step, B, T,
                       C);
-    residual_layernorm_forward(m->stream, (float*)NULL, next.y, next.mean, next.rstd, m->buf.x,
-                               (const S*)NULL, (const float*)NULL, next.w, next.b, rows, C);
+    norm_forward(m, -1, m->buf.x, rows);
     for (int l = 0; l < m->config.n_layer; l++) {
         layer_forward(m, l, states, B, T);
         if (states.start) states.start += state_size / states.copies;
@@ -1716,6 +1748,7 @@ static void typed_forward(TypedModel<S>* m, const int32_t* inputs, const int32_t
     const bool train = targets && grad_scale != 0.0f;
     m->B = B;
     m->T = T;
+    m->held = m->config.n_layer - 1;
     stage_input(m, m->buf.input, inputs, targets, 0, B, T, train ? grad_scale : 0.0f);
     if (!targets) {
         model_forward(m, NO_STATES, B, T);
@@ -1751,7 +1784,9 @@ template <typename S> static void model_backward(TypedModel<S>* m, int B, int T)
 
 template <typename S> static void typed_backward(TypedModel<S>* m) {
     const int B = m->B, T = m->T;
+    hold_layer(m, m->config.n_layer - 1);
     run_pass(m, PASS_BACKWARD, B, T, [=] { model_backward(m, B, T); });
+    m->held = 0;
 }
 
 // Everything queued before it is done afterwards.
@@ -1798,9 +1833,10 @@ static void copy_activation(float* dst, const S* src, size_t n, cudaStream_t str
 }
 
 template <typename S>
-static void typed_activation(const TypedModel<S>* m, float* dst, TostActivation what, int layer) {
+static void typed_activation(TypedModel<S>* m, float* dst, TostActivation what, int layer) {
     const size_t rows = (size_t)m->B * m->T, C = m->config.n_embd, NH = m->config.n_head;
     assert(m->options.training && layer >= 0 && layer < m->config.n_layer + (what == TOST_X));
+    if (what != TOST_X) hold_layer(m, layer);
     if (what == TOST_X) copy_activation(dst, layer_input(m, layer), rows * C, m->stream);
     else if (what == TOST_W) copy_activation(dst, m->layer[layer].w, rows * C, m->stream);
     else copy_activation(dst, m->layer[layer].pi, rows * NH, m->stream);
@@ -2067,17 +2103,28 @@ static bool fits_kernels(const TostConfig* c, TostError* err) {
     return true;
 }
 
+// The largest batch whose model fits, found in steps of a sixteenth; 0: none.
+static int largest_batch(const TostConfig* c, const TostEngineOptions* o, bool recompute, size_t available) {
+    TostEngineOptions less = *o;
+    less.recompute = recompute;
+    while (less.max_batch > 0 && cuda_memory(c, &less) > available)
+        less.max_batch -= (less.max_batch + 15) / 16;
+    return less.max_batch;
+}
+
 static bool fits_memory(const TostConfig* c, const TostEngineOptions* o, size_t bytes, TostError* err) {
     size_t available = 0, total = 0;
     const cudaError_t e = cudaMemGetInfo(&available, &total);
     if (e != cudaSuccess)
         return tost_error(err, "cudaMemGetInfo: %s; %s", cudaGetErrorString(e), cuda_advice(e));
     if (bytes <= available) return true;
-    TostEngineOptions less = *o;
-    while (less.max_batch > 0 && cuda_memory(c, &less) > available)
-        less.max_batch -= (less.max_batch + 15) / 16;
-    char need[32], have[32], way_out[64] = "a smaller model or --seq needs less";
-    if (less.max_batch > 0) snprintf(way_out, sizeof way_out, "--batch %d fits", less.max_batch);
+    const int batch = largest_batch(c, o, o->recompute, available),
+              again = o->training ? largest_batch(c, o, true, available) : batch;
+    char need[32], have[32], way_out[96] = "a smaller model or --seq needs less", or_batch[32] = "";
+    if (batch > 0) snprintf(or_batch, sizeof or_batch, " or --batch %d", batch);
+    if (again == o->max_batch) snprintf(way_out, sizeof way_out, "--recompute%s fits", or_batch);
+    else if (again > batch) snprintf(way_out, sizeof way_out, "--recompute --batch %d%s fits", again, or_batch);
+    else if (batch > 0) snprintf(way_out, sizeof way_out, "--batch %d fits", batch);
     return tost_error(err, "not enough memory on the GPU: the model needs %s, %s are free; %s",
                       human_bytes(need, (double)bytes), human_bytes(have, (double)available), way_out);
 }

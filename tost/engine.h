@@ -17,6 +17,7 @@ typedef enum { TOST_FP32, TOST_TF32, TOST_BF16 } TostDtype;
 typedef struct {
     int       max_batch, max_seq;   // largest B and T that forward or decode_begin will see
     bool      training;             // gradients, moments and saved activations exist
+    bool      recompute;            // with training: backward computes a layer's activations again; the same bits
     TostDtype dtype;                // of matrix products and their operands; the CPU engine knows fp32 alone
     int       threads;              // CPU threads; 0: one for each core
 } TostEngineOptions;

@@ -202,6 +202,9 @@ static const Row table[] = {
      "of matrix products"},
     {"threads", TRAIN | SAMPLE | EVAL | TOKENIZE | INSPECT, MACHINE, INT, AT(threads), 0, 4096, KEPT, "N", "",
      "0: OMP_NUM_THREADS, else one for each core", "CPU threads"},
+    {"recompute", TRAIN, MACHINE, FLAG, AT(recompute), 0, 0, FORGOTTEN, "", "", NULL,
+     "keep no more of a layer than its input and compute the rest again in backward: less memory, more time, the "
+     "same numbers; a resumed run may differ"},
     {"help", ALL, MACHINE, HELP, 0, 0, 0, FORGOTTEN, "", "", NULL,
      "this list"},
 
@@ -526,9 +529,11 @@ static void print_changes(void) {
 }
 
 static void print_help(const Options* o, bool all_commands) {
+    const char* slash = strrchr(o->program, '/');
+    const char* program = slash ? slash + 1 : o->program;
     for (int c = 0; c < COMMANDS; c++) {
         if (!all_commands && c != (int)o->command) continue;
-        printf("%s train_gpt_tost %s\n           %s\n", c == 0 || !all_commands ? "usage:" : "      ",
+        printf("%s %s %s\n           %s\n", c == 0 || !all_commands ? "usage:" : "      ", program,
                commands[c].usage, commands[c].about);
     }
     if (all_commands) printf("\nCOMMAND --help lists the options of a command. Those of train:\n");

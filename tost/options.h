@@ -37,6 +37,7 @@ typedef struct {
     int     on_save_error;                 // OnSaveError
     bool    resume, overwrite, quiet;
     int     dtype, threads;                // TostDtype; 0: as many as OpenMP gives
+    bool    recompute;
     // sampling
     const char* prompt;
     int64_t     tokens, samples;

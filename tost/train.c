@@ -400,7 +400,7 @@ static bool set_up(Run* r, TostError* err) {
     const bool outgrows = r->tokenizer && o->sample_every > 0 && o->sample_tokens >= o->config.block_size;
     r->engine_options = (TostEngineOptions){
         .max_batch = o->batch, .max_seq = outgrows ? o->config.block_size : o->seq, .training = true,
-        .dtype = (TostDtype)o->dtype, .threads = o->threads};
+        .recompute = o->recompute, .dtype = (TostDtype)o->dtype, .threads = o->threads};
     char device[256];
     if (!r->engine->describe(device, sizeof device, &r->engine_options, err)) return false;
     progress_text(&r->progress, "%-11s%s", "device", device);

@@ -217,7 +217,7 @@ for line in \
     "train preset layers heads channels block-size vocab-size bias membership init data val-data order tokenizer out resume
      overwrite log steps batch seq total-batch lr warmup min-lr-frac weight-decay beta1 beta2 eps grad-clip
      skip-loss-z skip-grad-z max-skipped seed
-     val-every val-batches sample-every sample-tokens save-every keep on-save-error quiet temperature top-k top-p dtype threads help" \
+     val-every val-batches sample-every sample-tokens save-every keep on-save-error quiet temperature top-k top-p dtype threads recompute help" \
     "sample model tokenizer prompt tokens samples temperature top-k top-p seed dtype threads help" \
     "eval model data task json tokenizer batch seq stride windows seed dtype threads help" \
     "tokenize tokenizer out val-frac shard-tokens jsonl seed threads quiet help" \
@@ -244,6 +244,8 @@ run 0 train --help
 check "train --help tells what --resume may change" says "These may be given anew: --data," stdout
 check "and at what cost" says "the cosine ends there" stdout
 run 0 -h
+ln -s "$binary" other_name
+check "--help goes by the program's name" [ "$(./other_name --help | head -n 1 | cut -d' ' -f1,2)" = "usage: other_name" ]
 
 # ---------------------------------------------------------------------------------------------
 # Runs: stop and go on
@@ -324,6 +326,12 @@ grep '^loss' stdout >straight.loss
 check "--init starts from the file's weights" cmp -s again.loss straight.loss
 run 1 --init straight --heads 4 $data --out none
 refused "--heads 4 differs from the 2 of"
+
+run 0 $tiny --steps 6 --save-every 3 --val-every 2 --sample-every 2 --recompute --out recomputed
+rm -r recomputed/step_00000006
+run 0 --resume --out recomputed
+check "--recompute computes the same, and a resumed run may do without" \
+    same_checkpoint straight/step_00000006 recomputed/step_00000006
 
 uniform="$small --membership uniform --steps 4 --save-every 2"
 run 0 $uniform --out even

@@ -24,7 +24,9 @@ extern const TostEngine tost_cpu_engine, tost_cuda_engine;
 
 namespace {
 
-// Limits of relative L2 error against the CPU engine (float32) and against truth.
+// Limits of relative L2 error against the CPU engine (float32) and against truth. In bf16 the gradients of ln_1
+// and c_attn err most, up to 3e-2, and not by the kernels: through s/S they go with 1/w, so that in float32 too
+// they move as far when only the weights are rounded to bf16, and those of c_fc by less than 1e-2.
 struct Limits {
     double logits, grads, params, loss;
 };
@@ -86,13 +88,15 @@ class Subject {
     TostTensors tensors;
     TostModel* model;
 
-    Subject(const TostEngine* e, TostConfig c, int B, int T, bool training, TostDtype dtype)
+    Subject(const TostEngine* e, TostConfig c, int B, int T, bool training, TostDtype dtype,
+            bool recompute = false)
         : engine(e), config(c) {
         TostError err;
         TostEngineOptions o = {};
         o.max_batch = B;
         o.max_seq = T;
         o.training = training;
+        o.recompute = recompute;
         o.dtype = dtype;
         o.threads = 1;   // of the CPU engine: more only wait for each other on models so small
         die_on(tost_config_check(&config, &err), err);
@@ -197,6 +201,7 @@ struct Case {
     int updates, micros;  // micro-batches an update
     TostDtype dtype;
     int membership = TOST_LEARNED;
+    bool recompute = false;
 };
 
 std::string describe(const Case& k) {
@@ -221,10 +226,10 @@ void draw_batch(std::vector<int32_t>* inputs, std::vector<int32_t>* targets, con
     (*targets)[rows - 1] = 1;
 }
 
-// What each layer computed in the last forward, of B·T rows.
+// What each layer computed in the last forward, of B·T rows; the first comes last, far from where backward starts.
 void record_activations(Record* r, const Subject& s, const Case& k) {
     const size_t rows = (size_t)k.B * (size_t)k.T;
-    for (int l = 0; l <= k.layers; l++)
+    for (int l = k.layers; l >= 0; l--)
         for (const TostActivation what : {TOST_W, TOST_PI, TOST_X}) {
             if (l == k.layers && what != TOST_X) continue;
             std::vector<float> x(rows * (size_t)(what == TOST_PI ? k.heads : k.channels));
@@ -244,6 +249,7 @@ void run_updates(Record* r, Subject* s, const Case& k, const std::vector<int32_t
                                1.0f / (float)(k.micros * k.B * k.T));
             std::fill(inputs.begin(), inputs.end(), 0);  // the caller's arrays are free again
             std::fill(targets.begin(), targets.end(), 0);
+            if (i > 0) record_activations(r, *s, k);  // which backward does not notice
             s->engine->backward(s->model);
         }
         if (i == 0) record_state(r, *s, TOST_GRAD, GRAD, "grad.");
@@ -308,7 +314,7 @@ Record run_case(const TostEngine* engine, const Case& k) {
     // One sequence fills the engine's buffers, so that what lies beyond is no one's; several leave room.
     const int more = k.B > 1 ? 5 : 0;
     Subject s(engine, config, k.B + more, std::min(k.block, k.T + more), k.updates > 0,
-              engine == &tost_cpu_engine ? TOST_FP32 : k.dtype);
+              engine == &tost_cpu_engine ? TOST_FP32 : k.dtype, k.recompute);
     s.randomise(7);
     draw_batch(&ids, &targets, k, 99);
     r.push_back({"logits", LOGITS, s.logits(ids.data(), k.B, k.T)});
@@ -319,7 +325,16 @@ Record run_case(const TostEngine* engine, const Case& k) {
     return r;
 }
 
-// The CPU engine's results within the limits, and the same bits under every schedule.
+void same_bits(Checks* c, const char* what, const Record& a, const Record& b, const char* how_a,
+               const char* how_b) {
+    for (size_t i = 0; i < a.size(); i++) {
+        const size_t bytes = a[i].values.size() * sizeof(double);
+        check(c, memcmp(a[i].values.data(), b[i].values.data(), bytes) == 0, "%s: %s: other bits %s than %s",
+              what, a[i].name.c_str(), how_a, how_b);
+    }
+}
+
+// The CPU engine's results within the limits, and the same bits under every schedule and with recompute.
 void test_case(Checks* c, const Case& k, const std::vector<Schedule>& schedules) {
     const std::string what = describe(k);
     const Record want = run_case(&tost_cpu_engine, k);
@@ -328,13 +343,12 @@ void test_case(Checks* c, const Case& k, const std::vector<Schedule>& schedules)
         set_schedule(schedules[i]);
         const Record got = run_case(&tost_cuda_engine, k);
         if (i == 0) compare(c, what.c_str(), first = got, want, limits_of(k.dtype));
-        for (size_t j = 0; i > 0 && j < got.size(); j++) {
-            const size_t bytes = got[j].values.size() * sizeof(double);
-            check(c, memcmp(got[j].values.data(), first[j].values.data(), bytes) == 0,
-                  "%s: %s: other bits under schedule %s than %s", what.c_str(), got[j].name.c_str(),
-                  schedules[i].name, schedules[0].name);
-        }
+        if (i > 0) same_bits(c, what.c_str(), got, first, schedules[i].name, schedules[0].name);
     }
+    if (k.layers == 1 || k.updates == 0) return;
+    Case again = k;
+    again.recompute = true;
+    same_bits(c, what.c_str(), run_case(&tost_cuda_engine, again), first, "with recompute", "without");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -376,7 +390,9 @@ void test_shapes(Checks* c, TostDtype dtype, bool quick) {
               two);  // heads wider than a warp: 34 channels
     test_case(c, {1, 1, 70, 2 * chunk, 29, 0, 1, chunk + 3, 1, 2, dtype}, two);  // one head, of 70 channels
     test_case(c, {1, 3, 129, 2 * chunk, 29, 1, 1, 7, 1, 2, dtype}, two);  // heads of 43: several warps
-    test_case(c, {2, 3, 60, block, 257, 1, 2, 3 * chunk + 5, 2, 2, dtype, TOST_UNIFORM}, two);
+    test_case(c, {3, 3, 60, block, 257, 1, 2, 3 * chunk + 5, 2, 2, dtype, TOST_UNIFORM}, two);
+    if (dtype == TOST_FP32)  // deeper, in bf16, the weights' own rounding moves gradients past the limit
+        test_case(c, {4, 3, 60, block, 29, 0, 2, chunk + 5, 3, 3, dtype}, two);
     test_case(c, {1, 2, 16, 8, 9001, 0, 1, 5, 1, 2, dtype}, two);  // a vocabulary that threads go round in
 }
 
@@ -532,6 +548,59 @@ void test_golden(Checks* c, const char* dir) {
 // ---------------------------------------------------------------------------------------------
 // A machine that lacks something: one line, nothing left behind
 
+// The engine takes what memory says, with and without recompute; where that is too much, the line names what
+// fits, and that does.
+void test_ways_out(Checks* c) {
+    const TostConfig config = {4, 3, 60, 200, 257, 1, TOST_LEARNED};
+    const struct {
+        const char* want;
+        bool recompute;
+    } ways[] = {{"--recompute or --batch", true}, {"--recompute --batch", true}, {"seq", false}};
+    TostEngineOptions o = {};
+    o.max_batch = 8;
+    o.max_seq = 200;
+    o.training = true;
+    o.dtype = TOST_BF16;
+    size_t need[2], batch_of_one;
+    for (const bool recompute : {false, true}) {
+        size_t free_bytes = 0, total = 0;
+        TostError err = {};
+        o.recompute = recompute;
+        cuda_on_host_set(CudaOnHostOptions());
+        need[recompute] = tost_cuda_engine.memory(&config, &o);
+        TostModel* m = tost_cuda_engine.create(&config, &o, &err);
+        cudaMemGetInfo(&free_bytes, &total);
+        check(c, m && total - free_bytes <= need[recompute] && need[recompute] < 1.01 * (double)(total - free_bytes),
+              "memory says %zu bytes, create took %zu", need[recompute], total - free_bytes);
+        if (m) tost_cuda_engine.destroy(m);
+    }
+    check(c, need[true] < need[false], "recompute: %zu bytes, without %zu", need[true], need[false]);
+    TostEngineOptions one = o;
+    one.max_batch = 1;
+    one.recompute = false;
+    batch_of_one = tost_cuda_engine.memory(&config, &one);
+    const size_t memories[] = {need[true], batch_of_one - 1, batch_of_one / 2};
+    o.recompute = false;
+    for (int i = 0; i < 3; i++) {
+        CudaOnHostOptions machine;
+        TostError err = {};
+        machine.memory = memories[i];
+        cuda_on_host_set(machine);
+        TostModel* m = tost_cuda_engine.create(&config, &o, &err);
+        check(c, !m && strstr(err.text, ways[i].want) && !strchr(err.text, '\n'),
+              "%zu bytes where %zu are needed: \"%s\"", memories[i], need[false], err.text);
+        TostEngineOptions out = o;
+        const char* named = strstr(err.text, "--recompute --batch ");
+        out.recompute = ways[i].recompute;
+        if (named) out.max_batch = atoi(named + strlen("--recompute --batch "));
+        m = ways[i].recompute ? tost_cuda_engine.create(&config, &out, &err) : nullptr;
+        check(c, m || !ways[i].recompute, "the way out does not fit: \"%s\"", err.text);
+        if (m) tost_cuda_engine.destroy(m);
+        cudaGetLastError();
+    }
+    cuda_on_host_set(CudaOnHostOptions());
+}
+
 void test_lacking(Checks* c) {
     const TostConfig config = {1, 3, 60, 40, 257, 1, TOST_LEARNED};
     TostEngineOptions o = {};
@@ -607,6 +676,7 @@ int main(int argc, char** argv) {
     else skip(&c, "golden files of ../shared/golden: absent");
     free(shared);
     test_lacking(&c);
+    test_ways_out(&c);
     check(&c, cuda_on_host_live() == 0, "%d objects of CUDA are left at the end", cuda_on_host_live());
     return checks_verdict(&c);
 }
