@@ -150,6 +150,14 @@ bool read_file(Bytes* out, const char* path, TostError* err) {
     return ok;
 }
 
+// A new folder lasts once the folder that it stands in is synced; one that may not be read cannot be.
+static bool sync_parent(const char* path, TostError* err) {
+    char* dir = path_dir(path);
+    const bool ok = access(dir, R_OK) != 0 || sync_dir(dir, err);
+    free(dir);
+    return ok;
+}
+
 bool make_dirs(const char* path, TostError* err) {
     char* part = xstrdup(path);
     bool ok = true;
@@ -157,9 +165,9 @@ bool make_dirs(const char* path, TostError* err) {
         char c = path[i - 1] ? path[i] : 0;
         if (c != '/' && c != 0) continue;
         part[i] = 0;
-        if (part[0] && mkdir(part, 0777) != 0 && !is_dir(part)) {  // is_dir: it may have stood already
-            ok = tost_error(err, "%s: the folder cannot be made: %s", part, strerror(errno));
-        }
+        const int why = !part[0] || mkdir(part, 0777) == 0 ? 0 : errno;
+        if (why && !is_dir(part)) ok = tost_error(err, "%s: the folder cannot be made: %s", part, strerror(why));
+        if (!why && part[0]) ok = sync_parent(part, err);
         if (c == 0) break;
         part[i] = '/';
     }
