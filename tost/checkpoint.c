@@ -186,6 +186,13 @@ bool checkpoint_clear(const char* run, TostError* err) {
     return ok;
 }
 
+bool checkpoint_stands(const char* run, int64_t step) {
+    const Entry e = {.step = step, .path = xasprintf("%s/step_%08" PRId64, run, step)};
+    const bool stands = is_complete(&e);
+    free(e.path);
+    return stands;
+}
+
 char* checkpoint_next_run(const char* root, const char* preset) {
     const size_t n = strlen(preset);
     long last = 0;
@@ -225,6 +232,16 @@ static void add_meta(MetaList* list, const char* key, const char* fmt, ...) {
     list->entry[list->count++] = (StMeta){xstrdup(key), value};
 }
 
+static void add_guard(MetaList* m, const Guard* g) {
+    char *loss = guard_window_text(&g->loss), *norm = guard_window_text(&g->norm);
+    add_meta(m, "skipped", "%" PRId64, g->skipped);
+    add_meta(m, "skipped_in_a_row", "%" PRId64, g->in_a_row);
+    add_meta(m, "last_losses", "%s", loss);
+    add_meta(m, "last_grad_norms", "%s", norm);
+    free(loss);
+    free(norm);
+}
+
 static MetaList metadata(const CheckpointInfo* info) {
     MetaList m = {0};
     add_meta(&m, "format", "pt");   // what Python's loaders look for
@@ -240,6 +257,8 @@ static MetaList metadata(const CheckpointInfo* info) {
     add_meta(&m, "data_sample", "%" PRIu64, info->data_sample);
     add_meta(&m, "seed", "%" PRIu64, info->seed);
     add_meta(&m, "best_val_loss", "%.17g", info->best_val_loss);   // 17 digits: the same double when read
+    add_guard(&m, &info->guard);
+    if (info->open_row) add_meta(&m, "open_row", "%s", info->open_row);
     if (info->tokenizer) {
         add_meta(&m, "tokenizer", "%s", info->tokenizer);
         add_meta(&m, "tokenizer_hash", "%08" PRIx32, info->tokenizer_hash);
@@ -281,6 +300,25 @@ static bool meta_loss(double* out, const StFile* f, bool required, TostError* er
         || tost_error(err, "%s: __metadata__ 'best_val_loss' is '%s': expected a number", f->path, text);
 }
 
+static bool meta_window(GuardWindow* w, const StFile* f, const char* key, TostError* err) {
+    const char* text = st_meta(f, key);
+    return !text || guard_window_parse(w, text)
+        || tost_error(err, "%s: __metadata__ '%s' is '%.40s…': expected up to %d numbers", f->path, key, text,
+                      GUARD_WINDOW);
+}
+
+// A file from before there was a guard has none of it.
+static bool read_guard(Guard* g, const StFile* f, TostError* err) {
+    uint64_t skipped = 0, in_a_row = 0;
+    if (!meta_number(&skipped, f, "skipped", 10, INT64_MAX, false, err)
+        || !meta_number(&in_a_row, f, "skipped_in_a_row", 10, INT64_MAX, false, err)
+        || !meta_window(&g->loss, f, "last_losses", err) || !meta_window(&g->norm, f, "last_grad_norms", err))
+        return false;
+    g->skipped = (int64_t)skipped;
+    g->in_a_row = (int64_t)in_a_row;
+    return true;
+}
+
 static void read_options(CheckpointInfo* info, const StFile* f) {
     const size_t n = sizeof option_prefix - 1;
     info->options = xcalloc((size_t)f->n_meta, sizeof *info->options);
@@ -310,7 +348,7 @@ static bool read_metadata(CheckpointInfo* info, const StFile* f, TostError* err)
         || !meta_number(&tokens, f, "tokens", 10, INT64_MAX, ours, err)
         || !meta_number(&info->data_sample, f, "data_sample", 10, UINT64_MAX, ours, err)
         || !meta_number(&info->seed, f, "seed", 10, UINT64_MAX, ours, err)
-        || !meta_loss(&info->best_val_loss, f, ours, err))
+        || !meta_loss(&info->best_val_loss, f, ours, err) || !read_guard(&info->guard, f, err))
         return false;
     const char* tokenizer = st_meta(f, "tokenizer");
     if (!meta_number(&hash, f, "tokenizer_hash", 16, UINT32_MAX, ours && tokenizer, err)) return false;
@@ -318,12 +356,14 @@ static bool read_metadata(CheckpointInfo* info, const StFile* f, TostError* err)
     info->tokens = (int64_t)tokens;
     info->tokenizer_hash = (uint32_t)hash;
     info->tokenizer = tokenizer ? xstrdup(tokenizer) : NULL;
+    info->open_row = st_meta(f, "open_row") ? xstrdup(st_meta(f, "open_row")) : NULL;
     read_options(info, f);
     return true;
 }
 
 void checkpoint_info_free(CheckpointInfo* info) {
     free(info->tokenizer);
+    free(info->open_row);
     st_free_meta(info->options, info->n_options);
     *info = (CheckpointInfo){0};
 }
@@ -651,12 +691,14 @@ bool checkpoint_save(const char* run, const CheckpointInfo* info, const TostEngi
     const Source source = {engine, model, tensors, &meta};
     char* name = xasprintf("%s/step_%08" PRId64, run, info->step);
     char* unfinished = xasprintf("%s.tmp", name);
-    bool ok = make_dirs(run, err) && write_folder(unfinished, &source, err) && publish(unfinished, name, err)
-           && sync_dir(run, err);
+    bool ok = make_dirs(run, err) && write_folder(unfinished, &source, err) && publish(unfinished, name, err);
     if (!ok) {
         TostError ignored;
         remove_tree(unfinished, &ignored);
         tost_error(err, "%s; step %" PRId64 " is not saved, earlier ones stand", err->text, info->step);
+    } else if (!sync_dir(run, err)) {
+        ok = tost_error(err, "%s; %s is saved, but loss of power may undo it; earlier ones stand", err->text,
+                        name);
     } else if (!prune(run, info->step, keep, err)) {
         ok = tost_error(err, "%s is saved, but what it replaces could not be removed: %s", name, err->text);
     }

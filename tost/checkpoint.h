@@ -5,6 +5,7 @@
 #define TOST_CHECKPOINT_H
 
 #include "engine.h"
+#include "guard.h"
 #include "safetensors.h"
 
 // What a checkpoint knows beside the tensors; it stands in __metadata__ of both files.
@@ -15,6 +16,8 @@ typedef struct {
     uint64_t   data_sample;       // the loader's next sample
     uint64_t   seed;
     double     best_val_loss;     // nats a token; infinity where never measured
+    Guard      guard;             // the last losses and norms, and how many updates were skipped
+    char*      open_row;          // the log's row of the last update where a stop cut its validation short, or NULL
     char*      tokenizer;         // path as the run was given it, or NULL
     uint32_t   tokenizer_hash;    // CRC-32 of that file
     int        n_options;         // the run's options as key and value, so that a resumed run can be compared
@@ -36,6 +39,8 @@ bool checkpoint_newest(char** file, const char* root, TostError* err);
 bool checkpoint_is_run(const char* dir);
 // Removes the checkpoints of a run, complete or not, and nothing else: for --overwrite.
 bool checkpoint_clear(const char* run, TostError* err);
+// Whether the complete checkpoint of that step stands in a run.
+bool checkpoint_stands(const char* run, int64_t step);
 // "root/preset-NNN" with the next free number; not created. free()
 char* checkpoint_next_run(const char* root, const char* preset);
 

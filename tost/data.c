@@ -279,6 +279,18 @@ uint64_t    data_tokens(const DataSet* d)  { return d->start[d->n_shards]; }
 uint64_t    data_samples(const DataSet* d) { return d->samples; }
 const char* data_dir(const DataSet* d)     { return d->dir; }
 
+uint32_t data_crc(const DataSet* d) {
+    uint32_t crc = 0, ids[2 * DATA_CRC_TOKENS];
+    for (int s = 0; s < d->n_shards; s++) {
+        const Shard* shard = &d->shards[s];
+        const uint64_t n = shard->n_tokens, ends = n < 2 * DATA_CRC_TOKENS ? n : 2 * DATA_CRC_TOKENS;
+        for (uint64_t i = 0; i < ends; i++) ids[i] = shard_token(shard, i < ends / 2 ? i : n - ends + i);
+        crc = crc32_update(crc, &n, sizeof n);
+        crc = crc32_update(crc, ids, (size_t)ends * sizeof *ids);
+    }
+    return crc;
+}
+
 // ---------------------------------------------------------------------------------------------
 // Samples
 

@@ -44,6 +44,10 @@ void     data_close(DataSet* d);
 int      data_shards(const DataSet* d);
 uint64_t data_tokens(const DataSet* d);
 uint64_t data_samples(const DataSet* d);        // an epoch; at least 1, or data_open fails
+// CRC-32 of what tells one data set from another at little cost: of each shard, in order, its length and its
+// first and last DATA_CRC_TOKENS tokens, whatever the format.
+enum { DATA_CRC_TOKENS = 2048 };
+uint32_t data_crc(const DataSet* d);
 const char* data_dir(const DataSet* d);         // the folder of the first shard
 
 // inputs, targets (B,T): samples first … first + B - 1. An id >= vocab_size is an error that names its place.

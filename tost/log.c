@@ -2,10 +2,12 @@
 #include "log.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -60,46 +62,6 @@ static bool find_cut(size_t* keep, const Bytes* text, int64_t resume_step, const
     return true;
 }
 
-// Replaces the file by its first n bytes: written beside, synced, renamed.
-static bool replace_by_head(const char* path, const Bytes* text, size_t n, TostError* err) {
-    char* beside = xasprintf("%s.tmp", path);
-    char* dir = path_dir(path);
-    FILE* f = fopen(beside, "wb");
-    bool ok = f && fwrite(text->data, 1, n, f) == n && fflush(f) == 0 && fsync(fileno(f)) == 0;
-    int why = errno;
-    if (f && fclose(f) != 0 && ok) {
-        ok = false;
-        why = errno;
-    }
-    if (ok && rename(beside, path) != 0) {
-        ok = false;
-        why = errno;
-    }
-    if (ok) ok = sync_dir(dir, err);
-    else {
-        remove(beside);
-        tost_error(err, "%s: cannot be written: %s; %s stands as it was", beside, strerror(why), path);
-    }
-    free(beside);
-    free(dir);
-    return ok;
-}
-
-// Cuts the log back to what stands before resume_step. *empty: nothing stands there, not even the header.
-static bool cut_back(bool* empty, const char* path, int64_t resume_step, TostError* err) {
-    struct stat st;
-    *empty = true;
-    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode)) return true;   // absent, or a device: only appended to
-    Bytes text;
-    if (!read_file(&text, path, err)) return false;
-    size_t keep;
-    bool ok = find_cut(&keep, &text, resume_step, path, err);
-    if (ok && keep < text.size) ok = replace_by_head(path, &text, keep, err);
-    *empty = ok && keep == 0;
-    free(text.data);
-    return ok;
-}
-
 bool log_check_fresh(const char* path, bool overwrite, TostError* err) {
     struct stat st;
     char head[sizeof header];
@@ -114,47 +76,138 @@ bool log_check_fresh(const char* path, bool overwrite, TostError* err) {
     return (n == sizeof header - 1 && memcmp(head, header, n) == 0) || foreign_log(path, err);
 }
 
-bool log_open(LogFile* log, const char* path, int64_t resume_step, TostError* err) {
-    *log = (LogFile){0};
-    const bool fresh = resume_step < 0;
-    bool empty = true;
-    if (!fresh && !cut_back(&empty, path, resume_step, err)) return false;
-    FILE* file = fopen(path, fresh ? "wb" : "ab");
-    if (!file) return tost_error(err, "%s: cannot be opened for writing: %s", path, strerror(errno));
-    if (empty && (fputs(header, file) < 0 || fflush(file) != 0)) {
-        tost_error(err, "%s: cannot be written: %s", path, strerror(errno));
-        fclose(file);
-        return false;
+// Writes what waits, as far as it is taken.
+static bool write_waiting(LogFile* log, TostError* err) {
+    size_t done = 0;
+    int why = 0;
+    while (done < log->n_waiting && !why) {
+        const ssize_t n = write(log->fd, log->waiting + done, log->n_waiting - done);
+        if (n > 0) done += (size_t)n;
+        else if (n == 0 || errno != EINTR) why = n == 0 ? ENOSPC : errno;
     }
-    *log = (LogFile){.path = xstrdup(path), .file = file};
-    return true;
+    if (!log->regular) done = log->n_waiting;
+    if (done > 0) memmove(log->waiting, log->waiting + done, log->n_waiting -= done);
+    if (log->n_waiting == 0) log->rows_waiting = 0;
+    return !why || tost_error(err, "%s: cannot be written: %s", log->path, strerror(why));
+}
+
+static bool write_text(LogFile* log, const char* text, TostError* err) {
+    const size_t n = strlen(text);
+    log->waiting = xrealloc(log->waiting, log->n_waiting + n);
+    memcpy(log->waiting + log->n_waiting, text, n);
+    log->n_waiting += n;
+    return write_waiting(log, err);
+}
+
+// Makes the file empty, or cuts it back to what stands before resume_step. *empty: not even the header is left.
+static bool cut_back(bool* empty, LogFile* log, int64_t resume_step, TostError* err) {
+    size_t keep = 0;
+    if (resume_step >= 0) {
+        Bytes text;
+        if (!read_file(&text, log->path, err)) return false;
+        const bool ok = find_cut(&keep, &text, resume_step, log->path, err);
+        free(text.data);
+        if (!ok) return false;
+    }
+    *empty = keep == 0;
+    log->synced = (int64_t)keep;
+    return (ftruncate(log->fd, (off_t)keep) == 0 && lseek(log->fd, 0, SEEK_END) >= 0)
+        || tost_error(err, "%s: cannot be cut back to %zu bytes: %s", log->path, keep, strerror(errno));
+}
+
+static bool begin(LogFile* log, int64_t resume_step, TostError* err) {
+    bool empty = true;
+    if (log->regular && flock(log->fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        return tost_error(err, "%s is being written by another run: give another --log", log->path);
+    if (log->regular && !cut_back(&empty, log, resume_step, err)) return false;
+    if (empty && !write_text(log, header, err)) return false;
+    if (!log->regular) return true;
+    char* dir = path_dir(log->path);
+    const bool ok = sync_dir(dir, err);   // the file's name must outlast a power cut as its rows do
+    free(dir);
+    return ok;
+}
+
+static void drop(LogFile* log) {
+    free(log->path);
+    free(log->waiting);
+    *log = (LogFile){0};
+}
+
+bool log_open(LogFile* log, const char* path, int64_t resume_step, TostError* err) {
+    struct stat st;
+    const bool regular = stat(path, &st) != 0 || S_ISREG(st.st_mode);
+    const int fd = open(path, O_CREAT | O_CLOEXEC | (regular ? O_RDWR : O_WRONLY | O_APPEND), 0666);
+    *log = (LogFile){0};
+    if (fd < 0) return tost_error(err, "%s: cannot be opened for writing: %s", path, strerror(errno));
+    *log = (LogFile){.path = xstrdup(path), .fd = fd, .regular = regular};
+    if (begin(log, resume_step, err)) return true;
+    close(fd);
+    drop(log);
+    return false;
 }
 
 // NaN without the sign that printf may give it.
 static double plain_nan(double x) { return isnan(x) ? NAN : x; }
 
-bool log_row(LogFile* log, const LogRow* row, TostError* err) {
+char* log_row_text(const LogRow* row) {
     char val[64] = "";
     if (!isnan(row->val_loss)) snprintf(val, sizeof val, "%.9f", row->val_loss);
-    int n = fprintf(log->file, "%lld,%lld,%.9f,%s,%.9e,%.9f,%.3f,%.1f\n", (long long)row->step,
-                    (long long)row->tokens, plain_nan(row->train_loss), val, row->lr,
-                    plain_nan(row->grad_norm), row->ms, row->tokens_per_s);
-    if (n > 0 && fflush(log->file) == 0) return true;
-    return tost_error(err, "%s: the row of step %lld cannot be written: %s", log->path, (long long)row->step,
-                      strerror(errno));
+    return xasprintf("%lld,%lld,%.9f,%s,%.9e,%.9f,%.3f,%.1f\n", (long long)row->step, (long long)row->tokens,
+                     plain_nan(row->train_loss), val, row->lr, plain_nan(row->grad_norm), row->ms,
+                     row->tokens_per_s);
+}
+
+bool log_row_parse(LogRow* row, const char* text) {
+    double field[COMMAS + 1];
+    const char* p = text;
+    for (int i = 0; i <= COMMAS; i++) {
+        char* end;
+        field[i] = *p == ',' ? NAN : strtod(p, &end);
+        if (*p != ',' && (end == p || *end != (i < COMMAS ? ',' : '\n'))) return false;
+        p = *p == ',' ? p + 1 : end + 1;
+    }
+    if (*p || row_step(text, strlen(text)) < 0 || !(field[1] >= 0 && field[1] < 9e18)) return false;
+    *row = (LogRow){.step = row_step(text, strlen(text)), .tokens = strtoll(strchr(text, ',') + 1, NULL, 10),
+                    .train_loss = field[2], .val_loss = field[3], .lr = field[4], .grad_norm = field[5],
+                    .ms = field[6], .tokens_per_s = field[7]};
+    return true;
+}
+
+bool log_row(LogFile* log, const LogRow* row, TostError* err) {
+    char* text = log_row_text(row);
+    log->rows_waiting++;
+    const bool ok = write_text(log, text, err);
+    free(text);
+    return ok;
+}
+
+// After a sync that failed the kernel may hold unwritten pages for written: the rows since the last good one
+// are put into the file again, so that the next sync has them to write.
+static bool write_again(LogFile* log) {
+    char block[1 << 16];
+    ssize_t n;
+    for (off_t at = log->synced; (n = pread(log->fd, block, sizeof block, at)) > 0; at += n)
+        if (pwrite(log->fd, block, (size_t)n, at) != n) return false;
+    return n == 0;
 }
 
 bool log_sync(LogFile* log, TostError* err) {
-    // EINVAL: a device, which has no need of it
-    bool ok = fflush(log->file) == 0 && (fsync(fileno(log->file)) == 0 || errno == EINVAL);
-    return ok || tost_error(err, "%s: cannot be synced: %s", log->path, strerror(errno));
+    if (!write_waiting(log, err)) return false;
+    if (!log->regular) return true;   // a device or a pipe has no need of it
+    const bool ok = (!log->sync_failed || write_again(log)) && fsync(log->fd) == 0;
+    log->sync_failed = !ok;
+    if (!ok) return tost_error(err, "%s: cannot be synced: %s", log->path, strerror(errno));
+    log->synced = lseek(log->fd, 0, SEEK_END);
+    return true;
 }
 
 bool log_close(LogFile* log, TostError* err) {
-    bool ok = !log->file || fclose(log->file) == 0
-           || tost_error(err, "%s: cannot be closed: %s", log->path, strerror(errno));
-    free(log->path);
-    *log = (LogFile){0};
+    if (!log->path) return true;
+    bool ok = write_waiting(log, err);
+    if (close(log->fd) != 0 && ok)
+        ok = tost_error(err, "%s: cannot be closed: %s", log->path, strerror(errno));
+    drop(log);
     return ok;
 }
 
@@ -277,12 +330,20 @@ static void print_line(const Progress* p, const LogRow* row) {
     fputc('\n', p->out);
 }
 
+// Where out takes no more (a reader that left, a full disk), the work it tells of goes on unseen.
+static void flush_out(Progress* p) {
+    if (fflush(p->out) == 0 && !ferror(p->out)) return;
+    p->failed = errno ? errno : EIO;
+    p->quiet = true;
+    p->line_open = false;
+}
+
 void progress_step(Progress* p, const LogRow* row) {
     p->smoothed_ms = p->smoothed_ms > 0 ? 0.9 * p->smoothed_ms + 0.1 * row->ms : row->ms;
     if (p->quiet) return;
     if (p->live) print_live(p, row);
     else print_line(p, row);
-    fflush(p->out);
+    flush_out(p);
 }
 
 void progress_text(Progress* p, const char* fmt, ...) {
@@ -294,12 +355,12 @@ void progress_text(Progress* p, const char* fmt, ...) {
     vfprintf(p->out, fmt, ap);
     va_end(ap);
     fputc('\n', p->out);
-    fflush(p->out);
+    flush_out(p);
 }
 
 void progress_end(Progress* p) {
     if (!p->line_open) return;
     fputc('\n', p->out);
-    fflush(p->out);
+    flush_out(p);
     p->line_open = false;
 }

@@ -142,6 +142,12 @@ static const Row table[] = {
      "AdamW's floor under the root of the second moment"},
     {"grad-clip", TRAIN, UPDATES, REAL, AT(grad_clip), 0, 1e9, FIXED, "X", "", NULL,
      "largest norm of the gradient; 0: not clipped"},
+    {"skip-loss-z", TRAIN, UPDATES, REAL, AT(skip_loss_z), 0, 1e9, KEPT, "X", "", NULL,
+     "skip an update whose loss is more than X standard deviations above the mean of the last 128 made; 0: none is"},
+    {"skip-grad-z", TRAIN, UPDATES, REAL, AT(skip_grad_z), 0, 1e9, KEPT, "X", "", NULL,
+     "the same of the gradient's norm"},
+    {"max-skipped", TRAIN, UPDATES, INT64, AT(max_skipped), 0, 1e9, KEPT, "N", "updates", NULL,
+     "may be skipped in a row, as outliers or because loss or gradient is not finite; one more stops the run"},
     {"seed", TRAIN, UPDATES, INT64, AT(seed), 0, 9007199254740992, FIXED, "N", "", NULL,
      "of the initial weights, the order of the data and the samples"},
 
@@ -157,6 +163,9 @@ static const Row table[] = {
      "save each N updates and after the last; 0: never"},
     {"keep", TRAIN, REPORTS, INT64, AT(keep), 0, 1e9, KEPT, "N", "checkpoints", NULL,
      "the newest N are kept; 0: all"},
+    {"on-save-error", TRAIN, REPORTS, CHOICE, AT(on_save_error), 0, 0, KEPT, "stop|continue", "", NULL,
+     "where a checkpoint or the log cannot be written: stop with status 1, or train on, try again at the next "
+     "--save-every, and end with status 1 if the last save failed too"},
     {"quiet", TOKENIZE, MACHINE, FLAG, AT(quiet), 0, 0, FORGOTTEN, "", "", NULL,
      "nothing on stdout, no progress"},
     {"quiet", TRAIN, REPORTS, FLAG, AT(quiet), 0, 0, FORGOTTEN, "", "", NULL,
@@ -189,10 +198,23 @@ static const Row table[] = {
      "this list"},
 
     {"data-tokens", 0, DATA, INT64, AT(data_tokens), 0, 9e15, FIXED, "", "", NULL, ""},
+    {"data-crc", 0, DATA, INT64, AT(data_crc), 0, 4294967295, FIXED, "", "", NULL, ""},
 };
 
 enum { ROWS = countof(table), NAME_COLUMN = 32, PAGE_WIDTH = 100, DEFAULT_EVAL_BATCH = 8 };
 _Static_assert((int)ROWS <= OPTION_ROWS_MAX, "Options.given has a place for each row");
+
+// What it costs to resume a run with another value than it had.
+static const struct { const char *name, *cost; } change_costs[] = {
+    {"steps", "the cosine ends there, so that the rest of the learning rates are others"},
+    {"batch", "sums are taken in another order, which may move the last bit; a validation has another length"},
+    {"threads", "sums may be taken in another order, which may move the last bit"},
+    {"dtype", "matrix products are rounded otherwise from here on"},
+    {"val-data", "the best validation loss so far is of other text"},
+    {"val-batches", "the best validation loss so far is of another length of text"},
+    {"skip-loss-z", "other updates may be skipped from here on"},
+    {"skip-grad-z", "other updates may be skipped from here on"},
+};
 
 static const struct { const char *name, *usage, *about; } commands[COMMANDS] = {
     {"train",    "[train] [options]", "train a model; without options the starter model, at once"},
@@ -468,6 +490,28 @@ static void print_row(const Options* o, const Row* row) {
     free(names);
 }
 
+// Which options --resume lets change, and at what cost.
+static void print_changes(void) {
+    char* names = xstrdup("");
+    for (int i = 0; i < ROWS; i++) {
+        if (!(table[i].commands & TRAIN) || table[i].memory != KEPT) continue;
+        char* longer = xasprintf("%s%s--%s", names, *names ? ", " : "", table[i].name);
+        free(names);
+        names = longer;
+    }
+    char* text = xasprintf("Options not given to --resume are the run's. These may be given anew: %s. Whatever "
+                           "else the run had, another value is refused.", names);
+    printf("\n");
+    print_wrapped(text, 0);
+    printf("What that costs:\n");
+    for (size_t i = 0; i < countof(change_costs); i++) {
+        printf("    %-*s", NAME_COLUMN - 4, change_costs[i].name);
+        print_wrapped(change_costs[i].cost, NAME_COLUMN);
+    }
+    free(text);
+    free(names);
+}
+
 static void print_help(const Options* o, bool all_commands) {
     for (int c = 0; c < COMMANDS; c++) {
         if (!all_commands && c != (int)o->command) continue;
@@ -484,6 +528,7 @@ static void print_help(const Options* o, bool all_commands) {
             print_row(o, &table[i]);
         }
     }
+    if (o->command == COMMAND_TRAIN) print_changes();
     printf("\nExit status: 0 done, 1 failed, 2 wrong command line, 130 or 143 stopped by a signal.\n");
 }
 
@@ -534,6 +579,7 @@ static void set_defaults(Options* o, const TostEngine* engine) {
     o->val_batches = 20;
     o->sample_tokens = 128;
     o->keep = 3;
+    o->max_skipped = 10;
     o->dtype = (int)engine->default_dtype;
     o->tokens = 256;
     o->samples = 1;
@@ -815,4 +861,18 @@ bool options_resume(Options* o, const StMeta* saved, int n_saved, const char* ru
         if (!same) return false;
     }
     return true;
+}
+
+char* options_changed(const Options* o, const StMeta* saved) {
+    const int row = find_row(saved->key, strlen(saved->key), COMMAND_TRAIN);
+    if (row < 0 || table[row].memory != KEPT) return NULL;
+    const char* cost = NULL;
+    for (size_t i = 0; i < countof(change_costs); i++)
+        if (strcmp(change_costs[i].name, saved->key) == 0) cost = change_costs[i].cost;
+    char *is = value_text(o, &table[row]), *note = NULL;
+    if (is && strcmp(is, saved->value) != 0)
+        note = xasprintf("--%s %s instead of %s%s%s", saved->key, is, saved->value, cost ? ": " : "",
+                         cost ? cost : "");
+    free(is);
+    return note;
 }

@@ -11,6 +11,8 @@ typedef enum {
     COMMAND_TRAIN, COMMAND_SAMPLE, COMMAND_EVAL, COMMAND_TOKENIZE, COMMAND_INFO, COMMANDS
 } Command;
 
+typedef enum { SAVE_ERROR_STOP, SAVE_ERROR_CONTINUE } OnSaveError;
+
 enum { OPTION_ROWS_MAX = 128 };
 
 typedef struct {
@@ -23,13 +25,16 @@ typedef struct {
     // data
     const char *data, *val_data, *out, *log;
     int         order;                     // DataOrder
-    int64_t     data_tokens;               // of a run that is resumed: tokens its shards held; else 0
+    int64_t     data_tokens, data_crc;     // of a run that is resumed: its shards' tokens and CRC; else 0
     // training
     int     batch, seq;
     int64_t total_batch, steps, warmup;
     double  lr, min_lr_frac, weight_decay, beta1, beta2, eps, grad_clip;
+    double  skip_loss_z, skip_grad_z;      // 0: no outlier is skipped
+    int64_t max_skipped;
     int64_t seed;
     int64_t val_every, val_batches, sample_every, sample_tokens, save_every, keep;
+    int     on_save_error;                 // OnSaveError
     bool    resume, overwrite, quiet;
     int     dtype, threads;                // TostDtype; 0: as many as OpenMP gives
     // sampling
@@ -73,5 +78,8 @@ StMeta* options_echo(const Options* o, int* n);
 // first option that was given, differs and may not change because it decides the result. `run` names the run
 // in the message. *o points into saved afterwards.
 bool options_resume(Options* o, const StMeta* saved, int n_saved, const char* run, TostError* err);
+// After options_resume: "--steps 9 instead of 6: …", with what that costs, where the saved option was given anew
+// with another value; else NULL. free()
+char* options_changed(const Options* o, const StMeta* saved);
 
 #endif

@@ -3,6 +3,7 @@
 // straight one does.
 #include <math.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +12,9 @@
 #include "checkpoint.h"
 #include "commands.h"
 #include "data.h"
+#include "guard.h"
 #include "init.h"
+#include "lock.h"
 #include "log.h"
 #include "sampler.h"
 #include "schedule.h"
@@ -28,13 +31,17 @@ typedef struct {
     int               n_resumed;
     char*             weights;         // model.safetensors to start from, or NULL
     char *            out, *val_glob, *log_path;
+    Lock              lock;            // on out
     DataSet *         data, *val;      // val: NULL where nothing is validated
     Tokenizer*        tokenizer;       // NULL where there is none
     int32_t *         inputs, *targets;   // (batch, seq)
     LogFile           log;
+    bool              log_waits;       // it could not be written, and that was said
     Progress          progress;
     double            val_loss;        // the last measured; NAN before
     int64_t           saved_step;      // of the newest checkpoint; -1 where there is none
+    bool              saved_open;      // that checkpoint has an open row
+    int64_t           failed_saves;
 } Run;
 
 // ---------------------------------------------------------------------------------------------
@@ -54,6 +61,14 @@ static void catch_signals(void) {
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+}
+
+// A reader of stdout that leaves and a file that may not grow are errors of the writes that meet them, no end of a run.
+static void survive_writes(void) {
+    struct sigaction action = {.sa_handler = SIG_IGN};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGPIPE, &action, NULL);
+    sigaction(SIGXFSZ, &action, NULL);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -81,6 +96,36 @@ static void suggest(Run* r, const char* label, const char* command, const char* 
     free(out);
 }
 
+// A line on stderr about what does not end the run.
+static void warn(Run* r, const char* fmt, ...) PRINTF_LIKE(2, 3);
+
+static void warn(Run* r, const char* fmt, ...) {
+    char text[sizeof((TostError*)NULL)->text];
+    TostError line;
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    tost_error(&line, "%s", text);   // one line, whatever names are in it
+    progress_end(&r->progress);
+    fprintf(stderr, "train_gpt_tost: %s\n", line.text);
+}
+
+// Said once: what else would have been printed is not.
+static void tell_lost_output(Run* r) {
+    if (!r->progress.failed) return;
+    warn(r, "stdout cannot be written: %s; the run goes on without telling of it, log and checkpoints are "
+         "written all the same", strerror(r->progress.failed));
+    r->progress.failed = 0;
+    if (!freopen("/dev/null", "w", stdout)) clearerr(stdout);   // what is buffered would fail again at the end
+}
+
+// Where a run that stops goes on from, as the end of a message. free()
+static char* way_on(const Run* r) {
+    if (r->saved_step < 0) return xstrdup("nothing is saved yet");
+    return xasprintf("train --resume --out %s goes on from step %lld", r->out, (long long)r->saved_step);
+}
+
 // Sampled text, indented; bytes that could steer a terminal are shown as '?'.
 static void print_text(Run* r, char* text, size_t n) {
     for (size_t i = 0; i < n; i++) {
@@ -101,6 +146,15 @@ static void print_text(Run* r, char* text, size_t n) {
 // Where the log is. free()
 static char* find_log(const Run* r) { return r->o.log ? xstrdup(r->o.log) : path_join(r->out, "log.csv"); }
 
+// Whether a resumed run has nothing left to do.
+static bool is_finished(const Run* r) {
+    return r->o.resume && r->info.step >= r->o.steps && !r->info.open_row;
+}
+
+static bool holds_run(const char* out, TostError* err) {
+    return tost_error(err, "--out %s holds a run already: --resume goes on with it, --overwrite replaces it", out);
+}
+
 // From the newest checkpoint in --out: what it says holds, where the command line is silent.
 static bool find_resumed(Run* r, TostError* err) {
     Options* o = &r->o;
@@ -108,6 +162,9 @@ static bool find_resumed(Run* r, TostError* err) {
     if (!checkpoint_is_run(r->out))
         return tost_error(err, "--resume: %s holds no run to go on with; leave --resume out to start one",
                           r->out);
+    TostError unlocked;
+    const LockResult got = lock_take(&r->lock, r->out, &unlocked);
+    if (got == LOCK_BUSY) return tost_error(err, "%s", unlocked.text);
     CheckpointInfo info;
     if (!checkpoint_find(&r->weights, r->out, err)) {
         r->weights = NULL;
@@ -120,10 +177,12 @@ static bool find_resumed(Run* r, TostError* err) {
     r->info.options = NULL;
     r->info.n_options = 0;
     r->saved_step = info.step;
+    r->saved_open = info.open_row != NULL;
     if (r->n_resumed == 0)
         return tost_error(err, "%s does not say how it was trained and cannot be resumed; --init %s starts "
                           "from its weights", r->weights, r->weights);
     if (!options_resume(o, r->resumed, r->n_resumed, r->out, err)) return false;
+    if (got == LOCK_FAILED && !is_finished(r)) return tost_error(err, "%s", unlocked.text);
     if (!r->engine->supports((TostDtype)o->dtype))
         return tost_error(err, "the run in %s computes in a --dtype that the %s engine has not: give another",
                           r->out, r->engine->name);
@@ -133,12 +192,14 @@ static bool find_resumed(Run* r, TostError* err) {
 
 static bool find_fresh(Run* r, TostError* err) {
     Options* o = &r->o;
-    if (o->out && !o->overwrite && checkpoint_is_run(o->out))
-        return tost_error(err, "--out %s holds a run already: --resume goes on with it, --overwrite replaces "
-                          "it", o->out);
-    r->out = o->out ? xstrdup(o->out) : checkpoint_next_run("out", o->preset);
-    r->log_path = find_log(r);
-    if (!log_check_fresh(r->log_path, o->overwrite, err)) return false;
+    TostError unlocked;
+    if (o->out) r->out = xstrdup(o->out);   // a default one is numbered when it is made
+    const LockResult got = o->out && is_dir(o->out) ? lock_take(&r->lock, o->out, &unlocked) : LOCK_TAKEN;
+    if (got == LOCK_BUSY) return tost_error(err, "%s", unlocked.text);
+    if (o->out && !o->overwrite && checkpoint_is_run(o->out)) return holds_run(o->out, err);
+    if (got == LOCK_FAILED) return tost_error(err, "%s", unlocked.text);
+    if (o->out || o->log) r->log_path = find_log(r);
+    if (r->log_path && !log_check_fresh(r->log_path, o->overwrite, err)) return false;
     if (!o->init) return true;
     if (!checkpoint_find(&r->weights, o->init, err)) {
         r->weights = NULL;
@@ -184,7 +245,12 @@ static bool open_data(Run* r, TostError* err) {
         return tost_error(err, "--data %s holds %lld tokens, but the run in %s was trained on %lld: resume "
                           "with the same shards", o->data, (long long)tokens, r->out,
                           (long long)o->data_tokens);
+    const int64_t crc = (int64_t)data_crc(r->data);
+    if (o->data_crc && o->data_crc != crc)
+        return tost_error(err, "--data %s holds as many tokens as the run in %s was trained on, but others: resume "
+                          "with the same shards", o->data, r->out);
     o->data_tokens = tokens;
+    o->data_crc = crc;
 
     if (!o->val_data) o->val_data = r->val_glob = val_beside(o->data);
     if (!o->val_data && o->val_every > 0 && option_given(r->asked, "val-every"))
@@ -251,7 +317,18 @@ static void announce_data(Run* r) {
         progress_text(p, "%-11s%s: %d tokens", "tokenizer", tokenizer_path(r->tokenizer),
                       tokenizer_size(r->tokenizer));
     else if (o->sample_every > 0) progress_text(p, "%-11soff: no --tokenizer", "samples");
-    progress_text(p, "%-11s%s", "out", r->out);
+}
+
+// What a resumed run does otherwise than it did.
+static void announce_changes(Run* r) {
+    const char* label = "changed";
+    for (int i = 0; i < r->n_resumed; i++) {
+        char* note = options_changed(&r->o, &r->resumed[i]);
+        if (!note) continue;
+        progress_text(&r->progress, "%-11s%s", label, note);
+        label = "";
+        free(note);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -268,10 +345,36 @@ static bool create_model(Run* r, TostError* err) {
            && (!r->o.resume || checkpoint_load_moments(r->engine, r->model, &r->tensors, r->weights, err));
 }
 
+// Makes the folder and keeps it for this run; a default one takes the next number where another run was faster.
+static bool claim_folder(Run* r, TostError* err) {
+    const Options* o = &r->o;
+    for (;;) {
+        if (!r->out) r->out = checkpoint_next_run("out", o->preset);
+        if (!make_dirs(r->out, err)) return false;
+        const LockResult got = r->lock.path ? LOCK_TAKEN : lock_take(&r->lock, r->out, err);
+        if (got == LOCK_FAILED) return false;
+        const bool theirs = !o->resume && !o->overwrite && checkpoint_is_run(r->out);
+        if (got == LOCK_TAKEN && !theirs) return true;
+        if (o->out) return theirs && got == LOCK_TAKEN ? holds_run(r->out, err) : false;
+        lock_release(&r->lock);
+        free(r->out);
+        r->out = NULL;
+    }
+}
+
 // The first thing written, once nothing else can go wrong. While old checkpoints stand, so does their log.
 static bool open_folder(Run* r, TostError* err) {
-    return make_dirs(r->out, err) && (!r->o.overwrite || checkpoint_clear(r->out, err))
-           && log_open(&r->log, r->log_path, r->o.resume ? r->info.step : -1, err);
+    if (!claim_folder(r, err)) return false;
+    if (r->lock.unsupported)
+        warn(r, "%s: %s: this file system has no locks, see to it that no other run writes here", r->lock.path,
+             strerror(r->lock.unsupported));
+    if (!r->log_path) r->log_path = find_log(r);
+    const int64_t next_row = r->info.step - (r->info.open_row != NULL);
+    if ((r->o.overwrite && !checkpoint_clear(r->out, err))
+        || !log_open(&r->log, r->log_path, r->o.resume ? next_row : -1, err))
+        return false;
+    progress_text(&r->progress, "%-11s%s", "out", r->out);
+    return true;
 }
 
 static bool set_up(Run* r, TostError* err) {
@@ -294,12 +397,14 @@ static bool set_up(Run* r, TostError* err) {
     progress_text(&r->progress, "%-11s%s", "device", device);
     announce_model(r);
     announce_data(r);
+    announce_changes(r);
     r->inputs = xmalloc((size_t)o->batch * o->seq * sizeof *r->inputs);
     r->targets = xmalloc((size_t)o->batch * o->seq * sizeof *r->targets);
     return create_model(r, err) && open_folder(r, err);
 }
 
 static void tear_down(Run* r) {
+    lock_release(&r->lock);
     if (r->model) r->engine->destroy(r->model);
     if (r->data) data_close(r->data);
     if (r->val) data_close(r->val);
@@ -318,23 +423,66 @@ static void tear_down(Run* r) {
 // ---------------------------------------------------------------------------------------------
 // One update
 
-static bool finite_gradient(const Run* r, const TostTensor* t) {
-    float* grad = xmalloc(t->size * sizeof *grad);
-    r->engine->get(grad, r->model, TOST_GRAD, t);
+static bool all_finite(const Run* r, TostState state, const TostTensor* t) {
+    float* values = xmalloc(t->size * sizeof *values);
+    r->engine->get(values, r->model, state, t);
     size_t k = 0;
-    while (k < t->size && isfinite(grad[k])) k++;
-    free(grad);
+    while (k < t->size && isfinite(values[k])) k++;
+    free(values);
     return k == t->size;
 }
 
-// Stops before a loss that is not finite reaches the parameters, naming the first tensor that went wrong.
-static bool diverged(const Run* r, double loss, double norm, TostError* err) {
-    int i = 0;
-    while (i < r->tensors.count && finite_gradient(r, &r->tensors.tensor[i])) i++;
-    const char* first = i < r->tensors.count ? r->tensors.tensor[i].name : "no tensor by itself";
-    return tost_error(err, "update %lld: loss %g, gradient norm %g, first in %s: stopped before it reached "
-                      "the parameters; checkpoints stand as they were; a lower --lr may help",
-                      (long long)r->info.step + 1, fabs(loss), fabs(norm), first);
+// The first tensor with a value that is not finite: of the parameters, else of their gradients.
+static void first_wrong(char* text, size_t cap, const Run* r) {
+    static const struct { TostState state; const char* of; } states[] = {
+        {TOST_PARAM, "the parameter"}, {TOST_GRAD, "the gradient of"}};
+    for (size_t s = 0; s < countof(states); s++) {
+        for (int i = 0; i < r->tensors.count; i++) {
+            const TostTensor* t = &r->tensors.tensor[i];
+            if (all_finite(r, states[s].state, t)) continue;
+            snprintf(text, cap, "first in %s %s", states[s].of, t->name);
+            return;
+        }
+    }
+    snprintf(text, cap, "in no tensor by itself");
+}
+
+// Why an update must not be made: a loss or norm that is not finite, or an outlier. free(); NULL: it may be.
+static char* objection(const Run* r, double loss, double norm) {
+    const Options* o = &r->o;
+    char where[ST_NAME_MAX + 64];
+    if (!isfinite(loss) || !isfinite(norm)) {
+        first_wrong(where, sizeof where, r);
+        return xasprintf("loss %g, gradient norm %g, %s", fabs(loss), fabs(norm), where);
+    }
+    const struct { const char *what, *option; double value, z, limit; } tests[] = {
+        {"loss", "skip-loss-z", loss, guard_z(&r->info.guard.loss, loss), o->skip_loss_z},
+        {"gradient norm", "skip-grad-z", norm, guard_z(&r->info.guard.norm, norm), o->skip_grad_z},
+    };
+    for (size_t i = 0; i < countof(tests); i++)
+        if (tests[i].limit > 0 && tests[i].z > tests[i].limit)
+            return xasprintf("%s %g is %.1f standard deviations above the mean of the last %d, more than --%s %g",
+                             tests[i].what, tests[i].value, tests[i].z, GUARD_WINDOW, tests[i].option,
+                             tests[i].limit);
+    return NULL;
+}
+
+// Passes over an update that must not be made; false where that is one too many in a row.
+static bool pass_over(Run* r, const char* why, TostError* err) {
+    Guard* g = &r->info.guard;
+    const long long number = (long long)r->info.step + 1;
+    if (g->in_a_row >= r->o.max_skipped) {
+        char* on = way_on(r);
+        tost_error(err, "update %lld: %s: stopped before it reached the parameters, after %lld skipped in a row "
+                   "(--max-skipped); checkpoints stand as they were; %s; a new run from --init with a lower --lr may help", number, why,
+                   (long long)g->in_a_row, on);
+        free(on);
+        return false;
+    }
+    guard_skipped(g);
+    warn(r, "update %lld is skipped: %s (skipped so far: %lld, in a row %lld of at most %lld)", number, why,
+         (long long)g->skipped, (long long)g->in_a_row, (long long)r->o.max_skipped);
+    return true;
 }
 
 // Gradients of total_batch tokens, accumulated over micro-batches. *loss: mean, nats a token.
@@ -355,27 +503,40 @@ static bool accumulate(Run* r, double* loss, TostError* err) {
     return true;
 }
 
-static bool update(Run* r, LogRow* row, TostError* err) {
+// Adam's bias correction counts the updates that reached the moments: they alone are in the sums it corrects.
+static double make_update(Run* r, double norm) {
     const Options* o = &r->o;
-    const double start = now_seconds();
-    double loss;
-    if (!accumulate(r, &loss, err)) return false;
-    const double norm = r->engine->grad_norm(r->model);
-    if (!isfinite(loss) || !isfinite(norm)) return diverged(r, loss, norm, err);
-
     const int64_t step = r->info.step;
     const double clip = o->grad_clip / (norm + TOST_CLIP_EPS);
     const TostAdamW adamw = {
         .lr = schedule_lr(step, o->steps, o->warmup, o->lr, o->min_lr_frac),
         .beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps, .weight_decay = o->weight_decay,
-        .grad_scale = o->grad_clip > 0 && clip < 1 ? clip : 1, .step = step + 1};
+        .grad_scale = o->grad_clip > 0 && clip < 1 ? clip : 1, .step = step + 1 - r->info.guard.skipped};
     r->engine->update(r->model, &adamw);
-    r->info.step++;
+    return adamw.lr;
+}
+
+// One update, made or passed over: its data is seen, its row in the log says rate 0, the schedule goes on.
+static bool update(Run* r, LogRow* row, TostError* err) {
+    const Options* o = &r->o;
+    const double start = now_seconds();
+    double loss, lr = 0;
+    if (!accumulate(r, &loss, err)) return false;
+    const double norm = r->engine->grad_norm(r->model);
+    char* why = objection(r, loss, norm);
+    const bool ok = !why || pass_over(r, why, err);
+    if (!why) {
+        lr = make_update(r, norm);
+        guard_made(&r->info.guard, loss, norm);
+    }
+    free(why);
+    if (!ok) return false;
+    const int64_t step = r->info.step++;
     r->info.tokens += o->total_batch;
     r->info.data_sample += (uint64_t)(o->total_batch / o->seq);
     const double seconds = now_seconds() - start;
     *row = (LogRow){.step = step, .tokens = r->info.tokens, .train_loss = loss, .val_loss = NAN,
-                    .lr = adamw.lr, .grad_norm = norm, .ms = 1e3 * seconds,
+                    .lr = lr, .grad_norm = norm, .ms = 1e3 * seconds,
                     .tokens_per_s = (double)o->total_batch / seconds};
     return true;
 }
@@ -384,11 +545,13 @@ static bool update(Run* r, LogRow* row, TostError* err) {
 // Between updates
 
 // Mean loss over the first val_batches micro-batches of the validation shards, or over all if they are fewer.
-static bool validate(Run* r, TostError* err) {
+// *whole: no signal cut it short, and val_loss holds it.
+static bool validate(Run* r, bool* whole, TostError* err) {
     const Options* o = &r->o;
     const uint64_t B = (uint64_t)o->batch, wanted = (uint64_t)o->val_batches * B, held = data_samples(r->val);
     const uint64_t samples = wanted < held ? wanted : held;
-    for (uint64_t first = 0; first < samples; first += B) {
+    uint64_t first = 0;
+    for (; first < samples && !stop_signal; first += B) {
         const int rows = (int)(samples - first < B ? samples - first : B);
         if (!data_batch(r->val, r->inputs, r->targets, first, rows, err)) return false;
         r->engine->forward(r->model, r->inputs, r->targets, rows, o->seq, 0);
@@ -396,6 +559,8 @@ static bool validate(Run* r, TostError* err) {
     double sum;
     int64_t count;
     r->engine->read_loss(&sum, &count, r->model);
+    *whole = first >= samples;
+    if (!*whole) return true;
     r->val_loss = sum / (double)count;
     if (!isfinite(r->val_loss))
         return tost_error(err, "after update %lld the validation loss is %g: stopped; checkpoints stand as "
@@ -414,7 +579,7 @@ static bool collect_piece(void* context, const char* bytes, size_t n) {
     }
     memcpy(text->bytes + text->n, bytes, n);
     text->n += n;
-    return true;
+    return !stop_signal;
 }
 
 // A new text, from numbers that depend on seed and update alone and that nothing else draws.
@@ -437,24 +602,70 @@ static bool write_sample(Run* r, TostError* err) {
 
 // Since the last update the parameters have met no data: the next micro-batch must show a finite loss before
 // a checkpoint of them may push an older one out.
-static bool check_parameters(Run* r, TostError* err) {
+static bool check_parameters(Run* r, double* loss, TostError* err) {
     const Options* o = &r->o;
-    double sum;
     int64_t count;
     if (!data_batch(r->data, r->inputs, r->targets, r->info.data_sample, o->batch, err)) return false;
     r->engine->forward(r->model, r->inputs, r->targets, o->batch, o->seq, 0);
-    r->engine->read_loss(&sum, &count, r->model);
-    if (isfinite(sum)) return true;
-    return tost_error(err, "after update %lld the loss is %g: stopped, and not saved; checkpoints stand as "
-                      "they were; a lower --lr may help", (long long)r->info.step, fabs(sum));
+    r->engine->read_loss(loss, &count, r->model);
+    return true;
 }
 
-static bool save(Run* r, TostError* err) {
-    if (r->saved_step == r->info.step) return true;
-    if (!check_parameters(r, err) || !log_sync(&r->log, err)) return false;
-    const int keep = (int)r->o.keep;
-    if (!checkpoint_save(r->out, &r->info, r->engine, r->model, &r->tensors, keep, err)) return false;
-    r->saved_step = r->info.step;
+// What follows from a log or a checkpoint that could not be written; `why` says what failed.
+static bool write_failed(Run* r, const TostError* why, bool last, TostError* err) {
+    const bool stops = r->o.on_save_error == SAVE_ERROR_STOP || last;
+    char* on = way_on(r);
+    if (stops && r->failed_saves > 1)
+        tost_error(err, "%s; saves that failed: %lld; %s", why->text, (long long)r->failed_saves, on);
+    else if (stops) tost_error(err, "%s; stopped; %s", why->text, on);
+    else warn(r, "%s; training goes on, the next save tries again (saves that failed: %lld); until then %s", why->text,
+              (long long)r->failed_saves, on);
+    free(on);
+    return !stops;
+}
+
+// A checkpoint; `last`: there is no update after it. A resumed run goes on from the rows that the log has.
+static bool save(Run* r, bool last, TostError* err) {
+    const bool open = r->info.open_row != NULL;
+    const long long step = (long long)r->info.step;
+    TostError why;
+    double loss;
+    if (r->saved_step == r->info.step && r->saved_open == open) return true;
+    if (!check_parameters(r, &loss, err)) return false;
+    if (!isfinite(loss) && last)
+        return tost_error(err, "after update %lld the loss is %g: stopped, and not saved; checkpoints stand as "
+                          "they were; a lower --lr may help", step, fabs(loss));
+    if (!isfinite(loss)) {
+        warn(r, "after update %lld the loss is %g: not saved, checkpoints stand as they were", step, fabs(loss));
+        return true;
+    }
+    const bool ok = log_sync(&r->log, &why)
+                    && checkpoint_save(r->out, &r->info, r->engine, r->model, &r->tensors, (int)r->o.keep, &why);
+    if (ok || (r->saved_step != r->info.step && checkpoint_stands(r->out, r->info.step))) {
+        r->saved_step = r->info.step;
+        r->saved_open = open;
+    }
+    if (ok) return true;
+    r->failed_saves++;
+    return write_failed(r, &why, last, err);
+}
+
+// The row of the last update. Where it has to wait, that is said once, and again when it no longer does.
+static bool write_row(Run* r, const LogRow* row, TostError* err) {
+    TostError why;
+    const int64_t waited = r->log.rows_waiting;
+    if (log_row(&r->log, row, &why)) {
+        if (r->log_waits)
+            warn(r, "%s is written again, with the %lld rows that waited", r->log_path, (long long)waited);
+        r->log_waits = false;
+        return true;
+    }
+    const bool said = r->log_waits;
+    r->log_waits = true;
+    if (r->o.on_save_error == SAVE_ERROR_STOP) return write_failed(r, &why, false, err);
+    if (!said)
+        warn(r, "%s; training goes on, and %s", why.text, r->log.regular ? "rows wait until they can be written"
+                                                                         : "rows that it does not take are lost");
     return true;
 }
 
@@ -464,7 +675,7 @@ static bool due(const Run* r, int64_t every) {
 
 // Whether there is something to sample with, and somebody to show it to.
 static bool wants_sample(const Run* r) {
-    return r->tokenizer && r->o.sample_every > 0 && !r->o.quiet && !stop_signal;
+    return r->tokenizer && r->o.sample_every > 0 && !r->progress.quiet && !stop_signal;
 }
 
 static void print_validation(Run* r) {
@@ -472,36 +683,61 @@ static void print_validation(Run* r) {
                   (long long)r->info.step, r->val_loss, exp(r->val_loss), r->info.best_val_loss);
 }
 
-// All that is due after an update is done before the next or a stop: a resumed run begins with an update.
+// A validation that a signal cut short is made up for by the resumed run: until then the checkpoint keeps the row.
+static bool leave_open(Run* r, const LogRow* row) {
+    r->info.open_row = log_row_text(row);
+    progress_text(&r->progress, "validation after update %lld is left to --resume", (long long)r->info.step);
+    return true;
+}
+
+// All that is due after an update is done before the next or a stop: a resumed run begins with an update, or
+// with the rest of what was due.
 static bool after_update(Run* r, LogRow* row, TostError* err) {
     if (r->val && due(r, r->o.val_every)) {
-        if (!validate(r, err)) return false;
-        row->val_loss = r->val_loss;
+        bool whole;
+        if (!validate(r, &whole, err)) return false;
+        if (whole) row->val_loss = r->val_loss;
+        else if (r->o.save_every > 0) return leave_open(r, row);
     }
-    if (!log_row(&r->log, row, err)) return false;
+    if (!write_row(r, row, err)) return false;
     progress_step(&r->progress, row);
     if (!isnan(row->val_loss)) print_validation(r);
     if (wants_sample(r) && due(r, r->o.sample_every) && !write_sample(r, err)) return false;
-    return !due(r, r->o.save_every) || save(r, err);
+    tell_lost_output(r);
+    return !due(r, r->o.save_every) || r->info.step == r->o.steps || save(r, false, err);
+}
+
+// What was due after the update that the resumed checkpoint ends with.
+static bool finish_open_row(Run* r, TostError* err) {
+    if (!r->info.open_row) return true;
+    LogRow row;
+    if (!log_row_parse(&row, r->info.open_row) || row.step != r->info.step - 1)
+        return tost_error(err, "%s: __metadata__ 'open_row' is no row of step %lld: the file is damaged; take another "
+                          "checkpoint", r->weights, (long long)r->info.step - 1);
+    free(r->info.open_row);
+    r->info.open_row = NULL;
+    return after_update(r, &row, err);
 }
 
 // What an untrained model loses and writes, so that progress shows.
 static bool before_first(Run* r, TostError* err) {
     if (r->val) {
-        if (!validate(r, err)) return false;
-        print_validation(r);
+        bool whole;
+        if (!validate(r, &whole, err)) return false;
+        if (whole) print_validation(r);
     }
     return !wants_sample(r) || write_sample(r, err);
 }
 
 static bool train(Run* r, TostError* err) {
     if (r->info.step == 0 && !before_first(r, err)) return false;
+    if (!finish_open_row(r, err)) return false;
     r->progress.started = now_seconds();
     while (r->info.step < r->o.steps && !stop_signal) {
         LogRow row;
         if (!update(r, &row, err) || !after_update(r, &row, err)) return false;
     }
-    return r->o.save_every == 0 || save(r, err);   // of a run that was stopped, or has no updates
+    return r->o.save_every == 0 || save(r, true, err);   // of a run that was stopped, or has no updates
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -514,6 +750,9 @@ static void print_end(Run* r) {
     const long long step = (long long)r->info.step, tokens = (long long)r->info.tokens;
     if (stopped) progress_text(p, "stopped by %s after update %lld of %lld", by, step, (long long)r->o.steps);
     else progress_text(p, "done: %lld updates, %lld tokens", step, tokens);
+    if (r->info.guard.skipped > 0)
+        progress_text(p, "%-11s%lld updates of %lld: the rows of the log with rate 0", "skipped",
+                      (long long)r->info.guard.skipped, step);
     if (!isnan(r->val_loss))
         progress_text(p, "%-11s%.6f, best %.6f", "val loss", r->val_loss, r->info.best_val_loss);
     if (r->saved_step < 0) {
@@ -529,7 +768,7 @@ static void print_end(Run* r) {
 }
 
 static bool already_finished(Run* r) {
-    if (!r->o.resume || r->info.step < r->o.steps) return false;
+    if (!is_finished(r)) return false;
     progress_text(&r->progress, "%s is finished: %lld updates of %lld; a larger --steps goes on", r->out,
                   (long long)r->info.step, (long long)r->o.steps);
     return true;
@@ -537,13 +776,15 @@ static bool already_finished(Run* r) {
 
 // Trains from where the run stands to its end or to a signal.
 static bool run(Run* r, TostError* err) {
-    r->progress = progress_new(r->info.step, r->o.steps, r->o.quiet);
+    tell_lost_output(r);
+    r->progress = progress_new(r->info.step, r->o.steps, r->progress.quiet);
     catch_signals();
     bool ok = train(r, err);
     progress_end(&r->progress);
     TostError closing;
     if (!log_close(&r->log, ok ? err : &closing)) ok = false;
     if (ok) print_end(r);
+    tell_lost_output(r);
     return ok;
 }
 
@@ -551,6 +792,7 @@ int command_train(const Options* asked, const TostEngine* engine) {
     Run r = {.asked = asked, .o = *asked, .engine = engine, .val_loss = NAN, .saved_step = -1};
     TostError err;
     stop_signal = 0;
+    survive_writes();
     r.progress = progress_new(0, asked->steps, asked->quiet);
     bool ok = asked->resume ? find_resumed(&r, &err) : find_fresh(&r, &err);
     if (ok && !already_finished(&r)) ok = set_up(&r, &err) && run(&r, &err);

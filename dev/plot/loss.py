@@ -63,15 +63,17 @@ class Run:
             setattr(self, name, list(column))
 
     def points(self, name):
-        """{tokens: value} where it was measured."""
-        return {t: v for t, v in zip(self.tokens, getattr(self, name)) if not math.isnan(v)}
+        """{tokens: value} where it was measured and is finite."""
+        return {t: v for t, v in zip(self.tokens, getattr(self, name)) if math.isfinite(v)}
 
 
 def smooth(values, width):
-    """Centred mean over `width` values, over fewer towards the ends, so that no end is pulled to one side."""
-    sums = [0.0]
+    """Centred mean over `width` values, over fewer towards the ends, so that no end is pulled to one side. A value
+    that is not finite, of an update that was skipped, counts as the last that was."""
+    sums, last = [0.0], next(filter(math.isfinite, values), math.nan)
     for value in values:
-        sums.append(sums[-1] + value)
+        last = value if math.isfinite(value) else last
+        sums.append(sums[-1] + last)
     n, out = len(values), []
     for i in range(n):
         half = min(width // 2, i, n - 1 - i)

@@ -129,6 +129,11 @@ else
     check "--difference of equal runs is zero" [ "$(grep -c 'largest difference 0.000e+00' stdout)" -eq 4 ]
     plot own/log.csv --out loss.png
     check "one log as PNG: $(cat stderr)" [ "$(od -An -c -N4 loss.png | tr -d ' ')" = '211PNG' ]
+    check "the loss of an update that was skipped does not spread" "$python" -c "
+import math, sys
+sys.path.insert(0, '$repo/dev/plot')
+import loss
+sys.exit(loss.smooth([1, math.nan, 3], 3) != [1, 5 / 3, 3])"
     echo 'a,b' >wrong.csv
     ! plot wrong.csv --out wrong.png
     check "a file that is no log: $(cat stderr)" [ $? -eq 0 ]

@@ -451,13 +451,78 @@ static void test_log_rows(Checks* c) {
     if (access("/dev/full", W_OK) == 0) {
         bool ok = log_open(&log, "/dev/full", 5, &err) && log_row(&log, &rows[0], &err);
         check_refused(c, ok, &err, "/dev/full", "a log on a full disk");
-        if (log.file) fclose(log.file);   // its buffer cannot be written: an error by design
-        free(log.path);
+        must(log_close(&log, &err), "log_close", &err);   // of a device no row waits
     } else {
         skip(c, "/dev/full is not there: no log on a full disk");
     }
     free(path);
     drop_folder(dir);
+}
+
+static void limit_files(rlim_t bytes) {
+    struct rlimit limit;
+    must(getrlimit(RLIMIT_FSIZE, &limit) == 0, "getrlimit", NULL);
+    limit.rlim_cur = bytes ? bytes : limit.rlim_max;
+    must(setrlimit(RLIMIT_FSIZE, &limit) == 0, "setrlimit", NULL);
+}
+
+// A limit on the size of files stands for a full disk, wherever in a row it comes: what did not fit waits.
+static void test_log_waits(Checks* c) {
+    TostError err;
+    LogFile log = {0}, second;
+    char *dir = new_folder(), *path = path_join(dir, "log.csv");
+    signal(SIGXFSZ, SIG_IGN);
+    int bad = 0;
+    for (rlim_t room = sizeof HEADER; room < sizeof HEADER + 160; room++) {
+        must(log_open(&log, path, -1, &err), "log_open", &err);
+        limit_files(room);
+        for (int64_t step = 0; step < 4; step++) {
+            const LogRow row = row_of(step);
+            bad += log_row(&log, &row, &err) != (log.n_waiting == 0);
+        }
+        bad += log.rows_waiting != 4 - (int64_t)((room - (sizeof HEADER - 1)) / strlen(ROW(0)));
+        bad += log_sync(&log, &err) || !strstr(err.text, "File too large");
+        limit_files(0);
+        const LogRow row = row_of(4);
+        bad += !log_row(&log, &row, &err) || log.rows_waiting || !log_sync(&log, &err) || !log_close(&log, &err);
+        Bytes is = bytes_of(path);
+        bad += strcmp(is.data, HEADER ROW(0) ROW(1) ROW(2) ROW(3) ROW(4)) != 0;
+        free(is.data);
+    }
+    check(c, bad == 0, "a full disk: %d things wrong", bad);
+    must(log_open(&log, path, 5, &err), "log_open", &err);
+    limit_files(1);
+    const LogRow row = row_of(5);
+    check_refused(c, log_row(&log, &row, &err), &err, "log.csv: cannot be written: File too large", "no room");
+    check_refused(c, log_open(&second, path, -1, &err), &err, "is being written by another run", "an open log");
+    check_refused(c, log_close(&log, &err), &err, "log.csv: cannot be written", "a row that nothing takes");
+    limit_files(0);
+    check_file(c, path, HEADER ROW(0) ROW(1) ROW(2) ROW(3) ROW(4), "a row that nothing took");
+    signal(SIGXFSZ, SIG_DFL);
+    free(path);
+    drop_folder(dir);
+}
+
+static void test_row_text(Checks* c) {
+    const LogRow rows[] = {row_of(3), {7, 5000000000, NAN, NAN, 0, INFINITY, 1.5, 10}, {1, 2, 3, 4, 5, 6, 7, 8}};
+    for (size_t i = 0; i < countof(rows); i++) {
+        LogRow row = {0};
+        char* text = log_row_text(&rows[i]);
+        const bool ok = log_row_parse(&row, text);
+        char* again = log_row_text(&row);
+        check(c, ok && strcmp(text, again) == 0, "a row as text: %s becomes %s", text, again);
+        for (size_t n = 0; n < strlen(text); n++) {
+            again[n] = 0;
+            check(c, !log_row_parse(&row, again), "a torn row is read: %s", again);
+            again[n] = text[n];
+        }
+        free(again);
+        free(text);
+    }
+    static const char* const wrong[] = {"", "\n", "-1,2,3,,5,6,7,8\n", "1,2,3,,5,6,7\n", "1,2,3,,5,6,7,8,9\n", "1,x,3,,5,6,7,8\n",
+                                        "1,2,3,,5,6,7,8\n1", "1,-2,3,,5,6,7,8\n", "1,1e30,3,,5,6,7,8\n"};
+    LogRow row;
+    for (size_t i = 0; i < countof(wrong); i++) check(c, !log_row_parse(&row, wrong[i]), "'%s' is read", wrong[i]);
 }
 
 static void test_log_fresh(Checks* c) {
@@ -661,7 +726,8 @@ static CheckpointInfo info_of(int64_t step) {
     return (CheckpointInfo){
         .config = tiny, .step = step, .tokens = step * 4096, .data_sample = UINT64_MAX - 1, .seed = 42,
         .best_val_loss = 3.1415926535897931, .tokenizer = "data/starter/vocab.bpe",
-        .tokenizer_hash = 0x00c0ffee, .n_options = countof(some_options), .options = some_options,
+        .guard = {.loss = {.count = 2, .next = 2, .value = {0.1, 1e-300}}, .skipped = 5, .in_a_row = 2},
+        .open_row = "999,64,2.5,,1e-3,0.75,12.5,5120\n", .tokenizer_hash = 0x00c0ffee, .n_options = countof(some_options), .options = some_options,
     };
 }
 
@@ -713,6 +779,8 @@ static void test_round_trip(Checks* c) {
               && is.seed == 42 && is.best_val_loss == wanted.best_val_loss, "read_info: numbers differ");
         check(c, is.tokenizer_hash == wanted.tokenizer_hash && strcmp(is.tokenizer, wanted.tokenizer) == 0,
               "read_info: the tokenizer differs");
+        check(c, memcmp(&is.guard, &wanted.guard, sizeof is.guard) == 0, "read_info: another guard");
+        check(c, is.open_row && strcmp(is.open_row, wanted.open_row) == 0, "read_info: another open row");
         bool same = is.n_options == wanted.n_options;
         for (int i = 0; same && i < is.n_options; i++)
             same = strcmp(is.options[i].key, some_options[i].key) == 0
@@ -1172,6 +1240,9 @@ static const Damage damages[] = {
     {"too many tokens", "model", META, "tokens", "9223372036854775808", "info", "'tokens'"},
     {"a seed over 64 bits", "model", META, "seed", "18446744073709551616", "info", "'seed'"},
     {"no loss", "model", META, "best_val_loss", "low", "info", "'best_val_loss' is 'low'"},
+    {"no count of skipped", "model", META, "skipped", "-1", "info", "'skipped' is '-1'"},
+    {"losses that are none", "model", META, "last_losses", "1 x", "info", "'last_losses' is '1 x…'"},
+    {"norms that are not finite", "model", META, "last_grad_norms", "nan", "info", "'last_grad_norms'"},
     {"no hash", "model", META, "tokenizer_hash", "c0ffeez", "info", "'tokenizer_hash'"},
     {"no config", "model", META, "bias", NULL, "info", "no 'bias'"},
     {"no metadata: a file by others", "model", META, NULL, NULL, NULL, "moments are not asked for"},
@@ -1428,6 +1499,8 @@ int main(void) {
     test_distributions(&c);
     test_cuts_of_many(&c);
     test_log_rows(&c);
+    test_log_waits(&c);
+    test_row_text(&c);
     test_log_fresh(&c);
     test_log_resume(&c);
     test_threads(&c);

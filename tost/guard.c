@@ -1,0 +1,59 @@
+// guard.c: whether an update may reach the parameters.
+#include "guard.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// The i-th oldest.
+static double value_at(const GuardWindow* w, int i) {
+    return w->value[w->count < GUARD_WINDOW ? i : (w->next + i) % GUARD_WINDOW];
+}
+
+static void push(GuardWindow* w, double x) {
+    w->value[w->next] = x;
+    w->next = (w->next + 1) % GUARD_WINDOW;
+    if (w->count < GUARD_WINDOW) w->count++;
+}
+
+double guard_z(const GuardWindow* w, double x) {
+    if (w->count < GUARD_WINDOW) return 0;
+    double sum = 0, squares = 0;
+    for (int i = 0; i < w->count; i++) sum += value_at(w, i);
+    const double mean = sum / w->count;
+    for (int i = 0; i < w->count; i++) squares += (value_at(w, i) - mean) * (value_at(w, i) - mean);
+    const double deviation = sqrt(squares / w->count);
+    return deviation > 0 ? (x - mean) / deviation : 0;
+}
+
+void guard_made(Guard* g, double loss, double norm) {
+    push(&g->loss, loss);
+    push(&g->norm, norm);
+    g->in_a_row = 0;
+}
+
+void guard_skipped(Guard* g) {
+    g->skipped++;
+    g->in_a_row++;
+}
+
+char* guard_window_text(const GuardWindow* w) {
+    enum { DIGITS = 32 };   // "-1.7976931348623157e+308 "
+    char *text = xmalloc((size_t)w->count * DIGITS + 1), *p = text;
+    *p = 0;
+    for (int i = 0; i < w->count; i++) p += snprintf(p, DIGITS, "%s%.17g", i ? " " : "", value_at(w, i));
+    return text;
+}
+
+bool guard_window_parse(GuardWindow* w, const char* text) {
+    *w = (GuardWindow){0};
+    for (const char* p = text; *p;) {
+        char* end;
+        const double x = strtod(p, &end);
+        if (end == p || !isfinite(x) || w->count == GUARD_WINDOW || (*end && *end != ' ')) return false;
+        push(w, x);
+        p = end + (*end == ' ');
+    }
+    return true;
+}

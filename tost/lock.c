@@ -1,0 +1,81 @@
+// lock.c: one run a folder, by flock, which NFS turns into a lock of the server's.
+#include "lock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { NOTE_BYTES = 128 };
+
+static void host_name(char name[NOTE_BYTES]) {
+    if (gethostname(name, NOTE_BYTES) != 0) name[0] = 0;
+    name[NOTE_BYTES - 1] = 0;
+}
+
+// "process 4711" and, where it is another machine's, " on HOST"; by the note in the file, "another process" without.
+static void holder(char text[2 * NOTE_BYTES], int fd) {
+    char note[NOTE_BYTES], host[NOTE_BYTES], here[NOTE_BYTES];
+    long id;
+    const ssize_t n = pread(fd, note, sizeof note - 1, 0);
+    note[n > 0 ? n : 0] = 0;
+    const int read = sscanf(note, "%ld %127s", &id, host);
+    host_name(here);
+    if (read < 1) snprintf(text, 2 * NOTE_BYTES, "another process");
+    else if (read < 2 || strcmp(host, here) == 0) snprintf(text, 2 * NOTE_BYTES, "process %ld", id);
+    else snprintf(text, 2 * NOTE_BYTES, "process %ld on %s", id, host);
+}
+
+// For the messages of others; a disk that has no room for it costs the name alone.
+static void leave_note(int fd) {
+    char host[NOTE_BYTES];
+    host_name(host);
+    if (ftruncate(fd, 0) == 0) dprintf(fd, "%ld %s\n", (long)getpid(), host);
+}
+
+// Whether path is still the file of fd: whoever held the lock may have removed it meanwhile.
+static bool same_file(int fd, const char* path) {
+    struct stat a, b;
+    return fstat(fd, &a) == 0 && stat(path, &b) == 0 && a.st_ino == b.st_ino && a.st_dev == b.st_dev;
+}
+
+LockResult lock_take(Lock* lock, const char* dir, TostError* err) {
+    char* path = path_join(dir, "run.lock");
+    int fd, unsupported = 0;
+    for (;;) {
+        fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+        if (fd < 0) {
+            tost_error(err, "%s: cannot be made, so that the folder cannot be kept for one run: %s", path,
+                       strerror(errno));
+            free(path);
+            return LOCK_FAILED;
+        }
+        unsupported = flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
+        if (unsupported == EWOULDBLOCK) {
+            char who[2 * NOTE_BYTES];
+            holder(who, fd);
+            tost_error(err, "%s is in use by %s: wait for its end, stop it, or give another --out", dir, who);
+            close(fd);
+            free(path);
+            return LOCK_BUSY;
+        }
+        if (unsupported != EINTR && same_file(fd, path)) break;
+        close(fd);
+    }
+    if (!unsupported) leave_note(fd);
+    *lock = (Lock){.path = path, .fd = fd, .unsupported = unsupported};
+    return LOCK_TAKEN;
+}
+
+// Removed while it is held: who opened it before finds, by same_file, that it is no longer the lock.
+void lock_release(Lock* lock) {
+    if (!lock->path) return;
+    unlink(lock->path);
+    close(lock->fd);
+    free(lock->path);
+    *lock = (Lock){0};
+}
