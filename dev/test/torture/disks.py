@@ -2,6 +2,7 @@
 on stderr says which file and why, and the run goes on to the straight run's bytes."""
 
 import contextlib
+import dataclasses
 import errno
 import hashlib
 import os
@@ -81,7 +82,7 @@ def lose_power(w, report, what, args, start, straight, every, rng):
         case.stands(report, here, max(floor, least), sample=count % 8 == 0)
         last = case.go_on(SHORT)
         report.check(last.status == 0, f"{here}: the resume: {last.words()}")
-        case.ends_as(report, here, straight, was_done="is finished" in last.out)
+        case.ends_as(report, here, straight, older="is finished" not in last.out)
         case.remove()
     return count
 
@@ -137,117 +138,157 @@ def kinds():
     yield f"stay:{errno.EROFS}", errno.EROFS
 
 
-def harmless(do, e, call, path, made):
-    """Whether a run may end well all the same: what failed once is done again (a name is given in another way, if not in
-    the first), was done before (a folder made), or what it is about is safe by then (a file closed after its sync)."""
-    once = not do.startswith(("stay", "fill"))
-    again = (call == "mkdir" and path in made) or (call == "rename" and "/step_" in path)
-    return e in (None, errno.EINTR) or call == "close" or (once and again)
+@dataclasses.dataclass
+class Job:
+    """A launch that is repeated with a fault at each of its calls."""
+    name: str
+    args: list           # of the program
+    start: dict          # the folder it begins on
+    attempt: object      # attempt(Trial): what must hold after one fault
+    fresh: list = None   # the options of the run, and the folder that it must end as
+    straight: dict = None
 
 
-def one_line(report, what, result, e, fault):
-    """One line on stderr (eval says more there before it), with the file (or its folder) and the reason in it."""
-    path = fault[1]
-    names = {os.path.basename(path), os.path.basename(os.path.dirname(path)), path.removesuffix(".tmp")} - {""}
-    lines = result.err.splitlines()
-    lines = [line for line in lines if not re.match(r".*, on \d+ shards, ", line)]
-    report.check(len(lines) == 1, f"{what}: one line on stderr wanted: {result.err!r}")
-    report.check(any(n in result.err for n in names), f"{what}: {path} is not named: {result.err!r}")
-    report.check(os.strerror(e) in result.err, f"{what}: {os.strerror(e)!r} is not said: {result.err!r}")
+@dataclasses.dataclass
+class Trial:
+    w: world.World
+    report: world.Report
+    job: Job
+    at: int
+    do: str
+    errno: int    # None: all may go well
+
+    def launch(self):
+        self.case = self.w.case(self.job.start)
+        self.result = self.case.launch(self.job.args, at=self.at, do=self.do)
+        self.fault = self.result.fault() or ("none", "")
+        self.what = f"{self.job.name}, {self.do} at call {self.at}, {' '.join(self.fault)}"
+        return self.result
+
+    def check(self, ok, text):
+        return self.report.check(ok, f"{self.what}: {text}")
+
+    def harmless(self):
+        """Whether all may end well: what failed once is done again (a name is given in another way, if not in the first)
+        or was done before (a folder made); or what it is about is safe by then (a file closed after its sync) or of no
+        weight (the note in the lock)."""
+        call, path = self.fault
+        once = not self.do.startswith(("stay", "fill"))
+        if path.endswith("run.lock") and call != "open":
+            return once or call in ("unlink", "close")
+        made = {*self.job.start, *(r.path for r in self.result.journal if r.name == "mkdir")}
+        again = (call == "mkdir" and path in made) or (call == "rename" and "/step_" in path)
+        return self.errno in (None, errno.EINTR) or call == "close" or (once and again)
+
+    def fails_well(self):
+        """Not noticed where that is harmless, else status 1 and one line that names file (or folder) and reason; eval says
+        more on stderr before it. Whether it failed."""
+        if self.result.status == 0:
+            self.check(self.harmless(), "not noticed")
+            return False
+        self.check(self.result.status == 1, f"status 1 wanted: {self.result.words()}")
+        if self.errno is None:
+            return True
+        path = self.fault[1]
+        names = {os.path.basename(path), os.path.basename(os.path.dirname(path)), path.removesuffix(".tmp")} - {""}
+        lines = [line for line in self.result.err.splitlines() if not re.match(r".*, on \d+ shards, ", line)]
+        self.check(len(lines) == 1, f"one line on stderr wanted: {self.result.err!r}")
+        self.check(any(n in lines[-1] for n in names), f"{path} is not named: {self.result.err!r}")
+        self.check(os.strerror(self.errno) in lines[-1], f"{os.strerror(self.errno)!r} is not said: {self.result.err!r}")
+        return True
+
+    def goes_on_well(self):
+        """What stands after a failure opens, and the run goes on to the straight one's end."""
+        least = max(case_floor(self.job.start), world.saved(self.result.journal))
+        self.case.stands(self.report, self.what, least, sample=self.at % 16 == 0)
+        last = self.case.go_on(self.job.fresh)
+        self.check(last.status == 0, f"the resume: {last.words()}")
+        self.case.ends_as(self.report, self.what, self.job.straight, older="is finished" not in last.out)
 
 
-def fail_one(w, report, name, args, start, straight, at, do, e):
-    """The call number `at` of a training run fails."""
-    case = w.case(start)
-    result = case.launch(args, at=at, do=do)
-    fault = result.fault()
-    what = f"{name}, {do} at call {at}, {fault}"
-    if fails_well(report, what, result, do, e, fault, start):
-        case.stands(report, what, max(case_floor(start), world.saved(result.journal)), sample=at % 16 == 0)
-        last = case.go_on(SHORT)
-        report.check(last.status == 0, f"{what}: the resume: {last.words()}")
-        case.ends_as(report, what, straight, was_done="is finished" in last.out)
+def fail_and_stop(t):
+    """--on-save-error stop, the default."""
+    t.launch()
+    if t.fails_well():
+        t.goes_on_well()
     else:
-        case.ends_as(report, what, straight)
-    case.remove()
+        t.case.ends_as(t.report, t.what, t.job.straight)
 
 
-def fail_all(report, w, name, args, start, attempt, share, rng):
-    """attempt(k, kind, errno) for every call k that the launch makes and every kind of fault, or for a share of them."""
-    case = w.case(start)
-    ran = case.launch(args)
-    case.remove()
-    report.check(ran.status == 0 and ran.calls() > 0, f"{name} without a fault: {ran.words()}")
-    pairs = [(k, do, e) for do, e in kinds() for k in range(1, ran.calls() + 1)]
-    chosen = rng.sample(pairs, -(-len(pairs) // share))
-    for k, do, e in chosen:
-        attempt(k, do, e)
-    return f"{name} {len(chosen)} (of {ran.calls()} calls)"
+def fail_and_continue(t):
+    """--on-save-error continue: once the run has begun, what fails is said, and it trains on to its last update; if that
+    is saved all is well, else it is resumed from what could be saved."""
+    t.launch()
+    said = [line for line in t.result.err.splitlines() if "training goes on" in line]
+    if t.result.status == 0:
+        t.check(said or t.harmless(), "not said")
+        t.check(all(t.errno is None or os.strerror(t.errno) in line for line in said), f"no reason in {said}")
+        t.case.ends_as(t.report, t.what, t.job.straight)
+        return
+    t.check(t.result.status == 1, f"status 1 wanted: {t.result.words()}")
+    t.check("\nstep 6/" in t.result.out or "\nstep 1/" not in t.result.out, f"it did not train on: {t.result.words()}")
+    t.goes_on_well()
 
 
-TOKENIZE = ["tokenize", "--tokenizer", "../vocab.bpe", "--val-frac", "0.2", "--shard-tokens", "9000", "--out", "made/x",
-            "../text.txt", "--threads", "1"]
-EVAL = ["eval", "--model", "run", "--data", "../tiny_val_*.bin", "--tokenizer", "../vocab.bpe", "--json", "out.json"]
+def fail_tokenize(t):
+    """All shards or none."""
+    t.launch()
+    left = sorted(t.case.tree("made"))
+    if not t.fails_well():
+        whole = ["made", "made/x_train_000000.bin", "made/x_train_000001.bin", "made/x_val_000000.bin"]
+        t.check(left == whole, f"not all shards: {left}")
+    elif not t.do.startswith("stay"):
+        t.check(left in ([], ["made"]), f"files are left: {left}")
+
+
 OLD_FIGURES = b"figures of before\n"
+
+
+def fail_json(t):
+    """The figures of before, or all of the new ones, and nothing beside them."""
+    t.launch()
+    after = t.case.tree(".")
+    text = after["./out.json"]
+    if not t.fails_well():
+        t.check(text.endswith(b"}\n"), f"half of the figures: {text[-40:]!r}")
+        return
+    t.check(text == OLD_FIGURES, "the old figures are gone")
+    if not t.do.startswith("stay"):
+        t.check("./out.json.tmp" not in after, "out.json.tmp is left")
+
+
+def fail_all(w, report, job, share, rng):
+    """A trial for every call that the launch makes and every kind of fault, or for a share of them."""
+    case = w.case(job.start)
+    ran = case.launch(job.args)
+    case.remove()
+    report.check(ran.status == 0 and ran.calls() > 0, f"{job.name} without a fault: {ran.words()}")
+    pairs = [(at, do, e) for do, e in kinds() for at in range(1, ran.calls() + 1)]
+    for at, do, e in rng.sample(pairs, -(-len(pairs) // share)):
+        trial = Trial(w, report, job, at, do, e)
+        job.attempt(trial)
+        trial.check(trial.fault[0] != "none", "no call failed")
+        trial.case.remove()
+    report.figure(f"{job.name} {-(-len(pairs) // share)} (of {ran.calls()} calls)")
 
 
 def faults(w, report, every, seed):
     report.begin("fault")
     rng = random.Random(f"fault {seed}")
     straight, _ = w.straight(SHORT)
-    scored = {**straight, "out.json": OLD_FIGURES}
+    patient = [*SHORT, "--on-save-error", "continue"]
     jobs = [
-        ("a new run", [*SHORT, *world.OUT], {}, fail_one),
-        ("a resumed run", ["--resume", *world.OUT], half_done(w), fail_one),
-        ("tokenize", TOKENIZE, {}, fail_tokenize),
-        ("eval --json", EVAL, scored, fail_json),
+        Job("stop", [*SHORT, *world.OUT], {}, fail_and_stop, SHORT, straight),
+        Job("resumed", ["--resume", *world.OUT], half_done(w), fail_and_stop, SHORT, straight),
+        Job("continue", [*patient, *world.OUT], {}, fail_and_continue, patient, w.straight(patient)[0]),
+        Job("tokenize", ["tokenize", "--tokenizer", "../vocab.bpe", "--val-frac", "0.2", "--shard-tokens", "9000", "--out",
+                         "made/x", "../text.txt"], {}, fail_tokenize),
+        Job("eval --json", ["eval", "--model", "run", "--data", "../tiny_val_*.bin", "--tokenizer", "../vocab.bpe", "--json",
+                            "out.json"], {**straight, "out.json": OLD_FIGURES}, fail_json),
     ]
-    for name, args, start, attempt in jobs:
-        report.figure(fail_all(report, w, name, args, start, lambda k, do, e: attempt(w, report, name, args, start, straight,
-                                                                                     k, do, e), every, rng))
+    for job in jobs:
+        fail_all(w, report, job, every, rng)
     report.end()
-
-
-def fails_well(report, what, result, do, e, fault, made=()):
-    """Not noticed where that is harmless, else status 1 and one line. Whether it failed."""
-    if result.status == 0:
-        made = {*made, *(r.path for r in result.journal if r.name == "mkdir")}
-        report.check(harmless(do, e, *fault, made), f"{what}: not noticed")
-        return False
-    report.check(result.status == 1, f"{what}: status 1 wanted: {result.words()}")
-    if e is not None:
-        one_line(report, what, result, e, fault)
-    return True
-
-
-def fail_tokenize(w, report, name, args, start, _, at, do, e):
-    """All shards or none."""
-    case = w.case(start)
-    result = case.launch(args, at=at, do=do)
-    fault, left = result.fault(), sorted(case.tree("made"))
-    case.remove()
-    what = f"{name}, {do} at call {at}, {fault}"
-    if not fails_well(report, what, result, do, e, fault):
-        whole = ["made", "made/x_train_000000.bin", "made/x_train_000001.bin", "made/x_val_000000.bin"]
-        report.check(left == whole, f"{what}: not all shards: {left}")
-    elif not do.startswith("stay"):
-        report.check(left in ([], ["made"]), f"{what}: files are left: {left}")
-
-
-def fail_json(w, report, name, args, start, _, at, do, e):
-    """The figures of before, or all of the new ones, and nothing beside them."""
-    case = w.case(start)
-    result = case.launch(args, at=at, do=do)
-    fault, after = result.fault(), case.tree(".")
-    case.remove()
-    what = f"{name}, {do} at call {at}, {fault}"
-    text = after["./out.json"]
-    if not fails_well(report, what, result, do, e, fault):
-        report.check(text.endswith(b"}\n"), f"{what}: half of the figures: {text[-40:]!r}")
-        return
-    report.check(text == OLD_FIGURES, f"{what}: the old figures are gone")
-    if not do.startswith("stay"):
-        report.check("./out.json.tmp" not in after, f"{what}: out.json.tmp is left")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -263,7 +304,6 @@ def small_disk(where, size):
     try:
         yield where
     finally:
-        subprocess.run(["mount", "-o", "remount,rw", where], capture_output=True)
         if subprocess.run(["umount", where], capture_output=True).returncode != 0:
             subprocess.run(["umount", "-l", where], capture_output=True)
 
@@ -291,34 +331,32 @@ def fills(w, report, straight, size):
 
 
 def turns_read_only(w, report):
-    """The disk under the checkpoints is remounted read-only between two saves; its log stands elsewhere."""
-    args, what = [*SHORT[:-2], "--keep", "0", "--log", "log.csv", *world.OUT], "a disk that becomes read-only"
-    straight = w.case()
-    rows = [r.call for r in straight.launch(args).journal if r.name == "write" and r.path == "log.csv"]
-    case = w.case()
-    os.mkdir(case.path("run"))
-    with small_disk(case.path("run"), 64 << 20) as disk:
-        if not disk:
-            report.skip(f"{what}: a tmpfs cannot be mounted here (it takes root)")
-            return
-        process = case.start(args, at=rows[3], do=f"signal:{int(signal.SIGSTOP)}")   # at update 3's row: between saves
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-        changed = subprocess.run(["mount", "-o", "remount,ro", disk], capture_output=True, text=True)
+    """The folder becomes read-only between two saves, while the program holds files in it open: a mount of itself is laid
+    over it."""
+    straight, records = w.straight([*SHORT[:-2], "--keep", "0"])
+    rows = [r.call for r in records if r.name == "write" and r.path == "run/log.csv"]
+    case, what = w.case(), "a folder that becomes read-only"
+    run = case.path("run")
+    process = case.start([*SHORT[:-2], "--keep", "0", *world.OUT], at=rows[3], do=f"signal:{int(signal.SIGSTOP)}")
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)   # at the row of update 3
+    laid = subprocess.run(["mount", "--bind", run, run], capture_output=True, text=True)
+    try:
+        locked = subprocess.run(["mount", "-o", "remount,bind,ro", run], capture_output=True, text=True)
         process.send_signal(signal.SIGCONT)
         result = case.finish(process)
-        if changed.returncode != 0:
-            report.skip(f"{what}: it cannot be remounted here: {changed.stderr.strip()}")
-            return
-        report.check(result.status == 1, f"{what}: status 1 wanted: {result.words()}")
-        report.check(len(result.err.splitlines()) == 1 and os.strerror(errno.EROFS) in result.err
-                     and "run/step_00000004" in result.err, f"{what}: one line that names file and reason: {result.err!r}")
-        case.stands(report, what, 2, sample=True)
-        subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
-        last = case.launch(["--resume", *world.OUT])
-        report.check(last.status == 0, f"{what}: the resume: {last.words()}")
-        case.ends_as(report, what, straight.tree())
-        logs = [world.timeless(c.tree(".")["./log.csv"]) for c in (case, straight)]
-        report.check(logs[0] == logs[1], f"{what}: the log is not as the straight run's")
+    finally:
+        if laid.returncode == 0:
+            subprocess.run(["umount", run], check=True)
+    if laid.returncode or locked.returncode:
+        report.skip(f"{what}: {(laid.stderr or locked.stderr).strip()} (it takes root)")
+        return
+    report.check(result.status == 1, f"{what}: status 1 wanted: {result.words()}")
+    report.check(len(result.err.splitlines()) == 1 and os.strerror(errno.EROFS) in result.err
+                 and "run/step_00000004" in result.err, f"{what}: one line that names file and reason: {result.err!r}")
+    case.stands(report, what, 2)
+    last = case.launch(["--resume", *world.OUT])
+    report.check(last.status == 0, f"{what}: the resume: {last.words()}")
+    case.ends_as(report, what, straight)
     case.remove()
 
 
@@ -327,6 +365,5 @@ def full(w, report):
     straight, _ = w.straight([*SHORT[:-2], "--keep", "0"])
     tried = [size for size in range(64 << 10, 288 << 10, 16 << 10) if fills(w, report, straight, size)]
     turns_read_only(w, report)
-    report.figure(f"tmpfs of {len(tried)} sizes filled at another place each; one remounted read-only" if tried
-                  else "nothing could be mounted")
+    report.figure(f"tmpfs of {len(tried)} sizes, each full at another place" if tried else "no tmpfs could be mounted")
     report.end()

@@ -12,7 +12,7 @@ import time
 import journal
 
 MODEL = ("--layers 1 --heads 2 --channels 16 --block-size 32 --vocab-size 257 --batch 2 --total-batch 128 --warmup 2 "
-         "--lr 0.003 --threads 1").split()
+         "--lr 0.003").split()
 DATA = ["--data", "../tiny_train_*.bin", "--tokenizer", "../vocab.bpe", "--order", "shuffled"]
 RUN = MODEL + DATA + ["--val-batches", "2", "--sample-tokens", "8"]
 OUT = ["--out", "run"]
@@ -86,8 +86,8 @@ class Result:
 class Case:
     """A folder of its own for one run, where the program is started: so all runs say the same paths."""
 
-    def __init__(self, world, name, tree=None):
-        self.world, self.dir = world, os.path.join(world.root, name)
+    def __init__(self, world, name, tree=None, threads=1):
+        self.world, self.dir, self.threads = world, os.path.join(world.root, name), threads
         os.makedirs(self.dir)
         for path, data in sorted((tree or {}).items()):
             if data is None:
@@ -104,18 +104,18 @@ class Case:
         shutil.rmtree(self.dir)
 
     def environment(self, at, do, plain):
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        env = {**os.environ, "OMP_NUM_THREADS": str(self.threads), "OMP_WAIT_POLICY": "passive"}
         if not plain:
             env.update(LD_PRELOAD=self.world.faults, TORTURE_JOURNAL=self.world.journal)
         if at:
             env.update(TORTURE_AT=str(at), TORTURE_DO=do)
         return env
 
-    def start(self, args, at=0, do="", stdout=subprocess.PIPE, plain=False):
-        """Starts the program; plain: without faults.c and its journal."""
+    def start(self, args, at=0, do="", stdout=subprocess.PIPE, plain=False, more=None):
+        """Starts the program; plain: without faults.c and its journal; more: of the environment."""
         if os.path.exists(self.world.journal):
             os.remove(self.world.journal)
-        return subprocess.Popen([self.world.binary, *args], cwd=self.dir, env=self.environment(at, do, plain),
+        return subprocess.Popen([self.world.binary, *args], cwd=self.dir, env={**self.environment(at, do, plain), **(more or {})},
                                 stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE, text=True,
                                 errors="replace")
 
@@ -180,15 +180,15 @@ class Case:
             text = self.launch(["sample", "--model", "run", "--tokens", "5", "--prompt", "1 and 2 make "])
             report.check(text.status == 0 and text.out.startswith("1 and 2 make "), f"{what}: sample: {text.words()}")
 
-    def ends_as(self, report, what, straight, run="run", was_done=False):
-        """The run's folder is, to the byte, that of the straight run; of the log all columns but the times. A run that had
-        its last checkpoint before it was resumed has nothing to save, and so removes no older one that is left."""
-        mine, other = ended(self.tree(run), run), ended(straight, "run")
-        if was_done:
-            mine = {name: data for name, data in mine.items() if name in other or not name.startswith("step_")}
-        ok = mine == other
-        differ = sorted(k for k in mine.keys() | other.keys() if mine.get(k, 0) != other.get(k, 0))
-        return report.check(ok, f"{what}: not as the straight run: {', '.join(differ)[:300]}")
+    def ends_as(self, report, what, straight, older=True):
+        """The run's folder is, to the byte, that of the straight run; of the log all columns but the times. older=False: of
+        the checkpoints only the last is compared. A run that was resumed when it was finished has nothing to save, and so
+        removes none; one that was stopped has saved where the straight run did not."""
+        mine, other = ended(self.tree(), older), ended(straight, older)
+        both = mine.keys() & other.keys()
+        wrong = [f"{n} is missing" for n in sorted(other.keys() - both)] + [f"{n} is left" for n in sorted(mine.keys() - both)]
+        wrong += [f"{n} differs" for n in sorted(both) if mine[n] != other[n]]
+        return report.check(not wrong, f"{what}: not as the straight run: {', '.join(wrong)[:300]}")
 
 
 def timeless(log):
@@ -198,10 +198,11 @@ def timeless(log):
     return [[row[i] for i in keep] if len(row) == len(rows[0]) else row for row in rows]
 
 
-def ended(tree, run):
-    """A tree to compare: names below the run, and the log by what it says."""
-    names = {path[len(run) + 1:]: data for path, data in tree.items() if path != run}
-    return {n: timeless(d) if n == "log.csv" else d for n, d in names.items() if not n.endswith("lock")}
+def ended(tree, older):
+    """What is compared of a run's folder: the log by what it says, and no lock, which a killed process leaves."""
+    last = max((path for path in tree if re.fullmatch(r"run/step_\d+", path)), default="")
+    return {path: timeless(data) if path == "run/log.csv" else data for path, data in tree.items()
+            if path != "run/run.lock" and (older or not path.startswith("run/step_") or path.startswith(last))}
 
 
 def saved(records, run="run"):
@@ -238,13 +239,13 @@ class World:
         if made.status != 0:
             raise SystemExit(f"the shards cannot be made: {made.words()}")
 
-    def case(self, tree=None):
+    def case(self, tree=None, threads=1):
         self.cases += 1
-        return Case(self, f"case_{self.cases}", tree)
+        return Case(self, f"case_{self.cases}", tree, threads)
 
-    def straight(self, args):
+    def straight(self, args, threads=1):
         """A run without faults: its end, its journal."""
-        case = self.case()
+        case = self.case(threads=threads)
         result = case.launch([*args, *OUT])
         if result.status != 0:
             raise SystemExit(f"the straight run does not end well: {result.words()}")
