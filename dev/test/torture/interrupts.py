@@ -96,8 +96,7 @@ def signals(w, report, count, seed):
     report.begin("signal")
     rng = random.Random(f"signal {seed}")
     straight, records = w.straight(LONG)
-    calls = records[-1].call
-    first = next(r.call for r in records if r.name == "write" and r.path == "run/log.csv") + 2   # from then on it trains
+    rows = [r.call for r in records if r.name == "write" and r.path == "run/log.csv"]   # the header's, then the updates'
     stops = runs = inside = 0
     while stops < count:
         case, going = w.case(), True
@@ -105,18 +104,18 @@ def signals(w, report, count, seed):
             if not going or stops == count:
                 break
             number = rng.choice([signal.SIGINT, signal.SIGTERM])
-            by_call = rng.random() < 0.5
-            how = {"at": rng.randint(first, calls // 3), "do": f"signal:{int(number)}"} if by_call else {}
+            at = rng.choice([rng.randint(rows[2], rows[-1] // 3), rng.choice(rows[2:len(rows) // 3]), 0])
+            how = {"at": at, "do": f"signal:{int(number)}"} if at else {}
             what = f"seed {seed}, {number.name}, stop {stops + 1} {how}"
             going = stopped_well(case, report, what, number, stop(case, report, what, number, how, rng.uniform(0, .02)))
             stops += going
-            inside += going and by_call
+            inside += going and at > 0
         last = case.go_on(LONG)
         report.check(last.status == 0, f"run {runs}: the last resume: {last.words()}")
         case.ends_as(report, f"seed {seed}, run {runs}", straight, older=False)
         runs += 1
         case.remove()
-    for at in sorted(rng.sample(range(first, calls - 5), max(4, count // 4))):
+    for at in sorted(rng.sample(range(rows[1], records[-1].call - 5), max(4, count // 4))):
         twice(w, report, straight, at, rng.choice([signal.SIGINT, signal.SIGTERM]))
     report.figure(f"{stops} stops of {runs} runs, {inside} of them at a call that changes files; "
                   f"{max(4, count // 4)} ended by a second signal")

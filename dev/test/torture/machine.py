@@ -201,28 +201,41 @@ def large(w, report):
 # ---------------------------------------------------------------------------------------------
 # Leaks and races
 
-SMALL = [*world.MODEL, *world.DATA, "--val-batches", "2", "--sample-tokens", "8", "--steps", "4", "--val-every", "2",
-         "--sample-every", "2", "--save-every", "2", "--keep", "1"]
+# Large enough that every loop which has threads uses two of them.
+WIDE = ("--layers 2 --heads 4 --channels 64 --block-size 64 --vocab-size 257 --batch 4 --total-batch 512 --warmup 1 "
+        "--val-batches 2 --sample-tokens 8 --steps 4 --val-every 2 --sample-every 2 --save-every 2 --keep 1").split()
 
 # What one tool watches: each command, and the status that it is to end with.
 COMMANDS = [
     (["tokenize", "--tokenizer", "../vocab.bpe", "--val-frac", "0.2", "--shard-tokens", "9000", "--out", "made/x",
-      "../text.txt"], 0),
-    ([*SMALL, *world.OUT], 0),
+      "long.txt", "lines.jsonl"], 0),
+    ([*WIDE, *world.DATA, *world.OUT], 0),
     (["--resume", "--steps", "6", *world.OUT], 0),
     (["sample", "--model", "run", "--tokens", "40", "--prompt", "1 and 2 make "], 0),
     (["eval", "--model", "run", "--data", "../tiny_val_*.bin", "--tokenizer", "../vocab.bpe", "--json", "out.json"], 0),
-    (["eval", "--model", "run", "--data", "../tiny_val_*.bin", "--windows", "4"], 0),
+    (["eval", "--model", "run", "--data", "zeros.bin", "--windows", "4"], 0),
     (["info", "run"], 0),
-    ([*SMALL, *world.OUT], 1),                                       # there is a run in the folder
-    (["eval", "--model", "run", "--data", "../text.txt"], 1),        # no shard
-    (["sample", "--model", "../text.txt"], 1),                       # no model
+    ([*WIDE, *world.DATA, *world.OUT], 1),                           # there is a run in the folder
+    (["eval", "--model", "run", "--data", "long.txt"], 1),           # no shard
+    (["sample", "--model", "long.txt"], 1),                          # no model
 ]
+
+
+def watched_case(w):
+    """Text of several parts, lines, and a shard of several blocks: what threads share out."""
+    case = w.case()
+    with open(case.path("long.txt"), "w") as f:
+        f.write(world.sums(1500))
+    with open(case.path("lines.jsonl"), "w") as f:
+        f.writelines(json.dumps({"text": f"{i} and {i} make {2 * i}"}) + "\n" for i in range(200))
+    with open(case.path("zeros.bin"), "wb") as f:
+        f.truncate(6 << 20)
+    return case
 
 
 def watched(w, report, binary, prefix, env, commands, log):
     """Runs the commands under a tool that writes what it finds to files `log`*."""
-    case = w.case()
+    case = watched_case(w)
     for args, wanted in commands:
         done = subprocess.run([*prefix, binary, *args], cwd=case.dir, stdin=subprocess.DEVNULL, capture_output=True, text=True,
                               errors="replace", env={**os.environ, "OMP_NUM_THREADS": "2", **env})

@@ -11,6 +11,7 @@ import random
 import shutil
 import sys
 import tempfile
+import traceback
 
 sys.dont_write_bytecode = True
 
@@ -29,6 +30,15 @@ def options():
     p.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10 ** 6), help="of kills and signals")
     p.add_argument("--suites", help="names, with commas between; all by default")
     return p.parse_args()
+
+
+def run(report, suite):
+    """A suite that breaks is a failure of its own; the others are run all the same."""
+    try:
+        suite()
+    except Exception:
+        report.check(False, traceback.format_exc())
+        report.end()
 
 
 def main():
@@ -54,7 +64,7 @@ def main():
         if set(wanted) - set(suites):
             raise SystemExit(f"--suites: {', '.join(sorted(set(wanted) - set(suites)))}: none of {', '.join(suites)}")
         for name in wanted:
-            suites[name]()
+            run(report, suites[name])
     finally:
         shutil.rmtree(root, ignore_errors=True)
     return report.close()

@@ -12,7 +12,7 @@ import time
 import journal
 
 MODEL = ("--layers 1 --heads 2 --channels 16 --block-size 32 --vocab-size 257 --batch 2 --total-batch 128 --warmup 2 "
-         "--lr 0.003").split()
+         "--lr 0.3").split()   # steep: the best validation loss is not the last one
 DATA = ["--data", "../tiny_train_*.bin", "--tokenizer", "../vocab.bpe", "--order", "shuffled"]
 RUN = MODEL + DATA + ["--val-batches", "2", "--sample-tokens", "8"]
 OUT = ["--out", "run"]
@@ -222,6 +222,10 @@ def in_save(record):
     return "/step_" in record.path or "/step_" in record.other or record.name.endswith("-fsync")
 
 
+def sums(documents):
+    return "".join("".join(f"{i} and {j} make {i + j}. " for j in range(6)) + "\n<|endoftext|>\n" for i in range(documents))
+
+
 class World:
     def __init__(self, binary, faults, root):
         self.binary, self.faults, self.root = os.path.abspath(binary), os.path.abspath(faults), root
@@ -231,8 +235,7 @@ class World:
         with open(os.path.join(root, "vocab.bpe"), "w"):
             pass
         with open(os.path.join(root, "text.txt"), "w") as f:
-            for i in range(120):
-                f.write("".join(f"{i} and {j} make {i + j}. " for j in range(6)) + "\n<|endoftext|>\n")
+            f.write(sums(120))
         self.tokenize = ["tokenize", "--tokenizer", "../vocab.bpe", "--val-frac", "0.2", "--shard-tokens", "3000"]
         case = self.case()
         made = case.launch([*self.tokenize, "--out", "../tiny", "../text.txt"])
