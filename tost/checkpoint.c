@@ -695,12 +695,14 @@ bool checkpoint_save(const char* run, const CheckpointInfo* info, const TostEngi
     if (!ok) {
         TostError ignored;
         remove_tree(unfinished, &ignored);
-        tost_error(err, "%s; step %" PRId64 " is not saved, earlier ones stand", err->text, info->step);
+        tost_error(err, "%s; step %" PRId64 " is not saved, what was saved before stands", err->text, info->step);
     } else if (!sync_dir(run, err)) {
-        ok = tost_error(err, "%s; %s is saved, but loss of power may undo it; earlier ones stand", err->text,
-                        name);
-    } else if (!prune(run, info->step, keep, err)) {
-        ok = tost_error(err, "%s is saved, but what it replaces could not be removed: %s", name, err->text);
+        ok = tost_error(err, "%s; %s is saved, but loss of power may undo it; what was saved before stands",
+                        err->text, name);
+    } else if (prune(run, info->step, keep, err)) {
+        err->text[0] = 0;
+    } else {
+        tost_error(err, "%s is saved, but what it replaces could not be removed: %s", name, err->text);
     }
     st_free_meta(meta.entry, meta.count);
     free(unfinished);

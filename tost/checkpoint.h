@@ -66,7 +66,8 @@ bool checkpoint_load_moments(const TostEngine* engine, TostModel* model, const T
 
 // Writes RUN/step_NNNNNNNN.tmp/, fsyncs, renames, fsyncs RUN; then removes older complete checkpoints so that
 // `keep` remain (0: all) and stale .tmp folders. A checkpoint of the same step is replaced. On failure the
-// earlier checkpoints stand and the .tmp is removed if possible.
+// earlier checkpoints stand and the .tmp is removed if possible. Where all that failed was a removal, it is true
+// and *err says so; else err->text is then empty.
 bool checkpoint_save(const char* run, const CheckpointInfo* info, const TostEngine* engine,
                      const TostModel* model, const TostTensors* tensors, int keep, TostError* err);
 

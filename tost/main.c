@@ -2,9 +2,11 @@
 #include "commands.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tokenize.h"
 
@@ -134,11 +136,20 @@ static int run_command(const Options* o, const TostEngine* engine) {
     return STATUS_FAILED;
 }
 
+// A standard stream that was closed must not become the number of a file that is opened later: what is printed would
+// go into a log or a checkpoint. Read-only, so that writing to it still fails.
+static void occupy_streams(void) {
+    int fd = 0;
+    while (fd >= 0 && fd <= STDERR_FILENO) fd = open("/dev/null", O_RDONLY);
+    if (fd > STDERR_FILENO) close(fd);
+}
+
 int tost_main(int argc, char** argv, const TostEngine* engine) {
     Options o;
     bool help;
     TostError err;
     int status = 0;
+    occupy_streams();
     if (!options_parse(&o, &help, argc, argv, engine, &err)) {
         print_error(&err);
         status = STATUS_USAGE;

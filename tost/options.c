@@ -529,7 +529,7 @@ static void print_help(const Options* o, bool all_commands) {
         }
     }
     if (o->command == COMMAND_TRAIN) print_changes();
-    printf("\nExit status: 0 done, 1 failed, 2 wrong command line, 130 or 143 stopped by a signal.\n");
+    printf("\nExit status: 0 done, 1 failed, 2 wrong command line, 129, 130 or 143 stopped by a signal.\n");
 }
 
 // ---------------------------------------------------------------------------------------------

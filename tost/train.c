@@ -45,12 +45,14 @@ typedef struct {
 } Run;
 
 // ---------------------------------------------------------------------------------------------
-// Signals. The first asks for a stop after the update in hand, the second leaves at once.
+// Signals. The first asks for a stop after the update in hand, the second leaves at once; but a terminal that goes
+// sends its SIGHUP more than once, by the kernel and by the shell.
 
 static volatile sig_atomic_t stop_signal;   // 0: none came
 
 static void on_signal(int number) {
     static const char note[] = "\nstopping after the update in hand; once more to leave at once\n";
+    if (stop_signal && number == SIGHUP) return;
     if (stop_signal) _exit(128 + number);
     stop_signal = number;
     if (write(STDERR_FILENO, note, sizeof note - 1) < 0) return;   // nobody reads it: it stops all the same
@@ -59,8 +61,11 @@ static void on_signal(int number) {
 static void catch_signals(void) {
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigemptyset(&action.sa_mask);
+    struct sigaction before;
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    if (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN)   // else nohup
+        sigaction(SIGHUP, &action, NULL);
 }
 
 // A reader of stdout that leaves and a file that may not grow are errors of the writes that meet them, no end of a run.
@@ -474,8 +479,8 @@ static bool pass_over(Run* r, const char* why, TostError* err) {
     if (g->in_a_row >= r->o.max_skipped) {
         char* on = way_on(r);
         tost_error(err, "update %lld: %s: stopped before it reached the parameters, after %lld skipped in a row "
-                   "(--max-skipped); checkpoints stand as they were; %s; a new run from --init with a lower --lr may help", number, why,
-                   (long long)g->in_a_row, on);
+                   "(--max-skipped); checkpoints stand as they were; %s; a higher --max-skipped there, or a new run "
+                   "from --init with a lower --lr, may help", number, why, (long long)g->in_a_row, on);
         free(on);
         return false;
     }
@@ -600,15 +605,18 @@ static bool write_sample(Run* r, TostError* err) {
     return ok;
 }
 
-// Since the last update the parameters have met no data: the next micro-batch must show a finite loss before
-// a checkpoint of them may push an older one out.
+// Since the last update the parameters have met no data: a micro-batch must show a finite loss before a checkpoint
+// of them may push an older one out. The next, or, should that be what is wrong, the first that the update saw.
 static bool check_parameters(Run* r, double* loss, TostError* err) {
     const Options* o = &r->o;
-    int64_t count;
-    if (!data_batch(r->data, r->inputs, r->targets, r->info.data_sample, o->batch, err)) return false;
-    r->engine->forward(r->model, r->inputs, r->targets, o->batch, o->seq, 0);
-    r->engine->read_loss(loss, &count, r->model);
-    return true;
+    const uint64_t seen = r->info.step > 0 ? (uint64_t)(o->total_batch / o->seq) : 0;
+    for (uint64_t back = 0;; back = seen) {
+        int64_t count;
+        if (!data_batch(r->data, r->inputs, r->targets, r->info.data_sample - back, o->batch, err)) return false;
+        r->engine->forward(r->model, r->inputs, r->targets, o->batch, o->seq, 0);
+        r->engine->read_loss(loss, &count, r->model);
+        if (isfinite(*loss) || back == seen) return true;
+    }
 }
 
 // What follows from a log or a checkpoint that could not be written; `why` says what failed.
@@ -645,6 +653,7 @@ static bool save(Run* r, bool last, TostError* err) {
         r->saved_step = r->info.step;
         r->saved_open = open;
     }
+    if (ok && why.text[0]) warn(r, "%s", why.text);
     if (ok) return true;
     r->failed_saves++;
     return write_failed(r, &why, last, err);
@@ -746,7 +755,7 @@ static bool train(Run* r, TostError* err) {
 static void print_end(Run* r) {
     Progress* p = &r->progress;
     const bool stopped = r->info.step < r->o.steps;
-    const char* by = stop_signal == SIGINT ? "SIGINT" : "SIGTERM";
+    const char* by = stop_signal == SIGINT ? "SIGINT" : stop_signal == SIGTERM ? "SIGTERM" : "SIGHUP";
     const long long step = (long long)r->info.step, tokens = (long long)r->info.tokens;
     if (stopped) progress_text(p, "stopped by %s after update %lld of %lld", by, step, (long long)r->o.steps);
     else progress_text(p, "done: %lld updates, %lld tokens", step, tokens);

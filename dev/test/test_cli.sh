@@ -354,7 +354,7 @@ check "info takes the newest run" says "out/starter-002/step_00000001/model.safe
 # Signals. A constant rate makes the run independent of --steps.
 
 constant="--min-lr-frac 1 --save-every 1000000 --val-every 0 --sample-every 0"
-for signal in "INT 130" "TERM 143"; do
+for signal in "INT 130" "TERM 143" "HUP 129"; do
     # shellcheck disable=SC2086
     set -- $signal
     rm -rf stopped steady

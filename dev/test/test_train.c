@@ -7,6 +7,7 @@
 #include <math.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -38,7 +39,7 @@ struct TostModel {
     int64_t     count;
 };
 
-typedef enum { TRAINING, EVALUATING, GET, EVENTS } Event;
+typedef enum { TRAINING, EVALUATING, GET, PUT, EVENTS } Event;
 
 typedef struct {
     Event event;
@@ -79,6 +80,7 @@ static void toy_destroy(TostModel* m) {
 }
 
 static void toy_put(TostModel* m, TostState s, const TostTensor* t, const float* src) {
+    happens(PUT, m);
     memcpy(m->state[s] + t->offset, src, t->size * sizeof *src);
 }
 
@@ -169,6 +171,7 @@ static char* text_of(const char* path) {
 }
 
 static int toy_main(const char* args) {
+    memset(so_far, 0, sizeof so_far);
     char *words = xstrdup(args), *argv[80] = {"train_gpt_tost"};
     int argc = 1;
     for (char* w = strtok(words, " "); w; w = strtok(NULL, " ")) argv[argc++] = w;
@@ -177,6 +180,8 @@ static int toy_main(const char* args) {
     return status;
 }
 
+enum { READ = -1, CLOSED = -2 };   // in place of a descriptor for stdout; the second: all three streams are
+
 // Runs the program in a child with these for stdout and stderr. `afresh`: as a new program, since a process that has
 // threads cannot go on after fork.
 static int run_child(const char* args, int out, int err, bool afresh) {
@@ -184,7 +189,9 @@ static int run_child(const char* args, int out, int err, bool afresh) {
     const pid_t id = fork();
     must(id >= 0, "fork");
     if (id == 0) {
-        must(dup2(out, STDOUT_FILENO) >= 0 && dup2(err, STDERR_FILENO) >= 0, "dup2");
+        for (int fd = 0; fd <= 2; fd++)
+            if (out == CLOSED) close(fd);
+        if (out != CLOSED) must(dup2(out, STDOUT_FILENO) >= 0 && dup2(err, STDERR_FILENO) >= 0, "dup2");
         if (afresh) execl("/proc/self/exe", "test_train", args, (char*)NULL);
         must(!afresh, "execl");
         exit(toy_main(args));
@@ -205,17 +212,17 @@ static char* drain(int pipe_end[2]) {
     return text;
 }
 
-// A run whose stdout is `out`, or read too where that is -1. Pipes: a limit on the size of files leaves them alone.
+// A run whose stdout is `out`. Pipes: a limit on the size of files leaves them alone.
 static Outcome run_into(const char* args, int out) {
     int o[2], e[2];
     must(pipe(o) == 0 && pipe(e) == 0, "pipe");
     remove("updates");
-    const int status = run_child(args, out >= 0 ? out : o[1], e[1], false);
+    const int status = run_child(args, out == READ ? o[1] : out, e[1], false);
     memset(hooks, 0, sizeof hooks);
     return (Outcome){status, drain(o), drain(e)};
 }
 
-static Outcome run(const char* args) { return run_into(args, -1); }
+static Outcome run(const char* args) { return run_into(args, READ); }
 
 static int lines(const char* text) {
     int n = 0;
@@ -309,10 +316,17 @@ static void test_guard(Checks* c) {
     guard_made(&g, 1, 1);
     check(c, g.skipped == 2 && g.in_a_row == 0, "one made after them");
     GuardWindow read, flat = {0};
+    for (int i = 0; i < 1000; i++) guard_made(&g, 3 + sin(i) / 3, 1);
     char* text = guard_window_text(&g.loss);
     check(c, guard_window_parse(&read, text), "its own text is not read");
-    // to the bit, though the ring begins elsewhere
-    check(c, guard_z(&read, 1.7) == guard_z(&g.loss, 1.7), "another z after reading");
+    int others = 0;   // to the bit, though the ring begins elsewhere
+    Guard resumed = {.loss = read};
+    for (int i = 0; i < 300; i++) {
+        others += guard_z(&resumed.loss, 0.02 * i) != guard_z(&g.loss, 0.02 * i);
+        guard_made(&resumed, cos(i), 1);
+        guard_made(&g, cos(i), 1);
+    }
+    check(c, others == 0, "%d of 300 z differ after reading", others);
     free(text);
     text = guard_window_text(&flat);
     check(c, !*text && guard_window_parse(&read, "") && read.count == 0, "an empty window");
@@ -378,13 +392,17 @@ static void test_not_finite(Checks* c) {
     check_same(c, "bad", "bad2", 12, "resumed after bad updates");
 
     const char* args = BASE NO_VAL "--data bad.bin --steps 12 --save-every 5 --max-skipped 1 --out bad3";
-    check_run(c, run(args), 1, 2 + 1,
+    check_run(c, run(args), 1, 2,
               "update 7: loss nan, gradient norm nan, first in the gradient of transformer.h.0.",
               "one too many in a row");
-    check(c, !stands("bad3", 5), "nothing is saved while the next loss is not finite");
+    check(c, stands("bad3", 5), "bad data alone does not stand in the way of a save");
     check_run(c, run(BASE NO_VAL "--data bad.bin --steps 12 --save-every 3 --max-skipped 0 --out bad4"), 1, 1,
               "train --resume --out bad4 goes on from step 3", "--max-skipped 0");
     check_run(c, run("--resume --out bad4 --max-skipped 2"), 0, 3, "update 7 is skipped", "--max-skipped anew");
+    check(c, !stands("bad4", 6) && stands("bad4", 9), "a save between bad data is put off");
+    write_shard("next.bin", BAD, 12, 12);
+    check_run(c, run(BASE NO_VAL "--data next.bin --steps 12 --save-every 3 --out bad6"), 0, 0, NULL,
+              "bad data after the end");
     hooks[0] = (Hook){TRAINING, 4, poison};
     o = run(BASE NO_VAL "--data bad.bin --steps 12 --save-every 3 --out bad5");
     check(c, strstr(o.err, "stopped before it reached the parameters, after 10 skipped in a row") == NULL
@@ -415,6 +433,23 @@ static void test_outliers(Checks* c) {
 #undef WINDOWED
 }
 
+// What a checkpoint has of the last updates is what the log has of those that were made.
+static void test_window_saved(Checks* c) {
+    TostError err;
+    CheckpointInfo info;
+    if (!check(c, checkpoint_read_info(&info, "bad/step_00000012/model.safetensors", &err), "%s", err.text)) return;
+    const Guard* g = &info.guard;
+    check(c, g->loss.count == 10 && g->norm.count == 10 && g->skipped == 2 && g->in_a_row == 0, "counts of the guard");
+    for (int step = 0, i = 0; step < 12; step++) {
+        const LogRow row = row_of("bad", step);
+        if (step == 5 || step == 6) continue;
+        check(c, fabs(g->loss.value[i] - row.train_loss) < 1e-9 && fabs(g->norm.value[i] - row.grad_norm) < 1e-9,
+              "step %d: loss %g, norm %g are kept", step, g->loss.value[i], g->norm.value[i]);
+        i++;
+    }
+    checkpoint_info_free(&info);
+}
+
 // ---------------------------------------------------------------------------------------------
 // Signals
 
@@ -427,6 +462,12 @@ static void terminate_twice(TostModel* m) {
     (void)m;
     raise(SIGINT);
     raise(SIGTERM);
+}
+
+static void hang_up(TostModel* m) {
+    (void)m;
+    raise(SIGHUP);
+    raise(SIGHUP);
 }
 
 // Passes of RUN: one evaluating before a save, three a validation: 3 before the first update, 3 after updates 4, 8 …
@@ -442,6 +483,7 @@ static void test_signals(Checks* c) {
         {"in a validation after a save", {EVALUATING, 8, interrupt}, {0}, 130, 8, "after update 8 is left"},
         {"in the last validation", {EVALUATING, 12, interrupt}, {0}, 130, 12, "after update 12 is left"},
         {"in a save", {GET, 3, interrupt}, {0}, 130, 6, NULL},
+        {"a terminal that goes", {TRAINING, 7, hang_up}, {0}, 129, 7, NULL},
         {"twice", {TRAINING, 8, terminate_twice}, {0}, 143, 6, NULL},
         {"and again in a save", {TRAINING, 7, interrupt}, {GET, 60, interrupt}, 130, 6, NULL},
     };
@@ -474,6 +516,25 @@ static void test_signals(Checks* c) {
         free(args);
         free(resume);
     }
+}
+
+// A checkpoint whose open row is none of its last update is damaged, whoever did that.
+static void test_open_row_damaged(Checks* c) {
+    static char* const rows[] = {"", "x", "4,80,1,,1,1,1,1\n", "5,96,1,,1,1,1\n", "5,96,1,,1,1,1,1"};
+    TostError err;
+    CheckpointInfo info;
+    const char* file = "straight/step_00000006/model.safetensors";
+    must(checkpoint_read_info(&info, file, &err), "checkpoint_read_info");
+    TostModel* m = toy_create(&info.config, NULL, &err);
+    must(checkpoint_load_params(&toy, m, &m->tensors, file, &err), "checkpoint_load_params");
+    for (size_t i = 0; i < countof(rows); i++) {
+        info.open_row = rows[i];
+        must(checkpoint_save("odd", &info, &toy, m, &m->tensors, 0, &err), "checkpoint_save");
+        check_run(c, run("--resume --out odd"), 1, 1, "__metadata__ 'open_row' is no row of step 5", rows[i]);
+    }
+    info.open_row = NULL;
+    checkpoint_info_free(&info);
+    toy_destroy(m);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -534,6 +595,39 @@ static void test_lock(Checks* c) {
     lock_release(&lock);
     must(mkdir("linked", 0777) == 0 && symlink("../good.bin", "linked/run.lock") == 0, "symlink");
     check(c, lock_take(&lock, "linked", &err) == LOCK_FAILED, "a link is not followed");
+}
+
+// What a second process is told of the first, by the note in the file.
+static void test_lock_notes(Checks* c) {
+    static const struct { const char *note, *says; } cases[] = {
+        {"77 elsewhere\n", "noted is in use by process 77 on elsewhere: wait"},
+        {"77", "noted is in use by process 77: wait"},
+        {"", "noted is in use by another process: wait"},
+        {"nonsense\n", "noted is in use by another process: wait"},
+        {"77 \033[2Jx", "noted is in use by process 77 on ?[2Jx: wait"},
+    };
+    must(mkdir("noted", 0777) == 0, "noted");
+    for (size_t i = 0; i < countof(cases); i++) {
+        Lock lock = {0};
+        TostError err;
+        const int fd = open("noted/run.lock", O_RDWR | O_CREAT | O_TRUNC, 0666);
+        const ssize_t n = (ssize_t)strlen(cases[i].note);
+        must(fd >= 0 && flock(fd, LOCK_EX) == 0 && write(fd, cases[i].note, (size_t)n) == n, "noted/run.lock");
+        const bool busy = lock_take(&lock, "noted", &err) == LOCK_BUSY;
+        check(c, busy && strstr(err.text, cases[i].says), "a lock with the note '%s': %s", cases[i].note, err.text);
+        close(fd);
+        check(c, lock_take(&lock, "noted", &err) == LOCK_TAKEN, "a lock that nobody holds: %s", err.text);
+        lock_release(&lock);
+        check(c, !path_exists("noted/run.lock"), "a lock that was released is left");
+    }
+}
+
+// A run that another begins and ends while this one is set up stands.
+static void test_overtaken(Checks* c) {
+    second_args = SAVING "--out overtaken";
+    hooks[0] = (Hook){PUT, 1, run_second};
+    check_run(c, run(SAVING "--seed 5 --out overtaken"), 1, 1, "--out overtaken holds a run already", "overtaken");
+    check_same(c, "alone", "overtaken", 12, "overtaken");
 }
 
 // Default folders: a run that begins while another has taken its number gets the next.
@@ -599,6 +693,11 @@ static void test_lost_output(Checks* c) {
               "stdout cannot be written: Broken pipe; the run goes on", "a reader that left");
     close(ends[1]);
     check_same(c, "roomy", "unread", 12, "a reader that left");
+    // the note of the signal and the progress must not come to be in the files that are opened
+    hooks[0] = (Hook){TRAINING, 7, interrupt};
+    check_run(c, run_into(SAVING "--on-save-error continue --out closed", CLOSED), 130, 0, NULL, "closed streams");
+    check_run(c, run("--resume --out closed"), 0, 0, NULL, "closed streams");
+    check_same(c, "roomy", "closed", 12, "closed streams");
     const int full = open("/dev/full", O_WRONLY);
     if (full < 0) {
         skip(c, "/dev/full is not there");
@@ -640,9 +739,13 @@ int main(int argc, char** argv) {
     setenv("TERM", "dumb", 1);
     test_guard(&c);
     test_not_finite(&c);
+    test_window_saved(&c);
     test_outliers(&c);
     test_signals(&c);
+    test_open_row_damaged(&c);
     test_lock(&c);
+    test_lock_notes(&c);
+    test_overtaken(&c);
     test_default_folders(&c);
     test_full_disk(&c);
     test_lost_output(&c);

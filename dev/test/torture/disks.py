@@ -1,5 +1,5 @@
-"""disks.py: the power goes, calls fail, the disk fills, a folder becomes read-only: the last checkpoint stands, the line
-on stderr says which file and why, and the run goes on to the straight run's bytes."""
+"""disks.py: the power goes, calls fail, the disk fills, a folder becomes read-only: the last checkpoint stands, the
+line on stderr says which file and why, and the run goes on to the straight run's bytes."""
 
 import contextlib
 import dataclasses
@@ -40,7 +40,8 @@ def discipline(report, records):
             dirty.discard(here)
             folder_synced = here.endswith(".tmp") and not dirty
         elif r.name in ("rename", "exchange") and re.fullmatch(r"run/step_\d+", r.other):
-            report.check(not dirty and len(synced) == 3 and folder_synced, f"{r.other} is named before all of it is synced")
+            whole = not dirty and len(synced) == 3 and folder_synced
+            report.check(whole, f"{r.other} is named before all of it is synced")
             pending, saves = r.other, saves + 1
         elif r.name == "fsync" and here == "run":
             pending = None
