@@ -1,6 +1,7 @@
 # make train_gpt_tost      the CPU trainer: needs a C11 compiler and make; uses OpenMP and OpenBLAS where they are found
 # make train_gpt_tostcu    the CUDA trainer: needs nvcc and cuBLASLt (the CUDA toolkit)
 # make test                builds and runs every test; its last line and its exit status are the verdict
+# make torture             kills, starves and watches runs: 5 to 10 minutes; torture_short is a share of it, for CI
 # make bench               measures against the machine's limits and the peers that are installed
 #
 # BLAS=0 and OPENMP=0 leave those out; SANITIZE=1 builds under the address and undefined-behaviour sanitizers;
@@ -133,6 +134,36 @@ test_cuda_on_host: $(HOST_LEG)/test
 test_mutants: $(HOST_LEG)/test
 	dev/test/cuda_on_host/mutants.sh $(CXX) "$(HOST_FLAGS)" $(HOST_LIBS)
 
+# Runs that are killed, starved of disk and power, watched for leaks and races. What valgrind and the race detector run is
+# built for them: no vectors that valgrind does not know, no threads but those that clang's libomp tells the detector of.
+TORTURE     = build/torture
+KILLS      ?= 100
+EVERY      ?= 1
+PYTHON     ?= python3
+WATCHED     = -std=c11 -D_GNU_SOURCE -I. -Itost -O1 -g -ffp-contract=fast -Wno-unknown-pragmas -Wno-pass-failed
+WATCHED_SRC = $(wildcard tost/*.c) $(wildcard tost/*.h)
+RACES_CC   ?= clang
+
+$(TORTURE)/faults.so: dev/test/torture/faults.c
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -shared -fPIC -o $@ $< -ldl
+$(TORTURE)/valgrind: train_gpt_tost.c $(WATCHED_SRC)
+	@mkdir -p $(@D)
+	$(CC) $(WATCHED) -o $@ $(filter %.c,$^) -lm
+# the trainer, the test of the matrix product and a probe; absent where this compiler cannot build them, which is then said
+$(TORTURE)/races: train_gpt_tost.c $(WATCHED_SRC) dev/test/test_gemm.c dev/test/torture/race_probe.c
+	@mkdir -p $@
+	-$(RACES_CC) $(WATCHED) -fopenmp -fsanitize=thread -o $@/train_gpt_tost train_gpt_tost.c $(filter tost/%.c,$^) -lm
+	-$(RACES_CC) $(WATCHED) -fopenmp -fsanitize=thread -o $@/test_gemm dev/test/test_gemm.c $(filter tost/%.c,$^) -lm
+	-$(RACES_CC) $(WATCHED) -fopenmp -fsanitize=thread -o $@/probe dev/test/torture/race_probe.c
+	@touch $@
+
+torture: train_gpt_tost $(TORTURE)/faults.so $(TORTURE)/valgrind $(TORTURE)/races
+	@$(PYTHON) dev/test/torture/torture.py --binary ./train_gpt_tost --built $(TORTURE) --kills $(KILLS) --every $(EVERY) \
+	    $(TORTURE_FLAGS)
+torture_short:
+	@$(MAKE) --no-print-directory torture KILLS=12 EVERY=24
+
 # The second bench is the same program with the built-in matrix product.
 bench: train_gpt_tost $(BUILD)/dev/bench/bench
 	@$(MAKE) --no-print-directory BLAS=0 bench_builtin > /dev/null
@@ -144,7 +175,7 @@ bench_builtin: $(BUILD)/dev/bench/bench
 clean:
 	rm -rf build train_gpt_tost train_gpt_tostcu test_tost
 
-.PHONY: all test test_cuda_on_host test_mutants bench bench_builtin clean FORCE
+.PHONY: all test torture torture_short test_cuda_on_host test_mutants bench bench_builtin clean FORCE
 .SECONDARY:
 
 .DELETE_ON_ERROR:

@@ -62,6 +62,15 @@ static bool find_cut(size_t* keep, const Bytes* text, int64_t resume_step, const
     return true;
 }
 
+// The first n bytes of a log: its header, or as much of it as an end in the middle left, perhaps with the zeros
+// that a power cut makes of bytes on their way.
+static bool begins_log(const char* head, size_t n) {
+    size_t i = 0;
+    while (i < n && head[i] == header[i]) i++;
+    while (i < n && head[i] == 0) i++;
+    return i == n;
+}
+
 bool log_check_fresh(const char* path, bool overwrite, TostError* err) {
     struct stat st;
     char head[sizeof header];
@@ -73,7 +82,7 @@ bool log_check_fresh(const char* path, bool overwrite, TostError* err) {
     if (!file) return tost_error(err, "%s: cannot be opened: %s", path, strerror(errno));
     const size_t n = fread(head, 1, sizeof header - 1, file);
     fclose(file);
-    return (n == sizeof header - 1 && memcmp(head, header, n) == 0) || foreign_log(path, err);
+    return begins_log(head, n) || foreign_log(path, err);
 }
 
 // Writes what waits, as far as it is taken.

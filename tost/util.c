@@ -167,12 +167,12 @@ bool read_file(Bytes* out, const char* path, TostError* err) {
     return ok;
 }
 
-// So that a new folder outlasts loss of power; where its parent may not be read, that cannot be had.
-static void sync_parent(const char* path) {
-    TostError ignored;
+// A new folder lasts once the folder that it stands in is synced; one that may not be read cannot be.
+static bool sync_parent(const char* path, TostError* err) {
     char* dir = path_dir(path);
-    sync_dir(dir, &ignored);
+    const bool ok = access(dir, R_OK) != 0 || sync_dir(dir, err);
     free(dir);
+    return ok;
 }
 
 bool make_dirs(const char* path, TostError* err) {
@@ -186,7 +186,7 @@ bool make_dirs(const char* path, TostError* err) {
         if (why && !is_dir(part))   // it may have stood already
             ok = tost_error(err, "%s: the folder cannot be made: %s", part,
                             why == EEXIST ? "a file has that name" : strerror(why));
-        else if (!why && part[0]) sync_parent(part);
+        else if (!why && part[0]) ok = sync_parent(part, err);
         if (c == 0) break;
         part[i] = '/';
     }

@@ -1,0 +1,257 @@
+"""world.py: what all suites share: a small model on text made here, launches of the program under faults, and what must
+hold after each."""
+
+import dataclasses
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+
+import journal
+
+MODEL = ("--layers 1 --heads 2 --channels 16 --block-size 32 --vocab-size 257 --batch 2 --total-batch 128 --warmup 2 "
+         "--lr 0.3").split()   # steep: the best validation loss is not the last one
+DATA = ["--data", "../tiny_train_*.bin", "--tokenizer", "../vocab.bpe", "--order", "shuffled"]
+RUN = MODEL + DATA + ["--val-batches", "2", "--sample-tokens", "8"]
+OUT = ["--out", "run"]
+CHECKPOINT_FILES = ("model.safetensors", "optimizer.safetensors")
+
+
+class Report:
+    """Counts checks by suite, says what failed and what was skipped, and ends on a table and one line."""
+
+    SHOWN = 40   # failures of one suite that are printed
+
+    def __init__(self):
+        self.rows = []
+
+    def begin(self, name):
+        self.row = {"name": name, "passed": 0, "failed": 0, "skipped": 0, "began": time.monotonic(), "figures": []}
+        self.rows.append(self.row)
+        print(f"== {name}", flush=True)
+
+    def end(self):
+        self.row["seconds"] = time.monotonic() - self.row["began"]
+
+    def check(self, ok, text):
+        self.row["passed" if ok else "failed"] += 1
+        if not ok and self.row["failed"] <= self.SHOWN:
+            print(f"FAILED torture: {self.row['name']}: {text}", flush=True)
+        return bool(ok)
+
+    def skip(self, text):
+        self.row["skipped"] += 1
+        print(f"skipped torture: {self.row['name']}: {text}", flush=True)
+
+    def figure(self, text):
+        self.row["figures"].append(text)
+
+    def close(self):
+        print(f"\n{'suite':<10} {'passed':>6} {'failed':>6} {'skipped':>7} {'seconds':>8}  figures")
+        for r in self.rows:
+            print(f"{r['name']:<10} {r['passed']:>6} {r['failed']:>6} {r['skipped']:>7} {r['seconds']:>8.1f}  "
+                  + "; ".join(r["figures"]))
+        passed, failed, skipped = (sum(r[k] for r in self.rows) for k in ("passed", "failed", "skipped"))
+        print(f"torture: {passed} passed, {failed} failed, {skipped} skipped", flush=True)
+        return 1 if failed or passed == 0 else 0
+
+
+@dataclasses.dataclass
+class Result:
+    status: int       # negative: the signal that ended it
+    out: str
+    err: str
+    journal: list
+
+    def killed(self):
+        return self.status == -signal.SIGKILL
+
+    def fault(self):
+        """The first call that was made to fail, as (call, path), or None."""
+        return next(((r.other, r.path) for r in self.journal if r.name == "fault"), None)
+
+    def last(self):
+        return self.journal[-1] if self.journal else None
+
+    def calls(self):
+        """How many calls faults.c counted."""
+        return next((r.call for r in self.journal if r.name == "end"), 0)
+
+    def words(self):
+        return f"status {self.status}: {self.err.strip()[:300]!r}"
+
+
+class Case:
+    """A folder of its own for one run, where the program is started: so all runs say the same paths."""
+
+    def __init__(self, world, name, tree=None, threads=1):
+        self.world, self.dir, self.threads = world, os.path.join(world.root, name), threads
+        os.makedirs(self.dir)
+        for path, data in sorted((tree or {}).items()):
+            if data is None:
+                os.makedirs(self.path(path), exist_ok=True)
+            else:
+                os.makedirs(os.path.dirname(self.path(path)), exist_ok=True)
+                with open(self.path(path), "wb") as f:
+                    f.write(data)
+
+    def path(self, *parts):
+        return os.path.join(self.dir, *parts)
+
+    def remove(self):
+        shutil.rmtree(self.dir)
+
+    def environment(self, at, do, plain):
+        env = {**os.environ, "OMP_NUM_THREADS": str(self.threads), "OMP_WAIT_POLICY": "passive"}
+        if not plain:
+            env.update(LD_PRELOAD=self.world.faults, TORTURE_JOURNAL=self.world.journal)
+        if at:
+            env.update(TORTURE_AT=str(at), TORTURE_DO=do)
+        return env
+
+    def start(self, args, at=0, do="", stdout=subprocess.PIPE, plain=False, more=None):
+        """Starts the program; plain: without faults.c and its journal; more: of the environment."""
+        if os.path.exists(self.world.journal):
+            os.remove(self.world.journal)
+        return subprocess.Popen([self.world.binary, *args], cwd=self.dir, env={**self.environment(at, do, plain), **(more or {})},
+                                stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE, text=True,
+                                errors="replace")
+
+    def finish(self, process, timeout=120):
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+            err += "(did not end)"
+        records = journal.read(self.world.journal) if os.path.exists(self.world.journal) else []
+        return Result(process.returncode, out or "", err, records)
+
+    def launch(self, args, at=0, do="", kill_after=None):
+        process = self.start(args, at, do)
+        if kill_after is not None:
+            time.sleep(kill_after)
+            process.kill()
+        return self.finish(process)
+
+    def go_on(self, fresh, **how):
+        """Resumes where a complete checkpoint stands, else begins again."""
+        return self.launch(["--resume", *OUT] if self.complete() else [*fresh, *OUT, "--overwrite"], **how)
+
+    def tree(self, below="run"):
+        out = {}
+        if os.path.isdir(self.path(below)):
+            out[below] = None
+        for folder, names, files in os.walk(self.path(below)):
+            place = os.path.relpath(folder, self.dir)
+            out.update({os.path.join(place, n): None for n in names})
+            for n in files:
+                with open(os.path.join(folder, n), "rb") as f:
+                    out[os.path.join(place, n)] = f.read()
+        return out
+
+    def complete(self, run="run"):
+        """Steps of the complete checkpoints, judged by names alone."""
+        if not os.path.isdir(self.path(run)):
+            return []
+        steps = [re.fullmatch(r"step_(\d+)", n) for n in os.listdir(self.path(run))]
+        return sorted(int(m[1]) for m in steps if m and all(os.path.isfile(self.path(run, m[0], f))
+                                                            for f in CHECKPOINT_FILES))
+
+    def unfinished(self, run="run"):
+        return os.path.isdir(self.path(run)) and any(n.endswith(".tmp") for n in os.listdir(self.path(run)))
+
+    def stands(self, report, what, least, sample=True):
+        """The newest complete checkpoint is of step `least` or later, opens, is the one taken, and writes text."""
+        steps = self.complete()
+        newest = steps[-1] if steps else 0
+        report.check(newest >= least, f"{what}: the checkpoint of step {least} was saved, {newest} is the newest now")
+        if not steps:
+            return
+        info = self.launch(["info", "run"])
+        report.check(info.status == 0 and re.search(rf"^trained +{newest} updates", info.out, re.M),
+                     f"{what}: info does not open step {newest}: {info.words()}")
+        for step in steps[:-1]:
+            older = self.launch(["info", f"run/step_{step:08d}"])
+            report.check(older.status == 0, f"{what}: info does not open step {step}: {older.words()}")
+        if sample:
+            text = self.launch(["sample", "--model", "run", "--tokens", "5", "--prompt", "1 and 2 make "])
+            report.check(text.status == 0 and text.out.startswith("1 and 2 make "), f"{what}: sample: {text.words()}")
+
+    def ends_as(self, report, what, straight, older=True):
+        """The run's folder is, to the byte, that of the straight run; of the log all columns but the times. older=False: of
+        the checkpoints only the last is compared. A run that was resumed when it was finished has nothing to save, and so
+        removes none; one that was stopped has saved where the straight run did not."""
+        mine, other = ended(self.tree(), older), ended(straight, older)
+        both = mine.keys() & other.keys()
+        wrong = [f"{n} is missing" for n in sorted(other.keys() - both)] + [f"{n} is left" for n in sorted(mine.keys() - both)]
+        wrong += [f"{n} differs" for n in sorted(both) if mine[n] != other[n]]
+        return report.check(not wrong, f"{what}: not as the straight run: {', '.join(wrong)[:300]}")
+
+
+def timeless(log):
+    """Rows of log.csv without what the clock says."""
+    rows = [line.split(",") for line in log.decode().splitlines()]
+    keep = [i for i, name in enumerate(rows[0]) if name not in ("ms", "tokens_per_s")] if rows else []
+    return [[row[i] for i in keep] if len(row) == len(rows[0]) else row for row in rows]
+
+
+def ended(tree, older):
+    """What is compared of a run's folder: the log by what it says, and no lock, which a killed process leaves."""
+    last = max((path for path in tree if re.fullmatch(r"run/step_\d+", path)), default="")
+    return {path: timeless(data) if path == "run/log.csv" else data for path, data in tree.items()
+            if path != "run/run.lock" and (older or not path.startswith("run/step_") or path.startswith(last))}
+
+
+def saved(records, run="run"):
+    """The step of the last checkpoint that the journal shows published for good: renamed, and its run folder synced."""
+    renamed = published = 0
+    for r in records:
+        m = re.fullmatch(rf"{run}/step_(\d+)", r.other) if r.name in ("rename", "exchange") else None
+        if m:
+            renamed = int(m[1])
+        elif r.name == "fsync" and r.path == run:
+            published = renamed
+    return published
+
+
+def in_save(record):
+    """Whether a call belongs to a save: it is on a checkpoint, or is the sync before or after."""
+    return "/step_" in record.path or "/step_" in record.other or record.name.endswith("-fsync")
+
+
+def sums(documents):
+    return "".join("".join(f"{i} and {j} make {i + j}. " for j in range(6)) + "\n<|endoftext|>\n" for i in range(documents))
+
+
+class World:
+    def __init__(self, binary, faults, root):
+        self.binary, self.faults, self.root = os.path.abspath(binary), os.path.abspath(faults), root
+        os.makedirs(root, exist_ok=True)
+        self.journal = os.path.join(root, "journal")
+        self.cases = 0
+        with open(os.path.join(root, "vocab.bpe"), "w"):
+            pass
+        with open(os.path.join(root, "text.txt"), "w") as f:
+            f.write(sums(120))
+        self.tokenize = ["tokenize", "--tokenizer", "../vocab.bpe", "--val-frac", "0.2", "--shard-tokens", "3000"]
+        case = self.case()
+        made = case.launch([*self.tokenize, "--out", "../tiny", "../text.txt"])
+        if made.status != 0:
+            raise SystemExit(f"the shards cannot be made: {made.words()}")
+
+    def case(self, tree=None, threads=1):
+        self.cases += 1
+        return Case(self, f"case_{self.cases}", tree, threads)
+
+    def straight(self, args, threads=1):
+        """A run without faults: its end, its journal."""
+        case = self.case(threads=threads)
+        result = case.launch([*args, *OUT])
+        if result.status != 0:
+            raise SystemExit(f"the straight run does not end well: {result.words()}")
+        tree = case.tree()
+        case.remove()
+        return tree, result.journal
