@@ -1,7 +1,7 @@
 # make train_gpt_tost      the CPU trainer: needs a C11 compiler and make; uses OpenMP and OpenBLAS where they are found
 # make train_gpt_tostcu    the CUDA trainer: needs nvcc and cuBLASLt (the CUDA toolkit)
 # make test                builds and runs every test; its last line and its exit status are the verdict
-# make bench               measures against the machine's limits and the peers that are installed
+# make bench               measures against the machine's limits and the peers that are installed; on a GPU dev/bench/gpu.py does
 #
 # BLAS=0, OPENMP=0 and CUDA=0 leave those out; HOST_LEG=0 leaves the kernels' run on a CPU out of the tests; SANITIZE=1 builds under the address and undefined-behaviour sanitizers;
 # CC=clang another compiler; ARCH= the compiler's baseline processor instead of this machine's; WERROR=1 for CI.
@@ -141,7 +141,7 @@ $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/libtost.a
 
 # NO_HOST: why the kernels' run on a CPU is left out of the tests
 HOST_CXX := $(CXX) -std=c++17
-HOST_SANITIZE := -g -fsanitize=address,undefined -fno-sanitize-recover=all
+HOST_SANITIZE := -g -fsanitize=address,undefined -fno-sanitize-recover=all -DTOST_SANITIZE
 ifneq ($(filter test,$(MAKECMDGOALS)),)
   ifeq ($(HOST_LEG),0)
     NO_HOST := left out by HOST_LEG=0
@@ -152,7 +152,9 @@ endif
 
 # The kernels of the CUDA engine on a CPU, under the sanitizers: no GPU and no nvcc are needed.
 HOST       = build/cuda_on_host
-HOST_FLAGS = $(HOST_SANITIZE) -Wall -Wextra -Wno-unknown-pragmas -DTOST_SANITIZE -I. -Itost
+HOST_FLAGS = $(HOST_SANITIZE) -Wall -Wextra -Wno-unknown-pragmas -I. -Itost
+# -O1 for the kernels: more takes longer to compile than it saves
+HOST_O     = -O2
 HOST_CUDA  = -DTOST_CUDA_ON_HOST -Idev/test/cuda_on_host
 HOST_C     = $(patsubst %,$(HOST)/%.o,train_gpt_tost gemm init json model rng safetensors schedule util)
 HOST_CPP   = $(patsubst dev/test/cuda_on_host/%.cpp,$(HOST)/%.o,$(wildcard dev/test/cuda_on_host/*.cpp))
@@ -164,7 +166,8 @@ $(HOST_C): $(HOST)/%.o: %.c $(wildcard tost/*.h)
 $(HOST_CPP): $(HOST)/%.o: dev/test/cuda_on_host/%.cpp train_gpt_tost.cu \
                           $(wildcard tost/*.h tost/*.cuh dev/test/*.h dev/test/cuda_on_host/*.h)
 	@mkdir -p $(@D)
-	$(HOST_CXX) -O1 $(HOST_FLAGS) $(HOST_CUDA) -c $< -o $@
+	$(HOST_CXX) $(HOST_O) $(HOST_FLAGS) $(HOST_CUDA) -c $< -o $@
+$(HOST)/kernels_test.o: HOST_O = -O1
 $(HOST)/test: $(HOST_CPP) $(HOST_C)
 	$(HOST_CXX) $(HOST_FLAGS) -o $@ $^ -lm -ldl -rdynamic
 
@@ -173,8 +176,23 @@ test: train_gpt_tost test_tost $(TESTS) $(if $(NO_HOST),,$(HOST)/test)
 
 test_cuda_on_host: $(HOST)/test
 	$(HOST)/test
-test_mutants: $(HOST)/test
-	dev/test/cuda_on_host/mutants.sh "$(HOST_CXX)" "$(HOST_FLAGS) $(HOST_CUDA)" $(filter-out $(HOST)/kernels_test.o,$(HOST_CPP) $(HOST_C))
+# Each of many mutants of the kernels must fail that test. Without the sanitizers, which cost more than the rest; MUTANTS
+# names some of them.
+test_mutants:
+	@$(MAKE) --no-print-directory HOST=build/mutants HOST_SANITIZE= mutants
+mutants: $(HOST_CPP) $(HOST_C)
+	@dev/test/cuda_on_host/mutants.sh "$(HOST_CXX)" "-O1 $(HOST_FLAGS) $(HOST_CUDA)" \
+	    "$(filter-out $(HOST)/kernels_test.o,$(HOST_CPP) $(HOST_C))" $(MUTANTS)
+
+# dev/cuda's benches, for the GPU at hand; dev/bench/gpu.py runs them.
+CUDA_BENCHES = $(patsubst dev/cuda/%.cu,build/cuda/%,$(wildcard dev/cuda/bench_*.cu))
+BENCH_ARCH  ?= native
+build/cuda/bench_%.o: dev/cuda/bench_%.cu dev/cuda/bench.cuh train_gpt_tost.cu $(wildcard tost/*.h tost/*.cuh)
+	@mkdir -p $(@D)
+	$(NVCC) $(CUDA_FLAGS) -arch=$(BENCH_ARCH) -c $< -o $@
+build/cuda/bench_%: build/cuda/bench_%.o $(BUILD)/libtost.a
+	$(COMPILE) -o $@ $^ $(CUDA_LIBS) $(LIBS)
+bench_cuda: $(CUDA_BENCHES)
 
 # The second bench is the same program with the built-in matrix product.
 bench: train_gpt_tost $(BUILD)/dev/bench/bench
@@ -187,7 +205,7 @@ bench_builtin: $(BUILD)/dev/bench/bench
 clean:
 	rm -rf build train_gpt_tost train_gpt_tostcu test_tost
 
-.PHONY: all test test_cuda_on_host test_mutants bench bench_builtin clean FORCE
+.PHONY: all test test_cuda_on_host test_mutants mutants bench bench_cuda bench_builtin clean FORCE
 .SECONDARY:
 
 .DELETE_ON_ERROR:

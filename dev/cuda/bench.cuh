@@ -2,7 +2,7 @@
 // shipped launchers on random numbers at the size of a tost-base step, and prints each one's GB/s over the
 // fewest bytes (each input read once, each output written once) beside the copy bandwidth of the same run.
 //
-//     nvcc -O3 -std=c++17 -I. -Itost -arch=native dev/cuda/bench_tssa.cu libtost.a -lcublasLt -lgomp -o bench_tssa
+//     make bench_cuda && build/cuda/bench_tssa
 #ifndef TOST_BENCH_CUH
 #define TOST_BENCH_CUH
 

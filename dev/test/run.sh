@@ -8,7 +8,7 @@ log=$(mktemp) || exit 1
 trap 'rm -f "$log"' EXIT
 bad=0
 for program in ./test_tost "$@" 'dev/test/test_cli.sh ./train_gpt_tost' 'dev/test/test_data_scripts.sh ./train_gpt_tost' \
-    'dev/test/test_exchange.sh ./train_gpt_tost'; do
+    'dev/test/test_exchange.sh ./train_gpt_tost' dev/test/test_gpu_bench.sh; do
     $program > "$log.one" 2>&1   # unquoted: a program and its operands
     status=$?
     # the judge's table of errors is long: the worst ten of it, and all other lines
