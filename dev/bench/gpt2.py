@@ -1,7 +1,7 @@
 """GPT-2 in PyTorch, with the attention that PyTorch has fused: the quadratic peer that gpu_peers.py measures.
 
-Pre-norm blocks, causal softmax attention through scaled_dot_product_attention (flash attention on a GPU), learned
-positions, GELU, an output head that shares the embedding, no biases: the sizes of a tost-base of the same width and depth.
+Pre-norm blocks, causal softmax attention through scaled_dot_product_attention (flash attention on a GPU),
+learned positions, GELU, an output head that shares the embedding, no biases.
 B batch, T length, C channels, nh heads, V vocabulary.
 """
 

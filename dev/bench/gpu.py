@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""The figures of a GPU: builds, tests and measures the CUDA trainer and its peers in one run, and writes one dated table.
+"""The figures of a GPU: builds, tests and measures the CUDA trainer and its peers in one run, and writes one
+dated table.
 
     dev/bench/gpu.py [--out DIR] [--limit SECONDS]     default: dev/bench/results, 600 seconds
     dev/bench/gpu.py --rehearse --out DIR              the same stages on a CPU at toy sizes: figures that mean nothing
     dev/bench/gpu.py --self-test                       what it reads and writes, held to made-up outputs
 
-Needs a GPU, the CUDA toolkit and make; compute-sanitizer and a Python with PyTorch ($PYTHON, default this one) where they
-are found. It downloads nothing: data are random tokens and data/starter. A stage whose tool is missing, that fails or that
-takes longer than its share is named in the table and the others go on; the table is written anew after each.
+Needs a GPU, the CUDA toolkit and make; compute-sanitizer and a Python with PyTorch ($PYTHON, default this
+one) where they are found. It downloads nothing: data are random tokens and data/starter. A stage whose tool
+is missing, that fails or that takes longer than its share is named in the table and the others go on; the
+table is written anew after each.
 """
 
 import argparse
@@ -42,7 +44,8 @@ def parse_counts(text):
 
 def parse_kernels(text):
     """Lines of dev/cuda's benches: (name, size, µs, GB/s, GB/s of the copy, times the fewest bytes)."""
-    line = re.compile(r"^(\w+) +(\S.*?) +([\d.]+) us +([\d.]+) GB/s +([\d.]+) GB/s copy +([\d.]+) times the fewest$", re.M)
+    line = re.compile(r"^(\w+) +(\S.*?) +([\d.]+) us +([\d.]+) GB/s +([\d.]+) GB/s copy +([\d.]+) times the "
+                      r"fewest$", re.M)
     return [(m[1], m[2], *map(float, m.groups()[2:])) for m in line.finditer(text)]
 
 
@@ -173,7 +176,8 @@ class Run:
             return None, f"took longer than {left:.0f} s"
         if process.returncode != 0:
             lines = [line for line in output.splitlines() if line.strip()]
-            return output if keep else None, f"ended with {process.returncode}: {lines[-1][:200] if lines else 'no output'}"
+            last = lines[-1][:200] if lines else "no output"
+            return output if keep else None, f"ended with {process.returncode}: {last}"
         return output, None
 
     def shown(self, words):
@@ -181,7 +185,7 @@ class Run:
         return " ".join(str(word).replace(str(self.work), "TMP") for word in words).replace(self.python, "python3")
 
     def random_shard(self):
-        """Random tokens whose frequencies fall as in text, in raw uint16: as many as the longest run reads, and one more."""
+        """Random tokens whose frequencies fall as in text, in raw uint16: as many as a run reads, and one more."""
         path = self.work / "random.bin"
         if not path.exists():
             draw, n = random.Random(1), self.sizes.tokens * self.sizes.updates + 1
@@ -192,8 +196,8 @@ class Run:
     def train(self, name, T, batch, updates, extra=(), limit=60):
         """Runs the trainer; returns its words, its output, and its log or None and the reason."""
         out = self.work / name
-        words = [self.sizes.trainer, *self.sizes.model, "--block-size", T, "--seq", T, "--batch", batch, "--total-batch",
-                 batch * T, "--steps", updates, "--val-every", 0, "--sample-every", 0, "--out", out, *extra]
+        words = [self.sizes.trainer, *self.sizes.model, "--block-size", T, "--seq", T, "--batch", batch,
+                 "--total-batch", batch * T, "--steps", updates, "--val-every", 0, "--sample-every", 0, "--out", out, *extra]
         output, reason = self.command(words, limit)
         if output is None:
             return words, None, reason
@@ -230,21 +234,22 @@ class Run:
         if self.sizes.rehearse or not shutil.which("compute-sanitizer"):
             self.table.note("compute-sanitizer", "not found")
             return
-        small = "--layers 1 --heads 3 --channels 60 --vocab-size 257 --bias 1 --block-size 70 --seq 37 --batch 3".split()
+        small = "--layers 1 --heads 3 --channels 60 --vocab-size 257 --bias 1 --block-size 70 --seq 37 --batch 3 " \
+                "--total-batch 222 --steps 2 --val-every 0 --sample-every 0 --save-every 0".split()
         ids = array.array("H", (i * 7919 % 257 for i in range(2000)))
         shard = self.work / "small.bin"
         shard.write_bytes(ids.tobytes())
         for tool in ("memcheck", "racecheck", "synccheck"):
             for dtype in ("fp32", "bf16"):
-                words = ["compute-sanitizer", "--tool", tool, self.sizes.trainer, *small, "--total-batch", 222, "--steps", 2,
-                         "--dtype", dtype, "--val-every", 0, "--sample-every", 0, "--save-every", 0, "--data", shard,
-                         "--out", self.work / f"{tool}_{dtype}"]
+                words = ["compute-sanitizer", "--tool", tool, self.sizes.trainer, *small, "--dtype", dtype,
+                         "--data", shard, "--out", self.work / f"{tool}_{dtype}"]
                 output, reason = self.command(words, 40, keep=True)
                 errors = parse_sanitizer(output or "")
                 if errors is None:
                     self.table.note(f"{tool} {dtype}", reason or "no summary")
                 else:
-                    self.table.row(f"compute-sanitizer {tool}, {dtype}, errors", str(errors), "", "0", self.shown(words))
+                    self.table.row(f"compute-sanitizer {tool}, {dtype}, errors", str(errors), "", "0",
+                                   self.shown(words))
 
     def kernels(self):
         for name in KERNELS if not self.sizes.rehearse else ():
@@ -316,7 +321,7 @@ class Run:
                            "0.97" if batch.endswith(" B 1") and size.endswith(" 1000") else "", words[0])
 
     def has_torch(self):
-        code = "import sys, importlib.util as u; sys.exit(any(u.find_spec(p) is None for p in ('torch', 'safetensors')))"
+        code = "import sys, importlib.util as u\nsys.exit(any(u.find_spec(p) is None for p in ('torch', 'safetensors')))"
         return self.command([self.python, "-c", code], 30)[0] is not None
 
     def curve(self):
@@ -332,8 +337,8 @@ class Run:
             self.table.note("loss against PyTorch", ours)
             return
         device = ["--dtype", "fp32"] if self.sizes.rehearse else ["--device", "cuda", "--dtype", "bf16"]
-        theirs = [self.python, "dev/reference/train.py", "--init", self.work / "start", "--like", self.work / "ours", "--out",
-                  self.work / "torch", "--quiet", *device]
+        theirs = [self.python, "dev/reference/train.py", "--init", self.work / "start", "--like", self.work / "ours",
+                  "--out", self.work / "torch", "--quiet", *device]
         output, reason = self.command(theirs, 150)
         log = self.work / "torch" / "log.csv"
         done = parse_log(log.read_text()) if log.exists() else []
@@ -411,7 +416,8 @@ def gpu_facts():
 def common_facts():
     commit = output_of("git", "rev-parse", "--short", "HEAD") or "unknown"
     changed = " with changes" if output_of("git", "status", "--porcelain", "--untracked-files=no") else ""
-    return {"commit": commit + changed, "date": str(datetime.date.today()), "command": " ".join(["dev/bench/gpu.py", *sys.argv[1:]])}
+    return {"commit": commit + changed, "date": str(datetime.date.today()),
+            "command": " ".join(["dev/bench/gpu.py", *sys.argv[1:]])}
 
 
 # ---- made-up outputs ----------------------------------------------------------------------------------------------
@@ -428,8 +434,10 @@ def self_test():
             print(f"FAILED gpu_bench: {what}: {got!r}, want {want!r}")
 
     kernels = ("Made up (compute capability 9.0), bf16; copy 4000 GB/s\n"
-               "tssa_forward                 bf16 B 64 T 1024 C 768             50.0 us     4000 GB/s     4000 GB/s copy   1.00 times the fewest\n"
-               "grad_norm                    bf16 110.4M parameters            110.5 us     3996 GB/s     4000 GB/s copy   1.00 times the fewest\n")
+               "tssa_forward                 bf16 B 64 T 1024 C 768             50.0 us     4000 GB/s"
+               "     4000 GB/s copy   1.00 times the fewest\n"
+               "grad_norm                    bf16 110.4M parameters            110.5 us     3996 GB/s"
+               "     4000 GB/s copy   1.00 times the fewest\n")
     check("kernels", parse_kernels(kernels), [("tssa_forward", "bf16 B 64 T 1024 C 768", 50.0, 4000.0, 4000.0, 1.0),
                                               ("grad_norm", "bf16 110.4M parameters", 110.5, 3996.0, 4000.0, 1.0)])
     check("no kernels", parse_kernels("no usable GPU: made up\n"), [])
@@ -437,15 +445,18 @@ def self_test():
     check("matmuls", parse_rates(rates, "TFLOP/s"), [("step_matmuls", "bf16 65536 rows", 60000.0, 716.0)])
     decode = "decode                       bf16 B 1 position 1000             400.0 us     2500 tokens/s\n"
     check("decode", parse_rates(decode, "tokens/s"), [("decode", "bf16 B 1 position 1000", 400.0, 2500.0)])
-    check("counts", parse_counts("x: 1 passed, 0 failed, 0 skipped\ntest_tost: 12 passed, 3 failed, 1 skipped\n"), (12, 3, 1))
+    counts = "x: 1 passed, 0 failed, 0 skipped\ntest_tost: 12 passed, 3 failed, 1 skipped\n"
+    check("counts", parse_counts(counts), (12, 3, 1))
     check("no counts", parse_counts("Segmentation fault\n"), None)
     check("memcheck", parse_sanitizer("========= ERROR SUMMARY: 2 errors\n"), 2)
     check("racecheck", parse_sanitizer("========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)\n"), 1)
     check("no summary", parse_sanitizer("========= COMPUTE-SANITIZER\n"), None)
-    check("peer", parse_values("tokens_per_s 1.5e+05 tokens/s\nupdate 436.9 ms\n"), {"tokens_per_s": 1.5e5, "update": 436.9})
+    check("peer", parse_values("tokens_per_s 1.5e+05 tokens/s\nupdate 436.9 ms\n"),
+          {"tokens_per_s": 1.5e5, "update": 436.9})
     check("peer without memory", parse_values("skipped: CUDA out of memory\n"), "CUDA out of memory")
     header = "step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s\n"
-    log = parse_log(header + "".join(f"{i},{i},{3 - i / 10},,1e-4,1,{1000 if i < WARM_UPDATES else 90 + i},1\n" for i in range(8)))
+    log = parse_log(header + "".join(f"{i},{i},{3 - i / 10},,1e-4,1,{1000 if i < WARM_UPDATES else 90 + i},1\n"
+                                     for i in range(8)))
     check("torn log", parse_log(header + "0,1,3.0,,1e-4,1,90,1\n1,2,2.9,,1e"), [(0, 3.0, 90.0)])
     check("median", median_update(log), 96.0)
     check("median of none", median_update(log[:WARM_UPDATES]), None)
@@ -458,15 +469,17 @@ def self_test():
     table = Table({"title": "Made up", "device": "none"})
     table.row("a | b", "1", "two", "3", "make x")
     table.note("stage", "a made-up reason")
-    check("table", table.text(), "# Made up\n\n- device: none\n\n| what | measured | beside it, in the same run | to reach | "
-          "command |\n|---|---|---|---|---|\n| a \\| b | 1 | two | 3 | `make x` |\n\nNot measured:\n\n- stage: a made-up reason\n")
+    check("table", table.text(), "# Made up\n\n- device: none\n\n"
+          "| what | measured | beside it, in the same run | to reach | command |\n|---|---|---|---|---|\n"
+          "| a \\| b | 1 | two | 3 | `make x` |\n\nNot measured:\n\n- stage: a made-up reason\n")
     with tempfile.TemporaryDirectory() as folder:
         table.path = free_path(Path(folder), "day")
         table.write()
         check("file", table.path.read_text(), table.text())
         check("next file", free_path(Path(folder), "day").name, "day-2.md")
         run = Run(Sizes(True), table, 60, Path(folder))
-        check("time limit", run.command([sys.executable, "-c", "import time; time.sleep(99)"], 5)[1], "took longer than 5 s")
+        check("time limit", run.command([sys.executable, "-c", "import time; time.sleep(99)"], 5)[1],
+              "took longer than 5 s")
         check("no program", run.command(["./no-such-program"], 5)[1], "./no-such-program: No such file or directory")
         check("a program that fails", run.command([sys.executable, "-c", "print('why'); raise SystemExit(3)"], 20)[1],
               "ended with 3: why")
@@ -486,7 +499,8 @@ def main():
         return self_test()
     if args.rehearse and not args.out:
         parser.error("--rehearse needs --out: what it writes is no result")
-    facts, reason = gpu_facts() if not args.rehearse else ({"title": "REHEARSAL on a CPU: no result", **common_facts()}, None)
+    rehearsal = {"title": "REHEARSAL on a CPU: no result"}
+    facts, reason = ({**rehearsal, **common_facts()}, None) if args.rehearse else gpu_facts()
     if facts is None:
         print(f"gpu.py: {reason}", file=sys.stderr)
         return 1

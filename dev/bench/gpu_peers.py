@@ -1,11 +1,12 @@
-"""An update of a model in PyTorch: bf16 autocast, torch.compile, fused AdamW, gradient clipping. What gpu.py sets beside the
-trainer; one process a model and length, so that each has its own memory and its own time limit.
+"""An update of a model in PyTorch: bf16 autocast, torch.compile, fused AdamW, gradient clipping. What gpu.py
+sets beside the trainer; one process a model and length, so that each has its own memory and time limit.
 
     gpu_peers.py tost|gpt2 [--seq T] [--tokens N] [--updates N] [--device cuda|cpu] [--eager] [--toy]
 
-tost is the model of dev/reference at the size of tost-base, gpt2 a GPT-2 of that size (gpt2.py). Tokens are random. Prints
-`key value unit` lines: the median over the updates after three that do not count, and the peak of allocated memory.
---toy shrinks the model, to see on a CPU that this runs. Where memory does not suffice it says `skipped: …`.
+tost is the model of dev/reference at the size of tost-base, gpt2 a GPT-2 of that size (gpt2.py). Tokens are
+random. Prints `key value unit` lines: the median over the updates after three that do not count, and the
+peak of allocated memory. --toy shrinks the model, to see on a CPU that this runs. Where memory does not
+suffice it says `skipped: …`.
 """
 
 import argparse

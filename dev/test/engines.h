@@ -34,7 +34,8 @@ static inline void die_on(bool ok, const TostError* err) {
     exit(STATUS_FAILED);
 }
 
-static inline Subject subject_of(const TostEngine* engine, TostConfig config, int B, int T, bool training, TostDtype dtype) {
+static inline Subject subject_of(const TostEngine* engine, TostConfig config, int B, int T, bool training,
+                                 TostDtype dtype) {
     TostError err;
     TostEngineOptions o = {B, T, training, dtype, 0};
     Subject s = {engine, config, tost_tensors(&config), NULL};
@@ -118,7 +119,8 @@ static inline double* record_add(Record* r, PieceKind kind, size_t n, const char
     return p->values = (double*)xmalloc(n * sizeof *p->values);
 }
 
-static inline void record_floats(Record* r, PieceKind kind, const char* prefix, const char* name, const float* x, size_t n) {
+static inline void record_floats(Record* r, PieceKind kind, const char* prefix, const char* name, const float* x,
+                                 size_t n) {
     double* values = record_add(r, kind, n, prefix, name);
     for (size_t i = 0; i < n; i++) values[i] = x[i];
 }
@@ -155,7 +157,8 @@ static inline void record_free(Record* r) {
 typedef struct { double of[PIECE_KINDS]; } Limits;
 
 static inline Limits limits_of(TostDtype dtype) {
-    const Limits fp32 = {{1e-5, 1e-4, 1e-4, 1e-5}}, tf32 = {{2e-3, 5e-3, 2e-3, 2e-3}}, bf16 = {{1e-2, 3e-2, 1e-2, 1e-2}};
+    const Limits fp32 = {{1e-5, 1e-4, 1e-4, 1e-5}}, tf32 = {{2e-3, 5e-3, 2e-3, 2e-3}},
+                 bf16 = {{1e-2, 3e-2, 1e-2, 1e-2}};
     return dtype == TOST_BF16 ? bf16 : dtype == TOST_TF32 ? tf32 : fp32;
 }
 
@@ -180,8 +183,8 @@ static inline void records_near(Checks* c, const char* what, const Record* got, 
     if (!check(c, got->count == want->count, "%s: %d results, want %d", what, got->count, want->count)) return;
     for (int i = 0; i < got->count; i++) {
         const Piece *g = &got->piece[i], *w = &want->piece[i];
-        if (!check(c, g->n == w->n && strcmp(g->name, w->name) == 0, "%s: %zu of %s, want %zu of %s", what, g->n, g->name,
-                   w->n, w->name)) continue;
+        if (!check(c, g->n == w->n && strcmp(g->name, w->name) == 0, "%s: %zu of %s, want %zu of %s", what, g->n,
+                   g->name, w->n, w->name)) continue;
         const double error = relative_distance(g->values, w->values, w->n), limit = limits.of[g->kind];
         check(c, error <= limit, "%s: %s: relative L2 error %.3e, limit %.0e", what, g->name, error, limit);
         if (worst_name[g->kind] && error <= worst[g->kind]) continue;
@@ -208,8 +211,8 @@ typedef struct {
 } Shape;
 
 static inline const char* shape_words(char* text, size_t cap, const Shape* k, TostDtype dtype) {
-    snprintf(text, cap, "%s,B=%d,T=%d,L=%d,nh=%d,C=%d,V=%d%s", dtype_name(dtype), k->B, k->T, k->layers, k->heads, k->channels,
-             k->vocab, k->bias ? ",bias" : "");
+    snprintf(text, cap, "%s,B=%d,T=%d,L=%d,nh=%d,C=%d,V=%d%s", dtype_name(dtype), k->B, k->T, k->layers, k->heads,
+             k->channels, k->vocab, k->bias ? ",bias" : "");
     return text;
 }
 
@@ -267,7 +270,7 @@ static inline void record_decode(Record* r, Subject* s, const Shape* k, const in
     free(tokens);
 }
 
-// Losses of as many tokens as the second half has, after the first half (no tokens where T = 1), twice: the states stay.
+// Losses of as many tokens as the second half has, after the first half (none where T = 1), twice: the states stay.
 static inline void record_scores(Record* r, Subject* s, const Shape* k, const int32_t* ids) {
     const int prompt = k->T / 2, T = k->T - prompt, copies = k->B > 1 ? 2 : 1;
     const size_t rows = (size_t)k->B * copies * T, n = (size_t)k->B * k->T;
@@ -313,8 +316,8 @@ typedef struct {
 } Runs;
 
 // An engine's results within the limits of the other's in float32, and the same bits on every run.
-static inline void engines_agree(Checks* c, const TostEngine* engine, const TostEngine* truth, const Shape* k, TostDtype dtype,
-                                 const Runs* runs) {
+static inline void engines_agree(Checks* c, const TostEngine* engine, const TostEngine* truth, const Shape* k,
+                                 TostDtype dtype, const Runs* runs) {
     char what[160];
     Record want = shape_record(truth, k, TOST_FP32), first = {NULL, 0};
     shape_words(what, sizeof what, k, dtype);
@@ -363,8 +366,8 @@ static inline Record scores_record(const TostEngine* engine, TostDtype dtype, in
 }
 
 // Texts within a chunk of the scans and past it, after no tokens and after some.
-static inline void engines_agree_on_scores(Checks* c, const TostEngine* engine, const TostEngine* truth, TostDtype dtype,
-                                           int chunk) {
+static inline void engines_agree_on_scores(Checks* c, const TostEngine* engine, const TostEngine* truth,
+                                           TostDtype dtype, int chunk) {
     const int lengths[] = {1, 5, chunk + 5};
     char what[96];
     for (int prompt = 0; prompt <= 7; prompt += 7)
@@ -372,8 +375,8 @@ static inline void engines_agree_on_scores(Checks* c, const TostEngine* engine, 
             for (int i = 0; i < 3; i++) {
                 Record got = scores_record(engine, dtype, prompt, copies, lengths[i]);
                 Record want = scores_record(truth, TOST_FP32, prompt, copies, lengths[i]);
-                snprintf(what, sizeof what, "%s,decode_score,prompt=%d,copies=%d,T=%d", dtype_name(dtype), prompt, copies,
-                         lengths[i]);
+                snprintf(what, sizeof what, "%s,decode_score,prompt=%d,copies=%d,T=%d", dtype_name(dtype), prompt,
+                         copies, lengths[i]);
                 records_near(c, what, &got, &want, limits_of(dtype));
                 record_free(&got);
                 record_free(&want);
