@@ -2,15 +2,17 @@
 # make train_gpt_tostcu    the CUDA trainer: needs nvcc and cuBLASLt (the CUDA toolkit)
 # make test                builds and runs every test; its last line and its exit status are the verdict
 # make torture             kills, starves and watches runs: 5 to 10 minutes; torture_short is a share of it, for CI
-# make bench               measures against the machine's limits and the peers that are installed
+# make bench               measures against the machine's limits and the peers that are installed; on a GPU dev/bench/gpu.py does
 #
-# BLAS=0 and OPENMP=0 leave those out; SANITIZE=1 builds under the address and undefined-behaviour sanitizers;
+# BLAS=0, OPENMP=0 and CUDA=0 leave those out; HOST_LEG=0 leaves the kernels' run on a CPU out of the tests; SANITIZE=1 builds under the address and undefined-behaviour sanitizers;
 # CC=clang another compiler; ARCH= the compiler's baseline processor instead of this machine's; WERROR=1 for CI.
 
 CC      ?= cc
 ARCH    ?= -march=native
 OPENMP  ?= 1
 BLAS    ?= 1
+CUDA    ?= 1
+HOST_LEG ?= 1
 SANITIZE ?= 0
 WERROR  ?= 0
 
@@ -79,7 +81,7 @@ $(BUILD)/flags: build/variant
 
 $(BUILD)/%.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
-	$(COMPILE) -MMD -MP -c $< -o $@
+	$(COMPILE) $(FLAGS_$(notdir $*)) -MMD -MP -c $< -o $@
 
 $(BUILD)/libtost.a: $(FRONT) $(BUILD)/flags
 	@rm -f $@
@@ -88,51 +90,110 @@ $(BUILD)/libtost.a: $(FRONT) $(BUILD)/flags
 train_gpt_tost: $(BUILD)/train_gpt_tost.o $(BUILD)/libtost.a build/variant
 	$(COMPILE) -o $@ $(filter %.o %.a,$^) $(LIBS)
 
-# One binary for the GPUs from Ampere to the newest that this nvcc knows; what ptxas says of registers and spills stays beside it.
+# ---- CUDA ---------------------------------------------------------------------------------------------------------
+# One binary for the GPUs from Ampere to the newest that this nvcc knows; what ptxas says of registers and spills stays
+# beside it.
 NVCC      ?= nvcc
+OBJCOPY   ?= objcopy
 NEWEST     = $(shell $(NVCC) --list-gpu-arch | sed -n 's/^compute_//p' | sort -n | tail -1)
-GENCODE    = $(foreach arch,80 90 $(NEWEST),-gencode arch=compute_$(arch),code=sm_$(arch))
+GENCODE    = $(foreach arch,$(sort 80 90 $(NEWEST)),-gencode arch=compute_$(arch),code=sm_$(arch))
 CUDA_FLAGS = -O3 -std=c++17 -I. -Itost -Xcompiler -Wall,-Wextra $(if $(filter-out 0,$(WERROR)),-Werror all-warnings)
+CUDA_LIBS  = $(shell $(NVCC) --dryrun -c -x cu /dev/null -o /dev/null 2>&1 | sed -n 's/.*LIBRARIES= *//p') \
+             -lcublasLt -lcudart_static -lstdc++ -ldl -lrt -lpthread
+
+# NO_CUDA: why the tests are built without the CUDA engine; empty where it can be compiled, linked and loaded, which is
+# tried once.
+ifneq ($(filter test test_tost,$(MAKECMDGOALS)),)
+  ifeq ($(CUDA),0)
+    NO_CUDA := left out by CUDA=0
+  else ifneq ($(SANITIZE),0)
+    NO_CUDA := left out of a build under the sanitizers
+  else ifeq ($(and $(shell command -v $(NVCC)),$(shell command -v $(OBJCOPY))),)
+    NO_CUDA := built without nvcc
+  else ifeq ($(shell { [ -e build/cuda/works ] || { mkdir -p build/cuda && cd build/cuda && \
+      printf '\043include <cublasLt.h>\nint main() { return cublasLtGetVersion() == 0; }\n' > works.cu && \
+      $(NVCC) -o works works.cu -lcublasLt && ./works || { rm -f works; false; }; }; } > /dev/null 2>&1 && echo yes),)
+    NO_CUDA := built without CUDA: nvcc cannot build a program that runs cuBLASLt here
+  endif
+endif
+FLAGS_test_tost := $(if $(NO_CUDA),-DTOST_NO_CUDA='"$(NO_CUDA)"')
 
 build/cuda/train_gpt_tost.o: train_gpt_tost.cu $(wildcard tost/*.h tost/*.cuh)
 	@mkdir -p $(@D)
 	$(NVCC) $(CUDA_FLAGS) $(GENCODE) -Xptxas -v -c $< -o $@ 2> $@.ptxas || { cat $@.ptxas; exit 1; }
 
+# The same object without its main: all it shows is the engine.
+build/cuda/engine.o: build/cuda/train_gpt_tost.o
+	$(OBJCOPY) --keep-global-symbol=tost_cuda_engine $< $@
+
 train_gpt_tostcu: build/cuda/train_gpt_tost.o $(BUILD)/libtost.a build/variant
-	$(NVCC) -o $@ $(filter %.o %.a,$^) -lcublasLt -lgomp $(LIBS)
+	$(COMPILE) -o $@ $(filter %.o %.a,$^) $(CUDA_LIBS) $(LIBS)
 
-test_tost: $(BUILD)/test_tost.o $(BUILD)/libtost.a build/variant
-	$(COMPILE) -o $@ $(filter %.o %.a,$^) $(LIBS)
+$(BUILD)/cuda: FORCE
+	@mkdir -p $(@D) && { [ "$$(cat $@ 2>/dev/null)" = "$(NO_CUDA)" ] && [ -e $@ ] || echo "$(NO_CUDA)" > $@; }
 
+$(BUILD)/test_tost.o: $(BUILD)/cuda
+test_tost: $(BUILD)/test_tost.o $(if $(NO_CUDA),,build/cuda/engine.o) $(BUILD)/libtost.a build/variant
+	$(COMPILE) -o $@ $(filter %.o %.a,$^) $(if $(NO_CUDA),,$(CUDA_LIBS)) $(LIBS)
+
+# ---- tests and benches --------------------------------------------------------------------------------------------
 $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/libtost.a
 	$(COMPILE) -o $@ $^ $(LIBS)
 
-test: train_gpt_tost test_tost $(TESTS)
-	@dev/test/run.sh $(TESTS)
+# NO_HOST: why the kernels' run on a CPU is left out of the tests
+HOST_CXX := $(CXX) -std=c++17
+HOST_SANITIZE := -g -fsanitize=address,undefined -fno-sanitize-recover=all -DTOST_SANITIZE
+ifneq ($(filter test,$(MAKECMDGOALS)),)
+  ifeq ($(HOST_LEG),0)
+    NO_HOST := left out by HOST_LEG=0
+  else ifeq ($(shell echo 'int main() { return 0; }' | $(HOST_CXX) -x c++ - -o /dev/null $(HOST_SANITIZE) 2>/dev/null && echo yes),)
+    NO_HOST := no C++17 compiler with the address and undefined-behaviour sanitizers ($(CXX))
+  endif
+endif
 
 # The kernels of the CUDA engine on a CPU, under the sanitizers: no GPU and no nvcc are needed.
-HOST_LEG   = build/cuda_on_host
-HOST_FLAGS = -g -fsanitize=address,undefined -fno-sanitize-recover=all -Wall -Wextra -DTOST_SANITIZE
-HOST_CXX   = $(CXX) -std=c++17 -O1 $(HOST_FLAGS) -DTOST_CUDA_ON_HOST -Wno-unknown-pragmas -I. -Itost -Idev/test/cuda_on_host
-HOST_LIBS  = $(HOST_LEG)/train_gpt_tost.o $(patsubst tost/%.c,$(HOST_LEG)/%.o,$(wildcard tost/*.c)) -lm -ldl -rdynamic
+HOST       = build/cuda_on_host
+HOST_FLAGS = $(HOST_SANITIZE) -Wall -Wextra -Wno-unknown-pragmas -I. -Itost
+# -O1 for the kernels: more takes longer to compile than it saves
+HOST_O     = -O2
+HOST_CUDA  = -DTOST_CUDA_ON_HOST -Idev/test/cuda_on_host
+HOST_C     = $(patsubst %,$(HOST)/%.o,train_gpt_tost gemm init json model rng safetensors schedule util)
+HOST_CPP   = $(patsubst dev/test/cuda_on_host/%.cpp,$(HOST)/%.o,$(wildcard dev/test/cuda_on_host/*.cpp))
 
-$(HOST_LEG)/%.o: tost/%.c $(wildcard tost/*.h)
+vpath %.c tost
+$(HOST_C): $(HOST)/%.o: %.c $(wildcard tost/*.h)
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -D_GNU_SOURCE -I. -Itost -O1 $(HOST_FLAGS) -Wno-unknown-pragmas -c $< -o $@
-$(HOST_LEG)/train_gpt_tost.o: train_gpt_tost.c $(wildcard tost/*.h)
+	$(CC) -std=c11 -D_GNU_SOURCE -DTOST_NO_MAIN -O2 $(HOST_FLAGS) -c $< -o $@
+$(HOST_CPP): $(HOST)/%.o: dev/test/cuda_on_host/%.cpp train_gpt_tost.cu \
+                          $(wildcard tost/*.h tost/*.cuh dev/test/*.h dev/test/cuda_on_host/*.h)
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -D_GNU_SOURCE -I. -Itost -O1 $(HOST_FLAGS) -Wno-unknown-pragmas -DTOST_NO_MAIN -c $< -o $@
-$(HOST_LEG)/%.o: dev/test/cuda_on_host/%.cpp train_gpt_tost.cu $(wildcard tost/*.h tost/*.cuh dev/test/cuda_on_host/*.h)
-	@mkdir -p $(@D)
-	$(HOST_CXX) -c $< -o $@
-$(HOST_LEG)/test: $(patsubst dev/test/cuda_on_host/%.cpp,$(HOST_LEG)/%.o,$(wildcard dev/test/cuda_on_host/*.cpp)) \
-                  $(filter %.o,$(HOST_LIBS))
-	$(CXX) $(HOST_FLAGS) -o $@ $^ -lm -ldl -rdynamic
+	$(HOST_CXX) $(HOST_O) $(HOST_FLAGS) $(HOST_CUDA) -c $< -o $@
+$(HOST)/kernels_test.o: HOST_O = -O1
+$(HOST)/test: $(HOST_CPP) $(HOST_C)
+	$(HOST_CXX) $(HOST_FLAGS) -o $@ $^ -lm -ldl -rdynamic
 
-test_cuda_on_host: $(HOST_LEG)/test
-	$(HOST_LEG)/test --quick
-test_mutants: $(HOST_LEG)/test
-	dev/test/cuda_on_host/mutants.sh $(CXX) "$(HOST_FLAGS)" $(HOST_LIBS)
+test: train_gpt_tost test_tost $(TESTS) $(if $(NO_HOST),,$(HOST)/test)
+	@NO_HOST="$(NO_HOST)" dev/test/run.sh $(TESTS) $(if $(NO_HOST),,$(HOST)/test)
+
+test_cuda_on_host: $(HOST)/test
+	$(HOST)/test
+# Each of many mutants of the kernels must fail that test. Without the sanitizers, which cost more than the rest; MUTANTS
+# names some of them.
+test_mutants:
+	@$(MAKE) --no-print-directory HOST=build/mutants HOST_SANITIZE= mutants
+mutants: $(HOST_CPP) $(HOST_C)
+	@dev/test/cuda_on_host/mutants.sh "$(HOST_CXX)" "-O1 $(HOST_FLAGS) $(HOST_CUDA)" \
+	    "$(filter-out $(HOST)/kernels_test.o,$(HOST_CPP) $(HOST_C))" $(MUTANTS)
+
+# dev/cuda's benches, for the GPU at hand; dev/bench/gpu.py runs them.
+CUDA_BENCHES = $(patsubst dev/cuda/%.cu,build/cuda/%,$(wildcard dev/cuda/bench_*.cu))
+BENCH_ARCH  ?= native
+build/cuda/bench_%.o: dev/cuda/bench_%.cu dev/cuda/bench.cuh train_gpt_tost.cu $(wildcard tost/*.h tost/*.cuh)
+	@mkdir -p $(@D)
+	$(NVCC) $(CUDA_FLAGS) -arch=$(BENCH_ARCH) -c $< -o $@
+build/cuda/bench_%: build/cuda/bench_%.o $(BUILD)/libtost.a
+	$(COMPILE) -o $@ $^ $(CUDA_LIBS) $(LIBS)
+bench_cuda: $(CUDA_BENCHES)
 
 # Runs that are killed, starved of disk and power, watched for leaks and races. What valgrind and the race detector run is
 # built for them: no vectors that valgrind does not know, no threads but those that clang's libomp tells the detector of.
@@ -175,7 +236,7 @@ bench_builtin: $(BUILD)/dev/bench/bench
 clean:
 	rm -rf build train_gpt_tost train_gpt_tostcu test_tost
 
-.PHONY: all test torture torture_short test_cuda_on_host test_mutants bench bench_builtin clean FORCE
+.PHONY: all test torture torture_short test_cuda_on_host test_mutants mutants bench bench_cuda bench_builtin clean FORCE
 .SECONDARY:
 
 .DELETE_ON_ERROR:

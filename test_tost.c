@@ -1,5 +1,6 @@
 // test_tost.c: the judge. Holds an engine to float64 truth (golden files), to a recorded loss curve, to finite differences,
-// and to itself: causality, decode against forward, the same bits twice, linear memory.
+// and to itself: causality, decode against forward, the same bits twice, linear memory; and on a GPU the CUDA engine to
+// the CPU engine, in every type.
 //
 //     test_tost                  everything; what is absent is said and counted as skipped
 //     test_tost --golden DIR     only the pairs NAME.params.safetensors, NAME.expect.safetensors of a folder
@@ -10,6 +11,7 @@
 #include "train_gpt_tost.c"
 
 #include "dev/test/check.h"
+#include "dev/test/engines.h"
 #include "tost/data.h"
 #include "tost/init.h"
 #include "tost/rng.h"
@@ -27,75 +29,25 @@
 // ---------------------------------------------------------------------------------------------
 // Tools
 
-// |a - b| / |b| over n elements; where b is zero, |a|. NaN where either holds one.
-static double relative_l2(const float* a, const double* b, size_t n) {
-    double difference = 0, norm = 0;
-    for (size_t i = 0; i < n; i++) {
-        difference += (a[i] - b[i]) * (a[i] - b[i]);
-        norm += b[i] * b[i];
-    }
-    return norm > 0 ? sqrt(difference / norm) : sqrt(difference);
-}
-
 static double* widen(const float* x, size_t n) {
     double* y = xmalloc(n * sizeof *y);
     for (size_t i = 0; i < n; i++) y[i] = x[i];
     return y;
 }
 
+// |a - b| / |b| over n elements; where b is zero, |a|. NaN where either holds one.
+static double relative_l2(const float* a, const double* b, size_t n) {
+    double* wide = widen(a, n);
+    const double error = relative_distance(wide, b, n);
+    free(wide);
+    return error;
+}
+
 // The larger error; NaN is larger than all and stays.
 static double worse(double worst, double error) { return isnan(worst) || error <= worst ? worst : error; }
 
-// Without its files the judge cannot go on: no closing line, which is a failure too.
-static void die_on(bool ok, const TostError* err) {
-    if (ok) return;
-    printf("FAILED test_tost: %s\n", err->text);
-    exit(STATUS_FAILED);
-}
-
-// A model and what drives it.
-typedef struct {
-    const TostEngine* engine;
-    TostConfig        config;
-    TostTensors       tensors;
-    TostModel*        model;
-} Subject;
-
-static Subject subject_open(const TostEngine* engine, TostConfig config, TostEngineOptions o) {
-    TostError err;
-    die_on(tost_config_check(&config, &err), &err);
-    Subject s = {engine, config, tost_tensors(&config), engine->create(&config, &o, &err)};
-    die_on(s.model != NULL, &err);
-    return s;
-}
-
 static Subject subject_new(const TostEngine* engine, TostConfig config, int B, int T, bool training) {
-    return subject_open(engine, config, (TostEngineOptions){.max_batch = B, .max_seq = T, .training = training});
-}
-
-static void subject_free(Subject* s) {
-    s->engine->destroy(s->model);
-    tost_tensors_free(&s->tensors);
-}
-
-// Every parameter away from its initial value, so that every gradient is exercised.
-static void subject_randomise(Subject* s, uint64_t seed) {
-    Rng rng = rng_seeded(seed, 1);
-    for (int i = 0; i < s->tensors.count; i++) {
-        const TostTensor* t = &s->tensors.tensor[i];
-        const double centre = t->init == TOST_ONE ? 1.0 : t->init == TOST_GAMMA ? 0.5 : 0.0;
-        const double spread = t->ndim == 1 || t->init == TOST_ONE ? 0.2 : t->init == TOST_ZERO ? 0.02 : 0.15;
-        float* x = xmalloc(t->size * sizeof *x);
-        for (size_t j = 0; j < t->size; j++) x[j] = (float)(centre + spread * rng_normal(&rng));
-        s->engine->put(s->model, TOST_PARAM, t, x);
-        free(x);
-    }
-}
-
-static float* subject_get(const Subject* s, TostState state, const TostTensor* t) {
-    float* x = xmalloc(t->size * sizeof *x);
-    s->engine->get(x, s->model, state, t);
-    return x;
+    return subject_of(engine, config, B, T, training, TOST_FP32);
 }
 
 static int32_t* random_ids(size_t n, int vocab_size, uint64_t seed) {
@@ -103,20 +55,6 @@ static int32_t* random_ids(size_t n, int vocab_size, uint64_t seed) {
     int32_t* ids = xmalloc(n * sizeof *ids);
     for (size_t i = 0; i < n; i++) ids[i] = (int32_t)rng_below(&rng, vocab_size);
     return ids;
-}
-
-static float* logits_of(Subject* s, const int32_t* inputs, int B, int T) {   // (B,T,V)
-    float* x = xmalloc((size_t)B * T * s->config.vocab_size * sizeof *x);
-    s->engine->forward(s->model, inputs, NULL, B, T, 0.0f);
-    s->engine->logits(x, s->model);
-    return x;
-}
-
-static double mean_loss(Subject* s) {
-    double sum;
-    int64_t count;
-    s->engine->read_loss(&sum, &count, s->model);
-    return sum / (double)count;
 }
 
 // Forward, backward, clipping and AdamW, as the training loop does them; returns the loss, and the norm before clipping.
@@ -127,9 +65,7 @@ static double train_step(double* norm, Subject* s, const int32_t* inputs, const 
     s->engine->zero_grad(s->model);
     s->engine->forward(s->model, inputs, targets, B, T, 1.0f / (float)count);
     s->engine->backward(s->model);
-    *norm = s->engine->grad_norm(s->model);
-    a.grad_scale = fmin(1.0, clip / (*norm + TOST_CLIP_EPS));
-    s->engine->update(s->model, &a);
+    *norm = subject_update(s, a, clip);
     return mean_loss(s);
 }
 
@@ -260,7 +196,8 @@ static void golden_steps(Checks* c, Subject* s, const StFile* expect, int B, int
               norm, norms[i]);
         if (i == 0) judge_tensors(c, s, TOST_GRAD, expect, "grad.", LIMIT_GRADS);
     }
-    judge_tensors(c, s, TOST_PARAM, expect, "after.", LIMIT_PARAMS);
+    judge_tensors(c, s, TOST_PARAM, expect, "after.",
+                  s->engine == &tost_cpu_engine ? LIMIT_PARAMS : limits_of(TOST_FP32).of[PIECE_PARAM]);
     free(logits); free(losses); free(norms); free(inputs); free(targets);
 }
 
@@ -846,6 +783,55 @@ static void test_engine(Checks* c, const TostEngine* engine) {
     free(curve);
 }
 
+// ---------------------------------------------------------------------------------------------
+// CPU against CUDA
+
+#ifdef TOST_NO_CUDA   // why make left the CUDA engine out
+static const TostEngine* const cuda_engine = NULL;
+static const char why_no_cuda[] = TOST_NO_CUDA;
+#else
+extern const TostEngine tost_cuda_engine;
+static const TostEngine* const cuda_engine = &tost_cuda_engine;
+static const char why_no_cuda[] = "";
+#endif
+
+// Logits, losses, gradients, parameters after updates, decode and scores, twice.
+static void test_cuda_dtype(Checks* c, TostDtype dtype) {
+    const int chunk = chunk_of_source(c);
+    // Channels and vocabularies of published size. The logit of a membership is a sum over a head's channels: of many, w in
+    // fewer bits moves it by percents, and gradients with it; bf16 gets a short text, and heads of few channels.
+    const Shape wide[] = {{1, 12, 768, 1024, 50304, 0, TOST_LEARNED, 1, 300, 2, 1},
+                          {1, 12, 768, 64, 50257, 1, TOST_LEARNED, 1, 30, 1, 1},
+                          {1, 96, 768, 320, 1000, 0, TOST_LEARNED, 1, 150, 2, 1}};
+    const size_t first = dtype == TOST_FP32 ? 0 : dtype == TOST_BF16 ? 1 : countof(wide);
+    const Shape longest = long_shape(chunk);
+    const Runs twice = {.runs = 2};
+    Shape ragged[RAGGED_SHAPES];
+    ragged_shapes(ragged, chunk);
+    for (int i = 0; i < ragged_count(dtype); i++) engines_agree(c, cuda_engine, &tost_cpu_engine, &ragged[i], dtype, &twice);
+    for (size_t i = first; i < countof(wide); i++) engines_agree(c, cuda_engine, &tost_cpu_engine, &wide[i], dtype, &twice);
+    engines_agree(c, cuda_engine, &tost_cpu_engine, &longest, dtype, &twice);
+    engines_agree_on_scores(c, cuda_engine, &tost_cpu_engine, dtype, chunk);
+}
+
+static void test_cuda(Checks* c) {
+    static const char what[] = "CPU against CUDA (logits, losses, gradients, parameters after updates, decode)";
+    const TostEngineOptions o = {.max_batch = 1, .max_seq = 1, .dtype = TOST_FP32};
+    TostError err;
+    char text[256];
+    if (!cuda_engine) {
+        skip(c, "%s: %s", what, why_no_cuda);
+        return;
+    }
+    if (!cuda_engine->describe(text, sizeof text, &o, &err)) {
+        skip(c, "%s: %s", what, err.text);
+        return;
+    }
+    printf("CUDA: %s\n", text);
+    test_engine(c, cuda_engine);
+    for (TostDtype dtype = TOST_FP32; dtype <= TOST_BF16; dtype++) test_cuda_dtype(c, dtype);
+}
+
 int main(int argc, char** argv) {
     Checks c = {.suite = "test_tost"};
     if (argc == 3 && strcmp(argv[1], "--golden") == 0) {
@@ -859,5 +845,6 @@ int main(int argc, char** argv) {
     test_table(&c);
     test_scalars(&c);
     test_engine(&c, &tost_cpu_engine);
+    test_cuda(&c);
     return checks_verdict(&c);
 }

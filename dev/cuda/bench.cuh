@@ -2,7 +2,7 @@
 // shipped launchers on random numbers at the size of a tost-base step, and prints each one's GB/s over the
 // fewest bytes (each input read once, each output written once) beside the copy bandwidth of the same run.
 //
-//     nvcc -O3 -std=c++17 -I. -Itost -arch=native dev/cuda/bench_tssa.cu libtost.a -lcublasLt -lgomp -o bench_tssa
+//     make bench_cuda && build/cuda/bench_tssa
 #ifndef TOST_BENCH_CUH
 #define TOST_BENCH_CUH
 
@@ -92,7 +92,7 @@ static Bench bench_open() {
     Bench bench = {};
     TostError err;
     char text[256];
-    const TostEngineOptions o = {1, 1, false, TOST_BF16, 0};
+    const TostEngineOptions o = {1, 1, false, false, TOST_BF16, 0};
     if (!tost_cuda_engine.describe(text, sizeof text, &o, &err)) {
         fprintf(stderr, "%s\n", err.text);
         exit(STATUS_FAILED);

@@ -44,8 +44,8 @@ static inline int checks_verdict(const Checks* c) {
 // PATH below the folder of shared truth and text ($TOST_SHARED, default ../shared), or NULL where it is absent. free()
 static inline char* shared_path(const char* path) {
     const char* root = getenv("TOST_SHARED");
-    size_t n = snprintf(NULL, 0, "%s/%s", root ? root : "../shared", path) + 1;
-    char* full = malloc(n);
+    size_t n = (size_t)snprintf(NULL, 0, "%s/%s", root ? root : "../shared", path) + 1;
+    char* full = (char*)malloc(n);   // read by C++ too
     snprintf(full, n, "%s/%s", root ? root : "../shared", path);
     if (access(full, R_OK) == 0) return full;
     free(full);

@@ -1,0 +1,59 @@
+"""GPT-2 in PyTorch, with the attention that PyTorch has fused: the quadratic peer that gpu_peers.py measures.
+
+Pre-norm blocks, causal softmax attention through scaled_dot_product_attention (flash attention on a GPU),
+learned positions, GELU, an output head that shares the embedding, no biases.
+B batch, T length, C channels, nh heads, V vocabulary.
+"""
+
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class Attention(nn.Module):
+    def __init__(self, C, nh):
+        super().__init__()
+        self.nh = nh
+        self.qkv = nn.Linear(C, 3 * C, bias=False)
+        self.out = nn.Linear(C, C, bias=False)
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (self.nh, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self, C, nh):
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(C, bias=False)
+        self.attention = Attention(C, nh)
+        self.ln_2 = nn.LayerNorm(C, bias=False)
+        self.mlp = nn.Sequential(nn.Linear(C, 4 * C, bias=False), nn.GELU(), nn.Linear(4 * C, C, bias=False))
+
+    def forward(self, x):
+        x = x + self.attention(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class Gpt2(nn.Module):
+    def __init__(self, n_layer, n_head, n_embd, block_size, vocab_size):
+        super().__init__()
+        self.wte = nn.Embedding(vocab_size, n_embd)
+        self.wpe = nn.Embedding(block_size, n_embd)
+        self.blocks = nn.Sequential(*(Block(n_embd, n_head) for _ in range(n_layer)))
+        self.ln_f = nn.LayerNorm(n_embd, bias=False)
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=0.02)
+
+    def forward(self, idx, targets):
+        """Logits (B,T,V) and the mean loss of targets (B,T)."""
+        x = self.wte(idx) + self.wpe.weight[: idx.size(1)]
+        logits = F.linear(self.ln_f(self.blocks(x)), self.wte.weight)
+        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    def optimizer_groups(self, weight_decay):
+        """All but the LayerNorms decay."""
+        decay = [p for p in self.parameters() if p.dim() > 1]
+        keep = [p for p in self.parameters() if p.dim() == 1]
+        return [{"params": decay, "weight_decay": weight_decay}, {"params": keep, "weight_decay": 0.0}]

@@ -1,0 +1,522 @@
+#!/usr/bin/env python3
+"""The figures of a GPU: builds, tests and measures the CUDA trainer and its peers in one run, and writes one
+dated table.
+
+    dev/bench/gpu.py [--out DIR] [--limit SECONDS]     default: dev/bench/results, 600 seconds
+    dev/bench/gpu.py --rehearse --out DIR              the same stages on a CPU at toy sizes: figures that mean nothing
+    dev/bench/gpu.py --self-test                       what it reads and writes, held to made-up outputs
+
+Needs a GPU, the CUDA toolkit and make; compute-sanitizer and a Python with PyTorch ($PYTHON, default this
+one) where they are found. It downloads nothing: data are random tokens and data/starter. A stage whose tool
+is missing, that fails or that takes longer than its share is named in the table and the others go on; the
+table is written anew after each.
+"""
+
+import argparse
+import array
+import csv
+import datetime
+import os
+import random
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+KERNELS = ("tssa", "norm", "classifier", "adamw", "embedding")
+LENGTHS, TOKENS, VOCAB = (1024, 4096, 16384, 65536), 65536, 50257
+WARM_UPDATES = 5   # of the trainer, that do not count
+FLOPS_PER_TOKEN = 6 * (12 * 10 * 768**2 + 50304 * 768)   # of tost-base: 6 a weight of a product
+
+
+# ---- what programs print ------------------------------------------------------------------------------------------
+
+def parse_counts(text):
+    """(passed, failed, skipped) of the last closing line of a test program."""
+    found = re.findall(r"^(?:\w+: )?(\d+) passed, (\d+) failed, (\d+) skipped$", text, re.M)
+    return tuple(map(int, found[-1])) if found else None
+
+
+def parse_kernels(text):
+    """Lines of dev/cuda's benches: (name, size, µs, GB/s, GB/s of the copy, times the fewest bytes)."""
+    line = re.compile(r"^(\w+) +(\S.*?) +([\d.]+) us +([\d.]+) GB/s +([\d.]+) GB/s copy +([\d.]+) times the "
+                      r"fewest$", re.M)
+    return [(m[1], m[2], *map(float, m.groups()[2:])) for m in line.finditer(text)]
+
+
+def parse_rates(text, unit):
+    """Lines `name size µs us RATE unit`: (name, size, µs, rate)."""
+    line = re.compile(rf"^(\w+) +(\S.*?) +([\d.]+) us +([\d.]+) {unit}$", re.M)
+    return [(m[1], m[2], float(m[3]), float(m[4])) for m in line.finditer(text)]
+
+
+def parse_values(text):
+    """`key value unit` lines of gpu_peers.py, or the reason why it was skipped."""
+    skipped = re.search(r"^skipped: (.*)$", text, re.M)
+    if skipped:
+        return skipped[1]
+    return {m[1]: float(m[2]) for m in re.finditer(r"^(\w+) ([-+.\dena]+) \S+$", text, re.M)}
+
+
+def parse_log(text):
+    """The columns step, train_loss and ms of a log.csv, whose last row may be torn where its writer was ended."""
+    rows = [row for row in csv.DictReader(text.splitlines()) if row["tokens_per_s"]]
+    return [(int(row["step"]), float(row["train_loss"]), float(row["ms"])) for row in rows]
+
+
+def parse_sanitizer(text):
+    """Errors that compute-sanitizer counted, or None where it has no summary."""
+    found = re.findall(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)", text)
+    return sum(int(a or b) for a, b in found) if found else None
+
+
+def median_update(log):
+    """Milliseconds of an update, without the first ones."""
+    counted = [ms for step, _, ms in log if step >= WARM_UPDATES]
+    return statistics.median(counted) if counted else None
+
+
+def curve_difference(ours, theirs, steps):
+    """The largest difference of loss over the steps, and where; None unless both logs hold all of them."""
+    a, b = ({step: loss for step, loss, _ in log} for log in (ours, theirs))
+    if not all(step in a and step in b for step in range(steps)):
+        return None
+    worst = max(range(steps), key=lambda step: abs(a[step] - b[step]) if a[step] == a[step] and b[step] == b[step]
+                else float("inf"))
+    return abs(a[worst] - b[worst]), worst
+
+
+# ---- the table ----------------------------------------------------------------------------------------------------
+
+class Table:
+    def __init__(self, facts, path=None):
+        self.facts, self.path, self.rows, self.notes = facts, path, [], []
+
+    def row(self, what, measured, beside="", aim="", command=""):
+        self.rows.append((what, measured, beside, aim, command and f"`{command}`"))
+
+    def note(self, stage, reason):
+        self.notes.append(f"{stage}: {reason}")
+        print(f"skipped: {stage}: {reason}", flush=True)
+
+    def text(self):
+        lines = [f"# {self.facts['title']}", ""]
+        lines += [f"- {key}: {value}" for key, value in self.facts.items() if key != "title"]
+        lines += ["", "| what | measured | beside it, in the same run | to reach | command |", "|---|---|---|---|---|"]
+        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in self.rows]
+        if self.notes:
+            lines += ["", "Not measured:", ""] + [f"- {note}" for note in self.notes]
+        return "\n".join(lines) + "\n"
+
+    def write(self):
+        if self.path:
+            beside = self.path.with_suffix(".tmp")
+            beside.write_text(self.text(), encoding="utf-8")
+            beside.replace(self.path)
+
+
+def free_path(folder, name):
+    """FOLDER/NAME.md, or with the first number that makes it new: no table replaces another."""
+    path, number = folder / f"{name}.md", 2
+    while path.exists():
+        path, number = folder / f"{name}-{number}.md", number + 1
+    return path
+
+
+# ---- the run ------------------------------------------------------------------------------------------------------
+
+class Sizes:
+    """What is measured: on a GPU, or at toy sizes on a CPU."""
+
+    def __init__(self, rehearse):
+        self.rehearse = rehearse
+        self.trainer = "./train_gpt_tost" if rehearse else "./train_gpt_tostcu"
+        self.lengths = (32, 64) if rehearse else LENGTHS
+        self.tokens = 128 if rehearse else TOKENS
+        self.updates = WARM_UPDATES + (3 if rehearse else 20)
+        self.curve_steps = 4 if rehearse else 300
+        self.curve_batch = (2, 64) if rehearse else (8, 1024)
+        self.vocab = 2304 if rehearse else VOCAB
+        toy = "--layers 2 --heads 2 --channels 32 --vocab-size 2304".split()
+        self.model = ["--preset", "tost-base", *(toy if rehearse else []), "--dtype", "fp32" if rehearse else "bf16"]
+        self.peer = ["--device", "cpu", "--toy", "--eager", "--updates", "2"] if rehearse else []
+
+
+class Run:
+    def __init__(self, sizes, table, limit, work):
+        self.sizes, self.table, self.work = sizes, table, work
+        self.end = time.monotonic() + limit
+        self.python = os.environ.get("PYTHON", sys.executable)
+        self.matmul_ms = self.peak = None    # of a step's products; TFLOP/s of the square one
+        self.tssa_us, self.rates = {}, {}    # forward + backward by (B, T); the trainer's tokens/s by T
+
+    def command(self, words, limit, keep=False):
+        """Runs it; returns its output and None, or None and the reason. keep: the output also where it fails."""
+        words = [str(word) for word in words]
+        left = min(limit, self.end - time.monotonic())
+        if left < 5:
+            return None, "no time was left"
+        print(f"== {' '.join(words)}", flush=True)
+        try:
+            # its own session, so that what it started ends with it
+            process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                       errors="replace", stdin=subprocess.DEVNULL, start_new_session=True)
+        except OSError as error:
+            return None, f"{words[0]}: {error.strerror}"
+        try:
+            output, _ = process.communicate(timeout=left)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            process.communicate()
+            return None, f"took longer than {left:.0f} s"
+        if process.returncode != 0:
+            lines = [line for line in output.splitlines() if line.strip()]
+            last = lines[-1][:200] if lines else "no output"
+            return output if keep else None, f"ended with {process.returncode}: {last}"
+        return output, None
+
+    def shown(self, words):
+        """The command as a reader can run it: folders of this run by name."""
+        return " ".join(str(word).replace(str(self.work), "TMP") for word in words).replace(self.python, "python3")
+
+    def random_shard(self):
+        """Random tokens whose frequencies fall as in text, in raw uint16: as many as a run reads, and one more."""
+        path = self.work / "random.bin"
+        if not path.exists():
+            draw, n = random.Random(1), self.sizes.tokens * self.sizes.updates + 1
+            ids = array.array("H", (int(self.sizes.vocab ** draw.random()) - 1 for _ in range(min(n, 1 << 20))))
+            path.write_bytes((ids * (n // len(ids) + 1))[:n].tobytes())
+        return path
+
+    def train(self, name, T, batch, updates, extra=(), limit=60):
+        """Runs the trainer; returns its words, its output, and its log or None and the reason."""
+        out = self.work / name
+        words = [self.sizes.trainer, *self.sizes.model, "--block-size", T, "--seq", T, "--batch", batch,
+                 "--total-batch", batch * T, "--steps", updates, "--val-every", 0, "--sample-every", 0, "--out", out, *extra]
+        output, reason = self.command(words, limit)
+        if output is None:
+            return words, None, reason
+        log = out / "log.csv"
+        return words, output, parse_log(log.read_text()) if log.exists() else []
+
+    # ---- stages ----
+
+    def build(self):
+        targets = ["train_gpt_tost"] if self.sizes.rehearse else ["train_gpt_tostcu", "test_tost", "bench_cuda"]
+        words = ["make", f"-j{os.cpu_count()}", *targets]
+        start = time.monotonic()
+        output, reason = self.command(words, 200)
+        if output is None:
+            self.table.note("build", reason)
+            return False
+        self.table.row("build, s", f"{time.monotonic() - start:.0f}", command=self.shown(words))
+        return True
+
+    def tests(self):
+        if self.sizes.rehearse:
+            return
+        output, reason = self.command(["./test_tost"], 150, keep=True)
+        counts = parse_counts(output or "")
+        if counts is None:
+            self.table.note("tests", reason or "no closing line")
+            return
+        parity = any(line.startswith("CUDA: ") for line in output.splitlines())
+        self.table.row("tests", "{} passed, {} failed, {} skipped".format(*counts),
+                       "CPU against CUDA among them" if parity else "CPU against CUDA not among them", "0 failed",
+                       "./test_tost")
+
+    def sanitizers(self):
+        if self.sizes.rehearse or not shutil.which("compute-sanitizer"):
+            self.table.note("compute-sanitizer", "not found")
+            return
+        small = "--layers 1 --heads 3 --channels 60 --vocab-size 257 --bias 1 --block-size 70 --seq 37 --batch 3 " \
+                "--total-batch 222 --steps 2 --val-every 0 --sample-every 0 --save-every 0".split()
+        ids = array.array("H", (i * 7919 % 257 for i in range(2000)))
+        shard = self.work / "small.bin"
+        shard.write_bytes(ids.tobytes())
+        for tool in ("memcheck", "racecheck", "synccheck"):
+            for dtype in ("fp32", "bf16"):
+                words = ["compute-sanitizer", "--tool", tool, self.sizes.trainer, *small, "--dtype", dtype,
+                         "--data", shard, "--out", self.work / f"{tool}_{dtype}"]
+                output, reason = self.command(words, 40, keep=True)
+                errors = parse_sanitizer(output or "")
+                if errors is None:
+                    self.table.note(f"{tool} {dtype}", reason or "no summary")
+                else:
+                    self.table.row(f"compute-sanitizer {tool}, {dtype}, errors", str(errors), "", "0",
+                                   self.shown(words))
+
+    def kernels(self):
+        for name in KERNELS if not self.sizes.rehearse else ():
+            words = [f"build/cuda/bench_{name}"]
+            output, reason = self.command(words, 40)
+            found = parse_kernels(output or "")
+            if not found:
+                self.table.note(words[0], reason or "no figures")
+            for kernel, size, us, rate, copy, times in found:
+                aim = {"tssa_forward": "1.5", "tssa_backward": "2"}.get(kernel, "")
+                self.table.row(f"{kernel}, {size}: µs", f"{us:.1f}",
+                               f"{rate:.0f} GB/s, copy {copy:.0f} GB/s: {times:.2f} × the fewest bytes",
+                               aim and f"{aim} ×", words[0])
+                where = re.fullmatch(r"bf16 B (\d+) T (\d+) C 768", size)
+                if kernel.startswith("tssa_") and where:
+                    self.tssa_us[int(where[2])] = self.tssa_us.get(int(where[2]), 0) + us
+
+    def matmuls(self):
+        words = ["build/cuda/bench_matmul"]
+        output, reason = (None, "not at toy sizes") if self.sizes.rehearse else self.command(words, 40)
+        found = parse_rates(output or "", "TFLOP/s")
+        if not found:
+            self.table.note(words[0], reason or "no figures")
+        for name, size, us, rate in found:
+            self.table.row(f"{name}, {size}: ms", f"{us / 1e3:.2f}", f"{rate:.0f} TFLOP/s", "", words[0])
+            if name == "step_matmuls":
+                self.matmul_ms = us / 1e3
+            if name == "square_matmul":
+                self.peak = rate
+
+    def trainer(self):
+        first = self.sizes.lengths[0]
+        for T in self.sizes.lengths:
+            words, output, log = self.train(f"train_{T}", T, self.sizes.tokens // T, self.sizes.updates,
+                                            ["--data", self.random_shard(), "--save-every", 0])
+            ms = median_update(log) if output else None
+            if ms is None:
+                self.table.note(f"trainer at T = {T}", log if output is None else "no update in its log")
+                continue
+            rate = self.rates[T] = self.sizes.tokens / ms * 1e3
+            flops = rate * FLOPS_PER_TOKEN * 1e-12
+            memory = re.search(r", (\S+ \S+) of memory", output)
+            parts = [f"{ms:.2f} ms an update", f"{memory[1]} of memory" if memory else ""]
+            if not self.sizes.rehearse:
+                parts.append(f"{flops:.0f} TFLOP/s" + (f", MFU {100 * flops / self.peak:.0f}% of the square product"
+                                                       if self.peak else ""))
+            if self.matmul_ms:
+                parts.append(f"{ms / self.matmul_ms:.2f} × its matmuls alone (1.4)")
+            if T in self.tssa_us:
+                parts.append(f"TSSA {100 * 12 * self.tssa_us[T] / 1e3 / ms:.0f}% of it")
+            if T != first and first in self.rates:
+                parts.append(f"{rate / self.rates[first]:.3f} of T = {first}")
+            aim = "650,000" if T == 1024 else "0.9 of T = 1,024" if T == 65536 else ""
+            self.table.row(f"trainer, T = {T}, tokens/s", f"{rate:,.0f}", ", ".join(filter(None, parts)), aim,
+                           self.shown(words))
+
+    def decode(self):
+        words = ["build/cuda/bench_decode"]
+        output, reason = (None, "not at toy sizes") if self.sizes.rehearse else self.command(words, 40)
+        found = parse_rates(output or "", "tokens/s")
+        if not found:
+            self.table.note(words[0], reason or "no figures")
+        base = {}
+        for _, size, us, rate in found:
+            batch = size.rsplit(" position ", 1)[0]
+            base.setdefault(batch, rate)
+            self.table.row(f"decode, {size}, tokens/s", f"{rate:,.0f}",
+                           f"{us:.0f} µs a step, {rate / base[batch]:.3f} of the first position",
+                           "0.97" if batch.endswith(" B 1") and size.endswith(" 1000") else "", words[0])
+
+    def has_torch(self):
+        code = "import sys, importlib.util as u\nsys.exit(any(u.find_spec(p) is None for p in ('torch', 'safetensors')))"
+        return self.command([self.python, "-c", code], 30)[0] is not None
+
+    def curve(self):
+        batch, T = self.sizes.curve_batch
+        steps, shards = self.sizes.curve_steps, "data/starter/starter_train_*.bin"
+        data = ["--data", shards, "--warmup", min(30, steps // 2)]
+        _, _, start = self.train("start", T, batch, 0, data)
+        if isinstance(start, str):
+            self.table.note("loss against PyTorch", start)
+            return
+        words, output, ours = self.train("ours", T, batch, steps, [*data, "--init", self.work / "start"], 60)
+        if output is None:
+            self.table.note("loss against PyTorch", ours)
+            return
+        device = ["--dtype", "fp32"] if self.sizes.rehearse else ["--device", "cuda", "--dtype", "bf16"]
+        theirs = [self.python, "dev/reference/train.py", "--init", self.work / "start", "--like", self.work / "ours",
+                  "--out", self.work / "torch", "--quiet", *device]
+        output, reason = self.command(theirs, 150)
+        log = self.work / "torch" / "log.csv"
+        done = parse_log(log.read_text()) if log.exists() else []
+        found = curve_difference(ours, done, min(steps, len(done)))
+        if found is None or not done:
+            self.table.note("loss against PyTorch", reason or "a log is not whole")
+            return
+        self.table.row(f"loss of {len(done)} updates against PyTorch, largest difference", f"{found[0]:.4f}",
+                       f"at update {found[1]}; last losses {ours[len(done) - 1][1]:.4f} and {done[-1][1]:.4f}",
+                       "0.02 at every one of 300", f"{self.shown(words)} && {self.shown(theirs)}")
+        if output is None:
+            self.table.note("loss against PyTorch", f"after {len(done)} of {steps} updates: {reason}")
+
+    def peers(self, lengths):
+        for T in lengths:
+            for model in ("tost", "gpt2"):
+                words = [self.python, "dev/bench/gpu_peers.py", model, "--seq", T, "--tokens", self.sizes.tokens,
+                         *self.sizes.peer]
+                output, reason = self.command(words, 110)
+                found = parse_values(output) if output else reason
+                if isinstance(found, str) or "tokens_per_s" not in found:
+                    self.table.note(f"PyTorch {model} at T = {T}", found if isinstance(found, str) else "no figures")
+                    continue
+                parts = [f"{found['update']:.2f} ms an update"]
+                if "memory" in found:
+                    parts.append(f"{found['memory']:.1f} GiB")
+                if self.peak:
+                    parts.append(f"MFU {100 * found['model_flops'] / self.peak:.0f}% of the square product")
+                if T in self.rates:
+                    parts.append(f"the trainer is {self.rates[T] / found['tokens_per_s']:.2f} × as fast")
+                self.table.row(f"PyTorch {model}{'' if '--eager' in words else ', compiled'}, T = {T}, tokens/s",
+                               f"{found['tokens_per_s']:,.0f}", ", ".join(parts),
+                               "trainer 2 ×" if (model, T) == ("tost", 1024) else "", self.shown(words))
+
+    def all(self):
+        """Returns whether anything was measured."""
+        if not self.build():
+            return False
+        torch, lengths = self.has_torch(), self.sizes.lengths
+        stages = [self.tests, self.kernels, self.matmuls, self.trainer, self.decode]
+        stages += [self.curve, lambda: self.peers(lengths[:1])] if torch else []
+        # last what the time may not last for: the longest sequences before those between
+        stages += [self.sanitizers] + ([lambda: self.peers([lengths[-1], *lengths[1:-1]])] if torch else [])
+        for stage in stages:
+            stage()
+            self.table.write()
+        if not torch:
+            self.table.note("PyTorch's part", f"{self.python} has no torch and safetensors: set PYTHON")
+        self.table.write()
+        return True
+
+
+def output_of(*words):
+    """Its output, or empty where it cannot be run."""
+    try:
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def gpu_facts():
+    """Title, device, driver, CUDA, commit, date; or the reason why nothing can be measured."""
+    gpus = output_of("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader").splitlines()
+    if not gpus:
+        return None, "no GPU here: nvidia-smi names none"
+    release = re.search(r"release (\S+),", output_of("nvcc", "--version"))
+    if not release:
+        return None, "nvcc is not found: install the CUDA toolkit, or add its bin folder to PATH"
+    name, driver, memory = (field.strip() for field in gpus[0].split(","))
+    return {"title": f"{name}, {datetime.date.today()}", "device": f"{name}, {memory}", "driver": driver,
+            "CUDA": release[1], **common_facts()}, None
+
+
+def common_facts():
+    commit = output_of("git", "rev-parse", "--short", "HEAD") or "unknown"
+    changed = " with changes" if output_of("git", "status", "--porcelain", "--untracked-files=no") else ""
+    return {"commit": commit + changed, "date": str(datetime.date.today()),
+            "command": " ".join(["dev/bench/gpu.py", *sys.argv[1:]])}
+
+
+# ---- made-up outputs ----------------------------------------------------------------------------------------------
+
+def self_test():
+    passed = failed = 0
+
+    def check(what, got, want):
+        nonlocal passed, failed
+        if got == want:
+            passed += 1
+        else:
+            failed += 1
+            print(f"FAILED gpu_bench: {what}: {got!r}, want {want!r}")
+
+    kernels = ("Made up (compute capability 9.0), bf16; copy 4000 GB/s\n"
+               "tssa_forward                 bf16 B 64 T 1024 C 768             50.0 us     4000 GB/s"
+               "     4000 GB/s copy   1.00 times the fewest\n"
+               "grad_norm                    bf16 110.4M parameters            110.5 us     3996 GB/s"
+               "     4000 GB/s copy   1.00 times the fewest\n")
+    check("kernels", parse_kernels(kernels), [("tssa_forward", "bf16 B 64 T 1024 C 768", 50.0, 4000.0, 4000.0, 1.0),
+                                              ("grad_norm", "bf16 110.4M parameters", 110.5, 3996.0, 4000.0, 1.0)])
+    check("no kernels", parse_kernels("no usable GPU: made up\n"), [])
+    rates = "step_matmuls                 bf16 65536 rows                  60000.0 us    716.0 TFLOP/s\n"
+    check("matmuls", parse_rates(rates, "TFLOP/s"), [("step_matmuls", "bf16 65536 rows", 60000.0, 716.0)])
+    decode = "decode                       bf16 B 1 position 1000             400.0 us     2500 tokens/s\n"
+    check("decode", parse_rates(decode, "tokens/s"), [("decode", "bf16 B 1 position 1000", 400.0, 2500.0)])
+    counts = "x: 1 passed, 0 failed, 0 skipped\ntest_tost: 12 passed, 3 failed, 1 skipped\n"
+    check("counts", parse_counts(counts), (12, 3, 1))
+    check("no counts", parse_counts("Segmentation fault\n"), None)
+    check("memcheck", parse_sanitizer("========= ERROR SUMMARY: 2 errors\n"), 2)
+    check("racecheck", parse_sanitizer("========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)\n"), 1)
+    check("no summary", parse_sanitizer("========= COMPUTE-SANITIZER\n"), None)
+    check("peer", parse_values("tokens_per_s 1.5e+05 tokens/s\nupdate 436.9 ms\n"),
+          {"tokens_per_s": 1.5e5, "update": 436.9})
+    check("peer without memory", parse_values("skipped: CUDA out of memory\n"), "CUDA out of memory")
+    header = "step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s\n"
+    log = parse_log(header + "".join(f"{i},{i},{3 - i / 10},,1e-4,1,{1000 if i < WARM_UPDATES else 90 + i},1\n"
+                                     for i in range(8)))
+    check("torn log", parse_log(header + "0,1,3.0,,1e-4,1,90,1\n1,2,2.9,,1e"), [(0, 3.0, 90.0)])
+    check("median", median_update(log), 96.0)
+    check("median of none", median_update(log[:WARM_UPDATES]), None)
+    other = [(step, loss + (0.5 if step == 3 else 0.01), ms) for step, loss, ms in log]
+    worst, where = curve_difference(log, other, 8)
+    check("curve", (round(worst, 9), where), (0.5, 3))
+    nan = [(step, float("nan") if step == 2 else loss, ms) for step, loss, ms in log]
+    check("curve with NaN", curve_difference(log, nan, 8)[1], 2)
+    check("curve cut short", curve_difference(log, other[:5], 8), None)
+    table = Table({"title": "Made up", "device": "none"})
+    table.row("a | b", "1", "two", "3", "make x")
+    table.note("stage", "a made-up reason")
+    check("table", table.text(), "# Made up\n\n- device: none\n\n"
+          "| what | measured | beside it, in the same run | to reach | command |\n|---|---|---|---|---|\n"
+          "| a \\| b | 1 | two | 3 | `make x` |\n\nNot measured:\n\n- stage: a made-up reason\n")
+    with tempfile.TemporaryDirectory() as folder:
+        table.path = free_path(Path(folder), "day")
+        table.write()
+        check("file", table.path.read_text(), table.text())
+        check("next file", free_path(Path(folder), "day").name, "day-2.md")
+        run = Run(Sizes(True), table, 60, Path(folder))
+        check("time limit", run.command([sys.executable, "-c", "import time; time.sleep(99)"], 5)[1],
+              "took longer than 5 s")
+        check("no program", run.command(["./no-such-program"], 5)[1], "./no-such-program: No such file or directory")
+        check("a program that fails", run.command([sys.executable, "-c", "print('why'); raise SystemExit(3)"], 20)[1],
+              "ended with 3: why")
+        check("no time left", Run(Sizes(True), table, 0, Path(folder)).command(["true"], 5)[1], "no time was left")
+    print(f"gpu_bench: {passed} passed, {failed} failed, 0 skipped")
+    return failed != 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, metavar="DIR", help="for the table (default dev/bench/results)")
+    parser.add_argument("--limit", type=float, default=600, metavar="SECONDS", help="of the whole run (default 600)")
+    parser.add_argument("--rehearse", action="store_true", help="on a CPU, at toy sizes; needs --out")
+    parser.add_argument("--self-test", action="store_true", help="no measurement")
+    args = parser.parse_args()
+    if args.self_test:
+        return self_test()
+    if args.rehearse and not args.out:
+        parser.error("--rehearse needs --out: what it writes is no result")
+    rehearsal = {"title": "REHEARSAL on a CPU: no result"}
+    facts, reason = ({**rehearsal, **common_facts()}, None) if args.rehearse else gpu_facts()
+    if facts is None:
+        print(f"gpu.py: {reason}", file=sys.stderr)
+        return 1
+    folder = args.out or ROOT / "dev/bench/results"
+    folder.mkdir(parents=True, exist_ok=True)
+    name = re.sub(r"[^a-z0-9]+", "-", facts["title"].lower()).strip("-") if args.rehearse else \
+        f"{facts['date']}-{re.sub(r'[^a-z0-9]+', '-', facts['device'].split(',')[0].lower()).strip('-')}"
+    table = Table(facts, free_path(folder, name))
+    with tempfile.TemporaryDirectory() as work:
+        ok = Run(Sizes(args.rehearse), table, args.limit, Path(work)).all()
+    if not ok:
+        print("gpu.py: nothing was measured, and no table is written", file=sys.stderr)
+        return 1
+    print(f"\n{table.text()}\nwritten to {table.path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,469 @@
+// engines.h: a model under test, what an engine computes of a shape, and two engines held to each other. Read by C11
+// (test_tost.c, on a GPU) and by C++17 (dev/test/cuda_on_host, without one), so that both run the same comparison.
+#ifndef TOST_ENGINES_H
+#define TOST_ENGINES_H
+
+#include <math.h>
+#include <string.h>
+
+#include "check.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+#include "tost/engine.h"
+#include "tost/rng.h"
+#ifdef __cplusplus
+}
+#endif
+
+// ---------------------------------------------------------------------------------------------
+// A model and what drives it
+
+typedef struct {
+    const TostEngine* engine;
+    TostConfig        config;
+    TostTensors       tensors;
+    TostModel*        model;
+} Subject;
+
+// Without its files or memory a judge cannot go on: no closing line, which is a failure too.
+static inline void die_on(bool ok, const TostError* err) {
+    if (ok) return;
+    printf("FAILED: %s\n", err->text);
+    exit(STATUS_FAILED);
+}
+
+static inline Subject subject_open(const TostEngine* engine, TostConfig config, TostEngineOptions o) {
+    TostError err;
+    Subject s = {engine, config, tost_tensors(&config), NULL};
+    die_on(tost_config_check(&config, &err), &err);
+    s.model = engine->create(&config, &o, &err);
+    die_on(s.model != NULL, &err);
+    return s;
+}
+
+static inline Subject subject_of(const TostEngine* engine, TostConfig config, int B, int T, bool training,
+                                 TostDtype dtype) {
+    const TostEngineOptions o = {B, T, training, false, dtype, 0};
+    return subject_open(engine, config, o);
+}
+
+static inline void subject_free(Subject* s) {
+    s->engine->destroy(s->model);
+    tost_tensors_free(&s->tensors);
+}
+
+// Every parameter away from its initial value, so that every gradient is exercised.
+static inline void subject_randomise(Subject* s, uint64_t seed) {
+    Rng rng = rng_seeded(seed, 1);
+    for (int i = 0; i < s->tensors.count; i++) {
+        const TostTensor* t = &s->tensors.tensor[i];
+        const double centre = t->init == TOST_ONE ? 1.0 : t->init == TOST_GAMMA ? 0.5 : 0.0;
+        const double spread = t->ndim == 1 || t->init == TOST_ONE ? 0.2 : t->init == TOST_ZERO ? 0.02 : 0.15;
+        float* x = (float*)xmalloc(t->size * sizeof *x);
+        for (size_t j = 0; j < t->size; j++) x[j] = (float)(centre + spread * rng_normal(&rng));
+        s->engine->put(s->model, TOST_PARAM, t, x);
+        free(x);
+    }
+}
+
+static inline float* subject_get(const Subject* s, TostState state, const TostTensor* t) {
+    float* x = (float*)xmalloc(t->size * sizeof *x);
+    s->engine->get(x, s->model, state, t);
+    return x;
+}
+
+static inline float* logits_of(Subject* s, const int32_t* inputs, int B, int T) {   // (B,T,V)
+    float* x = (float*)xmalloc((size_t)B * T * s->config.vocab_size * sizeof *x);
+    s->engine->forward(s->model, inputs, NULL, B, T, 0.0f);
+    s->engine->logits(x, s->model);
+    return x;
+}
+
+static inline double mean_loss(Subject* s) {
+    double sum;
+    int64_t count;
+    s->engine->read_loss(&sum, &count, s->model);
+    return sum / (double)count;
+}
+
+// Clipping and AdamW, as the training loop does them; returns the norm before clipping.
+static inline double subject_update(Subject* s, TostAdamW a, double clip) {
+    const double norm = s->engine->grad_norm(s->model);
+    a.grad_scale = fmin(1.0, clip / (norm + TOST_CLIP_EPS));
+    s->engine->update(s->model, &a);
+    return norm;
+}
+
+// ---------------------------------------------------------------------------------------------
+// What an engine computed: pieces, each with a name and the limit of its kind
+
+typedef enum { PIECE_LOGITS, PIECE_GRAD, PIECE_PARAM, PIECE_LOSS, PIECE_KINDS } PieceKind;
+
+typedef struct {
+    char      name[TOST_NAME_MAX + 32];
+    PieceKind kind;
+    size_t    n;
+    double*   values;
+} Piece;
+
+typedef struct {
+    Piece* piece;
+    int    count;
+} Record;
+
+// A new piece of n numbers, for the caller to fill.
+static inline double* record_add(Record* r, PieceKind kind, size_t n, const char* prefix, const char* name) {
+    r->piece = (Piece*)xrealloc(r->piece, (size_t)(r->count + 1) * sizeof *r->piece);
+    Piece* p = &r->piece[r->count++];
+    snprintf(p->name, sizeof p->name, "%s%s", prefix, name);
+    p->kind = kind;
+    p->n = n;
+    return p->values = (double*)xmalloc(n * sizeof *p->values);
+}
+
+static inline void record_floats(Record* r, PieceKind kind, const char* prefix, const char* name, const float* x,
+                                 size_t n) {
+    double* values = record_add(r, kind, n, prefix, name);
+    for (size_t i = 0; i < n; i++) values[i] = x[i];
+}
+
+static inline void record_number(Record* r, PieceKind kind, const char* name, double x) {
+    *record_add(r, kind, 1, "", name) = x;
+}
+
+static inline void record_logits(Record* r, const char* name, Subject* s, const int32_t* inputs, int B, int T) {
+    float* x = logits_of(s, inputs, B, T);
+    record_floats(r, PIECE_LOGITS, "", name, x, (size_t)B * T * s->config.vocab_size);
+    free(x);
+}
+
+static inline void record_state(Record* r, const Subject* s, TostState state, PieceKind kind, const char* prefix) {
+    for (int i = 0; i < s->tensors.count; i++) {
+        float* x = subject_get(s, state, &s->tensors.tensor[i]);
+        record_floats(r, kind, prefix, s->tensors.tensor[i].name, x, s->tensors.tensor[i].size);
+        free(x);
+    }
+}
+
+static inline void record_free(Record* r) {
+    for (int i = 0; i < r->count; i++) free(r->piece[i].values);
+    free(r->piece);
+    r->piece = NULL;
+    r->count = 0;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Two records
+
+// Limits by kind of piece: of relative L2 error against the CPU engine or against truth. In bf16 the gradients of ln_1
+// and c_attn err most, up to 3e-2, and not by the kernels: through s/S they go with 1/w, so that in float32 too they move
+// as far when only the weights are rounded to bf16, and those of c_fc by less than 1e-2.
+typedef struct { double of[PIECE_KINDS]; } Limits;
+
+static inline Limits limits_of(TostDtype dtype) {
+    const Limits fp32 = {{1e-5, 1e-4, 1e-4, 1e-5}}, tf32 = {{2e-3, 5e-3, 2e-3, 2e-3}},
+                 bf16 = {{1e-2, 3e-2, 1e-2, 1e-2}};
+    return dtype == TOST_BF16 ? bf16 : dtype == TOST_TF32 ? tf32 : fp32;
+}
+
+static inline const char* dtype_name(TostDtype dtype) {
+    return dtype == TOST_BF16 ? "bf16" : dtype == TOST_TF32 ? "tf32" : "fp32";
+}
+
+// |a - b| / |b| over n numbers; where b is zero, |a|. NaN where either holds one.
+static inline double relative_distance(const double* a, const double* b, size_t n) {
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < n; i++) {
+        difference += (a[i] - b[i]) * (a[i] - b[i]);
+        norm += b[i] * b[i];
+    }
+    return norm > 0 ? sqrt(difference / norm) : sqrt(difference);
+}
+
+// Each piece within the limit of its kind; prints the worst of each kind. `what` has no spaces.
+static inline void records_near(Checks* c, const char* what, const Record* got, const Record* want, Limits limits) {
+    double worst[PIECE_KINDS] = {0};
+    const char* worst_name[PIECE_KINDS] = {0};
+    if (!check(c, got->count == want->count, "%s: %d results, want %d", what, got->count, want->count)) return;
+    for (int i = 0; i < got->count; i++) {
+        const Piece *g = &got->piece[i], *w = &want->piece[i];
+        if (!check(c, g->n == w->n && strcmp(g->name, w->name) == 0, "%s: %zu of %s, want %zu of %s", what, g->n,
+                   g->name, w->n, w->name)) continue;
+        const double error = relative_distance(g->values, w->values, w->n), limit = limits.of[g->kind];
+        check(c, error <= limit, "%s: %s: relative L2 error %.3e, limit %.0e", what, g->name, error, limit);
+        if (worst_name[g->kind] && error <= worst[g->kind]) continue;
+        worst[g->kind] = error;
+        worst_name[g->kind] = g->name;
+    }
+    for (int kind = 0; kind < PIECE_KINDS; kind++)
+        if (worst_name[kind]) printf("    %s:%-40s %9.2e\n", what, worst_name[kind], worst[kind]);
+}
+
+static inline void records_same(Checks* c, const char* what, const Record* got, const Record* first, const char* run) {
+    for (int i = 0; i < got->count && i < first->count; i++)
+        check(c, memcmp(got->piece[i].values, first->piece[i].values, first->piece[i].n * sizeof(double)) == 0,
+              "%s: %s: run %s gives other bits than the first", what, got->piece[i].name, run);
+}
+
+// ---------------------------------------------------------------------------------------------
+// One shape, through everything that an engine does
+
+typedef struct {
+    int layers, heads, channels, block, vocab, bias, membership;
+    int B, T;
+    int updates, micros;   // micro-batches an update
+} Shape;
+
+static inline const char* shape_words(char* text, size_t cap, const Shape* k, TostDtype dtype) {
+    snprintf(text, cap, "%s,B=%d,T=%d,L=%d,nh=%d,C=%d,V=%d%s%s", dtype_name(dtype), k->B, k->T, k->layers, k->heads,
+             k->channels, k->vocab, k->bias ? ",bias" : "", k->membership == TOST_UNIFORM ? ",uniform" : "");
+    return text;
+}
+
+// Ids of a micro-batch: inputs, then targets. One token in eight is token 3, so that a row of wte gathers many; some
+// targets do not count.
+static inline int32_t* shape_ids(const Shape* k, uint64_t seed) {
+    Rng rng = rng_seeded(seed, 2);
+    const size_t rows = (size_t)k->B * k->T;
+    int32_t* ids = (int32_t*)xmalloc(2 * rows * sizeof *ids);
+    for (size_t i = 0; i < rows; i++) {
+        ids[i] = rng_below(&rng, 8) == 0 ? 3 : (int32_t)rng_below(&rng, (uint64_t)k->vocab);
+        ids[rows + i] = rng_below(&rng, 5) == 0 ? -1 : (int32_t)rng_below(&rng, (uint64_t)k->vocab);
+    }
+    ids[2 * rows - 1] = 1;
+    return ids;
+}
+
+// What each layer computed in the last forward; the first comes last, far from where backward starts.
+static inline void record_activations(Record* r, const Subject* s, const Shape* k) {
+    static const TostActivation kinds[] = {TOST_W, TOST_PI, TOST_X};
+    static const char* const names[] = {"w", "pi", "x"};
+    const size_t rows = (size_t)k->B * k->T;
+    float* x = (float*)xmalloc(rows * (size_t)(k->channels > k->heads ? k->channels : k->heads) * sizeof *x);
+    char layer[16];
+    for (int l = k->layers; l >= 0; l--)
+        for (int i = 0; i < 3; i++) {
+            if (l == k->layers && kinds[i] != TOST_X) continue;
+            s->engine->activation(x, s->model, kinds[i], l);
+            snprintf(layer, sizeof layer, ".%d", l);
+            record_floats(r, PIECE_LOGITS, names[i], layer, x, rows * (size_t)(kinds[i] == TOST_PI ? k->heads : k->channels));
+        }
+    free(x);
+}
+
+static inline void record_updates(Record* r, Subject* s, const Shape* k, const int32_t* ids) {
+    const size_t rows = (size_t)k->B * k->T;
+    char name[32];
+    for (int i = 0; i < k->updates; i++) {
+        s->engine->zero_grad(s->model);
+        for (int micro = 0; micro < k->micros; micro++) {
+            int32_t* batch = shape_ids(k, (uint64_t)(100 + k->micros * i + micro));
+            s->engine->forward(s->model, batch, batch + rows, k->B, k->T, 1.0f / (float)(k->micros * k->B * k->T));
+            memset(batch, 0, 2 * rows * sizeof *batch);   // the caller's arrays are free again
+            if (i > 0) record_activations(r, s, k);       // which backward does not notice
+            s->engine->backward(s->model);
+            free(batch);
+        }
+        if (i == 0) {
+            record_state(r, s, TOST_GRAD, PIECE_GRAD, "grad.");
+            record_activations(r, s, k);
+        }
+        const TostAdamW a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, i + 1};
+        const double norm = subject_update(s, a, 1.0);
+        if (i == 0) record_number(r, PIECE_GRAD, "gradient_norm", norm);
+        if (i == 0) record_logits(r, "logits_of_a_shorter_batch", s, ids, 1, (k->T + 1) / 2);
+        snprintf(name, sizeof name, "loss_of_update_%d", i);
+        record_number(r, PIECE_LOSS, name, mean_loss(s));
+    }
+    if (k->updates > 0) record_state(r, s, TOST_PARAM, PIECE_PARAM, "after.");
+}
+
+static inline void record_decode(Record* r, Subject* s, const Shape* k, const int32_t* ids) {
+    const size_t n = (size_t)k->B * k->vocab, rows = (size_t)k->B * k->T;
+    float* logits = (float*)xmalloc(n * sizeof *logits);
+    int32_t* tokens = (int32_t*)xmalloc((size_t)k->B * sizeof *tokens);
+    s->engine->decode_begin(logits, s->model, ids, k->B, k->T);
+    record_floats(r, PIECE_LOGITS, "decode.", "prompt", logits, n);
+    for (int i = 0; i < 3 && k->T + i < k->block; i++) {
+        for (int b = 0; b < k->B; b++) tokens[b] = ids[(size_t)(b + i) % rows];
+        s->engine->decode_step(logits, s->model, tokens);
+        record_floats(r, PIECE_LOGITS, "decode.", "step", logits, n);
+        if (i > 0 || k->updates == 0) continue;   // a forward in between does not disturb the state
+        record_logits(r, "logits_between_two_tokens", s, ids, 1, k->T);
+    }
+    free(logits);
+    free(tokens);
+}
+
+// Losses of as many tokens as the second half has, after the first half (none where T = 1), twice: the states stay.
+static inline void record_scores(Record* r, Subject* s, const Shape* k, const int32_t* ids) {
+    const int prompt = k->T / 2, T = k->T - prompt, copies = k->B > 1 ? 2 : 1;
+    const size_t rows = (size_t)k->B * copies * T, n = (size_t)k->B * k->T;
+    int32_t* tokens = (int32_t*)xmalloc(2 * rows * sizeof *tokens);
+    for (size_t i = 0; i < rows; i++) {
+        tokens[i] = ids[i * 7 % n];
+        tokens[rows + i] = ids[n + i * 5 % n];
+    }
+    s->engine->decode_begin(NULL, s->model, ids, k->B, prompt);
+    for (int again = 0; again < 2; again++) {
+        double* losses = record_add(r, PIECE_LOSS, rows, "scores", again ? "_again" : "");
+        s->engine->decode_score(losses, s->model, tokens, tokens + rows, copies, T);
+    }
+    free(tokens);
+}
+
+static inline Record shape_record(const TostEngine* engine, const Shape* k, TostDtype dtype, bool recompute) {
+    const TostConfig config = {k->layers, k->heads, k->channels, k->block, k->vocab, k->bias, k->membership};
+    // One sequence fills the engine's buffers, so that what lies beyond is no one's; several leave room.
+    const int more = k->B > 1 ? 5 : 0, T = k->T + more < k->block ? k->T + more : k->block;
+    const TostEngineOptions o = {k->B + more, T, k->updates > 0, recompute, dtype, 0};
+    Record r = {NULL, 0};
+    Subject s = subject_open(engine, config, o);
+    int32_t* ids = shape_ids(k, 99);
+    subject_randomise(&s, 7);
+    record_logits(&r, "logits", &s, ids, k->B, k->T);
+    record_decode(&r, &s, k, ids);
+    record_scores(&r, &s, k, ids);
+    record_updates(&r, &s, k, ids);
+    if (k->updates > 0) record_logits(&r, "logits_after_updates", &s, ids, k->B, k->T);
+    free(ids);
+    subject_free(&s);
+    return r;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Two engines
+
+// What the runs of the second engine differ in, if in anything: called before each.
+typedef struct {
+    int         runs;
+    void      (*before)(const void* context, int run);
+    const void* context;
+} Runs;
+
+// An engine's results within the limits of the other's in float32, and the same bits on every run and with recompute.
+static inline void engines_agree(Checks* c, const TostEngine* engine, const TostEngine* truth, const Shape* k,
+                                 TostDtype dtype, const Runs* runs) {
+    char what[160], run[16];
+    Record want = shape_record(truth, k, TOST_FP32, false), first = {NULL, 0};
+    shape_words(what, sizeof what, k, dtype);
+    for (int i = 0; i < runs->runs; i++) {
+        if (runs->before) runs->before(runs->context, i);
+        Record got = shape_record(engine, k, dtype, false);
+        if (i == 0) {
+            records_near(c, what, &got, &want, limits_of(dtype));
+            first = got;
+            continue;
+        }
+        snprintf(run, sizeof run, "%d", i);
+        records_same(c, what, &got, &first, run);
+        record_free(&got);
+    }
+    if (k->layers > 1 && k->updates > 0) {
+        Record again = shape_record(engine, k, dtype, true);
+        records_same(c, what, &again, &first, "with recompute");
+        record_free(&again);
+    }
+    record_free(&first);
+    record_free(&want);
+}
+
+// decode_score alone, of two prompts of `prompt` tokens, for several copies of each; then a token more from the states,
+// which it left as they were, and read_loss, which it does not concern.
+static inline Record scores_record(const TostEngine* engine, TostDtype dtype, int prompt, int copies, int T) {
+    enum { N = 2 };
+    const Shape k = {2, 3, 60, 64, 257, 1, TOST_LEARNED, N * copies, T + prompt, 0, 0};
+    const TostConfig config = {k.layers, k.heads, k.channels, k.block, k.vocab, k.bias, k.membership};
+    const size_t rows = (size_t)k.B * k.T;
+    const int32_t tokens[N] = {5, 6};
+    Record r = {NULL, 0};
+    Subject s = subject_of(engine, config, k.B, k.T, false, dtype);
+    subject_randomise(&s, 8);
+    int32_t* ids = shape_ids(&k, 98);
+    float* logits = (float*)xmalloc((size_t)N * k.vocab * sizeof *logits);
+    engine->decode_begin(NULL, s.model, prompt ? ids : NULL, N, prompt);
+    double* losses = record_add(&r, PIECE_LOSS, (size_t)k.B * T, "", "scores");
+    engine->decode_score(losses, s.model, ids + N * prompt, ids + rows + N * prompt, copies, T);
+    engine->decode_step(logits, s.model, tokens);
+    record_floats(&r, PIECE_LOGITS, "", "a_token_more", logits, (size_t)N * k.vocab);
+    double sum;
+    int64_t count;
+    engine->read_loss(&sum, &count, s.model);
+    record_number(&r, PIECE_LOSS, "sum_of_losses", sum);
+    record_number(&r, PIECE_LOSS, "count_of_losses", (double)count);
+    free(ids);
+    free(logits);
+    subject_free(&s);
+    return r;
+}
+
+// Texts within a chunk of the scans and past it, after no tokens and after some.
+static inline void engines_agree_on_scores(Checks* c, const TostEngine* engine, const TostEngine* truth,
+                                           TostDtype dtype, int chunk) {
+    const int lengths[] = {1, 5, chunk + 5};
+    char what[96];
+    for (int prompt = 0; prompt <= 7; prompt += 7)
+        for (int copies = 1; copies <= 3; copies += 2)
+            for (int i = 0; i < 3; i++) {
+                Record got = scores_record(engine, dtype, prompt, copies, lengths[i]);
+                Record want = scores_record(truth, TOST_FP32, prompt, copies, lengths[i]);
+                snprintf(what, sizeof what, "%s,decode_score,prompt=%d,copies=%d,T=%d", dtype_name(dtype), prompt,
+                         copies, lengths[i]);
+                records_near(c, what, &got, &want, limits_of(dtype));
+                record_free(&got);
+                record_free(&want);
+            }
+}
+
+// The number of time steps in a chunk of the CUDA engine's scans, as its source states it.
+static inline int chunk_of_source(Checks* c) {
+    static const char key[] = "constexpr int TSSA_CHUNK = ";
+    char line[512];
+    int chunk = 0;
+    FILE* f = fopen("train_gpt_tost.cu", "r");
+    while (f && fgets(line, sizeof line, f)) {
+        const char* p = strstr(line, key);
+        if (p) chunk = atoi(p + strlen(key));
+    }
+    if (f) fclose(f);
+    check(c, chunk > 1 && chunk <= 256, "train_gpt_tost.cu: no line `%sN;` (run from the root)", key);
+    return chunk;
+}
+
+enum { RAGGED_SHAPES = 15 };
+
+// The last is for float32 alone: in four layers the weights' own rounding to fewer bits moves gradients past the limits.
+static inline int ragged_count(TostDtype dtype) { return dtype == TOST_FP32 ? RAGGED_SHAPES : RAGGED_SHAPES - 1; }
+
+// Little shapes at the edges of chunks, warps, vectors and vocabularies.
+static inline void ragged_shapes(Shape shapes[RAGGED_SHAPES], int chunk) {
+    const int block = 8 * chunk + 40;
+    const Shape all[RAGGED_SHAPES] = {
+        {2, 3, 60, block, 257, 1, 0, 1, chunk + 1, 10, 2},       // 3 heads of 20 channels
+        {2, 3, 60, block, 257, 1, 0, 3, chunk + 1, 2, 2},
+        {2, 3, 60, block, 257, 0, 0, 1, 1, 2, 5},
+        {1, 3, 60, block, 257, 1, 0, 3, chunk - 1, 1, 2},
+        {1, 3, 60, block, 257, 0, 0, 1, chunk, 1, 2},
+        {1, 2, 4, block, 11, 1, 0, 2, 8 * chunk + 37, 1, 2},     // several chunks, the last one ragged
+        {1, 3, 15, 2 * chunk, 29, 1, 0, 3, chunk + 5, 1, 2},     // channels that no vector divides
+        {1, 17, 34, 2 * chunk, 29, 0, 0, 1, chunk + 3, 1, 2},    // more heads than warps
+        {1, 96, 96, 2 * chunk, 29, 0, 0, 1, chunk + 3, 1, 2},    // the most heads
+        {1, 4, 136, 2 * chunk, 29, 0, 0, 1, chunk + 3, 1, 2},    // heads wider than a warp: 34 channels
+        {1, 1, 70, 2 * chunk, 29, 0, 0, 1, chunk + 3, 1, 2},     // one head, of 70 channels
+        {1, 3, 129, 2 * chunk, 29, 1, 0, 1, 7, 1, 2},            // heads of 43: several warps
+        {1, 2, 16, 8, 9001, 0, 0, 1, 5, 1, 2},                   // a vocabulary that threads go round in
+        {3, 3, 60, block, 257, 1, TOST_UNIFORM, 2, 3 * chunk + 5, 2, 2},
+        {4, 3, 60, block, 29, 0, 0, 2, chunk + 5, 3, 3},         // deeper: float32 alone, see ragged_count
+    };
+    memcpy(shapes, all, sizeof all);
+}
+
+// A sequence of more chunks than two levels of the scan's tree hold.
+static inline Shape long_shape(int chunk) {
+    const Shape k = {1, 2, 4, 66 * chunk + 8, 7, 0, 0, 1, 66 * chunk + 5, 1, 2};
+    return k;
+}
+
+#endif

@@ -1,0 +1,55 @@
+#!/bin/sh
+# test_gpu_bench.sh: dev/bench/gpu.py without a GPU: what it reads and writes, its refusal, and the PyTorch models that it
+# measures, on the CPU at toy sizes. PYTHON names the interpreter (default python3).
+repo=$(cd "$(dirname "$0")/../.." && pwd)
+python=${PYTHON:-python3}
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+export OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1
+passed=0 failed=0 skipped=0
+check() {   # TEXT COMMAND…
+    what=$1
+    shift
+    if "$@"; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "FAILED gpu_bench: $what"
+    fi
+}
+skip() { skipped=$((skipped + 1)); echo "skipped gpu_bench: $1"; }
+finish() {
+    echo "gpu_bench: $passed passed, $failed failed, $skipped skipped"
+    [ $failed -eq 0 ]
+    exit
+}
+
+if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then
+    skip "$python is no Python 3.9 or later"
+    finish
+fi
+"$python" "$repo/dev/bench/gpu.py" --self-test >"$dir/log" 2>&1
+status=$?
+grep '^FAILED' "$dir/log"
+counts=$(sed -n 's/^gpu_bench: \([0-9]*\) passed, \([0-9]*\) failed.*/\1 \2/p' "$dir/log")
+check "the self-test: $(tail -1 "$dir/log")" [ $status -eq 0 ]
+[ -z "$counts" ] || passed=$((passed + ${counts%% *})) failed=$((failed + ${counts##* }))
+
+# no nvidia-smi on this path, whatever the machine has
+PATH=$dir "$("$python" -c 'import sys; print(sys.executable)')" "$repo/dev/bench/gpu.py" --out "$dir/results" >"$dir/out" 2>"$dir/err"
+status=$?
+check "without a GPU: status $status, $(cat "$dir/err")" [ $status -eq 1 ]
+check "without a GPU: one line" [ "$(cat "$dir/out" "$dir/err" | wc -l)" -eq 1 ]
+check "without a GPU: something was written" [ ! -e "$dir/results" ]
+
+if "$python" -c 'import sys, importlib.util as u
+sys.exit(any(u.find_spec(package) is None for package in ("torch", "safetensors")))' 2>/dev/null; then
+    for model in tost gpt2; do
+        "$python" "$repo/dev/bench/gpu_peers.py" $model --device cpu --toy --eager --seq 16 --tokens 32 --updates 1 >"$dir/out" \
+            2>"$dir/err"
+        check "PyTorch $model: status $?, $(tail -1 "$dir/err")" grep -q '^tokens_per_s [1-9]' "$dir/out"
+    done
+else
+    skip "the PyTorch models: $python has no torch or safetensors"
+fi
+finish
