@@ -75,8 +75,8 @@ static void note(const char* name, long id, const char* path, const char* other,
     char line[2 * PATH_CAP + 160];
     if (self.journal < 0) return;
     const int saved = errno;
-    const int length = snprintf(line, sizeof line, "%ld\t%s\t%ld\t%s\t%s\t%lld\t%zu\n", self.count, name, id, path, other,
-                                offset, n);
+    const int length = snprintf(line, sizeof line, "%ld\t%s\t%ld\t%s\t%s\t%lld\t%zu\n", self.count, name, id, path,
+                                other, offset, n);
     bool ok = REAL(write)(self.journal, line, (size_t)length) == length;
     if (n) ok = ok && REAL(write)(self.journal, data, n) == (ssize_t)n && REAL(write)(self.journal, "\n", 1) == 1;
     if (!ok) abort();   // a journal with a gap would prove nothing

@@ -1,4 +1,5 @@
-"""interrupts.py: runs that are killed or stopped, again and again, and resumed: they end as the straight run, to the byte."""
+"""interrupts.py: runs that are killed or stopped, again and again, and resumed: they end as the straight run, to the
+byte."""
 
 import random
 import signal
@@ -7,7 +8,8 @@ import time
 import world
 
 UPDATES = 30
-LONG = [*world.RUN, "--steps", str(UPDATES), "--val-every", "3", "--sample-every", "4", "--save-every", "2", "--keep", "2"]
+LONG = [*world.RUN, "--steps", str(UPDATES), "--val-every", "3", "--sample-every", "4", "--save-every", "2",
+        "--keep", "2"]
 
 
 def plan(rng, calls, seconds):
@@ -33,7 +35,7 @@ def interrupt(case, report, what, how, seen):
 
 
 def kills(w, report, count, seed):
-    """SIGKILL at `count` instants; a run that reaches its end is compared, and another is begun, with 1 or 2 threads."""
+    """SIGKILL at `count` instants; a run that reaches its end is compared, and another begun, with 1 or 2 threads."""
     report.begin("kill")
     rng = random.Random(f"kill {seed}")
     began = time.monotonic()
@@ -75,15 +77,15 @@ def stop(case, report, what, number, how, delay=0.0):
 
 
 def stopped_well(case, report, what, number, result):
-    """Status, words, a checkpoint of the last update. Whether the run was stopped: not where it had come to its end, nor
-    where it was still setting up, which a signal ends as it does any program."""
+    """Status, words, a checkpoint of the last update. Whether the run was stopped: not where it had come to its end,
+    nor where it was still setting up, which a signal ends as it does any program."""
     if result.status == 0:
         return False
     if result.status == -number and "\nstep " not in result.out:
         return False
     report.check(result.status == 128 + number, f"{what}: status {128 + number} wanted: {result.words()}")
     steps, rows = case.complete(), world.timeless(case.tree()["run/log.csv"])
-    waits = "is left to --resume" in result.out   # a validation that was cut short: its row comes when it is made up for
+    waits = "is left to --resume" in result.out   # a validation cut short: its row comes when it is made up for
     report.check(steps and int(rows[-1][0]) + 1 + waits == steps[-1],
                  f"{what}: the log ends with step {rows[-1][0]}, the newest checkpoint is of {steps}")
     report.check("--resume --out run" in result.out, f"{what}: how to go on is not said: {result.out[-200:]!r}")
@@ -96,7 +98,7 @@ def signals(w, report, count, seed):
     report.begin("signal")
     rng = random.Random(f"signal {seed}")
     straight, records = w.straight(LONG)
-    rows = [r.call for r in records if r.name == "write" and r.path == "run/log.csv"]   # the header's, then the updates'
+    rows = [r.call for r in records if r.name == "write" and r.path == "run/log.csv"]   # the header first
     stops = runs = inside = 0
     while stops < count:
         case, going = w.case(), True
