@@ -184,7 +184,8 @@ class Trial:
         return self.errno in (None, errno.EINTR) or call == "close" or (once and again) or self.kept_old()
 
     def kept_old(self):
-        return ".old.tmp" in self.fault[1] and self.stays in self.result.err
+        refused = any(r.name == "fault" and ".old.tmp" in r.path for r in self.result.journal)
+        return refused and self.stays in self.result.err
 
     stays = "is saved, but what it replaces could not be removed"
 
