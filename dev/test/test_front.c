@@ -533,7 +533,7 @@ static void test_log_fresh(Checks* c) {
         {"a log", HEADER ROW(0), "is there already", NULL},
         {"a log without rows", HEADER, "is there already", NULL},
         {"another file", "precious\n", "is there already", "line 1 is not that of a log.csv"},
-        {"a torn header", "step,tok", "is there already", "line 1 is not that of a log.csv"},
+        {"a torn header", "step,tok", "is there already", NULL},
     };
     char* dir = new_folder();
     char* path = path_join(dir, "log.csv");

@@ -12,10 +12,14 @@ LONG = [*world.RUN, "--steps", str(UPDATES), "--val-every", "3", "--sample-every
         "--keep", "2"]
 
 
-def plan(rng, calls, seconds):
-    """Where the next kill falls: at a call that changes files, or at a moment of the clock."""
-    if rng.random() < 0.75:
-        return {"at": rng.randint(1, calls), "do": rng.choice(["before", "after", "half"])}
+def plan(rng, number, calls, seconds):
+    """Where a kill falls: three of four at a call on a checkpoint, within the next three saves; of the others half at any
+    call that changes files, half at a moment of the clock."""
+    how = {"do": rng.choice(["before", "after", "half"])}
+    if number % 4 < 3:
+        return {**how, "at": rng.randint(1, 90), "only": "/step_"}
+    if number % 8 == 3:
+        return {**how, "at": rng.randint(1, calls // 3)}
     return {"kill_after": rng.uniform(0, 1.2 * seconds)}
 
 
@@ -40,14 +44,14 @@ def kills(w, report, count, seed):
     rng = random.Random(f"kill {seed}")
     began = time.monotonic()
     straight = {threads: w.straight(LONG, threads) for threads in (1, 2)}
-    seconds, calls = (time.monotonic() - began) / 2, straight[1][1][-1].call // 3
+    seconds, calls = (time.monotonic() - began) / 2, straight[1][1][-1].call
     seen = {k: 0 for k in ("inside", "between", "timed", "before", "after", "half", "saved")}
     runs = done = 0
     while done < count:
         case = w.case(threads=1 + runs % 2)
         seen["saved"] = 0
         for _ in range(12):
-            how = plan(rng, calls, seconds)
+            how = plan(rng, done, calls, seconds)
             what = f"seed {seed}, run {runs}, kill {done + 1} {how}"
             if done == count or not interrupt(case, report, what, how, seen):
                 break

@@ -103,19 +103,19 @@ class Case:
     def remove(self):
         shutil.rmtree(self.dir)
 
-    def environment(self, at, do, plain):
+    def environment(self, at, do, only, plain):
         env = {**os.environ, "OMP_NUM_THREADS": str(self.threads), "OMP_WAIT_POLICY": "passive"}
         if not plain:
             env.update(LD_PRELOAD=self.world.faults, TORTURE_JOURNAL=self.world.journal)
         if at:
-            env.update(TORTURE_AT=str(at), TORTURE_DO=do)
+            env.update(TORTURE_AT=str(at), TORTURE_DO=do, **({"TORTURE_ONLY": only} if only else {}))
         return env
 
-    def start(self, args, at=0, do="", stdout=subprocess.PIPE, plain=False, more=None):
-        """Starts the program; plain: without faults.c and its journal; more: of the environment."""
+    def start(self, args, at=0, do="", only="", stdout=subprocess.PIPE, plain=False, more=None):
+        """Starts the program, with a fault as faults.c is told; plain: without it; more: of the environment."""
         if os.path.exists(self.world.journal):
             os.remove(self.world.journal)
-        env = {**self.environment(at, do, plain), **(more or {})}
+        env = {**self.environment(at, do, only, plain), **(more or {})}
         return subprocess.Popen([self.world.binary, *args], cwd=self.dir, env=env,
                                 stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE, text=True,
                                 errors="replace")
@@ -130,8 +130,8 @@ class Case:
         records = journal.read(self.world.journal) if os.path.exists(self.world.journal) else []
         return Result(process.returncode, out or "", err, records)
 
-    def launch(self, args, at=0, do="", kill_after=None):
-        process = self.start(args, at, do)
+    def launch(self, args, at=0, do="", only="", kill_after=None):
+        process = self.start(args, at, do, only)
         if kill_after is not None:
             time.sleep(kill_after)
             process.kill()
