@@ -1,7 +1,7 @@
 # make train_gpt_tost      the CPU trainer: needs a C11 compiler and make; uses OpenMP and OpenBLAS where they are found
 # make train_gpt_tostcu    the CUDA trainer: needs nvcc and cuBLASLt (the CUDA toolkit)
 # make test                builds and runs every test; its last line and its exit status are the verdict
-# make torture             kills, starves and watches runs: 5 to 10 minutes; torture_short is a share of it, for CI
+# make torture             kills, starves and watches runs: 2 minutes on 2 cores; torture_short is a share of it, for CI
 # make bench               measures against the machine's limits and the peers that are installed
 #
 # BLAS=0 and OPENMP=0 leave those out; SANITIZE=1 builds under the address and undefined-behaviour sanitizers;
@@ -136,6 +136,7 @@ test_mutants: $(HOST_LEG)/test
 
 # Runs that are killed, starved of disk and power, watched for leaks and races. What valgrind and the race detector run is
 # built for them: no vectors that valgrind does not know, no threads but those that clang's libomp tells the detector of.
+# TORTURE_FLAGS="--suites kill,power --seed 3" runs some of it, or the same again.
 TORTURE     = build/torture
 KILLS      ?= 100
 EVERY      ?= 1
