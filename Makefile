@@ -1,10 +1,11 @@
 # make train_gpt_tost      the CPU trainer: needs a C11 compiler and make; uses OpenMP and OpenBLAS where they are found
 # make train_gpt_tostcu    the CUDA trainer: needs nvcc and cuBLASLt (the CUDA toolkit)
 # make test                builds and runs every test; its last line and its exit status are the verdict
-# make torture             kills, starves and watches runs: 5 to 10 minutes; torture_short is a share of it, for CI
+# make torture             kills, starves and watches runs: 2 minutes on 2 cores; torture_short is a share of it, for CI
 # make bench               measures against the machine's limits and the peers that are installed; on a GPU dev/bench/gpu.py does
 #
-# BLAS=0, OPENMP=0 and CUDA=0 leave those out; HOST_LEG=0 leaves the kernels' run on a CPU out of the tests; SANITIZE=1 builds under the address and undefined-behaviour sanitizers;
+# BLAS=0, OPENMP=0 and CUDA=0 leave those out; HOST_LEG=0 leaves the kernels' run on a CPU out of the tests;
+# SANITIZE=1 builds under the address and undefined-behaviour sanitizers;
 # CC=clang another compiler; ARCH= the compiler's baseline processor instead of this machine's; WERROR=1 for CI.
 
 CC      ?= cc
@@ -197,6 +198,7 @@ bench_cuda: $(CUDA_BENCHES)
 
 # Runs that are killed, starved of disk and power, watched for leaks and races. What valgrind and the race detector run is
 # built for them: no vectors that valgrind does not know, no threads but those that clang's libomp tells the detector of.
+# TORTURE_FLAGS="--suites kill,power --seed 3" runs some of it, or the same again.
 TORTURE     = build/torture
 KILLS      ?= 100
 EVERY      ?= 1

@@ -31,9 +31,9 @@ bool json_file_open(JsonFile* j, const char* path, TostError* err) {
 bool json_file_close(JsonFile* j, bool keep, TostError* err) {
     if (!j->path) return true;
     if (j->file && keep) fputc('\n', j->file);
-    bool ok = fflush(j->file) == 0 && !ferror(j->file);
-    ok = fclose(j->file) == 0 && ok;
     const bool beside = strcmp(j->tmp, j->path) != 0;
+    bool ok = fflush(j->file) == 0 && !ferror(j->file) && (!keep || !beside || fsync(fileno(j->file)) == 0);
+    ok = fclose(j->file) == 0 && ok;
     ok = ok && (!keep || !beside || rename(j->tmp, j->path) == 0);
     if (!ok && keep) tost_error(err, "--json %s cannot be written: %s", j->path, strerror(errno));
     if (beside && (!ok || !keep)) unlink(j->tmp);

@@ -2,6 +2,7 @@
 // the one that is asked for ends the program, fails, or does half.
 //
 //   TORTURE_AT=N         the call, counted from 1; without it nothing is done but writing down
+//   TORTURE_ONLY=TEXT    only calls with TEXT in their path are counted for it
 //   TORTURE_DO=before    SIGKILL before the call is done       after    … after it
 //              half      SIGKILL after half of a write's bytes (another call: before it)
 //              fail:E    the call fails with errno E, once     stay:E   … and so do all after it
@@ -38,6 +39,9 @@ static const char* const what_names[] = {"", "before", "after", "half", "fail", 
 static struct {
     bool  ready;
     long  at, count;             // the call to act on; calls so far
+    const char* only;            // NULL: all calls count for `at`
+    long  matched;               // calls so far that do
+    bool  acted;
     What  what;
     int   number;                // errno or signal
     int   journal;               // -1: none
@@ -54,6 +58,7 @@ static void set_up(void) {
     self.ready = true;
     const char *at = getenv("TORTURE_AT"), *what = getenv("TORTURE_DO"), *journal = getenv("TORTURE_JOURNAL");
     self.at = at ? atol(at) : 0;
+    self.only = getenv("TORTURE_ONLY");
     for (int w = BEFORE; what && w <= TWICE; w++) {
         const size_t n = strlen(what_names[w]);
         if (strncmp(what, what_names[w], n) != 0 || (what[n] && what[n] != ':')) continue;
@@ -75,8 +80,8 @@ static void note(const char* name, long id, const char* path, const char* other,
     char line[2 * PATH_CAP + 160];
     if (self.journal < 0) return;
     const int saved = errno;
-    const int length = snprintf(line, sizeof line, "%ld\t%s\t%ld\t%s\t%s\t%lld\t%zu\n", self.count, name, id, path, other,
-                                offset, n);
+    const int length = snprintf(line, sizeof line, "%ld\t%s\t%ld\t%s\t%s\t%lld\t%zu\n", self.count, name, id, path,
+                                other, offset, n);
     bool ok = REAL(write)(self.journal, line, (size_t)length) == length;
     if (n) ok = ok && REAL(write)(self.journal, data, n) == (ssize_t)n && REAL(write)(self.journal, "\n", 1) == 1;
     if (!ok) abort();   // a journal with a gap would prove nothing
@@ -109,13 +114,16 @@ static bool frees(const char* name) {
 static Verdict judge(const char* name, const char* path) {
     set_up();
     self.count++;
-    const bool write = strcmp(name, "write") == 0, here = self.at > 0 && self.count == self.at;
-    if (self.at > 0 && self.count > self.at && (self.what == STAY || self.what == FILL) && !frees(name)) {
+    const bool write = strcmp(name, "write") == 0, matches = !self.only || strstr(path, self.only);
+    self.matched += matches;
+    const bool here = matches && self.at > 0 && self.matched == self.at;
+    if (self.acted && (self.what == STAY || self.what == FILL) && !frees(name)) {
         note("fault", self.number, path, name, 0, NULL, 0);
         errno = self.number;
         return REFUSE;
     }
     if (!here) return DO;
+    self.acted = true;
     switch (self.what) {
         case NOTHING: return DO;
         case BEFORE:  end_here("before", name, path); break;

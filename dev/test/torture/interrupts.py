@@ -1,4 +1,5 @@
-"""interrupts.py: runs that are killed or stopped, again and again, and resumed: they end as the straight run, to the byte."""
+"""interrupts.py: runs that are killed or stopped, again and again, and resumed: they end as the straight run, to the
+byte."""
 
 import random
 import signal
@@ -7,13 +8,18 @@ import time
 import world
 
 UPDATES = 30
-LONG = [*world.RUN, "--steps", str(UPDATES), "--val-every", "3", "--sample-every", "4", "--save-every", "2", "--keep", "2"]
+LONG = [*world.RUN, "--steps", str(UPDATES), "--val-every", "3", "--sample-every", "4", "--save-every", "2",
+        "--keep", "2"]
 
 
-def plan(rng, calls, seconds):
-    """Where the next kill falls: at a call that changes files, or at a moment of the clock."""
-    if rng.random() < 0.75:
-        return {"at": rng.randint(1, calls), "do": rng.choice(["before", "after", "half"])}
+def plan(rng, number, calls, seconds):
+    """Where a kill falls: three of four at a call on a checkpoint, within the next three saves; of the others half at any
+    call that changes files, half at a moment of the clock."""
+    how = {"do": rng.choice(["before", "after", "half"])}
+    if number % 4 < 3:
+        return {**how, "at": rng.randint(1, 90), "only": "/step_"}
+    if number % 8 == 3:
+        return {**how, "at": rng.randint(1, calls // 3)}
     return {"kill_after": rng.uniform(0, 1.2 * seconds)}
 
 
@@ -33,19 +39,19 @@ def interrupt(case, report, what, how, seen):
 
 
 def kills(w, report, count, seed):
-    """SIGKILL at `count` instants; a run that reaches its end is compared, and another is begun, with 1 or 2 threads."""
+    """SIGKILL at `count` instants; a run that reaches its end is compared, and another begun, with 1 or 2 threads."""
     report.begin("kill")
     rng = random.Random(f"kill {seed}")
     began = time.monotonic()
     straight = {threads: w.straight(LONG, threads) for threads in (1, 2)}
-    seconds, calls = (time.monotonic() - began) / 2, straight[1][1][-1].call // 3
+    seconds, calls = (time.monotonic() - began) / 2, straight[1][1][-1].call
     seen = {k: 0 for k in ("inside", "between", "timed", "before", "after", "half", "saved")}
     runs = done = 0
     while done < count:
         case = w.case(threads=1 + runs % 2)
         seen["saved"] = 0
         for _ in range(12):
-            how = plan(rng, calls, seconds)
+            how = plan(rng, done, calls, seconds)
             what = f"seed {seed}, run {runs}, kill {done + 1} {how}"
             if done == count or not interrupt(case, report, what, how, seen):
                 break
@@ -75,15 +81,15 @@ def stop(case, report, what, number, how, delay=0.0):
 
 
 def stopped_well(case, report, what, number, result):
-    """Status, words, a checkpoint of the last update. Whether the run was stopped: not where it had come to its end, nor
-    where it was still setting up, which a signal ends as it does any program."""
+    """Status, words, a checkpoint of the last update. Whether the run was stopped: not where it had come to its end,
+    nor where it was still setting up, which a signal ends as it does any program."""
     if result.status == 0:
         return False
     if result.status == -number and "\nstep " not in result.out:
         return False
     report.check(result.status == 128 + number, f"{what}: status {128 + number} wanted: {result.words()}")
     steps, rows = case.complete(), world.timeless(case.tree()["run/log.csv"])
-    waits = "is left to --resume" in result.out   # a validation that was cut short: its row comes when it is made up for
+    waits = "is left to --resume" in result.out   # a validation cut short: its row comes when it is made up for
     report.check(steps and int(rows[-1][0]) + 1 + waits == steps[-1],
                  f"{what}: the log ends with step {rows[-1][0]}, the newest checkpoint is of {steps}")
     report.check("--resume --out run" in result.out, f"{what}: how to go on is not said: {result.out[-200:]!r}")
@@ -96,7 +102,7 @@ def signals(w, report, count, seed):
     report.begin("signal")
     rng = random.Random(f"signal {seed}")
     straight, records = w.straight(LONG)
-    rows = [r.call for r in records if r.name == "write" and r.path == "run/log.csv"]   # the header's, then the updates'
+    rows = [r.call for r in records if r.name == "write" and r.path == "run/log.csv"]   # the header first
     stops = runs = inside = 0
     while stops < count:
         case, going = w.case(), True

@@ -1,7 +1,8 @@
-"""journal.py: what faults.c wrote down, and the disk that it makes: as the program sees it, and as a power loss leaves it.
+"""journal.py: what faults.c wrote down, and the disk that it makes: as the program sees it, and as a power loss leaves
+it.
 
-The model of a power loss is POSIX's, at its worst: the bytes of a file last from its fsync on, the names in a folder from
-the fsync of that folder on, and nothing else does."""
+The model of a power loss is POSIX's, at its worst: the bytes of a file last from its fsync on, the names in a folder
+from the fsync of that folder on, and nothing else does."""
 
 import dataclasses
 

@@ -15,9 +15,9 @@ import world
 
 UPDATES_MEASURED = (100, 1000, 5000)
 
-# Bytes of growth that are none of the program's. Anonymous memory, by malloc: with its cache of freed blocks off a page
-# here and there that was not touched by update 100; with it on up to 7 blocks of each of 64 sizes up to 1 KiB, and what lies
-# between them. Pages of files: shards and code that were not read before.
+# Bytes of growth that are none of the program's. Anonymous memory, by malloc: with its cache of freed blocks off a
+# page here and there that was not touched by update 100; with it on up to 7 blocks of each of 64 sizes up to 1 KiB,
+# and what lies between them. Pages of files: shards and code that were not read before.
 ALLOCATORS = {"without malloc's cache": ("glibc.malloc.tcache_count=0", 64 << 10), "with it": (None, 512 << 10)}
 FILE_PAGES = 256 << 10
 
@@ -31,13 +31,15 @@ def memory(pid):
 
 
 def measured(w, report, tunables):
-    """{update: memory} of one run. The program waits while nobody reads its lines, of which the pipe holds a page, so it
-    is never far ahead of them."""
+    """{update: memory} of one run. The program waits while nobody reads its lines, of which the pipe holds a page, so
+    it is never far ahead of them."""
     case = w.case()
-    args = [*world.RUN, "--steps", "5200", "--val-every", "20", "--sample-every", "25", "--save-every", "50", "--keep", "2"]
+    args = [*world.RUN, "--steps", "5200", "--val-every", "20", "--sample-every", "25", "--save-every", "50",
+            "--keep", "2"]
     read, write = os.pipe()
     fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
-    process = case.start([*args, *world.OUT], stdout=write, plain=True, more={"GLIBC_TUNABLES": tunables} if tunables else {})
+    more = {"GLIBC_TUNABLES": tunables} if tunables else {}
+    process = case.start([*args, *world.OUT], stdout=write, plain=True, more=more)
     os.close(write)
     seen = {}
     with os.fdopen(read, "rb", buffering=0) as lines:
@@ -80,7 +82,7 @@ def token_bytes(ids, width):
 
 
 def header(width, tokens):
-    """256 int32 of a shard of uint32; a raw shard of uint16 has none: only so can it be of 5 GB, the count being an int32."""
+    """256 int32 of a shard of uint32. A raw shard of uint16 has none; one with a header ends at 2^31 tokens, 4 GiB."""
     return array.array("i", [20240801, 7, tokens] + [0] * 253).tobytes() if width == 4 else b""
 
 
@@ -89,7 +91,7 @@ def ids(n):
 
 
 def sparse_shard(path, width, tokens, places):
-    """A shard of zeros that takes no room, but for `places`: {token: ids}. False where the file system cannot do that."""
+    """A shard of zeros that takes no room, but for `places`: {token: ids}. False where the disk cannot do that."""
     head = header(width, tokens)
     try:
         with open(path, "wb") as f:
@@ -122,15 +124,15 @@ def tensors_of(path):
 
 
 def far_end(report, case, width, tokens):
-    """A run whose checkpoint says that all but the last samples are behind it computes, on these, what a run on a shard of
-    those tokens alone does; an id too large there is found and its place said."""
+    """A run whose checkpoint says that all but the last samples are behind it computes, on these, what a run on a shard
+    of those tokens alone does; an id too large there is found and its place said."""
     first = (tokens - 1) // SEQ - SAMPLES * UPDATES
     tail = ids(tokens - first * SEQ)
-    common = [*world.MODEL, "--tokenizer", "../vocab.bpe", "--order", "sequential", "--val-every", "0", "--sample-every", "0",
-              "--seq", str(SEQ), "--keep", "0"]
+    common = [*world.MODEL, "--tokenizer", "../vocab.bpe", "--order", "sequential", "--val-every", "0",
+              "--sample-every", "0", "--seq", str(SEQ), "--keep", "0"]
     what = f"{tokens} tokens of {8 * width} bits"
     if not sparse_shard(case.path("far.bin"), width, tokens, {first * SEQ: tail}):
-        report.skip(f"{what}: the file system of {case.dir} has no room for {tokens * width} bytes, or keeps zeros as bytes")
+        report.skip(f"{what}: {case.dir} has no room for {tokens * width} bytes, or keeps zeros as bytes")
         return False
     sparse_shard(case.path("near.bin"), width, len(tail), {0: tail})
 
@@ -191,8 +193,8 @@ def large(w, report):
             if far_end(report, case, width, tokens):
                 beyond += far_windows(report, case, width, tokens)
             shutil.rmtree(apart.root)
-        report.figure(f"sparse shards of 5.0 GB: 1.25G uint32 and 2.5G raw uint16 tokens; {UPDATES} updates at the end of each, "
-                      f"{beyond} of 64 eval windows beyond 4 GiB")
+        report.figure(f"sparse shards of 5.0 GB: 1.25G uint32 and 2.5G raw uint16 tokens; {UPDATES} updates at the end "
+                      f"of each, {beyond} of 64 eval windows beyond 4 GiB")
     finally:
         shutil.rmtree(where, ignore_errors=True)
     report.end()
@@ -237,8 +239,8 @@ def watched(w, report, binary, prefix, env, commands, log):
     """Runs the commands under a tool that writes what it finds to files `log`*."""
     case = watched_case(w)
     for args, wanted in commands:
-        done = subprocess.run([*prefix, binary, *args], cwd=case.dir, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              errors="replace", env={**os.environ, "OMP_NUM_THREADS": "2", **env})
+        done = subprocess.run([*prefix, binary, *args], cwd=case.dir, stdin=subprocess.DEVNULL, capture_output=True,
+                              text=True, errors="replace", env={**os.environ, "OMP_NUM_THREADS": "2", **env})
         found = ""
         for name in sorted(os.listdir(case.dir)):
             if name.startswith(log):
@@ -246,7 +248,8 @@ def watched(w, report, binary, prefix, env, commands, log):
                     found += f.read()
                 os.remove(case.path(name))
         words = " ".join(args)
-        report.check(done.returncode == wanted, f"{words}: status {wanted} wanted, {done.returncode} came: {done.stderr[-300:]!r}")
+        report.check(done.returncode == wanted,
+                     f"{words}: status {wanted} wanted, {done.returncode} came: {done.stderr[-300:]!r}")
         report.check(not found.strip(), f"{words}:\n{found[:3000]}")
     case.remove()
 
@@ -291,6 +294,7 @@ def races(w, report, built):
         logged = {**env, "TSAN_OPTIONS": env["TSAN_OPTIONS"] + " log_path=found"}
         watched(w, report, programs[1], quiet_maps(), logged, COMMANDS, "found")
         gemm = subprocess.run([*quiet_maps(), programs[2]], capture_output=True, text=True, env={**os.environ, **env})
-        report.check(gemm.returncode == 0 and "data race" not in gemm.stderr, f"test_gemm: {gemm.stdout[-300:]}{gemm.stderr[:2000]}")
-        report.figure(f"ThreadSanitizer on {len(COMMANDS)} commands and test_gemm, 2 threads; its probe's race is found")
+        report.check(gemm.returncode == 0 and "data race" not in gemm.stderr,
+                     f"test_gemm: {gemm.stdout[-300:]}{gemm.stderr[:2000]}")
+        report.figure(f"ThreadSanitizer on {len(COMMANDS)} commands and test_gemm, 2 threads; a probe's race is found")
     report.end()

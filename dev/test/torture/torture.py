@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""torture.py: a run is killed, stopped, starved of disk and power, and must not lose anything; nothing leaks, grows or races.
+"""torture.py: a run is killed, stopped, starved of disk and power, and must not lose anything; nothing leaks, grows or
+races.
 
     torture.py --binary ./train_gpt_tost --built build/torture [--kills 100] [--every 1] [--suites kill,signal,…]
 

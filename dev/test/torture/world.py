@@ -103,19 +103,20 @@ class Case:
     def remove(self):
         shutil.rmtree(self.dir)
 
-    def environment(self, at, do, plain):
+    def environment(self, at, do, only, plain):
         env = {**os.environ, "OMP_NUM_THREADS": str(self.threads), "OMP_WAIT_POLICY": "passive"}
         if not plain:
             env.update(LD_PRELOAD=self.world.faults, TORTURE_JOURNAL=self.world.journal)
         if at:
-            env.update(TORTURE_AT=str(at), TORTURE_DO=do)
+            env.update(TORTURE_AT=str(at), TORTURE_DO=do, **({"TORTURE_ONLY": only} if only else {}))
         return env
 
-    def start(self, args, at=0, do="", stdout=subprocess.PIPE, plain=False, more=None):
-        """Starts the program; plain: without faults.c and its journal; more: of the environment."""
+    def start(self, args, at=0, do="", only="", stdout=subprocess.PIPE, plain=False, more=None):
+        """Starts the program, with a fault as faults.c is told; plain: without it; more: of the environment."""
         if os.path.exists(self.world.journal):
             os.remove(self.world.journal)
-        return subprocess.Popen([self.world.binary, *args], cwd=self.dir, env={**self.environment(at, do, plain), **(more or {})},
+        env = {**self.environment(at, do, only, plain), **(more or {})}
+        return subprocess.Popen([self.world.binary, *args], cwd=self.dir, env=env,
                                 stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE, text=True,
                                 errors="replace")
 
@@ -129,8 +130,8 @@ class Case:
         records = journal.read(self.world.journal) if os.path.exists(self.world.journal) else []
         return Result(process.returncode, out or "", err, records)
 
-    def launch(self, args, at=0, do="", kill_after=None):
-        process = self.start(args, at, do)
+    def launch(self, args, at=0, do="", only="", kill_after=None):
+        process = self.start(args, at, do, only)
         if kill_after is not None:
             time.sleep(kill_after)
             process.kill()
@@ -181,12 +182,13 @@ class Case:
             report.check(text.status == 0 and text.out.startswith("1 and 2 make "), f"{what}: sample: {text.words()}")
 
     def ends_as(self, report, what, straight, older=True):
-        """The run's folder is, to the byte, that of the straight run; of the log all columns but the times. older=False: of
-        the checkpoints only the last is compared. A run that was resumed when it was finished has nothing to save, and so
-        removes none; one that was stopped has saved where the straight run did not."""
+        """The run's folder is, to the byte, that of the straight run; of the log all columns but the times.
+        older=False: of the checkpoints only the last is compared. A run that was resumed when it was finished has
+        nothing to save, and so removes none; one that was stopped has saved where the straight run did not."""
         mine, other = ended(self.tree(), older), ended(straight, older)
         both = mine.keys() & other.keys()
-        wrong = [f"{n} is missing" for n in sorted(other.keys() - both)] + [f"{n} is left" for n in sorted(mine.keys() - both)]
+        wrong = [f"{n} is missing" for n in sorted(other.keys() - both)]
+        wrong += [f"{n} is left" for n in sorted(mine.keys() - both)]
         wrong += [f"{n} differs" for n in sorted(both) if mine[n] != other[n]]
         return report.check(not wrong, f"{what}: not as the straight run: {', '.join(wrong)[:300]}")
 
@@ -223,7 +225,8 @@ def in_save(record):
 
 
 def sums(documents):
-    return "".join("".join(f"{i} and {j} make {i + j}. " for j in range(6)) + "\n<|endoftext|>\n" for i in range(documents))
+    lines = ("".join(f"{i} and {j} make {i + j}. " for j in range(6)) for i in range(documents))
+    return "".join(line + "\n<|endoftext|>\n" for line in lines)
 
 
 class World:
