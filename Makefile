@@ -2,6 +2,7 @@
 # make train_gpt_tostcu    the CUDA trainer: needs nvcc and cuBLASLt (the CUDA toolkit)
 # make test                builds and runs every test; its last line and its exit status are the verdict
 # make torture             kills, starves and watches runs: 2 minutes on 2 cores; torture_short is a share of it, for CI
+# make fuzz                every reader under libFuzzer, 20 seconds each
 # make bench               measures against the machine's limits and the peers that are installed; on a GPU dev/bench/gpu.py does
 #
 # BLAS=0, OPENMP=0 and CUDA=0 leave those out; HOST_LEG=0 leaves the kernels' run on a CPU out of the tests;
@@ -227,6 +228,27 @@ torture: train_gpt_tost $(TORTURE)/faults.so $(TORTURE)/valgrind $(TORTURE)/race
 torture_short:
 	@$(MAKE) --no-print-directory torture KILLS=12 EVERY=24
 
+# Every reader under libFuzzer, FUZZ_SECONDS each, or until FUZZ_RUNS inputs; FUZZ names some of them.
+FUZZ_DIR      = build/fuzz
+FUZZ_CC      ?= clang
+FUZZ_SECONDS ?= 20
+FUZZ_RUNS    ?= -1
+FUZZ         ?= $(patsubst dev/test/fuzz/fuzz_%.c,%,$(wildcard dev/test/fuzz/fuzz_*.c))
+FUZZ_FLAGS    = -std=c11 -D_GNU_SOURCE -I. -Itost -O1 -g -Wall -Wextra -Wno-unknown-pragmas -Wno-pass-failed -DTOST_SANITIZE -DTOST_NO_MAIN \
+                -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+FUZZ_OBJECTS  = $(patsubst %.c,$(FUZZ_DIR)/%.o,train_gpt_tost.c $(wildcard tost/*.c))
+
+$(FUZZ_DIR)/%.o: %.c $(wildcard tost/*.h) dev/test/fuzz/fuzz.h
+	@mkdir -p $(@D)
+	$(FUZZ_CC) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -c $< -o $@
+$(FUZZ_DIR)/fuzz_%: $(FUZZ_DIR)/dev/test/fuzz/fuzz_%.o $(FUZZ_OBJECTS)
+	$(FUZZ_CC) $(FUZZ_FLAGS) -fsanitize=fuzzer -o $@ $^ -lm
+$(FUZZ_DIR)/seeds: $(FUZZ_DIR)/dev/test/fuzz/seeds.o $(FUZZ_OBJECTS)
+	$(FUZZ_CC) $(FUZZ_FLAGS) -o $@ $^ -lm
+fuzz_built: $(FUZZ_DIR)/seeds $(patsubst %,$(FUZZ_DIR)/fuzz_%,$(FUZZ))
+fuzz:
+	@FUZZ_CC="$(FUZZ_CC)" MAKE="$(MAKE)" dev/test/fuzz/run.sh $(FUZZ_DIR) $(FUZZ_SECONDS) $(FUZZ_RUNS) $(FUZZ)
+
 # The second bench is the same program with the built-in matrix product.
 bench: train_gpt_tost $(BUILD)/dev/bench/bench
 	@$(MAKE) --no-print-directory BLAS=0 bench_builtin > /dev/null
@@ -238,7 +260,7 @@ bench_builtin: $(BUILD)/dev/bench/bench
 clean:
 	rm -rf build train_gpt_tost train_gpt_tostcu test_tost
 
-.PHONY: all test torture torture_short test_cuda_on_host test_mutants mutants bench bench_cuda bench_builtin clean FORCE
+.PHONY: all test torture torture_short fuzz fuzz_built test_cuda_on_host test_mutants mutants bench bench_cuda bench_builtin clean FORCE
 .SECONDARY:
 
 .DELETE_ON_ERROR:

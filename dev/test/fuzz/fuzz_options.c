@@ -1,0 +1,34 @@
+// fuzz_options.c: the command line: arguments with a zero byte between them. What is refused is refused in one line; what is
+// accepted can be written into a checkpoint and read again.
+#include "fuzz.h"
+
+#include "tost/options.h"
+
+extern const TostEngine tost_cpu_engine;
+
+enum { ARGUMENTS = 24 };
+
+static void must_come_back(const Options* o) {
+    int n;
+    TostError err = {0};
+    StMeta* echo = options_echo(o, &n);
+    Options again = *o;
+    must_hold(options_resume(&again, echo, n, "a run", &err), "options that do not come back");
+    st_free_meta(echo, n);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    char *text = xmalloc(size + 1), *argv[ARGUMENTS + 2] = {"train_gpt_tost"};
+    memcpy(text, data, size);
+    text[size] = 0;
+    int argc = 1;
+    for (size_t at = 0; at < size && argc <= ARGUMENTS; at += strlen(text + at) + 1) argv[argc++] = text + at;
+    TostError err = {0};
+    Options o;
+    bool help;
+    if (!options_parse(&o, &help, argc, argv, &tost_cpu_engine, &err)) must_say(&err);
+    else if (!help && o.command == COMMAND_TRAIN) must_come_back(&o);
+    options_free(&o);
+    free(text);
+    return 0;
+}

@@ -1,0 +1,53 @@
+#!/bin/sh
+# run.sh FOLDER SECONDS RUNS TARGET…: builds the fuzz targets (make fuzz_built) and runs two at a time, each for SECONDS or RUNS
+# inputs (-1: no end), from seeds that are written first. Inputs that break one stay in FOLDER/found. One line a target, then
+# one for all; the exit status is 0 only if nothing was found.
+set -u
+folder=$1 seconds=$2 runs=$3
+shift 3
+probe=$(mktemp -d) || exit 1
+trap 'rm -rf "$probe"' EXIT
+echo 'int LLVMFuzzerTestOneInput(const unsigned char* d, unsigned long n) { return d && n == 1; }' >"$probe/a.c"
+if ! "$FUZZ_CC" -fsanitize=fuzzer,address,undefined "$probe/a.c" -o "$probe/a" 2>"$probe/why" || ! "$probe/a" -runs=1 2>>"$probe/why"; then
+    echo "skipped fuzz: $FUZZ_CC makes no programs with libFuzzer"
+    echo "fuzz: 0 passed, 0 failed, $# skipped"
+    exit 0
+fi
+"$MAKE" --no-print-directory -s fuzz_built FUZZ="$*" || { echo "fuzz: 0 passed, 1 failed, 0 skipped"; exit 1; }
+"$folder/seeds" "$folder/seed" || exit 1
+mkdir -p "$folder/found"
+
+# one TARGET: its inputs go into a corpus that is kept; a JSON or command line finds its words in a list
+one() {
+    mkdir -p "$folder/corpus/$1"
+    words=dev/test/fuzz/$1.dict
+    [ -f "$words" ] && words=-dict=$words || words=
+    "$folder/fuzz_$1" -max_total_time="$seconds" -runs="$runs" -max_len=4096 -timeout=20 -rss_limit_mb=1500 -close_fd_mask=1 \
+        -print_final_stats=1 -artifact_prefix="$folder/found/$1-" $words "$folder/corpus/$1" "$folder/seed/$1" \
+        >"$folder/$1.log" 2>&1
+    status=$?
+    inputs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$folder/$1.log")
+    rate=$(sed -n 's/^stat::average_exec_per_sec: *//p' "$folder/$1.log")
+    cover=$(sed -n 's/.* cov: \([0-9]*\) .*/\1/p' "$folder/$1.log" | tail -1)
+    printf '%-12s %10s inputs  %7s a second  %6s places reached  ' "$1" "${inputs:-?}" "${rate:-?}" "${cover:-?}"
+    if [ $status -eq 0 ]; then echo "nothing found"; return 0; fi
+    input=$(sed -n 's/.*Test unit written to //p' "$folder/$1.log" | tail -1)
+    echo "FAILED: $(grep -m1 -E 'broken:|ERROR:|runtime error:' "$folder/$1.log"); again with: $folder/fuzz_$1 $input"
+    return 1
+}
+
+rm -f "$folder"/*.verdict
+for target; do
+    { one "$target" >"$folder/$target.line" && echo passed || echo failed; } >"$folder/$target.verdict" &
+    pending="${pending-} $!"
+    # two at a time: wait for the older one
+    set -- $pending
+    if [ $# -eq 2 ]; then wait "$1"; pending=" $2"; fi
+done
+wait
+for verdict in "$folder"/*.verdict; do cat "${verdict%.verdict}.line"; done
+failed=$(cat "$folder"/*.verdict | grep -c failed)
+passed=$(cat "$folder"/*.verdict | grep -c passed)
+rm -rf /dev/shm/tost_fuzz_*
+echo "fuzz: $passed passed, $failed failed, 0 skipped"
+[ "$failed" -eq 0 ]
