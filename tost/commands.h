@@ -27,9 +27,11 @@ int command_info(const Options* o);
 int command_inspect(const Options* o, const TostEngine* engine);
 
 // ---------------------------------------------------------------------------------------------
-// What they share (main.c)
+// What they share
 
-// Prints the error as the one line on stderr; returns STATUS_FAILED.
+// Prints the error as the one line on stderr.
+void print_error(const TostError* err);
+// The same; returns STATUS_FAILED.
 int command_failed(const TostError* err);
 
 // The bytes that a value TEXT|@FILE|- of `option` means: as given, of a file, or of stdin. An empty file is an error,

@@ -36,17 +36,13 @@ is what enters the layer's step, not what leaves it. Needs Python 3.10, numpy, m
 import argparse
 import math
 import sys
-from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
+from figure import COLOURS, add_file_options, check_file, write  # before pyplot: no display
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from inspected import UNREADABLE, Inspection
-from loss import COLOURS
 
 MEASURES = ("R^c", "bound", "mean m", "spread")
 
@@ -134,17 +130,14 @@ def parse(arguments):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", metavar="FILE", help="what inspect wrote")
     parser.add_argument("--label", action="append", default=[], help="name of a model, in order; its path")
-    parser.add_argument("--out", default="coding_rate.png", help="*.png or *.svg (default %(default)s)")
-    parser.add_argument("--dpi", type=int, default=110, help="of a PNG (default %(default)s)")
+    add_file_options(parser, "coding_rate.png")
     return parser.parse_args(arguments)
 
 
 def main(arguments=None):
     args = parse(arguments)
-    matplotlib.rcParams.update({"font.size": 9.5, "svg.hashsalt": "tost", "svg.fonttype": "none"})
     try:
-        if Path(args.out).suffix not in (".png", ".svg"):
-            raise ValueError(f"--out {args.out}: a name that ends in .png or .svg is wanted")
+        check_file(args)
         groups = group([Inspection(path) for path in args.files])
         if len(args.label) > len(groups):
             raise ValueError(f"--label {args.label[-1]}: more labels than models")
@@ -152,8 +145,7 @@ def main(arguments=None):
         if len(set(labels)) < len(labels):
             raise ValueError("--label: two models have one name")
         curves = {label: np.array([rates(one) for one in files]) for label, files in zip(labels, groups.values())}
-        metadata = {"Date": None} if args.out.endswith(".svg") else None
-        draw(curves).savefig(args.out, dpi=args.dpi, metadata=metadata)
+        write(draw(curves), args)
     except UNREADABLE as error:
         print(str(error).splitlines()[0], file=sys.stderr)
         return 1

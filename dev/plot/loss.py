@@ -20,9 +20,7 @@ import math
 import sys
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
+from figure import COLOURS, add_file_options, check_file, write  # before pyplot: no display
 import matplotlib.pyplot as plt
 from matplotlib.ticker import EngFormatter
 
@@ -33,8 +31,6 @@ PUBLISHED = {
     "wikitext2": {"ToST-base": 4.77, "ToST-medium": 4.30, "ToST-large": 3.99, "GPT-2 base": 4.13},
     "ptb": {"ToST-base": 6.39, "ToST-medium": 5.64, "ToST-large": 5.03, "GPT-2 base": 5.75},
 }
-# Okabe and Ito's colours, which colour-blind readers can tell apart
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
 RAW_ALPHA = 0.28
 COLUMNS = ("step", "tokens", "train_loss", "val_loss", "lr", "grad_norm")
 COMPARED = {"train_loss": "training loss", "val_loss": "validation loss", "grad_norm": "gradient norm",
@@ -194,7 +190,6 @@ def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="log.csv, or a folder that holds one")
-    parser.add_argument("--out", default="loss.png", help="*.png or *.svg (default %(default)s)")
     parser.add_argument("--label", action="append", default=[], help="name of a run, in order; its folder's")
     parser.add_argument("--smooth", type=int, default=0, metavar="N",
                         help="updates averaged; 0: a 40th of the run; 1: not smoothed")
@@ -207,16 +202,14 @@ def parse(arguments):
     parser.add_argument("--log-x", action="store_true", help="tokens on a logarithmic scale")
     parser.add_argument("--min", type=float, help="lowest loss shown")
     parser.add_argument("--max", type=float, help="highest loss shown")
-    parser.add_argument("--dpi", type=int, default=110, help="of a PNG (default %(default)s)")
+    add_file_options(parser, "loss.png")
     return parser.parse_args(arguments)
 
 
 def main(arguments=None):
     args = parse(arguments)
-    matplotlib.rcParams.update({"font.size": 9.5, "svg.hashsalt": "tost", "svg.fonttype": "none"})
     try:
-        if Path(args.out).suffix not in (".png", ".svg"):
-            raise ValueError(f"--out {args.out}: a name that ends in .png or .svg is wanted")
+        check_file(args)
         if len(args.label) > len(args.runs):
             raise ValueError(f"--label {args.label[-1]}: more labels than runs")
         if args.difference and len(args.runs) < 2:
@@ -224,9 +217,7 @@ def main(arguments=None):
         labels = args.label + [None] * (len(args.runs) - len(args.label))
         runs = [Run(path, label) for path, label in zip(args.runs, labels)]
         figure = draw(runs, args)
-        # no date, so that the same logs give the same file
-        metadata = {"Date": None} if args.out.endswith(".svg") else None
-        figure.savefig(args.out, dpi=args.dpi, metadata=metadata)
+        write(figure, args)
     except (OSError, ValueError) as error:
         print(str(error).splitlines()[0], file=sys.stderr)
         return 1

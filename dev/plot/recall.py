@@ -17,12 +17,8 @@ import math
 import sys
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
+from figure import COLOURS, add_file_options, check_file, write  # before pyplot: no display
 import matplotlib.pyplot as plt
-
-from loss import COLOURS
 
 Z95 = 1.959963984540054  # of the normal distribution, two-sided
 CHANCE = 0.25
@@ -154,17 +150,14 @@ def parse(arguments):
     parser.add_argument("--items", metavar="FILE", help="the items, where they are no longer where RESULT names them")
     parser.add_argument("--label", action="append", default=[], help="name of a run, in order; its path")
     parser.add_argument("--bin", type=int, default=16, metavar="WORDS", help="width of a bin (default %(default)s)")
-    parser.add_argument("--out", default="recall.png", help="*.png or *.svg (default %(default)s)")
-    parser.add_argument("--dpi", type=int, default=110, help="of a PNG (default %(default)s)")
+    add_file_options(parser, "recall.png")
     return parser.parse_args(arguments)
 
 
 def main(arguments=None):
     args = parse(arguments)
-    matplotlib.rcParams.update({"font.size": 9.5, "svg.hashsalt": "tost", "svg.fonttype": "none"})
     try:
-        if Path(args.out).suffix not in (".png", ".svg"):
-            raise ValueError(f"--out {args.out}: a name that ends in .png or .svg is wanted")
+        check_file(args)
         if args.bin < 1:
             raise ValueError(f"--bin {args.bin}: a word at least is wanted")
         if len(args.label) > len(args.results):
@@ -172,8 +165,7 @@ def main(arguments=None):
         labels = args.label + [None] * (len(args.results) - len(args.label))
         results = same_items([Result(path, args.items, label) for path, label in zip(args.results, labels)])
         by_distance, by_kind = bins(results, args.bin)
-        metadata = {"Date": None} if args.out.endswith(".svg") else None
-        draw(results, by_distance).savefig(args.out, dpi=args.dpi, metadata=metadata)
+        write(draw(results, by_distance), args)
     except (OSError, ValueError) as error:
         print(str(error).splitlines()[0], file=sys.stderr)
         return 1

@@ -8,8 +8,8 @@ log=$(mktemp) || exit 1
 trap 'rm -f "$log"' EXIT
 bad=0
 set -- ./test_tost "$@"
-for script in cli data_scripts exchange refusals sizes; do set -- "$@" "dev/test/test_$script.sh ./train_gpt_tost"; done
-for program in "$@" dev/test/test_gpu_bench.sh; do
+for script in cli data_scripts exchange gpu_bench refusals sizes; do set -- "$@" "dev/test/test_$script.sh ./train_gpt_tost"; done
+for program; do
     $program > "$log.one" 2>&1   # unquoted: a program and its operands
     status=$?
     # the judge's table of errors is long: the worst ten of it, and all other lines

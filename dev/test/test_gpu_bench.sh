@@ -1,28 +1,8 @@
 #!/bin/sh
 # test_gpu_bench.sh: dev/bench/gpu.py without a GPU: what it reads and writes, its refusal, and the PyTorch models that it
 # measures, on the CPU at toy sizes. PYTHON names the interpreter (default python3).
-repo=$(cd "$(dirname "$0")/../.." && pwd)
-python=${PYTHON:-python3}
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
+. "$(dirname "$0")/lib.sh"
 export OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1
-passed=0 failed=0 skipped=0
-check() {   # TEXT COMMAND…
-    what=$1
-    shift
-    if "$@"; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-        echo "FAILED gpu_bench: $what"
-    fi
-}
-skip() { skipped=$((skipped + 1)); echo "skipped gpu_bench: $1"; }
-finish() {
-    echo "gpu_bench: $passed passed, $failed failed, $skipped skipped"
-    [ $failed -eq 0 ]
-    exit
-}
 
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then
     skip "$python is no Python 3.9 or later"

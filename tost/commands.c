@@ -1,0 +1,110 @@
+// commands.c: what the commands share: their one line of error, texts given as options, and trained models.
+#include "commands.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// ---------------------------------------------------------------------------------------------
+// Errors and texts
+
+void print_error(const TostError* err) {
+    fflush(stdout);
+    fprintf(stderr, "train_gpt_tost: %s\n", err->text);
+}
+
+int command_failed(const TostError* err) {
+    print_error(err);
+    return STATUS_FAILED;
+}
+
+bool read_text(Bytes* text, const char* option, const char* value, const char* way_out, TostError* err) {
+    const bool from_file = value[0] == '@', from_stdin = strcmp(value, "-") == 0;
+    *text = (Bytes){0};
+    if (!from_file && !from_stdin) {
+        *text = (Bytes){xstrdup(value), strlen(value)};
+        return true;
+    }
+    if (from_file && !value[1]) return tost_error(err, "%s @ names no file: give @FILE", option);
+    if (!read_file(text, from_file ? value + 1 : value, err)) {
+        *text = (Bytes){0};
+        return false;
+    }
+    return text->size > 0 || tost_error(err, "%s %s is empty%s", option, value, way_out);
+}
+
+// ---------------------------------------------------------------------------------------------
+// A model
+
+ModelWords model_words(const TostConfig* c, const TostTensors* tensors) {
+    const size_t n = tensors->n_params, positions = (size_t)c->block_size * c->n_embd;
+    char all[32], without[32];
+    ModelWords words;
+    snprintf(words.sizes, sizeof words.sizes,
+             "%d layers, %d heads, %d channels, block size %d, vocabulary %d, %s bias%s", c->n_layer, c->n_head,
+             c->n_embd, c->block_size, c->vocab_size, c->bias ? "with" : "no",
+             c->membership == TOST_UNIFORM ? ", uniform membership" : "");
+    snprintf(words.parameters, sizeof words.parameters, "%s (%s without wpe)", human_count(all, (double)n),
+             human_count(without, (double)(n - positions)));
+    return words;
+}
+
+Tokenizer* model_tokenizer(const CheckpointInfo* info, const char* path, bool same, const char* weights,
+                           TostError* err) {
+    Tokenizer* tokenizer = tokenizer_open(path, err);
+    if (!tokenizer) return NULL;
+    const uint32_t hash = tokenizer_hash(tokenizer);
+    const int size = tokenizer_size(tokenizer), rows = info->config.vocab_size;
+    if (same && hash != info->tokenizer_hash)
+        tost_error(err, "%s was trained with a tokenizer of CRC-32 %08x, but %s has %08x: give the one it had as "
+                   "--tokenizer", weights, (unsigned)info->tokenizer_hash, path, (unsigned)hash);
+    else if (size > rows)
+        tost_error(err, "the tokenizer %s has %d tokens, more than the vocabulary of %d: %s", path, size, rows,
+                   weights ? "give the --tokenizer of the weights" : "raise --vocab-size");
+    else return tokenizer;
+    tokenizer_free(tokenizer);
+    return NULL;
+}
+
+bool trained_find(Trained* t, const Options* o, const TostEngine* engine, TostError* err) {
+    *t = (Trained){.engine = engine};
+    if (!(o->model ? checkpoint_find(&t->file, o->model, err) : checkpoint_newest(&t->file, "out", err))) {
+        t->file = NULL;
+        return false;
+    }
+    if (!checkpoint_read_info(&t->info, t->file, err)) {
+        t->info = (CheckpointInfo){0};
+        return false;
+    }
+    t->tensors = tost_tensors(&t->info.config);
+    return true;
+}
+
+bool trained_create(Trained* t, const Options* o, int max_batch, int max_seq, TostError* err) {
+    const TostEngineOptions options = {
+        .max_batch = max_batch, .max_seq = max_seq, .dtype = (TostDtype)o->dtype, .threads = o->threads};
+    t->model = t->engine->create(&t->info.config, &options, err);
+    return t->model && checkpoint_load_params(t->engine, t->model, &t->tensors, t->file, err);
+}
+
+Tokenizer* trained_tokenizer(const Trained* t, const Options* o, TostError* err) {
+    if (!o->tokenizer && !t->info.tokenizer) {
+        tost_error(err, "%s names no tokenizer: give --tokenizer FILE, the vocab.bpe it was trained with",
+                   t->file);
+        return NULL;
+    }
+    const char* path = o->tokenizer ? o->tokenizer : t->info.tokenizer;
+    if (!o->tokenizer && !path_exists(path)) {
+        tost_error(err, "%s was trained with the tokenizer %s, which is not there: give --tokenizer FILE",
+                   t->file, path);
+        return NULL;
+    }
+    return model_tokenizer(&t->info, path, !o->tokenizer, t->file, err);
+}
+
+void trained_free(Trained* t) {
+    if (t->model) t->engine->destroy(t->model);
+    tost_tensors_free(&t->tensors);
+    checkpoint_info_free(&t->info);
+    free(t->file);
+}
