@@ -25,7 +25,11 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     char* path = fuzz_file("any.safetensors", data, size);
     if (st_open(&f, path, &err)) {
         uint32_t crc;
-        for (int i = 0; i < f.n_tensors; i++) read_tensor(&f, &f.tensors[i]);
+        for (int i = 0; i < f.n_tensors; i++) {
+            const uint64_t begin = i ? f.tensors[i - 1].offset + f.tensors[i - 1].bytes : f.data_start;
+            must_hold(f.tensors[i].offset == begin, "tensors that overlap or leave a gap");
+            read_tensor(&f, &f.tensors[i]);
+        }
         for (int i = 0; i < f.n_meta; i++) must_hold(st_meta(&f, f.meta[i].key) != NULL, "metadata that is not found");
         must_hold(st_crc32(&f, &crc, &err), "a sum over a file that opened");
         st_close(&f);

@@ -64,13 +64,13 @@ static void checkpoint_seeds(const char* root, int bias, const char* name) {
     free(a.data), free(b.data), free(both), free(run), free(file), free(dir), free(beside);
 }
 
-// A file of two tensors of bytes: the second begins and ends as said, the data has 8 bytes.
+// A file of two tensors of bytes: the second begins and ends as said, the data has as many bytes.
 static void tensor_seed(const char* root, const char* name, int elements, int begin) {
     char text[400] = {0};
     const int n = snprintf(text + 8, sizeof text - 8, "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
                            "\"b\":{\"dtype\":\"U8\",\"shape\":[%d],\"data_offsets\":[%d,%d]}}", elements, begin, begin + elements);
     text[0] = (char)n;
-    seed(root, "safetensors", name, text, (size_t)n + 16);
+    seed(root, "safetensors", name, text, (size_t)(n + 12 + elements));
 }
 
 static void text_seeds(const char* root) {
@@ -117,7 +117,7 @@ int main(int argc, char** argv) {
     checkpoint_seeds(argv[1], 1, "bias");
     tensor_seed(argv[1], "whole", 4, 4);
     tensor_seed(argv[1], "overlap", 4, 2);
-    tensor_seed(argv[1], "gap", 3, 5);
+    tensor_seed(argv[1], "gap", 4, 5);
     tensor_seed(argv[1], "empty_past_the_end", 0, 90);
     text_seeds(argv[1]);
     cbt_seed(argv[1]);
