@@ -25,9 +25,10 @@ static inline void must_say(const TostError* err) {
         must_hold((unsigned char)*p >= 0x20 && *p != 0x7F, "a control character in a message");
 }
 
-// The folder of this process, in memory where that can be had. free()
+// The folder of this process, below TMPDIR. free()
 static inline char* fuzz_folder(void) {
-    char* path = xasprintf("%s/tost_fuzz_%ld", access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp", (long)getpid());
+    const char* base = getenv("TMPDIR");
+    char* path = xasprintf("%s/tost_fuzz_%ld", base ? base : "/tmp", (long)getpid());
     TostError err;
     must_hold(make_dirs(path, &err), "the folder of the inputs");
     return path;

@@ -7,6 +7,12 @@ folder=$1 seconds=$2 runs=$3
 shift 3
 probe=$(mktemp -d) || exit 1
 trap 'rm -rf "$probe"' EXIT
+# inputs are files in memory where that can be had
+base=/tmp
+[ ! -w /dev/shm ] || base=/dev/shm
+TMPDIR=$(mktemp -d "$base/tost_fuzz_XXXXXX") || exit 1
+export TMPDIR
+trap 'rm -rf "$probe" "$TMPDIR"' EXIT
 echo 'int LLVMFuzzerTestOneInput(const unsigned char* d, unsigned long n) { return d && n == 1; }' >"$probe/a.c"
 if ! "$FUZZ_CC" -fsanitize=fuzzer,address,undefined "$probe/a.c" -o "$probe/a" 2>"$probe/why" || ! "$probe/a" -runs=1 2>>"$probe/why"; then
     echo "skipped fuzz: $FUZZ_CC makes no programs with libFuzzer"
@@ -48,6 +54,5 @@ wait
 for verdict in "$folder"/*.verdict; do cat "${verdict%.verdict}.line"; done
 failed=$(cat "$folder"/*.verdict | grep -c failed)
 passed=$(cat "$folder"/*.verdict | grep -c passed)
-rm -rf /dev/shm/tost_fuzz_*
 echo "fuzz: $passed passed, $failed failed, 0 skipped"
 [ "$failed" -eq 0 ]
