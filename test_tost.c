@@ -797,7 +797,7 @@ static const char why_no_cuda[] = "";
 
 // Logits, losses, gradients, parameters after updates, decode and scores, twice.
 static void test_cuda_dtype(Checks* c, TostDtype dtype) {
-    const int chunk = chunk_of_source(c);
+    const int chunk = chunk_of_source();
     // Channels and vocabularies of published size. The logit of a membership is a sum over a head's channels: of many, w in
     // fewer bits moves it by percents, and gradients with it; bf16 gets a short text, and heads of few channels.
     const Shape wide[] = {{1, 12, 768, 1024, 50304, 0, TOST_LEARNED, 1, 300, 2, 1},

@@ -828,11 +828,11 @@ static void cpu_logits(float* dst, TostModel* m) {
     gemm(dst, m->buf.ln_f, false, wte, true, m->B * m->T, m->config.vocab_size, m->config.n_embd, 0.0f);
 }
 
-static void cpu_activation(float* dst, const TostModel* m, TostActivation what, int layer) {
+static void cpu_activation(float* dst, TostModel* m, TostActivation what, int layer) {
     const size_t rows = (size_t)m->B * m->T, C = m->config.n_embd, NH = m->config.n_head;
     assert(m->options.training && layer >= 0 && layer < m->config.n_layer + (what == TOST_X));
     threads_set(m->options.threads);
-    if (what != TOST_X) hold_layer((TostModel*)m, layer);
+    if (what != TOST_X) hold_layer(m, layer);
     if (what == TOST_X) memcpy(dst, layer_input(m, layer), rows * C * sizeof *dst);
     else if (what == TOST_W) memcpy(dst, m->layer[layer].w, rows * C * sizeof *dst);
     else memcpy(dst, m->layer[layer].pi, rows * NH * sizeof *dst);

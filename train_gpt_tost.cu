@@ -946,7 +946,7 @@ __device__ inline void membership_backward(float* du, float* da, float* dtemp, c
 
 // In the place of the second and the third phase, where membership is uniform: du (NH,32) and the sums of dS
 // past the chunk, behind (C), are zero.
-__device__ inline void tssa_backward_nothing(float* du, float* behind, TssaSize z) {
+__device__ inline void tssa_backward_uniform(float* du, float* behind, TssaSize z) {
     for (int i = threadIdx.x; i < z.NH * WARP; i += blockDim.x) du[i] = 0.0f;
     for (int c = threadIdx.x; c < z.C; c += blockDim.x) behind[c] = 0.0f;
     __syncthreads();
@@ -1105,7 +1105,7 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
     tssa_backward_totals<S, P>(own, carry, pi_s, inverse, dy, w, k, z);
     tssa_scan(behind, NULL, NULL, moment_totals, flags, wide, place, z.chunks);
     if constexpr (UNIFORM) {
-        tssa_backward_nothing(du, behind + wide, z);
+        tssa_backward_uniform(du, behind + wide, z);
     } else {
         for (int h = warp_index(); h < z.NH; h += block_warps())
             x[h * WARP + lane_index()] =
@@ -2220,8 +2220,8 @@ static void cuda_read_loss(double* sum, int64_t* count, TostModel* m) {
     TYPED(m, typed_read_loss, sum, count);
 }
 static void cuda_logits(float* dst, TostModel* m) { TYPED(m, typed_logits, dst); }
-static void cuda_activation(float* dst, const TostModel* m, TostActivation what, int layer) {
-    TYPED(const_cast<TostModel*>(m), typed_activation, dst, what, layer);
+static void cuda_activation(float* dst, TostModel* m, TostActivation what, int layer) {
+    TYPED(m, typed_activation, dst, what, layer);
 }
 static double cuda_grad_norm(TostModel* m) { return TYPED(m, typed_grad_norm); }
 static void cuda_update(TostModel* m, const TostAdamW* a) { TYPED(m, typed_update, a); }

@@ -298,23 +298,27 @@ static bool meta_loss(double* out, const StFile* f, bool required, TostError* er
     char* end;
     *out = strtod(text, &end);
     return (end != text && *end == 0)
-        || tost_error(err, "%s: __metadata__ 'best_val_loss' is '%s': expected a number", f->path, text);
+        || tost_error(err, "%s: __metadata__ 'best_val_loss' is '%s': expected a number: the file is damaged, take another checkpoint",
+                      f->path, text);
 }
 
 static bool meta_window(GuardWindow* w, const StFile* f, const char* key, TostError* err) {
     const char* text = st_meta(f, key);
     return !text || guard_window_parse(w, text)
-        || tost_error(err, "%s: __metadata__ '%s' is '%.40s…': expected up to %d numbers", f->path, key, text,
-                      GUARD_WINDOW);
+        || tost_error(err, "%s: __metadata__ '%s' is '%.40s…': expected up to %d numbers: the file is damaged, take "
+                      "another checkpoint", f->path, key, text, GUARD_WINDOW);
 }
 
-// A file from before there was a guard has none of it.
-static bool read_guard(Guard* g, const StFile* f, TostError* err) {
+// Absent in files of others: then zeros. No more can be skipped than there were updates.
+static bool read_guard(Guard* g, const StFile* f, int64_t step, TostError* err) {
     uint64_t skipped = 0, in_a_row = 0;
     if (!meta_number(&skipped, f, "skipped", 10, INT64_MAX, false, err)
         || !meta_number(&in_a_row, f, "skipped_in_a_row", 10, INT64_MAX, false, err)
         || !meta_window(&g->loss, f, "last_losses", err) || !meta_window(&g->norm, f, "last_grad_norms", err))
         return false;
+    if (skipped > (uint64_t)step || in_a_row > skipped)
+        return tost_error(err, "%s: __metadata__ has %" PRIu64 " updates skipped, %" PRIu64 " in a row, of %" PRId64
+                          ": the file is damaged, take another checkpoint", f->path, skipped, in_a_row, step);
     g->skipped = (int64_t)skipped;
     g->in_a_row = (int64_t)in_a_row;
     return true;
@@ -349,7 +353,7 @@ static bool read_metadata(CheckpointInfo* info, const StFile* f, TostError* err)
         || !meta_number(&tokens, f, "tokens", 10, INT64_MAX, ours, err)
         || !meta_number(&info->data_sample, f, "data_sample", 10, UINT64_MAX, ours, err)
         || !meta_number(&info->seed, f, "seed", 10, UINT64_MAX, ours, err)
-        || !meta_loss(&info->best_val_loss, f, ours, err) || !read_guard(&info->guard, f, err))
+        || !meta_loss(&info->best_val_loss, f, ours, err) || !read_guard(&info->guard, f, (int64_t)step, err))
         return false;
     const char* tokenizer = st_meta(f, "tokenizer");
     if (!meta_number(&hash, f, "tokenizer_hash", 16, UINT32_MAX, ours && tokenizer, err)) return false;

@@ -59,7 +59,8 @@ typedef struct {
     void (*logits)(float* dst, TostModel* m);
     // Of layer `layer` in the last forward, with training, no decode since: the projection w (B,T,C), the membership Π
     // (B,NH,T), or the residual stream x (B,T,C) that enters the layer; x of layer n_layer is what leaves the last one.
-    void (*activation)(float* dst, const TostModel* m, TostActivation what, int layer);
+    // With recompute it is computed again.
+    void (*activation)(float* dst, TostModel* m, TostActivation what, int layer);
 
     void   (*zero_grad)(TostModel* m);
     double (*grad_norm)(TostModel* m);                    // L2 over all gradients

@@ -6,6 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+// A deviation below this share of the mean is what rounding leaves of equal values.
+static const double EQUAL = 1e-12;
+
 // The i-th oldest.
 static double value_at(const GuardWindow* w, int i) {
     return w->value[w->count < GUARD_WINDOW ? i : (w->next + i) % GUARD_WINDOW];
@@ -24,7 +27,7 @@ double guard_z(const GuardWindow* w, double x) {
     const double mean = sum / w->count;
     for (int i = 0; i < w->count; i++) squares += (value_at(w, i) - mean) * (value_at(w, i) - mean);
     const double deviation = sqrt(squares / w->count);
-    return deviation > 0 ? (x - mean) / deviation : 0;
+    return deviation > EQUAL * fabs(mean) ? (x - mean) / deviation : 0;
 }
 
 void guard_made(Guard* g, double loss, double norm) {

@@ -23,10 +23,10 @@ static void holder(char text[2 * NOTE_BYTES], int fd) {
     long id;
     const ssize_t n = pread(fd, note, sizeof note - 1, 0);
     note[n > 0 ? n : 0] = 0;
-    const int read = sscanf(note, "%ld %127s", &id, host);
+    const int fields = sscanf(note, "%ld %127s", &id, host);
     host_name(here);
-    if (read < 1) snprintf(text, 2 * NOTE_BYTES, "another process");
-    else if (read < 2 || strcmp(host, here) == 0) snprintf(text, 2 * NOTE_BYTES, "process %ld", id);
+    if (fields < 1) snprintf(text, 2 * NOTE_BYTES, "another process");
+    else if (fields < 2 || strcmp(host, here) == 0) snprintf(text, 2 * NOTE_BYTES, "process %ld", id);
     else snprintf(text, 2 * NOTE_BYTES, "process %ld on %s", id, host);
 }
 

@@ -204,7 +204,7 @@ static const Row table[] = {
      "0: OMP_NUM_THREADS, else one for each core", "CPU threads"},
     {"recompute", TRAIN, MACHINE, FLAG, AT(recompute), 0, 0, FORGOTTEN, "", "", NULL,
      "keep no more of a layer than its input and compute the rest again in backward: less memory, more time, the "
-     "same numbers; a resumed run may differ"},
+     "same numbers; not remembered: give it to --resume again"},
     {"help", ALL, MACHINE, HELP, 0, 0, 0, FORGOTTEN, "", "", NULL,
      "this list"},
 
@@ -657,6 +657,8 @@ static bool check_train(Options* o, TostError* err) {
     if (o->n_files)
         return tost_error(err, "'%.200s' is left over: train takes options only, and a command comes first",
                           o->files[0]);
+    if (o->log && strcmp(o->log, "-") == 0)
+        return tost_error(err, "--log - is no file: name one; ./- if that is its name");
     if (o->resume && o->overwrite)
         return tost_error(err, "--resume goes on with a run and --overwrite removes it: give one of them");
     if (o->resume && o->init)

@@ -208,7 +208,7 @@ static bool source_read(Source* s, size_t used, Job* job, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // Plain text
 
-// Finds the next separator line in s[from .. n), which begins a line or has white space first. *begin is the
+// Finds the next separator line in s[from .. n), which stands at the beginning of a line. *begin is the
 // line's first byte, *end the next line's. A line that may go on beyond n counts only if nothing comes: last.
 static bool find_separator(size_t* begin, size_t* end, const char* s, size_t from, size_t n, bool last) {
     const size_t len = sizeof separator - 1;

@@ -1,6 +1,7 @@
 // train.c: a training run: set up, one update after another, validation, samples, checkpoints, signals. All
 // of it is a function of the options, the seed and the update's number, so that a resumed run computes what a
 // straight one does.
+#include <errno.h>
 #include <math.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -51,11 +52,14 @@ typedef struct {
 static volatile sig_atomic_t stop_signal;   // 0: none came
 
 static void on_signal(int number) {
+    const int kept = errno;   // of the code that is interrupted
     static const char note[] = "\nstopping after the update in hand; once more to leave at once\n";
     if (stop_signal && number == SIGHUP) return;
     if (stop_signal) _exit(128 + number);
     stop_signal = number;
-    if (write(STDERR_FILENO, note, sizeof note - 1) < 0) return;   // nobody reads it: it stops all the same
+    const ssize_t told = write(STDERR_FILENO, note, sizeof note - 1);   // if nobody reads it, it stops all the same
+    (void)told;
+    errno = kept;
 }
 
 static void catch_signals(void) {
@@ -113,7 +117,7 @@ static void warn(Run* r, const char* fmt, ...) {
     va_end(ap);
     tost_error(&line, "%s", text);   // one line, whatever names are in it
     progress_end(&r->progress);
-    fprintf(stderr, "train_gpt_tost: %s\n", line.text);
+    print_error(&line);
 }
 
 // Said once: what else would have been printed is not.
@@ -128,7 +132,8 @@ static void tell_lost_output(Run* r) {
 // Where a run that stops goes on from, as the end of a message. free()
 static char* way_on(const Run* r) {
     if (r->saved_step < 0) return xstrdup("nothing is saved yet");
-    return xasprintf("train --resume --out %s goes on from step %lld", r->out, (long long)r->saved_step);
+    return xasprintf("train --resume --out %s%s goes on from step %lld", r->out, r->o.recompute ? " --recompute" : "",
+                     (long long)r->saved_step);
 }
 
 // Sampled text, indented; bytes that could steer a terminal are shown as '?'.
@@ -775,7 +780,8 @@ static void print_end(Run* r) {
     progress_text(p, "%-11s%s/step_%08lld", "saved", r->out, (long long)r->saved_step);
     if (r->tokenizer && !stopped) suggest(r, "sample", "sample --model", " --prompt 'Once upon a time'");
     const long long more = 2 * (long long)(r->o.steps > 0 ? r->o.steps : 1);
-    char* rest = stopped ? xstrdup("") : xasprintf(" --steps %lld", more);
+    const char* again = r->o.recompute ? " --recompute" : "";
+    char* rest = stopped ? xstrdup(again) : xasprintf(" --steps %lld%s", more, again);
     suggest(r, "go on", "train --resume --out", rest);
     free(rest);
 }

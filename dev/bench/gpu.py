@@ -60,7 +60,7 @@ def parse_values(text):
     skipped = re.search(r"^skipped: (.*)$", text, re.M)
     if skipped:
         return skipped[1]
-    return {m[1]: float(m[2]) for m in re.finditer(r"^(\w+) ([-+.\dena]+) \S+$", text, re.M)}
+    return {m[1]: float(m[2]) for m in re.finditer(r"^(\w+) ([-+]?(?:[.\d]\S*|inf|nan)) \S+$", text, re.M)}
 
 
 def parse_log(text):

@@ -202,8 +202,11 @@ static inline void records_near(Checks* c, const char* what, const Record* got, 
 }
 
 static inline void records_same(Checks* c, const char* what, const Record* got, const Record* first, const char* run) {
-    for (int i = 0; i < got->count && i < first->count; i++)
-        check(c, memcmp(got->piece[i].values, first->piece[i].values, first->piece[i].n * sizeof(double)) == 0,
+    if (!check(c, got->count == first->count, "%s: run %s has %d results, want %d", what, run, got->count, first->count))
+        return;
+    for (int i = 0; i < got->count; i++)
+        check(c, got->piece[i].n == first->piece[i].n && strcmp(got->piece[i].name, first->piece[i].name) == 0
+              && memcmp(got->piece[i].values, first->piece[i].values, first->piece[i].n * sizeof(double)) == 0,
               "%s: %s: run %s gives other bits than the first", what, got->piece[i].name, run);
 }
 
@@ -418,7 +421,7 @@ static inline void engines_agree_on_scores(Checks* c, const TostEngine* engine, 
 }
 
 // The number of time steps in a chunk of the CUDA engine's scans, as its source states it.
-static inline int chunk_of_source(Checks* c) {
+static inline int chunk_of_source(void) {
     static const char key[] = "constexpr int TSSA_CHUNK = ";
     char line[512];
     int chunk = 0;
@@ -428,7 +431,9 @@ static inline int chunk_of_source(Checks* c) {
         if (p) chunk = atoi(p + strlen(key));
     }
     if (f) fclose(f);
-    check(c, chunk > 1 && chunk <= 256, "train_gpt_tost.cu: no line `%sN;` (run from the root)", key);
+    TostError err;
+    die_on((chunk > 1 && chunk <= 256)
+               || tost_error(&err, "train_gpt_tost.cu: no line `%sN;` (run from the root)", key), &err);
     return chunk;
 }
 

@@ -324,7 +324,8 @@ KILLER
 chmod +x killer
 "$python" hub.py "$python" "$scripts/openwebtext.py" --tokenizer bytes.bpe --binary ./killer --out d/owt \
     --shard-documents 20 >stdout 2>stderr
-check "what is asked of a Hub, and killed: $(tail -n 1 stderr)" [ $? -eq 9 ]
+status=$?
+check "what is asked of a Hub, and killed: $(tail -n 1 stderr)" [ $status -eq 9 ]
 check "two shards are whole, the third is not there: $(ls d)" [ "$(find d -maxdepth 1 -name '*.bin' | wc -l)" -eq 2 ]
 HF_ENDPOINT=https://nowhere.invalid corpus 0 openwebtext.py --out d/owt --shard-documents 20
 check "the first two stood already: $(cat stdout)" [ "$(grep -c 'stood already' stdout)" -eq 2 ]

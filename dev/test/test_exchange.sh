@@ -9,7 +9,8 @@ export OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1 MPLCONFIGDIR="$dir"
 # run ARGUMENTS…: runs the binary, output in files stdout and stderr; it has to succeed.
 run() {
     "$binary" "$@" >stdout 2>stderr </dev/null
-    check "'$*' succeeds: $(head -c 300 stderr)" [ $? -eq 0 ]
+    status=$?
+    check "'$*' succeeds: $(head -c 300 stderr)" [ $status -eq 0 ]
 }
 # has PACKAGE…: whether Python finds them all. Importing torch to see would take seconds.
 has() {
@@ -66,12 +67,14 @@ else
     done
     run $sizes --bias 1 --data 'tiny_train_*.bin' --order sequential $rates --out biased
     "$python" "$repo/dev/test/exchange.py" "$binary" >report 2>errors
-    check "dev/test/exchange.py comes to its end: $(tail -n 2 errors)" [ $? -eq 0 ]
+    status=$?
+    check "dev/test/exchange.py comes to its end: $(tail -n 2 errors)" [ $status -eq 0 ]
     grep '^FAILED' report
     passed=$((passed + $(grep -c '^ok' report)))
     failed=$((failed + $(grep -c '^FAILED' report)))
     "$python" "$repo/dev/reference/convert.py" shuffled cli.pt >stdout 2>stderr
-    check "convert.py as a command: $(cat stderr)" [ $? -eq 0 -a -s cli.pt ]
+    status=$?
+    check "convert.py as a command: $(cat stderr)" [ $status -eq 0 -a -s cli.pt ]
 fi
 
 # ---------------------------------------------------------------------------------------------
@@ -99,16 +102,19 @@ else
         run eval --model letters --task hellaswag $part.jsonl --json $part.json
     done
     "$python" "$repo/dev/test/pictures.py" >report 2>errors
-    check "dev/test/pictures.py comes to its end: $(tail -n 2 errors)" [ $? -eq 0 ]
+    status=$?
+    check "dev/test/pictures.py comes to its end: $(tail -n 2 errors)" [ $status -eq 0 ]
     grep '^FAILED' report
     passed=$((passed + $(grep -c '^ok' report)))
     failed=$((failed + $(grep -c '^FAILED' report)))
     "$python" "$repo/dev/plot/membership.py" trained.safetensors --out cli.html >stdout 2>stderr
-    check "membership.py as a command: $(cat stderr)" [ $? -eq 0 -a -s cli.html ]
+    status=$?
+    check "membership.py as a command: $(cat stderr)" [ $status -eq 0 -a -s cli.html ]
     if command -v node >/dev/null; then
         sed -n '/^"use strict";$/,/^<\/script>$/p' cli.html | sed '$d' >page.js
         node --check page.js 2>stderr
-        check "the page's script is one: $(head -n 5 stderr)" [ $? -eq 0 -a -s page.js ]
+        status=$?
+        check "the page's script is one: $(head -n 5 stderr)" [ $status -eq 0 -a -s page.js ]
     else
         skip "no node: the script of membership.html"
     fi
@@ -120,7 +126,8 @@ if ! has matplotlib; then
 else
     plot own by_llmc --label 'a<b' --label other --difference --published openwebtext \
         --line '1 and 2 make=3' --out loss.svg
-    check "two runs as SVG: $(cat stderr)" [ $? -eq 0 ]
+    status=$?
+    check "two runs as SVG: $(cat stderr)" [ $status -eq 0 ]
     check "labels, published values and lines are in it" \
         [ "$(grep -c -e 'a&lt;b' -e 'ToST-base 3.20' -e '1 and 2 make 3.00' loss.svg)" -ge 3 ]
     check "--difference of equal runs is zero" [ "$(grep -c 'largest difference 0.000e+00' stdout)" -eq 4 ]
@@ -133,7 +140,8 @@ import loss
 sys.exit(loss.smooth([1, math.nan, 3], 3) != [1, 5 / 3, 3])"
     echo 'a,b' >wrong.csv
     ! plot wrong.csv --out wrong.png
-    check "a file that is no log: $(cat stderr)" [ $? -eq 0 ]
+    status=$?
+    check "a file that is no log: $(cat stderr)" [ $status -eq 0 ]
     check "it is named on one line, and nothing is written" \
         [ "$(grep -c '^wrong.csv: line 1' stderr)" -eq "$(wc -l <stderr)" -a ! -e wrong.png ]
 fi

@@ -691,7 +691,7 @@ static CheckpointInfo info_of(int64_t step) {
     return (CheckpointInfo){
         .config = tiny, .step = step, .tokens = step * 4096, .data_sample = UINT64_MAX - 1, .seed = 42,
         .best_val_loss = 3.1415926535897931, .tokenizer = "data/starter/vocab.bpe",
-        .guard = {.loss = {.count = 2, .next = 2, .value = {0.1, 1e-300}}, .skipped = 5, .in_a_row = 2},
+        .guard = {.loss = {.count = 2, .next = 2, .value = {0.1, 1e-300}}, .skipped = step, .in_a_row = step / 2},
         .open_row = "999,64,2.5,,1e-3,0.75,12.5,5120\n", .tokenizer_hash = 0x00c0ffee, .n_options = countof(some_options), .options = some_options,
     };
 }
@@ -1206,6 +1206,7 @@ static const Damage damages[] = {
     {"a seed over 64 bits", "model", META, "seed", "18446744073709551616", "info", "'seed'"},
     {"no loss", "model", META, "best_val_loss", "low", "info", "'best_val_loss' is 'low'"},
     {"no count of skipped", "model", META, "skipped", "-1", "info", "'skipped' is '-1'"},
+    {"more skipped than made", "model", META, "skipped", "99999999", "info", "99999999 updates skipped"},
     {"losses that are none", "model", META, "last_losses", "1 x", "info", "'last_losses' is '1 x…'"},
     {"norms that are not finite", "model", META, "last_grad_norms", "nan", "info", "'last_grad_norms'"},
     {"no hash", "model", META, "tokenizer_hash", "c0ffeez", "info", "'tokenizer_hash'"},

@@ -9,7 +9,8 @@ export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 # run ARGUMENTS…: runs the binary, output in files stdout and stderr of the folder it is in; it has to succeed.
 run() {
     "$binary" "$@" >stdout 2>stderr </dev/null
-    check "'$*' succeeds: $(head -c 300 stderr)" [ $? -eq 0 ]
+    status=$?
+    check "'$*' succeeds: $(head -c 300 stderr)" [ $status -eq 0 ]
 }
 # figure NAME: a number that eval has printed.
 figure() { awk -v name="$1" '$1 == name { print $2 }' stdout; }
@@ -144,7 +145,8 @@ run $eight --data "$odd/*.bin" --sample-every 2 --save-every 2 --out "$odd/out"
 check "the tokenizer beside is found" says "vocab.bpe: 257 tokens" stdout
 sed -n '/^go on/,$p' stdout | sed '1s/^go on *//' >again
 sh again >stdout 2>stderr
-check "what is suggested can be run: $(cat again stderr)" [ $? -eq 0 ]
+status=$?
+check "what is suggested can be run: $(cat again stderr)" [ $status -eq 0 ]
 check "and goes on" [ -f "$odd/out/step_00000004/model.safetensors" ]
 run sample --model "$odd/out" --tokens 3
 run eval --model "$odd/out" --data "$odd/-dash d.bin" --json "$odd/json"
@@ -165,7 +167,12 @@ cd .. || exit 1
 in_environment() {
     rm -rf other
     env "$@" "$binary" $eight --data d.bin --save-every 2 --sample-every 2 --out other >stdout 2>stderr </dev/null
-    check "$*: it runs: $(cat stderr)" [ $? -eq 0 ]
+    status=$?
+    if grep -q '^OMP: Hint Please submit a bug report' stderr; then   # libomp's own check of its variable
+        skip "$*: the OpenMP runtime ends every program by itself"
+        return
+    fi
+    check "$*: it runs: $(cat stderr)" [ $status -eq 0 ]
     check "$*: nothing but the runtime's on stderr: $(cat stderr)" [ -z "$(grep -v -i 'omp\|^$' stderr)" ]
     check "$*: the same losses" same_run alone other
     check "$*: points, not commas" [ "$(sed -n 2p other/log.csv | tr -cd , | wc -c)" -eq 7 ]
@@ -196,6 +203,7 @@ check "and nothing of what is printed in its log" same_run alone deaf
 check "all closed" [ $? -eq 0 ]
 check "and only rows in its log" same_run alone deaf
 (ulimit -n 6 && exec "$binary" $eight --data d.bin --save-every 2 --out few) >stdout 2>stderr
-check "six open files are enough: $(cat stderr)" [ $? -eq 0 ]
+status=$?
+check "six open files are enough: $(cat stderr)" [ $status -eq 0 ]
 }
 finish

@@ -333,6 +333,8 @@ static void test_guard(Checks* c) {
     free(text);
     flat.count = GUARD_WINDOW;
     check(c, guard_z(&flat, 1) == 0, "no deviation, no verdict");
+    for (int i = 0; i < GUARD_WINDOW; i++) flat.value[i] = 0.1;   // whose mean is rounded
+    check(c, guard_z(&flat, 0.2) == 0, "equal values, no verdict: %g", guard_z(&flat, 0.2));
     static const char* const wrong[] = {"x", "1 x", "1,2", "nan", "1 inf", "1e999", "1;", " "};
     for (size_t i = 0; i < countof(wrong); i++)
         check(c, !guard_window_parse(&read, wrong[i]), "'%s' is read", wrong[i]);

@@ -58,13 +58,13 @@ void test_shapes(Checks* c, TostDtype dtype, bool quick) {
               : std::vector<Schedule>{FORWARD, LATE, REVERSE_LATE, SHUFFLE, SHUFFLE_LATE};
     const std::vector<Schedule> two = {FORWARD, REVERSE_LATE};
     Shape shapes[RAGGED_SHAPES];
-    ragged_shapes(shapes, chunk_of_source(c));
+    ragged_shapes(shapes, chunk_of_source());
     for (int i = 0; i < ragged_count(dtype); i++) test_shape(c, shapes[i], dtype, i == 1 ? all : two);
 }
 
 void test_scores(Checks* c, TostDtype dtype) {
     set_schedule(REVERSE_LATE);
-    engines_agree_on_scores(c, &tost_cuda_engine, &tost_cpu_engine, dtype, chunk_of_source(c));
+    engines_agree_on_scores(c, &tost_cuda_engine, &tost_cpu_engine, dtype, chunk_of_source());
 }
 
 // Where cuBLASLt has no algorithm for rows that are not aligned.
@@ -294,7 +294,7 @@ int main(int argc, char** argv) {
     set_schedule(SHUFFLE);
     test_kernels(&c);
     test_shapes(&c, TOST_FP32, quick);
-    test_shape(&c, long_shape(chunk_of_source(&c)), TOST_FP32, {REVERSE});
+    test_shape(&c, long_shape(chunk_of_source()), TOST_FP32, {REVERSE});
     test_scores(&c, TOST_FP32);
     test_scores(&c, TOST_BF16);
     if (quick) return checks_verdict(&c);

@@ -200,7 +200,8 @@ class Trial:
             return True
         path, err = self.fault[1], self.result.err
         names = {os.path.basename(path), os.path.basename(os.path.dirname(path)), path.removesuffix(".tmp")} - {""}
-        lines = [x for x in err.splitlines() if not re.match(r".*, step \d+; shards: \d+; windows: ", x) and self.stays not in x]
+        heading = re.compile(r".*, step \d+; shards: \d+; windows: ")
+        lines = [x for x in err.splitlines() if not heading.match(x) and self.stays not in x]
         self.check(len(lines) == 1, f"one line on stderr wanted: {err!r}")
         self.check(any(n in err for n in names), f"{path} is not named: {err!r}")
         self.check(lines and os.strerror(self.errno) in lines[-1], f"{os.strerror(self.errno)!r} is not said: {err!r}")
