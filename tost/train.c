@@ -178,7 +178,7 @@ static bool find_resumed(Run* r, TostError* err) {
     CheckpointInfo info;
     if (!checkpoint_find(&r->weights, r->out, err)) {
         r->weights = NULL;
-        return false;
+        return tost_error(err, "%s; --overwrite begins the run anew", err->text);
     }
     if (!checkpoint_read_info(&info, r->weights, err)) return false;
     r->info = info;

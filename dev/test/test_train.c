@@ -733,6 +733,7 @@ static void test_changes(Checks* c) {
 }
 
 int main(int argc, char** argv) {
+    signal(SIGHUP, SIG_DFL);   // as outside of nohup
     if (argc > 1) return toy_main(argv[1]);   // a second run
     Checks c = {.suite = "train"};
     const char* base = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
