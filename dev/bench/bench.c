@@ -202,10 +202,10 @@ static double tssa_once(TostModel* m, int B, int T) {
     const Buffers* b = &m->buf;
     memset(b->tssa_now, 0, B * tssa_state_size(c->n_embd, c->n_head) * sizeof(double));
     const double start = now_seconds();
-    tssa_forward(a->y, a->u, a->pi, a->tssa_saved, b->tssa_now, a->w, p.temp, p.denom_bias, 0, c->block_size, B, T, c->n_embd,
-                 c->n_head);
+    tssa_forward(a->y, a->u, a->pi, a->tssa_saved, b->tssa_now, a->w, p.temp, p.denom_bias, TOST_LEARNED, 0, c->block_size, B,
+                 T, c->n_embd, c->n_head);
     tssa_backward(b->dbranch, g.temp, g.denom_bias, b->da, b->scratch, b->dnarrow, a->w, a->u, a->pi, a->tssa_saved, p.temp,
-                  c->block_size, B, T, c->n_embd, c->n_head);
+                  TOST_LEARNED, c->block_size, B, T, c->n_embd, c->n_head);
     return now_seconds() - start;
 }
 
