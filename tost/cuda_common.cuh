@@ -98,6 +98,24 @@ template <> struct Word<4>  { typedef unsigned type; };
 template <> struct Word<8>  { typedef uint2 type; };
 template <> struct Word<16> { typedef uint4 type; };
 
+template <int N, typename S> __device__ inline void unpack(float* out, const S (&part)[N]) {
+#pragma unroll
+    for (int j = 0; j < N; j++) out[j] = to_float(part[j]);
+}
+
+#ifndef TOST_CUDA_ON_HOST
+// The same of an even number of bf16, which are the upper halves of floats, in one instruction each.
+template <int N> __device__ inline void unpack(float* out, const bf16 (&part)[N]) {
+#pragma unroll
+    for (int j = 0; j < N / 2; j++) {
+        const unsigned two = reinterpret_cast<const unsigned*>(part)[j];
+        out[2 * j] = __uint_as_float(two << 16);
+        out[2 * j + 1] = __uint_as_float(two & 0xffff0000u);
+    }
+    if (N % 2) out[N - 1] = to_float(part[N - 1]);
+}
+#endif
+
 // N neighbours of type S in one access of up to 16 bytes; p is aligned to it. Larger packs take several.
 template <int N, typename S> __device__ inline void load_pack(float (&out)[N], const S* p) {
     constexpr int COUNT = N * sizeof(S) > 16 ? 16 / (int)sizeof(S) : N;
@@ -111,8 +129,7 @@ template <int N, typename S> __device__ inline void load_pack(float (&out)[N], c
         typedef typename Word<COUNT * sizeof(S)>::type Access;
         *reinterpret_cast<Access*>(part) = *reinterpret_cast<const Access*>(p + i);
 #endif
-#pragma unroll
-        for (int j = 0; j < COUNT; j++) out[i + j] = to_float(part[j]);
+        unpack(out + i, part);
     }
 }
 
@@ -133,8 +150,30 @@ template <int N, typename S> __device__ inline void store_pack(S* p, const float
     }
 }
 
-// A quotient to 2 ulp, for 2^-126 < |y| < 2^126
-__device__ inline float quotient(float x, float y) { return __fdividef(x, y); }
+// What the hardware does in one instruction each, to 1 ulp (reciprocal) and 2 ulp (power_of_2): subnormal arguments
+// and results are zero.
+__device__ inline float reciprocal(float x) {
+#ifdef TOST_CUDA_ON_HOST
+    return cuda_on_host_flush(1.0f / cuda_on_host_flush(x));
+#else
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+
+__device__ inline float power_of_2(float x) {
+#ifdef TOST_CUDA_ON_HOST
+    return cuda_on_host_flush(exp2f(x));
+#else
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+
+// x/y to 2 ulp, where 1/y is neither subnormal nor over float's range
+__device__ inline float quotient(float x, float y) { return x * reciprocal(y); }
 
 // ---------------------------------------------------------------------------------------------
 // Warp and block. All threads of the warp or block take part; the order of every sum is fixed.
@@ -158,6 +197,12 @@ __device__ inline float warp_scan(float x, int lane) {   // Σ of lanes 0…lane
     return x;
 }
 
+__device__ inline float warp_max(float x) {   // the same in every lane
+#pragma unroll
+    for (int by = 16; by > 0; by /= 2) x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, by));
+    return x;
+}
+
 // One step of warp_transposed_sum: lanes HALF apart exchange halves of what they hold, and each adds up the
 // half it keeps.
 template <int HALF, int N> __device__ inline void warp_fold(float (&v)[N], int lane) {
@@ -173,29 +218,33 @@ template <int HALF, int N> __device__ inline void warp_fold(float (&v)[N], int l
 // Lane l receives Σ over all lanes of their v[l % N], N a power of two: for N = 8, 9 shuffles instead of 40.
 // v is used up.
 template <int N> __device__ inline float warp_transposed_sum(float (&v)[N], int lane) {
-    warp_fold<N / 2>(v, lane);
+    if constexpr (N > 1) warp_fold<N / 2>(v, lane);
 #pragma unroll
     for (int by = N; by < WARP; by *= 2) v[0] += __shfl_xor_sync(FULL_WARP, v[0], by);
     return v[0];
 }
 
-// Each of the N values becomes its sum over the block, the same in every thread. shared: (32,N), free again
-// at the next barrier that follows.
+// Each of the N values, a power of two, becomes its sum over the block, the same in every thread. shared: (32,N), free
+// again at the next barrier that follows.
 template <int N> __device__ inline void block_sum(float (&v)[N], float* shared) {
-#pragma unroll
-    for (int i = 0; i < N; i++) v[i] = warp_sum(v[i]);
+    const int lane = lane_index();
+    const float mine = warp_transposed_sum(v, lane);
     __syncthreads();   // whoever read the sums before is done
-    if (lane_index() == 0) {
-#pragma unroll
-        for (int i = 0; i < N; i++) shared[warp_index() * N + i] = v[i];
-    }
+    if (lane < N) shared[warp_index() * N + lane] = mine;
     __syncthreads();
+    float sum = 0.0f;   // of value lane % N, over every 32/N-th warp
+#pragma unroll 1
+    for (int i = lane; i < block_warps() * N; i += WARP) sum += shared[i];
 #pragma unroll
-    for (int i = 0; i < N; i++) v[i] = 0.0f;
-    for (int k = 0; k < block_warps(); k++) {
+    for (int by = N; by < WARP; by *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, by);
 #pragma unroll
-        for (int i = 0; i < N; i++) v[i] += shared[k * N + i];
-    }
+    for (int i = 0; i < N; i++) v[i] = __shfl_sync(FULL_WARP, sum, i);
+}
+
+// The sum over a row's threads, which are a warp or the whole block.
+template <bool WARP_ROW> __device__ inline void row_sum(float (&v)[1], float* shared) {
+    if constexpr (WARP_ROW) v[0] = warp_sum(v[0]);
+    else block_sum<1>(v, shared);
 }
 
 // x of thread i, summed pairwise over the block's threads (a power of two) in a fixed tree; valid in thread

@@ -28,11 +28,11 @@ template <typename S> static void bench_step(Bench* bench, int rows) {
         for (int l = 0; l < LAYERS; l++)
             for (const auto& k : linear) {
                 linear_forward(&mm, dx, x, w, (const S*)NULL, rows, k.in, k.out);
-                linear_backward(&mm, dx, dw, NULL, NULL, y, x, w, rows, k.in, k.out);
+                linear_backward(&mm, dx, dw, y, x, w, rows, k.in, k.out);
             }
         for (int row = 0; row < rows; row += CHUNK) {
             linear_forward(&mm, logits, x, w, (const S*)NULL, CHUNK, C, V);
-            linear_backward(&mm, dx, dw, NULL, NULL, logits, x, w, CHUNK, C, V);
+            linear_backward(&mm, dx, dw, logits, x, w, CHUNK, C, V);
         }
     });
     char size[64];

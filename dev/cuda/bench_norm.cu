@@ -11,8 +11,9 @@ template <typename S> static void bench_norm(Bench* bench, int C) {
     const S *branch = bench_random<S>(bench, rows * C, 0, 1), *dy = bench_random<S>(bench, rows * C, 0, 1);
     float *x_out = bench_buffer<float>(bench, rows * C), *dx = bench_random<float>(bench, rows * C, 0, 1e-3f);
     float *mean = bench_buffer<float>(bench, rows), *rstd = bench_buffer<float>(bench, rows);
-    float *dw = bench_buffer<float>(bench, C), *dgamma = bench_buffer<float>(bench, C);
-    float* partial = bench_buffer<float>(bench, (size_t)COLUMN_BLOCKS * 3 * C);
+    float *dw = bench_buffer<float>(bench, C), *dgamma = bench_buffer<float>(bench, C),
+          *dbias = bench_buffer<float>(bench, C);
+    float* partial = bench_buffer<float>(bench, (size_t)COLUMN_BLOCKS * 4 * C);
     S *y = bench_buffer<S>(bench, rows * C), *dbranch = bench_buffer<S>(bench, rows * C);
     char size[64];
     snprintf(size, sizeof size, "%s rows %zu C %d", bench_type<S>(), rows, C);
@@ -22,13 +23,13 @@ template <typename S> static void bench_norm(Bench* bench, int C) {
                                    rows, C);
     });
     bench_report(bench, "layernorm_residual_backward", size, cells * (12 + 3 * sizeof(S)), [&] {
-        layernorm_residual_backward(stream, dx, dbranch, dw, (float*)NULL, dgamma, partial, dy, x, mean, rstd,
-                                    w, branch, gamma, true, rows, C);
+        layernorm_residual_backward(stream, dx, dbranch, dw, (float*)NULL, dgamma, dbias, partial, dy, x, mean,
+                                    rstd, w, branch, gamma, true, rows, C);
     });
     bench_report(bench, "gelu_forward", size, cells * 2 * sizeof(S),
                  [&] { gelu_forward(stream, y, branch, rows * C); });
     bench_report(bench, "gelu_backward", size, cells * 3 * sizeof(S),
-                 [&] { gelu_backward(stream, dbranch, branch, rows * C); });
+                 [&] { gelu_backward(stream, dbranch, dbias, partial, branch, rows, C); });
     bench_free_buffers(bench);
 }
 

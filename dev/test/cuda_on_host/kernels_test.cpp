@@ -47,11 +47,11 @@ void near(Checks* c, const char* name, int C, const Floats& got, const std::vect
 
 // The residual's LayerNorm and the way back through it, against the formulas in double.
 struct NormTruth {
-    std::vector<double> x_out, y, mean, rstd, dx, dbranch, dw, db, dgamma;
+    std::vector<double> x_out, y, mean, rstd, dx, dbranch, dw, db, dgamma, dbias;
     NormTruth(const Floats& x, const Floats& branch, const Floats& gamma, const Floats& w, const Floats& b,
               const Floats& dy, const Floats& dx_in, size_t rows, size_t C)
         : x_out(rows * C), y(rows * C), mean(rows), rstd(rows), dx(rows * C), dbranch(rows * C), dw(C, 1.0),
-          db(C, 1.0), dgamma(C, 1.0) {
+          db(C, 1.0), dgamma(C, 1.0), dbias(C, 1.0) {
         for (size_t r = 0; r < rows; r++) {
             double variance = 0, mean_g = 0, mean_gn = 0;
             const size_t at = r * C;
@@ -74,6 +74,7 @@ struct NormTruth {
                 dw[i] += dy[at + i] * n;
                 db[i] += dy[at + i];
                 dgamma[i] += dx[at + i] * branch[at + i];
+                dbias[i] += dbranch[at + i];
             }
         }
     }
@@ -88,12 +89,12 @@ void test_norm(Checks* c, int C) {
     const DeviceArray x_out{Floats(n)}, y{Floats(n)}, mean{Floats(rows)}, rstd{Floats(rows)},
         dbranch{Floats(n)};
     const Floats ones((size_t)C, 1.0f);
-    const DeviceArray dw(ones), db(ones), dgamma(ones),
-        partial{Floats((size_t)COLUMN_BLOCKS * 3 * (size_t)C)};
+    const DeviceArray dw(ones), db(ones), dgamma(ones), dbias(ones),
+        partial{Floats((size_t)COLUMN_BLOCKS * 4 * (size_t)C)};
     residual_layernorm_forward(nullptr, x_out.p, y.p, mean.p, rstd.p, on_x.p, on_branch.p, on_gamma.p, on_w.p,
                                on_b.p, rows, C);
-    layernorm_residual_backward(nullptr, on_dx.p, dbranch.p, dw.p, db.p, dgamma.p, partial.p, on_dy.p,
-                                x_out.p, mean.p, rstd.p, on_w.p, on_branch.p, on_gamma.p, true, rows, C);
+    layernorm_residual_backward(nullptr, on_dx.p, dbranch.p, dw.p, db.p, dgamma.p, dbias.p, partial.p,
+                                on_dy.p, x_out.p, mean.p, rstd.p, on_w.p, on_branch.p, on_gamma.p, true, rows, C);
     near(c, "residual", C, x_out.get(), truth.x_out);
     near(c, "layernorm", C, y.get(), truth.y);
     near(c, "mean", C, mean.get(), truth.mean);
@@ -103,11 +104,34 @@ void test_norm(Checks* c, int C) {
     near(c, "dw", C, dw.get(), truth.dw);
     near(c, "db", C, db.get(), truth.db);
     near(c, "dgamma", C, dgamma.get(), truth.dgamma);
+    near(c, "dbias", C, dbias.get(), truth.dbias);
+}
+
+// Φ and the bell of GELU at every bf16 number
+void test_normal(Checks* c) {
+    double cdf_worst = 0, tail_worst = 0, bell_worst = 0;
+    bool finite = true;
+    for (uint32_t bits = 0; bits < 0x10000; bits++) {
+        float x;
+        const uint32_t word = bits << 16;
+        memcpy(&x, &word, sizeof x);
+        if (std::isnan(x)) continue;
+        const float bell = normal_bell(x), cdf = normal_cdf(x, bell);
+        const double truth = 0.5 * erfc(-(double)x / sqrt(2.0));
+        finite = finite && std::isfinite(cdf) && std::isfinite(bell);
+        cdf_worst = fmax(cdf_worst, fabs(cdf - truth));
+        if (x > -9 && x < 0) tail_worst = fmax(tail_worst, fabs(cdf / truth - 1));
+        bell_worst = fmax(bell_worst, fabs(bell - exp(-0.5 * (double)x * x)));
+    }
+    check(c, finite && cdf_worst < 4e-7 && tail_worst < 5e-6 && bell_worst < 4e-7,
+          "normal_cdf: off by %.2e, in its lower tail by %.2e of itself; normal_bell by %.2e", cdf_worst, tail_worst,
+          bell_worst);
 }
 
 }  // namespace
 
 void test_kernels(Checks* c) {
-    // one channel beyond and at what each of the three kernels holds, in packs of 4 and alone
-    for (const int C : {4 * NORM_THREADS, 4 * NORM_THREADS + 4, 4 * NORM_THREADS + 1, 3}) test_norm(c, C);
+    test_normal(c);
+    // at and just beyond what each of the kernels holds, in packs of 4 and alone
+    for (const int C : {3, 768, 1024, 1028, 2048, 2049, 2052}) test_norm(c, C);
 }

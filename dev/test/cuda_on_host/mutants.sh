@@ -20,7 +20,7 @@ mutants() {
     cat << 'END'
 carries_unsynchronised | cu | __syncthreads();   // the carries are written | 0 | s/__syncthreads();//
 block_sum_reuses_early | cuh | // whoever read the sums before is done | 0 | s/__syncthreads();//
-block_sum_reads_early | cuh | shared[warp_index() * N + i] = v[i]; | 2 | s/__syncthreads();//
+block_sum_reads_early | cuh | if (lane < N) shared[warp_index() * N + lane] = mine; | 1 | s/__syncthreads();//
 tree_sum_unsynchronised | cuh | shared[threadIdx.x] += shared[threadIdx.x + by]; | 1 | s/__syncthreads();//
 ticket_read_early | cuh | drawn = atomicAdd(ticket, 1); | 1 | s/__syncthreads();//
 softmax_unsynchronised | cu | __device__ inline void membership_forward( | 1 | s/__syncthreads();//
