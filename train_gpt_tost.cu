@@ -492,9 +492,14 @@ static MatmulPlan matmul_plan(const Matmul* mm, const Product<S, O>& p, int alig
     cublasLtMatmulPreference_t preference;
     const size_t workspace = MATMUL_WORKSPACE;
     const uint32_t aligned = (uint32_t)alignment;
+    const uint32_t sums =
+        sizeof(O) == sizeof(float) ? CUBLASLT_REDUCTION_SCHEME_MASK : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                       &workspace, sizeof workspace));
+    // parts of a product that is split along K are added in float, never in bf16
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(
+        preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &sums, sizeof sums));
     for (cublasLtMatmulPreferenceAttributes_t which :
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
@@ -1499,7 +1504,8 @@ struct TostModel {
     int32_t*          staging[2];          // pinned copies of Buffers.input, filled in turn
     cudaEvent_t       staged[2];           // its copy to the device is done
     int               turn;
-    double*           host_scalars;        // pinned
+    double*           host_scalars;        // pinned copy of Buffers.scalars
+    bool              scalars_read;        // and it holds what they are
     int32_t*          token_counts;        // (V)
     PassGraph         graph[PASSES];
     int               B, T;                // of the last forward
@@ -1854,6 +1860,7 @@ static void typed_forward(TypedModel<S>* m, const int32_t* inputs, const int32_t
     m->B = B;
     m->T = T;
     m->held = m->config.n_layer - 1;
+    m->scalars_read = false;
     stage_input(m, m->buf.input, inputs, targets, 0, B, T, train ? grad_scale : 0.0f);
     if (!targets) {
         model_forward(m, NO_STATES, B, T);
@@ -1894,16 +1901,18 @@ template <typename S> static void typed_backward(TypedModel<S>* m) {
     m->held = 0;
 }
 
-// Everything queued before it is done afterwards.
-static void read_scalar(double* host, const double* device, cudaStream_t stream) {
-    CUDA_CHECK(cudaMemcpyAsync(host, device, sizeof *host, cudaMemcpyDeviceToHost, stream));
-    CUDA_CHECK(cudaStreamSynchronize(stream));
+// The one place where an update waits for the device: both scalars, the loss and the norm, come at once.
+static void read_scalars(TostModel* m, const double* device) {
+    CUDA_CHECK(cudaMemcpyAsync(m->host_scalars, device, 2 * sizeof(double), cudaMemcpyDeviceToHost, m->stream));
+    CUDA_CHECK(cudaStreamSynchronize(m->stream));
+    m->scalars_read = true;
 }
 
 template <typename S> static void typed_read_loss(TypedModel<S>* m, double* sum, int64_t* count) {
-    read_scalar(m->host_scalars, m->buf.scalars, m->stream);
+    if (!m->scalars_read) read_scalars(m, m->buf.scalars);
     CUDA_CHECK(cudaMemsetAsync(m->buf.scalars, 0, sizeof(double), m->stream));
-    *sum = *m->host_scalars;
+    m->scalars_read = false;
+    *sum = m->host_scalars[0];
     *count = m->loss_count;
     m->loss_count = 0;
 }
@@ -2090,8 +2099,8 @@ template <typename S> static double typed_grad_norm(TypedModel<S>* m) {
     const int blocks = min(NORM_BLOCKS, div_up(n, 4 * NORM_BLOCK_THREADS));
     LAUNCH(grad_norm_kernel, blocks, NORM_BLOCK_THREADS, 0, m->stream, m->buf.norm, m->state[TOST_GRAD], n);
     LAUNCH(grad_norm_total_kernel, 1, NORM_BLOCKS, 0, m->stream, m->buf.scalars + 1, m->buf.norm, blocks);
-    read_scalar(m->host_scalars, m->buf.scalars + 1, m->stream);
-    return sqrt(*m->host_scalars);
+    read_scalars(m, m->buf.scalars);
+    return sqrt(m->host_scalars[1]);
 }
 
 struct AdamWFactors { float decay, scale, b1, b2, c1, c2, rate, root, eps; };   // decay: 1 - lr wd
@@ -2256,7 +2265,7 @@ template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
         CUDA_CHECK(cudaMallocHost(&m->staging[i], input));
         CUDA_CHECK(cudaEventCreateWithFlags(&m->staged[i], cudaEventDisableTiming));
     }
-    CUDA_CHECK(cudaMallocHost(&m->host_scalars, sizeof(double)));
+    CUDA_CHECK(cudaMallocHost(&m->host_scalars, 2 * sizeof(double)));
     const size_t flat = m->tensors.flat_size;
     for (int s = 0; s < (m->options.training ? 4 : 1); s++)
         CUDA_CHECK(cudaMemsetAsync(m->state[s], 0, flat * sizeof(float), m->stream));

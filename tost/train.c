@@ -499,8 +499,8 @@ static bool pass_over(Run* r, const char* why, TostError* err) {
     return true;
 }
 
-// Gradients of total_batch tokens, accumulated over micro-batches. *loss: mean, nats a token.
-static bool accumulate(Run* r, double* loss, TostError* err) {
+// Gradients of total_batch tokens, accumulated over micro-batches.
+static bool accumulate(Run* r, TostError* err) {
     const Options* o = &r->o;
     const int64_t samples = o->total_batch / o->seq;
     r->engine->zero_grad(r->model);
@@ -510,11 +510,15 @@ static bool accumulate(Run* r, double* loss, TostError* err) {
         r->engine->forward(r->model, r->inputs, r->targets, o->batch, o->seq, 1.0f / (float)o->total_batch);
         r->engine->backward(r->model);
     }
+    return true;
+}
+
+// Of the tokens since the last call: mean, nats a token.
+static double mean_loss(Run* r) {
     double sum;
     int64_t count;
     r->engine->read_loss(&sum, &count, r->model);
-    *loss = sum / (double)count;
-    return true;
+    return sum / (double)count;
 }
 
 // Adam's bias correction counts the updates that reached the moments: they alone are in the sums it corrects.
@@ -534,9 +538,9 @@ static double make_update(Run* r, double norm) {
 static bool update(Run* r, LogRow* row, TostError* err) {
     const Options* o = &r->o;
     const double start = now_seconds();
-    double loss, lr = 0;
-    if (!accumulate(r, &loss, err)) return false;
-    const double norm = r->engine->grad_norm(r->model);
+    double lr = 0;
+    if (!accumulate(r, err)) return false;
+    const double norm = r->engine->grad_norm(r->model), loss = mean_loss(r);   // the loss comes with the norm: one wait
     char* why = objection(r, loss, norm);
     const bool ok = !why || pass_over(r, why, err);
     if (!why) {
