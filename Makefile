@@ -93,12 +93,13 @@ train_gpt_tost: $(BUILD)/train_gpt_tost.o $(BUILD)/libtost.a build/variant
 	$(COMPILE) -o $@ $(filter %.o %.a,$^) $(LIBS)
 
 # ---- CUDA ---------------------------------------------------------------------------------------------------------
-# One binary for the GPUs from Ampere to the newest that this nvcc knows; what ptxas says of registers and spills stays
-# beside it.
+# One binary for the GPUs from Ampere to the newest that this nvcc knows: machine code for those that are common, and for
+# the rest PTX, which the driver compiles. What ptxas says of registers and spills stays beside it.
 NVCC      ?= nvcc
 OBJCOPY   ?= objcopy
-NEWEST     = $(shell $(NVCC) --list-gpu-arch | sed -n 's/^compute_//p' | sort -n | tail -1)
-GENCODE    = $(foreach arch,$(sort 80 90 $(NEWEST)),-gencode arch=compute_$(arch),code=sm_$(arch))
+KNOWN      = $(shell $(NVCC) --list-gpu-arch | sed -n 's/^compute_//p' | sort -n)
+GENCODE    = $(foreach arch,$(sort $(filter 80 90 100 120,$(KNOWN)) $(lastword $(KNOWN))),-gencode arch=compute_$(arch),code=sm_$(arch)) \
+             -gencode arch=compute_90,code=compute_90
 CUDA_FLAGS = -O3 -std=c++17 -I. -Itost -Xcompiler -Wall,-Wextra $(if $(filter-out 0,$(WERROR)),-Werror all-warnings)
 CUDA_LIBS  = $(shell $(NVCC) --dryrun -c -x cu /dev/null -o /dev/null 2>&1 | sed -n 's/.*LIBRARIES= *//p') \
              -lcublasLt -lcudart_static -lstdc++ -ldl -lrt -lpthread

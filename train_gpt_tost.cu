@@ -27,7 +27,7 @@ extern "C" {
 
 extern "C" const TostEngine tost_cuda_engine;
 
-constexpr int COLUMN_BLOCKS = 396;   // partial sums a column: rows are dealt to so many blocks, 3 a multiprocessor of an H100
+constexpr int COLUMN_BLOCKS = 528;   // partial sums a column: rows are dealt to so many blocks, 4 a multiprocessor of an H100
 
 // What changes from call to call stands in device memory, so that a captured graph serves every call of its
 // shape.
@@ -212,18 +212,23 @@ __global__ void __launch_bounds__(WARP_ROW ? NORM_WARPS * WARP : NORM_THREADS)
     const size_t row = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
     if (row >= rows) return;
     const int stride = VEC * (WARP_ROW ? WARP : (int)blockDim.x), c0 = threadIdx.x * VEC;
-    float v[PACKS][VEC] = {}, sum[1] = {}, squares[1] = {};
+    float v[PACKS][VEC] = {}, add[PACKS][VEC], sum[1] = {}, squares[1] = {};
+#pragma unroll
+    for (int p = 0; p < PACKS; p++) {   // all that is to be read is asked for at once
+        const int c = c0 + p * stride;
+        if (c >= C) continue;
+        load_pack<VEC>(v[p], x + row * C + c);
+        if (branch) load_pack<VEC>(add[p], branch + row * C + c);
+    }
 #pragma unroll
     for (int p = 0; p < PACKS; p++) {
         const int c = c0 + p * stride;
-        if (c >= C) break;
-        load_pack<VEC>(v[p], x + row * C + c);
+        if (c >= C) continue;
         if (branch) {
-            float add[VEC], scale[VEC];
-            load_pack<VEC>(add, branch + row * C + c);
+            float scale[VEC];
             load_pack<VEC>(scale, gamma + c);
 #pragma unroll
-            for (int i = 0; i < VEC; i++) v[p][i] += scale[i] * add[i];
+            for (int i = 0; i < VEC; i++) v[p][i] += scale[i] * add[p][i];
             store_pack<VEC>(x_out + row * C + c, v[p]);
         }
 #pragma unroll
@@ -233,7 +238,7 @@ __global__ void __launch_bounds__(WARP_ROW ? NORM_WARPS * WARP : NORM_THREADS)
     const float inverse_C = 1.0f / C, mean_row = sum[0] * inverse_C;
 #pragma unroll
     for (int p = 0; p < PACKS; p++) {
-        if (c0 + p * stride >= C) break;
+        if (c0 + p * stride >= C) continue;
 #pragma unroll
         for (int i = 0; i < VEC; i++) {
             v[p][i] -= mean_row;
@@ -245,7 +250,7 @@ __global__ void __launch_bounds__(WARP_ROW ? NORM_WARPS * WARP : NORM_THREADS)
 #pragma unroll
     for (int p = 0; p < PACKS; p++) {
         const int c = c0 + p * stride;
-        if (c >= C) break;
+        if (c >= C) continue;
         float w_c[VEC], b_c[VEC] = {};
         load_pack<VEC>(w_c, w + c);
         if (b) load_pack<VEC>(b_c, b + c);
@@ -409,7 +414,8 @@ static void layernorm_residual_backward(cudaStream_t stream, float* dx, S* dbran
                                         const float* gamma, bool accumulate, size_t rows, int C) {
     // partial (4,COLUMN_BLOCKS,C)
     const bool narrow = C % 4 == 0 && C <= 4 * 256;
-    const int blocks = min(div_up(rows, narrow ? NORM_ROWS : 1), COLUMN_BLOCKS);
+    const int at_once = norm_threads(C, 4, 1) <= 192 ? COLUMN_BLOCKS : COLUMN_BLOCKS / 4 * 3;   // as registers allow
+    const int blocks = min(div_up(rows, narrow ? NORM_ROWS : 1), at_once);
     const NormBackward<S> a = {dx, dbranch, partial, dy, x, mean, rstd, w, branch, gamma, accumulate, rows, C};
     if (narrow)
         LAUNCH((layernorm_residual_backward_kernel<S, 4, 1, NORM_ROWS, 256>), blocks, norm_threads(C, 4, 1), 0,
@@ -433,13 +439,14 @@ constexpr size_t MATMUL_WORKSPACE = (size_t)32 << 20;
 template <typename S, typename O> struct Product {
     O* c; const S* a; const S* b;
     bool at, bt;
-    int M, N, K, ldc, lda, ldb;
+    int M, N, K;
+    int64_t ldc, lda, ldb;
     float beta;
     const O* bias;                   // or NULL
 };
 
 struct MatmulPlan {
-    int key[12];
+    int64_t key[12];
     bool found;                      // false: cuBLASLt has no algorithm for this shape and alignment
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t first, second, out;
@@ -457,9 +464,10 @@ struct Matmul {
 static inline cudaDataType cuda_type(const float*) { return CUDA_R_32F; }
 static inline cudaDataType cuda_type(const bf16*) { return CUDA_R_16BF; }
 
-// The largest power of two up to 256 that divides all three addresses.
+// The largest power of two up to 64 that divides all three addresses. Tensors start at multiples of 32 elements, so that
+// the like products of all layers, and their biases, have the same.
 static int common_alignment(const void* a, const void* b, const void* c) {
-    const uintptr_t bits = (uintptr_t)a | (uintptr_t)b | (uintptr_t)c | 256;
+    const uintptr_t bits = (uintptr_t)a | (uintptr_t)b | (uintptr_t)c | 64;
     return (int)(bits & (0 - bits));
 }
 
@@ -509,7 +517,7 @@ static MatmulPlan matmul_plan(const Matmul* mm, const Product<S, O>& p, int alig
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
         mm->handle, plan.desc, plan.first, plan.second, plan.out, plan.out, preference, 1, &best, &count);
     if (status != CUBLAS_STATUS_NOT_SUPPORTED) CUBLAS_CHECK(status);
-    plan.found = status == CUBLAS_STATUS_SUCCESS && count > 0;
+    plan.found = status == CUBLAS_STATUS_SUCCESS && count > 0 && best.state == CUBLAS_STATUS_SUCCESS;
     plan.algo = best.algo;
     CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
     return plan;
@@ -517,12 +525,13 @@ static MatmulPlan matmul_plan(const Matmul* mm, const Product<S, O>& p, int alig
 
 // The product where cuBLASLt has no algorithm, as it may be for rows of bf16 that are not multiples of 16
 // bytes: tiles of 16 by 16 outputs, a thread each.
-template <typename S, typename O> __global__ void plain_matmul_kernel(Product<S, O> p) {
-    constexpr int TILE = 16;
-    __shared__ float a_tile[TILE][TILE + 1], b_tile[TILE][TILE + 1];
-    const int i = blockIdx.y * TILE + threadIdx.y, j = blockIdx.x * TILE + threadIdx.x;
+constexpr int PLAIN_TILE = 16;
+
+template <typename S, typename O> __device__ inline void plain_matmul_tile(const Product<S, O>& p, int i0, int j0) {
+    __shared__ float a_tile[PLAIN_TILE][PLAIN_TILE + 1], b_tile[PLAIN_TILE][PLAIN_TILE + 1];
+    const int i = i0 + threadIdx.y, j = j0 + threadIdx.x;
     float sum = 0.0f;
-    for (int k0 = 0; k0 < p.K; k0 += TILE) {
+    for (int k0 = 0; k0 < p.K; k0 += PLAIN_TILE) {
         const int ka = k0 + threadIdx.x, kb = k0 + threadIdx.y;
         a_tile[threadIdx.y][threadIdx.x] =
             i < p.M && ka < p.K ? to_float(p.a[p.at ? (size_t)ka * p.lda + i : (size_t)i * p.lda + ka])
@@ -531,7 +540,7 @@ template <typename S, typename O> __global__ void plain_matmul_kernel(Product<S,
             j < p.N && kb < p.K ? to_float(p.b[p.bt ? (size_t)j * p.ldb + kb : (size_t)kb * p.ldb + j])
                                 : 0.0f;
         __syncthreads();
-        for (int k = 0; k < TILE; k++) sum += a_tile[threadIdx.y][k] * b_tile[k][threadIdx.x];
+        for (int k = 0; k < PLAIN_TILE; k++) sum += a_tile[threadIdx.y][k] * b_tile[k][threadIdx.x];
         __syncthreads();
     }
     if (i >= p.M || j >= p.N) return;
@@ -541,10 +550,15 @@ template <typename S, typename O> __global__ void plain_matmul_kernel(Product<S,
     *c = from_float<O>(sum);
 }
 
+template <typename S, typename O> __global__ void plain_matmul_kernel(Product<S, O> p) {
+    for (int64_t i0 = (int64_t)blockIdx.y * PLAIN_TILE; i0 < p.M; i0 += (int64_t)gridDim.y * PLAIN_TILE)
+        plain_matmul_tile(p, (int)i0, blockIdx.x * PLAIN_TILE);
+}
+
 template <typename S, typename O> static void matmul(Matmul* mm, const Product<S, O>& p) {
     const int alignment = common_alignment(p.a, p.b, p.c);
-    const int key[12] = {cuda_type(p.a), cuda_type(p.c), p.at,  p.bt,           p.M,      p.N, p.K,
-                         p.ldc,          p.lda,          p.ldb, p.bias != NULL, alignment};
+    const int64_t key[12] = {cuda_type(p.a), cuda_type(p.c), p.at,  p.bt,           p.M,      p.N, p.K,
+                             p.ldc,          p.lda,          p.ldb, p.bias != NULL, alignment};
     size_t i = 0;
     while (i < mm->plans.size() && memcmp(mm->plans[i].key, key, sizeof key) != 0) i++;
     if (i == mm->plans.size()) {
@@ -553,8 +567,8 @@ template <typename S, typename O> static void matmul(Matmul* mm, const Product<S
     }
     const MatmulPlan& plan = mm->plans[i];
     if (!plan.found) {
-        LAUNCH((plain_matmul_kernel<S, O>), dim3(div_up(p.N, 16), div_up(p.M, 16)), dim3(16, 16), 0,
-               mm->stream, p);
+        LAUNCH((plain_matmul_kernel<S, O>), dim3(div_up(p.N, PLAIN_TILE), min(div_up(p.M, PLAIN_TILE), 65535)),
+               dim3(PLAIN_TILE, PLAIN_TILE), 0, mm->stream, p);
         return;
     }
     if (p.bias)
@@ -642,8 +656,8 @@ static void bias_backward(Matmul* mm, float* db, float* partial, const S* dy, si
 // All that the past leaves behind is S, N and D: 2C + NH numbers a sequence, here called a state.
 
 constexpr int TSSA_CHUNK = 32;       // time steps a block: as many as lanes
-constexpr int TSSA_PIECE = 8;        // time steps that a warp has in registers at once, forward
-constexpr int TSSA_BACK = 4;         // and backward
+constexpr int TSSA_PIECE = 8;        // time steps that a warp has in registers at once
+constexpr int TSSA_BACK = 4;         // and where it walks backward over them
 constexpr int TSSA_WARPS = 12;       // most a block; with more heads, warps take several
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr int TSSA_BLOCKS =
@@ -651,7 +665,8 @@ constexpr int TSSA_BLOCKS =
 #else
 [[maybe_unused]] constexpr int TSSA_BLOCKS = 2;       // one works while another waits
 #endif
-constexpr int TSSA_MAX_HEADS = 96;   // four arrays (NH,32) of floats in 48 KiB of shared memory
+constexpr size_t TSSA_SHARED = DYNAMIC_SHARED_MOST;
+constexpr int TSSA_MAX_HEADS = TSSA_SHARED / (4 * WARP * sizeof(float));   // four arrays (NH,32) of floats
 
 struct TssaSize { int B, T, C, NH, HS, chunks, slots; };   // slots: of a sequence's scan
 
@@ -671,11 +686,27 @@ template <bool BACKWARD> __device__ inline TssaChunk tssa_chunk(int* sync, TssaS
     return {unit % z.B, t0, min(z.T - t0, TSSA_CHUNK)};
 }
 
-// P channels, or zeros past the chunk's or the head's end: the identity of every sum here.
-template <int P, typename S> __device__ inline void tssa_load(float (&x)[P], const S* p, bool inside) {
+// Most of a pass is whole tiles: chunks of all 32 steps, heads whose channels fill the lanes. WHOLE says so, and spares
+// every access its test.
+template <int P> __device__ inline bool tssa_whole(TssaChunk k, TssaSize z) {
+    return k.n == TSSA_CHUNK && z.HS % (WARP * P) == 0;
+}
+#define TSSA_TILE(function, ...) \
+    (tssa_whole<P>(k, z) ? function<true, S, P>(__VA_ARGS__) : function<false, S, P>(__VA_ARGS__))
+
+// P channels of N rows, C apart, from step t0 on; zeros, the identity of every sum here, past the chunk's end and where
+// the lane is not inside its head.
+template <bool WHOLE, int N, int P, typename S>
+__device__ inline void tssa_load(float (&x)[N][P], const S* p, int t0, bool inside, TssaChunk k, TssaSize z) {
 #pragma unroll
-    for (int i = 0; i < P; i++) x[i] = 0.0f;
-    if (inside) load_pack<P>(x, p);
+    for (int j = 0; j < N; j++) {
+        if (WHOLE || (inside && t0 + j < k.n)) {
+            load_pack<P>(x[j], p + (size_t)j * (unsigned)z.C);
+        } else {
+#pragma unroll
+            for (int i = 0; i < P; i++) x[j][i] = 0.0f;
+        }
+    }
 }
 
 // The same for floats that stand at any multiple of 4 bytes.
@@ -713,22 +744,23 @@ __device__ inline void tssa_scan(float* carry, double* end, const double* start,
 }
 
 // Totals of the chunk: Σ_t s, or, where pi (NH,32) is given, Σ_t s Π.
-template <typename S, int P>
-__device__ inline void tssa_chunk_totals(float* totals, const float* pi, const S* w, TssaChunk k,
-                                         TssaSize z) {
+template <bool WHOLE, typename S, int P>
+__device__ inline void tssa_chunk_totals(float* totals, const float* pi, const S* w, TssaChunk k, TssaSize z) {
     for (int h = warp_index(); h < z.NH; h += block_warps()) {
-        for (int d = lane_index() * P; d - lane_index() * P < z.HS; d += WARP * P) {
-            const S* w_d = w + h * z.HS + d;
+        for (int d = lane_index() * P; d < z.HS; d += WARP * P) {
+            const S* w_t = w + h * z.HS + d;
             float sum[P] = {};
-#pragma unroll 8
-            for (int t = 0; t < TSSA_CHUNK; t++) {
-                float x[P];
-                tssa_load(x, w_d + t * z.C, d < z.HS && t < k.n);
-                const float weight = pi ? pi[h * WARP + t] : 1.0f;
+#pragma unroll 1
+            for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_PIECE, w_t += (size_t)TSSA_PIECE * z.C) {
+                float x[TSSA_PIECE][P], pi_t[TSSA_PIECE];
+                tssa_load<WHOLE>(x, w_t, t0, true, k, z);
+                if (pi) load_pack<TSSA_PIECE>(pi_t, pi + h * WARP + t0);
 #pragma unroll
-                for (int i = 0; i < P; i++) sum[i] += x[i] * x[i] * weight;
+                for (int j = 0; j < TSSA_PIECE; j++) {
+#pragma unroll
+                    for (int i = 0; i < P; i++) sum[i] += x[j][i] * (pi ? x[j][i] * pi_t[j] : x[j][i]);
+                }
             }
-            if (d >= z.HS) continue;
 #pragma unroll
             for (int i = 0; i < P; i++) totals[h * z.HS + d + i] = sum[i];
         }
@@ -736,24 +768,24 @@ __device__ inline void tssa_chunk_totals(float* totals, const float* pi, const S
 }
 
 // Lane t receives Σ_d s/max(S, 1e-12) of head h at step t; carry: S before the chunk.
-template <typename S, int P>
+template <bool WHOLE, typename S, int P>
 __device__ inline float tssa_energy_ratios(const float* carry, const S* w, int h, TssaChunk k, TssaSize z) {
     float mine = 0.0f;
     for (int d = lane_index() * P; d - lane_index() * P < z.HS; d += WARP * P) {
-        const int c = h * z.HS + d;
+        const bool inside = WHOLE || d < z.HS;
+        const S* w_t = w + h * z.HS + d;
         float sum[P];
-        tssa_load_floats(sum, carry + c, d < z.HS);
+        tssa_load_floats(sum, carry + h * z.HS + d, inside);
 #pragma unroll 1
-        for (int t0 = 0; t0 < k.n; t0 += TSSA_PIECE) {
-            float ratios[TSSA_PIECE] = {};
+        for (int t0 = 0; t0 < k.n; t0 += TSSA_PIECE, w_t += (size_t)TSSA_PIECE * z.C) {
+            float x[TSSA_PIECE][P], ratios[TSSA_PIECE] = {};
+            tssa_load<WHOLE>(x, w_t, t0, inside, k, z);
 #pragma unroll
             for (int j = 0; j < TSSA_PIECE; j++) {
-                float x[P];
-                tssa_load(x, w + (t0 + j) * z.C + c, d < z.HS && t0 + j < k.n);
 #pragma unroll
                 for (int i = 0; i < P; i++) {
-                    sum[i] += x[i] * x[i];
-                    ratios[j] += quotient(x[i] * x[i], fmaxf(sum[i], (float)TOST_ENERGY_MIN));
+                    sum[i] += x[j][i] * x[j][i];
+                    ratios[j] += x[j][i] * x[j][i] * reciprocal(fmaxf(sum[i], (float)TOST_ENERGY_MIN));
                 }
             }
             const float piece = warp_transposed_sum(ratios, lane_index());
@@ -796,10 +828,10 @@ __device__ inline void membership_learned(float* x, float* scratch, float* u, fl
                                           const float* temp, const float* denom_bias, int block_size,
                                           TssaChunk k, TssaSize z) {
     const int place = k.t0 / TSSA_CHUNK;
-    tssa_chunk_totals<S, P>(totals + (size_t)place * z.C, NULL, w, k, z);
+    TSSA_TILE(tssa_chunk_totals, totals + (size_t)place * z.C, NULL, w, k, z);
     tssa_scan(carry, end, start, totals, flags, z.C, place, z.chunks);
     for (int h = warp_index(); h < z.NH; h += block_warps()) {
-        const float ratios = tssa_energy_ratios<S, P>(carry, w, h, k, z);
+        const float ratios = TSSA_TILE(tssa_energy_ratios, carry, w, h, k, z);
         const bool inside = lane_index() < k.n;
         const float u_t = ratios + z.HS * (inside ? denom_bias[(size_t)h * block_size + lane_index()] : 0.0f);
         if (inside) u[((size_t)k.b * z.NH + h) * z.T + k.t0 + lane_index()] = u_t;
@@ -808,24 +840,32 @@ __device__ inline void membership_learned(float* x, float* scratch, float* u, fl
     membership_forward(x, scratch, z.NH);
 }
 
-// y of head h. pi, mass (32): Π and D + 1e-8 at each step; carry: N before the chunk.
-template <typename S, int P>
+// y = -w Π (D + 1e-8) / (D + 1e-8 + N) of head h. pi, mass (32): Π and D + 1e-8 at each step; carry: N before the chunk.
+template <bool WHOLE, typename S, int P>
 __device__ inline void tssa_forward_moments(S* y, const float* carry, const float* pi, const float* mass,
                                             const S* w, int h, TssaChunk k, TssaSize z) {
     for (int d = lane_index() * P; d < z.HS; d += WARP * P) {
-        const int c = h * z.HS + d;
-        float N[P] = {};
-        tssa_load_floats(N, carry + c, true);
-#pragma unroll 8
-        for (int t = 0; t < TSSA_CHUNK; t++) {
-            float x[P];
-            tssa_load(x, w + t * z.C + c, t < k.n);
+        const S* w_t = w + h * z.HS + d;
+        S* y_t = y + h * z.HS + d;
+        float N[P];
+        tssa_load_floats(N, carry + h * z.HS + d, true);
+#pragma unroll 1
+        for (int t0 = 0; t0 < k.n; t0 += TSSA_PIECE) {
+            float x[TSSA_PIECE][P], pi_t[TSSA_PIECE], mass_t[TSSA_PIECE];
+            tssa_load<WHOLE>(x, w_t, t0, true, k, z);
+            load_pack<TSSA_PIECE>(pi_t, pi + t0);
+            load_pack<TSSA_PIECE>(mass_t, mass + t0);
 #pragma unroll
-            for (int i = 0; i < P; i++) {
-                N[i] += x[i] * x[i] * pi[t];
-                x[i] = quotient(-x[i] * (pi[t] * mass[t]), mass[t] + N[i]);
+            for (int j = 0; j < TSSA_PIECE; j++) {
+#pragma unroll
+                for (int i = 0; i < P; i++) {
+                    N[i] += x[j][i] * (x[j][i] * pi_t[j]);
+                    x[j][i] *= -pi_t[j] * mass_t[j] * reciprocal(mass_t[j] + N[i]);
+                }
+                if (WHOLE || t0 + j < k.n) store_pack<P>(y_t + (size_t)j * (unsigned)z.C, x[j]);
             }
-            if (t < k.n) store_pack<P>(y + t * z.C + c, x);
+            w_t += (size_t)TSSA_PIECE * z.C;
+            y_t += (size_t)TSSA_PIECE * z.C;
         }
     }
 }
@@ -862,14 +902,14 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
         const float mass = warp_sum(pi_t);
         if (lane_index() == 0) moment_totals[(size_t)place * wide + z.C + h] = mass;
     }
-    tssa_chunk_totals<S, P>(moment_totals + (size_t)place * wide, x, w, k, z);
+    TSSA_TILE(tssa_chunk_totals, moment_totals + (size_t)place * wide, x, w, k, z);
     tssa_scan(carry + z.C, end ? end + z.C : NULL, start ? start + z.C : NULL, moment_totals,
               flags + z.B * z.slots, wide, place, z.chunks);
     for (int h = warp_index(); h < z.NH; h += block_warps()) {
         const float pi_t = lane_index() < k.n ? x[h * WARP + lane_index()] : 0.0f;
         scratch[h * WARP + lane_index()] = carry[2 * z.C + h] + warp_scan(pi_t, lane_index()) + (float)TOST_MASS_EPS;
         __syncwarp();
-        tssa_forward_moments<S, P>(y + row * z.C, carry + z.C, x + h * WARP, scratch + h * WARP, w, h, k, z);
+        TSSA_TILE(tssa_forward_moments, y + row * z.C, carry + z.C, x + h * WARP, scratch + h * WARP, w, h, k, z);
     }
 }
 
@@ -894,100 +934,119 @@ static void tssa_forward(cudaStream_t stream, S* y, float* u, float* pi, float* 
            totals, sync, w, temp, denom_bias, step, block_size, z);
 }
 
-// Π and 1/(D + 1e-8) of the chunk, (NH,32) each, zero and finite past its end.
-__device__ inline void tssa_backward_masses(float* pi_s, float* inverse, const float* pi, const float* carry,
+// Where the last phase of the way back starts anew, going backward in time: N and S before the 2nd, 3rd and 4th eight
+// steps of the chunk, (3,C) each, which the first and the third phase come by. NULL where shared memory does not hold
+// them: then it walks there again from the chunk's start.
+constexpr int TSSA_STARTS = TSSA_CHUNK / TSSA_PIECE - 1;
+
+struct TssaStarts { float *N, *S; };
+
+template <int P>
+__device__ inline void tssa_keep_start(float* starts, const float (&sum)[P], int t0, int c, TssaSize z) {
+    if (!starts || t0 == 0 || t0 % TSSA_PIECE != 0) return;
+#pragma unroll
+    for (int i = 0; i < P; i++) starts[(t0 / TSSA_PIECE - 1) * z.C + c + i] = sum[i];
+}
+
+// Π and D + 1e-8 of the chunk, (NH,32) each; past its end Π is zero and the other positive.
+__device__ inline void tssa_backward_masses(float* pi_s, float* mass_s, const float* pi, const float* carry,
                                             TssaChunk k, TssaSize z) {
     for (int h = warp_index(); h < z.NH; h += block_warps()) {
         const float pi_t =
             lane_index() < k.n ? pi[((size_t)k.b * z.NH + h) * z.T + k.t0 + lane_index()] : 0.0f;
         pi_s[h * WARP + lane_index()] = pi_t;
-        inverse[h * WARP + lane_index()] =
-            1.0f / (carry[2 * z.C + h] + warp_scan(pi_t, lane_index()) + (float)TOST_MASS_EPS);
+        mass_s[h * WARP + lane_index()] =
+            carry[2 * z.C + h] + warp_scan(pi_t, lane_index()) + (float)TOST_MASS_EPS;
     }
     __syncwarp();
 }
 
-// First phase, through y, N and D. With g = 1/(1+m):   dm = dy w Π g²,   dN = dm/(D+1e-8),   dD = -Σ_d dm
-// m/(D+1e-8) totals (C+NH): of dN and dD over the chunk.
-template <typename S, int P>
-__device__ inline void tssa_backward_totals(float* totals, const float* carry, const float* pi_s,
-                                            const float* inverse, const S* dy, const S* w, TssaChunk k,
-                                            TssaSize z) {
+// First phase, through y, N and D. With M = D + 1e-8, r = 1/(M + N), e = dy w r²:
+//     dN = Π M e,   dD = -Σ_d Π N e
+// totals (C+NH): of dN and dD over the chunk. dpi (NH,32): what dΠ[t] = Σ_d (s RN[t] - dy w M r) + RD[t] is without the
+// sums RN, RD over t' ≥ t from the chunk's start on, that is with minus those over the chunk's t' < t in their place.
+template <bool WHOLE, typename S, int P>
+__device__ inline void tssa_backward_moments(float* totals, float* dpi, float* starts, const float* carry,
+                                             const float* pi_s, const float* mass_s, const S* dy, const S* w,
+                                             TssaChunk k, TssaSize z) {
     for (int h = warp_index(); h < z.NH; h += block_warps()) {
-        float mass = 0.0f;   // this lane's part of -Σ dD
-        for (int d = lane_index() * P; d < z.HS; d += WARP * P) {
+        float mine = 0.0f, total_D = 0.0f;
+        for (int d = lane_index() * P; d - lane_index() * P < z.HS; d += WARP * P) {
+            const bool inside = WHOLE || d < z.HS;
             const int c = h * z.HS + d;
-            float N[P], sum[P] = {};
-            tssa_load_floats(N, carry + z.C + c, true);
-#pragma unroll 8
-            for (int t = 0; t < TSSA_CHUNK; t++) {
-                float x[P], dy_d[P];
-                const float pi_t = pi_s[h * WARP + t], inverse_t = inverse[h * WARP + t];
-                tssa_load(x, w + t * z.C + c, t < k.n);
-                tssa_load(dy_d, dy + t * z.C + c, t < k.n);
+            const S *w_t = w + c, *dy_t = dy + c;
+            float N[P], dN[P] = {}, dD = 0.0f;   // dN, -dD: sums so far, the latter this lane's part
+            tssa_load_floats(N, carry + z.C + c, inside);
+#pragma unroll 1
+            for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_BACK) {
+                float x[TSSA_BACK][P], dy_d[TSSA_BACK][P], pi_t[TSSA_BACK], M[TSSA_BACK], part[TSSA_BACK];
+                tssa_load<WHOLE>(x, w_t, t0, inside, k, z);
+                tssa_load<WHOLE>(dy_d, dy_t, t0, inside, k, z);
+                load_pack<TSSA_BACK>(pi_t, pi_s + h * WARP + t0);
+                load_pack<TSSA_BACK>(M, mass_s + h * WARP + t0);
+                if (inside) tssa_keep_start(starts, N, t0, c, z);
 #pragma unroll
-                for (int i = 0; i < P; i++) {
-                    N[i] += x[i] * x[i] * pi_t;
-                    const float m = N[i] * inverse_t, g = quotient(1.0f, 1.0f + m);
-                    const float dN = dy_d[i] * x[i] * pi_t * g * g * inverse_t;
-                    sum[i] += dN;
-                    mass += dN * m;
+                for (int j = 0; j < TSSA_BACK; j++) {
+                    part[j] = dD;
+#pragma unroll
+                    for (int i = 0; i < P; i++) {
+                        N[i] += x[j][i] * (x[j][i] * pi_t[j]);
+                        const float r = reciprocal(M[j] + N[i]), dy_w_r = dy_d[j][i] * x[j][i] * r, e = dy_w_r * r;
+                        part[j] -= x[j][i] * (x[j][i] * dN[i]);
+                        part[j] -= dy_w_r * M[j];
+                        dN[i] += pi_t[j] * M[j] * e;
+                        dD += pi_t[j] * (e * N[i]);
+                    }
                 }
+                const float piece = warp_transposed_sum(part, lane_index());
+                if (lane_index() / TSSA_BACK == t0 / TSSA_BACK) mine += piece;
+                w_t += (size_t)TSSA_BACK * z.C;
+                dy_t += (size_t)TSSA_BACK * z.C;
             }
+            total_D += dD;
+            if (!inside) continue;
 #pragma unroll
-            for (int i = 0; i < P; i++) totals[c + i] = sum[i];
+            for (int i = 0; i < P; i++) totals[c + i] = dN[i];
         }
-        mass = warp_sum(mass);
-        if (lane_index() == 0) totals[z.C + h] = -mass;
+        dpi[h * WARP + lane_index()] = mine;
+        total_D = warp_sum(total_D);
+        if (lane_index() == 0) totals[z.C + h] = -total_D;
     }
 }
 
-// Second phase: lane t receives dΠ[t] = Σ_d (-dy w g + s RN[t]) + RD[t] of head h, where RN, RD are the sums
-// of dN, dD over t' ≥ t: those from the chunk's start on, less what lies before t. behind (C+NH): the sums
-// past the chunk.
-template <typename S, int P>
-__device__ inline float tssa_backward_membership(const float* totals, const float* behind, const float* carry,
-                                                 const float* pi_s, const float* inverse, const S* dy,
-                                                 const S* w, int h, TssaChunk k, TssaSize z) {
-    float mine = 0.0f;
+// Second phase: lane t receives what is missing of dΠ[t] of head h:   Σ_d s RN + RD, with RN, RD from the chunk's start
+// on: the chunk's totals and the sums behind it, (C+NH) each.
+template <bool WHOLE, typename S, int P>
+__device__ inline float tssa_backward_membership(const float* totals, const float* behind, const S* w, int h,
+                                                 TssaChunk k, TssaSize z) {
+    float mine = behind[z.C + h] + totals[z.C + h];
     for (int d = lane_index() * P; d - lane_index() * P < z.HS; d += WARP * P) {
+        const bool inside = WHOLE || d < z.HS;
         const int c = h * z.HS + d;
-        float N[P], RN[P], total[P], before = 0.0f;   // before: -dD of the steps before t, this lane's part
-        tssa_load_floats(N, carry + z.C + c, d < z.HS);
-        tssa_load_floats(RN, behind + c, d < z.HS);
-        tssa_load_floats(total, totals + c, d < z.HS);
+        const S* w_t = w + c;
+        float RN[P], total[P];
+        tssa_load_floats(RN, behind + c, inside);
+        tssa_load_floats(total, totals + c, inside);
 #pragma unroll
         for (int i = 0; i < P; i++) RN[i] += total[i];
 #pragma unroll 1
-        for (int t0 = 0; t0 < k.n; t0 += TSSA_BACK) {
-            float dpi[TSSA_BACK];
+        for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_PIECE, w_t += (size_t)TSSA_PIECE * z.C) {
+            float x[TSSA_PIECE][P], part[TSSA_PIECE] = {};
+            tssa_load<WHOLE>(x, w_t, t0, inside, k, z);
 #pragma unroll
-            for (int j = 0; j < TSSA_BACK; j++) {
-                float x[P], dy_d[P];
-                const float pi_t = pi_s[h * WARP + t0 + j], inverse_t = inverse[h * WARP + t0 + j];
-                tssa_load(x, w + (t0 + j) * z.C + c, d < z.HS && t0 + j < k.n);
-                tssa_load(dy_d, dy + (t0 + j) * z.C + c, d < z.HS && t0 + j < k.n);
-                dpi[j] = before;
+            for (int j = 0; j < TSSA_PIECE; j++) {
 #pragma unroll
-                for (int i = 0; i < P; i++) {
-                    N[i] += x[i] * x[i] * pi_t;
-                    const float m = N[i] * inverse_t, g = quotient(1.0f, 1.0f + m),
-                                dy_w_g = dy_d[i] * x[i] * g;
-                    const float dN = dy_w_g * g * pi_t * inverse_t;
-                    dpi[j] += x[i] * x[i] * RN[i] - dy_w_g;
-                    RN[i] -= dN;
-                    before += dN * m;
-                }
+                for (int i = 0; i < P; i++) part[j] += x[j][i] * (x[j][i] * RN[i]);
             }
-            const float piece = warp_transposed_sum(dpi, lane_index());
-            if (lane_index() / TSSA_BACK == t0 / TSSA_BACK) mine += piece;
+            const float piece = warp_transposed_sum(part, lane_index());
+            if (lane_index() / TSSA_PIECE == t0 / TSSA_PIECE) mine += piece;
         }
     }
-    return mine + behind[z.C + h] + totals[z.C + h];
+    return mine;
 }
 
-// x (NH,32) holds dΠ: du = temp da (NH,32), da (B,NH,T) and Σ_t da u (NH), with da[h] = Π[h] (dΠ[h] - Σ_h'
-// Π[h'] dΠ[h']).
+// x (NH,32) holds dΠ: du = temp da (NH,32), da (B,NH,T) and dtemp[h,chunk] = Σ_t da u, dtemp (NH,chunks of all
+// sequences), with da[h] = Π[h] (dΠ[h] - Σ_h' Π[h'] dΠ[h']).
 __device__ inline void membership_backward(float* du, float* da, float* dtemp, const float* x,
                                            const float* pi_s, const float* u, const float* temp, TssaChunk k,
                                            TssaSize z) {
@@ -999,39 +1058,46 @@ __device__ inline void membership_backward(float* du, float* da, float* dtemp, c
         const float da_t = pi_s[h * WARP + lane_index()] * (x[h * WARP + lane_index()] - mean);
         du[h * WARP + lane_index()] = temp[h] * da_t;
         const float sum = warp_sum(lane_index() < k.n ? da_t * u[at] : 0.0f);
-        if (lane_index() == 0) dtemp[h] = sum;
+        if (lane_index() == 0) dtemp[((size_t)h * z.B + k.b) * z.chunks + k.t0 / TSSA_CHUNK] = sum;
         if (lane_index() < k.n) da[at] = da_t;
     }
     __syncwarp();
 }
 
 // In the place of the second and the third phase, where membership is uniform: du (NH,32) and the sums of dS
-// past the chunk, behind (C), are zero.
-__device__ inline void tssa_backward_uniform(float* du, float* behind, TssaSize z) {
+// past the chunk, behind (C), are zero, and what S starts from has no effect.
+__device__ inline void tssa_backward_uniform(float* du, float* behind, float* starts, TssaSize z) {
     for (int i = threadIdx.x; i < z.NH * WARP; i += blockDim.x) du[i] = 0.0f;
     for (int c = threadIdx.x; c < z.C; c += blockDim.x) behind[c] = 0.0f;
+    for (int i = threadIdx.x; starts && i < TSSA_STARTS * z.C; i += blockDim.x) starts[i] = 0.0f;
     __syncthreads();
 }
 
 // Third phase: the chunk's totals of dS = -du s/S² where S > 1e-12, else 0.
-template <typename S, int P>
-__device__ inline void tssa_backward_energy_totals(float* totals, const float* carry, const float* du,
+template <bool WHOLE, typename S, int P>
+__device__ inline void tssa_backward_energy_totals(float* totals, float* starts, const float* carry, const float* du,
                                                    const S* w, TssaChunk k, TssaSize z) {
     for (int h = warp_index(); h < z.NH; h += block_warps()) {
         for (int d = lane_index() * P; d < z.HS; d += WARP * P) {
             const int c = h * z.HS + d;
+            const S* w_t = w + c;
             float energy[P], sum[P] = {};
             tssa_load_floats(energy, carry + c, true);
-#pragma unroll 8
-            for (int t = 0; t < TSSA_CHUNK; t++) {
-                float x[P];
-                tssa_load(x, w + t * z.C + c, t < k.n);
+#pragma unroll 1
+            for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_PIECE, w_t += (size_t)TSSA_PIECE * z.C) {
+                float x[TSSA_PIECE][P], du_t[TSSA_PIECE];
+                tssa_load<WHOLE>(x, w_t, t0, true, k, z);
+                load_pack<TSSA_PIECE>(du_t, du + h * WARP + t0);
+                tssa_keep_start(starts, energy, t0, c, z);
 #pragma unroll
-                for (int i = 0; i < P; i++) {
-                    energy[i] += x[i] * x[i];
-                    const float inverse = quotient(1.0f, fmaxf(energy[i], (float)TOST_ENERGY_MIN));
-                    const float dS = du[h * WARP + t] * x[i] * x[i] * inverse * inverse;
-                    sum[i] -= energy[i] > (float)TOST_ENERGY_MIN ? dS : 0.0f;
+                for (int j = 0; j < TSSA_PIECE; j++) {
+#pragma unroll
+                    for (int i = 0; i < P; i++) {
+                        energy[i] += x[j][i] * x[j][i];
+                        const float r = energy[i] > (float)TOST_ENERGY_MIN ? reciprocal(energy[i]) : 0.0f;
+                        const float w_r = x[j][i] * r;
+                        sum[i] -= du_t[j] * (w_r * w_r);
+                    }
                 }
             }
 #pragma unroll
@@ -1040,99 +1106,105 @@ __device__ inline void tssa_backward_energy_totals(float* totals, const float* c
     }
 }
 
-// What the last phase keeps of TSSA_BACK steps, so that it can walk backward over them; it walks forward to
-// them again from the start of their half of the chunk.
-constexpr int TSSA_HALF = 16;
-
+// What the last phase keeps of TSSA_BACK steps, so that it can walk backward over them.
 template <int P> struct TssaPiece { float x[TSSA_BACK][P], S[TSSA_BACK][P], N[TSSA_BACK][P]; };
 
-// S and N at step t0 become those past its piece; keeps them, if asked to.
-template <bool KEEP, typename S, int P>
-__device__ inline void tssa_piece_forward(TssaPiece<P>* piece, float (&energy)[P], float (&N)[P],
-                                          const float* pi_s, const S* w_d, int t0, TssaChunk k, TssaSize z) {
+// S and N at step t0, whose rows stand at w_t, become those past the piece, which holds all that lies between.
+template <bool WHOLE, typename S, int P>
+__device__ inline void tssa_piece_forward(TssaPiece<P>& piece, float (&energy)[P], float (&N)[P], const float* pi_s,
+                                          const S* w_t, int t0, TssaChunk k, TssaSize z) {
+    float pi_t[TSSA_BACK];
+    tssa_load<WHOLE>(piece.x, w_t, t0, true, k, z);
+    load_pack<TSSA_BACK>(pi_t, pi_s + t0);
 #pragma unroll
     for (int j = 0; j < TSSA_BACK; j++) {
-        float x[P];
-        tssa_load(x, w_d + (t0 + j) * z.C, t0 + j < k.n);
 #pragma unroll
         for (int i = 0; i < P; i++) {
-            energy[i] += x[i] * x[i];
-            N[i] += x[i] * x[i] * pi_s[t0 + j];
-            if (!KEEP) continue;
-            piece->x[j][i] = x[i];
-            piece->S[j][i] = energy[i];
-            piece->N[j][i] = N[i];
+            const float x = piece.x[j][i];
+            energy[i] += x * x;
+            N[i] += x * (x * pi_t[j]);
+            piece.S[j][i] = energy[i];
+            piece.N[j][i] = N[i];
         }
     }
 }
 
-// Last phase, backward in time:   dw = Π (2 w RN - dy g) + 2 w ds,   ds = du/max(S, 1e-12) + Σ_{t'≥t} dS[t'].
+// Last phase, backward in time, in the terms of the first:
+//     dw = 2 w (Π RN + ds) - Π M dy r,   ds = du/max(S, 1e-12) + Σ_{t'≥t} dS[t']
 // The sum's own term is taken into the first: du/S - du s/S² = du S[t-1]/S², which loses no digits where S is
-// almost s. RN, RS: sums of dN and dS past the piece, advanced as it goes. before: S before the piece.
-template <typename S, int P>
-__device__ inline void tssa_piece_backward(S* dw_d, float (&RN)[P], float (&RS)[P], const TssaPiece<P>& piece,
-                                           const float (&before)[P], const float* pi_s,
-                                           const float* inverse_s, const float* du_s, const S* dy_d, int t0,
-                                           TssaChunk k, TssaSize z) {
+// almost s. RN, RS: sums of dN and dS past the piece, advanced as it goes. before: S before the piece. ABOVE: S is over
+// 1e-12 in all of it, as it is but where a sequence starts with next to nothing.
+template <bool WHOLE, bool ABOVE, typename S, int P>
+__device__ inline void tssa_piece_backward(S* dw_t, float (&RN)[P], float (&RS)[P], const TssaPiece<P>& piece,
+                                           const float (&before)[P], const float* pi_s, const float* mass_s,
+                                           const float* du_s, const S* dy_t, int t0, TssaChunk k, TssaSize z) {
+    float dy[TSSA_BACK][P];
+    tssa_load<WHOLE>(dy, dy_t, t0, true, k, z);
 #pragma unroll
     for (int j = TSSA_BACK - 1; j >= 0; j--) {
-        const int t = t0 + j;
-        const float pi_t = pi_s[t], inverse_t = inverse_s[t], du_t = du_s[t];
-        float dy_t[P], dw_t[P];
-        tssa_load(dy_t, dy_d + t * z.C, t < k.n);
+        const float pi = pi_s[t0 + j], M = mass_s[t0 + j], du = du_s[t0 + j], pi_M = pi * M;
+        float dw[P];
 #pragma unroll
         for (int i = 0; i < P; i++) {
-            const float x = piece.x[j][i], energy = piece.S[j][i],
-                        g = quotient(1.0f, 1.0f + piece.N[j][i] * inverse_t);
-            const float dy_g = dy_t[i] * g, r = quotient(1.0f, fmaxf(energy, (float)TOST_ENERGY_MIN)),
-                        du_r = du_t * r;
-            const bool above = energy > (float)TOST_ENERGY_MIN;
-            const float ds =
-                RS[i] + (above ? du_r * (r * (j > 0 ? piece.S[j > 0 ? j - 1 : 0][i] : before[i])) : du_r);
-            RN[i] += dy_g * g * x * pi_t * inverse_t;
-            RS[i] -= above ? du_r * (x * x * r) : 0.0f;
-            dw_t[i] = pi_t * (2.0f * x * RN[i] - dy_g) + 2.0f * x * ds;
+            const float x = piece.x[j][i], energy = piece.S[j][i], S_last = j > 0 ? piece.S[j > 0 ? j - 1 : 0][i] : before[i];
+            const float r = reciprocal(M + piece.N[j][i]), dy_r = dy[j][i] * r;
+            const bool above = ABOVE || energy > (float)TOST_ENERGY_MIN;
+            const float q = reciprocal(ABOVE ? energy : fmaxf(energy, (float)TOST_ENERGY_MIN)), w_q = above ? x * q : 0.0f;
+            const float ds = RS[i] + du * q * (above ? S_last * q : 1.0f);
+            RN[i] += x * pi_M * (dy_r * r);
+            RS[i] -= du * (w_q * w_q);
+            dw[i] = 2.0f * x * (pi * RN[i] + ds) - pi_M * dy_r;
         }
-        if (t < k.n) store_pack<P>(dw_d + t * z.C, dw_t);
+        if (WHOLE || t0 + j < k.n) store_pack<P>(dw_t + (size_t)j * (unsigned)z.C, dw);
     }
 }
 
-template <typename S, int P>
-__device__ inline void tssa_backward_final(S* dw, const float* behind, const float* carry, const float* pi_s,
-                                           const float* inverse, const float* du, const S* dy, const S* w,
-                                           TssaChunk k, TssaSize z) {
+// S and N before step t0, from the last start before it on.
+template <bool WHOLE, typename S, int P>
+__device__ inline void tssa_walk_to(float (&energy)[P], float (&N)[P], int t0, TssaStarts starts, const float* carry,
+                                    const float* pi_s, const S* w_d, int c, TssaChunk k, TssaSize z) {
+    const int start = starts.N ? t0 / TSSA_PIECE * TSSA_PIECE : 0;
+    if (start > 0) {
+        tssa_load_floats(energy, starts.S + (start / TSSA_PIECE - 1) * z.C + c, true);
+        tssa_load_floats(N, starts.N + (start / TSSA_PIECE - 1) * z.C + c, true);
+    } else {
+        tssa_load_floats(energy, carry + c, true);
+        tssa_load_floats(N, carry + z.C + c, true);
+    }
+#pragma unroll 1
+    for (int t = start; t < t0; t += TSSA_BACK) {
+        TssaPiece<P> piece;
+        tssa_piece_forward<WHOLE>(piece, energy, N, pi_s, w_d + t * z.C, t, k, z);
+    }
+}
+
+template <bool WHOLE, typename S, int P>
+__device__ inline void tssa_backward_final(S* dw, TssaStarts starts, const float* behind, const float* carry,
+                                           const float* pi_s, const float* mass_s, const float* du, const S* dy,
+                                           const S* w, TssaChunk k, TssaSize z) {
     for (int h = warp_index(); h < z.NH; h += block_warps()) {
-        const float *pi_h = pi_s + h * WARP, *inverse_h = inverse + h * WARP, *du_h = du + h * WARP;
+        const float *pi_h = pi_s + h * WARP, *mass_h = mass_s + h * WARP, *du_h = du + h * WARP;
         for (int d = lane_index() * P; d < z.HS; d += WARP * P) {
             const int c = h * z.HS + d;
-            float RN[P], RS[P], S_half[P], N_half[P], energy[P], N[P], before[P];
-            TssaPiece<P> piece;
+            float RN[P], RS[P];
             tssa_load_floats(RN, behind + c, true);
             tssa_load_floats(RS, behind + z.C + z.NH + c, true);
 #pragma unroll 1
-            for (int half = (k.n - 1) / TSSA_HALF * TSSA_HALF; half >= 0; half -= TSSA_HALF) {
-                tssa_load_floats(S_half, carry + c, true);
-                tssa_load_floats(N_half, carry + z.C + c, true);
-#pragma unroll 1
-                for (int t = 0; t < half; t += TSSA_BACK)
-                    tssa_piece_forward<false>(&piece, S_half, N_half, pi_h, w + c, t, k, z);
-#pragma unroll 1
-                for (int t0 = half + TSSA_HALF - TSSA_BACK; t0 >= half; t0 -= TSSA_BACK) {
-                    if (t0 >= k.n) continue;
+            for (int t0 = (k.n - 1) / TSSA_BACK * TSSA_BACK; t0 >= 0; t0 -= TSSA_BACK) {
+                const int at = t0 * z.C + c;   // in the chunk
+                TssaPiece<P> piece;
+                float energy[P], N[P], before[P];
+                tssa_walk_to<WHOLE>(energy, N, t0, starts, carry, pi_h, w + c, c, k, z);
 #pragma unroll
-                    for (int i = 0; i < P; i++) {
-                        energy[i] = S_half[i];
-                        N[i] = N_half[i];
-                    }
-#pragma unroll 1
-                    for (int t = half; t < t0; t += TSSA_BACK)
-                        tssa_piece_forward<false>(&piece, energy, N, pi_h, w + c, t, k, z);
+                for (int i = 0; i < P; i++) before[i] = energy[i];
+                tssa_piece_forward<WHOLE>(piece, energy, N, pi_h, w + at, t0, k, z);
+                bool above = true;
 #pragma unroll
-                    for (int i = 0; i < P; i++) before[i] = energy[i];
-                    tssa_piece_forward<true>(&piece, energy, N, pi_h, w + c, t0, k, z);
-                    tssa_piece_backward(dw + c, RN, RS, piece, before, pi_h, inverse_h, du_h, dy + c, t0, k,
-                                        z);
-                }
+                for (int i = 0; i < P; i++) above = above && piece.S[0][i] > (float)TOST_ENERGY_MIN;
+                if (above)
+                    tssa_piece_backward<WHOLE, true>(dw + at, RN, RS, piece, before, pi_h, mass_h, du_h, dy + at, t0, k, z);
+                else
+                    tssa_piece_backward<WHOLE, false>(dw + at, RN, RS, piece, before, pi_h, mass_h, du_h, dy + at, t0, k, z);
             }
         }
     }
@@ -1147,35 +1219,45 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
     tssa_backward_kernel(S* __restrict__ dw, float* da, float* dtemp, float* back, float* totals, int* sync,
                          const S* __restrict__ dy, const S* __restrict__ w, const float* __restrict__ u,
                          const float* __restrict__ pi, const float* __restrict__ saved,
-                         const float* __restrict__ temp, TssaSize z) {
-    DYNAMIC_SHARED(float, shared);   // (4,NH,32)
-    float *pi_s = shared, *inverse = pi_s + z.NH * WARP, *x = inverse + z.NH * WARP, *du = x + z.NH * WARP;
+                         const float* __restrict__ temp, bool keep_starts, TssaSize z) {
+    DYNAMIC_SHARED(float, shared);   // (4,NH,32), and (2,3,C) if keep_starts
+    float *pi_s = shared, *mass_s = pi_s + z.NH * WARP, *x = mass_s + z.NH * WARP, *du = x + z.NH * WARP;
+    const TssaStarts starts = keep_starts ? TssaStarts{du + z.NH * WARP, du + z.NH * WARP + TSSA_STARTS * z.C}
+                                          : TssaStarts{NULL, NULL};
     const TssaChunk k = tssa_chunk<true>(sync, z);
     const int place = z.chunks - 1 - k.t0 / TSSA_CHUNK, wide = z.C + z.NH;
     const size_t row = ((size_t)k.b * z.T + k.t0) * z.C, chunk = (size_t)k.b * z.chunks + k.t0 / TSSA_CHUNK;
-    int* flags = sync + 1 + k.b * z.slots;
-    float* moment_totals = totals + (size_t)k.b * z.slots * wide;
-    float* energy_totals = totals + (size_t)z.B * z.slots * wide + (size_t)k.b * z.slots * z.C;
     const float* carry = saved + chunk * (z.C + wide);
-    float* behind = back + chunk * (z.C + wide);
-    float* own = moment_totals + (size_t)place * wide;
-    w += row;
-    dy += row;
+    float *behind = back + chunk * (z.C + wide), *moment_totals = totals + (size_t)k.b * z.slots * wide;
 
-    tssa_backward_masses(pi_s, inverse, pi, carry, k, z);
-    tssa_backward_totals<S, P>(own, carry, pi_s, inverse, dy, w, k, z);
-    tssa_scan(behind, NULL, NULL, moment_totals, flags, wide, place, z.chunks);
+    tssa_backward_masses(pi_s, mass_s, pi, carry, k, z);
+    TSSA_TILE(tssa_backward_moments, moment_totals + (size_t)place * wide, x, starts.N, carry, pi_s, mass_s, dy + row,
+              w + row, k, z);
+    tssa_scan(behind, NULL, NULL, moment_totals, sync + 1 + k.b * z.slots, wide, place, z.chunks);
     if constexpr (UNIFORM) {
-        tssa_backward_uniform(du, behind + wide, z);
+        tssa_backward_uniform(du, behind + wide, starts.S, z);
     } else {
         for (int h = warp_index(); h < z.NH; h += block_warps())
-            x[h * WARP + lane_index()] =
-                tssa_backward_membership<S, P>(own, behind, carry, pi_s, inverse, dy, w, h, k, z);
-        membership_backward(du, da, dtemp + chunk * z.NH, x, pi_s, u, temp, k, z);
-        tssa_backward_energy_totals<S, P>(energy_totals + (size_t)place * z.C, carry, du, w, k, z);
-        tssa_scan(behind + wide, NULL, NULL, energy_totals, flags + z.B * z.slots, z.C, place, z.chunks);
+            x[h * WARP + lane_index()] += TSSA_TILE(
+                tssa_backward_membership, moment_totals + (size_t)place * wide, behind, w + row, h, k, z);
+        membership_backward(du, da, dtemp, x, pi_s, u, temp, k, z);
+        float* energy_totals = totals + (size_t)z.B * z.slots * wide + (size_t)k.b * z.slots * z.C;
+        TSSA_TILE(tssa_backward_energy_totals, energy_totals + (size_t)place * z.C, starts.S, carry, du, w + row, k, z);
+        tssa_scan(behind + wide, NULL, NULL, energy_totals, sync + 1 + (z.B + k.b) * z.slots, z.C, place, z.chunks);
     }
-    tssa_backward_final<S, P>(dw + row, behind, carry, pi_s, inverse, du, dy, w, k, z);
+    TSSA_TILE(tssa_backward_final, dw + row, starts, behind, carry, pi_s, mass_s, du, dy + row, w + row, k, z);
+}
+
+// dtemp[h] += Σ of the chunks' sums. partial (NH,chunks of all sequences); a block a head.
+constexpr int TEMP_THREADS = 256;
+
+__global__ void __launch_bounds__(TEMP_THREADS) temp_backward_kernel(float* dtemp, const float* partial, size_t chunks) {
+    __shared__ float shared[TEMP_THREADS];
+    float sum = 0.0f;
+#pragma unroll 8
+    for (size_t i = threadIdx.x; i < chunks; i += TEMP_THREADS) sum += partial[blockIdx.x * chunks + i];
+    sum = block_tree_sum(sum, shared);
+    if (threadIdx.x == 0) dtemp[blockIdx.x] += sum;
 }
 
 // ddenom_bias[h,t] += Σ_b HS temp[h] da[b,h,t], one thread a (h,t), sequences in order. Bytes a row: 4 NH, of
@@ -1190,7 +1272,7 @@ __global__ void denom_bias_backward_kernel(float* ddenom_bias, const float* da, 
     ddenom_bias[(size_t)h * block_size + t] += z.HS * temp[h] * sum;
 }
 
-// dw =; dtemp, ddenom_bias +=; da (B,NH,T), dtemp_partial (B·chunks,NH), back and totals are working space.
+// dw =; dtemp, ddenom_bias +=; da (B,NH,T), dtemp_partial (NH,B·chunks), back and totals are working space.
 // Of a uniform membership there is no gradient: temp and denom_bias have none, and w has none by way of it.
 template <typename S>
 static void tssa_backward(cudaStream_t stream, S* dw, float* dtemp, float* ddenom_bias, float* da,
@@ -1198,16 +1280,16 @@ static void tssa_backward(cudaStream_t stream, S* dw, float* dtemp, float* ddeno
                           const S* w, const float* u, const float* pi, const float* saved, const float* temp,
                           int membership, int block_size, int B, int T, int C, int NH) {
     const TssaSize z = tssa_size(B, T, C, NH);
-    const size_t shared = 4 * (size_t)NH * WARP * sizeof(float);
-    const bool pairs = tssa_pairs(z);
+    const size_t least = 4 * (size_t)NH * WARP * sizeof(float), starts = 2 * TSSA_STARTS * (size_t)C * sizeof(float);
+    const bool pairs = tssa_pairs(z), keep_starts = least + starts <= TSSA_SHARED;
     const auto tssa_backward_variant =
         membership == TOST_UNIFORM
             ? (pairs ? tssa_backward_kernel<S, 2, true> : tssa_backward_kernel<S, 1, true>)
             : (pairs ? tssa_backward_kernel<S, 2, false> : tssa_backward_kernel<S, 1, false>);
-    LAUNCH(tssa_backward_variant, B * z.chunks, tssa_threads(NH), shared, stream, dw, da, dtemp_partial, back,
-           totals, sync, dy, w, u, pi, saved, temp, z);
+    LAUNCH(tssa_backward_variant, B * z.chunks, tssa_threads(NH), least + keep_starts * starts, stream, dw, da,
+           dtemp_partial, back, totals, sync, dy, w, u, pi, saved, temp, keep_starts, z);
     if (membership == TOST_UNIFORM) return;
-    column_sum(stream, {{dtemp}}, 1, dtemp_partial, B * z.chunks, NH);
+    LAUNCH(temp_backward_kernel, NH, TEMP_THREADS, 0, stream, dtemp, dtemp_partial, (size_t)B * z.chunks);
     LAUNCH(denom_bias_backward_kernel, dim3(div_up(T, 128), NH), 128, 0, stream, ddenom_bias, da, temp,
            block_size, z);
 }
@@ -1300,7 +1382,7 @@ static void gelu_backward(cudaStream_t stream, S* dx, float* db, float* partial,
 
 // Logits of a row stand `ld` apart, a multiple of 8 elements: packs are aligned whatever V is. What lies past
 // V is not read by the matmuls; it is kept out of the sums and written as zero.
-constexpr int LOGIT_PACK = 8, CLASSIFIER_THREADS = 512;
+constexpr int LOGIT_PACK = 8, CLASSIFIER_THREADS = 1024, CLASSIFIER_STRIDE = CLASSIFIER_THREADS * LOGIT_PACK;
 
 static size_t logits_ld(int V) { return ((size_t)V + LOGIT_PACK - 1) / LOGIT_PACK * LOGIT_PACK; }
 
@@ -1320,7 +1402,7 @@ struct SoftmaxStatistics { float top, sum; };
 template <typename S>
 __device__ inline SoftmaxStatistics softmax_statistics(const S* logits, int V) {  // of this thread's packs
     SoftmaxStatistics mine = {-INFINITY, 0.0f};
-    for (int v = threadIdx.x * LOGIT_PACK; v < V; v += CLASSIFIER_THREADS * LOGIT_PACK) {
+    for (int v = threadIdx.x * LOGIT_PACK; v < V; v += CLASSIFIER_STRIDE) {
         float x[LOGIT_PACK], top = mine.top;
         load_pack<LOGIT_PACK>(x, logits + v);
         mask_tail(x, v, V);
@@ -1342,10 +1424,16 @@ __device__ inline SoftmaxStatistics softmax_merge(SoftmaxStatistics mine) {
 
 // Losses of a chunk of rows; with `gradient` the logits become theirs,
 //   dlogits = grad_scale (softmax(logits) - onehot(target)),   0 where the target is -1.
-// A block a row. Fewest bytes a row: 2V read, 2V written; the second reading of the row finds it in the
-// caches.
+// A block a row, two on a multiprocessor, whose cache holds both rows for the second reading: it starts with what was
+// read last. Fewest bytes a row: 2V read, 2V written.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr int CLASSIFIER_BLOCKS = 1;   // these hold 1,536 threads
+#else
+[[maybe_unused]] constexpr int CLASSIFIER_BLOCKS = 2;
+#endif
+
 template <typename S>
-__global__ void __launch_bounds__(CLASSIFIER_THREADS)
+__global__ void __launch_bounds__(CLASSIFIER_THREADS, CLASSIFIER_BLOCKS)
     cross_entropy_kernel(float* loss, S* logits, const int32_t* targets, const StepHeader* step,
                          bool gradient, int V, int ld) {
     __shared__ SoftmaxStatistics shared[CLASSIFIER_THREADS / WARP];
@@ -1356,7 +1444,7 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS)
         const float zeros[LOGIT_PACK] = {};
         if (threadIdx.x == 0) loss[blockIdx.x] = 0.0f;
         if (gradient)
-            for (int v = threadIdx.x * LOGIT_PACK; v < ld; v += CLASSIFIER_THREADS * LOGIT_PACK)
+            for (int v = threadIdx.x * LOGIT_PACK; v < ld; v += CLASSIFIER_STRIDE)
                 store_pack<LOGIT_PACK>(l + v, zeros);
         return;
     }
@@ -1370,7 +1458,8 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS)
     if (threadIdx.x == 0) loss[blockIdx.x] = logf(row.sum) + (row.top - target_logit);
     if (!gradient) return;
     const float shift = -row.top * LOG2_E, share = scale / row.sum;
-    for (int v = threadIdx.x * LOGIT_PACK; v < ld; v += CLASSIFIER_THREADS * LOGIT_PACK) {
+    for (int v = threadIdx.x * LOGIT_PACK + (ld - 1) / CLASSIFIER_STRIDE * CLASSIFIER_STRIDE; v >= 0; v -= CLASSIFIER_STRIDE) {
+        if (v >= ld) continue;
         float x[LOGIT_PACK];
         load_pack<LOGIT_PACK>(x, l + v);
         mask_tail(x, v, V);
@@ -1550,10 +1639,9 @@ static size_t even_chunk(size_t rows, size_t most) {
     return chunks == 1 ? rows : (even + ROW_TILE - 1) / ROW_TILE * ROW_TILE;
 }
 
-// Rows of logits worked on at once: up to 2^28 logits; more save little, since each chunk reads and writes
-// dwte once.
-static size_t classifier_chunk(size_t rows, int V) {
-    const size_t most = ((size_t)1 << 28) / (size_t)V / ROW_TILE * ROW_TILE;
+// Rows of logits worked on at once: up to 1 GiB of them; more save little, since each chunk reads and writes dwte once.
+static size_t classifier_chunk(size_t rows, int V, size_t logit_bytes) {
+    const size_t most = ((size_t)1 << 30) / (logit_bytes * (size_t)V) / ROW_TILE * ROW_TILE;
     return even_chunk(rows, most > 2 * ROW_TILE ? most : 2 * ROW_TILE);
 }
 
@@ -1574,7 +1662,7 @@ template <typename S> static size_t lay_out(TypedModel<S>* m, char* base) {
                  T = m->options.max_seq;
     const size_t rows = B * T, chunks = div_up(T, TSSA_CHUNK), train = m->options.training,
                  flat = m->tensors.flat_size;
-    const size_t logits_rows = m->logits_rows = classifier_chunk(rows, c->vocab_size);
+    const size_t logits_rows = m->logits_rows = classifier_chunk(rows, c->vocab_size, sizeof(S));
     const size_t logits_bytes = m->logits_bytes =
         max(logits_rows * logits_ld(c->vocab_size) * sizeof(S), B * V * sizeof(float));
     size_t used = 0;
@@ -1927,7 +2015,7 @@ static void copy_logits(float* dst, TypedModel<S>* m, const S* rows, int n, int 
     for (int i = 0; i < n; i += most) {
         const int some = min(most, n - i);
         matmul(&m->mm, Product<S, float>{logits, rows + (size_t)i * stride * C, wte, false, true, some, V, C,
-                                         V, stride * C, C, 0.0f, NULL});
+                                         V, (int64_t)stride * C, C, 0.0f, NULL});
         CUDA_CHECK(cudaMemcpyAsync(dst + (size_t)i * V, logits, (size_t)some * V * sizeof(float),
                                    cudaMemcpyDeviceToHost, m->stream));
         CUDA_CHECK(cudaStreamSynchronize(m->stream));
@@ -2226,21 +2314,27 @@ static int largest_batch(const TostConfig* c, const TostEngineOptions* o, bool r
     return less.max_batch;
 }
 
+// What kernels, graphs and cuBLASLt take besides the arena, most of it when they are first used.
+constexpr size_t MEMORY_RESERVE = (size_t)512 << 20;
+
 static bool fits_memory(const TostConfig* c, const TostEngineOptions* o, size_t bytes, TostError* err) {
     size_t available = 0, total = 0;
     const cudaError_t e = cudaMemGetInfo(&available, &total);
     if (e != cudaSuccess)
         return tost_error(err, "cudaMemGetInfo: %s; %s", cudaGetErrorString(e), cuda_advice(e));
+    const size_t free_bytes = available;
+    available -= min(available, MEMORY_RESERVE);
     if (bytes <= available) return true;
     const int batch = largest_batch(c, o, o->recompute, available),
               again = o->training ? largest_batch(c, o, true, available) : batch;
-    char need[32], have[32], way_out[96] = "a smaller model or --seq needs less", or_batch[32] = "";
+    char need[32], reserve[32], have[32], way_out[96] = "a smaller model or --seq needs less", or_batch[32] = "";
     if (batch > 0) snprintf(or_batch, sizeof or_batch, " or --batch %d", batch);
     if (again == o->max_batch) snprintf(way_out, sizeof way_out, "--recompute%s fits", or_batch);
     else if (again > batch) snprintf(way_out, sizeof way_out, "--recompute --batch %d%s fits", again, or_batch);
     else if (batch > 0) snprintf(way_out, sizeof way_out, "--batch %d fits", batch);
-    return tost_error(err, "not enough memory on the GPU: the model needs %s, %s are free; %s",
-                      human_bytes(need, (double)bytes), human_bytes(have, (double)available), way_out);
+    return tost_error(err, "not enough memory on the GPU: the model needs %s, its kernels up to %s, %s are free; %s",
+                      human_bytes(need, (double)bytes), human_bytes(reserve, (double)MEMORY_RESERVE),
+                      human_bytes(have, (double)free_bytes), way_out);
 }
 
 // The device's side of a model that model_new has laid out.

@@ -32,6 +32,12 @@ inline const char* cuda_advice(cudaError_t e) {
     case cudaErrorInsufficientDriver:
         return "the NVIDIA driver is missing or older than this build's CUDA: install a newer one";
     case cudaErrorNoDevice: return "no GPU was found: train_gpt_tost runs on the CPU";
+    case cudaErrorNoKernelImageForDevice: return "this build has no code for this GPU: build it with a newer CUDA toolkit";
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchFailure:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorIllegalInstruction:
+        return "a kernel that was launched before failed: compute-sanitizer, or CUDA_LAUNCH_BLOCKING=1, shows which";
     default:
         return "a GPU of compute capability 8.0 or later and its driver are needed; nvidia-smi shows their "
                "state";
@@ -77,6 +83,9 @@ inline void cublas_check(cublasStatus_t s, const char* what, const char* file, i
 #define CUDA_GUARD_BYTES 0
 inline void cuda_on_host_guard(void*, size_t) {}
 #endif
+
+// Of a block's 48 KiB: what the kernels that take some have of static shared memory is less than the rest.
+constexpr size_t DYNAMIC_SHARED_MOST = (48 << 10) - 64;
 
 // ---------------------------------------------------------------------------------------------
 // Storage: matmul operands are float or bf16; arithmetic is float
@@ -282,6 +291,26 @@ __host__ __device__ inline size_t scan_slots(size_t chunks) {
 __device__ inline float scan_load(const float* p) { return __ldcg(p); }
 __device__ inline int   scan_load_flag(const int* p) { return *(const volatile int*)p; }
 
+// Orders this thread's accesses, and those it has synchronised with, for all blocks. Acquire and release are all that is
+// needed; __threadfence is more, and stalls longer.
+__device__ inline void scan_fence() {
+#ifdef TOST_CUDA_ON_HOST
+    __threadfence();
+#else
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+#endif
+}
+
+// Raises a flag: whoever sees it sees all that this thread and those it has synchronised with wrote before.
+__device__ inline void scan_raise(int* flag) {
+#ifdef TOST_CUDA_ON_HOST
+    __threadfence();
+    atomicExch(flag, 1);
+#else
+    asm volatile("st.release.gpu.global.s32 [%0], 1;" ::"l"(flag) : "memory");
+#endif
+}
+
 // The block's next unit of work: 0, 1, 2, … in the order in which blocks start. ticket is zero before the
 // launch.
 __device__ inline int scan_ticket(int* ticket) {
@@ -295,10 +324,7 @@ __device__ inline int scan_ticket(int* ticket) {
 // then waits for all that the prefix at k needs.
 __device__ inline void scan_publish_and_wait(int* flags, int k, int chunks) {
     __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        atomicExch(flags + k, 1);
-    }
+    if (threadIdx.x == 0) scan_raise(flags + k);
     int level = 0;
     for (int i = k; i > 0; i >>= SCAN_RADIX_LOG) {
         const int digit = i % SCAN_RADIX;
@@ -308,7 +334,7 @@ __device__ inline void scan_publish_and_wait(int* flags, int k, int chunks) {
         level += chunks;
         chunks >>= SCAN_RADIX_LOG;
     }
-    __threadfence();
+    if (threadIdx.x < SCAN_RADIX) scan_fence();   // those that may have waited
     __syncthreads();
 }
 
@@ -322,7 +348,8 @@ __device__ inline double scan_prefix(float* totals, size_t width, int k, int chu
     for (int i = k; i > 0; i >>= SCAN_RADIX_LOG) {
         const int digit = i % SCAN_RADIX;
         double sum = 0.0;
-        for (int j = 0; j < digit; j++) sum += scan_load(totals + (level + i - digit + j) * width);
+        const float* total = totals + (level + i - digit) * width;
+        for (int j = 0; j < digit; j++, total += width) sum += scan_load(total);
         prefix += sum;
         group += sum;
         ends = ends && digit == SCAN_RADIX - 1;
@@ -337,12 +364,11 @@ __device__ inline void scan_publish_groups(int* flags, int k, int chunks) {
     if (k % SCAN_RADIX != SCAN_RADIX - 1) return;   // the same for the whole block
     __syncthreads();
     if (threadIdx.x > 0) return;
-    __threadfence();
     int level = 0;
     for (int i = k; i % SCAN_RADIX == SCAN_RADIX - 1; i >>= SCAN_RADIX_LOG) {
         level += chunks;
         chunks >>= SCAN_RADIX_LOG;
-        atomicExch(flags + level + (i >> SCAN_RADIX_LOG), 1);
+        scan_raise(flags + level + (i >> SCAN_RADIX_LOG));
     }
 }
 

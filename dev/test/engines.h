@@ -454,7 +454,7 @@ static inline void ragged_shapes(Shape shapes[RAGGED_SHAPES], int chunk) {
         {1, 2, 4, block, 11, 1, 0, 2, 8 * chunk + 37, 1, 2},     // several chunks, the last one ragged
         {1, 3, 15, 2 * chunk, 29, 1, 0, 3, chunk + 5, 1, 2},     // channels that no vector divides
         {1, 17, 34, 2 * chunk, 29, 0, 0, 1, chunk + 3, 1, 2},    // more heads than warps
-        {1, 96, 96, 2 * chunk, 29, 0, 0, 1, chunk + 3, 1, 2},    // the most heads
+        {1, 95, 95, 2 * chunk, 29, 0, 0, 1, chunk + 3, 1, 2},    // the most heads
         {1, 4, 136, 2 * chunk, 29, 0, 0, 1, chunk + 3, 1, 2},    // heads wider than a warp: 34 channels
         {1, 1, 70, 2 * chunk, 29, 0, 0, 1, chunk + 3, 1, 2},     // one head, of 70 channels
         {1, 3, 129, 2 * chunk, 29, 1, 0, 1, 7, 1, 2},            // heads of 43: several warps

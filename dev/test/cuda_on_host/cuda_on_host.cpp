@@ -350,7 +350,8 @@ void find_shared() {
 void check_launch(const char* name, const void* kernel, dim3 grid, dim3 block, size_t shared_bytes) {
     const uint64_t threads = (uint64_t)block.x * block.y * block.z;
     const auto limit = machine.shared_limit.find(kernel);
-    const size_t most = limit == machine.shared_limit.end() ? 48 << 10 : (size_t)limit->second;
+    // what a kernel has of static shared memory counts too; the engine keeps 64 bytes for it
+    const size_t most = limit == machine.shared_limit.end() ? (48 << 10) - 64 : (size_t)limit->second;
     if (threads == 0 || threads > 1024 || block.z > 64)
         cuda_on_host_die("launch of %s: a block of (%u,%u,%u) threads", name, block.x, block.y, block.z);
     if (grid.x == 0 || grid.x > INT32_MAX || grid.y == 0 || grid.y > 65535 || grid.z == 0 || grid.z > 65535)

@@ -267,6 +267,11 @@ enum cudaError_t {
     cudaErrorMemoryAllocation = 2,
     cudaErrorInsufficientDriver = 35,
     cudaErrorNoDevice = 100,
+    cudaErrorNoKernelImageForDevice = 209,
+    cudaErrorIllegalAddress = 700,
+    cudaErrorIllegalInstruction = 715,
+    cudaErrorMisalignedAddress = 716,
+    cudaErrorLaunchFailure = 719,
     cudaErrorInvalidDevice = 101,
     cudaErrorNotReady = 600
 };
