@@ -250,6 +250,7 @@ fuzz_built: $(FUZZ_DIR)/seeds $(patsubst %,$(FUZZ_DIR)/fuzz_%,$(FUZZ))
 fuzz:
 	@FUZZ_CC="$(FUZZ_CC)" MAKE="$(MAKE)" dev/test/fuzz/run.sh $(FUZZ_DIR) $(FUZZ_SECONDS) $(FUZZ_RUNS) $(FUZZ)
 
+bench_built: $(patsubst %.c,$(BUILD)/%,$(wildcard dev/bench/*.c))
 # The second bench is the same program with the built-in matrix product.
 bench: train_gpt_tost $(BUILD)/dev/bench/bench
 	@$(MAKE) --no-print-directory BLAS=0 bench_builtin > /dev/null
@@ -261,7 +262,7 @@ bench_builtin: $(BUILD)/dev/bench/bench
 clean:
 	rm -rf build train_gpt_tost train_gpt_tostcu test_tost
 
-.PHONY: all test torture torture_short fuzz fuzz_built test_cuda_on_host test_mutants mutants bench bench_cuda bench_builtin clean FORCE
+.PHONY: all test torture torture_short fuzz fuzz_built test_cuda_on_host test_mutants mutants bench bench_built bench_cuda bench_builtin clean FORCE
 .SECONDARY:
 
 .DELETE_ON_ERROR:

@@ -27,7 +27,8 @@ extern "C" {
 
 extern "C" const TostEngine tost_cuda_engine;
 
-constexpr int COLUMN_BLOCKS = 528;   // partial sums a column: rows are dealt to so many blocks, 4 a multiprocessor of an H100
+// Partial sums a column: rows are dealt to so many blocks, 4 a multiprocessor of an H100.
+constexpr int COLUMN_BLOCKS = 528;
 
 // What changes from call to call stands in device memory, so that a captured graph serves every call of its
 // shape.
@@ -193,9 +194,9 @@ static void embedding_backward(cudaStream_t stream, float* dwte, float* dwpe, fl
 // LayerNorm and the residual with LayerScale before it:
 //     x_out = x + gamma · branch,   y = (x_out - mean) · rstd · w + b,   rstd = 1/√(variance + 1e-5)
 //
-// A thread takes PACKS packs of VEC neighbouring channels of a row, which stay in registers between the sums: every byte
-// is moved once. Forward a row is a warp's, or a block's where it is longer than a warp's registers; backward a block's,
-// whose threads keep the same channels from row to row for the sums over rows.
+// A thread takes PACKS packs of VEC neighbouring channels of a row, which stay in registers between the sums:
+// every byte is moved once. Forward a row is a warp's, or a block's where it is longer than a warp's registers;
+// backward a block's, whose threads keep the same channels from row to row for the sums over rows.
 
 constexpr int NORM_THREADS = 512;      // most a block: channels up to NORM_THREADS · PACKS · VEC
 constexpr int NORM_WARPS = 8;          // rows a block, where a row is a warp's
@@ -301,7 +302,9 @@ template <typename S> struct NormBackward {
     int C;
 };
 
-template <int VEC, int PACKS> struct NormSums { float dw[PACKS][VEC], db[PACKS][VEC], dgamma[PACKS][VEC], dx[PACKS][VEC]; };
+template <int VEC, int PACKS> struct NormSums {
+    float dw[PACKS][VEC], db[PACKS][VEC], dgamma[PACKS][VEC], dx[PACKS][VEC];
+};
 
 // What the residual brings to a pack: its own gradient d, and the branch.
 template <typename S, int VEC>
@@ -310,7 +313,8 @@ __device__ inline void load_residual(float (&d)[VEC], float (&branch)[VEC], cons
     if (a.branch) load_pack<VEC>(branch, a.branch + at);
 }
 
-// ROWS rows from row0 on, all of them there if FULL. Where registers allow, all that is to be read is asked for at once.
+// ROWS rows from row0 on, all of them there if FULL. Where registers allow, all that is to be read is asked for
+// at once.
 template <bool FULL, typename S, int VEC, int PACKS, int ROWS>
 __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, const NormBackward<S>& a, size_t row0,
                                                float* shared) {
@@ -464,8 +468,8 @@ struct Matmul {
 static inline cudaDataType cuda_type(const float*) { return CUDA_R_32F; }
 static inline cudaDataType cuda_type(const bf16*) { return CUDA_R_16BF; }
 
-// The largest power of two up to 64 that divides all three addresses. Tensors start at multiples of 32 elements, so that
-// the like products of all layers, and their biases, have the same.
+// The largest power of two up to 64 that divides all three addresses. Tensors start at multiples of 32 elements,
+// so that the like products of all layers, and their biases, have the same.
 static int common_alignment(const void* a, const void* b, const void* c) {
     const uintptr_t bits = (uintptr_t)a | (uintptr_t)b | (uintptr_t)c | 64;
     return (int)(bits & (0 - bits));
@@ -840,7 +844,8 @@ __device__ inline void membership_learned(float* x, float* scratch, float* u, fl
     membership_forward(x, scratch, z.NH);
 }
 
-// y = -w Π (D + 1e-8) / (D + 1e-8 + N) of head h. pi, mass (32): Π and D + 1e-8 at each step; carry: N before the chunk.
+// y = -w Π (D + 1e-8) / (D + 1e-8 + N) of head h. pi, mass (32): Π and D + 1e-8 at each step; carry: N before the
+// chunk.
 template <bool WHOLE, typename S, int P>
 __device__ inline void tssa_forward_moments(S* y, const float* carry, const float* pi, const float* mass,
                                             const S* w, int h, TssaChunk k, TssaSize z) {
@@ -1146,10 +1151,12 @@ __device__ inline void tssa_piece_backward(S* dw_t, float (&RN)[P], float (&RS)[
         float dw[P];
 #pragma unroll
         for (int i = 0; i < P; i++) {
-            const float x = piece.x[j][i], energy = piece.S[j][i], S_last = j > 0 ? piece.S[j > 0 ? j - 1 : 0][i] : before[i];
+            const float x = piece.x[j][i], energy = piece.S[j][i],
+                        S_last = j > 0 ? piece.S[j > 0 ? j - 1 : 0][i] : before[i];
             const float r = reciprocal(M + piece.N[j][i]), dy_r = dy[j][i] * r;
             const bool above = ABOVE || energy > (float)TOST_ENERGY_MIN;
-            const float q = reciprocal(ABOVE ? energy : fmaxf(energy, (float)TOST_ENERGY_MIN)), w_q = above ? x * q : 0.0f;
+            const float q = reciprocal(ABOVE ? energy : fmaxf(energy, (float)TOST_ENERGY_MIN)),
+                        w_q = above ? x * q : 0.0f;
             const float ds = RS[i] + du * q * (above ? S_last * q : 1.0f);
             RN[i] += x * pi_M * (dy_r * r);
             RS[i] -= du * (w_q * w_q);
@@ -1202,9 +1209,11 @@ __device__ inline void tssa_backward_final(S* dw, TssaStarts starts, const float
 #pragma unroll
                 for (int i = 0; i < P; i++) above = above && piece.S[0][i] > (float)TOST_ENERGY_MIN;
                 if (above)
-                    tssa_piece_backward<WHOLE, true>(dw + at, RN, RS, piece, before, pi_h, mass_h, du_h, dy + at, t0, k, z);
+                    tssa_piece_backward<WHOLE, true>(dw + at, RN, RS, piece, before, pi_h, mass_h, du_h, dy + at, t0,
+                                                     k, z);
                 else
-                    tssa_piece_backward<WHOLE, false>(dw + at, RN, RS, piece, before, pi_h, mass_h, du_h, dy + at, t0, k, z);
+                    tssa_piece_backward<WHOLE, false>(dw + at, RN, RS, piece, before, pi_h, mass_h, du_h, dy + at, t0,
+                                                      k, z);
             }
         }
     }
@@ -1251,7 +1260,8 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
 // dtemp[h] += Σ of the chunks' sums. partial (NH,chunks of all sequences); a block a head.
 constexpr int TEMP_THREADS = 256;
 
-__global__ void __launch_bounds__(TEMP_THREADS) temp_backward_kernel(float* dtemp, const float* partial, size_t chunks) {
+__global__ void __launch_bounds__(TEMP_THREADS)
+    temp_backward_kernel(float* dtemp, const float* partial, size_t chunks) {
     __shared__ float shared[TEMP_THREADS];
     float sum = 0.0f;
 #pragma unroll 8
@@ -1303,7 +1313,7 @@ constexpr int GELU_PACK = 8, GELU_THREADS = 128;
 __device__ inline float normal_bell(float x) { return power_of_2(x * (x * -0.72134752f)); }
 
 // Φ(x) = 1 - Φ(-x), and for z ≥ 0:  Φ(-z) = P(t) e^(-z²/2),  t = 1/(1 + z/4), P fitted for the least relative error,
-// 9e-8 up to z = 9, where rounding adds as much again. It takes a third of erff's instructions, and shares the bell
+// 9e-8 up to z = 9, where rounding adds as much again. It takes half of erff's instructions, and shares the bell
 // with the slope.
 __device__ inline float normal_cdf(float x, float bell) {
     const float t = reciprocal(1.0f + 0.25f * fabsf(x));
@@ -1458,8 +1468,8 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS, CLASSIFIER_BLOCKS)
     if (threadIdx.x == 0) loss[blockIdx.x] = logf(row.sum) + (row.top - target_logit);
     if (!gradient) return;
     const float shift = -row.top * LOG2_E, share = scale / row.sum;
-    for (int v = threadIdx.x * LOGIT_PACK + (ld - 1) / CLASSIFIER_STRIDE * CLASSIFIER_STRIDE; v >= 0; v -= CLASSIFIER_STRIDE) {
-        if (v >= ld) continue;
+    const int last = threadIdx.x * LOGIT_PACK + (ld - 1) / CLASSIFIER_STRIDE * CLASSIFIER_STRIDE;
+    for (int v = last < ld ? last : last - CLASSIFIER_STRIDE; v >= 0; v -= CLASSIFIER_STRIDE) {
         float x[LOGIT_PACK];
         load_pack<LOGIT_PACK>(x, l + v);
         mask_tail(x, v, V);

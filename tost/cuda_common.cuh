@@ -32,7 +32,8 @@ inline const char* cuda_advice(cudaError_t e) {
     case cudaErrorInsufficientDriver:
         return "the NVIDIA driver is missing or older than this build's CUDA: install a newer one";
     case cudaErrorNoDevice: return "no GPU was found: train_gpt_tost runs on the CPU";
-    case cudaErrorNoKernelImageForDevice: return "this build has no code for this GPU: build it with a newer CUDA toolkit";
+    case cudaErrorNoKernelImageForDevice:
+        return "this build has no code for this GPU: build it with a newer CUDA toolkit";
     case cudaErrorIllegalAddress:
     case cudaErrorLaunchFailure:
     case cudaErrorMisalignedAddress:
@@ -291,8 +292,8 @@ __host__ __device__ inline size_t scan_slots(size_t chunks) {
 __device__ inline float scan_load(const float* p) { return __ldcg(p); }
 __device__ inline int   scan_load_flag(const int* p) { return *(const volatile int*)p; }
 
-// Orders this thread's accesses, and those it has synchronised with, for all blocks. Acquire and release are all that is
-// needed; __threadfence is more, and stalls longer.
+// Orders this thread's accesses, and those it has synchronised with, for all blocks. Acquire and release are all
+// that is needed; __threadfence is more, and stalls longer.
 __device__ inline void scan_fence() {
 #ifdef TOST_CUDA_ON_HOST
     __threadfence();

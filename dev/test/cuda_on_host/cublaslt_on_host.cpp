@@ -233,7 +233,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
                                                     size_t bytes) {
     const char* name = "cublasLtMatmulPreferenceSetAttribute";
     if (a == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) p->workspace = attribute<uint64_t>(name, value, bytes);
-    else if (a == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) (void)attribute<uint32_t>(name, value, bytes);   // one sum
+    else if (a == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) (void)attribute<uint32_t>(name, value, bytes);
     else p->align[a - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES] = attribute<uint32_t>(name, value, bytes);
     return CUBLAS_STATUS_SUCCESS;
 }
