@@ -383,12 +383,12 @@ int main(int argc, char** argv) {
     const Counts counts = foretold(runs, z);
     printf("# Bytes that an update of tost-base moves, counted on a CPU\n\n`make traffic`, of the kernels at commit "
            "%s. No GPU ran: what the kernels' loads and stores touch in bf16, in sectors of 32 bytes, as "
-           "dev/cuda/traffic.cpp says. Caches have no limit here: what a GPU's cannot hold comes again, up to what is asked "
-           "for. Milliseconds are bytes over %.1f TB/s and FLOPs over %.0f TFLOP/s, which are "
+           "dev/cuda/traffic.cpp says. Caches have no limit here: what a GPU's cannot hold comes again, up to what is "
+           "asked for. Milliseconds are bytes over %.1f TB/s and FLOPs over %.0f TFLOP/s, which are "
            "quoted for an H200 and were not measured here.\n\n", argc > 1 ? argv[1] : "unknown", COPY * 1e-12,
            PRODUCTS * 1e-12);
-    printf("One micro-step of B %.0f, T %.0f (%.0f rows) with %.0f layers, C %.0f, V %.0f, and its update. Counted were one "
-           "and two layers at (B,T)", z.rows / z.T, z.T, z.rows, z.L, z.C, z.V);
+    printf("One micro-step of B %.0f, T %.0f (%.0f rows) with %.0f layers, C %.0f, V %.0f, and its update. Counted "
+           "were one and two layers at (B,T)", z.rows / z.T, z.T, z.rows, z.L, z.C, z.V);
     for (const auto& shape : shapes) printf(" (%d,%d)", shape[0], shape[1]);
     printf("; the table is their plane in rows, T and layers at this size:\n\n");
     print_table(counts, z, "");
