@@ -3,6 +3,7 @@
 # make test                builds and runs every test; its last line and its exit status are the verdict
 # make torture             kills, starves and watches runs: 2 minutes on 2 cores; torture_short is a share of it, for CI
 # make fuzz                every reader under libFuzzer, 20 seconds each
+# make traffic             counts on a CPU the bytes that the CUDA kernels move: needs clang
 # make bench               measures against the machine's limits and the peers that are installed; on a GPU dev/bench/gpu.py does
 #
 # BLAS=0, OPENMP=0 and CUDA=0 leave those out; HOST_LEG=0 leaves the kernels' run on a CPU out of the tests;
@@ -198,6 +199,23 @@ build/cuda/bench_%: build/cuda/bench_%.o $(BUILD)/libtost.a
 	$(COMPILE) -o $@ $^ $(CUDA_LIBS) $(LIBS)
 bench_cuda: $(CUDA_BENCHES)
 
+# The bytes of device memory that the kernels touch, counted on a CPU: clang calls the counter at each load and store. What
+# would escape it is kept out: memcpy stays a call, which goes to the counter too, and no loop becomes one.
+TRAFFIC_CXX  ?= clang++
+TRAFFIC_COUNT = -O2 -fno-builtin -fno-vectorize -fno-slp-vectorize -Wno-pass-failed \
+                -fsanitize-coverage=func,trace-loads,trace-stores
+TRAFFIC_HOST  = $(filter-out $(HOST)/train_gpt_tost.o,$(HOST_C)) $(patsubst %,$(HOST)/%_on_host.o,cuda cublaslt runtime)
+$(HOST)/counted.o: train_gpt_tost.cu $(wildcard tost/*.h tost/*.cuh dev/test/cuda_on_host/*.h)
+	@mkdir -p $(@D)
+	$(HOST_CXX) $(TRAFFIC_COUNT) $(HOST_FLAGS) $(HOST_CUDA) -DTOST_NO_MAIN -x c++ -c $< -o $@
+	$(OBJCOPY) --redefine-sym memcpy=traffic_memcpy $@
+$(HOST)/traffic: dev/cuda/traffic.cpp $(HOST)/counted.o $(TRAFFIC_HOST)
+	$(HOST_CXX) -O2 $(HOST_FLAGS) $(HOST_CUDA) -o $@ $^ -lm
+traffic:
+	@$(MAKE) --no-print-directory HOST=build/traffic HOST_SANITIZE= HOST_CXX="$(TRAFFIC_CXX) -std=c++17" \
+	    build/traffic/traffic >&2
+	@build/traffic/traffic "$$(git describe --always --dirty 2>/dev/null || echo unknown)"
+
 # Runs that are killed, starved of disk and power, watched for leaks and races. What valgrind and the race detector run is
 # built for them: no vectors that valgrind does not know, no threads but those that clang's libomp tells the detector of.
 # TORTURE_FLAGS="--suites kill,power --seed 3" runs some of it, or the same again.
@@ -262,7 +280,7 @@ bench_builtin: $(BUILD)/dev/bench/bench
 clean:
 	rm -rf build train_gpt_tost train_gpt_tostcu test_tost
 
-.PHONY: all test torture torture_short fuzz fuzz_built test_cuda_on_host test_mutants mutants bench bench_built bench_cuda bench_builtin clean FORCE
+.PHONY: all test torture torture_short fuzz fuzz_built test_cuda_on_host test_mutants mutants bench bench_built bench_cuda bench_builtin traffic clean FORCE
 .SECONDARY:
 
 .DELETE_ON_ERROR:

@@ -364,6 +364,7 @@ void run_grid(const char* name, dim3 grid, dim3 block, size_t shared_bytes,
               const std::function<void()>& body) {
     machine.kernel = name;
     machine.body = &body;
+    if (machine.options.observer) machine.options.observer->launched(name);
     machine.launches++;
     machine.count = (int)(block.x * block.y * block.z);
     while ((int)machine.threads.size() < machine.count) {

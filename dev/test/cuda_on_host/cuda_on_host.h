@@ -33,6 +33,15 @@
 
 enum CudaOnHostOrder { CUDA_ORDER_FORWARD, CUDA_ORDER_REVERSE, CUDA_ORDER_SHUFFLE };
 
+// Told of the work that runs, in its order, for a count of what it moves.
+struct CudaOnHostObserver {
+    virtual void allocated(const void* device, size_t bytes) = 0;
+    virtual void launched(const char* kernel) = 0;  // its blocks, which blockIdx names, run one after another
+    virtual void filled(size_t bytes) = 0;          // by cudaMemsetAsync
+    // A matrix product of k terms into m by n, by the bytes of its operands; false: it is not computed.
+    virtual bool product(double read, double written, double m, double n, double k) = 0;
+};
+
 struct CudaOnHostOptions {
     CudaOnHostOrder order = CUDA_ORDER_FORWARD;  // of threads, warps; REVERSE and SHUFFLE hold for blocks too
     uint64_t seed = 1;                           // of SHUFFLE
@@ -40,6 +49,7 @@ struct CudaOnHostOptions {
     int devices = 1;                             // 0: a machine without one
     size_t memory = (size_t)8 << 30;             // bytes of device memory
     uint32_t matmul_alignment = 1;  // bytes; cuBLASLt has no algorithm for matrices and rows aligned to less
+    CudaOnHostObserver* observer = nullptr;
 };
 
 void cuda_on_host_set(const CudaOnHostOptions& options);
