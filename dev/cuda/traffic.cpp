@@ -42,8 +42,8 @@ constexpr double STATS = 8;            // bytes of mean and rstd
 constexpr double EMBED_SEGMENT = 64;   // rows of one token in a partial sum
 constexpr int COMMON = 4;              // one row in so many holds the same token
 
-// Of rows, by 2^28 logits at most in whole tiles of 128 rows.
-double classifier_chunks(const Size& z) { return ceil(z.rows / (floor(exp2(28) / z.V / 128) * 128)); }
+// Of rows, by 2^29 logits, 1 GiB, at most in whole tiles of 128 rows.
+double classifier_chunks(const Size& z) { return ceil(z.rows / (floor(exp2(29) / z.V / 128) * 128)); }
 
 // Forward, its input's gradient and its weights', which are added to float32.
 double linear_bytes(double rows, double in, double out, double chunks) {
@@ -90,7 +90,8 @@ const Fewest fewest[] = {
            4*C*rows + 8*C*distinct + 4*C*common/EMBED_SEGMENT),
     FEWEST(embedding_place,             "row",       1.01, 1.01, 4*C*rows + 8*C*T),
     FEWEST(embedding_big,               "row",       1.02, 1.10, 4*C*common/EMBED_SEGMENT + 8*C),
-    FEWEST(column_sum,                  "launch",    1.05, 1.05, 512*4*C * (2*norms - 1) + 4*NH*L * rows/32),
+    FEWEST(column_sum,                  "launch",    1.05, 1.05, 528*4*C * (2*norms - 1)),
+    FEWEST(temp_backward,               "row",       1.10, 1.10, 4*NH*L * rows/32),
     FEWEST(memset,                      "parameter", 1.01, 1.01, 4*flat),
     FEWEST(grad_norm,                   "parameter", 1.01, 1.01, 4*flat),
     FEWEST(grad_norm_total,             "launch",    1.01, 1.01, 8*1024),
@@ -238,8 +239,9 @@ Run counted(int B, int T, int layers, int block_size) {
     return {size_of(c, B, T), counter.counts, counter.flops};
 }
 
-// (B,T): the second has other rows than the first at the same T, the third another T and the same rows.
-constexpr int shapes[3][2] = {{2, 512}, {4, 512}, {1, 1024}};
+// (B,T): the second has other rows than the first at the same T, the third another T and the same rows; enough for all
+// COLUMN_BLOCKS to have some.
+constexpr int shapes[3][2] = {{3, 512}, {5, 512}, {2, 768}};
 static_assert(shapes[0][1] == shapes[1][1] && shapes[0][0] * shapes[0][1] == shapes[2][0] * shapes[2][1], "");
 
 // The plane through one quantity at the three shapes, at (rows, T).
