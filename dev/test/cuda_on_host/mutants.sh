@@ -27,17 +27,21 @@ softmax_unsynchronised | cu | __device__ inline void membership_forward( | 1 | s
 mass_unsynchronised | cu | scratch[h * WARP + lane_index()] = carry[2 * z.C + h] | 1 | s/__syncwarp();//
 softmax_over_time | cu | for (int h = 0; h < NH; h++) sum += scratch[ | 0 | s/h \* WARP + lane_index()/h/
 dropped_carry | cu | carry[c] = (float)before; | 0 | s/(float)before/0.0f/
-dropped_group | cuh | for (int j = 0; j < digit; j++) sum += | 0 | s/j < digit/j + 1 < digit/
+dropped_group | cuh | for (int j = 0; j < digit; j++, total += width) sum += | 0 | s/j < digit/j + 1 < digit/
 group_without_itself | cuh | double prefix = 0.0, group = own; | 0 | s/group = own/group = 0.0/
 lane_scan_too_short | cuh | for (int by = 1; by < WARP; by *= 2) { | 0 | s/by < WARP/by < WARP \/ 2/
 chunk_edge_forward | cu | const bool inside = lane_index() < k.n; | 0 | s/< k.n/< k.n - 1/
-chunk_edge_backward | cu | if (t < k.n) store_pack<P>(dw_d | 0 | s/t < k.n/t <= k.n/
+chunk_edge_backward | cu | t0 + j < k.n) store_pack<P>(dw_t | 0 | s/t0 + j < k.n/t0 + j <= k.n/
 state_not_continued | cu | (start ? start[c] : 0.0) + | 0 | s/start\[c\]/0.0/
 no_accumulation | cu | matmul(mm, Product<S, float>{dw, dy, x | 0 | s/1\.0f/0.0f/
-target_not_subtracted | cu | (v + j == target ? 1.0f : 0.0f) | 0 | s/v + j == target/v == target/
+target_not_subtracted | cu | x[j] -= v + j == target ? scale : 0.0f; | 0 | s/v + j == target/v == target/
 segment_without_its_end | cu | i < e.big_first[big + 1] | 0 | s/i < e/i + 1 < e/
 input_overwritten | cu | CUDA_CHECK(cudaEventSynchronize(m->staged[turn])); | 0 | s/CUDA_CHECK.*//
 uniform_behind_unset | cu | c < z.C; c += blockDim.x) behind[c] = 0.0f; | 0 | s/behind\[c\] = 0.0f;/continue;/
+whole_tile_unasked | cu | return k.n == TSSA_CHUNK && z.HS % (WARP * P) == 0; | 0 | s/k.n == TSSA_CHUNK/true/
+start_not_kept | cu | starts[(t0 / TSSA_PIECE - 1) * z.C + c + i] = sum[i]; | 0 | s/sum\[i\]/0.0f/
+moments_before_dropped | cu | part[j] -= x[j][i] * (x[j][i] * dN[i]); | 0 | s/part.*;//
+bias_of_the_branch_unscaled | cu | total.dx[p][i] *= gamma_c[i]; | 0 | s/total.*;/;/
 decay_everywhere | cu | / DECAY_GROUP, t->decay == TOST_DECAY | 0 | s/t->decay == TOST_DECAY/1/
 END
 }
