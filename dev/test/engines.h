@@ -191,11 +191,12 @@ static inline void record_free(Record* r) {
 // ---------------------------------------------------------------------------------------------
 // Two records
 
-// Limits by kind of piece, of relative L2 error against the CPU engine or against truth. How far few bits move a result
-// is a matter of the parameters: the gradient through s/S goes with 1/w, which is anything where a w is near 0 early in a
-// text. So tf32 and bf16 have a yardstick beside it: how far the CPU engine's own result, in float32, moves when nothing
-// but its weights is rounded to as many bits, at most of a few draws. An engine, which rounds activations too, may err by
-// YARDSTICKS times that, or by the kind's limit where that is more, since a number may happen to lie still; never by half.
+// Limits by kind of piece, of relative L2 error against the CPU engine or against truth. How far few bits move a
+// result is a matter of the parameters: the gradient through s/S goes with 1/w, which is anything where a w is near 0
+// early in a text. So tf32 and bf16 have a yardstick beside it: how far the CPU engine's own result, in float32, moves
+// when nothing but its weights is rounded to as many bits, at most of a few draws. An engine, which rounds activations
+// too, may err by YARDSTICKS times that, or by the kind's limit where that is more, since a number may happen to lie
+// still; never by half.
 typedef struct { double of[PIECE_KINDS]; } Limits;
 
 #define YARDSTICKS 3.0
