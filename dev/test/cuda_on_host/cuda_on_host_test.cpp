@@ -59,7 +59,12 @@ void test_shapes(Checks* c, TostDtype dtype, bool quick) {
     const std::vector<Schedule> two = {FORWARD, REVERSE_LATE};
     Shape shapes[RAGGED_SHAPES];
     ragged_shapes(shapes, chunk_of_source());
-    for (int i = 0; i < ragged_count(dtype); i++) test_shape(c, shapes[i], dtype, i == 1 ? all : two);
+    for (int i = 0; i < RAGGED_SHAPES; i++) test_shape(c, shapes[i], dtype, i == 1 ? all : two);
+}
+
+// Channels of published size, with parameters as a run begins or with random ones.
+void test_wide(Checks* c, TostDtype dtype, int fresh) {
+    test_shape(c, {1, 12, 768, 128, 257, 0, TOST_LEARNED, 1, 100, 1, 1, fresh}, dtype, {FORWARD});
 }
 
 void test_scores(Checks* c, TostDtype dtype) {
@@ -69,7 +74,7 @@ void test_scores(Checks* c, TostDtype dtype) {
 
 // Where cuBLASLt has no algorithm for rows that are not aligned.
 void test_plain_products(Checks* c) {
-    const Shape k = {1, 3, 15, 40, 29, 1, TOST_LEARNED, 2, 37, 1, 2};
+    const Shape k = {1, 3, 15, 40, 29, 1, TOST_LEARNED, 2, 37, 1, 2, 0};
     const auto before = [](const void*, int) { set_schedule(FORWARD, 16); };
     const Runs runs = {1, before, nullptr};
     engines_agree(c, &tost_cuda_engine, &tost_cpu_engine, &k, TOST_BF16, &runs);
@@ -302,7 +307,9 @@ int main(int argc, char** argv) {
     test_scores(&c, TOST_BF16);
     if (quick) return checks_verdict(&c);
     test_shapes(&c, TOST_BF16, true);
-    test_shape(&c, {1, 3, 60, 40, 257, 1, TOST_LEARNED, 2, 37, 2, 2}, TOST_TF32, {FORWARD});
+    test_shape(&c, {1, 3, 60, 40, 257, 1, TOST_LEARNED, 2, 37, 2, 2, 0}, TOST_TF32, {FORWARD});
+    for (const int fresh : {1, 0}) test_wide(&c, TOST_BF16, fresh);
+    test_wide(&c, TOST_TF32, 0);
     test_plain_products(&c);
     test_golden(&c, "dev/test/golden");
     char* shared = shared_path("golden");
