@@ -736,12 +736,22 @@ constexpr TssaStates NO_STATES = {NULL, NULL, 1};
 __device__ inline void tssa_scan(float* carry, double* end, const double* start, float* totals, int* flags,
                                  int width, int place, int chunks) {
     scan_publish_and_wait(flags, place, chunks);
-    for (int c = threadIdx.x; c < width; c += blockDim.x) {
-        const double own = scan_load(totals + (size_t)place * width + c);
-        const double before =
-            (start ? start[c] : 0.0) + scan_prefix(totals + c, width, place, chunks, own);
-        carry[c] = (float)before;
-        if (end && place == chunks - 1) end[c] = before + own;
+    for (int first = threadIdx.x; first < width; first += SCAN_COLUMNS * blockDim.x) {
+        double own[SCAN_COLUMNS], prefix[SCAN_COLUMNS];
+#pragma unroll
+        for (int n = 0; n < SCAN_COLUMNS; n++) {
+            const int c = first + n * (int)blockDim.x;
+            own[n] = c < width ? scan_load(totals + (size_t)place * width + c) : 0.0f;
+        }
+        scan_prefix(prefix, totals, first, width, place, chunks, own);
+#pragma unroll
+        for (int n = 0; n < SCAN_COLUMNS; n++) {
+            const int c = first + n * (int)blockDim.x;
+            if (c >= width) continue;
+            const double before = (start ? start[c] : 0.0) + prefix[n];
+            carry[c] = (float)before;
+            if (end && place == chunks - 1) end[c] = before + own[n];
+        }
     }
     scan_publish_groups(flags, place, chunks);
     __syncthreads();   // the carries are written

@@ -339,26 +339,42 @@ __device__ inline void scan_publish_and_wait(int* flags, int k, int chunks) {
     __syncthreads();
 }
 
-// Σ of one column over the chunks before k. own: this chunk's total. totals points at the column's first
-// slot. Where k ends a group, the group's total is written; scan_publish_groups shows it once all columns are
-// done.
-__device__ inline double scan_prefix(float* totals, size_t width, int k, int chunks, double own) {
-    double prefix = 0.0, group = own;
+// Columns a thread takes at once, blockDim.x apart: so many loads are under way together.
+constexpr int SCAN_COLUMNS = 2;
+
+// prefix: Σ over the chunks before k of columns c, c + blockDim.x, …, those below width. own: this chunk's totals. Where k
+// ends a group, the group's totals are written; scan_publish_groups shows them once all columns are done.
+__device__ inline void scan_prefix(double (&prefix)[SCAN_COLUMNS], float* totals, int c, int width, int k, int chunks,
+                                   const double (&own)[SCAN_COLUMNS]) {
+    double group[SCAN_COLUMNS];
+#pragma unroll
+    for (int n = 0; n < SCAN_COLUMNS; n++) {
+        prefix[n] = 0.0;
+        group[n] = own[n];
+    }
     bool ends = true;
     size_t level = 0;
     for (int i = k; i > 0; i >>= SCAN_RADIX_LOG) {
         const int digit = i % SCAN_RADIX;
-        double sum = 0.0;
-        const float* total = totals + (level + i - digit) * width;
-        for (int j = 0; j < digit; j++, total += width) sum += scan_load(total);
-        prefix += sum;
-        group += sum;
+        const float* total = totals + (level + i - digit) * width + c;
+        double sum[SCAN_COLUMNS] = {};
+#pragma unroll 2
+        for (int j = 0; j < digit; j++, total += width) {
+#pragma unroll
+            for (int n = 0; n < SCAN_COLUMNS; n++)
+                if (c + n * (int)blockDim.x < width) sum[n] += scan_load(total + n * blockDim.x);
+        }
         ends = ends && digit == SCAN_RADIX - 1;
         level += chunks;
         chunks >>= SCAN_RADIX_LOG;
-        if (ends) totals[(level + (i >> SCAN_RADIX_LOG)) * width] = (float)group;
+        float* of_group = totals + (level + (i >> SCAN_RADIX_LOG)) * width + c;
+#pragma unroll
+        for (int n = 0; n < SCAN_COLUMNS; n++) {
+            prefix[n] += sum[n];
+            group[n] += sum[n];
+            if (ends && c + n * (int)blockDim.x < width) of_group[n * blockDim.x] = (float)group[n];
+        }
     }
-    return prefix;
 }
 
 __device__ inline void scan_publish_groups(int* flags, int k, int chunks) {

@@ -27,8 +27,8 @@ softmax_unsynchronised | cu | __device__ inline void membership_forward( | 1 | s
 mass_unsynchronised | cu | scratch[h * WARP + lane_index()] = carry[2 * z.C + h] | 1 | s/__syncwarp();//
 softmax_over_time | cu | for (int h = 0; h < NH; h++) sum += scratch[ | 0 | s/h \* WARP + lane_index()/h/
 dropped_carry | cu | carry[c] = (float)before; | 0 | s/(float)before/0.0f/
-dropped_group | cuh | for (int j = 0; j < digit; j++, total += width) sum += | 0 | s/j < digit/j + 1 < digit/
-group_without_itself | cuh | double prefix = 0.0, group = own; | 0 | s/group = own/group = 0.0/
+dropped_group | cuh | for (int j = 0; j < digit; j++, total += width) { | 0 | s/j < digit/j + 1 < digit/
+group_without_itself | cuh | group[n] = own[n]; | 0 | s/own\[n\]/0.0/
 lane_scan_too_short | cuh | for (int by = 1; by < WARP; by *= 2) { | 0 | s/by < WARP/by < WARP \/ 2/
 chunk_edge_forward | cu | const bool inside = lane_index() < k.n; | 0 | s/< k.n/< k.n - 1/
 chunk_edge_backward | cu | t0 + j < k.n) store_pack<P>(dw_t | 0 | s/t0 + j < k.n/t0 + j <= k.n/
