@@ -802,7 +802,7 @@ static void test_cuda_dtype(Checks* c, TostDtype dtype) {
     const Shape wide[] = {{2, 12, 768, 1024, 50304, 0, TOST_LEARNED, 1, 300, 2, 1, 1},
                           {1, 12, 768, 1024, 50304, 0, TOST_LEARNED, 1, 300, 2, 1, 0},
                           {1, 12, 768, 64, 50257, 1, TOST_LEARNED, 1, 30, 1, 1, 0},
-                          {1, 96, 768, 320, 1000, 0, TOST_LEARNED, 1, 150, 2, 1, 0}};
+                          {1, 48, 768, 320, 1000, 0, TOST_LEARNED, 1, 150, 2, 1, 0}};
     const Shape longest = long_shape(chunk);
     const Runs twice = {.runs = 2};
     Shape ragged[RAGGED_SHAPES];

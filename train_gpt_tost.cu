@@ -3,8 +3,8 @@
 //
 // Precision. Matmul operands have one storage type S, float (fp32, tf32) or bf16, by which the kernels are
 // templates. Always float: the residual stream x and its gradient, LayerNorm's statistics, TSSA's running
-// sums, u and Π, softmax and loss, gradients of parameters, master weights and moments. Sums over more than a
-// chunk of time, and over all gradients, are double.
+// sums, u and Π, softmax and loss, gradients of parameters, master weights and moments. TSSA's scans over
+// chunks, the sum of the losses and that of all gradients' squares are double.
 //
 // Determinism. Every sum has a fixed order: the same run gives the same bits. No floating-point atomics.
 //
@@ -195,8 +195,9 @@ static void embedding_backward(cudaStream_t stream, float* dwte, float* dwpe, fl
 //     x_out = x + gamma · branch,   y = (x_out - mean) · rstd · w + b,   rstd = 1/√(variance + 1e-5)
 //
 // A thread takes PACKS packs of VEC neighbouring channels of a row, which stay in registers between the sums:
-// every byte is moved once. Forward a row is a warp's, or a block's where it is longer than a warp's registers;
-// backward a block's, whose threads keep the same channels from row to row for the sums over rows.
+// every byte is moved once. Forward a row is a warp's, or a block's where it is longer than a warp's registers or
+// C is no multiple of 4; backward a block's, whose threads keep the same channels from row to row for the sums
+// over rows.
 
 constexpr int NORM_THREADS = 512;      // most a block: channels up to NORM_THREADS · PACKS · VEC
 constexpr int NORM_WARPS = 8;          // rows a block, where a row is a warp's
@@ -247,7 +248,8 @@ __global__ void __launch_bounds__(WARP_ROW ? NORM_WARPS * WARP : NORM_THREADS)
         }
     }
     row_sum<WARP_ROW>(squares, shared);
-    const float scale = rsqrtf(squares[0] * inverse_C + (float)TOST_LN_EPS);
+    const float variance = squares[0] * inverse_C + (float)TOST_LN_EPS;
+    const float scale = rsqrtf(variance) + 0.0f * variance;   // an infinite one shows as NaN, not as y = b
 #pragma unroll
     for (int p = 0; p < PACKS; p++) {
         const int c = c0 + p * stride;
@@ -259,10 +261,8 @@ __global__ void __launch_bounds__(WARP_ROW ? NORM_WARPS * WARP : NORM_THREADS)
         for (int i = 0; i < VEC; i++) v[p][i] = v[p][i] * scale * w_c[i] + b_c[i];
         store_pack<VEC>(y + row * C + c, v[p]);
     }
-    if (threadIdx.x == 0) {
-        mean[row] = mean_row;
-        rstd[row] = scale;
-    }
+    if (threadIdx.x == 0) mean[row] = mean_row;
+    if (threadIdx.x == 0) rstd[row] = scale;
 }
 
 static int norm_threads(int C, int vec, int packs) { return div_up(div_up(C, vec * packs), WARP) * WARP; }
@@ -311,6 +311,22 @@ template <typename S, int VEC>
 __device__ inline void load_residual(float (&d)[VEC], float (&branch)[VEC], const NormBackward<S>& a, size_t at) {
     if (a.accumulate) load_pack<VEC>(d, a.dx + at);
     if (a.branch) load_pack<VEC>(branch, a.branch + at);
+}
+
+// The gradient d of a pack of the stream, and gamma d of the branch's; their sums over rows.
+template <typename S, int VEC>
+__device__ inline void store_residual(float (&dgamma)[VEC], float (&dx)[VEC], float (&d)[VEC],
+                                      const float (&branch)[VEC], const float (&gamma)[VEC], const NormBackward<S>& a,
+                                      size_t at) {
+    store_pack<VEC>(a.dx + at, d);
+    if (!a.branch) return;
+#pragma unroll
+    for (int i = 0; i < VEC; i++) {
+        dgamma[i] += d[i] * branch[i];
+        dx[i] += d[i];
+        d[i] *= gamma[i];
+    }
+    store_pack<VEC>(a.dbranch + at, d);
 }
 
 // ROWS rows from row0 on, all of them there if FULL. Where registers allow, all that is to be read is asked for
@@ -369,15 +385,7 @@ __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, cons
             const float mean_g = sums[2 * r] * inverse_C, mean_gn = sums[2 * r + 1] * inverse_C;
 #pragma unroll
             for (int i = 0; i < VEC; i++) d[r][p][i] += scale[r] * (g[r][p][i] - mean_g - n[r][p][i] * mean_gn);
-            store_pack<VEC>(a.dx + at + r * C, d[r][p]);
-            if (!a.branch) continue;
-#pragma unroll
-            for (int i = 0; i < VEC; i++) {
-                total.dgamma[p][i] += d[r][p][i] * branch[r][p][i];
-                total.dx[p][i] += d[r][p][i];
-                d[r][p][i] *= gamma_c[i];
-            }
-            store_pack<VEC>(a.dbranch + at + r * C, d[r][p]);
+            store_residual(total.dgamma[p], total.dx[p], d[r][p], branch[r][p], gamma_c, a, at + r * C);
         }
     }
 }
@@ -885,8 +893,8 @@ __device__ inline void tssa_forward_moments(S* y, const float* carry, const floa
     }
 }
 
-// Fewest bytes a row: 2C (w) + 2C (y). Moved besides: carries and totals, (4 + 8) (2C + NH)/32 = 0.75C, and 2
-// · 8 NH. sync: ticket, flags of S, flags of N and D; all zero before.
+// Fewest bytes a row: 2C (w) + 2C (y). Moved besides: carries and totals, (4 + 8) (2C + NH)/32 = 0.75C, and u
+// and pi, 8 NH. sync: ticket, flags of S, flags of N and D; all zero before.
 template <typename S, int P, bool UNIFORM>
 __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
     tssa_forward_kernel(S* __restrict__ y, float* u, float* pi, float* saved, TssaStates states,
@@ -929,7 +937,9 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
 }
 
 // Whether a lane can take two neighbouring channels in one access, and has use for them.
-static bool tssa_pairs(TssaSize z) { return z.HS % 2 == 0 && z.HS > WARP; }
+static bool tssa_pairs(TssaSize z) {
+    return z.HS % 2 == 0 && z.HS > WARP && (z.HS % (2 * WARP) == 0 || z.HS % WARP != 0);
+}
 
 template <typename S>
 static void tssa_forward(cudaStream_t stream, S* y, float* u, float* pi, float* saved,
@@ -1363,7 +1373,7 @@ template <typename S> static void gelu_forward(cudaStream_t stream, S* y, const 
 // over a block's rows, which are every gridDim.x-th. Fewest bytes an element: 4 (dx) + 2 (x).
 template <typename S, int VEC>
 __global__ void __launch_bounds__(GELU_THREADS)
-    gelu_backward_kernel(S* dx, float* partial, const S* x, size_t rows, int N) {
+    gelu_backward_kernel(S* __restrict__ dx, float* __restrict__ partial, const S* __restrict__ x, size_t rows, int N) {
     const int c = (blockIdx.y * GELU_THREADS + threadIdx.x) * VEC;
     if (c >= N) return;
     float sum[VEC] = {};

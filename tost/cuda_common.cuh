@@ -182,9 +182,6 @@ __device__ inline float power_of_2(float x) {
 #endif
 }
 
-// x/y to 2 ulp, where 1/y is neither subnormal nor over float's range
-__device__ inline float quotient(float x, float y) { return x * reciprocal(y); }
-
 // ---------------------------------------------------------------------------------------------
 // Warp and block. All threads of the warp or block take part; the order of every sum is fixed.
 
@@ -342,8 +339,8 @@ __device__ inline void scan_publish_and_wait(int* flags, int k, int chunks) {
 // Columns a thread takes at once, blockDim.x apart: so many loads are under way together.
 constexpr int SCAN_COLUMNS = 2;
 
-// prefix: Σ over the chunks before k of columns c, c + blockDim.x, …, those below width. own: this chunk's totals. Where k
-// ends a group, the group's totals are written; scan_publish_groups shows them once all columns are done.
+// prefix: Σ over the chunks before k of columns c, c + blockDim.x, …, those below width. own: this chunk's totals.
+// Where k ends a group, the group's totals are written; scan_publish_groups shows them once all columns are done.
 __device__ inline void scan_prefix(double (&prefix)[SCAN_COLUMNS], float* totals, int c, int width, int k, int chunks,
                                    const double (&own)[SCAN_COLUMNS]) {
     double group[SCAN_COLUMNS];

@@ -44,7 +44,8 @@ template <typename S> static void bench_step(Bench* bench, int rows) {
 template <typename S> static void bench_square(Bench* bench, int n) {
     Matmul mm = matmul_open(bench);
     const size_t size = (size_t)n * n;
-    S *x = bench_random<S>(bench, size, 0, 1), *w = bench_random<S>(bench, size, 0, 1), *y = bench_buffer<S>(bench, size);
+    S *x = bench_random<S>(bench, size, 0, 1), *w = bench_random<S>(bench, size, 0, 1);
+    S* y = bench_buffer<S>(bench, size);
     const double seconds = bench_seconds(bench, [&] { linear_forward(&mm, y, x, w, (const S*)NULL, n, n, n); });
     char words[64];
     snprintf(words, sizeof words, "%s %d x %d", bench_type<S>(), n, n);

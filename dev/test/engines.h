@@ -254,7 +254,8 @@ static inline void records_near(Checks* c, const char* what, const Record* got, 
 }
 
 static inline void records_same(Checks* c, const char* what, const Record* got, const Record* first, const char* run) {
-    if (!check(c, got->count == first->count, "%s: run %s has %d results, want %d", what, run, got->count, first->count))
+    if (!check(c, got->count == first->count, "%s: run %s has %d results, want %d", what, run, got->count,
+               first->count))
         return;
     for (int i = 0; i < got->count; i++)
         check(c, got->piece[i].n == first->piece[i].n && strcmp(got->piece[i].name, first->piece[i].name) == 0
@@ -305,7 +306,8 @@ static inline void record_activations(Record* r, const Subject* s, const Shape* 
             if (l == k->layers && kinds[i] != TOST_X) continue;
             s->engine->activation(x, s->model, kinds[i], l);
             snprintf(layer, sizeof layer, ".%d", l);
-            record_floats(r, PIECE_LOGITS, names[i], layer, x, rows * (size_t)(kinds[i] == TOST_PI ? k->heads : k->channels));
+            record_floats(r, PIECE_LOGITS, names[i], layer, x,
+                          rows * (size_t)(kinds[i] == TOST_PI ? k->heads : k->channels));
         }
     free(x);
 }
@@ -508,7 +510,7 @@ static inline int chunk_of_source(void) {
     return chunk;
 }
 
-enum { RAGGED_SHAPES = 17 };
+enum { RAGGED_SHAPES = 20 };
 
 // Little shapes at the edges of chunks, warps, vectors and vocabularies.
 static inline void ragged_shapes(Shape shapes[RAGGED_SHAPES], int chunk) {
@@ -527,6 +529,9 @@ static inline void ragged_shapes(Shape shapes[RAGGED_SHAPES], int chunk) {
         {1, 1, 70, 2 * chunk, 29, 0, 0, 1, chunk + 3, 1, 2, 0},     // one head, of 70 channels
         {1, 3, 96, 2 * chunk, 29, 0, 0, 1, chunk + 3, 1, 2, 0},     // heads that fill the lanes: 32 channels
         {1, 3, 192, 2 * chunk, 29, 1, 0, 2, chunk + 9, 1, 2, 0},    // and 64, two a lane
+        {1, 1, 128, 2 * chunk + 8, 29, 0, 0, 1, 2 * chunk + 6, 1, 2, 0},   // two slices of whole tiles
+        {1, 1, 64, 2 * chunk + 8, 29, 0, TOST_UNIFORM, 1, 2 * chunk + 6, 1, 2, 0},
+        {1, 95, 95, 2 * chunk, 29, 0, TOST_UNIFORM, 1, chunk + 3, 1, 2, 0},
         {1, 3, 129, 2 * chunk, 29, 1, 0, 1, 7, 1, 2, 0},            // heads of 43: several warps
         {1, 2, 16, 8, 9001, 0, 0, 1, 5, 1, 2, 0},                   // a vocabulary that threads go round in
         {3, 3, 60, block, 257, 1, TOST_UNIFORM, 2, 3 * chunk + 5, 2, 2, 0},

@@ -80,8 +80,8 @@ struct NormTruth {
     }
 };
 
-void test_norm(Checks* c, int C) {
-    const size_t rows = 5, n = rows * (size_t)C;
+void test_norm(Checks* c, int C, size_t rows) {
+    const size_t n = rows * (size_t)C;
     const Floats x = numbers(n, 1), branch = numbers(n, 2), gamma = numbers((size_t)C, 3);
     const Floats w = numbers((size_t)C, 4), b = numbers((size_t)C, 5), dy = numbers(n, 6), dx = numbers(n, 7);
     const NormTruth truth(x, branch, gamma, w, b, dy, dx, rows, (size_t)C);
@@ -133,5 +133,7 @@ void test_normal(Checks* c) {
 void test_kernels(Checks* c) {
     test_normal(c);
     // at and just beyond what each of the kernels holds, in packs of 4 and alone
-    for (const int C : {3, 768, 1024, 1028, 2048, 2049, 2052}) test_norm(c, C);
+    for (const int C : {3, 768, 1024, 1028, 2048, 2049, 2052}) test_norm(c, C, 5);
+    // more rows than blocks: each goes round
+    for (const int C : {3, 60, 1028}) test_norm(c, C, 1200);
 }
