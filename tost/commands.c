@@ -8,13 +8,15 @@
 // ---------------------------------------------------------------------------------------------
 // Errors and texts
 
-void print_error(const TostError* err) {
+void print_error(const Options* o, const TostError* err) {
+    TostError program;
+    tost_error(&program, "%s", options_program(o));   // it too comes from outside
     fflush(stdout);
-    fprintf(stderr, "train_gpt_tost: %s\n", err->text);
+    fprintf(stderr, "%s: %s\n", program.text, err->text);
 }
 
-int command_failed(const TostError* err) {
-    print_error(err);
+int command_failed(const Options* o, const TostError* err) {
+    print_error(o, err);
     return STATUS_FAILED;
 }
 
@@ -74,17 +76,18 @@ bool trained_find(Trained* t, const Options* o, const TostEngine* engine, TostEr
     }
     if (!checkpoint_read_info(&t->info, t->file, err)) {
         t->info = (CheckpointInfo){0};
-        return false;
+        return checkpoint_name_whole(err, t->file, "--model");
     }
     t->tensors = tost_tensors(&t->info.config);
     return true;
 }
 
-bool trained_create(Trained* t, const Options* o, int max_batch, int max_seq, TostError* err) {
-    const TostEngineOptions options = {
-        .max_batch = max_batch, .max_seq = max_seq, .dtype = (TostDtype)o->dtype, .threads = o->threads};
+bool trained_create(Trained* t, const Options* o, int max_batch, int max_seq, bool keep_layers, TostError* err) {
+    const TostEngineOptions options = {.max_batch = max_batch, .max_seq = max_seq, .training = keep_layers,
+                                       .dtype = (TostDtype)o->dtype, .threads = o->threads};
     t->model = t->engine->create(&t->info.config, &options, err);
-    return t->model && checkpoint_load_params(t->engine, t->model, &t->tensors, t->file, err);
+    return t->model && (checkpoint_load_params(t->engine, t->model, &t->tensors, t->file, err)
+                        || checkpoint_name_whole(err, t->file, "--model"));
 }
 
 Tokenizer* trained_tokenizer(const Trained* t, const Options* o, TostError* err) {

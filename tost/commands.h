@@ -29,10 +29,10 @@ int command_inspect(const Options* o, const TostEngine* engine);
 // ---------------------------------------------------------------------------------------------
 // What they share
 
-// Prints the error as the one line on stderr.
-void print_error(const TostError* err);
+// Prints the error as the one line on stderr, after the program's name.
+void print_error(const Options* o, const TostError* err);
 // The same; returns STATUS_FAILED.
-int command_failed(const TostError* err);
+int command_failed(const Options* o, const TostError* err);
 
 // The bytes that a value TEXT|@FILE|- of `option` means: as given, of a file, or of stdin. An empty file is an error,
 // which ends on `way_out`. free(text->data) in every case
@@ -59,7 +59,8 @@ typedef struct {
 } Trained;
 
 bool trained_find(Trained* t, const Options* o, const TostEngine* engine, TostError* err);
-bool trained_create(Trained* t, const Options* o, int max_batch, int max_seq, TostError* err);
+// keep_layers: the engine keeps what each layer made, as it does for training.
+bool trained_create(Trained* t, const Options* o, int max_batch, int max_seq, bool keep_layers, TostError* err);
 // --tokenizer, or the checkpoint's, which must be the file it was trained with. NULL on error.
 Tokenizer* trained_tokenizer(const Trained* t, const Options* o, TostError* err);
 void trained_free(Trained* t);

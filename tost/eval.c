@@ -220,7 +220,7 @@ static bool eval_data(Trained* t, const Options* o, Stream* s, TostError* err) {
     JsonFile json = {0};
     Score r = {0};
     if (!find_tokenizer(&tokenizer, t, o, err)) return false;
-    bool ok = trained_create(t, o, B, w.T, err) && json_file_open(&json, o->json, err);
+    bool ok = trained_create(t, o, B, w.T, false, err) && json_file_open(&json, o->json, err);
     if (ok) {
         fprintf(stderr, "%s, step %lld; shards: %d; windows: %llu of %d tokens\n", t->file,
                 (long long)t->info.step, s->count, (unsigned long long)w.count, w.T);
@@ -244,5 +244,5 @@ int command_eval(const Options* o, const TostEngine* engine) {
                     && (o->data ? eval_data(&t, o, &stream, &err) : eval_task(&t, o, &err));
     stream_close(&stream);
     trained_free(&t);
-    return ok ? 0 : command_failed(&err);
+    return ok ? 0 : command_failed(o, &err);
 }

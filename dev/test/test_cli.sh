@@ -246,6 +246,7 @@ check "and at what cost" says "the cosine ends there" stdout
 run 0 -h
 ln -s "$binary" other_name
 check "--help goes by the program's name" [ "$(./other_name --help | head -n 1 | cut -d' ' -f1,2)" = "usage: other_name" ]
+check "so do errors" [ "$(./other_name info nowhere 2>&1 | cut -d: -f1)" = other_name ]
 
 # ---------------------------------------------------------------------------------------------
 # Runs: stop and go on
@@ -272,6 +273,13 @@ check "a finished run says so" says "is finished" stdout
 run 0 --resume --out halfway --steps 8
 check "a larger --steps goes on" [ -f halfway/step_00000008/model.safetensors ]
 check "its log goes on" [ "$(wc -l <halfway/log.csv)" -eq 9 ]
+head -c 999 straight/step_00000006/model.safetensors >halfway/step_00000008/model.safetensors
+head -c 999 straight/step_00000006/optimizer.safetensors >halfway/step_00000006/optimizer.safetensors
+run 1 --resume --out halfway --steps 6
+refused "halfway/step_00000003 is whole: move the newer ones away, and --resume goes on from it"
+rm -r halfway/step_00000006 halfway/step_00000008
+run 0 --resume --out halfway --steps 6
+check "and so it does" same_checkpoint straight/step_00000006 halfway/step_00000006
 
 run 1 $tiny --steps 6 --out straight
 refused "--out straight holds a run already"
@@ -393,12 +401,12 @@ done
 wild="--steps 200 --val-every 0 --sample-every 0 --lr 100 --weight-decay 100 --out wild --quiet"
 run 1 $small $wild --save-every 1 --keep 1
 check "updates that went wrong are skipped: $(cat stderr)" [ "$(grep -c 'is skipped: loss' stderr)" -eq 10 ]
-check "parameters that went wrong are not saved" [ "$(grep -c 'not saved, checkpoints stand as they were' stderr)" -ge 10 ]
-check "then the run stops" says "after 10 skipped in a row (--max-skipped); checkpoints stand as they were; train --resume" stderr
+check "parameters that went wrong are not saved" [ "$(grep -c 'not saved; train --resume --out wild goes on' stderr)" -ge 10 ]
+check "then the run stops" says "after 10 skipped in a row (--max-skipped); train --resume --out wild goes on" stderr
 check "the good checkpoint stands" [ "$(ls wild | grep -c step_)" -eq 1 ]
 run 0 eval --model wild --data "$dir/tiny_val_*.bin"
 run 1 $small $wild --save-every 0 --max-skipped 0 --overwrite
-refused "stopped before it reached the parameters"
+refused "(--max-skipped); nothing is saved yet; a higher --max-skipped or a new run with a lower --lr may help"
 
 cp -R straight full
 if (ulimit -f 8; exec "$binary" --resume --out full --steps 7 --quiet) >stdout 2>stderr; then
@@ -407,9 +415,12 @@ else
     check "a save that fails: status 1" [ $? -eq 1 ]
 fi
 refused "full/step_00000007"
+check "it says what to go on with" says "step 7 is not saved; stopped; train --resume --out full goes on from step 6" stderr
 check "a save that fails leaves the earlier checkpoint" same_checkpoint straight/step_00000006 full/step_00000006
 check "a save that fails leaves nothing half" [ -z "$(ls full | grep step_00000007)" ]
 run 0 --resume --out full --steps 7 --quiet
+(ulimit -f 8; exec "$binary" $small --steps 1 --out 'first save' --quiet) >stdout 2>stderr
+refused "step 1 is not saved; stopped; nothing is saved yet"
 
 if [ -c /dev/full ]; then
     "$binary" --help >/dev/full 2>stderr
