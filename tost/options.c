@@ -391,6 +391,8 @@ static bool parse_value(Options* o, const Row* row, const char* text, TostError*
         const char* hint = row->field == AT(prompt) ? "; leave it out to start a new text" : "";
         return tost_error(err, "--%s must not be empty%s", row->name, hint);
     }
+    if (strcmp(text, "-") == 0 && !strstr(row->metavar, "|-"))
+        return tost_error(err, "--%s - names nothing: give a name; ./- if that is it", row->name);
     *(const char**)field_of(o, row) = text;
     return true;
 }
@@ -671,8 +673,6 @@ static bool check_train(Options* o, TostError* err) {
     if (o->n_files)
         return tost_error(err, "'%.200s' is left over: train takes options only, and a command comes first",
                           o->files[0]);
-    if (o->log && strcmp(o->log, "-") == 0)
-        return tost_error(err, "--log - is no file: name one; ./- if that is its name");
     if (o->resume && o->overwrite)
         return tost_error(err, "--resume goes on with a run and --overwrite removes it: give one of them");
     if (o->resume && o->init)

@@ -501,6 +501,15 @@ run 0 eval --model straight --data "$dir/tiny_*.bin" --windows 7 --seed 2 --json
 check "another seed, other windows" [ "$(grep -o '"start": [0-9]*' first.json)" != "$(grep -o '"start": [0-9]*' second.json)" ]
 run 1 eval --model straight --data "$dir/tiny_val_*.bin" --json nowhere/x.json
 refused "--json nowhere/x.json cannot be written"
+# standard output stays what it is, whatever it goes to
+mkdir links
+ln -s /dev/stdout links/stdout
+"$binary" eval --model straight --data "$dir/tiny_*.bin" --windows 7 --seed 1 --json links/stdout >shown 2>stderr
+check "--json to standard output, a file: $(cat stderr)" [ $? -eq 0 -a "$(ls links)" = stdout ]
+check "the JSON first, then the figures" \
+    [ "$(head -n "$(wc -l <first.json)" shown)" = "$(cat first.json)" -a "$(sed -n '$p' shown | cut -c1-5)" = speed ]
+"$binary" eval --model straight --data "$dir/tiny_*.bin" --windows 7 --seed 1 --json links/stdout 2>stderr | cat >piped
+check "--json to standard output, a pipe" [ "$(grep -v '^speed' shown)" = "$(grep -v '^speed' piped)" ]
 run 1 eval --model straight --data "$dir/text.txt" --json bad.json
 check "nothing written where the data is wrong" [ ! -e bad.json -a ! -e bad.json.tmp ]
 
