@@ -48,6 +48,14 @@ ModelWords model_words(const TostConfig* c, const TostTensors* tensors);
 Tokenizer* model_tokenizer(const CheckpointInfo* info, const char* path, bool same, const char* weights,
                            TostError* err);
 
+// What may not fit together, and what nobody can be sure of, is said in a line on stderr and goes on:
+// a tokenizer that is not the one which the weights of `info` were trained with
+void warn_of_tokenizer(const Options* o, const CheckpointInfo* info, const char* weights, const Tokenizer* tokenizer);
+// shards in `dir` beside which another vocab.bpe stands than a tokenizer of that CRC-32, which ids up to largest_id
+// do not fit (size 0: not known)
+void warn_of_shards(const Options* o, const char* dir, uint32_t largest_id, const char* tokenizer, uint32_t hash,
+                    int size);
+
 // A trained model for sample, eval and info: found by --model or as the newest run, then made once the
 // lengths are known.
 typedef struct {

@@ -28,6 +28,7 @@ typedef struct {
     TostModel*        model;
     TostTensors       tensors;
     CheckpointInfo    info;            // where the run stands: what the next checkpoint says
+    CheckpointInfo    init;            // of the weights of --init
     StMeta*           resumed;         // options of the resumed run: strings that o points to
     int               n_resumed;
     char*             weights;         // model.safetensors to start from, or NULL
@@ -229,9 +230,8 @@ static bool find_fresh(Run* r, TostError* err) {
     }
     CheckpointInfo info;
     if (!checkpoint_read_info(&info, r->weights, err)) return checkpoint_name_whole(err, r->weights, "--init");
-    const bool ok = options_take_config(o, &info.config, r->weights, err);
-    checkpoint_info_free(&info);
-    return ok;
+    r->init = info;
+    return options_take_config(o, &info.config, r->weights, err);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -294,6 +294,9 @@ static bool open_tokenizer(Run* r, TostError* err) {
     } else if (o->sample_every > 0 && sample_option_given(r->asked))
         ok = tost_error(err, "--%s needs a tokenizer: give --tokenizer FILE", sample_option_given(r->asked));
     if (r->tokenizer) {
+        if (o->init) warn_of_tokenizer(o, &r->init, r->weights, r->tokenizer);
+        warn_of_shards(o, data_dir(r->data), data_largest_id(r->data), path, tokenizer_hash(r->tokenizer),
+                       tokenizer_size(r->tokenizer));
         r->info.tokenizer_hash = tokenizer_hash(r->tokenizer);
         free(r->info.tokenizer);
         r->info.tokenizer = xstrdup(tokenizer_path(r->tokenizer));
@@ -438,6 +441,7 @@ static void tear_down(Run* r) {
     if (r->tokenizer) tokenizer_free(r->tokenizer);
     tost_tensors_free(&r->tensors);
     checkpoint_info_free(&r->info);
+    checkpoint_info_free(&r->init);
     st_free_meta(r->resumed, r->n_resumed);
     free(r->weights);
     free(r->out);

@@ -514,6 +514,40 @@ run 1 eval --model straight --data "$dir/text.txt" --json bad.json
 check "nothing written where the data is wrong" [ ! -e bad.json -a ! -e bad.json.tmp ]
 
 # ---------------------------------------------------------------------------------------------
+# Tokenizers that may not be the model's
+
+# warned TEXT: after a run that went well: a line on stderr with the text.
+warned() { check "a line says '$1': $(cat stderr)" [ "$(grep -c -F -e "$1" stderr)" -eq 1 ]; }
+mkdir beside lone.d
+cp tiny_val_000000.bin beside/x.bin
+printf '#version: 0.2\n' >beside/vocab.bpe
+run 0 eval --model straight --data "$dir/beside/*.bin"
+warned "beside the shards stands $dir/beside/vocab.bpe of CRC-32 "
+run 0 eval --model straight --data "$dir/beside/*.bin" --tokenizer beside/vocab.bpe
+warned "was trained with the tokenizer $dir/vocab.bpe of CRC-32 00000000, and beside/vocab.bpe has "
+check "and no other: $(cat stderr)" [ "$(grep -c 'learned$' stderr)" -eq 1 ]
+run 0 sample --model straight --tokens 3 --tokenizer beside/vocab.bpe
+warned "was trained with the tokenizer"
+run 0 --init straight --data "$dir/beside/*.bin" --steps 0 --out warned --quiet
+warned "straight/step_00000006/model.safetensors was trained with the tokenizer"
+run 0 $model --tokenizer vocab.bpe --data "$dir/beside/*.bin" --steps 0 --val-every 0 --out warned2 --quiet
+warned "beside the shards stands"
+{ header 20240520 1 99; little 2 $(seq 300 398); } >lone.d/x.bin
+wide="--layers 1 --heads 2 --channels 16 --block-size 32 --batch 2 --total-batch 128"
+run 0 $wide --vocab-size 515 --data lone.d/x.bin --steps 0 --out wide --quiet
+check "nothing is said where nothing is known" empty stderr
+run 0 eval --model wide --data lone.d/x.bin
+warned "no bits/byte: wide/step_00000000/model.safetensors names no tokenizer: give --tokenizer FILE"
+run 0 eval --model wide --data lone.d/x.bin --tokenizer vocab.bpe
+warned "the shards hold the id 398, and the tokenizer vocab.bpe has 257: if they are made with another"
+check "half of the vocabulary and more is known: $(cat stderr)" [ "$(grep -c 'learned$' stderr)" -eq 1 ]
+run 0 $wide --vocab-size 515 --data lone.d/x.bin --tokenizer vocab.bpe --steps 0 --out wide2 --quiet
+warned "the shards hold the id 398"
+run 0 $wide --vocab-size 516 --data lone.d/x.bin --steps 0 --out wide3 --quiet
+run 0 sample --model wide3 --tokenizer vocab.bpe --tokens 3
+warned "the tokenizer vocab.bpe has 257 tokens, the vocabulary of wide3/step_00000000/model.safetensors 516: if"
+
+# ---------------------------------------------------------------------------------------------
 # Tasks
 
 # nats TEXT: of all tokens of a text but its first, by --data on a raw shard.
