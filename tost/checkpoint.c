@@ -595,21 +595,74 @@ static bool check_optimizer(const StFile* f, const char* model_file, const TostT
     return ok;
 }
 
-bool checkpoint_load_moments(const TostEngine* engine, TostModel* model, const TostTensors* tensors,
-                             const char* model_file, TostError* err) {
-    char* dir = path_dir(model_file);
-    char* path = path_join(dir, optimizer_name);
-    StFile f;
-    bool ok = st_open(&f, path, err);
-    if (ok) {
-        ok = check_optimizer(&f, model_file, tensors, err)
-          && put_state(engine, model, TOST_M, tensors, &f, "m.", err)
-          && put_state(engine, model, TOST_V, tensors, &f, "v.", err);
-        st_close(&f);
+// Opens the optimizer.safetensors beside model_file, checked to the CRC.
+static bool open_optimizer(StFile* f, const char* model_file, const TostTensors* tensors, TostError* err) {
+    char *dir = path_dir(model_file), *path = path_join(dir, optimizer_name);
+    bool ok = st_open(f, path, err);
+    if (ok && !check_optimizer(f, model_file, tensors, err)) {
+        st_close(f);
+        ok = false;
     }
     free(path);
     free(dir);
     return ok;
+}
+
+bool checkpoint_load_moments(const TostEngine* engine, TostModel* model, const TostTensors* tensors,
+                             const char* model_file, TostError* err) {
+    StFile f;
+    if (!open_optimizer(&f, model_file, tensors, err)) return false;
+    const bool ok = put_state(engine, model, TOST_M, tensors, &f, "m.", err)
+                    && put_state(engine, model, TOST_V, tensors, &f, "v.", err);
+    st_close(&f);
+    return ok;
+}
+
+// Whether all of a checkpoint can be read, to the CRC; without `moments`, all of its model.
+static bool is_whole(const char* model_file, bool moments) {
+    CheckpointInfo info;
+    StFile f;
+    TostError ignored;
+    if (!checkpoint_read_info(&info, model_file, &ignored)) return false;
+    TostTensors tensors = tost_tensors(&info.config);
+    bool whole = st_open(&f, model_file, &ignored);
+    if (whole) {
+        whole = check_crc(&f, &ignored) && check_lm_head(&f, &ignored);
+        st_close(&f);
+    }
+    if (whole && moments && (whole = open_optimizer(&f, model_file, &tensors, &ignored))) st_close(&f);
+    tost_tensors_free(&tensors);
+    checkpoint_info_free(&info);
+    return whole;
+}
+
+// The folder of the newest checkpoint of the same run that is older and whole; NULL: there is none. free()
+static char* whole_before(const char* model_file, bool moments) {
+    char *dir = path_dir(model_file), *run = path_dir(dir), *found = NULL;
+    const char* slash = strrchr(dir, '/');
+    Entry broken;
+    Entries list = {0};
+    TostError ignored;
+    if (parse_entry(&broken, slash ? slash + 1 : dir)) list_entries(&list, run, &ignored);
+    for (int i = list.count - 1; i >= 0 && !found; i--) {
+        const Entry* e = &list.entry[i];
+        char* file = path_join(e->path, model_name);
+        if (e->step < broken.step && is_complete(e) && is_whole(file, moments)) found = xstrdup(e->path);
+        free(file);
+    }
+    free_entries(&list);
+    free(run);
+    free(dir);
+    return found;
+}
+
+bool checkpoint_name_whole(TostError* err, const char* model_file, const char* option) {
+    char* whole = whole_before(model_file, !option);
+    if (whole && option) tost_error(err, "%s; an older one is whole: %s %s", err->text, option, whole);
+    else if (whole)
+        tost_error(err, "%s; %s is whole: move the newer ones away, and --resume goes on from it", err->text, whole);
+    free(whole);
+    return false;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -711,10 +764,9 @@ bool checkpoint_save(const char* run, const CheckpointInfo* info, const TostEngi
     if (!ok) {
         TostError ignored;
         remove_tree(unfinished, &ignored);
-        tost_error(err, "%s; step %" PRId64 " is not saved, what was saved before stands", err->text, info->step);
+        tost_error(err, "%s; step %" PRId64 " is not saved", err->text, info->step);
     } else if (!sync_dir(run, err)) {
-        ok = tost_error(err, "%s; %s is saved, but loss of power may undo it; what was saved before stands",
-                        err->text, name);
+        ok = tost_error(err, "%s; %s is saved, but loss of power may undo it", err->text, name);
     } else if (prune(run, info->step, keep, err)) {
         err->text[0] = 0;
     } else {

@@ -60,6 +60,9 @@ bool checkpoint_load_params(const TostEngine* engine, TostModel* model, const To
 // m and v from the optimizer.safetensors beside model_file, which must be of the same step.
 bool checkpoint_load_moments(const TostEngine* engine, TostModel* model, const TostTensors* tensors,
                              const char* model_file, TostError* err);
+// Adds to the error of a checkpoint that could not be read the newest older one of its run that can, if there is one:
+// as a value of `option` or, where that is NULL, as what --resume can go on from. Always false.
+bool checkpoint_name_whole(TostError* err, const char* model_file, const char* option);
 
 // ---------------------------------------------------------------------------------------------
 // Writing

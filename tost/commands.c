@@ -8,13 +8,15 @@
 // ---------------------------------------------------------------------------------------------
 // Errors and texts
 
-void print_error(const TostError* err) {
+void print_error(const Options* o, const TostError* err) {
+    TostError program;
+    tost_error(&program, "%s", options_program(o));   // it too comes from outside
     fflush(stdout);
-    fprintf(stderr, "train_gpt_tost: %s\n", err->text);
+    fprintf(stderr, "%s: %s\n", program.text, err->text);
 }
 
-int command_failed(const TostError* err) {
-    print_error(err);
+int command_failed(const Options* o, const TostError* err) {
+    print_error(o, err);
     return STATUS_FAILED;
 }
 
@@ -66,6 +68,40 @@ Tokenizer* model_tokenizer(const CheckpointInfo* info, const char* path, bool sa
     return NULL;
 }
 
+static const char other_text[] = "where their ids differ, the model meets other text than it learned";
+
+void warn_of_tokenizer(const Options* o, const CheckpointInfo* info, const char* weights, const Tokenizer* tokenizer) {
+    TostError line;
+    const char* path = tokenizer_path(tokenizer);
+    const int size = tokenizer_size(tokenizer), rows = info->config.vocab_size;
+    const uint32_t hash = tokenizer_hash(tokenizer);
+    if (info->tokenizer && hash != info->tokenizer_hash)
+        tost_error(&line, "%s was trained with the tokenizer %s of CRC-32 %08x, and %s has %08x: %s", weights,
+                   info->tokenizer, (unsigned)info->tokenizer_hash, path, (unsigned)hash, other_text);
+    else if (!info->tokenizer && size < rows / 2)   // more than what sizes are rounded up by
+        tost_error(&line, "the tokenizer %s has %d tokens, the vocabulary of %s %d: if it was trained with another, %s",
+                   path, size, weights, rows, other_text);
+    else return;
+    print_error(o, &line);
+}
+
+void warn_of_shards(const Options* o, const char* dir, uint32_t largest_id, const char* tokenizer, uint32_t hash,
+                    int size) {
+    TostError line = {""}, ignored;
+    char* path = path_join(dir, "vocab.bpe");
+    Tokenizer* beside = path_exists(path) ? tokenizer_open(path, &ignored) : NULL;
+    if (beside && tokenizer_hash(beside) != hash)
+        tost_error(&line, "beside the shards stands %s of CRC-32 %08x, and the tokenizer %s has %08x: if the shards are "
+                   "made with the former, %s", path, (unsigned)tokenizer_hash(beside), tokenizer, (unsigned)hash,
+                   other_text);
+    else if (size && largest_id >= (uint32_t)size)
+        tost_error(&line, "the shards hold the id %u, and the tokenizer %s has %d: if they are made with another, %s",
+                   (unsigned)largest_id, tokenizer, size, other_text);
+    if (line.text[0]) print_error(o, &line);
+    if (beside) tokenizer_free(beside);
+    free(path);
+}
+
 bool trained_find(Trained* t, const Options* o, const TostEngine* engine, TostError* err) {
     *t = (Trained){.engine = engine};
     if (!(o->model ? checkpoint_find(&t->file, o->model, err) : checkpoint_newest(&t->file, "out", err))) {
@@ -74,17 +110,18 @@ bool trained_find(Trained* t, const Options* o, const TostEngine* engine, TostEr
     }
     if (!checkpoint_read_info(&t->info, t->file, err)) {
         t->info = (CheckpointInfo){0};
-        return false;
+        return checkpoint_name_whole(err, t->file, "--model");
     }
     t->tensors = tost_tensors(&t->info.config);
     return true;
 }
 
-bool trained_create(Trained* t, const Options* o, int max_batch, int max_seq, TostError* err) {
-    const TostEngineOptions options = {
-        .max_batch = max_batch, .max_seq = max_seq, .dtype = (TostDtype)o->dtype, .threads = o->threads};
+bool trained_create(Trained* t, const Options* o, int max_batch, int max_seq, bool keep_layers, TostError* err) {
+    const TostEngineOptions options = {.max_batch = max_batch, .max_seq = max_seq, .training = keep_layers,
+                                       .dtype = (TostDtype)o->dtype, .threads = o->threads};
     t->model = t->engine->create(&t->info.config, &options, err);
-    return t->model && checkpoint_load_params(t->engine, t->model, &t->tensors, t->file, err);
+    return t->model && (checkpoint_load_params(t->engine, t->model, &t->tensors, t->file, err)
+                        || checkpoint_name_whole(err, t->file, "--model"));
 }
 
 Tokenizer* trained_tokenizer(const Trained* t, const Options* o, TostError* err) {
@@ -99,7 +136,9 @@ Tokenizer* trained_tokenizer(const Trained* t, const Options* o, TostError* err)
                    t->file, path);
         return NULL;
     }
-    return model_tokenizer(&t->info, path, !o->tokenizer, t->file, err);
+    Tokenizer* tokenizer = model_tokenizer(&t->info, path, !o->tokenizer, t->file, err);
+    if (tokenizer) warn_of_tokenizer(o, &t->info, t->file, tokenizer);
+    return tokenizer;
 }
 
 void trained_free(Trained* t) {

@@ -29,10 +29,10 @@ int command_inspect(const Options* o, const TostEngine* engine);
 // ---------------------------------------------------------------------------------------------
 // What they share
 
-// Prints the error as the one line on stderr.
-void print_error(const TostError* err);
+// Prints the error as the one line on stderr, after the program's name.
+void print_error(const Options* o, const TostError* err);
 // The same; returns STATUS_FAILED.
-int command_failed(const TostError* err);
+int command_failed(const Options* o, const TostError* err);
 
 // The bytes that a value TEXT|@FILE|- of `option` means: as given, of a file, or of stdin. An empty file is an error,
 // which ends on `way_out`. free(text->data) in every case
@@ -48,6 +48,14 @@ ModelWords model_words(const TostConfig* c, const TostTensors* tensors);
 Tokenizer* model_tokenizer(const CheckpointInfo* info, const char* path, bool same, const char* weights,
                            TostError* err);
 
+// What may not fit together, and what nobody can be sure of, is said in a line on stderr and goes on:
+// a tokenizer that is not the one which the weights of `info` were trained with
+void warn_of_tokenizer(const Options* o, const CheckpointInfo* info, const char* weights, const Tokenizer* tokenizer);
+// shards in `dir` beside which another vocab.bpe stands than a tokenizer of that CRC-32, which ids up to largest_id
+// do not fit (size 0: not known)
+void warn_of_shards(const Options* o, const char* dir, uint32_t largest_id, const char* tokenizer, uint32_t hash,
+                    int size);
+
 // A trained model for sample, eval and info: found by --model or as the newest run, then made once the
 // lengths are known.
 typedef struct {
@@ -59,7 +67,8 @@ typedef struct {
 } Trained;
 
 bool trained_find(Trained* t, const Options* o, const TostEngine* engine, TostError* err);
-bool trained_create(Trained* t, const Options* o, int max_batch, int max_seq, TostError* err);
+// keep_layers: the engine keeps what each layer made, as it does for training.
+bool trained_create(Trained* t, const Options* o, int max_batch, int max_seq, bool keep_layers, TostError* err);
 // --tokenizer, or the checkpoint's, which must be the file it was trained with. NULL on error.
 Tokenizer* trained_tokenizer(const Trained* t, const Options* o, TostError* err);
 void trained_free(Trained* t);

@@ -159,7 +159,7 @@ static bool refuse_id(const Shard* s, uint64_t i, uint32_t vocab_size, TostError
                       shard_token(s, i), vocab_size);
 }
 
-bool shard_check_ids(const Shard* s, uint32_t vocab_size, TostError* err) {
+bool shard_check_ids(Shard* s, uint32_t vocab_size, TostError* err) {
     const uint64_t block = 1 << 20;
     int64_t blocks = (int64_t)((s->n_tokens + block - 1) / block);
     uint32_t top = 0;
@@ -169,6 +169,7 @@ bool shard_check_ids(const Shard* s, uint32_t vocab_size, TostError* err) {
         uint32_t id = largest_id(s, first, left < block ? left : block);
         top = id > top ? id : top;
     }
+    s->largest_id = top;
     return top < vocab_size || refuse_id(s, 0, vocab_size, err);
 }
 
@@ -279,6 +280,12 @@ int         data_shards(const DataSet* d)  { return d->n_shards; }
 uint64_t    data_tokens(const DataSet* d)  { return d->start[d->n_shards]; }
 uint64_t    data_samples(const DataSet* d) { return d->samples; }
 const char* data_dir(const DataSet* d)     { return d->dir; }
+
+uint32_t data_largest_id(const DataSet* d) {
+    uint32_t top = 0;
+    for (int s = 0; s < d->n_shards; s++) top = d->shards[s].largest_id > top ? d->shards[s].largest_id : top;
+    return top;
+}
 
 uint32_t data_crc(const DataSet* d) {
     uint32_t crc = 0, ids[2 * DATA_CRC_TOKENS];

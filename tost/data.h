@@ -11,13 +11,14 @@ typedef struct {
     uint64_t       first;        // byte offset of token 0
     uint64_t       n_tokens;
     int            width;        // bytes a token: 2 or 4
+    uint32_t       largest_id;   // once shard_check_ids has looked, else 0
 } Shard;
 
 // One shard in any of the three formats of design: llm.c's uint16, uint32 with a header, or raw uint16.
 bool     shard_open(Shard* s, const char* path, TostError* err);
 void     shard_close(Shard* s);
 uint32_t shard_token(const Shard* s, uint64_t i);                           // i < n_tokens
-bool     shard_check_ids(const Shard* s, uint32_t vocab_size, TostError* err);  // names offset and value
+bool     shard_check_ids(Shard* s, uint32_t vocab_size, TostError* err);   // names offset and value
 
 typedef enum { ORDER_SEQUENTIAL, ORDER_SHUFFLED } DataOrder;
 
@@ -49,6 +50,7 @@ uint64_t data_samples(const DataSet* d);        // an epoch; at least 1, or data
 enum { DATA_CRC_TOKENS = 2048 };
 uint32_t data_crc(const DataSet* d);
 const char* data_dir(const DataSet* d);         // the folder of the first shard
+uint32_t data_largest_id(const DataSet* d);     // of those that data_open looked at
 
 // inputs, targets (B,T): samples first … first + B - 1. An id >= vocab_size is an error that names its place.
 bool data_batch(DataSet* d, int32_t* inputs, int32_t* targets, uint64_t first, int B, TostError* err);

@@ -6,10 +6,6 @@
 
 #include "model.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef enum { TOST_PARAM, TOST_GRAD, TOST_M, TOST_V } TostState;   // the four arrays shaped like the parameters
 typedef enum { TOST_W, TOST_PI, TOST_X } TostActivation;            // what a layer computes: w, Π, and x before it
 typedef enum { TOST_FP32, TOST_TF32, TOST_BF16 } TostDtype;
@@ -78,7 +74,4 @@ typedef struct {
     void (*decode_score)(double* losses, TostModel* m, const int32_t* tokens, const int32_t* targets, int copies, int T);
 } TostEngine;
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -19,6 +19,7 @@ typedef struct {
     uint64_t* before;   // tokens of the shards before each
     int       count;
     uint64_t  tokens;
+    uint32_t  largest_id;
 } Stream;
 
 static void stream_close(Stream* s) {
@@ -40,6 +41,7 @@ static bool stream_open(Stream* s, const char* glob, int vocab_size, TostError* 
         ok = ok && shard_check_ids(&s->shards[i], (uint32_t)vocab_size, err);
         s->before[i] = s->tokens;
         if (ok) s->tokens += s->shards[i].n_tokens;
+        if (ok && s->shards[i].largest_id > s->largest_id) s->largest_id = s->shards[i].largest_id;
     }
     free_paths(&files);
     if (ok && s->tokens < 2)
@@ -200,9 +202,18 @@ static void end_json(JsonFile* json, const Score* r) {
 
 // The tokenizer that gives bits a byte: --tokenizer, or the checkpoint's where it is at hand, or none. False
 // where --tokenizer was given and is wrong.
-static bool find_tokenizer(Tokenizer** tokenizer, const Trained* t, const Options* o, TostError* err) {
+static bool find_tokenizer(Tokenizer** tokenizer, const Trained* t, const Options* o, const Stream* s, TostError* err) {
     *tokenizer = trained_tokenizer(t, o, err);
-    return *tokenizer || !o->tokenizer;
+    if (!*tokenizer && o->tokenizer) return false;
+    if (!*tokenizer) fprintf(stderr, "no bits/byte: %s\n", err->text);
+    char* dir = path_dir(s->shards[0].path);
+    if (*tokenizer)
+        warn_of_shards(o, dir, s->largest_id, tokenizer_path(*tokenizer), tokenizer_hash(*tokenizer),
+                       tokenizer_size(*tokenizer));
+    else if (t->info.tokenizer)
+        warn_of_shards(o, dir, s->largest_id, t->info.tokenizer, t->info.tokenizer_hash, 0);
+    free(dir);
+    return true;
 }
 
 static bool eval_data(Trained* t, const Options* o, Stream* s, TostError* err) {
@@ -219,8 +230,8 @@ static bool eval_data(Trained* t, const Options* o, Stream* s, TostError* err) {
     Tokenizer* tokenizer;
     JsonFile json = {0};
     Score r = {0};
-    if (!find_tokenizer(&tokenizer, t, o, err)) return false;
-    bool ok = trained_create(t, o, B, w.T, err) && json_file_open(&json, o->json, err);
+    if (!find_tokenizer(&tokenizer, t, o, s, err)) return false;
+    bool ok = trained_create(t, o, B, w.T, false, err) && json_file_open(&json, o->json, err);
     if (ok) {
         fprintf(stderr, "%s, step %lld; shards: %d; windows: %llu of %d tokens\n", t->file,
                 (long long)t->info.step, s->count, (unsigned long long)w.count, w.T);
@@ -244,5 +255,5 @@ int command_eval(const Options* o, const TostEngine* engine) {
                     && (o->data ? eval_data(&t, o, &stream, &err) : eval_task(&t, o, &err));
     stream_close(&stream);
     trained_free(&t);
-    return ok ? 0 : command_failed(&err);
+    return ok ? 0 : command_failed(o, &err);
 }

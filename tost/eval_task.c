@@ -361,7 +361,7 @@ bool eval_task(Trained* t, const Options* o, TostError* err) {
     Tokenizer* tokenizer = trained_tokenizer(t, o, err);
     r.tokenizer = tokenizer;
     bool ok = tokenizer && passages_read(&r.passages, r.task, o->files[0], tokenizer, err)
-              && plan(&r, o, err) && trained_create(t, o, r.contexts * r.endings, r.max_seq, err)
+              && plan(&r, o, err) && trained_create(t, o, r.contexts * r.endings, r.max_seq, false, err)
               && json_file_open(&json, o->json, err);
     if (ok) {
         fprintf(stderr, "%s, step %lld; examples of %s in %s: %zu\n", t->file, (long long)t->info.step,

@@ -5,7 +5,7 @@
 
 #include "util.h"
 
-enum { GUARD_WINDOW = 128 };
+#define GUARD_WINDOW 128   // a macro: --help shows its number
 
 // The last values, oldest first from value[next] once it is full.
 typedef struct { int count, next; double value[GUARD_WINDOW]; } GuardWindow;

@@ -48,5 +48,5 @@ int command_info(const Options* o) {
         free(dir);
     }
     trained_free(&t);
-    return ok ? 0 : command_failed(&err);
+    return ok ? 0 : command_failed(o, &err);
 }

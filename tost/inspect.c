@@ -14,23 +14,12 @@
 // The text
 
 size_t encode_documents(uint32_t* ids, const Tokenizer* tokenizer, const char* text, size_t n) {
-    static const char separator[] = "<|endoftext|>";
-    const char *end = text + n, *document = text;
-    size_t n_ids = 0;
-    for (const char *line = text, *next; line < end; line = next) {
-        const char* feed = memchr(line, '\n', (size_t)(end - line));
-        next = feed ? feed + 1 : end;
-        size_t len = (size_t)((feed ? feed : end) - line);
-        if (len > 0 && line[len - 1] == '\r') len--;
-        if (len != sizeof separator - 1 || memcmp(line, separator, len) != 0) continue;
-        const char* last = line;   // the line end before the separator is not the document's
-        if (last > document && last[-1] == '\n') last--;
-        if (last > document && last[-1] == '\r') last--;
-        n_ids += tokenizer_encode(tokenizer, ids + n_ids, document, (size_t)(last - document));
+    size_t n_ids = 0, from = 0, end, next;
+    for (; document_ends(&end, &next, text, from, n, true); from = next) {
+        n_ids += tokenizer_encode(tokenizer, ids + n_ids, text + from, end - from);
         ids[n_ids++] = (uint32_t)tokenizer_eot(tokenizer);
-        document = next;
     }
-    return n_ids + tokenizer_encode(tokenizer, ids + n_ids, document, (size_t)(end - document));
+    return n_ids + tokenizer_encode(tokenizer, ids + n_ids, text + from, n - from);
 }
 
 // The tokens that are looked at, and their bytes one after another.
@@ -69,14 +58,6 @@ static Tokens take_tokens(const Tokenizer* tokenizer, const Bytes* text, int blo
 
 // ---------------------------------------------------------------------------------------------
 // The model
-
-// As for training: only then an engine keeps what each layer made.
-static bool create_model(Trained* t, const Options* o, int T, TostError* err) {
-    const TostEngineOptions options = {
-        .max_batch = 1, .max_seq = T, .training = true, .dtype = (TostDtype)o->dtype, .threads = o->threads};
-    t->model = t->engine->create(&t->info.config, &options, err);
-    return t->model && checkpoint_load_params(t->engine, t->model, &t->tensors, t->file, err);
-}
 
 // loss (T) of each token, given those before it. Returns their sum, the first left out.
 static double score_tokens(float* loss, const Trained* t, const Tokens* k) {
@@ -212,7 +193,7 @@ static bool inspect(Trained* t, const Tokenizer* tokenizer, const Options* o, co
     if (!may_replace(o->out, err)) return false;
     Tokens k = take_tokens(tokenizer, text, t->info.config.block_size);
     double sum = 0;
-    bool ok = create_model(t, o, k.T, err);
+    bool ok = trained_create(t, o, 1, k.T, true, err);
     if (ok) {
         fprintf(stderr, "%s, step %lld\n", t->file, (long long)t->info.step);
         if (k.all > (size_t)k.T)
@@ -239,5 +220,5 @@ int command_inspect(const Options* o, const TostEngine* engine) {
     free(text.data);
     if (tokenizer) tokenizer_free(tokenizer);
     trained_free(&t);
-    return ok ? 0 : command_failed(&err);
+    return ok ? 0 : command_failed(o, &err);
 }

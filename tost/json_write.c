@@ -11,16 +11,26 @@
 
 #include "json.h"
 
-// A file is written beside and renamed when it is whole; a pipe or device (/dev/stdout) is written as it is.
+// The number of the standard stream that path is (/dev/stdout, wherever that goes), or -1.
+static int standard_stream(const char* path) {
+    struct stat named, open;
+    for (int fd = STDOUT_FILENO; fd <= STDERR_FILENO && stat(path, &named) == 0; fd++)
+        if (fstat(fd, &open) == 0 && open.st_dev == named.st_dev && open.st_ino == named.st_ino) return fd;
+    return -1;
+}
+
+// A file is written beside and renamed when it is whole; a pipe or device is written as it is. A standard stream is
+// written through its own descriptor: opened anew, a file would begin again at its first byte.
 bool json_file_open(JsonFile* j, const char* path, TostError* err) {
     struct stat st;
     *j = (JsonFile){0};
     if (!path) return true;
-    const bool beside = stat(path, &st) != 0 || S_ISREG(st.st_mode);
+    const int stream = standard_stream(path);
+    const bool beside = stream < 0 && (stat(path, &st) != 0 || S_ISREG(st.st_mode));
     j->path = xstrdup(path);
     j->tmp = beside ? xasprintf("%s.tmp", path) : xstrdup(path);
     if (is_dir(path)) tost_error(err, "--json %s is a folder: name a file", path);
-    else if ((j->file = fopen(j->tmp, "w"))) return true;
+    else if ((j->file = stream < 0 ? fopen(j->tmp, "w") : fdopen(dup(stream), "w"))) return true;
     else tost_error(err, "--json %s cannot be written: %s", path, strerror(errno));
     free(j->path);
     free(j->tmp);

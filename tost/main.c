@@ -21,7 +21,7 @@ int command_tokenize(const Options* o) {
         .quiet = o->quiet};
     TokenizeResult r;
     TostError err;
-    if (!tokenize_files(&options, &r, &err)) return command_failed(&err);
+    if (!tokenize_files(&options, &r, &err)) return command_failed(o, &err);
     if (o->quiet) return 0;
     char bytes[32];
     printf("%llu documents, %s: %llu tokens\n", (unsigned long long)r.documents,
@@ -63,13 +63,13 @@ int tost_main(int argc, char** argv, const TostEngine* engine) {
     TostError err;
     int status = 0;
     if (!options_parse(&o, &help, argc, argv, engine, &err)) {
-        print_error(&err);
+        print_error(&o, &err);
         status = STATUS_USAGE;
     } else if (!help) status = run_command(&o, engine);
     options_free(&o);
     if (status == 0 && (fflush(stdout) != 0 || ferror(stdout))) {
         tost_error(&err, "stdout cannot be written: %s", strerror(errno));
-        status = command_failed(&err);
+        status = command_failed(&o, &err);
     }
     return status;
 }

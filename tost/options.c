@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "guard.h"
 #include "threads.h"
 
 // ---------------------------------------------------------------------------------------------
@@ -51,6 +52,8 @@ typedef struct {
 } Row;
 
 #define AT(field) offsetof(Options, field)
+#define TOKEN_TEXT(x) #x
+#define NUMBER_TEXT(macro) TOKEN_TEXT(macro)
 
 // Rows of one name belong to different commands.
 static const Row table[] = {
@@ -151,7 +154,8 @@ static const Row table[] = {
     {"grad-clip", TRAIN, UPDATES, REAL, AT(grad_clip), 0, 1e9, FIXED, "X", "", NULL,
      "largest norm of the gradient; 0: not clipped"},
     {"skip-loss-z", TRAIN, UPDATES, REAL, AT(skip_loss_z), 0, 1e9, KEPT, "X", "", NULL,
-     "skip an update whose loss is more than X standard deviations above the mean of the last 128 made; 0: none is"},
+     "skip an update whose loss is more than X standard deviations above the mean of the last "
+     NUMBER_TEXT(GUARD_WINDOW) " made; 0: none is"},
     {"skip-grad-z", TRAIN, UPDATES, REAL, AT(skip_grad_z), 0, 1e9, KEPT, "X", "", NULL,
      "the same of the gradient's norm"},
     {"max-skipped", TRAIN, UPDATES, INT64, AT(max_skipped), 0, 1e9, KEPT, "N", "updates", NULL,
@@ -244,6 +248,11 @@ static int find_row(const char* name, size_t len, Command command) {
         if (fits && strlen(table[i].name) == len && memcmp(table[i].name, name, len) == 0) return i;
     }
     return -1;
+}
+
+const char* options_program(const Options* o) {
+    const char* slash = strrchr(o->program, '/');
+    return slash && slash[1] ? slash + 1 : o->program;
 }
 
 bool option_given(const Options* o, const char* name) {
@@ -382,6 +391,8 @@ static bool parse_value(Options* o, const Row* row, const char* text, TostError*
         const char* hint = row->field == AT(prompt) ? "; leave it out to start a new text" : "";
         return tost_error(err, "--%s must not be empty%s", row->name, hint);
     }
+    if (strcmp(text, "-") == 0 && !strstr(row->metavar, "|-"))
+        return tost_error(err, "--%s - names nothing: give a name; ./- if that is it", row->name);
     *(const char**)field_of(o, row) = text;
     return true;
 }
@@ -443,26 +454,32 @@ static bool unknown_option(const char* arg, Command command, TostError* err) {
                       commands[command].name);
 }
 
-static bool foreign_option(const char* name, Command command, TostError* err) {
-    char owners[128] = "";   // "train, sample and eval"
+typedef struct { char text[128]; } CommandList;
+
+// "train, sample and eval": the commands that have an option of that name; all where it is NULL.
+static CommandList command_list(const char* option) {
+    CommandList list = {""};
     const char* last = NULL;
     for (int c = 0; c < COMMANDS; c++) {
-        if (find_row(name, strlen(name), (Command)c) < 0) continue;
-        const size_t used = strlen(owners);
-        if (last) snprintf(owners + used, sizeof owners - used, "%s%s", used ? ", " : "", last);
+        if (option && find_row(option, strlen(option), (Command)c) < 0) continue;
+        const size_t used = strlen(list.text);
+        if (last) snprintf(list.text + used, sizeof list.text - used, "%s%s", used ? ", " : "", last);
         last = commands[c].name;
     }
-    const size_t used = strlen(owners);
-    if (last) snprintf(owners + used, sizeof owners - used, "%s%s", used ? " and " : "", last);
-    return tost_error(err, "--%s belongs to %s, not to %s", name, owners, commands[command].name);
+    const size_t used = strlen(list.text);
+    if (last) snprintf(list.text + used, sizeof list.text - used, "%s%s", used ? " and " : "", last);
+    return list;
+}
+
+static bool foreign_option(const char* name, Command command, TostError* err) {
+    return tost_error(err, "--%s belongs to %s, not to %s", name, command_list(name).text, commands[command].name);
 }
 
 static bool unknown_command(const char* name, TostError* err) {
     for (int c = 0; c < COMMANDS; c++)
         if (distance(name, strlen(name), commands[c].name) <= 2)
             return tost_error(err, "unknown command '%.200s': did you mean %s?", name, commands[c].name);
-    return tost_error(err, "unknown command '%.200s': there are train, sample, eval, tokenize, info and inspect; --help "
-                      "tells more", name);
+    return tost_error(err, "unknown command '%.200s': there are %s; --help tells more", name, command_list(NULL).text);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -529,8 +546,7 @@ static void print_changes(void) {
 }
 
 static void print_help(const Options* o, bool all_commands) {
-    const char* slash = strrchr(o->program, '/');
-    const char* program = slash ? slash + 1 : o->program;
+    const char* program = options_program(o);
     for (int c = 0; c < COMMANDS; c++) {
         if (!all_commands && c != (int)o->command) continue;
         printf("%s %s %s\n           %s\n", c == 0 || !all_commands ? "usage:" : "      ", program,
@@ -657,8 +673,6 @@ static bool check_train(Options* o, TostError* err) {
     if (o->n_files)
         return tost_error(err, "'%.200s' is left over: train takes options only, and a command comes first",
                           o->files[0]);
-    if (o->log && strcmp(o->log, "-") == 0)
-        return tost_error(err, "--log - is no file: name one; ./- if that is its name");
     if (o->resume && o->overwrite)
         return tost_error(err, "--resume goes on with a run and --overwrite removes it: give one of them");
     if (o->resume && o->init)
@@ -820,7 +834,7 @@ static bool apply(Options* o, const char* values[ROWS], TostError* err) {
 }
 
 bool options_parse(Options* o, bool* help, int argc, char** argv, const TostEngine* engine, TostError* err) {
-    *o = (Options){.command = COMMAND_TRAIN, .program = argc > 0 ? argv[0] : "train_gpt_tost"};
+    *o = (Options){.command = COMMAND_TRAIN, .program = argc > 0 && *argv[0] ? argv[0] : "train_gpt_tost"};
     o->files = xcalloc((size_t)argc + 1, sizeof *o->files);
     *help = false;
     const bool named = argc > 1 && argv[1][0] != '-';

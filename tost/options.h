@@ -17,7 +17,7 @@ enum { OPTION_ROWS_MAX = 128 };
 
 typedef struct {
     Command     command;
-    const char* program;                   // argv[0], for the commands that messages suggest
+    const char* program;                   // argv[0], for messages and the commands that they suggest
     // model
     const char* preset;
     TostConfig  config;
@@ -65,6 +65,7 @@ typedef struct {
 // contradictory or left over. No file is looked at. options_free in every case.
 bool options_parse(Options* o, bool* help, int argc, char** argv, const TostEngine* engine, TostError* err);
 void options_free(Options* o);
+const char* options_program(const Options* o);   // the program's name, without its folder
 bool option_given(const Options* o, const char* name);
 // Of the options that ask train for samples or shape them, the name of the first that was given; NULL: none.
 const char* sample_option_given(const Options* o);

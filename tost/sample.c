@@ -41,7 +41,7 @@ static bool sample(Trained* t, const Tokenizer* tokenizer, const Options* o, con
     // What decode_begin will see: the prompt, or the whole window where the text outgrows it.
     const size_t block = (size_t)t->info.config.block_size, first = n > 0 ? n : 1;
     const size_t longest = first + (size_t)o->tokens <= block ? first : block;
-    bool ok = trained_create(t, o, 1, (int)longest, err);
+    bool ok = trained_create(t, o, 1, (int)longest, false, err);
     if (ok) fprintf(stderr, "%s, step %lld\n", t->file, (long long)t->info.step);
     ok = ok && write_samples(t, tokenizer, o, prompt, ids, n, err);
     free(ids);
@@ -60,5 +60,5 @@ int command_sample(const Options* o, const TostEngine* engine) {
     free(prompt.data);
     if (tokenizer) tokenizer_free(tokenizer);
     trained_free(&t);
-    return ok ? 0 : command_failed(&err);
+    return ok ? 0 : command_failed(o, &err);
 }

@@ -23,8 +23,6 @@ enum {
     BATCH_PARTS = 256,       // into which a batch is cut where it is one document: work for many cores
 };
 
-static const char separator[] = "<|endoftext|>";
-
 // What one thread encodes at a time: a short document, or a stretch of a long one between two safe cuts.
 typedef struct {
     const char* text;
@@ -208,32 +206,13 @@ static bool source_read(Source* s, size_t used, Job* job, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // Plain text
 
-// Finds the next separator line in s[from .. n), which stands at the beginning of a line. *begin is the
-// line's first byte, *end the next line's. A line that may go on beyond n counts only if nothing comes: last.
-static bool find_separator(size_t* begin, size_t* end, const char* s, size_t from, size_t n, bool last) {
-    const size_t len = sizeof separator - 1;
-    for (const char* hit; (hit = memmem(s + from, n - from, separator, len)); from = *begin + 1) {
-        *begin = (size_t)(hit - s);
-        *end = *begin + len;
-        if (*begin && s[*begin - 1] != '\n') continue;
-        if (*end == n) return last;
-        if (s[*end] == '\r' && *end + 1 < n) ++*end;
-        if (s[(*end)++] == '\n') return true;
-    }
-    return false;
-}
-
 // Collects what is certain of s: whole documents, and of one that goes on, all up to the last safe cut. The
 // rest begins with the white space at the cut, so a line end before a separator is still there when the
 // separator is seen. Returns the bytes used.
 static size_t take_text(Job* job, const Source* s) {
-    size_t p = 0, begin, end;
-    while (find_separator(&begin, &end, s->data, p, s->n, s->end)) {
-        if (begin > p && s->data[begin - 1] == '\n') begin--;
-        if (begin > p && s->data[begin - 1] == '\r') begin--;
-        add_text(job, s->data + p, begin - p, true);
-        p = end;
-    }
+    size_t p = 0, end, next;
+    for (; document_ends(&end, &next, s->data, p, s->n, s->end); p = next)
+        add_text(job, s->data + p, end - p, true);
     size_t rest = s->end ? s->n - p : tokenizer_last_cut(s->data + p, s->n - p);
     add_text(job, s->data + p, rest, s->end);
     return p + rest;
@@ -393,8 +372,8 @@ static bool check_result(const Job* job, TostError* err) {
     if (!r->documents) return tost_error(err, "no document in the %" PRIu64 " bytes of input", r->bytes);
     if (!r->train_tokens || (job->o->val_required && frac > 0 && !r->val_tokens)) {
         return tost_error(err, "--val-frac %g: none of %" PRIu64 " documents fell to the %s shards: separate "
-                          "documents by lines of %s, or choose another fraction (0 for none) or --seed", frac,
-                          r->documents, r->val_tokens ? "training" : "validation", separator);
+                          "documents by lines of " END_OF_TEXT ", or choose another fraction (0 for none) or --seed",
+                          frac, r->documents, r->val_tokens ? "training" : "validation");
     }
     return true;
 }

@@ -17,8 +17,6 @@ enum {
     NO_TOKEN    = 0x7fffffff, // no such merge; greater than every id
 };
 
-#define EOT_TEXT "<|endoftext|>"
-
 typedef struct { uint32_t left, right, merged; } Merge;  // merged = NO_TOKEN: a free slot
 
 struct Tokenizer {
@@ -147,6 +145,30 @@ size_t tokenizer_last_cut(const char* text, size_t n) {
         if (safe_cut((const unsigned char*)text, c)) return c;
     }
     return 0;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Documents
+
+// The next separator line in s[from .. n): *begin is its first byte, *next the next line's.
+static bool find_separator(size_t* begin, size_t* next, const char* s, size_t from, size_t n, bool last) {
+    const size_t len = sizeof END_OF_TEXT - 1;
+    for (const char* hit; (hit = memmem(s + from, n - from, END_OF_TEXT, len)); from = *begin + 1) {
+        *begin = (size_t)(hit - s);
+        *next = *begin + len;
+        if (*begin && s[*begin - 1] != '\n') continue;
+        if (*next == n) return last;
+        if (s[*next] == '\r' && *next + 1 < n) ++*next;
+        if (s[(*next)++] == '\n') return true;
+    }
+    return false;
+}
+
+bool document_ends(size_t* end, size_t* next, const char* s, size_t from, size_t n, bool last) {
+    if (!find_separator(end, next, s, from, n, last)) return false;
+    if (*end > from && s[*end - 1] == '\n') --*end;
+    if (*end > from && s[*end - 1] == '\r') --*end;
+    return true;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -484,7 +506,7 @@ static void prepare(Loader* l, size_t n_lines, size_t file_size) {
     t->merges = xmalloc(slots * sizeof *t->merges);
     for (size_t i = 0; i < slots; i++) t->merges[i].merged = NO_TOKEN;
     t->first = xcalloc(n + 1, sizeof *t->first);
-    t->bytes = xmalloc(BYTES + file_size + sizeof EOT_TEXT);  // a merge has fewer bytes than its line
+    t->bytes = xmalloc(BYTES + file_size + sizeof END_OF_TEXT);  // a merge has fewer bytes than its line
     l->pieces = xcalloc(slots, sizeof *l->pieces);
     l->mask = slots - 1;
     for (int hidden = 0; hidden < 2; hidden++) {
@@ -510,8 +532,8 @@ static bool load(Tokenizer* t, const Bytes* file, TostError* err) {
     bool ok = read_lines(&l, file->data, file->size);
     free(l.pieces);
     if (!ok) return false;
-    memcpy(t->bytes + t->first[t->size], EOT_TEXT, sizeof EOT_TEXT - 1);
-    add_piece(t, sizeof EOT_TEXT - 1);
+    memcpy(t->bytes + t->first[t->size], END_OF_TEXT, sizeof END_OF_TEXT - 1);
+    add_piece(t, sizeof END_OF_TEXT - 1);
     t->hash = crc32_update(0, file->data, file->size);
     return true;
 }

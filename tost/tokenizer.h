@@ -5,6 +5,8 @@
 
 #include "util.h"
 
+#define END_OF_TEXT "<|endoftext|>"   // the last token, and the line that ends a document of plain text
+
 typedef struct Tokenizer Tokenizer;
 typedef struct TokenizerCache TokenizerCache;
 
@@ -30,5 +32,11 @@ size_t          tokenizer_encode_cached(const Tokenizer* t, TokenizerCache* cach
 // The last c in (0, n) at which the text may be cut: the ids of both parts, joined, are those of the whole,
 // whatever follows text[n - 1]. 0 if there is none: no white space follows anything else.
 size_t tokenizer_last_cut(const char* text, size_t n);
+
+// Documents of plain text are separated by lines that are exactly <|endoftext|>, ended by LF or CRLF; neither that line
+// nor the line end before it belongs to one. Where such a line stands in s[from .. n), true: the document is
+// s[from .. *end), the next begins at *next. s begins a line; one that may go on beyond n counts only if nothing
+// comes: last.
+bool document_ends(size_t* end, size_t* next, const char* s, size_t from, size_t n, bool last);
 
 #endif

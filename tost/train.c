@@ -28,6 +28,7 @@ typedef struct {
     TostModel*        model;
     TostTensors       tensors;
     CheckpointInfo    info;            // where the run stands: what the next checkpoint says
+    CheckpointInfo    init;            // of the weights of --init
     StMeta*           resumed;         // options of the resumed run: strings that o points to
     int               n_resumed;
     char*             weights;         // model.safetensors to start from, or NULL
@@ -117,7 +118,7 @@ static void warn(Run* r, const char* fmt, ...) {
     va_end(ap);
     tost_error(&line, "%s", text);   // one line, whatever names are in it
     progress_end(&r->progress);
-    print_error(&line);
+    print_error(r->asked, &line);
 }
 
 // Said once: what else would have been printed is not.
@@ -132,8 +133,20 @@ static void tell_lost_output(Run* r) {
 // Where a run that stops goes on from, as the end of a message. free()
 static char* way_on(const Run* r) {
     if (r->saved_step < 0) return xstrdup("nothing is saved yet");
-    return xasprintf("train --resume --out %s%s goes on from step %lld", r->out, r->o.recompute ? " --recompute" : "",
-                     (long long)r->saved_step);
+    char* out = shell_word(r->out);
+    char* way = xasprintf("train --resume --out %s%s goes on from step %lld", out, r->o.recompute ? " --recompute" : "",
+                          (long long)r->saved_step);
+    free(out);
+    return way;
+}
+
+// The same of one whose numbers went wrong; `helps`: what may help too. free()
+static char* way_on_diverged(const Run* r, const char* helps) {
+    char* on = way_on(r);
+    char* way = xasprintf("%s; %sa new run%s with a lower --lr may help", on, helps,
+                          r->saved_step < 0 ? "" : " from --init");
+    free(on);
+    return way;
 }
 
 // Sampled text, indented; bytes that could steer a terminal are shown as '?'.
@@ -180,7 +193,7 @@ static bool find_resumed(Run* r, TostError* err) {
         r->weights = NULL;
         return tost_error(err, "%s; --overwrite begins the run anew", err->text);
     }
-    if (!checkpoint_read_info(&info, r->weights, err)) return false;
+    if (!checkpoint_read_info(&info, r->weights, err)) return checkpoint_name_whole(err, r->weights, NULL);
     r->info = info;
     r->resumed = info.options;
     r->n_resumed = info.n_options;
@@ -216,10 +229,9 @@ static bool find_fresh(Run* r, TostError* err) {
         return false;
     }
     CheckpointInfo info;
-    if (!checkpoint_read_info(&info, r->weights, err)) return false;
-    const bool ok = options_take_config(o, &info.config, r->weights, err);
-    checkpoint_info_free(&info);
-    return ok;
+    if (!checkpoint_read_info(&info, r->weights, err)) return checkpoint_name_whole(err, r->weights, "--init");
+    r->init = info;
+    return options_take_config(o, &info.config, r->weights, err);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -282,6 +294,9 @@ static bool open_tokenizer(Run* r, TostError* err) {
     } else if (o->sample_every > 0 && sample_option_given(r->asked))
         ok = tost_error(err, "--%s needs a tokenizer: give --tokenizer FILE", sample_option_given(r->asked));
     if (r->tokenizer) {
+        if (o->init) warn_of_tokenizer(o, &r->init, r->weights, r->tokenizer);
+        warn_of_shards(o, data_dir(r->data), data_largest_id(r->data), path, tokenizer_hash(r->tokenizer),
+                       tokenizer_size(r->tokenizer));
         r->info.tokenizer_hash = tokenizer_hash(r->tokenizer);
         free(r->info.tokenizer);
         r->info.tokenizer = xstrdup(tokenizer_path(r->tokenizer));
@@ -351,8 +366,9 @@ static bool create_model(Run* r, TostError* err) {
         init_params(r->engine, r->model, &r->tensors, r->o.config.n_layer, (uint64_t)r->o.seed);
         return true;
     }
-    return checkpoint_load_params(r->engine, r->model, &r->tensors, r->weights, err)
-           && (!r->o.resume || checkpoint_load_moments(r->engine, r->model, &r->tensors, r->weights, err));
+    const bool ok = checkpoint_load_params(r->engine, r->model, &r->tensors, r->weights, err)
+                    && (!r->o.resume || checkpoint_load_moments(r->engine, r->model, &r->tensors, r->weights, err));
+    return ok || checkpoint_name_whole(err, r->weights, r->o.resume ? NULL : "--init");
 }
 
 // Makes the folder and keeps it for this run; a default one takes the next number where another run was faster.
@@ -425,6 +441,7 @@ static void tear_down(Run* r) {
     if (r->tokenizer) tokenizer_free(r->tokenizer);
     tost_tensors_free(&r->tensors);
     checkpoint_info_free(&r->info);
+    checkpoint_info_free(&r->init);
     st_free_meta(r->resumed, r->n_resumed);
     free(r->weights);
     free(r->out);
@@ -486,10 +503,9 @@ static bool pass_over(Run* r, const char* why, TostError* err) {
     Guard* g = &r->info.guard;
     const long long number = (long long)r->info.step + 1;
     if (g->in_a_row >= r->o.max_skipped) {
-        char* on = way_on(r);
+        char* on = way_on_diverged(r, "a higher --max-skipped or ");
         tost_error(err, "update %lld: %s: stopped before it reached the parameters, after %lld skipped in a row "
-                   "(--max-skipped); checkpoints stand as they were; %s; a higher --max-skipped there, or a new run "
-                   "from --init with a lower --lr, may help", number, why, (long long)g->in_a_row, on);
+                   "(--max-skipped); %s", number, why, (long long)g->in_a_row, on);
         free(on);
         return false;
     }
@@ -580,9 +596,13 @@ static bool validate(Run* r, bool* whole, TostError* err) {
     *whole = first >= samples;
     if (!*whole) return true;
     r->val_loss = sum / (double)count;
-    if (!isfinite(r->val_loss))
-        return tost_error(err, "after update %lld the validation loss is %g: stopped; checkpoints stand as "
-                          "they were; a lower --lr may help", (long long)r->info.step, fabs(r->val_loss));
+    if (!isfinite(r->val_loss)) {
+        char* on = way_on_diverged(r, "");
+        tost_error(err, "after update %lld the validation loss is %g: stopped; %s", (long long)r->info.step,
+                   fabs(r->val_loss), on);
+        free(on);
+        return false;
+    }
     if (r->val_loss < r->info.best_val_loss) r->info.best_val_loss = r->val_loss;
     return true;
 }
@@ -653,12 +673,12 @@ static bool save(Run* r, bool last, TostError* err) {
     double loss;
     if (r->saved_step == r->info.step && r->saved_open == open) return true;
     if (!check_parameters(r, &loss, err)) return false;
-    if (!isfinite(loss) && last)
-        return tost_error(err, "after update %lld the loss is %g: stopped, and not saved; checkpoints stand as "
-                          "they were; a lower --lr may help", step, fabs(loss));
     if (!isfinite(loss)) {
-        warn(r, "after update %lld the loss is %g: not saved, checkpoints stand as they were", step, fabs(loss));
-        return true;
+        char* on = last ? way_on_diverged(r, "") : way_on(r);
+        if (last) tost_error(err, "after update %lld the loss is %g: stopped, and not saved; %s", step, fabs(loss), on);
+        else warn(r, "after update %lld the loss is %g: not saved; %s", step, fabs(loss), on);
+        free(on);
+        return !last;
     }
     const bool ok = log_sync(&r->log, &why)
                     && checkpoint_save(r->out, &r->info, r->engine, r->model, &r->tensors, (int)r->o.keep, &why);
@@ -820,6 +840,6 @@ int command_train(const Options* asked, const TostEngine* engine) {
     bool ok = asked->resume ? find_resumed(&r, &err) : find_fresh(&r, &err);
     if (ok && !already_finished(&r)) ok = set_up(&r, &err) && run(&r, &err);
     tear_down(&r);
-    if (!ok) return command_failed(&err);
+    if (!ok) return command_failed(asked, &err);
     return stop_signal ? 128 + stop_signal : 0;
 }

@@ -51,7 +51,7 @@ bool tost_error(TostError* err, const char* fmt, ...) {
 
 static void* or_exit(void* p, size_t bytes) {
     if (!p) {
-        fprintf(stderr, "train_gpt_tost: out of memory: %zu bytes could not be allocated\n", bytes);
+        fprintf(stderr, "out of memory: %zu bytes could not be allocated\n", bytes);
         exit(STATUS_FAILED);
     }
     return p;

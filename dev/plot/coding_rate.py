@@ -37,12 +37,13 @@ import argparse
 import math
 import sys
 
-from figure import COLOURS, add_file_options, check_file, write  # before pyplot: no display
+from figure import COLOURS, add_file_options, check_file, plain, write  # before pyplot: no display
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from inspected import UNREADABLE, Inspection
+from lines import failed, run
 
 MEASURES = ("R^c", "bound", "mean m", "spread")
 
@@ -98,7 +99,8 @@ def draw(curves):
         colour = COLOURS[i % len(COLOURS)]
         layers = np.arange(1, values.shape[1] + 1)
         mean, deviation = values.mean(0), values.std(0)
-        for panel, column, style, name in ((left, 0, "o-", label), (left, 1, "^:", None), (right, 3, "o-", label)):
+        for panel, column, style, name in ((left, 0, "o-", plain(label)), (left, 1, "^:", None),
+                                           (right, 3, "o-", plain(label))):
             panel.plot(layers, mean[:, column], style, color=colour, label=name, markersize=4)
             if len(values) > 1:
                 panel.fill_between(layers, *(mean[:, column] + s * deviation[:, column] for s in (-1, 1)),
@@ -147,12 +149,11 @@ def main(arguments=None):
         curves = {label: np.array([rates(one) for one in files]) for label, files in zip(labels, groups.values())}
         write(draw(curves), args)
     except UNREADABLE as error:
-        print(str(error).splitlines()[0], file=sys.stderr)
-        return 1
+        return failed(error)
     print_numbers(curves)
     print(args.out)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

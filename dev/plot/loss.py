@@ -20,7 +20,8 @@ import math
 import sys
 from pathlib import Path
 
-from figure import COLOURS, add_file_options, check_file, write  # before pyplot: no display
+from figure import COLOURS, add_file_options, check_file, plain, write  # before pyplot: no display
+from lines import failed, run
 import matplotlib.pyplot as plt
 from matplotlib.ticker import EngFormatter
 
@@ -44,23 +45,41 @@ class Run:
         path = Path(path)
         path = path / "log.csv" if path.is_dir() else path
         self.label = label or (path.parent.name if path.name == "log.csv" and path.parent.name else path.stem)
-        with open(path, newline="") as file:
-            rows = csv.DictReader(file)
-            missing = set(COLUMNS) - set(rows.fieldnames or ())
-            if missing:
-                raise ValueError(f"{path}: line 1 is not that of a log.csv: no column {sorted(missing)[0]}")
-            try:
-                values = [[float(row[name] or "nan") for name in COLUMNS] for row in rows]
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"{path}: line {rows.line_num} is not a row of numbers") from error
-        if not values:
-            raise ValueError(f"{path}: no rows in it")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"{path}: cannot be read: {error.strerror}; a run's log.csv, or its folder, is "
+                             "wanted") from error
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: is no text; a run's log.csv, or its folder, is wanted") from error
+        values = read_rows(path, text[: text.rfind("\n") + 1])  # a last line without its end is still being written
         for name, column in zip(COLUMNS, zip(*values)):
             setattr(self, name, list(column))
 
     def points(self, name):
         """{tokens: value} where it was measured and is finite."""
         return {t: v for t, v in zip(self.tokens, getattr(self, name)) if math.isfinite(v)}
+
+
+def numbers(row):
+    """The COLUMNS of a row; NaN where one is empty."""
+    if None in row or None in row.values() or not 0 <= float(row["tokens"]) < math.inf:
+        raise ValueError("fields are missing, or too many, or no number of tokens")
+    return [float(row[name] or "nan") for name in COLUMNS]
+
+
+def read_rows(path, text):
+    rows = csv.DictReader(text.splitlines(keepends=True))
+    try:
+        missing = sorted(set(COLUMNS) - set(rows.fieldnames or ()))
+        values = [] if missing else [numbers(row) for row in rows]
+    except (ValueError, csv.Error) as error:
+        raise ValueError(f"{path}: line {rows.line_num} is not a row of numbers") from error
+    if missing:
+        raise ValueError(f"{path}: line 1 is not that of a log.csv: no column {missing[0]}")
+    if not values:
+        raise ValueError(f"{path}: no rows in it")
+    return values
 
 
 def smooth(values, width):
@@ -104,7 +123,7 @@ def draw_losses(axes, runs, args):
         if window > 1 and not args.no_raw:
             axes.plot(run.tokens, run.train_loss, color=colour, alpha=RAW_ALPHA, linewidth=0.4 * width)
             marks["before smoothing"] = {"alpha": RAW_ALPHA}
-        axes.plot(run.tokens, smooth(run.train_loss, window), color=colour, linewidth=width, label=run.label,
+        axes.plot(run.tokens, smooth(run.train_loss, window), color=colour, linewidth=width, label=plain(run.label),
                   solid_capstyle="round")
         val = run.points("val_loss")
         if val and not args.no_val:
@@ -131,19 +150,19 @@ def draw_lines(axes, args):
     """Horizontal lines, named on the right."""
     lines = list(PUBLISHED[args.published].items()) if args.published else []
     for text in args.line:
-        name, mark, value = text.rpartition("=")
+        name, _, value = text.rpartition("=")
         try:
             lines.append((name, float(value)))
         except ValueError:
-            mark = ""
-        if not mark:
+            name = ""
+        if not name or not math.isfinite(lines[-1][1]):
             raise ValueError(f"--line {text}: expected NAME=VALUE, as in 'GPT-2 base=2.84'")
     for name, value in lines:
         axes.axhline(value, color="0.45", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
     low, high = axes.get_ylim()
     lines.sort(key=lambda line: line[1])
     for (name, value), place in zip(lines, spread([value for _, value in lines], 0.042 * (high - low))):
-        axes.annotate(f"{name} {value:.2f}", (1.01, place), xycoords=axes.get_yaxis_transform(), va="center",
+        axes.annotate(f"{plain(name)} {value:.2f}", (1.01, place), xycoords=axes.get_yaxis_transform(), va="center",
                       fontsize=8, color="0.3", annotation_clip=False)
 
 
@@ -157,7 +176,7 @@ def draw_differences(axes, runs):
         axes.plot(tokens, [max(v, floor) for v in values], color=colour, linestyle="none", marker="o",
                   markersize=4.5, markerfacecolor="white", markeredgewidth=1.2)
     axes.set_yscale("log")
-    axes.set_ylabel(f"difference\nfrom {runs[0].label}")
+    axes.set_ylabel(f"difference\nfrom {plain(runs[0].label)}")
 
 
 def draw(runs, args):
@@ -171,7 +190,7 @@ def draw(runs, args):
     draw_lines(axes[0, 0], args)
     axes[0, 0].legend(frameon=False, fontsize=9)
     if args.title:
-        axes[0, 0].set_title(args.title, loc="left", fontsize=11)
+        axes[0, 0].set_title(plain(args.title), loc="left", fontsize=11)
     if args.difference:
         draw_differences(axes[1, 0], runs)
     for panel in axes[:, 0]:
@@ -212,6 +231,11 @@ def main(arguments=None):
         check_file(args)
         if len(args.label) > len(args.runs):
             raise ValueError(f"--label {args.label[-1]}: more labels than runs")
+        if args.smooth < 0:
+            raise ValueError(f"--smooth {args.smooth}: 0 or more updates are wanted")
+        for name in ("min", "max"):
+            if not math.isfinite(getattr(args, name) or 0):
+                raise ValueError(f"--{name} {getattr(args, name)}: a finite loss is wanted")
         if args.difference and len(args.runs) < 2:
             raise ValueError("--difference: two runs at least are wanted")
         labels = args.label + [None] * (len(args.runs) - len(args.label))
@@ -219,8 +243,7 @@ def main(arguments=None):
         figure = draw(runs, args)
         write(figure, args)
     except (OSError, ValueError) as error:
-        print(str(error).splitlines()[0], file=sys.stderr)
-        return 1
+        return failed(error)
     if args.difference:
         print_differences(runs)
     print(args.out)
@@ -228,4 +251,4 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

@@ -24,9 +24,9 @@ import sys
 import unicodedata
 from pathlib import Path
 
-import numpy as np
-
 from inspected import UNREADABLE, Inspection
+from lines import failed, run
+import numpy as np
 
 MARKS = {"\n": "\u21b5", "\t": "\u21e5"}  # shown before the character itself
 STRONG = 0.98  # quantile of the margins that is drawn at full strength
@@ -117,10 +117,14 @@ def read(args):
 
 
 def write(path, text):
+    if not path.name:
+        raise ValueError(f"--out {path}: a file's name is wanted")
     part = path.with_name(path.name + ".tmp")
     try:
         part.write_text(text, encoding="utf-8", newline="\n")
         os.replace(part, path)
+    except OSError as error:
+        raise ValueError(f"--out {path} cannot be written: {error.strerror}") from error
     finally:
         part.unlink(missing_ok=True)
 
@@ -137,8 +141,7 @@ def main(arguments=None):
         trained, initial = read(args)
         write(args.out, page(trained, initial, args.title or f"Membership: {Path(args.trained).stem}"))
     except UNREADABLE as error:
-        print(str(error).splitlines()[0], file=sys.stderr)
-        return 1
+        return failed(error)
     print("layer  margin  busiest  from initialisation")
     for l, margin, share, away in summary(trained, initial):
         print(f"{l:5d}  {margin:6.4f}  {share:7.3f}  {'' if away is None else f'{away:.4f}'}".rstrip())
@@ -147,4 +150,4 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

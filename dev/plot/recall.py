@@ -17,7 +17,8 @@ import math
 import sys
 from pathlib import Path
 
-from figure import COLOURS, add_file_options, check_file, write  # before pyplot: no display
+from figure import COLOURS, add_file_options, check_file, plain, write  # before pyplot: no display
+from lines import failed, run
 import matplotlib.pyplot as plt
 
 Z95 = 1.959963984540054  # of the normal distribution, two-sided
@@ -28,40 +29,58 @@ class Result:
     """{line: whether it is solved} and {line: (distance, kind)} of one run."""
 
     def __init__(self, path, items, label):
+        result = read_json(path)
+        self.solved, self.cut = {}, 0
+        task = result.get("task", "hellaswag") if isinstance(result, dict) else "hellaswag"
+        if task != "hellaswag":
+            raise ValueError(f"{path}: is of the task {task}: recall is of hellaswag's form")
         try:
-            with open(path, encoding="utf-8", errors="replace") as file:
-                result = json.load(file)
-            if result["task"] != "hellaswag":
-                raise ValueError(f"{path}: is of the task {result['task']}: recall is of hellaswag's form")
             self.label = label or f"{result['model']} on {Path(result['file']).name}"
-            self.items = read_items(items or result["file"])
-            self.solved, self.cut = {}, 0
+            items, limit = items or Path(result["file"]), int(result["seq"]) + 1
             for example in result["example"]:
                 # the context's last token is read with the endings: see tost/eval_task.c
-                if example["context"] >= result["seq"] + 1 - max(example["tokens"]):
+                line, context, ending = int(example["line"]), int(example["context"]), max(map(int, example["tokens"]))
+                if context + ending >= limit:
                     self.cut += 1
                 else:
-                    self.solved[example["line"]] = bool(example["accuracy_sum"])
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path}: is not what eval --task --json writes: {error!r}") from error
+                    self.solved[line] = bool(example["accuracy_sum"])
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"{path}: is not what eval --task --json writes") from error
+        self.items = read_items(items)
         strange = self.solved.keys() - self.items.keys()
         if strange:
-            raise ValueError(f"{path}: line {min(strange)} is no item of {items or result['file']}")
+            raise ValueError(f"{path}: line {min(strange)} is no item of {items}")
         if not self.solved:
             raise ValueError(f"{path}: holds no item whose story was read whole")
+
+
+def read_text(path, way_out=""):
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}{way_out}") from error
+
+
+def read_json(path):
+    try:
+        return json.loads(read_text(path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{path}: is no JSON: what eval --task --json writes is wanted") from error
 
 
 def read_items(path):
     """{line: (distance, kind)}"""
     items = {}
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                try:
-                    item = json.loads(line)
-                    items[number] = int(item["distance"]), str(item["kind"])
-                except (KeyError, TypeError, ValueError) as error:
-                    raise ValueError(f"{path}: line {number} is no item of starter.py --recall") from error
+    for number, line in enumerate(read_text(path, ": give the items as --items").split("\n"), 1):
+        if line.strip():
+            try:
+                item = json.loads(line)
+                items[number] = int(item["distance"]), str(item["kind"])
+                if items[number][0] < 1:
+                    raise ValueError("a distance of no words")
+            except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+                raise ValueError(f"{path}: line {number} is no item of starter.py --recall: give its items as "
+                                 "--items") from error
     return items
 
 
@@ -119,7 +138,7 @@ def draw(results, rows):
         places, values, lows, highs = zip(*points)
         off = [[value - low for value, low in zip(values, lows)], [high - value for value, high in zip(values, highs)]]
         axes.errorbar(places, values, off, color=COLOURS[i % len(COLOURS)], marker="o", markersize=4, capsize=2.5,
-                      label=result.label)
+                      label=plain(result.label))
     axes.axhline(CHANCE, color="0.45", linewidth=0.9, linestyle=(0, (4, 3)), label="chance")
     axes.set(xlabel="distance in words", ylabel="accuracy of four, 95 % interval", ylim=(0, 1.02))
     axes.grid(color="0.9", linewidth=0.7)
@@ -167,8 +186,7 @@ def main(arguments=None):
         by_distance, by_kind = bins(results, args.bin)
         write(draw(results, by_distance), args)
     except (OSError, ValueError) as error:
-        print(str(error).splitlines()[0], file=sys.stderr)
-        return 1
+        return failed(error)
     for i, result in enumerate(results, 1):
         cut = f"; {result.cut} items left out, whose story did not fit" if result.cut else ""
         print(f"{i}: {result.label}{cut}")
@@ -178,4 +196,4 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

@@ -29,19 +29,22 @@ nanoGPT's 'config', where it is there, and from AdamW's groups; --option says or
 import argparse
 import math
 import os
-import pickle
 import re
 import sys
+import warnings
 import zlib
 from pathlib import Path
 
-import torch
-from safetensors import SafetensorError, safe_open
+try:
+    import torch
+    from safetensors import SafetensorError, safe_open
+except ImportError as error:
+    sys.exit(f"{error}: pip install torch safetensors numpy")
 
 from tost import HEAD, WTE, Tost, TostConfig, find_model, write_safetensors
 
 PREFIX = re.compile(r"^(_orig_mod\.|module\.)+")
-UNREADABLE = (OSError, ValueError, TypeError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError)
+UNREADABLE = (OSError, ValueError, TypeError, RuntimeError)
 CARRIED = ("step", "tokens", "best_val_loss", "tokenizer", "tokenizer_hash")  # of __metadata__
 OF_A_RUN = ("format_version", "data_sample", "seed", "skipped", "skipped_in_a_row", "last_losses", "last_grad_norms",
             "open_row")  # and all options
@@ -50,28 +53,59 @@ RUN_NEEDS = ("data", "steps", "batch", "seq", "total-batch", "lr", "warmup", "mi
              "beta2", "eps", "grad-clip")  # without these a resumed run would take them from the starter preset
 
 
+def load_pt(path):
+    """What torch.load makes of it. Only tensors and plain values are unpickled: nothing in the file runs. What is no
+    such file may raise anything, in many lines."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename:
+            raise
+        raise ValueError(f"{path}: is no whole file of torch.save, or holds more than tensors and plain values: "
+                         "{'model': state dict, 'model_args': sizes} is wanted") from error
+
+
+def whole(path, name, value):
+    """A number of updates or a size, as text."""
+    try:
+        if int(value) == value and value >= 0:
+            return str(int(value))
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ValueError(f"{path}: '{name}' is {value!r}: a whole number is wanted")
+
+
 def read_pt(path):
-    """Model and facts of a ckpt.pt. Only tensors and plain values are unpickled: nothing in the file runs."""
-    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    """Model and facts of a ckpt.pt."""
+    checkpoint = load_pt(path)
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
-        raise ValueError(f"{path}: holds no 'model': {{'model': state dict, 'model_args': sizes}} is wanted")
+        hint = "; a safetensors file goes to a DEST.pt" if path.suffix == ".safetensors" else ""
+        raise ValueError(f"{path}: holds no 'model': {{'model': state dict, 'model_args': sizes}} is wanted{hint}")
     sizes, ours = (checkpoint.get(key) or {} for key in ("model_args", "tost"))
     if not isinstance(sizes, dict) or not isinstance(ours, dict):
         raise ValueError(f"{path}: 'model_args' is no dictionary of sizes")
-    state = {PREFIX.sub("", name): tensor for name, tensor in checkpoint["model"].items()}
+    state = {PREFIX.sub("", str(name)): tensor for name, tensor in checkpoint["model"].items()}
     if len(state) != len(checkpoint["model"]):
         raise ValueError(f"{path}: holds tensors that have one name but for their prefixes")
     for name, tensor in state.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise ValueError(f"{path}: '{name}' in 'model' is no tensor")
-    stated = {key: value if isinstance(value, str) else str(int(value)) for key, value in sizes.items()
+        if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+            raise ValueError(f"{path}: '{name}' in 'model' is no tensor of all its values")
+    stated = {key: value if isinstance(value, str) else whole(path, key, value) for key, value in sizes.items()
               if key in TostConfig.__dataclass_fields__ and value is not None}
     model = Tost.from_state(state, stated, path)
     facts = {key: str(value) for key, value in ours.items() if is_carried(key)}
+    for key in {"step", "tokens"} & facts.keys():
+        if not facts[key].isdecimal():
+            raise ValueError(f"{path}: '{key}' is {facts[key]!r}: a whole number is wanted")
     if "iter_num" in checkpoint:
-        facts["step"] = str(int(checkpoint["iter_num"]))
+        facts["step"] = whole(path, "iter_num", checkpoint["iter_num"])
     if "best_val_loss" in checkpoint:
-        facts["best_val_loss"] = f"{float(checkpoint['best_val_loss']):.17g}"
+        try:
+            facts["best_val_loss"] = f"{float(checkpoint['best_val_loss']):.17g}"
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"{path}: 'best_val_loss' is no number") from error
     moments = read_adamw(checkpoint, model, list(state), path)
     if moments and "step" not in facts:
         facts["step"] = str(int(next(iter(checkpoint["optimizer"]["state"].values())).get("step", 0)))
@@ -139,15 +173,23 @@ def write_adamw(model, moments, facts):
     return optimizer.state_dict()
 
 
+def first_line(error):
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def is_carried(key):
     return key in CARRIED or key in OF_A_RUN or key.startswith(OPTION)
 
 
 def read_safetensors(path):
     path = find_model(path)
-    model = Tost.from_checkpoint(path)
-    with safe_open(path, framework="pt") as file:
-        stated = file.metadata() or {}
+    try:
+        model = Tost.from_checkpoint(path)
+        with safe_open(path, framework="pt") as file:
+            stated = file.metadata() or {}
+    except SafetensorError as error:
+        raise ValueError(f"{path}: is no whole safetensors file ({first_line(error)}): a model, a checkpoint folder or a "
+                         "run is wanted") from error
     facts = {key: value for key, value in stated.items() if is_carried(key)}
     return model, facts, read_moments(path.with_name("optimizer.safetensors"), model, stated)
 
@@ -156,11 +198,15 @@ def read_moments(path, model, stated):
     """Those of the checkpoint that the model is of; None where there are none."""
     if not path.is_file():
         return None
-    with safe_open(path, framework="pt") as file:
-        step = (file.metadata() or {}).get("step")
-        if step != stated.get("step"):
-            raise ValueError(f"{path}: is of step {step}, the model beside it of step {stated.get('step')}")
-        held = {name: file.get_tensor(name) for name in file.keys()}
+    try:
+        with safe_open(path, framework="pt") as file:
+            step = (file.metadata() or {}).get("step")
+            held = {name: file.get_tensor(name) for name in file.keys()}
+    except SafetensorError as error:
+        raise ValueError(f"{path}: is no whole safetensors file ({first_line(error)}): take another checkpoint, or the "
+                         "model.safetensors without it") from error
+    if step != stated.get("step"):
+        raise ValueError(f"{path}: is of step {step}, the model beside it of step {stated.get('step')}")
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     wanted = {f"{part}.{name}": shape for part in "mv" for name, shape in shapes.items()}
     wrong = [name for name in sorted(wanted.keys() | held.keys())
@@ -322,6 +368,17 @@ def parse(arguments):
     return args
 
 
+def failed(error, args):
+    """One line on stderr that names the file. Returns the exit status."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename or args.source}: {error.strerror}"
+    elif str(args.source) not in text and str(args.dest) not in text:
+        text = f"{args.source}: {text}"
+    print("".join(c if c.isprintable() else "?" for c in text), file=sys.stderr)
+    return 1
+
+
 def main(arguments=None):
     args = parse(arguments)
     asked = dict(text.split("=", 1) for text in args.option) | ({"data": args.data} if args.data else {})
@@ -333,15 +390,18 @@ def main(arguments=None):
         else:
             file, moments = to_model(args.source, args.dest)
     except UNREADABLE as error:
-        text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        named = str(args.source) in text or str(args.dest) in text
-        print(text if named else f"{args.source}: {text}", file=sys.stderr)
+        return failed(error, args)
+    try:
+        print(file)
+        if not moments:
+            alone = args.dest.suffix == ".safetensors"
+            print("the weights alone: " + ("a file by itself has no place for the optimiser's state" if alone else
+                                           f"{args.source} has no optimiser's state"))
+        sys.stdout.flush()
+    except OSError as error:  # the files stand
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered would fail again at the end
+        print(f"stdout cannot be written: {error.strerror}", file=sys.stderr)
         return 1
-    print(file)
-    if not moments:
-        alone = args.dest.suffix == ".safetensors"
-        print("the weights alone: " + ("a file by itself has no place for the optimiser's state" if alone else
-                                       f"{args.source} has no optimiser's state"))
     return 0
 
 

@@ -189,6 +189,9 @@ class Tost(nn.Module):
         missing = {WTE, "transformer.wpe.weight", "transformer.h.0.attn.temp"} - state.keys()
         if missing:
             raise ValueError(f"{path}: tensor '{min(missing)}' is missing: not a ToST model")
+        for name in (WTE, "transformer.wpe.weight", "transformer.h.0.attn.temp"):
+            if state[name].dim() != 2 or 0 in state[name].shape:
+                raise ValueError(f"{path}: tensor '{name}' has the shape {tuple(state[name].shape)}, expected two sizes")
         config = TostConfig.from_shapes({name: tuple(tensor.shape) for name, tensor in state.items()})
         config.membership = stated.get("membership", "learned")
         if config.membership not in MEMBERSHIPS:

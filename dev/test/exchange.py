@@ -5,6 +5,8 @@ and the shards tiny_*. Prints a line a check, which begins with ok or FAILED.
 """
 
 import csv
+import math
+import pickle
 import re
 import subprocess
 import sys
@@ -347,15 +349,46 @@ def check_refusals(checkpoint):
     for text, content in wrong.items():
         torch.save(content, "wrong.pt")
         refuse(text, "wrong.pt", "refused/model")
-    Path("wrong.pt").write_bytes(Path("shuffled.pt").read_bytes()[:5000])
-    refuse("wrong.pt", "wrong.pt", "refused/model")
-    refuse("nowhere.pt", "nowhere.pt", "refused/model")
+    strange = {
+        "0.attn.temp' has the shape (), expected two sizes": {"model": state | {temp: torch.ones(())}},
+        "wte.weight' has the shape (3,), expected two sizes": {"model": state | {name: torch.ones(3) for name in (wte, head)}},
+        "wte.weight' in 'model' is no tensor of all": {"model": state | {wte: state[wte].to_sparse(), head: state[wte]}},
+        "'iter_num' is 'x': a whole number": {"model": state, "iter_num": "x"},
+        "'iter_num' is -5: a whole number": {"model": state, "iter_num": -5},
+        "'best_val_loss' is no number": {"model": state, "best_val_loss": None},
+        "'n_layer' is inf: a whole number": {"model": state, "model_args": {"n_layer": math.inf}},
+        "'step' is 'x': a whole number": {"model": state, "tost": {"step": "x"}},
+        "holds no 'model'": [1, 2],
+    }
+    for text, content in strange.items():
+        torch.save(content, "wrong.pt")
+        refuse(f"wrong.pt: {text}" if text[0] in "'h" else text, "wrong.pt", "refused/model")
+    Path("folder").mkdir(exist_ok=True)
+    Path("empty").touch()
+    Path("text.txt").write_text("step,tokens\n1,2\n")
+    Path("list.json").write_text("[1, 2]")
+    Path("plain.pickle").write_bytes(pickle.dumps({"model": Elsewhere()}))
+    Path("cut.pt").write_bytes(Path("shuffled.pt").read_bytes()[:5000])
+    for name in ("empty", "text.txt", "list.json", "plain.pickle", "cut.pt"):
+        refuse(f"{name}: is no whole file of torch.save", name, "refused/model")
+        refuse(f"{name}: is no whole safetensors file", name, "refused/x.pt")
+    refuse("folder: Is a directory", "folder", "refused/model")
+    refuse("a?b: No such file or directory", "a\nb", "refused/model")
+    refuse("nowhere.pt: No such file", "nowhere.pt", "refused/model")
+    refuse("a safetensors file goes to a DEST.pt", convert.find_model("shuffled"), "refused/model")
     refuse("no complete checkpoint", "nanogpt", "refused/x.pt")
     Path("cut.safetensors").write_bytes(convert.find_model("shuffled").read_bytes()[:5000])
     refuse("cut.safetensors", "cut.safetensors", "refused/x.pt")
     before = Path("shuffled.pt").read_bytes()
     refuse("exists already", "shuffled", "shuffled.pt")
     check("what is there stays", Path("shuffled.pt").read_bytes() == before)
+
+
+class Elsewhere:
+    """What pickle makes a call of."""
+
+    def __reduce__(self):
+        return print, ("the file runs code",)
 
 
 def refuse(text, source, dest, *arguments):

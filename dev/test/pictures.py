@@ -18,6 +18,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("plot", "data")]
 
 import numpy as np
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 import coding_rate
@@ -147,6 +148,48 @@ def check_margins():
           status == 0 and Path("large.html").stat().st_size < 2e6)
 
 
+def change(path, **changed):
+    """A copy of trained.safetensors with other tensors; None: without that one."""
+    with safe_open("trained.safetensors", framework="np") as file:
+        tensors, stated = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()
+    tensors = {name: np.ascontiguousarray(one) for name, one in (tensors | changed).items() if one is not None}
+    save_file(tensors, path, stated)
+    return tensors
+
+
+def check_strange_files():
+    """A folder, files of other kinds, files that lack something: one line each."""
+    Path("folder").mkdir(exist_ok=True)
+    Path("empty").touch()
+    Path("text.txt").write_text("some text that is no file of inspect\n")
+    Path("bad.json").write_text("{")
+    Path("deep.json").write_text("[" * 100000)
+    Path("list.json").write_text("[1, 2]")
+    Path("cut.safetensors").write_bytes(Path("trained.safetensors").read_bytes()[:3000])
+    for main, out in ((membership.main, "no.html"), (coding_rate.main, "no.png")):
+        refuse(main, "folder: is a folder: name the file", out, "folder", "--out", out)
+        for name in ("empty", "text.txt", "bad.json", "deep.json", "cut.safetensors"):
+            refuse(main, f"{name}: is no whole safetensors file, as inspect writes them", out, name, "--out", out)
+        refuse(main, "a?b: cannot be read: No such file", out, "a\nb", "--out", out)
+        for name in ("tokens", "offsets", "loss", "pi", "w", "text"):
+            change("less.safetensors", **{name: None})
+            refuse(main, f"less.safetensors: tensor '{name}' is missing", out, "less.safetensors", "--out", out)
+        pi = change("odd.safetensors")["pi"]
+        for changed, text in ((pi.astype(np.float64), "'pi' is F64"), (pi[0], "'pi' is F32 of"),
+                              (pi[:, :0], "'pi' is F32 of"), (pi * 2, "pi is no membership")):
+            change("odd.safetensors", pi=changed)
+            refuse(main, f"odd.safetensors: {text}", out, "odd.safetensors", "--out", out)
+        refuse(main, f"--out folder/x/{out} cannot be written: No such file", out, "trained.safetensors", "--out",
+               f"folder/x/{out}")
+    for name, text in (("folder", "cannot be read: Is a directory"), ("empty", "is no JSON"), ("text.txt", "is no JSON"),
+                       ("bad.json", "is no JSON"), ("deep.json", "is no JSON"), ("cut.safetensors", "is no JSON"),
+                       ("list.json", "is not what eval --task --json writes")):
+        refuse(recall.main, f"{name}: {text}", "no.png", name, "--out", "no.png")
+    refuse(recall.main, "folder: cannot be read: Is a directory: give the items as --items", "no.png", "recall.json",
+           "--items", "folder", "--out", "no.png")
+    refuse(recall.main, "--dpi 0: 1 to", "no.png", "recall.json", "--dpi", "0", "--out", "no.png")
+
+
 def check_page_refusals():
     trained = "trained.safetensors"
     refuse(membership.main, "is of another text", "no.html",
@@ -160,7 +203,7 @@ def check_page_refusals():
     synthetic(a, text=text)
     synthetic("three.safetensors", heads=3, text=text)
     refuse(membership.main, "2 layers of 3 heads", "no.html", a, "--initial", "three.safetensors", "--out", "no.html")
-    synthetic("odd.safetensors", w=np.zeros((2, 3, 6)))
+    synthetic("odd.safetensors", w=np.zeros((2, 3, 6)))   # one token too few
     refuse(membership.main, "'w' is of (2, 3, 6)", "no.html", "odd.safetensors", "--out", "no.html")
 
 
@@ -339,8 +382,12 @@ def check_made_recall():
     refused("is of the task lambada", "wrong.json")
     fake_result("wrong.json", many, cut=(1, 2, 3, 4))
     refused("no item whose story was read whole", "wrong.json")
-    fake_result("wrong.json", many, example=[{"line": 1}])
-    refused("is not what eval --task --json writes", "wrong.json")
+    whole = {"line": 1, "context": 20, "label": 0, "tokens": [2, 1, 1, 2], "accuracy_sum": True}
+    for example in ([{"line": 1}], None, 3, "abc", [whole | {"tokens": []}], [whole | {"line": [1]}]):
+        fake_result("wrong.json", many, example=example)
+        refused("wrong.json: is not what eval --task --json writes", "wrong.json")
+    fake_result("wrong.json", many, file="nonesuch")
+    refused("nonesuch: cannot be read: No such file or directory: give the items as --items", "wrong.json")
     fake_result("wrong.json", many + [True])
     refused("line 5 is no item of made.jsonl", "wrong.json")
     fake_result("wrong.json", many, items="seen.txt")
@@ -355,6 +402,7 @@ def main():
     check_page()
     check_margins()
     check_page_refusals()
+    check_strange_files()
     check_rates()
     check_known_rates()
     check_rate_pictures()

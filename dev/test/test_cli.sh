@@ -246,6 +246,7 @@ check "and at what cost" says "the cosine ends there" stdout
 run 0 -h
 ln -s "$binary" other_name
 check "--help goes by the program's name" [ "$(./other_name --help | head -n 1 | cut -d' ' -f1,2)" = "usage: other_name" ]
+check "so do errors" [ "$(./other_name info nowhere 2>&1 | cut -d: -f1)" = other_name ]
 
 # ---------------------------------------------------------------------------------------------
 # Runs: stop and go on
@@ -272,6 +273,13 @@ check "a finished run says so" says "is finished" stdout
 run 0 --resume --out halfway --steps 8
 check "a larger --steps goes on" [ -f halfway/step_00000008/model.safetensors ]
 check "its log goes on" [ "$(wc -l <halfway/log.csv)" -eq 9 ]
+head -c 999 straight/step_00000006/model.safetensors >halfway/step_00000008/model.safetensors
+head -c 999 straight/step_00000006/optimizer.safetensors >halfway/step_00000006/optimizer.safetensors
+run 1 --resume --out halfway --steps 6
+refused "halfway/step_00000003 is whole: move the newer ones away, and --resume goes on from it"
+rm -r halfway/step_00000006 halfway/step_00000008
+run 0 --resume --out halfway --steps 6
+check "and so it does" same_checkpoint straight/step_00000006 halfway/step_00000006
 
 run 1 $tiny --steps 6 --out straight
 refused "--out straight holds a run already"
@@ -393,12 +401,12 @@ done
 wild="--steps 200 --val-every 0 --sample-every 0 --lr 100 --weight-decay 100 --out wild --quiet"
 run 1 $small $wild --save-every 1 --keep 1
 check "updates that went wrong are skipped: $(cat stderr)" [ "$(grep -c 'is skipped: loss' stderr)" -eq 10 ]
-check "parameters that went wrong are not saved" [ "$(grep -c 'not saved, checkpoints stand as they were' stderr)" -ge 10 ]
-check "then the run stops" says "after 10 skipped in a row (--max-skipped); checkpoints stand as they were; train --resume" stderr
+check "parameters that went wrong are not saved" [ "$(grep -c 'not saved; train --resume --out wild goes on' stderr)" -ge 10 ]
+check "then the run stops" says "after 10 skipped in a row (--max-skipped); train --resume --out wild goes on" stderr
 check "the good checkpoint stands" [ "$(ls wild | grep -c step_)" -eq 1 ]
 run 0 eval --model wild --data "$dir/tiny_val_*.bin"
 run 1 $small $wild --save-every 0 --max-skipped 0 --overwrite
-refused "stopped before it reached the parameters"
+refused "(--max-skipped); nothing is saved yet; a higher --max-skipped or a new run with a lower --lr may help"
 
 cp -R straight full
 if (ulimit -f 8; exec "$binary" --resume --out full --steps 7 --quiet) >stdout 2>stderr; then
@@ -407,9 +415,12 @@ else
     check "a save that fails: status 1" [ $? -eq 1 ]
 fi
 refused "full/step_00000007"
+check "it says what to go on with" says "step 7 is not saved; stopped; train --resume --out full goes on from step 6" stderr
 check "a save that fails leaves the earlier checkpoint" same_checkpoint straight/step_00000006 full/step_00000006
 check "a save that fails leaves nothing half" [ -z "$(ls full | grep step_00000007)" ]
 run 0 --resume --out full --steps 7 --quiet
+(ulimit -f 8; exec "$binary" $small --steps 1 --out 'first save' --quiet) >stdout 2>stderr
+refused "step 1 is not saved; stopped; nothing is saved yet"
 
 if [ -c /dev/full ]; then
     "$binary" --help >/dev/full 2>stderr
@@ -490,8 +501,51 @@ run 0 eval --model straight --data "$dir/tiny_*.bin" --windows 7 --seed 2 --json
 check "another seed, other windows" [ "$(grep -o '"start": [0-9]*' first.json)" != "$(grep -o '"start": [0-9]*' second.json)" ]
 run 1 eval --model straight --data "$dir/tiny_val_*.bin" --json nowhere/x.json
 refused "--json nowhere/x.json cannot be written"
+# standard output stays what it is, whatever it goes to
+mkdir links
+ln -s /dev/stdout links/stdout
+"$binary" eval --model straight --data "$dir/tiny_*.bin" --windows 7 --seed 1 --json links/stdout >shown 2>stderr
+check "--json to standard output, a file: $(cat stderr)" [ $? -eq 0 -a "$(ls links)" = stdout ]
+check "the JSON first, then the figures" \
+    [ "$(head -n "$(wc -l <first.json)" shown)" = "$(cat first.json)" -a "$(sed -n '$p' shown | cut -c1-5)" = speed ]
+"$binary" eval --model straight --data "$dir/tiny_*.bin" --windows 7 --seed 1 --json links/stdout 2>stderr | cat >piped
+check "--json to standard output, a pipe" [ "$(grep -v '^speed' shown)" = "$(grep -v '^speed' piped)" ]
 run 1 eval --model straight --data "$dir/text.txt" --json bad.json
 check "nothing written where the data is wrong" [ ! -e bad.json -a ! -e bad.json.tmp ]
+
+# ---------------------------------------------------------------------------------------------
+# Tokenizers that may not be the model's
+
+# warned TEXT: after a run that went well: a line on stderr with the text.
+warned() { check "a line says '$1': $(cat stderr)" [ "$(grep -c -F -e "$1" stderr)" -eq 1 ]; }
+mkdir beside lone.d
+cp tiny_val_000000.bin beside/x.bin
+printf '#version: 0.2\n' >beside/vocab.bpe
+run 0 eval --model straight --data "$dir/beside/*.bin"
+warned "beside the shards stands $dir/beside/vocab.bpe of CRC-32 "
+run 0 eval --model straight --data "$dir/beside/*.bin" --tokenizer beside/vocab.bpe
+warned "was trained with the tokenizer $dir/vocab.bpe of CRC-32 00000000, and beside/vocab.bpe has "
+check "and no other: $(cat stderr)" [ "$(grep -c 'learned$' stderr)" -eq 1 ]
+run 0 sample --model straight --tokens 3 --tokenizer beside/vocab.bpe
+warned "was trained with the tokenizer"
+run 0 --init straight --data "$dir/beside/*.bin" --steps 0 --out warned --quiet
+warned "straight/step_00000006/model.safetensors was trained with the tokenizer"
+run 0 $model --tokenizer vocab.bpe --data "$dir/beside/*.bin" --steps 0 --val-every 0 --out warned2 --quiet
+warned "beside the shards stands"
+{ header 20240520 1 99; little 2 $(seq 300 398); } >lone.d/x.bin
+wide="--layers 1 --heads 2 --channels 16 --block-size 32 --batch 2 --total-batch 128"
+run 0 $wide --vocab-size 515 --data lone.d/x.bin --steps 0 --out wide --quiet
+check "nothing is said where nothing is known" empty stderr
+run 0 eval --model wide --data lone.d/x.bin
+warned "no bits/byte: wide/step_00000000/model.safetensors names no tokenizer: give --tokenizer FILE"
+run 0 eval --model wide --data lone.d/x.bin --tokenizer vocab.bpe
+warned "the shards hold the id 398, and the tokenizer vocab.bpe has 257: if they are made with another"
+check "half of the vocabulary and more is known: $(cat stderr)" [ "$(grep -c 'learned$' stderr)" -eq 1 ]
+run 0 $wide --vocab-size 515 --data lone.d/x.bin --tokenizer vocab.bpe --steps 0 --out wide2 --quiet
+warned "the shards hold the id 398"
+run 0 $wide --vocab-size 516 --data lone.d/x.bin --steps 0 --out wide3 --quiet
+run 0 sample --model wide3 --tokenizer vocab.bpe --tokens 3
+warned "the tokenizer vocab.bpe has 257 tokens, the vocabulary of wide3/step_00000000/model.safetensors 516: if"
 
 # ---------------------------------------------------------------------------------------------
 # Tasks

@@ -431,7 +431,7 @@ refused("data/vocab.bpe: is not there: dev/data/vocab.py brings", "ptb.py", "--b
 refused("train_gpt_tost: is not there or no program: make", "ptb.py", "--tokenizer", "bytes.bpe", "--out", "e/x")
 refused("--shard-documents 0: 1 or more", "ptb.py", "--shard-documents", "0", status=2)
 check("nothing stands where files were refused", not Path("e").exists())
-refused("g/x_train_000000.bin: train_gpt_tost: docs.jsonl: line 1", "openwebtext.py", "--tokenizer", "docs.jsonl",
+refused(f"g/x_train_000000.bin: {Path(binary).name}: docs.jsonl: line 1", "openwebtext.py", "--tokenizer", "docs.jsonl",
         "--binary", binary, "--out", "g/x", "--from", "docs.jsonl")
 check("nor where the tokenizer refuses its own", list(Path("g").iterdir()) == [])
 

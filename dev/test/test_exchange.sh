@@ -17,6 +17,15 @@ has() {
     "$python" -c 'import sys, importlib.util as u
 sys.exit(any(u.find_spec(package) is None for package in sys.argv[1:]))' "$@" 2>/dev/null
 }
+# unread SCRIPT ARGUMENTS…: nobody reads what the script under dev/ prints: one line and status 1.
+unread() {
+    if [ -c /dev/full ]; then
+        "$python" "$repo/dev/$@" >/dev/full 2>stderr
+        status=$?
+        check "$1 on a full disk: $(cat stderr)" \
+            [ $status -eq 1 -a "$(cat stderr)" = 'stdout cannot be written: No space left on device' ]
+    fi
+}
 # Every uint16 followed by two zero bytes: the same ids as uint32.
 widen() {
     od -An -v -to1 "$1" | tr -s ' ' '\n' | grep . | paste - - |
@@ -75,6 +84,8 @@ else
     "$python" "$repo/dev/reference/convert.py" shuffled cli.pt >stdout 2>stderr
     status=$?
     check "convert.py as a command: $(cat stderr)" [ $status -eq 0 -a -s cli.pt ]
+    unread reference/convert.py shuffled unread.pt
+    check "convert.py: the file stands all the same" [ -s unread.pt ]
 fi
 
 # ---------------------------------------------------------------------------------------------
@@ -110,6 +121,7 @@ else
     "$python" "$repo/dev/plot/membership.py" trained.safetensors --out cli.html >stdout 2>stderr
     status=$?
     check "membership.py as a command: $(cat stderr)" [ $status -eq 0 -a -s cli.html ]
+    unread plot/membership.py trained.safetensors --out unread.html
     if command -v node >/dev/null; then
         sed -n '/^"use strict";$/,/^<\/script>$/p' cli.html | sed '$d' >page.js
         node --check page.js 2>stderr
@@ -144,6 +156,29 @@ sys.exit(loss.smooth([1, math.nan, 3], 3) != [1, 5 / 3, 3])"
     check "a file that is no log: $(cat stderr)" [ $status -eq 0 ]
     check "it is named on one line, and nothing is written" \
         [ "$(grep -c '^wrong.csv: line 1' stderr)" -eq "$(wc -l <stderr)" -a ! -e wrong.png ]
+    # refuses FILE TEXT: one line that names the file, and nothing written
+    refuses() {
+        ! plot "$1" --out wrong.png
+        status=$?
+        check "$1: '$2' wanted: $(cat stderr)" [ $status -eq 0 -a "$(cat stderr)" = "$2" -a ! -e wrong.png ]
+    }
+    mkdir -p no_log
+    : >none.csv
+    head -c 500 tiny_train_000000.bin >bytes.csv
+    refuses no_log "no_log/log.csv: cannot be read: No such file or directory; a run's log.csv, or its folder, is wanted"
+    refuses none.csv "none.csv: line 1 is not that of a log.csv: no column grad_norm"
+    refuses bytes.csv "bytes.csv: is no text; a run's log.csv, or its folder, is wanted"
+    for row in 0,10 0,10,1,,1,1,1,1,9 0,nan,1,,1,1,1,1 0,-10,1,,1,1,1,1 0,10,x,,1,1,1,1; do
+        { head -n 1 own/log.csv; echo $row; } >row.csv
+        refuses row.csv "row.csv: line 2 is not a row of numbers"
+    done
+    head -n 1 own/log.csv >row.csv
+    refuses row.csv "row.csv: no rows in it"
+    head -c -4 own/log.csv >row.csv
+    plot row.csv --out cut.png
+    status=$?
+    check "a last row that is still being written is left out: $(cat stderr)" [ $status -eq 0 -a -s cut.png ]
+    unread plot/loss.py own --out unread.png
 fi
 }
 finish

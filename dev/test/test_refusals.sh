@@ -120,7 +120,7 @@ while IFS= read -r line; do
             if [ "$skipped_by" ]; then
                 skip "line $number, $command: not where '$skipped_by' fails"
             else
-                run_case "$command" "${line%% *}" "${expected}train_gpt_tost: ${line#* }$newline"
+                run_case "$command" "${line%% *}" "${expected}tost: ${line#* }$newline"
             fi
             setup='' skipped_by='' expected=''
             ;;

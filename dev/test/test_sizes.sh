@@ -134,7 +134,7 @@ check "a path of ${#deep} bytes" same_run alone "$deep/out"
 run info "$deep/out"
 run tokenize --tokenizer vocab.bpe --out "$deep/t" d.bin
 "$binary" $eight --data "$deep/none" --out none >stdout 2>stderr
-check "its end is said, though not its middle: $(cat stderr)" grep -q "^train_gpt_tost: $dir/deep/.* … .*/none: no file matches\$" stderr
+check "its end is said, though not its middle: $(cat stderr)" grep -q "^$(basename "$binary"): $dir/deep/.* … .*/none: no file matches\$" stderr
 
 odd="it's a
 strange \$name ü 語"
