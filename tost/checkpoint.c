@@ -298,8 +298,8 @@ static bool meta_loss(double* out, const StFile* f, bool required, TostError* er
     char* end;
     *out = strtod(text, &end);
     return (end != text && *end == 0)
-        || tost_error(err, "%s: __metadata__ 'best_val_loss' is '%s': expected a number: the file is damaged, take another checkpoint",
-                      f->path, text);
+        || tost_error(err, "%s: __metadata__ 'best_val_loss' is '%s': expected a number: the file is damaged, take "
+                      "another checkpoint", f->path, text);
 }
 
 static bool meta_window(GuardWindow* w, const StFile* f, const char* key, TostError* err) {

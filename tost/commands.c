@@ -91,8 +91,8 @@ void warn_of_shards(const Options* o, const char* dir, uint32_t largest_id, cons
     char* path = path_join(dir, "vocab.bpe");
     Tokenizer* beside = path_exists(path) ? tokenizer_open(path, &ignored) : NULL;
     if (beside && tokenizer_hash(beside) != hash)
-        tost_error(&line, "beside the shards stands %s of CRC-32 %08x, and the tokenizer %s has %08x: if the shards are "
-                   "made with the former, %s", path, (unsigned)tokenizer_hash(beside), tokenizer, (unsigned)hash,
+        tost_error(&line, "beside the shards stands %s of CRC-32 %08x, and the tokenizer %s has %08x: if the shards "
+                   "are made with the former, %s", path, (unsigned)tokenizer_hash(beside), tokenizer, (unsigned)hash,
                    other_text);
     else if (size && largest_id >= (uint32_t)size)
         tost_error(&line, "the shards hold the id %u, and the tokenizer %s has %d: if they are made with another, %s",

@@ -1,6 +1,6 @@
-// engine.h: the seam. The front sees an engine as this table of functions and nothing else; precision, device and padding
-// never cross it. Host arrays are float32 or int32, dense, row-major. An engine owns parameters, gradients, moments,
-// activations and the recurrent state.
+// engine.h: the seam. The front sees an engine as this table of functions and nothing else; precision, device and
+// padding never cross it. Host arrays are float32 or int32, dense, row-major. An engine owns parameters, gradients,
+// moments, activations and the recurrent state.
 #ifndef TOST_ENGINE_H
 #define TOST_ENGINE_H
 
@@ -45,8 +45,8 @@ typedef struct {
     void (*get)(float* dst, const TostModel* m, TostState s, const TostTensor* t);
 
     // Forward of inputs (B,T), ids in [0, V). With targets (B,T; -1 does not count) their loss is added to the sum that
-    // read_loss reads. With grad_scale != 0 (training) the gradient of grad_scale · Σ loss is begun here, chunk by chunk
-    // of rows so that (B·T, V) logits never stand whole, and backward finishes it. Gradients accumulate.
+    // read_loss reads. With grad_scale != 0 (training) the gradient of grad_scale · Σ loss is begun here, chunk by
+    // chunk of rows so that (B·T, V) logits never stand whole, and backward finishes it. Gradients accumulate.
     void (*forward)(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T, float grad_scale);
     void (*backward)(TostModel* m);
     // Sum of the losses (nats) and number of counted targets since the last call; waits for the device.
@@ -63,15 +63,16 @@ typedef struct {
     void   (*update)(TostModel* m, const TostAdamW* a);   // AdamW with decoupled decay
 
     // Recurrent decode of n sequences in step: begin reads prompts (n,T) by one forward (T = 0: texts not yet begun, no
-    // logits) and leaves 2C + nh numbers a layer and sequence behind; step feeds one token each at the next position, below
-    // block_size. Both write the logits (n,V) after the last token, begin only where logits is not NULL. forward and
-    // backward in between do not disturb the state.
+    // logits) and leaves 2C + nh numbers a layer and sequence behind; step feeds one token each at the next position,
+    // below block_size. Both write the logits (n,V) after the last token, begin only where logits is not NULL. forward
+    // and backward in between do not disturb the state.
     void (*decode_begin)(float* logits, TostModel* m, const int32_t* prompts, int n, int T);
     void (*decode_step)(float* logits, TostModel* m, const int32_t* tokens);
-    // Losses of texts that go on from the states, which stay as they are: tokens (n·copies,T) follow copies of the states,
-    // those of one state side by side, n·copies <= max_batch. losses (n·copies,T) in nats; where the target is -1 the loss
-    // is 0, and costs no logits.
-    void (*decode_score)(double* losses, TostModel* m, const int32_t* tokens, const int32_t* targets, int copies, int T);
+    // Losses of texts that go on from the states, which stay as they are: tokens (n·copies,T) follow copies of the
+    // states, those of one state side by side, n·copies <= max_batch. losses (n·copies,T) in nats; where the target is
+    // -1 the loss is 0, and costs no logits.
+    void (*decode_score)(double* losses, TostModel* m, const int32_t* tokens, const int32_t* targets, int copies,
+                         int T);
 } TostEngine;
 
 #endif

@@ -21,6 +21,7 @@ enum { GEMM_FEW_ROWS = 4 };
 void gemm_builtin(float* c, const float* a, bool at, const float* b, bool bt,
                   int M, int N, int K, float beta);
 
-char* gemm_library(char* name, size_t cap);   // "OpenBLAS 0.3.21", "built in (AVX-512)", … for the start line; returns name
+// "OpenBLAS 0.3.21", "built in (AVX-512)", … for the start line; returns name
+char* gemm_library(char* name, size_t cap);
 
 #endif

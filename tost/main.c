@@ -49,8 +49,8 @@ static int run_command(const Options* o, const TostEngine* engine) {
     return STATUS_FAILED;
 }
 
-// The next file opened would take the number of a standard stream that is closed, and get what is printed. /dev/null takes
-// it, opened so that the stream still fails.
+// The next file opened would take the number of a standard stream that is closed, and get what is printed. /dev/null
+// takes it, opened so that the stream still fails.
 static void hold_closed_streams(void) {
     for (int fd = 0; fd <= 2; fd++)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd) return;

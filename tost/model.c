@@ -56,7 +56,8 @@ static void append_tensor(TostTensors* t, const RowFacts* row, TostRow id, int l
     enum { ALIGN = 32 };   // elements: 128 bytes, a cache line pair on a CPU and a transaction on a GPU
     TostTensor* x = &t->tensor[t->count++];
     if (layer <= 0) t->row_offset[id] = t->flat_size;
-    *x = (TostTensor){.row = id, .layer = layer, .init = row->init, .decay = row->decay, .size = 1, .offset = t->flat_size};
+    *x = (TostTensor){.row = id, .layer = layer, .init = row->init, .decay = row->decay, .size = 1,
+                      .offset = t->flat_size};
     if (layer >= 0) snprintf(x->name, sizeof x->name, "transformer.h.%d.%s", layer, row->name);
     else snprintf(x->name, sizeof x->name, "%s", row->name);
     for (int i = 0; i < TOST_MAX_DIMS && row->shape[i] > 0; i++) {

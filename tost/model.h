@@ -24,8 +24,8 @@ extern "C" {
 // ---------------------------------------------------------------------------------------------
 // Sizes
 
-// How TSSA's membership Π comes about: learned, as published, or 1/heads for every head and token, which leaves temp and
-// denom_bias without effect: does membership matter?
+// How TSSA's membership Π comes about: learned, as published, or 1/heads for every head and token, which leaves temp
+// and denom_bias without effect: does membership matter?
 typedef enum { TOST_LEARNED, TOST_UNIFORM } TostMembership;
 
 typedef struct {
@@ -46,10 +46,10 @@ bool tost_config_check(const TostConfig* c, TostError* err);   // positive sizes
 // decay, labels of tests. The order is that of the published state dict.
 
 #define TOST_PARAMS(X) \
-    X(wte,         BOTTOM, "transformer.wte.weight",  (V, C),         NORMAL,   DECAY, true) /* also the output head */ \
+    X(wte,         BOTTOM, "transformer.wte.weight",  (V, C),         NORMAL,   DECAY, true) /* output head too */ \
     X(wpe,         BOTTOM, "transformer.wpe.weight",  (BLOCK, C),     NORMAL,   DECAY, true) \
-    X(gamma1,      LAYER,  "gamma1",                  (C),            GAMMA,    KEEP,  true) /* LayerScale of attention */ \
-    X(gamma2,      LAYER,  "gamma2",                  (C),            GAMMA,    KEEP,  true) /* LayerScale of the MLP */ \
+    X(gamma1,      LAYER,  "gamma1",                  (C),            GAMMA,    KEEP,  true) /* LayerScale: TSSA */ \
+    X(gamma2,      LAYER,  "gamma2",                  (C),            GAMMA,    KEEP,  true) /* LayerScale: MLP */ \
     X(ln_1_w,      LAYER,  "ln_1.weight",             (C),            ONE,      KEEP,  true) \
     X(ln_1_b,      LAYER,  "ln_1.bias",               (C),            ZERO,     KEEP,  BIAS) \
     X(temp,        LAYER,  "attn.temp",               (NH, 1),        ONE,      KEEP,  true) \
@@ -110,7 +110,8 @@ TostTensors tost_tensors(const TostConfig* c);     // c has passed tost_config_c
 void        tost_tensors_free(TostTensors* t);
 const TostTensor* tost_tensor_find(const TostTensors* t, const char* name);   // NULL if there is none of that name
 
-// Offset of a row's first element in the flat array, for layer l (ignored outside of the layers); SIZE_MAX where absent.
+// Offset of a row's first element in the flat array, for layer l (ignored outside of the layers); SIZE_MAX where
+// absent.
 size_t tost_row_offset(const TostTensors* t, TostRow row, int layer);
 
 // ---------------------------------------------------------------------------------------------

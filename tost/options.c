@@ -532,8 +532,9 @@ static void print_changes(void) {
         free(names);
         names = longer;
     }
-    char* text = xasprintf("Options not given to --resume are the run's, but --quiet and --recompute, which are given each "
-                           "time. These may be given anew: %s. Whatever else the run had, another value is refused.", names);
+    char* text = xasprintf("Options not given to --resume are the run's, but --quiet and --recompute, which are given "
+                           "each time. These may be given anew: %s. Whatever else the run had, another value is "
+                           "refused.", names);
     printf("\n");
     print_wrapped(text, 0);
     printf("What that costs:\n");

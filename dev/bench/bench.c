@@ -1,8 +1,9 @@
-// bench.c: the CPU engine against the machine's limits, measured in the same run. Prints `key value unit`, a line a figure.
+// bench.c: the CPU engine against the machine's limits, measured in the same run. Prints `key value unit`, a line a
+// figure.
 //
 //     bench limits             sgemm (large square product), memory reads
-//     bench train [B T]        an update of tost-base: tokens/s, its matrix products alone, resident memory; default 1 1024
-//     bench decode             sampling tost-base one token at a time, at several positions, with memory reads beside it
+//     bench train [B T]        an update of tost-base: tokens/s, its matrix products alone, resident memory (1 1024)
+//     bench decode             sampling tost-base one token at a time, at several positions, and memory reads
 //     bench tssa               TSSA forward + backward against length, B·T held
 //
 // Times are medians over runs; what is compared is measured in turn, since machines are shared and noisy.
@@ -75,7 +76,8 @@ static double read_bandwidth(const float* x, size_t n) {
 static void bench_limits(void) {
     enum { N = 3072, RUNS = 5 };
     const size_t n = (size_t)1 << 27;
-    float *a = random_floats((size_t)N * N, 1), *b = random_floats((size_t)N * N, 1), *c = random_floats((size_t)N * N, 1);
+    const size_t size = (size_t)N * N;
+    float *a = random_floats(size, 1), *b = random_floats(size, 1), *c = random_floats(size, 1);
     float* x = random_floats(n, 1);
     double gflops[RUNS], gbs[RUNS];
     gemm(c, a, false, b, true, N, N, N, 0.0f);
@@ -123,7 +125,8 @@ static double matmuls_alone(TostModel* m, size_t rows) {
 
 static double one_update(TostModel* m, const int32_t* ids, int B, int T, int step) {
     const TostEngine* e = &tost_cpu_engine;
-    const TostAdamW a = {.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.01, .grad_scale = 1, .step = step};
+    const TostAdamW a = {.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.01,
+                         .grad_scale = 1, .step = step};
     double sum;
     int64_t count;
     const double start = now_seconds();
@@ -202,10 +205,10 @@ static double tssa_once(TostModel* m, int B, int T) {
     const Buffers* b = &m->buf;
     memset(b->tssa_now, 0, B * tssa_state_size(c->n_embd, c->n_head) * sizeof(double));
     const double start = now_seconds();
-    tssa_forward(a->y, a->u, a->pi, a->tssa_saved, b->tssa_now, a->w, p.temp, p.denom_bias, TOST_LEARNED, 0, c->block_size, B,
-                 T, c->n_embd, c->n_head);
-    tssa_backward(b->dbranch, g.temp, g.denom_bias, b->da, b->scratch, b->dnarrow, a->w, a->u, a->pi, a->tssa_saved, p.temp,
-                  TOST_LEARNED, c->block_size, B, T, c->n_embd, c->n_head);
+    tssa_forward(a->y, a->u, a->pi, a->tssa_saved, b->tssa_now, a->w, p.temp, p.denom_bias, TOST_LEARNED, 0,
+                 c->block_size, B, T, c->n_embd, c->n_head);
+    tssa_backward(b->dbranch, g.temp, g.denom_bias, b->da, b->scratch, b->dnarrow, a->w, a->u, a->pi, a->tssa_saved,
+                  p.temp, TOST_LEARNED, c->block_size, B, T, c->n_embd, c->n_head);
     return now_seconds() - start;
 }
 
@@ -214,7 +217,7 @@ static void bench_tssa(void) {
     const int lengths[] = {1024, 4096, 16384, 65536};
     TostModel* m[countof(lengths)];
     double seconds[countof(lengths)][RUNS];
-    for (size_t i = 0; i < countof(lengths); i++) {   // one layer of tost-base at each length, the batch filling up to TOKENS
+    for (size_t i = 0; i < countof(lengths); i++) {   // a layer of tost-base at each length, the batch up to TOKENS
         const int T = lengths[i], B = TOKENS / T;
         const TostConfig c = {.n_layer = 1, .n_head = 12, .n_embd = 768, .block_size = T, .vocab_size = 64};
         const TostEngineOptions o = {.max_batch = B, .max_seq = T, .training = true};
@@ -230,7 +233,8 @@ static void bench_tssa(void) {
         tssa_once(m[i], B, T);
     }
     for (int run = 0; run < RUNS; run++)
-        for (size_t i = 0; i < countof(lengths); i++) seconds[i][run] = tssa_once(m[i], TOKENS / lengths[i], lengths[i]);
+        for (size_t i = 0; i < countof(lengths); i++)
+            seconds[i][run] = tssa_once(m[i], TOKENS / lengths[i], lengths[i]);
     for (size_t i = 0; i < countof(lengths); i++) {
         char key[32];
         snprintf(key, sizeof key, "tssa_at_%d", lengths[i]);

@@ -197,7 +197,8 @@ class Run:
         """Runs the trainer; returns its words, its output, and its log or None and the reason."""
         out = self.work / name
         words = [self.sizes.trainer, *self.sizes.model, "--block-size", T, "--seq", T, "--batch", batch,
-                 "--total-batch", batch * T, "--steps", updates, "--val-every", 0, "--sample-every", 0, "--out", out, *extra]
+                 "--total-batch", batch * T, "--steps", updates, "--val-every", 0, "--sample-every", 0,
+                 "--out", out, *extra]
         output, reason = self.command(words, limit)
         if output is None:
             return words, None, reason
@@ -321,7 +322,8 @@ class Run:
                            "0.97" if batch.endswith(" B 1") and size.endswith(" 1000") else "", words[0])
 
     def has_torch(self):
-        code = "import sys, importlib.util as u\nsys.exit(any(u.find_spec(p) is None for p in ('torch', 'safetensors')))"
+        code = ("import sys, importlib.util as u\n"
+                "sys.exit(any(u.find_spec(p) is None for p in ('torch', 'safetensors')))")
         return self.command([self.python, "-c", code], 30)[0] is not None
 
     def curve(self):

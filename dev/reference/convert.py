@@ -188,8 +188,8 @@ def read_safetensors(path):
         with safe_open(path, framework="pt") as file:
             stated = file.metadata() or {}
     except SafetensorError as error:
-        raise ValueError(f"{path}: is no whole safetensors file ({first_line(error)}): a model, a checkpoint folder or a "
-                         "run is wanted") from error
+        raise ValueError(f"{path}: is no whole safetensors file ({first_line(error)}): a model, a checkpoint folder or "
+                         "a run is wanted") from error
     facts = {key: value for key, value in stated.items() if is_carried(key)}
     return model, facts, read_moments(path.with_name("optimizer.safetensors"), model, stated)
 

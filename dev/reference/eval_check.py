@@ -34,7 +34,8 @@ codecs.register_error("each_byte", lambda e: ("\ufffd" * (e.end - e.start), e.en
 
 def gpt2_encoding(vocab_bpe):
     """tiktoken's encoding: bytes in GPT-2's order (printable ones first), then one token a merge."""
-    printable = [b for b in range(256) if chr(b).isprintable() and b != 0x20 and b != 0xAD and b < 0x7F or 0xA1 <= b != 0xAD]
+    printable = [b for b in range(256)
+                 if chr(b).isprintable() and b != 0x20 and b != 0xAD and b < 0x7F or 0xA1 <= b != 0xAD]
     order = printable + [b for b in range(256) if b not in printable]
     letter = {chr(b): b for b in printable}
     letter |= {chr(256 + i): b for i, b in enumerate(order[len(printable):])}
@@ -147,7 +148,8 @@ def check_cbt(c, example, got):
     shared = 0
     while shared < min(map(len, whole)) - 1 and len({tuple(w[: shared + 1]) for w in whole}) == 1:
         shared += 1
-    check_endings(c, got, whole[0][:shared], [w[shared:] for w in whole], candidates.index(answer), {"accuracy": [1] * 10})
+    check_endings(c, got, whole[0][:shared], [w[shared:] for w in whole], candidates.index(answer),
+                  {"accuracy": [1] * 10})
 
 
 def make_cbt(lambada, n):

@@ -191,7 +191,8 @@ class Tost(nn.Module):
             raise ValueError(f"{path}: tensor '{min(missing)}' is missing: not a ToST model")
         for name in (WTE, "transformer.wpe.weight", "transformer.h.0.attn.temp"):
             if state[name].dim() != 2 or 0 in state[name].shape:
-                raise ValueError(f"{path}: tensor '{name}' has the shape {tuple(state[name].shape)}, expected two sizes")
+                shape = tuple(state[name].shape)
+                raise ValueError(f"{path}: tensor '{name}' has the shape {shape}, expected two sizes")
         config = TostConfig.from_shapes({name: tuple(tensor.shape) for name, tensor in state.items()})
         config.membership = stated.get("membership", "learned")
         if config.membership not in MEMBERSHIPS:

@@ -207,7 +207,8 @@ def same_file(a, b, name):
 def check_moments_round_trip():
     """A run of the trainer to ckpt.pt and back goes on as if it had never been away."""
     trainer("--init", "start", "--data", "tiny_train_*.bin", "--tokenizer", "vocab.bpe",
-            "--batch", 2, "--total-batch", 256, "--warmup", 5, "--steps", 12, "--save-every", 6, "--val-every", 4, "--out", "halves", "--quiet")
+            "--batch", 2, "--total-batch", 256, "--warmup", 5, "--steps", 12, "--save-every", 6, "--val-every", 4,
+            "--out", "halves", "--quiet")
     status, err = call(convert.main, "halves/step_00000006", "halves.pt")
     state = torch.load("halves.pt", weights_only=True)["optimizer"]
     check(f"a run's moments go into ckpt.pt: {err}",
@@ -273,7 +274,8 @@ def save_as_nanogpt(model, optimizer, args):
     nano.state.update(optimizer.state)
     config = {"batch_size": args.batch, "block_size": args.seq, "gradient_accumulation_steps": 4,
               "grad_clip": args.grad_clip, "learning_rate": args.lr, "min_lr": args.lr * args.min_lr_frac,
-              "warmup_iters": args.warmup, "lr_decay_iters": args.steps, "max_iters": args.steps, "decay_lr": True, "dataset": "x"}
+              "warmup_iters": args.warmup, "lr_decay_iters": args.steps, "max_iters": args.steps, "decay_lr": True,
+              "dataset": "x"}
     torch.save({"model": {f"_orig_mod.{name}": p.detach() for name, p in state.items()}, "config": config,
                 "optimizer": nano.state_dict(), "iter_num": 12, "best_val_loss": torch.tensor(9.0)}, "nano.pt")
 
@@ -351,8 +353,10 @@ def check_refusals(checkpoint):
         refuse(text, "wrong.pt", "refused/model")
     strange = {
         "0.attn.temp' has the shape (), expected two sizes": {"model": state | {temp: torch.ones(())}},
-        "wte.weight' has the shape (3,), expected two sizes": {"model": state | {name: torch.ones(3) for name in (wte, head)}},
-        "wte.weight' in 'model' is no tensor of all": {"model": state | {wte: state[wte].to_sparse(), head: state[wte]}},
+        "wte.weight' has the shape (3,), expected two sizes":
+            {"model": state | {name: torch.ones(3) for name in (wte, head)}},
+        "wte.weight' in 'model' is no tensor of all":
+            {"model": state | {wte: state[wte].to_sparse(), head: state[wte]}},
         "'iter_num' is 'x': a whole number": {"model": state, "iter_num": "x"},
         "'iter_num' is -5: a whole number": {"model": state, "iter_num": -5},
         "'best_val_loss' is no number": {"model": state, "best_val_loss": None},

@@ -181,8 +181,8 @@ def check_strange_files():
             refuse(main, f"odd.safetensors: {text}", out, "odd.safetensors", "--out", out)
         refuse(main, f"--out folder/x/{out} cannot be written: No such file", out, "trained.safetensors", "--out",
                f"folder/x/{out}")
-    for name, text in (("folder", "cannot be read: Is a directory"), ("empty", "is no JSON"), ("text.txt", "is no JSON"),
-                       ("bad.json", "is no JSON"), ("deep.json", "is no JSON"), ("cut.safetensors", "is no JSON"),
+    no_json = ("empty", "text.txt", "bad.json", "deep.json", "cut.safetensors")
+    for name, text in (("folder", "cannot be read: Is a directory"), *((name, "is no JSON") for name in no_json),
                        ("list.json", "is not what eval --task --json writes")):
         refuse(recall.main, f"{name}: {text}", "no.png", name, "--out", "no.png")
     refuse(recall.main, "folder: cannot be read: Is a directory: give the items as --items", "no.png", "recall.json",

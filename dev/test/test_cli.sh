@@ -214,10 +214,11 @@ check "nothing written" [ ! -e r_bare ]
 # Help
 
 for line in \
-    "train preset layers heads channels block-size vocab-size bias membership init data val-data order tokenizer out resume
-     overwrite log steps batch seq total-batch lr warmup min-lr-frac weight-decay beta1 beta2 eps grad-clip
+    "train preset layers heads channels block-size vocab-size bias membership init data val-data order tokenizer out
+     resume overwrite log steps batch seq total-batch lr warmup min-lr-frac weight-decay beta1 beta2 eps grad-clip
      skip-loss-z skip-grad-z max-skipped seed
-     val-every val-batches sample-every sample-tokens save-every keep on-save-error quiet temperature top-k top-p dtype threads recompute help" \
+     val-every val-batches sample-every sample-tokens save-every keep on-save-error quiet temperature top-k top-p
+     dtype threads recompute help" \
     "sample model tokenizer prompt tokens samples temperature top-k top-p seed dtype threads help" \
     "eval model data task json tokenizer batch seq stride windows seed dtype threads help" \
     "tokenize tokenizer out val-frac shard-tokens jsonl seed threads quiet help" \
@@ -245,7 +246,8 @@ check "train --help tells what --resume may change" says "These may be given ane
 check "and at what cost" says "the cosine ends there" stdout
 run 0 -h
 ln -s "$binary" other_name
-check "--help goes by the program's name" [ "$(./other_name --help | head -n 1 | cut -d' ' -f1,2)" = "usage: other_name" ]
+./other_name --help >stdout
+check "--help goes by the program's name" [ "$(head -n 1 stdout | cut -d' ' -f1,2)" = "usage: other_name" ]
 check "so do errors" [ "$(./other_name info nowhere 2>&1 | cut -d: -f1)" = other_name ]
 
 # ---------------------------------------------------------------------------------------------
@@ -401,7 +403,8 @@ done
 wild="--steps 200 --val-every 0 --sample-every 0 --lr 100 --weight-decay 100 --out wild --quiet"
 run 1 $small $wild --save-every 1 --keep 1
 check "updates that went wrong are skipped: $(cat stderr)" [ "$(grep -c 'is skipped: loss' stderr)" -eq 10 ]
-check "parameters that went wrong are not saved" [ "$(grep -c 'not saved; train --resume --out wild goes on' stderr)" -ge 10 ]
+check "parameters that went wrong are not saved" \
+    [ "$(grep -c 'not saved; train --resume --out wild goes on' stderr)" -ge 10 ]
 check "then the run stops" says "after 10 skipped in a row (--max-skipped); train --resume --out wild goes on" stderr
 check "the good checkpoint stands" [ "$(ls wild | grep -c step_)" -eq 1 ]
 run 0 eval --model wild --data "$dir/tiny_val_*.bin"
@@ -415,7 +418,8 @@ else
     check "a save that fails: status 1" [ $? -eq 1 ]
 fi
 refused "full/step_00000007"
-check "it says what to go on with" says "step 7 is not saved; stopped; train --resume --out full goes on from step 6" stderr
+check "it says what to go on with" \
+    says "step 7 is not saved; stopped; train --resume --out full goes on from step 6" stderr
 check "a save that fails leaves the earlier checkpoint" same_checkpoint straight/step_00000006 full/step_00000006
 check "a save that fails leaves nothing half" [ -z "$(ls full | grep step_00000007)" ]
 run 0 --resume --out full --steps 7 --quiet
@@ -447,7 +451,8 @@ check "another seed gives another text" differ stdout first
 printf '7 and' >prompt
 run 0 sample --model straight/step_00000006 --prompt @prompt --tokens 40 --seed 5
 check "--prompt @FILE" cmp -s stdout first
-"$binary" sample --model straight/step_00000006/model.safetensors --prompt - --tokens 40 --seed 5 <prompt >stdout 2>stderr
+"$binary" sample --model straight/step_00000006/model.safetensors --prompt - --tokens 40 --seed 5 \
+    <prompt >stdout 2>stderr
 check "--prompt -" cmp -s stdout first
 : >prompt
 run 1 sample --model straight --prompt @prompt
@@ -496,9 +501,10 @@ run 0 eval --model straight --data "$dir/tiny_*.bin" --windows 7 --seed 1 --json
 check "random windows: as many as asked for" [ "$(grep -c '"start"' first.json)" -eq 7 ]
 check "random windows: whole ones" [ "$(awk '$1 == "tokens" { print $2 }' stdout)" -eq $((7 * 32)) ]
 run 0 eval --model straight --data "$dir/tiny_*.bin" --windows 7 --seed 1 --batch 2 --json second.json
-check "the same seed, the same windows" [ "$(grep -o '"start": [0-9]*' first.json)" = "$(grep -o '"start": [0-9]*' second.json)" ]
+starts() { grep -o '"start": [0-9]*' "$1"; }
+check "the same seed, the same windows" [ "$(starts first.json)" = "$(starts second.json)" ]
 run 0 eval --model straight --data "$dir/tiny_*.bin" --windows 7 --seed 2 --json second.json
-check "another seed, other windows" [ "$(grep -o '"start": [0-9]*' first.json)" != "$(grep -o '"start": [0-9]*' second.json)" ]
+check "another seed, other windows" [ "$(starts first.json)" != "$(starts second.json)" ]
 run 1 eval --model straight --data "$dir/tiny_val_*.bin" --json nowhere/x.json
 refused "--json nowhere/x.json cannot be written"
 # standard output stays what it is, whatever it goes to
@@ -562,7 +568,7 @@ nats() {
 }
 difference() { awk -v a="$1" -v b="$2" 'BEGIN { printf "%.9f", a - b }'; }
 
-printf '{"text": "3 and 2 make 5"}\n{"text": "1 and 4 make five"}\n{"text": "a text that is longer than the block size holds"}\n' \
+printf '{"text": "%s"}\n' '3 and 2 make 5' '1 and 4 make five' 'a text that is longer than the block size holds' \
     >lambada.jsonl
 run 0 eval --model straight --task lambada lambada.jsonl --json task.json
 check "lambada: a word's loss is that of the text less that of its beginning" \
@@ -634,14 +640,16 @@ check "as many tokens as the block size" grep -q '^tokens  *32$' stdout
 : >empty.txt
 rm -rf seen.safetensors look
 mkdir look
-for wrong in "--text @ --out look/x~--text @ names no file" "--text @empty.txt --out look/x~--text @empty.txt is empty" "--text @nowhere --out look/x~nowhere" \
+for wrong in "--text @ --out look/x~--text @ names no file" "--text @nowhere --out look/x~nowhere" \
+    "--text @empty.txt --out look/x~--text @empty.txt is empty" \
     "--text x --out look~--out look is a folder: name a file" "--text x --out nowhere/x~nowhere/x" \
     "--text x --out look/x --tokenizer other.bpe~other.bpe has 258 tokens"; do
     run 1 inspect --model straight ${wrong%~*}
     check "one line says '${wrong#*~}'" says "${wrong#*~}" stderr
     check "nothing on stdout" empty stdout
 done
-if (trap '' XFSZ; ulimit -f 2; exec "$binary" inspect --model straight --text @long.txt --out look/x) >stdout 2>stderr; then
+look() (trap '' XFSZ; ulimit -f 2; exec "$binary" inspect --model straight --text @long.txt --out look/x)
+if look >stdout 2>stderr; then
     check "an inspection that cannot be written: status 1" false
 fi
 check "it names the file" says "look/x" stderr

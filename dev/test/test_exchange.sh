@@ -165,7 +165,8 @@ sys.exit(loss.smooth([1, math.nan, 3], 3) != [1, 5 / 3, 3])"
     mkdir -p no_log
     : >none.csv
     head -c 500 tiny_train_000000.bin >bytes.csv
-    refuses no_log "no_log/log.csv: cannot be read: No such file or directory; a run's log.csv, or its folder, is wanted"
+    refuses no_log "no_log/log.csv: cannot be read: No such file or directory; a run's log.csv, or its folder, is \
+wanted"
     refuses none.csv "none.csv: line 1 is not that of a log.csv: no column grad_norm"
     refuses bytes.csv "bytes.csv: is no text; a run's log.csv, or its folder, is wanted"
     for row in 0,10 0,10,1,,1,1,1,1,9 0,nan,1,,1,1,1,1 0,-10,1,,1,1,1,1 0,10,x,,1,1,1,1; do

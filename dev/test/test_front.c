@@ -484,8 +484,9 @@ static void test_row_text(Checks* c) {
         free(again);
         free(text);
     }
-    static const char* const wrong[] = {"", "\n", "-1,2,3,,5,6,7,8\n", "1,2,3,,5,6,7\n", "1,2,3,,5,6,7,8,9\n", "1,x,3,,5,6,7,8\n",
-                                        "1,2,3,,5,6,7,8\n1", "1,-2,3,,5,6,7,8\n", "1,1e30,3,,5,6,7,8\n"};
+    static const char* const wrong[] = {"", "\n", "-1,2,3,,5,6,7,8\n", "1,2,3,,5,6,7\n", "1,2,3,,5,6,7,8,9\n",
+                                        "1,x,3,,5,6,7,8\n", "1,2,3,,5,6,7,8\n1", "1,-2,3,,5,6,7,8\n",
+                                        "1,1e30,3,,5,6,7,8\n"};
     LogRow row;
     for (size_t i = 0; i < countof(wrong); i++) check(c, !log_row_parse(&row, wrong[i]), "'%s' is read", wrong[i]);
 }
@@ -692,7 +693,8 @@ static CheckpointInfo info_of(int64_t step) {
         .config = tiny, .step = step, .tokens = step * 4096, .data_sample = UINT64_MAX - 1, .seed = 42,
         .best_val_loss = 3.1415926535897931, .tokenizer = "data/starter/vocab.bpe",
         .guard = {.loss = {.count = 2, .next = 2, .value = {0.1, 1e-300}}, .skipped = step, .in_a_row = step / 2},
-        .open_row = "999,64,2.5,,1e-3,0.75,12.5,5120\n", .tokenizer_hash = 0x00c0ffee, .n_options = countof(some_options), .options = some_options,
+        .open_row = "999,64,2.5,,1e-3,0.75,12.5,5120\n", .tokenizer_hash = 0x00c0ffee,
+        .n_options = countof(some_options), .options = some_options,
     };
 }
 

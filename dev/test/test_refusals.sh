@@ -84,7 +84,8 @@ whole() {
 }
 
 # What differs from machine to machine, and what is long, in a word.
-plain='s/ZZZ*/Z…Z/g; s/CRC-32 is [0-9a-f]*, but was [0-9a-f]*/CRC-32 is H, but was H/; s/needs [0-9.]* [A-Z]iB/needs N GiB/'
+plain='s/ZZZ*/Z…Z/g; s/CRC-32 is [0-9a-f]*, but was [0-9a-f]*/CRC-32 is H, but was H/
+s/needs [0-9.]* [A-Z]iB/needs N GiB/'
 
 number=0 setup='' skipped_by='' expected='' fresh=''
 # run_case COMMAND STATUS EXPECTED: EXPECTED is all of stderr.

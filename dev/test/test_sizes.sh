@@ -1,6 +1,6 @@
 #!/bin/sh
-# test_sizes.sh BINARY: large, small and odd, all of which have to work: models of one of everything, files shorter than a
-# batch, prime sizes, ten thousand shards, paths of 4,000 bytes, strange names, strange environments.
+# test_sizes.sh BINARY: large, small and odd, all of which have to work: models of one of everything, files shorter
+# than a batch, prime sizes, ten thousand shards, paths of 4,000 bytes, strange names, strange environments.
 
 [ "$TMPDIR" ] || [ ! -w /dev/shm ] || export TMPDIR=/dev/shm   # thousands of files: disks are slow
 . "$(dirname "$0")/lib.sh"
@@ -41,7 +41,8 @@ set -f   # patterns go to the program as they are
 
 run $one --block-size 1 --vocab-size 1 --batch 1 --total-batch 1 --steps 2 --save-every 1 --data plain/zeros.bin \
     --val-data plain/zeros.bin --val-every 1 --out v1
-check "a vocabulary of one: nothing to lose" [ "$(sed 1d v1/log.csv | cut -d, -f3,4,6 | uniq)" = "0.000000000,0.000000000,0.000000000" ]
+check "a vocabulary of one: nothing to lose" \
+    [ "$(sed 1d v1/log.csv | cut -d, -f3,4,6 | uniq)" = "0.000000000,0.000000000,0.000000000" ]
 run eval --model v1 --data plain/zeros.bin
 check "perplexity 1" [ "$(figure perplexity)" = 1.0000 ]
 run info v1
@@ -104,7 +105,8 @@ fi
 # ---------------------------------------------------------------------------------------------
 # A pass of more tokens than an int counts, where the length is the model's
 
-run $one --block-size 2048 --seq 50 --batch 1 --vocab-size 2 --steps 0 --data plain/bits.bin --save-every 1 --out long --quiet
+run $one --block-size 2048 --seq 50 --batch 1 --vocab-size 2 --steps 0 --data plain/bits.bin --save-every 1 --quiet \
+    --out long
 head -c 8192 /dev/zero >plain/long.bin
 "$binary" eval --model long --data plain/long.bin --windows 1048576 --batch 1048576 >stdout 2>stderr
 check "2^31 tokens in a pass: status 1" [ $? -eq 1 ]
@@ -134,7 +136,8 @@ check "a path of ${#deep} bytes" same_run alone "$deep/out"
 run info "$deep/out"
 run tokenize --tokenizer vocab.bpe --out "$deep/t" d.bin
 "$binary" $eight --data "$deep/none" --out none >stdout 2>stderr
-check "its end is said, though not its middle: $(cat stderr)" grep -q "^$(basename "$binary"): $dir/deep/.* … .*/none: no file matches\$" stderr
+check "its end is said, though not its middle: $(cat stderr)" \
+    grep -q "^$(basename "$binary"): $dir/deep/.* … .*/none: no file matches\$" stderr
 
 odd="it's a
 strange \$name ü 語"

@@ -1,5 +1,5 @@
-// fuzz_checkpoint.c: a checkpoint of this program or of others: two bytes with the length of model.safetensors, that file,
-// then optimizer.safetensors. What is accepted makes a model and loads into it.
+// fuzz_checkpoint.c: a checkpoint of this program or of others: two bytes with the length of model.safetensors, that
+// file, then optimizer.safetensors. What is accepted makes a model and loads into it.
 #include "fuzz.h"
 
 #include "tost/checkpoint.h"
@@ -29,7 +29,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (n > size) n = size;
     TostError err = {0};
     CheckpointInfo info;
-    char *model = fuzz_file("model.safetensors", data, n), *moments = fuzz_file("optimizer.safetensors", data + n, size - n);
+    char *model = fuzz_file("model.safetensors", data, n);
+    char *moments = fuzz_file("optimizer.safetensors", data + n, size - n);
     if (checkpoint_read_info(&info, model, &err)) {
         must_hold(tost_config_check(&info.config, &err), "sizes that are no model's");
         if (is_small(&info.config)) load(&info.config, model);

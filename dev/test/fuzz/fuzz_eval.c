@@ -1,4 +1,5 @@
-// fuzz_eval.c: files of LAMBADA, HellaSwag and the Children's Book Test. What is accepted are examples that can be scored.
+// fuzz_eval.c: files of LAMBADA, HellaSwag and the Children's Book Test. What is accepted are examples that can be
+// scored.
 #include "fuzz.h"
 
 #include "tost/passages.h"

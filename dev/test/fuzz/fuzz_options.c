@@ -1,5 +1,5 @@
-// fuzz_options.c: the command line: arguments with a zero byte between them. What is refused is refused in one line; what is
-// accepted can be written into a checkpoint and read again.
+// fuzz_options.c: the command line: arguments with a zero byte between them. What is refused is refused in one line;
+// what is accepted can be written into a checkpoint and read again.
 #include "fuzz.h"
 
 #include "tost/options.h"

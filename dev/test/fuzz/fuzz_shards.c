@@ -1,4 +1,5 @@
-// fuzz_shards.c: token shards of three kinds. What is accepted deals out ids below the vocabulary's size, the same each time.
+// fuzz_shards.c: token shards of three kinds. What is accepted deals out ids below the vocabulary's size, the same
+// each time.
 #include "fuzz.h"
 
 #include "tost/data.h"
@@ -31,7 +32,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     DataSet* d = data_open(path, T, vocab, how & 4 ? ORDER_SHUFFLED : ORDER_SEQUENTIAL, how, &err);
     if (d) {
         const uint64_t samples = data_samples(d);
-        must_hold(samples >= 1 && data_tokens(d) > (uint64_t)T && data_tokens(d) <= size / 2, "more samples than bytes");
+        must_hold(samples >= 1 && data_tokens(d) > (uint64_t)T && data_tokens(d) <= size / 2,
+                  "more samples than bytes");
         deal(d, vocab, T, 0);
         deal(d, vocab, T, samples - 1);
         deal(d, vocab, T, UINT64_MAX / 4);

@@ -1,5 +1,5 @@
-// fuzz_tokenize.c: text and JSONL for the command tokenize. What is accepted makes the same shards however it is read in
-// pieces, of as many tokens as are told.
+// fuzz_tokenize.c: text and JSONL for the command tokenize. What is accepted makes the same shards however it is read
+// in pieces, of as many tokens as are told.
 #include "fuzz.h"
 
 #include "tost/data.h"
@@ -7,7 +7,8 @@
 
 enum { BYTE_VOCABULARY = 257 };
 
-static bool shards_of(Bytes* shard, TokenizeResult* r, const char* folder, const char* input, size_t batch, TostError* err) {
+static bool shards_of(Bytes* shard, TokenizeResult* r, const char* folder, const char* input, size_t batch,
+                      TostError* err) {
     char *vocab = path_join(folder, "bytes.bpe"), *out = xasprintf("%s/%s_%zu", folder, "out", batch);
     char *file = xasprintf("%s_train_000000.bin", out), *files[] = {(char*)input};
     const TokenizeOptions o = {.tokenizer = vocab, .out = out, .files = files, .n_files = 1, .shard_tokens = 1 << 20,

@@ -1,7 +1,7 @@
 #!/bin/sh
-# run.sh FOLDER SECONDS RUNS TARGET…: builds the fuzz targets (make fuzz_built) and runs two at a time, each for SECONDS or RUNS
-# inputs (-1: no end), from seeds that are written first. Inputs that break one stay in FOLDER/found. One line a target, then
-# one for all; the exit status is 0 only if nothing was found.
+# run.sh FOLDER SECONDS RUNS TARGET…: builds the fuzz targets (make fuzz_built) and runs two at a time, each for
+# SECONDS or RUNS inputs (-1: no end), from seeds that are written first. Inputs that break one stay in FOLDER/found.
+# One line a target, then one for all; the exit status is 0 only if nothing was found.
 set -u
 folder=$1 seconds=$2 runs=$3
 shift 3
@@ -14,7 +14,8 @@ TMPDIR=$(mktemp -d "$base/tost_fuzz_XXXXXX") || exit 1
 export TMPDIR
 trap 'rm -rf "$probe" "$TMPDIR"' EXIT
 echo 'int LLVMFuzzerTestOneInput(const unsigned char* d, unsigned long n) { return d && n == 1; }' >"$probe/a.c"
-if ! "$FUZZ_CC" -fsanitize=fuzzer,address,undefined "$probe/a.c" -o "$probe/a" 2>"$probe/why" || ! "$probe/a" -runs=1 2>>"$probe/why"; then
+if ! "$FUZZ_CC" -fsanitize=fuzzer,address,undefined "$probe/a.c" -o "$probe/a" 2>"$probe/why" ||
+    ! "$probe/a" -runs=1 2>>"$probe/why"; then
     echo "skipped fuzz: $FUZZ_CC makes no programs with libFuzzer"
     echo "fuzz: 0 passed, 0 failed, $# skipped"
     exit 0
@@ -28,9 +29,9 @@ one() {
     mkdir -p "$folder/corpus/$1"
     words=dev/test/fuzz/$1.dict
     [ -f "$words" ] && words=-dict=$words || words=
-    "$folder/fuzz_$1" -max_total_time="$seconds" -runs="$runs" -max_len=4096 -timeout=20 -rss_limit_mb=1500 -close_fd_mask=1 \
-        -print_final_stats=1 -artifact_prefix="$folder/found/$1-" $words "$folder/corpus/$1" "$folder/seed/$1" \
-        >"$folder/$1.log" 2>&1
+    "$folder/fuzz_$1" -max_total_time="$seconds" -runs="$runs" -max_len=4096 -timeout=20 -rss_limit_mb=1500 \
+        -close_fd_mask=1 -print_final_stats=1 -artifact_prefix="$folder/found/$1-" $words "$folder/corpus/$1" \
+        "$folder/seed/$1" >"$folder/$1.log" 2>&1
     status=$?
     inputs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$folder/$1.log")
     rate=$(sed -n 's/^stat::average_exec_per_sec: *//p' "$folder/$1.log")

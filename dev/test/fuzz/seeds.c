@@ -68,7 +68,8 @@ static void checkpoint_seeds(const char* root, int bias, const char* name) {
 static void tensor_seed(const char* root, const char* name, int elements, int begin) {
     char text[400] = {0};
     const int n = snprintf(text + 8, sizeof text - 8, "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
-                           "\"b\":{\"dtype\":\"U8\",\"shape\":[%d],\"data_offsets\":[%d,%d]}}", elements, begin, begin + elements);
+                           "\"b\":{\"dtype\":\"U8\",\"shape\":[%d],\"data_offsets\":[%d,%d]}}", elements, begin,
+                           begin + elements);
     text[0] = (char)n;
     seed(root, "safetensors", name, text, (size_t)(n + 12 + elements));
 }
@@ -85,14 +86,17 @@ static void text_seeds(const char* root) {
         seed(root, "tokenizer", name, both, sizeof merges + n);
     }
     SEED(root, "tokenize", "text", "\0One story.\n<|endoftext|>\nAnother,\r\n<|endoftext|>\r\n\n");
-    SEED(root, "tokenize", "lines", "\3{\"text\": \"One \\u00e9 \\ud83d\\ude00\", \"n\": [1, 2.5e3, null]}\n\n{\"text\":\"x\"}\n");
+    SEED(root, "tokenize", "lines", "\3{\"text\": \"One \\u00e9 \\ud83d\\ude00\", \"n\": [1, 2.5e3, null]}\n\n"
+         "{\"text\":\"x\"}\n");
     SEED(root, "eval", "lambada", "\0{\"text\": \"He ate the pie and the cake\"}\n{\"text\":\"a b\"}\n");
-    SEED(root, "eval", "hellaswag", "\1{\"ctx\": \"She sat\", \"endings\": [\"down.\", \"up.\", \"in.\", \"out.\"], \"label\": 2, "
-         "\"source_id\": \"a\"}\n");
-    SEED(root, "json", "values", "{\"a\": [1, -2.5e-3, true, false, null, \"\\u00e9\\n\\ud83d\\ude00\"], \"b\": {\"c\": {}}}");
+    SEED(root, "eval", "hellaswag", "\1{\"ctx\": \"She sat\", \"endings\": [\"down.\", \"up.\", \"in.\", \"out.\"], "
+         "\"label\": 2, \"source_id\": \"a\"}\n");
+    SEED(root, "json", "values", "{\"a\": [1, -2.5e-3, true, false, null, \"\\u00e9\\n\\ud83d\\ude00\"], "
+         "\"b\": {\"c\": {}}}");
     SEED(root, "log", "rows", "\2step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s\n"
          "0,8,7.5,,0,1.5,2,3\n1,16,7.25,7.125,0.001,nan,2,3\n2,24,7,,0.001,1,2,3\n");
-    SEED(root, "options", "train", "--preset\0tost-base\0--steps=10\0--lr\0" "6e-4\0--batch\0" "2\0--data\0a*.bin\0--resume\0--out\0o");
+    SEED(root, "options", "train", "--preset\0tost-base\0--steps=10\0--lr\0" "6e-4\0--batch\0"
+         "2\0--data\0a*.bin\0--resume\0--out\0o");
     SEED(root, "options", "sample", "sample\0--prompt\0Once\0--top-k\0" "40\0--temperature=0.8\0--model\0m");
     SEED(root, "options", "eval", "eval\0--task\0lambada\0f.jsonl\0--json\0o.json\0--batch\0" "4\0--seq=32");
 }

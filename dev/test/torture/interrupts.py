@@ -13,8 +13,8 @@ LONG = [*world.RUN, "--steps", str(UPDATES), "--val-every", "3", "--sample-every
 
 
 def plan(rng, number, calls, seconds):
-    """Where a kill falls: three of four at a call on a checkpoint, within the next three saves; of the others half at any
-    call that changes files, half at a moment of the clock."""
+    """Where a kill falls: three of four at a call on a checkpoint, within the next three saves; of the others half at
+    any call that changes files, half at a moment of the clock."""
     how = {"do": rng.choice(["before", "after", "half"])}
     if number % 4 < 3:
         return {**how, "at": rng.randint(1, 90), "only": "/step_"}
