@@ -799,10 +799,10 @@ static const char why_no_cuda[] = "";
 static void test_cuda_dtype(Checks* c, TostDtype dtype) {
     const int chunk = chunk_of_source();
     // Channels and vocabularies of published size, with parameters as a run begins and with random ones.
-    const Shape wide[] = {{2, 12, 768, 1024, 50304, 0, TOST_LEARNED, 1, 300, 2, 1, 1},
-                          {1, 12, 768, 1024, 50304, 0, TOST_LEARNED, 1, 300, 2, 1, 0},
-                          {1, 12, 768, 64, 50257, 1, TOST_LEARNED, 1, 30, 1, 1, 0},
-                          {1, 48, 768, 320, 1000, 0, TOST_LEARNED, 1, 150, 2, 1, 0}};
+    const Shape wide[] = {{2, 12, 768, 1024, 50304, 0, TOST_LEARNED, 1, 300, 2, 1, FRESH},
+                          {1, 12, 768, 1024, 50304, 0, TOST_LEARNED, 1, 300, 2, 1, RANDOM},
+                          {1, 12, 768, 64, 50257, 1, TOST_LEARNED, 1, 30, 1, 1, RANDOM},
+                          {1, 48, 768, 320, 1000, 0, TOST_LEARNED, 1, 150, 2, 1, RANDOM}};
     const Shape longest = long_shape(chunk);
     const Runs twice = {.runs = 2};
     Shape ragged[RAGGED_SHAPES];

@@ -63,8 +63,8 @@ void test_shapes(Checks* c, TostDtype dtype, bool quick) {
 }
 
 // Channels of published size, with parameters as a run begins or with random ones.
-void test_wide(Checks* c, TostDtype dtype, int fresh) {
-    test_shape(c, {1, 12, 768, 128, 257, 0, TOST_LEARNED, 1, 100, 1, 1, fresh}, dtype, {FORWARD});
+void test_wide(Checks* c, TostDtype dtype, int values) {
+    test_shape(c, {1, 12, 768, 128, 257, 0, TOST_LEARNED, 1, 100, 1, 1, values}, dtype, {FORWARD});
 }
 
 void test_scores(Checks* c, TostDtype dtype) {
@@ -308,7 +308,7 @@ int main(int argc, char** argv) {
     if (quick) return checks_verdict(&c);
     test_shapes(&c, TOST_BF16, true);
     test_shape(&c, {1, 3, 60, 40, 257, 1, TOST_LEARNED, 2, 37, 2, 2, 0}, TOST_TF32, {FORWARD});
-    for (const int fresh : {1, 0}) test_wide(&c, TOST_BF16, fresh);
+    for (const int values : {FRESH, RANDOM}) test_wide(&c, TOST_BF16, values);
     test_wide(&c, TOST_TF32, 0);
     test_plain_products(&c);
     test_golden(&c, "dev/test/golden");

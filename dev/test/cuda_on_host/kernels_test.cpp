@@ -128,9 +128,47 @@ void test_normal(Checks* c) {
           bell_worst);
 }
 
+// Losses and gradients of the classifier over 300 rows, in chunks of so many.
+struct ClassifierResult { std::vector<double> loss, dx, dwte; };
+
+ClassifierResult classified(size_t chunk) {
+    const size_t rows = 300;
+    const int C = 8, V = 43;
+    const Floats x = numbers(rows * C, 1), wte = numbers((size_t)V * C, 2);
+    StepHeader header = {};
+    header.grad_scale = 0.25f;
+    Floats step(sizeof header / sizeof(float)), targets(rows);
+    memcpy(step.data(), &header, sizeof header);
+    for (size_t row = 0; row < rows; row++) {
+        const int32_t target = row % 7 == 3 ? -1 : (int32_t)(row % (size_t)V);
+        memcpy(&targets[row], &target, sizeof target);
+    }
+    const DeviceArray on_x(x), on_wte(wte), on_step(step), on_targets(targets), loss{Floats(rows)},
+        dx{Floats(rows * C)}, dwte{Floats((size_t)V * C)}, logits{Floats(chunk * logits_ld(V))},
+        workspace{Floats(MATMUL_WORKSPACE / sizeof(float))};
+    Matmul mm = {};
+    cublasLtCreate(&mm.handle);
+    mm.workspace = workspace.p;
+    classifier_forward_backward(&mm, (double*)nullptr, loss.p, dx.p, dwte.p, logits.p, on_x.p, on_wte.p,
+                                (const int32_t*)on_targets.p, (const StepHeader*)on_step.p, rows, chunk, V, C);
+    const auto doubles = [](const Floats& f) { return std::vector<double>(f.begin(), f.end()); };
+    const ClassifierResult result = {doubles(loss.get()), doubles(dx.get()), doubles(dwte.get())};
+    matmul_free(&mm);
+    return result;
+}
+
+void test_classifier_chunks(Checks* c) {
+    const ClassifierResult whole = classified(300), parts = classified(128);
+    const auto floats = [](const std::vector<double>& d) { return Floats(d.begin(), d.end()); };
+    near(c, "losses in chunks", 8, floats(parts.loss), whole.loss);
+    near(c, "dx in chunks", 8, floats(parts.dx), whole.dx);
+    near(c, "dwte in chunks", 8, floats(parts.dwte), whole.dwte);
+}
+
 }  // namespace
 
 void test_kernels(Checks* c) {
+    test_classifier_chunks(c);
     test_normal(c);
     // at and just beyond what each of the kernels holds, in packs of 4 and alone
     for (const int C : {3, 768, 1024, 1028, 2048, 2049, 2052}) test_norm(c, C, 5);

@@ -42,6 +42,7 @@ whole_tile_unasked | cu | return k.n == TSSA_CHUNK && z.HS % (WARP * P) == 0; | 
 start_not_kept | cu | starts[(t0 / TSSA_PIECE - 1) * z.C + c + i] = sum[i]; | 0 | s/sum\[i\]/0.0f/
 moments_before_dropped | cu | part[j] -= x[j][i] * (x[j][i] * dN[i]); | 0 | s/part.*;//
 bias_of_the_branch_unscaled | cu | total.dx[p][i] *= gamma_c[i]; | 0 | s/total.*;/;/
+energy_below_its_least | cu | const bool above = ABOVE | 0 | s/= ABOVE.*/= true;/
 decay_everywhere | cu | / DECAY_GROUP, t->decay == TOST_DECAY | 0 | s/t->decay == TOST_DECAY/1/
 END
 }
