@@ -96,17 +96,29 @@ static char* newest_of_run(const char* run) {
 // ---------------------------------------------------------------------------------------------
 // Finding
 
-static bool is_stale_folder(const char* path) {
+// Whether the last part of a path is a checkpoint's name, complete or not.
+static bool entry_of_path(Entry* e, const char* path) {
     size_t n = strlen(path);
     while (n > 1 && path[n - 1] == '/') n--;
     size_t start = n;
     while (start > 0 && path[start - 1] != '/') start--;
     char* name = xasprintf("%.*s", (int)(n - start), path + start);
-    Entry e;
-    bool stale = parse_entry(&e, name) && e.stale;
+    const bool is = parse_entry(e, name);
     free(name);
-    return stale;
+    return is;
 }
+
+static bool is_stale_folder(const char* path) {
+    Entry e;
+    return entry_of_path(&e, path) && e.stale;
+}
+
+bool checkpoint_is_name(const char* path) {
+    Entry e;
+    return entry_of_path(&e, path);
+}
+
+bool checkpoint_is_one(const char* dir) { return holds(dir, model_name); }
 
 bool checkpoint_find(char** file, const char* path, TostError* err) {
     *file = NULL;
@@ -639,11 +651,10 @@ static bool is_whole(const char* model_file, bool moments) {
 // The folder of the newest checkpoint of the same run that is older and whole; NULL: there is none. free()
 static char* whole_before(const char* model_file, bool moments) {
     char *dir = path_dir(model_file), *run = path_dir(dir), *found = NULL;
-    const char* slash = strrchr(dir, '/');
     Entry broken;
     Entries list = {0};
     TostError ignored;
-    if (parse_entry(&broken, slash ? slash + 1 : dir)) list_entries(&list, run, &ignored);
+    if (entry_of_path(&broken, dir)) list_entries(&list, run, &ignored);
     for (int i = list.count - 1; i >= 0 && !found; i--) {
         const Entry* e = &list.entry[i];
         char* file = path_join(e->path, model_name);

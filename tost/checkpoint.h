@@ -37,6 +37,10 @@ bool checkpoint_find(char** file, const char* path, TostError* err);
 bool checkpoint_newest(char** file, const char* root, TostError* err);
 // Whether a folder holds a run: a checkpoint, complete or not, or a log.
 bool checkpoint_is_run(const char* dir);
+// Whether a folder is a checkpoint itself: no place for a run.
+bool checkpoint_is_one(const char* dir);
+// Whether a file of that name could stand where a checkpoint is to be.
+bool checkpoint_is_name(const char* path);
 // Removes the checkpoints of a run, complete or not, and nothing else: for --overwrite.
 bool checkpoint_clear(const char* run, TostError* err);
 // Whether the complete checkpoint of that step stands in a run.

@@ -32,6 +32,15 @@ static const ShardKind shard_kinds[KINDS] = {
     [KIND_U32] = {20240801, 7, 4},
 };
 
+bool shard_begins(const char* head, size_t n) {
+    uint32_t start[2];
+    if (n < sizeof start) return false;
+    memcpy(start, head, sizeof start);
+    for (int k = 0; k < KINDS; k++)
+        if (start[0] == shard_kinds[k].magic && start[1] == shard_kinds[k].version) return true;
+    return false;
+}
+
 static bool is_text(uint8_t c) { return (c >= 0x20 && c < 0x7f) || c == '\t' || c == '\n' || c == '\r'; }
 
 // Files that a raw shard cannot be told from by size, but a user may well give: text, and NumPy's .npy.

@@ -15,6 +15,7 @@ typedef struct {
 } Shard;
 
 // One shard in any of the three formats of design: llm.c's uint16, uint32 with a header, or raw uint16.
+bool     shard_begins(const char* head, size_t n);   // whether a file begins as a shard with a header does
 bool     shard_open(Shard* s, const char* path, TostError* err);
 void     shard_close(Shard* s);
 uint32_t shard_token(const Shard* s, uint64_t i);                           // i < n_tokens

@@ -324,7 +324,7 @@ static bool parse_whole(Options* o, const Row* row, const char* text, TostError*
     const long long value = strtoll(text, &end, 10);
     if (end == text || *end || isspace((unsigned char)*text))
         return tost_error(err, "--%s '%.200s' is not a whole number", row->name, text);
-    if (errno == ERANGE || (double)value < row->least || (double)value > row->most)
+    if (errno == ERANGE || value < (long long)row->least || value > (long long)row->most)
         return out_of_range(row, text, err);
     if (row->kind == INT) *(int*)field_of(o, row) = (int)value;
     else *(int64_t*)field_of(o, row) = value;
@@ -715,6 +715,13 @@ static bool check_eval(const Options* o, TostError* err) {
     return true;
 }
 
+// Whether a path ends in the folder itself or the one above it.
+static bool names_dots(const char* path) {
+    const char* slash = strrchr(path, '/');
+    const char* name = slash ? slash + 1 : path;
+    return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
+}
+
 static bool check_together(Options* o, const TostEngine* engine, TostError* err) {
     if (!engine->supports((TostDtype)o->dtype)) {
         char* name = choice_name("fp32|tf32|bf16", o->dtype);
@@ -742,6 +749,9 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
             if (o->out[strlen(o->out) - 1] == '/')
                 return tost_error(err, "--out %s ends in a slash: names are to begin with it, as with %smy, which "
                                   "makes %smy_train_000000.bin", o->out, o->out, o->out);
+            if (names_dots(o->out))
+                return tost_error(err, "--out %s is a folder: names are to begin with it, as with %s/my, which makes "
+                                  "%s/my_train_000000.bin", o->out, o->out, o->out);
             if (!o->n_files) return tost_error(err, "tokenize needs a FILE of text or JSONL; - is stdin");
             return true;
         case COMMAND_INFO:

@@ -292,6 +292,13 @@ static bool open_checked(StFile* f, TostError* err) {
     return parse_header(f, err);
 }
 
+bool st_begins(const char* head, size_t n) {
+    uint64_t header;
+    if (n <= sizeof header) return false;
+    memcpy(&header, head, sizeof header);
+    return header >= 2 && header <= HEADER_MAX && head[sizeof header] == '{';
+}
+
 bool st_open(StFile* f, const char* path, TostError* err) {
     *f = (StFile){.fd = -1, .path = xstrdup(path)};
     if (open_checked(f, err)) return true;

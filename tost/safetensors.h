@@ -35,6 +35,7 @@ typedef struct {
     StMeta*   meta;
 } StFile;
 
+bool            st_begins(const char* head, size_t n);                  // whether a file begins as one of these does
 bool            st_open(StFile* f, const char* path, TostError* err);   // on failure nothing is left open
 void            st_close(StFile* f);
 const StTensor* st_find(const StFile* f, const char* name);             // NULL if absent

@@ -9,12 +9,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "data.h"
 #include "json.h"
 #include "rng.h"
+#include "safetensors.h"
 #include "threads.h"
 #include "tokenizer.h"
 
@@ -153,24 +155,27 @@ static bool finish_batch(Job* job, TostError* err) {
 
 // What is packed or no text is known by its first bytes.
 static bool check_head(const char* name, const char* head, size_t n, TostError* err) {
-    static const struct { const char *magic, *kind, *unpack; } kinds[] = {
-        {"\x1f\x8b", "compressed by gzip", "gzip -dc"},
-        {"\xfd" "7zXZ", "compressed by xz", "xz -dc"},
-        {"\x28\xb5\x2f\xfd", "compressed by zstd", "zstd -dc"},
-        {"\x04\x22\x4d\x18", "compressed by lz4", "lz4 -dc"},
-        {"BZh91AY", "compressed by bzip2", "bzip2 -dc"},
-        {"PK\x03\x04", "a zip archive", "unzip -p"},
-        {"PAR1\x15", "a Parquet file", NULL},
+    static const char unpack[] = "decompress it first", to_jsonl[] = "write its text as JSONL first";
+    static const struct { const char *magic, *kind, *way_out, *filter; } kinds[] = {
+        {"\x1f\x8b", "compressed by gzip", unpack, "gzip -dc"},
+        {"\xfd" "7zXZ", "compressed by xz", unpack, "xz -dc"},
+        {"\x28\xb5\x2f\xfd", "compressed by zstd", unpack, "zstd -dc"},
+        {"\x04\x22\x4d\x18", "compressed by lz4", unpack, "lz4 -dc"},
+        {"BZh91AY", "compressed by bzip2", unpack, "bzip2 -dc"},
+        {"PK\x03\x04", "a zip archive", unpack, "unzip -p"},
+        {"\xff\xfe", "UTF-16", "make it UTF-8 first", "iconv -f UTF-16 -t UTF-8"},
+        {"\xfe\xff", "UTF-16", "make it UTF-8 first", "iconv -f UTF-16 -t UTF-8"},
+        {"PAR1\x15", "a Parquet file, not text", to_jsonl, NULL},
     };
     for (size_t i = 0; i < countof(kinds); i++) {
         const size_t len = strlen(kinds[i].magic);
         if (n < len || memcmp(head, kinds[i].magic, len) != 0) continue;
-        if (!kinds[i].unpack)
-            return tost_error(err, "%s: is %s, not text: write its text as JSONL first", name, kinds[i].kind);
-        return tost_error(err, "%s: is %s: decompress it first (%s FILE | … tokenize … -)", name,
-                          kinds[i].kind, kinds[i].unpack);
+        if (!kinds[i].filter) return tost_error(err, "%s: is %s: %s", name, kinds[i].kind, kinds[i].way_out);
+        return tost_error(err, "%s: is %s: %s (%s FILE | … tokenize … -)", name, kinds[i].kind, kinds[i].way_out,
+                          kinds[i].filter);
     }
-    return true;
+    if (shard_begins(head, n)) return tost_error(err, "%s: is a token shard, not text: it is --data already", name);
+    return !st_begins(head, n) || tost_error(err, "%s: is a safetensors file, not text: name a text", name);
 }
 
 static bool source_open(Source* s, const char* path, TostError* err) {
@@ -324,7 +329,7 @@ static bool tokenize_jsonl(Job* job, Source* s, TostError* err) {
 
 static bool has_ending(const char* name, const char* ending) {
     size_t n = strlen(name), m = strlen(ending);
-    return n >= m && strcmp(name + n - m, ending) == 0;
+    return n >= m && strcasecmp(name + n - m, ending) == 0;
 }
 
 static bool tokenize_file(Job* job, const char* path, TostError* err) {

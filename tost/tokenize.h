@@ -28,7 +28,7 @@ typedef struct {
 } TokenizeResult;
 
 // Plain text: documents are separated by lines that are exactly <|endoftext|>, ended by LF or CRLF; neither
-// that line nor the line end before it belongs to a document. Files named *.jsonl: one JSON object a line,
+// that line nor the line end before it belongs to a document. Files named *.jsonl or *.JSONL: one JSON object a line,
 // its "text" is a document; blank lines are skipped. The end of a file ends a document. Documents without a
 // byte are skipped. A compressed file, or one of another known kind that is no text, is refused. On an error,
 // and where the training shards would be left without tokens, no file is left behind.

@@ -178,6 +178,19 @@ static bool holds_run(const char* out, TostError* err) {
     return tost_error(err, "--out %s holds a run already: --resume goes on with it, --overwrite replaces it", out);
 }
 
+// A run does not go into a checkpoint, nor a log where one is to stand.
+static bool check_places(const Run* r, TostError* err) {
+    const Options* o = &r->o;
+    if (o->out && checkpoint_is_one(o->out)) {
+        char* run = path_dir(o->out);
+        tost_error(err, "--out %s is a checkpoint: name its run, which is %s, or a new folder", o->out, run);
+        free(run);
+        return false;
+    }
+    return !o->log || !checkpoint_is_name(o->log)
+           || tost_error(err, "--log %s: checkpoints are called so: give another name", o->log);
+}
+
 // From the newest checkpoint in --out: what it says holds, where the command line is silent.
 static bool find_resumed(Run* r, TostError* err) {
     Options* o = &r->o;
@@ -837,7 +850,7 @@ int command_train(const Options* asked, const TostEngine* engine) {
     stop_signal = 0;
     survive_writes();
     r.progress = progress_new(0, asked->steps, asked->quiet);
-    bool ok = asked->resume ? find_resumed(&r, &err) : find_fresh(&r, &err);
+    bool ok = check_places(&r, &err) && (asked->resume ? find_resumed(&r, &err) : find_fresh(&r, &err));
     if (ok && !already_finished(&r)) ok = set_up(&r, &err) && run(&r, &err);
     tear_down(&r);
     if (!ok) return command_failed(asked, &err);

@@ -130,14 +130,15 @@ void free_pages(void* p, size_t bytes) {
 // ---------------------------------------------------------------------------------------------
 // Files and paths
 
-// Reads fd to its end into out, growing as needed: pipes and /proc do not tell their size.
+// Reads fd to its end into out, or past FILE_MOST bytes, growing as needed: pipes and /proc do not tell their size.
 static bool read_all(Bytes* out, int fd) {
     struct stat st;
     size_t cap = 65536;
-    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0) cap = (size_t)st.st_size + 2;
+    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0)
+        cap = (size_t)(st.st_size < FILE_MOST ? st.st_size : FILE_MOST) + 2;
     out->data = xmalloc(cap);
     out->size = 0;
-    for (;;) {
+    while (out->size <= FILE_MOST) {
         if (cap - out->size < 2) out->data = xrealloc(out->data, cap *= 2);
         ssize_t n = read(fd, out->data + out->size, cap - out->size - 1);
         if (n < 0 && errno == EINTR) continue;
@@ -159,6 +160,9 @@ bool read_file(Bytes* out, const char* path, TostError* err) {
     else if (!ok)
         tost_error(err, "%s: cannot be read after %zu bytes: %s", is_stdin ? "standard input" : path,
                    out->size, strerror(errno));
+    if (ok && out->size > FILE_MOST)
+        ok = tost_error(err, "%s: more than %d bytes: that is no text to be read at once; give a part of it",
+                        is_stdin ? "standard input" : path, FILE_MOST);
     if (!ok) {
         free(out->data);
         *out = (Bytes){0};

@@ -46,6 +46,7 @@ static inline void guard_bytes(void* p) { (void)p; }
 
 typedef struct { char* data; size_t size; } Bytes;  // data is followed by a NUL that size does not count
 
+enum { FILE_MOST = 1 << 30 };                                      // bytes that read_file takes: /dev/zero has no end
 bool  read_file(Bytes* out, const char* path, TostError* err);     // whole; "-" is stdin. free(out->data)
 bool  make_dirs(const char* path, TostError* err);                 // like mkdir -p
 bool  sync_dir(const char* path, TostError* err);                  // fsync of a folder: its renames last
