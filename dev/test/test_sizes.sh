@@ -134,7 +134,8 @@ mkdir -p "$deep" && cp d.bin "$deep/d.bin"
 run $eight --data "$deep/d.b*" --save-every 2 --out "$deep/out"
 check "a path of ${#deep} bytes" same_run alone "$deep/out"
 run info "$deep/out"
-run tokenize --tokenizer vocab.bpe --out "$deep/t" d.bin
+echo text >"$deep/d.txt"
+run tokenize --tokenizer vocab.bpe --out "$deep/t" "$deep/d.txt"
 "$binary" $eight --data "$deep/none" --out none >stdout 2>stderr
 check "its end is said, though not its middle: $(cat stderr)" \
     grep -q "^$(basename "$binary"): $dir/deep/.* … .*/none: no file matches\$" stderr
