@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 static const char model_name[] = "model.safetensors", optimizer_name[] = "optimizer.safetensors";
 static const char wte_name[] = "transformer.wte.weight";
@@ -128,6 +129,8 @@ bool checkpoint_find(char** file, const char* path, TostError* err) {
         return tost_error(err, "%s: an unfinished checkpoint; name its run for the newest complete one",
                           path);
     else if (holds(path, model_name)) *file = path_join(path, model_name);
+    else if (access(path, R_OK | X_OK) != 0)
+        return tost_error(err, "%s: the folder cannot be read: %s", path, strerror(errno));
     else *file = newest_of_run(path);
     return *file || tost_error(err, "%s: no complete checkpoint (step_N/%s and %s) is in this folder", path,
                                model_name, optimizer_name);

@@ -195,6 +195,8 @@ static bool check_places(const Run* r, TostError* err) {
 static bool find_resumed(Run* r, TostError* err) {
     Options* o = &r->o;
     r->out = xstrdup(o->out);
+    if (is_dir(r->out) && access(r->out, R_OK | X_OK) != 0)
+        return tost_error(err, "--resume: %s: the folder cannot be read: %s", r->out, strerror(errno));
     if (!checkpoint_is_run(r->out))
         return tost_error(err, "--resume: %s holds no run to go on with; leave --resume out to start one",
                           r->out);
