@@ -32,6 +32,7 @@ import os
 import re
 import sys
 import warnings
+import zipfile
 import zlib
 from pathlib import Path
 
@@ -53,18 +54,32 @@ RUN_NEEDS = ("data", "steps", "batch", "seq", "total-batch", "lr", "warmup", "mi
              "beta2", "eps", "grad-clip")  # without these a resumed run would take them from the starter preset
 
 
+def damaged_member(path):
+    """Of the archive that torch.save writes: what has another checksum than the archive says. torch.load does not
+    look at them. None of a whole one, and of the older format, which has none."""
+    if not zipfile.is_zipfile(path):
+        return None
+    with zipfile.ZipFile(path) as archive:
+        return archive.testzip()
+
+
 def load_pt(path):
     """What torch.load makes of it. Only tensors and plain values are unpickled: nothing in the file runs. What is no
     such file may raise anything, in many lines."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return torch.load(path, map_location="cpu", weights_only=True)
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        damaged = damaged_member(path)
     except Exception as error:
         if isinstance(error, OSError) and error.filename:
             raise
         raise ValueError(f"{path}: is no whole file of torch.save, or holds more than tensors and plain values: "
                          "{'model': state dict, 'model_args': sizes} is wanted") from error
+    if damaged:
+        raise ValueError(f"{path}: {damaged} has another checksum than it was saved with: the file is damaged (or saved "
+                         "without checksums: torch.serialization.set_crc32_options)")
+    return checkpoint
 
 
 def whole(path, name, value):

@@ -10,6 +10,7 @@ import pickle
 import re
 import subprocess
 import sys
+import zipfile
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from io import StringIO
@@ -384,6 +385,10 @@ def check_refusals(checkpoint):
     Path("cut.safetensors").write_bytes(convert.find_model("shuffled").read_bytes()[:5000])
     refuse("cut.safetensors", "cut.safetensors", "refused/x.pt")
     before = Path("shuffled.pt").read_bytes()
+    with zipfile.ZipFile("shuffled.pt") as archive:
+        place = max(archive.infolist(), key=lambda member: member.file_size).header_offset + 1000
+    Path("flipped.pt").write_bytes(before[:place] + bytes([before[place] ^ 1]) + before[place + 1:])
+    refuse("has another checksum than it was saved with", "flipped.pt", "refused/model")
     refuse("exists already", "shuffled", "shuffled.pt")
     check("what is there stays", Path("shuffled.pt").read_bytes() == before)
 
