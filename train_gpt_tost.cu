@@ -1012,16 +1012,19 @@ __device__ inline void tssa_backward_moments(float* totals, float* dpi, float* s
                 if (inside) tssa_keep_start(starts, N, t0, c, z);
 #pragma unroll
                 for (int j = 0; j < TSSA_BACK; j++) {
+                    float e_N = 0.0f;
                     part[j] = dD;
 #pragma unroll
                     for (int i = 0; i < P; i++) {
-                        N[i] += x[j][i] * (x[j][i] * pi_t[j]);
+                        const float s = x[j][i] * x[j][i];
+                        N[i] += s * pi_t[j];
                         const float r = reciprocal(M[j] + N[i]), dy_w_r = dy_d[j][i] * x[j][i] * r, e = dy_w_r * r;
-                        part[j] -= x[j][i] * (x[j][i] * dN[i]);
+                        part[j] -= s * dN[i];
                         part[j] -= dy_w_r * M[j];
                         dN[i] += pi_t[j] * M[j] * e;
-                        dD += pi_t[j] * (e * N[i]);
+                        e_N += e * N[i];
                     }
+                    dD += pi_t[j] * e_N;
                 }
                 const float piece = warp_transposed_sum(part, lane_index());
                 if (lane_index() / TSSA_BACK == t0 / TSSA_BACK) mine += piece;
@@ -1098,7 +1101,24 @@ __device__ inline void tssa_backward_uniform(float* du, float* behind, float* st
     __syncthreads();
 }
 
-// Third phase: the chunk's totals of dS = -du s/S² where S > 1e-12, else 0.
+// sum += Σ_t dS, with dS = -du s/S² where S > 1e-12, else 0. energy: S before the piece; past it afterwards. ABOVE: S is
+// over 1e-12 in all of it, as it is but where a sequence starts with next to nothing.
+template <bool ABOVE, int P>
+__device__ inline void tssa_add_energies(float (&sum)[P], float (&energy)[P], const float (&x)[TSSA_PIECE][P],
+                                         const float (&du_t)[TSSA_PIECE]) {
+#pragma unroll
+    for (int j = 0; j < TSSA_PIECE; j++) {
+#pragma unroll
+        for (int i = 0; i < P; i++) {
+            energy[i] += x[j][i] * x[j][i];
+            const float r = ABOVE || energy[i] > (float)TOST_ENERGY_MIN ? reciprocal(energy[i]) : 0.0f;
+            const float w_r = x[j][i] * r;
+            sum[i] -= du_t[j] * (w_r * w_r);
+        }
+    }
+}
+
+// Third phase: the chunk's totals of dS.
 template <bool WHOLE, typename S, int P>
 __device__ inline void tssa_backward_energy_totals(float* totals, float* starts, const float* carry, const float* du,
                                                    const S* w, TssaChunk k, TssaSize z) {
@@ -1114,16 +1134,12 @@ __device__ inline void tssa_backward_energy_totals(float* totals, float* starts,
                 tssa_load<WHOLE>(x, w_t, t0, true, k, z);
                 load_pack<TSSA_PIECE>(du_t, du + h * WARP + t0);
                 tssa_keep_start(starts, energy, t0, c, z);
+                bool above = true;
 #pragma unroll
-                for (int j = 0; j < TSSA_PIECE; j++) {
-#pragma unroll
-                    for (int i = 0; i < P; i++) {
-                        energy[i] += x[j][i] * x[j][i];
-                        const float r = energy[i] > (float)TOST_ENERGY_MIN ? reciprocal(energy[i]) : 0.0f;
-                        const float w_r = x[j][i] * r;
-                        sum[i] -= du_t[j] * (w_r * w_r);
-                    }
-                }
+                for (int i = 0; i < P; i++)
+                    above = above && energy[i] + x[0][i] * x[0][i] > (float)TOST_ENERGY_MIN;
+                if (above) tssa_add_energies<true>(sum, energy, x, du_t);
+                else tssa_add_energies<false>(sum, energy, x, du_t);
             }
 #pragma unroll
             for (int i = 0; i < P; i++) totals[c + i] = sum[i];
@@ -1157,8 +1173,7 @@ __device__ inline void tssa_piece_forward(TssaPiece<P>& piece, float (&energy)[P
 // Last phase, backward in time, in the terms of the first:
 //     dw = 2 w (Π RN + ds) - Π M dy r,   ds = du/max(S, 1e-12) + Σ_{t'≥t} dS[t']
 // The sum's own term is taken into the first: du/S - du s/S² = du S[t-1]/S², which loses no digits where S is
-// almost s. RN, RS: sums of dN and dS past the piece, advanced as it goes. before: S before the piece. ABOVE: S is over
-// 1e-12 in all of it, as it is but where a sequence starts with next to nothing.
+// almost s. RN, RS: sums of dN and dS past the piece, advanced as it goes. before: S before the piece. ABOVE: as above.
 template <bool WHOLE, bool ABOVE, typename S, int P>
 __device__ inline void tssa_piece_backward(S* dw_t, float (&RN)[P], float (&RS)[P], const TssaPiece<P>& piece,
                                            const float (&before)[P], const float* pi_s, const float* mass_s,
@@ -1178,9 +1193,10 @@ __device__ inline void tssa_piece_backward(S* dw_t, float (&RN)[P], float (&RS)[
             const float q = reciprocal(ABOVE ? energy : fmaxf(energy, (float)TOST_ENERGY_MIN)),
                         w_q = above ? x * q : 0.0f;
             const float ds = RS[i] + du * q * (above ? S_last * q : 1.0f);
-            RN[i] += x * pi_M * (dy_r * r);
+            const float through_y = pi_M * dy_r;
+            RN[i] += x * r * through_y;
             RS[i] -= du * (w_q * w_q);
-            dw[i] = 2.0f * x * (pi * RN[i] + ds) - pi_M * dy_r;
+            dw[i] = 2.0f * x * (pi * RN[i] + ds) - through_y;
         }
         if (WHOLE || t0 + j < k.n) store_pack<P>(dw_t + (size_t)j * (unsigned)z.C, dw);
     }
