@@ -1194,8 +1194,8 @@ __device__ inline void tssa_piece_backward(S* dw_t, float (&RN)[P], float (&RS)[
                         w_q = above ? x * q : 0.0f;
             const float ds = RS[i] + du * q * (above ? S_last * q : 1.0f);
             const float through_y = pi_M * dy_r;
-            RN[i] += x * r * through_y;
             RS[i] -= du * (w_q * w_q);
+            RN[i] += x * (r * through_y);
             dw[i] = 2.0f * x * (pi * RN[i] + ds) - through_y;
         }
         if (WHOLE || t0 + j < k.n) store_pack<P>(dw_t + (size_t)j * (unsigned)z.C, dw);
