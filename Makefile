@@ -6,7 +6,7 @@
 # make traffic             counts on a CPU the bytes that the CUDA kernels move: needs clang
 # make bench               measures against the machine's limits and the peers that are installed; on a GPU dev/bench/gpu.py does
 #
-# BLAS=0, OPENMP=0 and CUDA=0 leave those out; HOST_LEG=0 leaves the kernels' run on a CPU out of the tests;
+# BLAS=0, OPENMP=0 and CUDA=0 leave those out (CUDA=always: the tests have it without a GPU, too); HOST_LEG=0 leaves the kernels' run on a CPU out of the tests;
 # SANITIZE=1 builds under the address and undefined-behaviour sanitizers;
 # CC=clang another compiler; ARCH= the compiler's baseline processor instead of this machine's; WERROR=1 for CI.
 
@@ -101,12 +101,15 @@ OBJCOPY   ?= objcopy
 KNOWN      = $(shell $(NVCC) --list-gpu-arch | sed -n 's/^compute_//p' | sort -n)
 GENCODE    = $(foreach arch,$(sort $(filter 80 90 100 120,$(KNOWN)) $(lastword $(KNOWN))),-gencode arch=compute_$(arch),code=sm_$(arch)) \
              -gencode arch=compute_90,code=compute_90
-CUDA_FLAGS = -O3 -std=c++17 -I. -Itost -Xcompiler -Wall,-Wextra $(if $(filter-out 0,$(WERROR)),-Werror all-warnings)
-CUDA_LIBS  = $(shell $(NVCC) --dryrun -c -x cu /dev/null -o /dev/null 2>&1 | sed -n 's/.*LIBRARIES= *//p') \
+CUDA_FLAGS = --threads 0 -O3 -std=c++17 -I. -Itost -Xcompiler -Wall,-Wextra $(if $(filter-out 0,$(WERROR)),-Werror all-warnings)
+# -L of the toolkit's folders; those that are no stubs are searched when the program starts, too
+CUDA_DIRS  = $(shell $(NVCC) --dryrun -c -x cu /dev/null -o /dev/null 2>&1 | sed -n 's/.*LIBRARIES= *//p')
+CUDA_LIBS  = $(CUDA_DIRS) $(patsubst "-L%,"-Wl$(comma)-rpath$(comma)%,$(filter-out %/stubs",$(CUDA_DIRS))) \
              -lcublasLt -lcudart_static -lstdc++ -ldl -lrt -lpthread
+comma     := ,
 
-# NO_CUDA: why the tests are built without the CUDA engine; empty where it can be compiled, linked and loaded, which is
-# tried once.
+# NO_CUDA: why the tests are built without the CUDA engine, which takes minutes; empty where it can be compiled, linked and
+# run, which is tried.
 ifneq ($(filter test test_tost,$(MAKECMDGOALS)),)
   ifeq ($(CUDA),0)
     NO_CUDA := left out by CUDA=0
@@ -114,16 +117,20 @@ ifneq ($(filter test test_tost,$(MAKECMDGOALS)),)
     NO_CUDA := left out of a build under the sanitizers
   else ifeq ($(and $(shell command -v $(NVCC)),$(shell command -v $(OBJCOPY))),)
     NO_CUDA := built without nvcc
-  else ifeq ($(shell { [ -e build/cuda/works ] || { mkdir -p build/cuda && cd build/cuda && \
-      printf '\043include <cublasLt.h>\nint main() { return cublasLtGetVersion() == 0; }\n' > works.cu && \
-      $(NVCC) -o works works.cu -lcublasLt && ./works || { rm -f works; false; }; }; } > /dev/null 2>&1 && echo yes),)
-    NO_CUDA := built without CUDA: nvcc cannot build a program that runs cuBLASLt here
+  else ifneq ($(CUDA),always)
+    ifeq ($(shell { [ -e build/cuda/probe ] || { mkdir -p build/cuda && cd build/cuda && \
+        printf '\043include <cublasLt.h>\nint main() { int n; return cublasLtGetVersion() == 0 || cudaGetDeviceCount(&n); }\n' \
+            > probe.cu && $(NVCC) -arch=native -o probe.o -c probe.cu && $(CC) -o probe probe.o $(CUDA_LIBS) && \
+        ./probe || { rm -f probe; false; }; }; } > /dev/null 2>&1 && echo yes),)
+      NO_CUDA := built without CUDA: nvcc can build no program that runs cuBLASLt on a GPU here
+    endif
   endif
 endif
 FLAGS_test_tost := $(if $(NO_CUDA),-DTOST_NO_CUDA='"$(NO_CUDA)"')
 
 build/cuda/train_gpt_tost.o: train_gpt_tost.cu $(wildcard tost/*.h tost/*.cuh)
 	@mkdir -p $(@D)
+	@echo "the CUDA engine, for $(words $(filter -gencode,$(GENCODE))) kinds of GPU: a minute or more of nvcc"
 	$(NVCC) $(CUDA_FLAGS) $(GENCODE) -Xptxas -v -c $< -o $@ 2> $@.ptxas || { cat $@.ptxas; exit 1; }
 
 # The same object without its main: all it shows is the engine.
