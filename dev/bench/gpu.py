@@ -2,14 +2,16 @@
 """The figures of a GPU: builds, tests and measures the CUDA trainer and its peers in one run, and writes one
 dated table.
 
-    dev/bench/gpu.py [--out DIR] [--limit SECONDS]     default: dev/bench/results, 600 seconds
+    dev/bench/gpu.py [--out DIR] [--limit SECONDS] [--stages NAME,…]
+                                                       default: dev/bench/results, 600 seconds, all stages
     dev/bench/gpu.py --rehearse --out DIR              the same stages on a CPU at toy sizes: figures that mean nothing
     dev/bench/gpu.py --self-test                       what it reads and writes, held to made-up outputs
 
 Needs a GPU, the CUDA toolkit and make; compute-sanitizer and a Python with PyTorch ($PYTHON, default this
 one) where they are found. It downloads nothing: data are random tokens and data/starter. A stage whose tool
 is missing, that fails or that takes longer than its share is named in the table and the others go on; the
-table is written anew after each.
+table is written anew after each. Where the time of one run does not hold all stages, name some in each of
+several: {stages}.
 """
 
 import argparse
@@ -30,6 +32,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ("tssa", "norm", "classifier", "adamw", "embedding")
 LENGTHS, TOKENS, VOCAB = (1024, 4096, 16384, 65536), 65536, 50257
+# after the build, in this order: last what the time may not last for
+STAGES = ("tests", "kernels", "matmuls", "trainer", "decode", "curve", "peers_short", "sanitizers", "peers_long")
+OF_TORCH = {"curve", "peers_short", "peers_long"}
+TOOLKIT = Path("/usr/local/cuda")   # where it stands if its programs are not on PATH
 WARM_UPDATES = 5   # of the trainer, that do not count
 FLOPS_PER_TOKEN = 6 * (12 * 10 * 768**2 + 50304 * 768)   # of tost-base: 6 a weight of a product
 
@@ -70,9 +76,11 @@ def parse_log(text):
 
 
 def parse_sanitizer(text):
-    """Errors that compute-sanitizer counted, or None where it has no summary."""
+    """Errors that compute-sanitizer counted, None where it has no summary, and the kernels that it names: cuBLAS's own
+    are judged too."""
     found = re.findall(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)", text)
-    return sum(int(a or b) for a, b in found) if found else None
+    kernels = sorted(set(re.findall(r"^=+ +(?:at|in kernel) (?:void )?([A-Za-z_]\w*)", text, re.M)))
+    return sum(int(a or b) for a, b in found) if found else None, kernels
 
 
 def median_update(log):
@@ -172,8 +180,8 @@ class Run:
             output, _ = process.communicate(timeout=left)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, 9)
-            process.communicate()
-            return None, f"took longer than {left:.0f} s"
+            output, _ = process.communicate()
+            return output if keep else None, f"took longer than {left:.0f} s"
         if process.returncode != 0:
             lines = [line for line in output.splitlines() if line.strip()]
             last = lines[-1][:200] if lines else "no output"
@@ -207,9 +215,15 @@ class Run:
 
     # ---- stages ----
 
+    def architecture(self):
+        """For whom the benches are compiled. nvcc's own `native` falls back to an old one where it finds no GPU."""
+        capability = output_of("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader").split("\n")[0].strip()
+        return [f"BENCH_ARCH=sm_{capability.replace('.', '')}"] if re.fullmatch(r"\d+\.\d", capability) else []
+
     def build(self):
-        targets = ["train_gpt_tost"] if self.sizes.rehearse else ["train_gpt_tostcu", "test_tost", "bench_cuda"]
-        words = ["make", f"-j{os.cpu_count()}", *targets]
+        all_of_cuda = ["CUDA=always", "train_gpt_tostcu", "test_tost", "bench_cuda"]
+        targets = ["train_gpt_tost"] if self.sizes.rehearse else all_of_cuda
+        words = ["make", f"-j{os.cpu_count()}", *self.architecture(), *targets]
         start = time.monotonic()
         output, reason = self.command(words, 200)
         if output is None:
@@ -221,10 +235,12 @@ class Run:
     def tests(self):
         if self.sizes.rehearse:
             return
-        output, reason = self.command(["./test_tost"], 150, keep=True)
+        output, reason = self.command(["./test_tost"], 300, keep=True)
         counts = parse_counts(output or "")
         if counts is None:
-            self.table.note("tests", reason or "no closing line")
+            failed = re.findall(r"^FAILED (.*)$", output or "", re.M)
+            until = f"; until then {len(failed)} failed{', first ' + failed[0][:200] if failed else ''}"
+            self.table.note("tests", (reason or "no closing line") + until)
             return
         parity = any(line.startswith("CUDA: ") for line in output.splitlines())
         self.table.row("tests", "{} passed, {} failed, {} skipped".format(*counts),
@@ -235,22 +251,26 @@ class Run:
         if self.sizes.rehearse or not shutil.which("compute-sanitizer"):
             self.table.note("compute-sanitizer", "not found")
             return
-        small = "--layers 1 --heads 3 --channels 60 --vocab-size 257 --bias 1 --block-size 70 --seq 37 --batch 3 " \
-                "--total-batch 222 --steps 2 --val-every 0 --sample-every 0 --save-every 0".split()
+        every = "--vocab-size 257 --steps 2 --val-every 0 --sample-every 0 --save-every 0".split()
+        small = {"ragged": "--layers 1 --heads 3 --channels 60 --bias 1 --block-size 70 --seq 37 --batch 3 "
+                           "--total-batch 222",
+                 "whole tiles": "--layers 2 --heads 3 --channels 192 --block-size 80 --seq 70 --batch 3 "
+                                "--total-batch 420 --recompute"}
         ids = array.array("H", (i * 7919 % 257 for i in range(2000)))
         shard = self.work / "small.bin"
         shard.write_bytes(ids.tobytes())
         for tool in ("memcheck", "racecheck", "synccheck"):
-            for dtype in ("fp32", "bf16"):
-                words = ["compute-sanitizer", "--tool", tool, self.sizes.trainer, *small, "--dtype", dtype,
-                         "--data", shard, "--out", self.work / f"{tool}_{dtype}"]
+            for dtype, shape in (("bf16", "whole tiles"), ("fp32", "ragged"), ("bf16", "ragged")):
+                name = f"{tool}, {dtype}, {shape}"
+                words = ["compute-sanitizer", "--tool", tool, self.sizes.trainer, *small[shape].split(), *every,
+                         "--dtype", dtype, "--data", shard, "--out", self.work / re.sub(r"\W+", "_", name)]
                 output, reason = self.command(words, 40, keep=True)
-                errors = parse_sanitizer(output or "")
+                errors, kernels = parse_sanitizer(output or "")
                 if errors is None:
-                    self.table.note(f"{tool} {dtype}", reason or "no summary")
+                    self.table.note(name, reason or "no summary")
                 else:
-                    self.table.row(f"compute-sanitizer {tool}, {dtype}, errors", str(errors), "", "0",
-                                   self.shown(words))
+                    self.table.row(f"compute-sanitizer {name}, errors", str(errors),
+                                   f"it names {', '.join(kernels)}" if kernels else "", "0", self.shown(words))
 
     def kernels(self):
         for name in KERNELS if not self.sizes.rehearse else ():
@@ -375,19 +395,22 @@ class Run:
                                f"{found['tokens_per_s']:,.0f}", ", ".join(parts),
                                "trainer 2 ×" if (model, T) == ("tost", 1024) else "", self.shown(words))
 
-    def all(self):
+    def peers_short(self):
+        self.peers(self.sizes.lengths[:1])
+
+    def peers_long(self):   # the longest first: time may not last for those between
+        self.peers([self.sizes.lengths[-1], *self.sizes.lengths[1:-1]])
+
+    def all(self, asked):
         """Returns whether anything was measured."""
         if not self.build():
             return False
-        torch, lengths = self.has_torch(), self.sizes.lengths
-        stages = [self.tests, self.kernels, self.matmuls, self.trainer, self.decode]
-        stages += [self.curve, lambda: self.peers(lengths[:1])] if torch else []
-        # last what the time may not last for: the longest sequences before those between
-        stages += [self.sanitizers] + ([lambda: self.peers([lengths[-1], *lengths[1:-1]])] if torch else [])
-        for stage in stages:
-            stage()
+        torch = self.has_torch()
+        for stage in (name for name in STAGES if name in asked):
+            if torch or stage not in OF_TORCH:
+                getattr(self, stage)()
             self.table.write()
-        if not torch:
+        if not torch and asked & OF_TORCH:
             self.table.note("PyTorch's part", f"{self.python} has no torch and safetensors: set PYTHON")
         self.table.write()
         return True
@@ -442,6 +465,10 @@ def self_test():
                "     4000 GB/s copy   1.00 times the fewest\n")
     check("kernels", parse_kernels(kernels), [("tssa_forward", "bf16 B 64 T 1024 C 768", 50.0, 4000.0, 4000.0, 1.0),
                                               ("grad_norm", "bf16 110.4M parameters", 110.5, 3996.0, 4000.0, 1.0)])
+    classifier = ("cross_entropy_gradient       bf16 rows 10923 V 50304            600.0 us     3663 GB/s"
+                  "     4000 GB/s copy   1.09 times the fewest\n")
+    check("classifier", parse_kernels(classifier),
+          [("cross_entropy_gradient", "bf16 rows 10923 V 50304", 600.0, 3663.0, 4000.0, 1.09)])
     check("no kernels", parse_kernels("no usable GPU: made up\n"), [])
     rates = "step_matmuls                 bf16 65536 rows                  60000.0 us    716.0 TFLOP/s\n"
     check("matmuls", parse_rates(rates, "TFLOP/s"), [("step_matmuls", "bf16 65536 rows", 60000.0, 716.0)])
@@ -450,9 +477,12 @@ def self_test():
     counts = "x: 1 passed, 0 failed, 0 skipped\ntest_tost: 12 passed, 3 failed, 1 skipped\n"
     check("counts", parse_counts(counts), (12, 3, 1))
     check("no counts", parse_counts("Segmentation fault\n"), None)
-    check("memcheck", parse_sanitizer("========= ERROR SUMMARY: 2 errors\n"), 2)
-    check("racecheck", parse_sanitizer("========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)\n"), 1)
-    check("no summary", parse_sanitizer("========= COMPUTE-SANITIZER\n"), None)
+    check("memcheck", parse_sanitizer("========= Invalid __global__ read of size 4 bytes\n"
+                                      "=========     at void made_up_kernel<float>(float*)+0x10\n"
+                                      "========= ERROR SUMMARY: 2 errors\n"), (2, ["made_up_kernel"]))
+    check("racecheck", parse_sanitizer("========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)\n"),
+          (1, []))
+    check("no summary", parse_sanitizer("========= COMPUTE-SANITIZER\n"), (None, []))
     check("peer", parse_values("tokens_per_s 1.5e+05 tokens/s\nupdate 436.9 ms\n"),
           {"tokens_per_s": 1.5e5, "update": 436.9})
     check("peer without memory", parse_values("skipped: CUDA out of memory\n"), "CUDA out of memory")
@@ -482,6 +512,8 @@ def self_test():
         run = Run(Sizes(True), table, 60, Path(folder))
         check("time limit", run.command([sys.executable, "-c", "import time; time.sleep(99)"], 5)[1],
               "took longer than 5 s")
+        words = [sys.executable, "-uc", "import time; print('so far'); time.sleep(99)"]
+        check("what came in time", run.command(words, 5, keep=True), ("so far\n", "took longer than 5 s"))
         check("no program", run.command(["./no-such-program"], 5)[1], "./no-such-program: No such file or directory")
         check("a program that fails", run.command([sys.executable, "-c", "print('why'); raise SystemExit(3)"], 20)[1],
               "ended with 3: why")
@@ -491,16 +523,22 @@ def self_test():
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__.format(stages=", ".join(STAGES)),
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, metavar="DIR", help="for the table (default dev/bench/results)")
     parser.add_argument("--limit", type=float, default=600, metavar="SECONDS", help="of the whole run (default 600)")
+    parser.add_argument("--stages", type=lambda text: set(text.split(",")), default=set(STAGES), metavar="NAME,…",
+                        help="some of those above (default: all)")
     parser.add_argument("--rehearse", action="store_true", help="on a CPU, at toy sizes; needs --out")
     parser.add_argument("--self-test", action="store_true", help="no measurement")
     args = parser.parse_args()
     if args.self_test:
         return self_test()
+    if args.stages - set(STAGES):
+        parser.error(f"--stages {','.join(sorted(args.stages - set(STAGES)))}: the stages are {', '.join(STAGES)}")
     if args.rehearse and not args.out:
         parser.error("--rehearse needs --out: what it writes is no result")
+    os.environ["PATH"] += f":{TOOLKIT}/bin:{TOOLKIT}/compute-sanitizer"
     rehearsal = {"title": "REHEARSAL on a CPU: no result"}
     facts, reason = ({**rehearsal, **common_facts()}, None) if args.rehearse else gpu_facts()
     if facts is None:
@@ -512,7 +550,7 @@ def main():
         f"{facts['date']}-{re.sub(r'[^a-z0-9]+', '-', facts['device'].split(',')[0].lower()).strip('-')}"
     table = Table(facts, free_path(folder, name))
     with tempfile.TemporaryDirectory() as work:
-        ok = Run(Sizes(args.rehearse), table, args.limit, Path(work)).all()
+        ok = Run(Sizes(args.rehearse), table, args.limit, Path(work)).all(args.stages)
     if not ok:
         print("gpu.py: nothing was measured, and no table is written", file=sys.stderr)
         return 1

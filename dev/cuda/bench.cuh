@@ -11,7 +11,8 @@
 
 #include <algorithm>
 
-constexpr int BENCH_ROUNDS = 50;
+constexpr size_t BENCH_ROUNDS = 50;
+constexpr double BENCH_WARM_MS = 100;
 
 __device__ inline uint32_t hashed(uint64_t x) {   // the output function of splitmix64
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -64,17 +65,20 @@ static void bench_free_buffers(Bench* bench) {
     bench->buffers.clear();
 }
 
-// Median seconds of one call, after a warm-up.
+// Median seconds of one call, once the clock has risen. A call that does not count goes before it: the GPU works on that
+// one while this one is launched.
 template <typename F> static double bench_seconds(Bench* bench, F f) {
     std::vector<double> seconds;
-    for (int i = -5; i < BENCH_ROUNDS; i++) {
+    for (double warm = 0; seconds.size() < BENCH_ROUNDS;) {
         float ms;
+        f();
         CUDA_CHECK(cudaEventRecord(bench->start, bench->stream));
         f();
         CUDA_CHECK(cudaEventRecord(bench->stop, bench->stream));
         CUDA_CHECK(cudaEventSynchronize(bench->stop));
         CUDA_CHECK(cudaEventElapsedTime(&ms, bench->start, bench->stop));
-        if (i >= 0) seconds.push_back(ms * 1e-3);
+        if (warm >= BENCH_WARM_MS) seconds.push_back(ms * 1e-3);
+        warm += 2 * ms;
     }
     std::nth_element(seconds.begin(), seconds.begin() + BENCH_ROUNDS / 2, seconds.end());
     return seconds[BENCH_ROUNDS / 2];
