@@ -808,7 +808,9 @@ static void test_cuda_dtype(Checks* c, TostDtype dtype) {
     Shape ragged[RAGGED_SHAPES];
     ragged_shapes(ragged, chunk);
     for (int i = 0; i < RAGGED_SHAPES; i++) engines_agree(c, cuda_engine, &tost_cpu_engine, &ragged[i], dtype, &twice);
-    for (size_t i = 0; i < countof(wide); i++) engines_agree(c, cuda_engine, &tost_cpu_engine, &wide[i], dtype, &twice);
+    // tf32 has the kernels of fp32 and other products: one of these does
+    for (size_t i = dtype == TOST_TF32 ? countof(wide) - 1 : 0; i < countof(wide); i++)
+        engines_agree(c, cuda_engine, &tost_cpu_engine, &wide[i], dtype, &twice);
     engines_agree(c, cuda_engine, &tost_cpu_engine, &longest, dtype, &twice);
     engines_agree_on_scores(c, cuda_engine, &tost_cpu_engine, dtype, chunk);
 }
@@ -826,6 +828,7 @@ static void test_cuda(Checks* c) {
         skip(c, "%s: %s", what, err.text);
         return;
     }
+    setvbuf(stdout, NULL, _IOLBF, 0);   // this takes minutes: what failed is told at once, also where it is cut short
     printf("CUDA: %s\n", text);
     test_engine(c, cuda_engine);
     for (TostDtype dtype = TOST_FP32; dtype <= TOST_BF16; dtype++) test_cuda_dtype(c, dtype);

@@ -43,8 +43,8 @@ size_t bytes_of(const CublasOnHostLayout& l) {
     return ((size_t)l.ld * (l.cols - 1) + l.rows) * size_of(l.type);
 }
 
-float to_tf32(float x) {  // 10 bits of mantissa, to nearest, ties away from zero
-    return __uint_as_float((__float_as_uint(x) + 0x1000u) & ~0x1fffu);
+float to_tf32(float x) {  // 10 bits of mantissa, towards zero: what a tensor core makes of a float nobody rounded
+    return __uint_as_float(__float_as_uint(x) & ~0x1fffu);
 }
 
 // op(X) as floats, column-major with no gaps: rows × cols are those of op(X).
