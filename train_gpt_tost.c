@@ -617,7 +617,7 @@ typedef struct { TOST_PARAMS(X) } TostParams;   // the tensors outside of the la
     X(decode,     double, L * B * tssa_state_size(C, NH)) \
     X(dx,         float,  train * rows * C)             /* gradient of the residual stream */ \
     X(dbranch,    float,  train * rows * C) \
-    X(dnarrow,    float,  train * rows * C)             /* of y, w and the LayerNorms' outputs in turn */ \
+    X(dnarrow,    float,  train * rows * C)             /* of y, w and the LayerNorms' outputs in turn, ln_f's first */ \
     X(dwide,      float,  train * rows * 4 * C)         /* of gelu, then of fc */ \
     X(da,         float,  train * rows * NH) \
     X(scratch,    double, train * threads * tssa_scratch_size(C, NH))
@@ -802,6 +802,7 @@ static void cpu_forward(TostModel* m, const int32_t* inputs, const int32_t* targ
     model_forward(m, inputs, NULL, 0, 0, B, T);
     if (!targets) return;
     assert(grad_scale == 0.0f || m->options.training);
+    // logits stand only chunk by chunk: where gradients are wanted, that of ln_f is made with them and waits in dnarrow
     const float* wte = tost_layer(m, TOST_PARAM, 0).wte;
     float* dwte = grad_scale != 0.0f ? tost_layer(m, TOST_GRAD, 0).wte : NULL;
     classifier_forward_backward(m->buf.losses, m->buf.dnarrow, dwte, m->buf.logits, m->buf.ln_f, wte, targets, grad_scale,

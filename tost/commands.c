@@ -124,20 +124,43 @@ bool trained_create(Trained* t, const Options* o, int max_batch, int max_seq, bo
                         || checkpoint_name_whole(err, t->file, "--model"));
 }
 
+// The tokenizer that the checkpoint names: as it was given to the run, or as seen from a folder above the checkpoint, since
+// a run may be used from elsewhere than where it was started. NULL where there is none. free()
+static char* named_tokenizer(const Trained* t) {
+    const char* name = t->info.tokenizer;
+    if (path_exists(name)) return xstrdup(name);
+    char* above = path_dir(t->file);
+    while (name[0] != '/') {
+        char *path = path_join(above, name), *next = path_dir(above);
+        const bool found = path_exists(path), top = strcmp(next, above) == 0;
+        free(above);
+        above = next;
+        if (found) {
+            free(above);
+            return path;
+        }
+        free(path);
+        if (top) break;
+    }
+    free(above);
+    return NULL;
+}
+
 Tokenizer* trained_tokenizer(const Trained* t, const Options* o, TostError* err) {
     if (!o->tokenizer && !t->info.tokenizer) {
         tost_error(err, "%s names no tokenizer: give --tokenizer FILE, the vocab.bpe it was trained with",
                    t->file);
         return NULL;
     }
-    const char* path = o->tokenizer ? o->tokenizer : t->info.tokenizer;
-    if (!o->tokenizer && !path_exists(path)) {
+    char* path = o->tokenizer ? xstrdup(o->tokenizer) : named_tokenizer(t);
+    if (!path) {
         tost_error(err, "%s was trained with the tokenizer %s, which is not there: give --tokenizer FILE",
-                   t->file, path);
+                   t->file, t->info.tokenizer);
         return NULL;
     }
     Tokenizer* tokenizer = model_tokenizer(&t->info, path, !o->tokenizer, t->file, err);
     if (tokenizer) warn_of_tokenizer(o, &t->info, t->file, tokenizer);
+    free(path);
     return tokenizer;
 }
 

@@ -21,9 +21,11 @@ static void print_model(const Trained* t) {
 
 static void print_training(const CheckpointInfo* info) {
     char tokens[32];
-    if (info->n_options == 0) printf("%-12snot said: not a checkpoint of this program\n", "trained");
-    else printf("%-12s%lld updates, %lld tokens (%s) seen\n", "trained", (long long)info->step,
-                (long long)info->tokens, human_count(tokens, (double)info->tokens));
+    if (info->n_options == 0 && info->step == 0 && info->tokens == 0)
+        printf("%-12snot said: not a checkpoint of this program\n", "trained");
+    else
+        printf("%-12s%lld updates, %lld tokens (%s) seen\n", "trained", (long long)info->step, (long long)info->tokens,
+               human_count(tokens, (double)info->tokens));
     if (isfinite(info->best_val_loss))
         printf("%-12s%.6f nats/token, the best so far\n", "val loss", info->best_val_loss);
     if (info->tokenizer)

@@ -181,6 +181,9 @@ static bool holds_run(const char* out, TostError* err) {
 // A run does not go into a checkpoint, nor a log where one is to stand.
 static bool check_places(const Run* r, TostError* err) {
     const Options* o = &r->o;
+    if (o->out && checkpoint_is_one(o->out) && !checkpoint_is_name(o->out))
+        return tost_error(err, "--out %s holds weights, but no run: --init %s starts one from them, dev/reference/convert.py "
+                          "--run makes one of a PyTorch checkpoint", o->out, o->out);
     if (o->out && checkpoint_is_one(o->out)) {
         char* run = path_dir(o->out);
         tost_error(err, "--out %s is a checkpoint: name its run, which is %s, or a new folder", o->out, run);

@@ -477,6 +477,11 @@ printf '#version: 0.2\n' >vocab.bpe
 run 1 sample --model moved
 refused "was trained with a tokenizer of CRC-32"
 mv elsewhere.bpe vocab.bpe
+mkdir -p afar/off
+cd afar/off || exit 1
+run 0 sample --model ../../moved/ --tokens 3
+run 0 sample --model "$dir/moved/step_00000006" --tokens 3
+cd "$dir" || exit 1
 
 run 0 eval --model straight --data "$dir/tiny_*.bin" --seq 7 --batch 3
 tokens=$((($(wc -c <tiny_train_000000.bin) + $(wc -c <tiny_val_000000.bin) - 2048) / 2))
