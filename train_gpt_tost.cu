@@ -663,7 +663,8 @@ static void bias_backward(Matmul* mm, float* db, float* partial, const S* dy, si
 // lanes P neighbouring channels each (a wider head in slices), and walks over the chunk's time; where
 // something is summed over the head's channels, lane l ends up with time step l. Chunks meet in scans
 // (cuda_common.cuh), the heads at one t in shared memory. The block reads its piece of w again in each phase:
-// 32 rows, which its multiprocessor's cache still holds, so that w crosses device memory once.
+// 32 rows, which a cache still holds, so that w crosses device memory once. Before the first scan's wait that is the
+// multiprocessor's own; the fence after a wait empties it, and L2 gives them again.
 //
 // All that the past leaves behind is S, N and D: 2C + NH numbers a sequence, here called a state.
 
