@@ -811,6 +811,7 @@ static void test_cuda_dtype(Checks* c, TostDtype dtype) {
     for (size_t i = 0; i < countof(wide); i++) engines_agree(c, cuda_engine, &tost_cpu_engine, &wide[i], dtype, &twice);
     engines_agree(c, cuda_engine, &tost_cpu_engine, &longest, dtype, &twice);
     engines_agree_on_scores(c, cuda_engine, &tost_cpu_engine, dtype, chunk);
+    engines_agree_on_a_course(c, cuda_engine, &tost_cpu_engine, dtype);
 }
 
 static void test_cuda(Checks* c) {
