@@ -354,11 +354,11 @@ int main(int argc, char** argv) {
     if (!quick) test_shim(&c);
     set_schedule(SHUFFLE);
     test_kernels(&c);
+    for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_course(&c, dtype);
     test_shapes(&c, TOST_FP32, quick);
     test_shape(&c, long_shape(chunk_of_source()), TOST_FP32, {REVERSE});
     test_scores(&c, TOST_FP32);
     test_scores(&c, TOST_BF16);
-    for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_course(&c, dtype);
     if (quick) return checks_verdict(&c);
     test_shapes(&c, TOST_BF16, true);
     test_shape(&c, {1, 3, 60, 40, 257, 1, TOST_LEARNED, 2, 37, 2, 2, 0}, TOST_TF32, {FORWARD});
