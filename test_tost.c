@@ -813,6 +813,7 @@ static void test_cuda_dtype(Checks* c, TostDtype dtype) {
         engines_agree(c, cuda_engine, &tost_cpu_engine, &wide[i], dtype, &twice);
     engines_agree(c, cuda_engine, &tost_cpu_engine, &longest, dtype, &twice);
     engines_agree_on_scores(c, cuda_engine, &tost_cpu_engine, dtype, chunk);
+    engines_agree_on_a_course(c, cuda_engine, &tost_cpu_engine, dtype);
 }
 
 static void test_cuda(Checks* c) {

@@ -2367,8 +2367,10 @@ constexpr size_t MEMORY_RESERVE = (size_t)512 << 20;
 static bool fits_memory(const TostConfig* c, const TostEngineOptions* o, size_t bytes, TostError* err) {
     size_t available = 0, total = 0;
     const cudaError_t e = cudaMemGetInfo(&available, &total);
-    if (e != cudaSuccess)
+    if (e != cudaSuccess) {
+        (void)cudaGetLastError();
         return tost_error(err, "cudaMemGetInfo: %s; %s", cudaGetErrorString(e), cuda_advice(e));
+    }
     const size_t free_bytes = available;
     available -= min(available, MEMORY_RESERVE);
     if (bytes <= available) return true;

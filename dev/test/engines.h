@@ -513,6 +513,95 @@ static inline void engines_agree_on_scores(Checks* c, const TostEngine* engine, 
             }
 }
 
+// A run whose shapes change: batches of several shapes in turn, each of them several times, evaluated and trained on;
+// a restart from its parameters and moments; decode of several and of one; texts of which nothing counts.
+enum { COURSE_BATCHES = 7 };
+
+static inline void course_forwards(Record* r, Subject* s, const Shape* k, bool train, int batches) {
+    static const int shapes[COURSE_BATCHES][2] = {{2, 33}, {2, 33}, {2, 33}, {2, 5}, {2, 5}, {1, 5}, {2, 33}};
+    const char* name = train ? "loss_of_training" : "loss_of_evaluation";
+    for (int i = 0; i < batches; i++) {
+        Shape of = *k;
+        of.B = shapes[i][0];
+        of.T = shapes[i][1];
+        int32_t* ids = shape_ids(&of, (uint64_t)(50 + i));
+        const size_t rows = (size_t)of.B * of.T;
+        s->engine->forward(s->model, ids, ids + rows, of.B, of.T, train ? 1.0f / (float)rows : 0.0f);
+        if (train) s->engine->backward(s->model);
+        free(ids);
+        record_number(r, PIECE_LOSS, name, mean_loss(s));
+    }
+}
+
+static inline void course_decode(Record* r, Subject* s, const Shape* k) {
+    const int sequences[] = {2, 1, 2};
+    float* logits = (float*)xmalloc(2 * (size_t)k->vocab * sizeof *logits);
+    int32_t* ids = shape_ids(k, 60);
+    for (int i = 0; i < 3; i++) {
+        const int n = sequences[i];
+        s->engine->decode_begin(NULL, s->model, ids, n, 4 + i);
+        for (int step = 0; step < 3; step++) {
+            s->engine->decode_step(logits, s->model, ids + 20 + step);
+            record_floats(r, PIECE_LOGITS, "", "of_a_token", logits, (size_t)n * k->vocab);
+        }
+    }
+    int32_t nothing[2 * 5];
+    for (int i = 0; i < 2 * 5; i++) nothing[i] = -1;
+    double* losses = record_add(r, PIECE_LOSS, 2 * 5, "", "scores_of_nothing");
+    for (int i = 0; i < 2 * 5; i++) losses[i] = 1;
+    s->engine->decode_score(losses, s->model, ids, nothing, 1, 5);
+    free(ids);
+    free(logits);
+}
+
+static inline Record course_record(const TostEngine* engine, TostDtype dtype, Rounding weights) {
+    const Shape k = {1, 3, 60, 64, 29, 1, TOST_LEARNED, 2, 33, 0, 0, RANDOM};
+    const TostConfig config = {k.layers, k.heads, k.channels, k.block, k.vocab, k.bias, k.membership};
+    Record r = {NULL, 0};
+    Subject s = subject_of(engine, config, k.B, k.T, true, dtype);
+    TostAdamW a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 1};
+    subject_randomise(&s, 7);
+    subject_round(&s, weights);
+    course_forwards(&r, &s, &k, false, COURSE_BATCHES);
+    s.engine->zero_grad(s.model);
+    course_forwards(&r, &s, &k, true, COURSE_BATCHES);
+    record_state(&r, &s, TOST_GRAD, PIECE_GRAD, "grad.");
+    subject_update(&s, a, 1.0);
+    course_decode(&r, &s, &k);
+    Subject again = subject_of(engine, config, k.B, k.T, true, dtype);
+    const TostState states[] = {TOST_PARAM, TOST_M, TOST_V};
+    for (int i = 0; i < again.tensors.count; i++)
+        for (int j = 0; j < 3; j++) {
+            float* x = subject_get(&s, states[j], &s.tensors.tensor[i]);
+            engine->put(again.model, states[j], &again.tensors.tensor[i], x);
+            free(x);
+        }
+    subject_free(&s);
+    a.step = 2;
+    course_forwards(&r, &again, &k, true, 1);
+    subject_update(&again, a, 1.0);
+    course_forwards(&r, &again, &k, false, 1);
+    record_state(&r, &again, TOST_PARAM, PIECE_PARAM, "after.");
+    subject_free(&again);
+    return r;
+}
+
+static inline void engines_agree_on_a_course(Checks* c, const TostEngine* engine, const TostEngine* truth,
+                                             TostDtype dtype) {
+    char what[64];
+    Record got = course_record(engine, dtype, EXACT), want = course_record(truth, TOST_FP32, EXACT);
+    for (int draw = 0; draw < ROUNDING_DRAWS && dtype != TOST_FP32; draw++) {
+        const Rounding weights = {dtype, draw};
+        Record moved = course_record(truth, TOST_FP32, weights);
+        record_measure(&want, &moved);
+        record_free(&moved);
+    }
+    snprintf(what, sizeof what, "%s,course", dtype_name(dtype));
+    records_near(c, what, &got, &want, limits_of(dtype));
+    record_free(&got);
+    record_free(&want);
+}
+
 // The number of time steps in a chunk of the CUDA engine's scans, as its source states it.
 static inline int chunk_of_source(void) {
     static const char key[] = "constexpr int TSSA_CHUNK = ";

@@ -50,6 +50,8 @@ struct CudaOnHostOptions {
     size_t memory = (size_t)8 << 30;             // bytes of device memory
     uint32_t matmul_alignment = 1;  // bytes; cuBLASLt has no algorithm for matrices and rows aligned to less
     CudaOnHostObserver* observer = nullptr;
+    int major = 9;                  // of the device's compute capability
+    const char* failing = nullptr;  // the call that returns cudaErrorMemoryAllocation: memory in pieces
 };
 
 void cuda_on_host_set(const CudaOnHostOptions& options);

@@ -72,12 +72,17 @@ void test_scores(Checks* c, TostDtype dtype) {
     engines_agree_on_scores(c, &tost_cuda_engine, &tost_cpu_engine, dtype, chunk_of_source());
 }
 
+void test_course(Checks* c, TostDtype dtype) {
+    set_schedule(SHUFFLE_LATE);
+    engines_agree_on_a_course(c, &tost_cuda_engine, &tost_cpu_engine, dtype);
+}
+
 // Where cuBLASLt has no algorithm for rows that are not aligned.
-void test_plain_products(Checks* c) {
+void test_plain_products(Checks* c, TostDtype dtype) {
     const Shape k = {1, 3, 15, 40, 29, 1, TOST_LEARNED, 2, 37, 1, 2, 0};
     const auto before = [](const void*, int) { set_schedule(FORWARD, 16); };
     const Runs runs = {1, before, nullptr};
-    engines_agree(c, &tost_cuda_engine, &tost_cpu_engine, &k, TOST_BF16, &runs);
+    engines_agree(c, &tost_cuda_engine, &tost_cpu_engine, &k, dtype, &runs);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -242,6 +247,54 @@ void test_ways_out(Checks* c) {
     cuda_on_host_set(CudaOnHostOptions());
 }
 
+// create on that machine says so, in one line, of which one part is `want`.
+void test_refusal(Checks* c, const CudaOnHostOptions& machine, const TostConfig& config, const TostEngineOptions& o,
+                  const char* want) {
+    const int live = cuda_on_host_live();
+    TostError err = {};
+    cuda_on_host_set(machine);
+    TostModel* m = tost_cuda_engine.create(&config, &o, &err);
+    check(c, !m && strstr(err.text, want) && !strchr(err.text, '\n'), "create: \"%s\", want \"%s\"", err.text, want);
+    if (m) tost_cuda_engine.destroy(m);
+    check(c, cuda_on_host_live() == live && cudaPeekAtLastError() == cudaSuccess,
+          "%s: %d objects of CUDA are left, error %d", want, cuda_on_host_live() - live, cudaPeekAtLastError());
+    cuda_on_host_set(CudaOnHostOptions());
+}
+
+void test_refusals(Checks* c) {
+    const TostConfig config = {1, 3, 60, 40, 257, 1, TOST_LEARNED}, wide = {1, 1, 6148, 40, 257, 0, TOST_LEARNED},
+                     odd = {1, 1, 4097, 40, 257, 0, TOST_LEARNED};
+    const char* const calls[][2] = {{"cudaGetDeviceCount", "no usable GPU: cudaGetDeviceCount: out of memory"},
+                                    {"cudaSetDevice", "no usable GPU: cudaSetDevice: out of memory"},
+                                    {"cudaGetDeviceProperties", "no usable GPU: cudaGetDeviceProperties: out of"},
+                                    {"cudaMemGetInfo", "cudaMemGetInfo: out of memory; a smaller --batch"},
+                                    {"cuda_on_host_malloc", ": out of memory; a smaller --batch"}};
+    for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) {
+        TostEngineOptions o = {}, again = {};
+        o.max_batch = 8;
+        o.max_seq = 33;
+        o.dtype = dtype;
+        again = o;
+        again.recompute = true;
+        const size_t need = tost_cuda_engine.memory(&config, &o);
+        check(c, tost_cuda_engine.memory(&config, &again) == need, "recompute without training takes other memory");
+        for (const auto& call : calls) {
+            CudaOnHostOptions machine;
+            machine.failing = call[0];
+            test_refusal(c, machine, config, o, call[1]);
+        }
+        CudaOnHostOptions old, little;
+        old.major = 7;
+        test_refusal(c, old, config, o, "compute capability 7.0; 8.0 or later is needed");
+        little.memory = RESERVE + need - 1;
+        test_refusal(c, little, config, o, "free; --batch 7 fits");
+        test_refusal(c, CudaOnHostOptions(), wide, o, "--channels 6148: the CUDA engine takes up to 4096, in");
+        test_refusal(c, CudaOnHostOptions(), odd, o, "--channels 4097: the CUDA engine takes up to 4096, in");
+        check(c, tost_cuda_engine.supports(dtype), "%s is not supported", dtype_name(dtype));
+    }
+    check(c, tost_cuda_engine.supports(TOST_TF32) && !tost_cuda_engine.supports((TostDtype)3), "supports");
+}
+
 void test_lacking(Checks* c) {
     const TostConfig config = {1, 3, 60, 40, 257, 1, TOST_LEARNED};
     TostEngineOptions o = {};
@@ -301,6 +354,7 @@ int main(int argc, char** argv) {
     if (!quick) test_shim(&c);
     set_schedule(SHUFFLE);
     test_kernels(&c);
+    for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_course(&c, dtype);
     test_shapes(&c, TOST_FP32, quick);
     test_shape(&c, long_shape(chunk_of_source()), TOST_FP32, {REVERSE});
     test_scores(&c, TOST_FP32);
@@ -310,13 +364,14 @@ int main(int argc, char** argv) {
     test_shape(&c, {1, 3, 60, 40, 257, 1, TOST_LEARNED, 2, 37, 2, 2, 0}, TOST_TF32, {FORWARD});
     for (const int values : {FRESH, RANDOM}) test_wide(&c, TOST_BF16, values);
     test_wide(&c, TOST_TF32, 0);
-    test_plain_products(&c);
+    for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_plain_products(&c, dtype);
     test_golden(&c, "dev/test/golden");
     char* shared = shared_path("golden");
     if (shared) test_golden(&c, shared);
     else skip(&c, "golden files of ../shared/golden: absent");
     free(shared);
     test_lacking(&c);
+    test_refusals(&c);
     test_ways_out(&c);
     check(&c, cuda_on_host_live() == 0, "%d objects of CUDA are left at the end", cuda_on_host_live());
     return checks_verdict(&c);

@@ -3,27 +3,31 @@
 #define TOST_NO_MAIN
 #include "train_gpt_tost.cu"
 
+#include <sys/wait.h>
+
 #include "shim_test.h"
+#include "tssa_truth.h"
 
 namespace {
 
-typedef std::vector<float> Floats;
-
-// An array in device memory that starts as a copy of the host's.
-struct DeviceArray {
-    float* p = nullptr;
+// An array in device memory: a copy of the host's, rounded to S, or NaN bytes.
+template <typename S> struct Device {
+    S* p = nullptr;
     size_t n;
-    explicit DeviceArray(const Floats& x) : n(x.size()) {
-        cudaMalloc(&p, n * sizeof *p);
-        cudaMemcpy(p, x.data(), n * sizeof *p, cudaMemcpyHostToDevice);
+    explicit Device(size_t size) : n(size) { cudaMalloc(&p, n * sizeof *p); }
+    template <typename T> explicit Device(const std::vector<T>& x) : Device(x.size()) {
+        const std::vector<S> narrow(x.begin(), x.end());
+        cudaMemcpy(p, narrow.data(), n * sizeof *p, cudaMemcpyHostToDevice);
     }
-    ~DeviceArray() { cudaFree(p); }
+    ~Device() { cudaFree(p); }
     Floats get() const {
-        Floats x(n);
+        std::vector<S> x(n);
         cudaMemcpy(x.data(), p, n * sizeof *p, cudaMemcpyDeviceToHost);
-        return x;
+        return Floats(x.begin(), x.end());
     }
 };
+
+typedef Device<float> DeviceArray;
 
 // Numbers of no pattern in [-1, 1].
 Floats numbers(size_t n, unsigned seed) {
@@ -35,19 +39,30 @@ Floats numbers(size_t n, unsigned seed) {
     return x;
 }
 
-void near(Checks* c, const char* name, int C, const Floats& got, const std::vector<double>& want) {
+// The same, each a number of type S.
+template <typename S> Floats numbers_of(size_t n, unsigned seed) {
+    const Floats x = numbers(n, seed);
+    const std::vector<S> narrow(x.begin(), x.end());
+    return Floats(narrow.begin(), narrow.end());
+}
+
+// Limits of relative L2 error: of sums in float, and of what is then rounded to S.
+constexpr double SUMS = 1e-5;
+template <typename S> double stored() { return sizeof(S) == sizeof(float) ? SUMS : 0x1p-8; }
+
+void near(Checks* c, const char* name, int C, const Floats& got, const Doubles& want, double limit = SUMS) {
     double difference = 0, norm = 0;
     for (size_t i = 0; i < want.size(); i++) {
         difference += (got[i] - want[i]) * (got[i] - want[i]);
         norm += want[i] * want[i];
     }
-    check(c, difference <= 1e-10 * norm, "%s of %d channels: relative L2 error %.3e", name, C,
+    check(c, difference <= limit * limit * norm, "%s of %d channels: relative L2 error %.3e", name, C,
           sqrt(difference / norm));
 }
 
 // The residual's LayerNorm and the way back through it, against the formulas in double.
 struct NormTruth {
-    std::vector<double> x_out, y, mean, rstd, dx, dbranch, dw, db, dgamma, dbias;
+    Doubles x_out, y, mean, rstd, dx, dbranch, dw, db, dgamma, dbias;
     NormTruth(const Floats& x, const Floats& branch, const Floats& gamma, const Floats& w, const Floats& b,
               const Floats& dy, const Floats& dx_in, size_t rows, size_t C)
         : x_out(rows * C), y(rows * C), mean(rows), rstd(rows), dx(rows * C), dbranch(rows * C), dw(C, 1.0),
@@ -80,31 +95,289 @@ struct NormTruth {
     }
 };
 
-void test_norm(Checks* c, int C, size_t rows) {
-    const size_t n = rows * (size_t)C;
-    const Floats x = numbers(n, 1), branch = numbers(n, 2), gamma = numbers((size_t)C, 3);
-    const Floats w = numbers((size_t)C, 4), b = numbers((size_t)C, 5), dy = numbers(n, 6), dx = numbers(n, 7);
-    const NormTruth truth(x, branch, gamma, w, b, dy, dx, rows, (size_t)C);
-    const DeviceArray on_x(x), on_branch(branch), on_gamma(gamma), on_w(w), on_b(b), on_dy(dy), on_dx(dx);
-    const DeviceArray x_out{Floats(n)}, y{Floats(n)}, mean{Floats(rows)}, rstd{Floats(rows)},
-        dbranch{Floats(n)};
-    const Floats ones((size_t)C, 1.0f);
-    const DeviceArray dw(ones), db(ones), dgamma(ones), dbias(ones),
-        partial{Floats((size_t)COLUMN_BLOCKS * 4 * (size_t)C)};
-    residual_layernorm_forward(nullptr, x_out.p, y.p, mean.p, rstd.p, on_x.p, on_branch.p, on_gamma.p, on_w.p,
-                               on_b.p, rows, C);
-    layernorm_residual_backward(nullptr, on_dx.p, dbranch.p, dw.p, db.p, dgamma.p, dbias.p, partial.p,
-                                on_dy.p, x_out.p, mean.p, rstd.p, on_w.p, on_branch.p, on_gamma.p, true, rows, C);
-    near(c, "residual", C, x_out.get(), truth.x_out);
-    near(c, "layernorm", C, y.get(), truth.y);
+// bare: without a branch, biases or a gradient that is there already.
+template <typename S> void test_norm(Checks* c, int C, size_t rows, bool bare = false) {
+    const size_t n = rows * (size_t)C, width = (size_t)C;
+    const Floats none(n), no_bias(width), x = numbers(n, 1), branch = bare ? none : numbers_of<S>(n, 2),
+                 gamma = numbers(width, 3), w = numbers(width, 4), b = bare ? no_bias : numbers(width, 5),
+                 dy = numbers_of<S>(n, 6), dx = numbers(n, 7), ones(width, 1.0f);
+    const NormTruth truth(x, branch, gamma, w, b, dy, bare ? none : dx, rows, width);
+    const DeviceArray on_x(x), on_gamma(gamma), on_w(w), on_b(b), on_dx(dx), x_out(n), mean(rows), rstd(rows);
+    const Device<S> on_branch(branch), on_dy(dy), y(n), dbranch(n);
+    const DeviceArray dw(ones), db(ones), dgamma(ones), dbias(ones), partial(COLUMN_BLOCKS * 4 * width);
+    residual_layernorm_forward(nullptr, bare ? nullptr : x_out.p, y.p, mean.p, rstd.p, on_x.p,
+                               bare ? nullptr : on_branch.p, on_gamma.p, on_w.p, bare ? nullptr : on_b.p, rows, C);
+    layernorm_residual_backward(nullptr, on_dx.p, bare ? nullptr : dbranch.p, dw.p, bare ? nullptr : db.p,
+                                bare ? nullptr : dgamma.p, bare ? nullptr : dbias.p, partial.p, on_dy.p,
+                                bare ? on_x.p : x_out.p, mean.p, rstd.p, on_w.p, bare ? nullptr : on_branch.p,
+                                on_gamma.p, !bare, rows, C);
+    near(c, "layernorm", C, y.get(), truth.y, stored<S>());
     near(c, "mean", C, mean.get(), truth.mean);
     near(c, "rstd", C, rstd.get(), truth.rstd);
     near(c, "dx", C, on_dx.get(), truth.dx);
-    near(c, "dbranch", C, dbranch.get(), truth.dbranch);
     near(c, "dw", C, dw.get(), truth.dw);
+    if (bare) return;
+    near(c, "residual", C, x_out.get(), truth.x_out);
+    near(c, "dbranch", C, dbranch.get(), truth.dbranch, stored<S>());
     near(c, "db", C, db.get(), truth.db);
     near(c, "dgamma", C, dgamma.get(), truth.dgamma);
     near(c, "dbias", C, dbias.get(), truth.dbias);
+}
+
+// ---------------------------------------------------------------------------------------------
+// TSSA
+
+// Relative L2 error of the mean column: no column is lost beside larger ones.
+void near_columns(Checks* c, const char* name, size_t C, const Floats& got, const Doubles& want, double limit) {
+    Doubles difference(C), norm(C);
+    double mean = 0;
+    for (size_t i = 0; i < want.size(); i++) {
+        difference[i % C] += (got[i] - want[i]) * (got[i] - want[i]);
+        norm[i % C] += want[i] * want[i];
+    }
+    for (size_t i = 0; i < C; i++) mean += (norm[i] > 0 ? difference[i] / norm[i] : difference[i]) / (double)C;
+    check(c, mean <= limit * limit, "%s of %zu channels: relative L2 error of a column %.3e", name, C, sqrt(mean));
+}
+
+struct TssaCase { int C, NH, B, T; bool uniform, faint; };
+
+template <typename S> void test_tssa(Checks* c, const TssaCase& k) {
+    const size_t B = (size_t)k.B, T = (size_t)k.T, C = (size_t)k.C, NH = (size_t)k.NH, block = T + 3;
+    const size_t state = tssa_state_size(C, NH), chunks = (size_t)div_up(T, TSSA_CHUNK);
+    const float weights[] = {1, 0, 1e-7f, 5e-7f};   // the energy of the last but one stays below its least
+    TssaInput in = {k.uniform, B, T, C, NH, block, numbers(B * T * C, 1), numbers_of<S>(B * T * C, 2), numbers(NH, 3),
+                    numbers(NH * block, 4)};
+    for (size_t i = 0; i < in.w.size(); i++)
+        in.w[i] = to_float(S(in.w[i] * (k.faint ? weights[i % C % 4] : 1.0f)));
+    for (float& x : in.temp) x = 1.0f + 0.3f * x;
+    for (float& x : in.bias) x *= 0.05f;
+    const TssaTruth truth(in);
+    const Device<S> w(in.w), dy(in.dy), y(B * T * C), dw(B * T * C);
+    const DeviceArray temp(in.temp), bias(in.bias), u(B * NH * T), pi(B * NH * T), saved(B * chunks * state),
+        totals(B * scan_slots(chunks) * state), da(B * NH * T), partial(NH * B * chunks), back(B * chunks * state),
+        dtemp(Floats(NH, 1.0f)), dbias(Floats(NH * block, 1.0f));
+    const Device<int> sync(std::vector<int>(tssa_sync_size(B, T))), again(std::vector<int>(tssa_sync_size(B, T))),
+        header{std::vector<int>(STEP_HEADER)};
+    const int membership = k.uniform ? TOST_UNIFORM : TOST_LEARNED;
+    tssa_forward(nullptr, y.p, u.p, pi.p, saved.p, NO_STATES, totals.p, sync.p, w.p, temp.p, bias.p,
+                 (const StepHeader*)header.p, membership, (int)block, k.B, k.T, k.C, k.NH);
+    tssa_backward(nullptr, dw.p, dtemp.p, dbias.p, da.p, partial.p, back.p, totals.p, again.p, dy.p, w.p, u.p, pi.p,
+                  saved.p, temp.p, membership, (int)block, k.B, k.T, k.C, k.NH);
+    near(c, "pi", k.C, pi.get(), truth.pi);
+    near_columns(c, "y", C, y.get(), truth.y, stored<S>());
+    near_columns(c, "dw", C, dw.get(), truth.dw, fmax(k.faint ? 1e-4 : 2e-5, stored<S>()));
+    near(c, "dtemp", k.C, dtemp.get(), truth.dtemp);
+    near(c, "ddenom_bias", k.C, dbias.get(), truth.dbias);
+    if (!k.uniform) near(c, "u", k.C, u.get(), truth.u);
+}
+
+template <typename S> void test_tssa_variants(Checks* c) {
+    const int whole = TSSA_CHUNK, ragged = TSSA_CHUNK + 9;
+    const TssaCase cases[] = {
+        {1536, 24, 1, ragged, false, false},   // heads of 64, two channels a lane; shared memory holds no starts
+        {1536, 24, 1, whole, true, false},
+        {1258, 37, 1, whole, false, false},    // the same, of 34: lanes without channels
+        {1248, 39, 1, ragged, false, false},   // heads of 32, a channel a lane
+        {1248, 39, 1, whole, true, false},
+        {96, 3, 2, ragged, true, false},       // and where it does
+        {96, 3, 2, ragged, false, true},
+        {136, 4, 2, ragged, false, true},
+    };
+    for (const TssaCase& k : cases) test_tssa<S>(c, k);
+}
+
+// More chunks than threads.
+void test_temp(Checks* c) {
+    const size_t heads = 3, chunks = 2 * TEMP_THREADS + 88;
+    const Floats x = numbers(heads * chunks, 1);
+    Doubles want(heads, 1.0);
+    for (size_t i = 0; i < x.size(); i++) want[i / chunks] += x[i];
+    const DeviceArray partial(x), dtemp(Floats(heads, 1.0f));
+    LAUNCH(temp_backward_kernel, (int)heads, TEMP_THREADS, 0, nullptr, dtemp.p, partial.p, chunks);
+    near(c, "dtemp of many chunks", (int)heads, dtemp.get(), want);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Embedding
+
+struct EmbedCase { int C, B, T, V; };
+
+std::vector<int32_t> embed_tokens(const EmbedCase& k) {
+    std::vector<int32_t> tokens((size_t)k.B * (size_t)k.T);
+    for (size_t row = 0; row < tokens.size(); row++) tokens[row] = (int32_t)(row * row % (size_t)k.V);
+    return tokens;
+}
+
+void test_embedding(Checks* c, const EmbedCase& k) {
+    const size_t C = (size_t)k.C, T = (size_t)k.T, first = 2;
+    const std::vector<int32_t> tokens = embed_tokens(k);
+    const Floats wte = numbers((size_t)k.V * C, 1), wpe = numbers((first + T) * C, 2);
+    std::vector<int32_t> step(STEP_HEADER);
+    step[0] = (int32_t)first;
+    Doubles want(tokens.size() * C);
+    for (size_t i = 0; i < want.size(); i++)
+        want[i] = (double)wte[(size_t)tokens[i / C] * C + i % C] + wpe[(first + i / C % T) * C + i % C];
+    const DeviceArray on_wte(wte), on_wpe(wpe), x(want.size());
+    const Device<int32_t> on_tokens(tokens), on_step(step);
+    embedding_forward(nullptr, x.p, on_tokens.p, on_wte.p, on_wpe.p, (const StepHeader*)on_step.p, k.B, k.T, k.C);
+    near(c, "embedding", k.C, x.get(), want);
+}
+
+void test_embedding_backward(Checks* c, const EmbedCase& k, const std::vector<int32_t>& tokens) {
+    const size_t C = (size_t)k.C, T = (size_t)k.T, rows = tokens.size();
+    const Floats dx = numbers(rows * C, 1);
+    Doubles dwte((size_t)k.V * C, 1.0), dwpe(T * C, 1.0);
+    for (size_t i = 0; i < dx.size(); i++) {
+        dwte[(size_t)tokens[i / C] * C + i % C] += dx[i];
+        dwpe[i / C % T * C + i % C] += dx[i];
+    }
+    std::vector<int32_t> input(step_input_size(rows)), counts((size_t)k.V);
+    const StepInput s = step_input(input.data(), rows);
+    StepHeader header = {};
+    std::copy(tokens.begin(), tokens.end(), s.inputs);
+    embed_order(&header, s, counts.data(), (int)rows, k.V);
+    memcpy(input.data(), &header, sizeof header);
+    const Device<int32_t> on_input(input);
+    const StepInput d = step_input(on_input.p, rows);
+    const DeviceArray on_dx(dx), on_dwte(Floats(dwte.size(), 1.0f)), on_dwpe(Floats(dwpe.size(), 1.0f)),
+        partial((rows / (EMBED_SEGMENT / 2) + 1) * C);
+    embedding_backward(nullptr, on_dwte.p, on_dwpe.p, partial.p, on_dx.p,
+                       {d.order, d.start, d.dest, d.big_token, d.big_first}, (const StepHeader*)on_input.p, k.B, k.T,
+                       k.C);
+    near(c, "dwte", k.C, on_dwte.get(), dwte);
+    near(c, "dwpe", k.C, on_dwpe.get(), dwpe);
+}
+
+// Channels that threads go round in, tokens of several segments, and more tokens and segments than blocks.
+void test_embeddings(Checks* c) {
+    for (const EmbedCase& k : {EmbedCase{3, 2, 90, 5}, EmbedCase{259, 1, 70, 3}, EmbedCase{1028, 1, 70, 3}}) {
+        test_embedding(c, k);
+        test_embedding_backward(c, k, embed_tokens(k));
+    }
+    const EmbedCase many = {4, 700, 99, 3380};
+    const size_t bigs = 1030, rows_of_big = bigs * (EMBED_SEGMENT + 1);
+    std::vector<int32_t> tokens((size_t)many.B * (size_t)many.T);
+    for (size_t row = 0; row < tokens.size(); row++)
+        tokens[row] = (int32_t)(row < rows_of_big ? row % bigs : bigs + row - rows_of_big);
+    test_embedding_backward(c, many, tokens);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Rows and columns of what lies between the products
+
+template <typename S> void test_columns(Checks* c, size_t rows, int N) {
+    const size_t width = (size_t)N, n = rows * width;
+    const Floats x = numbers_of<S>(n, 1), dy = numbers_of<S>(n, 2), ones(width, 1.0f);
+    Doubles y(n), dx(n), db(width, 1.0), dbias(width, 1.0);
+    for (size_t i = 0; i < n; i++) {
+        const double v = 4.0 * x[i], cdf = 0.5 * erfc(-v / sqrt(2.0));
+        y[i] = v * cdf;
+        dx[i] = dy[i] * (cdf + v * exp(-0.5 * v * v) * 0.3989422804014327);
+        db[i % width] += dx[i];
+        dbias[i % width] += dy[i];
+    }
+    Floats four(x);
+    for (float& v : four) v *= 4.0f;
+    Matmul mm = {};
+    const Device<S> on_x(four), on_y(n), on_dx(dy), on_dy(dy);
+    const DeviceArray on_db(ones), on_dbias(ones), partial(COLUMN_BLOCKS * width);
+    bias_backward(&mm, on_dbias.p, partial.p, on_dy.p, rows, N);
+    near(c, "bias_backward", N, on_dbias.get(), dbias);
+    gelu_forward(nullptr, on_y.p, on_x.p, n);
+    near(c, "gelu", N, on_y.get(), y, stored<S>());
+    if (N % 4 != 0) return;
+    gelu_backward(nullptr, on_dx.p, on_db.p, partial.p, on_x.p, rows, N);
+    near(c, "gelu_backward", N, on_dx.get(), dx, stored<S>());
+    near(c, "its bias", N, on_db.get(), db);
+}
+
+template <typename S> void test_gather(Checks* c, int C) {
+    const std::vector<int32_t> order = {4, 0, 0, 2};
+    const Floats x = numbers_of<S>(5 * (size_t)C, 1);
+    Doubles want;
+    for (const int32_t row : order) want.insert(want.end(), x.begin() + row * C, x.begin() + (row + 1) * C);
+    const Device<S> on_x(x), y(want.size());
+    const Device<int32_t> on_order(order);
+    if (C % 4 == 0)
+        LAUNCH((gather_rows_kernel<S, 4>), (int)order.size(), channel_threads(C, 4), 0, nullptr, y.p, on_x.p,
+               on_order.p, C);
+    else
+        LAUNCH((gather_rows_kernel<S, 1>), (int)order.size(), channel_threads(C, 1), 0, nullptr, y.p, on_x.p,
+               on_order.p, C);
+    near(c, "gather_rows", C, y.get(), want);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The matrix product of shapes that cuBLASLt has no algorithm for
+
+// Fewer blocks than tiles, so that blocks go round; rows that lie further apart than they are long.
+template <typename S, typename O> void test_plain_matmul(Checks* c, bool at, bool bt, float beta, bool bias) {
+    const int M = 70, N = 33, K = 21;
+    const int64_t lda = (at ? M : K) + 3, ldb = (bt ? K : N) + 1, ldc = N + 2;
+    const Floats a = numbers_of<S>((size_t)(lda * (at ? K : M)), 1), b = numbers_of<S>((size_t)(ldb * (bt ? N : K)), 2),
+                 before = numbers_of<O>((size_t)(ldc * M), 3), add = numbers_of<O>((size_t)N, 4);
+    Doubles want(before.begin(), before.end());
+    for (int i = 0; i < M; i++)
+        for (int j = 0; j < N; j++) {
+            double sum = bias ? add[(size_t)j] : 0.0;
+            for (int k = 0; k < K; k++)
+                sum += (double)a[(size_t)(at ? k * lda + i : i * lda + k)] *
+                       b[(size_t)(bt ? j * ldb + k : k * ldb + j)];
+            double& out = want[(size_t)(i * ldc + j)];
+            out = beta * out + sum;
+        }
+    const Device<S> on_a(a), on_b(b);
+    const Device<O> on_c(before), on_bias(add);
+    const Product<S, O> p = {on_c.p, on_a.p, on_b.p, at, bt, M, N, K, ldc, lda, ldb, beta, bias ? on_bias.p : nullptr};
+    LAUNCH((plain_matmul_kernel<S, O>), dim3(div_up((size_t)N, PLAIN_TILE), 2), dim3(PLAIN_TILE, PLAIN_TILE), 0,
+           nullptr, p);
+    near(c, "plain_matmul", N, on_c.get(), want, stored<O>());
+}
+
+// More tiles than a grid has rows: launched, but only into a graph, for to run it would take too long.
+void test_plain_matmul_limit(Checks* c) {
+    const CudaOnHostOptions options = cuda_on_host_options();
+    CudaOnHostOptions unserved = options;
+    unserved.matmul_alignment = 1 << 20;
+    cuda_on_host_set(unserved);
+    const DeviceArray one(Floats(1));
+    Matmul mm = {};
+    cudaGraph_t graph = nullptr;
+    cublasLtCreate(&mm.handle);
+    cudaStreamCreate(&mm.stream);
+    cudaStreamBeginCapture(mm.stream, cudaStreamCaptureModeThreadLocal);
+    matmul(&mm, Product<float, float>{one.p, one.p, one.p, false, true, 65536 * PLAIN_TILE, 1, 1, 1, 1, 1, 0.0f, NULL});
+    check(c, cudaStreamEndCapture(mm.stream, &graph) == cudaSuccess && !mm.plans[0].found,
+          "a plain product of 65,536 tiles of rows");
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(mm.stream);
+    matmul_free(&mm);
+    cuda_on_host_set(options);
+}
+
+void test_plain_matmuls(Checks* c) {
+    test_plain_matmul<float, float>(c, false, true, 0.0f, true);
+    test_plain_matmul<float, float>(c, false, false, 0.0f, false);
+    test_plain_matmul<float, float>(c, true, false, 1.0f, false);
+    test_plain_matmul<bf16, bf16>(c, false, true, 0.0f, true);
+    test_plain_matmul<bf16, bf16>(c, false, false, 0.0f, false);
+    test_plain_matmul<bf16, float>(c, true, false, 1.0f, false);
+    test_plain_matmul<bf16, float>(c, false, true, 0.0f, false);
+    test_plain_matmul_limit(c);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The rest
+
+// Chunks hold all rows and no more than `most`, and there is none too many.
+void test_even_chunk(Checks* c) {
+    for (const size_t most : {128, 256, 1280})
+        for (size_t rows = 1; rows < 3000; rows += 7) {
+            const size_t chunk = even_chunk(rows, most);
+            check(c, chunk <= most && (rows + chunk - 1) / chunk == (rows + most - 1) / most &&
+                         (chunk >= rows || chunk % ROW_TILE == 0),
+                  "even_chunk(%zu, %zu) = %zu", rows, most, chunk);
+        }
 }
 
 // Φ and the bell of GELU at every bf16 number
@@ -129,7 +402,7 @@ void test_normal(Checks* c) {
 }
 
 // Losses and gradients of the classifier over 300 rows, in chunks of so many.
-struct ClassifierResult { std::vector<double> loss, dx, dwte; };
+struct ClassifierResult { Doubles loss, dx, dwte; };
 
 ClassifierResult classified(size_t chunk) {
     const size_t rows = 300;
@@ -165,13 +438,72 @@ void test_classifier_chunks(Checks* c) {
     near(c, "dwte in chunks", 8, floats(parts.dwte), whole.dwte);
 }
 
+// What a call that fails says on its way out, of which one part is `want`.
+void test_fatal(Checks* c, void (*call)(), const char* want) {
+    int ends[2], status = 0;
+    char text[512];
+    fflush(stdout);
+    if (!check(c, pipe(ends) == 0, "no pipe")) return;
+    const pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], STDERR_FILENO);
+        call();
+        _exit(0);
+    }
+    close(ends[1]);
+    const ssize_t n = read(ends[0], text, sizeof text - 1);
+    text[n > 0 ? n : 0] = '\0';
+    close(ends[0]);
+    waitpid(child, &status, 0);
+    check(c, WIFEXITED(status) && WEXITSTATUS(status) == STATUS_FAILED && strstr(text, want) &&
+                 strchr(text, '\n') == text + strlen(text) - 1,
+          "a failing call: status %d, \"%s\", want \"%s\"", status, text, want);
+}
+
+void test_errors(Checks* c) {
+    const struct {
+        cudaError_t error;
+        const char* advice;
+    } all[] = {{cudaErrorMemoryAllocation, "less memory"}, {cudaErrorInsufficientDriver, "driver"},
+               {cudaErrorNoDevice, "no GPU"}, {cudaErrorNoKernelImageForDevice, "no code for this GPU"},
+               {cudaErrorIllegalAddress, "compute-sanitizer"}, {cudaErrorLaunchFailure, "compute-sanitizer"},
+               {cudaErrorMisalignedAddress, "compute-sanitizer"}, {cudaErrorIllegalInstruction, "compute-sanitizer"},
+               {cudaErrorInvalidValue, "nvidia-smi"}};
+    for (const auto& of : all)
+        check(c, strstr(cuda_advice(of.error), of.advice), "advice on error %d: %s", of.error, cuda_advice(of.error));
+    test_fatal(c, [] { CUDA_CHECK(cudaErrorMemoryAllocation); },
+               ": cudaErrorMemoryAllocation: out of memory; a smaller --batch or --seq needs less memory");
+    test_fatal(c, [] { CUBLAS_CHECK(CUBLAS_STATUS_ALLOC_FAILED); },
+               ": CUBLAS_STATUS_ALLOC_FAILED: cuBLASLt status 3; cuBLASLt must be");
+}
+
 }  // namespace
 
 void test_kernels(Checks* c) {
     test_classifier_chunks(c);
     test_normal(c);
+    test_errors(c);
+    test_even_chunk(c);
+    test_temp(c);
+    test_embeddings(c);
+    test_plain_matmuls(c);
+    test_tssa_variants<float>(c);
+    test_tssa_variants<bf16>(c);
+    // more rows than blocks, and more columns than threads
+    for (const int N : {7, 12, 16}) test_columns<float>(c, 600, N);
+    for (const int N : {259, 516, 1028, 1032}) test_columns<float>(c, 3, N);
+    for (const int N : {259, 516, 1032}) test_columns<bf16>(c, 3, N);
+    for (const int C : {259, 1028}) test_gather<float>(c, C);
+    for (const int C : {259, 1028}) test_gather<bf16>(c, C);
     // at and just beyond what each of the kernels holds, in packs of 4 and alone
-    for (const int C : {3, 768, 1024, 1028, 2048, 2049, 2052}) test_norm(c, C, 5);
+    for (const int C : {3, 768, 1024, 1028, 2048, 2049, 2052, 4095, 6144}) {
+        test_norm<float>(c, C, 5);
+        test_norm<bf16>(c, C, 5);
+    }
+    for (const int C : {768, 1028, 2049, 2052}) {
+        test_norm<float>(c, C, 5, true);
+        test_norm<bf16>(c, C, 5, true);
+    }
     // more rows than blocks: each goes round
-    for (const int C : {3, 60, 1028}) test_norm(c, C, 1200);
+    for (const int C : {3, 60, 1028}) test_norm<float>(c, C, 1200);
 }

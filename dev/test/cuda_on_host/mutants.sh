@@ -43,6 +43,12 @@ start_not_kept | cu | starts[(t0 / TSSA_PIECE - 1) * z.C + c + i] = sum[i]; | 0 
 moments_before_dropped | cu | part[j] -= x[j][i] * (x[j][i] * dN[i]); | 0 | s/part.*;//
 bias_of_the_branch_unscaled | cu | total.dx[p][i] *= gamma_c[i]; | 0 | s/total.*;/;/
 energy_below_its_least | cu | const bool above = ABOVE | 0 | s/= ABOVE.*/= true;/
+plain_rows_once | cu | i0 < p.M; i0 += (int64_t)gridDim.y * PLAIN_TILE) | 0 | s/i0 += .*)$/i0 += p.M)/
+big_tokens_once | cu | big < step->n_big; big += gridDim.x) { | 0 | s/big += gridDim.x/big += step->n_big/
+temp_of_the_first_chunks | cu | for (size_t i = threadIdx.x; i < chunks; i += TEMP_THREADS) | 0 | s/i += TEMP_THREADS/i += chunks/
+graph_of_another_shape | cu | g->T != T) { | 0 | s/g->T != T/false/
+moments_into_the_weights | cu | if (s == TOST_PARAM && weights_copy(m)) | 0 | s/s == TOST_PARAM && //
+nothing_to_score | cu | if (counted > 0) decode_losses | 0 | s/if (counted > 0) //
 decay_everywhere | cu | / DECAY_GROUP, t->decay == TOST_DECAY | 0 | s/t->decay == TOST_DECAY/1/
 END
 }

@@ -61,6 +61,8 @@ cudaError_t fail(cudaError_t error) { return runtime.last_error = error; }
 #define NEED_DEVICE()                                                                                        \
     do {                                                                                                     \
         if (runtime.options.devices == 0) return fail(cudaErrorNoDevice);                                    \
+        if (runtime.options.failing && strcmp(runtime.options.failing, __func__) == 0)                       \
+            return fail(cudaErrorMemoryAllocation);                                                          \
     } while (0)
 
 // While this lives, the device's memory may be read and written.
@@ -208,7 +210,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* prop, int device) {
     prop->sharedMemPerBlock = 48 << 10;
     prop->sharedMemPerBlockOptin = 227 << 10;
     prop->sharedMemPerMultiprocessor = 228 << 10;
-    prop->major = 9;
+    prop->major = runtime.options.major;
     prop->multiProcessorCount = 3;  // few, so that loops over a grid go round more than once
     prop->maxThreadsPerBlock = 1024;
     prop->maxThreadsPerMultiProcessor = 2048;

@@ -1,0 +1,116 @@
+// tssa_truth.h: TSSA and the way back through it by its formulas in double, one sequence, head and channel after the
+// other.
+#ifndef TSSA_TRUTH_H
+#define TSSA_TRUTH_H
+
+#include <cmath>
+#include <vector>
+
+#include "tost/model.h"
+
+typedef std::vector<double> Doubles;
+typedef std::vector<float> Floats;
+
+struct TssaInput {
+    bool uniform;
+    size_t B, T, C, NH, block;
+    Floats w, dy, temp, bias;   // (B,T,C), (B,T,C), (NH), (NH,block)
+};
+
+struct TssaTruth {
+    size_t T, C, NH, HS;
+    Doubles y, u, pi, dw, dtemp, dbias;   // u, pi (B,NH,T); gradients of parameters are added to ones
+
+    explicit TssaTruth(const TssaInput& in)
+        : T(in.T), C(in.C), NH(in.NH), HS(in.C / in.NH), y(in.B * T * C), u(in.B * NH * T), pi(in.B * NH * T),
+          dw(in.B * T * C), dtemp(NH, 1.0), dbias(NH * in.block, 1.0) {
+        for (size_t b = 0; b < in.B; b++) sequence(in, b);
+    }
+
+private:
+    static double squared(double x) { return x * x; }
+
+    void membership(const TssaInput& in, size_t b, const Doubles& S) {
+        for (size_t t = 0; t < T; t++) {
+            double top = -INFINITY, sum = 0;
+            for (size_t h = 0; h < NH; h++) {
+                double ratios = 0;
+                for (size_t d = 0; d < HS; d++)
+                    ratios += squared(in.w[(b * T + t) * C + h * HS + d]) /
+                              fmax(S[t * C + h * HS + d], TOST_ENERGY_MIN);
+                double& of = u[(b * NH + h) * T + t];
+                of = ratios + (double)HS * in.bias[h * in.block + t];
+                top = fmax(top, in.temp[h] * of);
+            }
+            for (size_t h = 0; h < NH; h++) sum += exp(in.temp[h] * u[(b * NH + h) * T + t] - top);
+            for (size_t h = 0; h < NH; h++) {
+                const size_t at = (b * NH + h) * T + t;
+                pi[at] = in.uniform ? 1.0 / (double)NH : exp(in.temp[h] * u[at] - top) / sum;
+            }
+        }
+    }
+
+    void sequence(const TssaInput& in, size_t b) {
+        const float *w = in.w.data() + b * T * C, *dy = in.dy.data() + b * T * C;
+        Doubles S(T * C), N(T * C), M(NH * T, TOST_MASS_EPS), dPi(NH * T), du(NH * T);
+        for (size_t i = 0; i < T * C; i++) S[i] = squared(w[i]) + (i >= C ? S[i - C] : 0.0);
+        membership(in, b, S);
+        const double* p = pi.data() + b * NH * T;
+        for (size_t h = 0; h < NH; h++)
+            for (size_t t = 0; t < T; t++) M[h * T + t] = p[h * T + t] + (t > 0 ? M[h * T + t - 1] : TOST_MASS_EPS);
+        for (size_t i = 0; i < T * C; i++) {
+            const size_t at = i % C / HS * T + i / C;
+            N[i] = squared(w[i]) * p[at] + (i >= C ? N[i - C] : 0.0);
+            y[b * T * C + i] = -w[i] * p[at] / (1.0 + N[i] / M[at]);
+        }
+        moments(w, dy, p, N, M, dw.data() + b * T * C, dPi);
+        if (in.uniform) return;
+        for (size_t t = 0; t < T; t++) {
+            double mean = 0;
+            for (size_t h = 0; h < NH; h++) mean += p[h * T + t] * dPi[h * T + t];
+            for (size_t h = 0; h < NH; h++) {
+                const double da = p[h * T + t] * (dPi[h * T + t] - mean);
+                du[h * T + t] = in.temp[h] * da;
+                dtemp[h] += da * u[(b * NH + h) * T + t];
+                dbias[h * in.block + t] += (double)HS * du[h * T + t];
+            }
+        }
+        energy(w, S, du, dw.data() + b * T * C);
+    }
+
+    // Through y, N and M: dw =, dPi =.
+    void moments(const float* w, const float* dy, const double* p, const Doubles& N, const Doubles& M, double* dw_b,
+                 Doubles& dPi) const {
+        for (size_t h = 0; h < NH; h++) {
+            double RD = 0;
+            Doubles RN(HS);
+            for (size_t t = T; t-- > 0;) {
+                const size_t at = h * T + t;
+                double direct = 0;
+                for (size_t d = 0; d < HS; d++) {
+                    const size_t i = t * C + h * HS + d;
+                    const double r = 1.0 / (M[at] + N[i]), dy_w = (double)dy[i] * w[i];
+                    RN[d] += dy_w * p[at] * M[at] * r * r;
+                    RD -= dy_w * p[at] * N[i] * r * r;
+                    direct += squared(w[i]) * RN[d] - dy_w * M[at] * r;
+                    dw_b[i] = 2.0 * w[i] * p[at] * RN[d] - p[at] * M[at] * r * dy[i];
+                }
+                dPi[at] = direct + RD;
+            }
+        }
+    }
+
+    // Through u, whose S has no part where it is below its least: dw +=.
+    void energy(const float* w, const Doubles& S, const Doubles& du, double* dw_b) const {
+        for (size_t c = 0; c < C; c++) {
+            double RS = 0;
+            for (size_t t = T; t-- > 0;) {
+                const double s = squared(w[t * C + c]), S_t = S[t * C + c], du_t = du[c / HS * T + t];
+                if (S_t > TOST_ENERGY_MIN) RS -= du_t * s / squared(S_t);
+                dw_b[t * C + c] += 2.0 * w[t * C + c] * (du_t / fmax(S_t, TOST_ENERGY_MIN) + RS);
+            }
+        }
+    }
+};
+
+#endif
