@@ -40,7 +40,7 @@ input_overwritten | cu | CUDA_CHECK(cudaEventSynchronize(m->staged[turn])); | 0 
 uniform_behind_unset | cu | c < z.C; c += blockDim.x) behind[c] = 0.0f; | 0 | s/behind\[c\] = 0.0f;/continue;/
 whole_tile_unasked | cu | return k.n == TSSA_CHUNK && z.HS % (WARP * P) == 0; | 0 | s/k.n == TSSA_CHUNK/true/
 start_not_kept | cu | starts[(t0 / TSSA_PIECE - 1) * z.C + c + i] = sum[i]; | 0 | s/sum\[i\]/0.0f/
-moments_before_dropped | cu | part[j] -= x[j][i] * (x[j][i] * dN[i]); | 0 | s/part.*;//
+moments_before_dropped | cu | part[j] -= s * dN[i]; | 0 | s/part.*;//
 bias_of_the_branch_unscaled | cu | total.dx[p][i] *= gamma_c[i]; | 0 | s/total.*;/;/
 energy_below_its_least | cu | const bool above = ABOVE | 0 | s/= ABOVE.*/= true;/
 plain_rows_once | cu | i0 < p.M; i0 += (int64_t)gridDim.y * PLAIN_TILE) | 0 | s/i0 += .*)$/i0 += p.M)/
