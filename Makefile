@@ -6,7 +6,8 @@
 # make traffic             counts on a CPU the bytes that the CUDA kernels move: needs clang
 # make bench               measures against the machine's limits and the peers that are installed; on a GPU dev/bench/gpu.py does
 #
-# BLAS=0, OPENMP=0 and CUDA=0 leave those out (CUDA=always: the tests have it without a GPU, too); HOST_LEG=0 leaves the kernels' run on a CPU out of the tests;
+# BLAS=0, OPENMP=0 and CUDA=0 leave those out (CUDA=always: the tests are linked with it where no GPU is, too);
+# HOST_LEG=0 leaves the kernels' run on a CPU out of the tests;
 # SANITIZE=1 builds under the address and undefined-behaviour sanitizers;
 # CC=clang another compiler; ARCH= the compiler's baseline processor instead of this machine's; WERROR=1 for CI.
 
