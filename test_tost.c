@@ -63,7 +63,7 @@ static double train_step(double* norm, Subject* s, const int32_t* inputs, const 
     int64_t count = 0;
     for (int i = 0; i < B * T; i++) count += targets[i] >= 0;
     s->engine->zero_grad(s->model);
-    s->engine->forward(s->model, inputs, targets, B, T, 1.0f / (float)count);
+    s->engine->forward_train(s->model, inputs, targets, B, T, 1.0f / (float)count);
     s->engine->backward(s->model);
     *norm = subject_update(s, a, clip);
     return mean_loss(s);
@@ -283,7 +283,7 @@ static double slope(Subject* s, const TostTensor* t, const float* p, const doubl
     for (int side = 0; side < 2; side++) {
         for (size_t i = 0; i < t->size; i++) moved[i] = (float)(p[i] + (side ? -e : e) * d[i]);
         s->engine->put(s->model, TOST_PARAM, t, moved);
-        s->engine->forward(s->model, inputs, targets, B, T, 0.0f);
+        s->engine->forward_loss(s->model, inputs, targets, B, T);
         loss[side] = mean_loss(s);
     }
     s->engine->put(s->model, TOST_PARAM, t, p);
@@ -328,7 +328,7 @@ static void test_differences(Checks* c, const TostEngine* engine, int bias, int 
     int32_t *inputs = random_ids((size_t)B * T, 29, 1), *targets = random_ids((size_t)B * T, 29, 2);
     targets[3] = -1;
     engine->zero_grad(s.model);
-    engine->forward(s.model, inputs, targets, B, T, 1.0f / (B * T - 1));
+    engine->forward_train(s.model, inputs, targets, B, T, 1.0f / (B * T - 1));
     engine->backward(s.model);
     mean_loss(&s);
     for (int i = 0; i < s.tensors.count; i++)
@@ -447,7 +447,7 @@ static void test_few_rows(Checks* c, const TostEngine* engine) {
     float *want = xmalloc(V * sizeof *want), *got = xmalloc(V * sizeof *got);
     for (int disturbed = 0; disturbed < 2; disturbed++) {
         engine->decode_begin(got, s.model, ids, 1, 2);
-        if (disturbed) engine->forward(s.model, ids, ids + 1, 1, T - 1, 0);
+        if (disturbed) engine->forward_loss(s.model, ids, ids + 1, 1, T - 1);
         engine->decode_step(disturbed ? got : want, s.model, ids + 2);
     }
     check(c, memcmp(got, want, V * sizeof *got) == 0, "a forward of %d rows of %d disturbs the recurrent state", T - 1, T);
@@ -476,7 +476,7 @@ static void test_activation(Checks* c, const TostEngine* engine) {
     Subject whole = subject_new(engine, config, B + 1, T + 5, true);
     subject_randomise(&whole, 21);
     int32_t *ids = random_ids(ROWS, config.vocab_size, 22), *targets = random_ids(ROWS, config.vocab_size, 23);
-    engine->forward(whole.model, ids, targets, B, T, 1.0f / ROWS);
+    engine->forward_train(whole.model, ids, targets, B, T, 1.0f / ROWS);
     engine->backward(whole.model);
     for (int l = 0; l < L; l++) {
         config.n_layer = l + 1;
@@ -486,7 +486,7 @@ static void test_activation(Checks* c, const TostEngine* engine) {
             engine->put(cut.model, TOST_PARAM, &cut.tensors.tensor[i], x);
             free(x);
         }
-        engine->forward(cut.model, ids, NULL, B, T, 0.0f);
+        engine->forward(cut.model, ids, B, T);
         const struct { const char* name; TostActivation what; int layer; size_t n; } shown[] = {
             {"w", TOST_W, l, ROWS * C}, {"pi", TOST_PI, l, ROWS * NH}, {"x before it", TOST_X, l, ROWS * C},
             {"x after it", TOST_X, l + 1, ROWS * C},
@@ -534,8 +534,8 @@ static void test_uniform(Checks* c, const TostEngine* engine) {
     float *want = logits_of(&cold, ids, B, T), *got = logits_of(&uniform, ids, B, T);
     check(c, memcmp(got, want, (size_t)ROWS * odd.vocab_size * sizeof *got) == 0,
           "uniform: the logits are others than at temp 0");
-    engine->forward(cold.model, ids, targets, B, T, 1.0f / ROWS);
-    engine->forward(uniform.model, ids, targets, B, T, 1.0f / ROWS);
+    engine->forward_train(cold.model, ids, targets, B, T, 1.0f / ROWS);
+    engine->forward_train(uniform.model, ids, targets, B, T, 1.0f / ROWS);
     engine->backward(cold.model);
     engine->backward(uniform.model);
     float* pi = subject_activation(&uniform, TOST_PI, 1, ROWS * NH);
@@ -569,7 +569,7 @@ static float* gradients_of(Subject* s, bool look) {
     for (size_t i = 0; i < countof(batches); i++) {
         const int B = batches[i].B, T = batches[i].T, rows = B * T;
         int32_t* ids = random_ids(rows, s->config.vocab_size, 41 + i);
-        s->engine->forward(s->model, ids, ids, B, T, 1.0f / rows);
+        s->engine->forward_train(s->model, ids, ids, B, T, 1.0f / rows);
         if (look) free(subject_activation(s, TOST_PI, 0, (size_t)rows * s->config.n_head));
         s->engine->backward(s->model);
         free(ids);
@@ -646,10 +646,10 @@ static void test_accumulation(Checks* c, const TostEngine* engine) {
     const float scale = 1.0f / (B * T);
     subject_randomise(&whole, 14);
     subject_randomise(&halves, 14);
-    engine->forward(whole.model, inputs, targets, B, T, scale);
+    engine->forward_train(whole.model, inputs, targets, B, T, scale);
     engine->backward(whole.model);
     for (int i = 0; i < 2; i++) {
-        engine->forward(halves.model, inputs + i * B / 2 * T, targets + i * B / 2 * T, B / 2, T, scale);
+        engine->forward_train(halves.model, inputs + i * B / 2 * T, targets + i * B / 2 * T, B / 2, T, scale);
         engine->backward(halves.model);
     }
     check(c, fabs(mean_loss(&whole) - mean_loss(&halves)) <= 1e-6, "loss of two halves is not that of the whole");

@@ -607,7 +607,7 @@ typedef struct { TOST_PARAMS(X) } TostParams;   // the tensors outside of the la
     X(gelu,      float,  rows * 4 * C) \
     X(mlp_out,   float,  rows * C)
 
-#define LAYER_KEPT(X) \
+#define LAYER_RESIDENT(X) \
     X(x_out,     float,  rows * C)                      /* x_mid + gamma2 mlp_out */
 
 #define SHARED_BUFFERS(X) \
@@ -623,13 +623,13 @@ typedef struct { TOST_PARAMS(X) } TostParams;   // the tensors outside of the la
     X(decode,     double, L * B * tssa_state_size(C, NH)) \
     X(dx,         float,  train * rows * C)             /* gradient of the residual stream */ \
     X(dbranch,    float,  train * rows * C) \
-    X(dnarrow,    float,  train * rows * C)             /* of y, w and the LayerNorms' outputs in turn, ln_f's first */ \
-    X(dwide,      float,  train * rows * 4 * C)         /* of gelu, then of fc */ \
+    X(scratch_btc,    float,  train * rows * C)             /* of y, w and the LayerNorms' outputs in turn, ln_f's first */ \
+    X(scratch_bt4c,      float,  train * rows * 4 * C)         /* of gelu, then of fc */ \
     X(da,         float,  train * rows * NH) \
     X(scratch,    double, train * threads * tssa_scratch_size(C, NH))
 
 #define X(field, type, elements) type* field;
-typedef struct { LAYER_ACTIVATIONS(X) LAYER_KEPT(X) } LayerActivations;
+typedef struct { LAYER_ACTIVATIONS(X) LAYER_RESIDENT(X) } LayerActivations;
 typedef struct { SHARED_BUFFERS(X) } Buffers;
 #undef X
 
@@ -665,8 +665,8 @@ static size_t classifier_rows(size_t rows, int V) {
 static void* carve(char* base, size_t* used, size_t bytes) {
     const size_t size = (bytes + 127) / 128 * 128, most = SIZE_MAX / 4;
     char* p = base ? base + *used : NULL;
-    if (base) guard_bytes(p + size);
-    *used = bytes > most || *used > most ? most : *used + size + GUARD_BYTES;
+    if (base) poison_redzone(p + size);
+    *used = bytes > most || *used > most ? most : *used + size + REDZONE_BYTES;
     return p;
 }
 
@@ -686,7 +686,7 @@ static size_t lay_out(TostModel* m, char* base) {
 #define X(field, type, elements) m->layer[l].field = carve(base, &used, (elements) * sizeof(type));
         if (l > 0 && (!train || m->options.recompute)) m->layer[l] = m->layer[0];
         else { LAYER_ACTIVATIONS(X) }
-        if (l == 0 || train) { LAYER_KEPT(X) }
+        if (l == 0 || train) { LAYER_RESIDENT(X) }
 #undef X
     }
     return used;
@@ -750,17 +750,17 @@ static void layer_backward(const Buffers* buf, const TostParams* g, const LayerA
     const int C = c->n_embd, NH = c->n_head;
     const size_t rows = (size_t)B * T;
     residual_backward(buf->dbranch, g->gamma2, buf->dx, a->mlp_out, p->gamma2, rows, C);
-    linear_backward(buf->dwide, g->fc_proj_w, g->fc_proj_b, buf->dbranch, a->gelu, p->fc_proj_w, rows, 4 * C, C);
-    gelu_backward(buf->dwide, a->fc, rows * 4 * C);
-    linear_backward(buf->dnarrow, g->fc_w, g->fc_b, buf->dwide, a->ln_2, p->fc_w, rows, C, 4 * C);
-    layernorm_backward(buf->dx, g->ln_2_w, g->ln_2_b, buf->dnarrow, a->x_mid, a->mean_2, a->rstd_2, p->ln_2_w, rows, C);
+    linear_backward(buf->scratch_bt4c, g->fc_proj_w, g->fc_proj_b, buf->dbranch, a->gelu, p->fc_proj_w, rows, 4 * C, C);
+    gelu_backward(buf->scratch_bt4c, a->fc, rows * 4 * C);
+    linear_backward(buf->scratch_btc, g->fc_w, g->fc_b, buf->scratch_bt4c, a->ln_2, p->fc_w, rows, C, 4 * C);
+    layernorm_backward(buf->dx, g->ln_2_w, g->ln_2_b, buf->scratch_btc, a->x_mid, a->mean_2, a->rstd_2, p->ln_2_w, rows, C);
 
     residual_backward(buf->dbranch, g->gamma1, buf->dx, a->attn_out, p->gamma1, rows, C);
-    linear_backward(buf->dnarrow, g->attn_proj_w, g->attn_proj_b, buf->dbranch, a->y, p->attn_proj_w, rows, C, C);
-    tssa_backward(buf->dbranch, g->temp, g->denom_bias, buf->da, buf->scratch, buf->dnarrow, a->w, a->u, a->pi,
+    linear_backward(buf->scratch_btc, g->attn_proj_w, g->attn_proj_b, buf->dbranch, a->y, p->attn_proj_w, rows, C, C);
+    tssa_backward(buf->dbranch, g->temp, g->denom_bias, buf->da, buf->scratch, buf->scratch_btc, a->w, a->u, a->pi,
                   a->tssa_saved, p->temp, c->membership, c->block_size, B, T, C, NH);
-    linear_backward(buf->dnarrow, g->attn_w, g->attn_b, buf->dbranch, a->ln_1, p->attn_w, rows, C, C);
-    layernorm_backward(buf->dx, g->ln_1_w, g->ln_1_b, buf->dnarrow, x, a->mean_1, a->rstd_1, p->ln_1_w, rows, C);
+    linear_backward(buf->scratch_btc, g->attn_w, g->attn_b, buf->dbranch, a->ln_1, p->attn_w, rows, C, C);
+    layernorm_backward(buf->dx, g->ln_1_w, g->ln_1_b, buf->scratch_btc, x, a->mean_1, a->rstd_1, p->ln_1_w, rows, C);
 }
 
 // The residual stream that enters layer l; l = L: that leaves the last.
@@ -803,20 +803,30 @@ static void model_forward(TostModel* m, const int32_t* inputs, double* decode, i
                       C);
 }
 
-static void cpu_forward(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T, float grad_scale) {
-    const size_t rows = (size_t)B * T;
-    model_forward(m, inputs, NULL, 0, 0, B, T);
-    if (!targets) return;
-    assert(grad_scale == 0.0f || m->options.training);
-    // logits stand only chunk by chunk: where gradients are wanted, that of ln_f is made with them and waits in dnarrow
+static void cpu_forward(TostModel* m, const int32_t* inputs, int B, int T) { model_forward(m, inputs, NULL, 0, 0, B, T); }
+
+static void classifier_pass(TostModel* m, const int32_t* targets, float grad_scale) {
+    const size_t rows = (size_t)m->B * m->T;
+    // logits stand only chunk by chunk: where gradients are wanted, that of ln_f is made with them and waits in scratch_btc
     const float* wte = tost_layer(m, TOST_PARAM, 0).wte;
     float* dwte = grad_scale != 0.0f ? tost_layer(m, TOST_GRAD, 0).wte : NULL;
-    classifier_forward_backward(m->buf.losses, m->buf.dnarrow, dwte, m->buf.logits, m->buf.ln_f, wte, targets, grad_scale,
+    classifier_forward_backward(m->buf.losses, m->buf.scratch_btc, dwte, m->buf.logits, m->buf.ln_f, wte, targets, grad_scale,
                                 rows, even_chunk(rows, m->logits_rows), m->config.vocab_size, m->config.n_embd);
     for (size_t row = 0; row < rows; row++) {
         m->loss_sum += m->buf.losses[row];
         m->loss_count += targets[row] >= 0;
     }
+}
+
+static void cpu_forward_loss(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T) {
+    model_forward(m, inputs, NULL, 0, 0, B, T);
+    classifier_pass(m, targets, 0.0f);
+}
+
+static void cpu_forward_train(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T, float grad_scale) {
+    assert(m->options.training);
+    model_forward(m, inputs, NULL, 0, 0, B, T);
+    classifier_pass(m, targets, grad_scale);
 }
 
 static void cpu_backward(TostModel* m) {
@@ -826,7 +836,7 @@ static void cpu_backward(TostModel* m) {
     threads_set(m->options.threads);
     TostParams p = tost_layer(m, TOST_PARAM, last), g = tost_layer(m, TOST_GRAD, last);
     memset(m->buf.dx, 0, rows * C * sizeof(float));
-    layernorm_backward(m->buf.dx, g.ln_f_w, g.ln_f_b, m->buf.dnarrow, layer_input(m, last + 1), m->buf.mean_f,
+    layernorm_backward(m->buf.dx, g.ln_f_w, g.ln_f_b, m->buf.scratch_btc, layer_input(m, last + 1), m->buf.mean_f,
                        m->buf.rstd_f, p.ln_f_w, rows, C);
     for (int l = last; l >= 0; l--) {
         p = tost_layer(m, TOST_PARAM, l);
@@ -1008,6 +1018,8 @@ const TostEngine tost_cpu_engine = {
     .put = cpu_put,
     .get = cpu_get,
     .forward = cpu_forward,
+    .forward_loss = cpu_forward_loss,
+    .forward_train = cpu_forward_train,
     .backward = cpu_backward,
     .read_loss = cpu_read_loss,
     .logits = cpu_logits,

@@ -1581,7 +1581,7 @@ template <typename T> struct TostParams {
     X(gelu,       S,       rows * 4 * C) \
     X(mlp_out,    S,       rows * C)
 
-#define LAYER_KEPT(X) \
+#define LAYER_RESIDENT(X) \
     X(mean_1,     float,   rows)                         /* of ln_1 */ \
     X(rstd_1,     float,   rows) \
     X(x_out,      float,   rows * C)                     /* x_mid + gamma2 mlp_out */
@@ -1602,8 +1602,8 @@ template <typename T> struct TostParams {
     X(tssa_sync,  int,     (1 + m->options.recompute) * L * tssa_sync_size(B, T)) \
     X(dx,         float,   train * rows * C)             /* gradient of the residual stream */ \
     X(dbranch,    S,       train * rows * C) \
-    X(dnarrow,    S,       train * rows * C)             /* of y, w and the LayerNorms' outputs in turn */ \
-    X(dwide,      S,       train * rows * 4 * C)         /* of gelu, then of fc */ \
+    X(scratch_btc,    S,       train * rows * C)             /* of y, w and the LayerNorms' outputs in turn */ \
+    X(scratch_bt4c,      S,       train * rows * 4 * C)         /* of gelu, then of fc */ \
     X(da,         float,   train * rows * NH) \
     X(dtemp,      float,   train * B * chunks * NH) \
     X(back,       float,   train * B * chunks * tssa_state_size(C, NH)) \
@@ -1615,7 +1615,7 @@ constexpr int DECAY_GROUP = 32;      // elements: tensors start at multiples of 
 constexpr int NORM_BLOCKS = 1024;
 
 #define X(field, type, elements) type* field;
-template <typename S> struct LayerActivations { LAYER_ACTIVATIONS(X) LAYER_KEPT(X) };
+template <typename S> struct LayerActivations { LAYER_ACTIVATIONS(X) LAYER_RESIDENT(X) };
 template <typename S> struct Buffers { SHARED_BUFFERS(X) };
 #undef X
 
@@ -1694,10 +1694,10 @@ static size_t classifier_chunk(size_t rows, int V, size_t logit_bytes) {
 
 // The next `bytes` of the arena; with base NULL it only counts.
 static void* carve(char* base, size_t* used, size_t bytes) {
-    const size_t size = (bytes + 255) / 256 * 256 + CUDA_GUARD_BYTES;
+    const size_t size = (bytes + 255) / 256 * 256 + CUDA_REDZONE_BYTES;
     char* p = base ? base + *used : NULL;
     *used += size;
-    if (p) cuda_on_host_guard(p + size - CUDA_GUARD_BYTES, CUDA_GUARD_BYTES);
+    if (p) cuda_on_host_poison(p + size - CUDA_REDZONE_BYTES, CUDA_REDZONE_BYTES);
     return p;
 }
 
@@ -1724,7 +1724,7 @@ template <typename S> static size_t lay_out(TypedModel<S>* m, char* base) {
 #define X(field, type, elements) m->layer[l].field = (type*)carve(base, &used, (elements) * sizeof(type));
         if (l > 0 && (!train || m->options.recompute)) m->layer[l] = m->layer[0];
         else { LAYER_ACTIVATIONS(X) }
-        if (l == 0 || train) { LAYER_KEPT(X) }
+        if (l == 0 || train) { LAYER_RESIDENT(X) }
 #undef X
     }
     return used;
@@ -1931,25 +1931,25 @@ template <typename S> static void layer_backward(TypedModel<S>* m, int l, int B,
     const size_t rows = (size_t)B * T;
     Matmul* mm = &m->mm;
     float* columns = buf->columns;
-    linear_backward(mm, buf->dwide, g.fc_proj_w, buf->dbranch, a->gelu, w.fc_proj_w, rows, 4 * C, C);
-    gelu_backward(m->stream, buf->dwide, g.fc_b, columns, a->fc, rows, 4 * C);
-    linear_backward(mm, buf->dnarrow, g.fc_w, buf->dwide, a->ln_2, w.fc_w, rows, C, 4 * C);
+    linear_backward(mm, buf->scratch_bt4c, g.fc_proj_w, buf->dbranch, a->gelu, w.fc_proj_w, rows, 4 * C, C);
+    gelu_backward(m->stream, buf->scratch_bt4c, g.fc_b, columns, a->fc, rows, 4 * C);
+    linear_backward(mm, buf->scratch_btc, g.fc_w, buf->scratch_bt4c, a->ln_2, w.fc_w, rows, C, 4 * C);
     layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_2_w, g.ln_2_b, g.gamma1, g.attn_proj_b, columns,
-                                buf->dnarrow, a->x_mid, a->mean_2, a->rstd_2, p.ln_2_w, a->attn_out, p.gamma1,
+                                buf->scratch_btc, a->x_mid, a->mean_2, a->rstd_2, p.ln_2_w, a->attn_out, p.gamma1,
                                 true, rows, C);
 
-    linear_backward(mm, buf->dnarrow, g.attn_proj_w, buf->dbranch, a->y, w.attn_proj_w, rows, C, C);
+    linear_backward(mm, buf->scratch_btc, g.attn_proj_w, buf->dbranch, a->y, w.attn_proj_w, rows, C, C);
     tssa_backward(m->stream, buf->dbranch, g.temp, g.denom_bias, buf->da, buf->dtemp, buf->back, buf->totals,
-                  buf->tssa_sync + l * tssa_sync_size(B, T), buf->dnarrow, a->w, a->u, a->pi, a->tssa_saved,
+                  buf->tssa_sync + l * tssa_sync_size(B, T), buf->scratch_btc, a->w, a->u, a->pi, a->tssa_saved,
                   p.temp, m->config.membership, m->config.block_size, B, T, C, NH);
-    linear_backward(mm, buf->dnarrow, g.attn_w, buf->dbranch, a->ln_1, w.attn_w, rows, C, C);
+    linear_backward(mm, buf->scratch_btc, g.attn_w, buf->dbranch, a->ln_1, w.attn_w, rows, C, C);
     bias_backward(mm, g.attn_b, columns, buf->dbranch, rows, C);
     if (l > 0 && m->options.recompute) layer_again(m, l - 1, B, T);
     const TostParams<float> below = tost_layer(&m->tensors, m->state[TOST_PARAM], l > 0 ? l - 1 : 0);
     const TostParams<float> dbelow = tost_layer(&m->tensors, m->state[TOST_GRAD], l > 0 ? l - 1 : 0);
     layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_1_w, g.ln_1_b,
                                 l > 0 ? dbelow.gamma2 : NULL, l > 0 ? dbelow.fc_proj_b : NULL, columns,
-                                buf->dnarrow, layer_input(m, l),
+                                buf->scratch_btc, layer_input(m, l),
                                 a->mean_1, a->rstd_1, p.ln_1_w, l > 0 ? m->layer[l - 1].mlp_out : (S*)NULL,
                                 below.gamma2, true, rows, C);
 }
@@ -2005,7 +2005,7 @@ static void typed_forward(TypedModel<S>* m, const int32_t* inputs, const int32_t
         model_forward(m, NO_STATES, B, T);
         float* dwte = train ? tost_layer(&m->tensors, m->state[TOST_GRAD], 0).wte : NULL;
         classifier_forward_backward(
-            &m->mm, m->buf.scalars, m->buf.losses, m->buf.dnarrow, dwte, (S*)m->buf.logits, m->buf.ln_f,
+            &m->mm, m->buf.scalars, m->buf.losses, m->buf.scratch_btc, dwte, (S*)m->buf.logits, m->buf.ln_f,
             tost_layer(&m->tensors, m->weights, 0).wte, step_input(m->buf.input, rows).targets,
             (const StepHeader*)m->buf.input, rows, even_chunk(rows, m->logits_rows), m->config.vocab_size,
             m->config.n_embd);
@@ -2020,7 +2020,7 @@ template <typename S> static void model_backward(TypedModel<S>* m, int B, int T)
                             g = tost_layer(&m->tensors, m->state[TOST_GRAD], last);
     clear_sync(m, buf->tssa_sync, B, T);
     layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_f_w, g.ln_f_b, g.gamma2, g.fc_proj_b,
-                                buf->columns, buf->dnarrow, m->layer[last].x_out, buf->mean_f, buf->rstd_f, p.ln_f_w,
+                                buf->columns, buf->scratch_btc, m->layer[last].x_out, buf->mean_f, buf->rstd_f, p.ln_f_w,
                                 m->layer[last].mlp_out, p.gamma2, false, rows, C);
     for (int l = last; l >= 0; l--) layer_backward(m, l, B, T);
     const StepInput s = step_input(buf->input, rows);
@@ -2468,8 +2468,13 @@ static void cuda_get(float* dst, const TostModel* m, TostState s, const TostTens
     CUDA_CHECK(cudaStreamSynchronize(m->stream));
 }
 
-static void cuda_forward(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T,
-                         float grad_scale) {
+static void cuda_forward(TostModel* m, const int32_t* inputs, int B, int T) {
+    TYPED(m, typed_forward, inputs, NULL, B, T, 0.0f);
+}
+static void cuda_forward_loss(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T) {
+    TYPED(m, typed_forward, inputs, targets, B, T, 0.0f);
+}
+static void cuda_forward_train(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T, float grad_scale) {
     TYPED(m, typed_forward, inputs, targets, B, T, grad_scale);
 }
 static void cuda_backward(TostModel* m) { TYPED(m, typed_backward); }
@@ -2504,6 +2509,8 @@ extern "C" const TostEngine tost_cuda_engine = {
     cuda_put,
     cuda_get,
     cuda_forward,
+    cuda_forward_loss,
+    cuda_forward_train,
     cuda_backward,
     cuda_read_loss,
     cuda_logits,

@@ -247,8 +247,8 @@ static void add_meta(MetaList* list, const char* key, const char* fmt, ...) {
     list->entry[list->count++] = (StMeta){xstrdup(key), value};
 }
 
-static void add_guard(MetaList* m, const Guard* g) {
-    char *loss = guard_window_text(&g->loss), *norm = guard_window_text(&g->norm);
+static void add_guard(MetaList* m, const OutlierDetector* g) {
+    char *loss = outlier_window_text(&g->loss), *norm = outlier_window_text(&g->norm);
     add_meta(m, "skipped", "%" PRId64, g->skipped);
     add_meta(m, "skipped_in_a_row", "%" PRId64, g->in_a_row);
     add_meta(m, "last_losses", "%s", loss);
@@ -273,7 +273,7 @@ static MetaList metadata(const CheckpointInfo* info) {
     add_meta(&m, "data_sample", "%" PRIu64, info->data_sample);
     add_meta(&m, "seed", "%" PRIu64, info->seed);
     add_meta(&m, "best_val_loss", "%.17g", info->best_val_loss);   // 17 digits: the same double when read
-    add_guard(&m, &info->guard);
+    add_guard(&m, &info->outliers);
     if (info->open_row) add_meta(&m, "open_row", "%s", info->open_row);
     if (info->tokenizer) {
         add_meta(&m, "tokenizer", "%s", info->tokenizer);
@@ -317,15 +317,15 @@ static bool meta_loss(double* out, const StFile* f, bool required, TostError* er
                       "another checkpoint", f->path, text);
 }
 
-static bool meta_window(GuardWindow* w, const StFile* f, const char* key, TostError* err) {
+static bool meta_window(OutlierWindow* w, const StFile* f, const char* key, TostError* err) {
     const char* text = st_meta(f, key);
-    return !text || guard_window_parse(w, text)
+    return !text || outlier_window_parse(w, text)
         || tost_error(err, "%s: __metadata__ '%s' is '%.40s…': expected up to %d numbers: the file is damaged, take "
-                      "another checkpoint", f->path, key, text, GUARD_WINDOW);
+                      "another checkpoint", f->path, key, text, OUTLIER_WINDOW);
 }
 
 // Absent in files of others: then zeros. No more can be skipped than there were updates.
-static bool read_guard(Guard* g, const StFile* f, int64_t step, TostError* err) {
+static bool read_guard(OutlierDetector* g, const StFile* f, int64_t step, TostError* err) {
     uint64_t skipped = 0, in_a_row = 0;
     if (!meta_number(&skipped, f, "skipped", 10, INT64_MAX, false, err)
         || !meta_number(&in_a_row, f, "skipped_in_a_row", 10, INT64_MAX, false, err)
@@ -368,7 +368,7 @@ static bool read_metadata(CheckpointInfo* info, const StFile* f, TostError* err)
         || !meta_number(&tokens, f, "tokens", 10, INT64_MAX, ours, err)
         || !meta_number(&info->data_sample, f, "data_sample", 10, UINT64_MAX, ours, err)
         || !meta_number(&info->seed, f, "seed", 10, UINT64_MAX, ours, err)
-        || !meta_loss(&info->best_val_loss, f, ours, err) || !read_guard(&info->guard, f, (int64_t)step, err))
+        || !meta_loss(&info->best_val_loss, f, ours, err) || !read_guard(&info->outliers, f, (int64_t)step, err))
         return false;
     const char* tokenizer = st_meta(f, "tokenizer");
     if (!meta_number(&hash, f, "tokenizer_hash", 16, UINT32_MAX, ours && tokenizer, err)) return false;

@@ -5,7 +5,7 @@
 #define TOST_CHECKPOINT_H
 
 #include "engine.h"
-#include "guard.h"
+#include "outlier.h"
 #include "safetensors.h"
 
 // What a checkpoint knows beside the tensors; it stands in __metadata__ of both files.
@@ -16,7 +16,7 @@ typedef struct {
     uint64_t   data_sample;       // the loader's next sample
     uint64_t   seed;
     double     best_val_loss;     // nats a token; infinity where never measured
-    Guard      guard;             // the last losses and norms, and how many updates were skipped
+    OutlierDetector outliers;           // the last losses and norms, and how many updates were skipped
     char*      open_row;          // the log's row of the last update where a stop cut its validation short, or NULL
     char*      tokenizer;         // path as the run was given it, or NULL
     uint32_t   tokenizer_hash;    // CRC-32 of that file

@@ -38,10 +38,10 @@ bool read_text(Bytes* text, const char* option, const char* value, const char* w
 // ---------------------------------------------------------------------------------------------
 // A model
 
-ModelWords model_words(const TostConfig* c, const TostTensors* tensors) {
+ModelSummary model_summary(const TostConfig* c, const TostTensors* tensors) {
     const size_t n = tensors->n_params, positions = (size_t)c->block_size * c->n_embd;
     char all[32], without[32];
-    ModelWords words;
+    ModelSummary words;
     snprintf(words.sizes, sizeof words.sizes,
              "%d layers, %d heads, %d channels, block size %d, vocabulary %d, %s bias%s", c->n_layer, c->n_head,
              c->n_embd, c->block_size, c->vocab_size, c->bias ? "with" : "no",
@@ -102,8 +102,8 @@ void warn_of_shards(const Options* o, const char* dir, uint32_t largest_id, cons
     free(path);
 }
 
-bool trained_find(Trained* t, const Options* o, const TostEngine* engine, TostError* err) {
-    *t = (Trained){.engine = engine};
+bool loaded_model_find(LoadedModel* t, const Options* o, const TostEngine* engine, TostError* err) {
+    *t = (LoadedModel){.engine = engine};
     if (!(o->model ? checkpoint_find(&t->file, o->model, err) : checkpoint_newest(&t->file, "out", err))) {
         t->file = NULL;
         return false;
@@ -116,7 +116,7 @@ bool trained_find(Trained* t, const Options* o, const TostEngine* engine, TostEr
     return true;
 }
 
-bool trained_create(Trained* t, const Options* o, int max_batch, int max_seq, bool keep_layers, TostError* err) {
+bool loaded_model_create(LoadedModel* t, const Options* o, int max_batch, int max_seq, bool keep_layers, TostError* err) {
     const TostEngineOptions options = {.max_batch = max_batch, .max_seq = max_seq, .training = keep_layers,
                                        .dtype = (TostDtype)o->dtype, .threads = o->threads};
     t->model = t->engine->create(&t->info.config, &options, err);
@@ -126,7 +126,7 @@ bool trained_create(Trained* t, const Options* o, int max_batch, int max_seq, bo
 
 // The tokenizer that the checkpoint names: as it was given to the run, or as seen from a folder above the checkpoint, since
 // a run may be used from elsewhere than where it was started. NULL where there is none. free()
-static char* named_tokenizer(const Trained* t) {
+static char* named_tokenizer(const LoadedModel* t) {
     const char* name = t->info.tokenizer;
     if (path_exists(name)) return xstrdup(name);
     char* above = path_dir(t->file);
@@ -146,7 +146,7 @@ static char* named_tokenizer(const Trained* t) {
     return NULL;
 }
 
-Tokenizer* trained_tokenizer(const Trained* t, const Options* o, TostError* err) {
+Tokenizer* loaded_model_tokenizer(const LoadedModel* t, const Options* o, TostError* err) {
     if (!o->tokenizer && !t->info.tokenizer) {
         tost_error(err, "%s names no tokenizer: give --tokenizer FILE, the vocab.bpe it was trained with",
                    t->file);
@@ -164,7 +164,7 @@ Tokenizer* trained_tokenizer(const Trained* t, const Options* o, TostError* err)
     return tokenizer;
 }
 
-void trained_free(Trained* t) {
+void loaded_model_free(LoadedModel* t) {
     if (t->model) t->engine->destroy(t->model);
     tost_tensors_free(&t->tensors);
     checkpoint_info_free(&t->info);

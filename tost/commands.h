@@ -39,9 +39,9 @@ int command_failed(const Options* o, const TostError* err);
 bool read_text(Bytes* text, const char* option, const char* value, const char* way_out, TostError* err);
 
 // A model in words: "6 layers, …, no bias" and "1.6M (1.5M without wpe)".
-typedef struct { char sizes[160], parameters[96]; } ModelWords;
+typedef struct { char sizes[160], parameters[96]; } ModelSummary;
 
-ModelWords model_words(const TostConfig* c, const TostTensors* tensors);
+ModelSummary model_summary(const TostConfig* c, const TostTensors* tensors);
 
 // Opens the tokenizer of a model of info's vocabulary; `same`: it must be the file that info names by CRC-32.
 // weights: the model's file for messages, NULL where it is new. NULL on error.
@@ -63,15 +63,15 @@ typedef struct {
     char*          file;      // its model.safetensors
     CheckpointInfo info;
     TostTensors    tensors;
-    TostModel*     model;     // NULL before trained_create
-} Trained;
+    TostModel*     model;     // NULL before loaded_model_create
+} LoadedModel;
 
-bool trained_find(Trained* t, const Options* o, const TostEngine* engine, TostError* err);
+bool loaded_model_find(LoadedModel* t, const Options* o, const TostEngine* engine, TostError* err);
 // keep_layers: the engine keeps what each layer made, as it does for training.
-bool trained_create(Trained* t, const Options* o, int max_batch, int max_seq, bool keep_layers, TostError* err);
+bool loaded_model_create(LoadedModel* t, const Options* o, int max_batch, int max_seq, bool keep_layers, TostError* err);
 // --tokenizer, or the checkpoint's, which must be the file it was trained with. NULL on error.
-Tokenizer* trained_tokenizer(const Trained* t, const Options* o, TostError* err);
-void trained_free(Trained* t);
+Tokenizer* loaded_model_tokenizer(const LoadedModel* t, const Options* o, TostError* err);
+void loaded_model_free(LoadedModel* t);
 
 #endif
 #endif

@@ -66,7 +66,7 @@ inline void cublas_check(cublasStatus_t s, const char* what, const char* file, i
 #define CUBLAS_CHECK(call) cublas_check((call), #call, __FILE__, __LINE__)
 
 // LAUNCH(kernel, grid, block, shared_bytes, stream, arguments…): the one door; a template instance stands in
-// parentheses. DYNAMIC_SHARED(type, name): the block's shared_bytes. CUDA_GUARD_BYTES: a gap after each
+// parentheses. DYNAMIC_SHARED(type, name): the block's shared_bytes. CUDA_REDZONE_BYTES: a gap after each
 // buffer, which the host run guards.
 #ifdef TOST_CUDA_ON_HOST
 #define LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
@@ -81,8 +81,8 @@ inline void cublas_check(cublasStatus_t s, const char* what, const char* file, i
 #define DYNAMIC_SHARED(type, name) \
     extern __shared__ __align__(16) unsigned char tost_dynamic_shared[]; \
     type* name = reinterpret_cast<type*>(tost_dynamic_shared)
-#define CUDA_GUARD_BYTES 0
-inline void cuda_on_host_guard(void*, size_t) {}
+#define CUDA_REDZONE_BYTES 0
+inline void cuda_on_host_poison(void*, size_t) {}
 #endif
 
 // Of a block's 48 KiB: what the kernels that take some have of static shared memory is less than the rest.

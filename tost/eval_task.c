@@ -9,13 +9,13 @@
 
 #include "eval_report.h"
 #include "json_write.h"
-#include "passages.h"
+#include "examples.h"
 
 enum { GREEDY = 10 };   // tokens written after a LAMBADA context: the published protocol
 
 typedef struct {
     int       shared;              // tokens of context that are read
-    double    nats[MAX_ENDINGS];   // -log likelihood of each ending
+    double    nats[MAX_CHOICES];   // -log likelihood of each ending
     int       n_written;           // LAMBADA: greedy tokens, GREEDY of them or the word's if it has more
     uint32_t* written;
 } Outcome;
@@ -23,10 +23,10 @@ typedef struct {
 typedef struct { int shared, longest; size_t index; } Key;   // of an example; sorted, equals stand together
 
 typedef struct {
-    Trained*         t;
+    LoadedModel*         t;
     Task             task;
     const Tokenizer* tokenizer;
-    Passages         passages;
+    Examples         passages;
     Outcome*         outcome;      // of each passage
     Key*             key;
     int              endings;      // of every passage of the task
@@ -35,13 +35,13 @@ typedef struct {
     int              max_seq;
 } TaskRun;
 
-static int longest_ending(const Passage* p) {
+static int longest_ending(const Example* p) {
     int longest = 0;
     for (int e = 0; e < p->endings; e++) longest = p->length[e] > longest ? p->length[e] : longest;
     return longest;
 }
 
-static int greedy_tokens(const TaskRun* r, const Passage* p) {
+static int greedy_tokens(const TaskRun* r, const Example* p) {
     if (r->task != TASK_LAMBADA) return 0;
     return p->length[0] > GREEDY ? p->length[0] : GREEDY;
 }
@@ -64,7 +64,7 @@ static bool plan(TaskRun* r, const Options* o, TostError* err) {
     r->key = xcalloc(n, sizeof *r->key);
     r->max_seq = 1;
     for (size_t i = 0; i < n; i++) {
-        const Passage* p = &r->passages.passage[i];
+        const Example* p = &r->passages.passage[i];
         const int longest = longest_ending(p), greedy = greedy_tokens(r, p);
         const int after = longest > greedy ? longest : greedy;
         if (after > r->limit)
@@ -100,7 +100,7 @@ static int group_size(const TaskRun* r, size_t first) {
 
 // The key->shared tokens that are read.
 static const uint32_t* context_of(const TaskRun* r, const Key* key) {
-    const Passage* p = &r->passages.passage[key->index];
+    const Example* p = &r->passages.passage[key->index];
     return p->ids + (p->shared - key->shared);
 }
 
@@ -124,7 +124,7 @@ static void score_endings(TaskRun* r, const Key* key, int n) {
     double* losses = xmalloc(rows * sizeof *losses);
     for (size_t row = 0; row < rows; row++) targets[row] = -1;
     for (int i = 0; i < n; i++) {
-        const Passage* p = &r->passages.passage[key[i].index];
+        const Example* p = &r->passages.passage[key[i].index];
         const uint32_t* ids = p->ids + p->shared;
         for (int e = 0; e < E; ids += p->length[e++]) {
             const size_t row = ((size_t)i * E + e) * T;
@@ -156,7 +156,7 @@ static void write_on(TaskRun* r, const Key* key, int n) {
     int32_t* tokens = xmalloc((size_t)n * sizeof *tokens);
     int steps = 0;
     for (int i = 0; i < n; i++) {
-        const Passage* p = &r->passages.passage[key[i].index];
+        const Example* p = &r->passages.passage[key[i].index];
         Outcome* out = &r->outcome[key[i].index];
         out->n_written = greedy_tokens(r, p);
         out->written = xmalloc((size_t)out->n_written * sizeof *out->written);
@@ -189,7 +189,7 @@ static bool score_all(TaskRun* r, TostError* err) {
         score_endings(r, key, n);
         if (r->task == TASK_LAMBADA) write_on(r, key, n);
         for (int i = 0; i < n; i++) {
-            const Passage* p = &r->passages.passage[key[i].index];
+            const Example* p = &r->passages.passage[key[i].index];
             for (int e = 0; e < p->endings; e++)
                 finite = finite && isfinite(r->outcome[key[i].index].nats[e]);
             ratio_add(&loss, r->outcome[key[i].index].nats[p->label], p->length[p->label]);
@@ -224,7 +224,7 @@ static const struct { int n; Figure figure[MAX_FIGURES]; } figures[TASKS] = {
 };
 
 // The ending of the least loss; the first of equals.
-static int choice(const Passage* p, const Outcome* out, Rule rule) {
+static int choice(const Example* p, const Outcome* out, Rule rule) {
     int best = 0;
     double least = INFINITY;
     for (int e = 0; e < p->endings; e++) {
@@ -253,7 +253,7 @@ static Bytes written_text(const TaskRun* r, const Outcome* out, int n) {
     return text;
 }
 
-static bool stands_within(const TaskRun* r, const Passage* p, const Outcome* out) {
+static bool stands_within(const TaskRun* r, const Example* p, const Outcome* out) {
     Bytes text = written_text(r, out, GREEDY);
     const size_t n = strlen(p->word);
     bool found = false;
@@ -267,7 +267,7 @@ static bool stands_within(const TaskRun* r, const Passage* p, const Outcome* out
 }
 
 static bool solved(const TaskRun* r, size_t i, Rule rule) {
-    const Passage* p = &r->passages.passage[i];
+    const Example* p = &r->passages.passage[i];
     const Outcome* out = &r->outcome[i];
     if (rule == WORD_EXACT)
         return memcmp(out->written, p->ids + p->shared, (size_t)p->length[0] * sizeof *p->ids) == 0;
@@ -276,7 +276,7 @@ static bool solved(const TaskRun* r, size_t i, Rule rule) {
 }
 
 static void write_example(JsonFile* json, const TaskRun* r, size_t i) {
-    const Passage* p = &r->passages.passage[i];
+    const Example* p = &r->passages.passage[i];
     const Outcome* out = &r->outcome[i];
     json_put_open(json, NULL, '{');
     json_put_int(json, "line", p->line);
@@ -316,7 +316,7 @@ static void report_figure(JsonFile* json, const TaskRun* r, const Figure* f) {
 static void report(JsonFile* json, const TaskRun* r, const Options* o, double seconds) {
     Ratio ratio = {0};
     for (size_t i = 0; i < r->passages.count; i++) {
-        const Passage* p = &r->passages.passage[i];
+        const Example* p = &r->passages.passage[i];
         ratio_add(&ratio, r->outcome[i].nats[p->label], p->length[p->label]);
     }
     const double loss = ratio_value(&ratio), error = ratio_error(&ratio);
@@ -349,19 +349,19 @@ static void task_free(TaskRun* r) {
     for (size_t i = 0; r->outcome && i < r->passages.count; i++) free(r->outcome[i].written);
     free(r->outcome);
     free(r->key);
-    passages_free(&r->passages);
+    examples_free(&r->passages);
 }
 
-bool eval_task(Trained* t, const Options* o, TostError* err) {
+bool eval_task(LoadedModel* t, const Options* o, TostError* err) {
     const int block = t->info.config.block_size;
     if (o->seq > block)
         return tost_error(err, "--seq %d is longer than the block size %d of %s", o->seq, block, t->file);
     TaskRun r = {.t = t, .task = (Task)o->task, .limit = o->seq ? o->seq : block};
     JsonFile json = {0};
-    Tokenizer* tokenizer = trained_tokenizer(t, o, err);
+    Tokenizer* tokenizer = loaded_model_tokenizer(t, o, err);
     r.tokenizer = tokenizer;
-    bool ok = tokenizer && passages_read(&r.passages, r.task, o->files[0], tokenizer, err)
-              && plan(&r, o, err) && trained_create(t, o, r.contexts * r.endings, r.max_seq, false, err)
+    bool ok = tokenizer && examples_read(&r.passages, r.task, o->files[0], tokenizer, err)
+              && plan(&r, o, err) && loaded_model_create(t, o, r.contexts * r.endings, r.max_seq, false, err)
               && json_file_open(&json, o->json, err);
     if (ok) {
         fprintf(stderr, "%s, step %lld; examples of %s in %s: %zu\n", t->file, (long long)t->info.step,

@@ -7,6 +7,6 @@
 // Scores every example of o->files[0], prints the figures and writes o->json. What the endings of an example
 // share is read once, by the recurrent state; of a text too long for --seq (the block size) the beginning is
 // left out.
-bool eval_task(Trained* t, const Options* o, TostError* err);
+bool eval_task(LoadedModel* t, const Options* o, TostError* err);
 
 #endif

@@ -79,13 +79,13 @@ TostTensors tost_tensors(const TostConfig* c) {
     TostTensors t = {0};
     for (int i = 0; i < TOST_ROWS; i++) t.row_offset[i] = SIZE_MAX;
     t.tensor = xcalloc((size_t)TOST_ROWS * (size_t)(c->n_layer + 1), sizeof *t.tensor);
-    append_place(&t, rows, TOST_BOTTOM, -1);
+    append_place(&t, rows, TOST_EMBED, -1);
     for (int l = 0; l < c->n_layer; l++) {
         const size_t start = t.flat_size;
         append_place(&t, rows, TOST_LAYER, l);
         t.layer_stride = t.flat_size - start;
     }
-    append_place(&t, rows, TOST_TOP, -1);
+    append_place(&t, rows, TOST_HEAD, -1);
     return t;
 }
 

@@ -46,28 +46,28 @@ bool tost_config_check(const TostConfig* c, TostError* err);   // positive sizes
 // decay, labels of tests. The order is that of the published state dict.
 
 #define TOST_PARAMS(X) \
-    X(wte,         BOTTOM, "transformer.wte.weight",  (V, C),         NORMAL,   DECAY, true) /* output head too */ \
-    X(wpe,         BOTTOM, "transformer.wpe.weight",  (BLOCK, C),     NORMAL,   DECAY, true) \
-    X(gamma1,      LAYER,  "gamma1",                  (C),            GAMMA,    KEEP,  true) /* LayerScale: TSSA */ \
-    X(gamma2,      LAYER,  "gamma2",                  (C),            GAMMA,    KEEP,  true) /* LayerScale: MLP */ \
-    X(ln_1_w,      LAYER,  "ln_1.weight",             (C),            ONE,      KEEP,  true) \
-    X(ln_1_b,      LAYER,  "ln_1.bias",               (C),            ZERO,     KEEP,  BIAS) \
-    X(temp,        LAYER,  "attn.temp",               (NH, 1),        ONE,      KEEP,  true) \
-    X(denom_bias,  LAYER,  "attn.denom_bias",         (NH, BLOCK, 1), ZERO,     KEEP,  true) \
-    X(attn_w,      LAYER,  "attn.c_attn.weight",      (C, C),         NORMAL,   DECAY, true) \
-    X(attn_b,      LAYER,  "attn.c_attn.bias",        (C),            ZERO,     KEEP,  BIAS) \
-    X(attn_proj_w, LAYER,  "attn.c_proj.weight",      (C, C),         RESIDUAL, DECAY, true) \
-    X(attn_proj_b, LAYER,  "attn.c_proj.bias",        (C),            ZERO,     KEEP,  BIAS) \
-    X(ln_2_w,      LAYER,  "ln_2.weight",             (C),            ONE,      KEEP,  true) \
-    X(ln_2_b,      LAYER,  "ln_2.bias",               (C),            ZERO,     KEEP,  BIAS) \
-    X(fc_w,        LAYER,  "mlp.c_fc.weight",         (4 * C, C),     NORMAL,   DECAY, true) \
-    X(fc_b,        LAYER,  "mlp.c_fc.bias",           (4 * C),        ZERO,     KEEP,  BIAS) \
-    X(fc_proj_w,   LAYER,  "mlp.c_proj.weight",       (C, 4 * C),     RESIDUAL, DECAY, true) \
-    X(fc_proj_b,   LAYER,  "mlp.c_proj.bias",         (C),            ZERO,     KEEP,  BIAS) \
-    X(ln_f_w,      TOP,    "transformer.ln_f.weight", (C),            ONE,      KEEP,  true) \
-    X(ln_f_b,      TOP,    "transformer.ln_f.bias",   (C),            ZERO,     KEEP,  BIAS)
+    X(wte,         EMBED,  "transformer.wte.weight",  (V, C),         NORMAL,   DECAY,    true) /* output head too */ \
+    X(wpe,         EMBED,  "transformer.wpe.weight",  (BLOCK, C),     NORMAL,   DECAY,    true) \
+    X(gamma1,      LAYER,  "gamma1",                  (C),            GAMMA,    NO_DECAY, true) /* LayerScale: TSSA */ \
+    X(gamma2,      LAYER,  "gamma2",                  (C),            GAMMA,    NO_DECAY, true) /* LayerScale: MLP */ \
+    X(ln_1_w,      LAYER,  "ln_1.weight",             (C),            ONE,      NO_DECAY, true) \
+    X(ln_1_b,      LAYER,  "ln_1.bias",               (C),            ZERO,     NO_DECAY, BIAS) \
+    X(temp,        LAYER,  "attn.temp",               (NH, 1),        ONE,      NO_DECAY, true) \
+    X(denom_bias,  LAYER,  "attn.denom_bias",         (NH, BLOCK, 1), ZERO,     NO_DECAY, true) \
+    X(attn_w,      LAYER,  "attn.c_attn.weight",      (C, C),         NORMAL,   DECAY,    true) \
+    X(attn_b,      LAYER,  "attn.c_attn.bias",        (C),            ZERO,     NO_DECAY, BIAS) \
+    X(attn_proj_w, LAYER,  "attn.c_proj.weight",      (C, C),         RESIDUAL, DECAY,    true) \
+    X(attn_proj_b, LAYER,  "attn.c_proj.bias",        (C),            ZERO,     NO_DECAY, BIAS) \
+    X(ln_2_w,      LAYER,  "ln_2.weight",             (C),            ONE,      NO_DECAY, true) \
+    X(ln_2_b,      LAYER,  "ln_2.bias",               (C),            ZERO,     NO_DECAY, BIAS) \
+    X(fc_w,        LAYER,  "mlp.c_fc.weight",         (4 * C, C),     NORMAL,   DECAY,    true) \
+    X(fc_b,        LAYER,  "mlp.c_fc.bias",           (4 * C),        ZERO,     NO_DECAY, BIAS) \
+    X(fc_proj_w,   LAYER,  "mlp.c_proj.weight",       (C, 4 * C),     RESIDUAL, DECAY,    true) \
+    X(fc_proj_b,   LAYER,  "mlp.c_proj.bias",         (C),            ZERO,     NO_DECAY, BIAS) \
+    X(ln_f_w,      HEAD,   "transformer.ln_f.weight", (C),            ONE,      NO_DECAY, true) \
+    X(ln_f_b,      HEAD,   "transformer.ln_f.bias",   (C),            ZERO,     NO_DECAY, BIAS)
 
-typedef enum { TOST_BOTTOM, TOST_LAYER, TOST_TOP } TostPlace;
+typedef enum { TOST_EMBED, TOST_LAYER, TOST_HEAD } TostPlace;
 typedef enum {
     TOST_NORMAL,     // N(0, 0.02)
     TOST_RESIDUAL,   // N(0, 0.02 / sqrt(2·layers)): what writes into the residual stream
@@ -75,7 +75,7 @@ typedef enum {
     TOST_ZERO,
     TOST_GAMMA       // 1e-5
 } TostInit;
-typedef enum { TOST_KEEP, TOST_DECAY } TostDecay;
+typedef enum { TOST_NO_DECAY, TOST_DECAY } TostDecay;
 
 #define X(field, place, name, shape, init, decay, when) TOST_ROW_##field,
 typedef enum { TOST_PARAMS(X) TOST_ROWS } TostRow;

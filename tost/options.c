@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "guard.h"
+#include "outlier.h"
 #include "threads.h"
 
 // ---------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ static const Row table[] = {
      "largest norm of the gradient; 0: not clipped"},
     {"skip-loss-z", TRAIN, UPDATES, REAL, AT(skip_loss_z), 0, 1e9, KEPT, "X", "", NULL,
      "skip an update whose loss is more than X standard deviations above the mean of the last "
-     NUMBER_TEXT(GUARD_WINDOW) " made; 0: none is"},
+     NUMBER_TEXT(OUTLIER_WINDOW) " made; 0: none is"},
     {"skip-grad-z", TRAIN, UPDATES, REAL, AT(skip_grad_z), 0, 1e9, KEPT, "X", "", NULL,
      "the same of the gradient's norm"},
     {"max-skipped", TRAIN, UPDATES, INT64, AT(max_skipped), 0, 1e9, KEPT, "N", "updates", NULL,

@@ -13,7 +13,7 @@
 #include "checkpoint.h"
 #include "commands.h"
 #include "data.h"
-#include "guard.h"
+#include "outlier.h"
 #include "init.h"
 #include "lock.h"
 #include "log.h"
@@ -330,7 +330,7 @@ static void announce_model(Run* r) {
     Progress* p = &r->progress;
     const Options* o = &r->o;
     char memory[32];
-    const ModelWords words = model_words(&o->config, &r->tensors);
+    const ModelSummary words = model_summary(&o->config, &r->tensors);
     progress_text(p, "%-11s%s", "model", words.sizes);
     progress_text(p, "%-11s%s, %s of memory", "parameters", words.parameters,
                   human_bytes(memory, (double)r->engine->memory(&o->config, &r->engine_options)));
@@ -505,20 +505,20 @@ static char* objection(const Run* r, double loss, double norm) {
         return xasprintf("loss %g, gradient norm %g, %s", fabs(loss), fabs(norm), where);
     }
     const struct { const char *what, *option; double value, z, limit; } tests[] = {
-        {"loss", "skip-loss-z", loss, guard_z(&r->info.guard.loss, loss), o->skip_loss_z},
-        {"gradient norm", "skip-grad-z", norm, guard_z(&r->info.guard.norm, norm), o->skip_grad_z},
+        {"loss", "skip-loss-z", loss, outlier_z(&r->info.outliers.loss, loss), o->skip_loss_z},
+        {"gradient norm", "skip-grad-z", norm, outlier_z(&r->info.outliers.norm, norm), o->skip_grad_z},
     };
     for (size_t i = 0; i < countof(tests); i++)
         if (tests[i].limit > 0 && tests[i].z > tests[i].limit)
             return xasprintf("%s %g is %.1f standard deviations above the mean of the last %d, more than --%s %g",
-                             tests[i].what, tests[i].value, tests[i].z, GUARD_WINDOW, tests[i].option,
+                             tests[i].what, tests[i].value, tests[i].z, OUTLIER_WINDOW, tests[i].option,
                              tests[i].limit);
     return NULL;
 }
 
 // Passes over an update that must not be made; false where that is one too many in a row.
 static bool pass_over(Run* r, const char* why, TostError* err) {
-    Guard* g = &r->info.guard;
+    OutlierDetector* g = &r->info.outliers;
     const long long number = (long long)r->info.step + 1;
     if (g->in_a_row >= r->o.max_skipped) {
         char* on = way_on_diverged(r, "a higher --max-skipped or ");
@@ -527,7 +527,7 @@ static bool pass_over(Run* r, const char* why, TostError* err) {
         free(on);
         return false;
     }
-    guard_skipped(g);
+    outlier_skip(g);
     warn(r, "update %lld is skipped: %s (skipped so far: %lld, in a row %lld of at most %lld)", number, why,
          (long long)g->skipped, (long long)g->in_a_row, (long long)r->o.max_skipped);
     return true;
@@ -541,7 +541,7 @@ static bool accumulate(Run* r, TostError* err) {
     for (int64_t first = 0; first < samples; first += o->batch) {
         const uint64_t at = r->info.data_sample + (uint64_t)first;
         if (!data_batch(r->data, r->inputs, r->targets, at, o->batch, err)) return false;
-        r->engine->forward(r->model, r->inputs, r->targets, o->batch, o->seq, 1.0f / (float)o->total_batch);
+        r->engine->forward_train(r->model, r->inputs, r->targets, o->batch, o->seq, 1.0f / (float)o->total_batch);
         r->engine->backward(r->model);
     }
     return true;
@@ -563,7 +563,7 @@ static double make_update(Run* r, double norm) {
     const TostAdamW adamw = {
         .lr = schedule_lr(step, o->steps, o->warmup, o->lr, o->min_lr_frac),
         .beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps, .weight_decay = o->weight_decay,
-        .grad_scale = o->grad_clip > 0 && clip < 1 ? clip : 1, .step = step + 1 - r->info.guard.skipped};
+        .grad_scale = o->grad_clip > 0 && clip < 1 ? clip : 1, .step = step + 1 - r->info.outliers.skipped};
     r->engine->update(r->model, &adamw);
     return adamw.lr;
 }
@@ -579,7 +579,7 @@ static bool update(Run* r, LogRow* row, TostError* err) {
     const bool ok = !why || pass_over(r, why, err);
     if (!why) {
         lr = make_update(r, norm);
-        guard_made(&r->info.guard, loss, norm);
+        outlier_accept(&r->info.outliers, loss, norm);
     }
     free(why);
     if (!ok) return false;
@@ -606,7 +606,7 @@ static bool validate(Run* r, bool* whole, TostError* err) {
     for (; first < samples && !stop_signal; first += B) {
         const int rows = (int)(samples - first < B ? samples - first : B);
         if (!data_batch(r->val, r->inputs, r->targets, first, rows, err)) return false;
-        r->engine->forward(r->model, r->inputs, r->targets, rows, o->seq, 0);
+        r->engine->forward_loss(r->model, r->inputs, r->targets, rows, o->seq);
     }
     double sum;
     int64_t count;
@@ -664,7 +664,7 @@ static bool check_parameters(Run* r, double* loss, TostError* err) {
     for (uint64_t back = 0;; back = seen) {
         int64_t count;
         if (!data_batch(r->data, r->inputs, r->targets, r->info.data_sample - back, o->batch, err)) return false;
-        r->engine->forward(r->model, r->inputs, r->targets, o->batch, o->seq, 0);
+        r->engine->forward_loss(r->model, r->inputs, r->targets, o->batch, o->seq);
         r->engine->read_loss(loss, &count, r->model);
         if (isfinite(*loss) || back == seen) return true;
     }
@@ -810,9 +810,9 @@ static void print_end(Run* r) {
     const long long step = (long long)r->info.step, tokens = (long long)r->info.tokens;
     if (stopped) progress_text(p, "stopped by %s after update %lld of %lld", by, step, (long long)r->o.steps);
     else progress_text(p, "done: %lld updates, %lld tokens", step, tokens);
-    if (r->info.guard.skipped > 0)
+    if (r->info.outliers.skipped > 0)
         progress_text(p, "%-11s%lld updates of %lld: the rows of the log with rate 0", "skipped",
-                      (long long)r->info.guard.skipped, step);
+                      (long long)r->info.outliers.skipped, step);
     if (!isnan(r->val_loss))
         progress_text(p, "%-11s%.6f, best %.6f", "val loss", r->val_loss, r->info.best_val_loss);
     if (r->saved_step < 0) {

@@ -95,7 +95,7 @@ void free_pages(void* p, size_t bytes) {
     __asan_unpoison_memory_region(p, bytes);
     free(p);
 }
-void guard_bytes(void* p) { __asan_poison_memory_region(p, GUARD_BYTES); }
+void poison_redzone(void* p) { __asan_poison_memory_region(p, REDZONE_BYTES); }
 #else
 enum { HUGE_PAGE = 2 << 20, HUGE_FROM = 4 << 20 };
 

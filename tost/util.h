@@ -32,13 +32,13 @@ char* xasprintf(const char* fmt, ...) PRINTF_LIKE(1, 2);
 void* alloc_pages(size_t bytes);                   // zeroed, 64-byte aligned, large in huge pages; or NULL
 void  free_pages(void* p, size_t bytes);           // bytes as given to alloc_pages
 
-// Between the parts of one allocation: GUARD_BYTES that a sanitizer build forbids to touch.
+// Between the parts of one allocation: REDZONE_BYTES that a sanitizer build forbids to touch.
 #ifdef TOST_SANITIZE
-enum { GUARD_BYTES = 128 };
-void guard_bytes(void* p);
+enum { REDZONE_BYTES = 128 };
+void poison_redzone(void* p);
 #else
-enum { GUARD_BYTES = 0 };
-static inline void guard_bytes(void* p) { (void)p; }
+enum { REDZONE_BYTES = 0 };
+static inline void poison_redzone(void* p) { (void)p; }
 #endif
 
 // ---------------------------------------------------------------------------------------------

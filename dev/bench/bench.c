@@ -105,20 +105,20 @@ static double matmuls_alone(TostModel* m, size_t rows) {
     for (int l = 0; l < c->n_layer; l++) {
         const TostParams p = tost_layer(m, TOST_PARAM, l), g = tost_layer(m, TOST_GRAD, l);
         const LayerActivations* a = &m->layer[l];
-        linear_forward(b->dnarrow, a->ln_1, p.attn_w, NULL, rows, C, C);
-        linear_forward(b->dnarrow, a->y, p.attn_proj_w, NULL, rows, C, C);
-        linear_forward(b->dwide, a->ln_2, p.fc_w, NULL, rows, C, 4 * C);
-        linear_forward(b->dnarrow, a->gelu, p.fc_proj_w, NULL, rows, 4 * C, C);
-        linear_backward(b->dwide, g.fc_proj_w, NULL, b->dbranch, a->gelu, p.fc_proj_w, rows, 4 * C, C);
-        linear_backward(b->dnarrow, g.fc_w, NULL, b->dwide, a->ln_2, p.fc_w, rows, C, 4 * C);
-        linear_backward(b->dnarrow, g.attn_proj_w, NULL, b->dbranch, a->y, p.attn_proj_w, rows, C, C);
-        linear_backward(b->dnarrow, g.attn_w, NULL, b->dbranch, a->ln_1, p.attn_w, rows, C, C);
+        linear_forward(b->scratch_btc, a->ln_1, p.attn_w, NULL, rows, C, C);
+        linear_forward(b->scratch_btc, a->y, p.attn_proj_w, NULL, rows, C, C);
+        linear_forward(b->scratch_bt4c, a->ln_2, p.fc_w, NULL, rows, C, 4 * C);
+        linear_forward(b->scratch_btc, a->gelu, p.fc_proj_w, NULL, rows, 4 * C, C);
+        linear_backward(b->scratch_bt4c, g.fc_proj_w, NULL, b->dbranch, a->gelu, p.fc_proj_w, rows, 4 * C, C);
+        linear_backward(b->scratch_btc, g.fc_w, NULL, b->scratch_bt4c, a->ln_2, p.fc_w, rows, C, 4 * C);
+        linear_backward(b->scratch_btc, g.attn_proj_w, NULL, b->dbranch, a->y, p.attn_proj_w, rows, C, C);
+        linear_backward(b->scratch_btc, g.attn_w, NULL, b->dbranch, a->ln_1, p.attn_w, rows, C, C);
     }
     const TostParams p = tost_layer(m, TOST_PARAM, 0), g = tost_layer(m, TOST_GRAD, 0);
     for (size_t row = 0; row < rows; row += chunk) {
         const size_t n = rows - row < chunk ? rows - row : chunk;
         linear_forward(b->logits, b->ln_f, p.wte, NULL, n, C, V);
-        linear_backward(b->dnarrow, g.wte, NULL, b->logits, b->ln_f, p.wte, n, C, V);
+        linear_backward(b->scratch_btc, g.wte, NULL, b->logits, b->ln_f, p.wte, n, C, V);
     }
     return now_seconds() - start;
 }
@@ -131,7 +131,7 @@ static double one_update(TostModel* m, const int32_t* ids, int B, int T, int ste
     int64_t count;
     const double start = now_seconds();
     e->zero_grad(m);
-    e->forward(m, ids, ids + 1, B, T, 1.0f / (float)(B * T));
+    e->forward_train(m, ids, ids + 1, B, T, 1.0f / (float)(B * T));
     e->backward(m);
     e->grad_norm(m);
     e->update(m, &a);
@@ -207,7 +207,7 @@ static double tssa_once(TostModel* m, int B, int T) {
     const double start = now_seconds();
     tssa_forward(a->y, a->u, a->pi, a->tssa_saved, b->tssa_now, a->w, p.temp, p.denom_bias, TOST_LEARNED, 0,
                  c->block_size, B, T, c->n_embd, c->n_head);
-    tssa_backward(b->dbranch, g.temp, g.denom_bias, b->da, b->scratch, b->dnarrow, a->w, a->u, a->pi, a->tssa_saved,
+    tssa_backward(b->dbranch, g.temp, g.denom_bias, b->da, b->scratch, b->scratch_btc, a->w, a->u, a->pi, a->tssa_saved,
                   p.temp, TOST_LEARNED, c->block_size, B, T, c->n_embd, c->n_head);
     return now_seconds() - start;
 }
@@ -228,7 +228,7 @@ static void bench_tssa(void) {
         Rng rng = rng_seeded(3, 0);
         for (size_t j = 0; j < (size_t)TOKENS * c.n_embd; j++) {
             m[i]->layer[0].w[j] = (float)(rng_uniform(&rng) - 0.5);
-            m[i]->buf.dnarrow[j] = (float)(rng_uniform(&rng) - 0.5);
+            m[i]->buf.scratch_btc[j] = (float)(rng_uniform(&rng) - 0.5);
         }
         tssa_once(m[i], B, T);
     }

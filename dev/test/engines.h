@@ -124,7 +124,7 @@ static inline void subject_round(Subject* s, Rounding r) {
 
 static inline float* logits_of(Subject* s, const int32_t* inputs, int B, int T) {   // (B,T,V)
     float* x = (float*)xmalloc((size_t)B * T * s->config.vocab_size * sizeof *x);
-    s->engine->forward(s->model, inputs, NULL, B, T, 0.0f);
+    s->engine->forward(s->model, inputs, B, T);
     s->engine->logits(x, s->model);
     return x;
 }
@@ -338,7 +338,7 @@ static inline void record_updates(Record* r, Subject* s, const Shape* k, const i
         s->engine->zero_grad(s->model);
         for (int micro = 0; micro < k->micros; micro++) {
             int32_t* batch = shape_ids(k, (uint64_t)(100 + k->micros * i + micro));
-            s->engine->forward(s->model, batch, batch + rows, k->B, k->T, 1.0f / (float)(k->micros * k->B * k->T));
+            s->engine->forward_train(s->model, batch, batch + rows, k->B, k->T, 1.0f / (float)(k->micros * k->B * k->T));
             memset(batch, 0, 2 * rows * sizeof *batch);   // the caller's arrays are free again
             if (i > 0) record_activations(r, s, k);       // which backward does not notice
             s->engine->backward(s->model);
@@ -526,8 +526,12 @@ static inline void course_forwards(Record* r, Subject* s, const Shape* k, bool t
         of.T = shapes[i][1];
         int32_t* ids = shape_ids(&of, (uint64_t)(50 + i));
         const size_t rows = (size_t)of.B * of.T;
-        s->engine->forward(s->model, ids, ids + rows, of.B, of.T, train ? 1.0f / (float)rows : 0.0f);
-        if (train) s->engine->backward(s->model);
+        if (train) {
+            s->engine->forward_train(s->model, ids, ids + rows, of.B, of.T, 1.0f / (float)rows);
+            s->engine->backward(s->model);
+        } else {
+            s->engine->forward_loss(s->model, ids, ids + rows, of.B, of.T);
+        }
         free(ids);
         record_number(r, PIECE_LOSS, name, mean_loss(s));
     }

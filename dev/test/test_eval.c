@@ -9,7 +9,7 @@
 #include "eval_report.h"
 #include "json.h"
 #include "json_write.h"
-#include "passages.h"
+#include "examples.h"
 
 static void check_near(Checks* c, double got, double want, const char* what) {
     check(c, fabs(got - want) <= 1e-9 * (1 + fabs(want)), "%s: %.12g wanted, %.12g came", what, want, got);
@@ -126,7 +126,7 @@ static char* text_of(const Tokenizer* t, const uint32_t* ids, int n) {
 }
 
 // The whole example as "shared|ending|ending…".
-static char* joined(const Tokenizer* t, const Passage* p) {
+static char* joined(const Tokenizer* t, const Example* p) {
     char* text = text_of(t, p->ids, p->shared);
     const uint32_t* ids = p->ids + p->shared;
     for (int e = 0; e < p->endings; ids += p->length[e++]) {
@@ -138,13 +138,13 @@ static char* joined(const Tokenizer* t, const Passage* p) {
     return text;
 }
 
-static bool read_text(Passages* p, Task task, const char* path, const char* text, const Tokenizer* t,
+static bool read_text(Examples* p, Task task, const char* path, const char* text, const Tokenizer* t,
                       TostError* err) {
     write_bytes(path, text, strlen(text));
-    return passages_read(p, task, path, t, err);
+    return examples_read(p, task, path, t, err);
 }
 
-static void check_passage(Checks* c, const Tokenizer* t, const Passage* p, int line, int label,
+static void check_passage(Checks* c, const Tokenizer* t, const Example* p, int line, int label,
                           const char* want) {
     char* got = joined(t, p);
     check(c, p->line == line && p->label == label && strcmp(got, want) == 0,
@@ -167,7 +167,7 @@ static char* cbt_text(const char* query) {
 
 static void test_examples(Checks* c, const Tokenizer* t, const char* path) {
     TostError err;
-    Passages p;
+    Examples p;
     must(read_text(&p, TASK_LAMBADA, path,
                    "{\"text\": \"one two \\u00e9t\\u00e9 \"}\r\n\n{\"id\": [1], \"text\": \"a b\"}", t, &err),
          "lambada", &err);
@@ -176,7 +176,7 @@ static void test_examples(Checks* c, const Tokenizer* t, const char* path) {
     check(c, strcmp(p.passage[0].word, "\xc3\xa9t\xc3\xa9") == 0 && p.passage[0].bytes[0] == 5,
           "the word and its bytes");
     check_passage(c, t, &p.passage[1], 3, 0, "a| b");
-    passages_free(&p);
+    examples_free(&p);
 
     must(read_text(&p, TASK_HELLASWAG, path,
                    "{\"a key that is far too long\": {}, \"ctx\": \"He\", \"label\": 3, \"endings\": "
@@ -187,7 +187,7 @@ static void test_examples(Checks* c, const Tokenizer* t, const char* path) {
     check_passage(c, t, &p.passage[0], 1, 3, "He| a| b c| d| e");
     check(c, p.passage[0].bytes[1] == 3, "bytes of an ending do not count its space");
     check_passage(c, t, &p.passage[1], 2, 1, "x| a| b| c| d");
-    passages_free(&p);
+    examples_free(&p);
 
     char* text = cbt_text("21 the XXXXX ran .\tcab\t\tcat|car|cab|cap|cub|can|cow|cry|cup|cue\n\n");
     must(read_text(&p, TASK_CBT, path, text, t, &err), "cbt", &err);
@@ -195,14 +195,14 @@ static void test_examples(Checks* c, const Tokenizer* t, const char* path) {
                   "a1. a2. a3. a4. a5. a6. a7. a8. a9. a10. a11. a12. a13. a14. a15. a16. a17. "
                   "a18. a19. a20. the c|at ran .|ar ran .|ab ran .|ap ran .|ub ran .|an ran .|ow ran .|ry "
                   "ran .|up ran .|ue ran .");
-    passages_free(&p);
+    examples_free(&p);
     free(text);
     // A candidate that begins another, at the end of the query: each keeps a token of its own.
     text = cbt_text("21 XXXXX\tcats\t\tcat|cats|cata|cat|cat|cat|cat|cat|cat|cat");
     must(read_text(&p, TASK_CBT, path, text, t, &err), "cbt", &err);
     check(c, p.passage[0].label == 1 && p.passage[0].length[0] == 1 && p.passage[0].length[1] == 2,
           "one begins another");
-    passages_free(&p);
+    examples_free(&p);
     free(text);
 }
 
@@ -251,12 +251,12 @@ static void test_broken(Checks* c, const Tokenizer* t, const char* path) {
     };
     for (size_t i = 0; i < countof(cases); i++) {
         TostError err = {""};
-        Passages p;
+        Examples p;
         const bool ok = read_text(&p, cases[i].task, path, cases[i].text, t, &err);
         check(c, !ok && strstr(err.text, cases[i].says) && strstr(err.text, path) && !strchr(err.text, '\n'),
               "%s '%.60s': an error with '%s' wanted, got '%s'", task_name(cases[i].task), cases[i].text,
               cases[i].says, err.text);
-        if (ok) passages_free(&p);
+        if (ok) examples_free(&p);
     }
     free(no_hole); free(nine); free(eleven); free(no_answer); free(no_query); free(cut);
 }
@@ -273,11 +273,11 @@ static void test_cut(Checks* c, const Tokenizer* t, const char* path) {
         int read = 0;
         for (size_t n = 0; n <= strlen(files[f].text); n++) {
             TostError err;
-            Passages p;
+            Examples p;
             write_bytes(path, files[f].text, n);
-            if (!passages_read(&p, files[f].task, path, t, &err)) continue;
+            if (!examples_read(&p, files[f].task, path, t, &err)) continue;
             read += (int)p.count;
-            passages_free(&p);
+            examples_free(&p);
         }
         // whole: after the closing brace, or the last candidate, and the line ends that may follow
         const int want[] = {2 + 2 * 2, 2, 3};
@@ -294,10 +294,10 @@ static void test_shared(Checks* c, const char* file, Task task, const Tokenizer*
         return;
     }
     TostError err = {""};
-    Passages p = {0};
-    check(c, passages_read(&p, task, path, t, &err) && p.count == want,
+    Examples p = {0};
+    check(c, examples_read(&p, task, path, t, &err) && p.count == want,
           "%s: %zu examples wanted, %zu came %s", file, want, p.count, err.text);
-    passages_free(&p);
+    examples_free(&p);
     free(path);
 }
 

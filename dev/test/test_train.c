@@ -15,7 +15,7 @@
 #include "checkpoint.h"
 #include "commands.h"
 #include "data.h"
-#include "guard.h"
+#include "outlier.h"
 #include "lock.h"
 #include "log.h"
 #include "schedule.h"
@@ -89,9 +89,7 @@ static void toy_get(float* dst, const TostModel* m, TostState s, const TostTenso
     memcpy(dst, m->state[s] + t->offset, t->size * sizeof *dst);
 }
 
-static void toy_forward(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T, float scale) {
-    (void)targets;
-    happens(scale != 0 ? TRAINING : EVALUATING, m);
+static void toy_losses(TostModel* m, const int32_t* inputs, int B, int T, float scale) {
     const size_t wrong = m->tensors.tensor[WRONG_TENSOR].offset;
     double sum = 0;
     for (size_t i = 0; i < m->tensors.flat_size; i++) sum += 1e-3 * m->state[TOST_PARAM][i];
@@ -103,6 +101,18 @@ static void toy_forward(TostModel* m, const int32_t* inputs, const int32_t* targ
         *grad += scale * (float)(loss + 0.5 * sum);
     }
     m->count += B * T;
+}
+
+static void toy_forward_loss(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T) {
+    (void)targets;
+    happens(EVALUATING, m);
+    toy_losses(m, inputs, B, T, 0);
+}
+
+static void toy_forward_train(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T, float scale) {
+    (void)targets;
+    happens(TRAINING, m);
+    toy_losses(m, inputs, B, T, scale);
 }
 
 static void toy_backward(TostModel* m) { (void)m; }
@@ -138,8 +148,8 @@ static void toy_update(TostModel* m, const TostAdamW* a) {
 
 static const TostEngine toy = {
     .name = "toy", .supports = toy_supports, .describe = toy_describe, .memory = toy_memory, .create = toy_create,
-    .destroy = toy_destroy, .put = toy_put, .get = toy_get, .forward = toy_forward, .backward = toy_backward,
-    .read_loss = toy_read_loss, .zero_grad = toy_zero_grad, .grad_norm = toy_grad_norm, .update = toy_update,
+    .destroy = toy_destroy, .put = toy_put, .get = toy_get, .forward_loss = toy_forward_loss,
+    .forward_train = toy_forward_train, .backward = toy_backward, .read_loss = toy_read_loss, .zero_grad = toy_zero_grad, .grad_norm = toy_grad_norm, .update = toy_update,
 };
 
 // ---------------------------------------------------------------------------------------------
@@ -298,53 +308,53 @@ static LogRow row_of(const char* run, int step) {
 // The guard by itself
 
 static void test_guard(Checks* c) {
-    Guard g = {0};
-    for (int i = 0; i < GUARD_WINDOW; i++) {
-        check(c, guard_z(&g.loss, 1e9) == 0, "a verdict before the window is full, at %d", i);
-        guard_made(&g, i % 2 ? 3 : 1, i);   // mean 2, deviation 1
+    OutlierDetector g = {0};
+    for (int i = 0; i < OUTLIER_WINDOW; i++) {
+        check(c, outlier_z(&g.loss, 1e9) == 0, "a verdict before the window is full, at %d", i);
+        outlier_accept(&g, i % 2 ? 3 : 1, i);   // mean 2, deviation 1
     }
-    check(c, guard_z(&g.loss, 5) == 3 && guard_z(&g.loss, -1) == -3, "z of 5: %g", guard_z(&g.loss, 5));
+    check(c, outlier_z(&g.loss, 5) == 3 && outlier_z(&g.loss, -1) == -3, "z of 5: %g", outlier_z(&g.loss, 5));
     // 0 … 127: mean 63.5, variance (128² - 1) / 12
     const double deviation = sqrt((128.0 * 128.0 - 1) / 12);
-    check(c, fabs(guard_z(&g.norm, 200) - (200 - 63.5) / deviation) < 1e-12, "z of 200: %g", guard_z(&g.norm, 200));
-    for (int i = 0; i < 50; i++) guard_made(&g, 1.0 / (3 + i), 128 + i);
+    check(c, fabs(outlier_z(&g.norm, 200) - (200 - 63.5) / deviation) < 1e-12, "z of 200: %g", outlier_z(&g.norm, 200));
+    for (int i = 0; i < 50; i++) outlier_accept(&g, 1.0 / (3 + i), 128 + i);
     // 50 … 177
-    check(c, fabs(guard_z(&g.norm, 200) - (200 - 113.5) / deviation) < 1e-12, "the oldest are left out");
-    guard_skipped(&g);
-    guard_skipped(&g);
+    check(c, fabs(outlier_z(&g.norm, 200) - (200 - 113.5) / deviation) < 1e-12, "the oldest are left out");
+    outlier_skip(&g);
+    outlier_skip(&g);
     check(c, g.skipped == 2 && g.in_a_row == 2, "two skipped");
-    guard_made(&g, 1, 1);
+    outlier_accept(&g, 1, 1);
     check(c, g.skipped == 2 && g.in_a_row == 0, "one made after them");
-    GuardWindow read, flat = {0};
-    for (int i = 0; i < 1000; i++) guard_made(&g, 3 + sin(i) / 3, 1);
-    char* text = guard_window_text(&g.loss);
-    check(c, guard_window_parse(&read, text), "its own text is not read");
+    OutlierWindow read, flat = {0};
+    for (int i = 0; i < 1000; i++) outlier_accept(&g, 3 + sin(i) / 3, 1);
+    char* text = outlier_window_text(&g.loss);
+    check(c, outlier_window_parse(&read, text), "its own text is not read");
     int others = 0;   // to the bit, though the ring begins elsewhere
-    Guard resumed = {.loss = read};
+    OutlierDetector resumed = {.loss = read};
     for (int i = 0; i < 300; i++) {
-        others += guard_z(&resumed.loss, 0.02 * i) != guard_z(&g.loss, 0.02 * i);
-        guard_made(&resumed, cos(i), 1);
-        guard_made(&g, cos(i), 1);
+        others += outlier_z(&resumed.loss, 0.02 * i) != outlier_z(&g.loss, 0.02 * i);
+        outlier_accept(&resumed, cos(i), 1);
+        outlier_accept(&g, cos(i), 1);
     }
     check(c, others == 0, "%d of 300 z differ after reading", others);
     free(text);
-    text = guard_window_text(&flat);
-    check(c, !*text && guard_window_parse(&read, "") && read.count == 0, "an empty window");
+    text = outlier_window_text(&flat);
+    check(c, !*text && outlier_window_parse(&read, "") && read.count == 0, "an empty window");
     free(text);
-    flat.count = GUARD_WINDOW;
-    check(c, guard_z(&flat, 1) == 0, "no deviation, no verdict");
-    for (int i = 0; i < GUARD_WINDOW; i++) flat.value[i] = 0.1;   // whose mean is rounded
-    check(c, guard_z(&flat, 0.2) == 0, "equal values, no verdict: %g", guard_z(&flat, 0.2));
+    flat.count = OUTLIER_WINDOW;
+    check(c, outlier_z(&flat, 1) == 0, "no deviation, no verdict");
+    for (int i = 0; i < OUTLIER_WINDOW; i++) flat.value[i] = 0.1;   // whose mean is rounded
+    check(c, outlier_z(&flat, 0.2) == 0, "equal values, no verdict: %g", outlier_z(&flat, 0.2));
     static const char* const wrong[] = {"x", "1 x", "1,2", "nan", "1 inf", "1e999", "1;", " "};
     for (size_t i = 0; i < countof(wrong); i++)
-        check(c, !guard_window_parse(&read, wrong[i]), "'%s' is read", wrong[i]);
+        check(c, !outlier_window_parse(&read, wrong[i]), "'%s' is read", wrong[i]);
     char* long_text = xstrdup("");
-    for (int i = 0; i <= GUARD_WINDOW; i++) {
+    for (int i = 0; i <= OUTLIER_WINDOW; i++) {
         char* longer = xasprintf("%s%s1", long_text, i ? " " : "");
         free(long_text);
         long_text = longer;
     }
-    check(c, !guard_window_parse(&read, long_text), "a value too many is read");
+    check(c, !outlier_window_parse(&read, long_text), "a value too many is read");
     free(long_text);
 }
 
@@ -440,7 +450,7 @@ static void test_window_saved(Checks* c) {
     TostError err;
     CheckpointInfo info;
     if (!check(c, checkpoint_read_info(&info, "bad/step_00000012/model.safetensors", &err), "%s", err.text)) return;
-    const Guard* g = &info.guard;
+    const OutlierDetector* g = &info.outliers;
     check(c, g->loss.count == 10 && g->norm.count == 10 && g->skipped == 2 && g->in_a_row == 0, "counts of the guard");
     for (int step = 0, i = 0; step < 12; step++) {
         const LogRow row = row_of("bad", step);

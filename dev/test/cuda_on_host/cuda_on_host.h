@@ -62,8 +62,8 @@ uint64_t cuda_on_host_launches(void);  // kernels run so far
 [[noreturn]] void cuda_on_host_die(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
 // Bytes between two buffers in one allocation that no kernel may touch.
-#define CUDA_GUARD_BYTES 256
-void cuda_on_host_guard(void* device, size_t bytes);
+#define CUDA_REDZONE_BYTES 256
+void cuda_on_host_poison(void* device, size_t bytes);
 
 // Between the parts of the host's CUDA themselves.
 void cuda_on_host_scheduler_set(const CudaOnHostOptions& options);

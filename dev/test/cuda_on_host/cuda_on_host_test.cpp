@@ -139,7 +139,7 @@ Record golden_run(Subject* s, const StFile& f, int B, int T) {
         a.weight_decay = meta_number(f, "weight_decay");
         a.step = (int64_t)i + 1;
         s->engine->zero_grad(s->model);
-        s->engine->forward(s->model, inputs.data() + i * rows, y, B, T, 1.0f / (float)count);
+        s->engine->forward_train(s->model, inputs.data() + i * rows, y, B, T, 1.0f / (float)count);
         s->engine->backward(s->model);
         if (i == 0) record_state(&r, s, TOST_GRAD, PIECE_GRAD, "grad.");
         norms.push_back(subject_update(s, a, meta_number(f, "grad_clip")));

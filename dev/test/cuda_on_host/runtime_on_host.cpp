@@ -158,8 +158,8 @@ int cuda_on_host_live(void) {
            streams + cublaslt_on_host_live();
 }
 
-void cuda_on_host_guard(void* device, size_t bytes) {
-    cuda_on_host_check_range("cuda_on_host_guard", device, bytes);
+void cuda_on_host_poison(void* device, size_t bytes) {
+    cuda_on_host_check_range("cuda_on_host_poison", device, bytes);
     const uintptr_t skip = -(uintptr_t)device &
                            7;  // the sanitizer's shadow can forbid the end of 8 bytes, not their start alone
     if (bytes > skip) runtime.guards.push_back({(char*)device + skip, bytes - skip});

@@ -345,7 +345,7 @@ void test_misuse(Checks* c) {
     Array<float> x(64);
     Array<char> guarded(1024);
     float host[64];
-    cuda_on_host_guard(guarded.p + 256, 256);
+    cuda_on_host_poison(guarded.p + 256, 256);
     dies(c, "two barriers",
          "different_barriers, block (0,0,0): threads of a block are at different __syncthreads",
          [] { CUDA_ON_HOST_LAUNCH(different_barriers, 1, 64, 0, nullptr); });

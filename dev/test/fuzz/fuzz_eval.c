@@ -2,9 +2,9 @@
 // scored.
 #include "fuzz.h"
 
-#include "tost/passages.h"
+#include "tost/examples.h"
 
-static void must_be_sound(const Passage* p, Task task, const Tokenizer* t) {
+static void must_be_sound(const Example* p, Task task, const Tokenizer* t) {
     static const int endings[TASKS] = {1, 4, 10};
     must_hold(p->line >= 1 && p->endings == endings[task], "endings that are not those of the task");
     must_hold(p->label >= 0 && p->label < p->endings, "a label that names no ending");
@@ -34,13 +34,13 @@ static const Tokenizer* byte_tokenizer(void) {
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const Task task = (Task)(take_byte(&data, &size) % TASKS);
     TostError err = {0};
-    Passages p;
+    Examples p;
     char* path = fuzz_file("task.txt", data, size);
     const Tokenizer* t = byte_tokenizer();
-    if (passages_read(&p, task, path, t, &err)) {
+    if (examples_read(&p, task, path, t, &err)) {
         must_hold(p.count >= 1, "a file without an example");
         for (size_t i = 0; i < p.count; i++) must_be_sound(&p.passage[i], task, t);
-        passages_free(&p);
+        examples_free(&p);
     } else must_say(&err);
     free(path);
     return 0;

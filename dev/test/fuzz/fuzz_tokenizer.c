@@ -1,7 +1,7 @@
 // fuzz_tokenizer.c: a vocab.bpe, a zero byte, and a text. What is accepted encodes and decodes any bytes, cut or whole.
 #include "fuzz.h"
 
-#include "tost/inspect.h"
+#include "tost/command_inspect.h"
 #include "tost/tokenizer.h"
 
 static void must_decode(const Tokenizer* t, const uint32_t* ids, size_t count, const uint8_t* text, size_t n) {

@@ -12,8 +12,8 @@ static void print_file(const char* label, const char* path) {
     if (stat(path, &st) == 0) printf("%-12s%s, %s\n", label, path, human_bytes(size, (double)st.st_size));
 }
 
-static void print_model(const Trained* t) {
-    const ModelWords words = model_words(&t->info.config, &t->tensors);
+static void print_model(const LoadedModel* t) {
+    const ModelSummary words = model_summary(&t->info.config, &t->tensors);
     printf("%-12s%s\n", "model", words.sizes);
     printf("%-12s%s, exactly %zu in %d tensors\n", "parameters", words.parameters, t->tensors.n_params,
            t->tensors.count);
@@ -37,8 +37,8 @@ static void print_training(const CheckpointInfo* info) {
 
 int command_info(const Options* o) {
     TostError err;
-    Trained t;
-    const bool ok = trained_find(&t, o, NULL, &err);
+    LoadedModel t;
+    const bool ok = loaded_model_find(&t, o, NULL, &err);
     if (ok) {
         char* dir = path_dir(t.file);
         char* moments = path_join(dir, "optimizer.safetensors");
@@ -49,6 +49,6 @@ int command_info(const Options* o) {
         free(moments);
         free(dir);
     }
-    trained_free(&t);
+    loaded_model_free(&t);
     return ok ? 0 : command_failed(o, &err);
 }

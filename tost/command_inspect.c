@@ -1,5 +1,5 @@
 // inspect.c: one forward over a text, and a file of what the heads made of it.
-#include "inspect.h"
+#include "command_inspect.h"
 
 #include <errno.h>
 #include <math.h>
@@ -60,7 +60,7 @@ static Tokens take_tokens(const Tokenizer* tokenizer, const Bytes* text, int blo
 // The model
 
 // loss (T) of each token, given those before it. Returns their sum, the first left out.
-static double score_tokens(float* loss, const Trained* t, const Tokens* k) {
+static double score_tokens(float* loss, const LoadedModel* t, const Tokens* k) {
     double sum = 0, *nats = xmalloc((size_t)k->T * sizeof *nats);
     if (k->T > 1) {
         t->engine->decode_begin(NULL, t->model, NULL, 1, 0);
@@ -93,7 +93,7 @@ static void declare(StTensor tensors[TENSORS], const TostConfig* c, const Tokens
     memcpy(tensors, all, sizeof all);
 }
 
-static StMeta* describe(int* n, const Trained* t, const Tokenizer* tokenizer, const Tokens* k) {
+static StMeta* describe(int* n, const LoadedModel* t, const Tokenizer* tokenizer, const Tokens* k) {
     const TostConfig* c = &t->info.config;
     const struct { const char* key; long long value; } numbers[] = {
         {"n_layer", c->n_layer}, {"n_head", c->n_head}, {"n_embd", c->n_embd}, {"block_size", c->block_size},
@@ -113,7 +113,7 @@ static StMeta* describe(int* n, const Trained* t, const Tokenizer* tokenizer, co
 }
 
 // n values per layer of one activation of the last forward.
-static bool append_layers(StWriter* w, const Trained* t, TostActivation what, size_t n, TostError* err) {
+static bool append_layers(StWriter* w, const LoadedModel* t, TostActivation what, size_t n, TostError* err) {
     float* values = xmalloc(n * sizeof *values);
     bool ok = true;
     for (int l = 0; ok && l < t->info.config.n_layer; l++) {
@@ -124,7 +124,7 @@ static bool append_layers(StWriter* w, const Trained* t, TostActivation what, si
     return ok;
 }
 
-static bool append_all(StWriter* w, const Trained* t, const Tokens* k, const float* loss, TostError* err) {
+static bool append_all(StWriter* w, const LoadedModel* t, const Tokens* k, const float* loss, TostError* err) {
     const TostConfig* c = &t->info.config;
     const size_t T = (size_t)k->T;
     return st_append(w, k->ids, T * sizeof *k->ids, err)
@@ -136,7 +136,7 @@ static bool append_all(StWriter* w, const Trained* t, const Tokens* k, const flo
 }
 
 // Runs the model and writes the file under a name of its own; on failure nothing is left. *sum: see score_tokens.
-static bool write_beside(double* sum, const char* beside, const Trained* t, const Tokenizer* tokenizer,
+static bool write_beside(double* sum, const char* beside, const LoadedModel* t, const Tokenizer* tokenizer,
                          const Tokens* k, TostError* err) {
     StTensor tensors[TENSORS];
     int n_meta;
@@ -147,7 +147,7 @@ static bool write_beside(double* sum, const char* beside, const Trained* t, cons
     float* loss = xmalloc((size_t)k->T * sizeof *loss);
     if (ok) {
         *sum = score_tokens(loss, t, k);
-        t->engine->forward(t->model, k->ids, NULL, 1, k->T, 0);
+        t->engine->forward(t->model, k->ids, 1, k->T);
         ok = (isfinite(*sum)
               || tost_error(err, "%s: the loss is not finite: the weights have diverged", t->file))
              && append_all(&w, t, k, loss, err);
@@ -174,7 +174,7 @@ static bool may_replace(const char* out, TostError* err) {
     return ours || tost_error(err, "--out %s is there already and is none of inspect's files: name another", out);
 }
 
-static bool write_inspection(double* sum, const Trained* t, const Tokenizer* tokenizer, const Tokens* k,
+static bool write_inspection(double* sum, const LoadedModel* t, const Tokenizer* tokenizer, const Tokens* k,
                              const char* out, TostError* err) {
     char* beside = xasprintf("%s.tmp", out);
     bool ok = write_beside(sum, beside, t, tokenizer, k, err);
@@ -188,12 +188,12 @@ static bool write_inspection(double* sum, const Trained* t, const Tokenizer* tok
 
 // ---------------------------------------------------------------------------------------------
 
-static bool inspect(Trained* t, const Tokenizer* tokenizer, const Options* o, const Bytes* text,
+static bool inspect(LoadedModel* t, const Tokenizer* tokenizer, const Options* o, const Bytes* text,
                     TostError* err) {
     if (!may_replace(o->out, err)) return false;
     Tokens k = take_tokens(tokenizer, text, t->info.config.block_size);
     double sum = 0;
-    bool ok = trained_create(t, o, 1, k.T, true, err);
+    bool ok = loaded_model_create(t, o, 1, k.T, true, err);
     if (ok) {
         fprintf(stderr, "%s, step %lld\n", t->file, (long long)t->info.step);
         if (k.all > (size_t)k.T)
@@ -212,13 +212,13 @@ static bool inspect(Trained* t, const Tokenizer* tokenizer, const Options* o, co
 
 int command_inspect(const Options* o, const TostEngine* engine) {
     TostError err;
-    Trained t;
+    LoadedModel t;
     Bytes text = {0};
     Tokenizer* tokenizer = NULL;
-    const bool ok = trained_find(&t, o, engine, &err) && (tokenizer = trained_tokenizer(&t, o, &err))
+    const bool ok = loaded_model_find(&t, o, engine, &err) && (tokenizer = loaded_model_tokenizer(&t, o, &err))
                     && read_text(&text, "--text", o->text, "", &err) && inspect(&t, tokenizer, o, &text, &err);
     free(text.data);
     if (tokenizer) tokenizer_free(tokenizer);
-    trained_free(&t);
+    loaded_model_free(&t);
     return ok ? 0 : command_failed(o, &err);
 }

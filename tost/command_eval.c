@@ -139,7 +139,7 @@ static void count_window(Score* r, JsonFile* json, const double* losses, const W
     json_put_close(json, '}');
 }
 
-static void score(Score* r, JsonFile* json, Trained* t, const Stream* s, Windows* w,
+static void score(Score* r, JsonFile* json, LoadedModel* t, const Stream* s, Windows* w,
                   const Tokenizer* tokenizer, int B) {
     const int T = w->T;
     int32_t* inputs = xmalloc((size_t)B * T * sizeof *inputs);
@@ -178,7 +178,7 @@ static void print_score(const Score* r) {
     printf("speed       %.0f tokens/s\n", r->seconds > 0 ? (double)r->tokens / r->seconds : 0);
 }
 
-static void begin_json(JsonFile* json, const Trained* t, const Options* o, const Windows* w) {
+static void begin_json(JsonFile* json, const LoadedModel* t, const Options* o, const Windows* w) {
     json_put_open(json, NULL, '{');
     json_put_text(json, "data", o->data);
     json_put_text(json, "model", t->file);
@@ -202,8 +202,8 @@ static void end_json(JsonFile* json, const Score* r) {
 
 // The tokenizer that gives bits a byte: --tokenizer, or the checkpoint's where it is at hand, or none. False
 // where --tokenizer was given and is wrong.
-static bool find_tokenizer(Tokenizer** tokenizer, const Trained* t, const Options* o, const Stream* s, TostError* err) {
-    *tokenizer = trained_tokenizer(t, o, err);
+static bool find_tokenizer(Tokenizer** tokenizer, const LoadedModel* t, const Options* o, const Stream* s, TostError* err) {
+    *tokenizer = loaded_model_tokenizer(t, o, err);
     if (!*tokenizer && o->tokenizer) return false;
     if (!*tokenizer) fprintf(stderr, "no bits/byte: %s\n", err->text);
     char* dir = path_dir(s->shards[0].path);
@@ -216,7 +216,7 @@ static bool find_tokenizer(Tokenizer** tokenizer, const Trained* t, const Option
     return true;
 }
 
-static bool eval_data(Trained* t, const Options* o, Stream* s, TostError* err) {
+static bool eval_data(LoadedModel* t, const Options* o, Stream* s, TostError* err) {
     const int block = t->info.config.block_size, T = o->seq ? o->seq : block;
     if (T > block)
         return tost_error(err, "--seq %d is longer than the block size %d of %s", T, block, t->file);
@@ -231,7 +231,7 @@ static bool eval_data(Trained* t, const Options* o, Stream* s, TostError* err) {
     JsonFile json = {0};
     Score r = {0};
     if (!find_tokenizer(&tokenizer, t, o, s, err)) return false;
-    bool ok = trained_create(t, o, B, w.T, false, err) && json_file_open(&json, o->json, err);
+    bool ok = loaded_model_create(t, o, B, w.T, false, err) && json_file_open(&json, o->json, err);
     if (ok) {
         fprintf(stderr, "%s, step %lld; shards: %d; windows: %llu of %d tokens\n", t->file,
                 (long long)t->info.step, s->count, (unsigned long long)w.count, w.T);
@@ -249,11 +249,11 @@ static bool eval_data(Trained* t, const Options* o, Stream* s, TostError* err) {
 
 int command_eval(const Options* o, const TostEngine* engine) {
     TostError err;
-    Trained t;
+    LoadedModel t;
     Stream stream = {0};
-    const bool ok = trained_find(&t, o, engine, &err)
+    const bool ok = loaded_model_find(&t, o, engine, &err)
                     && (o->data ? eval_data(&t, o, &stream, &err) : eval_task(&t, o, &err));
     stream_close(&stream);
-    trained_free(&t);
+    loaded_model_free(&t);
     return ok ? 0 : command_failed(o, &err);
 }

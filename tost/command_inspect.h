@@ -1,4 +1,4 @@
-// inspect.h: what a model makes of one text, token by token and layer by layer, as a safetensors file for pictures.
+// command_inspect.h: what a model makes of one text, token by token and layer by layer, as a safetensors file for pictures.
 //   tokens   I32 (T)        ids of the text
 //   offsets  I32 (T+1)      token t is text[offsets[t] .. offsets[t+1])
 //   loss     F32 (T)        -log p(token t | tokens before it), nats; NaN for the first
@@ -7,8 +7,8 @@
 //   text     U8  (bytes)
 // __metadata__ has the config as a checkpoint has it, content "inspect", model, step, tokenizer and text_tokens (those
 // of the whole text, of which the first block_size are here).
-#ifndef TOST_INSPECT_H
-#define TOST_INSPECT_H
+#ifndef TOST_COMMAND_INSPECT_H
+#define TOST_COMMAND_INSPECT_H
 
 #include "tokenizer.h"
 

@@ -1,5 +1,5 @@
-// guard.c: whether an update may reach the parameters.
-#include "guard.h"
+// outlier.c: whether an update may reach the parameters.
+#include "outlier.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -10,18 +10,18 @@
 static const double EQUAL = 1e-12;
 
 // The i-th oldest.
-static double value_at(const GuardWindow* w, int i) {
-    return w->value[w->count < GUARD_WINDOW ? i : (w->next + i) % GUARD_WINDOW];
+static double value_at(const OutlierWindow* w, int i) {
+    return w->value[w->count < OUTLIER_WINDOW ? i : (w->next + i) % OUTLIER_WINDOW];
 }
 
-static void push(GuardWindow* w, double x) {
+static void push(OutlierWindow* w, double x) {
     w->value[w->next] = x;
-    w->next = (w->next + 1) % GUARD_WINDOW;
-    if (w->count < GUARD_WINDOW) w->count++;
+    w->next = (w->next + 1) % OUTLIER_WINDOW;
+    if (w->count < OUTLIER_WINDOW) w->count++;
 }
 
-double guard_z(const GuardWindow* w, double x) {
-    if (w->count < GUARD_WINDOW) return 0;
+double outlier_z(const OutlierWindow* w, double x) {
+    if (w->count < OUTLIER_WINDOW) return 0;
     double sum = 0, squares = 0;
     for (int i = 0; i < w->count; i++) sum += value_at(w, i);
     const double mean = sum / w->count;
@@ -30,18 +30,18 @@ double guard_z(const GuardWindow* w, double x) {
     return deviation > EQUAL * fabs(mean) ? (x - mean) / deviation : 0;
 }
 
-void guard_made(Guard* g, double loss, double norm) {
+void outlier_accept(OutlierDetector* g, double loss, double norm) {
     push(&g->loss, loss);
     push(&g->norm, norm);
     g->in_a_row = 0;
 }
 
-void guard_skipped(Guard* g) {
+void outlier_skip(OutlierDetector* g) {
     g->skipped++;
     g->in_a_row++;
 }
 
-char* guard_window_text(const GuardWindow* w) {
+char* outlier_window_text(const OutlierWindow* w) {
     enum { DIGITS = 32 };   // "-1.7976931348623157e+308 "
     char *text = xmalloc((size_t)w->count * DIGITS + 1), *p = text;
     *p = 0;
@@ -49,12 +49,12 @@ char* guard_window_text(const GuardWindow* w) {
     return text;
 }
 
-bool guard_window_parse(GuardWindow* w, const char* text) {
-    *w = (GuardWindow){0};
+bool outlier_window_parse(OutlierWindow* w, const char* text) {
+    *w = (OutlierWindow){0};
     for (const char* p = text; *p;) {
         char* end;
         const double x = strtod(p, &end);
-        if (end == p || !isfinite(x) || w->count == GUARD_WINDOW || (*end && *end != ' ')) return false;
+        if (end == p || !isfinite(x) || w->count == OUTLIER_WINDOW || (*end && *end != ' ')) return false;
         push(w, x);
         p = end + (*end == ' ');
     }

@@ -11,7 +11,7 @@ static bool write_piece(void* context, const char* bytes, size_t n) {
     return n == 0 || (fwrite(bytes, 1, n, stdout) == n && fflush(stdout) == 0);
 }
 
-static bool write_samples(Trained* t, const Tokenizer* tokenizer, const Options* o, const Bytes* prompt,
+static bool write_samples(LoadedModel* t, const Tokenizer* tokenizer, const Options* o, const Bytes* prompt,
                           const uint32_t* ids, size_t n_ids, TostError* err) {
     const SamplerOptions how = {.temperature = o->temperature, .top_k = o->top_k, .top_p = o->top_p};
     int64_t tokens = 0;
@@ -34,14 +34,14 @@ static bool write_samples(Trained* t, const Tokenizer* tokenizer, const Options*
     return true;
 }
 
-static bool sample(Trained* t, const Tokenizer* tokenizer, const Options* o, const Bytes* prompt,
+static bool sample(LoadedModel* t, const Tokenizer* tokenizer, const Options* o, const Bytes* prompt,
                    TostError* err) {
     uint32_t* ids = xmalloc((prompt->size + 1) * sizeof *ids);
     const size_t n = tokenizer_encode(tokenizer, ids, prompt->data, prompt->size);
     // What decode_begin will see: the prompt, or the whole window where the text outgrows it.
     const size_t block = (size_t)t->info.config.block_size, first = n > 0 ? n : 1;
     const size_t longest = first + (size_t)o->tokens <= block ? first : block;
-    bool ok = trained_create(t, o, 1, (int)longest, false, err);
+    bool ok = loaded_model_create(t, o, 1, (int)longest, false, err);
     if (ok) fprintf(stderr, "%s, step %lld\n", t->file, (long long)t->info.step);
     ok = ok && write_samples(t, tokenizer, o, prompt, ids, n, err);
     free(ids);
@@ -50,15 +50,15 @@ static bool sample(Trained* t, const Tokenizer* tokenizer, const Options* o, con
 
 int command_sample(const Options* o, const TostEngine* engine) {
     TostError err;
-    Trained t;
+    LoadedModel t;
     Bytes prompt = {0};
     Tokenizer* tokenizer = NULL;
-    const bool ok = trained_find(&t, o, engine, &err) && (tokenizer = trained_tokenizer(&t, o, &err))
+    const bool ok = loaded_model_find(&t, o, engine, &err) && (tokenizer = loaded_model_tokenizer(&t, o, &err))
                     && (!o->prompt
                         || read_text(&prompt, "--prompt", o->prompt, "; leave it out to start a new text", &err))
                     && sample(&t, tokenizer, o, &prompt, &err);
     free(prompt.data);
     if (tokenizer) tokenizer_free(tokenizer);
-    trained_free(&t);
+    loaded_model_free(&t);
     return ok ? 0 : command_failed(o, &err);
 }

@@ -1,4 +1,4 @@
-// test_front.c: schedule, init, sampler, log and progress, checkpoints, generation; on a small fake engine.
+// test_modules.c: schedule, init, sampler, log and progress, checkpoints, generation; on a small fake engine.
 #include "scratch.h"
 
 #include <fcntl.h>
@@ -13,7 +13,7 @@
 
 #include "checkpoint.h"
 #include "init.h"
-#include "inspect.h"
+#include "command_inspect.h"
 #include "log.h"
 #include "options.h"
 #include "sampler.h"
@@ -692,7 +692,7 @@ static CheckpointInfo info_of(int64_t step) {
     return (CheckpointInfo){
         .config = tiny, .step = step, .tokens = step * 4096, .data_sample = UINT64_MAX - 1, .seed = 42,
         .best_val_loss = 3.1415926535897931, .tokenizer = "data/starter/vocab.bpe",
-        .guard = {.loss = {.count = 2, .next = 2, .value = {0.1, 1e-300}}, .skipped = step, .in_a_row = step / 2},
+        .outliers = {.loss = {.count = 2, .next = 2, .value = {0.1, 1e-300}}, .skipped = step, .in_a_row = step / 2},
         .open_row = "999,64,2.5,,1e-3,0.75,12.5,5120\n", .tokenizer_hash = 0x00c0ffee,
         .n_options = countof(some_options), .options = some_options,
     };
@@ -746,7 +746,7 @@ static void test_round_trip(Checks* c) {
               && is.seed == 42 && is.best_val_loss == wanted.best_val_loss, "read_info: numbers differ");
         check(c, is.tokenizer_hash == wanted.tokenizer_hash && strcmp(is.tokenizer, wanted.tokenizer) == 0,
               "read_info: the tokenizer differs");
-        check(c, memcmp(&is.guard, &wanted.guard, sizeof is.guard) == 0, "read_info: another guard");
+        check(c, memcmp(&is.outliers, &wanted.outliers, sizeof is.outliers) == 0, "read_info: another guard");
         check(c, is.open_row && strcmp(is.open_row, wanted.open_row) == 0, "read_info: another open row");
         bool same = is.n_options == wanted.n_options;
         for (int i = 0; same && i < is.n_options; i++)

@@ -1,5 +1,5 @@
-// passages.c: three formats of examples to tokens.
-#include "passages.h"
+// examples.c: three formats of examples to tokens.
+#include "examples.h"
 
 #include <limits.h>
 #include <stdlib.h>
@@ -48,16 +48,16 @@ static bool blank(Span s) {
 // Tokens
 
 // Appends the tokens of a text to p->ids, of which `used` are there; returns how many, or -1 with an error.
-static int append(Reader* r, Passage* p, size_t used, Span text) {
+static int append(Reader* r, Example* p, size_t used, Span text) {
     p->ids = xrealloc(p->ids, (used + text.n + 1) * sizeof *p->ids);
     const size_t n = tokenizer_encode_cached(r->tokenizer, r->cache, p->ids + used, text.text, text.n);
-    if (used + n < INT_MAX / MAX_ENDINGS) return (int)n;
+    if (used + n < INT_MAX / MAX_CHOICES) return (int)n;
     bad_line(r, "the example is too long");
     return -1;
 }
 
 // The context, and each ending after a space, encoded apart: a space begins a word of its own.
-static bool encode_apart(Reader* r, Passage* p, Span context, const Span* endings) {
+static bool encode_apart(Reader* r, Example* p, Span context, const Span* endings) {
     if (context.n == 0) return bad_line(r, "the context is empty");
     p->shared = append(r, p, 0, context);
     size_t used = (size_t)p->shared;
@@ -75,8 +75,8 @@ static bool encode_apart(Reader* r, Passage* p, Span context, const Span* ending
 }
 
 // Whole texts: what they share at the start, a token of each left over at least, stands once.
-static bool encode_whole(Reader* r, Passage* p, const Span* texts) {
-    Passage each[MAX_ENDINGS] = {0};
+static bool encode_whole(Reader* r, Example* p, const Span* texts) {
+    Example each[MAX_CHOICES] = {0};
     bool ok = true;
     for (int e = 0; e < p->endings && ok; e++) ok = (p->length[e] = append(r, &each[e], 0, texts[e])) > 0;
     if (ok) {
@@ -107,7 +107,7 @@ static bool encode_whole(Reader* r, Passage* p, const Span* texts) {
 // ---------------------------------------------------------------------------------------------
 // JSONL
 
-typedef struct { char *text, *ctx, *endings[MAX_ENDINGS]; int n_endings; int64_t label; } Fields;
+typedef struct { char *text, *ctx, *endings[MAX_CHOICES]; int n_endings; int64_t label; } Fields;
 
 static bool read_text(Json* j, char** out, size_t cap) {
     free(*out);
@@ -123,11 +123,11 @@ static bool read_label(Json* j, int64_t* label) {
     uint64_t value;
     if (json_peek(j) == JSON_STRING) {
         if (!json_string(j, text, sizeof text, NULL)) return false;
-        *label = text[0] >= '0' && text[0] <= '9' && !text[1] ? text[0] - '0' : MAX_ENDINGS;
+        *label = text[0] >= '0' && text[0] <= '9' && !text[1] ? text[0] - '0' : MAX_CHOICES;
         return true;
     }
     if (!json_u64(j, &value)) return false;
-    *label = value < MAX_ENDINGS ? (int64_t)value : MAX_ENDINGS;
+    *label = value < MAX_CHOICES ? (int64_t)value : MAX_CHOICES;
     return true;
 }
 
@@ -135,9 +135,9 @@ static bool read_endings(Json* j, Fields* f, size_t cap) {
     int more;
     if (!json_enter(j, JSON_ARRAY)) return false;
     while ((more = json_next(j)) == 1) {
-        if (f->n_endings == MAX_ENDINGS)
+        if (f->n_endings == MAX_CHOICES)
             return tost_error(j->err, "byte %zu: more than %d endings", (size_t)(j->p - j->start),
-                              MAX_ENDINGS);
+                              MAX_CHOICES);
         if (!read_text(j, &f->endings[f->n_endings++], cap)) return false;
     }
     return more == 0;
@@ -165,7 +165,7 @@ static bool read_fields(Json* j, Fields* f, size_t cap) {
     return more == 0 && json_at_end(j);
 }
 
-static bool take_lambada(Reader* r, Passage* p, const Fields* f) {
+static bool take_lambada(Reader* r, Example* p, const Fields* f) {
     if (!f->text) return bad_line(r, "no \"text\": LAMBADA is JSONL of {\"text\": …}");
     size_t n = strlen(f->text);
     while (n > 0 && strchr(" \t\r\n", f->text[n - 1])) n--;
@@ -178,7 +178,7 @@ static bool take_lambada(Reader* r, Passage* p, const Fields* f) {
     return encode_apart(r, p, (Span){f->text, space - 1}, &word);
 }
 
-static bool take_hellaswag(Reader* r, Passage* p, const Fields* f) {
+static bool take_hellaswag(Reader* r, Example* p, const Fields* f) {
     enum { ENDINGS = 4 };
     if (!f->ctx || f->n_endings == 0 || f->label < 0)
         return bad_line(r, "HellaSwag is JSONL of {\"ctx\": …, \"endings\": [4], \"label\": 0 to 3}");
@@ -192,7 +192,7 @@ static bool take_hellaswag(Reader* r, Passage* p, const Fields* f) {
     return encode_apart(r, p, (Span){f->ctx, strlen(f->ctx)}, endings);
 }
 
-static bool take_json_line(Reader* r, Passage* p, Task task, Span line) {
+static bool take_json_line(Reader* r, Example* p, Task task, Span line) {
     TostError inner;
     Fields f = {.label = -1};
     Json j = json_open(line.text, line.n, &inner);
@@ -235,16 +235,16 @@ static Span cut(Span* rest, char mark) {
 
 static bool same_span(Span a, Span b) { return a.n == b.n && memcmp(a.text, b.text, a.n) == 0; }
 
-static bool take_query(Reader* r, Passage* p, const char* context, Span line) {
+static bool take_query(Reader* r, Example* p, const char* context, Span line) {
     const Span query = cut(&line, '\t'), answer = cut(&line, '\t');
     cut(&line, '\t');   // empty in all editions
     const char* hole = memmem(query.text, query.n, "XXXXX", 5);
     if (!hole) return bad_line(r, "the query has no XXXXX to fill");
-    char* text[MAX_ENDINGS];
-    Span whole[MAX_ENDINGS];
+    char* text[MAX_CHOICES];
+    Span whole[MAX_CHOICES];
     int n = 0;
     p->label = -1;
-    for (; line.n > 0 && n < MAX_ENDINGS; n++) {
+    for (; line.n > 0 && n < MAX_CHOICES; n++) {
         const Span candidate = cut(&line, '|');
         const size_t after = (size_t)(hole - query.text) + 5;
         text[n] = xasprintf("%s%.*s%.*s%.*s", context, (int)(hole - query.text), query.text, (int)candidate.n,
@@ -254,7 +254,7 @@ static bool take_query(Reader* r, Passage* p, const char* context, Span line) {
         if (p->label < 0 && same_span(candidate, answer)) p->label = n;
     }
     p->endings = n;
-    const bool whole_line = n == MAX_ENDINGS && line.n == 0 && p->label >= 0;
+    const bool whole_line = n == MAX_CHOICES && line.n == 0 && p->label >= 0;
     const bool ok = whole_line ? encode_whole(r, p, whole)
                                : bad_line(r, "query<tab>answer<tab><tab>ten candidates between | wanted, the "
                                           "answer among them");
@@ -263,7 +263,7 @@ static bool take_query(Reader* r, Passage* p, const char* context, Span line) {
 }
 
 // `line` is the first of an example.
-static bool take_cbt(Reader* r, Passage* p, Span line) {
+static bool take_cbt(Reader* r, Example* p, Span line) {
     char* context = xstrdup("");
     p->line = r->line;
     bool ok = true;
@@ -285,22 +285,22 @@ static bool take_cbt(Reader* r, Passage* p, Span line) {
 // ---------------------------------------------------------------------------------------------
 // Files
 
-static bool read_all(Reader* r, Passages* p, Task task) {
+static bool read_all(Reader* r, Examples* p, Task task) {
     size_t room = 0;
     Span line;
     while (next_line(r, &line)) {
         if (blank(line)) continue;
         if (memchr(line.text, 0, line.n)) return bad_line(r, "a NUL byte: this is no text file");
         if (p->count == room) p->passage = xrealloc(p->passage, (room = 2 * room + 64) * sizeof *p->passage);
-        Passage* next = &p->passage[p->count++];
-        *next = (Passage){0};
+        Example* next = &p->passage[p->count++];
+        *next = (Example){0};
         if (!(task == TASK_CBT ? take_cbt(r, next, line) : take_json_line(r, next, task, line))) return false;
     }
     return p->count > 0 || tost_error(r->err, "%s holds no example of %s", r->path, task_name(task));
 }
 
-bool passages_read(Passages* p, Task task, const char* path, const Tokenizer* tokenizer, TostError* err) {
-    *p = (Passages){0};
+bool examples_read(Examples* p, Task task, const char* path, const Tokenizer* tokenizer, TostError* err) {
+    *p = (Examples){0};
     Bytes file;
     if (!read_file(&file, path, err)) return false;
     Reader r = {.p = file.data, .end = file.data + file.size, .path = path, .tokenizer = tokenizer,
@@ -308,15 +308,15 @@ bool passages_read(Passages* p, Task task, const char* path, const Tokenizer* to
     const bool ok = read_all(&r, p, task);
     tokenizer_cache_free(r.cache);
     free(file.data);
-    if (!ok) passages_free(p);
+    if (!ok) examples_free(p);
     return ok;
 }
 
-void passages_free(Passages* p) {
+void examples_free(Examples* p) {
     for (size_t i = 0; i < p->count; i++) {
         free(p->passage[i].word);
         free(p->passage[i].ids);
     }
     free(p->passage);
-    *p = (Passages){0};
+    *p = (Examples){0};
 }
