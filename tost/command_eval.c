@@ -9,6 +9,7 @@
 #include "eval_report.h"
 #include "eval_task.h"
 #include "json_write.h"
+#include "progress.h"
 #include "rng.h"
 
 // ---------------------------------------------------------------------------------------------
@@ -146,7 +147,7 @@ static void score(Score* r, JsonFile* json, LoadedModel* t, const Stream* s, Win
     int32_t* targets = xmalloc((size_t)B * T * sizeof *targets);
     double* losses = xmalloc((size_t)B * T * sizeof *losses);
     Window* window = xmalloc((size_t)B * sizeof *window);
-    Meter meter = meter_new();
+    Progress progress = progress_new(stderr, false);
     for (uint64_t first = 0; first < w->count;) {
         const int n = w->count - first < (uint64_t)B ? (int)(w->count - first) : B;
         for (int i = 0; i < n; i++) {
@@ -158,10 +159,10 @@ static void score(Score* r, JsonFile* json, LoadedModel* t, const Stream* s, Win
         for (int i = 0; i < n; i++) count_window(r, json, losses + (size_t)i * T, &window[i]);
         if (tokenizer) r->bytes += count_bytes(tokenizer, targets, (size_t)n * T);
         first += (uint64_t)n;
-        meter_show(&meter, (double)first / (double)w->count, "loss", ratio_value(&r->loss));
+        progress_show(&progress, (double)first / (double)w->count, "loss %.4f", ratio_value(&r->loss));
     }
-    meter_end(&meter);
-    r->seconds = now_seconds() - meter.started;
+    progress_erase(&progress);
+    r->seconds = now_seconds() - progress.started;
     free(inputs);
     free(targets);
     free(losses);
