@@ -172,7 +172,7 @@ static char* find_log(const Run* r) { return r->o.log ? xstrdup(r->o.log) : path
 
 // Whether a resumed run has nothing left to do.
 static bool is_finished(const Run* r) {
-    return r->o.resume && r->info.step >= r->o.steps && !r->info.open_row;
+    return r->o.resume && r->info.step >= r->o.steps && !r->info.unvalidated_row;
 }
 
 static bool holds_run(const char* out, TostError* err) {
@@ -219,7 +219,7 @@ static bool find_resumed(Run* r, TostError* err) {
     r->info.options = NULL;
     r->info.n_options = 0;
     r->saved_step = info.step;
-    r->saved_open = info.open_row != NULL;
+    r->saved_open = info.unvalidated_row != NULL;
     if (r->n_resumed == 0)
         return tost_error(err, "%s does not say how it was trained and cannot be resumed; --init %s starts "
                           "from its weights", r->weights, r->weights);
@@ -415,7 +415,7 @@ static bool open_folder(Run* r, TostError* err) {
         warn(r, "%s: %s: this file system has no locks, see to it that no other run writes here", r->lock.path,
              strerror(r->lock.unsupported));
     if (!r->log_path) r->log_path = find_log(r);
-    const int64_t next_row = r->info.step - (r->info.open_row != NULL);
+    const int64_t next_row = r->info.step - (r->info.unvalidated_row != NULL);
     const bool ok = (!r->o.overwrite || checkpoint_clear(r->out, err))
                     && log_open(&r->log, r->log_path, r->o.resume ? next_row : -1, err);
     if (ok) progress_text(&r->progress, "%-11s%s", "out", r->out);
@@ -686,7 +686,7 @@ static bool write_failed(Run* r, const TostError* why, bool last, TostError* err
 
 // A checkpoint; `last`: there is no update after it. A resumed run goes on from the rows that the log has.
 static bool save(Run* r, bool last, TostError* err) {
-    const bool open = r->info.open_row != NULL;
+    const bool open = r->info.unvalidated_row != NULL;
     const long long step = (long long)r->info.step;
     TostError why;
     double loss;
@@ -746,7 +746,7 @@ static void print_validation(Run* r) {
 
 // A validation that a signal cut short is made up for by the resumed run: until then the checkpoint keeps the row.
 static bool leave_open(Run* r, const LogRow* row) {
-    r->info.open_row = log_row_text(row);
+    r->info.unvalidated_row = log_row_text(row);
     progress_text(&r->progress, "validation after update %lld is left to --resume", (long long)r->info.step);
     return true;
 }
@@ -770,13 +770,13 @@ static bool after_update(Run* r, LogRow* row, TostError* err) {
 
 // What was due after the update that the resumed checkpoint ends with.
 static bool finish_open_row(Run* r, TostError* err) {
-    if (!r->info.open_row) return true;
+    if (!r->info.unvalidated_row) return true;
     LogRow row;
-    if (!log_row_parse(&row, r->info.open_row) || row.step != r->info.step - 1)
+    if (!log_row_parse(&row, r->info.unvalidated_row) || row.step != r->info.step - 1)
         return tost_error(err, "%s: __metadata__ 'open_row' is no row of step %lld: the file is damaged; take another "
                           "checkpoint", r->weights, (long long)r->info.step - 1);
-    free(r->info.open_row);
-    r->info.open_row = NULL;
+    free(r->info.unvalidated_row);
+    r->info.unvalidated_row = NULL;
     return after_update(r, &row, err);
 }
 

@@ -690,7 +690,7 @@ static CheckpointInfo info_of(int64_t step) {
         .config = tiny, .step = step, .tokens = step * 4096, .data_sample = UINT64_MAX - 1, .seed = 42,
         .best_val_loss = 3.1415926535897931, .tokenizer = "data/starter/vocab.bpe",
         .outliers = {.loss = {.count = 2, .next = 2, .value = {0.1, 1e-300}}, .skipped = step, .in_a_row = step / 2},
-        .open_row = "999,64,2.5,,1e-3,0.75,12.5,5120\n", .tokenizer_hash = 0x00c0ffee,
+        .unvalidated_row = "999,64,2.5,,1e-3,0.75,12.5,5120\n", .tokenizer_hash = 0x00c0ffee,
         .n_options = countof(some_options), .options = some_options,
     };
 }
@@ -744,7 +744,7 @@ static void test_round_trip(Checks* c) {
         check(c, is.tokenizer_hash == wanted.tokenizer_hash && strcmp(is.tokenizer, wanted.tokenizer) == 0,
               "read_info: the tokenizer differs");
         check(c, memcmp(&is.outliers, &wanted.outliers, sizeof is.outliers) == 0, "read_info: another guard");
-        check(c, is.open_row && strcmp(is.open_row, wanted.open_row) == 0, "read_info: another open row");
+        check(c, is.unvalidated_row && strcmp(is.unvalidated_row, wanted.unvalidated_row) == 0, "read_info: another open row");
         bool same = is.n_options == wanted.n_options;
         for (int i = 0; same && i < is.n_options; i++)
             same = strcmp(is.options[i].key, some_options[i].key) == 0

@@ -540,11 +540,11 @@ static void test_open_row_damaged(Checks* c) {
     TostModel* m = toy_create(&info.config, NULL, &err);
     must(checkpoint_load_params(&toy, m, &m->tensors, file, &err), "checkpoint_load_params");
     for (size_t i = 0; i < countof(rows); i++) {
-        info.open_row = rows[i];
+        info.unvalidated_row = rows[i];
         must(checkpoint_save("odd", &info, &toy, m, &m->tensors, 0, &err), "checkpoint_save");
         check_run(c, run("--resume --out odd"), 1, 1, "__metadata__ 'open_row' is no row of step 5", rows[i]);
     }
-    info.open_row = NULL;
+    info.unvalidated_row = NULL;
     checkpoint_info_free(&info);
     toy_destroy(m);
 }
