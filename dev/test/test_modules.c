@@ -628,14 +628,14 @@ static void test_progress(Checks* c) {
     char* live = progress_output(true, false, 800, 2);
     check(c, strncmp(live, "step 799/800 \u2595", 16) == 0, "live line: wanted a bar after the step, got %s",
           live);
-    check(c, strstr(live, " loss 2.5000  lr 1.0e-03  |g| 0.75  5.1k tok/s  ETA"), "live line: got %s", live);
+    check(c, strstr(live, " loss 2.5000  lr 1.0e-03  |g| 0.75  5.1K tok/s  ETA"), "live line: got %s", live);
     check(c, strstr(live, "\r\033[Kval 3.25\nstep 800/800"), "a text must take the live line's place: got %s",
           live);
     check(c, live[strlen(live) - 1] == '\n' && live[strlen(live) - 2] != '\n',
           "the last live line must end: got %s", live);
     free(live);
     live = progress_output(true, false, 800, 700);
-    check(c, strstr(live, "|g| 0.75  5.1k tok/s  ETA "), "a live line of all that is known");
+    check(c, strstr(live, "|g| 0.75  5.1K tok/s  ETA "), "a live line of all that is known");
     check(c, widest(live) == 79 && strstr(live, "\r\033[Kstep 500/800"), "live lines: %d columns of 80",
           widest(live));
     free(live);
