@@ -503,7 +503,7 @@ static void test_signals(Checks* c) {
         {"and again in a save", {TRAINING, 7, interrupt}, {GET, 60, interrupt}, 130, 6, NULL},
     };
     write_shard("good.bin", 0, -1, -1);
-    check_run(c, run(VALIDATED "--out straight"), 0, 0, NULL, "the uninterrupted run");
+    check_run(c, run(VALIDATED "--out reference"), 0, 0, NULL, "the uninterrupted run");
     for (size_t i = 0; i < countof(cases); i++) {
         const char* what = cases[i].what;
         char* out = xasprintf("signal%d", (int)i);
@@ -526,7 +526,7 @@ static void test_signals(Checks* c) {
             check_run(c, run(resume), 1000 + SIGKILL, 0, NULL, what);
         }
         check_run(c, run(resume), 0, 0, NULL, what);
-        check_same(c, "straight", out, 12, what);
+        check_same(c, "reference", out, 12, what);
         free(out);
         free(args);
         free(resume);
@@ -538,7 +538,7 @@ static void test_open_row_damaged(Checks* c) {
     static char* const rows[] = {"", "x", "4,80,1,,1,1,1,1\n", "5,96,1,,1,1,1\n", "5,96,1,,1,1,1,1"};
     TostError err;
     CheckpointInfo info;
-    const char* file = "straight/step_00000006/model.safetensors";
+    const char* file = "reference/step_00000006/model.safetensors";
     must(checkpoint_read_info(&info, file, &err), "checkpoint_read_info");
     TostModel* m = toy_create(&info.config, NULL, &err);
     must(checkpoint_load_params(&toy, m, &m->tensors, file, &err), "checkpoint_load_params");
