@@ -27,7 +27,7 @@ static bool check_paths(const Options* o, TostError* err) {
     if (o->out && checkpoint_is_one(o->out)) {
         char* run = path_dir(o->out);
         if (checkpoint_is_name(o->out))
-            tost_error(err, "--out %s is a checkpoint: give its run, %s, or a new folder", o->out, run);
+            tost_error(err, "--out %s is a checkpoint: give the folder of its run, %s, or a new one", o->out, run);
         else tost_error(err, "--out %s holds weights, but no run: --init %s starts a run from them; "
                         "dev/reference/convert.py --run makes a run of a PyTorch checkpoint", o->out, o->out);
         free(run);
@@ -52,14 +52,10 @@ static bool read_weights(CheckpointInfo* info, Run* r, TostError* err) {
 // The newest checkpoint in --out. Its options apply unless the command line gives them.
 static bool find_resumed(Run* r, TostError* err) {
     Options* o = &r->o;
-    r->out = xstrdup(o->out);
     if (is_dir(r->out) && access(r->out, R_OK | X_OK) != 0)
-        return tost_error(err, "--resume: %s: the folder cannot be read: %s", r->out, strerror(errno));
+        return tost_error(err, "--resume --out %s: the folder cannot be read: %s", r->out, strerror(errno));
     if (!checkpoint_is_run(r->out))
-        return tost_error(err, "--resume: --out %s holds no run; omit --resume to start one", r->out);
-    TostError lock_error;
-    const LockResult lock = lock_take(&r->lock, r->out, &lock_error);
-    if (lock == LOCK_BUSY) return tost_error(err, "%s", lock_error.text);
+        return tost_error(err, "--resume --out %s: there is no run in this folder; omit --resume to start one", r->out);
     if (!read_weights(&r->info, r, err)) return false;
     r->resumed = r->info.options;
     r->n_resumed = r->info.n_options;
@@ -71,7 +67,6 @@ static bool find_resumed(Run* r, TostError* err) {
         return tost_error(err, "%s does not say how it was trained and cannot be resumed; --init %s starts "
                           "from its weights", r->weights, r->weights);
     if (!options_resume(o, r->resumed, r->n_resumed, r->out, err)) return false;
-    if (lock == LOCK_FAILED && !run_is_finished(r)) return tost_error(err, "%s", lock_error.text);
     if (!r->engine->supports((TostDtype)o->dtype))
         return tost_error(err, "the run in %s was trained with a --dtype that the %s engine does not support: give "
                           "another --dtype", r->out, r->engine->name);
@@ -82,19 +77,21 @@ static bool find_resumed(Run* r, TostError* err) {
 // A new run, perhaps from the weights of --init.
 static bool find_fresh(Run* r, TostError* err) {
     Options* o = &r->o;
-    TostError lock_error;
-    if (o->out) r->out = xstrdup(o->out);   // else claim_folder numbers one
-    const LockResult lock = o->out && is_dir(o->out) ? lock_take(&r->lock, o->out, &lock_error) : LOCK_TAKEN;
-    if (lock == LOCK_BUSY) return tost_error(err, "%s", lock_error.text);
     if (o->out && !o->overwrite && checkpoint_is_run(o->out)) return holds_run(o->out, err);
-    if (lock == LOCK_FAILED) return tost_error(err, "%s", lock_error.text);
     if (o->out || o->log) r->log_path = log_path(r);
     if (r->log_path && !log_check_fresh(r->log_path, o->overwrite, err)) return false;
     return !o->init || (read_weights(&r->init, r, err) && options_take_config(o, &r->init.config, r->weights, err));
 }
 
 bool run_find(Run* r, TostError* err) {
-    return check_paths(&r->o, err) && (r->o.resume ? find_resumed(r, err) : find_fresh(r, err));
+    const char* out = r->o.out;
+    TostError lock_error;
+    if (!check_paths(&r->o, err)) return false;
+    if (out) r->out = xstrdup(out);   // else claim_folder numbers one
+    const LockResult lock = out && is_dir(out) ? lock_take(&r->lock, out, &lock_error) : LOCK_TAKEN;
+    if (lock == LOCK_BUSY) return tost_error(err, "%s", lock_error.text);
+    if (!(r->o.resume ? find_resumed(r, err) : find_fresh(r, err))) return false;
+    return lock == LOCK_TAKEN || run_is_finished(r) || tost_error(err, "%s", lock_error.text);
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -966,9 +966,6 @@ static void test_save_fails(Checks* c) {
     save(run, m, 1, 0);
     // A file size limit simulates a full disk: a write fails in the middle of either file.
     signal(SIGXFSZ, SIG_IGN);
-    struct rlimit limit, small;
-    must(getrlimit(RLIMIT_FSIZE, &limit) == 0, "getrlimit", NULL);
-    small = limit;
     char* saved = step_path(run, 1, "model.safetensors");
     struct stat st;
     must(stat(saved, &st) == 0, "stat", NULL);
@@ -977,10 +974,9 @@ static void test_save_fails(Checks* c) {
         {100, "model.safetensors"}, {(rlim_t)st.st_size - 1, "model.safetensors"},
         {(rlim_t)st.st_size + 1, "optimizer.safetensors"}};
     for (size_t i = 0; i < countof(limits); i++) {
-        small.rlim_cur = limits[i].bytes;
-        must(setrlimit(RLIMIT_FSIZE, &small) == 0, "setrlimit", NULL);
+        limit_files(limits[i].bytes);
         ok = checkpoint_save(run, &info, &fake, later, &later->tensors, 1, &err);
-        must(setrlimit(RLIMIT_FSIZE, &limit) == 0, "setrlimit", NULL);
+        limit_files(0);
         check_refused(c, ok, &err, limits[i].file, "a full disk");
         check(c, strstr(err.text, "File too large; step 2 is not saved"), "expected the reason: %s", err.text);
         check_listing(c, run, "step_00000001 ", "after a failed save");

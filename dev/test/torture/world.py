@@ -103,19 +103,15 @@ class Case:
     def remove(self):
         shutil.rmtree(self.dir)
 
-    def environment(self, at, do, only, plain):
-        env = {**os.environ, "OMP_NUM_THREADS": str(self.threads), "OMP_WAIT_POLICY": "passive"}
-        if not plain:
-            env.update(LD_PRELOAD=self.world.faults, TORTURE_JOURNAL=self.world.journal)
-        if at:
-            env.update(TORTURE_AT=str(at), TORTURE_DO=do, **({"TORTURE_ONLY": only} if only else {}))
-        return env
-
     def start(self, args, at=0, do="", only="", stdout=subprocess.PIPE, plain=False, more=None):
         """Starts the program with a fault; plain: without faults.c; more: environment variables."""
         if os.path.exists(self.world.journal):
             os.remove(self.world.journal)
-        env = {**self.environment(at, do, only, plain), **(more or {})}
+        env = {**os.environ, "OMP_NUM_THREADS": str(self.threads), "OMP_WAIT_POLICY": "passive", **(more or {})}
+        if not plain:
+            env.update(LD_PRELOAD=self.world.faults, TORTURE_JOURNAL=self.world.journal)
+        if at:
+            env.update(TORTURE_AT=str(at), TORTURE_DO=do, **({"TORTURE_ONLY": only} if only else {}))
         return subprocess.Popen([self.world.binary, *args], cwd=self.dir, env=env,
                                 stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE, text=True,
                                 errors="replace")
