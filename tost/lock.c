@@ -12,20 +12,15 @@
 
 enum { NOTE_BYTES = 128 };
 
-static void host_name(char name[NOTE_BYTES]) {
-    if (gethostname(name, NOTE_BYTES) != 0) name[0] = 0;
-    name[NOTE_BYTES - 1] = 0;
-}
-
 // Names the process that has the lock from the note in the file: "process 4711", with " on HOST" if that is another
 // machine, or "another process" if there is no note.
 static void name_holder(char text[2 * NOTE_BYTES], int fd) {
-    char note[NOTE_BYTES], host[NOTE_BYTES], here[NOTE_BYTES];
+    char note[NOTE_BYTES], host[NOTE_BYTES], here[NOTE_BYTES] = "";
     long id;
     const ssize_t n = pread(fd, note, sizeof note - 1, 0);
     note[n > 0 ? n : 0] = 0;
     const int fields = sscanf(note, "%ld %127s", &id, host);
-    host_name(here);
+    if (gethostname(here, sizeof here - 1) != 0) here[0] = 0;
     if (fields < 1) snprintf(text, 2 * NOTE_BYTES, "another process");
     else if (fields < 2 || strcmp(host, here) == 0) snprintf(text, 2 * NOTE_BYTES, "process %ld", id);
     else snprintf(text, 2 * NOTE_BYTES, "process %ld on %s", id, host);
@@ -33,8 +28,8 @@ static void name_holder(char text[2 * NOTE_BYTES], int fd) {
 
 // Process id and host, for error messages of other processes. Failure is harmless.
 static void write_note(int fd) {
-    char host[NOTE_BYTES];
-    host_name(host);
+    char host[NOTE_BYTES] = "";
+    if (gethostname(host, sizeof host - 1) != 0) host[0] = 0;
     if (ftruncate(fd, 0) == 0) dprintf(fd, "%ld %s\n", (long)getpid(), host);
 }
 

@@ -59,12 +59,10 @@ static int terminal_width(FILE* out) {
 }
 
 static bool terminal_is_utf8(void) {
-    const char* names[] = {"LC_ALL", "LC_CTYPE", "LANG"};   // the first that is set decides
-    for (size_t i = 0; i < countof(names); i++) {
-        const char* value = getenv(names[i]);
-        if (value && value[0]) return strcasestr(value, "UTF-8") || strcasestr(value, "UTF8");
-    }
-    return false;
+    const char* value = getenv("LC_ALL");
+    if (!value || !*value) value = getenv("LC_CTYPE");
+    if (!value || !*value) value = getenv("LANG");
+    return value && (strcasestr(value, "UTF-8") || strcasestr(value, "UTF8"));
 }
 
 static void format_duration(char* out, size_t cap, double seconds) {
@@ -106,23 +104,22 @@ void progress_show(Progress* p, double done, const char* fmt, ...) {
 // Training steps
 
 // A bar `columns` wide, end marks included; in eighths of a column if the terminal supports UTF-8.
-static void format_bar(char* out, size_t cap, int columns, double done, bool utf8) {
+static void print_bar(FILE* out, int columns, double done) {
     static const char* const eighths[] = {" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉", "█"};
-    const int inner = columns - 2;
-    const int filled = (int)(done * inner * 8);
-    size_t n = (size_t)snprintf(out, cap, "%s", utf8 ? "▕" : "[");
-    for (int i = 0; i < inner && n < cap; i++) {
-        int part = filled - 8 * i;
-        part = part < 0 ? 0 : part > 8 ? 8 : part;
-        n += (size_t)snprintf(out + n, cap - n, "%s", utf8 ? eighths[part] : part == 8 ? "#" : " ");
+    const bool utf8 = terminal_is_utf8();
+    const int filled = (int)(done * (columns - 2) * 8);
+    fputs(utf8 ? " ▕" : " [", out);
+    for (int i = 0; i < columns - 2; i++) {
+        const int part = filled - 8 * i;
+        fputs(utf8 ? eighths[part < 0 ? 0 : part > 8 ? 8 : part] : part >= 8 ? "#" : " ", out);
     }
-    if (n < cap) snprintf(out + n, cap - n, "%s", utf8 ? "▏" : "]");
+    fputs(utf8 ? "▏" : "]", out);
 }
 
 // The fields of the live line, in the order shown. A line that reached the terminal's edge would wrap and could not be
 // erased: what does not fit is dropped, the least important field first.
 enum { F_BAR, F_LOSS, F_LR, F_NORM, F_RATE, F_ETA, FIELDS };
-enum { FIELD_CAP = 128, BAR_MIN = 6, BAR_MAX = 24 };   // bytes; columns
+enum { FIELD_CAP = 64, BAR_MIN = 6, BAR_MAX = 24 };   // bytes; columns
 static const int dropped_first[FIELDS] = {F_LR, F_NORM, F_RATE, F_BAR, F_ETA, F_LOSS};
 
 // Each field with its leading space; the bar is a placeholder of minimum width.
@@ -139,7 +136,7 @@ static void format_fields(char fields[FIELDS][FIELD_CAP], const Progress* p, con
     snprintf(fields[F_ETA], FIELD_CAP, "  ETA %s", eta);
 }
 
-// step 120/800 ▕███   ▏ loss 3.2145  lr 2.9e-03  |g| 0.81  12.3k tok/s  ETA 1m32s
+// step 120/800 ▕███   ▏ loss 3.2145  lr 2.9e-03  |g| 0.81  12.3K tok/s  ETA 1m32s
 static void print_live_step(Progress* p, const LogRow* row, int64_t steps) {
     char head[64], fields[FIELDS][FIELD_CAP];
     const int room = terminal_width(p->out) - 1;
@@ -150,14 +147,11 @@ static void print_live_step(Progress* p, const LogRow* row, int64_t steps) {
         used -= (int)strlen(fields[dropped_first[i]]);
         fields[dropped_first[i]][0] = 0;
     }
-    if (fields[F_BAR][0]) {
-        const int columns = BAR_MIN + room - used < BAR_MAX ? BAR_MIN + room - used : BAR_MAX;
-        const double done = (double)(row->step + 1) / (double)steps;
-        format_bar(fields[F_BAR] + 1, FIELD_CAP - 1, columns, done < 1 ? done : 1, terminal_is_utf8());
-    }
+    const int columns = BAR_MIN + room - used < BAR_MAX ? BAR_MIN + room - used : BAR_MAX;
     progress_erase(p);
     fprintf(p->out, "%.*s", room, head);
-    for (int i = 0; i < FIELDS; i++) fputs(fields[i], p->out);
+    if (fields[F_BAR][0]) print_bar(p->out, columns, fmin((double)(row->step + 1) / (double)steps, 1));
+    for (int i = F_BAR + 1; i < FIELDS; i++) fputs(fields[i], p->out);
     p->line_open = true;
 }
 

@@ -35,8 +35,7 @@ typedef struct {
     bool              saved_unvalidated;   // that checkpoint has an unvalidated_row
 } Run;
 
-// run_setup.c
-
+// ---- run_setup.c ----
 // Finds the checkpoint to start from and completes the options. Writes nothing but the lock of an existing folder.
 bool run_find(Run* r, TostError* err);
 bool run_is_finished(const Run* r);          // a resumed run that has nothing left to do
@@ -44,8 +43,7 @@ bool run_is_finished(const Run* r);          // a resumed run that has nothing l
 bool run_set_up(Run* r, TostError* err);
 void run_free(Run* r);
 
-// run_save.c
-
+// ---- run_save.c ----
 // Mean loss (nats per token) of the forward passes since the last call. Waits for the device.
 double run_mean_loss(Run* r);
 // Saves a checkpoint unless the newest one is of this step. On failure --on-save-error decides whether the run
@@ -55,10 +53,8 @@ bool run_save(Run* r, bool last, TostError* err);
 // ends the run, as --on-save-error says.
 bool run_log_step(Run* r, const LogRow* row, TostError* err);
 
-// run_report.c
-
+// ---- run_report.c ----
 typedef TostError Hint;   // one line of text, for the end of a message
-
 void run_warn(Run* r, const char* fmt, ...) PRINTF_LIKE(2, 3);   // one line on stderr
 Hint resume_hint(const Run* r);                                  // the command that resumes the run, and its step
 Hint divergence_hint(const Run* r, const char* remedy);          // the same, then `remedy` and a lower --lr

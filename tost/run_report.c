@@ -39,11 +39,9 @@ static char* shell_word(const char* word) {
     if (*word && word[strspn(word, plain)] == 0) return xstrdup(word);
     char *quoted = xmalloc(4 * strlen(word) + 3), *q = quoted;
     *q++ = '\'';
-    for (const char* p = word; *p; p++) {
-        if (*p == '\'') q = memcpy(q, "'\\'", 3), q += 3;
-        *q++ = *p;
-    }
-    memcpy(q, "'", 2);
+    for (; *word; *q++ = *word++)
+        if (*word == '\'') q = stpcpy(q, "'\\'");
+    stpcpy(q, "'");
     return quoted;
 }
 
