@@ -82,7 +82,7 @@ static void report_model(Run* r) {
     progress_text(p, "%-11s%s, %s of memory", "parameters", summary.parameters,
                   human_bytes(memory, (double)r->engine->memory(&o->config, &r->engine_options)));
     if (r->weights) progress_text(p, "%-11s%s", o->resume ? "resumed" : "weights", r->weights);
-    progress_text(p, "%-11s%lld in all, %lld done; seed %lld", "steps", (long long)o->steps, (long long)r->info.step,
+    progress_text(p, "%-11s%lld in total, %lld done; seed %lld", "steps", (long long)o->steps, (long long)r->info.step,
                   (long long)o->seed);
     progress_text(p, "%-11s%lld tokens each: %lld × batch %d × seq %d", "", (long long)o->total_batch,
                   (long long)(o->total_batch / ((int64_t)o->batch * o->seq)), o->batch, o->seq);

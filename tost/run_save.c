@@ -11,10 +11,10 @@ double run_mean_loss(Run* r) {
 }
 
 // A log or a checkpoint could not be written: stops the run, or warns.
-static bool write_failed(Run* r, const TostError* why, bool last, TostError* err) {
+static bool write_failed(Run* r, const TostError* reason, bool last, TostError* err) {
     const Hint hint = resume_hint(r);
-    if (r->o.on_save_error == SAVE_ERROR_STOP || last) return tost_error(err, "%s; stopped; %s", why->text, hint.text);
-    run_warn(r, "%s; training continues, and the next save tries again; until then, %s", why->text, hint.text);
+    if (r->o.on_save_error == SAVE_ERROR_STOP || last) return tost_error(err, "%s; stopped; %s", reason->text, hint.text);
+    run_warn(r, "%s; training continues, and the next save tries again; until then, %s", reason->text, hint.text);
     return true;
 }
 
@@ -35,7 +35,7 @@ static bool probe_loss(double* loss, Run* r, TostError* err) {
 
 bool run_save(Run* r, bool last, TostError* err) {
     const bool unvalidated = r->info.unvalidated_row != NULL;
-    TostError why;
+    TostError reason;
     double loss;
     if (r->saved_step == r->info.step && r->saved_unvalidated == unvalidated) return true;
     if (!probe_loss(&loss, r, err)) return false;
@@ -45,28 +45,29 @@ bool run_save(Run* r, bool last, TostError* err) {
         if (!last) run_warn(r, "%s", err->text);
         return !last;
     }
-    const bool ok = log_sync(&r->log, &why)
-                    && checkpoint_save(r->out, &r->info, r->engine, r->model, &r->tensors, (int)r->o.keep, &why);
+    const bool ok = log_sync(&r->log, &reason)
+                    && checkpoint_save(r->out, &r->info, r->engine, r->model, &r->tensors, (int)r->o.keep, &reason);
+    // A save that failed may still have completed the checkpoint.
     if (ok || (r->saved_step != r->info.step && checkpoint_stands(r->out, r->info.step))) {
         r->saved_step = r->info.step;
         r->saved_unvalidated = unvalidated;
     }
-    if (ok && why.text[0]) run_warn(r, "%s", why.text);   // an old checkpoint could not be removed
-    return ok || write_failed(r, &why, last, err);
+    if (ok && reason.text[0]) run_warn(r, "%s", reason.text);   // an old checkpoint could not be removed
+    return ok || write_failed(r, &reason, last, err);
 }
 
 bool run_log_step(Run* r, const LogRow* row, TostError* err) {
-    TostError why;
+    TostError reason;
     const bool was_failing = r->log_failing;
     const long long pending = (long long)r->log.pending_rows;
-    r->log_failing = !log_row(&r->log, row, &why);
+    r->log_failing = !log_row(&r->log, row, &reason);
     if (!r->log_failing) {
         if (was_failing) run_warn(r, "%s can be written again; %lld pending rows were written", r->log_path, pending);
         return true;
     }
-    if (r->o.on_save_error == SAVE_ERROR_STOP) return write_failed(r, &why, false, err);
+    if (r->o.on_save_error == SAVE_ERROR_STOP) return write_failed(r, &reason, false, err);
     if (!was_failing)
-        run_warn(r, "%s; training continues; rows are %s", why.text,
+        run_warn(r, "%s; training continues; rows are %s", reason.text,
                  r->log.regular ? "kept in memory until they can be written" : "lost until it can be written");
     return true;
 }

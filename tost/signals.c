@@ -5,7 +5,7 @@
 #include <signal.h>
 #include <unistd.h>
 
-static volatile sig_atomic_t received;   // the only way to reach a signal handler
+static volatile sig_atomic_t received;   // global, because a signal handler has no arguments of its own
 
 static void on_signal(int number) {
     static const char note[] = "\nstopping after this step; signal again to quit at once\n";

@@ -1203,7 +1203,7 @@ static const Damage damages[] = {
     {"a seed over 64 bits", "model", META, "seed", "18446744073709551616", "info", "'seed'"},
     {"no loss", "model", META, "best_val_loss", "low", "info", "'best_val_loss' is 'low'"},
     {"a negative number of skipped steps", "model", META, "skipped", "-1", "info", "'skipped' is '-1'"},
-    {"more steps skipped than done", "model", META, "skipped", "99999999", "info", "99999999 updates skipped"},
+    {"more steps skipped than done", "model", META, "skipped", "99999999", "info", "99999999"},
     {"losses that are not numbers", "model", META, "last_losses", "1 x", "info", "'last_losses' is '1 x…'"},
     {"norms that are not finite", "model", META, "last_grad_norms", "nan", "info", "'last_grad_norms'"},
     {"a malformed hash", "model", META, "tokenizer_hash", "c0ffeez", "info", "'tokenizer_hash'"},
