@@ -1,4 +1,4 @@
-// eval_report.h: what every evaluation tells: a figure with its 95 % interval, and how far it has come.
+// eval_report.h: figures of an evaluation with their 95 % intervals.
 #ifndef TOST_EVAL_REPORT_H
 #define TOST_EVAL_REPORT_H
 
@@ -16,16 +16,5 @@ double ratio_error(const Ratio* r);
 typedef struct { double low, high; } Interval;
 
 Interval share_interval(int64_t hits, int64_t n);   // n > 0
-
-// Progress on stderr, with the time left: a live line on a terminal, elsewhere a line every 30 seconds.
-typedef struct {
-    bool   live, open;       // open: a live line stands
-    double started, shown;   // now_seconds()
-} Meter;
-
-Meter meter_new(void);
-// Once a batch; `done` of the work, 0 to 1, and what is known by now.
-void  meter_show(Meter* m, double done, const char* what, double value);
-void  meter_end(Meter* m);
 
 #endif

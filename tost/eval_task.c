@@ -10,6 +10,7 @@
 #include "eval_report.h"
 #include "json_write.h"
 #include "examples.h"
+#include "progress.h"
 
 enum { GREEDY = 10 };   // tokens written after a LAMBADA context: the published protocol
 
@@ -179,7 +180,7 @@ static bool score_all(TaskRun* r, TostError* err) {
     const size_t count = r->passages.count;
     double work = 0, done = 0;
     for (size_t i = 0; i < count; i++) work += r->key[i].shared + r->endings * r->key[i].longest;
-    Meter meter = meter_new();
+    Progress progress = progress_new(stderr, false);
     Ratio loss = {0};
     bool finite = true;
     for (size_t first = 0; first < count && finite;) {
@@ -196,9 +197,9 @@ static bool score_all(TaskRun* r, TostError* err) {
             done += key[i].shared + r->endings * key[i].longest;
         }
         first += (size_t)n;
-        meter_show(&meter, done / work, "loss", ratio_value(&loss));
+        progress_show(&progress, done / work, "loss %.4f", ratio_value(&loss));
     }
-    meter_end(&meter);
+    progress_erase(&progress);
     return finite || tost_error(err, "%s: the loss is not finite: the weights have diverged", r->t->file);
 }
 

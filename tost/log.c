@@ -1,19 +1,14 @@
-// log.c: log.csv for programs, lines or a live bar for people.
+// log.c: log.csv.
 #include "log.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <math.h>
-#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-// ---------------------------------------------------------------------------------------------
-// log.csv
 
 static const char header[] = "step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s\n";
 enum { COMMAS = 7 };
@@ -156,9 +151,6 @@ bool log_open(LogFile* log, const char* path, int64_t resume_step, TostError* er
     return false;
 }
 
-// NaN without the sign that printf may give it.
-static double plain_nan(double x) { return isnan(x) ? NAN : x; }
-
 char* log_row_text(const LogRow* row) {
     char val[64] = "";
     if (!isnan(row->val_loss)) snprintf(val, sizeof val, "%.9f", row->val_loss);
@@ -218,158 +210,4 @@ bool log_close(LogFile* log, TostError* err) {
         ok = tost_error(err, "%s: cannot be closed: %s", log->path, strerror(errno));
     drop(log);
     return ok;
-}
-
-// ---------------------------------------------------------------------------------------------
-// Progress
-
-static const char erase_line[] = "\r\033[K";
-
-Progress progress_new(int64_t first_step, int64_t steps, bool quiet) {
-    const char* term = getenv("TERM");
-    bool live = isatty(STDOUT_FILENO) && term && strcmp(term, "dumb") != 0;
-    return (Progress){.out = stdout, .live = live, .quiet = quiet, .first_step = first_step, .steps = steps,
-                      .started = now_seconds()};
-}
-
-static int terminal_width(FILE* out) {
-    struct winsize size;
-    return ioctl(fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
-}
-
-static bool terminal_is_utf8(void) {
-    const char* names[] = {"LC_ALL", "LC_CTYPE", "LANG"};   // the first that is set decides
-    for (size_t i = 0; i < countof(names); i++) {
-        const char* value = getenv(names[i]);
-        if (value && value[0]) return strcasestr(value, "UTF-8") || strcasestr(value, "UTF8");
-    }
-    return false;
-}
-
-static void format_duration(char* out, size_t cap, double seconds) {
-    if (!(seconds >= 0 && seconds < 1e9)) {
-        snprintf(out, cap, "?");
-        return;
-    }
-    const long s = (long)(seconds + 0.5);
-    if (s < 60) snprintf(out, cap, "%lds", s);
-    else if (s < 3600) snprintf(out, cap, "%ldm%02lds", s / 60, s % 60);
-    else if (s < 86400) snprintf(out, cap, "%ldh%02ldm", s / 3600, s / 60 % 60);
-    else snprintf(out, cap, "%ldd%02ldh", s / 86400, s / 3600 % 24);
-}
-
-// tokens/s with a unit: "950", "12.3k", "1.25M".
-static void format_rate(char* out, size_t cap, double rate) {
-    if (rate < 1e3) snprintf(out, cap, "%.0f", rate);
-    else if (rate < 1e6) snprintf(out, cap, "%.1fk", rate / 1e3);
-    else snprintf(out, cap, "%.2fM", rate / 1e6);
-}
-
-// A bar between two marks, `columns` wide in all, in eighths of a column where the terminal knows UTF-8.
-static void format_bar(char* out, size_t cap, int columns, double done, bool utf8) {
-    static const char* const eighths[] = {" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉", "█"};
-    const int inner = columns - 2;
-    const int filled = (int)(done * inner * 8);
-    size_t n = (size_t)snprintf(out, cap, "%s", utf8 ? "▕" : "[");
-    for (int i = 0; i < inner && n < cap; i++) {
-        int part = filled - 8 * i;
-        part = part < 0 ? 0 : part > 8 ? 8 : part;
-        n += (size_t)snprintf(out + n, cap - n, "%s", utf8 ? eighths[part] : part == 8 ? "#" : " ");
-    }
-    if (n < cap) snprintf(out + n, cap - n, "%s", utf8 ? "▏" : "]");
-}
-
-// Model FLOPs utilisation in percent; 0 where the peak is not known.
-static double utilisation(const Progress* p, double tokens_per_s) {
-    return p->peak_flops > 0 ? 100 * p->flops_per_token * tokens_per_s / p->peak_flops : 0;
-}
-
-// What the live line says after the step, in the order shown. A line that reached the terminal's edge would
-// wrap and could not be erased: what does not fit is left out, the least wanted first.
-enum { F_BAR, F_LOSS, F_LR, F_NORM, F_RATE, F_MFU, F_ETA, FIELDS };
-enum { FIELD_CAP = 128, BAR_MIN = 6, BAR_MAX = 24 };   // bytes; columns
-static const int left_out_first[FIELDS] = {F_MFU, F_LR, F_NORM, F_RATE, F_BAR, F_ETA, F_LOSS};
-
-// Each field with its leading blank; the bar as long as it is at least.
-static void format_fields(char fields[FIELDS][FIELD_CAP], const Progress* p, const LogRow* row) {
-    const int64_t done = row->step + 1 - p->first_step, left = p->steps - row->step - 1;
-    char rate[32], eta[32];
-    const double tokens_per_s = row->tokens_per_s * (row->ms > 0 ? row->ms / p->smoothed_ms : 1);
-    const double a_step = done > 0 ? (now_seconds() - p->started) / (double)done : NAN;   // validation too
-    format_rate(rate, sizeof rate, tokens_per_s);
-    format_duration(eta, sizeof eta, a_step * (double)left);
-    snprintf(fields[F_BAR], FIELD_CAP, " %*s", BAR_MIN, "");
-    snprintf(fields[F_LOSS], FIELD_CAP, " loss %.4f", plain_nan(row->train_loss));
-    snprintf(fields[F_LR], FIELD_CAP, "  lr %.1e", row->lr);
-    snprintf(fields[F_NORM], FIELD_CAP, "  |g| %.2f", plain_nan(row->grad_norm));
-    snprintf(fields[F_RATE], FIELD_CAP, "  %s tok/s", rate);
-    fields[F_MFU][0] = 0;
-    if (p->peak_flops > 0) snprintf(fields[F_MFU], FIELD_CAP, "  MFU %.0f%%", utilisation(p, tokens_per_s));
-    snprintf(fields[F_ETA], FIELD_CAP, "  ETA %s", eta);
-}
-
-// step 120/800 ▕███   ▏ loss 3.2145  lr 2.9e-03  |g| 0.81  12.3k tok/s  ETA 1m32s
-static void print_live(Progress* p, const LogRow* row) {
-    char head[64], fields[FIELDS][FIELD_CAP];
-    const int room = terminal_width(p->out) - 1;
-    format_fields(fields, p, row);
-    int used = snprintf(head, sizeof head, "step %lld/%lld", (long long)(row->step + 1), (long long)p->steps);
-    for (int i = 0; i < FIELDS; i++) used += (int)strlen(fields[i]);
-    for (int i = 0; i < FIELDS && used > room; i++) {
-        used -= (int)strlen(fields[left_out_first[i]]);
-        fields[left_out_first[i]][0] = 0;
-    }
-    if (fields[F_BAR][0]) {
-        const int columns = BAR_MIN + room - used < BAR_MAX ? BAR_MIN + room - used : BAR_MAX;
-        const double done = (double)(row->step + 1) / (double)p->steps;
-        format_bar(fields[F_BAR] + 1, FIELD_CAP - 1, columns, done < 1 ? done : 1, terminal_is_utf8());
-    }
-    fprintf(p->out, "%s%.*s", p->line_open ? erase_line : "", room, head);
-    for (int i = 0; i < FIELDS; i++) fputs(fields[i], p->out);
-    p->line_open = true;
-    if (row->step + 1 >= p->steps) progress_end(p);
-}
-
-static void print_line(const Progress* p, const LogRow* row) {
-    const int digits = snprintf(NULL, 0, "%lld", (long long)p->steps);
-    fprintf(p->out, "step %*lld/%lld  loss %9.6f  |g| %8.4f  lr %.3e  %8.1f ms  %9.0f tok/s", digits,
-            (long long)(row->step + 1), (long long)p->steps, plain_nan(row->train_loss),
-            plain_nan(row->grad_norm), row->lr, row->ms, row->tokens_per_s);
-    if (p->peak_flops > 0) fprintf(p->out, "  MFU %4.1f%%", utilisation(p, row->tokens_per_s));
-    fputc('\n', p->out);
-}
-
-// Where out takes no more (a reader that left, a full disk), the work it tells of goes on unseen.
-static void flush_out(Progress* p) {
-    if (fflush(p->out) == 0 && !ferror(p->out)) return;
-    p->failed = errno ? errno : EIO;
-    p->quiet = true;
-    p->line_open = false;
-}
-
-void progress_step(Progress* p, const LogRow* row) {
-    p->smoothed_ms = p->smoothed_ms > 0 ? 0.9 * p->smoothed_ms + 0.1 * row->ms : row->ms;
-    if (p->quiet) return;
-    if (p->live) print_live(p, row);
-    else print_line(p, row);
-    flush_out(p);
-}
-
-void progress_text(Progress* p, const char* fmt, ...) {
-    if (p->quiet) return;
-    if (p->line_open) fputs(erase_line, p->out);
-    p->line_open = false;
-    va_list ap;
-    va_start(ap, fmt);
-    vfprintf(p->out, fmt, ap);
-    va_end(ap);
-    fputc('\n', p->out);
-    flush_out(p);
-}
-
-void progress_end(Progress* p) {
-    if (!p->line_open) return;
-    fputc('\n', p->out);
-    flush_out(p);
-    p->line_open = false;
 }

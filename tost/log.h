@@ -1,8 +1,8 @@
-// log.h: what train tells: log.csv for programs, lines or a live bar for people.
+// log.h: log.csv, one row a training step.
 #ifndef TOST_LOG_H
 #define TOST_LOG_H
 
-#include <stdio.h>
+#include <math.h>
 #include "util.h"
 
 typedef struct {
@@ -42,27 +42,10 @@ bool log_row(LogFile* log, const LogRow* row, TostError* err);
 bool log_sync(LogFile* log, TostError* err);
 bool log_close(LogFile* log, TostError* err);      // of a closed or never opened (zeroed) log: nothing
 
+// NaN without the sign that printf may give it.
+static inline double plain_nan(double x) { return isnan(x) ? NAN : x; }
+
 char* log_row_text(const LogRow* row);             // as it stands in the log, with its newline. free()
 bool  log_row_parse(LogRow* row, const char* text);   // of such a text; false where it is none
-
-// Progress on stdout: on a terminal one live line with bar, ETA and tokens/s, kept below whatever else is
-// printed; elsewhere a plain line a step. quiet: nothing. Steps are shown as updates done (row->step + 1);
-// a row's val_loss is not shown: who measures it says so with progress_text.
-typedef struct {
-    FILE*   out;
-    bool    live, quiet;
-    bool    line_open;     // a live line stands unfinished
-    int64_t first_step, steps;
-    double  started;       // now_seconds() at progress_new
-    double  smoothed_ms;   // moving average of the rows' ms; 0 before the first
-    double  peak_flops, flops_per_token;   // 0 where not known: no utilisation is shown
-    int     failed;        // errno of a write that failed, after which it is quiet; 0: none
-} Progress;
-
-Progress progress_new(int64_t first_step, int64_t steps, bool quiet);
-void     progress_step(Progress* p, const LogRow* row);
-// A line of its own (the newline is added), above the live line.
-void     progress_text(Progress* p, const char* fmt, ...) PRINTF_LIKE(2, 3);
-void     progress_end(Progress* p);   // closes a live line, so that what follows starts on its own line
 
 #endif

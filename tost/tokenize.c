@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,7 @@
 
 #include "data.h"
 #include "json.h"
+#include "progress.h"
 #include "rng.h"
 #include "safetensors.h"
 #include "threads.h"
@@ -61,7 +63,7 @@ typedef struct {
     size_t           n_ids, ids_cap;
     bool             in_document;    // some of the current document has passed
     bool             document_val;   // it goes to the validation shards
-    double           started, shown; // seconds
+    Progress         progress;
 } Job;
 
 // A file being read: data[0 .. n) is what has been read and not yet used up.
@@ -127,12 +129,10 @@ static void encode_parts(Job* job) {
 }
 
 static void show_progress(Job* job) {
-    double now = now_seconds();
-    if (job->o->quiet || !isatty(STDERR_FILENO) || now - job->shown < 0.2) return;
     char bytes[32], tokens[32];
-    job->shown = now;
-    fprintf(stderr, "\r%s read, %s tokens, %.1f MB/s\033[K", human_bytes(bytes, (double)job->r->bytes),
-            human_count(tokens, (double)job->r->tokens), 1e-6 * (double)job->r->bytes / (now - job->started));
+    progress_show(&job->progress, NAN, "%s read, %s tokens, %.1f MB/s", human_bytes(bytes, (double)job->r->bytes),
+                  human_count(tokens, (double)job->r->tokens),
+                  1e-6 * (double)job->r->bytes / (now_seconds() - job->progress.started));
 }
 
 // Encodes and writes the parts collected so far.
@@ -429,7 +429,7 @@ static bool run_job(Job* job, const char* train_prefix, const char* val_prefix, 
 bool tokenize_files(const TokenizeOptions* o, TokenizeResult* r, TostError* err) {
     *r = (TokenizeResult){0};
     if (!check_options(o, err)) return false;
-    Job job = {.o = o, .r = r, .started = now_seconds()};
+    Job job = {.o = o, .r = r, .progress = progress_new(stderr, o->quiet)};
     job.batch_bytes = o->batch_bytes ? o->batch_bytes : BATCH_BYTES;
     job.part_bytes = job.batch_bytes / BATCH_PARTS + 1;
     char* train_prefix = xasprintf("%s_train", o->out);
@@ -437,7 +437,7 @@ bool tokenize_files(const TokenizeOptions* o, TokenizeResult* r, TostError* err)
     char* dir = path_dir(o->out);
     const bool stood = path_exists(dir);
     bool ok = run_job(&job, train_prefix, val_prefix, err);
-    if (job.shown > 0) fprintf(stderr, "\r\033[K");
+    progress_erase(&job.progress);
     shard_writer_abandon(job.train);
     shard_writer_abandon(job.val);
     if (!ok && !stood) rmdir(dir);   // made for nothing, and empty
@@ -450,6 +450,6 @@ bool tokenize_files(const TokenizeOptions* o, TokenizeResult* r, TostError* err)
     free(train_prefix);
     free(val_prefix);
     tokenizer_free(job.tokenizer);
-    r->seconds = now_seconds() - job.started;
+    r->seconds = now_seconds() - job.progress.started;
     return ok;
 }

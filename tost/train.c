@@ -17,6 +17,7 @@
 #include "init.h"
 #include "lock.h"
 #include "log.h"
+#include "progress.h"
 #include "sampler.h"
 #include "schedule.h"
 
@@ -760,7 +761,7 @@ static bool after_update(Run* r, LogRow* row, TostError* err) {
         else if (r->o.save_every > 0) return leave_open(r, row);
     }
     if (!write_row(r, row, err)) return false;
-    progress_step(&r->progress, row);
+    progress_step(&r->progress, row, r->o.steps);
     if (!isnan(row->val_loss)) print_validation(r);
     if (wants_sample(r) && due(r, r->o.sample_every) && !write_sample(r, err)) return false;
     tell_lost_output(r);
@@ -792,7 +793,6 @@ static bool before_first(Run* r, TostError* err) {
 static bool train(Run* r, TostError* err) {
     if (r->info.step == 0 && !before_first(r, err)) return false;
     if (!finish_open_row(r, err)) return false;
-    r->progress.started = now_seconds();
     while (r->info.step < r->o.steps && !stop_signal) {
         LogRow row;
         if (!update(r, &row, err) || !after_update(r, &row, err)) return false;
@@ -838,7 +838,6 @@ static bool already_finished(Run* r) {
 // Trains from where the run stands to its end or to a signal.
 static bool run(Run* r, TostError* err) {
     tell_lost_output(r);
-    r->progress = progress_new(r->info.step, r->o.steps, r->progress.quiet);
     catch_signals();
     bool ok = train(r, err);
     progress_end(&r->progress);
@@ -854,7 +853,7 @@ int command_train(const Options* asked, const TostEngine* engine) {
     TostError err;
     stop_signal = 0;
     survive_writes();
-    r.progress = progress_new(0, asked->steps, asked->quiet);
+    r.progress = progress_new(stdout, asked->quiet);
     bool ok = check_places(&r, &err) && (asked->resume ? find_resumed(&r, &err) : find_fresh(&r, &err));
     if (ok && !already_finished(&r)) ok = set_up(&r, &err) && run(&r, &err);
     tear_down(&r);
