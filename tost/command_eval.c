@@ -179,7 +179,7 @@ static bool find_tokenizer(Tokenizer** tokenizer, const LoadedModel* model, cons
 static bool eval_data(LoadedModel* model, const Options* o, const ShardStream* data, TostError* err) {
     const int block = model->info.config.block_size, T = o->seq ? o->seq : block;
     if (stream_tokens(data) < 2)
-        return tost_error(err, "--data %s: only %llu tokens; scoring needs at least 2", o->data,
+        return tost_error(err, "--data %s: %llu tokens; scoring needs at least two", o->data,
                           (unsigned long long)stream_tokens(data));
     Evaluation e = {.model = model, .data = data, .windows = make_windows(o, stream_tokens(data), T)};
     const Windows* w = &e.windows;
@@ -199,8 +199,8 @@ static bool eval_data(LoadedModel* model, const Options* o, const ShardStream* d
         ok = score(&r, &json, &e, err);
         end_json(&json, &r);
         ok = ok && (isfinite(r.loss.x)
-                    || tost_error(err, "%s: the loss is not finite; the weights have diverged, use an earlier "
-                                  "checkpoint", model->file));
+                    || tost_error(err, "%s: the loss is not finite; the weights have diverged: use an "
+                                  "earlier checkpoint", model->file));
     }
     ok = json_file_close(&json, ok, err) && ok;
     if (ok) print_score(&r);

@@ -73,13 +73,13 @@ static bool shard_layout(Shard* s, TostError* err) {
         s->n_tokens = size / 2;
         if (size % 2) {
             return tost_error(err, "%s: %" PRIu64 " bytes without a shard header, but a file of raw uint16 "
-                              "ids has an even size; copy or create it again", s->path, size);
+                              "ids has an even size; copy or make it again", s->path, size);
         }
         return raw_is_plausible(s, err);
     }
     ShardHeader h;
     if (size < sizeof h) {
-        return tost_error(err, "%s: truncated: %" PRIu64 " bytes, but the header has %zu; copy or create it "
+        return tost_error(err, "%s: truncated: %" PRIu64 " bytes, but the header has %zu; copy or make it "
                           "again", s->path, size, sizeof h);
     }
     memcpy(&h, s->map, sizeof h);
@@ -92,15 +92,15 @@ static bool shard_layout(Shard* s, TostError* err) {
     }
     uint64_t bytes = size - sizeof h, claimed = s->n_tokens * (uint64_t)s->width;
     if (bytes < claimed) {
-        return tost_error(err, "%s: truncated: the header says %" PRIu64 " tokens, but the file of %" PRIu64
-                          " bytes has %" PRIu64 "; copy or create it again", s->path, s->n_tokens, size,
+        return tost_error(err, "%s: truncated: offset 8 says %" PRIu64 " tokens, but the file of %" PRIu64
+                          " bytes has %" PRIu64 "; copy or make it again", s->path, s->n_tokens, size,
                           bytes / (uint64_t)s->width);
     }
     if (bytes > claimed) {
-        return tost_error(err, "%s: the header says %" PRIu64 " tokens, but %" PRIu64 " more bytes follow "
-                          "them; copy or create it again", s->path, s->n_tokens, bytes - claimed);
+        return tost_error(err, "%s: too long: offset 8 says %" PRIu64 " tokens, but %" PRIu64 " bytes follow "
+                          "them; copy or make it again", s->path, s->n_tokens, bytes - claimed);
     }
-    return s->n_tokens > 0 || tost_error(err, "%s: no tokens; copy or create it again", s->path);
+    return s->n_tokens > 0 || tost_error(err, "%s: no tokens; copy or make it again", s->path);
 }
 
 static bool shard_map(Shard* s, int fd, TostError* err) {
@@ -111,7 +111,7 @@ static bool shard_map(Shard* s, int fd, TostError* err) {
                           s->path);
     }
     if (!S_ISREG(st.st_mode)) return tost_error(err, "%s: not a regular file; a shard must be one", s->path);
-    if (st.st_size == 0) return tost_error(err, "%s: empty; copy or create it again", s->path);
+    if (st.st_size == 0) return tost_error(err, "%s: empty; copy or make it again", s->path);
     s->map_bytes = (uint64_t)st.st_size;
     void* map = mmap(NULL, (size_t)s->map_bytes, PROT_READ, MAP_SHARED, fd, 0);
     if (map == MAP_FAILED) {
