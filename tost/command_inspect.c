@@ -1,6 +1,12 @@
-// inspect.c: one forward over a text, and a file of what the heads made of it.
-#include "command_inspect.h"
-
+// command_inspect.c: runs a model over a text and writes its activations to a safetensors file for plotting:
+//   tokens   I32 (T)        ids of the text
+//   offsets  I32 (T+1)      token t is text[offsets[t] .. offsets[t+1])
+//   loss     F32 (T)        -log p(token t | tokens before it), nats; NaN for the first
+//   pi       F32 (L,NH,T)   membership of each token in each head
+//   w        F32 (L,T,C)    tokens projected to the heads' subspaces: head h has channels [h·C/NH, (h+1)·C/NH)
+//   text     U8  (bytes)
+// __metadata__ has the model's config with the keys of a checkpoint, content "inspect", model, step, tokenizer and
+// text_tokens: the number of tokens of the whole text, of which the first T = min(block_size, text_tokens) are used.
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -13,22 +19,12 @@
 // ---------------------------------------------------------------------------------------------
 // The text
 
-size_t encode_documents(uint32_t* ids, const Tokenizer* tokenizer, const char* text, size_t n) {
-    size_t n_ids = 0, from = 0, end, next;
-    for (; document_ends(&end, &next, text, from, n, true); from = next) {
-        n_ids += tokenizer_encode(tokenizer, ids + n_ids, text + from, end - from);
-        ids[n_ids++] = (uint32_t)tokenizer_eot(tokenizer);
-    }
-    return n_ids + tokenizer_encode(tokenizer, ids + n_ids, text + from, n - from);
-}
-
-// The tokens that are looked at, and their bytes one after another.
 typedef struct {
     int      T;
-    int32_t* ids;
+    int32_t* ids;       // (T)
     int32_t* offsets;   // (T+1)
-    char*    bytes;
-    size_t   all;       // tokens of the whole text
+    char*    bytes;     // of the T tokens
+    size_t   total;     // tokens of the whole text
 } Tokens;
 
 static void tokens_free(Tokens* k) {
@@ -37,11 +33,11 @@ static void tokens_free(Tokens* k) {
     free(k->bytes);
 }
 
-// The first block_size tokens of the text, or all if they are fewer.
-static Tokens take_tokens(const Tokenizer* tokenizer, const Bytes* text, int block_size) {
+// At most the first block_size tokens.
+static Tokens first_tokens(const Tokenizer* tokenizer, const Bytes* text, int block_size) {
     uint32_t* ids = xmalloc((text->size + 1) * sizeof *ids);
-    Tokens k = {.all = encode_documents(ids, tokenizer, text->data, text->size)};
-    k.T = k.all < (size_t)block_size ? (int)k.all : block_size;
+    Tokens k = {.total = encode_documents(ids, tokenizer, text->data, text->size)};
+    k.T = k.total < (size_t)block_size ? (int)k.total : block_size;
     k.ids = xmalloc((size_t)k.T * sizeof *k.ids);
     k.offsets = xcalloc((size_t)k.T + 1, sizeof *k.offsets);
     for (int t = 0; t < k.T; t++) {
@@ -59,7 +55,7 @@ static Tokens take_tokens(const Tokenizer* tokenizer, const Bytes* text, int blo
 // ---------------------------------------------------------------------------------------------
 // The model
 
-// loss (T) of each token, given those before it. Returns their sum, the first left out.
+// loss (T) of each token given those before it. Returns the sum over all but the first.
 static double score_tokens(float* loss, const LoadedModel* t, const Tokens* k) {
     double sum = 0, *nats = xmalloc((size_t)k->T * sizeof *nats);
     if (k->T > 1) {
@@ -80,7 +76,7 @@ static double score_tokens(float* loss, const LoadedModel* t, const Tokens* k) {
 
 enum { TENSORS = 6, META = 16 };
 
-static void declare(StTensor tensors[TENSORS], const TostConfig* c, const Tokens* k) {
+static void declare_tensors(StTensor tensors[TENSORS], const TostConfig* c, const Tokens* k) {
     const int64_t T = k->T;
     const StTensor all[TENSORS] = {
         {.name = "tokens",  .dtype = ST_I32, .ndim = 1, .shape = {T}},
@@ -93,26 +89,26 @@ static void declare(StTensor tensors[TENSORS], const TostConfig* c, const Tokens
     memcpy(tensors, all, sizeof all);
 }
 
-static StMeta* describe(int* n, const LoadedModel* t, const Tokenizer* tokenizer, const Tokens* k) {
+static StMeta* make_metadata(int* n, const LoadedModel* t, const Tokenizer* tokenizer, const Tokens* k) {
     const TostConfig* c = &t->info.config;
     const struct { const char* key; long long value; } numbers[] = {
         {"n_layer", c->n_layer}, {"n_head", c->n_head}, {"n_embd", c->n_embd}, {"block_size", c->block_size},
         {"vocab_size", c->vocab_size}, {"bias", c->bias}, {"step", t->info.step},
-        {"text_tokens", (long long)k->all}};
-    const struct { const char *key, *value; } words[] = {
+        {"text_tokens", (long long)k->total}};
+    const struct { const char *key, *value; } strings[] = {
         {"format", "pt"}, {"content", "inspect"}, {"model", t->file}, {"tokenizer", tokenizer_path(tokenizer)},
         {"membership", c->membership == TOST_UNIFORM ? "uniform" : "learned"}};
-    _Static_assert(countof(numbers) + countof(words) <= META, "META has a place for each");
+    _Static_assert(countof(numbers) + countof(strings) <= META, "META entries are enough");
     StMeta* meta = xcalloc(META, sizeof *meta);
     *n = 0;
-    for (size_t i = 0; i < countof(words); i++)
-        meta[(*n)++] = (StMeta){xstrdup(words[i].key), xstrdup(words[i].value)};
+    for (size_t i = 0; i < countof(strings); i++)
+        meta[(*n)++] = (StMeta){xstrdup(strings[i].key), xstrdup(strings[i].value)};
     for (size_t i = 0; i < countof(numbers); i++)
         meta[(*n)++] = (StMeta){xstrdup(numbers[i].key), xasprintf("%lld", numbers[i].value)};
     return meta;
 }
 
-// n values per layer of one activation of the last forward.
+// One activation of every layer, n values each.
 static bool append_layers(StWriter* w, const LoadedModel* t, TostActivation what, size_t n, TostError* err) {
     float* values = xmalloc(n * sizeof *values);
     bool ok = true;
@@ -135,21 +131,22 @@ static bool append_all(StWriter* w, const LoadedModel* t, const Tokens* k, const
         && st_append(w, k->bytes, (size_t)k->offsets[T], err);
 }
 
-// Runs the model and writes the file under a name of its own; on failure nothing is left. *sum: see score_tokens.
-static bool write_beside(double* sum, const char* beside, const LoadedModel* t, const Tokenizer* tokenizer,
-                         const Tokens* k, TostError* err) {
+// Runs the model and writes the file. *sum: see score_tokens.
+static bool write_file(double* sum, const char* path, const LoadedModel* t, const Tokenizer* tokenizer,
+                       const Tokens* k, TostError* err) {
     StTensor tensors[TENSORS];
     int n_meta;
-    StMeta* meta = describe(&n_meta, t, tokenizer, k);
-    declare(tensors, &t->info.config, k);
+    StMeta* meta = make_metadata(&n_meta, t, tokenizer, k);
+    declare_tensors(tensors, &t->info.config, k);
     StWriter w;
-    bool ok = st_begin(&w, beside, tensors, TENSORS, meta, n_meta, err);
+    bool ok = st_begin(&w, path, tensors, TENSORS, meta, n_meta, err);
     float* loss = xmalloc((size_t)k->T * sizeof *loss);
     if (ok) {
         *sum = score_tokens(loss, t, k);
         t->engine->forward(t->model, k->ids, 1, k->T);
         ok = (isfinite(*sum)
-              || tost_error(err, "%s: the loss is not finite: the weights have diverged", t->file))
+              || tost_error(err, "%s: the loss is not finite; the weights have diverged: use an earlier checkpoint",
+                            t->file))
              && append_all(&w, t, k, loss, err);
     }
     if (!ok) st_abandon(&w);
@@ -159,30 +156,30 @@ static bool write_beside(double* sum, const char* beside, const LoadedModel* t, 
     return ok;
 }
 
-// Nothing is there, or an earlier inspection: a model or a text is not what anybody wants replaced.
-static bool may_replace(const char* out, TostError* err) {
-    if (is_dir(out)) return tost_error(err, "--out %s is a folder: name a file", out);
+// Only a file that inspect wrote is replaced, never a model or a text.
+static bool check_out(const char* out, TostError* err) {
+    if (is_dir(out)) return tost_error(err, "--out %s is a folder; name a file", out);
     if (!path_exists(out)) return true;
     StFile f;
     TostError ignored;
-    bool ours = st_open(&f, out, &ignored);
-    if (ours) {
+    bool replaceable = st_open(&f, out, &ignored);
+    if (replaceable) {
         const char* content = st_meta(&f, "content");
-        ours = content && strcmp(content, "inspect") == 0;
+        replaceable = content && strcmp(content, "inspect") == 0;
         st_close(&f);
     }
-    return ours || tost_error(err, "--out %s is there already and is none of inspect's files: name another", out);
+    return replaceable || tost_error(err, "--out %s exists and was not written by inspect; choose another file", out);
 }
 
 static bool write_inspection(double* sum, const LoadedModel* t, const Tokenizer* tokenizer, const Tokens* k,
                              const char* out, TostError* err) {
-    char* beside = xasprintf("%s.tmp", out);
-    bool ok = write_beside(sum, beside, t, tokenizer, k, err);
-    if (ok && rename(beside, out) != 0) {
+    char* tmp = xasprintf("%s.tmp", out);
+    bool ok = write_file(sum, tmp, t, tokenizer, k, err);
+    if (ok && rename(tmp, out) != 0) {
         ok = tost_error(err, "--out %s cannot be written: %s", out, strerror(errno));
-        unlink(beside);
+        unlink(tmp);
     }
-    free(beside);
+    free(tmp);
     return ok;
 }
 
@@ -190,20 +187,19 @@ static bool write_inspection(double* sum, const LoadedModel* t, const Tokenizer*
 
 static bool inspect(LoadedModel* t, const Tokenizer* tokenizer, const Options* o, const Bytes* text,
                     TostError* err) {
-    if (!may_replace(o->out, err)) return false;
-    Tokens k = take_tokens(tokenizer, text, t->info.config.block_size);
+    if (!check_out(o->out, err)) return false;
+    Tokens k = first_tokens(tokenizer, text, t->info.config.block_size);
     double sum = 0;
     bool ok = loaded_model_create(t, o, 1, k.T, true, err);
     if (ok) {
         fprintf(stderr, "%s, step %lld\n", t->file, (long long)t->info.step);
-        if (k.all > (size_t)k.T)
-            fprintf(stderr, "the text has %zu tokens: the first %d, which is the model's block size, are taken\n",
-                    k.all, k.T);
+        if (k.total > (size_t)k.T)
+            fprintf(stderr, "the text has %zu tokens: the first %d (the block size) are used\n", k.total, k.T);
         ok = write_inspection(&sum, t, tokenizer, &k, o->out, err);
     }
     if (ok) {
         printf("%-12s%d\n", "tokens", k.T);
-        if (k.T > 1) printf("%-12s%.6f nats/token, the first not counted\n", "loss", sum / (k.T - 1));
+        if (k.T > 1) printf("%-12s%.6f nats/token, without the first\n", "loss", sum / (k.T - 1));
         printf("%-12s%s\n", "written", o->out);
     }
     tokens_free(&k);

@@ -13,7 +13,6 @@
 
 #include "checkpoint.h"
 #include "init.h"
-#include "command_inspect.h"
 #include "log.h"
 #include "options.h"
 #include "progress.h"

@@ -472,13 +472,13 @@ static void test_broken_files(Checks* c, const char* path) {
     }
     write_bytes(path, "a \0\n", 4);
     refused(c, path, "a NUL", "line 1:", "U+0000");
-    if (truncate(path, 1 << 30) == 0) refused(c, path, "a gigabyte", "1073741824 bytes", "more than");
+    if (truncate(path, 1 << 30) == 0) refused(c, path, "a gigabyte", "1073741824 bytes", "at most");
     size_t n = 17 << 20;
     char* lines = xmalloc(n);
     memset(lines, '\n', n);
     write_bytes(path, lines, n);
     free(lines);
-    refused(c, path, "17 million lines", "lines", "more than");
+    refused(c, path, "17 million lines", "lines", "at most");
     unlink(path);
     refused(c, path, "no file", "cannot be opened", "");
 }
