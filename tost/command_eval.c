@@ -104,7 +104,7 @@ static bool score(Score* r, JsonFile* json, Evaluation* e, TostError* err) {
     Window* window = xmalloc((size_t)e->batch * sizeof *window);
     Progress progress = progress_new(stderr, false);
     bool ok = true;
-    for (uint64_t first = 0; first < w->count && ok;) {
+    for (uint64_t first = 0; first < w->count;) {
         const uint64_t left = w->count - first;
         const int n = left < (uint64_t)e->batch ? (int)left : e->batch;
         for (int i = 0; i < n && ok; i++) {

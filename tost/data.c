@@ -32,13 +32,19 @@ static const ShardKind shard_kinds[KINDS] = {
     [KIND_U32] = {20240801, 7, 4},
 };
 
-bool shard_begins(const char* head, size_t n) {
-    uint32_t start[2];
-    if (n < sizeof start) return false;
-    memcpy(start, head, sizeof start);
+// The kind of a file that begins with these n bytes; NULL if it has no shard's magic.
+static const ShardKind* find_kind(const void* head, size_t n) {
+    uint32_t magic;
+    if (n < sizeof magic) return NULL;
+    memcpy(&magic, head, sizeof magic);
     for (int k = 0; k < KINDS; k++)
-        if (start[0] == shard_kinds[k].magic && start[1] == shard_kinds[k].version) return true;
-    return false;
+        if (magic == shard_kinds[k].magic) return &shard_kinds[k];
+    return NULL;
+}
+
+bool shard_begins(const char* head, size_t n) {
+    const ShardKind* kind = find_kind(head, n);
+    return kind && n >= 8 && memcmp(head + 4, &kind->version, 4) == 0;
 }
 
 static bool is_text(uint8_t c) { return (c >= 0x20 && c < 0x7f) || c == '\t' || c == '\n' || c == '\r'; }
@@ -60,13 +66,8 @@ static bool raw_is_plausible(const Shard* s, TostError* err) {
 }
 
 static bool shard_layout(Shard* s, TostError* err) {
-    uint64_t size = s->map_bytes;
-    uint32_t magic = 0;
-    if (size >= sizeof magic) memcpy(&magic, s->map, sizeof magic);
-    const ShardKind* kind = NULL;
-    for (int k = 0; k < KINDS; k++) {
-        if (magic == shard_kinds[k].magic) kind = &shard_kinds[k];
-    }
+    const uint64_t size = s->map_bytes;
+    const ShardKind* kind = find_kind(s->map, size);
     if (!kind) {
         s->width = 2;
         s->first = 0;

@@ -57,8 +57,8 @@ static int32_t pop(int32_t* heap, int n, const float* logits) {
     return heap[n - 1] = first;
 }
 
-// Applies top_k, then top_p. Returns how many ids remain; they are the last ones of s->order, most likely last. The heap
-// sorts only the ids that are needed: O(n + kept · log n).
+// Applies top_k, then top_p. Returns how many ids remain; they are the last ones of s->order, most likely last. A heap
+// sorts only as many ids as needed: O(n + kept · log n).
 static int select_top(Sampler* s, const float* logits, const SamplerOptions* o, double total) {
     const int n = s->n_ids;
     for (int i = 0; i < n; i++) s->order[i] = i;
@@ -163,8 +163,8 @@ static bool generate_tokens(GenerateResult* result, Window* w, Sampler* sampler,
     for (;;) {
         const int32_t id = sampler_draw(sampler, w->logits, o, rng);
         if (id < 0)
-            return tost_error(err, "the logits after %lld tokens are not numbers; the weights have diverged: use an earlier "
-                              "checkpoint (--model)", (long long)result->tokens);
+            return tost_error(err, "the logits after %lld tokens are not numbers; the weights have diverged: use an "
+                              "earlier checkpoint (--model)", (long long)result->tokens);
         if (id == tokenizer_eot(tokenizer)) return true;
         size_t n;
         const char* bytes = tokenizer_piece(tokenizer, (uint32_t)id, &n);

@@ -209,8 +209,8 @@ static bool source_read(Source* s, size_t used, Job* job, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // Plain text
 
-// Adds the complete documents in s, and the last, incomplete one up to its last safe cut. The rest starts with the white
-// space at the cut, so that it still has the line end before a separator line. Returns the number of bytes used.
+// Adds the complete documents in s, and the last, incomplete one up to its last safe cut. The rest begins with the
+// white space at the cut, so it includes the line end before a separator line. Returns the number of bytes used.
 static size_t add_documents(Job* job, const Source* s) {
     size_t p = 0, end, next;
     for (; document_ends(&end, &next, s->data, p, s->n, s->end); p = next)
@@ -275,7 +275,7 @@ static bool blank(const char* s, size_t n) {
     return i == n;
 }
 
-// Collects the complete, non-blank lines of s; *number counts the lines of the file. The text of a line will be decoded to
+// Collects the complete, non-blank lines of s; *number counts the lines of the file. A line's text will be decoded to
 // the same position in text (s->n + 1 bytes). Returns the number of bytes used.
 static size_t collect_lines(Job* job, const Source* s, char* text, uint64_t* number) {
     size_t p = 0;

@@ -20,7 +20,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     char* path = fuzz_file("log.csv", data, size);
     if (cut(&once, path, step, &err)) {
         must_hold(cut(&twice, path, step, &err), "truncated log is rejected");
-        must_hold(once.size == twice.size && memcmp(once.data, twice.data, once.size) == 0, "second truncation changed the log");
+        must_hold(once.size == twice.size && memcmp(once.data, twice.data, once.size) == 0,
+                  "second truncation changed the log");
     } else {
         check_message(&err);
         must_hold(once.size == size && memcmp(once.data, data, size) == 0, "rejected log was modified");

@@ -42,7 +42,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     char* path = fuzz_file("vocab.bpe", data, n);
     Tokenizer* t = tokenizer_open(path, &err);
     if (t) {
-        must_hold(tokenizer_size(t) >= 257 && tokenizer_eot(t) == tokenizer_size(t) - 1, "vocabulary without the byte tokens");
+        must_hold(tokenizer_size(t) >= 257 && tokenizer_eot(t) == tokenizer_size(t) - 1, "missing byte tokens");
         if (zero) check_text(t, zero + 1, size - n - 1);
         tokenizer_free(t);
     } else check_message(&err);

@@ -39,7 +39,7 @@ one() {
     printf '%-12s %10s inputs  %7s inputs/s  %6s edges covered  ' "$1" "${inputs:-?}" "${rate:-?}" "${cover:-?}"
     if [ $status -eq 0 ]; then echo "nothing found"; return 0; fi
     input=$(sed -n 's/.*Test unit written to //p' "$folder/$1.log" | tail -1)
-    echo "FAILED: $(grep -m1 -E 'broken:|ERROR:|runtime error:' "$folder/$1.log"); reproduce with: $folder/fuzz_$1 $input"
+    echo "FAILED: $(grep -m1 -E 'broken:|ERROR:|runtime error:' "$folder/$1.log"); reproduce: $folder/fuzz_$1 $input"
     return 1
 }
 
