@@ -12,11 +12,11 @@ static void print_file(const char* label, const char* path) {
     if (stat(path, &st) == 0) printf("%-12s%s, %s\n", label, path, human_bytes(size, (double)st.st_size));
 }
 
-static void print_model(const LoadedModel* t) {
-    const ModelSummary summary = model_summary(&t->info.config, &t->tensors);
+static void print_model(const LoadedModel* m) {
+    const ModelSummary summary = model_summary(&m->info.config, &m->tensors);
     printf("%-12s%s\n", "model", summary.sizes);
-    printf("%-12s%s, exactly %zu in %d tensors\n", "parameters", summary.parameters, t->tensors.n_params,
-           t->tensors.count);
+    printf("%-12s%s, exactly %zu in %d tensors\n", "parameters", summary.parameters, m->tensors.n_params,
+           m->tensors.count);
 }
 
 static void print_training(const CheckpointInfo* info) {
@@ -37,18 +37,18 @@ static void print_training(const CheckpointInfo* info) {
 
 int command_info(const Options* o) {
     TostError err;
-    LoadedModel t;
-    const bool ok = loaded_model_find(&t, o, NULL, &err);
+    LoadedModel m;
+    const bool ok = loaded_model_find(&m, o, NULL, &err);
     if (ok) {
-        char* dir = path_dir(t.file);
+        char* dir = path_dir(m.file);
         char* optimizer = path_join(dir, "optimizer.safetensors");
-        print_file("file", t.file);
+        print_file("file", m.file);
         print_file("optimizer", optimizer);
-        print_model(&t);
-        print_training(&t.info);
+        print_model(&m);
+        print_training(&m.info);
         free(optimizer);
         free(dir);
     }
-    loaded_model_free(&t);
+    loaded_model_free(&m);
     return ok ? 0 : command_failed(o, &err);
 }

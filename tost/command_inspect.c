@@ -56,11 +56,11 @@ static Tokens first_tokens(const Tokenizer* tokenizer, const Bytes* text, int bl
 // The model
 
 // loss (T) of each token given those before it. Returns the sum over all but the first.
-static double score_tokens(float* loss, const LoadedModel* t, const Tokens* k) {
+static double score_tokens(float* loss, const LoadedModel* m, const Tokens* k) {
     double sum = 0, *nats = xmalloc((size_t)k->T * sizeof *nats);
     if (k->T > 1) {
-        t->engine->decode_begin(NULL, t->model, NULL, 1, 0);
-        t->engine->decode_score(nats, t->model, k->ids, k->ids + 1, 1, k->T - 1);
+        m->engine->decode_begin(NULL, m->model, NULL, 1, 0);
+        m->engine->decode_score(nats, m->model, k->ids, k->ids + 1, 1, k->T - 1);
     }
     loss[0] = NAN;
     for (int i = 1; i < k->T; i++) {
@@ -89,14 +89,14 @@ static void declare_tensors(StTensor tensors[TENSORS], const TostConfig* c, cons
     memcpy(tensors, all, sizeof all);
 }
 
-static StMeta* make_metadata(int* n, const LoadedModel* t, const Tokenizer* tokenizer, const Tokens* k) {
-    const TostConfig* c = &t->info.config;
+static StMeta* make_metadata(int* n, const LoadedModel* m, const Tokenizer* tokenizer, const Tokens* k) {
+    const TostConfig* c = &m->info.config;
     const struct { const char* key; long long value; } numbers[] = {
         {"n_layer", c->n_layer}, {"n_head", c->n_head}, {"n_embd", c->n_embd}, {"block_size", c->block_size},
-        {"vocab_size", c->vocab_size}, {"bias", c->bias}, {"step", t->info.step},
+        {"vocab_size", c->vocab_size}, {"bias", c->bias}, {"step", m->info.step},
         {"text_tokens", (long long)k->total}};
     const struct { const char *key, *value; } strings[] = {
-        {"format", "pt"}, {"content", "inspect"}, {"model", t->file}, {"tokenizer", tokenizer_path(tokenizer)},
+        {"format", "pt"}, {"content", "inspect"}, {"model", m->file}, {"tokenizer", tokenizer_path(tokenizer)},
         {"membership", c->membership == TOST_UNIFORM ? "uniform" : "learned"}};
     _Static_assert(countof(numbers) + countof(strings) <= META, "META entries are enough");
     StMeta* meta = xcalloc(META, sizeof *meta);
@@ -109,45 +109,45 @@ static StMeta* make_metadata(int* n, const LoadedModel* t, const Tokenizer* toke
 }
 
 // One activation of every layer, n values each.
-static bool append_layers(StWriter* w, const LoadedModel* t, TostActivation what, size_t n, TostError* err) {
+static bool append_layers(StWriter* w, const LoadedModel* m, TostActivation what, size_t n, TostError* err) {
     float* values = xmalloc(n * sizeof *values);
     bool ok = true;
-    for (int l = 0; ok && l < t->info.config.n_layer; l++) {
-        t->engine->activation(values, t->model, what, l);
+    for (int l = 0; ok && l < m->info.config.n_layer; l++) {
+        m->engine->activation(values, m->model, what, l);
         ok = st_append(w, values, n * sizeof *values, err);
     }
     free(values);
     return ok;
 }
 
-static bool append_all(StWriter* w, const LoadedModel* t, const Tokens* k, const float* loss, TostError* err) {
-    const TostConfig* c = &t->info.config;
+static bool append_all(StWriter* w, const LoadedModel* m, const Tokens* k, const float* loss, TostError* err) {
+    const TostConfig* c = &m->info.config;
     const size_t T = (size_t)k->T;
     return st_append(w, k->ids, T * sizeof *k->ids, err)
         && st_append(w, k->offsets, (T + 1) * sizeof *k->offsets, err)
         && st_append(w, loss, T * sizeof *loss, err)
-        && append_layers(w, t, TOST_PI, c->n_head * T, err)
-        && append_layers(w, t, TOST_W, c->n_embd * T, err)
+        && append_layers(w, m, TOST_PI, c->n_head * T, err)
+        && append_layers(w, m, TOST_W, c->n_embd * T, err)
         && st_append(w, k->bytes, (size_t)k->offsets[T], err);
 }
 
 // Runs the model and writes the file. *sum: see score_tokens.
-static bool write_file(double* sum, const char* path, const LoadedModel* t, const Tokenizer* tokenizer,
+static bool write_file(double* sum, const char* path, const LoadedModel* m, const Tokenizer* tokenizer,
                        const Tokens* k, TostError* err) {
     StTensor tensors[TENSORS];
     int n_meta;
-    StMeta* meta = make_metadata(&n_meta, t, tokenizer, k);
-    declare_tensors(tensors, &t->info.config, k);
+    StMeta* meta = make_metadata(&n_meta, m, tokenizer, k);
+    declare_tensors(tensors, &m->info.config, k);
     StWriter w;
     bool ok = st_begin(&w, path, tensors, TENSORS, meta, n_meta, err);
     float* loss = xmalloc((size_t)k->T * sizeof *loss);
     if (ok) {
-        *sum = score_tokens(loss, t, k);
-        t->engine->forward(t->model, k->ids, 1, k->T);
+        *sum = score_tokens(loss, m, k);
+        m->engine->forward(m->model, k->ids, 1, k->T);
         ok = (isfinite(*sum)
               || tost_error(err, "%s: the loss is not finite; the weights have diverged: use an earlier checkpoint",
-                            t->file))
-             && append_all(&w, t, k, loss, err);
+                            m->file))
+             && append_all(&w, m, k, loss, err);
     }
     if (!ok) st_abandon(&w);
     ok = ok && st_finish(&w, err);
@@ -171,10 +171,10 @@ static bool check_out(const char* out, TostError* err) {
     return replaceable || tost_error(err, "--out %s exists and was not written by inspect; choose another file", out);
 }
 
-static bool write_inspection(double* sum, const LoadedModel* t, const Tokenizer* tokenizer, const Tokens* k,
+static bool write_inspection(double* sum, const LoadedModel* m, const Tokenizer* tokenizer, const Tokens* k,
                              const char* out, TostError* err) {
     char* tmp = xasprintf("%s.tmp", out);
-    bool ok = write_file(sum, tmp, t, tokenizer, k, err);
+    bool ok = write_file(sum, tmp, m, tokenizer, k, err);
     if (ok && rename(tmp, out) != 0) {
         ok = tost_error(err, "--out %s cannot be written: %s", out, strerror(errno));
         unlink(tmp);
@@ -185,17 +185,17 @@ static bool write_inspection(double* sum, const LoadedModel* t, const Tokenizer*
 
 // ---------------------------------------------------------------------------------------------
 
-static bool inspect(LoadedModel* t, const Tokenizer* tokenizer, const Options* o, const Bytes* text,
+static bool inspect(LoadedModel* m, const Tokenizer* tokenizer, const Options* o, const Bytes* text,
                     TostError* err) {
     if (!check_out(o->out, err)) return false;
-    Tokens k = first_tokens(tokenizer, text, t->info.config.block_size);
+    Tokens k = first_tokens(tokenizer, text, m->info.config.block_size);
     double sum = 0;
-    bool ok = loaded_model_create(t, o, 1, k.T, true, err);
+    bool ok = loaded_model_create(m, o, 1, k.T, true, err);
     if (ok) {
-        fprintf(stderr, "%s, step %lld\n", t->file, (long long)t->info.step);
+        fprintf(stderr, "%s, step %lld\n", m->file, (long long)m->info.step);
         if (k.total > (size_t)k.T)
             fprintf(stderr, "the text has %zu tokens: the first %d (the block size) are used\n", k.total, k.T);
-        ok = write_inspection(&sum, t, tokenizer, &k, o->out, err);
+        ok = write_inspection(&sum, m, tokenizer, &k, o->out, err);
     }
     if (ok) {
         printf("%-12s%d\n", "tokens", k.T);
@@ -208,13 +208,13 @@ static bool inspect(LoadedModel* t, const Tokenizer* tokenizer, const Options* o
 
 int command_inspect(const Options* o, const TostEngine* engine) {
     TostError err;
-    LoadedModel t;
+    LoadedModel m;
     Bytes text = {0};
     Tokenizer* tokenizer = NULL;
-    const bool ok = loaded_model_find(&t, o, engine, &err) && (tokenizer = loaded_model_tokenizer(&t, o, &err))
-                    && read_text(&text, "--text", o->text, "", &err) && inspect(&t, tokenizer, o, &text, &err);
+    const bool ok = loaded_model_find(&m, o, engine, &err) && (tokenizer = loaded_model_tokenizer(&m, o, &err))
+                    && read_text(&text, "--text", o->text, "", &err) && inspect(&m, tokenizer, o, &text, &err);
     free(text.data);
     if (tokenizer) tokenizer_free(tokenizer);
-    loaded_model_free(&t);
+    loaded_model_free(&m);
     return ok ? 0 : command_failed(o, &err);
 }

@@ -102,34 +102,34 @@ void warn_of_shards(const Options* o, const char* dir, uint32_t largest_id, cons
     free(path);
 }
 
-bool loaded_model_find(LoadedModel* t, const Options* o, const TostEngine* engine, TostError* err) {
-    *t = (LoadedModel){.engine = engine};
-    if (!(o->model ? checkpoint_find(&t->file, o->model, err) : checkpoint_newest(&t->file, "out", err))) {
-        t->file = NULL;
+bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engine, TostError* err) {
+    *m = (LoadedModel){.engine = engine};
+    if (!(o->model ? checkpoint_find(&m->file, o->model, err) : checkpoint_newest(&m->file, "out", err))) {
+        m->file = NULL;
         return false;
     }
-    if (!checkpoint_read_info(&t->info, t->file, err)) {
-        t->info = (CheckpointInfo){0};
-        return checkpoint_name_whole(err, t->file, "--model");
+    if (!checkpoint_read_info(&m->info, m->file, err)) {
+        m->info = (CheckpointInfo){0};
+        return checkpoint_name_whole(err, m->file, "--model");
     }
-    t->tensors = tost_tensors(&t->info.config);
+    m->tensors = tost_tensors(&m->info.config);
     return true;
 }
 
-bool loaded_model_create(LoadedModel* t, const Options* o, int max_batch, int max_seq, bool training, TostError* err) {
+bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int max_seq, bool training, TostError* err) {
     const TostEngineOptions options = {.max_batch = max_batch, .max_seq = max_seq, .training = training,
                                        .dtype = (TostDtype)o->dtype, .threads = o->threads};
-    t->model = t->engine->create(&t->info.config, &options, err);
-    return t->model && (checkpoint_load_params(t->engine, t->model, &t->tensors, t->file, err)
-                        || checkpoint_name_whole(err, t->file, "--model"));
+    m->model = m->engine->create(&m->info.config, &options, err);
+    return m->model && (checkpoint_load_params(m->engine, m->model, &m->tensors, m->file, err)
+                        || checkpoint_name_whole(err, m->file, "--model"));
 }
 
 // Finds the file that the checkpoint gives as its tokenizer: by that path, or, for a run used from another working
 // directory, relative to a folder above the checkpoint. NULL if there is none. free()
-static char* find_named_tokenizer(const LoadedModel* t) {
-    const char* name = t->info.tokenizer;
+static char* find_named_tokenizer(const LoadedModel* m) {
+    const char* name = m->info.tokenizer;
     if (path_exists(name)) return xstrdup(name);
-    char *dir = path_dir(t->file), *found = NULL;
+    char *dir = path_dir(m->file), *found = NULL;
     while (name[0] != '/' && !found) {
         char *path = path_join(dir, name), *parent = path_dir(dir);
         const bool top = strcmp(parent, dir) == 0;
@@ -143,27 +143,27 @@ static char* find_named_tokenizer(const LoadedModel* t) {
     return found;
 }
 
-Tokenizer* loaded_model_tokenizer(const LoadedModel* t, const Options* o, TostError* err) {
-    if (!o->tokenizer && !t->info.tokenizer) {
-        tost_error(err, "%s has no tokenizer; give --tokenizer FILE, the vocab.bpe it was trained with",
-                   t->file);
+Tokenizer* loaded_model_tokenizer(const LoadedModel* m, const Options* o, TostError* err) {
+    if (!o->tokenizer && !m->info.tokenizer) {
+        tost_error(err, "%s does not name a tokenizer; give --tokenizer FILE, the vocab.bpe it was trained with",
+                   m->file);
         return NULL;
     }
-    char* path = o->tokenizer ? xstrdup(o->tokenizer) : find_named_tokenizer(t);
+    char* path = o->tokenizer ? xstrdup(o->tokenizer) : find_named_tokenizer(m);
     if (!path) {
         tost_error(err, "%s was trained with the tokenizer %s, which is missing; give --tokenizer FILE",
-                   t->file, t->info.tokenizer);
+                   m->file, m->info.tokenizer);
         return NULL;
     }
-    Tokenizer* tokenizer = model_tokenizer(&t->info, path, !o->tokenizer, t->file, err);
-    if (tokenizer) warn_of_tokenizer(o, &t->info, t->file, tokenizer);
+    Tokenizer* tokenizer = model_tokenizer(&m->info, path, !o->tokenizer, m->file, err);
+    if (tokenizer) warn_of_tokenizer(o, &m->info, m->file, tokenizer);
     free(path);
     return tokenizer;
 }
 
-void loaded_model_free(LoadedModel* t) {
-    if (t->model) t->engine->destroy(t->model);
-    tost_tensors_free(&t->tensors);
-    checkpoint_info_free(&t->info);
-    free(t->file);
+void loaded_model_free(LoadedModel* m) {
+    if (m->model) m->engine->destroy(m->model);
+    tost_tensors_free(&m->tensors);
+    checkpoint_info_free(&m->info);
+    free(m->file);
 }

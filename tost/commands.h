@@ -70,12 +70,12 @@ typedef struct {
 } LoadedModel;
 
 // --model, or the newest run in out/.
-bool loaded_model_find(LoadedModel* t, const Options* o, const TostEngine* engine, TostError* err);
+bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engine, TostError* err);
 // training: keep every layer's activations (TostEngineOptions.training).
-bool loaded_model_create(LoadedModel* t, const Options* o, int max_batch, int max_seq, bool training, TostError* err);
+bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int max_seq, bool training, TostError* err);
 // --tokenizer, or the checkpoint's, whose CRC-32 must match. NULL on error.
-Tokenizer* loaded_model_tokenizer(const LoadedModel* t, const Options* o, TostError* err);
-void loaded_model_free(LoadedModel* t);
+Tokenizer* loaded_model_tokenizer(const LoadedModel* m, const Options* o, TostError* err);
+void loaded_model_free(LoadedModel* m);
 
 #endif
 #endif
