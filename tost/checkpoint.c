@@ -274,7 +274,7 @@ static MetaList metadata(const CheckpointInfo* info) {
     add_meta(&m, "seed", "%" PRIu64, info->seed);
     add_meta(&m, "best_val_loss", "%.17g", info->best_val_loss);   // 17 digits: the same double when read
     add_guard(&m, &info->outliers);
-    if (info->open_row) add_meta(&m, "open_row", "%s", info->open_row);
+    if (info->unvalidated_row) add_meta(&m, "open_row", "%s", info->unvalidated_row);
     if (info->tokenizer) {
         add_meta(&m, "tokenizer", "%s", info->tokenizer);
         add_meta(&m, "tokenizer_hash", "%08" PRIx32, info->tokenizer_hash);
@@ -376,14 +376,14 @@ static bool read_metadata(CheckpointInfo* info, const StFile* f, TostError* err)
     info->tokens = (int64_t)tokens;
     info->tokenizer_hash = (uint32_t)hash;
     info->tokenizer = tokenizer ? xstrdup(tokenizer) : NULL;
-    info->open_row = st_meta(f, "open_row") ? xstrdup(st_meta(f, "open_row")) : NULL;
+    info->unvalidated_row = st_meta(f, "open_row") ? xstrdup(st_meta(f, "open_row")) : NULL;
     read_options(info, f);
     return true;
 }
 
 void checkpoint_info_free(CheckpointInfo* info) {
     free(info->tokenizer);
-    free(info->open_row);
+    free(info->unvalidated_row);
     st_free_meta(info->options, info->n_options);
     *info = (CheckpointInfo){0};
 }

@@ -17,7 +17,7 @@ typedef struct {
     uint64_t   seed;
     double     best_val_loss;     // nats a token; infinity where never measured
     OutlierDetector outliers;           // the last losses and norms, and how many updates were skipped
-    char*      open_row;          // the log's row of the last update where a stop cut its validation short, or NULL
+    char*      unvalidated_row;   // log row of the last step, if a signal interrupted its validation; else NULL
     char*      tokenizer;         // path as the run was given it, or NULL
     uint32_t   tokenizer_hash;    // CRC-32 of that file
     int        n_options;         // the run's options as key and value, so that a resumed run can be compared

@@ -4,15 +4,15 @@
 
 #include "util.h"
 
-// The ratio Σx / Σy over independent samples: nats a token, where a sample is a window or an example.
+// The ratio Σx / Σy over independent samples: nats per token; a sample is a window or an example.
 typedef struct { double n, x, y, xx, xy, yy; } Ratio;
 
 void   ratio_add(Ratio* r, double x, double y);
 double ratio_value(const Ratio* r);
-// Half the width of the 95 % interval, from the samples' spread about the ratio; NAN for fewer than two.
+// Half the width of the 95 % interval, by linearisation; NAN for fewer than two samples.
 double ratio_error(const Ratio* r);
 
-// Wilson's 95 % interval of a share: honest for few examples and for shares near 0 and 1.
+// Wilson's 95 % interval of a proportion: accurate for few examples and near 0 and 1.
 typedef struct { double low, high; } Interval;
 
 Interval share_interval(int64_t hits, int64_t n);   // n > 0

@@ -13,7 +13,7 @@
 static const char header[] = "step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s\n";
 enum { COMMAS = 7 };
 
-// The step of the row that is line[0..n), or -1 where this is no row.
+// The step of the row line[0..n), or -1 if it is not a row.
 static int64_t row_step(const char* line, size_t n) {
     int commas = 0;
     for (size_t i = 0; i < n; i++) commas += line[i] == ',';
@@ -25,12 +25,12 @@ static int64_t row_step(const char* line, size_t n) {
 }
 
 static bool foreign_log(const char* path, TostError* err) {
-    return tost_error(err, "%s: line 1 is not that of a log.csv; move the file away for a new one", path);
+    return tost_error(err, "%s: line 1 is not the header of a log.csv; move the file away to start a new log", path);
 }
 
-// Sets *keep to the length of what stands before the row of resume_step. Rows must be gapless up to there.
+// Sets *keep to the number of bytes before the row of resume_step. The rows before it must have no gaps.
 static bool find_cut(size_t* keep, const Bytes* text, int64_t resume_step, const char* path, TostError* err) {
-    static const char way_out[] = "take an earlier checkpoint, or move the log away to start a new one";
+    static const char remedy[] = "use an earlier checkpoint, or move the log away to start a new one";
     const size_t head = sizeof header - 1;
     *keep = 0;
     if (memcmp(text->data, header, text->size < head ? text->size : head) != 0)
@@ -43,23 +43,23 @@ static bool find_cut(size_t* keep, const Bytes* text, int64_t resume_step, const
         const size_t next = (size_t)(end - text->data) + 1;
         const int64_t step = row_step(text->data + at, next - 1 - at);
         if (step >= resume_step) break;
-        if (step < 0) return tost_error(err, "%s: line %ld is not a row of numbers; %s", path, line, way_out);
+        if (step < 0) return tost_error(err, "%s: line %ld is not a row of numbers; %s", path, line, remedy);
         if (last >= 0 && step != last + 1)
             return tost_error(err, "%s: line %ld: step %lld follows step %lld; %s", path, line,
-                              (long long)step, (long long)last, way_out);
+                              (long long)step, (long long)last, remedy);
         last = step;
         at = next;
     }
     *keep = at;
     if (last >= 0 && last != resume_step - 1)
-        return tost_error(err, "%s: line %ld is of step %lld, the last before step %lld, where the run goes "
-                          "on; %s", path, line - 1, (long long)last, (long long)resume_step, way_out);
+        return tost_error(err, "%s: line %ld is step %lld, but the run resumes at step %lld: rows are missing; %s",
+                          path, line - 1, (long long)last, (long long)resume_step, remedy);
     return true;
 }
 
-// The first n bytes of a log: its header, or as much of it as an end in the middle left, perhaps with the zeros
-// that a power cut makes of bytes on their way.
-static bool begins_log(const char* head, size_t n) {
+// True if the n bytes are a header, whole or cut short, perhaps followed by the zeros that a power failure leaves for
+// bytes that did not reach the disk.
+static bool starts_log(const char* head, size_t n) {
     size_t i = 0;
     while (i < n && head[i] == header[i]) i++;
     while (i < n && head[i] == 0) i++;
@@ -71,39 +71,39 @@ bool log_check_fresh(const char* path, bool overwrite, TostError* err) {
     char head[sizeof header];
     if (stat(path, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size == 0) return true;
     if (!overwrite)
-        return tost_error(err, "%s is there already: give another --log, or replace its run by --out DIR "
-                          "--overwrite", path);
+        return tost_error(err, "%s already exists: give another --log, or replace its run with --out DIR --overwrite",
+                          path);
     FILE* file = fopen(path, "rb");
     if (!file) return tost_error(err, "%s: cannot be opened: %s", path, strerror(errno));
     const size_t n = fread(head, 1, sizeof header - 1, file);
     fclose(file);
-    return begins_log(head, n) || foreign_log(path, err);
+    return starts_log(head, n) || foreign_log(path, err);
 }
 
-// Writes what waits, as far as it is taken.
-static bool write_waiting(LogFile* log, TostError* err) {
+// Writes as many pending bytes as the file takes.
+static bool write_pending(LogFile* log, TostError* err) {
     size_t done = 0;
-    int why = 0;
-    while (done < log->n_waiting && !why) {
-        const ssize_t n = write(log->fd, log->waiting + done, log->n_waiting - done);
+    int error = 0;
+    while (done < log->n_pending && !error) {
+        const ssize_t n = write(log->fd, log->pending + done, log->n_pending - done);
         if (n > 0) done += (size_t)n;
-        else if (n == 0 || errno != EINTR) why = n == 0 ? ENOSPC : errno;
+        else if (n == 0 || errno != EINTR) error = n == 0 ? ENOSPC : errno;
     }
-    if (!log->regular) done = log->n_waiting;
-    if (done > 0) memmove(log->waiting, log->waiting + done, log->n_waiting -= done);
-    if (log->n_waiting == 0) log->rows_waiting = 0;
-    return !why || tost_error(err, "%s: cannot be written: %s", log->path, strerror(why));
+    if (!log->regular) done = log->n_pending;
+    if (done > 0) memmove(log->pending, log->pending + done, log->n_pending -= done);
+    if (log->n_pending == 0) log->pending_rows = 0;
+    return !error || tost_error(err, "%s: cannot be written: %s", log->path, strerror(error));
 }
 
 static bool write_text(LogFile* log, const char* text, TostError* err) {
     const size_t n = strlen(text);
-    log->waiting = xrealloc(log->waiting, log->n_waiting + n);
-    memcpy(log->waiting + log->n_waiting, text, n);
-    log->n_waiting += n;
-    return write_waiting(log, err);
+    log->pending = xrealloc(log->pending, log->n_pending + n);
+    memcpy(log->pending + log->n_pending, text, n);
+    log->n_pending += n;
+    return write_pending(log, err);
 }
 
-// Makes the file empty, or cuts it back to what stands before resume_step. *empty: not even the header is left.
+// Empties the file, or cuts it back to the rows before resume_step. *empty: not even the header is left.
 static bool cut_back(bool* empty, LogFile* log, int64_t resume_step, TostError* err) {
     size_t keep = 0;
     if (resume_step >= 0) {
@@ -119,7 +119,7 @@ static bool cut_back(bool* empty, LogFile* log, int64_t resume_step, TostError* 
         || tost_error(err, "%s: cannot be cut back to %zu bytes: %s", log->path, keep, strerror(errno));
 }
 
-static bool begin(LogFile* log, int64_t resume_step, TostError* err) {
+static bool start(LogFile* log, int64_t resume_step, TostError* err) {
     bool empty = true;
     if (log->regular && flock(log->fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         return tost_error(err, "%s is being written by another run: give another --log", log->path);
@@ -127,14 +127,14 @@ static bool begin(LogFile* log, int64_t resume_step, TostError* err) {
     if (empty && !write_text(log, header, err)) return false;
     if (!log->regular) return true;
     char* dir = path_dir(log->path);
-    const bool ok = sync_dir(dir, err);   // the file's name must outlast a power cut as its rows do
+    const bool ok = sync_dir(dir, err);   // so that the file's name survives a power failure
     free(dir);
     return ok;
 }
 
 static void drop(LogFile* log) {
     free(log->path);
-    free(log->waiting);
+    free(log->pending);
     *log = (LogFile){0};
 }
 
@@ -145,7 +145,7 @@ bool log_open(LogFile* log, const char* path, int64_t resume_step, TostError* er
     *log = (LogFile){0};
     if (fd < 0) return tost_error(err, "%s: cannot be opened for writing: %s", path, strerror(errno));
     *log = (LogFile){.path = xstrdup(path), .fd = fd, .regular = regular};
-    if (begin(log, resume_step, err)) return true;
+    if (start(log, resume_step, err)) return true;
     close(fd);
     drop(log);
     return false;
@@ -177,15 +177,15 @@ bool log_row_parse(LogRow* row, const char* text) {
 
 bool log_row(LogFile* log, const LogRow* row, TostError* err) {
     char* text = log_row_text(row);
-    log->rows_waiting++;
+    log->pending_rows++;
     const bool ok = write_text(log, text, err);
     free(text);
     return ok;
 }
 
-// After a sync that failed the kernel may hold unwritten pages for written: the rows since the last good one
-// are put into the file again, so that the next sync has them to write.
-static bool write_again(LogFile* log) {
+// After a failed sync the kernel may count unwritten pages as clean. Rewrites the rows since the last successful sync,
+// so that the next one writes them.
+static bool rewrite_unsynced(LogFile* log) {
     char block[1 << 16];
     ssize_t n;
     for (off_t at = log->synced; (n = pread(log->fd, block, sizeof block, at)) > 0; at += n)
@@ -194,9 +194,9 @@ static bool write_again(LogFile* log) {
 }
 
 bool log_sync(LogFile* log, TostError* err) {
-    if (!write_waiting(log, err)) return false;
-    if (!log->regular) return true;   // a device or a pipe has no need of it
-    const bool ok = (!log->sync_failed || write_again(log)) && fsync(log->fd) == 0;
+    if (!write_pending(log, err)) return false;
+    if (!log->regular) return true;   // a device or a pipe cannot be synced
+    const bool ok = (!log->sync_failed || rewrite_unsynced(log)) && fsync(log->fd) == 0;
     log->sync_failed = !ok;
     if (!ok) return tost_error(err, "%s: cannot be synced: %s", log->path, strerror(errno));
     log->synced = lseek(log->fd, 0, SEEK_END);
@@ -205,7 +205,7 @@ bool log_sync(LogFile* log, TostError* err) {
 
 bool log_close(LogFile* log, TostError* err) {
     if (!log->path) return true;
-    bool ok = write_waiting(log, err);
+    bool ok = write_pending(log, err);
     if (close(log->fd) != 0 && ok)
         ok = tost_error(err, "%s: cannot be closed: %s", log->path, strerror(errno));
     drop(log);

@@ -105,13 +105,6 @@ void progress_show(Progress* p, double done, const char* fmt, ...) {
 // ---------------------------------------------------------------------------------------------
 // Training steps
 
-// tokens/s with a unit: "950", "12.3k", "1.25M".
-static void format_rate(char* out, size_t cap, double rate) {
-    if (rate < 1e3) snprintf(out, cap, "%.0f", rate);
-    else if (rate < 1e6) snprintf(out, cap, "%.1fk", rate / 1e3);
-    else snprintf(out, cap, "%.2fM", rate / 1e6);
-}
-
 // A bar `columns` wide, end marks included; in eighths of a column if the terminal supports UTF-8.
 static void format_bar(char* out, size_t cap, int columns, double done, bool utf8) {
     static const char* const eighths[] = {" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉", "█"};
@@ -136,13 +129,13 @@ static const int dropped_first[FIELDS] = {F_LR, F_NORM, F_RATE, F_BAR, F_ETA, F_
 static void format_fields(char fields[FIELDS][FIELD_CAP], const Progress* p, const LogRow* row, int64_t steps) {
     char rate[32], eta[32];
     const double seconds_per_step = (now_seconds() - p->started) / (double)p->steps_done;   // with validation and saves
-    format_rate(rate, sizeof rate, row->tokens_per_s * (row->ms > 0 ? row->ms / p->smoothed_ms : 1));
+    const double tokens_per_s = row->tokens_per_s * (row->ms > 0 ? row->ms / p->smoothed_ms : 1);
     format_duration(eta, sizeof eta, seconds_per_step * (double)(steps - row->step - 1));
     snprintf(fields[F_BAR], FIELD_CAP, " %*s", BAR_MIN, "");
     snprintf(fields[F_LOSS], FIELD_CAP, " loss %.4f", plain_nan(row->train_loss));
     snprintf(fields[F_LR], FIELD_CAP, "  lr %.1e", row->lr);
     snprintf(fields[F_NORM], FIELD_CAP, "  |g| %.2f", plain_nan(row->grad_norm));
-    snprintf(fields[F_RATE], FIELD_CAP, "  %s tok/s", rate);
+    snprintf(fields[F_RATE], FIELD_CAP, "  %s tok/s", human_count(rate, tokens_per_s));
     snprintf(fields[F_ETA], FIELD_CAP, "  ETA %s", eta);
 }
 
