@@ -214,7 +214,7 @@ int command_inspect(const Options* o, const TostEngine* engine) {
     const bool ok = loaded_model_find(&m, o, engine, &err) && (tokenizer = loaded_model_tokenizer(&m, o, &err))
                     && read_text(&text, "--text", o->text, "", &err) && inspect(&m, tokenizer, o, &text, &err);
     free(text.data);
-    if (tokenizer) tokenizer_free(tokenizer);
+    tokenizer_free(tokenizer);
     loaded_model_free(&m);
     return ok ? 0 : command_failed(o, &err);
 }

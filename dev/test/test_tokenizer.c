@@ -480,7 +480,7 @@ static void test_broken_files(Checks* c, const char* path) {
     free(lines);
     refused(c, path, "17 million lines", "lines", "at most");
     unlink(path);
-    refused(c, path, "no file", "cannot be opened", "");
+    refused(c, path, "missing file", "No such file", "");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -663,7 +663,7 @@ static void test_jsonl(Checks* c, Bench* b) {
 }
 
 static void fails(Checks* c, Bench* b, TokenizeOptions o, const char* text, const char* name,
-                  const char* wanted) {
+                  const char* expected) {
     TokenizeResult r;
     TostError err = {""};
     char *path = path_join(b->dir, name), *prefix, *files[] = {path};
@@ -672,7 +672,7 @@ static void fails(Checks* c, Bench* b, TokenizeOptions o, const char* text, cons
     o.n_files = 1;
     o.threads = 2;
     bool ok = run(b, &o, &r, &err, &prefix);
-    check(c, !ok && strstr(err.text, wanted), "%s: expected '%s', got '%s'", name, wanted, err.text);
+    check(c, !ok && strstr(err.text, expected), "%s: expected '%s', got '%s'", name, expected, err.text);
     char* dir = path_dir(prefix);
     check(c, rmdir(dir) == 0 || !path_exists(dir), "%s: files remain after the error", name);
     free(dir);
