@@ -13,7 +13,9 @@ static bool write_piece(void* context, const char* bytes, size_t n) {
 
 static bool write_samples(LoadedModel* m, const Tokenizer* tokenizer, const Options* o, const Bytes* prompt,
                           const uint32_t* ids, size_t n_ids, TostError* err) {
-    const SamplerOptions options = {.temperature = o->temperature, .top_k = o->top_k, .top_p = o->top_p};
+    const Generator generator = {.engine = m->engine, .model = m->model, .config = &m->info.config,
+                                 .tokenizer = tokenizer, .options = {o->temperature, o->top_k, o->top_p},
+                                 .piece = write_piece};
     int64_t tokens = 0;
     double seconds = 0;
     for (int64_t i = 0; i < o->samples; i++) {
@@ -21,8 +23,7 @@ static bool write_samples(LoadedModel* m, const Tokenizer* tokenizer, const Opti
         GenerateResult result;
         if (i > 0) printf("---\n");
         write_piece(NULL, prompt->data, prompt->size);
-        const bool ok = generate(&result, m->engine, m->model, &m->info.config, tokenizer, ids, n_ids,
-                                 o->tokens, &options, &rng, write_piece, NULL, err);
+        const bool ok = generate(&result, &generator, ids, n_ids, o->tokens, &rng, err);
         putchar('\n');
         if (!ok) return false;
         if (fflush(stdout) != 0 || ferror(stdout)) return tost_error(err, "stdout cannot be written");

@@ -114,81 +114,78 @@ int32_t sampler_draw(Sampler* s, const float* logits, const SamplerOptions* o, R
 
 // The decode state and the tokens it has read, from which it is rebuilt when all positions are used.
 typedef struct {
-    const TostEngine* engine;
-    TostModel*        model;
-    int               block_size;
-    int               count;     // tokens read
-    int32_t*          ids;       // (block_size) these tokens
-    float*            logits;    // (V), after the last token
+    const Generator* g;
+    int              count;     // tokens read
+    int32_t*         ids;       // (block_size) these tokens
+    float*           logits;    // (V), after the last token
 } Window;
 
 static int tokens_to_keep(int block_size) { return block_size / 2 > 1 ? block_size / 2 : 1; }
 
 static void window_begin(Window* w, const uint32_t* prompt, size_t n) {
-    const size_t keep = n > (size_t)w->block_size ? (size_t)tokens_to_keep(w->block_size) : n;
+    const int block = w->g->config->block_size;
+    const size_t keep = n > (size_t)block ? (size_t)tokens_to_keep(block) : n;
     for (size_t i = 0; i < keep; i++) w->ids[i] = (int32_t)prompt[n - keep + i];
     w->count = (int)keep;
-    w->engine->decode_begin(w->logits, w->model, w->ids, 1, w->count);
+    w->g->engine->decode_begin(w->logits, w->g->model, w->ids, 1, w->count);
 }
 
 static void window_append(Window* w, int32_t id) {
-    if (w->count < w->block_size) {
+    const int block = w->g->config->block_size;
+    if (w->count < block) {
         w->ids[w->count++] = id;
-        w->engine->decode_step(w->logits, w->model, &id);
+        w->g->engine->decode_step(w->logits, w->g->model, &id);
         return;
     }
-    const int keep = tokens_to_keep(w->block_size);
+    const int keep = tokens_to_keep(block);
     memmove(w->ids, w->ids + w->count - (keep - 1), (size_t)(keep - 1) * sizeof *w->ids);
     w->ids[keep - 1] = id;
     w->count = keep;
-    w->engine->decode_begin(w->logits, w->model, w->ids, 1, w->count);
+    w->g->engine->decode_begin(w->logits, w->g->model, w->ids, 1, w->count);
 }
 
-static bool check_prompt(const TostConfig* config, const Tokenizer* tokenizer, const uint32_t* prompt,
-                         size_t n, TostError* err) {
-    const int size = tokenizer_size(tokenizer);
-    if (size > config->vocab_size)
+static bool check_prompt(const Generator* g, const uint32_t* prompt, size_t n, TostError* err) {
+    const int size = tokenizer_size(g->tokenizer), rows = g->config->vocab_size;
+    if (size > rows)
         return tost_error(err, "%s: %d tokens, but the model's vocabulary has %d; give the tokenizer it was "
-                          "trained with as --tokenizer FILE", tokenizer_path(tokenizer), size, config->vocab_size);
+                          "trained with as --tokenizer FILE", tokenizer_path(g->tokenizer), size, rows);
     for (size_t i = 0; i < n; i++)
         if (prompt[i] >= (uint32_t)size)
             return tost_error(err, "prompt: token %zu has the id %u, but %s has ids 0 to %d", i, prompt[i],
-                              tokenizer_path(tokenizer), size - 1);
+                              tokenizer_path(g->tokenizer), size - 1);
     return true;
 }
 
-static bool generate_tokens(GenerateResult* result, Window* w, Sampler* sampler, const Tokenizer* tokenizer,
-                            int64_t max_tokens, const SamplerOptions* o, Rng* rng, PieceSink piece,
-                            void* context, TostError* err) {
+static bool generate_tokens(GenerateResult* result, Window* w, Sampler* sampler, int64_t max_tokens, Rng* rng,
+                            TostError* err) {
+    const Generator* g = w->g;
     for (;;) {
-        const int32_t id = sampler_draw(sampler, w->logits, o, rng);
+        const int32_t id = sampler_draw(sampler, w->logits, &g->options, rng);
         if (id < 0)
             return tost_error(err, "the logits after %lld tokens are not numbers; the weights have diverged: use an "
                               "earlier checkpoint (--model)", (long long)result->tokens);
-        if (id == tokenizer_eot(tokenizer)) return true;
+        if (id == tokenizer_eot(g->tokenizer)) return true;
         size_t n;
-        const char* bytes = tokenizer_piece(tokenizer, (uint32_t)id, &n);
+        const char* bytes = tokenizer_piece(g->tokenizer, (uint32_t)id, &n);
         result->tokens++;
-        if (!piece(context, bytes, n) || result->tokens >= max_tokens) return true;
+        if (!g->piece(g->context, bytes, n) || result->tokens >= max_tokens) return true;
         window_append(w, id);
     }
 }
 
-bool generate(GenerateResult* result, const TostEngine* engine, TostModel* model, const TostConfig* config,
-              const Tokenizer* tokenizer, const uint32_t* prompt, size_t n_prompt, int64_t max_tokens,
-              const SamplerOptions* o, Rng* rng, PieceSink piece, void* context, TostError* err) {
+bool generate(GenerateResult* result, const Generator* g, const uint32_t* prompt, size_t n_prompt, int64_t max_tokens,
+              Rng* rng, TostError* err) {
     *result = (GenerateResult){0};
-    if (!check_prompt(config, tokenizer, prompt, n_prompt, err)) return false;
+    if (!check_prompt(g, prompt, n_prompt, err)) return false;
     if (max_tokens <= 0) return true;
-    const uint32_t eot = (uint32_t)tokenizer_eot(tokenizer);
-    Sampler sampler = sampler_new(tokenizer_size(tokenizer));
-    Window w = {.engine = engine, .model = model, .block_size = config->block_size,
-                .ids = xmalloc((size_t)config->block_size * sizeof(int32_t)),
-                .logits = xmalloc((size_t)config->vocab_size * sizeof(float))};
+    const uint32_t eot = (uint32_t)tokenizer_eot(g->tokenizer);
+    Sampler sampler = sampler_new(tokenizer_size(g->tokenizer));
+    Window w = {.g = g, .ids = xmalloc((size_t)g->config->block_size * sizeof(int32_t)),
+                .logits = xmalloc((size_t)g->config->vocab_size * sizeof(float))};
     if (n_prompt > 0) window_begin(&w, prompt, n_prompt);
     else window_begin(&w, &eot, 1);
     const double start = now_seconds();
-    bool ok = generate_tokens(result, &w, &sampler, tokenizer, max_tokens, o, rng, piece, context, err);
+    bool ok = generate_tokens(result, &w, &sampler, max_tokens, rng, err);
     result->seconds = now_seconds() - start;
     free(w.ids);
     free(w.logits);

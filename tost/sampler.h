@@ -28,17 +28,26 @@ int32_t sampler_draw(Sampler* s, const float* logits, const SamplerOptions* o, R
 // Receives the raw bytes of each generated token (a UTF-8 character may span several tokens); returns false to stop.
 typedef bool (*PieceSink)(void* context, const char* bytes, size_t n);
 
+typedef struct {
+    const TostEngine* engine;
+    TostModel*        model;
+    const TostConfig* config;
+    const Tokenizer*  tokenizer;
+    SamplerOptions    options;
+    PieceSink         piece;
+    void*             context;   // passed to piece
+} Generator;
+
 typedef struct { int64_t tokens; double seconds; } GenerateResult;   // seconds: without processing the prompt
 
 // Generates up to max_tokens tokens after a prompt with the recurrent decode. Stops at <|endoftext|>, which is neither
-// passed to `piece` nor counted. An empty prompt starts from <|endoftext|>.
+// passed to piece nor counted. An empty prompt starts from <|endoftext|>.
 // A prompt longer than block_size is cut to its last max(1, block_size/2) tokens. When block_size tokens have been read
 // and another one follows, the decode state is rebuilt from the last max(1, block_size/2) tokens including that one. So
 // the model's max_seq must be at least block_size, or the length of the prompt (at least 1) if prompt and max_tokens
 // together fit in block_size.
 // Fails if the tokenizer is larger than the vocabulary, the prompt has invalid ids, or all logits are NaN or -infinity.
-bool generate(GenerateResult* result, const TostEngine* engine, TostModel* model, const TostConfig* config,
-              const Tokenizer* tokenizer, const uint32_t* prompt, size_t n_prompt, int64_t max_tokens,
-              const SamplerOptions* o, Rng* rng, PieceSink piece, void* context, TostError* err);
+bool generate(GenerateResult* result, const Generator* g, const uint32_t* prompt, size_t n_prompt, int64_t max_tokens,
+              Rng* rng, TostError* err);
 
 #endif
