@@ -246,14 +246,14 @@ static bool write_sample(Run* r, TostError* err) {
     enum { SAMPLE_STREAM = 0x5A3 };
     const Options* o = &r->o;
     if (!r->tokenizer || o->sample_every == 0 || r->progress.quiet || signals_received()) return true;
-    const SamplerOptions how = {.temperature = o->temperature, .top_k = o->top_k, .top_p = o->top_p};
     Rng rng = rng_seeded((uint64_t)o->seed, (uint64_t)SAMPLE_STREAM << 48 | (uint64_t)r->info.step);
     GenerateResult result;
     char* text = NULL;
     size_t n = 0;
     FILE* stream = open_memstream(&text, &n);
-    const bool ok = generate(&result, r->engine, r->model, &o->config, r->tokenizer, NULL, 0, o->sample_tokens,
-                             &how, &rng, append_piece, stream, err);
+    const Generator generator = {r->engine, r->model, &o->config, r->tokenizer,
+                                 {o->temperature, o->top_k, o->top_p}, append_piece, stream};
+    const bool ok = generate(&result, &generator, NULL, 0, o->sample_tokens, &rng, err);
     fclose(stream);
     if (ok) report_sample(r, text, n);
     free(text);

@@ -13,7 +13,6 @@
 
 #include "checkpoint.h"
 #include "init.h"
-#include "command_inspect.h"
 #include "log.h"
 #include "options.h"
 #include "progress.h"
@@ -1394,8 +1393,8 @@ static void check_generate(Checks* c, const Tokenizer* tokenizer, const Generate
     Sink sink = {.stop_at = s->stop_at};
     GenerateResult result;
     Rng rng = rng_seeded(0, 0);
-    bool ok = generate(&result, &fake, m, &config, tokenizer, prompt, n, s->max_tokens,
-                       &(SamplerOptions){0, 0, 1}, &rng, take_piece, &sink, &err);
+    const Generator generator = {&fake, m, &config, tokenizer, {0, 0, 1}, take_piece, &sink};
+    bool ok = generate(&result, &generator, prompt, n, s->max_tokens, &rng, &err);
     if (s->error) check_refused(c, ok, &err, s->error, s->what);
     else check(c, ok, "%s: %s", s->what, err.text);
     check(c, strcmp(sink.text, s->text) == 0, "%s: expected '%s', got '%s'", s->what, s->text, sink.text);
@@ -1419,14 +1418,12 @@ static void test_generate(Checks* c) {
     GenerateResult result;
     Rng rng = rng_seeded(0, 0);
     Sink sink = {0};
-    const SamplerOptions greedy = {0, 0, 1};
     const uint32_t unknown[] = {1, 257};
-    bool ok = generate(&result, &fake, m, &config, tokenizer, unknown, 2, 4, &greedy, &rng, take_piece, &sink,
-                       &err);
+    const Generator generator = {&fake, m, &config, tokenizer, {0, 0, 1}, take_piece, &sink};
+    bool ok = generate(&result, &generator, unknown, 2, 4, &rng, &err);
     check_refused(c, ok, &err, "token 1 has the id 257", "an unknown id in the prompt");
     config.vocab_size = 256;
-    ok = generate(&result, &fake, m, &config, tokenizer, unknown, 1, 4, &greedy, &rng, take_piece, &sink,
-                  &err);
+    ok = generate(&result, &generator, unknown, 1, 4, &rng, &err);
     check_refused(c, ok, &err, "257 tokens, but the model's vocabulary has 256",
                   "a tokenizer that is too large");
     check(c, m->n_calls == 0 && sink.n == 0, "no engine call after an error");
