@@ -36,6 +36,16 @@ typedef struct {
     int membership;                // TostMembership
 } TostConfig;
 
+// Largest sizes, on the command line and in files.
+enum {
+    TOST_MAX_LAYERS     = 10000,
+    TOST_MAX_HEADS      = 1 << 16,
+    TOST_MAX_CHANNELS   = 1 << 20,
+    TOST_MAX_BLOCK_SIZE = 1 << 28,
+    TOST_MAX_VOCAB_SIZE = 1 << 28,
+    TOST_MAX_BATCH      = 1 << 20,
+};
+
 bool tost_config_check(const TostConfig* c, TostError* err);   // positive sizes, heads divide channels, no overflow
 
 // ---------------------------------------------------------------------------------------------
