@@ -295,49 +295,49 @@ static void test_json_accepts(Checks* c) {
 
 static void test_json_refuses(Checks* c) {
     static const char* const bad[][2] = {
-        {"", "byte 0: a value wanted, the end found"}, {"   ", "byte 3: a value wanted"},
+        {"", "byte 0: expected a value, found the end"}, {"   ", "byte 3: expected a value"},
         {"\xef\xbb\xbf{}", "byte 0"},
-        {"{", "byte 1: a \"key\" wanted"}, {"[", "byte 1: a value wanted"},
-        {"[1", "byte 2: ',' or ']' wanted"},
-        {"[1,]", "byte 3: a value wanted, ']' found"}, {"[,1]", "byte 1: a value"},
-        {"[1 2]", "byte 3: ',' or ']'"},
-        {"[1}", "byte 2: ',' or ']' wanted, '}' found"},
-        {"{\"a\":1]", "byte 6: ',' or '}' wanted, ']' found"},
-        {"{\"a\"}", "byte 4: ':' wanted"}, {"{\"a\":}", "byte 5: a value wanted"},
-        {"{\"a\":1,}", "byte 7: a \"key\""},
-        {"{a:1}", "byte 1: a \"key\" wanted, 'a'"}, {"{1:1}", "byte 1: a \"key\""},
-        {"{'a':1}", "byte 1: a \"key\""},
-        {"]", "byte 0: a value wanted, ']'"}, {"{}{}", "byte 2: nothing more"},
-        {"1 2", "byte 2: nothing more"},
-        {"tru", "byte 0: true, false or null"}, {"nulL", "byte 0: true, false or null"},
-        {"trues", "byte 4: nothing more"},
-        {"NaN", "byte 0: a value wanted, 'N'"}, {"Infinity", "byte 0: a value"},
-        {"-Infinity", "byte 1: a digit wanted"},
-        {"01", "byte 1: no digit after a leading 0"}, {"-", "byte 1: a digit"},
-        {"+1", "byte 0: a value wanted, '+'"},
-        {".5", "byte 0: a value"}, {"1.", "byte 2: a digit after the point"},
-        {"1.e3", "byte 2: a digit after the point"},
-        {"1e", "byte 2: a digit in the exponent"}, {"1e+-2", "byte 3: a digit in the exponent"},
-        {"0x10", "byte 1: nothing"},
-        {"\"", "byte 1: the closing quote"}, {"\"abc", "byte 4: the closing quote"},
-        {"\"a\nb\"", "byte 2: an escape instead"},
-        {"\"\\x41\"", "byte 2: one of"}, {"\"\\", "byte 2: one of"},
-        {"\"\\u12", "byte 5: a hexadecimal digit"},
-        {"\"\\u12g4\"", "byte 5: a hexadecimal digit wanted, 'g'"},
-        {"\"\\ud800\\u00z0\"", "byte 11: a hexadecimal digit"},
-        {"\"\xff\"", "byte 1: valid UTF-8 wanted, byte 0xff"}, {"\"\xc0\x80\"", "byte 1: valid UTF-8"},
-        {"\"\xc3\"", "byte 1: valid UTF-8"}, {"\"\xe0\x80\x80\"", "byte 1: valid UTF-8"},
-        {"\"\xed\xa0\x80\"", "byte 1: valid"},
-        {"\"\xf4\x90\x80\x80\"", "byte 1: valid UTF-8"}, {"\"\xf0\x9f\x98", "byte 1: valid UTF-8"},
-        {"// x\n1", "byte 0: a value"},
+        {"{", "byte 1: expected a \"key\""}, {"[", "byte 1: expected a value"},
+        {"[1", "byte 2: expected ',' or ']'"},
+        {"[1,]", "byte 3: expected a value, found ']'"}, {"[,1]", "byte 1: expected a value"},
+        {"[1 2]", "byte 3: expected ',' or ']'"},
+        {"[1}", "byte 2: expected ',' or ']', found '}'"},
+        {"{\"a\":1]", "byte 6: expected ',' or '}', found ']'"},
+        {"{\"a\"}", "byte 4: expected ':'"}, {"{\"a\":}", "byte 5: expected a value"},
+        {"{\"a\":1,}", "byte 7: expected a \"key\""},
+        {"{a:1}", "byte 1: expected a \"key\", found 'a'"}, {"{1:1}", "byte 1: expected a \"key\""},
+        {"{'a':1}", "byte 1: expected a \"key\""},
+        {"]", "byte 0: expected a value, found ']'"}, {"{}{}", "byte 2: expected the end of the text"},
+        {"1 2", "byte 2: expected the end of the text"},
+        {"tru", "byte 0: expected true, false or null"}, {"nulL", "byte 0: expected true, false or null"},
+        {"trues", "byte 4: expected the end of the text"},
+        {"NaN", "byte 0: expected a value, found 'N'"}, {"Infinity", "byte 0: expected a value"},
+        {"-Infinity", "byte 1: expected a digit"},
+        {"01", "byte 1: expected no digit after a leading 0"}, {"-", "byte 1: expected a digit"},
+        {"+1", "byte 0: expected a value, found '+'"},
+        {".5", "byte 0: expected a value"}, {"1.", "byte 2: expected a digit after the point"},
+        {"1.e3", "byte 2: expected a digit after the point"},
+        {"1e", "byte 2: expected a digit in the exponent"}, {"1e+-2", "byte 3: expected a digit in the exponent"},
+        {"0x10", "byte 1: expected the end"},
+        {"\"", "byte 1: expected the closing quote"}, {"\"abc", "byte 4: expected the closing quote"},
+        {"\"a\nb\"", "byte 2: expected an escape instead"},
+        {"\"\\x41\"", "byte 2: expected one of"}, {"\"\\", "byte 2: expected one of"},
+        {"\"\\u12", "byte 5: expected a hexadecimal digit"},
+        {"\"\\u12g4\"", "byte 5: expected a hexadecimal digit, found 'g'"},
+        {"\"\\ud800\\u00z0\"", "byte 11: expected a hexadecimal digit"},
+        {"\"\xff\"", "byte 1: expected valid UTF-8, found byte 0xff"}, {"\"\xc0\x80\"", "byte 1: expected valid UTF-8"},
+        {"\"\xc3\"", "byte 1: expected valid UTF-8"}, {"\"\xe0\x80\x80\"", "byte 1: expected valid UTF-8"},
+        {"\"\xed\xa0\x80\"", "byte 1: expected valid"},
+        {"\"\xf4\x90\x80\x80\"", "byte 1: expected valid UTF-8"}, {"\"\xf0\x9f\x98", "byte 1: expected valid UTF-8"},
+        {"// x\n1", "byte 0: expected a value"},
     };
     TostError err;
     for (size_t i = 0; i < countof(bad); i++) {
         bool ok = whole_text(bad[i][0], strlen(bad[i][0]), &err);
         check_refused(c, ok, &err, bad[i][1], bad[i][0]);
     }
-    check_refused(c, whole_text("\"a\0\"", 4, &err), &err, "byte 2: an escape", "a NUL in a string");
-    check_refused(c, whole_text("1\0", 2, &err), &err, "byte 1: nothing more wanted, byte 0x00",
+    check_refused(c, whole_text("\"a\0\"", 4, &err), &err, "byte 2: expected an escape", "a NUL in a string");
+    check_refused(c, whole_text("1\0", 2, &err), &err, "byte 1: expected the end of the text, found byte 0x00",
                   "a NUL after a number");
     enum { DEEP = 100000 };
     char* deep = xmalloc(DEEP);
@@ -380,15 +380,15 @@ static void test_json_numbers(Checks* c) {
         {"0", 0, NULL}, {"18446744073709551615", UINT64_MAX, NULL}, {" 42 ", 42, NULL},
         {"18446744073709551616", 0, "byte 0: an integer over 2^64 - 1"},
         {"99999999999999999999999", 0, "over 2^64"},
-        {"-1", 0, "a non-negative integer wanted, '-'"}, {"1.0", 0, "without fraction"},
+        {"-1", 0, "expected a non-negative integer, found '-'"}, {"1.0", 0, "without fraction"},
         {"1e3", 0, "without fraction"},
         {"\"1\"", 0, "a non-negative integer"}, {"007", 0, "no digit after a leading 0"},
-        {"", 0, "the end found"},
+        {"", 0, "found the end"},
     };
     static const struct { const char* text; double value; const char* error; } real[] = {
         {"0", 0, NULL}, {"-1.25e2", -125, NULL}, {"4.9e-324", 4.9e-324, NULL}, {"1e-999", 0, NULL},
         {"0.1", 0.1, NULL},
-        {"1e999", 0, "beyond the range"}, {"-", 0, "a digit wanted"}, {"nan", 0, "a number wanted"},
+        {"1e999", 0, "outside the range"}, {"-", 0, "expected a digit"}, {"nan", 0, "expected a number"},
         {"inf", 0, "a number"},
     };
     TostError err;
@@ -435,11 +435,11 @@ static void test_json_walk(Checks* c) {
     }
     check(c, ok && json_at_end(&j) && endings == 2 && label == 3, "walking an object: %s", err.text);
     j = json_open("[1]", 3, &err);
-    check_refused(c, json_enter(&j, JSON_OBJECT), &err, "byte 0: an object wanted, '['",
+    check_refused(c, json_enter(&j, JSON_OBJECT), &err, "byte 0: expected an object, found '['",
                   "entering the wrong kind");
     check(c, json_enter(&j, JSON_ARRAY) && json_next(&j) == 1 && json_peek(&j) == JSON_NUMBER,
           "entering the right one");
-    check_refused(c, json_at_end(&j), &err, "the rest of an object or array", "the end, inside an array");
+    check_refused(c, json_at_end(&j), &err, "the end of an object or array", "the end, inside an array");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -460,53 +460,53 @@ static void make_st(const char* path, const char* header, size_t n, size_t data,
 
 static const struct { const char* header; size_t data; const char* error; } hostile_headers[] = {
     {"[]", 0, "no '{' at offset 8"}, {"  {}", 0, "no '{' at offset 8"},
-    {"{}x", 0, "byte 2: nothing more"},
-    {"{\"a\":1}", 0, "tensor 'a': byte 5: an object wanted"},
+    {"{}x", 0, "byte 2: expected the end of the text"},
+    {"{\"a\":1}", 0, "tensor 'a': byte 5: expected an object"},
     {"{\"a\":{}}", 0, "tensor 'a': dtype is missing"},
-    {"{\"a\":{\"dtype\":\"F32\"}}", 0, "shape is missing"}, {"{ ", 0, "the end found"},
+    {"{\"a\":{\"dtype\":\"F32\"}}", 0, "shape is missing"}, {"{ ", 0, "found the end"},
     {"{\"a", 0, "closing quote"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[]}}", 0, "data_offsets is missing"},
-    {"{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\"}}", 0, "dtype stands there twice"},
-    {"{\"a\":{\"dtype\":7}}", 0, "a string wanted"},
+    {"{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\"}}", 0, "dtype appears twice"},
+    {"{\"a\":{\"dtype\":7}}", 0, "expected a string"},
     {"{" T_("a", "Q8", "", "0", "4") "}", 4, "tensor 'a': dtype 'Q8'"},
     {"{" T_("a", "f32", "", "0", "4") "}", 4, "dtype 'f32'"},
-    {"{" T_("a", "F32", "-1", "0", "4") "}", 4, "'-' found"},
+    {"{" T_("a", "F32", "-1", "0", "4") "}", 4, "found '-'"},
     {"{" T_("a", "F32", "1.0", "0", "4") "}", 4, "without fraction"},
     {"{" T_("a", "F32", "1,1,1,1,1,1,1,1,1", "0", "4") "}", 4, "more than 8 dimensions"},
     {"{" T_("a", "F32", "9223372036854775808", "0", "4") "}", 4, "over 2^63 - 1"},
     {"{" T_("a", "F32", "4294967296,4294967296", "0", "4") "}", 4, "more bytes than 64 bits"},
     {"{" T_("a", "F64", "2305843009213693952", "0", "0") "}", 0, "more bytes than 64 bits"},
     {"{" T_("a", "F32", "4611686018427387904,2,2", "0", "0") "}", 0, "more bytes than 64 bits"},
-    {"{" T_("a", "F32", "2", "0", "4") "}", 4, "dtype and shape make 8 bytes"},
+    {"{" T_("a", "F32", "2", "0", "4") "}", 4, "dtype and shape, which make 8 bytes"},
     {"{" T_("a", "F32", "1", "4", "0") "}", 4, "data_offsets [4, 0]"},
     {"{" T_("a", "F32", "1", "0", "18446744073709551616") "}", 4, "over 2^64 - 1"},
     {"{" T_("a", "F32", "1", "18446744073709551612", "0") "}", 4,
      "data_offsets [18446744073709551612, 0]"},
-    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", 4, "two numbers wanted"},
-    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4,8]}}", 4, "two numbers wanted"},
-    {"{\"a\":{\"dtype\":\"F32\",\"shape\":4,\"data_offsets\":[0,4]}}", 4, "an array wanted, '4'"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", 4, "expected two numbers"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4,8]}}", 4, "expected two numbers"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":4,\"data_offsets\":[0,4]}}", 4, "expected an array, found '4'"},
     {"{" T_("a", "F32", "2", "0", "8") "}", 4,
-     "cut short: tensor 'a' is 8 bytes from 0 of the data, which has 4"},
-    {"{" T_("a", "F32", "1", "0", "4") "}", 5, "1 bytes after the last tensor"},
-    {"{}", 1, "1 bytes after the last"},
+     "truncated: tensor 'a' has 8 bytes at 0 of the data, which has 4"},
+    {"{" T_("a", "F32", "1", "0", "4") "}", 5, "1 extra bytes after the last tensor"},
+    {"{}", 1, "1 extra bytes after the last"},
     {"{" T_("a", "F32", "1", "4", "8") "}", 8,
-     "tensor 'a' begins at 4 of the data, but what is before it ends at 0: a gap"},
+     "tensor 'a' starts at byte 4 of the data, but the one before it ends at 0: gap"},
     {"{" T_("a", "F32", "1", "0", "4") "," T_("b", "F32", "1", "8", "12") "}", 12,
-     "tensor 'b' begins at 8"},
-    {"{" T_("a", "F32", "2", "0", "8") "," T_("b", "F32", "1", "4", "8") "}", 8, "an overlap"},
+     "tensor 'b' starts at byte 8"},
+    {"{" T_("a", "F32", "2", "0", "8") "," T_("b", "F32", "1", "4", "8") "}", 8, "overlap"},
     {"{" T_("a", "F32", "1", "0", "4") "," T_("b", "F32", "1", "0", "4") "}", 4,
-     "tensor 'b' begins at 0"},
+     "tensor 'b' starts at byte 0"},
     {"{" T_("a", "F32", "1", "0", "4") "," T_("a", "F32", "1", "4", "8") "}", 8,
-     "tensor 'a' stands there twice"},
+     "tensor 'a' appears twice"},
     {"{" T_("a", "F32", "0", "0", "0") "," T_("\\u0061", "F32", "0", "0", "0") "}", 0,
-     "'a' stands there twice"},
+     "'a' appears twice"},
     {"{" T_("a\\u0000b", "F32", "", "0", "4") "}", 4, "a NUL in the name 'a'"},
-    {"{\"__metadata__\":{\"k\":1}}", 0, "a string wanted"},
-    {"{\"__metadata__\":null}", 0, "an object wanted"},
+    {"{\"__metadata__\":{\"k\":1}}", 0, "expected a string"},
+    {"{\"__metadata__\":null}", 0, "expected an object"},
     {"{\"__metadata__\":{\"k\":\"v\\u0000\"}}", 0, "a NUL in 'v'"},
-    {"{\"__metadata__\":{}", 0, "the end found"},
-    {"{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}}", 0, "__metadata__ 'k' stands there twice"},
-    {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, "__metadata__ stands there twice"},
+    {"{\"__metadata__\":{}", 0, "found the end"},
+    {"{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}}", 0, "__metadata__ 'k' appears twice"},
+    {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, "__metadata__ appears twice"},
     {"{\"a\":{\"x\":[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[", 0,
      "nested deeper"},
     {"{" T_(FIFTY FIFTY FIFTY "0123456789", "F32", "", "0", "4") "}", 4, "longer than 159 bytes"},
@@ -530,12 +530,12 @@ static void test_st_refuses(Checks* c, const char* tmp) {
 
 static void test_st_refuses_files(Checks* c, const char* tmp) {
     static const struct { uint64_t length; const char* error; } cases[] = {
-        {0, "a header of 0 bytes"}, {1, "a header of 1 bytes"},
-        {3, "cut short: a header of 3 bytes in a file of 10"},
-        {100000000, "cut short: a header of 100000000"},
-        {100000001, "a header of 100000001 bytes (2 to 100000000"},
-        {UINT64_MAX, "a header of 18446744073709551615 bytes"},
-        {UINT64_MAX - 7, "a header of 18446744073709551608"},
+        {0, "header of 0 bytes"}, {1, "header of 1 bytes"},
+        {3, "truncated: header of 3 bytes in a file of 10"},
+        {100000000, "truncated: header of 100000000"},
+        {100000001, "header of 100000001 bytes, expected 2 to 100000000"},
+        {UINT64_MAX, "header of 18446744073709551615 bytes"},
+        {UINT64_MAX - 7, "header of 18446744073709551608"},
     };
     TostError err;
     StFile f;
@@ -546,12 +546,12 @@ static void test_st_refuses_files(Checks* c, const char* tmp) {
     }
     for (size_t n = 0; n < 8; n++) {
         write_bytes(path, "\2\0\0\0\0\0\0\0", n);
-        check_refused(c, st_open(&f, path, &err), &err, "cut short", "a file of less than 8 bytes");
+        check_refused(c, st_open(&f, path, &err), &err, "truncated", "a file of less than 8 bytes");
     }
     unlink(path);
     check_refused(c, st_open(&f, path, &err), &err, "length.safetensors: cannot be opened", "an absent file");
     check_refused(c, st_open(&f, tmp, &err), &err, "a folder, not a safetensors file", "a folder");
-    check_refused(c, st_open(&f, "/dev/zero", &err), &err, "no regular file", "a device");
+    check_refused(c, st_open(&f, "/dev/zero", &err), &err, "not a regular file", "a device");
     free(path);
 }
 
@@ -695,9 +695,9 @@ static void test_st_round_trip(Checks* c, const char* tmp) {
           "crc32: wanted %s, in the file %s, computed %08" PRIx32,
           digits, st_meta(&f, "crc32"), crc);
     check(c, truncate(path, (off_t)f.file_size - 8) == 0, "truncate");
-    check_refused(c, st_read_f32(&f, &f.tensors[0], back, &err), &err, "cut short meanwhile",
+    check_refused(c, st_read_f32(&f, &f.tensors[0], back, &err), &err, "the file was truncated",
                   "a file cut while open");
-    check_refused(c, st_crc32(&f, &crc, &err), &err, "cut short meanwhile",
+    check_refused(c, st_crc32(&f, &crc, &err), &err, "the file was truncated",
                   "the CRC of a file cut while open");
     st_close(&f);
     free(path);
@@ -713,17 +713,17 @@ static void test_st_writer_failures(Checks* c, const char* tmp) {
     StWriter w;
     check(c, st_begin(&w, path, &one, 1, NULL, 0, &err) && st_append(&w, values, 4, &err), "begin: %s",
           err.text);
-    check_refused(c, st_append(&w, values, 8, &err), &err, "8 bytes of tensors were declared, 8 more",
+    check_refused(c, st_append(&w, values, 8, &err), &err, "8 bytes of tensors were declared, but 8 follow",
                   "too many bytes");
     st_abandon(&w);
     st_abandon(&w);
     check(c, !path_exists(path), "st_abandon removes the file");
     check(c, st_begin(&w, path, &one, 1, NULL, 0, &err) && st_append(&w, values, 4, &err), "begin again: %s",
           err.text);
-    check_refused(c, st_finish(&w, &err), &err, "8 bytes of tensors were declared, 4 came", "too few bytes");
+    check_refused(c, st_finish(&w, &err), &err, "8 bytes of tensors were declared, but 4 written", "too few bytes");
     check(c, !path_exists(path), "a failed st_finish removes the file");
     check_refused(c, st_begin(&w, nowhere, &one, 1, NULL, 0, &err), &err,
-                  "folder.safetensors: cannot be made", "no folder");
+                  "folder.safetensors: cannot be created", "no folder");
     st_abandon(&w);
     check_refused(c, st_begin(&w, path, &vast, 1, NULL, 0, &err), &err, "'vast' makes more bytes",
                   "a vast tensor");
