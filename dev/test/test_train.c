@@ -286,7 +286,7 @@ static void check_same(Checks* c, const char* a, const char* b, int step, const 
     free(second);
 }
 
-static bool stands(const char* run, int step) { return checkpoint_stands(run, step); }
+static bool stands(const char* run, int step) { return checkpoint_exists(run, step); }
 
 // Row `step` of a run's log.
 static LogRow row_of(const char* run, int step) {
