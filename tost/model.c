@@ -1,4 +1,4 @@
-// model.c: the table of parameters laid out for one config, and the presets.
+// model.c: limits of sizes, layout of the parameters of a config, presets.
 #include "model.h"
 
 #include <stdio.h>
@@ -54,7 +54,7 @@ static void expand_rows(RowFacts rows[TOST_ROWS], const TostConfig* c) {
 }
 
 static void append_tensor(TostTensors* t, const RowFacts* row, TostRow id, int layer) {
-    enum { ALIGN = 32 };   // elements: 128 bytes, a cache line pair on a CPU and a transaction on a GPU
+    enum { ALIGN = 32 };   // elements: 128 bytes, two cache lines of a CPU, one memory transaction of a GPU
     TostTensor* x = &t->tensor[t->count++];
     if (layer <= 0) t->row_offset[id] = t->flat_size;
     *x = (TostTensor){.row = id, .layer = layer, .init = row->init, .decay = row->decay, .size = 1,
@@ -112,7 +112,7 @@ size_t tost_row_offset(const TostTensors* t, TostRow row, int layer) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Presets. tost-*: the published models and their run of 600,000 updates of 480 × 1,024 tokens.
+// Presets. tost-*: the published models, trained for 600,000 steps of 480 × 1,024 tokens.
 
 static const TostPreset presets[] = {
     {.name = "starter",

@@ -123,7 +123,7 @@ static void test_folders(Checks* c, const char* tmp) {
     check(c, make_dirs(deep, &err) && is_dir(deep), "make_dirs(%s)", deep);
     check(c, make_dirs(deep, &err), "make_dirs of what is there: %s", err.text);
     write_bytes(file, "hello\0you", 9);
-    check_refused(c, make_dirs(below_file, &err), &err, "x/y/file: the folder cannot be made",
+    check_refused(c, make_dirs(below_file, &err), &err, "x/y/file: the folder cannot be created",
                   "make_dirs below a file");
     check(c, sync_dir(top, &err), "sync_dir: %s", err.text);
     check_refused(c, sync_dir(file, &err), &err, "cannot be opened", "sync_dir of a file");
@@ -145,7 +145,7 @@ static void test_read_file(Checks* c, const char* tmp) {
     free(b.data);
     check(c, read_file(&b, "/dev/null", &err) && b.size == 0 && b.data[0] == 0, "read_file of nothing");
     free(b.data);
-    check_refused(c, read_file(&b, tmp, &err), &err, "is a folder: name a file", "read_file of a folder");
+    check_refused(c, read_file(&b, tmp, &err), &err, "is a folder", "read_file of a folder");
     unlink(path);
     check_refused(c, read_file(&b, path, &err), &err, "content: cannot be opened",
                   "read_file of an absent file");
