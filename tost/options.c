@@ -419,11 +419,11 @@ static const char* nearest_name(const char* name, size_t len, Command command) {
     int best_score = 0;
     for (int i = 0; i < ROWS; i++) {
         if (!table[i].commands || len == 0) continue;
-        const size_t shorter = strlen(table[i].name) < len ? strlen(table[i].name) : len;
-        const bool prefix = shorter >= 2 && strncmp(table[i].name, name, shorter) == 0;
-        const int apart = prefix ? 0 : distance(name, len, table[i].name);
-        if (apart > (len < 4 ? 1 : len < 8 ? 2 : 3)) continue;
-        const int score = 2 * apart + !(table[i].commands >> command & 1);
+        const size_t common = strlen(table[i].name) < len ? strlen(table[i].name) : len;
+        const bool prefix = common >= 2 && strncmp(table[i].name, name, common) == 0;
+        const int edits = prefix ? 0 : distance(name, len, table[i].name);
+        if (edits > (len < 4 ? 1 : len < 8 ? 2 : 3)) continue;
+        const int score = 2 * edits + !(table[i].commands >> command & 1);
         if (!best || score < best_score) {
             best = table[i].name;
             best_score = score;
@@ -458,10 +458,6 @@ static CommandList command_list(const char* option) {
     const size_t used = strlen(list.text);
     if (last) snprintf(list.text + used, sizeof list.text - used, "%s%s", used ? " and " : "", last);
     return list;
-}
-
-static bool foreign_option(const char* name, Command command, TostError* err) {
-    return tost_error(err, "--%s is an option of %s, not of %s", name, command_list(name).text, commands[command].name);
 }
 
 static bool unknown_command(const char* name, TostError* err) {
@@ -766,7 +762,9 @@ static bool take_option(Options* o, const char* values[ROWS], bool* help, int co
     const int any = find_row(name, len, COMMANDS);
     if (any < 0) return unknown_option(arg, o->command, err);
     const int row = find_row(name, len, o->command);
-    if (row < 0) return foreign_option(table[any].name, o->command, err);
+    if (row < 0)
+        return tost_error(err, "--%s is an option of %s, not of %s", table[any].name, command_list(table[any].name).text,
+                          commands[o->command].name);
     const Row* r = &table[row];
     if (code == '?') return tost_error(err, "--%s takes no value: %.200s", r->name, arg);
     if (code == ':') return tost_error(err, "--%s needs a value: %s", r->name, r->metavar);
