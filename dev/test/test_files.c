@@ -1,4 +1,4 @@
-// test_files.c: util, rng, json and safetensors: known values, hostile input, round trips.
+// test_files.c: util, rng, json and safetensors: known values, invalid input, round trips.
 #include "scratch.h"
 
 #include <fcntl.h>
@@ -26,9 +26,9 @@ static void test_errors(Checks* c) {
           err.text);
     char* lengthy = xasprintf("%03000d", 1);
     tost_error(&err, "%s", lengthy);
-    check(c, strlen(err.text) == sizeof err.text - 1, "a long error is cut: got %zu bytes", strlen(err.text));
+    check(c, strlen(err.text) == sizeof err.text - 1, "a long error is truncated: got %zu bytes", strlen(err.text));
     free(lengthy);
-    for (int shift = 0; shift < 3; shift++) {   // characters of three bytes, cut nowhere within
+    for (int shift = 0; shift < 3; shift++) {   // characters of three bytes must not be split
         char text[3004] = "file ";
         for (int i = 0; i < 990; i++) strcat(text, "…");
         tost_error(&err, "%s%s: what is wrong", &"ab"[2 - shift], text);
@@ -37,7 +37,7 @@ static void test_errors(Checks* c) {
         for (const char* p = err.text; (p = strstr(p, "…")); p += 3) whole++;
         check(c, n > sizeof err.text - 6 && n == 22 + (size_t)shift + 3 * (size_t)whole
               && strncmp(err.text + shift, "file …", 8) == 0 && strcmp(err.text + n - 15, ": what is wrong") == 0,
-              "a long error keeps its ends, and its characters whole: got %s", err.text);
+              "a long error keeps its ends and complete characters: got %s", err.text);
     }
 }
 
@@ -65,16 +65,16 @@ static void test_memory(Checks* c) {
 
 static void test_crc(Checks* c) {
     uint32_t crc = crc32_update(0, "123456789", 9);
-    check(c, crc == 0xcbf43926, "CRC-32 of 123456789: wanted cbf43926, got %08" PRIx32, crc);
+    check(c, crc == 0xcbf43926, "CRC-32 of 123456789: expected cbf43926, got %08" PRIx32, crc);
     check(c, crc32_update(0, NULL, 0) == 0, "CRC-32 of nothing is 0");
     enum { N = 5000 };
     unsigned char data[N];
     for (int i = 0; i < N; i++) data[i] = (unsigned char)(i * 7 + i / 256);
     crc = crc32_update(0, data, N);
-    check(c, crc == 0xa4f08d8e, "CRC-32 of 5000 bytes: wanted zlib's a4f08d8e, got %08" PRIx32, crc);
-    for (int cut = 0; cut <= N; cut += 613) {  // pieces on both sides of the length where tables are made
+    check(c, crc == 0xa4f08d8e, "CRC-32 of 5000 bytes: expected zlib's a4f08d8e, got %08" PRIx32, crc);
+    for (int cut = 0; cut <= N; cut += 613) {  // pieces shorter and longer than the limit for table look-up
         uint32_t joined = crc32_update(crc32_update(0, data, (size_t)cut), data + cut, (size_t)(N - cut));
-        check(c, joined == crc, "CRC-32 in two pieces cut at %d: wanted %08" PRIx32 ", got %08" PRIx32, cut,
+        check(c, joined == crc, "CRC-32 in two pieces cut at %d: expected %08" PRIx32 ", got %08" PRIx32, cut,
               crc, joined);
     }
 }
@@ -90,9 +90,9 @@ static void test_human(Checks* c) {
         char count[32], bytes[32];
         human_count(count, cases[i].n);
         human_bytes(bytes, cases[i].n);
-        check(c, strcmp(count, cases[i].count) == 0, "human_count(%g): wanted %s, got %s", cases[i].n,
+        check(c, strcmp(count, cases[i].count) == 0, "human_count(%g): expected %s, got %s", cases[i].n,
               cases[i].count, count);
-        check(c, strcmp(bytes, cases[i].bytes) == 0, "human_bytes(%g): wanted %s, got %s", cases[i].n,
+        check(c, strcmp(bytes, cases[i].bytes) == 0, "human_bytes(%g): expected %s, got %s", cases[i].n,
               cases[i].bytes, bytes);
     }
 }
@@ -103,7 +103,7 @@ static void test_paths(Checks* c) {
     };
     for (size_t i = 0; i < countof(dirs); i++) {
         char* dir = path_dir(dirs[i][0]);
-        check(c, strcmp(dir, dirs[i][1]) == 0, "path_dir(%s): wanted %s, got %s", dirs[i][0],
+        check(c, strcmp(dir, dirs[i][1]) == 0, "path_dir(%s): expected %s, got %s", dirs[i][0],
               dirs[i][1], dir);
         free(dir);
     }
@@ -121,7 +121,7 @@ static void test_folders(Checks* c, const char* tmp) {
     char* outside = path_join(tmp, "outside");
     char* link = path_join(tmp, "x/link");
     check(c, make_dirs(deep, &err) && is_dir(deep), "make_dirs(%s)", deep);
-    check(c, make_dirs(deep, &err), "make_dirs of what is there: %s", err.text);
+    check(c, make_dirs(deep, &err), "make_dirs of an existing folder: %s", err.text);
     write_bytes(file, "hello\0you", 9);
     check_refused(c, make_dirs(below_file, &err), &err, "x/y/file: the folder cannot be created",
                   "make_dirs below a file");
@@ -131,7 +131,7 @@ static void test_folders(Checks* c, const char* tmp) {
     check(c, symlink(outside, link) == 0, "symlink");
     check(c, remove_tree(top, &err) && !path_exists(top), "remove_tree(%s)", top);
     check(c, is_dir(outside), "remove_tree must not follow links");
-    check(c, remove_tree(top, &err), "remove_tree of what is absent is fine");
+    check(c, remove_tree(top, &err), "remove_tree of an absent folder");
     remove_tree(outside, &err);
     free(deep), free(top), free(file), free(below_file), free(outside), free(link);
 }
@@ -177,7 +177,7 @@ static void test_glob(Checks* c, const char* tmp) {
     char* pattern = path_join(tmp, "g_*.bin");
     check(c, expand_glob(&list, pattern, &err) && list.count == 3, "expand_glob: %d files", list.count);
     for (int i = 0; i < list.count && i < 3; i++) {
-        check(c, strcmp(strrchr(list.paths[i], '/') + 1, sorted[i]) == 0, "expand_glob %d: wanted %s, got %s",
+        check(c, strcmp(strrchr(list.paths[i], '/') + 1, sorted[i]) == 0, "expand_glob %d: expected %s, got %s",
               i, sorted[i],
               list.paths[i]);
     }
@@ -185,7 +185,7 @@ static void test_glob(Checks* c, const char* tmp) {
     free(pattern);
     pattern = path_join(tmp, "g[1].bin");
     check(c, expand_glob(&list, pattern, &err) && list.count == 1 && strcmp(list.paths[0], pattern) == 0,
-          "a name with brackets stands for itself");
+          "a file name with brackets");
     free_paths(&list);
     free(pattern);
     pattern = path_join(tmp, "none_*.bin");
@@ -195,7 +195,7 @@ static void test_glob(Checks* c, const char* tmp) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// rng: values computed by another program from the papers' definitions
+// rng: expected values were computed by another program from the papers' definitions
 
 static void test_rng(Checks* c) {
     Rng known = {{1, 2, 3, 4}};
@@ -204,7 +204,7 @@ static void test_rng(Checks* c) {
     };
     for (size_t i = 0; i < countof(published); i++) {
         uint64_t x = rng_u64(&known);
-        check(c, x == published[i], "xoshiro256++ %zu: wanted %" PRIu64 ", got %" PRIu64, i, published[i], x);
+        check(c, x == published[i], "xoshiro256++ %zu: expected %" PRIu64 ", got %" PRIu64, i, published[i], x);
     }
     static const struct { uint64_t seed, stream, first[4]; } seeds[] = {
         {0, 0, {0x3ed1653f0682083a, 0x852cecd8e7418ff7, 0x8deb058ebaf6ffc3, 0x5d6618916da2d0f5}},
@@ -218,7 +218,7 @@ static void test_rng(Checks* c) {
         for (int k = 0; k < 4; k++) {
             uint64_t x = rng_u64(&r);
             check(c, x == seeds[i].first[k],
-                  "seed %" PRIu64 ", stream %" PRIu64 ", number %d: wanted %" PRIx64 ", got %"
+                  "seed %" PRIu64 ", stream %" PRIu64 ", number %d: expected %" PRIx64 ", got %"
                   PRIx64, seeds[i].seed, seeds[i].stream, k, seeds[i].first[k], x);
         }
     }
@@ -233,22 +233,22 @@ static void test_rng_ranges(Checks* c) {
     Rng r = rng_seeded(42, 1);
     for (size_t i = 0; i < countof(digits); i++) {
         uint64_t x = rng_below(&r, 10);
-        check(c, x == digits[i], "rng_below(10) %zu: wanted %" PRIu64 ", got %" PRIu64, i, digits[i], x);
+        check(c, x == digits[i], "rng_below(10) %zu: expected %" PRIu64 ", got %" PRIu64, i, digits[i], x);
     }
     r = rng_seeded(42, 1);
-    for (size_t i = 0; i < countof(wide); i++) {  // a quarter of all numbers is rejected here
+    for (size_t i = 0; i < countof(wide); i++) {  // a quarter of all numbers is rejected
         uint64_t x = rng_below(&r, 3ull << 62);
-        check(c, x == wide[i], "rng_below(3·2^62) %zu: wanted %" PRIx64 ", got %" PRIx64, i, wide[i], x);
+        check(c, x == wide[i], "rng_below(3·2^62) %zu: expected %" PRIx64 ", got %" PRIx64, i, wide[i], x);
     }
     r = rng_seeded(42, 2);
     for (size_t i = 0; i < countof(uniform); i++) {
         double x = rng_uniform(&r);
-        check(c, x == uniform[i], "rng_uniform %zu: wanted %.17g, got %.17g", i, uniform[i], x);
+        check(c, x == uniform[i], "rng_uniform %zu: expected %.17g, got %.17g", i, uniform[i], x);
     }
     r = rng_seeded(42, 3);
     for (size_t i = 0; i < countof(normal); i++) {
         double x = rng_normal(&r);
-        check(c, fabs(x - normal[i]) <= 1e-14, "rng_normal %zu: wanted %.17g, got %.17g", i, normal[i], x);
+        check(c, fabs(x - normal[i]) <= 1e-14, "rng_normal %zu: expected %.17g, got %.17g", i, normal[i], x);
     }
     check(c, rng_below(&r, 1) == 0, "rng_below(1) is 0");
     double sum = 0, squares = 0;
@@ -258,8 +258,8 @@ static void test_rng_ranges(Checks* c) {
         sum += x;
         squares += x * x;
     }
-    check(c, fabs(sum / N) < 0.013, "rng_normal: mean %g of %d, wanted 0 within 4 sigma", sum / N, N);
-    check(c, fabs(squares / N - 1) < 0.018, "rng_normal: variance %g of %d, wanted 1 within 4 sigma",
+    check(c, fabs(sum / N) < 0.013, "rng_normal: mean %g of %d, expected 0 within 4 sigma", sum / N, N);
+    check(c, fabs(squares / N - 1) < 0.018, "rng_normal: variance %g of %d, expected 1 within 4 sigma",
           squares / N, N);
 }
 
@@ -267,7 +267,7 @@ static void test_rng_ranges(Checks* c) {
 // json
 
 static bool whole_text(const char* text, size_t n, TostError* err) {
-    char* exact = xmalloc(n);  // so that a sanitizer sees a read beyond the end
+    char* exact = xmalloc(n);  // so that a sanitizer detects reads past the end
     memcpy(exact, text, n);
     Json j = json_open(exact, n, err);
     bool ok = json_skip(&j) && json_at_end(&j);
@@ -438,14 +438,14 @@ static void test_json_walk(Checks* c) {
     check_refused(c, json_enter(&j, JSON_OBJECT), &err, "byte 0: expected an object, found '['",
                   "entering the wrong kind");
     check(c, json_enter(&j, JSON_ARRAY) && json_next(&j) == 1 && json_peek(&j) == JSON_NUMBER,
-          "entering the right one");
-    check_refused(c, json_at_end(&j), &err, "the end of an object or array", "the end, inside an array");
+          "entering the right kind");
+    check_refused(c, json_at_end(&j), &err, "the end of an object or array", "json_at_end inside an array");
 }
 
 // ---------------------------------------------------------------------------------------------
 // safetensors
 
-// One file: 8 bytes of length, header, then so many bytes of data.
+// Writes a file: 8 bytes of length, the header of n bytes, then `data` zero bytes.
 static void make_st(const char* path, const char* header, size_t n, size_t data, uint64_t length) {
     char* bytes = xcalloc(1, 8 + n + data);
     memcpy(bytes, &length, 8);
@@ -458,7 +458,7 @@ static void make_st(const char* path, const char* header, size_t n, size_t data,
 #define T_(name, dtype, shape, from, to) \
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":[" shape "],\"data_offsets\":[" from "," to "]}"
 
-static const struct { const char* header; size_t data; const char* error; } hostile_headers[] = {
+static const struct { const char* header; size_t data; const char* error; } invalid_headers[] = {
     {"[]", 0, "no '{' at offset 8"}, {"  {}", 0, "no '{' at offset 8"},
     {"{}x", 0, "byte 2: expected the end of the text"},
     {"{\"a\":1}", 0, "tensor 'a': byte 5: expected an object"},
@@ -515,13 +515,13 @@ static const struct { const char* header; size_t data; const char* error; } host
 static void test_st_refuses(Checks* c, const char* tmp) {
     TostError err;
     StFile f;
-    char* path = path_join(tmp, "hostile.safetensors");
-    for (size_t i = 0; i < countof(hostile_headers); i++) {
-        size_t n = strlen(hostile_headers[i].header);
-        make_st(path, hostile_headers[i].header, n, hostile_headers[i].data, n);
+    char* path = path_join(tmp, "invalid.safetensors");
+    for (size_t i = 0; i < countof(invalid_headers); i++) {
+        size_t n = strlen(invalid_headers[i].header);
+        make_st(path, invalid_headers[i].header, n, invalid_headers[i].data, n);
         bool ok = st_open(&f, path, &err);
-        check_refused(c, ok, &err, hostile_headers[i].error, hostile_headers[i].header);
-        check(c, ok || strstr(err.text, "hostile.safetensors: "), "the error must name the file: %s",
+        check_refused(c, ok, &err, invalid_headers[i].error, invalid_headers[i].header);
+        check(c, ok || strstr(err.text, "invalid.safetensors: "), "the error must name the file: %s",
               err.text);
         if (ok) st_close(&f);
     }
@@ -542,7 +542,7 @@ static void test_st_refuses_files(Checks* c, const char* tmp) {
     char* path = path_join(tmp, "length.safetensors");
     for (size_t i = 0; i < countof(cases); i++) {
         make_st(path, "{}", 2, 0, cases[i].length);
-        check_refused(c, st_open(&f, path, &err), &err, cases[i].error, "a wrong length of the header");
+        check_refused(c, st_open(&f, path, &err), &err, cases[i].error, "a wrong header length");
     }
     for (size_t n = 0; n < 8; n++) {
         write_bytes(path, "\2\0\0\0\0\0\0\0", n);
@@ -683,7 +683,7 @@ static void test_st_round_trip(Checks* c, const char* tmp) {
     t = st_find(&f, "sc\"alar");
     check(c, t && t->ndim == 0 && st_read_i32(&f, t, &id_back, &err) && id_back == id, "scalar: got %d",
           id_back);
-    check(c, !st_find(&f, "absent") && !st_meta(&f, "absent"), "what is absent is not found");
+    check(c, !st_find(&f, "absent") && !st_meta(&f, "absent"), "absent names are not found");
     check(c, strcmp(st_meta(&f, "step"), "12") == 0 && strcmp(st_meta(&f, "nasty \"key\""), nasty) == 0,
           "metadata");
     check(c, strcmp(st_meta(&f, "bad"), "a\xef\xbf\xbd" "b") == 0, "a byte that is not UTF-8: got %s",
@@ -692,13 +692,13 @@ static void test_st_round_trip(Checks* c, const char* tmp) {
     uint32_t direct = crc32_update(crc32_update(0, values, sizeof values), &id, sizeof id);
     snprintf(digits, sizeof digits, "%08" PRIx32, direct);
     check(c, crc == direct && strcmp(st_meta(&f, "crc32"), digits) == 0,
-          "crc32: wanted %s, in the file %s, computed %08" PRIx32,
+          "crc32: expected %s, in the file %s, computed %08" PRIx32,
           digits, st_meta(&f, "crc32"), crc);
     check(c, truncate(path, (off_t)f.file_size - 8) == 0, "truncate");
     check_refused(c, st_read_f32(&f, &f.tensors[0], back, &err), &err, "the file was truncated",
-                  "a file cut while open");
+                  "a file truncated while open");
     check_refused(c, st_crc32(&f, &crc, &err), &err, "the file was truncated",
-                  "the CRC of a file cut while open");
+                  "the CRC of a file truncated while open");
     st_close(&f);
     free(path);
 }
@@ -729,18 +729,18 @@ static void test_st_writer_failures(Checks* c, const char* tmp) {
                   "a vast tensor");
     st_abandon(&w);
     if (access("/dev/full", W_OK) != 0) {
-        skip(c, "a full disk: no /dev/full here");
+        skip(c, "a full disk: no /dev/full");
     } else if (check(c, symlink("/dev/full", path) == 0, "symlink")) {
         bool ok = st_begin(&w, path, &one, 1, NULL, 0, &err) && st_append(&w, values, 8, &err)
             && st_finish(&w, &err);
         check_refused(c, ok, &err, "fail.safetensors: cannot be written", "a full disk");
         st_abandon(&w);
-        check(c, !path_exists(path), "after a full disk nothing is left");
+        check(c, !path_exists(path), "no file is left after a full disk");
     }
     free(path), free(nowhere);
 }
 
-// The files of shared truth, made by the reference implementation: all of each is readable and finite.
+// The files made by the reference implementation can be read completely and contain finite values.
 static void test_st_shared(Checks* c) {
     static const char* const files[] = {
         "golden/tiny.params.safetensors", "golden/tiny.expect.safetensors", "golden/bias.params.safetensors",
@@ -753,7 +753,7 @@ static void test_st_shared(Checks* c) {
         StFile f;
         char* path = shared_path(files[i]);
         if (!path) {
-            skip(c, "%s: not here", files[i]);
+            skip(c, "%s: not found", files[i]);
             continue;
         }
         if (check(c, st_open(&f, path, &err), "%s", err.text)) {
