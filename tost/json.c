@@ -175,16 +175,13 @@ static bool read_string(Json* j, char* out, size_t cap, size_t* len, const char*
         }
         if (out) {
             if (n + (size_t)m >= cap) {
-                return tost_error(j->err, "byte %zu: a string longer than %zu bytes", at, cap ? cap - 1 : 0);
+                return tost_error(j->err, "byte %zu: a string longer than %zu bytes", at, cap - 1);
             }
             for (int i = 0; i < m; i++) out[n + (size_t)i] = bytes[i];
         }
         n += (size_t)m;
     }
-    if (out) {
-        if (!cap) return tost_error(j->err, "byte %zu: no room for a string", at);
-        out[n] = 0;
-    }
+    if (out) out[n] = 0;
     if (len) *len = n;
     return true;
 }

@@ -464,7 +464,7 @@ static bool unknown_command(const char* name, TostError* err) {
     for (int c = 0; c < COMMANDS; c++)
         if (distance(name, strlen(name), commands[c].name) <= 2)
             return tost_error(err, "unknown command '%.200s': did you mean %s?", name, commands[c].name);
-    return tost_error(err, "unknown command '%.200s': use %s; see --help", name, command_list(NULL).text);
+    return tost_error(err, "unknown command '%.200s': the commands are %s; see --help", name, command_list(NULL).text);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -778,7 +778,7 @@ static bool take_option(Options* o, const char* values[ROWS], bool* help, int co
     const bool has_value = r->kind != FLAG;
     if (has_value && name[len] != '=' && strncmp(optarg, "--", 2) == 0
         && find_row(optarg + 2, strcspn(optarg + 2, "="), COMMANDS) >= 0)
-        return tost_error(err, "--%s needs a value: %s before %.200s", r->name, r->metavar, optarg);
+        return tost_error(err, "--%s needs a value: %s, not %.200s", r->name, r->metavar, optarg);
     values[row] = has_value ? optarg : "";
     return true;
 }
