@@ -110,7 +110,7 @@ bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engin
     }
     if (!checkpoint_read_info(&m->info, m->file, err)) {
         m->info = (CheckpointInfo){0};
-        return checkpoint_name_whole(err, m->file, "--model");
+        return checkpoint_suggest_older(err, m->file, "--model");
     }
     m->tensors = tost_tensors(&m->info.config);
     return true;
@@ -121,7 +121,7 @@ bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int ma
                                        .dtype = (TostDtype)o->dtype, .threads = o->threads};
     m->model = m->engine->create(&m->info.config, &options, err);
     return m->model && (checkpoint_load_params(m->engine, m->model, &m->tensors, m->file, err)
-                        || checkpoint_name_whole(err, m->file, "--model"));
+                        || checkpoint_suggest_older(err, m->file, "--model"));
 }
 
 // Finds the file that the checkpoint gives as its tokenizer: by that path, or, for a run used from another working

@@ -48,7 +48,7 @@ bool run_save(Run* r, bool last, TostError* err) {
     const bool ok = log_sync(&r->log, &reason)
                     && checkpoint_save(r->out, &r->info, r->engine, r->model, &r->tensors, (int)r->o.keep, &reason);
     // A save that failed may still have completed the checkpoint.
-    if (ok || (r->saved_step != r->info.step && checkpoint_stands(r->out, r->info.step))) {
+    if (ok || (r->saved_step != r->info.step && checkpoint_exists(r->out, r->info.step))) {
         r->saved_step = r->info.step;
         r->saved_unvalidated = unvalidated;
     }

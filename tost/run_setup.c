@@ -24,7 +24,7 @@ static bool holds_run(const char* out, TostError* err) {
 
 // --out must not be a checkpoint, nor --log have the name of one.
 static bool check_paths(const Options* o, TostError* err) {
-    if (o->out && checkpoint_is_one(o->out)) {
+    if (o->out && checkpoint_is_folder(o->out)) {
         char* run = path_dir(o->out);
         if (checkpoint_is_name(o->out))
             tost_error(err, "--out %s is a checkpoint: give the folder of its run, %s, or a new one", o->out, run);
@@ -46,7 +46,7 @@ static bool read_weights(CheckpointInfo* info, Run* r, TostError* err) {
     }
     if (checkpoint_read_info(info, r->weights, err)) return true;
     *info = (CheckpointInfo){0};
-    return checkpoint_name_whole(err, r->weights, o->resume ? NULL : "--init");
+    return checkpoint_suggest_older(err, r->weights, o->resume ? NULL : "--init");
 }
 
 // The newest checkpoint in --out. Its options apply unless the command line gives them.
@@ -172,7 +172,7 @@ static bool create_model(Run* r, TostError* err) {
     }
     const bool ok = checkpoint_load_params(r->engine, r->model, &r->tensors, r->weights, err)
                     && (!r->o.resume || checkpoint_load_moments(r->engine, r->model, &r->tensors, r->weights, err));
-    return ok || checkpoint_name_whole(err, r->weights, r->o.resume ? NULL : "--init");
+    return ok || checkpoint_suggest_older(err, r->weights, r->o.resume ? NULL : "--init");
 }
 
 // Creates and locks the folder. A default folder gets the next free number, even if two runs start at once.
