@@ -13,7 +13,8 @@ double run_mean_loss(Run* r) {
 // A log or a checkpoint could not be written: stops the run, or warns.
 static bool write_failed(Run* r, const TostError* reason, bool last, TostError* err) {
     const Hint hint = resume_hint(r);
-    if (r->o.on_save_error == SAVE_ERROR_STOP || last) return tost_error(err, "%s; stopped; %s", reason->text, hint.text);
+    if (r->o.on_save_error == SAVE_ERROR_STOP || last)
+        return tost_error(err, "%s; stopped; %s", reason->text, hint.text);
     run_warn(r, "%s; training continues, and the next save tries again; until then, %s", reason->text, hint.text);
     return true;
 }
@@ -26,7 +27,7 @@ static bool batch_loss(double* loss, Run* r, uint64_t first, TostError* err) {
 }
 
 // The loss of a micro-batch with the current parameters, so that no checkpoint of diverged parameters replaces a good
-// one. Takes the next micro-batch; if its loss is not finite, that may be due to its data: then the first of the last step.
+// one. Takes the next micro-batch, or, if its loss is not finite (perhaps due to its data), the first of the last step.
 static bool probe_loss(double* loss, Run* r, TostError* err) {
     const uint64_t next = r->info.data_sample;
     const uint64_t last = next - (r->info.step > 0 ? (uint64_t)(r->o.total_batch / r->o.seq) : 0);

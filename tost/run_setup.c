@@ -55,7 +55,8 @@ static bool find_resumed(Run* r, TostError* err) {
     if (is_dir(r->out) && access(r->out, R_OK | X_OK) != 0)
         return tost_error(err, "--resume --out %s: the folder cannot be read: %s", r->out, strerror(errno));
     if (!checkpoint_is_run(r->out))
-        return tost_error(err, "--resume --out %s: there is no run in this folder; leave out --resume to start one", r->out);
+        return tost_error(err, "--resume --out %s: there is no run in this folder; leave out --resume to start one",
+                          r->out);
     if (!read_weights(&r->info, r, err)) return false;
     r->resumed = r->info.options;
     r->n_resumed = r->info.n_options;
