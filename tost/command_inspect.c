@@ -1,6 +1,12 @@
-// inspect.c: one forward over a text, and a file of what the heads made of it.
-#include "command_inspect.h"
-
+// command_inspect.c: runs a model over a text and writes its activations to a safetensors file for plotting:
+//   tokens   I32 (T)        ids of the text
+//   offsets  I32 (T+1)      token t is text[offsets[t] .. offsets[t+1])
+//   loss     F32 (T)        -log p(token t | tokens before it), nats; NaN for the first
+//   pi       F32 (L,NH,T)   membership of each token in each head
+//   w        F32 (L,T,C)    tokens projected to the heads' subspaces: head h has channels [h·C/NH, (h+1)·C/NH)
+//   text     U8  (bytes)
+// __metadata__ has the model's config with the keys of a checkpoint, content "inspect", model, step, tokenizer and
+// text_tokens: the number of tokens of the whole text, of which the first T = min(block_size, text_tokens) are used.
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -13,22 +19,12 @@
 // ---------------------------------------------------------------------------------------------
 // The text
 
-size_t encode_documents(uint32_t* ids, const Tokenizer* tokenizer, const char* text, size_t n) {
-    size_t n_ids = 0, from = 0, end, next;
-    for (; document_ends(&end, &next, text, from, n, true); from = next) {
-        n_ids += tokenizer_encode(tokenizer, ids + n_ids, text + from, end - from);
-        ids[n_ids++] = (uint32_t)tokenizer_eot(tokenizer);
-    }
-    return n_ids + tokenizer_encode(tokenizer, ids + n_ids, text + from, n - from);
-}
-
-// The tokens that are looked at, and their bytes one after another.
 typedef struct {
     int      T;
-    int32_t* ids;
+    int32_t* ids;       // (T)
     int32_t* offsets;   // (T+1)
-    char*    bytes;
-    size_t   all;       // tokens of the whole text
+    char*    bytes;     // of the T tokens
+    size_t   total;     // tokens of the whole text
 } Tokens;
 
 static void tokens_free(Tokens* k) {
@@ -37,11 +33,11 @@ static void tokens_free(Tokens* k) {
     free(k->bytes);
 }
 
-// The first block_size tokens of the text, or all if they are fewer.
-static Tokens take_tokens(const Tokenizer* tokenizer, const Bytes* text, int block_size) {
+// At most the first block_size tokens.
+static Tokens first_tokens(const Tokenizer* tokenizer, const Bytes* text, int block_size) {
     uint32_t* ids = xmalloc((text->size + 1) * sizeof *ids);
-    Tokens k = {.all = encode_documents(ids, tokenizer, text->data, text->size)};
-    k.T = k.all < (size_t)block_size ? (int)k.all : block_size;
+    Tokens k = {.total = encode_documents(ids, tokenizer, text->data, text->size)};
+    k.T = k.total < (size_t)block_size ? (int)k.total : block_size;
     k.ids = xmalloc((size_t)k.T * sizeof *k.ids);
     k.offsets = xcalloc((size_t)k.T + 1, sizeof *k.offsets);
     for (int t = 0; t < k.T; t++) {
@@ -59,12 +55,12 @@ static Tokens take_tokens(const Tokenizer* tokenizer, const Bytes* text, int blo
 // ---------------------------------------------------------------------------------------------
 // The model
 
-// loss (T) of each token, given those before it. Returns their sum, the first left out.
-static double score_tokens(float* loss, const LoadedModel* t, const Tokens* k) {
+// loss (T) of each token given those before it. Returns the sum over all but the first.
+static double score_tokens(float* loss, const LoadedModel* m, const Tokens* k) {
     double sum = 0, *nats = xmalloc((size_t)k->T * sizeof *nats);
     if (k->T > 1) {
-        t->engine->decode_begin(NULL, t->model, NULL, 1, 0);
-        t->engine->decode_score(nats, t->model, k->ids, k->ids + 1, 1, k->T - 1);
+        m->engine->decode_begin(NULL, m->model, NULL, 1, 0);
+        m->engine->decode_score(nats, m->model, k->ids, k->ids + 1, 1, k->T - 1);
     }
     loss[0] = NAN;
     for (int i = 1; i < k->T; i++) {
@@ -80,7 +76,7 @@ static double score_tokens(float* loss, const LoadedModel* t, const Tokens* k) {
 
 enum { TENSORS = 6, META = 16 };
 
-static void declare(StTensor tensors[TENSORS], const TostConfig* c, const Tokens* k) {
+static void declare_tensors(StTensor tensors[TENSORS], const TostConfig* c, const Tokens* k) {
     const int64_t T = k->T;
     const StTensor all[TENSORS] = {
         {.name = "tokens",  .dtype = ST_I32, .ndim = 1, .shape = {T}},
@@ -93,64 +89,65 @@ static void declare(StTensor tensors[TENSORS], const TostConfig* c, const Tokens
     memcpy(tensors, all, sizeof all);
 }
 
-static StMeta* describe(int* n, const LoadedModel* t, const Tokenizer* tokenizer, const Tokens* k) {
-    const TostConfig* c = &t->info.config;
+static StMeta* make_metadata(int* n, const LoadedModel* m, const Tokenizer* tokenizer, const Tokens* k) {
+    const TostConfig* c = &m->info.config;
     const struct { const char* key; long long value; } numbers[] = {
         {"n_layer", c->n_layer}, {"n_head", c->n_head}, {"n_embd", c->n_embd}, {"block_size", c->block_size},
-        {"vocab_size", c->vocab_size}, {"bias", c->bias}, {"step", t->info.step},
-        {"text_tokens", (long long)k->all}};
-    const struct { const char *key, *value; } words[] = {
-        {"format", "pt"}, {"content", "inspect"}, {"model", t->file}, {"tokenizer", tokenizer_path(tokenizer)},
+        {"vocab_size", c->vocab_size}, {"bias", c->bias}, {"step", m->info.step},
+        {"text_tokens", (long long)k->total}};
+    const struct { const char *key, *value; } strings[] = {
+        {"format", "pt"}, {"content", "inspect"}, {"model", m->file}, {"tokenizer", tokenizer_path(tokenizer)},
         {"membership", c->membership == TOST_UNIFORM ? "uniform" : "learned"}};
-    _Static_assert(countof(numbers) + countof(words) <= META, "META has a place for each");
+    _Static_assert(countof(numbers) + countof(strings) <= META, "META entries are enough");
     StMeta* meta = xcalloc(META, sizeof *meta);
     *n = 0;
-    for (size_t i = 0; i < countof(words); i++)
-        meta[(*n)++] = (StMeta){xstrdup(words[i].key), xstrdup(words[i].value)};
+    for (size_t i = 0; i < countof(strings); i++)
+        meta[(*n)++] = (StMeta){xstrdup(strings[i].key), xstrdup(strings[i].value)};
     for (size_t i = 0; i < countof(numbers); i++)
         meta[(*n)++] = (StMeta){xstrdup(numbers[i].key), xasprintf("%lld", numbers[i].value)};
     return meta;
 }
 
-// n values per layer of one activation of the last forward.
-static bool append_layers(StWriter* w, const LoadedModel* t, TostActivation what, size_t n, TostError* err) {
+// One activation of every layer, n values each.
+static bool append_layers(StWriter* w, const LoadedModel* m, TostActivation what, size_t n, TostError* err) {
     float* values = xmalloc(n * sizeof *values);
     bool ok = true;
-    for (int l = 0; ok && l < t->info.config.n_layer; l++) {
-        t->engine->activation(values, t->model, what, l);
+    for (int l = 0; ok && l < m->info.config.n_layer; l++) {
+        m->engine->activation(values, m->model, what, l);
         ok = st_append(w, values, n * sizeof *values, err);
     }
     free(values);
     return ok;
 }
 
-static bool append_all(StWriter* w, const LoadedModel* t, const Tokens* k, const float* loss, TostError* err) {
-    const TostConfig* c = &t->info.config;
+static bool append_all(StWriter* w, const LoadedModel* m, const Tokens* k, const float* loss, TostError* err) {
+    const TostConfig* c = &m->info.config;
     const size_t T = (size_t)k->T;
     return st_append(w, k->ids, T * sizeof *k->ids, err)
         && st_append(w, k->offsets, (T + 1) * sizeof *k->offsets, err)
         && st_append(w, loss, T * sizeof *loss, err)
-        && append_layers(w, t, TOST_PI, c->n_head * T, err)
-        && append_layers(w, t, TOST_W, c->n_embd * T, err)
+        && append_layers(w, m, TOST_PI, c->n_head * T, err)
+        && append_layers(w, m, TOST_W, c->n_embd * T, err)
         && st_append(w, k->bytes, (size_t)k->offsets[T], err);
 }
 
-// Runs the model and writes the file under a name of its own; on failure nothing is left. *sum: see score_tokens.
-static bool write_beside(double* sum, const char* beside, const LoadedModel* t, const Tokenizer* tokenizer,
-                         const Tokens* k, TostError* err) {
+// Runs the model and writes the file. *sum: see score_tokens.
+static bool write_file(double* sum, const char* path, const LoadedModel* m, const Tokenizer* tokenizer,
+                       const Tokens* k, TostError* err) {
     StTensor tensors[TENSORS];
     int n_meta;
-    StMeta* meta = describe(&n_meta, t, tokenizer, k);
-    declare(tensors, &t->info.config, k);
+    StMeta* meta = make_metadata(&n_meta, m, tokenizer, k);
+    declare_tensors(tensors, &m->info.config, k);
     StWriter w;
-    bool ok = st_begin(&w, beside, tensors, TENSORS, meta, n_meta, err);
+    bool ok = st_begin(&w, path, tensors, TENSORS, meta, n_meta, err);
     float* loss = xmalloc((size_t)k->T * sizeof *loss);
     if (ok) {
-        *sum = score_tokens(loss, t, k);
-        t->engine->forward(t->model, k->ids, 1, k->T);
+        *sum = score_tokens(loss, m, k);
+        m->engine->forward(m->model, k->ids, 1, k->T);
         ok = (isfinite(*sum)
-              || tost_error(err, "%s: the loss is not finite: the weights have diverged", t->file))
-             && append_all(&w, t, k, loss, err);
+              || tost_error(err, "%s: the loss is not finite; the weights have diverged: use an earlier checkpoint",
+                            m->file))
+             && append_all(&w, m, k, loss, err);
     }
     if (!ok) st_abandon(&w);
     ok = ok && st_finish(&w, err);
@@ -159,51 +156,50 @@ static bool write_beside(double* sum, const char* beside, const LoadedModel* t, 
     return ok;
 }
 
-// Nothing is there, or an earlier inspection: a model or a text is not what anybody wants replaced.
-static bool may_replace(const char* out, TostError* err) {
-    if (is_dir(out)) return tost_error(err, "--out %s is a folder: name a file", out);
+// Only a file that inspect wrote is replaced, never a model or a text.
+static bool check_out(const char* out, TostError* err) {
+    if (is_dir(out)) return tost_error(err, "--out %s is a folder; name a file", out);
     if (!path_exists(out)) return true;
     StFile f;
     TostError ignored;
-    bool ours = st_open(&f, out, &ignored);
-    if (ours) {
+    bool replaceable = st_open(&f, out, &ignored);
+    if (replaceable) {
         const char* content = st_meta(&f, "content");
-        ours = content && strcmp(content, "inspect") == 0;
+        replaceable = content && strcmp(content, "inspect") == 0;
         st_close(&f);
     }
-    return ours || tost_error(err, "--out %s is there already and is none of inspect's files: name another", out);
+    return replaceable || tost_error(err, "--out %s exists and was not written by inspect; choose another file", out);
 }
 
-static bool write_inspection(double* sum, const LoadedModel* t, const Tokenizer* tokenizer, const Tokens* k,
+static bool write_inspection(double* sum, const LoadedModel* m, const Tokenizer* tokenizer, const Tokens* k,
                              const char* out, TostError* err) {
-    char* beside = xasprintf("%s.tmp", out);
-    bool ok = write_beside(sum, beside, t, tokenizer, k, err);
-    if (ok && rename(beside, out) != 0) {
+    char* tmp = xasprintf("%s.tmp", out);
+    bool ok = write_file(sum, tmp, m, tokenizer, k, err);
+    if (ok && rename(tmp, out) != 0) {
         ok = tost_error(err, "--out %s cannot be written: %s", out, strerror(errno));
-        unlink(beside);
+        unlink(tmp);
     }
-    free(beside);
+    free(tmp);
     return ok;
 }
 
 // ---------------------------------------------------------------------------------------------
 
-static bool inspect(LoadedModel* t, const Tokenizer* tokenizer, const Options* o, const Bytes* text,
+static bool inspect(LoadedModel* m, const Tokenizer* tokenizer, const Options* o, const Bytes* text,
                     TostError* err) {
-    if (!may_replace(o->out, err)) return false;
-    Tokens k = take_tokens(tokenizer, text, t->info.config.block_size);
+    if (!check_out(o->out, err)) return false;
+    Tokens k = first_tokens(tokenizer, text, m->info.config.block_size);
     double sum = 0;
-    bool ok = loaded_model_create(t, o, 1, k.T, true, err);
+    bool ok = loaded_model_create(m, o, 1, k.T, true, err);
     if (ok) {
-        fprintf(stderr, "%s, step %lld\n", t->file, (long long)t->info.step);
-        if (k.all > (size_t)k.T)
-            fprintf(stderr, "the text has %zu tokens: the first %d, which is the model's block size, are taken\n",
-                    k.all, k.T);
-        ok = write_inspection(&sum, t, tokenizer, &k, o->out, err);
+        fprintf(stderr, "%s, step %lld\n", m->file, (long long)m->info.step);
+        if (k.total > (size_t)k.T)
+            fprintf(stderr, "the text has %zu tokens: the first %d (the block size) are used\n", k.total, k.T);
+        ok = write_inspection(&sum, m, tokenizer, &k, o->out, err);
     }
     if (ok) {
         printf("%-12s%d\n", "tokens", k.T);
-        if (k.T > 1) printf("%-12s%.6f nats/token, the first not counted\n", "loss", sum / (k.T - 1));
+        if (k.T > 1) printf("%-12s%.6f nats/token, without the first\n", "loss", sum / (k.T - 1));
         printf("%-12s%s\n", "written", o->out);
     }
     tokens_free(&k);
@@ -212,13 +208,13 @@ static bool inspect(LoadedModel* t, const Tokenizer* tokenizer, const Options* o
 
 int command_inspect(const Options* o, const TostEngine* engine) {
     TostError err;
-    LoadedModel t;
+    LoadedModel m;
     Bytes text = {0};
     Tokenizer* tokenizer = NULL;
-    const bool ok = loaded_model_find(&t, o, engine, &err) && (tokenizer = loaded_model_tokenizer(&t, o, &err))
-                    && read_text(&text, "--text", o->text, "", &err) && inspect(&t, tokenizer, o, &text, &err);
+    const bool ok = loaded_model_find(&m, o, engine, &err) && (tokenizer = loaded_model_tokenizer(&m, o, &err))
+                    && read_text(&text, "--text", o->text, "", &err) && inspect(&m, tokenizer, o, &text, &err);
     free(text.data);
-    if (tokenizer) tokenizer_free(tokenizer);
-    loaded_model_free(&t);
+    tokenizer_free(tokenizer);
+    loaded_model_free(&m);
     return ok ? 0 : command_failed(o, &err);
 }

@@ -1,4 +1,4 @@
-// commands.c: what the commands share: their one line of error, texts given as options, and trained models.
+// commands.c: error lines, text arguments, loading trained models and their tokenizers.
 #include "commands.h"
 
 #include <stdio.h>
@@ -6,11 +6,11 @@
 #include <string.h>
 
 // ---------------------------------------------------------------------------------------------
-// Errors and texts
+// Errors and text arguments
 
 void print_error(const Options* o, const TostError* err) {
     TostError program;
-    tost_error(&program, "%s", options_program(o));   // it too comes from outside
+    tost_error(&program, "%s", options_program(o));   // replaces control characters
     fflush(stdout);
     fprintf(stderr, "%s: %s\n", program.text, err->text);
 }
@@ -20,35 +20,35 @@ int command_failed(const Options* o, const TostError* err) {
     return STATUS_FAILED;
 }
 
-bool read_text(Bytes* text, const char* option, const char* value, const char* way_out, TostError* err) {
+bool read_text(Bytes* text, const char* option, const char* value, const char* hint, TostError* err) {
     const bool from_file = value[0] == '@', from_stdin = strcmp(value, "-") == 0;
     *text = (Bytes){0};
     if (!from_file && !from_stdin) {
         *text = (Bytes){xstrdup(value), strlen(value)};
         return true;
     }
-    if (from_file && !value[1]) return tost_error(err, "%s @ names no file: give @FILE", option);
+    if (from_file && !value[1]) return tost_error(err, "%s @ names no file; give @FILE", option);
     if (!read_file(text, from_file ? value + 1 : value, err)) {
         *text = (Bytes){0};
         return false;
     }
-    return text->size > 0 || tost_error(err, "%s %s is empty%s", option, value, way_out);
+    return text->size > 0 || tost_error(err, "%s %s is empty%s", option, value, hint);
 }
 
 // ---------------------------------------------------------------------------------------------
-// A model
+// Models and their tokenizers
 
 ModelSummary model_summary(const TostConfig* c, const TostTensors* tensors) {
     const size_t n = tensors->n_params, positions = (size_t)c->block_size * c->n_embd;
     char all[32], without[32];
-    ModelSummary words;
-    snprintf(words.sizes, sizeof words.sizes,
+    ModelSummary summary;
+    snprintf(summary.sizes, sizeof summary.sizes,
              "%d layers, %d heads, %d channels, block size %d, vocabulary %d, %s bias%s", c->n_layer, c->n_head,
              c->n_embd, c->block_size, c->vocab_size, c->bias ? "with" : "no",
              c->membership == TOST_UNIFORM ? ", uniform membership" : "");
-    snprintf(words.parameters, sizeof words.parameters, "%s (%s without wpe)", human_count(all, (double)n),
+    snprintf(summary.parameters, sizeof summary.parameters, "%s (%s without wpe)", human_count(all, (double)n),
              human_count(without, (double)(n - positions)));
-    return words;
+    return summary;
 }
 
 Tokenizer* model_tokenizer(const CheckpointInfo* info, const char* path, bool same, const char* weights,
@@ -58,17 +58,17 @@ Tokenizer* model_tokenizer(const CheckpointInfo* info, const char* path, bool sa
     const uint32_t hash = tokenizer_hash(tokenizer);
     const int size = tokenizer_size(tokenizer), rows = info->config.vocab_size;
     if (same && hash != info->tokenizer_hash)
-        tost_error(err, "%s was trained with a tokenizer of CRC-32 %08x, but %s has %08x: give the one it had as "
+        tost_error(err, "%s was trained with a tokenizer of CRC-32 %08x, but %s has %08x; give the original file as "
                    "--tokenizer", weights, (unsigned)info->tokenizer_hash, path, (unsigned)hash);
     else if (size > rows)
-        tost_error(err, "the tokenizer %s has %d tokens, more than the vocabulary of %d: %s", path, size, rows,
-                   weights ? "give the --tokenizer of the weights" : "raise --vocab-size");
+        tost_error(err, "the tokenizer %s has %d tokens, more than the vocabulary of %d; %s", path, size, rows,
+                   weights ? "give the weights' tokenizer as --tokenizer" : "raise --vocab-size");
     else return tokenizer;
     tokenizer_free(tokenizer);
     return NULL;
 }
 
-static const char other_text[] = "where their ids differ, the model meets other text than it learned";
+static const char warning[] = "ids may mean other text than the model has learned";
 
 void warn_of_tokenizer(const Options* o, const CheckpointInfo* info, const char* weights, const Tokenizer* tokenizer) {
     TostError line;
@@ -76,11 +76,11 @@ void warn_of_tokenizer(const Options* o, const CheckpointInfo* info, const char*
     const int size = tokenizer_size(tokenizer), rows = info->config.vocab_size;
     const uint32_t hash = tokenizer_hash(tokenizer);
     if (info->tokenizer && hash != info->tokenizer_hash)
-        tost_error(&line, "%s was trained with the tokenizer %s of CRC-32 %08x, and %s has %08x: %s", weights,
-                   info->tokenizer, (unsigned)info->tokenizer_hash, path, (unsigned)hash, other_text);
-    else if (!info->tokenizer && size < rows / 2)   // more than what sizes are rounded up by
-        tost_error(&line, "the tokenizer %s has %d tokens, the vocabulary of %s %d: if it was trained with another, %s",
-                   path, size, weights, rows, other_text);
+        tost_error(&line, "%s was trained with the tokenizer %s of CRC-32 %08x, but %s has %08x: %s", weights,
+                   info->tokenizer, (unsigned)info->tokenizer_hash, path, (unsigned)hash, warning);
+    else if (!info->tokenizer && size < rows / 2)   // the vocabulary may be rounded up, but not by so much
+        tost_error(&line, "the tokenizer %s has %d tokens, but the vocabulary of %s has %d: if it is not the original "
+                   "tokenizer, %s", path, size, weights, rows, warning);
     else return;
     print_error(o, &line);
 }
@@ -89,84 +89,81 @@ void warn_of_shards(const Options* o, const char* dir, uint32_t largest_id, cons
                     int size) {
     TostError line = {""}, ignored;
     char* path = path_join(dir, "vocab.bpe");
-    Tokenizer* beside = path_exists(path) ? tokenizer_open(path, &ignored) : NULL;
-    if (beside && tokenizer_hash(beside) != hash)
-        tost_error(&line, "beside the shards stands %s of CRC-32 %08x, and the tokenizer %s has %08x: if the shards "
-                   "are made with the former, %s", path, (unsigned)tokenizer_hash(beside), tokenizer, (unsigned)hash,
-                   other_text);
+    Tokenizer* other = path_exists(path) ? tokenizer_open(path, &ignored) : NULL;
+    if (other && tokenizer_hash(other) != hash)
+        tost_error(&line, "%s next to the shards has CRC-32 %08x, but the tokenizer %s has %08x: if the shards were "
+                   "made with the former, %s", path, (unsigned)tokenizer_hash(other), tokenizer, (unsigned)hash,
+                   warning);
     else if (size && largest_id >= (uint32_t)size)
-        tost_error(&line, "the shards hold the id %u, and the tokenizer %s has %d: if they are made with another, %s",
-                   (unsigned)largest_id, tokenizer, size, other_text);
+        tost_error(&line, "the shards contain the id %u, but the tokenizer %s has only %d tokens: if they were made "
+                   "with another, %s", (unsigned)largest_id, tokenizer, size, warning);
     if (line.text[0]) print_error(o, &line);
-    if (beside) tokenizer_free(beside);
+    tokenizer_free(other);
     free(path);
 }
 
-bool loaded_model_find(LoadedModel* t, const Options* o, const TostEngine* engine, TostError* err) {
-    *t = (LoadedModel){.engine = engine};
-    if (!(o->model ? checkpoint_find(&t->file, o->model, err) : checkpoint_newest(&t->file, "out", err))) {
-        t->file = NULL;
+bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engine, TostError* err) {
+    *m = (LoadedModel){.engine = engine};
+    if (!(o->model ? checkpoint_find(&m->file, o->model, err) : checkpoint_newest(&m->file, "out", err))) {
+        m->file = NULL;
         return false;
     }
-    if (!checkpoint_read_info(&t->info, t->file, err)) {
-        t->info = (CheckpointInfo){0};
-        return checkpoint_name_whole(err, t->file, "--model");
+    if (!checkpoint_read_info(&m->info, m->file, err)) {
+        m->info = (CheckpointInfo){0};
+        return checkpoint_suggest_older(err, m->file, "--model");
     }
-    t->tensors = tost_tensors(&t->info.config);
+    m->tensors = tost_tensors(&m->info.config);
     return true;
 }
 
-bool loaded_model_create(LoadedModel* t, const Options* o, int max_batch, int max_seq, bool keep_layers, TostError* err) {
-    const TostEngineOptions options = {.max_batch = max_batch, .max_seq = max_seq, .training = keep_layers,
+bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int max_seq, bool training, TostError* err) {
+    const TostEngineOptions options = {.max_batch = max_batch, .max_seq = max_seq, .training = training,
                                        .dtype = (TostDtype)o->dtype, .threads = o->threads};
-    t->model = t->engine->create(&t->info.config, &options, err);
-    return t->model && (checkpoint_load_params(t->engine, t->model, &t->tensors, t->file, err)
-                        || checkpoint_name_whole(err, t->file, "--model"));
+    m->model = m->engine->create(&m->info.config, &options, err);
+    return m->model && (checkpoint_load_params(m->engine, m->model, &m->tensors, m->file, err)
+                        || checkpoint_suggest_older(err, m->file, "--model"));
 }
 
-// The tokenizer that the checkpoint names: as it was given to the run, or as seen from a folder above the checkpoint, since
-// a run may be used from elsewhere than where it was started. NULL where there is none. free()
-static char* named_tokenizer(const LoadedModel* t) {
-    const char* name = t->info.tokenizer;
+// Finds the file that the checkpoint gives as its tokenizer: by that path, or, for a run used from another working
+// directory, relative to a folder above the checkpoint. NULL if there is none. free()
+static char* find_named_tokenizer(const LoadedModel* m) {
+    const char* name = m->info.tokenizer;
     if (path_exists(name)) return xstrdup(name);
-    char* above = path_dir(t->file);
-    while (name[0] != '/') {
-        char *path = path_join(above, name), *next = path_dir(above);
-        const bool found = path_exists(path), top = strcmp(next, above) == 0;
-        free(above);
-        above = next;
-        if (found) {
-            free(above);
-            return path;
-        }
-        free(path);
+    char *dir = path_dir(m->file), *found = NULL;
+    while (name[0] != '/' && !found) {
+        char *path = path_join(dir, name), *parent = path_dir(dir);
+        const bool top = strcmp(parent, dir) == 0;
+        if (path_exists(path)) found = path;
+        else free(path);
+        free(dir);
+        dir = parent;
         if (top) break;
     }
-    free(above);
-    return NULL;
+    free(dir);
+    return found;
 }
 
-Tokenizer* loaded_model_tokenizer(const LoadedModel* t, const Options* o, TostError* err) {
-    if (!o->tokenizer && !t->info.tokenizer) {
-        tost_error(err, "%s names no tokenizer: give --tokenizer FILE, the vocab.bpe it was trained with",
-                   t->file);
+Tokenizer* loaded_model_tokenizer(const LoadedModel* m, const Options* o, TostError* err) {
+    if (!o->tokenizer && !m->info.tokenizer) {
+        tost_error(err, "%s does not name a tokenizer; give --tokenizer FILE, the vocab.bpe it was trained with",
+                   m->file);
         return NULL;
     }
-    char* path = o->tokenizer ? xstrdup(o->tokenizer) : named_tokenizer(t);
+    char* path = o->tokenizer ? xstrdup(o->tokenizer) : find_named_tokenizer(m);
     if (!path) {
-        tost_error(err, "%s was trained with the tokenizer %s, which is not there: give --tokenizer FILE",
-                   t->file, t->info.tokenizer);
+        tost_error(err, "%s was trained with the tokenizer %s, which is missing; give --tokenizer FILE",
+                   m->file, m->info.tokenizer);
         return NULL;
     }
-    Tokenizer* tokenizer = model_tokenizer(&t->info, path, !o->tokenizer, t->file, err);
-    if (tokenizer) warn_of_tokenizer(o, &t->info, t->file, tokenizer);
+    Tokenizer* tokenizer = model_tokenizer(&m->info, path, !o->tokenizer, m->file, err);
+    if (tokenizer) warn_of_tokenizer(o, &m->info, m->file, tokenizer);
     free(path);
     return tokenizer;
 }
 
-void loaded_model_free(LoadedModel* t) {
-    if (t->model) t->engine->destroy(t->model);
-    tost_tensors_free(&t->tensors);
-    checkpoint_info_free(&t->info);
-    free(t->file);
+void loaded_model_free(LoadedModel* m) {
+    if (m->model) m->engine->destroy(m->model);
+    tost_tensors_free(&m->tensors);
+    checkpoint_info_free(&m->info);
+    free(m->file);
 }

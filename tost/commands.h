@@ -1,5 +1,5 @@
-// commands.h: what a user can ask for. Each command returns the exit status of the process, after one line on
-// stderr if it failed.
+// commands.h: the commands of the program and what they share. A command returns the exit status of the process and, if
+// it fails, prints one line on stderr.
 #ifndef TOST_COMMANDS_H
 #define TOST_COMMANDS_H
 
@@ -27,51 +27,55 @@ int command_info(const Options* o);
 int command_inspect(const Options* o, const TostEngine* engine);
 
 // ---------------------------------------------------------------------------------------------
-// What they share
+// Errors, text arguments
 
-// Prints the error as the one line on stderr, after the program's name.
+// Prints the error on stderr as one line that begins with the program's name.
 void print_error(const Options* o, const TostError* err);
-// The same; returns STATUS_FAILED.
+// Does the same and returns STATUS_FAILED.
 int command_failed(const Options* o, const TostError* err);
 
-// The bytes that a value TEXT|@FILE|- of `option` means: as given, of a file, or of stdin. An empty file is an error,
-// which ends on `way_out`. free(text->data) in every case
-bool read_text(Bytes* text, const char* option, const char* value, const char* way_out, TostError* err);
+// Reads a text given as TEXT, @FILE or - (stdin). An empty file is an error; `hint` ends its message. Call
+// free(text->data) in any case.
+bool read_text(Bytes* text, const char* option, const char* value, const char* hint, TostError* err);
 
-// A model in words: "6 layers, …, no bias" and "1.6M (1.5M without wpe)".
+// ---------------------------------------------------------------------------------------------
+// Models and their tokenizers
+
+// A model's sizes and parameters for people: "6 layers, …, no bias" and "1.6M (1.5M without wpe)".
 typedef struct { char sizes[160], parameters[96]; } ModelSummary;
 
 ModelSummary model_summary(const TostConfig* c, const TostTensors* tensors);
 
-// Opens the tokenizer of a model of info's vocabulary; `same`: it must be the file that info names by CRC-32.
-// weights: the model's file for messages, NULL where it is new. NULL on error.
+// Opens a tokenizer for a model with info's vocabulary; NULL on error. `same`: its CRC-32 must be the one in info.
+// weights: the model's file for messages, NULL for a new model.
 Tokenizer* model_tokenizer(const CheckpointInfo* info, const char* path, bool same, const char* weights,
                            TostError* err);
 
-// What may not fit together, and what nobody can be sure of, is said in a line on stderr and goes on:
-// a tokenizer that is not the one which the weights of `info` were trained with
+// These two print a warning on stderr:
+// if the tokenizer is probably not the one that the weights of `info` were trained with
 void warn_of_tokenizer(const Options* o, const CheckpointInfo* info, const char* weights, const Tokenizer* tokenizer);
-// shards in `dir` beside which another vocab.bpe stands than a tokenizer of that CRC-32, which ids up to largest_id
-// do not fit (size 0: not known)
+// if the shards in `dir` were probably made with another tokenizer than the one with that CRC-32 and size (0: unknown):
+// dir has a different vocab.bpe, or largest_id is not below size
 void warn_of_shards(const Options* o, const char* dir, uint32_t largest_id, const char* tokenizer, uint32_t hash,
                     int size);
 
-// A trained model for sample, eval and info: found by --model or as the newest run, then made once the
-// lengths are known.
+// A trained model for sample, eval, info and inspect. It is found first, and created when max_batch and max_seq are
+// known.
 typedef struct {
     const TostEngine* engine;
-    char*          file;      // its model.safetensors
+    char*          file;      // path of its model.safetensors
     CheckpointInfo info;
     TostTensors    tensors;
     TostModel*     model;     // NULL before loaded_model_create
 } LoadedModel;
 
-bool loaded_model_find(LoadedModel* t, const Options* o, const TostEngine* engine, TostError* err);
-// keep_layers: the engine keeps what each layer made, as it does for training.
-bool loaded_model_create(LoadedModel* t, const Options* o, int max_batch, int max_seq, bool keep_layers, TostError* err);
-// --tokenizer, or the checkpoint's, which must be the file it was trained with. NULL on error.
-Tokenizer* loaded_model_tokenizer(const LoadedModel* t, const Options* o, TostError* err);
-void loaded_model_free(LoadedModel* t);
+// --model, or the newest run in out/.
+bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engine, TostError* err);
+// training: keep every layer's activations (TostEngineOptions.training).
+bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int max_seq, bool training, TostError* err);
+// --tokenizer, or the checkpoint's, whose CRC-32 must match. NULL on error.
+Tokenizer* loaded_model_tokenizer(const LoadedModel* m, const Options* o, TostError* err);
+void loaded_model_free(LoadedModel* m);
 
 #endif
 #endif

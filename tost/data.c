@@ -1,4 +1,4 @@
-// data.c: token shards by mmap, the two orders of samples, and the writer of shards.
+// data.c: token shards by mmap, sequential and shuffled samples, and the shard writer.
 #include "data.h"
 #include "rng.h"
 
@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "shards are little-endian and mapped as they are");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "shards are little-endian and used as mapped");
 
 // ---------------------------------------------------------------------------------------------
 // Shards
@@ -22,7 +22,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "shards are little-end
 typedef struct {
     uint32_t magic, version, n_tokens, unused[253];
 } ShardHeader;
-_Static_assert(sizeof(ShardHeader) == 1024, "256 int32, as llm.c writes them");
+_Static_assert(sizeof(ShardHeader) == 1024, "256 int32, as in llm.c");
 
 typedef struct { uint32_t magic, version; int width; } ShardKind;
 
@@ -32,91 +32,91 @@ static const ShardKind shard_kinds[KINDS] = {
     [KIND_U32] = {20240801, 7, 4},
 };
 
-bool shard_begins(const char* head, size_t n) {
-    uint32_t start[2];
-    if (n < sizeof start) return false;
-    memcpy(start, head, sizeof start);
+// The kind of a file that begins with these n bytes; NULL if it has no shard's magic.
+static const ShardKind* find_kind(const void* head, size_t n) {
+    uint32_t magic;
+    if (n < sizeof magic) return NULL;
+    memcpy(&magic, head, sizeof magic);
     for (int k = 0; k < KINDS; k++)
-        if (start[0] == shard_kinds[k].magic && start[1] == shard_kinds[k].version) return true;
-    return false;
+        if (magic == shard_kinds[k].magic) return &shard_kinds[k];
+    return NULL;
+}
+
+bool shard_begins(const char* head, size_t n) {
+    const ShardKind* kind = find_kind(head, n);
+    return kind && n >= 8 && memcmp(head + 4, &kind->version, 4) == 0;
 }
 
 static bool is_text(uint8_t c) { return (c >= 0x20 && c < 0x7f) || c == '\t' || c == '\n' || c == '\r'; }
 
-// Files that a raw shard cannot be told from by size, but a user may well give: text, and NumPy's .npy.
-// Text: tokens of two printable bytes each for 32 tokens on end do not happen, and nothing but text has them.
+// Any file of even size could be a raw shard. Rejects the likely mistakes: NumPy's .npy, and text. Real ids do not
+// consist of printable bytes for 32 tokens in a row.
 static bool raw_is_plausible(const Shard* s, TostError* err) {
     static const char npy[] = "\x93NUMPY";
     size_t n = s->map_bytes < 512 ? (size_t)s->map_bytes : 512;
     if (n >= sizeof npy - 1 && memcmp(s->map, npy, sizeof npy - 1) == 0) {
-        return tost_error(err, "%s: a NumPy .npy file: write raw uint16 ids with tofile() instead", s->path);
+        return tost_error(err, "%s: a NumPy .npy file; write raw uint16 ids with tofile() instead", s->path);
     }
     size_t printable = 0;
     while (printable < n && is_text(s->map[printable])) printable++;
     if (n >= 64 && printable == n) {
-        return tost_error(err, "%s: text, not token ids: run `tokenize` on it first", s->path);
+        return tost_error(err, "%s: text, not token ids; run `tokenize` on it first", s->path);
     }
     return true;
 }
 
 static bool shard_layout(Shard* s, TostError* err) {
-    uint64_t size = s->map_bytes;
-    uint32_t magic = 0;
-    if (size >= sizeof magic) memcpy(&magic, s->map, sizeof magic);
-    const ShardKind* kind = NULL;
-    for (int k = 0; k < KINDS; k++) {
-        if (magic == shard_kinds[k].magic) kind = &shard_kinds[k];
-    }
+    const uint64_t size = s->map_bytes;
+    const ShardKind* kind = find_kind(s->map, size);
     if (!kind) {
         s->width = 2;
         s->first = 0;
         s->n_tokens = size / 2;
         if (size % 2) {
-            return tost_error(err, "%s: %" PRIu64 " bytes without a shard's header: raw uint16 ids have an "
-                              "even size", s->path, size);
+            return tost_error(err, "%s: %" PRIu64 " bytes without a shard header, but a file of raw uint16 "
+                              "ids has an even size; copy or make it again", s->path, size);
         }
         return raw_is_plausible(s, err);
     }
     ShardHeader h;
     if (size < sizeof h) {
-        return tost_error(err, "%s: cut short: %" PRIu64 " bytes, but the header alone has %zu: copy or make "
-                          "it again", s->path, size, sizeof h);
+        return tost_error(err, "%s: truncated: %" PRIu64 " bytes, but the header has %zu; copy or make it "
+                          "again", s->path, size, sizeof h);
     }
     memcpy(&h, s->map, sizeof h);
     s->width = kind->width;
     s->first = sizeof h;
     s->n_tokens = h.n_tokens;
     if (h.version != kind->version) {
-        return tost_error(err,
-                          "%s: version %" PRIu32 " at offset 4, but a shard of kind %" PRIu32 " has %" PRIu32,
-                          s->path, h.version, h.magic, kind->version);
+        return tost_error(err, "%s: version %" PRIu32 " at offset 4, but shards with magic %" PRIu32
+                          " have version %" PRIu32, s->path, h.version, h.magic, kind->version);
     }
     uint64_t bytes = size - sizeof h, claimed = s->n_tokens * (uint64_t)s->width;
     if (bytes < claimed) {
-        return tost_error(err, "%s: cut short: claims %" PRIu64 " tokens at offset 8, but its %" PRIu64
-                          " bytes hold %" PRIu64 ": copy or make it again", s->path, s->n_tokens, size,
+        return tost_error(err, "%s: truncated: offset 8 says %" PRIu64 " tokens, but the file of %" PRIu64
+                          " bytes has %" PRIu64 "; copy or make it again", s->path, s->n_tokens, size,
                           bytes / (uint64_t)s->width);
     }
     if (bytes > claimed) {
-        return tost_error(err, "%s: claims %" PRIu64 " tokens at offset 8, but has %" PRIu64 " bytes after "
-                          "them: not a finished shard", s->path, s->n_tokens, bytes - claimed);
+        return tost_error(err, "%s: too long: offset 8 says %" PRIu64 " tokens, but %" PRIu64 " bytes follow "
+                          "them; copy or make it again", s->path, s->n_tokens, bytes - claimed);
     }
-    return s->n_tokens > 0 || tost_error(err, "%s: no tokens in it", s->path);
+    return s->n_tokens > 0 || tost_error(err, "%s: no tokens; copy or make it again", s->path);
 }
 
 static bool shard_map(Shard* s, int fd, TostError* err) {
     struct stat st;
-    if (fstat(fd, &st) != 0) return tost_error(err, "%s: cannot be looked at: %s", s->path, strerror(errno));
+    if (fstat(fd, &st) != 0) return tost_error(err, "%s: cannot read its status: %s", s->path, strerror(errno));
     if (S_ISDIR(st.st_mode)) {
-        return tost_error(err, "%s: a folder, not a shard: name its files, as in '%s/*.bin'", s->path,
+        return tost_error(err, "%s: a folder, not a shard; give its files, such as '%s/*.bin'", s->path,
                           s->path);
     }
-    if (!S_ISREG(st.st_mode)) return tost_error(err, "%s: not a regular file, as a shard has to be", s->path);
-    if (st.st_size == 0) return tost_error(err, "%s: empty: copy or make it again", s->path);
+    if (!S_ISREG(st.st_mode)) return tost_error(err, "%s: not a regular file; a shard must be one", s->path);
+    if (st.st_size == 0) return tost_error(err, "%s: empty; copy or make it again", s->path);
     s->map_bytes = (uint64_t)st.st_size;
     void* map = mmap(NULL, (size_t)s->map_bytes, PROT_READ, MAP_SHARED, fd, 0);
     if (map == MAP_FAILED) {
-        return tost_error(err, "%s: %" PRIu64 " bytes cannot be mapped: %s", s->path, s->map_bytes,
+        return tost_error(err, "%s: cannot map %" PRIu64 " bytes: %s", s->path, s->map_bytes,
                           strerror(errno));
     }
     s->map = map;
@@ -125,7 +125,7 @@ static bool shard_map(Shard* s, int fd, TostError* err) {
 
 bool shard_open(Shard* s, const char* path, TostError* err) {
     *s = (Shard){0};
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // non-blocking: a FIFO is refused at once
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // do not wait on a FIFO
     if (fd < 0) return tost_error(err, "%s: cannot be opened: %s", path, strerror(errno));
     s->path = xstrdup(path);
     bool ok = shard_map(s, fd, err);
@@ -145,7 +145,7 @@ uint32_t shard_token(const Shard* s, uint64_t i) {
     return s->width == 2 ? ((const uint16_t*)p)[i] : ((const uint32_t*)p)[i];
 }
 
-// The largest id of tokens first … first + n - 1: two plain loops, which compilers turn into vector maxima.
+// The largest id of tokens first … first + n - 1. Plain loops, so that compilers vectorise them.
 static uint32_t largest_id(const Shard* s, uint64_t first, uint64_t n) {
     const uint8_t* p = s->map + s->first + first * (uint64_t)s->width;
     if (s->width == 2) {
@@ -160,11 +160,11 @@ static uint32_t largest_id(const Shard* s, uint64_t first, uint64_t n) {
     return top;
 }
 
-// The error of the first foreign id at or after token i; there is one.
-static bool refuse_id(const Shard* s, uint64_t i, uint32_t vocab_size, TostError* err) {
+// Reports the first invalid id at or after token i; there must be one.
+static bool id_error(const Shard* s, uint64_t i, uint32_t vocab_size, TostError* err) {
     while (shard_token(s, i) < vocab_size) i++;
-    return tost_error(err, "%s: token %" PRIu64 " is %" PRIu32 ", but the vocabulary has %" PRIu32 " ids: "
-                      "the shard was made by another tokenizer, or the model has too small a --vocab-size", s->path, i,
+    return tost_error(err, "%s: token %" PRIu64 " is %" PRIu32 ", but the vocabulary has %" PRIu32 " ids; "
+                      "use shards made with the model's tokenizer, or raise --vocab-size", s->path, i,
                       shard_token(s, i), vocab_size);
 }
 
@@ -179,127 +179,163 @@ bool shard_check_ids(Shard* s, uint32_t vocab_size, TostError* err) {
         top = id > top ? id : top;
     }
     s->largest_id = top;
-    return top < vocab_size || refuse_id(s, 0, vocab_size, err);
+    return top < vocab_size || id_error(s, 0, vocab_size, err);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The stream of all shards
+
+static const uint64_t CHECK_BYTES = 1 << 30;  // ids checked when opening
+
+// The last k with start[k] <= x. start (n + 1) is sorted, and start[0] <= x < start[n].
+static int find_interval(const uint64_t* start, int n, uint64_t x) {
+    int lo = 0, hi = n;
+    while (hi - lo > 1) {
+        int mid = lo + (hi - lo) / 2;
+        if (start[mid] <= x) lo = mid; else hi = mid;
+    }
+    return lo;
+}
+
+bool stream_open(ShardStream* s, const char* glob, uint32_t vocab_size, TostError* err) {
+    PathList list;
+    *s = (ShardStream){.vocab_size = vocab_size};
+    if (!expand_glob(&list, glob, err)) return false;
+    s->shards = xcalloc((size_t)list.count, sizeof *s->shards);
+    s->start = xcalloc((size_t)list.count + 1, sizeof *s->start);
+    s->dir = path_dir(list.paths[0]);
+    uint64_t bytes = 0;
+    bool ok = true;
+    for (int i = 0; i < list.count && ok; i++) {
+        Shard* shard = &s->shards[i];
+        ok = shard_open(shard, list.paths[i], err);
+        if (!ok) break;
+        s->count++;
+        s->start[i + 1] = s->start[i] + shard->n_tokens;
+        bytes += shard->map_bytes;
+        ok = bytes > CHECK_BYTES || shard_check_ids(shard, vocab_size, err);
+    }
+    free_paths(&list);
+    if (!ok) stream_close(s);
+    return ok;
+}
+
+void stream_close(ShardStream* s) {
+    for (int i = 0; i < s->count; i++) shard_close(&s->shards[i]);
+    free(s->shards);
+    free(s->start);
+    free(s->dir);
+    *s = (ShardStream){0};
+}
+
+uint64_t stream_tokens(const ShardStream* s) { return s->start[s->count]; }
+
+uint32_t stream_largest_id(const ShardStream* s) {
+    uint32_t largest = 0;
+    for (int i = 0; i < s->count; i++)
+        if (s->shards[i].largest_id > largest) largest = s->shards[i].largest_id;
+    return largest;
+}
+
+static bool copy_ids(int32_t* out, const Shard* s, uint64_t first, uint64_t n, uint32_t vocab_size,
+                     TostError* err) {
+    if (largest_id(s, first, n) >= vocab_size) return id_error(s, first, vocab_size, err);
+    const uint8_t* p = s->map + s->first + first * (uint64_t)s->width;
+    if (s->width == 2) {
+        for (uint64_t i = 0; i < n; i++) out[i] = ((const uint16_t*)p)[i];
+    } else {
+        memcpy(out, p, (size_t)n * 4);
+    }
+    return true;
+}
+
+bool stream_read(int32_t* out, const ShardStream* s, uint64_t first, uint64_t n, TostError* err) {
+    for (int i = n ? find_interval(s->start, s->count, first) : 0; n; i++) {
+        uint64_t left = s->start[i + 1] - first, here = left < n ? left : n;
+        if (!copy_ids(out, &s->shards[i], first - s->start[i], here, s->vocab_size, err)) return false;
+        out += here;
+        first += here;
+        n -= here;
+    }
+    return true;
 }
 
 // ---------------------------------------------------------------------------------------------
 // The data set
 
 struct DataSet {
-    Shard*    shards;            // in name order
-    int       n_shards, T;
-    uint32_t  vocab_size;
+    ShardStream stream;
+    int       T;
     DataOrder order;
     uint64_t  seed;
-    uint64_t  samples;           // an epoch
-    uint64_t* start;             // (n_shards + 1) sequential: first token of a shard in the joined stream
-    char*     dir;
+    uint64_t  samples;           // per epoch
 
-    // Shuffled: the epoch and, within it, the shard dealt out last.
-    uint64_t  epoch;             // NO_EPOCH before the first
-    uint32_t* turn;              // (n_shards) turn k of the epoch is shard turn[k]
-    uint64_t* turn_start;        // (n_shards + 1) first sample of turn k, from the start of the epoch
-    int       at;                // the turn that perm and offset belong to; -1 where none
-    uint64_t  offset;            // token that the shard's grid of samples starts at
-    uint32_t* perm;              // place within the shard's turn -> sample of the shard
+    // Shuffled order: the epoch and, within it, the shard of the last sample.
+    uint64_t  epoch;             // NO_EPOCH before the first sample
+    uint32_t* turn;              // (shards) the k-th shard of the epoch is shard turn[k]
+    uint64_t* turn_start;        // (shards + 1) first sample of turn k within the epoch
+    int       at;                // turn that perm and offset describe, or -1
+    uint64_t  offset;            // token where the shard's first sample starts
+    uint32_t* perm;              // position within the turn -> sample of the shard
 };
 
 static const uint64_t NO_EPOCH = UINT64_MAX;
-static const uint64_t SCAN_BYTES = 1 << 30;  // ids of so much are checked when opening, all when dealt out
 
 static uint64_t shard_samples(const DataSet* d, int s) {
-    return (d->shards[s].n_tokens - 1) / (uint64_t)d->T;
+    return (d->stream.shards[s].n_tokens - 1) / (uint64_t)d->T;
 }
 
-// Opens all shards, and checks the ids of the first gibibyte.
-static bool open_shards(DataSet* d, const PathList* list, TostError* err) {
-    uint64_t scanned = 0;
-    d->shards = xcalloc((size_t)list->count, sizeof *d->shards);
-    for (; d->n_shards < list->count; d->n_shards++) {
-        Shard* s = &d->shards[d->n_shards];
-        if (!shard_open(s, list->paths[d->n_shards], err)) return false;
-        scanned += s->map_bytes;
-        if (scanned <= SCAN_BYTES && !shard_check_ids(s, d->vocab_size, err)) {
-            shard_close(s);
-            return false;
-        }
-    }
-    return true;
-}
-
-// Counts tokens and samples; fails where they do not suffice for one sample.
+// Sets the samples of an epoch; an error if there are none.
 static bool count_samples(DataSet* d, const char* glob, TostError* err) {
-    uint64_t T = (uint64_t)d->T, in_shards = 0;
-    d->start = xcalloc((size_t)d->n_shards + 1, sizeof *d->start);
-    for (int s = 0; s < d->n_shards; s++) {
-        d->start[s + 1] = d->start[s] + d->shards[s].n_tokens;
+    const uint64_t T = (uint64_t)d->T, tokens = stream_tokens(&d->stream);
+    uint64_t in_shards = 0;
+    for (int s = 0; s < d->stream.count; s++) {
         in_shards += shard_samples(d, s);
         if (d->order == ORDER_SHUFFLED && shard_samples(d, s) > UINT32_MAX) {
-            return tost_error(err, "%s: %" PRIu64 " samples of --seq %d, but a shuffled shard has %" PRIu32
-                              " at most: use a longer --seq or --order sequential", d->shards[s].path,
+            return tost_error(err, "%s: %" PRIu64 " samples of --seq %d, but a shuffled shard has at most %" PRIu32
+                              ": use a longer --seq or --order sequential", d->stream.shards[s].path,
                               shard_samples(d, s), d->T, UINT32_MAX);
         }
     }
-    uint64_t tokens = d->start[d->n_shards];
     if (tokens < T + 1) {
-        return tost_error(err, "%s: %" PRIu64 " tokens in %d shard%s, but --seq %d needs %" PRIu64 " or more",
-                          glob, tokens, d->n_shards, d->n_shards == 1 ? "" : "s", d->T, T + 1);
+        return tost_error(err, "%s: %" PRIu64 " tokens in %d shard%s, but --seq %d needs at least %" PRIu64,
+                          glob, tokens, d->stream.count, d->stream.count == 1 ? "" : "s", d->T, T + 1);
     }
     d->samples = d->order == ORDER_SEQUENTIAL ? (tokens - 1) / T : in_shards;
     return d->samples > 0
-        || tost_error(err, "%s: no shard alone has the %" PRIu64 " tokens that --seq %d needs: use a shorter "
+        || tost_error(err, "%s: no shard has the %" PRIu64 " tokens that --seq %d needs: use a shorter "
                       "--seq or --order sequential", glob, T + 1, d->T);
 }
 
 DataSet* data_open(const char* glob, int T, uint32_t vocab_size, DataOrder order, uint64_t seed,
                    TostError* err) {
     assert(T > 0);
-    PathList list;
-    if (!expand_glob(&list, glob, err)) return NULL;
     DataSet* d = xcalloc(1, sizeof *d);
-    d->T = T;
-    d->vocab_size = vocab_size;
-    d->order = order;
-    d->seed = seed;
-    d->epoch = NO_EPOCH;
-    d->at = -1;
-    d->dir = path_dir(list.paths[0]);
-    bool ok = open_shards(d, &list, err) && count_samples(d, glob, err);
-    free_paths(&list);
-    if (!ok) {
-        data_close(d);
-        return NULL;
-    }
-    return d;
+    *d = (DataSet){.T = T, .order = order, .seed = seed, .epoch = NO_EPOCH, .at = -1};
+    if (stream_open(&d->stream, glob, vocab_size, err) && count_samples(d, glob, err)) return d;
+    data_close(d);
+    return NULL;
 }
 
 void data_close(DataSet* d) {
     if (!d) return;
-    for (int s = 0; s < d->n_shards; s++) shard_close(&d->shards[s]);
-    free(d->shards);
-    free(d->start);
-    free(d->dir);
+    stream_close(&d->stream);
     free(d->turn);
     free(d->turn_start);
     free(d->perm);
     free(d);
 }
 
-int         data_shards(const DataSet* d)  { return d->n_shards; }
-uint64_t    data_tokens(const DataSet* d)  { return d->start[d->n_shards]; }
-uint64_t    data_samples(const DataSet* d) { return d->samples; }
-const char* data_dir(const DataSet* d)     { return d->dir; }
-
-uint32_t data_largest_id(const DataSet* d) {
-    uint32_t top = 0;
-    for (int s = 0; s < d->n_shards; s++) top = d->shards[s].largest_id > top ? d->shards[s].largest_id : top;
-    return top;
-}
+int         data_shards(const DataSet* d)     { return d->stream.count; }
+uint64_t    data_tokens(const DataSet* d)     { return stream_tokens(&d->stream); }
+uint64_t    data_samples(const DataSet* d)    { return d->samples; }
+const char* data_dir(const DataSet* d)        { return d->stream.dir; }
+uint32_t    data_largest_id(const DataSet* d) { return stream_largest_id(&d->stream); }
 
 uint32_t data_crc(const DataSet* d) {
     uint32_t crc = 0, ids[2 * DATA_CRC_TOKENS];
-    for (int s = 0; s < d->n_shards; s++) {
-        const Shard* shard = &d->shards[s];
+    for (int s = 0; s < d->stream.count; s++) {
+        const Shard* shard = &d->stream.shards[s];
         const uint64_t n = shard->n_tokens, ends = n < 2 * DATA_CRC_TOKENS ? n : 2 * DATA_CRC_TOKENS;
         for (uint64_t i = 0; i < ends; i++) ids[i] = shard_token(shard, i < ends / 2 ? i : n - ends + i);
         crc = crc32_update(crc, &n, sizeof n);
@@ -315,7 +351,7 @@ static Rng shuffle_rng(const DataSet* d, uint64_t slot) {
     return rng_seeded(d->seed, ((uint64_t)0xda7a << 48) + (d->epoch << 24) + slot);
 }
 
-// 0 … n - 1 in a random order (Fisher and Yates)
+// 0 … n - 1 in random order (Fisher-Yates)
 static void permute(uint32_t* out, uint64_t n, Rng* r) {
     for (uint64_t i = 0; i < n; i++) out[i] = (uint32_t)i;
     for (uint64_t i = n; i-- > 1;) {
@@ -328,7 +364,7 @@ static void permute(uint32_t* out, uint64_t n, Rng* r) {
 
 static void enter_epoch(DataSet* d, uint64_t epoch) {
     if (d->epoch == epoch) return;
-    size_t n = (size_t)d->n_shards;
+    size_t n = (size_t)d->stream.count;
     d->epoch = epoch;
     d->at = -1;
     d->turn = xrealloc(d->turn, n * sizeof *d->turn);
@@ -348,76 +384,26 @@ static void enter_turn(DataSet* d, int k) {
     d->at = k;
     d->perm = xrealloc(d->perm, (size_t)samples * sizeof *d->perm);
     Rng r = shuffle_rng(d, 1 + (uint64_t)s);
-    d->offset = rng_below(&r, d->shards[s].n_tokens - samples * (uint64_t)d->T);
+    d->offset = rng_below(&r, d->stream.shards[s].n_tokens - samples * (uint64_t)d->T);
     permute(d->perm, samples, &r);
 }
 
-// The last k with start[k] <= x; start is (n + 1), rises, and start[0] <= x < start[n]
-static int find_interval(const uint64_t* start, int n, uint64_t x) {
-    int lo = 0, hi = n;
-    while (hi - lo > 1) {
-        int mid = lo + (hi - lo) / 2;
-        if (start[mid] <= x) lo = mid; else hi = mid;
-    }
-    return lo;
-}
-
-// Shard and token that sample i starts at
-static int locate(DataSet* d, uint64_t* first, uint64_t i) {
-    uint64_t in_epoch = i % d->samples;
-    if (d->order == ORDER_SEQUENTIAL) {
-        uint64_t token = in_epoch * (uint64_t)d->T;
-        int s = find_interval(d->start, d->n_shards, token);
-        *first = token - d->start[s];
-        return s;
-    }
+// Position of sample i's first token in the stream.
+static uint64_t sample_start(DataSet* d, uint64_t i) {
+    const uint64_t T = (uint64_t)d->T, in_epoch = i % d->samples;
+    if (d->order == ORDER_SEQUENTIAL) return in_epoch * T;
     enter_epoch(d, i / d->samples);
-    int k = find_interval(d->turn_start, d->n_shards, in_epoch);
+    int k = find_interval(d->turn_start, d->stream.count, in_epoch);
     enter_turn(d, k);
-    *first = d->offset + d->perm[in_epoch - d->turn_start[k]] * (uint64_t)d->T;
-    return (int)d->turn[k];
-}
-
-static bool copy_ids(int32_t* out, const Shard* s, uint64_t first, uint64_t n, uint32_t vocab_size,
-                     TostError* err) {
-    if (n && largest_id(s, first, n) >= vocab_size) return refuse_id(s, first, vocab_size, err);
-    const uint8_t* p = s->map + s->first + first * (uint64_t)s->width;
-    if (s->width == 2) {
-        for (uint64_t i = 0; i < n; i++) out[i] = ((const uint16_t*)p)[i];
-    } else {
-        memcpy(out, p, (size_t)n * 4);
-    }
-    return true;
-}
-
-// n ids from token first of shard s on; in sequential order they may run over into the shards after it.
-static bool copy_stream(int32_t* out, const DataSet* d, int s, uint64_t first, uint64_t n, TostError* err) {
-    while (n) {
-        uint64_t left = d->shards[s].n_tokens - first;
-        uint64_t here = left < n ? left : n;
-        if (!copy_ids(out, &d->shards[s], first, here, d->vocab_size, err)) return false;
-        out += here;
-        n -= here;
-        first += here;
-        if (first == d->shards[s].n_tokens && s + 1 < d->n_shards) s++, first = 0;
-    }
-    return true;
+    return d->stream.start[d->turn[k]] + d->offset + d->perm[in_epoch - d->turn_start[k]] * T;
 }
 
 bool data_batch(DataSet* d, int32_t* inputs, int32_t* targets, uint64_t first, int B, TostError* err) {
-    size_t T = (size_t)d->T;
+    const size_t T = (size_t)d->T;
     for (size_t b = 0; b < (size_t)B; b++) {
-        uint64_t token;
-        int s = locate(d, &token, first + b);
-        int32_t* x = inputs + b * T;
-        int32_t* y = targets + b * T;
-        int32_t last[1];
-        if (!copy_stream(x, d, s, token, T, err)) return false;
-        token += T;  // the one target that is no input, perhaps some shards further on
-        while (token >= d->shards[s].n_tokens) token -= d->shards[s++].n_tokens;
-        if (!copy_stream(last, d, s, token, 1, err)) return false;
-        memcpy(y, x + 1, (T - 1) * sizeof *y);
-        y[T - 1] = last[0];
+        const uint64_t start = sample_start(d, first + b);
+        if (!stream_read(inputs + b * T, &d->stream, start, T, err)
+            || !stream_read(targets + b * T, &d->stream, start + 1, T, err)) return false;
     }
     return true;
 }
@@ -425,25 +411,25 @@ bool data_batch(DataSet* d, int32_t* inputs, int32_t* targets, uint64_t first, i
 // ---------------------------------------------------------------------------------------------
 // Writing
 
-enum { MAX_SHARDS = 1000000 };  // six digits: name order is the order of the tokens
+enum { MAX_SHARDS = 1000000 };  // six digits, so that name order is token order
 
 struct ShardWriter {
     char*    prefix;
     uint32_t vocab_size;
     int      kind;
     uint64_t shard_tokens;
-    FILE*    out;           // the shard being written; NULL between shards
-    char*    path;          // its name, with .tmp
+    FILE*    out;           // current shard; NULL between shards
+    char*    path;          // its name, ending in .tmp
     uint64_t in_shard;      // tokens in it
-    uint64_t total;         // tokens in all
-    int      shards;        // begun so far
+    uint64_t total;         // tokens in all shards
+    int      shards;        // shards begun
 };
 
 static char* shard_name(const ShardWriter* w, int i, bool tmp) {
     return xasprintf("%s_%06d.bin%s", w->prefix, i, tmp ? ".tmp" : "");
 }
 
-// Is name BASE_NNNNNN.bin?
+// True if name is BASE_NNNNNN.bin.
 static bool is_shard_of(const char* name, const char* base) {
     size_t n = strlen(base);
     if (strncmp(name, base, n) != 0 || name[n] != '_') return false;
@@ -451,13 +437,13 @@ static bool is_shard_of(const char* name, const char* base) {
     return digits == 6 && strcmp(name + n + 1 + digits, ".bin") == 0;
 }
 
-// Old shards beside new ones would be read as one set.
-static bool refuse_old_shards(const char* dir, const char* prefix, TostError* err) {
+// Fails if shards of an earlier run exist: old and new ones would match the same glob.
+static bool check_no_shards(const char* dir, const char* prefix, TostError* err) {
     const char* slash = strrchr(prefix, '/');
     const char* base = slash ? slash + 1 : prefix;
     DIR* entries = opendir(dir);
-    if (!entries) return tost_error(err, "%s: the folder cannot be opened: %s", dir, strerror(errno));
-    char* found = NULL;  // the first in name order, so that the message does not depend on the file system
+    if (!entries) return tost_error(err, "%s: cannot open the folder: %s", dir, strerror(errno));
+    char* found = NULL;  // the first in name order
     int count = 0;
     for (struct dirent* e; (e = readdir(entries));) {
         if (!is_shard_of(e->d_name, base)) continue;
@@ -468,10 +454,10 @@ static bool refuse_old_shards(const char* dir, const char* prefix, TostError* er
     }
     closedir(entries);
     if (count == 1) {
-        tost_error(err, "%s/%s: exists already: remove it, or choose another --out", dir, found);
+        tost_error(err, "%s/%s: exists already; remove it or choose another --out", dir, found);
     } else if (count) {
-        tost_error(err, "%s/%s and %d more of its set exist already: remove them, or choose another --out",
-                   dir, found, count - 1);
+        tost_error(err, "%s/%s and %d more shards exist already; remove them or choose another --out", dir,
+                   found, count - 1);
     }
     free(found);
     return count == 0;
@@ -481,16 +467,16 @@ ShardWriter* shard_writer_open(const char* prefix, uint32_t vocab_size, uint64_t
                                TostError* err) {
     size_t n = strlen(prefix);
     if (n == 0 || prefix[n - 1] == '/') {
-        tost_error(err, "--out '%s': a prefix of file names is wanted: data/my makes data/my_000000.bin",
+        tost_error(err, "--out '%s': not a prefix of file names; give one such as data/my for data/my_000000.bin",
                    prefix);
         return NULL;
     }
     if (shard_tokens < 1 || shard_tokens > INT32_MAX) {  // the header's count is an int32
-        tost_error(err, "--shard-tokens %" PRIu64 ": 1 to %d are possible", shard_tokens, INT32_MAX);
+        tost_error(err, "--shard-tokens %" PRIu64 ": out of range; give 1 to %d", shard_tokens, INT32_MAX);
         return NULL;
     }
     char* dir = path_dir(prefix);
-    bool ok = make_dirs(dir, err) && refuse_old_shards(dir, prefix, err);
+    bool ok = make_dirs(dir, err) && check_no_shards(dir, prefix, err);
     free(dir);
     if (!ok) return NULL;
     ShardWriter* w = xcalloc(1, sizeof *w);
@@ -502,26 +488,26 @@ ShardWriter* shard_writer_open(const char* prefix, uint32_t vocab_size, uint64_t
 }
 
 static bool write_failed(const ShardWriter* w, TostError* err) {
-    return tost_error(err, "%s: cannot be written after %" PRIu64 " tokens: %s", w->path, w->in_shard,
+    return tost_error(err, "%s: write failed after %" PRIu64 " tokens: %s", w->path, w->in_shard,
                       strerror(errno));
 }
 
 static bool begin_shard(ShardWriter* w, TostError* err) {
     if (w->shards == MAX_SHARDS) {
-        return tost_error(err, "%s: %d shards are full: choose more --shard-tokens than %" PRIu64, w->prefix,
+        return tost_error(err, "%s: more than %d shards; raise --shard-tokens above %" PRIu64, w->prefix,
                           MAX_SHARDS, w->shard_tokens);
     }
     free(w->path);
     w->path = shard_name(w, w->shards, true);
     w->in_shard = 0;
     w->out = fopen(w->path, "wb");
-    if (!w->out) return tost_error(err, "%s: cannot be made: %s", w->path, strerror(errno));
+    if (!w->out) return tost_error(err, "%s: cannot create the file: %s", w->path, strerror(errno));
     w->shards++;
-    ShardHeader blank = {0};  // no magic until the count is known: a torn shard is not taken for a whole one
+    ShardHeader blank = {0};  // no magic until complete: an unfinished shard is not valid
     return fwrite(&blank, sizeof blank, 1, w->out) == 1 || write_failed(w, err);
 }
 
-// Sets the header, and has all of it on disk.
+// Writes the header and syncs the file.
 static bool end_shard(ShardWriter* w, TostError* err) {
     const ShardKind* kind = &shard_kinds[w->kind];
     ShardHeader h = {.magic = kind->magic, .version = kind->version, .n_tokens = (uint32_t)w->in_shard};
@@ -544,7 +530,7 @@ bool shard_writer_append(ShardWriter* w, const uint32_t* ids, size_t n, TostErro
         if (m > room) m = (size_t)room;
         for (size_t i = 0; i < m; i++) {
             assert(ids[i] < w->vocab_size);
-            memcpy(bytes + i * (size_t)width, &ids[i], (size_t)width);  // the low bytes come first
+            memcpy(bytes + i * (size_t)width, &ids[i], (size_t)width);  // little-endian: the low bytes
         }
         if (fwrite(bytes, (size_t)width, m, w->out) != m) return write_failed(w, err);
         w->in_shard += m;
@@ -556,7 +542,7 @@ bool shard_writer_append(ShardWriter* w, const uint32_t* ids, size_t n, TostErro
     return true;
 }
 
-// Frees w and removes its shards: the first `renamed` have their final names by now, the others end in .tmp.
+// Frees w and removes its shards, of which the first `renamed` no longer end in .tmp.
 static void discard(ShardWriter* w, int renamed) {
     if (w->out) fclose(w->out);
     for (int i = 0; i < w->shards; i++) {
@@ -577,7 +563,7 @@ static bool rename_shard(const ShardWriter* w, int i, TostError* err) {
     char* from = shard_name(w, i, true);
     char* to = shard_name(w, i, false);
     bool ok = rename(from, to) == 0
-        || tost_error(err, "%s: cannot be renamed to %s: %s", from, to, strerror(errno));
+        || tost_error(err, "%s: cannot rename it to %s: %s", from, to, strerror(errno));
     free(from);
     free(to);
     return ok;

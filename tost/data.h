@@ -1,43 +1,64 @@
-// data.h: token shards, found by content, checked, and dealt out as samples of T + 1 tokens.
+// data.h: token shards: opening and checking them, training samples of T + 1 tokens, writing new shards.
 #ifndef TOST_DATA_H
 #define TOST_DATA_H
 
 #include "util.h"
 
+// ---------------------------------------------------------------------------------------------
+// One shard: llm.c's uint16 format, uint32 with a header, or raw uint16. The format is detected from the content.
+
 typedef struct {
     char*          path;
-    const uint8_t* map;          // whole file, read-only
+    const uint8_t* map;          // the whole file, mapped read-only
     uint64_t       map_bytes;
     uint64_t       first;        // byte offset of token 0
     uint64_t       n_tokens;
-    int            width;        // bytes a token: 2 or 4
-    uint32_t       largest_id;   // once shard_check_ids has looked, else 0
+    int            width;        // bytes per token: 2 or 4
+    uint32_t       largest_id;   // set by shard_check_ids, else 0
 } Shard;
 
-// One shard in any of the three formats of design: llm.c's uint16, uint32 with a header, or raw uint16.
-bool     shard_begins(const char* head, size_t n);   // whether a file begins as a shard with a header does
+bool     shard_begins(const char* head, size_t n);   // true if a file that begins so is a shard with a header
 bool     shard_open(Shard* s, const char* path, TostError* err);
 void     shard_close(Shard* s);
 uint32_t shard_token(const Shard* s, uint64_t i);                           // i < n_tokens
-bool     shard_check_ids(Shard* s, uint32_t vocab_size, TostError* err);   // names offset and value
+bool     shard_check_ids(Shard* s, uint32_t vocab_size, TostError* err);   // the error gives position and value
+
+// ---------------------------------------------------------------------------------------------
+// The shards of a glob, concatenated in name order
+
+typedef struct {
+    int       count;
+    Shard*    shards;
+    uint64_t* start;        // (count + 1) position of each shard's first token; start[count] is the total
+    uint32_t  vocab_size;
+    char*     dir;          // folder of the first shard
+} ShardStream;
+
+// Checks the ids of the first GiB; stream_read checks the ids that it reads.
+bool     stream_open(ShardStream* s, const char* glob, uint32_t vocab_size, TostError* err);
+void     stream_close(ShardStream* s);                          // also of a zeroed stream
+uint64_t stream_tokens(const ShardStream* s);
+uint32_t stream_largest_id(const ShardStream* s);               // among the ids checked when opening
+// Copies n tokens starting at position `first`; first + n <= stream_tokens. An id >= vocab_size is an error.
+bool     stream_read(int32_t* out, const ShardStream* s, uint64_t first, uint64_t n, TostError* err);
+
+// ---------------------------------------------------------------------------------------------
+// Training samples: T inputs and the T targets that follow them
 
 typedef enum { ORDER_SEQUENTIAL, ORDER_SHUFFLED } DataOrder;
 
-// The shards of a glob as one stream of samples: T inputs and, one further on, T targets.
-//   sequential: sample i is tokens [i·T, i·T + T] of the shards joined in name order; after the last, the
-//               first again
-//   shuffled:   each epoch a seeded permutation of the shards and, within a shard, of its samples; the grid
-//               of samples starts at a seeded offset within what T leaves over, so that epochs cut the text
-//               at different places; shards of fewer than T + 1 tokens are left out
-// Sample i is a pure function of (files, T, order, seed, i): resuming is starting at another i.
+//   sequential: sample i is tokens [i·T, i·T + T] of the stream; after the last sample, the first again
+//   shuffled:   each epoch permutes the shards and, within a shard, its samples; samples start at a random offset
+//               so that epochs split the text at different places; shards of fewer than T + 1 tokens are skipped
+// Sample i is a pure function of (files, T, order, seed, i), so a run resumes by starting at another i.
 //
-// The shuffled order, exactly. Shard s (from 0, in name order) of n_s tokens has k_s = (n_s - 1) / T
-// samples, an epoch N = sum of all k_s; sample i is number i mod N of epoch e = i / N. Randomness is
+// The shuffled order in detail. Shard s (0-based, in name order) with n_s tokens has k_s = (n_s - 1) / T
+// samples; an epoch has N = Σ k_s; sample i is number i mod N of epoch e = i / N. Random numbers come from
 // rng_seeded(seed, 0xda7a·2^48 + e·2^24 + slot):
-//   slot 0      permute the shards (all of them, s = 0, 1, …)
+//   slot 0      permute all shards
 //   slot 1 + s  o = rng_below(n_s - k_s·T), then permute the samples 0 … k_s - 1;
 //               sample j is tokens [o + j·T, o + j·T + T]
-// and to permute a list is: for i = n - 1 down to 1, swap entries i and rng_below(i + 1).
+// Permuting n entries: for i = n - 1 down to 1, swap entries i and rng_below(i + 1).
 typedef struct DataSet DataSet;
 
 DataSet* data_open(const char* glob, int T, uint32_t vocab_size, DataOrder order, uint64_t seed,
@@ -45,27 +66,29 @@ DataSet* data_open(const char* glob, int T, uint32_t vocab_size, DataOrder order
 void     data_close(DataSet* d);
 int      data_shards(const DataSet* d);
 uint64_t data_tokens(const DataSet* d);
-uint64_t data_samples(const DataSet* d);        // an epoch; at least 1, or data_open fails
-// CRC-32 of what tells one data set from another at little cost: of each shard, in order, its length and its
-// first and last DATA_CRC_TOKENS tokens, whatever the format.
+uint64_t data_samples(const DataSet* d);        // per epoch, at least 1
+const char* data_dir(const DataSet* d);         // folder of the first shard
+uint32_t data_largest_id(const DataSet* d);     // among the ids checked when opening
+// A cheap fingerprint of the data: CRC-32 over each shard's length and its first and last DATA_CRC_TOKENS tokens.
+// It does not depend on the shard format.
 enum { DATA_CRC_TOKENS = 2048 };
 uint32_t data_crc(const DataSet* d);
-const char* data_dir(const DataSet* d);         // the folder of the first shard
-uint32_t data_largest_id(const DataSet* d);     // of those that data_open looked at
 
-// inputs, targets (B,T): samples first … first + B - 1. An id >= vocab_size is an error that names its place.
+// inputs, targets (B,T) of samples first … first + B - 1. An id >= vocab_size is an error.
 bool data_batch(DataSet* d, int32_t* inputs, int32_t* targets, uint64_t first, int B, TostError* err);
 
-// Writing, for tokenize: llm.c's uint16 where vocab_size <= 65536, else uint32; the header is set at the end.
-// PREFIX_000000.bin, PREFIX_000001.bin, … of shard_tokens each, the last of the rest; with .tmp until close.
+// ---------------------------------------------------------------------------------------------
+// Writing PREFIX_000000.bin, PREFIX_000001.bin, … of shard_tokens tokens each: llm.c's uint16 format if
+// vocab_size <= 65536, else uint32. Files are named .tmp until the writer is closed.
+
 typedef struct ShardWriter ShardWriter;
 
-// Makes PREFIX's folder. Fails where a PREFIX_NNNNNN.bin stands already. shard_tokens is 1 to 2^31 - 1.
+// Creates PREFIX's folder. Fails if a PREFIX_NNNNNN.bin exists. 1 <= shard_tokens < 2^31.
 ShardWriter* shard_writer_open(const char* prefix, uint32_t vocab_size, uint64_t shard_tokens,
                                TostError* err);
 bool shard_writer_append(ShardWriter* w, const uint32_t* ids, size_t n, TostError* err);  // ids < vocab_size
-// Syncs, renames, frees w. On failure nothing written is left, and w is freed too. No tokens: no shards.
+// Syncs and renames the shards (none if there are no tokens). Frees w in any case; on failure removes all shards.
 bool shard_writer_close(ShardWriter* w, uint64_t* tokens, int* shards, TostError* err);
-void shard_writer_abandon(ShardWriter* w);      // removes what was written, frees w
+void shard_writer_abandon(ShardWriter* w);      // removes the shards, frees w; NULL is ignored
 
 #endif

@@ -1,9 +1,7 @@
-// eval_report.c: intervals and progress of evaluations.
+// eval_report.c: 95 % intervals.
 #include "eval_report.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <unistd.h>
 
 static const double z95 = 1.959963984540054;   // of the normal distribution, two-sided
 
@@ -31,27 +29,4 @@ Interval share_interval(int64_t hits, int64_t n) {
     const double middle = (p + zz / 2) / (1 + zz);
     const double half = z95 / (1 + zz) * sqrt((p * (1 - p) + zz / 4) / (double)n);
     return (Interval){hits == 0 ? 0 : middle - half, hits == n ? 1 : middle + half};
-}
-
-// ---------------------------------------------------------------------------------------------
-// Progress
-
-Meter meter_new(void) {
-    const double now = now_seconds();
-    return (Meter){.live = isatty(STDERR_FILENO), .started = now, .shown = now};
-}
-
-void meter_show(Meter* m, double done, const char* what, double value) {
-    const double now = now_seconds();
-    if (!(done > 0) || now - m->shown < (m->live ? 0.5 : 30)) return;
-    const long left = lround((now - m->started) * (1 - done) / done);
-    m->shown = now;
-    m->open = m->live;
-    fprintf(stderr, "%s%5.1f%%  %s %.4f  ETA %ld:%02ld%s", m->live ? "\r" : "", 100 * done, what, value,
-            left / 60, left % 60, m->live ? "\033[K" : "\n");
-}
-
-void meter_end(Meter* m) {
-    if (m->open) fprintf(stderr, "\r\033[K");
-    m->open = false;
 }

@@ -1,31 +1,20 @@
-// eval_report.h: what every evaluation tells: a figure with its 95 % interval, and how far it has come.
+// eval_report.h: figures of an evaluation with their 95 % intervals.
 #ifndef TOST_EVAL_REPORT_H
 #define TOST_EVAL_REPORT_H
 
 #include "util.h"
 
-// The ratio Σx / Σy over independent samples: nats a token, where a sample is a window or an example.
+// The ratio Σx / Σy over independent samples: nats per token; a sample is a window or an example.
 typedef struct { double n, x, y, xx, xy, yy; } Ratio;
 
 void   ratio_add(Ratio* r, double x, double y);
 double ratio_value(const Ratio* r);
-// Half the width of the 95 % interval, from the samples' spread about the ratio; NAN for fewer than two.
+// Half the width of the 95 % interval, by linearisation; NAN for fewer than two samples.
 double ratio_error(const Ratio* r);
 
-// Wilson's 95 % interval of a share: honest for few examples and for shares near 0 and 1.
+// Wilson's 95 % interval of a proportion: accurate for few examples and near 0 and 1.
 typedef struct { double low, high; } Interval;
 
 Interval share_interval(int64_t hits, int64_t n);   // n > 0
-
-// Progress on stderr, with the time left: a live line on a terminal, elsewhere a line every 30 seconds.
-typedef struct {
-    bool   live, open;       // open: a live line stands
-    double started, shown;   // now_seconds()
-} Meter;
-
-Meter meter_new(void);
-// Once a batch; `done` of the work, 0 to 1, and what is known by now.
-void  meter_show(Meter* m, double done, const char* what, double value);
-void  meter_end(Meter* m);
 
 #endif

@@ -1,12 +1,11 @@
-// eval_task.h: LAMBADA, HellaSwag and the Children's Book Test with a trained model.
+// eval_task.h: evaluates a trained model on LAMBADA, HellaSwag or the Children's Book Test.
 #ifndef TOST_EVAL_TASK_H
 #define TOST_EVAL_TASK_H
 
 #include "commands.h"
 
-// Scores every example of o->files[0], prints the figures and writes o->json. What the endings of an example
-// share is read once, by the recurrent state; of a text too long for --seq (the block size) the beginning is
-// left out.
-bool eval_task(LoadedModel* t, const Options* o, TostError* err);
+// Scores every example of o->files[0], prints the results and writes o->json. The recurrent state after a context is
+// computed once for all its choices. Contexts are cut at the start to fit --seq, which is at most block_size.
+bool eval_task(LoadedModel* model, const Options* o, TostError* err);
 
 #endif

@@ -6,9 +6,9 @@
 
 #include "rng.h"
 
-// Normal numbers are drawn in blocks of 65,536, each from a random stream of its own, so that blocks can be
-// drawn at once. The stream's number is the 64-bit FNV-1a hash (Fowler, Noll and Vo) of the tensor's name
-// followed by the eight bytes of the block's number, lowest first.
+// Normal numbers are drawn in blocks of 65,536, in parallel, each from its own random stream. The stream's number is
+// the 64-bit FNV-1a hash (Fowler, Noll and Vo) of the tensor's name followed by the block's index as eight
+// little-endian bytes.
 enum { BLOCK = 65536 };
 
 static uint64_t fnv1a(uint64_t hash, uint8_t byte) { return (hash ^ byte) * 0x100000001b3; }

@@ -4,9 +4,8 @@
 
 #include "engine.h"
 
-// Puts the table's initial values into every parameter. The numbers of a tensor depend on the seed, its name
-// and n_layer (the residual rows' deviation) alone: they do not move when a row is added to the table, nor
-// with the number of threads.
+// Initializes every parameter as the table says. A tensor's values depend only on the seed, its name and n_layer (which
+// scales the residual projections), not on other tensors or the number of threads.
 void init_params(const TostEngine* engine, TostModel* model, const TostTensors* tensors, int n_layer,
                  uint64_t seed);
 

@@ -1,4 +1,4 @@
-// lock.c: one run a folder, by flock, which NFS turns into a lock of the server's.
+// lock.c: flock on run.lock; on NFS the server holds the lock.
 #include "lock.h"
 
 #include <errno.h>
@@ -12,32 +12,28 @@
 
 enum { NOTE_BYTES = 128 };
 
-static void host_name(char name[NOTE_BYTES]) {
-    if (gethostname(name, NOTE_BYTES) != 0) name[0] = 0;
-    name[NOTE_BYTES - 1] = 0;
-}
-
-// "process 4711" and, where it is another machine's, " on HOST"; by the note in the file, "another process" without.
-static void holder(char text[2 * NOTE_BYTES], int fd) {
-    char note[NOTE_BYTES], host[NOTE_BYTES], here[NOTE_BYTES];
+// Names the process that has the lock from the note in the file: "process 4711", with " on HOST" if that is another
+// machine, or "another process" if there is no note.
+static void name_holder(char text[2 * NOTE_BYTES], int fd) {
+    char note[NOTE_BYTES], host[NOTE_BYTES], here[NOTE_BYTES] = "";
     long id;
     const ssize_t n = pread(fd, note, sizeof note - 1, 0);
     note[n > 0 ? n : 0] = 0;
     const int fields = sscanf(note, "%ld %127s", &id, host);
-    host_name(here);
+    if (gethostname(here, sizeof here - 1) != 0) here[0] = 0;
     if (fields < 1) snprintf(text, 2 * NOTE_BYTES, "another process");
     else if (fields < 2 || strcmp(host, here) == 0) snprintf(text, 2 * NOTE_BYTES, "process %ld", id);
     else snprintf(text, 2 * NOTE_BYTES, "process %ld on %s", id, host);
 }
 
-// For the messages of others; a disk that has no room for it costs the name alone.
-static void leave_note(int fd) {
-    char host[NOTE_BYTES];
-    host_name(host);
+// Process id and host, for error messages of other processes. Failure is harmless.
+static void write_note(int fd) {
+    char host[NOTE_BYTES] = "";
+    if (gethostname(host, sizeof host - 1) != 0) host[0] = 0;
     if (ftruncate(fd, 0) == 0) dprintf(fd, "%ld %s\n", (long)getpid(), host);
 }
 
-// Whether path is still the file of fd: whoever held the lock may have removed it meanwhile.
+// False if the process that had the lock has removed the file in the meantime.
 static bool same_file(int fd, const char* path) {
     struct stat a, b;
     return fstat(fd, &a) == 0 && stat(path, &b) == 0 && a.st_ino == b.st_ino && a.st_dev == b.st_dev;
@@ -49,16 +45,15 @@ LockResult lock_take(Lock* lock, const char* dir, TostError* err) {
     for (;;) {
         fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
         if (fd < 0) {
-            tost_error(err, "%s: cannot be made, so that the folder cannot be kept for one run: %s", path,
-                       strerror(errno));
+            tost_error(err, "%s: cannot be created, so the folder cannot be locked: %s", path, strerror(errno));
             free(path);
             return LOCK_FAILED;
         }
         unsupported = flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
         if (unsupported == EWOULDBLOCK) {
             char who[2 * NOTE_BYTES];
-            holder(who, fd);
-            tost_error(err, "%s is in use by %s: wait for its end, stop it, or give another --out", dir, who);
+            name_holder(who, fd);
+            tost_error(err, "%s is in use by %s: wait until it ends, stop it, or give another --out", dir, who);
             close(fd);
             free(path);
             return LOCK_BUSY;
@@ -66,12 +61,12 @@ LockResult lock_take(Lock* lock, const char* dir, TostError* err) {
         if (unsupported != EINTR && same_file(fd, path)) break;
         close(fd);
     }
-    if (!unsupported) leave_note(fd);
+    if (!unsupported) write_note(fd);
     *lock = (Lock){.path = path, .fd = fd, .unsupported = unsupported};
     return LOCK_TAKEN;
 }
 
-// Removed while it is held: who opened it before finds, by same_file, that it is no longer the lock.
+// Removes the file before unlocking: a process that opened it earlier notices in same_file.
 void lock_release(Lock* lock) {
     if (!lock->path) return;
     unlink(lock->path);

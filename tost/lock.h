@@ -1,21 +1,21 @@
-// lock.h: one run a folder. The lock is the kernel's, on DIR/run.lock: it ends with its process, however that
-// ends. The file alone, which a killed process leaves, holds nobody off.
+// lock.h: allows one run per folder. The kernel locks DIR/run.lock until the process ends, however it ends; the file
+// that a killed process leaves does not lock anything.
 #ifndef TOST_LOCK_H
 #define TOST_LOCK_H
 
 #include "util.h"
 
 typedef struct {
-    char* path;          // NULL: none is held
+    char* path;          // NULL: not locked
     int   fd;
-    int   unsupported;   // errno of a file system that has no locks: nobody is held off; else 0
+    int   unsupported;   // errno if the file system has no locks, so that other runs are not kept out; else 0
 } Lock;
 
 typedef enum { LOCK_TAKEN, LOCK_BUSY, LOCK_FAILED } LockResult;
 
-// Where it is not taken, one line in *err: LOCK_BUSY names the process that holds it, where that is known;
-// LOCK_FAILED: the file cannot be made (a folder that may not be written). Nothing is to be released then.
+// LOCK_BUSY: another process has the lock; *err names it, if known. LOCK_FAILED: the file cannot be created, for
+// example in a read-only folder. Both set *err and leave nothing to release.
 LockResult lock_take(Lock* lock, const char* dir, TostError* err);
-void       lock_release(Lock* lock);   // removes the file; of a lock that is not held (zeroed): nothing
+void       lock_release(Lock* lock);   // removes the file; does nothing if not locked or zeroed
 
 #endif

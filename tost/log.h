@@ -1,68 +1,50 @@
-// log.h: what train tells: log.csv for programs, lines or a live bar for people.
+// log.h: log.csv, one row per training step.
 #ifndef TOST_LOG_H
 #define TOST_LOG_H
 
-#include <stdio.h>
+#include <math.h>
 #include "util.h"
 
 typedef struct {
-    int64_t step;          // 0-based update
-    int64_t tokens;        // seen up to and with this update
-    double  train_loss;    // nats a token, mean over the update
-    double  val_loss;      // NAN where not measured
+    int64_t step;          // counted from 0
+    int64_t tokens;        // seen in training, this step included
+    double  train_loss;    // nats per token, mean over the step
+    double  val_loss;      // NAN if not measured
     double  lr, grad_norm;
     double  ms, tokens_per_s;
 } LogRow;
 
-// OUT/log.csv: header step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s; losses and norms with
-// nine decimals, val_loss empty where not measured; written row by row. What a full disk does not take waits
-// in memory and goes before the next row, so that none is missing or doubled once there is room.
+// OUT/log.csv: header step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s; losses and norms with nine
+// decimals, val_loss empty if not measured. Each row is written at once. What a full disk does not take stays pending
+// in memory and is written before the next row, so that no row is missing or doubled once there is space again.
 typedef struct {
     char*   path;           // NULL: closed
     int     fd;
-    bool    regular;        // else a device or a pipe, for which nothing waits
-    char*   waiting;        // bytes not yet written
-    size_t  n_waiting;
-    int64_t rows_waiting;   // rows that are not whole in the file
-    int64_t synced;         // length that the last sync made sure of
-    bool    sync_failed;    // the last sync
+    bool    regular;        // else a device or a pipe: nothing stays pending
+    char*   pending;        // bytes not yet written
+    size_t  n_pending;
+    int64_t pending_rows;   // rows with pending bytes
+    int64_t synced;         // file size at the last successful sync
+    bool    sync_failed;    // the last sync failed
 } LogFile;
 
-// Whether a fresh log may be begun at path: nothing is there, or nothing is in it, or it is no regular file
-// (a device), or with `overwrite` it begins as a log does.
+// True if a new log may be started at path: there is no such file, it is empty or not a regular file, or with
+// `overwrite` it starts like a log.
 bool log_check_fresh(const char* path, bool overwrite, TostError* err);
-// A fresh log (resume_step -1), or the old one cut back to rows before resume_step (so that a resumed run
-// neither doubles nor misses a step); an error if rows before it are missing. A log that is not there, or has
-// no rows, starts at resume_step. The cut makes the file shorter and touches nothing else of it; a last line
-// without its newline counts as not written. A log that another run writes is refused.
+// Starts a new log (resume_step -1), or cuts an existing one back to the rows before resume_step; an error if one of
+// them is missing. A last line without its newline counts as not written. A log that does not exist or has no rows
+// starts at resume_step. A log that another process has open is refused.
 bool log_open(LogFile* log, const char* path, int64_t resume_step, TostError* err);
-// False where rows are left waiting; the next call tries them again.
+// False if rows stay pending; the next call tries again.
 bool log_row(LogFile* log, const LogRow* row, TostError* err);
-// Before a checkpoint is saved: else a power cut could leave a checkpoint whose steps the log has lost.
+// To be called before a checkpoint is saved: a power failure must not leave a checkpoint whose steps the log has lost.
 bool log_sync(LogFile* log, TostError* err);
-bool log_close(LogFile* log, TostError* err);      // of a closed or never opened (zeroed) log: nothing
+bool log_close(LogFile* log, TostError* err);         // does nothing if the log is closed or zeroed
 
-char* log_row_text(const LogRow* row);             // as it stands in the log, with its newline. free()
-bool  log_row_parse(LogRow* row, const char* text);   // of such a text; false where it is none
+char* log_row_text(const LogRow* row);                // the line in the log, with its newline. free()
+bool  log_row_parse(LogRow* row, const char* text);   // false if text is not such a line
 
-// Progress on stdout: on a terminal one live line with bar, ETA and tokens/s, kept below whatever else is
-// printed; elsewhere a plain line a step. quiet: nothing. Steps are shown as updates done (row->step + 1);
-// a row's val_loss is not shown: who measures it says so with progress_text.
-typedef struct {
-    FILE*   out;
-    bool    live, quiet;
-    bool    line_open;     // a live line stands unfinished
-    int64_t first_step, steps;
-    double  started;       // now_seconds() at progress_new
-    double  smoothed_ms;   // moving average of the rows' ms; 0 before the first
-    double  peak_flops, flops_per_token;   // 0 where not known: no utilisation is shown
-    int     failed;        // errno of a write that failed, after which it is quiet; 0: none
-} Progress;
-
-Progress progress_new(int64_t first_step, int64_t steps, bool quiet);
-void     progress_step(Progress* p, const LogRow* row);
-// A line of its own (the newline is added), above the live line.
-void     progress_text(Progress* p, const char* fmt, ...) PRINTF_LIKE(2, 3);
-void     progress_end(Progress* p);   // closes a live line, so that what follows starts on its own line
+// NaN without the sign that printf may print.
+static inline double plain_nan(double x) { return isnan(x) ? NAN : x; }
 
 #endif

@@ -1,4 +1,4 @@
-// outlier.c: whether an update may reach the parameters.
+// outlier.c: running z-scores of losses and gradient norms.
 #include "outlier.h"
 
 #include <math.h>
@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-// A deviation below this share of the mean is what rounding leaves of equal values.
-static const double EQUAL = 1e-12;
+// Below this fraction of the mean a standard deviation is only the rounding error of equal values.
+static const double ROUNDING = 1e-12;
 
 // The i-th oldest.
 static double value_at(const OutlierWindow* w, int i) {
@@ -27,18 +27,18 @@ double outlier_z(const OutlierWindow* w, double x) {
     const double mean = sum / w->count;
     for (int i = 0; i < w->count; i++) squares += (value_at(w, i) - mean) * (value_at(w, i) - mean);
     const double deviation = sqrt(squares / w->count);
-    return deviation > EQUAL * fabs(mean) ? (x - mean) / deviation : 0;
+    return deviation > ROUNDING * fabs(mean) ? (x - mean) / deviation : 0;
 }
 
-void outlier_accept(OutlierDetector* g, double loss, double norm) {
-    push(&g->loss, loss);
-    push(&g->norm, norm);
-    g->in_a_row = 0;
+void outlier_accept(OutlierDetector* d, double loss, double norm) {
+    push(&d->loss, loss);
+    push(&d->norm, norm);
+    d->in_a_row = 0;
 }
 
-void outlier_skip(OutlierDetector* g) {
-    g->skipped++;
-    g->in_a_row++;
+void outlier_skip(OutlierDetector* d) {
+    d->skipped++;
+    d->in_a_row++;
 }
 
 char* outlier_window_text(const OutlierWindow* w) {

@@ -1,29 +1,27 @@
-// outlier.h: whether an update may reach the parameters: its loss and gradient norm must be finite and, where
-// that is asked for, no outliers among the last updates that were made.
-#ifndef TOST_GUARD_H
-#define TOST_GUARD_H
+// outlier.h: detects steps whose loss or gradient norm is an outlier among the last accepted steps.
+#ifndef TOST_OUTLIER_H
+#define TOST_OUTLIER_H
 
 #include "util.h"
 
-#define OUTLIER_WINDOW 128   // a macro: --help shows its number
+#define OUTLIER_WINDOW 128   // a macro, because --help prints its value
 
-// The last values, oldest first from value[next] once it is full.
+// A ring buffer: once it is full, value[next] is the oldest.
 typedef struct { int count, next; double value[OUTLIER_WINDOW]; } OutlierWindow;
 
 typedef struct {
-    OutlierWindow loss, norm;          // of updates that were made
-    int64_t     skipped, in_a_row;   // updates that were not: in all, and since the last that was
+    OutlierWindow loss, norm;          // of accepted steps
+    int64_t       skipped, in_a_row;   // skipped steps: in total, and since the last accepted one
 } OutlierDetector;
 
-// (x - mean) / standard deviation of a full window; 0 before it is full, and where all its values are equal.
-// The sums are taken oldest first: a resumed run, whose ring begins elsewhere, finds the same bits.
+// (x - mean) / standard deviation of a full window; 0 if it is not full or all its values are equal. Sums run from the
+// oldest value: a resumed run, whose ring starts elsewhere, computes the same bits.
 double outlier_z(const OutlierWindow* w, double x);
-void   outlier_accept(OutlierDetector* g, double loss, double norm);   // an update that was made
-void   outlier_skip(OutlierDetector* g);
+void   outlier_accept(OutlierDetector* d, double loss, double norm);
+void   outlier_skip(OutlierDetector* d);
 
-// For a checkpoint: the values oldest first, each in 17 digits, with a space between. free()
+// For checkpoints: the values, oldest first, with 17 digits, separated by spaces. free()
 char* outlier_window_text(const OutlierWindow* w);
-// False where the text is not that.
-bool  outlier_window_parse(OutlierWindow* w, const char* text);
+bool  outlier_window_parse(OutlierWindow* w, const char* text);   // false if the text is malformed
 
 #endif

@@ -16,9 +16,9 @@ static uint64_t splitmix(uint64_t* x) {
 Rng rng_seeded(uint64_t seed, uint64_t stream) {
     uint64_t x = seed;
     x = splitmix(&x) ^ stream;
-    x = splitmix(&x);  // one to one in stream: no two streams of a seed start at the same x
+    x = splitmix(&x);  // injective in stream: no two streams of a seed start at the same x
     Rng r;
-    for (int i = 0; i < 4; i++) r.s[i] = splitmix(&x);  // never all zero: splitmix gives 0 for one x only
+    for (int i = 0; i < 4; i++) r.s[i] = splitmix(&x);  // not all zero: only one x gives 0
     return r;
 }
 
@@ -38,7 +38,7 @@ uint64_t rng_u64(Rng* r) {
 double rng_uniform(Rng* r) { return (double)(rng_u64(r) >> 11) * 0x1p-53; }
 
 uint64_t rng_below(Rng* r, uint64_t n) {
-    uint64_t over = -n % n;  // 2^64 mod n: dropping that many low values leaves a whole number of rounds of n
+    uint64_t over = -n % n;  // 2^64 mod n: without that many low values, a multiple of n is left
     uint64_t x;
     do x = rng_u64(r); while (x < over);
     return x % n;

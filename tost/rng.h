@@ -1,5 +1,5 @@
-// rng.h: the one source of chance. xoshiro256++ (Blackman and Vigna, 2019) seeded through splitmix64:
-// the same numbers on every machine, and a state of 32 bytes that a checkpoint can hold.
+// rng.h: the random number generator. xoshiro256++ (Blackman and Vigna, 2019), seeded by splitmix64: the same numbers
+// on every machine.
 #ifndef TOST_RNG_H
 #define TOST_RNG_H
 
@@ -7,13 +7,13 @@
 
 typedef struct { uint64_t s[4]; } Rng;
 
-// Streams of one seed are independent of each other. With mix(x) the output function of splitmix64 and g its
+// The streams of one seed are independent. With mix(x) the output function of splitmix64 and g its
 // increment 0x9e3779b97f4a7c15: x = mix((mix(seed + g) ^ stream) + g), and the state is mix(x + g),
 // mix(x + 2g), mix(x + 3g), mix(x + 4g).
 Rng      rng_seeded(uint64_t seed, uint64_t stream);
 uint64_t rng_u64(Rng* r);
 double   rng_uniform(Rng* r);                         // [0, 1), 53 bits
 uint64_t rng_below(Rng* r, uint64_t n);               // [0, n), unbiased; n > 0
-double   rng_normal(Rng* r);                          // N(0, 1), Box-Muller in double, two uniforms a number
+double   rng_normal(Rng* r);                          // N(0, 1), Box-Muller in double, two uniforms each
 
 #endif

@@ -1,4 +1,4 @@
-// sampler.c: one token out of logits, and text out of a model.
+// sampler.c: sampling a token from logits, and generating text with a model.
 #include "sampler.h"
 
 #include <math.h>
@@ -7,6 +7,18 @@
 
 // ---------------------------------------------------------------------------------------------
 // One token
+
+int32_t argmax(const float* logits, int n) {
+    int32_t best = -1;
+    float max = -INFINITY;
+    for (int32_t i = 0; i < n; i++) {
+        if (logits[i] > max) {   // false for NaN
+            best = i;
+            max = logits[i];
+        }
+    }
+    return best;
+}
 
 Sampler sampler_new(int n_ids) {
     return (Sampler){.n_ids = n_ids,
@@ -20,20 +32,8 @@ void sampler_free(Sampler* s) {
     *s = (Sampler){0};
 }
 
-static int32_t likeliest(const float* logits, int n) {
-    int32_t best = -1;
-    float most = -INFINITY;
-    for (int32_t i = 0; i < n; i++) {
-        if (logits[i] > most) {   // false for NaN; the first of equals stays
-            best = i;
-            most = logits[i];
-        }
-    }
-    return best;
-}
-
-// The order of the likeliest: by logit, a NaN last, the lower id first among equals: no tie is left open.
-static bool goes_before(const float* logits, int32_t a, int32_t b) {
+// Order of the tokens: by falling logit (NaN is -infinity), then by rising id.
+static bool ranks_before(const float* logits, int32_t a, int32_t b) {
     float x = isnan(logits[a]) ? -INFINITY : logits[a];
     float y = isnan(logits[b]) ? -INFINITY : logits[b];
     return x != y ? x > y : a < b;
@@ -42,14 +42,14 @@ static bool goes_before(const float* logits, int32_t a, int32_t b) {
 static void sift_down(int32_t* heap, int n, int at, const float* logits) {
     const int32_t id = heap[at];
     for (int child; (child = 2 * at + 1) < n; at = child) {
-        if (child + 1 < n && goes_before(logits, heap[child + 1], heap[child])) child++;
-        if (!goes_before(logits, heap[child], id)) break;
+        if (child + 1 < n && ranks_before(logits, heap[child + 1], heap[child])) child++;
+        if (!ranks_before(logits, heap[child], id)) break;
         heap[at] = heap[child];
     }
     heap[at] = id;
 }
 
-// Moves the first of the n ids of a heap to its end and leaves a heap of n - 1.
+// Moves the first of n ids to the end and leaves a heap of n - 1.
 static int32_t pop(int32_t* heap, int n, const float* logits) {
     int32_t first = heap[0];
     heap[0] = heap[n - 1];
@@ -57,9 +57,9 @@ static int32_t pop(int32_t* heap, int n, const float* logits) {
     return heap[n - 1] = first;
 }
 
-// Cuts the ids to top_k, then to top_p. Returns how many are kept; they stand at the end of s->order, the
-// likeliest last. A heap gives only as many ids in order as are needed: O(n + kept · log n).
-static int keep_likeliest(Sampler* s, const float* logits, const SamplerOptions* o, double total) {
+// Applies top_k, then top_p. Returns how many ids remain; they are the last ones of s->order, most likely last. A heap
+// sorts only as many ids as needed: O(n + kept · log n).
+static int select_top(Sampler* s, const float* logits, const SamplerOptions* o, double total) {
     const int n = s->n_ids;
     for (int i = 0; i < n; i++) s->order[i] = i;
     for (int i = n / 2 - 1; i >= 0; i--) sift_down(s->order, n, i, logits);
@@ -77,11 +77,11 @@ static int keep_likeliest(Sampler* s, const float* logits, const SamplerOptions*
     return kept;
 }
 
-// The id at which the running sum of the weights passes u · sum: ids[0..n), or 0..n - 1 where ids is NULL.
+// The first of ids[0..n) at which the running sum of weights exceeds u · sum; ids NULL: 0 … n - 1.
 static int32_t draw(const double* weight, const int32_t* ids, int n, double u) {
     double sum = 0, running = 0;
     for (int i = 0; i < n; i++) sum += weight[ids ? ids[i] : i];
-    int32_t last = -1;   // of some weight: what rounding at the upper end falls back on
+    int32_t last = -1;   // the last id of positive weight, if rounding keeps the sum at u · sum
     for (int i = 0; i < n; i++) {
         int32_t id = ids ? ids[i] : i;
         if (weight[id] > 0) last = id;
@@ -93,103 +93,99 @@ static int32_t draw(const double* weight, const int32_t* ids, int n, double u) {
 
 int32_t sampler_draw(Sampler* s, const float* logits, const SamplerOptions* o, Rng* rng) {
     const int n = s->n_ids;
-    const int32_t best = likeliest(logits, n);
+    const int32_t best = argmax(logits, n);
     if (best < 0 || !(o->temperature > 0)) return best;
     const float max = logits[best];
     double total = 0;
     for (int i = 0; i < n; i++) {
-        // The largest is 1 by definition, so that an infinite one does not become inf - inf.
+        // The largest logit has weight 1, also if it is infinite (inf - inf is NaN).
         double w = logits[i] == max ? 1.0 : exp(((double)logits[i] - max) / o->temperature);
         s->prob[i] = isnan(w) ? 0.0 : w;
         total += s->prob[i];
     }
-    const double u = rng_uniform(rng);   // one number a token, whatever the cuts
+    const double u = rng_uniform(rng);   // one random number per token, whatever the options
     if (!(o->top_k > 0 && o->top_k < n) && !(o->top_p < 1)) return draw(s->prob, NULL, n, u);
-    const int kept = keep_likeliest(s, logits, o, total);
+    const int kept = select_top(s, logits, o, total);
     return draw(s->prob, s->order + n - kept, kept, u);
 }
 
 // ---------------------------------------------------------------------------------------------
 // Text
 
-// The tokens that the recurrent state holds, so that it can be primed again when the positions are used up.
+// The decode state and the tokens it has read, from which it is rebuilt when all positions are used.
 typedef struct {
-    const TostEngine* engine;
-    TostModel*        model;
-    int               block_size;
-    int               count;     // tokens in the state
-    int32_t*          ids;       // (block_size)
-    float*            logits;    // (V), after the last token
+    const Generator* g;
+    int              count;     // tokens read
+    int32_t*         ids;       // (block_size) these tokens
+    float*           logits;    // (V), after the last token
 } Window;
 
-static int kept_of_window(int block_size) { return block_size / 2 > 1 ? block_size / 2 : 1; }
+static int tokens_to_keep(int block_size) { return block_size / 2 > 1 ? block_size / 2 : 1; }
 
 static void window_begin(Window* w, const uint32_t* prompt, size_t n) {
-    const size_t keep = n > (size_t)w->block_size ? (size_t)kept_of_window(w->block_size) : n;
+    const int block = w->g->config->block_size;
+    const size_t keep = n > (size_t)block ? (size_t)tokens_to_keep(block) : n;
     for (size_t i = 0; i < keep; i++) w->ids[i] = (int32_t)prompt[n - keep + i];
     w->count = (int)keep;
-    w->engine->decode_begin(w->logits, w->model, w->ids, 1, w->count);
+    w->g->engine->decode_begin(w->logits, w->g->model, w->ids, 1, w->count);
 }
 
 static void window_append(Window* w, int32_t id) {
-    if (w->count < w->block_size) {
+    const int block = w->g->config->block_size;
+    if (w->count < block) {
         w->ids[w->count++] = id;
-        w->engine->decode_step(w->logits, w->model, &id);
+        w->g->engine->decode_step(w->logits, w->g->model, &id);
         return;
     }
-    const int keep = kept_of_window(w->block_size);
+    const int keep = tokens_to_keep(block);
     memmove(w->ids, w->ids + w->count - (keep - 1), (size_t)(keep - 1) * sizeof *w->ids);
     w->ids[keep - 1] = id;
     w->count = keep;
-    w->engine->decode_begin(w->logits, w->model, w->ids, 1, w->count);
+    w->g->engine->decode_begin(w->logits, w->g->model, w->ids, 1, w->count);
 }
 
-static bool check_prompt(const TostConfig* config, const Tokenizer* tokenizer, const uint32_t* prompt,
-                         size_t n, TostError* err) {
-    const int size = tokenizer_size(tokenizer);
-    if (size > config->vocab_size)
-        return tost_error(err, "%s: %d tokens, but the model's vocabulary has %d: give --tokenizer FILE, the "
-                          "one it was trained with", tokenizer_path(tokenizer), size, config->vocab_size);
+static bool check_prompt(const Generator* g, const uint32_t* prompt, size_t n, TostError* err) {
+    const int size = tokenizer_size(g->tokenizer), rows = g->config->vocab_size;
+    if (size > rows)
+        return tost_error(err, "%s: %d tokens, but the model's vocabulary has %d; give the tokenizer it was "
+                          "trained with as --tokenizer FILE", tokenizer_path(g->tokenizer), size, rows);
     for (size_t i = 0; i < n; i++)
         if (prompt[i] >= (uint32_t)size)
             return tost_error(err, "prompt: token %zu has the id %u, but %s has ids 0 to %d", i, prompt[i],
-                              tokenizer_path(tokenizer), size - 1);
+                              tokenizer_path(g->tokenizer), size - 1);
     return true;
 }
 
-// Draws, hands out and feeds back until something says stop.
-static bool continue_text(GenerateResult* result, Window* w, Sampler* sampler, const Tokenizer* tokenizer,
-                          int64_t max_tokens, const SamplerOptions* o, Rng* rng, PieceSink piece,
-                          void* context, TostError* err) {
+static bool generate_tokens(GenerateResult* result, Window* w, Sampler* sampler, int64_t max_tokens, Rng* rng,
+                            TostError* err) {
+    const Generator* g = w->g;
     for (;;) {
-        const int32_t id = sampler_draw(sampler, w->logits, o, rng);
+        const int32_t id = sampler_draw(sampler, w->logits, &g->options, rng);
         if (id < 0)
-            return tost_error(err, "the logits after %lld tokens are not numbers: the weights have diverged; "
-                              "take an earlier checkpoint (--model)", (long long)result->tokens);
-        if (id == tokenizer_eot(tokenizer)) return true;
+            return tost_error(err, "the logits after %lld tokens are not numbers; the weights have diverged: use an "
+                              "earlier checkpoint (--model)", (long long)result->tokens);
+        if (id == tokenizer_eot(g->tokenizer)) return true;
         size_t n;
-        const char* bytes = tokenizer_piece(tokenizer, (uint32_t)id, &n);
+        const char* bytes = tokenizer_piece(g->tokenizer, (uint32_t)id, &n);
         result->tokens++;
-        if (!piece(context, bytes, n) || result->tokens >= max_tokens) return true;
+        if (!g->piece(g->context, bytes, n) || result->tokens >= max_tokens) return true;
         window_append(w, id);
     }
 }
 
-bool generate(GenerateResult* result, const TostEngine* engine, TostModel* model, const TostConfig* config,
-              const Tokenizer* tokenizer, const uint32_t* prompt, size_t n_prompt, int64_t max_tokens,
-              const SamplerOptions* o, Rng* rng, PieceSink piece, void* context, TostError* err) {
+bool generate(GenerateResult* result, const Generator* g, const uint32_t* prompt, size_t n_prompt, int64_t max_tokens,
+              Rng* rng, TostError* err) {
     *result = (GenerateResult){0};
-    if (!check_prompt(config, tokenizer, prompt, n_prompt, err)) return false;
+    if (!check_prompt(g, prompt, n_prompt, err)) return false;
     if (max_tokens <= 0) return true;
-    const uint32_t eot = (uint32_t)tokenizer_eot(tokenizer);
-    Sampler sampler = sampler_new(tokenizer_size(tokenizer));
-    Window w = {.engine = engine, .model = model, .block_size = config->block_size,
-                .ids = xmalloc((size_t)config->block_size * sizeof(int32_t)),
-                .logits = xmalloc((size_t)config->vocab_size * sizeof(float))};
+    const uint32_t eot = (uint32_t)tokenizer_eot(g->tokenizer);
+    Sampler sampler = sampler_new(tokenizer_size(g->tokenizer));
+    Window w = {.g = g, .ids = xmalloc((size_t)g->config->block_size * sizeof(int32_t)),
+                .logits = xmalloc((size_t)g->config->vocab_size * sizeof(float))};
     if (n_prompt > 0) window_begin(&w, prompt, n_prompt);
     else window_begin(&w, &eot, 1);
     const double start = now_seconds();
-    bool ok = continue_text(result, &w, &sampler, tokenizer, max_tokens, o, rng, piece, context, err);
+    bool ok = generate_tokens(result, &w, &sampler, max_tokens, rng, err);
     result->seconds = now_seconds() - start;
     free(w.ids);
     free(w.logits);

@@ -1,4 +1,4 @@
-// sampler.h: one token out of logits, and text out of a model.
+// sampler.h: sampling a token from logits, and generating text with a model.
 #ifndef TOST_SAMPLER_H
 #define TOST_SAMPLER_H
 
@@ -6,39 +6,48 @@
 #include "rng.h"
 #include "tokenizer.h"
 
+// The index of the largest of n logits, the lowest among equals. NaN counts as -infinity. -1 if all are -infinity.
+int32_t argmax(const float* logits, int n);
+
 typedef struct {
     double temperature;   // 0: greedy
-    int    top_k;         // 0: all
-    double top_p;         // 1: all; the smallest set of tokens whose probabilities reach top_p
+    int    top_k;         // 0: all tokens
+    double top_p;         // 1: all tokens
 } SamplerOptions;
 
-// Draws one id below n_ids (the tokenizer's size: rows of the vocabulary past it are never drawn) with the
-// probability softmax(logits / temperature), first cut to the top_k largest, then to the smallest set of the
-// likeliest of these whose share of what is left reaches top_p (at least one). Ties go to the lowest id.
-// A NaN counts as -infinity.
-typedef struct { int n_ids; double* prob; int32_t* order; } Sampler;   // scratch for n_ids numbers and ids
+// Buffers for n_ids tokens. n_ids is the tokenizer's size: ids from there to the vocabulary size are never sampled.
+typedef struct { int n_ids; double* prob; int32_t* order; } Sampler;
 
 Sampler sampler_new(int n_ids);
 void    sampler_free(Sampler* s);
-// -1 where no logit is a number above -infinity.
+// Samples an id < n_ids from softmax(logits / temperature), restricted to the top_k most likely tokens and then to the
+// smallest set of the most likely ones whose share of the remaining probability reaches top_p. Among equal logits the
+// lowest ids are kept. NaN counts as -infinity. Returns -1 if all logits are -infinity.
 int32_t sampler_draw(Sampler* s, const float* logits, const SamplerOptions* o, Rng* rng);
 
-// Writes up to max_tokens of text after a prompt, token by token through the recurrent decode. Stops at
-// <|endoftext|> (neither written nor counted). piece is called with the raw bytes of each token as it is made
-// (a character of UTF-8 may span several) and may return false to stop. An empty prompt starts from
-// <|endoftext|>.
-// The window: a prompt longer than block_size keeps its last max(1, block_size/2) tokens; where the state
-// holds block_size tokens and one more comes, it is primed again from the last max(1, block_size/2), that one
-// included. The model's max_seq must hold what decode_begin sees: block_size, or the prompt alone (at least
-// 1) where it and max_tokens fit in block_size.
-// Fails where the tokenizer is larger than the vocabulary, the prompt has foreign ids, or the logits are not
-// numbers.
+// Receives the raw bytes of each generated token (a UTF-8 character may span several tokens); returns false to stop.
 typedef bool (*PieceSink)(void* context, const char* bytes, size_t n);
 
-typedef struct { int64_t tokens; double seconds; } GenerateResult;   // made, and time for them alone
+typedef struct {
+    const TostEngine* engine;
+    TostModel*        model;
+    const TostConfig* config;
+    const Tokenizer*  tokenizer;
+    SamplerOptions    options;
+    PieceSink         piece;
+    void*             context;   // passed to piece
+} Generator;
 
-bool generate(GenerateResult* result, const TostEngine* engine, TostModel* model, const TostConfig* config,
-              const Tokenizer* tokenizer, const uint32_t* prompt, size_t n_prompt, int64_t max_tokens,
-              const SamplerOptions* o, Rng* rng, PieceSink piece, void* context, TostError* err);
+typedef struct { int64_t tokens; double seconds; } GenerateResult;   // seconds: without processing the prompt
+
+// Generates up to max_tokens tokens after a prompt with the recurrent decode. Stops at <|endoftext|>, which is neither
+// passed to piece nor counted. An empty prompt starts from <|endoftext|>.
+// A prompt longer than block_size is cut to its last max(1, block_size/2) tokens. When block_size tokens have been read
+// and another one follows, the decode state is rebuilt from the last max(1, block_size/2) tokens including that one. So
+// the model's max_seq must be at least block_size, or the length of the prompt (at least 1) if prompt and max_tokens
+// together fit in block_size.
+// Fails if the tokenizer is larger than the vocabulary, the prompt has invalid ids, or all logits are NaN or -infinity.
+bool generate(GenerateResult* result, const Generator* g, const uint32_t* prompt, size_t n_prompt, int64_t max_tokens,
+              Rng* rng, TostError* err);
 
 #endif

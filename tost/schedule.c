@@ -1,4 +1,4 @@
-// schedule.c: the learning rate of an update: linear warmup, then a cosine.
+// schedule.c: linear warm-up, then cosine decay.
 #include "schedule.h"
 
 #include <math.h>

@@ -1,11 +1,11 @@
-// tokenize.c: text files to token shards. Input is read in batches; a batch is cut into parts that encode
-// independently, the cores encode them, and one thread writes the ids in order. A document of any size passes
-// through in bounded memory, but for a run of text without white space, or a line of JSONL, that is longer
-// than a batch.
+// tokenize.c: tokenizes text files into shards. Input is read in batches; a batch is split into parts that are encoded
+// in parallel, and one thread writes the ids in order. Memory is bounded for documents of any size, except for a
+// JSONL line, or text without white space, that is longer than a batch.
 #include "tokenize.h"
 
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,31 +15,32 @@
 
 #include "data.h"
 #include "json.h"
+#include "progress.h"
 #include "rng.h"
 #include "safetensors.h"
 #include "threads.h"
 #include "tokenizer.h"
 
 enum {
-    BATCH_BYTES = 16 << 20,  // of input at a time
-    BATCH_PARTS = 256,       // into which a batch is cut where it is one document: work for many cores
+    BATCH_BYTES = 16 << 20,  // input bytes per batch
+    BATCH_PARTS = 256,       // parts of a batch that is one long document
 };
 
-// What one thread encodes at a time: a short document, or a stretch of a long one between two safe cuts.
+// A unit of work for one thread: a short document, or a section of a long one between two safe cuts.
 typedef struct {
     const char* text;
     size_t      n;          // bytes
-    size_t      first_id;   // its place in the batch's ids
-    size_t      n_ids;      // set by encoding
-    bool        ends;       // <|endoftext|> follows
-    bool        val;        // of a validation document
+    size_t      first_id;   // its position in the batch's ids
+    size_t      n_ids;      // set by encode_parts
+    bool        ends;       // followed by <|endoftext|>
+    bool        val;        // part of a validation document
 } Part;
 
-// One line of JSONL and the text in it.
+// One line of JSONL and its decoded text.
 typedef struct {
     const char* json;
     size_t      n;
-    uint64_t    number;     // from 1
+    uint64_t    number;     // 1-based
     char*       text;       // room for n + 1 bytes
     size_t      n_text;
 } Line;
@@ -50,28 +51,28 @@ typedef struct {
     Tokenizer*       tokenizer;
     size_t           batch_bytes, part_bytes;
     int              threads;
-    TokenizerCache** caches;         // one a thread
+    TokenizerCache** caches;         // (threads)
     ShardWriter     *train, *val;
-    // the batch
+    // current batch
     Part*            parts;
     size_t           n_parts, parts_cap;
     Line*            lines;          // of JSONL
     size_t           n_lines, lines_cap;
-    uint32_t*        ids;            // a part of n bytes has room for n + 1
+    uint32_t*        ids;            // a part of n bytes gets room for n + 1 ids
     size_t           n_ids, ids_cap;
-    bool             in_document;    // some of the current document has passed
-    bool             document_val;   // it goes to the validation shards
-    double           started, shown; // seconds
+    bool             in_document;    // the current document has begun
+    bool             document_val;   // and goes to the validation shards
+    Progress         progress;
 } Job;
 
-// A file being read: data[0 .. n) is what has been read and not yet used up.
+// A file being read: data[0 .. n) has been read and not yet processed.
 typedef struct {
     const char* name;                // for messages
     FILE*       in;
     char*       data;
     size_t      n, cap;
-    uint64_t    read;                // bytes of the file in all
-    bool        end;                 // all of it
+    uint64_t    read;                // bytes read so far
+    bool        end;                 // end of file reached
 } Source;
 
 static bool is_stdin(const char* path) { return strcmp(path, "-") == 0; }
@@ -88,7 +89,7 @@ static void add_part(Job* job, const char* text, size_t n, bool ends) {
     job->n_ids += n + 1;
 }
 
-// The next n bytes of the current document, and whether they are its last.
+// Adds the next n bytes of the current document; ends: they are its last.
 static void add_text(Job* job, const char* text, size_t n, bool ends) {
     if (n && !job->in_document) {
         Rng rng = rng_seeded(job->o->seed, job->r->documents);
@@ -127,12 +128,10 @@ static void encode_parts(Job* job) {
 }
 
 static void show_progress(Job* job) {
-    double now = now_seconds();
-    if (job->o->quiet || !isatty(STDERR_FILENO) || now - job->shown < 0.2) return;
     char bytes[32], tokens[32];
-    job->shown = now;
-    fprintf(stderr, "\r%s read, %s tokens, %.1f MB/s\033[K", human_bytes(bytes, (double)job->r->bytes),
-            human_count(tokens, (double)job->r->tokens), 1e-6 * (double)job->r->bytes / (now - job->started));
+    progress_show(&job->progress, NAN, "%s read, %s tokens, %.1f MB/s", human_bytes(bytes, (double)job->r->bytes),
+                  human_count(tokens, (double)job->r->tokens),
+                  1e-6 * (double)job->r->bytes / (now_seconds() - job->progress.started));
 }
 
 // Encodes and writes the parts collected so far.
@@ -153,29 +152,28 @@ static bool finish_batch(Job* job, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // Reading
 
-// What is packed or no text is known by its first bytes.
+// Rejects compressed and binary files by their first bytes.
 static bool check_head(const char* name, const char* head, size_t n, TostError* err) {
-    static const char unpack[] = "decompress it first", to_jsonl[] = "write its text as JSONL first";
-    static const struct { const char *magic, *kind, *way_out, *filter; } kinds[] = {
-        {"\x1f\x8b", "compressed by gzip", unpack, "gzip -dc"},
-        {"\xfd" "7zXZ", "compressed by xz", unpack, "xz -dc"},
-        {"\x28\xb5\x2f\xfd", "compressed by zstd", unpack, "zstd -dc"},
-        {"\x04\x22\x4d\x18", "compressed by lz4", unpack, "lz4 -dc"},
-        {"BZh91AY", "compressed by bzip2", unpack, "bzip2 -dc"},
-        {"PK\x03\x04", "a zip archive", unpack, "unzip -p"},
-        {"\xff\xfe", "UTF-16", "make it UTF-8 first", "iconv -f UTF-16 -t UTF-8"},
-        {"\xfe\xff", "UTF-16", "make it UTF-8 first", "iconv -f UTF-16 -t UTF-8"},
-        {"PAR1\x15", "a Parquet file, not text", to_jsonl, NULL},
+    static const struct { const char *magic, *kind, *filter; } kinds[] = {
+        {"\x1f\x8b", "compressed by gzip", "gzip -dc"},
+        {"\xfd" "7zXZ", "compressed by xz", "xz -dc"},
+        {"\x28\xb5\x2f\xfd", "compressed by zstd", "zstd -dc"},
+        {"\x04\x22\x4d\x18", "compressed by lz4", "lz4 -dc"},
+        {"BZh91AY", "compressed by bzip2", "bzip2 -dc"},
+        {"PK\x03\x04", "a zip archive", "unzip -p"},
+        {"\xff\xfe", "UTF-16 instead of UTF-8", "iconv -f UTF-16 -t UTF-8"},
+        {"\xfe\xff", "UTF-16 instead of UTF-8", "iconv -f UTF-16 -t UTF-8"},
     };
     for (size_t i = 0; i < countof(kinds); i++) {
         const size_t len = strlen(kinds[i].magic);
-        if (n < len || memcmp(head, kinds[i].magic, len) != 0) continue;
-        if (!kinds[i].filter) return tost_error(err, "%s: is %s: %s", name, kinds[i].kind, kinds[i].way_out);
-        return tost_error(err, "%s: is %s: %s (%s FILE | … tokenize … -)", name, kinds[i].kind, kinds[i].way_out,
-                          kinds[i].filter);
+        if (n >= len && memcmp(head, kinds[i].magic, len) == 0)
+            return tost_error(err, "%s: %s; pipe it through a filter: %s FILE | … tokenize … -", name, kinds[i].kind,
+                              kinds[i].filter);
     }
-    if (shard_begins(head, n)) return tost_error(err, "%s: is a token shard, not text: it is --data already", name);
-    return !st_begins(head, n) || tost_error(err, "%s: is a safetensors file, not text: name a text", name);
+    if (n >= 5 && memcmp(head, "PAR1\x15", 5) == 0)
+        return tost_error(err, "%s: a Parquet file, not text; write its text as JSONL first", name);
+    if (shard_begins(head, n)) return tost_error(err, "%s: a token shard, not text; use it as --data", name);
+    return !st_begins(head, n) || tost_error(err, "%s: a safetensors file, not text; give a text file", name);
 }
 
 static bool source_open(Source* s, const char* path, TostError* err) {
@@ -189,7 +187,7 @@ static void source_close(Source* s) {
     free(s->data);
 }
 
-// Drops the first `used` bytes and reads on, half a batch or more.
+// Removes the first `used` bytes and reads at least half a batch more.
 static bool source_read(Source* s, size_t used, Job* job, TostError* err) {
     s->n -= used;
     if (s->n) memmove(s->data, s->data + used, s->n);
@@ -204,17 +202,16 @@ static bool source_read(Source* s, size_t used, Job* job, TostError* err) {
     job->r->bytes += got;
     s->end = feof(s->in);
     if (!ferror(s->in)) return true;
-    return tost_error(err, "%s: cannot be read after %" PRIu64 " bytes: %s", s->name, s->read,
+    return tost_error(err, "%s: reading failed after %" PRIu64 " bytes: %s", s->name, s->read,
                       strerror(errno));
 }
 
 // ---------------------------------------------------------------------------------------------
 // Plain text
 
-// Collects what is certain of s: whole documents, and of one that goes on, all up to the last safe cut. The
-// rest begins with the white space at the cut, so a line end before a separator is still there when the
-// separator is seen. Returns the bytes used.
-static size_t take_text(Job* job, const Source* s) {
+// Adds the complete documents in s, and the last, incomplete one up to its last safe cut. The rest begins with the
+// white space at the cut, so it includes the line end before a separator line. Returns the number of bytes used.
+static size_t add_documents(Job* job, const Source* s) {
     size_t p = 0, end, next;
     for (; document_ends(&end, &next, s->data, p, s->n, s->end); p = next)
         add_text(job, s->data + p, end - p, true);
@@ -227,7 +224,7 @@ static bool tokenize_text(Job* job, Source* s, TostError* err) {
     size_t used = 0;
     while (!s->end) {
         if (!source_read(s, used, job, err)) return false;
-        used = take_text(job, s);
+        used = add_documents(job, s);
         if (!finish_batch(job, err)) return false;
     }
     return true;
@@ -236,14 +233,14 @@ static bool tokenize_text(Job* job, Source* s, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // JSONL
 
-// Decodes "text" of the line's object; the last one if there are several, as most readers do.
+// Decodes the "text" of the line's object; if there are several, the last one counts, as in most JSON readers.
 static bool decode_line(Line* line, TostError* err) {
     Json j = json_open(line->json, line->n, err);
     bool found = false;
     int more;
     if (!json_enter(&j, JSON_OBJECT)) return false;
     while ((more = json_next(&j)) > 0) {
-        // Keys are decoded behind the text: nothing is longer than its JSON, so line->n + 1 bytes hold all.
+        // Keys are decoded after the text: a decoded string is not longer than its JSON, so line->n + 1 bytes suffice.
         char* key = line->text + line->n_text;
         size_t n_key;
         if (!json_key(&j, key, line->n + 1 - line->n_text, &n_key)) return false;
@@ -256,7 +253,7 @@ static bool decode_line(Line* line, TostError* err) {
     return found || tost_error(err, "the object has no \"text\"");
 }
 
-// Decodes the lines. On an error err names the first bad line, whatever the threads' order.
+// Decodes the lines in parallel. On an error, err is that of the first invalid line.
 static bool decode_lines(Job* job, const char* name, TostError* err) {
     size_t bad = SIZE_MAX;
     #pragma omp parallel for schedule(dynamic, 16) num_threads(job->threads) if (job->n_lines > 16)
@@ -278,10 +275,9 @@ static bool blank(const char* s, size_t n) {
     return i == n;
 }
 
-// Collects the lines of s that are whole, but for blank ones; those before are line `number` and less.
-// Returns the bytes used. The text of a line is decoded to its place in text, which has room for s->n + 1
-// bytes.
-static size_t take_lines(Job* job, const Source* s, char* text, uint64_t* number) {
+// Collects the complete, non-blank lines of s; *number counts the lines of the file. A line's text will be decoded to
+// the same position in text (s->n + 1 bytes). Returns the number of bytes used.
+static size_t collect_lines(Job* job, const Source* s, char* text, uint64_t* number) {
     size_t p = 0;
     job->n_lines = 0;
     while (p < s->n) {
@@ -313,7 +309,7 @@ static bool tokenize_jsonl(Job* job, Source* s, TostError* err) {
             free(text);
             text = xmalloc(text_cap = s->cap + 1);
         }
-        used = take_lines(job, s, text, &number);
+        used = collect_lines(job, s, text, &number);
         ok = decode_lines(job, s->name, err);
         for (size_t i = 0; ok && i < job->n_lines; i++) {
             add_text(job, job->lines[i].text, job->lines[i].n_text, true);
@@ -327,27 +323,27 @@ static bool tokenize_jsonl(Job* job, Source* s, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // The command
 
-static bool has_ending(const char* name, const char* ending) {
-    size_t n = strlen(name), m = strlen(ending);
-    return n >= m && strcasecmp(name + n - m, ending) == 0;
+static bool has_suffix(const char* name, const char* suffix) {
+    size_t n = strlen(name), m = strlen(suffix);
+    return n >= m && strcasecmp(name + n - m, suffix) == 0;
 }
 
 static bool tokenize_file(Job* job, const char* path, TostError* err) {
     Source s;
     if (!source_open(&s, path, err)) return false;
-    bool jsonl = job->o->jsonl || has_ending(path, ".jsonl");
+    bool jsonl = job->o->jsonl || has_suffix(path, ".jsonl");
     bool ok = jsonl ? tokenize_jsonl(job, &s, err) : tokenize_text(job, &s, err);
     source_close(&s);
     return ok;
 }
 
-// A regular file; others cannot be read twice, and meet check_head when their turn comes.
+// Checks an input before any work. The content of pipes and devices is checked when they are read.
 static bool check_file(const char* path, TostError* err) {
     struct stat st;
     if (access(path, R_OK) != 0 || stat(path, &st) != 0) {
         return tost_error(err, "%s: cannot be read: %s", path, strerror(errno));
     }
-    if (S_ISDIR(st.st_mode)) return tost_error(err, "%s: is a folder: name the files in it", path);
+    if (S_ISDIR(st.st_mode)) return tost_error(err, "%s: a folder; give the files in it", path);
     if (!S_ISREG(st.st_mode)) return true;
     Source s;
     char head[16];
@@ -357,18 +353,18 @@ static bool check_file(const char* path, TostError* err) {
     return ok;
 }
 
-// What can be known to fail is said before hours of work.
+// Checks everything that can be checked before the work begins.
 static bool check_options(const TokenizeOptions* o, TostError* err) {
     if (!(o->val_frac >= 0 && o->val_frac < 1)) {
-        return tost_error(err, "--val-frac %g: 0 to below 1 is possible", o->val_frac);
+        return tost_error(err, "--val-frac %g: out of range; give 0 to 0.999999", o->val_frac);
     }
-    if (o->n_files < 1) return tost_error(err, "no input: name text files, or - for standard input");
+    if (o->n_files < 1) return tost_error(err, "no input; give text files, or - for standard input");
     int stdins = 0;
     for (int i = 0; i < o->n_files; i++) {
         if (is_stdin(o->files[i])) stdins++;
         else if (!check_file(o->files[i], err)) return false;
     }
-    return stdins < 2 || tost_error(err, "-: standard input is named %d times, and can be read once", stdins);
+    return stdins < 2 || tost_error(err, "-: standard input is given %d times, but can be read only once", stdins);
 }
 
 static bool check_result(const Job* job, TostError* err) {
@@ -376,14 +372,14 @@ static bool check_result(const Job* job, TostError* err) {
     double frac = job->o->val_frac;
     if (!r->documents) return tost_error(err, "no document in the %" PRIu64 " bytes of input", r->bytes);
     if (!r->train_tokens || (job->o->val_required && frac > 0 && !r->val_tokens)) {
-        return tost_error(err, "--val-frac %g: none of %" PRIu64 " documents fell to the %s shards: separate "
-                          "documents by lines of " END_OF_TEXT ", or choose another fraction (0 for none) or --seed",
+        return tost_error(err, "--val-frac %g: none of %" PRIu64 " documents went to the %s shards; separate "
+                          "documents by lines of " END_OF_TEXT ", or change --val-frac (0: no validation) or --seed",
                           frac, r->documents, r->val_tokens ? "training" : "validation");
     }
     return true;
 }
 
-// Removes shards that were closed already, when the other part's could not be.
+// Removes shards that are already closed.
 static void remove_shards(const char* prefix, int shards) {
     for (int i = 0; i < shards; i++) {
         char* path = xasprintf("%s_%06d.bin", prefix, i);
@@ -392,7 +388,7 @@ static void remove_shards(const char* prefix, int shards) {
     }
 }
 
-// Renames all shards into place, or removes all. The writers are gone afterwards.
+// Closes both writers: all shards are renamed, or all are removed.
 static bool close_shards(Job* job, const char* val_prefix, TostError* err) {
     TokenizeResult* r = job->r;
     ShardWriter *train = job->train, *val = job->val;
@@ -406,8 +402,7 @@ static bool close_shards(Job* job, const char* val_prefix, TostError* err) {
     return false;
 }
 
-// Both writers are opened even where all is for training: opening refuses to mix with shards of an earlier
-// run.
+// Opens both writers even without validation documents: this checks that there are no shards of an earlier run.
 static bool run_job(Job* job, const char* train_prefix, const char* val_prefix, TostError* err) {
     const TokenizeOptions* o = job->o;
     job->tokenizer = tokenizer_open(o->tokenizer, err);
@@ -429,18 +424,18 @@ static bool run_job(Job* job, const char* train_prefix, const char* val_prefix, 
 bool tokenize_files(const TokenizeOptions* o, TokenizeResult* r, TostError* err) {
     *r = (TokenizeResult){0};
     if (!check_options(o, err)) return false;
-    Job job = {.o = o, .r = r, .started = now_seconds()};
+    Job job = {.o = o, .r = r, .progress = progress_new(stderr, o->quiet)};
     job.batch_bytes = o->batch_bytes ? o->batch_bytes : BATCH_BYTES;
     job.part_bytes = job.batch_bytes / BATCH_PARTS + 1;
     char* train_prefix = xasprintf("%s_train", o->out);
     char* val_prefix = xasprintf("%s_val", o->out);
     char* dir = path_dir(o->out);
-    const bool stood = path_exists(dir);
+    const bool dir_existed = path_exists(dir);
     bool ok = run_job(&job, train_prefix, val_prefix, err);
-    if (job.shown > 0) fprintf(stderr, "\r\033[K");
+    progress_erase(&job.progress);
     shard_writer_abandon(job.train);
     shard_writer_abandon(job.val);
-    if (!ok && !stood) rmdir(dir);   // made for nothing, and empty
+    if (!ok && !dir_existed) rmdir(dir);
     for (int i = 0; job.caches && i < job.threads; i++) tokenizer_cache_free(job.caches[i]);
     free(job.caches);
     free(job.parts);
@@ -450,6 +445,5 @@ bool tokenize_files(const TokenizeOptions* o, TokenizeResult* r, TostError* err)
     free(train_prefix);
     free(val_prefix);
     tokenizer_free(job.tokenizer);
-    r->seconds = now_seconds() - job.started;
     return ok;
 }

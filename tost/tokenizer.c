@@ -1,6 +1,5 @@
-// tokenizer.c: GPT-2's byte-level BPE. A document falls into pieces by GPT-2's pattern, a piece into bytes,
-// and these are merged pair by pair, the merge of lowest rank first (Sennrich et al., 2016; Radford et al.,
-// 2019).
+// tokenizer.c: GPT-2's byte-level BPE. GPT-2's pattern splits a document into pieces; the bytes of a piece are merged
+// pair by pair, lowest rank first (Sennrich et al., 2016; Radford et al., 2019).
 #include "tokenizer.h"
 
 #include <stdlib.h>
@@ -10,23 +9,23 @@
 #include "unicode_tables.h"
 
 enum {
-    BYTES       = 256,        // tokens below are single bytes
-    MAX_TOKENS  = 1 << 24,    // an id has 24 bits: a heap key holds one beside a position
+    BYTES       = 256,        // number of byte tokens
+    MAX_TOKENS  = 1 << 24,    // an id has 24 bits, so that a heap key fits an id and a position
     MAX_FILE    = 1 << 28,    // bytes of a vocab.bpe
-    SHORT_PIECE = 96,         // bytes up to which a piece is merged by repeated scans, longer ones by a heap
-    NO_TOKEN    = 0x7fffffff, // no such merge; greater than every id
+    SHORT_PIECE = 96,         // up to this many bytes a piece is merged by repeated scans, longer ones with a heap
+    NO_TOKEN    = 0x7fffffff, // no merge; greater than every id
 };
 
-typedef struct { uint32_t left, right, merged; } Merge;  // merged = NO_TOKEN: a free slot
+typedef struct { uint32_t left, right, merged; } Merge;  // merged == NO_TOKEN: free slot
 
 struct Tokenizer {
     char*    path;
     uint32_t hash;              // CRC-32 of the file
-    int      size;              // tokens, the last is <|endoftext|>
-    char*    bytes;             // all pieces, one after another
-    size_t*  first;             // (size + 1) piece id is bytes[first[id] .. first[id + 1])
-    uint32_t byte_id[BYTES];    // byte -> its token
-    Merge*   merges;            // open addressing, (left, right) -> merged
+    int      size;              // number of tokens; the last is <|endoftext|>
+    char*    bytes;             // all pieces, concatenated
+    size_t*  first;             // (size + 1) token id is bytes[first[id] .. first[id + 1])
+    uint32_t byte_id[BYTES];    // byte -> token
+    Merge*   merges;            // hash table (left, right) -> merged
     unsigned merge_bits;        // 2^merge_bits slots
 };
 
@@ -35,16 +34,14 @@ struct Tokenizer {
 //
 //     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 //
-// The first alternative that matches wins. Together they match any text, so the pieces cover it without a
-// gap. A byte that is no part of valid UTF-8 is a character of its own, neither letter nor number nor white
-// space.
+// The first matching alternative wins. Together they match any text, so the pieces cover it. An invalid UTF-8 byte
+// counts as one character that is neither letter, number nor white space.
 
 typedef struct { CharClass class; unsigned bytes; } Char;
 
-// Code point of the valid UTF-8 sequence at s, n > 0 bytes left, and its length; UNICODE_LIMIT and 1 if
-// invalid.
+// Code point and length of the UTF-8 sequence at s, n > 0 bytes left; UNICODE_LIMIT and 1 if it is invalid.
 static inline uint32_t utf8_decode(unsigned* len, const unsigned char* s, size_t n) {
-    static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};  // shorter encodings exist below: overlong
+    static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};  // smaller code points are overlong
     *len = 1;
     if (s[0] < 0x80) return s[0];
     unsigned want = s[0] < 0xc2 ? 0 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : s[0] < 0xf5 ? 4 : 0;
@@ -55,7 +52,7 @@ static inline uint32_t utf8_decode(unsigned* len, const unsigned char* s, size_t
         c = c << 6 | (s[i] & 0x3f);
     }
     if (c < least[want]) return UNICODE_LIMIT;
-    *len = want;  // surrogates and what lies beyond U+10FFFF pass: one character or several, all are CHAR_OTHER
+    *len = want;  // surrogates and code points above U+10FFFF are accepted: they are CHAR_OTHER either way
     return c;
 }
 
@@ -65,7 +62,7 @@ static inline Char char_at(const unsigned char* s, size_t p, size_t n) {
     return c;
 }
 
-// End of the run of characters of one class that begins at p.
+// End of the run of characters of one class starting at p.
 static size_t run_end(const unsigned char* s, size_t p, size_t n, CharClass class) {
     while (p < n) {
         Char c = char_at(s, p, n);
@@ -75,7 +72,7 @@ static size_t run_end(const unsigned char* s, size_t p, size_t n, CharClass clas
     return p;
 }
 
-// End of a run of ASCII letters, eight bytes at a time (little-endian: the lowest byte comes first).
+// End of a run of ASCII letters, eight bytes at a time (little-endian).
 static inline size_t ascii_letters_end(const unsigned char* s, size_t p, size_t n) {
     const uint64_t ones = 0x0101010101010101, tops = 0x80 * ones;
     for (; p + 8 <= n; p += 8) {
@@ -100,8 +97,8 @@ static size_t contraction(const unsigned char* s, size_t n) {
     return three ? 3 : 0;
 }
 
-// End of the white space that begins at p, but for its last character where other text follows:
-// \s+(?!\S) gives that one back, to stand before the next word or alone.
+// End of the piece of white space starting at p. If other text follows, \s+(?!\S) excludes the last character, which
+// then begins the next piece.
 static size_t space_end(const unsigned char* s, size_t p, size_t n) {
     size_t end = p, last = p;
     while (end < n) {
@@ -113,7 +110,7 @@ static size_t space_end(const unsigned char* s, size_t p, size_t n) {
     return end;
 }
 
-// End of the piece that begins at p < n.
+// End of the piece starting at p < n.
 static inline size_t piece_end(const unsigned char* s, size_t p, size_t n) {
     size_t start = p + (s[p] == ' ' && p + 1 < n);
     size_t end = ascii_letters_end(s, start, n);
@@ -124,16 +121,16 @@ static inline size_t piece_end(const unsigned char* s, size_t p, size_t n) {
     return c.class == CHAR_SPACE ? space_end(s, p, n) : run_end(s, start + c.bytes, n, c.class);
 }
 
-// A cut is safe before a space or line feed at c that follows a character which is not white space:
-//   - no piece spans it: no alternative has white space after anything else, so a piece ends at c;
-//   - the pieces before it stay: each is decided by its own characters and the next one. A run that reaches c
-//     ends there either way; no contraction holds white space; the (?!\S) of white space before c looks at a
-//     character before c. The character at c is ASCII, so no UTF-8 sequence spans c;
-//   - the pieces after it stay: the pattern never looks back.
+// Splitting at c is safe if s[c] is a space or line feed and the character before it is not white space:
+//   - no piece spans c: no alternative has white space after another character;
+//   - the pieces before c do not change: each depends on its own characters and the next one. A run that reaches c
+//     ends there in both cases, no contraction contains white space, and the (?!\S) of earlier white space looks at
+//     a character before c. s[c] is ASCII, so no UTF-8 sequence spans c;
+//   - the pieces after c do not change: the pattern has no look-behind.
 static bool safe_cut(const unsigned char* s, size_t c) {
     if (c == 0 || (s[c] != ' ' && s[c] != '\n')) return false;
     if (s[c - 1] < 0x80) return char_at(s, c - 1, c).class != CHAR_SPACE;
-    for (size_t len = 2; len <= 3 && len <= c; len++) {  // white space beyond ASCII has two or three bytes
+    for (size_t len = 2; len <= 3 && len <= c; len++) {  // non-ASCII white space has two or three bytes
         Char before = char_at(s, c - len, c);
         if (before.class == CHAR_SPACE && before.bytes == len) return false;
     }
@@ -150,7 +147,7 @@ size_t tokenizer_last_cut(const char* text, size_t n) {
 // ---------------------------------------------------------------------------------------------
 // Documents
 
-// The next separator line in s[from .. n): *begin is its first byte, *next the next line's.
+// The next separator line in s[from .. n): it starts at *begin, the line after it at *next.
 static bool find_separator(size_t* begin, size_t* next, const char* s, size_t from, size_t n, bool last) {
     const size_t len = sizeof END_OF_TEXT - 1;
     for (const char* hit; (hit = memmem(s + from, n - from, END_OF_TEXT, len)); from = *begin + 1) {
@@ -171,6 +168,15 @@ bool document_ends(size_t* end, size_t* next, const char* s, size_t from, size_t
     return true;
 }
 
+size_t encode_documents(uint32_t* ids, const Tokenizer* t, const char* text, size_t n) {
+    size_t n_ids = 0, from = 0, end, next;
+    for (; document_ends(&end, &next, text, from, n, true); from = next) {
+        n_ids += tokenizer_encode(t, ids + n_ids, text + from, end - from);
+        ids[n_ids++] = (uint32_t)tokenizer_eot(t);
+    }
+    return n_ids + tokenizer_encode(t, ids + n_ids, text + from, n - from);
+}
+
 // ---------------------------------------------------------------------------------------------
 // Merging the bytes of a piece
 
@@ -178,8 +184,7 @@ static inline size_t merge_slot(uint32_t left, uint32_t right, unsigned bits) {
     return (size_t)((((uint64_t)left << 32 | right) * 0x9e3779b97f4a7c15) >> (64 - bits));
 }
 
-// The token that (left, right) merges into, NO_TOKEN if none. Ids follow the ranks: the least id is merged
-// first.
+// The token that (left, right) merges into, or NO_TOKEN. Ids are in rank order: the smallest id is merged first.
 static inline uint32_t merged(const Tokenizer* t, uint32_t left, uint32_t right) {
     size_t mask = ((size_t)1 << t->merge_bits) - 1;
     for (size_t i = merge_slot(left, right, t->merge_bits);; i = (i + 1) & mask) {
@@ -188,9 +193,8 @@ static inline uint32_t merged(const Tokenizer* t, uint32_t left, uint32_t right)
     }
 }
 
-// n <= SHORT_PIECE bytes. pair[i] is what id[i] and id[i + 1] merge into. Of equals the leftmost is merged
-// first; a new token's own merges rank after it, so this is the order of GPT-2, which merges all equals in
-// one pass.
+// n <= SHORT_PIECE bytes. pair[i] is the token that id[i] and id[i + 1] merge into. GPT-2 merges all equal pairs in one
+// pass; merging the leftmost first gives the same, since merges of the new token have higher ids.
 static size_t merge_short(const Tokenizer* t, uint32_t* ids, const unsigned char* s, size_t n) {
     uint32_t id[SHORT_PIECE], pair[SHORT_PIECE];
     for (size_t i = 0; i < n; i++) id[i] = t->byte_id[s[i]];
@@ -213,7 +217,7 @@ static size_t merge_short(const Tokenizer* t, uint32_t* ids, const unsigned char
     return n;
 }
 
-// A min-heap of merges to be made: merged id << 40 | position, so equals come from left to right.
+// A min-heap of possible merges, merged id << 40 | position, so that equal merges are taken from left to right.
 typedef struct { uint64_t* keys; size_t count, cap; } Heap;
 
 static void heap_push(Heap* h, uint64_t key) {
@@ -235,7 +239,7 @@ static uint64_t heap_pop(Heap* h) {
     return top;
 }
 
-typedef struct { size_t prev, next; uint32_t id; } Node;  // id NO_TOKEN: swallowed by a node to the left
+typedef struct { size_t prev, next; uint32_t id; } Node;  // id NO_TOKEN: merged into a node to the left
 
 static void push_merge(Heap* h, const Tokenizer* t, const Node* nodes, size_t i, size_t n) {
     if (nodes[i].next >= n) return;
@@ -243,9 +247,8 @@ static void push_merge(Heap* h, const Tokenizer* t, const Node* nodes, size_t i,
     if (id != NO_TOKEN) heap_push(h, (uint64_t)id << 40 | i);
 }
 
-// Any n < 2^40 bytes in O(n log n): a list of tokens, and a heap of the pairs that merge. A pair that has
-// changed since it was pushed no longer merges into the id of its key, since no two merges make the same
-// token.
+// n < 2^40 bytes in O(n log n): a linked list of tokens and a heap of their merges. Heap entries of pairs that have
+// changed since are skipped: no two merges produce the same id, so such a pair no longer merges into its key's id.
 static size_t merge_long(const Tokenizer* t, uint32_t* ids, const unsigned char* s, size_t n) {
     Node* nodes = xmalloc(n * sizeof *nodes);
     Heap heap = {0};
@@ -277,23 +280,22 @@ static size_t merge_piece(const Tokenizer* t, uint32_t* ids, const unsigned char
 // ---------------------------------------------------------------------------------------------
 // Encoding
 //
-// Most words of a text were seen before. The cache is a table of pieces of up to 15 bytes with their up to 4
-// ids, in sets of two, of which the older is dropped. 2^15 sets, 2 MiB, hold what recurs in a library of
-// books.
+// Most words of a text occur repeatedly. The cache is two-way set-associative and replaces the older entry of a set: it
+// maps pieces of up to 15 bytes to up to 4 ids. 2^15 sets are 2 MiB.
 
 enum { CACHE_BITS = 15, CACHED_BYTES = 15, CACHED_IDS = 4 };
 
 typedef struct {
-    uint64_t key[2];             // the bytes, zeros, in the last byte the length (little-endian); 0: empty
-    uint32_t ids[CACHED_IDS];    // then NO_TOKEN
+    uint64_t key[2];             // bytes of the piece, zero padding, length in the last byte (little-endian); 0: empty
+    uint32_t ids[CACHED_IDS];    // unused ones are NO_TOKEN
 } CachedPiece;
 
-typedef struct { CachedPiece way[2]; } CacheSet;  // the last one written stands first
-_Static_assert(sizeof(CacheSet) == 64, "a set fills one line of the processor's cache");
+typedef struct { CachedPiece way[2]; } CacheSet;  // the newer entry first
+_Static_assert(sizeof(CacheSet) == 64, "a set is one cache line");
 
 struct TokenizerCache {
     CacheSet* sets;     // 2^CACHE_BITS
-    void*     memory;   // in which they stand, aligned
+    void*     memory;   // the allocation; sets is aligned within it
 };
 
 TokenizerCache* tokenizer_cache_new(void) {
@@ -310,7 +312,7 @@ void tokenizer_cache_free(TokenizerCache* cache) {
     free(cache);
 }
 
-// key (2) = the len bytes at s, of which `readable` may be read.
+// key (2) of the len bytes at s; s has `readable` bytes.
 static inline void cache_key(uint64_t* key, const unsigned char* s, size_t len, size_t readable) {
     static const unsigned char mask_bytes[32] = {
         255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255,
@@ -323,7 +325,7 @@ static inline void cache_key(uint64_t* key, const unsigned char* s, size_t len, 
     key[1] = (key[1] & mask[1]) | (uint64_t)len << 56;
 }
 
-// The ids of a piece that is not in its set, which then holds it, if it is no longer than an entry.
+// Encodes a piece that is not in its set, and stores it if an entry has room for its ids.
 static size_t cache_miss(const Tokenizer* t, CacheSet* set, const uint64_t* key, uint32_t* ids,
                          const unsigned char* s, size_t len) {
     size_t count = merge_short(t, ids, s, len);
@@ -358,7 +360,7 @@ size_t tokenizer_encode_cached(const Tokenizer* t, TokenizerCache* cache, uint32
         }
         unsigned found = 1;
         for (unsigned i = 1; i < CACHED_IDS; i++) found += hit->ids[i] != NO_TOKEN;
-        // A token takes a byte or more, so count <= p: all four fit unless the text ends here.
+        // A token has at least one byte, so count <= p: copying four ids is safe unless the text ends here.
         memcpy(ids + count, hit->ids, (p + CACHED_IDS <= n ? CACHED_IDS : found) * sizeof *ids);
         count += found;
     }
@@ -378,11 +380,11 @@ size_t tokenizer_encode(const Tokenizer* t, uint32_t* ids, const char* text, siz
 // ---------------------------------------------------------------------------------------------
 // Reading vocab.bpe
 
-// GPT-2 writes a byte as a character: printable Latin-1 as itself, the other 68 as U+0100, U+0101 and so on.
-// Its byte tokens stand in the order of those characters.
+// GPT-2 writes a byte as a character: printable Latin-1 as itself, the other 68 bytes as U+0100, U+0101 and so on. Byte
+// tokens are ordered by these characters.
 static bool printable(unsigned b) { return (b >= '!' && b <= '~') || (b >= 0xa1 && b != 0xad && b <= 0xff); }
 
-// The byte that a character of GPT-2's alphabet stands for, -1 if it is foreign to it.
+// The byte of a character of GPT-2's alphabet, -1 for other characters.
 static int alphabet_byte(uint32_t c) {
     if (c < BYTES) return printable(c) ? (int)c : -1;
     for (unsigned b = 0, hidden = 0x100; b < BYTES; b++) {
@@ -391,18 +393,17 @@ static int alphabet_byte(uint32_t c) {
     return -1;
 }
 
-// What a loader knows: where it reads, and a table from bytes to ids of the pieces read so far.
 typedef struct {
     Tokenizer*  t;
     TostError*  err;
-    size_t      line;       // from 1
-    uint32_t*   pieces;     // open addressing, id + 1; 0 is a free slot
+    size_t      line;       // 1-based
+    uint32_t*   pieces;     // hash table bytes -> id + 1 of the tokens so far; 0: free slot
     size_t      mask;
 } Loader;
 
-enum { QUOTED = 40 };  // bytes of a bad line that an error shows
+enum { QUOTED = 40 };  // bytes of an invalid line shown in the error
 
-// Slot of a piece in the loader's table: holds its id + 1, or 0 where the piece is unknown.
+// Slot of a piece in the loader's table: its id + 1, or 0 if it has none.
 static uint32_t* piece_slot(const Loader* l, const char* bytes, size_t n) {
     size_t i = crc32_update(0, bytes, n) & l->mask;
     for (; l->pieces[i]; i = (i + 1) & l->mask) {
@@ -412,13 +413,13 @@ static uint32_t* piece_slot(const Loader* l, const char* bytes, size_t n) {
     return l->pieces + i;
 }
 
-// Gives the next id to the n bytes that stand behind the last piece.
+// Assigns the next id to the n bytes after the last piece.
 static void add_piece(Tokenizer* t, size_t n) {
     t->size++;
     t->first[t->size] = t->first[t->size - 1] + n;
 }
 
-// Decodes one part of a line, text[0 .. n), to bytes at out. Returns their number, 0 on error.
+// Decodes one part of a line, text[0 .. n), into bytes. Returns their number, 0 on error.
 static size_t read_part(const Loader* l, char* out, const char* text, size_t n) {
     size_t count = 0;
     unsigned len;
@@ -438,20 +439,20 @@ static size_t read_part(const Loader* l, char* out, const char* text, size_t n) 
     return count;
 }
 
-// The id of one part of a merge, whose bytes it leaves at out; -1 on error.
+// The id of one part of a merge, -1 on error. Writes its bytes to out.
 static int part_id(const Loader* l, char* out, size_t* bytes, const char* text, size_t n) {
     *bytes = read_part(l, out, text, n);
     if (!*bytes) return -1;
     int id = (int)*piece_slot(l, out, *bytes) - 1;
     if (id < 0) {
-        tost_error(l->err, "%s: line %zu: '%.*s' is neither a byte nor made by a line above", l->t->path,
+        tost_error(l->err, "%s: line %zu: '%.*s' is neither a byte nor a token of an earlier line", l->t->path,
                    l->line, (int)(n < QUOTED ? n : QUOTED), text);
     }
     return id;
 }
 
-// Enters that (left, right) merges into the next id.
-static void enter_merge(Tokenizer* t, uint32_t left, uint32_t right) {
+// Adds the merge of (left, right) into the next id.
+static void add_merge(Tokenizer* t, uint32_t left, uint32_t right) {
     size_t mask = ((size_t)1 << t->merge_bits) - 1, i = merge_slot(left, right, t->merge_bits);
     while (t->merges[i].merged != NO_TOKEN) i = (i + 1) & mask;
     t->merges[i] = (Merge){left, right, (uint32_t)t->size};
@@ -464,7 +465,7 @@ static bool read_merge(Loader* l, const char* text, size_t n) {
     const char* space = memchr(text, ' ', n);
     size_t n_left = space ? (size_t)(space - text) : 0, n_right = space ? n - n_left - 1 : 0;
     if (!n_left || !n_right || memchr(space + 1, ' ', n_right)) {
-        return tost_error(l->err, "%s: line %zu: '%.*s' should be two parts with one space between them",
+        return tost_error(l->err, "%s: line %zu: '%.*s' is not two parts with one space between them",
                           t->path, l->line, shown, text);
     }
     char* out = t->bytes + t->first[t->size];
@@ -474,10 +475,10 @@ static bool read_merge(Loader* l, const char* text, size_t n) {
     if (right < 0) return false;
     uint32_t* slot = piece_slot(l, out, left_bytes + right_bytes);
     if (*slot) {
-        return tost_error(l->err, "%s: line %zu: '%.*s' makes a token that is there already, with id %u",
+        return tost_error(l->err, "%s: line %zu: '%.*s' repeats the token with id %u",
                           t->path, l->line, shown, text, (unsigned)*slot - 1);
     }
-    enter_merge(t, (uint32_t)left, (uint32_t)right);
+    add_merge(t, (uint32_t)left, (uint32_t)right);
     add_piece(t, left_bytes + right_bytes);
     *slot = (uint32_t)t->size;
     return true;
@@ -496,7 +497,7 @@ static bool read_lines(Loader* l, const char* text, size_t size) {
     return true;
 }
 
-// Sizes the tables for a file of n_lines, and enters the byte tokens.
+// Allocates the tables for a file of n_lines and adds the byte tokens.
 static void prepare(Loader* l, size_t n_lines, size_t file_size) {
     Tokenizer* t = l->t;
     size_t n = n_lines + BYTES + 1;
@@ -524,7 +525,7 @@ static bool load(Tokenizer* t, const Bytes* file, TostError* err) {
     size_t n_lines = 1;
     for (size_t i = 0; i < file->size; i++) n_lines += file->data[i] == '\n';
     if (n_lines > MAX_TOKENS - BYTES - 1) {
-        return tost_error(err, "%s: %zu lines are more than a tokenizer may have (%d)", t->path, n_lines,
+        return tost_error(err, "%s: %zu lines, but a vocab.bpe has at most %d", t->path, n_lines,
                           MAX_TOKENS - BYTES - 1);
     }
     Loader l = {.t = t, .err = err, .line = 1};
@@ -541,7 +542,7 @@ static bool load(Tokenizer* t, const Bytes* file, TostError* err) {
 Tokenizer* tokenizer_open(const char* path, TostError* err) {
     struct stat st;
     if (stat(path, &st) == 0 && st.st_size > MAX_FILE) {
-        tost_error(err, "%s: %lld bytes are more than a vocab.bpe may have (%d)", path, (long long)st.st_size,
+        tost_error(err, "%s: %lld bytes, but a vocab.bpe has at most %d", path, (long long)st.st_size,
                    MAX_FILE);
         return NULL;
     }

@@ -108,7 +108,7 @@ def check_round_trip():
         sizes = Tost.from_checkpoint(run).config.metadata()
         facts = set(convert.CARRIED) & before.keys() | sizes.keys() | {"crc32"}
         check(f"{run}: the same facts", all(after.get(key) == before[key] for key in facts))
-        told = f"trained     {before['step']} updates, {before['tokens']} tokens"
+        told = f"trained     {before['step']} steps, {before['tokens']} tokens"
         check(f"{run}: info tells how long it was trained", told in trainer("info", f"{run}_back"))
     before = trainer("sample", "--model", "shuffled", "--tokens", 20)
     after = trainer("sample", "--model", "shuffled_back", "--tokens", 20)
@@ -200,7 +200,7 @@ def check_pt_variants():
     torch.save({"model": untied}, "bare.pt")
     status, err = call(convert.main, "bare.pt", "bare")
     check(f"a state dict without model_args: {err}", status == 0 and same_weights("shuffled", "bare"))
-    check("info of weights alone", "trained     not said" in trainer("info", "bare"))
+    check("info of weights alone", "trained     unknown" in trainer("info", "bare"))
     return checkpoint
 
 

@@ -1,4 +1,4 @@
-// test_data.c: shards in all formats, whole and broken; both orders of samples; the writer.
+// test_data.c: shards of all formats, valid and broken; sequential and shuffled samples; the shard writer.
 #include "scratch.h"
 
 #include <inttypes.h>
@@ -9,7 +9,7 @@
 
 enum { MAGIC_U16 = 20240520, MAGIC_U32 = 20240801 };
 
-// A shard with a header: claims so many tokens, holds n of them (width 2 or 4 follows from magic).
+// A shard with a header that says `claims` tokens, followed by n tokens. magic determines the width, 2 or 4.
 static void write_shard(const char* path, uint32_t magic, uint32_t version, uint32_t claims,
                         const uint32_t* ids, size_t n) {
     uint32_t header[256] = {magic, version, claims};
@@ -21,7 +21,7 @@ static void write_shard(const char* path, uint32_t magic, uint32_t version, uint
     free(bytes);
 }
 
-// Shards DIR/s_0.bin … of the given lengths; token i of shard s is 1000·s + i.
+// Writes DIR/s_0.bin … of the given lengths; token i of shard s is 1000·s + i.
 static void write_set(const char* dir, const int* lengths, int n) {
     for (int s = 0; s < n; s++) {
         uint32_t* ids = xmalloc((size_t)lengths[s] * sizeof *ids);
@@ -73,7 +73,7 @@ static void test_shard_kinds(Checks* c, const char* tmp) {
         check_refused(c, shard_check_ids(&s, 2, &err), &err, "token 2 is 50256, but the vocabulary has 2 ids",
                       names[kind]);
         check(c, strstr(err.text, "--vocab-size") && strstr(err.text, "kind.anything"),
-              "names and way out: %s", err.text);
+              "the error must name the file and the option: %s", err.text);
         shard_close(&s);
     }
     static const uint32_t high[] = {1, 0xffffffff};
@@ -82,7 +82,7 @@ static void test_shard_kinds(Checks* c, const char* tmp) {
     write_shard(path, MAGIC_U32, 7, 2, high, 2);
     if (check(c, shard_open(&s, path, &err), "%s", err.text)) {
         check_refused(c, shard_check_ids(&s, 100277, &err), &err, "token 1 is 4294967295",
-                      "an id of 2^32 - 1");
+                      "id 2^32 - 1");
         shard_close(&s);
     }
     free(path);
@@ -90,24 +90,24 @@ static void test_shard_kinds(Checks* c, const char* tmp) {
 
 static void test_shards_refused(Checks* c, const char* tmp) {
     static const struct { uint32_t magic, version, claims; size_t holds; const char* error; } cases[] = {
-        {MAGIC_U16, 1, 10, 9, "cut short: claims 10 tokens at offset 8, but its 1042 bytes hold 9"},
-        {MAGIC_U16, 1, 10, 0, "cut short: claims 10 tokens at offset 8, but its 1024 bytes hold 0"},
-        {MAGIC_U32, 7, 10, 9, "cut short: claims 10 tokens at offset 8, but its 1060 bytes hold 9"},
-        {MAGIC_U16, 1, 0xffffffff, 4, "cut short: claims 4294967295 tokens"},
-        {MAGIC_U32, 7, 0xffffffff, 4, "cut short: claims 4294967295 tokens"},
-        {MAGIC_U16, 1, 9, 10, "claims 9 tokens at offset 8, but has 2 bytes after them"},
-        {MAGIC_U32, 7, 9, 10, "claims 9 tokens at offset 8, but has 4 bytes after them"},
-        {MAGIC_U16, 1, 0, 1, "claims 0 tokens"}, {MAGIC_U16, 1, 0, 0, "no tokens in it"},
-        {MAGIC_U32, 7, 0, 0, "no tokens in it"},
-        {MAGIC_U16, 2, 5, 5, "version 2 at offset 4, but a shard of kind 20240520 has 1"},
+        {MAGIC_U16, 1, 10, 9, "truncated: offset 8 says 10 tokens, but the file of 1042 bytes has 9"},
+        {MAGIC_U16, 1, 10, 0, "truncated: offset 8 says 10 tokens, but the file of 1024 bytes has 0"},
+        {MAGIC_U32, 7, 10, 9, "truncated: offset 8 says 10 tokens, but the file of 1060 bytes has 9"},
+        {MAGIC_U16, 1, 0xffffffff, 4, "truncated: offset 8 says 4294967295 tokens"},
+        {MAGIC_U32, 7, 0xffffffff, 4, "truncated: offset 8 says 4294967295 tokens"},
+        {MAGIC_U16, 1, 9, 10, "offset 8 says 9 tokens, but 2 bytes follow them"},
+        {MAGIC_U32, 7, 9, 10, "offset 8 says 9 tokens, but 4 bytes follow them"},
+        {MAGIC_U16, 1, 0, 1, "offset 8 says 0 tokens"}, {MAGIC_U16, 1, 0, 0, "no tokens"},
+        {MAGIC_U32, 7, 0, 0, "no tokens"},
+        {MAGIC_U16, 2, 5, 5, "version 2 at offset 4, but shards with magic 20240520 have version 1"},
         {MAGIC_U16, 7, 5, 5, "version 7 at offset 4"}, {MAGIC_U16, 0, 5, 5, "version 0 at offset 4"},
-        {MAGIC_U32, 1, 5, 5, "version 1 at offset 4, but a shard of kind 20240801 has 7"},
+        {MAGIC_U32, 1, 5, 5, "version 1 at offset 4, but shards with magic 20240801 have version 7"},
     };
     static const struct { const char* bytes; size_t n; const char* error; } small[] = {
-        {"", 0, "empty"}, {"a", 1, "1 bytes without a shard's header"},
-        {"abc", 3, "raw uint16 ids have an even size"},
-        {"\x88\xd8\x34\x01", 4, "cut short: 4 bytes, but the header alone has 1024"},
-        {"\xa1\xd9\x34\x01\7\0\0\0", 8, "cut short: 8 bytes, but the header alone has 1024"},
+        {"", 0, "empty"}, {"a", 1, "1 bytes without a shard header"},
+        {"abc", 3, "raw uint16 ids has an even size"},
+        {"\x88\xd8\x34\x01", 4, "truncated: 4 bytes, but the header has 1024"},
+        {"\xa1\xd9\x34\x01\7\0\0\0", 8, "truncated: 8 bytes, but the header has 1024"},
         {"\x93NUMPY\1\0v\0{'descr': '<u2'}", 26, "a NumPy .npy file"},
         {"It was the best of times, it was the worst of times, it was the a", 64, "text, not token ids"},
     };
@@ -117,23 +117,23 @@ static void test_shards_refused(Checks* c, const char* tmp) {
     char* path = path_join(tmp, "broken");
     for (size_t i = 0; i < countof(cases); i++) {
         write_shard(path, cases[i].magic, cases[i].version, cases[i].claims, ids, cases[i].holds);
-        check_refused(c, shard_open(&s, path, &err), &err, cases[i].error, "a broken shard");
+        check_refused(c, shard_open(&s, path, &err), &err, cases[i].error, "broken shard");
         check(c, strstr(err.text, "/broken: "), "the error must name the file: %s", err.text);
     }
     for (size_t i = 0; i < countof(small); i++) {
         write_bytes(path, small[i].bytes, small[i].n);
-        check_refused(c, shard_open(&s, path, &err), &err, small[i].error, "a small file");
+        check_refused(c, shard_open(&s, path, &err), &err, small[i].error, "small file");
     }
-    check_refused(c, shard_open(&s, tmp, &err), &err, "a folder, not a shard", "a folder");
-    check_refused(c, shard_open(&s, "/dev/zero", &err), &err, "not a regular file", "a device");
+    check_refused(c, shard_open(&s, tmp, &err), &err, "a folder, not a shard", "folder");
+    check_refused(c, shard_open(&s, "/dev/zero", &err), &err, "not a regular file", "device");
     unlink(path);
-    check_refused(c, shard_open(&s, path, &err), &err, "broken: cannot be opened", "an absent file");
+    check_refused(c, shard_open(&s, path, &err), &err, "broken: cannot be opened", "missing file");
     free(path);
 }
 
-// 5 GB that take no place on the disk: more than 2^31 tokens, and ids at the far end.
+// A sparse file of 5 GB: more than 2^31 tokens, with ids at the end.
 static void test_shard_sparse(Checks* c, const char* tmp) {
-    const uint64_t tokens = 2500000001u;  // samples of 64 end on the last
+    const uint64_t tokens = 2500000001u;  // the last sample of T = 64 ends on the last token
     const uint64_t last_sample = (tokens - 1) / 64 - 1;
     const uint32_t header[256] = {MAGIC_U16, 1, (uint32_t)tokens};
     const uint16_t tail[2] = {4321, 1234};
@@ -145,7 +145,7 @@ static void test_shard_sparse(Checks* c, const char* tmp) {
     struct stat st = {0};
     made = f && fclose(f) == 0 && made && stat(path, &st) == 0;
     if (!made || (uint64_t)st.st_size != 1024 + 2 * tokens) {
-        skip(c, "a shard of 5 GB: %s does not hold one", tmp);
+        skip(c, "5 GB shard: %s cannot store one", tmp);
         unlink(path);
         free(path);
         return;
@@ -155,24 +155,24 @@ static void test_shard_sparse(Checks* c, const char* tmp) {
         check(c, s.n_tokens == tokens, "5 GB shard: %" PRIu64 " tokens", s.n_tokens);
         check(c, shard_token(&s, tokens - 1) == 1234 && shard_token(&s, tokens - 2) == 4321,
               "5 GB shard: last ids");
-        check(c, shard_token(&s, tokens - 3) == 0, "5 GB shard: a hole is 0");
+        check(c, shard_token(&s, tokens - 3) == 0, "5 GB shard: tokens in the hole must be 0");
         shard_close(&s);
     }
     int32_t x[64], y[64];
     DataSet* d = data_open(path, 64, 50257, ORDER_SEQUENTIAL, 0, &err);
-    if (check(c, d != NULL, "5 GB set: %s", err.text)) {
+    if (check(c, d != NULL, "5 GB data set: %s", err.text)) {
         check(c, data_batch(d, x, y, last_sample, 1, &err) && y[63] == 1234 && x[63] == 4321 && y[62] == 4321
               && x[62] == 0,
-              "5 GB set: the last sample ends in %d, %d", x[63], y[63]);
+              "5 GB data set: the last sample ends in %d, %d", x[63], y[63]);
         data_close(d);
     }
-    d = data_open(path, 64, 4321, ORDER_SEQUENTIAL, 0, &err);  // too large to be checked when opened
-    if (check(c, d != NULL, "5 GB set: %s", err.text)) {
-        check(c, data_batch(d, x, y, last_sample - 1, 1, &err), "5 GB set: the sample before the last: %s",
+    d = data_open(path, 64, 4321, ORDER_SEQUENTIAL, 0, &err);  // too large to be checked when opening
+    if (check(c, d != NULL, "5 GB data set: %s", err.text)) {
+        check(c, data_batch(d, x, y, last_sample - 1, 1, &err), "5 GB data set: the sample before the last: %s",
               err.text);
         check_refused(c, data_batch(d, x, y, last_sample, 1, &err), &err,
                       "sparse.bin: token 2499999999 is 4321",
-                      "a foreign id at the far end");
+                      "invalid id at the end");
         data_close(d);
     }
     unlink(path);
@@ -216,18 +216,18 @@ static void test_sequential(Checks* c, const char* tmp) {
     }
     TostError err;
     check_refused(c, data_open(glob, 53, 5000, ORDER_SEQUENTIAL, 0, &err), &err,
-                  "53 tokens in 5 shards, but --seq 53 needs 54 or more", "one token too few");
+                  "53 tokens in 5 shards, but --seq 53 needs at least 54", "one token too few");
     check_refused(c, data_open(glob, 30, 5000, ORDER_SHUFFLED, 0, &err), &err,
-                  "no shard alone has the 31 tokens that --seq 30 needs", "no shard that is long enough");
+                  "no shard has the 31 tokens that --seq 30 needs", "no shard long enough");
     check_refused(c, data_open(glob, 4, 4013, ORDER_SEQUENTIAL, 0, &err), &err, "s_4.bin: token 13 is 4013",
-                  "a foreign id");
+                  "invalid id");
     char* none = path_join(dir, "t_*.bin");
     check_refused(c, data_open(none, 4, 5000, ORDER_SEQUENTIAL, 0, &err), &err, "no file matches",
                   "no files");
     free(none), free(glob), free(dir);
 }
 
-// The order as data.h defines it, computed by another program. Entries: 1000·shard + first token.
+// The order defined in data.h, computed by an independent program. Entries: 1000·shard + first token.
 static void check_order(Checks* c, const char* glob, int T, uint64_t seed, const int32_t* order,
                         uint64_t epoch, uint64_t n) {
     TostError err = {{0}};
@@ -237,7 +237,7 @@ static void check_order(Checks* c, const char* glob, int T, uint64_t seed, const
         for (uint64_t i = 0; i < n; i++) {
             bool ok = data_batch(d, x, y, i, 1, &err);
             for (int k = 0; k < T; k++) ok = ok && x[k] == order[i] + k && y[k] == order[i] + k + 1;
-            check(c, ok, "shuffled sample %" PRIu64 ": wanted %d …, got %d …", i, order[i], x[0]);
+            check(c, ok, "shuffled sample %" PRIu64 ": expected %d …, got %d …", i, order[i], x[0]);
         }
     }
     data_close(d);
@@ -259,7 +259,7 @@ static void test_shuffled_golden(Checks* c, const char* tmp) {
     free(first), free(glob), free(dir);
 }
 
-// Every epoch deals out every sample of a grid once; epochs, seeds, grids differ; any start gives the same.
+// Every epoch has every sample once; epochs, seeds and offsets differ; starting at any sample gives the same order.
 static void test_shuffled(Checks* c, const char* tmp) {
     static const int lengths[] = {500, 9, 333, 990, 10};
     enum { N = countof(lengths), T = 9, EPOCHS = 5, SAMPLES = 55 + 0 + 36 + 109 + 1 };
@@ -277,7 +277,7 @@ static void test_shuffled(Checks* c, const char* tmp) {
         int32_t theirs = x[i][0];
         ok = ok && data_batch(d, x[i], y, (uint64_t)i, 1, &err);
         for (int k = 0; ok && k < T; k++) ok = x[i][k] == x[i][0] + k && y[k] == x[i][k] + 1;
-        check(c, ok, "shuffled sample %d is not a run of tokens: %s", i, err.text);
+        check(c, ok, "shuffled sample %d is not a run of consecutive tokens: %s", i, err.text);
         first[i] = x[i][0];
         other_seed += theirs != first[i];
         other_epoch += i >= SAMPLES && first[i] != first[i - SAMPLES];
@@ -304,32 +304,32 @@ static void test_shuffled(Checks* c, const char* tmp) {
     }
     static const int starts[] = {0, 1, 54, 55, 200, 201, 202, 400, 600, 700, 3, 996};
     int32_t bx[8][T], by[8][T];
-    for (size_t i = 0; i < countof(starts); i++) {  // also backwards, and over the ends of shards and epochs
+    for (size_t i = 0; i < countof(starts); i++) {  // also backwards and across shards and epochs
         bool ok = data_batch(d, bx[0], by[0], (uint64_t)starts[i], 8, &err);
         check(c, ok && memcmp(bx, x[starts[i]], sizeof bx) == 0,
-              "a batch from sample %d differs from the straight run", starts[i]);
+              "the batch at sample %d differs from sequential reading", starts[i]);
     }
     data_close(d);
     data_close(other);
     free(glob), free(dir);
-    check(c, grids > 0, "the grid of samples is the same in every epoch");
+    check(c, grids > 0, "the offset of the samples is the same in every epoch");
 }
 
-// Against the file itself: update s takes tokens [s·B·T, (s+1)·B·T].
+// Against the file itself: step s takes tokens [s·B·T, (s+1)·B·T].
 static void test_shared_curve(Checks* c) {
     enum { B = 8, T = 64 };
     char* path = shared_path("curve/wiki.shard.bin");
     if (!path) {
-        skip(c, "sequential batches of the curve: curve/wiki.shard.bin is not here");
+        skip(c, "sequential batches: curve/wiki.shard.bin is missing");
         return;
     }
     TostError err = {{0}};
     Bytes file = {0};
     DataSet* d = data_open(path, T, 257, ORDER_SEQUENTIAL, 0, &err);
     if (check(c, d && read_file(&file, path, &err), "%s", err.text)) {
-        size_t updates = (file.size - 1024 - 2) / 2 / (B * T), wrong = 0;
-        check(c, updates >= 150, "%s: only %zu updates", path, updates);
-        for (size_t s = 0; s < updates; s++) {
+        size_t steps = (file.size - 1024 - 2) / 2 / (B * T), wrong = 0;
+        check(c, steps >= 150, "%s: only %zu steps", path, steps);
+        for (size_t s = 0; s < steps; s++) {
             int32_t x[B * T], y[B * T];
             const unsigned char* raw = (unsigned char*)file.data + 1024 + 2 * s * B * T;
             if (!check(c, data_batch(d, x, y, s * B, B, &err), "%s", err.text)) break;
@@ -378,7 +378,7 @@ static void test_writer(Checks* c, const char* tmp) {
             char* path = xasprintf("%s_%06d.bin", prefix, s);
             Shard shard;
             if (check(c, shard_open(&shard, path, &err), "%s", err.text)) {
-                check(c, shard.width == (cases[i].vocab > 65536 ? 4 : 2), "%s: %d bytes a token", path,
+                check(c, shard.width == (cases[i].vocab > 65536 ? 4 : 2), "%s: %d bytes per token", path,
                       shard.width);
                 check(c, s == shards - 1 || shard.n_tokens == cases[i].shard_tokens, "%s: %" PRIu64 " tokens",
                       path, shard.n_tokens);
@@ -392,7 +392,7 @@ static void test_writer(Checks* c, const char* tmp) {
         check(c, read == n && wrong == 0, "writer %zu: %d of %d tokens read, %d wrong", i, read, n, wrong);
         char* left = path_join(dir, "*.tmp");
         PathList list;
-        check(c, !expand_glob(&list, left, &err), "writer %zu: a .tmp file is left", i);
+        check(c, !expand_glob(&list, left, &err), "writer %zu: a .tmp file remains", i);
         free_paths(&list);
         free(ids), free(left), free(prefix), free(dir);
     }
@@ -420,28 +420,28 @@ static void test_writer_refuses(Checks* c, const char* tmp) {
     write_bytes(like, "x", 1);
     ShardWriter* w = shard_writer_open(prefix, 50257, 4, &err);
     check(c, w && shard_writer_append(w, ids, 10, &err), "%s", err.text);
-    check(c, count_files(dir) == 4, "three .tmp shards are wanted beside one file, got %d files",
+    check(c, count_files(dir) == 4, "expected three .tmp shards and one other file, got %d files",
           count_files(dir));
     shard_writer_abandon(w);
-    check(c, count_files(dir) == 1 && path_exists(like), "abandon removes what it wrote, and nothing else");
+    check(c, count_files(dir) == 1 && path_exists(like), "abandon must remove exactly what it wrote");
     write_bytes(old, "x", 1);
     check_refused(c, shard_writer_open(prefix, 50257, 4, &err), &err, "a_000001.bin: exists already",
-                  "an old shard");
+                  "old shard");
     write_bytes(older, "x", 1);
     check_refused(c, shard_writer_open(prefix, 50257, 4, &err), &err, "a_000000.bin and 1 more",
                   "two old shards");
     check_refused(c, shard_writer_open(below, 50257, 4, &err), &err,
-                  "a_000001.bin: the folder cannot be made", "a file as folder");
-    check(c, count_files(dir) == 3, "a refusal writes nothing");
-    check_refused(c, shard_writer_open("", 50257, 4, &err), &err, "--out ''", "no prefix");
-    check_refused(c, shard_writer_open("dir/", 50257, 4, &err), &err, "--out 'dir/'", "a folder as prefix");
+                  "a_000001.bin: ", "file in place of a folder");
+    check(c, count_files(dir) == 3, "an error must write nothing");
+    check_refused(c, shard_writer_open("", 50257, 4, &err), &err, "--out ''", "empty prefix");
+    check_refused(c, shard_writer_open("dir/", 50257, 4, &err), &err, "--out 'dir/'", "folder as prefix");
     check_refused(c, shard_writer_open(prefix, 50257, 0, &err), &err, "--shard-tokens 0",
-                  "shards of 0 tokens");
+                  "0 tokens per shard");
     check_refused(c, shard_writer_open(prefix, 50257, (uint64_t)1 << 31, &err), &err,
-                  "--shard-tokens 2147483648", "2^31 tokens");
+                  "--shard-tokens 2147483648", "2^31 tokens per shard");
     unlink(old), unlink(older), unlink(like);
     if (access("/dev/full", W_OK) != 0) {
-        skip(c, "a full disk: no /dev/full here");
+        skip(c, "full disk: no /dev/full");
     } else {
         char* full = path_join(dir, "a_000001.bin.tmp");
         uint64_t tokens;
@@ -450,18 +450,18 @@ static void test_writer_refuses(Checks* c, const char* tmp) {
         w = shard_writer_open(prefix, 50257, 4, &err);
         check(c, w && shard_writer_append(w, ids, 7, &err), "%s", err.text);
         check_refused(c, shard_writer_close(w, &tokens, &shards, &err), &err,
-                      "a_000001.bin.tmp: cannot be written", "a full disk");
-        check(c, count_files(dir) == 0, "after a full disk nothing is left, got %d files", count_files(dir));
+                      "a_000001.bin.tmp: write failed", "full disk");
+        check(c, count_files(dir) == 0, "full disk: no file must remain, got %d", count_files(dir));
         free(full);
     }
-    char* blocked = path_join(dir, "a_000002.bin");  // a folder where the last shard should go
+    char* blocked = path_join(dir, "a_000002.bin");  // a folder with the name of the last shard
     uint64_t tokens;
     int shards;
     w = shard_writer_open(prefix, 50257, 4, &err);
     check(c, w && shard_writer_append(w, ids, 10, &err) && make_dirs(blocked, &err), "%s", err.text);
-    check_refused(c, shard_writer_close(w, &tokens, &shards, &err), &err, "cannot be renamed",
-                  "a name that is taken");
-    check(c, count_files(dir) == 1, "after a failed close nothing is left, got %d files",
+    check_refused(c, shard_writer_close(w, &tokens, &shards, &err), &err, "cannot rename",
+                  "name in use");
+    check(c, count_files(dir) == 1, "failed close: no file must remain, got %d",
           count_files(dir) - 1);
     free(blocked), free(below), free(like), free(older), free(old), free(prefix), free(dir);
 }

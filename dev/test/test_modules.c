@@ -1,4 +1,4 @@
-// test_modules.c: schedule, init, sampler, log and progress, checkpoints, generation; on a small fake engine.
+// test_modules.c: schedule, initial values, sampler, log, progress, checkpoints and generation, with a fake engine.
 #include "scratch.h"
 
 #include <fcntl.h>
@@ -13,9 +13,9 @@
 
 #include "checkpoint.h"
 #include "init.h"
-#include "command_inspect.h"
 #include "log.h"
 #include "options.h"
+#include "progress.h"
 #include "sampler.h"
 #include "schedule.h"
 #include "threads.h"
@@ -28,19 +28,19 @@ static Bytes bytes_of(const char* path) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// The fake engine: keeps what is put, gives it back, and decodes a script
+// The fake engine: stores tensors, and decodes a script
 
 enum { MAX_CALLS = 64, MAX_IDS = 16 };
 
-typedef struct { int T; int32_t ids[MAX_IDS]; } Call;   // T 0: a step, of ids[0]; else a begin of T ids
+typedef struct { int T; int32_t ids[MAX_IDS]; } Call;   // T 0: decode_step of ids[0]; else decode_begin of T ids
 
 struct TostModel {
     TostConfig     config;
     TostTensors    tensors;
     float*         state[4];        // flat, by TostState
     int            puts, gets;
-    int            die_at_get;      // SIGKILL to itself at this get; 0: never
-    const int32_t* script;          // ids that the logits favour, one after the other; -1: logits of NaN
+    int            die_at_get;      // kill the process at this get; 0: never
+    const int32_t* script;          // ids with the largest logit, in order; -1: all logits are NaN
     int            at, n_calls;
     Call           calls[MAX_CALLS];
 };
@@ -65,7 +65,7 @@ static void fake_put(TostModel* m, TostState s, const TostTensor* t, const float
 }
 
 static void fake_get(float* dst, const TostModel* m, TostState s, const TostTensor* t) {
-    int* gets = (int*)&m->gets;   // the count is no part of the model
+    int* gets = (int*)&m->gets;   // the counter may change
     if (++*gets == m->die_at_get) kill(getpid(), SIGKILL);
     memcpy(dst, m->state[s] + t->offset, t->size * sizeof *dst);
 }
@@ -74,7 +74,7 @@ static void fake_logits(float* logits, TostModel* m) {
     const int32_t id = m->script ? m->script[m->at++] : 0;
     for (int i = 0; i < m->config.vocab_size; i++) logits[i] = id < 0 ? NAN : (float)-i;
     if (id >= 0) logits[id] = 10;
-    if (m->config.vocab_size > 257) logits[257] = 1e9f;   // past the tokenizer: never to be drawn
+    if (m->config.vocab_size > 257) logits[257] = 1e9f;   // past the tokenizer: must never be drawn
 }
 
 static void fake_begin(float* logits, TostModel* m, const int32_t* prompts, int n, int T) {
@@ -103,7 +103,7 @@ static const TostConfig tiny = {
     .n_layer = 2, .n_head = 2, .n_embd = 4, .block_size = 3, .vocab_size = 7, .bias = 1,
 };
 
-// Fills all four states with numbers of their own.
+// Fills all four states with different numbers.
 static void fake_fill(TostModel* m, float salt) {
     for (int s = 0; s < 4; s++)
         for (int i = 0; i < m->tensors.count; i++) {
@@ -134,12 +134,12 @@ static void test_schedule(Checks* c) {
     };
     for (size_t i = 0; i < countof(cases); i++) {
         double lr = schedule_lr(cases[i].step, cases[i].steps, cases[i].warmup, cases[i].peak, cases[i].frac);
-        check(c, fabs(lr - cases[i].lr) < 1e-14, "schedule_lr, case %zu: wanted %.15g, got %.15g", i,
+        check(c, fabs(lr - cases[i].lr) < 1e-14, "schedule_lr, case %zu: expected %.15g, got %.15g", i,
               cases[i].lr, lr);
     }
     char* path = shared_path("curve/wiki.curve.csv");
     if (!path) {
-        skip(c, "curve/wiki.curve.csv is not there: learning rates of the published schedule not compared");
+        skip(c, "curve/wiki.curve.csv not found: learning rates not compared with the published schedule");
         return;
     }
     FILE* f = fopen(path, "r");
@@ -149,10 +149,10 @@ static void test_schedule(Checks* c) {
     must(f && fscanf(f, "%*[^\n]") == 0, path, NULL);
     for (; fscanf(f, "%ld,%lf,%lf,%lf", &step, &loss, &norm, &lr) == 4; rows++) {
         double ours = schedule_lr(step, 150, 20, 3e-3, 0.1);
-        check(c, fabs(ours - lr) <= 1e-9 * lr, "learning rate of step %ld: wanted %.9e, got %.9e", step, lr,
+        check(c, fabs(ours - lr) <= 1e-9 * lr, "learning rate of step %ld: expected %.9e, got %.9e", step, lr,
               ours);
     }
-    check(c, rows == 150, "%s: wanted 150 rows, got %d", path, rows);
+    check(c, rows == 150, "%s: expected 150 rows, got %d", path, rows);
     fclose(f);
     free(path);
 }
@@ -185,15 +185,15 @@ static void check_values(Checks* c, const TostModel* m, const TostTensor* t) {
         inside += fabs(x[i] - constant) < std;
     }
     if (std == 0) {
-        check(c, squares == 0, "%s: wanted %g throughout", t->name, constant);
+        check(c, squares == 0, "%s: expected %g everywhere", t->name, constant);
         return;
     }
-    // Five standard errors of the mean, of the variance, and of the share within one standard deviation
+    // Five standard errors of the mean, the variance, and the fraction within one standard deviation
     check(c, fabs(sum / n) < 5 * std / sqrt(n), "%s: mean %g of N(0, %g)", t->name, sum / n, std);
-    check(c, fabs(squares / n / (std * std) - 1) < 5 * sqrt(2 / n), "%s: standard deviation %g, wanted %g",
+    check(c, fabs(squares / n / (std * std) - 1) < 5 * sqrt(2 / n), "%s: standard deviation %g, expected %g",
           t->name, sqrt(squares / n), std);
-    check(c, fabs(inside / n - 0.682689) < 5 * sqrt(0.2166 / n), "%s: %g of it within one deviation", t->name,
-          inside / n);
+    check(c, fabs(inside / n - 0.682689) < 5 * sqrt(0.2166 / n), "%s: a fraction of %g within one deviation",
+          t->name, inside / n);
 }
 
 static void test_init(Checks* c) {
@@ -209,24 +209,24 @@ static void test_init(Checks* c) {
     threads_set(threads);
     TostModel *other = fake_init(config, 8), *b = fake_init(biased, 7), *d = fake_init(deep, 7);
     for (int i = 0; i < a->tensors.count; i++) check_values(c, a, &a->tensors.tensor[i]);
-    check(c, same_state(a, again, TOST_PARAM), "init_params: 3 threads give other numbers than 1");
+    check(c, same_state(a, again, TOST_PARAM), "init_params: 3 threads give other values than 1");
     const char *wte = "transformer.wte.weight", *proj = "transformer.h.1.attn.c_proj.weight";
     const char *q0 = "transformer.h.0.attn.c_attn.weight", *q1 = "transformer.h.1.attn.c_attn.weight";
     check(c, param(a, wte)[0] != param(other, wte)[0], "init_params: seeds 7 and 8 give the same wte");
     check(c, memcmp(param(a, q1), param(b, q1), 64 * 64 * sizeof(float)) == 0,
-          "init_params: rows of biases move c_attn");
-    check(c, param(a, q0)[0] != param(a, q1)[0], "init_params: two layers have the same numbers");
-    check(c, param(a, wte)[0] != param(a, wte)[65536], "init_params: the blocks of a tensor are alike");
+          "init_params: bias tensors change c_attn");
+    check(c, param(a, q0)[0] != param(a, q1)[0], "init_params: two layers have the same values");
+    check(c, param(a, wte)[0] != param(a, wte)[65536], "init_params: two blocks of a tensor are equal");
     check(c, fabsf(param(a, proj)[5] / param(d, proj)[5] - 2) < 1e-5f,
-          "init_params: residual rows of 2 and 8 layers must be as 2 to 1, got %g",
+          "init_params: residual projections of 2 and 8 layers: expected the ratio 2, got %g",
           param(a, proj)[5] / param(d, proj)[5]);
-    // The streams' numbers are FNV-1a of the name and the block, computed by another program.
+    // Stream numbers, FNV-1a of name and block index, computed by another program.
     static const struct { size_t at; uint64_t stream; } blocks[] = {
         {0, 0xfe332bd6eea0110e}, {65536, 0x1d2df2dff98f5b2f}};
     for (size_t i = 0; i < countof(blocks); i++) {
         Rng rng = rng_seeded(7, blocks[i].stream);
         const float wanted = (float)(0.02 * rng_normal(&rng)), is = param(a, wte)[blocks[i].at];
-        check(c, fabsf(is - wanted) < 1e-8f, "init_params: wte[%zu]: wanted %.9g, got %.9g", blocks[i].at,
+        check(c, fabsf(is - wanted) < 1e-8f, "init_params: wte[%zu]: expected %.9g, got %.9g", blocks[i].at,
               wanted, is);
     }
     TostModel* all[] = {a, again, other, b, d};
@@ -238,20 +238,20 @@ static void test_init(Checks* c) {
 
 enum { DRAWS = 20000, CASE_IDS = 6 };
 
-// Draws often and compares with the probabilities wanted: chi-square over the ids that may come, and no
-// other.
+// Draws many times and compares the counts with the expected probabilities by chi-square. No id of probability 0 may
+// come.
 static void check_draws(Checks* c, const char* what, const float* logits, int n, SamplerOptions o,
                         const double* wanted) {
     int* count = xcalloc((size_t)n, sizeof *count);
     Sampler s = sampler_new(n);
     Rng rng = rng_seeded(1, 2);
-    int foreign = 0;
+    int impossible = 0;
     for (int i = 0; i < DRAWS; i++) {
         int32_t id = sampler_draw(&s, logits, &o, &rng);
         if (id >= 0 && id < n && wanted[id] > 0) count[id]++;
-        else foreign++;
+        else impossible++;
     }
-    check(c, foreign == 0, "%s: %d draws of what may not come", what, foreign);
+    check(c, impossible == 0, "%s: %d draws of ids of probability 0", what, impossible);
     double chi = 0;
     int degrees = -1;
     for (int i = 0; i < n; i++) {
@@ -260,7 +260,7 @@ static void check_draws(Checks* c, const char* what, const float* logits, int n,
         chi += off * off / (wanted[i] * DRAWS);
         degrees++;
     }
-    // Mean plus five deviations of the distribution
+    // Five standard deviations above the mean of the distribution
     check(c, chi <= degrees + 5 * sqrt(2.0 * degrees), "%s: chi-square %.1f of %d degrees of freedom", what,
           chi, degrees);
     sampler_free(&s);
@@ -314,7 +314,7 @@ static int compare_falling(const void* a, const void* b) {
     return (x < y) - (x > y);
 }
 
-// Many ids against a full sort: those kept are those of at least the last one's probability.
+// Top-k and top-p of many ids against a full sort: all ids at least as likely as the last selected one are kept.
 static void test_cuts_of_many(Checks* c) {
     enum { N = 300 };
     float logits[N];
@@ -352,11 +352,11 @@ static void test_greedy(Checks* c) {
     for (size_t i = 0; i < countof(cases); i++) {
         Sampler s = sampler_new(cases[i].n);
         int32_t id = sampler_draw(&s, cases[i].logits, &(SamplerOptions){0, 3, 0.5}, &rng);
-        check(c, id == cases[i].id, "greedy, %s: wanted %d, got %d", cases[i].what, (int)cases[i].id,
+        check(c, id == cases[i].id, "greedy, %s: expected %d, got %d", cases[i].what, (int)cases[i].id,
               (int)id);
         if (cases[i].id < 0) {
             id = sampler_draw(&s, cases[i].logits, &(SamplerOptions){1, 2, 0.5}, &rng);
-            check(c, id == -1, "drawing, %s: wanted -1, got %d", cases[i].what, (int)id);
+            check(c, id == -1, "drawing, %s: expected -1, got %d", cases[i].what, (int)id);
         }
         sampler_free(&s);
     }
@@ -364,7 +364,7 @@ static void test_greedy(Checks* c) {
     Sampler s = sampler_new(5);
     for (int i = 0; i < 3; i++) sampler_draw(&s, cases[0].logits, &(SamplerOptions){1, i, 0.9}, &a);
     for (int i = 0; i < 3; i++) rng_u64(&b);
-    check(c, rng_u64(&a) == rng_u64(&b), "a draw must take one random number, whatever the cuts");
+    check(c, rng_u64(&a) == rng_u64(&b), "a draw must take one random number for any top-k and top-p");
     sampler_free(&s);
 }
 
@@ -381,7 +381,7 @@ static LogRow row_of(int64_t step) {
 
 static void check_file(Checks* c, const char* path, const char* wanted, const char* what) {
     Bytes is = bytes_of(path);
-    check(c, strcmp(is.data, wanted) == 0, "%s: wanted\n%s\ngot\n%s", what, wanted, is.data);
+    check(c, strcmp(is.data, wanted) == 0, "%s: expected\n%s\ngot\n%s", what, wanted, is.data);
     free(is.data);
 }
 
@@ -400,7 +400,7 @@ static void test_log_rows(Checks* c) {
     for (size_t i = 0; i < countof(rows); i++) {
         check(c, log_row(&log, &rows[i], &err), "log_row: %s", err.text);
         Bytes b = bytes_of(path);
-        check(c, b.size > 0 && b.data[b.size - 1] == '\n', "log_row: a row must be in the file at once");
+        check(c, b.size > 0 && b.data[b.size - 1] == '\n', "log_row: a row must be in the file immediately");
         free(b.data);
     }
     check(c, log_sync(&log, &err), "log_sync: %s", err.text);
@@ -416,9 +416,9 @@ static void test_log_rows(Checks* c) {
     if (access("/dev/full", W_OK) == 0) {
         bool ok = log_open(&log, "/dev/full", 5, &err) && log_row(&log, &rows[0], &err);
         check_refused(c, ok, &err, "/dev/full", "a log on a full disk");
-        must(log_close(&log, &err), "log_close", &err);   // of a device no row waits
+        must(log_close(&log, &err), "log_close", &err);   // rows for a device are not kept
     } else {
-        skip(c, "/dev/full is not there: no log on a full disk");
+        skip(c, "/dev/full not found: no log on a full disk");
     }
     free(path);
     drop_folder(dir);
@@ -431,8 +431,8 @@ static void limit_files(rlim_t bytes) {
     must(setrlimit(RLIMIT_FSIZE, &limit) == 0, "setrlimit", NULL);
 }
 
-// A limit on the size of files stands for a full disk, wherever in a row it comes: what did not fit waits.
-static void test_log_waits(Checks* c) {
+// A file size limit simulates a full disk at every byte of a row: what did not fit stays pending.
+static void test_pending_rows(Checks* c) {
     TostError err;
     LogFile log = {0}, second;
     char *dir = new_folder(), *path = path_join(dir, "log.csv");
@@ -443,26 +443,26 @@ static void test_log_waits(Checks* c) {
         limit_files(room);
         for (int64_t step = 0; step < 4; step++) {
             const LogRow row = row_of(step);
-            bad += log_row(&log, &row, &err) != (log.n_waiting == 0);
+            bad += log_row(&log, &row, &err) != (log.n_pending == 0);
         }
-        bad += log.rows_waiting != 4 - (int64_t)((room - (sizeof HEADER - 1)) / strlen(ROW(0)));
+        bad += log.pending_rows != 4 - (int64_t)((room - (sizeof HEADER - 1)) / strlen(ROW(0)));
         bad += log_sync(&log, &err) || !strstr(err.text, "File too large");
         limit_files(0);
         const LogRow row = row_of(4);
-        bad += !log_row(&log, &row, &err) || log.rows_waiting || !log_sync(&log, &err) || !log_close(&log, &err);
+        bad += !log_row(&log, &row, &err) || log.pending_rows || !log_sync(&log, &err) || !log_close(&log, &err);
         Bytes is = bytes_of(path);
         bad += strcmp(is.data, HEADER ROW(0) ROW(1) ROW(2) ROW(3) ROW(4)) != 0;
         free(is.data);
     }
-    check(c, bad == 0, "a full disk: %d things wrong", bad);
+    check(c, bad == 0, "a full disk: %d errors", bad);
     must(log_open(&log, path, 5, &err), "log_open", &err);
     limit_files(1);
     const LogRow row = row_of(5);
     check_refused(c, log_row(&log, &row, &err), &err, "log.csv: cannot be written: File too large", "no room");
     check_refused(c, log_open(&second, path, -1, &err), &err, "is being written by another run", "an open log");
-    check_refused(c, log_close(&log, &err), &err, "log.csv: cannot be written", "a row that nothing takes");
+    check_refused(c, log_close(&log, &err), &err, "log.csv: cannot be written", "a row that cannot be written");
     limit_files(0);
-    check_file(c, path, HEADER ROW(0) ROW(1) ROW(2) ROW(3) ROW(4), "a row that nothing took");
+    check_file(c, path, HEADER ROW(0) ROW(1) ROW(2) ROW(3) ROW(4), "a row that was not written");
     signal(SIGXFSZ, SIG_DFL);
     free(path);
     drop_folder(dir);
@@ -475,10 +475,10 @@ static void test_row_text(Checks* c) {
         char* text = log_row_text(&rows[i]);
         const bool ok = log_row_parse(&row, text);
         char* again = log_row_text(&row);
-        check(c, ok && strcmp(text, again) == 0, "a row as text: %s becomes %s", text, again);
+        check(c, ok && strcmp(text, again) == 0, "log_row_text: %s becomes %s", text, again);
         for (size_t n = 0; n < strlen(text); n++) {
             again[n] = 0;
-            check(c, !log_row_parse(&row, again), "a torn row is read: %s", again);
+            check(c, !log_row_parse(&row, again), "a cut row is parsed: %s", again);
             again[n] = text[n];
         }
         free(again);
@@ -488,18 +488,18 @@ static void test_row_text(Checks* c) {
                                         "1,x,3,,5,6,7,8\n", "1,2,3,,5,6,7,8\n1", "1,-2,3,,5,6,7,8\n",
                                         "1,1e30,3,,5,6,7,8\n"};
     LogRow row;
-    for (size_t i = 0; i < countof(wrong); i++) check(c, !log_row_parse(&row, wrong[i]), "'%s' is read", wrong[i]);
+    for (size_t i = 0; i < countof(wrong); i++) check(c, !log_row_parse(&row, wrong[i]), "'%s' is parsed", wrong[i]);
 }
 
 static void test_log_fresh(Checks* c) {
-    // error: with and without overwrite; NULL: a fresh log may be begun
+    // error, overwriting: the error without and with --overwrite; NULL: a new log may be started
     static const struct { const char *what, *before, *error, *overwriting; } cases[] = {
         {"absent", NULL, NULL, NULL},
         {"an empty file", "", NULL, NULL},
-        {"a log", HEADER ROW(0), "is there already", NULL},
-        {"a log without rows", HEADER, "is there already", NULL},
-        {"another file", "precious\n", "is there already", "line 1 is not that of a log.csv"},
-        {"a torn header", "step,tok", "is there already", NULL},
+        {"a log", HEADER ROW(0), "already exists", NULL},
+        {"a log without rows", HEADER, "already exists", NULL},
+        {"another file", "precious\n", "already exists", "line 1 is not the header"},
+        {"a cut header", "step,tok", "already exists", NULL},
     };
     char* dir = new_folder();
     char* path = path_join(dir, "log.csv");
@@ -522,23 +522,24 @@ static void test_log_fresh(Checks* c) {
 }
 
 static void test_log_resume(Checks* c) {
-    // before: the log; at: where the run goes on; after: what must stand, then row `at`; NULL: refused
+    // before: the log; at: the step at which the run resumes; after: the expected log before row `at`, or NULL for an
+    // error
     static const struct { const char *what, *before; int64_t at; const char *after, *error; } cases[] = {
         {"cut back", HEADER ROW(0) ROW(1) ROW(2) ROW(3), 2, HEADER ROW(0) ROW(1), NULL},
         {"nothing to cut", HEADER ROW(0) ROW(1), 2, HEADER ROW(0) ROW(1), NULL},
-        {"a torn last line", HEADER ROW(0) ROW(1) "2,64,2.5000", 2, HEADER ROW(0) ROW(1), NULL},
-        {"a torn line that was needed", HEADER ROW(0) "1,64,2.500", 2, NULL, "line 2"},
-        {"rows are missing", HEADER ROW(0) ROW(1), 3, NULL, "line 3 is of step 1"},
+        {"a cut last line", HEADER ROW(0) ROW(1) "2,64,2.5000", 2, HEADER ROW(0) ROW(1), NULL},
+        {"a cut line that is needed", HEADER ROW(0) "1,64,2.500", 2, NULL, "line 2"},
+        {"rows are missing", HEADER ROW(0) ROW(1), 3, NULL, "line 3 is step 1"},
         {"a gap", HEADER ROW(0) ROW(2) ROW(3), 3, NULL, "line 3: step 2 follows step 0"},
         {"a row twice", HEADER ROW(0) ROW(1) ROW(1) ROW(2), 3, NULL, "line 4: step 1 follows step 1"},
-        {"garbage in front", HEADER "nonsense\n" ROW(1), 2, NULL, "line 2 is not a row"},
-        {"garbage behind is cut", HEADER ROW(0) ROW(1) ROW(2) "nonsense\n", 2, HEADER ROW(0) ROW(1), NULL},
-        {"no log.csv", "a,b,c\n1,2,3\n", 1, NULL, "line 1"},
+        {"garbage before the end", HEADER "nonsense\n" ROW(1), 2, NULL, "line 2 is not a row"},
+        {"garbage after the end is removed", HEADER ROW(0) ROW(1) ROW(2) "nonsense\n", 2, HEADER ROW(0) ROW(1), NULL},
+        {"another file", "a,b,c\n1,2,3\n", 1, NULL, "line 1"},
         {"no rows", HEADER, 7, HEADER, NULL},
-        {"no log.csv, from the beginning", "a,b,c\n1,2,3\n", 0, NULL, "line 1"},
+        {"another file, from step 0", "a,b,c\n1,2,3\n", 0, NULL, "line 1"},
         {"an empty file", "", 7, HEADER, NULL},
-        {"a torn header", "step,tok", 7, HEADER, NULL},
-        {"begun later", HEADER ROW(5) ROW(6) ROW(7), 7, HEADER ROW(5) ROW(6), NULL},
+        {"a cut header", "step,tok", 7, HEADER, NULL},
+        {"started at step 5", HEADER ROW(5) ROW(6) ROW(7), 7, HEADER ROW(5) ROW(6), NULL},
         {"absent", NULL, 7, HEADER, NULL},
     };
     char* dir = new_folder();
@@ -566,7 +567,7 @@ static void test_log_resume(Checks* c) {
     PathList left;
     TostError err;
     char* all = path_join(dir, "*");
-    check(c, !expand_glob(&left, all, &err), "log_open must leave nothing behind");
+    check(c, !expand_glob(&left, all, &err), "log_open must not leave other files");
     free(all);
     free(path);
     drop_folder(dir);
@@ -575,20 +576,17 @@ static void test_log_resume(Checks* c) {
 // ---------------------------------------------------------------------------------------------
 // Progress
 
-// What a progress writes to a stream of its own, from start to end.
-static char* progress_output(bool live, bool quiet, double peak_flops, int64_t steps, int rows) {
+// The output of a progress display from start to end. free()
+static char* progress_output(bool live, bool quiet, int64_t steps, int rows) {
     char* text = NULL;
     size_t n = 0;
     FILE* f = tmpfile();
     must(f != NULL, "tmpfile", NULL);
-    Progress p = progress_new(0, steps, quiet);
-    p.out = f;
+    Progress p = progress_new(f, quiet);
     p.live = live;
-    p.peak_flops = peak_flops;
-    p.flops_per_token = 1e9;
     for (int i = 0; i < rows; i++) {
         LogRow row = row_of(steps - rows + i);
-        progress_step(&p, &row);
+        progress_step(&p, &row, steps);
         if (i == 0) progress_text(&p, "val %s", "3.25");
     }
     progress_end(&p);
@@ -600,7 +598,7 @@ static char* progress_output(bool live, bool quiet, double peak_flops, int64_t s
     return text;
 }
 
-// The widest line in columns: a carriage return starts anew, escapes take none, a character of UTF-8 one.
+// The widest line in columns: a carriage return starts a new line, escape sequences take none, a UTF-8 character one.
 static int widest(const char* text) {
     int most = 0, now = 0;
     for (const char* p = text; *p; p++) {
@@ -614,65 +612,64 @@ static int widest(const char* text) {
 
 static void test_progress(Checks* c) {
     setenv("LC_ALL", "C.UTF-8", 1);
-    char* plain = progress_output(false, false, 0, 800, 2);
+    char* plain = progress_output(false, false, 800, 2);
     static const char wanted[] =
         "step 799/800  loss  2.500000  |g|   0.7500  lr 1.000e-03      12.5 ms       5120 tok/s\n"
         "val 3.25\n"
         "step 800/800  loss  2.500000  |g|   0.7500  lr 1.000e-03      12.5 ms       5120 tok/s\n";
     check(c, strcmp(plain, wanted) == 0, "plain lines: got\n%s", plain);
     free(plain);
-    plain = progress_output(false, false, 1e13, 100, 100);
-    check(c, strstr(plain, "\nstep   2/100  loss") && strstr(plain, "tok/s  MFU 51.2%\n"),
-          "aligned lines with utilisation: got\n%s", plain);
+    plain = progress_output(false, false, 100, 100);
+    check(c, strstr(plain, "\nstep   2/100  loss"), "aligned lines: got\n%s", plain);
     free(plain);
-    plain = progress_output(true, true, 0, 10, 3);
+    plain = progress_output(true, true, 10, 3);
     check(c, plain[0] == 0, "quiet: got %s", plain);
     free(plain);
-    char* live = progress_output(true, false, 1e13, 800, 2);
-    check(c, strncmp(live, "step 799/800 \u2595", 16) == 0, "live line: wanted a bar after the step, got %s",
+    char* live = progress_output(true, false, 800, 2);
+    check(c, strncmp(live, "step 799/800 \u2595", 16) == 0, "live line: expected a bar after the step, got %s",
           live);
-    check(c, strstr(live, " loss 2.5000  lr 1.0e-03  |g| 0.75  5.1k tok/s  ETA"), "live line: got %s", live);
-    check(c, strstr(live, "\r\033[Kval 3.25\nstep 800/800"), "a text must take the live line's place: got %s",
+    check(c, strstr(live, " loss 2.5000  lr 1.0e-03  |g| 0.75  5.1K tok/s  ETA"), "live line: got %s", live);
+    check(c, strstr(live, "\r\033[Kval 3.25\nstep 800/800"), "a text must replace the live line: got %s",
           live);
     check(c, live[strlen(live) - 1] == '\n' && live[strlen(live) - 2] != '\n',
-          "the last live line must end: got %s", live);
+          "the last live line must end with a newline: got %s", live);
     free(live);
-    live = progress_output(true, false, 0, 800, 700);
-    check(c, strstr(live, "|g| 0.75  5.1k tok/s  ETA ") && !strstr(live, "MFU"),
-          "a live line of all that is known");
+    live = progress_output(true, false, 800, 700);
+    check(c, strstr(live, "|g| 0.75  5.1K tok/s  ETA "), "a live line with all fields");
     check(c, widest(live) == 79 && strstr(live, "\r\033[Kstep 500/800"), "live lines: %d columns of 80",
           widest(live));
     free(live);
-    live = progress_output(true, false, 1e13, 1000000000000000000, 2);
-    check(c, widest(live) <= 79, "a live line of long numbers: %d columns of 80", widest(live));
+    live = progress_output(true, false, 1000000000000000000, 2);
+    check(c, widest(live) <= 79, "a live line with long numbers: %d columns of 80", widest(live));
     free(live);
     setenv("LC_ALL", "C", 1);
-    live = progress_output(true, false, 0, 800, 400);
-    check(c, strstr(live, "step 800/800 [##") && !strstr(live, "\u2588"), "no UTF-8, no blocks: got %s",
+    live = progress_output(true, false, 800, 400);
+    check(c, strstr(live, "step 800/800 [##") && !strstr(live, "\u2588"), "a bar without UTF-8: got %s",
           live);
     free(live);
     unsetenv("LC_ALL");
 }
 
-// On terminals of many widths no live line may reach the edge.
+// No live line may reach the edge of the terminal, for many widths.
 static void test_progress_width(Checks* c) {
     const int master = posix_openpt(O_RDWR | O_NOCTTY);
     const bool ready = master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0;
     const int slave = ready ? open(ptsname(master), O_RDWR | O_NOCTTY) : -1;
     if (slave < 0) {
-        skip(c, "no pseudo-terminal: live lines of other widths not tried");
+        skip(c, "no pseudo-terminal: live lines of other widths not tested");
         if (master >= 0) close(master);
         return;
     }
-    Progress p = progress_new(0, 100000, false);
-    p.out = fdopen(slave, "w");
+    FILE* out = fdopen(slave, "w");
+    must(out != NULL, "fdopen", NULL);
+    Progress p = progress_new(out, false);
     p.live = true;
     for (unsigned short width = 2; width < 200; width++) {
         char text[4096];
         struct winsize size = {.ws_row = 24, .ws_col = width};
-        must(p.out && ioctl(slave, TIOCSWINSZ, &size) == 0, "TIOCSWINSZ", NULL);
+        must(ioctl(slave, TIOCSWINSZ, &size) == 0, "TIOCSWINSZ", NULL);
         const LogRow row = row_of(1000 + width);
-        progress_step(&p, &row);
+        progress_step(&p, &row, 100000);
         const ssize_t n = read(master, text, sizeof text - 1);
         must(n > 0, "read of a pseudo-terminal", NULL);
         text[n] = 0;
@@ -693,7 +690,7 @@ static CheckpointInfo info_of(int64_t step) {
         .config = tiny, .step = step, .tokens = step * 4096, .data_sample = UINT64_MAX - 1, .seed = 42,
         .best_val_loss = 3.1415926535897931, .tokenizer = "data/starter/vocab.bpe",
         .outliers = {.loss = {.count = 2, .next = 2, .value = {0.1, 1e-300}}, .skipped = step, .in_a_row = step / 2},
-        .open_row = "999,64,2.5,,1e-3,0.75,12.5,5120\n", .tokenizer_hash = 0x00c0ffee,
+        .unvalidated_row = "999,64,2.5,,1e-3,0.75,12.5,5120\n", .tokenizer_hash = 0x00c0ffee,
         .n_options = countof(some_options), .options = some_options,
     };
 }
@@ -708,12 +705,12 @@ static char* step_path(const char* run, int64_t step, const char* file) {
     return xasprintf("%s/step_%08" PRId64 "/%s", run, step, file);
 }
 
-// Checks that `path` means the model of that step, and that it loads into what was saved.
+// Checks that `path` leads to the checkpoint of that step, and that it loads what was saved.
 static void check_found(Checks* c, const char* path, int64_t step, const TostModel* saved, const char* what) {
     TostError err;
     char* file;
     CheckpointInfo info;
-    if (!check(c, checkpoint_find(&file, path, &err), "%s: wanted step %d, got: %s", what, (int)step,
+    if (!check(c, checkpoint_find(&file, path, &err), "%s: expected step %d, got: %s", what, (int)step,
                err.text))
         return;
     TostModel* m = fake_new(tiny);
@@ -721,8 +718,8 @@ static void check_found(Checks* c, const char* path, int64_t step, const TostMod
            && checkpoint_load_params(&fake, m, &m->tensors, file, &err)
            && checkpoint_load_moments(&fake, m, &m->tensors, file, &err);
     if (check(c, ok, "%s: %s", what, err.text)) {
-        check(c, info.step == step, "%s: wanted step %d, got %d", what, (int)step, (int)info.step);
-        check(c, same_state(m, saved, TOST_PARAM) && same_moments(m, saved), "%s: not what was saved", what);
+        check(c, info.step == step, "%s: expected step %d, got %d", what, (int)step, (int)info.step);
+        check(c, same_state(m, saved, TOST_PARAM) && same_moments(m, saved), "%s: the loaded values differ", what);
         checkpoint_info_free(&info);
     }
     fake_free(m);
@@ -737,17 +734,18 @@ static void test_round_trip(Checks* c) {
     fake_fill(m, 1);
     save(run, m, 1000, 0);
     check_found(c, run, 1000, m, "round trip");
-    check(c, m->gets == 3 * m->tensors.count, "a save takes each tensor once: %d gets", m->gets);
+    check(c, m->gets == 3 * m->tensors.count, "a save must read each tensor once: %d gets", m->gets);
     char* file = step_path(run, 1000, "model.safetensors");
     CheckpointInfo wanted = info_of(1000), is;
     if (check(c, checkpoint_read_info(&is, file, &err), "read_info: %s", err.text)) {
-        check(c, memcmp(&is.config, &tiny, sizeof tiny) == 0, "read_info: another config");
+        check(c, memcmp(&is.config, &tiny, sizeof tiny) == 0, "read_info: the config differs");
         check(c, is.step == 1000 && is.tokens == 4096000 && is.data_sample == wanted.data_sample
               && is.seed == 42 && is.best_val_loss == wanted.best_val_loss, "read_info: numbers differ");
         check(c, is.tokenizer_hash == wanted.tokenizer_hash && strcmp(is.tokenizer, wanted.tokenizer) == 0,
               "read_info: the tokenizer differs");
-        check(c, memcmp(&is.outliers, &wanted.outliers, sizeof is.outliers) == 0, "read_info: another guard");
-        check(c, is.open_row && strcmp(is.open_row, wanted.open_row) == 0, "read_info: another open row");
+        check(c, memcmp(&is.outliers, &wanted.outliers, sizeof is.outliers) == 0, "read_info: outlier windows");
+        check(c, is.unvalidated_row && strcmp(is.unvalidated_row, wanted.unvalidated_row) == 0,
+              "read_info: the unvalidated row differs");
         bool same = is.n_options == wanted.n_options;
         for (int i = 0; same && i < is.n_options; i++)
             same = strcmp(is.options[i].key, some_options[i].key) == 0
@@ -761,14 +759,14 @@ static void test_round_trip(Checks* c) {
     for (int i = 0; names && i < f.n_tensors; i++)
         names = strcmp(f.tensors[i].name, m->tensors.tensor[i].name) == 0 && f.tensors[i].dtype == ST_F32;
     check(c, names && strcmp(st_meta(&f, "format"), "pt") == 0,
-          "model.safetensors: the table's tensors, F32, format pt");
+          "model.safetensors: the tensors of the table, F32, format pt");
     st_close(&f);
     CheckpointInfo bare = {.config = tiny, .step = 1001, .best_val_loss = INFINITY};
     must(checkpoint_save(run, &bare, &fake, m, &m->tensors, 0, &err), "checkpoint_save", &err);
     free(file);
     file = step_path(run, 1001, "model.safetensors");
     if (check(c, checkpoint_read_info(&is, file, &err), "read_info: %s", err.text)) {
-        check(c, isinf(is.best_val_loss) && !is.tokenizer && is.n_options == 0, "read_info of little");
+        check(c, isinf(is.best_val_loss) && !is.tokenizer && is.n_options == 0, "read_info without optional fields");
         checkpoint_info_free(&is);
     }
     free(file);
@@ -794,21 +792,21 @@ static void test_find(Checks* c) {
     check_find_refused(c, run, "cannot be found: No such file");
     must(make_dirs(run, &err), "make_dirs", &err);
     check_find_refused(c, run, "no complete checkpoint");
-    check(c, !checkpoint_is_run(run), "an empty folder is no run");
+    check(c, !checkpoint_is_run(run), "an empty folder is not a run");
     char* stale = path_join(run, "step_00000300.tmp");
     save(run, m, 300, 0);
     char* folder = path_join(run, "step_00000300");
     must(rename(folder, stale) == 0, "rename", NULL);
     check_find_refused(c, run, "no complete checkpoint");
-    check_find_refused(c, stale, "unfinished");
+    check_find_refused(c, stale, "incomplete checkpoint");
     check(c, checkpoint_is_run(run), "a folder with an unfinished checkpoint is a run");
     save(run, m, 100000000, 0);
-    check(c, !path_exists(stale), "a save must remove stale folders");
+    check(c, !path_exists(stale), "a save must remove unfinished folders");
     save(run, m, 99999999, 0);
-    check_found(c, run, 100000000, m, "numbers, not names, are compared");
+    check_found(c, run, 100000000, m, "steps are compared as numbers");
     char* gone = step_path(run, 100000000, "optimizer.safetensors");
     must(remove(gone) == 0, "remove", NULL);
-    check_found(c, run, 99999999, m, "a folder that lacks a file is passed over");
+    check_found(c, run, 99999999, m, "a folder that lacks a file is ignored");
     free(folder);
     folder = path_join(run, "step_99999999/");
     check_found(c, folder, 99999999, m, "a checkpoint folder");
@@ -818,7 +816,7 @@ static void test_find(Checks* c) {
     char* note = path_join(run, "note.txt");
     write_text(note, "mine");
     check(c, checkpoint_clear(run, &err) && !checkpoint_is_run(run) && path_exists(note),
-          "clear: checkpoints alone go");
+          "checkpoint_clear must remove only checkpoints");
     must(remove(note) == 0, "remove", NULL);
     char* log = path_join(run, "log.csv");
     write_text(log, "");
@@ -851,9 +849,9 @@ static void test_newest_run(Checks* c) {
         save(run, m, runs[i].step, 0);
         char* file = step_path(run, runs[i].step, "model.safetensors");
         set_time(file, runs[i].s, runs[i].ns);
-        const char* wanted = i == 0 ? "b-001" : i < 3 ? "a-002" : "d-004";   // at one time: the later name
+        const char* wanted = i == 0 ? "b-001" : i < 3 ? "a-002" : "d-004";   // equal times: the later name
         check(c, checkpoint_newest(&found, dir, &err) && strstr(found, wanted),
-              "newest of %zu runs: wanted %s, got %s", i + 1, wanted, found ? found : err.text);
+              "newest of %zu runs: expected %s, got %s", i + 1, wanted, found ? found : err.text);
         free(found);
         free(file);
         free(run);
@@ -871,7 +869,7 @@ static void test_newest_run(Checks* c) {
             free(made);
         }
         char *wanted = path_join(dir, numbers[i].next), *next = checkpoint_next_run(dir, numbers[i].preset);
-        check(c, strcmp(next, wanted) == 0, "next run: wanted %s, got %s", wanted, next);
+        check(c, strcmp(next, wanted) == 0, "next run: expected %s, got %s", wanted, next);
         free(wanted);
         free(next);
     }
@@ -882,7 +880,7 @@ static void test_newest_run(Checks* c) {
 // ---------------------------------------------------------------------------------------------
 // Checkpoints: saving
 
-// The entries of a folder as "name name … ", in order.
+// The entries of a folder as "name name … ", sorted. free()
 static char* listing(const char* dir) {
     TostError err;
     PathList list;
@@ -902,7 +900,7 @@ static char* listing(const char* dir) {
 
 static void check_listing(Checks* c, const char* dir, const char* wanted, const char* what) {
     char* is = listing(dir);
-    check(c, strcmp(is, wanted) == 0, "%s: wanted %s, got %s", what, wanted, is);
+    check(c, strcmp(is, wanted) == 0, "%s: expected %s, got %s", what, wanted, is);
     free(is);
 }
 
@@ -919,13 +917,13 @@ static void test_keep(Checks* c) {
     fake_fill(m, 9);
     save(dir, m, 5, 2);
     check_listing(c, dir, "step_00000004 step_00000005 step_note.txt ", "a step saved twice");
-    check_found(c, dir, 5, m, "a step saved twice is the later one");
+    check_found(c, dir, 5, m, "the second save of a step replaces the first");
     free(note);
     fake_free(m);
     drop_folder(dir);
 }
 
-// A process killed while it takes tensor n out of the engine, for every n: the step before stands.
+// The process is killed while it saves tensor n, for every n: the previous checkpoint is kept.
 static void test_killed(Checks* c) {
     char* dir = new_folder();
     TostModel *m = fake_new(tiny), *later = fake_new(tiny);
@@ -943,7 +941,7 @@ static void test_killed(Checks* c) {
         }
         int status;
         must(waitpid(child, &status, 0) == child, "waitpid", NULL);
-        check(c, WIFSIGNALED(status), "the process was to die at tensor %d", n);
+        check(c, WIFSIGNALED(status), "the process must be killed at tensor %d", n);
         check_listing(c, dir, "step_00000008 step_00000009.tmp ", "after a kill");
         check_found(c, dir, 8, m, "after a kill");
     }
@@ -965,11 +963,8 @@ static void test_save_fails(Checks* c) {
     check_refused(c, ok, &err, file, "a run that is a file");
     fake_fill(m, 3);
     save(run, m, 1, 0);
-    // A limit on the size of files stands for a full disk: a write fails in the middle of either file.
+    // A file size limit simulates a full disk: a write fails in the middle of either file.
     signal(SIGXFSZ, SIG_IGN);
-    struct rlimit limit, small;
-    must(getrlimit(RLIMIT_FSIZE, &limit) == 0, "getrlimit", NULL);
-    small = limit;
     char* saved = step_path(run, 1, "model.safetensors");
     struct stat st;
     must(stat(saved, &st) == 0, "stat", NULL);
@@ -978,23 +973,22 @@ static void test_save_fails(Checks* c) {
         {100, "model.safetensors"}, {(rlim_t)st.st_size - 1, "model.safetensors"},
         {(rlim_t)st.st_size + 1, "optimizer.safetensors"}};
     for (size_t i = 0; i < countof(limits); i++) {
-        small.rlim_cur = limits[i].bytes;
-        must(setrlimit(RLIMIT_FSIZE, &small) == 0, "setrlimit", NULL);
+        limit_files(limits[i].bytes);
         ok = checkpoint_save(run, &info, &fake, later, &later->tensors, 1, &err);
-        must(setrlimit(RLIMIT_FSIZE, &limit) == 0, "setrlimit", NULL);
+        limit_files(0);
         check_refused(c, ok, &err, limits[i].file, "a full disk");
-        check(c, strstr(err.text, "File too large; step 2 is not saved"), "no reason: %s", err.text);
-        check_listing(c, run, "step_00000001 ", "after a save that failed");
-        check_found(c, run, 1, m, "after a save that failed");
+        check(c, strstr(err.text, "File too large; step 2 is not saved"), "expected the reason: %s", err.text);
+        check_listing(c, run, "step_00000001 ", "after a failed save");
+        check_found(c, run, 1, m, "after a failed save");
     }
     signal(SIGXFSZ, SIG_DFL);
     if (geteuid() != 0) {
         must(chmod(run, 0555) == 0, "chmod", NULL);
         ok = checkpoint_save(run, &info, &fake, m, &m->tensors, 1, &err);
-        check_refused(c, ok, &err, "step_00000002.tmp", "a folder that may not be written");
+        check_refused(c, ok, &err, "step_00000002.tmp", "a read-only folder");
         must(chmod(run, 0755) == 0, "chmod", NULL);
     } else {
-        skip(c, "root may write everywhere: saving into a read-only folder not tried");
+        skip(c, "root ignores permissions: saving into a read-only folder not tested");
     }
     free(file);
     free(run);
@@ -1006,7 +1000,7 @@ static void test_save_fails(Checks* c) {
 // ---------------------------------------------------------------------------------------------
 // Checkpoints: damage
 
-// A safetensors file in memory, to be changed and written with a CRC of its own.
+// A safetensors file in memory, to be changed and written with a new CRC.
 typedef struct {
     int       n_tensors, n_meta;
     StTensor  tensor[128];
@@ -1036,7 +1030,7 @@ static void write_loose(Loose* l, const char* path) {
     StWriter w;
     must(st_begin(&w, path, l->tensor, l->n_tensors, l->meta, l->n_meta, &err), "st_begin", &err);
     for (int i = 0; i < l->n_tensors; i++) {
-        size_t bytes = l->tensor[i].dtype == ST_F64 ? 8 : 4;   // of those the tests write
+        size_t bytes = l->tensor[i].dtype == ST_F64 ? 8 : 4;
         for (int d = 0; d < l->tensor[i].ndim; d++) bytes *= (size_t)l->tensor[i].shape[d];
         must(st_append(&w, l->data[i], bytes, &err), "st_append", &err);
         free(l->data[i]);
@@ -1071,7 +1065,7 @@ static void copy_tensor(Loose* l, const char* from, const char* name) {
     memcpy(l->data[n], l->data[at], l->tensor[at].count * sizeof(float));
 }
 
-// value NULL: removed; key NULL: all of them
+// value NULL: removes the key; key NULL: all keys
 static void set_meta(Loose* l, const char* key, const char* value) {
     int kept = 0;
     for (int i = 0; i < l->n_meta; i++) {
@@ -1084,26 +1078,26 @@ static void set_meta(Loose* l, const char* key, const char* value) {
     l->n_meta = kept;
 }
 
-// What happens to one file of a checkpoint. name: a tensor or a key of the metadata
+// What is done to one file of a checkpoint. name: a tensor, or a key of the metadata
 typedef enum {
     NOTHING, DROP, COPY, RENAME, SHAPE, SPLIT, TO_I32, TO_F64, META, FLIP, CUT, EMPTY, REMOVE
-} Deed;
+} Change;
 typedef struct {
     const char* what;
     const char* file;          // "model" or "optimizer"
-    Deed        deed;
+    Change      change;
     const char *name, *value;
-    const char* refused_by;    // "info", "params", "moments"; NULL: all is well
+    const char* refused_by;    // "info", "params", "moments"; NULL: accepted
     const char* error;
 } Damage;
 
-static void harm_tensor(Loose* l, const Damage* d) {
-    StTensor* t = d->deed == META || d->deed == NOTHING ? NULL : &l->tensor[tensor_at(l, d->name)];
-    switch (d->deed) {
+static void damage_tensor(Loose* l, const Damage* d) {
+    StTensor* t = d->change == META || d->change == NOTHING ? NULL : &l->tensor[tensor_at(l, d->name)];
+    switch (d->change) {
         case DROP:   drop_tensor(l, d->name); break;
         case COPY:   copy_tensor(l, d->name, d->value); break;
         case RENAME: snprintf(t->name, sizeof t->name, "%s", d->value); break;
-        case SHAPE:  t->shape[0]++; break;   // room for that was made
+        case SHAPE:  t->shape[0]++; break;   // copies have extra room
         case SPLIT:  t->ndim++; t->shape[t->ndim - 1] = 1; break;
         case TO_I32: t->dtype = ST_I32; break;
         case META:   set_meta(l, d->name, d->value); break;
@@ -1121,18 +1115,18 @@ static void widen_tensor(Loose* l, const char* name) {
     l->tensor[at].dtype = ST_F64;
 }
 
-static void harm(const char* path, const Damage* d) {
-    if (d->deed == REMOVE) must(remove(path) == 0, path, NULL);
-    else if (d->deed == EMPTY) write_text(path, "");
-    else if (d->deed == FLIP || d->deed == CUT) {
+static void damage_file(const char* path, const Damage* d) {
+    if (d->change == REMOVE) must(remove(path) == 0, path, NULL);
+    else if (d->change == EMPTY) write_text(path, "");
+    else if (d->change == FLIP || d->change == CUT) {
         Bytes b = bytes_of(path);
         b.data[b.size - 1] ^= 1;
-        write_bytes(path, b.data, d->deed == CUT ? b.size - 1 : b.size);
+        write_bytes(path, b.data, d->change == CUT ? b.size - 1 : b.size);
         free(b.data);
     } else {
         Loose l = loosen(path);
-        if (d->deed == TO_F64) widen_tensor(&l, d->name);
-        else harm_tensor(&l, d);
+        if (d->change == TO_F64) widen_tensor(&l, d->name);
+        else damage_tensor(&l, d);
         write_loose(&l, path);
     }
 }
@@ -1144,13 +1138,13 @@ static void check_damage(Checks* c, const char* dir, const TostModel* saved, con
     must(remove_tree(run, &err), "remove_tree", &err);
     save(run, saved, 7, 0);
     char* file = step_path(run, 7, "model.safetensors");
-    char* harmed = xasprintf("%s/step_00000007/%s.safetensors", run, d->file);
-    harm(harmed, d);
+    char* damaged = xasprintf("%s/step_00000007/%s.safetensors", run, d->file);
+    damage_file(damaged, d);
     TostModel* m = fake_new(tiny);
     const char* stage = d->refused_by ? d->refused_by : "";
     bool ok = checkpoint_read_info(&info, file, &err);
     if (ok) {
-        check(c, memcmp(&info.config, &tiny, sizeof tiny) == 0, "%s: another config", d->what);
+        check(c, memcmp(&info.config, &tiny, sizeof tiny) == 0, "%s: the config differs", d->what);
         checkpoint_info_free(&info);
     }
     if (strcmp(stage, "info") == 0) check_refused(c, ok, &err, d->error, d->what);
@@ -1158,80 +1152,80 @@ static void check_damage(Checks* c, const char* dir, const TostModel* saved, con
     ok = checkpoint_load_params(&fake, m, &m->tensors, file, &err);
     if (strcmp(stage, "params") == 0) check_refused(c, ok, &err, d->error, d->what);
     else if (strcmp(stage, "info") != 0) check(c, ok, "%s: load_params: %s", d->what, err.text);
-    check(c, ok ? same_state(m, saved, TOST_PARAM) : m->puts == 0, "%s: %d tensors put", d->what, m->puts);
+    check(c, ok ? same_state(m, saved, TOST_PARAM) : m->puts == 0, "%s: %d tensors were loaded", d->what, m->puts);
     m->puts = 0;
     ok = checkpoint_load_moments(&fake, m, &m->tensors, file, &err);
     if (strcmp(stage, "moments") == 0) check_refused(c, ok, &err, d->error, d->what);
     else if (!stage[0] && !d->error) check(c, ok, "%s: load_moments: %s", d->what, err.text);
-    check(c, ok ? same_moments(m, saved) : m->puts == 0, "%s: %d moments put", d->what, m->puts);
+    check(c, ok ? same_moments(m, saved) : m->puts == 0, "%s: %d moments were loaded", d->what, m->puts);
     fake_free(m);
-    free(harmed);
+    free(damaged);
     free(file);
     free(run);
 }
 
 static const Damage damages[] = {
-    {"rewritten as it was", "model", NOTHING, "", "", NULL, NULL},
+    {"rewritten unchanged", "model", NOTHING, "", "", NULL, NULL},
     {"a flipped bit", "model", FLIP, "", "", "params", "CRC-32"},
-    {"one byte cut off", "model", CUT, "", "", "info", "model.safetensors"},
+    {"the last byte missing", "model", CUT, "", "", "info", "model.safetensors"},
     {"an empty file", "model", EMPTY, "", "", "info", "model.safetensors"},
     {"no file", "model", REMOVE, "", "", "info", "model.safetensors"},
     {"a missing tensor", "model", DROP, "transformer.h.1.attn.temp", "", "info", "h.1.attn.temp' is missing"},
     {"no wte", "model", DROP, "transformer.wte.weight", "", "info", "wte.weight' is missing"},
     {"a missing bias", "model", DROP, "transformer.h.0.mlp.c_fc.bias", "", "info", "c_fc.bias' is missing"},
-    {"no final bias", "model", DROP, "transformer.ln_f.bias", "", "info", "__metadata__ has bias 1, but 0"},
-    {"a foreign tensor", "model", COPY, "transformer.ln_f.bias", "head.bias",
-     "info", "'head.bias' is none of"},
-    {"a layer too many", "model", COPY, "transformer.ln_f.bias", "transformer.h.2.ln_1.bias",
-     "info", "n_layer 2, but 3"},
+    {"no final bias", "model", DROP, "transformer.ln_f.bias", "", "info", "bias 1, but the tensors have 0"},
+    {"an unknown tensor", "model", COPY, "transformer.ln_f.bias", "head.bias",
+     "info", "'head.bias' does not belong"},
+    {"an extra layer", "model", COPY, "transformer.ln_f.bias", "transformer.h.2.ln_1.bias",
+     "info", "n_layer 2, but the tensors have 3"},
     {"a renamed tensor", "model", RENAME, "transformer.h.1.gamma1", "transformer.h.1.gamma3",
      "info", "h.1.gamma1' is missing"},
     {"a wrong shape", "model", SHAPE, "transformer.h.1.mlp.c_fc.bias", "",
-     "info", "has the shape (17), expected (16)"},
-    {"a dimension more", "model", SPLIT, "transformer.h.0.gamma2", "",
-     "info", "has the shape (4, 1), expected (4)"},
-    {"wte of three dims", "model", SPLIT, "transformer.wte.weight", "", "info", "has the shape (7, 4, 1)"},
-    {"another vocabulary", "model", SHAPE, "transformer.wte.weight", "", "info", "vocab_size 7, but 8"},
-    {"another block size", "model", SHAPE, "transformer.wpe.weight", "", "info", "block_size 3, but 4"},
-    {"whole numbers", "model", TO_I32, "transformer.h.1.gamma2", "", "info", "is of I32"},
-    {"heads that do not divide", "model", SHAPE, "transformer.h.0.attn.temp", "", "info", "n_head 2, but 3"},
+     "info", "has shape (17), expected (16)"},
+    {"an extra dimension", "model", SPLIT, "transformer.h.0.gamma2", "",
+     "info", "has shape (4, 1), expected (4)"},
+    {"wte of three dimensions", "model", SPLIT, "transformer.wte.weight", "", "info", "has shape (7, 4, 1)"},
+    {"another vocabulary", "model", SHAPE, "transformer.wte.weight", "", "info", "vocab_size 7, but the tensors"},
+    {"another block size", "model", SHAPE, "transformer.wpe.weight", "", "info", "block_size 3, but the tensors"},
+    {"integers", "model", TO_I32, "transformer.h.1.gamma2", "", "info", "is I32"},
+    {"heads that do not divide", "model", SHAPE, "transformer.h.0.attn.temp", "", "info", "n_head 2, but the tensors"},
     {"an equal lm_head", "model", COPY, "transformer.wte.weight", "lm_head.weight", NULL, NULL},
     {"another lm_head", "model", COPY, "transformer.wpe.weight", "lm_head.weight",
-     "info", "lm_head.weight' has the shape"},
+     "info", "lm_head.weight' has shape"},
     {"a newer format", "model", META, "format_version", "2", "info", "format_version 2"},
-    {"another config", "model", META, "n_layer", "3", "info", "n_layer 3, but 2"},
+    {"another config", "model", META, "n_layer", "3", "info", "n_layer 3, but the tensors have 2"},
     {"no step", "model", META, "step", NULL, "info", "no 'step'"},
-    {"a step below 0", "model", META, "step", "-1", "info", "'step' is '-1'"},
-    {"a step with a tail", "model", META, "step", "7x", "info", "'step' is '7x'"},
+    {"a negative step", "model", META, "step", "-1", "info", "'step' is '-1'"},
+    {"a step with other characters", "model", META, "step", "7x", "info", "'step' is '7x'"},
     {"an empty step", "model", META, "step", "", "info", "'step' is ''"},
     {"too many tokens", "model", META, "tokens", "9223372036854775808", "info", "'tokens'"},
     {"a seed over 64 bits", "model", META, "seed", "18446744073709551616", "info", "'seed'"},
     {"no loss", "model", META, "best_val_loss", "low", "info", "'best_val_loss' is 'low'"},
-    {"no count of skipped", "model", META, "skipped", "-1", "info", "'skipped' is '-1'"},
-    {"more skipped than made", "model", META, "skipped", "99999999", "info", "99999999 updates skipped"},
-    {"losses that are none", "model", META, "last_losses", "1 x", "info", "'last_losses' is '1 x…'"},
+    {"a negative number of skipped steps", "model", META, "skipped", "-1", "info", "'skipped' is '-1'"},
+    {"more steps skipped than done", "model", META, "skipped", "99999999", "info", "99999999 steps skipped"},
+    {"losses that are not numbers", "model", META, "last_losses", "1 x", "info", "'last_losses' is '1 x…'"},
     {"norms that are not finite", "model", META, "last_grad_norms", "nan", "info", "'last_grad_norms'"},
-    {"no hash", "model", META, "tokenizer_hash", "c0ffeez", "info", "'tokenizer_hash'"},
+    {"a malformed hash", "model", META, "tokenizer_hash", "c0ffeez", "info", "'tokenizer_hash'"},
     {"no config", "model", META, "bias", NULL, "info", "no 'bias'"},
-    {"no metadata: a file by others", "model", META, NULL, NULL, NULL, "moments are not asked for"},
+    {"no metadata: a file from elsewhere", "model", META, NULL, NULL, NULL, "moments are not checked"},
     {"a tensor in double", "model", TO_F64, "transformer.h.1.attn.denom_bias", "", NULL, NULL},
-    {"moments of another step", "optimizer", META, "step", "8", "moments", "not of one checkpoint"},
+    {"moments of another step", "optimizer", META, "step", "8", "moments", "different checkpoints"},
     {"moments of another run", "optimizer", META, "option.lr", "1",
      "moments", "option.lr is '1', but '0.003'"},
-    {"moments that know less", "optimizer", META, "option.lr", NULL,
+    {"moments without an option", "optimizer", META, "option.lr", NULL,
      "moments", "option.lr is '0.003', but ''"},
     {"moments without metadata", "optimizer", META, NULL, NULL, "moments", "no 'step'"},
     {"flipped moments", "optimizer", FLIP, "", "", "moments", "CRC-32"},
-    {"moments cut off", "optimizer", CUT, "", "", "moments", "optimizer.safetensors"},
+    {"moments cut short", "optimizer", CUT, "", "", "moments", "optimizer.safetensors"},
     {"no moments", "optimizer", REMOVE, "", "", "moments", "optimizer.safetensors"},
     {"no m of a tensor", "optimizer", DROP, "m.transformer.h.0.gamma1", "",
      "moments", "'m.transformer.h.0.gamma1' is missing"},
     {"no v of a tensor", "optimizer", DROP, "v.transformer.ln_f.bias", "",
      "moments", "'v.transformer.ln_f.bias' is missing"},
-    {"a foreign moment", "optimizer", COPY, "v.transformer.ln_f.bias", "w.transformer.ln_f.bias",
-     "moments", "is none of"},
+    {"an unknown moment", "optimizer", COPY, "v.transformer.ln_f.bias", "w.transformer.ln_f.bias",
+     "moments", "does not belong"},
     {"a wrong moment", "optimizer", SHAPE, "v.transformer.ln_f.bias", "",
-     "moments", "has the shape (5), expected (4)"},
+     "moments", "has shape (5), expected (4)"},
     {"moments in double", "optimizer", TO_F64, "v.transformer.h.1.attn.temp", "", NULL, NULL},
 };
 
@@ -1244,7 +1238,7 @@ static void test_damage(Checks* c) {
     drop_folder(dir);
 }
 
-// Files by others, an lm_head that differs, and a model of another size.
+// Files from elsewhere, an lm_head that differs, and a model of another size.
 static void test_other_files(Checks* c) {
     TostError err;
     CheckpointInfo info;
@@ -1255,7 +1249,7 @@ static void test_other_files(Checks* c) {
     fake_fill(m, 6);
     save(dir, m, 7, 0);
     bool ok = checkpoint_load_params(&fake, large, &large->tensors, file, &err);
-    check_refused(c, ok, &err, "'transformer.wte.weight' has the shape (7, 4), expected (7, 8)",
+    check_refused(c, ok, &err, "'transformer.wte.weight' has shape (7, 4), expected (7, 8)",
                   "a larger model");
     Loose l = loosen(file);
     set_meta(&l, NULL, NULL);
@@ -1264,7 +1258,7 @@ static void test_other_files(Checks* c) {
         check(c,
               memcmp(&info.config, &tiny, sizeof tiny) == 0 && info.step == 0 && info.tokens == 0
                   && !info.tokenizer && info.n_options == 0 && isinf(info.best_val_loss),
-              "without metadata: config by names and shapes, else 0");
+              "without metadata: the config follows from names and shapes");
         checkpoint_info_free(&info);
     }
     l = loosen(file);
@@ -1282,7 +1276,7 @@ static void test_other_files(Checks* c) {
     drop_folder(dir);
 }
 
-// Every byte of the file with a bit flipped, and many lengths: refused, or read as it was.
+// One bit flipped in every byte of the file, and many lengths: refused, or loaded unchanged.
 static void test_every_byte(Checks* c) {
     TostError err;
     CheckpointInfo info;
@@ -1306,13 +1300,13 @@ static void test_every_byte(Checks* c) {
         wrong += ok && !same_state(into, m, TOST_PARAM);
         wrong += !ok && (strlen(err.text) == 0 || strchr(err.text, '\n'));
     }
-    check(c, wrong == 0 && taken > 0 && taken < 1000, "%d of %zu flipped bits misread, %d read", wrong,
+    check(c, wrong == 0 && taken > 0 && taken < 1000, "%d of %zu flipped bits misread, %d accepted", wrong,
           good.size, taken);
     for (size_t n = 0; n < good.size; n += 13) {
         write_bytes(file, good.data, n);
         wrong += checkpoint_load_params(&fake, into, &into->tensors, file, &err);
     }
-    check(c, wrong == 0, "%d files cut short were read", wrong);
+    check(c, wrong == 0, "%d files cut short were accepted", wrong);
     free(good.data);
     fake_free(m);
     fake_free(into);
@@ -1323,7 +1317,7 @@ static void test_every_byte(Checks* c) {
 // ---------------------------------------------------------------------------------------------
 // Generation
 
-typedef struct { char text[64]; size_t n, stop_at; } Sink;   // stops after stop_at pieces; 0: never
+typedef struct { char text[64]; size_t n, stop_at; } Sink;   // stops at stop_at bytes; 0: never
 
 static bool take_piece(void* context, const char* bytes, size_t n) {
     Sink* s = context;
@@ -1333,7 +1327,7 @@ static bool take_piece(void* context, const char* bytes, size_t n) {
     return s->n != s->stop_at;
 }
 
-// The calls as text: "begin abc", "step d" by the tokens' bytes, <> for the end of text.
+// The calls as text, "|begin abc|step d", with <> for the end of text. free()
 static char* calls_text(const TostModel* m, const Tokenizer* tokenizer) {
     char* text = xstrdup("");
     for (int i = 0; i < m->n_calls; i++) {
@@ -1356,15 +1350,15 @@ static char* calls_text(const TostModel* m, const Tokenizer* tokenizer) {
 typedef struct {
     const char* what;
     int         block_size;
-    const char *prompt, *script;   // what the model wants to say; '.' is the end of text, '?' logits of NaN
+    const char *prompt, *script;   // script: the model's output; '.' is the end of text, '?' logits of NaN
     int         max_tokens;
     size_t      stop_at;
     const char *text, *calls;
     int         tokens;
     const char* error;
-} Story;
+} GenerateCase;
 
-static const Story stories[] = {
+static const GenerateCase generate_cases[] = {
     {"an empty prompt", 8, "", "abc", 3, 0, "abc", "|begin <>|step a|step b", 3, NULL},
     {"a prompt", 8, "xyz", "ab", 2, 0, "ab", "|begin xyz|step a", 2, NULL},
     {"one token", 8, "xyz", "a", 1, 0, "a", "|begin xyz", 1, NULL},
@@ -1372,19 +1366,19 @@ static const Story stories[] = {
     {"the end of text", 8, "xyz", "ab.cd", 5, 0, "ab", "|begin xyz|step a|step b", 2, NULL},
     {"the end at once", 8, "xyz", ".abc", 4, 0, "", "|begin xyz", 0, NULL},
     {"a sink that stops", 8, "xyz", "abcd", 4, 2, "ab", "|begin xyz|step a", 2, NULL},
-    {"a window that is used up", 8, "uvwxyz", "abcdefghij", 10, 0, "abcdefghij",
+    {"more tokens than the block size", 8, "uvwxyz", "abcdefghij", 10, 0, "abcdefghij",
      "|begin uvwxyz|step a|step b|begin zabc|step d|step e|step f|step g|begin efgh|step i", 10, NULL},
-    {"a prompt as long", 8, "stuvwxyz", "abc", 3, 0, "abc", "|begin stuvwxyz|begin xyza|step b", 3, NULL},
-    {"a prompt past the window", 8, "rstuvwxyz", "abc", 3, 0, "abc", "|begin wxyz|step a|step b", 3, NULL},
-    {"an odd window", 5, "xyz", "abcdef", 6, 0, "abcdef",
+    {"a prompt of the block size", 8, "stuvwxyz", "abc", 3, 0, "abc", "|begin stuvwxyz|begin xyza|step b", 3, NULL},
+    {"a prompt longer than the block size", 8, "rstuvwxyz", "abc", 3, 0, "abc", "|begin wxyz|step a|step b", 3, NULL},
+    {"an odd block size", 5, "xyz", "abcdef", 6, 0, "abcdef",
      "|begin xyz|step a|step b|begin bc|step d|step e", 6, NULL},
-    {"a window of one", 1, "xyz", "abc", 3, 0, "abc", "|begin z|begin a|begin b", 3, NULL},
-    {"bytes that are no UTF-8", 8, "\xff", "\xc3\x28\x80", 3, 0, "\xc3\x28\x80",
+    {"a block size of 1", 1, "xyz", "abc", 3, 0, "abc", "|begin z|begin a|begin b", 3, NULL},
+    {"bytes that are not UTF-8", 8, "\xff", "\xc3\x28\x80", 3, 0, "\xc3\x28\x80",
      "|begin \xff|step \xc3|step (", 3, NULL},
     {"logits of NaN", 8, "xyz", "a?", 3, 0, "a", "|begin xyz|step a", 1, "not numbers"},
 };
 
-static void check_story(Checks* c, const Tokenizer* tokenizer, const Story* s) {
+static void check_generate(Checks* c, const Tokenizer* tokenizer, const GenerateCase* s) {
     TostError err;
     const TostConfig config = {1, 1, 1, s->block_size, 260, 0, TOST_LEARNED};
     TostModel* m = fake_new(config);
@@ -1399,15 +1393,15 @@ static void check_story(Checks* c, const Tokenizer* tokenizer, const Story* s) {
     Sink sink = {.stop_at = s->stop_at};
     GenerateResult result;
     Rng rng = rng_seeded(0, 0);
-    bool ok = generate(&result, &fake, m, &config, tokenizer, prompt, n, s->max_tokens,
-                       &(SamplerOptions){0, 0, 1}, &rng, take_piece, &sink, &err);
+    const Generator generator = {&fake, m, &config, tokenizer, {0, 0, 1}, take_piece, &sink};
+    bool ok = generate(&result, &generator, prompt, n, s->max_tokens, &rng, &err);
     if (s->error) check_refused(c, ok, &err, s->error, s->what);
     else check(c, ok, "%s: %s", s->what, err.text);
-    check(c, strcmp(sink.text, s->text) == 0, "%s: wanted '%s', got '%s'", s->what, s->text, sink.text);
-    check(c, result.tokens == s->tokens && result.seconds >= 0, "%s: wanted %d tokens, got %d", s->what,
+    check(c, strcmp(sink.text, s->text) == 0, "%s: expected '%s', got '%s'", s->what, s->text, sink.text);
+    check(c, result.tokens == s->tokens && result.seconds >= 0, "%s: expected %d tokens, got %d", s->what,
           s->tokens, (int)result.tokens);
     char* calls = calls_text(m, tokenizer);
-    check(c, strcmp(calls, s->calls) == 0, "%s: wanted the calls %s, got %s", s->what, s->calls, calls);
+    check(c, strcmp(calls, s->calls) == 0, "%s: expected the calls %s, got %s", s->what, s->calls, calls);
     free(calls);
     fake_free(m);
 }
@@ -1418,23 +1412,21 @@ static void test_generate(Checks* c) {
     write_text(path, "#version: 0.2\n");
     Tokenizer* tokenizer = tokenizer_open(path, &err);
     must(tokenizer != NULL, "tokenizer_open", &err);
-    for (size_t i = 0; i < countof(stories); i++) check_story(c, tokenizer, &stories[i]);
+    for (size_t i = 0; i < countof(generate_cases); i++) check_generate(c, tokenizer, &generate_cases[i]);
     TostConfig config = {1, 1, 1, 8, 260, 0, TOST_LEARNED};
     TostModel* m = fake_new(config);
     GenerateResult result;
     Rng rng = rng_seeded(0, 0);
     Sink sink = {0};
-    const SamplerOptions greedy = {0, 0, 1};
-    const uint32_t foreign[] = {1, 257};
-    bool ok = generate(&result, &fake, m, &config, tokenizer, foreign, 2, 4, &greedy, &rng, take_piece, &sink,
-                       &err);
-    check_refused(c, ok, &err, "token 1 has the id 257", "a foreign id in the prompt");
+    const uint32_t unknown[] = {1, 257};
+    const Generator generator = {&fake, m, &config, tokenizer, {0, 0, 1}, take_piece, &sink};
+    bool ok = generate(&result, &generator, unknown, 2, 4, &rng, &err);
+    check_refused(c, ok, &err, "token 1 has the id 257", "an unknown id in the prompt");
     config.vocab_size = 256;
-    ok = generate(&result, &fake, m, &config, tokenizer, foreign, 1, 4, &greedy, &rng, take_piece, &sink,
-                  &err);
+    ok = generate(&result, &generator, unknown, 1, 4, &rng, &err);
     check_refused(c, ok, &err, "257 tokens, but the model's vocabulary has 256",
                   "a tokenizer that is too large");
-    check(c, m->n_calls == 0 && sink.n == 0, "what is refused must not reach the engine");
+    check(c, m->n_calls == 0 && sink.n == 0, "no engine call after an error");
     fake_free(m);
     tokenizer_free(tokenizer);
     free(path);
@@ -1442,7 +1434,7 @@ static void test_generate(Checks* c) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// A text of several documents, as inspect reads it
+// Text of several documents, as inspect reads it
 
 static void test_documents(Checks* c) {
     // $: <|endoftext|>
@@ -1470,11 +1462,11 @@ static void test_documents(Checks* c) {
             size_t len;
             is[k] = (int)ids[k] == tokenizer_eot(tokenizer) ? '$' : *tokenizer_piece(tokenizer, ids[k], &len);
         }
-        check(c, strcmp(is, cases[i].ids) == 0, "text %zu: wanted '%s', got '%s'", i, cases[i].ids, is);
+        check(c, strcmp(is, cases[i].ids) == 0, "text %zu: expected '%s', got '%s'", i, cases[i].ids, is);
         free(ids);
         free(is);
     }
-    static const char inside[] = "a <|endoftext|>\n<|endoftext|> b";   // no lines of their own: ordinary text
+    static const char inside[] = "a <|endoftext|>\n<|endoftext|> b";   // not on lines of their own
     uint32_t ids[sizeof inside];
     check(c, encode_documents(ids, tokenizer, inside, sizeof inside - 1) == sizeof inside - 1,
           "a separator within a line is ordinary text");
@@ -1502,14 +1494,14 @@ static void test_threads(Checks* c) {
 }
 
 int main(void) {
-    Checks c = {.suite = "front"};
+    Checks c = {.suite = "modules"};
     test_schedule(&c);
     test_init(&c);
     test_greedy(&c);
     test_distributions(&c);
     test_cuts_of_many(&c);
     test_log_rows(&c);
-    test_log_waits(&c);
+    test_pending_rows(&c);
     test_row_text(&c);
     test_log_fresh(&c);
     test_log_resume(&c);

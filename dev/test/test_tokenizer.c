@@ -1,5 +1,5 @@
-// test_tokenizer.c: tokenizer.c against published ids, against a slow BPE of its own, and on broken files;
-// tokenize.c from text files to shards, in batches of many sizes.
+// test_tokenizer.c: tokenizer.c against published ids, against a simple BPE, and on broken files; tokenize.c from text
+// files to shards with many batch sizes.
 #include "scratch.h"
 
 #include <sys/stat.h>
@@ -10,16 +10,16 @@
 #include "tokenizer.h"
 
 // ---------------------------------------------------------------------------------------------
-// A vocabulary made here, and BPE by the book with it
+// A generated vocabulary and a simple BPE
 
 enum { MAX_IDS = 640, MAX_PIECE = 16 };
 
 typedef struct {
-    int    size;                        // ids so far: 256 bytes, then merges
+    int    size;                        // number of ids: 256 bytes, then merges
     int    left[MAX_IDS], right[MAX_IDS];
     char   piece[MAX_IDS][MAX_PIECE];
     size_t len[MAX_IDS];
-    int    merged[MAX_IDS][MAX_IDS];    // id, 0 where there is no such merge
+    int    merged[MAX_IDS][MAX_IDS];    // id, or 0 for no merge
 } Vocab;
 
 // The byte of id < 256: '!' to '~', 0xa1 to 0xac, 0xae to 0xff, then the others from 0 up.
@@ -46,7 +46,7 @@ static Vocab* vocab_new(void) {
     return v;
 }
 
-// Adds a merge, unless its piece is there already or is too long.
+// Adds a merge, unless its piece exists or is too long.
 static void vocab_add(Vocab* v, int left, int right) {
     char piece[2 * MAX_PIECE];
     size_t len = v->len[left] + v->len[right];
@@ -95,7 +95,7 @@ static Tokenizer* vocab_open(const Vocab* v, const char* path) {
     return t;
 }
 
-// BPE of one piece by the book: again and again the first of the pairs with the least id.
+// BPE of one piece as defined: repeatedly merges the pair with the smallest id, the leftmost among equals.
 static size_t slow_bpe(const Vocab* v, uint32_t* ids, const char* piece, size_t n) {
     for (size_t i = 0; i < n; i++) ids[i] = (uint32_t)id_of_byte(piece[i]);
     for (;;) {
@@ -118,7 +118,7 @@ static bool same_ids(const uint32_t* a, size_t n_a, const uint32_t* b, size_t n_
     return n_a == n_b && memcmp(a, b, n_a * sizeof *a) == 0;
 }
 
-// Encodes without the cache and twice with it, and decodes: the ids agree and give the text. Returns their
+// Encodes without and twice with the cache and decodes again: the ids must agree and decode to the text. Returns their
 // number.
 static size_t encode(Checks* c, const Tokenizer* t, TokenizerCache* cache, uint32_t* ids, const char* text,
                      size_t n) {
@@ -136,7 +136,7 @@ static size_t encode(Checks* c, const Tokenizer* t, TokenizerCache* cache, uint3
         at += len;
     }
     int shown = n < 40 ? (int)n : 40;
-    check(c, same, "%zu bytes '%.*s': other ids with the cache", n, shown, text);
+    check(c, same, "%zu bytes '%.*s': the cache changes the ids", n, shown, text);
     check(c, round && at == n, "%zu bytes '%.*s' do not decode to themselves", n, shown, text);
     free(again);
     return count;
@@ -151,7 +151,7 @@ static void test_truth(Checks* c, const char* text_path, const char* ids_path) {
     TostError err;
     Bytes in, want;
     if (!vocab || !text || !truth) {
-        skip(c, "%s against %s: not there", text_path, ids_path);
+        skip(c, "%s against %s: missing", text_path, ids_path);
     } else {
         Tokenizer* t = tokenizer_open(vocab, &err);
         bool ok = t && read_file(&in, text, &err) && read_file(&want, truth, &err);
@@ -179,7 +179,7 @@ static void test_truth(Checks* c, const char* text_path, const char* ids_path) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// The pattern: texts and their pieces, written with bars between them
+// The pattern: texts with bars between their pieces
 
 static const char* const split_texts[] = {
     // contractions
@@ -188,20 +188,20 @@ static const char* const split_texts[] = {
     // letters, numbers, others
     "AZazAZaz|@|azAZaz|[|AZazAZ|`|azAZazAZaz|{|azAZaz", "abc|123|abc", "a| 1|b", "x|²", "1½Ⅷ",
     "straße日本| 日", "e|\u0301|a", " !?|a", "$|1|,|234|.|5", "\U0001f44d\u200d\U0001f469|a", "१२|ह",
-    // white space: the last of a run stands before what follows
+    // white space: the last character of a run belongs to the next piece
     "a| b", "a| | b", "a|  | b", "a|\n|b", "a|\n|\n|b", "a| |\n|b", "a| \n| b", "a| ", "a|  ", "\n\n", " ",
     "a|\t|b", "  | !", "a|\r|\n|b", "a|\x0b|b", "a| \t \n| 1",
-    // Unicode's white space, and what only looks like it
+    // Unicode white space, and similar characters
     "a|\u00a0|b", "a| |\u00a0|b", "a|\u3000| b", "\xc2\x85|\xc2\x85|b", "a|\u2028|!", "\u1680\u2003",
     "a|\u200b|b", "a| \u200b|b", "a| \x1c|b", "a|\u180e|b",
-    // no UTF-8: stray, cut short, overlong, surrogate, beyond Unicode
+    // invalid UTF-8: stray, truncated, overlong, surrogate, above U+10FFFF
     "a|\xff|b", "a|\xe6\x97|b", " \xff", "a|\xf0\x9f\x98", "\xc0\xaf|a", "\xed\xa0\x80|a",
     "\xf4\x90\x80\x80|a", "\xe0\x80\xa0!", "a|\xe0\x81\xa1|b", "a|\xf0\x80\x81\xa1|b", "a|\xc1\xa1|b",
     "a|\xc3| b", "a|\xc2| |\xc2\xa0|b", "\x80\x80|a",
 };
 
-// Every pair of neighbours of the texts is a merge, in an order of chance: a split that is wrong or missing
-// changes the ids under some of the orders.
+// Makes every pair of adjacent bytes in the texts a merge, in random order: a wrong split changes the ids under some of
+// the orders.
 static Vocab* pair_vocab(Rng* rng) {
     static int pairs[256 * 256][2];
     int n = 0;
@@ -253,7 +253,7 @@ static void test_split(Checks* c, const char* path) {
 // ---------------------------------------------------------------------------------------------
 // Merging, long words, cuts
 
-// Merges of chance over the letters of an alphabet, some of them deep.
+// Random merges over the letters of an alphabet, some nested.
 static Vocab* random_vocab(Rng* rng, const char* alphabet, int merges) {
     Vocab* v = vocab_new();
     size_t n = strlen(alphabet);
@@ -269,7 +269,7 @@ static Vocab* random_vocab(Rng* rng, const char* alphabet, int merges) {
     return v;
 }
 
-// Words of one class of characters, around the length at which merging goes from scans to a heap.
+// Words around the length where merging switches from scans to a heap.
 static void test_merging(Checks* c, const char* path) {
     Rng rng = rng_seeded(2, 0);
     uint32_t want[400], got[400];
@@ -281,7 +281,7 @@ static void test_merging(Checks* c, const char* path) {
         for (size_t n = 1; n < countof(word); n += 1 + n / 40) {
             for (size_t i = 0; i < n; i++) word[i] = "abc"[rng_below(&rng, 3)];
             size_t n_want = slow_bpe(v, want, word, n), n_got = encode(c, t, cache, got, word, n);
-            check(c, same_ids(want, n_want, got, n_got), "word of %zu letters: not as by the book", n);
+            check(c, same_ids(want, n_want, got, n_got), "word of %zu letters: wrong ids", n);
         }
         tokenizer_cache_free(cache);
         tokenizer_free(t);
@@ -289,7 +289,7 @@ static void test_merging(Checks* c, const char* path) {
     }
 }
 
-// A megabyte and more in one word: minutes if merging were quadratic.
+// Words of more than a megabyte: quadratic merging would take minutes.
 static void test_long_words(Checks* c, const char* path) {
     enum { N = 3 << 19 };
     Vocab* v = vocab_new();
@@ -335,7 +335,7 @@ static size_t hostile_text(Rng* rng, char* text, size_t n) {
     return n;
 }
 
-// Wherever tokenizer_last_cut cuts what it has seen of a text, the ids of both parts of the whole text join.
+// Splitting a text where tokenizer_last_cut says, given any prefix of it, must not change the ids.
 static void test_cuts(Checks* c, const char* path) {
     static const struct { const char* text; size_t cut; } known[] = {
         {"hello world", 5}, {"hello  ", 5}, {"a\nb c", 3}, {"hello", 0}, {" hello", 0}, {"\n\n a", 0},
@@ -344,7 +344,7 @@ static void test_cuts(Checks* c, const char* path) {
     };
     for (size_t i = 0; i < countof(known); i++) {
         size_t cut = tokenizer_last_cut(known[i].text, strlen(known[i].text));
-        check(c, cut == known[i].cut, "cut of known text %zu at %zu, not %zu", i, cut, known[i].cut);
+        check(c, cut == known[i].cut, "known text %zu: cut at %zu, expected %zu", i, cut, known[i].cut);
     }
     Rng rng = rng_seeded(3, 0);
     Vocab* v = random_vocab(&rng, "ab \n'sl1!\xc2\xa0\xe3\x80\x85\xe2\x89\xff", 300);
@@ -354,11 +354,11 @@ static void test_cuts(Checks* c, const char* path) {
     for (int round = 0; round < 4000; round++) {
         char text[100];
         uint32_t whole[100], parts[100];
-        size_t n = hostile_text(&rng, text, 1 + rng_below(&rng, 99)), seen = 1 + rng_below(&rng, n);
-        size_t cut = tokenizer_last_cut(text, seen);
+        size_t n = hostile_text(&rng, text, 1 + rng_below(&rng, 99)), prefix = 1 + rng_below(&rng, n);
+        size_t cut = tokenizer_last_cut(text, prefix);
         size_t n_whole = encode(c, t, cache, whole, text, n), n_parts = tokenizer_encode(t, parts, text, cut);
         n_parts += tokenizer_encode(t, parts + n_parts, text + cut, n - cut);
-        bad += cut >= seen || !same_ids(whole, n_whole, parts, n_parts);
+        bad += cut >= prefix || !same_ids(whole, n_whole, parts, n_parts);
         cuts += cut > 0;
     }
     check(c, bad == 0 && cuts > 1000, "%d of %d cuts change the ids", bad, cuts);
@@ -389,7 +389,7 @@ static void test_random_bytes(Checks* c, const char* path) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// vocab.bpe, whole and broken
+// vocab.bpe, valid and broken
 
 static void test_byte_tokenizer(Checks* c, const char* path) {
     static const char* const files[] = {"", "#version: 0.2\n", "#version: 0.2", "#version: 0.2\r\n"};
@@ -410,11 +410,11 @@ static void test_byte_tokenizer(Checks* c, const char* path) {
         check(c, order, "byte tokens are not in GPT-2's order");
         const char* eot = tokenizer_piece(t, 256, &len);
         check(c, len == 13 && memcmp(eot, "<|endoftext|>", 13) == 0, "bytes of <|endoftext|>");
-        check(c, !tokenizer_piece(t, 257, &len), "id 257 has bytes");
-        check(c, !tokenizer_piece(t, UINT32_MAX, &len), "id -1 has bytes");
+        check(c, !tokenizer_piece(t, 257, &len), "id 257 must have no bytes");
+        check(c, !tokenizer_piece(t, UINT32_MAX, &len), "id 2^32 - 1 must have no bytes");
         uint32_t ids[13];
-        check(c, tokenizer_encode(t, ids, "<|endoftext|>", 13) == 13, "<|endoftext|> is no ordinary text");
-        check(c, tokenizer_encode(t, ids, "", 0) == 0, "an empty text has tokens");
+        check(c, tokenizer_encode(t, ids, "<|endoftext|>", 13) == 13, "<|endoftext|> must be ordinary text");
+        check(c, tokenizer_encode(t, ids, "", 0) == 0, "empty text must have no tokens");
         tokenizer_free(t);
     }
 }
@@ -438,7 +438,7 @@ static void refused(Checks* c, const char* path, const char* what, const char* p
     TostError err = {""};
     Tokenizer* t = tokenizer_open(path, &err);
     bool named = strstr(err.text, path) && strstr(err.text, place) && strstr(err.text, reason);
-    check(c, !t && named, "%s: wanted '%s' and '%s', got '%s'", what, place, reason, t ? "none" : err.text);
+    check(c, !t && named, "%s: expected '%s' and '%s', got '%s'", what, place, reason, t ? "none" : err.text);
     tokenizer_free(t);
 }
 
@@ -472,15 +472,15 @@ static void test_broken_files(Checks* c, const char* path) {
     }
     write_bytes(path, "a \0\n", 4);
     refused(c, path, "a NUL", "line 1:", "U+0000");
-    if (truncate(path, 1 << 30) == 0) refused(c, path, "a gigabyte", "1073741824 bytes", "more than");
+    if (truncate(path, 1 << 30) == 0) refused(c, path, "a gigabyte", "1073741824 bytes", "at most");
     size_t n = 17 << 20;
     char* lines = xmalloc(n);
     memset(lines, '\n', n);
     write_bytes(path, lines, n);
     free(lines);
-    refused(c, path, "17 million lines", "lines", "more than");
+    refused(c, path, "17 million lines", "lines", "at most");
     unlink(path);
-    refused(c, path, "no file", "cannot be opened", "");
+    refused(c, path, "missing file", "No such file", "");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -494,7 +494,7 @@ static void append_ids(Ids* to, const uint32_t* ids, size_t n) {
     to->n += n;
 }
 
-// All tokens of PREFIX_KIND_000000.bin and on.
+// All tokens of PREFIX_KIND_000000.bin, PREFIX_KIND_000001.bin, …
 static Ids read_shards(Checks* c, const char* prefix, const char* kind, int shards) {
     Ids all = {0};
     append_ids(&all, NULL, 0);
@@ -511,8 +511,8 @@ static Ids read_shards(Checks* c, const char* prefix, const char* kind, int shar
     return all;
 }
 
-// Are the documents of `all`, in order, dealt out to train and val in order?
-static bool is_deal(const Ids* all, const Ids* train, const Ids* val, uint32_t eot) {
+// True if each document of `all`, in order, is the next one of train or of val, and nothing is left over.
+static bool is_partition(const Ids* all, const Ids* train, const Ids* val, uint32_t eot) {
     size_t t = 0, v = 0;
     for (size_t i = 0, n; i < all->n; i += n) {
         for (n = 1; all->ids[i + n - 1] != eot;) n++;
@@ -526,11 +526,11 @@ static bool is_deal(const Ids* all, const Ids* train, const Ids* val, uint32_t e
 typedef struct {
     char*      dir;
     char*      vocab;    // path of a vocabulary
-    Tokenizer* t;        // and the same opened
+    Tokenizer* t;        // the tokenizer of that vocabulary
     int        runs;
 } Bench;
 
-// Tokenizes files into a fresh folder.
+// Tokenizes files into a new folder.
 static bool run(Bench* b, TokenizeOptions* o, TokenizeResult* r, TostError* err, char** prefix) {
     *prefix = xasprintf("%s/run%d/x", b->dir, b->runs++);
     o->tokenizer = b->vocab;
@@ -540,8 +540,8 @@ static bool run(Bench* b, TokenizeOptions* o, TokenizeResult* r, TostError* err,
     return tokenize_files(o, r, err);
 }
 
-// Tokenizes files in batches of many sizes, by one thread and by two: always to what `want` holds.
-static void runs_give(Checks* c, Bench* b, const char* what, char** files, int n_files, const Ids* want) {
+// Tokenizes files with many batch sizes, by one and two threads: the result must always be `want`.
+static void check_runs(Checks* c, Bench* b, const char* what, char** files, int n_files, const Ids* want) {
     static const struct { size_t batch; int threads; } runs[] = {
         {0, 1}, {0, 2}, {1, 1}, {2, 1}, {3, 1}, {7, 1}, {40, 1}, {40, 2}, {500, 1}, {500, 2}, {3000, 2},
     };
@@ -558,11 +558,11 @@ static void runs_give(Checks* c, Bench* b, const char* what, char** files, int n
             Ids val = read_shards(c, prefix, "val", r.val_shards);
             bool counts = r.tokens == want->n && r.train_tokens == train.n && r.val_tokens == val.n;
             check(c, counts, "%s: %zu + %zu tokens, not %zu", what, train.n, val.n, want->n);
-            bool deal = is_deal(want, &train, &val, (uint32_t)tokenizer_eot(b->t));
-            check(c, deal, "%s: other tokens in batches of %zu", what, o.batch_bytes);
+            bool partition = is_partition(want, &train, &val, (uint32_t)tokenizer_eot(b->t));
+            check(c, partition, "%s: wrong tokens with batches of %zu bytes", what, o.batch_bytes);
             if (k == 0) append_ids(&first_val, val.ids, val.n);
             bool same_val = same_ids(first_val.ids, first_val.n, val.ids, val.n);
-            check(c, same_val, "%s: other validation documents", what);
+            check(c, same_val, "%s: validation documents depend on the batch size", what);
             free(train.ids);
             free(val.ids);
         }
@@ -579,8 +579,8 @@ static void append(Buffer* b, const char* text, size_t n) {
     b->n += n;
 }
 
-// A document of chance. It has no separator line, and does not end in CR, which would read as part of a CRLF.
-static size_t chance_document(Rng* rng, char* text, size_t cap) {
+// A random document without a separator line. It does not end in CR, which would become part of a CRLF.
+static size_t random_document(Rng* rng, char* text, size_t cap) {
     size_t n = hostile_text(rng, text, rng_below(rng, rng_below(rng, 8) ? 80 : cap));
     for (size_t i = 0; i + 13 <= n; i++) {
         if ((i == 0 || text[i - 1] == '\n') && memcmp(text + i, "<|endoftext|>", 13) == 0) text[i] = 'x';
@@ -606,7 +606,7 @@ static void test_plain_text(Checks* c, Bench* b) {
         if (k) append(&file, "<|endoftext|>\n", 14);
         for (int i = 0; i < 60; i++) {
             char text[1500];
-            size_t n = chance_document(&rng, text, sizeof text);
+            size_t n = random_document(&rng, text, sizeof text);
             const char* feed = rng_below(&rng, 3) ? "\n" : "\r\n";
             append(&file, text, n);
             append_document(b, &want, text, n);
@@ -618,7 +618,7 @@ static void test_plain_text(Checks* c, Bench* b) {
         write_bytes(files[k], file.text, file.n);
         free(file.text);
     }
-    runs_give(c, b, "plain text", files, 2, &want);
+    check_runs(c, b, "plain text", files, 2, &want);
     for (int k = 0; k < 2; k++) free(files[k]);
     free(want.ids);
 }
@@ -645,7 +645,7 @@ static void test_jsonl(Checks* c, Bench* b) {
     }
     char* files[] = {xasprintf("%s/c.jsonl", b->dir)};
     write_bytes(files[0], file.text, file.n);
-    runs_give(c, b, "JSONL", files, 1, &want);
+    check_runs(c, b, "JSONL", files, 1, &want);
     for (int k = 0; k < 2; k++) {  // by name, then from standard input
         char* input[] = {k ? "-" : files[0]};
         TokenizeOptions o = {.files = input, .n_files = 1, .jsonl = k};
@@ -663,7 +663,7 @@ static void test_jsonl(Checks* c, Bench* b) {
 }
 
 static void fails(Checks* c, Bench* b, TokenizeOptions o, const char* text, const char* name,
-                  const char* wanted) {
+                  const char* expected) {
     TokenizeResult r;
     TostError err = {""};
     char *path = path_join(b->dir, name), *prefix, *files[] = {path};
@@ -672,9 +672,9 @@ static void fails(Checks* c, Bench* b, TokenizeOptions o, const char* text, cons
     o.n_files = 1;
     o.threads = 2;
     bool ok = run(b, &o, &r, &err, &prefix);
-    check(c, !ok && strstr(err.text, wanted), "%s: wanted '%s', got '%s'", name, wanted, err.text);
+    check(c, !ok && strstr(err.text, expected), "%s: expected '%s', got '%s'", name, expected, err.text);
     char* dir = path_dir(prefix);
-    check(c, rmdir(dir) == 0 || !path_exists(dir), "%s: files are left behind", name);
+    check(c, rmdir(dir) == 0 || !path_exists(dir), "%s: files remain after the error", name);
     free(dir);
     free(path);
     free(prefix);
@@ -682,13 +682,13 @@ static void fails(Checks* c, Bench* b, TokenizeOptions o, const char* text, cons
 
 static void test_failures(Checks* c, Bench* b) {
     const TokenizeOptions plain = {.batch_bytes = 8, .shard_tokens = 2}, val = {.val_frac = 0.5, .seed = 5};
-    const TokenizeOptions asked = {.val_frac = 0.01, .seed = 5, .val_required = true};
+    const TokenizeOptions val_required = {.val_frac = 0.01, .seed = 5, .val_required = true};
     fails(c, b, plain, NULL, "absent.txt", "absent.txt: cannot be read");
     fails(c, b, plain, "", "empty.txt", "no document");
     fails(c, b, plain, "<|endoftext|>\n<|endoftext|>\r\n\n<|endoftext|>", "separators.txt", "no document");
     fails(c, b, plain, "\n \n", "blank.jsonl", "no document");
-    fails(c, b, val, "only one", "one.txt", "fell to the training shards: separate documents");
-    fails(c, b, asked, "only one", "one.txt", "fell to the validation shards: separate documents");
+    fails(c, b, val, "only one", "one.txt", "went to the training shards; separate documents");
+    fails(c, b, val_required, "only one", "one.txt", "went to the validation shards; separate documents");
     fails(c, b, (TokenizeOptions){.val_frac = 1}, "x", "frac.txt", "--val-frac 1");
     fails(c, b, plain, "{\"text\": \"good\"}\n\n{\"title\": \"text\"}\n", "none.jsonl",
           "none.jsonl: line 3: the object has no \"text\"");
@@ -703,10 +703,10 @@ static void test_failures(Checks* c, Bench* b) {
     TostError err;
     check(c, make_dirs(sub, &err), "%s", sub);
     free(sub);
-    fails(c, b, plain, NULL, "folder.txt", "is a folder");
+    fails(c, b, plain, NULL, "folder.txt", "a folder");
 }
 
-// One document goes to the training shards where nobody asked for validation shards.
+// Without val_required, a single document goes to the training shards.
 static void test_no_validation(Checks* c, Bench* b) {
     char *files[] = {path_join(b->dir, "lone.txt")}, *prefix;
     write_bytes(files[0], "only one", 8);
@@ -719,25 +719,25 @@ static void test_no_validation(Checks* c, Bench* b) {
     free(files[0]);
 }
 
-static void test_packed(Checks* c, Bench* b) {
+static void test_compressed(Checks* c, Bench* b) {
     const TokenizeOptions plain = {0};
     fails(c, b, plain, "\x1f\x8b\x08 and more", "a.gz",
-          "a.gz: is compressed by gzip: decompress it first (gzip -dc FILE");
-    fails(c, b, plain, "\xfd" "7zXZ", "a.xz", "(xz -dc FILE");
-    fails(c, b, plain, "\x28\xb5\x2f\xfd and more", "a.jsonl.zst", "(zstd -dc FILE");
-    fails(c, b, plain, "\x04\x22\x4d\x18 and more", "a.lz4", "(lz4 -dc FILE");
-    fails(c, b, plain, "BZh91AY&SY", "a.bz2", "(bzip2 -dc FILE");
-    fails(c, b, plain, "PK\x03\x04 and more", "a.zip", "(unzip -p FILE");
-    fails(c, b, plain, "PAR1\x15 and more", "a.parquet", "is a Parquet file, not text");
-    char *packed = path_join(b->dir, "a.gz"), *prefix = NULL, *input[] = {"-"};
+          "a.gz: compressed by gzip; pipe it through a filter: gzip -dc FILE |");
+    fails(c, b, plain, "\xfd" "7zXZ", "a.xz", "xz -dc FILE |");
+    fails(c, b, plain, "\x28\xb5\x2f\xfd and more", "a.jsonl.zst", "zstd -dc FILE |");
+    fails(c, b, plain, "\x04\x22\x4d\x18 and more", "a.lz4", "lz4 -dc FILE |");
+    fails(c, b, plain, "BZh91AY&SY", "a.bz2", "bzip2 -dc FILE |");
+    fails(c, b, plain, "PK\x03\x04 and more", "a.zip", "unzip -p FILE |");
+    fails(c, b, plain, "PAR1\x15 and more", "a.parquet", "a Parquet file, not text");
+    char *compressed = path_join(b->dir, "a.gz"), *prefix = NULL, *input[] = {"-"};
     TokenizeOptions o = {.files = input, .n_files = 1};
     TokenizeResult r;
     TostError err = {""};
-    const bool ok = freopen(packed, "rb", stdin) && run(b, &o, &r, &err, &prefix);
-    check(c, !ok && strstr(err.text, "standard input: is compressed by gzip"), "packed input: got '%s'",
+    const bool ok = freopen(compressed, "rb", stdin) && run(b, &o, &r, &err, &prefix);
+    check(c, !ok && strstr(err.text, "standard input: compressed by gzip"), "compressed input: got '%s'",
           err.text);
     free(prefix);
-    free(packed);
+    free(compressed);
 }
 
 static void test_tokenize(Checks* c, const char* dir, const char* path) {
@@ -750,7 +750,7 @@ static void test_tokenize(Checks* c, const char* dir, const char* path) {
         test_jsonl(c, &b);
         test_failures(c, &b);
         test_no_validation(c, &b);
-        test_packed(c, &b);
+        test_compressed(c, &b);
     }
     tokenizer_free(b.t);
     free(b.vocab);

@@ -1,4 +1,4 @@
-// fuzz.h: what the fuzz targets share: a file in memory that holds the input, and properties that must hold.
+// fuzz.h: shared by the fuzz targets: property checks and temporary files with the input.
 #ifndef TOST_FUZZ_H
 #define TOST_FUZZ_H
 
@@ -9,7 +9,7 @@
 
 #include "tost/util.h"
 
-// Called by libFuzzer: any bytes, never anything but 0.
+// Called by libFuzzer with arbitrary bytes; returns 0.
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 static inline void must_hold(bool holds, const char* what) {
@@ -18,32 +18,32 @@ static inline void must_hold(bool holds, const char* what) {
     abort();
 }
 
-// A refusal says why, in one line without control characters.
-static inline void must_say(const TostError* err) {
-    must_hold(err->text[0] != 0, "a refusal without a word");
+// An error message must be one non-empty line without control characters.
+static inline void check_message(const TostError* err) {
+    must_hold(err->text[0] != 0, "empty error message");
     for (const char* p = err->text; *p; p++)
-        must_hold((unsigned char)*p >= 0x20 && *p != 0x7F, "a control character in a message");
+        must_hold((unsigned char)*p >= 0x20 && *p != 0x7F, "control character in an error message");
 }
 
-// The folder of this process, below TMPDIR. free()
+// This process's folder in TMPDIR. free()
 static inline char* fuzz_folder(void) {
     const char* base = getenv("TMPDIR");
     char* path = xasprintf("%s/tost_fuzz_%ld", base ? base : "/tmp", (long)getpid());
     TostError err;
-    must_hold(make_dirs(path, &err), "the folder of the inputs");
+    must_hold(make_dirs(path, &err), "cannot make the input folder");
     return path;
 }
 
-// Writes a file of that folder; its path, free()
+// Writes a file into that folder and returns its path. free()
 static inline char* fuzz_file(const char* name, const uint8_t* data, size_t size) {
     char *folder = fuzz_folder(), *path = path_join(folder, name);
     FILE* f = fopen(path, "wb");
-    must_hold(f && fwrite(data, 1, size, f) == size && fclose(f) == 0, "the file of the input");
+    must_hold(f && fwrite(data, 1, size, f) == size && fclose(f) == 0, "cannot write the input file");
     free(folder);
     return path;
 }
 
-// The first byte of an input, taken off it; 0 where there is none.
+// Removes and returns the first byte of the input; 0 if it is empty.
 static inline uint8_t take_byte(const uint8_t** data, size_t* size) {
     if (*size == 0) return 0;
     (*size)--;

@@ -1,12 +1,12 @@
-// fuzz_checkpoint.c: a checkpoint of this program or of others: two bytes with the length of model.safetensors, that
-// file, then optimizer.safetensors. What is accepted makes a model and loads into it.
+// fuzz_checkpoint.c: checkpoints. Input: the length of model.safetensors in two bytes, that file, then
+// optimizer.safetensors. If the info is accepted, creating and loading the model must not crash.
 #include "fuzz.h"
 
 #include "tost/checkpoint.h"
 
 extern const TostEngine tost_cpu_engine;
 
-// A model that a mutated size makes large is not what is looked for here.
+// Mutated sizes can make the model too large for fuzzing.
 static bool is_small(const TostConfig* c) {
     return c->n_layer <= 4 && c->n_embd <= 64 && c->vocab_size <= 512 && c->block_size <= 512;
 }
@@ -16,9 +16,9 @@ static void load(const TostConfig* c, const char* file) {
     TostError err = {0};
     TostTensors tensors = tost_tensors(c);
     TostModel* m = tost_cpu_engine.create(c, &o, &err);
-    must_hold(m != NULL, "a small model that cannot be made");
-    if (!checkpoint_load_params(&tost_cpu_engine, m, &tensors, file, &err)) must_say(&err);
-    else if (!checkpoint_load_moments(&tost_cpu_engine, m, &tensors, file, &err)) must_say(&err);
+    must_hold(m != NULL, "cannot create a small model");
+    if (!checkpoint_load_params(&tost_cpu_engine, m, &tensors, file, &err)) check_message(&err);
+    else if (!checkpoint_load_moments(&tost_cpu_engine, m, &tensors, file, &err)) check_message(&err);
     tost_cpu_engine.destroy(m);
     tost_tensors_free(&tensors);
 }
@@ -30,13 +30,13 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     TostError err = {0};
     CheckpointInfo info;
     char *model = fuzz_file("model.safetensors", data, n);
-    char *moments = fuzz_file("optimizer.safetensors", data + n, size - n);
+    char *optimizer = fuzz_file("optimizer.safetensors", data + n, size - n);
     if (checkpoint_read_info(&info, model, &err)) {
-        must_hold(tost_config_check(&info.config, &err), "sizes that are no model's");
+        must_hold(tost_config_check(&info.config, &err), "accepted an invalid config");
         if (is_small(&info.config)) load(&info.config, model);
         checkpoint_info_free(&info);
-    } else must_say(&err);
+    } else check_message(&err);
     free(model);
-    free(moments);
+    free(optimizer);
     return 0;
 }

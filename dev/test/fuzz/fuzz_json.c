@@ -1,4 +1,4 @@
-// fuzz_json.c: JSON. Walking a text value by value accepts what skipping it accepts; strings come out as UTF-8.
+// fuzz_json.c: JSON. Reading a text value by value and skipping it must accept the same texts; strings must be UTF-8.
 #include "fuzz.h"
 
 #include "tost/json.h"
@@ -8,7 +8,7 @@ static bool walk(Json* j);
 static void must_be_utf8(const char* text, size_t n) {
     for (size_t at = 0; at < n;) {
         const int bytes = utf8_length(text + at, text + n);
-        must_hold(bytes > 0, "a string that is not UTF-8");
+        must_hold(bytes > 0, "string is not UTF-8");
         at += (size_t)bytes;
     }
 }
@@ -43,20 +43,20 @@ static bool walk(Json* j) {
     copy.err = &ignored;
     if (json_u64(&copy, &whole)) {
         copy = *j;
-        must_hold(json_double(&copy, &real), "a whole number that is no number");
+        must_hold(json_double(&copy, &real), "an integer is not accepted as a number");
     }
     return json_skip(j);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-    char* text = xmalloc(size + 1);   // exactly as long, so that a byte too far is seen
+    char* text = xmalloc(size + 1);   // exact size, so that reading past the end is detected
     memcpy(text, data, size);
     TostError walked = {0}, skipped = {0};
     Json j = json_open(text, size, &walked), k = json_open(text, size, &skipped);
     const bool a = walk(&j) && json_at_end(&j), b = json_skip(&k) && json_at_end(&k);
-    if (!a) must_say(&walked);
-    if (!b) must_say(&skipped);
-    must_hold(a == b, "a text that is accepted in one way only");
+    if (!a) check_message(&walked);
+    if (!b) check_message(&skipped);
+    must_hold(a == b, "walking and skipping disagree");
     free(text);
     return 0;
 }

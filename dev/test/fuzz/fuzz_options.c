@@ -1,5 +1,5 @@
-// fuzz_options.c: the command line: arguments with a zero byte between them. What is refused is refused in one line;
-// what is accepted can be written into a checkpoint and read again.
+// fuzz_options.c: the command line, arguments separated by zero bytes. Accepted options of train must survive being
+// written to a checkpoint and read again.
 #include "fuzz.h"
 
 #include "tost/options.h"
@@ -8,12 +8,12 @@ extern const TostEngine tost_cpu_engine;
 
 enum { ARGUMENTS = 24 };
 
-static void must_come_back(const Options* o) {
+static void check_round_trip(const Options* o) {
     int n;
     TostError err = {0};
     StMeta* echo = options_echo(o, &n);
     Options again = *o;
-    must_hold(options_resume(&again, echo, n, "a run", &err), "options that do not come back");
+    must_hold(options_resume(&again, echo, n, "a run", &err), "options of a checkpoint are rejected");
     st_free_meta(echo, n);
 }
 
@@ -26,8 +26,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     TostError err = {0};
     Options o;
     bool help;
-    if (!options_parse(&o, &help, argc, argv, &tost_cpu_engine, &err)) must_say(&err);
-    else if (!help && o.command == COMMAND_TRAIN) must_come_back(&o);
+    if (!options_parse(&o, &help, argc, argv, &tost_cpu_engine, &err)) check_message(&err);
+    else if (!help && o.command == COMMAND_TRAIN) check_round_trip(&o);
     options_free(&o);
     free(text);
     return 0;

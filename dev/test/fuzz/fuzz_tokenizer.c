@@ -1,37 +1,36 @@
-// fuzz_tokenizer.c: a vocab.bpe, a zero byte, and a text. What is accepted encodes and decodes any bytes, cut or whole.
+// fuzz_tokenizer.c: a vocab.bpe, a zero byte and a text. An accepted vocabulary must encode and decode any bytes.
 #include "fuzz.h"
 
-#include "tost/command_inspect.h"
 #include "tost/tokenizer.h"
 
-static void must_decode(const Tokenizer* t, const uint32_t* ids, size_t count, const uint8_t* text, size_t n) {
+static void check_decode(const Tokenizer* t, const uint32_t* ids, size_t count, const uint8_t* text, size_t n) {
     size_t at = 0;
     for (size_t i = 0; i < count; i++) {
         size_t len;
         const char* piece = tokenizer_piece(t, ids[i], &len);
-        must_hold(piece && len <= n - at && memcmp(text + at, piece, len) == 0, "tokens that decode to another text");
+        must_hold(piece && len <= n - at && memcmp(text + at, piece, len) == 0, "tokens decode to another text");
         at += len;
     }
-    must_hold(at == n, "tokens that do not decode to the whole text");
+    must_hold(at == n, "tokens do not decode to the whole text");
 }
 
-static void round_trip(const Tokenizer* t, const uint8_t* text, size_t n) {
+static void check_text(const Tokenizer* t, const uint8_t* text, size_t n) {
     uint32_t *ids = xmalloc((n + 1) * sizeof *ids), *other = xmalloc((n + 1) * sizeof *other);
     const size_t count = tokenizer_encode(t, ids, (const char*)text, n);
-    must_decode(t, ids, count, text, n);
+    check_decode(t, ids, count, text, n);
     TokenizerCache* cache = tokenizer_cache_new();
     for (int again = 0; again < 2; again++)
         must_hold(tokenizer_encode_cached(t, cache, other, (const char*)text, n) == count
-                  && memcmp(ids, other, count * sizeof *ids) == 0, "other ids with a cache");
+                  && memcmp(ids, other, count * sizeof *ids) == 0, "the cache changes the ids");
     tokenizer_cache_free(cache);
     const size_t cut = tokenizer_last_cut((const char*)text, n);
     if (cut > 0) {
-        must_hold(cut < n, "a cut past the text");
+        must_hold(cut < n, "cut outside the text");
         const size_t head = tokenizer_encode(t, other, (const char*)text, cut);
         must_hold(head + tokenizer_encode(t, other + head, (const char*)text + cut, n - cut) == count
-                  && memcmp(ids, other, count * sizeof *ids) == 0, "other ids where the text may be cut");
+                  && memcmp(ids, other, count * sizeof *ids) == 0, "splitting at the cut changes the ids");
     }
-    must_hold(encode_documents(other, t, (const char*)text, n) <= n, "more tokens of documents than bytes");
+    must_hold(encode_documents(other, t, (const char*)text, n) <= n, "more tokens than bytes");
     free(ids);
     free(other);
 }
@@ -43,10 +42,10 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     char* path = fuzz_file("vocab.bpe", data, n);
     Tokenizer* t = tokenizer_open(path, &err);
     if (t) {
-        must_hold(tokenizer_size(t) >= 257 && tokenizer_eot(t) == tokenizer_size(t) - 1, "a vocabulary without bytes");
-        if (zero) round_trip(t, zero + 1, size - n - 1);
+        must_hold(tokenizer_size(t) >= 257 && tokenizer_eot(t) == tokenizer_size(t) - 1, "missing byte tokens");
+        if (zero) check_text(t, zero + 1, size - n - 1);
         tokenizer_free(t);
-    } else must_say(&err);
+    } else check_message(&err);
     free(path);
     return 0;
 }

@@ -1,13 +1,13 @@
 #!/bin/sh
-# run.sh FOLDER SECONDS RUNS TARGET…: builds the fuzz targets (make fuzz_built) and runs two at a time, each for
-# SECONDS or RUNS inputs (-1: no end), from seeds that are written first. Inputs that break one stay in FOLDER/found.
-# One line a target, then one for all; the exit status is 0 only if nothing was found.
+# run.sh FOLDER SECONDS RUNS TARGET…: builds the fuzz targets (make fuzz_built), writes their seeds and runs two at a
+# time, each for SECONDS or RUNS inputs (-1: no limit). Inputs that fail are saved in FOLDER/found. Prints one line per
+# target and a total; the exit status is 0 only if nothing was found.
 set -u
 folder=$1 seconds=$2 runs=$3
 shift 3
 probe=$(mktemp -d) || exit 1
 trap 'rm -rf "$probe"' EXIT
-# inputs are files in memory where that can be had
+# input files are written to memory if possible
 base=/tmp
 [ ! -w /dev/shm ] || base=/dev/shm
 TMPDIR=$(mktemp -d "$base/tost_fuzz_XXXXXX") || exit 1
@@ -16,7 +16,7 @@ trap 'rm -rf "$probe" "$TMPDIR"' EXIT
 echo 'int LLVMFuzzerTestOneInput(const unsigned char* d, unsigned long n) { return d && n == 1; }' >"$probe/a.c"
 if ! "$FUZZ_CC" -fsanitize=fuzzer,address,undefined "$probe/a.c" -o "$probe/a" 2>"$probe/why" ||
     ! "$probe/a" -runs=1 2>>"$probe/why"; then
-    echo "skipped fuzz: $FUZZ_CC makes no programs with libFuzzer"
+    echo "skipped fuzz: $FUZZ_CC cannot build with libFuzzer"
     echo "fuzz: 0 passed, 0 failed, $# skipped"
     exit 0
 fi
@@ -24,22 +24,22 @@ fi
 "$folder/seeds" "$folder/seed" || exit 1
 mkdir -p "$folder/found"
 
-# one TARGET: its inputs go into a corpus that is kept; a JSON or command line finds its words in a list
+# one TARGET: runs it; new inputs go into FOLDER/corpus/TARGET, and TARGET.dict has its keywords, if there is one
 one() {
     mkdir -p "$folder/corpus/$1"
-    words=dev/test/fuzz/$1.dict
-    [ -f "$words" ] && words=-dict=$words || words=
+    dict=dev/test/fuzz/$1.dict
+    [ -f "$dict" ] && dict=-dict=$dict || dict=
     "$folder/fuzz_$1" -max_total_time="$seconds" -runs="$runs" -max_len=4096 -timeout=20 -rss_limit_mb=1500 \
-        -close_fd_mask=1 -print_final_stats=1 -artifact_prefix="$folder/found/$1-" $words "$folder/corpus/$1" \
+        -close_fd_mask=1 -print_final_stats=1 -artifact_prefix="$folder/found/$1-" $dict "$folder/corpus/$1" \
         "$folder/seed/$1" >"$folder/$1.log" 2>&1
     status=$?
     inputs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$folder/$1.log")
     rate=$(sed -n 's/^stat::average_exec_per_sec: *//p' "$folder/$1.log")
     cover=$(sed -n 's/.* cov: \([0-9]*\) .*/\1/p' "$folder/$1.log" | tail -1)
-    printf '%-12s %10s inputs  %7s a second  %6s places reached  ' "$1" "${inputs:-?}" "${rate:-?}" "${cover:-?}"
+    printf '%-12s %10s inputs  %7s inputs/s  %6s edges covered  ' "$1" "${inputs:-?}" "${rate:-?}" "${cover:-?}"
     if [ $status -eq 0 ]; then echo "nothing found"; return 0; fi
     input=$(sed -n 's/.*Test unit written to //p' "$folder/$1.log" | tail -1)
-    echo "FAILED: $(grep -m1 -E 'broken:|ERROR:|runtime error:' "$folder/$1.log"); again with: $folder/fuzz_$1 $input"
+    echo "FAILED: $(grep -m1 -E 'broken:|ERROR:|runtime error:' "$folder/$1.log"); reproduce: $folder/fuzz_$1 $input"
     return 1
 }
 

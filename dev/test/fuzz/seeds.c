@@ -1,4 +1,4 @@
-// seeds.c: writes the inputs that each fuzz target starts from, into FOLDER/TARGET/.
+// seeds.c: writes the initial inputs of each fuzz target into FOLDER/TARGET/.
 #include <sys/stat.h>
 
 #include "fuzz.h"
@@ -11,19 +11,19 @@ extern const TostEngine tost_cpu_engine;
 static void seed(const char* root, const char* target, const char* name, const void* data, size_t size) {
     char *folder = path_join(root, target), *path = path_join(folder, name);
     TostError err;
-    must_hold(make_dirs(folder, &err), "the folder of the seeds");
+    must_hold(make_dirs(folder, &err), "cannot make the seed folder");
     FILE* f = fopen(path, "wb");
-    must_hold(f && fwrite(data, 1, size, f) == size && fclose(f) == 0, "a seed");
+    must_hold(f && fwrite(data, 1, size, f) == size && fclose(f) == 0, "cannot write a seed");
     free(folder);
     free(path);
 }
 
 #define SEED(root, target, name, text) seed(root, target, name, text, sizeof(text) - 1)
 
-// Two bytes that choose vocabulary, order and T, then a header of 256 numbers (none where magic is 0) and tokens.
-static void shard_seed(const char* root, const char* name, uint8_t how, int32_t magic, int32_t version, int width) {
+// Two bytes that set vocabulary, order and T, then a header of 256 int32 (none if magic is 0) and tokens.
+static void shard_seed(const char* root, const char* name, uint8_t flags, int32_t magic, int32_t version, int width) {
     enum { TOKENS = 40, HEADER = 256 };
-    uint8_t bytes[2 + 4 * HEADER + 4 * TOKENS] = {how, 7};
+    uint8_t bytes[2 + 4 * HEADER + 4 * TOKENS] = {flags, 7};
     const int32_t head[3] = {magic, version, TOKENS};
     size_t n = 2;
     if (magic) {
@@ -34,7 +34,7 @@ static void shard_seed(const char* root, const char* name, uint8_t how, int32_t 
     seed(root, "shards", name, bytes, n);
 }
 
-// A checkpoint of the smallest model, as fuzz_checkpoint reads it; its model file alone for fuzz_safetensors.
+// A checkpoint of a tiny model for fuzz_checkpoint, and its model file for fuzz_safetensors.
 static void checkpoint_seeds(const char* root, int bias, const char* name) {
     const TostConfig config = {.n_layer = 1, .n_head = 1, .n_embd = 2, .block_size = 2, .vocab_size = 3, .bias = bias};
     const TostEngineOptions o = {.max_batch = 1, .max_seq = 1, .training = true, .threads = 1};
@@ -46,11 +46,11 @@ static void checkpoint_seeds(const char* root, int bias, const char* name) {
     TostModel* m = tost_cpu_engine.create(&config, &o, &err);
     init_params(&tost_cpu_engine, m, &tensors, 1, 1);
     char *run = fuzz_folder(), *file;
-    must_hold(checkpoint_save(run, &info, &tost_cpu_engine, m, &tensors, 1, &err), "a checkpoint");
-    must_hold(checkpoint_find(&file, run, &err), "the checkpoint");
-    char *dir = path_dir(file), *beside = path_join(dir, "optimizer.safetensors");
+    must_hold(checkpoint_save(run, &info, &tost_cpu_engine, m, &tensors, 1, &err), "cannot save the checkpoint");
+    must_hold(checkpoint_find(&file, run, &err), "cannot find the checkpoint");
+    char *dir = path_dir(file), *optimizer = path_join(dir, "optimizer.safetensors");
     Bytes a, b;
-    must_hold(read_file(&a, file, &err) && read_file(&b, beside, &err), "the files of the checkpoint");
+    must_hold(read_file(&a, file, &err) && read_file(&b, optimizer, &err), "cannot read the checkpoint");
     seed(root, "safetensors", name, a.data, a.size);
     uint8_t* both = xmalloc(2 + a.size + b.size);
     both[0] = (uint8_t)a.size;
@@ -58,13 +58,13 @@ static void checkpoint_seeds(const char* root, int bias, const char* name) {
     memcpy(both + 2, a.data, a.size);
     memcpy(both + 2 + a.size, b.data, b.size);
     seed(root, "checkpoint", name, both, 2 + a.size + b.size);
-    must_hold(remove_tree(run, &err), "the folder of the checkpoint");
+    must_hold(remove_tree(run, &err), "cannot remove the checkpoint");
     tost_cpu_engine.destroy(m);
     tost_tensors_free(&tensors);
-    free(a.data), free(b.data), free(both), free(run), free(file), free(dir), free(beside);
+    free(a.data), free(b.data), free(both), free(run), free(file), free(dir), free(optimizer);
 }
 
-// A file of two tensors of bytes: the second begins and ends as said, the data has as many bytes.
+// A file with two byte tensors; the second has `elements` bytes starting at `begin`.
 static void tensor_seed(const char* root, const char* name, int elements, int begin) {
     char text[400] = {0};
     const int n = snprintf(text + 8, sizeof text - 8, "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
@@ -80,7 +80,7 @@ static void text_seeds(const char* root) {
     for (size_t i = 0; i < countof(texts); i++) {
         char both[200], name[8];
         const size_t n = strlen(texts[i]);
-        memcpy(both, merges, sizeof merges);   // with its zero byte
+        memcpy(both, merges, sizeof merges);   // including its zero byte
         memcpy(both + sizeof merges, texts[i], n);
         snprintf(name, sizeof name, "%zu", i);
         seed(root, "tokenizer", name, both, sizeof merges + n);

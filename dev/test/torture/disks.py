@@ -1,5 +1,5 @@
-"""disks.py: the power goes, calls fail, the disk fills, a folder becomes read-only: the last checkpoint stands, the
-line on stderr says which file and why, and the run goes on to the straight run's bytes."""
+"""disks.py: power failures, calls that fail, full disks, a folder that becomes read-only: the last checkpoint is
+kept, one line on stderr names file and reason, and the resumed run ends with the bytes of a run without faults."""
 
 import contextlib
 import dataclasses
@@ -20,10 +20,11 @@ ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT)
 
 
 # ---------------------------------------------------------------------------------------------
-# The power goes
+# Power failures
 
 def discipline(report, records):
-    """Each save in the order that a power loss cannot break: bytes, folder, name, run folder, and only then removal."""
+    """Checks the order of each save, which makes it safe: sync the bytes, the folder, rename, sync the run folder,
+    then remove."""
     synced, dirty, folder_synced, pending = set(), set(), False, None
     log_dirty = saves = 0
     for r in records:
@@ -31,7 +32,7 @@ def discipline(report, records):
         if here.endswith("log.csv"):
             log_dirty = r.name == "write" or (log_dirty and r.name != "fsync")
         elif r.name == "mkdir" and here.endswith(".tmp"):
-            report.check(not log_dirty, f"{here} is begun before log.csv is synced")
+            report.check(not log_dirty, f"{here} is started before log.csv is synced")
             synced, dirty, folder_synced = set(), set(), False
         elif r.name in ("write", "new") and "/step_" in here:
             dirty.add(here)
@@ -42,17 +43,17 @@ def discipline(report, records):
             folder_synced = here.endswith(".tmp") and not dirty
         elif r.name in ("rename", "exchange") and re.fullmatch(r"run/step_\d+", r.other):
             whole = not dirty and len(synced) == 3 and folder_synced
-            report.check(whole, f"{r.other} is named before all of it is synced")
+            report.check(whole, f"{r.other} is renamed before all of it is synced")
             pending, saves = r.other, saves + 1
         elif r.name == "fsync" and here == "run":
             pending = None
         elif r.name in ("rename", "unlink", "rmdir"):
-            report.check(pending is None, f"{here} goes before the name {pending} is synced")
+            report.check(pending is None, f"{here} is removed before the name {pending} is synced")
     return saves
 
 
 def lost_trees(tree, records, rng):
-    """(number of calls done, what lasts, step that must last) for each call and each kind of loss; each tree once."""
+    """(number of calls done, kind of loss, what survives, step that must survive) for each call; each tree once."""
     disk, seen = journal.Disk(tree), set()
     for done in range(len(records) + 1):
         if done:
@@ -66,13 +67,14 @@ def lost_trees(tree, records, rng):
                 yield done, kind, left, least
 
 
-def lose_power(w, report, what, args, start, straight, every, rng):
-    """The power goes after each call of a launch that begins on the folder `start`. How many folders were resumed."""
+def lose_power(w, report, what, args, start, reference, every, rng):
+    """Power failures after each call of a launch that starts with the folder `start`. Returns the number of folders
+    resumed."""
     case = w.case(start)
     ran = case.launch([*args, *world.OUT])
-    report.check(ran.status == 0, f"{what}: {ran.words()}")
+    report.check(ran.status == 0, f"{what}: {ran.summary()}")
     same = journal_is_whole(start, ran.journal, case.tree())
-    report.check(same, f"{what}: the journal does not make what is on disk")
+    report.check(same, f"{what}: replaying the journal does not give what is on disk")
     floor = case_floor(start)
     case.remove()
     count = 0
@@ -80,12 +82,10 @@ def lose_power(w, report, what, args, start, straight, every, rng):
         if n % every:
             continue
         count += 1
-        here = f"{what}, power lost after call {done} ({kind})"
+        here = f"{what}, power failure after call {done} ({kind})"
         case = w.case(left)
-        case.stands(report, here, max(floor, least), sample=count % 8 == 0)
-        last = case.go_on(SHORT)
-        report.check(last.status == 0, f"{here}: the resume: {last.words()}")
-        case.ends_as(report, here, straight, older="is finished" not in last.out)
+        case.check_checkpoints(report, here, max(floor, least), sample=count % 8 == 0)
+        case.check_resume(report, here, SHORT, reference)
         case.remove()
     return count
 
@@ -102,7 +102,7 @@ def journal_is_whole(start, records, end):
 
 
 def half_done(w):
-    """A run that was killed inside its second save: log rows beyond its checkpoint, and an unfinished folder."""
+    """A run killed inside its second save: log rows after its checkpoint, and an unfinished folder."""
     case = w.case()
     at = 1
     while not (case.complete() == [2] and case.unfinished()):
@@ -118,12 +118,12 @@ def half_done(w):
 def power(w, report, every, seed):
     report.begin("power")
     rng = random.Random(f"power {seed}")
-    straight, records = w.straight(SHORT)
+    reference, records = w.reference(SHORT)
     saves = discipline(report, records)
-    report.check(saves == 3, f"3 saves wanted, the journal shows {saves}")
-    count = lose_power(w, report, "a new run", SHORT, {}, straight, every, rng)
-    count += lose_power(w, report, "a resumed run", ["--resume"], half_done(w), straight, every, rng)
-    report.figure(f"order of syncs in {saves} saves; {count} different folders that a loss may leave, each resumed")
+    report.check(saves == 3, f"expected 3 saves, the journal shows {saves}")
+    count = lose_power(w, report, "a new run", SHORT, {}, reference, every, rng)
+    count += lose_power(w, report, "a resumed run", ["--resume"], half_done(w), reference, every, rng)
+    report.figure(f"order of syncs in {saves} saves; {count} folders that a power failure may leave, each resumed")
     report.end()
 
 
@@ -131,7 +131,7 @@ def power(w, report, every, seed):
 # Calls that fail
 
 def kinds():
-    """(what faults.c is told, errno or None where all may go well)"""
+    """(value of TORTURE_DO, errno or None if the call may succeed)"""
     for e in ERRORS:
         yield f"fail:{e}", e
     yield f"fail:{errno.EINTR}", errno.EINTR
@@ -143,13 +143,13 @@ def kinds():
 
 @dataclasses.dataclass
 class Job:
-    """A launch that is repeated with a fault at each of its calls."""
+    """A launch to be repeated with a fault at each of its calls."""
     name: str
     args: list           # of the program
-    start: dict          # the folder it begins on
-    attempt: object      # attempt(Trial): what must hold after one fault
-    fresh: list = None   # the options of the run, and the folder that it must end as
-    straight: dict = None
+    start: dict          # the initial folder
+    attempt: object      # attempt(Trial): checks what follows one fault
+    fresh: list = None   # options of the run, and the folder without faults
+    reference: dict = None
 
 
 @dataclasses.dataclass
@@ -159,7 +159,7 @@ class Trial:
     job: Job
     at: int
     do: str
-    errno: int    # None: all may go well
+    errno: int    # None: the call may succeed
 
     def launch(self):
         self.case = self.w.case(self.job.start)
@@ -172,72 +172,70 @@ class Trial:
         return self.report.check(ok, f"{self.what}: {text}")
 
     def harmless(self):
-        """Whether all may end well: what failed once is done again (a name is given in another way, if not in the
-        first) or was done before (a folder made); or what it is about is safe by then (a file closed after its sync)
-        or of no weight (the note in the lock, an old checkpoint that stays, which is said)."""
+        """True if the program may succeed: the failed call is repeated (a rename by other means) or was not needed (a
+        folder that exists), the data is already safe (close after sync), or the failure does not matter (the note
+        in the lock file; an old checkpoint that cannot be removed, with a warning)."""
         call, path = self.fault
         once = not self.do.startswith(("stay", "fill"))
         if path.endswith("run.lock") and call != "open":
             return once or call in ("unlink", "close")
         made = {*self.job.start, *(r.path for r in self.result.journal if r.name == "mkdir")}
         again = (call == "mkdir" and path in made) or (call == "rename" and "/step_" in path)
-        return self.errno in (None, errno.EINTR) or call == "close" or (once and again) or self.kept_old()
+        return self.errno in (None, errno.EINTR) or call == "close" or (once and again) or self.old_remains()
 
-    def kept_old(self):
+    def old_remains(self):
         refused = any(r.name == "fault" and ".old.tmp" in r.path for r in self.result.journal)
-        return refused and self.stays in self.result.err
+        return refused and self.REMAINS in self.result.err
 
-    stays = "is saved, but what it replaces could not be removed"
+    REMAINS = "could not be removed"
 
     def fails_well(self):
-        """Not noticed where that is harmless, else status 1 and one line that names file (or folder) and reason; eval's
-        heading and words of an old checkpoint that stays may come before it. Whether it failed."""
+        """Status 0 if the fault is harmless, else status 1 and one line that names file (or folder) and reason; the
+        header of eval and a warning about an old checkpoint may precede it. Returns True if the program failed."""
         if self.result.status == 0:
-            self.check(self.harmless(), "not noticed")
+            self.check(self.harmless(), "status 0 in spite of the fault")
             return False
-        self.check(self.result.status == 1, f"status 1 wanted: {self.result.words()}")
+        self.check(self.result.status == 1, f"expected status 1: {self.result.summary()}")
         if self.errno is None:
             return True
         path, err = self.fault[1], self.result.err
         names = {os.path.basename(path), os.path.basename(os.path.dirname(path)), path.removesuffix(".tmp")} - {""}
         heading = re.compile(r".*, step \d+; shards: \d+; windows: ")
-        lines = [x for x in err.splitlines() if not heading.match(x) and self.stays not in x]
-        self.check(len(lines) == 1, f"one line on stderr wanted: {err!r}")
+        lines = [x for x in err.splitlines() if not heading.match(x) and self.REMAINS not in x]
+        self.check(len(lines) == 1, f"expected one line on stderr: {err!r}")
         self.check(any(n in err for n in names), f"{path} is not named: {err!r}")
-        self.check(lines and os.strerror(self.errno) in lines[-1], f"{os.strerror(self.errno)!r} is not said: {err!r}")
+        self.check(lines and os.strerror(self.errno) in lines[-1], f"{os.strerror(self.errno)!r} is missing: {err!r}")
         return True
 
-    def goes_on_well(self):
-        """What stands after a failure opens, and the run goes on to the straight one's end."""
+    def check_resume(self):
+        """The checkpoints after a failure open, and the resumed run ends like the reference run."""
         least = max(case_floor(self.job.start), world.saved(self.result.journal))
-        self.case.stands(self.report, self.what, least, sample=self.at % 16 == 0)
-        last = self.case.go_on(self.job.fresh)
-        self.check(last.status == 0, f"the resume: {last.words()}")
-        self.case.ends_as(self.report, self.what, self.job.straight, older="is finished" not in last.out)
+        self.case.check_checkpoints(self.report, self.what, least, sample=self.at % 16 == 0)
+        self.case.check_resume(self.report, self.what, self.job.fresh, self.job.reference)
 
 
 def fail_and_stop(t):
     """--on-save-error stop, the default."""
     t.launch()
     if t.fails_well():
-        t.goes_on_well()
+        t.check_resume()
     else:
-        t.case.ends_as(t.report, t.what, t.job.straight, older=not t.kept_old())
+        t.case.check_same(t.report, t.what, t.job.reference, older=not t.old_remains())
 
 
 def fail_and_continue(t):
-    """--on-save-error continue: once the run has begun, what fails is said, and it trains on to its last update; if
-    that is saved all is well, else it is resumed from what could be saved."""
+    """--on-save-error continue: a failure during training is a warning, and the run trains to its last step. If that is
+    saved the run succeeds, else it is resumed from what could be saved."""
     t.launch()
-    said = [line for line in t.result.err.splitlines() if "training goes on" in line]
+    warnings = [line for line in t.result.err.splitlines() if "training continues" in line]
     if t.result.status == 0:
-        t.check(said or t.harmless(), "not said")
-        t.check(all(t.errno is None or os.strerror(t.errno) in line for line in said), f"no reason in {said}")
-        t.case.ends_as(t.report, t.what, t.job.straight, older=not t.kept_old())
+        t.check(warnings or t.harmless(), "no warning")
+        t.check(all(t.errno is None or os.strerror(t.errno) in line for line in warnings), f"no reason in {warnings}")
+        t.case.check_same(t.report, t.what, t.job.reference, older=not t.old_remains())
         return
-    t.check(t.result.status == 1, f"status 1 wanted: {t.result.words()}")
-    t.check("\nstep 6/" in t.result.out or "\nstep 1/" not in t.result.out, f"it did not train on: {t.result.words()}")
-    t.goes_on_well()
+    t.check(t.result.status == 1, f"expected status 1: {t.result.summary()}")
+    t.check("\nstep 6/" in t.result.out or "\nstep 1/" not in t.result.out, f"training stopped: {t.result.summary()}")
+    t.check_resume()
 
 
 def fail_tokenize(t):
@@ -251,28 +249,28 @@ def fail_tokenize(t):
         t.check(left in ([], ["made"]), f"files are left: {left}")
 
 
-OLD_FIGURES = b"figures of before\n"
+OLD_JSON = b"old results\n"
 
 
 def fail_json(t):
-    """The figures of before, or all of the new ones, and nothing beside them."""
+    """The old results or the complete new ones, and no other file."""
     t.launch()
     after = t.case.tree(".")
     text = after.get("./out.json", b"")
     if not t.fails_well():
-        t.check(text.endswith(b"}\n"), f"half of the figures: {text[-40:]!r}")
+        t.check(text.endswith(b"}\n"), f"incomplete results: {text[-40:]!r}")
         return
-    t.check(text == OLD_FIGURES, "the old figures are gone")
+    t.check(text == OLD_JSON, "the old results are lost")
     if not t.do.startswith("stay"):
         t.check("./out.json.tmp" not in after, "out.json.tmp is left")
 
 
 def fail_all(w, report, job, share, rng):
-    """A trial for every call that the launch makes and every kind of fault, or for a share of them."""
+    """A trial for every call of the launch and every kind of fault, or for a random 1 of `share` of them."""
     case = w.case(job.start)
     ran = case.launch(job.args)
     case.remove()
-    report.check(ran.status == 0 and ran.calls() > 0, f"{job.name} without a fault: {ran.words()}")
+    report.check(ran.status == 0 and ran.calls() > 0, f"{job.name} without a fault: {ran.summary()}")
     pairs = [(at, do, e) for do, e in kinds() for at in range(1, ran.calls() + 1)]
     for at, do, e in rng.sample(pairs, -(-len(pairs) // share)):
         trial = Trial(w, report, job, at, do, e)
@@ -285,16 +283,16 @@ def fail_all(w, report, job, share, rng):
 def faults(w, report, every, seed):
     report.begin("fault")
     rng = random.Random(f"fault {seed}")
-    straight, _ = w.straight(SHORT)
-    patient = [*SHORT, "--on-save-error", "continue"]
+    reference, _ = w.reference(SHORT)
+    tolerant = [*SHORT, "--on-save-error", "continue"]
     jobs = [
-        Job("stop", [*SHORT, *world.OUT], {}, fail_and_stop, SHORT, straight),
-        Job("resumed", ["--resume", *world.OUT], half_done(w), fail_and_stop, SHORT, straight),
-        Job("continue", [*patient, *world.OUT], {}, fail_and_continue, patient, w.straight(patient)[0]),
+        Job("stop", [*SHORT, *world.OUT], {}, fail_and_stop, SHORT, reference),
+        Job("resumed", ["--resume", *world.OUT], half_done(w), fail_and_stop, SHORT, reference),
+        Job("continue", [*tolerant, *world.OUT], {}, fail_and_continue, tolerant, w.reference(tolerant)[0]),
         Job("tokenize", ["tokenize", "--tokenizer", "../vocab.bpe", "--val-frac", "0.2", "--shard-tokens", "9000",
                          "--out", "made/x", "../text.txt"], {}, fail_tokenize),
         Job("eval --json", ["eval", "--model", "run", "--data", "../tiny_val_*.bin", "--tokenizer", "../vocab.bpe",
-                            "--json", "out.json"], {**straight, "out.json": OLD_FIGURES}, fail_json),
+                            "--json", "out.json"], {**reference, "out.json": OLD_JSON}, fail_json),
     ]
     for job in jobs:
         fail_all(w, report, job, every, rng)
@@ -302,7 +300,7 @@ def faults(w, report, every, seed):
 
 
 # ---------------------------------------------------------------------------------------------
-# A disk that fills, a folder that becomes read-only
+# Full disks, a folder that becomes read-only
 
 KEEP_ALL = [*SHORT[:-2], "--keep", "0"]
 
@@ -313,7 +311,7 @@ def one_line(err, why, file):
 
 @contextlib.contextmanager
 def small_disk(where, size):
-    """A tmpfs of `size` bytes at `where`; None where it cannot be mounted. It is unmounted whatever happens."""
+    """A tmpfs of `size` bytes at `where`, or None if it cannot be mounted. Always unmounted at the end."""
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", where], capture_output=True)
     if made.returncode != 0:
         yield None
@@ -325,65 +323,61 @@ def small_disk(where, size):
             subprocess.run(["umount", "-l", where], capture_output=True)
 
 
-def fills(w, report, straight, size):
-    """A run in a disk that holds some of its checkpoints but not all; then the disk grows."""
+def fills(w, report, reference, size):
+    """A run on a disk with room for some of its checkpoints; then the disk grows."""
     case = w.case()
     os.mkdir(case.path("run"))
     what = f"a disk of {size >> 10} KiB"
     with small_disk(case.path("run"), size) as disk:
         if not disk:
-            report.skip("a disk that fills: a tmpfs cannot be mounted here (it takes root)")
+            report.skip("full disks: a tmpfs cannot be mounted here (needs root)")
             return False
         result = case.launch([*KEEP_ALL, *world.OUT])
-        report.check(result.status == 1, f"{what}: status 1 wanted: {result.words()}")
+        report.check(result.status == 1, f"{what}: expected status 1: {result.summary()}")
         report.check(one_line(result.err, errno.ENOSPC, "run/"),
-                     f"{what}: one line wanted that names file and reason: {result.err!r}")
-        case.stands(report, what, world.saved(result.journal), sample=True)
+                     f"{what}: expected one line with file and reason: {result.err!r}")
+        case.check_checkpoints(report, what, world.saved(result.journal), sample=True)
         subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
-        last = case.go_on(KEEP_ALL)
-        report.check(last.status == 0, f"{what}: the resume: {last.words()}")
-        case.ends_as(report, what, straight)
+        case.check_resume(report, what, KEEP_ALL, reference, older=True)
     case.remove()
     return True
 
 
 def turns_read_only(w, report):
-    """The folder becomes read-only between two saves, while the program holds files in it open: a mount of itself is
-    laid over it."""
-    straight, records = w.straight(KEEP_ALL)
+    """The folder becomes read-only between two saves, while the program has files in it open: by a bind mount of the
+    folder on itself."""
+    reference, records = w.reference(KEEP_ALL)
     rows = [r.call for r in records if r.name == "write" and r.path == "run/log.csv"]
     case, what = w.case(), "a folder that becomes read-only"
     run = case.path("run")
     process = case.start([*KEEP_ALL, *world.OUT], at=rows[3], do=f"signal:{int(signal.SIGSTOP)}")
-    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)   # at the row of update 3
-    laid = subprocess.run(["mount", "--bind", run, run], capture_output=True, text=True)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)   # at the log row of step 3
+    bound = subprocess.run(["mount", "--bind", run, run], capture_output=True, text=True)
     try:
         locked = subprocess.run(["mount", "-o", "remount,bind,ro", run], capture_output=True, text=True)
         process.send_signal(signal.SIGCONT)
         result = case.finish(process)
     finally:
-        if laid.returncode == 0:
+        if bound.returncode == 0:
             subprocess.run(["umount", run], check=True)
-    if laid.returncode or locked.returncode:
-        report.skip(f"{what}: {(laid.stderr or locked.stderr).strip()} (it takes root)")
+    if bound.returncode or locked.returncode:
+        report.skip(f"{what}: {(bound.stderr or locked.stderr).strip()} (needs root)")
         return
-    report.check(result.status == 1, f"{what}: status 1 wanted: {result.words()}")
+    report.check(result.status == 1, f"{what}: expected status 1: {result.summary()}")
     report.check(one_line(result.err, errno.EROFS, "run/step_00000004"),
-                 f"{what}: one line that names file and reason: {result.err!r}")
-    case.stands(report, what, 2)
-    last = case.launch(["--resume", *world.OUT])
-    report.check(last.status == 0, f"{what}: the resume: {last.words()}")
-    case.ends_as(report, what, straight)
+                 f"{what}: expected one line with file and reason: {result.err!r}")
+    case.check_checkpoints(report, what, 2)
+    case.check_resume(report, what, KEEP_ALL, reference, older=True)
     case.remove()
 
 
 def full(w, report):
     report.begin("full")
     if not shutil.which("mount"):
-        report.skip("a disk that fills, a folder that becomes read-only: no mount is installed")
+        report.skip("full disks, a folder that becomes read-only: mount is not installed")
         return report.end()
-    straight, _ = w.straight(KEEP_ALL)
-    tried = [size for size in range(64 << 10, 288 << 10, 16 << 10) if fills(w, report, straight, size)]
+    reference, _ = w.reference(KEEP_ALL)
+    tried = [size for size in range(64 << 10, 288 << 10, 16 << 10) if fills(w, report, reference, size)]
     turns_read_only(w, report)
-    report.figure(f"tmpfs of {len(tried)} sizes, each full at another place" if tried else "no tmpfs could be mounted")
+    report.figure(f"tmpfs of {len(tried)} sizes" if tried else "no tmpfs could be mounted")
     report.end()

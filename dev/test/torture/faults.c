@@ -1,20 +1,20 @@
-// faults.c: a library for LD_PRELOAD that counts the calls by which a program changes files, writes them down, and at
-// the one that is asked for ends the program, fails, or does half.
+// faults.c: a library for LD_PRELOAD that counts and records the calls by which a program changes files, and at a
+// chosen call kills the program, makes the call fail, or performs half of it.
 //
-//   TORTURE_AT=N         the call, counted from 1; without it nothing is done but writing down
-//   TORTURE_ONLY=TEXT    only calls with TEXT in their path are counted for it
-//   TORTURE_DO=before    SIGKILL before the call is done       after    … after it
-//              half      SIGKILL after half of a write's bytes (another call: before it)
-//              fail:E    the call fails with errno E, once     stay:E   … and so do all after it
-//              fill:E    half of a write's bytes are written, then as stay
-//              short     a write writes half of its bytes and says so
-//              signal:S  signal S to itself before the call    twice:S  … two of them
-//   TORTURE_JOURNAL=FILE what was done, a record a call: see journal.py
+//   TORTURE_AT=N         the call to act on, counted from 1; without it calls are only recorded
+//   TORTURE_ONLY=TEXT    count only calls with TEXT in their path
+//   TORTURE_DO=before    SIGKILL before the call             after    SIGKILL after the call
+//              half      SIGKILL after half of the bytes of a write (other calls: before)
+//              fail:E    the call fails once with errno E    stay:E   this call and all later ones fail
+//              fill:E    half of the bytes of a write are written, then like stay
+//              short     a write writes half of its bytes and returns that number
+//              signal:S  raise signal S before the call      twice:S  raise it twice
+//   TORTURE_JOURNAL=FILE a record per call: see journal.py
 //
-// Counted: open for writing, mkdir, rename, unlink, rmdir, and of files opened for writing and folders opened for
-// syncing write, fsync, ftruncate and close. Standard output and error are left alone, and so are files only read.
-// libc's own streams write without a call that could be interposed: fopen gives a stream of this library here, which
-// writes as glibc's does, all that it is given, until one write fails.
+// Counted: open for writing, mkdir, rename, unlink, rmdir, and write, fsync, ftruncate and close of files opened for
+// writing and folders opened for syncing. Not counted: standard output and error, files only read. The streams of libc
+// write without calls that could be interposed: fopen therefore returns a stream of this library, which like glibc's
+// writes everything until a write fails.
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -30,26 +30,26 @@
 
 enum { FDS = 1024, PATH_CAP = 512, STDERR_END = 3 };
 
-typedef enum { NOTHING, BEFORE, AFTER, HALF, FAIL, STAY, FILL, SHORT, SIGNAL, TWICE } What;
+typedef enum { NOTHING, BEFORE, AFTER, HALF, FAIL, STAY, FILL, SHORT, SIGNAL, TWICE } Fault;
 
-static const char* const what_names[] = {"", "before", "after", "half", "fail", "stay", "fill", "short", "signal",
+static const char* const fault_names[] = {"", "before", "after", "half", "fail", "stay", "fill", "short", "signal",
                                          "twice"};
 
-// An interposer has no other place for its state than the process.
+// An interposer can keep its state only in global variables.
 static struct {
     bool  ready;
-    long  at, count;             // the call to act on; calls so far
-    const char* only;            // NULL: all calls count for `at`
-    long  matched;               // calls so far that do
+    long  at, count;             // the call to act on; number of calls so far
+    const char* only;            // NULL: all calls match
+    long  matched;               // number of matching calls so far
     bool  acted;
-    What  what;
+    Fault fault;
     int   number;                // errno or signal
     int   journal;               // -1: none
-    long  opened;                // a number for each opening, since descriptors are used again
-    struct { long id; char path[PATH_CAP]; FILE* stream; } fd[FDS];   // id 0: not followed
+    long  opened;                // numbers openings, because descriptors are reused
+    struct { long id; char path[PATH_CAP]; FILE* stream; } fd[FDS];   // id 0: not tracked
 } self;
 
-// The next definition of a function: libc's.
+// The next definition of a function, which is that of libc.
 #define REAL(name) ((__typeof__(&name))(uintptr_t)dlsym(RTLD_NEXT, #name))
 
 __attribute__((constructor))
@@ -60,23 +60,23 @@ static void set_up(void) {
     self.at = at ? atol(at) : 0;
     self.only = getenv("TORTURE_ONLY");
     for (int w = BEFORE; what && w <= TWICE; w++) {
-        const size_t n = strlen(what_names[w]);
-        if (strncmp(what, what_names[w], n) != 0 || (what[n] && what[n] != ':')) continue;
-        self.what = (What)w;
+        const size_t n = strlen(fault_names[w]);
+        if (strncmp(what, fault_names[w], n) != 0 || (what[n] && what[n] != ':')) continue;
+        self.fault = (Fault)w;
         self.number = what[n] ? atoi(what + n + 1) : 0;
     }
     self.journal = -1;
     if (!journal) return;
     const int low = REAL(open)(journal, O_WRONLY | O_CREAT | O_APPEND, 0666);
-    self.journal = fcntl(low, F_DUPFD_CLOEXEC, FDS);   // out of the way of the program's descriptors
+    self.journal = fcntl(low, F_DUPFD_CLOEXEC, FDS);   // beyond the program's descriptors
     REAL(close)(low);
 }
 
 // ---------------------------------------------------------------------------------------------
-// The journal: a line "CALL\tNAME\tID\tPATH\tOTHER\tOFFSET\tBYTES", and after a write its bytes and a line end
+// The journal: a line "CALL\tNAME\tID\tPATH\tOTHER\tOFFSET\tBYTES"; after a write its bytes and a newline follow
 
-static void note(const char* name, long id, const char* path, const char* other, long long offset, const void* data,
-                 size_t n) {
+static void record(const char* name, long id, const char* path, const char* other, long long offset, const void* data,
+                   size_t n) {
     char line[2 * PATH_CAP + 160];
     if (self.journal < 0) return;
     const int saved = errno;
@@ -84,53 +84,53 @@ static void note(const char* name, long id, const char* path, const char* other,
                                 other, offset, n);
     bool ok = REAL(write)(self.journal, line, (size_t)length) == length;
     if (n) ok = ok && REAL(write)(self.journal, data, n) == (ssize_t)n && REAL(write)(self.journal, "\n", 1) == 1;
-    if (!ok) abort();   // a journal with a gap would prove nothing
+    if (!ok) abort();   // a journal with gaps is useless
     errno = saved;
 }
 
-static void end_here(const char* when, const char* name, const char* path) {
+static void kill_here(const char* when, const char* name, const char* path) {
     char text[64];
     snprintf(text, sizeof text, "kill-%s-%s", when, name);
-    note(text, 0, path, "", 0, NULL, 0);
+    record(text, 0, path, "", 0, NULL, 0);
     kill(getpid(), SIGKILL);
     for (;;) pause();
 }
 
-// The number of calls there were, where the program comes to its end.
+// Records the total number of calls if the program exits by itself.
 __attribute__((destructor))
-static void sum_up(void) { note("end", 0, "", "", 0, NULL, 0); }
+static void record_end(void) { record("end", 0, "", "", 0, NULL, 0); }
 
 // ---------------------------------------------------------------------------------------------
-// What happens at a call
+// Faults
 
-typedef enum { DO, DO_HALF, DO_THEN_END, DO_HALF_THEN_END, REFUSE } Verdict;
+typedef enum { DO, DO_HALF, DO_THEN_KILL, DO_HALF_THEN_KILL, FAIL_CALL } Action;
 
-// A full disk still lets go of what it holds.
-static bool frees(const char* name) {
+// Calls that succeed on a full disk, because they free space.
+static bool frees_space(const char* name) {
     const bool full = self.number == ENOSPC || self.number == EDQUOT;
     return full && (strcmp(name, "unlink") == 0 || strcmp(name, "rmdir") == 0 || strcmp(name, "close") == 0);
 }
 
-static Verdict judge(const char* name, const char* path) {
+static Action next_action(const char* name, const char* path) {
     set_up();
     self.count++;
     const bool write = strcmp(name, "write") == 0, matches = !self.only || strstr(path, self.only);
     self.matched += matches;
     const bool here = matches && self.at > 0 && self.matched == self.at;
-    if (self.acted && (self.what == STAY || self.what == FILL) && !frees(name)) {
-        note("fault", self.number, path, name, 0, NULL, 0);
+    if (self.acted && (self.fault == STAY || self.fault == FILL) && !frees_space(name)) {
+        record("fault", self.number, path, name, 0, NULL, 0);
         errno = self.number;
-        return REFUSE;
+        return FAIL_CALL;
     }
     if (!here) return DO;
     self.acted = true;
-    switch (self.what) {
+    switch (self.fault) {
         case NOTHING: return DO;
-        case BEFORE:  end_here("before", name, path); break;
-        case AFTER:   return DO_THEN_END;
-        case HALF:    if (write) return DO_HALF_THEN_END;
-                      end_here("before", name, path); break;
-        case SHORT:   note("fault", 0, path, name, 0, NULL, 0); return write ? DO_HALF : DO;
+        case BEFORE:  kill_here("before", name, path); break;
+        case AFTER:   return DO_THEN_KILL;
+        case HALF:    if (write) return DO_HALF_THEN_KILL;
+                      kill_here("before", name, path); break;
+        case SHORT:   record("fault", 0, path, name, 0, NULL, 0); return write ? DO_HALF : DO;
         case FILL:    if (write) return DO_HALF;
                       break;
         case TWICE:   raise(self.number); raise(self.number); return DO;
@@ -138,18 +138,18 @@ static Verdict judge(const char* name, const char* path) {
         case FAIL:
         case STAY:    break;
     }
-    note("fault", self.number, path, name, 0, NULL, 0);
+    record("fault", self.number, path, name, 0, NULL, 0);
     errno = self.number;
-    return REFUSE;
+    return FAIL_CALL;
 }
 
-// After the call, done with success or not.
-static void done(Verdict v, const char* name, const char* path) {
-    if (v == DO_THEN_END) end_here("after", name, path);
-    if (v == DO_HALF_THEN_END) end_here("half", name, path);
+// After the call, whether it succeeded or not.
+static void finish(Action a, const char* name, const char* path) {
+    if (a == DO_THEN_KILL) kill_here("after", name, path);
+    if (a == DO_HALF_THEN_KILL) kill_here("half", name, path);
 }
 
-static bool followed(int fd) { return fd >= STDERR_END && fd < FDS && self.fd[fd].id > 0; }
+static bool tracked(int fd) { return fd >= STDERR_END && fd < FDS && self.fd[fd].id > 0; }
 
 // ---------------------------------------------------------------------------------------------
 // Calls on descriptors
@@ -157,49 +157,49 @@ static bool followed(int fd) { return fd >= STDERR_END && fd < FDS && self.fd[fd
 static int open_counted(const char* path, int flags, mode_t mode) {
     const bool writes = (flags & O_ACCMODE) != O_RDONLY, folder = flags & O_DIRECTORY;
     if (!writes && !folder) return REAL(open)(path, flags, mode);
-    const Verdict v = judge("open", path);
-    if (v == REFUSE) return -1;
+    const Action a = next_action("open", path);
+    if (a == FAIL_CALL) return -1;
     const int fd = REAL(open)(path, flags, mode);
     if (fd >= STDERR_END && fd < FDS) {
         self.fd[fd].id = ++self.opened;
         self.fd[fd].stream = NULL;
         snprintf(self.fd[fd].path, PATH_CAP, "%s", path);
         const char* how = folder ? "folder" : flags & O_TRUNC ? "new" : flags & O_CREAT ? "append" : "change";
-        note(how, self.opened, path, "", 0, NULL, 0);
+        record(how, self.opened, path, "", 0, NULL, 0);
     }
-    done(v, "open", path);
+    finish(a, "open", path);
     return fd;
 }
 
 static ssize_t write_counted(int fd, const void* data, size_t n, off_t at) {
     const char* path = self.fd[fd].path;
-    const Verdict v = judge("write", path);
-    if (v == REFUSE) return -1;
+    const Action a = next_action("write", path);
+    if (a == FAIL_CALL) return -1;
     struct stat st;
     const bool append = fcntl(fd, F_GETFL) & O_APPEND;
     const off_t offset = at >= 0 ? at : append && fstat(fd, &st) == 0 ? st.st_size : lseek(fd, 0, SEEK_CUR);
-    const size_t wanted = v == DO_HALF || v == DO_HALF_THEN_END ? (n + 1) / 2 : n;
+    const size_t wanted = a == DO_HALF || a == DO_HALF_THEN_KILL ? (n + 1) / 2 : n;
     const ssize_t got = at >= 0 ? REAL(pwrite)(fd, data, wanted, at) : REAL(write)(fd, data, wanted);
-    if (got > 0) note("write", self.fd[fd].id, path, "", offset, data, (size_t)got);
-    done(v, "write", path);
+    if (got > 0) record("write", self.fd[fd].id, path, "", offset, data, (size_t)got);
+    finish(a, "write", path);
     return got;
 }
 
 ssize_t write(int fd, const void* data, size_t n) {
-    return followed(fd) ? write_counted(fd, data, n, -1) : REAL(write)(fd, data, n);
+    return tracked(fd) ? write_counted(fd, data, n, -1) : REAL(write)(fd, data, n);
 }
 
 ssize_t pwrite(int fd, const void* data, size_t n, off_t at) {
-    return followed(fd) ? write_counted(fd, data, n, at) : REAL(pwrite)(fd, data, n, at);
+    return tracked(fd) ? write_counted(fd, data, n, at) : REAL(pwrite)(fd, data, n, at);
 }
 
 static int sync_counted(int fd, int (*sync)(int)) {
-    if (!followed(fd)) return sync(fd);
-    const Verdict v = judge("fsync", self.fd[fd].path);
-    if (v == REFUSE) return -1;
+    if (!tracked(fd)) return sync(fd);
+    const Action a = next_action("fsync", self.fd[fd].path);
+    if (a == FAIL_CALL) return -1;
     const int rc = sync(fd);
-    if (rc == 0) note("fsync", self.fd[fd].id, self.fd[fd].path, "", 0, NULL, 0);
-    done(v, "fsync", self.fd[fd].path);
+    if (rc == 0) record("fsync", self.fd[fd].id, self.fd[fd].path, "", 0, NULL, 0);
+    finish(a, "fsync", self.fd[fd].path);
     return rc;
 }
 
@@ -207,61 +207,61 @@ int fsync(int fd) { return sync_counted(fd, REAL(fsync)); }
 int fdatasync(int fd) { return sync_counted(fd, REAL(fdatasync)); }
 
 int ftruncate(int fd, off_t size) {
-    if (!followed(fd)) return REAL(ftruncate)(fd, size);
-    const Verdict v = judge("ftruncate", self.fd[fd].path);
-    if (v == REFUSE) return -1;
+    if (!tracked(fd)) return REAL(ftruncate)(fd, size);
+    const Action a = next_action("ftruncate", self.fd[fd].path);
+    if (a == FAIL_CALL) return -1;
     const int rc = REAL(ftruncate)(fd, size);
-    if (rc == 0) note("truncate", self.fd[fd].id, self.fd[fd].path, "", size, NULL, 0);
-    done(v, "ftruncate", self.fd[fd].path);
+    if (rc == 0) record("truncate", self.fd[fd].id, self.fd[fd].path, "", size, NULL, 0);
+    finish(a, "ftruncate", self.fd[fd].path);
     return rc;
 }
 
-// Where close fails, the descriptor is gone all the same, as on Linux.
+// If close fails, the descriptor is closed anyway, as on Linux.
 int close(int fd) {
-    if (!followed(fd)) return REAL(close)(fd);
-    const Verdict v = judge("close", self.fd[fd].path);
+    if (!tracked(fd)) return REAL(close)(fd);
+    const Action a = next_action("close", self.fd[fd].path);
     const int why = errno;
     self.fd[fd].id = 0;
     const int rc = REAL(close)(fd);
-    done(v, "close", self.fd[fd].path);
-    if (v == REFUSE) errno = why;
-    return v == REFUSE ? -1 : rc;
+    finish(a, "close", self.fd[fd].path);
+    if (a == FAIL_CALL) errno = why;
+    return a == FAIL_CALL ? -1 : rc;
 }
 
 // ---------------------------------------------------------------------------------------------
 // Calls on names
 
 static int rename_counted(const char* from, const char* to, unsigned flags) {
-    const Verdict v = judge("rename", to);
-    if (v == REFUSE) return -1;
+    const Action a = next_action("rename", to);
+    if (a == FAIL_CALL) return -1;
     const int rc = flags ? REAL(renameat2)(AT_FDCWD, from, AT_FDCWD, to, flags) : REAL(rename)(from, to);
-    if (rc == 0) note(flags & RENAME_EXCHANGE ? "exchange" : "rename", 0, from, to, 0, NULL, 0);
-    done(v, "rename", to);
+    if (rc == 0) record(flags & RENAME_EXCHANGE ? "exchange" : "rename", 0, from, to, 0, NULL, 0);
+    finish(a, "rename", to);
     return rc;
 }
 
 int rename(const char* from, const char* to) { return rename_counted(from, to, 0); }
 
 int renameat2(int a, const char* from, int b, const char* to, unsigned flags) {
-    if (a != AT_FDCWD || b != AT_FDCWD) abort();   // not known here: better no test than a false one
+    if (a != AT_FDCWD || b != AT_FDCWD) abort();   // not supported
     return rename_counted(from, to, flags);
 }
 
 int mkdir(const char* path, mode_t mode) {
-    const Verdict v = judge("mkdir", path);
-    if (v == REFUSE) return -1;
+    const Action a = next_action("mkdir", path);
+    if (a == FAIL_CALL) return -1;
     const int rc = REAL(mkdir)(path, mode);
-    if (rc == 0) note("mkdir", 0, path, "", 0, NULL, 0);
-    done(v, "mkdir", path);
+    if (rc == 0) record("mkdir", 0, path, "", 0, NULL, 0);
+    finish(a, "mkdir", path);
     return rc;
 }
 
 static int remove_counted(const char* name, const char* path, int (*call)(const char*)) {
-    const Verdict v = judge(name, path);
-    if (v == REFUSE) return -1;
+    const Action a = next_action(name, path);
+    if (a == FAIL_CALL) return -1;
     const int rc = call(path);
-    if (rc == 0) note(name, 0, path, "", 0, NULL, 0);
-    done(v, name, path);
+    if (rc == 0) record(name, 0, path, "", 0, NULL, 0);
+    finish(a, name, path);
     return rc;
 }
 
@@ -274,7 +274,7 @@ int remove(const char* path) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// open in all its names
+// open and open64
 
 #define OPEN(name)                                              \
     int name(const char* path, int flags, ...) {                \
@@ -313,7 +313,7 @@ static int stream_seek(void* cookie, off64_t* at, int whence) {
 static int stream_close(void* cookie) { return close(fd_of(cookie)); }
 
 FILE* fdopen(int fd, const char* mode) {
-    if (!followed(fd)) return REAL(fdopen)(fd, mode);
+    if (!tracked(fd)) return REAL(fdopen)(fd, mode);
     const cookie_io_functions_t calls = {stream_read, stream_write, stream_seek, stream_close};
     return self.fd[fd].stream = fopencookie((void*)(intptr_t)fd, mode, calls);
 }

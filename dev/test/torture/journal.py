@@ -1,17 +1,17 @@
-"""journal.py: what faults.c wrote down, and the disk that it makes: as the program sees it, and as a power loss leaves
-it.
+"""journal.py: reads the journal of faults.c and replays it on a simulated disk: the disk as the program sees it, and
+as a power failure leaves it.
 
-The model of a power loss is POSIX's, at its worst: the bytes of a file last from its fsync on, the names in a folder
-from the fsync of that folder on, and nothing else does."""
+The model of a power failure is POSIX's worst case: only bytes of a file that was synced survive, and only names in a
+folder that was synced."""
 
 import dataclasses
 
 
 @dataclasses.dataclass
 class Record:
-    call: int     # its number, from 1
+    call: int     # number of the call, from 1
     name: str
-    id: int       # of the opening that it is about
+    id: int       # number of the opening
     path: str
     other: str
     offset: int
@@ -43,7 +43,7 @@ class Folder:
 
 
 class Disk:
-    """A folder that holds nothing but what the journal does in it; `tree` is what lasts there from before."""
+    """A folder to which a journal is applied; `tree` is its initial, synced content."""
 
     def __init__(self, tree=None):
         self.root, self.opened = Folder(), {}
@@ -116,15 +116,15 @@ class Disk:
         return out
 
     def strict(self):
-        """Names and bytes that were not synced are gone."""
+        """Names and bytes that were not synced are lost."""
         return self.tree(lambda f: f.synced, lambda f: f.synced)
 
     def names_only(self):
-        """Names have all reached the disk, at once and in order; bytes that were not synced are gone."""
+        """All names have reached the disk; bytes that were not synced are lost."""
         return self.tree(data=lambda f: f.synced[:len(f.data)])
 
     def zeros(self):
-        """Names and sizes have reached the disk; bytes that were not synced are zero."""
+        """All names and sizes have reached the disk; bytes that were not synced are zero."""
         def data(f):
             same = 0
             while same < min(len(f.data), len(f.synced)) and f.data[same] == f.synced[same]:
@@ -133,7 +133,7 @@ class Disk:
         return self.tree(data=data)
 
     def torn(self, rng):
-        """Names have reached the disk, and of the bytes that were not synced as many as chance has it."""
+        """All names have reached the disk, and a random number of the bytes that were not synced."""
         def data(f):
             start = min(len(f.data), len(f.synced))
             return bytes(f.data[:rng.randint(start, len(f.data))])

@@ -1,4 +1,4 @@
-"""machine.py: what days of training would show: memory that grows, files beyond 32 bits, leaks, races."""
+"""machine.py: memory growth, files beyond 32 bits, leaks, data races."""
 
 import array
 import fcntl
@@ -13,11 +13,11 @@ import world
 # ---------------------------------------------------------------------------------------------
 # Memory of a long run
 
-UPDATES_MEASURED = (100, 1000, 5000)
+STEPS_MEASURED = (100, 1000, 5000)
 
-# Bytes of growth that are none of the program's. Anonymous memory, by malloc: with its cache of freed blocks off a
-# page here and there that was not touched by update 100; with it on up to 7 blocks of each of 64 sizes up to 1 KiB,
-# and what lies between them. Pages of files: shards and code that were not read before.
+# Allowed growth in bytes. Anonymous memory depends on malloc: without its cache of freed blocks, a few pages not
+# touched before step 100; with it, up to 7 blocks of each of 64 sizes up to 1 KiB, and what lies between them. File
+# pages: shards and code that were not read before.
 ALLOCATORS = {"without malloc's cache": ("glibc.malloc.tcache_count=0", 64 << 10), "with it": (None, 512 << 10)}
 FILE_PAGES = 256 << 10
 
@@ -31,8 +31,8 @@ def memory(pid):
 
 
 def measured(w, report, tunables):
-    """{update: memory} of one run. The program waits while nobody reads its lines, of which the pipe holds a page, so
-    it is never far ahead of them."""
+    """{step: memory} of one run. The pipe holds one page of its output, so the program is never far ahead of the
+    lines read here."""
     case = w.case()
     args = [*world.RUN, "--steps", "5200", "--val-every", "20", "--sample-every", "25", "--save-every", "50",
             "--keep", "2"]
@@ -45,28 +45,28 @@ def measured(w, report, tunables):
     with os.fdopen(read, "rb", buffering=0) as lines:
         for line in iter(lines.readline, b""):
             at = int(line.split()[1].split(b"/")[0]) if line.startswith(b"step ") else 0
-            for update in UPDATES_MEASURED:
-                if update <= at < update + 40:   # the least of 40: between two saves, whose memory is given back
+            for step in STEPS_MEASURED:
+                if step <= at < step + 40:   # the minimum over 40 steps, between two saves
                     now = memory(process.pid)
-                    seen[update] = {key: min(now[key], seen.get(update, now)[key]) for key in now}
+                    seen[step] = {key: min(now[key], seen.get(step, now)[key]) for key in now}
     result = case.finish(process)
-    report.check(result.status == 0, f"the run: {result.words()}")
+    report.check(result.status == 0, f"the run: {result.summary()}")
     case.remove()
     return seen
 
 
 def growth(w, report):
-    """Memory and descriptors at update 5,000 are those at update 100, with validations, samples and saves all along."""
+    """Memory and descriptors at step 5,000 are those at step 100, in a run with validations, samples and saves."""
     report.begin("growth")
     for name, (tunables, allowed) in ALLOCATORS.items():
         seen = measured(w, report, tunables)
-        if not report.check(set(seen) == set(UPDATES_MEASURED), f"{name}: measured at {sorted(seen)}"):
+        if not report.check(set(seen) == set(STEPS_MEASURED), f"{name}: measured at {sorted(seen)}"):
             continue
         for key, before in seen[100].items():
             most = before + {"RssAnon": allowed, "RssFile": FILE_PAGES, "fds": 0}[key]
-            report.check(seen[5000][key] <= most, f"{name}: {key} at update 100 {before}, at 5,000 {seen[5000][key]}")
+            report.check(seen[5000][key] <= most, f"{name}: {key} at step 100: {before}, at 5,000: {seen[5000][key]}")
         kib = [(m["RssAnon"] + m["RssFile"]) >> 10 for m in seen.values()]
-        report.figure(f"resident {name} at updates 100, 1,000, 5,000: {kib[0]}, {kib[1]}, {kib[2]} KiB, "
+        report.figure(f"resident {name} at steps 100, 1,000, 5,000: {kib[0]}, {kib[1]}, {kib[2]} KiB, "
                       f"{seen[5000]['fds']} descriptors")
     report.end()
 
@@ -74,7 +74,7 @@ def growth(w, report):
 # ---------------------------------------------------------------------------------------------
 # Shards of 5 GB
 
-SEQ, SAMPLES, UPDATES = 32, 4, 6   # tokens of a sample; samples of an update; updates at the far end
+SEQ, SAMPLES, STEPS = 32, 4, 6   # tokens per sample, samples per step, steps at the end of the shard
 
 
 def token_bytes(ids, width):
@@ -82,7 +82,7 @@ def token_bytes(ids, width):
 
 
 def header(width, tokens):
-    """256 int32 of a shard of uint32. A raw shard of uint16 has none; one with a header ends at 2^31 tokens, 4 GiB."""
+    """The 256 int32 of a uint32 shard. uint16 shards are raw here: a header allows only 2^31 tokens, 4 GiB."""
     return array.array("i", [20240801, 7, tokens] + [0] * 253).tobytes() if width == 4 else b""
 
 
@@ -91,7 +91,7 @@ def ids(n):
 
 
 def sparse_shard(path, width, tokens, places):
-    """A shard of zeros that takes no room, but for `places`: {token: ids}. False where the disk cannot do that."""
+    """A sparse shard of zeros except for `places`: {token: ids}. False if the disk cannot do that."""
     head = header(width, tokens)
     try:
         with open(path, "wb") as f:
@@ -105,8 +105,8 @@ def sparse_shard(path, width, tokens, places):
     return os.stat(path).st_blocks * 512 < 64 << 20
 
 
-def move_on(path, sample):
-    """Has the checkpoint file say that its run goes on with that sample of the data. The tensors stay as they are."""
+def set_data_sample(path, sample):
+    """Changes the next sample in the checkpoint's metadata."""
     with open(path, "rb") as f:
         size = int.from_bytes(f.read(8), "little")
         head, tensors = json.loads(f.read(size)), f.read()
@@ -124,59 +124,59 @@ def tensors_of(path):
 
 
 def far_end(report, case, width, tokens):
-    """A run whose checkpoint says that all but the last samples are behind it computes, on these, what a run on a shard
-    of those tokens alone does; an id too large there is found and its place said."""
-    first = (tokens - 1) // SEQ - SAMPLES * UPDATES
+    """A run that continues at the last samples of a large shard computes what a run on a small shard of the same tokens
+    does; an id that is too large there is reported with its position."""
+    first = (tokens - 1) // SEQ - SAMPLES * STEPS
     tail = ids(tokens - first * SEQ)
     common = [*world.MODEL, "--tokenizer", "../vocab.bpe", "--order", "sequential", "--val-every", "0",
               "--sample-every", "0", "--seq", str(SEQ), "--keep", "0"]
     what = f"{tokens} tokens of {8 * width} bits"
     if not sparse_shard(case.path("far.bin"), width, tokens, {first * SEQ: tail}):
-        report.skip(f"{what}: {case.dir} has no room for {tokens * width} bytes, or keeps zeros as bytes")
+        report.skip(f"{what}: {case.dir} has no room for {tokens * width} bytes, or no sparse files")
         return False
     sparse_shard(case.path("near.bin"), width, len(tail), {0: tail})
 
     def begin_far(name):
         begun = case.launch([*common, "--data", name + ".bin", "--steps", "0", "--out", name])
-        report.check(begun.status == 0, f"{what}: {begun.words()}")
+        report.check(begun.status == 0, f"{what}: {begun.summary()}")
         for file in world.CHECKPOINT_FILES:
-            move_on(case.path(name, "step_00000000", file), first)
+            set_data_sample(case.path(name, "step_00000000", file), first)
     begin_far("far")
-    far = case.launch(["--resume", "--steps", str(UPDATES), "--out", "far"])
-    near = case.launch([*common, "--data", "near.bin", "--steps", str(UPDATES), "--out", "near"])
-    report.check(far.status == 0 and near.status == 0, f"{what}: {far.words()}, {near.words()}")
-    last = f"step_{UPDATES:08d}"
+    far = case.launch(["--resume", "--steps", str(STEPS), "--out", "far"])
+    near = case.launch([*common, "--data", "near.bin", "--steps", str(STEPS), "--out", "near"])
+    report.check(far.status == 0 and near.status == 0, f"{what}: {far.summary()}, {near.summary()}")
+    last = f"step_{STEPS:08d}"
     for name in world.CHECKPOINT_FILES:
         a, b = (tensors_of(case.path(run, last, name)) if case.complete(run) else run for run in ("far", "near"))
-        report.check(a == b, f"{what}: {name} is not that of a run on the last tokens alone")
-    logs = [[row[2:] for row in world.timeless(case.tree(run)[f"{run}/log.csv"])] for run in ("far", "near")]
-    report.check(logs[0] == logs[1] and len(logs[0]) == UPDATES + 1, f"{what}: the logs differ: {logs}")
+        report.check(a == b, f"{what}: {name} differs from that of a run on the last tokens only")
+    logs = [[row[2:] for row in world.log_without_times(case.tree(run)[f"{run}/log.csv"])] for run in ("far", "near")]
+    report.check(logs[0] == logs[1] and len(logs[0]) == STEPS + 1, f"{what}: the logs differ: {logs}")
     bad = tokens - 40
     sparse_shard(case.path("bad.bin"), width, tokens, {first * SEQ: tail[:-40] + [999] + tail[-39:]})
     begin_far("bad")
-    refused = case.launch(["--resume", "--steps", str(UPDATES), "--out", "bad"])
-    report.check(refused.status == 1 and f"bad.bin: token {bad} is 999" in refused.err, f"{what}: {refused.words()}")
+    refused = case.launch(["--resume", "--steps", str(STEPS), "--out", "bad"])
+    report.check(refused.status == 1 and f"bad.bin: token {bad} is 999" in refused.err, f"{what}: {refused.summary()}")
     return True
 
 
 def far_windows(report, case, width, tokens):
-    """eval at random places of such a shard scores there what it scores on the same windows in a small one. How many of
-    them were beyond 4 GiB, of how many."""
+    """eval at random windows of such a shard gives the losses of the same windows in a small one. Returns the number of
+    windows beyond 4 GiB."""
     path, what, count = case.path("windows.bin"), f"eval on {tokens} tokens of {8 * width} bits", 32
 
     def score(data, *more):
         out = case.launch(["eval", "--model", "far", "--data", data, "--seq", str(SEQ), "--json", "out.json", *more])
-        report.check(out.status == 0, f"{what}: {out.words()}")
+        report.check(out.status == 0, f"{what}: {out.summary()}")
         with open(case.path("out.json")) as f:
             return [(x["start"], x["nats"]) for x in json.load(f)["window"]]
     drawn = ["--windows", str(count), "--seed", "5"]
     sparse_shard(path, width, tokens, {})
     starts = [start for start, _ in score("windows.bin", *drawn)]
-    stream = ids(count * SEQ + 1)   # a window's last target is the next one's first token, as in the small shard
+    stream = ids(count * SEQ + 1)   # a window's last target is the first token of the next one
     sparse_shard(path, width, tokens, {at: stream[k * SEQ:(k + 1) * SEQ + 1] for k, at in enumerate(starts)})
     sparse_shard(case.path("small.bin"), width, len(stream), {0: stream})
     for (at, far), (_, near) in zip(score("windows.bin", *drawn), score("small.bin")):
-        report.check(abs(far - near) < 1e-6 * near, f"{what}: at {at}: {far} nats, alone {near}")
+        report.check(abs(far - near) < 1e-6 * near, f"{what}: at {at}: {far} nats, in the small shard {near}")
     beyond = sum(start * width > 1 << 32 for start in starts)
     report.check(beyond > 0, f"{what}: no window beyond 4 GiB: {starts}")
     return beyond
@@ -193,7 +193,7 @@ def large(w, report):
             if far_end(report, case, width, tokens):
                 beyond += far_windows(report, case, width, tokens)
             shutil.rmtree(apart.root)
-        report.figure(f"sparse shards of 5.0 GB: 1.25G uint32 and 2.5G raw uint16 tokens; {UPDATES} updates at the end "
+        report.figure(f"sparse shards of 5.0 GB: 1.25G uint32 and 2.5G raw uint16 tokens; {STEPS} steps at the end "
                       f"of each, {beyond} of 64 eval windows beyond 4 GiB")
     finally:
         shutil.rmtree(where, ignore_errors=True)
@@ -203,11 +203,11 @@ def large(w, report):
 # ---------------------------------------------------------------------------------------------
 # Leaks and races
 
-# Large enough that every loop which has threads uses two of them.
+# Large enough that every parallel loop uses two threads.
 WIDE = ("--layers 2 --heads 4 --channels 64 --block-size 64 --vocab-size 257 --batch 4 --total-batch 512 --warmup 1 "
         "--val-batches 2 --sample-tokens 8 --steps 4 --val-every 2 --sample-every 2 --save-every 2 --keep 1").split()
 
-# What one tool watches: each command, and the status that it is to end with.
+# The commands to run under each tool, with their exit status.
 COMMANDS = [
     (["tokenize", "--tokenizer", "../vocab.bpe", "--val-frac", "0.2", "--shard-tokens", "9000", "--out", "made/x",
       "long.txt", "lines.jsonl"], 0),
@@ -217,14 +217,14 @@ COMMANDS = [
     (["eval", "--model", "run", "--data", "../tiny_val_*.bin", "--tokenizer", "../vocab.bpe", "--json", "out.json"], 0),
     (["eval", "--model", "run", "--data", "zeros.bin", "--windows", "4"], 0),
     (["info", "run"], 0),
-    ([*WIDE, *world.DATA, *world.OUT], 1),                           # there is a run in the folder
-    (["eval", "--model", "run", "--data", "long.txt"], 1),           # no shard
-    (["sample", "--model", "long.txt"], 1),                          # no model
+    ([*WIDE, *world.DATA, *world.OUT], 1),                           # the folder already holds a run
+    (["eval", "--model", "run", "--data", "long.txt"], 1),           # not a shard
+    (["sample", "--model", "long.txt"], 1),                          # not a model
 ]
 
 
 def watched_case(w):
-    """Text of several parts, lines, and a shard of several blocks: what threads share out."""
+    """Inputs that are large enough to be split among threads."""
     case = w.case()
     with open(case.path("long.txt"), "w") as f:
         f.write(world.sums(1500))
@@ -236,7 +236,7 @@ def watched_case(w):
 
 
 def watched(w, report, binary, prefix, env, commands, log):
-    """Runs the commands under a tool that writes what it finds to files `log`*."""
+    """Runs the commands under a tool that writes its findings to files `log`*."""
     case = watched_case(w)
     for args, wanted in commands:
         done = subprocess.run([*prefix, binary, *args], cwd=case.dir, stdin=subprocess.DEVNULL, capture_output=True,
@@ -247,10 +247,10 @@ def watched(w, report, binary, prefix, env, commands, log):
                 with open(case.path(name), errors="replace") as f:
                     found += f.read()
                 os.remove(case.path(name))
-        words = " ".join(args)
+        command = " ".join(args)
         report.check(done.returncode == wanted,
-                     f"{words}: status {wanted} wanted, {done.returncode} came: {done.stderr[-300:]!r}")
-        report.check(not found.strip(), f"{words}:\n{found[:3000]}")
+                     f"{command}: expected status {wanted}, got {done.returncode}: {done.stderr[-300:]!r}")
+        report.check(not found.strip(), f"{command}:\n{found[:3000]}")
     case.remove()
 
 
@@ -258,7 +258,7 @@ def leaks(w, report, built):
     report.begin("leaks")
     binary = os.path.abspath(os.path.join(built, "valgrind"))
     if not shutil.which("valgrind"):
-        report.skip("memory and leaks: no valgrind is installed")
+        report.skip("memory and leaks: valgrind is not installed")
     elif not os.path.exists(binary):
         report.skip(f"memory and leaks: {binary} was not built")
     else:
@@ -270,14 +270,14 @@ def leaks(w, report, built):
 
 
 def detects_races(probe, env):
-    """Whether the tool works here: it finds the probe's race, and nothing where OpenMP orders the threads."""
-    found = [subprocess.run([*quiet_maps(), probe, how], capture_output=True, text=True, env={**os.environ, **env})
+    """True if the tool works here: it finds the race of the probe, and none if an OpenMP barrier orders the threads."""
+    found = [subprocess.run([*without_aslr(), probe, how], capture_output=True, text=True, env={**os.environ, **env})
              for how in ("race", "clean")]
     return "data race" in found[0].stderr and found[1].returncode == 0 and "data race" not in found[1].stderr
 
 
-def quiet_maps():
-    """The detector wants memory where kernels that scatter it widely do not put it."""
+def without_aslr():
+    """ThreadSanitizer cannot run with the address randomisation of some kernels."""
     return ["setarch", os.uname().machine, "-R"] if shutil.which("setarch") else []
 
 
@@ -287,14 +287,14 @@ def races(w, report, built):
     programs = [os.path.join(folder, name) for name in ("probe", "train_gpt_tost", "test_gemm")]
     env = {"TSAN_OPTIONS": "ignore_noninstrumented_modules=1 exitcode=66", "OMP_NUM_THREADS": "2"}
     if not all(map(os.path.exists, programs)):
-        report.skip("races: the programs were not built: it takes clang with libomp and -fsanitize=thread")
+        report.skip("races: the programs were not built: needs clang with libomp and -fsanitize=thread")
     elif not detects_races(programs[0], env):
-        report.skip("races: the detector does not see OpenMP's order here: it takes libomp's libarcher")
+        report.skip("races: the detector does not understand OpenMP here: needs libarcher of libomp")
     else:
         logged = {**env, "TSAN_OPTIONS": env["TSAN_OPTIONS"] + " log_path=found"}
-        watched(w, report, programs[1], quiet_maps(), logged, COMMANDS, "found")
-        gemm = subprocess.run([*quiet_maps(), programs[2]], capture_output=True, text=True, env={**os.environ, **env})
+        watched(w, report, programs[1], without_aslr(), logged, COMMANDS, "found")
+        gemm = subprocess.run([*without_aslr(), programs[2]], capture_output=True, text=True, env={**os.environ, **env})
         report.check(gemm.returncode == 0 and "data race" not in gemm.stderr,
                      f"test_gemm: {gemm.stdout[-300:]}{gemm.stderr[:2000]}")
-        report.figure(f"ThreadSanitizer on {len(COMMANDS)} commands and test_gemm, 2 threads; a probe's race is found")
+        report.figure(f"ThreadSanitizer on {len(COMMANDS)} commands and test_gemm, 2 threads; the probe works")
     report.end()

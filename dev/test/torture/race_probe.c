@@ -1,5 +1,5 @@
-// race_probe.c: what a race detector must tell apart: `race` writes one number from all threads at once, `clean` sums
-// in a reduction with a barrier of OpenMP's between writing and reading.
+// race_probe.c: checks a race detector. With the argument `race` all threads write one number; otherwise an OpenMP
+// barrier separates writes and reads.
 #include <stdio.h>
 #include <string.h>
 

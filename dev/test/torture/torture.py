@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""torture.py: a run is killed, stopped, starved of disk and power, and must not lose anything; nothing leaks, grows or
-races.
+"""torture.py: kills and stops runs, makes system calls fail, simulates full disks and power failures: nothing saved
+may be lost. Also measures memory growth and looks for leaks and data races.
 
     torture.py --binary ./train_gpt_tost --built build/torture [--kills 100] [--every 1] [--suites kill,signal,…]
 
-Closes on a table and on `torture: N passed, N failed, N skipped`; the exit status is the verdict."""
+Prints a table and `torture: N passed, N failed, N skipped`; the exit status is 0 if nothing failed."""
 
 import argparse
 import os
@@ -25,16 +25,16 @@ import world
 def options():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--binary", required=True, help="the trainer")
-    p.add_argument("--built", required=True, help="folder of faults.so and of the programs that tools watch")
-    p.add_argument("--kills", type=int, default=100, help="how often a run is killed")
-    p.add_argument("--every", type=int, default=1, help="of the faults and the losses of power each N-th is tried")
+    p.add_argument("--built", required=True, help="folder of faults.so and of the instrumented programs")
+    p.add_argument("--kills", type=int, default=100, help="number of kills")
+    p.add_argument("--every", type=int, default=1, help="try every N-th fault and power failure")
     p.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10 ** 6), help="of kills and signals")
-    p.add_argument("--suites", help="names, with commas between; all by default")
+    p.add_argument("--suites", help="comma-separated names (default: all)")
     return p.parse_args()
 
 
 def run(report, suite):
-    """A suite that breaks is a failure of its own; the others are run all the same."""
+    """An exception in a suite is a failure; the other suites still run."""
     try:
         suite()
     except Exception:
@@ -63,7 +63,8 @@ def main():
         }
         wanted = o.suites.split(",") if o.suites else list(suites)
         if set(wanted) - set(suites):
-            raise SystemExit(f"--suites: {', '.join(sorted(set(wanted) - set(suites)))}: none of {', '.join(suites)}")
+            unknown = ", ".join(sorted(set(wanted) - set(suites)))
+            raise SystemExit(f"--suites {unknown}: unknown; there are {', '.join(suites)}")
         for name in wanted:
             run(report, suites[name])
     finally:

@@ -1,5 +1,5 @@
-"""world.py: what all suites share: a small model on text made here, launches of the program under faults, and what must
-hold after each."""
+"""world.py: what all suites share: a small model on generated text, launches of the program with faults, and the checks
+after each."""
 
 import dataclasses
 import os
@@ -12,7 +12,7 @@ import time
 import journal
 
 MODEL = ("--layers 1 --heads 2 --channels 16 --block-size 32 --vocab-size 257 --batch 2 --total-batch 128 --warmup 2 "
-         "--lr 0.3").split()   # steep: the best validation loss is not the last one
+         "--lr 0.3").split()   # high: the best validation loss is not the last one
 DATA = ["--data", "../tiny_train_*.bin", "--tokenizer", "../vocab.bpe", "--order", "shuffled"]
 RUN = MODEL + DATA + ["--val-batches", "2", "--sample-tokens", "8"]
 OUT = ["--out", "run"]
@@ -20,7 +20,7 @@ CHECKPOINT_FILES = ("model.safetensors", "optimizer.safetensors")
 
 
 class Report:
-    """Counts checks by suite, says what failed and what was skipped, and ends on a table and one line."""
+    """Counts checks by suite, prints failures and skipped checks, and ends with a table and one line."""
 
     SHOWN = 40   # failures of one suite that are printed
 
@@ -60,7 +60,7 @@ class Report:
 
 @dataclasses.dataclass
 class Result:
-    status: int       # negative: the signal that ended it
+    status: int       # negative: killed by that signal
     out: str
     err: str
     journal: list
@@ -76,15 +76,15 @@ class Result:
         return self.journal[-1] if self.journal else None
 
     def calls(self):
-        """How many calls faults.c counted."""
+        """The number of calls that faults.c counted."""
         return next((r.call for r in self.journal if r.name == "end"), 0)
 
-    def words(self):
+    def summary(self):
         return f"status {self.status}: {self.err.strip()[:300]!r}"
 
 
 class Case:
-    """A folder of its own for one run, where the program is started: so all runs say the same paths."""
+    """A folder for one run and the working directory of the program, so that all runs print the same paths."""
 
     def __init__(self, world, name, tree=None, threads=1):
         self.world, self.dir, self.threads = world, os.path.join(world.root, name), threads
@@ -103,19 +103,15 @@ class Case:
     def remove(self):
         shutil.rmtree(self.dir)
 
-    def environment(self, at, do, only, plain):
-        env = {**os.environ, "OMP_NUM_THREADS": str(self.threads), "OMP_WAIT_POLICY": "passive"}
+    def start(self, args, at=0, do="", only="", stdout=subprocess.PIPE, plain=False, more=None):
+        """Starts the program with a fault; plain: without faults.c; more: environment variables."""
+        if os.path.exists(self.world.journal):
+            os.remove(self.world.journal)
+        env = {**os.environ, "OMP_NUM_THREADS": str(self.threads), "OMP_WAIT_POLICY": "passive", **(more or {})}
         if not plain:
             env.update(LD_PRELOAD=self.world.faults, TORTURE_JOURNAL=self.world.journal)
         if at:
             env.update(TORTURE_AT=str(at), TORTURE_DO=do, **({"TORTURE_ONLY": only} if only else {}))
-        return env
-
-    def start(self, args, at=0, do="", only="", stdout=subprocess.PIPE, plain=False, more=None):
-        """Starts the program, with a fault as faults.c is told; plain: without it; more: of the environment."""
-        if os.path.exists(self.world.journal):
-            os.remove(self.world.journal)
-        env = {**self.environment(at, do, only, plain), **(more or {})}
         return subprocess.Popen([self.world.binary, *args], cwd=self.dir, env=env,
                                 stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE, text=True,
                                 errors="replace")
@@ -126,7 +122,7 @@ class Case:
         except subprocess.TimeoutExpired:
             process.kill()
             out, err = process.communicate()
-            err += "(did not end)"
+            err += "(timeout)"
         records = journal.read(self.world.journal) if os.path.exists(self.world.journal) else []
         return Result(process.returncode, out or "", err, records)
 
@@ -137,9 +133,15 @@ class Case:
             process.kill()
         return self.finish(process)
 
-    def go_on(self, fresh, **how):
-        """Resumes where a complete checkpoint stands, else begins again."""
+    def resume(self, fresh, **how):
+        """Resumes if there is a complete checkpoint, else starts again."""
         return self.launch(["--resume", *OUT] if self.complete() else [*fresh, *OUT, "--overwrite"], **how)
+
+    def check_resume(self, report, what, fresh, reference, older=None):
+        """Resumes the run, which must succeed and end like the reference run (see check_same)."""
+        last = self.resume(fresh)
+        report.check(last.status == 0, f"{what}: the resume: {last.summary()}")
+        self.check_same(report, what, reference, "is finished" not in last.out if older is None else older)
 
     def tree(self, below="run"):
         out = {}
@@ -154,7 +156,7 @@ class Case:
         return out
 
     def complete(self, run="run"):
-        """Steps of the complete checkpoints, judged by names alone."""
+        """Steps of the complete checkpoints, by file names."""
         if not os.path.isdir(self.path(run)):
             return []
         steps = [re.fullmatch(r"step_(\d+)", n) for n in os.listdir(self.path(run))]
@@ -164,51 +166,52 @@ class Case:
     def unfinished(self, run="run"):
         return os.path.isdir(self.path(run)) and any(n.endswith(".tmp") for n in os.listdir(self.path(run)))
 
-    def stands(self, report, what, least, sample=True):
-        """The newest complete checkpoint is of step `least` or later, opens, is the one taken, and writes text."""
+    def check_checkpoints(self, report, what, least, sample=True):
+        """The newest complete checkpoint is of step `least` or later, info selects it, older ones open, and sample
+        works."""
         steps = self.complete()
         newest = steps[-1] if steps else 0
-        report.check(newest >= least, f"{what}: the checkpoint of step {least} was saved, {newest} is the newest now")
+        report.check(newest >= least, f"{what}: the checkpoint of step {least} was saved, but the newest is {newest}")
         if not steps:
             return
         info = self.launch(["info", "run"])
-        report.check(info.status == 0 and re.search(rf"^trained +{newest} updates", info.out, re.M),
-                     f"{what}: info does not open step {newest}: {info.words()}")
+        report.check(info.status == 0 and re.search(rf"^trained +{newest} ", info.out, re.M),
+                     f"{what}: info does not open step {newest}: {info.summary()}")
         for step in steps[:-1]:
             older = self.launch(["info", f"run/step_{step:08d}"])
-            report.check(older.status == 0, f"{what}: info does not open step {step}: {older.words()}")
+            report.check(older.status == 0, f"{what}: info does not open step {step}: {older.summary()}")
         if sample:
             text = self.launch(["sample", "--model", "run", "--tokens", "5", "--prompt", "1 and 2 make "])
-            report.check(text.status == 0 and text.out.startswith("1 and 2 make "), f"{what}: sample: {text.words()}")
+            report.check(text.status == 0 and text.out.startswith("1 and 2 make "), f"{what}: sample: {text.summary()}")
 
-    def ends_as(self, report, what, straight, older=True):
-        """The run's folder is, to the byte, that of the straight run; of the log all columns but the times.
-        older=False: of the checkpoints only the last is compared. A run that was resumed when it was finished has
-        nothing to save, and so removes none; one that was stopped has saved where the straight run did not."""
-        mine, other = ended(self.tree(), older), ended(straight, older)
+    def check_same(self, report, what, reference, older=True):
+        """The run's folder has the bytes of the reference run, but for the times in the log. older=False: compares
+        only the last checkpoint. A run resumed when finished saves nothing, so it removes no old checkpoint; a
+        stopped run has saved at other steps."""
+        mine, other = comparable(self.tree(), older), comparable(reference, older)
         both = mine.keys() & other.keys()
         wrong = [f"{n} is missing" for n in sorted(other.keys() - both)]
-        wrong += [f"{n} is left" for n in sorted(mine.keys() - both)]
+        wrong += [f"{n} is extra" for n in sorted(mine.keys() - both)]
         wrong += [f"{n} differs" for n in sorted(both) if mine[n] != other[n]]
-        return report.check(not wrong, f"{what}: not as the straight run: {', '.join(wrong)[:300]}")
+        return report.check(not wrong, f"{what}: differs from the reference run: {', '.join(wrong)[:300]}")
 
 
-def timeless(log):
-    """Rows of log.csv without what the clock says."""
+def log_without_times(log):
+    """Rows of log.csv without the columns of times."""
     rows = [line.split(",") for line in log.decode().splitlines()]
     keep = [i for i, name in enumerate(rows[0]) if name not in ("ms", "tokens_per_s")] if rows else []
     return [[row[i] for i in keep] if len(row) == len(rows[0]) else row for row in rows]
 
 
-def ended(tree, older):
-    """What is compared of a run's folder: the log by what it says, and no lock, which a killed process leaves."""
+def comparable(tree, older):
+    """What check_same compares of a folder: the log without times, no run.lock, which a killed process leaves."""
     last = max((path for path in tree if re.fullmatch(r"run/step_\d+", path)), default="")
-    return {path: timeless(data) if path == "run/log.csv" else data for path, data in tree.items()
+    return {path: log_without_times(data) if path == "run/log.csv" else data for path, data in tree.items()
             if path != "run/run.lock" and (older or not path.startswith("run/step_") or path.startswith(last))}
 
 
 def saved(records, run="run"):
-    """The step of the last checkpoint that the journal shows published for good: renamed, and its run folder synced."""
+    """The step of the last checkpoint that survives a power failure: renamed, and its run folder synced."""
     renamed = published = 0
     for r in records:
         m = re.fullmatch(rf"{run}/step_(\d+)", r.other) if r.name in ("rename", "exchange") else None
@@ -220,7 +223,7 @@ def saved(records, run="run"):
 
 
 def in_save(record):
-    """Whether a call belongs to a save: it is on a checkpoint, or is the sync before or after."""
+    """True if the call belongs to a save: it is on a checkpoint, or a sync."""
     return "/step_" in record.path or "/step_" in record.other or record.name.endswith("-fsync")
 
 
@@ -243,18 +246,18 @@ class World:
         case = self.case()
         made = case.launch([*self.tokenize, "--out", "../tiny", "../text.txt"])
         if made.status != 0:
-            raise SystemExit(f"the shards cannot be made: {made.words()}")
+            raise SystemExit(f"cannot make the shards: {made.summary()}")
 
     def case(self, tree=None, threads=1):
         self.cases += 1
         return Case(self, f"case_{self.cases}", tree, threads)
 
-    def straight(self, args, threads=1):
-        """A run without faults: its end, its journal."""
+    def reference(self, args, threads=1):
+        """The reference run, without faults: its folder and its journal."""
         case = self.case(threads=threads)
         result = case.launch([*args, *OUT])
         if result.status != 0:
-            raise SystemExit(f"the straight run does not end well: {result.words()}")
+            raise SystemExit(f"the run without faults fails: {result.summary()}")
         tree = case.tree()
         case.remove()
         return tree, result.journal

@@ -1,0 +1,28 @@
+// command_tokenize.c: tokenizes text files into shards and prints what was written.
+#include <stdio.h>
+
+#include "commands.h"
+#include "tokenize.h"
+
+int command_tokenize(const Options* o) {
+    const TokenizeOptions options = {
+        .tokenizer = o->tokenizer, .out = o->out, .files = o->files, .n_files = o->n_files,
+        .val_frac = o->val_frac, .val_required = option_given(o, "val-frac"), .seed = (uint64_t)o->seed,
+        .shard_tokens = (uint64_t)o->shard_tokens, .threads = o->threads, .jsonl = o->jsonl,
+        .quiet = o->quiet};
+    TokenizeResult r;
+    TostError err;
+    if (!tokenize_files(&options, &r, &err)) return command_failed(o, &err);
+    if (o->quiet) return 0;
+    char bytes[32];
+    printf("%llu documents, %s: %llu tokens\n", (unsigned long long)r.documents,
+           human_bytes(bytes, (double)r.bytes), (unsigned long long)r.tokens);
+    printf("%s_train_*.bin: %llu tokens, shards: %d\n", o->out, (unsigned long long)r.train_tokens,
+           r.train_shards);
+    if (r.val_shards > 0)
+        printf("%s_val_*.bin: %llu tokens, shards: %d\n", o->out, (unsigned long long)r.val_tokens,
+               r.val_shards);
+    else if (o->val_frac > 0)
+        printf("no validation shards: --val-frac %g selected none of so few documents\n", o->val_frac);
+    return 0;
+}

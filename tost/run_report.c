@@ -1,0 +1,184 @@
+// run_report.c: what a training run prints besides its steps.
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "run.h"
+#include "signals.h"
+
+// ---------------------------------------------------------------------------------------------
+// Warnings and suggested commands
+
+void run_warn(Run* r, const char* fmt, ...) {
+    char text[sizeof((TostError*)NULL)->text];
+    TostError line;
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    tost_error(&line, "%s", text);   // one line, whatever file names contain
+    progress_end(&r->progress);
+    print_error(r->args, &line);
+}
+
+void report_lost_output(Run* r) {
+    if (!r->progress.failed) return;
+    run_warn(r, "stdout cannot be written: %s; training continues without it, log and checkpoints are still written",
+             strerror(r->progress.failed));
+    r->progress.failed = 0;
+    if (!freopen("/dev/null", "w", stdout)) clearerr(stdout);   // buffered output would fail again at exit
+}
+
+// Quotes a word for the shell, if necessary. free()
+static char* shell_word(const char* word) {
+    static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-./,:=+@%";
+    if (*word && word[strspn(word, plain)] == 0) return xstrdup(word);
+    char *quoted = xmalloc(4 * strlen(word) + 3), *q = quoted;
+    *q++ = '\'';
+    for (; *word; *q++ = *word++)
+        if (*word == '\'') q = stpcpy(q, "'\\'");
+    stpcpy(q, "'");
+    return quoted;
+}
+
+// Prints a command of this program on this run; `rest` follows the folder.
+static void suggest(Run* r, const char* label, const char* command, const char* rest) {
+    char *program = shell_word(r->o.program), *out = shell_word(r->out);
+    progress_text(&r->progress, "%-11s%s %s %s%s", label, program, command, out, rest);
+    free(program);
+    free(out);
+}
+
+Hint resume_hint(const Run* r) {
+    Hint hint;
+    char* out = shell_word(r->out);
+    if (r->saved_step < 0) tost_error(&hint, "nothing is saved yet");
+    else tost_error(&hint, "train --resume --out %s%s continues from step %lld", out,
+                    r->o.recompute ? " --recompute" : "", (long long)r->saved_step);
+    free(out);
+    return hint;
+}
+
+Hint divergence_hint(const Run* r, const char* remedy) {
+    Hint hint;
+    tost_error(&hint, "%s; %sa new run%s with a lower --lr may help", resume_hint(r).text, remedy,
+               r->saved_step < 0 ? "" : " from --init");
+    return hint;
+}
+
+// ---------------------------------------------------------------------------------------------
+// At the start
+
+static void report_model(Run* r) {
+    Progress* p = &r->progress;
+    const Options* o = &r->o;
+    char memory[32];
+    const ModelSummary summary = model_summary(&o->config, &r->tensors);
+    progress_text(p, "%-11s%s", "model", summary.sizes);
+    progress_text(p, "%-11s%s, %s of memory", "parameters", summary.parameters,
+                  human_bytes(memory, (double)r->engine->memory(&o->config, &r->engine_options)));
+    if (r->weights) progress_text(p, "%-11s%s", o->resume ? "resumed" : "weights", r->weights);
+    progress_text(p, "%-11s%lld in total, %lld done; seed %lld", "steps", (long long)o->steps, (long long)r->info.step,
+                  (long long)o->seed);
+    progress_text(p, "%-11s%lld tokens each: %lld × batch %d × seq %d", "", (long long)o->total_batch,
+                  (long long)(o->total_batch / ((int64_t)o->batch * o->seq)), o->batch, o->seq);
+    progress_text(p, "%-11slr %g, warm-up %lld, down to %g; weight decay %g", "", o->lr, (long long)o->warmup,
+                  o->lr * o->min_lr_frac, o->weight_decay);
+}
+
+static void report_data(Run* r) {
+    Progress* p = &r->progress;
+    const Options* o = &r->o;
+    char tokens[32];
+    const double epoch = (double)data_samples(r->data) * o->seq;
+    progress_text(p, "%-11s%s: shards: %d, %s tokens, %.2f epochs, %s", "data", o->data, data_shards(r->data),
+                  human_count(tokens, (double)data_tokens(r->data)),
+                  (double)o->steps * (double)o->total_batch / epoch,
+                  o->order == ORDER_SHUFFLED ? "shuffled" : "in sequence");
+    if (r->val)
+        progress_text(p, "%-11s%s: shards: %d, %s tokens", "validation", o->val_data, data_shards(r->val),
+                      human_count(tokens, (double)data_tokens(r->val)));
+    else if (o->val_every > 0) progress_text(p, "%-11soff: no --val-data", "validation");
+    if (r->tokenizer)
+        progress_text(p, "%-11s%s: %d tokens", "tokenizer", tokenizer_path(r->tokenizer),
+                      tokenizer_size(r->tokenizer));
+    else if (o->sample_every > 0) progress_text(p, "%-11soff: no --tokenizer", "samples");
+}
+
+// The options that a resumed run changes.
+static void report_changes(Run* r) {
+    const char* label = "changed";
+    for (int i = 0; i < r->n_resumed; i++) {
+        char* note = options_changed(&r->o, &r->resumed[i]);
+        if (!note) continue;
+        progress_text(&r->progress, "%-11s%s", label, note);
+        label = "";
+        free(note);
+    }
+}
+
+void report_settings(Run* r, const char* device) {
+    progress_text(&r->progress, "%-11s%s", "device", device);
+    report_model(r);
+    report_data(r);
+    report_changes(r);
+}
+
+// ---------------------------------------------------------------------------------------------
+// During training
+
+void report_validation(Run* r) {
+    progress_text(&r->progress, "validation after step %lld: loss %.6f, perplexity %.2f, best %.6f",
+                  (long long)r->info.step, r->val_loss, exp(r->val_loss), r->info.best_val_loss);
+}
+
+// Indents the text and replaces bytes that could control a terminal by '?'.
+void report_sample(Run* r, char* text, size_t n) {
+    progress_text(&r->progress, "sample after step %lld:", (long long)r->info.step);
+    for (size_t i = 0; i < n; i++) {
+        const unsigned char c = (unsigned char)text[i];
+        if ((c < 0x20 && c != '\n' && c != '\t') || c == 0x7F) text[i] = '?';
+    }
+    for (size_t at = 0; at < n;) {
+        const char* end = memchr(text + at, '\n', n - at);
+        const size_t len = end ? (size_t)(end - text) - at : n - at;
+        progress_text(&r->progress, "  | %.*s", (int)len, text + at);
+        at += len + 1;
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// At the end
+
+void report_finished(Run* r) {
+    progress_text(&r->progress, "%s is finished: %lld of %lld steps; a larger --steps continues it", r->out,
+                  (long long)r->info.step, (long long)r->o.steps);
+}
+
+void report_end(Run* r) {
+    Progress* p = &r->progress;
+    const bool stopped = r->info.step < r->o.steps;
+    const char* by = signals_received() == SIGINT ? "SIGINT" : signals_received() == SIGTERM ? "SIGTERM" : "SIGHUP";
+    const long long step = (long long)r->info.step, steps = (long long)r->o.steps;
+    if (stopped) progress_text(p, "stopped by %s after step %lld of %lld", by, step, steps);
+    else progress_text(p, "done: %lld steps, %lld tokens", step, (long long)r->info.tokens);
+    if (r->info.outliers.skipped > 0)
+        progress_text(p, "%-11s%lld of %lld steps: the log rows with lr 0", "skipped",
+                      (long long)r->info.outliers.skipped, step);
+    if (!isnan(r->val_loss))
+        progress_text(p, "%-11s%.6f, best %.6f", "val loss", r->val_loss, r->info.best_val_loss);
+    if (r->saved_step < 0) {
+        progress_text(p, "%-11snothing, because of --save-every 0", "saved");
+        return;
+    }
+    progress_text(p, "%-11s%s/step_%08lld", "saved", r->out, (long long)r->saved_step);
+    if (r->tokenizer && !stopped) suggest(r, "sample", "sample --model", " --prompt 'Once upon a time'");
+    const char* recompute = r->o.recompute ? " --recompute" : "";
+    char* rest = stopped ? xstrdup(recompute) : xasprintf(" --steps %lld%s", 2 * (steps > 0 ? steps : 1), recompute);
+    suggest(r, "continue", "train --resume --out", rest);
+    free(rest);
+}

@@ -1,0 +1,74 @@
+// run_save.c: log rows and checkpoints of a run, and what happens if they cannot be written.
+#include <math.h>
+
+#include "run.h"
+
+double run_mean_loss(Run* r) {
+    double sum;
+    int64_t count;
+    r->engine->read_loss(&sum, &count, r->model);
+    return sum / (double)count;
+}
+
+// A log or a checkpoint could not be written: stops the run, or warns.
+static bool write_failed(Run* r, const TostError* reason, bool last, TostError* err) {
+    const Hint hint = resume_hint(r);
+    if (r->o.on_save_error == SAVE_ERROR_STOP || last)
+        return tost_error(err, "%s; stopped; %s", reason->text, hint.text);
+    run_warn(r, "%s; training continues, and the next save tries again; until then, %s", reason->text, hint.text);
+    return true;
+}
+
+static bool batch_loss(double* loss, Run* r, uint64_t first, TostError* err) {
+    if (!data_batch(r->data, r->inputs, r->targets, first, r->o.batch, err)) return false;
+    r->engine->forward_loss(r->model, r->inputs, r->targets, r->o.batch, r->o.seq);
+    *loss = run_mean_loss(r);
+    return true;
+}
+
+// The loss of a micro-batch with the current parameters, so that no checkpoint of diverged parameters replaces a good
+// one. Takes the next micro-batch, or, if its loss is not finite (perhaps due to its data), the first of the last step.
+static bool probe_loss(double* loss, Run* r, TostError* err) {
+    const uint64_t next = r->info.data_sample;
+    const uint64_t last = next - (r->info.step > 0 ? (uint64_t)(r->o.total_batch / r->o.seq) : 0);
+    return batch_loss(loss, r, next, err) && (isfinite(*loss) || batch_loss(loss, r, last, err));
+}
+
+bool run_save(Run* r, bool last, TostError* err) {
+    const bool unvalidated = r->info.unvalidated_row != NULL;
+    TostError reason;
+    double loss;
+    if (r->saved_step == r->info.step && r->saved_unvalidated == unvalidated) return true;
+    if (!probe_loss(&loss, r, err)) return false;
+    if (!isfinite(loss)) {
+        tost_error(err, "after step %lld the loss is %g: not saved; %s", (long long)r->info.step, fabs(loss),
+                   (last ? divergence_hint(r, "") : resume_hint(r)).text);
+        if (!last) run_warn(r, "%s", err->text);
+        return !last;
+    }
+    const bool ok = log_sync(&r->log, &reason)
+                    && checkpoint_save(r->out, &r->info, r->engine, r->model, &r->tensors, (int)r->o.keep, &reason);
+    // A save that failed may still have completed the checkpoint.
+    if (ok || (r->saved_step != r->info.step && checkpoint_exists(r->out, r->info.step))) {
+        r->saved_step = r->info.step;
+        r->saved_unvalidated = unvalidated;
+    }
+    if (ok && reason.text[0]) run_warn(r, "%s", reason.text);   // an old checkpoint could not be removed
+    return ok || write_failed(r, &reason, last, err);
+}
+
+bool run_log_step(Run* r, const LogRow* row, TostError* err) {
+    TostError reason;
+    const bool was_failing = r->log_failing;
+    const long long pending = (long long)r->log.pending_rows;
+    r->log_failing = !log_row(&r->log, row, &reason);
+    if (!r->log_failing) {
+        if (was_failing) run_warn(r, "%s can be written again; %lld pending rows were written", r->log_path, pending);
+        return true;
+    }
+    if (r->o.on_save_error == SAVE_ERROR_STOP) return write_failed(r, &reason, false, err);
+    if (!was_failing)
+        run_warn(r, "%s; training continues; rows are %s", reason.text,
+                 r->log.regular ? "kept in memory until they can be written" : "lost until it can be written");
+    return true;
+}
