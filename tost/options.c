@@ -1,4 +1,4 @@
-// options.c: the command line. One table describes every option: commands, type, range, what a checkpoint stores, help.
+// options.c: the command line. One table describes every option: type, range, default, help.
 #include "options.h"
 
 #include <ctype.h>
@@ -45,6 +45,7 @@ typedef struct {
     Saved       saved;
     const char* metavar;
     double      min, max;      // inclusive range of numbers
+    double      value;         // default of numbers, unless the preset has one
     const char* unit;          // of the default value, in --help
     const char* default_text;  // the default in words; NULL: the value, if there is one
     const char* help;
@@ -114,11 +115,12 @@ static const Row table[] = {
      .help = "start a new run in --out even if it contains one; deletes the old checkpoints and log"},
     {"log", TRAIN, FILES, STRING, AT(log), OVERRIDABLE, "FILE", .default_text = "log.csv in the run folder",
      .help = "CSV log with one row per step; an existing log is only accepted with --resume or --overwrite"},
-    {"val-frac", TOKENIZE, FILES, REAL, AT(val_frac), NOT_SAVED, "X", .max = 0.999999, .unit = "of the documents",
+    {"val-frac", TOKENIZE, FILES, REAL, AT(val_frac), NOT_SAVED, "X", .max = 0.999999, .value = 0.01,
+     .unit = "of the documents",
      .help = "fraction of documents for the validation shards; if given, both kinds of shard must receive some"},
     {"jsonl", TOKENIZE, FILES, FLAG, AT(jsonl), NOT_SAVED, "", .default_text = "only files named *.jsonl",
      .help = "read all input, including stdin, as JSONL: one object with a \"text\" per line"},
-    {"shard-tokens", TOKENIZE, FILES, INT64, AT(shard_tokens), NOT_SAVED, "N", .min = 1, .max = INT_MAX,
+    {"shard-tokens", TOKENIZE, FILES, INT64, AT(shard_tokens), NOT_SAVED, "N", .min = 1, .max = INT_MAX, .value = 100e6,
      .unit = "tokens", .help = "size of each shard; the last one may be smaller"},
     {"steps", TRAIN, TRAINING, INT64, AT(steps), OVERRIDABLE, "N", .max = MAX_COUNT, .unit = "steps",
      .help = "total number of steps; the cosine learning-rate schedule ends there, also in a resumed run"},
@@ -148,10 +150,11 @@ static const Row table[] = {
               NUMBER_TEXT(OUTLIER_WINDOW) " completed steps; 0: off"},
     {"skip-grad-z", TRAIN, TRAINING, REAL, AT(skip_grad_z), OVERRIDABLE, "X", .max = 1e9,
      .help = "the same for the gradient norm"},
-    {"max-skipped", TRAIN, TRAINING, INT64, AT(max_skipped), OVERRIDABLE, "N", .max = MAX_COUNT, .unit = "steps",
+    {"max-skipped", TRAIN, TRAINING, INT64, AT(max_skipped), OVERRIDABLE, "N", .max = MAX_COUNT, .value = 10,
+     .unit = "steps",
      .help = "stop the run if more than N consecutive steps are skipped, as outliers or because loss or gradient is "
              "not finite"},
-    {"seed", TRAIN, TRAINING, INT64, AT(seed), FIXED, "N", .max = MAX_SEED,
+    {"seed", TRAIN, TRAINING, INT64, AT(seed), FIXED, "N", .max = MAX_SEED, .value = 1337,
      .help = "seed for initial weights, data order and samples"},
     {"batch", EVAL, EVALUATION, INT, AT(batch), NOT_SAVED, "N", .min = 1, .max = TOST_MAX_BATCH,
      .default_text = "8; for --task, chosen by length",
@@ -165,20 +168,21 @@ static const Row table[] = {
     {"windows", EVAL, EVALUATION, INT64, AT(windows), NOT_SAVED, "N", .min = 1, .max = MAX_COUNT,
      .default_text = "score every token once",
      .help = "score N windows at random positions of --data instead, as for the published figures"},
-    {"seed", EVAL, EVALUATION, INT64, AT(seed), NOT_SAVED, "N", .max = MAX_SEED,
+    {"seed", EVAL, EVALUATION, INT64, AT(seed), NOT_SAVED, "N", .max = MAX_SEED, .value = 1337,
      .help = "seed for the positions of --windows"},
     {"val-every", TRAIN, REPORTS, INT64, AT(val_every), OVERRIDABLE, "N", .max = MAX_COUNT, .unit = "steps",
      .help = "validate every N steps and after the last; 0: never"},
-    {"val-batches", TRAIN, REPORTS, INT64, AT(val_batches), OVERRIDABLE, "N", .min = 1, .max = MAX_COUNT,
+    {"val-batches", TRAIN, REPORTS, INT64, AT(val_batches), OVERRIDABLE, "N", .min = 1, .max = MAX_COUNT, .value = 20,
      .unit = "micro-batches",
      .help = "validate on the first N micro-batches of --val-data; best losses are only comparable for the same N"},
     {"sample-every", TRAIN, REPORTS, INT64, AT(sample_every), OVERRIDABLE, "N", .max = MAX_COUNT,
      .unit = "steps", .help = "print a sample every N steps and after the last; 0: never"},
     {"sample-tokens", TRAIN, REPORTS, INT64, AT(sample_tokens), OVERRIDABLE, "N", .min = 1, .max = MAX_COUNT,
+     .value = 128,
      .unit = "tokens", .help = "length of each sample"},
     {"save-every", TRAIN, REPORTS, INT64, AT(save_every), OVERRIDABLE, "N", .max = MAX_COUNT, .unit = "steps",
      .help = "save a checkpoint every N steps and after the last; 0: never"},
-    {"keep", TRAIN, REPORTS, INT64, AT(keep), OVERRIDABLE, "N", .max = MAX_COUNT, .unit = "checkpoints",
+    {"keep", TRAIN, REPORTS, INT64, AT(keep), OVERRIDABLE, "N", .max = MAX_COUNT, .value = 3, .unit = "checkpoints",
      .help = "keep only the newest N checkpoints; 0: all"},
     {"on-save-error", TRAIN, REPORTS, CHOICE, AT(on_save_error), OVERRIDABLE, "stop|continue",
      .help = "if a checkpoint or the log cannot be written: stop, or continue and try again at the next --save-every "
@@ -187,20 +191,21 @@ static const Row table[] = {
      .help = "print nothing on stdout; log and checkpoints are still written"},
     {"prompt", SAMPLE, SAMPLING, STRING, AT(prompt), NOT_SAVED, "TEXT|@FILE|-", .default_text = "none",
      .help = "text to continue, from the command line, a file or stdin"},
-    {"tokens", SAMPLE, SAMPLING, INT64, AT(tokens), NOT_SAVED, "N", .min = 1, .max = 1e12, .unit = "tokens",
+    {"tokens", SAMPLE, SAMPLING, INT64, AT(tokens), NOT_SAVED, "N", .min = 1, .max = 1e12, .value = 256,
+     .unit = "tokens",
      .help = "maximum number of new tokens; stops earlier at <|endoftext|>. When the block size is reached, the "
              "second half of the context is processed again"},
-    {"samples", SAMPLE, SAMPLING, INT64, AT(samples), NOT_SAVED, "N", .min = 1, .max = MAX_COUNT,
+    {"samples", SAMPLE, SAMPLING, INT64, AT(samples), NOT_SAVED, "N", .min = 1, .max = MAX_COUNT, .value = 1,
      .help = "number of samples, separated by a line ---"},
-    {"temperature", TRAIN | SAMPLE, SAMPLING, REAL, AT(temperature), OVERRIDABLE, "X", .max = 1000,
+    {"temperature", TRAIN | SAMPLE, SAMPLING, REAL, AT(temperature), OVERRIDABLE, "X", .max = 1000, .value = 0.8,
      .help = "divide logits by X; 0: always the most likely token"},
     {"top-k", TRAIN | SAMPLE, SAMPLING, INT, AT(top_k), OVERRIDABLE, "N", .max = TOST_MAX_VOCAB_SIZE,
      .unit = "tokens", .help = "sample from the N most likely tokens; 0: from all"},
-    {"top-p", TRAIN | SAMPLE, SAMPLING, REAL, AT(top_p), OVERRIDABLE, "X", .min = 1e-9, .max = 1,
+    {"top-p", TRAIN | SAMPLE, SAMPLING, REAL, AT(top_p), OVERRIDABLE, "X", .min = 1e-9, .max = 1, .value = 0.95,
      .help = "sample from the most likely tokens with total probability X; 1: from all"},
-    {"seed", SAMPLE, SAMPLING, INT64, AT(seed), NOT_SAVED, "N", .max = MAX_SEED,
+    {"seed", SAMPLE, SAMPLING, INT64, AT(seed), NOT_SAVED, "N", .max = MAX_SEED, .value = 1337,
      .help = "random seed; the same seed gives the same text"},
-    {"seed", TOKENIZE, FILES, INT64, AT(seed), NOT_SAVED, "N", .max = MAX_SEED,
+    {"seed", TOKENIZE, FILES, INT64, AT(seed), NOT_SAVED, "N", .max = MAX_SEED, .value = 1337,
      .help = "seed for the choice of validation documents"},
     {"dtype", TRAIN | SAMPLE | EVAL | INSPECT, MACHINE, CHOICE, AT(dtype), OVERRIDABLE, DTYPES,
      .help = "precision of matrix products; the CPU supports fp32 only"},
@@ -588,20 +593,15 @@ static bool derive_defaults(Options* o, TostError* err) {
 }
 
 static void set_defaults(Options* o, const TostEngine* engine) {
+    for (int i = 0; i < ROWS; i++) {
+        void* field = field_of(o, &table[i]);
+        if (table[i].kind == INT) *(int*)field = (int)table[i].value;
+        if (table[i].kind == INT64) *(int64_t*)field = (int64_t)table[i].value;
+        if (table[i].kind == REAL) *(double*)field = table[i].value;
+    }
     o->preset = "starter";
     o->order = ORDER_SHUFFLED;
-    o->seed = 1337;
-    o->val_batches = 20;
-    o->sample_tokens = 128;
-    o->keep = 3;
-    o->max_skipped = 10;
     o->dtype = (int)engine->default_dtype;
-    o->tokens = 256;
-    o->samples = 1;
-    o->temperature = 0.8;
-    o->top_p = 0.95;
-    o->val_frac = 0.01;
-    o->shard_tokens = 100 * 1000 * 1000;
 }
 
 static void set_preset(Options* o) {
