@@ -1,4 +1,4 @@
-// options.c: the command line. One table describes every option: commands, type, range, what a checkpoint stores, help.
+// options.c: the command line. One table describes every option: type, range, default, help.
 #include "options.h"
 
 #include <ctype.h>
@@ -42,9 +42,10 @@ typedef struct {
     Group       group;
     Kind        kind;
     size_t      field;         // offset in Options
-    double      min, max;      // inclusive range of numbers
     Saved       saved;
     const char* metavar;
+    double      min, max;      // inclusive range of numbers
+    double      value;         // default of numbers, unless the preset has one
     const char* unit;          // of the default value, in --help
     const char* default_text;  // the default in words; NULL: the value, if there is one
     const char* help;
@@ -59,164 +60,164 @@ typedef struct {
 
 // An option that differs between commands has several rows.
 static const Row table[] = {
-    {"preset", TRAIN, MODEL, PRESET, AT(preset), 0, 0, FIXED, "NAME", "", NULL,
-     "model size and hyperparameters:"},
-    {"layers", TRAIN, MODEL, INT, AT(config.n_layer), 1, TOST_MAX_LAYERS, NOT_SAVED, "N", "", NULL,
-     "number of layers"},
-    {"heads", TRAIN, MODEL, INT, AT(config.n_head), 1, TOST_MAX_HEADS, NOT_SAVED, "N", "", NULL,
-     "number of heads; must divide --channels"},
-    {"channels", TRAIN, MODEL, INT, AT(config.n_embd), 1, TOST_MAX_CHANNELS, NOT_SAVED, "N", "", NULL,
-     "embedding size"},
-    {"block-size", TRAIN, MODEL, INT, AT(config.block_size), 1, TOST_MAX_BLOCK_SIZE, NOT_SAVED, "N", "tokens", NULL,
-     "maximum sequence length"},
-    {"vocab-size", TRAIN, MODEL, INT, AT(config.vocab_size), 1, TOST_MAX_VOCAB_SIZE, NOT_SAVED, "N", "tokens", NULL,
-     "vocabulary size, at least that of the tokenizer"},
-    {"bias", TRAIN, MODEL, INT, AT(config.bias), 0, 1, NOT_SAVED, "0|1", "", NULL,
-     "1: Linear and LayerNorm layers have a bias"},
-    {"membership", TRAIN, MODEL, CHOICE, AT(config.membership), 0, 0, NOT_SAVED, "learned|uniform", "", NULL,
-     "membership of tokens in heads: learned as published, or uniform (1/heads), for comparison"},
-    {"init", TRAIN, MODEL, STRING, AT(init), 0, 0, NOT_SAVED, "FILE", "", "random weights",
-     "start from the weights and sizes of a safetensors file, checkpoint or run; the optimizer state starts at zero"},
-    {"model", SAMPLE | EVAL | INFO | INSPECT, MODEL, STRING, AT(model), 0, 0, NOT_SAVED, "PATH", "",
-     "newest run in out/", "safetensors file, checkpoint folder, or run folder (uses its newest checkpoint)"},
-
-    {"data", TRAIN, FILES, STRING, AT(data), 0, 0, OVERRIDABLE, "GLOB", "", NULL,
-     "token shards to train on; quote the pattern"},
-    {"data", EVAL, FILES, STRING, AT(data), 0, 0, NOT_SAVED, "GLOB", "", "none",
-     "token shards to evaluate; quote the pattern. Either this or --task is required"},
-    {"task", EVAL, FILES, CHOICE, AT(task), 0, 0, NOT_SAVED, "lambada|hellaswag|cbt", "", "none",
-     "evaluate FILE: LAMBADA or HellaSwag (JSONL), or a Children's Book Test file"},
-    {"json", EVAL, FILES, STRING, AT(json), 0, 0, NOT_SAVED, "FILE", "", "none",
-     "also write the results, and those of each window or example, as JSON"},
-    {"val-data", TRAIN, FILES, STRING, AT(val_data), 0, 0, OVERRIDABLE, "GLOB", "",
-     "--data with train replaced by val, if such files exist", "token shards to validate on"},
-    {"order", TRAIN, FILES, CHOICE, AT(order), 0, 0, FIXED, "sequential|shuffled", "", NULL,
-     "order of the training data; shuffled: shards and samples are permuted in each epoch"},
-    {"tokenizer", TRAIN, FILES, STRING, AT(tokenizer), 0, 0, NOT_SAVED, "FILE", "",
-     "vocab.bpe next to the shards, if there is one", "tokenizer (vocab.bpe); needed for samples"},
-    {"tokenizer", SAMPLE | EVAL | INSPECT, FILES, STRING, AT(tokenizer), 0, 0, NOT_SAVED, "FILE", "",
-     "the one named in the checkpoint", "tokenizer (vocab.bpe or merges.txt) of the model"},
-    {"tokenizer", TOKENIZE, FILES, STRING, AT(tokenizer), 0, 0, NOT_SAVED, "FILE", "", "required",
-     "vocab.bpe or merges.txt; an empty file makes every byte a token"},
-    {"out", TRAIN, FILES, STRING, AT(out), 0, 0, NOT_SAVED, "DIR", "", "out/PRESET-NNN, the next free number",
-     "run folder, for checkpoints and log.csv"},
-    {"out", TOKENIZE, FILES, STRING, AT(out), 0, 0, NOT_SAVED, "PREFIX", "", "required",
-     "write shards PREFIX_train_000000.bin … and PREFIX_val_000000.bin …"},
-    {"text", INSPECT, FILES, STRING, AT(text), 0, 0, NOT_SAVED, "TEXT|@FILE|-", "", "required",
-     "text to inspect, from the command line, a file or stdin; truncated to the model's block size. A line "
-     "<|endoftext|> ends a document"},
-    {"out", INSPECT, FILES, STRING, AT(out), 0, 0, NOT_SAVED, "FILE", "", "required",
-     "write a safetensors file with tokens, losses, memberships (pi) and projected tokens (w), for dev/plot"},
-    {"resume", TRAIN, FILES, FLAG, AT(resume), 0, 0, NOT_SAVED, "", "", NULL,
-     "continue from the newest complete checkpoint in --out, with the same results as without an interruption"},
-    {"overwrite", TRAIN, FILES, FLAG, AT(overwrite), 0, 0, NOT_SAVED, "", "", NULL,
-     "start a new run in --out even if it contains one; deletes the old checkpoints and log"},
-    {"log", TRAIN, FILES, STRING, AT(log), 0, 0, OVERRIDABLE, "FILE", "", "log.csv in the run folder",
-     "CSV log with one row per step; an existing log is only accepted with --resume or --overwrite"},
-    {"val-frac", TOKENIZE, FILES, REAL, AT(val_frac), 0, 0.999999, NOT_SAVED, "X", "of the documents", NULL,
-     "fraction of documents for the validation shards; if given, both kinds of shard must receive some"},
-    {"jsonl", TOKENIZE, FILES, FLAG, AT(jsonl), 0, 0, NOT_SAVED, "", "", "only files named *.jsonl",
-     "read all input, including stdin, as JSONL: one object with a \"text\" per line"},
-    {"shard-tokens", TOKENIZE, FILES, INT64, AT(shard_tokens), 1, INT_MAX, NOT_SAVED, "N", "tokens", NULL,
-     "size of each shard; the last one may be smaller"},
-
-    {"steps", TRAIN, TRAINING, INT64, AT(steps), 0, MAX_COUNT, OVERRIDABLE, "N", "steps", NULL,
-     "total number of steps; the cosine learning-rate schedule ends there, also in a resumed run"},
-    {"batch", TRAIN, TRAINING, INT, AT(batch), 1, TOST_MAX_BATCH, OVERRIDABLE, "N", "sequences", NULL,
-     "micro-batch size; changing it on --resume may change the last bits of the results"},
-    {"seq", TRAIN, TRAINING, INT, AT(seq), 1, TOST_MAX_BLOCK_SIZE, FIXED, "N", "tokens", NULL,
-     "sequence length, at most --block-size"},
-    {"total-batch", TRAIN, TRAINING, INT64, AT(total_batch), 1, 1e12, FIXED, "N", "tokens", NULL,
-     "tokens per step, a multiple of batch × seq; gradients are accumulated over micro-batches"},
-    {"lr", TRAIN, TRAINING, REAL, AT(lr), 0, 100, FIXED, "X", "", NULL,
-     "peak learning rate"},
-    {"warmup", TRAIN, TRAINING, INT64, AT(warmup), 0, MAX_COUNT, FIXED, "N", "steps", NULL,
-     "linear warm-up from 0 to the peak; by default at most a tenth of --steps"},
-    {"min-lr-frac", TRAIN, TRAINING, REAL, AT(min_lr_frac), 0, 1, FIXED, "X", "of the peak", NULL,
-     "final learning rate of the cosine schedule"},
-    {"weight-decay", TRAIN, TRAINING, REAL, AT(weight_decay), 0, 100, FIXED, "X", "", NULL,
-     "AdamW weight decay, applied to embeddings and Linear weights"},
-    {"beta1", TRAIN, TRAINING, REAL, AT(beta1), 0, 0.999999, FIXED, "X", "", NULL,
-     "AdamW decay rate of the first moment"},
-    {"beta2", TRAIN, TRAINING, REAL, AT(beta2), 0, 0.999999, FIXED, "X", "", NULL,
-     "AdamW decay rate of the second moment"},
-    {"eps", TRAIN, TRAINING, REAL, AT(eps), 1e-30, 1, FIXED, "X", "", NULL,
-     "AdamW epsilon, added to the denominator"},
-    {"grad-clip", TRAIN, TRAINING, REAL, AT(grad_clip), 0, 1e9, FIXED, "X", "", NULL,
-     "maximum gradient norm; 0: no clipping"},
-    {"skip-loss-z", TRAIN, TRAINING, REAL, AT(skip_loss_z), 0, 1e9, OVERRIDABLE, "X", "", NULL,
-     "skip a step if its loss is more than X standard deviations above the mean of the last "
-     NUMBER_TEXT(OUTLIER_WINDOW) " completed steps; 0: off"},
-    {"skip-grad-z", TRAIN, TRAINING, REAL, AT(skip_grad_z), 0, 1e9, OVERRIDABLE, "X", "", NULL,
-     "the same for the gradient norm"},
-    {"max-skipped", TRAIN, TRAINING, INT64, AT(max_skipped), 0, MAX_COUNT, OVERRIDABLE, "N", "steps", NULL,
-     "stop the run if more than N consecutive steps are skipped, as outliers or because loss or gradient is not "
-     "finite"},
-    {"seed", TRAIN, TRAINING, INT64, AT(seed), 0, MAX_SEED, FIXED, "N", "", NULL,
-     "seed for initial weights, data order and samples"},
-
-    {"batch", EVAL, EVALUATION, INT, AT(batch), 1, TOST_MAX_BATCH, NOT_SAVED, "N", "",
-     "8; for --task, chosen by length", "sequences per forward pass; for --task, at least the choices of one example"},
-    {"seq", EVAL, EVALUATION, INT, AT(seq), 1, TOST_MAX_BLOCK_SIZE, NOT_SAVED, "N", "", "the model's block size",
-     "tokens per window or example; longer contexts are truncated on the left"},
-    {"stride", EVAL, EVALUATION, INT, AT(stride), 1, TOST_MAX_BLOCK_SIZE, NOT_SAVED, "N", "", "--seq, no overlap",
-     "distance between windows of --data; every token is scored once, in the first window that contains it"},
-    {"windows", EVAL, EVALUATION, INT64, AT(windows), 1, MAX_COUNT, NOT_SAVED, "N", "", "score every token once",
-     "score N windows at random positions of --data instead, as for the published figures"},
-    {"seed", EVAL, EVALUATION, INT64, AT(seed), 0, MAX_SEED, NOT_SAVED, "N", "", NULL,
-     "seed for the positions of --windows"},
-
-    {"val-every", TRAIN, REPORTS, INT64, AT(val_every), 0, MAX_COUNT, OVERRIDABLE, "N", "steps", NULL,
-     "validate every N steps and after the last; 0: never"},
-    {"val-batches", TRAIN, REPORTS, INT64, AT(val_batches), 1, MAX_COUNT, OVERRIDABLE, "N", "micro-batches", NULL,
-     "validate on the first N micro-batches of --val-data; best losses are only comparable for the same N"},
-    {"sample-every", TRAIN, REPORTS, INT64, AT(sample_every), 0, MAX_COUNT, OVERRIDABLE, "N", "steps", NULL,
-     "print a sample every N steps and after the last; 0: never"},
-    {"sample-tokens", TRAIN, REPORTS, INT64, AT(sample_tokens), 1, MAX_COUNT, OVERRIDABLE, "N", "tokens", NULL,
-     "length of each sample"},
-    {"save-every", TRAIN, REPORTS, INT64, AT(save_every), 0, MAX_COUNT, OVERRIDABLE, "N", "steps", NULL,
-     "save a checkpoint every N steps and after the last; 0: never"},
-    {"keep", TRAIN, REPORTS, INT64, AT(keep), 0, MAX_COUNT, OVERRIDABLE, "N", "checkpoints", NULL,
-     "keep only the newest N checkpoints; 0: all"},
-    {"on-save-error", TRAIN, REPORTS, CHOICE, AT(on_save_error), 0, 0, OVERRIDABLE, "stop|continue", "", NULL,
-     "if a checkpoint or the log cannot be written: stop, or continue and try again at the next --save-every (the "
-     "exit status is 1 if the last save fails)"},
-    {"quiet", TRAIN, REPORTS, FLAG, AT(quiet), 0, 0, NOT_SAVED, "", "", NULL,
-     "print nothing on stdout; log and checkpoints are still written"},
-
-    {"prompt", SAMPLE, SAMPLING, STRING, AT(prompt), 0, 0, NOT_SAVED, "TEXT|@FILE|-", "", "none",
-     "text to continue, from the command line, a file or stdin"},
-    {"tokens", SAMPLE, SAMPLING, INT64, AT(tokens), 1, 1e12, NOT_SAVED, "N", "tokens", NULL,
-     "maximum number of new tokens; stops earlier at <|endoftext|>. When the block size is reached, the second half "
-     "of the context is processed again"},
-    {"samples", SAMPLE, SAMPLING, INT64, AT(samples), 1, MAX_COUNT, NOT_SAVED, "N", "", NULL,
-     "number of samples, separated by a line ---"},
-    {"temperature", TRAIN | SAMPLE, SAMPLING, REAL, AT(temperature), 0, 1000, OVERRIDABLE, "X", "", NULL,
-     "divide logits by X; 0: always the most likely token"},
-    {"top-k", TRAIN | SAMPLE, SAMPLING, INT, AT(top_k), 0, TOST_MAX_VOCAB_SIZE, OVERRIDABLE, "N", "tokens", NULL,
-     "sample from the N most likely tokens; 0: from all"},
-    {"top-p", TRAIN | SAMPLE, SAMPLING, REAL, AT(top_p), 1e-9, 1, OVERRIDABLE, "X", "", NULL,
-     "sample from the most likely tokens with total probability X; 1: from all"},
-    {"seed", SAMPLE, SAMPLING, INT64, AT(seed), 0, MAX_SEED, NOT_SAVED, "N", "", NULL,
-     "random seed; the same seed gives the same text"},
-
-    {"seed", TOKENIZE, FILES, INT64, AT(seed), 0, MAX_SEED, NOT_SAVED, "N", "", NULL,
-     "seed for the choice of validation documents"},
-
-    {"dtype", TRAIN | SAMPLE | EVAL | INSPECT, MACHINE, CHOICE, AT(dtype), 0, 0, OVERRIDABLE, DTYPES, "", NULL,
-     "precision of matrix products; the CPU supports fp32 only"},
-    {"threads", TRAIN | SAMPLE | EVAL | TOKENIZE | INSPECT, MACHINE, INT, AT(threads), 0, 4096, OVERRIDABLE, "N", "",
-     "0: OMP_NUM_THREADS, or all cores", "number of CPU threads"},
-    {"recompute", TRAIN, MACHINE, FLAG, AT(recompute), 0, 0, NOT_SAVED, "", "", NULL,
-     "activation checkpointing: save only the input of each layer and recompute the rest in the backward pass; less "
-     "memory, more time, the same results"},
-    {"quiet", TOKENIZE, MACHINE, FLAG, AT(quiet), 0, 0, NOT_SAVED, "", "", NULL,
-     "print nothing on stdout and no progress"},
-    {"help", ALL, MACHINE, HELP, 0, 0, 0, NOT_SAVED, "", "", NULL,
-     "show this help"},
-
-    {"data-tokens", 0, FILES, INT64, AT(data_tokens), 0, 9e15, FIXED, "", "", NULL, ""},
-    {"data-crc", 0, FILES, INT64, AT(data_crc), 0, UINT32_MAX, FIXED, "", "", NULL, ""},
+    {"preset", TRAIN, MODEL, PRESET, AT(preset), FIXED, "NAME", .help = "model size and hyperparameters:"},
+    {"layers", TRAIN, MODEL, INT, AT(config.n_layer), NOT_SAVED, "N", .min = 1, .max = TOST_MAX_LAYERS,
+     .help = "number of layers"},
+    {"heads", TRAIN, MODEL, INT, AT(config.n_head), NOT_SAVED, "N", .min = 1, .max = TOST_MAX_HEADS,
+     .help = "number of heads; must divide --channels"},
+    {"channels", TRAIN, MODEL, INT, AT(config.n_embd), NOT_SAVED, "N", .min = 1, .max = TOST_MAX_CHANNELS,
+     .help = "embedding size"},
+    {"block-size", TRAIN, MODEL, INT, AT(config.block_size), NOT_SAVED, "N", .min = 1, .max = TOST_MAX_BLOCK_SIZE,
+     .unit = "tokens", .help = "maximum sequence length"},
+    {"vocab-size", TRAIN, MODEL, INT, AT(config.vocab_size), NOT_SAVED, "N", .min = 1, .max = TOST_MAX_VOCAB_SIZE,
+     .unit = "tokens", .help = "vocabulary size, at least that of the tokenizer"},
+    {"bias", TRAIN, MODEL, INT, AT(config.bias), NOT_SAVED, "0|1", .max = 1,
+     .help = "1: Linear and LayerNorm layers have a bias"},
+    {"membership", TRAIN, MODEL, CHOICE, AT(config.membership), NOT_SAVED, "learned|uniform",
+     .help = "membership of tokens in heads: learned as published, or uniform (1/heads), for comparison"},
+    {"init", TRAIN, MODEL, STRING, AT(init), NOT_SAVED, "FILE", .default_text = "random weights",
+     .help = "start from the weights and sizes of a safetensors file, checkpoint or run; the optimizer state starts "
+             "at zero"},
+    {"model", SAMPLE | EVAL | INFO | INSPECT, MODEL, STRING, AT(model), NOT_SAVED, "PATH",
+     .default_text = "newest run in out/",
+     .help = "safetensors file, checkpoint folder, or run folder (uses its newest checkpoint)"},
+    {"data", TRAIN, FILES, STRING, AT(data), OVERRIDABLE, "GLOB",
+     .help = "token shards to train on; quote the pattern"},
+    {"data", EVAL, FILES, STRING, AT(data), NOT_SAVED, "GLOB", .default_text = "none",
+     .help = "token shards to evaluate; quote the pattern. Either this or --task is required"},
+    {"task", EVAL, FILES, CHOICE, AT(task), NOT_SAVED, "lambada|hellaswag|cbt", .default_text = "none",
+     .help = "evaluate FILE: LAMBADA or HellaSwag (JSONL), or a Children's Book Test file"},
+    {"json", EVAL, FILES, STRING, AT(json), NOT_SAVED, "FILE", .default_text = "none",
+     .help = "also write the results, and those of each window or example, as JSON"},
+    {"val-data", TRAIN, FILES, STRING, AT(val_data), OVERRIDABLE, "GLOB",
+     .default_text = "--data with train replaced by val, if such files exist", .help = "token shards to validate on"},
+    {"order", TRAIN, FILES, CHOICE, AT(order), FIXED, "sequential|shuffled",
+     .help = "order of the training data; shuffled: shards and samples are permuted in each epoch"},
+    {"tokenizer", TRAIN, FILES, STRING, AT(tokenizer), NOT_SAVED, "FILE",
+     .default_text = "vocab.bpe next to the shards, if there is one",
+     .help = "tokenizer (vocab.bpe); needed for samples"},
+    {"tokenizer", SAMPLE | EVAL | INSPECT, FILES, STRING, AT(tokenizer), NOT_SAVED, "FILE",
+     .default_text = "the one named in the checkpoint", .help = "tokenizer (vocab.bpe or merges.txt) of the model"},
+    {"tokenizer", TOKENIZE, FILES, STRING, AT(tokenizer), NOT_SAVED, "FILE", .default_text = "required",
+     .help = "vocab.bpe or merges.txt; an empty file makes every byte a token"},
+    {"out", TRAIN, FILES, STRING, AT(out), NOT_SAVED, "DIR", .default_text = "out/PRESET-NNN, the next free number",
+     .help = "run folder, for checkpoints and log.csv"},
+    {"out", TOKENIZE, FILES, STRING, AT(out), NOT_SAVED, "PREFIX", .default_text = "required",
+     .help = "write shards PREFIX_train_000000.bin … and PREFIX_val_000000.bin …"},
+    {"text", INSPECT, FILES, STRING, AT(text), NOT_SAVED, "TEXT|@FILE|-", .default_text = "required",
+     .help = "text to inspect, from the command line, a file or stdin; truncated to the model's block size. A line "
+             "<|endoftext|> ends a document"},
+    {"out", INSPECT, FILES, STRING, AT(out), NOT_SAVED, "FILE", .default_text = "required",
+     .help = "write a safetensors file with tokens, losses, memberships (pi) and projected tokens (w), for dev/plot"},
+    {"resume", TRAIN, FILES, FLAG, AT(resume), NOT_SAVED, "",
+     .help = "continue from the newest complete checkpoint in --out, with the same results as without an interruption"},
+    {"overwrite", TRAIN, FILES, FLAG, AT(overwrite), NOT_SAVED, "",
+     .help = "start a new run in --out even if it contains one; deletes the old checkpoints and log"},
+    {"log", TRAIN, FILES, STRING, AT(log), OVERRIDABLE, "FILE", .default_text = "log.csv in the run folder",
+     .help = "CSV log with one row per step; an existing log is only accepted with --resume or --overwrite"},
+    {"val-frac", TOKENIZE, FILES, REAL, AT(val_frac), NOT_SAVED, "X", .max = 0.999999, .value = 0.01,
+     .unit = "of the documents",
+     .help = "fraction of documents for the validation shards; if given, both kinds of shard must receive some"},
+    {"jsonl", TOKENIZE, FILES, FLAG, AT(jsonl), NOT_SAVED, "", .default_text = "only files named *.jsonl",
+     .help = "read all input, including stdin, as JSONL: one object with a \"text\" per line"},
+    {"shard-tokens", TOKENIZE, FILES, INT64, AT(shard_tokens), NOT_SAVED, "N", .min = 1, .max = INT_MAX, .value = 100e6,
+     .unit = "tokens", .help = "size of each shard; the last one may be smaller"},
+    {"steps", TRAIN, TRAINING, INT64, AT(steps), OVERRIDABLE, "N", .max = MAX_COUNT, .unit = "steps",
+     .help = "total number of steps; the cosine learning-rate schedule ends there, also in a resumed run"},
+    {"batch", TRAIN, TRAINING, INT, AT(batch), OVERRIDABLE, "N", .min = 1, .max = TOST_MAX_BATCH, .unit = "sequences",
+     .help = "micro-batch size; changing it on --resume may change the last bits of the results"},
+    {"seq", TRAIN, TRAINING, INT, AT(seq), FIXED, "N", .min = 1, .max = TOST_MAX_BLOCK_SIZE, .unit = "tokens",
+     .help = "sequence length, at most --block-size"},
+    {"total-batch", TRAIN, TRAINING, INT64, AT(total_batch), FIXED, "N", .min = 1, .max = 1e12, .unit = "tokens",
+     .help = "tokens per step, a multiple of batch × seq; gradients are accumulated over micro-batches"},
+    {"lr", TRAIN, TRAINING, REAL, AT(lr), FIXED, "X", .max = 100, .help = "peak learning rate"},
+    {"warmup", TRAIN, TRAINING, INT64, AT(warmup), FIXED, "N", .max = MAX_COUNT, .unit = "steps",
+     .help = "linear warm-up from 0 to the peak; by default at most a tenth of --steps"},
+    {"min-lr-frac", TRAIN, TRAINING, REAL, AT(min_lr_frac), FIXED, "X", .max = 1, .unit = "of the peak",
+     .help = "final learning rate of the cosine schedule"},
+    {"weight-decay", TRAIN, TRAINING, REAL, AT(weight_decay), FIXED, "X", .max = 100,
+     .help = "AdamW weight decay, applied to embeddings and Linear weights"},
+    {"beta1", TRAIN, TRAINING, REAL, AT(beta1), FIXED, "X", .max = 0.999999,
+     .help = "AdamW decay rate of the first moment"},
+    {"beta2", TRAIN, TRAINING, REAL, AT(beta2), FIXED, "X", .max = 0.999999,
+     .help = "AdamW decay rate of the second moment"},
+    {"eps", TRAIN, TRAINING, REAL, AT(eps), FIXED, "X", .min = 1e-30, .max = 1,
+     .help = "AdamW epsilon, added to the denominator"},
+    {"grad-clip", TRAIN, TRAINING, REAL, AT(grad_clip), FIXED, "X", .max = 1e9,
+     .help = "maximum gradient norm; 0: no clipping"},
+    {"skip-loss-z", TRAIN, TRAINING, REAL, AT(skip_loss_z), OVERRIDABLE, "X", .max = 1e9,
+     .help = "skip a step if its loss is more than X standard deviations above the mean of the last "
+              NUMBER_TEXT(OUTLIER_WINDOW) " completed steps; 0: off"},
+    {"skip-grad-z", TRAIN, TRAINING, REAL, AT(skip_grad_z), OVERRIDABLE, "X", .max = 1e9,
+     .help = "the same for the gradient norm"},
+    {"max-skipped", TRAIN, TRAINING, INT64, AT(max_skipped), OVERRIDABLE, "N", .max = MAX_COUNT, .value = 10,
+     .unit = "steps",
+     .help = "stop the run if more than N consecutive steps are skipped, as outliers or because loss or gradient is "
+             "not finite"},
+    {"seed", TRAIN, TRAINING, INT64, AT(seed), FIXED, "N", .max = MAX_SEED, .value = 1337,
+     .help = "seed for initial weights, data order and samples"},
+    {"batch", EVAL, EVALUATION, INT, AT(batch), NOT_SAVED, "N", .min = 1, .max = TOST_MAX_BATCH,
+     .default_text = "8; for --task, chosen by length",
+     .help = "sequences per forward pass; for --task, at least the choices of one example"},
+    {"seq", EVAL, EVALUATION, INT, AT(seq), NOT_SAVED, "N", .min = 1, .max = TOST_MAX_BLOCK_SIZE,
+     .default_text = "the model's block size",
+     .help = "tokens per window or example; longer contexts are truncated on the left"},
+    {"stride", EVAL, EVALUATION, INT, AT(stride), NOT_SAVED, "N", .min = 1, .max = TOST_MAX_BLOCK_SIZE,
+     .default_text = "--seq, no overlap",
+     .help = "distance between windows of --data; every token is scored once, in the first window that contains it"},
+    {"windows", EVAL, EVALUATION, INT64, AT(windows), NOT_SAVED, "N", .min = 1, .max = MAX_COUNT,
+     .default_text = "score every token once",
+     .help = "score N windows at random positions of --data instead, as for the published figures"},
+    {"seed", EVAL, EVALUATION, INT64, AT(seed), NOT_SAVED, "N", .max = MAX_SEED, .value = 1337,
+     .help = "seed for the positions of --windows"},
+    {"val-every", TRAIN, REPORTS, INT64, AT(val_every), OVERRIDABLE, "N", .max = MAX_COUNT, .unit = "steps",
+     .help = "validate every N steps and after the last; 0: never"},
+    {"val-batches", TRAIN, REPORTS, INT64, AT(val_batches), OVERRIDABLE, "N", .min = 1, .max = MAX_COUNT, .value = 20,
+     .unit = "micro-batches",
+     .help = "validate on the first N micro-batches of --val-data; best losses are only comparable for the same N"},
+    {"sample-every", TRAIN, REPORTS, INT64, AT(sample_every), OVERRIDABLE, "N", .max = MAX_COUNT,
+     .unit = "steps", .help = "print a sample every N steps and after the last; 0: never"},
+    {"sample-tokens", TRAIN, REPORTS, INT64, AT(sample_tokens), OVERRIDABLE, "N", .min = 1, .max = MAX_COUNT,
+     .value = 128,
+     .unit = "tokens", .help = "length of each sample"},
+    {"save-every", TRAIN, REPORTS, INT64, AT(save_every), OVERRIDABLE, "N", .max = MAX_COUNT, .unit = "steps",
+     .help = "save a checkpoint every N steps and after the last; 0: never"},
+    {"keep", TRAIN, REPORTS, INT64, AT(keep), OVERRIDABLE, "N", .max = MAX_COUNT, .value = 3, .unit = "checkpoints",
+     .help = "keep only the newest N checkpoints; 0: all"},
+    {"on-save-error", TRAIN, REPORTS, CHOICE, AT(on_save_error), OVERRIDABLE, "stop|continue",
+     .help = "if a checkpoint or the log cannot be written: stop, or continue and try again at the next --save-every "
+             "(the exit status is 1 if the last save fails)"},
+    {"quiet", TRAIN, REPORTS, FLAG, AT(quiet), NOT_SAVED, "",
+     .help = "print nothing on stdout; log and checkpoints are still written"},
+    {"prompt", SAMPLE, SAMPLING, STRING, AT(prompt), NOT_SAVED, "TEXT|@FILE|-", .default_text = "none",
+     .help = "text to continue, from the command line, a file or stdin"},
+    {"tokens", SAMPLE, SAMPLING, INT64, AT(tokens), NOT_SAVED, "N", .min = 1, .max = 1e12, .value = 256,
+     .unit = "tokens",
+     .help = "maximum number of new tokens; stops earlier at <|endoftext|>. When the block size is reached, the "
+             "second half of the context is processed again"},
+    {"samples", SAMPLE, SAMPLING, INT64, AT(samples), NOT_SAVED, "N", .min = 1, .max = MAX_COUNT, .value = 1,
+     .help = "number of samples, separated by a line ---"},
+    {"temperature", TRAIN | SAMPLE, SAMPLING, REAL, AT(temperature), OVERRIDABLE, "X", .max = 1000, .value = 0.8,
+     .help = "divide logits by X; 0: always the most likely token"},
+    {"top-k", TRAIN | SAMPLE, SAMPLING, INT, AT(top_k), OVERRIDABLE, "N", .max = TOST_MAX_VOCAB_SIZE,
+     .unit = "tokens", .help = "sample from the N most likely tokens; 0: from all"},
+    {"top-p", TRAIN | SAMPLE, SAMPLING, REAL, AT(top_p), OVERRIDABLE, "X", .min = 1e-9, .max = 1, .value = 0.95,
+     .help = "sample from the most likely tokens with total probability X; 1: from all"},
+    {"seed", SAMPLE, SAMPLING, INT64, AT(seed), NOT_SAVED, "N", .max = MAX_SEED, .value = 1337,
+     .help = "random seed; the same seed gives the same text"},
+    {"seed", TOKENIZE, FILES, INT64, AT(seed), NOT_SAVED, "N", .max = MAX_SEED, .value = 1337,
+     .help = "seed for the choice of validation documents"},
+    {"dtype", TRAIN | SAMPLE | EVAL | INSPECT, MACHINE, CHOICE, AT(dtype), OVERRIDABLE, DTYPES,
+     .help = "precision of matrix products; the CPU supports fp32 only"},
+    {"threads", TRAIN | SAMPLE | EVAL | TOKENIZE | INSPECT, MACHINE, INT, AT(threads), OVERRIDABLE, "N",
+     .max = 4096, .default_text = "0: OMP_NUM_THREADS, or all cores", .help = "number of CPU threads"},
+    {"recompute", TRAIN, MACHINE, FLAG, AT(recompute), NOT_SAVED, "",
+     .help = "activation checkpointing: save only the input of each layer and recompute the rest in the backward "
+             "pass; less memory, more time, the same results"},
+    {"quiet", TOKENIZE, MACHINE, FLAG, AT(quiet), NOT_SAVED, "", .help = "print nothing on stdout and no progress"},
+    {"help", ALL, MACHINE, HELP, 0, NOT_SAVED, "", .help = "show this help"},
+    {"data-tokens", 0, FILES, INT64, AT(data_tokens), FIXED, "", .max = 9e15, .help = ""},
+    {"data-crc", 0, FILES, INT64, AT(data_crc), FIXED, "", .max = UINT32_MAX, .help = ""},
 };
 
 enum { ROWS = countof(table), NAME_COLUMN = 32, PAGE_WIDTH = 100, DEFAULT_EVAL_BATCH = 8 };
@@ -343,14 +344,17 @@ static bool parse_choice(Options* o, const Row* row, const char* text, TostError
     }
 }
 
+// Appends a name to a list; frees the old list.
+static char* append(char* list, const char* separator, const char* name) {
+    char* longer = xasprintf("%s%s%s", list, *list ? separator : "", name);
+    free(list);
+    return longer;
+}
+
 // "starter, tost-base, …". free()
 static char* preset_names(void) {
     char* names = xstrdup("");
-    for (int i = 0; tost_preset_at(i); i++) {
-        char* longer = xasprintf("%s%s%s", names, i ? ", " : "", tost_preset_at(i)->name);
-        free(names);
-        names = longer;
-    }
+    for (int i = 0; tost_preset_at(i); i++) names = append(names, ", ", tost_preset_at(i)->name);
     return names;
 }
 
@@ -443,28 +447,33 @@ static bool unknown_option(const char* arg, Command command, TostError* err) {
     return tost_error(err, "unknown option %.*s: see %s --help", shown, arg, commands[command].name);
 }
 
-typedef struct { char text[128]; } CommandList;
-
-// "train, sample and eval": the commands with an option of this name; NULL: all commands.
-static CommandList command_list(const char* option) {
-    CommandList list = {""};
+// "train, sample and eval": the commands with an option of this name; NULL: all commands. free()
+static char* command_names(const char* option) {
+    char* names = xstrdup("");
     const char* last = NULL;
     for (int c = 0; c < COMMANDS; c++) {
         if (option && find_row(option, strlen(option), (Command)c) < 0) continue;
-        const size_t used = strlen(list.text);
-        if (last) snprintf(list.text + used, sizeof list.text - used, "%s%s", used ? ", " : "", last);
+        if (last) names = append(names, ", ", last);
         last = commands[c].name;
     }
-    const size_t used = strlen(list.text);
-    if (last) snprintf(list.text + used, sizeof list.text - used, "%s%s", used ? " and " : "", last);
-    return list;
+    return append(names, " and ", last);
+}
+
+static bool other_command(const char* name, Command command, TostError* err) {
+    char* names = command_names(name);
+    tost_error(err, "--%s is an option of %s, not of %s", name, names, commands[command].name);
+    free(names);
+    return false;
 }
 
 static bool unknown_command(const char* name, TostError* err) {
     for (int c = 0; c < COMMANDS; c++)
         if (distance(name, strlen(name), commands[c].name) <= 2)
             return tost_error(err, "unknown command '%.200s': did you mean %s?", name, commands[c].name);
-    return tost_error(err, "unknown command '%.200s': the commands are %s; see --help", name, command_list(NULL).text);
+    char* names = command_names(NULL);
+    tost_error(err, "unknown command '%.200s': the commands are %s; see --help", name, names);
+    free(names);
+    return false;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -499,7 +508,7 @@ static void print_row(const Options* o, const Row* row) {
     char* names = row->kind == PRESET ? preset_names() : xstrdup("");
     char* value = value_text(o, row);
     const char* shown = row->default_text ? row->default_text : value;
-    const bool unit = !row->default_text && *row->unit;
+    const bool unit = !row->default_text && row->unit;
     const char* label = shown && strcmp(shown, "required") != 0 ? "default: " : "";
     char* text = !shown ? xstrdup(row->help)
                         : xasprintf("%s%s%s (%s%s%s%s)", row->help, *names ? " " : "", names, label, shown,
@@ -512,14 +521,10 @@ static void print_row(const Options* o, const Row* row) {
 
 static void print_overridable(void) {
     char* names = xstrdup("");
-    for (int i = 0; i < ROWS; i++) {
-        if (!(table[i].commands & TRAIN) || table[i].saved != OVERRIDABLE) continue;
-        char* longer = xasprintf("%s%s--%s", names, *names ? ", " : "", table[i].name);
-        free(names);
-        names = longer;
-    }
+    for (int i = 0; i < ROWS; i++)
+        if ((table[i].commands & TRAIN) && table[i].saved == OVERRIDABLE) names = append(names, ", --", table[i].name);
     char* text = xasprintf("With --resume, options that are not given keep the values of the run, except --quiet and "
-                           "--recompute. Only these may be changed: %s.", names);
+                           "--recompute. Only these may be changed: --%s.", names);
     printf("\n");
     print_wrapped(text, 0);
     free(text);
@@ -588,20 +593,15 @@ static bool derive_defaults(Options* o, TostError* err) {
 }
 
 static void set_defaults(Options* o, const TostEngine* engine) {
+    for (int i = 0; i < ROWS; i++) {
+        void* field = field_of(o, &table[i]);
+        if (table[i].kind == INT) *(int*)field = (int)table[i].value;
+        if (table[i].kind == INT64) *(int64_t*)field = (int64_t)table[i].value;
+        if (table[i].kind == REAL) *(double*)field = table[i].value;
+    }
     o->preset = "starter";
     o->order = ORDER_SHUFFLED;
-    o->seed = 1337;
-    o->val_batches = 20;
-    o->sample_tokens = 128;
-    o->keep = 3;
-    o->max_skipped = 10;
     o->dtype = (int)engine->default_dtype;
-    o->tokens = 256;
-    o->samples = 1;
-    o->temperature = 0.8;
-    o->top_p = 0.95;
-    o->val_frac = 0.01;
-    o->shard_tokens = 100 * 1000 * 1000;
 }
 
 static void set_preset(Options* o) {
@@ -762,9 +762,7 @@ static bool take_option(Options* o, const char* values[ROWS], bool* help, int co
     const int any = find_row(name, len, COMMANDS);
     if (any < 0) return unknown_option(arg, o->command, err);
     const int row = find_row(name, len, o->command);
-    if (row < 0)
-        return tost_error(err, "--%s is an option of %s, not of %s", table[any].name, command_list(table[any].name).text,
-                          commands[o->command].name);
+    if (row < 0) return other_command(table[any].name, o->command, err);
     const Row* r = &table[row];
     if (code == '?') return tost_error(err, "--%s takes no value: %.200s", r->name, arg);
     if (code == ':') return tost_error(err, "--%s needs a value: %s", r->name, r->metavar);
@@ -838,21 +836,28 @@ void options_free(Options* o) {
 // ---------------------------------------------------------------------------------------------
 // Sizes and options from files
 
+// Fails if the value of an option differs from the one in a file or run.
+static bool check_same(const Options* o, const Row* row, const char* loaded, const char* where, TostError* err) {
+    char* value = value_text(o, row);
+    const bool same = strcmp(value, loaded) == 0;
+    if (!same)
+        tost_error(err, "--%s %.200s differs from %.200s in %.500s: leave it out", row->name, value, loaded, where);
+    free(value);
+    return same;
+}
+
 bool options_take_config(Options* o, const TostConfig* config, const char* file, TostError* err) {
     const Options given = *o;
+    bool same = true;
     o->config = *config;
-    for (int i = 0; i < ROWS; i++) {
+    for (int i = 0; i < ROWS && same; i++) {
         const bool size = table[i].field >= AT(config) && table[i].field < AT(config) + sizeof o->config;
         if (!size || !o->given[i]) continue;
-        char *value = value_text(&given, &table[i]), *loaded = value_text(o, &table[i]);
-        const bool same = strcmp(value, loaded) == 0;
-        if (!same)
-            tost_error(err, "--%s %s differs from %s in %.500s: leave it out", table[i].name, value, loaded, file);
-        free(value);
+        char* loaded = value_text(o, &table[i]);
+        same = check_same(&given, &table[i], loaded, file, err);
         free(loaded);
-        if (!same) return false;
     }
-    return derive_defaults(o, err);
+    return same && derive_defaults(o, err);
 }
 
 StMeta* options_echo(const Options* o, int* n) {
@@ -876,14 +881,7 @@ bool options_resume(Options* o, const StMeta* saved, int n_saved, const char* ru
             o->given[row] = true;
             continue;
         }
-        if (table[row].saved == OVERRIDABLE) continue;
-        char* value = value_text(o, &table[row]);
-        const bool same = strcmp(value, saved[i].value) == 0;
-        if (!same)
-            tost_error(err, "--%s %.200s differs from %.200s in the run %.300s: leave it out, or start a new run",
-                       table[row].name, value, saved[i].value, run);
-        free(value);
-        if (!same) return false;
+        if (table[row].saved != OVERRIDABLE && !check_same(o, &table[row], saved[i].value, run, err)) return false;
     }
     return true;
 }

