@@ -52,7 +52,7 @@ class File:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Fetching
+# Downloading
 
 def fetch_hub(corpus, folder):
     """Downloads the corpus's files from the Hub, except those that the folder already has."""
@@ -101,7 +101,7 @@ def file_of(path, name):
 def find_files(paths):
     """The given files and those in the given folders, sorted by path within a folder. All must be of one kind."""
     found = []
-    readable = "Parquet (.parquet), JSONL (.jsonl) and text (.txt, .raw, .tokens)"
+    readable = "Parquet (.parquet), JSONL (.jsonl) or text (.txt, .raw, .tokens)"
     for path in paths:
         if path.is_dir():
             inside = [(p, p.relative_to(path)) for p in sorted(path.rglob("*")) if p.suffix in KINDS]
@@ -158,7 +158,7 @@ def text_documents(path):
 
 
 def rows(files):
-    """Rows for `datasets`, whose cache key includes the File's size and time, so that changed files are read again."""
+    """Rows for `datasets`. Its cache key includes the size and time of each File, so a changed file is read again."""
     for file in files:
         documents = jsonl_documents if file.kind == "JSONL" else text_documents
         for text in documents(file.path):
@@ -167,7 +167,7 @@ def rows(files):
 
 
 def parquet_rows(files):
-    """Number of rows in the files; refuses a file that is not Parquet with a column text."""
+    """Number of rows in the files; raises Refused for a file that is not Parquet with a column text."""
     import pyarrow
     import pyarrow.parquet
 
@@ -276,7 +276,7 @@ def write_recipe(args, recipe):
 
 
 def check_recipe(args, recipe):
-    """Refuses to add to shards that were made from other inputs."""
+    """Raises Refused if there are shards that were made from other inputs."""
     if not existing_shards(args):
         return
     path = recipe_path(args)
@@ -340,11 +340,11 @@ def make_shard(path, documents, args, recipe, progress):
         error = process.stderr.read().decode(errors="replace").strip()
         if process.wait():
             raise Refused(f"{shown(path)}: {error or f'tokenize ended with status {process.returncode}'}")
-        made = sorted(Path(folder).iterdir())
-        if len(made) > 1:
+        shards = sorted(Path(folder).iterdir())
+        if len(shards) > 1:
             raise Refused(f"--shard-documents {args.shard_documents}: over 2^31 tokens in a shard: use fewer")
         write_recipe(args, recipe)  # before the shard, whose origin would otherwise be unknown
-        os.replace(made[0], path)
+        os.replace(shards[0], path)
 
 
 def shard_ranges(args, splits):
@@ -399,7 +399,7 @@ def report_counts(corpus, splits, tokens, gpt2):
 
 
 def parse(corpus):
-    parser = OneLineParser(description=f"Makes token shards from {corpus.name}.")
+    parser = OneLineParser()
     parser.add_argument("--from", dest="source", type=Path, nargs="+", metavar="PATH",
                         help="local Parquet, JSONL or text files, or folders, to use instead of downloading")
     parser.add_argument("--out", type=Path, default=DATA / corpus.name / corpus.name, metavar="PREFIX",

@@ -84,7 +84,7 @@ def locate(evalset, sources, folder):
 
 
 def check(evalset, path, expected):
-    """Refuses a file that is not the published one. Returns a description of the file."""
+    """Raises Refused if the file is not the published one. Returns a description of the file."""
     count = sum(1 for _ in evalset.read(path))
     if count != evalset.examples:
         raise Refused(f"{shown(path)}: {count:,} examples, not the {evalset.examples:,} published: "
@@ -110,7 +110,7 @@ def build(evalset, args):
 
 
 def main(evalset):
-    parser = OneLineParser(description=f"Downloads the original files of {evalset.name} into data/eval.")
+    parser = OneLineParser()
     parser.add_argument("--from", dest="source", type=Path, nargs="+", metavar="PATH",
                         help="local files, folders or archives to use instead of downloading")
     parser.add_argument("--out", type=Path, default=DATA / "eval", metavar="FOLDER",

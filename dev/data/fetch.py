@@ -25,7 +25,11 @@ class Refused(Exception):
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Reports a wrong command line in one line on stderr, with status 2."""
+    """--help starts with the script's docstring; a wrong command line is reported in one line, with status 2."""
+
+    def __init__(self):
+        super().__init__(description=sys.modules["__main__"].__doc__,
+                         formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def error(self, message):
         self.exit(2, f"{self.prog}: {message} (--help lists the options)\n")
@@ -61,14 +65,14 @@ def sha256(path):
 
 
 def check_sha256(path, expected, name):
-    """Refuses a file with another SHA-256. `name` is what the message calls it."""
+    """Raises Refused if the file has another SHA-256. `name` is its name in the message."""
     found = sha256(path)
     if found != expected:
         raise Refused(f"{name}: SHA-256 is {found}, not the published {expected}: damaged, or another file")
 
 
 def unreachable(host, reason, what, place, option):
-    """The error for a host without connection: what to fetch by hand, where to put it, what to run next."""
+    """The error for an unreachable host: what to fetch by hand, where to put it, what to run next."""
     return Refused(f"{host} cannot be reached ({reason}): fetch {what} by hand into {shown(place)}, "
                    f"then run again with --from {shown(option)}")
 

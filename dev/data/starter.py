@@ -524,9 +524,9 @@ def recall(text, rng, blind=False):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Generates the starter stories.")
-    parser.add_argument("--seed",    type=int, default=1,    help="random seed (default 1)")
-    parser.add_argument("--stories", type=int, default=7800, help="number of stories (default 7800)")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed",    type=int, default=1,    help="random seed (default: 1)")
+    parser.add_argument("--stories", type=int, default=7800, help="number of stories (default: 7800)")
     parser.add_argument("--recall",  action="store_true",    help="write a recall test (JSONL) instead")
     parser.add_argument("--blind",   action="store_true",    help="with --recall: the questions without stories")
     parser.add_argument("--out",     required=True,          help="output file")

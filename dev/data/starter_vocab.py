@@ -69,9 +69,9 @@ def report(bpe, texts):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Learns the starter model's vocab.bpe.")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+",  help="text files; documents are separated by lines <|endoftext|>")
-    parser.add_argument("--merges", type=int, default=2047, help="number of merges (default 2047)")
+    parser.add_argument("--merges", type=int, default=2047, help="number of merges (default: 2047)")
     parser.add_argument("--out", required=True, help="file to write")
     args = parser.parse_args()
     texts = list(documents(args.files))

@@ -15,7 +15,7 @@ VOCAB = DATA / "vocab.bpe"
 
 
 def main():
-    parser = OneLineParser(description="Downloads GPT-2's vocab.bpe and checks its SHA-256.")
+    parser = OneLineParser()
     parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="copy a local file instead")
     parser.add_argument("--out", type=Path, default=VOCAB, metavar="FILE", help="default: data/vocab.bpe")
     args = parser.parse_args()

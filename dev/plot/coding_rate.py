@@ -36,7 +36,7 @@ output. Needs Python 3.10, numpy, matplotlib and safetensors.
 import math
 import sys
 
-from figure import COLOURS, add_options, check_options, padded_labels, plain, style, write  # sets the backend first
+from figure import COLOURS, add_options, check_options, padded_labels, plain, style_axes, write
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import MaxNLocator
@@ -110,7 +110,7 @@ def draw(curves):
     for panel in (left, right):
         panel.set_xlabel("layer")
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-        style(panel)
+        style_axes(panel)
     left.set_ylim(bottom=0)
     left.legend(frameon=False, fontsize=9)
     return figure

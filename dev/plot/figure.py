@@ -44,7 +44,7 @@ def plain(text):
     return text.replace("$", r"\$")
 
 
-def style(axes):
+def style_axes(axes):
     axes.grid(color="0.9", linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

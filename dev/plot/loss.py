@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 from cli import fail, option_parser, run
-from figure import COLOURS, add_options, check_options, padded_labels, plain, style, write  # sets the backend first
+from figure import COLOURS, add_options, check_options, padded_labels, plain, style_axes, write
 import matplotlib.pyplot as plt
 from matplotlib.ticker import EngFormatter
 
@@ -192,7 +192,7 @@ def draw(runs, args):
     if args.difference:
         draw_differences(axes[1, 0], runs)
     for panel in axes[:, 0]:
-        style(panel)
+        style_axes(panel)
         panel.margins(x=0.015)
     axes[-1, 0].set_xlabel("tokens")
     axes[-1, 0].xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -209,7 +209,7 @@ def parse(arguments):
     parser.add_argument("--no-raw", action="store_true", help="do not draw the unsmoothed training loss")
     parser.add_argument("--no-val", action="store_true", help="do not draw the validation loss")
     parser.add_argument("--published", choices=PUBLISHED, help="draw the published losses on this dataset as lines")
-    parser.add_argument("--line", action="append", default=[], metavar="NAME=VALUE", help="draw another horizontal line")
+    parser.add_argument("--line", action="append", default=[], metavar="NAME=VALUE", help="draw a horizontal line")
     parser.add_argument("--difference", action="store_true", help="plot and print the differences from the first run")
     parser.add_argument("--title", help="title of the plot")
     parser.add_argument("--log-x", action="store_true", help="logarithmic scale for tokens")

@@ -88,7 +88,7 @@ def page(trained, initial, title):
             "pi": packed(trained.pi), "initial": packed(initial.pi) if initial else None,
             "ids": trained.tokens.tolist(),
             "loss": [None if np.isnan(x) else round(float(x), 4) for x in trained.loss]}
-    facts = f"{trained.model}, step {trained.step}: {trained.length} tokens, loss {trained.mean_loss():.4f} nats per token"
+    facts = f"{trained.model}, step {trained.step}: {trained.length} tokens, {trained.mean_loss():.4f} nats per token"
     if initial:
         facts += f"; initialisation: {initial.model}, step {initial.step}"
     rows = "".join(f"<tr><th>{l}</th><td>{margin:.4f}</td><td>{share:.2f}</td>"

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from cli import fail, option_parser, run
-from figure import COLOURS, add_options, check_options, padded_labels, plain, style, write  # sets the backend first
+from figure import COLOURS, add_options, check_options, padded_labels, plain, style_axes, write
 import matplotlib.pyplot as plt
 
 Z95 = 1.959963984540054  # two-sided 95 % quantile of the normal distribution
@@ -140,7 +140,7 @@ def draw(results, rows):
                       label=plain(result.label))
     axes.axhline(CHANCE, color="0.45", linewidth=0.9, linestyle=(0, (4, 3)), label="chance")
     axes.set(xlabel="distance in words", ylabel="accuracy, 95 % interval", ylim=(0, 1.02))
-    style(axes)
+    style_axes(axes)
     axes.legend(frameon=False, fontsize=9)
     return figure
 
@@ -150,7 +150,8 @@ def same_items(results):
     first = results[0]
     for other in results[1:]:
         if other.items != first.items:
-            raise ValueError(f"{other.label}: not the items of {first.label}; evaluate all runs on the same recall test")
+            raise ValueError(f"{other.label}: not the items of {first.label}; evaluate all runs on the same "
+                             "recall test")
     lines = set.intersection(*(set(result.solved) for result in results))
     if not lines:
         raise ValueError("no item fits the block size of every run")

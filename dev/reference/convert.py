@@ -22,7 +22,7 @@ Also converted: the step (iter_num), best validation loss, tokens seen, tokenize
 run, so a run that is converted to ckpt.pt and back continues bit-identically. A ckpt.pt of another program has no
 such state. With --run, give its shards with --data; the trainer continues in its own data order at the position of
 the step. Options are taken from nanoGPT's 'config', if present, and from AdamW's groups; --option adds or
-overrides. Needs Python 3.10, torch and safetensors.
+overrides. Needs Python 3.10, torch 2.1 and safetensors.
 """
 
 import math
@@ -151,7 +151,7 @@ def read_adamw(checkpoint, model, names, path):
     if not isinstance(optimizer, dict) or not optimizer.get("state"):
         return None
     try:
-        pairs = {number: (one["exp_avg"], one["exp_avg_sq"]) for number, one in optimizer["state"].items()}
+        pairs = {number: (state["exp_avg"], state["exp_avg_sq"]) for number, state in optimizer["state"].items()}
         shapes = {number: [tuple(moment.shape) for moment in pair] for number, pair in pairs.items()}
         numbers = [list(group["params"]) for group in optimizer["param_groups"]]
     except (KeyError, TypeError, AttributeError) as error:
@@ -165,8 +165,8 @@ def read_adamw(checkpoint, model, names, path):
                for name, p in parameters.items()):
             return {name: pairs.get(number[name], (torch.zeros_like(p.data),) * 2) for name, p in parameters.items()}
     sizes = " and ".join(str(len(group)) for group in numbers)
-    raise ValueError(f"{path}: 'optimizer' has groups of {sizes} parameters, which match no known order of this model's "
-                     f"{len(parameters)}; remove 'optimizer' to convert the weights only")
+    raise ValueError(f"{path}: 'optimizer' has groups of {sizes} parameters, which match no known order of this "
+                     f"model's {len(parameters)}; remove 'optimizer' to convert the weights only")
 
 
 def write_adamw(model, moments, metadata):
@@ -315,8 +315,8 @@ def to_model(source, dest):
     file = dest if alone else dest / "model.safetensors"
     writers = {file: lambda part: model.save(part, metadata)}
     if moments and not alone:
-        beside = file.with_name("optimizer.safetensors")
-        writers = {beside: lambda part: write_moments(part, model, metadata, moments)} | writers
+        optimizer_file = file.with_name("optimizer.safetensors")
+        writers = {optimizer_file: lambda part: write_moments(part, model, metadata, moments)} | writers
     for path in writers:
         check_absent(path)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -334,7 +334,7 @@ def to_run(source, run_folder, requested):
     check_absent(run_folder)
     folder = run_folder / f"step_{int(metadata['step']):08d}"
     part = folder.with_name(folder.name + ".tmp")
-    made = [path for path in (part, *part.parents) if not path.exists()]  # innermost first
+    created = [path for path in (part, *part.parents) if not path.exists()]  # innermost first
     part.mkdir(parents=True)
     try:
         write_moments(part / "optimizer.safetensors", model, metadata, moments)
@@ -343,7 +343,7 @@ def to_run(source, run_folder, requested):
     except BaseException:
         for path in part.iterdir():
             path.unlink()
-        for path in made:
+        for path in created:
             path.rmdir()
         raise
     return folder / "model.safetensors", moments
@@ -356,8 +356,8 @@ def check_absent(path):
 
 def parse(arguments):
     parser = option_parser(__doc__)
-    parser.add_argument("source", type=Path)
-    parser.add_argument("dest", type=Path)
+    parser.add_argument("source", type=Path, help="ckpt.pt or MODEL")
+    parser.add_argument("dest", type=Path, help="DEST, RUN or DEST.pt")
     parser.add_argument("--run", action="store_true", help="write a run folder for --resume")
     parser.add_argument("--data", metavar="GLOB", help="with --run: training shards")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE",
@@ -371,6 +371,13 @@ def parse(arguments):
     if args.run and args.dest.suffix in (".pt", ".safetensors"):
         parser.error(f"--run writes a folder: {args.dest} has the name of a file")
     return args
+
+
+def name_file(error, args):
+    """The error with a message that names a file: the source, if it does not name one yet."""
+    text = describe(error)
+    named = isinstance(error, OSError) and error.filename or str(args.source) in text or str(args.dest) in text
+    return error if named else ValueError(f"{args.source}: {text}")
 
 
 def main(arguments=None):
@@ -391,13 +398,6 @@ def main(arguments=None):
         print("weights only: " + ("a single .safetensors file has no optimizer state" if alone else
                                   f"{args.source} has no optimizer state"))
     return 0
-
-
-def name_file(error, args):
-    """The error with a message that names a file: the source, if it does not name one yet."""
-    text = describe(error)
-    named = isinstance(error, OSError) and error.filename or str(args.source) in text or str(args.dest) in text
-    return error if named else ValueError(f"{args.source}: {text}")
 
 
 if __name__ == "__main__":

@@ -234,11 +234,11 @@ def make_model(path, vocab_size):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--binary", type=Path, default=Path("train_gpt_tost"))
-    for name in ("vocab", "lambada", "hellaswag"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--binary", type=Path, default=Path("train_gpt_tost"), help="default: ./train_gpt_tost")
+    for name, text in (("vocab", "GPT-2's vocab.bpe"), ("lambada", "see dev/data"), ("hellaswag", "see dev/data")):
+        parser.add_argument(f"--{name}", type=Path, required=True, metavar="FILE", help=text)
     parser.add_argument("--model", type=Path, help="model to check with (default: a small random one)")
-    parser.add_argument("--examples", type=int, default=40)
+    parser.add_argument("--examples", type=int, default=40, help="examples per task (default: 40)")
     args = parser.parse_args()
     args.binary = args.binary.resolve()
     encoding = gpt2_encoding(args.vocab)

@@ -5,7 +5,7 @@ arXiv 2412.17810. A GPT-2 with TSSA, token statistics self-attention, in place o
 engines are tested against this model, which is written for reading, not for speed, and uses autograd.
 
 Sizes in comments: B batch, T length, C channels (n_embd), nh heads, hs = C/nh, V vocabulary.
-Needs Python 3.10, torch and safetensors.
+Needs Python 3.10, torch 2.1 and safetensors.
 """
 
 import json
@@ -99,13 +99,6 @@ class TSSA(nn.Module):
         return self.c_proj(y.transpose(1, 2).flatten(2).to(a.dtype))
 
 
-def layer_norm(config):
-    norm = nn.LayerNorm(config.n_embd)
-    if not config.bias:
-        norm.bias = None  # LayerNorm(bias=False) needs torch 2.1
-    return norm
-
-
 class MLP(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -123,9 +116,9 @@ class Block(nn.Module):
         C = config.n_embd
         self.gamma1 = nn.Parameter(torch.full((C,), GAMMA_INIT))
         self.gamma2 = nn.Parameter(torch.full((C,), GAMMA_INIT))
-        self.ln_1 = layer_norm(config)
+        self.ln_1 = nn.LayerNorm(C, bias=config.bias)
         self.attn = TSSA(config)
-        self.ln_2 = layer_norm(config)
+        self.ln_2 = nn.LayerNorm(C, bias=config.bias)
         self.mlp = MLP(config)
 
     def forward(self, x):
@@ -147,7 +140,7 @@ class Tost(nn.Module):
             "wte": nn.Embedding(config.vocab_size, config.n_embd),
             "wpe": nn.Embedding(config.block_size, config.n_embd),
             "h": nn.ModuleList(Block(config) for _ in range(config.n_layer)),
-            "ln_f": layer_norm(config),
+            "ln_f": nn.LayerNorm(config.n_embd, bias=config.bias),
         })
         for name, module in self.named_modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
@@ -203,7 +196,8 @@ class Tost(nn.Module):
         config = TostConfig.from_shapes({name: tuple(tensor.shape) for name, tensor in state.items()})
         config.membership = metadata.get("membership", "learned")
         if config.membership not in MEMBERSHIPS:
-            raise ValueError(f"{path}: membership {config.membership} in the metadata is not {' or '.join(MEMBERSHIPS)}")
+            raise ValueError(f"{path}: membership {config.membership} in the metadata is not "
+                             f"{' or '.join(MEMBERSHIPS)}")
         for key, value in config.metadata().items():
             if metadata.get(key, value) != value:
                 raise ValueError(f"{path}: {key} {metadata[key]} in the metadata, but {value} from the shapes")

@@ -169,7 +169,7 @@ def check_membership():
     for source, dest in (("uniform.safetensors", "uniform.pt"), ("uniform.pt", "uniform_back")):
         status, err = call(convert.main, source, dest)
         check(f"{source} converts to {dest}: {err}", status == 0)
-    check("uniform membership survives the round trip", metadata("uniform_back/model.safetensors").get("membership") == "uniform")
+    check("uniform converts back", metadata("uniform_back/model.safetensors").get("membership") == "uniform")
     check("learned membership is not in the metadata", "membership" not in metadata("learned.safetensors"))
     checkpoint = torch.load("uniform.pt", weights_only=True)
     torch.save(checkpoint | {"model_args": checkpoint["model_args"] | {"membership": "none"}}, "wrong.pt")

@@ -101,7 +101,8 @@ def check_page():
     check("the page loads nothing", not page.urls and "http:" not in text and "https:" not in text
           and "url(" not in text and "@import" not in text)
     check("the title is escaped", "<title>a &lt;b&gt; &amp; c</title>" in text)
-    check("one span per token", [f"t{t}" for t in range(T)] == [name for name in page.spans if re.match("t[0-9]", name)])
+    check("one span per token",
+          [f"t{t}" for t in range(T)] == [name for name in page.spans if re.match("t[0-9]", name)])
     shown = "".join(page.spans[f"t{t}"] for t in range(T))
     check("the page contains the text", shown == Path("seen.txt").read_text(encoding="utf-8", errors="ignore")
           .replace("\x01", "").replace("\u202e", ""))
@@ -140,7 +141,7 @@ def synthetic(path, layers=2, heads=2, hs=3, text=b"abcd", model="synthetic", st
 
 def check_margins():
     values = np.array([[[0.5, 0.1], [0.2, 0.8], [0.3, 0.1]]])  # (1,3,2)
-    check("the margin is the largest minus the second-largest value", np.allclose(membership.margins(values), [[0.2, 0.7]]))
+    check("margin: largest minus second-largest value", np.allclose(membership.margins(values), [[0.2, 0.7]]))
     check("a single head has margin 1", np.array_equal(membership.margins(values[:, :1]), [[1, 1]]))
     check("share of the busiest head", membership.busiest(np.array([[[0.5, 0.1, 0.9], [0.2, 0.8, 0.05]]])) == [2 / 3])
     synthetic("large.safetensors", layers=12, heads=12, hs=1, text=bytes(range(256)) * 4)
@@ -195,7 +196,7 @@ def check_page_refusals():
     trained = "trained.safetensors"
     refuse(membership.main, "not the text of trained.safetensors", "no.html",
            trained, "--initial", "other.safetensors", "--out", "no.html")
-    refuse(membership.main, "not a file of `train_gpt_tost inspect`", "no.html", "plain.safetensors", "--out", "no.html")
+    refuse(membership.main, "not a file of `train_gpt_tost", "no.html", "plain.safetensors", "--out", "no.html")
     Path("cut.safetensors").write_bytes(Path(trained).read_bytes()[:3000])
     refuse(membership.main, "cut.safetensors", "no.html", "cut.safetensors", "--out", "no.html")
     refuse(membership.main, "nowhere", "no.html", "nowhere", "--out", "no.html")
