@@ -255,7 +255,7 @@ def check_known_rates():
     check("uncorrelated directions: R^c = bound = ½ (log 3 + log 9)",
           abs(rate - 0.5 * np.log(27)) < EXACT and abs(bound - rate) < EXACT and abs(mean - 5) < EXACT)
     check("spread of uncorrelated directions", abs(spread - (np.log(1.4) + np.log(2.6)) / (2 * np.log(2))) < EXACT)
-    rate, bound, _, spread = coding_rate.layer_rates(np.ones((5, 4)), np.ones((1, 5)))  
+    rate, bound, _, spread = coding_rate.layer_rates(np.ones((5, 4)), np.ones((1, 5)))
     check("one direction: R^c = ½ log(1 + hs)", abs(rate - 0.5 * np.log(5)) < EXACT
           and abs(bound - 2 * np.log(2)) < EXACT and abs(spread - np.log(5) / (4 * np.log(2))) < EXACT)
     spread = coding_rate.layer_rates(np.eye(4) * 7, np.ones((1, 4)))[3]
