@@ -11,9 +11,7 @@ import re
 import subprocess
 import sys
 import zipfile
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "reference"))
@@ -24,16 +22,13 @@ from safetensors import safe_open
 
 import convert
 import train
+from script_calls import call, check
 from shards import Rng, Shards
 from tost import Tost
 
 BINARY = sys.argv[1]
 EQUAL = 1e-5  # nats per token: trainer and PyTorch with the same weights
 CURVE = 1e-4  # nats per token: after 24 separate training steps in float32
-
-
-def check(what, good):
-    print(f"{'ok' if good else 'FAILED exchange:'} {what}", flush=True)
 
 
 def trainer(*arguments):
@@ -60,25 +55,6 @@ def python_loss(model):
     return total / (len(ids) - 1)
 
 
-def call(main, *arguments):
-    """Exit status and stderr of a script's main()."""
-    err = StringIO()
-    with redirect_stdout(StringIO()), redirect_stderr(err):
-        try:
-            status = main([str(argument) for argument in arguments])
-        except SystemExit as end:
-            status = end.code
-    return status, err.getvalue()
-
-
-def call_out(main, *arguments):
-    """Exit status and stdout of a script's main()."""
-    out = StringIO()
-    with redirect_stdout(out), redirect_stderr(StringIO()):
-        status = main([str(argument) for argument in arguments])
-    return status, out.getvalue()
-
-
 def same_weights(a, b):
     a, b = Tost.from_checkpoint(a).state_dict(), Tost.from_checkpoint(b).state_dict()
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
@@ -97,9 +73,9 @@ def check_models():
 
 def check_round_trip():
     for run in ("shuffled", "biased"):
-        status, err = call(convert.main, run, f"{run}.pt")
+        status, _, err = call(convert.main, run, f"{run}.pt")
         check(f"{run} converts to ckpt.pt: {err}", status == 0)
-        status, err = call(convert.main, f"{run}.pt", f"{run}_back")
+        status, _, err = call(convert.main, f"{run}.pt", f"{run}_back")
         back = Path(f"{run}_back/model.safetensors")
         check(f"{run} converts back: {err}", status == 0 and back.is_file())
         check(f"{run}: weights unchanged", same_weights(run, back))
@@ -167,7 +143,7 @@ def check_membership():
     ours, python = trainer_loss("uniform"), python_loss(Tost.from_checkpoint("uniform"))
     check(f"after more training: loss {python:.7f} in PyTorch, {ours:.6f} in the trainer", abs(ours - python) <= EQUAL)
     for source, dest in (("uniform.safetensors", "uniform.pt"), ("uniform.pt", "uniform_back")):
-        status, err = call(convert.main, source, dest)
+        status, _, err = call(convert.main, source, dest)
         check(f"{source} converts to {dest}: {err}", status == 0)
     check("uniform converts back", metadata("uniform_back/model.safetensors").get("membership") == "uniform")
     check("learned membership is not in the metadata", "membership" not in metadata("learned.safetensors"))
@@ -193,12 +169,12 @@ def check_pt_variants():
         # like nanoGPT: with optimizer and config, and the best loss as a tensor
         extra = {"best_val_loss": torch.tensor(2.5), "config": {"lr": 6e-4}, "optimizer": {"state": {}}}
         torch.save(checkpoint | extra | {"model": variant}, f"{name}.pt")
-        status, err = call(convert.main, f"{name}.pt", f"{name}.safetensors")
+        status, _, err = call(convert.main, f"{name}.pt", f"{name}.safetensors")
         check(f"{name} converts: {err}", status == 0)
         check(f"{name}: weights unchanged", same_weights("shuffled", f"{name}.safetensors"))
     check("best_val_loss as a tensor", "2.500000" in trainer("info", "compiled.safetensors"))
     torch.save({"model": untied}, "bare.pt")
-    status, err = call(convert.main, "bare.pt", "bare")
+    status, _, err = call(convert.main, "bare.pt", "bare")
     check(f"a state dict without model_args: {err}", status == 0 and same_weights("shuffled", "bare"))
     check("info of weights without metadata", re.search("^trained +(not|unknown)", trainer("info", "bare"), re.M))
     return checkpoint
@@ -213,7 +189,7 @@ def check_moments_round_trip():
     trainer("--init", "start", "--data", "tiny_train_*.bin", "--tokenizer", "vocab.bpe",
             "--batch", 2, "--total-batch", 256, "--warmup", 5, "--steps", 12, "--save-every", 6, "--val-every", 4,
             "--out", "halves", "--quiet")
-    status, err = call(convert.main, "halves/step_00000006", "halves.pt")
+    status, _, err = call(convert.main, "halves/step_00000006", "halves.pt")
     state = torch.load("halves.pt", weights_only=True)["optimizer"]
     check(f"ckpt.pt contains the run's moments: {err}",
           status == 0 and {len(one) for one in state["state"].values()} == {3})
@@ -226,14 +202,14 @@ def check_moments_round_trip():
     check("an optimizer with nanoGPT's groups loads each moment for its parameter", all(
         torch.equal(nano.state[p]["exp_avg"], saved[f"m.{name}"]) and nano.state[p]["step"] == 6
         and torch.equal(nano.state[p]["exp_avg_sq"], saved[f"v.{name}"]) for name, p in model.named_parameters()))
-    status, err = call(convert.main, "halves.pt", "returned", "--run")
+    status, _, err = call(convert.main, "halves.pt", "returned", "--run")
     check(f"ckpt.pt converts back to a run: {err}", status == 0)
     shown = trainer("--resume", "--out", "returned")
     check("--resume continues the converted run", re.search("^done: 12 (steps|updates)", shown, re.M))
-    check("its parameters, moments and metadata equal those of the original run", all(
+    check("its parameters, moments and metadata equal the original run's", all(
         same_file("returned/step_00000012", "halves/step_00000012", f"{part}.safetensors")
         for part in ("model", "optimizer")))
-    status, err = call(convert.main, "halves.pt", "beside")
+    status, _, err = call(convert.main, "halves.pt", "beside")
     check(f"without --run the moments are next to the weights: {err}", status == 0 and all(
         torch.equal(one, saved[name]) for name, one in tensors_of("beside/optimizer.safetensors").items()))
 
@@ -255,7 +231,8 @@ def check_resumed_from_torch():
     like = [f"--option={key[7:]}={value}" for key, value in metadata(convert.find_model("sequential")).items()
             if key.startswith("option.") and key != "option.data"]
     for name, options in (("half", like), ("nano", ["--option=order=sequential", "--option=val-every=0"])):
-        status, err = call(convert.main, f"{name}.pt", f"{name}_run", "--run", "--data", "tiny_train_*.bin", *options)
+        arguments = f"{name}.pt", f"{name}_run", "--run", "--data", "tiny_train_*.bin", *options
+        status, _, err = call(convert.main, *arguments)
         check(f"{name}.pt converts to a run: {err}", status == 0)
         trainer("--resume", "--out", f"{name}_run", "--quiet")
         ours = columns(f"{name}_run")
@@ -294,7 +271,7 @@ def check_unused_moments():
     torch_run.step(0)
     torch.save({"model": torch_run.model.state_dict(), "model_args": {"membership": "uniform"},
                 "optimizer": torch_run.optimizer.state_dict(), "iter_num": 1}, "unused.pt")
-    status, err = call(convert.main, "unused.pt", "unused")
+    status, _, err = call(convert.main, "unused.pt", "unused")
     saved = tensors_of("unused/optimizer.safetensors") if status == 0 else {}
     unused = [moment for name, moment in saved.items() if name.endswith(("temp", "denom_bias"))]
     check(f"parameters without AdamW state get zero moments: {err}",
@@ -310,7 +287,7 @@ def check_moments_refusals():
 
     def changed(optimizer):
         torch.save(nano | {"optimizer": optimizer}, "wrong.pt")
-    status, out = call_out(convert.main, "headless.pt", "weights_alone")
+    status, out, _ = call(convert.main, "headless.pt", "weights_alone")
     check(f"a missing optimizer state is reported: {out}", status == 0 and "headless.pt has no optimizer state" in out
           and not Path("weights_alone/optimizer.safetensors").exists())
     refuse("no AdamW state", "headless.pt", "refused", "--run", "--data", "x")
@@ -335,6 +312,7 @@ def check_moments_refusals():
 
 
 def check_refusals(checkpoint):
+    """Checkpoints whose content is not a ToST model."""
     state, sizes = checkpoint["model"], checkpoint["model_args"]
     head, wte, temp = convert.HEAD, convert.WTE, "transformer.h.0.attn.temp"
 
@@ -371,6 +349,10 @@ def check_refusals(checkpoint):
     for text, content in strange.items():
         torch.save(content, "wrong.pt")
         refuse(f"wrong.pt: {text}" if text[0] in "'n" else text, "wrong.pt", "refused/model")
+
+
+def check_file_refusals():
+    """Folders, files of other types, and damaged files."""
     Path("folder").mkdir(exist_ok=True)
     Path("empty").touch()
     Path("text.txt").write_text("step,tokens\n1,2\n")
@@ -404,7 +386,7 @@ class RunsCode:
 
 
 def refuse(text, source, dest, *arguments):
-    status, err = call(convert.main, source, dest, *arguments)
+    status, _, err = call(convert.main, source, dest, *arguments)
     check(f"convert {source}: expected '{text}', got {err!r}",
           status == 1 and text in err and err.count("\n") == 1)
     left = list(Path().glob("refused*")) + list(Path().glob("*.tmp"))
@@ -421,7 +403,7 @@ def check_training():
     """Compares log.csv of PyTorch and the trainer over more than one epoch of four shards, in both orders."""
     for order in ("shuffled", "sequential"):
         out = f"torch_{order}"
-        status, err = call(train.main, "--init", "start", "--like", order, "--out", out, "--quiet")
+        status, _, err = call(train.main, "--init", "start", "--like", order, "--out", out, "--quiet")
         check(f"train.py --like {order}: {err}", status == 0)
         python, ours = columns(out), columns(order)
         check(f"{order}: the same columns and steps", list(python) == list(ours)
@@ -440,7 +422,7 @@ def check_training():
     check("the two orders give different losses", abs(first - other) > CURVE)
     for dtype in ("fp64", "bf16"):
         out = f"torch_{dtype}"
-        status, err = call(train.main, "--init", "start", "--like", "shuffled", "--steps", 2,
+        status, _, err = call(train.main, "--init", "start", "--like", "shuffled", "--steps", 2,
                            "--dtype", dtype, "--out", out, "--quiet")
         loss = columns(out)["train_loss"][0] if status == 0 else float("nan")
         check(f"--dtype {dtype}: {err}", abs(loss - first) < (1e-6 if dtype == "fp64" else 2e-2))
@@ -448,11 +430,11 @@ def check_training():
 
 def check_training_refusals():
     start = ("--init", "start")
-    status, err = call(train.main, *start, "--like", "shuffled", "--out", "torch_shuffled", "--quiet")
+    status, _, err = call(train.main, *start, "--like", "shuffled", "--out", "torch_shuffled", "--quiet")
     check(f"train.py into an existing run: {err}", status == 1 and "--overwrite" in err)
-    status, err = call(train.main, *start, "--out", "none", "--data", "tiny_train_*.bin", "--lr", "1e-3")
+    status, _, err = call(train.main, *start, "--out", "none", "--data", "tiny_train_*.bin", "--lr", "1e-3")
     check(f"train.py without --steps: {err}", status == 1 and "--steps" in err)
-    status, err = call(train.main, *start, "--like", "shuffled", "--out", "none", "--total-batch", 100)
+    status, _, err = call(train.main, *start, "--like", "shuffled", "--out", "none", "--total-batch", 100)
     check(f"train.py --total-batch 100: {err}", status == 1 and "--total-batch 100" in err)
     check("no folder is created", not Path("none").exists())
 
@@ -474,6 +456,7 @@ def main():
     check_membership()
     check_inspect("uniform")
     check_refusals(check_pt_variants())
+    check_file_refusals()
     check_training()
     check_training_refusals()
     check_moments_round_trip()

@@ -11,8 +11,6 @@ import json
 import re
 import struct
 import sys
-from contextlib import redirect_stderr, redirect_stdout
-from io import StringIO
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("plot", "data")]
@@ -26,23 +24,9 @@ import membership
 import recall
 import starter
 from inspected import Inspection
+from script_calls import call, check
 
 EXACT = 1e-12  # tolerance between two float64 computations
-
-
-def check(what, good):
-    print(f"{'ok' if good else 'FAILED exchange:'} {what}", flush=True)
-
-
-def call(main, *arguments):
-    """Exit status, stdout and stderr of a script's main()."""
-    out, err = StringIO(), StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        try:
-            status = main([str(argument) for argument in arguments])
-        except SystemExit as end:
-            status = end.code
-    return status, out.getvalue(), err.getvalue()
 
 
 def refuse(main, text, out, *arguments):
