@@ -57,7 +57,7 @@ printf '#version: 0.2\na b\n' >other.bpe
 run 1 vocab.py --from other.bpe --out got.bpe
 refused "other.bpe: SHA-256 is $(sha256sum other.bpe | cut -d' ' -f1), not the published 1ce1664773c50f3e"
 run 1 vocab.py --from nothing.bpe --out got.bpe
-refused "nothing.bpe: is no file"
+refused "nothing.bpe: not a file"
 run 2 vocab.py --form other.bpe
 refused "unrecognized arguments: --form"
 run 1 vocab.py --out other.bpe
@@ -86,18 +86,18 @@ run 1 cbt.py --from cut.tgz --out eval2
 refused "cut.tgz: cannot be unpacked"
 sed '20s/^20/19/' eval/cbtest_CN_test_2500ex.txt >CBTest/data/cbtest_CN_test_2500ex.txt
 run 1 cbt.py --from CBTest --out eval2
-refused "line 20: begins not with 20"
+refused "line 20: does not start with 20"
 head -n 52490 eval/cbtest_CN_test_2500ex.txt >CBTest/data/cbtest_CN_test_2500ex.txt
 run 1 cbt.py --from CBTest --out eval2
-refused "cut short"
+refused "truncated"
 printf '{"text": "one two"}\n{"txt": ""}\n' >lambada_test.jsonl
 run 1 lambada.py --from lambada_test.jsonl --out eval2
-refused 'line 2: has no "text"'
+refused 'line 2: "text" is missing'
 run 1 lambada.py --from CBTest --out eval2
-refused "CBTest: holds no lambada_test.jsonl"
+refused "CBTest: does not contain lambada_test.jsonl"
 printf '{"ctx": "a", "endings": ["b", "c", "d"], "label": 1}\n' >hellaswag_val.jsonl
 run 1 hellaswag.py --from hellaswag_val.jsonl --out eval2
-refused 'line 1: has no "endings" of 4 strings'
+refused 'line 1: "endings" is not a list of 4 strings'
 check "nothing stands where a set was refused" [ ! -e eval2 ]
 if [ -d "$shared/data/eval" ]; then
     run 0 lambada.py --from "$shared/data/eval" --out eval
@@ -173,7 +173,7 @@ digest = hashlib.sha256(BODY).hexdigest()
 path, part = Path("served/file"), Path("served/file.part")
 
 said = refusal(url + "/broken", path, digest)
-check(f"a broken download is refused: {said}", "broke off after 100,000 of 1,048,576 bytes" in said)
+check(f"a broken download is refused: {said}", "connection closed after 100,000 of 1,048,576 bytes" in said)
 check("what came is kept, not under the name", part.stat().st_size == 100000 and not path.exists())
 fetch.download(url + "/file", path, digest)
 check(f"it goes on where it broke: {ranges}", ranges[-1] == "bytes=100000-" and path.read_bytes() == BODY)
@@ -189,7 +189,7 @@ said = refusal(url + "/file", path, "0" * 64)
 check(f"other bytes are refused: {said}", f"SHA-256 is {digest}, not the published 0000" in said)
 check("and leave nothing", not path.exists() and not part.exists())
 said = refusal(url + "/absent", path)
-check(f"what the server says is said: {said}", "the server says 404" in said and "\n" not in said)
+check(f"what the server says is said: {said}", "HTTP 404" in said and "\n" not in said)
 print("end")
 PYTHON
 "$python" downloads.py "$scripts" >downloads 2>downloads.err
@@ -269,7 +269,7 @@ check "five shards of train are the tokens in the published order" [ $? -eq 0 ]
 check "val is the published choice" cmp -s a/owt_val_000000.bin wanted_val.bin
 check "there are no other shards: $(ls a)" [ "$(find a -name '*.bin' | wc -l)" -eq 6 ]
 check "the count of documents is compared: $(cat stdout)" says \
-    "published are 8,013,769 documents, here are 97: not the published corpus" stdout
+    "97 documents, but 8,013,769 published: not the published corpus" stdout
 
 # From a Hub, which is a server here with the two files of Parquet. Killed in the middle of the third shard, by the
 # tokenizer's hand, which itself goes on; a second run makes the rest, without asking the Hub.
@@ -328,7 +328,7 @@ status=$?
 check "what is asked of a Hub, and killed: $(tail -n 1 stderr)" [ $status -eq 9 ]
 check "two shards are whole, the third is not there: $(ls d)" [ "$(find d -maxdepth 1 -name '*.bin' | wc -l)" -eq 2 ]
 HF_ENDPOINT=https://nowhere.invalid corpus 0 openwebtext.py --out d/owt --shard-documents 20
-check "the first two stood already: $(cat stdout)" [ "$(grep -c 'stood already' stdout)" -eq 2 ]
+check "the first two stood already: $(cat stdout)" [ "$(grep -c 'already exists' stdout)" -eq 2 ]
 check "the shards are those of JSONL without a stop, and nothing is beside them: $(ls d)" diff -r -x owt.json a d
 
 # Without a name service
@@ -396,40 +396,40 @@ check("WikiText's rows become articles to train on and one text to validate on",
 
 # Shards that are there already
 docs = [*BYTES, "--out", "d/owt"]
-refused("d/owt.json: the shards there were made with other documents a shard", "openwebtext.py", *docs,
+refused("d/owt.json: existing shards differ in documents a shard", "openwebtext.py", *docs,
         "--shard-documents", "21")
-refused("d/owt.json: the shards there were made with other corpus", "fineweb.py", *docs, "--from", "docs.jsonl")
+refused("d/owt.json: existing shards differ in corpus", "fineweb.py", *docs, "--from", "docs.jsonl")
 whole = Path("d/owt_train_000003.bin").read_bytes()
 Path("d/owt_train_000003.bin").write_bytes(whole[:-2])
-refused("d/owt_train_000003.bin: is not a whole shard: remove it", "openwebtext.py", *docs)
+refused("d/owt_train_000003.bin: incomplete shard: remove it", "openwebtext.py", *docs)
 Path("d/owt.json").unlink()
-refused("d/owt_*.bin: shards of another origin stand there", "openwebtext.py", *docs)
+refused("d/owt_*.bin: shards of unknown origin exist", "openwebtext.py", *docs)
 made("openwebtext.py", *docs, "--shard-documents", "50", "--overwrite")
 check("--overwrite begins anew",
       sorted(shards("d/owt")) == ["_train_000000.bin", "_train_000001.bin", "_val_000000.bin"])
 
 # Wrong files and missing ones
 for wanted, *names in (
-    ("cut.parquet: is not whole Parquet", "cut.parquet"),
-    ("other.parquet: has no column text, only n", "other.parquet"),
-    ("no document in empty.parquet", "empty.parquet"),
-    ("bad.jsonl: line 3: is not JSON", "bad.jsonl"),
-    ('number.jsonl: line 2: has no "text" that is a string', "number.jsonl"),
-    ("latin.txt: is not UTF-8: invalid continuation byte, byte 0xe9", "latin.txt"),
-    ("late.txt: is not UTF-8: invalid continuation byte, byte 0xe9", "late.txt"),
-    ("no document in blank.txt", "blank.txt"),
-    ("one document cannot be divided", "one.txt"),
-    ("text and JSONL are mixed (docs.txt and docs.jsonl)", "docs.txt", "docs.jsonl"),
-    ("absent.txt: is not there", "absent.txt"),
-    ("CBTest.tgz: is of no known kind", "CBTest.tgz"),
-    ("served: holds no file that can be read", "served"),
+    ("cut.parquet: not a complete Parquet file", "cut.parquet"),
+    ("other.parquet: no column text, only n", "other.parquet"),
+    ("no documents in empty.parquet", "empty.parquet"),
+    ("bad.jsonl: line 3: not valid JSON", "bad.jsonl"),
+    ('number.jsonl: line 2: "text" is missing or not a string', "number.jsonl"),
+    ("latin.txt: not UTF-8: invalid continuation byte, byte 0xe9", "latin.txt"),
+    ("late.txt: not UTF-8: invalid continuation byte, byte 0xe9", "late.txt"),
+    ("no documents in blank.txt", "blank.txt"),
+    ("only one document", "one.txt"),
+    ("text and JSONL files are mixed (docs.txt and docs.jsonl)", "docs.txt", "docs.jsonl"),
+    ("absent.txt: not found", "absent.txt"),
+    ("CBTest.tgz: unknown file type", "CBTest.tgz"),
+    ("served: no readable file", "served"),
 ):
     refused(wanted, "openwebtext.py", *BYTES, "--out", "e/x", "--from", *names)
-refused("docs.txt: train, valid or test must stand in the name", "ptb.py", *BYTES, "--out", "e/x", "--from", "docs.txt")
-refused("two versions of test?", "wikitext2.py", *BYTES, "--out", "e/x", "--from", "wiki.test.raw", "wiki.test.tokens")
-refused("data/vocab.bpe: is not there: dev/data/vocab.py brings", "ptb.py", "--binary", binary, "--out", "e/x")
-refused("train_gpt_tost: is not there or no program: make", "ptb.py", "--tokenizer", "bytes.bpe", "--out", "e/x")
-refused("--shard-documents 0: 1 or more", "ptb.py", "--shard-documents", "0", status=2)
+refused("docs.txt: the file name must contain train, valid or test", "ptb.py", *BYTES, "--out", "e/x", "--from", "docs.txt")
+refused("two versions of test", "wikitext2.py", *BYTES, "--out", "e/x", "--from", "wiki.test.raw", "wiki.test.tokens")
+refused("data/vocab.bpe: not found: get GPT-2's with dev/data/vocab.py", "ptb.py", "--binary", binary, "--out", "e/x")
+refused("train_gpt_tost: not found or not executable", "ptb.py", "--tokenizer", "bytes.bpe", "--out", "e/x")
+refused("--shard-documents 0: give an integer", "ptb.py", "--shard-documents", "0", status=2)
 check("nothing stands where files were refused", not Path("e").exists())
 refused(f"g/x_train_000000.bin: {Path(binary).name}: docs.jsonl: line 1", "openwebtext.py", "--tokenizer", "docs.jsonl",
         "--binary", binary, "--out", "g/x", "--from", "docs.jsonl")
@@ -442,7 +442,7 @@ if shared:
     out = made("shakespeare.py", *published, "--from", str(text / "shakespeare.txt"), "--out", "s/s")
     check(f"Shakespeare's counts are the published ones: {out}", out.count(", as published\n") == 2)
     Path("other.txt").write_text((text / "shakespeare.txt").read_text().replace("q", "zx"))
-    refused("train and val: the counts are not the published ones", "shakespeare.py", *published, "--from", "other.txt",
+    refused("train and val: token counts differ from the published ones", "shakespeare.py", *published, "--from", "other.txt",
             "--out", "s/t")
     made("wikitext2.py", *published, "--from", str(text / "wikitext-2/wiki.valid.tokens"), "--out", "w/w")
     ids = Path(shared, "data/tokens/wikitext2_valid.u16").read_bytes() + (50256).to_bytes(2, "little")

@@ -165,16 +165,16 @@ sys.exit(loss.smooth([1, math.nan, 3], 3) != [1, 5 / 3, 3])"
     mkdir -p no_log
     : >none.csv
     head -c 500 tiny_train_000000.bin >bytes.csv
-    refuses no_log "no_log/log.csv: cannot be read: No such file or directory; a run's log.csv, or its folder, is \
-wanted"
-    refuses none.csv "none.csv: line 1 is not that of a log.csv: no column grad_norm"
-    refuses bytes.csv "bytes.csv: is no text; a run's log.csv, or its folder, is wanted"
+    refuses no_log "no_log/log.csv: cannot be read: No such file or directory; expected a run's log.csv or its \
+folder"
+    refuses none.csv "none.csv: line 1: no column grad_norm: not a log.csv"
+    refuses bytes.csv "bytes.csv: not a text file; expected a run's log.csv or its folder"
     for row in 0,10 0,10,1,,1,1,1,1,9 0,nan,1,,1,1,1,1 0,-10,1,,1,1,1,1 0,10,x,,1,1,1,1; do
         { head -n 1 own/log.csv; echo $row; } >row.csv
         refuses row.csv "row.csv: line 2 is not a row of numbers"
     done
     head -n 1 own/log.csv >row.csv
-    refuses row.csv "row.csv: no rows in it"
+    refuses row.csv "row.csv: no rows"
     head -c -4 own/log.csv >row.csv
     plot row.csv --out cut.png
     status=$?
