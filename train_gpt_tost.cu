@@ -149,10 +149,11 @@ __global__ void embedding_segment_kernel(float* dwte, float* partial, const floa
 // dwte of a big token += its partial sums, in order.
 __global__ void embedding_big_kernel(float* dwte, const float* partial, EmbedOrder e, const StepHeader* step,
                                      int C) {
-    for (int big = blockIdx.x; big < step->n_big; big += gridDim.x) {
+    for (int big = blockIdx.x; big < step->n_big; big += gridDim.x) {   // mutant: big_tokens_once
         for (int c = threadIdx.x; c < C; c += blockDim.x) {
             float sum = 0.0f;
-            for (int i = e.big_first[big]; i < e.big_first[big + 1]; i++) sum += partial[(size_t)i * C + c];
+            for (int i = e.big_first[big]; i < e.big_first[big + 1]; i++)   // mutant: segment_without_its_end
+                sum += partial[(size_t)i * C + c];
             dwte[(size_t)e.big_token[big] * C + c] += sum;
         }
     }
@@ -409,7 +410,7 @@ __global__ void __launch_bounds__(THREADS, THREADS <= 256 ? 3 : 1)
         float gamma_c[VEC] = {}, *partial_c = a.partial + (size_t)blockIdx.x * a.C + c;
         if (a.branch) load_pack<VEC>(gamma_c, a.gamma + c);
 #pragma unroll
-        for (int i = 0; i < VEC; i++) total.dx[p][i] *= gamma_c[i];
+        for (int i = 0; i < VEC; i++) total.dx[p][i] *= gamma_c[i];   // mutant: bias_of_the_branch_unscaled
         store_pack<VEC>(partial_c, total.dw[p]);
         store_pack<VEC>(partial_c + array, total.db[p]);
         store_pack<VEC>(partial_c + 2 * array, total.dgamma[p]);
@@ -563,7 +564,8 @@ template <typename S, typename O> __device__ inline void plain_matmul_tile(const
 }
 
 template <typename S, typename O> __global__ void plain_matmul_kernel(Product<S, O> p) {
-    for (int64_t i0 = (int64_t)blockIdx.y * PLAIN_TILE; i0 < p.M; i0 += (int64_t)gridDim.y * PLAIN_TILE)
+    for (int64_t i0 = (int64_t)blockIdx.y * PLAIN_TILE; i0 < p.M;
+         i0 += (int64_t)gridDim.y * PLAIN_TILE)   // mutant: plain_rows_once
         plain_matmul_tile(p, (int)i0, blockIdx.x * PLAIN_TILE);
 }
 
@@ -632,7 +634,8 @@ template <typename S>
 static void linear_backward(Matmul* mm, S* dx, float* dw, const S* dy, const S* x, const S* w, size_t rows, int IN,
                             int OUT) {
     matmul(mm, Product<S, S>{dx, dy, w, false, false, (int)rows, IN, OUT, IN, OUT, IN, 0.0f, NULL});
-    matmul(mm, Product<S, float>{dw, dy, x, true, false, OUT, IN, (int)rows, IN, OUT, IN, 1.0f, NULL});
+    matmul(mm, Product<S, float>{dw, dy, x, true, false, OUT, IN, (int)rows, IN, OUT, IN,
+                                 1.0f, NULL});   // mutant: no_accumulation
 }
 
 // db += (may be NULL).   db = Σ_rows dy, where no other kernel that has dy in its hands makes it
@@ -702,7 +705,7 @@ template <bool BACKWARD> __device__ inline TssaChunk tssa_chunk(int* sync, TssaS
 // Most of a pass is whole tiles: chunks of all 32 steps, heads whose channels fill the lanes. WHOLE says so, and spares
 // every access its test.
 template <int P> __device__ inline bool tssa_whole(TssaChunk k, TssaSize z) {
-    return k.n == TSSA_CHUNK && z.HS % (WARP * P) == 0;
+    return k.n == TSSA_CHUNK && z.HS % (WARP * P) == 0;   // mutant: whole_tile_unasked
 }
 #define TSSA_TILE(function, ...) \
     (tssa_whole<P>(k, z) ? function<true, S, P>(__VA_ARGS__) : function<false, S, P>(__VA_ARGS__))
@@ -757,13 +760,13 @@ __device__ inline void tssa_scan(float* carry, double* end, const double* start,
         for (int n = 0; n < SCAN_COLUMNS; n++) {
             const int c = first + n * (int)blockDim.x;
             if (c >= width) continue;
-            const double before = (start ? start[c] : 0.0) + prefix[n];
-            carry[c] = (float)before;
+            const double before = (start ? start[c] : 0.0) + prefix[n];   // mutant: state_not_continued
+            carry[c] = (float)before;   // mutant: dropped_carry
             if (end && place == chunks - 1) end[c] = before + own[n];
         }
     }
     scan_publish_groups(flags, place, chunks);
-    __syncthreads();   // the carries are written
+    __syncthreads();   // the carries are written   // mutant: carries_unsynchronised
 }
 
 // Totals of the chunk: Σ_t s, or, where pi (NH,32) is given, Σ_t s Π.
@@ -821,14 +824,14 @@ __device__ inline float tssa_energy_ratios(const float* carry, const S* w, int h
 // x (NH,32) becomes its softmax over the heads, column by column; scratch (NH,32). A warp's rows are final
 // for that warp.
 __device__ inline void membership_forward(float* x, float* scratch, int NH) {
-    __syncthreads();
+    __syncthreads();   // mutant: softmax_unsynchronised
     float top = -INFINITY;
     for (int h = 0; h < NH; h++) top = fmaxf(top, x[h * WARP + lane_index()]);
     for (int h = warp_index(); h < NH; h += block_warps())
         scratch[h * WARP + lane_index()] = expf(x[h * WARP + lane_index()] - top);
     __syncthreads();
     float sum = 0.0f;
-    for (int h = 0; h < NH; h++) sum += scratch[h * WARP + lane_index()];
+    for (int h = 0; h < NH; h++) sum += scratch[h * WARP + lane_index()];   // mutant: softmax_over_time
     for (int h = warp_index(); h < NH; h += block_warps())
         x[h * WARP + lane_index()] = scratch[h * WARP + lane_index()] / sum;
     __syncthreads();
@@ -855,7 +858,7 @@ __device__ inline void membership_learned(float* x, float* scratch, float* u, fl
     tssa_scan(carry, end, start, totals, flags, z.C, place, z.chunks);
     for (int h = warp_index(); h < z.NH; h += block_warps()) {
         const float ratios = TSSA_TILE(tssa_energy_ratios, carry, w, h, k, z);
-        const bool inside = lane_index() < k.n;
+        const bool inside = lane_index() < k.n;   // mutant: chunk_edge_forward
         const float u_t = ratios + z.HS * (inside ? denom_bias[(size_t)h * block_size + lane_index()] : 0.0f);
         if (inside) u[((size_t)k.b * z.NH + h) * z.T + k.t0 + lane_index()] = u_t;
         x[h * WARP + lane_index()] = temp[h] * u_t;
@@ -932,7 +935,7 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
     for (int h = warp_index(); h < z.NH; h += block_warps()) {
         const float pi_t = lane_index() < k.n ? x[h * WARP + lane_index()] : 0.0f;
         scratch[h * WARP + lane_index()] = carry[2 * z.C + h] + warp_scan(pi_t, lane_index()) + (float)TOST_MASS_EPS;
-        __syncwarp();
+        __syncwarp();   // mutant: mass_unsynchronised
         TSSA_TILE(tssa_forward_moments, y + row * z.C, carry + z.C, x + h * WARP, scratch + h * WARP, w, h, k, z);
     }
 }
@@ -971,7 +974,7 @@ template <int P>
 __device__ inline void tssa_keep_start(float* starts, const float (&sum)[P], int t0, int c, TssaSize z) {
     if (!starts || t0 == 0 || t0 % TSSA_PIECE != 0) return;
 #pragma unroll
-    for (int i = 0; i < P; i++) starts[(t0 / TSSA_PIECE - 1) * z.C + c + i] = sum[i];
+    for (int i = 0; i < P; i++) starts[(t0 / TSSA_PIECE - 1) * z.C + c + i] = sum[i];   // mutant: start_not_kept
 }
 
 // Π and D + 1e-8 of the chunk, (NH,32) each; past its end Π is zero and the other positive.
@@ -1020,7 +1023,7 @@ __device__ inline void tssa_backward_moments(float* totals, float* dpi, float* s
                         const float s = x[j][i] * x[j][i];
                         N[i] += s * pi_t[j];
                         const float r = reciprocal(M[j] + N[i]), dy_w_r = dy_d[j][i] * x[j][i] * r, e = dy_w_r * r;
-                        part[j] -= s * dN[i];
+                        part[j] -= s * dN[i];   // mutant: moments_before_dropped
                         part[j] -= dy_w_r * M[j];
                         dN[i] += pi_t[j] * M[j] * e;
                         e_N += e * N[i];
@@ -1097,7 +1100,7 @@ __device__ inline void membership_backward(float* du, float* da, float* dtemp, c
 // past the chunk, behind (C), are zero, and what S starts from has no effect.
 __device__ inline void tssa_backward_uniform(float* du, float* behind, float* starts, TssaSize z) {
     for (int i = threadIdx.x; i < z.NH * WARP; i += blockDim.x) du[i] = 0.0f;
-    for (int c = threadIdx.x; c < z.C; c += blockDim.x) behind[c] = 0.0f;
+    for (int c = threadIdx.x; c < z.C; c += blockDim.x) behind[c] = 0.0f;   // mutant: uniform_behind_unset
     for (int i = threadIdx.x; starts && i < TSSA_STARTS * z.C; i += blockDim.x) starts[i] = 0.0f;
     __syncthreads();
 }
@@ -1190,7 +1193,7 @@ __device__ inline void tssa_piece_backward(S* dw_t, float (&RN)[P], float (&RS)[
             const float x = piece.x[j][i], energy = piece.S[j][i],
                         S_last = j > 0 ? piece.S[j > 0 ? j - 1 : 0][i] : before[i];
             const float r = reciprocal(M + piece.N[j][i]), dy_r = dy[j][i] * r;
-            const bool above = ABOVE || energy > (float)TOST_ENERGY_MIN;
+            const bool above = ABOVE || energy > (float)TOST_ENERGY_MIN;   // mutant: energy_below_its_least
             const float q = reciprocal(ABOVE ? energy : fmaxf(energy, (float)TOST_ENERGY_MIN)),
                         w_q = above ? x * q : 0.0f;
             const float ds = RS[i] + du * q * (above ? S_last * q : 1.0f);
@@ -1199,7 +1202,7 @@ __device__ inline void tssa_piece_backward(S* dw_t, float (&RN)[P], float (&RS)[
             RN[i] += x * (r * through_y);
             dw[i] = 2.0f * x * (pi * RN[i] + ds) - through_y;
         }
-        if (WHOLE || t0 + j < k.n) store_pack<P>(dw_t + (size_t)j * (unsigned)z.C, dw);
+        if (WHOLE || t0 + j < k.n) store_pack<P>(dw_t + (size_t)j * (unsigned)z.C, dw);   // mutant: chunk_edge_backward
     }
 }
 
@@ -1302,7 +1305,8 @@ __global__ void __launch_bounds__(TEMP_THREADS)
     __shared__ float shared[TEMP_THREADS];
     float sum = 0.0f;
 #pragma unroll 8
-    for (size_t i = threadIdx.x; i < chunks; i += TEMP_THREADS) sum += partial[blockIdx.x * chunks + i];
+    for (size_t i = threadIdx.x; i < chunks; i += TEMP_THREADS)   // mutant: temp_of_the_first_chunks
+        sum += partial[blockIdx.x * chunks + i];
     sum = block_tree_sum(sum, shared);
     if (threadIdx.x == 0) dtemp[blockIdx.x] += sum;
 }
@@ -1514,7 +1518,8 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS, CLASSIFIER_BLOCKS)
         for (int j = 0; j < LOGIT_PACK; j++) x[j] = power_of_2(x[j] * LOG2_E + shift) * share;
         if (target - v >= 0 && target - v < LOGIT_PACK) {
 #pragma unroll
-            for (int j = 0; j < LOGIT_PACK; j++) x[j] -= v + j == target ? scale : 0.0f;
+            for (int j = 0; j < LOGIT_PACK; j++)
+                x[j] -= v + j == target ? scale : 0.0f;   // mutant: target_not_subtracted
         }
         store_pack<LOGIT_PACK>(l + v, x);
     }
@@ -1805,7 +1810,7 @@ static void embed_order(StepHeader* header, StepInput s, int32_t* counts, int ro
 // two steps ahead.
 static int32_t* stage_begin(TostModel* m) {
     const int turn = m->turn;
-    CUDA_CHECK(cudaEventSynchronize(m->staged[turn]));
+    CUDA_CHECK(cudaEventSynchronize(m->staged[turn]));   // mutant: input_overwritten
     return m->staging[turn];
 }
 
@@ -1838,7 +1843,7 @@ static void stage_input(TostModel* m, int32_t* device, const int32_t* inputs, co
 // Runs `pass`, which only launches on the model's stream and depends on nothing but the shape, or its graph.
 template <typename Pass> static void run_pass(TostModel* m, int which, int B, int T, Pass pass) {
     PassGraph* g = &m->graph[which];
-    if (g->B != B || g->T != T) {
+    if (g->B != B || g->T != T) {   // mutant: graph_of_another_shape
         if (g->exec) CUDA_CHECK(cudaGraphExecDestroy(g->exec));
         *g = {B, T, NULL};
         pass();
@@ -2191,7 +2196,7 @@ static void typed_decode_score(TypedModel<S>* m, double* losses, const int32_t* 
     const size_t counted = stage_texts(m, m->buf.input, tokens, targets, rows);
     model_forward(m, {m->buf.decode, NULL, copies}, B, T);
     std::vector<float> loss(counted);
-    if (counted > 0) decode_losses(loss.data(), m, counted);
+    if (counted > 0) decode_losses(loss.data(), m, counted);   // mutant: nothing_to_score
     for (size_t row = 0, i = 0; row < rows; row++) losses[row] = targets[row] < 0 ? 0.0 : loss[i++];
 }
 
@@ -2418,7 +2423,7 @@ template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
     uint8_t* decays = (uint8_t*)xcalloc(flat / DECAY_GROUP, 1);
     for (int i = 0; i < m->tensors.count; i++) {
         const TostTensor* t = &m->tensors.tensor[i];
-        memset(decays + t->offset / DECAY_GROUP, t->decay == TOST_DECAY,
+        memset(decays + t->offset / DECAY_GROUP, t->decay == TOST_DECAY,   // mutant: decay_everywhere
                (t->size + DECAY_GROUP - 1) / DECAY_GROUP);
     }
     CUDA_CHECK(cudaMemcpyAsync(m->buf.decays, decays, flat / DECAY_GROUP, cudaMemcpyHostToDevice, m->stream));
@@ -2452,7 +2457,7 @@ template <typename S>
 static void typed_put(TypedModel<S>* m, TostState s, const TostTensor* t, const float* src) {
     float* dst = m->state[s] + t->offset;
     CUDA_CHECK(cudaMemcpyAsync(dst, src, t->size * sizeof *src, cudaMemcpyHostToDevice, m->stream));
-    if (s == TOST_PARAM && weights_copy(m))
+    if (s == TOST_PARAM && weights_copy(m))   // mutant: moments_into_the_weights
         LAUNCH((convert_kernel<S>), div_up(t->size, 256), 256, 0, m->stream, m->weights + t->offset, dst,
                t->size);
     CUDA_CHECK(cudaStreamSynchronize(m->stream));

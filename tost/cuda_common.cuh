@@ -197,7 +197,7 @@ __device__ inline float warp_sum(float x) {   // the same in every lane
 
 __device__ inline float warp_scan(float x, int lane) {   // Σ of lanes 0…lane
 #pragma unroll
-    for (int by = 1; by < WARP; by *= 2) {
+    for (int by = 1; by < WARP; by *= 2) {   // mutant: lane_scan_too_short
         const float below = __shfl_up_sync(FULL_WARP, x, by);
         if (lane >= by) x += below;
     }
@@ -236,9 +236,9 @@ template <int N> __device__ inline float warp_transposed_sum(float (&v)[N], int 
 template <int N> __device__ inline void block_sum(float (&v)[N], float* shared) {
     const int lane = lane_index();
     const float mine = warp_transposed_sum(v, lane);
-    __syncthreads();   // whoever read the sums before is done
+    __syncthreads();   // whoever read the sums before is done   // mutant: block_sum_reuses_early
     if (lane < N) shared[warp_index() * N + lane] = mine;
-    __syncthreads();
+    __syncthreads();   // mutant: block_sum_reads_early
     float sum = 0.0f;   // of value lane % N, over every 32/N-th warp
 #pragma unroll 1
     for (int i = lane; i < block_warps() * N; i += WARP) sum += shared[i];
@@ -261,7 +261,7 @@ template <typename X> __device__ inline X block_tree_sum(X x, X* shared) {   // 
     __syncthreads();
     for (int by = blockDim.x / 2; by > 0; by /= 2) {
         if ((int)threadIdx.x < by) shared[threadIdx.x] += shared[threadIdx.x + by];
-        __syncthreads();
+        __syncthreads();   // mutant: tree_sum_unsynchronised
     }
     return shared[0];
 }
@@ -314,7 +314,7 @@ __device__ inline void scan_raise(int* flag) {
 __device__ inline int scan_ticket(int* ticket) {
     __shared__ int drawn;
     if (threadIdx.x == 0) drawn = atomicAdd(ticket, 1);
-    __syncthreads();
+    __syncthreads();   // mutant: ticket_read_early
     return drawn;
 }
 
@@ -347,7 +347,7 @@ __device__ inline void scan_prefix(double (&prefix)[SCAN_COLUMNS], float* totals
 #pragma unroll
     for (int n = 0; n < SCAN_COLUMNS; n++) {
         prefix[n] = 0.0;
-        group[n] = own[n];
+        group[n] = own[n];   // mutant: group_without_itself
     }
     bool ends = true;
     size_t level = 0;
@@ -356,7 +356,7 @@ __device__ inline void scan_prefix(double (&prefix)[SCAN_COLUMNS], float* totals
         const float* total = totals + (level + i - digit) * width + c;
         double sum[SCAN_COLUMNS] = {};
 #pragma unroll 2
-        for (int j = 0; j < digit; j++, total += width) {
+        for (int j = 0; j < digit; j++, total += width) {   // mutant: dropped_group
 #pragma unroll
             for (int n = 0; n < SCAN_COLUMNS; n++)
                 if (c + n * (int)blockDim.x < width) sum[n] += scan_load(total + n * blockDim.x);
