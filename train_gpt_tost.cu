@@ -1,17 +1,17 @@
 // train_gpt_tost.cu: the Token Statistics Transformer (Wu et al., ICLR 2025, arXiv 2412.17810) in CUDA: the sections,
 // functions and names of train_gpt_tost.c in the same order, each kernel next to its launcher.
 //
-// Precision. Matmul operands have one storage type S, float (fp32, tf32) or bf16; kernels are templates on it. Always float:
-// the residual stream x and its gradient, LayerNorm statistics, TSSA's running sums, u and Π, softmax and loss, parameter
-// gradients, master weights, Adam's moments. Double: TSSA's sums across chunks, the sum of the losses, the squared
-// gradient norm.
+// Precision. Matmul operands have one storage type S, float (fp32, tf32) or bf16; kernels are templates on it. Always
+// float: the residual stream x and its gradient, LayerNorm statistics, TSSA's running sums, u and Π, softmax and loss,
+// parameter gradients, master weights, Adam's moments. Double: TSSA's sums across chunks, the sum of the losses, the
+// squared gradient norm.
 //
 // Determinism. Every sum has a fixed order and there are no floating-point atomics: the same run gives the same bits.
 //
-// Sizes: B sequences, T tokens each, C channels, NH heads of HS = C/NH channels, V vocabulary, rows = B·T. Arrays are dense
-// and row-major. Outputs come first, then saved tensors, inputs (const), sizes. Each backward states for each gradient
-// whether it is overwritten (=) or accumulated (+=). "Minimum traffic" at a kernel is in bytes for bf16 (S = 2 bytes), with
-// each input read once and each output written once.
+// Sizes: B sequences, T tokens each, C channels, NH heads of HS = C/NH channels, V vocabulary, rows = B·T. Arrays are
+// dense and row-major. Outputs come first, then saved tensors, inputs (const), sizes. Each backward states for each
+// gradient whether it is overwritten (=) or accumulated (+=). "Minimum traffic" at a kernel is in bytes for bf16 (S = 2
+// bytes), with each input read once and each output written once.
 
 #include <assert.h>
 #include <math.h>
@@ -29,8 +29,8 @@ extern "C" {
 extern "C" const TostEngine tost_cuda_engine;
 
 // ---------------------------------------------------------------------------------------------
-// The input of a pass: a header, then int32 arrays. It is in device memory, so that a captured graph serves every call of
-// its shape.
+// The input of a pass: a header, then int32 arrays. It is in device memory, so that a captured graph serves every call
+// of its shape.
 
 struct StepHeader {
     int32_t first;                   // position of the first token
@@ -80,8 +80,7 @@ __global__ void embedding_forward_kernel(float* x, const int32_t* tokens, const 
         float a[VEC], b[VEC];
         load_pack<VEC>(a, token_c + c);
         load_pack<VEC>(b, position_c + c);
-#pragma unroll
-        for (int i = 0; i < VEC; i++) a[i] += b[i];
+        UNROLL for (int i = 0; i < VEC; i++) a[i] += b[i];
         store_pack<VEC>(x + row * C + c, a);
     }
 }
@@ -98,12 +97,12 @@ static void embedding_forward(cudaStream_t stream, float* x, const int32_t* toke
     LAUNCH(embedding_forward_variant, B * T, channel_threads(C, vec), 0, stream, x, tokens, wte, wpe, step, T, C);
 }
 
-// The rows of each token, sorted on the host by token, then by row, and cut into segments: up to EMBED_SEGMENT rows of one
-// token. A segment that is all of its token is added to dwte. The segments of a token that has several, a big one, go to
-// partial sums first.
+// The rows of each token, sorted on the host by token, then by row, and cut into segments: up to EMBED_SEGMENT rows of
+// one token. A segment that is all of its token is added to dwte. The segments of a token that has several, a big one,
+// go to partial sums first.
 struct EmbedOrder {
-    const int32_t *order, *start, *dest;   // (rows); (segments+1); (segments): a token, or -1 - index of the partial sum
-    const int32_t *big_token, *big_first;  // (big); (big+1): index of the first partial sum
+    const int32_t *order, *start, *dest;     // (rows); (segments+1); (segments): token, or -1 - index of a partial sum
+    const int32_t *big_token, *big_first;    // (big); (big+1): index of the first partial sum
 };
 
 // Fills header and s from s.inputs by a counting sort. counts (V): working space.
@@ -141,17 +140,14 @@ __global__ void embedding_segment_kernel(float* dwte, float* partial, const floa
         const int begin = e.start[segment], end = e.start[segment + 1], dest = e.dest[segment];
         for (int c = threadIdx.x * VEC; c < C; c += blockDim.x * VEC) {
             float sum[VEC] = {}, part[VEC];
-#pragma unroll 4
-            for (int i = begin; i < end; i++) {
+            UNROLL_BY(4) for (int i = begin; i < end; i++) {
                 load_pack<VEC>(part, dx + (size_t)e.order[i] * C + c);
-#pragma unroll
-                for (int j = 0; j < VEC; j++) sum[j] += part[j];
+                UNROLL for (int j = 0; j < VEC; j++) sum[j] += part[j];
             }
             float* out = dest >= 0 ? dwte + (size_t)dest * C + c : partial + (size_t)(-1 - dest) * C + c;
             if (dest >= 0) {
                 load_pack<VEC>(part, out);
-#pragma unroll
-                for (int j = 0; j < VEC; j++) sum[j] += part[j];
+                UNROLL for (int j = 0; j < VEC; j++) sum[j] += part[j];
             }
             store_pack<VEC>(out, sum);
         }
@@ -176,11 +172,9 @@ template <int VEC> __global__ void embedding_place_kernel(float* dwpe, const flo
     for (int c = threadIdx.x * VEC; c < C; c += blockDim.x * VEC) {
         float sum[VEC], part[VEC];
         load_pack<VEC>(sum, dwpe + t * C + c);
-#pragma unroll 4
-        for (int b = 0; b < B; b++) {
+        UNROLL_BY(4) for (int b = 0; b < B; b++) {
             load_pack<VEC>(part, dx + ((size_t)b * T + t) * C + c);
-#pragma unroll
-            for (int j = 0; j < VEC; j++) sum[j] += part[j];
+            UNROLL for (int j = 0; j < VEC; j++) sum[j] += part[j];
         }
         store_pack<VEC>(dwpe + t * C + c, sum);
     }
@@ -202,9 +196,9 @@ static void embedding_backward(cudaStream_t stream, float* dwte, float* dwpe, fl
 // LayerNorm, fused with the residual and LayerScale that precede it:
 //     x_out = x + gamma · branch,   y = (x_out - mean) · rstd · w + b,   rstd = 1/√(variance + 1e-5)
 //
-// A thread holds PACKS packs of VEC neighbouring channels of a row in registers, so that each byte moves once. Forward, a
-// warp computes a row, or a block does if C is too large for a warp's registers or no multiple of 4. Backward, a block
-// computes a row, and its threads keep their channels from row to row for the sums over rows.
+// A thread holds PACKS packs of VEC neighbouring channels of a row in registers, so that each byte moves once. Forward,
+// a warp computes a row, or a block does if C is too large for a warp's registers or no multiple of 4. Backward, a
+// block computes a row, and its threads keep their channels from row to row for the sums over rows.
 
 constexpr int NORM_THREADS = 512;      // most per block; up to NORM_THREADS · PACKS · VEC channels
 constexpr int NORM_WARPS = 8;          // rows per block if a warp computes a row
@@ -223,34 +217,28 @@ __global__ void __launch_bounds__(WARP_ROW ? NORM_WARPS * WARP : NORM_THREADS)
     if (row >= rows) return;
     const int stride = VEC * (WARP_ROW ? WARP : (int)blockDim.x), c0 = threadIdx.x * VEC;
     float v[PACKS][VEC] = {}, add[PACKS][VEC], sum[1] = {}, squares[1] = {};
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {   // all loads are issued before the first use
+    UNROLL for (int p = 0; p < PACKS; p++) {   // all loads are issued before the first use
         const int c = c0 + p * stride;
         if (c >= C) continue;
         load_pack<VEC>(v[p], x + row * C + c);
         if (branch) load_pack<VEC>(add[p], branch + row * C + c);
     }
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
+    UNROLL for (int p = 0; p < PACKS; p++) {
         const int c = c0 + p * stride;
         if (c >= C) continue;
         if (branch) {
             float scale[VEC];
             load_pack<VEC>(scale, gamma + c);
-#pragma unroll
-            for (int i = 0; i < VEC; i++) v[p][i] += scale[i] * add[p][i];
+            UNROLL for (int i = 0; i < VEC; i++) v[p][i] += scale[i] * add[p][i];
             store_pack<VEC>(x_out + row * C + c, v[p]);
         }
-#pragma unroll
-        for (int i = 0; i < VEC; i++) sum[0] += v[p][i];
+        UNROLL for (int i = 0; i < VEC; i++) sum[0] += v[p][i];
     }
     row_sum<WARP_ROW>(sum, shared);
     const float inverse_C = 1.0f / C, mean_row = sum[0] * inverse_C;
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
+    UNROLL for (int p = 0; p < PACKS; p++) {
         if (c0 + p * stride >= C) continue;
-#pragma unroll
-        for (int i = 0; i < VEC; i++) {
+        UNROLL for (int i = 0; i < VEC; i++) {
             v[p][i] -= mean_row;
             squares[0] += v[p][i] * v[p][i];
         }
@@ -258,15 +246,13 @@ __global__ void __launch_bounds__(WARP_ROW ? NORM_WARPS * WARP : NORM_THREADS)
     row_sum<WARP_ROW>(squares, shared);
     const float variance = squares[0] * inverse_C + (float)TOST_LN_EPS;
     const float scale = rsqrtf(variance) + 0.0f * variance;   // NaN if the variance is infinite, not y = b
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
+    UNROLL for (int p = 0; p < PACKS; p++) {
         const int c = c0 + p * stride;
         if (c >= C) continue;
         float w_c[VEC], b_c[VEC] = {};
         load_pack<VEC>(w_c, w + c);
         if (b) load_pack<VEC>(b_c, b + c);
-#pragma unroll
-        for (int i = 0; i < VEC; i++) v[p][i] = v[p][i] * scale * w_c[i] + b_c[i];
+        UNROLL for (int i = 0; i < VEC; i++) v[p][i] = v[p][i] * scale * w_c[i] + b_c[i];
         store_pack<VEC>(y + row * C + c, v[p]);
     }
     if (threadIdx.x == 0) mean[row] = mean_row;
@@ -277,9 +263,9 @@ static int norm_threads(int C, int vec, int packs) { return div_up(div_up(C, vec
 
 // x_out, y, x, branch (rows,C); mean, rstd (rows); gamma, w, b (C); b may be NULL
 template <typename S>
-static void residual_layernorm_forward(cudaStream_t stream, float* x_out, S* y, float* mean, float* rstd, const float* x,
-                                       const S* branch, const float* gamma, const float* w, const float* b, size_t rows,
-                                       int C) {
+static void residual_layernorm_forward(cudaStream_t stream, float* x_out, S* y, float* mean, float* rstd,
+                                       const float* x, const S* branch, const float* gamma, const float* w,
+                                       const float* b, size_t rows, int C) {
     const bool vec = C % 4 == 0, warp_row = vec && C <= 4 * WARP * 16;
     const auto residual_layernorm_forward_variant =
         vec && C <= 4 * WARP * 8 ? residual_layernorm_forward_kernel<S, 4, 8, true>
@@ -325,8 +311,7 @@ __device__ inline void store_residual(float (&dgamma)[VEC], float (&dx)[VEC], fl
                                       size_t at) {
     store_pack<VEC>(a.dx + at, d);
     if (!a.branch) return;
-#pragma unroll
-    for (int i = 0; i < VEC; i++) {
+    UNROLL for (int i = 0; i < VEC; i++) {
         dgamma[i] += d[i] * branch[i];
         dx[i] += d[i];
         d[i] *= gamma[i];
@@ -344,27 +329,23 @@ __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, cons
     const float inverse_C = 1.0f / C;
     float g[ROWS][PACKS][VEC] = {}, n[ROWS][PACKS][VEC] = {}, d[ROWS][PACKS][VEC] = {}, branch[ROWS][PACKS][VEC] = {};
     float scale[ROWS], sums[2 * ROWS] = {};   // sums: of g, g n
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
+    UNROLL for (int p = 0; p < PACKS; p++) {
         const int c = c0 + p * stride;
         if (c >= C) break;
         const size_t at = row0 * C + c;
         float w_c[VEC];
         load_pack<VEC>(w_c, a.w + c);
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
+        UNROLL for (int r = 0; r < ROWS; r++) {
             if (r >= there) break;
             load_pack<VEC>(g[r][p], a.dy + at + r * C);
             load_pack<VEC>(n[r][p], a.x + at + r * C);
             if (AT_ONCE) load_residual(d[r][p], branch[r][p], a, at + r * C);
         }
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
+        UNROLL for (int r = 0; r < ROWS; r++) {
             if (r >= there) break;
             scale[r] = a.rstd[row0 + r];
             const float shift = -a.mean[row0 + r] * scale[r];
-#pragma unroll
-            for (int i = 0; i < VEC; i++) {
+            UNROLL for (int i = 0; i < VEC; i++) {
                 n[r][p][i] = n[r][p][i] * scale[r] + shift;
                 total.dw[p][i] += g[r][p][i] * n[r][p][i];
                 total.db[p][i] += g[r][p][i];
@@ -375,20 +356,17 @@ __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, cons
         }
     }
     block_sum<2 * ROWS>(sums, shared);
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
+    UNROLL for (int p = 0; p < PACKS; p++) {
         const int c = c0 + p * stride;
         if (c >= C) break;
         const size_t at = row0 * C + c;
         float gamma_c[VEC] = {};
         if (a.branch) load_pack<VEC>(gamma_c, a.gamma + c);
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
+        UNROLL for (int r = 0; r < ROWS; r++) {
             if (r >= there) break;
             if (!AT_ONCE) load_residual(d[r][p], branch[r][p], a, at + r * C);
             const float mean_g = sums[2 * r] * inverse_C, mean_gn = sums[2 * r + 1] * inverse_C;
-#pragma unroll
-            for (int i = 0; i < VEC; i++) d[r][p][i] += scale[r] * (g[r][p][i] - mean_g - n[r][p][i] * mean_gn);
+            UNROLL for (int i = 0; i < VEC; i++) d[r][p][i] += scale[r] * (g[r][p][i] - mean_g - n[r][p][i] * mean_gn);
             store_residual(total.dgamma[p], total.dx[p], d[r][p], branch[r][p], gamma_c, a, at + r * C);
         }
     }
@@ -406,14 +384,12 @@ __global__ void __launch_bounds__(THREADS, THREADS <= 256 ? 3 : 1)
             layernorm_backward_rows<false, S, VEC, PACKS, ROWS>(total, a, row0, shared);
     }
     const size_t array = (size_t)gridDim.x * a.C;
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
+    UNROLL for (int p = 0; p < PACKS; p++) {
         const int c = (threadIdx.x + p * blockDim.x) * VEC;
         if (c >= a.C) break;
         float gamma_c[VEC] = {}, *partial_c = a.partial + (size_t)blockIdx.x * a.C + c;
         if (a.branch) load_pack<VEC>(gamma_c, a.gamma + c);
-#pragma unroll
-        for (int i = 0; i < VEC; i++) total.dx[p][i] *= gamma_c[i];   // mutant: bias_of_the_branch_unscaled
+        UNROLL for (int i = 0; i < VEC; i++) total.dx[p][i] *= gamma_c[i];   // mutant: bias_of_the_branch_unscaled
         store_pack<VEC>(partial_c, total.dw[p]);
         store_pack<VEC>(partial_c + array, total.db[p]);
         store_pack<VEC>(partial_c + 2 * array, total.dgamma[p]);
@@ -421,8 +397,8 @@ __global__ void __launch_bounds__(THREADS, THREADS <= 256 ? 3 : 1)
     }
 }
 
-// dx = or, with accumulate, +=; dbranch =; dw, db, dgamma, dbias +=. db and dbias may be NULL; branch, dbranch and dgamma
-// may be NULL together. partial (4,COLUMN_BLOCKS,C)
+// dx = or, with accumulate, +=; dbranch =; dw, db, dgamma, dbias +=. db and dbias may be NULL; branch, dbranch and
+// dgamma may be NULL together. partial (4,COLUMN_BLOCKS,C)
 template <typename S>
 static void layernorm_residual_backward(cudaStream_t stream, float* dx, S* dbranch, float* dw, float* db,
                                         float* dgamma, float* dbias, float* partial, const S* dy, const float* x,
@@ -464,18 +440,16 @@ template <typename S, int VEC>
 __global__ void bias_backward_kernel(float* partial, const S* dy, size_t rows, int N) {
     for (int c = (blockIdx.y * blockDim.x + threadIdx.x) * VEC; c < N; c += gridDim.y * blockDim.x * VEC) {
         float sum[VEC] = {}, part[VEC];
-#pragma unroll 4
-        for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
+        UNROLL_BY(4) for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
             load_pack<VEC>(part, dy + row * N + c);
-#pragma unroll
-            for (int i = 0; i < VEC; i++) sum[i] += part[i];
+            UNROLL for (int i = 0; i < VEC; i++) sum[i] += part[i];
         }
         store_pack<VEC>(partial + (size_t)blockIdx.x * N + c, sum);
     }
 }
 
-// db +=, unless NULL; partial (COLUMN_BLOCKS,OUT).   db = Σ_rows dy, for c_attn; the kernels of LayerNorm and GELU compute
-// the bias gradients of the other Linears
+// db +=, unless NULL; partial (COLUMN_BLOCKS,OUT).   db = Σ_rows dy, for c_attn; the kernels of LayerNorm and GELU
+// compute the bias gradients of the other Linears
 template <typename S>
 static void bias_backward(Matmul* mm, float* db, float* partial, const S* dy, size_t rows, int OUT) {
     if (!db) return;
@@ -494,11 +468,11 @@ static void bias_backward(Matmul* mm, float* db, float* partial, const S* dy, si
 //     N[t,d] = Σ_{t'≤t} s[t',d] Π[t'],   D[t] = Σ_{t'≤t} Π[t']              running second moment and mass
 //     y[t,d] = -w[t,d] Π[t] / (1 + m[t,d]),   m[t,d] = N[t,d] / (D[t] + 1e-8)
 //
-// Time is cut into chunks of 32 steps. A block computes one chunk of one sequence, all heads. A warp takes a head, each of
-// its lanes P neighbouring channels (in slices if the head is wider than the warp), and walks over the chunk's time steps;
-// a sum over the head's channels ends up in lane l for step l. Scans (cuda_scan.cuh) connect the chunks, shared memory the
-// heads at one t. Each phase reads the block's 32 rows of w again, but from a cache: L1 before the first scan, L2 after
-// it, since a fence invalidates L1. So w is read from device memory once.
+// Time is cut into chunks of 32 steps. A block computes one chunk of one sequence, all heads. A warp takes a head, each
+// of its lanes P neighbouring channels (in slices if the head is wider than the warp), and walks over the chunk's time
+// steps; a sum over the head's channels ends up in lane l for step l. Scans (cuda_scan.cuh) connect the chunks, shared
+// memory the heads at one t. Each phase reads the block's 32 rows of w again, but from a cache: L1 before the first
+// scan, L2 after it, since a fence invalidates L1. So w is read from device memory once.
 //
 // The state of a sequence after any number of steps is S, N and D: 2C + NH numbers.
 
@@ -528,7 +502,8 @@ template <bool BACKWARD> __device__ inline TssaChunk tssa_chunk(int* sync, TssaS
     return {unit % z.B, t0, min(z.T - t0, TSSA_CHUNK)};
 }
 
-// WHOLE: the chunk has all 32 steps and the head's channels fill the lanes, as is usual; accesses need no bounds checks.
+// WHOLE: the chunk has all 32 steps and the head's channels fill the lanes, as is usual; accesses need no bounds
+// checks.
 template <int P> __device__ inline bool tssa_whole(TssaChunk k, TssaSize z) {
     return k.n == TSSA_CHUNK && z.HS % (WARP * P) == 0;   // mutant: whole_tile_unasked
 }
@@ -539,26 +514,23 @@ template <int P> __device__ inline bool tssa_whole(TssaChunk k, TssaSize z) {
 // lanes outside of the head.
 template <bool WHOLE, int N, int P, typename S>
 __device__ inline void tssa_load(float (&x)[N][P], const S* p, int t0, bool inside, TssaChunk k, TssaSize z) {
-#pragma unroll
-    for (int j = 0; j < N; j++) {
+    UNROLL for (int j = 0; j < N; j++) {
         if (WHOLE || (inside && t0 + j < k.n)) {
             load_pack<P>(x[j], p + (size_t)j * (unsigned)z.C);
         } else {
-#pragma unroll
-            for (int i = 0; i < P; i++) x[j][i] = 0.0f;
+            UNROLL for (int i = 0; i < P; i++) x[j][i] = 0.0f;
         }
     }
 }
 
 // P floats, aligned to 4 bytes only.
 template <int P> __device__ inline void tssa_load_floats(float (&x)[P], const float* p, bool inside) {
-#pragma unroll
-    for (int i = 0; i < P; i++) x[i] = inside ? p[i] : 0.0f;
+    UNROLL for (int i = 0; i < P; i++) x[i] = inside ? p[i] : 0.0f;
 }
 
-// The states of a pass. start (B/copies,2C+NH), each for `copies` adjacent sequences, or NULL: sequences start empty. end
-// (B,2C+NH): written at the end of each sequence, or NULL. start may equal end only if T is a single chunk: the last chunk
-// writes while others still read.
+// The states of a pass. start (B/copies,2C+NH), each for `copies` adjacent sequences, or NULL: sequences start empty.
+// end (B,2C+NH): written at the end of each sequence, or NULL. start may equal end only if T is a single chunk: the
+// last chunk writes while others still read.
 struct TssaStates {
     const double* start;
     double* end;
@@ -567,21 +539,20 @@ struct TssaStates {
 
 constexpr TssaStates NO_STATES = {NULL, NULL, 1};
 
-// Scans `width` columns: carry = start + Σ over the chunks that precede `place`, the chunk's position in scan order. totals
-// (slots,width) of the sequence, with the chunks' own totals at level 0; start, end (width) of the sequence, or NULL.
+// Scans `width` columns: carry = start + Σ over the chunks that precede `place`, the chunk's position in scan order.
+// totals (slots,width) of the sequence, with the chunks' own totals at level 0; start, end (width) of the sequence, or
+// NULL.
 __device__ inline void tssa_scan(float* carry, double* end, const double* start, float* totals, int* flags, int width,
                                  int place, int chunks) {
     scan_publish_and_wait(flags, place, chunks);
     for (int first = threadIdx.x; first < width; first += SCAN_COLUMNS * blockDim.x) {
         double own[SCAN_COLUMNS], prefix[SCAN_COLUMNS];
-#pragma unroll
-        for (int n = 0; n < SCAN_COLUMNS; n++) {
+        UNROLL for (int n = 0; n < SCAN_COLUMNS; n++) {
             const int c = first + n * (int)blockDim.x;
             own[n] = c < width ? scan_load(totals + (size_t)place * width + c) : 0.0f;
         }
         scan_prefix(prefix, totals, first, width, place, chunks, own);
-#pragma unroll
-        for (int n = 0; n < SCAN_COLUMNS; n++) {
+        UNROLL for (int n = 0; n < SCAN_COLUMNS; n++) {
             const int c = first + n * (int)blockDim.x;
             if (c >= width) continue;
             const double before = (start ? start[c] : 0.0) + prefix[n];   // mutant: state_not_continued
@@ -600,19 +571,15 @@ __device__ inline void tssa_chunk_totals(float* totals, const float* pi, const S
         for (int d = lane_index() * P; d < z.HS; d += WARP * P) {
             const S* w_t = w + h * z.HS + d;
             float sum[P] = {};
-#pragma unroll 1
-            for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_PIECE, w_t += (size_t)TSSA_PIECE * z.C) {
+            NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_PIECE, w_t += (size_t)TSSA_PIECE * z.C) {
                 float x[TSSA_PIECE][P], pi_t[TSSA_PIECE];
                 tssa_load<WHOLE>(x, w_t, t0, true, k, z);
                 if (pi) load_pack<TSSA_PIECE>(pi_t, pi + h * WARP + t0);
-#pragma unroll
-                for (int j = 0; j < TSSA_PIECE; j++) {
-#pragma unroll
-                    for (int i = 0; i < P; i++) sum[i] += x[j][i] * (pi ? x[j][i] * pi_t[j] : x[j][i]);
+                UNROLL for (int j = 0; j < TSSA_PIECE; j++) {
+                    UNROLL for (int i = 0; i < P; i++) sum[i] += x[j][i] * (pi ? x[j][i] * pi_t[j] : x[j][i]);
                 }
             }
-#pragma unroll
-            for (int i = 0; i < P; i++) totals[h * z.HS + d + i] = sum[i];
+            UNROLL for (int i = 0; i < P; i++) totals[h * z.HS + d + i] = sum[i];
         }
     }
 }
@@ -626,14 +593,11 @@ __device__ inline float tssa_energy_ratios(const float* carry, const S* w, int h
         const S* w_t = w + h * z.HS + d;
         float sum[P];
         tssa_load_floats(sum, carry + h * z.HS + d, inside);
-#pragma unroll 1
-        for (int t0 = 0; t0 < k.n; t0 += TSSA_PIECE, w_t += (size_t)TSSA_PIECE * z.C) {
+        NO_UNROLL for (int t0 = 0; t0 < k.n; t0 += TSSA_PIECE, w_t += (size_t)TSSA_PIECE * z.C) {
             float x[TSSA_PIECE][P], ratios[TSSA_PIECE] = {};
             tssa_load<WHOLE>(x, w_t, t0, inside, k, z);
-#pragma unroll
-            for (int j = 0; j < TSSA_PIECE; j++) {
-#pragma unroll
-                for (int i = 0; i < P; i++) {
+            UNROLL for (int j = 0; j < TSSA_PIECE; j++) {
+                UNROLL for (int i = 0; i < P; i++) {
                     sum[i] += x[j][i] * x[j][i];
                     ratios[j] += x[j][i] * x[j][i] * reciprocal(fmaxf(sum[i], (float)TOST_ENERGY_MIN));
                 }
@@ -688,7 +652,8 @@ __device__ inline void membership_learned(float* x, float* scratch, float* u, fl
     membership_forward(x, scratch, z.NH);
 }
 
-// y = -w Π (D + 1e-8) / (D + 1e-8 + N) of head h. pi, mass (32): Π and D + 1e-8 of each step. carry: N before the chunk.
+// y = -w Π (D + 1e-8) / (D + 1e-8 + N) of head h. pi, mass (32): Π and D + 1e-8 of each step. carry: N before the
+// chunk.
 template <bool WHOLE, typename S, int P>
 __device__ inline void tssa_forward_moments(S* y, const float* carry, const float* pi, const float* mass,
                                             const S* w, int h, TssaChunk k, TssaSize z) {
@@ -697,16 +662,13 @@ __device__ inline void tssa_forward_moments(S* y, const float* carry, const floa
         S* y_t = y + h * z.HS + d;
         float N[P];
         tssa_load_floats(N, carry + h * z.HS + d, true);
-#pragma unroll 1
-        for (int t0 = 0; t0 < k.n; t0 += TSSA_PIECE) {
+        NO_UNROLL for (int t0 = 0; t0 < k.n; t0 += TSSA_PIECE) {
             float x[TSSA_PIECE][P], pi_t[TSSA_PIECE], mass_t[TSSA_PIECE];
             tssa_load<WHOLE>(x, w_t, t0, true, k, z);
             load_pack<TSSA_PIECE>(pi_t, pi + t0);
             load_pack<TSSA_PIECE>(mass_t, mass + t0);
-#pragma unroll
-            for (int j = 0; j < TSSA_PIECE; j++) {
-#pragma unroll
-                for (int i = 0; i < P; i++) {
+            UNROLL for (int j = 0; j < TSSA_PIECE; j++) {
+                UNROLL for (int i = 0; i < P; i++) {
                     N[i] += x[j][i] * (x[j][i] * pi_t[j]);
                     x[j][i] *= -pi_t[j] * mass_t[j] * reciprocal(mass_t[j] + N[i]);
                 }
@@ -718,13 +680,14 @@ __device__ inline void tssa_forward_moments(S* y, const float* carry, const floa
     }
 }
 
-// Minimum traffic per row: 2C (w) + 2C (y). Moved in addition: carries and totals, (4 + 8) (2C + NH)/32 = 0.75C, and u and
-// pi, 8 NH. sync: ticket, flags of the scan of S, flags of that of N and D; zero before the launch.
+// Minimum traffic per row: 2C (w) + 2C (y). Moved in addition: carries and totals, (4 + 8) (2C + NH)/32 = 0.75C, and u
+// and pi, 8 NH. sync: ticket, flags of the scan of S, flags of that of N and D; zero before the launch.
 template <typename S, int P, bool UNIFORM>
 __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
-    tssa_forward_kernel(S* __restrict__ y, float* u, float* pi, float* saved, TssaStates states, float* totals, int* sync,
-                        const S* __restrict__ w, const float* __restrict__ temp, const float* __restrict__ denom_bias,
-                        const StepHeader* __restrict__ step, int block_size, TssaSize z) {
+    tssa_forward_kernel(S* __restrict__ y, float* u, float* pi, float* saved, TssaStates states, float* totals,
+                        int* sync, const S* __restrict__ w, const float* __restrict__ temp,
+                        const float* __restrict__ denom_bias, const StepHeader* __restrict__ step, int block_size,
+                        TssaSize z) {
     DYNAMIC_SHARED(float, shared);   // (2,NH,32)
     float *x = shared, *scratch = x + z.NH * WARP;
     const TssaChunk k = tssa_chunk<false>(sync, z);
@@ -777,13 +740,13 @@ static void tssa_forward(cudaStream_t stream, S* y, float* u, float* pi, float* 
         membership == TOST_UNIFORM
             ? (pairs ? tssa_forward_kernel<S, 2, true> : tssa_forward_kernel<S, 1, true>)
             : (pairs ? tssa_forward_kernel<S, 2, false> : tssa_forward_kernel<S, 1, false>);
-    LAUNCH(tssa_forward_variant, B * z.chunks, tssa_threads(NH), shared, stream, y, u, pi, saved, states, totals, sync, w,
-           temp, denom_bias, step, block_size, z);
+    LAUNCH(tssa_forward_variant, B * z.chunks, tssa_threads(NH), shared, stream, y, u, pi, saved, states, totals, sync,
+           w, temp, denom_bias, step, block_size, z);
 }
 
-// N and S before the chunk's steps 8, 16 and 24, (3,C) each: the first and third phase of backward save them for the last,
-// which goes backward in time and recomputes N and S from there. NULL if shared memory is too small: then it recomputes
-// from the start of the chunk.
+// N and S before the chunk's steps 8, 16 and 24, (3,C) each: the first and third phase of backward save them for the
+// last, which goes backward in time and recomputes N and S from there. NULL if shared memory is too small: then it
+// recomputes from the start of the chunk.
 constexpr int TSSA_STARTS = TSSA_CHUNK / TSSA_PIECE - 1;
 
 struct TssaStarts { float *N, *S; };
@@ -791,8 +754,7 @@ struct TssaStarts { float *N, *S; };
 template <int P>
 __device__ inline void tssa_keep_start(float* starts, const float (&sum)[P], int t0, int c, TssaSize z) {
     if (!starts || t0 == 0 || t0 % TSSA_PIECE != 0) return;
-#pragma unroll
-    for (int i = 0; i < P; i++) starts[(t0 / TSSA_PIECE - 1) * z.C + c + i] = sum[i];   // mutant: start_not_kept
+    UNROLL for (int i = 0; i < P; i++) starts[(t0 / TSSA_PIECE - 1) * z.C + c + i] = sum[i];   // mutant: start_not_kept
 }
 
 // Π and D + 1e-8 of the chunk, (NH,32) each; past the chunk's end Π is zero and D + 1e-8 stays positive.
@@ -810,7 +772,8 @@ __device__ inline void tssa_backward_masses(float* pi_s, float* mass_s, const fl
 //     dN = Π M e,   dD = -Σ_d Π N e
 // totals (C+NH): Σ of dN and of dD over the chunk. With RN and RD, the sums of dN and dD over t' ≥ t,
 //     dΠ[t] = Σ_d (s RN[t] - dy w M r) + RD[t]
-// dpi (NH,32) is this with RN and RD replaced by minus the sums over the chunk's t' < t; the second phase adds the rest.
+// dpi (NH,32) is this with RN and RD replaced by minus the sums over the chunk's t' < t; the second phase adds the
+// rest.
 template <bool WHOLE, typename S, int P>
 __device__ inline void tssa_backward_moments(float* totals, float* dpi, float* starts, const float* carry,
                                              const float* pi_s, const float* mass_s, const S* dy, const S* w,
@@ -823,20 +786,17 @@ __device__ inline void tssa_backward_moments(float* totals, float* dpi, float* s
             const S *w_t = w + c, *dy_t = dy + c;
             float N[P], dN[P] = {}, dD = 0.0f;   // sums so far of dN and of this lane's part of -dD
             tssa_load_floats(N, carry + z.C + c, inside);
-#pragma unroll 1
-            for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_BACK) {
+            NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_BACK) {
                 float x[TSSA_BACK][P], dy_d[TSSA_BACK][P], pi_t[TSSA_BACK], M[TSSA_BACK], part[TSSA_BACK];
                 tssa_load<WHOLE>(x, w_t, t0, inside, k, z);
                 tssa_load<WHOLE>(dy_d, dy_t, t0, inside, k, z);
                 load_pack<TSSA_BACK>(pi_t, pi_s + h * WARP + t0);
                 load_pack<TSSA_BACK>(M, mass_s + h * WARP + t0);
                 if (inside) tssa_keep_start(starts, N, t0, c, z);
-#pragma unroll
-                for (int j = 0; j < TSSA_BACK; j++) {
+                UNROLL for (int j = 0; j < TSSA_BACK; j++) {
                     float e_N = 0.0f;
                     part[j] = dD;
-#pragma unroll
-                    for (int i = 0; i < P; i++) {
+                    UNROLL for (int i = 0; i < P; i++) {
                         const float s = x[j][i] * x[j][i];
                         N[i] += s * pi_t[j];
                         const float r = reciprocal(M[j] + N[i]), dy_w_r = dy_d[j][i] * x[j][i] * r, e = dy_w_r * r;
@@ -854,8 +814,7 @@ __device__ inline void tssa_backward_moments(float* totals, float* dpi, float* s
             }
             total_D += dD;
             if (!inside) continue;
-#pragma unroll
-            for (int i = 0; i < P; i++) totals[c + i] = dN[i];
+            UNROLL for (int i = 0; i < P; i++) totals[c + i] = dN[i];
         }
         dpi[h * WARP + lane_index()] = mine;
         total_D = warp_sum(total_D);
@@ -863,8 +822,8 @@ __device__ inline void tssa_backward_moments(float* totals, float* dpi, float* s
     }
 }
 
-// Second phase: lane t returns the rest of dΠ[t] of head h:   Σ_d s RN + RD, with RN and RD at the start of the chunk: the
-// chunk's totals plus the sums past the chunk, `behind`, (C+NH) each.
+// Second phase: lane t returns the rest of dΠ[t] of head h:   Σ_d s RN + RD, with RN and RD at the start of the chunk:
+// the chunk's totals plus the sums past the chunk, `behind`, (C+NH) each.
 template <bool WHOLE, typename S, int P>
 __device__ inline float tssa_backward_membership(const float* totals, const float* behind, const S* w, int h,
                                                  TssaChunk k, TssaSize z) {
@@ -876,16 +835,12 @@ __device__ inline float tssa_backward_membership(const float* totals, const floa
         float RN[P], total[P];
         tssa_load_floats(RN, behind + c, inside);
         tssa_load_floats(total, totals + c, inside);
-#pragma unroll
-        for (int i = 0; i < P; i++) RN[i] += total[i];
-#pragma unroll 1
-        for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_PIECE, w_t += (size_t)TSSA_PIECE * z.C) {
+        UNROLL for (int i = 0; i < P; i++) RN[i] += total[i];
+        NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_PIECE, w_t += (size_t)TSSA_PIECE * z.C) {
             float x[TSSA_PIECE][P], part[TSSA_PIECE] = {};
             tssa_load<WHOLE>(x, w_t, t0, inside, k, z);
-#pragma unroll
-            for (int j = 0; j < TSSA_PIECE; j++) {
-#pragma unroll
-                for (int i = 0; i < P; i++) part[j] += x[j][i] * (x[j][i] * RN[i]);
+            UNROLL for (int j = 0; j < TSSA_PIECE; j++) {
+                UNROLL for (int i = 0; i < P; i++) part[j] += x[j][i] * (x[j][i] * RN[i]);
             }
             const float piece = warp_transposed_sum(part, lane_index());
             if (lane_index() / TSSA_PIECE == t0 / TSSA_PIECE) mine += piece;
@@ -912,8 +867,8 @@ __device__ inline void membership_backward(float* du, float* da, float* dtemp, c
     __syncwarp();
 }
 
-// Replaces the second and third phase if membership is uniform: du (NH,32), the sums of dS past the chunk, behind (C), and
-// the starts of S are zero.
+// Replaces the second and third phase if membership is uniform: du (NH,32), the sums of dS past the chunk, behind (C),
+// and the starts of S are zero.
 __device__ inline void tssa_backward_uniform(float* du, float* behind, float* starts, TssaSize z) {
     for (int i = threadIdx.x; i < z.NH * WARP; i += blockDim.x) du[i] = 0.0f;
     for (int c = threadIdx.x; c < z.C; c += blockDim.x) behind[c] = 0.0f;   // mutant: uniform_behind_unset
@@ -926,10 +881,8 @@ __device__ inline void tssa_backward_uniform(float* du, float* behind, float* st
 template <bool ABOVE, int P>
 __device__ inline void tssa_add_energies(float (&sum)[P], float (&energy)[P], const float (&x)[TSSA_PIECE][P],
                                          const float (&du_t)[TSSA_PIECE]) {
-#pragma unroll
-    for (int j = 0; j < TSSA_PIECE; j++) {
-#pragma unroll
-        for (int i = 0; i < P; i++) {
+    UNROLL for (int j = 0; j < TSSA_PIECE; j++) {
+        UNROLL for (int i = 0; i < P; i++) {
             energy[i] += x[j][i] * x[j][i];
             const float r = ABOVE || energy[i] > (float)TOST_ENERGY_MIN ? reciprocal(energy[i]) : 0.0f;
             const float w_r = x[j][i] * r;
@@ -948,21 +901,18 @@ __device__ inline void tssa_backward_energy_totals(float* totals, float* starts,
             const S* w_t = w + c;
             float energy[P], sum[P] = {};
             tssa_load_floats(energy, carry + c, true);
-#pragma unroll 1
-            for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_PIECE, w_t += (size_t)TSSA_PIECE * z.C) {
+            NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_PIECE, w_t += (size_t)TSSA_PIECE * z.C) {
                 float x[TSSA_PIECE][P], du_t[TSSA_PIECE];
                 tssa_load<WHOLE>(x, w_t, t0, true, k, z);
                 load_pack<TSSA_PIECE>(du_t, du + h * WARP + t0);
                 tssa_keep_start(starts, energy, t0, c, z);
                 bool above = true;
-#pragma unroll
-                for (int i = 0; i < P; i++)
+                UNROLL for (int i = 0; i < P; i++)
                     above = above && energy[i] + x[0][i] * x[0][i] > (float)TOST_ENERGY_MIN;
                 if (above) tssa_add_energies<true>(sum, energy, x, du_t);
                 else tssa_add_energies<false>(sum, energy, x, du_t);
             }
-#pragma unroll
-            for (int i = 0; i < P; i++) totals[c + i] = sum[i];
+            UNROLL for (int i = 0; i < P; i++) totals[c + i] = sum[i];
         }
     }
 }
@@ -977,10 +927,8 @@ __device__ inline void tssa_piece_forward(TssaPiece<P>& piece, float (&energy)[P
     float pi_t[TSSA_BACK];
     tssa_load<WHOLE>(piece.x, w_t, t0, true, k, z);
     load_pack<TSSA_BACK>(pi_t, pi_s + t0);
-#pragma unroll
-    for (int j = 0; j < TSSA_BACK; j++) {
-#pragma unroll
-        for (int i = 0; i < P; i++) {
+    UNROLL for (int j = 0; j < TSSA_BACK; j++) {
+        UNROLL for (int i = 0; i < P; i++) {
             const float x = piece.x[j][i];
             energy[i] += x * x;
             N[i] += x * (x * pi_t[j]);
@@ -992,20 +940,18 @@ __device__ inline void tssa_piece_forward(TssaPiece<P>& piece, float (&energy)[P
 
 // Last phase, backward in time, in the terms of the first phase:
 //     dw = 2 w (Π RN + ds) - Π M dy r,   ds = du/max(S, 1e-12) + Σ_{t'≥t} dS[t']
-// The sum's own term is merged with the first one: du/S - du s/S² = du S[t-1]/S², without cancellation if S is close to s.
-// RN, RS: sums of dN and dS past the piece, advanced to its start. before: S before the piece. ABOVE: as above.
+// The sum's own term is merged with the first one: du/S - du s/S² = du S[t-1]/S², without cancellation if S is close to
+// s. RN, RS: sums of dN and dS past the piece, advanced to its start. before: S before the piece. ABOVE: as above.
 template <bool WHOLE, bool ABOVE, typename S, int P>
 __device__ inline void tssa_piece_backward(S* dw_t, float (&RN)[P], float (&RS)[P], const TssaPiece<P>& piece,
                                            const float (&before)[P], const float* pi_s, const float* mass_s,
                                            const float* du_s, const S* dy_t, int t0, TssaChunk k, TssaSize z) {
     float dy[TSSA_BACK][P];
     tssa_load<WHOLE>(dy, dy_t, t0, true, k, z);
-#pragma unroll
-    for (int j = TSSA_BACK - 1; j >= 0; j--) {
+    UNROLL for (int j = TSSA_BACK - 1; j >= 0; j--) {
         const float pi = pi_s[t0 + j], M = mass_s[t0 + j], du = du_s[t0 + j], pi_M = pi * M;
         float dw[P];
-#pragma unroll
-        for (int i = 0; i < P; i++) {
+        UNROLL for (int i = 0; i < P; i++) {
             const float x = piece.x[j][i], energy = piece.S[j][i],
                         S_last = j > 0 ? piece.S[j > 0 ? j - 1 : 0][i] : before[i];
             const float r = reciprocal(M + piece.N[j][i]), dy_r = dy[j][i] * r;
@@ -1034,8 +980,7 @@ __device__ inline void tssa_walk_to(float (&energy)[P], float (&N)[P], int t0, T
         tssa_load_floats(energy, carry + c, true);
         tssa_load_floats(N, carry + z.C + c, true);
     }
-#pragma unroll 1
-    for (int t = start; t < t0; t += TSSA_BACK) {
+    NO_UNROLL for (int t = start; t < t0; t += TSSA_BACK) {
         TssaPiece<P> piece;
         tssa_piece_forward<WHOLE>(piece, energy, N, pi_s, w_d + t * z.C, t, k, z);
     }
@@ -1052,18 +997,15 @@ __device__ inline void tssa_backward_final(S* dw, TssaStarts starts, const float
             float RN[P], RS[P];
             tssa_load_floats(RN, behind + c, true);
             tssa_load_floats(RS, behind + z.C + z.NH + c, true);
-#pragma unroll 1
-            for (int t0 = (k.n - 1) / TSSA_BACK * TSSA_BACK; t0 >= 0; t0 -= TSSA_BACK) {
+            NO_UNROLL for (int t0 = (k.n - 1) / TSSA_BACK * TSSA_BACK; t0 >= 0; t0 -= TSSA_BACK) {
                 const int at = t0 * z.C + c;   // in the chunk
                 TssaPiece<P> piece;
                 float energy[P], N[P], before[P];
                 tssa_walk_to<WHOLE>(energy, N, t0, starts, carry, pi_h, w + c, c, k, z);
-#pragma unroll
-                for (int i = 0; i < P; i++) before[i] = energy[i];
+                UNROLL for (int i = 0; i < P; i++) before[i] = energy[i];
                 tssa_piece_forward<WHOLE>(piece, energy, N, pi_h, w + at, t0, k, z);
                 bool above = true;
-#pragma unroll
-                for (int i = 0; i < P; i++) above = above && piece.S[0][i] > (float)TOST_ENERGY_MIN;
+                UNROLL for (int i = 0; i < P; i++) above = above && piece.S[0][i] > (float)TOST_ENERGY_MIN;
                 if (above)
                     tssa_piece_backward<WHOLE, true>(dw + at, RN, RS, piece, before, pi_h, mass_h, du_h, dy + at, t0,
                                                      k, z);
@@ -1076,9 +1018,9 @@ __device__ inline void tssa_backward_final(S* dw, TssaStarts starts, const float
 }
 
 // Minimum traffic per row: 2C (w) + 2C (dy) + 2C (dw). Moved in addition: carries, back and totals, about
-// (4 + 8 + 8) (2C + NH)/32 = 1.25C, and 3 · 4 NH. The scans run from the last chunk to the first. sync: ticket, flags of
-// the scan of dN and dD, flags of that of dS; zero before the launch. back (B,chunks,2C+NH): sums past each chunk of dN (C),
-// dD (NH), dS (C).
+// (4 + 8 + 8) (2C + NH)/32 = 1.25C, and 3 · 4 NH. The scans run from the last chunk to the first. sync: ticket, flags
+// of the scan of dN and dD, flags of that of dS; zero before the launch. back (B,chunks,2C+NH): sums past each chunk of
+// dN (C), dD (NH), dS (C).
 template <typename S, int P, bool UNIFORM>
 __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
     tssa_backward_kernel(S* __restrict__ dw, float* da, float* dtemp, float* back, float* totals, int* sync,
@@ -1120,21 +1062,20 @@ __global__ void __launch_bounds__(TEMP_THREADS)
     temp_backward_kernel(float* dtemp, const float* partial, size_t chunks) {
     __shared__ float shared[TEMP_THREADS];
     float sum = 0.0f;
-#pragma unroll 8
-    for (size_t i = threadIdx.x; i < chunks; i += TEMP_THREADS)   // mutant: temp_of_the_first_chunks
+    UNROLL_BY(8) for (size_t i = threadIdx.x; i < chunks; i += TEMP_THREADS)   // mutant: temp_of_the_first_chunks
         sum += partial[blockIdx.x * chunks + i];
     sum = block_tree_sum(sum, shared);
     if (threadIdx.x == 0) dtemp[blockIdx.x] += sum;
 }
 
-// ddenom_bias[h,t] += Σ_b HS temp[h] da[b,h,t]. One thread per (h,t), sequences in order. Traffic per row: 4 NH, from L2.
+// ddenom_bias[h,t] += Σ_b HS temp[h] da[b,h,t]. One thread per (h,t), sequences in order. Traffic per row: 4 NH, from
+// L2.
 __global__ void denom_bias_backward_kernel(float* ddenom_bias, const float* da, const float* temp, int block_size,
                                            TssaSize z) {
     const int t = blockIdx.x * blockDim.x + threadIdx.x, h = blockIdx.y;
     if (t >= z.T) return;
     float sum = 0.0f;
-#pragma unroll 4
-    for (int b = 0; b < z.B; b++) sum += da[((size_t)b * z.NH + h) * z.T + t];
+    UNROLL_BY(4) for (int b = 0; b < z.B; b++) sum += da[((size_t)b * z.NH + h) * z.T + t];
     ddenom_bias[(size_t)h * block_size + t] += z.HS * temp[h] * sum;
 }
 
@@ -1172,7 +1113,8 @@ constexpr int GELU_PACK = 8, GELU_THREADS = 128;
 __device__ inline float normal_bell(float x) { return power_of_2(x * (x * -0.72134752f)); }
 
 // Φ(x) = 1 - Φ(-x), and for z ≥ 0:  Φ(-z) = P(t) e^(-z²/2),  t = 1/(1 + z/4). P is fitted for the least relative error:
-// 9e-8 up to z = 9, before rounding. Takes half the instructions of erff and shares e^(-z²/2), `bell`, with the derivative.
+// 9e-8 up to z = 9, before rounding. Takes half the instructions of erff and shares e^(-z²/2), `bell`, with the
+// derivative.
 __device__ inline float normal_cdf(float x, float bell) {
     const float t = reciprocal(1.0f + 0.25f * fabsf(x));
     float p = -9.92023535e-2f;
@@ -1192,8 +1134,7 @@ template <typename S> __global__ void gelu_forward_kernel(S* y, const S* x, size
     if (i + GELU_PACK <= n) {
         float v[GELU_PACK];
         load_pack<GELU_PACK>(v, x + i);
-#pragma unroll
-        for (int j = 0; j < GELU_PACK; j++) v[j] *= normal_cdf(v[j], normal_bell(v[j]));
+        UNROLL for (int j = 0; j < GELU_PACK; j++) v[j] *= normal_cdf(v[j], normal_bell(v[j]));
         store_pack<GELU_PACK>(y + i, v);
     } else {
         for (size_t j = i; j < n; j++) {
@@ -1207,21 +1148,19 @@ template <typename S> static void gelu_forward(cudaStream_t stream, S* y, const 
     LAUNCH((gelu_forward_kernel<S>), div_up(n, 256 * GELU_PACK), 256, 0, stream, y, x, n);
 }
 
-// dx = dy (Φ(x) + x φ(x)), φ(x) = e^(-x²/2)/√(2π), in place: dx holds dy on entry. dx, x (rows,N); partial (blocks,N): Σ of
-// dx over every gridDim.x-th row. Minimum traffic per element: 4 (dx) + 2 (x).
+// dx = dy (Φ(x) + x φ(x)), φ(x) = e^(-x²/2)/√(2π), in place: dx holds dy on entry. dx, x (rows,N); partial (blocks,N):
+// Σ of dx over every gridDim.x-th row. Minimum traffic per element: 4 (dx) + 2 (x).
 template <typename S, int VEC>
 __global__ void __launch_bounds__(GELU_THREADS)
     gelu_backward_kernel(S* __restrict__ dx, float* __restrict__ partial, const S* __restrict__ x, size_t rows, int N) {
     const int c = (blockIdx.y * GELU_THREADS + threadIdx.x) * VEC;
     if (c >= N) return;
     float sum[VEC] = {};
-#pragma unroll 2
-    for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    UNROLL_BY(2) for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
         float d[VEC], v[VEC];
         load_pack<VEC>(d, dx + row * N + c);
         load_pack<VEC>(v, x + row * N + c);
-#pragma unroll
-        for (int i = 0; i < VEC; i++) {
+        UNROLL for (int i = 0; i < VEC; i++) {
             const float bell = normal_bell(v[i]);
             d[i] *= normal_cdf(v[i], bell) + v[i] * bell * 0.398942280f;
             sum[i] += d[i];
@@ -1231,7 +1170,8 @@ __global__ void __launch_bounds__(GELU_THREADS)
     store_pack<VEC>(partial + (size_t)blockIdx.x * N + c, sum);
 }
 
-// dx = (in place of dy); db +=, unless NULL:   db = Σ_rows dx. dx, x (rows,N), N a multiple of 4; partial (COLUMN_BLOCKS,N)
+// dx = (in place of dy); db +=, unless NULL:   db = Σ_rows dx. dx, x (rows,N), N a multiple of 4; partial
+// (COLUMN_BLOCKS,N)
 template <typename S>
 static void gelu_backward(cudaStream_t stream, S* dx, float* db, float* partial, const S* x, size_t rows, int N) {
     const int vec = N % GELU_PACK == 0 ? GELU_PACK : 4, blocks = (int)min(rows, (size_t)COLUMN_BLOCKS);
@@ -1244,8 +1184,8 @@ static void gelu_backward(cudaStream_t stream, S* dx, float* db, float* partial,
 // ---------------------------------------------------------------------------------------------
 // Classifier, softmax and cross-entropy:  loss[row] = log Σ_v e^logit[row,v] - logit[row,target]
 
-// Rows of logits are `ld` elements apart, a multiple of LOGIT_PACK, so that packs are aligned for any V. The elements past
-// V are not read by the matmuls; the kernel masks them and writes zeros.
+// Rows of logits are `ld` elements apart, a multiple of LOGIT_PACK, so that packs are aligned for any V. The elements
+// past V are not read by the matmuls; the kernel masks them and writes zeros.
 constexpr int LOGIT_PACK = 8, CLASSIFIER_THREADS = 1024, CLASSIFIER_STRIDE = CLASSIFIER_THREADS * LOGIT_PACK;
 
 static size_t logits_ld(int V) { return ((size_t)V + LOGIT_PACK - 1) / LOGIT_PACK * LOGIT_PACK; }
@@ -1255,8 +1195,7 @@ constexpr float LOG2_E = 1.44269504f;
 // Sets the elements past V to -inf.
 __device__ inline void mask_tail(float (&x)[LOGIT_PACK], int v, int V) {
     if (v + LOGIT_PACK <= V) return;
-#pragma unroll
-    for (int j = 0; j < LOGIT_PACK; j++)
+    UNROLL for (int j = 0; j < LOGIT_PACK; j++)
         if (v + j >= V) x[j] = -INFINITY;
 }
 
@@ -1270,12 +1209,10 @@ template <typename S> __device__ inline SoftmaxStatistics softmax_statistics(con
         float x[LOGIT_PACK], top = mine.top;
         load_pack<LOGIT_PACK>(x, logits + v);
         mask_tail(x, v, V);
-#pragma unroll
-        for (int j = 0; j < LOGIT_PACK; j++) top = fmaxf(top, x[j]);
+        UNROLL for (int j = 0; j < LOGIT_PACK; j++) top = fmaxf(top, x[j]);
         mine.sum *= power_of_2((mine.top - top) * LOG2_E);
         mine.top = top;
-#pragma unroll
-        for (int j = 0; j < LOGIT_PACK; j++) mine.sum += power_of_2(x[j] * LOG2_E - top * LOG2_E);
+        UNROLL for (int j = 0; j < LOGIT_PACK; j++) mine.sum += power_of_2(x[j] * LOG2_E - top * LOG2_E);
     }
     return mine;
 }
@@ -1324,11 +1261,9 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS, CLASSIFIER_BLOCKS)
         float x[LOGIT_PACK];
         load_pack<LOGIT_PACK>(x, l + v);
         mask_tail(x, v, V);
-#pragma unroll
-        for (int j = 0; j < LOGIT_PACK; j++) x[j] = power_of_2(x[j] * LOG2_E + shift) * share;
+        UNROLL for (int j = 0; j < LOGIT_PACK; j++) x[j] = power_of_2(x[j] * LOG2_E + shift) * share;
         if (target - v >= 0 && target - v < LOGIT_PACK) {
-#pragma unroll
-            for (int j = 0; j < LOGIT_PACK; j++)
+            UNROLL for (int j = 0; j < LOGIT_PACK; j++)
                 x[j] -= v + j == target ? scale : 0.0f;   // mutant: target_not_subtracted
         }
         store_pack<LOGIT_PACK>(l + v, x);
@@ -1351,9 +1286,9 @@ __global__ void __launch_bounds__(LOSS_THREADS)
 // dwte NULL: no gradients; else dx =, dwte +=.
 // loss, targets (rows); dx, x (rows,C); dwte, wte (V,C); logits (chunk,ld): working space
 template <typename S>
-static void classifier_forward_backward(Matmul* mm, double* total, float* loss, S* dx, float* dwte, S* logits, const S* x,
-                                        const S* wte, const int32_t* targets, const StepHeader* step, size_t rows,
-                                        size_t chunk, int V, int C) {
+static void classifier_forward_backward(Matmul* mm, double* total, float* loss, S* dx, float* dwte, S* logits,
+                                        const S* x, const S* wte, const int32_t* targets, const StepHeader* step,
+                                        size_t rows, size_t chunk, int V, int C) {
     const int ld = (int)logits_ld(V);
     for (size_t row = 0; row < rows; row += chunk) {
         const int n = (int)(rows - row < chunk ? rows - row : chunk);
@@ -1368,9 +1303,9 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
 }
 
 // ---------------------------------------------------------------------------------------------
-// The model's memory: parameters, gradients and Adam's moments as flat arrays under the table of model.h, for bf16 also a
-// copy of the parameters; activations and buffers under the tables below. A training model keeps the activations of every
-// layer; otherwise all layers share one set. With recompute only LAYER_RESIDENT is kept for every layer.
+// The model's memory: parameters, gradients and Adam's moments as flat arrays under the table of model.h, for bf16 also
+// a copy of the parameters; activations and buffers under the tables below. A training model keeps the activations of
+// every layer; otherwise all layers share one set. With recompute only LAYER_RESIDENT is kept for every layer.
 
 // Rows: field, type, elements; rows = B·T.
 #define LAYER_ACTIVATIONS(X) \
@@ -1467,7 +1402,8 @@ template <typename S> static TostParams<S> layer_weights(const TypedModel<S>* m,
     return tost_params(&m->tensors, m->weights, l);
 }
 
-// Chunks of equal size of at most `most` rows. If there are several, the size is a multiple of ROW_TILE, as `most` must be.
+// Chunks of equal size of at most `most` rows. If there are several, the size is a multiple of ROW_TILE, as `most` must
+// be.
 constexpr size_t ROW_TILE = 128;     // of a matrix product
 
 static size_t even_chunk(size_t rows, size_t most) {
@@ -1475,7 +1411,8 @@ static size_t even_chunk(size_t rows, size_t most) {
     return chunks == 1 ? rows : (even + ROW_TILE - 1) / ROW_TILE * ROW_TILE;
 }
 
-// Rows per chunk of logits: up to 1 GiB of them. Each chunk reads and writes dwte once, which larger ones hardly reduce.
+// Rows per chunk of logits: up to 1 GiB of them. Each chunk reads and writes dwte once, which larger ones hardly
+// reduce.
 static size_t classifier_chunk(size_t rows, int V, size_t logit_bytes) {
     const size_t most = ((size_t)1 << 30) / (logit_bytes * (size_t)V) / ROW_TILE * ROW_TILE;
     return even_chunk(rows, most > 2 * ROW_TILE ? most : 2 * ROW_TILE);
@@ -1535,8 +1472,8 @@ template <typename S> static void model_free(TypedModel<S>* m) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Passes over the model. A residual is added by the LayerNorm after it: layer_forward starts from a finished ln_1 and ends
-// with the LayerNorm that follows the layer; layer_backward mirrors it.
+// Passes over the model. A residual is added by the LayerNorm after it: layer_forward starts from a finished ln_1 and
+// ends with the LayerNorm that follows the layer; layer_backward mirrors it.
 
 // The LayerNorm after a layer: the next layer's ln_1, or ln_f.
 template <typename S> struct NextNorm { S* y; float *mean, *rstd; const float *w, *b; };
@@ -1600,8 +1537,8 @@ template <typename S> static void layer_recompute(TypedModel<S>* m, int l, int B
     layer_branches(m, l, NO_STATES, m->buf.tssa_sync + (m->config.n_layer + l) * tssa_sync_size(B, T), B, T);
 }
 
-// buf.dx: the gradient of x_out becomes that of x. buf.dbranch: the gradient of mlp_out becomes that of the layer below.
-// With recompute the activations of the layer below replace those of this layer.
+// buf.dx: the gradient of x_out becomes that of x. buf.dbranch: the gradient of mlp_out becomes that of the layer
+// below. With recompute the activations of the layer below replace those of this layer.
 template <typename S> static void layer_backward(TypedModel<S>* m, int l, int B, int T) {
     const LayerActivations<S>* a = &m->layer[l];
     const Buffers<S>* buf = &m->buf;
@@ -1667,13 +1604,13 @@ template <typename S> static void model_backward(TypedModel<S>* m, int B, int T)
     const Buffers<S>* buf = &m->buf;
     const TostParams<float> p = layer_params(m, TOST_PARAM, last), g = layer_params(m, TOST_GRAD, last);
     clear_sync(m, B, T);
-    layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_f_w, g.ln_f_b, g.gamma2, g.fc_proj_b, buf->columns,
-                                buf->scratch_btc, m->layer[last].x_out, buf->mean_f, buf->rstd_f, p.ln_f_w,
-                                m->layer[last].mlp_out, p.gamma2, false, rows, C);
+    layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_f_w, g.ln_f_b, g.gamma2, g.fc_proj_b,
+                                buf->columns, buf->scratch_btc, m->layer[last].x_out, buf->mean_f, buf->rstd_f,
+                                p.ln_f_w, m->layer[last].mlp_out, p.gamma2, false, rows, C);
     for (int l = last; l >= 0; l--) layer_backward(m, l, B, T);
     const StepInput s = model_input(m, B, T);
-    embedding_backward(m->stream, g.wte, g.wpe, buf->embed, buf->dx, {s.order, s.start, s.dest, s.big_token, s.big_first},
-                       s.header, B, T, C);
+    embedding_backward(m->stream, g.wte, g.wpe, buf->embed, buf->dx,
+                       {s.order, s.start, s.dest, s.big_token, s.big_first}, s.header, B, T, C);
 }
 
 // The losses of n rows of x, which has a row per target; see classifier_forward_backward.
@@ -1684,7 +1621,8 @@ static void classifier_pass(TypedModel<S>* m, double* total, S* dx, float* dwte,
                                 m->config.n_embd);
 }
 
-// Begins the input of a pass over tokens (B,T) at positions `first` on. Returns its host copy, to be completed and sent.
+// Begins the input of a pass over tokens (B,T) at positions `first` on. Returns its host copy, to be completed and
+// sent.
 template <typename S> static StepInput input_begin(TypedModel<S>* m, const int32_t* tokens, int first, int B, int T) {
     assert(B <= m->options.max_batch && T <= m->options.max_seq && first + T <= m->config.block_size);
     const size_t rows = (size_t)B * T;
@@ -1777,8 +1715,8 @@ template <typename S> static void copy_logits(float* dst, TypedModel<S>* m, cons
         const int some = min(most, n - i);
         matmul(&m->mm, Product<S, float>{logits, rows + (size_t)i * stride * C, wte, false, true, some, V, C, V,
                                          (int64_t)stride * C, C, 0.0f, NULL});
-        CUDA_CHECK(cudaMemcpyAsync(dst + (size_t)i * V, logits, (size_t)some * V * sizeof(float), cudaMemcpyDeviceToHost,
-                                   m->stream));
+        CUDA_CHECK(cudaMemcpyAsync(dst + (size_t)i * V, logits, (size_t)some * V * sizeof(float),
+                                   cudaMemcpyDeviceToHost, m->stream));
         CUDA_CHECK(cudaStreamSynchronize(m->stream));
     }
 }
@@ -1806,7 +1744,7 @@ template <typename S> static void cuda_activation(float* dst, TypedModel<S>* m, 
 // ---------------------------------------------------------------------------------------------
 // Recurrent decode: a forward of one token per sequence that continues from the decode state
 
-template <typename S> static void decode_logits(float* logits, TypedModel<S>* m) {   // (n,V), of each sequence's last row
+template <typename S> static void decode_logits(float* logits, TypedModel<S>* m) {   // (n,V), of the last rows
     copy_logits(logits, m, m->buf.ln_f + (size_t)(m->T - 1) * m->config.n_embd, m->B, m->T);
 }
 
@@ -1874,8 +1812,8 @@ template <typename S> static void decode_losses(float* losses, TypedModel<S>* m,
 }
 
 template <typename S>
-static void cuda_decode_score(double* losses, TypedModel<S>* m, const int32_t* tokens, const int32_t* targets, int copies,
-                              int T) {
+static void cuda_decode_score(double* losses, TypedModel<S>* m, const int32_t* tokens, const int32_t* targets,
+                              int copies, int T) {
     const int B = m->n_decode * copies;
     const size_t rows = (size_t)B * T;
     const StepInput s = input_begin(m, tokens, m->position, B, T);
@@ -1901,13 +1839,11 @@ __global__ void __launch_bounds__(NORM_BLOCK_THREADS)
     grad_norm_kernel(double* sums, const float* grad, size_t n) {
     __shared__ double shared[NORM_BLOCK_THREADS];
     double sum = 0.0;
-#pragma unroll 4
-    for (size_t i = ((size_t)blockIdx.x * NORM_BLOCK_THREADS + threadIdx.x) * 4; i < n;
+    UNROLL_BY(4) for (size_t i = ((size_t)blockIdx.x * NORM_BLOCK_THREADS + threadIdx.x) * 4; i < n;
          i += (size_t)gridDim.x * NORM_BLOCK_THREADS * 4) {
         float g[4];
         load_pack<4>(g, grad + i);
-#pragma unroll
-        for (int j = 0; j < 4; j++) sum += (double)g[j] * g[j];
+        UNROLL for (int j = 0; j < 4; j++) sum += (double)g[j] * g[j];
     }
     sum = block_tree_sum(sum, shared);
     if (threadIdx.x == 0) sums[blockIdx.x] = sum;
@@ -1932,8 +1868,8 @@ template <typename S> static double cuda_grad_norm(TypedModel<S>* m) {
 struct AdamWFactors { float decay, scale, b1, b2, c1, c2, rate, root, eps; };   // decay: 1 - lr wd
 
 // p = p (1 - lr wd);   m = β1 m + (1-β1) g;   v = β2 v + (1-β2) g²;   p = p - lr (m/(1-β1^s)) / (√(v/(1-β2^s)) + eps)
-// weights: the parameters' copy of type S, written in the same pass; NULL if there is none. decays: one byte per group of
-// DECAY_GROUP elements. Minimum traffic per element: 16 read, 12 + 2 written.
+// weights: the parameters' copy of type S, written in the same pass; NULL if there is none. decays: one byte per group
+// of DECAY_GROUP elements. Minimum traffic per element: 16 read, 12 + 2 written.
 template <typename S>
 __global__ void adamw_kernel(float* param, float* moment, float* variance, S* weights, const float* grad,
                              const uint8_t* decays, size_t n, AdamWFactors a) {
@@ -1945,8 +1881,7 @@ __global__ void adamw_kernel(float* param, float* moment, float* variance, S* we
     load_pack<4>(v, variance + i);
     load_pack<4>(g, grad + i);
     const float keep = decays[i / DECAY_GROUP] ? a.decay : 1.0f;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
+    UNROLL for (int j = 0; j < 4; j++) {
         g[j] *= a.scale;
         m[j] = a.b1 * m[j] + a.c1 * g[j];
         v[j] = a.b2 * v[j] + a.c2 * g[j] * g[j];
@@ -1970,8 +1905,8 @@ template <typename S> static void cuda_update(TypedModel<S>* m, const TostAdamW*
     f.root = (float)(1.0 / sqrt(1.0 - pow(a->beta2, (double)a->step)));
     f.eps = (float)a->eps;
     const size_t n = m->tensors.flat_size;
-    LAUNCH((adamw_kernel<S>), div_up(n, 4 * 256), 256, 0, m->stream, m->state[TOST_PARAM], m->state[TOST_M], m->state[TOST_V],
-           weights_copy(m), m->state[TOST_GRAD], m->buf.decays, n, f);
+    LAUNCH((adamw_kernel<S>), div_up(n, 4 * 256), 256, 0, m->stream, m->state[TOST_PARAM], m->state[TOST_M],
+           m->state[TOST_V], weights_copy(m), m->state[TOST_GRAD], m->buf.decays, n, f);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -2066,12 +2001,13 @@ static void cuda_get(float* dst, const TostModel* m, TostState s, const TostTens
     CUDA_CHECK(cudaStreamSynchronize(m->stream));
 }
 
-// TYPED(f): the interface's function, which calls f with its TostModel* argument as the TypedModel of the model's dtype.
+// TYPED(f): the interface's function, which calls f with its TostModel* argument as the TypedModel of the model's
+// dtype.
 template <typename S, typename T> static T typed(T x) { return x; }
 template <typename S> static TypedModel<S>* typed(TostModel* m) { return static_cast<TypedModel<S>*>(m); }
 template <typename T> static bool is_bf16(T) { return false; }
 static bool is_bf16(TostModel* m) { return m->options.dtype == TOST_BF16; }
-#define TYPED(f) [](auto... args) { return (is_bf16(args) || ...) ? f(typed<bf16>(args)...) : f(typed<float>(args)...); }
+#define TYPED(f) [](auto... a) { return (is_bf16(a) || ...) ? f(typed<bf16>(a)...) : f(typed<float>(a)...); }
 
 extern "C" const TostEngine tost_cuda_engine = {
     .name = "cuda",

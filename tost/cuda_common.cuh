@@ -65,20 +65,17 @@ template <> __device__ inline float from_float<float>(float x) { return x; }
 template <> __device__ inline bf16  from_float<bf16>(float x) { return __float2bfloat16(x); }
 
 template <int N> __device__ inline void unpack(float* out, const float (&part)[N]) {
-#pragma unroll
-    for (int j = 0; j < N; j++) out[j] = part[j];
+    UNROLL for (int j = 0; j < N; j++) out[j] = part[j];
 }
 template <int N> __device__ inline void unpack(float* out, const bf16 (&part)[N]) {
-#pragma unroll
-    for (int j = 0; j < N / 2; j++) unpack_pair(out + 2 * j, part + 2 * j);
+    UNROLL for (int j = 0; j < N / 2; j++) unpack_pair(out + 2 * j, part + 2 * j);
     if (N % 2) out[N - 1] = to_float(part[N - 1]);
 }
 
 // N neighbouring elements in accesses of up to 16 bytes, to which p is aligned.
 template <int N, typename S> __device__ inline void load_pack(float (&out)[N], const S* p) {
     constexpr int COUNT = N * sizeof(S) > 16 ? 16 / (int)sizeof(S) : N;
-#pragma unroll
-    for (int i = 0; i < N; i += COUNT) {
+    UNROLL for (int i = 0; i < N; i += COUNT) {
         alignas(16) S part[COUNT];
         load_word<sizeof part>(part, p + i);
         unpack(out + i, part);
@@ -87,11 +84,9 @@ template <int N, typename S> __device__ inline void load_pack(float (&out)[N], c
 
 template <int N, typename S> __device__ inline void store_pack(S* p, const float (&in)[N]) {
     constexpr int COUNT = N * sizeof(S) > 16 ? 16 / (int)sizeof(S) : N;
-#pragma unroll
-    for (int i = 0; i < N; i += COUNT) {
+    UNROLL for (int i = 0; i < N; i += COUNT) {
         alignas(16) S part[COUNT];
-#pragma unroll
-        for (int j = 0; j < COUNT; j++) part[j] = from_float<S>(in[i + j]);
+        UNROLL for (int j = 0; j < COUNT; j++) part[j] = from_float<S>(in[i + j]);
         store_word<sizeof part>(p + i, part);
     }
 }
