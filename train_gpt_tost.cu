@@ -133,8 +133,7 @@ static void embed_order(StepHeader* header, StepInput s, int32_t* counts, int ro
 
 // Σ of dx over a segment's rows, in order. Minimum traffic: 4C per row (dx), 8C per token (dwte). Blocks loop over
 // segments.
-template <int VEC>
-__global__ void embedding_segment_kernel(float* dwte, float* partial, const float* dx, EmbedOrder e,
+template <int VEC> __global__ void embedding_segment_kernel(float* dwte, float* partial, const float* dx, EmbedOrder e,
                                          const StepHeader* step, int C) {
     for (int segment = blockIdx.x; segment < step->n_segments; segment += gridDim.x) {
         const int begin = e.start[segment], end = e.start[segment + 1], dest = e.dest[segment];
@@ -436,8 +435,7 @@ static void linear_backward(Matmul* mm, S* dx, float* dw, const S* dy, const S* 
 }
 
 // partial (blocks,N): Σ of dy over every gridDim.x-th row. Minimum traffic per row: 2N.
-template <typename S, int VEC>
-__global__ void bias_backward_kernel(float* partial, const S* dy, size_t rows, int N) {
+template <typename S, int VEC> __global__ void bias_backward_kernel(float* partial, const S* dy, size_t rows, int N) {
     for (int c = (blockIdx.y * blockDim.x + threadIdx.x) * VEC; c < N; c += gridDim.y * blockDim.x * VEC) {
         float sum[VEC] = {}, part[VEC];
         UNROLL_BY(4) for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -539,31 +537,6 @@ struct TssaStates {
 
 constexpr TssaStates NO_STATES = {NULL, NULL, 1};
 
-// Scans `width` columns: carry = start + Σ over the chunks that precede `place`, the chunk's position in scan order.
-// totals (slots,width) of the sequence, with the chunks' own totals at level 0; start, end (width) of the sequence, or
-// NULL.
-__device__ inline void tssa_scan(float* carry, double* end, const double* start, float* totals, int* flags, int width,
-                                 int place, int chunks) {
-    scan_publish_and_wait(flags, place, chunks);
-    for (int first = threadIdx.x; first < width; first += SCAN_COLUMNS * blockDim.x) {
-        double own[SCAN_COLUMNS], prefix[SCAN_COLUMNS];
-        UNROLL for (int n = 0; n < SCAN_COLUMNS; n++) {
-            const int c = first + n * (int)blockDim.x;
-            own[n] = c < width ? scan_load(totals + (size_t)place * width + c) : 0.0f;
-        }
-        scan_prefix(prefix, totals, first, width, place, chunks, own);
-        UNROLL for (int n = 0; n < SCAN_COLUMNS; n++) {
-            const int c = first + n * (int)blockDim.x;
-            if (c >= width) continue;
-            const double before = (start ? start[c] : 0.0) + prefix[n];   // mutant: state_not_continued
-            carry[c] = (float)before;   // mutant: dropped_carry
-            if (end && place == chunks - 1) end[c] = before + own[n];
-        }
-    }
-    scan_publish_groups(flags, place, chunks);
-    __syncthreads();   // the carries are written   // mutant: carries_unsynchronised
-}
-
 // Totals of the chunk: Σ_t s, or Σ_t s Π if pi (NH,32) is not NULL.
 template <bool WHOLE, typename S, int P>
 __device__ inline void tssa_chunk_totals(float* totals, const float* pi, const S* w, TssaChunk k, TssaSize z) {
@@ -634,14 +607,14 @@ __device__ inline void membership_uniform(float* x, float* carry, double* end, T
     __syncthreads();
 }
 
-// u of the chunk, and x (NH,32) = Π. scratch (NH,32); carry to flags as for tssa_scan, here of S.
+// u of the chunk, and x (NH,32) = Π. scratch (NH,32); carry to flags as for scan_columns, here of S.
 template <typename S, int P>
 __device__ inline void membership_learned(float* x, float* scratch, float* u, float* carry, double* end,
                                           const double* start, float* totals, int* flags, const S* w, const float* temp,
                                           const float* denom_bias, int block_size, TssaChunk k, TssaSize z) {
     const int place = k.t0 / TSSA_CHUNK;
     TSSA_TILE(tssa_chunk_totals, totals + (size_t)place * z.C, NULL, w, k, z);
-    tssa_scan(carry, end, start, totals, flags, z.C, place, z.chunks);
+    scan_columns(carry, end, start, totals, flags, z.C, place, z.chunks);
     for (int h = warp_index(); h < z.NH; h += block_warps()) {
         const float ratios = TSSA_TILE(tssa_energy_ratios, carry, w, h, k, z);
         const bool inside = lane_index() < k.n;   // mutant: chunk_edge_forward
@@ -682,8 +655,7 @@ __device__ inline void tssa_forward_moments(S* y, const float* carry, const floa
 
 // Minimum traffic per row: 2C (w) + 2C (y). Moved in addition: carries and totals, (4 + 8) (2C + NH)/32 = 0.75C, and u
 // and pi, 8 NH. sync: ticket, flags of the scan of S, flags of that of N and D; zero before the launch.
-template <typename S, int P, bool UNIFORM>
-__global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
+template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
     tssa_forward_kernel(S* __restrict__ y, float* u, float* pi, float* saved, TssaStates states, float* totals,
                         int* sync, const S* __restrict__ w, const float* __restrict__ temp,
                         const float* __restrict__ denom_bias, const StepHeader* __restrict__ step, int block_size,
@@ -713,7 +685,7 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
         if (lane_index() == 0) moment_totals[(size_t)place * wide + z.C + h] = mass;
     }
     TSSA_TILE(tssa_chunk_totals, moment_totals + (size_t)place * wide, x, w, k, z);
-    tssa_scan(carry + z.C, end ? end + z.C : NULL, start ? start + z.C : NULL, moment_totals,
+    scan_columns(carry + z.C, end ? end + z.C : NULL, start ? start + z.C : NULL, moment_totals,
               flags + z.B * z.slots, wide, place, z.chunks);
     for (int h = warp_index(); h < z.NH; h += block_warps()) {
         const float pi_t = lane_index() < k.n ? x[h * WARP + lane_index()] : 0.0f;
@@ -736,8 +708,7 @@ static void tssa_forward(cudaStream_t stream, S* y, float* u, float* pi, float* 
     const TssaSize z = tssa_size(B, T, C, NH);
     const size_t shared = 2 * (size_t)NH * WARP * sizeof(float);
     const bool pairs = tssa_pairs(z);
-    const auto tssa_forward_variant =
-        membership == TOST_UNIFORM
+    const auto tssa_forward_variant = membership == TOST_UNIFORM
             ? (pairs ? tssa_forward_kernel<S, 2, true> : tssa_forward_kernel<S, 1, true>)
             : (pairs ? tssa_forward_kernel<S, 2, false> : tssa_forward_kernel<S, 1, false>);
     LAUNCH(tssa_forward_variant, B * z.chunks, tssa_threads(NH), shared, stream, y, u, pi, saved, states, totals, sync,
@@ -1021,8 +992,7 @@ __device__ inline void tssa_backward_final(S* dw, TssaStarts starts, const float
 // (4 + 8 + 8) (2C + NH)/32 = 1.25C, and 3 · 4 NH. The scans run from the last chunk to the first. sync: ticket, flags
 // of the scan of dN and dD, flags of that of dS; zero before the launch. back (B,chunks,2C+NH): sums past each chunk of
 // dN (C), dD (NH), dS (C).
-template <typename S, int P, bool UNIFORM>
-__global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
+template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
     tssa_backward_kernel(S* __restrict__ dw, float* da, float* dtemp, float* back, float* totals, int* sync,
                          const S* __restrict__ dy, const S* __restrict__ w, const float* __restrict__ u,
                          const float* __restrict__ pi, const float* __restrict__ saved,
@@ -1040,7 +1010,7 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
     tssa_backward_masses(pi_s, mass_s, pi, carry, k, z);
     TSSA_TILE(tssa_backward_moments, moment_totals + (size_t)place * wide, x, starts.N, carry, pi_s, mass_s, dy + row,
               w + row, k, z);
-    tssa_scan(behind, NULL, NULL, moment_totals, sync + 1 + k.b * z.slots, wide, place, z.chunks);
+    scan_columns(behind, NULL, NULL, moment_totals, sync + 1 + k.b * z.slots, wide, place, z.chunks);
     if constexpr (UNIFORM) {
         tssa_backward_uniform(du, behind + wide, starts.S, z);
     } else {
@@ -1050,7 +1020,7 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
         membership_backward(du, da, dtemp, x, pi_s, u, temp, k, z);
         float* energy_totals = totals + (size_t)z.B * z.slots * wide + (size_t)k.b * z.slots * z.C;
         TSSA_TILE(tssa_backward_energy_totals, energy_totals + (size_t)place * z.C, starts.S, carry, du, w + row, k, z);
-        tssa_scan(behind + wide, NULL, NULL, energy_totals, sync + 1 + (z.B + k.b) * z.slots, z.C, place, z.chunks);
+        scan_columns(behind + wide, NULL, NULL, energy_totals, sync + 1 + (z.B + k.b) * z.slots, z.C, place, z.chunks);
     }
     TSSA_TILE(tssa_backward_final, dw + row, starts, behind, carry, pi_s, mass_s, du, dy + row, w + row, k, z);
 }
@@ -1089,8 +1059,7 @@ static void tssa_backward(cudaStream_t stream, S* dw, float* dtemp, float* ddeno
     const TssaSize z = tssa_size(B, T, C, NH);
     const size_t least = 4 * (size_t)NH * WARP * sizeof(float), starts = 2 * TSSA_STARTS * (size_t)C * sizeof(float);
     const bool pairs = tssa_pairs(z), keep_starts = least + starts <= MAX_DYNAMIC_SHARED;
-    const auto tssa_backward_variant =
-        membership == TOST_UNIFORM
+    const auto tssa_backward_variant = membership == TOST_UNIFORM
             ? (pairs ? tssa_backward_kernel<S, 2, true> : tssa_backward_kernel<S, 1, true>)
             : (pairs ? tssa_backward_kernel<S, 2, false> : tssa_backward_kernel<S, 1, false>);
     LAUNCH(tssa_backward_variant, B * z.chunks, tssa_threads(NH), least + keep_starts * starts, stream, dw, da,
@@ -1108,25 +1077,6 @@ static void tssa_backward(cudaStream_t stream, S* dw, float* dtemp, float* ddeno
 // gradient of the Linear before it.
 
 constexpr int GELU_PACK = 8, GELU_THREADS = 128;
-
-// e^(-x²/2)
-__device__ inline float normal_bell(float x) { return power_of_2(x * (x * -0.72134752f)); }
-
-// Φ(x) = 1 - Φ(-x), and for z ≥ 0:  Φ(-z) = P(t) e^(-z²/2),  t = 1/(1 + z/4). P is fitted for the least relative error:
-// 9e-8 up to z = 9, before rounding. Takes half the instructions of erff and shares e^(-z²/2), `bell`, with the
-// derivative.
-__device__ inline float normal_cdf(float x, float bell) {
-    const float t = reciprocal(1.0f + 0.25f * fabsf(x));
-    float p = -9.92023535e-2f;
-    p = p * t + 3.78244357e-1f;
-    p = p * t - 3.40745135e-1f;
-    p = p * t + 3.61256631e-1f;
-    p = p * t - 2.56326757e-2f;
-    p = p * t + 1.30510810e-1f;
-    p = p * t + 9.52933651e-2f;
-    p = (p * t + 2.75036677e-4f) * bell;
-    return x < 0.0f ? p : 1.0f - p;
-}
 
 // Minimum traffic per element: 2 (x) + 2 (y).
 template <typename S> __global__ void gelu_forward_kernel(S* y, const S* x, size_t n) {
@@ -1150,8 +1100,7 @@ template <typename S> static void gelu_forward(cudaStream_t stream, S* y, const 
 
 // dx = dy (Φ(x) + x φ(x)), φ(x) = e^(-x²/2)/√(2π), in place: dx holds dy on entry. dx, x (rows,N); partial (blocks,N):
 // Σ of dx over every gridDim.x-th row. Minimum traffic per element: 4 (dx) + 2 (x).
-template <typename S, int VEC>
-__global__ void __launch_bounds__(GELU_THREADS)
+template <typename S, int VEC> __global__ void __launch_bounds__(GELU_THREADS)
     gelu_backward_kernel(S* __restrict__ dx, float* __restrict__ partial, const S* __restrict__ x, size_t rows, int N) {
     const int c = (blockIdx.y * GELU_THREADS + threadIdx.x) * VEC;
     if (c >= N) return;
@@ -1189,8 +1138,6 @@ static void gelu_backward(cudaStream_t stream, S* dx, float* db, float* partial,
 constexpr int LOGIT_PACK = 8, CLASSIFIER_THREADS = 1024, CLASSIFIER_STRIDE = CLASSIFIER_THREADS * LOGIT_PACK;
 
 static size_t logits_ld(int V) { return ((size_t)V + LOGIT_PACK - 1) / LOGIT_PACK * LOGIT_PACK; }
-
-constexpr float LOG2_E = 1.44269504f;
 
 // Sets the elements past V to -inf.
 __device__ inline void mask_tail(float (&x)[LOGIT_PACK], int v, int V) {
@@ -1230,8 +1177,7 @@ __device__ inline SoftmaxStatistics softmax_merge(SoftmaxStatistics mine) {
 //   dlogits = grad_scale (softmax(logits) - onehot(target)),   0 if the target is -1.
 // One block per row. The second pass over a row starts with what the first read last, which L1 still holds. Minimum
 // traffic per row: 2V read, 2V written.
-template <typename S>
-__global__ void __launch_bounds__(CLASSIFIER_THREADS, CLASSIFIER_BLOCKS)
+template <typename S> __global__ void __launch_bounds__(CLASSIFIER_THREADS, CLASSIFIER_BLOCKS)
     cross_entropy_kernel(float* loss, S* logits, const int32_t* targets, const StepHeader* step,
                          bool gradient, int V, int ld) {
     __shared__ SoftmaxStatistics shared[CLASSIFIER_THREADS / WARP];
@@ -1251,8 +1197,7 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS, CLASSIFIER_BLOCKS)
     if (lane_index() == 0) shared[warp_index()] = of_warp;
     __syncthreads();   // also: all threads have read target_logit, which is overwritten below
     const bool has_warp = lane_index() < CLASSIFIER_THREADS / WARP;
-    const SoftmaxStatistics row =
-        softmax_merge(has_warp ? shared[lane_index()] : SoftmaxStatistics{-INFINITY, 0.0f});
+    const SoftmaxStatistics row = softmax_merge(has_warp ? shared[lane_index()] : SoftmaxStatistics{-INFINITY, 0.0f});
     if (threadIdx.x == 0) loss[blockIdx.x] = logf(row.sum) + (row.top - target_logit);
     if (!gradient) return;
     const float shift = -row.top * LOG2_E, share = scale / row.sum;
@@ -1273,8 +1218,7 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS, CLASSIFIER_BLOCKS)
 // total += Σ of the losses, in double and in a fixed order. One block.
 constexpr int LOSS_THREADS = 1024;
 
-__global__ void __launch_bounds__(LOSS_THREADS)
-    loss_sum_kernel(double* total, const float* loss, size_t rows) {
+__global__ void __launch_bounds__(LOSS_THREADS) loss_sum_kernel(double* total, const float* loss, size_t rows) {
     __shared__ double shared[LOSS_THREADS];
     double sum = 0.0;
     for (size_t row = threadIdx.x; row < rows; row += LOSS_THREADS) sum += loss[row];
@@ -1496,8 +1440,7 @@ template <typename S> static StepInput model_input(const TypedModel<S>* m, int B
 }
 
 // Layer l over rows = B·T, from ln_1 to mlp_out. states and sync (zero): of this layer.
-template <typename S>
-static void layer_branches(TypedModel<S>* m, int l, TssaStates states, int* sync, int B, int T) {
+template <typename S> static void layer_branches(TypedModel<S>* m, int l, TssaStates states, int* sync, int B, int T) {
     const LayerActivations<S>* a = &m->layer[l];
     const TostParams<float> p = layer_params(m, TOST_PARAM, l);
     const TostParams<S> w = layer_weights(m, l);
@@ -1691,8 +1634,7 @@ template <typename S> static void cuda_backward(TypedModel<S>* m) {
 
 // Reads the sum of losses and the gradient norm together: the only wait for the device in a training step.
 template <typename S> static void read_scalars(TypedModel<S>* m) {
-    CUDA_CHECK(cudaMemcpyAsync(m->host_scalars, m->buf.scalars, 2 * sizeof(double), cudaMemcpyDeviceToHost, m->stream));
-    CUDA_CHECK(cudaStreamSynchronize(m->stream));
+    copy_to_host(m->host_scalars, m->buf.scalars, 2, m->stream);
     m->scalars_read = true;
 }
 
@@ -1715,9 +1657,7 @@ template <typename S> static void copy_logits(float* dst, TypedModel<S>* m, cons
         const int some = min(most, n - i);
         matmul(&m->mm, Product<S, float>{logits, rows + (size_t)i * stride * C, wte, false, true, some, V, C, V,
                                          (int64_t)stride * C, C, 0.0f, NULL});
-        CUDA_CHECK(cudaMemcpyAsync(dst + (size_t)i * V, logits, (size_t)some * V * sizeof(float),
-                                   cudaMemcpyDeviceToHost, m->stream));
-        CUDA_CHECK(cudaStreamSynchronize(m->stream));
+        copy_to_host(dst + (size_t)i * V, logits, (size_t)some * V, m->stream);
     }
 }
 
@@ -1725,20 +1665,13 @@ template <typename S> static void cuda_logits(float* dst, TypedModel<S>* m) {
     copy_logits(dst, m, m->buf.ln_f, m->B * m->T, 1);
 }
 
-template <typename S> static void copy_activation(float* dst, const S* src, size_t n, cudaStream_t stream) {
-    std::vector<S> x(n);
-    CUDA_CHECK(cudaMemcpyAsync(x.data(), src, n * sizeof(S), cudaMemcpyDeviceToHost, stream));
-    CUDA_CHECK(cudaStreamSynchronize(stream));
-    for (size_t i = 0; i < n; i++) dst[i] = to_float(x[i]);
-}
-
 template <typename S> static void cuda_activation(float* dst, TypedModel<S>* m, TostActivation what, int layer) {
     const size_t rows = (size_t)m->B * m->T, C = m->config.n_embd, NH = m->config.n_head;
     assert(m->options.training && layer >= 0 && layer < m->config.n_layer + (what == TOST_X));
     if (what != TOST_X) ensure_activations(m, layer);
-    if (what == TOST_X) copy_activation(dst, layer_input(m, layer), rows * C, m->stream);
-    else if (what == TOST_W) copy_activation(dst, m->layer[layer].w, rows * C, m->stream);
-    else copy_activation(dst, m->layer[layer].pi, rows * NH, m->stream);
+    if (what == TOST_X) copy_to_host(dst, layer_input(m, layer), rows * C, m->stream);
+    else if (what == TOST_W) copy_to_host(dst, m->layer[layer].w, rows * C, m->stream);
+    else copy_to_host(dst, m->layer[layer].pi, rows * NH, m->stream);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1807,8 +1740,7 @@ template <typename S> static void decode_losses(float* losses, TypedModel<S>* m,
     const auto gather_rows_variant = vec == 4 ? gather_rows_kernel<S, 4> : gather_rows_kernel<S, 1>;
     LAUNCH(gather_rows_variant, (int)counted, channel_threads(C, vec), 0, m->stream, rows, m->buf.ln_f, s.order, C);
     classifier_pass(m, (double*)NULL, (S*)NULL, (float*)NULL, rows, s, counted);
-    CUDA_CHECK(cudaMemcpyAsync(losses, m->buf.losses, counted * sizeof *losses, cudaMemcpyDeviceToHost, m->stream));
-    CUDA_CHECK(cudaStreamSynchronize(m->stream));
+    copy_to_host(losses, m->buf.losses, counted, m->stream);
 }
 
 template <typename S>
@@ -1835,8 +1767,7 @@ static void cuda_zero_grad(TostModel* m) {
 constexpr int NORM_BLOCK_THREADS = 256;
 
 // sums[block] = Σ g² over the block's share; the gaps between tensors are zero. Minimum traffic per element: 4.
-__global__ void __launch_bounds__(NORM_BLOCK_THREADS)
-    grad_norm_kernel(double* sums, const float* grad, size_t n) {
+__global__ void __launch_bounds__(NORM_BLOCK_THREADS) grad_norm_kernel(double* sums, const float* grad, size_t n) {
     __shared__ double shared[NORM_BLOCK_THREADS];
     double sum = 0.0;
     UNROLL_BY(4) for (size_t i = ((size_t)blockIdx.x * NORM_BLOCK_THREADS + threadIdx.x) * 4; i < n;
@@ -1849,8 +1780,7 @@ __global__ void __launch_bounds__(NORM_BLOCK_THREADS)
     if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
-__global__ void __launch_bounds__(NORM_BLOCKS)
-    grad_norm_total_kernel(double* total, const double* sums, int blocks) {
+__global__ void __launch_bounds__(NORM_BLOCKS) grad_norm_total_kernel(double* total, const double* sums, int blocks) {
     __shared__ double shared[NORM_BLOCKS];
     const double sum = block_tree_sum((int)threadIdx.x < blocks ? sums[threadIdx.x] : 0.0, shared);
     if (threadIdx.x == 0) *total = sum;
@@ -1969,8 +1899,7 @@ template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
     return true;
 }
 
-template <typename S>
-static TostModel* model_create(const TostConfig* c, const TostEngineOptions* o, TostError* err) {
+template <typename S> static TostModel* model_create(const TostConfig* c, const TostEngineOptions* o, TostError* err) {
     TypedModel<S>* m = model_new<S>(c, o);
     if (model_open(m, err)) return m;
     model_free(m);
@@ -1997,8 +1926,7 @@ template <typename S> static void cuda_put(TypedModel<S>* m, TostState s, const 
 }
 
 static void cuda_get(float* dst, const TostModel* m, TostState s, const TostTensor* t) {
-    CUDA_CHECK(cudaMemcpyAsync(dst, m->state[s] + t->offset, t->size * sizeof *dst, cudaMemcpyDeviceToHost, m->stream));
-    CUDA_CHECK(cudaStreamSynchronize(m->stream));
+    copy_to_host(dst, m->state[s] + t->offset, t->size, m->stream);
 }
 
 // TYPED(f): the interface's function, which calls f with its TostModel* argument as the TypedModel of the model's

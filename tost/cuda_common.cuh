@@ -91,4 +91,28 @@ template <int N, typename S> __device__ inline void store_pack(S* p, const float
     }
 }
 
+// ---------------------------------------------------------------------------------------------
+// Scalar functions
+
+constexpr float LOG2_E = 1.44269504f;
+
+// e^(-x²/2)
+__device__ inline float normal_bell(float x) { return power_of_2(x * (x * -0.72134752f)); }
+
+// Φ(x) = 1 - Φ(-x), and for z ≥ 0:  Φ(-z) = P(t) e^(-z²/2),  t = 1/(1 + z/4). P is fitted for the least relative error:
+// 9e-8 up to z = 9, before rounding. Takes half the instructions of erff and shares e^(-z²/2), `bell`, with the
+// derivative.
+__device__ inline float normal_cdf(float x, float bell) {
+    const float t = reciprocal(1.0f + 0.25f * fabsf(x));
+    float p = -9.92023535e-2f;
+    p = p * t + 3.78244357e-1f;
+    p = p * t - 3.40745135e-1f;
+    p = p * t + 3.61256631e-1f;
+    p = p * t - 2.56326757e-2f;
+    p = p * t + 1.30510810e-1f;
+    p = p * t + 9.52933651e-2f;
+    p = (p * t + 2.75036677e-4f) * bell;
+    return x < 0.0f ? p : 1.0f - p;
+}
+
 #endif

@@ -3,6 +3,8 @@
 #ifndef TOST_CUDA_RUNTIME_CUH
 #define TOST_CUDA_RUNTIME_CUH
 
+#include <vector>
+
 #include "tost/cuda_common.cuh"
 
 extern "C" {
@@ -89,6 +91,17 @@ static char* device_alloc(size_t bytes, TostError* err) {   // NULL: *err says w
     human_bytes(size, (double)bytes);
     tost_error(err, "cudaMalloc of %s: %s; %s", size, cudaGetErrorString(e), cuda_advice(e));
     return NULL;
+}
+
+// Copies n elements to the host and waits for them; bf16 becomes float.
+template <typename T> static void copy_to_host(T* dst, const T* src, size_t n, cudaStream_t stream) {
+    CUDA_CHECK(cudaMemcpyAsync(dst, src, n * sizeof(T), cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+static inline void copy_to_host(float* dst, const bf16* src, size_t n, cudaStream_t stream) {
+    std::vector<bf16> x(n);
+    copy_to_host(x.data(), src, n, stream);
+    for (size_t i = 0; i < n; i++) dst[i] = to_float(x[i]);
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -96,4 +96,29 @@ __device__ inline void scan_publish_groups(int* flags, int k, int chunks) {
     }
 }
 
+// Scans `width` columns: carry = start + Σ over the chunks that precede `place`, the chunk's position in scan order.
+// totals (slots,width) of the sequence, with the chunks' own totals at level 0; start, end (width) of the sequence, or
+// NULL.
+__device__ inline void scan_columns(float* carry, double* end, const double* start, float* totals, int* flags, int width,
+                                    int place, int chunks) {
+    scan_publish_and_wait(flags, place, chunks);
+    for (int first = threadIdx.x; first < width; first += SCAN_COLUMNS * blockDim.x) {
+        double own[SCAN_COLUMNS], prefix[SCAN_COLUMNS];
+        UNROLL for (int n = 0; n < SCAN_COLUMNS; n++) {
+            const int c = first + n * (int)blockDim.x;
+            own[n] = c < width ? scan_load(totals + (size_t)place * width + c) : 0.0f;
+        }
+        scan_prefix(prefix, totals, first, width, place, chunks, own);
+        UNROLL for (int n = 0; n < SCAN_COLUMNS; n++) {
+            const int c = first + n * (int)blockDim.x;
+            if (c >= width) continue;
+            const double before = (start ? start[c] : 0.0) + prefix[n];   // mutant: state_not_continued
+            carry[c] = (float)before;   // mutant: dropped_carry
+            if (end && place == chunks - 1) end[c] = before + own[n];
+        }
+    }
+    scan_publish_groups(flags, place, chunks);
+    __syncthreads();   // the carries are written   // mutant: carries_unsynchronised
+}
+
 #endif
