@@ -97,15 +97,14 @@ static void embedding_forward(cudaStream_t stream, float* x, const int32_t* toke
     LAUNCH(embedding_forward_variant, B * T, channel_threads(C, vec), 0, stream, x, tokens, wte, wpe, step, T, C);
 }
 
-// The rows of each token, sorted on the host by token, then by row, and cut into segments: up to EMBED_SEGMENT rows of
-// one token. A segment that is all of its token is added to dwte. The segments of a token that has several, a big one,
-// go to partial sums first.
+// The rows sorted by token, then by row, and cut into segments of up to EMBED_SEGMENT rows of one token. The only segment
+// of a token is added to dwte directly; a big token has several, which go to partial sums first.
 struct EmbedOrder {
     const int32_t *order, *start, *dest;     // (rows); (segments+1); (segments): token, or -1 - index of a partial sum
     const int32_t *big_token, *big_first;    // (big); (big+1): index of the first partial sum
 };
 
-// Fills header and s from s.inputs by a counting sort. counts (V): working space.
+// Computes the order on the host by a counting sort of s.inputs. counts (V): working space.
 static void embed_order(StepHeader* header, StepInput s, int32_t* counts, int rows, int V) {
     int at = 0, segments = 0, bigs = 0, partials = 0;
     memset(counts, 0, V * sizeof *counts);
@@ -131,9 +130,9 @@ static void embed_order(StepHeader* header, StepInput s, int32_t* counts, int ro
     header->n_big = bigs;
 }
 
-// Σ of dx over a segment's rows, in order. Minimum traffic: 4C per row (dx), 8C per token (dwte). Blocks loop over
-// segments.
-template <int VEC> __global__ void embedding_segment_kernel(float* dwte, float* partial, const float* dx, EmbedOrder e,
+// Σ of dx over a segment's rows, in order; blocks loop over segments. Minimum traffic: 4C per row (dx), 8C per token.
+template <int VEC>
+__global__ void embedding_segment_kernel(float* dwte, float* partial, const float* dx, EmbedOrder e,
                                          const StepHeader* step, int C) {
     for (int segment = blockIdx.x; segment < step->n_segments; segment += gridDim.x) {
         const int begin = e.start[segment], end = e.start[segment + 1], dest = e.dest[segment];
@@ -203,8 +202,7 @@ constexpr int NORM_THREADS = 512;      // most per block; up to NORM_THREADS · 
 constexpr int NORM_WARPS = 8;          // rows per block if a warp computes a row
 constexpr int NORM_ROWS = 2;           // rows per block at once in backward if PACKS = 1
 
-// branch NULL: x_out = x and is not written. Minimum traffic per row: 4C (x) + 2C (branch) + 4C (x_out) + 2C (y) = 12C,
-// which is what it moves.
+// branch NULL: x_out = x and is not written. Minimum traffic per row: 4C (x) + 2C (branch) + 4C (x_out) + 2C (y) = 12C.
 template <typename S, int VEC, int PACKS, bool WARP_ROW>
 __global__ void __launch_bounds__(WARP_ROW ? NORM_WARPS * WARP : NORM_THREADS)
     residual_layernorm_forward_kernel(float* __restrict__ x_out, S* __restrict__ y, float* mean, float* rstd,
@@ -282,8 +280,7 @@ static void residual_layernorm_forward(cudaStream_t stream, float* x_out, S* y, 
 //   dw = Σ_rows dy n,   db = Σ_rows dy,   dbranch = gamma dx,   dgamma = Σ_rows dx branch
 // and the bias gradient of the Linear that computed the branch, whose operand is at hand:   dbias = Σ_rows dbranch
 // accumulate: dx already holds the residual's own gradient. partial (4,blocks,C): each block's sums for dw, db, dgamma,
-// dbias. Minimum traffic per row: 2C (dy) + 4C (x) + 8C (dx) + 2C (branch) + 2C (dbranch) = 18C; it moves another
-// COLUMN_BLOCKS · 16C in all.
+// dbias. Minimum traffic per row: 2C (dy) + 4C (x) + 8C (dx) + 2C (branch) + 2C (dbranch) = 18C, without partial.
 template <typename S> struct NormBackward {
     float* dx; S* dbranch; float* partial;
     const S* dy; const float *x, *mean, *rstd, *w; const S* branch; const float* gamma;
@@ -324,7 +321,7 @@ __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, cons
                                                float* shared) {
     constexpr bool AT_ONCE = PACKS == 1;
     const int C = a.C, c0 = threadIdx.x * VEC, stride = blockDim.x * VEC;
-    const int there = FULL ? ROWS : (int)min((size_t)ROWS, a.rows - row0);
+    const int valid = FULL ? ROWS : (int)min((size_t)ROWS, a.rows - row0);
     const float inverse_C = 1.0f / C;
     float g[ROWS][PACKS][VEC] = {}, n[ROWS][PACKS][VEC] = {}, d[ROWS][PACKS][VEC] = {}, branch[ROWS][PACKS][VEC] = {};
     float scale[ROWS], sums[2 * ROWS] = {};   // sums: of g, g n
@@ -335,13 +332,13 @@ __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, cons
         float w_c[VEC];
         load_pack<VEC>(w_c, a.w + c);
         UNROLL for (int r = 0; r < ROWS; r++) {
-            if (r >= there) break;
+            if (r >= valid) break;
             load_pack<VEC>(g[r][p], a.dy + at + r * C);
             load_pack<VEC>(n[r][p], a.x + at + r * C);
             if (AT_ONCE) load_residual(d[r][p], branch[r][p], a, at + r * C);
         }
         UNROLL for (int r = 0; r < ROWS; r++) {
-            if (r >= there) break;
+            if (r >= valid) break;
             scale[r] = a.rstd[row0 + r];
             const float shift = -a.mean[row0 + r] * scale[r];
             UNROLL for (int i = 0; i < VEC; i++) {
@@ -362,7 +359,7 @@ __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, cons
         float gamma_c[VEC] = {};
         if (a.branch) load_pack<VEC>(gamma_c, a.gamma + c);
         UNROLL for (int r = 0; r < ROWS; r++) {
-            if (r >= there) break;
+            if (r >= valid) break;
             if (!AT_ONCE) load_residual(d[r][p], branch[r][p], a, at + r * C);
             const float mean_g = sums[2 * r] * inverse_C, mean_gn = sums[2 * r + 1] * inverse_C;
             UNROLL for (int i = 0; i < VEC; i++) d[r][p][i] += scale[r] * (g[r][p][i] - mean_g - n[r][p][i] * mean_gn);
@@ -446,8 +443,8 @@ template <typename S, int VEC> __global__ void bias_backward_kernel(float* parti
     }
 }
 
-// db +=, unless NULL; partial (COLUMN_BLOCKS,OUT).   db = Σ_rows dy, for c_attn; the kernels of LayerNorm and GELU
-// compute the bias gradients of the other Linears
+// db +=, unless NULL:   db = Σ_rows dy. partial (COLUMN_BLOCKS,OUT). Only for c_attn: the kernels of LayerNorm and GELU
+// compute the other bias gradients.
 template <typename S>
 static void bias_backward(Matmul* mm, float* db, float* partial, const S* dy, size_t rows, int OUT) {
     if (!db) return;
@@ -500,8 +497,7 @@ template <bool BACKWARD> __device__ inline TssaChunk tssa_chunk(int* sync, TssaS
     return {unit % z.B, t0, min(z.T - t0, TSSA_CHUNK)};
 }
 
-// WHOLE: the chunk has all 32 steps and the head's channels fill the lanes, as is usual; accesses need no bounds
-// checks.
+// WHOLE, the usual case: the chunk has all 32 steps and the head's channels fill the lanes; no bounds checks.
 template <int P> __device__ inline bool tssa_whole(TssaChunk k, TssaSize z) {
     return k.n == TSSA_CHUNK && z.HS % (WARP * P) == 0;   // mutant: whole_tile_unasked
 }
@@ -625,8 +621,7 @@ __device__ inline void membership_learned(float* x, float* scratch, float* u, fl
     membership_forward(x, scratch, z.NH);
 }
 
-// y = -w Π (D + 1e-8) / (D + 1e-8 + N) of head h. pi, mass (32): Π and D + 1e-8 of each step. carry: N before the
-// chunk.
+// y = -w Π (D + 1e-8) / (D + 1e-8 + N) of head h. pi, mass (32): Π and D + 1e-8. carry: N before the chunk.
 template <bool WHOLE, typename S, int P>
 __device__ inline void tssa_forward_moments(S* y, const float* carry, const float* pi, const float* mass,
                                             const S* w, int h, TssaChunk k, TssaSize z) {
@@ -709,8 +704,8 @@ static void tssa_forward(cudaStream_t stream, S* y, float* u, float* pi, float* 
     const size_t shared = 2 * (size_t)NH * WARP * sizeof(float);
     const bool pairs = tssa_pairs(z);
     const auto tssa_forward_variant = membership == TOST_UNIFORM
-            ? (pairs ? tssa_forward_kernel<S, 2, true> : tssa_forward_kernel<S, 1, true>)
-            : (pairs ? tssa_forward_kernel<S, 2, false> : tssa_forward_kernel<S, 1, false>);
+        ? (pairs ? tssa_forward_kernel<S, 2, true> : tssa_forward_kernel<S, 1, true>)
+        : (pairs ? tssa_forward_kernel<S, 2, false> : tssa_forward_kernel<S, 1, false>);
     LAUNCH(tssa_forward_variant, B * z.chunks, tssa_threads(NH), shared, stream, y, u, pi, saved, states, totals, sync,
            w, temp, denom_bias, step, block_size, z);
 }
@@ -743,8 +738,7 @@ __device__ inline void tssa_backward_masses(float* pi_s, float* mass_s, const fl
 //     dN = Π M e,   dD = -Σ_d Π N e
 // totals (C+NH): Σ of dN and of dD over the chunk. With RN and RD, the sums of dN and dD over t' ≥ t,
 //     dΠ[t] = Σ_d (s RN[t] - dy w M r) + RD[t]
-// dpi (NH,32) is this with RN and RD replaced by minus the sums over the chunk's t' < t; the second phase adds the
-// rest.
+// dpi (NH,32) is this with minus the sums over the chunk's t' < t for RN and RD; the second phase adds the rest.
 template <bool WHOLE, typename S, int P>
 __device__ inline void tssa_backward_moments(float* totals, float* dpi, float* starts, const float* carry,
                                              const float* pi_s, const float* mass_s, const S* dy, const S* w,
@@ -1038,8 +1032,7 @@ __global__ void __launch_bounds__(TEMP_THREADS)
     if (threadIdx.x == 0) dtemp[blockIdx.x] += sum;
 }
 
-// ddenom_bias[h,t] += Σ_b HS temp[h] da[b,h,t]. One thread per (h,t), sequences in order. Traffic per row: 4 NH, from
-// L2.
+// ddenom_bias[h,t] += Σ_b HS temp[h] da[b,h,t]. One thread per (h,t). Traffic per row: 4 NH, from L2.
 __global__ void denom_bias_backward_kernel(float* ddenom_bias, const float* da, const float* temp, int block_size,
                                            TssaSize z) {
     const int t = blockIdx.x * blockDim.x + threadIdx.x, h = blockIdx.y;
@@ -1060,8 +1053,8 @@ static void tssa_backward(cudaStream_t stream, S* dw, float* dtemp, float* ddeno
     const size_t least = 4 * (size_t)NH * WARP * sizeof(float), starts = 2 * TSSA_STARTS * (size_t)C * sizeof(float);
     const bool pairs = tssa_pairs(z), keep_starts = least + starts <= MAX_DYNAMIC_SHARED;
     const auto tssa_backward_variant = membership == TOST_UNIFORM
-            ? (pairs ? tssa_backward_kernel<S, 2, true> : tssa_backward_kernel<S, 1, true>)
-            : (pairs ? tssa_backward_kernel<S, 2, false> : tssa_backward_kernel<S, 1, false>);
+        ? (pairs ? tssa_backward_kernel<S, 2, true> : tssa_backward_kernel<S, 1, true>)
+        : (pairs ? tssa_backward_kernel<S, 2, false> : tssa_backward_kernel<S, 1, false>);
     LAUNCH(tssa_backward_variant, B * z.chunks, tssa_threads(NH), least + keep_starts * starts, stream, dw, da,
            dtemp_partial, back, totals, sync, dy, w, u, pi, saved, temp, keep_starts, z);
     if (membership == TOST_UNIFORM) return;
@@ -1119,8 +1112,7 @@ template <typename S, int VEC> __global__ void __launch_bounds__(GELU_THREADS)
     store_pack<VEC>(partial + (size_t)blockIdx.x * N + c, sum);
 }
 
-// dx = (in place of dy); db +=, unless NULL:   db = Σ_rows dx. dx, x (rows,N), N a multiple of 4; partial
-// (COLUMN_BLOCKS,N)
+// dx = (in place of dy); db +=, unless NULL:   db = Σ_rows dx. x (rows,N), N % 4 = 0; partial (COLUMN_BLOCKS,N)
 template <typename S>
 static void gelu_backward(cudaStream_t stream, S* dx, float* db, float* partial, const S* x, size_t rows, int N) {
     const int vec = N % GELU_PACK == 0 ? GELU_PACK : 4, blocks = (int)min(rows, (size_t)COLUMN_BLOCKS);
@@ -1178,8 +1170,8 @@ __device__ inline SoftmaxStatistics softmax_merge(SoftmaxStatistics mine) {
 // One block per row. The second pass over a row starts with what the first read last, which L1 still holds. Minimum
 // traffic per row: 2V read, 2V written.
 template <typename S> __global__ void __launch_bounds__(CLASSIFIER_THREADS, CLASSIFIER_BLOCKS)
-    cross_entropy_kernel(float* loss, S* logits, const int32_t* targets, const StepHeader* step,
-                         bool gradient, int V, int ld) {
+    cross_entropy_kernel(float* loss, S* logits, const int32_t* targets, const StepHeader* step, bool gradient, int V,
+                         int ld) {
     __shared__ SoftmaxStatistics shared[CLASSIFIER_THREADS / WARP];
     S* l = logits + (size_t)blockIdx.x * ld;
     const int target = targets[blockIdx.x];
@@ -1579,6 +1571,7 @@ template <typename S> static StepInput input_begin(TypedModel<S>* m, const int32
     return s;
 }
 
+// Adds the targets and counts them. Their losses make host_scalars out of date.
 template <typename S> static void input_targets(TypedModel<S>* m, StepInput s, const int32_t* targets, size_t rows) {
     memcpy(s.targets, targets, rows * sizeof *targets);
     for (size_t row = 0; row < rows; row++) m->loss_count += targets[row] >= 0;
@@ -1770,8 +1763,8 @@ constexpr int NORM_BLOCK_THREADS = 256;
 __global__ void __launch_bounds__(NORM_BLOCK_THREADS) grad_norm_kernel(double* sums, const float* grad, size_t n) {
     __shared__ double shared[NORM_BLOCK_THREADS];
     double sum = 0.0;
-    UNROLL_BY(4) for (size_t i = ((size_t)blockIdx.x * NORM_BLOCK_THREADS + threadIdx.x) * 4; i < n;
-         i += (size_t)gridDim.x * NORM_BLOCK_THREADS * 4) {
+    const size_t stride = (size_t)gridDim.x * NORM_BLOCK_THREADS * 4;
+    UNROLL_BY(4) for (size_t i = ((size_t)blockIdx.x * NORM_BLOCK_THREADS + threadIdx.x) * 4; i < n; i += stride) {
         float g[4];
         load_pack<4>(g, grad + i);
         UNROLL for (int j = 0; j < 4; j++) sum += (double)g[j] * g[j];

@@ -1,7 +1,5 @@
-// cuda_platform.cuh: everything that differs between nvcc and the CUDA emulation on a CPU (dev/test/cuda_on_host,
-// selected by TOST_CUDA_ON_HOST): headers, kernel launches, dynamic shared memory, vector accesses, approximate
-// functions, memory order. The emulation's version of each comes first and defines what the hardware's instruction
-// computes.
+// cuda_platform.cuh: everything that differs between nvcc and the CUDA emulation on a CPU (TOST_CUDA_ON_HOST,
+// dev/test/cuda_on_host). The emulation's version of each function comes first; nvcc's is documented.
 #ifndef TOST_CUDA_PLATFORM_CUH
 #define TOST_CUDA_PLATFORM_CUH
 
