@@ -1556,8 +1556,7 @@ static void classifier_pass(TypedModel<S>* m, double* total, S* dx, float* dwte,
                                 m->config.n_embd);
 }
 
-// Begins the input of a pass over tokens (B,T) at positions `first` on. Returns its host copy, to be completed and
-// sent.
+// Begins the input of a pass over tokens (B,T) at positions `first` on. Returns the host copy, to be filled and sent.
 template <typename S> static StepInput input_begin(TypedModel<S>* m, const int32_t* tokens, int first, int B, int T) {
     assert(B <= m->options.max_batch && T <= m->options.max_seq && first + T <= m->config.block_size);
     const size_t rows = (size_t)B * T;
@@ -1763,8 +1762,8 @@ constexpr int NORM_BLOCK_THREADS = 256;
 __global__ void __launch_bounds__(NORM_BLOCK_THREADS) grad_norm_kernel(double* sums, const float* grad, size_t n) {
     __shared__ double shared[NORM_BLOCK_THREADS];
     double sum = 0.0;
-    const size_t stride = (size_t)gridDim.x * NORM_BLOCK_THREADS * 4;
-    UNROLL_BY(4) for (size_t i = ((size_t)blockIdx.x * NORM_BLOCK_THREADS + threadIdx.x) * 4; i < n; i += stride) {
+    UNROLL_BY(4) for (size_t i = ((size_t)blockIdx.x * NORM_BLOCK_THREADS + threadIdx.x) * 4; i < n;
+                      i += (size_t)gridDim.x * NORM_BLOCK_THREADS * 4) {
         float g[4];
         load_pack<4>(g, grad + i);
         UNROLL for (int j = 0; j < 4; j++) sum += (double)g[j] * g[j];
