@@ -97,8 +97,8 @@ static void embedding_forward(cudaStream_t stream, float* x, const int32_t* toke
     LAUNCH(embedding_forward_variant, B * T, channel_threads(C, vec), 0, stream, x, tokens, wte, wpe, step, T, C);
 }
 
-// The rows sorted by token, then by row, and cut into segments of up to EMBED_SEGMENT rows of one token. The only segment
-// of a token is added to dwte directly; a big token has several, which go to partial sums first.
+// The rows sorted by token, then by row, and cut into segments of up to EMBED_SEGMENT rows of one token. A token's only
+// segment is added to dwte directly; a big token has several, which go to partial sums first.
 struct EmbedOrder {
     const int32_t *order, *start, *dest;     // (rows); (segments+1); (segments): token, or -1 - index of a partial sum
     const int32_t *big_token, *big_first;    // (big); (big+1): index of the first partial sum
@@ -278,7 +278,7 @@ static void residual_layernorm_forward(cudaStream_t stream, float* x_out, S* y, 
 // Backward of LayerNorm and of the residual before it (branch is NULL if there is none):
 //   n = (x - mean) rstd,  g = dy w:   dx (+)= rstd (g - mean_c(g) - n mean_c(g n))
 //   dw = Σ_rows dy n,   db = Σ_rows dy,   dbranch = gamma dx,   dgamma = Σ_rows dx branch
-// and the bias gradient of the Linear that computed the branch, whose operand is at hand:   dbias = Σ_rows dbranch
+// and, from dbranch in registers, the bias gradient of the Linear that computed the branch:   dbias = Σ_rows dbranch
 // accumulate: dx already holds the residual's own gradient. partial (4,blocks,C): each block's sums for dw, db, dgamma,
 // dbias. Minimum traffic per row: 2C (dy) + 4C (x) + 8C (dx) + 2C (branch) + 2C (dbranch) = 18C, without partial.
 template <typename S> struct NormBackward {
@@ -623,8 +623,8 @@ __device__ inline void membership_learned(float* x, float* scratch, float* u, fl
 
 // y = -w Π (D + 1e-8) / (D + 1e-8 + N) of head h. pi, mass (32): Π and D + 1e-8. carry: N before the chunk.
 template <bool WHOLE, typename S, int P>
-__device__ inline void tssa_forward_moments(S* y, const float* carry, const float* pi, const float* mass,
-                                            const S* w, int h, TssaChunk k, TssaSize z) {
+__device__ inline void tssa_statistics_forward(S* y, const float* carry, const float* pi, const float* mass, const S* w,
+                                               int h, TssaChunk k, TssaSize z) {
     for (int d = lane_index() * P; d < z.HS; d += WARP * P) {
         const S* w_t = w + h * z.HS + d;
         S* y_t = y + h * z.HS + d;
@@ -662,7 +662,7 @@ template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSS
     const size_t row = (size_t)k.b * z.T + k.t0, state_size = z.C + wide;
     int* flags = sync + 1 + k.b * z.slots;
     float* energy_totals = totals + (size_t)k.b * z.slots * z.C;
-    float* moment_totals = totals + (size_t)z.B * z.slots * z.C + (size_t)k.b * z.slots * wide;
+    float* stat_totals = totals + (size_t)z.B * z.slots * z.C + (size_t)k.b * z.slots * wide;
     float* carry = saved + ((size_t)k.b * z.chunks + place) * state_size;   // S (C), N (C), D (NH)
     const double* start = states.start ? states.start + k.b / states.copies * state_size : NULL;
     double* end = states.end ? states.end + k.b * state_size : NULL;
@@ -677,16 +677,16 @@ template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSS
         const float pi_t = lane_index() < k.n ? x[h * WARP + lane_index()] : 0.0f;
         if (lane_index() < k.n) pi[((size_t)k.b * z.NH + h) * z.T + k.t0 + lane_index()] = pi_t;
         const float mass = warp_sum(pi_t);
-        if (lane_index() == 0) moment_totals[(size_t)place * wide + z.C + h] = mass;
+        if (lane_index() == 0) stat_totals[(size_t)place * wide + z.C + h] = mass;
     }
-    TSSA_TILE(tssa_chunk_totals, moment_totals + (size_t)place * wide, x, w, k, z);
-    scan_columns(carry + z.C, end ? end + z.C : NULL, start ? start + z.C : NULL, moment_totals,
+    TSSA_TILE(tssa_chunk_totals, stat_totals + (size_t)place * wide, x, w, k, z);
+    scan_columns(carry + z.C, end ? end + z.C : NULL, start ? start + z.C : NULL, stat_totals,
               flags + z.B * z.slots, wide, place, z.chunks);
     for (int h = warp_index(); h < z.NH; h += block_warps()) {
         const float pi_t = lane_index() < k.n ? x[h * WARP + lane_index()] : 0.0f;
         scratch[h * WARP + lane_index()] = carry[2 * z.C + h] + warp_scan(pi_t, lane_index()) + (float)TOST_MASS_EPS;
         __syncwarp();   // mutant: mass_unsynchronised
-        TSSA_TILE(tssa_forward_moments, y + row * z.C, carry + z.C, x + h * WARP, scratch + h * WARP, w, h, k, z);
+        TSSA_TILE(tssa_statistics_forward, y + row * z.C, carry + z.C, x + h * WARP, scratch + h * WARP, w, h, k, z);
     }
 }
 
@@ -740,9 +740,9 @@ __device__ inline void tssa_backward_masses(float* pi_s, float* mass_s, const fl
 //     dΠ[t] = Σ_d (s RN[t] - dy w M r) + RD[t]
 // dpi (NH,32) is this with minus the sums over the chunk's t' < t for RN and RD; the second phase adds the rest.
 template <bool WHOLE, typename S, int P>
-__device__ inline void tssa_backward_moments(float* totals, float* dpi, float* starts, const float* carry,
-                                             const float* pi_s, const float* mass_s, const S* dy, const S* w,
-                                             TssaChunk k, TssaSize z) {
+__device__ inline void tssa_statistics_backward(float* totals, float* dpi, float* starts, const float* carry,
+                                                const float* pi_s, const float* mass_s, const S* dy, const S* w,
+                                                TssaChunk k, TssaSize z) {
     for (int h = warp_index(); h < z.NH; h += block_warps()) {
         float mine = 0.0f, total_D = 0.0f;
         for (int d = lane_index() * P; d - lane_index() * P < z.HS; d += WARP * P) {
@@ -834,7 +834,7 @@ __device__ inline void membership_backward(float* du, float* da, float* dtemp, c
 
 // Replaces the second and third phase if membership is uniform: du (NH,32), the sums of dS past the chunk, behind (C),
 // and the starts of S are zero.
-__device__ inline void tssa_backward_uniform(float* du, float* behind, float* starts, TssaSize z) {
+__device__ inline void membership_uniform_backward(float* du, float* behind, float* starts, TssaSize z) {
     for (int i = threadIdx.x; i < z.NH * WARP; i += blockDim.x) du[i] = 0.0f;
     for (int c = threadIdx.x; c < z.C; c += blockDim.x) behind[c] = 0.0f;   // mutant: uniform_behind_unset
     for (int i = threadIdx.x; starts && i < TSSA_STARTS * z.C; i += blockDim.x) starts[i] = 0.0f;
@@ -858,7 +858,7 @@ __device__ inline void tssa_add_energies(float (&sum)[P], float (&energy)[P], co
 
 // Third phase: the chunk's totals of dS.
 template <bool WHOLE, typename S, int P>
-__device__ inline void tssa_backward_energy_totals(float* totals, float* starts, const float* carry, const float* du,
+__device__ inline void tssa_energy_backward_totals(float* totals, float* starts, const float* carry, const float* du,
                                                    const S* w, TssaChunk k, TssaSize z) {
     for (int h = warp_index(); h < z.NH; h += block_warps()) {
         for (int d = lane_index() * P; d < z.HS; d += WARP * P) {
@@ -999,21 +999,21 @@ template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSS
     const int place = z.chunks - 1 - k.t0 / TSSA_CHUNK, wide = z.C + z.NH;
     const size_t row = ((size_t)k.b * z.T + k.t0) * z.C, chunk = (size_t)k.b * z.chunks + k.t0 / TSSA_CHUNK;
     const float* carry = saved + chunk * (z.C + wide);
-    float *behind = back + chunk * (z.C + wide), *moment_totals = totals + (size_t)k.b * z.slots * wide;
+    float *behind = back + chunk * (z.C + wide), *stat_totals = totals + (size_t)k.b * z.slots * wide;
 
     tssa_backward_masses(pi_s, mass_s, pi, carry, k, z);
-    TSSA_TILE(tssa_backward_moments, moment_totals + (size_t)place * wide, x, starts.N, carry, pi_s, mass_s, dy + row,
+    TSSA_TILE(tssa_statistics_backward, stat_totals + (size_t)place * wide, x, starts.N, carry, pi_s, mass_s, dy + row,
               w + row, k, z);
-    scan_columns(behind, NULL, NULL, moment_totals, sync + 1 + k.b * z.slots, wide, place, z.chunks);
+    scan_columns(behind, NULL, NULL, stat_totals, sync + 1 + k.b * z.slots, wide, place, z.chunks);
     if constexpr (UNIFORM) {
-        tssa_backward_uniform(du, behind + wide, starts.S, z);
+        membership_uniform_backward(du, behind + wide, starts.S, z);
     } else {
         for (int h = warp_index(); h < z.NH; h += block_warps())
             x[h * WARP + lane_index()] += TSSA_TILE(
-                tssa_backward_membership, moment_totals + (size_t)place * wide, behind, w + row, h, k, z);
+                tssa_backward_membership, stat_totals + (size_t)place * wide, behind, w + row, h, k, z);
         membership_backward(du, da, dtemp, x, pi_s, u, temp, k, z);
         float* energy_totals = totals + (size_t)z.B * z.slots * wide + (size_t)k.b * z.slots * z.C;
-        TSSA_TILE(tssa_backward_energy_totals, energy_totals + (size_t)place * z.C, starts.S, carry, du, w + row, k, z);
+        TSSA_TILE(tssa_energy_backward_totals, energy_totals + (size_t)place * z.C, starts.S, carry, du, w + row, k, z);
         scan_columns(behind + wide, NULL, NULL, energy_totals, sync + 1 + (z.B + k.b) * z.slots, z.C, place, z.chunks);
     }
     TSSA_TILE(tssa_backward_final, dw + row, starts, behind, carry, pi_s, mass_s, du, dy + row, w + row, k, z);
@@ -1315,14 +1315,14 @@ struct TostModel {
     bool              scalars_read;        // host_scalars is up to date
     int32_t*          token_counts;        // (V)
     int               B, T;                // of the last forward
-    int               resident_layer;      // with recompute: the layer whose activations are in memory
+    int               computed_layer;      // with recompute: the layer whose activations are in memory
     int               n_decode, position;  // sequences and next position of the recurrent decode
     int64_t           loss_count;          // since the last read_loss
 };
 
 template <typename S> struct TypedModel : TostModel {
     S*                   weights;          // the parameters as matmul operands; for float, state[TOST_PARAM] itself
-    LayerActivations<S>* layer;            // (L); without training all alike, with recompute all but LAYER_RESIDENT
+    LayerActivations<S>* layer;            // (L); without training all alike, with recompute but for LAYER_RESIDENT
     Buffers<S>           buf;
 };
 
@@ -1331,15 +1331,14 @@ template <typename S> static S* weights_copy(TypedModel<S>* m) {
     return (void*)m->weights == m->state[TOST_PARAM] ? NULL : m->weights;
 }
 
-static TostParams<float> layer_params(const TostModel* m, TostState s, int l) {
+static TostParams<float> model_params(const TostModel* m, TostState s, int l) {
     return tost_params(&m->tensors, m->state[s], l);
 }
-template <typename S> static TostParams<S> layer_weights(const TypedModel<S>* m, int l) {
+template <typename S> static TostParams<S> model_weights(const TypedModel<S>* m, int l) {
     return tost_params(&m->tensors, m->weights, l);
 }
 
-// Chunks of equal size of at most `most` rows. If there are several, the size is a multiple of ROW_TILE, as `most` must
-// be.
+// Chunks of equal size of at most `most` rows, a multiple of ROW_TILE, as is `most`, unless there is only one.
 constexpr size_t ROW_TILE = 128;     // of a matrix product
 
 static size_t even_chunk(size_t rows, size_t most) {
@@ -1347,15 +1346,14 @@ static size_t even_chunk(size_t rows, size_t most) {
     return chunks == 1 ? rows : (even + ROW_TILE - 1) / ROW_TILE * ROW_TILE;
 }
 
-// Rows per chunk of logits: up to 1 GiB of them. Each chunk reads and writes dwte once, which larger ones hardly
-// reduce.
+// Rows per chunk of logits, up to 1 GiB of them. Larger chunks gain little: each chunk reads and writes dwte once.
 static size_t classifier_chunk(size_t rows, int V, size_t logit_bytes) {
     const size_t most = ((size_t)1 << 30) / (logit_bytes * (size_t)V) / ROW_TILE * ROW_TILE;
     return even_chunk(rows, most > 2 * ROW_TILE ? most : 2 * ROW_TILE);
 }
 
 // Lays everything out in one arena and returns its size. base NULL: only counts, and sets no usable pointers.
-template <typename S> static size_t lay_out(TypedModel<S>* m, char* base) {
+template <typename S> static size_t layout_buffers(TypedModel<S>* m, char* base) {
     const TostConfig* c = &m->config;
     const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = m->options.max_batch,
                  T = m->options.max_seq, rows = B * T, chunks = div_up(T, TSSA_CHUNK), train = m->options.training;
@@ -1388,7 +1386,7 @@ template <typename S> static TypedModel<S>* model_new(const TostConfig* c, const
     m->tensors = tost_tensors(c);
     m->layer = (LayerActivations<S>*)xcalloc(c->n_layer, sizeof *m->layer);
     m->token_counts = (int32_t*)xcalloc(c->vocab_size, sizeof(int32_t));
-    m->arena_bytes = lay_out(m, (char*)NULL);
+    m->arena_bytes = layout_buffers(m, (char*)NULL);
     return m;
 }
 
@@ -1416,7 +1414,7 @@ template <typename S> struct NextNorm { S* y; float *mean, *rstd; const float *w
 
 template <typename S> static NextNorm<S> next_norm(const TypedModel<S>* m, int l) {   // l = -1: after the embedding
     const bool last = l + 1 == m->config.n_layer;
-    const TostParams<float> p = layer_params(m, TOST_PARAM, last ? 0 : l + 1);
+    const TostParams<float> p = model_params(m, TOST_PARAM, last ? 0 : l + 1);
     if (last) return {m->buf.ln_f, m->buf.mean_f, m->buf.rstd_f, p.ln_f_w, p.ln_f_b};
     const LayerActivations<S>* a = &m->layer[l + 1];
     return {a->ln_1, a->mean_1, a->rstd_1, p.ln_1_w, p.ln_1_b};
@@ -1434,8 +1432,8 @@ template <typename S> static StepInput model_input(const TypedModel<S>* m, int B
 // Layer l over rows = B·T, from ln_1 to mlp_out. states and sync (zero): of this layer.
 template <typename S> static void layer_branches(TypedModel<S>* m, int l, TssaStates states, int* sync, int B, int T) {
     const LayerActivations<S>* a = &m->layer[l];
-    const TostParams<float> p = layer_params(m, TOST_PARAM, l);
-    const TostParams<S> w = layer_weights(m, l);
+    const TostParams<float> p = model_params(m, TOST_PARAM, l);
+    const TostParams<S> w = model_weights(m, l);
     const int C = m->config.n_embd, NH = m->config.n_head;
     const size_t rows = (size_t)B * T;
     Matmul* mm = &m->mm;
@@ -1456,7 +1454,7 @@ template <typename S> static void layer_forward(TypedModel<S>* m, int l, TssaSta
     const NextNorm<S> next = next_norm(m, l);
     layer_branches(m, l, states, m->buf.tssa_sync + l * tssa_sync_size(B, T), B, T);
     residual_layernorm_forward(m->stream, a->x_out, next.y, next.mean, next.rstd, a->x_mid, a->mlp_out,
-                               layer_params(m, TOST_PARAM, l).gamma2, next.w, next.b, (size_t)B * T, m->config.n_embd);
+                               model_params(m, TOST_PARAM, l).gamma2, next.w, next.b, (size_t)B * T, m->config.n_embd);
 }
 
 // The LayerNorm after layer l, of a finished residual stream.
@@ -1467,7 +1465,7 @@ template <typename S> static void norm_forward(TypedModel<S>* m, int l, int B, i
 }
 
 // With recompute: the activations of layer l, from its input. Uses the second half of the scans' flags.
-template <typename S> static void layer_recompute(TypedModel<S>* m, int l, int B, int T) {
+template <typename S> static void run_layer_from_input(TypedModel<S>* m, int l, int B, int T) {
     norm_forward(m, l - 1, B, T);
     layer_branches(m, l, NO_STATES, m->buf.tssa_sync + (m->config.n_layer + l) * tssa_sync_size(B, T), B, T);
 }
@@ -1477,8 +1475,8 @@ template <typename S> static void layer_recompute(TypedModel<S>* m, int l, int B
 template <typename S> static void layer_backward(TypedModel<S>* m, int l, int B, int T) {
     const LayerActivations<S>* a = &m->layer[l];
     const Buffers<S>* buf = &m->buf;
-    const TostParams<float> p = layer_params(m, TOST_PARAM, l), g = layer_params(m, TOST_GRAD, l);
-    const TostParams<S> w = layer_weights(m, l);
+    const TostParams<float> p = model_params(m, TOST_PARAM, l), g = model_params(m, TOST_GRAD, l);
+    const TostParams<S> w = model_weights(m, l);
     const int C = m->config.n_embd, NH = m->config.n_head;
     const size_t rows = (size_t)B * T;
     Matmul* mm = &m->mm;
@@ -1495,9 +1493,9 @@ template <typename S> static void layer_backward(TypedModel<S>* m, int l, int B,
                   m->config.membership, m->config.block_size, B, T, C, NH);
     linear_backward(mm, buf->scratch_btc, g.attn_w, buf->dbranch, a->ln_1, w.attn_w, rows, C, C);
     bias_backward(mm, g.attn_b, buf->columns, buf->dbranch, rows, C);
-    if (l > 0 && m->options.recompute) layer_recompute(m, l - 1, B, T);
-    const TostParams<float> below = layer_params(m, TOST_PARAM, l > 0 ? l - 1 : 0),
-                            dbelow = layer_params(m, TOST_GRAD, l > 0 ? l - 1 : 0);
+    if (l > 0 && m->options.recompute) run_layer_from_input(m, l - 1, B, T);
+    const TostParams<float> below = model_params(m, TOST_PARAM, l > 0 ? l - 1 : 0),
+                            dbelow = model_params(m, TOST_GRAD, l > 0 ? l - 1 : 0);
     layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_1_w, g.ln_1_b, l > 0 ? dbelow.gamma2 : NULL,
                                 l > 0 ? dbelow.fc_proj_b : NULL, buf->columns, buf->scratch_btc, layer_input(m, l),
                                 a->mean_1, a->rstd_1, p.ln_1_w, l > 0 ? m->layer[l - 1].mlp_out : (S*)NULL,
@@ -1511,17 +1509,17 @@ template <typename S> static void clear_sync(TypedModel<S>* m, int B, int T) {
 }
 
 // With recompute: computes the activations of layer l unless they are in memory.
-template <typename S> static void ensure_activations(TypedModel<S>* m, int l) {
-    if (!m->options.recompute || m->resident_layer == l) return;
+template <typename S> static void recompute_layer(TypedModel<S>* m, int l) {
+    if (!m->options.recompute || m->computed_layer == l) return;
     clear_sync(m, m->B, m->T);
-    layer_recompute(m, l, m->B, m->T);
-    m->resident_layer = l;
+    run_layer_from_input(m, l, m->B, m->T);
+    m->computed_layer = l;
 }
 
 // Embedding, layers and ln_f. states: of layer 0; those of the other layers follow.
 template <typename S> static void model_forward(TypedModel<S>* m, TssaStates states, int B, int T) {
     const size_t state_size = B * tssa_state_size(m->config.n_embd, m->config.n_head);
-    const TostParams<float> p = layer_params(m, TOST_PARAM, 0);
+    const TostParams<float> p = model_params(m, TOST_PARAM, 0);
     const StepInput s = model_input(m, B, T);
     clear_sync(m, B, T);
     embedding_forward(m->stream, m->buf.x, s.inputs, p.wte, p.wpe, s.header, B, T, m->config.n_embd);
@@ -1537,7 +1535,7 @@ template <typename S> static void model_backward(TypedModel<S>* m, int B, int T)
     const int C = m->config.n_embd, last = m->config.n_layer - 1;
     const size_t rows = (size_t)B * T;
     const Buffers<S>* buf = &m->buf;
-    const TostParams<float> p = layer_params(m, TOST_PARAM, last), g = layer_params(m, TOST_GRAD, last);
+    const TostParams<float> p = model_params(m, TOST_PARAM, last), g = model_params(m, TOST_GRAD, last);
     clear_sync(m, B, T);
     layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_f_w, g.ln_f_b, g.gamma2, g.fc_proj_b,
                                 buf->columns, buf->scratch_btc, m->layer[last].x_out, buf->mean_f, buf->rstd_f,
@@ -1551,19 +1549,19 @@ template <typename S> static void model_backward(TypedModel<S>* m, int B, int T)
 // The losses of n rows of x, which has a row per target; see classifier_forward_backward.
 template <typename S>
 static void classifier_pass(TypedModel<S>* m, double* total, S* dx, float* dwte, const S* x, StepInput s, size_t n) {
-    classifier_forward_backward(&m->mm, total, m->buf.losses, dx, dwte, (S*)m->buf.logits, x, layer_weights(m, 0).wte,
+    classifier_forward_backward(&m->mm, total, m->buf.losses, dx, dwte, (S*)m->buf.logits, x, model_weights(m, 0).wte,
                                 s.targets, s.header, n, even_chunk(n, m->logits_rows), m->config.vocab_size,
                                 m->config.n_embd);
 }
 
 // Begins the input of a pass over tokens (B,T) at positions `first` on. Returns the host copy, to be filled and sent.
-template <typename S> static StepInput input_begin(TypedModel<S>* m, const int32_t* tokens, int first, int B, int T) {
+template <typename S> static StepInput start_forward(TypedModel<S>* m, const int32_t* tokens, int first, int B, int T) {
     assert(B <= m->options.max_batch && T <= m->options.max_seq && first + T <= m->config.block_size);
     const size_t rows = (size_t)B * T;
     const StepInput s = step_input((int32_t*)staging_begin(&m->staging), rows);
     m->B = B;
     m->T = T;
-    m->resident_layer = m->config.n_layer - 1;
+    m->computed_layer = m->config.n_layer - 1;
     *s.header = {};
     s.header->first = first;
     memcpy(s.inputs, tokens, rows * sizeof *tokens);
@@ -1583,7 +1581,7 @@ template <typename S> static void input_send(TypedModel<S>* m, StepInput s, cons
 }
 
 template <typename S> static void cuda_forward(TypedModel<S>* m, const int32_t* inputs, int B, int T) {
-    const StepInput s = input_begin(m, inputs, 0, B, T);
+    const StepInput s = start_forward(m, inputs, 0, B, T);
     input_send(m, s, s.targets);
     model_forward(m, NO_STATES, B, T);
 }
@@ -1591,7 +1589,7 @@ template <typename S> static void cuda_forward(TypedModel<S>* m, const int32_t* 
 template <typename S>
 static void cuda_forward_loss(TypedModel<S>* m, const int32_t* inputs, const int32_t* targets, int B, int T) {
     const size_t rows = (size_t)B * T;
-    const StepInput s = input_begin(m, inputs, 0, B, T);
+    const StepInput s = start_forward(m, inputs, 0, B, T);
     input_targets(m, s, targets, rows);
     input_send(m, s, s.order);
     graph_run(&m->graph[PASS_EVAL], m->stream, B, T, [=] {
@@ -1605,23 +1603,23 @@ static void cuda_forward_train(TypedModel<S>* m, const int32_t* inputs, const in
                                float grad_scale) {
     assert(m->options.training);
     const size_t rows = (size_t)B * T;
-    const StepInput s = input_begin(m, inputs, 0, B, T);
+    const StepInput s = start_forward(m, inputs, 0, B, T);
     input_targets(m, s, targets, rows);
     s.header->grad_scale = grad_scale;
     embed_order(s.header, s, m->token_counts, (int)rows, m->config.vocab_size);
     input_send(m, s, (int32_t*)s.header + step_input_size(rows));
     graph_run(&m->graph[PASS_TRAIN], m->stream, B, T, [=] {
         model_forward(m, NO_STATES, B, T);
-        classifier_pass(m, m->buf.scalars, m->buf.scratch_btc, layer_params(m, TOST_GRAD, 0).wte, m->buf.ln_f,
+        classifier_pass(m, m->buf.scalars, m->buf.scratch_btc, model_params(m, TOST_GRAD, 0).wte, m->buf.ln_f,
                         model_input(m, B, T), rows);
     });
 }
 
 template <typename S> static void cuda_backward(TypedModel<S>* m) {
     const int B = m->B, T = m->T;
-    ensure_activations(m, m->config.n_layer - 1);
+    recompute_layer(m, m->config.n_layer - 1);
     graph_run(&m->graph[PASS_BACKWARD], m->stream, B, T, [=] { model_backward(m, B, T); });
-    m->resident_layer = 0;
+    m->computed_layer = 0;
 }
 
 // Reads the sum of losses and the gradient norm together: the only wait for the device in a training step.
@@ -1644,7 +1642,7 @@ template <typename S> static void copy_logits(float* dst, TypedModel<S>* m, cons
     const int C = m->config.n_embd, V = m->config.vocab_size,
               most = (int)min(m->logits_bytes / (V * sizeof(float)), (size_t)n);
     float* logits = (float*)m->buf.logits;
-    const S* wte = layer_weights(m, 0).wte;
+    const S* wte = model_weights(m, 0).wte;
     for (int i = 0; i < n; i += most) {
         const int some = min(most, n - i);
         matmul(&m->mm, Product<S, float>{logits, rows + (size_t)i * stride * C, wte, false, true, some, V, C, V,
@@ -1660,7 +1658,7 @@ template <typename S> static void cuda_logits(float* dst, TypedModel<S>* m) {
 template <typename S> static void cuda_activation(float* dst, TypedModel<S>* m, TostActivation what, int layer) {
     const size_t rows = (size_t)m->B * m->T, C = m->config.n_embd, NH = m->config.n_head;
     assert(m->options.training && layer >= 0 && layer < m->config.n_layer + (what == TOST_X));
-    if (what != TOST_X) ensure_activations(m, layer);
+    if (what != TOST_X) recompute_layer(m, layer);
     if (what == TOST_X) copy_to_host(dst, layer_input(m, layer), rows * C, m->stream);
     else if (what == TOST_W) copy_to_host(dst, m->layer[layer].w, rows * C, m->stream);
     else copy_to_host(dst, m->layer[layer].pi, rows * NH, m->stream);
@@ -1683,7 +1681,7 @@ static void cuda_decode_begin(float* logits, TypedModel<S>* m, const int32_t* pr
         CUDA_CHECK(cudaMemsetAsync(m->buf.decode, 0, size * sizeof(double), m->stream));
         return;
     }
-    const StepInput s = input_begin(m, prompts, 0, n, T);
+    const StepInput s = start_forward(m, prompts, 0, n, T);
     input_send(m, s, s.targets);
     model_forward(m, {NULL, m->buf.decode, 1}, n, T);
     if (logits) decode_logits(logits, m);
@@ -1691,7 +1689,7 @@ static void cuda_decode_begin(float* logits, TypedModel<S>* m, const int32_t* pr
 
 template <typename S> static void cuda_decode_step(float* logits, TypedModel<S>* m, const int32_t* tokens) {
     const int n = m->n_decode;
-    const StepInput s = input_begin(m, tokens, m->position++, n, 1);
+    const StepInput s = start_forward(m, tokens, m->position++, n, 1);
     input_send(m, s, s.targets);
     graph_run(&m->graph[PASS_DECODE], m->stream, n, 1,
               [=] { model_forward(m, {m->buf.decode, m->buf.decode, 1}, n, 1); });
@@ -1740,7 +1738,7 @@ static void cuda_decode_score(double* losses, TypedModel<S>* m, const int32_t* t
                               int copies, int T) {
     const int B = m->n_decode * copies;
     const size_t rows = (size_t)B * T;
-    const StepInput s = input_begin(m, tokens, m->position, B, T);
+    const StepInput s = start_forward(m, tokens, m->position, B, T);
     const size_t counted = score_order(s, targets, rows);
     input_send(m, s, s.start);
     model_forward(m, {m->buf.decode, NULL, copies}, B, T);
@@ -1878,7 +1876,7 @@ template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
     if (!device_fits(cuda_memory, &m->config, &m->options, m->arena_bytes, err)) return false;
     m->arena = device_alloc(m->arena_bytes, err);
     if (!m->arena) return false;
-    lay_out(m, m->arena);
+    layout_buffers(m, m->arena);
     CUDA_CHECK(cudaStreamCreateWithFlags(&m->stream, cudaStreamNonBlocking));
     matmul_init(&m->mm, m->stream, m->buf.workspace, m->options.dtype == TOST_TF32);
     staging_init(&m->staging, step_input_size(rows) * sizeof(int32_t));
@@ -1921,8 +1919,7 @@ static void cuda_get(float* dst, const TostModel* m, TostState s, const TostTens
     copy_to_host(dst, m->state[s] + t->offset, t->size, m->stream);
 }
 
-// TYPED(f): the interface's function, which calls f with its TostModel* argument as the TypedModel of the model's
-// dtype.
+// TYPED(f): the interface's function that calls f with its TostModel* cast to the TypedModel of the model's dtype.
 template <typename S, typename T> static T typed(T x) { return x; }
 template <typename S> static TypedModel<S>* typed(TostModel* m) { return static_cast<TypedModel<S>*>(m); }
 template <typename T> static bool is_bf16(T) { return false; }

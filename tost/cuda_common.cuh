@@ -48,7 +48,7 @@ inline void cuda_check(cudaError_t e, const char* what, const char* file, int li
         cuda_check(cudaGetLastError(), #kernel, __FILE__, __LINE__); \
     } while (0)
 
-// Most dynamic shared memory of a block: 48 KiB less what the kernels that use it have of static shared memory.
+// Most dynamic shared memory of a block: 48 KiB minus the static shared memory of the kernels that use it.
 constexpr size_t MAX_DYNAMIC_SHARED = (48 << 10) - 64;
 
 static inline int div_up(size_t n, size_t by) { return (int)((n + by - 1) / by); }
@@ -100,8 +100,7 @@ constexpr float LOG2_E = 1.44269504f;
 __device__ inline float normal_bell(float x) { return power_of_2(x * (x * -0.72134752f)); }
 
 // Φ(x) = 1 - Φ(-x), and for z ≥ 0:  Φ(-z) = P(t) e^(-z²/2),  t = 1/(1 + z/4). P is fitted for the least relative error:
-// 9e-8 up to z = 9, before rounding. Takes half the instructions of erff and shares e^(-z²/2), `bell`, with the
-// derivative.
+// 9e-8 up to z = 9, before rounding. Takes half the instructions of erff; the derivative also uses e^(-z²/2), `bell`.
 __device__ inline float normal_cdf(float x, float bell) {
     const float t = reciprocal(1.0f + 0.25f * fabsf(x));
     float p = -9.92023535e-2f;

@@ -93,7 +93,7 @@ static char* device_alloc(size_t bytes, TostError* err) {   // NULL: *err says w
     return NULL;
 }
 
-// Copies n elements to the host and waits for them; bf16 becomes float.
+// Copies n elements to the host and waits until they are there; bf16 becomes float.
 template <typename T> static void copy_to_host(T* dst, const T* src, size_t n, cudaStream_t stream) {
     CUDA_CHECK(cudaMemcpyAsync(dst, src, n * sizeof(T), cudaMemcpyDeviceToHost, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));

@@ -99,8 +99,8 @@ __device__ inline void scan_publish_groups(int* flags, int k, int chunks) {
 // Scans `width` columns: carry = start + Σ over the chunks that precede `place`, the chunk's position in scan order.
 // totals (slots,width) of the sequence, with the chunks' own totals at level 0; start, end (width) of the sequence, or
 // NULL.
-__device__ inline void scan_columns(float* carry, double* end, const double* start, float* totals, int* flags, int width,
-                                    int place, int chunks) {
+__device__ inline void scan_columns(float* carry, double* end, const double* start, float* totals, int* flags,
+                                    int width, int place, int chunks) {
     scan_publish_and_wait(flags, place, chunks);
     for (int first = threadIdx.x; first < width; first += SCAN_COLUMNS * blockDim.x) {
         double own[SCAN_COLUMNS], prefix[SCAN_COLUMNS];
