@@ -6,12 +6,11 @@
 //     cuda_on_host_test --quick      what `make test` runs: every kernel on a few shapes
 //
 // Exits with 0 only if every check passed.
-#include "shim_test.h"
+#include "emulation_test.h"
 
 #include <string>
 #include <vector>
 
-#include "cuda_on_host.h"
 #include "dev/test/engines.h"
 #include "dev/test/golden.h"
 
@@ -210,7 +209,7 @@ void test_quick(Checks* c) {
     const Shape edges = {2, 3, 60, block, 257, 1, TOST_LEARNED, 1, chunk + 1, 1, 2, RANDOM},
                 faint = {1, 3, 60, block, 29, 1, TOST_LEARNED, 2, 2 * chunk + 6, 1, 1, FAINT},
                 uniform = {1, 1, 64, block, 29, 0, TOST_UNIFORM, 1, chunk + 6, 1, 1, RANDOM};
-    test_shim(c);
+    test_emulation(c);
     set_schedule(SHUFFLE);
     test_kernels(c);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) {
@@ -235,7 +234,7 @@ void test_mutants(Checks* c) {
 }
 
 void test_all(Checks* c) {
-    test_shim(c);
+    test_emulation(c);
     set_schedule(SHUFFLE);
     test_kernels(c);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);

@@ -76,21 +76,20 @@ build() {
         $cxx $flags -o "$work/$1" "$work/$1.o" $objects -lm -ldl -rdynamic
 }
 
-# run_mutant NAME: builds and runs one mutant; prints its result and saves it in $work/NAME.result.
+# run_mutant NAME: builds a mutant and runs it up to the first failed check; prints the result and saves it in
+# $work/NAME.result.
 run_mutant() {
-    local name=$1 log=$work/$1.log reason='^FAILED|^cuda_on_host: |AddressSanitizer|runtime error' status
+    local name=$1 log=$work/$1.log found
     if ! mutate "$name" "$work/$name.d" > "$log" 2>&1 || ! build "$name" "$work/$name.d" >> "$log" 2>&1; then
-        { echo "FAILED mutants: $name: does not build:"; tail -5 "$log"; }
+        echo "FAILED mutants: $name: does not build: $(tail -5 "$log")"
     else
-        { timeout 120 "$work/$name" --mutants; } > "$log" 2>&1   # braces: the shell's message on an abort goes to the log
-        status=$?
-        if [ $status -eq 0 ]; then
-            echo "FAILED mutants: $name passed the test"
-        elif grep -qE "$reason" "$log"; then
-            echo "$name: $(grep -m1 -E "$reason" "$log" | cut -c1-150)"
-        else
-            { echo "FAILED mutants: $name: exit status $status without a failed check:"; tail -3 "$log"; }
-        fi
+        found=$({ timeout 120 "$work/$name" --mutants; echo "exit status $?"; } 2>&1 |
+            grep -m1 -E '^FAILED|^cuda_on_host: [^0-9]|^exit status|AddressSanitizer|runtime error')
+        case $found in
+            'exit status 0') echo "FAILED mutants: $name passed the test" ;;
+            'exit status'*) echo "FAILED mutants: $name: $found without a failed check" ;;
+            *) echo "$name: ${found:0:150}" ;;
+        esac
     fi > "$work/$name.result"
     cat "$work/$name.result"
     rm -f "$work/$name" "$work/$name.o"
