@@ -1,17 +1,17 @@
 // train_gpt_tost.cu: the Token Statistics Transformer (Wu et al., ICLR 2025, arXiv 2412.17810) in CUDA: the sections,
 // functions and names of train_gpt_tost.c in the same order, each kernel next to its launcher.
 //
-// Precision. Matmul operands have one storage type S, float (fp32, tf32) or bf16; kernels are templates on it. Always float:
-// the residual stream x and its gradient, LayerNorm statistics, TSSA's running sums, u and Π, softmax and loss, parameter
-// gradients, master weights, Adam's moments. Double: TSSA's sums across chunks, the sum of the losses, the squared
-// gradient norm.
+// Precision. Matmul operands have one storage type S, float (fp32, tf32) or bf16; kernels are templates on it. Always
+// float: the residual stream x and its gradient, LayerNorm statistics, TSSA's running sums, u and Π, softmax and loss,
+// parameter gradients, master weights, Adam's moments. Double: TSSA's sums across chunks, the sum of the losses, the
+// squared gradient norm.
 //
 // Determinism. Every sum has a fixed order and there are no floating-point atomics: the same run gives the same bits.
 //
-// Sizes: B sequences, T tokens each, C channels, NH heads of HS = C/NH channels, V vocabulary, rows = B·T. Arrays are dense
-// and row-major. Outputs come first, then saved tensors, inputs (const), sizes. Each backward states for each gradient
-// whether it is overwritten (=) or accumulated (+=). "Minimum traffic" at a kernel is in bytes for bf16 (S = 2 bytes), with
-// each input read once and each output written once.
+// Sizes: B sequences, T tokens each, C channels, NH heads of HS = C/NH channels, V vocabulary, rows = B·T. Arrays are
+// dense and row-major. Outputs come first, then saved tensors, inputs (const), sizes. Each backward states for each
+// gradient whether it is overwritten (=) or accumulated (+=). "Minimum traffic" at a kernel is in bytes for bf16 (S = 2
+// bytes), with each input read once and each output written once.
 
 #include <assert.h>
 #include <math.h>
@@ -29,8 +29,8 @@ extern "C" {
 extern "C" const TostEngine tost_cuda_engine;
 
 // ---------------------------------------------------------------------------------------------
-// The input of a pass: a header, then int32 arrays. It is in device memory, so that a captured graph serves every call of
-// its shape.
+// The input of a pass: a header, then int32 arrays. It is in device memory, so that a captured graph serves every call
+// of its shape.
 
 struct StepHeader {
     int32_t first;                   // position of the first token
@@ -80,8 +80,7 @@ __global__ void embedding_forward_kernel(float* x, const int32_t* tokens, const 
         float a[VEC], b[VEC];
         load_pack<VEC>(a, token_c + c);
         load_pack<VEC>(b, position_c + c);
-#pragma unroll
-        for (int i = 0; i < VEC; i++) a[i] += b[i];
+        UNROLL for (int i = 0; i < VEC; i++) a[i] += b[i];
         store_pack<VEC>(x + row * C + c, a);
     }
 }
@@ -98,15 +97,14 @@ static void embedding_forward(cudaStream_t stream, float* x, const int32_t* toke
     LAUNCH(embedding_forward_variant, B * T, channel_threads(C, vec), 0, stream, x, tokens, wte, wpe, step, T, C);
 }
 
-// The rows of each token, sorted on the host by token, then by row, and cut into segments: up to EMBED_SEGMENT rows of one
-// token. A segment that is all of its token is added to dwte. The segments of a token that has several, a big one, go to
-// partial sums first.
+// The rows sorted by token, then by row, and cut into segments of up to EMBED_SEGMENT rows of one token. A token's only
+// segment is added to dwte directly; a big token has several, which go to partial sums first.
 struct EmbedOrder {
-    const int32_t *order, *start, *dest;   // (rows); (segments+1); (segments): a token, or -1 - index of the partial sum
-    const int32_t *big_token, *big_first;  // (big); (big+1): index of the first partial sum
+    const int32_t *order, *start, *dest;     // (rows); (segments+1); (segments): token, or -1 - index of a partial sum
+    const int32_t *big_token, *big_first;    // (big); (big+1): index of the first partial sum
 };
 
-// Fills header and s from s.inputs by a counting sort. counts (V): working space.
+// Computes the order on the host by a counting sort of s.inputs. counts (V): working space.
 static void embed_order(StepHeader* header, StepInput s, int32_t* counts, int rows, int V) {
     int at = 0, segments = 0, bigs = 0, partials = 0;
     memset(counts, 0, V * sizeof *counts);
@@ -132,8 +130,7 @@ static void embed_order(StepHeader* header, StepInput s, int32_t* counts, int ro
     header->n_big = bigs;
 }
 
-// Σ of dx over a segment's rows, in order. Minimum traffic: 4C per row (dx), 8C per token (dwte). Blocks loop over
-// segments.
+// Σ of dx over a segment's rows, in order; blocks loop over segments. Minimum traffic: 4C per row (dx), 8C per token.
 template <int VEC>
 __global__ void embedding_segment_kernel(float* dwte, float* partial, const float* dx, EmbedOrder e,
                                          const StepHeader* step, int C) {
@@ -141,17 +138,14 @@ __global__ void embedding_segment_kernel(float* dwte, float* partial, const floa
         const int begin = e.start[segment], end = e.start[segment + 1], dest = e.dest[segment];
         for (int c = threadIdx.x * VEC; c < C; c += blockDim.x * VEC) {
             float sum[VEC] = {}, part[VEC];
-#pragma unroll 4
-            for (int i = begin; i < end; i++) {
+            UNROLL_BY(4) for (int i = begin; i < end; i++) {
                 load_pack<VEC>(part, dx + (size_t)e.order[i] * C + c);
-#pragma unroll
-                for (int j = 0; j < VEC; j++) sum[j] += part[j];
+                UNROLL for (int j = 0; j < VEC; j++) sum[j] += part[j];
             }
             float* out = dest >= 0 ? dwte + (size_t)dest * C + c : partial + (size_t)(-1 - dest) * C + c;
             if (dest >= 0) {
                 load_pack<VEC>(part, out);
-#pragma unroll
-                for (int j = 0; j < VEC; j++) sum[j] += part[j];
+                UNROLL for (int j = 0; j < VEC; j++) sum[j] += part[j];
             }
             store_pack<VEC>(out, sum);
         }
@@ -176,11 +170,9 @@ template <int VEC> __global__ void embedding_place_kernel(float* dwpe, const flo
     for (int c = threadIdx.x * VEC; c < C; c += blockDim.x * VEC) {
         float sum[VEC], part[VEC];
         load_pack<VEC>(sum, dwpe + t * C + c);
-#pragma unroll 4
-        for (int b = 0; b < B; b++) {
+        UNROLL_BY(4) for (int b = 0; b < B; b++) {
             load_pack<VEC>(part, dx + ((size_t)b * T + t) * C + c);
-#pragma unroll
-            for (int j = 0; j < VEC; j++) sum[j] += part[j];
+            UNROLL for (int j = 0; j < VEC; j++) sum[j] += part[j];
         }
         store_pack<VEC>(dwpe + t * C + c, sum);
     }
@@ -202,16 +194,15 @@ static void embedding_backward(cudaStream_t stream, float* dwte, float* dwpe, fl
 // LayerNorm, fused with the residual and LayerScale that precede it:
 //     x_out = x + gamma · branch,   y = (x_out - mean) · rstd · w + b,   rstd = 1/√(variance + 1e-5)
 //
-// A thread holds PACKS packs of VEC neighbouring channels of a row in registers, so that each byte moves once. Forward, a
-// warp computes a row, or a block does if C is too large for a warp's registers or no multiple of 4. Backward, a block
-// computes a row, and its threads keep their channels from row to row for the sums over rows.
+// A thread holds PACKS packs of VEC neighbouring channels of a row in registers, so that each byte moves once. Forward,
+// a warp computes a row, or a block does if C is too large for a warp's registers or no multiple of 4. Backward, a
+// block computes a row, and its threads keep their channels from row to row for the sums over rows.
 
 constexpr int NORM_THREADS = 512;      // most per block; up to NORM_THREADS · PACKS · VEC channels
 constexpr int NORM_WARPS = 8;          // rows per block if a warp computes a row
 constexpr int NORM_ROWS = 2;           // rows per block at once in backward if PACKS = 1
 
-// branch NULL: x_out = x and is not written. Minimum traffic per row: 4C (x) + 2C (branch) + 4C (x_out) + 2C (y) = 12C,
-// which is what it moves.
+// branch NULL: x_out = x and is not written. Minimum traffic per row: 4C (x) + 2C (branch) + 4C (x_out) + 2C (y) = 12C.
 template <typename S, int VEC, int PACKS, bool WARP_ROW>
 __global__ void __launch_bounds__(WARP_ROW ? NORM_WARPS * WARP : NORM_THREADS)
     residual_layernorm_forward_kernel(float* __restrict__ x_out, S* __restrict__ y, float* mean, float* rstd,
@@ -223,34 +214,28 @@ __global__ void __launch_bounds__(WARP_ROW ? NORM_WARPS * WARP : NORM_THREADS)
     if (row >= rows) return;
     const int stride = VEC * (WARP_ROW ? WARP : (int)blockDim.x), c0 = threadIdx.x * VEC;
     float v[PACKS][VEC] = {}, add[PACKS][VEC], sum[1] = {}, squares[1] = {};
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {   // all loads are issued before the first use
+    UNROLL for (int p = 0; p < PACKS; p++) {   // all loads are issued before the first use
         const int c = c0 + p * stride;
         if (c >= C) continue;
         load_pack<VEC>(v[p], x + row * C + c);
         if (branch) load_pack<VEC>(add[p], branch + row * C + c);
     }
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
+    UNROLL for (int p = 0; p < PACKS; p++) {
         const int c = c0 + p * stride;
         if (c >= C) continue;
         if (branch) {
             float scale[VEC];
             load_pack<VEC>(scale, gamma + c);
-#pragma unroll
-            for (int i = 0; i < VEC; i++) v[p][i] += scale[i] * add[p][i];
+            UNROLL for (int i = 0; i < VEC; i++) v[p][i] += scale[i] * add[p][i];
             store_pack<VEC>(x_out + row * C + c, v[p]);
         }
-#pragma unroll
-        for (int i = 0; i < VEC; i++) sum[0] += v[p][i];
+        UNROLL for (int i = 0; i < VEC; i++) sum[0] += v[p][i];
     }
     row_sum<WARP_ROW>(sum, shared);
     const float inverse_C = 1.0f / C, mean_row = sum[0] * inverse_C;
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
+    UNROLL for (int p = 0; p < PACKS; p++) {
         if (c0 + p * stride >= C) continue;
-#pragma unroll
-        for (int i = 0; i < VEC; i++) {
+        UNROLL for (int i = 0; i < VEC; i++) {
             v[p][i] -= mean_row;
             squares[0] += v[p][i] * v[p][i];
         }
@@ -258,15 +243,13 @@ __global__ void __launch_bounds__(WARP_ROW ? NORM_WARPS * WARP : NORM_THREADS)
     row_sum<WARP_ROW>(squares, shared);
     const float variance = squares[0] * inverse_C + (float)TOST_LN_EPS;
     const float scale = rsqrtf(variance) + 0.0f * variance;   // NaN if the variance is infinite, not y = b
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
+    UNROLL for (int p = 0; p < PACKS; p++) {
         const int c = c0 + p * stride;
         if (c >= C) continue;
         float w_c[VEC], b_c[VEC] = {};
         load_pack<VEC>(w_c, w + c);
         if (b) load_pack<VEC>(b_c, b + c);
-#pragma unroll
-        for (int i = 0; i < VEC; i++) v[p][i] = v[p][i] * scale * w_c[i] + b_c[i];
+        UNROLL for (int i = 0; i < VEC; i++) v[p][i] = v[p][i] * scale * w_c[i] + b_c[i];
         store_pack<VEC>(y + row * C + c, v[p]);
     }
     if (threadIdx.x == 0) mean[row] = mean_row;
@@ -277,9 +260,9 @@ static int norm_threads(int C, int vec, int packs) { return div_up(div_up(C, vec
 
 // x_out, y, x, branch (rows,C); mean, rstd (rows); gamma, w, b (C); b may be NULL
 template <typename S>
-static void residual_layernorm_forward(cudaStream_t stream, float* x_out, S* y, float* mean, float* rstd, const float* x,
-                                       const S* branch, const float* gamma, const float* w, const float* b, size_t rows,
-                                       int C) {
+static void residual_layernorm_forward(cudaStream_t stream, float* x_out, S* y, float* mean, float* rstd,
+                                       const float* x, const S* branch, const float* gamma, const float* w,
+                                       const float* b, size_t rows, int C) {
     const bool vec = C % 4 == 0, warp_row = vec && C <= 4 * WARP * 16;
     const auto residual_layernorm_forward_variant =
         vec && C <= 4 * WARP * 8 ? residual_layernorm_forward_kernel<S, 4, 8, true>
@@ -295,10 +278,9 @@ static void residual_layernorm_forward(cudaStream_t stream, float* x_out, S* y, 
 // Backward of LayerNorm and of the residual before it (branch is NULL if there is none):
 //   n = (x - mean) rstd,  g = dy w:   dx (+)= rstd (g - mean_c(g) - n mean_c(g n))
 //   dw = Σ_rows dy n,   db = Σ_rows dy,   dbranch = gamma dx,   dgamma = Σ_rows dx branch
-// and the bias gradient of the Linear that computed the branch, whose operand is at hand:   dbias = Σ_rows dbranch
+// and, from dbranch in registers, the bias gradient of the Linear that computed the branch:   dbias = Σ_rows dbranch
 // accumulate: dx already holds the residual's own gradient. partial (4,blocks,C): each block's sums for dw, db, dgamma,
-// dbias. Minimum traffic per row: 2C (dy) + 4C (x) + 8C (dx) + 2C (branch) + 2C (dbranch) = 18C; it moves another
-// COLUMN_BLOCKS · 16C in all.
+// dbias. Minimum traffic per row: 2C (dy) + 4C (x) + 8C (dx) + 2C (branch) + 2C (dbranch) = 18C, without partial.
 template <typename S> struct NormBackward {
     float* dx; S* dbranch; float* partial;
     const S* dy; const float *x, *mean, *rstd, *w; const S* branch; const float* gamma;
@@ -325,8 +307,7 @@ __device__ inline void store_residual(float (&dgamma)[VEC], float (&dx)[VEC], fl
                                       size_t at) {
     store_pack<VEC>(a.dx + at, d);
     if (!a.branch) return;
-#pragma unroll
-    for (int i = 0; i < VEC; i++) {
+    UNROLL for (int i = 0; i < VEC; i++) {
         dgamma[i] += d[i] * branch[i];
         dx[i] += d[i];
         d[i] *= gamma[i];
@@ -340,31 +321,27 @@ __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, cons
                                                float* shared) {
     constexpr bool AT_ONCE = PACKS == 1;
     const int C = a.C, c0 = threadIdx.x * VEC, stride = blockDim.x * VEC;
-    const int there = FULL ? ROWS : (int)min((size_t)ROWS, a.rows - row0);
+    const int valid = FULL ? ROWS : (int)min((size_t)ROWS, a.rows - row0);
     const float inverse_C = 1.0f / C;
     float g[ROWS][PACKS][VEC] = {}, n[ROWS][PACKS][VEC] = {}, d[ROWS][PACKS][VEC] = {}, branch[ROWS][PACKS][VEC] = {};
     float scale[ROWS], sums[2 * ROWS] = {};   // sums: of g, g n
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
+    UNROLL for (int p = 0; p < PACKS; p++) {
         const int c = c0 + p * stride;
         if (c >= C) break;
         const size_t at = row0 * C + c;
         float w_c[VEC];
         load_pack<VEC>(w_c, a.w + c);
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            if (r >= there) break;
+        UNROLL for (int r = 0; r < ROWS; r++) {
+            if (r >= valid) break;
             load_pack<VEC>(g[r][p], a.dy + at + r * C);
             load_pack<VEC>(n[r][p], a.x + at + r * C);
             if (AT_ONCE) load_residual(d[r][p], branch[r][p], a, at + r * C);
         }
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            if (r >= there) break;
+        UNROLL for (int r = 0; r < ROWS; r++) {
+            if (r >= valid) break;
             scale[r] = a.rstd[row0 + r];
             const float shift = -a.mean[row0 + r] * scale[r];
-#pragma unroll
-            for (int i = 0; i < VEC; i++) {
+            UNROLL for (int i = 0; i < VEC; i++) {
                 n[r][p][i] = n[r][p][i] * scale[r] + shift;
                 total.dw[p][i] += g[r][p][i] * n[r][p][i];
                 total.db[p][i] += g[r][p][i];
@@ -375,20 +352,17 @@ __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, cons
         }
     }
     block_sum<2 * ROWS>(sums, shared);
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
+    UNROLL for (int p = 0; p < PACKS; p++) {
         const int c = c0 + p * stride;
         if (c >= C) break;
         const size_t at = row0 * C + c;
         float gamma_c[VEC] = {};
         if (a.branch) load_pack<VEC>(gamma_c, a.gamma + c);
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            if (r >= there) break;
+        UNROLL for (int r = 0; r < ROWS; r++) {
+            if (r >= valid) break;
             if (!AT_ONCE) load_residual(d[r][p], branch[r][p], a, at + r * C);
             const float mean_g = sums[2 * r] * inverse_C, mean_gn = sums[2 * r + 1] * inverse_C;
-#pragma unroll
-            for (int i = 0; i < VEC; i++) d[r][p][i] += scale[r] * (g[r][p][i] - mean_g - n[r][p][i] * mean_gn);
+            UNROLL for (int i = 0; i < VEC; i++) d[r][p][i] += scale[r] * (g[r][p][i] - mean_g - n[r][p][i] * mean_gn);
             store_residual(total.dgamma[p], total.dx[p], d[r][p], branch[r][p], gamma_c, a, at + r * C);
         }
     }
@@ -406,14 +380,12 @@ __global__ void __launch_bounds__(THREADS, THREADS <= 256 ? 3 : 1)
             layernorm_backward_rows<false, S, VEC, PACKS, ROWS>(total, a, row0, shared);
     }
     const size_t array = (size_t)gridDim.x * a.C;
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
+    UNROLL for (int p = 0; p < PACKS; p++) {
         const int c = (threadIdx.x + p * blockDim.x) * VEC;
         if (c >= a.C) break;
         float gamma_c[VEC] = {}, *partial_c = a.partial + (size_t)blockIdx.x * a.C + c;
         if (a.branch) load_pack<VEC>(gamma_c, a.gamma + c);
-#pragma unroll
-        for (int i = 0; i < VEC; i++) total.dx[p][i] *= gamma_c[i];   // mutant: bias_of_the_branch_unscaled
+        UNROLL for (int i = 0; i < VEC; i++) total.dx[p][i] *= gamma_c[i];   // mutant: bias_of_the_branch_unscaled
         store_pack<VEC>(partial_c, total.dw[p]);
         store_pack<VEC>(partial_c + array, total.db[p]);
         store_pack<VEC>(partial_c + 2 * array, total.dgamma[p]);
@@ -421,8 +393,8 @@ __global__ void __launch_bounds__(THREADS, THREADS <= 256 ? 3 : 1)
     }
 }
 
-// dx = or, with accumulate, +=; dbranch =; dw, db, dgamma, dbias +=. db and dbias may be NULL; branch, dbranch and dgamma
-// may be NULL together. partial (4,COLUMN_BLOCKS,C)
+// dx = or, with accumulate, +=; dbranch =; dw, db, dgamma, dbias +=. db and dbias may be NULL; branch, dbranch and
+// dgamma may be NULL together. partial (4,COLUMN_BLOCKS,C)
 template <typename S>
 static void layernorm_residual_backward(cudaStream_t stream, float* dx, S* dbranch, float* dw, float* db,
                                         float* dgamma, float* dbias, float* partial, const S* dy, const float* x,
@@ -460,22 +432,19 @@ static void linear_backward(Matmul* mm, S* dx, float* dw, const S* dy, const S* 
 }
 
 // partial (blocks,N): Σ of dy over every gridDim.x-th row. Minimum traffic per row: 2N.
-template <typename S, int VEC>
-__global__ void bias_backward_kernel(float* partial, const S* dy, size_t rows, int N) {
+template <typename S, int VEC> __global__ void bias_backward_kernel(float* partial, const S* dy, size_t rows, int N) {
     for (int c = (blockIdx.y * blockDim.x + threadIdx.x) * VEC; c < N; c += gridDim.y * blockDim.x * VEC) {
         float sum[VEC] = {}, part[VEC];
-#pragma unroll 4
-        for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
+        UNROLL_BY(4) for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
             load_pack<VEC>(part, dy + row * N + c);
-#pragma unroll
-            for (int i = 0; i < VEC; i++) sum[i] += part[i];
+            UNROLL for (int i = 0; i < VEC; i++) sum[i] += part[i];
         }
         store_pack<VEC>(partial + (size_t)blockIdx.x * N + c, sum);
     }
 }
 
-// db +=, unless NULL; partial (COLUMN_BLOCKS,OUT).   db = Σ_rows dy, for c_attn; the kernels of LayerNorm and GELU compute
-// the bias gradients of the other Linears
+// db +=, unless NULL:   db = Σ_rows dy. partial (COLUMN_BLOCKS,OUT). Only for c_attn: the kernels of LayerNorm and GELU
+// compute the other bias gradients.
 template <typename S>
 static void bias_backward(Matmul* mm, float* db, float* partial, const S* dy, size_t rows, int OUT) {
     if (!db) return;
@@ -494,11 +463,11 @@ static void bias_backward(Matmul* mm, float* db, float* partial, const S* dy, si
 //     N[t,d] = Σ_{t'≤t} s[t',d] Π[t'],   D[t] = Σ_{t'≤t} Π[t']              running second moment and mass
 //     y[t,d] = -w[t,d] Π[t] / (1 + m[t,d]),   m[t,d] = N[t,d] / (D[t] + 1e-8)
 //
-// Time is cut into chunks of 32 steps. A block computes one chunk of one sequence, all heads. A warp takes a head, each of
-// its lanes P neighbouring channels (in slices if the head is wider than the warp), and walks over the chunk's time steps;
-// a sum over the head's channels ends up in lane l for step l. Scans (cuda_scan.cuh) connect the chunks, shared memory the
-// heads at one t. Each phase reads the block's 32 rows of w again, but from a cache: L1 before the first scan, L2 after
-// it, since a fence invalidates L1. So w is read from device memory once.
+// Time is cut into chunks of 32 steps. A block computes one chunk of one sequence, all heads. A warp takes a head, each
+// of its lanes P neighbouring channels (in slices if the head is wider than the warp), and walks over the chunk's time
+// steps; a sum over the head's channels ends up in lane l for step l. Scans (cuda_scan.cuh) connect the chunks, shared
+// memory the heads at one t. Each phase reads the block's 32 rows of w again, but from a cache: L1 before the first
+// scan, L2 after it, since a fence invalidates L1. So w is read from device memory once.
 //
 // The state of a sequence after any number of steps is S, N and D: 2C + NH numbers.
 
@@ -528,7 +497,7 @@ template <bool BACKWARD> __device__ inline TssaChunk tssa_chunk(int* sync, TssaS
     return {unit % z.B, t0, min(z.T - t0, TSSA_CHUNK)};
 }
 
-// WHOLE: the chunk has all 32 steps and the head's channels fill the lanes, as is usual; accesses need no bounds checks.
+// WHOLE, the usual case: the chunk has all 32 steps and the head's channels fill the lanes; no bounds checks.
 template <int P> __device__ inline bool tssa_whole(TssaChunk k, TssaSize z) {
     return k.n == TSSA_CHUNK && z.HS % (WARP * P) == 0;   // mutant: whole_tile_unasked
 }
@@ -539,26 +508,23 @@ template <int P> __device__ inline bool tssa_whole(TssaChunk k, TssaSize z) {
 // lanes outside of the head.
 template <bool WHOLE, int N, int P, typename S>
 __device__ inline void tssa_load(float (&x)[N][P], const S* p, int t0, bool inside, TssaChunk k, TssaSize z) {
-#pragma unroll
-    for (int j = 0; j < N; j++) {
+    UNROLL for (int j = 0; j < N; j++) {
         if (WHOLE || (inside && t0 + j < k.n)) {
             load_pack<P>(x[j], p + (size_t)j * (unsigned)z.C);
         } else {
-#pragma unroll
-            for (int i = 0; i < P; i++) x[j][i] = 0.0f;
+            UNROLL for (int i = 0; i < P; i++) x[j][i] = 0.0f;
         }
     }
 }
 
 // P floats, aligned to 4 bytes only.
 template <int P> __device__ inline void tssa_load_floats(float (&x)[P], const float* p, bool inside) {
-#pragma unroll
-    for (int i = 0; i < P; i++) x[i] = inside ? p[i] : 0.0f;
+    UNROLL for (int i = 0; i < P; i++) x[i] = inside ? p[i] : 0.0f;
 }
 
-// The states of a pass. start (B/copies,2C+NH), each for `copies` adjacent sequences, or NULL: sequences start empty. end
-// (B,2C+NH): written at the end of each sequence, or NULL. start may equal end only if T is a single chunk: the last chunk
-// writes while others still read.
+// The states of a pass. start (B/copies,2C+NH), each for `copies` adjacent sequences, or NULL: sequences start empty.
+// end (B,2C+NH): written at the end of each sequence, or NULL. start may equal end only if T is a single chunk: the
+// last chunk writes while others still read.
 struct TssaStates {
     const double* start;
     double* end;
@@ -567,32 +533,6 @@ struct TssaStates {
 
 constexpr TssaStates NO_STATES = {NULL, NULL, 1};
 
-// Scans `width` columns: carry = start + Σ over the chunks that precede `place`, the chunk's position in scan order. totals
-// (slots,width) of the sequence, with the chunks' own totals at level 0; start, end (width) of the sequence, or NULL.
-__device__ inline void tssa_scan(float* carry, double* end, const double* start, float* totals, int* flags, int width,
-                                 int place, int chunks) {
-    scan_publish_and_wait(flags, place, chunks);
-    for (int first = threadIdx.x; first < width; first += SCAN_COLUMNS * blockDim.x) {
-        double own[SCAN_COLUMNS], prefix[SCAN_COLUMNS];
-#pragma unroll
-        for (int n = 0; n < SCAN_COLUMNS; n++) {
-            const int c = first + n * (int)blockDim.x;
-            own[n] = c < width ? scan_load(totals + (size_t)place * width + c) : 0.0f;
-        }
-        scan_prefix(prefix, totals, first, width, place, chunks, own);
-#pragma unroll
-        for (int n = 0; n < SCAN_COLUMNS; n++) {
-            const int c = first + n * (int)blockDim.x;
-            if (c >= width) continue;
-            const double before = (start ? start[c] : 0.0) + prefix[n];   // mutant: state_not_continued
-            carry[c] = (float)before;   // mutant: dropped_carry
-            if (end && place == chunks - 1) end[c] = before + own[n];
-        }
-    }
-    scan_publish_groups(flags, place, chunks);
-    __syncthreads();   // the carries are written   // mutant: carries_unsynchronised
-}
-
 // Totals of the chunk: Σ_t s, or Σ_t s Π if pi (NH,32) is not NULL.
 template <bool WHOLE, typename S, int P>
 __device__ inline void tssa_chunk_totals(float* totals, const float* pi, const S* w, TssaChunk k, TssaSize z) {
@@ -600,19 +540,15 @@ __device__ inline void tssa_chunk_totals(float* totals, const float* pi, const S
         for (int d = lane_index() * P; d < z.HS; d += WARP * P) {
             const S* w_t = w + h * z.HS + d;
             float sum[P] = {};
-#pragma unroll 1
-            for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_PIECE, w_t += (size_t)TSSA_PIECE * z.C) {
+            NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_PIECE, w_t += (size_t)TSSA_PIECE * z.C) {
                 float x[TSSA_PIECE][P], pi_t[TSSA_PIECE];
                 tssa_load<WHOLE>(x, w_t, t0, true, k, z);
                 if (pi) load_pack<TSSA_PIECE>(pi_t, pi + h * WARP + t0);
-#pragma unroll
-                for (int j = 0; j < TSSA_PIECE; j++) {
-#pragma unroll
-                    for (int i = 0; i < P; i++) sum[i] += x[j][i] * (pi ? x[j][i] * pi_t[j] : x[j][i]);
+                UNROLL for (int j = 0; j < TSSA_PIECE; j++) {
+                    UNROLL for (int i = 0; i < P; i++) sum[i] += x[j][i] * (pi ? x[j][i] * pi_t[j] : x[j][i]);
                 }
             }
-#pragma unroll
-            for (int i = 0; i < P; i++) totals[h * z.HS + d + i] = sum[i];
+            UNROLL for (int i = 0; i < P; i++) totals[h * z.HS + d + i] = sum[i];
         }
     }
 }
@@ -626,14 +562,11 @@ __device__ inline float tssa_energy_ratios(const float* carry, const S* w, int h
         const S* w_t = w + h * z.HS + d;
         float sum[P];
         tssa_load_floats(sum, carry + h * z.HS + d, inside);
-#pragma unroll 1
-        for (int t0 = 0; t0 < k.n; t0 += TSSA_PIECE, w_t += (size_t)TSSA_PIECE * z.C) {
+        NO_UNROLL for (int t0 = 0; t0 < k.n; t0 += TSSA_PIECE, w_t += (size_t)TSSA_PIECE * z.C) {
             float x[TSSA_PIECE][P], ratios[TSSA_PIECE] = {};
             tssa_load<WHOLE>(x, w_t, t0, inside, k, z);
-#pragma unroll
-            for (int j = 0; j < TSSA_PIECE; j++) {
-#pragma unroll
-                for (int i = 0; i < P; i++) {
+            UNROLL for (int j = 0; j < TSSA_PIECE; j++) {
+                UNROLL for (int i = 0; i < P; i++) {
                     sum[i] += x[j][i] * x[j][i];
                     ratios[j] += x[j][i] * x[j][i] * reciprocal(fmaxf(sum[i], (float)TOST_ENERGY_MIN));
                 }
@@ -670,14 +603,14 @@ __device__ inline void membership_uniform(float* x, float* carry, double* end, T
     __syncthreads();
 }
 
-// u of the chunk, and x (NH,32) = Π. scratch (NH,32); carry to flags as for tssa_scan, here of S.
+// u of the chunk, and x (NH,32) = Π. scratch (NH,32); carry to flags as for scan_columns, here of S.
 template <typename S, int P>
 __device__ inline void membership_learned(float* x, float* scratch, float* u, float* carry, double* end,
                                           const double* start, float* totals, int* flags, const S* w, const float* temp,
                                           const float* denom_bias, int block_size, TssaChunk k, TssaSize z) {
     const int place = k.t0 / TSSA_CHUNK;
     TSSA_TILE(tssa_chunk_totals, totals + (size_t)place * z.C, NULL, w, k, z);
-    tssa_scan(carry, end, start, totals, flags, z.C, place, z.chunks);
+    scan_columns(carry, end, start, totals, flags, z.C, place, z.chunks);
     for (int h = warp_index(); h < z.NH; h += block_warps()) {
         const float ratios = TSSA_TILE(tssa_energy_ratios, carry, w, h, k, z);
         const bool inside = lane_index() < k.n;   // mutant: chunk_edge_forward
@@ -688,25 +621,22 @@ __device__ inline void membership_learned(float* x, float* scratch, float* u, fl
     membership_forward(x, scratch, z.NH);
 }
 
-// y = -w Π (D + 1e-8) / (D + 1e-8 + N) of head h. pi, mass (32): Π and D + 1e-8 of each step. carry: N before the chunk.
+// y = -w Π (D + 1e-8) / (D + 1e-8 + N) of head h. pi, mass (32): Π and D + 1e-8. carry: N before the chunk.
 template <bool WHOLE, typename S, int P>
-__device__ inline void tssa_forward_moments(S* y, const float* carry, const float* pi, const float* mass,
-                                            const S* w, int h, TssaChunk k, TssaSize z) {
+__device__ inline void tssa_statistics_forward(S* y, const float* carry, const float* pi, const float* mass, const S* w,
+                                               int h, TssaChunk k, TssaSize z) {
     for (int d = lane_index() * P; d < z.HS; d += WARP * P) {
         const S* w_t = w + h * z.HS + d;
         S* y_t = y + h * z.HS + d;
         float N[P];
         tssa_load_floats(N, carry + h * z.HS + d, true);
-#pragma unroll 1
-        for (int t0 = 0; t0 < k.n; t0 += TSSA_PIECE) {
+        NO_UNROLL for (int t0 = 0; t0 < k.n; t0 += TSSA_PIECE) {
             float x[TSSA_PIECE][P], pi_t[TSSA_PIECE], mass_t[TSSA_PIECE];
             tssa_load<WHOLE>(x, w_t, t0, true, k, z);
             load_pack<TSSA_PIECE>(pi_t, pi + t0);
             load_pack<TSSA_PIECE>(mass_t, mass + t0);
-#pragma unroll
-            for (int j = 0; j < TSSA_PIECE; j++) {
-#pragma unroll
-                for (int i = 0; i < P; i++) {
+            UNROLL for (int j = 0; j < TSSA_PIECE; j++) {
+                UNROLL for (int i = 0; i < P; i++) {
                     N[i] += x[j][i] * (x[j][i] * pi_t[j]);
                     x[j][i] *= -pi_t[j] * mass_t[j] * reciprocal(mass_t[j] + N[i]);
                 }
@@ -718,13 +648,13 @@ __device__ inline void tssa_forward_moments(S* y, const float* carry, const floa
     }
 }
 
-// Minimum traffic per row: 2C (w) + 2C (y). Moved in addition: carries and totals, (4 + 8) (2C + NH)/32 = 0.75C, and u and
-// pi, 8 NH. sync: ticket, flags of the scan of S, flags of that of N and D; zero before the launch.
-template <typename S, int P, bool UNIFORM>
-__global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
-    tssa_forward_kernel(S* __restrict__ y, float* u, float* pi, float* saved, TssaStates states, float* totals, int* sync,
-                        const S* __restrict__ w, const float* __restrict__ temp, const float* __restrict__ denom_bias,
-                        const StepHeader* __restrict__ step, int block_size, TssaSize z) {
+// Minimum traffic per row: 2C (w) + 2C (y). Moved in addition: carries and totals, (4 + 8) (2C + NH)/32 = 0.75C, and u
+// and pi, 8 NH. sync: ticket, flags of the scan of S, flags of that of N and D; zero before the launch.
+template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
+    tssa_forward_kernel(S* __restrict__ y, float* u, float* pi, float* saved, TssaStates states, float* totals,
+                        int* sync, const S* __restrict__ w, const float* __restrict__ temp,
+                        const float* __restrict__ denom_bias, const StepHeader* __restrict__ step, int block_size,
+                        TssaSize z) {
     DYNAMIC_SHARED(float, shared);   // (2,NH,32)
     float *x = shared, *scratch = x + z.NH * WARP;
     const TssaChunk k = tssa_chunk<false>(sync, z);
@@ -732,7 +662,7 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
     const size_t row = (size_t)k.b * z.T + k.t0, state_size = z.C + wide;
     int* flags = sync + 1 + k.b * z.slots;
     float* energy_totals = totals + (size_t)k.b * z.slots * z.C;
-    float* moment_totals = totals + (size_t)z.B * z.slots * z.C + (size_t)k.b * z.slots * wide;
+    float* stat_totals = totals + (size_t)z.B * z.slots * z.C + (size_t)k.b * z.slots * wide;
     float* carry = saved + ((size_t)k.b * z.chunks + place) * state_size;   // S (C), N (C), D (NH)
     const double* start = states.start ? states.start + k.b / states.copies * state_size : NULL;
     double* end = states.end ? states.end + k.b * state_size : NULL;
@@ -747,16 +677,16 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
         const float pi_t = lane_index() < k.n ? x[h * WARP + lane_index()] : 0.0f;
         if (lane_index() < k.n) pi[((size_t)k.b * z.NH + h) * z.T + k.t0 + lane_index()] = pi_t;
         const float mass = warp_sum(pi_t);
-        if (lane_index() == 0) moment_totals[(size_t)place * wide + z.C + h] = mass;
+        if (lane_index() == 0) stat_totals[(size_t)place * wide + z.C + h] = mass;
     }
-    TSSA_TILE(tssa_chunk_totals, moment_totals + (size_t)place * wide, x, w, k, z);
-    tssa_scan(carry + z.C, end ? end + z.C : NULL, start ? start + z.C : NULL, moment_totals,
+    TSSA_TILE(tssa_chunk_totals, stat_totals + (size_t)place * wide, x, w, k, z);
+    scan_columns(carry + z.C, end ? end + z.C : NULL, start ? start + z.C : NULL, stat_totals,
               flags + z.B * z.slots, wide, place, z.chunks);
     for (int h = warp_index(); h < z.NH; h += block_warps()) {
         const float pi_t = lane_index() < k.n ? x[h * WARP + lane_index()] : 0.0f;
         scratch[h * WARP + lane_index()] = carry[2 * z.C + h] + warp_scan(pi_t, lane_index()) + (float)TOST_MASS_EPS;
         __syncwarp();   // mutant: mass_unsynchronised
-        TSSA_TILE(tssa_forward_moments, y + row * z.C, carry + z.C, x + h * WARP, scratch + h * WARP, w, h, k, z);
+        TSSA_TILE(tssa_statistics_forward, y + row * z.C, carry + z.C, x + h * WARP, scratch + h * WARP, w, h, k, z);
     }
 }
 
@@ -773,17 +703,16 @@ static void tssa_forward(cudaStream_t stream, S* y, float* u, float* pi, float* 
     const TssaSize z = tssa_size(B, T, C, NH);
     const size_t shared = 2 * (size_t)NH * WARP * sizeof(float);
     const bool pairs = tssa_pairs(z);
-    const auto tssa_forward_variant =
-        membership == TOST_UNIFORM
-            ? (pairs ? tssa_forward_kernel<S, 2, true> : tssa_forward_kernel<S, 1, true>)
-            : (pairs ? tssa_forward_kernel<S, 2, false> : tssa_forward_kernel<S, 1, false>);
-    LAUNCH(tssa_forward_variant, B * z.chunks, tssa_threads(NH), shared, stream, y, u, pi, saved, states, totals, sync, w,
-           temp, denom_bias, step, block_size, z);
+    const auto tssa_forward_variant = membership == TOST_UNIFORM
+        ? (pairs ? tssa_forward_kernel<S, 2, true> : tssa_forward_kernel<S, 1, true>)
+        : (pairs ? tssa_forward_kernel<S, 2, false> : tssa_forward_kernel<S, 1, false>);
+    LAUNCH(tssa_forward_variant, B * z.chunks, tssa_threads(NH), shared, stream, y, u, pi, saved, states, totals, sync,
+           w, temp, denom_bias, step, block_size, z);
 }
 
-// N and S before the chunk's steps 8, 16 and 24, (3,C) each: the first and third phase of backward save them for the last,
-// which goes backward in time and recomputes N and S from there. NULL if shared memory is too small: then it recomputes
-// from the start of the chunk.
+// N and S before the chunk's steps 8, 16 and 24, (3,C) each: the first and third phase of backward save them for the
+// last, which goes backward in time and recomputes N and S from there. NULL if shared memory is too small: then it
+// recomputes from the start of the chunk.
 constexpr int TSSA_STARTS = TSSA_CHUNK / TSSA_PIECE - 1;
 
 struct TssaStarts { float *N, *S; };
@@ -791,8 +720,7 @@ struct TssaStarts { float *N, *S; };
 template <int P>
 __device__ inline void tssa_keep_start(float* starts, const float (&sum)[P], int t0, int c, TssaSize z) {
     if (!starts || t0 == 0 || t0 % TSSA_PIECE != 0) return;
-#pragma unroll
-    for (int i = 0; i < P; i++) starts[(t0 / TSSA_PIECE - 1) * z.C + c + i] = sum[i];   // mutant: start_not_kept
+    UNROLL for (int i = 0; i < P; i++) starts[(t0 / TSSA_PIECE - 1) * z.C + c + i] = sum[i];   // mutant: start_not_kept
 }
 
 // Π and D + 1e-8 of the chunk, (NH,32) each; past the chunk's end Π is zero and D + 1e-8 stays positive.
@@ -810,11 +738,11 @@ __device__ inline void tssa_backward_masses(float* pi_s, float* mass_s, const fl
 //     dN = Π M e,   dD = -Σ_d Π N e
 // totals (C+NH): Σ of dN and of dD over the chunk. With RN and RD, the sums of dN and dD over t' ≥ t,
 //     dΠ[t] = Σ_d (s RN[t] - dy w M r) + RD[t]
-// dpi (NH,32) is this with RN and RD replaced by minus the sums over the chunk's t' < t; the second phase adds the rest.
+// dpi (NH,32) is this with minus the sums over the chunk's t' < t for RN and RD; the second phase adds the rest.
 template <bool WHOLE, typename S, int P>
-__device__ inline void tssa_backward_moments(float* totals, float* dpi, float* starts, const float* carry,
-                                             const float* pi_s, const float* mass_s, const S* dy, const S* w,
-                                             TssaChunk k, TssaSize z) {
+__device__ inline void tssa_statistics_backward(float* totals, float* dpi, float* starts, const float* carry,
+                                                const float* pi_s, const float* mass_s, const S* dy, const S* w,
+                                                TssaChunk k, TssaSize z) {
     for (int h = warp_index(); h < z.NH; h += block_warps()) {
         float mine = 0.0f, total_D = 0.0f;
         for (int d = lane_index() * P; d - lane_index() * P < z.HS; d += WARP * P) {
@@ -823,20 +751,17 @@ __device__ inline void tssa_backward_moments(float* totals, float* dpi, float* s
             const S *w_t = w + c, *dy_t = dy + c;
             float N[P], dN[P] = {}, dD = 0.0f;   // sums so far of dN and of this lane's part of -dD
             tssa_load_floats(N, carry + z.C + c, inside);
-#pragma unroll 1
-            for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_BACK) {
+            NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_BACK) {
                 float x[TSSA_BACK][P], dy_d[TSSA_BACK][P], pi_t[TSSA_BACK], M[TSSA_BACK], part[TSSA_BACK];
                 tssa_load<WHOLE>(x, w_t, t0, inside, k, z);
                 tssa_load<WHOLE>(dy_d, dy_t, t0, inside, k, z);
                 load_pack<TSSA_BACK>(pi_t, pi_s + h * WARP + t0);
                 load_pack<TSSA_BACK>(M, mass_s + h * WARP + t0);
                 if (inside) tssa_keep_start(starts, N, t0, c, z);
-#pragma unroll
-                for (int j = 0; j < TSSA_BACK; j++) {
+                UNROLL for (int j = 0; j < TSSA_BACK; j++) {
                     float e_N = 0.0f;
                     part[j] = dD;
-#pragma unroll
-                    for (int i = 0; i < P; i++) {
+                    UNROLL for (int i = 0; i < P; i++) {
                         const float s = x[j][i] * x[j][i];
                         N[i] += s * pi_t[j];
                         const float r = reciprocal(M[j] + N[i]), dy_w_r = dy_d[j][i] * x[j][i] * r, e = dy_w_r * r;
@@ -854,8 +779,7 @@ __device__ inline void tssa_backward_moments(float* totals, float* dpi, float* s
             }
             total_D += dD;
             if (!inside) continue;
-#pragma unroll
-            for (int i = 0; i < P; i++) totals[c + i] = dN[i];
+            UNROLL for (int i = 0; i < P; i++) totals[c + i] = dN[i];
         }
         dpi[h * WARP + lane_index()] = mine;
         total_D = warp_sum(total_D);
@@ -863,8 +787,8 @@ __device__ inline void tssa_backward_moments(float* totals, float* dpi, float* s
     }
 }
 
-// Second phase: lane t returns the rest of dΠ[t] of head h:   Σ_d s RN + RD, with RN and RD at the start of the chunk: the
-// chunk's totals plus the sums past the chunk, `behind`, (C+NH) each.
+// Second phase: lane t returns the rest of dΠ[t] of head h:   Σ_d s RN + RD, with RN and RD at the start of the chunk:
+// the chunk's totals plus the sums past the chunk, `behind`, (C+NH) each.
 template <bool WHOLE, typename S, int P>
 __device__ inline float tssa_backward_membership(const float* totals, const float* behind, const S* w, int h,
                                                  TssaChunk k, TssaSize z) {
@@ -876,16 +800,12 @@ __device__ inline float tssa_backward_membership(const float* totals, const floa
         float RN[P], total[P];
         tssa_load_floats(RN, behind + c, inside);
         tssa_load_floats(total, totals + c, inside);
-#pragma unroll
-        for (int i = 0; i < P; i++) RN[i] += total[i];
-#pragma unroll 1
-        for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_PIECE, w_t += (size_t)TSSA_PIECE * z.C) {
+        UNROLL for (int i = 0; i < P; i++) RN[i] += total[i];
+        NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_PIECE, w_t += (size_t)TSSA_PIECE * z.C) {
             float x[TSSA_PIECE][P], part[TSSA_PIECE] = {};
             tssa_load<WHOLE>(x, w_t, t0, inside, k, z);
-#pragma unroll
-            for (int j = 0; j < TSSA_PIECE; j++) {
-#pragma unroll
-                for (int i = 0; i < P; i++) part[j] += x[j][i] * (x[j][i] * RN[i]);
+            UNROLL for (int j = 0; j < TSSA_PIECE; j++) {
+                UNROLL for (int i = 0; i < P; i++) part[j] += x[j][i] * (x[j][i] * RN[i]);
             }
             const float piece = warp_transposed_sum(part, lane_index());
             if (lane_index() / TSSA_PIECE == t0 / TSSA_PIECE) mine += piece;
@@ -912,9 +832,9 @@ __device__ inline void membership_backward(float* du, float* da, float* dtemp, c
     __syncwarp();
 }
 
-// Replaces the second and third phase if membership is uniform: du (NH,32), the sums of dS past the chunk, behind (C), and
-// the starts of S are zero.
-__device__ inline void tssa_backward_uniform(float* du, float* behind, float* starts, TssaSize z) {
+// Replaces the second and third phase if membership is uniform: du (NH,32), the sums of dS past the chunk, behind (C),
+// and the starts of S are zero.
+__device__ inline void membership_uniform_backward(float* du, float* behind, float* starts, TssaSize z) {
     for (int i = threadIdx.x; i < z.NH * WARP; i += blockDim.x) du[i] = 0.0f;
     for (int c = threadIdx.x; c < z.C; c += blockDim.x) behind[c] = 0.0f;   // mutant: uniform_behind_unset
     for (int i = threadIdx.x; starts && i < TSSA_STARTS * z.C; i += blockDim.x) starts[i] = 0.0f;
@@ -926,10 +846,8 @@ __device__ inline void tssa_backward_uniform(float* du, float* behind, float* st
 template <bool ABOVE, int P>
 __device__ inline void tssa_add_energies(float (&sum)[P], float (&energy)[P], const float (&x)[TSSA_PIECE][P],
                                          const float (&du_t)[TSSA_PIECE]) {
-#pragma unroll
-    for (int j = 0; j < TSSA_PIECE; j++) {
-#pragma unroll
-        for (int i = 0; i < P; i++) {
+    UNROLL for (int j = 0; j < TSSA_PIECE; j++) {
+        UNROLL for (int i = 0; i < P; i++) {
             energy[i] += x[j][i] * x[j][i];
             const float r = ABOVE || energy[i] > (float)TOST_ENERGY_MIN ? reciprocal(energy[i]) : 0.0f;
             const float w_r = x[j][i] * r;
@@ -940,7 +858,7 @@ __device__ inline void tssa_add_energies(float (&sum)[P], float (&energy)[P], co
 
 // Third phase: the chunk's totals of dS.
 template <bool WHOLE, typename S, int P>
-__device__ inline void tssa_backward_energy_totals(float* totals, float* starts, const float* carry, const float* du,
+__device__ inline void tssa_energy_backward_totals(float* totals, float* starts, const float* carry, const float* du,
                                                    const S* w, TssaChunk k, TssaSize z) {
     for (int h = warp_index(); h < z.NH; h += block_warps()) {
         for (int d = lane_index() * P; d < z.HS; d += WARP * P) {
@@ -948,21 +866,18 @@ __device__ inline void tssa_backward_energy_totals(float* totals, float* starts,
             const S* w_t = w + c;
             float energy[P], sum[P] = {};
             tssa_load_floats(energy, carry + c, true);
-#pragma unroll 1
-            for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_PIECE, w_t += (size_t)TSSA_PIECE * z.C) {
+            NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_PIECE, w_t += (size_t)TSSA_PIECE * z.C) {
                 float x[TSSA_PIECE][P], du_t[TSSA_PIECE];
                 tssa_load<WHOLE>(x, w_t, t0, true, k, z);
                 load_pack<TSSA_PIECE>(du_t, du + h * WARP + t0);
                 tssa_keep_start(starts, energy, t0, c, z);
                 bool above = true;
-#pragma unroll
-                for (int i = 0; i < P; i++)
+                UNROLL for (int i = 0; i < P; i++)
                     above = above && energy[i] + x[0][i] * x[0][i] > (float)TOST_ENERGY_MIN;
                 if (above) tssa_add_energies<true>(sum, energy, x, du_t);
                 else tssa_add_energies<false>(sum, energy, x, du_t);
             }
-#pragma unroll
-            for (int i = 0; i < P; i++) totals[c + i] = sum[i];
+            UNROLL for (int i = 0; i < P; i++) totals[c + i] = sum[i];
         }
     }
 }
@@ -977,10 +892,8 @@ __device__ inline void tssa_piece_forward(TssaPiece<P>& piece, float (&energy)[P
     float pi_t[TSSA_BACK];
     tssa_load<WHOLE>(piece.x, w_t, t0, true, k, z);
     load_pack<TSSA_BACK>(pi_t, pi_s + t0);
-#pragma unroll
-    for (int j = 0; j < TSSA_BACK; j++) {
-#pragma unroll
-        for (int i = 0; i < P; i++) {
+    UNROLL for (int j = 0; j < TSSA_BACK; j++) {
+        UNROLL for (int i = 0; i < P; i++) {
             const float x = piece.x[j][i];
             energy[i] += x * x;
             N[i] += x * (x * pi_t[j]);
@@ -992,20 +905,18 @@ __device__ inline void tssa_piece_forward(TssaPiece<P>& piece, float (&energy)[P
 
 // Last phase, backward in time, in the terms of the first phase:
 //     dw = 2 w (Π RN + ds) - Π M dy r,   ds = du/max(S, 1e-12) + Σ_{t'≥t} dS[t']
-// The sum's own term is merged with the first one: du/S - du s/S² = du S[t-1]/S², without cancellation if S is close to s.
-// RN, RS: sums of dN and dS past the piece, advanced to its start. before: S before the piece. ABOVE: as above.
+// The sum's own term is merged with the first one: du/S - du s/S² = du S[t-1]/S², without cancellation if S is close to
+// s. RN, RS: sums of dN and dS past the piece, advanced to its start. before: S before the piece. ABOVE: as above.
 template <bool WHOLE, bool ABOVE, typename S, int P>
 __device__ inline void tssa_piece_backward(S* dw_t, float (&RN)[P], float (&RS)[P], const TssaPiece<P>& piece,
                                            const float (&before)[P], const float* pi_s, const float* mass_s,
                                            const float* du_s, const S* dy_t, int t0, TssaChunk k, TssaSize z) {
     float dy[TSSA_BACK][P];
     tssa_load<WHOLE>(dy, dy_t, t0, true, k, z);
-#pragma unroll
-    for (int j = TSSA_BACK - 1; j >= 0; j--) {
+    UNROLL for (int j = TSSA_BACK - 1; j >= 0; j--) {
         const float pi = pi_s[t0 + j], M = mass_s[t0 + j], du = du_s[t0 + j], pi_M = pi * M;
         float dw[P];
-#pragma unroll
-        for (int i = 0; i < P; i++) {
+        UNROLL for (int i = 0; i < P; i++) {
             const float x = piece.x[j][i], energy = piece.S[j][i],
                         S_last = j > 0 ? piece.S[j > 0 ? j - 1 : 0][i] : before[i];
             const float r = reciprocal(M + piece.N[j][i]), dy_r = dy[j][i] * r;
@@ -1034,8 +945,7 @@ __device__ inline void tssa_walk_to(float (&energy)[P], float (&N)[P], int t0, T
         tssa_load_floats(energy, carry + c, true);
         tssa_load_floats(N, carry + z.C + c, true);
     }
-#pragma unroll 1
-    for (int t = start; t < t0; t += TSSA_BACK) {
+    NO_UNROLL for (int t = start; t < t0; t += TSSA_BACK) {
         TssaPiece<P> piece;
         tssa_piece_forward<WHOLE>(piece, energy, N, pi_s, w_d + t * z.C, t, k, z);
     }
@@ -1052,18 +962,15 @@ __device__ inline void tssa_backward_final(S* dw, TssaStarts starts, const float
             float RN[P], RS[P];
             tssa_load_floats(RN, behind + c, true);
             tssa_load_floats(RS, behind + z.C + z.NH + c, true);
-#pragma unroll 1
-            for (int t0 = (k.n - 1) / TSSA_BACK * TSSA_BACK; t0 >= 0; t0 -= TSSA_BACK) {
+            NO_UNROLL for (int t0 = (k.n - 1) / TSSA_BACK * TSSA_BACK; t0 >= 0; t0 -= TSSA_BACK) {
                 const int at = t0 * z.C + c;   // in the chunk
                 TssaPiece<P> piece;
                 float energy[P], N[P], before[P];
                 tssa_walk_to<WHOLE>(energy, N, t0, starts, carry, pi_h, w + c, c, k, z);
-#pragma unroll
-                for (int i = 0; i < P; i++) before[i] = energy[i];
+                UNROLL for (int i = 0; i < P; i++) before[i] = energy[i];
                 tssa_piece_forward<WHOLE>(piece, energy, N, pi_h, w + at, t0, k, z);
                 bool above = true;
-#pragma unroll
-                for (int i = 0; i < P; i++) above = above && piece.S[0][i] > (float)TOST_ENERGY_MIN;
+                UNROLL for (int i = 0; i < P; i++) above = above && piece.S[0][i] > (float)TOST_ENERGY_MIN;
                 if (above)
                     tssa_piece_backward<WHOLE, true>(dw + at, RN, RS, piece, before, pi_h, mass_h, du_h, dy + at, t0,
                                                      k, z);
@@ -1076,11 +983,10 @@ __device__ inline void tssa_backward_final(S* dw, TssaStarts starts, const float
 }
 
 // Minimum traffic per row: 2C (w) + 2C (dy) + 2C (dw). Moved in addition: carries, back and totals, about
-// (4 + 8 + 8) (2C + NH)/32 = 1.25C, and 3 · 4 NH. The scans run from the last chunk to the first. sync: ticket, flags of
-// the scan of dN and dD, flags of that of dS; zero before the launch. back (B,chunks,2C+NH): sums past each chunk of dN (C),
-// dD (NH), dS (C).
-template <typename S, int P, bool UNIFORM>
-__global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
+// (4 + 8 + 8) (2C + NH)/32 = 1.25C, and 3 · 4 NH. The scans run from the last chunk to the first. sync: ticket, flags
+// of the scan of dN and dD, flags of that of dS; zero before the launch. back (B,chunks,2C+NH): sums past each chunk of
+// dN (C), dD (NH), dS (C).
+template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
     tssa_backward_kernel(S* __restrict__ dw, float* da, float* dtemp, float* back, float* totals, int* sync,
                          const S* __restrict__ dy, const S* __restrict__ w, const float* __restrict__ u,
                          const float* __restrict__ pi, const float* __restrict__ saved,
@@ -1093,22 +999,22 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
     const int place = z.chunks - 1 - k.t0 / TSSA_CHUNK, wide = z.C + z.NH;
     const size_t row = ((size_t)k.b * z.T + k.t0) * z.C, chunk = (size_t)k.b * z.chunks + k.t0 / TSSA_CHUNK;
     const float* carry = saved + chunk * (z.C + wide);
-    float *behind = back + chunk * (z.C + wide), *moment_totals = totals + (size_t)k.b * z.slots * wide;
+    float *behind = back + chunk * (z.C + wide), *stat_totals = totals + (size_t)k.b * z.slots * wide;
 
     tssa_backward_masses(pi_s, mass_s, pi, carry, k, z);
-    TSSA_TILE(tssa_backward_moments, moment_totals + (size_t)place * wide, x, starts.N, carry, pi_s, mass_s, dy + row,
+    TSSA_TILE(tssa_statistics_backward, stat_totals + (size_t)place * wide, x, starts.N, carry, pi_s, mass_s, dy + row,
               w + row, k, z);
-    tssa_scan(behind, NULL, NULL, moment_totals, sync + 1 + k.b * z.slots, wide, place, z.chunks);
+    scan_columns(behind, NULL, NULL, stat_totals, sync + 1 + k.b * z.slots, wide, place, z.chunks);
     if constexpr (UNIFORM) {
-        tssa_backward_uniform(du, behind + wide, starts.S, z);
+        membership_uniform_backward(du, behind + wide, starts.S, z);
     } else {
         for (int h = warp_index(); h < z.NH; h += block_warps())
             x[h * WARP + lane_index()] += TSSA_TILE(
-                tssa_backward_membership, moment_totals + (size_t)place * wide, behind, w + row, h, k, z);
+                tssa_backward_membership, stat_totals + (size_t)place * wide, behind, w + row, h, k, z);
         membership_backward(du, da, dtemp, x, pi_s, u, temp, k, z);
         float* energy_totals = totals + (size_t)z.B * z.slots * wide + (size_t)k.b * z.slots * z.C;
-        TSSA_TILE(tssa_backward_energy_totals, energy_totals + (size_t)place * z.C, starts.S, carry, du, w + row, k, z);
-        tssa_scan(behind + wide, NULL, NULL, energy_totals, sync + 1 + (z.B + k.b) * z.slots, z.C, place, z.chunks);
+        TSSA_TILE(tssa_energy_backward_totals, energy_totals + (size_t)place * z.C, starts.S, carry, du, w + row, k, z);
+        scan_columns(behind + wide, NULL, NULL, energy_totals, sync + 1 + (z.B + k.b) * z.slots, z.C, place, z.chunks);
     }
     TSSA_TILE(tssa_backward_final, dw + row, starts, behind, carry, pi_s, mass_s, du, dy + row, w + row, k, z);
 }
@@ -1120,21 +1026,19 @@ __global__ void __launch_bounds__(TEMP_THREADS)
     temp_backward_kernel(float* dtemp, const float* partial, size_t chunks) {
     __shared__ float shared[TEMP_THREADS];
     float sum = 0.0f;
-#pragma unroll 8
-    for (size_t i = threadIdx.x; i < chunks; i += TEMP_THREADS)   // mutant: temp_of_the_first_chunks
+    UNROLL_BY(8) for (size_t i = threadIdx.x; i < chunks; i += TEMP_THREADS)   // mutant: temp_of_the_first_chunks
         sum += partial[blockIdx.x * chunks + i];
     sum = block_tree_sum(sum, shared);
     if (threadIdx.x == 0) dtemp[blockIdx.x] += sum;
 }
 
-// ddenom_bias[h,t] += Σ_b HS temp[h] da[b,h,t]. One thread per (h,t), sequences in order. Traffic per row: 4 NH, from L2.
+// ddenom_bias[h,t] += Σ_b HS temp[h] da[b,h,t]. One thread per (h,t). Traffic per row: 4 NH, from L2.
 __global__ void denom_bias_backward_kernel(float* ddenom_bias, const float* da, const float* temp, int block_size,
                                            TssaSize z) {
     const int t = blockIdx.x * blockDim.x + threadIdx.x, h = blockIdx.y;
     if (t >= z.T) return;
     float sum = 0.0f;
-#pragma unroll 4
-    for (int b = 0; b < z.B; b++) sum += da[((size_t)b * z.NH + h) * z.T + t];
+    UNROLL_BY(4) for (int b = 0; b < z.B; b++) sum += da[((size_t)b * z.NH + h) * z.T + t];
     ddenom_bias[(size_t)h * block_size + t] += z.HS * temp[h] * sum;
 }
 
@@ -1148,10 +1052,9 @@ static void tssa_backward(cudaStream_t stream, S* dw, float* dtemp, float* ddeno
     const TssaSize z = tssa_size(B, T, C, NH);
     const size_t least = 4 * (size_t)NH * WARP * sizeof(float), starts = 2 * TSSA_STARTS * (size_t)C * sizeof(float);
     const bool pairs = tssa_pairs(z), keep_starts = least + starts <= MAX_DYNAMIC_SHARED;
-    const auto tssa_backward_variant =
-        membership == TOST_UNIFORM
-            ? (pairs ? tssa_backward_kernel<S, 2, true> : tssa_backward_kernel<S, 1, true>)
-            : (pairs ? tssa_backward_kernel<S, 2, false> : tssa_backward_kernel<S, 1, false>);
+    const auto tssa_backward_variant = membership == TOST_UNIFORM
+        ? (pairs ? tssa_backward_kernel<S, 2, true> : tssa_backward_kernel<S, 1, true>)
+        : (pairs ? tssa_backward_kernel<S, 2, false> : tssa_backward_kernel<S, 1, false>);
     LAUNCH(tssa_backward_variant, B * z.chunks, tssa_threads(NH), least + keep_starts * starts, stream, dw, da,
            dtemp_partial, back, totals, sync, dy, w, u, pi, saved, temp, keep_starts, z);
     if (membership == TOST_UNIFORM) return;
@@ -1168,32 +1071,13 @@ static void tssa_backward(cudaStream_t stream, S* dw, float* dtemp, float* ddeno
 
 constexpr int GELU_PACK = 8, GELU_THREADS = 128;
 
-// e^(-x²/2)
-__device__ inline float normal_bell(float x) { return power_of_2(x * (x * -0.72134752f)); }
-
-// Φ(x) = 1 - Φ(-x), and for z ≥ 0:  Φ(-z) = P(t) e^(-z²/2),  t = 1/(1 + z/4). P is fitted for the least relative error:
-// 9e-8 up to z = 9, before rounding. Takes half the instructions of erff and shares e^(-z²/2), `bell`, with the derivative.
-__device__ inline float normal_cdf(float x, float bell) {
-    const float t = reciprocal(1.0f + 0.25f * fabsf(x));
-    float p = -9.92023535e-2f;
-    p = p * t + 3.78244357e-1f;
-    p = p * t - 3.40745135e-1f;
-    p = p * t + 3.61256631e-1f;
-    p = p * t - 2.56326757e-2f;
-    p = p * t + 1.30510810e-1f;
-    p = p * t + 9.52933651e-2f;
-    p = (p * t + 2.75036677e-4f) * bell;
-    return x < 0.0f ? p : 1.0f - p;
-}
-
 // Minimum traffic per element: 2 (x) + 2 (y).
 template <typename S> __global__ void gelu_forward_kernel(S* y, const S* x, size_t n) {
     const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * GELU_PACK;
     if (i + GELU_PACK <= n) {
         float v[GELU_PACK];
         load_pack<GELU_PACK>(v, x + i);
-#pragma unroll
-        for (int j = 0; j < GELU_PACK; j++) v[j] *= normal_cdf(v[j], normal_bell(v[j]));
+        UNROLL for (int j = 0; j < GELU_PACK; j++) v[j] *= normal_cdf(v[j], normal_bell(v[j]));
         store_pack<GELU_PACK>(y + i, v);
     } else {
         for (size_t j = i; j < n; j++) {
@@ -1207,21 +1091,18 @@ template <typename S> static void gelu_forward(cudaStream_t stream, S* y, const 
     LAUNCH((gelu_forward_kernel<S>), div_up(n, 256 * GELU_PACK), 256, 0, stream, y, x, n);
 }
 
-// dx = dy (Φ(x) + x φ(x)), φ(x) = e^(-x²/2)/√(2π), in place: dx holds dy on entry. dx, x (rows,N); partial (blocks,N): Σ of
-// dx over every gridDim.x-th row. Minimum traffic per element: 4 (dx) + 2 (x).
-template <typename S, int VEC>
-__global__ void __launch_bounds__(GELU_THREADS)
+// dx = dy (Φ(x) + x φ(x)), φ(x) = e^(-x²/2)/√(2π), in place: dx holds dy on entry. dx, x (rows,N); partial (blocks,N):
+// Σ of dx over every gridDim.x-th row. Minimum traffic per element: 4 (dx) + 2 (x).
+template <typename S, int VEC> __global__ void __launch_bounds__(GELU_THREADS)
     gelu_backward_kernel(S* __restrict__ dx, float* __restrict__ partial, const S* __restrict__ x, size_t rows, int N) {
     const int c = (blockIdx.y * GELU_THREADS + threadIdx.x) * VEC;
     if (c >= N) return;
     float sum[VEC] = {};
-#pragma unroll 2
-    for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    UNROLL_BY(2) for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
         float d[VEC], v[VEC];
         load_pack<VEC>(d, dx + row * N + c);
         load_pack<VEC>(v, x + row * N + c);
-#pragma unroll
-        for (int i = 0; i < VEC; i++) {
+        UNROLL for (int i = 0; i < VEC; i++) {
             const float bell = normal_bell(v[i]);
             d[i] *= normal_cdf(v[i], bell) + v[i] * bell * 0.398942280f;
             sum[i] += d[i];
@@ -1231,7 +1112,7 @@ __global__ void __launch_bounds__(GELU_THREADS)
     store_pack<VEC>(partial + (size_t)blockIdx.x * N + c, sum);
 }
 
-// dx = (in place of dy); db +=, unless NULL:   db = Σ_rows dx. dx, x (rows,N), N a multiple of 4; partial (COLUMN_BLOCKS,N)
+// dx = (in place of dy); db +=, unless NULL:   db = Σ_rows dx. x (rows,N), N % 4 = 0; partial (COLUMN_BLOCKS,N)
 template <typename S>
 static void gelu_backward(cudaStream_t stream, S* dx, float* db, float* partial, const S* x, size_t rows, int N) {
     const int vec = N % GELU_PACK == 0 ? GELU_PACK : 4, blocks = (int)min(rows, (size_t)COLUMN_BLOCKS);
@@ -1244,19 +1125,16 @@ static void gelu_backward(cudaStream_t stream, S* dx, float* db, float* partial,
 // ---------------------------------------------------------------------------------------------
 // Classifier, softmax and cross-entropy:  loss[row] = log Σ_v e^logit[row,v] - logit[row,target]
 
-// Rows of logits are `ld` elements apart, a multiple of LOGIT_PACK, so that packs are aligned for any V. The elements past
-// V are not read by the matmuls; the kernel masks them and writes zeros.
+// Rows of logits are `ld` elements apart, a multiple of LOGIT_PACK, so that packs are aligned for any V. The elements
+// past V are not read by the matmuls; the kernel masks them and writes zeros.
 constexpr int LOGIT_PACK = 8, CLASSIFIER_THREADS = 1024, CLASSIFIER_STRIDE = CLASSIFIER_THREADS * LOGIT_PACK;
 
 static size_t logits_ld(int V) { return ((size_t)V + LOGIT_PACK - 1) / LOGIT_PACK * LOGIT_PACK; }
 
-constexpr float LOG2_E = 1.44269504f;
-
 // Sets the elements past V to -inf.
 __device__ inline void mask_tail(float (&x)[LOGIT_PACK], int v, int V) {
     if (v + LOGIT_PACK <= V) return;
-#pragma unroll
-    for (int j = 0; j < LOGIT_PACK; j++)
+    UNROLL for (int j = 0; j < LOGIT_PACK; j++)
         if (v + j >= V) x[j] = -INFINITY;
 }
 
@@ -1270,12 +1148,10 @@ template <typename S> __device__ inline SoftmaxStatistics softmax_statistics(con
         float x[LOGIT_PACK], top = mine.top;
         load_pack<LOGIT_PACK>(x, logits + v);
         mask_tail(x, v, V);
-#pragma unroll
-        for (int j = 0; j < LOGIT_PACK; j++) top = fmaxf(top, x[j]);
+        UNROLL for (int j = 0; j < LOGIT_PACK; j++) top = fmaxf(top, x[j]);
         mine.sum *= power_of_2((mine.top - top) * LOG2_E);
         mine.top = top;
-#pragma unroll
-        for (int j = 0; j < LOGIT_PACK; j++) mine.sum += power_of_2(x[j] * LOG2_E - top * LOG2_E);
+        UNROLL for (int j = 0; j < LOGIT_PACK; j++) mine.sum += power_of_2(x[j] * LOG2_E - top * LOG2_E);
     }
     return mine;
 }
@@ -1293,10 +1169,9 @@ __device__ inline SoftmaxStatistics softmax_merge(SoftmaxStatistics mine) {
 //   dlogits = grad_scale (softmax(logits) - onehot(target)),   0 if the target is -1.
 // One block per row. The second pass over a row starts with what the first read last, which L1 still holds. Minimum
 // traffic per row: 2V read, 2V written.
-template <typename S>
-__global__ void __launch_bounds__(CLASSIFIER_THREADS, CLASSIFIER_BLOCKS)
-    cross_entropy_kernel(float* loss, S* logits, const int32_t* targets, const StepHeader* step,
-                         bool gradient, int V, int ld) {
+template <typename S> __global__ void __launch_bounds__(CLASSIFIER_THREADS, CLASSIFIER_BLOCKS)
+    cross_entropy_kernel(float* loss, S* logits, const int32_t* targets, const StepHeader* step, bool gradient, int V,
+                         int ld) {
     __shared__ SoftmaxStatistics shared[CLASSIFIER_THREADS / WARP];
     S* l = logits + (size_t)blockIdx.x * ld;
     const int target = targets[blockIdx.x];
@@ -1314,8 +1189,7 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS, CLASSIFIER_BLOCKS)
     if (lane_index() == 0) shared[warp_index()] = of_warp;
     __syncthreads();   // also: all threads have read target_logit, which is overwritten below
     const bool has_warp = lane_index() < CLASSIFIER_THREADS / WARP;
-    const SoftmaxStatistics row =
-        softmax_merge(has_warp ? shared[lane_index()] : SoftmaxStatistics{-INFINITY, 0.0f});
+    const SoftmaxStatistics row = softmax_merge(has_warp ? shared[lane_index()] : SoftmaxStatistics{-INFINITY, 0.0f});
     if (threadIdx.x == 0) loss[blockIdx.x] = logf(row.sum) + (row.top - target_logit);
     if (!gradient) return;
     const float shift = -row.top * LOG2_E, share = scale / row.sum;
@@ -1324,11 +1198,9 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS, CLASSIFIER_BLOCKS)
         float x[LOGIT_PACK];
         load_pack<LOGIT_PACK>(x, l + v);
         mask_tail(x, v, V);
-#pragma unroll
-        for (int j = 0; j < LOGIT_PACK; j++) x[j] = power_of_2(x[j] * LOG2_E + shift) * share;
+        UNROLL for (int j = 0; j < LOGIT_PACK; j++) x[j] = power_of_2(x[j] * LOG2_E + shift) * share;
         if (target - v >= 0 && target - v < LOGIT_PACK) {
-#pragma unroll
-            for (int j = 0; j < LOGIT_PACK; j++)
+            UNROLL for (int j = 0; j < LOGIT_PACK; j++)
                 x[j] -= v + j == target ? scale : 0.0f;   // mutant: target_not_subtracted
         }
         store_pack<LOGIT_PACK>(l + v, x);
@@ -1338,8 +1210,7 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS, CLASSIFIER_BLOCKS)
 // total += Σ of the losses, in double and in a fixed order. One block.
 constexpr int LOSS_THREADS = 1024;
 
-__global__ void __launch_bounds__(LOSS_THREADS)
-    loss_sum_kernel(double* total, const float* loss, size_t rows) {
+__global__ void __launch_bounds__(LOSS_THREADS) loss_sum_kernel(double* total, const float* loss, size_t rows) {
     __shared__ double shared[LOSS_THREADS];
     double sum = 0.0;
     for (size_t row = threadIdx.x; row < rows; row += LOSS_THREADS) sum += loss[row];
@@ -1351,9 +1222,9 @@ __global__ void __launch_bounds__(LOSS_THREADS)
 // dwte NULL: no gradients; else dx =, dwte +=.
 // loss, targets (rows); dx, x (rows,C); dwte, wte (V,C); logits (chunk,ld): working space
 template <typename S>
-static void classifier_forward_backward(Matmul* mm, double* total, float* loss, S* dx, float* dwte, S* logits, const S* x,
-                                        const S* wte, const int32_t* targets, const StepHeader* step, size_t rows,
-                                        size_t chunk, int V, int C) {
+static void classifier_forward_backward(Matmul* mm, double* total, float* loss, S* dx, float* dwte, S* logits,
+                                        const S* x, const S* wte, const int32_t* targets, const StepHeader* step,
+                                        size_t rows, size_t chunk, int V, int C) {
     const int ld = (int)logits_ld(V);
     for (size_t row = 0; row < rows; row += chunk) {
         const int n = (int)(rows - row < chunk ? rows - row : chunk);
@@ -1368,9 +1239,9 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
 }
 
 // ---------------------------------------------------------------------------------------------
-// The model's memory: parameters, gradients and Adam's moments as flat arrays under the table of model.h, for bf16 also a
-// copy of the parameters; activations and buffers under the tables below. A training model keeps the activations of every
-// layer; otherwise all layers share one set. With recompute only LAYER_RESIDENT is kept for every layer.
+// The model's memory: parameters, gradients and Adam's moments as flat arrays under the table of model.h, for bf16 also
+// a copy of the parameters; activations and buffers under the tables below. A training model keeps the activations of
+// every layer; otherwise all layers share one set. With recompute only LAYER_RESIDENT is kept for every layer.
 
 // Rows: field, type, elements; rows = B·T.
 #define LAYER_ACTIVATIONS(X) \
@@ -1444,14 +1315,14 @@ struct TostModel {
     bool              scalars_read;        // host_scalars is up to date
     int32_t*          token_counts;        // (V)
     int               B, T;                // of the last forward
-    int               resident_layer;      // with recompute: the layer whose activations are in memory
+    int               computed_layer;      // with recompute: the layer whose activations are in memory
     int               n_decode, position;  // sequences and next position of the recurrent decode
     int64_t           loss_count;          // since the last read_loss
 };
 
 template <typename S> struct TypedModel : TostModel {
     S*                   weights;          // the parameters as matmul operands; for float, state[TOST_PARAM] itself
-    LayerActivations<S>* layer;            // (L); without training all alike, with recompute all but LAYER_RESIDENT
+    LayerActivations<S>* layer;            // (L); without training all alike, with recompute but for LAYER_RESIDENT
     Buffers<S>           buf;
 };
 
@@ -1460,14 +1331,14 @@ template <typename S> static S* weights_copy(TypedModel<S>* m) {
     return (void*)m->weights == m->state[TOST_PARAM] ? NULL : m->weights;
 }
 
-static TostParams<float> layer_params(const TostModel* m, TostState s, int l) {
+static TostParams<float> model_params(const TostModel* m, TostState s, int l) {
     return tost_params(&m->tensors, m->state[s], l);
 }
-template <typename S> static TostParams<S> layer_weights(const TypedModel<S>* m, int l) {
+template <typename S> static TostParams<S> model_weights(const TypedModel<S>* m, int l) {
     return tost_params(&m->tensors, m->weights, l);
 }
 
-// Chunks of equal size of at most `most` rows. If there are several, the size is a multiple of ROW_TILE, as `most` must be.
+// Chunks of equal size of at most `most` rows, a multiple of ROW_TILE, as is `most`, unless there is only one.
 constexpr size_t ROW_TILE = 128;     // of a matrix product
 
 static size_t even_chunk(size_t rows, size_t most) {
@@ -1475,14 +1346,14 @@ static size_t even_chunk(size_t rows, size_t most) {
     return chunks == 1 ? rows : (even + ROW_TILE - 1) / ROW_TILE * ROW_TILE;
 }
 
-// Rows per chunk of logits: up to 1 GiB of them. Each chunk reads and writes dwte once, which larger ones hardly reduce.
+// Rows per chunk of logits, up to 1 GiB of them. Larger chunks gain little: each chunk reads and writes dwte once.
 static size_t classifier_chunk(size_t rows, int V, size_t logit_bytes) {
     const size_t most = ((size_t)1 << 30) / (logit_bytes * (size_t)V) / ROW_TILE * ROW_TILE;
     return even_chunk(rows, most > 2 * ROW_TILE ? most : 2 * ROW_TILE);
 }
 
 // Lays everything out in one arena and returns its size. base NULL: only counts, and sets no usable pointers.
-template <typename S> static size_t lay_out(TypedModel<S>* m, char* base) {
+template <typename S> static size_t layout_buffers(TypedModel<S>* m, char* base) {
     const TostConfig* c = &m->config;
     const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = m->options.max_batch,
                  T = m->options.max_seq, rows = B * T, chunks = div_up(T, TSSA_CHUNK), train = m->options.training;
@@ -1515,7 +1386,7 @@ template <typename S> static TypedModel<S>* model_new(const TostConfig* c, const
     m->tensors = tost_tensors(c);
     m->layer = (LayerActivations<S>*)xcalloc(c->n_layer, sizeof *m->layer);
     m->token_counts = (int32_t*)xcalloc(c->vocab_size, sizeof(int32_t));
-    m->arena_bytes = lay_out(m, (char*)NULL);
+    m->arena_bytes = layout_buffers(m, (char*)NULL);
     return m;
 }
 
@@ -1535,15 +1406,15 @@ template <typename S> static void model_free(TypedModel<S>* m) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Passes over the model. A residual is added by the LayerNorm after it: layer_forward starts from a finished ln_1 and ends
-// with the LayerNorm that follows the layer; layer_backward mirrors it.
+// Passes over the model. A residual is added by the LayerNorm after it: layer_forward starts from a finished ln_1 and
+// ends with the LayerNorm that follows the layer; layer_backward mirrors it.
 
 // The LayerNorm after a layer: the next layer's ln_1, or ln_f.
 template <typename S> struct NextNorm { S* y; float *mean, *rstd; const float *w, *b; };
 
 template <typename S> static NextNorm<S> next_norm(const TypedModel<S>* m, int l) {   // l = -1: after the embedding
     const bool last = l + 1 == m->config.n_layer;
-    const TostParams<float> p = layer_params(m, TOST_PARAM, last ? 0 : l + 1);
+    const TostParams<float> p = model_params(m, TOST_PARAM, last ? 0 : l + 1);
     if (last) return {m->buf.ln_f, m->buf.mean_f, m->buf.rstd_f, p.ln_f_w, p.ln_f_b};
     const LayerActivations<S>* a = &m->layer[l + 1];
     return {a->ln_1, a->mean_1, a->rstd_1, p.ln_1_w, p.ln_1_b};
@@ -1559,11 +1430,10 @@ template <typename S> static StepInput model_input(const TypedModel<S>* m, int B
 }
 
 // Layer l over rows = B·T, from ln_1 to mlp_out. states and sync (zero): of this layer.
-template <typename S>
-static void layer_branches(TypedModel<S>* m, int l, TssaStates states, int* sync, int B, int T) {
+template <typename S> static void layer_branches(TypedModel<S>* m, int l, TssaStates states, int* sync, int B, int T) {
     const LayerActivations<S>* a = &m->layer[l];
-    const TostParams<float> p = layer_params(m, TOST_PARAM, l);
-    const TostParams<S> w = layer_weights(m, l);
+    const TostParams<float> p = model_params(m, TOST_PARAM, l);
+    const TostParams<S> w = model_weights(m, l);
     const int C = m->config.n_embd, NH = m->config.n_head;
     const size_t rows = (size_t)B * T;
     Matmul* mm = &m->mm;
@@ -1584,7 +1454,7 @@ template <typename S> static void layer_forward(TypedModel<S>* m, int l, TssaSta
     const NextNorm<S> next = next_norm(m, l);
     layer_branches(m, l, states, m->buf.tssa_sync + l * tssa_sync_size(B, T), B, T);
     residual_layernorm_forward(m->stream, a->x_out, next.y, next.mean, next.rstd, a->x_mid, a->mlp_out,
-                               layer_params(m, TOST_PARAM, l).gamma2, next.w, next.b, (size_t)B * T, m->config.n_embd);
+                               model_params(m, TOST_PARAM, l).gamma2, next.w, next.b, (size_t)B * T, m->config.n_embd);
 }
 
 // The LayerNorm after layer l, of a finished residual stream.
@@ -1595,18 +1465,18 @@ template <typename S> static void norm_forward(TypedModel<S>* m, int l, int B, i
 }
 
 // With recompute: the activations of layer l, from its input. Uses the second half of the scans' flags.
-template <typename S> static void layer_recompute(TypedModel<S>* m, int l, int B, int T) {
+template <typename S> static void run_layer_from_input(TypedModel<S>* m, int l, int B, int T) {
     norm_forward(m, l - 1, B, T);
     layer_branches(m, l, NO_STATES, m->buf.tssa_sync + (m->config.n_layer + l) * tssa_sync_size(B, T), B, T);
 }
 
-// buf.dx: the gradient of x_out becomes that of x. buf.dbranch: the gradient of mlp_out becomes that of the layer below.
-// With recompute the activations of the layer below replace those of this layer.
+// buf.dx: the gradient of x_out becomes that of x. buf.dbranch: the gradient of mlp_out becomes that of the layer
+// below. With recompute the activations of the layer below replace those of this layer.
 template <typename S> static void layer_backward(TypedModel<S>* m, int l, int B, int T) {
     const LayerActivations<S>* a = &m->layer[l];
     const Buffers<S>* buf = &m->buf;
-    const TostParams<float> p = layer_params(m, TOST_PARAM, l), g = layer_params(m, TOST_GRAD, l);
-    const TostParams<S> w = layer_weights(m, l);
+    const TostParams<float> p = model_params(m, TOST_PARAM, l), g = model_params(m, TOST_GRAD, l);
+    const TostParams<S> w = model_weights(m, l);
     const int C = m->config.n_embd, NH = m->config.n_head;
     const size_t rows = (size_t)B * T;
     Matmul* mm = &m->mm;
@@ -1623,9 +1493,9 @@ template <typename S> static void layer_backward(TypedModel<S>* m, int l, int B,
                   m->config.membership, m->config.block_size, B, T, C, NH);
     linear_backward(mm, buf->scratch_btc, g.attn_w, buf->dbranch, a->ln_1, w.attn_w, rows, C, C);
     bias_backward(mm, g.attn_b, buf->columns, buf->dbranch, rows, C);
-    if (l > 0 && m->options.recompute) layer_recompute(m, l - 1, B, T);
-    const TostParams<float> below = layer_params(m, TOST_PARAM, l > 0 ? l - 1 : 0),
-                            dbelow = layer_params(m, TOST_GRAD, l > 0 ? l - 1 : 0);
+    if (l > 0 && m->options.recompute) run_layer_from_input(m, l - 1, B, T);
+    const TostParams<float> below = model_params(m, TOST_PARAM, l > 0 ? l - 1 : 0),
+                            dbelow = model_params(m, TOST_GRAD, l > 0 ? l - 1 : 0);
     layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_1_w, g.ln_1_b, l > 0 ? dbelow.gamma2 : NULL,
                                 l > 0 ? dbelow.fc_proj_b : NULL, buf->columns, buf->scratch_btc, layer_input(m, l),
                                 a->mean_1, a->rstd_1, p.ln_1_w, l > 0 ? m->layer[l - 1].mlp_out : (S*)NULL,
@@ -1639,17 +1509,17 @@ template <typename S> static void clear_sync(TypedModel<S>* m, int B, int T) {
 }
 
 // With recompute: computes the activations of layer l unless they are in memory.
-template <typename S> static void ensure_activations(TypedModel<S>* m, int l) {
-    if (!m->options.recompute || m->resident_layer == l) return;
+template <typename S> static void recompute_layer(TypedModel<S>* m, int l) {
+    if (!m->options.recompute || m->computed_layer == l) return;
     clear_sync(m, m->B, m->T);
-    layer_recompute(m, l, m->B, m->T);
-    m->resident_layer = l;
+    run_layer_from_input(m, l, m->B, m->T);
+    m->computed_layer = l;
 }
 
 // Embedding, layers and ln_f. states: of layer 0; those of the other layers follow.
 template <typename S> static void model_forward(TypedModel<S>* m, TssaStates states, int B, int T) {
     const size_t state_size = B * tssa_state_size(m->config.n_embd, m->config.n_head);
-    const TostParams<float> p = layer_params(m, TOST_PARAM, 0);
+    const TostParams<float> p = model_params(m, TOST_PARAM, 0);
     const StepInput s = model_input(m, B, T);
     clear_sync(m, B, T);
     embedding_forward(m->stream, m->buf.x, s.inputs, p.wte, p.wpe, s.header, B, T, m->config.n_embd);
@@ -1665,39 +1535,40 @@ template <typename S> static void model_backward(TypedModel<S>* m, int B, int T)
     const int C = m->config.n_embd, last = m->config.n_layer - 1;
     const size_t rows = (size_t)B * T;
     const Buffers<S>* buf = &m->buf;
-    const TostParams<float> p = layer_params(m, TOST_PARAM, last), g = layer_params(m, TOST_GRAD, last);
+    const TostParams<float> p = model_params(m, TOST_PARAM, last), g = model_params(m, TOST_GRAD, last);
     clear_sync(m, B, T);
-    layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_f_w, g.ln_f_b, g.gamma2, g.fc_proj_b, buf->columns,
-                                buf->scratch_btc, m->layer[last].x_out, buf->mean_f, buf->rstd_f, p.ln_f_w,
-                                m->layer[last].mlp_out, p.gamma2, false, rows, C);
+    layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_f_w, g.ln_f_b, g.gamma2, g.fc_proj_b,
+                                buf->columns, buf->scratch_btc, m->layer[last].x_out, buf->mean_f, buf->rstd_f,
+                                p.ln_f_w, m->layer[last].mlp_out, p.gamma2, false, rows, C);
     for (int l = last; l >= 0; l--) layer_backward(m, l, B, T);
     const StepInput s = model_input(m, B, T);
-    embedding_backward(m->stream, g.wte, g.wpe, buf->embed, buf->dx, {s.order, s.start, s.dest, s.big_token, s.big_first},
-                       s.header, B, T, C);
+    embedding_backward(m->stream, g.wte, g.wpe, buf->embed, buf->dx,
+                       {s.order, s.start, s.dest, s.big_token, s.big_first}, s.header, B, T, C);
 }
 
 // The losses of n rows of x, which has a row per target; see classifier_forward_backward.
 template <typename S>
 static void classifier_pass(TypedModel<S>* m, double* total, S* dx, float* dwte, const S* x, StepInput s, size_t n) {
-    classifier_forward_backward(&m->mm, total, m->buf.losses, dx, dwte, (S*)m->buf.logits, x, layer_weights(m, 0).wte,
+    classifier_forward_backward(&m->mm, total, m->buf.losses, dx, dwte, (S*)m->buf.logits, x, model_weights(m, 0).wte,
                                 s.targets, s.header, n, even_chunk(n, m->logits_rows), m->config.vocab_size,
                                 m->config.n_embd);
 }
 
-// Begins the input of a pass over tokens (B,T) at positions `first` on. Returns its host copy, to be completed and sent.
-template <typename S> static StepInput input_begin(TypedModel<S>* m, const int32_t* tokens, int first, int B, int T) {
+// Begins the input of a pass over tokens (B,T) at positions `first` on. Returns the host copy, to be filled and sent.
+template <typename S> static StepInput start_forward(TypedModel<S>* m, const int32_t* tokens, int first, int B, int T) {
     assert(B <= m->options.max_batch && T <= m->options.max_seq && first + T <= m->config.block_size);
     const size_t rows = (size_t)B * T;
     const StepInput s = step_input((int32_t*)staging_begin(&m->staging), rows);
     m->B = B;
     m->T = T;
-    m->resident_layer = m->config.n_layer - 1;
+    m->computed_layer = m->config.n_layer - 1;
     *s.header = {};
     s.header->first = first;
     memcpy(s.inputs, tokens, rows * sizeof *tokens);
     return s;
 }
 
+// Adds the targets and counts them. Their losses make host_scalars out of date.
 template <typename S> static void input_targets(TypedModel<S>* m, StepInput s, const int32_t* targets, size_t rows) {
     memcpy(s.targets, targets, rows * sizeof *targets);
     for (size_t row = 0; row < rows; row++) m->loss_count += targets[row] >= 0;
@@ -1710,7 +1581,7 @@ template <typename S> static void input_send(TypedModel<S>* m, StepInput s, cons
 }
 
 template <typename S> static void cuda_forward(TypedModel<S>* m, const int32_t* inputs, int B, int T) {
-    const StepInput s = input_begin(m, inputs, 0, B, T);
+    const StepInput s = start_forward(m, inputs, 0, B, T);
     input_send(m, s, s.targets);
     model_forward(m, NO_STATES, B, T);
 }
@@ -1718,7 +1589,7 @@ template <typename S> static void cuda_forward(TypedModel<S>* m, const int32_t* 
 template <typename S>
 static void cuda_forward_loss(TypedModel<S>* m, const int32_t* inputs, const int32_t* targets, int B, int T) {
     const size_t rows = (size_t)B * T;
-    const StepInput s = input_begin(m, inputs, 0, B, T);
+    const StepInput s = start_forward(m, inputs, 0, B, T);
     input_targets(m, s, targets, rows);
     input_send(m, s, s.order);
     graph_run(&m->graph[PASS_EVAL], m->stream, B, T, [=] {
@@ -1732,29 +1603,28 @@ static void cuda_forward_train(TypedModel<S>* m, const int32_t* inputs, const in
                                float grad_scale) {
     assert(m->options.training);
     const size_t rows = (size_t)B * T;
-    const StepInput s = input_begin(m, inputs, 0, B, T);
+    const StepInput s = start_forward(m, inputs, 0, B, T);
     input_targets(m, s, targets, rows);
     s.header->grad_scale = grad_scale;
     embed_order(s.header, s, m->token_counts, (int)rows, m->config.vocab_size);
     input_send(m, s, (int32_t*)s.header + step_input_size(rows));
     graph_run(&m->graph[PASS_TRAIN], m->stream, B, T, [=] {
         model_forward(m, NO_STATES, B, T);
-        classifier_pass(m, m->buf.scalars, m->buf.scratch_btc, layer_params(m, TOST_GRAD, 0).wte, m->buf.ln_f,
+        classifier_pass(m, m->buf.scalars, m->buf.scratch_btc, model_params(m, TOST_GRAD, 0).wte, m->buf.ln_f,
                         model_input(m, B, T), rows);
     });
 }
 
 template <typename S> static void cuda_backward(TypedModel<S>* m) {
     const int B = m->B, T = m->T;
-    ensure_activations(m, m->config.n_layer - 1);
+    recompute_layer(m, m->config.n_layer - 1);
     graph_run(&m->graph[PASS_BACKWARD], m->stream, B, T, [=] { model_backward(m, B, T); });
-    m->resident_layer = 0;
+    m->computed_layer = 0;
 }
 
 // Reads the sum of losses and the gradient norm together: the only wait for the device in a training step.
 template <typename S> static void read_scalars(TypedModel<S>* m) {
-    CUDA_CHECK(cudaMemcpyAsync(m->host_scalars, m->buf.scalars, 2 * sizeof(double), cudaMemcpyDeviceToHost, m->stream));
-    CUDA_CHECK(cudaStreamSynchronize(m->stream));
+    copy_to_host(m->host_scalars, m->buf.scalars, 2, m->stream);
     m->scalars_read = true;
 }
 
@@ -1772,14 +1642,12 @@ template <typename S> static void copy_logits(float* dst, TypedModel<S>* m, cons
     const int C = m->config.n_embd, V = m->config.vocab_size,
               most = (int)min(m->logits_bytes / (V * sizeof(float)), (size_t)n);
     float* logits = (float*)m->buf.logits;
-    const S* wte = layer_weights(m, 0).wte;
+    const S* wte = model_weights(m, 0).wte;
     for (int i = 0; i < n; i += most) {
         const int some = min(most, n - i);
         matmul(&m->mm, Product<S, float>{logits, rows + (size_t)i * stride * C, wte, false, true, some, V, C, V,
                                          (int64_t)stride * C, C, 0.0f, NULL});
-        CUDA_CHECK(cudaMemcpyAsync(dst + (size_t)i * V, logits, (size_t)some * V * sizeof(float), cudaMemcpyDeviceToHost,
-                                   m->stream));
-        CUDA_CHECK(cudaStreamSynchronize(m->stream));
+        copy_to_host(dst + (size_t)i * V, logits, (size_t)some * V, m->stream);
     }
 }
 
@@ -1787,26 +1655,19 @@ template <typename S> static void cuda_logits(float* dst, TypedModel<S>* m) {
     copy_logits(dst, m, m->buf.ln_f, m->B * m->T, 1);
 }
 
-template <typename S> static void copy_activation(float* dst, const S* src, size_t n, cudaStream_t stream) {
-    std::vector<S> x(n);
-    CUDA_CHECK(cudaMemcpyAsync(x.data(), src, n * sizeof(S), cudaMemcpyDeviceToHost, stream));
-    CUDA_CHECK(cudaStreamSynchronize(stream));
-    for (size_t i = 0; i < n; i++) dst[i] = to_float(x[i]);
-}
-
 template <typename S> static void cuda_activation(float* dst, TypedModel<S>* m, TostActivation what, int layer) {
     const size_t rows = (size_t)m->B * m->T, C = m->config.n_embd, NH = m->config.n_head;
     assert(m->options.training && layer >= 0 && layer < m->config.n_layer + (what == TOST_X));
-    if (what != TOST_X) ensure_activations(m, layer);
-    if (what == TOST_X) copy_activation(dst, layer_input(m, layer), rows * C, m->stream);
-    else if (what == TOST_W) copy_activation(dst, m->layer[layer].w, rows * C, m->stream);
-    else copy_activation(dst, m->layer[layer].pi, rows * NH, m->stream);
+    if (what != TOST_X) recompute_layer(m, layer);
+    if (what == TOST_X) copy_to_host(dst, layer_input(m, layer), rows * C, m->stream);
+    else if (what == TOST_W) copy_to_host(dst, m->layer[layer].w, rows * C, m->stream);
+    else copy_to_host(dst, m->layer[layer].pi, rows * NH, m->stream);
 }
 
 // ---------------------------------------------------------------------------------------------
 // Recurrent decode: a forward of one token per sequence that continues from the decode state
 
-template <typename S> static void decode_logits(float* logits, TypedModel<S>* m) {   // (n,V), of each sequence's last row
+template <typename S> static void decode_logits(float* logits, TypedModel<S>* m) {   // (n,V), of the last rows
     copy_logits(logits, m, m->buf.ln_f + (size_t)(m->T - 1) * m->config.n_embd, m->B, m->T);
 }
 
@@ -1820,7 +1681,7 @@ static void cuda_decode_begin(float* logits, TypedModel<S>* m, const int32_t* pr
         CUDA_CHECK(cudaMemsetAsync(m->buf.decode, 0, size * sizeof(double), m->stream));
         return;
     }
-    const StepInput s = input_begin(m, prompts, 0, n, T);
+    const StepInput s = start_forward(m, prompts, 0, n, T);
     input_send(m, s, s.targets);
     model_forward(m, {NULL, m->buf.decode, 1}, n, T);
     if (logits) decode_logits(logits, m);
@@ -1828,7 +1689,7 @@ static void cuda_decode_begin(float* logits, TypedModel<S>* m, const int32_t* pr
 
 template <typename S> static void cuda_decode_step(float* logits, TypedModel<S>* m, const int32_t* tokens) {
     const int n = m->n_decode;
-    const StepInput s = input_begin(m, tokens, m->position++, n, 1);
+    const StepInput s = start_forward(m, tokens, m->position++, n, 1);
     input_send(m, s, s.targets);
     graph_run(&m->graph[PASS_DECODE], m->stream, n, 1,
               [=] { model_forward(m, {m->buf.decode, m->buf.decode, 1}, n, 1); });
@@ -1869,16 +1730,15 @@ template <typename S> static void decode_losses(float* losses, TypedModel<S>* m,
     const auto gather_rows_variant = vec == 4 ? gather_rows_kernel<S, 4> : gather_rows_kernel<S, 1>;
     LAUNCH(gather_rows_variant, (int)counted, channel_threads(C, vec), 0, m->stream, rows, m->buf.ln_f, s.order, C);
     classifier_pass(m, (double*)NULL, (S*)NULL, (float*)NULL, rows, s, counted);
-    CUDA_CHECK(cudaMemcpyAsync(losses, m->buf.losses, counted * sizeof *losses, cudaMemcpyDeviceToHost, m->stream));
-    CUDA_CHECK(cudaStreamSynchronize(m->stream));
+    copy_to_host(losses, m->buf.losses, counted, m->stream);
 }
 
 template <typename S>
-static void cuda_decode_score(double* losses, TypedModel<S>* m, const int32_t* tokens, const int32_t* targets, int copies,
-                              int T) {
+static void cuda_decode_score(double* losses, TypedModel<S>* m, const int32_t* tokens, const int32_t* targets,
+                              int copies, int T) {
     const int B = m->n_decode * copies;
     const size_t rows = (size_t)B * T;
-    const StepInput s = input_begin(m, tokens, m->position, B, T);
+    const StepInput s = start_forward(m, tokens, m->position, B, T);
     const size_t counted = score_order(s, targets, rows);
     input_send(m, s, s.start);
     model_forward(m, {m->buf.decode, NULL, copies}, B, T);
@@ -1897,24 +1757,20 @@ static void cuda_zero_grad(TostModel* m) {
 constexpr int NORM_BLOCK_THREADS = 256;
 
 // sums[block] = Σ g² over the block's share; the gaps between tensors are zero. Minimum traffic per element: 4.
-__global__ void __launch_bounds__(NORM_BLOCK_THREADS)
-    grad_norm_kernel(double* sums, const float* grad, size_t n) {
+__global__ void __launch_bounds__(NORM_BLOCK_THREADS) grad_norm_kernel(double* sums, const float* grad, size_t n) {
     __shared__ double shared[NORM_BLOCK_THREADS];
     double sum = 0.0;
-#pragma unroll 4
-    for (size_t i = ((size_t)blockIdx.x * NORM_BLOCK_THREADS + threadIdx.x) * 4; i < n;
-         i += (size_t)gridDim.x * NORM_BLOCK_THREADS * 4) {
+    UNROLL_BY(4) for (size_t i = ((size_t)blockIdx.x * NORM_BLOCK_THREADS + threadIdx.x) * 4; i < n;
+                      i += (size_t)gridDim.x * NORM_BLOCK_THREADS * 4) {
         float g[4];
         load_pack<4>(g, grad + i);
-#pragma unroll
-        for (int j = 0; j < 4; j++) sum += (double)g[j] * g[j];
+        UNROLL for (int j = 0; j < 4; j++) sum += (double)g[j] * g[j];
     }
     sum = block_tree_sum(sum, shared);
     if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
-__global__ void __launch_bounds__(NORM_BLOCKS)
-    grad_norm_total_kernel(double* total, const double* sums, int blocks) {
+__global__ void __launch_bounds__(NORM_BLOCKS) grad_norm_total_kernel(double* total, const double* sums, int blocks) {
     __shared__ double shared[NORM_BLOCKS];
     const double sum = block_tree_sum((int)threadIdx.x < blocks ? sums[threadIdx.x] : 0.0, shared);
     if (threadIdx.x == 0) *total = sum;
@@ -1932,8 +1788,8 @@ template <typename S> static double cuda_grad_norm(TypedModel<S>* m) {
 struct AdamWFactors { float decay, scale, b1, b2, c1, c2, rate, root, eps; };   // decay: 1 - lr wd
 
 // p = p (1 - lr wd);   m = β1 m + (1-β1) g;   v = β2 v + (1-β2) g²;   p = p - lr (m/(1-β1^s)) / (√(v/(1-β2^s)) + eps)
-// weights: the parameters' copy of type S, written in the same pass; NULL if there is none. decays: one byte per group of
-// DECAY_GROUP elements. Minimum traffic per element: 16 read, 12 + 2 written.
+// weights: the parameters' copy of type S, written in the same pass; NULL if there is none. decays: one byte per group
+// of DECAY_GROUP elements. Minimum traffic per element: 16 read, 12 + 2 written.
 template <typename S>
 __global__ void adamw_kernel(float* param, float* moment, float* variance, S* weights, const float* grad,
                              const uint8_t* decays, size_t n, AdamWFactors a) {
@@ -1945,8 +1801,7 @@ __global__ void adamw_kernel(float* param, float* moment, float* variance, S* we
     load_pack<4>(v, variance + i);
     load_pack<4>(g, grad + i);
     const float keep = decays[i / DECAY_GROUP] ? a.decay : 1.0f;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
+    UNROLL for (int j = 0; j < 4; j++) {
         g[j] *= a.scale;
         m[j] = a.b1 * m[j] + a.c1 * g[j];
         v[j] = a.b2 * v[j] + a.c2 * g[j] * g[j];
@@ -1970,8 +1825,8 @@ template <typename S> static void cuda_update(TypedModel<S>* m, const TostAdamW*
     f.root = (float)(1.0 / sqrt(1.0 - pow(a->beta2, (double)a->step)));
     f.eps = (float)a->eps;
     const size_t n = m->tensors.flat_size;
-    LAUNCH((adamw_kernel<S>), div_up(n, 4 * 256), 256, 0, m->stream, m->state[TOST_PARAM], m->state[TOST_M], m->state[TOST_V],
-           weights_copy(m), m->state[TOST_GRAD], m->buf.decays, n, f);
+    LAUNCH((adamw_kernel<S>), div_up(n, 4 * 256), 256, 0, m->stream, m->state[TOST_PARAM], m->state[TOST_M],
+           m->state[TOST_V], weights_copy(m), m->state[TOST_GRAD], m->buf.decays, n, f);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -2021,7 +1876,7 @@ template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
     if (!device_fits(cuda_memory, &m->config, &m->options, m->arena_bytes, err)) return false;
     m->arena = device_alloc(m->arena_bytes, err);
     if (!m->arena) return false;
-    lay_out(m, m->arena);
+    layout_buffers(m, m->arena);
     CUDA_CHECK(cudaStreamCreateWithFlags(&m->stream, cudaStreamNonBlocking));
     matmul_init(&m->mm, m->stream, m->buf.workspace, m->options.dtype == TOST_TF32);
     staging_init(&m->staging, step_input_size(rows) * sizeof(int32_t));
@@ -2034,8 +1889,7 @@ template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
     return true;
 }
 
-template <typename S>
-static TostModel* model_create(const TostConfig* c, const TostEngineOptions* o, TostError* err) {
+template <typename S> static TostModel* model_create(const TostConfig* c, const TostEngineOptions* o, TostError* err) {
     TypedModel<S>* m = model_new<S>(c, o);
     if (model_open(m, err)) return m;
     model_free(m);
@@ -2062,16 +1916,15 @@ template <typename S> static void cuda_put(TypedModel<S>* m, TostState s, const 
 }
 
 static void cuda_get(float* dst, const TostModel* m, TostState s, const TostTensor* t) {
-    CUDA_CHECK(cudaMemcpyAsync(dst, m->state[s] + t->offset, t->size * sizeof *dst, cudaMemcpyDeviceToHost, m->stream));
-    CUDA_CHECK(cudaStreamSynchronize(m->stream));
+    copy_to_host(dst, m->state[s] + t->offset, t->size, m->stream);
 }
 
-// TYPED(f): the interface's function, which calls f with its TostModel* argument as the TypedModel of the model's dtype.
+// TYPED(f): the interface's function that calls f with its TostModel* cast to the TypedModel of the model's dtype.
 template <typename S, typename T> static T typed(T x) { return x; }
 template <typename S> static TypedModel<S>* typed(TostModel* m) { return static_cast<TypedModel<S>*>(m); }
 template <typename T> static bool is_bf16(T) { return false; }
 static bool is_bf16(TostModel* m) { return m->options.dtype == TOST_BF16; }
-#define TYPED(f) [](auto... args) { return (is_bf16(args) || ...) ? f(typed<bf16>(args)...) : f(typed<float>(args)...); }
+#define TYPED(f) [](auto... a) { return (is_bf16(a) || ...) ? f(typed<bf16>(a)...) : f(typed<float>(a)...); }
 
 extern "C" const TostEngine tost_cuda_engine = {
     .name = "cuda",

@@ -48,7 +48,7 @@ inline void cuda_check(cudaError_t e, const char* what, const char* file, int li
         cuda_check(cudaGetLastError(), #kernel, __FILE__, __LINE__); \
     } while (0)
 
-// Most dynamic shared memory of a block: 48 KiB less what the kernels that use it have of static shared memory.
+// Most dynamic shared memory of a block: 48 KiB minus the static shared memory of the kernels that use it.
 constexpr size_t MAX_DYNAMIC_SHARED = (48 << 10) - 64;
 
 static inline int div_up(size_t n, size_t by) { return (int)((n + by - 1) / by); }
@@ -65,20 +65,17 @@ template <> __device__ inline float from_float<float>(float x) { return x; }
 template <> __device__ inline bf16  from_float<bf16>(float x) { return __float2bfloat16(x); }
 
 template <int N> __device__ inline void unpack(float* out, const float (&part)[N]) {
-#pragma unroll
-    for (int j = 0; j < N; j++) out[j] = part[j];
+    UNROLL for (int j = 0; j < N; j++) out[j] = part[j];
 }
 template <int N> __device__ inline void unpack(float* out, const bf16 (&part)[N]) {
-#pragma unroll
-    for (int j = 0; j < N / 2; j++) unpack_pair(out + 2 * j, part + 2 * j);
+    UNROLL for (int j = 0; j < N / 2; j++) unpack_pair(out + 2 * j, part + 2 * j);
     if (N % 2) out[N - 1] = to_float(part[N - 1]);
 }
 
 // N neighbouring elements in accesses of up to 16 bytes, to which p is aligned.
 template <int N, typename S> __device__ inline void load_pack(float (&out)[N], const S* p) {
     constexpr int COUNT = N * sizeof(S) > 16 ? 16 / (int)sizeof(S) : N;
-#pragma unroll
-    for (int i = 0; i < N; i += COUNT) {
+    UNROLL for (int i = 0; i < N; i += COUNT) {
         alignas(16) S part[COUNT];
         load_word<sizeof part>(part, p + i);
         unpack(out + i, part);
@@ -87,13 +84,34 @@ template <int N, typename S> __device__ inline void load_pack(float (&out)[N], c
 
 template <int N, typename S> __device__ inline void store_pack(S* p, const float (&in)[N]) {
     constexpr int COUNT = N * sizeof(S) > 16 ? 16 / (int)sizeof(S) : N;
-#pragma unroll
-    for (int i = 0; i < N; i += COUNT) {
+    UNROLL for (int i = 0; i < N; i += COUNT) {
         alignas(16) S part[COUNT];
-#pragma unroll
-        for (int j = 0; j < COUNT; j++) part[j] = from_float<S>(in[i + j]);
+        UNROLL for (int j = 0; j < COUNT; j++) part[j] = from_float<S>(in[i + j]);
         store_word<sizeof part>(p + i, part);
     }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Scalar functions
+
+constexpr float LOG2_E = 1.44269504f;
+
+// e^(-x²/2)
+__device__ inline float normal_bell(float x) { return power_of_2(x * (x * -0.72134752f)); }
+
+// Φ(x) = 1 - Φ(-x), and for z ≥ 0:  Φ(-z) = P(t) e^(-z²/2),  t = 1/(1 + z/4). P is fitted for the least relative error:
+// 9e-8 up to z = 9, before rounding. Takes half the instructions of erff; the derivative also uses e^(-z²/2), `bell`.
+__device__ inline float normal_cdf(float x, float bell) {
+    const float t = reciprocal(1.0f + 0.25f * fabsf(x));
+    float p = -9.92023535e-2f;
+    p = p * t + 3.78244357e-1f;
+    p = p * t - 3.40745135e-1f;
+    p = p * t + 3.61256631e-1f;
+    p = p * t - 2.56326757e-2f;
+    p = p * t + 1.30510810e-1f;
+    p = p * t + 9.52933651e-2f;
+    p = (p * t + 2.75036677e-4f) * bell;
+    return x < 0.0f ? p : 1.0f - p;
 }
 
 #endif

@@ -17,8 +17,8 @@ inline void cublas_check(cublasStatus_t s, const char* what, const char* file, i
 
 constexpr size_t MATMUL_WORKSPACE = (size_t)32 << 20;
 
-// c (M,N) = op(a) (M,K) · op(b) (K,N) + bias (N) + beta c, row-major. at: a is stored as (K,M); bt: b is stored as (N,K).
-// ld: elements from one row to the next as stored. The type O of c is S or float.
+// c (M,N) = op(a) (M,K) · op(b) (K,N) + bias (N) + beta c, row-major. at: a is stored as (K,M); bt: b is stored as
+// (N,K). ld: elements from one row to the next as stored. The type O of c is S or float.
 template <typename S, typename O> struct Product {
     O* c; const S* a; const S* b;
     bool at, bt;
@@ -48,8 +48,8 @@ struct Matmul {
 static inline cudaDataType cuda_type(const float*) { return CUDA_R_32F; }
 static inline cudaDataType cuda_type(const bf16*) { return CUDA_R_16BF; }
 
-// The largest power of two up to 64 that divides all three addresses. Tensors start at multiples of 32 elements, so that
-// the same product has the same alignment in all layers.
+// The largest power of two up to 64 that divides all three addresses. Tensors start at multiples of 32 elements, so
+// that the same product has the same alignment in all layers.
 static int common_alignment(const void* a, const void* b, const void* c) {
     const uintptr_t bits = (uintptr_t)a | (uintptr_t)b | (uintptr_t)c | 64;
     return (int)(bits & (0 - bits));
@@ -63,8 +63,8 @@ static void matmul_set(cublasLtMatmulPreference_t preference, cublasLtMatmulPref
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, which, &value, sizeof value));
 }
 
-// cuBLASLt is column-major and computes cᵀ (N,M) = op(b)ᵀ · op(a)ᵀ: b is its first operand, and its bias, one number per
-// row, is one per column of c.
+// cuBLASLt is column-major and computes cᵀ (N,M) = op(b)ᵀ · op(a)ᵀ: b is its first operand, and its bias, one number
+// per row, is one per column of c.
 template <typename S, typename O>
 static MatmulPlan matmul_plan(const Matmul* mm, const Product<S, O>& p, int alignment) {
     MatmulPlan plan = {};

@@ -1,6 +1,5 @@
-// cuda_platform.cuh: everything that differs between nvcc and the CUDA emulation on a CPU (dev/test/cuda_on_host, selected
-// by TOST_CUDA_ON_HOST): headers, kernel launches, dynamic shared memory, vector accesses, approximate functions, memory
-// order. The emulation's version of each comes first and defines what the hardware's instruction computes.
+// cuda_platform.cuh: everything that differs between nvcc and the CUDA emulation on a CPU (TOST_CUDA_ON_HOST,
+// dev/test/cuda_on_host). The emulation's version of each function comes first; nvcc's is documented.
 #ifndef TOST_CUDA_PLATFORM_CUH
 #define TOST_CUDA_PLATFORM_CUH
 
@@ -23,6 +22,12 @@ constexpr int COMPILED_ARCH = __CUDA_ARCH__;
 #else
 [[maybe_unused]] constexpr int COMPILED_ARCH = 0;
 #endif
+
+// UNROLL for (...): unrolls the loop; UNROLL_BY(n): n times; NO_UNROLL: not at all.
+#define UNROLL _Pragma("unroll")
+#define NO_UNROLL _Pragma("unroll 1")
+#define UNROLL_BY(n) UNROLL_PRAGMA(unroll n)
+#define UNROLL_PRAGMA(text) _Pragma(#text)
 
 #ifdef TOST_CUDA_ON_HOST
 

@@ -3,6 +3,8 @@
 #ifndef TOST_CUDA_RUNTIME_CUH
 #define TOST_CUDA_RUNTIME_CUH
 
+#include <vector>
+
 #include "tost/cuda_common.cuh"
 
 extern "C" {
@@ -23,7 +25,7 @@ static bool device_open(cudaDeviceProp* prop, TostError* err) {
     if (e == cudaSuccess) e = (call = "cudaSetDevice", cudaSetDevice(0));
     if (e == cudaSuccess) e = (call = "cudaGetDeviceProperties", cudaGetDeviceProperties(prop, 0));
     if (e == cudaSuccess && prop->major < 8)
-        return tost_error(err, "%s has compute capability %d.%d; 8.0 or later is needed: train_gpt_tost runs on the CPU",
+        return tost_error(err, "%s has compute capability %d.%d; 8.0 or later is needed, or train_gpt_tost on the CPU",
                           prop->name, prop->major, prop->minor);
     if (e == cudaSuccess)
         e = (call = "loading a kernel", cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, probe_kernel, WARP, 0));
@@ -59,7 +61,8 @@ static int largest_batch(MemoryOf memory, const TostConfig* c, TostEngineOptions
 }
 
 // True if a model of `bytes` fits; else *err says which options would make it fit.
-static bool device_fits(MemoryOf memory, const TostConfig* c, const TostEngineOptions* o, size_t bytes, TostError* err) {
+static bool device_fits(MemoryOf memory, const TostConfig* c, const TostEngineOptions* o, size_t bytes,
+                        TostError* err) {
     size_t free_bytes = 0, total = 0;
     const cudaError_t e = cudaMemGetInfo(&free_bytes, &total);
     if (e != cudaSuccess) {
@@ -69,11 +72,11 @@ static bool device_fits(MemoryOf memory, const TostConfig* c, const TostEngineOp
     const size_t available = free_bytes - min(free_bytes, MEMORY_RESERVE);
     if (bytes <= available) return true;
     const int batch = largest_batch(memory, c, *o, o->recompute, available),
-              with_recompute = o->training ? largest_batch(memory, c, *o, true, available) : batch;
+              recomputed = o->training ? largest_batch(memory, c, *o, true, available) : batch;
     char need[32], reserve[32], have[32], fix[96] = "a smaller model or --seq needs less", or_batch[32] = "";
     if (batch > 0) snprintf(or_batch, sizeof or_batch, " or --batch %d", batch);
-    if (with_recompute == o->max_batch) snprintf(fix, sizeof fix, "--recompute%s fits", or_batch);
-    else if (with_recompute > batch) snprintf(fix, sizeof fix, "--recompute --batch %d%s fits", with_recompute, or_batch);
+    if (recomputed == o->max_batch) snprintf(fix, sizeof fix, "--recompute%s fits", or_batch);
+    else if (recomputed > batch) snprintf(fix, sizeof fix, "--recompute --batch %d%s fits", recomputed, or_batch);
     else if (batch > 0) snprintf(fix, sizeof fix, "--batch %d fits", batch);
     return tost_error(err, "not enough memory on the GPU: the model needs %s, its kernels up to %s, %s are free; %s",
                       human_bytes(need, (double)bytes), human_bytes(reserve, (double)MEMORY_RESERVE),
@@ -81,12 +84,24 @@ static bool device_fits(MemoryOf memory, const TostConfig* c, const TostEngineOp
 }
 
 static char* device_alloc(size_t bytes, TostError* err) {   // NULL: *err says why
-    char *p = NULL, need[32];
+    char *p = NULL, size[32];
     const cudaError_t e = cudaMalloc(&p, bytes);
     if (e == cudaSuccess) return p;
     (void)cudaGetLastError();
-    tost_error(err, "cudaMalloc of %s: %s; %s", human_bytes(need, (double)bytes), cudaGetErrorString(e), cuda_advice(e));
+    human_bytes(size, (double)bytes);
+    tost_error(err, "cudaMalloc of %s: %s; %s", size, cudaGetErrorString(e), cuda_advice(e));
     return NULL;
+}
+
+// Copies n elements to the host and waits until they are there; bf16 becomes float.
+template <typename T> static void copy_to_host(T* dst, const T* src, size_t n, cudaStream_t stream) {
+    CUDA_CHECK(cudaMemcpyAsync(dst, src, n * sizeof(T), cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+static inline void copy_to_host(float* dst, const bf16* src, size_t n, cudaStream_t stream) {
+    std::vector<bf16> x(n);
+    copy_to_host(x.data(), src, n, stream);
+    for (size_t i = 0; i < n; i++) dst[i] = to_float(x[i]);
 }
 
 // ---------------------------------------------------------------------------------------------

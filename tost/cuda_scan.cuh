@@ -1,10 +1,12 @@
-// cuda_scan.cuh: prefix sums over chunks of time within one launch (decoupled look-back). Blocks draw tickets, so that the
-// chunks before a block's own belong to blocks that have started. Each block publishes its chunk's totals; the last of
-// every 8 chunks publishes the total of the 8, the last of 64 that of the 64, and so on. The prefix at chunk k is a sum of
-// at most 7 totals per level, selected by the octal digits of k. No block waits for a chain of others, and the tree of sums
-// is fixed, so every run gives the same bits. Sums across chunks are double: long sequences lose no precision.
+// cuda_scan.cuh: prefix sums over chunks of time within one launch (decoupled look-back). Blocks draw tickets, so that
+// the chunks before a block's own belong to blocks that have started. Each block publishes its chunk's totals; the last
+// of every 8 chunks publishes the total of the 8, the last of 64 that of the 64, and so on. The prefix at chunk k is a
+// sum of at most 7 totals per level, selected by the octal digits of k. No block waits for a chain of others, and the
+// tree of sums is fixed, so every run gives the same bits. Sums across chunks are double: long sequences lose no
+// precision.
 //
-// Totals are stored level by level, (slots,width), at slot `level base + index`. flags (slots) are zero before the launch.
+// Totals are stored level by level, (slots,width), at slot `level base + index`. flags (slots) are zero before the
+// launch.
 #ifndef TOST_CUDA_SCAN_CUH
 #define TOST_CUDA_SCAN_CUH
 
@@ -56,8 +58,7 @@ constexpr int SCAN_COLUMNS = 2;
 __device__ inline void scan_prefix(double (&prefix)[SCAN_COLUMNS], float* totals, int c, int width, int k, int chunks,
                                    const double (&own)[SCAN_COLUMNS]) {
     double group[SCAN_COLUMNS];
-#pragma unroll
-    for (int n = 0; n < SCAN_COLUMNS; n++) {
+    UNROLL for (int n = 0; n < SCAN_COLUMNS; n++) {
         prefix[n] = 0.0;
         group[n] = own[n];   // mutant: group_without_itself
     }
@@ -67,18 +68,15 @@ __device__ inline void scan_prefix(double (&prefix)[SCAN_COLUMNS], float* totals
         const int digit = i % SCAN_RADIX;
         const float* total = totals + (level + i - digit) * width + c;
         double sum[SCAN_COLUMNS] = {};
-#pragma unroll 2
-        for (int j = 0; j < digit; j++, total += width) {   // mutant: dropped_group
-#pragma unroll
-            for (int n = 0; n < SCAN_COLUMNS; n++)
+        UNROLL_BY(2) for (int j = 0; j < digit; j++, total += width) {   // mutant: dropped_group
+            UNROLL for (int n = 0; n < SCAN_COLUMNS; n++)
                 if (c + n * (int)blockDim.x < width) sum[n] += scan_load(total + n * blockDim.x);
         }
         ends = ends && digit == SCAN_RADIX - 1;
         level += chunks;
         chunks >>= SCAN_RADIX_LOG;
         float* of_group = totals + (level + (i >> SCAN_RADIX_LOG)) * width + c;
-#pragma unroll
-        for (int n = 0; n < SCAN_COLUMNS; n++) {
+        UNROLL for (int n = 0; n < SCAN_COLUMNS; n++) {
             prefix[n] += sum[n];
             group[n] += sum[n];
             if (ends && c + n * (int)blockDim.x < width) of_group[n * blockDim.x] = (float)group[n];
@@ -96,6 +94,31 @@ __device__ inline void scan_publish_groups(int* flags, int k, int chunks) {
         chunks >>= SCAN_RADIX_LOG;
         raise_flag(flags + level + (i >> SCAN_RADIX_LOG));
     }
+}
+
+// Scans `width` columns: carry = start + Σ over the chunks that precede `place`, the chunk's position in scan order.
+// totals (slots,width) of the sequence, with the chunks' own totals at level 0; start, end (width) of the sequence, or
+// NULL.
+__device__ inline void scan_columns(float* carry, double* end, const double* start, float* totals, int* flags,
+                                    int width, int place, int chunks) {
+    scan_publish_and_wait(flags, place, chunks);
+    for (int first = threadIdx.x; first < width; first += SCAN_COLUMNS * blockDim.x) {
+        double own[SCAN_COLUMNS], prefix[SCAN_COLUMNS];
+        UNROLL for (int n = 0; n < SCAN_COLUMNS; n++) {
+            const int c = first + n * (int)blockDim.x;
+            own[n] = c < width ? scan_load(totals + (size_t)place * width + c) : 0.0f;
+        }
+        scan_prefix(prefix, totals, first, width, place, chunks, own);
+        UNROLL for (int n = 0; n < SCAN_COLUMNS; n++) {
+            const int c = first + n * (int)blockDim.x;
+            if (c >= width) continue;
+            const double before = (start ? start[c] : 0.0) + prefix[n];   // mutant: state_not_continued
+            carry[c] = (float)before;   // mutant: dropped_carry
+            if (end && place == chunks - 1) end[c] = before + own[n];
+        }
+    }
+    scan_publish_groups(flags, place, chunks);
+    __syncthreads();   // the carries are written   // mutant: carries_unsynchronised
 }
 
 #endif
