@@ -1,6 +1,6 @@
-// test_tost.c: the reference test. Checks the CPU engine and, with a GPU, the CUDA engine against float64 golden files, a
-// recorded loss curve and finite differences; checks causality, decode against forward, determinism and linear memory;
-// and compares CUDA with CPU in every dtype.
+// test_tost.c: the reference test. Checks the CPU engine and, with a GPU, the CUDA engine against float64 golden files,
+// a recorded loss curve and finite differences; checks causality, decode against forward, determinism and linear
+// memory; and compares CUDA with CPU in every dtype.
 //
 //     test_tost                  everything; missing files or a missing GPU are printed and counted as skipped
 //     test_tost --golden DIR     only the golden files in DIR: NAME.params.safetensors, NAME.expect.safetensors
@@ -103,14 +103,18 @@ static void test_curve(Checks* c, const TostEngine* engine, const char* dir) {
     for (int i = 0; i < steps && csv; i++) {
         int step;
         double loss, norm, lr, got_norm;
-        if (!check(c, fgets(line, sizeof line, csv) && sscanf(line, "%d,%lf,%lf,%lf", &step, &loss, &norm, &lr) == 4 && step == i,
-                   "%s: no row for step %d", csv_path, i)) break;
+        if (!check(c,
+                   fgets(line, sizeof line, csv) && sscanf(line, "%d,%lf,%lf,%lf", &step, &loss, &norm, &lr) == 4 &&
+                       step == i,
+                   "%s: no row for step %d", csv_path, i))
+            break;
         die_on(data_batch(data, inputs, targets, (uint64_t)i * B, B, &err), &err);
         const double rate = schedule_lr(i, steps, meta_int(&init, "warmup"), meta_number(&init, "lr"),
                                         meta_number(&init, "min_lr_frac"));
         const double got = train_step(&got_norm, &s, inputs, targets, B, T, meta_adamw(&init, rate, i + 1),
                                       meta_number(&init, "grad_clip"));
-        check(c, fabs(rate - lr) <= 1e-9 * fabs(lr) + 1e-15, "learning rate of step %d: %.12g, want %.12g", i, rate, lr);
+        check(c, fabs(rate - lr) <= 1e-9 * fabs(lr) + 1e-15, "learning rate of step %d: %.12g, want %.12g", i, rate,
+              lr);
         check(c, fabs(got - loss) <= LIMIT_CURVE, "loss of step %d: %.6f, want %.6f", i, got, loss);
         worst = worse(worst, fabs(got - loss));
         worst_norm = worse(worst_norm, fabs(got_norm / norm - 1));
@@ -146,7 +150,8 @@ static double slope(Subject* s, const TostTensor* t, const float* p, const doubl
 static void check_difference(Checks* c, Subject* s, const TostTensor* t, const int32_t* inputs, const int32_t* targets,
                            int B, int T) {
     float *p = subject_get(s, TOST_PARAM, t), *g = subject_get(s, TOST_GRAD, t);
-    double *along = widen(g, t->size), *random = xmalloc(t->size * sizeof *random), norm = 0, length = 0, along_random = 0;
+    double *along = widen(g, t->size), *random = xmalloc(t->size * sizeof *random), norm = 0, length = 0,
+           along_random = 0;
     Rng rng = rng_seeded(7, (uint64_t)t->row);
     for (size_t i = 0; i < t->size; i++) {
         norm += along[i] * along[i];
@@ -163,7 +168,8 @@ static void check_difference(Checks* c, Subject* s, const TostTensor* t, const i
         along_random += random[i] * g[i];
     }
     const double e = 1e-2;
-    const double got = slope(s, t, p, along, e, inputs, targets, B, T), got_random = slope(s, t, p, random, e, inputs, targets, B, T);
+    const double got = slope(s, t, p, along, e, inputs, targets, B, T),
+                 got_random = slope(s, t, p, random, e, inputs, targets, B, T);
     check(c, idle ? norm == 0 && got == 0 : norm > 0 && fabs(got / norm - 1) <= 1e-2,
           "%s: slope along the gradient %.6g, want its norm %.6g", t->name, got, norm);
     check(c, fabs(got_random - along_random) <= 1e-2 * fabs(along_random) + 2e-3 * norm,
@@ -192,7 +198,8 @@ static void test_differences(Checks* c, const TostEngine* engine, int bias, int 
 // ---------------------------------------------------------------------------------------------
 // Properties of one engine
 
-static const TostConfig odd = {.n_layer = 2, .n_head = 3, .n_embd = 60, .block_size = 200, .vocab_size = 257, .bias = 1};
+static const TostConfig odd = {
+    .n_layer = 2, .n_head = 3, .n_embd = 60, .block_size = 200, .vocab_size = 257, .bias = 1};
 
 static void test_causality(Checks* c, const TostEngine* engine) {
     enum { B = 1, T = 150 };
@@ -207,7 +214,8 @@ static void test_causality(Checks* c, const TostEngine* engine) {
         ids[t] = (ids[t] + 1) % odd.vocab_size;
         float* after = logits_of(&s, ids, B, T);
         check(c, memcmp(before, after, t * row * sizeof *before) == 0, "token %d changes an earlier logit", t);
-        check(c, memcmp(before + t * row, after + t * row, row * sizeof *before) != 0, "token %d does not change its own logits", t);
+        check(c, memcmp(before + t * row, after + t * row, row * sizeof *before) != 0,
+              "token %d does not change its own logits", t);
         check(c, t == T - 1 || memcmp(before + (T - 1) * row, after + (T - 1) * row, row * sizeof *before) != 0,
               "token %d does not change the last logits", t);
         ids[t] = (ids[t] + odd.vocab_size - 1) % odd.vocab_size;
@@ -250,8 +258,8 @@ static void test_decode(Checks* c, const TostEngine* engine, int membership) {
     subject_free(&s);
 }
 
-// After prompts of several lengths (0 too), scores must be the full forward's losses, with some targets ignored, and must
-// not change the decode state.
+// After prompts of several lengths (0 too), scores must be the full forward's losses, with some targets ignored, and
+// must not change the decode state.
 static void test_decode_score(Checks* c, const TostEngine* engine, int membership) {
     enum { N = 2, COPIES = 3, B = N * COPIES, T = 40, MORE = 17 };
     const int prompts[] = {0, 1, T - MORE};
@@ -262,10 +270,12 @@ static void test_decode_score(Checks* c, const TostEngine* engine, int membershi
     subject_randomise(&s, 15);
     for (size_t i = 0; i < countof(prompts); i++) {
         const int n = prompts[i];
-        int32_t *ids = random_ids((size_t)B * T, odd.vocab_size, 16), *targets = random_ids((size_t)B * MORE, odd.vocab_size, 17);
+        int32_t *ids = random_ids((size_t)B * T, odd.vocab_size, 16),
+                *targets = random_ids((size_t)B * MORE, odd.vocab_size, 17);
         int32_t *part = xmalloc(N * T * sizeof *part), *more = xmalloc(B * MORE * sizeof *more);
         for (int b = 0; b < B; b++) {
-            memcpy(ids + (size_t)b * T, ids + (size_t)b / COPIES * COPIES * T, n * sizeof *ids);   // copies share a prompt
+            memcpy(ids + (size_t)b * T, ids + (size_t)b / COPIES * COPIES * T,
+                   n * sizeof *ids);  // copies share a prompt
             memcpy(part + (size_t)b / COPIES * n, ids + (size_t)b * T, n * sizeof *ids);
             memcpy(more + (size_t)b * MORE, ids + (size_t)b * T + n, MORE * sizeof *ids);
         }
@@ -273,7 +283,8 @@ static void test_decode_score(Checks* c, const TostEngine* engine, int membershi
         double losses[2][B * MORE], worst = 0;
         float* full = logits_of(&s, ids, B, T);
         engine->decode_begin(NULL, s.model, part, N, n);
-        for (int again = 0; again < 2; again++) engine->decode_score(losses[again], s.model, more, targets, COPIES, MORE);
+        for (int again = 0; again < 2; again++)
+            engine->decode_score(losses[again], s.model, more, targets, COPIES, MORE);
         for (int row = 0; row < B * MORE; row++) {
             const float* l = full + ((size_t)(row / MORE) * T + n + row % MORE) * V;
             double sum = 0;
@@ -282,7 +293,8 @@ static void test_decode_score(Checks* c, const TostEngine* engine, int membershi
             worst = error > worst || isnan(error) ? error : worst;
         }
         check(c, worst <= LIMIT_DECODE, "decode_score after a prompt of %d: error %.3e", n, worst);
-        check(c, memcmp(losses[0], losses[1], sizeof losses[0]) == 0, "decode_score after a prompt of %d: a second call gives other losses", n);
+        check(c, memcmp(losses[0], losses[1], sizeof losses[0]) == 0,
+              "decode_score after a prompt of %d: a second call gives other losses", n);
         free(full); free(ids); free(targets); free(part); free(more);
     }
     subject_free(&s);
@@ -319,8 +331,8 @@ static bool same_activation(Subject* a, Subject* b, TostActivation what, int lay
     return same;
 }
 
-// Activations of layer l, read after backward, must be those of a model with only l+1 layers, and differ from layer l-1.
-// Layer 0 must read the embeddings; over the heads Π must sum to 1.
+// Activations of layer l, read after backward, must be those of a model with only l+1 layers, and differ from layer
+// l-1. Layer 0 must read the embeddings; over the heads Π must sum to 1.
 static void test_activation(Checks* c, const TostEngine* engine) {
     enum { B = 2, T = 70, ROWS = B * T, C = 60, NH = 3, L = 3 };
     TostConfig config = odd;
@@ -449,7 +461,8 @@ static void test_recompute(Checks* c, const TostEngine* engine) {
     subject_randomise(&resident, 40);
     subject_randomise(&again, 40);
     subject_randomise(&looked, 40);
-    float *want = gradients_of(&resident, false), *got = gradients_of(&again, false), *seen = gradients_of(&looked, true);
+    float *want = gradients_of(&resident, false), *got = gradients_of(&again, false),
+          *seen = gradients_of(&looked, true);
     check(c, memcmp(got, want, n * sizeof *got) == 0, "recompute: gradients differ");
     check(c, memcmp(seen, want, n * sizeof *got) == 0, "recompute: gradients differ after activations were read");
     for (int l = 0; l <= config.n_layer; l++) {
@@ -481,7 +494,8 @@ static void test_shapes(Checks* c, const TostEngine* engine) {
         float* alone = logits_of(&s, ids + 2 * T, 1, (int)n);
         double* want = widen(full + 2 * T * V, n * V);
         const double error = relative_l2(alone, want, n * V);
-        check(c, error <= LIMIT_DECODE, "T = %zu alone against the batch of T = %d: relative L2 error %.3e", n, T, error);
+        check(c, error <= LIMIT_DECODE, "T = %zu alone against the batch of T = %d: relative L2 error %.3e", n, T,
+              error);
         free(alone);
         free(want);
     }
@@ -524,7 +538,8 @@ static float* state_after(const TostEngine* engine, int steps, size_t* n) {
     Subject s = subject_new(engine, odd, B, T, true);
     init_params(engine, s.model, &s.tensors, odd.n_layer, 42);
     for (int i = 0; i < steps; i++) {
-        int32_t *inputs = random_ids(B * T, odd.vocab_size, 100 + i), *targets = random_ids(B * T, odd.vocab_size, 200 + i);
+        int32_t *inputs = random_ids(B * T, odd.vocab_size, 100 + i),
+                *targets = random_ids(B * T, odd.vocab_size, 200 + i);
         const TostAdamW a = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .step = i + 1};
         double norm;
         train_step(&norm, &s, inputs, targets, B, T, a, 1.0);
@@ -534,7 +549,8 @@ static float* state_after(const TostEngine* engine, int steps, size_t* n) {
     float* all = xcalloc(4 * s.tensors.flat_size, sizeof *all);
     for (int state = 0; state < 4; state++)
         for (int i = 0; i < s.tensors.count; i++)
-            engine->get(all + state * s.tensors.flat_size + s.tensors.tensor[i].offset, s.model, (TostState)state, &s.tensors.tensor[i]);
+            engine->get(all + state * s.tensors.flat_size + s.tensors.tensor[i].offset, s.model, (TostState)state,
+                        &s.tensors.tensor[i]);
     *n = 4 * s.tensors.flat_size;
     subject_free(&s);
     return all;
@@ -557,8 +573,8 @@ static void test_table(Checks* c) {
         const TostPreset* p = tost_preset_find(published[i].preset);
         TostTensors t = tost_tensors(&p->config);
         const double got = ((double)t.n_params - (double)p->config.block_size * p->config.n_embd) / 1e6;
-        check(c, fabs(got - published[i].millions) < 0.05, "%s: %.2fM parameters without wpe, published %.1fM", p->name, got,
-              published[i].millions);
+        check(c, fabs(got - published[i].millions) < 0.05, "%s: %.2fM parameters without wpe, published %.1fM", p->name,
+              got, published[i].millions);
         for (int j = 0; j < t.count; j++) {
             const TostTensor* x = &t.tensor[j];
             const bool matrix = strstr(x->name, ".wte.") || strstr(x->name, ".wpe.") || strstr(x->name, ".c_");
@@ -576,11 +592,13 @@ static void test_memory(Checks* c, const TostEngine* engine) {
     for (int i = 0; i < 3; i++) {
         TostConfig config = tost_preset_find("starter")->config;
         config.block_size = (int)(T * 3);
-        const TostEngineOptions o = {.max_batch = 1, .max_seq = (int)(T * (i + 1)), .training = true, .dtype = TOST_FP32, .threads = 1};
+        const TostEngineOptions o = {
+            .max_batch = 1, .max_seq = (int)(T * (i + 1)), .training = true, .dtype = TOST_FP32, .threads = 1};
         bytes[i] = (double)engine->memory(&config, &o);
     }
     const double first = bytes[1] - bytes[0], second = bytes[2] - bytes[1];
-    check(c, first > 0 && fabs(second / first - 1) < 1e-3, "memory grows by %.0f bytes from T to 2T and by %.0f from 2T to 3T", first, second);
+    check(c, first > 0 && fabs(second / first - 1) < 1e-3,
+          "memory grows by %.0f bytes from T to 2T and by %.0f from 2T to 3T", first, second);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -599,7 +617,8 @@ static void test_scalars(Checks* c) {
         worst_cdf = worse(worst_cdf, fabs(got - want));
         if (x <= 0) worst_tail = worse(worst_tail, fabs(got / want - 1));
     }
-    printf("scalars: exp %.1e relative, normal_cdf %.1e absolute, %.1e relative below 0\n", worst_exp, worst_cdf, worst_tail);
+    printf("scalars: exp %.1e relative, normal_cdf %.1e absolute, %.1e relative below 0\n", worst_exp, worst_cdf,
+           worst_tail);
     check(c, worst_exp <= 2.5e-7, "exp_f32: relative error %.3e", worst_exp);
     check(c, worst_cdf <= 2.5e-7, "normal_cdf: error %.3e", worst_cdf);
     check(c, worst_tail <= 4e-6, "normal_cdf: relative error %.3e for x <= 0", worst_tail);

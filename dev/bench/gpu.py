@@ -39,7 +39,7 @@ WARM_STEPS = 5   # of the trainer, not counted
 FLOPS_PER_TOKEN = 6 * (12 * 10 * 768**2 + 50304 * 768)   # tost-base: 6 per weight of a matrix product
 
 
-# ---- parsers of program outputs ------------------------------------------------------------------------------------------
+# ---- parsers of program outputs ---------------------------------------------------------------------------------------
 
 def parse_counts(text):
     """(passed, failed, skipped) of the last closing line of a test program."""
@@ -215,7 +215,7 @@ class Run:
     # ---- stages ----
 
     def architecture(self):
-        """The make variable for this GPU's architecture; nvcc's `native` falls back to an old one if it finds no GPU."""
+        """The make variable for this GPU's architecture; nvcc's `native` is an old one if it finds no GPU."""
         capability = output_of("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader").split("\n")[0].strip()
         return [f"BENCH_ARCH=sm_{capability.replace('.', '')}"] if re.fullmatch(r"\d+\.\d", capability) else []
 
@@ -524,7 +524,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.format(stages=", ".join(STAGES)),
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the table (default dev/bench/results)")
-    parser.add_argument("--limit", type=float, default=600, metavar="SECONDS", help="time limit of the whole run (default 600)")
+    parser.add_argument("--limit", type=float, default=600, metavar="SECONDS",
+                        help="time limit of the whole run (default 600)")
     parser.add_argument("--stages", type=lambda text: set(text.split(",")), default=set(STAGES), metavar="NAME,…",
                         help="stages to run (default: all)")
     parser.add_argument("--rehearse", action="store_true", help="run on a CPU with toy sizes; needs --out")

@@ -86,7 +86,8 @@ def main():
     parser.add_argument("--toy", action="store_true", help="a model of a few thousand parameters")
     args = parser.parse_args()
     if args.steps < 1 or args.seq < 1 or args.tokens < args.seq or args.tokens % args.seq:
-        parser.error(f"--tokens {args.tokens} must be a multiple of --seq {args.seq}, and --steps {args.steps} at least 1")
+        parser.error(f"--tokens {args.tokens}, --seq {args.seq}, --steps {args.steps}: give at least 1 step and a multiple of "
+                     "--seq as --tokens")
     if args.device == "cuda" and not torch.cuda.is_available():
         print("skipped: PyTorch finds no GPU")
         return

@@ -1,6 +1,6 @@
 // bench.cuh: shared by the kernel benches. A bench includes the engine without its main, runs its launch functions on
-// random numbers at the size of a tost-base step, and prints time, GB/s and the copy bandwidth of the same run. GB/s count
-// the minimal bytes: each input read once, each output written once.
+// random numbers at the size of a tost-base step, and prints time, GB/s and the copy bandwidth of the same run. GB/s
+// count the minimal bytes: each input read once, each output written once.
 //
 //     make bench_cuda && build/cuda/bench_tssa
 #ifndef TOST_BENCH_CUH

@@ -1,4 +1,4 @@
-// bench_norm.cu: residual + LayerScale + LayerNorm and GELU, forward and backward, with 65,536 rows of the published widths.
+// bench_norm.cu: residual + LayerScale + LayerNorm and GELU, forward and backward, with 65,536 rows.
 #include "bench.cuh"
 
 template <typename S> static void bench_norm(Bench* bench, int C) {

@@ -4,17 +4,16 @@
 //
 //   unlimited L2    a sector counts once per launch if it is read and once if it is written; reading a sector that the
 //                   same launch wrote is free. This is the traffic that must cross device memory.
-//   only L1         the same per block, summed over blocks: each block has its own cache of unlimited size, and there is
-//                   no L2.
+//   only L1         the same per block, summed over blocks: each block has its own unlimited cache, without an L2.
 //   no cache        the bytes of all accesses.
 //
 // cuBLASLt's matrix products count by their shapes: operands read once, the result written once. They are not computed
 // and leave NaN. That is safe: of the data in device memory only tokens, targets and the flags of the scans determine
 // addresses, and those are real.
 //
-// A step is counted at three (B,T) with one layer and with two. Its traffic is linear in rows, T and layers, which gives
-// the size in the table; a longer T is counted to verify the extrapolation. Exits with 1 if a kernel moves more than its
-// row of `minimums` allows or has no row, or if the counter fails a check.
+// A step is counted at three (B,T) with one layer and with two, and extrapolated to the size in the table: traffic is
+// linear in rows, T and layers. A longer T is counted to verify the extrapolation. Exits with 1 if a kernel moves more
+// than its row of `minimums` allows or has no row, or if the counter fails a check.
 //
 //     make traffic
 #include <algorithm>
@@ -302,7 +301,8 @@ bool extrapolation_holds(const Run runs[3][2], const Run& longer) {
         if (!f || strcmp(f->unit, "parameter") == 0) continue;   // the number of parameters depends on T
         const Count& c = longer.counts.at(entry.first);
         ok &= near((entry.first + " extrapolated to the longer T").c_str(), l2_bytes(entry.second), l2_bytes(c), 0.02);
-        ok &= near((entry.first + " extrapolated to the longer T, only L1").c_str(), entry.second[ONLY_L1], c[ONLY_L1], 0.10);
+        ok &= near((entry.first + " extrapolated to the longer T, only L1").c_str(), entry.second[ONLY_L1], c[ONLY_L1],
+                   0.10);
     }
     return ok;
 }
@@ -381,8 +381,8 @@ int main(int argc, char** argv) {
         for (int l = 0; l < 2; l++) runs[s][l] = counted(shapes[s][0], shapes[s][1], l + 1, c.block_size);
     const Run longer = counted(1, 4096, 1, 4096);
     const Counts counts = extrapolated(runs, z);
-    printf("# Memory traffic of one optimizer step of tost-base, counted on a CPU\n\nWritten by `make traffic` for commit "
-           "%s, without a GPU: the bytes that the kernels load and store in bf16, in sectors of 32 bytes; "
+    printf("# Memory traffic of one optimizer step of tost-base, counted on a CPU\n\nWritten by `make traffic` for "
+           "commit %s, without a GPU: the bytes that the kernels load and store in bf16, in sectors of 32 bytes; "
            "dev/cuda/traffic.cpp defines the columns. Caches are unlimited here; a GPU's are not, so its traffic lies "
            "between the cached columns and `no cache`. Milliseconds assume %.1f TB/s and %.0f TFLOP/s, quoted for an "
            "H200, not measured.\n\n", argc > 1 ? argv[1] : "unknown", COPY * 1e-12, PRODUCTS * 1e-12);

@@ -37,7 +37,7 @@ static inline void skip(Checks* c, const char* fmt, ...) {
     va_end(ap);
 }
 
-// Prints the closing line and returns the exit status: 0 only if nothing failed and at least one check ran or was skipped.
+// Prints the closing line and returns the exit status: 0 only if nothing failed and something ran or was skipped.
 static inline int checks_verdict(const Checks* c) {
     printf("%s: %d passed, %d failed, %d skipped\n", c->suite, c->passed, c->failed, c->skipped);
     return c->failed != 0 || c->passed + c->skipped == 0;

@@ -297,8 +297,8 @@ static inline const char* shape_words(char* text, size_t cap, const Shape* k, To
     return text;
 }
 
-// Ids of a micro-batch: inputs, then targets. One input in eight is token 3, so that one row of wte sums many gradients;
-// one target in five is ignored (-1).
+// Ids of a micro-batch: inputs, then targets. One input in eight is token 3, so that one row of wte sums many
+// gradients; one target in five is ignored (-1).
 static inline int32_t* shape_ids(const Shape* k, uint64_t seed) {
     Rng rng = rng_seeded(seed, 2);
     const size_t rows = (size_t)k->B * k->T;
@@ -337,7 +337,8 @@ static inline void record_steps(Record* r, Subject* s, const Shape* k, const int
         s->engine->zero_grad(s->model);
         for (int micro = 0; micro < k->micros; micro++) {
             int32_t* batch = shape_ids(k, (uint64_t)(100 + k->micros * i + micro));
-            s->engine->forward_train(s->model, batch, batch + rows, k->B, k->T, 1.0f / (float)(k->micros * k->B * k->T));
+            s->engine->forward_train(s->model, batch, batch + rows, k->B, k->T,
+                                     1.0f / (float)(k->micros * k->B * k->T));
             memset(batch, 0, 2 * rows * sizeof *batch);   // the engine must have copied it
             if (i > 0) record_activations(r, s, k);       // must not disturb backward
             s->engine->backward(s->model);

@@ -1,5 +1,5 @@
-// golden.h: compares an engine with float64 golden files: NAME.params.safetensors holds parameters,
-// NAME.expect.safetensors inputs and the expected results of some optimizer steps (dev/reference/golden.py writes both).
+// golden.h: compares an engine with float64 golden files, written by dev/reference/golden.py: NAME.params.safetensors holds
+// parameters, NAME.expect.safetensors inputs and the expected results of some optimizer steps.
 // Included by C11 (test_tost.c) and by C++17 (dev/test/cuda_on_host).
 #ifndef TOST_GOLDEN_H
 #define TOST_GOLDEN_H
@@ -59,7 +59,8 @@ static inline TostAdamW meta_adamw(const StFile* f, double lr, int step) {
 static inline const StTensor* golden_tensor(const StFile* f, const char* name, size_t n) {
     TostError err;
     const StTensor* t = st_find(f, name);
-    die_on((t && t->count == n) || tost_error(&err, "%s: %s is missing or does not have %zu elements", f->path, name, n),
+    die_on((t && t->count == n) ||
+               tost_error(&err, "%s: %s is missing or does not have %zu elements", f->path, name, n),
            &err);
     return t;
 }
@@ -166,7 +167,8 @@ static inline void test_golden(Checks* c, const TostEngine* engine, const char* 
     char* pattern = xasprintf("%s/*%s", dir, suffix);
     die_on(expand_glob(&list, pattern, &err), &err);
     for (int i = 0; i < list.count; i++) {
-        char* expect_path = xasprintf("%.*s.expect.safetensors", (int)(strlen(list.paths[i]) - strlen(suffix)), list.paths[i]);
+        char* expect_path =
+            xasprintf("%.*s.expect.safetensors", (int)(strlen(list.paths[i]) - strlen(suffix)), list.paths[i]);
         die_on(st_open(&params, list.paths[i], &err) && st_open(&expect, expect_path, &err), &err);
         printf("golden %s (%s)\n", list.paths[i], engine->name);
         if (before) before(i);

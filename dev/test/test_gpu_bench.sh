@@ -1,6 +1,6 @@
 #!/bin/sh
-# test_gpu_bench.sh: tests dev/bench/gpu.py without a GPU: its self-test, its error message, and its PyTorch models on the
-# CPU with toy sizes. PYTHON names the interpreter (default python3).
+# test_gpu_bench.sh: tests dev/bench/gpu.py without a GPU: its self-test, its error message, and its PyTorch models on
+# the CPU with toy sizes. PYTHON names the interpreter (default python3).
 . "$(dirname "$0")/lib.sh"
 export OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1
 

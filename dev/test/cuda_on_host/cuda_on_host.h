@@ -216,7 +216,9 @@ template <typename T> T atomicOr(T* p, T v) {
 }
 
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
-inline float cuda_on_host_flush(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; }   // subnormals to zero
+inline float cuda_on_host_flush(float x) {
+    return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x;
+}  // subnormals to zero
 inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }

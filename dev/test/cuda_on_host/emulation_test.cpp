@@ -1,5 +1,5 @@
-// emulation_test.cpp: tests the CUDA emulation with small kernels. Correct ones must work; a missing synchronisation, an
-// overrun or a misuse must be detected.
+// emulation_test.cpp: tests the CUDA emulation with small kernels. Correct ones must work; a missing synchronisation,
+// an overrun or a misuse must be detected.
 #include "emulation_test.h"
 
 namespace {
@@ -300,8 +300,8 @@ void test_product(Checks* c, bool ta, bool tb) {
 template <typename F> void dies(Checks* c, const char* what, const char* message, F misuse) {
     int status = 0;
     const std::string text = child_stderr(c, &status, misuse);
-    check(c, status != 0 && text.find(message) != std::string::npos, "%s: status %d, \"%.200s\", want \"%s\"", what, status,
-          text.c_str(), message);
+    check(c, status != 0 && text.find(message) != std::string::npos, "%s: status %d, \"%.200s\", want \"%s\"", what,
+          status, text.c_str(), message);
 }
 
 void test_misuse(Checks* c) {

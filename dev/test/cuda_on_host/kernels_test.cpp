@@ -154,7 +154,7 @@ template <typename S> void test_tssa(Checks* c, const TssaCase& k) {
 template <typename S> void test_tssa_variants(Checks* c) {
     const int whole = TSSA_CHUNK, ragged = TSSA_CHUNK + 9;
     const TssaCase cases[] = {
-        {1536, 24, 1, ragged, false, false},   // heads of 64: two channels per lane; too wide for starts in shared memory
+        {1536, 24, 1, ragged, false, false},   // heads of 64: two channels per lane; starts not in shared memory
         {1536, 24, 1, whole, true, false},
         {1258, 37, 1, whole, false, false},    // heads of 34: idle lanes
         {1248, 39, 1, ragged, false, false},   // heads of 32: one channel per lane

@@ -1,5 +1,5 @@
-// runtime_on_host.cpp: the CUDA runtime: memory, streams, events and graphs. A caller's mistake aborts; a missing device
-// or too little memory is returned as an error.
+// runtime_on_host.cpp: the CUDA runtime: memory, streams, events and graphs. A caller's mistake aborts; a missing
+// device or too little memory is returned as an error.
 #include "cuda_on_host.h"
 
 #include <cstdio>
