@@ -1,17 +1,16 @@
 #!/usr/bin/env python3
-"""The figures of a GPU: builds, tests and measures the CUDA trainer and its peers in one run, and writes one
-dated table.
+"""GPU benchmark: builds, tests and measures the CUDA trainer and PyTorch models in one run, and writes a
+dated Markdown table.
 
     dev/bench/gpu.py [--out DIR] [--limit SECONDS] [--stages NAME,…]
-                                                       default: dev/bench/results, 600 seconds, all stages
-    dev/bench/gpu.py --rehearse --out DIR              the same stages on a CPU at toy sizes: figures that mean nothing
-    dev/bench/gpu.py --self-test                       what it reads and writes, held to made-up outputs
+                                             default: dev/bench/results, 600 seconds, all stages
+    dev/bench/gpu.py --rehearse --out DIR    the same stages on a CPU with toy sizes; the figures mean nothing
+    dev/bench/gpu.py --self-test             tests the parsers and the table on made-up outputs
 
-Needs a GPU, the CUDA toolkit and make; compute-sanitizer and a Python with PyTorch ($PYTHON, default this
-one) where they are found. It downloads nothing: data are random tokens and data/starter. A stage whose tool
-is missing, that fails or that takes longer than its share is named in the table and the others go on; the
-table is written anew after each. Where the time of one run does not hold all stages, name some in each of
-several: {stages}.
+Needs a GPU, the CUDA toolkit and make; uses compute-sanitizer and a Python with PyTorch ($PYTHON, default
+this one) if available. Downloads nothing: the data are random tokens and data/starter. A stage that fails,
+runs out of time or lacks a tool is listed in the table, and the other stages still run; the table is saved
+after each stage. If one run is too short for all stages, choose some per run: {stages}.
 """
 
 import argparse
@@ -32,15 +31,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ("tssa", "norm", "classifier", "adamw", "embedding")
 LENGTHS, TOKENS, VOCAB = (1024, 4096, 16384, 65536), 65536, 50257
-# after the build, in this order: last what the time may not last for
+# in this order after the build; the least important last, for which time may run out
 STAGES = ("tests", "kernels", "matmuls", "trainer", "decode", "curve", "peers_short", "sanitizers", "peers_long")
-OF_TORCH = {"curve", "peers_short", "peers_long"}
-TOOLKIT = Path("/usr/local/cuda")   # where it stands if its programs are not on PATH
-WARM_UPDATES = 5   # of the trainer, that do not count
-FLOPS_PER_TOKEN = 6 * (12 * 10 * 768**2 + 50304 * 768)   # of tost-base: 6 a weight of a product
+NEED_TORCH = {"curve", "peers_short", "peers_long"}
+TOOLKIT = Path("/usr/local/cuda")   # used if its programs are not on PATH
+WARM_STEPS = 5   # of the trainer, not counted
+FLOPS_PER_TOKEN = 6 * (12 * 10 * 768**2 + 50304 * 768)   # tost-base: 6 per weight of a matrix product
 
 
-# ---- what programs print ------------------------------------------------------------------------------------------
+# ---- parsers of program outputs ---------------------------------------------------------------------------------------
 
 def parse_counts(text):
     """(passed, failed, skipped) of the last closing line of a test program."""
@@ -49,9 +48,9 @@ def parse_counts(text):
 
 
 def parse_kernels(text):
-    """Lines of dev/cuda's benches: (name, size, µs, GB/s, GB/s of the copy, times the fewest bytes)."""
+    """Lines of dev/cuda's benches: (name, size, µs, GB/s, GB/s of a copy, time relative to the minimal bytes)."""
     line = re.compile(r"^(\w+) +(\S.*?) +([\d.]+) us +([\d.]+) GB/s +([\d.]+) GB/s copy +([\d.]+) times the "
-                      r"fewest$", re.M)
+                      r"minimum$", re.M)
     return [(m[1], m[2], *map(float, m.groups()[2:])) for m in line.finditer(text)]
 
 
@@ -62,7 +61,7 @@ def parse_rates(text, unit):
 
 
 def parse_values(text):
-    """`key value unit` lines of gpu_peers.py, or the reason why it was skipped."""
+    """The `key value unit` lines of gpu_peers.py as a dict, or the reason why it was skipped."""
     skipped = re.search(r"^skipped: (.*)$", text, re.M)
     if skipped:
         return skipped[1]
@@ -70,27 +69,27 @@ def parse_values(text):
 
 
 def parse_log(text):
-    """The columns step, train_loss and ms of a log.csv, whose last row may be torn where its writer was ended."""
+    """The columns step, train_loss and ms of a log.csv; an incomplete last row is ignored."""
     rows = [row for row in csv.DictReader(text.splitlines()) if row["tokens_per_s"]]
     return [(int(row["step"]), float(row["train_loss"]), float(row["ms"])) for row in rows]
 
 
 def parse_sanitizer(text):
-    """Errors that compute-sanitizer counted, None where it has no summary, and the kernels that it names: cuBLAS's own
-    are judged too."""
+    """The number of errors in compute-sanitizer's summary (None without one) and the kernels it names, which may be
+    cuBLAS's own."""
     found = re.findall(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)", text)
     kernels = sorted(set(re.findall(r"^=+ +(?:at|in kernel) (?:void )?([A-Za-z_]\w*)", text, re.M)))
     return sum(int(a or b) for a, b in found) if found else None, kernels
 
 
-def median_update(log):
-    """Milliseconds of an update, without the first ones."""
-    counted = [ms for step, _, ms in log if step >= WARM_UPDATES]
+def median_step(log):
+    """Median milliseconds per step, without the warm-up."""
+    counted = [ms for step, _, ms in log if step >= WARM_STEPS]
     return statistics.median(counted) if counted else None
 
 
 def curve_difference(ours, theirs, steps):
-    """The largest difference of loss over the steps, and where; None unless both logs hold all of them."""
+    """The largest loss difference and its step; None if a log lacks a step."""
     a, b = ({step: loss for step, loss, _ in log} for log in (ours, theirs))
     if not all(step in a and step in b for step in range(steps)):
         return None
@@ -105,8 +104,8 @@ class Table:
     def __init__(self, facts, path=None):
         self.facts, self.path, self.rows, self.notes = facts, path, [], []
 
-    def row(self, what, measured, beside="", aim="", command=""):
-        self.rows.append((what, measured, beside, aim, command and f"`{command}`"))
+    def row(self, what, value, details="", target="", command=""):
+        self.rows.append((what, value, details, target, command and f"`{command}`"))
 
     def note(self, stage, reason):
         self.notes.append(f"{stage}: {reason}")
@@ -115,7 +114,7 @@ class Table:
     def text(self):
         lines = [f"# {self.facts['title']}", ""]
         lines += [f"- {key}: {value}" for key, value in self.facts.items() if key != "title"]
-        lines += ["", "| what | measured | beside it, in the same run | to reach | command |", "|---|---|---|---|---|"]
+        lines += ["", "| measurement | value | details of the same run | target | command |", "|---|---|---|---|---|"]
         lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in self.rows]
         if self.notes:
             lines += ["", "Not measured:", ""] + [f"- {note}" for note in self.notes]
@@ -123,13 +122,13 @@ class Table:
 
     def write(self):
         if self.path:
-            beside = self.path.with_suffix(".tmp")
-            beside.write_text(self.text(), encoding="utf-8")
-            beside.replace(self.path)
+            temporary = self.path.with_suffix(".tmp")
+            temporary.write_text(self.text(), encoding="utf-8")
+            temporary.replace(self.path)
 
 
 def free_path(folder, name):
-    """FOLDER/NAME.md, or with the first number that makes it new: no table replaces another."""
+    """FOLDER/NAME.md, with a number appended if it exists: no table is overwritten."""
     path, number = folder / f"{name}.md", 2
     while path.exists():
         path, number = folder / f"{name}-{number}.md", number + 1
@@ -139,20 +138,20 @@ def free_path(folder, name):
 # ---- the run ------------------------------------------------------------------------------------------------------
 
 class Sizes:
-    """What is measured: on a GPU, or at toy sizes on a CPU."""
+    """Sizes of a run on a GPU, or of a rehearsal on a CPU."""
 
     def __init__(self, rehearse):
         self.rehearse = rehearse
         self.trainer = "./train_gpt_tost" if rehearse else "./train_gpt_tostcu"
         self.lengths = (32, 64) if rehearse else LENGTHS
         self.tokens = 128 if rehearse else TOKENS
-        self.updates = WARM_UPDATES + (3 if rehearse else 20)
+        self.steps = WARM_STEPS + (3 if rehearse else 20)
         self.curve_steps = 4 if rehearse else 300
         self.curve_batch = (2, 64) if rehearse else (8, 1024)
         self.vocab = 2304 if rehearse else VOCAB
         toy = "--layers 2 --heads 2 --channels 32 --vocab-size 2304".split()
         self.model = ["--preset", "tost-base", *(toy if rehearse else []), "--dtype", "fp32" if rehearse else "bf16"]
-        self.peer = ["--device", "cpu", "--toy", "--eager", "--updates", "2"] if rehearse else []
+        self.peer = ["--device", "cpu", "--toy", "--eager", "--steps", "2"] if rehearse else []
 
 
 class Run:
@@ -160,18 +159,18 @@ class Run:
         self.sizes, self.table, self.work = sizes, table, work
         self.end = time.monotonic() + limit
         self.python = os.environ.get("PYTHON", sys.executable)
-        self.matmul_ms = self.peak = None    # of a step's products; TFLOP/s of the square one
-        self.tssa_us, self.rates = {}, {}    # forward + backward by (B, T); the trainer's tokens/s by T
+        self.matmul_ms = self.peak = None    # matrix products of a step; TFLOP/s of the square product
+        self.tssa_us, self.rates = {}, {}    # forward + backward by T; the trainer's tokens/s by T
 
     def command(self, words, limit, keep=False):
-        """Runs it; returns its output and None, or None and the reason. keep: the output also where it fails."""
+        """Runs a command. Returns (output, None), or (None, reason) if it fails; with keep, (output, reason)."""
         words = [str(word) for word in words]
         left = min(limit, self.end - time.monotonic())
         if left < 5:
-            return None, "no time was left"
+            return None, "no time left"
         print(f"== {' '.join(words)}", flush=True)
         try:
-            # its own session, so that what it started ends with it
+            # its own session, so that its child processes can be killed with it
             process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                        errors="replace", stdin=subprocess.DEVNULL, start_new_session=True)
         except OSError as error:
@@ -181,31 +180,31 @@ class Run:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, 9)
             output, _ = process.communicate()
-            return output if keep else None, f"took longer than {left:.0f} s"
+            return output if keep else None, f"took more than {left:.0f} s"
         if process.returncode != 0:
             lines = [line for line in output.splitlines() if line.strip()]
             last = lines[-1][:200] if lines else "no output"
-            return output if keep else None, f"ended with {process.returncode}: {last}"
+            return output if keep else None, f"exit status {process.returncode}: {last}"
         return output, None
 
     def shown(self, words):
-        """The command as a reader can run it: folders of this run by name."""
+        """The command as text, with TMP for the temporary folder."""
         return " ".join(str(word).replace(str(self.work), "TMP") for word in words).replace(self.python, "python3")
 
     def random_shard(self):
-        """Random tokens whose frequencies fall as in text, in raw uint16: as many as a run reads, and one more."""
+        """A uint16 shard of random tokens, distributed by Zipf's law, for one run of the trainer."""
         path = self.work / "random.bin"
         if not path.exists():
-            draw, n = random.Random(1), self.sizes.tokens * self.sizes.updates + 1
+            draw, n = random.Random(1), self.sizes.tokens * self.sizes.steps + 1
             ids = array.array("H", (int(self.sizes.vocab ** draw.random()) - 1 for _ in range(min(n, 1 << 20))))
             path.write_bytes((ids * (n // len(ids) + 1))[:n].tobytes())
         return path
 
-    def train(self, name, T, batch, updates, extra=(), limit=60):
-        """Runs the trainer; returns its words, its output, and its log or None and the reason."""
+    def train(self, name, T, batch, steps, extra=(), limit=60):
+        """Runs the trainer. Returns (command, output, log), or (command, None, reason) if it fails."""
         out = self.work / name
         words = [self.sizes.trainer, *self.sizes.model, "--block-size", T, "--seq", T, "--batch", batch,
-                 "--total-batch", batch * T, "--steps", updates, "--val-every", 0, "--sample-every", 0,
+                 "--total-batch", batch * T, "--steps", steps, "--val-every", 0, "--sample-every", 0,
                  "--out", out, *extra]
         output, reason = self.command(words, limit)
         if output is None:
@@ -216,7 +215,7 @@ class Run:
     # ---- stages ----
 
     def architecture(self):
-        """For whom the benches are compiled. nvcc's own `native` falls back to an old one where it finds no GPU."""
+        """The make variable for this GPU's architecture; nvcc's `native` is an old one if it finds no GPU."""
         capability = output_of("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader").split("\n")[0].strip()
         return [f"BENCH_ARCH=sm_{capability.replace('.', '')}"] if re.fullmatch(r"\d+\.\d", capability) else []
 
@@ -239,12 +238,12 @@ class Run:
         counts = parse_counts(output or "")
         if counts is None:
             failed = re.findall(r"^FAILED (.*)$", output or "", re.M)
-            until = f"; until then {len(failed)} failed{', first ' + failed[0][:200] if failed else ''}"
+            until = f"; {len(failed)} checks failed before that{', first ' + failed[0][:200] if failed else ''}"
             self.table.note("tests", (reason or "no closing line") + until)
             return
         parity = any(line.startswith("CUDA: ") for line in output.splitlines())
         self.table.row("tests", "{} passed, {} failed, {} skipped".format(*counts),
-                       "CPU against CUDA among them" if parity else "CPU against CUDA not among them", "0 failed",
+                       "including CUDA against CPU" if parity else "without CUDA against CPU", "0 failed",
                        "./test_tost")
 
     def sanitizers(self):
@@ -270,7 +269,7 @@ class Run:
                     self.table.note(name, reason or "no summary")
                 else:
                     self.table.row(f"compute-sanitizer {name}, errors", str(errors),
-                                   f"it names {', '.join(kernels)}" if kernels else "", "0", self.shown(words))
+                                   f"in {', '.join(kernels)}" if kernels else "", "0", self.shown(words))
 
     def kernels(self):
         for name in KERNELS if not self.sizes.rehearse else ():
@@ -280,17 +279,17 @@ class Run:
             if not found:
                 self.table.note(words[0], reason or "no figures")
             for kernel, size, us, rate, copy, times in found:
-                aim = {"tssa_forward": "1.5", "tssa_backward": "2"}.get(kernel, "")
+                target = {"tssa_forward": "1.5", "tssa_backward": "2"}.get(kernel, "")
                 self.table.row(f"{kernel}, {size}: µs", f"{us:.1f}",
-                               f"{rate:.0f} GB/s, copy {copy:.0f} GB/s: {times:.2f} × the fewest bytes",
-                               aim and f"{aim} ×", words[0])
+                               f"{rate:.0f} GB/s, copy {copy:.0f} GB/s: {times:.2f} × the time of the minimal bytes",
+                               target and f"{target} ×", words[0])
                 where = re.fullmatch(r"bf16 B (\d+) T (\d+) C 768", size)
                 if kernel.startswith("tssa_") and where:
                     self.tssa_us[int(where[2])] = self.tssa_us.get(int(where[2]), 0) + us
 
     def matmuls(self):
         words = ["build/cuda/bench_matmul"]
-        output, reason = (None, "not at toy sizes") if self.sizes.rehearse else self.command(words, 40)
+        output, reason = (None, "not in a rehearsal") if self.sizes.rehearse else self.command(words, 40)
         found = parse_rates(output or "", "TFLOP/s")
         if not found:
             self.table.note(words[0], reason or "no figures")
@@ -304,32 +303,32 @@ class Run:
     def trainer(self):
         first = self.sizes.lengths[0]
         for T in self.sizes.lengths:
-            words, output, log = self.train(f"train_{T}", T, self.sizes.tokens // T, self.sizes.updates,
+            words, output, log = self.train(f"train_{T}", T, self.sizes.tokens // T, self.sizes.steps,
                                             ["--data", self.random_shard(), "--save-every", 0])
-            ms = median_update(log) if output else None
+            ms = median_step(log) if output else None
             if ms is None:
-                self.table.note(f"trainer at T = {T}", log if output is None else "no update in its log")
+                self.table.note(f"trainer at T = {T}", log if output is None else "no step in its log")
                 continue
             rate = self.rates[T] = self.sizes.tokens / ms * 1e3
             flops = rate * FLOPS_PER_TOKEN * 1e-12
             memory = re.search(r", (\S+ \S+) of memory", output)
-            parts = [f"{ms:.2f} ms an update", f"{memory[1]} of memory" if memory else ""]
+            parts = [f"{ms:.2f} ms per step", f"{memory[1]} of memory" if memory else ""]
             if not self.sizes.rehearse:
-                parts.append(f"{flops:.0f} TFLOP/s" + (f", MFU {100 * flops / self.peak:.0f}% of the square product"
+                parts.append(f"{flops:.0f} TFLOP/s" + (f", {100 * flops / self.peak:.0f}% of the square product"
                                                        if self.peak else ""))
             if self.matmul_ms:
-                parts.append(f"{ms / self.matmul_ms:.2f} × its matmuls alone (1.4)")
+                parts.append(f"{ms / self.matmul_ms:.2f} × its matrix products alone (target 1.4)")
             if T in self.tssa_us:
-                parts.append(f"TSSA {100 * 12 * self.tssa_us[T] / 1e3 / ms:.0f}% of it")
+                parts.append(f"TSSA {100 * 12 * self.tssa_us[T] / 1e3 / ms:.0f}%")
             if T != first and first in self.rates:
                 parts.append(f"{rate / self.rates[first]:.3f} of T = {first}")
-            aim = "650,000" if T == 1024 else "0.9 of T = 1,024" if T == 65536 else ""
-            self.table.row(f"trainer, T = {T}, tokens/s", f"{rate:,.0f}", ", ".join(filter(None, parts)), aim,
+            target = "650,000" if T == 1024 else "0.9 of T = 1,024" if T == 65536 else ""
+            self.table.row(f"trainer, T = {T}, tokens/s", f"{rate:,.0f}", ", ".join(filter(None, parts)), target,
                            self.shown(words))
 
     def decode(self):
         words = ["build/cuda/bench_decode"]
-        output, reason = (None, "not at toy sizes") if self.sizes.rehearse else self.command(words, 40)
+        output, reason = (None, "not in a rehearsal") if self.sizes.rehearse else self.command(words, 40)
         found = parse_rates(output or "", "tokens/s")
         if not found:
             self.table.note(words[0], reason or "no figures")
@@ -338,7 +337,7 @@ class Run:
             batch = size.rsplit(" position ", 1)[0]
             base.setdefault(batch, rate)
             self.table.row(f"decode, {size}, tokens/s", f"{rate:,.0f}",
-                           f"{us:.0f} µs a step, {rate / base[batch]:.3f} of the first position",
+                           f"{us:.0f} µs per step, {rate / base[batch]:.3f} of the first position's rate",
                            "0.97" if batch.endswith(" B 1") and size.endswith(" 1000") else "", words[0])
 
     def has_torch(self):
@@ -366,13 +365,13 @@ class Run:
         done = parse_log(log.read_text()) if log.exists() else []
         found = curve_difference(ours, done, min(steps, len(done)))
         if found is None or not done:
-            self.table.note("loss against PyTorch", reason or "a log is not whole")
+            self.table.note("loss against PyTorch", reason or "a log is incomplete")
             return
-        self.table.row(f"loss of {len(done)} updates against PyTorch, largest difference", f"{found[0]:.4f}",
-                       f"at update {found[1]}; last losses {ours[len(done) - 1][1]:.4f} and {done[-1][1]:.4f}",
-                       "0.02 at every one of 300", f"{self.shown(words)} && {self.shown(theirs)}")
+        self.table.row(f"loss of {len(done)} steps against PyTorch, largest difference", f"{found[0]:.4f}",
+                       f"at step {found[1]}; last losses {ours[len(done) - 1][1]:.4f} and {done[-1][1]:.4f}",
+                       "0.02 at each of 300 steps", f"{self.shown(words)} && {self.shown(theirs)}")
         if output is None:
-            self.table.note("loss against PyTorch", f"after {len(done)} of {steps} updates: {reason}")
+            self.table.note("loss against PyTorch", f"after {len(done)} of {steps} steps: {reason}")
 
     def peers(self, lengths):
         for T in lengths:
@@ -384,11 +383,11 @@ class Run:
                 if isinstance(found, str) or "tokens_per_s" not in found:
                     self.table.note(f"PyTorch {model} at T = {T}", found if isinstance(found, str) else "no figures")
                     continue
-                parts = [f"{found['update']:.2f} ms an update"]
+                parts = [f"{found['step']:.2f} ms per step"]
                 if "memory" in found:
                     parts.append(f"{found['memory']:.1f} GiB")
                 if self.peak:
-                    parts.append(f"MFU {100 * found['model_flops'] / self.peak:.0f}% of the square product")
+                    parts.append(f"{100 * found['model_flops'] / self.peak:.0f}% of the square product")
                 if T in self.rates:
                     parts.append(f"the trainer is {self.rates[T] / found['tokens_per_s']:.2f} × as fast")
                 self.table.row(f"PyTorch {model}{'' if '--eager' in words else ', compiled'}, T = {T}, tokens/s",
@@ -398,26 +397,26 @@ class Run:
     def peers_short(self):
         self.peers(self.sizes.lengths[:1])
 
-    def peers_long(self):   # the longest first: time may not last for those between
+    def peers_long(self):   # the longest first, in case time runs out
         self.peers([self.sizes.lengths[-1], *self.sizes.lengths[1:-1]])
 
-    def all(self, asked):
-        """Returns whether anything was measured."""
+    def all(self, requested):
+        """Returns True if anything was measured."""
         if not self.build():
             return False
         torch = self.has_torch()
-        for stage in (name for name in STAGES if name in asked):
-            if torch or stage not in OF_TORCH:
+        for stage in (name for name in STAGES if name in requested):
+            if torch or stage not in NEED_TORCH:
                 getattr(self, stage)()
             self.table.write()
-        if not torch and asked & OF_TORCH:
-            self.table.note("PyTorch's part", f"{self.python} has no torch and safetensors: set PYTHON")
+        if not torch and requested & NEED_TORCH:
+            self.table.note("PyTorch", f"{self.python} lacks torch or safetensors; set PYTHON to one that has them")
         self.table.write()
         return True
 
 
 def output_of(*words):
-    """Its output, or empty where it cannot be run."""
+    """The command's output, or an empty string if it fails."""
     try:
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
@@ -426,13 +425,13 @@ def output_of(*words):
 
 
 def gpu_facts():
-    """Title, device, driver, CUDA, commit, date; or the reason why nothing can be measured."""
+    """Facts for the head of the table and None, or None and the reason why nothing can be measured."""
     gpus = output_of("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader").splitlines()
     if not gpus:
-        return None, "no GPU here: nvidia-smi names none"
+        return None, "no GPU found by nvidia-smi; --rehearse runs on a CPU"
     release = re.search(r"release (\S+),", output_of("nvcc", "--version"))
     if not release:
-        return None, "nvcc is not found: install the CUDA toolkit, or add its bin folder to PATH"
+        return None, "nvcc not found: install the CUDA toolkit or add its bin folder to PATH"
     name, driver, memory = (field.strip() for field in gpus[0].split(","))
     return {"title": f"{name}, {datetime.date.today()}", "device": f"{name}, {memory}", "driver": driver,
             "CUDA": release[1], **common_facts()}, None
@@ -445,7 +444,7 @@ def common_facts():
             "command": " ".join(["dev/bench/gpu.py", *sys.argv[1:]])}
 
 
-# ---- made-up outputs ----------------------------------------------------------------------------------------------
+# ---- self-test ----------------------------------------------------------------------------------------------
 
 def self_test():
     passed = failed = 0
@@ -460,13 +459,13 @@ def self_test():
 
     kernels = ("Made up (compute capability 9.0), bf16; copy 4000 GB/s\n"
                "tssa_forward                 bf16 B 64 T 1024 C 768             50.0 us     4000 GB/s"
-               "     4000 GB/s copy   1.00 times the fewest\n"
+               "     4000 GB/s copy   1.00 times the minimum\n"
                "grad_norm                    bf16 110.4M parameters            110.5 us     3996 GB/s"
-               "     4000 GB/s copy   1.00 times the fewest\n")
+               "     4000 GB/s copy   1.00 times the minimum\n")
     check("kernels", parse_kernels(kernels), [("tssa_forward", "bf16 B 64 T 1024 C 768", 50.0, 4000.0, 4000.0, 1.0),
                                               ("grad_norm", "bf16 110.4M parameters", 110.5, 3996.0, 4000.0, 1.0)])
     classifier = ("cross_entropy_gradient       bf16 rows 10923 V 50304            600.0 us     3663 GB/s"
-                  "     4000 GB/s copy   1.09 times the fewest\n")
+                  "     4000 GB/s copy   1.09 times the minimum\n")
     check("classifier", parse_kernels(classifier),
           [("cross_entropy_gradient", "bf16 rows 10923 V 50304", 600.0, 3663.0, 4000.0, 1.09)])
     check("no kernels", parse_kernels("no usable GPU: made up\n"), [])
@@ -483,15 +482,15 @@ def self_test():
     check("racecheck", parse_sanitizer("========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)\n"),
           (1, []))
     check("no summary", parse_sanitizer("========= COMPUTE-SANITIZER\n"), (None, []))
-    check("peer", parse_values("tokens_per_s 1.5e+05 tokens/s\nupdate 436.9 ms\n"),
-          {"tokens_per_s": 1.5e5, "update": 436.9})
+    check("peer", parse_values("tokens_per_s 1.5e+05 tokens/s\nstep 436.9 ms\n"),
+          {"tokens_per_s": 1.5e5, "step": 436.9})
     check("peer without memory", parse_values("skipped: CUDA out of memory\n"), "CUDA out of memory")
     header = "step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s\n"
-    log = parse_log(header + "".join(f"{i},{i},{3 - i / 10},,1e-4,1,{1000 if i < WARM_UPDATES else 90 + i},1\n"
+    log = parse_log(header + "".join(f"{i},{i},{3 - i / 10},,1e-4,1,{1000 if i < WARM_STEPS else 90 + i},1\n"
                                      for i in range(8)))
-    check("torn log", parse_log(header + "0,1,3.0,,1e-4,1,90,1\n1,2,2.9,,1e"), [(0, 3.0, 90.0)])
-    check("median", median_update(log), 96.0)
-    check("median of none", median_update(log[:WARM_UPDATES]), None)
+    check("incomplete log", parse_log(header + "0,1,3.0,,1e-4,1,90,1\n1,2,2.9,,1e"), [(0, 3.0, 90.0)])
+    check("median", median_step(log), 96.0)
+    check("median of none", median_step(log[:WARM_STEPS]), None)
     other = [(step, loss + (0.5 if step == 3 else 0.01), ms) for step, loss, ms in log]
     worst, where = curve_difference(log, other, 8)
     check("curve", (round(worst, 9), where), (0.5, 3))
@@ -502,7 +501,7 @@ def self_test():
     table.row("a | b", "1", "two", "3", "make x")
     table.note("stage", "a made-up reason")
     check("table", table.text(), "# Made up\n\n- device: none\n\n"
-          "| what | measured | beside it, in the same run | to reach | command |\n|---|---|---|---|---|\n"
+          "| measurement | value | details of the same run | target | command |\n|---|---|---|---|---|\n"
           "| a \\| b | 1 | two | 3 | `make x` |\n\nNot measured:\n\n- stage: a made-up reason\n")
     with tempfile.TemporaryDirectory() as folder:
         table.path = free_path(Path(folder), "day")
@@ -511,12 +510,12 @@ def self_test():
         check("next file", free_path(Path(folder), "day").name, "day-2.md")
         run = Run(Sizes(True), table, 60, Path(folder))
         slow = ["sh", "-c", "echo so far; sleep 99"]
-        check("time limit", run.command(slow, 5), (None, "took longer than 5 s"))
-        check("what came in time", run.command(slow, 5, keep=True), ("so far\n", "took longer than 5 s"))
+        check("time limit", run.command(slow, 5), (None, "took more than 5 s"))
+        check("output before the limit", run.command(slow, 5, keep=True), ("so far\n", "took more than 5 s"))
         check("no program", run.command(["./no-such-program"], 5)[1], "./no-such-program: No such file or directory")
-        check("a program that fails", run.command([sys.executable, "-c", "print('why'); raise SystemExit(3)"], 20)[1],
-              "ended with 3: why")
-        check("no time left", Run(Sizes(True), table, 0, Path(folder)).command(["true"], 5)[1], "no time was left")
+        check("failing program", run.command([sys.executable, "-c", "print('why'); raise SystemExit(3)"], 20)[1],
+              "exit status 3: why")
+        check("no time left", Run(Sizes(True), table, 0, Path(folder)).command(["true"], 5)[1], "no time left")
     print(f"gpu_bench: {passed} passed, {failed} failed, 0 skipped")
     return failed != 0
 
@@ -524,21 +523,22 @@ def self_test():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.format(stages=", ".join(STAGES)),
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="for the table (default dev/bench/results)")
-    parser.add_argument("--limit", type=float, default=600, metavar="SECONDS", help="of the whole run (default 600)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the table (default dev/bench/results)")
+    parser.add_argument("--limit", type=float, default=600, metavar="SECONDS",
+                        help="time limit of the whole run (default 600)")
     parser.add_argument("--stages", type=lambda text: set(text.split(",")), default=set(STAGES), metavar="NAME,…",
-                        help="some of those above (default: all)")
-    parser.add_argument("--rehearse", action="store_true", help="on a CPU, at toy sizes; needs --out")
-    parser.add_argument("--self-test", action="store_true", help="no measurement")
+                        help="stages to run (default: all)")
+    parser.add_argument("--rehearse", action="store_true", help="run on a CPU with toy sizes; needs --out")
+    parser.add_argument("--self-test", action="store_true", help="test this script; measures nothing")
     args = parser.parse_args()
     if args.self_test:
         return self_test()
     if args.stages - set(STAGES):
         parser.error(f"--stages {','.join(sorted(args.stages - set(STAGES)))}: the stages are {', '.join(STAGES)}")
     if args.rehearse and not args.out:
-        parser.error("--rehearse needs --out: what it writes is no result")
+        parser.error("--rehearse needs --out: its table is not a result")
     os.environ["PATH"] += f":{TOOLKIT}/bin:{TOOLKIT}/compute-sanitizer"
-    rehearsal = {"title": "REHEARSAL on a CPU: no result"}
+    rehearsal = {"title": "REHEARSAL on a CPU, not a result"}
     facts, reason = ({**rehearsal, **common_facts()}, None) if args.rehearse else gpu_facts()
     if facts is None:
         print(f"gpu.py: {reason}", file=sys.stderr)
@@ -551,9 +551,9 @@ def main():
     with tempfile.TemporaryDirectory() as work:
         ok = Run(Sizes(args.rehearse), table, args.limit, Path(work)).all(args.stages)
     if not ok:
-        print("gpu.py: nothing was measured, and no table is written", file=sys.stderr)
+        print("gpu.py: the build failed; no table was written", file=sys.stderr)
         return 1
-    print(f"\n{table.text()}\nwritten to {table.path}")
+    print(f"\n{table.text()}\nwrote {table.path}")
     return 0
 
 

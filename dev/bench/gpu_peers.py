@@ -1,12 +1,11 @@
-"""An update of a model in PyTorch: bf16 autocast, torch.compile, fused AdamW, gradient clipping. What gpu.py
-sets beside the trainer; one process a model and length, so that each has its own memory and time limit.
+"""Times training steps of a PyTorch model: bf16 autocast, torch.compile, fused AdamW, gradient clipping.
+gpu.py compares the trainer with them; it runs one process per model and length.
 
-    gpu_peers.py tost|gpt2 [--seq T] [--tokens N] [--updates N] [--device cuda|cpu] [--eager] [--toy]
+    gpu_peers.py tost|gpt2 [--seq T] [--tokens N] [--steps N] [--device cuda|cpu] [--eager] [--toy]
 
-tost is the model of dev/reference at the size of tost-base, gpt2 a GPT-2 of that size (gpt2.py). Tokens are
-random. Prints `key value unit` lines: the median over the updates after three that do not count, and the
-peak of allocated memory. --toy shrinks the model, to see on a CPU that this runs. Where memory does not
-suffice it says `skipped: …`.
+tost is the model in dev/reference at the size of tost-base, gpt2 a GPT-2 of that size (gpt2.py). Tokens are
+random. Prints `key value unit` lines: medians over the steps after three warm-up steps, and peak memory; or
+`skipped: …` if memory is too small. --toy shrinks the model for a test on a CPU.
 """
 
 import argparse
@@ -34,7 +33,7 @@ def build(name, sizes, seq):
 
 
 def flops_per_token(name, sizes, seq):
-    """Of forward and backward: 6 a weight of a product, and what causal attention computes, half of the square."""
+    """Forward and backward: 6 per weight of a matrix product, plus causal attention (half of the T × T products)."""
     layers, heads, channels, vocab = sizes
     weights = layers * (12 if name == "gpt2" else 10) * channels**2 + vocab * channels
     attention = 6 * layers * channels * seq if name == "gpt2" else 0
@@ -51,7 +50,7 @@ def measure(args):
     rows = args.tokens // args.seq
     x, y = torch.randint(sizes[3], (2, rows, args.seq), device=device)
 
-    def update():
+    def step():
         optimizer.zero_grad()
         with torch.autocast(device.type, torch.bfloat16):
             loss = forward(x, y)[1]
@@ -61,15 +60,15 @@ def measure(args):
         return loss.item()   # waits for the device
 
     seconds = []
-    for _ in range(WARM + args.updates):
+    for _ in range(WARM + args.steps):
         start = time.perf_counter()
-        loss = update()
+        loss = step()
         seconds.append(time.perf_counter() - start)
     median = statistics.median(seconds[WARM:])
     rate = rows * args.seq / median
-    print(f"first_update {seconds[0]:.6g} s")
+    print(f"first_step {seconds[0]:.6g} s")
     print(f"tokens_per_s {rate:.6g} tokens/s")
-    print(f"update {median * 1e3:.6g} ms")
+    print(f"step {median * 1e3:.6g} ms")
     print(f"model_flops {rate * flops_per_token(args.model, sizes, args.seq) * 1e-12:.6g} TFLOP/s")
     print(f"last_loss {loss:.6g} nats")
     if device.type == "cuda":
@@ -80,16 +79,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=("tost", "gpt2"))
     parser.add_argument("--seq", type=int, default=1024, metavar="T")
-    parser.add_argument("--tokens", type=int, default=65536, metavar="N", help="of an update; a multiple of T")
-    parser.add_argument("--updates", type=int, default=10, metavar="N", help="that count")
+    parser.add_argument("--tokens", type=int, default=65536, metavar="N", help="tokens per step, a multiple of T")
+    parser.add_argument("--steps", type=int, default=10, metavar="N", help="timed steps")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--eager", action="store_true", help="without torch.compile")
+    parser.add_argument("--eager", action="store_true", help="do not use torch.compile")
     parser.add_argument("--toy", action="store_true", help="a model of a few thousand parameters")
     args = parser.parse_args()
-    if args.updates < 1 or args.seq < 1 or args.tokens < args.seq or args.tokens % args.seq:
-        parser.error("--tokens must be a multiple of --seq, and --updates at least 1")
+    if args.steps < 1 or args.seq < 1 or args.tokens < args.seq or args.tokens % args.seq:
+        parser.error(f"--tokens {args.tokens}, --seq {args.seq}, --steps {args.steps}: give at least 1 step and a multiple of "
+                     "--seq as --tokens")
     if args.device == "cuda" and not torch.cuda.is_available():
-        print("skipped: this PyTorch finds no GPU")
+        print("skipped: PyTorch finds no GPU")
         return
     try:
         measure(args)

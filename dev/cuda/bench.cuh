@@ -1,6 +1,6 @@
-// bench.cuh: what the kernel benches share. A bench includes the engine with its main left out, runs the
-// shipped launchers on random numbers at the size of a tost-base step, and prints each one's GB/s over the
-// fewest bytes (each input read once, each output written once) beside the copy bandwidth of the same run.
+// bench.cuh: shared by the kernel benches. A bench includes the engine without its main, runs its launch functions on
+// random numbers at the size of a tost-base step, and prints time, GB/s and the copy bandwidth of the same run. GB/s
+// count the minimal bytes: each input read once, each output written once.
 //
 //     make bench_cuda && build/cuda/bench_tssa
 #ifndef TOST_BENCH_CUH
@@ -20,7 +20,7 @@ __device__ inline uint32_t hashed(uint64_t x) {   // the output function of spli
     return (uint32_t)((x ^ (x >> 31)) >> 32);
 }
 
-// Uniform in (centre - √3 spread, centre + √3 spread): standard deviation `spread`
+// Uniform in (centre - √3 spread, centre + √3 spread), whose standard deviation is spread.
 template <typename S>
 __global__ void random_kernel(S* x, size_t n, uint64_t seed, float centre, float spread) {
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
@@ -32,7 +32,7 @@ __global__ void random_kernel(S* x, size_t n, uint64_t seed, float centre, float
 struct Bench {
     cudaStream_t stream;
     cudaEvent_t start, stop;
-    double copy_rate;                // bytes a second, read and written
+    double copy_rate;                // bytes/s, read plus written
     uint64_t seed;
     std::vector<void*> buffers;
 };
@@ -65,8 +65,8 @@ static void bench_free_buffers(Bench* bench) {
     bench->buffers.clear();
 }
 
-// Median seconds of one call, once the clock has risen. A call that does not count goes before it: the GPU works on that
-// one while this one is launched.
+// Median seconds of one call, after BENCH_WARM_MS of warm-up. An untimed call before each timed one hides the launch
+// latency.
 template <typename F> static double bench_seconds(Bench* bench, F f) {
     std::vector<double> seconds;
     for (double warm = 0; seconds.size() < BENCH_ROUNDS;) {
@@ -84,12 +84,12 @@ template <typename F> static double bench_seconds(Bench* bench, F f) {
     return seconds[BENCH_ROUNDS / 2];
 }
 
-// times: the time over that of the fewest bytes at the copy's bandwidth
+// Also prints the time relative to that of the minimal bytes at copy bandwidth.
 template <typename F>
-static void bench_report(Bench* bench, const char* name, const char* size, double fewest_bytes, F f) {
+static void bench_report(Bench* bench, const char* name, const char* size, double minimal_bytes, F f) {
     const double s = bench_seconds(bench, f);
-    printf("%-28s %-30s %9.1f us %8.0f GB/s %8.0f GB/s copy %6.2f times the fewest\n", name, size, s * 1e6,
-           fewest_bytes / s * 1e-9, bench->copy_rate * 1e-9, s * bench->copy_rate / fewest_bytes);
+    printf("%-28s %-30s %9.1f us %8.0f GB/s %8.0f GB/s copy %6.2f times the minimum\n", name, size, s * 1e6,
+           minimal_bytes / s * 1e-9, bench->copy_rate * 1e-9, s * bench->copy_rate / minimal_bytes);
 }
 
 static Bench bench_open() {

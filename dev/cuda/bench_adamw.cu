@@ -1,4 +1,4 @@
-// bench_adamw.cu: AdamW and the gradients' norm over as many parameters as tost-base has.
+// bench_adamw.cu: AdamW and the gradient norm with the parameter count of tost-base.
 #include "bench.cuh"
 
 template <typename S> static void bench_adamw(Bench* bench, size_t n) {

@@ -1,5 +1,4 @@
-// bench_classifier.cu: softmax, loss and gradient in place, on one chunk of logits of the published
-// vocabulary.
+// bench_classifier.cu: softmax, loss and in-place gradient on one chunk of logits.
 #include "bench.cuh"
 
 template <typename S> static void bench_classifier(Bench* bench, int V) {
@@ -11,7 +10,7 @@ template <typename S> static void bench_classifier(Bench* bench, int V) {
     for (size_t i = 0; i < rows; i++) ids[i] = (int32_t)(i * 7919 % V);
     const int32_t* targets = bench_upload(bench, ids);
     StepHeader header = {};
-    header.grad_scale = 1.0f;   // the next round's logits are this one's gradients: numbers in (-1, 1)
+    header.grad_scale = 1.0f;   // each round overwrites the logits with gradients, which stay in (-1, 1)
     std::vector<int32_t> words(STEP_HEADER);
     memcpy(words.data(), &header, sizeof header);
     const StepHeader* step = (const StepHeader*)bench_upload(bench, words);

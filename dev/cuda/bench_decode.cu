@@ -1,5 +1,5 @@
-// bench_decode.cu: a token of tost-base by the recurrent decode, at the start of a text and far into it, as a caller sees
-// it: with its logits on the host.
+// bench_decode.cu: one recurrent decode step of tost-base near the start of a sequence and far into it, including the
+// copy of its logits to the host.
 #include "bench.cuh"
 
 #include <chrono>
@@ -31,7 +31,7 @@ static void bench_decode(TostModel* m, int batch, int position) {
 int main() {
     Bench bench = bench_open();
     TostConfig config = tost_preset_find("tost-base")->config;
-    config.block_size = 2048;   // room past the last position
+    config.block_size = 2048;   // beyond the last position
     const TostEngineOptions o = {16, 1000, false, false, TOST_BF16, 0};
     TostTensors tensors = tost_tensors(&config);
     TostError err;

@@ -1,5 +1,4 @@
-// bench_embedding.cu: embedding forward and backward at 65,536 tokens of tost-base, whose tokens follow
-// Zipf's law.
+// bench_embedding.cu: embedding forward and backward with 65,536 tokens distributed by Zipf's law.
 #include "bench.cuh"
 
 static void bench_embedding(Bench* bench, int B, int T) {

@@ -1,5 +1,5 @@
-// bench_matmul.cu: a step's matrix products alone, at 65,536 tokens of tost-base and in the engine's own calls, and a large
-// square product as the ceiling.
+// bench_matmul.cu: the matrix products of one tost-base step of 65,536 tokens, called as the engine does, and a large
+// square product as the upper limit.
 #include "bench.cuh"
 
 static void report_flops(Bench* bench, const char* name, const char* size, double flops, double seconds) {
@@ -16,7 +16,7 @@ static Matmul matmul_open(Bench* bench) {
 }
 
 template <typename S> static void bench_step(Bench* bench, int rows) {
-    enum { LAYERS = 12, C = 768, V = 50304, CHUNK = 8192 };   // of the classifier's rows
+    enum { LAYERS = 12, C = 768, V = 50304, CHUNK = 8192 };   // CHUNK: rows of the classifier
     const struct { int in, out; } linear[] = {{C, C}, {C, C}, {C, 4 * C}, {4 * C, C}};
     Matmul mm = matmul_open(bench);
     const size_t n = (size_t)rows * 4 * C;

@@ -1,5 +1,4 @@
-// bench_norm.cu: residual + LayerScale + LayerNorm, forward and backward, and GELU, at 65,536 tokens of the
-// published widths.
+// bench_norm.cu: residual + LayerScale + LayerNorm and GELU, forward and backward, with 65,536 rows.
 #include "bench.cuh"
 
 template <typename S> static void bench_norm(Bench* bench, int C) {

@@ -1,5 +1,4 @@
-// bench_tssa.cu: TSSA forward and backward at 65,536 tokens of tost-base, from many short sequences to one
-// long one.
+// bench_tssa.cu: TSSA forward and backward of tost-base with 65,536 tokens, from many short sequences to one long one.
 #include "bench.cuh"
 
 template <typename S> static void bench_tssa(Bench* bench, int B, int T) {

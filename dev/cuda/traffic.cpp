@@ -1,21 +1,19 @@
-// traffic.cpp: the bytes of device memory that an update of tost-base moves, counted on a CPU. The kernels of
-// train_gpt_tost.cu run there (dev/test/cuda_on_host), compiled so that each load and store calls the counter
-// below, which keeps, by kernel, the sectors of 32 bytes that it touches:
+// traffic.cpp: counts on the CPU how many bytes of device memory one optimizer step of tost-base moves. The kernels of
+// train_gpt_tost.cu run in the CUDA emulation, compiled so that each load and store calls the counter below. It records
+// which sectors of 32 bytes each kernel touches:
 //
-//   an L2 that holds all   a sector counts once if a launch reads it and once if it writes it; a read after the
-//                          launch's own write is none: what has to cross device memory
-//   an L1 alone            the same for each block apart, summed over blocks: as if each had a cache to itself,
-//                          as large as it needs, and nothing stood between that and device memory
-//   asked for              every access, as if there were no cache
+//   unlimited L2    a sector counts once per launch if it is read and once if it is written; reading a sector that the
+//                   same launch wrote is free. This is the traffic that must cross device memory.
+//   only L1         the same per block, summed over blocks: each block has its own unlimited cache, without an L2.
+//   no cache        the bytes of all accesses.
 //
-// The products of cuBLASLt count by their shape, operands read once, the result written once. They are not
-// computed, and leave NaN: of what kernels read from device memory only tokens, targets and the scans' flags
-// decide on an address, and those are real.
+// cuBLASLt's matrix products count by their shapes: operands read once, the result written once. They are not computed
+// and leave NaN. That is safe: of the data in device memory only tokens, targets and the flags of the scans determine
+// addresses, and those are real.
 //
-// An update is counted at three (B,T) with one layer and with two. What it moves is linear in rows, T and
-// layers, which gives it for the size in the table; a longer T is counted too, to be foretold by it. Exit
-// status 1: a kernel moves more than its row of FEWEST allows or has none, or the counter fails a check of
-// its own.
+// A step is counted at three (B,T) with one layer and with two, and extrapolated to the size in the table: traffic is
+// linear in rows, T and layers. A longer T is counted to verify the extrapolation. Exits with 1 if a kernel moves more
+// than its row of `minimums` allows or has no row, or if the counter fails a check.
 //
 //     make traffic
 #include <algorithm>
@@ -34,18 +32,18 @@ extern "C" const TostEngine tost_cuda_engine;
 namespace {
 
 // ---------------------------------------------------------------------------------------------
-// What should be moved. rows = B·T; flat: parameters
+// Minimal traffic. rows = B·T; flat: number of parameters
 
 struct Size { double rows, T, L, C, NH, V, flat; };
 
-constexpr double STATS = 8;            // bytes of mean and rstd
-constexpr double EMBED_SEGMENT = 64;   // rows of one token in a partial sum
-constexpr int COMMON = 4;              // one row in so many holds the same token
+constexpr double STATS = 8;            // bytes of mean and rstd per row
+constexpr double EMBED_SEGMENT = 64;   // rows of one token per partial sum
+constexpr int COMMON = 4;              // one row in COMMON has token 0
 
-// Of rows, by 2^29 logits, 1 GiB, at most in whole tiles of 128 rows.
+// Chunks of rows: at most 2^29 logits (1 GiB) each, in whole tiles of 128 rows.
 double classifier_chunks(const Size& z) { return ceil(z.rows / (floor(exp2(29) / z.V / 128) * 128)); }
 
-// Forward, its input's gradient and its weights', which are added to float32.
+// Forward, gradient of the input, and gradient of the weights, which is added to a float32 array.
 double linear_bytes(double rows, double in, double out, double chunks) {
     return 3 * 2 * rows * (in + out) + chunks * (2 * 2 + 8) * in * out;
 }
@@ -57,73 +55,72 @@ double matmul_bytes(const Size& z) {
 
 double matmul_flops(const Size& z) { return 6 * z.rows * (z.L * 10 * z.C * z.C + z.C * z.V); }
 
-// The launches of a kernel: the fewest bytes of an update in bf16, by the kernels' comments; and how many times
-// those it may move with an L2 that holds all (statistics, carries and partial sums are over the fewest) and
-// with an L1 alone (what blocks share comes to each of them). Numbers are given a row, parameter or launch.
-struct Fewest {
-    const char *name, *unit;
+// Per kernel: the minimal bytes of a step in bf16, see the comments at the kernels, and the allowed ratio to it with an
+// unlimited L2 (statistics, carries and partial sums come on top) and with only L1 (each block loads shared data).
+struct Minimum {
+    const char *name, *unit;         // unit: of the bytes in the table
     double allowed, allowed_l1;
     const char* formula;
     double (*bytes)(const Size& z);
 };
 
-#define FEWEST(name, unit, allowed, allowed_l1, expression) \
+#define MINIMUM(name, unit, allowed, allowed_l1, expression) \
     {#name, unit, allowed, allowed_l1, #expression, [](const Size& z) -> double { \
         const double rows = z.rows, T = z.T, L = z.L, C = z.C, NH = z.NH, V = z.V, flat = z.flat, \
                      common = rows / COMMON, distinct = rows - common + 1, norms = 2 * L + 1; \
         (void)rows, (void)T, (void)L, (void)C, (void)NH, (void)V, (void)flat, (void)distinct, (void)norms; \
         return expression; }}
 
-const Fewest fewest[] = {
-    FEWEST(matmul,                      "row",       1.00, 1.00, matmul_bytes(z)),
-    FEWEST(embedding_forward,           "row",       1.02, 1.80, 4*C*rows + 4*C*distinct),
-    FEWEST(residual_layernorm_forward,  "row",       1.01, 1.40, (12*C*2*L + 6*C + STATS*norms) * rows),
-    FEWEST(tssa_forward,                "row",       1.25, 1.50, 4*C*L * rows),
-    FEWEST(gelu_forward,                "row",       1.01, 1.01, 16*C*L * rows),
-    FEWEST(cross_entropy,               "row",       1.01, 1.01, 4*V * rows),
-    FEWEST(loss_sum,                    "row",       1.01, 1.01, 4*rows),
-    FEWEST(layernorm_residual_backward, "row",       1.02, 1.02, (18*C*2*L + 10*C + STATS*norms) * rows),
-    FEWEST(gelu_backward,               "row",       1.02, 1.02, 24*C*L * rows),
-    FEWEST(tssa_backward,               "row",       1.25, 1.40, 6*C*L * rows),
-    FEWEST(denom_bias_backward,         "row",       1.02, 1.02, 4*NH*L * rows + 8*NH*L * T),
-    FEWEST(embedding_segment,           "row",       1.02, 1.03,
+const Minimum minimums[] = {
+    MINIMUM(matmul,                      "row",       1.00, 1.00, matmul_bytes(z)),
+    MINIMUM(embedding_forward,           "row",       1.02, 1.80, 4*C*rows + 4*C*distinct),
+    MINIMUM(residual_layernorm_forward,  "row",       1.01, 1.40, (12*C*2*L + 6*C + STATS*norms) * rows),
+    MINIMUM(tssa_forward,                "row",       1.25, 1.50, 4*C*L * rows),
+    MINIMUM(gelu_forward,                "row",       1.01, 1.01, 16*C*L * rows),
+    MINIMUM(cross_entropy,               "row",       1.01, 1.01, 4*V * rows),
+    MINIMUM(loss_sum,                    "row",       1.01, 1.01, 4*rows),
+    MINIMUM(layernorm_residual_backward, "row",       1.02, 1.02, (18*C*2*L + 10*C + STATS*norms) * rows),
+    MINIMUM(gelu_backward,               "row",       1.02, 1.02, 24*C*L * rows),
+    MINIMUM(tssa_backward,               "row",       1.25, 1.40, 6*C*L * rows),
+    MINIMUM(denom_bias_backward,         "row",       1.02, 1.02, 4*NH*L * rows + 8*NH*L * T),
+    MINIMUM(embedding_segment,           "row",       1.02, 1.03,
            4*C*rows + 8*C*distinct + 4*C*common/EMBED_SEGMENT),
-    FEWEST(embedding_place,             "row",       1.01, 1.01, 4*C*rows + 8*C*T),
-    FEWEST(embedding_big,               "row",       1.02, 1.10, 4*C*common/EMBED_SEGMENT + 8*C),
-    FEWEST(column_sum,                  "launch",    1.05, 1.05, 528*4*C * (2*norms - 1)),
-    FEWEST(temp_backward,               "row",       1.10, 1.10, 4*NH*L * rows/32),
-    FEWEST(memset,                      "parameter", 1.01, 1.01, 4*flat),
-    FEWEST(grad_norm,                   "parameter", 1.01, 1.01, 4*flat),
-    FEWEST(grad_norm_total,             "launch",    1.01, 1.01, 8*1024),
-    FEWEST(adamw,                       "parameter", 1.01, 1.01, 30*flat),
+    MINIMUM(embedding_place,             "row",       1.01, 1.01, 4*C*rows + 8*C*T),
+    MINIMUM(embedding_big,               "row",       1.02, 1.10, 4*C*common/EMBED_SEGMENT + 8*C),
+    MINIMUM(column_sum,                  "launch",    1.05, 1.05, 528*4*C * (2*norms - 1)),
+    MINIMUM(temp_backward,               "row",       1.10, 1.10, 4*NH*L * rows/32),
+    MINIMUM(memset,                      "parameter", 1.01, 1.01, 4*flat),
+    MINIMUM(grad_norm,                   "parameter", 1.01, 1.01, 4*flat),
+    MINIMUM(grad_norm_total,             "launch",    1.01, 1.01, 8*1024),
+    MINIMUM(adamw,                       "parameter", 1.01, 1.01, 30*flat),
 };
 
-const Fewest* fewest_of(const std::string& name) {   // null: it has no row
-    for (const Fewest& f : fewest)
+const Minimum* minimum_of(const std::string& name) {   // null: no row
+    for (const Minimum& f : minimums)
         if (name == f.name) return &f;
     return nullptr;
 }
 
 // ---------------------------------------------------------------------------------------------
-// The counter. The compiler's calls carry no context: hence the one object.
+// The counter: one global object, because the compiler's callbacks take no context
 
-// Bytes asked for, bytes with an L2 that holds all, bytes with an L1 alone; launches.
-enum { LOADED, STORED, READ, WRITTEN, BLOCKS, LAUNCHES, QUANTITIES };
+// Bytes of all accesses, with an unlimited L2, with only L1; launches
+enum { LOADED, STORED, READ, WRITTEN, ONLY_L1, LAUNCHES, QUANTITIES };
 typedef std::array<double, QUANTITIES> Count;
 typedef std::map<std::string, Count> Counts;
 
 constexpr size_t SECTOR = 32;
 
-struct Sector { uint32_t read, written; };   // the last block that did so; numbers go on from launch to launch
+struct Sector { uint32_t read, written; };   // number of the last block that did, counted over all launches
 
 struct Counter : CudaOnHostObserver {
     bool on = false;
     uintptr_t arena = 0;
     size_t bytes = 0;
     std::vector<Sector> sectors;
-    uint32_t block = 0, first = 0;   // that runs; the first of its launch
+    uint32_t block = 0, first = 0;   // current block; first block of the launch
     uint3 index = {0, 0, 0};
-    Count* kernel = nullptr;         // that runs; null: none is counted
+    Count* kernel = nullptr;         // current kernel, or null if not counting
     Counts counts;
     double flops = 0;
 
@@ -132,7 +129,7 @@ struct Counter : CudaOnHostObserver {
         bytes = n;
         sectors.assign(n / SECTOR + 1, {0, 0});
     }
-    // The family of "(name_kernel<S, 4>)" or "name_variant".
+    // text: "name_kernel", "(name_kernel<S, 4>)" or with "_variant"
     void launched(const char* text) override {
         std::string name = text + (text[0] == '(');
         name = name.substr(0, name.find_first_of("<)"));
@@ -166,7 +163,7 @@ struct Counter : CudaOnHostObserver {
             Sector& x = sectors[s];
             const uint32_t last = store ? x.written : std::max(x.read, x.written);
             if (last < first) c[store ? WRITTEN : READ] += SECTOR;
-            if (last != block && (store || x.read != block)) c[BLOCKS] += SECTOR;
+            if (last != block && (store || x.read != block)) c[ONLY_L1] += SECTOR;
             (store ? x.written : x.read) = block;
         }
     }
@@ -185,7 +182,7 @@ CALLS(2, uint16_t)
 CALLS(4, uint32_t)
 CALLS(8, uint64_t)
 CALLS(16, __int128)
-void* traffic_memcpy(void* to, const void* from, size_t n) {   // load_pack and store_pack: one access
+void* traffic_memcpy(void* to, const void* from, size_t n) {   // one access of load_pack or store_pack
     counter.touch(from, n, false);
     counter.touch(to, n, true);
     return memcpy(to, from, n);
@@ -209,8 +206,8 @@ Size size_of(const TostConfig& c, double B, double T) {
     return z;
 }
 
-// One micro-step and its update. One row in COMMON holds token 0, every other a token of its own: more than
-// text has, and so an upper bound of what the embedding moves.
+// Counts one optimizer step of one micro-batch. One row in COMMON has token 0, all others are distinct: more distinct
+// tokens than in text, so an upper bound for the embedding.
 Run counted(int B, int T, int layers, int block_size) {
     TostConfig c = base_config();
     c.n_layer = layers;
@@ -229,7 +226,7 @@ Run counted(int B, int T, int layers, int block_size) {
     counter.flops = 0;
     counter.on = true;
     tost_cuda_engine.zero_grad(m);
-    tost_cuda_engine.forward(m, tokens.data(), targets.data(), B, T, 1.0f);
+    tost_cuda_engine.forward_train(m, tokens.data(), targets.data(), B, T, 1.0f);
     tost_cuda_engine.backward(m);
     tost_cuda_engine.grad_norm(m);
     tost_cuda_engine.update(m, &a);
@@ -239,20 +236,20 @@ Run counted(int B, int T, int layers, int block_size) {
     return {size_of(c, B, T), counter.counts, counter.flops};
 }
 
-// (B,T): the second has other rows than the first at the same T, the third another T and the same rows; enough for all
-// COLUMN_BLOCKS to have some.
+// (B,T): the second has more rows at the same T, the third another T with the same rows. All have more rows than
+// COLUMN_BLOCKS.
 constexpr int shapes[3][2] = {{3, 512}, {5, 512}, {2, 768}};
 static_assert(shapes[0][1] == shapes[1][1] && shapes[0][0] * shapes[0][1] == shapes[2][0] * shapes[2][1], "");
 
-// The plane through one quantity at the three shapes, at (rows, T).
+// Extrapolates one quantity, counted at the three shapes, linearly to (rows, T).
 double plane(const double q[3], double rows, double T) {
     const double rows0 = shapes[0][0] * shapes[0][1], rows1 = shapes[1][0] * shapes[1][1];
     const double a_row = (q[1] - q[0]) / (rows1 - rows0), a_t = (q[2] - q[0]) / (shapes[2][1] - shapes[0][1]);
     return q[0] + a_row * (rows - rows0) + a_t * (T - shapes[0][1]);
 }
 
-// runs: by shape, of one layer and of two.
-Counts foretold(const Run runs[3][2], const Size& z) {
+// runs: by shape, with one and two layers
+Counts extrapolated(const Run runs[3][2], const Size& z) {
     Counts out;
     for (const auto& entry : runs[0][1].counts) {
         for (int q = 0; q < QUANTITIES; q++) {
@@ -270,10 +267,10 @@ Counts foretold(const Run runs[3][2], const Size& z) {
     return out;
 }
 
-double compulsory(const Count& c) { return c[READ] + c[WRITTEN]; }
+double l2_bytes(const Count& c) { return c[READ] + c[WRITTEN]; }
 
 // ---------------------------------------------------------------------------------------------
-// Checks: each failure is a line
+// Checks: one line per failure
 
 bool near(const char* what, double got, double want, double tolerance) {
     const bool ok = fabs(got - want) <= tolerance * fabs(want);
@@ -281,52 +278,53 @@ bool near(const char* what, double got, double want, double tolerance) {
     return ok;
 }
 
-// Kernels whose bytes are known exactly.
-bool counter_is_right(const Run& r) {
+// Checks kernels whose traffic is known exactly.
+bool counter_is_exact(const Run& r) {
     const Size& z = r.size;
     const double norms = 2 * z.L + 1, branches = 2 * z.L;
     const Count norm = r.counts.at("residual_layernorm_forward"), adamw = r.counts.at("adamw");
     bool ok = near("LayerNorm, stored", norm[STORED], z.rows * (z.C * (6 * branches + 2) + STATS * norms), 0);
-    ok &= near("LayerNorm, sectors", compulsory(norm),
+    ok &= near("LayerNorm, sectors", l2_bytes(norm),
                z.rows * (z.C * (12 * branches + 6) + STATS * norms) + 4 * z.C * (2 * branches + 1), 0);
-    ok &= near("AdamW, loaded", adamw[LOADED], (16 + 1 / 4.0) * z.flat, 0);   // a byte for four elements: their decay
+    ok &= near("AdamW, loaded", adamw[LOADED], (16 + 1 / 4.0) * z.flat, 0);   // decays: one byte per 4 elements
     ok &= near("AdamW, stored", adamw[STORED], 14 * z.flat, 0);
-    ok &= near("AdamW, sectors", compulsory(adamw), (30 + 1 / 32.0) * z.flat, 1e-6);
-    ok &= near("products, bytes", compulsory(r.counts.at("matmul")), matmul_bytes(z), 0);
+    ok &= near("AdamW, sectors", l2_bytes(adamw), (30 + 1 / 32.0) * z.flat, 1e-6);
+    ok &= near("products, bytes", l2_bytes(r.counts.at("matmul")), matmul_bytes(z), 0);
     return near("products, FLOPs", r.flops, matmul_flops(z), 0) && ok;
 }
 
-// The scan of TSSA looks back at more chunks in a longer sequence, by their logarithm: hence the second tolerance.
-bool foretells(const Run runs[3][2], const Run& longer) {
+// In a longer sequence TSSA's scan reads logarithmically more chunk totals: hence the larger tolerance with only L1.
+bool extrapolation_holds(const Run runs[3][2], const Run& longer) {
     bool ok = true;
-    for (const auto& entry : foretold(runs, longer.size)) {
-        const Fewest* f = fewest_of(entry.first);
-        if (!f || strcmp(f->unit, "parameter") == 0) continue;   // the longer T has other parameters
+    for (const auto& entry : extrapolated(runs, longer.size)) {
+        const Minimum* f = minimum_of(entry.first);
+        if (!f || strcmp(f->unit, "parameter") == 0) continue;   // the number of parameters depends on T
         const Count& c = longer.counts.at(entry.first);
-        ok &= near((entry.first + " foretold for the longer T").c_str(), compulsory(entry.second), compulsory(c), 0.02);
-        ok &= near((entry.first + " so foretold, L1 alone").c_str(), entry.second[BLOCKS], c[BLOCKS], 0.10);
+        ok &= near((entry.first + " extrapolated to the longer T").c_str(), l2_bytes(entry.second), l2_bytes(c), 0.02);
+        ok &= near((entry.first + " extrapolated to the longer T, only L1").c_str(), entry.second[ONLY_L1], c[ONLY_L1],
+                   0.10);
     }
     return ok;
 }
 
-bool fewest_hold(const Counts& counts, const Size& z) {
+bool within_limits(const Counts& counts, const Size& z) {
     bool ok = true;
     for (const auto& entry : counts) {
-        const Fewest* f = fewest_of(entry.first);
+        const Minimum* f = minimum_of(entry.first);
         if (!f) {
-            printf("FAILED: %s: no row in FEWEST\n", entry.first.c_str());
+            printf("FAILED: %s: no row in minimums\n", entry.first.c_str());
             ok = false;
             continue;
         }
-        const double over = compulsory(entry.second) / f->bytes(z), l1 = entry.second[BLOCKS] / f->bytes(z);
+        const double over = l2_bytes(entry.second) / f->bytes(z), l1 = entry.second[ONLY_L1] / f->bytes(z);
         if (over <= f->allowed && l1 <= f->allowed_l1) continue;
-        printf("FAILED: %s moves %.3f times the fewest, %.3f with an L1 alone; %.2f and %.2f are allowed\n",
+        printf("FAILED: %s moves %.3f times the minimum, %.3f with only L1; allowed are %.2f and %.2f\n",
                f->name, over, l1, f->allowed, f->allowed_l1);
         ok = false;
     }
-    for (const Fewest& f : fewest) {
+    for (const Minimum& f : minimums) {
         if (counts.count(f.name)) continue;
-        printf("FAILED: %s: a row in FEWEST, but no launch\n", f.name);
+        printf("FAILED: %s: in minimums, but never launched\n", f.name);
         ok = false;
     }
     return ok;
@@ -335,20 +333,20 @@ bool fewest_hold(const Counts& counts, const Size& z) {
 // ---------------------------------------------------------------------------------------------
 // The tables
 
-constexpr double COPY = 4.3e12, PRODUCTS = 790e12;   // an H200's bytes and FLOPs a second, quoted
+constexpr double COPY = 4.3e12, PRODUCTS = 790e12;   // assumed bytes/s and FLOP/s of an H200
 
-// only: a prefix of names; "": all.
+// only: a prefix of the kernels to print
 void print_table(const Counts& counts, const Size& z, const char* only) {
-    printf("| kernel | launches | bytes | fewest | L2 holds all | over fewest | L1 alone | over fewest | "
-           "asked for | GB | ms | fewest bytes of an update |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n");
-    for (const Fewest& f : fewest) {
+    printf("| kernel | launches | bytes per | minimum | unlimited L2 | ratio | only L1 | ratio | no cache | GB | ms | "
+           "minimum per step |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n");
+    for (const Minimum& f : minimums) {
         const auto found = counts.find(f.name);
         if (found == counts.end() || strncmp(f.name, only, strlen(only)) != 0) continue;
         const Count& c = found->second;
-        const double bytes = f.bytes(z), l2 = compulsory(c);
+        const double bytes = f.bytes(z), l2 = l2_bytes(c);
         const double units = f.unit[0] == 'p' ? z.flat : c[LAUNCHES] * (f.unit[0] == 'r' ? z.rows : 1);
-        printf("| %s | %.0f | a %s | %.0f | %.0f | %.3f | %.0f | %.3f | %.0f | %.2f | %.2f | `%s` |\n", f.name,
-               c[LAUNCHES], f.unit, bytes / units, l2 / units, l2 / bytes, c[BLOCKS] / units, c[BLOCKS] / bytes,
+        printf("| %s | %.0f | %s | %.0f | %.0f | %.3f | %.0f | %.3f | %.0f | %.2f | %.2f | `%s` |\n", f.name,
+               c[LAUNCHES], f.unit, bytes / units, l2 / units, l2 / bytes, c[ONLY_L1] / units, c[ONLY_L1] / bytes,
                (c[LOADED] + c[STORED]) / units, l2 * 1e-9, l2 / COPY * 1e3, f.formula);
     }
 }
@@ -357,16 +355,16 @@ void print_sums(const Counts& counts, const Size& z) {
     double moved = 0, with_l1 = 0;
     for (const auto& entry : counts) {
         if (entry.first == "matmul") continue;
-        moved += compulsory(entry.second);
-        with_l1 += entry.second[BLOCKS];
+        moved += l2_bytes(entry.second);
+        with_l1 += entry.second[ONLY_L1];
     }
     const double products = matmul_flops(z) / PRODUCTS * 1e3;
-    printf("\n| an update | | at the quoted rates |\n|---|---|---|\n");
-    printf("| all but products, L2 holds all | %.1f GB | %.1f ms |\n", moved * 1e-9, moved / COPY * 1e3);
-    printf("| all but products, L1 alone | %.1f GB | %.1f ms |\n", with_l1 * 1e-9, with_l1 / COPY * 1e3);
-    printf("| products, bytes | %.1f GB | %.1f ms |\n", matmul_bytes(z) * 1e-9, matmul_bytes(z) / COPY * 1e3);
-    printf("| products, 6·N·rows FLOPs | %.1f TFLOP | %.1f ms |\n", matmul_flops(z) * 1e-12, products);
-    printf("| (products' FLOPs + the rest's bytes) / products' FLOPs | | %.2f; L1 alone: %.2f |\n",
+    printf("\n| one step | | at the assumed rates |\n|---|---|---|\n");
+    printf("| all but matrix products, unlimited L2 | %.1f GB | %.1f ms |\n", moved * 1e-9, moved / COPY * 1e3);
+    printf("| all but matrix products, only L1 | %.1f GB | %.1f ms |\n", with_l1 * 1e-9, with_l1 / COPY * 1e3);
+    printf("| matrix products, bytes | %.1f GB | %.1f ms |\n", matmul_bytes(z) * 1e-9, matmul_bytes(z) / COPY * 1e3);
+    printf("| matrix products, 6·N·rows FLOPs | %.1f TFLOP | %.1f ms |\n", matmul_flops(z) * 1e-12, products);
+    printf("| (time of FLOPs + time of other bytes) / time of FLOPs | | %.2f; only L1: %.2f |\n",
            1 + moved / COPY * 1e3 / products, 1 + with_l1 / COPY * 1e3 / products);
 }
 
@@ -382,24 +380,23 @@ int main(int argc, char** argv) {
     for (int s = 0; s < 3; s++)
         for (int l = 0; l < 2; l++) runs[s][l] = counted(shapes[s][0], shapes[s][1], l + 1, c.block_size);
     const Run longer = counted(1, 4096, 1, 4096);
-    const Counts counts = foretold(runs, z);
-    printf("# Bytes that an update of tost-base moves, counted on a CPU\n\n`make traffic`, of the kernels at commit "
-           "%s. No GPU ran: what the kernels' loads and stores touch in bf16, in sectors of 32 bytes, as "
-           "dev/cuda/traffic.cpp says. Caches have no limit here: what a GPU's cannot hold comes again, up to what is "
-           "asked for. Milliseconds are bytes over %.1f TB/s and FLOPs over %.0f TFLOP/s, which are "
-           "quoted for an H200 and were not measured here.\n\n", argc > 1 ? argv[1] : "unknown", COPY * 1e-12,
-           PRODUCTS * 1e-12);
-    printf("One micro-step of B %.0f, T %.0f (%.0f rows) with %.0f layers, C %.0f, V %.0f, and its update. Counted "
-           "were one and two layers at (B,T)", z.rows / z.T, z.T, z.rows, z.L, z.C, z.V);
+    const Counts counts = extrapolated(runs, z);
+    printf("# Memory traffic of one optimizer step of tost-base, counted on a CPU\n\nWritten by `make traffic` for "
+           "commit %s, without a GPU: the bytes that the kernels load and store in bf16, in sectors of 32 bytes; "
+           "dev/cuda/traffic.cpp defines the columns. Caches are unlimited here; a GPU's are not, so its traffic lies "
+           "between the cached columns and `no cache`. Milliseconds assume %.1f TB/s and %.0f TFLOP/s, quoted for an "
+           "H200, not measured.\n\n", argc > 1 ? argv[1] : "unknown", COPY * 1e-12, PRODUCTS * 1e-12);
+    printf("One step of one micro-batch with B %.0f, T %.0f (%.0f rows), %.0f layers, C %.0f, V %.0f, extrapolated "
+           "linearly in rows, T and layers from one and two layers at (B,T)", z.rows / z.T, z.T, z.rows, z.L, z.C, z.V);
     for (const auto& shape : shapes) printf(" (%d,%d)", shape[0], shape[1]);
-    printf("; the table is their plane in rows, T and layers at this size:\n\n");
+    printf(":\n\n");
     print_table(counts, z, "");
     print_sums(counts, z);
-    printf("\nThe scans in one long sequence, B 1, T %.0f, one layer:\n\n", longer.size.T);
+    printf("\nTSSA in one long sequence, B 1, T %.0f, one layer:\n\n", longer.size.T);
     print_table(longer.counts, longer.size, "tssa");
-    bool ok = fewest_hold(counts, z);
-    ok &= foretells(runs, longer);
+    bool ok = within_limits(counts, z);
+    ok &= extrapolation_holds(runs, longer);
     for (const auto& shape : runs)
-        for (const Run& r : shape) ok &= counter_is_right(r);
+        for (const Run& r : shape) ok &= counter_is_exact(r);
     return ok ? 0 : 1;
 }
