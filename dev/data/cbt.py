@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The Children's Book Test (Hill et al., 2016), common nouns and named entities, in data/eval.
+"""Children's Book Test (Hill et al., 2016), common nouns and named entities, into data/eval.
 
-    dev/data/cbt.py [--from PATH]            PATH: CBTest.tgz, or a folder or the two files out of it
+    dev/data/cbt.py [--from PATH]            PATH: CBTest.tgz, or a folder or the two files from it
     ./train_gpt_tost eval --task cbt data/eval/cbtest_CN_test_2500ex.txt
 """
 from evalset import EvalSet, main
@@ -9,17 +9,17 @@ from fetch import Refused, shown
 
 URL = "http://www.thespermwhale.com/jaseweston/babi/CBTest.tgz"
 NAMES = ("cbtest_CN_test_2500ex.txt", "cbtest_NE_test_2500ex.txt")
-LINES = 21  # of an example: 20 of context, then the question
+LINES = 21  # per example: 20 lines of context, then the question
 
 
 def is_question(line):
-    """Whether an example's last line is: text with a gap, the answer, nothing, candidates; between tabs."""
+    """True if the line is: text with a gap, answer, empty field, candidates; separated by tabs."""
     fields = line.split("\t")
     return len(fields) == 4 and "XXXXX" in fields[0] and fields[1] in fields[3].split("|")
 
 
 def read(path):
-    """Examples are lines "1 …" to "21 …", with an empty line after each example."""
+    """Yields examples: lines "1 …" to "21 …", with an empty line after each example."""
     example = []
     with open(path, encoding="utf-8", errors="replace", newline="\n") as lines:
         for at, line in enumerate(lines, 1):
@@ -28,17 +28,16 @@ def read(path):
                 continue
             number = len(example) + 1
             if not line.startswith(f"{number} "):
-                raise Refused(f"{shown(path)}: line {at}: begins not with {number}, the next of an example's "
-                              f"{LINES} lines")
+                raise Refused(f"{shown(path)}: line {at}: does not start with {number}, as line {number} of "
+                              f"the {LINES} of an example must")
             example.append(line)
             if number == LINES:
                 if not is_question(line):
-                    raise Refused(f"{shown(path)}: line {at}: is no question with its answer among its "
-                                  "candidates")
+                    raise Refused(f"{shown(path)}: line {at}: not a question with its answer among the candidates")
                 yield example
                 example = []
     if example:
-        raise Refused(f"{shown(path)}: ends after {len(example)} of an example's {LINES} lines: cut short")
+        raise Refused(f"{shown(path)}: truncated: the last example has {len(example)} of {LINES} lines")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Evaluation sets, kept as their original files in data/eval for `train_gpt_tost eval --task`.
+"""Downloads evaluation sets, in their original format, into data/eval for `train_gpt_tost eval --task`.
 
-What lambada.py, hellaswag.py and cbt.py share: each of those is one row.
+Shared by lambada.py, hellaswag.py and cbt.py, which each describe one EvalSet.
 
-A file is checked, example by example, before it is put in place. Needs Python 3.10, and tqdm to download.
+Every example of a file is checked before the file is put in place. Needs Python 3.10; tqdm to download.
 """
 import json
 import os
@@ -22,20 +22,20 @@ class EvalSet:
     name: str
     files: tuple               # (file name, SHA-256 or None)
     examples: int              # in each file, as published
-    read: Callable             # path -> its examples; refuses what is none
-    urls: tuple                # (URL, file name, SHA-256 or None): the files, or an archive with them
+    read: Callable             # path -> its examples; raises Refused for a malformed one
+    urls: tuple                # (URL, file name, SHA-256 or None): the files, or an archive that contains them
 
 
 def read_jsonl(check):
-    """A reader of one JSON object a line, each of which passes `check`; it returns what is wrong, or None."""
+    """Returns a reader of one JSON object per line. `check` returns what is wrong with an object, or None."""
     def read(path):
         with open(path, "rb") as lines:
             for number, line in enumerate(lines, 1):
                 try:
                     example = json.loads(line)
-                    wrong = check(example) if isinstance(example, dict) else "is no JSON object"
+                    wrong = check(example) if isinstance(example, dict) else "not a JSON object"
                 except ValueError as error:
-                    wrong = f"is not JSON: {error}"
+                    wrong = f"not valid JSON: {error}"
                 if wrong:
                     raise Refused(f"{shown(path)}: line {number}: {wrong}")
                 yield example
@@ -45,7 +45,7 @@ def read_jsonl(check):
 # ----------------------------------------------------------------------------------------------------------
 
 def unpack(archive, names, folder):
-    """The named files of an archive, wherever they stand in it."""
+    """Extracts the named files from any folder of an archive. Returns their paths."""
     found = []
     try:
         with tarfile.open(archive) as tar:
@@ -64,54 +64,55 @@ def unpack(archive, names, folder):
 
 
 def locate(evalset, sources, folder):
-    """{file name: path} of the set's files among files, folders and archives. Archives go into `folder`."""
+    """Finds the set's files in files, folders and archives; archives are unpacked into `folder`.
+    Returns {file name: path}."""
     names = [name for name, _ in evalset.files]
     candidates = []
     for source in sources:
         if not source.exists():
-            raise Refused(f"{source}: is not there")
+            raise Refused(f"{source}: not found")
         inside = sorted(source.rglob("*")) if source.is_dir() else [source]
         for path in inside:
             candidates += unpack(path, names, folder) if path.name.endswith(ARCHIVES) else [path]
     found = {path.name: path for path in candidates if path.name in names}
     if not found and len(names) == len(sources) == 1 and sources[0].is_file():
-        return {names[0]: sources[0]}  # the file under another name
+        return {names[0]: sources[0]}  # the file may have another name
     missing = [name for name in names if name not in found]
     if missing:
-        raise Refused(f"{' '.join(map(str, sources))}: holds no {' and no '.join(missing)}")
+        raise Refused(f"{' '.join(map(str, sources))}: does not contain {' or '.join(missing)}")
     return found
 
 
 def check(evalset, path, expected):
-    """Refuses a file that is none of the set's. Returns what can be said of it."""
+    """Raises Refused if the file is not the published one. Returns a description of the file."""
     count = sum(1 for _ in evalset.read(path))
     if count != evalset.examples:
-        raise Refused(f"{shown(path)}: {count:,} examples, not the {evalset.examples:,} published: cut "
-                      "short, or another part")
+        raise Refused(f"{shown(path)}: {count:,} examples, not the {evalset.examples:,} published: "
+                      "truncated, or another split")
     same = expected and fetch.sha256(path) == expected
     return f"{count:,} examples{', SHA-256 as published' if same else ''}"
 
 
 def build(evalset, args):
     folder = DATA / "source" / evalset.name
-    standing = {name: args.out / name for name, _ in evalset.files}
+    targets = {name: args.out / name for name, _ in evalset.files}
     if args.source:
         found = locate(evalset, args.source, folder)
-    elif all(path.exists() for path in standing.values()):
-        found = standing
+    elif all(path.exists() for path in targets.values()):
+        found = targets
     else:
         fetch.download_all(evalset.urls, folder)
         found = locate(evalset, [folder], folder)
-    said = {name: check(evalset, found[name], expected) for name, expected in evalset.files}
-    for name, words in said.items():
-        fetch.place(found[name], standing[name])
-        print(f"{shown(standing[name])}: {words}")
+    checked = {name: check(evalset, found[name], expected) for name, expected in evalset.files}
+    for name, description in checked.items():
+        fetch.place(found[name], targets[name])
+        print(f"{shown(targets[name])}: {description}")
 
 
 def main(evalset):
-    parser = OneLineParser(description=f"Brings the original files of {evalset.name} to data/eval.")
+    parser = OneLineParser()
     parser.add_argument("--from", dest="source", type=Path, nargs="+", metavar="PATH",
-                        help="files, folders or archives on this disk, instead of a download")
+                        help="local files, folders or archives to use instead of downloading")
     parser.add_argument("--out", type=Path, default=DATA / "eval", metavar="FOLDER",
                         help="default: data/eval")
     args = parser.parse_args()

@@ -1,7 +1,6 @@
-"""Files from the network or from the user's own disk, checked before they are put in place.
+"""Shared by the scripts in this folder: one-line error messages, resumable downloads, SHA-256 checks.
 
-What the scripts beside this file share: one line for the user where something is refused, downloads that go
-on after a break, SHA-256. Needs Python 3.10 and tqdm.
+Files are checked before they are put in place. Needs Python 3.10 and tqdm.
 """
 import argparse
 import errno
@@ -17,23 +16,27 @@ from urllib.parse import urlparse
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 CHUNK = 1 << 20  # bytes
-TIMEOUT = 60     # seconds without a byte
-OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO}
+TIMEOUT = 60     # seconds without data
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO}
 
 
 class Refused(Exception):
-    """What cannot be done and the way out, in one line."""
+    """A user error: one line that says what is wrong and how to fix it."""
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """A wrong command line is one line on stderr, status 2."""
+    """--help starts with the script's docstring; a wrong command line is reported in one line, with status 2."""
+
+    def __init__(self):
+        super().__init__(description=sys.modules["__main__"].__doc__,
+                         formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def error(self, message):
         self.exit(2, f"{self.prog}: {message} (--help lists the options)\n")
 
 
 def run(main):
-    """Runs a script's main: what it refuses is one line on stderr, status 1."""
+    """Runs a script's main; reports an error in one line on stderr, with status 1."""
     script = os.path.basename(sys.argv[0])
     try:
         main()
@@ -44,12 +47,12 @@ def run(main):
     except OSError as error:
         sys.exit(f"{script}: {error}")
     except KeyboardInterrupt:
-        print(f"{script}: stopped: the same command goes on from here", file=sys.stderr)
+        print(f"{script}: interrupted: run the same command again to resume", file=sys.stderr)
         sys.exit(130)
 
 
 def shown(path):
-    """The path as the user would type it here: relative where that is shorter."""
+    """The path relative to the working directory, if that is shorter."""
     return min(str(path), os.path.relpath(path), key=len)
 
 
@@ -62,20 +65,20 @@ def sha256(path):
 
 
 def check_sha256(path, expected, name):
-    """Refuses a file of other bytes. `name` is what the user knows it by."""
+    """Raises Refused if the file has another SHA-256. `name` is its name in the message."""
     found = sha256(path)
     if found != expected:
         raise Refused(f"{name}: SHA-256 is {found}, not the published {expected}: damaged, or another file")
 
 
 def unreachable(host, reason, what, place, option):
-    """One line: what to fetch by hand, where to put it, what to run then."""
+    """The error for an unreachable host: what to fetch by hand, where to put it, what to run next."""
     return Refused(f"{host} cannot be reached ({reason}): fetch {what} by hand into {shown(place)}, "
                    f"then run again with --from {shown(option)}")
 
 
-def why_unresolved(host):
-    """Why the host's name is not resolved; None where it is, or where a proxy would do that."""
+def resolve_error(host):
+    """Why the host name cannot be resolved; None if it can, or if a proxy resolves it."""
     if urllib.request.getproxies():
         return None
     try:
@@ -86,13 +89,13 @@ def why_unresolved(host):
 
 
 def receive(url, part):
-    """Appends to `part` what it lacks of the URL's bytes."""
+    """Downloads the part of the URL that the file `part` does not have yet."""
     from tqdm import tqdm
 
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
-        if response.status != 206:  # the server sends the whole
+        if response.status != 206:  # the server ignored the range and sends the whole file
             have = 0
         length = response.headers.get("Content-Length")
         total = have + int(length) if length else None
@@ -104,28 +107,28 @@ def receive(url, part):
                 bar.update(len(block))
                 have += len(block)
     if total is not None and have < total:
-        raise Refused(f"{url}: broke off after {have:,} of {total:,} bytes: run again to go on")
+        raise Refused(f"{url}: connection closed after {have:,} of {total:,} bytes: run again to resume")
 
 
 def download(url, path, expected=None, what=None, option=None):
-    """Brings the URL to `path`, whole and with that SHA-256 or not at all. What a broken attempt brought is
-    kept in `path`.part and continued. Without a network the user is told to fetch `what` (default: the URL)
-    by hand and to name `option` (default: the path) with --from."""
+    """Downloads the URL to `path`, only if complete and of the expected SHA-256. An interrupted download stays in
+    `path`.part and is resumed by the next call. Without a network, the error asks the user to fetch `what`
+    (default: the URL) by hand and to pass `option` (default: the path) to --from."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     try:
         try:
             receive(url, part)
         except urllib.error.HTTPError as error:
-            if error.code != 416 or not part.exists():  # 416: there is nothing after what we have
+            if error.code != 416 or not part.exists():  # 416: no bytes after those we have
                 raise
             part.unlink()
             receive(url, part)
     except urllib.error.HTTPError as error:
-        raise Refused(f"{url}: the server says {error.code} {error.reason}: fetch it from elsewhere into "
+        raise Refused(f"{url}: HTTP {error.code} {error.reason}: fetch it from elsewhere into "
                       f"{shown(path.parent)}, then run again with --from {shown(option or path)}") from error
-    except OSError as error:  # URLError and time-outs are of this kind
-        if error.errno in OF_THE_DISK:
+    except OSError as error:  # includes URLError and timeouts
+        if error.errno in DISK_ERRORS:
             raise
         reason = getattr(error, "reason", error)
         raise unreachable(urlparse(url).hostname, getattr(reason, "strerror", None) or reason,
@@ -140,7 +143,7 @@ def download(url, path, expected=None, what=None, option=None):
 
 
 def download_all(urls, folder):
-    """Brings each (URL, file name, SHA-256 or None) to the folder, but for those that are there."""
+    """Downloads each (URL, file name, SHA-256 or None) that the folder does not have yet."""
     missing = [row for row in urls if not (folder / row[1]).exists()]
     for url, name, expected in missing:
         what = " and ".join(row[0] for row in missing)
@@ -148,7 +151,7 @@ def download_all(urls, folder):
 
 
 def place(source, path):
-    """Copies a file into place, whole or not at all. A file that is already the one is left alone."""
+    """Copies source to path atomically; does nothing if they are the same file."""
     if path.exists() and source.samefile(path):
         return
     path.parent.mkdir(parents=True, exist_ok=True)

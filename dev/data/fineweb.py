@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""FineWeb's sample of 10 billion tokens as token shards in data/fineweb, divided as OpenWebText is.
+"""FineWeb's 10-billion-token sample as token shards in data/fineweb, split like OpenWebText.
 
-    dev/data/fineweb.py                      downloads 28 GB of Parquet; another 45 GB go to datasets' cache
-    dev/data/fineweb.py --from FOLDER        the same of files on this disk: any sample's Parquet
+    dev/data/fineweb.py                      downloads 28 GB of Parquet; the datasets cache takes another 45 GB
+    dev/data/fineweb.py --from FOLDER        reads local Parquet files, of any FineWeb sample
 
-Stopped, the same command goes on. Needs Python 3.10, datasets and tqdm.
+If interrupted, run the same command again to resume. Needs Python 3.10, datasets and tqdm.
 """
-from corpus import Corpus, at_random, main
+from corpus import Corpus, main, random_split
 
 if __name__ == "__main__":
     main(Corpus(
         name="fineweb",
-        divide=at_random(test_size=0.0005, seed=2357),
+        split=random_split(test_size=0.0005, seed=2357),
         hub="HuggingFaceFW/fineweb",
         files=("sample/10BT/*.parquet",),
     ))

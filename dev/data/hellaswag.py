@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""HellaSwag's validation set (Zellers et al., 2019): data/eval/hellaswag_val.jsonl.
+"""HellaSwag's validation set (Zellers et al., 2019) as data/eval/hellaswag_val.jsonl.
 
     dev/data/hellaswag.py [--from PATH]
     ./train_gpt_tost eval --task hellaswag data/eval/hellaswag_val.jsonl
@@ -14,11 +14,11 @@ SHA256 = "0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588"
 def wrong(example):
     endings = example.get("endings")
     if not isinstance(example.get("ctx"), str):
-        return 'has no "ctx" that is a string'
+        return '"ctx" is missing or not a string'
     if not isinstance(endings, list) or len(endings) != 4 or not all(isinstance(e, str) for e in endings):
-        return 'has no "endings" of 4 strings'
+        return '"endings" is not a list of 4 strings'
     if example.get("label") not in range(4):
-        return f'"label" is {example.get("label")!r}, not 0 to 3'
+        return f'"label" is {example.get("label")!r}, not an integer from 0 to 3'
     return None
 
 

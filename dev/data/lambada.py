@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""LAMBADA's test set as OpenAI published it with GPT-2: data/eval/lambada_test.jsonl.
+"""LAMBADA's test set, as OpenAI published it with GPT-2, as data/eval/lambada_test.jsonl.
 
     dev/data/lambada.py [--from PATH]
     ./train_gpt_tost eval --task lambada data/eval/lambada_test.jsonl
@@ -14,7 +14,7 @@ SHA256 = "4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226"
 def wrong(example):
     text = example.get("text")
     if not isinstance(text, str) or len(text.split()) < 2:
-        return 'has no "text" of two words or more'
+        return '"text" is missing or has fewer than two words'
     return None
 
 

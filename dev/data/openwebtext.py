@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""OpenWebText, divided as the published runs divided it, as token shards in data/openwebtext.
+"""OpenWebText as token shards in data/openwebtext, with the train/val split of the published runs.
 
-    dev/data/openwebtext.py                  downloads 24 GB of Parquet; another 40 GB go to datasets' cache
-    dev/data/openwebtext.py --from FOLDER    the same of files on this disk
+    dev/data/openwebtext.py                  downloads 24 GB of Parquet; the datasets cache takes another 40 GB
+    dev/data/openwebtext.py --from FOLDER    reads local Parquet files
 
-The shards one after the other are nanoGPT's train.bin and val.bin. Stopped, the same command goes on.
-Needs Python 3.10, datasets and tqdm.
+Concatenated, the shards hold the same tokens as nanoGPT's train.bin and val.bin. If interrupted, run the same
+command again to resume. Needs Python 3.10, datasets and tqdm.
 """
-from corpus import Corpus, at_random, main
+from corpus import Corpus, main, random_split
 
 if __name__ == "__main__":
     main(Corpus(
         name="openwebtext",
-        divide=at_random(test_size=0.0005, seed=2357),
+        split=random_split(test_size=0.0005, seed=2357),
         hub="Skylion007/openwebtext",
         revision="refs/convert/parquet",
         files=("plain_text/train/*.parquet",),

@@ -1,25 +1,24 @@
 #!/usr/bin/env python3
-"""Writes the starter stories: plain English from a seeded grammar, no two alike.
+"""Generates the starter stories: simple English from a seeded grammar, all different.
 
-    starter.py --seed 1 --stories 7800 --out FILE           documents separated by a line <|endoftext|>
-    starter.py --seed 3 --stories 4000 --recall --out FILE  a recall test, for eval --task hellaswag
+    starter.py --seed 1 --stories 7800 --out FILE           stories, separated by lines <|endoftext|>
+    starter.py --seed 3 --stories 4000 --recall --out FILE  a recall test for eval --task hellaswag
 
-A story is a theme (bakery, sea, ...) told by a plot (trouble, lost, skill, ...). A plot is a list of
-beats, a beat a table of sentences. Facts told early (name, village, food, pet, favourite thing, colour)
-are asked for at the end. A story holds one value of each kind of fact, and no theme uses a word of the
-fact tables, so every answer follows from the text. The model this feeds weighs which words a text has
-held, not which word came just before: a word that opens many ways ("the", "was") is used sparingly, and a
-fact is told in the words in which it is asked for.
+A story combines a theme (bakery, sea, …) with a plot (trouble, lost, skill, …). A plot is a list of beats; each
+beat has a table of sentences. Facts stated early (name, village, food, pet, favourite thing, colour) are asked for
+at the end. A story has one value of each kind of fact, and no theme uses words of the fact tables, so every answer
+follows from the text. A small ToST model uses the set of earlier words more than the previous word, so words with
+many continuations ("the", "was") are rare, and questions repeat the words in which the fact was stated.
 
-In the tables: [a|b] is one of the two; {slot} is filled from the story; <{slot}> is an answer of the
-recall test.
+Template syntax: [a|b] is one of the alternatives; {slot} is filled from the story; <{slot}> is also an answer of
+the recall test.
 
-The recall test has an item for each answer, in HellaSwag's form: the story up to it ("ctx"), the answer and
-three others of its kind that the story has not told ("endings"), its place among them ("label"), and beside
-these "kind", "answer" and "distance", the number of words back to where the answer last stood. Guessing is
-right in one of four. Two kinds are left out, since more than the one word gives them away: what a pet does
-tells what it is, and the theme tells who helped. --blind cuts the story off and leaves the question alone:
-what a model then knows, it does not recall. dev/plot/recall.py shows accuracy against distance:
+The recall test has one item per answer, in HellaSwag's format: "ctx" is the story up to the answer, "endings" the
+answer and three values of the same kind that are not in the story, "label" the index of the answer. Added are
+"kind", "answer" and "distance", the number of words back to the last occurrence of the answer. Chance is 1 in 4.
+Two kinds are left out because the story gives other hints: what a pet does shows what it is, and the theme shows
+who helped. --blind keeps only the question, to measure what a model guesses without the story. dev/plot/recall.py
+plots accuracy over distance:
 
     starter.py --seed 3 --stories 4000 --recall --out recall.jsonl
     train_gpt_tost --membership learned --out out/learned ; train_gpt_tost --membership uniform --out out/uniform
@@ -35,7 +34,7 @@ import string
 EOT = "<|endoftext|>"
 
 # ----------------------------------------------------------------------------------------------------------
-# Facts: one value of each a story. The words stand in no theme.
+# Facts: a story has one value of each kind. No theme uses these words.
 
 GIRLS = ("Mira|Anna|Lily|Rosa|Clara|Nora|Ella|Maya|Ruby|Zoe|Ivy|Hazel|Alice|Emma|Grace|Lucy|Nina|Tess|"
          "Wren|Freya|Elsa|Leila|Amina|Priya|Yuki|Carmen|Sofia|Hana|Greta|Molly|Tara|Vera")
@@ -50,7 +49,7 @@ HUES = ("red|blue|green|yellow|purple|pink|brown|grey|black|white|orange|crimson
 THINGS = ("kite|scarf|cap|marble|button|ribbon|umbrella|blanket|notebook|feather|purse|satchel|cloak|"
           "jumper|puppet|doll|robot|balloon|flag|mask|torch|brooch|bracelet|mitten|cushion|compass|"
           "locket|teapot|lantern|ball|pebble|shawl")
-PETS = {                      # what it does in alarm, and in joy
+PETS = {                      # what it does when alarmed, and when happy
     "dog":      ("barked",    "wagged its tail"),
     "puppy":    ("yapped",    "chased its tail"),
     "cat":      ("miaowed",   "arched its back"),
@@ -75,7 +74,7 @@ TRAITS = ("curious|brave|quiet|cheerful|clever|gentle|shy|lively|patient|stubbor
           "polite")
 
 # ----------------------------------------------------------------------------------------------------------
-# Plots: beats in order; "/" is a new paragraph, "?" a beat that half of the stories leave out.
+# Plots: beats in order; "/" starts a paragraph; half of the stories leave out a beat marked "?".
 
 PLOTS = {
     "trouble": "open love pet food? / day sight work? / problem upset try again? / help advice fix / "
@@ -89,7 +88,7 @@ PLOTS = {
                "bedtime moral / ask",
     "fair":    "open pet love food? / day sight? / event task luck moment cheer / prize thrill? moral / ask",
 }
-DRAWN = [*PLOTS, "trouble"]         # a theme has two troubles, and one or two of the rest
+PLOT_CHOICES = [*PLOTS, "trouble"]         # twice as likely, since a theme has two troubles
 
 LINES = {
     "open":     ["Long ago in {village} lived {trait} {hero}.",
@@ -164,7 +163,7 @@ MORALS = {
     "fair":    ["Joining in matters most.", "Courage brings its own reward."],
 }
 
-# Questions with their answers. One is asked only where the story has told every slot that it names.
+# Questions with their answers. One is asked only if the story has used all of its slots.
 ASKS = [
     "What did {he} love most? {He} loved {his} <{hue}> <{thing}>.",
     "What colour was the {thing}? The {thing} was <{hue}>.",
@@ -179,10 +178,9 @@ ASKS = [
 ]
 
 # ----------------------------------------------------------------------------------------------------------
-# Themes. when, to, spot, work: "|" separates choices. sight: whole sentences. trouble: what goes wrong,
-# two tries, the advice, what comes of it. skill: what to learn, how it fails. gift: a present, two steps
-# of making it. noise: a sound, the creature behind it, its plight, the cure. fair: the contest, the task,
-# the great moment.
+# Themes. when, to, spot, work: choices separated by "|". sight: whole sentences. trouble: the problem, two failed
+# attempts, advice, result. skill: what to learn, how it fails. gift: a present, two steps of making it.
+# noise: a sound, the creature that makes it, its trouble, the cure. fair: contest, task, highlight.
 
 THEMES = {
     "bakery": {
@@ -389,31 +387,32 @@ THEMES = {
 }
 
 # ----------------------------------------------------------------------------------------------------------
-# Telling
+# Generating
 
 
 def split(table):
-    """The alternatives of "a|b|c", bars inside [..] left alone."""
+    """The alternatives of "a|b|c"; bars inside [..] do not separate."""
     return re.split(r"\|(?![^\[]*\])", table)
 
 
 def capitals(text):
-    """A capital at the start of each sentence; a quote that ends in ! or ? may be followed by its speaker."""
+    """Capitalises sentences, but not what follows a quote that ends in ! or ?: it may name the speaker."""
     return re.sub(r'(^|[.!?] |\." |\n)("?)([a-z])', lambda m: m[1] + m[2] + m[3].upper(), text)
 
 
 class Story:
-    """The facts of one story, and which of them its sentences have told."""
+    """The facts of one story, and which of them its sentences have used."""
 
     def __init__(self, rng):
         self.rng = rng
-        self.told = {"he", "He", "him", "his", "His"}
+        self.used = {"he", "He", "him", "his", "His"}
         self.slots = self.facts()
         self.theme = THEMES[rng.choice(list(THEMES))]
         self.slots.update(self.theme_slots())
 
     def facts(self):
-        """guest is kin, and helper is person, under a name that only the beats an ASK is about tell."""
+        """The slots that do not depend on the theme. guest is kin again, and helper is person: only the sentences that
+        allow their ASK use these names."""
         choice = self.rng.choice
         girl = choice((True, False))
         hero = choice(split(GIRLS if girl else BOYS))
@@ -442,9 +441,9 @@ class Story:
         return slots
 
     def fill(self, template):
-        """Chooses the [a|b]s and fills the {slot}s, those within slots too."""
+        """Expands each [a|b] and {slot}, also inside slot values."""
         def slot(match):
-            self.told.add(match[1])
+            self.used.add(match[1])
             return self.slots[match[1]]
         while "[" in template or "{" in template:
             template = re.sub(r"\[([^\[\]]*)\]", lambda m: self.rng.choice(m[1].split("|")), template)
@@ -452,13 +451,13 @@ class Story:
         return template
 
     def asks(self):
-        """One or two questions about what has been told."""
-        known = [ask for ask in ASKS if set(re.findall(r"\{(\w+)\}", ask)) <= self.told]
+        """One or two questions about facts that were used."""
+        known = [ask for ask in ASKS if set(re.findall(r"\{(\w+)\}", ask)) <= self.used]
         asked = self.rng.sample(known, min(len(known), self.rng.choice((1, 2))))
         return [re.sub(r"<\{(\w+)\}>", r"<\1={\1}>", ask) for ask in asked]
 
-    def tell(self, plot):
-        """The story's text; answers of its questions still stand in <kind=..>."""
+    def text(self, plot):
+        """The story's text, with the answers marked as <kind=answer>."""
         lines = []
         for beat in PLOTS[plot].split():
             if beat.endswith("?") and self.rng.random() < 0.5:
@@ -475,11 +474,11 @@ class Story:
 
 
 def stories(seed, count):
-    """Yields count different stories, the same ones for the same seed."""
+    """Yields count different stories; the same seed gives the same stories."""
     rng = random.Random(seed)
     seen = set()
     while len(seen) < count:
-        text = Story(rng).tell(rng.choice(DRAWN))
+        text = Story(rng).text(rng.choice(PLOT_CHOICES))
         if text not in seen:
             seen.add(text)
             yield text
@@ -490,7 +489,7 @@ def stories(seed, count):
 
 MARK = re.compile(r"<(\w+)=(\w+)>")
 NAMES = f"{GIRLS}|{BOYS}"
-# What could stand in an answer's place; a hero's pronouns tell which names.
+# Possible answers by kind. For a hero, only names of the right gender, since pronouns reveal it.
 RECALLED = {"hue": HUES, "thing": THINGS, "call": CALLS, "village": VILLAGES, "food": FOODS, "guest": KIN,
             "friend": NAMES, "hero": NAMES}
 WRONG = 3
@@ -500,24 +499,24 @@ def plain(text):
     return MARK.sub(r"\2", text)
 
 
-def others(kind, answer, told, rng):
-    """Three of the answer's kind, none of them a word of the story."""
+def wrong_answers(kind, answer, words, rng):
+    """Three values of the answer's kind that are not among the story's words."""
     table = RECALLED[kind]
     if kind == "hero":
         table = next(names for names in (GIRLS, BOYS) if answer in names.split("|"))
-    return rng.sample([value for value in table.split("|") if value not in told], WRONG)
+    return rng.sample([value for value in table.split("|") if value not in words], WRONG)
 
 
 def recall(text, rng, blind=False):
-    """The items of a story; see above."""
-    told = set(re.findall(r"\w+", plain(text)))
+    """Yields the items of a story, as described above."""
+    story_words = set(re.findall(r"\w+", plain(text)))
     for mark in MARK.finditer(text):
         kind, answer = mark.groups()
         if kind not in RECALLED:
             continue
         before = plain(text[:mark.start()]).rstrip(" ")
         words = [word.strip(string.punctuation) for word in before.split()]
-        endings = others(kind, answer, told, rng) + [answer]
+        endings = wrong_answers(kind, answer, story_words, rng) + [answer]
         rng.shuffle(endings)
         question = re.search(r"[^.?!\n]*\?[^?]*$", before)[0].lstrip()
         yield {"ctx": question if blind else before, "endings": endings, "label": endings.index(answer), "kind": kind,
@@ -525,16 +524,16 @@ def recall(text, rng, blind=False):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Writes the starter stories.")
-    parser.add_argument("--seed",    type=int, default=1,    help="seed of the generator (default 1)")
-    parser.add_argument("--stories", type=int, default=7800, help="stories to tell (default 7800)")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed",    type=int, default=1,    help="random seed (default: 1)")
+    parser.add_argument("--stories", type=int, default=7800, help="number of stories (default: 7800)")
     parser.add_argument("--recall",  action="store_true",    help="write a recall test (JSONL) instead")
-    parser.add_argument("--blind",   action="store_true",    help="of a recall test, the questions alone")
-    parser.add_argument("--out",     required=True,          help="file to write")
+    parser.add_argument("--blind",   action="store_true",    help="with --recall: the questions without stories")
+    parser.add_argument("--out",     required=True,          help="output file")
     args = parser.parse_args()
     if args.blind and not args.recall:
-        parser.error("--blind is of --recall")
-    rng = random.Random(f"recall {args.seed}")  # of its own: the stories are the same without it
+        parser.error("--blind needs --recall")
+    rng = random.Random(f"recall {args.seed}")  # separate from the stories' generator, so the stories stay the same
     with open(args.out, "w", encoding="utf-8") as out:
         for text in stories(args.seed, args.stories):
             if args.recall:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Brings GPT-2's vocab.bpe (50,000 merges) to data/vocab.bpe and checks its SHA-256.
+"""Gets GPT-2's vocab.bpe (50,000 merges) as data/vocab.bpe and checks its SHA-256.
 
     dev/data/vocab.py [--from FILE] [--out FILE]
 
-Needs tqdm to download; nothing but Python 3.10 with --from.
+Needs Python 3.10; tqdm to download.
 """
 from pathlib import Path
 
@@ -15,13 +15,13 @@ VOCAB = DATA / "vocab.bpe"
 
 
 def main():
-    parser = OneLineParser(description="Brings GPT-2's vocab.bpe and checks its SHA-256.")
-    parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="a copy on this disk")
+    parser = OneLineParser()
+    parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="copy a local file instead")
     parser.add_argument("--out", type=Path, default=VOCAB, metavar="FILE", help="default: data/vocab.bpe")
     args = parser.parse_args()
     if args.source:
         if not args.source.is_file():
-            raise Refused(f"--from {args.source}: is no file: name a vocab.bpe")
+            raise Refused(f"--from {args.source}: not a file: name a vocab.bpe")
         check_sha256(args.source, SHA256, shown(args.source))
         place(args.source, args.out)
     elif args.out.exists():

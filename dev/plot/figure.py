@@ -1,9 +1,9 @@
-"""What the pictures share: colours, the options of the file that is written, and its writing. Drawn without a
-display."""
+"""Shared by the scripts that draw with matplotlib: colours, common options, axes. No display is needed."""
 
-import os
 import sys
 from pathlib import Path
+
+from cli import write_file
 
 try:
     import matplotlib
@@ -13,35 +13,45 @@ except ImportError as error:
 matplotlib.use("Agg")
 matplotlib.rcParams.update({"font.size": 9.5, "svg.hashsalt": "tost", "svg.fonttype": "none"})
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart
+# Okabe and Ito's palette, distinguishable for colour-blind readers
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
-MOST_DPI = 2400
+MAX_DPI = 2400
 
 
-def add_file_options(parser, name):
-    parser.add_argument("--out", default=name, help="*.png or *.svg (default %(default)s)")
-    parser.add_argument("--dpi", type=int, default=110, help="of a PNG (default %(default)s)")
+def add_options(parser, out, labelled):
+    parser.add_argument("--label", action="append", default=[], metavar="NAME",
+                        help=f"name of a {labelled} in the legend; repeat in the order of the {labelled}s")
+    parser.add_argument("--out", default=out, metavar="FILE", help="*.png or *.svg (default: %(default)s)")
+    parser.add_argument("--dpi", type=int, default=110, help="resolution of a PNG (default: %(default)s)")
 
 
-def check_file(args):
+def check_options(args):
     if Path(args.out).suffix not in (".png", ".svg"):
-        raise ValueError(f"--out {args.out}: a name that ends in .png or .svg is wanted")
-    if not 1 <= args.dpi <= MOST_DPI:
-        raise ValueError(f"--dpi {args.dpi}: 1 to {MOST_DPI} are possible")
+        raise ValueError(f"--out {args.out}: give a name that ends in .png or .svg")
+    if not 1 <= args.dpi <= MAX_DPI:
+        raise ValueError(f"--dpi {args.dpi}: give 1 to {MAX_DPI}")
+
+
+def padded_labels(args, count, labelled):
+    """The --label names, followed by None up to `count`."""
+    if len(args.label) > count:
+        raise ValueError(f"--label {args.label[-1]}: more labels than {labelled}s")
+    return args.label + [None] * (count - len(args.label))
 
 
 def plain(text):
-    """Text that matplotlib draws as it is, dollars too."""
+    """Escapes "$", which matplotlib would read as math mode."""
     return text.replace("$", r"\$")
 
 
+def style_axes(axes):
+    axes.grid(color="0.9", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
 def write(figure, args):
-    """Whole or not at all. The same data give the same file: an SVG holds no date."""
-    kind, part = Path(args.out).suffix[1:], Path(args.out + ".tmp")
-    try:
-        figure.savefig(part, format=kind, dpi=args.dpi, metadata={"Date": None} if kind == "svg" else None)
-        os.replace(part, args.out)
-    except OSError as error:
-        raise ValueError(f"--out {args.out} cannot be written: {error.strerror or error}") from error
-    finally:
-        part.unlink(missing_ok=True)
+    """Writes args.out. An SVG has no date in it, so the same data give the same file."""
+    kind = Path(args.out).suffix[1:]
+    metadata = {"Date": None} if kind == "svg" else None
+    write_file(args.out, lambda part: figure.savefig(part, format=kind, dpi=args.dpi, metadata=metadata))

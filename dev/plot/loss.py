@@ -1,31 +1,29 @@
-"""Loss curves of one or many runs against the tokens they saw, as a PNG or SVG.
+"""Plots loss curves of one or more runs over the number of training tokens, as a PNG or SVG.
 
     loss.py RUN… [--out loss.png] [--label NAME]… [--published openwebtext] [--line 'NAME=2.91']…
 
-RUN is a log.csv or the run folder that holds one, of the trainer or of dev/reference/train.py. Training loss
-is drawn raw, pale, and smoothed over --smooth updates (a centred mean); validation loss as points. Where
-runs cover each other the first is the widest line, so that all can be seen. --difference adds, below, how
-far each run's training and validation losses are from the first run's at the same number of tokens, and
-prints the largest differences. --published draws the published losses on a data set, and GPT-2 base's.
+RUN is a log.csv, or the run folder that contains it, of the trainer or of dev/reference/train.py. Training loss is
+drawn pale as logged, and smoothed over --smooth steps (centred mean); validation loss is drawn as points. The first
+run has the widest line, so that overlapping curves stay visible. --difference adds a panel with the difference of
+each run's training and validation losses from the first run's at the same number of tokens, and prints the largest
+differences. --published draws the paper's losses on a dataset, and those of GPT-2 base.
 
-loss.png, beside this file, is of 100 updates of 2,048 bytes of WebText (--batch 16 --seq 128 --lr 6e-4
---warmup 10 --weight-decay 0.1 --val-every 20 --val-batches 8) by a model of 4 layers, 4 heads and 128
-channels, in the trainer and in dev/reference/train.py with --dtype fp64 and fp32.
-Needs Python 3.10 and matplotlib.
+The loss.png in this folder overlays the trainer and dev/reference/train.py with --dtype fp64 and fp32: 100 steps of
+2,048 bytes of WebText (--batch 16 --seq 128 --lr 6e-4 --warmup 10 --weight-decay 0.1 --val-every 20 --val-batches 8)
+on a model of 4 layers, 4 heads and 128 channels. Needs Python 3.10 and matplotlib.
 """
 
-import argparse
 import csv
 import math
 import sys
 from pathlib import Path
 
-from figure import COLOURS, add_file_options, check_file, plain, write  # before pyplot: no display
-from lines import failed, run
+from cli import fail, option_parser, run
+from figure import COLOURS, add_options, check_options, padded_labels, plain, style_axes, write
 import matplotlib.pyplot as plt
 from matplotlib.ticker import EngFormatter
 
-# Wu et al., ICLR 2025, arXiv 2412.17810: nats a token
+# Wu et al., ICLR 2025, arXiv 2412.17810; nats per token
 PUBLISHED = {
     "openwebtext": {"ToST-base": 3.20, "ToST-medium": 2.88, "ToST-large": 2.72, "GPT-2 base": 2.84},
     "lambada": {"ToST-base": 4.98, "ToST-medium": 4.45, "ToST-large": 4.32, "GPT-2 base": 4.32},
@@ -39,7 +37,7 @@ COMPARED = {"train_loss": "training loss", "val_loss": "validation loss", "grad_
 
 
 class Run:
-    """The columns of a log.csv as lists; val_loss is NaN where it was not measured."""
+    """The columns of a log.csv as lists; val_loss is NaN in rows without validation."""
 
     def __init__(self, path, label):
         path = Path(path)
@@ -48,23 +46,23 @@ class Run:
         try:
             text = path.read_text(encoding="utf-8")
         except OSError as error:
-            raise ValueError(f"{path}: cannot be read: {error.strerror}; a run's log.csv, or its folder, is "
-                             "wanted") from error
+            raise ValueError(f"{path}: cannot be read: {error.strerror}; expected a run's log.csv or its "
+                             "folder") from error
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path}: is no text; a run's log.csv, or its folder, is wanted") from error
-        values = read_rows(path, text[: text.rfind("\n") + 1])  # a last line without its end is still being written
+            raise ValueError(f"{path}: not a text file; expected a run's log.csv or its folder") from error
+        values = read_rows(path, text[: text.rfind("\n") + 1])  # an unterminated last line is still being written
         for name, column in zip(COLUMNS, zip(*values)):
             setattr(self, name, list(column))
 
     def points(self, name):
-        """{tokens: value} where it was measured and is finite."""
+        """{tokens: value} for the finite values of a column."""
         return {t: v for t, v in zip(self.tokens, getattr(self, name)) if math.isfinite(v)}
 
 
 def numbers(row):
-    """The COLUMNS of a row; NaN where one is empty."""
+    """The COLUMNS of a row; NaN for an empty field."""
     if None in row or None in row.values() or not 0 <= float(row["tokens"]) < math.inf:
-        raise ValueError("fields are missing, or too many, or no number of tokens")
+        raise ValueError("missing fields, extra fields, or an invalid number of tokens")
     return [float(row[name] or "nan") for name in COLUMNS]
 
 
@@ -76,15 +74,15 @@ def read_rows(path, text):
     except (ValueError, csv.Error) as error:
         raise ValueError(f"{path}: line {rows.line_num} is not a row of numbers") from error
     if missing:
-        raise ValueError(f"{path}: line 1 is not that of a log.csv: no column {missing[0]}")
+        raise ValueError(f"{path}: line 1: no column {missing[0]}: not a log.csv")
     if not values:
-        raise ValueError(f"{path}: no rows in it")
+        raise ValueError(f"{path}: no rows")
     return values
 
 
 def smooth(values, width):
-    """Centred mean over `width` values, over fewer towards the ends, so that no end is pulled to one side. A value
-    that is not finite, of an update that was skipped, counts as the last that was."""
+    """Centred mean over `width` values; the window shrinks symmetrically at both ends. A value that is not finite
+    (of a skipped step) is replaced by the last finite one."""
     sums, last = [0.0], next(filter(math.isfinite, values), math.nan)
     for value in values:
         last = value if math.isfinite(value) else last
@@ -97,7 +95,7 @@ def smooth(values, width):
 
 
 def differences(run, first, name):
-    """Tokens, and |value - first's value| there, where both runs measured it."""
+    """Token counts at which both runs have a value, and |value - first run's value| there."""
     ours, theirs = run.points(name), first.points(name)
     tokens = sorted(ours.keys() & theirs.keys())
     return tokens, [abs(ours[t] - theirs[t]) for t in tokens]
@@ -105,38 +103,38 @@ def differences(run, first, name):
 
 def print_differences(runs):
     for run in runs[1:]:
-        print(f"{run.label} against {runs[0].label}:")
+        print(f"{run.label} compared with {runs[0].label}:")
         for name, title in COMPARED.items():
             tokens, values = differences(run, runs[0], name)
             if tokens:
                 worst = max(range(len(values)), key=values.__getitem__)
                 print(f"  {title:16} largest difference {values[worst]:.3e} at {tokens[worst]:.0f} tokens, "
-                      f"mean {sum(values) / len(values):.3e}, of {len(values)} measured")
+                      f"mean {sum(values) / len(values):.3e}, {len(values)} values")
 
 
 def draw_losses(axes, runs, args):
-    marks = {}  # what else is drawn, by name
+    markers = {}  # legend entries shared by all runs: {name: style}
     for i, run in enumerate(runs):
         colour = COLOURS[i % len(COLOURS)]
         width = 1.6 + 3.4 * (len(runs) - 1 - i) / (len(runs) - 1) if len(runs) > 1 else 2.0
         window = args.smooth or max(1, len(run.tokens) // 40)
         if window > 1 and not args.no_raw:
             axes.plot(run.tokens, run.train_loss, color=colour, alpha=RAW_ALPHA, linewidth=0.4 * width)
-            marks["before smoothing"] = {"alpha": RAW_ALPHA}
+            markers["before smoothing"] = {"alpha": RAW_ALPHA}
         axes.plot(run.tokens, smooth(run.train_loss, window), color=colour, linewidth=width, label=plain(run.label),
                   solid_capstyle="round")
         val = run.points("val_loss")
         if val and not args.no_val:
             axes.plot(list(val), list(val.values()), color=colour, linestyle="none", marker="o", zorder=3,
                       markersize=3.4 + width, markerfacecolor="white", markeredgewidth=1.3)
-            marks["validation"] = {"linestyle": "none", "marker": "o", "markerfacecolor": "white"}
-    for name, style in marks.items():  # in the legend once for all runs
+            markers["validation"] = {"linestyle": "none", "marker": "o", "markerfacecolor": "white"}
+    for name, style in markers.items():
         axes.plot([], [], color="0.4", label=name, **style)
-    axes.set_ylabel("loss, nats a token")
+    axes.set_ylabel("loss, nats per token")
 
 
 def spread(places, gap):
-    """Rising places, with those nearer than gap moved apart: names that must not cover each other."""
+    """Moves sorted positions apart until they differ by at least `gap`, so that names do not overlap."""
     places = list(places)
     for _ in range(100):
         for i in range(1, len(places)):
@@ -147,7 +145,7 @@ def spread(places, gap):
 
 
 def draw_lines(axes, args):
-    """Horizontal lines, named on the right."""
+    """Horizontal lines, with their names on the right."""
     lines = list(PUBLISHED[args.published].items()) if args.published else []
     for text in args.line:
         name, _, value = text.rpartition("=")
@@ -156,7 +154,7 @@ def draw_lines(axes, args):
         except ValueError:
             name = ""
         if not name or not math.isfinite(lines[-1][1]):
-            raise ValueError(f"--line {text}: expected NAME=VALUE, as in 'GPT-2 base=2.84'")
+            raise ValueError(f"--line {text}: give NAME=VALUE, as in 'GPT-2 base=2.84'")
     for name, value in lines:
         axes.axhline(value, color="0.45", linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
     low, high = axes.get_ylim()
@@ -167,7 +165,7 @@ def draw_lines(axes, args):
 
 
 def draw_differences(axes, runs):
-    floor = 1e-9  # the log's last decimal; a difference of 0 is drawn there
+    floor = 1e-9  # the last decimal of log.csv; smaller differences, and 0, are drawn here
     for i, run in enumerate(runs[1:], 1):
         colour = COLOURS[i % len(COLOURS)]
         tokens, values = differences(run, runs[0], "train_loss")
@@ -194,9 +192,7 @@ def draw(runs, args):
     if args.difference:
         draw_differences(axes[1, 0], runs)
     for panel in axes[:, 0]:
-        panel.grid(color="0.9", linewidth=0.7)
-        panel.set_axisbelow(True)
-        panel.spines[["top", "right"]].set_visible(False)
+        style_axes(panel)
         panel.margins(x=0.015)
     axes[-1, 0].set_xlabel("tokens")
     axes[-1, 0].xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -206,44 +202,38 @@ def draw(runs, args):
 
 
 def parse(arguments):
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="log.csv, or a folder that holds one")
-    parser.add_argument("--label", action="append", default=[], help="name of a run, in order; its folder's")
+    parser = option_parser(__doc__)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a log.csv or a run folder")
     parser.add_argument("--smooth", type=int, default=0, metavar="N",
-                        help="updates averaged; 0: a 40th of the run; 1: not smoothed")
-    parser.add_argument("--no-raw", action="store_true", help="leave the raw training loss out")
-    parser.add_argument("--no-val", action="store_true", help="leave the validation loss out")
-    parser.add_argument("--published", choices=PUBLISHED, help="published losses on it, as lines")
-    parser.add_argument("--line", action="append", default=[], metavar="NAME=VALUE", help="a line more")
-    parser.add_argument("--difference", action="store_true", help="from the first run, drawn and printed")
-    parser.add_argument("--title", help="above the picture")
-    parser.add_argument("--log-x", action="store_true", help="tokens on a logarithmic scale")
+                        help="steps to average over; 0 (default): 1/40 of the run; 1: no smoothing")
+    parser.add_argument("--no-raw", action="store_true", help="do not draw the unsmoothed training loss")
+    parser.add_argument("--no-val", action="store_true", help="do not draw the validation loss")
+    parser.add_argument("--published", choices=PUBLISHED, help="draw the published losses on this dataset as lines")
+    parser.add_argument("--line", action="append", default=[], metavar="NAME=VALUE", help="draw a horizontal line")
+    parser.add_argument("--difference", action="store_true", help="plot and print the differences from the first run")
+    parser.add_argument("--title", help="title of the plot")
+    parser.add_argument("--log-x", action="store_true", help="logarithmic scale for tokens")
     parser.add_argument("--min", type=float, help="lowest loss shown")
     parser.add_argument("--max", type=float, help="highest loss shown")
-    add_file_options(parser, "loss.png")
+    add_options(parser, "loss.png", "run")
     return parser.parse_args(arguments)
 
 
 def main(arguments=None):
     args = parse(arguments)
     try:
-        check_file(args)
-        if len(args.label) > len(args.runs):
-            raise ValueError(f"--label {args.label[-1]}: more labels than runs")
+        check_options(args)
         if args.smooth < 0:
-            raise ValueError(f"--smooth {args.smooth}: 0 or more updates are wanted")
+            raise ValueError(f"--smooth {args.smooth}: give at least 0 steps")
         for name in ("min", "max"):
             if not math.isfinite(getattr(args, name) or 0):
-                raise ValueError(f"--{name} {getattr(args, name)}: a finite loss is wanted")
+                raise ValueError(f"--{name} {getattr(args, name)}: give a finite loss")
         if args.difference and len(args.runs) < 2:
-            raise ValueError("--difference: two runs at least are wanted")
-        labels = args.label + [None] * (len(args.runs) - len(args.label))
-        runs = [Run(path, label) for path, label in zip(args.runs, labels)]
-        figure = draw(runs, args)
-        write(figure, args)
+            raise ValueError("--difference: give at least two runs")
+        runs = [Run(path, label) for path, label in zip(args.runs, padded_labels(args, len(args.runs), "run"))]
+        write(draw(runs, args), args)
     except (OSError, ValueError) as error:
-        return failed(error)
+        return fail(error)
     if args.difference:
         print_differences(runs)
     print(args.out)

@@ -1,12 +1,12 @@
-"""Checks `eval` of the trainer example by example, on a small model with every parameter away from its start.
+"""Checks the trainer's `eval` example by example, with a small model whose parameters are all randomized.
 
     eval_check.py --binary ./train_gpt_tost --vocab vocab.bpe --lambada lambada_test.jsonl
                   --hellaswag hellaswag_val.jsonl [--examples 40] [--model PATH]
 
-The model in PyTorch (tost.py) reads each text whole, one forward an ending, without recurrent state or batches;
-tiktoken, built from vocab.bpe, is the tokenizer. CBT's files are not distributed with anything here: examples in its
-format are made of LAMBADA's texts. Compared are tokens, log-likelihoods and every verdict of every example, each
-window of --data by both protocols, and the totals. Exit status 1 on any disagreement.
+The expected values come from the model in PyTorch (tost.py), with one forward pass per continuation, and from tiktoken
+with the merges of vocab.bpe. CBT examples are made from LAMBADA texts, since CBT's own files cannot be redistributed.
+Compared are token counts, log-likelihoods and all accuracies of every example, every window of --data in both modes,
+and the totals. Exit status 1 on any disagreement.
 """
 
 import argparse
@@ -22,18 +22,18 @@ import numpy as np
 import tiktoken
 import torch
 
-from golden import randomize, write_safetensors
-from tost import Tost, TostConfig
+from golden import randomize
+from tost import Tost, TostConfig, write_safetensors
 
 PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-TOLERANCE = 2e-5  # of a log-likelihood, relative to 1 + its size: float32 on both sides
-GREEDY = 10
-# As the trainer writes text into JSON: U+FFFD for every byte that is no part of a character.
+TOLERANCE = 2e-5  # |error| / (1 + |value|) of a log-likelihood; both sides compute in float32
+GREEDY = 10  # tokens generated for LAMBADA's accuracy_within_10
+# Like the trainer's JSON: U+FFFD for each byte that is not part of a valid character.
 codecs.register_error("each_byte", lambda e: ("\ufffd" * (e.end - e.start), e.end))
 
 
 def gpt2_encoding(vocab_bpe):
-    """tiktoken's encoding: bytes in GPT-2's order (printable ones first), then one token a merge."""
+    """The tiktoken Encoding: ids are the bytes in GPT-2's order (printable ones first), then the merges."""
     printable = [b for b in range(256)
                  if chr(b).isprintable() and b != 0x20 and b != 0xAD and b < 0x7F or 0xA1 <= b != 0xAD]
     order = printable + [b for b in range(256) if b not in printable]
@@ -55,11 +55,11 @@ class Checker:
     def ids(self, text):
         return self.encoding.encode_ordinary(text)
 
-    def same(self, what, got, want):
+    def equal(self, what, got, want):
         self.compared += 1
         if got != want:
             self.wrong += 1
-            print(f"  {what}: {got!r} from the trainer, {want!r} here")
+            print(f"  {what}: {got!r} from the trainer, expected {want!r}")
 
     def close(self, what, got, want):
         self.compared += 1
@@ -67,11 +67,11 @@ class Checker:
         self.worst = max(self.worst, error)
         if not error <= TOLERANCE:
             self.wrong += 1
-            print(f"  {what}: {got!r} from the trainer, {want!r} here")
+            print(f"  {what}: {got!r} from the trainer, expected {want!r}")
 
     @torch.no_grad()
     def nats(self, context, ending):
-        """-log likelihood of the tokens of an ending, each given all before it."""
+        """Negative log-likelihood of the ending given the context, both lists of ids."""
         text = context + ending
         logits, _ = self.model(torch.tensor([text[:-1]]))
         chosen = torch.log_softmax(logits[0, len(context) - 1:].double(), -1)
@@ -95,32 +95,32 @@ def check_lambada(c, example, got):
     context, target = c.ids(context), c.ids(" " + word)
     n = max(GREEDY, len(target))
     context = context[-(c.limit + 1 - n):]
-    written = c.greedy(context, n)
-    c.same("context", got["context"], len(context))
-    c.same("tokens", got["tokens"], [len(target)])
+    generated = c.greedy(context, n)
+    c.equal("context", got["context"], len(context))
+    c.equal("tokens", got["tokens"], [len(target)])
     c.close("nats", got["nats"][0], c.nats(context, target))
-    c.same("written", got["written"], c.text_of(written[:GREEDY]).decode("utf-8", "each_byte"))
-    c.same("accuracy", got["accuracy"], written[: len(target)] == target)
-    c.same("accuracy_within_10", got["accuracy_within_10"],
-           word.encode().lower() in c.text_of(written[:GREEDY]).lower())
+    c.equal("written", got["written"], c.text_of(generated[:GREEDY]).decode("utf-8", "each_byte"))
+    c.equal("accuracy", got["accuracy"], generated[: len(target)] == target)
+    c.equal("accuracy_within_10", got["accuracy_within_10"],
+           word.encode().lower() in c.text_of(generated[:GREEDY]).lower())
 
 
 def check_endings(c, got, context, endings, label, sizes):
-    """sizes: rule of a verdict -> what each ending's loss is divided by."""
+    """sizes: {accuracy rule: divisor of each ending's loss}."""
     context = context[-(c.limit + 1 - max(map(len, endings))):]
     nats = [c.nats(context, ending) for ending in endings]
-    c.same("context", got["context"], len(context))
-    c.same("tokens", got["tokens"], [len(ending) for ending in endings])
-    c.same("label", got["label"], label)
-    for i, (mine, theirs) in enumerate(zip(nats, got["nats"], strict=True)):
-        c.close(f"nats of ending {i}", theirs, mine)
+    c.equal("context", got["context"], len(context))
+    c.equal("tokens", got["tokens"], [len(ending) for ending in endings])
+    c.equal("label", got["label"], label)
+    for i, (want, loss) in enumerate(zip(nats, got["nats"], strict=True)):
+        c.close(f"nats of ending {i}", loss, want)
     for rule, size in sizes.items():
         scores = [loss / by for loss, by in zip(nats, size, strict=True)]
-        c.same(rule, got[rule], scores.index(min(scores)) == label)
+        c.equal(rule, got[rule], scores.index(min(scores)) == label)
 
 
-def own_words(c, examples, most):
-    """Examples that the model solves: contexts whose last word is what it would write itself, and in capitals."""
+def solvable(c, examples, most):
+    """Examples that the model solves: the last word is the one it would generate, as it is and in capitals."""
     made = []
     for example in examples:
         context = json.loads(example)["text"].rstrip().rsplit(" ", 1)[0]
@@ -145,15 +145,15 @@ def check_cbt(c, example, got):
     candidates = candidates.split("|")
     context = " ".join(line.split(" ", 1)[1] for line in lines[:20])
     whole = [c.ids(context + " " + query.split(" ", 1)[1].replace("XXXXX", w, 1)) for w in candidates]
-    shared = 0
-    while shared < min(map(len, whole)) - 1 and len({tuple(w[: shared + 1]) for w in whole}) == 1:
-        shared += 1
-    check_endings(c, got, whole[0][:shared], [w[shared:] for w in whole], candidates.index(answer),
+    common = 0  # length of the common prefix, the context
+    while common < min(map(len, whole)) - 1 and len({tuple(w[: common + 1]) for w in whole}) == 1:
+        common += 1
+    check_endings(c, got, whole[0][:common], [w[common:] for w in whole], candidates.index(answer),
                   {"accuracy": [1] * 10})
 
 
 def make_cbt(lambada, n):
-    """Examples in CBT's format: twenty pieces of running text and a query whose word was taken out."""
+    """Examples in CBT's format: twenty lines of text, then a question with one word removed."""
     words = " ".join(json.loads(line)["text"] for line in lambada[: 4 * n]).split()
     examples = []
     for i in range(n):
@@ -180,15 +180,15 @@ def check_task(c, args, folder, task, examples, check):
     path = folder / f"{task}.txt"
     path.write_text("\n".join(examples) + "\n", encoding="utf-8")
     result = run_eval(args, folder, "--task", task, path, "--tokenizer", args.vocab, "--seq", c.limit)
-    c.same(f"{task}: examples", result["examples"], len(examples))
+    c.equal(f"{task}: examples", result["examples"], len(examples))
     for example, got in zip(examples, result["example"], strict=True):
         before = c.wrong
         check(c, example, got)
         if c.wrong > before:
-            print(f"  … of {task}, line {got['line']}")
+            print(f"  … in {task}, line {got['line']}")
     got = result["example"]
     solved = sum(g["accuracy"] for g in got)
-    c.same(f"{task}: some are solved and some are not", 0 < solved < len(got), True)
+    c.equal(f"{task}: some examples are solved, some not", 0 < solved < len(got), True)
     right = [g["label"] if "label" in g else 0 for g in got]
     nats, tokens = sum(g["nats"][r] for g, r in zip(got, right)), sum(g["tokens"][r] for g, r in zip(got, right))
     c.close(f"{task}: loss", result["loss"], nats / tokens)
@@ -196,7 +196,7 @@ def check_task(c, args, folder, task, examples, check):
     for rule in [key for key in result if key.startswith("accuracy") and not key.endswith("_95")]:
         c.close(f"{task}: {rule}", result[rule], sum(g[rule] for g in got) / len(got))
         low, high = result[rule + "_95"]
-        c.same(f"{task}: {rule} within its interval", 0 <= low <= result[rule] <= high <= 1, True)
+        c.equal(f"{task}: {rule} within its interval", 0 <= low <= result[rule] <= high <= 1, True)
 
 
 def check_data(c, args, folder, text):
@@ -216,13 +216,13 @@ def check_data(c, args, folder, text):
             nats += want
         c.close(f"{options}: loss", result["loss"], nats / len(seen))
         if "--windows" in options:
-            c.same(f"{options}: windows", [w["tokens"] for w in result["window"]], [37] * 9)
+            c.equal(f"{options}: windows", [w["tokens"] for w in result["window"]], [37] * 9)
             starts[options[-1]] = [w["start"] for w in result["window"]]
         else:
-            c.same(f"{options}: every token once", seen, list(range(1, len(ids))))
+            c.equal(f"{options}: every token scored once", seen, list(range(1, len(ids))))
             text_bytes = len(c.text_of(ids[1:]))
-            c.close(f"{options}: bits a byte", result["bits_per_byte"], nats / math.log(2) / text_bytes)
-    c.same("another seed, other windows", starts[1] != starts[2], True)
+            c.close(f"{options}: bits per byte", result["bits_per_byte"], nats / math.log(2) / text_bytes)
+    c.equal("another seed gives other windows", starts[1] != starts[2], True)
 
 
 def make_model(path, vocab_size):
@@ -234,11 +234,11 @@ def make_model(path, vocab_size):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--binary", type=Path, default=Path("train_gpt_tost"))
-    for name in ("vocab", "lambada", "hellaswag"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--model", type=Path, help="a model to check with; default: a small random one")
-    parser.add_argument("--examples", type=int, default=40)
+    parser.add_argument("--binary", type=Path, default=Path("train_gpt_tost"), help="default: ./train_gpt_tost")
+    for name, text in (("vocab", "GPT-2's vocab.bpe"), ("lambada", "see dev/data"), ("hellaswag", "see dev/data")):
+        parser.add_argument(f"--{name}", type=Path, required=True, metavar="FILE", help=text)
+    parser.add_argument("--model", type=Path, help="model to check with (default: a small random one)")
+    parser.add_argument("--examples", type=int, default=40, help="examples per task (default: 40)")
     args = parser.parse_args()
     args.binary = args.binary.resolve()
     encoding = gpt2_encoding(args.vocab)
@@ -251,7 +251,7 @@ def main():
         model = Tost.from_checkpoint(args.model)
         c = Checker(model, encoding, model.config.block_size)
         lambada_examples = lambada[: args.examples]
-        lambada_examples += own_words(c, lambada_examples, 8)
+        lambada_examples += solvable(c, lambada_examples, 8)
         hellaswag = args.hellaswag.read_text(encoding="utf-8").split("\n")
         for task, examples, check in (("lambada", lambada_examples, check_lambada),
                                       ("hellaswag", hellaswag[: args.examples], check_hellaswag),
@@ -262,7 +262,7 @@ def main():
         before = c.compared, c.wrong
         check_data(c, args, folder, json.loads(lambada[0])["text"] + json.loads(lambada[1])["text"])
         print(f"data: {c.compared - before[0]} comparisons, {c.wrong - before[1]} wrong")
-    print(f"{c.compared} comparisons, {c.wrong} wrong; largest error of a log-likelihood {c.worst:.1e} relative")
+    print(f"{c.compared} comparisons, {c.wrong} wrong; largest relative error of a log-likelihood {c.worst:.1e}")
     return c.wrong != 0
 
 

@@ -1,24 +1,22 @@
-"""Golden files: small models with every parameter away from its initial value, and the float64 truth.
+"""Generates golden files: small models with randomized parameters, and their float64 results.
 
-    golden.py NAME --out DIR [sizes and hyper-parameters]
+    golden.py NAME --out DIR [sizes and hyperparameters]
         writes DIR/NAME.params.safetensors and DIR/NAME.expect.safetensors
     golden.py --verify DIR…
-        recomputes every pair found there; exit status 1 on disagreement
+        recomputes every pair in the folders; exit status 1 on disagreement
 
-NAME.params holds the weights in float32 under the published names; the config and the hyper-parameters
-stand in its __metadata__. NAME.expect holds, in float64 (ids in int32):
-    inputs, targets     (steps,B,T)     one batch a step; targets of -1 do not count
+NAME.params contains the weights in float32 under their published names; its __metadata__ has the config and the
+hyperparameters. NAME.expect contains, in float64 (ids in int32):
+    inputs, targets     (steps,B,T)     one batch per step; targets of -1 are ignored
     logits              (B,T,V)         of step 1
     grad.PARAMETER                      of step 1, before clipping
     losses, grad_norms  (steps)         norms before clipping
-    after.PARAMETER                     after the last step: AdamW with decoupled decay and bias correction
-                                        at a constant lr, gradients scaled by
-                                        min(1, grad_clip/(norm + 1e-6))
-    layer0.tssa_in, layer0.tssa_out     (B,T,C) ln_1's output and c_proj's, of layer 0 at step 1
-    layer0.pi                           (B,nh,T) the membership there
+    after.PARAMETER                     after the last step: AdamW with decoupled weight decay and bias correction at
+                                        a constant lr; gradients scaled by min(1, grad_clip/(norm + 1e-6))
+    layer0.tssa_in, layer0.tssa_out     (B,T,C) outputs of ln_1 and c_proj in layer 0 at step 1
+    layer0.pi                           (B,nh,T) membership in layer 0 at step 1
 
-The cases in dev/test/golden were made from the repository's root, with the versions in
-dev/requirements.txt, by
+The cases in dev/test/golden were generated from the repository root, with the versions in dev/requirements.txt, by
     G="python dev/reference/golden.py --out dev/test/golden"
     $G odd    --layers 2 --heads 3 --channels 15 --block-size 19 --vocab-size 257 --batch 2 --seq 13 \\
               --masked 5 --seed 1
@@ -28,9 +26,8 @@ dev/requirements.txt, by
               --lr 1e-2 --weight-decay 0 --beta1 0.8 --beta2 0.99 --eps 1e-6 --grad-clip 0.25 --seed 3
     $G long   --layers 1 --heads 2 --channels 8 --block-size 300 --vocab-size 11 --batch 1 --seq 300 \\
               --lr 6e-4 --weight-decay 0.01 --grad-clip 0.5 --seed 4
-and cover: sizes that no vector width divides, T < block_size and masked targets; biases and no clipping;
-a single token and a single head; a sequence over the edges of any blocked scan. Clipping acts in odd and
-one, and does not in biased and long.
+odd: sizes that are not multiples of a vector width, T < block_size, masked targets, clipping. biased: biases, no
+clipping. one: a single token and head, clipping. long: a sequence longer than any scan block, no clipping.
 """
 
 import argparse
@@ -43,13 +40,13 @@ from safetensors import safe_open
 
 from tost import Tost, TostConfig, write_safetensors
 
-# Of the largest value in a tensor: far above float64 rounding, far below any real disagreement.
+# Relative to the tensor's largest value: far above float64 rounding errors, far below a real disagreement.
 TOLERANCE = 1e-10
 HYPER = {"lr": 1e-3, "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "grad_clip": 1.0}
 
 
 def randomize(model, generator):
-    """Moves every parameter to a place where no term of the gradient vanishes or hides behind another."""
+    """Sets every parameter to random values of a size that makes all terms of the gradients significant."""
     def normal(p, mean, std):
         p.copy_(torch.randn(p.shape, generator=generator) * std + mean)
 
@@ -69,8 +66,8 @@ def randomize(model, generator):
 
 
 def draw_batches(args, generator):
-    """inputs, targets (steps,B,T) int32. The first batch holds the lowest and the highest id; `masked`
-    targets of each batch are -1."""
+    """inputs, targets (steps,B,T) int32. The first batch contains the lowest and the highest id; `masked` targets of
+    each batch are -1."""
     shape = (args.steps, args.batch, args.seq)
     inputs = torch.randint(args.vocab_size, shape, generator=generator, dtype=torch.int32)
     targets = torch.randint(args.vocab_size, shape, generator=generator, dtype=torch.int32)
@@ -81,15 +78,15 @@ def draw_batches(args, generator):
     return inputs, targets
 
 
-def compute_truth(model, inputs, targets, hyper):
-    """Everything that NAME.expect holds, in its order. Trains the model, in float64, on the batches."""
+def compute_expected(model, inputs, targets, hyper):
+    """The tensors of NAME.expect, in order. Trains the model in float64 on the batches."""
     model.double()
     attn = model.transformer.h[0].attn
     layer0 = {}
     hook = attn.register_forward_hook(lambda module, args, out: layer0.update(tssa_in=args[0], tssa_out=out))
     optimizer = torch.optim.AdamW(model.optimizer_groups(hyper["weight_decay"]), lr=hyper["lr"],
                                   betas=(hyper["beta1"], hyper["beta2"]), eps=hyper["eps"], foreach=False)
-    truth = {"inputs": inputs, "targets": targets}
+    expected = {"inputs": inputs, "targets": targets}
     losses, norms = [], []
     for step, (x, y) in enumerate(zip(inputs.long(), targets.long())):
         optimizer.zero_grad()
@@ -97,15 +94,15 @@ def compute_truth(model, inputs, targets, hyper):
         loss.backward()
         if step == 0:
             hook.remove()
-            truth["logits"] = logits.detach()
-            truth |= {f"grad.{name}": p.grad.clone() for name, p in model.named_parameters()}
+            expected["logits"] = logits.detach()
+            expected |= {f"grad.{name}": p.grad.clone() for name, p in model.named_parameters()}
             layer0["pi"] = attn.membership(attn.project(layer0["tssa_in"]).square())
-            truth |= {f"layer0.{name}": tensor.detach() for name, tensor in layer0.items()}
+            expected |= {f"layer0.{name}": tensor.detach() for name, tensor in layer0.items()}
         losses.append(loss.detach())
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), hyper["grad_clip"], foreach=False))
         optimizer.step()
-    truth |= {"losses": torch.stack(losses), "grad_norms": torch.stack(norms)}
-    return truth | {f"after.{name}": p.detach() for name, p in model.named_parameters()}
+    expected |= {"losses": torch.stack(losses), "grad_norms": torch.stack(norms)}
+    return expected | {f"after.{name}": p.detach() for name, p in model.named_parameters()}
 
 
 def make(args):
@@ -120,41 +117,39 @@ def make(args):
     args.out.mkdir(parents=True, exist_ok=True)
     stem = args.out / args.name
     write_safetensors(f"{stem}.params.safetensors", model.state_dict(), metadata)
-    truth = compute_truth(model, inputs, targets, hyper)
-    write_safetensors(f"{stem}.expect.safetensors", truth, metadata)
+    expected = compute_expected(model, inputs, targets, hyper)
+    write_safetensors(f"{stem}.expect.safetensors", expected, metadata)
     size = sum(Path(f"{stem}.{part}.safetensors").stat().st_size for part in ("params", "expect"))
-    print(f"{stem}: {size} bytes, losses {truth['losses'].tolist()}, "
-          f"grad_norms {truth['grad_norms'].tolist()}, grad_clip {args.grad_clip}")
+    print(f"{stem}: {size} bytes, losses {expected['losses'].tolist()}, "
+          f"grad_norms {expected['grad_norms'].tolist()}, grad_clip {args.grad_clip}")
 
 
-def worst_error(got, want):
-    """The largest difference, as a share of the largest wanted value; of a tensor of zeros, as it is.
-    NaN counts as infinite."""
-    scale = want.abs().max().item()
-    error = (got - want).abs().max().item() / (scale if scale > 0 else 1.0)
+def worst_error(got, expected):
+    """The largest difference relative to the largest expected value, or absolute if all are zero; NaN gives inf."""
+    scale = expected.abs().max().item()
+    error = (got - expected).abs().max().item() / (scale if scale > 0 else 1.0)
     return math.inf if math.isnan(error) else error
 
 
 def verify_pair(params):
-    """Recomputes one pair and prints its worst relative error a kind of tensor. Returns whether all is
-    within TOLERANCE."""
-    expect_path = params.with_name(params.name.replace(".params.", ".expect."))
-    with safe_open(expect_path, framework="pt") as file:
+    """Recomputes one pair and prints the worst relative error per kind of tensor. Returns True if all are within
+    TOLERANCE."""
+    with safe_open(params.with_name(params.name.replace(".params.", ".expect.")), framework="pt") as file:
         metadata = file.metadata()
-        expect = {name: file.get_tensor(name) for name in file.keys()}
-    truth = compute_truth(Tost.from_checkpoint(params), expect["inputs"], expect["targets"],
-                          {key: float(metadata[key]) for key in HYPER})
-    strangers = sorted(truth.keys() ^ expect.keys())
-    strangers += [name for name in truth.keys() & expect.keys()
-                  if truth[name].shape != expect[name].shape or truth[name].dtype != expect[name].dtype]
-    worst = {}  # kind -> (error, name): grad. and after. by parameter, the rest one by one
-    for name in truth.keys() - set(strangers) - {"inputs", "targets"}:
+        stored = {name: file.get_tensor(name) for name in file.keys()}
+    computed = compute_expected(Tost.from_checkpoint(params), stored["inputs"], stored["targets"],
+                                {key: float(metadata[key]) for key in HYPER})
+    mismatched = sorted(computed.keys() ^ stored.keys())
+    mismatched += [name for name in computed.keys() & stored.keys()
+                   if computed[name].shape != stored[name].shape or computed[name].dtype != stored[name].dtype]
+    worst = {}  # kind -> (error, name); all grad.* are one kind, and all after.*
+    for name in computed.keys() - set(mismatched) - {"inputs", "targets"}:
         kind = name.split(".")[0] if name.startswith(("grad.", "after.")) else name
-        worst[kind] = max(worst.get(kind, (-1.0, "")), (worst_error(truth[name], expect[name]), name))
-    good = not strangers and all(error <= TOLERANCE for error, _ in worst.values())
-    print(f"{'ok  ' if good else 'FAIL'} {params.with_name(params.name.split('.')[0])}  {len(truth)} tensors")
-    for name in strangers:
-        print(f"     {name}: stands on one side only, or with another shape or dtype")
+        worst[kind] = max(worst.get(kind, (-1.0, "")), (worst_error(computed[name], stored[name]), name))
+    good = not mismatched and all(error <= TOLERANCE for error, _ in worst.values())
+    print(f"{'ok  ' if good else 'FAIL'} {params.with_name(params.name.split('.')[0])}  {len(computed)} tensors")
+    for name in mismatched:
+        print(f"     {name}: missing on one side, or of another shape or dtype")
     for kind in sorted(worst):
         error, name = worst[kind]
         print(f"     {kind:16} {error:8.1e}{'  ' + name if kind != name else ''}")
@@ -166,17 +161,17 @@ def verify(folders):
     if not pairs:
         sys.exit(f"--verify: no *.params.safetensors in {', '.join(map(str, folders))}")
     results = [verify_pair(params) for params in pairs]
-    print(f"{sum(results)} of {len(results)} agree to {TOLERANCE:g} of each tensor's largest value")
+    print(f"{sum(results)} of {len(results)} agree within {TOLERANCE:g}, relative to each tensor's largest value")
     return all(results)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", nargs="?", help="name of the case to make")
+    parser.add_argument("name", nargs="?", help="name of the case to generate")
     parser.add_argument("--verify", nargs="+", type=Path, metavar="DIR",
                         help="recompute the pairs in these folders")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write the pair to")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="output folder")
     for option, default in (("layers", 1), ("heads", 2), ("channels", 16), ("block-size", 8),
                             ("vocab-size", 61), ("bias", 0), ("batch", 1), ("seq", 8), ("steps", 3),
                             ("seed", 1), ("masked", 0)):
@@ -185,11 +180,11 @@ def main():
         parser.add_argument(f"--{option.replace('_', '-')}", type=float, default=default,
                             help=f"default {default:g}")
     args = parser.parse_args()
-    torch.set_num_threads(1)  # one order of summation on every machine
+    torch.set_num_threads(1)  # the same order of summation on every machine
     if args.verify:
         return 0 if verify(args.verify) else 1
     if args.name is None or args.out is None:
-        parser.error("give a NAME and --out DIR, or --verify DIR")
+        parser.error("give NAME and --out DIR, or --verify DIR")
     make(args)
     return 0
 

@@ -1,4 +1,4 @@
-"""Token shards and the order of samples, as tost/data.h and tost/rng.h specify them, in numpy."""
+"""Token shards and the order of samples in numpy, as specified by tost/data.h and tost/rng.h."""
 
 import glob
 import os
@@ -8,7 +8,7 @@ import numpy as np
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 HEADER_INTS = 256
-KINDS = {20240520: (1, np.dtype("<u2")), 20240801: (7, np.dtype("<u4"))}  # magic -> version, ids
+KINDS = {20240520: (1, np.dtype("<u2")), 20240801: (7, np.dtype("<u4"))}  # magic -> version, dtype
 
 
 def mix(x):
@@ -19,7 +19,7 @@ def mix(x):
 
 
 class Rng:
-    """xoshiro256++, seeded as rng_seeded does."""
+    """xoshiro256++, seeded like rng_seeded."""
 
     def __init__(self, seed, stream):
         x = mix(((mix((seed + GOLDEN) & MASK) ^ stream) + GOLDEN) & MASK)
@@ -34,7 +34,7 @@ class Rng:
         return result
 
     def below(self, n):
-        """[0, n), unbiased."""
+        """A uniform integer in [0, n)."""
         over = (1 << 64) % n
         while (x := self.u64()) < over:
             pass
@@ -49,22 +49,22 @@ class Rng:
 
 
 def open_shard(path):
-    """The ids of a shard as an array on the file: llm.c's uint16, uint32 with a header, or raw uint16."""
+    """Memory-maps the ids of a shard: uint16 or uint32 with llm.c's header, or raw uint16."""
     size = os.path.getsize(path)
     head = np.fromfile(path, dtype="<u4", count=3)
     version, dtype = KINDS.get(int(head[0]), (None, None)) if len(head) == 3 else (None, None)
     if dtype is None:
         if size == 0 or size % 2:
-            raise ValueError(f"{path}: {size} bytes without a shard's header: raw uint16 is of even size")
+            raise ValueError(f"{path}: no shard header, and {size} bytes are not raw uint16")
         return np.memmap(path, dtype="<u2", mode="r")
     if head[1] != version or size != 4 * HEADER_INTS + int(head[2]) * dtype.itemsize or head[2] == 0:
-        raise ValueError(f"{path}: version {head[1]} and {head[2]} tokens in {size} bytes: not a whole shard "
+        raise ValueError(f"{path}: version {head[1]}, {head[2]} tokens in {size} bytes: not a complete shard "
                          f"of version {version}")
     return np.memmap(path, dtype=dtype, mode="r", offset=4 * HEADER_INTS, shape=(int(head[2]),))
 
 
 class Shards:
-    """The shards of a glob as one stream of samples of T inputs and, one further on, T targets."""
+    """The shards of a glob as one stream of samples: T inputs, and T targets shifted by one token."""
 
     def __init__(self, pattern, T, vocab_size, order, seed=0):
         paths = [pattern] if os.path.exists(pattern) else glob.glob(os.path.expanduser(pattern))
@@ -77,28 +77,28 @@ class Shards:
         self.tokens = sum(map(len, self.shards))
         self.samples = (self.tokens - 1) // T if order == "sequential" else sum(self.counts)
         if self.samples == 0:
-            raise ValueError(f"{pattern}: {self.tokens} tokens, but a sample takes {T + 1}")
-        self.epoch = self.turn = None  # shuffled: the epoch and shard whose permutation is at hand
+            raise ValueError(f"{pattern}: {self.tokens} tokens, but a sample needs {T + 1}")
+        self.epoch = self.shard = None  # shuffled: the epoch and shard of the cached permutation
 
     def rng(self, epoch, slot):
         return Rng(self.seed, (0xDA7A << 48) + (epoch << 24) + slot)
 
     def read(self, s, first, n):
-        """n ids from token `first` of shard s on, over into the shards after it."""
+        """n ids from token `first` of shard s, continuing in the next shards."""
         parts = []
         while n > 0:
             part = self.shards[s][first : first + n].astype(np.int64)
             if len(part) and part.max() >= self.vocab_size:
                 at = int(np.argmax(part >= self.vocab_size))
-                raise ValueError(f"{self.paths[s]}: token {first + at} is {part[at]}, but the vocabulary has "
-                                 f"{self.vocab_size} ids")
+                raise ValueError(f"{self.paths[s]}: token {first + at} has id {part[at]}, but the vocabulary has "
+                                 f"{self.vocab_size} entries")
             parts.append(part)
             n -= len(part)
             s, first = s + 1, max(0, first - len(self.shards[s]))
         return np.concatenate(parts)
 
     def locate(self, i):
-        """Shard and token that sample i starts at."""
+        """Shard and token at which sample i starts."""
         epoch, i = divmod(i, self.samples)
         if self.order == "sequential":
             s, first = 0, i * self.T
@@ -107,20 +107,20 @@ class Shards:
                 s += 1
             return s, first
         if self.epoch != epoch:
-            self.epoch, self.turn = epoch, None
-            self.turns = self.rng(epoch, 0).permutation(len(self.shards))
-        for s in self.turns:
+            self.epoch, self.shard = epoch, None
+            self.shard_order = self.rng(epoch, 0).permutation(len(self.shards))
+        for s in self.shard_order:
             if i < self.counts[s]:
                 break
             i -= self.counts[s]
-        if self.turn != s:
-            self.turn = s
+        if self.shard != s:
+            self.shard = s
             rng = self.rng(epoch, 1 + s)
             self.offset = rng.below(len(self.shards[s]) - self.counts[s] * self.T)
             self.permuted = rng.permutation(self.counts[s])
         return s, self.offset + self.permuted[i] * self.T
 
     def batch(self, first, B):
-        """inputs, targets (B,T) int64: samples first … first + B - 1."""
+        """inputs, targets (B,T) int64 of samples first … first+B-1."""
         ids = np.stack([self.read(*self.locate(first + b), self.T + 1) for b in range(B)])
         return ids[:, :-1], ids[:, 1:]

@@ -1,11 +1,11 @@
 """The Token Statistics Transformer for causal language modelling, in PyTorch.
 
 Wu et al., "Token Statistics Transformer: Linear-Time Attention via Variational Rate Reduction", ICLR 2025,
-arXiv 2412.17810. A GPT-2 whose attention is TSSA, token statistics self-attention. This is the model that
-the C and CUDA engines are judged by: written for reading, not for speed, and differentiated by autograd.
+arXiv 2412.17810. A GPT-2 with TSSA, token statistics self-attention, in place of attention. The C and CUDA
+engines are tested against this model, which is written for reading, not for speed, and uses autograd.
 
 Sizes in comments: B batch, T length, C channels (n_embd), nh heads, hs = C/nh, V vocabulary.
-Needs Python 3.10, torch and safetensors.
+Needs Python 3.10, torch 2.1 and safetensors.
 """
 
 import json
@@ -21,11 +21,11 @@ import torch.nn as nn
 import torch.nn.functional as F
 from safetensors import safe_open
 
-ENERGY_MIN = 1e-12  # floor of the running energy that a token's own energy is divided by
-MASS_EPS = 1e-8     # added to the running membership mass
-GAMMA_INIT = 1e-5   # LayerScale starts almost closed
+ENERGY_MIN = 1e-12  # lower bound of the cumulative energy that divides a token's energy
+MASS_EPS = 1e-8     # added to the cumulative membership
+GAMMA_INIT = 1e-5   # initial LayerScale
 
-HEAD, WTE = "lm_head.weight", "transformer.wte.weight"  # one tensor; some files hold it under both names
+HEAD, WTE = "lm_head.weight", "transformer.wte.weight"  # tied; some files contain both names
 MEMBERSHIPS = ("learned", "uniform")
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.int32: "I32"}
 
@@ -36,18 +36,18 @@ class TostConfig:
     n_head: int = 12
     n_embd: int = 768
     block_size: int = 1024
-    vocab_size: int = 50304  # GPT-2's 50257 rounded up; no target names the extra rows
+    vocab_size: int = 50304  # GPT-2's 50257 rounded up; the extra ids never occur
     bias: bool = False
     membership: str = "learned"  # or "uniform": 1/n_head for every head and token
 
     def metadata(self):
-        """The config as a checkpoint's __metadata__ holds it: strings, bias 0 or 1, membership if uniform."""
+        """The config as in a checkpoint's __metadata__: strings, bias 0 or 1, membership only if uniform."""
         sizes = {key: str(int(value)) for key, value in asdict(self).items() if key != "membership"}
         return sizes if self.membership == "learned" else sizes | {"membership": self.membership}
 
     @classmethod
     def from_shapes(cls, shapes):
-        """Every size follows from the names and shapes of the parameters; membership does not."""
+        """Config from the names and shapes of the parameters, which determine all but membership."""
         layers = {int(m[1]) for m in (re.match(r"transformer\.h\.(\d+)\.", name) for name in shapes) if m}
         vocab_size, n_embd = shapes["transformer.wte.weight"]
         return cls(n_layer=len(layers), n_head=shapes["transformer.h.0.attn.temp"][0], n_embd=n_embd,
@@ -63,21 +63,21 @@ PRESETS = {
 
 
 class TSSA(nn.Module):
-    """Each head asks how much of a token's energy lies in its own subspace (the membership Π), keeps the
-    running second moment of the tokens that belong to it, and shrinks the directions in which they vary."""
+    """Each head measures how much of a token's energy lies in its subspace (the membership Π), keeps the running
+    second moment of the tokens that belong to it, and shrinks the directions in which they vary."""
 
     def __init__(self, config):
         super().__init__()
         nh, C = config.n_head, config.n_embd
         self.n_head = nh
-        self.uniform = config.membership == "uniform"  # then temp and denom_bias do nothing
+        self.uniform = config.membership == "uniform"  # then temp and denom_bias are unused
         self.temp = nn.Parameter(torch.ones(nh, 1))
         self.denom_bias = nn.Parameter(torch.zeros(nh, config.block_size, 1))
         self.c_attn = nn.Linear(C, C, bias=config.bias)
         self.c_proj = nn.Linear(C, C, bias=config.bias)
 
     def project(self, a):
-        """w (B,nh,T,hs), in float32 at least: running sums of fewer bits stall after a few hundred tokens."""
+        """w (B,nh,T,hs), at least float32: cumulative sums in bf16 stop growing after a few hundred tokens."""
         w = self.c_attn(a)
         w = w.to(torch.promote_types(w.dtype, torch.float32))
         return w.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
@@ -127,14 +127,14 @@ class Block(nn.Module):
 
 
 class Tost(nn.Module):
-    """The head shares wte and has no parameter of its own, so the state dict holds each tensor once."""
+    """The output head is tied to wte, so the state dict contains each tensor once."""
 
     def __init__(self, config):
         super().__init__()
         if config.n_embd % config.n_head:
             raise ValueError(f"n_embd {config.n_embd} is not a multiple of n_head {config.n_head}")
         if config.membership not in MEMBERSHIPS:
-            raise ValueError(f"membership '{config.membership}' is none of {' and '.join(MEMBERSHIPS)}")
+            raise ValueError(f"membership '{config.membership}' is not {' or '.join(MEMBERSHIPS)}")
         self.config = config
         self.transformer = nn.ModuleDict({
             "wte": nn.Embedding(config.vocab_size, config.n_embd),
@@ -150,11 +150,11 @@ class Tost(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, idx, targets=None, last_only=False):
-        """idx, targets (B,T); targets of -1 do not count. Returns logits (B,T,V), or (B,1,V) of the last
-        position for sampling, and the mean loss or None."""
+        """idx, targets (B,T); targets of -1 are ignored. Returns logits (B,T,V), or (B,1,V) for the last position if
+        last_only, and the mean loss or None."""
         T = idx.size(1)
         if T > self.config.block_size:
-            raise ValueError(f"{T} tokens are more than block_size {self.config.block_size}")
+            raise ValueError(f"{T} tokens exceed block_size {self.config.block_size}")
         x = self.transformer.wte(idx) + self.transformer.wpe.weight[:T]
         for block in self.transformer.h:
             x = block(x)
@@ -165,26 +165,26 @@ class Tost(nn.Module):
         return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
 
     def optimizer_groups(self, weight_decay):
-        """Embeddings and the weights of Linear layers decay. The number of dimensions does not tell: temp
-        and denom_bias have two and three, and must not."""
+        """Embeddings and the weights of Linear layers decay. nanoGPT's rule, two dimensions or more, would also decay
+        temp and denom_bias."""
         decay = [m.weight for m in self.modules() if isinstance(m, (nn.Linear, nn.Embedding))]
         decayed = {id(p) for p in decay}
-        keep = [p for p in self.parameters() if id(p) not in decayed]
-        return [{"params": decay, "weight_decay": weight_decay}, {"params": keep, "weight_decay": 0.0}]
+        no_decay = [p for p in self.parameters() if id(p) not in decayed]
+        return [{"params": decay, "weight_decay": weight_decay}, {"params": no_decay, "weight_decay": 0.0}]
 
     @classmethod
     def from_checkpoint(cls, path):
-        """Reads what the trainer's --model reads: see find_model. The config follows from the shapes; where
-        the file states it too, the two must agree."""
+        """Loads a model, a checkpoint folder or a run; see find_model. The config is derived from the shapes, and
+        must agree with the __metadata__."""
         path = find_model(path)
         with safe_open(path, framework="pt") as file:
-            stated = file.metadata() or {}
+            metadata = file.metadata() or {}
             state = {name: file.get_tensor(name) for name in file.keys()}
-        return cls.from_state(state, stated, path)
+        return cls.from_state(state, metadata, path)
 
     @classmethod
-    def from_state(cls, state, stated, path):
-        """The model of a state dict and of what `path`, in error messages, states of its config."""
+    def from_state(cls, state, metadata, path):
+        """Model from a state dict and the config entries of its metadata; `path` is for error messages."""
         untie_head(state, path)
         missing = {WTE, "transformer.wpe.weight", "transformer.h.0.attn.temp"} - state.keys()
         if missing:
@@ -192,39 +192,36 @@ class Tost(nn.Module):
         for name in (WTE, "transformer.wpe.weight", "transformer.h.0.attn.temp"):
             if state[name].dim() != 2 or 0 in state[name].shape:
                 shape = tuple(state[name].shape)
-                raise ValueError(f"{path}: tensor '{name}' has the shape {shape}, expected two sizes")
+                raise ValueError(f"{path}: tensor '{name}' has shape {shape}, expected two dimensions")
         config = TostConfig.from_shapes({name: tuple(tensor.shape) for name, tensor in state.items()})
-        config.membership = stated.get("membership", "learned")
+        config.membership = metadata.get("membership", "learned")
         if config.membership not in MEMBERSHIPS:
-            raise ValueError(f"{path}: states membership {config.membership}, not {' or '.join(MEMBERSHIPS)}")
+            raise ValueError(f"{path}: membership {config.membership} in the metadata is not "
+                             f"{' or '.join(MEMBERSHIPS)}")
         for key, value in config.metadata().items():
-            if stated.get(key, value) != value:
-                raise ValueError(f"{path}: states {key} {stated[key]}, the shapes say {value}")
+            if metadata.get(key, value) != value:
+                raise ValueError(f"{path}: {key} {metadata[key]} in the metadata, but {value} from the shapes")
         model = cls(config)
-        wanted = model.state_dict()
-        for name in sorted(wanted.keys() ^ state.keys()):
-            fault = "missing" if name in wanted else "none of this model"
+        expected = model.state_dict()
+        for name in sorted(expected.keys() ^ state.keys()):
+            fault = "missing" if name in expected else "not in this model"
             raise ValueError(f"{path}: tensor '{name}' is {fault}")
         for name, tensor in state.items():
-            if tensor.shape != wanted[name].shape or not tensor.is_floating_point():
+            if tensor.shape != expected[name].shape or not tensor.is_floating_point():
                 raise ValueError(f"{path}: tensor '{name}' is {tensor.dtype} {tuple(tensor.shape)}, expected "
-                                 f"floats {tuple(wanted[name].shape)}")
+                                 f"floats {tuple(expected[name].shape)}")
         model.load_state_dict(state)
         return model
 
-    def save(self, path, facts=None):
-        """Writes the weights, in float32, for the trainer; `facts` go beside the config in __metadata__."""
+    def save(self, path, extra=None):
+        """Writes the weights in float32 for the trainer; `extra` is added to the config in __metadata__."""
         state = {name: tensor.float().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        crc = 0
-        for tensor in state.values():
-            crc = zlib.crc32(tensor.numpy().data, crc)
-        metadata = {"format": "pt"} | self.config.metadata() | (facts or {}) | {"crc32": f"{crc:08x}"}
-        write_safetensors(path, state, metadata)
+        write_safetensors(path, state, {"format": "pt"} | self.config.metadata() | (extra or {}) | crc32(state))
 
 
 def find_model(path):
-    """The file that the trainer's --model PATH means: a model.safetensors, a checkpoint folder's, or that of
-    the newest complete checkpoint of a run folder."""
+    """The file for the trainer's --model PATH: a safetensors file itself, or model.safetensors in a checkpoint folder
+    or in the newest complete checkpoint of a run folder."""
     path = Path(path)
     if not path.is_dir():
         return path
@@ -235,19 +232,27 @@ def find_model(path):
              and all((folder / f"{part}.safetensors").is_file() for part in ("model", "optimizer"))]
     if not steps:
         raise FileNotFoundError(f"{path}: no complete checkpoint (step_N/model.safetensors and "
-                                "optimizer.safetensors) is in this folder")
+                                "optimizer.safetensors) in this folder")
     return max(steps)[1] / "model.safetensors"
 
 
 def untie_head(state, path):
-    """Takes the output head out of a state dict, where it must be wte."""
+    """Removes the output head from a state dict; it must equal wte."""
     head = state.pop(HEAD, None)
     if head is not None and WTE in state and not torch.equal(head, state[WTE]):
-        raise ValueError(f"{path}: {HEAD} differs from wte, to which the model ties it")
+        raise ValueError(f"{path}: {HEAD} differs from wte, but the model ties them")
+
+
+def crc32(tensors):
+    """The checksum entry of __metadata__: CRC-32 over the data of all tensors, in order."""
+    crc = 0
+    for tensor in tensors.values():
+        crc = zlib.crc32(tensor.numpy().data, crc)
+    return {"crc32": f"{crc:08x}"}
 
 
 def write_safetensors(path, tensors, metadata):
-    """The same tensors give the same bytes on every run, in the order given: no promise of the library."""
+    """Writes tensors in the given order, so that the bytes are reproducible; the library does not guarantee that."""
     header, offset = {"__metadata__": metadata}, 0
     for name, tensor in tensors.items():
         end = offset + tensor.numel() * tensor.element_size()

@@ -1,21 +1,20 @@
-"""Trains the PyTorch model as the trainer trains its own: a yardstick for loss curves.
+"""Trains the PyTorch model exactly as the trainer trains its own, as a reference for loss curves.
 
     train.py --init MODEL --like RUN --out DIR
     train.py --init MODEL --data GLOB --steps N --lr X … --out DIR
 
-The same shards in the same order, the same weights to start from, the same schedule, clipping and AdamW, and
-a DIR/log.csv of the same columns: two logs can be laid on each other with dev/plot/loss.py. Options are the
-trainer's, under its names. --like takes those not given here from a run of the trainer (its newest
-checkpoint names them; paths are as that run was given them). For one start of both:
+It uses the same shards in the same order, initial weights, schedule, clipping and AdamW, and writes a DIR/log.csv
+with the same columns, so that dev/plot/loss.py can overlay both. Options have the trainer's names. --like takes the
+options that are not given from the newest checkpoint of a trainer run; its paths are as given to that run, so use
+the same working directory. To start both from the same weights:
 
     ./train_gpt_tost --steps 0 --out out/start … && ./train_gpt_tost --init out/start --out out/c …
     python dev/reference/train.py --init out/start --like out/c --out out/torch
     python dev/plot/loss.py out/c out/torch --difference --out loss.png
 
-At the end DIR/model.safetensors holds the weights. Needs Python 3.10, torch, numpy and safetensors.
+The final weights are in DIR/model.safetensors. Needs Python 3.10, torch, numpy and safetensors.
 """
 
-import argparse
 import contextlib
 import math
 import sys
@@ -25,46 +24,48 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
+
+from cli import describe, fail, option_parser, run
 from shards import Shards
 from tost import Tost, find_model
 
 COLUMNS = "step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s"
 REQUIRED = object()
-# name: type, value where neither it nor --like is given, help
+# name: type, default without --like, help
 OPTIONS = {
-    "data": (str, REQUIRED, "shards to train on, a quoted glob"),
-    "val-data": (str, None, "shards to validate on"),
+    "data": (str, REQUIRED, "training shards, a quoted glob"),
+    "val-data": (str, None, "validation shards"),
     "order": (str, "shuffled", "sequential or shuffled"),
-    "steps": (int, REQUIRED, "updates"),
-    "batch": (int, 1, "sequences in one pass"),
-    "seq": (int, None, "tokens of a sequence; the model's block size"),
-    "total-batch": (int, None, "tokens of an update; batch × seq"),
+    "steps": (int, REQUIRED, "optimizer steps"),
+    "batch": (int, 1, "sequences per micro-batch"),
+    "seq": (int, None, "sequence length in tokens (default: the block size)"),
+    "total-batch": (int, None, "tokens per step (default: batch × seq)"),
     "lr": (float, REQUIRED, "peak learning rate"),
-    "warmup": (int, 0, "updates"),
-    "min-lr-frac": (float, 0.1, "rate at the end, of the peak"),
-    "weight-decay": (float, 0.1, "of embeddings and Linear weights"),
+    "warmup": (int, 0, "warm-up steps"),
+    "min-lr-frac": (float, 0.1, "final learning rate as a fraction of the peak"),
+    "weight-decay": (float, 0.1, "for embeddings and Linear weights"),
     "beta1": (float, 0.9, "AdamW"),
     "beta2": (float, 0.95, "AdamW"),
     "eps": (float, 1e-8, "AdamW"),
-    "grad-clip": (float, 1.0, "largest norm of the gradient; 0: not clipped"),
-    "seed": (int, 1337, "of the order of the data"),
-    "val-every": (int, 0, "updates; 0: never"),
-    "val-batches": (int, 20, "micro-batches of a validation"),
+    "grad-clip": (float, 1.0, "maximum gradient norm; 0: no clipping"),
+    "seed": (int, 1337, "random seed of the data order"),
+    "val-every": (int, 0, "steps between validations; 0: never"),
+    "val-batches": (int, 20, "micro-batches per validation"),
 }
 
 
 def parse(arguments):
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--init", required=True, metavar="MODEL", help="weights to start from: as --model")
-    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="for log.csv and the weights")
-    parser.add_argument("--like", metavar="RUN", help="the trainer's run whose options hold where not given")
-    parser.add_argument("--overwrite", action="store_true", help="replace a log.csv in --out")
+    parser = option_parser(__doc__)
+    parser.add_argument("--init", required=True, metavar="MODEL", help="initial weights, as for --model")
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder for log.csv and the weights")
+    parser.add_argument("--like", metavar="RUN", help="trainer run to take the other options from")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing log.csv in --out")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, …")
     parser.add_argument("--dtype", choices=("fp32", "fp64", "bf16"), default="fp32",
-                        help="fp32 (default); fp64 as an exact curve; bf16 by autocast")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 (default): torch's choice")
-    parser.add_argument("--quiet", action="store_true", help="nothing on stdout")
+                        help="fp32 (default), fp64, or bf16 with autocast")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 (default): chosen by torch")
+    parser.add_argument("--quiet", action="store_true", help="print nothing on stdout")
     for name, (kind, default, text) in OPTIONS.items():
         shown = f" (default {default})" if default not in (REQUIRED, None) else ""
         parser.add_argument(f"--{name}", type=kind, help=text + shown)
@@ -72,34 +73,34 @@ def parse(arguments):
 
 
 def complete(args, block_size):
-    """Fills in what was not given, from --like or the defaults; refuses what does not fit together. Returns
-    the tokenizer that --like names, as __metadata__ does."""
-    stated = {}
+    """Sets missing options from --like or the defaults, and checks all. Returns the tokenizer entries of the
+    __metadata__ of --like."""
+    metadata = {}
     if args.like:
         with safe_open(find_model(args.like), framework="pt") as file:
-            stated = file.metadata() or {}
-    saved = {key.removeprefix("option."): value for key, value in stated.items() if key.startswith("option.")}
+            metadata = file.metadata() or {}
+    saved = {key.removeprefix("option."): value for key, value in metadata.items() if key.startswith("option.")}
     if args.like and not saved:
-        raise ValueError(f"--like {args.like}: does not say how it was trained")
+        raise ValueError(f"--like {args.like}: no training options in this checkpoint")
     for name, (kind, default, _) in OPTIONS.items():
         field = name.replace("-", "_")
         if getattr(args, field) is None:
             if name not in saved and default is REQUIRED:
-                raise ValueError(f"--{name} is not given: give it, or --like RUN")
+                raise ValueError(f"--{name}: missing; give it or --like RUN")
             setattr(args, field, kind(saved[name]) if name in saved else default)
     args.seq = args.seq or block_size
     args.total_batch = args.total_batch or args.batch * args.seq
     if args.seq > block_size:
-        raise ValueError(f"--seq {args.seq} is longer than the block size {block_size} of {args.init}")
+        raise ValueError(f"--seq {args.seq}: longer than the block size {block_size} of {args.init}")
     if args.total_batch % (args.batch * args.seq):
-        raise ValueError(f"--total-batch {args.total_batch} is no multiple of {args.batch} × seq {args.seq}")
+        raise ValueError(f"--total-batch {args.total_batch}: not a multiple of batch {args.batch} × seq {args.seq}")
     if args.order not in ("sequential", "shuffled"):
-        raise ValueError(f"--order {args.order}: sequential or shuffled")
-    return {key: stated[key] for key in ("tokenizer", "tokenizer_hash") if key in stated}
+        raise ValueError(f"--order {args.order}: give sequential or shuffled")
+    return {key: metadata[key] for key in ("tokenizer", "tokenizer_hash") if key in metadata}
 
 
 def schedule_lr(step, args):
-    """Rate of update `step`, counted from 0: linear warm-up, then a cosine; see tost/schedule.h."""
+    """Learning rate of a step, counted from 0: linear warm-up, then cosine decay; see tost/schedule.h."""
     low = args.min_lr_frac * args.lr
     if step >= args.steps:
         return low
@@ -123,14 +124,14 @@ class Trainer:
                                            betas=(args.beta1, args.beta2), eps=args.eps)
 
     def loss(self, shards, first, rows):
-        """Mean loss of samples first … first + rows - 1."""
+        """Mean loss of samples first … first+rows-1."""
         x, y = (torch.from_numpy(ids).to(self.args.device) for ids in shards.batch(first, rows))
         bf16 = torch.autocast(torch.device(self.args.device).type, torch.bfloat16)
         with bf16 if self.args.dtype == "bf16" else contextlib.nullcontext():
             return self.model(x, y)[1]
 
-    def update(self, step):
-        """Returns loss, learning rate and gradient norm before clipping."""
+    def step(self, step):
+        """One optimizer step. Returns loss, learning rate and gradient norm before clipping."""
         args = self.args
         rows, total = args.total_batch // args.seq, 0.0
         self.optimizer.zero_grad()
@@ -140,8 +141,8 @@ class Trainer:
             total += loss.item()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), args.grad_clip or math.inf).item()
         if not math.isfinite(total + norm):
-            raise ValueError(f"update {step + 1}: loss {total:g}, gradient norm {norm:g}: stopped; "
-                             "a lower --lr may help")
+            raise ValueError(f"step {step + 1}: loss {total:g}, gradient norm {norm:g}: not finite; "
+                             "try a lower --lr")
         lr = schedule_lr(step, args)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -162,7 +163,7 @@ class Trainer:
         args = self.args
         for step in range(args.steps):
             start = time.perf_counter()
-            loss, lr, norm = self.update(step)
+            loss, lr, norm = self.step(step)
             seconds = time.perf_counter() - start
             done, val = step + 1, ""
             if self.val and (done % args.val_every == 0 or done == args.steps):
@@ -175,8 +176,8 @@ class Trainer:
 
     def save(self):
         args = self.args
-        facts = {"step": str(args.steps), "tokens": str(args.steps * args.total_batch)}
-        self.model.save(args.out / "model.safetensors", facts | self.tokenizer)
+        extra = {"step": str(args.steps), "tokens": str(args.steps * args.total_batch)}
+        self.model.save(args.out / "model.safetensors", extra | self.tokenizer)
 
 
 def main(arguments=None):
@@ -186,7 +187,7 @@ def main(arguments=None):
     try:
         path = args.out / "log.csv"
         if path.exists() and not args.overwrite:
-            raise FileExistsError(f"--out {args.out} holds a run already: --overwrite replaces it")
+            raise FileExistsError(f"--out {args.out}: already has a log.csv; --overwrite replaces it")
         trainer = Trainer(args)
         args.out.mkdir(parents=True, exist_ok=True)
         with open(path, "w") as log:
@@ -194,10 +195,9 @@ def main(arguments=None):
             trainer.run(log)
         trainer.save()
     except (OSError, ValueError, SafetensorError) as error:
-        print(str(error).splitlines()[0], file=sys.stderr)
-        return 1
+        return fail(describe(error))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

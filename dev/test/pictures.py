@@ -1,8 +1,8 @@
 """pictures.py: the part of test_exchange.sh that needs numpy, safetensors and matplotlib, in one process.
 
-It runs in the folder that the script has filled: trained.safetensors, start.safetensors and other.safetensors
-of inspect, on seen.txt and on another text; recall.jsonl and blind.jsonl of starter.py, and recall.json and
-blind.json of eval on them. Prints a line a check, which begins with ok or FAILED.
+Runs in the folder prepared by test_exchange.sh: trained.safetensors and start.safetensors from inspect on seen.txt,
+other.safetensors on another text; recall.jsonl and blind.jsonl from starter.py, and recall.json and blind.json from
+eval on them. Prints one line per check, starting with "ok" or "FAILED".
 """
 
 import base64
@@ -11,8 +11,6 @@ import json
 import re
 import struct
 import sys
-from contextlib import redirect_stderr, redirect_stdout
-from io import StringIO
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("plot", "data")]
@@ -26,30 +24,16 @@ import membership
 import recall
 import starter
 from inspected import Inspection
+from script_calls import call, check
 
-EXACT = 1e-12  # between two float64 computations
-
-
-def check(what, good):
-    print(f"{'ok' if good else 'FAILED exchange:'} {what}", flush=True)
+EXACT = 1e-12  # tolerance between two float64 computations
 
 
-def call(main, *arguments):
-    """Exit status, stdout and stderr of a script's main."""
-    out, err = StringIO(), StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        try:
-            status = main([str(argument) for argument in arguments])
-        except SystemExit as end:
-            status = end.code
-    return status, out.getvalue(), err.getvalue()
-
-
-def refuse(main, text, left, *arguments):
+def refuse(main, text, out, *arguments):
     status, _, err = call(main, *arguments)
-    check(f"{' '.join(map(str, arguments))}: '{text}' wanted, {err!r} came",
+    check(f"{' '.join(map(str, arguments))}: expected '{text}', got {err!r}",
           status == 1 and text in err and err.count("\n") == 1)
-    check("nothing written", not Path(left).exists() and not Path(f"{left}.tmp").exists())
+    check("no file is written", not Path(out).exists() and not Path(f"{out}.tmp").exists())
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -57,16 +41,16 @@ def refuse(main, text, left, *arguments):
 
 
 class Page(html.parser.HTMLParser):
-    """The tokens' texts, the escapes in them left out; the data; whatever the page would fetch."""
+    """The text of each token without escapes, the JSON data, and all URLs that the page would load."""
 
     def __init__(self, text):
         super().__init__()
-        self.spans, self.data, self.fetched, self.open = {}, "", [], []
+        self.spans, self.data, self.urls, self.open = {}, "", [], []
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
         attributes = dict(attributes)
-        self.fetched += [value for name, value in attributes.items() if name in ("src", "href")]
+        self.urls += [value for name, value in attributes.items() if name in ("src", "href")]
         self.open.append((tag, attributes.get("id") or ""))
         if tag == "span":
             self.spans.setdefault(attributes.get("id"), "")
@@ -98,24 +82,26 @@ def check_page():
     trained, start = Inspection("trained.safetensors"), Inspection("start.safetensors")
     page, T = Page(text), trained.length
     data = json.loads(page.data)
-    check("nothing is fetched", not page.fetched and "http:" not in text and "https:" not in text
+    check("the page loads nothing", not page.urls and "http:" not in text and "https:" not in text
           and "url(" not in text and "@import" not in text)
     check("the title is escaped", "<title>a &lt;b&gt; &amp; c</title>" in text)
-    check("a span a token", [f"t{t}" for t in range(T)] == [name for name in page.spans if re.match("t[0-9]", name)])
+    check("one span per token",
+          [f"t{t}" for t in range(T)] == [name for name in page.spans if re.match("t[0-9]", name)])
     shown = "".join(page.spans[f"t{t}"] for t in range(T))
-    check("the text is there as it was", shown == Path("seen.txt").read_text(encoding="utf-8", errors="ignore")
+    check("the page contains the text", shown == Path("seen.txt").read_text(encoding="utf-8", errors="ignore")
           .replace("\x01", "").replace("\u202e", ""))
     escapes = re.findall(r"<i>([^<]*)</i>", text[text.index('id="t0"'):])
-    check(f"what has no glyph is an escape: {set(escapes)}",
+    check(f"characters without a glyph are escaped: {set(escapes)}",
           {"\\xff", "\\u{1}", "\\u{202e}", "\u21b5", "\u21e5", "\u00b7"} <= set(escapes))
     for name, one in (("pi", trained), ("initial", start)):
-        check(f"{name} in the page is that of the file",
+        check(f"the page's {name} equals the file's",
               np.abs(unpack(data[name], one.pi.shape) - one.pi).max() <= 0.51 / 65535)
-    check("losses, the first null", data["loss"][0] is None
+    check("ids and losses, the first loss null", data["loss"][0] is None
           and np.allclose(data["loss"][1:], trained.loss[1:], atol=1e-4) and data["ids"] == trained.tokens.tolist())
-    away = [0.5 * np.abs(trained.pi[l] - start.pi[l]).sum(0).mean() for l in range(trained.layers)]
+    distance = [0.5 * np.abs(trained.pi[l] - start.pi[l]).sum(0).mean() for l in range(trained.layers)]
     printed = [float(line.split()[3]) for line in out.splitlines()[1:-1]]
-    check("printed: the departure from initialisation", np.allclose(printed, away, atol=1e-4) and max(away) > 0.01)
+    check("printed distances from initialisation",
+          np.allclose(printed, distance, atol=1e-4) and max(distance) > 0.01)
     check("the same files give the same page", call(membership.main, "trained.safetensors", "--initial",
           "start.safetensors", "--title", "a <b> & c", "--out", "again.html")[0] == 0
           and Path("again.html").read_text() == text)
@@ -125,8 +111,8 @@ def check_page():
           and json.loads(Page(alone).data)["initial"] is None and 'value="1" disabled' not in text)
 
 
-def synthetic(path, layers=2, heads=2, hs=3, text=b"abcd", model="made", step=0, seed=0, w=None, pi=None):
-    """What inspect would write, with a token a byte."""
+def synthetic(path, layers=2, heads=2, hs=3, text=b"abcd", model="synthetic", step=0, seed=0, w=None, pi=None):
+    """A file like those of inspect, with one token per byte."""
     rng, T = np.random.default_rng(seed), len(text)
     pi = rng.dirichlet(np.ones(heads), (layers, T)).transpose(0, 2, 1) if pi is None else pi
     w = rng.normal(size=(layers, T, heads * hs)) if w is None else w
@@ -139,9 +125,9 @@ def synthetic(path, layers=2, heads=2, hs=3, text=b"abcd", model="made", step=0,
 
 def check_margins():
     values = np.array([[[0.5, 0.1], [0.2, 0.8], [0.3, 0.1]]])  # (1,3,2)
-    check("the margin is the largest less the second", np.allclose(membership.margins(values), [[0.2, 0.7]]))
-    check("one head has no second", np.array_equal(membership.margins(values[:, :1]), [[1, 1]]))
-    check("busiest head", membership.busiest(np.array([[[0.5, 0.1, 0.9], [0.2, 0.8, 0.05]]])) == [2 / 3])
+    check("margin: largest minus second-largest value", np.allclose(membership.margins(values), [[0.2, 0.7]]))
+    check("a single head has margin 1", np.array_equal(membership.margins(values[:, :1]), [[1, 1]]))
+    check("share of the busiest head", membership.busiest(np.array([[[0.5, 0.1, 0.9], [0.2, 0.8, 0.05]]])) == [2 / 3])
     synthetic("large.safetensors", layers=12, heads=12, hs=1, text=bytes(range(256)) * 4)
     status, _, err = call(membership.main, "large.safetensors", "--initial", "large.safetensors", "--out", "large.html")
     check(f"1,024 tokens, 12 layers of 12 heads: under 2 MB: {err}",
@@ -149,52 +135,52 @@ def check_margins():
 
 
 def change(path, **changed):
-    """A copy of trained.safetensors with other tensors; None: without that one."""
+    """Copies trained.safetensors with changed tensors; None removes a tensor."""
     with safe_open("trained.safetensors", framework="np") as file:
-        tensors, stated = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()
+        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()
     tensors = {name: np.ascontiguousarray(one) for name, one in (tensors | changed).items() if one is not None}
-    save_file(tensors, path, stated)
+    save_file(tensors, path, metadata)
     return tensors
 
 
-def check_strange_files():
-    """A folder, files of other kinds, files that lack something: one line each."""
+def check_invalid_files():
+    """A folder, files of other types, incomplete files: a one-line message for each."""
     Path("folder").mkdir(exist_ok=True)
     Path("empty").touch()
-    Path("text.txt").write_text("some text that is no file of inspect\n")
+    Path("text.txt").write_text("text\n")
     Path("bad.json").write_text("{")
     Path("deep.json").write_text("[" * 100000)
     Path("list.json").write_text("[1, 2]")
     Path("cut.safetensors").write_bytes(Path("trained.safetensors").read_bytes()[:3000])
     for main, out in ((membership.main, "no.html"), (coding_rate.main, "no.png")):
-        refuse(main, "folder: is a folder: name the file", out, "folder", "--out", out)
+        refuse(main, "folder: is a folder; give the file", out, "folder", "--out", out)
         for name in ("empty", "text.txt", "bad.json", "deep.json", "cut.safetensors"):
-            refuse(main, f"{name}: is no whole safetensors file, as inspect writes them", out, name, "--out", out)
+            refuse(main, f"{name}: not a complete safetensors file of inspect", out, name, "--out", out)
         refuse(main, "a?b: cannot be read: No such file", out, "a\nb", "--out", out)
         for name in ("tokens", "offsets", "loss", "pi", "w", "text"):
             change("less.safetensors", **{name: None})
             refuse(main, f"less.safetensors: tensor '{name}' is missing", out, "less.safetensors", "--out", out)
         pi = change("odd.safetensors")["pi"]
-        for changed, text in ((pi.astype(np.float64), "'pi' is F64"), (pi[0], "'pi' is F32 of"),
-                              (pi[:, :0], "'pi' is F32 of"), (pi * 2, "pi is no membership")):
+        for changed, text in ((pi.astype(np.float64), "'pi' is F64"), (pi[0], "'pi' is F32 ("),
+                              (pi[:, :0], "'pi' is F32 ("), (pi * 2, "'pi' is not a membership")):
             change("odd.safetensors", pi=changed)
             refuse(main, f"odd.safetensors: {text}", out, "odd.safetensors", "--out", out)
         refuse(main, f"--out folder/x/{out} cannot be written: No such file", out, "trained.safetensors", "--out",
                f"folder/x/{out}")
-    no_json = ("empty", "text.txt", "bad.json", "deep.json", "cut.safetensors")
-    for name, text in (("folder", "cannot be read: Is a directory"), *((name, "is no JSON") for name in no_json),
-                       ("list.json", "is not what eval --task --json writes")):
+    not_json = ("empty", "text.txt", "bad.json", "deep.json", "cut.safetensors")
+    for name, text in (("folder", "cannot be read: Is a directory"), *((name, "not JSON") for name in not_json),
+                       ("list.json", "not a result of eval --task --json")):
         refuse(recall.main, f"{name}: {text}", "no.png", name, "--out", "no.png")
-    refuse(recall.main, "folder: cannot be read: Is a directory: give the items as --items", "no.png", "recall.json",
+    refuse(recall.main, "folder: cannot be read: Is a directory; give the items with --items", "no.png", "recall.json",
            "--items", "folder", "--out", "no.png")
-    refuse(recall.main, "--dpi 0: 1 to", "no.png", "recall.json", "--dpi", "0", "--out", "no.png")
+    refuse(recall.main, "--dpi 0: give 1 to", "no.png", "recall.json", "--dpi", "0", "--out", "no.png")
 
 
 def check_page_refusals():
     trained = "trained.safetensors"
-    refuse(membership.main, "is of another text", "no.html",
+    refuse(membership.main, "not the text of trained.safetensors", "no.html",
            trained, "--initial", "other.safetensors", "--out", "no.html")
-    refuse(membership.main, "is no file that", "no.html", "plain.safetensors", "--out", "no.html")
+    refuse(membership.main, "not a file of `train_gpt_tost", "no.html", "plain.safetensors", "--out", "no.html")
     Path("cut.safetensors").write_bytes(Path(trained).read_bytes()[:3000])
     refuse(membership.main, "cut.safetensors", "no.html", "cut.safetensors", "--out", "no.html")
     refuse(membership.main, "nowhere", "no.html", "nowhere", "--out", "no.html")
@@ -203,8 +189,8 @@ def check_page_refusals():
     synthetic(a, text=text)
     synthetic("three.safetensors", heads=3, text=text)
     refuse(membership.main, "2 layers of 3 heads", "no.html", a, "--initial", "three.safetensors", "--out", "no.html")
-    synthetic("odd.safetensors", w=np.zeros((2, 3, 6)))   # one token too few
-    refuse(membership.main, "'w' is of (2, 3, 6)", "no.html", "odd.safetensors", "--out", "no.html")
+    synthetic("odd.safetensors", w=np.zeros((2, 3, 6)))   # one token missing
+    refuse(membership.main, "'w' has shape (2, 3, 6)", "no.html", "odd.safetensors", "--out", "no.html")
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -212,7 +198,7 @@ def check_page_refusals():
 
 
 def rate_by_tokens(w, pi):
-    """R^c another way: det(I + AᵀA) = det(I + AAᵀ) (Sylvester), whose eigenvalues are over tokens, not channels."""
+    """R^c from the Gram matrix over tokens instead of channels: det(I + AᵀA) = det(I + AAᵀ) (Sylvester)."""
     total, T, hs = 0.0, pi.shape[1], w.shape[1] // len(pi)
     for h, p in enumerate(pi.astype(np.float64)):
         a = w[:, h * hs:(h + 1) * hs].astype(np.float64) * np.sqrt(p / p.sum())[:, None]
@@ -221,7 +207,7 @@ def rate_by_tokens(w, pi):
 
 
 def moment(w, pi, h, d):
-    """m[h,d] by its formula, term by term."""
+    """m[h,d], summed term by term."""
     hs = w.shape[1] // len(pi)
     return sum(float(p) * float(x) ** 2 for p, x in zip(pi[h], w[:, h * hs + d])) / sum(map(float, pi[h]))
 
@@ -233,18 +219,18 @@ def check_rates():
         w = rng.normal(size=(T, heads * hs)) * rng.uniform(0.1, 3, heads * hs)
         rate, bound, mean, spread = coding_rate.layer_rates(w, pi)
         label = f"T {T}, {heads} heads of {hs}"
-        check(f"{label}: R^c is that of the tokens' Gram matrix",
+        check(f"{label}: R^c equals that of the tokens' Gram matrix",
               abs(rate - rate_by_tokens(w, pi)) < EXACT * max(1, rate))
         m = [[moment(w, pi, h, d) for d in range(hs)] for h in range(heads)]
         share = pi.sum(1) / T
-        wanted = sum(s * 0.5 * np.log(1 + x) for s, row in zip(share, m) for x in row)
-        check(f"{label}: the bound by its formula", abs(bound - wanted) < EXACT * max(1, bound))
+        expected = sum(s * 0.5 * np.log(1 + x) for s, row in zip(share, m) for x in row)
+        check(f"{label}: the bound equals its formula", abs(bound - expected) < EXACT * max(1, bound))
         check(f"{label}: mean m", abs(mean - sum(s * np.mean(row) for s, row in zip(share, m))) < EXACT * max(1, mean))
-        check(f"{label}: R^c <= bound <= rate of directions of equal energy", rate <= bound + EXACT
+        check(f"{label}: R^c <= bound <= rate with equal energy in all directions", rate <= bound + EXACT
               and bound <= sum(s * hs / 2 * np.log(1 + np.mean(row)) for s, row in zip(share, m)) + EXACT)
-        check(f"{label}: the spread is a share", 0 < spread <= 1)
+        check(f"{label}: the spread is between 0 and 1", 0 < spread <= 1)
         again = coding_rate.layer_rates(w * np.repeat(rng.uniform(0.1, 9, heads), hs), pi)[3]
-        check(f"{label}: no scale of a head changes the spread", abs(again - spread) < 1e-9)
+        check(f"{label}: scaling a head does not change the spread", abs(again - spread) < 1e-9)
 
 
 def check_known_rates():
@@ -252,12 +238,12 @@ def check_known_rates():
     rate, bound, mean, spread = coding_rate.layer_rates(np.diag([2.0, 4.0]), ones)  # M = diag(2, 8)
     check("uncorrelated directions: R^c = bound = ½ (log 3 + log 9)",
           abs(rate - 0.5 * np.log(27)) < EXACT and abs(bound - rate) < EXACT and abs(mean - 5) < EXACT)
-    check("their spread", abs(spread - (np.log(1.4) + np.log(2.6)) / (2 * np.log(2))) < EXACT)
-    rate, bound, _, spread = coding_rate.layer_rates(np.ones((5, 4)), np.ones((1, 5)))  # one direction
-    check("all on one line: R^c = ½ log(1 + hs)", abs(rate - 0.5 * np.log(5)) < EXACT
+    check("spread of uncorrelated directions", abs(spread - (np.log(1.4) + np.log(2.6)) / (2 * np.log(2))) < EXACT)
+    rate, bound, _, spread = coding_rate.layer_rates(np.ones((5, 4)), np.ones((1, 5)))
+    check("one direction: R^c = ½ log(1 + hs)", abs(rate - 0.5 * np.log(5)) < EXACT
           and abs(bound - 2 * np.log(2)) < EXACT and abs(spread - np.log(5) / (4 * np.log(2))) < EXACT)
     spread = coding_rate.layer_rates(np.eye(4) * 7, np.ones((1, 4)))[3]
-    check("all directions alike: the spread is 1", abs(spread - 1) < EXACT)
+    check("equal energy in all directions: the spread is 1", abs(spread - 1) < EXACT)
     rates = coding_rate.layer_rates(np.ones((3, 4)), np.array([[1, 1, 1], [0, 0, 0]]))
     check("a head without tokens adds nothing", np.isfinite(rates).all() and abs(rates[0] - 0.5 * np.log(3)) < EXACT)
     # TSSA's 1/(1+m) is the derivative of the bound's log(1+m)
@@ -276,9 +262,9 @@ def check_rate_pictures():
     check(f"coding_rate.py: {err}", status == 0 and "trained &amp; done" in Path("rate.svg").read_text())
     trained = Inspection("trained.safetensors")
     printed = [[float(x) for x in line.split()[1:]] for line in out.splitlines()[2:2 + trained.layers]]
-    check("printed: R^c of each layer", np.allclose([row[0] for row in printed],
+    check("printed R^c of each layer", np.allclose([row[0] for row in printed],
           [rate_by_tokens(w, pi) for w, pi in zip(trained.w, trained.pi)], atol=1e-5))
-    check("the other model has the name of its file", "start/step_00000000/model.safetensors, step 0" in out)
+    check("a model without --label has its file name", "start/step_00000000/model.safetensors, step 0" in out)
     for text in (b"abcd", b"wxyzwxyz"):
         for step in (0, 9):
             synthetic(f"{text[0]}{step}.safetensors", text=text, step=step, seed=text[0] + step)
@@ -287,22 +273,22 @@ def check_rate_pictures():
     check(f"two models on two texts: {err}", status == 0 and out.count("mean of 2 texts") == 2
           and Path("rate.png").read_bytes()[:4] == b"\x89PNG")
     one, two = (coding_rate.rates(Inspection(f"{t}9.safetensors")) for t in (97, 119))
-    check("the mean over the texts", f"{np.mean([one[0, 0], two[0, 0]]):.6f}" in out)
+    check("printed mean over the texts", f"{np.mean([one[0, 0], two[0, 0]]):.6f}" in out)
 
 
 def check_rate_refusals():
     def refused(text, *arguments):
         refuse(coding_rate.main, text, "no.png", *arguments, "--out", "no.png")
-    refused("is not inspected on the texts", "trained.safetensors", "other.safetensors")
-    refused("is not inspected on the texts", "970.safetensors", "979.safetensors", "1199.safetensors")
-    refused("given twice", "970.safetensors", "970.safetensors")
+    refused("were not inspected on the same texts", "trained.safetensors", "other.safetensors")
+    refused("were not inspected on the same texts", "970.safetensors", "979.safetensors", "1199.safetensors")
+    refused("is given twice", "970.safetensors", "970.safetensors")
     refused("more labels than models", "970.safetensors", "--label", "a", "--label", "b")
-    refused("two models have one name", "970.safetensors", "979.safetensors", "--label", "a", "--label", "a")
-    refused("is no file that", "plain.safetensors")
+    refused("two models have the same name", "970.safetensors", "979.safetensors", "--label", "a", "--label", "a")
+    refused("not a file of `train_gpt_tost inspect`", "plain.safetensors")
     pi = np.full((2, 2, 4), 0.5)
     pi[0, 0, 0] = np.nan
     synthetic("nan.safetensors", pi=pi)
-    refused("not all numbers", "nan.safetensors")
+    refused("contains NaN or infinity", "nan.safetensors")
     refuse(coding_rate.main, ".png or .svg", "rate.gif", "970.safetensors", "--out", "rate.gif")
 
 
@@ -317,7 +303,7 @@ def read_lines(path):
 def check_items():
     items, blind = read_lines("recall.jsonl"), read_lines("blind.jsonl")
     kinds = {item["kind"] for item in items}
-    check(f"{len(items)} items of {sorted(kinds)}",
+    check(f"{len(items)} items of kinds {sorted(kinds)}",
           len(items) > 30 and len(kinds) > 4 and kinds <= set(starter.RECALLED))
     for item in items:
         words = re.findall(r"\w+", item["ctx"])
@@ -327,12 +313,12 @@ def check_items():
                 and not set(words) & (set(item["endings"]) - {item["answer"]})
                 and set(item["endings"]) <= set(starter.RECALLED[item["kind"]].split("|")) and item["ctx"][-1] != " ")
         if not good:
-            check(f"an item: {item}", False)
-    check("the answer stands anywhere among the endings", {item["label"] for item in items} == {0, 1, 2, 3})
-    check("--blind: the same but for the story", len(blind) == len(items) and all(
+            check(f"valid item: {item}", False)
+    check("the answer has every position among the endings", {item["label"] for item in items} == {0, 1, 2, 3})
+    check("--blind: same items without the story", len(blind) == len(items) and all(
         {**item, "ctx": ""} == {**other, "ctx": ""} and item["ctx"].endswith(other["ctx"]) and "?" in other["ctx"]
         and "\n" not in other["ctx"] and len(other["ctx"]) < len(item["ctx"]) for item, other in zip(items, blind)))
-    check("a question that stands second is asked alone", all(item["ctx"].count("?") == 1 for item in blind))
+    check("--blind: exactly one question per item", all(item["ctx"].count("?") == 1 for item in blind))
 
 
 def check_recall():
@@ -346,15 +332,15 @@ def check_recall():
     row = next(line.split() for line in out.splitlines() if line.startswith("1-20 words"))
     check("the first bin: items and accuracy", row[2] == str(len(near)) and row[3] == f"{np.mean(near):.3f}")
     rows, _ = recall.bins([recall.Result("recall.json", None, None)], 20)
-    check("the bins hold each item once", sorted(line for _, _, lines in rows for line in lines)
+    check("the bins contain each item once", sorted(line for _, _, lines in rows for line in lines)
           == list(range(1, len(items) + 1)))
     low, high = recall.wilson(50, 100)
     check("Wilson's interval of 50 in 100: 0.404 to 0.596", abs(low - 0.40383) < 1e-5 and abs(high - 0.59617) < 1e-5)
-    check("none and all of 4", recall.wilson(0, 4)[0] == 0 and recall.wilson(4, 4)[1] == 1)
+    check("Wilson's interval of 0 and of 4 in 4", recall.wilson(0, 4)[0] == 0 and recall.wilson(4, 4)[1] == 1)
 
 
 def fake_result(path, solved, items="made.jsonl", cut=(), **changed):
-    """What eval would write of items of which some are solved; those of `cut` did not fit."""
+    """A result like eval's; solved: a bool per item; cut: lines of items that exceed the block size."""
     example = [{"line": i, "context": 63 if i in cut else 20, "label": 0, "tokens": [2, 1, 1, 2], "accuracy_sum": hit}
                for i, hit in enumerate(solved, 1)]
     Path(path).write_text(json.dumps({"task": "hellaswag", "file": items, "model": path, "seq": 64, "example": example}
@@ -370,29 +356,29 @@ def check_made_recall():
     status, out, err = call(recall.main, "one.json", "two.json", "--label", "first", "--out", "made.svg")
     table = [line.split() for line in out.splitlines()]
     check(f"two runs: {err}", status == 0 and "2: two.json on made.jsonl; 1 items left out" in out)
-    check("an item that one run did not read whole counts for none",
+    check("an item cut in one run is left out for all",
           [row[:5] for row in table if row[0] == "all"] == [["all", "3", "0.667", "(0.208-0.939)", "0.333"]])
-    check("bins end where they say", [row[2] for row in table if "words" in row] == ["2", "1"])
-    check("their difference, item by item", "+0.333 ± 0.653" in out)  # of 0, 1, 0: 1.96 · sqrt(1/3 / 3)
+    check("number of items per bin", [row[2] for row in table if "words" in row] == ["2", "1"])
+    check("paired difference", "+0.333 ± 0.653" in out)  # of 0, 1, 0: 1.96 · sqrt(1/3 / 3)
     many = [i % 5 == 0 for i in range(4)]
     fake_result("wrong.json", many, task="lambada")
 
     def refused(text, *arguments):
         refuse(recall.main, text, "no.png", *arguments, "--out", "no.png")
-    refused("is of the task lambada", "wrong.json")
+    refused("task lambada", "wrong.json")
     fake_result("wrong.json", many, cut=(1, 2, 3, 4))
-    refused("no item whose story was read whole", "wrong.json")
+    refused("no item whose whole story fits", "wrong.json")
     whole = {"line": 1, "context": 20, "label": 0, "tokens": [2, 1, 1, 2], "accuracy_sum": True}
     for example in ([{"line": 1}], None, 3, "abc", [whole | {"tokens": []}], [whole | {"line": [1]}]):
         fake_result("wrong.json", many, example=example)
-        refused("wrong.json: is not what eval --task --json writes", "wrong.json")
+        refused("wrong.json: not a result of eval --task --json", "wrong.json")
     fake_result("wrong.json", many, file="nonesuch")
-    refused("nonesuch: cannot be read: No such file or directory: give the items as --items", "wrong.json")
+    refused("nonesuch: cannot be read: No such file or directory; give the items with --items", "wrong.json")
     fake_result("wrong.json", many + [True])
-    refused("line 5 is no item of made.jsonl", "wrong.json")
+    refused("line 5 is not an item of made.jsonl", "wrong.json")
     fake_result("wrong.json", many, items="seen.txt")
-    refused("seen.txt: line 1 is no item", "wrong.json")
-    refused("one test for all is wanted", "one.json", "recall.json")
+    refused("seen.txt: line 1 is not an item", "wrong.json")
+    refused("evaluate all runs on the same recall test", "one.json", "recall.json")
     refused("seen.txt: ", "seen.txt")
     refused("--bin 0", "one.json", "--bin", "0")
 
@@ -402,7 +388,7 @@ def main():
     check_page()
     check_margins()
     check_page_refusals()
-    check_strange_files()
+    check_invalid_files()
     check_rates()
     check_known_rates()
     check_rate_pictures()
