@@ -1,4 +1,4 @@
-// checkpoint.c: runs, checkpoints and model files. Every change to a run is one rename of a whole folder.
+// checkpoint.c: runs, checkpoints and model files. Checkpoints appear and disappear by renaming a complete folder.
 #include "checkpoint.h"
 
 #include <dirent.h>
@@ -7,7 +7,6 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -15,22 +14,22 @@
 
 static const char model_name[] = "model.safetensors", optimizer_name[] = "optimizer.safetensors";
 static const char wte_name[] = "transformer.wte.weight";
-static const char lm_head_name[] = "lm_head.weight";   // some writers store the tied output head as well
+static const char lm_head_name[] = "lm_head.weight";   // the tied output head, which some programs store as well
 static const char option_prefix[] = "option.";
 enum { FORMAT_VERSION = 1 };
 
 // ---------------------------------------------------------------------------------------------
-// What a run folder holds
+// Contents of a run folder
 
 typedef struct {
     int64_t step;
-    bool    stale;     // "….tmp": being written, replaced or removed when its process ended
+    bool    stale;     // "….tmp": left behind by a process that ended while writing, replacing or removing it
     char*   path;
 } Entry;
 
 typedef struct { int count; Entry* entry; } Entries;
 
-// "step_" digits, or the same with something that ends in ".tmp"; step is the number that the digits make.
+// Parses "step_N", optionally followed by something that ends in ".tmp".
 static bool parse_entry(Entry* e, const char* name) {
     if (strncmp(name, "step_", 5) != 0) return false;
     size_t digits = strspn(name + 5, "0123456789");
@@ -53,7 +52,7 @@ static void free_entries(Entries* list) {
     free(list->entry);
 }
 
-// All checkpoints of a run, complete or not, by step.
+// All checkpoints of a run, complete or not, ordered by step.
 static bool list_entries(Entries* out, const char* run, TostError* err) {
     *out = (Entries){0};
     DIR* dir = opendir(run);
@@ -70,16 +69,16 @@ static bool list_entries(Entries* out, const char* run, TostError* err) {
     return true;
 }
 
-static bool holds(const char* dir, const char* name) {
+static bool has_file(const char* dir, const char* name) {
     char* path = path_join(dir, name);
     struct stat st;
-    bool file = stat(path, &st) == 0 && S_ISREG(st.st_mode);
+    const bool exists = stat(path, &st) == 0 && S_ISREG(st.st_mode);
     free(path);
-    return file;
+    return exists;
 }
 
 static bool is_complete(const Entry* e) {
-    return !e->stale && holds(e->path, model_name) && holds(e->path, optimizer_name);
+    return !e->stale && has_file(e->path, model_name) && has_file(e->path, optimizer_name);
 }
 
 // The model file of a run's newest complete checkpoint, or NULL. free()
@@ -97,21 +96,16 @@ static char* newest_of_run(const char* run) {
 // ---------------------------------------------------------------------------------------------
 // Finding
 
-// Whether the last part of a path is a checkpoint's name, complete or not.
+// Parses the last component of a path as the name of a checkpoint, complete or not.
 static bool entry_of_path(Entry* e, const char* path) {
     size_t n = strlen(path);
     while (n > 1 && path[n - 1] == '/') n--;
     size_t start = n;
     while (start > 0 && path[start - 1] != '/') start--;
     char* name = xasprintf("%.*s", (int)(n - start), path + start);
-    const bool is = parse_entry(e, name);
+    const bool ok = parse_entry(e, name);
     free(name);
-    return is;
-}
-
-static bool is_stale_folder(const char* path) {
-    Entry e;
-    return entry_of_path(&e, path) && e.stale;
+    return ok;
 }
 
 bool checkpoint_is_name(const char* path) {
@@ -119,67 +113,60 @@ bool checkpoint_is_name(const char* path) {
     return entry_of_path(&e, path);
 }
 
-bool checkpoint_is_one(const char* dir) { return holds(dir, model_name); }
+bool checkpoint_is_folder(const char* dir) { return has_file(dir, model_name); }
 
 bool checkpoint_find(char** file, const char* path, TostError* err) {
+    Entry e;
     *file = NULL;
     if (!path_exists(path)) return tost_error(err, "%s: cannot be found: %s", path, strerror(errno));
     if (!is_dir(path)) *file = xstrdup(path);
-    else if (is_stale_folder(path))
-        return tost_error(err, "%s: an unfinished checkpoint; name its run for the newest complete one",
-                          path);
-    else if (holds(path, model_name)) *file = path_join(path, model_name);
+    else if (entry_of_path(&e, path) && e.stale)
+        return tost_error(err, "%s: incomplete checkpoint; give its run folder to use the newest complete one", path);
+    else if (has_file(path, model_name)) *file = path_join(path, model_name);
     else if (access(path, R_OK | X_OK) != 0)
         return tost_error(err, "%s: the folder cannot be read: %s", path, strerror(errno));
     else *file = newest_of_run(path);
-    return *file || tost_error(err, "%s: no complete checkpoint (step_N/%s and %s) is in this folder", path,
-                               model_name, optimizer_name);
+    return *file || tost_error(err, "%s: no complete checkpoint (step_N/%s and %s) in this folder", path, model_name,
+                               optimizer_name);
 }
 
-// Takes `candidate` (or NULL) as the newest if it was written after *file; at the same time: later by name.
-static void keep_newer(char** file, struct timespec* when, char* candidate) {
-    struct stat st;
-    if (!candidate) return;
-    bool newer = false;
-    if (stat(candidate, &st) == 0) {
-        const struct timespec t = st.st_mtim;
-        newer = !*file || t.tv_sec > when->tv_sec || (t.tv_sec == when->tv_sec && t.tv_nsec > when->tv_nsec)
-             || (t.tv_sec == when->tv_sec && t.tv_nsec == when->tv_nsec && strcmp(candidate, *file) > 0);
-    }
-    if (newer) {
-        free(*file);
-        *file = candidate;
-        *when = st.st_mtim;
-    } else {
-        free(candidate);
-    }
+// True if a was modified after b, or at the same time and has the greater name.
+static bool is_newer(const char* a, const char* b) {
+    struct stat x, y;
+    if (stat(a, &x) != 0) return false;
+    if (stat(b, &y) != 0) return true;
+    if (x.st_mtim.tv_sec != y.st_mtim.tv_sec) return x.st_mtim.tv_sec > y.st_mtim.tv_sec;
+    if (x.st_mtim.tv_nsec != y.st_mtim.tv_nsec) return x.st_mtim.tv_nsec > y.st_mtim.tv_nsec;
+    return strcmp(a, b) > 0;
 }
 
 bool checkpoint_newest(char** file, const char* root, TostError* err) {
-    struct timespec when = {0};
     *file = NULL;
     DIR* dir = opendir(root);
     for (struct dirent* d; dir && (d = readdir(dir));) {
-        if (strcmp(d->d_name, "..") == 0) continue;   // but ".": the root may be a run itself
+        if (strcmp(d->d_name, "..") == 0) continue;   // "." stays: the root may itself be a run
         char* run = strcmp(d->d_name, ".") == 0 ? xstrdup(root) : path_join(root, d->d_name);
-        keep_newer(file, &when, newest_of_run(run));
+        char* candidate = newest_of_run(run);
         free(run);
+        const bool newer = candidate && (!*file || is_newer(candidate, *file));
+        free(newer ? *file : candidate);
+        if (newer) *file = candidate;
     }
     if (dir) closedir(dir);
-    return *file || tost_error(err, "%s: no run with a complete checkpoint is there: train one first (the "
-                               "command train without options makes a small one) or give --model PATH", root);
+    return *file || tost_error(err, "%s: no run with a complete checkpoint: train one first (train without options "
+                               "makes a small model) or give --model PATH", root);
 }
 
 bool checkpoint_is_run(const char* dir) {
     Entries list;
     TostError ignored;
     if (!list_entries(&list, dir, &ignored)) return false;
-    bool run = list.count > 0 || holds(dir, "log.csv");
+    bool run = list.count > 0 || has_file(dir, "log.csv");
     free_entries(&list);
     return run;
 }
 
-// Renamed first, so that an end in the middle leaves no folder that looks like a checkpoint.
+// Renames before removing, so that an interruption leaves no folder that looks complete.
 static bool remove_entry(const Entry* e, TostError* err) {
     if (e->stale) return remove_tree(e->path, err);
     char* stale = xasprintf("%s.old.tmp", e->path);
@@ -201,11 +188,11 @@ bool checkpoint_clear(const char* run, TostError* err) {
     return ok;
 }
 
-bool checkpoint_stands(const char* run, int64_t step) {
+bool checkpoint_exists(const char* run, int64_t step) {
     const Entry e = {.step = step, .path = xasprintf("%s/step_%08" PRId64, run, step)};
-    const bool stands = is_complete(&e);
+    const bool exists = is_complete(&e);
     free(e.path);
-    return stands;
+    return exists;
 }
 
 char* checkpoint_next_run(const char* root, const char* preset) {
@@ -232,56 +219,49 @@ char* checkpoint_next_run(const char* root, const char* preset) {
 
 typedef struct { int count; StMeta* entry; } MetaList;
 
-static void add_meta(MetaList* list, const char* key, const char* fmt, ...) PRINTF_LIKE(3, 4);
-
-static void add_meta(MetaList* list, const char* key, const char* fmt, ...) {
-    va_list ap;
-    va_start(ap, fmt);
-    int n = vsnprintf(NULL, 0, fmt, ap);
-    va_end(ap);
-    char* value = xmalloc((size_t)n + 1);
-    va_start(ap, fmt);
-    vsnprintf(value, (size_t)n + 1, fmt, ap);
-    va_end(ap);
+// Takes ownership of value.
+static void add_meta(MetaList* list, const char* key, char* value) {
     list->entry = xrealloc(list->entry, (size_t)(list->count + 1) * sizeof *list->entry);
     list->entry[list->count++] = (StMeta){xstrdup(key), value};
 }
 
-static void add_guard(MetaList* m, const OutlierDetector* g) {
-    char *loss = outlier_window_text(&g->loss), *norm = outlier_window_text(&g->norm);
-    add_meta(m, "skipped", "%" PRId64, g->skipped);
-    add_meta(m, "skipped_in_a_row", "%" PRId64, g->in_a_row);
-    add_meta(m, "last_losses", "%s", loss);
-    add_meta(m, "last_grad_norms", "%s", norm);
-    free(loss);
-    free(norm);
+static void add_int(MetaList* list, const char* key, int64_t value) {
+    add_meta(list, key, xasprintf("%" PRId64, value));
 }
+
+// The config's fields in metadata.
+typedef struct { const char* key; size_t offset; } SizeKey;
+static const SizeKey size_keys[] = {
+    {"n_layer", offsetof(TostConfig, n_layer)},       {"n_head", offsetof(TostConfig, n_head)},
+    {"n_embd", offsetof(TostConfig, n_embd)},         {"block_size", offsetof(TostConfig, block_size)},
+    {"vocab_size", offsetof(TostConfig, vocab_size)}, {"bias", offsetof(TostConfig, bias)},
+};
+static int size_of(const TostConfig* c, const SizeKey* key) { return *(const int*)((const char*)c + key->offset); }
 
 static MetaList metadata(const CheckpointInfo* info) {
     MetaList m = {0};
-    add_meta(&m, "format", "pt");   // what Python's loaders look for
-    add_meta(&m, "format_version", "%d", FORMAT_VERSION);
-    add_meta(&m, "n_layer", "%d", info->config.n_layer);
-    add_meta(&m, "n_head", "%d", info->config.n_head);
-    add_meta(&m, "n_embd", "%d", info->config.n_embd);
-    add_meta(&m, "block_size", "%d", info->config.block_size);
-    add_meta(&m, "vocab_size", "%d", info->config.vocab_size);
-    add_meta(&m, "bias", "%d", info->config.bias);
-    if (info->config.membership == TOST_UNIFORM) add_meta(&m, "membership", "uniform");
-    add_meta(&m, "step", "%" PRId64, info->step);
-    add_meta(&m, "tokens", "%" PRId64, info->tokens);
-    add_meta(&m, "data_sample", "%" PRIu64, info->data_sample);
-    add_meta(&m, "seed", "%" PRIu64, info->seed);
-    add_meta(&m, "best_val_loss", "%.17g", info->best_val_loss);   // 17 digits: the same double when read
-    add_guard(&m, &info->outliers);
-    if (info->open_row) add_meta(&m, "open_row", "%s", info->open_row);
+    add_meta(&m, "format", xstrdup("pt"));   // expected by Python loaders
+    add_int(&m, "format_version", FORMAT_VERSION);
+    for (size_t i = 0; i < countof(size_keys); i++)
+        add_int(&m, size_keys[i].key, size_of(&info->config, &size_keys[i]));
+    if (info->config.membership == TOST_UNIFORM) add_meta(&m, "membership", xstrdup("uniform"));
+    add_int(&m, "step", info->step);
+    add_int(&m, "tokens", info->tokens);
+    add_meta(&m, "data_sample", xasprintf("%" PRIu64, info->data_sample));
+    add_meta(&m, "seed", xasprintf("%" PRIu64, info->seed));
+    add_meta(&m, "best_val_loss", xasprintf("%.17g", info->best_val_loss));   // exact
+    add_int(&m, "skipped", info->outliers.skipped);
+    add_int(&m, "skipped_in_a_row", info->outliers.in_a_row);
+    add_meta(&m, "last_losses", outlier_window_text(&info->outliers.loss));
+    add_meta(&m, "last_grad_norms", outlier_window_text(&info->outliers.norm));
+    if (info->open_row) add_meta(&m, "open_row", xstrdup(info->open_row));
     if (info->tokenizer) {
-        add_meta(&m, "tokenizer", "%s", info->tokenizer);
-        add_meta(&m, "tokenizer_hash", "%08" PRIx32, info->tokenizer_hash);
+        add_meta(&m, "tokenizer", xstrdup(info->tokenizer));
+        add_meta(&m, "tokenizer_hash", xasprintf("%08" PRIx32, info->tokenizer_hash));
     }
     for (int i = 0; i < info->n_options; i++) {
         char* key = xasprintf("%s%s", option_prefix, info->options[i].key);
-        add_meta(&m, key, "%s", info->options[i].value);
+        add_meta(&m, key, xstrdup(info->options[i].value));
         free(key);
     }
     return m;
@@ -291,8 +271,7 @@ static bool missing_meta(const StFile* f, const char* key, TostError* err) {
     return tost_error(err, "%s: __metadata__ has no '%s': the file is damaged", f->path, key);
 }
 
-// A whole number in the given base, at most max, from metadata. Where the key is absent: an error if
-// required, else *out stays as it is.
+// Reads an integer of the given base, at most max. If the key is absent: an error if required, else *out is unchanged.
 static bool meta_number(uint64_t* out, const StFile* f, const char* key, int base, uint64_t max,
                         bool required, TostError* err) {
     const char* text = st_meta(f, key);
@@ -301,7 +280,7 @@ static bool meta_number(uint64_t* out, const StFile* f, const char* key, int bas
     errno = 0;
     uint64_t value = strtoull(text, NULL, base);
     if (text[0] == 0 || text[strspn(text, digits)] != 0 || errno != 0 || value > max)
-        return tost_error(err, "%s: __metadata__ '%s' is '%s': expected a whole number up to %" PRIu64,
+        return tost_error(err, "%s: __metadata__ '%s' is '%s': expected an integer up to %" PRIu64,
                           f->path, key, text, max);
     *out = value;
     return true;
@@ -313,29 +292,29 @@ static bool meta_loss(double* out, const StFile* f, bool required, TostError* er
     char* end;
     *out = strtod(text, &end);
     return (end != text && *end == 0)
-        || tost_error(err, "%s: __metadata__ 'best_val_loss' is '%s': expected a number: the file is damaged, take "
+        || tost_error(err, "%s: __metadata__ 'best_val_loss' is '%s': expected a number: the file is damaged; use "
                       "another checkpoint", f->path, text);
 }
 
 static bool meta_window(OutlierWindow* w, const StFile* f, const char* key, TostError* err) {
     const char* text = st_meta(f, key);
     return !text || outlier_window_parse(w, text)
-        || tost_error(err, "%s: __metadata__ '%s' is '%.40s…': expected up to %d numbers: the file is damaged, take "
+        || tost_error(err, "%s: __metadata__ '%s' is '%.40s…': expected up to %d numbers: the file is damaged; use "
                       "another checkpoint", f->path, key, text, OUTLIER_WINDOW);
 }
 
-// Absent in files of others: then zeros. No more can be skipped than there were updates.
-static bool read_guard(OutlierDetector* g, const StFile* f, int64_t step, TostError* err) {
+// Files from other programs have none of these keys. At most `step` steps can have been skipped.
+static bool read_outliers(OutlierDetector* d, const StFile* f, int64_t step, TostError* err) {
     uint64_t skipped = 0, in_a_row = 0;
     if (!meta_number(&skipped, f, "skipped", 10, INT64_MAX, false, err)
         || !meta_number(&in_a_row, f, "skipped_in_a_row", 10, INT64_MAX, false, err)
-        || !meta_window(&g->loss, f, "last_losses", err) || !meta_window(&g->norm, f, "last_grad_norms", err))
+        || !meta_window(&d->loss, f, "last_losses", err) || !meta_window(&d->norm, f, "last_grad_norms", err))
         return false;
     if (skipped > (uint64_t)step || in_a_row > skipped)
-        return tost_error(err, "%s: __metadata__ has %" PRIu64 " updates skipped, %" PRIu64 " in a row, of %" PRId64
-                          ": the file is damaged, take another checkpoint", f->path, skipped, in_a_row, step);
-    g->skipped = (int64_t)skipped;
-    g->in_a_row = (int64_t)in_a_row;
+        return tost_error(err, "%s: __metadata__ has %" PRIu64 " steps skipped, %" PRIu64 " in a row, of %" PRId64
+                          ": the file is damaged; use another checkpoint", f->path, skipped, in_a_row, step);
+    d->skipped = (int64_t)skipped;
+    d->in_a_row = (int64_t)in_a_row;
     return true;
 }
 
@@ -349,13 +328,13 @@ static void read_options(CheckpointInfo* info, const StFile* f) {
     }
 }
 
-// Whether this program wrote the file; then everything has to be there. Fails on a version that is not known.
+// Sets *ours if this program wrote the file: then no key may be absent. Fails on an unknown version.
 static bool meta_is_ours(bool* ours, const StFile* f, TostError* err) {
     uint64_t version = 0;
     *ours = st_meta(f, "format_version") != NULL;
     if (!meta_number(&version, f, "format_version", 10, INT_MAX, false, err)) return false;
     if (*ours && version != FORMAT_VERSION)
-        return tost_error(err, "%s: format_version %" PRIu64 ", but this program reads %d: take a newer one",
+        return tost_error(err, "%s: format_version %" PRIu64 ", but this program reads %d: use a newer program",
                           f->path, version, FORMAT_VERSION);
     return true;
 }
@@ -368,7 +347,7 @@ static bool read_metadata(CheckpointInfo* info, const StFile* f, TostError* err)
         || !meta_number(&tokens, f, "tokens", 10, INT64_MAX, ours, err)
         || !meta_number(&info->data_sample, f, "data_sample", 10, UINT64_MAX, ours, err)
         || !meta_number(&info->seed, f, "seed", 10, UINT64_MAX, ours, err)
-        || !meta_loss(&info->best_val_loss, f, ours, err) || !read_guard(&info->outliers, f, (int64_t)step, err))
+        || !meta_loss(&info->best_val_loss, f, ours, err) || !read_outliers(&info->outliers, f, (int64_t)step, err))
         return false;
     const char* tokenizer = st_meta(f, "tokenizer");
     if (!meta_number(&hash, f, "tokenizer_hash", 16, UINT32_MAX, ours && tokenizer, err)) return false;
@@ -391,7 +370,7 @@ void checkpoint_info_free(CheckpointInfo* info) {
 // ---------------------------------------------------------------------------------------------
 // Names and shapes
 
-// "(2304, 256)"; cut short where it does not fit
+// "(2304, 256)", truncated to fit
 static void format_shape(char* out, size_t cap, const int64_t* shape, int ndim) {
     size_t n = (size_t)snprintf(out, cap, "(");
     for (int i = 0; i < ndim && n < cap; i++)
@@ -410,15 +389,14 @@ static bool check_tensor(const StFile* f, const StTensor* want, TostError* err) 
     const StTensor* have = st_find(f, want->name);
     if (!have) return tost_error(err, "%s: tensor '%s' is missing", f->path, want->name);
     if (have->dtype != ST_F64 && have->dtype != ST_F32 && have->dtype != ST_F16 && have->dtype != ST_BF16)
-        return tost_error(err, "%s: tensor '%s' is of %s: expected F32 (F64, F16 or BF16 will do)", f->path,
-                          want->name, st_dtype_name(have->dtype));
+        return tost_error(err, "%s: tensor '%s' is %s, expected F32, F64, F16 or BF16", f->path, want->name,
+                          st_dtype_name(have->dtype));
     const size_t bytes = (size_t)want->ndim * sizeof *want->shape;
     if (have->ndim == want->ndim && memcmp(have->shape, want->shape, bytes) == 0) return true;
-    char is[200], expected[200];
-    format_shape(is, sizeof is, have->shape, have->ndim);
+    char actual[200], expected[200];
+    format_shape(actual, sizeof actual, have->shape, have->ndim);
     format_shape(expected, sizeof expected, want->shape, want->ndim);
-    return tost_error(err, "%s: tensor '%s' has the shape %s, expected %s", f->path, want->name, is,
-                      expected);
+    return tost_error(err, "%s: tensor '%s' has shape %s, expected %s", f->path, want->name, actual, expected);
 }
 
 static bool is_known(const TostTensors* tensors, const char* name, bool moments) {
@@ -426,7 +404,7 @@ static bool is_known(const TostTensors* tensors, const char* name, bool moments)
     return (name[0] == 'm' || name[0] == 'v') && name[1] == '.' && tost_tensor_find(tensors, name + 2);
 }
 
-// Exactly the tensors of the table: each there, of its shape and of a float dtype, and no other.
+// Checks that the file has the tensors of the model, with their shapes and a floating-point type, and no others.
 static bool check_tensors(const StFile* f, const TostTensors* tensors, bool moments, TostError* err) {
     for (int i = 0; i < tensors->count; i++) {
         const StTensor first = st_tensor(&tensors->tensor[i], moments ? "m." : "");
@@ -434,12 +412,12 @@ static bool check_tensors(const StFile* f, const TostTensors* tensors, bool mome
         const StTensor second = st_tensor(&tensors->tensor[i], "v.");
         if (moments && !check_tensor(f, &second, err)) return false;
     }
-    // All of the table are there: as many names, each once, leave no room for another.
+    // all expected names are present: if the count matches, there is no other
     const bool has_head = !moments && st_find(f, lm_head_name);
     const bool exact = f->n_tensors == (moments ? 2 : 1) * tensors->count + has_head;
     for (int i = 0; !exact && i < f->n_tensors; i++)
         if (!is_known(tensors, f->tensors[i].name, moments))
-            return tost_error(err, "%s: tensor '%s' is none of this model", f->path, f->tensors[i].name);
+            return tost_error(err, "%s: tensor '%s' does not belong to this model", f->path, f->tensors[i].name);
     StTensor head = st_tensor(tost_tensor_find(tensors, wte_name), "");
     snprintf(head.name, sizeof head.name, "%s", lm_head_name);
     return !has_head || check_tensor(f, &head, err);
@@ -449,16 +427,16 @@ static bool find_sizes(int sizes[2], const StFile* f, const char* name, TostErro
     const StTensor* t = st_find(f, name);
     if (!t) return tost_error(err, "%s: tensor '%s' is missing: not a ToST model", f->path, name);
     if (t->ndim != 2 || t->shape[0] > INT_MAX || t->shape[1] > INT_MAX) {
-        char is[200];
-        format_shape(is, sizeof is, t->shape, t->ndim);
-        return tost_error(err, "%s: tensor '%s' has the shape %s, expected two sizes", f->path, name, is);
+        char shape[200];
+        format_shape(shape, sizeof shape, t->shape, t->ndim);
+        return tost_error(err, "%s: tensor '%s' has shape %s, expected two dimensions", f->path, name, shape);
     }
     sizes[0] = (int)t->shape[0];
     sizes[1] = (int)t->shape[1];
     return true;
 }
 
-// One more than the highest N of the names "transformer.h.N.…".
+// 1 + the largest N in the names "transformer.h.N.…".
 static int count_layers(const StFile* f) {
     static const char prefix[] = "transformer.h.";
     int layers = 0;
@@ -467,24 +445,22 @@ static int count_layers(const StFile* f) {
         if (strncmp(name, prefix, sizeof prefix - 1) != 0) continue;
         const char* digits = name + sizeof prefix - 1;
         const size_t n = strspn(digits, "0123456789");
-        if (n == 0 || n > 6 || digits[n] != '.') continue;   // no name of ours: found to be foreign later
+        if (n == 0 || n > 6 || digits[n] != '.') continue;   // check_tensors reports it
         const int layer = atoi(digits);
         if (layer >= layers) layers = layer + 1;
     }
     return layers;
 }
 
-// Learned where the metadata is silent: no name or shape tells.
 static bool read_membership(int* membership, const StFile* f, TostError* err) {
-    const char* said = st_meta(f, "membership");
-    const bool uniform = said && strcmp(said, "uniform") == 0;
+    const char* name = st_meta(f, "membership");   // absent: learned
+    const bool uniform = name && strcmp(name, "uniform") == 0;
     *membership = uniform ? TOST_UNIFORM : TOST_LEARNED;
-    return !said || uniform || strcmp(said, "learned") == 0
-        || tost_error(err, "%s: __metadata__ 'membership' is '%.200s': this program knows learned and uniform",
-                      f->path, said);
+    return !name || uniform || strcmp(name, "learned") == 0
+        || tost_error(err, "%s: __metadata__ 'membership' is '%.200s': expected learned or uniform", f->path, name);
 }
 
-// The config by names and shapes, which the metadata, where it speaks, must confirm.
+// Derives the config from names and shapes; metadata, if present, must agree.
 static bool read_config(TostConfig* c, const StFile* f, TostError* err) {
     int wte[2], wpe[2], temp[2];
     if (!find_sizes(wte, f, wte_name, err) || !find_sizes(wpe, f, "transformer.wpe.weight", err)
@@ -492,18 +468,15 @@ static bool read_config(TostConfig* c, const StFile* f, TostError* err) {
         return false;
     *c = (TostConfig){.n_layer = count_layers(f), .n_head = temp[0], .n_embd = wte[1], .block_size = wpe[0],
                       .vocab_size = wte[0], .bias = st_find(f, "transformer.ln_f.bias") != NULL};
-    const struct { const char* key; int value; } sizes[] = {
-        {"n_layer", c->n_layer},       {"n_head", c->n_head},         {"n_embd", c->n_embd},
-        {"block_size", c->block_size}, {"vocab_size", c->vocab_size}, {"bias", c->bias},
-    };
     bool ours;
     if (!meta_is_ours(&ours, f, err)) return false;
-    for (size_t i = 0; i < countof(sizes); i++) {
-        uint64_t said = (uint64_t)sizes[i].value;
-        if (!meta_number(&said, f, sizes[i].key, 10, INT_MAX, ours, err)) return false;
-        if (said != (uint64_t)sizes[i].value)
-            return tost_error(err, "%s: __metadata__ has %s %" PRIu64 ", but %d by names and shapes: the file is "
-                              "damaged", f->path, sizes[i].key, said, sizes[i].value);
+    for (size_t i = 0; i < countof(size_keys); i++) {
+        const int size = size_of(c, &size_keys[i]);
+        uint64_t stored = (uint64_t)size;
+        if (!meta_number(&stored, f, size_keys[i].key, 10, INT_MAX, ours, err)) return false;
+        if (stored != (uint64_t)size)
+            return tost_error(err, "%s: __metadata__ has %s %" PRIu64 ", but the tensors have %d: the file is damaged",
+                              f->path, size_keys[i].key, stored, size);
     }
     return read_membership(&c->membership, f, err)
         && (tost_config_check(c, err) || tost_error(err, "%s: %s", f->path, err->text));
@@ -527,16 +500,16 @@ bool checkpoint_read_info(CheckpointInfo* info, const char* model_file, TostErro
 }
 
 static bool check_crc(const StFile* f, TostError* err) {
-    uint64_t said = 0;
-    uint32_t is;
+    uint64_t stored = 0;
+    uint32_t actual;
     bool ours;
     if (!meta_is_ours(&ours, f, err)) return false;
-    if (!meta_number(&said, f, "crc32", 16, UINT32_MAX, ours, err)) return false;
+    if (!meta_number(&stored, f, "crc32", 16, UINT32_MAX, ours, err)) return false;
     if (!st_meta(f, "crc32")) return true;
-    if (!st_crc32(f, &is, err)) return false;
-    return is == said
-        || tost_error(err, "%s: the tensors' CRC-32 is %08" PRIx32 ", but was %08" PRIx32 " when they were "
-                      "written: the file is damaged; take another checkpoint", f->path, is, (uint32_t)said);
+    if (!st_crc32(f, &actual, err)) return false;
+    return actual == stored
+        || tost_error(err, "%s: CRC-32 of the tensors is %08" PRIx32 ", expected %08" PRIx32 ": the file is damaged; "
+                      "use another checkpoint", f->path, actual, (uint32_t)stored);
 }
 
 static size_t largest_tensor(const TostTensors* tensors) {
@@ -556,13 +529,13 @@ static bool check_lm_head(const StFile* f, TostError* err) {
     for (uint64_t i = 0; ok && i < head->count; i++)
         if (memcmp(&a[i], &b[i], sizeof *a) != 0)
             ok = tost_error(err, "%s: tensor '%s' differs from %s at element %" PRIu64 " (%g, %g): the "
-                            "output head is tied to it", f->path, lm_head_name, wte_name, i, a[i], b[i]);
+                            "output head must equal it", f->path, lm_head_name, wte_name, i, a[i], b[i]);
     free(a);
     free(b);
     return ok;
 }
 
-// Each tensor of one state, read as float32 and put.
+// Copies all tensors of one state to the engine as float32.
 static bool put_state(const TostEngine* engine, TostModel* model, TostState state, const TostTensors* tensors,
                       const StFile* f, const char* prefix, TostError* err) {
     float* values = xmalloc(largest_tensor(tensors) * sizeof *values);
@@ -587,14 +560,14 @@ bool checkpoint_load_params(const TostEngine* engine, TostModel* model, const To
     return ok;
 }
 
-// Both files of a checkpoint say the same in all but their CRC: what differs is not of one save.
+// Both files of a checkpoint have the same metadata, except for the CRC.
 static bool same_metadata(const StFile* a, const StFile* b, TostError* err) {
     for (int i = 0; i < a->n_meta; i++) {
         const char* key = a->meta[i].key;
         const char* other = st_meta(b, key);
         if (strcmp(key, "crc32") == 0 || (other && strcmp(other, a->meta[i].value) == 0)) continue;
-        return tost_error(err, "%s: %s is '%s', but '%s' in %s: they are not of one checkpoint", a->path, key,
-                          a->meta[i].value, other ? other : "", b->path);
+        return tost_error(err, "%s: %s is '%s', but '%s' in %s: the files belong to different checkpoints", a->path,
+                          key, a->meta[i].value, other ? other : "", b->path);
     }
     return true;
 }
@@ -610,7 +583,7 @@ static bool check_optimizer(const StFile* f, const char* model_file, const TostT
     return ok;
 }
 
-// Opens the optimizer.safetensors beside model_file, checked to the CRC.
+// Opens the optimizer.safetensors next to model_file and checks all of it.
 static bool open_optimizer(StFile* f, const char* model_file, const TostTensors* tensors, TostError* err) {
     char *dir = path_dir(model_file), *path = path_join(dir, optimizer_name);
     bool ok = st_open(f, path, err);
@@ -633,26 +606,26 @@ bool checkpoint_load_moments(const TostEngine* engine, TostModel* model, const T
     return ok;
 }
 
-// Whether all of a checkpoint can be read, to the CRC; without `moments`, all of its model.
-static bool is_whole(const char* model_file, bool moments) {
+// True if the model file, and with `moments` also the optimizer file, can be read without errors.
+static bool is_intact(const char* model_file, bool moments) {
     CheckpointInfo info;
     StFile f;
     TostError ignored;
     if (!checkpoint_read_info(&info, model_file, &ignored)) return false;
     TostTensors tensors = tost_tensors(&info.config);
-    bool whole = st_open(&f, model_file, &ignored);
-    if (whole) {
-        whole = check_crc(&f, &ignored) && check_lm_head(&f, &ignored);
+    bool intact = st_open(&f, model_file, &ignored);
+    if (intact) {
+        intact = check_crc(&f, &ignored) && check_lm_head(&f, &ignored);
         st_close(&f);
     }
-    if (whole && moments && (whole = open_optimizer(&f, model_file, &tensors, &ignored))) st_close(&f);
+    if (intact && moments && (intact = open_optimizer(&f, model_file, &tensors, &ignored))) st_close(&f);
     tost_tensors_free(&tensors);
     checkpoint_info_free(&info);
-    return whole;
+    return intact;
 }
 
-// The folder of the newest checkpoint of the same run that is older and whole; NULL: there is none. free()
-static char* whole_before(const char* model_file, bool moments) {
+// Folder of the newest older intact checkpoint of the same run, or NULL. free()
+static char* older_intact(const char* model_file, bool moments) {
     char *dir = path_dir(model_file), *run = path_dir(dir), *found = NULL;
     Entry broken;
     Entries list = {0};
@@ -661,7 +634,7 @@ static char* whole_before(const char* model_file, bool moments) {
     for (int i = list.count - 1; i >= 0 && !found; i--) {
         const Entry* e = &list.entry[i];
         char* file = path_join(e->path, model_name);
-        if (e->step < broken.step && is_complete(e) && is_whole(file, moments)) found = xstrdup(e->path);
+        if (e->step < broken.step && is_complete(e) && is_intact(file, moments)) found = xstrdup(e->path);
         free(file);
     }
     free_entries(&list);
@@ -670,19 +643,18 @@ static char* whole_before(const char* model_file, bool moments) {
     return found;
 }
 
-bool checkpoint_name_whole(TostError* err, const char* model_file, const char* option) {
-    char* whole = whole_before(model_file, !option);
-    if (whole && option) tost_error(err, "%s; an older one is whole: %s %s", err->text, option, whole);
-    else if (whole)
-        tost_error(err, "%s; %s is whole: move the newer ones away, and --resume goes on from it", err->text, whole);
-    free(whole);
+bool checkpoint_suggest_older(TostError* err, const char* model_file, const char* option) {
+    char* older = older_intact(model_file, !option);
+    if (older && option) tost_error(err, "%s; an older checkpoint is intact: %s %s", err->text, option, older);
+    else if (older)
+        tost_error(err, "%s; %s is intact: move newer ones away to resume from it", err->text, older);
+    free(older);
     return false;
 }
 
 // ---------------------------------------------------------------------------------------------
 // Writing
 
-// What goes into the files of a checkpoint.
 typedef struct {
     const TostEngine*  engine;
     const TostModel*   model;
@@ -706,7 +678,7 @@ static bool append_parts(StWriter* w, const Source* s, const Part* parts, int n_
     return ok;
 }
 
-// One file in `dir`: the tensors of each part, one part after the other, under the part's prefix.
+// Writes the file dir/name with the tensors of all parts, named with the part's prefix.
 static bool write_file(const char* dir, const char* name, const Source* s, const Part* parts, int n_parts,
                        TostError* err) {
     const int count = s->tensors->count;
@@ -729,13 +701,13 @@ static bool write_folder(const char* dir, const Source* s, TostError* err) {
     static const Part params[] = {{TOST_PARAM, ""}}, moments[] = {{TOST_M, "m."}, {TOST_V, "v."}};
     if (!remove_tree(dir, err)) return false;
     if (mkdir(dir, 0777) != 0)
-        return tost_error(err, "%s: the folder cannot be made: %s", dir, strerror(errno));
+        return tost_error(err, "%s: the folder cannot be created: %s", dir, strerror(errno));
     return write_file(dir, model_name, s, params, countof(params), err)
         && write_file(dir, optimizer_name, s, moments, countof(moments), err) && sync_dir(dir, err);
 }
 
-// Gives the finished folder its name. Where that name is taken (the same step, saved before), the two change
-// places at once if the file system can do that, else the old one is moved out of the way first.
+// Renames the finished folder. If the name exists (the same step saved before), the two are exchanged atomically if the
+// file system supports it; otherwise the old one is moved away first.
 static bool publish(const char* finished, const char* name, TostError* err) {
     if (rename(finished, name) == 0) return true;
 #ifdef RENAME_EXCHANGE
@@ -743,7 +715,7 @@ static bool publish(const char* finished, const char* name, TostError* err) {
 #endif
     char* aside = xasprintf("%s.old.tmp", name);
     bool ok = remove_tree(aside, err);
-    if (ok) rename(name, aside);   // if this fails, so does the next, and says why
+    if (ok) rename(name, aside);   // on failure the next rename fails too and reports it
     if (ok && rename(finished, name) != 0) {
         ok = tost_error(err, "%s: cannot be renamed to %s: %s", finished, name, strerror(errno));
         rename(aside, name);
@@ -752,7 +724,7 @@ static bool publish(const char* finished, const char* name, TostError* err) {
     return ok;
 }
 
-// Removes what a newer checkpoint of `step` makes superfluous.
+// After saving `step`, removes stale folders and all but the newest `keep` checkpoints.
 static bool prune(const char* run, int64_t step, int keep, TostError* err) {
     Entries list;
     if (!list_entries(&list, run, err)) return false;
@@ -780,11 +752,11 @@ bool checkpoint_save(const char* run, const CheckpointInfo* info, const TostEngi
         remove_tree(unfinished, &ignored);
         tost_error(err, "%s; step %" PRId64 " is not saved", err->text, info->step);
     } else if (!sync_dir(run, err)) {
-        ok = tost_error(err, "%s; %s is saved, but loss of power may undo it", err->text, name);
+        ok = tost_error(err, "%s; %s is saved, but may be lost on a power failure", err->text, name);
     } else if (prune(run, info->step, keep, err)) {
         err->text[0] = 0;
     } else {
-        tost_error(err, "%s is saved, but what it replaces could not be removed: %s", name, err->text);
+        tost_error(err, "%s is saved, but older files could not be removed: %s", name, err->text);
     }
     st_free_meta(meta.entry, meta.count);
     free(unfinished);

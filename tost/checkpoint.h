@@ -1,6 +1,6 @@
-// checkpoint.h: runs, checkpoints and model files: found, written whole or not at all, read with distrust.
+// checkpoint.h: finds, reads and writes runs, checkpoints and model files.
 //   RUN/step_00001000/model.safetensors, optimizer.safetensors      a complete checkpoint
-//   RUN/step_….tmp/                                                  one that was being written
+//   RUN/step_….tmp/                                                  an incomplete one
 #ifndef TOST_CHECKPOINT_H
 #define TOST_CHECKPOINT_H
 
@@ -8,19 +8,19 @@
 #include "outlier.h"
 #include "safetensors.h"
 
-// What a checkpoint knows beside the tensors; it stands in __metadata__ of both files.
+// Everything in a checkpoint except the tensors; stored in __metadata__ of both files.
 typedef struct {
     TostConfig config;
-    int64_t    step;              // updates done
+    int64_t    step;              // steps done
     int64_t    tokens;            // tokens seen in training
-    uint64_t   data_sample;       // the loader's next sample
+    uint64_t   data_sample;       // next sample of the data loader
     uint64_t   seed;
-    double     best_val_loss;     // nats a token; infinity where never measured
-    OutlierDetector outliers;           // the last losses and norms, and how many updates were skipped
-    char*      open_row;          // the log's row of the last update where a stop cut its validation short, or NULL
-    char*      tokenizer;         // path as the run was given it, or NULL
+    double     best_val_loss;     // nats per token; infinity if never measured
+    OutlierDetector outliers;     // recent losses and gradient norms, number of skipped steps
+    char*      open_row;          // log row of the last step if its validation was interrupted, or NULL
+    char*      tokenizer;         // path as given to the run, or NULL
     uint32_t   tokenizer_hash;    // CRC-32 of that file
-    int        n_options;         // the run's options as key and value, so that a resumed run can be compared
+    int        n_options;         // options of the run, to compare with those of a resumed run
     StMeta*    options;
 } CheckpointInfo;
 
@@ -29,52 +29,45 @@ void checkpoint_info_free(CheckpointInfo* info);
 // ---------------------------------------------------------------------------------------------
 // Finding
 
-// The model.safetensors that PATH means: such a file itself, a checkpoint folder, or a run folder (its newest
-// complete checkpoint). *file is to be freed.
+// Finds the model.safetensors for PATH: a file, a checkpoint folder, or a run folder (its newest complete checkpoint).
+// free(*file)
 bool checkpoint_find(char** file, const char* path, TostError* err);
-// The same for the newest run below `root` ("out"): the run whose newest complete checkpoint was written
-// last.
+// The same for the run below `root` ("out") whose newest complete checkpoint was written last.
 bool checkpoint_newest(char** file, const char* root, TostError* err);
-// Whether a folder holds a run: a checkpoint, complete or not, or a log.
-bool checkpoint_is_run(const char* dir);
-// Whether a folder is a checkpoint itself: no place for a run.
-bool checkpoint_is_one(const char* dir);
-// Whether a file of that name could stand where a checkpoint is to be.
-bool checkpoint_is_name(const char* path);
+bool checkpoint_is_run(const char* dir);     // true if a folder contains a checkpoint, complete or not, or a log
+bool checkpoint_is_folder(const char* dir);  // true if a folder contains a model file itself
+bool checkpoint_is_name(const char* path);   // true if a path ends in a checkpoint's name
 // Removes the checkpoints of a run, complete or not, and nothing else: for --overwrite.
 bool checkpoint_clear(const char* run, TostError* err);
-// Whether the complete checkpoint of that step stands in a run.
-bool checkpoint_stands(const char* run, int64_t step);
+bool checkpoint_exists(const char* run, int64_t step);   // true if the run has a complete checkpoint of this step
 // "root/preset-NNN" with the next free number; not created. free()
 char* checkpoint_next_run(const char* root, const char* preset);
 
 // ---------------------------------------------------------------------------------------------
 // Reading
 
-// Config and all else from the metadata; where there is none (a file written by others), the config follows
-// from names and shapes (heads from attn.temp), step, tokens and all else are 0, best_val_loss is infinity,
-// and there is no tokenizer. On success names and shapes of all tensors are those of the config, so that a
-// model of that size may be created. On failure nothing is to be freed.
+// Reads the metadata and checks names and shapes of all tensors. Files from other programs may have no metadata: then
+// the config follows from names and shapes, best_val_loss is infinity, tokenizer is NULL, everything else is 0. On
+// failure there is nothing to free.
 bool checkpoint_read_info(CheckpointInfo* info, const char* model_file, TostError* err);
 
-// Every parameter by name, with dtype, shape and (where there is one) CRC-32 checked before the first is put.
-// A lm_head.weight equal to wte is accepted; any other foreign tensor is an error that names it.
+// Loads all parameters, after checking dtypes, shapes and the CRC-32 (if present). Accepts a lm_head.weight equal to
+// wte; any other unknown tensor is an error that names it.
 bool checkpoint_load_params(const TostEngine* engine, TostModel* model, const TostTensors* tensors,
                             const char* model_file, TostError* err);
-// m and v from the optimizer.safetensors beside model_file, which must be of the same step.
+// Loads Adam's m and v from the optimizer.safetensors next to model_file; it must belong to the same checkpoint.
 bool checkpoint_load_moments(const TostEngine* engine, TostModel* model, const TostTensors* tensors,
                              const char* model_file, TostError* err);
-// Adds to the error of a checkpoint that could not be read the newest older one of its run that can, if there is one:
-// as a value of `option` or, where that is NULL, as what --resume can go on from. Always false.
-bool checkpoint_name_whole(TostError* err, const char* model_file, const char* option);
+// After a read error: appends to *err the newest older intact checkpoint of the run, if there is one, as a value of
+// `option`, or as a checkpoint to --resume from if option is NULL. Always returns false.
+bool checkpoint_suggest_older(TostError* err, const char* model_file, const char* option);
 
 // ---------------------------------------------------------------------------------------------
 // Writing
 
-// Writes RUN/step_NNNNNNNN.tmp/, fsyncs, renames, fsyncs RUN; then removes older complete checkpoints so that
-// `keep` remain (0: all) and stale .tmp folders. A checkpoint of the same step is replaced. On failure the
-// earlier checkpoints stand and the .tmp is removed if possible. Where all that failed was a removal, it is true
-// and *err says so; else err->text is then empty.
+// Writes RUN/step_NNNNNNNN.tmp/, fsyncs, renames, fsyncs RUN; then removes stale .tmp folders and all but the newest
+// `keep` complete checkpoints (0: keeps all). Replaces a checkpoint of the same step. On failure earlier checkpoints
+// remain. If only a removal failed, returns true and sets *err; otherwise err->text is empty on success.
 bool checkpoint_save(const char* run, const CheckpointInfo* info, const TostEngine* engine,
                      const TostModel* model, const TostTensors* tensors, int keep, TostError* err);
 

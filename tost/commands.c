@@ -110,7 +110,7 @@ bool loaded_model_find(LoadedModel* t, const Options* o, const TostEngine* engin
     }
     if (!checkpoint_read_info(&t->info, t->file, err)) {
         t->info = (CheckpointInfo){0};
-        return checkpoint_name_whole(err, t->file, "--model");
+        return checkpoint_suggest_older(err, t->file, "--model");
     }
     t->tensors = tost_tensors(&t->info.config);
     return true;
@@ -121,7 +121,7 @@ bool loaded_model_create(LoadedModel* t, const Options* o, int max_batch, int ma
                                        .dtype = (TostDtype)o->dtype, .threads = o->threads};
     t->model = t->engine->create(&t->info.config, &options, err);
     return t->model && (checkpoint_load_params(t->engine, t->model, &t->tensors, t->file, err)
-                        || checkpoint_name_whole(err, t->file, "--model"));
+                        || checkpoint_suggest_older(err, t->file, "--model"));
 }
 
 // The tokenizer that the checkpoint names: as it was given to the run, or as seen from a folder above the checkpoint, since

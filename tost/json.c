@@ -1,4 +1,4 @@
-// json.c: the pull parser. Every byte is looked at before it is believed; nothing is allocated.
+// json.c: the pull parser, and the writing of strings.
 #include "json.h"
 
 #include <math.h>
@@ -9,12 +9,12 @@ Json json_open(const char* text, size_t n, TostError* err) {
     return (Json){.start = text, .p = text, .end = text + n, .err = err};
 }
 
-static bool wanted(Json* j, const char* what) {
+static bool expected(Json* j, const char* what) {
     size_t at = (size_t)(j->p - j->start);
-    if (j->p == j->end) return tost_error(j->err, "byte %zu: %s wanted, the end found", at, what);
+    if (j->p == j->end) return tost_error(j->err, "byte %zu: expected %s, found the end", at, what);
     unsigned char c = (unsigned char)*j->p;
-    if (c >= 0x20 && c < 0x7f) return tost_error(j->err, "byte %zu: %s wanted, '%c' found", at, what, c);
-    return tost_error(j->err, "byte %zu: %s wanted, byte 0x%02x found", at, what, c);
+    if (c >= 0x20 && c < 0x7f) return tost_error(j->err, "byte %zu: expected %s, found '%c'", at, what, c);
+    return tost_error(j->err, "byte %zu: expected %s, found byte 0x%02x", at, what, c);
 }
 
 static void skip_space(Json* j) {
@@ -53,7 +53,7 @@ bool json_enter(Json* j, JsonKind kind) {
         size_t at = (size_t)(j->p - j->start);
         return tost_error(j->err, "byte %zu: nested deeper than %d", at, JSON_MAX_DEPTH);
     }
-    if (!take(j, object ? '{' : '[')) return wanted(j, object ? "an object" : "an array");
+    if (!take(j, object ? '{' : '[')) return expected(j, object ? "an object" : "an array");
     uint64_t bit = (uint64_t)1 << j->depth++;
     j->objects = object ? j->objects | bit : j->objects & ~bit;
     j->fresh = true;
@@ -70,7 +70,7 @@ int json_next(Json* j) {
         return 0;
     }
     if (fresh || take(j, ',')) return 1;
-    wanted(j, object ? "',' or '}'" : "',' or ']'");
+    expected(j, object ? "',' or '}'" : "',' or ']'");
     return -1;
 }
 
@@ -108,13 +108,13 @@ static bool hex4(Json* j, uint32_t* out) {
         char c = j->p < j->end ? *j->p : 0;
         int v = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10
               : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-        if (v < 0) return wanted(j, "a hexadecimal digit");
+        if (v < 0) return expected(j, "a hexadecimal digit");
         *out = *out << 4 | (uint32_t)v;
     }
     return true;
 }
 
-// The character of \uXXXX, j->p after the u; two of them where they are a surrogate pair.
+// Decodes \uXXXX, with j->p after the u, or a surrogate pair of two such escapes.
 static bool unicode_escape(Json* j, uint32_t* c) {
     const uint32_t replacement = 0xfffd;
     if (!hex4(j, c)) return false;
@@ -129,13 +129,13 @@ static bool unicode_escape(Json* j, uint32_t* c) {
             *c = 0x10000 + ((*c - 0xd800) << 10) + (low - 0xdc00);
             return true;
         }
-        j->p = before;  // an escape of its own
+        j->p = before;  // not a pair
     }
     *c = replacement;
     return true;
 }
 
-// The bytes of the escape at j->p (a backslash); 0 on error.
+// Decodes the escape at j->p, a backslash. Returns the number of bytes, 0 on error.
 static int escape(Json* j, char out[4]) {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
     j->p++;
@@ -145,7 +145,7 @@ static int escape(Json* j, char out[4]) {
     }
     const char* at = j->p < j->end && *j->p ? strchr(from, *j->p) : NULL;
     if (!at) {
-        wanted(j, "one of \"\\/bfnrtu after a backslash");
+        expected(j, "one of \"\\/bfnrtu after a backslash");
         return 0;
     }
     j->p++;
@@ -153,24 +153,24 @@ static int escape(Json* j, char out[4]) {
     return 1;
 }
 
-// Reads a string; without out it is only checked.
+// Reads a string; without out it only checks it.
 static bool read_string(Json* j, char* out, size_t cap, size_t* len, const char* what) {
     skip_space(j);
     size_t at = (size_t)(j->p - j->start), n = 0;
-    if (!take(j, '"')) return wanted(j, what);
+    if (!take(j, '"')) return expected(j, what);
     while (!take(j, '"')) {
         char decoded[4];
         const char* bytes = j->p;
         int m;
-        if (j->p == j->end) return wanted(j, "the closing quote of a string");
-        if ((unsigned char)*j->p < 0x20) return wanted(j, "an escape instead of a control character");
+        if (j->p == j->end) return expected(j, "the closing quote of a string");
+        if ((unsigned char)*j->p < 0x20) return expected(j, "an escape instead of a control character");
         if (*j->p == '\\') {
             m = escape(j, decoded);
             bytes = decoded;
             if (!m) return false;
         } else {
             m = utf8_length(j->p, j->end);
-            if (!m) return wanted(j, "valid UTF-8");
+            if (!m) return expected(j, "valid UTF-8");
             j->p += m;
         }
         if (out) {
@@ -191,7 +191,7 @@ static bool read_string(Json* j, char* out, size_t cap, size_t* len, const char*
 
 static bool read_colon(Json* j) {
     skip_space(j);
-    return take(j, ':') || wanted(j, "':'");
+    return take(j, ':') || expected(j, "':'");
 }
 
 bool json_key(Json* j, char* out, size_t cap, size_t* len) {
@@ -205,24 +205,24 @@ bool json_string(Json* j, char* out, size_t cap, size_t* len) {
 // ---------------------------------------------------------------------------------------------
 // Numbers and the rest
 
-// Moves over a number as the RFC spells it. *integer: it has neither fraction nor exponent.
+// Moves past a number. *integer: it has no fraction and no exponent.
 static bool scan_number(Json* j, bool* integer) {
     *integer = true;
     take(j, '-');
-    if (!digit_ahead(j)) return wanted(j, "a digit");
+    if (!digit_ahead(j)) return expected(j, "a digit");
     if (take(j, '0')) {
-        if (digit_ahead(j)) return wanted(j, "no digit after a leading 0");
+        if (digit_ahead(j)) return expected(j, "no digit after a leading 0");
     }
     while (digit_ahead(j)) j->p++;
     if (take(j, '.')) {
         *integer = false;
-        if (!digit_ahead(j)) return wanted(j, "a digit after the point");
+        if (!digit_ahead(j)) return expected(j, "a digit after the point");
         while (digit_ahead(j)) j->p++;
     }
     if (take(j, 'e') || take(j, 'E')) {
         *integer = false;
         if (!take(j, '+')) take(j, '-');
-        if (!digit_ahead(j)) return wanted(j, "a digit in the exponent");
+        if (!digit_ahead(j)) return expected(j, "a digit in the exponent");
         while (digit_ahead(j)) j->p++;
     }
     return true;
@@ -233,10 +233,10 @@ bool json_u64(Json* j, uint64_t* out) {
     uint64_t v = 0;
     skip_space(j);
     const char* first = j->p;
-    if (!digit_ahead(j)) return wanted(j, "a non-negative integer");
+    if (!digit_ahead(j)) return expected(j, "a non-negative integer");
     if (!scan_number(j, &integer)) return false;
     size_t at = (size_t)(first - j->start);
-    if (!integer) return tost_error(j->err, "byte %zu: an integer without fraction or exponent wanted", at);
+    if (!integer) return tost_error(j->err, "byte %zu: expected an integer without fraction or exponent", at);
     for (const char* p = first; p < j->p; p++) {
         uint64_t digit = (uint64_t)(*p - '0');
         if (__builtin_mul_overflow(v, (uint64_t)10, &v) || __builtin_add_overflow(v, digit, &v)) {
@@ -248,24 +248,24 @@ bool json_u64(Json* j, uint64_t* out) {
 }
 
 bool json_double(Json* j, double* out) {
-    enum { LONGEST = 400 };  // a bound for the copy; 17 digits and an exponent tell every double apart
+    enum { LONGEST = 400 };  // bytes; 17 digits and an exponent are enough for any double
     char text[LONGEST + 1];
     bool integer;
     skip_space(j);
     const char* first = j->p;
-    if (json_peek(j) != JSON_NUMBER) return wanted(j, "a number");
+    if (json_peek(j) != JSON_NUMBER) return expected(j, "a number");
     if (!scan_number(j, &integer)) return false;
     size_t n = (size_t)(j->p - first), at = (size_t)(first - j->start);
     if (n > LONGEST) return tost_error(j->err, "byte %zu: a number of more than %d characters", at, LONGEST);
     memcpy(text, first, n);
     text[n] = 0;
     *out = strtod(text, NULL);
-    return isfinite(*out) || tost_error(j->err, "byte %zu: %s is beyond the range of a double", at, text);
+    return isfinite(*out) || tost_error(j->err, "byte %zu: %s is outside the range of a double", at, text);
 }
 
 static bool skip_word(Json* j, const char* word) {
     size_t n = strlen(word);
-    if ((size_t)(j->end - j->p) < n || memcmp(j->p, word, n) != 0) return wanted(j, "true, false or null");
+    if ((size_t)(j->end - j->p) < n || memcmp(j->p, word, n) != 0) return expected(j, "true, false or null");
     j->p += n;
     return true;
 }
@@ -279,12 +279,12 @@ bool json_skip(Json* j) {
         case JSON_TRUE:   return skip_word(j, "true");
         case JSON_FALSE:  return skip_word(j, "false");
         case JSON_NULL:   return skip_word(j, "null");
-        case JSON_BAD:    return wanted(j, "a value");
+        case JSON_BAD:    return expected(j, "a value");
         default:          break;
     }
     int more;
     if (!json_enter(j, kind)) return false;
-    while ((more = json_next(j)) == 1) {  // recursion: JSON_MAX_DEPTH deep at most
+    while ((more = json_next(j)) == 1) {  // recursion is at most JSON_MAX_DEPTH deep
         if (kind == JSON_OBJECT && !json_key(j, NULL, 0, NULL)) return false;
         if (!json_skip(j)) return false;
     }
@@ -293,6 +293,24 @@ bool json_skip(Json* j) {
 
 bool json_at_end(Json* j) {
     skip_space(j);
-    if (j->depth) return wanted(j, "the rest of an object or array");
-    return j->p == j->end || wanted(j, "nothing more");
+    if (j->depth) return expected(j, "the end of an object or array");
+    return j->p == j->end || expected(j, "the end of the text");
+}
+
+// ---------------------------------------------------------------------------------------------
+// Writing
+
+void json_write_string(FILE* out, const char* text, size_t n) {
+    const char* end = text + n;
+    fputc('"', out);
+    while (text < end) {
+        const unsigned char c = (unsigned char)*text;
+        const int bytes = utf8_length(text, end);
+        if (c == '"' || c == '\\') fprintf(out, "\\%c", c);
+        else if (c < 0x20) fprintf(out, "\\u%04x", c);
+        else if (bytes > 0) fwrite(text, 1, (size_t)bytes, out);
+        else fputs("\xef\xbf\xbd", out);  // U+FFFD
+        text += bytes > 0 ? bytes : 1;
+    }
+    fputc('"', out);
 }

@@ -1,6 +1,8 @@
-// json.h: a strict pull parser for untrusted JSON (RFC 8259), over memory, without allocation.
+// json.h: a strict pull parser for untrusted JSON (RFC 8259) in memory, which allocates nothing; writing of strings.
 #ifndef TOST_JSON_H
 #define TOST_JSON_H
+
+#include <stdio.h>
 
 #include "util.h"
 
@@ -8,10 +10,10 @@ typedef struct {
     const char* start;    // the whole text
     const char* p;        // next byte
     const char* end;
-    int         depth;    // open objects and arrays, JSON_MAX_DEPTH at most
-    uint64_t    objects;  // bit d: what is open at depth d is an object
-    bool        fresh;    // just entered: no comma before the next element
-    TostError*  err;      // says byte offset and what was expected
+    int         depth;    // of open objects and arrays, at most JSON_MAX_DEPTH
+    uint64_t    objects;  // bit d: depth d is an object, not an array
+    bool        fresh;    // true if just entered: no comma before the next element
+    TostError*  err;      // gets the byte offset and what was expected
 } Json;
 
 enum { JSON_MAX_DEPTH = 64 };
@@ -21,23 +23,28 @@ typedef enum {
 } JsonKind;
 
 Json     json_open(const char* text, size_t n, TostError* err);
-JsonKind json_peek(Json* j);                       // the value ahead; JSON_BAD at the end or on garbage
+JsonKind json_peek(Json* j);                       // kind of the next value; JSON_BAD at the end or if invalid
 
-// Objects and arrays: call enter once, then next until it returns 0. next: 1 another, 0 closed, -1 error.
+// Objects and arrays: call enter once, then next until it returns 0. next returns 1 if there is another element, 0 at
+// the end, -1 on error.
 bool json_enter(Json* j, JsonKind object_or_array);
 int  json_next(Json* j);                           // in an array, or in an object before json_key
 
 bool json_key(Json* j, char* out, size_t cap, size_t* len);    // reads "key" and the colon, as json_string
-// Decoded bytes (escapes, surrogate pairs to UTF-8; a lone surrogate becomes U+FFFD) into out, of cap bytes;
-// more than cap - 1 are an error. The decoded text is never longer than its encoded form. A NUL is appended,
-// not counted. Without out the string is only checked. Bytes that are not UTF-8 are an error.
+// Decodes a string into out, which holds cap bytes, and appends a NUL; a string of more than cap - 1 bytes and invalid
+// UTF-8 are errors. Lone surrogates become U+FFFD. The decoded text is never longer than the encoded. Without out, only
+// checks the string.
 bool json_string(Json* j, char* out, size_t cap, size_t* len);
 bool json_u64(Json* j, uint64_t* out);             // a non-negative integer without fraction or exponent
 bool json_double(Json* j, double* out);            // finite
 bool json_skip(Json* j);                           // any value
-bool json_at_end(Json* j);                         // all is closed, only white space is left; else an error
+bool json_at_end(Json* j);                         // an error unless all is closed and only white space is left
 
-// Bytes of the UTF-8 character at p (1 to 4, no surrogates, nothing overlong), 0 if there is none before end.
+// Writes a quoted string of n bytes. Bytes that are not UTF-8 become U+FFFD.
+void json_write_string(FILE* out, const char* text, size_t n);
+
+// Length of the UTF-8 character at p, 1 to 4 bytes; 0 if invalid (also surrogates and overlong encodings) or cut off at
+// end.
 int  utf8_length(const char* p, const char* end);
 
 #endif

@@ -1,5 +1,4 @@
-// json_write.c: JSON out. Objects and arrays of depth 1 and 2 have a line for each element, deeper ones are
-// one line.
+// json_write.c: writes JSON files. Elements of the two outer levels have a line each.
 #include "json_write.h"
 
 #include <errno.h>
@@ -11,7 +10,7 @@
 
 #include "json.h"
 
-// The number of the standard stream that path is (/dev/stdout, wherever that goes), or -1.
+// The file descriptor if path is stdout or stderr (such as /dev/stdout), else -1.
 static int standard_stream(const char* path) {
     struct stat named, open;
     for (int fd = STDOUT_FILENO; fd <= STDERR_FILENO && stat(path, &named) == 0; fd++)
@@ -19,17 +18,17 @@ static int standard_stream(const char* path) {
     return -1;
 }
 
-// A file is written beside and renamed when it is whole; a pipe or device is written as it is. A standard stream is
-// written through its own descriptor: opened anew, a file would begin again at its first byte.
+// A regular file is written as PATH.tmp and renamed at the end; a pipe or device is written directly. A standard stream
+// is written through its own descriptor: opening it again would overwrite a redirected file from the start.
 bool json_file_open(JsonFile* j, const char* path, TostError* err) {
     struct stat st;
     *j = (JsonFile){0};
     if (!path) return true;
     const int stream = standard_stream(path);
-    const bool beside = stream < 0 && (stat(path, &st) != 0 || S_ISREG(st.st_mode));
+    const bool temporary = stream < 0 && (stat(path, &st) != 0 || S_ISREG(st.st_mode));
     j->path = xstrdup(path);
-    j->tmp = beside ? xasprintf("%s.tmp", path) : xstrdup(path);
-    if (is_dir(path)) tost_error(err, "--json %s is a folder: name a file", path);
+    j->tmp = temporary ? xasprintf("%s.tmp", path) : xstrdup(path);
+    if (is_dir(path)) tost_error(err, "--json %s is a folder: give a file name", path);
     else if ((j->file = stream < 0 ? fopen(j->tmp, "w") : fdopen(dup(stream), "w"))) return true;
     else tost_error(err, "--json %s cannot be written: %s", path, strerror(errno));
     free(j->path);
@@ -41,41 +40,26 @@ bool json_file_open(JsonFile* j, const char* path, TostError* err) {
 bool json_file_close(JsonFile* j, bool keep, TostError* err) {
     if (!j->path) return true;
     if (j->file && keep) fputc('\n', j->file);
-    const bool beside = strcmp(j->tmp, j->path) != 0;
-    bool ok = fflush(j->file) == 0 && !ferror(j->file) && (!keep || !beside || fsync(fileno(j->file)) == 0);
+    const bool temporary = strcmp(j->tmp, j->path) != 0;
+    bool ok = fflush(j->file) == 0 && !ferror(j->file) && (!keep || !temporary || fsync(fileno(j->file)) == 0);
     ok = fclose(j->file) == 0 && ok;
-    ok = ok && (!keep || !beside || rename(j->tmp, j->path) == 0);
+    ok = ok && (!keep || !temporary || rename(j->tmp, j->path) == 0);
     if (!ok && keep) tost_error(err, "--json %s cannot be written: %s", j->path, strerror(errno));
-    if (beside && (!ok || !keep)) unlink(j->tmp);
+    if (temporary && (!ok || !keep)) unlink(j->tmp);
     free(j->path);
     free(j->tmp);
     *j = (JsonFile){0};
     return ok || !keep;
 }
 
-static void put_quoted(JsonFile* j, const char* text, size_t n) {
-    const char* end = text + n;
-    fputc('"', j->file);
-    while (text < end) {
-        const unsigned char c = (unsigned char)*text;
-        const int bytes = utf8_length(text, end);
-        if (c == '"' || c == '\\') fprintf(j->file, "\\%c", c);
-        else if (c < 0x20 || c == 0x7f) fprintf(j->file, "\\u%04x", c);
-        else if (bytes > 0) fwrite(text, 1, (size_t)bytes, j->file);
-        else fputs("\xef\xbf\xbd", j->file);
-        text += bytes > 0 ? bytes : 1;
-    }
-    fputc('"', j->file);
-}
-
-// Comma, line and key: what goes before any value. False where nothing is written.
+// Writes comma, line break and key before a value. Returns false if there is no file.
 static bool begin_value(JsonFile* j, const char* key) {
     if (!j->file) return false;
     if (!j->fresh && j->depth > 0) fputs(j->depth > 2 ? ", " : ",", j->file);
     if (j->depth > 0 && j->depth <= 2) fprintf(j->file, "\n%*s", 2 * j->depth, "");
     j->fresh = false;
     if (key) {
-        put_quoted(j, key, strlen(key));
+        json_write_string(j->file, key, strlen(key));
         fputs(": ", j->file);
     }
     return true;
@@ -97,7 +81,7 @@ void json_put_close(JsonFile* j, char bracket) {
 }
 
 void json_put_bytes(JsonFile* j, const char* key, const char* text, size_t n) {
-    if (begin_value(j, key)) put_quoted(j, text, n);
+    if (begin_value(j, key)) json_write_string(j->file, text, n);
 }
 
 void json_put_text(JsonFile* j, const char* key, const char* text) {

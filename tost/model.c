@@ -1,4 +1,4 @@
-// model.c: the table of parameters laid out for one config, and the presets.
+// model.c: limits of sizes, layout of the parameters of a config, presets.
 #include "model.h"
 
 #include <stdio.h>
@@ -10,22 +10,23 @@
 
 bool tost_config_check(const TostConfig* c, TostError* err) {
     const struct { const char* option; int value, max; } sizes[] = {
-        {"--layers",     c->n_layer,    10000},
-        {"--heads",      c->n_head,     65536},
-        {"--channels",   c->n_embd,     1 << 20},
-        {"--block-size", c->block_size, 1 << 28},
-        {"--vocab-size", c->vocab_size, 1 << 28},
+        {"--layers",     c->n_layer,    TOST_MAX_LAYERS},
+        {"--heads",      c->n_head,     TOST_MAX_HEADS},
+        {"--channels",   c->n_embd,     TOST_MAX_CHANNELS},
+        {"--block-size", c->block_size, TOST_MAX_BLOCK_SIZE},
+        {"--vocab-size", c->vocab_size, TOST_MAX_VOCAB_SIZE},
     };
     for (size_t i = 0; i < countof(sizes); i++) {
         if (sizes[i].value < 1 || sizes[i].value > sizes[i].max)
-            return tost_error(err, "%s %d is out of range: 1 to %d", sizes[i].option, sizes[i].value, sizes[i].max);
+            return tost_error(err, "%s %d is not an integer from 1 to %d", sizes[i].option, sizes[i].value,
+                              sizes[i].max);
     }
     if (c->n_embd % c->n_head != 0)
-        return tost_error(err, "--heads %d does not divide --channels %d: every head needs the same number of channels",
+        return tost_error(err, "--heads %d does not divide --channels %d: choose a divisor",
                           c->n_head, c->n_embd);
-    if (c->bias != 0 && c->bias != 1) return tost_error(err, "--bias %d: it is 0 or 1", c->bias);
+    if (c->bias != 0 && c->bias != 1) return tost_error(err, "--bias %d is not 0 or 1", c->bias);
     if (c->membership != TOST_LEARNED && c->membership != TOST_UNIFORM)
-        return tost_error(err, "--membership %d: it is learned (0) or uniform (1)", c->membership);
+        return tost_error(err, "--membership %d is not 0 (learned) or 1 (uniform)", c->membership);
     return true;
 }
 
@@ -53,7 +54,7 @@ static void expand_rows(RowFacts rows[TOST_ROWS], const TostConfig* c) {
 }
 
 static void append_tensor(TostTensors* t, const RowFacts* row, TostRow id, int layer) {
-    enum { ALIGN = 32 };   // elements: 128 bytes, a cache line pair on a CPU and a transaction on a GPU
+    enum { ALIGN = 32 };   // elements: 128 bytes, two cache lines of a CPU, one memory transaction of a GPU
     TostTensor* x = &t->tensor[t->count++];
     if (layer <= 0) t->row_offset[id] = t->flat_size;
     *x = (TostTensor){.row = id, .layer = layer, .init = row->init, .decay = row->decay, .size = 1,
@@ -111,7 +112,7 @@ size_t tost_row_offset(const TostTensors* t, TostRow row, int layer) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Presets. tost-*: the published models and their run of 600,000 updates of 480 × 1,024 tokens.
+// Presets. tost-*: the published models, trained for 600,000 steps of 480 × 1,024 tokens.
 
 static const TostPreset presets[] = {
     {.name = "starter",

@@ -1,5 +1,5 @@
-// model.h: sizes, presets, the one table of parameters, and the numerical constants of the Token Statistics Transformer
-// (Wu et al., ICLR 2025, arXiv 2412.17810). Read by C11 and by CUDA C++17.
+// model.h: sizes, table of parameters, presets and numerical constants of the Token Statistics Transformer (Wu et al.,
+// ICLR 2025, arXiv 2412.17810). Compiled as C11 and as CUDA C++17.
 #ifndef TOST_MODEL_H
 #define TOST_MODEL_H
 
@@ -17,36 +17,46 @@ extern "C" {
 // Numerical constants
 
 #define TOST_LN_EPS     1e-5    // added to the variance in every LayerNorm
-#define TOST_ENERGY_MIN 1e-12   // floor of the running energy S in r = s / max(S, 1e-12)
+#define TOST_ENERGY_MIN 1e-12   // lower bound of the running energy S in r = s / max(S, 1e-12)
 #define TOST_MASS_EPS   1e-8    // added to the running membership D in m = N / (D + 1e-8)
-#define TOST_CLIP_EPS   1e-6    // gradients are scaled by min(1, clip / (norm + 1e-6))
+#define TOST_CLIP_EPS   1e-6    // gradients are multiplied by min(1, clip / (norm + 1e-6))
 
 // ---------------------------------------------------------------------------------------------
 // Sizes
 
-// How TSSA's membership Π comes about: learned, as published, or 1/heads for every head and token, which leaves temp
-// and denom_bias without effect: does membership matter?
+// TSSA's membership Π: learned, as published, or 1/heads for every head and token, an ablation in which temp and
+// denom_bias have no effect.
 typedef enum { TOST_LEARNED, TOST_UNIFORM } TostMembership;
 
 typedef struct {
-    int n_layer, n_head, n_embd;   // L, nh, C; the head size C / nh is whole
-    int block_size;                // longest T
+    int n_layer, n_head, n_embd;   // L, nh, C; nh divides C
+    int block_size;                // maximum T
     int vocab_size;                // V
     int bias;                      // 1: every Linear but the output head, and every LayerNorm, has a bias
     int membership;                // TostMembership
 } TostConfig;
 
+// Largest sizes, on the command line and in files.
+enum {
+    TOST_MAX_LAYERS     = 10000,
+    TOST_MAX_HEADS      = 1 << 16,
+    TOST_MAX_CHANNELS   = 1 << 20,
+    TOST_MAX_BLOCK_SIZE = 1 << 28,
+    TOST_MAX_VOCAB_SIZE = 1 << 28,
+    TOST_MAX_BATCH      = 1 << 20,
+};
+
 bool tost_config_check(const TostConfig* c, TostError* err);   // positive sizes, heads divide channels, no overflow
 
 // ---------------------------------------------------------------------------------------------
-// THE table of parameters. A row: field, where it stands, name in a state dict (per-layer names follow
-// "transformer.h.<layer>."), shape, initial value, weight decay, when it exists. Shapes and conditions may use
-//   C channels, NH heads, V vocabulary, BLOCK longest T, BIAS.
-// Everything else about parameters expands from here: pointers, offsets, counts, names in checkpoints, initial values,
+// The table of parameters. Columns: field, place, name in a state dict (in layers, after "transformer.h.<layer>."),
+// shape, initial value, weight decay, condition for it to exist. Shapes and conditions may use
+//   C channels, NH heads, V vocabulary size, BLOCK maximum T, BIAS.
+// Everything else about parameters expands from it: pointers, offsets, counts, names in checkpoints, initial values,
 // decay, labels of tests. The order is that of the published state dict.
 
 #define TOST_PARAMS(X) \
-    X(wte,         EMBED,  "transformer.wte.weight",  (V, C),         NORMAL,   DECAY,    true) /* output head too */ \
+    X(wte,         EMBED,  "transformer.wte.weight",  (V, C),         NORMAL,   DECAY,    true) /* tied output head */ \
     X(wpe,         EMBED,  "transformer.wpe.weight",  (BLOCK, C),     NORMAL,   DECAY,    true) \
     X(gamma1,      LAYER,  "gamma1",                  (C),            GAMMA,    NO_DECAY, true) /* LayerScale: TSSA */ \
     X(gamma2,      LAYER,  "gamma2",                  (C),            GAMMA,    NO_DECAY, true) /* LayerScale: MLP */ \
@@ -70,7 +80,7 @@ bool tost_config_check(const TostConfig* c, TostError* err);   // positive sizes
 typedef enum { TOST_EMBED, TOST_LAYER, TOST_HEAD } TostPlace;
 typedef enum {
     TOST_NORMAL,     // N(0, 0.02)
-    TOST_RESIDUAL,   // N(0, 0.02 / sqrt(2·layers)): what writes into the residual stream
+    TOST_RESIDUAL,   // N(0, 0.02 / sqrt(2·layers)): projections added to the residual stream
     TOST_ONE,
     TOST_ZERO,
     TOST_GAMMA       // 1e-5
@@ -83,53 +93,52 @@ typedef enum { TOST_PARAMS(X) TOST_ROWS } TostRow;
 
 enum { TOST_MAX_DIMS = 3, TOST_NAME_MAX = 64 };
 
-// One tensor of a model: a row of the table, and the layer it belongs to.
+// One tensor of a model: a row of the table and, in layers, the layer.
 typedef struct {
     char      name[TOST_NAME_MAX];     // full name in a state dict
     TostRow   row;
-    int       layer;                   // -1 outside of the layers
+    int       layer;                   // -1 outside layers
     int       ndim, shape[TOST_MAX_DIMS];
     TostInit  init;
     TostDecay decay;
     size_t    size;                    // elements
-    size_t    offset;                  // of the first element in a flat array of all parameters
+    size_t    offset;                  // of the first element in the flat array of all parameters
 } TostTensor;
 
-// All tensors of a model in state-dict order. In the flat array tensors start at multiples of 32 elements; the gaps are
-// zero. The layers are alike: a row's offset in layer l is its offset in layer 0 plus l · layer_stride.
+// All tensors of a model in state-dict order. In the flat array, tensors start at multiples of 32 elements; gaps are
+// zero. The offset of a row in layer l is its offset in layer 0 plus l · layer_stride.
 typedef struct {
     int         count;
     TostTensor* tensor;
-    size_t      n_params;              // elements, gaps not counted
-    size_t      flat_size;             // elements, gaps counted
+    size_t      n_params;              // elements, without gaps
+    size_t      flat_size;             // elements, with gaps
     size_t      layer_stride;
-    size_t      row_offset[TOST_ROWS]; // of a row's first tensor; SIZE_MAX where this config has none
+    size_t      row_offset[TOST_ROWS]; // of a row's first tensor; SIZE_MAX if absent
 } TostTensors;
 
-TostTensors tost_tensors(const TostConfig* c);     // c has passed tost_config_check
+TostTensors tost_tensors(const TostConfig* c);     // requires tost_config_check(c)
 void        tost_tensors_free(TostTensors* t);
-const TostTensor* tost_tensor_find(const TostTensors* t, const char* name);   // NULL if there is none of that name
+const TostTensor* tost_tensor_find(const TostTensors* t, const char* name);   // NULL if absent
 
-// Offset of a row's first element in the flat array, for layer l (ignored outside of the layers); SIZE_MAX where
-// absent.
+// Offset of a row's first element in the flat array for a layer (ignored outside layers); SIZE_MAX if absent.
 size_t tost_row_offset(const TostTensors* t, TostRow row, int layer);
 
 // ---------------------------------------------------------------------------------------------
-// Presets: sizes and the hyper-parameters that go with them
+// Presets: sizes and hyperparameters
 
 typedef struct {
     const char* name;
     TostConfig  config;
     double      lr, min_lr_frac, weight_decay, beta1, beta2, eps, grad_clip;
-    int         warmup;                // updates
-    int64_t     steps;                 // updates
+    int         warmup;                // steps
+    int64_t     steps;
     int         batch, seq;            // micro-batch B and length T
-    int64_t     total_batch;           // tokens an update
-    int         val_every, sample_every, save_every;   // updates
+    int64_t     total_batch;           // tokens per step
+    int         val_every, sample_every, save_every;   // steps
 } TostPreset;
 
-const TostPreset* tost_preset_find(const char* name);   // NULL if there is none of that name
-const TostPreset* tost_preset_at(int i);                // NULL past the last
+const TostPreset* tost_preset_find(const char* name);   // NULL if absent
+const TostPreset* tost_preset_at(int i);                // NULL after the last
 
 #ifdef __cplusplus
 }

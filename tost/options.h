@@ -1,5 +1,4 @@
-// options.h: the command line: one row a flag: name, commands, type, range, default, help. Parsed with
-// getopt_long.
+// options.h: the command line, from one table of options. Parsed with getopt_long.
 #ifndef TOST_OPTIONS_H
 #define TOST_OPTIONS_H
 
@@ -17,26 +16,26 @@ enum { OPTION_ROWS_MAX = 128 };
 
 typedef struct {
     Command     command;
-    const char* program;                   // argv[0], for messages and the commands that they suggest
+    const char* program;                   // argv[0], for messages and suggested commands
     // model
     const char* preset;
     TostConfig  config;
-    const char *model, *init, *tokenizer;  // NULL where not given
+    const char *model, *init, *tokenizer;  // NULL: not given
     // data
     const char *data, *val_data, *out, *log;
     int         order;                     // DataOrder
-    int64_t     data_tokens, data_crc;     // of a run that is resumed: its shards' tokens and CRC; else 0
+    int64_t     data_tokens, data_crc;     // tokens and CRC of a resumed run's shards; else 0
     // training
     int     batch, seq;
     int64_t total_batch, steps, warmup;
     double  lr, min_lr_frac, weight_decay, beta1, beta2, eps, grad_clip;
-    double  skip_loss_z, skip_grad_z;      // 0: no outlier is skipped
+    double  skip_loss_z, skip_grad_z;      // 0: off
     int64_t max_skipped;
     int64_t seed;
     int64_t val_every, val_batches, sample_every, sample_tokens, save_every, keep;
     int     on_save_error;                 // OnSaveError
     bool    resume, overwrite, quiet;
-    int     dtype, threads;                // TostDtype; 0: as many as OpenMP gives
+    int     dtype, threads;                // TostDtype; 0: OpenMP's default
     bool    recompute;
     // sampling
     const char* prompt;
@@ -44,8 +43,8 @@ typedef struct {
     double      temperature, top_p;
     int         top_k;
     // evaluation
-    int         task, stride;              // Task, where --task is given; 0: windows that do not overlap
-    int64_t     windows;                   // 0: every token is scored once
+    int         task, stride;              // Task, if --task is given; 0: no overlap
+    int64_t     windows;                   // 0: score every token once
     const char* json;
     // inspection
     const char* text;
@@ -53,37 +52,32 @@ typedef struct {
     double      val_frac;
     int64_t     shard_tokens;
     bool        jsonl;
-    // operands, in their order; the strings are argv's
+    // operands, pointing into argv
     int    n_files;
     char** files;
-    // rows of the table that the user gave, or a resumed run; the other defaults follow from them
-    bool given[OPTION_ROWS_MAX];
+    bool given[OPTION_ROWS_MAX];           // rows of the table given by the user or a resumed run
 } Options;
 
-// Fills *o from argv: command, preset's values, then what the user gave. On --help it prints to stdout and
-// sets *help. False with one line in *err (status STATUS_USAGE) on anything misspelt, out of range,
-// contradictory or left over. No file is looked at. options_free in every case.
+// Parses argv into *o. --help prints to stdout and sets *help. Returns false with one line in *err (exit with
+// STATUS_USAGE) for an unknown, malformed, out-of-range, contradictory or unexpected argument. Opens no file. Always
+// call options_free.
 bool options_parse(Options* o, bool* help, int argc, char** argv, const TostEngine* engine, TostError* err);
 void options_free(Options* o);
 const char* options_program(const Options* o);   // the program's name, without its folder
 bool option_given(const Options* o, const char* name);
-// Of the options that ask train for samples or shape them, the name of the first that was given; NULL: none.
-const char* sample_option_given(const Options* o);
-// Whether batch × seq tokens can be one pass: they are counted in an int.
-bool options_check_pass(int batch, int seq, TostError* err);
+const char* sample_option_given(const Options* o);   // the first option given that concerns samples of train, or NULL
+bool options_check_pass(int batch, int seq, TostError* err);   // batch × seq must fit in an int
 
-// Where the sizes come from a file: false, naming the first size that was given and differs from it; else the
-// file's sizes are o's, and batch, sequence and update follow from them where they were not given.
+// Takes the sizes of a model file and derives batch size and sequence length from them, unless given. Fails, naming the
+// option, if a size was given and differs.
 bool options_take_config(Options* o, const TostConfig* config, const char* file, TostError* err);
 
-// The options of a training run as key and value, for its checkpoints: *n of them. st_free_meta
+// The options of a training run that its checkpoints save: *n keys and values. st_free_meta
 StMeta* options_echo(const Options* o, int* n);
-// On resume: what was not given takes the saved run's value (and then counts as given). False, naming the
-// first option that was given, differs and may not change because it decides the result. `run` names the run
-// in the message. *o points into saved afterwards.
+// For --resume: options not given take the saved values and then count as given. Fails, naming the option, if one was
+// given that differs and must not change. `run` names the run in the message. *o then points into `saved`.
 bool options_resume(Options* o, const StMeta* saved, int n_saved, const char* run, TostError* err);
-// After options_resume: "--steps 9 instead of 6: …", with what that costs, where the saved option was given anew
-// with another value; else NULL. free()
+// After options_resume: "--steps 9 instead of 6" if the saved option was overridden, else NULL. free()
 char* options_changed(const Options* o, const StMeta* saved);
 
 #endif

@@ -1,4 +1,4 @@
-// safetensors.c: reads by pread in bounded blocks: a file cut short meanwhile is an error, not a signal.
+// safetensors.c: files are read with pread, not mapped: truncating one meanwhile gives an error, not a signal.
 #include "safetensors.h"
 #include "json.h"
 
@@ -10,9 +10,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the format is little-endian and read as it is");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the format is little-endian and read without conversion");
 
-enum { HEADER_MAX = 100000000, BLOCK = 1 << 16, CRC_BLOCK = 1 << 18 };  // bytes; the first is the format's
+enum { HEADER_MAX = 100000000, BLOCK = 1 << 16, CRC_BLOCK = 1 << 18 };  // bytes; the format limits the header
 
 static const struct { const char* name; size_t size; } dtypes[ST_DTYPES] = {
     [ST_F64] = {"F64", 8}, [ST_F32] = {"F32", 4}, [ST_F16] = {"F16", 2}, [ST_BF16] = {"BF16", 2},
@@ -30,7 +30,7 @@ static bool read_at(const StFile* f, void* out, size_t n, uint64_t offset, TostE
         if (got < 0 && errno == EINTR) continue;
         if (got <= 0) {
             return tost_error(err, "%s: cannot be read at offset %" PRIu64 ": %s", f->path, offset,
-                              got < 0 ? strerror(errno) : "it was cut short meanwhile");
+                              got < 0 ? strerror(errno) : "the file was truncated");
         }
         p += got;
         n -= (size_t)got;
@@ -39,8 +39,8 @@ static bool read_at(const StFile* f, void* out, size_t n, uint64_t offset, TostE
     return true;
 }
 
-// elements and bytes of a tensor whose dtype and shape are set; false where they do not fit into 64 bits
-static bool measure(StTensor* t) {
+// Sets count and bytes from dtype and shape; false on overflow.
+static bool set_size(StTensor* t) {
     t->count = 1;
     for (int i = 0; i < t->ndim; i++) {
         if (__builtin_mul_overflow(t->count, (uint64_t)t->shape[i], &t->count)) return false;
@@ -57,7 +57,7 @@ static bool parse_dtype(Json* j, StTensor* t) {
             return true;
         }
     }
-    return tost_error(j->err, "dtype '%s': only F64, F32, F16, BF16, I64, I32 and U8 can be read", name);
+    return tost_error(j->err, "dtype '%s' is not supported: use F64, F32, F16, BF16, I64, I32 or U8", name);
 }
 
 static bool parse_shape(Json* j, StTensor* t) {
@@ -67,7 +67,7 @@ static bool parse_shape(Json* j, StTensor* t) {
     while ((more = json_next(j)) == 1) {
         uint64_t n;
         if (!json_u64(j, &n)) return false;
-        if (n > INT64_MAX) return tost_error(j->err, "a dimension of %" PRIu64 ": over 2^63 - 1", n);
+        if (n > INT64_MAX) return tost_error(j->err, "a dimension of %" PRIu64 " is over 2^63 - 1", n);
         if (t->ndim == ST_MAX_DIMS) return tost_error(j->err, "more than %d dimensions", ST_MAX_DIMS);
         t->shape[t->ndim++] = (int64_t)n;
     }
@@ -82,10 +82,10 @@ static bool parse_offsets(Json* j, uint64_t offsets[2]) {
     }
     if (n == 2) more = json_next(j);
     if (more == -1) return false;
-    return (n == 2 && more == 0) || tost_error(j->err, "data_offsets: two numbers wanted");
+    return (n == 2 && more == 0) || tost_error(j->err, "data_offsets: expected two numbers");
 }
 
-// {"dtype": …, "shape": […], "data_offsets": [begin, end]}; t->offset counts from the end of the header yet
+// {"dtype": …, "shape": […], "data_offsets": [begin, end]}; t->offset is relative to the data, not yet to the file
 static bool parse_tensor(Json* j, StTensor* t) {
     static const char* const keys[] = {"dtype", "shape", "data_offsets"};
     bool seen[countof(keys)] = {false};
@@ -97,7 +97,7 @@ static bool parse_tensor(Json* j, StTensor* t) {
         size_t k = 0;
         if (!json_key(j, key, sizeof key, NULL)) return false;
         while (k < countof(keys) && strcmp(key, keys[k]) != 0) k++;
-        if (k < countof(keys) && seen[k]) return tost_error(j->err, "%s stands there twice", key);
+        if (k < countof(keys) && seen[k]) return tost_error(j->err, "%s appears twice", key);
         bool ok = k == 0 ? parse_dtype(j, t) : k == 1 ? parse_shape(j, t) : k == 2 ? parse_offsets(j, offsets)
                 : json_skip(j);
         if (!ok) return false;
@@ -107,22 +107,22 @@ static bool parse_tensor(Json* j, StTensor* t) {
     for (size_t k = 0; k < countof(keys); k++) {
         if (!seen[k]) return tost_error(j->err, "%s is missing", keys[k]);
     }
-    if (!measure(t)) return tost_error(j->err, "its shape counts more bytes than 64 bits can");
+    if (!set_size(t)) return tost_error(j->err, "the shape makes more bytes than 64 bits can count");
     if (offsets[1] < offsets[0] || offsets[1] - offsets[0] != t->bytes) {
-        return tost_error(j->err, "data_offsets [%" PRIu64 ", %" PRIu64 "], but dtype and shape make %" PRIu64
-                          " bytes", offsets[0], offsets[1], t->bytes);
+        return tost_error(j->err, "data_offsets [%" PRIu64 ", %" PRIu64 "] do not match dtype and shape, which make %"
+                          PRIu64 " bytes", offsets[0], offsets[1], t->bytes);
     }
     t->offset = offsets[0];
     return true;
 }
 
-// Room for one more of n elements in an array that doubles where n is a power of two.
+// Makes room for one more element; the capacity doubles whenever n is a power of two.
 static void* grow(void* array, int n, size_t size) {
     bool full = (n & (n - 1)) == 0;  // also 0: room for 1
     return full ? xrealloc(array, (n ? 2 * (size_t)n : 1) * size) : array;
 }
 
-// A string of any length, allocated: its decoded form has no more bytes than there are up to the end.
+// Reads a string of any length. buffer has room for it, since decoding never lengthens text. free()
 static char* parse_text(Json* j, char* buffer, bool key) {
     size_t n, cap = (size_t)(j->end - j->start) + 1;
     if (!(key ? json_key : json_string)(j, buffer, cap, &n)) return NULL;
@@ -160,7 +160,7 @@ static bool parse_entries(Json* j, StFile* f, char* buffer) {
         if (!json_key(j, t.name, sizeof t.name, &n)) return false;
         if (strlen(t.name) != n) return tost_error(j->err, "a NUL in the name '%s'", t.name);
         if (strcmp(t.name, "__metadata__") == 0) {
-            if (metadata) return tost_error(j->err, "__metadata__ stands there twice");
+            if (metadata) return tost_error(j->err, "__metadata__ appears twice");
             metadata = true;
             if (!parse_metadata(j, f, buffer)) return false;
             continue;
@@ -173,14 +173,14 @@ static bool parse_entries(Json* j, StFile* f, char* buffer) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Reading: what the header says as a whole
+// Reading: consistency of the header
 
 static int compare_strings(const void* a, const void* b) {
     return strcmp(*(const char* const*)a, *(const char* const*)b);
 }
 
-// Sorts names; the first that stands there twice, or NULL
-static const char* find_twin(const char** names, int n) {
+// Sorts names and returns the first duplicate, or NULL.
+static const char* find_duplicate(const char** names, int n) {
     qsort(names, (size_t)n, sizeof *names, compare_strings);
     for (int i = 1; i < n; i++) {
         if (strcmp(names[i - 1], names[i]) == 0) return names[i];
@@ -192,19 +192,19 @@ static bool check_names(const StFile* f, TostError* err) {
     int most = f->n_tensors > f->n_meta ? f->n_tensors : f->n_meta;
     const char** names = xmalloc((size_t)most * sizeof *names);
     for (int i = 0; i < f->n_tensors; i++) names[i] = f->tensors[i].name;
-    const char* twin = find_twin(names, f->n_tensors);
-    bool ok = !twin || tost_error(err, "%s: tensor '%s' stands there twice", f->path, twin);
+    const char* duplicate = find_duplicate(names, f->n_tensors);
+    bool ok = !duplicate || tost_error(err, "%s: tensor '%s' appears twice", f->path, duplicate);
     if (ok) {
         for (int i = 0; i < f->n_meta; i++) names[i] = f->meta[i].key;
-        twin = find_twin(names, f->n_meta);
-        ok = !twin || tost_error(err, "%s: __metadata__ '%s' stands there twice", f->path, twin);
+        duplicate = find_duplicate(names, f->n_meta);
+        ok = !duplicate || tost_error(err, "%s: __metadata__ '%s' appears twice", f->path, duplicate);
     }
     free(names);
     return ok;
 }
 
-// By place in the file; where an empty tensor stands before another, it comes first.
-static int compare_places(const void* a, const void* b) {
+// By offset; an empty tensor comes before another at the same offset.
+static int compare_offsets(const void* a, const void* b) {
     const StTensor *x = a, *y = b;
     if (x->offset != y->offset) return x->offset < y->offset ? -1 : 1;
     if (x->bytes != y->bytes) return x->bytes < y->bytes ? -1 : 1;
@@ -221,27 +221,27 @@ static void sort_names(StFile* f) {
     qsort(f->by_name, (size_t)f->n_tensors, sizeof *f->by_name, compare_tensors);
 }
 
-// Puts tensors into file order. They must cover the data: no gap, no overlap, nothing after them.
+// Sorts tensors into file order. They must cover the data without gap, overlap or trailing bytes.
 static bool check_layout(StFile* f, TostError* err) {
     uint64_t end = 0, data = f->file_size - f->data_start;
-    if (f->n_tensors) qsort(f->tensors, (size_t)f->n_tensors, sizeof *f->tensors, compare_places);
+    if (f->n_tensors) qsort(f->tensors, (size_t)f->n_tensors, sizeof *f->tensors, compare_offsets);
     for (int i = 0; i < f->n_tensors; i++) {
         StTensor* t = &f->tensors[i];
         if (t->offset != end) {
-            return tost_error(err, "%s: tensor '%s' begins at %" PRIu64 " of the data, but what is before it "
+            return tost_error(err, "%s: tensor '%s' starts at byte %" PRIu64 " of the data, but the one before it "
                               "ends at %" PRIu64 ": %s", f->path, t->name, t->offset, end,
-                              t->offset < end ? "an overlap" : "a gap");
+                              t->offset < end ? "overlap" : "gap");
         }
         if (t->bytes > data - end) {
-            return tost_error(err, "%s: cut short: tensor '%s' is %" PRIu64 " bytes from %" PRIu64 " of the "
-                              "data, which has %" PRIu64 ": copy it again, or take another", f->path, t->name,
-                              t->bytes, t->offset, data);
+            return tost_error(err, "%s: truncated: tensor '%s' has %" PRIu64 " bytes at %" PRIu64 " of the data, "
+                              "which has %" PRIu64 ": copy it again, or use another", f->path, t->name, t->bytes,
+                              t->offset, data);
         }
         end += t->bytes;
         t->offset += f->data_start;
     }
     if (end == data) return true;
-    return tost_error(err, "%s: %" PRIu64 " bytes after the last tensor", f->path, data - end);
+    return tost_error(err, "%s: %" PRIu64 " extra bytes after the last tensor", f->path, data - end);
 }
 
 static bool parse_header(StFile* f, TostError* err) {
@@ -250,7 +250,7 @@ static bool parse_header(StFile* f, TostError* err) {
     char* buffer = xmalloc(n + 1);
     bool ok = read_at(f, text, n, 8, err);
     if (ok && text[0] != '{') {
-        ok = tost_error(err, "%s: no '{' at offset 8: not a safetensors file", f->path);
+        ok = tost_error(err, "%s: not a safetensors file: no '{' at offset 8", f->path);
     } else if (ok) {
         Json j = json_open(text, n, err);
         ok = parse_entries(&j, f, buffer) || tost_error(err, "%s: header: %s", f->path, err->text);
@@ -265,28 +265,28 @@ static bool parse_header(StFile* f, TostError* err) {
 static bool open_checked(StFile* f, TostError* err) {
     struct stat st;
     uint64_t header;
-    f->fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // non-blocking: a FIFO is refused at once
+    f->fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // do not wait for the writer of a FIFO
     if (f->fd < 0) return tost_error(err, "%s: cannot be opened: %s", f->path, strerror(errno));
     if (fstat(f->fd, &st) != 0) {
-        return tost_error(err, "%s: cannot be looked at: %s", f->path, strerror(errno));
+        return tost_error(err, "%s: fstat failed: %s", f->path, strerror(errno));
     }
     if (!S_ISREG(st.st_mode)) {
         return tost_error(err, "%s: %s, not a safetensors file", f->path,
-                          S_ISDIR(st.st_mode) ? "a folder" : "no regular file");
+                          S_ISDIR(st.st_mode) ? "a folder" : "not a regular file");
     }
     f->file_size = (uint64_t)st.st_size;
     if (f->file_size < 8) {
-        return tost_error(err, "%s: cut short: %" PRIu64 " bytes, but the header's length alone has 8: copy it "
-                          "again, or take another", f->path, f->file_size);
+        return tost_error(err, "%s: truncated: %" PRIu64 " bytes, less than the 8 bytes of the header length: copy "
+                          "it again, or use another", f->path, f->file_size);
     }
     if (!read_at(f, &header, 8, 0, err)) return false;
     if (header < 2 || header > HEADER_MAX) {
-        return tost_error(err, "%s: a header of %" PRIu64 " bytes (2 to %d are possible): not a safetensors "
-                          "file", f->path, header, HEADER_MAX);
+        return tost_error(err, "%s: not a safetensors file: header of %" PRIu64 " bytes, expected 2 to %d", f->path,
+                          header, HEADER_MAX);
     }
     if (header > f->file_size - 8) {
-        return tost_error(err, "%s: cut short: a header of %" PRIu64 " bytes in a file of %" PRIu64 ": copy it "
-                          "again, or take another", f->path, header, f->file_size);
+        return tost_error(err, "%s: truncated: header of %" PRIu64 " bytes in a file of %" PRIu64 ": copy it "
+                          "again, or use another", f->path, header, f->file_size);
     }
     f->data_start = 8 + header;
     return parse_header(f, err);
@@ -351,8 +351,8 @@ static float f32_from_bits(uint32_t bits) {
 // IEEE half: sign, 5 bits of exponent (bias 15), 10 of mantissa
 static float f32_from_f16(uint16_t h) {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, mantissa = h & 1023;
-    if (exponent == 0) return f32_from_bits(sign | 0x33800000) * (float)mantissa;  // in units of 2^-24
-    if (exponent == 31) return f32_from_bits(sign | 0x7f800000 | mantissa << 13);  // infinite, NaN
+    if (exponent == 0) return f32_from_bits(sign | 0x33800000) * (float)mantissa;  // subnormal, in units of 2^-24
+    if (exponent == 31) return f32_from_bits(sign | 0x7f800000 | mantissa << 13);  // infinity, NaN
     return f32_from_bits(sign | (exponent + 127 - 15) << 23 | mantissa << 13);
 }
 
@@ -368,16 +368,16 @@ static double float_value(const unsigned char* raw, StDtype dtype) {
     }
 }
 
-static bool wrong_dtype(const StFile* f, const StTensor* t, const char* wanted, TostError* err) {
-    return tost_error(err, "%s: tensor '%s' is %s, but %s is wanted", f->path, t->name, dtypes[t->dtype].name,
-                      wanted);
+static bool wrong_dtype(const StFile* f, const StTensor* t, const char* expected, TostError* err) {
+    return tost_error(err, "%s: tensor '%s' is %s, expected %s", f->path, t->name, dtypes[t->dtype].name,
+                      expected);
 }
 
 static bool is_float(const StTensor* t) {
     return t->dtype == ST_F64 || t->dtype == ST_F32 || t->dtype == ST_F16 || t->dtype == ST_BF16;
 }
 
-// Reads element i and those after it, as many as a block holds. Returns how many; 0 is an error.
+// Reads as many elements from i on as fit in a block. Returns their number, 0 on error.
 static size_t read_block(const StFile* f, const StTensor* t, unsigned char raw[BLOCK], uint64_t i,
                          TostError* err) {
     size_t size = dtypes[t->dtype].size;
@@ -386,29 +386,30 @@ static size_t read_block(const StFile* f, const StTensor* t, unsigned char raw[B
     return read_at(f, raw, n * size, t->offset + i * size, err) ? n : 0;
 }
 
-bool st_read_f32(const StFile* f, const StTensor* t, float* out, TostError* err) {
+// Converts to one of the two arrays.
+static bool read_floats(const StFile* f, const StTensor* t, float* f32, double* f64, TostError* err) {
     unsigned char raw[BLOCK];
-    if (!is_float(t)) return wrong_dtype(f, t, "a floating-point tensor", err);
-    if (t->dtype == ST_F32) return read_at(f, out, (size_t)t->bytes, t->offset, err);
+    if (!is_float(t)) return wrong_dtype(f, t, "a floating-point type", err);
     for (uint64_t i = 0; i < t->count;) {
         size_t n = read_block(f, t, raw, i, err), size = dtypes[t->dtype].size;
         if (!n) return false;
-        for (size_t k = 0; k < n; k++) out[i + k] = (float)float_value(raw + k * size, t->dtype);
+        for (size_t k = 0; k < n; k++) {
+            const double value = float_value(raw + k * size, t->dtype);
+            if (f32) f32[i + k] = (float)value;
+            else f64[i + k] = value;
+        }
         i += n;
     }
     return true;
 }
 
+bool st_read_f32(const StFile* f, const StTensor* t, float* out, TostError* err) {
+    if (t->dtype == ST_F32) return read_at(f, out, (size_t)t->bytes, t->offset, err);
+    return read_floats(f, t, out, NULL, err);
+}
+
 bool st_read_f64(const StFile* f, const StTensor* t, double* out, TostError* err) {
-    unsigned char raw[BLOCK];
-    if (!is_float(t)) return wrong_dtype(f, t, "a floating-point tensor", err);
-    for (uint64_t i = 0; i < t->count;) {
-        size_t n = read_block(f, t, raw, i, err), size = dtypes[t->dtype].size;
-        if (!n) return false;
-        for (size_t k = 0; k < n; k++) out[i + k] = float_value(raw + k * size, t->dtype);
-        i += n;
-    }
-    return true;
+    return read_floats(f, t, NULL, out, err);
 }
 
 bool st_read_i32(const StFile* f, const StTensor* t, int32_t* out, TostError* err) {
@@ -422,7 +423,7 @@ bool st_read_i32(const StFile* f, const StTensor* t, int32_t* out, TostError* er
             int64_t v;
             memcpy(&v, raw + k * 8, 8);
             if (v < INT32_MIN || v > INT32_MAX) {
-                return tost_error(err, "%s: tensor '%s', element %" PRIu64 " is %" PRId64 ": beyond 32 bits",
+                return tost_error(err, "%s: tensor '%s', element %" PRIu64 " is %" PRId64 ": does not fit in 32 bits",
                                   f->path, t->name, i + k, v);
             }
             out[i + k] = (int32_t)v;
@@ -451,31 +452,14 @@ bool st_crc32(const StFile* f, uint32_t* crc, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // Writing
 
-static void put_string(FILE* out, const char* s) {
-    const char* end = s + strlen(s);
-    fputc('"', out);
-    while (s < end) {
-        int n = utf8_length(s, end);
-        if (!n) {
-            fputs("\xef\xbf\xbd", out);  // U+FFFD
-            n = 1;
-        } else if ((unsigned char)*s < 0x20) {
-            fprintf(out, "\\u%04x", (unsigned)*s);
-        } else {
-            if (*s == '"' || *s == '\\') fputc('\\', out);
-            fwrite(s, 1, (size_t)n, out);
-        }
-        s += n;
-    }
-    fputc('"', out);
-}
+static void put_string(FILE* out, const char* s) { json_write_string(out, s, strlen(s)); }
 
-// Writes the JSON header to out; notes in w where the CRC's digits come and how many bytes the tensors have.
+// Writes the JSON header to out. Sets w->crc_at and w->expected.
 static bool put_header(StWriter* w, FILE* out, const StTensor* tensors, int n_tensors, const StMeta* meta,
                        int n_meta, TostError* err) {
     fputs("{\"__metadata__\":{", out);
     for (int i = 0; i < n_meta; i++) {
-        if (strcmp(meta[i].key, "crc32") == 0) continue;  // copied from another file
+        if (strcmp(meta[i].key, "crc32") == 0) continue;
         put_string(out, meta[i].key);
         fputc(':', out);
         put_string(out, meta[i].value);
@@ -487,8 +471,8 @@ static bool put_header(StWriter* w, FILE* out, const StTensor* tensors, int n_te
     for (int i = 0; i < n_tensors; i++) {
         StTensor t = tensors[i];
         uint64_t begin = w->expected;
-        if (!measure(&t) || __builtin_add_overflow(begin, t.bytes, &w->expected)) {
-            return tost_error(err, "%s: tensor '%s' makes more bytes than 64 bits count", w->path, t.name);
+        if (!set_size(&t) || __builtin_add_overflow(begin, t.bytes, &w->expected)) {
+            return tost_error(err, "%s: tensor '%s' makes more bytes than 64 bits can count", w->path, t.name);
         }
         fputc(',', out);
         put_string(out, t.name);
@@ -497,7 +481,7 @@ static bool put_header(StWriter* w, FILE* out, const StTensor* tensors, int n_te
         fprintf(out, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", begin, w->expected);
     }
     fputc('}', out);
-    while (ftell(out) % 8) fputc(' ', out);  // as the reference does: tensor data is aligned to 8 bytes
+    while (ftell(out) % 8) fputc(' ', out);  // align tensor data to 8 bytes
     return true;
 }
 
@@ -519,7 +503,7 @@ bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tens
     }
     if (ok) {
         w->out = fopen(path, "wb");
-        if (!w->out) ok = tost_error(err, "%s: cannot be made: %s", path, strerror(errno));
+        if (!w->out) ok = tost_error(err, "%s: cannot be created: %s", path, strerror(errno));
     }
     if (ok) {
         uint64_t length = n;
@@ -532,7 +516,7 @@ bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tens
 
 bool st_append(StWriter* w, const void* data, size_t bytes, TostError* err) {
     if (bytes > w->expected - w->written) {
-        return tost_error(err, "%s: %" PRIu64 " bytes of tensors were declared, %zu more come after %" PRIu64,
+        return tost_error(err, "%s: %" PRIu64 " bytes of tensors were declared, but %zu follow after %" PRIu64,
                           w->path, w->expected, bytes, w->written);
     }
     if (bytes && fwrite(data, 1, bytes, w->out) != bytes) return write_failed(w, err);
@@ -543,7 +527,7 @@ bool st_append(StWriter* w, const void* data, size_t bytes, TostError* err) {
 
 bool st_finish(StWriter* w, TostError* err) {
     bool ok = w->written == w->expected
-        || tost_error(err, "%s: %" PRIu64 " bytes of tensors were declared, %" PRIu64 " came", w->path,
+        || tost_error(err, "%s: %" PRIu64 " bytes of tensors were declared, but %" PRIu64 " written", w->path,
                       w->expected, w->written);
     if (ok) {
         ok = fseek(w->out, w->crc_at, SEEK_SET) == 0 && fprintf(w->out, "%08" PRIx32, w->crc) == 8
@@ -558,7 +542,7 @@ bool st_finish(StWriter* w, TostError* err) {
 }
 
 void st_abandon(StWriter* w) {
-    if (w->out) {  // else the file at path, if there is one, is not ours
+    if (w->out) {  // otherwise a file at path is not ours
         fclose(w->out);
         unlink(w->path);
     }

@@ -1,5 +1,5 @@
-// safetensors.h: the safetensors format (8-byte header length, JSON header, raw tensors), read and written.
-// Reading trusts nothing: header length, JSON, dtype, shape, overlap, gaps, offsets, file size are checked.
+// safetensors.h: the safetensors format: 8-byte header length, JSON header, raw tensors. Reading checks header length,
+// JSON, dtypes, shapes, offsets, overlaps, gaps and file size.
 #ifndef TOST_SAFETENSORS_H
 #define TOST_SAFETENSORS_H
 
@@ -35,36 +35,35 @@ typedef struct {
     StMeta*   meta;
 } StFile;
 
-bool            st_begins(const char* head, size_t n);                  // whether a file begins as one of these does
-bool            st_open(StFile* f, const char* path, TostError* err);   // on failure nothing is left open
+bool            st_begins(const char* head, size_t n);                  // true if a file begins like a safetensors file
+bool            st_open(StFile* f, const char* path, TostError* err);   // on failure there is nothing to close
 void            st_close(StFile* f);
 const StTensor* st_find(const StFile* f, const char* name);             // NULL if absent
 const char*     st_meta(const StFile* f, const char* key);              // NULL if absent
 bool st_read_f32(const StFile* f, const StTensor* t, float* out, TostError* err);    // F64, F32, F16, BF16
 bool st_read_f64(const StFile* f, const StTensor* t, double* out, TostError* err);   // F64, F32, F16, BF16
 bool st_read_i32(const StFile* f, const StTensor* t, int32_t* out, TostError* err);  // I32, I64 (in range)
-bool st_crc32(const StFile* f, uint32_t* crc, TostError* err);          // of all bytes after the header
+bool st_crc32(const StFile* f, uint32_t* crc, TostError* err);          // of all tensor data
 
 // ---------------------------------------------------------------------------------------------
-// Writing: declare all tensors and metadata, then append their bytes in that order, then finish.
-// The CRC-32 of the tensor bytes goes into __metadata__ as "crc32" (8 hexadecimal digits); a "crc32" among
-// meta (copied from another file) is left out. Tensor data starts at a multiple of 8. Bytes of names and
-// metadata that are not UTF-8 are written as U+FFFD, since JSON cannot hold them.
+// Writing: declare all tensors and metadata, then append the tensors' bytes in that order, then finish. The CRC-32 of
+// the tensor bytes is stored in __metadata__ as "crc32" (8 hexadecimal digits); a "crc32" in meta is ignored. Tensor
+// data starts at a multiple of 8. Bytes of names and metadata that are not UTF-8 are written as U+FFFD.
 
 typedef struct {
     char*     path;
     FILE*     out;
     uint64_t  expected, written;  // tensor bytes
     uint32_t  crc;
-    long      crc_at;             // where in the file the eight digits stand
+    long      crc_at;             // file offset of the CRC's digits
 } StWriter;
 
-// Of tensors, name, dtype, ndim and shape are used.
+// Uses name, dtype, ndim and shape of each tensor.
 bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tensors,
               const StMeta* meta, int n_meta, TostError* err);
 bool st_append(StWriter* w, const void* data, size_t bytes, TostError* err);
-bool st_finish(StWriter* w, TostError* err);  // patches the CRC, fsyncs, closes; on failure removes the file
-void st_abandon(StWriter* w);                 // closes, removes the file; fine after any failure, and twice
+bool st_finish(StWriter* w, TostError* err);  // writes the CRC, fsyncs, closes; removes the file on failure
+void st_abandon(StWriter* w);                 // closes and removes the file; may follow any failure, and itself
 
 const char* st_dtype_name(StDtype d);
 

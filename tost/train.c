@@ -181,10 +181,10 @@ static bool holds_run(const char* out, TostError* err) {
 // A run does not go into a checkpoint, nor a log where one is to stand.
 static bool check_places(const Run* r, TostError* err) {
     const Options* o = &r->o;
-    if (o->out && checkpoint_is_one(o->out) && !checkpoint_is_name(o->out))
+    if (o->out && checkpoint_is_folder(o->out) && !checkpoint_is_name(o->out))
         return tost_error(err, "--out %s holds weights, but no run: --init %s starts one from them, dev/reference/convert.py "
                           "--run makes one of a PyTorch checkpoint", o->out, o->out);
-    if (o->out && checkpoint_is_one(o->out)) {
+    if (o->out && checkpoint_is_folder(o->out)) {
         char* run = path_dir(o->out);
         tost_error(err, "--out %s is a checkpoint: name its run, which is %s, or a new folder", o->out, run);
         free(run);
@@ -211,7 +211,7 @@ static bool find_resumed(Run* r, TostError* err) {
         r->weights = NULL;
         return tost_error(err, "%s; --overwrite begins the run anew", err->text);
     }
-    if (!checkpoint_read_info(&info, r->weights, err)) return checkpoint_name_whole(err, r->weights, NULL);
+    if (!checkpoint_read_info(&info, r->weights, err)) return checkpoint_suggest_older(err, r->weights, NULL);
     r->info = info;
     r->resumed = info.options;
     r->n_resumed = info.n_options;
@@ -247,7 +247,7 @@ static bool find_fresh(Run* r, TostError* err) {
         return false;
     }
     CheckpointInfo info;
-    if (!checkpoint_read_info(&info, r->weights, err)) return checkpoint_name_whole(err, r->weights, "--init");
+    if (!checkpoint_read_info(&info, r->weights, err)) return checkpoint_suggest_older(err, r->weights, "--init");
     r->init = info;
     return options_take_config(o, &info.config, r->weights, err);
 }
@@ -386,7 +386,7 @@ static bool create_model(Run* r, TostError* err) {
     }
     const bool ok = checkpoint_load_params(r->engine, r->model, &r->tensors, r->weights, err)
                     && (!r->o.resume || checkpoint_load_moments(r->engine, r->model, &r->tensors, r->weights, err));
-    return ok || checkpoint_name_whole(err, r->weights, r->o.resume ? NULL : "--init");
+    return ok || checkpoint_suggest_older(err, r->weights, r->o.resume ? NULL : "--init");
 }
 
 // Makes the folder and keeps it for this run; a default one takes the next number where another run was faster.
@@ -700,7 +700,7 @@ static bool save(Run* r, bool last, TostError* err) {
     }
     const bool ok = log_sync(&r->log, &why)
                     && checkpoint_save(r->out, &r->info, r->engine, r->model, &r->tensors, (int)r->o.keep, &why);
-    if (ok || (r->saved_step != r->info.step && checkpoint_stands(r->out, r->info.step))) {
+    if (ok || (r->saved_step != r->info.step && checkpoint_exists(r->out, r->info.step))) {
         r->saved_step = r->info.step;
         r->saved_open = open;
     }

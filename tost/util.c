@@ -1,4 +1,4 @@
-// util.c: errors as one line of text, memory, paths, time, checksums.
+// util.c: error messages, memory, files and paths, time, checksums.
 #include "util.h"
 
 #include <dirent.h>
@@ -18,7 +18,7 @@
 // ---------------------------------------------------------------------------------------------
 // Errors
 
-// The text, or of a longer one (a path of 4,096 bytes) its beginning and its end, cut between characters of UTF-8.
+// Copies the text, or its beginning and end if it is too long, cut between UTF-8 characters.
 static void fit_text(char* out, size_t cap, const char* text) {
     static const char gap[] = " … ";
     const size_t n = strlen(text), half = (cap - sizeof gap) / 2;
@@ -33,14 +33,14 @@ static void fit_text(char* out, size_t cap, const char* text) {
 }
 
 bool tost_error(TostError* err, const char* fmt, ...) {
-    char whole[3 * 4096], text[sizeof err->text];  // apart from err->text, which may be among the arguments
+    char whole[3 * 4096], text[sizeof err->text];  // separate buffers: err->text may be an argument
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(whole, sizeof whole, fmt, ap);
     va_end(ap);
     fit_text(text, sizeof text, whole);
     for (unsigned char* p = (unsigned char*)text; *p; p++) {
-        if (*p < 0x20 || *p == 0x7f) *p = '?';  // names come from outside: one line, no escape sequences
+        if (*p < 0x20 || *p == 0x7f) *p = '?';  // file names may contain newlines and escape sequences
     }
     memcpy(err->text, text, sizeof text);
     return false;
@@ -84,10 +84,10 @@ char* xasprintf(const char* fmt, ...) {
 void __asan_poison_memory_region(void const volatile* p, size_t n);
 void __asan_unpoison_memory_region(void const volatile* p, size_t n);
 
-// From the heap, whose ends the address sanitizer guards.
+// From the heap, so that the address sanitizer checks the bounds.
 void* alloc_pages(size_t bytes) {
     void* p;
-    if (bytes > (size_t)1 << 40) return NULL;   // the sanitizer's allocator would end the program
+    if (bytes > (size_t)1 << 40) return NULL;   // the sanitizer's allocator would abort
     if (posix_memalign(&p, bytes >= 4 << 20 ? 2 << 20 : 64, bytes ? bytes : 1) != 0) return NULL;
     return memset(p, 0, bytes);
 }
@@ -99,7 +99,7 @@ void poison_redzone(void* p) { __asan_poison_memory_region(p, REDZONE_BYTES); }
 #else
 enum { HUGE_PAGE = 2 << 20, HUGE_FROM = 4 << 20 };
 
-// The size of the mapping behind an allocation: whole pages, huge ones where it is large; 0 on overflow.
+// Size of the mapping for an allocation: whole pages, or huge pages if large; 0 on overflow.
 static size_t mapped_size(size_t bytes) {
     size_t unit = bytes >= HUGE_FROM ? HUGE_PAGE : (size_t)sysconf(_SC_PAGESIZE);
     if (bytes > SIZE_MAX - 2 * unit) return 0;
@@ -108,7 +108,7 @@ static size_t mapped_size(size_t bytes) {
 
 void* alloc_pages(size_t bytes) {
     size_t size = mapped_size(bytes);
-    size_t slack = bytes >= HUGE_FROM ? HUGE_PAGE : 0;  // a mapping starts at any page: cut it to a huge one
+    size_t slack = bytes >= HUGE_FROM ? HUGE_PAGE : 0;  // extra room to align the mapping to a huge page
     if (!size) return NULL;
     char* raw = mmap(NULL, size + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (raw == MAP_FAILED) return NULL;
@@ -117,7 +117,7 @@ void* alloc_pages(size_t bytes) {
     if (head) munmap(raw, head);
     if (slack - head) munmap(raw + head + size, slack - head);
 #ifdef MADV_HUGEPAGE
-    madvise(raw + head, size, MADV_HUGEPAGE);  // a hint: failing costs speed only
+    madvise(raw + head, size, MADV_HUGEPAGE);  // a hint, which may fail
 #endif
     return raw + head;
 }
@@ -130,15 +130,15 @@ void free_pages(void* p, size_t bytes) {
 // ---------------------------------------------------------------------------------------------
 // Files and paths
 
-// Reads fd to its end into out, or past FILE_MOST bytes, growing as needed: pipes and /proc do not tell their size.
+// Reads fd to its end or just past MAX_FILE_BYTES. The buffer grows: the size of pipes and /proc files is unknown.
 static bool read_all(Bytes* out, int fd) {
     struct stat st;
     size_t cap = 65536;
     if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0)
-        cap = (size_t)(st.st_size < FILE_MOST ? st.st_size : FILE_MOST) + 2;
+        cap = (size_t)(st.st_size < MAX_FILE_BYTES ? st.st_size : MAX_FILE_BYTES) + 2;
     out->data = xmalloc(cap);
     out->size = 0;
-    while (out->size <= FILE_MOST) {
+    while (out->size <= MAX_FILE_BYTES) {
         if (cap - out->size < 2) out->data = xrealloc(out->data, cap *= 2);
         ssize_t n = read(fd, out->data + out->size, cap - out->size - 1);
         if (n < 0 && errno == EINTR) continue;
@@ -156,13 +156,13 @@ bool read_file(Bytes* out, const char* path, TostError* err) {
     int fd = is_stdin ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return tost_error(err, "%s: cannot be opened: %s", path, strerror(errno));
     bool ok = read_all(out, fd);
-    if (!ok && errno == EISDIR) tost_error(err, "%s: is a folder: name a file", path);
+    if (!ok && errno == EISDIR) tost_error(err, "%s: is a folder: give a file name", path);
     else if (!ok)
         tost_error(err, "%s: cannot be read after %zu bytes: %s", is_stdin ? "standard input" : path,
                    out->size, strerror(errno));
-    if (ok && out->size > FILE_MOST)
-        ok = tost_error(err, "%s: more than %d bytes: that is no text to be read at once; give a part of it",
-                        is_stdin ? "standard input" : path, FILE_MOST);
+    if (ok && out->size > MAX_FILE_BYTES)
+        ok = tost_error(err, "%s: larger than %d bytes: give a smaller file",
+                        is_stdin ? "standard input" : path, MAX_FILE_BYTES);
     if (!ok) {
         free(out->data);
         *out = (Bytes){0};
@@ -171,7 +171,7 @@ bool read_file(Bytes* out, const char* path, TostError* err) {
     return ok;
 }
 
-// A new folder lasts once the folder that it stands in is synced; one that may not be read cannot be.
+// A new folder is durable once its parent is synced. Skips parents that are not readable.
 static bool sync_parent(const char* path, TostError* err) {
     char* dir = path_dir(path);
     const bool ok = access(dir, R_OK) != 0 || sync_dir(dir, err);
@@ -187,8 +187,8 @@ bool make_dirs(const char* path, TostError* err) {
         if (c != '/' && c != 0) continue;
         part[i] = 0;
         const int why = !part[0] || mkdir(part, 0777) == 0 ? 0 : errno;
-        if (why && !is_dir(part))   // it may have stood already
-            ok = tost_error(err, "%s: the folder cannot be made: %s", part,
+        if (why && !is_dir(part))
+            ok = tost_error(err, "%s: the folder cannot be created: %s", part,
                             why == EEXIST ? "a file has that name" : strerror(why));
         else if (!why && part[0]) ok = sync_parent(part, err);
         if (c == 0) break;
@@ -201,7 +201,7 @@ bool make_dirs(const char* path, TostError* err) {
 bool sync_dir(const char* path, TostError* err) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return tost_error(err, "%s: the folder cannot be opened: %s", path, strerror(errno));
-    bool ok = fsync(fd) == 0 || errno == EINVAL;  // EINVAL: a file system that has no need of it
+    bool ok = fsync(fd) == 0 || errno == EINVAL;  // EINVAL: the file system does not support it
     if (!ok) tost_error(err, "%s: the folder cannot be synced: %s", path, strerror(errno));
     close(fd);
     return ok;
@@ -209,7 +209,7 @@ bool sync_dir(const char* path, TostError* err) {
 
 static bool remove_entries(const char* path, TostError* err) {
     DIR* dir = opendir(path);
-    if (!dir) return tost_error(err, "%s: cannot be opened to remove it: %s", path, strerror(errno));
+    if (!dir) return tost_error(err, "%s: cannot be removed: %s", path, strerror(errno));
     bool ok = true;
     for (struct dirent* e; ok && (e = readdir(dir));) {
         if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
@@ -226,7 +226,7 @@ bool remove_tree(const char* path, TostError* err) {
     if (lstat(path, &st) != 0) {
         return errno == ENOENT || tost_error(err, "%s: cannot be removed: %s", path, strerror(errno));
     }
-    if (S_ISDIR(st.st_mode) && !remove_entries(path, err)) return false;  // a link is only unlinked
+    if (S_ISDIR(st.st_mode) && !remove_entries(path, err)) return false;  // does not follow links
     return remove(path) == 0 || errno == ENOENT
         || tost_error(err, "%s: cannot be removed: %s", path, strerror(errno));
 }
@@ -261,7 +261,7 @@ static int compare_names(const void* a, const void* b) {
 
 bool expand_glob(PathList* out, const char* pattern, TostError* err) {
     *out = (PathList){0};
-    if (path_exists(pattern)) {  // a name with brackets in it stands for itself
+    if (path_exists(pattern)) {  // a file name may contain brackets
         out->paths = xmalloc(sizeof *out->paths);
         out->paths[out->count++] = xstrdup(pattern);
         return true;
@@ -272,7 +272,7 @@ bool expand_glob(PathList* out, const char* pattern, TostError* err) {
         out->paths = xmalloc(g.gl_pathc * sizeof *out->paths);
         out->count = (int)g.gl_pathc;
         for (int i = 0; i < out->count; i++) out->paths[i] = xstrdup(g.gl_pathv[i]);
-        qsort(out->paths, g.gl_pathc, sizeof *out->paths, compare_names);  // by bytes, in every locale
+        qsort(out->paths, g.gl_pathc, sizeof *out->paths, compare_names);  // by bytes, independent of the locale
         globfree(&g);
         return true;
     }
@@ -296,12 +296,12 @@ double now_seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-// CRC-32 of zlib: polynomial 0xEDB88320, bits reflected. Short data goes four bits at a time; long data 16
-// bytes at a time (slicing, Kounavis and Berry 2005) through tables made on the stack: 3 us, no state.
+// zlib's CRC-32: reflected polynomial 0xEDB88320. Short data is processed four bits at a time, long data 16 bytes at a
+// time with slicing (Kounavis and Berry 2005); its tables are built on the stack in 3 us, so there is no global state.
 enum { CRC_SLICES = 16, CRC_SLICED_FROM = 1024 };
-typedef struct { uint32_t t[CRC_SLICES][256]; } CrcTables;  // t[k][b]: what byte b does k bytes later
+typedef struct { uint32_t t[CRC_SLICES][256]; } CrcTables;  // t[k][b]: effect of byte b after k more bytes
 
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "files are little-endian and read as they are");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "files are little-endian and read without conversion");
 
 static uint32_t crc32_short(uint32_t c, const uint8_t* p, size_t n) {
     static const uint32_t nibble[16] = {
@@ -353,7 +353,7 @@ char* human_count(char buf[32], double n) {
         return buf;
     }
     int u = 0;
-    for (n /= 1000; fabs(n) >= 999.95 && u < 3; u++) n /= 1000;  // 999.95 would print as 1000.0
+    for (n /= 1000; fabs(n) >= 999.95 && u < 3; u++) n /= 1000;  // 999.95 would be printed as 1000.0
     snprintf(buf, 32, fabs(n) < 1e9 ? "%.1f%c" : "%.3g%c", n, units[u]);
     return buf;
 }

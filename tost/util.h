@@ -1,4 +1,4 @@
-// util.h: errors as one line of text, memory, paths, time, checksums. Nothing here knows of models.
+// util.h: error messages, memory, files and paths, time, checksums.
 #ifndef TOST_UTIL_H
 #define TOST_UTIL_H
 
@@ -10,29 +10,29 @@
 #define PRINTF_LIKE(fmt, args) __attribute__((format(printf, fmt, args)))
 
 // ---------------------------------------------------------------------------------------------
-// Errors. A function that can fail on a user's input returns false (or NULL) and leaves one line in
-// *err that names the thing, the place and the way out; only commands print it and choose the status.
+// Errors. A function that can fail on user input returns false (or NULL) and writes one line to *err that names the
+// option or file, the value and the fix. Only commands print it and choose the exit status.
 
 typedef struct { char text[1024]; } TostError;
 
-// Sets err->text, control characters replaced by '?', the middle of a long text by an ellipsis; err->text may be an
+// Sets err->text. Replaces control characters by '?' and the middle of a long text by an ellipsis. err->text may be an
 // argument. Always returns false.
 bool tost_error(TostError* err, const char* fmt, ...) PRINTF_LIKE(2, 3);
 
-enum { STATUS_FAILED = 1, STATUS_USAGE = 2 };  // exit statuses: at run time; in the command line
+enum { STATUS_FAILED = 1, STATUS_USAGE = 2 };  // exit statuses: run-time error; invalid command line
 
 // ---------------------------------------------------------------------------------------------
-// Memory. Exits with one line and STATUS_FAILED when there is none left: no caller could go on.
+// Memory. The x functions exit with one line and STATUS_FAILED if there is none left.
 
 void* xmalloc(size_t bytes);
 void* xcalloc(size_t count, size_t size);          // zeroed
 void* xrealloc(void* p, size_t bytes);
 char* xstrdup(const char* s);
 char* xasprintf(const char* fmt, ...) PRINTF_LIKE(1, 2);
-void* alloc_pages(size_t bytes);                   // zeroed, 64-byte aligned, large in huge pages; or NULL
-void  free_pages(void* p, size_t bytes);           // bytes as given to alloc_pages
+void* alloc_pages(size_t bytes);                   // zeroed, 64-byte aligned, huge pages if large; or NULL
+void  free_pages(void* p, size_t bytes);           // bytes: as for alloc_pages
 
-// Between the parts of one allocation: REDZONE_BYTES that a sanitizer build forbids to touch.
+// Sanitizer builds put REDZONE_BYTES of inaccessible memory between the parts of one allocation.
 #ifdef TOST_SANITIZE
 enum { REDZONE_BYTES = 128 };
 void poison_redzone(void* p);
@@ -44,13 +44,13 @@ static inline void poison_redzone(void* p) { (void)p; }
 // ---------------------------------------------------------------------------------------------
 // Files and paths.
 
-typedef struct { char* data; size_t size; } Bytes;  // data is followed by a NUL that size does not count
+typedef struct { char* data; size_t size; } Bytes;  // data is followed by a NUL, not counted in size
 
-enum { FILE_MOST = 1 << 30 };                                      // bytes that read_file takes: /dev/zero has no end
-bool  read_file(Bytes* out, const char* path, TostError* err);     // whole; "-" is stdin. free(out->data)
+enum { MAX_FILE_BYTES = 1 << 30 };                                 // of read_file, since /dev/zero has no end
+bool  read_file(Bytes* out, const char* path, TostError* err);     // all of it; "-" is stdin. free(out->data)
 bool  make_dirs(const char* path, TostError* err);                 // like mkdir -p
-bool  sync_dir(const char* path, TostError* err);                  // fsync of a folder: its renames last
-bool  remove_tree(const char* path, TostError* err);               // a folder and all in it; absent is fine
+bool  sync_dir(const char* path, TostError* err);                  // fsync of a folder makes renames in it durable
+bool  remove_tree(const char* path, TostError* err);               // like rm -rf
 bool  path_exists(const char* path);
 bool  is_dir(const char* path);
 char* path_join(const char* dir, const char* name);                // free()

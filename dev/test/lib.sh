@@ -1,6 +1,6 @@
-# lib.sh: what the tests in shell share. Read as `. "$(dirname "$0")/lib.sh"` by test_NAME.sh BINARY; leaves
-#   binary, repo, python    absolute; PYTHON names another interpreter than python3
-#   dir                     an empty folder, entered, removed at the end
+# lib.sh: shared by the shell tests. Each test_NAME.sh BINARY reads it with `. "$(dirname "$0")/lib.sh"`. It sets
+#   binary, repo, python    absolute paths; PYTHON overrides python3
+#   dir                     a new empty folder, the working directory, removed at exit
 # shellcheck shell=sh
 
 suite=$(basename "$0" .sh)
@@ -18,7 +18,7 @@ trap 'rm -rf "$dir"' EXIT
 cd "$dir" || exit 1
 
 passed=0 failed=0 skipped=0
-# check TEXT COMMAND…: one check, which passes where the command succeeds.
+# check TEXT COMMAND…: one check; passes if the command succeeds.
 check() {
     what=$1
     shift
@@ -30,7 +30,7 @@ check() {
     fi
 }
 skip() { skipped=$((skipped + 1)); echo "skipped $suite: $1"; }
-# The closing line, and the exit status: 0 only if nothing failed and something ran.
+# Prints the summary line and exits: 0 only if nothing failed and something ran.
 finish() {
     echo "$suite: $passed passed, $failed failed, $skipped skipped"
     [ $failed -eq 0 ] && [ $((passed + skipped)) -gt 0 ]
@@ -40,7 +40,7 @@ finish() {
 says() { grep -qF -e "$1" "$2"; }
 one_line() { [ "$(wc -l <"$1")" -eq 1 ]; }
 empty() { [ ! -s "$1" ]; }
-# The columns of a log that do not tell the time.
+# The columns of a log that do not contain times.
 timeless() { cut -d, -f1-6 "$1"; }
 same_log() { [ -s "$1" ] && [ "$(timeless "$1")" = "$(timeless "$2")" ]; }
 

@@ -1,4 +1,4 @@
-// test_files.c: util, rng, json and safetensors: known values, hostile input, round trips.
+// test_files.c: util, rng, json and safetensors: known values, invalid input, round trips.
 #include "scratch.h"
 
 #include <fcntl.h>
@@ -26,9 +26,9 @@ static void test_errors(Checks* c) {
           err.text);
     char* lengthy = xasprintf("%03000d", 1);
     tost_error(&err, "%s", lengthy);
-    check(c, strlen(err.text) == sizeof err.text - 1, "a long error is cut: got %zu bytes", strlen(err.text));
+    check(c, strlen(err.text) == sizeof err.text - 1, "a long error is truncated: got %zu bytes", strlen(err.text));
     free(lengthy);
-    for (int shift = 0; shift < 3; shift++) {   // characters of three bytes, cut nowhere within
+    for (int shift = 0; shift < 3; shift++) {   // characters of three bytes must not be split
         char text[3004] = "file ";
         for (int i = 0; i < 990; i++) strcat(text, "…");
         tost_error(&err, "%s%s: what is wrong", &"ab"[2 - shift], text);
@@ -37,7 +37,7 @@ static void test_errors(Checks* c) {
         for (const char* p = err.text; (p = strstr(p, "…")); p += 3) whole++;
         check(c, n > sizeof err.text - 6 && n == 22 + (size_t)shift + 3 * (size_t)whole
               && strncmp(err.text + shift, "file …", 8) == 0 && strcmp(err.text + n - 15, ": what is wrong") == 0,
-              "a long error keeps its ends, and its characters whole: got %s", err.text);
+              "a long error keeps its ends and complete characters: got %s", err.text);
     }
 }
 
@@ -65,16 +65,16 @@ static void test_memory(Checks* c) {
 
 static void test_crc(Checks* c) {
     uint32_t crc = crc32_update(0, "123456789", 9);
-    check(c, crc == 0xcbf43926, "CRC-32 of 123456789: wanted cbf43926, got %08" PRIx32, crc);
+    check(c, crc == 0xcbf43926, "CRC-32 of 123456789: expected cbf43926, got %08" PRIx32, crc);
     check(c, crc32_update(0, NULL, 0) == 0, "CRC-32 of nothing is 0");
     enum { N = 5000 };
     unsigned char data[N];
     for (int i = 0; i < N; i++) data[i] = (unsigned char)(i * 7 + i / 256);
     crc = crc32_update(0, data, N);
-    check(c, crc == 0xa4f08d8e, "CRC-32 of 5000 bytes: wanted zlib's a4f08d8e, got %08" PRIx32, crc);
-    for (int cut = 0; cut <= N; cut += 613) {  // pieces on both sides of the length where tables are made
+    check(c, crc == 0xa4f08d8e, "CRC-32 of 5000 bytes: expected zlib's a4f08d8e, got %08" PRIx32, crc);
+    for (int cut = 0; cut <= N; cut += 613) {  // pieces shorter and longer than the limit for table look-up
         uint32_t joined = crc32_update(crc32_update(0, data, (size_t)cut), data + cut, (size_t)(N - cut));
-        check(c, joined == crc, "CRC-32 in two pieces cut at %d: wanted %08" PRIx32 ", got %08" PRIx32, cut,
+        check(c, joined == crc, "CRC-32 in two pieces cut at %d: expected %08" PRIx32 ", got %08" PRIx32, cut,
               crc, joined);
     }
 }
@@ -90,9 +90,9 @@ static void test_human(Checks* c) {
         char count[32], bytes[32];
         human_count(count, cases[i].n);
         human_bytes(bytes, cases[i].n);
-        check(c, strcmp(count, cases[i].count) == 0, "human_count(%g): wanted %s, got %s", cases[i].n,
+        check(c, strcmp(count, cases[i].count) == 0, "human_count(%g): expected %s, got %s", cases[i].n,
               cases[i].count, count);
-        check(c, strcmp(bytes, cases[i].bytes) == 0, "human_bytes(%g): wanted %s, got %s", cases[i].n,
+        check(c, strcmp(bytes, cases[i].bytes) == 0, "human_bytes(%g): expected %s, got %s", cases[i].n,
               cases[i].bytes, bytes);
     }
 }
@@ -103,7 +103,7 @@ static void test_paths(Checks* c) {
     };
     for (size_t i = 0; i < countof(dirs); i++) {
         char* dir = path_dir(dirs[i][0]);
-        check(c, strcmp(dir, dirs[i][1]) == 0, "path_dir(%s): wanted %s, got %s", dirs[i][0],
+        check(c, strcmp(dir, dirs[i][1]) == 0, "path_dir(%s): expected %s, got %s", dirs[i][0],
               dirs[i][1], dir);
         free(dir);
     }
@@ -121,9 +121,9 @@ static void test_folders(Checks* c, const char* tmp) {
     char* outside = path_join(tmp, "outside");
     char* link = path_join(tmp, "x/link");
     check(c, make_dirs(deep, &err) && is_dir(deep), "make_dirs(%s)", deep);
-    check(c, make_dirs(deep, &err), "make_dirs of what is there: %s", err.text);
+    check(c, make_dirs(deep, &err), "make_dirs of an existing folder: %s", err.text);
     write_bytes(file, "hello\0you", 9);
-    check_refused(c, make_dirs(below_file, &err), &err, "x/y/file: the folder cannot be made",
+    check_refused(c, make_dirs(below_file, &err), &err, "x/y/file: the folder cannot be created",
                   "make_dirs below a file");
     check(c, sync_dir(top, &err), "sync_dir: %s", err.text);
     check_refused(c, sync_dir(file, &err), &err, "cannot be opened", "sync_dir of a file");
@@ -131,7 +131,7 @@ static void test_folders(Checks* c, const char* tmp) {
     check(c, symlink(outside, link) == 0, "symlink");
     check(c, remove_tree(top, &err) && !path_exists(top), "remove_tree(%s)", top);
     check(c, is_dir(outside), "remove_tree must not follow links");
-    check(c, remove_tree(top, &err), "remove_tree of what is absent is fine");
+    check(c, remove_tree(top, &err), "remove_tree of an absent folder");
     remove_tree(outside, &err);
     free(deep), free(top), free(file), free(below_file), free(outside), free(link);
 }
@@ -145,7 +145,7 @@ static void test_read_file(Checks* c, const char* tmp) {
     free(b.data);
     check(c, read_file(&b, "/dev/null", &err) && b.size == 0 && b.data[0] == 0, "read_file of nothing");
     free(b.data);
-    check_refused(c, read_file(&b, tmp, &err), &err, "is a folder: name a file", "read_file of a folder");
+    check_refused(c, read_file(&b, tmp, &err), &err, "is a folder", "read_file of a folder");
     unlink(path);
     check_refused(c, read_file(&b, path, &err), &err, "content: cannot be opened",
                   "read_file of an absent file");
@@ -177,7 +177,7 @@ static void test_glob(Checks* c, const char* tmp) {
     char* pattern = path_join(tmp, "g_*.bin");
     check(c, expand_glob(&list, pattern, &err) && list.count == 3, "expand_glob: %d files", list.count);
     for (int i = 0; i < list.count && i < 3; i++) {
-        check(c, strcmp(strrchr(list.paths[i], '/') + 1, sorted[i]) == 0, "expand_glob %d: wanted %s, got %s",
+        check(c, strcmp(strrchr(list.paths[i], '/') + 1, sorted[i]) == 0, "expand_glob %d: expected %s, got %s",
               i, sorted[i],
               list.paths[i]);
     }
@@ -185,7 +185,7 @@ static void test_glob(Checks* c, const char* tmp) {
     free(pattern);
     pattern = path_join(tmp, "g[1].bin");
     check(c, expand_glob(&list, pattern, &err) && list.count == 1 && strcmp(list.paths[0], pattern) == 0,
-          "a name with brackets stands for itself");
+          "a file name with brackets");
     free_paths(&list);
     free(pattern);
     pattern = path_join(tmp, "none_*.bin");
@@ -195,7 +195,7 @@ static void test_glob(Checks* c, const char* tmp) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// rng: values computed by another program from the papers' definitions
+// rng: expected values were computed by another program from the papers' definitions
 
 static void test_rng(Checks* c) {
     Rng known = {{1, 2, 3, 4}};
@@ -204,7 +204,7 @@ static void test_rng(Checks* c) {
     };
     for (size_t i = 0; i < countof(published); i++) {
         uint64_t x = rng_u64(&known);
-        check(c, x == published[i], "xoshiro256++ %zu: wanted %" PRIu64 ", got %" PRIu64, i, published[i], x);
+        check(c, x == published[i], "xoshiro256++ %zu: expected %" PRIu64 ", got %" PRIu64, i, published[i], x);
     }
     static const struct { uint64_t seed, stream, first[4]; } seeds[] = {
         {0, 0, {0x3ed1653f0682083a, 0x852cecd8e7418ff7, 0x8deb058ebaf6ffc3, 0x5d6618916da2d0f5}},
@@ -218,7 +218,7 @@ static void test_rng(Checks* c) {
         for (int k = 0; k < 4; k++) {
             uint64_t x = rng_u64(&r);
             check(c, x == seeds[i].first[k],
-                  "seed %" PRIu64 ", stream %" PRIu64 ", number %d: wanted %" PRIx64 ", got %"
+                  "seed %" PRIu64 ", stream %" PRIu64 ", number %d: expected %" PRIx64 ", got %"
                   PRIx64, seeds[i].seed, seeds[i].stream, k, seeds[i].first[k], x);
         }
     }
@@ -233,22 +233,22 @@ static void test_rng_ranges(Checks* c) {
     Rng r = rng_seeded(42, 1);
     for (size_t i = 0; i < countof(digits); i++) {
         uint64_t x = rng_below(&r, 10);
-        check(c, x == digits[i], "rng_below(10) %zu: wanted %" PRIu64 ", got %" PRIu64, i, digits[i], x);
+        check(c, x == digits[i], "rng_below(10) %zu: expected %" PRIu64 ", got %" PRIu64, i, digits[i], x);
     }
     r = rng_seeded(42, 1);
-    for (size_t i = 0; i < countof(wide); i++) {  // a quarter of all numbers is rejected here
+    for (size_t i = 0; i < countof(wide); i++) {  // a quarter of all numbers is rejected
         uint64_t x = rng_below(&r, 3ull << 62);
-        check(c, x == wide[i], "rng_below(3·2^62) %zu: wanted %" PRIx64 ", got %" PRIx64, i, wide[i], x);
+        check(c, x == wide[i], "rng_below(3·2^62) %zu: expected %" PRIx64 ", got %" PRIx64, i, wide[i], x);
     }
     r = rng_seeded(42, 2);
     for (size_t i = 0; i < countof(uniform); i++) {
         double x = rng_uniform(&r);
-        check(c, x == uniform[i], "rng_uniform %zu: wanted %.17g, got %.17g", i, uniform[i], x);
+        check(c, x == uniform[i], "rng_uniform %zu: expected %.17g, got %.17g", i, uniform[i], x);
     }
     r = rng_seeded(42, 3);
     for (size_t i = 0; i < countof(normal); i++) {
         double x = rng_normal(&r);
-        check(c, fabs(x - normal[i]) <= 1e-14, "rng_normal %zu: wanted %.17g, got %.17g", i, normal[i], x);
+        check(c, fabs(x - normal[i]) <= 1e-14, "rng_normal %zu: expected %.17g, got %.17g", i, normal[i], x);
     }
     check(c, rng_below(&r, 1) == 0, "rng_below(1) is 0");
     double sum = 0, squares = 0;
@@ -258,8 +258,8 @@ static void test_rng_ranges(Checks* c) {
         sum += x;
         squares += x * x;
     }
-    check(c, fabs(sum / N) < 0.013, "rng_normal: mean %g of %d, wanted 0 within 4 sigma", sum / N, N);
-    check(c, fabs(squares / N - 1) < 0.018, "rng_normal: variance %g of %d, wanted 1 within 4 sigma",
+    check(c, fabs(sum / N) < 0.013, "rng_normal: mean %g of %d, expected 0 within 4 sigma", sum / N, N);
+    check(c, fabs(squares / N - 1) < 0.018, "rng_normal: variance %g of %d, expected 1 within 4 sigma",
           squares / N, N);
 }
 
@@ -267,7 +267,7 @@ static void test_rng_ranges(Checks* c) {
 // json
 
 static bool whole_text(const char* text, size_t n, TostError* err) {
-    char* exact = xmalloc(n);  // so that a sanitizer sees a read beyond the end
+    char* exact = xmalloc(n);  // so that a sanitizer detects reads past the end
     memcpy(exact, text, n);
     Json j = json_open(exact, n, err);
     bool ok = json_skip(&j) && json_at_end(&j);
@@ -295,49 +295,49 @@ static void test_json_accepts(Checks* c) {
 
 static void test_json_refuses(Checks* c) {
     static const char* const bad[][2] = {
-        {"", "byte 0: a value wanted, the end found"}, {"   ", "byte 3: a value wanted"},
+        {"", "byte 0: expected a value, found the end"}, {"   ", "byte 3: expected a value"},
         {"\xef\xbb\xbf{}", "byte 0"},
-        {"{", "byte 1: a \"key\" wanted"}, {"[", "byte 1: a value wanted"},
-        {"[1", "byte 2: ',' or ']' wanted"},
-        {"[1,]", "byte 3: a value wanted, ']' found"}, {"[,1]", "byte 1: a value"},
-        {"[1 2]", "byte 3: ',' or ']'"},
-        {"[1}", "byte 2: ',' or ']' wanted, '}' found"},
-        {"{\"a\":1]", "byte 6: ',' or '}' wanted, ']' found"},
-        {"{\"a\"}", "byte 4: ':' wanted"}, {"{\"a\":}", "byte 5: a value wanted"},
-        {"{\"a\":1,}", "byte 7: a \"key\""},
-        {"{a:1}", "byte 1: a \"key\" wanted, 'a'"}, {"{1:1}", "byte 1: a \"key\""},
-        {"{'a':1}", "byte 1: a \"key\""},
-        {"]", "byte 0: a value wanted, ']'"}, {"{}{}", "byte 2: nothing more"},
-        {"1 2", "byte 2: nothing more"},
-        {"tru", "byte 0: true, false or null"}, {"nulL", "byte 0: true, false or null"},
-        {"trues", "byte 4: nothing more"},
-        {"NaN", "byte 0: a value wanted, 'N'"}, {"Infinity", "byte 0: a value"},
-        {"-Infinity", "byte 1: a digit wanted"},
-        {"01", "byte 1: no digit after a leading 0"}, {"-", "byte 1: a digit"},
-        {"+1", "byte 0: a value wanted, '+'"},
-        {".5", "byte 0: a value"}, {"1.", "byte 2: a digit after the point"},
-        {"1.e3", "byte 2: a digit after the point"},
-        {"1e", "byte 2: a digit in the exponent"}, {"1e+-2", "byte 3: a digit in the exponent"},
-        {"0x10", "byte 1: nothing"},
-        {"\"", "byte 1: the closing quote"}, {"\"abc", "byte 4: the closing quote"},
-        {"\"a\nb\"", "byte 2: an escape instead"},
-        {"\"\\x41\"", "byte 2: one of"}, {"\"\\", "byte 2: one of"},
-        {"\"\\u12", "byte 5: a hexadecimal digit"},
-        {"\"\\u12g4\"", "byte 5: a hexadecimal digit wanted, 'g'"},
-        {"\"\\ud800\\u00z0\"", "byte 11: a hexadecimal digit"},
-        {"\"\xff\"", "byte 1: valid UTF-8 wanted, byte 0xff"}, {"\"\xc0\x80\"", "byte 1: valid UTF-8"},
-        {"\"\xc3\"", "byte 1: valid UTF-8"}, {"\"\xe0\x80\x80\"", "byte 1: valid UTF-8"},
-        {"\"\xed\xa0\x80\"", "byte 1: valid"},
-        {"\"\xf4\x90\x80\x80\"", "byte 1: valid UTF-8"}, {"\"\xf0\x9f\x98", "byte 1: valid UTF-8"},
-        {"// x\n1", "byte 0: a value"},
+        {"{", "byte 1: expected a \"key\""}, {"[", "byte 1: expected a value"},
+        {"[1", "byte 2: expected ',' or ']'"},
+        {"[1,]", "byte 3: expected a value, found ']'"}, {"[,1]", "byte 1: expected a value"},
+        {"[1 2]", "byte 3: expected ',' or ']'"},
+        {"[1}", "byte 2: expected ',' or ']', found '}'"},
+        {"{\"a\":1]", "byte 6: expected ',' or '}', found ']'"},
+        {"{\"a\"}", "byte 4: expected ':'"}, {"{\"a\":}", "byte 5: expected a value"},
+        {"{\"a\":1,}", "byte 7: expected a \"key\""},
+        {"{a:1}", "byte 1: expected a \"key\", found 'a'"}, {"{1:1}", "byte 1: expected a \"key\""},
+        {"{'a':1}", "byte 1: expected a \"key\""},
+        {"]", "byte 0: expected a value, found ']'"}, {"{}{}", "byte 2: expected the end of the text"},
+        {"1 2", "byte 2: expected the end of the text"},
+        {"tru", "byte 0: expected true, false or null"}, {"nulL", "byte 0: expected true, false or null"},
+        {"trues", "byte 4: expected the end of the text"},
+        {"NaN", "byte 0: expected a value, found 'N'"}, {"Infinity", "byte 0: expected a value"},
+        {"-Infinity", "byte 1: expected a digit"},
+        {"01", "byte 1: expected no digit after a leading 0"}, {"-", "byte 1: expected a digit"},
+        {"+1", "byte 0: expected a value, found '+'"},
+        {".5", "byte 0: expected a value"}, {"1.", "byte 2: expected a digit after the point"},
+        {"1.e3", "byte 2: expected a digit after the point"},
+        {"1e", "byte 2: expected a digit in the exponent"}, {"1e+-2", "byte 3: expected a digit in the exponent"},
+        {"0x10", "byte 1: expected the end"},
+        {"\"", "byte 1: expected the closing quote"}, {"\"abc", "byte 4: expected the closing quote"},
+        {"\"a\nb\"", "byte 2: expected an escape instead"},
+        {"\"\\x41\"", "byte 2: expected one of"}, {"\"\\", "byte 2: expected one of"},
+        {"\"\\u12", "byte 5: expected a hexadecimal digit"},
+        {"\"\\u12g4\"", "byte 5: expected a hexadecimal digit, found 'g'"},
+        {"\"\\ud800\\u00z0\"", "byte 11: expected a hexadecimal digit"},
+        {"\"\xff\"", "byte 1: expected valid UTF-8, found byte 0xff"}, {"\"\xc0\x80\"", "byte 1: expected valid UTF-8"},
+        {"\"\xc3\"", "byte 1: expected valid UTF-8"}, {"\"\xe0\x80\x80\"", "byte 1: expected valid UTF-8"},
+        {"\"\xed\xa0\x80\"", "byte 1: expected valid"},
+        {"\"\xf4\x90\x80\x80\"", "byte 1: expected valid UTF-8"}, {"\"\xf0\x9f\x98", "byte 1: expected valid UTF-8"},
+        {"// x\n1", "byte 0: expected a value"},
     };
     TostError err;
     for (size_t i = 0; i < countof(bad); i++) {
         bool ok = whole_text(bad[i][0], strlen(bad[i][0]), &err);
         check_refused(c, ok, &err, bad[i][1], bad[i][0]);
     }
-    check_refused(c, whole_text("\"a\0\"", 4, &err), &err, "byte 2: an escape", "a NUL in a string");
-    check_refused(c, whole_text("1\0", 2, &err), &err, "byte 1: nothing more wanted, byte 0x00",
+    check_refused(c, whole_text("\"a\0\"", 4, &err), &err, "byte 2: expected an escape", "a NUL in a string");
+    check_refused(c, whole_text("1\0", 2, &err), &err, "byte 1: expected the end of the text, found byte 0x00",
                   "a NUL after a number");
     enum { DEEP = 100000 };
     char* deep = xmalloc(DEEP);
@@ -380,15 +380,15 @@ static void test_json_numbers(Checks* c) {
         {"0", 0, NULL}, {"18446744073709551615", UINT64_MAX, NULL}, {" 42 ", 42, NULL},
         {"18446744073709551616", 0, "byte 0: an integer over 2^64 - 1"},
         {"99999999999999999999999", 0, "over 2^64"},
-        {"-1", 0, "a non-negative integer wanted, '-'"}, {"1.0", 0, "without fraction"},
+        {"-1", 0, "expected a non-negative integer, found '-'"}, {"1.0", 0, "without fraction"},
         {"1e3", 0, "without fraction"},
         {"\"1\"", 0, "a non-negative integer"}, {"007", 0, "no digit after a leading 0"},
-        {"", 0, "the end found"},
+        {"", 0, "found the end"},
     };
     static const struct { const char* text; double value; const char* error; } real[] = {
         {"0", 0, NULL}, {"-1.25e2", -125, NULL}, {"4.9e-324", 4.9e-324, NULL}, {"1e-999", 0, NULL},
         {"0.1", 0.1, NULL},
-        {"1e999", 0, "beyond the range"}, {"-", 0, "a digit wanted"}, {"nan", 0, "a number wanted"},
+        {"1e999", 0, "outside the range"}, {"-", 0, "expected a digit"}, {"nan", 0, "expected a number"},
         {"inf", 0, "a number"},
     };
     TostError err;
@@ -435,17 +435,17 @@ static void test_json_walk(Checks* c) {
     }
     check(c, ok && json_at_end(&j) && endings == 2 && label == 3, "walking an object: %s", err.text);
     j = json_open("[1]", 3, &err);
-    check_refused(c, json_enter(&j, JSON_OBJECT), &err, "byte 0: an object wanted, '['",
+    check_refused(c, json_enter(&j, JSON_OBJECT), &err, "byte 0: expected an object, found '['",
                   "entering the wrong kind");
     check(c, json_enter(&j, JSON_ARRAY) && json_next(&j) == 1 && json_peek(&j) == JSON_NUMBER,
-          "entering the right one");
-    check_refused(c, json_at_end(&j), &err, "the rest of an object or array", "the end, inside an array");
+          "entering the right kind");
+    check_refused(c, json_at_end(&j), &err, "the end of an object or array", "json_at_end inside an array");
 }
 
 // ---------------------------------------------------------------------------------------------
 // safetensors
 
-// One file: 8 bytes of length, header, then so many bytes of data.
+// Writes a file: 8 bytes of length, the header of n bytes, then `data` zero bytes.
 static void make_st(const char* path, const char* header, size_t n, size_t data, uint64_t length) {
     char* bytes = xcalloc(1, 8 + n + data);
     memcpy(bytes, &length, 8);
@@ -458,55 +458,55 @@ static void make_st(const char* path, const char* header, size_t n, size_t data,
 #define T_(name, dtype, shape, from, to) \
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":[" shape "],\"data_offsets\":[" from "," to "]}"
 
-static const struct { const char* header; size_t data; const char* error; } hostile_headers[] = {
+static const struct { const char* header; size_t data; const char* error; } invalid_headers[] = {
     {"[]", 0, "no '{' at offset 8"}, {"  {}", 0, "no '{' at offset 8"},
-    {"{}x", 0, "byte 2: nothing more"},
-    {"{\"a\":1}", 0, "tensor 'a': byte 5: an object wanted"},
+    {"{}x", 0, "byte 2: expected the end of the text"},
+    {"{\"a\":1}", 0, "tensor 'a': byte 5: expected an object"},
     {"{\"a\":{}}", 0, "tensor 'a': dtype is missing"},
-    {"{\"a\":{\"dtype\":\"F32\"}}", 0, "shape is missing"}, {"{ ", 0, "the end found"},
+    {"{\"a\":{\"dtype\":\"F32\"}}", 0, "shape is missing"}, {"{ ", 0, "found the end"},
     {"{\"a", 0, "closing quote"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[]}}", 0, "data_offsets is missing"},
-    {"{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\"}}", 0, "dtype stands there twice"},
-    {"{\"a\":{\"dtype\":7}}", 0, "a string wanted"},
+    {"{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\"}}", 0, "dtype appears twice"},
+    {"{\"a\":{\"dtype\":7}}", 0, "expected a string"},
     {"{" T_("a", "Q8", "", "0", "4") "}", 4, "tensor 'a': dtype 'Q8'"},
     {"{" T_("a", "f32", "", "0", "4") "}", 4, "dtype 'f32'"},
-    {"{" T_("a", "F32", "-1", "0", "4") "}", 4, "'-' found"},
+    {"{" T_("a", "F32", "-1", "0", "4") "}", 4, "found '-'"},
     {"{" T_("a", "F32", "1.0", "0", "4") "}", 4, "without fraction"},
     {"{" T_("a", "F32", "1,1,1,1,1,1,1,1,1", "0", "4") "}", 4, "more than 8 dimensions"},
     {"{" T_("a", "F32", "9223372036854775808", "0", "4") "}", 4, "over 2^63 - 1"},
     {"{" T_("a", "F32", "4294967296,4294967296", "0", "4") "}", 4, "more bytes than 64 bits"},
     {"{" T_("a", "F64", "2305843009213693952", "0", "0") "}", 0, "more bytes than 64 bits"},
     {"{" T_("a", "F32", "4611686018427387904,2,2", "0", "0") "}", 0, "more bytes than 64 bits"},
-    {"{" T_("a", "F32", "2", "0", "4") "}", 4, "dtype and shape make 8 bytes"},
+    {"{" T_("a", "F32", "2", "0", "4") "}", 4, "dtype and shape, which make 8 bytes"},
     {"{" T_("a", "F32", "1", "4", "0") "}", 4, "data_offsets [4, 0]"},
     {"{" T_("a", "F32", "1", "0", "18446744073709551616") "}", 4, "over 2^64 - 1"},
     {"{" T_("a", "F32", "1", "18446744073709551612", "0") "}", 4,
      "data_offsets [18446744073709551612, 0]"},
-    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", 4, "two numbers wanted"},
-    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4,8]}}", 4, "two numbers wanted"},
-    {"{\"a\":{\"dtype\":\"F32\",\"shape\":4,\"data_offsets\":[0,4]}}", 4, "an array wanted, '4'"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", 4, "expected two numbers"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4,8]}}", 4, "expected two numbers"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":4,\"data_offsets\":[0,4]}}", 4, "expected an array, found '4'"},
     {"{" T_("a", "F32", "2", "0", "8") "}", 4,
-     "cut short: tensor 'a' is 8 bytes from 0 of the data, which has 4"},
-    {"{" T_("a", "F32", "1", "0", "4") "}", 5, "1 bytes after the last tensor"},
-    {"{}", 1, "1 bytes after the last"},
+     "truncated: tensor 'a' has 8 bytes at 0 of the data, which has 4"},
+    {"{" T_("a", "F32", "1", "0", "4") "}", 5, "1 extra bytes after the last tensor"},
+    {"{}", 1, "1 extra bytes after the last"},
     {"{" T_("a", "F32", "1", "4", "8") "}", 8,
-     "tensor 'a' begins at 4 of the data, but what is before it ends at 0: a gap"},
+     "tensor 'a' starts at byte 4 of the data, but the one before it ends at 0: gap"},
     {"{" T_("a", "F32", "1", "0", "4") "," T_("b", "F32", "1", "8", "12") "}", 12,
-     "tensor 'b' begins at 8"},
-    {"{" T_("a", "F32", "2", "0", "8") "," T_("b", "F32", "1", "4", "8") "}", 8, "an overlap"},
+     "tensor 'b' starts at byte 8"},
+    {"{" T_("a", "F32", "2", "0", "8") "," T_("b", "F32", "1", "4", "8") "}", 8, "overlap"},
     {"{" T_("a", "F32", "1", "0", "4") "," T_("b", "F32", "1", "0", "4") "}", 4,
-     "tensor 'b' begins at 0"},
+     "tensor 'b' starts at byte 0"},
     {"{" T_("a", "F32", "1", "0", "4") "," T_("a", "F32", "1", "4", "8") "}", 8,
-     "tensor 'a' stands there twice"},
+     "tensor 'a' appears twice"},
     {"{" T_("a", "F32", "0", "0", "0") "," T_("\\u0061", "F32", "0", "0", "0") "}", 0,
-     "'a' stands there twice"},
+     "'a' appears twice"},
     {"{" T_("a\\u0000b", "F32", "", "0", "4") "}", 4, "a NUL in the name 'a'"},
-    {"{\"__metadata__\":{\"k\":1}}", 0, "a string wanted"},
-    {"{\"__metadata__\":null}", 0, "an object wanted"},
+    {"{\"__metadata__\":{\"k\":1}}", 0, "expected a string"},
+    {"{\"__metadata__\":null}", 0, "expected an object"},
     {"{\"__metadata__\":{\"k\":\"v\\u0000\"}}", 0, "a NUL in 'v'"},
-    {"{\"__metadata__\":{}", 0, "the end found"},
-    {"{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}}", 0, "__metadata__ 'k' stands there twice"},
-    {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, "__metadata__ stands there twice"},
+    {"{\"__metadata__\":{}", 0, "found the end"},
+    {"{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}}", 0, "__metadata__ 'k' appears twice"},
+    {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, "__metadata__ appears twice"},
     {"{\"a\":{\"x\":[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[", 0,
      "nested deeper"},
     {"{" T_(FIFTY FIFTY FIFTY "0123456789", "F32", "", "0", "4") "}", 4, "longer than 159 bytes"},
@@ -515,13 +515,13 @@ static const struct { const char* header; size_t data; const char* error; } host
 static void test_st_refuses(Checks* c, const char* tmp) {
     TostError err;
     StFile f;
-    char* path = path_join(tmp, "hostile.safetensors");
-    for (size_t i = 0; i < countof(hostile_headers); i++) {
-        size_t n = strlen(hostile_headers[i].header);
-        make_st(path, hostile_headers[i].header, n, hostile_headers[i].data, n);
+    char* path = path_join(tmp, "invalid.safetensors");
+    for (size_t i = 0; i < countof(invalid_headers); i++) {
+        size_t n = strlen(invalid_headers[i].header);
+        make_st(path, invalid_headers[i].header, n, invalid_headers[i].data, n);
         bool ok = st_open(&f, path, &err);
-        check_refused(c, ok, &err, hostile_headers[i].error, hostile_headers[i].header);
-        check(c, ok || strstr(err.text, "hostile.safetensors: "), "the error must name the file: %s",
+        check_refused(c, ok, &err, invalid_headers[i].error, invalid_headers[i].header);
+        check(c, ok || strstr(err.text, "invalid.safetensors: "), "the error must name the file: %s",
               err.text);
         if (ok) st_close(&f);
     }
@@ -530,28 +530,28 @@ static void test_st_refuses(Checks* c, const char* tmp) {
 
 static void test_st_refuses_files(Checks* c, const char* tmp) {
     static const struct { uint64_t length; const char* error; } cases[] = {
-        {0, "a header of 0 bytes"}, {1, "a header of 1 bytes"},
-        {3, "cut short: a header of 3 bytes in a file of 10"},
-        {100000000, "cut short: a header of 100000000"},
-        {100000001, "a header of 100000001 bytes (2 to 100000000"},
-        {UINT64_MAX, "a header of 18446744073709551615 bytes"},
-        {UINT64_MAX - 7, "a header of 18446744073709551608"},
+        {0, "header of 0 bytes"}, {1, "header of 1 bytes"},
+        {3, "truncated: header of 3 bytes in a file of 10"},
+        {100000000, "truncated: header of 100000000"},
+        {100000001, "header of 100000001 bytes, expected 2 to 100000000"},
+        {UINT64_MAX, "header of 18446744073709551615 bytes"},
+        {UINT64_MAX - 7, "header of 18446744073709551608"},
     };
     TostError err;
     StFile f;
     char* path = path_join(tmp, "length.safetensors");
     for (size_t i = 0; i < countof(cases); i++) {
         make_st(path, "{}", 2, 0, cases[i].length);
-        check_refused(c, st_open(&f, path, &err), &err, cases[i].error, "a wrong length of the header");
+        check_refused(c, st_open(&f, path, &err), &err, cases[i].error, "a wrong header length");
     }
     for (size_t n = 0; n < 8; n++) {
         write_bytes(path, "\2\0\0\0\0\0\0\0", n);
-        check_refused(c, st_open(&f, path, &err), &err, "cut short", "a file of less than 8 bytes");
+        check_refused(c, st_open(&f, path, &err), &err, "truncated", "a file of less than 8 bytes");
     }
     unlink(path);
     check_refused(c, st_open(&f, path, &err), &err, "length.safetensors: cannot be opened", "an absent file");
     check_refused(c, st_open(&f, tmp, &err), &err, "a folder, not a safetensors file", "a folder");
-    check_refused(c, st_open(&f, "/dev/zero", &err), &err, "no regular file", "a device");
+    check_refused(c, st_open(&f, "/dev/zero", &err), &err, "not a regular file", "a device");
     free(path);
 }
 
@@ -683,7 +683,7 @@ static void test_st_round_trip(Checks* c, const char* tmp) {
     t = st_find(&f, "sc\"alar");
     check(c, t && t->ndim == 0 && st_read_i32(&f, t, &id_back, &err) && id_back == id, "scalar: got %d",
           id_back);
-    check(c, !st_find(&f, "absent") && !st_meta(&f, "absent"), "what is absent is not found");
+    check(c, !st_find(&f, "absent") && !st_meta(&f, "absent"), "absent names are not found");
     check(c, strcmp(st_meta(&f, "step"), "12") == 0 && strcmp(st_meta(&f, "nasty \"key\""), nasty) == 0,
           "metadata");
     check(c, strcmp(st_meta(&f, "bad"), "a\xef\xbf\xbd" "b") == 0, "a byte that is not UTF-8: got %s",
@@ -692,13 +692,13 @@ static void test_st_round_trip(Checks* c, const char* tmp) {
     uint32_t direct = crc32_update(crc32_update(0, values, sizeof values), &id, sizeof id);
     snprintf(digits, sizeof digits, "%08" PRIx32, direct);
     check(c, crc == direct && strcmp(st_meta(&f, "crc32"), digits) == 0,
-          "crc32: wanted %s, in the file %s, computed %08" PRIx32,
+          "crc32: expected %s, in the file %s, computed %08" PRIx32,
           digits, st_meta(&f, "crc32"), crc);
     check(c, truncate(path, (off_t)f.file_size - 8) == 0, "truncate");
-    check_refused(c, st_read_f32(&f, &f.tensors[0], back, &err), &err, "cut short meanwhile",
-                  "a file cut while open");
-    check_refused(c, st_crc32(&f, &crc, &err), &err, "cut short meanwhile",
-                  "the CRC of a file cut while open");
+    check_refused(c, st_read_f32(&f, &f.tensors[0], back, &err), &err, "the file was truncated",
+                  "a file truncated while open");
+    check_refused(c, st_crc32(&f, &crc, &err), &err, "the file was truncated",
+                  "the CRC of a file truncated while open");
     st_close(&f);
     free(path);
 }
@@ -713,34 +713,34 @@ static void test_st_writer_failures(Checks* c, const char* tmp) {
     StWriter w;
     check(c, st_begin(&w, path, &one, 1, NULL, 0, &err) && st_append(&w, values, 4, &err), "begin: %s",
           err.text);
-    check_refused(c, st_append(&w, values, 8, &err), &err, "8 bytes of tensors were declared, 8 more",
+    check_refused(c, st_append(&w, values, 8, &err), &err, "8 bytes of tensors were declared, but 8 follow",
                   "too many bytes");
     st_abandon(&w);
     st_abandon(&w);
     check(c, !path_exists(path), "st_abandon removes the file");
     check(c, st_begin(&w, path, &one, 1, NULL, 0, &err) && st_append(&w, values, 4, &err), "begin again: %s",
           err.text);
-    check_refused(c, st_finish(&w, &err), &err, "8 bytes of tensors were declared, 4 came", "too few bytes");
+    check_refused(c, st_finish(&w, &err), &err, "8 bytes of tensors were declared, but 4 written", "too few bytes");
     check(c, !path_exists(path), "a failed st_finish removes the file");
     check_refused(c, st_begin(&w, nowhere, &one, 1, NULL, 0, &err), &err,
-                  "folder.safetensors: cannot be made", "no folder");
+                  "folder.safetensors: cannot be created", "no folder");
     st_abandon(&w);
     check_refused(c, st_begin(&w, path, &vast, 1, NULL, 0, &err), &err, "'vast' makes more bytes",
                   "a vast tensor");
     st_abandon(&w);
     if (access("/dev/full", W_OK) != 0) {
-        skip(c, "a full disk: no /dev/full here");
+        skip(c, "a full disk: no /dev/full");
     } else if (check(c, symlink("/dev/full", path) == 0, "symlink")) {
         bool ok = st_begin(&w, path, &one, 1, NULL, 0, &err) && st_append(&w, values, 8, &err)
             && st_finish(&w, &err);
         check_refused(c, ok, &err, "fail.safetensors: cannot be written", "a full disk");
         st_abandon(&w);
-        check(c, !path_exists(path), "after a full disk nothing is left");
+        check(c, !path_exists(path), "no file is left after a full disk");
     }
     free(path), free(nowhere);
 }
 
-// The files of shared truth, made by the reference implementation: all of each is readable and finite.
+// The files made by the reference implementation can be read completely and contain finite values.
 static void test_st_shared(Checks* c) {
     static const char* const files[] = {
         "golden/tiny.params.safetensors", "golden/tiny.expect.safetensors", "golden/bias.params.safetensors",
@@ -753,7 +753,7 @@ static void test_st_shared(Checks* c) {
         StFile f;
         char* path = shared_path(files[i]);
         if (!path) {
-            skip(c, "%s: not here", files[i]);
+            skip(c, "%s: not found", files[i]);
             continue;
         }
         if (check(c, st_open(&f, path, &err), "%s", err.text)) {

@@ -800,7 +800,7 @@ static void test_find(Checks* c) {
     char* folder = path_join(run, "step_00000300");
     must(rename(folder, stale) == 0, "rename", NULL);
     check_find_refused(c, run, "no complete checkpoint");
-    check_find_refused(c, stale, "unfinished");
+    check_find_refused(c, stale, "incomplete checkpoint");
     check(c, checkpoint_is_run(run), "a folder with an unfinished checkpoint is a run");
     save(run, m, 100000000, 0);
     check(c, !path_exists(stale), "a save must remove stale folders");
@@ -1179,27 +1179,27 @@ static const Damage damages[] = {
     {"a missing tensor", "model", DROP, "transformer.h.1.attn.temp", "", "info", "h.1.attn.temp' is missing"},
     {"no wte", "model", DROP, "transformer.wte.weight", "", "info", "wte.weight' is missing"},
     {"a missing bias", "model", DROP, "transformer.h.0.mlp.c_fc.bias", "", "info", "c_fc.bias' is missing"},
-    {"no final bias", "model", DROP, "transformer.ln_f.bias", "", "info", "__metadata__ has bias 1, but 0"},
+    {"no final bias", "model", DROP, "transformer.ln_f.bias", "", "info", "bias 1, but the tensors have 0"},
     {"a foreign tensor", "model", COPY, "transformer.ln_f.bias", "head.bias",
-     "info", "'head.bias' is none of"},
+     "info", "'head.bias' does not belong"},
     {"a layer too many", "model", COPY, "transformer.ln_f.bias", "transformer.h.2.ln_1.bias",
-     "info", "n_layer 2, but 3"},
+     "info", "n_layer 2, but the tensors have 3"},
     {"a renamed tensor", "model", RENAME, "transformer.h.1.gamma1", "transformer.h.1.gamma3",
      "info", "h.1.gamma1' is missing"},
     {"a wrong shape", "model", SHAPE, "transformer.h.1.mlp.c_fc.bias", "",
-     "info", "has the shape (17), expected (16)"},
+     "info", "has shape (17), expected (16)"},
     {"a dimension more", "model", SPLIT, "transformer.h.0.gamma2", "",
-     "info", "has the shape (4, 1), expected (4)"},
-    {"wte of three dims", "model", SPLIT, "transformer.wte.weight", "", "info", "has the shape (7, 4, 1)"},
-    {"another vocabulary", "model", SHAPE, "transformer.wte.weight", "", "info", "vocab_size 7, but 8"},
-    {"another block size", "model", SHAPE, "transformer.wpe.weight", "", "info", "block_size 3, but 4"},
-    {"whole numbers", "model", TO_I32, "transformer.h.1.gamma2", "", "info", "is of I32"},
-    {"heads that do not divide", "model", SHAPE, "transformer.h.0.attn.temp", "", "info", "n_head 2, but 3"},
+     "info", "has shape (4, 1), expected (4)"},
+    {"wte of three dims", "model", SPLIT, "transformer.wte.weight", "", "info", "has shape (7, 4, 1)"},
+    {"another vocabulary", "model", SHAPE, "transformer.wte.weight", "", "info", "vocab_size 7, but the tensors"},
+    {"another block size", "model", SHAPE, "transformer.wpe.weight", "", "info", "block_size 3, but the tensors"},
+    {"whole numbers", "model", TO_I32, "transformer.h.1.gamma2", "", "info", "is I32"},
+    {"heads that do not divide", "model", SHAPE, "transformer.h.0.attn.temp", "", "info", "n_head 2, but the tensors"},
     {"an equal lm_head", "model", COPY, "transformer.wte.weight", "lm_head.weight", NULL, NULL},
     {"another lm_head", "model", COPY, "transformer.wpe.weight", "lm_head.weight",
-     "info", "lm_head.weight' has the shape"},
+     "info", "lm_head.weight' has shape"},
     {"a newer format", "model", META, "format_version", "2", "info", "format_version 2"},
-    {"another config", "model", META, "n_layer", "3", "info", "n_layer 3, but 2"},
+    {"another config", "model", META, "n_layer", "3", "info", "n_layer 3, but the tensors have 2"},
     {"no step", "model", META, "step", NULL, "info", "no 'step'"},
     {"a step below 0", "model", META, "step", "-1", "info", "'step' is '-1'"},
     {"a step with a tail", "model", META, "step", "7x", "info", "'step' is '7x'"},
@@ -1208,14 +1208,14 @@ static const Damage damages[] = {
     {"a seed over 64 bits", "model", META, "seed", "18446744073709551616", "info", "'seed'"},
     {"no loss", "model", META, "best_val_loss", "low", "info", "'best_val_loss' is 'low'"},
     {"no count of skipped", "model", META, "skipped", "-1", "info", "'skipped' is '-1'"},
-    {"more skipped than made", "model", META, "skipped", "99999999", "info", "99999999 updates skipped"},
+    {"more skipped than made", "model", META, "skipped", "99999999", "info", "99999999 steps skipped"},
     {"losses that are none", "model", META, "last_losses", "1 x", "info", "'last_losses' is '1 x…'"},
     {"norms that are not finite", "model", META, "last_grad_norms", "nan", "info", "'last_grad_norms'"},
     {"no hash", "model", META, "tokenizer_hash", "c0ffeez", "info", "'tokenizer_hash'"},
     {"no config", "model", META, "bias", NULL, "info", "no 'bias'"},
     {"no metadata: a file by others", "model", META, NULL, NULL, NULL, "moments are not asked for"},
     {"a tensor in double", "model", TO_F64, "transformer.h.1.attn.denom_bias", "", NULL, NULL},
-    {"moments of another step", "optimizer", META, "step", "8", "moments", "not of one checkpoint"},
+    {"moments of another step", "optimizer", META, "step", "8", "moments", "different checkpoints"},
     {"moments of another run", "optimizer", META, "option.lr", "1",
      "moments", "option.lr is '1', but '0.003'"},
     {"moments that know less", "optimizer", META, "option.lr", NULL,
@@ -1229,9 +1229,9 @@ static const Damage damages[] = {
     {"no v of a tensor", "optimizer", DROP, "v.transformer.ln_f.bias", "",
      "moments", "'v.transformer.ln_f.bias' is missing"},
     {"a foreign moment", "optimizer", COPY, "v.transformer.ln_f.bias", "w.transformer.ln_f.bias",
-     "moments", "is none of"},
+     "moments", "does not belong"},
     {"a wrong moment", "optimizer", SHAPE, "v.transformer.ln_f.bias", "",
-     "moments", "has the shape (5), expected (4)"},
+     "moments", "has shape (5), expected (4)"},
     {"moments in double", "optimizer", TO_F64, "v.transformer.h.1.attn.temp", "", NULL, NULL},
 };
 
@@ -1255,7 +1255,7 @@ static void test_other_files(Checks* c) {
     fake_fill(m, 6);
     save(dir, m, 7, 0);
     bool ok = checkpoint_load_params(&fake, large, &large->tensors, file, &err);
-    check_refused(c, ok, &err, "'transformer.wte.weight' has the shape (7, 4), expected (7, 8)",
+    check_refused(c, ok, &err, "'transformer.wte.weight' has shape (7, 4), expected (7, 8)",
                   "a larger model");
     Loose l = loosen(file);
     set_meta(&l, NULL, NULL);
