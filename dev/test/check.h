@@ -1,4 +1,4 @@
-// check.h: what every test program shares: count, say what failed and what was skipped, close on one line.
+// check.h: counts checks, prints failed and skipped ones, and ends every test program with the same closing line.
 #ifndef TOST_CHECK_H
 #define TOST_CHECK_H
 
@@ -10,42 +10,44 @@
 
 typedef struct { const char* suite; int passed, failed, skipped; } Checks;
 
-// One check. The message says what was wanted and what came; it is printed only where ok is false.
+static inline void print_check(const Checks* c, const char* result, const char* fmt, va_list ap) {
+    printf("%s %s: ", result, c->suite);
+    vprintf(fmt, ap);
+    printf("\n");
+}
+
+// Counts one check and returns ok. The message, printed only if ok is false, gives the actual and the expected value.
 __attribute__((format(printf, 3, 4)))
 static inline bool check(Checks* c, bool ok, const char* fmt, ...) {
     if (ok) { c->passed++; return true; }
     c->failed++;
-    printf("FAILED %s: ", c->suite);
     va_list ap;
     va_start(ap, fmt);
-    vprintf(fmt, ap);
+    print_check(c, "FAILED", fmt, ap);
     va_end(ap);
-    printf("\n");
     return false;
 }
 
 __attribute__((format(printf, 2, 3)))
 static inline void skip(Checks* c, const char* fmt, ...) {
     c->skipped++;
-    printf("skipped %s: ", c->suite);
     va_list ap;
     va_start(ap, fmt);
-    vprintf(fmt, ap);
+    print_check(c, "skipped", fmt, ap);
     va_end(ap);
-    printf("\n");
 }
 
-// The closing line, and the exit status of the program: 0 only if nothing failed and something ran.
+// Prints the closing line and returns the exit status: 0 only if nothing failed and at least one check ran or was skipped.
 static inline int checks_verdict(const Checks* c) {
     printf("%s: %d passed, %d failed, %d skipped\n", c->suite, c->passed, c->failed, c->skipped);
     return c->failed != 0 || c->passed + c->skipped == 0;
 }
 
-// PATH below the folder of shared truth and text ($TOST_SHARED, default ../shared), or NULL where it is absent. free()
+// PATH in the folder of shared test data ($TOST_SHARED, default ../shared), or NULL if it does not exist. Caller frees.
 static inline char* shared_path(const char* path) {
     const char* root = getenv("TOST_SHARED");
     size_t n = (size_t)snprintf(NULL, 0, "%s/%s", root ? root : "../shared", path) + 1;
-    char* full = (char*)malloc(n);   // read by C++ too
+    char* full = (char*)malloc(n);
     snprintf(full, n, "%s/%s", root ? root : "../shared", path);
     if (access(full, R_OK) == 0) return full;
     free(full);

@@ -1,5 +1,5 @@
-// engines.h: a model under test, what an engine computes of a shape, and two engines held to each other. Read by C11
-// (test_tost.c, on a GPU) and by C++17 (dev/test/cuda_on_host, without one), so that both run the same comparison.
+// engines.h: compares two engines: runs the same models on both, records every result, and checks relative L2 errors.
+// Included by C11 (test_tost.c) and by C++17 (dev/test/cuda_on_host).
 #ifndef TOST_ENGINES_H
 #define TOST_ENGINES_H
 
@@ -19,7 +19,7 @@ extern "C" {
 #endif
 
 // ---------------------------------------------------------------------------------------------
-// A model and what drives it
+// A model under test
 
 typedef struct {
     const TostEngine* engine;
@@ -28,7 +28,7 @@ typedef struct {
     TostModel*        model;
 } Subject;
 
-// Without its files or memory a judge cannot go on: no closing line, which is a failure too.
+// Ends the program if a file or memory is missing. Without its closing line the test counts as failed.
 static inline void die_on(bool ok, const TostError* err) {
     if (ok) return;
     printf("FAILED: %s\n", err->text);
@@ -55,7 +55,7 @@ static inline void subject_free(Subject* s) {
     tost_tensors_free(&s->tensors);
 }
 
-// Every parameter away from its initial value, so that every gradient is exercised.
+// Random values for every parameter, so that no gradient is zero.
 static inline void subject_randomise(Subject* s, uint64_t seed) {
     Rng rng = rng_seeded(seed, 1);
     for (int i = 0; i < s->tensors.count; i++) {
@@ -75,7 +75,7 @@ static inline float* subject_get(const Subject* s, TostState state, const TostTe
     return x;
 }
 
-// Three of four channels of w become next to nothing, or nothing, so that their energy stays below its least.
+// Scales three of four channels of w to almost zero or zero, so that their energy stays below TOST_ENERGY_MIN.
 static inline void subject_weaken(Subject* s) {
     static const float scales[4] = {1, 0, 1e-7f, 5e-7f};
     for (int i = 0; i < s->tensors.count; i++) {
@@ -89,8 +89,8 @@ static inline void subject_weaken(Subject* s) {
     }
 }
 
-// Of the numbers that have as many bits of mantissa as dtype: of tf32 the next towards zero, since tensor cores ignore the
-// bits below where nobody rounded them before; of bf16 the nearest.
+// x with as many mantissa bits as dtype: rounded to nearest for bf16; towards zero for tf32, because tensor cores
+// ignore the lower bits of a float.
 static inline float rounded(float x, TostDtype dtype) {
     const int dropped = dtype == TOST_BF16 ? 16 : dtype == TOST_TF32 ? 13 : 0;
     uint32_t bits;
@@ -102,14 +102,13 @@ static inline float rounded(float x, TostDtype dtype) {
     return x;
 }
 
-// A dtype whose bits weights are rounded to, and on which of several grids as fine as its own: draws by which they err
-// independently.
+// Round the weights to this dtype's precision. Each draw scales the rounding grid, so the errors are independent.
 typedef struct { TostDtype dtype; int draw; } Rounding;
 
 enum { ROUNDING_DRAWS = 3 };
 static const Rounding EXACT = {TOST_FP32, 0};
 
-// Rounds the weights of embeddings and products, which are those that decay.
+// Rounds the weights of embeddings and matrix products: those with weight decay.
 static inline void subject_round(Subject* s, Rounding r) {
     const float grid = 1.0f + 0.3f * (float)r.draw;
     for (int i = 0; i < s->tensors.count; i++) {
@@ -136,8 +135,8 @@ static inline double mean_loss(Subject* s) {
     return sum / (double)count;
 }
 
-// Clipping and AdamW, as the training loop does them; returns the norm before clipping.
-static inline double subject_update(Subject* s, TostAdamW a, double clip) {
+// Clips the gradient and runs AdamW like the training loop. Returns the norm before clipping.
+static inline double subject_step(Subject* s, TostAdamW a, double clip) {
     const double norm = s->engine->grad_norm(s->model);
     a.grad_scale = fmin(1.0, clip / (norm + TOST_CLIP_EPS));
     s->engine->update(s->model, &a);
@@ -145,7 +144,7 @@ static inline double subject_update(Subject* s, TostAdamW a, double clip) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// What an engine computed: pieces, each with a name and the limit of its kind
+// Results of an engine
 
 typedef enum { PIECE_LOGITS, PIECE_GRAD, PIECE_PARAM, PIECE_LOSS, PIECE_KINDS } PieceKind;
 
@@ -154,7 +153,7 @@ typedef struct {
     PieceKind kind;
     size_t    n;
     double*   values;
-    double    yardstick;   // see Limits; 0: none
+    double    sensitivity;   // see Limits
 } Piece;
 
 typedef struct {
@@ -162,14 +161,14 @@ typedef struct {
     int    count;
 } Record;
 
-// A new piece of n numbers, for the caller to fill.
+// Adds a piece of n numbers, which the caller fills.
 static inline double* record_add(Record* r, PieceKind kind, size_t n, const char* prefix, const char* name) {
     r->piece = (Piece*)xrealloc(r->piece, (size_t)(r->count + 1) * sizeof *r->piece);
     Piece* p = &r->piece[r->count++];
     snprintf(p->name, sizeof p->name, "%s%s", prefix, name);
     p->kind = kind;
     p->n = n;
-    p->yardstick = 0;
+    p->sensitivity = 0;
     return p->values = (double*)xmalloc(n * sizeof *p->values);
 }
 
@@ -205,21 +204,21 @@ static inline void record_free(Record* r) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Two records
+// Comparing two records
 
-// Limits by kind of piece, of relative L2 error against the CPU engine or against truth. How far few bits move a
-// result is a matter of the parameters: the gradient through s/S goes with 1/w, which is anything where a w is near 0
-// early in a text. So tf32 and bf16 have a yardstick beside it: how far the CPU engine's own result, in float32, moves
-// when nothing but its weights is rounded to as many bits, at most of a few draws. An engine, which rounds activations
-// too, may err by YARDSTICKS times that, or by the kind's limit where that is more, since a number may happen to lie
-// still; never by half.
+// Limits of the relative L2 error against the CPU engine or golden files, by kind of piece.
+// The error that rounding causes depends on the parameters: the gradient through s/S grows with 1/w, so a w near 0
+// early in a sequence amplifies it. For tf32 and bf16 each piece therefore has a sensitivity: how far the CPU engine's
+// float32 result moves when only its weights are rounded to that dtype (the largest of ROUNDING_DRAWS). An engine also
+// rounds activations, so it may err by SENSITIVITY_FACTOR times that, or by the kind's limit if larger; LIMIT_MAX caps
+// both.
 typedef struct { double of[PIECE_KINDS]; } Limits;
 
-#define YARDSTICKS 3.0
-#define LIMIT_MAX  0.5
+#define SENSITIVITY_FACTOR 3.0
+#define LIMIT_MAX          0.5
 
 static inline Limits limits_of(TostDtype dtype) {
-    const Limits fp32 = {{1e-5, 1e-4, 1e-4, 1e-5}}, tf32 = {{5e-3, 1e-2, 5e-3, 5e-3}},   // cut off: half of bf16
+    const Limits fp32 = {{1e-5, 1e-4, 1e-4, 1e-5}}, tf32 = {{5e-3, 1e-2, 5e-3, 5e-3}},
                  bf16 = {{1e-2, 2e-2, 1e-2, 1e-2}};
     return dtype == TOST_BF16 ? bf16 : dtype == TOST_TF32 ? tf32 : fp32;
 }
@@ -228,7 +227,7 @@ static inline const char* dtype_name(TostDtype dtype) {
     return dtype == TOST_BF16 ? "bf16" : dtype == TOST_TF32 ? "tf32" : "fp32";
 }
 
-// |a - b| / |b| over n numbers; where b is zero, |a|. NaN where either holds one.
+// |a - b| / |b| over n numbers, or |a| if b is zero. NaN if either contains NaN.
 static inline double relative_distance(const double* a, const double* b, size_t n) {
     double difference = 0, norm = 0;
     for (size_t i = 0; i < n; i++) {
@@ -238,16 +237,15 @@ static inline double relative_distance(const double* a, const double* b, size_t 
     return norm > 0 ? sqrt(difference / norm) : sqrt(difference);
 }
 
-// Lengthens the yardsticks of a record to how far another is from it.
+// Raises the sensitivities of `want` to the distances of `moved` from it.
 static inline void record_measure(Record* want, const Record* moved) {
     for (int i = 0; i < want->count; i++) {
         Piece* p = &want->piece[i];
-        p->yardstick = fmax(p->yardstick, relative_distance(moved->piece[i].values, p->values, p->n));
+        p->sensitivity = fmax(p->sensitivity, relative_distance(moved->piece[i].values, p->values, p->n));
     }
 }
 
-// Each piece within its limit; prints error and limit of that piece of each kind which is nearest to its limit. `what`
-// has no spaces.
+// Checks each piece against its limit, and prints the piece of each kind that is closest to its limit.
 static inline void records_near(Checks* c, const char* what, const Record* got, const Record* want, Limits limits) {
     double worst[PIECE_KINDS] = {0}, limit_of_worst[PIECE_KINDS] = {1, 1, 1, 1};
     const char* worst_name[PIECE_KINDS] = {0};
@@ -257,7 +255,7 @@ static inline void records_near(Checks* c, const char* what, const Record* got, 
         if (!check(c, g->n == w->n && strcmp(g->name, w->name) == 0, "%s: %zu of %s, want %zu of %s", what, g->n,
                    g->name, w->n, w->name)) continue;
         const double error = relative_distance(g->values, w->values, w->n),
-                     limit = fmin(fmax(limits.of[g->kind], YARDSTICKS * w->yardstick), LIMIT_MAX);
+                     limit = fmin(fmax(limits.of[g->kind], SENSITIVITY_FACTOR * w->sensitivity), LIMIT_MAX);
         check(c, error <= limit, "%s: %s: relative L2 error %.3e, limit %.1e", what, g->name, error, limit);
         if (worst_name[g->kind] && error / limit <= worst[g->kind] / limit_of_worst[g->kind]) continue;
         worst[g->kind] = error;
@@ -276,20 +274,20 @@ static inline void records_same(Checks* c, const char* what, const Record* got, 
     for (int i = 0; i < got->count; i++)
         check(c, got->piece[i].n == first->piece[i].n && strcmp(got->piece[i].name, first->piece[i].name) == 0
               && memcmp(got->piece[i].values, first->piece[i].values, first->piece[i].n * sizeof(double)) == 0,
-              "%s: %s: run %s gives other bits than the first", what, got->piece[i].name, run);
+              "%s: %s: run %s differs in bits from the first run", what, got->piece[i].name, run);
 }
 
 // ---------------------------------------------------------------------------------------------
-// One shape, through everything that an engine does
+// One shape through every call of an engine
 
-// Parameters: random ones everywhere; the published initial values, as a run begins; random but for a faint w
+// Parameters: random; initial values of a training run; random with subject_weaken
 enum { RANDOM, FRESH, FAINT };
 
 typedef struct {
     int layers, heads, channels, block, vocab, bias, membership;
     int B, T;
-    int updates, micros;   // micro-batches an update
-    int values;            // of the parameters: RANDOM, FRESH or FAINT
+    int steps, micros;   // optimizer steps; micro-batches per step
+    int values;          // parameters: RANDOM, FRESH or FAINT
 } Shape;
 
 static inline const char* shape_words(char* text, size_t cap, const Shape* k, TostDtype dtype) {
@@ -299,8 +297,8 @@ static inline const char* shape_words(char* text, size_t cap, const Shape* k, To
     return text;
 }
 
-// Ids of a micro-batch: inputs, then targets. One token in eight is token 3, so that a row of wte gathers many; some
-// targets do not count.
+// Ids of a micro-batch: inputs, then targets. One input in eight is token 3, so that one row of wte sums many gradients;
+// one target in five is ignored (-1).
 static inline int32_t* shape_ids(const Shape* k, uint64_t seed) {
     Rng rng = rng_seeded(seed, 2);
     const size_t rows = (size_t)k->B * k->T;
@@ -313,7 +311,8 @@ static inline int32_t* shape_ids(const Shape* k, uint64_t seed) {
     return ids;
 }
 
-// What each layer computed in the last forward; the first comes last, far from where backward starts.
+// Activations of the last forward. Layers in descending order, so that the last one read is farthest from where
+// backward starts.
 static inline void record_activations(Record* r, const Subject* s, const Shape* k) {
     static const TostActivation kinds[] = {TOST_W, TOST_PI, TOST_X};
     static const char* const names[] = {"w", "pi", "x"};
@@ -331,16 +330,16 @@ static inline void record_activations(Record* r, const Subject* s, const Shape* 
     free(x);
 }
 
-static inline void record_updates(Record* r, Subject* s, const Shape* k, const int32_t* ids) {
+static inline void record_steps(Record* r, Subject* s, const Shape* k, const int32_t* ids) {
     const size_t rows = (size_t)k->B * k->T;
     char name[32];
-    for (int i = 0; i < k->updates; i++) {
+    for (int i = 0; i < k->steps; i++) {
         s->engine->zero_grad(s->model);
         for (int micro = 0; micro < k->micros; micro++) {
             int32_t* batch = shape_ids(k, (uint64_t)(100 + k->micros * i + micro));
             s->engine->forward_train(s->model, batch, batch + rows, k->B, k->T, 1.0f / (float)(k->micros * k->B * k->T));
-            memset(batch, 0, 2 * rows * sizeof *batch);   // the caller's arrays are free again
-            if (i > 0) record_activations(r, s, k);       // which backward does not notice
+            memset(batch, 0, 2 * rows * sizeof *batch);   // the engine must have copied it
+            if (i > 0) record_activations(r, s, k);       // must not disturb backward
             s->engine->backward(s->model);
             free(batch);
         }
@@ -349,13 +348,13 @@ static inline void record_updates(Record* r, Subject* s, const Shape* k, const i
             record_activations(r, s, k);
         }
         const TostAdamW a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, i + 1};
-        const double norm = subject_update(s, a, 1.0);
+        const double norm = subject_step(s, a, 1.0);
         if (i == 0) record_number(r, PIECE_GRAD, "gradient_norm", norm);
         if (i == 0) record_logits(r, "logits_of_a_shorter_batch", s, ids, 1, (k->T + 1) / 2);
-        snprintf(name, sizeof name, "loss_of_update_%d", i);
+        snprintf(name, sizeof name, "loss_of_step_%d", i);
         record_number(r, PIECE_LOSS, name, mean_loss(s));
     }
-    if (k->updates > 0) record_state(r, s, TOST_PARAM, PIECE_PARAM, "after.");
+    if (k->steps > 0) record_state(r, s, TOST_PARAM, PIECE_PARAM, "after.");
 }
 
 static inline void record_decode(Record* r, Subject* s, const Shape* k, const int32_t* ids) {
@@ -368,14 +367,14 @@ static inline void record_decode(Record* r, Subject* s, const Shape* k, const in
         for (int b = 0; b < k->B; b++) tokens[b] = ids[(size_t)(b + i) % rows];
         s->engine->decode_step(logits, s->model, tokens);
         record_floats(r, PIECE_LOGITS, "decode.", "step", logits, n);
-        if (i > 0 || k->updates == 0) continue;   // a forward in between does not disturb the state
+        if (i > 0 || k->steps == 0) continue;   // a forward must not change the decode state
         record_logits(r, "logits_between_two_tokens", s, ids, 1, k->T);
     }
     free(logits);
     free(tokens);
 }
 
-// Losses of as many tokens as the second half has, after the first half (none where T = 1), twice: the states stay.
+// Scores continuations of half the sequence, twice: scoring must not change the decode state.
 static inline void record_scores(Record* r, Subject* s, const Shape* k, const int32_t* ids) {
     const int prompt = k->T / 2, T = k->T - prompt, copies = k->B > 1 ? 2 : 1;
     const size_t rows = (size_t)k->B * copies * T, n = (size_t)k->B * k->T;
@@ -392,12 +391,14 @@ static inline void record_scores(Record* r, Subject* s, const Shape* k, const in
     free(tokens);
 }
 
-static inline Record shape_record(const TostEngine* engine, const Shape* k, TostDtype dtype, bool recompute,
-                                  Rounding weights) {
+typedef struct { const Shape* shape; bool recompute; } ShapeTest;
+
+static inline Record shape_record(const TostEngine* engine, const void* test, TostDtype dtype, Rounding weights) {
+    const Shape* k = ((const ShapeTest*)test)->shape;
     const TostConfig config = {k->layers, k->heads, k->channels, k->block, k->vocab, k->bias, k->membership};
-    // One sequence fills the engine's buffers, so that what lies beyond is no one's; several leave room.
+    // With B = 1 the buffers are exactly full, so that an overrun is detected; otherwise they are larger than needed.
     const int more = k->B > 1 ? 5 : 0, T = k->T + more < k->block ? k->T + more : k->block;
-    const TostEngineOptions o = {k->B + more, T, k->updates > 0, recompute, dtype, 0};
+    const TostEngineOptions o = {k->B + more, T, k->steps > 0, ((const ShapeTest*)test)->recompute, dtype, 0};
     Record r = {NULL, 0};
     Subject s = subject_open(engine, config, o);
     int32_t* ids = shape_ids(k, 99);
@@ -408,40 +409,62 @@ static inline Record shape_record(const TostEngine* engine, const Shape* k, Tost
     record_logits(&r, "logits", &s, ids, k->B, k->T);
     record_decode(&r, &s, k, ids);
     record_scores(&r, &s, k, ids);
-    record_updates(&r, &s, k, ids);
-    if (k->updates > 0) record_logits(&r, "logits_after_updates", &s, ids, k->B, k->T);
+    record_steps(&r, &s, k, ids);
+    if (k->steps > 0) record_logits(&r, "logits_after_steps", &s, ids, k->B, k->T);
     free(ids);
     subject_free(&s);
     return r;
 }
 
 // ---------------------------------------------------------------------------------------------
-// Two engines
+// Comparing two engines
 
-// What the runs of the second engine differ in, if in anything: called before each.
+// Runs one test on an engine and returns its results; weights: how to round the weights first.
+typedef Record Recorder(const TostEngine* engine, const void* test, TostDtype dtype, Rounding weights);
+
+// The results of the reference engine in float32, with their sensitivities to dtype.
+static inline Record reference_record(Recorder* run, const TostEngine* reference, const void* test, TostDtype dtype) {
+    Record want = run(reference, test, TOST_FP32, EXACT);
+    for (int draw = 0; draw < ROUNDING_DRAWS && dtype != TOST_FP32; draw++) {
+        const Rounding weights = {dtype, draw};
+        Record moved = run(reference, test, TOST_FP32, weights);
+        record_measure(&want, &moved);
+        record_free(&moved);
+    }
+    return want;
+}
+
+// Checks that an engine's results are near those of the reference engine.
+static inline void records_agree(Checks* c, const char* what, Recorder* run, const TostEngine* engine,
+                                 const TostEngine* reference, const void* test, TostDtype dtype) {
+    Record got = run(engine, test, dtype, EXACT), want = reference_record(run, reference, test, dtype);
+    records_near(c, what, &got, &want, limits_of(dtype));
+    record_free(&got);
+    record_free(&want);
+}
+
+// How often to run the engine under test; before, if not NULL, is called before each run (to change the schedule).
 typedef struct {
     int         runs;
     void      (*before)(const void* context, int run);
     const void* context;
 } Runs;
 
-// An engine's results near the other's in float32, see Limits, and the same bits on every run and with recompute.
-static inline void engines_agree(Checks* c, const TostEngine* engine, const TostEngine* truth, const Shape* k,
+// Checks that the engine's results are near the reference, and that every run and a run with recompute give the same
+// bits.
+static inline void engines_agree(Checks* c, const TostEngine* engine, const TostEngine* reference, const Shape* k,
                                  TostDtype dtype, const Runs* runs) {
     char what[160], run[16];
-    Record want = shape_record(truth, k, TOST_FP32, false, EXACT), first = {NULL, 0};
+    const ShapeTest resident = {k, false}, recompute = {k, true};
+    Record first = {NULL, 0};
     shape_words(what, sizeof what, k, dtype);
-    for (int draw = 0; draw < ROUNDING_DRAWS && dtype != TOST_FP32; draw++) {
-        const Rounding weights = {dtype, draw};
-        Record moved = shape_record(truth, k, TOST_FP32, false, weights);
-        record_measure(&want, &moved);
-        record_free(&moved);
-    }
     for (int i = 0; i < runs->runs; i++) {
         if (runs->before) runs->before(runs->context, i);
-        Record got = shape_record(engine, k, dtype, false, EXACT);
+        Record got = shape_record(engine, &resident, dtype, EXACT);
         if (i == 0) {
+            Record want = reference_record(shape_record, reference, &resident, dtype);
             records_near(c, what, &got, &want, limits_of(dtype));
+            record_free(&want);
             first = got;
             continue;
         }
@@ -449,21 +472,22 @@ static inline void engines_agree(Checks* c, const TostEngine* engine, const Tost
         records_same(c, what, &got, &first, run);
         record_free(&got);
     }
-    if (k->layers > 1 && k->updates > 0) {
-        Record again = shape_record(engine, k, dtype, true, EXACT);
+    if (k->layers > 1 && k->steps > 0) {
+        Record again = shape_record(engine, &recompute, dtype, EXACT);
         records_same(c, what, &again, &first, "with recompute");
         record_free(&again);
     }
     record_free(&first);
-    record_free(&want);
 }
 
-// decode_score alone, of two prompts of `prompt` tokens, for several copies of each; then a token more from the states,
-// which it left as they were, and read_loss, which it does not concern.
-static inline Record scores_record(const TostEngine* engine, TostDtype dtype, Rounding weights, int prompt, int copies,
-                                   int T) {
+// decode_score: two prompts, several continuations of each. Then one decode step (the states must be unchanged) and
+// read_loss.
+typedef struct { int prompt, copies, T; } ScoreTest;
+
+static inline Record scores_record(const TostEngine* engine, const void* test, TostDtype dtype, Rounding weights) {
     enum { N = 2 };
-    const Shape k = {2, 3, 60, 64, 257, 1, TOST_LEARNED, N * copies, T + prompt, 0, 0, 0};
+    const ScoreTest* t = (const ScoreTest*)test;
+    const Shape k = {2, 3, 60, 64, 257, 1, TOST_LEARNED, N * t->copies, t->T + t->prompt, 0, 0, 0};
     const TostConfig config = {k.layers, k.heads, k.channels, k.block, k.vocab, k.bias, k.membership};
     const size_t rows = (size_t)k.B * k.T;
     const int32_t tokens[N] = {5, 6};
@@ -473,11 +497,11 @@ static inline Record scores_record(const TostEngine* engine, TostDtype dtype, Ro
     subject_round(&s, weights);
     int32_t* ids = shape_ids(&k, 98);
     float* logits = (float*)xmalloc((size_t)N * k.vocab * sizeof *logits);
-    engine->decode_begin(NULL, s.model, prompt ? ids : NULL, N, prompt);
-    double* losses = record_add(&r, PIECE_LOSS, (size_t)k.B * T, "", "scores");
-    engine->decode_score(losses, s.model, ids + N * prompt, ids + rows + N * prompt, copies, T);
+    engine->decode_begin(NULL, s.model, t->prompt ? ids : NULL, N, t->prompt);
+    double* losses = record_add(&r, PIECE_LOSS, (size_t)k.B * t->T, "", "scores");
+    engine->decode_score(losses, s.model, ids + N * t->prompt, ids + rows + N * t->prompt, t->copies, t->T);
     engine->decode_step(logits, s.model, tokens);
-    record_floats(&r, PIECE_LOGITS, "", "a_token_more", logits, (size_t)N * k.vocab);
+    record_floats(&r, PIECE_LOGITS, "", "next_token", logits, (size_t)N * k.vocab);
     double sum;
     int64_t count;
     engine->read_loss(&sum, &count, s.model);
@@ -489,36 +513,32 @@ static inline Record scores_record(const TostEngine* engine, TostDtype dtype, Ro
     return r;
 }
 
-// Texts within a chunk of the scans and past it, after no tokens and after some.
-static inline void engines_agree_on_scores(Checks* c, const TostEngine* engine, const TostEngine* truth,
-                                           TostDtype dtype, int chunk) {
-    const int lengths[] = {1, 5, chunk + 5};
+static inline void engines_agree_on_scores(Checks* c, const TostEngine* engine, const TostEngine* reference,
+                                           TostDtype dtype, ScoreTest t) {
     char what[96];
+    snprintf(what, sizeof what, "%s,decode_score,prompt=%d,copies=%d,T=%d", dtype_name(dtype), t.prompt, t.copies, t.T);
+    records_agree(c, what, scores_record, engine, reference, &t, dtype);
+}
+
+// Continuations shorter and longer than a chunk, with and without a prompt.
+static inline void engines_agree_on_all_scores(Checks* c, const TostEngine* engine, const TostEngine* reference,
+                                               TostDtype dtype, int chunk) {
+    const int lengths[] = {1, 5, chunk + 5};
     for (int prompt = 0; prompt <= 7; prompt += 7)
         for (int copies = 1; copies <= 3; copies += 2)
             for (int i = 0; i < 3; i++) {
-                Record got = scores_record(engine, dtype, EXACT, prompt, copies, lengths[i]);
-                Record want = scores_record(truth, TOST_FP32, EXACT, prompt, copies, lengths[i]);
-                for (int draw = 0; draw < ROUNDING_DRAWS && dtype != TOST_FP32; draw++) {
-                    const Rounding weights = {dtype, draw};
-                    Record moved = scores_record(truth, TOST_FP32, weights, prompt, copies, lengths[i]);
-                    record_measure(&want, &moved);
-                    record_free(&moved);
-                }
-                snprintf(what, sizeof what, "%s,decode_score,prompt=%d,copies=%d,T=%d", dtype_name(dtype), prompt,
-                         copies, lengths[i]);
-                records_near(c, what, &got, &want, limits_of(dtype));
-                record_free(&got);
-                record_free(&want);
+                const ScoreTest t = {prompt, copies, lengths[i]};
+                engines_agree_on_scores(c, engine, reference, dtype, t);
             }
 }
 
-// A run whose shapes change: batches of several shapes in turn, each of them several times, evaluated and trained on;
-// a restart from its parameters and moments; decode of several and of one; texts of which nothing counts.
-enum { COURSE_BATCHES = 7 };
+// A run of changing shapes: evaluation and training on batches of several shapes, each shape repeated; one optimizer
+// step; decode of two sequences and of one; scoring with all targets ignored; a second model that continues from a copy
+// of the first one's parameters and moments.
+enum { MIXED_BATCHES = 7 };
 
-static inline void course_forwards(Record* r, Subject* s, const Shape* k, bool train, int batches) {
-    static const int shapes[COURSE_BATCHES][2] = {{2, 33}, {2, 33}, {2, 33}, {2, 5}, {2, 5}, {1, 5}, {2, 33}};
+static inline void mixed_forwards(Record* r, Subject* s, const Shape* k, bool train, int batches) {
+    static const int shapes[MIXED_BATCHES][2] = {{2, 33}, {2, 33}, {2, 33}, {2, 5}, {2, 5}, {1, 5}, {2, 33}};
     const char* name = train ? "loss_of_training" : "loss_of_evaluation";
     for (int i = 0; i < batches; i++) {
         Shape of = *k;
@@ -537,7 +557,7 @@ static inline void course_forwards(Record* r, Subject* s, const Shape* k, bool t
     }
 }
 
-static inline void course_decode(Record* r, Subject* s, const Shape* k) {
+static inline void mixed_decode(Record* r, Subject* s, const Shape* k) {
     const int sequences[] = {2, 1, 2};
     float* logits = (float*)xmalloc(2 * (size_t)k->vocab * sizeof *logits);
     int32_t* ids = shape_ids(k, 60);
@@ -546,19 +566,20 @@ static inline void course_decode(Record* r, Subject* s, const Shape* k) {
         s->engine->decode_begin(NULL, s->model, ids, n, 4 + i);
         for (int step = 0; step < 3; step++) {
             s->engine->decode_step(logits, s->model, ids + 20 + step);
-            record_floats(r, PIECE_LOGITS, "", "of_a_token", logits, (size_t)n * k->vocab);
+            record_floats(r, PIECE_LOGITS, "", "decoded_token", logits, (size_t)n * k->vocab);
         }
     }
-    int32_t nothing[2 * 5];
-    for (int i = 0; i < 2 * 5; i++) nothing[i] = -1;
-    double* losses = record_add(r, PIECE_LOSS, 2 * 5, "", "scores_of_nothing");
+    int32_t ignored[2 * 5];
+    for (int i = 0; i < 2 * 5; i++) ignored[i] = -1;
+    double* losses = record_add(r, PIECE_LOSS, 2 * 5, "", "scores_without_targets");
     for (int i = 0; i < 2 * 5; i++) losses[i] = 1;
-    s->engine->decode_score(losses, s->model, ids, nothing, 1, 5);
+    s->engine->decode_score(losses, s->model, ids, ignored, 1, 5);
     free(ids);
     free(logits);
 }
 
-static inline Record course_record(const TostEngine* engine, TostDtype dtype, Rounding weights) {
+static inline Record mixed_record(const TostEngine* engine, const void* test, TostDtype dtype, Rounding weights) {
+    (void)test;
     const Shape k = {1, 3, 60, 64, 29, 1, TOST_LEARNED, 2, 33, 0, 0, RANDOM};
     const TostConfig config = {k.layers, k.heads, k.channels, k.block, k.vocab, k.bias, k.membership};
     Record r = {NULL, 0};
@@ -566,12 +587,12 @@ static inline Record course_record(const TostEngine* engine, TostDtype dtype, Ro
     TostAdamW a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 1};
     subject_randomise(&s, 7);
     subject_round(&s, weights);
-    course_forwards(&r, &s, &k, false, COURSE_BATCHES);
+    mixed_forwards(&r, &s, &k, false, MIXED_BATCHES);
     s.engine->zero_grad(s.model);
-    course_forwards(&r, &s, &k, true, COURSE_BATCHES);
+    mixed_forwards(&r, &s, &k, true, MIXED_BATCHES);
     record_state(&r, &s, TOST_GRAD, PIECE_GRAD, "grad.");
-    subject_update(&s, a, 1.0);
-    course_decode(&r, &s, &k);
+    subject_step(&s, a, 1.0);
+    mixed_decode(&r, &s, &k);
     Subject again = subject_of(engine, config, k.B, k.T, true, dtype);
     const TostState states[] = {TOST_PARAM, TOST_M, TOST_V};
     for (int i = 0; i < again.tensors.count; i++)
@@ -582,31 +603,22 @@ static inline Record course_record(const TostEngine* engine, TostDtype dtype, Ro
         }
     subject_free(&s);
     a.step = 2;
-    course_forwards(&r, &again, &k, true, 1);
-    subject_update(&again, a, 1.0);
-    course_forwards(&r, &again, &k, false, 1);
+    mixed_forwards(&r, &again, &k, true, 1);
+    subject_step(&again, a, 1.0);
+    mixed_forwards(&r, &again, &k, false, 1);
     record_state(&r, &again, TOST_PARAM, PIECE_PARAM, "after.");
     subject_free(&again);
     return r;
 }
 
-static inline void engines_agree_on_a_course(Checks* c, const TostEngine* engine, const TostEngine* truth,
-                                             TostDtype dtype) {
+static inline void engines_agree_on_mixed_shapes(Checks* c, const TostEngine* engine, const TostEngine* reference,
+                                                 TostDtype dtype) {
     char what[64];
-    Record got = course_record(engine, dtype, EXACT), want = course_record(truth, TOST_FP32, EXACT);
-    for (int draw = 0; draw < ROUNDING_DRAWS && dtype != TOST_FP32; draw++) {
-        const Rounding weights = {dtype, draw};
-        Record moved = course_record(truth, TOST_FP32, weights);
-        record_measure(&want, &moved);
-        record_free(&moved);
-    }
-    snprintf(what, sizeof what, "%s,course", dtype_name(dtype));
-    records_near(c, what, &got, &want, limits_of(dtype));
-    record_free(&got);
-    record_free(&want);
+    snprintf(what, sizeof what, "%s,mixed_shapes", dtype_name(dtype));
+    records_agree(c, what, mixed_record, engine, reference, NULL, dtype);
 }
 
-// The number of time steps in a chunk of the CUDA engine's scans, as its source states it.
+// TSSA_CHUNK of the CUDA engine, read from its source: test_tost.c cannot include it.
 static inline int chunk_of_source(void) {
     static const char key[] = "constexpr int TSSA_CHUNK = ";
     char line[512];
@@ -625,37 +637,37 @@ static inline int chunk_of_source(void) {
 
 enum { RAGGED_SHAPES = 22 };
 
-// Little shapes at the edges of chunks, warps, vectors and vocabularies.
+// Small shapes at the edges of chunks, warps, vector loads and vocabularies.
 static inline void ragged_shapes(Shape shapes[RAGGED_SHAPES], int chunk) {
     const int block = 8 * chunk + 40;
     const Shape all[RAGGED_SHAPES] = {
-        {2, 3, 60, block, 257, 1, 0, 1, chunk + 1, 10, 2, RANDOM},       // 3 heads of 20 channels
+        {2, 3, 60, block, 257, 1, 0, 1, chunk + 1, 10, 2, RANDOM},       // heads of 20 channels
         {2, 3, 60, block, 257, 1, 0, 3, chunk + 1, 2, 2, RANDOM},
         {2, 3, 60, block, 257, 0, 0, 1, 1, 2, 5, RANDOM},
         {1, 3, 60, block, 257, 1, 0, 3, chunk - 1, 1, 2, RANDOM},
         {1, 3, 60, block, 257, 0, 0, 1, chunk, 1, 2, RANDOM},
         {1, 2, 4, block, 11, 1, 0, 2, 8 * chunk + 37, 1, 2, RANDOM},     // several chunks, the last one ragged
-        {1, 3, 15, 2 * chunk, 29, 1, 0, 3, chunk + 5, 1, 2, RANDOM},     // channels that no vector divides
+        {1, 3, 15, 2 * chunk, 29, 1, 0, 3, chunk + 5, 1, 2, RANDOM},     // channels not divisible by 4
         {1, 17, 34, 2 * chunk, 29, 0, 0, 1, chunk + 3, 1, 2, RANDOM},    // more heads than warps
-        {1, 95, 95, 2 * chunk, 29, 0, 0, 1, chunk + 3, 1, 2, RANDOM},    // the most heads
-        {1, 4, 136, 2 * chunk, 29, 0, 0, 1, chunk + 3, 1, 2, RANDOM},    // heads wider than a warp: 34 channels
+        {1, 95, 95, 2 * chunk, 29, 0, 0, 1, chunk + 3, 1, 2, RANDOM},    // maximum number of heads
+        {1, 4, 136, 2 * chunk, 29, 0, 0, 1, chunk + 3, 1, 2, RANDOM},    // heads of 34 channels: wider than a warp
         {1, 1, 70, 2 * chunk, 29, 0, 0, 1, chunk + 3, 1, 2, RANDOM},     // one head, of 70 channels
-        {1, 3, 96, 2 * chunk, 29, 0, 0, 1, chunk + 3, 1, 2, RANDOM},     // heads that fill the lanes: 32 channels
-        {1, 3, 192, 2 * chunk, 29, 1, 0, 2, chunk + 9, 1, 2, RANDOM},    // and 64, two a lane
+        {1, 3, 96, 2 * chunk, 29, 0, 0, 1, chunk + 3, 1, 2, RANDOM},     // heads of 32 channels: one per lane
+        {1, 3, 192, 2 * chunk, 29, 1, 0, 2, chunk + 9, 1, 2, RANDOM},    // heads of 64 channels: two per lane
         {1, 1, 128, 2 * chunk + 8, 29, 0, 0, 1, 2 * chunk + 6, 1, 2, RANDOM},   // two slices of whole tiles
         {1, 1, 64, 2 * chunk + 8, 29, 0, TOST_UNIFORM, 1, 2 * chunk + 6, 1, 2, RANDOM},
         {1, 95, 95, 2 * chunk, 29, 0, TOST_UNIFORM, 1, chunk + 3, 1, 2, RANDOM},
         {1, 3, 60, 2 * chunk + 8, 29, 1, 0, 2, 2 * chunk + 6, 1, 2, FAINT},
         {1, 3, 192, 2 * chunk + 8, 29, 0, 0, 1, 2 * chunk, 1, 2, FAINT},
-        {1, 3, 129, 2 * chunk, 29, 1, 0, 1, 7, 1, 2, RANDOM},            // heads of 43: several warps
-        {1, 2, 16, 8, 9001, 0, 0, 1, 5, 1, 2, RANDOM},                   // a vocabulary that threads go round in
+        {1, 3, 129, 2 * chunk, 29, 1, 0, 1, 7, 1, 2, RANDOM},            // heads of 43 channels: several warps
+        {1, 2, 16, 8, 9001, 0, 0, 1, 5, 1, 2, RANDOM},                   // vocabulary larger than a block
         {3, 3, 60, block, 257, 1, TOST_UNIFORM, 2, 3 * chunk + 5, 2, 2, RANDOM},
         {4, 3, 60, block, 29, 0, 0, 2, chunk + 5, 3, 3, RANDOM},         // deeper
     };
     memcpy(shapes, all, sizeof all);
 }
 
-// A sequence of more chunks than two levels of the scan's tree hold.
+// A sequence with more than 64 chunks: three levels of the scan.
 static inline Shape long_shape(int chunk) {
     const Shape k = {1, 2, 4, 66 * chunk + 8, 7, 0, 0, 1, 66 * chunk + 5, 1, 2, RANDOM};
     return k;

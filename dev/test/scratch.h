@@ -1,4 +1,4 @@
-// scratch.h: what the tests that write files share: a folder to write in, files, and errors looked at.
+// scratch.h: temporary folders and files for tests, and checks of error messages.
 #ifndef TOST_SCRATCH_H
 #define TOST_SCRATCH_H
 
@@ -8,16 +8,16 @@
 
 #include "util.h"
 
-// Checks that a call failed, and that its one line says what was expected of it.
+// Checks that a call failed with a one-line message that contains `expected`.
 static inline void check_refused(Checks* c, bool ok, const TostError* err, const char* expected, const char* what) {
     check(c, !ok && strstr(err->text, expected) && !strchr(err->text, '\n'),
-          "%s: wanted an error with \"%s\", got %s%s", what, expected, ok ? "none" : "", ok ? "" : err->text);
+          "%s: want an error that contains \"%s\", got %s%s", what, expected, ok ? "none" : "", ok ? "" : err->text);
 }
 
-// The scaffold of a test must stand: ends the program where it does not.
+// Ends the program if the test's own set-up fails.
 static inline void must(bool ok, const char* what, const TostError* err) {
     if (ok) return;
-    printf("the test itself failed: %s: %s\n", what, err ? err->text : "no");
+    printf("test set-up failed: %s: %s\n", what, err ? err->text : "error");
     exit(1);
 }
 
@@ -28,7 +28,7 @@ static inline void write_bytes(const char* path, const void* data, size_t n) {
 
 static inline void write_text(const char* path, const char* text) { write_bytes(path, text, strlen(text)); }
 
-// A new empty folder, in memory where that can be had: saves wait for the disk. Remove with drop_folder.
+// Creates an empty folder, in /dev/shm if possible because saves call fsync. Remove it with drop_folder.
 static inline char* new_folder(void) {
     const char* base = getenv("TMPDIR");
     if (!base || !base[0]) base = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";

@@ -1,5 +1,4 @@
-// cublaslt_on_host.cpp: cuBLASLt's subset. A plain product; what counts are the checks of what the library
-// would misread.
+// cublaslt_on_host.cpp: matrix products that sum in float32, with checks of every argument that cuBLASLt would misread.
 #include "cuda_on_host.h"
 
 #include <algorithm>
@@ -14,7 +13,7 @@ struct CublasOnHostDesc {
     bool transposed[2];
     cublasLtEpilogue_t epilogue;
     void* bias;
-    int bias_type;  // cudaDataType_t; -1: that of D
+    int bias_type;  // cudaDataType_t; -1: the type of D
 };
 struct CublasOnHostLayout {
     cudaDataType_t type;
@@ -33,7 +32,7 @@ int live_handles = 0;
 template <typename T> T attribute(const char* name, const void* value, size_t bytes) {
     T x;
     if (!value || bytes != sizeof x)
-        cuda_on_host_die("%s: %zu bytes of value, want %zu", name, bytes, sizeof x);
+        cuda_on_host_die("%s: value of %zu bytes, want %zu", name, bytes, sizeof x);
     memcpy(&x, value, sizeof x);
     return x;
 }
@@ -43,11 +42,11 @@ size_t bytes_of(const CublasOnHostLayout& l) {
     return ((size_t)l.ld * (l.cols - 1) + l.rows) * size_of(l.type);
 }
 
-float to_tf32(float x) {  // 10 bits of mantissa, towards zero: what a tensor core makes of a float nobody rounded
+float to_tf32(float x) {  // 10 mantissa bits, rounded towards zero like a tensor core
     return __uint_as_float(__float_as_uint(x) & ~0x1fffu);
 }
 
-// op(X) as floats, column-major with no gaps: rows × cols are those of op(X).
+// op(X) as floats, column-major without gaps.
 std::vector<float> read_operand(const void* x, const CublasOnHostLayout& l, bool transposed, bool tf32) {
     std::vector<float> out(l.rows * l.cols);
     for (uint64_t j = 0; j < l.cols; j++) {
@@ -69,7 +68,7 @@ struct Product {
     float alpha, beta;
 };
 
-// One number of D, after the sum over k.
+// Writes one element of D from the sum over k.
 void finish(const Product& p, uint64_t i, uint64_t j, float sum) {
     float v = p.alpha * sum;
     if (p.beta != 0) {
@@ -87,13 +86,12 @@ void finish(const Product& p, uint64_t i, uint64_t j, float sum) {
     else ((__nv_bfloat16*)p.d)[at] = __nv_bfloat16(v);
 }
 
-// sum[i] += a[i] · b: its operands lie in buffers of this file, so the sanitizer has nothing to see and is
-// left out for speed.
+// sum[i] += a[i] · b. Without the sanitizer for speed: the operands are buffers of this file.
 __attribute__((no_sanitize_address)) void add_column(float* sum, const float* a, float b, size_t n) {
     for (size_t i = 0; i < n; i++) sum[i] += a[i] * b;
 }
 
-// False: the observer does not want it computed.
+// False if the observer skips the computation.
 bool observe_product(const Product& p) {
     const double m = (double)p.d_layout.rows, n = (double)p.d_layout.cols,
                  k = (double)(p.desc.transposed[0] ? p.a_layout.rows : p.a_layout.cols);
@@ -130,14 +128,14 @@ void check_shapes(const CublasOnHostDesc& desc, const CublasOnHostLayout& a, con
         cuda_on_host_die("cublasLtMatmul: (%zu,%zu) by (%zu,%zu) into (%zu,%zu)", (size_t)m, (size_t)k,
                          (size_t)k_b, (size_t)n, (size_t)d.rows, (size_t)d.cols);
     if (a.type != b.type || c.type != d.type || (a.type == CUDA_R_32F && d.type != CUDA_R_32F))
-        cuda_on_host_die("cublasLtMatmul: no such combination of types");
+        cuda_on_host_die("cublasLtMatmul: unsupported combination of types");
     if (desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32 && a.type != CUDA_R_32F)
-        cuda_on_host_die("cublasLtMatmul: TF32 of bfloat16");
+        cuda_on_host_die("cublasLtMatmul: TF32 with bfloat16 operands");
     if (desc.epilogue == CUBLASLT_EPILOGUE_BIAS && !desc.bias)
-        cuda_on_host_die("cublasLtMatmul: no bias for the epilogue");
+        cuda_on_host_die("cublasLtMatmul: bias epilogue without a bias");
 }
 
-// What a heuristic's answer holds for: everything of the problem but the pointers.
+// Identifies the problem for which a heuristic result is valid: everything but the pointers.
 uint64_t shape_hash(const CublasOnHostDesc& desc, const CublasOnHostLayout* const* layouts) {
     uint64_t h =
         (uint64_t)desc.compute * 64 + (uint64_t)desc.transposed[0] * 2 + (uint64_t)desc.transposed[1];
@@ -181,7 +179,7 @@ const char* cublasLtGetStatusName(cublasStatus_t status) { return cublasGetStatu
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute,
                                         cudaDataType_t scale) {
-    if (scale != CUDA_R_32F) cuda_on_host_die("cublasLtMatmulDescCreate: alpha and beta are float32 here");
+    if (scale != CUDA_R_32F) cuda_on_host_die("cublasLtMatmulDescCreate: alpha and beta must be float32");
     *desc = new CublasOnHostDesc{compute, {false, false}, CUBLASLT_EPILOGUE_DEFAULT, nullptr, -1};
     live_handles++;
     return CUBLAS_STATUS_SUCCESS;
@@ -202,7 +200,7 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMa
     } else if (a == CUBLASLT_MATMUL_DESC_EPILOGUE) {
         d->epilogue = attribute<cublasLtEpilogue_t>(name, value, bytes);
         if (d->epilogue != CUBLASLT_EPILOGUE_DEFAULT && d->epilogue != CUBLASLT_EPILOGUE_BIAS)
-            cuda_on_host_die("%s: epilogue %d is not in the subset", name, d->epilogue);
+            cuda_on_host_die("%s: epilogue %d is not supported", name, d->epilogue);
     } else if (a == CUBLASLT_MATMUL_DESC_BIAS_POINTER) {
         d->bias = attribute<void*>(name, value, bytes);
     } else {
@@ -290,13 +288,13 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
                        *(const float*)beta};
     check_shapes(*desc, *a_layout, *b_layout, *c_layout, *d_layout);
     if (algo && (algo->magic != ALGO_MAGIC || algo->shape != shape_hash(*desc, layouts)))
-        cuda_on_host_die("cublasLtMatmul: the algorithm was chosen for another problem");
+        cuda_on_host_die("cublasLtMatmul: the algorithm belongs to another problem");
     for (int i = 0; i < 4; i++) {
         if (i == 2 && p.beta == 0) continue;
         cuda_on_host_check_range("cublasLtMatmul", pointers[i], bytes_of(*layouts[i]));
         if ((uintptr_t)pointers[i] % (algo ? algo->align[i] : 16) != 0)
             cuda_on_host_die(
-                "cublasLtMatmul: matrix %c at %p is not aligned to the %u bytes that the heuristic was told",
+                "cublasLtMatmul: matrix %c at %p is not aligned to the %u bytes given to the heuristic",
                 "ABCD"[i], pointers[i], algo ? algo->align[i] : 16);
     }
     for (int i = 0; i < 2; i++)
@@ -305,9 +303,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     if (p.beta != 0 && c != d && overlap(c, bytes_of(*c_layout), d, bytes_of(*d_layout)))
         cuda_on_host_die("cublasLtMatmul: C overlaps D");
     if (p.beta != 0 && c == d && c_layout->ld != d_layout->ld)
-        cuda_on_host_die("cublasLtMatmul: C is D, of another leading dimension");
+        cuda_on_host_die("cublasLtMatmul: C is D with another leading dimension");
     if (algo && workspace_bytes < algo->workspace)
-        cuda_on_host_die("cublasLtMatmul: less workspace than the algorithm was chosen with");
+        cuda_on_host_die("cublasLtMatmul: less workspace than the algorithm needs");
     if (workspace_bytes) cuda_on_host_check_range("cublasLtMatmul's workspace", workspace, workspace_bytes);
     if (p.desc.epilogue == CUBLASLT_EPILOGUE_BIAS)
         cuda_on_host_check_range("cublasLtMatmul's bias", p.desc.bias,

@@ -1,4 +1,4 @@
-// cublaslt_on_host.h: the subset of cuBLASLt that the engine uses, as plain products that sum in float32.
+// cublaslt_on_host.h: CUDA emulation of the part of cuBLASLt that the engine uses.
 #ifndef CUBLASLT_ON_HOST_H
 #define CUBLASLT_ON_HOST_H
 
@@ -87,7 +87,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                               cublasLtMatmulPreference_t preference, int wanted,
                                               cublasLtMatmulHeuristicResult_t* results, int* found);
-// D = alpha · op(A) op(B) + beta · C, column-major; alpha and beta are floats on the host.
+// D = alpha · op(A) op(B) + beta · C, column-major; alpha and beta are host floats.
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void* alpha,
                               const void* a, cublasLtMatrixLayout_t a_layout, const void* b,
                               cublasLtMatrixLayout_t b_layout, const void* beta, const void* c,

@@ -1,4 +1,4 @@
-// cuda_on_host.cpp: the threads of a block as fibres, their schedule and barriers, and shared memory.
+// cuda_on_host.cpp: runs the threads of a block as fibers: schedule, barriers, shared memory.
 #include "cuda_on_host.h"
 
 #include <cstdarg>
@@ -28,19 +28,19 @@ uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
 
 // ---------------------------------------------------------------------------------------------
-// Fibres: each has a stack with an untouchable page below it, and runs one function for ever
+// Fibers: each has a stack with a guard page below it and runs one function forever
 
 namespace {
 
 constexpr size_t STACK_BYTES = (size_t)256 << 10, PAGE = 4096;
 
-struct Fibre {
+struct Fiber {
 #ifdef __x86_64__
     void* stack_pointer = nullptr;
 #else
     ucontext_t context;
 #endif
-    void* fake_stack = nullptr;  // the address sanitizer's
+    void* fake_stack = nullptr;  // of the address sanitizer
     const void* bottom = nullptr;
     size_t bytes = 0;
 };
@@ -48,8 +48,8 @@ struct Fibre {
 }  // namespace
 
 #ifdef __x86_64__
-// void cuda_on_host_switch(void** save, void* load): parks the caller's registers on its stack, and goes on
-// with another. ucontext would ask the kernel twice a switch.
+// void cuda_on_host_switch(void** save, void* load): saves the caller's registers on its stack and switches to another
+// stack. swapcontext would make two system calls per switch.
 asm(R"(
     .text
     .globl cuda_on_host_switch
@@ -77,16 +77,16 @@ extern "C" void cuda_on_host_switch(void** save, void* load);
 
 namespace {
 
-void fibre_create(Fibre* f, void (*run)()) {
+void fiber_create(Fiber* f, void (*run)()) {
     char* p = (char*)mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED || mprotect(p, PAGE, PROT_NONE) != 0)
-        cuda_on_host_die("no memory for a fibre's stack");
+        cuda_on_host_die("no memory for the stack of a fiber");
     f->bottom = p + PAGE;
     f->bytes = STACK_BYTES - PAGE;
 #ifdef __x86_64__
     void** top = (void**)(p + STACK_BYTES);
-    *--top = nullptr;  // where run would return to; keeps its frame aligned
+    *--top = nullptr;  // return address of run; keeps its frame aligned
     *--top = (void*)run;
     f->stack_pointer = top - 6;  // six registers, zero
 #else
@@ -97,7 +97,7 @@ void fibre_create(Fibre* f, void (*run)()) {
 #endif
 }
 
-NO_ASAN void fibre_switch(Fibre* from, Fibre* to) {
+NO_ASAN void fiber_switch(Fiber* from, Fiber* to) {
 #ifdef CUDA_ON_HOST_ASAN
     __sanitizer_start_switch_fiber(&from->fake_stack, to->bottom, to->bytes);
 #endif
@@ -112,20 +112,20 @@ NO_ASAN void fibre_switch(Fibre* from, Fibre* to) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// The machine: one block at a time
+// The device: runs one block at a time
 
 struct Thread {
-    Fibre fibre;
+    Fiber fiber;
     uint3 index;
-    const char* place;  // the barrier that it waits at, and its line
+    const char* place;  // the barrier at which it waits, and its source line
     int line;
-    CudaOnHostOp op;  // of a barrier of the warp
+    CudaOnHostOp op;  // of a warp barrier
     unsigned mask;
-    uint64_t value;  // given, then received
+    uint64_t value;  // before the exchange the own value, after it the received one
     int source;
 };
 
-// Lanes that can run, that wait at a barrier of the warp or of the block, and that returned or never were.
+// Lane masks: can run; wait at a warp barrier; wait at a block barrier; have returned or do not exist.
 struct Warp {
     unsigned ready, at_warp, at_block, exited;
 };
@@ -138,16 +138,16 @@ struct Bytes {
 struct Machine {
     CudaOnHostOptions options;
     uint64_t rng = 0, launches = 0;
-    const char* kernel = nullptr;  // that runs now
+    const char* kernel = nullptr;  // running now
     const std::function<void()>* body = nullptr;
     void* dynamic_shared = nullptr;
     std::vector<Bytes> static_shared;
-    std::vector<std::unique_ptr<Thread>> threads;  // as many as the largest block so far
-    int count = 0, current = -1;                   // of this block; that runs now
+    std::vector<std::unique_ptr<Thread>> threads;  // enough for the largest block so far
+    int count = 0, current = -1;                   // threads of this block; running now
     std::vector<Warp> warps;
     std::vector<int> warp_order;
-    int lane_order[32], lane_after[32];  // of the schedule; the one after a lane, round and round
-    Fibre main;
+    int lane_order[32], lane_after[32];  // schedule; cyclic successor of each lane
+    Fiber main;
     std::map<const void*, int> shared_limit;  // by kernel
 };
 
@@ -160,7 +160,7 @@ uint64_t random_u64() {  // splitmix64
     return z ^ (z >> 31);
 }
 
-// 0 … n-1 in the order of the schedule.
+// order = 0 … n-1 in the order of the schedule.
 void draw_order(int* order, int n) {
     std::iota(order, order + n, 0);
     for (int i = n - 1; i > 0 && machine.options.order == CUDA_ORDER_SHUFFLE; i--)
@@ -173,33 +173,33 @@ Thread* current_thread() { return machine.threads[machine.current].get(); }
 Warp* current_warp() { return &machine.warps[machine.current / 32]; }
 unsigned current_bit() { return 1u << (machine.current & 31); }
 
-void go(Fibre* from, int to) {
+void go(Fiber* from, int to) {
     machine.current = to;
     threadIdx = current_thread()->index;
-    fibre_switch(from, &current_thread()->fibre);
+    fiber_switch(from, &current_thread()->fiber);
 }
 
-// Goes on with the warp's next thread that is ready, or with the scheduler.
+// Switches to the next ready thread of the warp, or to the scheduler.
 void yield() {
     const int first = machine.current & ~31;
     const unsigned ready = current_warp()->ready;
-    Fibre* from = &current_thread()->fibre;
+    Fiber* from = &current_thread()->fiber;
     int l = machine.lane_after[machine.current & 31];
     if (!ready) {
-        fibre_switch(from, &machine.main);
+        fiber_switch(from, &machine.main);
         return;
     }
     while (!(ready >> l & 1)) l = machine.lane_after[l];
     go(from, first + l);
 }
 
-// A fibre is entered once to learn where the scheduler's stack is, and then runs block after block.
+// The first switch to a fiber only records the scheduler's stack; after that it runs one block after another.
 NO_ASAN void thread_main() {
-    Fibre* fibre = &machine.threads.back()->fibre;
+    Fiber* fiber = &machine.threads.back()->fiber;
 #ifdef CUDA_ON_HOST_ASAN
     __sanitizer_finish_switch_fiber(nullptr, &machine.main.bottom, &machine.main.bytes);
 #endif
-    fibre_switch(fibre, &machine.main);
+    fiber_switch(fiber, &machine.main);
     for (;;) {
         (*machine.body)();
         current_warp()->ready &= ~current_bit();
@@ -208,7 +208,7 @@ NO_ASAN void thread_main() {
     }
 }
 
-// Where every lane of thread i's mask arrived (or returned): exchanges the values and makes them ready.
+// If every lane in the mask of thread i has arrived or returned: exchanges the values and makes the lanes ready.
 bool complete_warp(int i) {
     const int first = i & ~31;
     const Thread& t = *machine.threads[i];
@@ -222,7 +222,7 @@ bool complete_warp(int i) {
         const Thread& other = *machine.threads[first + l];
         if (other.mask != mask) return false;
         if (other.op != t.op)
-            cuda_on_host_die("thread %d is at %s (line %d) and thread %d of its mask at %s (line %d)", i,
+            cuda_on_host_die("thread %d waits at %s (line %d) but thread %d in its mask at %s (line %d)", i,
                              t.place, t.line, first + l, other.place, other.line);
         given[l] = other.value;
         ballot |= (uint64_t)(other.value != 0) << l;
@@ -238,33 +238,33 @@ bool complete_warp(int i) {
     return true;
 }
 
-// No lane of the warp can run, and not all of them wait for the block or returned.
+// No lane of the warp can run, and some wait at a warp barrier.
 [[noreturn]] void die_of_deadlock(int first, const Warp& w) {
     const int i = first + __builtin_ctz(w.at_warp);
     const Thread& t = *machine.threads[i];
     if (t.mask & w.at_block) {
         const int other = first + __builtin_ctz(t.mask & w.at_block);
         cuda_on_host_die(
-            "deadlock: thread %d is at %s (line %d) and thread %d of its mask at __syncthreads (line %d)", i,
+            "deadlock: thread %d waits at %s (line %d) but thread %d in its mask at __syncthreads (line %d)", i,
             t.place, t.line, other, machine.threads[other]->line);
     }
-    cuda_on_host_die("deadlock: thread %d waits at %s (line %d) for lanes 0x%x, which name other masks", i,
+    cuda_on_host_die("deadlock: thread %d waits at %s (line %d) for lanes 0x%x, which use other masks", i,
                      t.place, t.line, t.mask);
 }
 
-// Runs the threads of a warp until each of them waits for the block or has returned.
+// Runs the threads of a warp until each waits at a block barrier or has returned.
 void run_warp(int warp) {
     Warp* w = &machine.warps[warp];
     do {
         for (int l : machine.lane_order)
             if (w->ready >> l & 1) go(&machine.main, warp * 32 + l);
         for (int l = 0; l < 32 && !w->ready; l++)
-            if (w->at_warp >> l & 1) complete_warp(warp * 32 + l);  // those that it waited for have returned
+            if (w->at_warp >> l & 1) complete_warp(warp * 32 + l);  // the lanes it waits for may have returned
     } while (w->ready);
     if (w->at_warp) die_of_deadlock(warp * 32, *w);
 }
 
-// All threads that have not returned are at the block's barrier: lets them go on. False where none is left.
+// Releases the block barrier, at which every thread that has not returned waits. Returns false if none is left.
 bool release_block() {
     const Thread* first = nullptr;
     for (int i = 0; i < machine.count; i++) {
@@ -272,7 +272,7 @@ bool release_block() {
         if (!(machine.warps[i / 32].at_block >> (i & 31) & 1)) continue;
         if (!first) first = &t;
         if (t.line != first->line)
-            cuda_on_host_die("threads of a block are at different __syncthreads: lines %d and %d (thread %d)",
+            cuda_on_host_die("threads of a block wait at different __syncthreads: lines %d and %d (thread %d)",
                              first->line, t.line, i);
     }
     for (Warp& w : machine.warps) {
@@ -306,8 +306,7 @@ void run_block(size_t shared_bytes) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Static shared memory: function-local statics of C++ code without an initial value, found in this program's
-// symbol table
+// Static shared memory: uninitialised static variables of C++ functions, found in the program's symbol table
 
 void add_shared(const char* file, const ElfW(Ehdr) * head, uintptr_t base) {
     const ElfW(Shdr)* sections = (const ElfW(Shdr)*)(file + head->e_shoff);
@@ -330,7 +329,7 @@ void add_shared(const char* file, const ElfW(Ehdr) * head, uintptr_t base) {
 }
 
 void find_shared() {
-    uintptr_t base = 0;  // where the program was loaded: the first object's
+    uintptr_t base = 0;  // load address of the program: the first object
     dl_iterate_phdr(
         [](dl_phdr_info* info, size_t, void* out) {
             *(uintptr_t*)out = info->dlpi_addr;
@@ -343,14 +342,14 @@ void find_shared() {
     for (size_t n; f && (n = fread(part, 1, sizeof part, f)) > 0;) file.insert(file.end(), part, part + n);
     if (f) fclose(f);
     if (file.size() < sizeof(ElfW(Ehdr)))
-        cuda_on_host_die("/proc/self/exe cannot be read: shared memory would not start as NaN");
+        cuda_on_host_die("cannot read /proc/self/exe to find shared memory");
     add_shared(file.data(), (const ElfW(Ehdr)*)file.data(), base);
 }
 
 void check_launch(const char* name, const void* kernel, dim3 grid, dim3 block, size_t shared_bytes) {
     const uint64_t threads = (uint64_t)block.x * block.y * block.z;
     const auto limit = machine.shared_limit.find(kernel);
-    // what a kernel has of static shared memory counts too; the engine keeps 64 bytes for it
+    // static shared memory counts too; the engine reserves 64 bytes for it
     const size_t most = limit == machine.shared_limit.end() ? (48 << 10) - 64 : (size_t)limit->second;
     if (threads == 0 || threads > 1024 || block.z > 64)
         cuda_on_host_die("launch of %s: a block of (%u,%u,%u) threads", name, block.x, block.y, block.z);
@@ -369,8 +368,8 @@ void run_grid(const char* name, dim3 grid, dim3 block, size_t shared_bytes,
     machine.count = (int)(block.x * block.y * block.z);
     while ((int)machine.threads.size() < machine.count) {
         machine.threads.emplace_back(new Thread());
-        fibre_create(&machine.threads.back()->fibre, thread_main);
-        fibre_switch(&machine.main, &machine.threads.back()->fibre);
+        fiber_create(&machine.threads.back()->fiber, thread_main);
+        fiber_switch(&machine.main, &machine.threads.back()->fiber);
     }
     machine.warps.resize((size_t)(machine.count + 31) / 32);
     machine.warp_order.resize(machine.warps.size());
@@ -393,7 +392,7 @@ void run_grid(const char* name, dim3 grid, dim3 block, size_t shared_bytes,
 }  // namespace
 
 // ---------------------------------------------------------------------------------------------
-// What kernels and launches call
+// Called by kernels and launches
 
 void cuda_on_host_sync_threads(int line) {
     current_thread()->place = "__syncthreads";

@@ -1,15 +1,15 @@
-// cuda_on_host.h: CUDA's meaning on a CPU, for the subset that the engine uses, so that its kernels run under
-// the sanitizers where there is no GPU. Judges, not imitates, the hardware: what CUDA leaves undefined aborts
-// with the kernel's name or yields NaN.
+// cuda_on_host.h: CUDA emulation on the CPU for the part of CUDA that the engine uses. It runs the kernels under the
+// sanitizers without a GPU. It checks CUDA's rules and does not imitate any hardware: undefined behaviour aborts with
+// the kernel's name or yields NaN.
 //
-//   threads     fibres; between two synchronisations the order in which they run is a schedule's, and warps
-//   are not in step.
-//               The threads of a warp run on, as far as they can, before those of the next: what is not
-//               synchronised is seen early or late
-//   barriers    release when every thread that has not returned arrived; different source lines, or a
-//   deadlock, abort shuffles    are barriers of the lanes in their mask; a lane that does not take part has
-//   NaN bytes to give memory      device memory and shared memory start as NaN bytes; the host may not touch
-//   device memory streams     run at once, or (schedule LATE) only when something waits for them
+//   threads    fibers. Between two synchronisations a schedule decides their order: the threads of a warp run as far as
+//              they can before those of the next warp, and lanes do not run in lockstep, so a missing synchronisation
+//              is seen as a value read too early or too late.
+//   barriers   released when every thread that has not returned has arrived. A deadlock, or threads waiting at
+//              different source lines, aborts.
+//   shuffles   barriers of the lanes in the mask. A lane that does not take part gives NaN bytes.
+//   memory     device and shared memory start as NaN bytes. The host must not access device memory.
+//   streams    run at once, or (option late) only when something waits for them.
 #ifndef CUDA_ON_HOST_H
 #define CUDA_ON_HOST_H
 
@@ -29,50 +29,50 @@
 #endif
 
 // ---------------------------------------------------------------------------------------------
-// Control, for tests
+// Options for tests
 
 enum CudaOnHostOrder { CUDA_ORDER_FORWARD, CUDA_ORDER_REVERSE, CUDA_ORDER_SHUFFLE };
 
-// Told of the work that runs, in its order, for a count of what it moves.
+// Called for all work in the order in which it runs, to count memory traffic.
 struct CudaOnHostObserver {
     virtual void allocated(const void* device, size_t bytes) = 0;
-    virtual void launched(const char* kernel) = 0;  // its blocks, which blockIdx names, run one after another
+    virtual void launched(const char* kernel) = 0;  // its blocks run one after another
     virtual void filled(size_t bytes) = 0;          // by cudaMemsetAsync
-    // A matrix product of k terms into m by n, by the bytes of its operands; false: it is not computed.
+    // An (m,k) by (k,n) matrix product and the bytes of its operands. Return false to skip the computation.
     virtual bool product(double read, double written, double m, double n, double k) = 0;
 };
 
 struct CudaOnHostOptions {
-    CudaOnHostOrder order = CUDA_ORDER_FORWARD;  // of threads, warps; REVERSE and SHUFFLE hold for blocks too
-    uint64_t seed = 1;                           // of SHUFFLE
-    bool late = false;                           // streams run only when waited for
-    int devices = 1;                             // 0: a machine without one
+    CudaOnHostOrder order = CUDA_ORDER_FORWARD;  // of lanes, warps and blocks
+    uint64_t seed = 1;                           // for SHUFFLE
+    bool late = false;                           // streams run only when something waits for them
+    int devices = 1;                             // 0: no device
     size_t memory = (size_t)8 << 30;             // bytes of device memory
-    uint32_t matmul_alignment = 1;  // bytes; cuBLASLt has no algorithm for matrices and rows aligned to less
+    uint32_t matmul_alignment = 1;  // bytes; cuBLASLt rejects matrices or rows with less
     CudaOnHostObserver* observer = nullptr;
-    int major = 9;                  // of the device's compute capability
-    const char* failing = nullptr;  // the call that returns cudaErrorMemoryAllocation: memory in pieces
+    int major = 9;                  // compute capability
+    const char* failing = nullptr;  // this call returns cudaErrorMemoryAllocation
 };
 
 void cuda_on_host_set(const CudaOnHostOptions& options);
 const CudaOnHostOptions& cuda_on_host_options(void);
-// Objects (allocations, streams, events, graphs, cuBLASLt handles) that were made and not destroyed.
+// Objects (allocations, streams, events, graphs, cuBLASLt handles) not yet destroyed.
 int cuda_on_host_live(void);
 uint64_t cuda_on_host_launches(void);  // kernels run so far
 [[noreturn]] void cuda_on_host_die(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-// Bytes between two buffers in one allocation that no kernel may touch.
+// Bytes between two buffers of one allocation; poisoned, so that a kernel that touches them aborts.
 #define CUDA_REDZONE_BYTES 256
 void cuda_on_host_poison(void* device, size_t bytes);
 
-// Between the parts of the host's CUDA themselves.
+// Internal to the emulation
 void cuda_on_host_scheduler_set(const CudaOnHostOptions& options);
 int cublaslt_on_host_live(void);
 void cuda_on_host_check_range(const char* call, const void* device,
-                              size_t bytes);  // aborts if not of one allocation
+                              size_t bytes);  // aborts if not inside one allocation
 
 // ---------------------------------------------------------------------------------------------
-// The language
+// Language
 
 #define __global__
 #define __device__
@@ -82,9 +82,9 @@ void cuda_on_host_check_range(const char* call, const void* device,
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
 
-// Shared memory is static, for one block runs at a time. To fill it with NaN bytes it is looked up in the
-// program's symbol table: with clang by its section; gcc ignores a section within templates, so there all C++
-// statics of functions count.
+// Shared memory is static: only one block runs at a time. To fill it with NaN bytes it is looked up in the program's
+// symbol table, with clang by its section. gcc ignores sections in templates, so there every uninitialised static of a
+// function counts as shared memory.
 #ifdef __clang__
 #define CUDA_ON_HOST_SHARED_NAMED true
 #define __shared__ static __attribute__((section("cuda.shared")))
@@ -131,8 +131,8 @@ constexpr int warpSize = 32;
 
 void cuda_on_host_sync_threads(int line);
 int cuda_on_host_lane(void);
-// A barrier of the lanes in mask, which all must name the same operation; returns value of lane `source` (NaN
-// bytes if it takes no part), or for a ballot the mask of lanes whose value is not 0.
+// A barrier of the lanes in mask; all must call it with the same operation. Returns the value of lane `source` (NaN
+// bytes if that lane does not take part); for a ballot, the mask of lanes with a nonzero value.
 enum CudaOnHostOp { CUDA_OP_SYNC, CUDA_OP_SHUFFLE, CUDA_OP_BALLOT };
 uint64_t cuda_on_host_warp(CudaOnHostOp op, unsigned mask, uint64_t value, int source, int line);
 void* cuda_on_host_dynamic_shared(void);
@@ -189,7 +189,7 @@ template <typename T> void __stcs(T* p, T v) { *p = v; }
 template <typename T> void __stcg(T* p, T v) { *p = v; }
 template <typename T> T atomicAdd(T* p, T v) {
     static_assert(std::is_integral<T>::value,
-                  "a floating-point atomic: the order of its sums is not the same twice");
+                  "floating-point atomics are not deterministic");
     const T old = *p;
     *p = old + v;
     return old;
@@ -216,7 +216,7 @@ template <typename T> T atomicOr(T* p, T v) {
 }
 
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
-inline float cuda_on_host_flush(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; }   // of subnormals
+inline float cuda_on_host_flush(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; }   // subnormals to zero
 inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
@@ -243,14 +243,14 @@ inline unsigned __float_as_uint(float x) {
 template <typename T> constexpr T min(T a, T b) { return b < a ? b : a; }
 template <typename T> constexpr T max(T a, T b) { return a < b ? b : a; }
 
-// A vector access that the device would refuse aborts.
+// Aborts on a misaligned vector access, like the device.
 inline void cuda_on_host_aligned(const void* p, size_t bytes) {
     if ((uintptr_t)p % bytes != 0)
-        cuda_on_host_die("an access of %zu bytes at %p, which is not aligned to them", bytes, p);
+        cuda_on_host_die("misaligned access of %zu bytes at %p", bytes, p);
 }
 
 // ---------------------------------------------------------------------------------------------
-// bfloat16: the upper half of a float, rounded to nearest, ties to even; NaN becomes 0x7fff, as on the device
+// bfloat16: the upper half of a float, rounded to nearest even; NaN becomes 0x7fff as on the device
 
 struct __nv_bfloat16 {
     unsigned short x;
@@ -271,7 +271,7 @@ inline __nv_bfloat162 __floats2bfloat162_rn(float a, float b) { return {__nv_bfl
 inline float2 __bfloat1622float2(__nv_bfloat162 b) { return {(float)b.x, (float)b.y}; }
 
 // ---------------------------------------------------------------------------------------------
-// The runtime
+// Runtime API
 
 enum cudaError_t {
     cudaSuccess = 0,
@@ -385,7 +385,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, F*, int b
 // ---------------------------------------------------------------------------------------------
 // Launch
 
-// Queues `work` on the stream, or records it where the stream is capturing a graph.
+// Queues `work` on the stream, or records it if the stream is capturing a graph.
 void cuda_on_host_enqueue(cudaStream_t stream, std::function<void()> work);
 void cuda_on_host_launch(const char* name, const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
                          cudaStream_t stream, std::function<void()> body);

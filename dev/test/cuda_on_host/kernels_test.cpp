@@ -1,35 +1,15 @@
-// kernels_test.cpp: the CUDA engine as it stands, and tests of launchers at sizes that no little model
-// reaches.
+// kernels_test.cpp: includes the CUDA engine and tests its kernels one by one, at sizes that small models do not reach.
 #define TOST_NO_MAIN
 #include "train_gpt_tost.cu"
 
-#include <sys/wait.h>
-
-#include "shim_test.h"
+#include "emulation_test.h"
 #include "tssa_truth.h"
 
 namespace {
 
-// An array in device memory: a copy of the host's, rounded to S, or NaN bytes.
-template <typename S> struct Device {
-    S* p = nullptr;
-    size_t n;
-    explicit Device(size_t size) : n(size) { cudaMalloc(&p, n * sizeof *p); }
-    template <typename T> explicit Device(const std::vector<T>& x) : Device(x.size()) {
-        const std::vector<S> narrow(x.begin(), x.end());
-        cudaMemcpy(p, narrow.data(), n * sizeof *p, cudaMemcpyHostToDevice);
-    }
-    ~Device() { cudaFree(p); }
-    Floats get() const {
-        std::vector<S> x(n);
-        cudaMemcpy(x.data(), p, n * sizeof *p, cudaMemcpyDeviceToHost);
-        return Floats(x.begin(), x.end());
-    }
-};
-
 typedef Device<float> DeviceArray;
 
-// Numbers of no pattern in [-1, 1].
+// Pseudorandom numbers in [-1, 1).
 Floats numbers(size_t n, unsigned seed) {
     Floats x(n);
     for (float& v : x) {
@@ -39,14 +19,14 @@ Floats numbers(size_t n, unsigned seed) {
     return x;
 }
 
-// The same, each a number of type S.
+// The same, rounded to S.
 template <typename S> Floats numbers_of(size_t n, unsigned seed) {
     const Floats x = numbers(n, seed);
     const std::vector<S> narrow(x.begin(), x.end());
     return Floats(narrow.begin(), narrow.end());
 }
 
-// Limits of relative L2 error: of sums in float, and of what is then rounded to S.
+// Limits of relative L2 error: sums in float; results rounded to S
 constexpr double SUMS = 1e-5;
 template <typename S> double stored() { return sizeof(S) == sizeof(float) ? SUMS : 0x1p-8; }
 
@@ -60,7 +40,7 @@ void near(Checks* c, const char* name, int C, const Floats& got, const Doubles& 
           sqrt(difference / norm));
 }
 
-// The residual's LayerNorm and the way back through it, against the formulas in double.
+// Residual + LayerNorm, forward and backward, in double.
 struct NormTruth {
     Doubles x_out, y, mean, rstd, dx, dbranch, dw, db, dgamma, dbias;
     NormTruth(const Floats& x, const Floats& branch, const Floats& gamma, const Floats& w, const Floats& b,
@@ -95,7 +75,7 @@ struct NormTruth {
     }
 };
 
-// bare: without a branch, biases or a gradient that is there already.
+// bare: no branch, no biases, no gradient to add to.
 template <typename S> void test_norm(Checks* c, int C, size_t rows, bool bare = false) {
     const size_t n = rows * (size_t)C, width = (size_t)C;
     const Floats none(n), no_bias(width), x = numbers(n, 1), branch = bare ? none : numbers_of<S>(n, 2),
@@ -127,7 +107,7 @@ template <typename S> void test_norm(Checks* c, int C, size_t rows, bool bare = 
 // ---------------------------------------------------------------------------------------------
 // TSSA
 
-// Relative L2 error of the mean column: no column is lost beside larger ones.
+// Relative L2 error averaged over columns, so that small columns count as much as large ones.
 void near_columns(Checks* c, const char* name, size_t C, const Floats& got, const Doubles& want, double limit) {
     Doubles difference(C), norm(C);
     double mean = 0;
@@ -136,7 +116,7 @@ void near_columns(Checks* c, const char* name, size_t C, const Floats& got, cons
         norm[i % C] += want[i] * want[i];
     }
     for (size_t i = 0; i < C; i++) mean += (norm[i] > 0 ? difference[i] / norm[i] : difference[i]) / (double)C;
-    check(c, mean <= limit * limit, "%s of %zu channels: relative L2 error of a column %.3e", name, C, sqrt(mean));
+    check(c, mean <= limit * limit, "%s of %zu channels: mean relative L2 error of columns %.3e", name, C, sqrt(mean));
 }
 
 struct TssaCase { int C, NH, B, T; bool uniform, faint; };
@@ -144,7 +124,7 @@ struct TssaCase { int C, NH, B, T; bool uniform, faint; };
 template <typename S> void test_tssa(Checks* c, const TssaCase& k) {
     const size_t B = (size_t)k.B, T = (size_t)k.T, C = (size_t)k.C, NH = (size_t)k.NH, block = T + 3;
     const size_t state = tssa_state_size(C, NH), chunks = (size_t)div_up(T, TSSA_CHUNK);
-    const float weights[] = {1, 0, 1e-7f, 5e-7f};   // the energy of the last but one stays below its least
+    const float weights[] = {1, 0, 1e-7f, 5e-7f};   // energies below TOST_ENERGY_MIN
     TssaInput in = {k.uniform, B, T, C, NH, block, numbers(B * T * C, 1), numbers_of<S>(B * T * C, 2), numbers(NH, 3),
                     numbers(NH * block, 4)};
     for (size_t i = 0; i < in.w.size(); i++)
@@ -174,12 +154,12 @@ template <typename S> void test_tssa(Checks* c, const TssaCase& k) {
 template <typename S> void test_tssa_variants(Checks* c) {
     const int whole = TSSA_CHUNK, ragged = TSSA_CHUNK + 9;
     const TssaCase cases[] = {
-        {1536, 24, 1, ragged, false, false},   // heads of 64, two channels a lane; shared memory holds no starts
+        {1536, 24, 1, ragged, false, false},   // heads of 64: two channels per lane; too wide for starts in shared memory
         {1536, 24, 1, whole, true, false},
-        {1258, 37, 1, whole, false, false},    // the same, of 34: lanes without channels
-        {1248, 39, 1, ragged, false, false},   // heads of 32, a channel a lane
+        {1258, 37, 1, whole, false, false},    // heads of 34: idle lanes
+        {1248, 39, 1, ragged, false, false},   // heads of 32: one channel per lane
         {1248, 39, 1, whole, true, false},
-        {96, 3, 2, ragged, true, false},       // and where it does
+        {96, 3, 2, ragged, true, false},       // starts in shared memory
         {96, 3, 2, ragged, false, true},
         {136, 4, 2, ragged, false, true},
     };
@@ -248,7 +228,7 @@ void test_embedding_backward(Checks* c, const EmbedCase& k, const std::vector<in
     near(c, "dwpe", k.C, on_dwpe.get(), dwpe);
 }
 
-// Channels that threads go round in, tokens of several segments, and more tokens and segments than blocks.
+// More channels than threads, tokens with several segments, more tokens and segments than blocks.
 void test_embeddings(Checks* c) {
     for (const EmbedCase& k : {EmbedCase{3, 2, 90, 5}, EmbedCase{259, 1, 70, 3}, EmbedCase{1028, 1, 70, 3}}) {
         test_embedding(c, k);
@@ -263,7 +243,7 @@ void test_embeddings(Checks* c) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Rows and columns of what lies between the products
+// Bias, GELU, gather
 
 template <typename S> void test_columns(Checks* c, size_t rows, int N) {
     const size_t width = (size_t)N, n = rows * width;
@@ -288,7 +268,7 @@ template <typename S> void test_columns(Checks* c, size_t rows, int N) {
     if (N % 4 != 0) return;
     gelu_backward(nullptr, on_dx.p, on_db.p, partial.p, on_x.p, rows, N);
     near(c, "gelu_backward", N, on_dx.get(), dx, stored<S>());
-    near(c, "its bias", N, on_db.get(), db);
+    near(c, "gelu_backward, bias", N, on_db.get(), db);
 }
 
 template <typename S> void test_gather(Checks* c, int C) {
@@ -308,9 +288,9 @@ template <typename S> void test_gather(Checks* c, int C) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// The matrix product of shapes that cuBLASLt has no algorithm for
+// The matrix product for shapes that cuBLASLt rejects
 
-// Fewer blocks than tiles, so that blocks go round; rows that lie further apart than they are long.
+// Fewer blocks than tiles, and strides larger than rows.
 template <typename S, typename O> void test_plain_matmul(Checks* c, bool at, bool bt, float beta, bool bias) {
     const int M = 70, N = 33, K = 21;
     const int64_t lda = (at ? M : K) + 3, ldb = (bt ? K : N) + 1, ldc = N + 2;
@@ -334,7 +314,7 @@ template <typename S, typename O> void test_plain_matmul(Checks* c, bool at, boo
     near(c, "plain_matmul", N, on_c.get(), want, stored<O>());
 }
 
-// More tiles than a grid has rows: launched, but only into a graph, for to run it would take too long.
+// More tiles than grid rows. Only captured into a graph: running it would take too long.
 void test_plain_matmul_limit(Checks* c) {
     const CudaOnHostOptions options = cuda_on_host_options();
     CudaOnHostOptions unserved = options;
@@ -348,7 +328,7 @@ void test_plain_matmul_limit(Checks* c) {
     cudaStreamBeginCapture(mm.stream, cudaStreamCaptureModeThreadLocal);
     matmul(&mm, Product<float, float>{one.p, one.p, one.p, false, true, 65536 * PLAIN_TILE, 1, 1, 1, 1, 1, 0.0f, NULL});
     check(c, cudaStreamEndCapture(mm.stream, &graph) == cudaSuccess && !mm.plans[0].found,
-          "a plain product of 65,536 tiles of rows");
+          "plain matmul with 65,536 tiles of rows");
     cudaGraphDestroy(graph);
     cudaStreamDestroy(mm.stream);
     matmul_free(&mm);
@@ -367,9 +347,9 @@ void test_plain_matmuls(Checks* c) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// The rest
+// Other functions
 
-// Chunks hold all rows and no more than `most`, and there is none too many.
+// even_chunk returns at most `most` rows, and no more chunks than necessary.
 void test_even_chunk(Checks* c) {
     for (const size_t most : {128, 256, 1280})
         for (size_t rows = 1; rows < 3000; rows += 7) {
@@ -380,7 +360,7 @@ void test_even_chunk(Checks* c) {
         }
 }
 
-// Φ and the bell of GELU at every bf16 number
+// normal_cdf and normal_bell at every bf16 number.
 void test_normal(Checks* c) {
     double cdf_worst = 0, tail_worst = 0, bell_worst = 0;
     bool finite = true;
@@ -397,11 +377,11 @@ void test_normal(Checks* c) {
         bell_worst = fmax(bell_worst, fabs(bell - exp(-0.5 * (double)x * x)));
     }
     check(c, finite && cdf_worst < 4e-7 && tail_worst < 5e-6 && bell_worst < 4e-7,
-          "normal_cdf: off by %.2e, in its lower tail by %.2e of itself; normal_bell by %.2e", cdf_worst, tail_worst,
+          "normal_cdf: error %.2e, relative in the lower tail %.2e; normal_bell: error %.2e", cdf_worst, tail_worst,
           bell_worst);
 }
 
-// Losses and gradients of the classifier over 300 rows, in chunks of so many.
+// Losses and gradients of the classifier for 300 rows in chunks.
 struct ClassifierResult { Doubles loss, dx, dwte; };
 
 ClassifierResult classified(size_t chunk) {
@@ -438,26 +418,13 @@ void test_classifier_chunks(Checks* c) {
     near(c, "dwte in chunks", 8, floats(parts.dwte), whole.dwte);
 }
 
-// What a call that fails says on its way out, of which one part is `want`.
+// The call must exit with STATUS_FAILED and one line that contains `want`.
 void test_fatal(Checks* c, void (*call)(), const char* want) {
-    int ends[2], status = 0;
-    char text[512];
-    fflush(stdout);
-    if (!check(c, pipe(ends) == 0, "no pipe")) return;
-    const pid_t child = fork();
-    if (child == 0) {
-        dup2(ends[1], STDERR_FILENO);
-        call();
-        _exit(0);
-    }
-    close(ends[1]);
-    const ssize_t n = read(ends[0], text, sizeof text - 1);
-    text[n > 0 ? n : 0] = '\0';
-    close(ends[0]);
-    waitpid(child, &status, 0);
-    check(c, WIFEXITED(status) && WEXITSTATUS(status) == STATUS_FAILED && strstr(text, want) &&
-                 strchr(text, '\n') == text + strlen(text) - 1,
-          "a failing call: status %d, \"%s\", want \"%s\"", status, text, want);
+    int status = 0;
+    const std::string text = child_stderr(c, &status, call);
+    check(c, WIFEXITED(status) && WEXITSTATUS(status) == STATUS_FAILED && text.find(want) != std::string::npos &&
+                 text.find('\n') == text.size() - 1,
+          "fatal error: status %d, \"%s\", want \"%s\"", status, text.c_str(), want);
 }
 
 void test_errors(Checks* c) {
@@ -470,7 +437,7 @@ void test_errors(Checks* c) {
                {cudaErrorMisalignedAddress, "compute-sanitizer"}, {cudaErrorIllegalInstruction, "compute-sanitizer"},
                {cudaErrorInvalidValue, "nvidia-smi"}};
     for (const auto& of : all)
-        check(c, strstr(cuda_advice(of.error), of.advice), "advice on error %d: %s", of.error, cuda_advice(of.error));
+        check(c, strstr(cuda_advice(of.error), of.advice), "advice for error %d: %s", of.error, cuda_advice(of.error));
     test_fatal(c, [] { CUDA_CHECK(cudaErrorMemoryAllocation); },
                ": cudaErrorMemoryAllocation: out of memory; a smaller --batch or --seq needs less memory");
     test_fatal(c, [] { CUBLAS_CHECK(CUBLAS_STATUS_ALLOC_FAILED); },
@@ -489,13 +456,13 @@ void test_kernels(Checks* c) {
     test_plain_matmuls(c);
     test_tssa_variants<float>(c);
     test_tssa_variants<bf16>(c);
-    // more rows than blocks, and more columns than threads
+    // more rows than blocks; more columns than threads
     for (const int N : {7, 12, 16}) test_columns<float>(c, 600, N);
     for (const int N : {259, 516, 1028, 1032}) test_columns<float>(c, 3, N);
     for (const int N : {259, 516, 1032}) test_columns<bf16>(c, 3, N);
     for (const int C : {259, 1028}) test_gather<float>(c, C);
     for (const int C : {259, 1028}) test_gather<bf16>(c, C);
-    // at and just beyond what each of the kernels holds, in packs of 4 and alone
+    // at and just above the maximum of each kernel variant
     for (const int C : {3, 768, 1024, 1028, 2048, 2049, 2052, 4095, 6144}) {
         test_norm<float>(c, C, 5);
         test_norm<bf16>(c, C, 5);
@@ -504,6 +471,6 @@ void test_kernels(Checks* c) {
         test_norm<float>(c, C, 5, true);
         test_norm<bf16>(c, C, 5, true);
     }
-    // more rows than blocks: each goes round
+    // more rows than blocks
     for (const int C : {3, 60, 1028}) test_norm<float>(c, C, 1200);
 }

@@ -1,5 +1,5 @@
-// runtime_on_host.cpp: the CUDA runtime's memory, streams, events and graphs. What would be an error of the
-// caller aborts; what a user's machine can lack (a device, memory) is returned.
+// runtime_on_host.cpp: the CUDA runtime: memory, streams, events and graphs. A caller's mistake aborts; a missing device
+// or too little memory is returned as an error.
 #include "cuda_on_host.h"
 
 #include <cstdio>
@@ -27,15 +27,15 @@ struct CudaOnHostGraph {
 struct CudaOnHostStream {
     bool alive = true;
     std::deque<Work> queue;
-    uint64_t queued = 0, done = 0;       // pieces of work, since it was made
-    CudaOnHostGraph* capture = nullptr;  // that it records into
-    CudaOnHostStream* origin = nullptr;  // where that capture began
-    uint64_t recorded = 0, joined = 0;   // pieces of the capture; as many as the origin waits for
+    uint64_t queued = 0, done = 0;       // pieces of work since its creation
+    CudaOnHostGraph* capture = nullptr;  // the graph it records into
+    CudaOnHostStream* origin = nullptr;  // the stream on which that capture began
+    uint64_t recorded = 0, joined = 0;   // captured pieces; those that the origin waits for
 };
 
 struct CudaOnHostEvent {
-    CudaOnHostStream* stream = nullptr;  // null: never recorded
-    uint64_t mark = 0;                   // pieces of the stream's work before it
+    CudaOnHostStream* stream = nullptr;  // null: not recorded yet
+    uint64_t mark = 0;                   // pieces of work before it in the stream
     CudaOnHostGraph* capture = nullptr;
 };
 
@@ -44,9 +44,9 @@ namespace {
 struct Runtime {
     CudaOnHostOptions options;
     std::map<char*, size_t> device, pinned;  // allocations: address, bytes
-    std::vector<std::pair<char*, size_t>> guards;
+    std::vector<std::pair<char*, size_t>> redzones;
     size_t used = 0;
-    std::vector<std::unique_ptr<CudaOnHostStream>> streams;  // those destroyed too: events may name them
+    std::vector<std::unique_ptr<CudaOnHostStream>> streams;  // destroyed ones too: events may refer to them
     std::set<CudaOnHostEvent*> events;
     std::set<CudaOnHostGraph*> graphs;
     CudaOnHostStream default_stream;
@@ -65,18 +65,18 @@ cudaError_t fail(cudaError_t error) { return runtime.last_error = error; }
             return fail(cudaErrorMemoryAllocation);                                                          \
     } while (0)
 
-// While this lives, the device's memory may be read and written.
+// While an object of this type exists, device memory is accessible.
 struct DeviceOpen {
     DeviceOpen() {
         for (auto& a : runtime.device) ASAN_UNPOISON_MEMORY_REGION(a.first, a.second);
-        for (auto& g : runtime.guards) ASAN_POISON_MEMORY_REGION(g.first, g.second);
+        for (auto& g : runtime.redzones) ASAN_POISON_MEMORY_REGION(g.first, g.second);
     }
     ~DeviceOpen() {
         for (auto& a : runtime.device) ASAN_POISON_MEMORY_REGION(a.first, a.second);
     }
 };
 
-// The allocation that holds p, or null.
+// The allocation that contains p, or null.
 const std::pair<char* const, size_t>* find_allocation(const std::map<char*, size_t>& all, const void* p) {
     auto after = all.upper_bound((char*)p);
     if (after == all.begin()) return nullptr;
@@ -95,8 +95,7 @@ void check_event(const char* call, cudaEvent_t e) {
     if (!runtime.events.count(e)) cuda_on_host_die("%s: no such event", call);
 }
 
-// Runs the stream's first n pieces of work, since it was made. A graph's work or another stream's can be
-// inside: pop first.
+// Runs the first n pieces of the stream's work. A piece can run other work, so it is removed from the queue first.
 void run_until(CudaOnHostStream* s, uint64_t n) {
     while (s->done < n && !s->queue.empty()) {
         const Work work = std::move(s->queue.front());
@@ -131,7 +130,7 @@ void enqueue(CudaOnHostStream* s, Work work) {
 }  // namespace
 
 void cuda_on_host_enqueue(cudaStream_t stream, Work work) {
-    if (runtime.options.devices == 0) cuda_on_host_die("a launch without a device");
+    if (runtime.options.devices == 0) cuda_on_host_die("launch without a device");
     enqueue(stream_of("launch", stream), [work] {
         const DeviceOpen open;
         work();
@@ -161,15 +160,15 @@ int cuda_on_host_live(void) {
 void cuda_on_host_poison(void* device, size_t bytes) {
     cuda_on_host_check_range("cuda_on_host_poison", device, bytes);
     const uintptr_t skip = -(uintptr_t)device &
-                           7;  // the sanitizer's shadow can forbid the end of 8 bytes, not their start alone
-    if (bytes > skip) runtime.guards.push_back({(char*)device + skip, bytes - skip});
+                           7;  // the sanitizer cannot poison only the first bytes of a group of 8
+    if (bytes > skip) runtime.redzones.push_back({(char*)device + skip, bytes - skip});
 }
 
 void cuda_on_host_check_range(const char* call, const void* p, size_t bytes) {
     const auto* a = find_allocation(runtime.device, p);
-    if (!a) cuda_on_host_die("%s: %p is no device memory", call, p);
+    if (!a) cuda_on_host_die("%s: %p is not device memory", call, p);
     if ((const char*)p + bytes > a->first + a->second)
-        cuda_on_host_die("%s: %zu bytes at offset %zu of an allocation of %zu", call, bytes,
+        cuda_on_host_die("%s: %zu bytes at offset %zu of an allocation of %zu bytes", call, bytes,
                          (size_t)((const char*)p - a->first), a->second);
 }
 
@@ -211,7 +210,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* prop, int device) {
     prop->sharedMemPerBlockOptin = 227 << 10;
     prop->sharedMemPerMultiprocessor = 228 << 10;
     prop->major = runtime.options.major;
-    prop->multiProcessorCount = 3;  // few, so that loops over a grid go round more than once
+    prop->multiProcessorCount = 3;  // few, so that grid-stride loops run more than once
     prop->maxThreadsPerBlock = 1024;
     prop->maxThreadsPerMultiProcessor = 2048;
     prop->regsPerBlock = 65536;
@@ -222,7 +221,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* prop, int device) {
 
 cudaError_t cudaDeviceSynchronize(void) {
     NEED_DEVICE();
-    if (runtime.captures) cuda_on_host_die("cudaDeviceSynchronize while a stream captures");
+    if (runtime.captures) cuda_on_host_die("cudaDeviceSynchronize while a stream is capturing");
     run_all();
     return cudaSuccess;
 }
@@ -263,7 +262,7 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) {
 
 cudaError_t cuda_on_host_malloc(void** p, size_t bytes, bool on_device) {
     NEED_DEVICE();
-    if (runtime.captures) cuda_on_host_die("memory is allocated while a stream captures");
+    if (runtime.captures) cuda_on_host_die("allocation while a stream is capturing");
     if (bytes == 0) {
         *p = nullptr;
         return cudaSuccess;
@@ -283,13 +282,13 @@ cudaError_t cudaFree(void* p) {
     NEED_DEVICE();
     if (!p) return cudaSuccess;
     const auto a = runtime.device.find((char*)p);
-    if (a == runtime.device.end()) cuda_on_host_die("cudaFree of %p, which cudaMalloc did not give", p);
-    if (runtime.captures) cuda_on_host_die("cudaFree while a stream captures");
+    if (a == runtime.device.end()) cuda_on_host_die("cudaFree of %p, which is not from cudaMalloc", p);
+    if (runtime.captures) cuda_on_host_die("cudaFree while a stream is capturing");
     run_all();
-    std::vector<std::pair<char*, size_t>> kept;
-    for (auto& g : runtime.guards)
-        if (g.first < a->first || g.first >= a->first + a->second) kept.push_back(g);
-    runtime.guards.swap(kept);
+    std::vector<std::pair<char*, size_t>> rest;
+    for (auto& g : runtime.redzones)
+        if (g.first < a->first || g.first >= a->first + a->second) rest.push_back(g);
+    runtime.redzones.swap(rest);
     ASAN_UNPOISON_MEMORY_REGION(a->first, a->second);
     runtime.used -= a->second;
     runtime.device.erase(a);
@@ -301,7 +300,7 @@ cudaError_t cudaFreeHost(void* p) {
     NEED_DEVICE();
     if (!p) return cudaSuccess;
     if (!runtime.pinned.count((char*)p))
-        cuda_on_host_die("cudaFreeHost of %p, which cudaMallocHost did not give", p);
+        cuda_on_host_die("cudaFreeHost of %p, which is not from cudaMallocHost", p);
     run_all();
     runtime.pinned.erase((char*)p);
     free(p);
@@ -317,15 +316,15 @@ cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t bytes, cudaMemcpy
     const cudaMemcpyKind found = from ? (to ? cudaMemcpyDeviceToDevice : cudaMemcpyDeviceToHost)
                                       : (to ? cudaMemcpyHostToDevice : cudaMemcpyHostToHost);
     if (kind != found && kind != cudaMemcpyDefault)
-        cuda_on_host_die("cudaMemcpyAsync: kind %d, but the pointers are of %d", kind, found);
+        cuda_on_host_die("cudaMemcpyAsync: kind %d, but the pointers are of kind %d", kind, found);
     if (from) cuda_on_host_check_range("cudaMemcpyAsync", src, bytes);
     if (to) cuda_on_host_check_range("cudaMemcpyAsync", dst, bytes);
     CudaOnHostStream* s = stream_of("cudaMemcpyAsync", stream);
     const bool pageable =
         (!from && !find_allocation(runtime.pinned, src)) || (!to && !find_allocation(runtime.pinned, dst));
     if (pageable && s->capture)
-        cuda_on_host_die("cudaMemcpyAsync: pageable memory in a capture: the graph would read it later");
-    if (pageable && !from) {  // the source is free again when the call returns
+        cuda_on_host_die("cudaMemcpyAsync: pageable memory in a capture; the graph would read it later");
+    if (pageable && !from) {  // the caller may reuse the source when the call returns
         const std::vector<char> copy((const char*)src, (const char*)src + bytes);
         enqueue(s, [=] {
             const DeviceOpen open;
@@ -418,7 +417,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     NEED_DEVICE();
     check_event("cudaEventSynchronize", event);
-    if (event->capture) cuda_on_host_die("cudaEventSynchronize of an event that was recorded in a capture");
+    if (event->capture) cuda_on_host_die("cudaEventSynchronize of an event recorded in a capture");
     if (event->stream) run_until(event->stream, event->mark);
     return cudaSuccess;
 }
@@ -439,7 +438,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     if (e.capture) {
         if (!e.stream->capture) cuda_on_host_die("cudaStreamWaitEvent: the event's capture has ended");
         if (s->capture && s->capture != e.capture)
-            cuda_on_host_die("cudaStreamWaitEvent: the event is of another capture");
+            cuda_on_host_die("cudaStreamWaitEvent: the event belongs to another capture");
         if (!s->capture) {
             s->capture = e.capture;
             s->origin = e.stream->origin;
@@ -447,7 +446,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
         }
         if (s->origin == s && e.stream->joined < e.mark) e.stream->joined = e.mark;
     } else if (s->capture) {
-        cuda_on_host_die("cudaStreamWaitEvent: a stream that captures waits for work outside of the capture");
+        cuda_on_host_die("cudaStreamWaitEvent: a capturing stream waits for work outside the capture");
     } else if (e.stream != s) {
         enqueue(s, [e] { run_until(e.stream, e.mark); });
     }
@@ -455,13 +454,13 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 }
 
 // ---------------------------------------------------------------------------------------------
-// Graphs: what was recorded, in order
+// Graphs: the recorded work, in order
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
     NEED_DEVICE();
     CudaOnHostStream* s = stream_of("cudaStreamBeginCapture", stream);
     if (!stream) cuda_on_host_die("cudaStreamBeginCapture of the default stream");
-    if (s->capture) cuda_on_host_die("cudaStreamBeginCapture of a stream that captures");
+    if (s->capture) cuda_on_host_die("cudaStreamBeginCapture of a capturing stream");
     s->capture = *runtime.graphs.insert(new CudaOnHostGraph()).first;
     s->origin = s;
     s->recorded = s->joined = 0;
@@ -473,13 +472,13 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     NEED_DEVICE();
     CudaOnHostStream* s = stream_of("cudaStreamEndCapture", stream);
     if (!s->capture || s->origin != s)
-        cuda_on_host_die("cudaStreamEndCapture of a stream that did not begin a capture");
+        cuda_on_host_die("cudaStreamEndCapture of a stream on which no capture began");
     *graph = s->capture;
     for (auto& other : runtime.streams) {
         if (other->capture != *graph) continue;
         if (other.get() != s && other->joined < other->recorded)
             cuda_on_host_die(
-                "cudaStreamEndCapture: work of another stream was captured and never waited for");
+                "cudaStreamEndCapture: captured work of another stream is never waited for");
         other->capture = nullptr;
     }
     runtime.captures--;

@@ -1,5 +1,4 @@
-// tssa_truth.h: TSSA and the way back through it by its formulas in double, one sequence, head and channel after the
-// other.
+// tssa_truth.h: TSSA forward and backward in double, straight from the formulas.
 #ifndef TSSA_TRUTH_H
 #define TSSA_TRUTH_H
 
@@ -19,7 +18,7 @@ struct TssaInput {
 
 struct TssaTruth {
     size_t T, C, NH, HS;
-    Doubles y, u, pi, dw, dtemp, dbias;   // u, pi (B,NH,T); gradients of parameters are added to ones
+    Doubles y, u, pi, dw, dtemp, dbias;   // u, pi (B,NH,T); dtemp and dbias start at 1
 
     explicit TssaTruth(const TssaInput& in)
         : T(in.T), C(in.C), NH(in.NH), HS(in.C / in.NH), y(in.B * T * C), u(in.B * NH * T), pi(in.B * NH * T),
@@ -63,7 +62,7 @@ private:
             N[i] = squared(w[i]) * p[at] + (i >= C ? N[i - C] : 0.0);
             y[b * T * C + i] = -w[i] * p[at] / (1.0 + N[i] / M[at]);
         }
-        moments(w, dy, p, N, M, dw.data() + b * T * C, dPi);
+        statistics(w, dy, p, N, M, dw.data() + b * T * C, dPi);
         if (in.uniform) return;
         for (size_t t = 0; t < T; t++) {
             double mean = 0;
@@ -78,8 +77,8 @@ private:
         energy(w, S, du, dw.data() + b * T * C);
     }
 
-    // Through y, N and M: dw =, dPi =.
-    void moments(const float* w, const float* dy, const double* p, const Doubles& N, const Doubles& M, double* dw_b,
+    // Gradient through y, N and M: dw =, dPi =.
+    void statistics(const float* w, const float* dy, const double* p, const Doubles& N, const Doubles& M, double* dw_b,
                  Doubles& dPi) const {
         for (size_t h = 0; h < NH; h++) {
             double RD = 0;
@@ -100,7 +99,7 @@ private:
         }
     }
 
-    // Through u, whose S has no part where it is below its least: dw +=.
+    // Gradient through u: dw +=. Where S is clamped to TOST_ENERGY_MIN it has no gradient.
     void energy(const float* w, const Doubles& S, const Doubles& du, double* dw_b) const {
         for (size_t c = 0; c < C; c++) {
             double RS = 0;

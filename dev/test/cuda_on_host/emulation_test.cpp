@@ -1,12 +1,6 @@
-// shim_test.cpp: the test of the test. Small kernels, right and wrong, show that the host's CUDA means what
-// it says and that a missing synchronisation, an overrun or a misuse does not pass.
-#include "shim_test.h"
-
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include "cuda_on_host.h"
+// emulation_test.cpp: tests the CUDA emulation with small kernels. Correct ones must work; a missing synchronisation, an
+// overrun or a misuse must be detected.
+#include "emulation_test.h"
 
 namespace {
 
@@ -21,31 +15,17 @@ void set_order(CudaOnHostOrder order, bool late = false) {
     cuda_on_host_set(o);
 }
 
-// n numbers of device memory, with a host's view of them.
-template <typename T> struct Array {
-    T* p = nullptr;
-    size_t n;
-    explicit Array(size_t count) : n(count) { cudaMalloc(&p, n * sizeof(T)); }
-    ~Array() { cudaFree(p); }
-    T at(size_t i) const {
-        T x;
-        cudaMemcpy(&x, p + i, sizeof x, cudaMemcpyDeviceToHost);
-        return x;
-    }
-    void put(size_t i, T x) { cudaMemcpy(p + i, &x, sizeof x, cudaMemcpyHostToDevice); }
-};
-
 // ---------------------------------------------------------------------------------------------
 // Kernels
 
-template <bool SYNC> __global__ void reverse_block(int* out) {  // out[i] = THREADS-1-i, through shared memory
+template <bool SYNC> __global__ void reverse_block(int* out) {  // out[i] = THREADS-1-i
     __shared__ int x[THREADS];
     x[threadIdx.x] = (int)threadIdx.x;
     if (SYNC) __syncthreads();
     out[threadIdx.x] = x[THREADS - 1 - threadIdx.x];
 }
 
-template <bool SYNC> __global__ void sum_twice(int* out) {  // the same partial sums' memory, used twice
+template <bool SYNC> __global__ void sum_twice(int* out) {  // reuses the memory of its partial sums
     __shared__ int partial[THREADS / 32];
     for (int round = 0; round < 2; round++) {
         int x = (int)threadIdx.x + round;
@@ -85,7 +65,7 @@ __global__ void shuffles(float* out, unsigned* ballots) {
     ballots[lane] = __ballot_sync(~0u, lane % 3 == 0);
     if (lane >= 16) return;
     out[160 + lane] = __shfl_sync(0xffffu, x, 15 - lane);
-    out[176 + lane] = __shfl_sync(0xffffu, x, 20);  // of a lane that is gone
+    out[176 + lane] = __shfl_sync(0xffffu, x, 20);  // from a lane that returned
 }
 
 __global__ void poison(float* out, const float* in) {
@@ -119,7 +99,7 @@ __global__ void add_one(int* p) { *p += 1; }
 // Barriers, shuffles, memory
 
 bool reverses(void (*kernel)(int*), int threads) {
-    Array<int> out(THREADS);
+    Device<int> out(THREADS);
     CUDA_ON_HOST_LAUNCH(kernel, 1, (unsigned)threads, 0, nullptr, out.p);
     bool ok = true;
     for (int i = 0; i < threads; i++) ok = ok && out.at((size_t)i) == threads - 1 - i;
@@ -127,7 +107,7 @@ bool reverses(void (*kernel)(int*), int threads) {
 }
 
 bool sums_twice(void (*kernel)(int*)) {
-    Array<int> out(2 * THREADS);
+    Device<int> out(2 * THREADS);
     CUDA_ON_HOST_LAUNCH(kernel, 1, THREADS, 0, nullptr, out.p);
     bool ok = true;
     for (int i = 0; i < 2 * THREADS; i++)
@@ -139,26 +119,26 @@ void test_barriers(Checks* c) {
     int block = 0, warp = 0, twice = 0;
     for (CudaOnHostOrder order : orders) {
         set_order(order);
-        check(c, reverses(reverse_block<true>, THREADS), "__syncthreads, order %d: a thread passed early",
+        check(c, reverses(reverse_block<true>, THREADS), "__syncthreads, order %d: a thread passed too early",
               order);
-        check(c, reverses(reverse_warp<true>, 32), "__syncwarp, order %d: a lane passed early", order);
-        check(c, sums_twice(sum_twice<true>), "two reductions, order %d: wrong", order);
+        check(c, reverses(reverse_warp<true>, 32), "__syncwarp, order %d: a lane passed too early", order);
+        check(c, sums_twice(sum_twice<true>), "two reductions, order %d: wrong sum", order);
         block += reverses(reverse_block<false>, THREADS);
         warp += reverses(reverse_warp<false>, 32);
         twice += sums_twice(sum_twice<false>);
-        Array<int> out(THREADS);
+        Device<int> out(THREADS);
         CUDA_ON_HOST_LAUNCH(early_exit, 1, THREADS, 0, nullptr, out.p);
         check(c, out.at(0) == 2 && out.at(THREADS - 2) == 0,
-              "a barrier after half of the threads returned, order %d", order);
+              "barrier after half of the threads returned, order %d", order);
     }
-    check(c, block == 0, "a missing __syncthreads before a read passed in %d orders", block);
-    check(c, warp == 0, "a missing __syncwarp passed in %d orders", warp);
-    check(c, twice == 0, "a missing __syncthreads before memory is used again passed in %d orders", twice);
+    check(c, block == 0, "missing __syncthreads before a read not detected in %d orders", block);
+    check(c, warp == 0, "missing __syncwarp not detected in %d orders", warp);
+    check(c, twice == 0, "missing __syncthreads before memory is reused not detected in %d orders", twice);
 }
 
 void test_shuffles(Checks* c) {
-    Array<float> out(192);
-    Array<unsigned> ballots(32);
+    Device<float> out(192);
+    Device<unsigned> ballots(32);
     CUDA_ON_HOST_LAUNCH(shuffles, 1, 32, 0, nullptr, out.p, ballots.p);
     int bad = 0;
     for (int l = 0; l < 32; l++) {
@@ -169,11 +149,11 @@ void test_shuffles(Checks* c) {
         if (l < 16) bad += out.at((size_t)(160 + l)) != (float)(15 - l);
         if (l < 16) bad += !std::isnan(out.at((size_t)(176 + l)));
     }
-    check(c, bad == 0, "shuffles: %d lanes received what they should not", bad);
+    check(c, bad == 0, "shuffles: %d wrong values", bad);
 }
 
 void test_poison(Checks* c) {
-    Array<float> out(9), in(1);
+    Device<float> out(9), in(1);
     CUDA_ON_HOST_LAUNCH(poison, 3, 1, 16, nullptr, out.p, in.p);
     for (size_t i = 0; i < 9; i++)
         check(c, std::isnan(out.at(i)), "%s memory of block %zu did not start as NaN",
@@ -207,11 +187,11 @@ void test_streams(Checks* c) {
     cudaStreamCreateWithFlags(&b, cudaStreamNonBlocking);
     cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
     cudaMallocHost(&pinned, 2 * sizeof *pinned);
-    Array<int> x(1);
+    Device<int> x(1);
     pinned[0] = 7;
     pinned[1] = 0;
     cudaMemcpyAsync(x.p, pinned, sizeof(int), cudaMemcpyHostToDevice, a);
-    pinned[0] = 8;  // too early: the copy has not run
+    pinned[0] = 8;  // the copy has not run yet: it must read this
     CUDA_ON_HOST_LAUNCH(add_one, 1, 1, 0, a, x.p);
     cudaEventRecord(event, a);
     CUDA_ON_HOST_LAUNCH(add_one, 1, 1, 0, a, x.p);
@@ -219,9 +199,9 @@ void test_streams(Checks* c) {
     cudaMemcpyAsync(pinned + 1, x.p, sizeof(int), cudaMemcpyDeviceToHost, b);
     check(c, pinned[1] == 0, "a late stream ran before anything waited for it");
     cudaStreamSynchronize(b);
-    check(c, pinned[1] == 9, "another stream's work up to an event: %d, want 9", pinned[1]);
+    check(c, pinned[1] == 9, "wait for an event of another stream: %d, want 9", pinned[1]);
     cudaStreamSynchronize(a);
-    check(c, x.at(0) == 10, "the rest of the stream: %d, want 10", x.at(0));
+    check(c, x.at(0) == 10, "work after the event: %d, want 10", x.at(0));
     cudaFreeHost(pinned);
     cudaEventDestroy(event);
     cudaStreamDestroy(a);
@@ -233,14 +213,14 @@ void test_graphs(Checks* c) {
     cudaStream_t s;
     cudaGraph_t graph;
     cudaGraphExec_t exec;
-    Array<int> x(1);
+    Device<int> x(1);
     x.put(0, 5);
     cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
     cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal);
     CUDA_ON_HOST_LAUNCH(add_one, 1, 1, 0, s, x.p);
     CUDA_ON_HOST_LAUNCH(add_one, 1, 1, 0, s, x.p);
     cudaStreamEndCapture(s, &graph);
-    check(c, x.at(0) == 5, "a capture ran what it recorded");
+    check(c, x.at(0) == 5, "captured work ran during the capture");
     cudaGraphInstantiate(&exec, graph, 0);
     cudaGraphDestroy(graph);
     for (int i = 0; i < 3; i++) cudaGraphLaunch(exec, s);
@@ -257,22 +237,22 @@ void test_limits(Checks* c) {
     size_t free_bytes = 0, total = 0;
     o.memory = 1000;
     cuda_on_host_set(o);
-    check(c, cudaMalloc(&p, 1001) == cudaErrorMemoryAllocation, "1001 bytes of 1000 were given");
+    check(c, cudaMalloc(&p, 1001) == cudaErrorMemoryAllocation, "allocated 1001 of 1000 bytes");
     check(c,
           cudaMalloc(&p, 600) == cudaSuccess && cudaMemGetInfo(&free_bytes, &total) == cudaSuccess &&
               free_bytes == 400,
-          "%zu bytes are free after 600 of 1000", free_bytes);
+          "%zu bytes free after allocating 600 of 1000", free_bytes);
     cudaFree(p);
     o.devices = 0;
     cuda_on_host_set(o);
-    check(c, cudaGetDeviceCount(&count) == cudaErrorNoDevice && count == 0, "a device where there is none");
+    check(c, cudaGetDeviceCount(&count) == cudaErrorNoDevice && count == 0, "cudaGetDeviceCount without a device");
     cuda_on_host_set(CudaOnHostOptions());
 }
 
 // ---------------------------------------------------------------------------------------------
 // cuBLASLt
 
-// D (3,2) = 2 op(A) op(B) + 0.5 D, A stored (4,3) or (3,4), B (4,2) or (2,4), with gaps in every column.
+// D (3,2) = 2 op(A) op(B) + 0.5 D with A (4,3) or (3,4), B (4,2) or (2,4), and gaps between columns.
 void test_product(Checks* c, bool ta, bool tb) {
     const int m = 3, n = 2, k = 4, lda = 6, ldb = 5, ldd = 4;
     const cublasOperation_t ops[] = {ta ? CUBLAS_OP_T : CUBLAS_OP_N, tb ? CUBLAS_OP_T : CUBLAS_OP_N};
@@ -281,7 +261,7 @@ void test_product(Checks* c, bool ta, bool tb) {
     for (int i = 0; i < 24; i++) a[i] = (float)(i * 7 % 11) - 5.0f;
     for (int i = 0; i < 20; i++) b[i] = (float)(i * 5 % 13) - 6.0f;
     for (int i = 0; i < 8; i++) d[i] = (float)i;
-    Array<float> on_a(24), on_b(20), on_d(8);
+    Device<float> on_a(24), on_b(20), on_d(8);
     cudaMemcpy(on_a.p, a, sizeof a, cudaMemcpyHostToDevice);
     cudaMemcpy(on_b.p, b, sizeof b, cudaMemcpyHostToDevice);
     cudaMemcpy(on_d.p, d, sizeof d, cudaMemcpyHostToDevice);
@@ -315,45 +295,28 @@ void test_product(Checks* c, bool ta, bool tb) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Misuse ends the program, and says why
+// Misuse must abort with a message
 
 template <typename F> void dies(Checks* c, const char* what, const char* message, F misuse) {
-    int ends[2];
-    char text[4096];
-    size_t n = 0;
-    fflush(stdout);
-    if (!check(c, pipe(ends) == 0, "no pipe")) return;
-    const pid_t child = fork();
-    if (child == 0) {
-        signal(SIGABRT, SIG_DFL);
-        dup2(ends[1], STDERR_FILENO);
-        misuse();
-        _exit(0);
-    }
-    close(ends[1]);
-    for (ssize_t got; n < sizeof text - 1 && (got = read(ends[0], text + n, sizeof text - 1 - n)) > 0;)
-        n += (size_t)got;
-    text[n] = '\0';
-    close(ends[0]);
     int status = 0;
-    waitpid(child, &status, 0);
-    check(c, status != 0 && strstr(text, message), "%s: status %d, \"%.200s\", want \"%s\"", what, status,
-          text, message);
+    const std::string text = child_stderr(c, &status, misuse);
+    check(c, status != 0 && text.find(message) != std::string::npos, "%s: status %d, \"%.200s\", want \"%s\"", what, status,
+          text.c_str(), message);
 }
 
 void test_misuse(Checks* c) {
-    Array<float> x(64);
-    Array<char> guarded(1024);
+    Device<float> x(64);
+    Device<char> poisoned(1024);
     float host[64];
-    cuda_on_host_poison(guarded.p + 256, 256);
+    cuda_on_host_poison(poisoned.p + 256, 256);
     dies(c, "two barriers",
-         "different_barriers, block (0,0,0): threads of a block are at different __syncthreads",
+         "different_barriers, block (0,0,0): threads of a block wait at different __syncthreads",
          [] { CUDA_ON_HOST_LAUNCH(different_barriers, 1, 64, 0, nullptr); });
     dies(c, "barrier and shuffle", "barrier_and_shuffle, block (0,0,0): deadlock",
          [] { CUDA_ON_HOST_LAUNCH(barrier_and_shuffle, 1, 64, 0, nullptr); });
     dies(c, "not in its mask", "is not in its own mask",
          [] { CUDA_ON_HOST_LAUNCH(not_in_mask, 1, 1, 0, nullptr); });
-    dies(c, "two operations", "of its mask at",
+    dies(c, "two operations", "in its mask at",
          [] { CUDA_ON_HOST_LAUNCH(different_operations, 1, 32, 0, nullptr); });
     dies(c, "large block", "a block of (1025,1,1)",
          [&] { CUDA_ON_HOST_LAUNCH(add_one, 1, 1025, 0, nullptr, (int*)x.p); });
@@ -364,7 +327,7 @@ void test_misuse(Checks* c) {
     dies(c, "copy too long", "an allocation of 256",
          [&] { cudaMemcpy(host, x.p + 1, sizeof host, cudaMemcpyDeviceToHost); });
     dies(c, "copy's kind", "kind 1", [&] { cudaMemcpy(host, x.p, 4, cudaMemcpyHostToDevice); });
-    dies(c, "free twice", "cudaMalloc did not give", [&] {
+    dies(c, "free twice", "is not from cudaMalloc", [&] {
         cudaFree(x.p);
         cudaFree(x.p);
     });
@@ -383,17 +346,17 @@ void test_misuse(Checks* c) {
          [&] { CUDA_ON_HOST_LAUNCH(write_at, 1, 1, 0, nullptr, x.p, 64); });
     dies(c, "write past shared memory", "AddressSanitizer",
          [] { CUDA_ON_HOST_LAUNCH(write_shared, 1, 1, 256, nullptr, 64); });
-    dies(c, "write into a guard", "AddressSanitizer",
-         [&] { CUDA_ON_HOST_LAUNCH(write_at, 1, 1, 0, nullptr, (float*)guarded.p, 64); });
+    dies(c, "write into a red zone", "AddressSanitizer",
+         [&] { CUDA_ON_HOST_LAUNCH(write_at, 1, 1, 0, nullptr, (float*)poisoned.p, 64); });
     dies(c, "the host reads device memory", "AddressSanitizer", [&] { host[0] = *(volatile float*)x.p; });
 #else
-    skip(c, "overruns: this build has no address sanitizer");
+    skip(c, "overruns: built without the address sanitizer");
 #endif
 }
 
 }  // namespace
 
-void test_shim(Checks* c) {
+void test_emulation(Checks* c) {
     const int live = cuda_on_host_live();
     test_barriers(c);
     for (CudaOnHostOrder order : orders) {
@@ -407,5 +370,5 @@ void test_shim(Checks* c) {
     test_limits(c);
     for (int i = 0; i < 4; i++) test_product(c, i & 1, i & 2);
     test_misuse(c);
-    check(c, cuda_on_host_live() == live, "%d objects of CUDA are left", cuda_on_host_live() - live);
+    check(c, cuda_on_host_live() == live, "%d CUDA objects leaked", cuda_on_host_live() - live);
 }

@@ -1,0 +1,111 @@
+// cuda_platform.cuh: everything that differs between nvcc and the CUDA emulation on a CPU (dev/test/cuda_on_host, selected
+// by TOST_CUDA_ON_HOST): headers, kernel launches, dynamic shared memory, vector accesses, approximate functions, memory
+// order. The emulation's version of each comes first and defines what the hardware's instruction computes.
+#ifndef TOST_CUDA_PLATFORM_CUH
+#define TOST_CUDA_PLATFORM_CUH
+
+#include <stdint.h>
+#include <string.h>
+
+#ifdef TOST_CUDA_ON_HOST
+#include "dev/test/cuda_on_host/cuda_on_host.h"   // also CUDA_REDZONE_BYTES and cuda_on_host_poison
+#else
+#include <cublasLt.h>
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#endif
+
+typedef __nv_bfloat16 bf16;
+
+// The compute capability that this pass compiles for, e.g. 900 for 9.0; 0 for the host
+#ifdef __CUDA_ARCH__
+constexpr int COMPILED_ARCH = __CUDA_ARCH__;
+#else
+[[maybe_unused]] constexpr int COMPILED_ARCH = 0;
+#endif
+
+#ifdef TOST_CUDA_ON_HOST
+
+#define PLATFORM_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
+    CUDA_ON_HOST_LAUNCH(kernel, grid, block, shared_bytes, stream, ##__VA_ARGS__)
+#define DYNAMIC_SHARED(type, name) type* name = static_cast<type*>(cuda_on_host_dynamic_shared())
+
+template <size_t BYTES> __device__ inline void load_word(void* out, const void* p) {
+    cuda_on_host_aligned(p, BYTES);
+    memcpy(out, p, BYTES);
+}
+template <size_t BYTES> __device__ inline void store_word(void* p, const void* in) {
+    cuda_on_host_aligned(p, BYTES);
+    memcpy(p, in, BYTES);
+}
+__device__ inline void unpack_pair(float* out, const bf16* pair) {
+    for (int i = 0; i < 2; i++) out[i] = __bfloat162float(pair[i]);
+}
+
+__device__ inline float reciprocal(float x) { return cuda_on_host_flush(1.0f / cuda_on_host_flush(x)); }
+__device__ inline float power_of_2(float x) { return cuda_on_host_flush(exp2f(x)); }
+__device__ inline void  fence_device() { __threadfence(); }
+__device__ inline void  raise_flag(int* flag) {
+    __threadfence();
+    atomicExch(flag, 1);
+}
+
+#else
+
+#define PLATFORM_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
+    kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__)
+// The shared_bytes of the launch, as an array of `type`.
+#define DYNAMIC_SHARED(type, name) \
+    extern __shared__ __align__(16) unsigned char tost_dynamic_shared[]; \
+    type* name = reinterpret_cast<type*>(tost_dynamic_shared)
+
+// Bytes after each array that no kernel may touch, and the call that marks them: for the emulation only.
+#define CUDA_REDZONE_BYTES 0
+inline void cuda_on_host_poison(void*, size_t) {}
+
+// One access of BYTES bytes, to which p is aligned; out and in are register arrays.
+template <size_t BYTES> struct Word;
+template <> struct Word<2>  { typedef unsigned short type; };
+template <> struct Word<4>  { typedef unsigned type; };
+template <> struct Word<8>  { typedef uint2 type; };
+template <> struct Word<16> { typedef uint4 type; };
+
+template <size_t BYTES> __device__ inline void load_word(void* out, const void* p) {
+    typedef typename Word<BYTES>::type Access;
+    *reinterpret_cast<Access*>(out) = *reinterpret_cast<const Access*>(p);
+}
+template <size_t BYTES> __device__ inline void store_word(void* p, const void* in) {
+    typedef typename Word<BYTES>::type Access;
+    *reinterpret_cast<Access*>(p) = *reinterpret_cast<const Access*>(in);
+}
+
+// Two bf16 as floats, whose upper halves they are, in one instruction each.
+__device__ inline void unpack_pair(float* out, const bf16* pair) {
+    const unsigned two = *reinterpret_cast<const unsigned*>(pair);
+    out[0] = __uint_as_float(two << 16);
+    out[1] = __uint_as_float(two & 0xffff0000u);
+}
+
+// 1/x to 1 ulp and 2^x to 2 ulp in one instruction each; subnormal arguments and results count as zero.
+__device__ inline float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ inline float power_of_2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Orders the accesses of this thread, and of those it has synchronised with, for all blocks. __threadfence also orders
+// what acquire and release leave free, and stalls longer.
+__device__ inline void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+// *flag = 1. Who sees it also sees everything that this thread, and those it has synchronised with, wrote before.
+__device__ inline void raise_flag(int* flag) {
+    asm volatile("st.release.gpu.global.s32 [%0], 1;" ::"l"(flag) : "memory");
+}
+
+#endif
+#endif

@@ -1,0 +1,122 @@
+// cuda_reduce.cuh: sums over a warp, a block and the rows of a matrix, each in a fixed order. All threads of the warp or
+// block take part.
+#ifndef TOST_CUDA_REDUCE_CUH
+#define TOST_CUDA_REDUCE_CUH
+
+#include "tost/cuda_common.cuh"
+
+constexpr unsigned FULL_WARP = 0xffffffffu;
+
+__device__ inline int lane_index() { return threadIdx.x % WARP; }
+__device__ inline int warp_index() { return threadIdx.x / WARP; }
+__device__ inline int block_warps() { return (blockDim.x + WARP - 1) / WARP; }
+
+__device__ inline float warp_sum(float x) {   // the same in every lane
+#pragma unroll
+    for (int by = 16; by > 0; by /= 2) x += __shfl_xor_sync(FULL_WARP, x, by);
+    return x;
+}
+
+__device__ inline float warp_scan(float x, int lane) {   // Σ of lanes 0…lane
+#pragma unroll
+    for (int by = 1; by < WARP; by *= 2) {   // mutant: lane_scan_too_short
+        const float below = __shfl_up_sync(FULL_WARP, x, by);
+        if (lane >= by) x += below;
+    }
+    return x;
+}
+
+__device__ inline float warp_max(float x) {   // the same in every lane
+#pragma unroll
+    for (int by = 16; by > 0; by /= 2) x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, by));
+    return x;
+}
+
+// One step of warp_transposed_sum: lanes HALF apart exchange halves of their values; each adds up the half it keeps.
+template <int HALF, int N> __device__ inline void warp_fold(float (&v)[N], int lane) {
+    const bool upper = lane & HALF;
+#pragma unroll
+    for (int i = 0; i < HALF; i++) {
+        const float give = upper ? v[i] : v[i + HALF], keep = upper ? v[i + HALF] : v[i];
+        v[i] = keep + __shfl_xor_sync(FULL_WARP, give, HALF);
+    }
+    if constexpr (HALF > 1) warp_fold<HALF / 2>(v, lane);
+}
+
+// Lane l receives the sum of v[l % N] over all lanes; N is a power of two. Overwrites v. For N = 8 it takes 9 shuffles
+// where N calls of warp_sum take 40.
+template <int N> __device__ inline float warp_transposed_sum(float (&v)[N], int lane) {
+    if constexpr (N > 1) warp_fold<N / 2>(v, lane);
+#pragma unroll
+    for (int by = N; by < WARP; by *= 2) v[0] += __shfl_xor_sync(FULL_WARP, v[0], by);
+    return v[0];
+}
+
+// v[i] = Σ of v[i] over the block, the same in every thread; N is a power of two. shared (32,N): free again after the
+// next barrier.
+template <int N> __device__ inline void block_sum(float (&v)[N], float* shared) {
+    const int lane = lane_index();
+    const float mine = warp_transposed_sum(v, lane);
+    __syncthreads();   // shared may hold sums that others still read   // mutant: block_sum_reuses_early
+    if (lane < N) shared[warp_index() * N + lane] = mine;
+    __syncthreads();   // mutant: block_sum_reads_early
+    float sum = 0.0f;   // of v[lane % N], over every (32/N)-th warp
+#pragma unroll 1
+    for (int i = lane; i < block_warps() * N; i += WARP) sum += shared[i];
+#pragma unroll
+    for (int by = N; by < WARP; by *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, by);
+#pragma unroll
+    for (int i = 0; i < N; i++) v[i] = __shfl_sync(FULL_WARP, sum, i);
+}
+
+// Sum over the threads of a row: a warp or the whole block.
+template <bool WARP_ROW> __device__ inline void row_sum(float (&v)[1], float* shared) {
+    if constexpr (WARP_ROW) v[0] = warp_sum(v[0]);
+    else block_sum<1>(v, shared);
+}
+
+// Σ of x over the block, whose size is a power of two, in a fixed tree; valid in thread 0.
+template <typename X> __device__ inline X block_tree_sum(X x, X* shared) {   // shared (blockDim.x)
+    shared[threadIdx.x] = x;
+    __syncthreads();
+    for (int by = blockDim.x / 2; by > 0; by /= 2) {
+        if ((int)threadIdx.x < by) shared[threadIdx.x] += shared[threadIdx.x + by];
+        __syncthreads();   // mutant: tree_sum_unsynchronised
+    }
+    return shared[0];
+}
+
+// ---------------------------------------------------------------------------------------------
+// Column sums in two stages: kernels with a row loop write one partial sum per block and column; column_sum adds those
+// of all blocks in a fixed order:   out[c] += Σ_blocks partial[block,c]
+
+constexpr int COLUMN_BLOCKS = 528;   // most blocks of such a kernel: 4 for each multiprocessor of an H100
+
+struct ColumnSums { float* out[4]; };   // arrays (columns); NULL: skipped
+
+// partial (arrays,blocks,columns). A block owns 32 columns of one array; each of its 16 warps sums every 16th row, then a
+// tree sums over the warps.
+__global__ void column_sum_kernel(ColumnSums sums, const float* partial, int blocks, int columns) {
+    __shared__ float shared[16][WARP + 1];
+    float* out = sums.out[blockIdx.y];
+    const int c = blockIdx.x * WARP + threadIdx.x;
+    const float* partial_c = partial + (size_t)blockIdx.y * blocks * columns + c;
+    float sum = 0.0f;
+    if (out && c < columns) {
+#pragma unroll 8
+        for (int i = threadIdx.y; i < blocks; i += 16) sum += partial_c[(size_t)i * columns];
+    }
+    shared[threadIdx.y][threadIdx.x] = sum;
+    for (int by = 8; by > 0; by /= 2) {
+        __syncthreads();
+        if ((int)threadIdx.y < by) shared[threadIdx.y][threadIdx.x] += shared[threadIdx.y + by][threadIdx.x];
+    }
+    if (threadIdx.y == 0 && out && c < columns) out[c] += shared[0][threadIdx.x];
+}
+
+static void column_sum(cudaStream_t stream, ColumnSums sums, int arrays, const float* partial, int blocks, int columns) {
+    LAUNCH(column_sum_kernel, dim3(div_up(columns, WARP), arrays), dim3(WARP, 16), 0, stream, sums, partial, blocks,
+           columns);
+}
+
+#endif

@@ -1,0 +1,159 @@
+// cuda_runtime.cuh: the device, its memory, pinned staging buffers and CUDA graphs. It knows the types of engine.h, but
+// nothing of the model.
+#ifndef TOST_CUDA_RUNTIME_CUH
+#define TOST_CUDA_RUNTIME_CUH
+
+#include "tost/cuda_common.cuh"
+
+extern "C" {
+#include "tost/engine.h"
+}
+
+// ---------------------------------------------------------------------------------------------
+// Device
+
+static __global__ void probe_kernel() {}
+
+// Selects the first device, if it can run this build's kernels.
+static bool device_open(cudaDeviceProp* prop, TostError* err) {
+    int count = 0, blocks = 0;
+    const char* call = "cudaGetDeviceCount";
+    cudaError_t e = cudaGetDeviceCount(&count);
+    if (e == cudaSuccess && count == 0) e = cudaErrorNoDevice;
+    if (e == cudaSuccess) e = (call = "cudaSetDevice", cudaSetDevice(0));
+    if (e == cudaSuccess) e = (call = "cudaGetDeviceProperties", cudaGetDeviceProperties(prop, 0));
+    if (e == cudaSuccess && prop->major < 8)
+        return tost_error(err, "%s has compute capability %d.%d; 8.0 or later is needed: train_gpt_tost runs on the CPU",
+                          prop->name, prop->major, prop->minor);
+    if (e == cudaSuccess)
+        e = (call = "loading a kernel", cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, probe_kernel, WARP, 0));
+    if (e == cudaSuccess) return true;
+    (void)cudaGetLastError();
+    return tost_error(err, "no usable GPU: %s: %s; %s", call, cudaGetErrorString(e), cuda_advice(e));
+}
+
+static bool device_describe(char* text, size_t cap, const TostEngineOptions* o, TostError* err) {
+    static const char* const dtypes[] = {"float32", "tf32", "bf16"};
+    cudaDeviceProp prop;
+    char memory[32];
+    if (!device_open(&prop, err)) return false;
+    snprintf(text, cap, "%s (compute capability %d.%d, %d multiprocessors, %s), %s, matmul cuBLASLt", prop.name,
+             prop.major, prop.minor, prop.multiProcessorCount, human_bytes(memory, (double)prop.totalGlobalMem),
+             dtypes[o->dtype]);
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Memory
+
+typedef size_t MemoryOf(const TostConfig* c, const TostEngineOptions* o);   // TostEngine.memory
+
+// Left for kernels, graphs and cuBLASLt, most of which allocate at their first use.
+constexpr size_t MEMORY_RESERVE = (size_t)512 << 20;
+
+// The largest batch whose model fits, searched in steps of a sixteenth; 0: none.
+static int largest_batch(MemoryOf memory, const TostConfig* c, TostEngineOptions o, bool recompute, size_t available) {
+    o.recompute = recompute;
+    while (o.max_batch > 0 && memory(c, &o) > available) o.max_batch -= (o.max_batch + 15) / 16;
+    return o.max_batch;
+}
+
+// True if a model of `bytes` fits; else *err says which options would make it fit.
+static bool device_fits(MemoryOf memory, const TostConfig* c, const TostEngineOptions* o, size_t bytes, TostError* err) {
+    size_t free_bytes = 0, total = 0;
+    const cudaError_t e = cudaMemGetInfo(&free_bytes, &total);
+    if (e != cudaSuccess) {
+        (void)cudaGetLastError();
+        return tost_error(err, "cudaMemGetInfo: %s; %s", cudaGetErrorString(e), cuda_advice(e));
+    }
+    const size_t available = free_bytes - min(free_bytes, MEMORY_RESERVE);
+    if (bytes <= available) return true;
+    const int batch = largest_batch(memory, c, *o, o->recompute, available),
+              with_recompute = o->training ? largest_batch(memory, c, *o, true, available) : batch;
+    char need[32], reserve[32], have[32], fix[96] = "a smaller model or --seq needs less", or_batch[32] = "";
+    if (batch > 0) snprintf(or_batch, sizeof or_batch, " or --batch %d", batch);
+    if (with_recompute == o->max_batch) snprintf(fix, sizeof fix, "--recompute%s fits", or_batch);
+    else if (with_recompute > batch) snprintf(fix, sizeof fix, "--recompute --batch %d%s fits", with_recompute, or_batch);
+    else if (batch > 0) snprintf(fix, sizeof fix, "--batch %d fits", batch);
+    return tost_error(err, "not enough memory on the GPU: the model needs %s, its kernels up to %s, %s are free; %s",
+                      human_bytes(need, (double)bytes), human_bytes(reserve, (double)MEMORY_RESERVE),
+                      human_bytes(have, (double)free_bytes), fix);
+}
+
+static char* device_alloc(size_t bytes, TostError* err) {   // NULL: *err says why
+    char *p = NULL, need[32];
+    const cudaError_t e = cudaMalloc(&p, bytes);
+    if (e == cudaSuccess) return p;
+    (void)cudaGetLastError();
+    tost_error(err, "cudaMalloc of %s: %s; %s", human_bytes(need, (double)bytes), cudaGetErrorString(e), cuda_advice(e));
+    return NULL;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Staging: host-to-device copies from two pinned buffers in turn. The host fills one while the other is being copied.
+
+struct Staging {
+    void*       buffer[2];
+    cudaEvent_t copied[2];
+    int         turn;
+};
+
+static void staging_init(Staging* s, size_t bytes) {
+    for (int i = 0; i < 2; i++) {
+        CUDA_CHECK(cudaMallocHost(&s->buffer[i], bytes));
+        CUDA_CHECK(cudaEventCreateWithFlags(&s->copied[i], cudaEventDisableTiming));
+    }
+}
+
+// The buffer to fill. Waits until its last copy is done; it is, unless the host is two steps ahead of the device.
+static void* staging_begin(Staging* s) {
+    CUDA_CHECK(cudaEventSynchronize(s->copied[s->turn]));   // mutant: input_overwritten
+    return s->buffer[s->turn];
+}
+
+static void staging_copy(Staging* s, void* device, size_t bytes, cudaStream_t stream) {
+    CUDA_CHECK(cudaMemcpyAsync(device, s->buffer[s->turn], bytes, cudaMemcpyHostToDevice, stream));
+    CUDA_CHECK(cudaEventRecord(s->copied[s->turn], stream));
+    s->turn = 1 - s->turn;
+}
+
+static void staging_free(Staging* s) {
+    for (int i = 0; i < 2; i++) {
+        if (s->copied[i]) CUDA_CHECK(cudaEventDestroy(s->copied[i]));
+        if (s->buffer[i]) CUDA_CHECK(cudaFreeHost(s->buffer[i]));
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Graphs: a pass as one launch. The first call of a shape launches its kernels one by one, which loads them and chooses
+// matmul algorithms; the second captures them as a graph; later calls launch the graph.
+
+struct PassGraph {
+    int B, T;                        // shape of the last call; 0: none yet
+    cudaGraphExec_t exec;            // NULL: not captured
+};
+
+static void graph_free(PassGraph* g) {
+    if (g->exec) CUDA_CHECK(cudaGraphExecDestroy(g->exec));
+}
+
+// Runs pass(), which only launches on `stream` and whose launches depend on nothing but the shape.
+template <typename Pass> static void graph_run(PassGraph* g, cudaStream_t stream, int B, int T, Pass pass) {
+    if (g->B != B || g->T != T) {   // mutant: graph_of_another_shape
+        graph_free(g);
+        *g = {B, T, NULL};
+        pass();
+        return;
+    }
+    if (!g->exec) {
+        cudaGraph_t graph;
+        CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        pass();
+        CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+        CUDA_CHECK(cudaGraphInstantiate(&g->exec, graph, 0));
+        CUDA_CHECK(cudaGraphDestroy(graph));
+    }
+    CUDA_CHECK(cudaGraphLaunch(g->exec, stream));
+}
+
+#endif
