@@ -68,7 +68,7 @@ endif
 
 vpath %.c tost
 $(EMU_C): $(EMU)/%.o: %.c
-	$(call say,CC $<) mkdir -p $(@D) && $(CC) -std=c11 -D_GNU_SOURCE -DTOST_NO_MAIN -O2 $(EMU_FLAGS) -MMD -MP -c $< -o $@
+	$(call say,CC $< (for the emulation)) mkdir -p $(@D) && $(CC) -std=c11 -D_GNU_SOURCE -DTOST_NO_MAIN -O2 $(EMU_FLAGS) -MMD -MP -c $< -o $@
 $(EMU_CPP): $(EMU)/%.o: dev/test/cuda_on_host/%.cpp
 	$(call say,CXX $<) mkdir -p $(@D) && $(EMU_CXX) $(EMU_O) $(EMU_FLAGS) $(EMU_CUDA) -MMD -MP -c $< -o $@
 $(EMU)/kernels_test.o: EMU_O = -O1   # higher levels take longer to compile than they save
