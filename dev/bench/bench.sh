@@ -1,8 +1,8 @@
 #!/bin/sh
-# bench.sh BENCH BUILTIN: the figures of README.md, with the machine's limits and the peers that are installed, in one
-# run. BENCH and BUILTIN are dev/bench/bench built with the matrix product that was found and with the built-in one.
-#   TEXT, VOCAB: a text and a vocab.bpe for tokenize (default: the shared ones, else the starter's vocabulary, no text)
-#   PYTHON: an interpreter that may have torch and tiktoken
+# bench.sh BENCH BUILTIN: measures the trainer, the limits of the machine and the peers that are installed in one run, and
+# prints a table. BENCH is dev/bench/bench; BUILTIN is the same program with the built-in matrix product.
+#   TEXT, VOCAB   a text and a vocab.bpe for tokenize (default: those in ../shared)
+#   PYTHON        a Python that may have torch and tiktoken (default: python3)
 set -u
 bench=$1 builtin=$2
 python=${PYTHON:-python3}
@@ -18,7 +18,7 @@ ratio() { awk -v a="$(figure "$1")" -v b="$(figure "$2")" 'BEGIN { if (b > 0) pr
 giga() { awk -v mib="$(figure "$1")" 'BEGIN { if (mib > 0) printf "%.2f", mib * 1048576 / 1e9; else print "-" }'; }
 row() { printf '| %s | %s | %s |\n' "$1" "${2:--}" "${3:-}"; }
 
-say "measuring: limits, training with the library's and the built-in matrix product, decode, TSSA, tokenize, peers" >&2
+say "measuring: limits, training (both matrix products), decode, TSSA, tokenize, peers; this takes minutes" >&2
 {
     "$bench" limits
     "$bench" train
@@ -28,7 +28,7 @@ say "measuring: limits, training with the library's and the built-in matrix prod
     "$bench" tssa
 } >> "$figures" || exit 1
 
-# tokenize: the text is read from the page cache, since the first pass over it does not count
+# tokenize: median of 3 runs after a warm-up, so that the text is in the page cache
 text=${TEXT:-}
 if [ -z "$text" ] && [ -r ../shared/data/text/classic_books_50MB.txt.xz ] && command -v xz > /dev/null; then
     text=$work/books.txt
@@ -56,22 +56,22 @@ commit=$(git rev-parse --short HEAD 2>/dev/null || echo none)
 say "$(date -u +%F), $(grep -c '^processor' /proc/cpuinfo) × $processor, commit $commit"
 say "limits: sgemm $(figure sgemm) GFLOP/s, memory reads $(figure memory_read) GB/s"
 say
-row "what" "measured" "beside it, in the same run"
+row "what" "measured" "for comparison, in the same run"
 row "---" "---" "---"
 row "training tost-base, B·T = 1,024, tokens/s" "$(figure train)" \
-    "$(figure train_matmuls_alone) its matrix products alone (share $(figure train_share_of_matmuls)); PyTorch \
+    "matrix products alone $(figure train_matmuls_alone) (ratio $(figure train_share_of_matmuls)); PyTorch \
 $(or_dash peer_train_tokens_per_s)"
-row "the same, built-in matrix product, tokens/s" "$(figure builtin_train)" \
-    "$(ratio builtin_train again_train) of the row above, measured again"
-row "memory for that, GB" "$(figure train_memory)" "PyTorch $(giga peer_train_peak_memory)"
+row "the same with the built-in matrix product, tokens/s" "$(figure builtin_train)" \
+    "$(ratio builtin_train again_train) × a second measurement of the row above"
+row "memory of training tost-base, GB" "$(figure train_memory)" "PyTorch $(giga peer_train_peak_memory)"
 for at in 10 128 500 1000; do
     row "sampling tost-base at position $at, tokens/s" "$(figure decode_at_$at)" \
-        "$(figure decode_bandwidth_at_$at) of memory reads; PyTorch, whole prefix: \
+        "$(figure decode_bandwidth_at_$at) of memory read bandwidth; PyTorch without a decode state: \
 $(or_dash peer_sample_${at}_tokens_per_s)"
 done
-row "TSSA forward + backward, us a token and layer, T = 1,024" "$(figure tssa_at_1024)" ""
+row "TSSA forward + backward, us per token and layer, T = 1,024" "$(figure tssa_at_1024)" ""
 for at in 4096 16384 65536; do
-    row "at T = $at" "$(figure tssa_at_$at)" "$(ratio tssa_at_$at tssa_at_1024) × T = 1,024"
+    row "the same, T = $at" "$(figure tssa_at_$at)" "$(ratio tssa_at_$at tssa_at_1024) × T = 1,024"
 done
 row "tokenize, MB/s" "$(figure tokenize)" \
-    "tiktoken: $(or_dash peer_tiktoken_1_thread) on one core, $(or_dash peer_tiktoken_all_threads) on all"
+    "tiktoken: $(or_dash peer_tiktoken_1_thread) on one core, $(or_dash peer_tiktoken_all_threads) on all cores"

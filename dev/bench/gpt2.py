@@ -1,7 +1,7 @@
-"""GPT-2 in PyTorch, with the attention that PyTorch has fused: the quadratic peer that gpu_peers.py measures.
+"""GPT-2 in PyTorch with fused attention: the quadratic-time model that gpu_peers.py compares ToST with.
 
-Pre-norm blocks, causal softmax attention through scaled_dot_product_attention (flash attention on a GPU),
-learned positions, GELU, an output head that shares the embedding, no biases.
+Pre-norm blocks, causal softmax attention with scaled_dot_product_attention (flash attention on a GPU),
+learned positions, GELU, output head tied to the embedding, no biases.
 B batch, T length, C channels, nh heads, V vocabulary.
 """
 
@@ -47,13 +47,13 @@ class Gpt2(nn.Module):
                 nn.init.normal_(module.weight, std=0.02)
 
     def forward(self, idx, targets):
-        """Logits (B,T,V) and the mean loss of targets (B,T)."""
+        """Returns logits (B,T,V) and the mean loss for targets (B,T)."""
         x = self.wte(idx) + self.wpe.weight[: idx.size(1)]
         logits = F.linear(self.ln_f(self.blocks(x)), self.wte.weight)
         return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
     def optimizer_groups(self, weight_decay):
-        """All but the LayerNorms decay."""
+        """Weight decay for all parameters except the LayerNorms."""
         decay = [p for p in self.parameters() if p.dim() > 1]
-        keep = [p for p in self.parameters() if p.dim() == 1]
-        return [{"params": decay, "weight_decay": weight_decay}, {"params": keep, "weight_decay": 0.0}]
+        no_decay = [p for p in self.parameters() if p.dim() == 1]
+        return [{"params": decay, "weight_decay": weight_decay}, {"params": no_decay, "weight_decay": 0.0}]

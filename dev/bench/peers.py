@@ -1,12 +1,11 @@
-"""What other software does on this machine: PyTorch with the same model and its matrix product, tiktoken.
+"""Measures the software that the trainer is compared with: the same model in PyTorch, and tiktoken.
 
-    peers.py [SECTION…] [--threads N] [--text FILE --vocab vocab.bpe]
+    peers.py [SECTION...] [--threads N] [--text FILE --vocab vocab.bpe]
 
-SECTION is one or more of train, sample, sgemm, tiktoken (these four without an argument: about a minute on
-two idle cores) and compiled, which is train through torch.compile and needs a C++ compiler and a few minutes.
-Prints `key value unit` lines on stdout; a section whose package or file is missing prints
-`skipped: SECTION: reason`. Each figure is the median of 3 runs after 1 that does not count. PyTorch's threads
-wait for each other by spinning, so another program on the same cores costs it far more than its share.
+Sections: train, sample, sgemm, tiktoken (the default: about a minute on two idle cores) and compiled, which is
+train with torch.compile and needs a C++ compiler and a few minutes. Prints `key value unit` lines, or
+`skipped: SECTION: reason` if a package or file is missing. Each value is the median of 3 runs after a warm-up.
+PyTorch's threads spin while they wait, so other programs on the same cores slow it down out of proportion.
 """
 
 import argparse
@@ -20,15 +19,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "reference"))
 
 RUNS = 3
-TRAIN_TOKENS = 1024           # B·T of a training step: one sequence of block_size
+TRAIN_TOKENS = 1024           # B*T of a training step: one sequence of block_size
 SAMPLE_POSITIONS = (10, 128, 500, 1000)
 SGEMM_SIZE = 4096
-TEXT_BYTES = 8 << 20          # of --text, from its start
+TEXT_BYTES = 8 << 20          # how much of --text is used
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 class Skip(Exception):
-    """The reason why a section cannot run here."""
+    """Raised with the reason if a section cannot run."""
 
 
 def report(key, value, unit):
@@ -36,7 +35,7 @@ def report(key, value, unit):
 
 
 def median_seconds(run):
-    """Runs once for warmth, then RUNS times."""
+    """The median of RUNS runs after a warm-up."""
     seconds = []
     for _ in range(1 + RUNS):
         start = time.perf_counter()
@@ -46,7 +45,7 @@ def median_seconds(run):
 
 
 def peak_bytes():
-    """Peak resident memory of this process. getrusage's can be that of the program which started it."""
+    """Peak resident memory of this process. getrusage may include the parent process, from before exec."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
@@ -67,7 +66,7 @@ def load_torch(args):
 
 
 def train(args, compiled=False):
-    """tost-base in float32: forward, backward, clip, fused AdamW."""
+    """Training steps of tost-base in float32: forward, backward, gradient clipping, fused AdamW."""
     torch, tost = load_torch(args)
     key = "compiled" if compiled else "train"
     report(f"{key}_import_memory", peak_bytes() / 2**20, "MiB")
@@ -92,7 +91,7 @@ def train(args, compiled=False):
 
 
 def sample(args):
-    """tost-base in float32, greedy; each token recomputes the whole prefix, the head at its end only."""
+    """Greedy sampling with tost-base in float32. Each token recomputes the whole prefix; only its last logits."""
     torch, tost = load_torch(args)
     model = tost.Tost(tost.PRESETS["tost-base"]).eval()
     for position in SAMPLE_POSITIONS:
@@ -115,7 +114,7 @@ def sgemm(args):
 
 
 def gpt2_ranks(vocab_path):
-    """The tokens of vocab.bpe in order of id: 256 bytes, the printable ones first, then one token a merge."""
+    """The tokens of vocab.bpe in order of id: 256 bytes, printable ones first, then one token per merge."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in printable]
     byte_of = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
@@ -127,7 +126,7 @@ def gpt2_ranks(vocab_path):
 
 
 def bench_tiktoken(args):
-    """GPT-2's encoding of the start of --text, in one call on one core and in pieces on all."""
+    """Encodes the start of --text with GPT-2's vocabulary: in one call on one core, and in pieces on all cores."""
     try:
         import tiktoken
     except ImportError as error:
@@ -168,10 +167,10 @@ def main():
     args = parser.parse_args()
     for name in args.sections:
         if name not in SECTIONS:
-            parser.error(f"no section {name!r}; there are {', '.join(SECTIONS)}")
+            parser.error(f"no section {name!r}; choose from {', '.join(SECTIONS)}")
     report("threads", args.threads, "threads")
     if hasattr(os, "getloadavg"):
-        report("load_before", os.getloadavg()[0], "processes")  # anything near 1 or above spoils the figures
+        report("load_before", os.getloadavg()[0], "processes")  # 1 or more: the results are not reliable
     for name in args.sections or [name for name in SECTIONS if name != "compiled"]:
         try:
             SECTIONS[name](args)

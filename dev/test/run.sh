@@ -1,36 +1,64 @@
 #!/bin/sh
-# run.sh TEST…: runs the judge, the tests of the modules given, the command line's, and those of the Python under dev/
-# (which skip what PYTHON, default python3, has no packages for); closes on one line for all of them. NO_HOST, where it
-# is not empty, says why the run of the CUDA kernels on a CPU is not among them. The exit status is 0 only if every
-# program passed and none ended without its own closing line.
+# run.sh PROGRAM...: runs the reference test, the test programs given and the scripts dev/test/test_*.sh, one per core at
+# a time, and prints the output of each when it ends. The last line adds up their closing lines. The exit status is 0
+# only if every program passed and printed its closing line.
+#   QUICK=1               fewer cases (make test)
+#   NO_EMULATION=REASON   counts the tests of the CUDA emulation as skipped
+#   PYTHON                the Python to test with, default python3; tests that need a package it lacks are skipped
+#   JOBS                  programs at a time, default one per core
 set -u
 started=$(date +%s)
-log=$(mktemp) || exit 1
-trap 'rm -f "$log"' EXIT
-bad=0
-set -- ./test_tost "$@"
-for script in cli data_scripts exchange gpu_bench refusals sizes; do
-    set -- "$@" "dev/test/test_$script.sh ./train_gpt_tost"
-done
-for program; do
-    $program > "$log.one" 2>&1   # unquoted: a program and its operands
-    status=$?
-    # the judge's table of errors is long: the worst ten of it, and all other lines
-    grep -v '^    ' "$log.one"
-    grep '^    ' "$log.one" | sort -k2,2gr | head -10
-    grep -E '^[a-z_]+: [0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$log.one" >> "$log" ||
-        echo "$program: ended with status $status before its closing line: 0 passed, 1 failed, 0 skipped" |
-            tee -a "$log"
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+# OpenMP's threads would otherwise spin while another program needs their cores.
+export work OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}" QUICK="${QUICK:-}"
+
+# run_one NUMBER PROGRAM: writes NUMBER.out, then NUMBER.done with the exit status, the seconds and the program.
+cat > "$work/run_one" << 'END'
+number=$1 started=$(date +%s)
+set -- $2   # split into the program and its arguments
+"$@" > "$work/$number.out" 2>&1
+echo "$? $(($(date +%s) - started)) $1" > "$work/$number.tmp"
+mv "$work/$number.tmp" "$work/$number.done"
+END
+
+# print_done FILE: the output of a program that has ended. Indented lines are measured errors: only the largest ten.
+print_done() {
+    read -r status seconds program < "$1"
+    out=${1%.done}.out
+    grep -v '^    ' "$out"
+    grep '^    ' "$out" | sort -k2,2gr | head -10
+    grep -E '^[a-z_]+: [0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$out" >> "$work/counts" ||
+        echo "$program: exit status $status before its closing line: 0 passed, 1 failed, 0 skipped" | tee -a "$work/counts"
     [ "$status" -eq 0 ] || bad=1
-    rm -f "$log.one"
+    [ "$seconds" -le 2 ] || echo "($program: $seconds s)"
+    rm -f "$1"
+}
+
+bad=0 number=0
+for program in "$@" ./test_tost dev/test/test_*.sh; do
+    case $program in
+        *.sh) program="$program ./train_gpt_tost" ;;
+        */cuda_on_host/test) [ -z "$QUICK" ] || program="$program --quick" ;;
+    esac
+    number=$((number + 1))
+    printf '%s\0%s\0' $number "$program"
+done > "$work/programs"
+xargs -0 -n 2 -P "${JOBS:-$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)}" sh "$work/run_one" < "$work/programs" &
+while [ $number -gt 0 ]; do
+    sleep 0.2
+    for file in "$work"/*.done; do
+        [ ! -e "$file" ] || { print_done "$file"; number=$((number - 1)); }
+    done
 done
-if [ -n "${NO_HOST:-}" ]; then
-    echo "skipped cuda_on_host: $NO_HOST"
-    echo 'cuda_on_host: 0 passed, 0 failed, 1 skipped' | tee -a "$log"
+wait
+if [ -n "${NO_EMULATION:-}" ]; then
+    echo "skipped cuda_on_host: $NO_EMULATION"
+    echo 'cuda_on_host: 0 passed, 0 failed, 1 skipped' | tee -a "$work/counts"
 fi
 seconds=$(($(date +%s) - started))
 echo "tests ran for $((seconds / 60)) min $((seconds % 60)) s"
 awk '{ for (i = 2; i <= NF; i++) {
            if ($i == "passed,") p += $(i-1); if ($i == "failed,") f += $(i-1); if ($i == "skipped") s += $(i-1) } }
-     END { printf "%d passed, %d failed, %d skipped\n", p, f, s; exit f != 0 || p == 0 }' "$log" || bad=1
+     END { printf "%d passed, %d failed, %d skipped\n", p, f, s; exit f != 0 || p == 0 }' "$work/counts" || bad=1
 exit $bad

@@ -1,0 +1,11 @@
+# bench.mk: the benches of the CPU trainer. dev/bench/README.md describes them.
+
+bench_built: $(patsubst %.c,$(BUILD)/%,$(wildcard dev/bench/*.c))
+# The second program is the same bench with the built-in matrix product.
+bench: train_gpt_tost $(BUILD)/dev/bench/bench
+	@$(MAKE) --no-print-directory BLAS=0 bench_builtin > /dev/null
+	@dev/bench/bench.sh $(BUILD)/dev/bench/bench build/bench_builtin
+bench_builtin: $(BUILD)/dev/bench/bench
+	@cp $< build/bench_builtin
+
+.PHONY: bench bench_built bench_builtin

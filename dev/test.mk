@@ -1,0 +1,66 @@
+# test.mk: the tests, torture tests and fuzzing. dev/test/README.md describes them.
+
+TESTS = $(patsubst dev/test/%.c,$(BUILD)/dev/test/%,$(wildcard dev/test/test_*.c))
+
+# The emulation comes first because its kernels take longest to compile.
+test test_all: $(if $(NO_EMULATION),,$(EMU)/test) train_gpt_tost test_tost $(TESTS)
+	@$(if $(filter test,$@),QUICK=1 )NO_EMULATION="$(NO_EMULATION)" dev/test/run.sh $(if $(NO_EMULATION),,$(EMU)/test) $(TESTS)
+
+test_tost: $(BUILD)/test_tost.o $(if $(NO_CUDA),,build/cuda/engine.o) $(BUILD)/libtost.a build/variant
+	$(call say,LINK $@) $(COMPILE) -o $@ $(filter %.o %.a,$^) $(if $(NO_CUDA),,$(CUDA_LIBS)) $(LIBS)
+$(BUILD)/test_tost.o: private TOST_CFLAGS += $(if $(NO_CUDA),-DTOST_NO_CUDA='"$(NO_CUDA)"')
+$(BUILD)/test_tost.o: $(BUILD)/cuda
+$(BUILD)/cuda: FORCE   # changes if NO_CUDA does
+	@mkdir -p $(@D) && { [ "$$(cat $@ 2>/dev/null)" = "$(NO_CUDA)" ] && [ -e $@ ] || echo "$(NO_CUDA)" > $@; }
+$(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/libtost.a
+	$(call say,LINK $@) $(COMPILE) -o $@ $^ $(LIBS)
+
+# ---- torture: runs that are killed, out of disk space or power, or watched for leaks and races --------------------
+# TORTURE_FLAGS="--suites kill,power --seed 3" selects suites and repeats a run. valgrind's build has no vector code that
+# valgrind does not know; ThreadSanitizer's build needs clang, whose OpenMP library reports its threads to it.
+TORTURE    = build/torture
+KILLS     ?= 100
+EVERY     ?= 1
+RACES_CC  ?= clang
+PLAIN      = -std=c11 -D_GNU_SOURCE -I. -Itost -O1 -g -ffp-contract=fast -Wno-unknown-pragmas -Wno-pass-failed
+PLAIN_SRC  = $(wildcard tost/*.c tost/*.h)
+
+$(TORTURE)/faults.so: dev/test/torture/faults.c
+	$(call say,CC $<) mkdir -p $(@D) && $(CC) -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -shared -fPIC -o $@ $< -ldl
+$(TORTURE)/valgrind: train_gpt_tost.c $(PLAIN_SRC)
+	$(call say,CC $@) mkdir -p $(@D) && $(CC) $(PLAIN) -o $@ $(filter %.c,$^) -lm
+# A program that this compiler cannot build is missing, and torture.py prints that it skips it.
+$(TORTURE)/races: train_gpt_tost.c dev/test/test_gemm.c dev/test/torture/race_probe.c $(PLAIN_SRC)
+	@mkdir -p $@
+	-$(call say,CC $@/train_gpt_tost) $(RACES_CC) $(PLAIN) -fopenmp -fsanitize=thread -o $@/train_gpt_tost $< $(filter tost/%.c,$^) -lm
+	-$(call say,CC $@/test_gemm) $(RACES_CC) $(PLAIN) -fopenmp -fsanitize=thread -o $@/test_gemm $(word 2,$^) $(filter tost/%.c,$^) -lm
+	-$(call say,CC $@/probe) $(RACES_CC) $(PLAIN) -fopenmp -fsanitize=thread -o $@/probe $(word 3,$^)
+	@touch $@
+
+torture: train_gpt_tost $(TORTURE)/faults.so $(TORTURE)/valgrind $(TORTURE)/races
+	@$(or $(PYTHON),python3) dev/test/torture/torture.py --binary ./train_gpt_tost --built $(TORTURE) --kills $(KILLS) \
+	    --every $(EVERY) $(TORTURE_FLAGS)
+torture_short:
+	@$(MAKE) --no-print-directory torture KILLS=12 EVERY=24
+
+# ---- fuzzing: each reader with libFuzzer, for FUZZ_SECONDS or FUZZ_RUNS inputs; FUZZ selects some of them ---------
+FUZZ_DIR      = build/fuzz
+FUZZ_CC      ?= clang
+FUZZ_SECONDS ?= 20
+FUZZ_RUNS    ?= -1
+FUZZ         ?= $(patsubst dev/test/fuzz/fuzz_%.c,%,$(wildcard dev/test/fuzz/fuzz_*.c))
+FUZZ_FLAGS    = -std=c11 -D_GNU_SOURCE -I. -Itost -O1 -g -Wall -Wextra -Wno-unknown-pragmas -Wno-pass-failed -DTOST_SANITIZE \
+                -DTOST_NO_MAIN $(SANITIZERS) -fno-omit-frame-pointer
+FUZZ_OBJ      = $(patsubst %.c,$(FUZZ_DIR)/%.o,train_gpt_tost.c $(wildcard tost/*.c))
+
+$(FUZZ_DIR)/%.o: %.c
+	$(call say,CC $<) mkdir -p $(@D) && $(FUZZ_CC) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c $< -o $@
+$(FUZZ_DIR)/fuzz_%: $(FUZZ_DIR)/dev/test/fuzz/fuzz_%.o $(FUZZ_OBJ)
+	$(call say,LINK $@) $(FUZZ_CC) $(FUZZ_FLAGS) -fsanitize=fuzzer -o $@ $^ -lm
+$(FUZZ_DIR)/seeds: $(FUZZ_DIR)/dev/test/fuzz/seeds.o $(FUZZ_OBJ)
+	$(call say,LINK $@) $(FUZZ_CC) $(FUZZ_FLAGS) -o $@ $^ -lm
+fuzz_built: $(FUZZ_DIR)/seeds $(patsubst %,$(FUZZ_DIR)/fuzz_%,$(FUZZ))
+fuzz:
+	@FUZZ_CC="$(FUZZ_CC)" MAKE="$(MAKE)" dev/test/fuzz/run.sh $(FUZZ_DIR) $(FUZZ_SECONDS) $(FUZZ_RUNS) $(FUZZ)
+
+.PHONY: test test_all torture torture_short fuzz fuzz_built
