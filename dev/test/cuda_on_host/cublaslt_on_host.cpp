@@ -166,17 +166,6 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t h) {
     live_handles--;
     return CUBLAS_STATUS_SUCCESS;
 }
-size_t cublasLtGetVersion(void) { return 130000; }
-
-const char* cublasGetStatusString(cublasStatus_t status) {
-    return status == CUBLAS_STATUS_SUCCESS           ? "success"
-           : status == CUBLAS_STATUS_NOT_SUPPORTED   ? "not supported"
-           : status == CUBLAS_STATUS_NOT_INITIALIZED ? "not initialized"
-                                                     : "invalid value";
-}
-const char* cublasLtGetStatusString(cublasStatus_t status) { return cublasGetStatusString(status); }
-const char* cublasLtGetStatusName(cublasStatus_t status) { return cublasGetStatusString(status); }
-
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute,
                                         cudaDataType_t scale) {
     if (scale != CUDA_R_32F) cuda_on_host_die("cublasLtMatmulDescCreate: alpha and beta must be float32");

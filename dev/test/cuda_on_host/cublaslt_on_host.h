@@ -64,10 +64,6 @@ struct cublasLtMatmulHeuristicResult_t {
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle);
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle);
-const char* cublasGetStatusString(cublasStatus_t status);
-const char* cublasLtGetStatusString(cublasStatus_t status);
-const char* cublasLtGetStatusName(cublasStatus_t status);
-size_t cublasLtGetVersion(void);
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute,
                                         cudaDataType_t scale);
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,

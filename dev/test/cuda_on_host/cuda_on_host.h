@@ -77,8 +77,6 @@ void cuda_on_host_check_range(const char* call, const void* device,
 #define __global__
 #define __device__
 #define __host__
-#define __constant__
-#define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
 
@@ -100,30 +98,6 @@ struct dim3 {
     unsigned x, y, z;
     dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
 };
-struct alignas(8) float2 {
-    float x, y;
-};
-struct alignas(16) float4 {
-    float x, y, z, w;
-};
-struct alignas(8) int2 {
-    int x, y;
-};
-struct alignas(16) int4 {
-    int x, y, z, w;
-};
-struct alignas(8) uint2 {
-    unsigned x, y;
-};
-struct alignas(16) uint4 {
-    unsigned x, y, z, w;
-};
-inline float2 make_float2(float x, float y) { return {x, y}; }
-inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-inline int2 make_int2(int x, int y) { return {x, y}; }
-inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
-inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
-inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 extern uint3 threadIdx, blockIdx;
 extern dim3 blockDim, gridDim;
@@ -173,20 +147,9 @@ T __shfl_xor_sync(unsigned mask, T v, int bits, int width = 32, int line = __bui
 inline unsigned __ballot_sync(unsigned mask, int predicate, int line = __builtin_LINE()) {
     return (unsigned)cuda_on_host_warp(CUDA_OP_BALLOT, mask, predicate != 0, 0, line);
 }
-inline int __any_sync(unsigned mask, int predicate, int line = __builtin_LINE()) {
-    return __ballot_sync(mask, predicate, line) != 0;
-}
-inline int __all_sync(unsigned mask, int predicate, int line = __builtin_LINE()) {
-    return __ballot_sync(mask, !predicate, line) == 0;
-}
 
 inline void __threadfence() {}
-inline void __threadfence_block() {}
-template <typename T> T __ldg(const T* p) { return *p; }
-template <typename T> T __ldcs(const T* p) { return *p; }
 template <typename T> T __ldcg(const T* p) { return *p; }
-template <typename T> void __stcs(T* p, T v) { *p = v; }
-template <typename T> void __stcg(T* p, T v) { *p = v; }
 template <typename T> T atomicAdd(T* p, T v) {
     static_assert(std::is_integral<T>::value,
                   "floating-point atomics are not deterministic");
@@ -199,39 +162,11 @@ template <typename T> T atomicExch(T* p, T v) {
     *p = v;
     return old;
 }
-template <typename T> T atomicCAS(T* p, T want, T v) {
-    const T old = *p;
-    if (old == want) *p = v;
-    return old;
-}
-template <typename T> T atomicMax(T* p, T v) {
-    const T old = *p;
-    if (v > old) *p = v;
-    return old;
-}
-template <typename T> T atomicOr(T* p, T v) {
-    const T old = *p;
-    *p = old | v;
-    return old;
-}
 
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline float cuda_on_host_flush(float x) {
     return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x;
 }  // subnormals to zero
-inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
-inline int __ffs(int x) { return __builtin_ffs(x); }
-inline int __popc(unsigned x) { return __builtin_popcount(x); }
-inline float __int_as_float(int x) {
-    float y;
-    memcpy(&y, &x, sizeof y);
-    return y;
-}
-inline int __float_as_int(float x) {
-    int y;
-    memcpy(&y, &x, sizeof y);
-    return y;
-}
 inline float __uint_as_float(unsigned x) {
     float y;
     memcpy(&y, &x, sizeof y);
@@ -263,14 +198,8 @@ struct __nv_bfloat16 {
     }
     operator float() const { return __uint_as_float((unsigned)x << 16); }
 };
-struct alignas(4) __nv_bfloat162 {
-    __nv_bfloat16 x, y;
-};
 inline __nv_bfloat16 __float2bfloat16(float f) { return __nv_bfloat16(f); }
-inline __nv_bfloat16 __float2bfloat16_rn(float f) { return __nv_bfloat16(f); }
 inline float __bfloat162float(__nv_bfloat16 b) { return (float)b; }
-inline __nv_bfloat162 __floats2bfloat162_rn(float a, float b) { return {__nv_bfloat16(a), __nv_bfloat16(b)}; }
-inline float2 __bfloat1622float2(__nv_bfloat162 b) { return {(float)b.x, (float)b.y}; }
 
 // ---------------------------------------------------------------------------------------------
 // Runtime API
@@ -328,15 +257,11 @@ struct cudaDeviceProp {
 
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaSetDevice(int device);
-cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* prop, int device);
-cudaError_t cudaDriverGetVersion(int* version);
-cudaError_t cudaRuntimeGetVersion(int* version);
 cudaError_t cudaDeviceSynchronize(void);
 cudaError_t cudaGetLastError(void);
 cudaError_t cudaPeekAtLastError(void);
 const char* cudaGetErrorString(cudaError_t error);
-const char* cudaGetErrorName(cudaError_t error);
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total);
 cudaError_t cuda_on_host_malloc(void** p, size_t bytes, bool on_device);
@@ -352,7 +277,6 @@ cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t bytes, cudaMemcpy
                             cudaStream_t stream = nullptr);
 cudaError_t cudaMemcpy(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind);
 cudaError_t cudaMemsetAsync(void* dst, int byte, size_t bytes, cudaStream_t stream = nullptr);
-cudaError_t cudaMemset(void* dst, int byte, size_t bytes);
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
 cudaError_t cudaStreamCreate(cudaStream_t* stream);
@@ -370,7 +294,6 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph);
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long flags = 0);
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
-cudaError_t cudaGraphUpload(cudaGraphExec_t exec, cudaStream_t stream);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
 

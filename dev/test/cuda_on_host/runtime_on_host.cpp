@@ -186,20 +186,6 @@ cudaError_t cudaSetDevice(int device) {
     return device >= 0 && device < runtime.options.devices ? cudaSuccess : fail(cudaErrorInvalidDevice);
 }
 
-cudaError_t cudaGetDevice(int* device) {
-    *device = 0;
-    NEED_DEVICE();
-    return cudaSuccess;
-}
-cudaError_t cudaDriverGetVersion(int* version) {
-    *version = runtime.options.devices ? 13000 : 0;
-    return cudaSuccess;
-}
-cudaError_t cudaRuntimeGetVersion(int* version) {
-    *version = 13000;
-    return cudaSuccess;
-}
-
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* prop, int device) {
     NEED_DEVICE();
     if (device < 0 || device >= runtime.options.devices) return fail(cudaErrorInvalidDevice);
@@ -232,14 +218,6 @@ cudaError_t cudaGetLastError(void) {
     const cudaError_t error = runtime.last_error;
     runtime.last_error = cudaSuccess;
     return error;
-}
-
-const char* cudaGetErrorName(cudaError_t error) {
-    return error == cudaSuccess                 ? "cudaSuccess"
-           : error == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation"
-           : error == cudaErrorNoDevice         ? "cudaErrorNoDevice"
-           : error == cudaErrorInvalidDevice    ? "cudaErrorInvalidDevice"
-                                                : "cudaErrorInvalidValue";
 }
 
 const char* cudaGetErrorString(cudaError_t error) {
@@ -356,12 +334,6 @@ cudaError_t cudaMemsetAsync(void* dst, int byte, size_t bytes, cudaStream_t stre
         if (runtime.options.observer) runtime.options.observer->filled(bytes);
     });
     return cudaSuccess;
-}
-
-cudaError_t cudaMemset(void* dst, int byte, size_t bytes) {
-    const cudaError_t error = cudaMemsetAsync(dst, byte, bytes, nullptr);
-    if (error == cudaSuccess) wait_for("cudaMemset", &runtime.default_stream);
-    return error;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -503,8 +475,6 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
     });
     return cudaSuccess;
 }
-
-cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }
 
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
     NEED_DEVICE();
