@@ -38,8 +38,8 @@ ifneq ($(filter test test_all test_tost,$(MAKECMDGOALS)),)
     NO_CUDA := built without nvcc
   else ifneq ($(CUDA),always)
     ifeq ($(shell { [ -e build/cuda/probe ] || { mkdir -p build/cuda && cd build/cuda && \
-        printf '\043include <cublasLt.h>\n%s\n' 'int main() { int n; return !cublasLtGetVersion() || cudaGetDeviceCount(&n); }' \
-            > probe.cu && $(NVCC) -arch=native -o probe.o -c probe.cu && $(CC) -o probe probe.o $(CUDA_LIBS) && \
+        printf '\043include <cublasLt.h>\nint main() { int n; return !cublasLtGetVersion() || %s; }\n' \
+            'cudaGetDeviceCount(&n)' > probe.cu && $(NVCC) -arch=native -o probe.o -c probe.cu && $(CC) -o probe probe.o $(CUDA_LIBS) && \
         ./probe || { rm -f probe; false; }; }; } > /dev/null 2>&1 && echo yes),)
       NO_CUDA := built without CUDA: no GPU, or nvcc cannot link a program with cuBLASLt
     endif

@@ -29,7 +29,7 @@ print_done() {
     grep -v '^    ' "$out"
     grep '^    ' "$out" | sort -k2,2gr | head -10
     grep -E '^[a-z_]+: [0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$out" >> "$work/counts" ||
-        echo "$program: exit status $status without a closing line: 0 passed, 1 failed, 0 skipped" | tee -a "$work/counts"
+        echo "$program: exit status $status, no closing line: 0 passed, 1 failed, 0 skipped" | tee -a "$work/counts"
     [ "$status" -eq 0 ] || bad=1
     [ "$seconds" -le 2 ] || echo "($program: $seconds s)"
     rm -f "$1"
