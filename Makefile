@@ -7,7 +7,7 @@
 #   bench              measures speed and memory, compared with PyTorch and tiktoken if PYTHON has them
 #   clean              removes everything that make has built
 #   help               prints this text
-# For developers (dev/test/README.md, dev/bench/README.md): test_mutants, torture, torture_short, fuzz, traffic, bench_cuda
+# For developers (dev/test/README.md, dev/bench/README.md): test_mutants, torture, fuzz, traffic, bench_cuda
 #
 #   BLAS=0             the built-in matrix product, even if OpenBLAS is installed
 #   OPENMP=0           one thread, even if the compiler has OpenMP
@@ -40,19 +40,21 @@ endif
 ifneq ($(BLAS),0)
   BLAS_CFLAGS := $(shell pkg-config --cflags openblas 2>/dev/null)
   BLAS_LIBS   := $(or $(shell pkg-config --libs openblas 2>/dev/null),-lopenblas)
-  HAVE_BLAS   := $(call compiles,$(include) <cblas.h>\nint main(void) { return !cblas_sgemm; },$(BLAS_CFLAGS) $(BLAS_LIBS) -lm)
+  HAVE_BLAS   := $(call compiles,$(include) <cblas.h>\nint main(void) { return !cblas_sgemm; },\
+                   $(BLAS_CFLAGS) $(BLAS_LIBS) -lm)
 endif
 
 # No fast-math, which may reorder sums. Fused multiply-adds are allowed; errno and traps would prevent vectorization.
 TOST_CFLAGS = -std=c11 -D_GNU_SOURCE -I. -Itost $(ARCH) -ffp-contract=fast -fno-math-errno -fno-trapping-math \
               -Wall -Wextra -Wno-pass-failed $(if $(filter-out 0,$(WERROR)),-Werror) \
-              $(if $(HAVE_OPENMP),-fopenmp,-fopenmp-simd -Wno-unknown-pragmas) $(if $(HAVE_BLAS),-DTOST_BLAS $(BLAS_CFLAGS)) \
+              $(if $(HAVE_OPENMP),-fopenmp,-fopenmp-simd -Wno-unknown-pragmas) \
+              $(if $(HAVE_BLAS),-DTOST_BLAS $(BLAS_CFLAGS)) \
               $(if $(filter-out 0,$(SANITIZE)),-DTOST_SANITIZE -g $(SANITIZERS) -fno-omit-frame-pointer)
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all
 COMPILE     = $(CC) $(TOST_CFLAGS) $(CFLAGS)
 LIBS       := $(if $(HAVE_BLAS),$(BLAS_LIBS)) -lm
-BUILD      := build/$(notdir $(lastword $(filter-out -%,$(CC))))$(if $(HAVE_OPENMP),-openmp)$(if $(HAVE_BLAS),-blas)$(if \
-              $(filter-out 0,$(SANITIZE)),-sanitize)
+BUILD      := build/$(notdir $(lastword $(filter-out -%,$(CC))))$(if $(HAVE_OPENMP),-openmp)$(if \
+              $(HAVE_BLAS),-blas)$(if $(filter-out 0,$(SANITIZE)),-sanitize)
 LIB_OBJ    := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tost/*.c))
 SUMMARY     = $(shell $(CC) --version | head -1), $(or $(ARCH),default processor), OpenMP: $(or $(HAVE_OPENMP),no), \
               matrix product: $(if $(HAVE_BLAS),OpenBLAS,built-in)

@@ -6,12 +6,13 @@ CUDA      ?= 1
 EMULATION ?= 1
 
 # ---- CUDA trainer -------------------------------------------------------------------------------------------------
-# One binary for every GPU since Ampere that this nvcc supports: machine code for the common ones and the newest, PTX for
-# the rest. The output of ptxas (registers, spills) is saved next to the object.
+# One binary for every GPU since Ampere that this nvcc supports: machine code for the common ones and the newest, PTX
+# for the rest. The output of ptxas (registers, spills) is saved next to the object.
 KNOWN      = $(shell $(NVCC) --list-gpu-arch | sed -n 's/^compute_//p' | sort -n)
-GENCODE    = $(foreach arch,$(sort $(filter 80 90 100 120,$(KNOWN)) $(lastword $(KNOWN))),-gencode arch=compute_$(arch),code=sm_$(arch)) \
-             -gencode arch=compute_90,code=compute_90
-CUDA_FLAGS = --threads 0 -O3 -std=c++17 -I. -Itost -Xcompiler -Wall,-Wextra $(if $(filter-out 0,$(WERROR)),-Werror all-warnings)
+GENCODE    = $(foreach arch,$(sort $(filter 80 90 100 120,$(KNOWN)) $(lastword $(KNOWN))),\
+                 -gencode arch=compute_$(arch),code=sm_$(arch)) -gencode arch=compute_90,code=compute_90
+CUDA_FLAGS = --threads 0 -O3 -std=c++17 -I. -Itost -Xcompiler -Wall,-Wextra \
+             $(if $(filter-out 0,$(WERROR)),-Werror all-warnings)
 # -L for the toolkit's library folders, and an rpath for those that are not stubs
 CUDA_DIRS  = $(shell $(NVCC) --dryrun -c -x cu /dev/null -o /dev/null 2>&1 | sed -n 's/.*LIBRARIES= *//p')
 CUDA_LIBS  = $(CUDA_DIRS) $(patsubst "-L%,"-Wl$(comma)-rpath$(comma)%,$(filter-out %/stubs",$(CUDA_DIRS))) \
@@ -37,8 +38,8 @@ ifneq ($(filter test test_all test_tost,$(MAKECMDGOALS)),)
     NO_CUDA := built without nvcc
   else ifneq ($(CUDA),always)
     ifeq ($(shell { [ -e build/cuda/probe ] || { mkdir -p build/cuda && cd build/cuda && \
-        printf '\043include <cublasLt.h>\nint main() { int n; return cublasLtGetVersion() == 0 || cudaGetDeviceCount(&n); }\n' \
-            > probe.cu && $(NVCC) -arch=native -o probe.o -c probe.cu && $(CC) -o probe probe.o $(CUDA_LIBS) && \
+        printf '\043include <cublasLt.h>\nint main() { int n; return !cublasLtGetVersion() || %s; }\n' \
+            'cudaGetDeviceCount(&n)' > probe.cu && $(NVCC) -arch=native -o probe.o -c probe.cu && $(CC) -o probe probe.o $(CUDA_LIBS) && \
         ./probe || { rm -f probe; false; }; }; } > /dev/null 2>&1 && echo yes),)
       NO_CUDA := built without CUDA: no GPU, or nvcc cannot link a program with cuBLASLt
     endif
@@ -49,7 +50,7 @@ endif
 # The kernels compiled for the CPU with the sanitizers. This needs neither a GPU nor nvcc.
 EMU       = build/cuda_on_host
 EMU_CXX  := $(CXX) -std=c++17
-# -g1 and fewer checks of undefined behavior: the address sanitizer finds these errors too, and compiling takes half the time
+# -g1 and fewer checks of undefined behavior: the address sanitizer finds the same errors, and compiles in half the time
 EMU_SANITIZE := -g1 $(SANITIZERS) -fno-sanitize=null,object-size,vptr -DTOST_SANITIZE
 EMU_FLAGS = $(EMU_SANITIZE) -Wall -Wextra -Wno-unknown-pragmas -I. -Itost
 EMU_CUDA  = -DTOST_CUDA_ON_HOST -Idev/test/cuda_on_host
@@ -61,14 +62,15 @@ EMU_CPP   = $(patsubst dev/test/cuda_on_host/%.cpp,$(EMU)/%.o,$(wildcard dev/tes
 ifneq ($(filter test test_all,$(MAKECMDGOALS)),)
   ifeq ($(EMULATION),0)
     NO_EMULATION := left out by EMULATION=0
-  else ifeq ($(shell echo 'int main() { return 0; }' | $(EMU_CXX) -x c++ - -o /dev/null $(EMU_SANITIZE) 2>/dev/null && echo yes),)
+  else ifeq ($(shell echo 'int main() { }' | $(EMU_CXX) -x c++ - -o /dev/null $(EMU_SANITIZE) 2>/dev/null && echo yes),)
     NO_EMULATION := no C++17 compiler with the address and undefined-behavior sanitizers ($(CXX))
   endif
 endif
 
 vpath %.c tost
 $(EMU_C): $(EMU)/%.o: %.c
-	$(call say,CC $< (for the emulation)) mkdir -p $(@D) && $(CC) -std=c11 -D_GNU_SOURCE -DTOST_NO_MAIN -O2 $(EMU_FLAGS) -MMD -MP -c $< -o $@
+	$(call say,CC $< (for the emulation)) mkdir -p $(@D) && \
+	    $(CC) -std=c11 -D_GNU_SOURCE -DTOST_NO_MAIN -O2 $(EMU_FLAGS) -MMD -MP -c $< -o $@
 $(EMU_CPP): $(EMU)/%.o: dev/test/cuda_on_host/%.cpp
 	$(call say,CXX $<) mkdir -p $(@D) && $(EMU_CXX) $(EMU_O) $(EMU_FLAGS) $(EMU_CUDA) -MMD -MP -c $< -o $@
 $(EMU)/kernels_test.o: EMU_O = -O1   # higher levels take longer to compile than they save
@@ -86,8 +88,8 @@ mutants: $(EMU_CPP) $(EMU_C)
 	    "$(filter-out $(EMU)/kernels_test.o,$(EMU_CPP) $(EMU_C))" $(MUTANTS)
 
 # ---- bytes moved by the kernels -----------------------------------------------------------------------------------
-# clang inserts a call at every load and store of the emulated kernels, which counts them. memcpy has to remain a call, and
-# no loop may become one, to be counted too.
+# clang inserts a call at every load and store of the emulated kernels, which counts them. memcpy has to remain a call,
+# and no loop may become one, to be counted too.
 TRAFFIC_CXX  ?= clang++
 TRAFFIC_COUNT = -O2 -fno-builtin -fno-vectorize -fno-slp-vectorize -Wno-pass-failed \
                 -fsanitize-coverage=func,trace-loads,trace-stores
@@ -99,7 +101,8 @@ $(EMU)/counted.o: train_gpt_tost.cu $(wildcard tost/*.h tost/*.cuh dev/test/cuda
 $(EMU)/traffic: dev/cuda/traffic.cpp $(EMU)/counted.o $(TRAFFIC_OBJ)
 	$(call say,LINK $@) $(EMU_CXX) -O2 $(EMU_FLAGS) $(EMU_CUDA) -o $@ $^ -lm
 traffic:
-	@$(MAKE) --no-print-directory EMU=build/traffic EMU_SANITIZE= EMU_CXX="$(TRAFFIC_CXX) -std=c++17" build/traffic/traffic >&2
+	@$(MAKE) --no-print-directory EMU=build/traffic EMU_SANITIZE= EMU_CXX="$(TRAFFIC_CXX) -std=c++17" \
+	    build/traffic/traffic >&2
 	@build/traffic/traffic "$$(git describe --always --dirty 2>/dev/null || echo unknown)"
 
 # ---- benches of the kernel families, for the GPU of this machine --------------------------------------------------

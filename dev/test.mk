@@ -4,7 +4,8 @@ TESTS = $(patsubst dev/test/%.c,$(BUILD)/dev/test/%,$(wildcard dev/test/test_*.c
 
 # The emulation comes first because its kernels take longest to compile.
 test test_all: $(if $(NO_EMULATION),,$(EMU)/test) train_gpt_tost test_tost $(TESTS)
-	@$(if $(filter test,$@),QUICK=1 )NO_EMULATION="$(NO_EMULATION)" dev/test/run.sh $(if $(NO_EMULATION),,$(EMU)/test) $(TESTS)
+	@$(if $(filter test,$@),QUICK=1) NO_EMULATION="$(NO_EMULATION)" \
+	    dev/test/run.sh $(if $(NO_EMULATION),,$(EMU)/test) $(TESTS)
 
 test_tost: $(BUILD)/test_tost.o $(if $(NO_CUDA),,build/cuda/engine.o) $(BUILD)/libtost.a build/variant
 	$(call say,LINK $@) $(COMPILE) -o $@ $(filter %.o %.a,$^) $(if $(NO_CUDA),,$(CUDA_LIBS)) $(LIBS)
@@ -16,14 +17,15 @@ $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/libtost.a
 	$(call say,LINK $@) $(COMPILE) -o $@ $^ $(LIBS)
 
 # ---- torture: runs that are killed, out of disk space or power, or watched for leaks and races --------------------
-# TORTURE_FLAGS="--suites kill,power --seed 3" selects suites and repeats a run. valgrind's build has no vector code that
-# valgrind does not know; ThreadSanitizer's build needs clang, whose OpenMP library reports its threads to it.
+# TORTURE_FLAGS="--suites kill,power --seed 3" selects suites and repeats a run. valgrind's build has no vector code
+# that valgrind does not know; ThreadSanitizer's needs clang, whose OpenMP library reports its threads to it.
 TORTURE    = build/torture
 KILLS     ?= 100
 EVERY     ?= 1
 RACES_CC  ?= clang
 PLAIN      = -std=c11 -D_GNU_SOURCE -I. -Itost -O1 -g -ffp-contract=fast -Wno-unknown-pragmas -Wno-pass-failed
 PLAIN_SRC  = $(wildcard tost/*.c tost/*.h)
+RACES      = $(RACES_CC) $(PLAIN) -fopenmp -fsanitize=thread
 
 $(TORTURE)/faults.so: dev/test/torture/faults.c
 	$(call say,CC $<) mkdir -p $(@D) && $(CC) -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -shared -fPIC -o $@ $< -ldl
@@ -32,9 +34,9 @@ $(TORTURE)/valgrind: train_gpt_tost.c $(PLAIN_SRC)
 # A program that this compiler cannot build is missing, and torture.py prints that it skips it.
 $(TORTURE)/races: train_gpt_tost.c dev/test/test_gemm.c dev/test/torture/race_probe.c $(PLAIN_SRC)
 	@mkdir -p $@
-	-$(call say,CC $@/train_gpt_tost) $(RACES_CC) $(PLAIN) -fopenmp -fsanitize=thread -o $@/train_gpt_tost $< $(filter tost/%.c,$^) -lm
-	-$(call say,CC $@/test_gemm) $(RACES_CC) $(PLAIN) -fopenmp -fsanitize=thread -o $@/test_gemm $(word 2,$^) $(filter tost/%.c,$^) -lm
-	-$(call say,CC $@/probe) $(RACES_CC) $(PLAIN) -fopenmp -fsanitize=thread -o $@/probe $(word 3,$^)
+	-$(call say,CC $@/train_gpt_tost) $(RACES) -o $@/train_gpt_tost $< $(filter tost/%.c,$^) -lm
+	-$(call say,CC $@/test_gemm) $(RACES) -o $@/test_gemm $(word 2,$^) $(filter tost/%.c,$^) -lm
+	-$(call say,CC $@/probe) $(RACES) -o $@/probe $(word 3,$^)
 	@touch $@
 
 torture: train_gpt_tost $(TORTURE)/faults.so $(TORTURE)/valgrind $(TORTURE)/races
@@ -49,8 +51,8 @@ FUZZ_CC      ?= clang
 FUZZ_SECONDS ?= 20
 FUZZ_RUNS    ?= -1
 FUZZ         ?= $(patsubst dev/test/fuzz/fuzz_%.c,%,$(wildcard dev/test/fuzz/fuzz_*.c))
-FUZZ_FLAGS    = -std=c11 -D_GNU_SOURCE -I. -Itost -O1 -g -Wall -Wextra -Wno-unknown-pragmas -Wno-pass-failed -DTOST_SANITIZE \
-                -DTOST_NO_MAIN $(SANITIZERS) -fno-omit-frame-pointer
+FUZZ_FLAGS    = -std=c11 -D_GNU_SOURCE -I. -Itost -O1 -g -Wall -Wextra -Wno-unknown-pragmas -Wno-pass-failed \
+                -DTOST_SANITIZE -DTOST_NO_MAIN $(SANITIZERS) -fno-omit-frame-pointer
 FUZZ_OBJ      = $(patsubst %.c,$(FUZZ_DIR)/%.o,train_gpt_tost.c $(wildcard tost/*.c))
 
 $(FUZZ_DIR)/%.o: %.c

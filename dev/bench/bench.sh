@@ -1,6 +1,6 @@
 #!/bin/sh
-# bench.sh BENCH BUILTIN: measures the trainer, the limits of the machine and the peers that are installed in one run, and
-# prints a table. BENCH is dev/bench/bench; BUILTIN is the same program with the built-in matrix product.
+# bench.sh BENCH BUILTIN: measures the trainer, the limits of the machine and the peers that are installed in one run,
+# and prints a table. BENCH is dev/bench/bench; BUILTIN is the same program with the built-in matrix product.
 #   TEXT, VOCAB   a text and a vocab.bpe for tokenize (default: those in ../shared)
 #   PYTHON        a Python that may have torch and tiktoken (default: python3)
 set -u

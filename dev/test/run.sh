@@ -1,7 +1,7 @@
 #!/bin/sh
-# run.sh PROGRAM...: runs the reference test, the test programs given and the scripts dev/test/test_*.sh, one per core at
-# a time, and prints the output of each when it ends. The last line adds up their closing lines. The exit status is 0
-# only if every program passed and printed its closing line.
+# run.sh PROGRAM...: runs the reference test, the test programs given and the scripts dev/test/test_*.sh, one per core
+# at a time, and prints the output of each when it ends. The last line adds up their closing lines. The exit status is
+# 0 only if every program passed and printed its closing line.
 #   QUICK=1               fewer cases (make test)
 #   NO_EMULATION=REASON   counts the tests of the CUDA emulation as skipped
 #   PYTHON                the Python to test with, default python3; tests that need a package it lacks are skipped
@@ -29,7 +29,7 @@ print_done() {
     grep -v '^    ' "$out"
     grep '^    ' "$out" | sort -k2,2gr | head -10
     grep -E '^[a-z_]+: [0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$out" >> "$work/counts" ||
-        echo "$program: exit status $status before its closing line: 0 passed, 1 failed, 0 skipped" | tee -a "$work/counts"
+        echo "$program: exit status $status, no closing line: 0 passed, 1 failed, 0 skipped" | tee -a "$work/counts"
     [ "$status" -eq 0 ] || bad=1
     [ "$seconds" -le 2 ] || echo "($program: $seconds s)"
     rm -f "$1"

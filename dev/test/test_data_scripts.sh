@@ -108,7 +108,8 @@ if [ -d "$shared/data/eval" ]; then
     head -n 5152 "$shared/data/eval/lambada_test.jsonl" >lambada_test.jsonl
     run 1 lambada.py --from lambada_test.jsonl --out eval
     refused "5,152 examples" "5,153 published"
-    check "a refused file does not replace an existing one" cmp -s eval/lambada_test.jsonl "$shared/data/eval/lambada_test.jsonl"
+    check "a refused file does not replace an existing one" \
+        cmp -s eval/lambada_test.jsonl "$shared/data/eval/lambada_test.jsonl"
 else
     skip "LAMBADA and HellaSwag: no shared/data/eval"
 fi
@@ -330,7 +331,7 @@ chmod +x killer
     --shard-documents 20 >stdout 2>stderr
 status=$?
 check "requests to the Hub, and SIGKILL: $(tail -n 1 stderr)" [ $status -eq 9 ]
-check "two shards are complete, the third does not exist: $(ls d)" [ "$(find d -maxdepth 1 -name '*.bin' | wc -l)" -eq 2 ]
+check "two shards are complete, the third is missing: $(ls d)" [ "$(find d -maxdepth 1 -name '*.bin' | wc -l)" -eq 2 ]
 HF_ENDPOINT=https://nowhere.invalid corpus 0 openwebtext.py --out d/owt --shard-documents 20
 check "the first two shards are reused: $(cat stdout)" [ "$(grep -c 'already exists' stdout)" -eq 2 ]
 check "the shards are the same as from JSONL in one run, and no other files remain: $(ls d)" diff -r -x owt.json a d

@@ -1,6 +1,6 @@
 #!/bin/sh
-# test_exchange.sh BINARY: tests the exchange with other programs: shards in the formats of nanoGPT and llm.c, the PyTorch
-# model against the trainer, conversion of checkpoints to ckpt.pt and back, and plots.
+# test_exchange.sh BINARY: tests the exchange with other programs: shards in the formats of nanoGPT and llm.c, the
+# PyTorch model against the trainer, conversion of checkpoints to ckpt.pt and back, and plots.
 #   PYTHON    default python3; tests that need a package it lacks are skipped
 #   QUICK=1   only the shards
 
