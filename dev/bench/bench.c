@@ -103,7 +103,7 @@ static double matmuls_alone(TostModel* m, size_t rows) {
     const Buffers* b = &m->buf;
     const double start = now_seconds();
     for (int l = 0; l < c->n_layer; l++) {
-        const TostParams p = tost_layer(m, TOST_PARAM, l), g = tost_layer(m, TOST_GRAD, l);
+        const TostParams p = model_params(m, TOST_PARAM, l), g = model_params(m, TOST_GRAD, l);
         const LayerActivations* a = &m->layer[l];
         linear_forward(b->scratch_btc, a->ln_1, p.attn_w, NULL, rows, C, C);
         linear_forward(b->scratch_btc, a->y, p.attn_proj_w, NULL, rows, C, C);
@@ -114,7 +114,7 @@ static double matmuls_alone(TostModel* m, size_t rows) {
         linear_backward(b->scratch_btc, g.attn_proj_w, NULL, b->dbranch, a->y, p.attn_proj_w, rows, C, C);
         linear_backward(b->scratch_btc, g.attn_w, NULL, b->dbranch, a->ln_1, p.attn_w, rows, C, C);
     }
-    const TostParams p = tost_layer(m, TOST_PARAM, 0), g = tost_layer(m, TOST_GRAD, 0);
+    const TostParams p = model_params(m, TOST_PARAM, 0), g = model_params(m, TOST_GRAD, 0);
     for (size_t row = 0; row < rows; row += chunk) {
         const size_t n = rows - row < chunk ? rows - row : chunk;
         linear_forward(b->logits, b->ln_f, p.wte, NULL, n, C, V);
@@ -198,17 +198,19 @@ static void bench_decode(void) {
 // ---------------------------------------------------------------------------------------------
 // TSSA
 
-static double tssa_once(TostModel* m, int B, int T) {
+// dy is copied first, outside of the measured time, because backward overwrites it.
+static double tssa_once(TostModel* m, const float* dy, int B, int T) {
     const TostConfig* c = &m->config;
-    const TostParams p = tost_layer(m, TOST_PARAM, 0), g = tost_layer(m, TOST_GRAD, 0);
+    const int C = c->n_embd, NH = c->n_head;
+    const TostParams p = model_params(m, TOST_PARAM, 0), g = model_params(m, TOST_GRAD, 0);
     const LayerActivations* a = &m->layer[0];
     const Buffers* b = &m->buf;
-    memset(b->tssa_now, 0, B * tssa_state_size(c->n_embd, c->n_head) * sizeof(double));
+    const TssaStates s = {a->u, a->pi, b->tssa_now, a->tssa_saved};
+    memcpy(b->scratch_btc, dy, (size_t)B * T * C * sizeof *dy);
+    memset(b->tssa_now, 0, B * tssa_state_size(C, NH) * sizeof(double));
     const double start = now_seconds();
-    tssa_forward(a->y, a->u, a->pi, a->tssa_saved, b->tssa_now, a->w, p.temp, p.denom_bias, TOST_LEARNED, 0,
-                 c->block_size, B, T, c->n_embd, c->n_head);
-    tssa_backward(b->dbranch, g.temp, g.denom_bias, b->da, b->scratch, b->scratch_btc, a->w, a->u, a->pi, a->tssa_saved,
-                  p.temp, TOST_LEARNED, c->block_size, B, T, c->n_embd, c->n_head);
+    tssa_forward(a->y, s, a->w, tssa_params(&p, c, 0), B, T, C, NH);
+    tssa_backward(b->scratch_btc, g.temp, g.denom_bias, b->da, b->tssa_scratch, s, a->w, tssa_params(&p, c, 0), B, T, C, NH);
     return now_seconds() - start;
 }
 
@@ -228,13 +230,13 @@ static void bench_tssa(void) {
         Rng rng = rng_seeded(3, 0);
         for (size_t j = 0; j < (size_t)TOKENS * c.n_embd; j++) {
             m[i]->layer[0].w[j] = (float)(rng_uniform(&rng) - 0.5);
-            m[i]->buf.scratch_btc[j] = (float)(rng_uniform(&rng) - 0.5);
+            m[i]->buf.dbranch[j] = (float)(rng_uniform(&rng) - 0.5);
         }
-        tssa_once(m[i], B, T);
+        tssa_once(m[i], m[i]->buf.dbranch, B, T);
     }
     for (int run = 0; run < RUNS; run++)
         for (size_t i = 0; i < countof(lengths); i++)
-            seconds[i][run] = tssa_once(m[i], TOKENS / lengths[i], lengths[i]);
+            seconds[i][run] = tssa_once(m[i], m[i]->buf.dbranch, TOKENS / lengths[i], lengths[i]);
     for (size_t i = 0; i < countof(lengths); i++) {
         char key[32];
         snprintf(key, sizeof key, "tssa_at_%d", lengths[i]);
