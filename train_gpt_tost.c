@@ -54,6 +54,7 @@
 #include "tost/engine_memory.h"
 #include "tost/gemm.h"
 #include "tost/threads.h"
+#include "tost/tssa_state.h"
 #include "tost/vector_math.h"
 
 // Up to this many rows (a decode step), threading a loop over rows costs more than it saves.
@@ -185,78 +186,46 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
 }
 
 // ---------------------------------------------------------------------------------------------
-// TSSA. Forward is two running sums over time with a softmax over heads between them: S gives u, the softmax gives Π, Π
-// gives N and D, and these give y. Backward goes the same way in reverse time.
+// TSSA, token statistics self-attention. Forward is two running sums over time with a softmax over heads between them:
+// S gives u, the softmax gives Π, Π gives N and D, and these give y. Backward runs through the same steps in reverse.
 //
-// The running sums are double: a float sum stalls at long T. Backward recomputes them, chunk by chunk, from the states
-// that forward saved. Time runs in blocks that stay in cache from one sum to the next. A thread works on whole
-// sequences or, where they do not divide evenly, on some heads of a sequence. Every sum is taken in the order of t, so
-// the bits do not depend on the number of threads.
+// A thread works on some heads of a sequence (tost/tssa_state.h), a block of time after the other, so that the block's
+// rows are still in cache for the second sum. All sums are taken in the order of t: the bits do not depend on the
+// number of threads. They are double, because a float sum stalls at long T.
 
-enum { TSSA_CHUNK = 32 };   // tokens between two saved states
-enum { TSSA_BLOCK = 1024 };  // tokens between two barriers where threads share a sequence: a multiple of TSSA_CHUNK
-
-typedef struct { double *S, *N, *D; } TssaState;   // running sums of one sequence: S, N (C); D (NH)
 typedef struct {
-    float *u, *pi;                                 // (B,NH,T)
-    double *now, *saved;                           // now (B,2C+NH); saved (B,chunks,2C+NH), or NULL without backward
-} TssaStates;
+    float *u, *pi;                    // (B,NH,T)
+    double *now, *saved;              // now (B,2C+NH): the running sums S, N and D. saved (B,chunks,2C+NH): their values at the
+} TssaStates;                         // start of each chunk of time, for backward; NULL if none follows
 typedef struct {
-    const float *temp, *denom_bias;                // temp (NH); denom_bias (NH,block_size), from the first token's position on
+    const float *temp, *denom_bias;   // temp (NH); denom_bias (NH,block_size), from the position of the first token on
     int  block_size;
-    bool uniform;                                  // Π = 1/NH; temp and denom_bias have no effect and no gradient
+    bool uniform;                     // Π = 1/NH; temp and denom_bias have no effect and no gradient
 } TssaParams;
 
-static inline size_t tssa_state_size(int C, int NH) { return 2 * (size_t)C + NH; }
-static inline size_t tssa_scratch_size(int C, int NH) { return 2 * tssa_state_size(C, NH) + TSSA_CHUNK * tssa_state_size(C, NH); }
-static inline int    tssa_chunks(int T) { return (T + TSSA_CHUNK - 1) / TSSA_CHUNK; }
-static inline TssaState tssa_state(double* states, size_t i, int C, int NH) {   // the i-th of an array of states
-    double* S = states + i * tssa_state_size(C, NH);
-    return (TssaState){S, S + C, S + 2 * (size_t)C};
-}
-
-typedef struct { int h0, h1, t0, t1; } TssaPart;   // heads [h0,h1), tokens [t0,t1) of one sequence
-
-// What one thread of a parallel region works on: sequences [b0,b1), heads [h0,h1). `team` threads share each sequence.
-typedef struct { int b0, b1, h0, h1, rank, team; } TssaShare;
-
-static TssaShare tssa_share(int B, int NH) {
-    const int threads = thread_count(), thread = thread_index();
-    int team = 1;   // the smallest for which every team gets the same number of sequences
-    while (threads % team || B % (threads / team)) team++;
-    const int each = B / (threads / team), b0 = thread / team * each, rank = thread % team;
-    return (TssaShare){b0, b0 + each, rank * NH / team, (rank + 1) * NH / team, rank, team};
-}
-
-static void tssa_barrier(const TssaShare* mine) {   // the softmax needs all heads of its tokens
-    if (mine->team == 1) return;
-    #pragma omp barrier
-}
-
-// S and u. saved: the sequence's saved states, or NULL. u (NH,T), w (T,C): of the sequence.
-static void tssa_energy_forward(float* u, double* S, double* saved, const float* w, TssaParams p, TssaPart part,
-                                int T, int C, int NH) {
-    const int HS = C / NH, at = part.h0 * HS, width = (part.h1 - part.h0) * HS;
-    for (int t = part.t0; t < part.t1; t++) {
-        if (saved && t % TSSA_CHUNK == 0)
-            memcpy(tssa_state(saved, t / TSSA_CHUNK, C, NH).S + at, S + at, width * sizeof(double));
-        for (int h = part.h0; h < part.h1; h++) {
+// S and u.   u (NH,T) and w (T,C): of one sequence, here and below
+static void tssa_energy_forward(float* u, TssaState now, double* saved, const float* w, TssaParams params, TssaPart p) {
+    const int T = p.T, C = p.C, HS = p.HS;
+    for (int t = p.t0; t < p.t1; t++) {
+        if (saved && t % TSSA_CHUNK == 0) tssa_copy_heads(tssa_state(saved, t / TSSA_CHUNK, C, p.NH).S, now.S, p, HS);
+        for (int h = p.h0; h < p.h1; h++) {
             const float* w_d = w + (size_t)t * C + h * HS;
-            double *S_d = S + h * HS, ratios = 0;
+            double *S = now.S + h * HS, ratios = 0;
             #pragma omp simd reduction(+ : ratios)
             for (int d = 0; d < HS; d++) {
                 const double s = (double)w_d[d] * w_d[d];
-                S_d[d] += s;
-                ratios += s / (S_d[d] > TOST_ENERGY_MIN ? S_d[d] : TOST_ENERGY_MIN);
+                S[d] += s;
+                ratios += s / (S[d] > TOST_ENERGY_MIN ? S[d] : TOST_ENERGY_MIN);
             }
-            u[(size_t)h * T + t] = (float)(ratios + (double)HS * p.denom_bias[(size_t)h * p.block_size + t]);
+            u[(size_t)h * T + t] = (float)(ratios + (double)HS * params.denom_bias[(size_t)h * params.block_size + t]);
         }
     }
 }
 
-// Π[:,t] = softmax over heads of temp · u[:,t], for t in [t0,t1)
-static void membership_forward(float* pi, const float* u, const float* temp, int t0, int t1, int T, int NH) {
-    for (int t = t0; t < t1; t++) {
+// Π[h,t] = softmax over h of temp[h] · u[h,t]
+static void membership_forward(float* pi, const float* u, const float* temp, TssaPart p) {
+    const int T = p.T, NH = p.NH;
+    for (int t = p.t0; t < p.t1; t++) {
         double largest = -INFINITY, sum = 0;
         for (int h = 0; h < NH; h++) largest = fmax(largest, (double)temp[h] * u[(size_t)h * T + t]);
         for (int h = 0; h < NH; h++) sum += exp((double)temp[h] * u[(size_t)h * T + t] - largest);
@@ -267,137 +236,124 @@ static void membership_forward(float* pi, const float* u, const float* temp, int
     }
 }
 
-static void membership_uniform(float* pi, TssaPart part, int T, int NH) {
-    for (int h = part.h0; h < part.h1; h++)
-        for (int t = part.t0; t < part.t1; t++) pi[(size_t)h * T + t] = (float)(1.0 / NH);
+static void membership_uniform(float* pi, TssaPart p) {
+    for (int h = p.h0; h < p.h1; h++)
+        for (int t = p.t0; t < p.t1; t++) pi[(size_t)h * p.T + t] = (float)(1.0 / p.NH);
 }
 
-// N and D of one head, one token on
+// Adds one token to N and D of one head.
 static inline void tssa_statistics_step(double* restrict N, double* D, const float* restrict w, double pi, int HS) {
     *D += pi;
     for (int d = 0; d < HS; d++) N[d] += (double)w[d] * w[d] * pi;
 }
 
 // N, D and y
-static void tssa_statistics_forward(float* y, TssaState now, double* saved, const float* w, const float* pi, TssaPart part,
-                                    int T, int C, int NH) {
-    const int HS = C / NH, at = part.h0 * HS, heads = part.h1 - part.h0;
-    for (int t = part.t0; t < part.t1; t++) {
+static void tssa_statistics_forward(float* y, TssaState now, double* saved, const float* w, const float* pi, TssaPart p) {
+    const int T = p.T, C = p.C, HS = p.HS;
+    for (int t = p.t0; t < p.t1; t++) {
         if (saved && t % TSSA_CHUNK == 0) {
-            const TssaState start = tssa_state(saved, t / TSSA_CHUNK, C, NH);
-            memcpy(start.N + at, now.N + at, heads * HS * sizeof(double));
-            memcpy(start.D + part.h0, now.D + part.h0, heads * sizeof(double));
+            tssa_copy_heads(tssa_state(saved, t / TSSA_CHUNK, C, p.NH).N, now.N, p, HS);
+            tssa_copy_heads(tssa_state(saved, t / TSSA_CHUNK, C, p.NH).D, now.D, p, 1);
         }
-        for (int h = part.h0; h < part.h1; h++) {
+        for (int h = p.h0; h < p.h1; h++) {
             const float* w_d = w + (size_t)t * C + h * HS;
             float* y_d = y + (size_t)t * C + h * HS;
-            double* N = now.N + h * HS;
-            const double pi_t = pi[(size_t)h * T + t];
-            tssa_statistics_step(N, now.D + h, w_d, pi_t, HS);
+            const double *N = now.N + h * HS, pi_t = pi[(size_t)h * T + t];
+            tssa_statistics_step(now.N + h * HS, now.D + h, w_d, pi_t, HS);
             const double mass = now.D[h] + TOST_MASS_EPS;   // y = -w Π / (1 + N/mass) = -w Π mass / (mass + N)
             for (int d = 0; d < HS; d++) y_d[d] = (float)(-w_d[d] * (pi_t * mass) / (mass + N[d]));
         }
     }
 }
 
-// Continues every sequence from its state `now` for T tokens. A state of zeros starts a sequence; T = 1 is a decode step.
-static void tssa_forward(float* y, TssaStates s, const float* w, TssaParams p, int B, int T, int C, int NH) {   // y, w (B,T,C)
+// y, w (B,T,C). Continues each sequence from s.now for T tokens: zeros start a sequence, T = 1 is a decode step.
+static void tssa_forward(float* y, TssaStates s, const float* w, TssaParams params, int B, int T, int C, int NH) {
     #pragma omp parallel if ((size_t)B * T > FEW_ROWS)
     {
         const TssaShare mine = tssa_share(B, NH);
-        const int block = mine.team == 1 ? TSSA_CHUNK : TSSA_BLOCK;
         for (int b = mine.b0; b < mine.b1; b++) {
+            const size_t row = (size_t)b * T;   // of the sequence's first token
             const TssaState now = tssa_state(s.now, b, C, NH);
             double* saved = s.saved ? s.saved + b * tssa_chunks(T) * tssa_state_size(C, NH) : NULL;
-            const float* w_t = w + (size_t)b * T * C;
-            float *u = s.u + (size_t)b * NH * T, *pi = s.pi + (size_t)b * NH * T;
-            for (int t0 = 0; t0 < T; t0 += block) {
-                const int n = T - t0 < block ? T - t0 : block;
-                const TssaPart part = {mine.h0, mine.h1, t0, t0 + n};
-                if (p.uniform) membership_uniform(pi, part, T, NH);
+            for (int t0 = 0; t0 < T; t0 += mine.block) {
+                const TssaPart p = tssa_part(&mine, t0, mine.block, T, C, NH);
+                if (params.uniform) membership_uniform(s.pi + row * NH, p);
                 else {
-                    tssa_energy_forward(u, now.S, saved, w_t, p, part, T, C, NH);
-                    tssa_barrier(&mine);
-                    membership_forward(pi, u, p.temp, t0 + n * mine.rank / mine.team, t0 + n * (mine.rank + 1) / mine.team, T, NH);
-                    tssa_barrier(&mine);
+                    tssa_energy_forward(s.u + row * NH, now, saved, w + row * C, params, p);
+                    tssa_wait(&mine);   // the softmax needs u of all heads
+                    membership_forward(s.pi + row * NH, s.u + row * NH, params.temp, tssa_part_by_token(&mine, p));
+                    tssa_wait(&mine);
                 }
-                tssa_statistics_forward(y + (size_t)b * T * C, now, saved, w_t, pi, part, T, C, NH);
+                tssa_statistics_forward(y + row * C, now, saved, w + row * C, s.pi + row * NH, p);
             }
         }
     }
 }
 
-// Backward. With g = 1/(1+m), y = -w Π g depends on w and Π both directly and through m:
+// Backward, from dy to dw. First through y = -w Π g with g = 1/(1+m), m = N/(D + 1e-8). w and Π occur in it directly,
+//     dw = -dy Π g,   dΠ = Σ_d -dy w g,
+// and through m:   dm = dy w Π g²  (since dg/dm = -g²),   dN = dm / (D + 1e-8),   dD = -Σ_d dm m / (D + 1e-8).
+// Each token's s Π and Π are terms of its own and all later N and D. So the gradient of a prefix sum is a suffix sum:
+//     RN[t] = Σ_{t'≥t} dN[t'],   RD[t] = Σ_{t'≥t} dD[t'],   ds = Π RN,   dΠ += Σ_d s RN + RD
+// Then through the softmax over heads of a = temp · u:
+//     da[h] = Π[h] (dΠ[h] - Σ_h' Π[h'] dΠ[h']),   dtemp[h] = Σ_{b,t} da u,   du = temp da,   ddenom_bias[h,t] = Σ_b HS du
+// Last through u = Σ_d s/S + HS denom_bias, where S is a prefix sum of s too:
+//     dS = -du s/S²  (0 below S's floor),   RS[t] = Σ_{t'≥t} dS[t'],   ds += du/S + RS
+// At both places where ds arises, s = w² gives dw += 2 w ds.
 //
-//     dw = -dy Π g,   dΠ = Σ_d -dy w g,   dm = dy w Π g²                                   since dg/dm = -g²
-//     dN = dm / (D + 1e-8),   dD = -Σ_d dm m / (D + 1e-8)                                  m = N / (D + 1e-8)
-//
-// N[t] and D[t] sum over all t' ≤ t, so a token receives the gradients of all later N and D: suffix sums
-//
-//     RN[t] = Σ_{t'≥t} dN[t'],   RD[t] = Σ_{t'≥t} dD[t']:   ds = Π RN,   dΠ += Σ_d s RN + RD     terms s Π and Π
-//
-// Softmax over heads, of a = temp · u:
-//
-//     da[h] = Π[h] (dΠ[h] - Σ_h' Π[h'] dΠ[h'])
-//     dtemp[h] = Σ_{b,t} da u,   du = temp da,   ddenom_bias[h,t] = Σ_b HS du
-//
-// u = Σ_d s/S + …, where S again sums over the past; s = w²:
-//
-//     dS = -du s/S²  (0 where S is below its floor),   RS[t] = Σ_{t'≥t} dS[t']
-//     ds += du/S + RS,   dw += 2 w ds
-//
-// Both halves take a chunk of tokens at a time, the last chunk first: forward in time they recompute the running sums, then
-// backward in time they take the suffix sums.
+// The chunks are taken from the last to the first. In each, a loop forward in time recomputes the running sums from the
+// saved state, then a loop backward in time extends the suffix sums. scratch holds TSSA_CHUNK + 2 states: the running
+// sums, the suffix sums R, and what the first loop leaves to the second for each token of the chunk.
 
-// The half through y, N and D. dw (T,C) in place: comes in as dy. R: suffix sums. start: the state before the chunk.
-static void tssa_statistics_backward(float* dw, float* dpi, TssaState R, double* scratch, const float* w, const float* pi,
-                                     TssaState start, TssaPart part, int T, int C, int NH) {
-    const int HS = C / NH;
-    double *g = scratch, *dN = g + TSSA_CHUNK * (size_t)C, *dD = dN + TSSA_CHUNK * (size_t)C;   // (TSSA_CHUNK,C), …, (…,NH)
-    const TssaState now = tssa_state(dD + TSSA_CHUNK * (size_t)NH, 0, C, NH);
-    memcpy(now.N + part.h0 * HS, start.N + part.h0 * HS, (part.h1 - part.h0) * HS * sizeof(double));
-    memcpy(now.D + part.h0, start.D + part.h0, (part.h1 - part.h0) * sizeof(double));
-    for (int t = part.t0; t < part.t1; t++) {
-        for (int h = part.h0; h < part.h1; h++) {
-            const size_t row = (size_t)t * C + h * HS, i = (size_t)(t - part.t0) * C + h * HS;
-            const float *w_d = w + row, *dy_d = dw + row;
-            double *restrict N = now.N + h * HS, *restrict g_d = g + i, *restrict dN_d = dN + i, dD_t = 0;
-            const double pi_t = pi[(size_t)h * T + t];
-            tssa_statistics_step(N, now.D + h, w_d, pi_t, HS);
+// Through y, N and D.   dw (T,C): =, in place, it comes in as dy; dpi (NH,T): =; start: the saved state of the chunk
+static void tssa_statistics_backward(float* dw, float* dpi, double* scratch, const float* w, const float* pi, TssaState start,
+                                     TssaPart p) {
+    const int T = p.T, C = p.C, NH = p.NH, HS = p.HS;
+    const TssaState now = tssa_state(scratch, 0, C, NH), R = tssa_state(scratch, 1, C, NH);
+    tssa_copy_heads(now.N, start.N, p, HS);
+    tssa_copy_heads(now.D, start.D, p, 1);
+    for (int t = p.t0; t < p.t1; t++) {
+        const TssaState token = tssa_state(scratch, 2 + t - p.t0, C, NH);
+        for (int h = p.h0; h < p.h1; h++) {
+            const float *w_d = w + (size_t)t * C + h * HS, *dy_d = dw + (size_t)t * C + h * HS;
+            const double *N = now.N + h * HS, pi_t = pi[(size_t)h * T + t];
+            double *restrict g = token.S + h * HS, *restrict dN = token.N + h * HS, dD = 0;
+            tssa_statistics_step(now.N + h * HS, now.D + h, w_d, pi_t, HS);
             const double inverse = 1.0 / (now.D[h] + TOST_MASS_EPS), scale = pi_t * inverse;
-            #pragma omp simd reduction(+ : dD_t)
+            #pragma omp simd reduction(+ : dD)
             for (int d = 0; d < HS; d++) {
                 const double m = N[d] * inverse;
-                g_d[d] = 1.0 / (1.0 + m);
-                dN_d[d] = (double)dy_d[d] * w_d[d] * g_d[d] * g_d[d] * scale;
-                dD_t -= dN_d[d] * m;
+                g[d] = 1.0 / (1.0 + m);
+                dN[d] = (double)dy_d[d] * w_d[d] * g[d] * g[d] * scale;
+                dD -= dN[d] * m;
             }
-            dD[(t - part.t0) * NH + h] = dD_t;
+            token.D[h] = dD;
         }
     }
-    for (int t = part.t1 - 1; t >= part.t0; t--) {
-        for (int h = part.h0; h < part.h1; h++) {
-            const size_t row = (size_t)t * C + h * HS, i = (size_t)(t - part.t0) * C + h * HS;
-            const float* w_d = w + row;
-            float* dw_d = dw + row;
-            const double *restrict g_d = g + i, *restrict dN_d = dN + i, pi_t = pi[(size_t)h * T + t];
+    for (int t = p.t1 - 1; t >= p.t0; t--) {
+        const TssaState token = tssa_state(scratch, 2 + t - p.t0, C, NH);
+        for (int h = p.h0; h < p.h1; h++) {
+            const float* w_d = w + (size_t)t * C + h * HS;
+            float* dw_d = dw + (size_t)t * C + h * HS;
+            const double *restrict g = token.S + h * HS, *restrict dN = token.N + h * HS, pi_t = pi[(size_t)h * T + t];
             double *restrict RN = R.N + h * HS, dpi_t = 0;
             #pragma omp simd reduction(+ : dpi_t)
             for (int d = 0; d < HS; d++) {
                 const double dy = dw_d[d];
-                RN[d] += dN_d[d];
-                dpi_t += (double)w_d[d] * w_d[d] * RN[d] - dy * w_d[d] * g_d[d];
-                dw_d[d] = (float)(pi_t * (2.0 * w_d[d] * RN[d] - dy * g_d[d]));
+                RN[d] += dN[d];
+                dpi_t += (double)w_d[d] * w_d[d] * RN[d] - dy * w_d[d] * g[d];
+                dw_d[d] = (float)(pi_t * (2.0 * w_d[d] * RN[d] - dy * g[d]));
             }
-            R.D[h] += dD[(t - part.t0) * NH + h];
+            R.D[h] += token.D[h];
             dpi[(size_t)h * T + t] = (float)(dpi_t + R.D[h]);
         }
     }
 }
 
-// da, in place: comes in as dpi
-static void membership_backward(float* da, const float* pi, int t0, int t1, int T, int NH) {
-    for (int t = t0; t < t1; t++) {
+// da =, in place: it comes in as dpi
+static void membership_backward(float* da, const float* pi, TssaPart p) {
+    const int T = p.T, NH = p.NH;
+    for (int t = p.t0; t < p.t1; t++) {
         double mean = 0;
         for (int h = 0; h < NH; h++) mean += (double)pi[(size_t)h * T + t] * da[(size_t)h * T + t];
         for (int h = 0; h < NH; h++) {
@@ -407,31 +363,28 @@ static void membership_backward(float* da, const float* pi, int t0, int t1, int 
     }
 }
 
-// The half through u and S. dw +=
-static void tssa_energy_backward(float* dw, TssaState R, double* scratch, const float* da, const float* w, const float* temp,
-                                 TssaState start, TssaPart part, int T, int C, int NH) {
-    const int HS = C / NH;
-    double *S = scratch, *now = S + TSSA_CHUNK * (size_t)C;   // (TSSA_CHUNK,C), (C)
-    memcpy(now + part.h0 * HS, start.S + part.h0 * HS, (part.h1 - part.h0) * HS * sizeof(double));
-    for (int t = part.t0; t < part.t1; t++) {
+// Through u and S.   dw +=
+static void tssa_energy_backward(float* dw, double* scratch, const float* da, const float* w, const float* temp, TssaState start,
+                                 TssaPart p) {
+    const int T = p.T, C = p.C, NH = p.NH, HS = p.HS;
+    double *now = tssa_state(scratch, 0, C, NH).S, *R = tssa_state(scratch, 1, C, NH).S;
+    tssa_copy_heads(now, start.S, p, HS);
+    for (int t = p.t0; t < p.t1; t++) {
         const float* w_t = w + (size_t)t * C;
-        double* restrict S_t = S + (size_t)(t - part.t0) * C;
-        for (int c = part.h0 * HS; c < part.h1 * HS; c++) {
-            now[c] += (double)w_t[c] * w_t[c];
-            S_t[c] = now[c];
-        }
+        double* restrict S = tssa_state(scratch, 2 + t - p.t0, C, NH).S;
+        for (int c = p.h0 * HS; c < p.h1 * HS; c++) S[c] = now[c] += (double)w_t[c] * w_t[c];
     }
-    for (int t = part.t1 - 1; t >= part.t0; t--) {
-        for (int h = part.h0; h < part.h1; h++) {
+    for (int t = p.t1 - 1; t >= p.t0; t--) {
+        for (int h = p.h0; h < p.h1; h++) {
             const float* w_d = w + (size_t)t * C + h * HS;
             float* restrict dw_d = dw + (size_t)t * C + h * HS;
-            const double* restrict S_d = S + (size_t)(t - part.t0) * C + h * HS;
-            double* restrict RS = R.S + h * HS;
+            const double *restrict S = tssa_state(scratch, 2 + t - p.t0, C, NH).S + h * HS;
             const double du = (double)temp[h] * da[(size_t)h * T + t];
+            double* restrict RS = R + h * HS;
             for (int d = 0; d < HS; d++) {
                 const double w_td = w_d[d];
-                const bool above = S_d[d] > TOST_ENERGY_MIN;
-                const double inverse = 1.0 / (above ? S_d[d] : TOST_ENERGY_MIN);
+                const bool above = S[d] > TOST_ENERGY_MIN;
+                const double inverse = 1.0 / (above ? S[d] : TOST_ENERGY_MIN);
                 const double dS = -du * w_td * w_td * inverse * inverse;
                 RS[d] += above ? dS : 0.0;
                 dw_d[d] += (float)(2.0 * w_td * (du * inverse + RS[d]));
@@ -441,54 +394,51 @@ static void tssa_energy_backward(float* dw, TssaState R, double* scratch, const 
 }
 
 // dtemp, ddenom_bias +=
-static void membership_params_backward(float* dtemp, float* ddenom_bias, const float* da, const float* u, TssaParams p,
-                                       int B, int T, int HS, int NH) {
+static void tssa_params_backward(float* dtemp, float* ddenom_bias, const float* da, const float* u, TssaParams params,
+                                 int B, int T, int HS, int NH) {
     #pragma omp parallel for schedule(static)
     for (int h = 0; h < NH; h++) {
         double dtemp_h = 0;
-        for (int b = 0; b < B; b++) {
+        for (size_t b = 0; b < (size_t)B; b++) {
             for (int t = 0; t < T; t++) {
-                const size_t i = ((size_t)b * NH + h) * T + t;
+                const size_t i = (b * NH + h) * T + t;
                 dtemp_h += (double)da[i] * u[i];
-                ddenom_bias[(size_t)h * p.block_size + t] += (float)((double)HS * p.temp[h] * da[i]);
+                ddenom_bias[(size_t)h * params.block_size + t] += (float)((double)HS * params.temp[h] * da[i]);
             }
         }
         dtemp[h] += (float)dtemp_h;
     }
 }
 
-// dw (B,T,C) in place: comes in as dy. dtemp, ddenom_bias +=. Working space: da (B,NH,T), scratch (threads,tssa_scratch_size).
+// dw (B,T,C): =, in place, it comes in as dy. dtemp, ddenom_bias +=. Working space: da (B,NH,T), scratch (threads,tssa_scratch_size)
 static void tssa_backward(float* dw, float* dtemp, float* ddenom_bias, float* da, double* scratch, TssaStates s,
-                          const float* w, TssaParams p, int B, int T, int C, int NH) {
+                          const float* w, TssaParams params, int B, int T, int C, int NH) {
     #pragma omp parallel
     {
         const TssaShare mine = tssa_share(B, NH);
-        const int block = mine.team == 1 ? TSSA_CHUNK : TSSA_BLOCK;
-        double* space = scratch + thread_index() * tssa_scratch_size(C, NH) + tssa_state_size(C, NH);
-        const TssaState R = tssa_state(space, -1, C, NH);
+        double* mine_scratch = scratch + thread_index() * tssa_scratch_size(C, NH);
         for (int b = mine.b0; b < mine.b1; b++) {
+            const size_t row = (size_t)b * T;
+            const float *w_t = w + row * C, *pi = s.pi + row * NH;
+            float *dw_t = dw + row * C, *da_t = da + row * NH;
             double* saved = s.saved + b * tssa_chunks(T) * tssa_state_size(C, NH);
-            const float *w_t = w + (size_t)b * T * C, *pi = s.pi + (size_t)b * NH * T;
-            float *dw_t = dw + (size_t)b * T * C, *da_t = da + (size_t)b * NH * T;
-            memset(R.S, 0, tssa_state_size(C, NH) * sizeof(double));
-            for (int t0 = (T - 1) / block * block; t0 >= 0; t0 -= block) {
-                const int n = T - t0 < block ? T - t0 : block, last = (t0 + n - 1) / TSSA_CHUNK * TSSA_CHUNK;
-                for (int t = last; t >= t0; t -= TSSA_CHUNK) {
-                    const TssaPart part = {mine.h0, mine.h1, t, T - t < TSSA_CHUNK ? T : t + TSSA_CHUNK};
-                    tssa_statistics_backward(dw_t, da_t, R, space, w_t, pi, tssa_state(saved, t / TSSA_CHUNK, C, NH), part, T, C, NH);
-                }
-                if (p.uniform) continue;
-                tssa_barrier(&mine);
-                membership_backward(da_t, pi, t0 + n * mine.rank / mine.team, t0 + n * (mine.rank + 1) / mine.team, T, NH);
-                tssa_barrier(&mine);
-                for (int t = last; t >= t0; t -= TSSA_CHUNK) {
-                    const TssaPart part = {mine.h0, mine.h1, t, T - t < TSSA_CHUNK ? T : t + TSSA_CHUNK};
-                    tssa_energy_backward(dw_t, R, space, da_t, w_t, p.temp, tssa_state(saved, t / TSSA_CHUNK, C, NH), part, T, C, NH);
-                }
+            memset(tssa_state(mine_scratch, 1, C, NH).S, 0, tssa_state_size(C, NH) * sizeof(double));
+            for (int t0 = (T - 1) / mine.block * mine.block; t0 >= 0; t0 -= mine.block) {
+                const TssaPart p = tssa_part(&mine, t0, mine.block, T, C, NH);
+                for (int i = tssa_chunks(p.t1) - 1; i >= t0 / TSSA_CHUNK; i--)
+                    tssa_statistics_backward(dw_t, da_t, mine_scratch, w_t, pi, tssa_state(saved, i, C, NH),
+                                             tssa_part(&mine, i * TSSA_CHUNK, TSSA_CHUNK, T, C, NH));
+                if (params.uniform) continue;
+                tssa_wait(&mine);
+                membership_backward(da_t, pi, tssa_part_by_token(&mine, p));
+                tssa_wait(&mine);
+                for (int i = tssa_chunks(p.t1) - 1; i >= t0 / TSSA_CHUNK; i--)
+                    tssa_energy_backward(dw_t, mine_scratch, da_t, w_t, params.temp, tssa_state(saved, i, C, NH),
+                                         tssa_part(&mine, i * TSSA_CHUNK, TSSA_CHUNK, T, C, NH));
             }
         }
     }
-    if (!p.uniform) membership_params_backward(dtemp, ddenom_bias, da, s.u, p, B, T, C / NH, NH);
+    if (!params.uniform) tssa_params_backward(dtemp, ddenom_bias, da, s.u, params, B, T, C / NH, NH);
 }
 
 // ---------------------------------------------------------------------------------------------
