@@ -1,4 +1,5 @@
-// train_gpt_tost.c: the Token Statistics Transformer (ToST; Wu et al., ICLR 2025, arXiv 2412.17810) on the CPU, in float32.
+// train_gpt_tost.c: the Token Statistics Transformer (ToST, Wu et al., ICLR 2025, arXiv 2412.17810) on the CPU, in
+// float32.
 //
 // ToST is GPT-2 with another attention, TSSA (token statistics self-attention):
 //
@@ -7,7 +8,7 @@
 //                       x = x + gamma2 · c_proj(gelu(c_fc(ln_2(x))))
 //     logits = ln_f(x) · wteᵀ,   loss = mean of -log softmax(logits)[target]
 //
-//     tssa(a):   w = c_attn(a), one projection instead of query, key and value. Head h owns HS = C/NH of its C channels.
+//     tssa(a):  w = c_attn(a), one projection in place of query, key and value; head h owns HS = C/NH of its channels.
 //     For each sequence and head, with d a channel of the head and t time:
 //         s[t,d] = w[t,d]²,   S[t,d] = Σ_{t'≤t} s[t',d]                        energy, and its running sum
 //         u[t]   = Σ_d s[t,d] / max(S[t,d], 1e-12) + HS · denom_bias[h,t]
@@ -16,12 +17,12 @@
 //         m[t,d] = N[t,d] / (D[t] + 1e-8),   y[t,d] = -w[t,d] Π[t] / (1 + m[t,d])
 //     and the result is c_proj(y).
 //
-// What TSSA does: each head asks how much of a token's energy lies in its subspace, its HS directions of the projection.
-// The softmax turns the answers into a membership Π: it divides the token among the heads. A head then keeps the running
-// second moment m of the tokens that belong to it, and shrinks the directions in which they vary: a direction of large m
-// is scaled by a small 1/(1+m), and the minus sign makes the residual step a compression. (It is a gradient step on
-// the coding rate of the tokens.) No token is compared with another one: the past acts only through the statistics S, N
-// and D, 2C + NH numbers a layer whatever its length. Time and memory are linear in T, and decoding needs no KV cache.
+// What TSSA does. Each head asks how much of a token's energy lies in its subspace (the HS directions of its part of the
+// projection), compared with the tokens before it. A softmax over the heads turns the answers into a membership Π, which
+// divides the token among the heads. Each head keeps the running second moment m of the tokens that belong to it, and
+// shrinks the directions in which they vary: 1/(1+m) is a shrinkage factor, and -wΠ/(1+m) is a gradient step that reduces the
+// coding rate of the tokens. No pair of tokens is compared: the past acts only through the statistics S, N and D, which are
+// 2C + NH numbers a layer at any length. Time and memory are linear in T, and decoding needs no KV cache.
 //
 // One training step, through the engine's functions (tost/engine.h), is
 //
@@ -36,12 +37,13 @@
 // Classifier); the model's memory; the passes over the model; recurrent decode; gradients and AdamW; the engine table.
 // Elsewhere in tost/: model.h has the table of parameters, gemm.c the matrix product, train.c the training loop.
 //
-// To add a layer: write its forward and backward next to the others, add its parameters to TOST_PARAMS (tost/model.h) and its
-// activations to LAYER_ACTIVATIONS, and call it in layer_forward and, in reverse order, in layer_backward.
+// To add a layer: write its forward and backward in a section of its own before "The model's memory", add its parameters
+// to TOST_PARAMS (tost/model.h) and its activations to LAYER_ACTIVATIONS, and call it in layer_forward and, in reverse
+// order, in layer_backward.
 //
 // Sizes: B sequences, T tokens each, C channels, NH heads of HS = C/NH channels, V vocabulary, rows = B·T.
-// Arrays are dense and row-major. Arguments: outputs, saved tensors, inputs (const), sizes. A comment at each backward says
-// which gradients are overwritten (=) and which accumulated (+=).
+// Arrays are dense and row-major. Arguments: outputs, saved tensors, inputs (const), sizes. dx is the gradient of the
+// loss with respect to x. A comment at each backward says which gradients are overwritten (=) and which accumulated (+=).
 
 #include <assert.h>
 #include <math.h>
@@ -68,13 +70,13 @@ static void embedding_forward(float* x, const int32_t* tokens, const float* wte,
     #pragma omp parallel for schedule(static) if ((size_t)B * T > FEW_ROWS)
     for (size_t row = 0; row < (size_t)B * T; row++) {
         const float* token_c = wte + (size_t)tokens[row] * C;
-        const float* place_c = wpe + ((size_t)first + row % T) * C;
+        const float* position_c = wpe + ((size_t)first + row % T) * C;
         float* x_c = x + row * C;
-        for (int c = 0; c < C; c++) x_c[c] = token_c[c] + place_c[c];
+        for (int c = 0; c < C; c++) x_c[c] = token_c[c] + position_c[c];
     }
 }
 
-// dwte, dwpe +=. A token may stand in many rows: each thread owns a block of channels and takes the rows in order.
+// dwte, dwpe +=. A token can occur in many rows, so each thread owns a block of channels and adds the rows in order.
 static void embedding_backward(float* dwte, float* dwpe, const float* dx, const int32_t* tokens, int B, int T, int C) {
     enum { BLOCK = 16 };   // channels: one cache line
     #pragma omp parallel for schedule(static)
@@ -83,10 +85,10 @@ static void embedding_backward(float* dwte, float* dwpe, const float* dx, const 
         for (size_t row = 0; row < (size_t)B * T; row++) {
             const float* dx_c = dx + row * C + c0;
             float* dtoken_c = dwte + (size_t)tokens[row] * C + c0;
-            float* dplace_c = dwpe + row % T * C + c0;
+            float* dposition_c = dwpe + row % T * C + c0;
             for (int c = 0; c < width; c++) {
                 dtoken_c[c] += dx_c[c];
-                dplace_c[c] += dx_c[c];
+                dposition_c[c] += dx_c[c];
             }
         }
     }
@@ -115,7 +117,7 @@ static void layernorm_forward(float* y, float* mean, float* rstd, const float* x
     }
 }
 
-// dx +=, since the residual's own gradient is there already; dw, db += (db may be NULL).
+// dx += (it holds the gradient of the residual connection); dw, db += (db may be NULL).
 //   n = (x - mean) rstd,  g = dy w:   dx = rstd (g - mean_c(g) - n mean_c(g n)),   dw = Σ_rows dy n,   db = Σ_rows dy
 static void layernorm_backward(float* dx, float* dw, float* db, const float* dy, const float* x, const float* mean,
                                const float* rstd, const float* w, size_t rows, int C) {
@@ -135,7 +137,7 @@ static void layernorm_backward(float* dx, float* dw, float* db, const float* dy,
         const float mean_g = (float)(sum_g / C), mean_gn = (float)(sum_gn / C);
         for (int c = 0; c < C; c++) dx_c[c] += r * (dy_c[c] * w[c] - mean_g - (x_c[c] - m) * r * mean_gn);
     }
-    enum { BLOCK = 32 };   // channels a thread sums over all rows, in order
+    enum { BLOCK = 32 };   // channels; a thread sums them over all rows, in order
     #pragma omp parallel for schedule(static)
     for (int c0 = 0; c0 < C; c0 += BLOCK) {
         const int width = C - c0 < BLOCK ? C - c0 : BLOCK;
@@ -195,8 +197,8 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
 
 typedef struct {
     float *u, *pi;                    // (B,NH,T)
-    double *now, *saved;              // now (B,2C+NH): the running sums S, N and D. saved (B,chunks,2C+NH): their values at the
-} TssaStates;                         // start of each chunk of time, for backward; NULL if none follows
+    double *now, *saved;              // now (B,2C+NH): running sums S, N, D. saved (B,chunks,2C+NH): their values at the
+} TssaStates;                         // start of each chunk of TSSA_CHUNK tokens, for backward; NULL if none follows
 typedef struct {
     const float *temp, *denom_bias;   // temp (NH); denom_bias (NH,block_size), from the position of the first token on
     int  block_size;
@@ -248,7 +250,8 @@ static inline void tssa_statistics_step(double* restrict N, double* D, const flo
 }
 
 // N, D and y
-static void tssa_statistics_forward(float* y, TssaState now, double* saved, const float* w, const float* pi, TssaPart p) {
+static void tssa_statistics_forward(float* y, TssaState now, double* saved, const float* w, const float* pi,
+                                    TssaPart p) {
     const int T = p.T, C = p.C, HS = p.HS;
     for (int t = p.t0; t < p.t1; t++) {
         if (saved && t % TSSA_CHUNK == 0) {
@@ -296,9 +299,9 @@ static void tssa_forward(float* y, TssaStates s, const float* w, TssaParams para
 // Each token's s Π and Π are terms of its own and all later N and D. So the gradient of a prefix sum is a suffix sum:
 //     RN[t] = Σ_{t'≥t} dN[t'],   RD[t] = Σ_{t'≥t} dD[t'],   ds = Π RN,   dΠ += Σ_d s RN + RD
 // Then through the softmax over heads of a = temp · u:
-//     da[h] = Π[h] (dΠ[h] - Σ_h' Π[h'] dΠ[h']),   dtemp[h] = Σ_{b,t} da u,   du = temp da,   ddenom_bias[h,t] = Σ_b HS du
+//     da[h] = Π[h] (dΠ[h] - Σ_h' Π[h'] dΠ[h']),   du = temp da,   dtemp[h] = Σ_{b,t} da u
 // Last through u = Σ_d s/S + HS denom_bias, where S is a prefix sum of s too:
-//     dS = -du s/S²  (0 below S's floor),   RS[t] = Σ_{t'≥t} dS[t'],   ds += du/S + RS
+//     ddenom_bias[h,t] = Σ_b HS du,   dS = -du s/S²  (0 below S's floor),   RS[t] = Σ_{t'≥t} dS[t'],   ds += du/S + RS
 // At both places where ds arises, s = w² gives dw += 2 w ds.
 //
 // The chunks are taken from the last to the first. In each, a loop forward in time recomputes the running sums from the
@@ -306,8 +309,8 @@ static void tssa_forward(float* y, TssaStates s, const float* w, TssaParams para
 // sums, the suffix sums R, and what the first loop leaves to the second for each token of the chunk.
 
 // Through y, N and D.   dw (T,C): =, in place, it comes in as dy; dpi (NH,T): =; start: the saved state of the chunk
-static void tssa_statistics_backward(float* dw, float* dpi, double* scratch, const float* w, const float* pi, TssaState start,
-                                     TssaPart p) {
+static void tssa_statistics_backward(float* dw, float* dpi, double* scratch, const float* w, const float* pi,
+                                     TssaState start, TssaPart p) {
     const int T = p.T, C = p.C, NH = p.NH, HS = p.HS;
     const TssaState now = tssa_state(scratch, 0, C, NH), R = tssa_state(scratch, 1, C, NH);
     tssa_copy_heads(now.N, start.N, p, HS);
@@ -364,8 +367,8 @@ static void membership_backward(float* da, const float* pi, TssaPart p) {
 }
 
 // Through u and S.   dw +=
-static void tssa_energy_backward(float* dw, double* scratch, const float* da, const float* w, const float* temp, TssaState start,
-                                 TssaPart p) {
+static void tssa_energy_backward(float* dw, double* scratch, const float* da, const float* w, const float* temp,
+                                 TssaState start, TssaPart p) {
     const int T = p.T, C = p.C, NH = p.NH, HS = p.HS;
     double *now = tssa_state(scratch, 0, C, NH).S, *R = tssa_state(scratch, 1, C, NH).S;
     tssa_copy_heads(now, start.S, p, HS);
@@ -410,7 +413,7 @@ static void tssa_params_backward(float* dtemp, float* ddenom_bias, const float* 
     }
 }
 
-// dw (B,T,C): =, in place, it comes in as dy. dtemp, ddenom_bias +=. Working space: da (B,NH,T), scratch (threads,tssa_scratch_size)
+// dw (B,T,C): =, in place, it comes in as dy; dtemp, ddenom_bias +=. da (B,NH,T), scratch (threads,…): working space
 static void tssa_backward(float* dw, float* dtemp, float* ddenom_bias, float* da, double* scratch, TssaStates s,
                           const float* w, TssaParams params, int B, int T, int C, int NH) {
     #pragma omp parallel
@@ -451,7 +454,7 @@ static void residual_forward(float* x_out, const float* x, const float* branch, 
         for (int c = 0; c < C; c++) x_out[row * C + c] = x[row * C + c] + gamma[c] * branch[row * C + c];
 }
 
-// dbranch =; dgamma +=. The gradient of x is that of x_out.   dbranch = gamma dx,   dgamma = Σ_rows dx branch
+// dbranch =; dgamma +=. dx is the gradient of x_out and of x.   dbranch = gamma dx,   dgamma = Σ_rows dx branch
 static void residual_backward(float* dbranch, float* dgamma, const float* dx, const float* branch, const float* gamma,
                               size_t rows, int C) {
     enum { BLOCK = 32 };
@@ -471,7 +474,7 @@ static void residual_backward(float* dbranch, float* dgamma, const float* dx, co
 }
 
 // ---------------------------------------------------------------------------------------------
-// GELU, the exact one:  y = x Φ(x)
+// GELU, the exact form:  y = x Φ(x),   Φ the distribution function of the standard normal
 
 static void gelu_forward(float* y, const float* x, size_t n) {
     #pragma omp parallel for simd schedule(static) if (n > 1 << 14)
@@ -481,7 +484,7 @@ static void gelu_forward(float* y, const float* x, size_t n) {
     }
 }
 
-// dx = dy (Φ(x) + x φ(x)), φ(x) = e^(-x²/2)/√(2π); in place: dx comes in as dy
+// dx =, in place: it comes in as dy.   dx = dy (Φ(x) + x φ(x)),   φ(x) = e^(-x²/2)/√(2π)
 static void gelu_backward(float* dx, const float* x, size_t n) {
     #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n; i++) {
@@ -519,7 +522,8 @@ static void cross_entropy_forward(double* loss, float* logits, const int32_t* ta
     }
 }
 
-// The same, and in place of the logits their gradient:  dlogits = grad_scale (softmax(logits) - onehot(target)), 0 if the target is -1
+// The same, and the logits become their gradient, 0 in a row whose target is -1:
+//   dlogits = grad_scale (softmax(logits) - onehot(target))
 static void cross_entropy_forward_backward(double* loss, float* dlogits, const int32_t* targets, float grad_scale,
                                            size_t rows, int V) {
     #pragma omp parallel for schedule(static)
@@ -550,8 +554,9 @@ static void classifier_forward(double* loss, float* logits, const float* x, cons
 }
 
 // The same with the gradient of grad_scale · Σ loss: dx (rows,C) =; dwte (V,C) +=
-static void classifier_forward_backward(double* loss, float* dx, float* dwte, float* logits, const float* x, const float* wte,
-                                        const int32_t* targets, float grad_scale, size_t rows, size_t chunk, int V, int C) {
+static void classifier_forward_backward(double* loss, float* dx, float* dwte, float* logits, const float* x,
+                                        const float* wte, const int32_t* targets, float grad_scale, size_t rows,
+                                        size_t chunk, int V, int C) {
     for (size_t row = 0; row < rows; row += chunk) {
         const int n = (int)(rows - row < chunk ? rows - row : chunk);
         gemm(logits, x + row * C, false, wte, true, n, V, C, 0.0f);
@@ -562,9 +567,10 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
 }
 
 // ---------------------------------------------------------------------------------------------
-// The model's memory: one allocation. Parameters, gradients and Adam's first and second moments are flat arrays laid out by
-// the table in tost/model.h; activations and buffers follow the tables below. When training, every layer keeps its activations
-// for backward; in inference, or with recompute (activation checkpointing), all layers share one set, except x_out.
+// The model's memory: one allocation. Parameters, gradients and Adam's first and second moments are flat arrays laid out
+// by the table in tost/model.h; activations and buffers follow the tables below. A training model keeps the activations
+// of every layer for backward. For inference, or with recompute (activation checkpointing), the layers share one set of
+// LAYER_ACTIVATIONS; with recompute each keeps only x_out, from which backward recomputes the next layer.
 
 // A row: field, type, elements. rows = B·T.
 #define LAYER_ACTIVATIONS(X) \
@@ -685,19 +691,21 @@ static void model_free(TostModel* m) {
 }
 
 // Parameters outside of the layers and those of layer l, or their gradients.
-static TostParams model_params(const TostModel* m, TostState s, int l) { return tost_params(&m->tensors, m->state[s], l); }
+static TostParams model_params(const TostModel* m, TostState s, int l) {
+    return tost_params(&m->tensors, m->state[s], l);
+}
 
 // ---------------------------------------------------------------------------------------------
 // Passes over the model
 
-static TssaParams tssa_params(const TostParams* p, const TostConfig* c, int first) {   // first: position of the first token
+static TssaParams tssa_params(const TostParams* p, const TostConfig* c, int first) {   // first: the first position
     return (TssaParams){p->temp, p->denom_bias + first, c->block_size, c->membership == TOST_UNIFORM};
 }
 
 // One layer over B·T rows, from x to a->x_out. now: TSSA's running sums of each sequence, advanced by T tokens.
 // saved: NULL if no backward follows.
-static void layer_forward(const LayerActivations* a, const float* x, const TostParams* p, const TostConfig* c, double* now,
-                          double* saved, int first, int B, int T) {
+static void layer_forward(const LayerActivations* a, const float* x, const TostParams* p, const TostConfig* c,
+                          double* now, double* saved, int first, int B, int T) {
     const int C = c->n_embd;
     const size_t rows = (size_t)B * T;
     const TssaStates states = {a->u, a->pi, now, saved};
@@ -724,12 +732,13 @@ static void layer_backward(const Buffers* buf, const TostParams* g, const LayerA
     linear_backward(buf->scratch_bt4c, g->fc_proj_w, g->fc_proj_b, buf->dbranch, a->gelu, p->fc_proj_w, rows, 4 * C, C);
     gelu_backward(buf->scratch_bt4c, a->fc, rows * 4 * C);
     linear_backward(buf->scratch_btc, g->fc_w, g->fc_b, buf->scratch_bt4c, a->ln_2, p->fc_w, rows, C, 4 * C);
-    layernorm_backward(buf->dx, g->ln_2_w, g->ln_2_b, buf->scratch_btc, a->x_mid, a->mean_2, a->rstd_2, p->ln_2_w, rows, C);
+    layernorm_backward(buf->dx, g->ln_2_w, g->ln_2_b, buf->scratch_btc, a->x_mid, a->mean_2, a->rstd_2, p->ln_2_w, rows,
+                       C);
 
     residual_backward(buf->dbranch, g->gamma1, buf->dx, a->attn_out, p->gamma1, rows, C);
     linear_backward(buf->scratch_btc, g->attn_proj_w, g->attn_proj_b, buf->dbranch, a->y, p->attn_proj_w, rows, C, C);
-    tssa_backward(buf->scratch_btc, g->temp, g->denom_bias, buf->da, buf->tssa_scratch, states, a->w, tssa_params(p, c, 0),
-                  B, T, C, c->n_head);
+    tssa_backward(buf->scratch_btc, g->temp, g->denom_bias, buf->da, buf->tssa_scratch, states, a->w,
+                  tssa_params(p, c, 0), B, T, C, c->n_head);
     linear_backward(buf->dbranch, g->attn_w, g->attn_b, buf->scratch_btc, a->ln_1, p->attn_w, rows, C, C);
     layernorm_backward(buf->dx, g->ln_1_w, g->ln_1_b, buf->dbranch, x, a->mean_1, a->rstd_1, p->ln_1_w, rows, C);
 }
@@ -768,7 +777,7 @@ static void run_layer_from_start(TostModel* m, int l) {
     run_layer(m, l, m->buf.tssa_now, m->options.training ? m->layer[l].tssa_saved : NULL, 0);
 }
 
-// With recompute, the activations of layer l are computed again unless its were the last.
+// With recompute: fills the shared activations with those of layer l, unless they are there already.
 static void recompute_layer(TostModel* m, int l) {
     if (m->options.recompute && m->computed_layer != l) run_layer_from_start(m, l);
 }
@@ -794,15 +803,18 @@ static void cpu_forward_loss(TostModel* m, const int32_t* inputs, const int32_t*
     add_losses(m, targets);
 }
 
-// The gradient of the logits exists only for the current chunk, so the classifier's backward runs here. It leaves the gradient of ln_f
-// in scratch_btc.
-static void cpu_forward_train(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T, float grad_scale) {
+// The classifier's backward runs here, because logits exist for one chunk at a time. It leaves the gradient of ln_f in
+// scratch_btc.
+static void cpu_forward_train(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T,
+                              float grad_scale) {
     const size_t rows = (size_t)B * T;
+    const float* wte = model_params(m, TOST_PARAM, 0).wte;
+    float* dwte = model_params(m, TOST_GRAD, 0).wte;
     assert(m->options.training);
     cpu_forward(m, inputs, B, T);
-    classifier_forward_backward(m->buf.losses, m->buf.scratch_btc, model_params(m, TOST_GRAD, 0).wte, m->buf.logits, m->buf.ln_f,
-                                model_params(m, TOST_PARAM, 0).wte, targets, grad_scale, rows, even_chunk(rows, m->logits_rows),
-                                m->config.vocab_size, m->config.n_embd);
+    classifier_forward_backward(m->buf.losses, m->buf.scratch_btc, dwte, m->buf.logits, m->buf.ln_f, wte, targets,
+                                grad_scale, rows, even_chunk(rows, m->logits_rows), m->config.vocab_size,
+                                m->config.n_embd);
     add_losses(m, targets);
 }
 
@@ -812,8 +824,8 @@ static void cpu_backward(TostModel* m) {
     TostParams p = model_params(m, TOST_PARAM, 0), g = model_params(m, TOST_GRAD, 0);
     threads_set(m->options.threads);
     memset(m->buf.dx, 0, rows * C * sizeof(float));
-    layernorm_backward(m->buf.dx, g.ln_f_w, g.ln_f_b, m->buf.scratch_btc, layer_input(m, L), m->buf.mean_f, m->buf.rstd_f,
-                       p.ln_f_w, rows, C);
+    layernorm_backward(m->buf.dx, g.ln_f_w, g.ln_f_b, m->buf.scratch_btc, layer_input(m, L), m->buf.mean_f,
+                       m->buf.rstd_f, p.ln_f_w, rows, C);
     for (int l = L - 1; l >= 0; l--) {
         p = model_params(m, TOST_PARAM, l);
         g = model_params(m, TOST_GRAD, l);
@@ -846,8 +858,8 @@ static void cpu_activation(float* dst, TostModel* m, TostActivation what, int la
 }
 
 // ---------------------------------------------------------------------------------------------
-// Recurrent decode: T more tokens of each sequence, usually one, starting from the decode state: TSSA's running sums of every
-// layer and sequence, (L,n,2C+NH). It takes the place of GPT-2's KV cache.
+// Recurrent decode. The decode state, TSSA's running sums of every layer and sequence (L,n,2C+NH), takes the place of a KV
+// cache: a forward over the next tokens, usually one of each sequence, continues from it.
 
 static double* decode_state(const TostModel* m, int l, int b) {
     return m->buf.decode + ((size_t)l * m->n_decode + b) * sequence_state_size(m);
@@ -895,7 +907,8 @@ static void score_forward(TostModel* m, const int32_t* tokens, int copies, int T
     finish_forward(m);
 }
 
-static void cpu_decode_score(double* losses, TostModel* m, const int32_t* tokens, const int32_t* targets, int copies, int T) {
+static void cpu_decode_score(double* losses, TostModel* m, const int32_t* tokens, const int32_t* targets, int copies,
+                             int T) {
     const int C = m->config.n_embd, V = m->config.vocab_size;
     const size_t rows = (size_t)m->n_decode * copies * T;
     score_forward(m, tokens, copies, T);
@@ -906,8 +919,8 @@ static void cpu_decode_score(double* losses, TostModel* m, const int32_t* tokens
         m->buf.targets[counted++] = targets[row];
     }
     if (counted)
-        classifier_forward(m->buf.losses, m->buf.logits, m->buf.ln_f, model_params(m, TOST_PARAM, 0).wte, m->buf.targets,
-                           counted, even_chunk(counted, m->logits_rows), V, C);
+        classifier_forward(m->buf.losses, m->buf.logits, m->buf.ln_f, model_params(m, TOST_PARAM, 0).wte,
+                           m->buf.targets, counted, even_chunk(counted, m->logits_rows), V, C);
     for (size_t row = 0, i = 0; row < rows; row++) losses[row] = targets[row] < 0 ? 0.0 : m->buf.losses[i++];
 }
 
@@ -920,10 +933,10 @@ static void cpu_zero_grad(TostModel* m) {
     for (size_t i = 0; i < m->tensors.flat_size; i++) grad[i] = 0.0f;
 }
 
-// √ Σ g², summed in double over blocks of a fixed size, and over the blocks in order: the same for any thread count.
+// √ Σ g². Blocks have a fixed size and are added in order, so the bits do not depend on the number of threads.
 static double cpu_grad_norm(TostModel* m) {
     enum { BLOCK = 1 << 14 };
-    const size_t n = m->tensors.flat_size, blocks = (n + BLOCK - 1) / BLOCK;   // the gaps between tensors are zero
+    const size_t n = m->tensors.flat_size, blocks = (n + BLOCK - 1) / BLOCK;   // gaps between tensors are zero
     double* sums = xmalloc(blocks * sizeof *sums);
     #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < blocks; i++) {
@@ -939,7 +952,8 @@ static double cpu_grad_norm(TostModel* m) {
     return sqrt(total);
 }
 
-// p = p (1 - lr wd);   m = β1 m + (1-β1) g;   v = β2 v + (1-β2) g²;   p = p - lr (m/(1-β1^s)) / (√(v/(1-β2^s)) + eps)
+// One AdamW step, number s, with decoupled weight decay wd:
+//   m = β1 m + (1-β1) g,   v = β2 v + (1-β2) g²,   p = p (1 - lr wd) - lr (m/(1-β1^s)) / (√(v/(1-β2^s)) + eps)
 static void adamw(float* restrict p, float* restrict m, float* restrict v, const float* restrict grad, size_t n,
                   double weight_decay, const TostAdamW* a) {
     const float keep = (float)(1.0 - a->lr * weight_decay), scale = (float)a->grad_scale;
@@ -990,8 +1004,8 @@ static TostModel* cpu_create(const TostConfig* c, const TostEngineOptions* o, To
     m->arena = alloc_pages(m->arena_bytes);
     if (!m->arena) {
         char need[32];
-        tost_error(err, "not enough memory: the model needs %s; a smaller model, --batch or --seq needs less%s",
-                   human_bytes(need, (double)m->arena_bytes), o->training && !o->recompute ? ", --recompute too" : "");
+        tost_error(err, "not enough memory: the model needs %s; use a smaller model, --batch or --seq%s",
+                   human_bytes(need, (double)m->arena_bytes), o->training && !o->recompute ? ", or --recompute" : "");
         model_free(m);
         return NULL;
     }
