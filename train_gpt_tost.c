@@ -17,12 +17,13 @@
 //         m[t,d] = N[t,d] / (D[t] + 1e-8),   y[t,d] = -w[t,d] Π[t] / (1 + m[t,d])
 //     and the result is c_proj(y).
 //
-// What TSSA does. Each head asks how much of a token's energy lies in its subspace (the HS directions of its part of the
-// projection), compared with the tokens before it. A softmax over the heads turns the answers into a membership Π, which
-// divides the token among the heads. Each head keeps the running second moment m of the tokens that belong to it, and
-// shrinks the directions in which they vary: 1/(1+m) is a shrinkage factor, and -wΠ/(1+m) is a gradient step that reduces the
-// coding rate of the tokens. No pair of tokens is compared: the past acts only through the statistics S, N and D, which are
-// 2C + NH numbers a layer at any length. Time and memory are linear in T, and decoding needs no KV cache.
+// What TSSA does. Each head asks how much of a token's energy lies in its subspace (the HS directions of its part of
+// the projection), compared with the tokens before it. A softmax over the heads turns the answers into a membership Π,
+// which divides the token among the heads. Each head keeps the running second moment m of the tokens that belong to it,
+// and shrinks the directions in which they vary: 1/(1+m) is a shrinkage factor, and -wΠ/(1+m) is a gradient step that
+// reduces the coding rate of the tokens. No pair of tokens is compared: the past acts only through the statistics S, N
+// and D, which are 2C + NH numbers a layer at any length. Time and memory are linear in T, and decoding needs no KV
+// cache.
 //
 // One training step, through the engine's functions (tost/engine.h), is
 //
@@ -37,13 +38,14 @@
 // Classifier); the model's memory; the passes over the model; recurrent decode; gradients and AdamW; the engine table.
 // Elsewhere in tost/: model.h has the table of parameters, gemm.c the matrix product, train.c the training loop.
 //
-// To add a layer: write its forward and backward in a section of its own before "The model's memory", add its parameters
-// to TOST_PARAMS (tost/model.h) and its activations to LAYER_ACTIVATIONS, and call it in layer_forward and, in reverse
-// order, in layer_backward.
+// To add a layer: write its forward and backward in a section of its own before "The model's memory", add its
+// parameters to TOST_PARAMS (tost/model.h) and its activations to LAYER_ACTIVATIONS, and call it in layer_forward and,
+// in reverse order, in layer_backward.
 //
 // Sizes: B sequences, T tokens each, C channels, NH heads of HS = C/NH channels, V vocabulary, rows = B·T.
 // Arrays are dense and row-major. Arguments: outputs, saved tensors, inputs (const), sizes. dx is the gradient of the
-// loss with respect to x. A comment at each backward says which gradients are overwritten (=) and which accumulated (+=).
+// loss with respect to x. A comment at each backward says which gradients are overwritten (=) and which accumulated
+// (+=).
 
 #include <assert.h>
 #include <math.h>
@@ -197,8 +199,8 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
 
 typedef struct {
     float *u, *pi;                    // (B,NH,T)
-    double *now, *saved;              // now (B,2C+NH): running sums S, N, D. saved (B,chunks,2C+NH): their values at the
-} TssaStates;                         // start of each chunk of TSSA_CHUNK tokens, for backward; NULL if none follows
+    double *now, *saved;              // now (B,2C+NH): running sums S, N, D. saved (B,chunks,2C+NH): their values at
+} TssaStates;                         // the start of each chunk of TSSA_CHUNK tokens; NULL if no backward follows
 typedef struct {
     const float *temp, *denom_bias;   // temp (NH); denom_bias (NH,block_size), from the position of the first token on
     int  block_size;
@@ -567,10 +569,11 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
 }
 
 // ---------------------------------------------------------------------------------------------
-// The model's memory: one allocation. Parameters, gradients and Adam's first and second moments are flat arrays laid out
-// by the table in tost/model.h; activations and buffers follow the tables below. A training model keeps the activations
-// of every layer for backward. For inference, or with recompute (activation checkpointing), the layers share one set of
-// LAYER_ACTIVATIONS; with recompute each keeps only x_out, from which backward recomputes the next layer.
+// The model's memory: one allocation. Parameters, gradients and Adam's first and second moments are flat arrays laid
+// out by the table in tost/model.h; activations and buffers follow the tables below. A training model keeps the
+// activations of every layer for backward. For inference, or with recompute (activation checkpointing), the layers
+// share one set of LAYER_ACTIVATIONS; with recompute each keeps only x_out, from which backward recomputes the next
+// layer.
 
 // A row: field, type, elements. rows = B·T.
 #define LAYER_ACTIVATIONS(X) \
@@ -858,8 +861,8 @@ static void cpu_activation(float* dst, TostModel* m, TostActivation what, int la
 }
 
 // ---------------------------------------------------------------------------------------------
-// Recurrent decode. The decode state, TSSA's running sums of every layer and sequence (L,n,2C+NH), takes the place of a KV
-// cache: a forward over the next tokens, usually one of each sequence, continues from it.
+// Recurrent decode. The decode state, TSSA's running sums of every layer and sequence (L,n,2C+NH), takes the place of a
+// KV cache: a forward over the next tokens, usually one of each sequence, continues from it.
 
 static double* decode_state(const TostModel* m, int l, int b) {
     return m->buf.decode + ((size_t)l * m->n_decode + b) * sequence_state_size(m);

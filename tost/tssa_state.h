@@ -1,6 +1,6 @@
 // tssa_state.h: the bookkeeping of TSSA: arrays of states, and how the threads of a parallel region divide the work. A
-// thread gets whole sequences; if they do not divide evenly, a team of threads shares each sequence, and every thread of
-// it gets some of the heads.
+// thread gets whole sequences; if they do not divide evenly, a team of threads shares each sequence, and every thread
+// of it gets some of the heads.
 #ifndef TOST_TSSA_STATE_H
 #define TOST_TSSA_STATE_H
 
@@ -10,14 +10,14 @@
 #include "threads.h"
 
 enum {
-    TSSA_CHUNK = 32,     // tokens between two saved states; also the time block of a thread that works alone: it stays in L2
-    TSSA_BLOCK = 1024,   // time block of a team, which waits twice in each: a multiple of TSSA_CHUNK
+    TSSA_CHUNK = 32,     // tokens between two saved states, and in the time block of a single thread: fits the L2 cache
+    TSSA_BLOCK = 1024,   // tokens in the time block of a team, which waits twice per block; a multiple of TSSA_CHUNK
 };
 
 typedef struct { double *S, *N, *D; } TssaState;   // running sums of one sequence: S, N (C); D (NH)
 
 static inline size_t tssa_state_size(int C, int NH) { return 2 * (size_t)C + NH; }
-static inline size_t tssa_scratch_size(int C, int NH) { return (TSSA_CHUNK + 2) * tssa_state_size(C, NH); }   // per thread
+static inline size_t tssa_scratch_size(int C, int NH) { return (TSSA_CHUNK + 2) * tssa_state_size(C, NH); }
 static inline int    tssa_chunks(int T) { return (T + TSSA_CHUNK - 1) / TSSA_CHUNK; }
 static inline TssaState tssa_state(double* states, size_t i, int C, int NH) {   // the i-th of an array of states
     double* S = states + i * tssa_state_size(C, NH);
@@ -51,8 +51,8 @@ static inline TssaPart tssa_part(const TssaShare* mine, int t0, int n, int T, in
 
 // Instead of some heads of all tokens, all heads of some tokens: the thread's share of the same block.
 static inline TssaPart tssa_part_by_token(const TssaShare* mine, TssaPart p) {
-    const int n = p.t1 - p.t0;
-    return (TssaPart){0, p.NH, p.t0 + n * mine->rank / mine->team, p.t0 + n * (mine->rank + 1) / mine->team, p.T, p.C, p.NH, p.HS};
+    const int n = p.t1 - p.t0, t0 = p.t0 + n * mine->rank / mine->team, t1 = p.t0 + n * (mine->rank + 1) / mine->team;
+    return (TssaPart){0, p.NH, t0, t1, p.T, p.C, p.NH, p.HS};
 }
 
 // Waits until the whole team gets here. All teams do the same number of blocks, so one barrier serves them all.

@@ -7,7 +7,8 @@
 #include <stdint.h>
 
 // e^x for x in [-87, 88], to 2 ulp. Values outside are clamped to that range; NaN gives NaN.
-// x = n ln2 + r with |r| <= ln2/2. e^r is a minimax polynomial (relative error 2e-9); 2^n is written into the exponent bits.
+// x = n ln2 + r with |r| <= ln2/2. e^r is a minimax polynomial (relative error 2e-9); 2^n is written into the exponent
+// bits.
 static inline float exp_f32(float x) {
     const float shift = 0x1.8p23f;   // x + shift is rounded to an integer, which is then in the low bits
     union { float f; uint32_t u; } n, two_n;
@@ -28,8 +29,8 @@ static inline float exp_f32(float x) {
 }
 
 // Φ(x), the distribution function of the standard normal; also writes e^(-x²/2), which its derivative needs.
-// Φ(-|x|) = e^(-x²/2) · t · R(t) with t = 1/(1 + |x|/4) and R a minimax polynomial (relative error 3e-8), so the lower tail
-// is accurate in relative terms too.
+// Φ(-|x|) = e^(-x²/2) · t · R(t) with t = 1/(1 + |x|/4) and R a minimax polynomial (relative error 3e-8), so the lower
+// tail is accurate in relative terms too.
 static inline float normal_cdf(float* exp_half_square, float x) {
     const float t = 1.0f / (1.0f + 0.25f * fabsf(x));
     const float e = exp_f32(-0.5f * x * x);
