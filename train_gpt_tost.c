@@ -230,13 +230,10 @@ static void tssa_energy_forward(float* u, TssaState now, double* saved, const fl
 static void membership_forward(float* pi, const float* u, const float* temp, TssaPart p) {
     const int T = p.T, NH = p.NH;
     for (int t = p.t0; t < p.t1; t++) {
-        double largest = -INFINITY, sum = 0;
+        double largest = -INFINITY, sum = 0, e[NH];
         for (int h = 0; h < NH; h++) largest = fmax(largest, (double)temp[h] * u[(size_t)h * T + t]);
-        for (int h = 0; h < NH; h++) sum += exp((double)temp[h] * u[(size_t)h * T + t] - largest);
-        for (int h = 0; h < NH; h++) {
-            const size_t i = (size_t)h * T + t;
-            pi[i] = (float)(exp((double)temp[h] * u[i] - largest) / sum);
-        }
+        for (int h = 0; h < NH; h++) sum += e[h] = exp((double)temp[h] * u[(size_t)h * T + t] - largest);
+        for (int h = 0; h < NH; h++) pi[(size_t)h * T + t] = (float)(e[h] / sum);
     }
 }
 
@@ -245,7 +242,7 @@ static void membership_uniform(float* pi, TssaPart p) {
         for (int t = p.t0; t < p.t1; t++) pi[(size_t)h * p.T + t] = (float)(1.0 / p.NH);
 }
 
-// Adds one token to N and D of one head.
+// Adds a token to N and D of one head. Shared with backward, which must recompute the same bits.
 static inline void tssa_statistics_step(double* restrict N, double* D, const float* restrict w, double pi, int HS) {
     *D += pi;
     for (int d = 0; d < HS; d++) N[d] += (double)w[d] * w[d] * pi;
@@ -262,7 +259,7 @@ static void tssa_statistics_forward(float* y, TssaState now, double* saved, cons
         }
         for (int h = p.h0; h < p.h1; h++) {
             const float* w_d = w + (size_t)t * C + h * HS;
-            float* y_d = y + (size_t)t * C + h * HS;
+            float* restrict y_d = y + (size_t)t * C + h * HS;
             const double *N = now.N + h * HS, pi_t = pi[(size_t)h * T + t];
             tssa_statistics_step(now.N + h * HS, now.D + h, w_d, pi_t, HS);
             const double mass = now.D[h] + TOST_MASS_EPS;   // y = -w Π / (1 + N/mass) = -w Π mass / (mass + N)
@@ -308,7 +305,7 @@ static void tssa_forward(float* y, TssaStates s, const float* w, TssaParams para
 //
 // The chunks are taken from the last to the first. In each, a loop forward in time recomputes the running sums from the
 // saved state, then a loop backward in time extends the suffix sums. scratch holds TSSA_CHUNK + 2 states: the running
-// sums, the suffix sums R, and what the first loop leaves to the second for each token of the chunk.
+// sums, the suffix sums R, and per token of the chunk what the second loop needs: S or g, dN and dD.
 
 // Through y, N and D.   dw (T,C): =, in place, it comes in as dy; dpi (NH,T): =; start: the saved state of the chunk
 static void tssa_statistics_backward(float* dw, float* dpi, double* scratch, const float* w, const float* pi,
@@ -322,31 +319,31 @@ static void tssa_statistics_backward(float* dw, float* dpi, double* scratch, con
         for (int h = p.h0; h < p.h1; h++) {
             const float *w_d = w + (size_t)t * C + h * HS, *dy_d = dw + (size_t)t * C + h * HS;
             const double *N = now.N + h * HS, pi_t = pi[(size_t)h * T + t];
-            double *restrict g = token.S + h * HS, *restrict dN = token.N + h * HS, dD = 0;
+            double *restrict g = token.S + h * HS, dD = 0;
             tssa_statistics_step(now.N + h * HS, now.D + h, w_d, pi_t, HS);
             const double inverse = 1.0 / (now.D[h] + TOST_MASS_EPS), scale = pi_t * inverse;
             #pragma omp simd reduction(+ : dD)
             for (int d = 0; d < HS; d++) {
                 const double m = N[d] * inverse;
                 g[d] = 1.0 / (1.0 + m);
-                dN[d] = (double)dy_d[d] * w_d[d] * g[d] * g[d] * scale;
-                dD -= dN[d] * m;
+                dD -= (double)dy_d[d] * w_d[d] * g[d] * g[d] * scale * m;
             }
             token.D[h] = dD;
+            token.N[h] = scale;
         }
     }
     for (int t = p.t1 - 1; t >= p.t0; t--) {
         const TssaState token = tssa_state(scratch, 2 + t - p.t0, C, NH);
         for (int h = p.h0; h < p.h1; h++) {
             const float* w_d = w + (size_t)t * C + h * HS;
-            float* dw_d = dw + (size_t)t * C + h * HS;
-            const double *restrict g = token.S + h * HS, *restrict dN = token.N + h * HS, pi_t = pi[(size_t)h * T + t];
+            float* restrict dw_d = dw + (size_t)t * C + h * HS;
+            const double *restrict g = token.S + h * HS, scale = token.N[h], pi_t = pi[(size_t)h * T + t];
             double *restrict RN = R.N + h * HS, dpi_t = 0;
             #pragma omp simd reduction(+ : dpi_t)
             for (int d = 0; d < HS; d++) {
-                const double dy = dw_d[d];
-                RN[d] += dN[d];
-                dpi_t += (double)w_d[d] * w_d[d] * RN[d] - dy * w_d[d] * g[d];
+                const double dy = dw_d[d], dy_w_g = dy * w_d[d] * g[d];
+                RN[d] += dy_w_g * g[d] * scale;
+                dpi_t += (double)w_d[d] * w_d[d] * RN[d] - dy_w_g;
                 dw_d[d] = (float)(pi_t * (2.0 * w_d[d] * RN[d] - dy * g[d]));
             }
             R.D[h] += token.D[h];
