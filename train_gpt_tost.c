@@ -199,7 +199,7 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
 
 typedef struct {
     float *u, *pi;                    // (B,NH,T)
-    double *now, *saved;              // now (B,2C+NH): running sums S, N, D. saved (B,chunks,2C+NH): their values at
+    double *now, *saved;              // arrays of TssaState. now (B): the running sums. saved (B,chunks): their values at
 } TssaStates;                         // the start of each chunk of TSSA_CHUNK tokens; NULL if no backward follows
 typedef struct {
     const float *temp, *denom_bias;   // temp (NH); denom_bias (NH,block_size), from the position of the first token on
@@ -305,7 +305,7 @@ static void tssa_forward(float* y, TssaStates s, const float* w, TssaParams para
 //
 // The chunks are taken from the last to the first. In each, a loop forward in time recomputes the running sums from the
 // saved state, then a loop backward in time extends the suffix sums. scratch holds TSSA_CHUNK + 2 states: the running
-// sums, the suffix sums R, and per token of the chunk what the second loop needs: S or g, dN and dD.
+// sums, the suffix sums R, and for each token of the chunk what the second loop needs.
 
 // Through y, N and D.   dw (T,C): =, in place, it comes in as dy; dpi (NH,T): =; start: the saved state of the chunk
 static void tssa_statistics_backward(float* dw, float* dpi, double* scratch, const float* w, const float* pi,
@@ -315,7 +315,7 @@ static void tssa_statistics_backward(float* dw, float* dpi, double* scratch, con
     tssa_copy_heads(now.N, start.N, p, HS);
     tssa_copy_heads(now.D, start.D, p, 1);
     for (int t = p.t0; t < p.t1; t++) {
-        const TssaState token = tssa_state(scratch, 2 + t - p.t0, C, NH);
+        const TssaState token = tssa_state(scratch, 2 + t - p.t0, C, NH);   // S: g (C), N: Π / (D + 1e-8) (NH), D: dD (NH)
         for (int h = p.h0; h < p.h1; h++) {
             const float *w_d = w + (size_t)t * C + h * HS, *dy_d = dw + (size_t)t * C + h * HS;
             const double *N = now.N + h * HS, pi_t = pi[(size_t)h * T + t];
@@ -858,7 +858,7 @@ static void cpu_activation(float* dst, TostModel* m, TostActivation what, int la
 }
 
 // ---------------------------------------------------------------------------------------------
-// Recurrent decode. The decode state, TSSA's running sums of every layer and sequence (L,n,2C+NH), takes the place of a
+// Recurrent decode. The decode state, TSSA's running sums of every layer and sequence (L,n), takes the place of a
 // KV cache: a forward over the next tokens, usually one of each sequence, continues from it.
 
 static double* decode_state(const TostModel* m, int l, int b) {

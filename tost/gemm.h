@@ -16,7 +16,8 @@ void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int
 enum { GEMM_FEW_ROWS = 4 };
 
 // The built-in kernel, also available in builds with a BLAS, for tests and benches. Its bits do not depend on the
-// number of threads. The bits of a row do not depend on M either, but M <= GEMM_FEW_ROWS uses another order of summation.
+// number of threads. The bits of a row do not depend on M either, but M <= GEMM_FEW_ROWS uses another order of
+// summation.
 void gemm_builtin(float* c, const float* a, bool at, const float* b, bool bt,
                   int M, int N, int K, float beta);
 

@@ -16,7 +16,7 @@ enum {
 
 typedef struct { double *S, *N, *D; } TssaState;   // running sums of one sequence: S, N (C); D (NH)
 
-static inline size_t tssa_state_size(int C, int NH) { return 2 * (size_t)C + NH; }
+static inline size_t tssa_state_size(int C, int NH) { return (2 * (size_t)C + NH + 7) / 8 * 8; }   // whole cache lines
 static inline size_t tssa_scratch_size(int C, int NH) { return (TSSA_CHUNK + 2) * tssa_state_size(C, NH); }
 static inline int    tssa_chunks(int T) { return (T + TSSA_CHUNK - 1) / TSSA_CHUNK; }
 static inline TssaState tssa_state(double* states, size_t i, int C, int NH) {   // the i-th of an array of states
