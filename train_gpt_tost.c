@@ -199,8 +199,8 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
 
 typedef struct {
     float *u, *pi;                    // (B,NH,T)
-    double *now, *saved;              // arrays of TssaState. now (B): the running sums. saved (B,chunks): their values at
-} TssaStates;                         // the start of each chunk of TSSA_CHUNK tokens; NULL if no backward follows
+    double *now, *saved;              // arrays of TssaState. now (B): the running sums. saved (B,chunks): the sums at the
+} TssaStates;                         // start of each chunk of TSSA_CHUNK tokens; NULL if no backward follows
 typedef struct {
     const float *temp, *denom_bias;   // temp (NH); denom_bias (NH,block_size), from the position of the first token on
     int  block_size;
@@ -315,7 +315,7 @@ static void tssa_statistics_backward(float* dw, float* dpi, double* scratch, con
     tssa_copy_heads(now.N, start.N, p, HS);
     tssa_copy_heads(now.D, start.D, p, 1);
     for (int t = p.t0; t < p.t1; t++) {
-        const TssaState token = tssa_state(scratch, 2 + t - p.t0, C, NH);   // S: g (C), N: Π / (D + 1e-8) (NH), D: dD (NH)
+        const TssaState token = tssa_state(scratch, 2 + t - p.t0, C, NH);   // S: g (C). N: Π/(D+1e-8), D: dD (NH)
         for (int h = p.h0; h < p.h1; h++) {
             const float *w_d = w + (size_t)t * C + h * HS, *dy_d = dw + (size_t)t * C + h * HS;
             const double *N = now.N + h * HS, pi_t = pi[(size_t)h * T + t];
