@@ -1,7 +1,6 @@
-// gemm.c: the float32 matrix product. Three ways: few rows against a weight are dot products that stream the
-// weight once; anything else goes to cblas_sgemm where the build found one (TOST_BLAS), else to the packed
-// and cache-blocked kernel below, in the manner of Goto and van de Geijn, "Anatomy of high-performance matrix
-// multiplication" (2008).
+// gemm.c: float32 matrix products. Products of few rows with a weight are dot products that read the weight once. All
+// others use cblas_sgemm (TOST_BLAS), or the packed and cache-blocked kernel below, which follows Goto and van de
+// Geijn, "Anatomy of high-performance matrix multiplication" (2008).
 #include "gemm.h"
 
 #include <stddef.h>
@@ -17,7 +16,7 @@
 #include "threads.h"
 #include "util.h"
 
-// A vector holds LANES floats. A tile, MR x NR sums of c, lives in 2·MR registers; two more hold a row of b.
+// A vector has LANES floats. A tile of c, MR x NR sums, takes 2·MR vector registers; two more hold a row of b.
 #if defined(__AVX512F__)
 enum { LANES = 16, MR = 12 };
 #define KERNEL_NAME "built in (AVX-512)"
@@ -34,11 +33,11 @@ enum { LANES = 4, MR = 6 };
 
 enum {
     NR = 2 * LANES,
-    KC = 384,                          // depth of a pass: a panel of a, KC x MR, fits in L1
-    CHUNK_M = 192, CHUNK_N = 256,      // c at a time: with its packed operands it fits in 1 MiB of L2
-    BLOCK_M = 1536, BLOCK_N = 1536,    // what is packed at a time, and
-    BLOCK_PASSES = 3,                  // so many passes deep: 14 MB a thread at most
-    PACK_LANES = 192,                  // read side by side in packing; all but KC: multiples of MR and NR
+    KC = 384,                          // depth of a pass: a panel of a (KC x MR) fits in L1
+    CHUNK_M = 192, CHUNK_N = 256,      // chunk of c: with its packed operands it fits in 1 MiB of L2
+    BLOCK_M = 1536, BLOCK_N = 1536,    // rows of a and columns of b packed at a time,
+    BLOCK_PASSES = 3,                  // for this many passes: at most 14 MB per thread
+    PACK_LANES = 192,                  // lanes packed at a time. All sizes but KC are multiples of MR and NR
     CACHE_LINE = 64,
 };
 
@@ -49,16 +48,16 @@ static inline int min_int(int a, int b) { return a < b ? a : b; }
 static inline int ceil_div(int a, int b) { return a / b + (a % b != 0); }
 static inline int round_up(int a, int b) { return ceil_div(a, b) * b; }
 
-// All threads or one: 2^18 multiply-adds take one core some 5 us, and waking the others about as long.
-// Nothing between, since libgomp ends the threads that a smaller team leaves over and has to start them anew.
+// All threads or one. One core takes about 5 us for 2^18 multiply-adds, as long as it takes to wake the others. No
+// number in between: libgomp ends the threads that a smaller team does not use, and has to start them again.
 static int threads_for(int M, int N, int K) {
     return (double)M * N * K > 1 << 18 ? threads_max() : 1;
 }
 
 // ---------------------------------------------------------------------------------------------
-// A product of one thread: c (M,N) = a · b + beta · c. Operands are seen as lanes (rows of op(a), columns of
-// op(b)) by depth (K). Stored rows are ld apart; each holds the lanes of one depth if lanes_side, else the
-// depths of one lane.
+// The product that one thread computes: c (M,N) = a · b + beta · c. An operand is a matrix of lanes (rows of op(a) or
+// columns of op(b)) by depth (K). Stored rows are ld elements apart; a stored row has all lanes at one depth if
+// lanes_side, otherwise all depths of one lane.
 
 typedef struct { const float* p; size_t ld; bool lanes_side; } Operand;
 typedef struct { float* c; size_t ldc; Operand a, b; int M, N, K; float beta; } Product;
@@ -69,17 +68,17 @@ static inline Operand operand_at(Operand o, int lane, int k) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Packing. A panel holds W lanes side by side, depth after depth: panel[k*W + lane], zeros past the last.
+// Packing. A panel has W lanes, interleaved: panel[k*W + lane]. Missing lanes are zero.
 
-// A stored row of many panels at a time, so that the source is read in long runs.
+// lanes_side: copies one stored row into many panels at a time, so that the source is read in long runs.
 static inline void pack_copy(float* dst, Operand o, int panels, int kc, int W) {
     for (int k = 0; k < kc; k++)
         for (int p = 0; p < panels; p++)
             memcpy(dst + ((size_t)p*kc + k)*W, o.p + k*o.ld + (size_t)p*W, W * sizeof(float));
 }
 
-// A line of memory of every lane at a time: where ld is a multiple of a page, their lines share few
-// places in L1, and would be gone before the next element is due.
+// Otherwise: transposes one cache line of each lane at a time. If ld is a multiple of the page size, the lines of all
+// lanes compete for a few sets of L1, so all of a line is used before the next one of its lane is read.
 static inline void pack_transpose(float* dst, Operand o, int kc, int W) {
     enum { RUN = CACHE_LINE / sizeof(float) };
     int k = 0;
@@ -106,7 +105,7 @@ static inline void pack_panels(float* dst, Operand o, int lanes, int kc, int W) 
     if (whole < lanes) pack_ragged(dst + (size_t)whole*kc, operand_at(o, whole, 0), lanes - whole, kc, W);
 }
 
-// Pass after pass: dst (passes, panels, kc, W); the last pass may be shallower.
+// dst (passes, panels, kc, W). The last pass may be shallower.
 static inline void pack(float* dst, Operand o, int lanes, int depth, int kc, int W) {
     int padded = round_up(lanes, W);
     for (int k = 0; k < depth; k += kc)
@@ -116,7 +115,7 @@ static inline void pack(float* dst, Operand o, int lanes, int depth, int kc, int
 }
 
 // ---------------------------------------------------------------------------------------------
-// The kernel: c (MR,NR) = pa (kc,MR)ᵀ · pb (kc,NR) + beta · c. Every element is summed in the order of k.
+// The kernel: c (MR,NR) = pa (kc,MR)ᵀ · pb (kc,NR) + beta · c. Each element is summed in the order of k.
 
 static inline void tile(float* c, size_t ldc, const float* pa, const float* pb, int kc, float beta) {
     Vec acc[MR][2] = {0};
@@ -137,7 +136,7 @@ static inline void tile(float* c, size_t ldc, const float* pa, const float* pb, 
     }
 }
 
-// A tile over the edge of c, m x n of it inside: by way of a whole one, so that its bits are the same.
+// A tile at the edge of c, of which m x n is inside: computed as a whole tile, so the bits are the same.
 static void tile_ragged(float* c, size_t ldc, const float* pa, const float* pb, int kc, float beta,
                         int m, int n) {
     _Alignas(CACHE_LINE) float whole[MR*NR];
@@ -149,7 +148,7 @@ static void tile_ragged(float* c, size_t ldc, const float* pa, const float* pb, 
     for (int i = 0; i < m; i++) memcpy(c + i*ldc, whole + i*NR, n * sizeof(float));
 }
 
-// One pass over c (m,n), from panels that start at pa and pb. A panel of a stays in L1, those of b in L2.
+// One pass over a chunk of c (m,n), with panels from pa and pb on. A panel of a stays in L1, the panels of b in L2.
 static void chunk(float* c, size_t ldc, const float* pa, const float* pb, int m, int n, int kc, float beta) {
     for (int i = 0; i < m; i += MR)
         for (int j = 0; j < n; j += NR) {
@@ -160,7 +159,7 @@ static void chunk(float* c, size_t ldc, const float* pa, const float* pb, int m,
         }
 }
 
-// c (m,n) from packed operands: every chunk goes through all passes while it is in L2.
+// A block of c (m,n) from packed operands. Each chunk goes through all passes while it is in L2.
 static void block(float* c, size_t ldc, const float* pa, const float* pb, int m, int n, int depth, int kc,
                   float beta) {
     size_t mp = round_up(m, MR), np = round_up(n, NR);
@@ -174,7 +173,7 @@ static void block(float* c, size_t ldc, const float* pa, const float* pb, int m,
 }
 
 static void product_packed(const Product* p) {
-    int kc = ceil_div(p->K, ceil_div(p->K, KC));      // passes of nearly the same depth
+    int kc = ceil_div(p->K, ceil_div(p->K, KC));      // passes of nearly equal depth
     int deepest = min_int(p->K, BLOCK_PASSES * kc);
     size_t mp = round_up(min_int(p->M, BLOCK_M), MR), np = round_up(min_int(p->N, BLOCK_N), NR);
     float* memory = xmalloc((mp + np) * deepest * sizeof(float) + CACHE_LINE);
@@ -194,15 +193,15 @@ static void product_packed(const Product* p) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Threads: a grid of slices of c, one a thread, each a product of its own. Packing what a neighbour packs too
-// costs less than waiting for one another, and neither cblas nor the kernel above has to know of threads.
+// Threads. c is cut into a grid of slices, one per thread, and each slice is a product of its own. Neighbours pack some
+// of the same data, which costs less than synchronizing, and neither cblas nor the kernel needs to know about threads.
 
-// Where part i of so many begins, if n is cut at multiples of unit.
+// Start of part i, if n is divided into `parts` at multiples of unit.
 static int cut(int n, int unit, int i, int parts) {
     return min_int(n, (int)((int64_t)ceil_div(n, unit) * i / parts) * unit);
 }
 
-// Of the grids of so many slices, the one that packs least: M/rows of a and N/cols of b a thread.
+// Rows of the grid of `threads` slices that packs the least: M/rows of a and N/cols of b per thread.
 static int grid_rows(int M, int N, int threads) {
     int best = 1;
     double least = M + (double)N / threads;
@@ -230,7 +229,7 @@ static void gemm_sliced(void (*multiply)(const Product*), const Product* all) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Few rows: c (M,N) = a (M,K) · b (N,K)ᵀ + beta · c, as fast as b comes from memory, one run of it a thread.
+// Few rows: c (M,N) = a (M,K) · b (N,K)ᵀ + beta · c, limited by reading b. Each thread reads one contiguous part of b.
 
 static inline float sum_lanes(Vec v) {
     typedef float Quad __attribute__((vector_size(16)));
@@ -241,7 +240,7 @@ static inline float sum_lanes(Vec v) {
     return (q[0] + q[1]) + (q[2] + q[3]);
 }
 
-// sum[i] = a[i] · b for M rows of a; M is a constant where this is inlined, so the sums stay in registers
+// sum[i] = a[i] · b for M rows of a. M is a constant at every call, so that after inlining the sums stay in registers.
 __attribute__((always_inline))
 static inline void dots(float* sum, const float* a, const float* b, int M, int K) {
     Vec acc[GEMM_FEW_ROWS][2] = {0};
@@ -262,7 +261,7 @@ static inline void dots(float* sum, const float* a, const float* b, int M, int K
     }
 }
 
-// Row after row of b, which is one stream from memory: several rows side by side come at half the speed.
+// One row of b at a time: a single stream from memory is twice as fast as several.
 static void gemm_few_rows(float* c, const float* a, const float* b, int M, int N, int K, float beta) {
 #pragma omp parallel for schedule(static) num_threads(threads_for(M, N, K))
     for (int j = 0; j < N; j++) {
@@ -282,7 +281,7 @@ static void gemm_few_rows(float* c, const float* a, const float* b, int M, int N
 }
 
 // ---------------------------------------------------------------------------------------------
-// The ways in.
+// Entry points
 
 static void gemm_by(void (*multiply)(const Product*), float* c, const float* a, bool at,
                     const float* b, bool bt, int M, int N, int K, float beta) {
@@ -303,7 +302,7 @@ void gemm_builtin(float* c, const float* a, bool at, const float* b, bool bt,
 
 #ifdef TOST_BLAS
 
-// OpenBLAS has these, other libraries have not.
+// OpenBLAS only; NULL with other libraries.
 int openblas_get_parallel(void) __attribute__((weak));
 void openblas_set_num_threads(int threads) __attribute__((weak));
 char* openblas_get_config(void) __attribute__((weak));
@@ -316,15 +315,15 @@ static void product_blas(const Product* p) {
 
 void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta) {
 #ifdef _OPENMP
-    // Threads of the library's own would spin beside OpenMP's, so it is told to keep to one. Built on OpenMP
-    // it does so by itself when called from a team, and must not be told: that would set OpenMP's count.
+    // Limit an OpenBLAS built on pthreads to one thread: its threads would compete with OpenMP's. One built on OpenMP
+    // uses one thread inside a parallel region anyway, and setting its number of threads would change OpenMP's.
     enum { PTHREADS = 1 };
     if (openblas_get_parallel && openblas_get_parallel() == PTHREADS) openblas_set_num_threads(1);
 #endif
     gemm_by(product_blas, c, a, at, b, bt, M, N, K, beta);
 }
 
-// OpenBLAS tells its name, its version and then how it was built: the first two words.
+// The first two words of OpenBLAS's description: name and version.
 char* gemm_library(char* name, size_t cap) {
     const char* config = openblas_get_config ? openblas_get_config() : "cblas";
     const size_t word = strcspn(config, " "), rest = config[word] ? 1 + strcspn(config + word + 1, " ") : 0;

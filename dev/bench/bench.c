@@ -1,12 +1,12 @@
-// bench.c: the CPU engine against the machine's limits, measured in the same run. Prints `key value unit`, a line a
-// figure.
+// bench.c: speed of the CPU engine, with the machine's limits measured in the same run. Prints one line per result:
+// `key value unit`.
 //
 //     bench limits             sgemm (large square product), memory reads
-//     bench train [B T]        an update of tost-base: tokens/s, its matrix products alone, resident memory (1 1024)
-//     bench decode             sampling tost-base one token at a time, at several positions, and memory reads
-//     bench tssa               TSSA forward + backward against length, B·T held
+//     bench train [B T]        training steps of tost-base: tokens/s, matrix products alone, memory (default 1 1024)
+//     bench decode             decode steps of tost-base at several positions, compared with memory reads
+//     bench tssa               TSSA forward + backward at several lengths T, with the same B·T
 //
-// Times are medians over runs; what is compared is measured in turn, since machines are shared and noisy.
+// Times are medians. Runs that are compared alternate, because other programs may use the machine.
 
 #define TOST_NO_MAIN
 #include "train_gpt_tost.c"
@@ -61,14 +61,14 @@ static TostModel* new_base(int B, int T, bool training) {
 // ---------------------------------------------------------------------------------------------
 // Limits
 
-// GB/s of summing a buffer that no cache holds, all threads reading.
+// GB/s of summing a buffer larger than any cache, with all threads.
 static double read_bandwidth(const float* x, size_t n) {
     const double start = now_seconds();
     double total = 0;
     #pragma omp parallel for simd schedule(static) reduction(+ : total)
     for (size_t i = 0; i < n; i++) total += x[i];
     const double seconds = now_seconds() - start;
-    volatile double sink = total;   // keeps the sum alive
+    volatile double sink = total;   // so that the sum is not optimised away
     (void)sink;
     return n * sizeof *x / seconds / 1e9;
 }
@@ -95,7 +95,7 @@ static void bench_limits(void) {
 // ---------------------------------------------------------------------------------------------
 // Training
 
-// The matrix products of one update, forward and backward, with the model's own buffers and weights.
+// Time of the matrix products of one training step, forward and backward, on the model's own buffers and weights.
 static double matmuls_alone(TostModel* m, size_t rows) {
     const TostConfig* c = &m->config;
     const int C = c->n_embd, V = c->vocab_size;
@@ -103,7 +103,7 @@ static double matmuls_alone(TostModel* m, size_t rows) {
     const Buffers* b = &m->buf;
     const double start = now_seconds();
     for (int l = 0; l < c->n_layer; l++) {
-        const TostParams p = tost_layer(m, TOST_PARAM, l), g = tost_layer(m, TOST_GRAD, l);
+        const TostParams p = model_params(m, TOST_PARAM, l), g = model_params(m, TOST_GRAD, l);
         const LayerActivations* a = &m->layer[l];
         linear_forward(b->scratch_btc, a->ln_1, p.attn_w, NULL, rows, C, C);
         linear_forward(b->scratch_btc, a->y, p.attn_proj_w, NULL, rows, C, C);
@@ -114,7 +114,7 @@ static double matmuls_alone(TostModel* m, size_t rows) {
         linear_backward(b->scratch_btc, g.attn_proj_w, NULL, b->dbranch, a->y, p.attn_proj_w, rows, C, C);
         linear_backward(b->scratch_btc, g.attn_w, NULL, b->dbranch, a->ln_1, p.attn_w, rows, C, C);
     }
-    const TostParams p = tost_layer(m, TOST_PARAM, 0), g = tost_layer(m, TOST_GRAD, 0);
+    const TostParams p = model_params(m, TOST_PARAM, 0), g = model_params(m, TOST_GRAD, 0);
     for (size_t row = 0; row < rows; row += chunk) {
         const size_t n = rows - row < chunk ? rows - row : chunk;
         linear_forward(b->logits, b->ln_f, p.wte, NULL, n, C, V);
@@ -123,7 +123,7 @@ static double matmuls_alone(TostModel* m, size_t rows) {
     return now_seconds() - start;
 }
 
-static double one_update(TostModel* m, const int32_t* ids, int B, int T, int step) {
+static double one_step(TostModel* m, const int32_t* ids, int B, int T, int step) {
     const TostEngine* e = &tost_cpu_engine;
     const TostAdamW a = {.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.01,
                          .grad_scale = 1, .step = step};
@@ -143,20 +143,20 @@ static void bench_train(int B, int T) {
     enum { RUNS = 5 };
     TostModel* m = new_base(B, T, true);
     const size_t rows = (size_t)B * T;
-    double update[RUNS], matmul[RUNS], share[RUNS];
+    double step[RUNS], matmul[RUNS], share[RUNS];
     Rng rng = rng_seeded(2, 0);
     int32_t* ids = xmalloc((rows + 1) * sizeof *ids);
     for (size_t i = 0; i <= rows; i++) ids[i] = (int32_t)rng_below(&rng, 50257);
-    one_update(m, ids, B, T, 1);
+    one_step(m, ids, B, T, 1);
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
     for (int i = 0; i < RUNS; i++) {
-        update[i] = one_update(m, ids, B, T, 2 + i);
+        step[i] = one_step(m, ids, B, T, 2 + i);
         matmul[i] = matmuls_alone(m, rows);
-        share[i] = matmul[i] / update[i];
+        share[i] = matmul[i] / step[i];
     }
     report_library();
-    report("train", rows / median(update, RUNS), "tokens/s");
+    report("train", rows / median(step, RUNS), "tokens/s");
     report("train_matmuls_alone", rows / median(matmul, RUNS), "tokens/s");
     report("train_share_of_matmuls", median(share, RUNS), "");
     report("train_memory", usage.ru_maxrss / 1e6 * 1.024, "GB");
@@ -198,17 +198,20 @@ static void bench_decode(void) {
 // ---------------------------------------------------------------------------------------------
 // TSSA
 
-static double tssa_once(TostModel* m, int B, int T) {
+// dy is copied first, outside of the measured time, because backward overwrites it.
+static double tssa_once(TostModel* m, const float* dy, int B, int T) {
     const TostConfig* c = &m->config;
-    const TostParams p = tost_layer(m, TOST_PARAM, 0), g = tost_layer(m, TOST_GRAD, 0);
+    const int C = c->n_embd, NH = c->n_head;
+    const TostParams p = model_params(m, TOST_PARAM, 0), g = model_params(m, TOST_GRAD, 0);
     const LayerActivations* a = &m->layer[0];
     const Buffers* b = &m->buf;
-    memset(b->tssa_now, 0, B * tssa_state_size(c->n_embd, c->n_head) * sizeof(double));
+    const TssaStates s = {a->u, a->pi, b->tssa_now, a->tssa_saved};
+    memcpy(b->scratch_btc, dy, (size_t)B * T * C * sizeof *dy);
+    memset(b->tssa_now, 0, B * tssa_state_size(C, NH) * sizeof(double));
     const double start = now_seconds();
-    tssa_forward(a->y, a->u, a->pi, a->tssa_saved, b->tssa_now, a->w, p.temp, p.denom_bias, TOST_LEARNED, 0,
-                 c->block_size, B, T, c->n_embd, c->n_head);
-    tssa_backward(b->dbranch, g.temp, g.denom_bias, b->da, b->scratch, b->scratch_btc, a->w, a->u, a->pi, a->tssa_saved,
-                  p.temp, TOST_LEARNED, c->block_size, B, T, c->n_embd, c->n_head);
+    tssa_forward(a->y, s, a->w, tssa_params(&p, c, 0), B, T, C, NH);
+    tssa_backward(b->scratch_btc, g.temp, g.denom_bias, b->da, b->tssa_scratch, s, a->w, tssa_params(&p, c, 0), B, T,
+                  C, NH);
     return now_seconds() - start;
 }
 
@@ -217,7 +220,7 @@ static void bench_tssa(void) {
     const int lengths[] = {1024, 4096, 16384, 65536};
     TostModel* m[countof(lengths)];
     double seconds[countof(lengths)][RUNS];
-    for (size_t i = 0; i < countof(lengths); i++) {   // a layer of tost-base at each length, the batch up to TOKENS
+    for (size_t i = 0; i < countof(lengths); i++) {   // one layer of tost-base; B·T = TOKENS
         const int T = lengths[i], B = TOKENS / T;
         const TostConfig c = {.n_layer = 1, .n_head = 12, .n_embd = 768, .block_size = T, .vocab_size = 64};
         const TostEngineOptions o = {.max_batch = B, .max_seq = T, .training = true};
@@ -228,13 +231,13 @@ static void bench_tssa(void) {
         Rng rng = rng_seeded(3, 0);
         for (size_t j = 0; j < (size_t)TOKENS * c.n_embd; j++) {
             m[i]->layer[0].w[j] = (float)(rng_uniform(&rng) - 0.5);
-            m[i]->buf.scratch_btc[j] = (float)(rng_uniform(&rng) - 0.5);
+            m[i]->buf.dbranch[j] = (float)(rng_uniform(&rng) - 0.5);
         }
-        tssa_once(m[i], B, T);
+        tssa_once(m[i], m[i]->buf.dbranch, B, T);
     }
     for (int run = 0; run < RUNS; run++)
         for (size_t i = 0; i < countof(lengths); i++)
-            seconds[i][run] = tssa_once(m[i], TOKENS / lengths[i], lengths[i]);
+            seconds[i][run] = tssa_once(m[i], m[i]->buf.dbranch, TOKENS / lengths[i], lengths[i]);
     for (size_t i = 0; i < countof(lengths); i++) {
         char key[32];
         snprintf(key, sizeof key, "tssa_at_%d", lengths[i]);

@@ -1,6 +1,6 @@
-// gemm_bench.c: the matrix product beside its limits. For the shapes of training, GFLOP/s of gemm(), which is
-// cblas where the build has it, and of gemm_builtin(); for the shapes of decoding, GB/s of the weight beside
-// plain reading of as much memory. What is compared takes turns; best and median repetition are shown.
+// gemm_bench.c: speed of the matrix product. For the shapes of training: GFLOP/s of gemm(), which is cblas if the build
+// has it, and of gemm_builtin(). For the shapes of decoding: GB/s of reading the weight, compared with plain reading of
+// the same amount of memory. Runs that are compared alternate; the best and the median repetition are printed.
 //   gemm_bench [repetitions]      (default 15: about a minute on 2 cores)
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +23,7 @@ static Time time_of(double* seconds, int n) {
     return (Time) { seconds[0], seconds[n / 2] };
 }
 
-// Large and touched by the threads that will read it; small numbers, none of them denormal.
+// n small floats, none denormal, initialised by the threads that will read them.
 static float* filled(size_t n) {
     float* x = alloc_pages(n * sizeof(float));
     if (!x) {
@@ -36,7 +36,7 @@ static float* filled(size_t n) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Products of training: 1024 rows through GPT-2 (124M) sizes, 4096 rows through small ones.
+// Products of training: 1024 rows with the sizes of GPT-2 (124M), 4096 rows with small sizes.
 
 typedef struct { const char* what; int M, N, K; bool at, bt; } Shape;
 
@@ -100,9 +100,9 @@ static void bench_products(int reps) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Decoding: one row, or few, against weights that come from memory because many of them take turns.
+// Decoding: one row or a few. Many weights take turns, so that each is read from memory and not from a cache.
 
-// Every thread reads its run and adds it up, a line of memory at a time.
+// Sums n floats: each thread reads one contiguous part.
 static float read_all(const float* x, size_t n) {
     int threads = threads_max();
     size_t run = n / threads / CACHE_LINE_FLOATS * CACHE_LINE_FLOATS;
@@ -123,7 +123,7 @@ static void bench_rows(int reps) {
     static const int rows[] = { 1, 2, 4 };
     enum { READ = countof(rows) };
     size_t pool = (size_t)2 * 50304 * 768, next = 0;
-    float *w = filled(pool), *x = filled(4 * 3072), *y = filled((size_t)4 * 50304), kept = 0;
+    float *w = filled(pool), *x = filled(4 * 3072), *y = filled((size_t)4 * 50304), total = 0;
     printf("\n%-18s        read: best  median        1 row              2 rows              4 rows     %s\n",
            "GB/s of a weight", "ratio");
     for (size_t s = 0; s < countof(weights); s++) {
@@ -135,7 +135,7 @@ static void bench_rows(int reps) {
                 double start = now_seconds();
                 for (int i = 0; i < inner; i++) {
                     const float* at = w + next++ % count * size;
-                    if (k == READ) kept += read_all(at, size);
+                    if (k == READ) total += read_all(at, size);
                     else gemm(y, x, false, at, true, rows[k], N, K, 0);
                 }
                 seconds[k][r] = now_seconds() - start;
@@ -148,7 +148,7 @@ static void bench_rows(int reps) {
             printf("    %7.1f %7.1f", bytes / t[k].best / 1e9, bytes / t[k].median / 1e9);
         printf("    %5.2f\n", t[READ].best / t[0].best);
     }
-    if (kept == 1) printf("\n");     // the sums are used, so that they are computed
+    if (total == 1) printf("\n");    // uses the sums, so that they are not optimised away
     free_pages(w, pool * sizeof(float));
     free_pages(x, 4 * 3072 * sizeof(float));
     free_pages(y, (size_t)4 * 50304 * sizeof(float));

@@ -1,4 +1,4 @@
-// test_gemm.c: both ways of the matrix product against sums in double precision, at the edges of every block.
+// test_gemm.c: gemm and gemm_builtin against sums in double precision, with sizes around every block size.
 #include "check.h"
 
 #include <float.h>
@@ -17,7 +17,7 @@ typedef struct { const char* name; Gemm* gemm; } Way;
 
 static const Way ways[] = { { "gemm", gemm }, { "gemm_builtin", gemm_builtin } };
 
-// One product: its operands, what c held before, and c. Past the end of c stand GUARDS that no one may touch.
+// One product: operands, the initial c, and c, which is followed by GUARDS values that must not change.
 enum { GUARDS = 64 };
 static const float GUARD = 12345.678f;
 
@@ -52,8 +52,8 @@ static void run_case(Case* t, Gemm* multiply) {
     multiply(t->c, t->a, t->at, t->b, t->bt, t->M, t->N, t->K, t->beta);
 }
 
-// The worst |c - exact| in bounds FLT_EPSILON · (2 + sqrt(K)) · (sum of |a||b| + |beta · before|).
-// Rounding errors of K terms of random sign grow as sqrt(K); a wrong, lost or doubled term is far above this.
+// The largest |c - exact|, relative to its bound FLT_EPSILON · (2 + sqrt(K)) · (sum of |a||b| + |beta · before|).
+// Rounding errors of K terms of random sign grow as sqrt(K); a wrong, missing or repeated term is far above the bound.
 static double worst_error(const Case* t) {
     double worst = 0;
     for (int i = 0; i < t->M; i++)
@@ -67,24 +67,24 @@ static double worst_error(const Case* t) {
                 size += fabs(x * y);
             }
             double error = fabs(t->c[at_c] - sum) / (FLT_EPSILON * (2 + sqrt(t->K)) * size + DBL_MIN);
-            if (isnan(error)) return NAN;   // which no comparison would keep
+            if (isnan(error)) return NAN;   // a comparison with worst would lose it
             if (error > worst) worst = error;
         }
     return worst;
 }
 
-static bool guards_stand(const Case* t) {
+static bool guards_intact(const Case* t) {
     const float* end = t->c + (size_t)t->M * t->N;
     for (int i = 0; i < GUARDS; i++) if (end[i] != GUARD) return false;
     return true;
 }
 
-// One number that is none must be seen, wherever it stands.
+// worst_error must report a NaN at any position.
 static void test_measure(Checks* c, Rng* rng) {
     Case t = new_case(rng, 3, 4, 5, false, false, 0);
     for (int i = 0; i < t.M * t.N; i++) {
         run_case(&t, gemm_builtin);
-        check(c, worst_error(&t) <= 1, "worst_error of a right product: got %g", worst_error(&t));
+        check(c, worst_error(&t) <= 1, "worst_error of a correct product: got %g", worst_error(&t));
         t.c[i] = NAN;
         check(c, !(worst_error(&t) <= 1), "worst_error with NaN at %d: got %g", i, worst_error(&t));
     }
@@ -98,7 +98,7 @@ static void check_case(Checks* c, Rng* rng, int M, int N, int K, bool at, bool b
         double error = worst_error(&t);
         check(c, error <= 1, "%s M %d N %d K %d at %d bt %d beta %g: error %.3g of its bound",
               ways[w].name, M, N, K, at, bt, beta, error);
-        check(c, guards_stand(&t), "%s M %d N %d K %d at %d bt %d beta %g: wrote past the end of c",
+        check(c, guards_intact(&t), "%s M %d N %d K %d at %d bt %d beta %g: wrote past the end of c",
               ways[w].name, M, N, K, at, bt, beta);
     }
     free_case(&t);
@@ -108,7 +108,7 @@ static void check_case(Checks* c, Rng* rng, int M, int N, int K, bool at, bool b
 
 static const float betas[] = { 0, 1, 0.5f };
 
-// Every pair of the sizes as M and N, a K for each, all transposes and betas in turn.
+// Every pair of sizes as M and N, with all transposes; K and beta vary.
 static void test_ragged(Checks* c, Rng* rng) {
     static const int sizes[] = { 1, 2, 3, 4, 5, 7, 15, 16, 17, 31, 33, 63, 65, 127, 129, 257 };
     int turn = 0;
@@ -120,8 +120,8 @@ static void test_ragged(Checks* c, Rng* rng) {
             }
 }
 
-// Sizes that go through several passes, chunks and blocks of the built-in kernel in each direction, and few
-// rows of a wide weight.
+// Sizes that need several passes, chunks and blocks of the built-in kernel in each direction, and few rows with a wide
+// weight.
 static void test_blocks(Checks* c, Rng* rng) {
     static const int shapes[][3] = {
         { 13, 33, 383 }, { 13, 33, 384 }, { 13, 33, 385 }, { 25, 65, 769 }, { 5, 31, 1153 }, { 12, 32, 5000 },
@@ -134,7 +134,7 @@ static void test_blocks(Checks* c, Rng* rng) {
                        betas[(s + way) % 3]);
 }
 
-// No terms leave beta · c, no rows or columns leave everything as it is.
+// K = 0 gives beta · c; M = 0 or N = 0 changes nothing.
 static void test_zero_sizes(Checks* c, Rng* rng) {
     static const int shapes[][3] = { { 0, 5, 7 }, { 5, 0, 7 }, { 0, 0, 0 }, { 3, 4, 0 }, { 17, 19, 0 } };
     for (size_t s = 0; s < countof(shapes); s++)
@@ -143,7 +143,7 @@ static void test_zero_sizes(Checks* c, Rng* rng) {
                 check_case(c, rng, shapes[s][0], shapes[s][1], shapes[s][2], way & 1, way >> 1, betas[b]);
 }
 
-// Integers that float32 holds exactly: the sums have no rounding, so every way gives the same number.
+// Sums of small integers are exact in float32.
 static void test_exact(Checks* c, Rng* rng) {
     for (int way = 0; way < 4; way++) {
         Case t = new_case(rng, 37, 70, 800, way & 1, way >> 1, 1);
@@ -153,14 +153,14 @@ static void test_exact(Checks* c, Rng* rng) {
         for (size_t w = 0; w < countof(ways); w++) {
             run_case(&t, ways[w].gemm);
             double error = worst_error(&t);
-            check(c, error == 0, "%s of integers, at %d bt %d: wanted exact sums, error %.3g of the bound",
+            check(c, error == 0, "%s of integers, at %d bt %d: expected exact sums, error %.3g of the bound",
                   ways[w].name, t.at, t.bt, error);
         }
         free_case(&t);
     }
 }
 
-// The same sizes and threads give the same bits, wherever the operands stand in memory.
+// The same sizes and number of threads give the same bits, at any address of the operands.
 static void test_same_bits(Checks* c, Rng* rng) {
     static const int shapes[][3] = { { 257, 300, 800 }, { 64, 1000, 130 }, { 3, 1001, 771 }, { 20, 20, 20 } };
     for (size_t s = 0; s < countof(shapes); s++)
@@ -175,14 +175,14 @@ static void test_same_bits(Checks* c, Rng* rng) {
             run_case(&t, ways[w].gemm);
             t.a = a;
             check(c, memcmp(first, t.c, n * sizeof(float)) == 0,
-                  "%s M %d N %d K %d: other bits on the second call", ways[w].name, t.M, t.N, t.K);
+                  "%s M %d N %d K %d: different bits on the second call", ways[w].name, t.M, t.N, t.K);
             free(first);
             free(moved);
             free_case(&t);
         }
 }
 
-// The built-in kernel sums a row in one order, whatever the number of rows beside it and of threads.
+// The built-in kernel sums a row in the same order for any number of rows and threads.
 static void test_builtin_bits(Checks* c, Rng* rng) {
     Case t = new_case(rng, 151, 333, 1000, false, true, 1);
     size_t n = (size_t)t.M * t.N;
@@ -194,7 +194,7 @@ static void test_builtin_bits(Checks* c, Rng* rng) {
     for (int set = 1; set <= 5; set++) {
         threads_set(set);
         run_case(&t, gemm_builtin);
-        check(c, memcmp(whole, t.c, n * sizeof(float)) == 0, "gemm_builtin: other bits with %d threads", set);
+        check(c, memcmp(whole, t.c, n * sizeof(float)) == 0, "gemm_builtin: different bits with %d threads", set);
     }
     threads_set(threads);
 
@@ -202,14 +202,14 @@ static void test_builtin_bits(Checks* c, Rng* rng) {
         t.M = rows;
         run_case(&t, gemm_builtin);
         check(c, memcmp(whole, t.c, (size_t)rows * t.N * sizeof(float)) == 0,
-              "gemm_builtin: other bits in %d rows than in 151", rows);
+              "gemm_builtin: different bits with %d rows and with 151", rows);
     }
     t.M = GEMM_FEW_ROWS;
     run_case(&t, gemm_builtin);
     memcpy(whole, t.c, (size_t)t.M * t.N * sizeof(float));
     t.M = 1;
     run_case(&t, gemm_builtin);
-    check(c, memcmp(whole, t.c, t.N * sizeof(float)) == 0, "gemm_builtin: other bits in one row than in few");
+    check(c, memcmp(whole, t.c, t.N * sizeof(float)) == 0, "gemm_builtin: different bits in one row than in few");
     t.M = 151;
     free(whole);
     free_case(&t);
@@ -229,7 +229,7 @@ int main(void) {
     check(&c, threads_max() == threads, "%d OpenMP threads before the products, %d after",
           threads, threads_max());
     char name[64] = "", cut[4];
-    check(&c, *gemm_library(name, sizeof name) != '\0', "gemm_library: wanted a name, got none");
-    check(&c, strlen(gemm_library(cut, sizeof cut)) <= 3, "gemm_library: wanted at most 3 characters, got %s", cut);
+    check(&c, *gemm_library(name, sizeof name) != '\0', "gemm_library: expected a name, got none");
+    check(&c, strlen(gemm_library(cut, sizeof cut)) <= 3, "gemm_library: expected at most 3 characters, got %s", cut);
     return checks_verdict(&c);
 }
