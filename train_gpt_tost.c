@@ -58,7 +58,7 @@
 #include "tost/engine_memory.h"
 #include "tost/gemm.h"
 #include "tost/threads.h"
-#include "tost/tssa_state.h"
+#include "tost/tssa_parts.h"
 #include "tost/vector_math.h"
 
 // Up to this many rows (a decode step), threading a loop over rows costs more than it saves.
@@ -193,101 +193,110 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
 // TSSA, token statistics self-attention. Forward is two running sums over time with a softmax over heads between them:
 // S gives u, the softmax gives Π, Π gives N and D, and these give y. Backward runs through the same steps in reverse.
 //
-// A thread works on some heads of a sequence (tost/tssa_state.h), a block of time after the other, so that the block's
-// rows are still in cache for the second sum. All sums are taken in the order of t: the bits do not depend on the
-// number of threads. They are double, because a float sum stalls at long T.
+// Heads meet only in the softmax, so the unit of parallel work is a sequence, or some of its heads if there are more
+// threads than sequences, over a block of tokens that stays in cache between the two sums. All sums are taken in the
+// order of t: the bits do not depend on the number of threads. They are double, because a float sum stalls at long T.
 
+enum { TSSA_CHUNK = 32 };               // tokens between two saved states, from which backward recomputes S, N and D
+enum { TSSA_BLOCK = 2 * TSSA_CHUNK };   // tokens of a block
+
+typedef struct { double *S, *N, *D; } TssaState;   // of one sequence: S, N (C); D (NH)
 typedef struct {
-    float *u, *pi;                    // (B,NH,T)
-    double *now, *saved;              // arrays of TssaState. now (B): the running sums. saved (B,chunks): the sums at the
-} TssaStates;                         // start of each chunk of TSSA_CHUNK tokens; NULL if no backward follows
-typedef struct {
+    float *u, *pi;         // (B,NH,T)
+    double *state;         // (B,2C+NH): S, N and D of each sequence; forward continues from them
+    double *saved;         // (B,chunks,2C+NH): their values before each chunk; NULL if no backward follows
+    const float *w;        // (B,T,C)
     const float *temp, *denom_bias;   // temp (NH); denom_bias (NH,block_size), from the position of the first token on
-    int  block_size;
-    bool uniform;                     // Π = 1/NH; temp and denom_bias have no effect and no gradient
-} TssaParams;
+    int block_size;
+    bool uniform;          // Π = 1/NH; temp and denom_bias have no effect and no gradient
+    int B, T, C, NH, HS;
+} Tssa;
 
-// S and u.   u (NH,T) and w (T,C): of one sequence, here and below
-static void tssa_energy_forward(float* u, TssaState now, double* saved, const float* w, TssaParams params, TssaPart p) {
-    const int T = p.T, C = p.C, HS = p.HS;
+static inline size_t tssa_state_size(int C, int NH) { return 2 * (size_t)C + NH; }
+static inline int    tssa_chunks(int T) { return (T + TSSA_CHUNK - 1) / TSSA_CHUNK; }
+static inline TssaState tssa_state(double* states, size_t i, const Tssa* a) {   // the i-th of an array of states
+    double* S = states + i * tssa_state_size(a->C, a->NH);
+    return (TssaState){S, S + a->C, S + 2 * (size_t)a->C};
+}
+static inline TssaState tssa_saved(const Tssa* a, int b, int t) {   // before the chunk of token t
+    return tssa_state(a->saved, (size_t)b * tssa_chunks(a->T) + t / TSSA_CHUNK, a);
+}
+static inline size_t tssa_row(const Tssa* a, int b, int t, int h) { return ((size_t)b * a->T + t) * a->C + h * a->HS; }
+static inline size_t tssa_head(const Tssa* a, int b, int h) { return ((size_t)b * a->NH + h) * a->T; }
+
+// S and u
+static void tssa_energy_forward(const Tssa* a, TssaPart p) {
+    const int HS = a->HS;
     for (int t = p.t0; t < p.t1; t++) {
-        if (saved && t % TSSA_CHUNK == 0) tssa_copy_heads(tssa_state(saved, t / TSSA_CHUNK, C, p.NH).S, now.S, p, HS);
         for (int h = p.h0; h < p.h1; h++) {
-            const float* w_d = w + (size_t)t * C + h * HS;
-            double *S = now.S + h * HS, ratios = 0;
+            const float* w = a->w + tssa_row(a, p.b, t, h);
+            double *restrict S = tssa_state(a->state, p.b, a).S + h * HS, ratios = 0;
+            if (a->saved && t % TSSA_CHUNK == 0) memcpy(tssa_saved(a, p.b, t).S + h * HS, S, HS * sizeof *S);
             #pragma omp simd reduction(+ : ratios)
             for (int d = 0; d < HS; d++) {
-                const double s = (double)w_d[d] * w_d[d];
+                const double s = (double)w[d] * w[d];
                 S[d] += s;
                 ratios += s / (S[d] > TOST_ENERGY_MIN ? S[d] : TOST_ENERGY_MIN);
             }
-            u[(size_t)h * T + t] = (float)(ratios + (double)HS * params.denom_bias[(size_t)h * params.block_size + t]);
+            const double bias = a->denom_bias[(size_t)h * a->block_size + t];
+            a->u[tssa_head(a, p.b, h) + t] = (float)(ratios + HS * bias);
         }
     }
 }
 
 // Π[h,t] = softmax over h of temp[h] · u[h,t]
-static void membership_forward(float* pi, const float* u, const float* temp, TssaPart p) {
-    const int T = p.T, NH = p.NH;
-    for (int t = p.t0; t < p.t1; t++) {
-        double largest = -INFINITY, sum = 0, e[NH];
-        for (int h = 0; h < NH; h++) largest = fmax(largest, (double)temp[h] * u[(size_t)h * T + t]);
-        for (int h = 0; h < NH; h++) sum += e[h] = exp((double)temp[h] * u[(size_t)h * T + t] - largest);
-        for (int h = 0; h < NH; h++) pi[(size_t)h * T + t] = (float)(e[h] / sum);
-    }
-}
-
-static void membership_uniform(float* pi, TssaPart p) {
-    for (int h = p.h0; h < p.h1; h++)
-        for (int t = p.t0; t < p.t1; t++) pi[(size_t)h * p.T + t] = (float)(1.0 / p.NH);
-}
-
-// Adds a token to N and D of one head. Shared with backward, which must recompute the same bits.
-static inline void tssa_statistics_step(double* restrict N, double* D, const float* restrict w, double pi, int HS) {
-    *D += pi;
-    for (int d = 0; d < HS; d++) N[d] += (double)w[d] * w[d] * pi;
+static void tssa_membership_forward(const Tssa* a, int b, int t) {
+    const float* u = a->u + tssa_head(a, b, 0) + t;   // head h: u[h·T]
+    float* pi = a->pi + tssa_head(a, b, 0) + t;
+    const size_t T = a->T;
+    double largest = -INFINITY, sum = 0;
+    for (int h = 0; a->uniform && h < a->NH; h++) pi[h * T] = (float)(1.0 / a->NH);
+    if (a->uniform) return;
+    for (int h = 0; h < a->NH; h++) largest = fmax(largest, (double)a->temp[h] * u[h * T]);
+    for (int h = 0; h < a->NH; h++) sum += exp((double)a->temp[h] * u[h * T] - largest);
+    for (int h = 0; h < a->NH; h++) pi[h * T] = (float)(exp((double)a->temp[h] * u[h * T] - largest) / sum);
 }
 
 // N, D and y
-static void tssa_statistics_forward(float* y, TssaState now, double* saved, const float* w, const float* pi,
-                                    TssaPart p) {
-    const int T = p.T, C = p.C, HS = p.HS;
+static void tssa_statistics_forward(float* y, const Tssa* a, TssaPart p) {
+    const int HS = a->HS;
+    const TssaState state = tssa_state(a->state, p.b, a);
     for (int t = p.t0; t < p.t1; t++) {
-        if (saved && t % TSSA_CHUNK == 0) {
-            tssa_copy_heads(tssa_state(saved, t / TSSA_CHUNK, C, p.NH).N, now.N, p, HS);
-            tssa_copy_heads(tssa_state(saved, t / TSSA_CHUNK, C, p.NH).D, now.D, p, 1);
-        }
         for (int h = p.h0; h < p.h1; h++) {
-            const float* w_d = w + (size_t)t * C + h * HS;
-            float* restrict y_d = y + (size_t)t * C + h * HS;
-            const double *N = now.N + h * HS, pi_t = pi[(size_t)h * T + t];
-            tssa_statistics_step(now.N + h * HS, now.D + h, w_d, pi_t, HS);
-            const double mass = now.D[h] + TOST_MASS_EPS;   // y = -w Π / (1 + N/mass) = -w Π mass / (mass + N)
-            for (int d = 0; d < HS; d++) y_d[d] = (float)(-w_d[d] * (pi_t * mass) / (mass + N[d]));
+            const float* w = a->w + tssa_row(a, p.b, t, h);
+            float* restrict y_d = y + tssa_row(a, p.b, t, h);
+            double *restrict N = state.N + h * HS, *D = state.D + h;
+            if (a->saved && t % TSSA_CHUNK == 0) {
+                memcpy(tssa_saved(a, p.b, t).N + h * HS, N, HS * sizeof *N);
+                tssa_saved(a, p.b, t).D[h] = *D;
+            }
+            const double pi = a->pi[tssa_head(a, p.b, h) + t];
+            *D += pi;
+            const double mass = *D + TOST_MASS_EPS;   // y = -w Π / (1 + N/mass) = -w Π mass / (mass + N)
+            for (int d = 0; d < HS; d++) {
+                N[d] += (double)w[d] * w[d] * pi;
+                y_d[d] = (float)(-w[d] * (pi * mass) / (mass + N[d]));
+            }
         }
     }
 }
 
-// y, w (B,T,C). Continues each sequence from s.now for T tokens: zeros start a sequence, T = 1 is a decode step.
-static void tssa_forward(float* y, TssaStates s, const float* w, TssaParams params, int B, int T, int C, int NH) {
-    #pragma omp parallel if ((size_t)B * T > FEW_ROWS)
-    {
-        const TssaShare mine = tssa_share(B, NH);
-        for (int b = mine.b0; b < mine.b1; b++) {
-            const size_t row = (size_t)b * T;   // of the sequence's first token
-            const TssaState now = tssa_state(s.now, b, C, NH);
-            double* saved = s.saved ? s.saved + b * tssa_chunks(T) * tssa_state_size(C, NH) : NULL;
-            for (int t0 = 0; t0 < T; t0 += mine.block) {
-                const TssaPart p = tssa_part(&mine, t0, mine.block, T, C, NH);
-                if (params.uniform) membership_uniform(s.pi + row * NH, p);
-                else {
-                    tssa_energy_forward(s.u + row * NH, now, saved, w + row * C, params, p);
-                    tssa_wait(&mine);   // the softmax needs u of all heads
-                    membership_forward(s.pi + row * NH, s.u + row * NH, params.temp, tssa_part_by_token(&mine, p));
-                    tssa_wait(&mine);
-                }
-                tssa_statistics_forward(y + row * C, now, saved, w + row * C, s.pi + row * NH, p);
+// y (B,T,C) =. A state of zeros starts a sequence; T = 1 is a decode step.
+static void tssa_forward(float* y, const Tssa* a) {
+    TssaGroup g;
+    #pragma omp parallel private(g) if ((size_t)a->B * a->T > FEW_ROWS)
+    for (int b0 = 0; b0 < a->B; b0 += g.sequences) {
+        g = tssa_group(b0, a->B, a->NH);
+        for (int t0 = 0; t0 < a->T; t0 += TSSA_BLOCK) {
+            const int n = a->T - t0 < TSSA_BLOCK ? a->T - t0 : TSSA_BLOCK;
+            if (!a->uniform) {
+                #pragma omp for schedule(static)
+                for (int i = 0; i < g.sequences * g.parts; i++) tssa_energy_forward(a, tssa_part(&g, i, t0, t0 + n));
             }
+            #pragma omp for schedule(static)
+            for (int i = 0; i < g.sequences * n; i++) tssa_membership_forward(a, b0 + i / n, t0 + i % n);
+            #pragma omp for schedule(static)
+            for (int i = 0; i < g.sequences * g.parts; i++) tssa_statistics_forward(y, a, tssa_part(&g, i, t0, t0 + n));
         }
     }
 }
@@ -302,145 +311,139 @@ static void tssa_forward(float* y, TssaStates s, const float* w, TssaParams para
 // Last through u = Σ_d s/S + HS denom_bias, where S is a prefix sum of s too:
 //     ddenom_bias[h,t] = Σ_b HS du,   dS = -du s/S²  (0 below S's floor),   RS[t] = Σ_{t'≥t} dS[t'],   ds += du/S + RS
 // At both places where ds arises, s = w² gives dw += 2 w ds.
-//
-// The chunks are taken from the last to the first. In each, a loop forward in time recomputes the running sums from the
-// saved state, then a loop backward in time extends the suffix sums. scratch holds TSSA_CHUNK + 2 states: the running
-// sums, the suffix sums R, and for each token of the chunk what the second loop needs.
 
-// Through y, N and D.   dw (T,C): =, in place, it comes in as dy; dpi (NH,T): =; start: the saved state of the chunk
-static void tssa_statistics_backward(float* dw, float* dpi, double* scratch, const float* w, const float* pi,
-                                     TssaState start, TssaPart p) {
-    const int T = p.T, C = p.C, NH = p.NH, HS = p.HS;
-    const TssaState now = tssa_state(scratch, 0, C, NH), R = tssa_state(scratch, 1, C, NH);
-    tssa_copy_heads(now.N, start.N, p, HS);
-    tssa_copy_heads(now.D, start.D, p, 1);
+typedef struct {
+    float *dw;                    // (B,T,C) in place: dy on entry
+    float *da;                    // (B,NH,T): dΠ, then da
+    float *dtemp, *ddenom_bias;   // (NH), (NH,block_size): +=
+    double *suffix;               // (B,2C+NH): RS, RN and RD of each sequence
+    double *scratch;              // (threads,tssa_scratch_size)
+} TssaGrads;
+
+static inline size_t tssa_scratch_size(int C, int NH) { return (2 * TSSA_CHUNK + 1) * ((size_t)C + NH); }   // a thread
+
+// Through y, N and D, in one chunk: dw =, dΠ =. Forward in time for g and dN, then backward for the suffix sums.
+static void tssa_statistics_backward(const TssaGrads* grads, const Tssa* a, TssaPart p) {
+    const int C = a->C, NH = a->NH, HS = a->HS, heads = p.h1 - p.h0;
+    const TssaState start = tssa_saved(a, p.b, p.t0), R = tssa_state(grads->suffix, p.b, a);
+    double *N = grads->scratch + thread_index() * tssa_scratch_size(C, NH), *D = N + C;   // (C), (NH)
+    double *g = D + NH, *dN = g + TSSA_CHUNK * (size_t)C, *dD = dN + TSSA_CHUNK * (size_t)C;   // (TSSA_CHUNK,…)
+    memcpy(N + p.h0 * HS, start.N + p.h0 * HS, heads * HS * sizeof *N);
+    memcpy(D + p.h0, start.D + p.h0, heads * sizeof *D);
     for (int t = p.t0; t < p.t1; t++) {
-        const TssaState token = tssa_state(scratch, 2 + t - p.t0, C, NH);   // S: g (C). N: Π/(D+1e-8), D: dD (NH)
         for (int h = p.h0; h < p.h1; h++) {
-            const float *w_d = w + (size_t)t * C + h * HS, *dy_d = dw + (size_t)t * C + h * HS;
-            const double *N = now.N + h * HS, pi_t = pi[(size_t)h * T + t];
-            double *restrict g = token.S + h * HS, dD = 0;
-            tssa_statistics_step(now.N + h * HS, now.D + h, w_d, pi_t, HS);
-            const double inverse = 1.0 / (now.D[h] + TOST_MASS_EPS), scale = pi_t * inverse;
-            #pragma omp simd reduction(+ : dD)
+            const size_t i = (size_t)(t - p.t0) * C + h * HS;
+            const float *w = a->w + tssa_row(a, p.b, t, h), *dy = grads->dw + tssa_row(a, p.b, t, h);
+            double *restrict N_d = N + h * HS, *restrict g_d = g + i, *restrict dN_d = dN + i, sum = 0;
+            const double pi = a->pi[tssa_head(a, p.b, h) + t];
+            D[h] += pi;
+            const double inverse = 1.0 / (D[h] + TOST_MASS_EPS), scale = pi * inverse;
+            #pragma omp simd reduction(+ : sum)
             for (int d = 0; d < HS; d++) {
-                const double m = N[d] * inverse;
-                g[d] = 1.0 / (1.0 + m);
-                dD -= (double)dy_d[d] * w_d[d] * g[d] * g[d] * scale * m;
+                N_d[d] += (double)w[d] * w[d] * pi;
+                const double m = N_d[d] * inverse;
+                g_d[d] = 1.0 / (1.0 + m);
+                dN_d[d] = (double)dy[d] * w[d] * g_d[d] * g_d[d] * scale;
+                sum -= dN_d[d] * m;
             }
-            token.D[h] = dD;
-            token.N[h] = scale;
+            dD[(t - p.t0) * NH + h] = sum;
         }
     }
     for (int t = p.t1 - 1; t >= p.t0; t--) {
-        const TssaState token = tssa_state(scratch, 2 + t - p.t0, C, NH);
         for (int h = p.h0; h < p.h1; h++) {
-            const float* w_d = w + (size_t)t * C + h * HS;
-            float* restrict dw_d = dw + (size_t)t * C + h * HS;
-            const double *restrict g = token.S + h * HS, scale = token.N[h], pi_t = pi[(size_t)h * T + t];
-            double *restrict RN = R.N + h * HS, dpi_t = 0;
-            #pragma omp simd reduction(+ : dpi_t)
+            const size_t i = (size_t)(t - p.t0) * C + h * HS;
+            const float* w = a->w + tssa_row(a, p.b, t, h);
+            float* restrict dw = grads->dw + tssa_row(a, p.b, t, h);
+            const double *restrict g_d = g + i, *restrict dN_d = dN + i, pi = a->pi[tssa_head(a, p.b, h) + t];
+            double *restrict RN = R.N + h * HS, sum = 0;
+            #pragma omp simd reduction(+ : sum)
             for (int d = 0; d < HS; d++) {
-                const double dy = dw_d[d], dy_w_g = dy * w_d[d] * g[d];
-                RN[d] += dy_w_g * g[d] * scale;
-                dpi_t += (double)w_d[d] * w_d[d] * RN[d] - dy_w_g;
-                dw_d[d] = (float)(pi_t * (2.0 * w_d[d] * RN[d] - dy * g[d]));
+                const double dy_g = dw[d] * g_d[d];
+                RN[d] += dN_d[d];
+                sum += w[d] * (w[d] * RN[d] - dy_g);
+                dw[d] = (float)(pi * (2.0 * w[d] * RN[d] - dy_g));
             }
-            R.D[h] += token.D[h];
-            dpi[(size_t)h * T + t] = (float)(dpi_t + R.D[h]);
+            R.D[h] += dD[(t - p.t0) * NH + h];
+            grads->da[tssa_head(a, p.b, h) + t] = (float)(sum + R.D[h]);
         }
     }
 }
 
-// da =, in place: it comes in as dpi
-static void membership_backward(float* da, const float* pi, TssaPart p) {
-    const int T = p.T, NH = p.NH;
-    for (int t = p.t0; t < p.t1; t++) {
-        double mean = 0;
-        for (int h = 0; h < NH; h++) mean += (double)pi[(size_t)h * T + t] * da[(size_t)h * T + t];
-        for (int h = 0; h < NH; h++) {
-            const size_t i = (size_t)h * T + t;
-            da[i] = (float)(pi[i] * (da[i] - mean));
-        }
-    }
+static void tssa_membership_backward(const TssaGrads* grads, const Tssa* a, int b, int t) {
+    const float* pi = a->pi + tssa_head(a, b, 0) + t;
+    float* da = grads->da + tssa_head(a, b, 0) + t;
+    const size_t T = a->T;
+    double mean = 0;
+    for (int h = 0; h < a->NH; h++) mean += (double)pi[h * T] * da[h * T];
+    for (int h = 0; h < a->NH; h++) da[h * T] = (float)(pi[h * T] * (da[h * T] - mean));
 }
 
-// Through u and S.   dw +=
-static void tssa_energy_backward(float* dw, double* scratch, const float* da, const float* w, const float* temp,
-                                 TssaState start, TssaPart p) {
-    const int T = p.T, C = p.C, NH = p.NH, HS = p.HS;
-    double *now = tssa_state(scratch, 0, C, NH).S, *R = tssa_state(scratch, 1, C, NH).S;
-    tssa_copy_heads(now, start.S, p, HS);
+// Through u and S, in one chunk: dw +=
+static void tssa_energy_backward(const TssaGrads* grads, const Tssa* a, TssaPart p) {
+    const int C = a->C, HS = a->HS, width = (p.h1 - p.h0) * HS;
+    double* S = grads->scratch + thread_index() * tssa_scratch_size(C, a->NH);   // (TSSA_CHUNK+1,C)
+    memcpy(S + p.h0 * HS, tssa_saved(a, p.b, p.t0).S + p.h0 * HS, width * sizeof *S);
     for (int t = p.t0; t < p.t1; t++) {
-        const float* w_t = w + (size_t)t * C;
-        double* restrict S = tssa_state(scratch, 2 + t - p.t0, C, NH).S;
-        for (int c = p.h0 * HS; c < p.h1 * HS; c++) S[c] = now[c] += (double)w_t[c] * w_t[c];
+        const float* w = a->w + tssa_row(a, p.b, t, p.h0);
+        const double* restrict before = S + (size_t)(t - p.t0) * C + p.h0 * HS;
+        double* restrict after = S + (size_t)(t - p.t0 + 1) * C + p.h0 * HS;
+        for (int c = 0; c < width; c++) after[c] = before[c] + (double)w[c] * w[c];
     }
     for (int t = p.t1 - 1; t >= p.t0; t--) {
         for (int h = p.h0; h < p.h1; h++) {
-            const float* w_d = w + (size_t)t * C + h * HS;
-            float* restrict dw_d = dw + (size_t)t * C + h * HS;
-            const double *restrict S = tssa_state(scratch, 2 + t - p.t0, C, NH).S + h * HS;
-            const double du = (double)temp[h] * da[(size_t)h * T + t];
-            double* restrict RS = R + h * HS;
+            const float* w = a->w + tssa_row(a, p.b, t, h);
+            float* restrict dw = grads->dw + tssa_row(a, p.b, t, h);
+            const double* restrict S_d = S + (size_t)(t - p.t0 + 1) * C + h * HS;
+            double* restrict RS = tssa_state(grads->suffix, p.b, a).S + h * HS;
+            const double du = (double)a->temp[h] * grads->da[tssa_head(a, p.b, h) + t];
             for (int d = 0; d < HS; d++) {
-                const double w_td = w_d[d];
-                const bool above = S[d] > TOST_ENERGY_MIN;
-                const double inverse = 1.0 / (above ? S[d] : TOST_ENERGY_MIN);
-                const double dS = -du * w_td * w_td * inverse * inverse;
-                RS[d] += above ? dS : 0.0;
-                dw_d[d] += (float)(2.0 * w_td * (du * inverse + RS[d]));
+                const bool above = S_d[d] > TOST_ENERGY_MIN;
+                const double inverse = 1.0 / (above ? S_d[d] : TOST_ENERGY_MIN), ratio = w[d] * inverse;
+                RS[d] -= above ? du * ratio * ratio : 0.0;
+                dw[d] += (float)(2.0 * w[d] * (du * inverse + RS[d]));
             }
         }
     }
 }
 
-// dtemp, ddenom_bias +=
-static void tssa_params_backward(float* dtemp, float* ddenom_bias, const float* da, const float* u, TssaParams params,
-                                 int B, int T, int HS, int NH) {
+static void tssa_params_backward(const TssaGrads* grads, const Tssa* a, int h) {   // dtemp, ddenom_bias +=
+    double dtemp = 0;
+    for (int b = 0; b < a->B; b++) {
+        for (int t = 0; t < a->T; t++) {
+            const double da = grads->da[tssa_head(a, b, h) + t];
+            dtemp += da * a->u[tssa_head(a, b, h) + t];
+            grads->ddenom_bias[(size_t)h * a->block_size + t] += (float)((double)a->HS * a->temp[h] * da);
+        }
+    }
+    grads->dtemp[h] += (float)dtemp;
+}
+
+// dw =, dtemp +=, ddenom_bias +=
+static void tssa_backward(const TssaGrads* grads, const Tssa* a) {
+    TssaGroup g;
+    memset(grads->suffix, 0, a->B * tssa_state_size(a->C, a->NH) * sizeof(double));
+    #pragma omp parallel private(g)
+    for (int b0 = 0; b0 < a->B; b0 += g.sequences) {
+        g = tssa_group(b0, a->B, a->NH);
+        for (int t0 = (a->T - 1) / TSSA_BLOCK * TSSA_BLOCK; t0 >= 0; t0 -= TSSA_BLOCK) {
+            const int t1 = a->T - t0 < TSSA_BLOCK ? a->T : t0 + TSSA_BLOCK, n = t1 - t0;
+            const int last = (t1 - 1) / TSSA_CHUNK * TSSA_CHUNK;   // the block's last chunk
+            #pragma omp for schedule(static)
+            for (int i = 0; i < g.sequences * g.parts; i++)
+                for (int t = last; t >= t0; t -= TSSA_CHUNK)
+                    tssa_statistics_backward(grads, a, tssa_part(&g, i, t, t < last ? t + TSSA_CHUNK : t1));
+            if (a->uniform) continue;
+            #pragma omp for schedule(static)
+            for (int i = 0; i < g.sequences * n; i++) tssa_membership_backward(grads, a, b0 + i / n, t0 + i % n);
+            #pragma omp for schedule(static)
+            for (int i = 0; i < g.sequences * g.parts; i++)
+                for (int t = last; t >= t0; t -= TSSA_CHUNK)
+                    tssa_energy_backward(grads, a, tssa_part(&g, i, t, t < last ? t + TSSA_CHUNK : t1));
+        }
+    }
+    if (a->uniform) return;
     #pragma omp parallel for schedule(static)
-    for (int h = 0; h < NH; h++) {
-        double dtemp_h = 0;
-        for (size_t b = 0; b < (size_t)B; b++) {
-            for (int t = 0; t < T; t++) {
-                const size_t i = (b * NH + h) * T + t;
-                dtemp_h += (double)da[i] * u[i];
-                ddenom_bias[(size_t)h * params.block_size + t] += (float)((double)HS * params.temp[h] * da[i]);
-            }
-        }
-        dtemp[h] += (float)dtemp_h;
-    }
-}
-
-// dw (B,T,C): =, in place, it comes in as dy; dtemp, ddenom_bias +=. da (B,NH,T), scratch (threads,…): working space
-static void tssa_backward(float* dw, float* dtemp, float* ddenom_bias, float* da, double* scratch, TssaStates s,
-                          const float* w, TssaParams params, int B, int T, int C, int NH) {
-    #pragma omp parallel
-    {
-        const TssaShare mine = tssa_share(B, NH);
-        double* mine_scratch = scratch + thread_index() * tssa_scratch_size(C, NH);
-        for (int b = mine.b0; b < mine.b1; b++) {
-            const size_t row = (size_t)b * T;
-            const float *w_t = w + row * C, *pi = s.pi + row * NH;
-            float *dw_t = dw + row * C, *da_t = da + row * NH;
-            double* saved = s.saved + b * tssa_chunks(T) * tssa_state_size(C, NH);
-            memset(tssa_state(mine_scratch, 1, C, NH).S, 0, tssa_state_size(C, NH) * sizeof(double));
-            for (int t0 = (T - 1) / mine.block * mine.block; t0 >= 0; t0 -= mine.block) {
-                const TssaPart p = tssa_part(&mine, t0, mine.block, T, C, NH);
-                for (int i = tssa_chunks(p.t1) - 1; i >= t0 / TSSA_CHUNK; i--)
-                    tssa_statistics_backward(dw_t, da_t, mine_scratch, w_t, pi, tssa_state(saved, i, C, NH),
-                                             tssa_part(&mine, i * TSSA_CHUNK, TSSA_CHUNK, T, C, NH));
-                if (params.uniform) continue;
-                tssa_wait(&mine);
-                membership_backward(da_t, pi, tssa_part_by_token(&mine, p));
-                tssa_wait(&mine);
-                for (int i = tssa_chunks(p.t1) - 1; i >= t0 / TSSA_CHUNK; i--)
-                    tssa_energy_backward(dw_t, mine_scratch, da_t, w_t, params.temp, tssa_state(saved, i, C, NH),
-                                         tssa_part(&mine, i * TSSA_CHUNK, TSSA_CHUNK, T, C, NH));
-            }
-        }
-    }
-    if (!params.uniform) tssa_params_backward(dtemp, ddenom_bias, da, s.u, params, B, T, C / NH, NH);
+    for (int h = 0; h < a->NH; h++) tssa_params_backward(grads, a, h);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -610,6 +613,7 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
     X(scratch_btc,  float,  train * rows * C)           /* gradients of ln_f, ln_2, y and w */ \
     X(scratch_bt4c, float,  train * rows * 4 * C)       /* gradients of gelu and fc */ \
     X(da,           float,  train * rows * NH) \
+    X(tssa_suffix,  double, train * B * tssa_state_size(C, NH)) /* TSSA's suffix sums in backward */ \
     X(tssa_scratch, double, train * threads * tssa_scratch_size(C, NH))
 
 #define X(field, type, elements) type* field;
@@ -698,8 +702,13 @@ static TostParams model_params(const TostModel* m, TostState s, int l) {
 // ---------------------------------------------------------------------------------------------
 // Passes over the model
 
-static TssaParams tssa_params(const TostParams* p, const TostConfig* c, int first) {   // first: the first position
-    return (TssaParams){p->temp, p->denom_bias + first, c->block_size, c->membership == TOST_UNIFORM};
+// The arguments of TSSA in a layer. first: position of the first token.
+static Tssa layer_tssa(const LayerActivations* a, const TostParams* p, const TostConfig* c, double* state,
+                       double* saved, int first, int B, int T) {
+    return (Tssa){.u = a->u, .pi = a->pi, .state = state, .saved = saved, .w = a->w, .temp = p->temp,
+                  .denom_bias = p->denom_bias + first, .block_size = c->block_size,
+                  .uniform = c->membership == TOST_UNIFORM, .B = B, .T = T, .C = c->n_embd, .NH = c->n_head,
+                  .HS = c->n_embd / c->n_head};
 }
 
 // One layer over B·T rows, from x to a->x_out. now: TSSA's running sums of each sequence, advanced by T tokens.
@@ -708,10 +717,10 @@ static void layer_forward(const LayerActivations* a, const float* x, const TostP
                           double* now, double* saved, int first, int B, int T) {
     const int C = c->n_embd;
     const size_t rows = (size_t)B * T;
-    const TssaStates states = {a->u, a->pi, now, saved};
+    const Tssa tssa = layer_tssa(a, p, c, now, saved, first, B, T);
     layernorm_forward(a->ln_1, a->mean_1, a->rstd_1, x, p->ln_1_w, p->ln_1_b, rows, C);
     linear_forward(a->w, a->ln_1, p->attn_w, p->attn_b, rows, C, C);
-    tssa_forward(a->y, states, a->w, tssa_params(p, c, first), B, T, C, c->n_head);
+    tssa_forward(a->y, &tssa);
     linear_forward(a->attn_out, a->y, p->attn_proj_w, p->attn_proj_b, rows, C, C);
     residual_forward(a->x_mid, x, a->attn_out, p->gamma1, rows, C);
 
@@ -727,7 +736,8 @@ static void layer_backward(const Buffers* buf, const TostParams* g, const LayerA
                            const TostParams* p, const TostConfig* c, int B, int T) {
     const int C = c->n_embd;
     const size_t rows = (size_t)B * T;
-    const TssaStates states = {a->u, a->pi, NULL, a->tssa_saved};
+    const Tssa tssa = layer_tssa(a, p, c, NULL, a->tssa_saved, 0, B, T);
+    const TssaGrads grads = {buf->scratch_btc, buf->da, g->temp, g->denom_bias, buf->tssa_suffix, buf->tssa_scratch};
     residual_backward(buf->dbranch, g->gamma2, buf->dx, a->mlp_out, p->gamma2, rows, C);
     linear_backward(buf->scratch_bt4c, g->fc_proj_w, g->fc_proj_b, buf->dbranch, a->gelu, p->fc_proj_w, rows, 4 * C, C);
     gelu_backward(buf->scratch_bt4c, a->fc, rows * 4 * C);
@@ -737,8 +747,7 @@ static void layer_backward(const Buffers* buf, const TostParams* g, const LayerA
 
     residual_backward(buf->dbranch, g->gamma1, buf->dx, a->attn_out, p->gamma1, rows, C);
     linear_backward(buf->scratch_btc, g->attn_proj_w, g->attn_proj_b, buf->dbranch, a->y, p->attn_proj_w, rows, C, C);
-    tssa_backward(buf->scratch_btc, g->temp, g->denom_bias, buf->da, buf->tssa_scratch, states, a->w,
-                  tssa_params(p, c, 0), B, T, C, c->n_head);
+    tssa_backward(&grads, &tssa);
     linear_backward(buf->dbranch, g->attn_w, g->attn_b, buf->scratch_btc, a->ln_1, p->attn_w, rows, C, C);
     layernorm_backward(buf->dx, g->ln_1_w, g->ln_1_b, buf->dbranch, x, a->mean_1, a->rstd_1, p->ln_1_w, rows, C);
 }

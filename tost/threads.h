@@ -8,13 +8,11 @@ enum { THREADS_MANY = 1 };   // true if this build can run more than one thread
 static inline void threads_set(int n) { omp_set_num_threads(n); }
 static inline int  threads_max(void) { return omp_get_max_threads(); }
 static inline int  thread_index(void) { return omp_get_thread_num(); }     // in a parallel region
-static inline int  thread_count(void) { return omp_get_num_threads(); }    // in a parallel region
 #else
 enum { THREADS_MANY = 0 };
 static inline void threads_set(int n) { (void)n; }
 static inline int  threads_max(void) { return 1; }
 static inline int  thread_index(void) { return 0; }
-static inline int  thread_count(void) { return 1; }
 #endif
 
 #endif
