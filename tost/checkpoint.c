@@ -1,4 +1,5 @@
-// checkpoint.c: runs, checkpoints and model files. Checkpoints appear and disappear by renaming a complete folder.
+// checkpoint.c: runs, checkpoints and model files. A checkpoint is written to a .tmp folder that is renamed when it is
+// complete, and is renamed to .tmp again before it is removed.
 #include "checkpoint.h"
 
 #include <dirent.h>
@@ -14,7 +15,7 @@
 
 static const char model_name[] = "model.safetensors", optimizer_name[] = "optimizer.safetensors";
 static const char wte_name[] = "transformer.wte.weight";
-static const char lm_head_name[] = "lm_head.weight";   // the tied output head, which some programs store as well
+static const char lm_head_name[] = "lm_head.weight";   // tied to wte; some programs store it as well
 static const char option_prefix[] = "option.";
 enum { FORMAT_VERSION = 1 };
 
@@ -144,7 +145,7 @@ bool checkpoint_newest(char** file, const char* root, TostError* err) {
     *file = NULL;
     DIR* dir = opendir(root);
     for (struct dirent* d; dir && (d = readdir(dir));) {
-        if (strcmp(d->d_name, "..") == 0) continue;   // "." stays: the root may itself be a run
+        if (strcmp(d->d_name, "..") == 0) continue;   // "." is checked: root may itself be a run
         char* run = strcmp(d->d_name, ".") == 0 ? xstrdup(root) : path_join(root, d->d_name);
         char* candidate = newest_of_run(run);
         free(run);
@@ -229,27 +230,27 @@ static void add_int(MetaList* list, const char* key, int64_t value) {
     add_meta(list, key, xasprintf("%" PRId64, value));
 }
 
-// The config's fields in metadata.
+// Fields of the config that are stored in the metadata.
 typedef struct { const char* key; size_t offset; } SizeKey;
 static const SizeKey size_keys[] = {
     {"n_layer", offsetof(TostConfig, n_layer)},       {"n_head", offsetof(TostConfig, n_head)},
     {"n_embd", offsetof(TostConfig, n_embd)},         {"block_size", offsetof(TostConfig, block_size)},
     {"vocab_size", offsetof(TostConfig, vocab_size)}, {"bias", offsetof(TostConfig, bias)},
 };
-static int size_of(const TostConfig* c, const SizeKey* key) { return *(const int*)((const char*)c + key->offset); }
+static int config_size(const TostConfig* c, const SizeKey* key) { return *(const int*)((const char*)c + key->offset); }
 
 static MetaList metadata(const CheckpointInfo* info) {
     MetaList m = {0};
     add_meta(&m, "format", xstrdup("pt"));   // expected by Python loaders
     add_int(&m, "format_version", FORMAT_VERSION);
     for (size_t i = 0; i < countof(size_keys); i++)
-        add_int(&m, size_keys[i].key, size_of(&info->config, &size_keys[i]));
+        add_int(&m, size_keys[i].key, config_size(&info->config, &size_keys[i]));
     if (info->config.membership == TOST_UNIFORM) add_meta(&m, "membership", xstrdup("uniform"));
     add_int(&m, "step", info->step);
     add_int(&m, "tokens", info->tokens);
     add_meta(&m, "data_sample", xasprintf("%" PRIu64, info->data_sample));
     add_meta(&m, "seed", xasprintf("%" PRIu64, info->seed));
-    add_meta(&m, "best_val_loss", xasprintf("%.17g", info->best_val_loss));   // exact
+    add_meta(&m, "best_val_loss", xasprintf("%.17g", info->best_val_loss));   // 17 digits: exact
     add_int(&m, "skipped", info->outliers.skipped);
     add_int(&m, "skipped_in_a_row", info->outliers.in_a_row);
     add_meta(&m, "last_losses", outlier_window_text(&info->outliers.loss));
@@ -303,7 +304,7 @@ static bool meta_window(OutlierWindow* w, const StFile* f, const char* key, Tost
                       "another checkpoint", f->path, key, text, OUTLIER_WINDOW);
 }
 
-// Files from other programs have none of these keys. At most `step` steps can have been skipped.
+// Files from other programs have none of these keys. step: the steps done, which include the skipped ones.
 static bool read_outliers(OutlierDetector* d, const StFile* f, int64_t step, TostError* err) {
     uint64_t skipped = 0, in_a_row = 0;
     if (!meta_number(&skipped, f, "skipped", 10, INT64_MAX, false, err)
@@ -328,7 +329,7 @@ static void read_options(CheckpointInfo* info, const StFile* f) {
     }
 }
 
-// Sets *ours if this program wrote the file: then no key may be absent. Fails on an unknown version.
+// Sets *ours to true if this program wrote the file; then all keys are required. Fails on an unknown version.
 static bool meta_is_ours(bool* ours, const StFile* f, TostError* err) {
     uint64_t version = 0;
     *ours = st_meta(f, "format_version") != NULL;
@@ -412,7 +413,7 @@ static bool check_tensors(const StFile* f, const TostTensors* tensors, bool mome
         const StTensor second = st_tensor(&tensors->tensor[i], "v.");
         if (moments && !check_tensor(f, &second, err)) return false;
     }
-    // all expected names are present: if the count matches, there is no other
+    // All expected tensors are present, so there are no others if the count matches.
     const bool has_head = !moments && st_find(f, lm_head_name);
     const bool exact = f->n_tensors == (moments ? 2 : 1) * tensors->count + has_head;
     for (int i = 0; !exact && i < f->n_tensors; i++)
@@ -471,7 +472,7 @@ static bool read_config(TostConfig* c, const StFile* f, TostError* err) {
     bool ours;
     if (!meta_is_ours(&ours, f, err)) return false;
     for (size_t i = 0; i < countof(size_keys); i++) {
-        const int size = size_of(c, &size_keys[i]);
+        const int size = config_size(c, &size_keys[i]);
         uint64_t stored = (uint64_t)size;
         if (!meta_number(&stored, f, size_keys[i].key, 10, INT_MAX, ours, err)) return false;
         if (stored != (uint64_t)size)
@@ -513,10 +514,10 @@ static bool check_crc(const StFile* f, TostError* err) {
 }
 
 static size_t largest_tensor(const TostTensors* tensors) {
-    size_t most = 0;
+    size_t largest = 0;
     for (int i = 0; i < tensors->count; i++)
-        if (tensors->tensor[i].size > most) most = tensors->tensor[i].size;
-    return most;
+        if (tensors->tensor[i].size > largest) largest = tensors->tensor[i].size;
+    return largest;
 }
 
 static bool check_lm_head(const StFile* f, TostError* err) {
@@ -572,8 +573,7 @@ static bool same_metadata(const StFile* a, const StFile* b, TostError* err) {
     return true;
 }
 
-static bool check_optimizer(const StFile* f, const char* model_file, const TostTensors* tensors,
-                            TostError* err) {
+static bool check_optimizer(const StFile* f, const char* model_file, const TostTensors* tensors, TostError* err) {
     StFile m;
     uint64_t step = 0;
     if (!st_open(&m, model_file, err)) return false;
@@ -583,7 +583,7 @@ static bool check_optimizer(const StFile* f, const char* model_file, const TostT
     return ok;
 }
 
-// Opens the optimizer.safetensors next to model_file and checks all of it.
+// Opens the optimizer.safetensors next to model_file and checks it completely.
 static bool open_optimizer(StFile* f, const char* model_file, const TostTensors* tensors, TostError* err) {
     char *dir = path_dir(model_file), *path = path_join(dir, optimizer_name);
     bool ok = st_open(f, path, err);
@@ -606,7 +606,7 @@ bool checkpoint_load_moments(const TostEngine* engine, TostModel* model, const T
     return ok;
 }
 
-// True if the model file, and with `moments` also the optimizer file, can be read without errors.
+// True if the model file and, with `moments`, the optimizer file next to it can be read without errors.
 static bool is_intact(const char* model_file, bool moments) {
     CheckpointInfo info;
     StFile f;
@@ -647,7 +647,7 @@ bool checkpoint_suggest_older(TostError* err, const char* model_file, const char
     char* older = older_intact(model_file, !option);
     if (older && option) tost_error(err, "%s; an older checkpoint is intact: %s %s", err->text, option, older);
     else if (older)
-        tost_error(err, "%s; %s is intact: move newer ones away to resume from it", err->text, older);
+        tost_error(err, "%s; %s is intact: move the newer checkpoints away to resume from it", err->text, older);
     free(older);
     return false;
 }
@@ -678,7 +678,7 @@ static bool append_parts(StWriter* w, const Source* s, const Part* parts, int n_
     return ok;
 }
 
-// Writes the file dir/name with the tensors of all parts, named with the part's prefix.
+// Writes the file dir/name with the tensors of all parts; each tensor's name begins with its part's prefix.
 static bool write_file(const char* dir, const char* name, const Source* s, const Part* parts, int n_parts,
                        TostError* err) {
     const int count = s->tensors->count;
@@ -706,8 +706,8 @@ static bool write_folder(const char* dir, const Source* s, TostError* err) {
         && write_file(dir, optimizer_name, s, moments, countof(moments), err) && sync_dir(dir, err);
 }
 
-// Renames the finished folder. If the name exists (the same step saved before), the two are exchanged atomically if the
-// file system supports it; otherwise the old one is moved away first.
+// Renames the finished folder. If the name already exists (the same step was saved before), exchanges the two folders
+// atomically, or, if the file system does not support that, moves the old one away first.
 static bool publish(const char* finished, const char* name, TostError* err) {
     if (rename(finished, name) == 0) return true;
 #ifdef RENAME_EXCHANGE

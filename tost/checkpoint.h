@@ -18,7 +18,7 @@ typedef struct {
     double     best_val_loss;     // nats per token; infinity if never measured
     OutlierDetector outliers;     // recent losses and gradient norms, number of skipped steps
     char*      unvalidated_row;   // log row of the last step if its validation was interrupted, or NULL
-    char*      tokenizer;         // path as given to the run, or NULL
+    char*      tokenizer;         // path of the tokenizer used in training, or NULL
     uint32_t   tokenizer_hash;    // CRC-32 of that file
     int        n_options;         // options of the run, to compare with those of a resumed run
     StMeta*    options;
@@ -32,11 +32,12 @@ void checkpoint_info_free(CheckpointInfo* info);
 // Finds the model.safetensors for PATH: a file, a checkpoint folder, or a run folder (its newest complete checkpoint).
 // free(*file)
 bool checkpoint_find(char** file, const char* path, TostError* err);
-// The same for the run below `root` ("out") whose newest complete checkpoint was written last.
+// Takes the newest complete checkpoint of each run in `root` ("out"), which may itself be a run, and finds the one
+// that was written last. free(*file)
 bool checkpoint_newest(char** file, const char* root, TostError* err);
 bool checkpoint_is_run(const char* dir);     // true if a folder contains a checkpoint, complete or not, or a log
 bool checkpoint_is_folder(const char* dir);  // true if a folder contains a model file itself
-bool checkpoint_is_name(const char* path);   // true if a path ends in a checkpoint's name
+bool checkpoint_is_name(const char* path);   // true if the last component of a path is a checkpoint's name
 // Removes the checkpoints of a run, complete or not, and nothing else: for --overwrite.
 bool checkpoint_clear(const char* run, TostError* err);
 bool checkpoint_exists(const char* run, int64_t step);   // true if the run has a complete checkpoint of this step
@@ -51,15 +52,15 @@ char* checkpoint_next_run(const char* root, const char* preset);
 // failure there is nothing to free.
 bool checkpoint_read_info(CheckpointInfo* info, const char* model_file, TostError* err);
 
-// Loads all parameters, after checking dtypes, shapes and the CRC-32 (if present). Accepts a lm_head.weight equal to
+// Loads all parameters, after checking dtypes, shapes and the CRC-32 (if present). Accepts an lm_head.weight equal to
 // wte; any other unknown tensor is an error that names it.
 bool checkpoint_load_params(const TostEngine* engine, TostModel* model, const TostTensors* tensors,
                             const char* model_file, TostError* err);
 // Loads Adam's m and v from the optimizer.safetensors next to model_file; it must belong to the same checkpoint.
 bool checkpoint_load_moments(const TostEngine* engine, TostModel* model, const TostTensors* tensors,
                              const char* model_file, TostError* err);
-// After a read error: appends to *err the newest older intact checkpoint of the run, if there is one, as a value of
-// `option`, or as a checkpoint to --resume from if option is NULL. Always returns false.
+// To be called after a read error. If the run has an older intact checkpoint, appends the newest one to *err: as the
+// value of `option`, or, if option is NULL, as the checkpoint to resume from. Always returns false.
 bool checkpoint_suggest_older(TostError* err, const char* model_file, const char* option);
 
 // ---------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-// command_eval.c: the loss of a trained model on token shards: every token but the first scored once, in windows that
-// may overlap, or windows at random positions. --task is in eval_task.c.
+// command_eval.c: computes the loss of a trained model on token shards: every token but the first is scored once, in
+// windows that may overlap, or windows at random positions are scored. --task is in eval_task.c.
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@
 // ---------------------------------------------------------------------------------------------
 // Windows
 
-// T inputs starting at token `start`. Targets skip … end - 1 are scored.
+// T inputs starting at token `start`; only targets skip … end - 1 are scored.
 typedef struct { uint64_t start; int skip, end; } Window;
 
 typedef struct {
@@ -37,8 +37,8 @@ static Windows make_windows(const Options* o, uint64_t tokens, int T) {
     return w;
 }
 
-// Window i; must be called in order because of the random positions. With a stride, the first window scores all its
-// targets and each later one the last `stride`, fewer at the end of the data.
+// Window i; call it in order of i, since random positions come from one generator. With a stride, the first window
+// scores all its targets and each later one only its last `stride` targets, or fewer at the end of the data.
 static Window next_window(Windows* w, uint64_t i) {
     const uint64_t targets = w->tokens - 1;
     if (!w->stride) return (Window){rng_below(&w->rng, w->tokens - (uint64_t)w->T), 0, w->T};
@@ -51,7 +51,7 @@ static Window next_window(Windows* w, uint64_t i) {
 
 typedef struct { Ratio loss; int64_t tokens; uint64_t bytes; double seconds; } Score;
 
-// inputs, targets (T) of a window. Targets that are not scored are -1; past the end of the data, inputs are 0.
+// Fills inputs, targets (T). Targets that are not scored are -1; inputs past the end of the data are 0.
 static bool fill_window(int32_t* inputs, int32_t* targets, const ShardStream* s, const Window* w, int T,
                         TostError* err) {
     const uint64_t n = (uint64_t)w->end;
@@ -62,7 +62,7 @@ static bool fill_window(int32_t* inputs, int32_t* targets, const ShardStream* s,
     return true;
 }
 
-// Bytes of text in the targets. <|endoftext|> and ids that the tokenizer does not have count as 0.
+// Bytes of text in the targets. <|endoftext|> and ids outside the tokenizer's vocabulary count as 0.
 static uint64_t count_bytes(const Tokenizer* tokenizer, const int32_t* targets, size_t n) {
     uint64_t bytes = 0;
     for (size_t i = 0; i < n; i++) {
@@ -73,7 +73,7 @@ static uint64_t count_bytes(const Tokenizer* tokenizer, const int32_t* targets, 
     return bytes;
 }
 
-// Adds a window's losses (T) to the score and the JSON file.
+// Adds the losses (T) of a window to the score and writes them to the JSON file.
 static void add_window(Score* r, JsonFile* json, const double* losses, const Window* w) {
     double nats = 0;
     for (int t = w->skip; t < w->end; t++) nats += losses[t];
@@ -160,8 +160,8 @@ static void end_json(JsonFile* json, const Score* r) {
     json_put_close(json, '}');
 }
 
-// The tokenizer for bits/byte: --tokenizer, or the checkpoint's if it is found, or NULL. Fails only if --tokenizer is
-// wrong.
+// Opens the tokenizer for bits/byte: --tokenizer, or the checkpoint's. Without either, prints the reason and sets
+// *tokenizer to NULL. Fails only if --tokenizer is given and cannot be used.
 static bool find_tokenizer(Tokenizer** tokenizer, const LoadedModel* model, const Options* o, const ShardStream* data,
                            TostError* err) {
     const CheckpointInfo* info = &model->info;
@@ -179,7 +179,7 @@ static bool find_tokenizer(Tokenizer** tokenizer, const LoadedModel* model, cons
 static bool eval_data(LoadedModel* model, const Options* o, const ShardStream* data, TostError* err) {
     const int block = model->info.config.block_size, T = o->seq ? o->seq : block;
     if (stream_tokens(data) < 2)
-        return tost_error(err, "--data %s: %llu tokens; scoring needs at least two", o->data,
+        return tost_error(err, "--data %s: %llu tokens; eval needs at least two", o->data,
                           (unsigned long long)stream_tokens(data));
     Evaluation e = {.model = model, .data = data, .windows = make_windows(o, stream_tokens(data), T)};
     const Windows* w = &e.windows;

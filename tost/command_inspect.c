@@ -1,4 +1,4 @@
-// command_inspect.c: runs a model over a text and writes its activations to a safetensors file for plotting:
+// command_inspect.c: runs a model on a text and writes its activations to a safetensors file for plotting:
 //   tokens   I32 (T)        ids of the text
 //   offsets  I32 (T+1)      token t is text[offsets[t] .. offsets[t+1])
 //   loss     F32 (T)        -log p(token t | tokens before it), nats; NaN for the first
@@ -55,7 +55,7 @@ static Tokens first_tokens(const Tokenizer* tokenizer, const Bytes* text, int bl
 // ---------------------------------------------------------------------------------------------
 // The model
 
-// loss (T) of each token given those before it. Returns the sum over all but the first.
+// loss (T) of each token given the tokens before it; NaN for the first. Returns the sum over the others.
 static double score_tokens(float* loss, const LoadedModel* m, const Tokens* k) {
     double sum = 0, *nats = xmalloc((size_t)k->T * sizeof *nats);
     if (k->T > 1) {
@@ -156,7 +156,7 @@ static bool write_file(double* sum, const char* path, const LoadedModel* m, cons
     return ok;
 }
 
-// Only a file that inspect wrote is replaced, never a model or a text.
+// Only a file written by inspect may be overwritten, never a model or a text.
 static bool check_out(const char* out, TostError* err) {
     if (is_dir(out)) return tost_error(err, "--out %s is a folder; name a file", out);
     if (!path_exists(out)) return true;
@@ -194,12 +194,12 @@ static bool inspect(LoadedModel* m, const Tokenizer* tokenizer, const Options* o
     if (ok) {
         fprintf(stderr, "%s, step %lld\n", m->file, (long long)m->info.step);
         if (k.total > (size_t)k.T)
-            fprintf(stderr, "the text has %zu tokens: the first %d (the block size) are used\n", k.total, k.T);
+            fprintf(stderr, "the text has %zu tokens; only the first %d (the block size) are used\n", k.total, k.T);
         ok = write_inspection(&sum, m, tokenizer, &k, o->out, err);
     }
     if (ok) {
         printf("%-12s%d\n", "tokens", k.T);
-        if (k.T > 1) printf("%-12s%.6f nats/token, without the first\n", "loss", sum / (k.T - 1));
+        if (k.T > 1) printf("%-12s%.6f nats/token, excluding the first token\n", "loss", sum / (k.T - 1));
         printf("%-12s%s\n", "written", o->out);
     }
     tokens_free(&k);

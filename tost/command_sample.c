@@ -39,7 +39,7 @@ static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o,
                    TostError* err) {
     uint32_t* ids = xmalloc((prompt->size + 1) * sizeof *ids);
     const size_t n = tokenizer_encode(tokenizer, ids, prompt->data, prompt->size);
-    // Longest input of decode_begin: the prompt, or block_size if the text becomes longer than that.
+    // Longest input of decode_begin: the prompt, or block_size if prompt and new tokens do not fit in it.
     const size_t block = (size_t)m->info.config.block_size, first = n > 0 ? n : 1;
     const size_t longest = first + (size_t)o->tokens <= block ? first : block;
     bool ok = loaded_model_create(m, o, 1, (int)longest, false, err);

@@ -23,6 +23,6 @@ int command_tokenize(const Options* o) {
         printf("%s_val_*.bin: %llu tokens, shards: %d\n", o->out, (unsigned long long)r.val_tokens,
                r.val_shards);
     else if (o->val_frac > 0)
-        printf("no validation shards: --val-frac %g selected none of so few documents\n", o->val_frac);
+        printf("no validation shards: --val-frac %g selected none of the documents\n", o->val_frac);
     return 0;
 }

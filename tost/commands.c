@@ -51,24 +51,24 @@ ModelSummary model_summary(const TostConfig* c, const TostTensors* tensors) {
     return summary;
 }
 
-Tokenizer* model_tokenizer(const CheckpointInfo* info, const char* path, bool same, const char* weights,
+Tokenizer* model_tokenizer(const CheckpointInfo* info, const char* path, bool check_hash, const char* weights,
                            TostError* err) {
     Tokenizer* tokenizer = tokenizer_open(path, err);
     if (!tokenizer) return NULL;
     const uint32_t hash = tokenizer_hash(tokenizer);
     const int size = tokenizer_size(tokenizer), rows = info->config.vocab_size;
-    if (same && hash != info->tokenizer_hash)
+    if (check_hash && hash != info->tokenizer_hash)
         tost_error(err, "%s was trained with a tokenizer of CRC-32 %08x, but %s has %08x; give the original file as "
                    "--tokenizer", weights, (unsigned)info->tokenizer_hash, path, (unsigned)hash);
     else if (size > rows)
         tost_error(err, "the tokenizer %s has %d tokens, more than the vocabulary of %d; %s", path, size, rows,
-                   weights ? "give the weights' tokenizer as --tokenizer" : "raise --vocab-size");
+                   weights ? "give the tokenizer of these weights as --tokenizer" : "raise --vocab-size");
     else return tokenizer;
     tokenizer_free(tokenizer);
     return NULL;
 }
 
-static const char warning[] = "ids may mean other text than the model has learned";
+static const char warning[] = "the ids may not mean what the model was trained on";
 
 void warn_of_tokenizer(const Options* o, const CheckpointInfo* info, const char* weights, const Tokenizer* tokenizer) {
     TostError line;
@@ -78,7 +78,7 @@ void warn_of_tokenizer(const Options* o, const CheckpointInfo* info, const char*
     if (info->tokenizer && hash != info->tokenizer_hash)
         tost_error(&line, "%s was trained with the tokenizer %s of CRC-32 %08x, but %s has %08x: %s", weights,
                    info->tokenizer, (unsigned)info->tokenizer_hash, path, (unsigned)hash, warning);
-    else if (!info->tokenizer && size < rows / 2)   // the vocabulary may be rounded up, but not by so much
+    else if (!info->tokenizer && size < rows / 2)   // a vocabulary may be padded, but not doubled
         tost_error(&line, "the tokenizer %s has %d tokens, but the vocabulary of %s has %d: if it is not the original "
                    "tokenizer, %s", path, size, weights, rows, warning);
     else return;
@@ -124,8 +124,8 @@ bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int ma
                         || checkpoint_suggest_older(err, m->file, "--model"));
 }
 
-// Finds the file that the checkpoint gives as its tokenizer: by that path, or, for a run used from another working
-// directory, relative to a folder above the checkpoint. NULL if there is none. free()
+// Finds the tokenizer file named in the checkpoint: at this path or, since the working directory may have changed,
+// relative to a folder above the model file. NULL if there is none. free()
 static char* find_named_tokenizer(const LoadedModel* m) {
     const char* name = m->info.tokenizer;
     if (path_exists(name)) return xstrdup(name);
@@ -151,7 +151,7 @@ Tokenizer* loaded_model_tokenizer(const LoadedModel* m, const Options* o, TostEr
     }
     char* path = o->tokenizer ? xstrdup(o->tokenizer) : find_named_tokenizer(m);
     if (!path) {
-        tost_error(err, "%s was trained with the tokenizer %s, which is missing; give --tokenizer FILE",
+        tost_error(err, "%s was trained with the tokenizer %s, which cannot be found; give --tokenizer FILE",
                    m->file, m->info.tokenizer);
         return NULL;
     }

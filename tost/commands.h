@@ -1,5 +1,5 @@
-// commands.h: the commands of the program and what they share. A command returns the exit status of the process and, if
-// it fails, prints one line on stderr.
+// commands.h: the commands of the program and the functions that they share. A command returns the exit status of the
+// process; if it fails, it prints one line on stderr.
 #ifndef TOST_COMMANDS_H
 #define TOST_COMMANDS_H
 
@@ -31,36 +31,35 @@ int command_inspect(const Options* o, const TostEngine* engine);
 
 // Prints the error on stderr as one line that begins with the program's name.
 void print_error(const Options* o, const TostError* err);
-// Does the same and returns STATUS_FAILED.
+// Calls print_error and returns STATUS_FAILED.
 int command_failed(const Options* o, const TostError* err);
 
-// Reads a text given as TEXT, @FILE or - (stdin). An empty file is an error; `hint` ends its message. Call
-// free(text->data) in any case.
+// Reads a text given as TEXT, @FILE or - (stdin). Empty files and empty stdin are errors; `hint` is appended to the
+// message. Call free(text->data) even after an error.
 bool read_text(Bytes* text, const char* option, const char* value, const char* hint, TostError* err);
 
 // ---------------------------------------------------------------------------------------------
 // Models and their tokenizers
 
-// A model's sizes and parameters for people: "6 layers, …, no bias" and "1.6M (1.5M without wpe)".
+// Human-readable sizes and parameter count: "6 layers, …, no bias" and "1.6M (1.5M without wpe)".
 typedef struct { char sizes[160], parameters[96]; } ModelSummary;
 
 ModelSummary model_summary(const TostConfig* c, const TostTensors* tensors);
 
-// Opens a tokenizer for a model with info's vocabulary; NULL on error. `same`: its CRC-32 must be the one in info.
+// Opens a tokenizer for a model with info's vocabulary; NULL on error. check_hash: its CRC-32 must be the one in info.
 // weights: the model's file for messages, NULL for a new model.
-Tokenizer* model_tokenizer(const CheckpointInfo* info, const char* path, bool same, const char* weights,
+Tokenizer* model_tokenizer(const CheckpointInfo* info, const char* path, bool check_hash, const char* weights,
                            TostError* err);
 
-// These two print a warning on stderr:
-// if the tokenizer is probably not the one that the weights of `info` were trained with
+// Prints a warning on stderr if the tokenizer is probably not the one that the weights of `info` were trained with.
 void warn_of_tokenizer(const Options* o, const CheckpointInfo* info, const char* weights, const Tokenizer* tokenizer);
-// if the shards in `dir` were probably made with another tokenizer than the one with that CRC-32 and size (0: unknown):
-// dir has a different vocab.bpe, or largest_id is not below size
+// Prints a warning on stderr if the shards in `dir` were probably not made with the tokenizer of this CRC-32 and size
+// (0: unknown): dir has a different vocab.bpe, or largest_id >= size.
 void warn_of_shards(const Options* o, const char* dir, uint32_t largest_id, const char* tokenizer, uint32_t hash,
                     int size);
 
-// A trained model for sample, eval, info and inspect. It is found first, and created when max_batch and max_seq are
-// known.
+// A trained model for sample, eval, info and inspect. loaded_model_find reads its config and metadata;
+// loaded_model_create loads the parameters, once max_batch and max_seq are known.
 typedef struct {
     const TostEngine* engine;
     char*          file;      // path of its model.safetensors
@@ -69,11 +68,11 @@ typedef struct {
     TostModel*     model;     // NULL before loaded_model_create
 } LoadedModel;
 
-// --model, or the newest run in out/.
+// Finds the model of --model, by default that of the newest run in out/.
 bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engine, TostError* err);
-// training: keep every layer's activations (TostEngineOptions.training).
+// training: store the activations of every layer (TostEngineOptions.training).
 bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int max_seq, bool training, TostError* err);
-// --tokenizer, or the checkpoint's, whose CRC-32 must match. NULL on error.
+// Opens --tokenizer, or by default the checkpoint's tokenizer, whose CRC-32 must match. NULL on error.
 Tokenizer* loaded_model_tokenizer(const LoadedModel* m, const Options* o, TostError* err);
 void loaded_model_free(LoadedModel* m);
 

@@ -49,8 +49,8 @@ bool shard_begins(const char* head, size_t n) {
 
 static bool is_text(uint8_t c) { return (c >= 0x20 && c < 0x7f) || c == '\t' || c == '\n' || c == '\r'; }
 
-// Any file of even size could be a raw shard. Rejects the likely mistakes: NumPy's .npy, and text. Real ids do not
-// consist of printable bytes for 32 tokens in a row.
+// Any file of even size could be a raw shard. Rejects likely mistakes: .npy files of NumPy, and text. The first 32 or
+// more real ids never consist of printable bytes only.
 static bool raw_is_plausible(const Shard* s, TostError* err) {
     static const char npy[] = "\x93NUMPY";
     size_t n = s->map_bytes < 512 ? (size_t)s->map_bytes : 512;
@@ -60,7 +60,7 @@ static bool raw_is_plausible(const Shard* s, TostError* err) {
     size_t printable = 0;
     while (printable < n && is_text(s->map[printable])) printable++;
     if (n >= 64 && printable == n) {
-        return tost_error(err, "%s: text, not token ids; run `tokenize` on it first", s->path);
+        return tost_error(err, "%s: text, not token ids; convert it with `tokenize` first", s->path);
     }
     return true;
 }
@@ -145,7 +145,7 @@ uint32_t shard_token(const Shard* s, uint64_t i) {
     return s->width == 2 ? ((const uint16_t*)p)[i] : ((const uint32_t*)p)[i];
 }
 
-// The largest id of tokens first … first + n - 1. Plain loops, so that compilers vectorise them.
+// The largest id of tokens first … first + n - 1. Plain loops, so that compilers vectorize them.
 static uint32_t largest_id(const Shard* s, uint64_t first, uint64_t n) {
     const uint8_t* p = s->map + s->first + first * (uint64_t)s->width;
     if (s->width == 2) {
@@ -183,7 +183,7 @@ bool shard_check_ids(Shard* s, uint32_t vocab_size, TostError* err) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// The stream of all shards
+// All shards as one stream
 
 static const uint64_t CHECK_BYTES = 1 << 30;  // ids checked when opening
 
@@ -270,11 +270,11 @@ struct DataSet {
     uint64_t  seed;
     uint64_t  samples;           // per epoch
 
-    // Shuffled order: the epoch and, within it, the shard of the last sample.
+    // Shuffled order: state of the current epoch and its current shard.
     uint64_t  epoch;             // NO_EPOCH before the first sample
-    uint32_t* turn;              // (shards) the k-th shard of the epoch is shard turn[k]
+    uint32_t* turn;              // (shards) order of the shards: the k-th one is shard turn[k]
     uint64_t* turn_start;        // (shards + 1) first sample of turn k within the epoch
-    int       at;                // turn that perm and offset describe, or -1
+    int       at;                // the turn of perm and offset, or -1
     uint64_t  offset;            // token where the shard's first sample starts
     uint32_t* perm;              // position within the turn -> sample of the shard
 };
@@ -285,7 +285,7 @@ static uint64_t shard_samples(const DataSet* d, int s) {
     return (d->stream.shards[s].n_tokens - 1) / (uint64_t)d->T;
 }
 
-// Sets the samples of an epoch; an error if there are none.
+// Counts the samples of an epoch; no samples are an error.
 static bool count_samples(DataSet* d, const char* glob, TostError* err) {
     const uint64_t T = (uint64_t)d->T, tokens = stream_tokens(&d->stream);
     uint64_t in_shards = 0;
@@ -437,7 +437,7 @@ static bool is_shard_of(const char* name, const char* base) {
     return digits == 6 && strcmp(name + n + 1 + digits, ".bin") == 0;
 }
 
-// Fails if shards of an earlier run exist: old and new ones would match the same glob.
+// Fails if shards with this prefix exist: old and new ones would match the same glob.
 static bool check_no_shards(const char* dir, const char* prefix, TostError* err) {
     const char* slash = strrchr(prefix, '/');
     const char* base = slash ? slash + 1 : prefix;

@@ -1,4 +1,4 @@
-// data.h: token shards: opening and checking them, training samples of T + 1 tokens, writing new shards.
+// data.h: opens and checks token shards, reads training samples of T + 1 tokens, writes new shards.
 #ifndef TOST_DATA_H
 #define TOST_DATA_H
 
@@ -17,11 +17,11 @@ typedef struct {
     uint32_t       largest_id;   // set by shard_check_ids, else 0
 } Shard;
 
-bool     shard_begins(const char* head, size_t n);   // true if a file that begins so is a shard with a header
+bool     shard_begins(const char* head, size_t n);   // true if a file's first n bytes are those of a shard header
 bool     shard_open(Shard* s, const char* path, TostError* err);
 void     shard_close(Shard* s);
 uint32_t shard_token(const Shard* s, uint64_t i);                           // i < n_tokens
-bool     shard_check_ids(Shard* s, uint32_t vocab_size, TostError* err);   // the error gives position and value
+bool     shard_check_ids(Shard* s, uint32_t vocab_size, TostError* err);   // the error states position and value
 
 // ---------------------------------------------------------------------------------------------
 // The shards of a glob, concatenated in name order
@@ -34,9 +34,9 @@ typedef struct {
     char*     dir;          // folder of the first shard
 } ShardStream;
 
-// Checks the ids of the first GiB; stream_read checks the ids that it reads.
+// Checks the ids of the shards in the first GiB; stream_read checks the ids that it reads.
 bool     stream_open(ShardStream* s, const char* glob, uint32_t vocab_size, TostError* err);
-void     stream_close(ShardStream* s);                          // also of a zeroed stream
+void     stream_close(ShardStream* s);                          // does nothing if zeroed
 uint64_t stream_tokens(const ShardStream* s);
 uint32_t stream_largest_id(const ShardStream* s);               // among the ids checked when opening
 // Copies n tokens starting at position `first`; first + n <= stream_tokens. An id >= vocab_size is an error.
@@ -47,12 +47,12 @@ bool     stream_read(int32_t* out, const ShardStream* s, uint64_t first, uint64_
 
 typedef enum { ORDER_SEQUENTIAL, ORDER_SHUFFLED } DataOrder;
 
-//   sequential: sample i is tokens [i·T, i·T + T] of the stream; after the last sample, the first again
+//   sequential: sample i is tokens [i·T, i·T + T] of the stream; the last sample is followed by the first
 //   shuffled:   each epoch permutes the shards and, within a shard, its samples; samples start at a random offset
-//               so that epochs split the text at different places; shards of fewer than T + 1 tokens are skipped
+//               so that epochs split the text at different positions; shards of fewer than T + 1 tokens are skipped
 // Sample i is a pure function of (files, T, order, seed, i), so a run resumes by starting at another i.
 //
-// The shuffled order in detail. Shard s (0-based, in name order) with n_s tokens has k_s = (n_s - 1) / T
+// The shuffled order, exactly: shard s (0-based, in name order) with n_s tokens has k_s = (n_s - 1) / T
 // samples; an epoch has N = Σ k_s; sample i is number i mod N of epoch e = i / N. Random numbers come from
 // rng_seeded(seed, 0xda7a·2^48 + e·2^24 + slot):
 //   slot 0      permute all shards

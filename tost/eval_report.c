@@ -1,9 +1,9 @@
-// eval_report.c: 95 % intervals.
+// eval_report.c: 95 % confidence intervals.
 #include "eval_report.h"
 
 #include <math.h>
 
-static const double z95 = 1.959963984540054;   // of the normal distribution, two-sided
+static const double z95 = 1.959963984540054;   // two-sided 95 % quantile of the normal distribution
 
 void ratio_add(Ratio* r, double x, double y) {
     r->n++;
@@ -16,7 +16,7 @@ void ratio_add(Ratio* r, double x, double y) {
 
 double ratio_value(const Ratio* r) { return r->x / r->y; }
 
-// Linearised: the variance of Σx/Σy is n/(n-1) · Σ (x - ratio·y)² / (Σy)².
+// Delta method: the variance of Σx/Σy is n/(n-1) · Σ (x - ratio·y)² / (Σy)².
 double ratio_error(const Ratio* r) {
     if (r->n < 2) return NAN;
     const double ratio = r->x / r->y;

@@ -1,4 +1,4 @@
-// eval_report.h: figures of an evaluation with their 95 % intervals.
+// eval_report.h: evaluation metrics with 95 % confidence intervals.
 #ifndef TOST_EVAL_REPORT_H
 #define TOST_EVAL_REPORT_H
 
@@ -9,10 +9,10 @@ typedef struct { double n, x, y, xx, xy, yy; } Ratio;
 
 void   ratio_add(Ratio* r, double x, double y);
 double ratio_value(const Ratio* r);
-// Half the width of the 95 % interval, by linearisation; NAN for fewer than two samples.
+// Half the width of the 95 % confidence interval, by the delta method; NAN for fewer than two samples.
 double ratio_error(const Ratio* r);
 
-// Wilson's 95 % interval of a proportion: accurate for few examples and near 0 and 1.
+// Wilson's 95 % confidence interval of a proportion: accurate for few examples and near 0 and 1.
 typedef struct { double low, high; } Interval;
 
 Interval share_interval(int64_t hits, int64_t n);   // n > 0

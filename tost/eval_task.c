@@ -16,9 +16,9 @@
 enum { GREEDY = 10 };   // tokens generated after a LAMBADA context, as in the published protocol
 
 typedef struct {
-    int       context;             // tokens of context that are read
+    int       context;             // context tokens used
     double    nats[MAX_CHOICES];   // negative log-likelihood of each choice
-    int       n_generated;         // LAMBADA: greedy tokens, at least GREEDY and as many as the word has
+    int       n_generated;         // LAMBADA: max(GREEDY, tokens of the word)
     uint32_t* generated;
 } Outcome;
 
@@ -49,7 +49,7 @@ static int greedy_tokens(const TaskRun* r, const Example* e) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Order of processing: contexts of equal length are batched, so that they need no padding
+// Order of processing: examples with contexts of equal length are batched, so that contexts need no padding
 
 static int compare_keys(const void* x, const void* y) {
     const Key *a = x, *b = y;
@@ -58,8 +58,9 @@ static int compare_keys(const void* x, const void* y) {
     return a->index < b->index ? -1 : a->index > b->index;
 }
 
-// Cuts contexts at the start so that context and continuation fit `limit`, and sorts the examples. The last context
-// token is read together with a choice, since it predicts the choice's first token: context - 1 + longest positions.
+// Truncates contexts on the left so that context and continuation fit in `limit`, and sorts the examples. The last
+// context token is an input of the scoring pass, since it predicts the first token of each choice; so a sequence has
+// context - 1 + longest positions.
 static bool plan(TaskRun* r, const Options* o, TostError* err) {
     const size_t n = r->examples.count;
     r->outcome = xcalloc(n, sizeof *r->outcome);
@@ -80,7 +81,7 @@ static bool plan(TaskRun* r, const Options* o, TostError* err) {
     }
     qsort(r->key, n, sizeof *r->key, compare_keys);
     r->choices = r->examples.example[0].choices;
-    // Default batch: enough rows for efficient matrix products, few enough for a machine with little memory.
+    // Default batch: enough rows for efficient matrix products at moderate memory use.
     enum { ROWS = 8192, MAX_BATCH = 64 };
     const int by_rows = ROWS / r->max_seq < MAX_BATCH ? ROWS / r->max_seq : MAX_BATCH;
     const int sequences = option_given(o, "batch") ? o->batch : by_rows;
@@ -100,7 +101,7 @@ static int batch_size(const TaskRun* r, size_t first) {
 // ---------------------------------------------------------------------------------------------
 // Scoring a batch of n examples
 
-// Begins the decode with all but the last token of each context.
+// Starts decoding with all but the last token of each context.
 static void read_contexts(const TaskRun* r, const Key* key, int n) {
     const int T = key->context - 1;
     int32_t* prompts = xmalloc(((size_t)n * T + 1) * sizeof *prompts);
@@ -143,7 +144,7 @@ static bool score_choices(TaskRun* r, const Key* key, int n) {
     return finite;
 }
 
-// Generates greedily from each context's last token. False if the logits are NaN.
+// Decodes greedily, starting with the last token of each context. Returns false if the logits are NaN.
 static bool generate_greedily(TaskRun* r, const Key* key, int n) {
     const int V = r->model->info.config.vocab_size, n_ids = tokenizer_size(r->tokenizer);
     float* logits = xmalloc((size_t)n * V * sizeof *logits);
@@ -198,27 +199,27 @@ static bool score_all(TaskRun* r, TostError* err) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Figures
+// Metrics
 
-// How an example is decided.
+// How an example is judged to be correct.
 typedef enum { WORD_EXACT, WORD_WITHIN, BY_TOKEN, BY_BYTE, BY_SUM } Rule;
-enum { MAX_FIGURES = 3 };
+enum { MAX_METRICS = 3 };
 
-typedef struct { const char* name; Rule rule; const char* about; } Figure;
+typedef struct { const char* name; Rule rule; const char* about; } Metric;
 
-static const struct { int n; Figure figure[MAX_FIGURES]; } figures[TASKS] = {
+static const struct { int n; Metric metric[MAX_METRICS]; } metrics[TASKS] = {
     [TASK_LAMBADA] = {2, {
         {"accuracy", WORD_EXACT, "greedy decoding gives the tokens of the last word"},
-        {"accuracy_within_10", WORD_WITHIN, "10 greedy tokens contain the word, ignoring ASCII case"}}},
+        {"accuracy_within_10", WORD_WITHIN, "10 greedy tokens contain the last word, ignoring ASCII case"}}},
     [TASK_HELLASWAG] = {3, {
-        {"accuracy", BY_TOKEN, "by log-likelihood per token of the choice"},
-        {"accuracy_byte", BY_BYTE, "by log-likelihood per byte of the choice"},
-        {"accuracy_sum", BY_SUM, "by log-likelihood of the choice"}}},
+        {"accuracy", BY_TOKEN, "highest log-likelihood per token"},
+        {"accuracy_byte", BY_BYTE, "highest log-likelihood per byte"},
+        {"accuracy_sum", BY_SUM, "highest log-likelihood of the choice"}}},
     [TASK_CBT] = {1, {
-        {"accuracy", BY_SUM, "by log-likelihood of the text"}}},
+        {"accuracy", BY_SUM, "highest log-likelihood of the text"}}},
 };
 
-// The choice with the smallest loss, the first among equals.
+// The choice with the smallest loss; the first one on ties.
 static int best_choice(const Example* e, const Outcome* out, Rule rule) {
     int best = 0;
     double least = INFINITY;
@@ -288,12 +289,12 @@ static void write_example(JsonFile* json, const TaskRun* r, size_t i) {
     json_put_open(json, "nats", '[');
     for (int c = 0; c < e->choices; c++) json_put_real(json, NULL, out->nats[c]);
     json_put_close(json, ']');
-    for (int f = 0; f < figures[r->task].n; f++)
-        json_put_bool(json, figures[r->task].figure[f].name, is_correct(r, i, figures[r->task].figure[f].rule));
+    for (int f = 0; f < metrics[r->task].n; f++)
+        json_put_bool(json, metrics[r->task].metric[f].name, is_correct(r, i, metrics[r->task].metric[f].rule));
     json_put_close(json, '}');
 }
 
-static void report_figure(JsonFile* json, const TaskRun* r, const Figure* f) {
+static void report_metric(JsonFile* json, const TaskRun* r, const Metric* f) {
     int64_t hits = 0;
     for (size_t i = 0; i < r->examples.count; i++) hits += is_correct(r, i, f->rule);
     const double share = (double)hits / (double)r->examples.count;
@@ -324,10 +325,15 @@ static void report(JsonFile* json, const TaskRun* r, const Options* o, double se
     json_put_text(json, "tokenizer", tokenizer_path(r->tokenizer));
     json_put_int(json, "seq", r->limit);
     json_put_int(json, "examples", (int64_t)r->examples.count);
-    for (int f = 0; f < figures[r->task].n; f++) report_figure(json, r, &figures[r->task].figure[f]);
-    printf("%-18s  %.4f ± %.4f nats/token of %s\n", "loss", loss, error, of);
-    printf("%-18s  %.4f  (95%%: %.4f to %.4f)\n", "perplexity", exp(loss), exp(loss - error),
-           exp(loss + error));
+    for (int f = 0; f < metrics[r->task].n; f++) report_metric(json, r, &metrics[r->task].metric[f]);
+    if (isfinite(error)) {
+        printf("%-18s  %.4f ± %.4f nats/token of %s\n", "loss", loss, error, of);
+        printf("%-18s  %.4f  (95%%: %.4f to %.4f)\n", "perplexity", exp(loss), exp(loss - error),
+               exp(loss + error));
+    } else {
+        printf("%-18s  %.4f nats/token of %s\n", "loss", loss, of);
+        printf("%-18s  %.4f\n", "perplexity", exp(loss));
+    }
     printf("%-18s  %zu in %.1f s\n", "examples", r->examples.count, seconds);
     json_put_real(json, "loss", loss);
     json_put_real(json, "loss_95", error);

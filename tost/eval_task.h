@@ -5,7 +5,7 @@
 #include "commands.h"
 
 // Scores every example of o->files[0], prints the results and writes o->json. The recurrent state after a context is
-// computed once for all its choices. Contexts are cut at the start to fit --seq, which is at most block_size.
+// computed once for all its choices. Contexts are truncated on the left to fit --seq, which is at most block_size.
 bool eval_task(LoadedModel* model, const Options* o, TostError* err);
 
 #endif

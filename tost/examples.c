@@ -47,7 +47,7 @@ static bool blank(Span s) {
 // ---------------------------------------------------------------------------------------------
 // Tokens
 
-// Appends the tokens of a text to the first `used` of e->ids. Returns their number, -1 on error.
+// Writes the tokens of a text to e->ids, after the first `used` ids. Returns their number, or -1 on error.
 static int append(Reader* r, Example* e, size_t used, Span text) {
     e->ids = xrealloc(e->ids, (used + text.n + 1) * sizeof *e->ids);
     const size_t n = tokenizer_encode_cached(r->tokenizer, r->cache, e->ids + used, text.text, text.n);
@@ -56,7 +56,7 @@ static int append(Reader* r, Example* e, size_t used, Span text) {
     return -1;
 }
 
-// Encodes the context and each choice, with a space before it, separately: GPT-2's pattern starts a piece there.
+// Encodes separately the context and, with a space before it, each choice: GPT-2's pattern splits before that space.
 static bool encode_choices(Reader* r, Example* e, Span context, const Span* choices) {
     if (context.n == 0) return bad_line(r, "the context is empty");
     e->context = append(r, e, 0, context);
@@ -74,7 +74,7 @@ static bool encode_choices(Reader* r, Example* e, Span context, const Span* choi
     return true;
 }
 
-// Encodes whole texts. The context is the tokens that all begin with, leaving at least one token to each choice.
+// Encodes whole texts. The context is their common token prefix, shortened so that each choice has at least one token.
 static bool encode_texts(Reader* r, Example* e, const Span* texts) {
     Example text[MAX_CHOICES] = {0};
     bool ok = true;
@@ -89,7 +89,7 @@ static bool encode_texts(Reader* r, Example* e, const Span* texts) {
             context = same;
             total += (size_t)e->length[i];
         }
-        ok = context > 0 || bad_line(r, "the candidates' texts have no common beginning");
+        ok = context > 0 || bad_line(r, "the texts of the candidates have no common prefix");
         e->ids = xmalloc(total * sizeof *e->ids);
         memcpy(e->ids, text[0].ids, (size_t)context * sizeof *e->ids);
         uint32_t* to = e->ids + context;
@@ -117,7 +117,7 @@ static bool read_text(Json* j, char** out, size_t cap) {
     return strlen(*out) == n || tost_error(j->err, "byte %zu: a text contains NUL", (size_t)(j->p - j->start));
 }
 
-// A number, or in some editions a string of one digit. Invalid labels become MAX_CHOICES.
+// A number or, in some editions, a one-digit string. Invalid labels become MAX_CHOICES.
 static bool read_label(Json* j, int64_t* label) {
     char text[8];
     uint64_t value;
@@ -225,7 +225,7 @@ static bool take_number(const Reader* r, Span* line, int n) {
     return true;
 }
 
-// Splits *rest at the first `mark`: returns the text before it, or all if there is none.
+// Splits *rest at the first `mark`. Returns the text before it, or all of *rest if there is none.
 static Span split(Span* rest, char mark) {
     const char* at = memchr(rest->text, mark, rest->n);
     const Span head = {rest->text, at ? (size_t)(at - rest->text) : rest->n};
@@ -290,7 +290,7 @@ static bool read_all(Reader* r, Examples* e, Task task) {
     Span line;
     while (next_line(r, &line)) {
         if (blank(line)) continue;
-        if (memchr(line.text, 0, line.n)) return bad_line(r, "a NUL byte; not a text file");
+        if (memchr(line.text, 0, line.n)) return bad_line(r, "contains a NUL byte; not a text file");
         if (e->count == room) e->example = xrealloc(e->example, (room = 2 * room + 64) * sizeof *e->example);
         Example* next = &e->example[e->count++];
         *next = (Example){0};

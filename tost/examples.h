@@ -1,5 +1,5 @@
-// examples.h: reads LAMBADA, HellaSwag and the Children's Book Test from their original files as token ids: contexts
-// and the choices that may continue them.
+// examples.h: reads the original files of LAMBADA, HellaSwag and the Children's Book Test as token ids: each example is
+// a context and one or more choices that may follow it.
 #ifndef TOST_EXAMPLES_H
 #define TOST_EXAMPLES_H
 
@@ -17,19 +17,19 @@ typedef struct {
     uint32_t* ids;                     // the context, then the choices one after another
     int       context;                 // tokens of the context, at least 1
     int       length[MAX_CHOICES];     // tokens of each choice, at least 1
-    int       bytes[MAX_CHOICES];      // bytes of its text, without the space before it
+    int       bytes[MAX_CHOICES];      // bytes of each choice, without the space before it
 } Example;
 
 typedef struct { Example* example; size_t count; } Examples;
 
 const char* task_name(Task task);
 
-// Fails with file and line if a line is not an example of the task or the file has no example.
-//   lambada    JSONL {"text"}: the context is all before the last space, the choice is that space and the last word
-//   hellaswag  JSONL {"ctx", "endings" (4), "label"}, other keys are skipped: each choice is a space and an ending
+// Fails if a line is not an example of the task (the error states file and line) or if there are no examples.
+//   lambada    JSONL {"text"}: the context is the text before the last space, the choice is that space and the last word
+//   hellaswag  JSONL {"ctx", "endings" (4), "label"}, other keys are ignored: each choice is a space and an ending
 //   cbt        twenty lines "N text", then "21 query<tab>answer<tab><tab>candidate|…" (10) and a blank line:
-//              lines and query joined by spaces, with each candidate in place of the query's XXXXX. Each of the ten
-//              texts is tokenized as a whole; the context is the tokens that all begin with.
+//              the lines and the query are joined by spaces, and each candidate is substituted for XXXXX in the query.
+//              The ten texts are tokenized as a whole; the context is their common token prefix.
 bool examples_read(Examples* e, Task task, const char* path, const Tokenizer* tokenizer, TostError* err);
 void examples_free(Examples* e);
 

@@ -1,4 +1,4 @@
-// init.c: the initial values of the parameter table.
+// init.c: parameter initialization.
 #include "init.h"
 
 #include <math.h>
@@ -6,8 +6,8 @@
 
 #include "rng.h"
 
-// Normal numbers are drawn in blocks of 65,536, in parallel, each from its own random stream. The stream's number is
-// the 64-bit FNV-1a hash (Fowler, Noll and Vo) of the tensor's name followed by the block's index as eight
+// Normal random numbers are drawn in blocks of 65,536, in parallel, each block from its own random stream. The stream
+// number is the 64-bit FNV-1a hash (Fowler, Noll and Vo) of the tensor's name followed by the block's index as eight
 // little-endian bytes.
 enum { BLOCK = 65536 };
 

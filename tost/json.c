@@ -1,4 +1,4 @@
-// json.c: the pull parser, and the writing of strings.
+// json.c: JSON pull parser and string writer.
 #include "json.h"
 
 #include <math.h>
@@ -153,7 +153,7 @@ static int escape(Json* j, char out[4]) {
     return 1;
 }
 
-// Reads a string; without out it only checks it.
+// Reads a string; if out is NULL, only checks it.
 static bool read_string(Json* j, char* out, size_t cap, size_t* len, const char* what) {
     skip_space(j);
     size_t at = (size_t)(j->p - j->start), n = 0;
@@ -200,9 +200,9 @@ bool json_string(Json* j, char* out, size_t cap, size_t* len) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Numbers and the rest
+// Numbers and other values
 
-// Moves past a number. *integer: it has no fraction and no exponent.
+// Skips a number. Sets *integer to true if it has no fraction and no exponent.
 static bool scan_number(Json* j, bool* integer) {
     *integer = true;
     take(j, '-');
@@ -281,7 +281,7 @@ bool json_skip(Json* j) {
     }
     int more;
     if (!json_enter(j, kind)) return false;
-    while ((more = json_next(j)) == 1) {  // recursion is at most JSON_MAX_DEPTH deep
+    while ((more = json_next(j)) == 1) {  // recursion depth is at most JSON_MAX_DEPTH
         if (kind == JSON_OBJECT && !json_key(j, NULL, 0, NULL)) return false;
         if (!json_skip(j)) return false;
     }

@@ -1,4 +1,4 @@
-// json.h: a strict pull parser for untrusted JSON (RFC 8259) in memory, which allocates nothing; writing of strings.
+// json.h: a strict pull parser for untrusted JSON (RFC 8259) in memory, without allocations; writes JSON strings.
 #ifndef TOST_JSON_H
 #define TOST_JSON_H
 
@@ -31,20 +31,20 @@ bool json_enter(Json* j, JsonKind object_or_array);
 int  json_next(Json* j);                           // in an array, or in an object before json_key
 
 bool json_key(Json* j, char* out, size_t cap, size_t* len);    // reads "key" and the colon, as json_string
-// Decodes a string into out, which holds cap bytes, and appends a NUL; a string of more than cap - 1 bytes and invalid
-// UTF-8 are errors. Lone surrogates become U+FFFD. The decoded text is never longer than the encoded. Without out, only
+// Decodes a string into out (cap bytes) and appends a NUL. Strings of more than cap - 1 bytes and invalid UTF-8 are
+// errors. Lone surrogates become U+FFFD. The decoded text is never longer than the encoded text. If out is NULL, only
 // checks the string.
 bool json_string(Json* j, char* out, size_t cap, size_t* len);
 bool json_u64(Json* j, uint64_t* out);             // a non-negative integer without fraction or exponent
 bool json_double(Json* j, double* out);            // finite
 bool json_skip(Json* j);                           // any value
-bool json_at_end(Json* j);                         // an error unless all is closed and only white space is left
+bool json_at_end(Json* j);                         // error if anything is open or follows, except white space
 
 // Writes a quoted string of n bytes. Bytes that are not UTF-8 become U+FFFD.
 void json_write_string(FILE* out, const char* text, size_t n);
 
-// Length of the UTF-8 character at p, 1 to 4 bytes; 0 if invalid (also surrogates and overlong encodings) or cut off at
-// end.
+// Length of the UTF-8 character at p, 1 to 4 bytes; 0 if it is invalid (surrogates and overlong encodings included) or
+// truncated at end.
 int  utf8_length(const char* p, const char* end);
 
 #endif

@@ -1,4 +1,4 @@
-// json_write.c: writes JSON files. Elements of the two outer levels have a line each.
+// json_write.c: writes JSON files. Each element of the two outer levels is on its own line.
 #include "json_write.h"
 
 #include <errno.h>
@@ -18,8 +18,8 @@ static int standard_stream(const char* path) {
     return -1;
 }
 
-// A regular file is written as PATH.tmp and renamed at the end; a pipe or device is written directly. A standard stream
-// is written through its own descriptor: opening it again would overwrite a redirected file from the start.
+// A standard stream is written through its own descriptor: opening it again would overwrite a redirected file from the
+// start.
 bool json_file_open(JsonFile* j, const char* path, TostError* err) {
     struct stat st;
     *j = (JsonFile){0};

@@ -1,11 +1,11 @@
-// json_write.h: writes a JSON file value by value; it appears under its name only when complete.
+// json_write.h: writes a JSON file value by value; it gets its final name when it is complete.
 #ifndef TOST_JSON_WRITE_H
 #define TOST_JSON_WRITE_H
 
 #include <stdio.h>
 #include "util.h"
 
-// Without a path (NULL), every call does nothing.
+// If the path is NULL, all functions do nothing.
 typedef struct {
     char* path;
     char* tmp;        // PATH.tmp, renamed at the end
@@ -14,9 +14,9 @@ typedef struct {
     bool  fresh;      // the innermost one has no element yet
 } JsonFile;
 
-// Opens PATH.tmp, so that errors are reported before the work; a device or pipe is opened directly.
+// Opens PATH.tmp; a device or pipe is opened directly. Call it before the computation to report errors early.
 bool json_file_open(JsonFile* j, const char* path, TostError* err);
-// If keep, renames to PATH. Otherwise, and on failure, removes the file. A zeroed JsonFile may be closed.
+// If `keep`, renames PATH.tmp to PATH; otherwise, and on failure, removes it. A zeroed JsonFile may be closed.
 bool json_file_close(JsonFile* j, bool keep, TostError* err);
 
 // key NULL: an element of an array, or the outermost value.

@@ -1,4 +1,4 @@
-// lock.c: flock on run.lock; on NFS the server holds the lock.
+// lock.c: flock on run.lock; on NFS, the lock is on the server and applies to all clients.
 #include "lock.h"
 
 #include <errno.h>
@@ -12,8 +12,8 @@
 
 enum { NOTE_BYTES = 128 };
 
-// Names the process that has the lock from the note in the file: "process 4711", with " on HOST" if that is another
-// machine, or "another process" if there is no note.
+// Describes the process that has the lock, from the note in the file: "process 4711", followed by " on HOST" if that is
+// another machine; "another process" if there is no note.
 static void name_holder(char text[2 * NOTE_BYTES], int fd) {
     char note[NOTE_BYTES], host[NOTE_BYTES], here[NOTE_BYTES] = "";
     long id;
@@ -26,7 +26,7 @@ static void name_holder(char text[2 * NOTE_BYTES], int fd) {
     else snprintf(text, 2 * NOTE_BYTES, "process %ld on %s", id, host);
 }
 
-// Process id and host, for error messages of other processes. Failure is harmless.
+// Writes process id and host, for error messages of other processes. Failure is harmless.
 static void write_note(int fd) {
     char host[NOTE_BYTES] = "";
     if (gethostname(host, sizeof host - 1) != 0) host[0] = 0;

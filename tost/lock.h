@@ -1,5 +1,5 @@
-// lock.h: allows one run per folder. The kernel locks DIR/run.lock until the process ends, however it ends; the file
-// that a killed process leaves does not lock anything.
+// lock.h: allows one run per folder with a lock on DIR/run.lock. The kernel releases the lock when the process ends for
+// any reason; a file left behind by a killed process is not locked.
 #ifndef TOST_LOCK_H
 #define TOST_LOCK_H
 
@@ -8,7 +8,7 @@
 typedef struct {
     char* path;          // NULL: not locked
     int   fd;
-    int   unsupported;   // errno if the file system has no locks, so that other runs are not kept out; else 0
+    int   unsupported;   // errno if the file system has no locks: other runs are not excluded; else 0
 } Lock;
 
 typedef enum { LOCK_TAKEN, LOCK_BUSY, LOCK_FAILED } LockResult;

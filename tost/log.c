@@ -29,7 +29,7 @@ static bool foreign_log(const char* path, TostError* err) {
 }
 
 // Sets *keep to the number of bytes before the row of resume_step. The rows before it must have no gaps.
-static bool find_cut(size_t* keep, const Bytes* text, int64_t resume_step, const char* path, TostError* err) {
+static bool find_end(size_t* keep, const Bytes* text, int64_t resume_step, const char* path, TostError* err) {
     static const char remedy[] = "use an earlier checkpoint, or move the log away to start a new one";
     const size_t head = sizeof header - 1;
     *keep = 0;
@@ -57,8 +57,8 @@ static bool find_cut(size_t* keep, const Bytes* text, int64_t resume_step, const
     return true;
 }
 
-// True if the n bytes are a header, whole or cut short, perhaps followed by the zeros that a power failure leaves for
-// bytes that did not reach the disk.
+// True if the n bytes are a complete or truncated header, possibly followed by zeros: a power failure can leave zeros in
+// place of bytes that did not reach the disk.
 static bool starts_log(const char* head, size_t n) {
     size_t i = 0;
     while (i < n && head[i] == header[i]) i++;
@@ -80,7 +80,7 @@ bool log_check_fresh(const char* path, bool overwrite, TostError* err) {
     return starts_log(head, n) || foreign_log(path, err);
 }
 
-// Writes as many pending bytes as the file takes.
+// Writes as many pending bytes as possible.
 static bool write_pending(LogFile* log, TostError* err) {
     size_t done = 0;
     int error = 0;
@@ -103,27 +103,27 @@ static bool write_text(LogFile* log, const char* text, TostError* err) {
     return write_pending(log, err);
 }
 
-// Empties the file, or cuts it back to the rows before resume_step. *empty: not even the header is left.
-static bool cut_back(bool* empty, LogFile* log, int64_t resume_step, TostError* err) {
+// Truncates the file to the rows before resume_step, or to nothing if resume_step is -1. *empty: no header is left.
+static bool truncate_log(bool* empty, LogFile* log, int64_t resume_step, TostError* err) {
     size_t keep = 0;
     if (resume_step >= 0) {
         Bytes text;
         if (!read_file(&text, log->path, err)) return false;
-        const bool ok = find_cut(&keep, &text, resume_step, log->path, err);
+        const bool ok = find_end(&keep, &text, resume_step, log->path, err);
         free(text.data);
         if (!ok) return false;
     }
     *empty = keep == 0;
     log->synced = (int64_t)keep;
     return (ftruncate(log->fd, (off_t)keep) == 0 && lseek(log->fd, 0, SEEK_END) >= 0)
-        || tost_error(err, "%s: cannot be cut back to %zu bytes: %s", log->path, keep, strerror(errno));
+        || tost_error(err, "%s: cannot be truncated to %zu bytes: %s", log->path, keep, strerror(errno));
 }
 
 static bool start(LogFile* log, int64_t resume_step, TostError* err) {
     bool empty = true;
     if (log->regular && flock(log->fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         return tost_error(err, "%s is being written by another run: give another --log", log->path);
-    if (log->regular && !cut_back(&empty, log, resume_step, err)) return false;
+    if (log->regular && !truncate_log(&empty, log, resume_step, err)) return false;
     if (empty && !write_text(log, header, err)) return false;
     if (!log->regular) return true;
     char* dir = path_dir(log->path);
@@ -183,8 +183,8 @@ bool log_row(LogFile* log, const LogRow* row, TostError* err) {
     return ok;
 }
 
-// After a failed sync the kernel may count unwritten pages as clean. Rewrites the rows since the last successful sync,
-// so that the next one writes them.
+// After a failed fsync the kernel may mark unwritten pages as clean. Rewrites the rows since the last successful sync,
+// so that the next fsync writes them to disk.
 static bool rewrite_unsynced(LogFile* log) {
     char block[1 << 16];
     ssize_t n;

@@ -15,12 +15,12 @@ typedef struct {
 } LogRow;
 
 // OUT/log.csv: header step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s; losses and norms with nine
-// decimals, val_loss empty if not measured. Each row is written at once. What a full disk does not take stays pending
-// in memory and is written before the next row, so that no row is missing or doubled once there is space again.
+// decimals, val_loss empty if not measured. Each row is written immediately. If the disk is full, the bytes not written
+// stay pending in memory and are written before the next row, so that no row is lost or duplicated.
 typedef struct {
     char*   path;           // NULL: closed
     int     fd;
-    bool    regular;        // else a device or a pipe: nothing stays pending
+    bool    regular;        // false: a device or a pipe, for which nothing stays pending
     char*   pending;        // bytes not yet written
     size_t  n_pending;
     int64_t pending_rows;   // rows with pending bytes
@@ -28,23 +28,23 @@ typedef struct {
     bool    sync_failed;    // the last sync failed
 } LogFile;
 
-// True if a new log may be started at path: there is no such file, it is empty or not a regular file, or with
-// `overwrite` it starts like a log.
+// True if a new log may be started at path: the file does not exist, is empty, is not a regular file, or, with
+// `overwrite`, starts with the header of a log.
 bool log_check_fresh(const char* path, bool overwrite, TostError* err);
-// Starts a new log (resume_step -1), or cuts an existing one back to the rows before resume_step; an error if one of
-// them is missing. A last line without its newline counts as not written. A log that does not exist or has no rows
-// starts at resume_step. A log that another process has open is refused.
+// Starts a new log (resume_step -1), or truncates an existing one to the rows before resume_step. A missing row is an
+// error, but a log that does not exist or has no rows starts at resume_step. A last line without a newline is removed.
+// A log that another process is writing is an error.
 bool log_open(LogFile* log, const char* path, int64_t resume_step, TostError* err);
 // False if rows stay pending; the next call tries again.
 bool log_row(LogFile* log, const LogRow* row, TostError* err);
-// To be called before a checkpoint is saved: a power failure must not leave a checkpoint whose steps the log has lost.
+// Call it before saving a checkpoint: after a power failure the log must have the rows of all steps in the checkpoint.
 bool log_sync(LogFile* log, TostError* err);
 bool log_close(LogFile* log, TostError* err);         // does nothing if the log is closed or zeroed
 
-char* log_row_text(const LogRow* row);                // the line in the log, with its newline. free()
+char* log_row_text(const LogRow* row);                // the row as a line with its newline. free()
 bool  log_row_parse(LogRow* row, const char* text);   // false if text is not such a line
 
-// NaN without the sign that printf may print.
+// Removes the sign of a NaN, which printf may print.
 static inline double plain_nan(double x) { return isnan(x) ? NAN : x; }
 
 #endif

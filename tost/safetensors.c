@@ -1,4 +1,4 @@
-// safetensors.c: files are read with pread, not mapped: truncating one meanwhile gives an error, not a signal.
+// safetensors.c: files are read with pread, not mmap, so that truncating one meanwhile gives an error, not SIGBUS.
 #include "safetensors.h"
 #include "json.h"
 
@@ -12,7 +12,7 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the format is little-endian and read without conversion");
 
-enum { HEADER_MAX = 100000000, BLOCK = 1 << 16, CRC_BLOCK = 1 << 18 };  // bytes; the format limits the header
+enum { HEADER_MAX = 100000000, BLOCK = 1 << 16, CRC_BLOCK = 1 << 18 };  // bytes; HEADER_MAX is the format's limit
 
 static const struct { const char* name; size_t size; } dtypes[ST_DTYPES] = {
     [ST_F64] = {"F64", 8}, [ST_F32] = {"F32", 4}, [ST_F16] = {"F16", 2}, [ST_BF16] = {"BF16", 2},
@@ -107,9 +107,9 @@ static bool parse_tensor(Json* j, StTensor* t) {
     for (size_t k = 0; k < countof(keys); k++) {
         if (!seen[k]) return tost_error(j->err, "%s is missing", keys[k]);
     }
-    if (!set_size(t)) return tost_error(j->err, "the shape makes more bytes than 64 bits can count");
+    if (!set_size(t)) return tost_error(j->err, "the shape has more bytes than 64 bits can count");
     if (offsets[1] < offsets[0] || offsets[1] - offsets[0] != t->bytes) {
-        return tost_error(j->err, "data_offsets [%" PRIu64 ", %" PRIu64 "] do not match dtype and shape, which make %"
+        return tost_error(j->err, "data_offsets [%" PRIu64 ", %" PRIu64 "] do not match dtype and shape, which take %"
                           PRIu64 " bytes", offsets[0], offsets[1], t->bytes);
     }
     t->offset = offsets[0];
@@ -377,7 +377,7 @@ static bool is_float(const StTensor* t) {
     return t->dtype == ST_F64 || t->dtype == ST_F32 || t->dtype == ST_F16 || t->dtype == ST_BF16;
 }
 
-// Reads as many elements from i on as fit in a block. Returns their number, 0 on error.
+// Reads up to one block of elements, starting at element i. Returns their number, 0 on error.
 static size_t read_block(const StFile* f, const StTensor* t, unsigned char raw[BLOCK], uint64_t i,
                          TostError* err) {
     size_t size = dtypes[t->dtype].size;
@@ -386,7 +386,7 @@ static size_t read_block(const StFile* f, const StTensor* t, unsigned char raw[B
     return read_at(f, raw, n * size, t->offset + i * size, err) ? n : 0;
 }
 
-// Converts to one of the two arrays.
+// Converts all elements to f32 or, if f32 is NULL, to f64.
 static bool read_floats(const StFile* f, const StTensor* t, float* f32, double* f64, TostError* err) {
     unsigned char raw[BLOCK];
     if (!is_float(t)) return wrong_dtype(f, t, "a floating-point type", err);
@@ -472,7 +472,7 @@ static bool put_header(StWriter* w, FILE* out, const StTensor* tensors, int n_te
         StTensor t = tensors[i];
         uint64_t begin = w->expected;
         if (!set_size(&t) || __builtin_add_overflow(begin, t.bytes, &w->expected)) {
-            return tost_error(err, "%s: tensor '%s' makes more bytes than 64 bits can count", w->path, t.name);
+            return tost_error(err, "%s: tensor '%s' has more bytes than 64 bits can count", w->path, t.name);
         }
         fputc(',', out);
         put_string(out, t.name);
@@ -542,7 +542,7 @@ bool st_finish(StWriter* w, TostError* err) {
 }
 
 void st_abandon(StWriter* w) {
-    if (w->out) {  // otherwise a file at path is not ours
+    if (w->out) {  // otherwise st_begin did not create the file
         fclose(w->out);
         unlink(w->path);
     }

@@ -31,7 +31,7 @@ typedef struct {
     uint64_t  file_size, data_start;
     int       n_tensors, n_meta;
     StTensor* tensors;            // in file order
-    const StTensor** by_name;     // sorted
+    const StTensor** by_name;     // sorted by name
     StMeta*   meta;
 } StFile;
 
@@ -63,7 +63,7 @@ bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tens
               const StMeta* meta, int n_meta, TostError* err);
 bool st_append(StWriter* w, const void* data, size_t bytes, TostError* err);
 bool st_finish(StWriter* w, TostError* err);  // writes the CRC, fsyncs, closes; removes the file on failure
-void st_abandon(StWriter* w);                 // closes and removes the file; may follow any failure, and itself
+void st_abandon(StWriter* w);                 // closes and removes the file; allowed after any failure and after itself
 
 const char* st_dtype_name(StDtype d);
 

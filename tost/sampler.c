@@ -32,7 +32,7 @@ void sampler_free(Sampler* s) {
     *s = (Sampler){0};
 }
 
-// Order of the tokens: by falling logit (NaN is -infinity), then by rising id.
+// Sorts by decreasing logit (NaN is -infinity), then by increasing id.
 static bool ranks_before(const float* logits, int32_t a, int32_t b) {
     float x = isnan(logits[a]) ? -INFINITY : logits[a];
     float y = isnan(logits[b]) ? -INFINITY : logits[b];
@@ -57,8 +57,8 @@ static int32_t pop(int32_t* heap, int n, const float* logits) {
     return heap[n - 1] = first;
 }
 
-// Applies top_k, then top_p. Returns how many ids remain; they are the last ones of s->order, most likely last. A heap
-// sorts only as many ids as needed: O(n + kept · log n).
+// Applies top_k, then top_p. Returns the number of ids that remain; they are at the end of s->order, most likely last.
+// Partial heapsort: O(n + kept · log n).
 static int select_top(Sampler* s, const float* logits, const SamplerOptions* o, double total) {
     const int n = s->n_ids;
     for (int i = 0; i < n; i++) s->order[i] = i;
@@ -81,7 +81,7 @@ static int select_top(Sampler* s, const float* logits, const SamplerOptions* o, 
 static int32_t draw(const double* weight, const int32_t* ids, int n, double u) {
     double sum = 0, running = 0;
     for (int i = 0; i < n; i++) sum += weight[ids ? ids[i] : i];
-    int32_t last = -1;   // the last id of positive weight, if rounding keeps the sum at u · sum
+    int32_t last = -1;   // with positive weight: the result if rounding keeps running <= u · sum
     for (int i = 0; i < n; i++) {
         int32_t id = ids ? ids[i] : i;
         if (weight[id] > 0) last = id;
@@ -98,12 +98,12 @@ int32_t sampler_draw(Sampler* s, const float* logits, const SamplerOptions* o, R
     const float max = logits[best];
     double total = 0;
     for (int i = 0; i < n; i++) {
-        // The largest logit has weight 1, also if it is infinite (inf - inf is NaN).
+        // The largest logit has weight 1, even if it is infinite (inf - inf is NaN).
         double w = logits[i] == max ? 1.0 : exp(((double)logits[i] - max) / o->temperature);
         s->prob[i] = isnan(w) ? 0.0 : w;
         total += s->prob[i];
     }
-    const double u = rng_uniform(rng);   // one random number per token, whatever the options
+    const double u = rng_uniform(rng);   // always one random number per token, for any options
     if (!(o->top_k > 0 && o->top_k < n) && !(o->top_p < 1)) return draw(s->prob, NULL, n, u);
     const int kept = select_top(s, logits, o, total);
     return draw(s->prob, s->order + n - kept, kept, u);
@@ -112,10 +112,10 @@ int32_t sampler_draw(Sampler* s, const float* logits, const SamplerOptions* o, R
 // ---------------------------------------------------------------------------------------------
 // Text
 
-// The decode state and the tokens it has read, from which it is rebuilt when all positions are used.
+// The tokens in the decode state, which is rebuilt from the last of them when all positions are used.
 typedef struct {
     const Generator* g;
-    int              count;     // tokens read
+    int              count;     // tokens in the decode state
     int32_t*         ids;       // (block_size) these tokens
     float*           logits;    // (V), after the last token
 } Window;

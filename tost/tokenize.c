@@ -89,7 +89,7 @@ static void add_part(Job* job, const char* text, size_t n, bool ends) {
     job->n_ids += n + 1;
 }
 
-// Adds the next n bytes of the current document; ends: they are its last.
+// Adds the next n bytes of the current document; ends: the document ends after them.
 static void add_text(Job* job, const char* text, size_t n, bool ends) {
     if (n && !job->in_document) {
         Rng rng = rng_seeded(job->o->seed, job->r->documents);
@@ -209,7 +209,7 @@ static bool source_read(Source* s, size_t used, Job* job, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // Plain text
 
-// Adds the complete documents in s, and the last, incomplete one up to its last safe cut. The rest begins with the
+// Adds the complete documents in s, and the incomplete one after them up to its last safe cut. The rest begins with the
 // white space at the cut, so it includes the line end before a separator line. Returns the number of bytes used.
 static size_t add_documents(Job* job, const Source* s) {
     size_t p = 0, end, next;
@@ -337,7 +337,7 @@ static bool tokenize_file(Job* job, const char* path, TostError* err) {
     return ok;
 }
 
-// Checks an input before any work. The content of pipes and devices is checked when they are read.
+// Checks an input file before the work begins. The content of pipes and devices is checked when they are read.
 static bool check_file(const char* path, TostError* err) {
     struct stat st;
     if (access(path, R_OK) != 0 || stat(path, &st) != 0) {
@@ -379,7 +379,7 @@ static bool check_result(const Job* job, TostError* err) {
     return true;
 }
 
-// Removes shards that are already closed.
+// Removes the shards of a closed writer.
 static void remove_shards(const char* prefix, int shards) {
     for (int i = 0; i < shards; i++) {
         char* path = xasprintf("%s_%06d.bin", prefix, i);
@@ -402,7 +402,7 @@ static bool close_shards(Job* job, const char* val_prefix, TostError* err) {
     return false;
 }
 
-// Opens both writers even without validation documents: this checks that there are no shards of an earlier run.
+// Opens both writers even without validation documents: this checks that no shards with these prefixes exist.
 static bool run_job(Job* job, const char* train_prefix, const char* val_prefix, TostError* err) {
     const TokenizeOptions* o = job->o;
     job->tokenizer = tokenizer_open(o->tokenizer, err);

@@ -1,4 +1,4 @@
-// tokenize.h: tokenizes text files into shards, streaming and on all cores. The output does not depend on the number of
+// tokenize.h: tokenizes text files into shards, streaming and in parallel. The output does not depend on the number of
 // threads.
 #ifndef TOST_TOKENIZE_H
 #define TOST_TOKENIZE_H
@@ -11,8 +11,8 @@ typedef struct {
     char* const* files;          // "-" is standard input
     int          n_files;
     double       val_frac;       // probability that a document goes to the validation shards, [0, 1)
-    bool         val_required;   // fail if none does
-    uint64_t     seed;           // of this choice, which depends only on seed and document number
+    bool         val_required;   // fail if there are no validation documents
+    uint64_t     seed;           // a document's split depends only on seed and document number
     uint64_t     shard_tokens;   // tokens per shard
     int          threads;        // 0: OpenMP's default
     size_t       batch_bytes;    // input bytes read at a time, 0: 16 MiB; does not affect the output
@@ -30,7 +30,7 @@ typedef struct {
 // Input files are plain text with documents separated by lines of <|endoftext|> (see document_ends), or, if named
 // *.jsonl or *.JSONL, JSON objects, one per line, with the document in "text"; blank lines are skipped. A document ends
 // at the end of its file. Empty documents are skipped. Compressed files and known binary formats are rejected.
-// Fails if the training shards would be empty. On failure no file remains.
+// Fails if the training shards would be empty. On failure all shards are removed.
 bool tokenize_files(const TokenizeOptions* o, TokenizeResult* r, TostError* err);
 
 #endif

@@ -10,9 +10,9 @@
 
 enum {
     BYTES       = 256,        // number of byte tokens
-    MAX_TOKENS  = 1 << 24,    // an id has 24 bits, so that a heap key fits an id and a position
+    MAX_TOKENS  = 1 << 24,    // an id has 24 bits, so that a 64-bit heap key has room for an id and a position
     MAX_FILE    = 1 << 28,    // bytes of a vocab.bpe
-    SHORT_PIECE = 96,         // up to this many bytes a piece is merged by repeated scans, longer ones with a heap
+    SHORT_PIECE = 96,         // pieces of up to this many bytes are merged by repeated scans, longer ones with a heap
     NO_TOKEN    = 0x7fffffff, // no merge; greater than every id
 };
 

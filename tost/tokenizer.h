@@ -1,4 +1,4 @@
-// tokenizer.h: GPT-2's byte-level BPE with exactly its token ids. A vocab.bpe (or merges.txt) defines the vocabulary:
+// tokenizer.h: GPT-2's byte-level BPE with identical token ids. A vocab.bpe (or merges.txt) defines the vocabulary:
 // 256 byte tokens in GPT-2's order, one token per merge, <|endoftext|> last.
 #ifndef TOST_TOKENIZER_H
 #define TOST_TOKENIZER_H
@@ -10,7 +10,7 @@
 typedef struct Tokenizer Tokenizer;
 typedef struct TokenizerCache TokenizerCache;
 
-Tokenizer*  tokenizer_open(const char* path, TostError* err);   // NULL on error. No merges: a byte tokenizer
+Tokenizer*  tokenizer_open(const char* path, TostError* err);   // NULL on error; without merges: one token per byte
 void        tokenizer_free(Tokenizer* t);
 int         tokenizer_size(const Tokenizer* t);                 // number of tokens, <|endoftext|> included
 int         tokenizer_eot(const Tokenizer* t);                  // id of <|endoftext|>: size - 1
@@ -22,8 +22,8 @@ const char* tokenizer_piece(const Tokenizer* t, uint32_t id, size_t* len);  // b
 // ordinary text. Thread-safe.
 size_t tokenizer_encode(const Tokenizer* t, uint32_t* ids, const char* text, size_t n);
 
-// The same ids, several times faster for long texts: the cache stores the tokens of words. Use one cache per thread and
-// tokenizer.
+// The same ids, several times faster for long texts: the cache stores the ids of frequent words. Each thread needs its
+// own cache, and a cache is for one tokenizer.
 TokenizerCache* tokenizer_cache_new(void);
 void            tokenizer_cache_free(TokenizerCache* cache);
 size_t          tokenizer_encode_cached(const Tokenizer* t, TokenizerCache* cache, uint32_t* ids,
@@ -35,8 +35,8 @@ size_t tokenizer_last_cut(const char* text, size_t n);
 
 // Documents of plain text are separated by lines that are exactly <|endoftext|>, ended by LF or CRLF. Neither that line
 // nor the line end before it belongs to a document. Finds the first separator in s[from .. n), where s begins a line:
-// the document is s[from .. *end), the next one begins at *next. Returns false if there is none. `last`: s ends at n;
-// otherwise an incomplete line at the end does not count.
+// the document is s[from .. *end), the next one begins at *next. Returns false if there is none. `last`: s[n - 1] ends
+// the input; otherwise an incomplete last line is not a separator.
 bool document_ends(size_t* end, size_t* next, const char* s, size_t from, size_t n, bool last);
 
 // Encodes text with separator lines; each becomes the id of <|endoftext|>. At most n ids.

@@ -477,7 +477,7 @@ static const struct { const char* header; size_t data; const char* error; } inva
     {"{" T_("a", "F32", "4294967296,4294967296", "0", "4") "}", 4, "more bytes than 64 bits"},
     {"{" T_("a", "F64", "2305843009213693952", "0", "0") "}", 0, "more bytes than 64 bits"},
     {"{" T_("a", "F32", "4611686018427387904,2,2", "0", "0") "}", 0, "more bytes than 64 bits"},
-    {"{" T_("a", "F32", "2", "0", "4") "}", 4, "dtype and shape, which make 8 bytes"},
+    {"{" T_("a", "F32", "2", "0", "4") "}", 4, "dtype and shape, which take 8 bytes"},
     {"{" T_("a", "F32", "1", "4", "0") "}", 4, "data_offsets [4, 0]"},
     {"{" T_("a", "F32", "1", "0", "18446744073709551616") "}", 4, "over 2^64 - 1"},
     {"{" T_("a", "F32", "1", "18446744073709551612", "0") "}", 4,
@@ -725,7 +725,7 @@ static void test_st_writer_failures(Checks* c, const char* tmp) {
     check_refused(c, st_begin(&w, nowhere, &one, 1, NULL, 0, &err), &err,
                   "folder.safetensors: cannot be created", "no folder");
     st_abandon(&w);
-    check_refused(c, st_begin(&w, path, &vast, 1, NULL, 0, &err), &err, "'vast' makes more bytes",
+    check_refused(c, st_begin(&w, path, &vast, 1, NULL, 0, &err), &err, "'vast' has more bytes",
                   "a vast tensor");
     st_abandon(&w);
     if (access("/dev/full", W_OK) != 0) {
