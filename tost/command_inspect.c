@@ -6,7 +6,7 @@
 //   w        F32 (L,T,C)    tokens projected to the heads' subspaces: head h has channels [h·C/NH, (h+1)·C/NH)
 //   text     U8  (bytes)
 // __metadata__ has the model's config with the keys of a checkpoint, content "inspect", model, step, tokenizer and
-// text_tokens: the number of tokens of the whole text, of which the first T = min(block_size, text_tokens) are used.
+// text_tokens: the number of tokens in the whole text; only the first T = min(block_size, text_tokens) are used.
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -24,7 +24,7 @@ typedef struct {
     int32_t* ids;       // (T)
     int32_t* offsets;   // (T+1)
     char*    bytes;     // of the T tokens
-    size_t   total;     // tokens of the whole text
+    size_t   total;     // tokens in the whole text
 } Tokens;
 
 static void tokens_free(Tokens* k) {

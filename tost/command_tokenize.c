@@ -15,7 +15,7 @@ int command_tokenize(const Options* o) {
     if (!tokenize_files(&options, &r, &err)) return command_failed(o, &err);
     if (o->quiet) return 0;
     char bytes[32];
-    printf("%llu documents, %s: %llu tokens\n", (unsigned long long)r.documents,
+    printf("%llu document%s, %s: %llu tokens\n", (unsigned long long)r.documents, r.documents == 1 ? "" : "s",
            human_bytes(bytes, (double)r.bytes), (unsigned long long)r.tokens);
     printf("%s_train_*.bin: %llu tokens, shards: %d\n", o->out, (unsigned long long)r.train_tokens,
            r.train_shards);

@@ -41,7 +41,7 @@ bool read_text(Bytes* text, const char* option, const char* value, const char* h
 // ---------------------------------------------------------------------------------------------
 // Models and their tokenizers
 
-// Human-readable sizes and parameter count: "6 layers, …, no bias" and "1.6M (1.5M without wpe)".
+// Human-readable sizes and parameter count: "6 layers, …, no bias" and "1.6M (1.5M without position embeddings)".
 typedef struct { char sizes[160], parameters[96]; } ModelSummary;
 
 ModelSummary model_summary(const TostConfig* c, const TostTensors* tensors);

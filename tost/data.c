@@ -542,7 +542,7 @@ bool shard_writer_append(ShardWriter* w, const uint32_t* ids, size_t n, TostErro
     return true;
 }
 
-// Frees w and removes its shards, of which the first `renamed` no longer end in .tmp.
+// Frees w and removes its shards; the first `renamed` of them no longer end in .tmp.
 static void discard(ShardWriter* w, int renamed) {
     if (w->out) fclose(w->out);
     for (int i = 0; i < w->shards; i++) {

@@ -181,7 +181,7 @@ static bool take_lambada(Reader* r, Example* e, const Fields* f) {
 static bool take_hellaswag(Reader* r, Example* e, const Fields* f) {
     enum { ENDINGS = 4 };
     if (!f->ctx || f->n_endings == 0 || f->label < 0)
-        return bad_line(r, "HellaSwag is JSONL of {\"ctx\": …, \"endings\": [4], \"label\": 0 to 3}");
+        return bad_line(r, "HellaSwag is JSONL of {\"ctx\": …, \"endings\": [4 strings], \"label\": 0 to 3}");
     if (f->n_endings != ENDINGS)
         return tost_error(r->err, "%s line %d: %d endings instead of 4", r->path, r->line, f->n_endings);
     if (f->label >= ENDINGS) return bad_line(r, "the label is not in the range 0 to 3");

@@ -15,7 +15,7 @@ typedef struct {
     double top_p;         // 1: all tokens
 } SamplerOptions;
 
-// Buffers for n_ids tokens. n_ids is the tokenizer's size: larger ids of a padded vocabulary are never sampled.
+// Buffers for n_ids tokens. n_ids is the tokenizer's size: ids of a padded vocabulary (>= n_ids) are never sampled.
 typedef struct { int n_ids; double* prob; int32_t* order; } Sampler;
 
 Sampler sampler_new(int n_ids);

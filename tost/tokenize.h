@@ -16,7 +16,7 @@ typedef struct {
     uint64_t     shard_tokens;   // tokens per shard
     int          threads;        // 0: OpenMP's default
     size_t       batch_bytes;    // input bytes read at a time, 0: 16 MiB; does not affect the output
-    bool         jsonl;          // read every input as JSONL, whatever its name
+    bool         jsonl;          // read every input as JSONL, for any file name
     bool         quiet;          // show no progress
 } TokenizeOptions;
 

@@ -465,8 +465,8 @@ static bool read_merge(Loader* l, const char* text, size_t n) {
     const char* space = memchr(text, ' ', n);
     size_t n_left = space ? (size_t)(space - text) : 0, n_right = space ? n - n_left - 1 : 0;
     if (!n_left || !n_right || memchr(space + 1, ' ', n_right)) {
-        return tost_error(l->err, "%s: line %zu: '%.*s' is not two parts with one space between them",
-                          t->path, l->line, shown, text);
+        return tost_error(l->err, "%s: line %zu: '%.*s' is not two parts separated by one space; is this a "
+                          "vocab.bpe?", t->path, l->line, shown, text);
     }
     char* out = t->bytes + t->first[t->size];
     size_t left_bytes, right_bytes;

@@ -29,8 +29,9 @@ void            tokenizer_cache_free(TokenizerCache* cache);
 size_t          tokenizer_encode_cached(const Tokenizer* t, TokenizerCache* cache, uint32_t* ids,
                                         const char* text, size_t n);
 
-// The last position c in (0, n) where the text can be split: encoding both parts gives the ids of the whole, whatever
-// comes after text[n - 1]. 0 if there is none, that is, if no white space follows another character.
+// The last position c in (0, n) where the text can be split: encoding the two parts gives the same ids as encoding the
+// whole, for any text after text[n - 1]. 0 if there is none, that is, if no space or line feed follows a character that
+// is not white space.
 size_t tokenizer_last_cut(const char* text, size_t n);
 
 // Documents of plain text are separated by lines that are exactly <|endoftext|>, ended by LF or CRLF. Neither that line
