@@ -329,7 +329,7 @@ static void read_options(CheckpointInfo* info, const StFile* f) {
     }
 }
 
-// Sets *ours to true if this program wrote the file; then all keys are required. Fails on an unknown version.
+// Sets *ours to true if this program wrote the file; then no required key may be absent. Fails on an unknown version.
 static bool meta_is_ours(bool* ours, const StFile* f, TostError* err) {
     uint64_t version = 0;
     *ours = st_meta(f, "format_version") != NULL;

@@ -22,7 +22,7 @@ const char* tokenizer_piece(const Tokenizer* t, uint32_t id, size_t* len);  // b
 // ordinary text. Thread-safe.
 size_t tokenizer_encode(const Tokenizer* t, uint32_t* ids, const char* text, size_t n);
 
-// The same ids, several times faster for long texts: the cache stores the ids of frequent words. Each thread needs its
+// The same ids, several times faster for long texts: the cache stores the ids of recent words. Each thread needs its
 // own cache, and a cache is for one tokenizer.
 TokenizerCache* tokenizer_cache_new(void);
 void            tokenizer_cache_free(TokenizerCache* cache);
