@@ -4,13 +4,14 @@ dated Markdown table.
 
     dev/bench/gpu.py [--out DIR] [--limit SECONDS] [--stages NAME,…]
                                              default: dev/bench/results, 600 seconds, all stages
-    dev/bench/gpu.py --rehearse --out DIR    the same stages on a CPU with toy sizes; the figures mean nothing
+    dev/bench/gpu.py --rehearse --out DIR    the same stages on a CPU with toy sizes; the figures are meaningless
     dev/bench/gpu.py --self-test             tests the parsers and the table on made-up outputs
 
-Needs a GPU, the CUDA toolkit and make; uses compute-sanitizer and a Python with PyTorch ($PYTHON, default
-this one) if available. Downloads nothing: the data are random tokens and data/starter. A stage that fails,
-runs out of time or lacks a tool is listed in the table, and the other stages still run; the table is saved
-after each stage. If one run is too short for all stages, choose some per run: {stages}.
+Needs a GPU, the CUDA toolkit and make; uses compute-sanitizer and a Python with PyTorch ($PYTHON, by default
+the one that runs this script) if available. Downloads nothing: the data are random tokens and data/starter.
+A stage that fails, times out or lacks a tool is listed in the table, and the other stages still run; the table
+is saved after each stage. If the time limit is too short for all stages, split them into several runs with
+--stages. The stages: {stages}.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ("tssa", "norm", "classifier", "adamw", "embedding")
 LENGTHS, TOKENS, VOCAB = (1024, 4096, 16384, 65536), 65536, 50257
-# in this order after the build; the least important last, for which time may run out
+# run in this order after the build; the least important ones last, in case time runs out
 STAGES = ("tests", "kernels", "matmuls", "trainer", "decode", "curve", "peers_short", "sanitizers", "peers_long")
 NEED_TORCH = {"curve", "peers_short", "peers_long"}
 TOOLKIT = Path("/usr/local/cuda")   # used if its programs are not on PATH
@@ -39,16 +40,16 @@ WARM_STEPS = 5   # of the trainer, not counted
 FLOPS_PER_TOKEN = 6 * (12 * 10 * 768**2 + 50304 * 768)   # tost-base: 6 per weight of a matrix product
 
 
-# ---- parsers of program outputs ---------------------------------------------------------------------------------------
+# ---- parsers of program outputs ------------------------------------------------------------------------------------
 
 def parse_counts(text):
-    """(passed, failed, skipped) of the last closing line of a test program."""
+    """(passed, failed, skipped) from the last summary line of a test program."""
     found = re.findall(r"^(?:\w+: )?(\d+) passed, (\d+) failed, (\d+) skipped$", text, re.M)
     return tuple(map(int, found[-1])) if found else None
 
 
 def parse_kernels(text):
-    """Lines of dev/cuda's benches: (name, size, µs, GB/s, GB/s of a copy, time relative to the minimal bytes)."""
+    """Lines of dev/cuda's benches: (name, size, µs, GB/s, GB/s of a copy, time / minimal time)."""
     line = re.compile(r"^(\w+) +(\S.*?) +([\d.]+) us +([\d.]+) GB/s +([\d.]+) GB/s copy +([\d.]+) times the "
                       r"minimum$", re.M)
     return [(m[1], m[2], *map(float, m.groups()[2:])) for m in line.finditer(text)]
@@ -61,7 +62,7 @@ def parse_rates(text, unit):
 
 
 def parse_values(text):
-    """The `key value unit` lines of gpu_peers.py as a dict, or the reason why it was skipped."""
+    """The `key value unit` lines of gpu_peers.py as a dict; a string with the reason if it was skipped."""
     skipped = re.search(r"^skipped: (.*)$", text, re.M)
     if skipped:
         return skipped[1]
@@ -75,8 +76,8 @@ def parse_log(text):
 
 
 def parse_sanitizer(text):
-    """The number of errors in compute-sanitizer's summary (None without one) and the kernels it names, which may be
-    cuBLAS's own."""
+    """The number of errors in compute-sanitizer's summary (None if there is no summary), and the kernels it names,
+    which may belong to cuBLAS."""
     found = re.findall(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)", text)
     kernels = sorted(set(re.findall(r"^=+ +(?:at|in kernel) (?:void )?([A-Za-z_]\w*)", text, re.M)))
     return sum(int(a or b) for a, b in found) if found else None, kernels
@@ -128,7 +129,7 @@ class Table:
 
 
 def free_path(folder, name):
-    """FOLDER/NAME.md, with a number appended if it exists: no table is overwritten."""
+    """FOLDER/NAME.md, or FOLDER/NAME-2.md and so on if it exists, so that no table is overwritten."""
     path, number = folder / f"{name}.md", 2
     while path.exists():
         path, number = folder / f"{name}-{number}.md", number + 1
@@ -159,8 +160,8 @@ class Run:
         self.sizes, self.table, self.work = sizes, table, work
         self.end = time.monotonic() + limit
         self.python = os.environ.get("PYTHON", sys.executable)
-        self.matmul_ms = self.peak = None    # matrix products of a step; TFLOP/s of the square product
-        self.tssa_us, self.rates = {}, {}    # forward + backward by T; the trainer's tokens/s by T
+        self.matmul_ms = self.peak = None    # ms of a step's matrix products; TFLOP/s of the square product
+        self.tssa_us, self.rates = {}, {}    # both by T: µs of TSSA forward + backward; the trainer's tokens/s
 
     def command(self, words, limit, keep=False):
         """Runs a command. Returns (output, None), or (None, reason) if it fails; with keep, (output, reason)."""
@@ -170,7 +171,7 @@ class Run:
             return None, "no time left"
         print(f"== {' '.join(words)}", flush=True)
         try:
-            # its own session, so that its child processes can be killed with it
+            # a new session, so that child processes can be killed with it
             process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                        errors="replace", stdin=subprocess.DEVNULL, start_new_session=True)
         except OSError as error:
@@ -192,7 +193,7 @@ class Run:
         return " ".join(str(word).replace(str(self.work), "TMP") for word in words).replace(self.python, "python3")
 
     def random_shard(self):
-        """A uint16 shard of random tokens, distributed by Zipf's law, for one run of the trainer."""
+        """A uint16 shard of random tokens that follow Zipf's law, for one run of the trainer."""
         path = self.work / "random.bin"
         if not path.exists():
             draw, n = random.Random(1), self.sizes.tokens * self.sizes.steps + 1
@@ -215,13 +216,13 @@ class Run:
     # ---- stages ----
 
     def architecture(self):
-        """The make variable for this GPU's architecture; nvcc's `native` is an old one if it finds no GPU."""
+        """The make variable for this GPU's architecture. Without a GPU, nvcc's `native` is an old one."""
         capability = output_of("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader").split("\n")[0].strip()
         return [f"BENCH_ARCH=sm_{capability.replace('.', '')}"] if re.fullmatch(r"\d+\.\d", capability) else []
 
     def build(self):
-        all_of_cuda = ["CUDA=always", "train_gpt_tostcu", "test_tost", "bench_cuda"]
-        targets = ["train_gpt_tost"] if self.sizes.rehearse else all_of_cuda
+        cuda_targets = ["CUDA=always", "train_gpt_tostcu", "test_tost", "bench_cuda"]
+        targets = ["train_gpt_tost"] if self.sizes.rehearse else cuda_targets
         words = ["make", f"-j{os.cpu_count()}", *self.architecture(), *targets]
         start = time.monotonic()
         output, reason = self.command(words, 200)
@@ -239,7 +240,7 @@ class Run:
         if counts is None:
             failed = re.findall(r"^FAILED (.*)$", output or "", re.M)
             until = f"; {len(failed)} checks failed before that{', first ' + failed[0][:200] if failed else ''}"
-            self.table.note("tests", (reason or "no closing line") + until)
+            self.table.note("tests", (reason or "no summary line") + until)
             return
         parity = any(line.startswith("CUDA: ") for line in output.splitlines())
         self.table.row("tests", "{} passed, {} failed, {} skipped".format(*counts),
@@ -281,11 +282,11 @@ class Run:
             for kernel, size, us, rate, copy, times in found:
                 target = {"tssa_forward": "1.5", "tssa_backward": "2"}.get(kernel, "")
                 self.table.row(f"{kernel}, {size}: µs", f"{us:.1f}",
-                               f"{rate:.0f} GB/s, copy {copy:.0f} GB/s: {times:.2f} × the time of the minimal bytes",
+                               f"{rate:.0f} GB/s, copy {copy:.0f} GB/s: {times:.2f} × the minimal time",
                                target and f"{target} ×", words[0])
-                where = re.fullmatch(r"bf16 B (\d+) T (\d+) C 768", size)
-                if kernel.startswith("tssa_") and where:
-                    self.tssa_us[int(where[2])] = self.tssa_us.get(int(where[2]), 0) + us
+                shape = re.fullmatch(r"bf16 B (\d+) T (\d+) C 768", size)
+                if kernel.startswith("tssa_") and shape:
+                    self.tssa_us[int(shape[2])] = self.tssa_us.get(int(shape[2]), 0) + us
 
     def matmuls(self):
         words = ["build/cuda/bench_matmul"]
@@ -401,7 +402,7 @@ class Run:
         self.peers([self.sizes.lengths[-1], *self.sizes.lengths[1:-1]])
 
     def all(self, requested):
-        """Returns True if anything was measured."""
+        """Runs the build and the requested stages. Returns False if the build fails."""
         if not self.build():
             return False
         torch = self.has_torch()
@@ -410,7 +411,7 @@ class Run:
                 getattr(self, stage)()
             self.table.write()
         if not torch and requested & NEED_TORCH:
-            self.table.note("PyTorch", f"{self.python} lacks torch or safetensors; set PYTHON to one that has them")
+            self.table.note("PyTorch", f"{self.python} lacks torch or safetensors; set PYTHON to a Python with both")
         self.table.write()
         return True
 
@@ -425,7 +426,7 @@ def output_of(*words):
 
 
 def gpu_facts():
-    """Facts for the head of the table and None, or None and the reason why nothing can be measured."""
+    """Returns (facts for the head of the table, None), or (None, reason) if nothing can be measured."""
     gpus = output_of("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader").splitlines()
     if not gpus:
         return None, "no GPU found by nvidia-smi; --rehearse runs on a CPU"

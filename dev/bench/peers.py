@@ -1,11 +1,11 @@
-"""Measures the software that the trainer is compared with: the same model in PyTorch, and tiktoken.
+"""Measures the baselines of the trainer: the same model in PyTorch, and tiktoken.
 
     peers.py [SECTION...] [--threads N] [--text FILE --vocab vocab.bpe]
 
-Sections: train, sample, sgemm, tiktoken (the default: about a minute on two idle cores) and compiled, which is
-train with torch.compile and needs a C++ compiler and a few minutes. Prints `key value unit` lines, or
+Sections: train, sample, sgemm, tiktoken (the default: about a minute on two idle cores) and compiled (train with
+torch.compile; needs a C++ compiler and a few minutes). Prints `key value unit` lines, or
 `skipped: SECTION: reason` if a package or file is missing. Each value is the median of 3 runs after a warm-up.
-PyTorch's threads spin while they wait, so other programs on the same cores slow it down out of proportion.
+PyTorch's threads spin while they wait, so other programs on the same cores slow it down disproportionately.
 """
 
 import argparse
@@ -19,11 +19,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "reference"))
 
 RUNS = 3
-TRAIN_TOKENS = 1024           # B*T of a training step: one sequence of block_size
+TRAIN_TOKENS = 1024           # B·T of a training step: one sequence of tost-base's block_size
 SAMPLE_POSITIONS = (10, 128, 500, 1000)
 SGEMM_SIZE = 4096
 TEXT_BYTES = 8 << 20          # how much of --text is used
-GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 class Skip(Exception):
@@ -45,7 +44,7 @@ def median_seconds(run):
 
 
 def peak_bytes():
-    """Peak resident memory of this process. getrusage may include the parent process, from before exec."""
+    """Peak resident memory of this process. The fallback, getrusage, may include the parent's from before exec."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
@@ -91,7 +90,7 @@ def train(args, compiled=False):
 
 
 def sample(args):
-    """Greedy sampling with tost-base in float32. Each token recomputes the whole prefix; only its last logits."""
+    """Greedy sampling with tost-base in float32. Each token recomputes the whole prefix, but only the last logits."""
     torch, tost = load_torch(args)
     model = tost.Tost(tost.PRESETS["tost-base"]).eval()
     for position in SAMPLE_POSITIONS:
@@ -113,29 +112,15 @@ def sgemm(args):
     report("sgemm", 2 * n**3 / median_seconds(lambda: torch.mm(a, b, out=c)) / 1e9, "GFLOP/s")
 
 
-def gpt2_ranks(vocab_path):
-    """The tokens of vocab.bpe in order of id: 256 bytes, printable ones first, then one token per merge."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in printable]
-    byte_of = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
-    ranks = {bytes([byte]): i for i, byte in enumerate(printable + hidden)}
-    for line in vocab_path.read_text(encoding="utf-8").splitlines():
-        if line and not line.startswith("#version"):
-            ranks[bytes(byte_of[char] for char in line if char != " ")] = len(ranks)
-    return ranks
-
-
 def bench_tiktoken(args):
     """Encodes the start of --text with GPT-2's vocabulary: in one call on one core, and in pieces on all cores."""
     try:
-        import tiktoken
+        from gpt2_encoding import gpt2_encoding
     except ImportError as error:
         raise Skip(f"{error} (pip install -r dev/requirements.txt)") from error
     if args.text is None or args.vocab is None:
         raise Skip("give --text FILE and --vocab vocab.bpe")
-    ranks = gpt2_ranks(args.vocab)
-    encoding = tiktoken.Encoding("gpt2", pat_str=GPT2_PATTERN, mergeable_ranks=ranks,
-                                 special_tokens={"<|endoftext|>": len(ranks)})
+    encoding = gpt2_encoding(args.vocab)
     with open(args.text, "rb") as file:
         text = file.read(TEXT_BYTES).decode("utf-8", errors="replace")
     megabytes = len(text.encode()) / 1e6

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Children's Book Test (Hill et al., 2016), common nouns and named entities, into data/eval.
 
-    dev/data/cbt.py [--from PATH]            PATH: CBTest.tgz, or a folder or the two files from it
+    dev/data/cbt.py [--from PATH]            PATH: CBTest.tgz, its two files, or a folder with them
     ./train_gpt_tost eval --task cbt data/eval/cbtest_CN_test_2500ex.txt
 """
 from evalset import EvalSet, main
@@ -19,7 +19,7 @@ def is_question(line):
 
 
 def read(path):
-    """Yields examples: lines "1 …" to "21 …", with an empty line after each example."""
+    """Yields examples: lists of lines "1 …" to "21 …". In the file an empty line follows each example."""
     example = []
     with open(path, encoding="utf-8", errors="replace", newline="\n") as lines:
         for at, line in enumerate(lines, 1):
@@ -28,8 +28,8 @@ def read(path):
                 continue
             number = len(example) + 1
             if not line.startswith(f"{number} "):
-                raise Refused(f"{shown(path)}: line {at}: does not start with {number}, as line {number} of "
-                              f"the {LINES} of an example must")
+                raise Refused(f"{shown(path)}: line {at}: does not start with {number}: expected line {number} of "
+                              f"the {LINES} lines of an example")
             example.append(line)
             if number == LINES:
                 if not is_question(line):

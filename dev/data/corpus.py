@@ -1,9 +1,9 @@
-"""Turns text corpora into token shards. Shared by openwebtext.py and others, which each describe one Corpus.
+"""Turns text corpora into token shards. Shared by openwebtext.py and others, each of which describes one Corpus.
 
 A corpus is downloaded into data/source/NAME (or read with --from), split into train, val and test documents
 with the `datasets` library, and streamed as JSONL to `train_gpt_tost tokenize`, a fixed number of documents
-per shard. A shard gets its name only when it is complete, so an interrupted run resumes at the first missing
-shard and produces the same shards. PREFIX.json, the recipe, records what they were made from.
+per shard. Shards are renamed into place once complete, so an interrupted run resumes at the first missing shard
+and produces the same shards. PREFIX.json, the recipe, records what they were made from.
 """
 import json
 import os
@@ -36,10 +36,10 @@ class Corpus:
     split: Callable            # [File] -> {"train": Dataset, "val": …, "test": …}, with a column "text"
     hub: str = ""              # dataset name on the Hugging Face Hub
     revision: str = "main"
-    files: tuple = ()          # patterns of its files to download; or
-    urls: tuple = ()           # (URL, file name, SHA-256 or None)
-    documents: int = 0         # published number over all splits; 0: unknown
-    tokens: dict = field(default_factory=dict)  # published number per split, with GPT-2's vocabulary
+    files: tuple = ()          # patterns of the files to download from the Hub
+    urls: tuple = ()           # other downloads: (URL, file name, SHA-256 or None)
+    documents: int = 0         # published number, all splits together; 0: unknown
+    tokens: dict = field(default_factory=dict)  # published number per split with GPT-2's vocabulary
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,14 @@ def fetch_hub(corpus, folder):
 
 
 def fetch_corpus(corpus):
-    """Returns the folder with the corpus's files; downloads them unless an earlier run completed."""
+    """Returns the folder with the corpus's files. Downloads them unless an earlier download completed."""
     folder = SOURCES / corpus.name
     complete = folder / ".complete"
     if not complete.exists():
         if corpus.hub:
             fetch_hub(corpus, folder)
         fetch.download_all(corpus.urls, folder)
-        find_files([folder])  # raises Refused if the Hub had none
+        find_files([folder])  # raises Refused if no file matched
         complete.touch()
     return folder
 
@@ -99,7 +99,7 @@ def file_of(path, name):
 
 
 def find_files(paths):
-    """The given files and those in the given folders, sorted by path within a folder. All must be of one kind."""
+    """The given files and those in the given folders, sorted by path within each folder. All must be of one kind."""
     found = []
     readable = "Parquet (.parquet), JSONL (.jsonl) or text (.txt, .raw, .tokens)"
     for path in paths:
@@ -140,7 +140,7 @@ def jsonl_documents(path):
 
 
 def text_documents(path):
-    """Documents are separated by lines <|endoftext|>; the line end before the separator is not part of the text."""
+    """Documents are separated by <|endoftext|> lines; the newline before a separator is not part of the document."""
     lines = []
     try:
         with open(path, encoding="utf-8", newline="\n") as file:
@@ -158,7 +158,7 @@ def text_documents(path):
 
 
 def rows(files):
-    """Rows for `datasets`. Its cache key includes the size and time of each File, so a changed file is read again."""
+    """Rows for `datasets`, whose cache key includes each File's size and mtime, so that a changed file is reread."""
     for file in files:
         documents = jsonl_documents if file.kind == "JSONL" else text_documents
         for text in documents(file.path):
@@ -210,20 +210,20 @@ def load(files):
 # Splitting
 
 def random_split(test_size=0.0005, seed=2357):
-    """A random share of the documents becomes val, as in nanoGPT's OpenWebText script. With the same library and
-    seed, the concatenated shards hold the tokens of nanoGPT's train.bin and val.bin."""
+    """A random fraction of the documents becomes val, as in nanoGPT's OpenWebText script. With the same library and
+    seed, the concatenated shards contain the same tokens as nanoGPT's train.bin and val.bin."""
     def split(files):
         documents = load(files)
         if len(documents) < 2:
             raise Refused("only one document, which cannot be split into train and val: separate documents "
-                          f"with lines {EOT}")
+                          f"with {EOT} lines")
         splits = documents.train_test_split(test_size=test_size, seed=seed, shuffle=True)
         return {"train": splits["train"], "val": splits["test"]}
     return split
 
 
 def split_of(file):
-    """train, val or test: whichever occurs last in the file's name."""
+    """train, val or test: the last of these words in the file's name."""
     words = re.findall(r"(?<![a-z])(train|val|test)", file.name.lower())
     if not words:
         raise Refused(f"{file.name}: the file name must contain train, valid or test")
@@ -252,7 +252,7 @@ def split_by_name(to_documents=None):
 
 
 # ----------------------------------------------------------------------------------------------------------
-# The recipe, PREFIX.json: what the shards are made from, so that a later run does not mix in others
+# The recipe, PREFIX.json: what the shards were made from. A later run with different inputs is an error.
 
 def recipe_path(args):
     return args.out.with_name(args.out.name + ".json")
@@ -276,7 +276,7 @@ def write_recipe(args, recipe):
 
 
 def check_recipe(args, recipe):
-    """Raises Refused if there are shards that were made from other inputs."""
+    """Raises Refused if the existing shards were made from different inputs."""
     if not existing_shards(args):
         return
     path = recipe_path(args)
@@ -287,12 +287,12 @@ def check_recipe(args, recipe):
         raise Refused(f"{shown(args.out)}_*.bin: shards of unknown origin exist ({shown(path)} does not "
                       "describe them): use another --out, or --overwrite") from error
     if differ:
-        raise Refused(f"{shown(path)}: existing shards differ in {', '.join(differ)}: use the same as "
-                      "before, another --out, or --overwrite")
+        raise Refused(f"{shown(path)}: existing shards were made with other values of {', '.join(differ)}: use "
+                      "the same values, another --out, or --overwrite")
 
 
 def remove_unfinished(args):
-    """Removes the temporary folders of a killed run."""
+    """Removes temporary folders left by a killed run."""
     for folder in args.out.parent.glob(f"{args.out.name}.*.tmp"):
         if folder.is_dir():
             shutil.rmtree(folder, ignore_errors=True)
@@ -320,14 +320,14 @@ def write_documents(pipe, documents, progress):
 
 
 def make_shard(path, documents, args, recipe, progress):
-    """Tokenizes the documents into one shard. If this process is killed, the tokenizer ends as if the text had
-    ended, but its output stays in the temporary folder and is never used."""
+    """Tokenizes the documents into one shard. If this process is killed, the tokenizer sees the end of its input and
+    finishes normally, but its output stays in the temporary folder and is never used."""
     with tempfile.TemporaryDirectory(prefix=f"{args.out.name}.", suffix=".tmp", dir=path.parent) as folder:
         command = [args.binary.absolute(), "tokenize", "--tokenizer", args.tokenizer, "--jsonl",
                    "--out", f"{folder}/shard", "--val-frac", "0", "--shard-tokens", "2147483647", "--quiet", "-"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
                                    stderr=subprocess.PIPE,
-                                   start_new_session=True)  # Ctrl-C must not reach it
+                                   start_new_session=True)  # so that Ctrl-C does not reach it
         try:
             with process.stdin as pipe:
                 write_documents(pipe, documents, progress)
@@ -342,13 +342,13 @@ def make_shard(path, documents, args, recipe, progress):
             raise Refused(f"{shown(path)}: {error or f'tokenize ended with status {process.returncode}'}")
         shards = sorted(Path(folder).iterdir())
         if len(shards) > 1:
-            raise Refused(f"--shard-documents {args.shard_documents}: over 2^31 tokens in a shard: use fewer")
-        write_recipe(args, recipe)  # before the shard, whose origin would otherwise be unknown
+            raise Refused(f"--shard-documents {args.shard_documents}: more than 2^31 tokens in a shard: use fewer")
+        write_recipe(args, recipe)  # before the shard, so that no shard lacks a recipe
         os.replace(shards[0], path)
 
 
 def shard_ranges(args, splits):
-    """Yields (path, split, first document, document after the last) of each shard."""
+    """Yields (path, split, first, end) of each shard, which contains documents first … end-1 of the split."""
     for split, documents in splits.items():
         for i, first in enumerate(range(0, len(documents), args.shard_documents)):
             path = args.out.with_name(f"{args.out.name}_{split}_{i:06d}.bin")
@@ -377,7 +377,8 @@ def make_shards(corpus, args, recipe, splits):
 # The command
 
 def report_counts(corpus, splits, tokens, gpt2):
-    """Prints tokens and documents per split; for the published corpus, raises Refused if the counts differ."""
+    """Prints tokens and documents per split. Raises Refused if the number of documents is the published one,
+    but the token counts differ."""
     documents = sum(map(len, splits.values()))
     comparable = corpus.tokens and gpt2 and documents == corpus.documents
     wrong = []
@@ -394,8 +395,8 @@ def report_counts(corpus, splits, tokens, gpt2):
     elif corpus.tokens and not gpt2:
         print("token counts not compared: the published ones are for GPT-2's vocabulary")
     if wrong:
-        raise Refused(f"{' and '.join(wrong)}: token counts differ from the published ones: different texts, or "
-                      "a different order")
+        raise Refused(f"{' and '.join(wrong)}: token counts differ from the published ones: different documents "
+                      "or a different order")
 
 
 def parse(corpus):

@@ -1,8 +1,8 @@
 """Downloads evaluation sets, in their original format, into data/eval for `train_gpt_tost eval --task`.
 
-Shared by lambada.py, hellaswag.py and cbt.py, which each describe one EvalSet.
+Shared by lambada.py, hellaswag.py and cbt.py, each of which describes one EvalSet.
 
-Every example of a file is checked before the file is put in place. Needs Python 3.10; tqdm to download.
+A file is copied to its destination only if all its examples are valid. Needs Python 3.10; tqdm to download.
 """
 import json
 import os
@@ -21,9 +21,9 @@ ARCHIVES = (".tgz", ".tar.gz", ".tar")
 class EvalSet:
     name: str
     files: tuple               # (file name, SHA-256 or None)
-    examples: int              # in each file, as published
+    examples: int              # published number in each file
     read: Callable             # path -> its examples; raises Refused for a malformed one
-    urls: tuple                # (URL, file name, SHA-256 or None): the files, or an archive that contains them
+    urls: tuple                # (URL, file name, SHA-256 or None) of the files, or of an archive with them
 
 
 def read_jsonl(check):
@@ -45,7 +45,7 @@ def read_jsonl(check):
 # ----------------------------------------------------------------------------------------------------------
 
 def unpack(archive, names, folder):
-    """Extracts the named files from any folder of an archive. Returns their paths."""
+    """Extracts the named files, wherever they are in the archive. Returns their paths."""
     found = []
     try:
         with tarfile.open(archive) as tar:
@@ -76,7 +76,7 @@ def locate(evalset, sources, folder):
             candidates += unpack(path, names, folder) if path.name.endswith(ARCHIVES) else [path]
     found = {path.name: path for path in candidates if path.name in names}
     if not found and len(names) == len(sources) == 1 and sources[0].is_file():
-        return {names[0]: sources[0]}  # the file may have another name
+        return {names[0]: sources[0]}  # a single file may have any name
     missing = [name for name in names if name not in found]
     if missing:
         raise Refused(f"{' '.join(map(str, sources))}: does not contain {' or '.join(missing)}")
@@ -88,7 +88,7 @@ def check(evalset, path, expected):
     count = sum(1 for _ in evalset.read(path))
     if count != evalset.examples:
         raise Refused(f"{shown(path)}: {count:,} examples, not the {evalset.examples:,} published: "
-                      "truncated, or another split")
+                      "truncated, or a different split")
     same = expected and fetch.sha256(path) == expected
     return f"{count:,} examples{', SHA-256 as published' if same else ''}"
 

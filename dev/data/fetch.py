@@ -1,6 +1,6 @@
 """Shared by the scripts in this folder: one-line error messages, resumable downloads, SHA-256 checks.
 
-Files are checked before they are put in place. Needs Python 3.10 and tqdm.
+A download is renamed to its final name only after its checksum is verified. Needs Python 3.10 and tqdm.
 """
 import argparse
 import errno
@@ -25,7 +25,7 @@ class Refused(Exception):
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """--help starts with the script's docstring; a wrong command line is reported in one line, with status 2."""
+    """--help starts with the script's docstring; usage errors are one line, with status 2."""
 
     def __init__(self):
         super().__init__(description=sys.modules["__main__"].__doc__,
@@ -36,7 +36,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def run(main):
-    """Runs a script's main; reports an error in one line on stderr, with status 1."""
+    """Runs a script's main. Errors are reported in one line on stderr, with status 1."""
     script = os.path.basename(sys.argv[0])
     try:
         main()
@@ -65,16 +65,16 @@ def sha256(path):
 
 
 def check_sha256(path, expected, name):
-    """Raises Refused if the file has another SHA-256. `name` is its name in the message."""
+    """Raises Refused if the file's SHA-256 is not the expected one. `name` is its name in the message."""
     found = sha256(path)
     if found != expected:
-        raise Refused(f"{name}: SHA-256 is {found}, not the published {expected}: damaged, or another file")
+        raise Refused(f"{name}: SHA-256 is {found}, not the published {expected}: damaged, or a different file")
 
 
 def unreachable(host, reason, what, place, option):
-    """The error for an unreachable host: what to fetch by hand, where to put it, what to run next."""
-    return Refused(f"{host} cannot be reached ({reason}): fetch {what} by hand into {shown(place)}, "
-                   f"then run again with --from {shown(option)}")
+    """The error for an unreachable host: what to download manually, where to put it, what to run next."""
+    return Refused(f"{host} cannot be reached ({reason}): download {what} manually into "
+                   f"{shown(place)}, then run again with --from {shown(option)}")
 
 
 def resolve_error(host):
@@ -89,13 +89,13 @@ def resolve_error(host):
 
 
 def receive(url, part):
-    """Downloads the part of the URL that the file `part` does not have yet."""
+    """Downloads the URL into the file `part`, resuming after the bytes that it already contains."""
     from tqdm import tqdm
 
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
-        if response.status != 206:  # the server ignored the range and sends the whole file
+        if response.status != 206:  # the server ignored the range and sent the whole file
             have = 0
         length = response.headers.get("Content-Length")
         total = have + int(length) if length else None
@@ -111,21 +111,21 @@ def receive(url, part):
 
 
 def download(url, path, expected=None, what=None, option=None):
-    """Downloads the URL to `path`, only if complete and of the expected SHA-256. An interrupted download stays in
-    `path`.part and is resumed by the next call. Without a network, the error asks the user to fetch `what`
-    (default: the URL) by hand and to pass `option` (default: the path) to --from."""
+    """Downloads the URL to `path`, which is written only if the download is complete and has the expected SHA-256. An
+    interrupted download stays in `path`.part and is resumed by the next call. If the host is unreachable, the error
+    asks the user to download `what` (default: the URL) manually and to pass `option` (default: the path) to --from."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     try:
         try:
             receive(url, part)
         except urllib.error.HTTPError as error:
-            if error.code != 416 or not part.exists():  # 416: no bytes after those we have
+            if error.code != 416 or not part.exists():  # 416: no bytes beyond those in `part`
                 raise
             part.unlink()
             receive(url, part)
     except urllib.error.HTTPError as error:
-        raise Refused(f"{url}: HTTP {error.code} {error.reason}: fetch it from elsewhere into "
+        raise Refused(f"{url}: HTTP {error.code} {error.reason}: download it from elsewhere into "
                       f"{shown(path.parent)}, then run again with --from {shown(option or path)}") from error
     except OSError as error:  # includes URLError and timeouts
         if error.errno in DISK_ERRORS:
@@ -143,7 +143,7 @@ def download(url, path, expected=None, what=None, option=None):
 
 
 def download_all(urls, folder):
-    """Downloads each (URL, file name, SHA-256 or None) that the folder does not have yet."""
+    """Downloads each (URL, file name, SHA-256 or None) that is missing in the folder."""
     missing = [row for row in urls if not (folder / row[1]).exists()]
     for url, name, expected in missing:
         what = " and ".join(row[0] for row in missing)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""LAMBADA's test set, as OpenAI published it with GPT-2, as data/eval/lambada_test.jsonl.
+"""LAMBADA's test set, in the version published with GPT-2, as data/eval/lambada_test.jsonl.
 
     dev/data/lambada.py [--from PATH]
     ./train_gpt_tost eval --task lambada data/eval/lambada_test.jsonl

@@ -4,7 +4,7 @@
     dev/data/openwebtext.py                  downloads 24 GB of Parquet; the datasets cache takes another 40 GB
     dev/data/openwebtext.py --from FOLDER    reads local Parquet files
 
-Concatenated, the shards hold the same tokens as nanoGPT's train.bin and val.bin. If interrupted, run the same
+Concatenated, the shards contain the same tokens as nanoGPT's train.bin and val.bin. If interrupted, run the same
 command again to resume. Needs Python 3.10, datasets and tqdm.
 """
 from corpus import Corpus, main, random_split

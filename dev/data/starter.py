@@ -5,20 +5,20 @@
     starter.py --seed 3 --stories 4000 --recall --out FILE  a recall test for eval --task hellaswag
 
 A story combines a theme (bakery, sea, …) with a plot (trouble, lost, skill, …). A plot is a list of beats; each
-beat has a table of sentences. Facts stated early (name, village, food, pet, favourite thing, colour) are asked for
-at the end. A story has one value of each kind of fact, and no theme uses words of the fact tables, so every answer
-follows from the text. A small ToST model uses the set of earlier words more than the previous word, so words with
-many continuations ("the", "was") are rare, and questions repeat the words in which the fact was stated.
+beat has a table of sentences. A story ends with questions about facts stated earlier (name, village, food, pet,
+favourite thing, colour). It has one value of each kind of fact, and no theme uses words of the fact tables, so the
+text determines every answer. A small ToST model relies more on which words occurred before than on the previous
+word, so words with many continuations ("the", "was") are rare, and questions repeat the wording of the fact.
 
-Template syntax: [a|b] is one of the alternatives; {slot} is filled from the story; <{slot}> is also an answer of
-the recall test.
+Template syntax: [a|b] is one of the alternatives; {slot} is a value of the story; <{slot}> is also an answer in the
+recall test.
 
 The recall test has one item per answer, in HellaSwag's format: "ctx" is the story up to the answer, "endings" the
-answer and three values of the same kind that are not in the story, "label" the index of the answer. Added are
+answer and three values of the same kind that are not in the story, "label" the index of the answer. Extra fields are
 "kind", "answer" and "distance", the number of words back to the last occurrence of the answer. Chance is 1 in 4.
-Two kinds are left out because the story gives other hints: what a pet does shows what it is, and the theme shows
-who helped. --blind keeps only the question, to measure what a model guesses without the story. dev/plot/recall.py
-plots accuracy over distance:
+Two kinds of fact are left out because the story contains other clues: a pet's behaviour reveals the animal, and the
+theme reveals the helper. --blind keeps only the question, to measure what a model guesses without the story.
+dev/plot/recall.py plots accuracy over distance:
 
     starter.py --seed 3 --stories 4000 --recall --out recall.jsonl
     train_gpt_tost --membership learned --out out/learned ; train_gpt_tost --membership uniform --out out/uniform
@@ -74,7 +74,7 @@ TRAITS = ("curious|brave|quiet|cheerful|clever|gentle|shy|lively|patient|stubbor
           "polite")
 
 # ----------------------------------------------------------------------------------------------------------
-# Plots: beats in order; "/" starts a paragraph; half of the stories leave out a beat marked "?".
+# Plots: beats in order; "/" starts a paragraph; a beat marked "?" is omitted with probability 1/2.
 
 PLOTS = {
     "trouble": "open love pet food? / day sight work? / problem upset try again? / help advice fix / "
@@ -88,7 +88,7 @@ PLOTS = {
                "bedtime moral / ask",
     "fair":    "open pet love food? / day sight? / event task luck moment cheer / prize thrill? moral / ask",
 }
-PLOT_CHOICES = [*PLOTS, "trouble"]         # twice as likely, since a theme has two troubles
+PLOT_CHOICES = [*PLOTS, "trouble"]         # twice as likely, since each theme has two troubles
 
 LINES = {
     "open":     ["Long ago in {village} lived {trait} {hero}.",
@@ -163,7 +163,7 @@ MORALS = {
     "fair":    ["Joining in matters most.", "Courage brings its own reward."],
 }
 
-# Questions with their answers. One is asked only if the story has used all of its slots.
+# Questions with their answers. A question is asked only if the story has used all of its slots.
 ASKS = [
     "What did {he} love most? {He} loved {his} <{hue}> <{thing}>.",
     "What colour was the {thing}? The {thing} was <{hue}>.",
@@ -411,8 +411,8 @@ class Story:
         self.slots.update(self.theme_slots())
 
     def facts(self):
-        """The slots that do not depend on the theme. guest is kin again, and helper is person: only the sentences that
-        allow their ASK use these names."""
+        """The slots that do not depend on the theme. `guest` has the value of `kin`, and `helper` that of `person`;
+        they are used only by sentences that state the fact of a question."""
         choice = self.rng.choice
         girl = choice((True, False))
         hero = choice(split(GIRLS if girl else BOYS))
@@ -451,7 +451,7 @@ class Story:
         return template
 
     def asks(self):
-        """One or two questions about facts that were used."""
+        """One or two questions about facts that the story has used."""
         known = [ask for ask in ASKS if set(re.findall(r"\{(\w+)\}", ask)) <= self.used]
         asked = self.rng.sample(known, min(len(known), self.rng.choice((1, 2))))
         return [re.sub(r"<\{(\w+)\}>", r"<\1={\1}>", ask) for ask in asked]
@@ -489,7 +489,7 @@ def stories(seed, count):
 
 MARK = re.compile(r"<(\w+)=(\w+)>")
 NAMES = f"{GIRLS}|{BOYS}"
-# Possible answers by kind. For a hero, only names of the right gender, since pronouns reveal it.
+# Possible answers by kind. For a hero, wrong_answers() keeps the gender, which pronouns reveal.
 RECALLED = {"hue": HUES, "thing": THINGS, "call": CALLS, "village": VILLAGES, "food": FOODS, "guest": KIN,
             "friend": NAMES, "hero": NAMES}
 WRONG = 3
@@ -508,7 +508,7 @@ def wrong_answers(kind, answer, words, rng):
 
 
 def recall(text, rng, blind=False):
-    """Yields the items of a story, as described above."""
+    """Yields the recall items of a story; the module's docstring has their format."""
     story_words = set(re.findall(r"\w+", plain(text)))
     for mark in MARK.finditer(text):
         kind, answer = mark.groups()

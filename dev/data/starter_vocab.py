@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Learns the starter model's vocab.bpe from texts of starter.py: byte-level BPE with GPT-2's pre-tokenization.
+"""Learns the starter model's vocab.bpe from stories of starter.py: byte-level BPE with GPT-2's pre-tokenization.
 
     starter_vocab.py --merges 2047 --out data/starter/vocab.bpe FILE...
 
 vocab.bpe has GPT-2's format: a line "#version: 0.2", then one line "left right" per merge, in GPT-2's
 printable alphabet for bytes. Ids: the 256 bytes in that alphabet's order, the merges, <|endoftext|>; 2,047
 merges give 2,304 tokens, a multiple of 64. Needs the `tokenizers` library; the result is deterministic for
-one version of it.
+a given version of it.
 """
 import argparse
 import json
@@ -55,7 +55,7 @@ def encoder(merges):
 
 
 def report(bpe, texts):
-    """Prints which share of the words is a single token, of all words and of the distinct ones."""
+    """Prints the fraction of words that are a single token: of all words, and of the distinct ones."""
     words = Counter()
     tokens = 0
     for text in texts:

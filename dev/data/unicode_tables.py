@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Generates tost/unicode_tables.h: the character class of every code point in GPT-2's pattern.
+"""Generates tost/unicode_tables.h: for every code point, its character class in GPT-2's pre-tokenization pattern.
 
     python3 dev/data/unicode_tables.py > tost/unicode_tables.h
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Gets GPT-2's vocab.bpe (50,000 merges) as data/vocab.bpe and checks its SHA-256.
+"""Downloads GPT-2's vocab.bpe (50,000 merges) to data/vocab.bpe and checks its SHA-256.
 
     dev/data/vocab.py [--from FILE] [--out FILE]
 
-Needs Python 3.10; tqdm to download.
+Needs Python 3.10, and tqdm to download.
 """
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def main():
     args = parser.parse_args()
     if args.source:
         if not args.source.is_file():
-            raise Refused(f"--from {args.source}: not a file: name a vocab.bpe")
+            raise Refused(f"--from {args.source}: not a file: give the path of a vocab.bpe")
         check_sha256(args.source, SHA256, shown(args.source))
         place(args.source, args.out)
     elif args.out.exists():

@@ -1,4 +1,4 @@
-"""WikiText's documents. Each of its files is one text, in which a blank line is a line of one space."""
+"""Splits WikiText into documents. Each of its files is one text, in which a blank line contains one space."""
 import re
 
 # An article starts with a blank line, its title = … =, and another blank line.
@@ -6,8 +6,8 @@ ARTICLE = re.compile(r"^ \n(?= = (?!=)[^\n]*(?<!=) = \n \n)", re.MULTILINE)
 
 
 def to_documents(split, texts):
-    """Train: one document per article. Other splits: one document, as published perplexities are computed.
-    On the Hub each row is a line, and a blank line is empty."""
+    """Train: one document per article. Other splits: a single document, since published perplexities are computed
+    over the whole text. On the Hub each row is one line, and a blank line is an empty string."""
     text = texts[0] if len(texts) == 1 else "".join(line or " \n" for line in texts)
     if split != "train":
         return [text]

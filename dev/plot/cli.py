@@ -1,5 +1,5 @@
-"""Errors and files of the scripts in dev/plot and dev/reference: as in the trainer, an error is one line on stderr
-and exit status 1."""
+"""Shared by the scripts in dev/plot and dev/reference: options, errors and output files. As in the trainer, an error
+is one line on stderr and exit status 1."""
 
 import argparse
 import os
@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 def option_parser(doc):
-    """An ArgumentParser whose --help starts with the script's docstring, as it is laid out."""
+    """An ArgumentParser whose --help starts with the script's docstring, with its line breaks."""
     return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def describe(error):
-    """An error in one line: file name and system message, or the first line of the message."""
+    """One line for an error: file name and system message, or the first line of its message."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -27,20 +27,20 @@ def fail(error):
 
 
 def run(main):
-    """Returns main's exit status. main reports errors of its files itself, so an OSError here is one of stdout."""
+    """Returns main's exit status. main handles errors of its own files; an OSError here is from stdout."""
     try:
         status = main()
         sys.stdout.flush()
         return status
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's flush at exit fails again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python's flush at exit would fail too
         return fail(f"stdout cannot be written: {describe(error)}")
     except KeyboardInterrupt:
         return 130
 
 
 def write_file(path, write):
-    """Calls write(temporary path), then renames: the file of --out is complete or not there at all."""
+    """Calls write(temporary path), then renames it to `path`, so that --out is never incomplete."""
     part = Path(f"{path}.tmp")
     try:
         write(part)

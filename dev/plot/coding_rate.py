@@ -7,30 +7,30 @@
 
 Several files of one model, each on its own text, give one curve: the mean with a band of one standard deviation.
 
-Notation: n tokens z_t enter a layer; head h has the projection U_h, the membership Π[h,t], and
+Notation: the input of a layer is n tokens z_t; head h has the projection U_h, the membership Π[h,t], and
 n_h = Σ_t Π[h,t] tokens, so that Σ_h n_h = n. In nats per token,
 
     R^c   = Σ_h n_h/n · ½ logdet(I + 1/n_h · U_hᵀ Z diag(Π_h) Zᵀ U_h)
     bound = Σ_h n_h/n · ½ Σ_d log(1 + m[h,d]),   m[h,d] = 1/n_h · Σ_t Π[h,t] (U_hᵀ z_t)[d]²
 
-R^c is the compression term of maximal coding rate reduction and bound its variational form with f(x) = log(1 + x),
+R^c is the compression term of maximal coding rate reduction, and `bound` its variational form with f(x) = log(1 + x),
 as defined by Wu et al. (ICLR 2025, arXiv 2412.17810, section 3). m is the diagonal of the matrix in R^c, so
 Hadamard's inequality gives R^c <= bound, with equality if no two directions of a head are correlated. TSSA is a
 gradient step on the bound: its factor 1/(1+m) is the derivative of log(1 + m). U_hᵀ z_t is the w of the trainer:
 c_attn applied to the normalised residual stream, split into heads.
 
-Scale: the paper multiplies the matrix by d/ε². Training learns the scale of c_attn, which includes this factor,
-and the layer computes 1/(1+m) with m from w, so here d/ε² = 1. R^c of a trained model is therefore larger both if
-w has grown and if it spreads more. The second measure, spread, does not depend on the scale of w: R^c with each
-head's w scaled to a mean m of 1, as a share of its maximum, which uncorrelated directions of equal energy have,
+Scale: the paper multiplies the matrix by d/ε². Here d/ε² = 1, as in the layer, which computes 1/(1+m) directly from
+w: the learned scale of c_attn includes the factor. R^c therefore increases both if w grows and if it spreads over
+more directions. `spread` does not depend on the scale of w. It is R^c with each head's w scaled to a mean m of 1,
+divided by its maximum, which is reached if all directions of a head are uncorrelated and have equal energy:
 
     spread = Σ_h n_h/n · logdet(I + M_h · hs/tr M_h) / (hs log 2),   hs channels per head, M_h the matrix in R^c
 
 It is 1 if the tokens fill all directions of their heads equally, and lower if they concentrate on a few.
 
-Statistics: in the layer, m at a token is over the tokens up to it. Here m is over the whole text, as at the last
-token. Π is the layer's own, causal membership. All measures describe the input of the layer's attention, not its
-output. Needs Python 3.10, numpy, matplotlib and safetensors.
+In the layer, m at a token averages over the tokens up to it; here it averages over the whole text, as at the last
+token. Π is the layer's causal membership. All measures describe the input of the layer's attention, not its output.
+Needs Python 3.10, numpy, matplotlib and safetensors.
 """
 
 import math
@@ -72,7 +72,7 @@ def rates(inspection):
 
 
 def group(inspections):
-    """{(model, step): its inspections}; raises ValueError unless all models have the same texts."""
+    """{(model, step): its inspections}. Raises ValueError unless all models were inspected on the same texts."""
     groups = {}
     for one in inspections:
         groups.setdefault((one.model, one.step), []).append(one)
@@ -81,18 +81,18 @@ def group(inspections):
         same = len(other) == len(first) and all(any(a.same_text(b) for b in first) for a in other)
         if not same:
             raise ValueError(f"{other[0].path}: {other[0].model} and {first[0].model} were not inspected on the "
-                             "same texts; inspect both on the same")
+                             "same texts; inspect both on the same texts")
     for files in groups.values():
         for i, one in enumerate(files):
             if any(one.same_text(other) for other in files[:i]):
                 raise ValueError(f"{one.path}: this text of {one.model} is given twice")
             if one.pi.shape[:2] != files[0].pi.shape[:2]:
-                raise ValueError(f"{one.path}: not the layers and heads of {files[0].path}")
+                raise ValueError(f"{one.path}: layers and heads differ from {files[0].path}")
     return groups
 
 
 def draw(curves):
-    """curves: {label: (texts,L,4)}, the last axis MEASURES."""
+    """curves: {label: array (texts,L,4)}; the last axis is MEASURES."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.9), layout="constrained")
     for i, (label, values) in enumerate(curves.items()):
         colour = COLOURS[i % len(COLOURS)]

@@ -1,4 +1,4 @@
-"""Shared by the scripts that draw with matplotlib: colours, common options, axes. No display is needed."""
+"""Shared by the scripts that draw with matplotlib: colours, common options, axes. Needs no display."""
 
 import sys
 from pathlib import Path
@@ -51,7 +51,7 @@ def style_axes(axes):
 
 
 def write(figure, args):
-    """Writes args.out. An SVG has no date in it, so the same data give the same file."""
+    """Writes args.out. An SVG contains no date, so the same data give the same file."""
     kind = Path(args.out).suffix[1:]
     metadata = {"Date": None} if kind == "svg" else None
     write_file(args.out, lambda part: figure.savefig(part, format=kind, dpi=args.dpi, metadata=metadata))

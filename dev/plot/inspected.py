@@ -66,7 +66,7 @@ class Inspection:
             raise ValueError(f"{self.path}: 'pi' is not a membership: it does not sum to 1 over the heads")
 
     def mean_loss(self):
-        """Nats per token, without the first token, which has no context; NaN if there is no other."""
+        """Nats per token, without the first token, which has no context. NaN for a single token."""
         return float(self.loss[1:].mean()) if self.length > 1 else float("nan")
 
     def same_text(self, other):

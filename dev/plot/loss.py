@@ -3,8 +3,8 @@
     loss.py RUN… [--out loss.png] [--label NAME]… [--published openwebtext] [--line 'NAME=2.91']…
 
 RUN is a log.csv, or the run folder that contains it, of the trainer or of dev/reference/train.py. Training loss is
-drawn pale as logged, and smoothed over --smooth steps (centred mean); validation loss is drawn as points. The first
-run has the widest line, so that overlapping curves stay visible. --difference adds a panel with the difference of
+drawn twice: pale as logged, and smoothed over --smooth steps (centred mean). Validation loss is drawn as points. The
+first run has the widest line, so that overlapping curves stay visible. --difference adds a panel with the difference of
 each run's training and validation losses from the first run's at the same number of tokens, and prints the largest
 differences. --published draws the paper's losses on a dataset, and those of GPT-2 base.
 
@@ -50,7 +50,7 @@ class Run:
                              "folder") from error
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}: not a text file; expected a run's log.csv or its folder") from error
-        values = read_rows(path, text[: text.rfind("\n") + 1])  # an unterminated last line is still being written
+        values = read_rows(path, text[: text.rfind("\n") + 1])  # an incomplete last line is still being written
         for name, column in zip(COLUMNS, zip(*values)):
             setattr(self, name, list(column))
 
@@ -81,8 +81,8 @@ def read_rows(path, text):
 
 
 def smooth(values, width):
-    """Centred mean over `width` values; the window shrinks symmetrically at both ends. A value that is not finite
-    (of a skipped step) is replaced by the last finite one."""
+    """Centred mean over `width` values; the window shrinks symmetrically at both ends. A non-finite value (of a
+    skipped step) is replaced by the last finite one."""
     sums, last = [0.0], next(filter(math.isfinite, values), math.nan)
     for value in values:
         last = value if math.isfinite(value) else last
@@ -113,7 +113,7 @@ def print_differences(runs):
 
 
 def draw_losses(axes, runs, args):
-    markers = {}  # legend entries shared by all runs: {name: style}
+    markers = {}  # legend entries that apply to all runs: {name: style}
     for i, run in enumerate(runs):
         colour = COLOURS[i % len(COLOURS)]
         width = 1.6 + 3.4 * (len(runs) - 1 - i) / (len(runs) - 1) if len(runs) > 1 else 2.0
@@ -138,14 +138,14 @@ def spread(places, gap):
     places = list(places)
     for _ in range(100):
         for i in range(1, len(places)):
-            lack = gap - (places[i] - places[i - 1])
-            if lack > 0:
-                places[i - 1 : i + 1] = places[i - 1] - lack / 2, places[i] + lack / 2
+            overlap = gap - (places[i] - places[i - 1])
+            if overlap > 0:
+                places[i - 1 : i + 1] = places[i - 1] - overlap / 2, places[i] + overlap / 2
     return places
 
 
 def draw_lines(axes, args):
-    """Horizontal lines, with their names on the right."""
+    """Horizontal lines with their names on the right."""
     lines = list(PUBLISHED[args.published].items()) if args.published else []
     for text in args.line:
         name, _, value = text.rpartition("=")
@@ -165,7 +165,7 @@ def draw_lines(axes, args):
 
 
 def draw_differences(axes, runs):
-    floor = 1e-9  # the last decimal of log.csv; smaller differences, and 0, are drawn here
+    floor = 1e-9  # the last decimal of log.csv; smaller differences are drawn at this value
     for i, run in enumerate(runs[1:], 1):
         colour = COLOURS[i % len(COLOURS)]
         tokens, values = differences(run, runs[0], "train_loss")

@@ -1,4 +1,4 @@
-"""Writes an HTML page that colours the tokens of a text by the head with the largest membership, layer by layer.
+"""Writes an HTML page that colours each token of a text by the head with the largest membership, for each layer.
 
     train_gpt_tost --steps 0 --out out/start                                              (the untrained model)
     train_gpt_tost inspect --model out/run   --text @story.txt --out trained.safetensors
@@ -6,12 +6,12 @@
     membership.py trained.safetensors --initial start.safetensors --out membership.html
 
 The membership Π of a token is a softmax over the heads of a layer. A token has the colour of the head with the
-largest Π; the stronger the colour, the larger the margin to the second-largest Π. Π compares a token's energy with
-that of all tokens before it, so even in an untrained model it changes with the position. --initial adds a second
-mode, Π − Π₀, where Π₀ is from the same text in the model before training.
+largest Π; the stronger the colour, the larger the margin to the second-largest Π. Π depends on a token's energy
+relative to the sum over all tokens up to it, so even in an untrained model it changes with the position. --initial
+adds a second mode, Π − Π₀, where Π₀ is the membership of the same text in the model before training.
 
-The page is one self-contained file. The script also prints, per layer, the mean margin, the share of tokens of the
-busiest head, and the distance from initialisation (½ Σ |Π − Π₀| over the heads, 0 to 1).
+The page is one self-contained file. The script also prints, per layer, the mean margin, the share of tokens whose
+leading head is the busiest one, and the distance from initialisation (½ Σ |Π − Π₀| over the heads, 0 to 1).
 Needs Python 3.10, numpy and safetensors.
 """
 
@@ -26,11 +26,11 @@ from cli import fail, option_parser, run, write_file
 from inspected import Inspection
 import numpy as np
 
-MARKS = {"\n": "\u21b5", "\t": "\u21e5"}  # written before the character
-FULL_COLOUR = 0.98  # quantile of the margins that gets full colour
+MARKS = {"\n": "\u21b5", "\t": "\u21e5"}  # shown before the character
+FULL_COLOUR = 0.98  # quantile of the margins that is shown in full colour
 
 
-def shown(char):
+def char_html(char):
     """A character as HTML; one without a glyph becomes an escape sequence in <i>."""
     code = ord(char)
     if char in MARKS:
@@ -42,11 +42,11 @@ def shown(char):
     return html.escape(char)
 
 
-def shown_tokens(text, offsets):
-    """HTML of each token. A character whose bytes are split over several tokens appears in the first."""
+def token_html(text, offsets):
+    """HTML of each token. A character that is split over several tokens appears in the first."""
     out, at = [""] * (len(offsets) - 1), 0
     for char in text.decode("utf-8", "surrogateescape"):
-        out[np.searchsorted(offsets, at, "right") - 1] += shown(char)
+        out[np.searchsorted(offsets, at, "right") - 1] += char_html(char)
         at += len(char.encode("utf-8", "surrogateescape"))
     return [token or "<i>\u00b7</i>" for token in out]
 
@@ -60,13 +60,13 @@ def margins(values):
 
 
 def busiest(values):
-    """Per layer, the largest share of tokens that have the same leading head."""
+    """Per layer, the largest share of tokens with the same leading head."""
     leading = values.argmax(1)
     return [np.bincount(row).max() / len(row) for row in leading]
 
 
 def packed(pi):
-    """Π in 1/65535 as little-endian uint16, in base64."""
+    """Π in units of 1/65535, as little-endian uint16 in base64."""
     return base64.b64encode(np.rint(pi.clip(0, 1) * 65535).astype("<u2").tobytes()).decode()
 
 
@@ -80,7 +80,7 @@ def summary(trained, initial):
 
 
 def page(trained, initial, title):
-    tokens = shown_tokens(trained.text, trained.offsets)
+    tokens = token_html(trained.text, trained.offsets)
     spans = "".join(f'<span id="t{t}">{token}</span>' for t, token in enumerate(tokens))
     modes = [trained.pi] + ([trained.pi - initial.pi] if initial else [])
     full = [max(1e-6, float(np.quantile(margins(values), FULL_COLOUR))) for values in modes]
@@ -92,8 +92,8 @@ def page(trained, initial, title):
     if initial:
         facts += f"; initialisation: {initial.model}, step {initial.step}"
     rows = "".join(f"<tr><th>{l}</th><td>{margin:.4f}</td><td>{share:.2f}</td>"
-                   f"<td>{'' if away is None else f'{away:.4f}'}</td></tr>"
-                   for l, margin, share, away in summary(trained, initial))
+                   f"<td>{'' if distance is None else f'{distance:.4f}'}</td></tr>"
+                   for l, margin, share, distance in summary(trained, initial))
     values = {"TITLE": html.escape(title), "FACTS": html.escape(facts), "SPANS": spans, "ROWS": rows,
               "LAST": str(trained.layers), "DIFFERENCE": "" if initial else "disabled",
               "NOTE": "" if initial else " (needs --initial)",
@@ -128,8 +128,8 @@ def main(arguments=None):
     except (OSError, ValueError) as error:
         return fail(error)
     print("layer  margin  busiest  from initialisation")
-    for l, margin, share, away in summary(trained, initial):
-        print(f"{l:5d}  {margin:6.4f}  {share:7.3f}  {'' if away is None else f'{away:.4f}'}".rstrip())
+    for l, margin, share, distance in summary(trained, initial):
+        print(f"{l:5d}  {margin:6.4f}  {share:7.3f}  {'' if distance is None else f'{distance:.4f}'}".rstrip())
     print(args.out)
     return 0
 

@@ -1,13 +1,14 @@
-"""Plots recall over distance: how often a model names the fact that a story stated a number of words before.
+"""Plots recall over distance: how often a model recalls a fact that the story stated a given number of words earlier.
 
     recall.py RESULT.json… [--label NAME]… [--out recall.png]
 
-RESULT.json is the output of `eval --task hellaswag ITEMS --json` on a recall test; dev/data/starter.py --help has the
-commands. It names ITEMS, from which "distance" and "kind" are read. An item is solved if the answer has the lowest
-total loss of its four endings. The script prints items, accuracy and the 95 % Wilson interval per run, for each
---bin words of distance and for each kind of fact; chance is 0.25. For two runs it adds their difference with the
-95 % interval for paired items. Items whose story exceeds the model's block size are left out and counted, since
-the fact may have been cut off. Needs Python 3.10 and matplotlib.
+RESULT.json is the output of `eval --task hellaswag ITEMS --json RESULT.json` on a recall test; dev/data/starter.py
+--help lists the commands. It contains the path of ITEMS, which has the "distance" and "kind" of each item. An item is
+solved if the answer has the lowest total loss of the four endings. The script prints the number of items and, per
+run, the accuracy with its 95 % Wilson interval, for each distance bin (--bin words wide) and each kind of fact;
+chance is 0.25. For two runs it adds their difference with the 95 % interval for paired items. Items whose story
+exceeds the model's block size are excluded and counted, since the fact may have been cut off.
+Needs Python 3.10 and matplotlib.
 """
 
 import json
@@ -24,7 +25,7 @@ CHANCE = 0.25
 
 
 class Result:
-    """One run: solved, {line: True if solved}; items, {line: (distance, kind)}; cut, the number of items left out."""
+    """One run: solved, {line: True if solved}; items, {line: (distance, kind)}; cut, the number of excluded items."""
 
     def __init__(self, path, items, label):
         result = read_json(path)
@@ -90,7 +91,7 @@ def wilson(hits, n):
 
 
 def paired(one, other, lines):
-    """Mean of one - other over the same items, and half the width of its 95 % interval."""
+    """Mean of one - other over the same items, and the half-width of its 95 % interval."""
     difference = [one.solved[line] - other.solved[line] for line in lines]
     n, mean = len(difference), sum(difference) / len(difference)
     squares = sum((x - mean) ** 2 for x in difference)
@@ -98,7 +99,7 @@ def paired(one, other, lines):
 
 
 def bins(results, width):
-    """Two lists of (name, middle distance or None, lines): the bins by distance; the kinds, then all."""
+    """Two lists of (name, middle distance or None, lines): the distance bins; the kinds, followed by all items."""
     items, lines = results[0].items, sorted(results[0].solved)
     by_distance, by_kind = {}, {}
     for line in lines:
@@ -111,7 +112,7 @@ def bins(results, width):
 
 
 def accuracy(result, lines):
-    """Accuracy and its interval."""
+    """Accuracy and the limits of its 95 % interval."""
     hits = sum(result.solved[line] for line in lines)
     return hits / len(lines), *wilson(hits, len(lines))
 
@@ -150,7 +151,7 @@ def same_items(results):
     first = results[0]
     for other in results[1:]:
         if other.items != first.items:
-            raise ValueError(f"{other.label}: not the items of {first.label}; evaluate all runs on the same "
+            raise ValueError(f"{other.label}: other items than {first.label}; evaluate all runs on the same "
                              "recall test")
     lines = set.intersection(*(set(result.solved) for result in results))
     if not lines:

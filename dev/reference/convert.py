@@ -2,27 +2,27 @@
 
     convert.py ckpt.pt DEST         writes DEST/model.safetensors and, if ckpt.pt has AdamW's moments,
                                     DEST/optimizer.safetensors; if DEST ends in .safetensors, only the weights.
-                                    The result is for --init, sample --model and eval --model
+                                    Use the result with --init, sample --model or eval --model
     convert.py ckpt.pt RUN --run [--data GLOB] [--option NAME=VALUE]…
                                     writes RUN/step_N, which `train --resume --out RUN` continues
-    convert.py MODEL DEST.pt        MODEL is as for --model: a safetensors file, a checkpoint folder or a run
+    convert.py MODEL DEST.pt        MODEL as in --model: a safetensors file, a checkpoint folder or a run
 
-ckpt.pt is what nanoGPT and the published ToST code save: {'model': state dict, 'model_args': sizes, …}. Parameter
-names may have the prefix of torch.compile (_orig_mod.) or of DistributedDataParallel (module.); lm_head.weight may
-be missing or equal to wte. Tensors become float32. A ckpt.pt written by this script contains lm_head.weight, which
-the published model's load_state_dict requires, and 'model_args' with dropout 0.
+ckpt.pt has the format of nanoGPT and the published ToST code: {'model': state dict, 'model_args': sizes, …}.
+Parameter names may have the prefix of torch.compile (_orig_mod.) or of DistributedDataParallel (module.);
+lm_head.weight may be missing or equal to wte. Tensors become float32. A ckpt.pt written by this script contains
+lm_head.weight, which the published model's load_state_dict requires, and 'model_args' with dropout 0.
 
 'optimizer' is the state dict of a torch.optim.AdamW, which numbers its parameters: first those with weight decay,
-then those without, each in the order of the state dict. Group sizes and shapes show which parameters decay: in
-nanoGPT all with two or more dimensions, in dev/reference/tost.py embeddings and the weights of Linear layers; a
+then those without, each in the order of the state dict. The group sizes and shapes determine which parameters decay:
+in nanoGPT all with two or more dimensions, in dev/reference/tost.py embeddings and the weights of Linear layers; a
 single group also works. A ckpt.pt written by this script has nanoGPT's groups. The trainer never decays temp and
-denom_bias, whatever group they were in.
+denom_bias, regardless of their group.
 
-Also converted: the step (iter_num), best validation loss, tokens seen, tokenizer, and the trainer's own state of a
-run, so a run that is converted to ckpt.pt and back continues bit-identically. A ckpt.pt of another program has no
-such state. With --run, give its shards with --data; the trainer continues in its own data order at the position of
-the step. Options are taken from nanoGPT's 'config', if present, and from AdamW's groups; --option adds or
-overrides. Needs Python 3.10, torch 2.1 and safetensors.
+The step (iter_num), best validation loss, tokens seen, tokenizer and the trainer's run state are also converted, so a
+run that is converted to ckpt.pt and back continues bit-identically. A ckpt.pt from another program has no run state:
+with --run, give its shards with --data, and the trainer continues at that step in its own data order. Options are
+taken from nanoGPT's 'config', if present, and from AdamW's groups; --option adds or overrides options.
+Needs Python 3.10, torch 2.1 and safetensors.
 """
 
 import math
@@ -82,7 +82,7 @@ def load_pt(path):
 
 
 def integer(path, name, value):
-    """A step or a size, as text."""
+    """The value as a string; raises ValueError unless it is a non-negative integer."""
     try:
         if int(value) == value and value >= 0:
             return str(int(value))
@@ -92,7 +92,7 @@ def integer(path, name, value):
 
 
 def read_pt(path):
-    """Returns model, metadata, moments and the raw content of a ckpt.pt."""
+    """Returns the model, metadata, moments and raw content of a ckpt.pt."""
     checkpoint = load_pt(path)
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
         hint = "; to convert a safetensors file, give a DEST.pt" if path.suffix == ".safetensors" else ""
@@ -131,17 +131,17 @@ def read_pt(path):
 
 
 def groupings(shapes):
-    """Possible numberings of a model's parameters: each a list of groups, each a list of names."""
+    """The known orders of a model's parameters in AdamW: each a list of groups, which are lists of names."""
     names = list(shapes)
     linear = [name for name in names if len(shapes[name]) == 2 and name.endswith(".weight")]
-    wide = [name for name in names if len(shapes[name]) >= 2]
-    return [[wide, [name for name in names if name not in wide]],      # nanoGPT
-            [linear, [name for name in names if name not in linear]],  # dev/reference/tost.py
+    multidim = [name for name in names if len(shapes[name]) >= 2]
+    return [[multidim, [name for name in names if name not in multidim]],  # nanoGPT
+            [linear, [name for name in names if name not in linear]],      # dev/reference/tost.py
             [names]]
 
 
 def unused(name, model):
-    """True if a parameter never gets a gradient. AdamW then has no state for it, which is equivalent to zeros."""
+    """True if a parameter never gets a gradient. AdamW has no state for it, which is equivalent to zero moments."""
     return model.config.membership == "uniform" and name.endswith((".attn.temp", ".attn.denom_bias"))
 
 
@@ -287,8 +287,8 @@ def write_moments(path, model, metadata, moments):
     write_safetensors(path, tensors, {"format": "pt"} | model.config.metadata() | metadata | crc32(tensors))
 
 
-def place(writers):
-    """Calls each of {path: function that writes a file} on a temporary path, then renames all files."""
+def write_files(writers):
+    """writers: {path: function that writes a file}. Writes all files to temporary paths, then renames them."""
     parts = {path: path.with_name(path.name + ".tmp") for path in writers}
     try:
         for path, write in writers.items():
@@ -304,7 +304,7 @@ def to_pt(source, file):
     model, metadata, moments = read_safetensors(source)
     check_absent(file)
     file.parent.mkdir(parents=True, exist_ok=True)
-    place({file: lambda part: write_pt(part, model, metadata, moments)})
+    write_files({file: lambda part: write_pt(part, model, metadata, moments)})
     return file, moments
 
 
@@ -320,16 +320,16 @@ def to_model(source, dest):
     for path in writers:
         check_absent(path)
     file.parent.mkdir(parents=True, exist_ok=True)
-    place(writers)
+    write_files(writers)
     return file, moments and not alone
 
 
 def to_run(source, run_folder, requested):
-    """Writes a checkpoint folder, which gets its name only when it is complete."""
+    """Writes a checkpoint folder under a temporary name and renames it when it is complete."""
     model, metadata, moments, checkpoint = read_pt(source)
     if not moments:
         raise ValueError(f"{source}: no AdamW state, which --run needs: convert the weights without --run, and start "
-                         "from them with --init")
+                         "a run from them with --init")
     metadata = run_metadata(metadata, checkpoint, requested, source)
     check_absent(run_folder)
     folder = run_folder / f"step_{int(metadata['step']):08d}"
@@ -374,7 +374,7 @@ def parse(arguments):
 
 
 def name_file(error, args):
-    """The error with a message that names a file: the source, if it does not name one yet."""
+    """Adds the source's name to an error whose message names no file."""
     text = describe(error)
     named = isinstance(error, OSError) and error.filename or str(args.source) in text or str(args.dest) in text
     return error if named else ValueError(f"{args.source}: {text}")

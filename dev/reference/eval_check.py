@@ -5,8 +5,8 @@
 
 The expected values come from the model in PyTorch (tost.py), with one forward pass per continuation, and from tiktoken
 with the merges of vocab.bpe. CBT examples are made from LAMBADA texts, since CBT's own files cannot be redistributed.
-Compared are token counts, log-likelihoods and all accuracies of every example, every window of --data in both modes,
-and the totals. Exit status 1 on any disagreement.
+The script compares token counts, log-likelihoods and all accuracies of every example, every window of --data in both
+modes, and the totals. Exit status 1 on any disagreement.
 """
 
 import argparse
@@ -19,32 +19,16 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import tiktoken
 import torch
 
 from golden import randomize
+from gpt2_encoding import gpt2_encoding
 from tost import Tost, TostConfig, write_safetensors
 
-PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 TOLERANCE = 2e-5  # |error| / (1 + |value|) of a log-likelihood; both sides compute in float32
 GREEDY = 10  # tokens generated for LAMBADA's accuracy_within_10
 # Like the trainer's JSON: U+FFFD for each byte that is not part of a valid character.
 codecs.register_error("each_byte", lambda e: ("\ufffd" * (e.end - e.start), e.end))
-
-
-def gpt2_encoding(vocab_bpe):
-    """The tiktoken Encoding: ids are the bytes in GPT-2's order (printable ones first), then the merges."""
-    printable = [b for b in range(256)
-                 if chr(b).isprintable() and b != 0x20 and b != 0xAD and b < 0x7F or 0xA1 <= b != 0xAD]
-    order = printable + [b for b in range(256) if b not in printable]
-    letter = {chr(b): b for b in printable}
-    letter |= {chr(256 + i): b for i, b in enumerate(order[len(printable):])}
-    ranks = {bytes([b]): i for i, b in enumerate(order)}
-    for line in Path(vocab_bpe).read_text(encoding="utf-8").split("\n"):
-        if line and not line.startswith("#version"):
-            ranks[bytes(letter[c] for c in line.replace(" ", ""))] = len(ranks)
-    return tiktoken.Encoding("vocab", pat_str=PATTERN, mergeable_ranks=ranks,
-                             special_tokens={"<|endoftext|>": len(ranks)})
 
 
 class Checker:
@@ -119,13 +103,13 @@ def check_endings(c, got, context, endings, label, sizes):
         c.equal(rule, got[rule], scores.index(min(scores)) == label)
 
 
-def solvable(c, examples, most):
-    """Examples that the model solves: the last word is the one it would generate, as it is and in capitals."""
+def solvable(c, examples, limit):
+    """Examples that the model solves: the last word is the one that it generates, unchanged or in capitals."""
     made = []
     for example in examples:
         context = json.loads(example)["text"].rstrip().rsplit(" ", 1)[0]
         word = c.text_of(c.greedy(c.ids(context)[-(c.limit - GREEDY):], 1))
-        if word[:1] == b" " and word[1:].isalpha() and len(made) < most:
+        if word[:1] == b" " and word[1:].isalpha() and len(made) < limit:
             made += [json.dumps({"text": context + w}) for w in (word.decode(), word.decode().upper())]
     return made
 
@@ -145,7 +129,7 @@ def check_cbt(c, example, got):
     candidates = candidates.split("|")
     context = " ".join(line.split(" ", 1)[1] for line in lines[:20])
     whole = [c.ids(context + " " + query.split(" ", 1)[1].replace("XXXXX", w, 1)) for w in candidates]
-    common = 0  # length of the common prefix, the context
+    common = 0  # length of the common prefix, which is the context
     while common < min(map(len, whole)) - 1 and len({tuple(w[: common + 1]) for w in whole}) == 1:
         common += 1
     check_endings(c, got, whole[0][:common], [w[common:] for w in whole], candidates.index(answer),
@@ -222,7 +206,7 @@ def check_data(c, args, folder, text):
             c.equal(f"{options}: every token scored once", seen, list(range(1, len(ids))))
             text_bytes = len(c.text_of(ids[1:]))
             c.close(f"{options}: bits per byte", result["bits_per_byte"], nats / math.log(2) / text_bytes)
-    c.equal("another seed gives other windows", starts[1] != starts[2], True)
+    c.equal("different seeds give different windows", starts[1] != starts[2], True)
 
 
 def make_model(path, vocab_size):

@@ -40,13 +40,13 @@ from safetensors import safe_open
 
 from tost import Tost, TostConfig, write_safetensors
 
-# Relative to the tensor's largest value: far above float64 rounding errors, far below a real disagreement.
+# Relative to the tensor's largest value: far above float64 rounding errors, far below the effect of a bug.
 TOLERANCE = 1e-10
 HYPER = {"lr": 1e-3, "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "grad_clip": 1.0}
 
 
 def randomize(model, generator):
-    """Sets every parameter to random values of a size that makes all terms of the gradients significant."""
+    """Sets every parameter to random values, scaled so that all terms of the gradients are significant."""
     def normal(p, mean, std):
         p.copy_(torch.randn(p.shape, generator=generator) * std + mean)
 
@@ -125,7 +125,7 @@ def make(args):
 
 
 def worst_error(got, expected):
-    """The largest difference relative to the largest expected value, or absolute if all are zero; NaN gives inf."""
+    """The largest difference relative to the largest expected value; absolute if all are zero, inf for NaN."""
     scale = expected.abs().max().item()
     error = (got - expected).abs().max().item() / (scale if scale > 0 else 1.0)
     return math.inf if math.isnan(error) else error
@@ -180,7 +180,7 @@ def main():
         parser.add_argument(f"--{option.replace('_', '-')}", type=float, default=default,
                             help=f"default {default:g}")
     args = parser.parse_args()
-    torch.set_num_threads(1)  # the same order of summation on every machine
+    torch.set_num_threads(1)  # for the same order of summation on every machine
     if args.verify:
         return 0 if verify(args.verify) else 1
     if args.name is None or args.out is None:

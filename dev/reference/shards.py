@@ -64,7 +64,7 @@ def open_shard(path):
 
 
 class Shards:
-    """The shards of a glob as one stream of samples: T inputs, and T targets shifted by one token."""
+    """The shards of a glob as a stream of samples. A sample is T inputs, and T targets shifted by one token."""
 
     def __init__(self, pattern, T, vocab_size, order, seed=0):
         paths = [pattern] if os.path.exists(pattern) else glob.glob(os.path.expanduser(pattern))
@@ -78,13 +78,13 @@ class Shards:
         self.samples = (self.tokens - 1) // T if order == "sequential" else sum(self.counts)
         if self.samples == 0:
             raise ValueError(f"{pattern}: {self.tokens} tokens, but a sample needs {T + 1}")
-        self.epoch = self.shard = None  # shuffled: the epoch and shard of the cached permutation
+        self.epoch = self.shard = None  # shuffled: epoch and shard of the cached permutations
 
     def rng(self, epoch, slot):
         return Rng(self.seed, (0xDA7A << 48) + (epoch << 24) + slot)
 
     def read(self, s, first, n):
-        """n ids from token `first` of shard s, continuing in the next shards."""
+        """n ids, starting at token `first` of shard s and continuing in the following shards."""
         parts = []
         while n > 0:
             part = self.shards[s][first : first + n].astype(np.int64)
@@ -98,7 +98,7 @@ class Shards:
         return np.concatenate(parts)
 
     def locate(self, i):
-        """Shard and token at which sample i starts."""
+        """(shard, token) where sample i starts."""
         epoch, i = divmod(i, self.samples)
         if self.order == "sequential":
             s, first = 0, i * self.T

@@ -1,8 +1,8 @@
 """The Token Statistics Transformer for causal language modelling, in PyTorch.
 
 Wu et al., "Token Statistics Transformer: Linear-Time Attention via Variational Rate Reduction", ICLR 2025,
-arXiv 2412.17810. A GPT-2 with TSSA, token statistics self-attention, in place of attention. The C and CUDA
-engines are tested against this model, which is written for reading, not for speed, and uses autograd.
+arXiv 2412.17810. The model is a GPT-2 with TSSA, token statistics self-attention, instead of softmax
+attention. It is written for clarity, not speed, and uses autograd. The C and CUDA engines are tested against it.
 
 Sizes in comments: B batch, T length, C channels (n_embd), nh heads, hs = C/nh, V vocabulary.
 Needs Python 3.10, torch 2.1 and safetensors.
@@ -21,7 +21,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from safetensors import safe_open
 
-ENERGY_MIN = 1e-12  # lower bound of the cumulative energy that divides a token's energy
+ENERGY_MIN = 1e-12  # lower bound of the cumulative energy, by which a token's energy is divided
 MASS_EPS = 1e-8     # added to the cumulative membership
 GAMMA_INIT = 1e-5   # initial LayerScale
 
@@ -174,7 +174,7 @@ class Tost(nn.Module):
 
     @classmethod
     def from_checkpoint(cls, path):
-        """Loads a model, a checkpoint folder or a run; see find_model. The config is derived from the shapes, and
+        """Loads a model, a checkpoint folder or a run; see find_model. The config is derived from the shapes and
         must agree with the __metadata__."""
         path = find_model(path)
         with safe_open(path, framework="pt") as file:
@@ -184,7 +184,7 @@ class Tost(nn.Module):
 
     @classmethod
     def from_state(cls, state, metadata, path):
-        """Model from a state dict and the config entries of its metadata; `path` is for error messages."""
+        """A model from a state dict and the config entries of its metadata. `path` is for error messages."""
         untie_head(state, path)
         missing = {WTE, "transformer.wpe.weight", "transformer.h.0.attn.temp"} - state.keys()
         if missing:
@@ -220,8 +220,8 @@ class Tost(nn.Module):
 
 
 def find_model(path):
-    """The file for the trainer's --model PATH: a safetensors file itself, or model.safetensors in a checkpoint folder
-    or in the newest complete checkpoint of a run folder."""
+    """The file that the trainer's --model PATH selects: PATH if it is a file, else model.safetensors in a checkpoint
+    folder or in the newest complete checkpoint of a run folder."""
     path = Path(path)
     if not path.is_dir():
         return path
@@ -237,7 +237,7 @@ def find_model(path):
 
 
 def untie_head(state, path):
-    """Removes the output head from a state dict; it must equal wte."""
+    """Removes the output head, which must equal wte, from a state dict."""
     head = state.pop(HEAD, None)
     if head is not None and WTE in state and not torch.equal(head, state[WTE]):
         raise ValueError(f"{path}: {HEAD} differs from wte, but the model ties them")
@@ -252,7 +252,7 @@ def crc32(tensors):
 
 
 def write_safetensors(path, tensors, metadata):
-    """Writes tensors in the given order, so that the bytes are reproducible; the library does not guarantee that."""
+    """Writes tensors in the given order for reproducible bytes, which the safetensors library does not guarantee."""
     header, offset = {"__metadata__": metadata}, 0
     for name, tensor in tensors.items():
         end = offset + tensor.numel() * tensor.element_size()

@@ -1,12 +1,12 @@
-"""Trains the PyTorch model exactly as the trainer trains its own, as a reference for loss curves.
+"""Trains the PyTorch model exactly like the trainer, as a reference for loss curves.
 
     train.py --init MODEL --like RUN --out DIR
     train.py --init MODEL --data GLOB --steps N --lr X … --out DIR
 
-It uses the same shards in the same order, initial weights, schedule, clipping and AdamW, and writes a DIR/log.csv
-with the same columns, so that dev/plot/loss.py can overlay both. Options have the trainer's names. --like takes the
-options that are not given from the newest checkpoint of a trainer run; its paths are as given to that run, so use
-the same working directory. To start both from the same weights:
+It uses the same initial weights, shards, data order, schedule, clipping and AdamW, and writes DIR/log.csv with the
+same columns, so that dev/plot/loss.py can overlay both. Options have the trainer's names. --like takes missing options
+from the newest checkpoint of a trainer run; paths are as given to that run, so use the same working directory. To
+start both from the same weights:
 
     ./train_gpt_tost --steps 0 --out out/start … && ./train_gpt_tost --init out/start --out out/c …
     python dev/reference/train.py --init out/start --like out/c --out out/torch
@@ -59,7 +59,7 @@ def parse(arguments):
     parser = option_parser(__doc__)
     parser.add_argument("--init", required=True, metavar="MODEL", help="initial weights, as for --model")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder for log.csv and the weights")
-    parser.add_argument("--like", metavar="RUN", help="trainer run to take the other options from")
+    parser.add_argument("--like", metavar="RUN", help="trainer run that provides the missing options")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing log.csv in --out")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, …")
     parser.add_argument("--dtype", choices=("fp32", "fp64", "bf16"), default="fp32",
@@ -73,8 +73,8 @@ def parse(arguments):
 
 
 def complete(args, block_size):
-    """Sets missing options from --like or the defaults, and checks all. Returns the tokenizer entries of the
-    __metadata__ of --like."""
+    """Sets missing options from --like or the defaults, and checks all options. Returns the tokenizer entries of
+    --like's __metadata__."""
     metadata = {}
     if args.like:
         with safe_open(find_model(args.like), framework="pt") as file:

@@ -27,8 +27,8 @@ from shards import Rng, Shards
 from tost import Tost
 
 BINARY = sys.argv[1]
-EQUAL = 1e-5  # nats per token: trainer and PyTorch with the same weights
-CURVE = 1e-4  # nats per token: after 24 separate training steps in float32
+EQUAL = 1e-5  # nats per token: same weights in the trainer and PyTorch
+CURVE = 1e-4  # nats per token: after 24 training steps in float32 in each
 
 
 def trainer(*arguments):
@@ -38,14 +38,14 @@ def trainer(*arguments):
 
 
 def trainer_loss(model):
-    shown = trainer("eval", "--model", model, "--data", "tiny_val_*.bin")
-    found = re.search(r"^loss +([0-9.]+)", shown, re.M)
+    output = trainer("eval", "--model", model, "--data", "tiny_val_*.bin")
+    found = re.search(r"^loss +([0-9.]+)", output, re.M)
     return float(found[1]) if found else float("nan")
 
 
 @torch.no_grad()
 def python_loss(model):
-    """The loss of eval --data: every token except the first scored once, in consecutive windows."""
+    """The loss of eval --data: scores every token except the first once, in consecutive windows."""
     shards = Shards("tiny_val_*.bin", 1, model.config.vocab_size, "sequential")
     ids = torch.from_numpy(shards.read(0, 0, shards.tokens))
     T, total = model.config.block_size, 0.0
@@ -63,6 +63,11 @@ def same_weights(a, b):
 def metadata(path):
     with safe_open(path, framework="pt") as file:
         return file.metadata()
+
+
+def tensors_of(path):
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}
 
 
 def check_models():
@@ -95,12 +100,11 @@ def check_round_trip():
 
 @torch.no_grad()
 def check_inspect(*runs):
-    """Compares the tensors of inspect with PyTorch, on a text of the length of the block size."""
+    """Compares the tensors of inspect with PyTorch, on a text as long as the block size."""
     text = "3 and 2 make 5. <|x|>\n\u00e9 and 1 more\n"
     for run in runs:
         trainer("inspect", "--model", run, "--text", text, "--tokenizer", "vocab.bpe", "--out", "seen.safetensors")
-        with safe_open("seen.safetensors", framework="pt") as file:
-            seen = {name: file.get_tensor(name) for name in file.keys()}
+        seen = tensors_of("seen.safetensors")
         model = Tost.from_checkpoint(run)
         ids, projected = seen["tokens"].long(), []
         T = len(ids)
@@ -194,18 +198,17 @@ def check_moments_round_trip():
     check(f"ckpt.pt contains the run's moments: {err}",
           status == 0 and {len(one) for one in state["state"].values()} == {3})
     model = Tost.from_checkpoint("halves/step_00000006")
-    wide = [p for p in model.parameters() if p.dim() >= 2]
-    nano = torch.optim.AdamW([{"params": wide}, {"params": [p for p in model.parameters() if p.dim() < 2]}])
+    multidim = [p for p in model.parameters() if p.dim() >= 2]
+    nano = torch.optim.AdamW([{"params": multidim}, {"params": [p for p in model.parameters() if p.dim() < 2]}])
     nano.load_state_dict(state)
-    with safe_open("halves/step_00000006/optimizer.safetensors", framework="pt") as file:
-        saved = {name: file.get_tensor(name) for name in file.keys()}
+    saved = tensors_of("halves/step_00000006/optimizer.safetensors")
     check("an optimizer with nanoGPT's groups loads each moment for its parameter", all(
         torch.equal(nano.state[p]["exp_avg"], saved[f"m.{name}"]) and nano.state[p]["step"] == 6
         and torch.equal(nano.state[p]["exp_avg_sq"], saved[f"v.{name}"]) for name, p in model.named_parameters()))
     status, _, err = call(convert.main, "halves.pt", "returned", "--run")
     check(f"ckpt.pt converts back to a run: {err}", status == 0)
-    shown = trainer("--resume", "--out", "returned")
-    check("--resume continues the converted run", re.search("^done: 12 steps", shown, re.M))
+    output = trainer("--resume", "--out", "returned")
+    check("--resume continues the converted run", re.search("^done: 12 steps", output, re.M))
     check("its parameters, moments and metadata equal the original run's", all(
         same_file("returned/step_00000012", "halves/step_00000012", f"{part}.safetensors")
         for part in ("model", "optimizer")))
@@ -214,13 +217,8 @@ def check_moments_round_trip():
         torch.equal(one, saved[name]) for name, one in tensors_of("beside/optimizer.safetensors").items()))
 
 
-def tensors_of(path):
-    with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}
-
-
 def check_resumed_from_torch():
-    """PyTorch trains the first half of a run and the trainer the rest: the losses are those of PyTorch alone."""
+    """PyTorch trains the first half of a run and the trainer the rest: the losses match a run in PyTorch alone."""
     torch_run = train.Trainer(train.parse(["--init", "start", "--like", "sequential", "--out", "none"]))
     for step in range(12):
         torch_run.step(step)
@@ -246,10 +244,10 @@ def check_resumed_from_torch():
 
 
 def save_as_nanogpt(model, optimizer, args):
-    """Saves like nanoGPT: names of a compiled model, its groups and config; and a different order of parameters."""
+    """Saves like nanoGPT, with names of a compiled model, its groups and its config, and in another parameter order."""
     state = dict(reversed(list(model.named_parameters())))
-    wide = [p for p in state.values() if p.dim() >= 2]
-    nano = torch.optim.AdamW([{"params": wide}, {"params": [p for p in state.values() if p.dim() < 2]}],
+    multidim = [p for p in state.values() if p.dim() >= 2]
+    nano = torch.optim.AdamW([{"params": multidim}, {"params": [p for p in state.values() if p.dim() < 2]}],
                              lr=args.lr, betas=(args.beta1, args.beta2), eps=args.eps, weight_decay=args.weight_decay)
     nano.state.update(optimizer.state)
     config = {"batch_size": args.batch, "block_size": args.seq, "gradient_accumulation_steps": 4,
@@ -277,7 +275,7 @@ def check_unused_moments():
     check(f"parameters without AdamW state get zero moments: {err}",
           len(unused) == 8 and not any(moment.any() for moment in unused))
     check("the other moments are converted", all(moment.any() for name, moment in saved.items()
-                                      if not name.endswith(("temp", "denom_bias"))))
+                                                 if not name.endswith(("temp", "denom_bias"))))
 
 
 def check_moments_refusals():
@@ -312,7 +310,7 @@ def check_moments_refusals():
 
 
 def check_refusals(checkpoint):
-    """Checkpoints whose content is not a ToST model."""
+    """Files whose content is not a ToST model."""
     state, sizes = checkpoint["model"], checkpoint["model_args"]
     head, wte, temp = convert.HEAD, convert.WTE, "transformer.h.0.attn.temp"
 
@@ -417,13 +415,13 @@ def check_training():
         check(f"{order}: the trainer loads the weights and computes the same loss",
               abs(trainer_loss(out) - trainer_loss(order)) <= CURVE)
     text = trainer("sample", "--model", "torch_shuffled", "--tokens", 3)
-    check("the trainer knows the tokenizer of train.py's weights", text != "")
+    check("the trainer finds the tokenizer of train.py's weights", text != "")
     first, other = (columns(order)["train_loss"][0] for order in ("shuffled", "sequential"))
     check("the two orders give different losses", abs(first - other) > CURVE)
     for dtype in ("fp64", "bf16"):
         out = f"torch_{dtype}"
         status, _, err = call(train.main, "--init", "start", "--like", "shuffled", "--steps", 2,
-                           "--dtype", dtype, "--out", out, "--quiet")
+                              "--dtype", dtype, "--out", out, "--quiet")
         loss = columns(out)["train_loss"][0] if status == 0 else float("nan")
         check(f"--dtype {dtype}: {err}", abs(loss - first) < (1e-6 if dtype == "fp64" else 2e-2))
 

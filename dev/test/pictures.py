@@ -41,7 +41,7 @@ def refuse(main, text, out, *arguments):
 
 
 class Page(html.parser.HTMLParser):
-    """The text of each token without escapes, the JSON data, and all URLs that the page would load."""
+    """The text of each token without escapes, the JSON data, and all URLs that the page refers to."""
 
     def __init__(self, text):
         super().__init__()
@@ -144,7 +144,7 @@ def change(path, **changed):
 
 
 def check_invalid_files():
-    """A folder, files of other types, incomplete files: a one-line message for each."""
+    """A folder, files of other types and incomplete files are each a one-line error."""
     Path("folder").mkdir(exist_ok=True)
     Path("empty").touch()
     Path("text.txt").write_text("text\n")
@@ -206,7 +206,7 @@ def rate_by_tokens(w, pi):
     return total
 
 
-def moment(w, pi, h, d):
+def second_moment(w, pi, h, d):
     """m[h,d], summed term by term."""
     hs = w.shape[1] // len(pi)
     return sum(float(p) * float(x) ** 2 for p, x in zip(pi[h], w[:, h * hs + d])) / sum(map(float, pi[h]))
@@ -221,7 +221,7 @@ def check_rates():
         label = f"T {T}, {heads} heads of {hs}"
         check(f"{label}: R^c equals that of the tokens' Gram matrix",
               abs(rate - rate_by_tokens(w, pi)) < EXACT * max(1, rate))
-        m = [[moment(w, pi, h, d) for d in range(hs)] for h in range(heads)]
+        m = [[second_moment(w, pi, h, d) for d in range(hs)] for h in range(heads)]
         share = pi.sum(1) / T
         expected = sum(s * 0.5 * np.log(1 + x) for s, row in zip(share, m) for x in row)
         check(f"{label}: the bound equals its formula", abs(bound - expected) < EXACT * max(1, bound))
@@ -253,7 +253,7 @@ def check_known_rates():
     down[0, 1] -= step
     slope = (coding_rate.layer_rates(up, pi)[1] - coding_rate.layer_rates(down, pi)[1]) / (2 * step)
     check("the bound's gradient is TSSA's w Π / (1+m), over n",
-          abs(slope - w[0, 1] / (1 + moment(w, pi, 0, 1)) / 2) < 1e-8)
+          abs(slope - w[0, 1] / (1 + second_moment(w, pi, 0, 1)) / 2) < 1e-8)
 
 
 def check_rate_pictures():

@@ -1,4 +1,4 @@
-"""Shared by exchange.py and pictures.py: prints checks for test_exchange.sh and calls the main() of scripts."""
+"""Shared by exchange.py and pictures.py: reports checks to test_exchange.sh and calls the main() of scripts."""
 
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
