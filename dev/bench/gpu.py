@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""GPU benchmark: builds, tests and measures the CUDA trainer and PyTorch models in one run, and writes a
-dated Markdown table.
+"""GPU benchmark: builds, tests and measures the CUDA trainer and PyTorch models, and writes a dated
+Markdown table.
 
     dev/bench/gpu.py [--out DIR] [--limit SECONDS] [--stages NAME,…]
                                              default: dev/bench/results, 600 seconds, all stages
-    dev/bench/gpu.py --rehearse --out DIR    the same stages on a CPU with toy sizes; the figures mean nothing
+    dev/bench/gpu.py --rehearse --out DIR    the same stages on a CPU with toy sizes; not a result
     dev/bench/gpu.py --self-test             tests the parsers and the table on made-up outputs
 
 Needs a GPU, the CUDA toolkit and make; uses compute-sanitizer and a Python with PyTorch ($PYTHON, default
-this one) if available. Downloads nothing: the data are random tokens and data/starter. A stage that fails,
-runs out of time or lacks a tool is listed in the table, and the other stages still run; the table is saved
-after each stage. If one run is too short for all stages, choose some per run: {stages}.
+this one) if available. Downloads nothing: uses random tokens and data/starter. A stage that fails,
+runs out of time or lacks a tool is listed in the table, and the other stages still run. The table is saved
+after each stage. If the time limit is too short for all stages, select some: {stages}.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ("tssa", "norm", "classifier", "adamw", "embedding")
 LENGTHS, TOKENS, VOCAB = (1024, 4096, 16384, 65536), 65536, 50257
-# in this order after the build; the least important last, for which time may run out
+# run in this order after the build; the least important last, in case time runs out
 STAGES = ("tests", "kernels", "matmuls", "trainer", "decode", "curve", "peers_short", "sanitizers", "peers_long")
 NEED_TORCH = {"curve", "peers_short", "peers_long"}
 TOOLKIT = Path("/usr/local/cuda")   # used if its programs are not on PATH
@@ -39,16 +39,16 @@ WARM_STEPS = 5   # of the trainer, not counted
 FLOPS_PER_TOKEN = 6 * (12 * 10 * 768**2 + 50304 * 768)   # tost-base: 6 per weight of a matrix product
 
 
-# ---- parsers of program outputs ---------------------------------------------------------------------------------------
+# ---- parsers of program outputs -----------------------------------------------------------------------------------
 
 def parse_counts(text):
-    """(passed, failed, skipped) of the last closing line of a test program."""
+    """(passed, failed, skipped) from the last summary line of a test program, or None."""
     found = re.findall(r"^(?:\w+: )?(\d+) passed, (\d+) failed, (\d+) skipped$", text, re.M)
     return tuple(map(int, found[-1])) if found else None
 
 
 def parse_kernels(text):
-    """Lines of dev/cuda's benches: (name, size, µs, GB/s, GB/s of a copy, time relative to the minimal bytes)."""
+    """Lines of the benchmarks in dev/cuda: (name, size, µs, GB/s, GB/s of a copy, time relative to the minimal bytes)."""
     line = re.compile(r"^(\w+) +(\S.*?) +([\d.]+) us +([\d.]+) GB/s +([\d.]+) GB/s copy +([\d.]+) times the "
                       r"minimum$", re.M)
     return [(m[1], m[2], *map(float, m.groups()[2:])) for m in line.finditer(text)]
@@ -61,7 +61,7 @@ def parse_rates(text, unit):
 
 
 def parse_values(text):
-    """The `key value unit` lines of gpu_peers.py as a dict, or the reason why it was skipped."""
+    """The `key value unit` lines of gpu_peers.py as a dict, or the reason for skipping."""
     skipped = re.search(r"^skipped: (.*)$", text, re.M)
     if skipped:
         return skipped[1]
@@ -128,7 +128,7 @@ class Table:
 
 
 def free_path(folder, name):
-    """FOLDER/NAME.md, with a number appended if it exists: no table is overwritten."""
+    """FOLDER/NAME.md, or NAME-2.md and so on if it exists, so that no table is overwritten."""
     path, number = folder / f"{name}.md", 2
     while path.exists():
         path, number = folder / f"{name}-{number}.md", number + 1
@@ -159,7 +159,7 @@ class Run:
         self.sizes, self.table, self.work = sizes, table, work
         self.end = time.monotonic() + limit
         self.python = os.environ.get("PYTHON", sys.executable)
-        self.matmul_ms = self.peak = None    # matrix products of a step; TFLOP/s of the square product
+        self.matmul_ms = self.peak = None    # time of a step's matrix products; TFLOP/s of a square product
         self.tssa_us, self.rates = {}, {}    # forward + backward by T; the trainer's tokens/s by T
 
     def command(self, words, limit, keep=False):
@@ -215,7 +215,7 @@ class Run:
     # ---- stages ----
 
     def architecture(self):
-        """The make variable for this GPU's architecture; nvcc's `native` is an old one if it finds no GPU."""
+        """The make variable for this GPU's architecture; without a GPU, nvcc's `native` is an old one."""
         capability = output_of("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader").split("\n")[0].strip()
         return [f"BENCH_ARCH=sm_{capability.replace('.', '')}"] if re.fullmatch(r"\d+\.\d", capability) else []
 
@@ -239,7 +239,7 @@ class Run:
         if counts is None:
             failed = re.findall(r"^FAILED (.*)$", output or "", re.M)
             until = f"; {len(failed)} checks failed before that{', first ' + failed[0][:200] if failed else ''}"
-            self.table.note("tests", (reason or "no closing line") + until)
+            self.table.note("tests", (reason or "no summary line") + until)
             return
         parity = any(line.startswith("CUDA: ") for line in output.splitlines())
         self.table.row("tests", "{} passed, {} failed, {} skipped".format(*counts),

@@ -1,5 +1,5 @@
 """Times training steps of a PyTorch model: bf16 autocast, torch.compile, fused AdamW, gradient clipping.
-gpu.py compares the trainer with them; it runs one process per model and length.
+gpu.py runs it once per model and length, to compare the trainer with PyTorch.
 
     gpu_peers.py tost|gpt2 [--seq T] [--tokens N] [--steps N] [--device cuda|cpu] [--eager] [--toy]
 
@@ -86,10 +86,10 @@ def main():
     parser.add_argument("--toy", action="store_true", help="a model of a few thousand parameters")
     args = parser.parse_args()
     if args.steps < 1 or args.seq < 1 or args.tokens < args.seq or args.tokens % args.seq:
-        parser.error(f"--tokens {args.tokens}, --seq {args.seq}, --steps {args.steps}: give at least 1 step and a multiple of "
-                     "--seq as --tokens")
+        parser.error(f"--tokens {args.tokens}, --seq {args.seq}, --steps {args.steps}: --steps must be at least 1 and "
+                     "--tokens a multiple of --seq")
     if args.device == "cuda" and not torch.cuda.is_available():
-        print("skipped: PyTorch finds no GPU")
+        print("skipped: PyTorch found no GPU")
         return
     try:
         measure(args)

@@ -1,11 +1,11 @@
-"""Measures the software that the trainer is compared with: the same model in PyTorch, and tiktoken.
+"""Benchmarks for comparison with the trainer: the same model in PyTorch, and tiktoken.
 
     peers.py [SECTION...] [--threads N] [--text FILE --vocab vocab.bpe]
 
 Sections: train, sample, sgemm, tiktoken (the default: about a minute on two idle cores) and compiled, which is
 train with torch.compile and needs a C++ compiler and a few minutes. Prints `key value unit` lines, or
 `skipped: SECTION: reason` if a package or file is missing. Each value is the median of 3 runs after a warm-up.
-PyTorch's threads spin while they wait, so other programs on the same cores slow it down out of proportion.
+PyTorch's threads spin while they wait, so other programs on the same cores slow it down disproportionately.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def median_seconds(run):
 
 
 def peak_bytes():
-    """Peak resident memory of this process. getrusage may include the parent process, from before exec."""
+    """Peak resident memory of this process. getrusage may include memory of the parent process."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
@@ -91,7 +91,7 @@ def train(args, compiled=False):
 
 
 def sample(args):
-    """Greedy sampling with tost-base in float32. Each token recomputes the whole prefix; only its last logits."""
+    """Greedy sampling with tost-base in float32. Each token recomputes the whole prefix, but only the last logits."""
     torch, tost = load_torch(args)
     model = tost.Tost(tost.PRESETS["tost-base"]).eval()
     for position in SAMPLE_POSITIONS:

@@ -28,7 +28,7 @@ if [ -n "${QUICK:-}" ]; then
 elif "$python" -c 'import sys, importlib.util as u
 sys.exit(any(u.find_spec(package) is None for package in ("torch", "safetensors")))' 2>/dev/null; then
     for model in tost gpt2; do
-        "$python" "$repo/dev/bench/gpu_peers.py" $model --device cpu --toy --eager --seq 16 --tokens 32 --updates 1 \
+        "$python" "$repo/dev/bench/gpu_peers.py" $model --device cpu --toy --eager --seq 16 --tokens 32 --steps 1 \
             >"$dir/out" 2>"$dir/err"
         check "PyTorch $model: status $?, $(tail -1 "$dir/err")" grep -q '^tokens_per_s [1-9]' "$dir/out"
     done
