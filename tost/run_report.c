@@ -82,14 +82,14 @@ static void report_model(Run* r) {
     progress_text(p, "%-11s%s, %s of memory", "parameters", summary.parameters,
                   human_bytes(memory, (double)r->engine->memory(&o->config, &r->engine_options)));
     if (r->weights) progress_text(p, "%-11s%s", o->resume ? "resumed" : "weights", r->weights);
-    progress_text(p, "%-11s%lld, of which %lld done; seed %lld", "steps", (long long)o->steps, (long long)r->info.step,
+    progress_text(p, "%-11s%lld (%lld done); seed %lld", "steps", (long long)o->steps, (long long)r->info.step,
                   (long long)o->seed);
     const long long micro_batches = (long long)(o->total_batch / ((int64_t)o->batch * o->seq));
     progress_text(p, "%-11s%lld tokens per step: %lld micro-batch%s × %d sequence%s × %d tokens", "",
                   (long long)o->total_batch, micro_batches, micro_batches == 1 ? "" : "es", o->batch,
                   o->batch == 1 ? "" : "s", o->seq);
-    progress_text(p, "%-11slr %g, %lld warm-up steps, cosine decay to %g; weight decay %g", "", o->lr,
-                  (long long)o->warmup, o->lr * o->min_lr_frac, o->weight_decay);
+    progress_text(p, "%-11slr %g, %lld warm-up step%s, cosine decay to %g; weight decay %g", "", o->lr,
+                  (long long)o->warmup, o->warmup == 1 ? "" : "s", o->lr * o->min_lr_frac, o->weight_decay);
 }
 
 static void report_data(Run* r) {
@@ -167,7 +167,7 @@ void report_end(Run* r) {
     const char* by = signals_received() == SIGINT ? "SIGINT" : signals_received() == SIGTERM ? "SIGTERM" : "SIGHUP";
     const long long step = (long long)r->info.step, steps = (long long)r->o.steps;
     if (stopped) progress_text(p, "stopped by %s after step %lld of %lld", by, step, steps);
-    else progress_text(p, "done: %lld steps, %lld tokens", step, (long long)r->info.tokens);
+    else progress_text(p, "done: %lld step%s, %lld tokens", step, step == 1 ? "" : "s", (long long)r->info.tokens);
     if (r->info.outliers.skipped > 0)
         progress_text(p, "%-11s%lld of %lld steps (rows with lr 0 in the log)", "skipped",
                       (long long)r->info.outliers.skipped, step);

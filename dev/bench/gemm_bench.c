@@ -1,6 +1,6 @@
-// gemm_bench.c: benchmark of the matrix product. For training shapes: GFLOP/s of gemm(), which calls cblas if available,
-// and of gemm_builtin(). For decoding shapes: GB/s at which the weight is read, compared with only reading the same
-// amount of memory. Measurements that are compared alternate; best and median of the repetitions are printed.
+// gemm_bench.c: benchmark of the matrix product. For training shapes: GFLOP/s of gemm(), which calls cblas if
+// available, and of gemm_builtin(). For decoding shapes: GB/s at which the weight is read, compared with only reading
+// the same amount of memory. Measurements that are compared alternate. Prints best and median of the repetitions.
 //   gemm_bench [repetitions]      (default 15: about a minute on 2 cores)
 #include <stdio.h>
 #include <stdlib.h>

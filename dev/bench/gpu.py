@@ -10,7 +10,8 @@ Markdown table.
 Needs a GPU, the CUDA toolkit and make; uses compute-sanitizer and a Python with PyTorch ($PYTHON, default
 this one) if available. Downloads nothing: uses random tokens and data/starter. A stage that fails,
 runs out of time or lacks a tool is listed in the table, and the other stages still run. The table is saved
-after each stage. If the time limit is too short for all stages, select some: {stages}.
+after each stage. If the time limit is too short for all stages, select some of
+{stages}.
 """
 
 import argparse
@@ -48,7 +49,7 @@ def parse_counts(text):
 
 
 def parse_kernels(text):
-    """Lines of the benchmarks in dev/cuda: (name, size, µs, GB/s, GB/s of a copy, time relative to the minimal bytes)."""
+    """Lines of the benches in dev/cuda: (name, size, µs, GB/s, GB/s of a copy, time relative to the minimal bytes)."""
     line = re.compile(r"^(\w+) +(\S.*?) +([\d.]+) us +([\d.]+) GB/s +([\d.]+) GB/s copy +([\d.]+) times the "
                       r"minimum$", re.M)
     return [(m[1], m[2], *map(float, m.groups()[2:])) for m in line.finditer(text)]
