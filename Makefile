@@ -4,21 +4,21 @@
 #   train_gpt_tostcu   the CUDA trainer; needs the CUDA toolkit (nvcc, cuBLASLt)
 #   test               builds and runs the quick tests
 #   test_all           builds and runs all tests
-#   bench              measures speed and memory, compared with PyTorch and tiktoken if PYTHON has them
-#   clean              removes everything that make has built
+#   bench              measures speed and memory; compares with PyTorch and tiktoken if PYTHON has them
+#   clean              removes everything built by make
 #   help               prints this text
 # For developers (dev/test/README.md, dev/bench/README.md): test_mutants, torture, fuzz, traffic, bench_cuda
 #
-#   BLAS=0             the built-in matrix product, even if OpenBLAS is installed
-#   OPENMP=0           one thread, even if the compiler has OpenMP
-#   CUDA=0             tests without the CUDA engine; CUDA=always: with it, even if there is no GPU
-#   EMULATION=0        tests without the CUDA emulation
-#   SANITIZE=1         the address and undefined-behavior sanitizers
-#   CC=clang           another compiler
-#   ARCH=              the compiler's default processor instead of -march=native, for a binary that runs elsewhere
+#   BLAS=0             use the built-in matrix product, even if OpenBLAS is installed
+#   OPENMP=0           build without OpenMP (single-threaded)
+#   CUDA=0             build the tests without the CUDA engine; CUDA=always: with it, even without a GPU
+#   EMULATION=0        skip the tests of the CUDA emulation
+#   SANITIZE=1         build with the address and undefined-behavior sanitizers
+#   CC=clang           use another compiler
+#   ARCH=-march=...    target processor, default -march=native; ARCH= is the compiler's default
 #   CFLAGS=-O3         optimization flags
-#   WERROR=1           warnings are errors
-#   PYTHON=python3     the Python that tests and benches use
+#   WERROR=1           treat warnings as errors
+#   PYTHON=python3     Python interpreter for tests and benchmarks
 #   V=1                print the commands
 
 ARCH     ?= -march=native
@@ -28,7 +28,7 @@ BLAS     ?= 1
 SANITIZE ?= 0
 WERROR   ?= 0
 
-# ---- what this machine has ----------------------------------------------------------------------------------------
+# ---- detect compiler flags and libraries --------------------------------------------------------------------------
 # $(call compiles,TEXT,FLAGS): "yes" if the program compiles and links with these flags
 compiles = $(shell printf '%b' '$(1)' | $(CC) -x c - -o /dev/null $(2) 2>/dev/null && echo yes)
 include := \0043include
@@ -44,7 +44,7 @@ ifneq ($(BLAS),0)
                    $(BLAS_CFLAGS) $(BLAS_LIBS) -lm)
 endif
 
-# No fast-math, which may reorder sums. Fused multiply-adds are allowed; errno and traps would prevent vectorization.
+# No fast-math: it may reorder sums. Fused multiply-adds are allowed. errno and traps would prevent vectorization.
 TOST_CFLAGS = -std=c11 -D_GNU_SOURCE -I. -Itost $(ARCH) -ffp-contract=fast -fno-math-errno -fno-trapping-math \
               -Wall -Wextra -Wno-pass-failed $(if $(filter-out 0,$(WERROR)),-Werror) \
               $(if $(HAVE_OPENMP),-fopenmp,-fopenmp-simd -Wno-unknown-pragmas) \
@@ -60,11 +60,11 @@ SUMMARY     = $(shell $(CC) --version | head -1), $(or $(ARCH),default processor
               matrix product: $(if $(HAVE_BLAS),OpenBLAS,built-in)
 
 # ---- rules --------------------------------------------------------------------------------------------------------
-# $(call say,CC FILE): starts a recipe line that prints "CC FILE" in place of the command; V=1 prints the command
+# $(call say,CC FILE): starts a recipe line that prints "CC FILE" instead of the command; V=1 prints the command
 say  = $(if $(filter-out 0,$(V)),,@$(ECHO) "$(1)";)
 ECHO = $(if $(findstring s,$(firstword -$(MAKEFLAGS))),:,echo)
 
-ifeq ($(MAKELEVEL),0)   # one job per core; a -j of the user's takes precedence
+ifeq ($(MAKELEVEL),0)   # one job per core, unless -j is given
   MAKEFLAGS += -j$(or $(shell getconf _NPROCESSORS_ONLN 2>/dev/null),1)
 endif
 
@@ -75,7 +75,7 @@ $(BUILD)/libtost.a: $(LIB_OBJ) $(BUILD)/flags
 $(BUILD)/%.o: %.c $(BUILD)/flags
 	$(call say,CC $<) mkdir -p $(@D) && $(COMPILE) -MMD -MP -c $< -o $@
 
-# Both files change only if the flags do. build/variant links the programs again after a change of variant.
+# Both files change only when the flags do. build/variant relinks the programs when the variant changes.
 build/variant: FORCE
 	@mkdir -p build; [ "$$(cat $@ 2>/dev/null)" = "$(COMPILE)" ] || { echo "$(COMPILE)" > $@; $(ECHO) "$(SUMMARY)"; }
 $(BUILD)/flags: build/variant

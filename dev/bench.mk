@@ -1,7 +1,7 @@
-# bench.mk: the benches of the CPU trainer. dev/bench/README.md describes them.
+# bench.mk: benchmarks of the CPU trainer, described in dev/bench/README.md.
 
 bench_built: $(patsubst %.c,$(BUILD)/%,$(wildcard dev/bench/*.c))
-# The second program is the same bench with the built-in matrix product.
+# bench_builtin is the same benchmark with the built-in matrix product.
 bench: train_gpt_tost $(BUILD)/dev/bench/bench
 	@$(MAKE) --no-print-directory BLAS=0 bench_builtin > /dev/null
 	@dev/bench/bench.sh $(BUILD)/dev/bench/bench build/bench_builtin

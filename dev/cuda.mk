@@ -1,4 +1,4 @@
-# cuda.mk: the CUDA trainer, its kernels on the CPU (the CUDA emulation) with their mutants, and the CUDA benches.
+# cuda.mk: the CUDA trainer, the CUDA emulation on the CPU with its mutation test, and the CUDA benchmarks.
 
 NVCC      ?= nvcc
 OBJCOPY   ?= objcopy
@@ -6,14 +6,14 @@ CUDA      ?= 1
 EMULATION ?= 1
 
 # ---- CUDA trainer -------------------------------------------------------------------------------------------------
-# One binary for every GPU since Ampere that this nvcc supports: machine code for the common ones and the newest, PTX
-# for the rest. The output of ptxas (registers, spills) is saved next to the object.
+# One binary for all GPUs since Ampere that nvcc supports: machine code for common architectures and the newest one, PTX
+# for the others. The output of ptxas (registers, spills) is saved next to the object file.
 KNOWN      = $(shell $(NVCC) --list-gpu-arch | sed -n 's/^compute_//p' | sort -n)
 GENCODE    = $(foreach arch,$(sort $(filter 80 90 100 120,$(KNOWN)) $(lastword $(KNOWN))),\
                  -gencode arch=compute_$(arch),code=sm_$(arch)) -gencode arch=compute_90,code=compute_90
 CUDA_FLAGS = --threads 0 -O3 -std=c++17 -I. -Itost -Xcompiler -Wall,-Wextra \
              $(if $(filter-out 0,$(WERROR)),-Werror all-warnings)
-# -L for the toolkit's library folders, and an rpath for those that are not stubs
+# -L for the toolkit's library folders, and an rpath for all but the stubs
 CUDA_DIRS  = $(shell $(NVCC) --dryrun -c -x cu /dev/null -o /dev/null 2>&1 | sed -n 's/.*LIBRARIES= *//p')
 CUDA_LIBS  = $(CUDA_DIRS) $(patsubst "-L%,"-Wl$(comma)-rpath$(comma)%,$(filter-out %/stubs",$(CUDA_DIRS))) \
              -lcublasLt -lcudart_static -lstdc++ -ldl -lrt -lpthread
@@ -24,11 +24,11 @@ train_gpt_tostcu: build/cuda/train_gpt_tost.o $(BUILD)/libtost.a build/variant
 build/cuda/train_gpt_tost.o: train_gpt_tost.cu $(wildcard tost/*.h tost/*.cuh)
 	$(call say,NVCC $< (for $(words $(filter -gencode,$(GENCODE))) architectures: a minute or more)) mkdir -p $(@D) && \
 	    { $(NVCC) $(CUDA_FLAGS) $(GENCODE) -Xptxas -v -c $< -o $@ 2> $@.ptxas || { cat $@.ptxas; exit 1; }; }
-# The engine for test_tost: the same object without its main.
+# The engine for test_tost: the same object file without main.
 build/cuda/engine.o: build/cuda/train_gpt_tost.o
 	@$(OBJCOPY) --keep-global-symbol=tost_cuda_engine $< $@
 
-# NO_CUDA: why test_tost is built without the CUDA engine, which takes minutes to compile; empty if it is built with it.
+# NO_CUDA: why test_tost is built without the CUDA engine, which takes minutes to compile; empty if it is included.
 ifneq ($(filter test test_all test_tost,$(MAKECMDGOALS)),)
   ifeq ($(CUDA),0)
     NO_CUDA := left out by CUDA=0
@@ -39,7 +39,8 @@ ifneq ($(filter test test_all test_tost,$(MAKECMDGOALS)),)
   else ifneq ($(CUDA),always)
     ifeq ($(shell { [ -e build/cuda/probe ] || { mkdir -p build/cuda && cd build/cuda && \
         printf '\043include <cublasLt.h>\nint main() { int n; return !cublasLtGetVersion() || %s; }\n' \
-            'cudaGetDeviceCount(&n)' > probe.cu && $(NVCC) -arch=native -o probe.o -c probe.cu && $(CC) -o probe probe.o $(CUDA_LIBS) && \
+            'cudaGetDeviceCount(&n)' > probe.cu && $(NVCC) -arch=native -o probe.o -c probe.cu && \
+        $(CC) -o probe probe.o $(CUDA_LIBS) && \
         ./probe || { rm -f probe; false; }; }; } > /dev/null 2>&1 && echo yes),)
       NO_CUDA := built without CUDA: no GPU, or nvcc cannot link a program with cuBLASLt
     endif
@@ -47,10 +48,10 @@ ifneq ($(filter test test_all test_tost,$(MAKECMDGOALS)),)
 endif
 
 # ---- CUDA emulation -----------------------------------------------------------------------------------------------
-# The kernels compiled for the CPU with the sanitizers. This needs neither a GPU nor nvcc.
+# The kernels, compiled for the CPU with the sanitizers. Needs neither a GPU nor nvcc.
 EMU       = build/cuda_on_host
 EMU_CXX  := $(CXX) -std=c++17
-# -g1 and fewer checks of undefined behavior: the address sanitizer finds the same errors, and compiles in half the time
+# -g1 and fewer checks halve the compile time; the address sanitizer still finds these errors
 EMU_SANITIZE := -g1 $(SANITIZERS) -fno-sanitize=null,object-size,vptr -DTOST_SANITIZE
 EMU_FLAGS = $(EMU_SANITIZE) -Wall -Wextra -Wno-unknown-pragmas -I. -Itost
 EMU_CUDA  = -DTOST_CUDA_ON_HOST -Idev/test/cuda_on_host
@@ -58,7 +59,7 @@ EMU_O     = -O2
 EMU_C     = $(patsubst %,$(EMU)/%.o,train_gpt_tost gemm init json model rng safetensors schedule util)
 EMU_CPP   = $(patsubst dev/test/cuda_on_host/%.cpp,$(EMU)/%.o,$(wildcard dev/test/cuda_on_host/*.cpp))
 
-# NO_EMULATION: why the tests leave it out; empty if they run it
+# NO_EMULATION: why the tests skip the emulation; empty if they run it
 ifneq ($(filter test test_all,$(MAKECMDGOALS)),)
   ifeq ($(EMULATION),0)
     NO_EMULATION := left out by EMULATION=0
@@ -73,14 +74,14 @@ $(EMU_C): $(EMU)/%.o: %.c
 	    $(CC) -std=c11 -D_GNU_SOURCE -DTOST_NO_MAIN -O2 $(EMU_FLAGS) -MMD -MP -c $< -o $@
 $(EMU_CPP): $(EMU)/%.o: dev/test/cuda_on_host/%.cpp
 	$(call say,CXX $<) mkdir -p $(@D) && $(EMU_CXX) $(EMU_O) $(EMU_FLAGS) $(EMU_CUDA) -MMD -MP -c $< -o $@
-$(EMU)/kernels_test.o: EMU_O = -O1   # higher levels take longer to compile than they save
+$(EMU)/kernels_test.o: EMU_O = -O1   # -O2 costs more compile time than it saves
 $(EMU)/test: $(EMU_CPP) $(EMU_C)
 	$(call say,LINK $@) $(EMU_CXX) $(EMU_FLAGS) -o $@ $^ -lm -ldl -rdynamic
 
 test_cuda_on_host: $(EMU)/test
 	$(EMU)/test
-# Mutation test: changes single lines of the kernels and requires the emulation's tests to fail. MUTANTS="NAME ..." runs
-# some of them. Built without the sanitizers, which would take most of the time.
+# Mutation test: changes single lines of the kernels and checks that the emulation tests fail. MUTANTS="NAME ..."
+# selects mutants. Built without the sanitizers, for speed.
 test_mutants:
 	@$(MAKE) --no-print-directory EMU=build/mutants EMU_SANITIZE= mutants
 mutants: $(EMU_CPP) $(EMU_C)
@@ -88,8 +89,8 @@ mutants: $(EMU_CPP) $(EMU_C)
 	    "$(filter-out $(EMU)/kernels_test.o,$(EMU_CPP) $(EMU_C))" $(MUTANTS)
 
 # ---- bytes moved by the kernels -----------------------------------------------------------------------------------
-# clang inserts a call at every load and store of the emulated kernels, which counts them. memcpy has to remain a call,
-# and no loop may become one, to be counted too.
+# clang instruments every load and store of the emulated kernels to count the bytes. memcpy must remain a call, and
+# loops must not become memcpy calls, so that their bytes are counted too.
 TRAFFIC_CXX  ?= clang++
 TRAFFIC_COUNT = -O2 -fno-builtin -fno-vectorize -fno-slp-vectorize -Wno-pass-failed \
                 -fsanitize-coverage=func,trace-loads,trace-stores
@@ -105,7 +106,7 @@ traffic:
 	    build/traffic/traffic >&2
 	@build/traffic/traffic "$$(git describe --always --dirty 2>/dev/null || echo unknown)"
 
-# ---- benches of the kernel families, for the GPU of this machine --------------------------------------------------
+# ---- benchmarks of the kernel families, for the GPU of this machine ------------------------------------------------
 BENCH_ARCH ?= native
 bench_cuda: $(patsubst dev/cuda/%.cu,build/cuda/%,$(wildcard dev/cuda/bench_*.cu))
 build/cuda/bench_%.o: dev/cuda/bench_%.cu dev/cuda/bench.cuh train_gpt_tost.cu $(wildcard tost/*.h tost/*.cuh)

@@ -1,8 +1,8 @@
-# test.mk: the tests, torture tests and fuzzing. dev/test/README.md describes them.
+# test.mk: tests, torture tests and fuzzing, described in dev/test/README.md.
 
 TESTS = $(patsubst dev/test/%.c,$(BUILD)/dev/test/%,$(wildcard dev/test/test_*.c))
 
-# The emulation comes first because its kernels take longest to compile.
+# The emulation comes first because it takes longest to compile.
 test test_all: $(if $(NO_EMULATION),,$(EMU)/test) train_gpt_tost test_tost $(TESTS)
 	@$(if $(filter test,$@),QUICK=1) NO_EMULATION="$(NO_EMULATION)" \
 	    dev/test/run.sh $(if $(NO_EMULATION),,$(EMU)/test) $(TESTS)
@@ -16,9 +16,9 @@ $(BUILD)/cuda: FORCE   # changes if NO_CUDA does
 $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/libtost.a
 	$(call say,LINK $@) $(COMPILE) -o $@ $^ $(LIBS)
 
-# ---- torture: runs that are killed, out of disk space or power, or watched for leaks and races --------------------
-# TORTURE_FLAGS="--suites kill,power --seed 3" selects suites and repeats a run. valgrind's build has no vector code
-# that valgrind does not know; ThreadSanitizer's needs clang, whose OpenMP library reports its threads to it.
+# ---- torture tests: kills, full disks, power loss, leaks and data races --------------------------------------------
+# TORTURE_FLAGS="--suites kill,power --seed 3" selects suites and the seed. The build for valgrind omits -march=native,
+# since valgrind does not support all instructions; the one for ThreadSanitizer needs clang's OpenMP library.
 TORTURE    = build/torture
 KILLS     ?= 100
 EVERY     ?= 1
@@ -31,7 +31,7 @@ $(TORTURE)/faults.so: dev/test/torture/faults.c
 	$(call say,CC $<) mkdir -p $(@D) && $(CC) -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -shared -fPIC -o $@ $< -ldl
 $(TORTURE)/valgrind: train_gpt_tost.c $(PLAIN_SRC)
 	$(call say,CC $@) mkdir -p $(@D) && $(CC) $(PLAIN) -o $@ $(filter %.c,$^) -lm
-# A program that this compiler cannot build is missing, and torture.py prints that it skips it.
+# If a program cannot be built, torture.py skips its tests and says so.
 $(TORTURE)/races: train_gpt_tost.c dev/test/test_gemm.c dev/test/torture/race_probe.c $(PLAIN_SRC)
 	@mkdir -p $@
 	-$(call say,CC $@/train_gpt_tost) $(RACES) -o $@/train_gpt_tost $< $(filter tost/%.c,$^) -lm
@@ -45,7 +45,7 @@ torture: train_gpt_tost $(TORTURE)/faults.so $(TORTURE)/valgrind $(TORTURE)/race
 torture_short:
 	@$(MAKE) --no-print-directory torture KILLS=12 EVERY=24
 
-# ---- fuzzing: each reader with libFuzzer, for FUZZ_SECONDS or FUZZ_RUNS inputs; FUZZ selects some of them ---------
+# ---- fuzzing: libFuzzer on each reader, for FUZZ_SECONDS or FUZZ_RUNS inputs; FUZZ selects readers -----------------
 FUZZ_DIR      = build/fuzz
 FUZZ_CC      ?= clang
 FUZZ_SECONDS ?= 20

@@ -20,8 +20,8 @@ static int run_command(const Options* o, const TostEngine* engine) {
     return STATUS_FAILED;
 }
 
-// If a standard stream is closed, the next file opened would get its descriptor and receive what is printed. Opens
-// /dev/null in its place, in the wrong direction so that using the stream still fails.
+// If a standard stream is closed, the next file opened would get its descriptor and receive the program's output. Opens
+// /dev/null instead, with the opposite access mode, so that using the stream still fails.
 static void reserve_standard_streams(void) {
     for (int fd = 0; fd <= 2; fd++)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd) return;

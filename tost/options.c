@@ -27,13 +27,13 @@ static const char* const group_titles[GROUPS] = {
     "Model", "Files", "Training", "Evaluation", "Validation, samples and checkpoints", "Sampling", "Machine and output",
 };
 
-typedef enum { HELP, FLAG, INT, INT64, REAL, STRING, CHOICE, PRESET } Kind;   // CHOICE: "a|b|c" is 0, 1, 2
+typedef enum { HELP, FLAG, INT, INT64, REAL, STRING, CHOICE, PRESET } Kind;   // CHOICE: "a|b|c" in metavar is 0, 1, 2
 
-// What a checkpoint does with the option.
+// How checkpoints and --resume treat the option.
 typedef enum {
     NOT_SAVED,
-    OVERRIDABLE,   // saved; a resumed run may change it
-    FIXED,         // saved; a resumed run may not change it, because it determines the results
+    OVERRIDABLE,   // saved; may be changed on --resume
+    FIXED,         // saved; must not be changed on --resume, because it determines the results
 } Saved;
 
 typedef struct {
@@ -47,7 +47,7 @@ typedef struct {
     double      min, max;      // inclusive range of numbers
     double      value;         // default of numbers, unless the preset has one
     const char* unit;          // of the default value, in --help
-    const char* default_text;  // the default in words; NULL: the value, if there is one
+    const char* default_text;  // the default in words; NULL: the default value, if any
     const char* help;
 } Row;
 
@@ -58,7 +58,7 @@ typedef struct {
 #define MAX_COUNT 1e9                 // of steps, windows, samples
 #define MAX_SEED  9007199254740992    // 2^53: checked as a double
 
-// An option that differs between commands has several rows.
+// An option whose row differs between commands has several rows.
 static const Row table[] = {
     {"preset", TRAIN, MODEL, PRESET, AT(preset), FIXED, "NAME", .help = "model size and hyperparameters:"},
     {"layers", TRAIN, MODEL, INT, AT(config.n_layer), NOT_SAVED, "N", .min = 1, .max = TOST_MAX_LAYERS,
@@ -76,8 +76,8 @@ static const Row table[] = {
     {"membership", TRAIN, MODEL, CHOICE, AT(config.membership), NOT_SAVED, "learned|uniform",
      .help = "membership of tokens in heads: learned as published, or uniform (1/heads), for comparison"},
     {"init", TRAIN, MODEL, STRING, AT(init), NOT_SAVED, "FILE", .default_text = "random weights",
-     .help = "start from the weights and sizes of a safetensors file, checkpoint or run; the optimizer state starts "
-             "at zero"},
+     .help = "start from the weights and model sizes of a safetensors file, checkpoint or run, with a new optimizer "
+             "state"},
     {"model", SAMPLE | EVAL | INFO | INSPECT, MODEL, STRING, AT(model), NOT_SAVED, "PATH",
      .default_text = "newest run in out/",
      .help = "safetensors file, checkpoint folder, or run folder (uses its newest checkpoint)"},
@@ -88,11 +88,11 @@ static const Row table[] = {
     {"task", EVAL, FILES, CHOICE, AT(task), NOT_SAVED, "lambada|hellaswag|cbt", .default_text = "none",
      .help = "evaluate FILE: LAMBADA or HellaSwag (JSONL), or a Children's Book Test file"},
     {"json", EVAL, FILES, STRING, AT(json), NOT_SAVED, "FILE", .default_text = "none",
-     .help = "also write the results, and those of each window or example, as JSON"},
+     .help = "also write the results as JSON, including those of each window or example"},
     {"val-data", TRAIN, FILES, STRING, AT(val_data), OVERRIDABLE, "GLOB",
      .default_text = "--data with train replaced by val, if such files exist", .help = "token shards to validate on"},
     {"order", TRAIN, FILES, CHOICE, AT(order), FIXED, "sequential|shuffled",
-     .help = "order of the training data; shuffled: shards and samples are permuted in each epoch"},
+     .help = "order of the training data; shuffled: shards and sequences are permuted in each epoch"},
     {"tokenizer", TRAIN, FILES, STRING, AT(tokenizer), NOT_SAVED, "FILE",
      .default_text = "vocab.bpe next to the shards, if there is one",
      .help = "tokenizer (vocab.bpe); needed for samples"},
@@ -108,22 +108,22 @@ static const Row table[] = {
      .help = "text to inspect, from the command line, a file or stdin; truncated to the model's block size. A line "
              "<|endoftext|> ends a document"},
     {"out", INSPECT, FILES, STRING, AT(out), NOT_SAVED, "FILE", .default_text = "required",
-     .help = "write a safetensors file with tokens, losses, memberships (pi) and projected tokens (w), for dev/plot"},
+     .help = "safetensors file to write: tokens, losses, memberships (pi) and projected tokens (w), for dev/plot"},
     {"resume", TRAIN, FILES, FLAG, AT(resume), NOT_SAVED, "",
-     .help = "continue from the newest complete checkpoint in --out, with the same results as without an interruption"},
+     .help = "continue from the newest complete checkpoint in --out; the results equal those of an uninterrupted run"},
     {"overwrite", TRAIN, FILES, FLAG, AT(overwrite), NOT_SAVED, "",
      .help = "start a new run in --out even if it contains one; deletes the old checkpoints and log"},
     {"log", TRAIN, FILES, STRING, AT(log), OVERRIDABLE, "FILE", .default_text = "log.csv in the run folder",
      .help = "CSV log with one row per step; an existing log is only accepted with --resume or --overwrite"},
     {"val-frac", TOKENIZE, FILES, REAL, AT(val_frac), NOT_SAVED, "X", .max = 0.999999, .value = 0.01,
      .unit = "of the documents",
-     .help = "fraction of documents for the validation shards; if given, both kinds of shard must receive some"},
+     .help = "fraction of the documents that goes to the validation shards; if given, neither split may be empty"},
     {"jsonl", TOKENIZE, FILES, FLAG, AT(jsonl), NOT_SAVED, "", .default_text = "only files named *.jsonl",
      .help = "read all input, including stdin, as JSONL: one object with a \"text\" per line"},
     {"shard-tokens", TOKENIZE, FILES, INT64, AT(shard_tokens), NOT_SAVED, "N", .min = 1, .max = INT_MAX, .value = 100e6,
      .unit = "tokens", .help = "size of each shard; the last one may be smaller"},
     {"steps", TRAIN, TRAINING, INT64, AT(steps), OVERRIDABLE, "N", .max = MAX_COUNT, .unit = "steps",
-     .help = "total number of steps; the cosine learning-rate schedule ends there, also in a resumed run"},
+     .help = "total number of steps, including those of a resumed run; the cosine schedule ends there"},
     {"batch", TRAIN, TRAINING, INT, AT(batch), OVERRIDABLE, "N", .min = 1, .max = TOST_MAX_BATCH, .unit = "sequences",
      .help = "micro-batch size; changing it on --resume may change the last bits of the results"},
     {"seq", TRAIN, TRAINING, INT, AT(seq), FIXED, "N", .min = 1, .max = TOST_MAX_BLOCK_SIZE, .unit = "tokens",
@@ -132,9 +132,9 @@ static const Row table[] = {
      .help = "tokens per step, a multiple of batch × seq; gradients are accumulated over micro-batches"},
     {"lr", TRAIN, TRAINING, REAL, AT(lr), FIXED, "X", .max = 100, .help = "peak learning rate"},
     {"warmup", TRAIN, TRAINING, INT64, AT(warmup), FIXED, "N", .max = MAX_COUNT, .unit = "steps",
-     .help = "linear warm-up from 0 to the peak; by default at most a tenth of --steps"},
-    {"min-lr-frac", TRAIN, TRAINING, REAL, AT(min_lr_frac), FIXED, "X", .max = 1, .unit = "of the peak",
-     .help = "final learning rate of the cosine schedule"},
+     .help = "linear warm-up of the learning rate from 0 to --lr; by default at most a tenth of --steps"},
+    {"min-lr-frac", TRAIN, TRAINING, REAL, AT(min_lr_frac), FIXED, "X", .max = 1,
+     .help = "final learning rate of the cosine schedule, as a fraction of --lr"},
     {"weight-decay", TRAIN, TRAINING, REAL, AT(weight_decay), FIXED, "X", .max = 100,
      .help = "AdamW weight decay, applied to embeddings and Linear weights"},
     {"beta1", TRAIN, TRAINING, REAL, AT(beta1), FIXED, "X", .max = 0.999999,
@@ -147,13 +147,13 @@ static const Row table[] = {
      .help = "maximum gradient norm; 0: no clipping"},
     {"skip-loss-z", TRAIN, TRAINING, REAL, AT(skip_loss_z), OVERRIDABLE, "X", .max = 1e9,
      .help = "skip a step if its loss is more than X standard deviations above the mean of the last "
-              NUMBER_TEXT(OUTLIER_WINDOW) " completed steps; 0: off"},
+              NUMBER_TEXT(OUTLIER_WINDOW) " accepted steps; 0: off"},
     {"skip-grad-z", TRAIN, TRAINING, REAL, AT(skip_grad_z), OVERRIDABLE, "X", .max = 1e9,
      .help = "the same for the gradient norm"},
     {"max-skipped", TRAIN, TRAINING, INT64, AT(max_skipped), OVERRIDABLE, "N", .max = MAX_COUNT, .value = 10,
      .unit = "steps",
-     .help = "stop the run if more than N consecutive steps are skipped, as outliers or because loss or gradient is "
-             "not finite"},
+     .help = "stop if more than N consecutive steps are skipped as outliers or because the loss or gradient is not "
+             "finite"},
     {"seed", TRAIN, TRAINING, INT64, AT(seed), FIXED, "N", .max = MAX_SEED, .value = 1337,
      .help = "seed for initial weights, data order and samples"},
     {"batch", EVAL, EVALUATION, INT, AT(batch), NOT_SAVED, "N", .min = 1, .max = TOST_MAX_BATCH,
@@ -200,9 +200,9 @@ static const Row table[] = {
     {"temperature", TRAIN | SAMPLE, SAMPLING, REAL, AT(temperature), OVERRIDABLE, "X", .max = 1000, .value = 0.8,
      .help = "divide logits by X; 0: always the most likely token"},
     {"top-k", TRAIN | SAMPLE, SAMPLING, INT, AT(top_k), OVERRIDABLE, "N", .max = TOST_MAX_VOCAB_SIZE,
-     .unit = "tokens", .help = "sample from the N most likely tokens; 0: from all"},
+     .help = "sample from the N most likely tokens; 0: from all"},
     {"top-p", TRAIN | SAMPLE, SAMPLING, REAL, AT(top_p), OVERRIDABLE, "X", .min = 1e-9, .max = 1, .value = 0.95,
-     .help = "sample from the most likely tokens with total probability X; 1: from all"},
+     .help = "sample from the smallest set of most likely tokens with total probability X; 1: from all"},
     {"seed", SAMPLE, SAMPLING, INT64, AT(seed), NOT_SAVED, "N", .max = MAX_SEED, .value = 1337,
      .help = "random seed; the same seed gives the same text"},
     {"seed", TOKENIZE, FILES, INT64, AT(seed), NOT_SAVED, "N", .max = MAX_SEED, .value = 1337,
@@ -210,10 +210,10 @@ static const Row table[] = {
     {"dtype", TRAIN | SAMPLE | EVAL | INSPECT, MACHINE, CHOICE, AT(dtype), OVERRIDABLE, DTYPES,
      .help = "precision of matrix products; the CPU supports fp32 only"},
     {"threads", TRAIN | SAMPLE | EVAL | TOKENIZE | INSPECT, MACHINE, INT, AT(threads), OVERRIDABLE, "N",
-     .max = 4096, .default_text = "0: OMP_NUM_THREADS, or all cores", .help = "number of CPU threads"},
+     .max = 4096, .help = "number of CPU threads; 0: OMP_NUM_THREADS, or all cores"},
     {"recompute", TRAIN, MACHINE, FLAG, AT(recompute), NOT_SAVED, "",
-     .help = "activation checkpointing: save only the input of each layer and recompute the rest in the backward "
-             "pass; less memory, more time, the same results"},
+     .help = "activation checkpointing: store only the input of each layer and recompute the rest in the backward "
+             "pass; less memory, more time, same results"},
     {"quiet", TOKENIZE, MACHINE, FLAG, AT(quiet), NOT_SAVED, "", .help = "print nothing on stdout and no progress"},
     {"help", ALL, MACHINE, HELP, 0, NOT_SAVED, "", .help = "show this help"},
     {"data-tokens", 0, FILES, INT64, AT(data_tokens), FIXED, "", .max = 9e15, .help = ""},
@@ -229,10 +229,10 @@ static const struct { const char *name, *usage, *about; } commands[COMMANDS] = {
     {"eval",     "eval (--data GLOB | --task NAME FILE) [options]", "evaluate a model on token shards or on a task"},
     {"tokenize", "tokenize --tokenizer FILE --out PREFIX [options] FILE…", "convert text to token shards"},
     {"info",     "info [PATH]", "show what a model file, checkpoint or run contains"},
-    {"inspect",  "inspect --text TEXT --out FILE [options]", "save what each layer's heads compute for a text"},
+    {"inspect",  "inspect --text TEXT --out FILE [options]", "save memberships and projected tokens for a text"},
 };
 
-// Index of a command's row of this name, -1 if there is none. COMMANDS: the first option of any command.
+// Index of a command's row with this name, or -1. COMMANDS: the first such option of any command.
 static int find_row(const char* name, size_t len, Command command) {
     for (int i = 0; i < ROWS; i++) {
         const unsigned mask = table[i].commands;
@@ -254,7 +254,7 @@ bool option_given(const Options* o, const char* name) {
 
 const char* sample_option_given(const Options* o) {
     static const char* const names[] = {"sample-every", "sample-tokens", "temperature", "top-k", "top-p"};
-    for (size_t i = o->sample_every == 0; i < countof(names); i++)   // --sample-every 0 requests none
+    for (size_t i = o->sample_every == 0; i < countof(names); i++)   // --sample-every 0 disables samples
         if (option_given(o, names[i])) return names[i];
     return NULL;
 }
@@ -265,7 +265,7 @@ const char* sample_option_given(const Options* o) {
 static void* field_of(Options* o, const Row* row) { return (char*)o + row->field; }
 static const void* const_field_of(const Options* o, const Row* row) { return (const char*)o + row->field; }
 
-// Copy of the nth name in "a|b|c"; NULL past the last.
+// A copy of the nth name in "a|b|c", or NULL. free()
 static char* choice_name(const char* choices, int n) {
     const char* start = choices;
     for (; n > 0; n--) {
@@ -276,7 +276,7 @@ static char* choice_name(const char* choices, int n) {
     return xasprintf("%.*s", (int)strcspn(start, "|"), start);
 }
 
-// The shortest of 15 to 17 digits that reads back as the same double.
+// The shortest text with 15 to 17 digits that parses to the same double. free()
 static char* real_text(double x) {
     for (int digits = 15;; digits++) {
         char* text = xasprintf("%.*g", digits, x);
@@ -285,7 +285,7 @@ static char* real_text(double x) {
     }
 }
 
-// The value as written on a command line; NULL if there is none. free()
+// The value as written on a command line, or NULL. free()
 static char* value_text(const Options* o, const Row* row) {
     const void* field = const_field_of(o, row);
     switch (row->kind) {
@@ -416,8 +416,8 @@ static int distance(const char* a, size_t n, const char* b) {
     return row[m];
 }
 
-// The option name to suggest instead of a misspelt one: a common prefix or the smallest edit distance, options of the
-// command first; NULL if none is close.
+// The option name to suggest for a misspelt one: one with a common prefix, or else with the smallest edit distance,
+// preferring options of the command; NULL if none is close.
 static const char* nearest_name(const char* name, size_t len, Command command) {
     const char* best = NULL;
     int best_score = 0;
@@ -479,7 +479,7 @@ static bool unknown_command(const char* name, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // --help
 
-// Prints text wrapped to PAGE_WIDTH, indented from the second line on. A UTF-8 character is one column.
+// Prints text wrapped to PAGE_WIDTH; lines after the first are indented. A UTF-8 character counts as one column.
 static void print_wrapped(const char* text, int indent) {
     int column = indent;
     for (const char* p = text; *p;) {
@@ -523,8 +523,8 @@ static void print_overridable(void) {
     char* names = xstrdup("");
     for (int i = 0; i < ROWS; i++)
         if ((table[i].commands & TRAIN) && table[i].saved == OVERRIDABLE) names = append(names, ", --", table[i].name);
-    char* text = xasprintf("With --resume, options that are not given keep the values of the run, except --quiet and "
-                           "--recompute. Only these may be changed: --%s.", names);
+    char* text = xasprintf("With --resume, options that are not given keep the values of the run; --quiet and "
+                           "--recompute are not kept. Only these may be changed: --%s.", names);
     printf("\n");
     print_wrapped(text, 0);
     free(text);
@@ -561,7 +561,7 @@ bool options_check_pass(int batch, int seq, TostError* err) {
                                          "--batch or --seq", batch, seq, (long long)pass, INT_MAX);
 }
 
-// Derives sequence length, micro-batch, tokens per step and warm-up from sizes and preset, unless given.
+// Derives sequence length, micro-batch size, tokens per step and warm-up from sizes and preset, unless given.
 static bool derive_defaults(Options* o, TostError* err) {
     const TostPreset* preset = tost_preset_find(o->preset);
     const int block = o->config.block_size;
@@ -633,7 +633,7 @@ static void set_preset(Options* o) {
 // ---------------------------------------------------------------------------------------------
 // Checks of combinations
 
-// Options without effect next to another given option.
+// Rejects options that have no effect because of another option.
 static bool check_unused(const Options* o, TostError* err) {
     const struct { const char *name, *with; int64_t every; } unused[] = {
         {"val-data", "val-every", o->val_every},
@@ -665,7 +665,7 @@ static bool check_train(Options* o, TostError* err) {
     if (!o->data && !o->resume)
         return tost_error(err, "--preset %s needs --data GLOB: token shards made with tokenize", o->preset);
     if (!check_unused(o, err)) return false;
-    if (o->resume || o->init) return true;   // the sizes come from a file: options_take_config checks them
+    if (o->resume || o->init) return true;   // sizes come from a file and are checked by options_take_config
     return tost_config_check(&o->config, err) && derive_defaults(o, err);
 }
 
@@ -694,7 +694,7 @@ static bool check_eval(const Options* o, TostError* err) {
 
 static bool check_tokenize(const Options* o, TostError* err) {
     if (!o->tokenizer) return tost_error(err, "tokenize needs --tokenizer FILE, a vocab.bpe");
-    if (!o->out) return tost_error(err, "tokenize needs --out PREFIX, the beginning of the shards' names");
+    if (!o->out) return tost_error(err, "tokenize needs --out PREFIX, the prefix of the shards' names");
     if (!o->n_files) return tost_error(err, "tokenize needs a FILE of text or JSONL; - is stdin");
     const char *slash = strrchr(o->out, '/'), *name = slash ? slash + 1 : o->out;
     if (*name && strcmp(name, ".") != 0 && strcmp(name, "..") != 0) return true;
@@ -711,7 +711,7 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
         return false;
     }
     if (!THREADS_MANY && o->threads > 1)
-        return tost_error(err, "--threads %d: this program was built without OpenMP; leave it out", o->threads);
+        return tost_error(err, "--threads %d: the program was built without OpenMP: leave it out", o->threads);
     for (int i = 0; i < o->n_files; i++)
         if (!*o->files[i]) return tost_error(err, "an argument is empty: give a file name, or leave it out");
     const char* first = o->n_files ? o->files[0] : NULL;
@@ -740,7 +740,7 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
 
 enum { OPERAND = 1, LONG = 2 };   // codes returned by getopt_long, next to 'h', '?' and ':'
 
-// The list for getopt_long. Rows are then looked up by the full name, since getopt_long accepts abbreviations.
+// The list for getopt_long. Rows are later looked up by the full name, because getopt_long accepts abbreviations.
 static void fill_long_options(struct option list[ROWS + 1]) {
     int n = 0;
     for (int i = 0; i < ROWS; i++)
@@ -749,7 +749,7 @@ static void fill_long_options(struct option list[ROWS + 1]) {
     list[n] = (struct option){0};
 }
 
-// Handles one option; `code` is from getopt_long, '?' and ':' are its errors. Values are parsed later.
+// Handles one option. `code` is from getopt_long, where '?' and ':' are errors. Values are parsed later.
 static bool take_option(Options* o, const char* values[ROWS], bool* help, int code, const char* arg,
                         TostError* err) {
     if (code == 'h') {
@@ -772,7 +772,7 @@ static bool take_option(Options* o, const char* values[ROWS], bool* help, int co
     }
     if (o->given[row]) return tost_error(err, "--%s is given twice", r->name);
     o->given[row] = true;
-    // A value that is an option's name means that the value was forgotten; --name=--value is accepted.
+    // If the value is the name of an option, the value was forgotten. --name=--value is accepted.
     const bool has_value = r->kind != FLAG;
     if (has_value && name[len] != '=' && strncmp(optarg, "--", 2) == 0
         && find_row(optarg + 2, strcspn(optarg + 2, "="), COMMANDS) >= 0)
@@ -836,7 +836,7 @@ void options_free(Options* o) {
 // ---------------------------------------------------------------------------------------------
 // Sizes and options from files
 
-// Fails if the value of an option differs from the one in a file or run.
+// Fails if the value of an option differs from that of a file or run.
 static bool check_same(const Options* o, const Row* row, const char* loaded, const char* where, TostError* err) {
     char* value = value_text(o, row);
     const bool same = strcmp(value, loaded) == 0;
@@ -864,8 +864,8 @@ StMeta* options_echo(const Options* o, int* n) {
     StMeta* echo = xcalloc(ROWS, sizeof *echo);
     *n = 0;
     for (int i = 0; i < ROWS; i++) {
-        const bool of_train = table[i].commands == 0 || (table[i].commands & TRAIN);
-        if (!of_train || table[i].saved == NOT_SAVED) continue;
+        const bool is_train = table[i].commands == 0 || (table[i].commands & TRAIN);
+        if (!is_train || table[i].saved == NOT_SAVED) continue;
         char* value = value_text(o, &table[i]);
         if (value) echo[(*n)++] = (StMeta){xstrdup(table[i].name), value};
     }

@@ -55,27 +55,27 @@ typedef struct {
     // operands, pointing into argv
     int    n_files;
     char** files;
-    bool given[OPTION_ROWS_MAX];           // rows of the table given by the user or a resumed run
+    bool given[OPTION_ROWS_MAX];           // options set by the user or a resumed run, by row of the table
 } Options;
 
 // Parses argv into *o. --help prints to stdout and sets *help. Returns false with one line in *err (exit with
-// STATUS_USAGE) for an unknown, malformed, out-of-range, contradictory or unexpected argument. Opens no file. Always
-// call options_free.
+// STATUS_USAGE) for an unknown, malformed, out-of-range, contradictory or unexpected argument. Opens no file. Call
+// options_free in any case.
 bool options_parse(Options* o, bool* help, int argc, char** argv, const TostEngine* engine, TostError* err);
 void options_free(Options* o);
 const char* options_program(const Options* o);   // the program's name, without its folder
 bool option_given(const Options* o, const char* name);
-const char* sample_option_given(const Options* o);   // the first option given that concerns samples of train, or NULL
+const char* sample_option_given(const Options* o);   // the first option given for train's samples, or NULL
 bool options_check_pass(int batch, int seq, TostError* err);   // batch × seq must fit in an int
 
-// Takes the sizes of a model file and derives batch size and sequence length from them, unless given. Fails, naming the
-// option, if a size was given and differs.
+// Takes the sizes from a model file and derives batch size and sequence length from them, unless given. Fails, naming
+// the option, if a given size differs.
 bool options_take_config(Options* o, const TostConfig* config, const char* file, TostError* err);
 
 // The options of a training run that its checkpoints save: *n keys and values. st_free_meta
 StMeta* options_echo(const Options* o, int* n);
-// For --resume: options not given take the saved values and then count as given. Fails, naming the option, if one was
-// given that differs and must not change. `run` names the run in the message. *o then points into `saved`.
+// For --resume: options not given get the saved values and then count as given. Fails, naming the option, if a given
+// value differs and must not change. `run` names the run in the message. *o then points into `saved`.
 bool options_resume(Options* o, const StMeta* saved, int n_saved, const char* run, TostError* err);
 // After options_resume: "--steps 9 instead of 6" if the saved option was overridden, else NULL. free()
 char* options_changed(const Options* o, const StMeta* saved);

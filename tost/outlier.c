@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Below this fraction of the mean a standard deviation is only the rounding error of equal values.
+// A standard deviation below this fraction of the mean is the rounding error of equal values.
 static const double ROUNDING = 1e-12;
 
-// The i-th oldest.
+// The i-th oldest value.
 static double value_at(const OutlierWindow* w, int i) {
     return w->value[w->count < OUTLIER_WINDOW ? i : (w->next + i) % OUTLIER_WINDOW];
 }

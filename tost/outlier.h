@@ -11,11 +11,11 @@ typedef struct { int count, next; double value[OUTLIER_WINDOW]; } OutlierWindow;
 
 typedef struct {
     OutlierWindow loss, norm;          // of accepted steps
-    int64_t       skipped, in_a_row;   // skipped steps: in total, and since the last accepted one
+    int64_t       skipped, in_a_row;   // skipped steps: in total, and since the last accepted step
 } OutlierDetector;
 
-// (x - mean) / standard deviation of a full window; 0 if it is not full or all its values are equal. Sums run from the
-// oldest value: a resumed run, whose ring starts elsewhere, computes the same bits.
+// (x - mean) / standard deviation of a full window; 0 if it is not full or all its values are equal. Sums start at the
+// oldest value, so a resumed run, whose ring buffer starts at another index, computes the same bits.
 double outlier_z(const OutlierWindow* w, double x);
 void   outlier_accept(OutlierDetector* d, double loss, double norm);
 void   outlier_skip(OutlierDetector* d);

@@ -21,7 +21,7 @@ Progress progress_new(FILE* out, bool quiet) {
 // ---------------------------------------------------------------------------------------------
 // Lines
 
-// If out takes no more (a closed pipe, a full disk), the work continues without progress.
+// If out cannot be written (closed pipe, full disk), the work continues without progress output.
 static void flush_out(Progress* p) {
     if (fflush(p->out) == 0 && !ferror(p->out)) return;
     p->failed = errno ? errno : EIO;
@@ -103,7 +103,7 @@ void progress_show(Progress* p, double done, const char* fmt, ...) {
 // ---------------------------------------------------------------------------------------------
 // Training steps
 
-// A bar `columns` wide, end marks included; in eighths of a column if the terminal supports UTF-8.
+// A progress bar of `columns` columns, including its ends; drawn in eighths of a column if the terminal supports UTF-8.
 static void print_bar(FILE* out, int columns, double done) {
     static const char* const eighths[] = {" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉", "█"};
     const bool utf8 = terminal_is_utf8();
@@ -116,16 +116,16 @@ static void print_bar(FILE* out, int columns, double done) {
     fputs(utf8 ? "▏" : "]", out);
 }
 
-// The fields of the live line, in the order shown. A line that reached the terminal's edge would wrap and could not be
-// erased: what does not fit is dropped, the least important field first.
+// The fields of the live line, in display order. A line that reaches the terminal's edge would wrap and could not be
+// erased, so fields that do not fit are dropped, the least important first.
 enum { F_BAR, F_LOSS, F_LR, F_NORM, F_RATE, F_ETA, FIELDS };
 enum { FIELD_CAP = 64, BAR_MIN = 6, BAR_MAX = 24 };   // bytes; columns
 static const int dropped_first[FIELDS] = {F_LR, F_NORM, F_RATE, F_BAR, F_ETA, F_LOSS};
 
-// Each field with its leading space; the bar is a placeholder of minimum width.
+// Formats each field with its leading spaces. The bar is a placeholder of minimum width.
 static void format_fields(char fields[FIELDS][FIELD_CAP], const Progress* p, const LogRow* row, int64_t steps) {
     char rate[32], eta[32];
-    const double seconds_per_step = (now_seconds() - p->started) / (double)p->steps_done;   // with validation and saves
+    const double seconds_per_step = (now_seconds() - p->started) / (double)p->steps_done;   // validation and saves too
     const double tokens_per_s = row->tokens_per_s * (row->ms > 0 ? row->ms / p->smoothed_ms : 1);
     format_duration(eta, sizeof eta, seconds_per_step * (double)(steps - row->step - 1));
     snprintf(fields[F_BAR], FIELD_CAP, " %*s", BAR_MIN, "");

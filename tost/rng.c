@@ -5,7 +5,7 @@
 
 static uint64_t rotl(uint64_t x, int k) { return x << k | x >> (64 - k); }
 
-// splitmix64 (Steele, Lea and Flood, 2014): advances *x by the golden ratio and returns a mix of it.
+// splitmix64 (Steele, Lea and Flood, 2014): advances *x by 2^64 / golden ratio and returns a hash of it.
 static uint64_t splitmix(uint64_t* x) {
     uint64_t z = *x += 0x9e3779b97f4a7c15;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
@@ -16,7 +16,7 @@ static uint64_t splitmix(uint64_t* x) {
 Rng rng_seeded(uint64_t seed, uint64_t stream) {
     uint64_t x = seed;
     x = splitmix(&x) ^ stream;
-    x = splitmix(&x);  // injective in stream: no two streams of a seed start at the same x
+    x = splitmix(&x);  // a bijection of stream: no two streams of a seed start at the same x
     Rng r;
     for (int i = 0; i < 4; i++) r.s[i] = splitmix(&x);  // not all zero: only one x gives 0
     return r;
@@ -38,7 +38,7 @@ uint64_t rng_u64(Rng* r) {
 double rng_uniform(Rng* r) { return (double)(rng_u64(r) >> 11) * 0x1p-53; }
 
 uint64_t rng_below(Rng* r, uint64_t n) {
-    uint64_t over = -n % n;  // 2^64 mod n: without that many low values, a multiple of n is left
+    uint64_t over = -n % n;  // 2^64 mod n: rejecting that many values leaves a multiple of n
     uint64_t x;
     do x = rng_u64(r); while (x < over);
     return x % n;

@@ -1,4 +1,4 @@
-// run_report.c: what a training run prints besides its steps.
+// run_report.c: the output of a training run, except for its step lines.
 #include <errno.h>
 #include <math.h>
 #include <signal.h>
@@ -20,7 +20,7 @@ void run_warn(Run* r, const char* fmt, ...) {
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    tost_error(&line, "%s", text);   // one line, whatever file names contain
+    tost_error(&line, "%s", text);   // control characters in file names become '?'
     progress_end(&r->progress);
     print_error(r->args, &line);
 }
@@ -45,7 +45,7 @@ static char* shell_word(const char* word) {
     return quoted;
 }
 
-// Prints a command of this program on this run; `rest` follows the folder.
+// Prints a suggested command: PROGRAM COMMAND FOLDER REST.
 static void suggest(Run* r, const char* label, const char* command, const char* rest) {
     char *program = shell_word(r->o.program), *out = shell_word(r->out);
     progress_text(&r->progress, "%-11s%s %s %s%s", label, program, command, out, rest);
@@ -82,12 +82,14 @@ static void report_model(Run* r) {
     progress_text(p, "%-11s%s, %s of memory", "parameters", summary.parameters,
                   human_bytes(memory, (double)r->engine->memory(&o->config, &r->engine_options)));
     if (r->weights) progress_text(p, "%-11s%s", o->resume ? "resumed" : "weights", r->weights);
-    progress_text(p, "%-11s%lld in total, %lld done; seed %lld", "steps", (long long)o->steps, (long long)r->info.step,
+    progress_text(p, "%-11s%lld (%lld done); seed %lld", "steps", (long long)o->steps, (long long)r->info.step,
                   (long long)o->seed);
-    progress_text(p, "%-11s%lld tokens each: %lld × batch %d × seq %d", "", (long long)o->total_batch,
-                  (long long)(o->total_batch / ((int64_t)o->batch * o->seq)), o->batch, o->seq);
-    progress_text(p, "%-11slr %g, warm-up %lld, down to %g; weight decay %g", "", o->lr, (long long)o->warmup,
-                  o->lr * o->min_lr_frac, o->weight_decay);
+    const long long micro_batches = (long long)(o->total_batch / ((int64_t)o->batch * o->seq));
+    progress_text(p, "%-11s%lld tokens per step: %lld micro-batch%s × %d sequence%s × %d tokens", "",
+                  (long long)o->total_batch, micro_batches, micro_batches == 1 ? "" : "es", o->batch,
+                  o->batch == 1 ? "" : "s", o->seq);
+    progress_text(p, "%-11slr %g, %lld warm-up step%s, cosine decay to %g; weight decay %g", "", o->lr,
+                  (long long)o->warmup, o->warmup == 1 ? "" : "s", o->lr * o->min_lr_frac, o->weight_decay);
 }
 
 static void report_data(Run* r) {
@@ -95,21 +97,21 @@ static void report_data(Run* r) {
     const Options* o = &r->o;
     char tokens[32];
     const double epoch = (double)data_samples(r->data) * o->seq;
-    progress_text(p, "%-11s%s: shards: %d, %s tokens, %.2f epochs, %s", "data", o->data, data_shards(r->data),
-                  human_count(tokens, (double)data_tokens(r->data)),
+    progress_text(p, "%-11s%s: %d shard%s, %s tokens, %.2f epochs, %s", "data", o->data, data_shards(r->data),
+                  data_shards(r->data) == 1 ? "" : "s", human_count(tokens, (double)data_tokens(r->data)),
                   (double)o->steps * (double)o->total_batch / epoch,
-                  o->order == ORDER_SHUFFLED ? "shuffled" : "in sequence");
+                  o->order == ORDER_SHUFFLED ? "shuffled" : "sequential");
     if (r->val)
-        progress_text(p, "%-11s%s: shards: %d, %s tokens", "validation", o->val_data, data_shards(r->val),
-                      human_count(tokens, (double)data_tokens(r->val)));
-    else if (o->val_every > 0) progress_text(p, "%-11soff: no --val-data", "validation");
+        progress_text(p, "%-11s%s: %d shard%s, %s tokens", "validation", o->val_data, data_shards(r->val),
+                      data_shards(r->val) == 1 ? "" : "s", human_count(tokens, (double)data_tokens(r->val)));
+    else if (o->val_every > 0) progress_text(p, "%-11soff (no --val-data)", "validation");
     if (r->tokenizer)
         progress_text(p, "%-11s%s: %d tokens", "tokenizer", tokenizer_path(r->tokenizer),
                       tokenizer_size(r->tokenizer));
-    else if (o->sample_every > 0) progress_text(p, "%-11soff: no --tokenizer", "samples");
+    else if (o->sample_every > 0) progress_text(p, "%-11soff (no --tokenizer)", "samples");
 }
 
-// The options that a resumed run changes.
+// Options that differ from those of the resumed run.
 static void report_changes(Run* r) {
     const char* label = "changed";
     for (int i = 0; i < r->n_resumed; i++) {
@@ -136,7 +138,7 @@ void report_validation(Run* r) {
                   (long long)r->info.step, r->val_loss, exp(r->val_loss), r->info.best_val_loss);
 }
 
-// Indents the text and replaces bytes that could control a terminal by '?'.
+// Prints the text indented, with '?' for control characters.
 void report_sample(Run* r, char* text, size_t n) {
     progress_text(&r->progress, "sample after step %lld:", (long long)r->info.step);
     for (size_t i = 0; i < n; i++) {
@@ -155,7 +157,7 @@ void report_sample(Run* r, char* text, size_t n) {
 // At the end
 
 void report_finished(Run* r) {
-    progress_text(&r->progress, "%s is finished: %lld of %lld steps; a larger --steps continues it", r->out,
+    progress_text(&r->progress, "%s is finished: %lld of %lld steps; use a larger --steps to continue", r->out,
                   (long long)r->info.step, (long long)r->o.steps);
 }
 
@@ -165,14 +167,14 @@ void report_end(Run* r) {
     const char* by = signals_received() == SIGINT ? "SIGINT" : signals_received() == SIGTERM ? "SIGTERM" : "SIGHUP";
     const long long step = (long long)r->info.step, steps = (long long)r->o.steps;
     if (stopped) progress_text(p, "stopped by %s after step %lld of %lld", by, step, steps);
-    else progress_text(p, "done: %lld steps, %lld tokens", step, (long long)r->info.tokens);
+    else progress_text(p, "done: %lld step%s, %lld tokens", step, step == 1 ? "" : "s", (long long)r->info.tokens);
     if (r->info.outliers.skipped > 0)
-        progress_text(p, "%-11s%lld of %lld steps: the log rows with lr 0", "skipped",
+        progress_text(p, "%-11s%lld of %lld steps (rows with lr 0 in the log)", "skipped",
                       (long long)r->info.outliers.skipped, step);
     if (!isnan(r->val_loss))
         progress_text(p, "%-11s%.6f, best %.6f", "val loss", r->val_loss, r->info.best_val_loss);
     if (r->saved_step < 0) {
-        progress_text(p, "%-11snothing, because of --save-every 0", "saved");
+        progress_text(p, "%-11snothing (--save-every 0)", "saved");
         return;
     }
     progress_text(p, "%-11s%s/step_%08lld", "saved", r->out, (long long)r->saved_step);

@@ -1,4 +1,4 @@
-// run_save.c: log rows and checkpoints of a run, and what happens if they cannot be written.
+// run_save.c: writes the log rows and checkpoints of a run, and handles write errors.
 #include <math.h>
 
 #include "run.h"
@@ -10,7 +10,7 @@ double run_mean_loss(Run* r) {
     return sum / (double)count;
 }
 
-// A log or a checkpoint could not be written: stops the run, or warns.
+// The log or a checkpoint could not be written: stops the run or warns.
 static bool write_failed(Run* r, const TostError* reason, bool last, TostError* err) {
     const Hint hint = resume_hint(r);
     if (r->o.on_save_error == SAVE_ERROR_STOP || last)
@@ -26,8 +26,9 @@ static bool batch_loss(double* loss, Run* r, uint64_t first, TostError* err) {
     return true;
 }
 
-// The loss of a micro-batch with the current parameters, so that no checkpoint of diverged parameters replaces a good
-// one. Takes the next micro-batch, or, if its loss is not finite (perhaps due to its data), the first of the last step.
+// Loss of one micro-batch with the current parameters, checked before a save so that diverged parameters do not replace
+// a good checkpoint. Uses the next micro-batch. If its loss is not finite, which its data may cause, uses the first one
+// of the last step.
 static bool probe_loss(double* loss, Run* r, TostError* err) {
     const uint64_t next = r->info.data_sample;
     const uint64_t last = next - (r->info.step > 0 ? (uint64_t)(r->o.total_batch / r->o.seq) : 0);
@@ -48,7 +49,7 @@ bool run_save(Run* r, bool last, TostError* err) {
     }
     const bool ok = log_sync(&r->log, &reason)
                     && checkpoint_save(r->out, &r->info, r->engine, r->model, &r->tensors, (int)r->o.keep, &reason);
-    // A save that failed may still have completed the checkpoint.
+    // A failed save may still have completed the checkpoint.
     if (ok || (r->saved_step != r->info.step && checkpoint_exists(r->out, r->info.step))) {
         r->saved_step = r->info.step;
         r->saved_unvalidated = unvalidated;

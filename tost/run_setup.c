@@ -1,5 +1,5 @@
-// run_setup.c: starts or resumes a training run: finds its checkpoint, opens data and tokenizer, creates the model and
-// the output folder.
+// run_setup.c: starts or resumes a training run. Finds its checkpoint, opens data and tokenizer, creates the model and
+// the run folder.
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -18,23 +18,23 @@ bool run_is_finished(const Run* r) {
     return r->o.resume && r->info.step >= r->o.steps && !r->info.unvalidated_row;
 }
 
-static bool holds_run(const char* out, TostError* err) {
-    return tost_error(err, "--out %s already holds a run: --resume continues it, --overwrite replaces it", out);
+static bool run_exists(const char* out, TostError* err) {
+    return tost_error(err, "--out %s already contains a run: --resume continues it, --overwrite replaces it", out);
 }
 
-// --out must not be a checkpoint, nor --log have the name of one.
+// Rejects --out if it is a checkpoint folder, and --log if it has the name of a checkpoint.
 static bool check_paths(const Options* o, TostError* err) {
     if (o->out && checkpoint_is_folder(o->out)) {
         char* run = path_dir(o->out);
         if (checkpoint_is_name(o->out))
             tost_error(err, "--out %s is a checkpoint: give the folder of its run, %s, or a new one", o->out, run);
-        else tost_error(err, "--out %s holds weights, but no run: --init %s starts a run from them; "
-                        "dev/reference/convert.py --run makes a run of a PyTorch checkpoint", o->out, o->out);
+        else tost_error(err, "--out %s contains weights but no run: --init %s starts a run from them; "
+                        "dev/reference/convert.py --run converts a PyTorch checkpoint to a run", o->out, o->out);
         free(run);
         return false;
     }
     return !o->log || !checkpoint_is_name(o->log)
-           || tost_error(err, "--log %s: this is the name of a checkpoint: give another name", o->log);
+           || tost_error(err, "--log %s is the name of a checkpoint: give another name", o->log);
 }
 
 // Finds the weights to start from and reads their metadata.
@@ -42,7 +42,7 @@ static bool read_weights(CheckpointInfo* info, Run* r, TostError* err) {
     const Options* o = &r->o;
     if (!checkpoint_find(&r->weights, o->resume ? r->out : o->init, err)) {
         r->weights = NULL;
-        return o->resume ? tost_error(err, "%s; --overwrite starts the run again", err->text) : false;
+        return o->resume ? tost_error(err, "%s; --overwrite starts the run over", err->text) : false;
     }
     if (checkpoint_read_info(info, r->weights, err)) return true;
     *info = (CheckpointInfo){0};
@@ -65,7 +65,7 @@ static bool find_resumed(Run* r, TostError* err) {
     r->saved_step = r->info.step;
     r->saved_unvalidated = r->info.unvalidated_row != NULL;
     if (r->n_resumed == 0)
-        return tost_error(err, "%s does not say how it was trained and cannot be resumed; --init %s starts "
+        return tost_error(err, "%s contains no training options and cannot be resumed; --init %s starts a run "
                           "from its weights", r->weights, r->weights);
     if (!options_resume(o, r->resumed, r->n_resumed, r->out, err)) return false;
     if (!r->engine->supports((TostDtype)o->dtype))
@@ -75,10 +75,10 @@ static bool find_resumed(Run* r, TostError* err) {
     return options_take_config(o, &r->info.config, r->weights, err);
 }
 
-// A new run, perhaps from the weights of --init.
+// A new run, from random weights or those of --init.
 static bool find_fresh(Run* r, TostError* err) {
     Options* o = &r->o;
-    if (o->out && !o->overwrite && checkpoint_is_run(o->out)) return holds_run(o->out, err);
+    if (o->out && !o->overwrite && checkpoint_is_run(o->out)) return run_exists(o->out, err);
     if (o->out || o->log) r->log_path = log_path(r);
     if (r->log_path && !log_check_fresh(r->log_path, o->overwrite, err)) return false;
     return !o->init || (read_weights(&r->init, r, err) && options_take_config(o, &r->init.config, r->weights, err));
@@ -88,7 +88,7 @@ bool run_find(Run* r, TostError* err) {
     const char* out = r->o.out;
     TostError lock_error;
     if (!check_paths(&r->o, err)) return false;
-    if (out) r->out = xstrdup(out);   // else claim_folder numbers one
+    if (out) r->out = xstrdup(out);   // otherwise claim_folder chooses a numbered folder
     const LockResult lock = out && is_dir(out) ? lock_take(&r->lock, out, &lock_error) : LOCK_TAKEN;
     if (lock == LOCK_BUSY) return tost_error(err, "%s", lock_error.text);
     if (!(r->o.resume ? find_resumed(r, err) : find_fresh(r, err))) return false;
@@ -118,13 +118,13 @@ static char* find_val_data(const char* glob) {
 static bool open_data(Run* r, TostError* err) {
     Options* o = &r->o;
     if (!option_given(o, "data") && !is_dir("data/starter"))
-        return tost_error(err, "data/starter not found: run in the source folder, or give --data GLOB");
+        return tost_error(err, "data/starter not found: run in the repository root, or give --data GLOB");
     const uint32_t V = (uint32_t)o->config.vocab_size;
     r->data = data_open(o->data, o->seq, V, (DataOrder)o->order, (uint64_t)o->seed, err);
     if (!r->data) return false;
     const int64_t tokens = (int64_t)data_tokens(r->data), crc = (int64_t)data_crc(r->data);
     if ((o->data_tokens && o->data_tokens != tokens) || (o->data_crc && o->data_crc != crc))
-        return tost_error(err, "--data %s holds %lld tokens (CRC-32 %08llx), but the run in %s was trained on %lld "
+        return tost_error(err, "--data %s has %lld tokens (CRC-32 %08llx), but the run in %s was trained on %lld "
                           "(%08llx): resume with the same shards", o->data, (long long)tokens, (long long)crc, r->out,
                           (long long)o->data_tokens, (long long)o->data_crc);
     o->data_tokens = tokens;
@@ -138,7 +138,7 @@ static bool open_data(Run* r, TostError* err) {
     return r->val != NULL;
 }
 
-// --tokenizer, else the one of the resumed run if it still exists, else vocab.bpe beside the shards if there is one.
+// --tokenizer, else the resumed run's tokenizer if it still exists, else vocab.bpe next to the shards if it exists.
 static bool open_tokenizer(Run* r, TostError* err) {
     const Options* o = &r->o;
     char* beside = path_join(data_dir(r->data), "vocab.bpe");
@@ -176,7 +176,7 @@ static bool create_model(Run* r, TostError* err) {
     return ok || checkpoint_suggest_older(err, r->weights, r->o.resume ? NULL : "--init");
 }
 
-// Creates and locks the folder. A default folder gets the next free number, even if two runs start at once.
+// Creates and locks the folder. A default folder gets the next free number, even if two runs start at the same time.
 static bool claim_folder(Run* r, TostError* err) {
     const Options* o = &r->o;
     for (;;) {
@@ -186,20 +186,21 @@ static bool claim_folder(Run* r, TostError* err) {
         if (lock == LOCK_FAILED) return false;
         const bool taken = !o->resume && !o->overwrite && checkpoint_is_run(r->out);
         if (lock == LOCK_TAKEN && !taken) return true;
-        if (o->out) return lock == LOCK_TAKEN ? holds_run(r->out, err) : false;
+        if (o->out) return lock == LOCK_TAKEN ? run_exists(r->out, err) : false;
         lock_release(&r->lock);
         free(r->out);
         r->out = NULL;
     }
 }
 
-// The first thing written, once nothing else can fail. --overwrite removes the old checkpoints before the old log.
+// Opens folder and log, last, so that a run that cannot start writes nothing. --overwrite removes the old checkpoints
+// before the old log.
 static bool open_folder(Run* r, TostError* err) {
     const bool existed = r->out && path_exists(r->out);
     if (!claim_folder(r, err)) return false;
     if (r->lock.unsupported)
-        run_warn(r, "%s: %s: this file system has no locks: make sure that no other run writes here", r->lock.path,
-                 strerror(r->lock.unsupported));
+        run_warn(r, "%s: %s: the file system does not support locks: make sure that no other run writes here",
+                 r->lock.path, strerror(r->lock.unsupported));
     if (!r->log_path) r->log_path = log_path(r);
     const int64_t next_row = r->info.step - (r->info.unvalidated_row != NULL);
     const bool ok = (!r->o.overwrite || checkpoint_clear(r->out, err))
@@ -222,7 +223,7 @@ bool run_set_up(Run* r, TostError* err) {
     }
     r->info.options = options_echo(o, &r->info.n_options);
     r->tensors = tost_tensors(&o->config);
-    // A sample longer than the block size restarts from a prompt of half the block size.
+    // Sampling beyond the block size processes half a block again, which may be longer than --seq.
     const bool long_sample = r->tokenizer && o->sample_every > 0 && o->sample_tokens >= o->config.block_size;
     r->engine_options = (TostEngineOptions){
         .max_batch = o->batch, .max_seq = long_sample ? o->config.block_size : o->seq, .training = true,

@@ -8,13 +8,13 @@
 static volatile sig_atomic_t received;   // global, because a signal handler has no arguments of its own
 
 static void on_signal(int number) {
-    static const char note[] = "\nstopping after this step; signal again to quit at once\n";
+    static const char note[] = "\nstopping after this step; a second signal quits immediately\n";
     const int saved_errno = errno;
     if (received && number == SIGHUP) return;   // kernel and shell both send it when a terminal closes
     if (received) _exit(128 + number);
     received = number;
     const ssize_t written = write(STDERR_FILENO, note, sizeof note - 1);
-    (void)written;   // the run stops even if the note cannot be printed
+    (void)written;   // a failed write is ignored
     errno = saved_errno;
 }
 

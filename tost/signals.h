@@ -1,4 +1,4 @@
-// signals.h: SIGINT, SIGTERM and SIGHUP stop a run after the current step; a second signal quits at once.
+// signals.h: SIGINT, SIGTERM and SIGHUP stop a run after the current step; a second signal quits immediately.
 #ifndef TOST_SIGNALS_H
 #define TOST_SIGNALS_H
 

@@ -1,5 +1,6 @@
-// train.c: the training loop: one step, then whatever is due after it: validation, a log row, a sample, a checkpoint. A
-// step depends only on the options, the seed and its number, so a resumed run computes what an uninterrupted one does.
+// train.c: the training loop. Each step is followed by a log row and, if due, validation, a sample and a checkpoint.
+// Data and learning rate of a step depend only on the options, the seed and the step number, so a resumed run computes
+// the same bits as an uninterrupted one.
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,7 +32,7 @@ int command_train(const Options* args, const TostEngine* engine) {
 // ---------------------------------------------------------------------------------------------
 // The loop
 
-// Loss and sample of the untrained model, to compare with.
+// Validates and samples the initial model, as a baseline.
 static bool before_first_step(Run* r, TostError* err) {
     bool completed = false;
     if (r->val && !validate(&completed, r, err)) return false;
@@ -39,7 +40,7 @@ static bool before_first_step(Run* r, TostError* err) {
     return write_sample(r, err);
 }
 
-// The resumed checkpoint was saved in an interrupted validation: repeats it and finishes that step.
+// The resumed checkpoint was saved during an interrupted validation: repeats the validation and finishes the step.
 static bool complete_resumed_step(Run* r, TostError* err) {
     LogRow row;
     if (!log_row_parse(&row, r->info.unvalidated_row) || row.step != r->info.step - 1)
@@ -60,7 +61,7 @@ static bool loop(Run* r, TostError* err) {
     return r->o.save_every == 0 || run_save(r, true, err);
 }
 
-// Trains to the last step or to a signal.
+// Trains until the last step or a signal.
 static bool train(Run* r, TostError* err) {
     report_lost_output(r);
     signals_catch();
@@ -79,9 +80,9 @@ static bool train(Run* r, TostError* err) {
 // Gradients of total_batch tokens, accumulated over micro-batches.
 static bool accumulate_gradients(Run* r, TostError* err) {
     const Options* o = &r->o;
-    const int64_t samples = o->total_batch / o->seq;
+    const int64_t sequences = o->total_batch / o->seq;
     r->engine->zero_grad(r->model);
-    for (int64_t first = 0; first < samples; first += o->batch) {
+    for (int64_t first = 0; first < sequences; first += o->batch) {
         const uint64_t at = r->info.data_sample + (uint64_t)first;
         if (!data_batch(r->data, r->inputs, r->targets, at, o->batch, err)) return false;
         r->engine->forward_train(r->model, r->inputs, r->targets, o->batch, o->seq, 1.0f / (float)o->total_batch);
@@ -99,7 +100,7 @@ static double optimizer_step(Run* r, double norm) {
         .lr = schedule_lr(step, o->steps, o->warmup, o->lr, o->min_lr_frac),
         .beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps, .weight_decay = o->weight_decay,
         .grad_scale = o->grad_clip > 0 && clip < 1 ? clip : 1,
-        .step = step + 1 - r->info.outliers.skipped};   // skipped steps are not in the moments that it corrects
+        .step = step + 1 - r->info.outliers.skipped};   // bias correction: skipped steps did not change the moments
     r->engine->update(r->model, &adamw);
     return adamw.lr;
 }
@@ -113,7 +114,7 @@ static bool all_finite(const Run* r, TostState state, const TostTensor* t) {
     return k == t->size;
 }
 
-// Names the first tensor with a value that is not finite: a parameter, or else a gradient.
+// Names the first parameter or, if there is none, the first gradient with a non-finite value.
 static void find_not_finite(char* text, size_t cap, const Run* r) {
     static const struct { TostState state; const char* name; } states[] = {
         {TOST_PARAM, "the parameter"}, {TOST_GRAD, "the gradient of"}};
@@ -128,7 +129,7 @@ static void find_not_finite(char* text, size_t cap, const Run* r) {
     snprintf(text, cap, "although all parameters and gradients are finite");
 }
 
-// False, with the reason, if the step must be skipped: loss or gradient norm is not finite, or an outlier.
+// Returns false with the reason if the step must be skipped: loss or gradient norm is not finite, or is an outlier.
 static bool check_step(const Run* r, double loss, double norm, TostError* reason) {
     const Options* o = &r->o;
     if (!isfinite(loss) || !isfinite(norm)) {
@@ -142,34 +143,34 @@ static bool check_step(const Run* r, double loss, double norm, TostError* reason
     };
     for (size_t i = 0; i < countof(tests); i++)
         if (tests[i].limit > 0 && tests[i].z > tests[i].limit)
-            return tost_error(reason, "%s %g is %.1f standard deviations above the mean of the last %d, more than "
-                              "--%s %g", tests[i].what, tests[i].value, tests[i].z, OUTLIER_WINDOW, tests[i].option,
-                              tests[i].limit);
+            return tost_error(reason, "%s %g is %.1f standard deviations above the mean of the last %d accepted steps "
+                              "(limit: --%s %g)", tests[i].what, tests[i].value, tests[i].z, OUTLIER_WINDOW,
+                              tests[i].option, tests[i].limit);
     return true;
 }
 
-// Leaves the parameters as they are. Ends the run after too many skipped steps in a row.
+// Leaves the parameters unchanged. Fails, which ends the run, if too many consecutive steps were skipped.
 static bool skip_step(Run* r, const TostError* reason, TostError* err) {
     OutlierDetector* d = &r->info.outliers;
     const long long number = (long long)r->info.step + 1;
     if (d->in_a_row >= r->o.max_skipped)
-        return tost_error(err, "step %lld: %s: stopped before it changed the parameters, after %lld skipped in a row "
-                          "(--max-skipped); %s", number, reason->text, (long long)d->in_a_row,
+        return tost_error(err, "step %lld: %s; stopped without changing the parameters, after %lld consecutive "
+                          "skipped steps (--max-skipped); %s", number, reason->text, (long long)d->in_a_row,
                           divergence_hint(r, "a higher --max-skipped or ").text);
     outlier_skip(d);
-    run_warn(r, "step %lld is skipped: %s (%lld skipped so far, %lld in a row of at most %lld)", number, reason->text,
+    run_warn(r, "step %lld is skipped: %s (skipped so far: %lld; consecutive: %lld, limit %lld)", number, reason->text,
              (long long)d->skipped, (long long)d->in_a_row, (long long)r->o.max_skipped);
     return true;
 }
 
-// A skipped step consumes its data and advances the schedule; its log row has learning rate 0.
+// A skipped step consumes its data and advances the schedule. Its log row has a learning rate of 0.
 static bool train_step(LogRow* row, Run* r, TostError* err) {
     const Options* o = &r->o;
     const double start = now_seconds();
     double lr = 0;
     TostError reason;
     if (!accumulate_gradients(r, err)) return false;
-    const double norm = r->engine->grad_norm(r->model), loss = run_mean_loss(r);   // read last: one wait for the device
+    const double norm = r->engine->grad_norm(r->model), loss = run_mean_loss(r);   // one synchronization per step
     if (check_step(r, loss, norm, &reason)) {
         lr = optimizer_step(r, norm);
         outlier_accept(&r->info.outliers, loss, norm);
@@ -191,8 +192,8 @@ static bool is_due(const Run* r, int64_t every) {
     return every > 0 && (r->info.step % every == 0 || r->info.step == r->o.steps);
 }
 
-// A signal stops the run only once all that is due after the step is done. Only a validation may be interrupted: the
-// checkpoint then keeps the log row, and the resumed run repeats the validation.
+// A signal interrupts validation and sampling. If a validation is interrupted, the checkpoint stores the unfinished log
+// row, and the resumed run repeats the validation.
 static bool after_step(Run* r, LogRow* row, TostError* err) {
     if (r->val && is_due(r, r->o.val_every)) {
         bool completed;
@@ -214,19 +215,19 @@ static bool after_step(Run* r, LogRow* row, TostError* err) {
 }
 
 // Mean loss over the first val_batches micro-batches of the validation shards, or over all of them if there are fewer.
-// If a signal interrupts it, *completed is false and val_loss unchanged.
+// If a signal interrupts it, *completed is false and val_loss is unchanged.
 static bool validate(bool* completed, Run* r, TostError* err) {
     const Options* o = &r->o;
     const uint64_t B = (uint64_t)o->batch, wanted = (uint64_t)o->val_batches * B, available = data_samples(r->val);
-    const uint64_t samples = wanted < available ? wanted : available;
+    const uint64_t sequences = wanted < available ? wanted : available;
     uint64_t first = 0;
-    for (; first < samples && !signals_received(); first += B) {
-        const int rows = (int)(samples - first < B ? samples - first : B);
+    for (; first < sequences && !signals_received(); first += B) {
+        const int rows = (int)(sequences - first < B ? sequences - first : B);
         if (!data_batch(r->val, r->inputs, r->targets, first, rows, err)) return false;
         r->engine->forward_loss(r->model, r->inputs, r->targets, rows, o->seq);
     }
     const double loss = run_mean_loss(r);
-    *completed = first >= samples;
+    *completed = first >= sequences;
     if (!*completed) return true;
     r->val_loss = loss;
     if (!isfinite(loss))
@@ -241,7 +242,7 @@ static bool append_piece(void* stream, const char* bytes, size_t n) {
     return !signals_received();
 }
 
-// Prints a sample, if there is a tokenizer and output is wanted. Its random numbers depend only on seed and step.
+// Prints a sample, unless there is no tokenizer or --quiet is given. Its random numbers depend only on seed and step.
 static bool write_sample(Run* r, TostError* err) {
     enum { SAMPLE_STREAM = 0x5A3 };
     const Options* o = &r->o;

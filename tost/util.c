@@ -130,7 +130,7 @@ void free_pages(void* p, size_t bytes) {
 // ---------------------------------------------------------------------------------------------
 // Files and paths
 
-// Reads fd to its end or just past MAX_FILE_BYTES. The buffer grows: the size of pipes and /proc files is unknown.
+// Reads fd to its end or just past MAX_FILE_BYTES. The buffer grows, since the size of a pipe or /proc file is unknown.
 static bool read_all(Bytes* out, int fd) {
     struct stat st;
     size_t cap = 65536;

@@ -22,7 +22,7 @@ bool tost_error(TostError* err, const char* fmt, ...) PRINTF_LIKE(2, 3);
 enum { STATUS_FAILED = 1, STATUS_USAGE = 2 };  // exit statuses: run-time error; invalid command line
 
 // ---------------------------------------------------------------------------------------------
-// Memory. The x functions exit with one line and STATUS_FAILED if there is none left.
+// Memory. The x functions print one line and exit with STATUS_FAILED if memory runs out.
 
 void* xmalloc(size_t bytes);
 void* xcalloc(size_t count, size_t size);          // zeroed
@@ -46,10 +46,10 @@ static inline void poison_redzone(void* p) { (void)p; }
 
 typedef struct { char* data; size_t size; } Bytes;  // data is followed by a NUL, not counted in size
 
-enum { MAX_FILE_BYTES = 1 << 30 };                                 // of read_file, since /dev/zero has no end
+enum { MAX_FILE_BYTES = 1 << 30 };                                 // limit of read_file: /dev/zero has no end
 bool  read_file(Bytes* out, const char* path, TostError* err);     // all of it; "-" is stdin. free(out->data)
 bool  make_dirs(const char* path, TostError* err);                 // like mkdir -p
-bool  sync_dir(const char* path, TostError* err);                  // fsync of a folder makes renames in it durable
+bool  sync_dir(const char* path, TostError* err);                  // fsync of a folder: makes renames in it durable
 bool  remove_tree(const char* path, TostError* err);               // like rm -rf
 bool  path_exists(const char* path);
 bool  is_dir(const char* path);

@@ -1,4 +1,4 @@
-// bench.c: speed of the CPU engine, with the machine's limits measured in the same run. Prints one line per result:
+// bench.c: benchmark of the CPU engine, and of the machine's limits in the same run. Prints one line per result:
 // `key value unit`.
 //
 //     bench limits             sgemm (large square product), memory reads
@@ -6,7 +6,7 @@
 //     bench decode             decode steps of tost-base at several positions, compared with memory reads
 //     bench tssa               TSSA forward + backward at several lengths T, with the same B·T
 //
-// Times are medians. Runs that are compared alternate, because other programs may use the machine.
+// Times are medians. Measurements that are compared alternate, because other programs may use the machine.
 
 #define TOST_NO_MAIN
 #include "train_gpt_tost.c"
@@ -17,7 +17,7 @@
 #include "tost/rng.h"
 
 // ---------------------------------------------------------------------------------------------
-// Tools
+// Helpers
 
 static int compare_doubles(const void* a, const void* b) {
     const double x = *(const double*)a, y = *(const double*)b;
@@ -68,7 +68,7 @@ static double read_bandwidth(const float* x, size_t n) {
     #pragma omp parallel for simd schedule(static) reduction(+ : total)
     for (size_t i = 0; i < n; i++) total += x[i];
     const double seconds = now_seconds() - start;
-    volatile double sink = total;   // so that the sum is not optimised away
+    volatile double sink = total;   // prevents the compiler from removing the sum
     (void)sink;
     return n * sizeof *x / seconds / 1e9;
 }
@@ -95,7 +95,7 @@ static void bench_limits(void) {
 // ---------------------------------------------------------------------------------------------
 // Training
 
-// Time of the matrix products of one training step, forward and backward, on the model's own buffers and weights.
+// Seconds for the matrix products of one training step alone, on the model's buffers and weights.
 static double matmuls_alone(TostModel* m, size_t rows) {
     const TostConfig* c = &m->config;
     const int C = c->n_embd, V = c->vocab_size;
@@ -198,7 +198,7 @@ static void bench_decode(void) {
 // ---------------------------------------------------------------------------------------------
 // TSSA
 
-// dy is copied first, outside of the measured time, because backward overwrites it.
+// Seconds of one forward and backward pass. dy is copied first, untimed, because backward overwrites it.
 static double tssa_once(TostModel* m, const float* dy, int B, int T) {
     const TostConfig* c = &m->config;
     const int C = c->n_embd, NH = c->n_head;

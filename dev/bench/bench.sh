@@ -1,8 +1,8 @@
 #!/bin/sh
-# bench.sh BENCH BUILTIN: measures the trainer, the limits of the machine and the peers that are installed in one run,
-# and prints a table. BENCH is dev/bench/bench; BUILTIN is the same program with the built-in matrix product.
+# bench.sh BENCH BUILTIN: measures the trainer, the limits of the machine, and PyTorch and tiktoken if installed, in one
+# run, and prints a table. BENCH is dev/bench/bench; BUILTIN is the same with the built-in matrix product.
 #   TEXT, VOCAB   a text and a vocab.bpe for tokenize (default: those in ../shared)
-#   PYTHON        a Python that may have torch and tiktoken (default: python3)
+#   PYTHON        Python interpreter, with torch and tiktoken if available (default: python3)
 set -u
 bench=$1 builtin=$2
 python=${PYTHON:-python3}
@@ -18,7 +18,7 @@ ratio() { awk -v a="$(figure "$1")" -v b="$(figure "$2")" 'BEGIN { if (b > 0) pr
 giga() { awk -v mib="$(figure "$1")" 'BEGIN { if (mib > 0) printf "%.2f", mib * 1048576 / 1e9; else print "-" }'; }
 row() { printf '| %s | %s | %s |\n' "$1" "${2:--}" "${3:-}"; }
 
-say "measuring: limits, training (both matrix products), decode, TSSA, tokenize, peers; this takes minutes" >&2
+say "measuring limits, training (both matrix products), decode, TSSA, tokenize, PyTorch and tiktoken: takes minutes" >&2
 {
     "$bench" limits
     "$bench" train
@@ -47,7 +47,7 @@ else
     say "skipped: tokenize: no text (set TEXT and VOCAB)" >&2
 fi
 "$python" dev/bench/peers.py ${text:+--text "$text" --vocab "$vocab"} > "$work/peers" 2>"$work/peers.err" ||
-    say "skipped: peers: $(tail -1 "$work/peers.err")" >&2
+    say "skipped: PyTorch and tiktoken: $(tail -1 "$work/peers.err")" >&2
 grep '^skipped' "$work/peers" >&2
 grep -v '^skipped' "$work/peers" | sed 's/^/peer_/' >> "$figures"
 

@@ -1,6 +1,6 @@
-// gemm_bench.c: speed of the matrix product. For the shapes of training: GFLOP/s of gemm(), which is cblas if the build
-// has it, and of gemm_builtin(). For the shapes of decoding: GB/s of reading the weight, compared with plain reading of
-// the same amount of memory. Runs that are compared alternate; the best and the median repetition are printed.
+// gemm_bench.c: benchmark of the matrix product. For training shapes: GFLOP/s of gemm(), which calls cblas if
+// available, and of gemm_builtin(). For decoding shapes: GB/s at which the weight is read, compared with only reading
+// the same amount of memory. Measurements that are compared alternate. Prints best and median of the repetitions.
 //   gemm_bench [repetitions]      (default 15: about a minute on 2 cores)
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,22 +9,22 @@
 #include "threads.h"
 #include "util.h"
 
-enum { MOST = 101, CACHE_LINE_FLOATS = 16 };
+enum { MAX_REPETITIONS = 101, CACHE_LINE_FLOATS = 16 };
 
 typedef struct { double best, median; } Time;   // seconds
 
-static int by_size(const void* a, const void* b) {
+static int compare_doubles(const void* a, const void* b) {
     double x = *(const double*)a, y = *(const double*)b;
     return (x > y) - (x < y);
 }
 
 static Time time_of(double* seconds, int n) {
-    qsort(seconds, n, sizeof(double), by_size);
+    qsort(seconds, n, sizeof(double), compare_doubles);
     return (Time) { seconds[0], seconds[n / 2] };
 }
 
-// n small floats, none denormal, initialised by the threads that will read them.
-static float* filled(size_t n) {
+// n floats between -1 and 1, none denormal, initialized by the threads that will read them.
+static float* random_floats(size_t n) {
     float* x = alloc_pages(n * sizeof(float));
     if (!x) {
         fprintf(stderr, "gemm_bench: no memory for %zu floats\n", n);
@@ -72,20 +72,20 @@ static Time bench_product(double* seconds, int n, double flop) {
 }
 
 static void bench_products(int reps) {
-    static Gemm* const ways[] = { gemm, gemm_builtin };
-    size_t most = (size_t)1024 * 50304;
-    float *a = filled(most), *b = filled(most), *c = filled(most);
+    static Gemm* const functions[] = { gemm, gemm_builtin };
+    size_t max_floats = (size_t)1024 * 50304;
+    float *a = random_floats(max_floats), *b = random_floats(max_floats), *c = random_floats(max_floats);
     printf("%-18s %6s %6s %6s     gemm: best  median   built in: best  median   ratio\n",
            "GFLOP/s", "M", "N", "K");
     for (size_t s = 0; s < countof(products); s++) {
         const Shape* p = &products[s];
-        double seconds[countof(ways)][MOST], flop = 2.0 * p->M * p->N * p->K;
+        double seconds[countof(functions)][MAX_REPETITIONS], flop = 2.0 * p->M * p->N * p->K;
         int inner = flop < 1e7 ? 100 : 1, n = flop > 1e10 && reps > 5 ? 5 : reps;
         for (int r = 0; r < n; r++)
-            for (size_t w = 0; w < countof(ways); w++) {
+            for (size_t w = 0; w < countof(functions); w++) {
                 double start = now_seconds();
                 for (int i = 0; i < inner; i++)
-                    ways[w](c, a, p->at, b, p->bt, p->M, p->N, p->K, p->at ? 1 : 0);
+                    functions[w](c, a, p->at, b, p->bt, p->M, p->N, p->K, p->at ? 1 : 0);
                 seconds[w][r] = (now_seconds() - start) / inner;
             }
         printf("%-18s %6d %6d %6d   ", p->what, p->M, p->N, p->K);
@@ -94,15 +94,15 @@ static void bench_products(int reps) {
         Time builtin = bench_product(seconds[1], n, flop);
         printf("   %5.2f\n", library.best / builtin.best);
     }
-    free_pages(a, most * sizeof(float));
-    free_pages(b, most * sizeof(float));
-    free_pages(c, most * sizeof(float));
+    free_pages(a, max_floats * sizeof(float));
+    free_pages(b, max_floats * sizeof(float));
+    free_pages(c, max_floats * sizeof(float));
 }
 
 // ---------------------------------------------------------------------------------------------
-// Decoding: one row or a few. Many weights take turns, so that each is read from memory and not from a cache.
+// Decoding: one row or a few. Cycles through many weights, so that each is read from memory and not from a cache.
 
-// Sums n floats: each thread reads one contiguous part.
+// Sums n floats. Each thread reads one contiguous part.
 static float read_all(const float* x, size_t n) {
     int threads = threads_max();
     size_t run = n / threads / CACHE_LINE_FLOATS * CACHE_LINE_FLOATS;
@@ -123,13 +123,13 @@ static void bench_rows(int reps) {
     static const int rows[] = { 1, 2, 4 };
     enum { READ = countof(rows) };
     size_t pool = (size_t)2 * 50304 * 768, next = 0;
-    float *w = filled(pool), *x = filled(4 * 3072), *y = filled((size_t)4 * 50304), total = 0;
+    float *w = random_floats(pool), *x = random_floats(4 * 3072), *y = random_floats((size_t)4 * 50304), total = 0;
     printf("\n%-18s        read: best  median        1 row              2 rows              4 rows     %s\n",
            "GB/s of a weight", "ratio");
     for (size_t s = 0; s < countof(weights); s++) {
         int N = weights[s][0], K = weights[s][1], inner = 50304 / N / 4 + 1;
         size_t size = (size_t)N * K, count = pool / size;
-        double seconds[READ + 1][MOST], bytes = (double)size * sizeof(float) * inner;
+        double seconds[READ + 1][MAX_REPETITIONS], bytes = (double)size * sizeof(float) * inner;
         for (int r = 0; r < reps; r++)
             for (int k = READ; k >= 0; k--) {
                 double start = now_seconds();
@@ -148,7 +148,7 @@ static void bench_rows(int reps) {
             printf("    %7.1f %7.1f", bytes / t[k].best / 1e9, bytes / t[k].median / 1e9);
         printf("    %5.2f\n", t[READ].best / t[0].best);
     }
-    if (total == 1) printf("\n");    // uses the sums, so that they are not optimised away
+    if (total == 1) printf("\n");    // prevents the compiler from removing the sums
     free_pages(w, pool * sizeof(float));
     free_pages(x, 4 * 3072 * sizeof(float));
     free_pages(y, (size_t)4 * 50304 * sizeof(float));
@@ -166,8 +166,8 @@ static void bench_fork(void) {
 
 int main(int argc, char** argv) {
     int reps = argc > 1 ? atoi(argv[1]) : 15;
-    if (argc > 2 || reps < 1 || reps > MOST) {
-        fprintf(stderr, "usage: gemm_bench [repetitions, 1 to %d]\n", MOST);
+    if (argc > 2 || reps < 1 || reps > MAX_REPETITIONS) {
+        fprintf(stderr, "usage: gemm_bench [repetitions, 1 to %d]\n", MAX_REPETITIONS);
         return STATUS_USAGE;
     }
     char library[64];

@@ -1,19 +1,19 @@
 #!/bin/sh
-# run.sh PROGRAM...: runs the reference test, the test programs given and the scripts dev/test/test_*.sh, one per core
-# at a time, and prints the output of each when it ends. The last line adds up their closing lines. The exit status is
-# 0 only if every program passed and printed its closing line.
+# run.sh PROGRAM...: runs the reference test, the given test programs and the scripts dev/test/test_*.sh, one per core
+# at a time, and prints the output of each when it ends. The last line is the sum of their summary lines. The exit
+# status is 0 only if every program passed and printed its summary line.
 #   QUICK=1               fewer cases (make test)
 #   NO_EMULATION=REASON   counts the tests of the CUDA emulation as skipped
-#   PYTHON                the Python to test with, default python3; tests that need a package it lacks are skipped
-#   JOBS                  programs at a time, default one per core
+#   PYTHON                the Python to test with, default python3; tests of missing packages are skipped
+#   JOBS                  number of programs at a time, default one per core
 set -u
 started=$(date +%s)
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
-# OpenMP's threads would otherwise spin while another program needs their cores.
+# Otherwise, waiting OpenMP threads would spin on cores that other programs need.
 export work OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}" QUICK="${QUICK:-}"
 
-# run_one NUMBER PROGRAM: writes NUMBER.out, then NUMBER.done with the exit status, the seconds and the program.
+# run_one NUMBER PROGRAM: writes NUMBER.out, then NUMBER.done with exit status, seconds and program.
 cat > "$work/run_one" << 'END'
 number=$1 started=$(date +%s)
 set -- $2   # split into the program and its arguments
@@ -22,14 +22,14 @@ echo "$? $(($(date +%s) - started)) $1" > "$work/$number.tmp"
 mv "$work/$number.tmp" "$work/$number.done"
 END
 
-# print_done FILE: the output of a program that has ended. Indented lines are measured errors: only the largest ten.
+# print_done FILE: prints the output of a finished program. Indented lines are measured errors: prints the ten largest.
 print_done() {
     read -r status seconds program < "$1"
     out=${1%.done}.out
     grep -v '^    ' "$out"
     grep '^    ' "$out" | sort -k2,2gr | head -10
     grep -E '^[a-z_]+: [0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$out" >> "$work/counts" ||
-        echo "$program: exit status $status, no closing line: 0 passed, 1 failed, 0 skipped" | tee -a "$work/counts"
+        echo "$program: exit status $status, no summary line: 0 passed, 1 failed, 0 skipped" | tee -a "$work/counts"
     [ "$status" -eq 0 ] || bad=1
     [ "$seconds" -le 2 ] || echo "($program: $seconds s)"
     rm -f "$1"

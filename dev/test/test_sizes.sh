@@ -123,7 +123,7 @@ mkdir many
 LC_ALL=C awk -v n=$cut 'BEGIN { for (i = 0; i < n; i++) printf "%c%c", i * i % 251 + 1, 0 }' >plain/all.bin
 (cd many && split -b 16 -a 4 ../plain/all.bin s)
 run $small --block-size 7 --batch 2 --total-batch 14 --steps 2 --data 'many/s*' --save-every 2 --out many_run
-check "many shards" says "shards: $shards," stdout
+check "many shards" says ": $shards shards," stdout
 run eval --model many_run --data 'many/s*'
 check "all of their tokens" [ "$(figure tokens)" -eq $((cut - 1)) ]
 loss=$(figure loss)

@@ -417,7 +417,7 @@ static void test_not_finite(Checks* c) {
               "bad data after the end");
     hooks[0] = (Hook){TRAINING, 4, poison};
     o = run(BASE NO_VAL "--data bad.bin --steps 12 --save-every 3 --out bad5");
-    check(c, strstr(o.err, "stopped before it changed the parameters, after 10 skipped in a row") == NULL
+    check(c, strstr(o.err, "stopped without changing the parameters, after 10 consecutive") == NULL
              || strstr(o.err, "first in the parameter ") != NULL, "the parameter that is not finite: %s", o.err);
     check(c, saved("bad5", 3) && !saved("bad5", 6), "parameters that are not finite are not saved");
     check_run(c, o, 1, 9 + 2 + 1, "not saved", "a parameter that is not finite");
@@ -625,7 +625,7 @@ static void test_lock_notes(Checks* c) {
 static void test_overtaken(Checks* c) {
     second_args = SAVING "--out overtaken";
     hooks[0] = (Hook){PUT, 1, run_second};
-    check_run(c, run(SAVING "--seed 5 --out overtaken"), 1, 1, "--out overtaken already holds a run", "overtaken");
+    check_run(c, run(SAVING "--seed 5 --out overtaken"), 1, 1, "--out overtaken already contains a run", "overtaken");
     check_same(c, "alone", "overtaken", 12, "overtaken");
 }
 
