@@ -1,11 +1,11 @@
 #!/bin/sh
-# run.sh PROGRAM...: runs the reference test, the test programs given and the scripts dev/test/test_*.sh, one per core
-# at a time, and prints the output of each when it ends. The last line adds up their closing lines. The exit status is
-# 0 only if every program passed and printed its closing line.
+# run.sh PROGRAM...: runs the reference test, the given test programs and dev/test/test_*.sh, one per core at a time, and
+# prints the output of each when it ends. The last line adds up their closing lines. The exit status is 0 only if every
+# program passed and printed its closing line.
 #   QUICK=1               fewer cases (make test)
 #   NO_EMULATION=REASON   counts the tests of the CUDA emulation as skipped
 #   PYTHON                the Python to test with, default python3; tests that need a package it lacks are skipped
-#   JOBS                  programs at a time, default one per core
+#   JOBS                  number of programs at a time, default one per core
 set -u
 started=$(date +%s)
 work=$(mktemp -d) || exit 1
@@ -22,7 +22,8 @@ echo "$? $(($(date +%s) - started)) $1" > "$work/$number.tmp"
 mv "$work/$number.tmp" "$work/$number.done"
 END
 
-# print_done FILE: the output of a program that has ended. Indented lines are measured errors: only the largest ten.
+# print_done FILE: prints the output of a program that has ended. Of the indented lines, which are measured errors, prints
+# the ten largest.
 print_done() {
     read -r status seconds program < "$1"
     out=${1%.done}.out
