@@ -140,8 +140,8 @@ static void test_curve(Checks* c, const TostEngine* engine, const char* dir) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Finite differences of the loss for each tensor of layer 0 and outside the layers: along the gradient and along a random
-// direction
+// Finite differences of the loss, for each tensor of layer 0 and outside the layers: along the gradient and along a
+// random direction
 
 // (L(p + e d) - L(p - e d)) / 2e for tensor t with values p and a direction d.
 static double slope(Subject* s, const TostTensor* t, const float* p, const double* d, double e, const int32_t* inputs,
@@ -267,8 +267,8 @@ static void test_decode(Checks* c, const TostEngine* engine, int membership) {
     subject_free(&s);
 }
 
-// After prompts of several lengths, including 0, scores must be the losses of the full forward, or 0 for ignored targets,
-// and scoring must not change the decode state.
+// After prompts of several lengths, including 0, scores must be the losses of the full forward, 0 for ignored targets.
+// Scoring must not change the decode state.
 static void test_decode_score(Checks* c, const TostEngine* engine, int membership) {
     enum { N = 2, COPIES = 3, B = N * COPIES, T = 40, MORE = 17 };
     const int prompts[] = {0, 1, T - MORE};

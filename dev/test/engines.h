@@ -89,8 +89,8 @@ static inline void subject_make_faint(Subject* s) {
     }
 }
 
-// x with the mantissa bits of dtype: rounded to nearest for bf16, towards zero for tf32, because tensor cores ignore the
-// lower bits of a float.
+// x with the mantissa bits of dtype: rounded to nearest for bf16, towards zero for tf32, because tensor cores ignore
+// the lower bits of a float.
 static inline float rounded(float x, TostDtype dtype) {
     const int dropped = dtype == TOST_BF16 ? 16 : dtype == TOST_TF32 ? 13 : 0;
     uint32_t bits;
@@ -533,9 +533,9 @@ static inline void engines_agree_on_all_scores(Checks* c, const TostEngine* engi
             }
 }
 
-// Changing shapes: evaluation and training on batches of several shapes, each repeated; an optimizer step; decode of two
-// sequences and of one; scoring with all targets ignored; a second model that continues from the parameters and Adam
-// moments of the first.
+// Changing shapes: evaluation and training on batches of several shapes, some repeated; an optimizer step; decode of
+// two sequences and of one; scoring with all targets ignored; a second model that continues from the parameters and
+// Adam moments of the first.
 enum { MIXED_BATCHES = 7 };
 
 static inline void mixed_forwards(Record* r, Subject* s, const Shape* k, bool train, int batches) {

@@ -1,7 +1,7 @@
 """exchange.py BINARY: the part of test_exchange.sh that needs torch, in one process.
 
-Runs in the folder prepared by test_exchange.sh, with the trainer's runs start, shuffled, sequential and biased, and
-the shards tiny_*. Prints one line per check, starting with "ok" or "FAILED".
+Runs in the folder that test_exchange.sh prepares, with the trainer's runs start, shuffled, sequential and biased, and
+the shards tiny_*. Prints a line "ok …" or "FAILED …" for each check.
 """
 
 import csv
@@ -45,7 +45,7 @@ def trainer_loss(model):
 
 @torch.no_grad()
 def python_loss(model):
-    """The loss of eval --data: every token except the first scored once, in consecutive windows."""
+    """The loss that eval --data reports: scores every token but the first once, in consecutive windows."""
     shards = Shards("tiny_val_*.bin", 1, model.config.vocab_size, "sequential")
     ids = torch.from_numpy(shards.read(0, 0, shards.tokens))
     T, total = model.config.block_size, 0.0
@@ -63,6 +63,11 @@ def same_weights(a, b):
 def metadata(path):
     with safe_open(path, framework="pt") as file:
         return file.metadata()
+
+
+def tensors_of(path):
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}
 
 
 def check_models():
@@ -90,7 +95,7 @@ def check_round_trip():
     after = trainer("sample", "--model", "shuffled_back", "--tokens", 20)
     check("sample generates the same text", before != "" and before == after)
     trainer("--init", "shuffled_back", "--data", "tiny_train_*.bin", "--steps", 0, "--out", "again")
-    check("--init takes its weights", same_weights("shuffled", "again"))
+    check("--init loads the converted weights", same_weights("shuffled", "again"))
 
 
 @torch.no_grad()
@@ -99,8 +104,7 @@ def check_inspect(*runs):
     text = "3 and 2 make 5. <|x|>\n\u00e9 and 1 more\n"
     for run in runs:
         trainer("inspect", "--model", run, "--text", text, "--tokenizer", "vocab.bpe", "--out", "seen.safetensors")
-        with safe_open("seen.safetensors", framework="pt") as file:
-            seen = {name: file.get_tensor(name) for name in file.keys()}
+        seen = tensors_of("seen.safetensors")
         model = Tost.from_checkpoint(run)
         ids, projected = seen["tokens"].long(), []
         T = len(ids)
@@ -124,7 +128,7 @@ def check_inspect(*runs):
 
 
 def check_membership():
-    """Uniform membership, with LayerScale at 1 so that attention affects the loss."""
+    """Uniform membership, with gamma1 = 1 (LayerScale) so that attention affects the loss."""
     losses = {}
     learned = Tost.from_checkpoint("shuffled")
     for membership in ("learned", "uniform"):
@@ -166,7 +170,7 @@ def check_pt_variants():
         "doubles": {name: tensor.double() for name, tensor in state.items()},
     }
     for name, variant in variants.items():
-        # like nanoGPT: with optimizer and config, and the best loss as a tensor
+        # As nanoGPT saves it: with optimizer and config, and the best loss as a tensor
         extra = {"best_val_loss": torch.tensor(2.5), "config": {"lr": 6e-4}, "optimizer": {"state": {}}}
         torch.save(checkpoint | extra | {"model": variant}, f"{name}.pt")
         status, _, err = call(convert.main, f"{name}.pt", f"{name}.safetensors")
@@ -185,7 +189,7 @@ def same_file(a, b, name):
 
 
 def check_moments_round_trip():
-    """A run converted to ckpt.pt and back continues exactly like the original."""
+    """A run converted to ckpt.pt and back must continue with the same bits as the original."""
     trainer("--init", "start", "--data", "tiny_train_*.bin", "--tokenizer", "vocab.bpe",
             "--batch", 2, "--total-batch", 256, "--warmup", 5, "--steps", 12, "--save-every", 6, "--val-every", 4,
             "--out", "halves", "--quiet")
@@ -197,8 +201,7 @@ def check_moments_round_trip():
     wide = [p for p in model.parameters() if p.dim() >= 2]
     nano = torch.optim.AdamW([{"params": wide}, {"params": [p for p in model.parameters() if p.dim() < 2]}])
     nano.load_state_dict(state)
-    with safe_open("halves/step_00000006/optimizer.safetensors", framework="pt") as file:
-        saved = {name: file.get_tensor(name) for name in file.keys()}
+    saved = tensors_of("halves/step_00000006/optimizer.safetensors")
     check("an optimizer with nanoGPT's groups loads each moment for its parameter", all(
         torch.equal(nano.state[p]["exp_avg"], saved[f"m.{name}"]) and nano.state[p]["step"] == 6
         and torch.equal(nano.state[p]["exp_avg_sq"], saved[f"v.{name}"]) for name, p in model.named_parameters()))
@@ -214,13 +217,8 @@ def check_moments_round_trip():
         torch.equal(one, saved[name]) for name, one in tensors_of("beside/optimizer.safetensors").items()))
 
 
-def tensors_of(path):
-    with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}
-
-
 def check_resumed_from_torch():
-    """PyTorch trains the first half of a run and the trainer the rest: the losses are those of PyTorch alone."""
+    """PyTorch trains the first half of a run, the trainer the rest: the losses must equal those of PyTorch alone."""
     torch_run = train.Trainer(train.parse(["--init", "start", "--like", "sequential", "--out", "none"]))
     for step in range(12):
         torch_run.step(step)
@@ -242,11 +240,11 @@ def check_resumed_from_torch():
     check("both parameter orders give the same moments", same_moments("half_run", "nano_run"))
     trainer("--init", "half_run/step_00000012", "--data", "tiny_train_*.bin", "--order", "sequential", "--lr", "1e-2",
             "--batch", 2, "--total-batch", 256, "--steps", 1, "--save-every", 0, "--out", "cold", "--quiet")
-    check("--init takes the weights", columns("cold")["train_loss"][0] < columns("sequential")["train_loss"][0] - 1)
+    check("--init loads the weights of the converted run", columns("cold")["train_loss"][0] < columns("sequential")["train_loss"][0] - 1)
 
 
 def save_as_nanogpt(model, optimizer, args):
-    """Saves like nanoGPT: names of a compiled model, its groups and config; and a different order of parameters."""
+    """Saves as nanoGPT does: names of a compiled model, its parameter groups and config; in another parameter order."""
     state = dict(reversed(list(model.named_parameters())))
     wide = [p for p in state.values() if p.dim() >= 2]
     nano = torch.optim.AdamW([{"params": wide}, {"params": [p for p in state.values() if p.dim() < 2]}],
@@ -417,7 +415,7 @@ def check_training():
         check(f"{order}: the trainer loads the weights and computes the same loss",
               abs(trainer_loss(out) - trainer_loss(order)) <= CURVE)
     text = trainer("sample", "--model", "torch_shuffled", "--tokens", 3)
-    check("the trainer knows the tokenizer of train.py's weights", text != "")
+    check("the trainer finds the tokenizer of train.py's weights", text != "")
     first, other = (columns(order)["train_loss"][0] for order in ("shuffled", "sequential"))
     check("the two orders give different losses", abs(first - other) > CURVE)
     for dtype in ("fp64", "bf16"):

@@ -1,5 +1,5 @@
-// golden.h: compares an engine with the float64 golden files of dev/reference/golden.py: NAME.params.safetensors contains
-// parameters, NAME.expect.safetensors inputs and the expected results of a few optimizer steps.
+// golden.h: compares an engine with the float64 golden files of dev/reference/golden.py: NAME.params.safetensors with
+// parameters, NAME.expect.safetensors with inputs and the expected results of a few optimizer steps.
 // Included by C11 (test_tost.c) and by C++17 (dev/test/cuda_on_host).
 #ifndef TOST_GOLDEN_H
 #define TOST_GOLDEN_H

@@ -1,8 +1,8 @@
 """pictures.py: the part of test_exchange.sh that needs numpy, safetensors and matplotlib, in one process.
 
-Runs in the folder prepared by test_exchange.sh: trained.safetensors and start.safetensors from inspect on seen.txt,
-other.safetensors on another text; recall.jsonl and blind.jsonl from starter.py, and recall.json and blind.json from
-eval on them. Prints one line per check, starting with "ok" or "FAILED".
+Runs in the folder that test_exchange.sh prepares: trained.safetensors and start.safetensors from inspect on seen.txt,
+other.safetensors from inspect on another text; recall.jsonl and blind.jsonl from starter.py; recall.json and blind.json
+from eval on them. Prints a line "ok …" or "FAILED …" for each check.
 """
 
 import base64
@@ -41,7 +41,7 @@ def refuse(main, text, out, *arguments):
 
 
 class Page(html.parser.HTMLParser):
-    """The text of each token without escapes, the JSON data, and all URLs that the page would load."""
+    """Parses the page: the text of each token without escapes, the JSON data, and all URLs that it would load."""
 
     def __init__(self, text):
         super().__init__()
@@ -100,7 +100,7 @@ def check_page():
           and np.allclose(data["loss"][1:], trained.loss[1:], atol=1e-4) and data["ids"] == trained.tokens.tolist())
     distance = [0.5 * np.abs(trained.pi[l] - start.pi[l]).sum(0).mean() for l in range(trained.layers)]
     printed = [float(line.split()[3]) for line in out.splitlines()[1:-1]]
-    check("printed distances from initialisation",
+    check("printed distances from initialization",
           np.allclose(printed, distance, atol=1e-4) and max(distance) > 0.01)
     check("the same files give the same page", call(membership.main, "trained.safetensors", "--initial",
           "start.safetensors", "--title", "a <b> & c", "--out", "again.html")[0] == 0
@@ -144,7 +144,7 @@ def change(path, **changed):
 
 
 def check_invalid_files():
-    """A folder, files of other types, incomplete files: a one-line message for each."""
+    """Folders, files of other types and incomplete files must give a one-line message."""
     Path("folder").mkdir(exist_ok=True)
     Path("empty").touch()
     Path("text.txt").write_text("text\n")
@@ -198,7 +198,7 @@ def check_page_refusals():
 
 
 def rate_by_tokens(w, pi):
-    """R^c from the Gram matrix over tokens instead of channels: det(I + AᵀA) = det(I + AAᵀ) (Sylvester)."""
+    """R^c from the Gram matrix of tokens instead of channels: det(I + AᵀA) = det(I + AAᵀ) (Sylvester)."""
     total, T, hs = 0.0, pi.shape[1], w.shape[1] // len(pi)
     for h, p in enumerate(pi.astype(np.float64)):
         a = w[:, h * hs:(h + 1) * hs].astype(np.float64) * np.sqrt(p / p.sum())[:, None]
@@ -207,7 +207,7 @@ def rate_by_tokens(w, pi):
 
 
 def moment(w, pi, h, d):
-    """m[h,d], summed term by term."""
+    """The second moment m[h,d], summed term by term."""
     hs = w.shape[1] // len(pi)
     return sum(float(p) * float(x) ** 2 for p, x in zip(pi[h], w[:, h * hs + d])) / sum(map(float, pi[h]))
 
@@ -340,7 +340,7 @@ def check_recall():
 
 
 def fake_result(path, solved, items="made.jsonl", cut=(), **changed):
-    """A result like eval's; solved: a bool per item; cut: lines of items that exceed the block size."""
+    """Writes a result like eval's. solved: a bool per item; cut: the lines of items that exceed the block size."""
     example = [{"line": i, "context": 63 if i in cut else 20, "label": 0, "tokens": [2, 1, 1, 2], "accuracy_sum": hit}
                for i, hit in enumerate(solved, 1)]
     Path(path).write_text(json.dumps({"task": "hellaswag", "file": items, "model": path, "seq": 64, "example": example}

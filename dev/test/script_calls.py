@@ -1,4 +1,4 @@
-"""Shared by exchange.py and pictures.py: prints checks for test_exchange.sh and calls the main() of scripts."""
+"""Shared by exchange.py and pictures.py: prints checks for test_exchange.sh; calls the main() of a script."""
 
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -9,7 +9,7 @@ def check(what, good):
 
 
 def call(main, *arguments):
-    """Exit status, stdout and stderr of a script's main()."""
+    """Returns the exit status, stdout and stderr of a script's main()."""
     out, err = StringIO(), StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         try:

@@ -13,7 +13,9 @@
 
 typedef void Gemm(float* c, const float* a, bool at, const float* b, bool bt,
                   int M, int N, int K, float beta);
-static const struct { const char* name; Gemm* gemm; } variants[] = { { "gemm", gemm }, { "gemm_builtin", gemm_builtin } };
+static const struct { const char* name; Gemm* gemm; } variants[] = {
+    { "gemm", gemm }, { "gemm_builtin", gemm_builtin },
+};
 
 // One product: operands, the initial c, and c, which is followed by GUARDS values that must not change.
 enum { GUARDS = 64 };

@@ -1,5 +1,5 @@
-// test_tokenizer.c: tokenizer.c against published ids and a simple BPE, and with invalid vocab.bpe files; tokenize.c with
-// many batch sizes.
+// test_tokenizer.c: tokenizer.c against published ids and a simple BPE, and with invalid vocab.bpe files; tokenize.c
+// with many batch sizes.
 #include "scratch.h"
 
 #include <sys/stat.h>
@@ -113,8 +113,8 @@ static bool same_ids(const uint32_t* a, size_t n_a, const uint32_t* b, size_t n_
     return n_a == n_b && memcmp(a, b, n_a * sizeof *a) == 0;
 }
 
-// Encodes a text and checks that the ids are the same with the cache (called twice) and decode to the text. Returns their
-// number.
+// Encodes a text and checks that the ids are the same with the cache (called twice) and decode to the text. Returns the
+// number of ids.
 static size_t encode(Checks* c, const Tokenizer* t, TokenizerCache* cache, uint32_t* ids, const char* text,
                      size_t n) {
     size_t count = tokenizer_encode(t, ids, text, n), at = 0;
@@ -195,8 +195,8 @@ static const char* const split_texts[] = {
     "a|\xc3| b", "a|\xc2| |\xc2\xa0|b", "\x80\x80|a",
 };
 
-// A vocabulary that merges every pair of adjacent bytes in the texts, in random order: a wrong split changes the ids for
-// some orders.
+// A vocabulary that merges every pair of adjacent bytes in the texts, in random order: a wrong split changes the ids
+// for some orders.
 static Vocab* pair_vocab(Rng* rng) {
     static int pairs[256 * 256][2];
     int n = 0;

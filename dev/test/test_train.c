@@ -19,8 +19,8 @@
 #include "schedule.h"
 
 // ---------------------------------------------------------------------------------------------
-// The toy engine. The loss of a token is 0.01 · id + 0.001 · (sum of the parameters). The gradient of each token goes to
-// one parameter. A token BAD makes loss and gradient NaN, a token SPIKE makes them large.
+// The toy engine. The loss of a token is 0.01 · id + 0.001 · (sum of the parameters); its gradient goes to one parameter.
+// A token BAD makes loss and gradient NaN, a token SPIKE makes them large.
 
 enum { BAD = 200, SPIKE = 201, WRONG_TENSOR = 3 };
 
@@ -184,8 +184,8 @@ static int toy_main(const char* args) {
 
 enum { READ = -1, CLOSED = -2 };   // instead of a descriptor for stdout; CLOSED closes stdin, stdout and stderr
 
-// Runs the program in a child process with these descriptors for stdout and stderr. exec: calls exec after fork, because
-// OpenMP cannot be used after fork in a process that has OpenMP threads.
+// Runs the program in a child process with these descriptors for stdout and stderr. exec: calls exec after fork, which
+// is needed if this process has OpenMP threads.
 static int run_child(const char* args, int out, int err, bool exec) {
     fflush(stdout);
     const pid_t id = fork();
@@ -373,7 +373,8 @@ static void test_not_finite(Checks* c) {
     Outcome o = run(BASE NO_VAL "--data bad.bin --steps 12 --min-lr-frac 0.1 --save-every 4 --out bad");
     check(c, strstr(o.out, "skipped    2 of 12 steps") != NULL, "the summary must count skipped steps: %s", o.out);
     check(c, strstr(o.err, "step 6 is skipped: loss nan, gradient norm nan, first in the gradient of "
-                           "transformer.h.0.") != NULL, "the warning must name the first tensor that is not finite: %s", o.err);
+                           "transformer.h.0.") != NULL,
+          "the warning must name the first tensor that is not finite: %s", o.err);
     check_run(c, o, 0, 2, "step 7 is skipped: loss nan", "two bad steps");
     check_optimizer_steps(c, "two bad steps", 5, 2, 12);
     const LogRow row = row_of("bad", 6), next = row_of("bad", 7);
@@ -402,7 +403,8 @@ static void test_not_finite(Checks* c) {
     hooks[0] = (Hook){TRAINING, 4, poison};
     o = run(BASE NO_VAL "--data bad.bin --steps 12 --save-every 3 --out bad5");
     check(c, strstr(o.err, "stopped before it changed the parameters, after 10 skipped in a row") == NULL
-             || strstr(o.err, "first in the parameter ") != NULL, "the error must name the parameter that is not finite: %s", o.err);
+             || strstr(o.err, "first in the parameter ") != NULL,
+          "the error must name the parameter that is not finite: %s", o.err);
     check(c, saved("bad5", 3) && !saved("bad5", 6), "parameters that are not finite are not saved");
     check_run(c, o, 1, 9 + 2 + 1, "not saved", "a parameter that is not finite");
 }
