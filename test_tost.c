@@ -2,10 +2,10 @@
 // a recorded loss curve and finite differences; checks causality, decode against forward, determinism and linear
 // memory; and compares CUDA with CPU in every dtype.
 //
-//     test_tost                  everything; missing files or a missing GPU are printed and counted as skipped
+//     test_tost                  all tests; those that need a missing file or GPU are counted as skipped
 //     test_tost --golden DIR     only the golden files in DIR: NAME.params.safetensors, NAME.expect.safetensors
 //
-// Exits with 0 only if every check passed.
+// The exit status is 0 only if every check passed.
 
 #define TOST_NO_MAIN
 #include "train_gpt_tost.c"
@@ -17,7 +17,7 @@
 #include "tost/schedule.h"
 
 #define LIMIT_CURVE  5e-4    // absolute, nats, at every step of the recorded run
-#define LIMIT_DECODE 1e-5
+#define LIMIT_DECODE 1e-5    // decode against forward: relative L2 error of logits; nats of losses
 
 // ---------------------------------------------------------------------------------------------
 // Helpers
@@ -28,7 +28,14 @@ static double* widen(const float* x, size_t n) {
     return y;
 }
 
-// The larger error. NaN counts as largest and is kept.
+static double float_error(const float* got, const float* want, size_t n) {
+    double* wide = widen(want, n);
+    const double error = relative_l2(got, wide, n);
+    free(wide);
+    return error;
+}
+
+// The larger of two errors. NaN is the largest.
 static double worse(double worst, double error) { return isnan(worst) || error <= worst ? worst : error; }
 
 static Subject subject_new(const TostEngine* engine, TostConfig config, int B, int T, bool training) {
@@ -48,10 +55,16 @@ static float* subject_activation(Subject* s, TostActivation what, int layer, siz
     return x;
 }
 
+// All tensors of one state, at their offsets.
+static void subject_get_flat(float* flat, const Subject* s, TostState state) {
+    for (int i = 0; i < s->tensors.count; i++)
+        s->engine->get(flat + s->tensors.tensor[i].offset, s->model, state, &s->tensors.tensor[i]);
+}
+
 // ---------------------------------------------------------------------------------------------
 // Golden files: activations of layer 0
 
-// w of layer 0: tssa_in from the file times c_attn.
+// w of layer 0 must be tssa_in (from the file) · c_attnᵀ.
 static void check_projection(Checks* c, Subject* s, const StFile* expect, size_t rows, size_t C) {
     const TostTensor* weight = tost_tensor_find(&s->tensors, "transformer.h.0.attn.c_attn.weight");
     const TostTensor* bias = tost_tensor_find(&s->tensors, "transformer.h.0.attn.c_attn.bias");
@@ -74,27 +87,27 @@ static void check_layer0(Checks* c, Subject* s, const StFile* expect, int B, int
     check_tensor(c, expect, "layer0.", "pi", pi, rows * NH, LIMIT_LOGITS);
     free(pi);
     check_projection(c, s, expect, rows, C);
-    if (s->engine != &tost_cpu_engine) return;   // the rest is not in the interface
+    if (s->engine != &tost_cpu_engine) return;   // TostEngine.activation does not return the rest
     const LayerActivations* a = &s->model->layer[0];
     check_tensor(c, expect, "layer0.", "tssa_in", a->ln_1, rows * C, LIMIT_LOGITS);
     check_tensor(c, expect, "layer0.", "tssa_out", a->attn_out, rows * C, LIMIT_LOGITS);
 }
 
 // ---------------------------------------------------------------------------------------------
-// Recorded loss curve: the batch of step i is tokens [i·B·T, (i+1)·B·T] of the shard
+// Recorded loss curve. The batch of step i has the tokens [i·B·T, (i+1)·B·T] of the shard
 
 static void test_curve(Checks* c, const TostEngine* engine, const char* dir) {
     TostError err;
     StFile init;
     char *init_path = path_join(dir, "wiki.init.safetensors"), *shard_path = path_join(dir, "wiki.shard.bin");
     char* csv_path = path_join(dir, "wiki.curve.csv");
-    die_on(st_open(&init, init_path, &err), &err);
+    require(st_open(&init, init_path, &err), &err);
     const TostConfig config = meta_config(&init);
     const int B = meta_int(&init, "B"), T = meta_int(&init, "T"), steps = meta_int(&init, "steps");
     Subject s = subject_new(engine, config, B, T, true);
     read_params(&s, &init);
     DataSet* data = data_open(shard_path, T, (uint32_t)config.vocab_size, ORDER_SEQUENTIAL, 0, &err);
-    die_on(data != NULL, &err);
+    require(data != NULL, &err);
     FILE* csv = fopen(csv_path, "r");
     char line[256] = "";
     int32_t *inputs = xmalloc((size_t)B * T * sizeof *inputs), *targets = xmalloc((size_t)B * T * sizeof *targets);
@@ -103,12 +116,10 @@ static void test_curve(Checks* c, const TostEngine* engine, const char* dir) {
     for (int i = 0; i < steps && csv; i++) {
         int step;
         double loss, norm, lr, got_norm;
-        if (!check(c,
-                   fgets(line, sizeof line, csv) && sscanf(line, "%d,%lf,%lf,%lf", &step, &loss, &norm, &lr) == 4 &&
-                       step == i,
-                   "%s: no row for step %d", csv_path, i))
-            break;
-        die_on(data_batch(data, inputs, targets, (uint64_t)i * B, B, &err), &err);
+        const bool row = fgets(line, sizeof line, csv) &&
+                         sscanf(line, "%d,%lf,%lf,%lf", &step, &loss, &norm, &lr) == 4 && step == i;
+        if (!check(c, row, "%s: no row for step %d", csv_path, i)) break;
+        require(data_batch(data, inputs, targets, (uint64_t)i * B, B, &err), &err);
         const double rate = schedule_lr(i, steps, meta_int(&init, "warmup"), meta_number(&init, "lr"),
                                         meta_number(&init, "min_lr_frac"));
         const double got = train_step(&got_norm, &s, inputs, targets, B, T, meta_adamw(&init, rate, i + 1),
@@ -129,9 +140,10 @@ static void test_curve(Checks* c, const TostEngine* engine, const char* dir) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Finite differences, one tensor of each kind: along the gradient and along a random direction
+// Finite differences of the loss, for each tensor of layer 0 and outside the layers: along the gradient and along a
+// random direction
 
-// (L(p + e d) - L(p - e d)) / 2e for tensor t along d of unit length.
+// (L(p + e d) - L(p - e d)) / 2e for tensor t with values p and a direction d.
 static double slope(Subject* s, const TostTensor* t, const float* p, const double* d, double e, const int32_t* inputs,
                     const int32_t* targets, int B, int T) {
     float* moved = xmalloc(t->size * sizeof *moved);
@@ -148,7 +160,7 @@ static double slope(Subject* s, const TostTensor* t, const float* p, const doubl
 }
 
 static void check_difference(Checks* c, Subject* s, const TostTensor* t, const int32_t* inputs, const int32_t* targets,
-                           int B, int T) {
+                             int B, int T) {
     float *p = subject_get(s, TOST_PARAM, t), *g = subject_get(s, TOST_GRAD, t);
     double *along = widen(g, t->size), *random = xmalloc(t->size * sizeof *random), norm = 0, length = 0,
            along_random = 0;
@@ -159,10 +171,10 @@ static void check_difference(Checks* c, Subject* s, const TostTensor* t, const i
         length += random[i] * random[i];
     }
     norm = sqrt(norm);
-    const bool idle = s->config.membership == TOST_UNIFORM &&
-                      (t->row == TOST_ROW_temp || t->row == TOST_ROW_denom_bias);
-    if (idle) memcpy(along, random, t->size * sizeof *along);
-    for (size_t i = 0; i < t->size && !idle; i++) {
+    const bool unused = s->config.membership == TOST_UNIFORM &&
+                        (t->row == TOST_ROW_temp || t->row == TOST_ROW_denom_bias);
+    if (unused) memcpy(along, random, t->size * sizeof *along);
+    for (size_t i = 0; i < t->size && !unused; i++) {
         along[i] /= norm;
         random[i] /= sqrt(length);
         along_random += random[i] * g[i];
@@ -170,7 +182,7 @@ static void check_difference(Checks* c, Subject* s, const TostTensor* t, const i
     const double e = 1e-2;
     const double got = slope(s, t, p, along, e, inputs, targets, B, T),
                  got_random = slope(s, t, p, random, e, inputs, targets, B, T);
-    check(c, idle ? norm == 0 && got == 0 : norm > 0 && fabs(got / norm - 1) <= 1e-2,
+    check(c, unused ? norm == 0 && got == 0 : norm > 0 && fabs(got / norm - 1) <= 1e-2,
           "%s: slope along the gradient %.6g, want its norm %.6g", t->name, got, norm);
     check(c, fabs(got_random - along_random) <= 1e-2 * fabs(along_random) + 2e-3 * norm,
           "%s: slope along a random direction %.6g, want %.6g", t->name, got_random, along_random);
@@ -207,13 +219,13 @@ static void test_causality(Checks* c, const TostEngine* engine) {
     subject_randomise(&s, 3);
     int32_t* ids = random_ids(T, odd.vocab_size, 4);
     float* before = logits_of(&s, ids, B, T);
-    const int places[] = {0, 1, 63, 64, 65, 149};
-    for (size_t i = 0; i < countof(places); i++) {
-        const int t = places[i];
+    const int positions[] = {0, 1, 63, 64, 65, 149};
+    for (size_t i = 0; i < countof(positions); i++) {
+        const int t = positions[i];
         const size_t row = odd.vocab_size;
         ids[t] = (ids[t] + 1) % odd.vocab_size;
         float* after = logits_of(&s, ids, B, T);
-        check(c, memcmp(before, after, t * row * sizeof *before) == 0, "token %d changes an earlier logit", t);
+        check(c, memcmp(before, after, t * row * sizeof *before) == 0, "token %d changes earlier logits", t);
         check(c, memcmp(before + t * row, after + t * row, row * sizeof *before) != 0,
               "token %d does not change its own logits", t);
         check(c, t == T - 1 || memcmp(before + (T - 1) * row, after + (T - 1) * row, row * sizeof *before) != 0,
@@ -243,11 +255,8 @@ static void test_decode(Checks* c, const TostEngine* engine, int membership) {
         for (int b = 0; b < B; b++) memcpy(part + (size_t)b * n, ids + (size_t)b * T, n * sizeof *part);
         engine->decode_begin(step, s.model, part, B, n);
         for (int t = n - 1; t < T; t++) {
-            for (int b = 0; b < B; b++) {
-                double* want = widen(full + ((size_t)b * T + t) * V, V);
-                worst = worse(worst, relative_l2(step + b * V, want, V));
-                free(want);
-            }
+            for (int b = 0; b < B; b++)
+                worst = worse(worst, float_error(step + b * V, full + ((size_t)b * T + t) * V, V));
             if (t + 1 == T) break;
             const int32_t next[B] = {ids[t + 1], ids[T + t + 1]};
             engine->decode_step(step, s.model, next);
@@ -258,8 +267,8 @@ static void test_decode(Checks* c, const TostEngine* engine, int membership) {
     subject_free(&s);
 }
 
-// After prompts of several lengths (0 too), scores must be the full forward's losses, with some targets ignored, and
-// must not change the decode state.
+// After prompts of several lengths, including 0, scores must be the losses of the full forward, 0 for ignored targets.
+// Scoring must not change the decode state.
 static void test_decode_score(Checks* c, const TostEngine* engine, int membership) {
     enum { N = 2, COPIES = 3, B = N * COPIES, T = 40, MORE = 17 };
     const int prompts[] = {0, 1, T - MORE};
@@ -274,8 +283,8 @@ static void test_decode_score(Checks* c, const TostEngine* engine, int membershi
                 *targets = random_ids((size_t)B * MORE, odd.vocab_size, 17);
         int32_t *part = xmalloc(N * T * sizeof *part), *more = xmalloc(B * MORE * sizeof *more);
         for (int b = 0; b < B; b++) {
-            memcpy(ids + (size_t)b * T, ids + (size_t)b / COPIES * COPIES * T,
-                   n * sizeof *ids);  // copies share a prompt
+            const int first = b / COPIES * COPIES;   // the copies of a prompt begin with its tokens
+            memcpy(ids + (size_t)b * T, ids + (size_t)first * T, n * sizeof *ids);
             memcpy(part + (size_t)b / COPIES * n, ids + (size_t)b * T, n * sizeof *ids);
             memcpy(more + (size_t)b * MORE, ids + (size_t)b * T + n, MORE * sizeof *ids);
         }
@@ -289,8 +298,8 @@ static void test_decode_score(Checks* c, const TostEngine* engine, int membershi
             const float* l = full + ((size_t)(row / MORE) * T + n + row % MORE) * V;
             double sum = 0;
             for (size_t v = 0; v < V; v++) sum += exp(l[v]);
-            const double want = targets[row] < 0 ? 0 : log(sum) - l[targets[row]], error = fabs(losses[0][row] - want);
-            worst = error > worst || isnan(error) ? error : worst;
+            const double want = targets[row] < 0 ? 0 : log(sum) - l[targets[row]];
+            worst = worse(worst, fabs(losses[0][row] - want));
         }
         check(c, worst <= LIMIT_DECODE, "decode_score after a prompt of %d: error %.3e", n, worst);
         check(c, memcmp(losses[0], losses[1], sizeof losses[0]) == 0,
@@ -300,39 +309,39 @@ static void test_decode_score(Checks* c, const TostEngine* engine, int membershi
     subject_free(&s);
 }
 
-// Chunks of logits of a batch below the maximum must not overwrite the decode state, which lies behind them.
+// The classifier on a batch smaller than the maximum, in chunks of rows, must not overwrite the decode state.
 static void test_few_rows(Checks* c, const TostEngine* engine) {
-    enum { T = 65 };   // with this vocabulary one row more than a chunk
+    enum { T = 65 };   // with this vocabulary, one row more than a chunk
     const TostConfig wide = {.n_layer = 1, .n_head = 2, .n_embd = 4, .block_size = T, .vocab_size = 1 << 19, .bias = 0};
     Subject s = subject_new(engine, wide, 1, T, false);
     subject_randomise(&s, 18);
     const size_t V = wide.vocab_size;
     int32_t* ids = random_ids(T + 1, wide.vocab_size, 19);
     float *want = xmalloc(V * sizeof *want), *got = xmalloc(V * sizeof *got);
-    for (int disturbed = 0; disturbed < 2; disturbed++) {
+    for (int with_forward = 0; with_forward < 2; with_forward++) {
         engine->decode_begin(got, s.model, ids, 1, 2);
-        if (disturbed) engine->forward_loss(s.model, ids, ids + 1, 1, T - 1);
-        engine->decode_step(disturbed ? got : want, s.model, ids + 2);
+        if (with_forward) engine->forward_loss(s.model, ids, ids + 1, 1, T - 1);
+        engine->decode_step(with_forward ? got : want, s.model, ids + 2);
     }
     check(c, memcmp(got, want, V * sizeof *got) == 0, "a forward of %d of %d rows changes the decode state", T - 1, T);
     free(want); free(got); free(ids);
     subject_free(&s);
 }
 
-// True if both models return the same activation; *moved: its values are not all equal.
+// True if both models return the same activation. *varies: its values are not all equal
 static bool same_activation(Subject* a, Subject* b, TostActivation what, int layer_a, int layer_b, size_t n,
-                            bool* moved) {
+                            bool* varies) {
     float *x = subject_activation(a, what, layer_a, n), *y = subject_activation(b, what, layer_b, n);
     const bool same = memcmp(x, y, n * sizeof *x) == 0;
-    *moved = false;
-    for (size_t i = 1; i < n; i++) *moved |= x[i] != x[0];
+    *varies = false;
+    for (size_t i = 1; i < n; i++) *varies |= x[i] != x[0];
     free(x);
     free(y);
     return same;
 }
 
-// Activations of layer l, read after backward, must be those of a model with only l+1 layers, and differ from layer
-// l-1. Layer 0 must read the embeddings; over the heads Π must sum to 1.
+// Activations of layer l, read after backward, must equal those of a model with l+1 layers and differ from those of
+// layer l-1. The input of layer 0 must be wte + wpe, and Π must sum to 1 over the heads.
 static void test_activation(Checks* c, const TostEngine* engine) {
     enum { B = 2, T = 70, ROWS = B * T, C = 60, NH = 3, L = 3 };
     TostConfig config = odd;
@@ -352,17 +361,17 @@ static void test_activation(Checks* c, const TostEngine* engine) {
         }
         engine->forward(cut.model, ids, B, T);
         const struct { const char* name; TostActivation what; int layer; size_t n; } shown[] = {
-            {"w", TOST_W, l, ROWS * C}, {"pi", TOST_PI, l, ROWS * NH}, {"x before it", TOST_X, l, ROWS * C},
-            {"x after it", TOST_X, l + 1, ROWS * C},
+            {"w", TOST_W, l, ROWS * C}, {"pi", TOST_PI, l, ROWS * NH}, {"input x", TOST_X, l, ROWS * C},
+            {"output x", TOST_X, l + 1, ROWS * C},
         };
         for (size_t i = 0; i < countof(shown); i++) {
-            bool moved;
+            bool varies;
             const bool same = same_activation(&whole, &cut, shown[i].what, shown[i].layer, shown[i].layer, shown[i].n,
-                                              &moved);
-            check(c, same && moved, "%s of layer %d differs from the model with %d layers", shown[i].name, l, l + 1);
+                                              &varies);
+            check(c, same && varies, "%s of layer %d differs from the model with %d layers", shown[i].name, l, l + 1);
             check(c, l == 0 ||
                   !same_activation(&whole, &whole, shown[i].what, shown[i].layer, shown[i].layer - 1, shown[i].n,
-                                   &moved),
+                                   &varies),
                   "%s of layer %d equals that of the layer before", shown[i].name, l);
         }
         subject_free(&cut);
@@ -373,7 +382,7 @@ static void test_activation(Checks* c, const TostEngine* engine) {
     float *wpe = subject_get(&whole, TOST_PARAM, &whole.tensors.tensor[1]);
     int bad = 0;
     for (int i = 0; i < ROWS * C; i++) bad += x[i] != wte[ids[i / C] * C + i % C] + wpe[i / C % T * C + i % C];
-    check(c, bad == 0, "x before layer 0: %d of %d numbers are not wte + wpe", bad, ROWS * C);
+    check(c, bad == 0, "input x of layer 0: %d of %d numbers are not wte + wpe", bad, ROWS * C);
     for (int i = 0; i < ROWS; i++) {
         const float* pi_t = pi + i / T * NH * T + i % T;
         bad += !(fabs(pi_t[0] + pi_t[T] + pi_t[2 * T] - 1) <= 1e-6);
@@ -383,50 +392,50 @@ static void test_activation(Checks* c, const TostEngine* engine) {
     subject_free(&whole);
 }
 
-// Uniform membership must equal learned membership with temp = 0. temp and denom_bias then have no gradient.
+// Uniform membership must equal learned membership with temp = 0, with zero gradients of temp and denom_bias.
 static void test_uniform(Checks* c, const TostEngine* engine) {
     enum { B = 2, T = 70, ROWS = B * T, NH = 3 };
     TostConfig config = odd;
     config.membership = TOST_UNIFORM;
-    Subject cold = subject_new(engine, odd, B, T, true), uniform = subject_new(engine, config, B, T, true);
+    Subject temp_0 = subject_new(engine, odd, B, T, true), uniform = subject_new(engine, config, B, T, true);
     int32_t *ids = random_ids(ROWS, odd.vocab_size, 31), *targets = random_ids(ROWS, odd.vocab_size, 32);
-    subject_randomise(&cold, 33);
+    subject_randomise(&temp_0, 33);
     subject_randomise(&uniform, 33);
-    for (int i = 0; i < cold.tensors.count; i++)
-        if (cold.tensors.tensor[i].row == TOST_ROW_temp)
-            engine->put(cold.model, TOST_PARAM, &cold.tensors.tensor[i], (const float[NH]){0});
-    float *want = logits_of(&cold, ids, B, T), *got = logits_of(&uniform, ids, B, T);
+    for (int i = 0; i < temp_0.tensors.count; i++)
+        if (temp_0.tensors.tensor[i].row == TOST_ROW_temp)
+            engine->put(temp_0.model, TOST_PARAM, &temp_0.tensors.tensor[i], (const float[NH]){0});
+    float *want = logits_of(&temp_0, ids, B, T), *got = logits_of(&uniform, ids, B, T);
     check(c, memcmp(got, want, (size_t)ROWS * odd.vocab_size * sizeof *got) == 0,
           "uniform: logits differ from temp = 0");
-    engine->forward_train(cold.model, ids, targets, B, T, 1.0f / ROWS);
+    engine->forward_train(temp_0.model, ids, targets, B, T, 1.0f / ROWS);
     engine->forward_train(uniform.model, ids, targets, B, T, 1.0f / ROWS);
-    engine->backward(cold.model);
+    engine->backward(temp_0.model);
     engine->backward(uniform.model);
     float* pi = subject_activation(&uniform, TOST_PI, 1, ROWS * NH);
     int bad = 0;
     for (int i = 0; i < ROWS * NH; i++) bad += pi[i] != 1.0f / NH;
     check(c, bad == 0, "uniform: %d numbers of pi are not 1/%d", bad, NH);
-    for (int i = 0; i < cold.tensors.count; i++) {
-        const TostTensor* t = &cold.tensors.tensor[i];
-        float *a = subject_get(&uniform, TOST_GRAD, t), *b = subject_get(&cold, TOST_GRAD, t);
+    for (int i = 0; i < temp_0.tensors.count; i++) {
+        const TostTensor* t = &temp_0.tensors.tensor[i];
+        float *a = subject_get(&uniform, TOST_GRAD, t), *b = subject_get(&temp_0, TOST_GRAD, t);
         size_t differ = 0, zero = 0;
         for (size_t j = 0; j < t->size; j++) {
             differ += a[j] != b[j];
             zero += a[j] == 0;
         }
-        const bool idle = t->row == TOST_ROW_temp || t->row == TOST_ROW_denom_bias;
-        check(c, idle ? zero == t->size : differ == 0 && zero < t->size,
+        const bool unused = t->row == TOST_ROW_temp || t->row == TOST_ROW_denom_bias;
+        check(c, unused ? zero == t->size : differ == 0 && zero < t->size,
               "uniform: %s: %zu of %zu gradients differ from temp = 0, %zu are zero", t->name, differ, t->size,
               zero);
         free(a); free(b);
     }
-    subject_free(&cold);
+    subject_free(&temp_0);
     subject_free(&uniform);
     free(want); free(got); free(pi); free(ids); free(targets);
 }
 
-// Gradients of two batches of different shapes; look: reads an activation before each backward. Caller frees.
-static float* gradients_of(Subject* s, bool look) {
+// Gradients of two batches of different shapes. read_pi: reads an activation before each backward. free()
+static float* gradients_of(Subject* s, bool read_pi) {
     const size_t n = (size_t)s->tensors.flat_size;
     const struct { int B, T; } batches[] = {{2, 70}, {3, 33}};
     float* all = xcalloc(n, sizeof *all);
@@ -434,23 +443,22 @@ static float* gradients_of(Subject* s, bool look) {
         const int B = batches[i].B, T = batches[i].T, rows = B * T;
         int32_t* ids = random_ids(rows, s->config.vocab_size, 41 + i);
         s->engine->forward_train(s->model, ids, ids, B, T, 1.0f / rows);
-        if (look) free(subject_activation(s, TOST_PI, 0, (size_t)rows * s->config.n_head));
+        if (read_pi) free(subject_activation(s, TOST_PI, 0, (size_t)rows * s->config.n_head));
         s->engine->backward(s->model);
         free(ids);
     }
-    for (int i = 0; i < s->tensors.count; i++)
-        s->engine->get(all + s->tensors.tensor[i].offset, s->model, TOST_GRAD, &s->tensors.tensor[i]);
+    subject_get_flat(all, s, TOST_GRAD);
     return all;
 }
 
-// Recompute must use less memory and give the same bits, also if activations are read in between.
+// Recompute must use less memory and give bit-identical results, also if activations are read before backward.
 static void test_recompute(Checks* c, const TostEngine* engine) {
     const TostConfig config = {.n_layer = 4, .n_head = 3, .n_embd = 60, .block_size = 70, .vocab_size = 257, .bias = 1};
     TostEngineOptions o = {.max_batch = 3, .max_seq = 70, .training = true};
     Subject resident = subject_open(engine, config, o);
     const size_t full = engine->memory(&config, &o);
     o.recompute = true;
-    Subject again = subject_open(engine, config, o), looked = subject_open(engine, config, o);
+    Subject recompute = subject_open(engine, config, o), inspected = subject_open(engine, config, o);
     const size_t less = engine->memory(&config, &o), n = resident.tensors.flat_size;
     const size_t x = (size_t)3 * 70 * 60 * sizeof(float);   // at least 10 arrays of this size in each of 3 layers
     check(c, less + 3 * 10 * x < full, "recompute: %zu bytes, without %zu", less, full);
@@ -459,28 +467,28 @@ static void test_recompute(Checks* c, const TostEngine* engine) {
     o.recompute = false;
     check(c, decode == engine->memory(&config, &o), "recompute changes memory without training");
     subject_randomise(&resident, 40);
-    subject_randomise(&again, 40);
-    subject_randomise(&looked, 40);
-    float *want = gradients_of(&resident, false), *got = gradients_of(&again, false),
-          *seen = gradients_of(&looked, true);
+    subject_randomise(&recompute, 40);
+    subject_randomise(&inspected, 40);
+    float *want = gradients_of(&resident, false), *got = gradients_of(&recompute, false),
+          *seen = gradients_of(&inspected, true);
     check(c, memcmp(got, want, n * sizeof *got) == 0, "recompute: gradients differ");
     check(c, memcmp(seen, want, n * sizeof *got) == 0, "recompute: gradients differ after activations were read");
     for (int l = 0; l <= config.n_layer; l++) {
         for (int what = TOST_W; what <= TOST_X; what++) {
-            bool moved;
+            bool varies;
             if (l == config.n_layer && what != TOST_X) continue;
             const size_t size = 3 * 33 * (what == TOST_PI ? 3 : 60);
-            check(c, same_activation(&resident, &again, (TostActivation)what, l, l, size, &moved) && moved,
+            check(c, same_activation(&resident, &recompute, (TostActivation)what, l, l, size, &varies) && varies,
                   "recompute: activation %d of layer %d differs", what, l);
         }
     }
     subject_free(&resident);
-    subject_free(&again);
-    subject_free(&looked);
+    subject_free(&recompute);
+    subject_free(&inspected);
     free(want); free(got); free(seen);
 }
 
-// A sequence alone, or only its beginning, must have the same logits as in the full batch.
+// A sequence of a batch, or a prefix of it, must have the same logits if it is the only one.
 static void test_shapes(Checks* c, const TostEngine* engine) {
     enum { B = 3, T = 130 };
     const int lengths[] = {1, 2, 63, 64, 65, 128, 129, 130};
@@ -492,12 +500,10 @@ static void test_shapes(Checks* c, const TostEngine* engine) {
     for (size_t i = 0; i < countof(lengths); i++) {
         const size_t n = lengths[i];
         float* alone = logits_of(&s, ids + 2 * T, 1, (int)n);
-        double* want = widen(full + 2 * T * V, n * V);
-        const double error = relative_l2(alone, want, n * V);
+        const double error = float_error(alone, full + 2 * T * V, n * V);
         check(c, error <= LIMIT_DECODE, "T = %zu alone against the batch of T = %d: relative L2 error %.3e", n, T,
               error);
         free(alone);
-        free(want);
     }
     free(full);
     free(ids);
@@ -522,17 +528,16 @@ static void test_accumulation(Checks* c, const TostEngine* engine) {
     for (int i = 0; i < whole.tensors.count; i++) {
         const TostTensor* t = &whole.tensors.tensor[i];
         float *a = subject_get(&halves, TOST_GRAD, t), *b = subject_get(&whole, TOST_GRAD, t);
-        double* want = widen(b, t->size);
-        const double error = relative_l2(a, want, t->size);
+        const double error = float_error(a, b, t->size);
         check(c, error <= LIMIT_PARAMS, "%s: gradient of two halves, relative L2 error %.3e", t->name, error);
-        free(a); free(b); free(want);
+        free(a); free(b);
     }
     subject_free(&whole);
     subject_free(&halves);
     free(inputs); free(targets);
 }
 
-// Parameters, gradients and moments after some steps from init_params. Caller frees.
+// Parameters, gradients and Adam moments after `steps` steps from init_params. free()
 static float* state_after(const TostEngine* engine, int steps, size_t* n) {
     enum { B = 3, T = 100 };
     Subject s = subject_new(engine, odd, B, T, true);
@@ -548,9 +553,7 @@ static float* state_after(const TostEngine* engine, int steps, size_t* n) {
     }
     float* all = xcalloc(4 * s.tensors.flat_size, sizeof *all);
     for (int state = 0; state < 4; state++)
-        for (int i = 0; i < s.tensors.count; i++)
-            engine->get(all + state * s.tensors.flat_size + s.tensors.tensor[i].offset, s.model, (TostState)state,
-                        &s.tensors.tensor[i]);
+        subject_get_flat(all + state * s.tensors.flat_size, &s, (TostState)state);
     *n = 4 * s.tensors.flat_size;
     subject_free(&s);
     return all;
@@ -564,7 +567,7 @@ static void test_determinism(Checks* c, const TostEngine* engine) {
     free(a); free(b); free(fewer);
 }
 
-// The parameter table: sizes of the published models; only embeddings and Linear weights decay.
+// The parameter table: sizes of the published models; weight decay only for embeddings and Linear weights.
 static void test_table(Checks* c) {
     const struct { const char* preset; double millions; } published[] = {
         {"tost-base", 109.6}, {"tost-medium", 303.7}, {"tost-large", 655.1},
@@ -585,7 +588,7 @@ static void test_table(Checks* c) {
     }
 }
 
-// Memory is linear in T: the same growth from T to 2T as from 2T to 3T, up to rounding.
+// Memory must be linear in T: it grows as much from T to 2T as from 2T to 3T, except for rounding.
 static void test_memory(Checks* c, const TostEngine* engine) {
     const double T = 4096;
     double bytes[3];
@@ -622,7 +625,7 @@ static void test_scalars(Checks* c) {
     check(c, worst_exp <= 2.5e-7, "exp_f32: relative error %.3e", worst_exp);
     check(c, worst_cdf <= 2.5e-7, "normal_cdf: error %.3e", worst_cdf);
     check(c, worst_tail <= 4e-6, "normal_cdf: relative error %.3e for x <= 0", worst_tail);
-    check(c, isnan(exp_f32(NAN)) && isnan(normal_cdf(&(float){0}, NAN)), "NaN is lost");
+    check(c, isnan(exp_f32(NAN)) && isnan(normal_cdf(&(float){0}, NAN)), "exp_f32 or normal_cdf of NaN is not NaN");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -657,7 +660,7 @@ static void test_engine(Checks* c, const TostEngine* engine) {
 // ---------------------------------------------------------------------------------------------
 // CUDA against CPU
 
-#ifdef TOST_NO_CUDA   // the reason why make left out the CUDA engine
+#ifdef TOST_NO_CUDA   // why make left out the CUDA engine
 static const TostEngine* const cuda_engine = NULL;
 static const char why_no_cuda[] = TOST_NO_CUDA;
 #else

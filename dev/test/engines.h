@@ -1,4 +1,4 @@
-// engines.h: compares two engines: runs the same models on both, records every result, and checks relative L2 errors.
+// engines.h: compares two engines: runs the same models on both, records all results, and checks relative L2 errors.
 // Included by C11 (test_tost.c) and by C++17 (dev/test/cuda_on_host).
 #ifndef TOST_ENGINES_H
 #define TOST_ENGINES_H
@@ -28,8 +28,8 @@ typedef struct {
     TostModel*        model;
 } Subject;
 
-// Ends the program if a file or memory is missing. Without its closing line the test counts as failed.
-static inline void die_on(bool ok, const TostError* err) {
+// Exits if ok is false: a file or memory is missing. Without its closing line the test counts as failed.
+static inline void require(bool ok, const TostError* err) {
     if (ok) return;
     printf("FAILED: %s\n", err->text);
     exit(STATUS_FAILED);
@@ -38,9 +38,9 @@ static inline void die_on(bool ok, const TostError* err) {
 static inline Subject subject_open(const TostEngine* engine, TostConfig config, TostEngineOptions o) {
     TostError err;
     Subject s = {engine, config, tost_tensors(&config), NULL};
-    die_on(tost_config_check(&config, &err), &err);
+    require(tost_config_check(&config, &err), &err);
     s.model = engine->create(&config, &o, &err);
-    die_on(s.model != NULL, &err);
+    require(s.model != NULL, &err);
     return s;
 }
 
@@ -75,8 +75,8 @@ static inline float* subject_get(const Subject* s, TostState state, const TostTe
     return x;
 }
 
-// Scales three of four channels of w to almost zero or zero, so that their energy stays below TOST_ENERGY_MIN.
-static inline void subject_weaken(Subject* s) {
+// Scales three of four channels of w to zero or almost zero, so that their energy stays below TOST_ENERGY_MIN.
+static inline void subject_make_faint(Subject* s) {
     static const float scales[4] = {1, 0, 1e-7f, 5e-7f};
     for (int i = 0; i < s->tensors.count; i++) {
         const TostTensor* t = &s->tensors.tensor[i];
@@ -89,8 +89,8 @@ static inline void subject_weaken(Subject* s) {
     }
 }
 
-// x with as many mantissa bits as dtype: rounded to nearest for bf16; towards zero for tf32, because tensor cores
-// ignore the lower bits of a float.
+// x with the mantissa bits of dtype: rounded to nearest for bf16, towards zero for tf32, because tensor cores ignore
+// the lower bits of a float.
 static inline float rounded(float x, TostDtype dtype) {
     const int dropped = dtype == TOST_BF16 ? 16 : dtype == TOST_TF32 ? 13 : 0;
     uint32_t bits;
@@ -102,13 +102,13 @@ static inline float rounded(float x, TostDtype dtype) {
     return x;
 }
 
-// Round the weights to this dtype's precision. Each draw scales the rounding grid, so the errors are independent.
+// Rounds weights to the precision of dtype. Each draw scales the rounding grid, so that the errors are independent.
 typedef struct { TostDtype dtype; int draw; } Rounding;
 
 enum { ROUNDING_DRAWS = 3 };
 static const Rounding EXACT = {TOST_FP32, 0};
 
-// Rounds the weights of embeddings and matrix products: those with weight decay.
+// Rounds the weights of embeddings and matrix products, which are the tensors with weight decay.
 static inline void subject_round(Subject* s, Rounding r) {
     const float grid = 1.0f + 0.3f * (float)r.draw;
     for (int i = 0; i < s->tensors.count; i++) {
@@ -146,25 +146,25 @@ static inline double subject_step(Subject* s, TostAdamW a, double clip) {
 // ---------------------------------------------------------------------------------------------
 // Results of an engine
 
-typedef enum { PIECE_LOGITS, PIECE_GRAD, PIECE_PARAM, PIECE_LOSS, PIECE_KINDS } PieceKind;
+typedef enum { RESULT_LOGITS, RESULT_GRAD, RESULT_PARAM, RESULT_LOSS, RESULT_KINDS } ResultKind;
 
 typedef struct {
     char      name[TOST_NAME_MAX + 32];
-    PieceKind kind;
+    ResultKind kind;
     size_t    n;
     double*   values;
     double    sensitivity;   // see Limits
-} Piece;
+} Result;
 
 typedef struct {
-    Piece* piece;
-    int    count;
+    Result* result;
+    int     count;
 } Record;
 
-// Adds a piece of n numbers, which the caller fills.
-static inline double* record_add(Record* r, PieceKind kind, size_t n, const char* prefix, const char* name) {
-    r->piece = (Piece*)xrealloc(r->piece, (size_t)(r->count + 1) * sizeof *r->piece);
-    Piece* p = &r->piece[r->count++];
+// Adds a result of n numbers, which the caller fills.
+static inline double* record_add(Record* r, ResultKind kind, size_t n, const char* prefix, const char* name) {
+    r->result = (Result*)xrealloc(r->result, (size_t)(r->count + 1) * sizeof *r->result);
+    Result* p = &r->result[r->count++];
     snprintf(p->name, sizeof p->name, "%s%s", prefix, name);
     p->kind = kind;
     p->n = n;
@@ -172,23 +172,23 @@ static inline double* record_add(Record* r, PieceKind kind, size_t n, const char
     return p->values = (double*)xmalloc(n * sizeof *p->values);
 }
 
-static inline void record_floats(Record* r, PieceKind kind, const char* prefix, const char* name, const float* x,
+static inline void record_floats(Record* r, ResultKind kind, const char* prefix, const char* name, const float* x,
                                  size_t n) {
     double* values = record_add(r, kind, n, prefix, name);
     for (size_t i = 0; i < n; i++) values[i] = x[i];
 }
 
-static inline void record_number(Record* r, PieceKind kind, const char* name, double x) {
+static inline void record_number(Record* r, ResultKind kind, const char* name, double x) {
     *record_add(r, kind, 1, "", name) = x;
 }
 
 static inline void record_logits(Record* r, const char* name, Subject* s, const int32_t* inputs, int B, int T) {
     float* x = logits_of(s, inputs, B, T);
-    record_floats(r, PIECE_LOGITS, "", name, x, (size_t)B * T * s->config.vocab_size);
+    record_floats(r, RESULT_LOGITS, "", name, x, (size_t)B * T * s->config.vocab_size);
     free(x);
 }
 
-static inline void record_state(Record* r, const Subject* s, TostState state, PieceKind kind, const char* prefix) {
+static inline void record_state(Record* r, const Subject* s, TostState state, ResultKind kind, const char* prefix) {
     for (int i = 0; i < s->tensors.count; i++) {
         float* x = subject_get(s, state, &s->tensors.tensor[i]);
         record_floats(r, kind, prefix, s->tensors.tensor[i].name, x, s->tensors.tensor[i].size);
@@ -197,22 +197,22 @@ static inline void record_state(Record* r, const Subject* s, TostState state, Pi
 }
 
 static inline void record_free(Record* r) {
-    for (int i = 0; i < r->count; i++) free(r->piece[i].values);
-    free(r->piece);
-    r->piece = NULL;
+    for (int i = 0; i < r->count; i++) free(r->result[i].values);
+    free(r->result);
+    r->result = NULL;
     r->count = 0;
 }
 
 // ---------------------------------------------------------------------------------------------
 // Comparing two records
 
-// Limits of the relative L2 error against the CPU engine or golden files, by kind of piece.
-// The error that rounding causes depends on the parameters: the gradient through s/S grows with 1/w, so a w near 0
-// early in a sequence amplifies it. For tf32 and bf16 each piece therefore has a sensitivity: how far the CPU engine's
-// float32 result moves when only its weights are rounded to that dtype (the largest of ROUNDING_DRAWS). An engine also
-// rounds activations, so it may err by SENSITIVITY_FACTOR times that, or by the kind's limit if larger; LIMIT_MAX caps
-// both.
-typedef struct { double of[PIECE_KINDS]; } Limits;
+// Limits of the relative L2 error against the CPU engine or golden files, by kind of result.
+// The effect of rounding depends on the parameters: the gradient through s/S grows with 1/w, so a w near 0 early in a
+// sequence amplifies it. For tf32 and bf16 each result therefore has a sensitivity: the change of the CPU engine's
+// float32 result when only the weights are rounded to that dtype (maximum of ROUNDING_DRAWS). An engine also rounds
+// activations, so its limit is SENSITIVITY_FACTOR times the sensitivity, but at least the limit of the kind and at most
+// LIMIT_MAX.
+typedef struct { double of[RESULT_KINDS]; } Limits;
 
 #define SENSITIVITY_FACTOR 3.0
 #define LIMIT_MAX          0.5
@@ -237,21 +237,21 @@ static inline double relative_distance(const double* a, const double* b, size_t 
     return norm > 0 ? sqrt(difference / norm) : sqrt(difference);
 }
 
-// Raises the sensitivities of `want` to the distances of `moved` from it.
-static inline void record_measure(Record* want, const Record* moved) {
+// Raises the sensitivities of `want` to its distances from `rounded`, the results with rounded weights.
+static inline void record_sensitivity(Record* want, const Record* rounded) {
     for (int i = 0; i < want->count; i++) {
-        Piece* p = &want->piece[i];
-        p->sensitivity = fmax(p->sensitivity, relative_distance(moved->piece[i].values, p->values, p->n));
+        Result* p = &want->result[i];
+        p->sensitivity = fmax(p->sensitivity, relative_distance(rounded->result[i].values, p->values, p->n));
     }
 }
 
-// Checks each piece against its limit, and prints the piece of each kind that is closest to its limit.
+// Checks each result against its limit. Prints for each kind the result closest to its limit.
 static inline void records_near(Checks* c, const char* what, const Record* got, const Record* want, Limits limits) {
-    double worst[PIECE_KINDS] = {0}, limit_of_worst[PIECE_KINDS] = {1, 1, 1, 1};
-    const char* worst_name[PIECE_KINDS] = {0};
+    double worst[RESULT_KINDS] = {0}, limit_of_worst[RESULT_KINDS] = {1, 1, 1, 1};
+    const char* worst_name[RESULT_KINDS] = {0};
     if (!check(c, got->count == want->count, "%s: %d results, want %d", what, got->count, want->count)) return;
     for (int i = 0; i < got->count; i++) {
-        const Piece *g = &got->piece[i], *w = &want->piece[i];
+        const Result *g = &got->result[i], *w = &want->result[i];
         if (!check(c, g->n == w->n && strcmp(g->name, w->name) == 0, "%s: %zu of %s, want %zu of %s", what, g->n,
                    g->name, w->n, w->name)) continue;
         const double error = relative_distance(g->values, w->values, w->n),
@@ -262,7 +262,7 @@ static inline void records_near(Checks* c, const char* what, const Record* got, 
         limit_of_worst[g->kind] = limit;
         worst_name[g->kind] = g->name;
     }
-    for (int kind = 0; kind < PIECE_KINDS; kind++)
+    for (int kind = 0; kind < RESULT_KINDS; kind++)
         if (worst_name[kind])
             printf("    %s:%-40s %9.2e of %.1e\n", what, worst_name[kind], worst[kind], limit_of_worst[kind]);
 }
@@ -272,15 +272,15 @@ static inline void records_same(Checks* c, const char* what, const Record* got, 
                first->count))
         return;
     for (int i = 0; i < got->count; i++)
-        check(c, got->piece[i].n == first->piece[i].n && strcmp(got->piece[i].name, first->piece[i].name) == 0
-              && memcmp(got->piece[i].values, first->piece[i].values, first->piece[i].n * sizeof(double)) == 0,
-              "%s: %s: run %s differs in bits from the first run", what, got->piece[i].name, run);
+        check(c, got->result[i].n == first->result[i].n && strcmp(got->result[i].name, first->result[i].name) == 0
+              && memcmp(got->result[i].values, first->result[i].values, first->result[i].n * sizeof(double)) == 0,
+              "%s: %s: run %s is not bit-identical to the first run", what, got->result[i].name, run);
 }
 
 // ---------------------------------------------------------------------------------------------
-// One shape through every call of an engine
+// One shape: every function of an engine with one model and batch size
 
-// Parameters: random; initial values of a training run; random with subject_weaken
+// Parameters: random; those of init_params; random with subject_make_faint
 enum { RANDOM, FRESH, FAINT };
 
 typedef struct {
@@ -290,7 +290,7 @@ typedef struct {
     int values;          // parameters: RANDOM, FRESH or FAINT
 } Shape;
 
-static inline const char* shape_words(char* text, size_t cap, const Shape* k, TostDtype dtype) {
+static inline const char* shape_label(char* text, size_t cap, const Shape* k, TostDtype dtype) {
     snprintf(text, cap, "%s,B=%d,T=%d,L=%d,nh=%d,C=%d,V=%d%s%s%s", dtype_name(dtype), k->B, k->T, k->layers,
              k->heads, k->channels, k->vocab, k->bias ? ",bias" : "", k->membership == TOST_UNIFORM ? ",uniform" : "",
              k->values == FRESH ? ",fresh" : k->values == FAINT ? ",faint" : "");
@@ -311,8 +311,8 @@ static inline int32_t* shape_ids(const Shape* k, uint64_t seed) {
     return ids;
 }
 
-// Activations of the last forward. Layers in descending order, so that the last one read is farthest from where
-// backward starts.
+// Activations of the last forward. Reads the layers in descending order: with recompute, the last layer read is the
+// farthest from the one with which backward starts.
 static inline void record_activations(Record* r, const Subject* s, const Shape* k) {
     static const TostActivation kinds[] = {TOST_W, TOST_PI, TOST_X};
     static const char* const names[] = {"w", "pi", "x"};
@@ -324,7 +324,7 @@ static inline void record_activations(Record* r, const Subject* s, const Shape* 
             if (l == k->layers && kinds[i] != TOST_X) continue;
             s->engine->activation(x, s->model, kinds[i], l);
             snprintf(layer, sizeof layer, ".%d", l);
-            record_floats(r, PIECE_LOGITS, names[i], layer, x,
+            record_floats(r, RESULT_LOGITS, names[i], layer, x,
                           rows * (size_t)(kinds[i] == TOST_PI ? k->heads : k->channels));
         }
     free(x);
@@ -340,22 +340,22 @@ static inline void record_steps(Record* r, Subject* s, const Shape* k, const int
             s->engine->forward_train(s->model, batch, batch + rows, k->B, k->T,
                                      1.0f / (float)(k->micros * k->B * k->T));
             memset(batch, 0, 2 * rows * sizeof *batch);   // the engine must have copied it
-            if (i > 0) record_activations(r, s, k);       // must not disturb backward
+            if (i > 0) record_activations(r, s, k);       // must not change backward
             s->engine->backward(s->model);
             free(batch);
         }
         if (i == 0) {
-            record_state(r, s, TOST_GRAD, PIECE_GRAD, "grad.");
+            record_state(r, s, TOST_GRAD, RESULT_GRAD, "grad.");
             record_activations(r, s, k);
         }
         const TostAdamW a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, i + 1};
         const double norm = subject_step(s, a, 1.0);
-        if (i == 0) record_number(r, PIECE_GRAD, "gradient_norm", norm);
+        if (i == 0) record_number(r, RESULT_GRAD, "gradient_norm", norm);
         if (i == 0) record_logits(r, "logits_of_a_shorter_batch", s, ids, 1, (k->T + 1) / 2);
         snprintf(name, sizeof name, "loss_of_step_%d", i);
-        record_number(r, PIECE_LOSS, name, mean_loss(s));
+        record_number(r, RESULT_LOSS, name, mean_loss(s));
     }
-    if (k->steps > 0) record_state(r, s, TOST_PARAM, PIECE_PARAM, "after.");
+    if (k->steps > 0) record_state(r, s, TOST_PARAM, RESULT_PARAM, "after.");
 }
 
 static inline void record_decode(Record* r, Subject* s, const Shape* k, const int32_t* ids) {
@@ -363,11 +363,11 @@ static inline void record_decode(Record* r, Subject* s, const Shape* k, const in
     float* logits = (float*)xmalloc(n * sizeof *logits);
     int32_t* tokens = (int32_t*)xmalloc((size_t)k->B * sizeof *tokens);
     s->engine->decode_begin(logits, s->model, ids, k->B, k->T);
-    record_floats(r, PIECE_LOGITS, "decode.", "prompt", logits, n);
+    record_floats(r, RESULT_LOGITS, "decode.", "prompt", logits, n);
     for (int i = 0; i < 3 && k->T + i < k->block; i++) {
         for (int b = 0; b < k->B; b++) tokens[b] = ids[(size_t)(b + i) % rows];
         s->engine->decode_step(logits, s->model, tokens);
-        record_floats(r, PIECE_LOGITS, "decode.", "step", logits, n);
+        record_floats(r, RESULT_LOGITS, "decode.", "step", logits, n);
         if (i > 0 || k->steps == 0) continue;   // a forward must not change the decode state
         record_logits(r, "logits_between_two_tokens", s, ids, 1, k->T);
     }
@@ -375,7 +375,7 @@ static inline void record_decode(Record* r, Subject* s, const Shape* k, const in
     free(tokens);
 }
 
-// Scores continuations of half the sequence, twice: scoring must not change the decode state.
+// Scores continuations of the first half of each sequence, twice: scoring must not change the decode state.
 static inline void record_scores(Record* r, Subject* s, const Shape* k, const int32_t* ids) {
     const int prompt = k->T / 2, T = k->T - prompt, copies = k->B > 1 ? 2 : 1;
     const size_t rows = (size_t)k->B * copies * T, n = (size_t)k->B * k->T;
@@ -386,7 +386,7 @@ static inline void record_scores(Record* r, Subject* s, const Shape* k, const in
     }
     s->engine->decode_begin(NULL, s->model, ids, k->B, prompt);
     for (int again = 0; again < 2; again++) {
-        double* losses = record_add(r, PIECE_LOSS, rows, "scores", again ? "_again" : "");
+        double* losses = record_add(r, RESULT_LOSS, rows, "scores", again ? "_again" : "");
         s->engine->decode_score(losses, s->model, tokens, tokens + rows, copies, T);
     }
     free(tokens);
@@ -405,7 +405,7 @@ static inline Record shape_record(const TostEngine* engine, const void* test, To
     int32_t* ids = shape_ids(k, 99);
     if (k->values == FRESH) init_params(engine, s.model, &s.tensors, k->layers, 7);
     else subject_randomise(&s, 7);
-    if (k->values == FAINT) subject_weaken(&s);
+    if (k->values == FAINT) subject_make_faint(&s);
     subject_round(&s, weights);
     record_logits(&r, "logits", &s, ids, k->B, k->T);
     record_decode(&r, &s, k, ids);
@@ -420,7 +420,7 @@ static inline Record shape_record(const TostEngine* engine, const void* test, To
 // ---------------------------------------------------------------------------------------------
 // Comparing two engines
 
-// Runs one test on an engine and returns its results; weights: how to round the weights first.
+// Runs a test on an engine and returns its results. weights: how to round the weights first
 typedef Record Recorder(const TostEngine* engine, const void* test, TostDtype dtype, Rounding weights);
 
 // The results of the reference engine in float32, with their sensitivities to dtype.
@@ -428,9 +428,9 @@ static inline Record reference_record(Recorder* run, const TostEngine* reference
     Record want = run(reference, test, TOST_FP32, EXACT);
     for (int draw = 0; draw < ROUNDING_DRAWS && dtype != TOST_FP32; draw++) {
         const Rounding weights = {dtype, draw};
-        Record moved = run(reference, test, TOST_FP32, weights);
-        record_measure(&want, &moved);
-        record_free(&moved);
+        Record rounded = run(reference, test, TOST_FP32, weights);
+        record_sensitivity(&want, &rounded);
+        record_free(&rounded);
     }
     return want;
 }
@@ -444,21 +444,21 @@ static inline void records_agree(Checks* c, const char* what, Recorder* run, con
     record_free(&want);
 }
 
-// How often to run the engine under test; before, if not NULL, is called before each run (to change the schedule).
+// Runs of the engine under test. before, if not NULL, is called before each run, to change the thread schedule.
 typedef struct {
     int         runs;
     void      (*before)(const void* context, int run);
     const void* context;
 } Runs;
 
-// Checks that the engine's results are near the reference, and that every run and a run with recompute give the same
-// bits.
+// Checks that the engine's results are near the reference engine's, and that all runs and a run with recompute are
+// bit-identical.
 static inline void engines_agree(Checks* c, const TostEngine* engine, const TostEngine* reference, const Shape* k,
                                  TostDtype dtype, const Runs* runs) {
     char what[160], run[16];
     const ShapeTest resident = {k, false}, recompute = {k, true};
     Record first = {NULL, 0};
-    shape_words(what, sizeof what, k, dtype);
+    shape_label(what, sizeof what, k, dtype);
     for (int i = 0; i < runs->runs; i++) {
         if (runs->before) runs->before(runs->context, i);
         Record got = shape_record(engine, &resident, dtype, EXACT);
@@ -481,7 +481,7 @@ static inline void engines_agree(Checks* c, const TostEngine* engine, const Tost
     record_free(&first);
 }
 
-// decode_score: two prompts, several continuations of each. Then one decode step (the states must be unchanged) and
+// decode_score of several continuations of two prompts, then one decode step (the decode state must be unchanged) and
 // read_loss.
 typedef struct { int prompt, copies, T; } ScoreTest;
 
@@ -499,15 +499,15 @@ static inline Record scores_record(const TostEngine* engine, const void* test, T
     int32_t* ids = shape_ids(&k, 98);
     float* logits = (float*)xmalloc((size_t)N * k.vocab * sizeof *logits);
     engine->decode_begin(NULL, s.model, t->prompt ? ids : NULL, N, t->prompt);
-    double* losses = record_add(&r, PIECE_LOSS, (size_t)k.B * t->T, "", "scores");
+    double* losses = record_add(&r, RESULT_LOSS, (size_t)k.B * t->T, "", "scores");
     engine->decode_score(losses, s.model, ids + N * t->prompt, ids + rows + N * t->prompt, t->copies, t->T);
     engine->decode_step(logits, s.model, tokens);
-    record_floats(&r, PIECE_LOGITS, "", "next_token", logits, (size_t)N * k.vocab);
+    record_floats(&r, RESULT_LOGITS, "", "next_token", logits, (size_t)N * k.vocab);
     double sum;
     int64_t count;
     engine->read_loss(&sum, &count, s.model);
-    record_number(&r, PIECE_LOSS, "sum_of_losses", sum);
-    record_number(&r, PIECE_LOSS, "count_of_losses", (double)count);
+    record_number(&r, RESULT_LOSS, "sum_of_losses", sum);
+    record_number(&r, RESULT_LOSS, "count_of_losses", (double)count);
     free(ids);
     free(logits);
     subject_free(&s);
@@ -533,9 +533,9 @@ static inline void engines_agree_on_all_scores(Checks* c, const TostEngine* engi
             }
 }
 
-// A run of changing shapes: evaluation and training on batches of several shapes, each shape repeated; one optimizer
-// step; decode of two sequences and of one; scoring with all targets ignored; a second model that continues from a copy
-// of the first one's parameters and moments.
+// Changing shapes: evaluation and training on batches of several shapes, some repeated; an optimizer step; decode of
+// two sequences and of one; scoring with all targets ignored; a second model that continues from the parameters and
+// Adam moments of the first.
 enum { MIXED_BATCHES = 7 };
 
 static inline void mixed_forwards(Record* r, Subject* s, const Shape* k, bool train, int batches) {
@@ -554,7 +554,7 @@ static inline void mixed_forwards(Record* r, Subject* s, const Shape* k, bool tr
             s->engine->forward_loss(s->model, ids, ids + rows, of.B, of.T);
         }
         free(ids);
-        record_number(r, PIECE_LOSS, name, mean_loss(s));
+        record_number(r, RESULT_LOSS, name, mean_loss(s));
     }
 }
 
@@ -567,12 +567,12 @@ static inline void mixed_decode(Record* r, Subject* s, const Shape* k) {
         s->engine->decode_begin(NULL, s->model, ids, n, 4 + i);
         for (int step = 0; step < 3; step++) {
             s->engine->decode_step(logits, s->model, ids + 20 + step);
-            record_floats(r, PIECE_LOGITS, "", "decoded_token", logits, (size_t)n * k->vocab);
+            record_floats(r, RESULT_LOGITS, "", "decoded_token", logits, (size_t)n * k->vocab);
         }
     }
     int32_t ignored[2 * 5];
     for (int i = 0; i < 2 * 5; i++) ignored[i] = -1;
-    double* losses = record_add(r, PIECE_LOSS, 2 * 5, "", "scores_without_targets");
+    double* losses = record_add(r, RESULT_LOSS, 2 * 5, "", "scores_without_targets");
     for (int i = 0; i < 2 * 5; i++) losses[i] = 1;
     s->engine->decode_score(losses, s->model, ids, ignored, 1, 5);
     free(ids);
@@ -591,7 +591,7 @@ static inline Record mixed_record(const TostEngine* engine, const void* test, To
     mixed_forwards(&r, &s, &k, false, MIXED_BATCHES);
     s.engine->zero_grad(s.model);
     mixed_forwards(&r, &s, &k, true, MIXED_BATCHES);
-    record_state(&r, &s, TOST_GRAD, PIECE_GRAD, "grad.");
+    record_state(&r, &s, TOST_GRAD, RESULT_GRAD, "grad.");
     subject_step(&s, a, 1.0);
     mixed_decode(&r, &s, &k);
     Subject again = subject_of(engine, config, k.B, k.T, true, dtype);
@@ -607,7 +607,7 @@ static inline Record mixed_record(const TostEngine* engine, const void* test, To
     mixed_forwards(&r, &again, &k, true, 1);
     subject_step(&again, a, 1.0);
     mixed_forwards(&r, &again, &k, false, 1);
-    record_state(&r, &again, TOST_PARAM, PIECE_PARAM, "after.");
+    record_state(&r, &again, TOST_PARAM, RESULT_PARAM, "after.");
     subject_free(&again);
     return r;
 }
@@ -619,7 +619,7 @@ static inline void engines_agree_on_mixed_shapes(Checks* c, const TostEngine* en
     records_agree(c, what, mixed_record, engine, reference, NULL, dtype);
 }
 
-// TSSA_CHUNK of the CUDA engine, read from its source: test_tost.c cannot include it.
+// TSSA_CHUNK, read from the source of the CUDA engine, which a C program cannot include.
 static inline int chunk_of_source(void) {
     static const char key[] = "constexpr int TSSA_CHUNK = ";
     char line[512];
@@ -631,14 +631,14 @@ static inline int chunk_of_source(void) {
     }
     if (f) fclose(f);
     TostError err;
-    die_on((chunk > 1 && chunk <= 256)
+    require((chunk > 1 && chunk <= 256)
                || tost_error(&err, "train_gpt_tost.cu: no line `%sN;` (run from the root)", key), &err);
     return chunk;
 }
 
 enum { RAGGED_SHAPES = 22 };
 
-// Small shapes at the edges of chunks, warps, vector loads and vocabularies.
+// Small shapes at the boundaries of chunks, warps and vector loads.
 static inline void ragged_shapes(Shape shapes[RAGGED_SHAPES], int chunk) {
     const int block = 8 * chunk + 40;
     const Shape all[RAGGED_SHAPES] = {
@@ -661,14 +661,14 @@ static inline void ragged_shapes(Shape shapes[RAGGED_SHAPES], int chunk) {
         {1, 3, 60, 2 * chunk + 8, 29, 1, 0, 2, 2 * chunk + 6, 1, 2, FAINT},
         {1, 3, 192, 2 * chunk + 8, 29, 0, 0, 1, 2 * chunk, 1, 2, FAINT},
         {1, 3, 129, 2 * chunk, 29, 1, 0, 1, 7, 1, 2, RANDOM},            // heads of 43 channels: several warps
-        {1, 2, 16, 8, 9001, 0, 0, 1, 5, 1, 2, RANDOM},                   // vocabulary larger than a block
+        {1, 2, 16, 8, 9001, 0, 0, 1, 5, 1, 2, RANDOM},                   // vocabulary larger than a thread block
         {3, 3, 60, block, 257, 1, TOST_UNIFORM, 2, 3 * chunk + 5, 2, 2, RANDOM},
         {4, 3, 60, block, 29, 0, 0, 2, chunk + 5, 3, 3, RANDOM},         // deeper
     };
     memcpy(shapes, all, sizeof all);
 }
 
-// A sequence with more than 64 chunks: three levels of the scan.
+// A sequence of more than 64 chunks: three levels of the scan.
 static inline Shape long_shape(int chunk) {
     const Shape k = {1, 2, 4, 66 * chunk + 8, 7, 0, 0, 1, 66 * chunk + 5, 1, 2, RANDOM};
     return k;

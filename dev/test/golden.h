@@ -1,5 +1,5 @@
-// golden.h: compares an engine with float64 golden files, written by dev/reference/golden.py: NAME.params.safetensors holds
-// parameters, NAME.expect.safetensors inputs and the expected results of some optimizer steps.
+// golden.h: compares an engine with the float64 golden files of dev/reference/golden.py: NAME.params.safetensors with
+// parameters, NAME.expect.safetensors with inputs and the expected results of a few optimizer steps.
 // Included by C11 (test_tost.c) and by C++17 (dev/test/cuda_on_host).
 #ifndef TOST_GOLDEN_H
 #define TOST_GOLDEN_H
@@ -31,14 +31,14 @@ static inline double relative_l2(const float* a, const double* b, size_t n) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Reading. A missing tensor or number ends the program.
+// Reading. Exits if a tensor or number is missing.
 
 static inline double meta_number(const StFile* f, const char* key) {
     TostError err;
     const char* value = st_meta(f, key);
     char* end = NULL;
     const double x = value ? strtod(value, &end) : NAN;
-    die_on((end != value && *end == '\0' && fabs(x) < 1e9)
+    require((end != value && *end == '\0' && fabs(x) < 1e9)
                || tost_error(&err, "%s: metadata %s is not a number", f->path, key), &err);
     return x;
 }
@@ -59,7 +59,7 @@ static inline TostAdamW meta_adamw(const StFile* f, double lr, int step) {
 static inline const StTensor* golden_tensor(const StFile* f, const char* name, size_t n) {
     TostError err;
     const StTensor* t = st_find(f, name);
-    die_on((t && t->count == n) ||
+    require((t && t->count == n) ||
                tost_error(&err, "%s: %s is missing or does not have %zu elements", f->path, name, n),
            &err);
     return t;
@@ -68,14 +68,14 @@ static inline const StTensor* golden_tensor(const StFile* f, const char* name, s
 static inline double* read_doubles(const StFile* f, const char* name, size_t n) {
     TostError err;
     double* x = (double*)xmalloc(n * sizeof *x);
-    die_on(st_read_f64(f, golden_tensor(f, name, n), x, &err), &err);
+    require(st_read_f64(f, golden_tensor(f, name, n), x, &err), &err);
     return x;
 }
 
 static inline int32_t* read_ids(const StFile* f, const char* name, size_t n) {
     TostError err;
     int32_t* ids = (int32_t*)xmalloc(n * sizeof *ids);
-    die_on(st_read_i32(f, golden_tensor(f, name, n), ids, &err), &err);
+    require(st_read_i32(f, golden_tensor(f, name, n), ids, &err), &err);
     return ids;
 }
 
@@ -84,7 +84,7 @@ static inline void read_params(Subject* s, const StFile* f) {
     for (int i = 0; i < s->tensors.count; i++) {
         const TostTensor* t = &s->tensors.tensor[i];
         float* values = (float*)xmalloc(t->size * sizeof *values);
-        die_on(st_read_f32(f, golden_tensor(f, t->name, t->size), values, &err), &err);
+        require(st_read_f32(f, golden_tensor(f, t->name, t->size), values, &err), &err);
         s->engine->put(s->model, TOST_PARAM, t, values);
         free(values);
     }
@@ -93,7 +93,7 @@ static inline void read_params(Subject* s, const StFile* f) {
 // ---------------------------------------------------------------------------------------------
 // Comparing
 
-// Compares n numbers with the tensor `prefix``name` and prints the error.
+// Compares n numbers with the tensor of the name PREFIX + NAME and prints the error.
 static inline void check_tensor(Checks* c, const StFile* expect, const char* prefix, const char* name, const float* got,
                                 size_t n, double limit) {
     char full[ST_NAME_MAX];
@@ -115,7 +115,7 @@ static inline void check_state(Checks* c, Subject* s, TostState state, const StF
     }
 }
 
-// One optimizer step like the training loop's. Returns the loss; *norm: gradient norm before clipping.
+// One step of the training loop. Returns the loss; *norm: gradient norm before clipping
 static inline double train_step(double* norm, Subject* s, const int32_t* inputs, const int32_t* targets, int B, int T,
                                 TostAdamW a, double clip) {
     int64_t count = 0;
@@ -127,7 +127,7 @@ static inline double train_step(double* norm, Subject* s, const int32_t* inputs,
     return mean_loss(s);
 }
 
-// activations: called after the first forward to check more of it; may be NULL.
+// Called after the first forward to check activations; may be NULL.
 typedef void GoldenActivations(Checks* c, Subject* s, const StFile* expect, int B, int T);
 
 static inline void golden_steps(Checks* c, Subject* s, const StFile* expect, GoldenActivations* activations) {
@@ -149,7 +149,7 @@ static inline void golden_steps(Checks* c, Subject* s, const StFile* expect, Gol
         if (i == 0) check_state(c, s, TOST_GRAD, expect, "grad.", LIMIT_GRADS);
     }
     check_state(c, s, TOST_PARAM, expect, "after.",
-                s->engine == &tost_cpu_engine ? LIMIT_PARAMS : limits_of(TOST_FP32).of[PIECE_PARAM]);
+                s->engine == &tost_cpu_engine ? LIMIT_PARAMS : limits_of(TOST_FP32).of[RESULT_PARAM]);
     free(logits);
     free(losses);
     free(norms);
@@ -157,7 +157,7 @@ static inline void golden_steps(Checks* c, Subject* s, const StFile* expect, Gol
     free(targets);
 }
 
-// Checks the engine against every pair of files in a folder. before, if not NULL, is called with the pair's number.
+// Checks the engine against every pair of golden files in a folder. before, if not NULL, is called before each pair.
 static inline void test_golden(Checks* c, const TostEngine* engine, const char* dir, GoldenActivations* activations,
                                void (*before)(int pair)) {
     static const char suffix[] = ".params.safetensors";
@@ -165,11 +165,11 @@ static inline void test_golden(Checks* c, const TostEngine* engine, const char* 
     PathList list;
     StFile params, expect;
     char* pattern = xasprintf("%s/*%s", dir, suffix);
-    die_on(expand_glob(&list, pattern, &err), &err);
+    require(expand_glob(&list, pattern, &err), &err);
     for (int i = 0; i < list.count; i++) {
         char* expect_path =
             xasprintf("%.*s.expect.safetensors", (int)(strlen(list.paths[i]) - strlen(suffix)), list.paths[i]);
-        die_on(st_open(&params, list.paths[i], &err) && st_open(&expect, expect_path, &err), &err);
+        require(st_open(&params, list.paths[i], &err) && st_open(&expect, expect_path, &err), &err);
         printf("golden %s (%s)\n", list.paths[i], engine->name);
         if (before) before(i);
         Subject s = subject_of(engine, meta_config(&expect), meta_int(&expect, "B"), meta_int(&expect, "T"), true,

@@ -1,6 +1,6 @@
-# lib.sh: shared by the shell tests. Each test_NAME.sh BINARY reads it with `. "$(dirname "$0")/lib.sh"`. It sets
+# lib.sh: shared by the shell tests. Each test_NAME.sh BINARY sources it with `. "$(dirname "$0")/lib.sh"`. It sets
 #   binary, repo, python    absolute paths; PYTHON overrides python3
-#   dir                     a new empty folder, the working directory, removed at exit
+#   dir                     a new empty working directory, removed at exit
 # shellcheck shell=sh
 
 suite=$(basename "$0" .sh)
@@ -18,7 +18,7 @@ trap 'rm -rf "$dir"' EXIT
 cd "$dir" || exit 1
 
 passed=0 failed=0 skipped=0
-# check TEXT COMMAND…: one check; passes if the command succeeds.
+# check TEXT COMMAND…: a check that passes if the command succeeds.
 check() {
     what=$1
     shift
@@ -30,13 +30,31 @@ check() {
     fi
 }
 skip() { skipped=$((skipped + 1)); echo "skipped $suite: $1"; }
-# Prints the summary line and exits: 0 only if nothing failed and something ran.
+# counted FILE: adds the checks that a Python program printed, a line "ok TEXT" or "FAILED SUITE: TEXT" for each.
+counted() {
+    grep '^FAILED' "$1"
+    passed=$((passed + $(grep -c '^ok' "$1")))
+    failed=$((failed + $(grep -c '^FAILED' "$1")))
+}
+# Prints the closing line and exits with status 0 only if nothing failed and something passed or was skipped.
 finish() {
     echo "$suite: $passed passed, $failed failed, $skipped skipped"
     [ $failed -eq 0 ] && [ $((passed + skipped)) -gt 0 ]
     exit
 }
 
+# run ARGUMENTS…: runs the binary, which must succeed, with its output in the files stdout and stderr. test_cli.sh and
+# test_data_scripts.sh define their own.
+run() {
+    "$binary" "$@" >stdout 2>stderr </dev/null
+    status=$?
+    check "'$*' succeeds: $(head -c 300 stderr)" [ $status -eq 0 ]
+}
+# has PACKAGE…: true if Python finds all of them, without importing them: torch takes seconds.
+has() {
+    "$python" -c 'import sys, importlib.util as u
+sys.exit(any(u.find_spec(package) is None for package in sys.argv[1:]))' "$@" 2>/dev/null
+}
 says() { grep -qF -e "$1" "$2"; }
 one_line() { [ "$(wc -l <"$1")" -eq 1 ]; }
 empty() { [ ! -s "$1" ]; }
@@ -61,3 +79,5 @@ header() {
     little 4 "$1" "$2" "$3"
     head -c 1012 /dev/zero
 }
+# shard TOKEN…: a shard in llm.c's uint16 format.
+shard() { header 20240520 1 $#; little 2 "$@"; }

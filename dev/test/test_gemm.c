@@ -13,9 +13,9 @@
 
 typedef void Gemm(float* c, const float* a, bool at, const float* b, bool bt,
                   int M, int N, int K, float beta);
-typedef struct { const char* name; Gemm* gemm; } Way;
-
-static const Way ways[] = { { "gemm", gemm }, { "gemm_builtin", gemm_builtin } };
+static const struct { const char* name; Gemm* gemm; } variants[] = {
+    { "gemm", gemm }, { "gemm_builtin", gemm_builtin },
+};
 
 // One product: operands, the initial c, and c, which is followed by GUARDS values that must not change.
 enum { GUARDS = 64 };
@@ -67,7 +67,7 @@ static double worst_error(const Case* t) {
                 size += fabs(x * y);
             }
             double error = fabs(t->c[at_c] - sum) / (FLT_EPSILON * (2 + sqrt(t->K)) * size + DBL_MIN);
-            if (isnan(error)) return NAN;   // a comparison with worst would lose it
+            if (isnan(error)) return NAN;   // the comparison below would ignore it
             if (error > worst) worst = error;
         }
     return worst;
@@ -93,13 +93,13 @@ static void test_measure(Checks* c, Rng* rng) {
 
 static void check_case(Checks* c, Rng* rng, int M, int N, int K, bool at, bool bt, float beta) {
     Case t = new_case(rng, M, N, K, at, bt, beta);
-    for (size_t w = 0; w < countof(ways); w++) {
-        run_case(&t, ways[w].gemm);
+    for (size_t w = 0; w < countof(variants); w++) {
+        run_case(&t, variants[w].gemm);
         double error = worst_error(&t);
         check(c, error <= 1, "%s M %d N %d K %d at %d bt %d beta %g: error %.3g of its bound",
-              ways[w].name, M, N, K, at, bt, beta, error);
+              variants[w].name, M, N, K, at, bt, beta, error);
         check(c, guards_intact(&t), "%s M %d N %d K %d at %d bt %d beta %g: wrote past the end of c",
-              ways[w].name, M, N, K, at, bt, beta);
+              variants[w].name, M, N, K, at, bt, beta);
     }
     free_case(&t);
 }
@@ -108,20 +108,19 @@ static void check_case(Checks* c, Rng* rng, int M, int N, int K, bool at, bool b
 
 static const float betas[] = { 0, 1, 0.5f };
 
-// Every pair of sizes as M and N, with all transposes; K and beta vary.
+// Every pair of sizes as M and N, with all transposes and varying K and beta.
 static void test_ragged(Checks* c, Rng* rng) {
     static const int sizes[] = { 1, 2, 3, 4, 5, 7, 15, 16, 17, 31, 33, 63, 65, 127, 129, 257 };
     int turn = 0;
     for (size_t i = 0; i < countof(sizes); i++)
         for (size_t j = 0; j < countof(sizes); j++)
-            for (int way = 0; way < 4; way++, turn++) {
-                int K = sizes[(i + 5*j + way) % countof(sizes)];
-                check_case(c, rng, sizes[i], sizes[j], K, way & 1, way >> 1, betas[turn % 3]);
+            for (int transposes = 0; transposes < 4; transposes++, turn++) {
+                int K = sizes[(i + 5*j + transposes) % countof(sizes)];
+                check_case(c, rng, sizes[i], sizes[j], K, transposes & 1, transposes >> 1, betas[turn % 3]);
             }
 }
 
-// Sizes that need several passes, chunks and blocks of the built-in kernel in each direction, and few rows with a wide
-// weight.
+// Sizes with several blocks of the built-in kernel in each direction, and few rows times a wide matrix.
 static void test_blocks(Checks* c, Rng* rng) {
     static const int shapes[][3] = {
         { 13, 33, 383 }, { 13, 33, 384 }, { 13, 33, 385 }, { 25, 65, 769 }, { 5, 31, 1153 }, { 12, 32, 5000 },
@@ -129,32 +128,32 @@ static void test_blocks(Checks* c, Rng* rng) {
         { 7, 3100, 9 }, { 1, 1003, 768 }, { 2, 515, 771 }, { 3, 4099, 65 }, { 4, 130, 3073 },
     };
     for (size_t s = 0; s < countof(shapes); s++)
-        for (int way = 0; way < 4; way++)
-            check_case(c, rng, shapes[s][0], shapes[s][1], shapes[s][2], way & 1, way >> 1,
-                       betas[(s + way) % 3]);
+        for (int transposes = 0; transposes < 4; transposes++)
+            check_case(c, rng, shapes[s][0], shapes[s][1], shapes[s][2], transposes & 1, transposes >> 1,
+                       betas[(s + transposes) % 3]);
 }
 
 // K = 0 gives beta · c; M = 0 or N = 0 changes nothing.
 static void test_zero_sizes(Checks* c, Rng* rng) {
     static const int shapes[][3] = { { 0, 5, 7 }, { 5, 0, 7 }, { 0, 0, 0 }, { 3, 4, 0 }, { 17, 19, 0 } };
     for (size_t s = 0; s < countof(shapes); s++)
-        for (int way = 0; way < 4; way++)
+        for (int transposes = 0; transposes < 4; transposes++)
             for (size_t b = 0; b < countof(betas); b++)
-                check_case(c, rng, shapes[s][0], shapes[s][1], shapes[s][2], way & 1, way >> 1, betas[b]);
+                check_case(c, rng, shapes[s][0], shapes[s][1], shapes[s][2], transposes & 1, transposes >> 1, betas[b]);
 }
 
 // Sums of small integers are exact in float32.
 static void test_exact(Checks* c, Rng* rng) {
-    for (int way = 0; way < 4; way++) {
-        Case t = new_case(rng, 37, 70, 800, way & 1, way >> 1, 1);
+    for (int transposes = 0; transposes < 4; transposes++) {
+        Case t = new_case(rng, 37, 70, 800, transposes & 1, transposes >> 1, 1);
         for (int i = 0; i < t.M * t.K; i++) t.a[i] = rintf(8 * t.a[i]);
         for (int i = 0; i < t.K * t.N; i++) t.b[i] = rintf(8 * t.b[i]);
         for (int i = 0; i < t.M * t.N; i++) t.before[i] = rintf(8 * t.before[i]);
-        for (size_t w = 0; w < countof(ways); w++) {
-            run_case(&t, ways[w].gemm);
+        for (size_t w = 0; w < countof(variants); w++) {
+            run_case(&t, variants[w].gemm);
             double error = worst_error(&t);
             check(c, error == 0, "%s of integers, at %d bt %d: expected exact sums, error %.3g of the bound",
-                  ways[w].name, t.at, t.bt, error);
+                  variants[w].name, t.at, t.bt, error);
         }
         free_case(&t);
     }
@@ -164,18 +163,18 @@ static void test_exact(Checks* c, Rng* rng) {
 static void test_same_bits(Checks* c, Rng* rng) {
     static const int shapes[][3] = { { 257, 300, 800 }, { 64, 1000, 130 }, { 3, 1001, 771 }, { 20, 20, 20 } };
     for (size_t s = 0; s < countof(shapes); s++)
-        for (size_t w = 0; w < countof(ways); w++) {
+        for (size_t w = 0; w < countof(variants); w++) {
             Case t = new_case(rng, shapes[s][0], shapes[s][1], shapes[s][2], false, true, 0.5f);
             size_t n = (size_t)t.M * t.N, n_a = (size_t)t.M * t.K;
             float *first = xmalloc(n * sizeof(float)), *moved = xmalloc((n_a + 3) * sizeof(float)), *a = t.a;
-            run_case(&t, ways[w].gemm);
+            run_case(&t, variants[w].gemm);
             memcpy(first, t.c, n * sizeof(float));
             memcpy(moved + 3, a, n_a * sizeof(float));
             t.a = moved + 3;
-            run_case(&t, ways[w].gemm);
+            run_case(&t, variants[w].gemm);
             t.a = a;
             check(c, memcmp(first, t.c, n * sizeof(float)) == 0,
-                  "%s M %d N %d K %d: different bits on the second call", ways[w].name, t.M, t.N, t.K);
+                  "%s M %d N %d K %d: different bits on the second call", variants[w].name, t.M, t.N, t.K);
             free(first);
             free(moved);
             free_case(&t);

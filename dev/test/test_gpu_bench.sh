@@ -1,6 +1,6 @@
 #!/bin/sh
-# test_gpu_bench.sh BINARY: tests dev/bench/gpu.py without a GPU: its self-test, its error, and the PyTorch models that it
-# measures, on the CPU with tiny sizes. PYTHON: default python3. QUICK=1 leaves the models out.
+# test_gpu_bench.sh BINARY: tests dev/bench/gpu.py without a GPU: its self-test, its error message, and the PyTorch models
+# that it measures, on the CPU with tiny sizes. PYTHON: default python3. QUICK=1 skips the models.
 . "$(dirname "$0")/lib.sh"
 export OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1
 
@@ -15,7 +15,7 @@ counts=$(sed -n 's/^gpu_bench: \([0-9]*\) passed, \([0-9]*\) failed.*/\1 \2/p' "
 check "the self-test: $(tail -1 "$dir/log")" [ $status -eq 0 ]
 [ -z "$counts" ] || passed=$((passed + ${counts%% *})) failed=$((failed + ${counts##* }))
 
-# with a PATH without nvidia-smi, in case the machine has a GPU
+# A PATH without nvidia-smi, in case the machine has a GPU
 PATH=$dir "$("$python" -c 'import sys; print(sys.executable)')" "$repo/dev/bench/gpu.py" --out "$dir/results" \
     >"$dir/out" 2>"$dir/err"
 status=$?
@@ -25,8 +25,7 @@ check "without a GPU: nothing is written" [ ! -e "$dir/results" ]
 
 if [ -n "${QUICK:-}" ]; then
     skip "the PyTorch models: only in make test_all"
-elif "$python" -c 'import sys, importlib.util as u
-sys.exit(any(u.find_spec(package) is None for package in ("torch", "safetensors")))' 2>/dev/null; then
+elif has torch safetensors; then
     for model in tost gpt2; do
         "$python" "$repo/dev/bench/gpu_peers.py" $model --device cpu --toy --eager --seq 16 --tokens 32 --steps 1 \
             >"$dir/out" 2>"$dir/err"

@@ -7,7 +7,6 @@
 #include <signal.h>
 #include <stdint.h>
 #include <sys/ioctl.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -28,11 +27,11 @@ static Bytes bytes_of(const char* path) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// The fake engine: stores tensors, and decodes a script
+// The fake engine: stores tensors, and generates the tokens of a script
 
 enum { MAX_CALLS = 64, MAX_IDS = 16 };
 
-typedef struct { int T; int32_t ids[MAX_IDS]; } Call;   // T 0: decode_step of ids[0]; else decode_begin of T ids
+typedef struct { int T; int32_t ids[MAX_IDS]; } Call;   // T = 0: decode_step(ids[0]); else decode_begin with T ids
 
 struct TostModel {
     TostConfig     config;
@@ -40,8 +39,8 @@ struct TostModel {
     float*         state[4];        // flat, by TostState
     int            puts, gets;
     int            die_at_get;      // kill the process at this get; 0: never
-    const int32_t* script;          // ids with the largest logit, in order; -1: all logits are NaN
-    int            at, n_calls;
+    const int32_t* script;          // id with the largest logit, by decode call; -1: all logits are NaN
+    int            at, n_calls;     // position in the script; length of calls
     Call           calls[MAX_CALLS];
 };
 
@@ -65,7 +64,7 @@ static void fake_put(TostModel* m, TostState s, const TostTensor* t, const float
 }
 
 static void fake_get(float* dst, const TostModel* m, TostState s, const TostTensor* t) {
-    int* gets = (int*)&m->gets;   // the counter may change
+    int* gets = (int*)&m->gets;   // the model is const, but counts its gets
     if (++*gets == m->die_at_get) kill(getpid(), SIGKILL);
     memcpy(dst, m->state[s] + t->offset, t->size * sizeof *dst);
 }
@@ -74,12 +73,11 @@ static void fake_logits(float* logits, TostModel* m) {
     const int32_t id = m->script ? m->script[m->at++] : 0;
     for (int i = 0; i < m->config.vocab_size; i++) logits[i] = id < 0 ? NAN : (float)-i;
     if (id >= 0) logits[id] = 10;
-    if (m->config.vocab_size > 257) logits[257] = 1e9f;   // past the tokenizer: must never be drawn
+    if (m->config.vocab_size > 257) logits[257] = 1e9f;   // not a token of the tokenizer: must never be drawn
 }
 
 static void fake_begin(float* logits, TostModel* m, const int32_t* prompts, int n, int T) {
-    must(n == 1 && T >= 1 && T <= m->config.block_size && T <= MAX_IDS && m->n_calls < MAX_CALLS, "begin",
-         NULL);
+    must(n == 1 && T >= 1 && T <= m->config.block_size && T <= MAX_IDS && m->n_calls < MAX_CALLS, "begin", NULL);
     Call* call = &m->calls[m->n_calls++];
     call->T = T;
     memcpy(call->ids, prompts, (size_t)T * sizeof *prompts);
@@ -238,8 +236,8 @@ static void test_init(Checks* c) {
 
 enum { DRAWS = 20000, CASE_IDS = 6 };
 
-// Draws many times and compares the counts with the expected probabilities by chi-square. No id of probability 0 may
-// come.
+// Draws many times and compares the counts with the expected probabilities by chi-square. An id of probability 0 must
+// never be drawn.
 static void check_draws(Checks* c, const char* what, const float* logits, int n, SamplerOptions o,
                         const double* wanted) {
     int* count = xcalloc((size_t)n, sizeof *count);
@@ -309,20 +307,20 @@ static void test_distributions(Checks* c) {
     }
 }
 
-static int compare_falling(const void* a, const void* b) {
+static int compare_descending(const void* a, const void* b) {
     const double x = *(const double*)a, y = *(const double*)b;
     return (x < y) - (x > y);
 }
 
-// Top-k and top-p of many ids against a full sort: all ids at least as likely as the last selected one are kept.
-static void test_cuts_of_many(Checks* c) {
+// Top-k and top-p of many ids against a full sort: keeps all ids at least as likely as the last selected one.
+static void test_many_ids(Checks* c) {
     enum { N = 300 };
     float logits[N];
     double p[N], sorted[N], sum = 0;
     Rng rng = rng_seeded(3, 4);
     for (int i = 0; i < N; i++) sum += p[i] = exp(logits[i] = (float)(2 * rng_normal(&rng)));
     for (int i = 0; i < N; i++) sorted[i] = p[i] /= sum;
-    qsort(sorted, N, sizeof *sorted, compare_falling);
+    qsort(sorted, N, sizeof *sorted, compare_descending);
     static const struct { int k; double p; } cuts[] = {{37, 1}, {0, 0.8}, {60, 0.5}, {5, 0.99}};
     for (size_t i = 0; i < countof(cuts); i++) {
         const int k = cuts[i].k ? cuts[i].k : N;
@@ -364,7 +362,7 @@ static void test_greedy(Checks* c) {
     Sampler s = sampler_new(5);
     for (int i = 0; i < 3; i++) sampler_draw(&s, cases[0].logits, &(SamplerOptions){1, i, 0.9}, &a);
     for (int i = 0; i < 3; i++) rng_u64(&b);
-    check(c, rng_u64(&a) == rng_u64(&b), "a draw must take one random number for any top-k and top-p");
+    check(c, rng_u64(&a) == rng_u64(&b), "a draw must consume one random number for any top-k and top-p");
     sampler_free(&s);
 }
 
@@ -400,7 +398,7 @@ static void test_log_rows(Checks* c) {
     for (size_t i = 0; i < countof(rows); i++) {
         check(c, log_row(&log, &rows[i], &err), "log_row: %s", err.text);
         Bytes b = bytes_of(path);
-        check(c, b.size > 0 && b.data[b.size - 1] == '\n', "log_row: a row must be in the file immediately");
+        check(c, b.size > 0 && b.data[b.size - 1] == '\n', "log_row: a row must be written immediately");
         free(b.data);
     }
     check(c, log_sync(&log, &err), "log_sync: %s", err.text);
@@ -416,7 +414,7 @@ static void test_log_rows(Checks* c) {
     if (access("/dev/full", W_OK) == 0) {
         bool ok = log_open(&log, "/dev/full", 5, &err) && log_row(&log, &rows[0], &err);
         check_refused(c, ok, &err, "/dev/full", "a log on a full disk");
-        must(log_close(&log, &err), "log_close", &err);   // rows for a device are not kept
+        must(log_close(&log, &err), "log_close", &err);   // rows for a device do not stay pending
     } else {
         skip(c, "/dev/full not found: no log on a full disk");
     }
@@ -424,14 +422,7 @@ static void test_log_rows(Checks* c) {
     drop_folder(dir);
 }
 
-static void limit_files(rlim_t bytes) {
-    struct rlimit limit;
-    must(getrlimit(RLIMIT_FSIZE, &limit) == 0, "getrlimit", NULL);
-    limit.rlim_cur = bytes ? bytes : limit.rlim_max;
-    must(setrlimit(RLIMIT_FSIZE, &limit) == 0, "setrlimit", NULL);
-}
-
-// A file size limit simulates a full disk at every byte of a row: what did not fit stays pending.
+// Disks that become full at every byte of a row: rows that did not fit stay pending.
 static void test_pending_rows(Checks* c) {
     TostError err;
     LogFile log = {0}, second;
@@ -440,14 +431,14 @@ static void test_pending_rows(Checks* c) {
     int bad = 0;
     for (rlim_t room = sizeof HEADER; room < sizeof HEADER + 160; room++) {
         must(log_open(&log, path, -1, &err), "log_open", &err);
-        limit_files(room);
+        limit_file_size(room);
         for (int64_t step = 0; step < 4; step++) {
             const LogRow row = row_of(step);
             bad += log_row(&log, &row, &err) != (log.n_pending == 0);
         }
         bad += log.pending_rows != 4 - (int64_t)((room - (sizeof HEADER - 1)) / strlen(ROW(0)));
         bad += log_sync(&log, &err) || !strstr(err.text, "File too large");
-        limit_files(0);
+        limit_file_size(RLIM_INFINITY);
         const LogRow row = row_of(4);
         bad += !log_row(&log, &row, &err) || log.pending_rows || !log_sync(&log, &err) || !log_close(&log, &err);
         Bytes is = bytes_of(path);
@@ -456,12 +447,12 @@ static void test_pending_rows(Checks* c) {
     }
     check(c, bad == 0, "a full disk: %d errors", bad);
     must(log_open(&log, path, 5, &err), "log_open", &err);
-    limit_files(1);
+    limit_file_size(1);
     const LogRow row = row_of(5);
     check_refused(c, log_row(&log, &row, &err), &err, "log.csv: cannot be written: File too large", "no room");
     check_refused(c, log_open(&second, path, -1, &err), &err, "is being written by another run", "an open log");
     check_refused(c, log_close(&log, &err), &err, "log.csv: cannot be written", "a row that cannot be written");
-    limit_files(0);
+    limit_file_size(RLIM_INFINITY);
     check_file(c, path, HEADER ROW(0) ROW(1) ROW(2) ROW(3) ROW(4), "a row that was not written");
     signal(SIGXFSZ, SIG_DFL);
     free(path);
@@ -576,10 +567,8 @@ static void test_log_resume(Checks* c) {
 // ---------------------------------------------------------------------------------------------
 // Progress
 
-// The output of a progress display from start to end. free()
+// The complete output of a progress display. free()
 static char* progress_output(bool live, bool quiet, int64_t steps, int rows) {
-    char* text = NULL;
-    size_t n = 0;
     FILE* f = tmpfile();
     must(f != NULL, "tmpfile", NULL);
     Progress p = progress_new(f, quiet);
@@ -590,22 +579,23 @@ static char* progress_output(bool live, bool quiet, int64_t steps, int rows) {
         if (i == 0) progress_text(&p, "val %s", "3.25");
     }
     progress_end(&p);
-    n = (size_t)ftell(f);
+    const size_t n = (size_t)ftell(f);
     rewind(f);
-    text = xcalloc(n + 1, 1);
+    char* text = xcalloc(n + 1, 1);
     must(fread(text, 1, n, f) == n, "fread", NULL);
     fclose(f);
     return text;
 }
 
-// The widest line in columns: a carriage return starts a new line, escape sequences take none, a UTF-8 character one.
+// Columns of the widest line. A carriage return starts a new line; escape sequences have no width, UTF-8 characters one
+// column.
 static int widest(const char* text) {
-    int most = 0, now = 0;
+    int most = 0, columns = 0;
     for (const char* p = text; *p; p++) {
-        if (*p == '\r' || *p == '\n') now = 0;
+        if (*p == '\r' || *p == '\n') columns = 0;
         else if (*p == '\033') p += 2;
-        else if ((*p & 0xc0) != 0x80) now++;
-        if (now > most) most = now;
+        else if ((*p & 0xc0) != 0x80) columns++;
+        if (columns > most) most = columns;
     }
     return most;
 }
@@ -629,7 +619,7 @@ static void test_progress(Checks* c) {
     check(c, strncmp(live, "step 799/800 \u2595", 16) == 0, "live line: expected a bar after the step, got %s",
           live);
     check(c, strstr(live, " loss 2.5000  lr 1.0e-03  |g| 0.75  5.1K tok/s  ETA"), "live line: got %s", live);
-    check(c, strstr(live, "\r\033[Kval 3.25\nstep 800/800"), "a text must replace the live line: got %s",
+    check(c, strstr(live, "\r\033[Kval 3.25\nstep 800/800"), "other text must replace the live line: got %s",
           live);
     check(c, live[strlen(live) - 1] == '\n' && live[strlen(live) - 2] != '\n',
           "the last live line must end with a newline: got %s", live);
@@ -650,7 +640,7 @@ static void test_progress(Checks* c) {
     unsetenv("LC_ALL");
 }
 
-// No live line may reach the edge of the terminal, for many widths.
+// Live lines must be narrower than the terminal, at every width.
 static void test_progress_width(Checks* c) {
     const int master = posix_openpt(O_RDWR | O_NOCTTY);
     const bool ready = master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0;
@@ -887,11 +877,7 @@ static char* listing(const char* dir) {
     char* all = path_join(dir, "*");
     char* text = xstrdup("");
     if (expand_glob(&list, all, &err)) {
-        for (int i = 0; i < list.count; i++) {
-            char* longer = xasprintf("%s%s ", text, strrchr(list.paths[i], '/') + 1);
-            free(text);
-            text = longer;
-        }
+        for (int i = 0; i < list.count; i++) text = append_text(text, "%s ", strrchr(list.paths[i], '/') + 1);
         free_paths(&list);
     }
     free(all);
@@ -923,7 +909,7 @@ static void test_keep(Checks* c) {
     drop_folder(dir);
 }
 
-// The process is killed while it saves tensor n, for every n: the previous checkpoint is kept.
+// Kills the process while it saves tensor n, for every n: the previous checkpoint must survive.
 static void test_killed(Checks* c) {
     char* dir = new_folder();
     TostModel *m = fake_new(tiny), *later = fake_new(tiny);
@@ -963,7 +949,7 @@ static void test_save_fails(Checks* c) {
     check_refused(c, ok, &err, file, "a run that is a file");
     fake_fill(m, 3);
     save(run, m, 1, 0);
-    // A file size limit simulates a full disk: a write fails in the middle of either file.
+    // A write fails in the middle of either file.
     signal(SIGXFSZ, SIG_IGN);
     char* saved = step_path(run, 1, "model.safetensors");
     struct stat st;
@@ -973,9 +959,9 @@ static void test_save_fails(Checks* c) {
         {100, "model.safetensors"}, {(rlim_t)st.st_size - 1, "model.safetensors"},
         {(rlim_t)st.st_size + 1, "optimizer.safetensors"}};
     for (size_t i = 0; i < countof(limits); i++) {
-        limit_files(limits[i].bytes);
+        limit_file_size(limits[i].bytes);
         ok = checkpoint_save(run, &info, &fake, later, &later->tensors, 1, &err);
-        limit_files(0);
+        limit_file_size(RLIM_INFINITY);
         check_refused(c, ok, &err, limits[i].file, "a full disk");
         check(c, strstr(err.text, "File too large; step 2 is not saved"), "expected the reason: %s", err.text);
         check_listing(c, run, "step_00000001 ", "after a failed save");
@@ -1000,18 +986,18 @@ static void test_save_fails(Checks* c) {
 // ---------------------------------------------------------------------------------------------
 // Checkpoints: damage
 
-// A safetensors file in memory, to be changed and written with a new CRC.
+// A safetensors file in memory, to be modified and written with a new CRC.
 typedef struct {
     int       n_tensors, n_meta;
     StTensor  tensor[128];
-    float*    data[128];
+    float*    data[128];    // with room for 16 more numbers
     StMeta    meta[32];
-} Loose;
+} Editable;
 
-static Loose loosen(const char* path) {
+static Editable read_editable(const char* path) {
     TostError err;
     StFile f;
-    Loose l = {0};
+    Editable l = {0};
     must(st_open(&f, path, &err), "st_open", &err);
     for (int i = 0; i < f.n_tensors; i++) {
         l.tensor[i] = f.tensors[i];
@@ -1025,7 +1011,7 @@ static Loose loosen(const char* path) {
     return l;
 }
 
-static void write_loose(Loose* l, const char* path) {
+static void write_editable(Editable* l, const char* path) {
     TostError err;
     StWriter w;
     must(st_begin(&w, path, l->tensor, l->n_tensors, l->meta, l->n_meta, &err), "st_begin", &err);
@@ -1042,14 +1028,14 @@ static void write_loose(Loose* l, const char* path) {
     }
 }
 
-static int tensor_at(const Loose* l, const char* name) {
+static int tensor_at(const Editable* l, const char* name) {
     for (int i = 0; i < l->n_tensors; i++)
         if (strcmp(l->tensor[i].name, name) == 0) return i;
     must(false, name, NULL);
     return -1;
 }
 
-static void drop_tensor(Loose* l, const char* name) {
+static void drop_tensor(Editable* l, const char* name) {
     const int at = tensor_at(l, name);
     free(l->data[at]);
     l->n_tensors--;
@@ -1057,7 +1043,7 @@ static void drop_tensor(Loose* l, const char* name) {
     memmove(&l->data[at], &l->data[at + 1], (size_t)(l->n_tensors - at) * sizeof *l->data);
 }
 
-static void copy_tensor(Loose* l, const char* from, const char* name) {
+static void copy_tensor(Editable* l, const char* from, const char* name) {
     const int at = tensor_at(l, from), n = l->n_tensors++;
     l->tensor[n] = l->tensor[at];
     snprintf(l->tensor[n].name, sizeof l->tensor[n].name, "%s", name);
@@ -1065,20 +1051,20 @@ static void copy_tensor(Loose* l, const char* from, const char* name) {
     memcpy(l->data[n], l->data[at], l->tensor[at].count * sizeof(float));
 }
 
-// value NULL: removes the key; key NULL: all keys
-static void set_meta(Loose* l, const char* key, const char* value) {
+// value = NULL removes the key; key = NULL: all keys
+static void set_meta(Editable* l, const char* key, const char* value) {
     int kept = 0;
     for (int i = 0; i < l->n_meta; i++) {
-        const bool this = !key || strcmp(l->meta[i].key, key) == 0;
-        if (this) free(l->meta[i].value);
-        if (this && value) l->meta[i].value = xstrdup(value);
-        if (this && !value) free(l->meta[i].key);
+        const bool match = !key || strcmp(l->meta[i].key, key) == 0;
+        if (match) free(l->meta[i].value);
+        if (match && value) l->meta[i].value = xstrdup(value);
+        if (match && !value) free(l->meta[i].key);
         else l->meta[kept++] = l->meta[i];
     }
     l->n_meta = kept;
 }
 
-// What is done to one file of a checkpoint. name: a tensor, or a key of the metadata
+// A change of one file of a checkpoint. name: a tensor, or a metadata key; value: its new name or value
 typedef enum {
     NOTHING, DROP, COPY, RENAME, SHAPE, SPLIT, TO_I32, TO_F64, META, FLIP, CUT, EMPTY, REMOVE
 } Change;
@@ -1091,13 +1077,13 @@ typedef struct {
     const char* error;
 } Damage;
 
-static void damage_tensor(Loose* l, const Damage* d) {
+static void damage_tensor(Editable* l, const Damage* d) {
     StTensor* t = d->change == META || d->change == NOTHING ? NULL : &l->tensor[tensor_at(l, d->name)];
     switch (d->change) {
         case DROP:   drop_tensor(l, d->name); break;
         case COPY:   copy_tensor(l, d->name, d->value); break;
         case RENAME: snprintf(t->name, sizeof t->name, "%s", d->value); break;
-        case SHAPE:  t->shape[0]++; break;   // copies have extra room
+        case SHAPE:  t->shape[0]++; break;   // data has room for it
         case SPLIT:  t->ndim++; t->shape[t->ndim - 1] = 1; break;
         case TO_I32: t->dtype = ST_I32; break;
         case META:   set_meta(l, d->name, d->value); break;
@@ -1106,7 +1092,7 @@ static void damage_tensor(Loose* l, const Damage* d) {
 }
 
 // Rewrites one tensor as F64 of the same values.
-static void widen_tensor(Loose* l, const char* name) {
+static void widen_tensor(Editable* l, const char* name) {
     const int at = tensor_at(l, name);
     double* wide = xcalloc(l->tensor[at].count, sizeof *wide);
     for (uint64_t i = 0; i < l->tensor[at].count; i++) wide[i] = l->data[at][i];
@@ -1124,10 +1110,10 @@ static void damage_file(const char* path, const Damage* d) {
         write_bytes(path, b.data, d->change == CUT ? b.size - 1 : b.size);
         free(b.data);
     } else {
-        Loose l = loosen(path);
+        Editable l = read_editable(path);
         if (d->change == TO_F64) widen_tensor(&l, d->name);
         else damage_tensor(&l, d);
-        write_loose(&l, path);
+        write_editable(&l, path);
     }
 }
 
@@ -1207,7 +1193,7 @@ static const Damage damages[] = {
     {"norms that are not finite", "model", META, "last_grad_norms", "nan", "info", "'last_grad_norms'"},
     {"a malformed hash", "model", META, "tokenizer_hash", "c0ffeez", "info", "'tokenizer_hash'"},
     {"no config", "model", META, "bias", NULL, "info", "no 'bias'"},
-    {"no metadata: a file from elsewhere", "model", META, NULL, NULL, NULL, "moments are not checked"},
+    {"no metadata: a file of another program", "model", META, NULL, NULL, NULL, "moments are not checked"},
     {"a tensor in double", "model", TO_F64, "transformer.h.1.attn.denom_bias", "", NULL, NULL},
     {"moments of another step", "optimizer", META, "step", "8", "moments", "different checkpoints"},
     {"moments of another run", "optimizer", META, "option.lr", "1",
@@ -1238,8 +1224,8 @@ static void test_damage(Checks* c) {
     drop_folder(dir);
 }
 
-// Files from elsewhere, an lm_head that differs, and a model of another size.
-static void test_other_files(Checks* c) {
+// Files of other programs (without metadata), an lm_head that differs from wte, and a model of another size.
+static void test_foreign_files(Checks* c) {
     TostError err;
     CheckpointInfo info;
     char *dir = new_folder(), *file = step_path(dir, 7, "model.safetensors");
@@ -1251,9 +1237,9 @@ static void test_other_files(Checks* c) {
     bool ok = checkpoint_load_params(&fake, large, &large->tensors, file, &err);
     check_refused(c, ok, &err, "'transformer.wte.weight' has shape (7, 4), expected (7, 8)",
                   "a larger model");
-    Loose l = loosen(file);
+    Editable l = read_editable(file);
     set_meta(&l, NULL, NULL);
-    write_loose(&l, file);
+    write_editable(&l, file);
     if (check(c, checkpoint_read_info(&info, file, &err), "without metadata: %s", err.text)) {
         check(c,
               memcmp(&info.config, &tiny, sizeof tiny) == 0 && info.step == 0 && info.tokens == 0
@@ -1261,10 +1247,10 @@ static void test_other_files(Checks* c) {
               "without metadata: the config follows from names and shapes");
         checkpoint_info_free(&info);
     }
-    l = loosen(file);
+    l = read_editable(file);
     copy_tensor(&l, "transformer.wte.weight", "lm_head.weight");
     l.data[l.n_tensors - 1][27] += 1;
-    write_loose(&l, file);
+    write_editable(&l, file);
     m->puts = 0;
     ok = checkpoint_load_params(&fake, m, &m->tensors, file, &err);
     check_refused(c, ok, &err, "lm_head.weight' differs from transformer.wte.weight at element 27",
@@ -1276,7 +1262,7 @@ static void test_other_files(Checks* c) {
     drop_folder(dir);
 }
 
-// One bit flipped in every byte of the file, and many lengths: refused, or loaded unchanged.
+// Flips one bit in each byte of the file, then truncates it: the file must be rejected or loaded with the same values.
 static void test_every_byte(Checks* c) {
     TostError err;
     CheckpointInfo info;
@@ -1285,7 +1271,7 @@ static void test_every_byte(Checks* c) {
     fake_fill(m, 7);
     save(dir, m, 7, 0);
     Bytes good = bytes_of(file);
-    int wrong = 0, taken = 0;
+    int wrong = 0, accepted = 0;
     for (size_t i = 0; i < good.size; i++) {
         good.data[i] ^= 1 << i % 7;
         write_bytes(file, good.data, good.size);
@@ -1296,17 +1282,17 @@ static void test_every_byte(Checks* c) {
             checkpoint_info_free(&info);
             ok = checkpoint_load_params(&fake, into, &into->tensors, file, &err);
         }
-        taken += ok;
+        accepted += ok;
         wrong += ok && !same_state(into, m, TOST_PARAM);
         wrong += !ok && (strlen(err.text) == 0 || strchr(err.text, '\n'));
     }
-    check(c, wrong == 0 && taken > 0 && taken < 1000, "%d of %zu flipped bits misread, %d accepted", wrong,
-          good.size, taken);
+    check(c, wrong == 0 && accepted > 0 && accepted < 1000, "%d of %zu flipped bits misread, %d accepted", wrong,
+          good.size, accepted);
     for (size_t n = 0; n < good.size; n += 13) {
         write_bytes(file, good.data, n);
         wrong += checkpoint_load_params(&fake, into, &into->tensors, file, &err);
     }
-    check(c, wrong == 0, "%d files cut short were accepted", wrong);
+    check(c, wrong == 0, "%d truncated files were accepted", wrong);
     free(good.data);
     fake_free(m);
     fake_free(into);
@@ -1317,7 +1303,7 @@ static void test_every_byte(Checks* c) {
 // ---------------------------------------------------------------------------------------------
 // Generation
 
-typedef struct { char text[64]; size_t n, stop_at; } Sink;   // stops at stop_at bytes; 0: never
+typedef struct { char text[64]; size_t n, stop_at; } Sink;   // stops generation after stop_at bytes; 0: never
 
 static bool take_piece(void* context, const char* bytes, size_t n) {
     Sink* s = context;
@@ -1327,30 +1313,36 @@ static bool take_piece(void* context, const char* bytes, size_t n) {
     return s->n != s->stop_at;
 }
 
-// The calls as text, "|begin abc|step d", with <> for the end of text. free()
+// The decode calls as text: "|begin abc|step d", with <> for <|endoftext|>. free()
 static char* calls_text(const TostModel* m, const Tokenizer* tokenizer) {
     char* text = xstrdup("");
     for (int i = 0; i < m->n_calls; i++) {
         const Call* call = &m->calls[i];
-        char* longer = xasprintf("%s%s", text, call->T ? "|begin " : "|step ");
+        text = append_text(text, "%s", call->T ? "|begin " : "|step ");
         for (int k = 0; k < (call->T ? call->T : 1); k++) {
             size_t n;
             const char* piece = tokenizer_piece(tokenizer, (uint32_t)call->ids[k], &n);
-            char* next = xasprintf("%s%.*s", longer, call->ids[k] == 256 ? 2 : (int)n,
-                                   call->ids[k] == 256 ? "<>" : piece);
-            free(longer);
-            longer = next;
+            text = append_text(text, "%.*s", call->ids[k] == 256 ? 2 : (int)n, call->ids[k] == 256 ? "<>" : piece);
         }
-        free(text);
-        text = longer;
     }
     return text;
+}
+
+static Tokenizer* byte_tokenizer(void) {
+    TostError err;
+    char *dir = new_folder(), *path = path_join(dir, "bytes.bpe");
+    write_text(path, "#version: 0.2\n");
+    Tokenizer* tokenizer = tokenizer_open(path, &err);
+    must(tokenizer != NULL, "tokenizer_open", &err);
+    free(path);
+    drop_folder(dir);
+    return tokenizer;
 }
 
 typedef struct {
     const char* what;
     int         block_size;
-    const char *prompt, *script;   // script: the model's output; '.' is the end of text, '?' logits of NaN
+    const char *prompt, *script;   // script: the model's output; '.' for <|endoftext|>, '?' for NaN logits
     int         max_tokens;
     size_t      stop_at;
     const char *text, *calls;
@@ -1408,10 +1400,7 @@ static void check_generate(Checks* c, const Tokenizer* tokenizer, const Generate
 
 static void test_generate(Checks* c) {
     TostError err;
-    char *dir = new_folder(), *path = path_join(dir, "bytes.bpe");
-    write_text(path, "#version: 0.2\n");
-    Tokenizer* tokenizer = tokenizer_open(path, &err);
-    must(tokenizer != NULL, "tokenizer_open", &err);
+    Tokenizer* tokenizer = byte_tokenizer();
     for (size_t i = 0; i < countof(generate_cases); i++) check_generate(c, tokenizer, &generate_cases[i]);
     TostConfig config = {1, 1, 1, 8, 260, 0, TOST_LEARNED};
     TostModel* m = fake_new(config);
@@ -1429,12 +1418,10 @@ static void test_generate(Checks* c) {
     check(c, m->n_calls == 0 && sink.n == 0, "no engine call after an error");
     fake_free(m);
     tokenizer_free(tokenizer);
-    free(path);
-    drop_folder(dir);
 }
 
 // ---------------------------------------------------------------------------------------------
-// Text of several documents, as inspect reads it
+// Text with document separators, as inspect reads it
 
 static void test_documents(Checks* c) {
     // $: <|endoftext|>
@@ -1448,11 +1435,7 @@ static void test_documents(Checks* c) {
         {"<|endoftext|>\n<|endoftext|>\n\nx", "$$\nx"},
         {"one\n<|endoftext|>\r", "one\n<|endoftext|>\r"},   // neither LF nor CRLF
     };
-    char *dir = new_folder(), *path = path_join(dir, "bytes.bpe");
-    write_text(path, "#version: 0.2\n");
-    TostError err;
-    Tokenizer* tokenizer = tokenizer_open(path, &err);
-    must(tokenizer != NULL, "tokenizer_open", &err);
+    Tokenizer* tokenizer = byte_tokenizer();
     for (size_t i = 0; i < countof(cases); i++) {
         const size_t n = strlen(cases[i].text);
         uint32_t* ids = xmalloc(n * sizeof *ids);
@@ -1471,8 +1454,6 @@ static void test_documents(Checks* c) {
     check(c, encode_documents(ids, tokenizer, inside, sizeof inside - 1) == sizeof inside - 1,
           "a separator within a line is ordinary text");
     tokenizer_free(tokenizer);
-    free(path);
-    drop_folder(dir);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1499,7 +1480,7 @@ int main(void) {
     test_init(&c);
     test_greedy(&c);
     test_distributions(&c);
-    test_cuts_of_many(&c);
+    test_many_ids(&c);
     test_log_rows(&c);
     test_pending_rows(&c);
     test_row_text(&c);
@@ -1515,7 +1496,7 @@ int main(void) {
     test_killed(&c);
     test_save_fails(&c);
     test_damage(&c);
-    test_other_files(&c);
+    test_foreign_files(&c);
     test_every_byte(&c);
     test_generate(&c);
     test_documents(&c);

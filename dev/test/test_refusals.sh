@@ -1,46 +1,45 @@
 #!/bin/sh
-# test_refusals.sh BINARY: runs the cases of refusals.txt: bad options, files and environments. Each runs in a folder with
-#   vocab.bpe, other.bpe    a tokenizer without merges (tokens are bytes), and one with a merge
+# test_refusals.sh BINARY: runs the cases of refusals.txt: invalid options, files and environments. Each case runs in a
+# folder that contains
+#   vocab.bpe, other.bpe    a tokenizer without merges (tokens are bytes), and one with one merge
 #   good.bin                a shard of 64 tokens
 #   run                     a run of a small model with checkpoints of steps 1 and 2
 #   tiny, a.jsonl, swag.jsonl, cbt.txt    text, and examples of the three tasks
-# and must not change it.
+# and must not write to it.
 
 [ "$TMPDIR" ] || [ ! -w /dev/shm ] || export TMPDIR=/dev/shm   # hundreds of small files: disks are slow
 . "$(dirname "$0")/lib.sh"
 export OMP_NUM_THREADS=1 LC_ALL=C
 unset TERM COLUMNS POSIXLY_CORRECT
-mkdir bin stock case
+mkdir bin template case
 ln -s "$binary" bin/tost
 PATH=$dir/bin:$PATH
 
 # ---------------------------------------------------------------------------------------------
 # Helpers for set-up lines and commands
 
-# shard TOKEN…: an llm.c shard with these tokens.
-shard() { header 20240520 1 $#; little 2 "$@"; }
 # poke FILE OFFSET TEXT: overwrites bytes; TEXT is a printf format.
 # shellcheck disable=SC2059
 poke() { printf "$3" | dd of="$1" bs=1 seek="$2" conv=notrunc 2>/dev/null; }
 # cut_to FILE BYTES: keeps the first BYTES bytes; negative: removes that many from the end.
 cut_to() { head -c "$2" "$1" >cut.tmp && mv cut.tmp "$1"; }
-# swap FILE FROM TO: sed s/FROM/TO/, also on binary files; in a safetensors header the length must stay the same.
-swap() { sed "s/$2/$3/" "$1" >swap.tmp && mv swap.tmp "$1"; }
-# spoil FILE: its last float becomes NaN.
-spoil() { poke "$1" $(($(wc -c <"$1") - 4)) '\377\377\377\377'; }
+# replace FILE FROM TO: sed s/FROM/TO/, also for binary files. The length of a safetensors header must not change.
+replace() { sed "s/$2/$3/" "$1" >replace.tmp && mv replace.tmp "$1"; }
+# corrupt FILE: sets its last float to NaN.
+corrupt() { poke "$1" $(($(wc -c <"$1") - 4)) '\377\377\377\377'; }
 # tensors JSON [BYTES]: a safetensors file with this header and BYTES zero bytes of data.
 tensors() { little 8 ${#1}; printf '%s' "$1"; head -c "${2:-0}" /dev/zero; }
 # long N: N letters Z.
 long() { head -c "$1" /dev/zero | tr '\0' Z; }
-# as_user COMMAND…: runs it as a user whom file permissions restrict.
+# as_user COMMAND…: runs the command as a user for whom file permissions apply.
 as_user() {
     if [ "$(id -u)" -ne 0 ]; then "$@"; else setpriv --reuid=65534 --regid=65534 --clear-groups "$@"; fi
 }
-# memory KIB COMMAND…: runs it with a limited address space.
-memory() (ulimit -v "$1" && shift && exec "$@")
+# limit_memory KIB COMMAND…: runs the command with a limited address space.
+limit_memory() (ulimit -v "$1" && shift && exec "$@")
 
-loud="--layers 1 --heads 2 --channels 4 --block-size 8 --vocab-size 257 --batch 2 --total-batch 16 --steps 1"
-sizes="$loud --quiet"
+model="--layers 1 --heads 2 --channels 4 --block-size 8 --vocab-size 257 --batch 2 --total-batch 16 --steps 1"
+sizes="$model --quiet"
 train="--data good.bin $sizes"
 to_new="--tokenizer vocab.bpe --out new"
 task="eval --model run --tokenizer vocab.bpe --task"
@@ -48,9 +47,9 @@ first=run/step_00000001/model.safetensors
 second=run/step_00000002
 
 # ---------------------------------------------------------------------------------------------
-# The stock
+# The folder that each case starts with
 
-cd stock || exit 1
+cd template || exit 1
 : >vocab.bpe
 printf 'a b\n' >other.bpe
 # shellcheck disable=SC2046
@@ -60,9 +59,8 @@ echo '{"text": "1 2 3"}' >a.jsonl
 echo '{"ctx": "1", "label": 1, "endings": ["2", "3", "4", "5"]}' >swag.jsonl
 awk 'BEGIN { for (k = 1; k <= 20; k++) print k " a"; print "21 XXXXX b\t3\t\t1|2|3|4|5|6|7|8|9|0" }' >cbt.txt
 # shellcheck disable=SC2086
-tost --layers 1 --heads 2 --channels 4 --block-size 8 --vocab-size 257 --batch 2 --total-batch 16 --data good.bin \
-    --steps 2 --save-every 1 --quiet --out run 2>../stderr
-check "the stock is made: $(cat ../stderr)" [ -f $second/model.safetensors ]
+tost ${model% --steps 1} --data good.bin --steps 2 --save-every 1 --quiet --out run 2>../stderr
+check "the small model is trained: $(cat ../stderr)" [ -f $second/model.safetensors ]
 cd ..
 chmod -R go+rX .
 [ $failed -eq 0 ] || finish
@@ -70,17 +68,17 @@ chmod -R go+rX .
 # ---------------------------------------------------------------------------------------------
 # The cases
 
-# fresh_folder: copies the stock, runs the set-up lines of the case and dates all files before `stamp`.
+# fresh_folder: copies the template, runs the set-up lines of the case and makes all files older than `stamp`.
 fresh_folder() {
     rm -rf case
-    cp -R stock case
+    cp -R template case
     (cd case && eval "$setup") </dev/null || fault="$fault; its set-up failed"
     find case -exec touch -h -t 200001010000 {} +
     before=$(contents)
 }
-# contents: all names in the folder, and again those of files written since fresh_folder.
+# contents: lists all names in the folder, and again those of files written since fresh_folder.
 contents() { find case -print ! -type d -newer stamp -print; }
-# run_case STATUS COMMAND FRAGMENTS: FRAGMENTS is what follows the command in the table.
+# run_case STATUS COMMAND "FRAGMENT | FRAGMENT …": runs one case and checks its result.
 run_case() {
     fault=''
     [ -z "$setup" ] && [ "$fresh" ] || fresh_folder

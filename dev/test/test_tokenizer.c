@@ -1,5 +1,5 @@
-// test_tokenizer.c: tokenizer.c against published ids, against a simple BPE, and on broken files; tokenize.c from text
-// files to shards with many batch sizes.
+// test_tokenizer.c: tokenizer.c against published ids and a simple BPE, and with invalid vocab.bpe files; tokenize.c
+// with many batch sizes.
 #include "scratch.h"
 
 #include <sys/stat.h>
@@ -22,7 +22,8 @@ typedef struct {
     int    merged[MAX_IDS][MAX_IDS];    // id, or 0 for no merge
 } Vocab;
 
-// The byte of id < 256: '!' to '~', 0xa1 to 0xac, 0xae to 0xff, then the others from 0 up.
+// The byte of an id below 256, in GPT-2's order: '!' to '~', 0xa1 to 0xac, 0xae to 0xff, then the others in ascending
+// order.
 static int byte_of(int id) {
     if (id < 94) return '!' + id;
     if (id < 106) return 0xa1 + id - 94;
@@ -74,10 +75,7 @@ static void print_piece(FILE* f, const Vocab* v, int id) {
 
 static Tokenizer* vocab_open(const Vocab* v, const char* path) {
     FILE* f = fopen(path, "wb");
-    if (!f) {
-        perror(path);
-        exit(1);
-    }
+    must(f != NULL, path, NULL);
     fprintf(f, "#version: 0.2\n");
     for (int id = 256; id < v->size; id++) {
         print_piece(f, v, v->left[id]);
@@ -88,14 +86,11 @@ static Tokenizer* vocab_open(const Vocab* v, const char* path) {
     fclose(f);
     TostError err;
     Tokenizer* t = tokenizer_open(path, &err);
-    if (!t) {
-        fprintf(stderr, "%s\n", err.text);
-        exit(1);
-    }
+    must(t != NULL, path, &err);
     return t;
 }
 
-// BPE of one piece as defined: repeatedly merges the pair with the smallest id, the leftmost among equals.
+// BPE of one piece by definition: repeatedly merges the leftmost pair with the smallest id.
 static size_t slow_bpe(const Vocab* v, uint32_t* ids, const char* piece, size_t n) {
     for (size_t i = 0; i < n; i++) ids[i] = (uint32_t)id_of_byte(piece[i]);
     for (;;) {
@@ -118,26 +113,26 @@ static bool same_ids(const uint32_t* a, size_t n_a, const uint32_t* b, size_t n_
     return n_a == n_b && memcmp(a, b, n_a * sizeof *a) == 0;
 }
 
-// Encodes without and twice with the cache and decodes again: the ids must agree and decode to the text. Returns their
-// number.
+// Encodes a text and checks that the ids are the same with the cache (called twice) and decode to the text. Returns the
+// number of ids.
 static size_t encode(Checks* c, const Tokenizer* t, TokenizerCache* cache, uint32_t* ids, const char* text,
                      size_t n) {
     size_t count = tokenizer_encode(t, ids, text, n), at = 0;
     uint32_t* again = xmalloc(n * sizeof *again);
-    bool same = true, round = count <= n;
+    bool same = true, decoded = count <= n;
     for (int i = 0; i < 2; i++) {
         size_t cached = tokenizer_encode_cached(t, cache, again, text, n);
         same &= same_ids(ids, count, again, cached);
     }
-    for (size_t i = 0; round && i < count; i++) {
+    for (size_t i = 0; decoded && i < count; i++) {
         size_t len;
         const char* piece = tokenizer_piece(t, ids[i], &len);
-        round = piece && len <= n - at && memcmp(text + at, piece, len) == 0;
+        decoded = piece && len <= n - at && memcmp(text + at, piece, len) == 0;
         at += len;
     }
     int shown = n < 40 ? (int)n : 40;
     check(c, same, "%zu bytes '%.*s': the cache changes the ids", n, shown, text);
-    check(c, round && at == n, "%zu bytes '%.*s' do not decode to themselves", n, shown, text);
+    check(c, decoded && at == n, "%zu bytes '%.*s' do not decode to themselves", n, shown, text);
     free(again);
     return count;
 }
@@ -145,13 +140,13 @@ static size_t encode(Checks* c, const Tokenizer* t, TokenizerCache* cache, uint3
 // ---------------------------------------------------------------------------------------------
 // Published ids
 
-static void test_truth(Checks* c, const char* text_path, const char* ids_path) {
+static void test_published(Checks* c, const char* text_path, const char* ids_path) {
     char *vocab = shared_path("data/gpt2/vocab.bpe"), *text = shared_path(text_path);
     char* truth = shared_path(ids_path);
     TostError err;
     Bytes in, want;
     if (!vocab || !text || !truth) {
-        skip(c, "%s against %s: missing", text_path, ids_path);
+        skip(c, "%s against %s: not found", text_path, ids_path);
     } else {
         Tokenizer* t = tokenizer_open(vocab, &err);
         bool ok = t && read_file(&in, text, &err) && read_file(&want, truth, &err);
@@ -179,7 +174,7 @@ static void test_truth(Checks* c, const char* text_path, const char* ids_path) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// The pattern: texts with bars between their pieces
+// The split pattern: texts with | between their pieces
 
 static const char* const split_texts[] = {
     // contractions
@@ -200,8 +195,8 @@ static const char* const split_texts[] = {
     "a|\xc3| b", "a|\xc2| |\xc2\xa0|b", "\x80\x80|a",
 };
 
-// Makes every pair of adjacent bytes in the texts a merge, in random order: a wrong split changes the ids under some of
-// the orders.
+// A vocabulary that merges every pair of adjacent bytes in the texts, in random order: a wrong split changes the ids
+// for some orders.
 static Vocab* pair_vocab(Rng* rng) {
     static int pairs[256 * 256][2];
     int n = 0;
@@ -253,7 +248,7 @@ static void test_split(Checks* c, const char* path) {
 // ---------------------------------------------------------------------------------------------
 // Merging, long words, cuts
 
-// Random merges over the letters of an alphabet, some nested.
+// Random merges of the letters of an alphabet and of earlier merges.
 static Vocab* random_vocab(Rng* rng, const char* alphabet, int merges) {
     Vocab* v = vocab_new();
     size_t n = strlen(alphabet);
@@ -269,7 +264,7 @@ static Vocab* random_vocab(Rng* rng, const char* alphabet, int merges) {
     return v;
 }
 
-// Words around the length where merging switches from scans to a heap.
+// Words around the length at which merging switches from scans to a heap.
 static void test_merging(Checks* c, const char* path) {
     Rng rng = rng_seeded(2, 0);
     uint32_t want[400], got[400];
@@ -335,7 +330,7 @@ static size_t hostile_text(Rng* rng, char* text, size_t n) {
     return n;
 }
 
-// Splitting a text where tokenizer_last_cut says, given any prefix of it, must not change the ids.
+// Splitting a text at tokenizer_last_cut of any of its prefixes must not change the ids.
 static void test_cuts(Checks* c, const char* path) {
     static const struct { const char* text; size_t cut; } known[] = {
         {"hello world", 5}, {"hello  ", 5}, {"a\nb c", 3}, {"hello", 0}, {" hello", 0}, {"\n\n a", 0},
@@ -380,7 +375,7 @@ static void test_random_bytes(Checks* c, const char* path) {
         encode(c, t, cache, ids, text, N);
         encode(c, t, cache, ids, text, hostile_text(&rng, text, N));
     }
-    for (size_t n = 0; n < 40; n++) encode(c, t, cache, ids, text, n);  // ends within a read of 16 bytes
+    for (size_t n = 0; n < 40; n++) encode(c, t, cache, ids, text, n);  // texts that end within a read of 16 bytes
     free(ids);
     free(text);
     tokenizer_cache_free(cache);
@@ -389,13 +384,13 @@ static void test_random_bytes(Checks* c, const char* path) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// vocab.bpe, valid and broken
+// Valid and invalid vocab.bpe files
 
 static void test_byte_tokenizer(Checks* c, const char* path) {
     static const char* const files[] = {"", "#version: 0.2\n", "#version: 0.2", "#version: 0.2\r\n"};
     for (size_t k = 0; k < countof(files); k++) {
         TostError err;
-        write_bytes(path, files[k], strlen(files[k]));
+        write_text(path, files[k]);
         Tokenizer* t = tokenizer_open(path, &err);
         if (!check(c, t != NULL, "byte tokenizer: %s", t ? "" : err.text)) continue;
         check(c, tokenizer_size(t) == 257 && tokenizer_eot(t) == 256, "size is %d", tokenizer_size(t));
@@ -419,17 +414,17 @@ static void test_byte_tokenizer(Checks* c, const char* path) {
     }
 }
 
-static void test_good_files(Checks* c, const char* path) {
-    static const struct { const char* text; int size; } good[] = {
+static void test_valid_files(Checks* c, const char* path) {
+    static const struct { const char* text; int size; } valid[] = {
         {"#version: 0.2\r\na b\r\nab c\r\n", 259}, {"a b\nab c", 259}, {"# #\n## #\n", 259}, {"Ġ t\n", 258},
         {"#version: 0.2\n# v\n", 258}, {"ÿ Ń\n", 258},
     };
-    for (size_t k = 0; k < countof(good); k++) {
+    for (size_t k = 0; k < countof(valid); k++) {
         TostError err;
-        write_bytes(path, good[k].text, strlen(good[k].text));
+        write_text(path, valid[k].text);
         Tokenizer* t = tokenizer_open(path, &err);
-        if (!check(c, t != NULL, "good file %zu: %s", k, t ? "" : err.text)) continue;
-        check(c, tokenizer_size(t) == good[k].size, "good file %zu: %d tokens", k, tokenizer_size(t));
+        if (!check(c, t != NULL, "valid file %zu: %s", k, t ? "" : err.text)) continue;
+        check(c, tokenizer_size(t) == valid[k].size, "valid file %zu: %d tokens", k, tokenizer_size(t));
         tokenizer_free(t);
     }
 }
@@ -442,8 +437,8 @@ static void refused(Checks* c, const char* path, const char* what, const char* p
     tokenizer_free(t);
 }
 
-static void test_broken_files(Checks* c, const char* path) {
-    static const struct { const char *text, *place, *reason; } broken[] = {
+static void test_invalid_files(Checks* c, const char* path) {
+    static const struct { const char *text, *place, *reason; } invalid[] = {
         {"#version: 0.2\na b c\n", "line 2:", "two parts"},
         {"ab\n", "line 1:", "two parts"},
         {"a \n", "line 1:", "two parts"},
@@ -466,9 +461,9 @@ static void test_broken_files(Checks* c, const char* path) {
         {"\xef\xbb\xbf#version: 0.2\na b\n", "line 1:", "U+FEFF"},
         {"{\"!\": 0, \"a\": 1}\n", "line 1:", "two parts"},
     };
-    for (size_t k = 0; k < countof(broken); k++) {
-        write_bytes(path, broken[k].text, strlen(broken[k].text));
-        refused(c, path, broken[k].text, broken[k].place, broken[k].reason);
+    for (size_t k = 0; k < countof(invalid); k++) {
+        write_text(path, invalid[k].text);
+        refused(c, path, invalid[k].text, invalid[k].place, invalid[k].reason);
     }
     write_bytes(path, "a \0\n", 4);
     refused(c, path, "a NUL", "line 1:", "U+0000");
@@ -494,7 +489,7 @@ static void append_ids(Ids* to, const uint32_t* ids, size_t n) {
     to->n += n;
 }
 
-// All tokens of PREFIX_KIND_000000.bin, PREFIX_KIND_000001.bin, …
+// All tokens of PREFIX_KIND_000000.bin, PREFIX_KIND_000001.bin, ….
 static Ids read_shards(Checks* c, const char* prefix, const char* kind, int shards) {
     Ids all = {0};
     append_ids(&all, NULL, 0);
@@ -511,7 +506,7 @@ static Ids read_shards(Checks* c, const char* prefix, const char* kind, int shar
     return all;
 }
 
-// True if each document of `all`, in order, is the next one of train or of val, and nothing is left over.
+// True if train and val together have the documents of `all`, each in the same order.
 static bool is_partition(const Ids* all, const Ids* train, const Ids* val, uint32_t eot) {
     size_t t = 0, v = 0;
     for (size_t i = 0, n; i < all->n; i += n) {
@@ -528,10 +523,10 @@ typedef struct {
     char*      vocab;    // path of a vocabulary
     Tokenizer* t;        // the tokenizer of that vocabulary
     int        runs;
-} Bench;
+} Fixture;
 
 // Tokenizes files into a new folder.
-static bool run(Bench* b, TokenizeOptions* o, TokenizeResult* r, TostError* err, char** prefix) {
+static bool run(Fixture* b, TokenizeOptions* o, TokenizeResult* r, TostError* err, char** prefix) {
     *prefix = xasprintf("%s/run%d/x", b->dir, b->runs++);
     o->tokenizer = b->vocab;
     o->out = *prefix;
@@ -540,8 +535,8 @@ static bool run(Bench* b, TokenizeOptions* o, TokenizeResult* r, TostError* err,
     return tokenize_files(o, r, err);
 }
 
-// Tokenizes files with many batch sizes, by one and two threads: the result must always be `want`.
-static void check_runs(Checks* c, Bench* b, const char* what, char** files, int n_files, const Ids* want) {
+// Tokenizes files with many batch sizes and one or two threads: the tokens must always be `want`.
+static void check_runs(Checks* c, Fixture* b, const char* what, char** files, int n_files, const Ids* want) {
     static const struct { size_t batch; int threads; } runs[] = {
         {0, 1}, {0, 2}, {1, 1}, {2, 1}, {3, 1}, {7, 1}, {40, 1}, {40, 2}, {500, 1}, {500, 2}, {3000, 2},
     };
@@ -579,7 +574,7 @@ static void append(Buffer* b, const char* text, size_t n) {
     b->n += n;
 }
 
-// A random document without a separator line. It does not end in CR, which would become part of a CRLF.
+// A random document without separator lines. It does not end in CR, which would join a following LF.
 static size_t random_document(Rng* rng, char* text, size_t cap) {
     size_t n = hostile_text(rng, text, rng_below(rng, rng_below(rng, 8) ? 80 : cap));
     for (size_t i = 0; i + 13 <= n; i++) {
@@ -589,7 +584,7 @@ static size_t random_document(Rng* rng, char* text, size_t cap) {
     return n;
 }
 
-static void append_document(const Bench* b, Ids* want, const char* text, size_t n) {
+static void append_document(const Fixture* b, Ids* want, const char* text, size_t n) {
     uint32_t* ids = xmalloc((n + 1) * sizeof *ids);
     size_t count = tokenizer_encode(b->t, ids, text, n);
     ids[count] = (uint32_t)tokenizer_eot(b->t);
@@ -597,7 +592,7 @@ static void append_document(const Bench* b, Ids* want, const char* text, size_t 
     free(ids);
 }
 
-static void test_plain_text(Checks* c, Bench* b) {
+static void test_plain_text(Checks* c, Fixture* b) {
     Rng rng = rng_seeded(6, 0);
     char* files[2] = {xasprintf("%s/a.txt", b->dir), xasprintf("%s/b.txt", b->dir)};
     Ids want = {0};
@@ -623,7 +618,7 @@ static void test_plain_text(Checks* c, Bench* b) {
     free(want.ids);
 }
 
-static void test_jsonl(Checks* c, Bench* b) {
+static void test_jsonl(Checks* c, Fixture* b) {
     static const struct { const char *line, *text; } lines[] = {
         {"{\"text\": \"hello world\"}\n", "hello world"},
         {"{\"id\": 7, \"text\":\"tab\\t \\\"q\\\" \\u00e9\\ud83d\\ude00\", \"meta\": {\"text\": \"no\"}}\r\n",
@@ -646,7 +641,7 @@ static void test_jsonl(Checks* c, Bench* b) {
     char* files[] = {xasprintf("%s/c.jsonl", b->dir)};
     write_bytes(files[0], file.text, file.n);
     check_runs(c, b, "JSONL", files, 1, &want);
-    for (int k = 0; k < 2; k++) {  // by name, then from standard input
+    for (int k = 0; k < 2; k++) {  // from the file, then from standard input
         char* input[] = {k ? "-" : files[0]};
         TokenizeOptions o = {.files = input, .n_files = 1, .jsonl = k};
         TokenizeResult r;
@@ -662,12 +657,12 @@ static void test_jsonl(Checks* c, Bench* b) {
     free(want.ids);
 }
 
-static void fails(Checks* c, Bench* b, TokenizeOptions o, const char* text, const char* name,
+static void fails(Checks* c, Fixture* b, TokenizeOptions o, const char* text, const char* name,
                   const char* expected) {
     TokenizeResult r;
     TostError err = {""};
     char *path = path_join(b->dir, name), *prefix, *files[] = {path};
-    if (text) write_bytes(path, text, strlen(text));
+    if (text) write_text(path, text);
     o.files = files;
     o.n_files = 1;
     o.threads = 2;
@@ -680,7 +675,7 @@ static void fails(Checks* c, Bench* b, TokenizeOptions o, const char* text, cons
     free(prefix);
 }
 
-static void test_failures(Checks* c, Bench* b) {
+static void test_failures(Checks* c, Fixture* b) {
     const TokenizeOptions plain = {.batch_bytes = 8, .shard_tokens = 2}, val = {.val_frac = 0.5, .seed = 5};
     const TokenizeOptions val_required = {.val_frac = 0.01, .seed = 5, .val_required = true};
     fails(c, b, plain, NULL, "absent.txt", "absent.txt: cannot be read");
@@ -707,9 +702,9 @@ static void test_failures(Checks* c, Bench* b) {
 }
 
 // Without val_required, a single document goes to the training shards.
-static void test_no_validation(Checks* c, Bench* b) {
+static void test_no_validation(Checks* c, Fixture* b) {
     char *files[] = {path_join(b->dir, "lone.txt")}, *prefix;
-    write_bytes(files[0], "only one", 8);
+    write_text(files[0], "only one");
     TokenizeOptions o = {.files = files, .n_files = 1, .val_frac = 0.01, .seed = 5};
     TokenizeResult r;
     TostError err = {""};
@@ -719,7 +714,7 @@ static void test_no_validation(Checks* c, Bench* b) {
     free(files[0]);
 }
 
-static void test_compressed(Checks* c, Bench* b) {
+static void test_compressed(Checks* c, Fixture* b) {
     const TokenizeOptions plain = {0};
     fails(c, b, plain, "\x1f\x8b\x08 and more", "a.gz",
           "a.gz: compressed by gzip; pipe it through a filter: gzip -dc FILE |");
@@ -743,7 +738,7 @@ static void test_compressed(Checks* c, Bench* b) {
 static void test_tokenize(Checks* c, const char* dir, const char* path) {
     Rng rng = rng_seeded(7, 0);
     Vocab* v = random_vocab(&rng, "ab \n'sl1!\xc2\xa0\xe3\x80\x85\xe2\x89\xff", 300);
-    Bench b = {.dir = xasprintf("%s/bench", dir), .vocab = xstrdup(path), .t = vocab_open(v, path)};
+    Fixture b = {.dir = xasprintf("%s/tokenize", dir), .vocab = xstrdup(path), .t = vocab_open(v, path)};
     TostError err;
     if (check(c, make_dirs(b.dir, &err), "%s", b.dir)) {
         test_plain_text(c, &b);
@@ -762,17 +757,17 @@ int main(void) {
     Checks c = {"tokenizer", 0, 0, 0};
     char* dir = new_folder();
     char* path = path_join(dir, "vocab.bpe");
-    test_truth(&c, "data/tokens/hostile_a.txt", "data/tokens/hostile_a.u16");
-    test_truth(&c, "data/text/shakespeare.txt", "data/tokens/shakespeare.u16");
-    test_truth(&c, "data/text/wikitext-2/wiki.valid.tokens", "data/tokens/wikitext2_valid.u16");
+    test_published(&c, "data/tokens/hostile_a.txt", "data/tokens/hostile_a.u16");
+    test_published(&c, "data/text/shakespeare.txt", "data/tokens/shakespeare.u16");
+    test_published(&c, "data/text/wikitext-2/wiki.valid.tokens", "data/tokens/wikitext2_valid.u16");
     test_split(&c, path);
     test_merging(&c, path);
     test_long_words(&c, path);
     test_cuts(&c, path);
     test_random_bytes(&c, path);
     test_byte_tokenizer(&c, path);
-    test_good_files(&c, path);
-    test_broken_files(&c, path);
+    test_valid_files(&c, path);
+    test_invalid_files(&c, path);
     test_tokenize(&c, dir, path);
     drop_folder(dir);
     free(path);

@@ -1,4 +1,4 @@
-// cublaslt_on_host.cpp: matrix products that sum in float32, with checks of every argument that cuBLASLt would misread.
+// cublaslt_on_host.cpp: matrix products with float32 sums, and checks of the arguments that cuBLASLt does not check.
 #include "cuda_on_host.h"
 
 #include <algorithm>
@@ -68,7 +68,7 @@ struct Product {
     float alpha, beta;
 };
 
-// Writes one element of D from the sum over k.
+// Writes element (i,j) of D, given its sum over k.
 void finish(const Product& p, uint64_t i, uint64_t j, float sum) {
     float v = p.alpha * sum;
     if (p.beta != 0) {
@@ -86,7 +86,7 @@ void finish(const Product& p, uint64_t i, uint64_t j, float sum) {
     else ((__nv_bfloat16*)p.d)[at] = __nv_bfloat16(v);
 }
 
-// sum[i] += a[i] · b. Without the sanitizer for speed: the operands are buffers of this file.
+// sum[i] += a[i] · b. Not sanitized, for speed: the operands are buffers of this file.
 __attribute__((no_sanitize_address)) void add_column(float* sum, const float* a, float b, size_t n) {
     for (size_t i = 0; i < n; i++) sum[i] += a[i] * b;
 }
@@ -135,7 +135,7 @@ void check_shapes(const CublasOnHostDesc& desc, const CublasOnHostLayout& a, con
         cuda_on_host_die("cublasLtMatmul: bias epilogue without a bias");
 }
 
-// Identifies the problem for which a heuristic result is valid: everything but the pointers.
+// Hash of the problem for which a heuristic result is valid: everything except the pointers.
 uint64_t shape_hash(const CublasOnHostDesc& desc, const CublasOnHostLayout* const* layouts) {
     uint64_t h =
         (uint64_t)desc.compute * 64 + (uint64_t)desc.transposed[0] * 2 + (uint64_t)desc.transposed[1];
@@ -166,6 +166,7 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t h) {
     live_handles--;
     return CUBLAS_STATUS_SUCCESS;
 }
+
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute,
                                         cudaDataType_t scale) {
     if (scale != CUDA_R_32F) cuda_on_host_die("cublasLtMatmulDescCreate: alpha and beta must be float32");
@@ -264,16 +265,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
                               void* workspace, size_t workspace_bytes, cudaStream_t stream) {
     const CublasOnHostLayout* const layouts[] = {a_layout, b_layout, c_layout, d_layout};
     const void* const pointers[] = {a, b, c, d};
-    const Product p = {*desc,
-                       *a_layout,
-                       *b_layout,
-                       *c_layout,
-                       *d_layout,
-                       a,
-                       b,
-                       c,
-                       d,
-                       *(const float*)alpha,
+    const Product p = {*desc, *a_layout, *b_layout, *c_layout, *d_layout, a, b, c, d, *(const float*)alpha,
                        *(const float*)beta};
     check_shapes(*desc, *a_layout, *b_layout, *c_layout, *d_layout);
     if (algo && (algo->magic != ALGO_MAGIC || algo->shape != shape_hash(*desc, layouts)))

@@ -15,17 +15,11 @@ enum cublasStatus_t {
 enum cublasOperation_t { CUBLAS_OP_N, CUBLAS_OP_T };
 enum cublasComputeType_t {
     CUBLAS_COMPUTE_32F = 68,
-    CUBLAS_COMPUTE_32F_PEDANTIC = 69,
     CUBLAS_COMPUTE_32F_FAST_TF32 = 77
 };
 enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_16BF = 14 };
 typedef cudaDataType_t cudaDataType;
-enum cublasLtEpilogue_t {
-    CUBLASLT_EPILOGUE_DEFAULT = 1,
-    CUBLASLT_EPILOGUE_BIAS = 4,
-    CUBLASLT_EPILOGUE_BGRADA = 256,
-    CUBLASLT_EPILOGUE_BGRADB = 512
-};
+enum cublasLtEpilogue_t { CUBLASLT_EPILOGUE_DEFAULT = 1, CUBLASLT_EPILOGUE_BIAS = 4 };
 enum cublasLtMatmulDescAttributes_t {
     CUBLASLT_MATMUL_DESC_TRANSA = 3,
     CUBLASLT_MATMUL_DESC_TRANSB = 4,

@@ -48,8 +48,8 @@ struct Fiber {
 }  // namespace
 
 #ifdef __x86_64__
-// void cuda_on_host_switch(void** save, void* load): saves the caller's registers on its stack and switches to another
-// stack. swapcontext would make two system calls per switch.
+// void cuda_on_host_switch(void** save, void* load): saves the registers on the stack, the stack pointer in *save, and
+// switches to the stack `load`. swapcontext would make a system call per switch.
 asm(R"(
     .text
     .globl cuda_on_host_switch
@@ -117,15 +117,16 @@ NO_ASAN void fiber_switch(Fiber* from, Fiber* to) {
 struct Thread {
     Fiber fiber;
     uint3 index;
-    const char* place;  // the barrier at which it waits, and its source line
-    int line;
-    CudaOnHostOp op;  // of a warp barrier
+    const char* place;  // the barrier at which it waits
+    int line;           // source line of that barrier
+    CudaOnHostOp op;    // of a warp barrier
     unsigned mask;
-    uint64_t value;  // before the exchange the own value, after it the received one
+    uint64_t value;     // the thread's own value; after the exchange, the received one
     int source;
 };
 
-// Lane masks: can run; wait at a warp barrier; wait at a block barrier; have returned or do not exist.
+// Masks of the lanes that can run, that wait at a warp barrier, that wait at a block barrier, and that have returned or
+// do not exist.
 struct Warp {
     unsigned ready, at_warp, at_block, exited;
 };
@@ -137,13 +138,13 @@ struct Bytes {
 
 struct Machine {
     CudaOnHostOptions options;
-    uint64_t rng = 0, launches = 0;
-    const char* kernel = nullptr;  // running now
+    uint64_t rng = 0;
+    const char* kernel = nullptr;  // that runs
     const std::function<void()>* body = nullptr;
     void* dynamic_shared = nullptr;
     std::vector<Bytes> static_shared;
     std::vector<std::unique_ptr<Thread>> threads;  // enough for the largest block so far
-    int count = 0, current = -1;                   // threads of this block; running now
+    int count = 0, current = -1;                   // threads of this block; the thread that runs
     std::vector<Warp> warps;
     std::vector<int> warp_order;
     int lane_order[32], lane_after[32];  // schedule; cyclic successor of each lane
@@ -160,7 +161,7 @@ uint64_t random_u64() {  // splitmix64
     return z ^ (z >> 31);
 }
 
-// order = 0 … n-1 in the order of the schedule.
+// order = 0 … n-1, ordered by the schedule.
 void draw_order(int* order, int n) {
     std::iota(order, order + n, 0);
     for (int i = n - 1; i > 0 && machine.options.order == CUDA_ORDER_SHUFFLE; i--)
@@ -208,7 +209,8 @@ NO_ASAN void thread_main() {
     }
 }
 
-// If every lane in the mask of thread i has arrived or returned: exchanges the values and makes the lanes ready.
+// If every lane in the mask of thread i has arrived or returned, exchanges the values, makes the lanes ready and returns
+// true.
 bool complete_warp(int i) {
     const int first = i & ~31;
     const Thread& t = *machine.threads[i];
@@ -239,7 +241,7 @@ bool complete_warp(int i) {
 }
 
 // No lane of the warp can run, and some wait at a warp barrier.
-[[noreturn]] void die_of_deadlock(int first, const Warp& w) {
+[[noreturn]] void abort_deadlock(int first, const Warp& w) {
     const int i = first + __builtin_ctz(w.at_warp);
     const Thread& t = *machine.threads[i];
     if (t.mask & w.at_block) {
@@ -261,10 +263,10 @@ void run_warp(int warp) {
         for (int l = 0; l < 32 && !w->ready; l++)
             if (w->at_warp >> l & 1) complete_warp(warp * 32 + l);  // the lanes it waits for may have returned
     } while (w->ready);
-    if (w->at_warp) die_of_deadlock(warp * 32, *w);
+    if (w->at_warp) abort_deadlock(warp * 32, *w);
 }
 
-// Releases the block barrier, at which every thread that has not returned waits. Returns false if none is left.
+// Releases the block barrier, at which every thread that has not returned waits. Returns false if all have returned.
 bool release_block() {
     const Thread* first = nullptr;
     for (int i = 0; i < machine.count; i++) {
@@ -282,8 +284,7 @@ bool release_block() {
     return first != nullptr;
 }
 
-// In a loop, since the sanitizer's zones behind variables are in the way of memset; volatile, since compilers
-// make it one.
+// Not memset, which the sanitizer would check; volatile, because compilers would replace the loop by memset.
 NO_ASAN void fill_nan(char* p, size_t n) {
     size_t i = 0;
     for (; (uintptr_t)p % 8 == 0 && i + 8 <= n; i += 8) *(volatile uint64_t*)(p + i) = ~(uint64_t)0;
@@ -306,7 +307,7 @@ void run_block(size_t shared_bytes) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Static shared memory: uninitialised static variables of C++ functions, found in the program's symbol table
+// Static shared memory: uninitialized static variables of C++ functions, found in the program's symbol table
 
 void add_shared(const char* file, const ElfW(Ehdr) * head, uintptr_t base) {
     const ElfW(Shdr)* sections = (const ElfW(Shdr)*)(file + head->e_shoff);
@@ -349,7 +350,7 @@ void find_shared() {
 void check_launch(const char* name, const void* kernel, dim3 grid, dim3 block, size_t shared_bytes) {
     const uint64_t threads = (uint64_t)block.x * block.y * block.z;
     const auto limit = machine.shared_limit.find(kernel);
-    // static shared memory counts too; the engine reserves 64 bytes for it
+    // static shared memory counts too: 64 bytes are reserved for it
     const size_t most = limit == machine.shared_limit.end() ? (48 << 10) - 64 : (size_t)limit->second;
     if (threads == 0 || threads > 1024 || block.z > 64)
         cuda_on_host_die("launch of %s: a block of (%u,%u,%u) threads", name, block.x, block.y, block.z);
@@ -364,7 +365,6 @@ void run_grid(const char* name, dim3 grid, dim3 block, size_t shared_bytes,
     machine.kernel = name;
     machine.body = &body;
     if (machine.options.observer) machine.options.observer->launched(name);
-    machine.launches++;
     machine.count = (int)(block.x * block.y * block.z);
     while ((int)machine.threads.size() < machine.count) {
         machine.threads.emplace_back(new Thread());
@@ -451,8 +451,6 @@ void cuda_on_host_die(const char* format, ...) {
     fprintf(stderr, "\n");
     abort();
 }
-
-uint64_t cuda_on_host_launches(void) { return machine.launches; }
 
 void cuda_on_host_scheduler_set(const CudaOnHostOptions& options) {
     if (machine.static_shared.empty()) find_shared();

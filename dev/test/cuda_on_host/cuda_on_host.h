@@ -1,15 +1,15 @@
 // cuda_on_host.h: CUDA emulation on the CPU for the part of CUDA that the engine uses. It runs the kernels under the
-// sanitizers without a GPU. It checks CUDA's rules and does not imitate any hardware: undefined behaviour aborts with
-// the kernel's name or yields NaN.
+// sanitizers, without a GPU. It checks CUDA's rules and does not simulate any hardware: undefined behavior aborts with
+// the kernel's name or gives NaN.
 //
-//   threads    fibers. Between two synchronisations a schedule decides their order: the threads of a warp run as far as
-//              they can before those of the next warp, and lanes do not run in lockstep, so a missing synchronisation
-//              is seen as a value read too early or too late.
-//   barriers   released when every thread that has not returned has arrived. A deadlock, or threads waiting at
-//              different source lines, aborts.
-//   shuffles   barriers of the lanes in the mask. A lane that does not take part gives NaN bytes.
+//   threads    fibers. A schedule orders them between two synchronizations: the threads of a warp run as far as they
+//              can before those of the next warp. Lanes do not run in lockstep, so if a synchronization is missing,
+//              values are read too early or too late.
+//   barriers   released when every thread that has not returned has arrived. A deadlock, or threads that wait at
+//              different source lines, abort.
+//   shuffles   barriers of the lanes in the mask. A lane that does not participate gives NaN bytes.
 //   memory     device and shared memory start as NaN bytes. The host must not access device memory.
-//   streams    run at once, or (option late) only when something waits for them.
+//   streams    run work immediately, or (option late) only when something waits for it.
 #ifndef CUDA_ON_HOST_H
 #define CUDA_ON_HOST_H
 
@@ -33,10 +33,10 @@
 
 enum CudaOnHostOrder { CUDA_ORDER_FORWARD, CUDA_ORDER_REVERSE, CUDA_ORDER_SHUFFLE };
 
-// Called for all work in the order in which it runs, to count memory traffic.
+// Called for all work in execution order, to count memory traffic.
 struct CudaOnHostObserver {
     virtual void allocated(const void* device, size_t bytes) = 0;
-    virtual void launched(const char* kernel) = 0;  // its blocks run one after another
+    virtual void launched(const char* kernel) = 0;  // before its blocks run
     virtual void filled(size_t bytes) = 0;          // by cudaMemsetAsync
     // An (m,k) by (k,n) matrix product and the bytes of its operands. Return false to skip the computation.
     virtual bool product(double read, double written, double m, double n, double k) = 0;
@@ -45,7 +45,7 @@ struct CudaOnHostObserver {
 struct CudaOnHostOptions {
     CudaOnHostOrder order = CUDA_ORDER_FORWARD;  // of lanes, warps and blocks
     uint64_t seed = 1;                           // for SHUFFLE
-    bool late = false;                           // streams run only when something waits for them
+    bool late = false;                           // streams run work only when something waits for it
     int devices = 1;                             // 0: no device
     size_t memory = (size_t)8 << 30;             // bytes of device memory
     uint32_t matmul_alignment = 1;  // bytes; cuBLASLt rejects matrices or rows with less
@@ -58,7 +58,6 @@ void cuda_on_host_set(const CudaOnHostOptions& options);
 const CudaOnHostOptions& cuda_on_host_options(void);
 // Objects (allocations, streams, events, graphs, cuBLASLt handles) not yet destroyed.
 int cuda_on_host_live(void);
-uint64_t cuda_on_host_launches(void);  // kernels run so far
 [[noreturn]] void cuda_on_host_die(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
 // Bytes between two buffers of one allocation; poisoned, so that a kernel that touches them aborts.
@@ -68,8 +67,8 @@ void cuda_on_host_poison(void* device, size_t bytes);
 // Internal to the emulation
 void cuda_on_host_scheduler_set(const CudaOnHostOptions& options);
 int cublaslt_on_host_live(void);
-void cuda_on_host_check_range(const char* call, const void* device,
-                              size_t bytes);  // aborts if not inside one allocation
+// Aborts if the range is not inside one device allocation.
+void cuda_on_host_check_range(const char* call, const void* device, size_t bytes);
 
 // ---------------------------------------------------------------------------------------------
 // Language
@@ -80,9 +79,9 @@ void cuda_on_host_check_range(const char* call, const void* device,
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
 
-// Shared memory is static: only one block runs at a time. To fill it with NaN bytes it is looked up in the program's
-// symbol table, with clang by its section. gcc ignores sections in templates, so there every uninitialised static of a
-// function counts as shared memory.
+// Shared memory is static, because only one block runs at a time. To fill it with NaN bytes, the emulation finds it in
+// the program's symbol table: with clang by its section; gcc ignores sections in templates, so with gcc every
+// uninitialized static variable of a function counts as shared memory.
 #ifdef __clang__
 #define CUDA_ON_HOST_SHARED_NAMED true
 #define __shared__ static __attribute__((section("cuda.shared")))
@@ -105,8 +104,8 @@ constexpr int warpSize = 32;
 
 void cuda_on_host_sync_threads(int line);
 int cuda_on_host_lane(void);
-// A barrier of the lanes in mask; all must call it with the same operation. Returns the value of lane `source` (NaN
-// bytes if that lane does not take part); for a ballot, the mask of lanes with a nonzero value.
+// A barrier of the lanes in mask, which must all use the same operation. Returns the value of lane `source`, or NaN bytes
+// if that lane does not participate; for a ballot, the mask of lanes with a nonzero value.
 enum CudaOnHostOp { CUDA_OP_SYNC, CUDA_OP_SHUFFLE, CUDA_OP_BALLOT };
 uint64_t cuda_on_host_warp(CudaOnHostOp op, unsigned mask, uint64_t value, int source, int line);
 void* cuda_on_host_dynamic_shared(void);
@@ -151,8 +150,7 @@ inline unsigned __ballot_sync(unsigned mask, int predicate, int line = __builtin
 inline void __threadfence() {}
 template <typename T> T __ldcg(const T* p) { return *p; }
 template <typename T> T atomicAdd(T* p, T v) {
-    static_assert(std::is_integral<T>::value,
-                  "floating-point atomics are not deterministic");
+    static_assert(std::is_integral<T>::value, "floating-point atomics are not deterministic");
     const T old = *p;
     *p = old + v;
     return old;
@@ -164,9 +162,8 @@ template <typename T> T atomicExch(T* p, T v) {
 }
 
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
-inline float cuda_on_host_flush(float x) {
-    return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x;
-}  // subnormals to zero
+// Subnormals to zero
+inline float cuda_on_host_flush(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; }
 inline float __uint_as_float(unsigned x) {
     float y;
     memcpy(&y, &x, sizeof y);
@@ -182,8 +179,7 @@ template <typename T> constexpr T max(T a, T b) { return a < b ? b : a; }
 
 // Aborts on a misaligned vector access, like the device.
 inline void cuda_on_host_aligned(const void* p, size_t bytes) {
-    if ((uintptr_t)p % bytes != 0)
-        cuda_on_host_die("misaligned access of %zu bytes at %p", bytes, p);
+    if ((uintptr_t)p % bytes != 0) cuda_on_host_die("misaligned access of %zu bytes at %p", bytes, p);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -215,8 +211,7 @@ enum cudaError_t {
     cudaErrorIllegalInstruction = 715,
     cudaErrorMisalignedAddress = 716,
     cudaErrorLaunchFailure = 719,
-    cudaErrorInvalidDevice = 101,
-    cudaErrorNotReady = 600
+    cudaErrorInvalidDevice = 101
 };
 enum cudaMemcpyKind {
     cudaMemcpyHostToHost,
@@ -225,23 +220,9 @@ enum cudaMemcpyKind {
     cudaMemcpyDeviceToDevice,
     cudaMemcpyDefault
 };
-enum {
-    cudaStreamDefault = 0,
-    cudaStreamNonBlocking = 1,
-    cudaEventDefault = 0,
-    cudaEventBlockingSync = 1,
-    cudaEventDisableTiming = 2,
-    cudaHostAllocDefault = 0
-};
-enum cudaStreamCaptureMode {
-    cudaStreamCaptureModeGlobal,
-    cudaStreamCaptureModeThreadLocal,
-    cudaStreamCaptureModeRelaxed
-};
-enum cudaFuncAttribute {
-    cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
-    cudaFuncAttributePreferredSharedMemoryCarveout = 9
-};
+enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
+enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 
 typedef struct CudaOnHostStream* cudaStream_t;
 typedef struct CudaOnHostEvent* cudaEvent_t;

@@ -1,11 +1,11 @@
 // cuda_on_host_test.cpp: tests the CUDA engine compiled for the CPU emulation against golden files and the CPU engine,
 // on small shapes and several thread schedules.
 //
-//     cuda_on_host_test              everything
-//     cuda_on_host_test --mutants    what mutants.sh runs: all float32 shapes, three schedules
-//     cuda_on_host_test --quick      what `make test` runs: every kernel on a few shapes
+//     cuda_on_host_test              all tests
+//     cuda_on_host_test --mutants    the tests of mutants.sh: all float32 shapes, three schedules
+//     cuda_on_host_test --quick      the tests of `make test`: every kernel, few shapes
 //
-// Exits with 0 only if every check passed.
+// The exit status is 0 only if every check passed.
 #include "emulation_test.h"
 
 #include <string>
@@ -81,9 +81,9 @@ void test_golden_files(Checks* c, const char* dir) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Missing device or memory: create fails with one line and frees everything
+// Missing device or memory: create must fail with one line and free everything
 
-// Device memory that the engine leaves free for kernels and graphs
+// Device memory that the engine reserves for kernels and graphs
 constexpr size_t RESERVE = (size_t)512 << 20;
 
 const TostConfig SMALL = {1, 3, 60, 40, 257, 1, TOST_LEARNED}, DEEP = {4, 3, 60, 200, 257, 1, TOST_LEARNED};
@@ -92,7 +92,7 @@ TostEngineOptions options_of(int B, int T, bool training, TostDtype dtype, bool 
     return {B, T, training, recompute, dtype, 0};
 }
 
-// Checks that create allocates what memory predicts; returns it.
+// Checks that create allocates about as many bytes as memory predicts. Returns the prediction.
 size_t test_memory(Checks* c, const TostConfig& config, const TostEngineOptions& o, double tolerance) {
     size_t free_bytes = 0, total = 0;
     TostError err = {};
@@ -107,7 +107,7 @@ size_t test_memory(Checks* c, const TostConfig& config, const TostEngineOptions&
     return need;
 }
 
-// create on this machine must fail with one line that contains `want`. Returns that line.
+// create must fail on this machine with one line that contains `want`. Returns the line.
 std::string test_refusal(Checks* c, const CudaOnHostOptions& machine, const TostConfig& config,
                          const TostEngineOptions& o, const char* want) {
     const int live = cuda_on_host_live();
@@ -128,12 +128,12 @@ CudaOnHostOptions machine_with(size_t memory) {
     return machine;
 }
 
-// Too little memory: the message suggests options that fit.
+// Too little memory: the message must suggest options that fit.
 void test_suggestions(Checks* c) {
     const struct {
         const char* want;
         bool recompute;
-    } ways[] = {{"--recompute or --batch", true}, {"--recompute --batch", true}, {"seq", false}};
+    } suggestions[] = {{"--recompute or --batch", true}, {"--recompute --batch", true}, {"seq", false}};
     const TostEngineOptions o = options_of(8, 200, true, TOST_BF16), one = options_of(1, 200, true, TOST_BF16),
                             recompute = options_of(8, 200, true, TOST_BF16, true);
     const size_t need = test_memory(c, DEEP, o, 1.01), less = test_memory(c, DEEP, recompute, 1.01),
@@ -141,8 +141,8 @@ void test_suggestions(Checks* c) {
     check(c, less < need, "recompute: %zu bytes, without %zu", less, need);
     const size_t memories[] = {less, batch_of_one - 1, batch_of_one / 2};
     for (int i = 0; i < 3; i++) {
-        const std::string text = test_refusal(c, machine_with(memories[i] + RESERVE), DEEP, o, ways[i].want);
-        if (!ways[i].recompute) continue;
+        const std::string text = test_refusal(c, machine_with(memories[i] + RESERVE), DEEP, o, suggestions[i].want);
+        if (!suggestions[i].recompute) continue;
         const char* batch = strstr(text.c_str(), "--recompute --batch ");
         TostEngineOptions suggested = recompute;
         TostError err = {};

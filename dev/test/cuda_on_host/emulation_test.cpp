@@ -1,5 +1,5 @@
-// emulation_test.cpp: tests the CUDA emulation with small kernels. Correct ones must work; a missing synchronisation,
-// an overrun or a misuse must be detected.
+// emulation_test.cpp: tests the CUDA emulation with small kernels. Correct kernels must work; missing synchronization,
+// overruns and misuse of the API must be detected.
 #include "emulation_test.h"
 
 namespace {
@@ -25,7 +25,7 @@ template <bool SYNC> __global__ void reverse_block(int* out) {  // out[i] = THRE
     out[threadIdx.x] = x[THREADS - 1 - threadIdx.x];
 }
 
-template <bool SYNC> __global__ void sum_twice(int* out) {  // reuses the memory of its partial sums
+template <bool SYNC> __global__ void sum_twice(int* out) {  // reuses the memory of the partial sums
     __shared__ int partial[THREADS / 32];
     for (int round = 0; round < 2; round++) {
         int x = (int)threadIdx.x + round;
@@ -191,7 +191,7 @@ void test_streams(Checks* c) {
     pinned[0] = 7;
     pinned[1] = 0;
     cudaMemcpyAsync(x.p, pinned, sizeof(int), cudaMemcpyHostToDevice, a);
-    pinned[0] = 8;  // the copy has not run yet: it must read this
+    pinned[0] = 8;  // read by the copy, which has not run yet
     CUDA_ON_HOST_LAUNCH(add_one, 1, 1, 0, a, x.p);
     cudaEventRecord(event, a);
     CUDA_ON_HOST_LAUNCH(add_one, 1, 1, 0, a, x.p);

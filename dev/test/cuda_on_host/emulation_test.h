@@ -1,4 +1,4 @@
-// emulation_test.h: helpers of the tests of the CUDA emulation.
+// emulation_test.h: helpers for the tests that run in the CUDA emulation.
 #ifndef EMULATION_TEST_H
 #define EMULATION_TEST_H
 
@@ -15,7 +15,7 @@
 void test_emulation(Checks* c);  // the emulation itself
 void test_kernels(Checks* c);    // single kernels and launch functions of the engine
 
-// An array in device memory: NaN bytes, or a copy of x converted to T.
+// An array in device memory, filled with NaN bytes or with x converted to T.
 template <typename T> struct Device {
     T* p = nullptr;
     size_t n;

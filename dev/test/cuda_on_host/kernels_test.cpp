@@ -1,4 +1,4 @@
-// kernels_test.cpp: includes the CUDA engine and tests its kernels one by one, at sizes that small models do not reach.
+// kernels_test.cpp: includes the CUDA engine and tests its kernels one by one, with sizes that small models do not use.
 #define TOST_NO_MAIN
 #include "train_gpt_tost.cu"
 
@@ -26,7 +26,7 @@ template <typename S> Floats numbers_of(size_t n, unsigned seed) {
     return Floats(narrow.begin(), narrow.end());
 }
 
-// Limits of relative L2 error: sums in float; results rounded to S
+// Limits of relative L2 error: of float sums; of results rounded to S
 constexpr double SUMS = 1e-5;
 template <typename S> double stored() { return sizeof(S) == sizeof(float) ? SUMS : 0x1p-8; }
 
@@ -75,7 +75,7 @@ struct NormTruth {
     }
 };
 
-// bare: no branch, no biases, no gradient to add to.
+// bare: without a branch, biases and an earlier gradient of x.
 template <typename S> void test_norm(Checks* c, int C, size_t rows, bool bare = false) {
     const size_t n = rows * (size_t)C, width = (size_t)C;
     const Floats none(n), no_bias(width), x = numbers(n, 1), branch = bare ? none : numbers_of<S>(n, 2),
@@ -107,7 +107,7 @@ template <typename S> void test_norm(Checks* c, int C, size_t rows, bool bare = 
 // ---------------------------------------------------------------------------------------------
 // TSSA
 
-// Relative L2 error averaged over columns, so that small columns count as much as large ones.
+// Relative L2 error averaged over columns, so that columns of small values count as much as others.
 void near_columns(Checks* c, const char* name, size_t C, const Floats& got, const Doubles& want, double limit) {
     Doubles difference(C), norm(C);
     double mean = 0;
@@ -314,7 +314,7 @@ template <typename S, typename O> void test_plain_matmul(Checks* c, bool at, boo
     near(c, "plain_matmul", N, on_c.get(), want, stored<O>());
 }
 
-// More tiles than grid rows. Only captured into a graph: running it would take too long.
+// More tiles than grid rows. The launch is only captured into a graph, because it would run too long.
 void test_plain_matmul_limit(Checks* c) {
     const CudaOnHostOptions options = cuda_on_host_options();
     CudaOnHostOptions unserved = options;

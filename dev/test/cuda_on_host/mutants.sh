@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# mutants.sh CXX FLAGS "OBJECTS" [NAME...]: mutation test of the CUDA emulation's tests. Changes one line of the CUDA
-# engine at a time and runs cuda_on_host_test --mutants, which must fail on each mutant and pass on the unchanged one.
+# mutants.sh CXX FLAGS "OBJECTS" [NAME...]: mutation test. Changes one line of the CUDA engine at a time and runs
+# cuda_on_host_test --mutants, which must fail for each mutant and pass for the unchanged engine.
 #
-# A mutant changes the line that ends in `// mutant: NAME` (or `// mutant: A, B`) in train_gpt_tost.cu or
+# A mutant changes the line that ends with `// mutant: NAME` (or `// mutant: A, B`) in train_gpt_tost.cu or
 # tost/cuda_*.cuh. OBJECTS: the test's objects except kernels_test.o, which contains the engine. JOBS mutants run in
 # parallel (default: one per core). Run it from the repository root; it changes no file there.
 set -u

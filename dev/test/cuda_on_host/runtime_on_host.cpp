@@ -1,5 +1,5 @@
-// runtime_on_host.cpp: the CUDA runtime: memory, streams, events and graphs. A caller's mistake aborts; a missing
-// device or too little memory is returned as an error.
+// runtime_on_host.cpp: the CUDA runtime: memory, streams, events and graphs. Misuse aborts; a missing device or too
+// little memory is returned as an error.
 #include "cuda_on_host.h"
 
 #include <cstdio>
@@ -27,15 +27,15 @@ struct CudaOnHostGraph {
 struct CudaOnHostStream {
     bool alive = true;
     std::deque<Work> queue;
-    uint64_t queued = 0, done = 0;       // pieces of work since its creation
+    uint64_t queued = 0, done = 0;       // number of work items since its creation
     CudaOnHostGraph* capture = nullptr;  // the graph it records into
     CudaOnHostStream* origin = nullptr;  // the stream on which that capture began
-    uint64_t recorded = 0, joined = 0;   // captured pieces; those that the origin waits for
+    uint64_t recorded = 0, joined = 0;   // captured work items; those that the origin waits for
 };
 
 struct CudaOnHostEvent {
     CudaOnHostStream* stream = nullptr;  // null: not recorded yet
-    uint64_t mark = 0;                   // pieces of work before it in the stream
+    uint64_t mark = 0;                   // work items before it in the stream
     CudaOnHostGraph* capture = nullptr;
 };
 
@@ -46,7 +46,7 @@ struct Runtime {
     std::map<char*, size_t> device, pinned;  // allocations: address, bytes
     std::vector<std::pair<char*, size_t>> redzones;
     size_t used = 0;
-    std::vector<std::unique_ptr<CudaOnHostStream>> streams;  // destroyed ones too: events may refer to them
+    std::vector<std::unique_ptr<CudaOnHostStream>> streams;  // including destroyed ones, to which events may refer
     std::set<CudaOnHostEvent*> events;
     std::set<CudaOnHostGraph*> graphs;
     CudaOnHostStream default_stream;
@@ -65,7 +65,7 @@ cudaError_t fail(cudaError_t error) { return runtime.last_error = error; }
             return fail(cudaErrorMemoryAllocation);                                                          \
     } while (0)
 
-// While an object of this type exists, device memory is accessible.
+// Device memory is accessible while an object of this type exists.
 struct DeviceOpen {
     DeviceOpen() {
         for (auto& a : runtime.device) ASAN_UNPOISON_MEMORY_REGION(a.first, a.second);
@@ -95,7 +95,7 @@ void check_event(const char* call, cudaEvent_t e) {
     if (!runtime.events.count(e)) cuda_on_host_die("%s: no such event", call);
 }
 
-// Runs the first n pieces of the stream's work. A piece can run other work, so it is removed from the queue first.
+// Runs the first n work items of the stream. An item can run others, so it is removed from the queue first.
 void run_until(CudaOnHostStream* s, uint64_t n) {
     while (s->done < n && !s->queue.empty()) {
         const Work work = std::move(s->queue.front());
@@ -159,8 +159,7 @@ int cuda_on_host_live(void) {
 
 void cuda_on_host_poison(void* device, size_t bytes) {
     cuda_on_host_check_range("cuda_on_host_poison", device, bytes);
-    const uintptr_t skip = -(uintptr_t)device &
-                           7;  // the sanitizer cannot poison only the first bytes of a group of 8
+    const uintptr_t skip = -(uintptr_t)device & 7;  // to the next group of 8 bytes, the sanitizer's unit
     if (bytes > skip) runtime.redzones.push_back({(char*)device + skip, bytes - skip});
 }
 
@@ -196,7 +195,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* prop, int device) {
     prop->sharedMemPerBlockOptin = 227 << 10;
     prop->sharedMemPerMultiprocessor = 228 << 10;
     prop->major = runtime.options.major;
-    prop->multiProcessorCount = 3;  // few, so that grid-stride loops run more than once
+    prop->multiProcessorCount = 3;  // few, so that grid-stride loops have several iterations
     prop->maxThreadsPerBlock = 1024;
     prop->maxThreadsPerMultiProcessor = 2048;
     prop->regsPerBlock = 65536;
@@ -450,7 +449,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
         if (other->capture != *graph) continue;
         if (other.get() != s && other->joined < other->recorded)
             cuda_on_host_die(
-                "cudaStreamEndCapture: captured work of another stream is never waited for");
+                "cudaStreamEndCapture: the stream does not wait for captured work of another stream");
         other->capture = nullptr;
     }
     runtime.captures--;

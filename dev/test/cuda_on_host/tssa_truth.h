@@ -1,4 +1,4 @@
-// tssa_truth.h: TSSA forward and backward in double, straight from the formulas.
+// tssa_truth.h: TSSA forward and backward in double, written directly from the formulas.
 #ifndef TSSA_TRUTH_H
 #define TSSA_TRUTH_H
 
@@ -99,7 +99,7 @@ private:
         }
     }
 
-    // Gradient through u: dw +=. Where S is clamped to TOST_ENERGY_MIN it has no gradient.
+    // Gradient through u: dw +=. S has no gradient where it is clamped to TOST_ENERGY_MIN.
     void energy(const float* w, const Doubles& S, const Doubles& du, double* dw_b) const {
         for (size_t c = 0; c < C; c++) {
             double RS = 0;

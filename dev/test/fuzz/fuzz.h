@@ -1,4 +1,4 @@
-// fuzz.h: shared by the fuzz targets: property checks and temporary files with the input.
+// fuzz.h: shared by the fuzz targets: checks and temporary files.
 #ifndef TOST_FUZZ_H
 #define TOST_FUZZ_H
 
@@ -34,7 +34,7 @@ static inline char* fuzz_folder(void) {
     return path;
 }
 
-// Writes a file into that folder and returns its path. free()
+// Writes a file into fuzz_folder() and returns its path. free()
 static inline char* fuzz_file(const char* name, const uint8_t* data, size_t size) {
     char *folder = fuzz_folder(), *path = path_join(folder, name);
     FILE* f = fopen(path, "wb");

@@ -1,12 +1,12 @@
-// fuzz_checkpoint.c: checkpoints. Input: the length of model.safetensors in two bytes, that file, then
-// optimizer.safetensors. If the info is accepted, creating and loading the model must not crash.
+// fuzz_checkpoint.c: checkpoints. Input: the size of model.safetensors in two bytes, that file, then
+// optimizer.safetensors. If the metadata is accepted, loading the model must not crash.
 #include "fuzz.h"
 
 #include "tost/checkpoint.h"
 
 extern const TostEngine tost_cpu_engine;
 
-// Mutated sizes can make the model too large for fuzzing.
+// False if mutated sizes make the model too large for fuzzing.
 static bool is_small(const TostConfig* c) {
     return c->n_layer <= 4 && c->n_embd <= 64 && c->vocab_size <= 512 && c->block_size <= 512;
 }

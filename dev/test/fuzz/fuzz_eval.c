@@ -1,4 +1,4 @@
-// fuzz_eval.c: files of LAMBADA, HellaSwag and the Children's Book Test. Accepted examples must be valid to score.
+// fuzz_eval.c: files of LAMBADA, HellaSwag and the Children's Book Test. Accepted examples must be valid.
 #include "fuzz.h"
 
 #include "tost/examples.h"
@@ -17,7 +17,7 @@ static void check_example(const Example* e, Task task, const Tokenizer* t) {
     for (size_t i = 0; i < n; i++) must_hold(e->ids[i] < (uint32_t)tokenizer_size(t), "id outside the vocabulary");
 }
 
-// One token per byte. Opened only once, since that takes longer than most inputs.
+// One token per byte. Opened once, because opening takes longer than most inputs.
 static const Tokenizer* byte_tokenizer(void) {
     static Tokenizer* t;
     static const char no_merges[] = "#version: 0.2\n";

@@ -1,4 +1,4 @@
-// fuzz_json.c: JSON. Reading a text value by value and skipping it must accept the same texts; strings must be UTF-8.
+// fuzz_json.c: JSON. Reading all values and skipping them must accept the same texts; strings must be UTF-8.
 #include "fuzz.h"
 
 #include "tost/json.h"
@@ -56,7 +56,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const bool a = walk(&j) && json_at_end(&j), b = json_skip(&k) && json_at_end(&k);
     if (!a) check_message(&walked);
     if (!b) check_message(&skipped);
-    must_hold(a == b, "walking and skipping disagree");
+    must_hold(a == b, "reading and skipping disagree");
     free(text);
     return 0;
 }

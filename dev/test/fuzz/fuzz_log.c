@@ -1,9 +1,9 @@
-// fuzz_log.c: log.csv at --resume. Truncating an accepted log twice must equal truncating it once.
+// fuzz_log.c: log.csv at --resume. Truncating an accepted log a second time must not change it.
 #include "fuzz.h"
 
 #include "tost/log.h"
 
-static bool cut(Bytes* after, const char* path, int64_t step, TostError* err) {
+static bool truncate_log(Bytes* after, const char* path, int64_t step, TostError* err) {
     LogFile log = {0};
     const bool ok = log_open(&log, path, step, err);
     TostError closing = {0};
@@ -18,8 +18,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     TostError err = {0};
     Bytes once = {0}, twice = {0};
     char* path = fuzz_file("log.csv", data, size);
-    if (cut(&once, path, step, &err)) {
-        must_hold(cut(&twice, path, step, &err), "truncated log is rejected");
+    if (truncate_log(&once, path, step, &err)) {
+        must_hold(truncate_log(&twice, path, step, &err), "truncated log is rejected");
         must_hold(once.size == twice.size && memcmp(once.data, twice.data, once.size) == 0,
                   "second truncation changed the log");
     } else {

@@ -1,5 +1,5 @@
-// fuzz_options.c: the command line, arguments separated by zero bytes. Accepted options of train must survive being
-// written to a checkpoint and read again.
+// fuzz_options.c: the command line, with arguments separated by zero bytes. Accepted options of train must be accepted
+// again when read from a checkpoint.
 #include "fuzz.h"
 
 #include "tost/options.h"

@@ -1,4 +1,4 @@
-// fuzz_shards.c: token shards of all three formats. Batches of accepted shards must be reproducible and have valid ids.
+// fuzz_shards.c: token shards in all three formats. Batches of accepted shards must be reproducible and have valid ids.
 #include "fuzz.h"
 
 #include "tost/data.h"

@@ -7,8 +7,8 @@
 enum { BYTE_VOCABULARY = 257 };
 
 static bool tokenize(Bytes* shard, TokenizeResult* r, const char* folder, const char* input, size_t batch,
-                      TostError* err) {
-    char *vocab = path_join(folder, "bytes.bpe"), *out = xasprintf("%s/%s_%zu", folder, "out", batch);
+                     TostError* err) {
+    char *vocab = path_join(folder, "bytes.bpe"), *out = xasprintf("%s/out_%zu", folder, batch);
     char *file = xasprintf("%s_train_000000.bin", out), *files[] = {(char*)input};
     const TokenizeOptions o = {.tokenizer = vocab, .out = out, .files = files, .n_files = 1, .shard_tokens = 1 << 20,
                                .threads = 1, .batch_bytes = batch, .quiet = true};

@@ -1,4 +1,4 @@
-// fuzz_tokenizer.c: a vocab.bpe, a zero byte and a text. An accepted vocabulary must encode and decode any bytes.
+// fuzz_tokenizer.c: a vocab.bpe, a zero byte and a text. An accepted vocabulary must encode and decode any text.
 #include "fuzz.h"
 
 #include "tost/tokenizer.h"

@@ -1,13 +1,13 @@
 #!/bin/sh
-# run.sh FOLDER SECONDS RUNS TARGET…: builds the fuzz targets (make fuzz_built), writes their seeds and runs two at a
-# time, each for SECONDS or RUNS inputs (-1: no limit). Inputs that fail are saved in FOLDER/found. Prints one line per
+# run.sh FOLDER SECONDS RUNS TARGET…: builds the fuzz targets (make fuzz_built), writes their seeds and runs two targets
+# at a time, each for SECONDS or RUNS inputs (-1: no limit). Failing inputs are saved in FOLDER/found. Prints a line per
 # target and a total; the exit status is 0 only if nothing was found.
 set -u
 folder=$1 seconds=$2 runs=$3
 shift 3
 probe=$(mktemp -d) || exit 1
 trap 'rm -rf "$probe"' EXIT
-# input files are written to memory if possible
+# The targets write input files, in memory if possible.
 base=/tmp
 [ ! -w /dev/shm ] || base=/dev/shm
 TMPDIR=$(mktemp -d "$base/tost_fuzz_XXXXXX") || exit 1
@@ -24,8 +24,8 @@ fi
 "$folder/seeds" "$folder/seed" || exit 1
 mkdir -p "$folder/found"
 
-# one TARGET: runs it; new inputs go into FOLDER/corpus/TARGET, and TARGET.dict has its keywords, if there is one
-one() {
+# run_target TARGET: new inputs are saved in FOLDER/corpus/TARGET; TARGET.dict, if it exists, contains keywords.
+run_target() {
     mkdir -p "$folder/corpus/$1"
     dict=dev/test/fuzz/$1.dict
     [ -f "$dict" ] && dict=-dict=$dict || dict=
@@ -45,7 +45,7 @@ one() {
 
 rm -f "$folder"/*.verdict
 for target; do
-    { one "$target" >"$folder/$target.line" && echo passed || echo failed; } >"$folder/$target.verdict" &
+    { run_target "$target" >"$folder/$target.line" && echo passed || echo failed; } >"$folder/$target.verdict" &
     pending="${pending-} $!"
     # two at a time: wait for the older one
     set -- $pending

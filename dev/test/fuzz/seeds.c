@@ -20,7 +20,7 @@ static void seed(const char* root, const char* target, const char* name, const v
 
 #define SEED(root, target, name, text) seed(root, target, name, text, sizeof(text) - 1)
 
-// Two bytes that set vocabulary, order and T, then a header of 256 int32 (none if magic is 0) and tokens.
+// Two bytes for vocabulary, order and T, a header of 256 int32 (unless magic is 0), tokens.
 static void shard_seed(const char* root, const char* name, uint8_t flags, int32_t magic, int32_t version, int width) {
     enum { TOKENS = 40, HEADER = 256 };
     uint8_t bytes[2 + 4 * HEADER + 4 * TOKENS] = {flags, 7};

@@ -1,5 +1,5 @@
-"""disks.py: power failures, calls that fail, full disks, a folder that becomes read-only: the last checkpoint is
-kept, one line on stderr names file and reason, and the resumed run ends with the bytes of a run without faults."""
+"""disks.py: power failures, failing calls, full disks, a folder that becomes read-only: the last checkpoint must
+survive, one line on stderr must name file and reason, and the resumed run must equal a run without faults."""
 
 import contextlib
 import dataclasses
@@ -22,9 +22,9 @@ ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT)
 # ---------------------------------------------------------------------------------------------
 # Power failures
 
-def discipline(report, records):
-    """Checks the order of each save, which makes it safe: sync the bytes, the folder, rename, sync the run folder,
-    then remove."""
+def check_save_order(report, records):
+    """Checks the order of calls in each save: sync the files, sync the folder, rename it, sync the run's folder, then
+    remove old checkpoints."""
     synced, dirty, folder_synced, pending = set(), set(), False, None
     log_dirty = saves = 0
     for r in records:
@@ -53,7 +53,7 @@ def discipline(report, records):
 
 
 def lost_trees(tree, records, rng):
-    """(number of calls done, kind of loss, what survives, step that must survive) for each call; each tree once."""
+    """(calls completed, kind of loss, surviving tree, step that must survive) after each call; each tree once."""
     disk, seen = journal.Disk(tree), set()
     for done in range(len(records) + 1):
         if done:
@@ -68,8 +68,8 @@ def lost_trees(tree, records, rng):
 
 
 def lose_power(w, report, what, args, start, reference, every, rng):
-    """Power failures after each call of a launch that starts with the folder `start`. Returns the number of folders
-    resumed."""
+    """Simulates a power failure after each call of a launch that starts with the folder `start`, and resumes. Returns
+    the number of resumed folders."""
     case = w.case(start)
     ran = case.launch([*args, *world.OUT])
     report.check(ran.status == 0, f"{what}: {ran.summary()}")
@@ -101,8 +101,8 @@ def journal_is_whole(start, records, end):
     return disk.tree() == end
 
 
-def half_done(w):
-    """A run killed inside its second save: log rows after its checkpoint, and an unfinished folder."""
+def killed_in_save(w):
+    """A run killed during its second save, with log rows after its checkpoint and an unfinished folder."""
     case = w.case()
     at = 1
     while not (case.complete() == [2] and case.unfinished()):
@@ -119,10 +119,10 @@ def power(w, report, every, seed):
     report.begin("power")
     rng = random.Random(f"power {seed}")
     reference, records = w.reference(SHORT)
-    saves = discipline(report, records)
+    saves = check_save_order(report, records)
     report.check(saves == 3, f"expected 3 saves, the journal shows {saves}")
     count = lose_power(w, report, "a new run", SHORT, {}, reference, every, rng)
-    count += lose_power(w, report, "a resumed run", ["--resume"], half_done(w), reference, every, rng)
+    count += lose_power(w, report, "a resumed run", ["--resume"], killed_in_save(w), reference, every, rng)
     report.figure(f"order of syncs in {saves} saves; {count} folders that a power failure may leave, each resumed")
     report.end()
 
@@ -130,7 +130,7 @@ def power(w, report, every, seed):
 # ---------------------------------------------------------------------------------------------
 # Calls that fail
 
-def kinds():
+def fault_kinds():
     """(value of TORTURE_DO, errno or None if the call may succeed)"""
     for e in ERRORS:
         yield f"fail:{e}", e
@@ -171,10 +171,10 @@ class Trial:
     def check(self, ok, text):
         return self.report.check(ok, f"{self.what}: {text}")
 
-    def harmless(self):
+    def may_succeed(self):
         """True if the program may succeed: the failed call is repeated (a rename by other means) or was not needed (a
-        folder that exists), the data is already safe (close after sync), or the failure does not matter (the note
-        in the lock file; an old checkpoint that cannot be removed, with a warning)."""
+        folder that exists), the data is already safe (close after sync), or the failure is harmless (the note in the
+        lock file; an old checkpoint that cannot be removed, which gives a warning)."""
         call, path = self.fault
         once = not self.do.startswith(("stay", "fill"))
         if path.endswith("run.lock") and call != "open":
@@ -189,11 +189,11 @@ class Trial:
 
     REMAINS = "could not be removed"
 
-    def fails_well(self):
-        """Status 0 if the fault is harmless, else status 1 and one line that names file (or folder) and reason; the
+    def check_failure(self):
+        """Checks for status 0 if may_succeed, else for status 1 and one line with file (or folder) and reason. The
         header of eval and a warning about an old checkpoint may precede it. Returns True if the program failed."""
         if self.result.status == 0:
-            self.check(self.harmless(), "status 0 in spite of the fault")
+            self.check(self.may_succeed(), "status 0 in spite of the fault")
             return False
         self.check(self.result.status == 1, f"expected status 1: {self.result.summary()}")
         if self.errno is None:
@@ -208,7 +208,7 @@ class Trial:
         return True
 
     def check_resume(self):
-        """The checkpoints after a failure open, and the resumed run ends like the reference run."""
+        """The checkpoints must open after a failure, and the resumed run must equal the reference run."""
         least = max(case_floor(self.job.start), world.saved(self.result.journal))
         self.case.check_checkpoints(self.report, self.what, least, sample=self.at % 16 == 0)
         self.case.check_resume(self.report, self.what, self.job.fresh, self.job.reference)
@@ -217,19 +217,19 @@ class Trial:
 def fail_and_stop(t):
     """--on-save-error stop, the default."""
     t.launch()
-    if t.fails_well():
+    if t.check_failure():
         t.check_resume()
     else:
         t.case.check_same(t.report, t.what, t.job.reference, older=not t.old_remains())
 
 
 def fail_and_continue(t):
-    """--on-save-error continue: a failure during training is a warning, and the run trains to its last step. If that is
-    saved the run succeeds, else it is resumed from what could be saved."""
+    """--on-save-error continue: a failure during training gives a warning, and training continues to the last step. The
+    run succeeds if the last step is saved; else it is resumed."""
     t.launch()
     warnings = [line for line in t.result.err.splitlines() if "training continues" in line]
     if t.result.status == 0:
-        t.check(warnings or t.harmless(), "no warning")
+        t.check(warnings or t.may_succeed(), "no warning")
         t.check(all(t.errno is None or os.strerror(t.errno) in line for line in warnings), f"no reason in {warnings}")
         t.case.check_same(t.report, t.what, t.job.reference, older=not t.old_remains())
         return
@@ -239,10 +239,10 @@ def fail_and_continue(t):
 
 
 def fail_tokenize(t):
-    """All shards or none."""
+    """tokenize must write all shards or none."""
     t.launch()
     left = sorted(t.case.tree("made"))
-    if not t.fails_well():
+    if not t.check_failure():
         whole = ["made", "made/x_train_000000.bin", "made/x_train_000001.bin", "made/x_val_000000.bin"]
         t.check(left == whole, f"not all shards: {left}")
     elif not t.do.startswith("stay"):
@@ -253,11 +253,11 @@ OLD_JSON = b"old results\n"
 
 
 def fail_json(t):
-    """The old results or the complete new ones, and no other file."""
+    """eval --json must leave the old results or the complete new ones, and no other file."""
     t.launch()
     after = t.case.tree(".")
     text = after.get("./out.json", b"")
-    if not t.fails_well():
+    if not t.check_failure():
         t.check(text.endswith(b"}\n"), f"incomplete results: {text[-40:]!r}")
         return
     t.check(text == OLD_JSON, "the old results are lost")
@@ -266,12 +266,12 @@ def fail_json(t):
 
 
 def fail_all(w, report, job, share, rng):
-    """A trial for every call of the launch and every kind of fault, or for a random 1 of `share` of them."""
+    """A trial for every call of the launch and every kind of fault, or for a random sample: 1 of `share`."""
     case = w.case(job.start)
     ran = case.launch(job.args)
     case.remove()
     report.check(ran.status == 0 and ran.calls() > 0, f"{job.name} without a fault: {ran.summary()}")
-    pairs = [(at, do, e) for do, e in kinds() for at in range(1, ran.calls() + 1)]
+    pairs = [(at, do, e) for do, e in fault_kinds() for at in range(1, ran.calls() + 1)]
     for at, do, e in rng.sample(pairs, -(-len(pairs) // share)):
         trial = Trial(w, report, job, at, do, e)
         job.attempt(trial)
@@ -287,7 +287,7 @@ def faults(w, report, every, seed):
     tolerant = [*SHORT, "--on-save-error", "continue"]
     jobs = [
         Job("stop", [*SHORT, *world.OUT], {}, fail_and_stop, SHORT, reference),
-        Job("resumed", ["--resume", *world.OUT], half_done(w), fail_and_stop, SHORT, reference),
+        Job("resumed", ["--resume", *world.OUT], killed_in_save(w), fail_and_stop, SHORT, reference),
         Job("continue", [*tolerant, *world.OUT], {}, fail_and_continue, tolerant, w.reference(tolerant)[0]),
         Job("tokenize", ["tokenize", "--tokenizer", "../vocab.bpe", "--val-frac", "0.2", "--shard-tokens", "9000",
                          "--out", "made/x", "../text.txt"], {}, fail_tokenize),
@@ -324,7 +324,7 @@ def small_disk(where, size):
 
 
 def fills(w, report, reference, size):
-    """A run on a disk with room for some of its checkpoints; then the disk grows."""
+    """A run on a disk with space for some of its checkpoints; then the disk grows and the run is resumed."""
     case = w.case()
     os.mkdir(case.path("run"))
     what = f"a disk of {size >> 10} KiB"
@@ -344,8 +344,8 @@ def fills(w, report, reference, size):
 
 
 def turns_read_only(w, report):
-    """The folder becomes read-only between two saves, while the program has files in it open: by a bind mount of the
-    folder on itself."""
+    """Makes the folder read-only between two saves, while the program has open files in it, by a bind mount of the
+    folder onto itself."""
     reference, records = w.reference(KEEP_ALL)
     rows = [r.call for r in records if r.name == "write" and r.path == "run/log.csv"]
     case, what = w.case(), "a folder that becomes read-only"

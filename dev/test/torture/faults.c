@@ -1,5 +1,5 @@
-// faults.c: a library for LD_PRELOAD that counts and records the calls by which a program changes files, and at a
-// chosen call kills the program, makes the call fail, or performs half of it.
+// faults.c: a library for LD_PRELOAD that counts and records the calls with which a program changes files. At a chosen
+// call it kills the program, makes the call fail, or performs half of it.
 //
 //   TORTURE_AT=N         the call to act on, counted from 1; without it calls are only recorded
 //   TORTURE_ONLY=TEXT    count only calls with TEXT in their path
@@ -12,9 +12,9 @@
 //   TORTURE_JOURNAL=FILE a record per call: see journal.py
 //
 // Counted: open for writing, mkdir, rename, unlink, rmdir, and write, fsync, ftruncate and close of files opened for
-// writing and folders opened for syncing. Not counted: standard output and error, files only read. The streams of libc
-// write without calls that could be interposed: fopen therefore returns a stream of this library, which like glibc's
-// writes everything until a write fails.
+// writing and folders opened for syncing. Not counted: stdout, stderr and files opened for reading. The writes of libc's
+// streams cannot be interposed; fopen therefore returns a stream of this library, which like glibc's repeats partial
+// writes until a write fails.
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -49,7 +49,7 @@ static struct {
     struct { long id; char path[PATH_CAP]; FILE* stream; } fd[FDS];   // id 0: not tracked
 } self;
 
-// The next definition of a function, which is that of libc.
+// The function of libc
 #define REAL(name) ((__typeof__(&name))(uintptr_t)dlsym(RTLD_NEXT, #name))
 
 __attribute__((constructor))
@@ -105,7 +105,7 @@ static void record_end(void) { record("end", 0, "", "", 0, NULL, 0); }
 
 typedef enum { DO, DO_HALF, DO_THEN_KILL, DO_HALF_THEN_KILL, FAIL_CALL } Action;
 
-// Calls that succeed on a full disk, because they free space.
+// True for calls that succeed on a full disk, because they free space.
 static bool frees_space(const char* name) {
     const bool full = self.number == ENOSPC || self.number == EDQUOT;
     return full && (strcmp(name, "unlink") == 0 || strcmp(name, "rmdir") == 0 || strcmp(name, "close") == 0);
@@ -143,7 +143,7 @@ static Action next_action(const char* name, const char* path) {
     return FAIL_CALL;
 }
 
-// After the call, whether it succeeded or not.
+// Called after each call that was performed.
 static void finish(Action a, const char* name, const char* path) {
     if (a == DO_THEN_KILL) kill_here("after", name, path);
     if (a == DO_HALF_THEN_KILL) kill_here("half", name, path);

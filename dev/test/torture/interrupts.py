@@ -1,4 +1,4 @@
-"""interrupts.py: runs that are repeatedly killed or stopped, and resumed: they end with the bytes of a reference run."""
+"""interrupts.py: runs that are repeatedly killed or stopped and resumed must end with the bytes of a reference run."""
 
 import random
 import signal
@@ -12,8 +12,8 @@ LONG = [*world.RUN, "--steps", str(STEPS), "--val-every", "3", "--sample-every",
 
 
 def plan(rng, number, calls, seconds):
-    """When to kill: three of four at a call on a checkpoint, within the next three saves; of the others half at any
-    call that changes files, half at a random time."""
+    """When to kill: three of four kills at a call on a checkpoint, within the next three saves; of the others, half at
+    any call that changes files and half at a random time."""
     how = {"do": rng.choice(["before", "after", "half"])}
     if number % 4 < 3:
         return {**how, "at": rng.randint(1, 90), "only": "/step_"}
@@ -23,7 +23,7 @@ def plan(rng, number, calls, seconds):
 
 
 def interrupt(case, report, what, how, seen):
-    """One launch that is to be killed. Returns True if it was."""
+    """Launches the program with a planned kill. Returns True if it was killed."""
     result = case.resume(LONG, **how)
     if not result.killed():
         report.check(result.status == 0, f"{what}: not killed, and {result.summary()}")
@@ -38,8 +38,8 @@ def interrupt(case, report, what, how, seen):
 
 
 def kills(w, report, count, seed):
-    """SIGKILL at `count` points; a run that reaches its end is compared, and another one started, with 1 or 2
-    threads."""
+    """Kills runs `count` times. A run that completes is compared with the reference and the next one starts, with 1 or
+    2 threads in turn."""
     report.begin("kill")
     rng = random.Random(f"kill {seed}")
     began = time.monotonic()
@@ -66,7 +66,7 @@ def kills(w, report, count, seed):
 
 
 def stop(case, report, what, number, how, delay=0.0):
-    """One launch that gets a signal: raised by itself at a call, or sent after its first step."""
+    """Launches a run that gets a signal: raised at a call of the program, or sent after the first step."""
     process = case.start(["--resume", *world.OUT] if case.complete() else [*LONG, *world.OUT, "--overwrite"], **how)
     if not how:
         for line in process.stdout:
@@ -77,9 +77,9 @@ def stop(case, report, what, number, how, delay=0.0):
     return case.finish(process)
 
 
-def stopped_well(case, report, what, number, result):
-    """Checks status, messages, and that there is a checkpoint of the last step. Returns True if the run was stopped,
-    False if it had reached its end, or was still in set-up, where a signal kills it."""
+def check_stop(case, report, what, number, result):
+    """Checks the status, the messages and that the last step was saved. Returns True if the signal stopped the run,
+    False if the run was complete or still in set-up, when a signal kills it."""
     if result.status == 0:
         return False
     if result.status == -number and "\nstep " not in result.out:
@@ -95,24 +95,24 @@ def stopped_well(case, report, what, number, result):
 
 
 def signals(w, report, count, seed):
-    """SIGINT and SIGTERM at random points and inside saves; then two of them."""
+    """SIGINT and SIGTERM at random points and during saves; then two signals at once."""
     report.begin("signal")
     rng = random.Random(f"signal {seed}")
     reference, records = w.reference(LONG)
     rows = [r.call for r in records if r.name == "write" and r.path == "run/log.csv"]   # the header first
     stops = runs = inside = 0
     while stops < count:
-        case, going = w.case(), True
+        case, stopped = w.case(), True
         for _ in range(12):
-            if not going or stops == count:
+            if not stopped or stops == count:
                 break
             number = rng.choice([signal.SIGINT, signal.SIGTERM])
             at = rng.choice([rng.randint(rows[2], rows[-1] // 3), rng.choice(rows[2:len(rows) // 3]), 0])
             how = {"at": at, "do": f"signal:{int(number)}"} if at else {}
             what = f"seed {seed}, {number.name}, stop {stops + 1} {how}"
-            going = stopped_well(case, report, what, number, stop(case, report, what, number, how, rng.uniform(0, .02)))
-            stops += going
-            inside += going and at > 0
+            stopped = check_stop(case, report, what, number, stop(case, report, what, number, how, rng.uniform(0, .02)))
+            stops += stopped
+            inside += stopped and at > 0
         case.check_resume(report, f"seed {seed}, run {runs}", LONG, reference, older=False)
         runs += 1
         case.remove()
@@ -124,7 +124,7 @@ def signals(w, report, count, seed):
 
 
 def twice(w, report, reference, at, number):
-    """The second of two signals at one call ends the program there: nothing more is written."""
+    """The second of two signals at a call must end the program there."""
     case, what = w.case(), f"{number.name} twice at call {at}"
     result = case.launch([*LONG, *world.OUT], at=at, do=f"twice:{int(number)}")
     report.check(result.status == 128 + number, f"{what}: expected status {128 + number}: {result.summary()}")

@@ -1,8 +1,8 @@
-"""journal.py: reads the journal of faults.c and replays it on a simulated disk: the disk as the program sees it, and
-as a power failure leaves it.
+"""journal.py: reads the journal of faults.c and replays it on a simulated disk, as the program sees it and as it is
+after a power failure.
 
-The model of a power failure is POSIX's worst case: only bytes of a file that was synced survive, and only names in a
-folder that was synced."""
+The model of a power failure is the worst case that POSIX allows: only the synced bytes of files and the synced names
+of folders survive."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ import dataclasses
 class Record:
     call: int     # number of the call, from 1
     name: str
-    id: int       # number of the opening
+    id: int       # of the open file
     path: str
     other: str
     offset: int
@@ -43,7 +43,7 @@ class Folder:
 
 
 class Disk:
-    """A folder to which a journal is applied; `tree` is its initial, synced content."""
+    """A simulated disk to which a journal is applied. tree: its initial content, which is synced"""
 
     def __init__(self, tree=None):
         self.root, self.opened = Folder(), {}

@@ -15,9 +15,9 @@ import world
 
 STEPS_MEASURED = (100, 1000, 5000)
 
-# Allowed growth in bytes. Anonymous memory depends on malloc: without its cache of freed blocks, a few pages not
-# touched before step 100; with it, up to 7 blocks of each of 64 sizes up to 1 KiB, and what lies between them. File
-# pages: shards and code that were not read before.
+# Allowed growth in bytes. Anonymous memory depends on malloc: without its cache of freed blocks, a few pages that were
+# not used before step 100; with the cache, up to 7 blocks of each of 64 sizes up to 1 KiB, and the memory between them.
+# File pages: shards and code that were not read before.
 ALLOCATORS = {"without malloc's cache": ("glibc.malloc.tcache_count=0", 64 << 10), "with it": (None, 512 << 10)}
 FILE_PAGES = 256 << 10
 
@@ -31,7 +31,7 @@ def memory(pid):
 
 
 def measured(w, report, tunables):
-    """{step: memory} of one run. The pipe holds one page of its output, so the program is never far ahead of the
+    """{step: memory} of one run. The pipe has a capacity of one page, so that the program is never far ahead of the
     lines read here."""
     case = w.case()
     args = [*world.RUN, "--steps", "5200", "--val-every", "20", "--sample-every", "25", "--save-every", "50",
@@ -56,7 +56,7 @@ def measured(w, report, tunables):
 
 
 def growth(w, report):
-    """Memory and descriptors at step 5,000 are those at step 100, in a run with validations, samples and saves."""
+    """Memory and descriptors must not grow from step 100 to 5,000, in a run with validations, samples and saves."""
     report.begin("growth")
     for name, (tunables, allowed) in ALLOCATORS.items():
         seen = measured(w, report, tunables)
@@ -82,7 +82,7 @@ def token_bytes(ids, width):
 
 
 def header(width, tokens):
-    """The 256 int32 of a uint32 shard. uint16 shards are raw here: a header allows only 2^31 tokens, 4 GiB."""
+    """The header of a uint32 shard. uint16 shards have none here: with a header they are limited to 2^31 tokens."""
     return array.array("i", [20240801, 7, tokens] + [0] * 253).tobytes() if width == 4 else b""
 
 
@@ -91,7 +91,7 @@ def ids(n):
 
 
 def sparse_shard(path, width, tokens, places):
-    """A sparse shard of zeros except for `places`: {token: ids}. False if the disk cannot do that."""
+    """Writes a sparse shard of zeros except for `places`: {token: ids}. False if the disk cannot store it."""
     head = header(width, tokens)
     try:
         with open(path, "wb") as f:
@@ -106,7 +106,7 @@ def sparse_shard(path, width, tokens, places):
 
 
 def set_data_sample(path, sample):
-    """Changes the next sample in the checkpoint's metadata."""
+    """Sets the next sample in a checkpoint's metadata."""
     with open(path, "rb") as f:
         size = int.from_bytes(f.read(8), "little")
         head, tensors = json.loads(f.read(size)), f.read()
@@ -124,8 +124,8 @@ def tensors_of(path):
 
 
 def far_end(report, case, width, tokens):
-    """A run that continues at the last samples of a large shard computes what a run on a small shard of the same tokens
-    does; an id that is too large there is reported with its position."""
+    """A run that continues with the last samples of a large shard must equal a run on a small shard of the same tokens.
+    An id that is too large there must be reported with its position."""
     first = (tokens - 1) // SEQ - SAMPLES * STEPS
     tail = ids(tokens - first * SEQ)
     common = [*world.MODEL, "--tokenizer", "../vocab.bpe", "--order", "sequential", "--val-every", "0",
@@ -160,8 +160,8 @@ def far_end(report, case, width, tokens):
 
 
 def far_windows(report, case, width, tokens):
-    """eval at random windows of such a shard gives the losses of the same windows in a small one. Returns the number of
-    windows beyond 4 GiB."""
+    """eval on random windows of such a shard must give the losses of the same windows in a small shard. Returns the
+    number of windows beyond 4 GiB."""
     path, what, count = case.path("windows.bin"), f"eval on {tokens} tokens of {8 * width} bits", 32
 
     def score(data, *more):
@@ -203,7 +203,7 @@ def large(w, report):
 # ---------------------------------------------------------------------------------------------
 # Leaks and races
 
-# Large enough that every parallel loop uses two threads.
+# A model large enough that every parallel loop uses two threads
 WIDE = ("--layers 2 --heads 4 --channels 64 --block-size 64 --vocab-size 257 --batch 4 --total-batch 512 --warmup 1 "
         "--val-batches 2 --sample-tokens 8 --steps 4 --val-every 2 --sample-every 2 --save-every 2 --keep 1").split()
 
@@ -270,14 +270,14 @@ def leaks(w, report, built):
 
 
 def detects_races(probe, env):
-    """True if the tool works here: it finds the race of the probe, and none if an OpenMP barrier orders the threads."""
+    """True if ThreadSanitizer works here: it finds the probe's race, and none if a barrier orders the threads."""
     found = [subprocess.run([*without_aslr(), probe, how], capture_output=True, text=True, env={**os.environ, **env})
              for how in ("race", "clean")]
     return "data race" in found[0].stderr and found[1].returncode == 0 and "data race" not in found[1].stderr
 
 
 def without_aslr():
-    """ThreadSanitizer cannot run with the address randomisation of some kernels."""
+    """ThreadSanitizer does not work with the address randomization of some kernels."""
     return ["setarch", os.uname().machine, "-R"] if shutil.which("setarch") else []
 
 
@@ -289,7 +289,7 @@ def races(w, report, built):
     if not all(map(os.path.exists, programs)):
         report.skip("races: the programs were not built: needs clang with libomp and -fsanitize=thread")
     elif not detects_races(programs[0], env):
-        report.skip("races: the detector does not understand OpenMP here: needs libarcher of libomp")
+        report.skip("races: ThreadSanitizer does not support OpenMP here: needs libarcher of libomp")
     else:
         logged = {**env, "TSAN_OPTIONS": env["TSAN_OPTIONS"] + " log_path=found"}
         watched(w, report, programs[1], without_aslr(), logged, COMMANDS, "found")

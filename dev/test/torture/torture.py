@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""torture.py: kills and stops runs, makes system calls fail, simulates full disks and power failures: nothing saved
-may be lost. Also measures memory growth and looks for leaks and data races.
+"""torture.py: kills and stops runs, makes system calls fail, simulates full disks and power failures, and checks that
+nothing saved is lost. Also measures memory growth and looks for leaks and data races.
 
     torture.py --binary ./train_gpt_tost --built build/torture [--kills 100] [--every 1] [--suites kill,signal,…]
 
@@ -34,7 +34,7 @@ def options():
 
 
 def run(report, suite):
-    """An exception in a suite is a failure; the other suites still run."""
+    """Runs a suite. An exception counts as a failed check, and the other suites still run."""
     try:
         suite()
     except Exception:

@@ -1,5 +1,4 @@
-"""world.py: what all suites share: a small model on generated text, launches of the program with faults, and the checks
-after each."""
+"""world.py: shared by all suites: a small model on generated text, launches of the program with faults, and checks."""
 
 import dataclasses
 import os
@@ -20,9 +19,9 @@ CHECKPOINT_FILES = ("model.safetensors", "optimizer.safetensors")
 
 
 class Report:
-    """Counts checks by suite, prints failures and skipped checks, and ends with a table and one line."""
+    """Counts checks by suite, prints failed and skipped checks, and finally a table and a closing line."""
 
-    SHOWN = 40   # failures of one suite that are printed
+    SHOWN = 40   # failed checks to print per suite
 
     def __init__(self):
         self.rows = []
@@ -84,7 +83,7 @@ class Result:
 
 
 class Case:
-    """A folder for one run and the working directory of the program, so that all runs print the same paths."""
+    """A folder for one run. It is the program's working directory, so that all runs print the same paths."""
 
     def __init__(self, world, name, tree=None, threads=1):
         self.world, self.dir, self.threads = world, os.path.join(world.root, name), threads
@@ -104,7 +103,7 @@ class Case:
         shutil.rmtree(self.dir)
 
     def start(self, args, at=0, do="", only="", stdout=subprocess.PIPE, plain=False, more=None):
-        """Starts the program with a fault; plain: without faults.c; more: environment variables."""
+        """Starts the program with a fault. plain: without faults.c; more: environment variables"""
         if os.path.exists(self.world.journal):
             os.remove(self.world.journal)
         env = {**os.environ, "OMP_NUM_THREADS": str(self.threads), "OMP_WAIT_POLICY": "passive", **(more or {})}
@@ -134,11 +133,11 @@ class Case:
         return self.finish(process)
 
     def resume(self, fresh, **how):
-        """Resumes if there is a complete checkpoint, else starts again."""
+        """Resumes the run if it has a complete checkpoint, else starts it again with the options `fresh`."""
         return self.launch(["--resume", *OUT] if self.complete() else [*fresh, *OUT, "--overwrite"], **how)
 
     def check_resume(self, report, what, fresh, reference, older=None):
-        """Resumes the run, which must succeed and end like the reference run (see check_same)."""
+        """Resumes the run, which must succeed and equal the reference run (see check_same)."""
         last = self.resume(fresh)
         report.check(last.status == 0, f"{what}: the resume: {last.summary()}")
         self.check_same(report, what, reference, "is finished" not in last.out if older is None else older)
@@ -167,8 +166,8 @@ class Case:
         return os.path.isdir(self.path(run)) and any(n.endswith(".tmp") for n in os.listdir(self.path(run)))
 
     def check_checkpoints(self, report, what, least, sample=True):
-        """The newest complete checkpoint is of step `least` or later, info selects it, older ones open, and sample
-        works."""
+        """The newest complete checkpoint must be of step `least` or later; info must select it and open the older ones;
+        sample must work."""
         steps = self.complete()
         newest = steps[-1] if steps else 0
         report.check(newest >= least, f"{what}: the checkpoint of step {least} was saved, but the newest is {newest}")
@@ -185,9 +184,9 @@ class Case:
             report.check(text.status == 0 and text.out.startswith("1 and 2 make "), f"{what}: sample: {text.summary()}")
 
     def check_same(self, report, what, reference, older=True):
-        """The run's folder has the bytes of the reference run, but for the times in the log. older=False: compares
-        only the last checkpoint. A run resumed when finished saves nothing, so it removes no old checkpoint; a
-        stopped run has saved at other steps."""
+        """The run's folder must equal that of the reference run, except for the times in the log. older=False: compares
+        only the last checkpoint, because a finished run that is resumed saves nothing and removes no old checkpoint,
+        and a stopped run has saved other steps."""
         mine, other = comparable(self.tree(), older), comparable(reference, older)
         both = mine.keys() & other.keys()
         wrong = [f"{n} is missing" for n in sorted(other.keys() - both)]
@@ -204,14 +203,14 @@ def log_without_times(log):
 
 
 def comparable(tree, older):
-    """What check_same compares of a folder: the log without times, no run.lock, which a killed process leaves."""
+    """The files that check_same compares: the log without times, and not run.lock, which a killed process leaves."""
     last = max((path for path in tree if re.fullmatch(r"run/step_\d+", path)), default="")
     return {path: log_without_times(data) if path == "run/log.csv" else data for path, data in tree.items()
             if path != "run/run.lock" and (older or not path.startswith("run/step_") or path.startswith(last))}
 
 
 def saved(records, run="run"):
-    """The step of the last checkpoint that survives a power failure: renamed, and its run folder synced."""
+    """The step of the last checkpoint that must survive a power failure: renamed, then the run's folder synced."""
     renamed = published = 0
     for r in records:
         m = re.fullmatch(rf"{run}/step_(\d+)", r.other) if r.name in ("rename", "exchange") else None
@@ -223,7 +222,7 @@ def saved(records, run="run"):
 
 
 def in_save(record):
-    """True if the call belongs to a save: it is on a checkpoint, or a sync."""
+    """True if the call is part of a save: a call on a checkpoint, or a sync."""
     return "/step_" in record.path or "/step_" in record.other or record.name.endswith("-fsync")
 
 
