@@ -68,6 +68,7 @@ ifeq ($(MAKELEVEL),0)   # one job per core, unless -j is given
   MAKEFLAGS += -j$(or $(shell getconf _NPROCESSORS_ONLN 2>/dev/null),1)
 endif
 
+all: train_gpt_tost
 train_gpt_tost: $(BUILD)/train_gpt_tost.o $(BUILD)/libtost.a build/variant
 	$(call say,LINK $@) $(COMPILE) -o $@ $(filter %.o %.a,$^) $(LIBS)
 $(BUILD)/libtost.a: $(LIB_OBJ) $(BUILD)/flags
@@ -88,7 +89,7 @@ clean:
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
-.PHONY: clean help FORCE
+.PHONY: all clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 -include $(shell find build -name '*.d' 2>/dev/null)
