@@ -1,14 +1,12 @@
 // test_train.c: training runs under failures: losses that are not finite, outliers, signals, concurrent runs, full
 // disks, closed pipes. Each run is a child process that calls tost_main with a toy engine. Its losses depend on the
-// tokens, so the data decides when they go wrong; a hook runs at a chosen forward pass or tensor copy.
-#include "check.h"
+// tokens, so the data decides when they are not finite; a hook runs at a chosen forward pass or tensor copy.
+#include "scratch.h"
 
 #include <fcntl.h>
 #include <math.h>
 #include <signal.h>
-#include <string.h>
 #include <sys/file.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -20,15 +18,9 @@
 #include "log.h"
 #include "schedule.h"
 
-static void must(bool ok, const char* what) {
-    if (ok) return;
-    perror(what);
-    exit(1);
-}
-
-// --------------------------------------------------------------------------------------------- The toy engine: a
-// token's loss is a hundredth of its id plus a fraction of the sum of parameters; its gradient goes to one parameter. A
-// token BAD makes both NaN, a token SPIKE makes both large.
+// ---------------------------------------------------------------------------------------------
+// The toy engine. The loss of a token is 0.01 · id + 0.001 · (sum of the parameters); its gradient goes to one
+// parameter. A token BAD makes loss and gradient NaN, a token SPIKE makes them large.
 
 enum { BAD = 200, SPIKE = 201, WRONG_TENSOR = 3 };
 
@@ -43,17 +35,17 @@ typedef enum { TRAINING, EVALUATING, GET, PUT, EVENTS } Event;
 
 typedef struct {
     Event event;
-    int   at;                       // from 1
+    int   at;                       // runs at this event of its kind, counted from 1
     void (*action)(TostModel* m);   // NULL: none
 } Hook;
 
 static Hook hooks[2];               // of the next child
-static int  so_far[EVENTS];         // events of this process
+static int  events[EVENTS];         // events of this process, by kind
 
 static void trigger(Event event, const TostModel* m) {
-    so_far[event]++;
+    events[event]++;
     for (size_t i = 0; i < countof(hooks); i++)
-        if (hooks[i].action && hooks[i].event == event && hooks[i].at == so_far[event]) hooks[i].action((TostModel*)m);
+        if (hooks[i].action && hooks[i].event == event && hooks[i].at == events[event]) hooks[i].action((TostModel*)m);
 }
 
 static bool toy_supports(TostDtype dtype) { return dtype == TOST_FP32; }
@@ -135,7 +127,7 @@ static double toy_grad_norm(TostModel* m) {
 // Adam; appends a line "step lr" to the file optimizer_steps.
 static void toy_update(TostModel* m, const TostAdamW* a) {
     FILE* f = fopen("optimizer_steps", "a");
-    must(f && fprintf(f, "%lld %.9e\n", (long long)a->step, a->lr) > 0 && fclose(f) == 0, "optimizer_steps");
+    must(f && fprintf(f, "%lld %.9e\n", (long long)a->step, a->lr) > 0 && fclose(f) == 0, "optimizer_steps", NULL);
     for (size_t i = 0; i < m->tensors.flat_size; i++) {
         const double g = a->grad_scale * m->state[TOST_GRAD][i];
         const double first = m->state[TOST_M][i] = (float)(a->beta1 * m->state[TOST_M][i] + (1 - a->beta1) * g);
@@ -162,15 +154,14 @@ static const TostEngine toy = {
 
 enum { TOKENS = 16, STEPS = 200 };   // tokens per step, steps per shard
 
-// A shard of raw uint16 with one token `id` in each of the steps first … last (from 0).
+// A shard of raw uint16 with one token `id` in each of the steps first … last, counted from 0.
 static void write_shard(const char* path, int id, int first, int last) {
     uint16_t ids[STEPS * TOKENS + 1];
     for (int i = 0; i <= STEPS * TOKENS; i++) {
         const int step = i / TOKENS;
         ids[i] = (uint16_t)(step >= first && step <= last && i % TOKENS == 5 ? id : (i * 37 + i / 7) % 100);
     }
-    FILE* f = fopen(path, "wb");
-    must(f && fwrite(ids, sizeof ids, 1, f) == 1 && fclose(f) == 0, path);
+    write_bytes(path, ids, sizeof ids);
 }
 
 typedef struct { int status; char *out, *err; } Outcome;   // status: 1000 + signal if killed by one
@@ -182,7 +173,7 @@ static char* text_of(const char* path) {
 }
 
 static int toy_main(const char* args) {
-    memset(so_far, 0, sizeof so_far);
+    memset(events, 0, sizeof events);
     char *words = xstrdup(args), *argv[80] = {"train_gpt_tost"};
     int argc = 1;
     for (char* w = strtok(words, " "); w; w = strtok(NULL, " ")) argv[argc++] = w;
@@ -193,22 +184,22 @@ static int toy_main(const char* args) {
 
 enum { READ = -1, CLOSED = -2 };   // instead of a descriptor for stdout; CLOSED closes stdin, stdout and stderr
 
-// Runs the program in a child with these descriptors for stdout and stderr. `exec`: in a new program, because a process
-// with OpenMP threads cannot continue after fork.
+// Runs the program in a child process with these descriptors for stdout and stderr. exec: calls exec after fork, which
+// is needed if this process has OpenMP threads.
 static int run_child(const char* args, int out, int err, bool exec) {
     fflush(stdout);
     const pid_t id = fork();
-    must(id >= 0, "fork");
+    must(id >= 0, "fork", NULL);
     if (id == 0) {
         for (int fd = 0; fd <= 2; fd++)
             if (out == CLOSED) close(fd);
-        if (out != CLOSED) must(dup2(out, STDOUT_FILENO) >= 0 && dup2(err, STDERR_FILENO) >= 0, "dup2");
+        if (out != CLOSED) must(dup2(out, STDOUT_FILENO) >= 0 && dup2(err, STDERR_FILENO) >= 0, "dup2", NULL);
         if (exec) execl("/proc/self/exe", "test_train", args, (char*)NULL);
-        must(!exec, "execl");
+        must(!exec, "execl", NULL);
         exit(toy_main(args));
     }
     int status;
-    must(waitpid(id, &status, 0) == id, "waitpid");
+    must(waitpid(id, &status, 0) == id, "waitpid", NULL);
     return WIFSIGNALED(status) ? 1000 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
@@ -226,7 +217,7 @@ static char* drain(int pipe_end[2]) {
 // A run whose stdout is `out`. Its output goes to pipes, which a file size limit does not affect.
 static Outcome run_into(const char* args, int out) {
     int o[2], e[2];
-    must(pipe(o) == 0 && pipe(e) == 0, "pipe");
+    must(pipe(o) == 0 && pipe(e) == 0, "pipe", NULL);
     remove("optimizer_steps");
     const int status = run_child(args, out == READ ? o[1] : out, e[1], false);
     memset(hooks, 0, sizeof hooks);
@@ -241,8 +232,7 @@ static int lines(const char* text) {
     return n;
 }
 
-// Checks the exit status, the number of lines on stderr, and that stderr contains `says` (unless NULL). Frees the
-// outcome.
+// Checks the exit status and the number of lines on stderr, and that stderr contains `says` (unless NULL). Frees o.
 static void check_run(Checks* c, Outcome o, int status, int err_lines, const char* says, const char* what) {
     check(c, o.status == status, "%s: expected status %d, got %d: %s", what, status, o.status, o.err);
     check(c, lines(o.err) == err_lines, "%s: expected %d lines on stderr: %s", what, err_lines, o.err);
@@ -324,21 +314,21 @@ static void test_outlier_detector(Checks* c) {
     check(c, fabs(outlier_z(&g.norm, 200) - (200 - 113.5) / deviation) < 1e-12, "the oldest values are dropped");
     outlier_skip(&g);
     outlier_skip(&g);
-    check(c, g.skipped == 2 && g.in_a_row == 2, "two skipped");
+    check(c, g.skipped == 2 && g.in_a_row == 2, "two skipped steps");
     outlier_accept(&g, 1, 1);
-    check(c, g.skipped == 2 && g.in_a_row == 0, "an accepted step after them");
+    check(c, g.skipped == 2 && g.in_a_row == 0, "an accepted step after two skipped ones");
     OutlierWindow read, flat = {0};
     for (int i = 0; i < 1000; i++) outlier_accept(&g, 3 + sin(i) / 3, 1);
     char* text = outlier_window_text(&g.loss);
     check(c, outlier_window_parse(&read, text), "the text of a window is not parsed");
-    int others = 0;   // the same bits, although the ring starts elsewhere
+    int differ = 0;   // the z scores must have the same bits, although the ring buffer starts elsewhere
     OutlierDetector resumed = {.loss = read};
     for (int i = 0; i < 300; i++) {
-        others += outlier_z(&resumed.loss, 0.02 * i) != outlier_z(&g.loss, 0.02 * i);
+        differ += outlier_z(&resumed.loss, 0.02 * i) != outlier_z(&g.loss, 0.02 * i);
         outlier_accept(&resumed, cos(i), 1);
         outlier_accept(&g, cos(i), 1);
     }
-    check(c, others == 0, "%d of 300 z differ after parsing", others);
+    check(c, differ == 0, "%d of 300 z scores differ after parsing", differ);
     free(text);
     text = outlier_window_text(&flat);
     check(c, !*text && outlier_window_parse(&read, "") && read.count == 0, "an empty window");
@@ -351,11 +341,7 @@ static void test_outlier_detector(Checks* c) {
     for (size_t i = 0; i < countof(wrong); i++)
         check(c, !outlier_window_parse(&read, wrong[i]), "'%s' is parsed", wrong[i]);
     char* long_text = xstrdup("");
-    for (int i = 0; i <= OUTLIER_WINDOW; i++) {
-        char* longer = xasprintf("%s%s1", long_text, i ? " " : "");
-        free(long_text);
-        long_text = longer;
-    }
+    for (int i = 0; i <= OUTLIER_WINDOW; i++) long_text = append_text(long_text, "%s1", i ? " " : "");
     check(c, !outlier_window_parse(&read, long_text), "one value too many is parsed");
     free(long_text);
 }
@@ -363,14 +349,12 @@ static void test_outlier_detector(Checks* c) {
 // ---------------------------------------------------------------------------------------------
 // Skipped steps
 
-// Checks the optimizer steps of a run of `steps` in which `count` steps from `first` on were skipped.
+// Checks the optimizer steps of a run of `steps` steps of which `count` were skipped, starting with `first`.
 static void check_optimizer_steps(Checks* c, const char* what, int first, int count, int steps) {
     char *is = text_of("optimizer_steps"), *wanted = xstrdup("");
     for (int s = 0, made = 0; s < steps; s++) {
         if (s >= first && s < first + count) continue;
-        char* longer = xasprintf("%s%d %.9e\n", wanted, ++made, schedule_lr(s, steps, 2, 0.01, 0.1));
-        free(wanted);
-        wanted = longer;
+        wanted = append_text(wanted, "%d %.9e\n", ++made, schedule_lr(s, steps, 2, 0.01, 0.1));
     }
     size_t same = 0;
     while (is[same] && is[same] == wanted[same]) same++;
@@ -387,9 +371,10 @@ static void kill_process(TostModel* m) { (void)m, raise(SIGKILL); }
 static void test_not_finite(Checks* c) {
     write_shard("bad.bin", BAD, 5, 6);
     Outcome o = run(BASE NO_VAL "--data bad.bin --steps 12 --min-lr-frac 0.1 --save-every 4 --out bad");
-    check(c, strstr(o.out, "skipped    2 of 12 steps") != NULL, "the last lines count skipped steps: %s", o.out);
+    check(c, strstr(o.out, "skipped    2 of 12 steps") != NULL, "the summary must count skipped steps: %s", o.out);
     check(c, strstr(o.err, "step 6 is skipped: loss nan, gradient norm nan, first in the gradient of "
-                           "transformer.h.0.") != NULL, "the first tensor that is not finite: %s", o.err);
+                           "transformer.h.0.") != NULL,
+          "the warning must name the first tensor that is not finite: %s", o.err);
     check_run(c, o, 0, 2, "step 7 is skipped: loss nan", "two bad steps");
     check_optimizer_steps(c, "two bad steps", 5, 2, 12);
     const LogRow row = row_of("bad", 6), next = row_of("bad", 7);
@@ -406,7 +391,7 @@ static void test_not_finite(Checks* c) {
     const char* args = BASE NO_VAL "--data bad.bin --steps 12 --save-every 5 --max-skipped 1 --out bad3";
     check_run(c, run(args), 1, 2,
               "step 7: loss nan, gradient norm nan, first in the gradient of transformer.h.0.",
-              "one too many in a row");
+              "too many skipped in a row");
     check(c, saved("bad3", 5), "bad data alone does not prevent a save");
     check_run(c, run(BASE NO_VAL "--data bad.bin --steps 12 --save-every 3 --max-skipped 0 --out bad4"), 1, 1,
               "train --resume --out bad4 continues from step 3", "--max-skipped 0");
@@ -418,7 +403,8 @@ static void test_not_finite(Checks* c) {
     hooks[0] = (Hook){TRAINING, 4, poison};
     o = run(BASE NO_VAL "--data bad.bin --steps 12 --save-every 3 --out bad5");
     check(c, strstr(o.err, "stopped without changing the parameters, after 10 consecutive") == NULL
-             || strstr(o.err, "first in the parameter ") != NULL, "the parameter that is not finite: %s", o.err);
+             || strstr(o.err, "first in the parameter ") != NULL,
+          "the error must name the parameter that is not finite: %s", o.err);
     check(c, saved("bad5", 3) && !saved("bad5", 6), "parameters that are not finite are not saved");
     check_run(c, o, 1, 9 + 2 + 1, "not saved", "a parameter that is not finite");
 }
@@ -445,7 +431,7 @@ static void test_outliers(Checks* c) {
 #undef WINDOWED
 }
 
-// The window in a checkpoint has the losses and norms that the log has of the accepted steps.
+// The outlier window in a checkpoint must contain the losses and gradient norms of the accepted steps, as in the log.
 static void test_window_saved(Checks* c) {
     TostError err;
     CheckpointInfo info;
@@ -484,7 +470,7 @@ static void test_signals(Checks* c) {
         {"in a save", {GET, 3, interrupt}, {0}, 130, 6, NULL},
         {"a terminal that closes", {TRAINING, 7, hang_up}, {0}, 129, 7, NULL},
         {"twice", {TRAINING, 8, terminate_twice}, {0}, 143, 6, NULL},
-        {"and again in a save", {TRAINING, 7, interrupt}, {GET, 60, interrupt}, 130, 6, NULL},
+        {"again in a save", {TRAINING, 7, interrupt}, {GET, 60, interrupt}, 130, 6, NULL},
     };
     write_shard("good.bin", 0, -1, -1);
     check_run(c, run(VALIDATED "--out reference"), 0, 0, NULL, "the uninterrupted run");
@@ -500,7 +486,7 @@ static void test_signals(Checks* c) {
         if (cases[i].says) check(c, strstr(o.out, cases[i].says), "%s: expected '%s': %s", what, cases[i].says, o.out);
         free(o.out);
         free(o.err);
-        if (cases[i].says) {   // interrupted again, in the repeated validation
+        if (cases[i].says) {   // interrupt the repeated validation too
             hooks[0] = (Hook){EVALUATING, 2, interrupt};
             o = run(resume);
             check(c, o.status == 130 && strstr(o.out, cases[i].says), "%s, twice: %d %s", what, o.status, o.out);
@@ -523,12 +509,12 @@ static void test_open_row_damaged(Checks* c) {
     TostError err;
     CheckpointInfo info;
     const char* file = "reference/step_00000006/model.safetensors";
-    must(checkpoint_read_info(&info, file, &err), "checkpoint_read_info");
+    must(checkpoint_read_info(&info, file, &err), "checkpoint_read_info", &err);
     TostModel* m = toy_create(&info.config, NULL, &err);
-    must(checkpoint_load_params(&toy, m, &m->tensors, file, &err), "checkpoint_load_params");
+    must(checkpoint_load_params(&toy, m, &m->tensors, file, &err), "checkpoint_load_params", &err);
     for (size_t i = 0; i < countof(rows); i++) {
         info.unvalidated_row = rows[i];
-        must(checkpoint_save("odd", &info, &toy, m, &m->tensors, 0, &err), "checkpoint_save");
+        must(checkpoint_save("odd", &info, &toy, m, &m->tensors, 0, &err), "checkpoint_save", &err);
         check_run(c, run("--resume --out odd"), 1, 1, "__metadata__ 'open_row' is not a log row of step 5", rows[i]);
     }
     info.unvalidated_row = NULL;
@@ -550,7 +536,7 @@ static void run_second(TostModel* m) {
     close(err);
     close(out);
     FILE* f = fopen("second.status", "w");
-    must(f && fprintf(f, "%d", status) > 0 && fclose(f) == 0, "second.status");
+    must(f && fprintf(f, "%d", status) > 0 && fclose(f) == 0, "second.status", NULL);
 }
 
 static void test_lock(Checks* c) {
@@ -571,7 +557,7 @@ static void test_lock(Checks* c) {
     check(c, !path_exists("alone/run.lock"), "the lock file is removed");
     for (size_t i = 0; i < countof(cases); i++) {
         TostError err;
-        must(remove_tree("first", &err) && remove_tree("other", &err), "remove_tree");
+        must(remove_tree("first", &err) && remove_tree("other", &err), "remove_tree", &err);
         second_args = (char*)cases[i].args;
         hooks[0] = (Hook){TRAINING, 8, run_second};
         check_run(c, run(SAVING "--out first"), 0, 0, NULL, cases[i].what);
@@ -592,11 +578,11 @@ static void test_lock(Checks* c) {
     TostError err;
     check(c, lock_take(&lock, "nowhere", &err) == LOCK_FAILED && strstr(err.text, "nowhere/run.lock"), "no folder");
     lock_release(&lock);
-    must(mkdir("linked", 0777) == 0 && symlink("../good.bin", "linked/run.lock") == 0, "symlink");
+    must(mkdir("linked", 0777) == 0 && symlink("../good.bin", "linked/run.lock") == 0, "symlink", NULL);
     check(c, lock_take(&lock, "linked", &err) == LOCK_FAILED, "a symbolic link is not followed");
 }
 
-// What a second process says about the first one, from the note in the file.
+// The message of a second process names the first one as its lock file does: "PROCESS HOST".
 static void test_lock_notes(Checks* c) {
     static const struct { const char *note, *says; } cases[] = {
         {"77 elsewhere\n", "noted is in use by process 77 on elsewhere: wait"},
@@ -605,13 +591,13 @@ static void test_lock_notes(Checks* c) {
         {"nonsense\n", "noted is in use by another process: wait"},
         {"77 \033[2Jx", "noted is in use by process 77 on ?[2Jx: wait"},
     };
-    must(mkdir("noted", 0777) == 0, "noted");
+    must(mkdir("noted", 0777) == 0, "noted", NULL);
     for (size_t i = 0; i < countof(cases); i++) {
         Lock lock = {0};
         TostError err;
         const int fd = open("noted/run.lock", O_RDWR | O_CREAT | O_TRUNC, 0666);
         const ssize_t n = (ssize_t)strlen(cases[i].note);
-        must(fd >= 0 && flock(fd, LOCK_EX) == 0 && write(fd, cases[i].note, (size_t)n) == n, "noted/run.lock");
+        must(fd >= 0 && flock(fd, LOCK_EX) == 0 && write(fd, cases[i].note, (size_t)n) == n, "noted/run.lock", NULL);
         const bool busy = lock_take(&lock, "noted", &err) == LOCK_BUSY;
         check(c, busy && strstr(err.text, cases[i].says), "a lock with the note '%s': %s", cases[i].note, err.text);
         close(fd);
@@ -621,7 +607,7 @@ static void test_lock_notes(Checks* c) {
     }
 }
 
-// Another run starts and ends in the same folder while this one is set up: it must not be replaced.
+// If another run starts and ends in the same folder during set-up, its files must not be replaced.
 static void test_overtaken(Checks* c) {
     second_args = SAVING "--out overtaken";
     hooks[0] = (Hook){PUT, 1, run_second};
@@ -640,15 +626,8 @@ static void test_default_folders(Checks* c) {
 // ---------------------------------------------------------------------------------------------
 // Full disks
 
-static void limit_files(rlim_t bytes) {
-    struct rlimit limit;
-    must(getrlimit(RLIMIT_FSIZE, &limit) == 0, "getrlimit");
-    limit.rlim_cur = bytes < limit.rlim_max ? bytes : limit.rlim_max;
-    must(setrlimit(RLIMIT_FSIZE, &limit) == 0, "setrlimit");
-}
-
-static void fill_disk(TostModel* m) { (void)m, limit_files(333); }   // in the middle of a row
-static void make_room(TostModel* m) { (void)m, limit_files(RLIM_INFINITY); }
+static void fill_disk(TostModel* m) { (void)m, limit_file_size(333); }   // in the middle of a row
+static void make_room(TostModel* m) { (void)m, limit_file_size(RLIM_INFINITY); }
 
 static void test_full_disk(Checks* c) {
     check_run(c, run(SAVING "--on-save-error continue --out roomy"), 0, 0, NULL, "a disk with room");
@@ -678,23 +657,23 @@ static void test_full_disk(Checks* c) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Output that nobody reads
+// Output to closed pipes and streams
 
 static void test_lost_output(Checks* c) {
     int ends[2];
-    must(pipe(ends) == 0 && close(ends[0]) == 0, "pipe");
+    must(pipe(ends) == 0 && close(ends[0]) == 0, "pipe", NULL);
     check_run(c, run_into(SAVING "--on-save-error continue --out unread", ends[1]), 0, 1,
               "stdout cannot be written: Broken pipe; training continues", "a closed pipe");
     close(ends[1]);
     check_same(c, "roomy", "unread", 12, "a closed pipe");
-    // neither the note about the signal nor progress must end up in a file that the run opens
+    // with stdout and stderr closed, messages must not be written into files that get their descriptors
     hooks[0] = (Hook){TRAINING, 7, interrupt};
     check_run(c, run_into(SAVING "--on-save-error continue --out closed", CLOSED), 130, 0, NULL, "closed streams");
     check_run(c, run("--resume --out closed"), 0, 0, NULL, "closed streams");
     check_same(c, "roomy", "closed", 12, "closed streams");
     const int full = open("/dev/full", O_WRONLY);
     if (full < 0) {
-        skip(c, "/dev/full is not there");
+        skip(c, "stdout on a full disk: no /dev/full");
         return;
     }
     check_run(c, run_into(SAVING "--out unread2", full), 0, 1,
@@ -727,9 +706,8 @@ int main(int argc, char** argv) {
     signal(SIGHUP, SIG_DFL);   // nohup ignores it
     if (argc > 1) return toy_main(argv[1]);   // as run_second does
     Checks c = {.suite = "train"};
-    const char* base = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
-    char* dir = xasprintf("%s/tost_train_XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : base);
-    must(mkdtemp(dir) && chdir(dir) == 0, "mkdtemp");
+    char* dir = new_folder();
+    must(chdir(dir) == 0, "chdir", NULL);
     setenv("TERM", "dumb", 1);
     test_outlier_detector(&c);
     test_not_finite(&c);
@@ -744,8 +722,6 @@ int main(int argc, char** argv) {
     test_full_disk(&c);
     test_lost_output(&c);
     test_changes(&c);
-    TostError err;
-    if (!remove_tree(dir, &err)) printf("train: %s\n", err.text);
-    free(dir);
+    drop_folder(dir);
     return checks_verdict(&c);
 }
