@@ -9,12 +9,12 @@
 //     logits = ln_f(x) · wteᵀ,   loss = mean of -log softmax(logits)[target]
 //
 //     tssa(a):  w = c_attn(a), one projection in place of query, key and value; head h owns HS = C/NH of its channels.
-//     (w is an activation here, as in the paper; in LayerNorm and Linear it is the weight.)
+//     (In TSSA w is an activation; in LayerNorm and Linear it is the weight.)
 //     For each sequence and head h, with d a channel of the head and t time:
 //         s[t,d] = w[t,d]²,   S[t,d] = Σ_{t'≤t} s[t',d]                        energy, and its running sum
 //         u[t]   = Σ_d s[t,d] / max(S[t,d], 1e-12) + HS · denom_bias[h,t]
 //         Π[h,t] = softmax over the HEADS h of  temp[h] · u[h,t]                membership
-//         N[t,d] = Σ_{t'≤t} s[t',d] Π[h,t'],   D[t] = Σ_{t'≤t} Π[h,t']            running second moment and mass
+//         N[t,d] = Σ_{t'≤t} s[t',d] Π[h,t'],   D[t] = Σ_{t'≤t} Π[h,t']          running second moment and mass
 //         m[t,d] = N[t,d] / (D[t] + 1e-8),   y[t,d] = -w[t,d] Π[h,t] / (1 + m[t,d])
 //     and the output is c_proj(y).
 //
@@ -22,8 +22,8 @@
 // the projection), compared with the tokens before it. A softmax over the heads turns the answers into a membership Π,
 // which divides the token among the heads. Each head keeps the running second moment m of the tokens that belong to it,
 // and shrinks the directions in which they vary: 1/(1+m) is a shrinkage factor, and -wΠ/(1+m) is a gradient step that
-// reduces the coding rate of the tokens. No pair of tokens is compared: the past acts only through the statistics S, N
-// and D, which are 2C + NH numbers per layer at any length. Time and memory are linear in T, and decoding needs no KV
+// reduces the coding rate of the tokens. Tokens are not compared pairwise: the past acts only through the statistics S,
+// N and D, which are 2C + NH numbers per layer at any length. Time and memory are linear in T, and decoding needs no KV
 // cache.
 //
 // One training step, through the engine's functions (tost/engine.h), is
@@ -40,8 +40,8 @@
 // Elsewhere in tost/: model.h has the table of parameters, gemm.c the matrix product, train.c the training loop.
 //
 // To add a layer: write its forward and backward in a section of its own before "The model's memory", add its
-// parameters to TOST_PARAMS (tost/model.h), its activations to LAYER_ACTIVATIONS and other buffers to SHARED_BUFFERS, and
-// call it in layer_forward and, in reverse order, in layer_backward.
+// parameters to TOST_PARAMS (tost/model.h), its activations to LAYER_ACTIVATIONS and its other buffers to
+// SHARED_BUFFERS, and call it in layer_forward and, in reverse order, in layer_backward.
 //
 // Sizes: B sequences, T tokens each, C channels, NH heads of HS = C/NH channels, V vocabulary, rows = B·T.
 // Arrays are dense and row-major. Arguments: outputs, saved tensors, inputs (const), sizes. dx is the gradient of the
@@ -614,7 +614,7 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
     X(rstd_f,       float,  rows) \
     X(logits,       float,  logits_rows * V)            /* of a chunk of rows */ \
     X(losses,       double, rows) \
-    X(tssa_now,     double, B * tssa_state_size(C, NH)) /* TSSA's running sums in the current layer */ \
+    X(tssa_now,     double, B * tssa_state_size(C, NH)) /* Tssa.state of the current layer */ \
     X(decode,       double, L * B * tssa_state_size(C, NH)) \
     X(dx,           float,  train * rows * C)           /* gradient of the residual stream */ \
     X(dbranch,      float,  train * rows * C)           /* gradients of attn_out, mlp_out and ln_1 */ \

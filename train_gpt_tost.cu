@@ -278,7 +278,7 @@ static void residual_layernorm_forward(cudaStream_t stream, float* x_out, S* y, 
 // Backward of LayerNorm and of the residual before it (branch is NULL if there is none):
 //   n = (x - mean) rstd,  g = dy w:   dx (+)= rstd (g - mean_c(g) - n mean_c(g n))
 //   dw = Σ_rows dy n,   db = Σ_rows dy,   dbranch = gamma dx,   dgamma = Σ_rows dx branch
-// and, while dbranch is in registers, the bias gradient of the Linear that computed the branch:   dbias = Σ_rows dbranch
+// and, while dbranch is in registers, the bias gradient of the branch's last Linear:   dbias = Σ_rows dbranch
 // accumulate: dx already holds the residual's own gradient. partial (4,blocks,C): each block's sums for dw, db, dgamma,
 // dbias. Minimum traffic per row: 2C (dy) + 4C (x) + 8C (dx) + 2C (branch) + 2C (dbranch) = 18C, without partial.
 template <typename S> struct NormBackward {
@@ -1338,8 +1338,8 @@ template <typename S> static TostParams<S> model_weights(const TypedModel<S>* m,
     return tost_params(&m->tensors, m->weights, l);
 }
 
-// Rows per chunk if `rows` are divided into the fewest chunks of at most `most` rows, of nearly equal size: a multiple of
-// ROW_TILE, as is `most`, unless there is only one chunk.
+// Rows per chunk if `rows` are divided into the fewest chunks of at most `most` rows, of nearly equal size. A multiple
+// of ROW_TILE, as is `most`, unless there is only one chunk.
 constexpr size_t ROW_TILE = 128;     // of a matrix product
 
 static size_t even_chunk(size_t rows, size_t most) {

@@ -1,5 +1,5 @@
-// engine_memory.h: what both engines need to lay out their memory: an arena that holds many arrays in one allocation, and
-// pointers to the parameters of one layer. Read by C11 and by CUDA C++17.
+// engine_memory.h: memory layout for both engines: an arena, which places many arrays in one allocation, and pointers
+// to the parameters of one layer. Read by C11 and by CUDA C++17.
 #ifndef TOST_ENGINE_MEMORY_H
 #define TOST_ENGINE_MEMORY_H
 
@@ -31,8 +31,8 @@ static inline void* arena_alloc(Arena* a, size_t bytes) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Pointers into one flat array of parameters (or gradients, or Adam's moments): the tensors outside of the layers and those of
-// one layer, one field per row of the table; NULL if this config has no such tensor.
+// Pointers into one flat array of parameters, gradients or Adam's moments: the tensors outside of the layers and those
+// of one layer, one field per row of the table; NULL if this config has no such tensor.
 
 #define X_SET(field, place, name, shape, init, decay, when) { \
         const size_t offset = tost_row_offset(tensors, TOST_ROW_##field, layer); \

@@ -193,8 +193,9 @@ static void product_packed(const Product* p) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Threads. c is cut into a grid of slices, one per thread, and each slice is a product of its own. Neighbouring slices pack some
-// of the same data, which costs less than synchronizing, and neither cblas nor the kernel needs to know about threads.
+// Threads. c is cut into a grid of slices, one per thread, and each slice is a product of its own. Neighbouring slices
+// pack some of the same data, which costs less than synchronizing, and neither cblas nor the kernel needs to know about
+// threads.
 
 // Start of part i, if n is divided into `parts` at multiples of unit.
 static int cut(int n, int unit, int i, int parts) {
