@@ -4,25 +4,26 @@
 // ToST is GPT-2 with another attention, TSSA (token statistics self-attention):
 //
 //     x = wte[token] + wpe[position]
-//     for each layer:   x = x + gamma1 · tssa(ln_1(x))          gamma1, gamma2: LayerScale, one number a channel
+//     for each layer:   x = x + gamma1 · tssa(ln_1(x))          gamma1, gamma2: LayerScale, a factor per channel
 //                       x = x + gamma2 · c_proj(gelu(c_fc(ln_2(x))))
 //     logits = ln_f(x) · wteᵀ,   loss = mean of -log softmax(logits)[target]
 //
 //     tssa(a):  w = c_attn(a), one projection in place of query, key and value; head h owns HS = C/NH of its channels.
-//     For each sequence and head, with d a channel of the head and t time:
+//     (In TSSA w is an activation; in LayerNorm and Linear it is the weight.)
+//     For each sequence and head h, with d a channel of the head and t time:
 //         s[t,d] = w[t,d]²,   S[t,d] = Σ_{t'≤t} s[t',d]                        energy, and its running sum
 //         u[t]   = Σ_d s[t,d] / max(S[t,d], 1e-12) + HS · denom_bias[h,t]
 //         Π[h,t] = softmax over the HEADS h of  temp[h] · u[h,t]                membership
-//         N[t,d] = Σ_{t'≤t} s[t',d] Π[t'],   D[t] = Σ_{t'≤t} Π[t']              running second moment and mass
-//         m[t,d] = N[t,d] / (D[t] + 1e-8),   y[t,d] = -w[t,d] Π[t] / (1 + m[t,d])
-//     and the result is c_proj(y).
+//         N[t,d] = Σ_{t'≤t} s[t',d] Π[h,t'],   D[t] = Σ_{t'≤t} Π[h,t']          running second moment and mass
+//         m[t,d] = N[t,d] / (D[t] + 1e-8),   y[t,d] = -w[t,d] Π[h,t] / (1 + m[t,d])
+//     and the output is c_proj(y).
 //
 // What TSSA does. Each head asks how much of a token's energy lies in its subspace (the HS directions of its part of
 // the projection), compared with the tokens before it. A softmax over the heads turns the answers into a membership Π,
 // which divides the token among the heads. Each head keeps the running second moment m of the tokens that belong to it,
 // and shrinks the directions in which they vary: 1/(1+m) is a shrinkage factor, and -wΠ/(1+m) is a gradient step that
-// reduces the coding rate of the tokens. No pair of tokens is compared: the past acts only through the statistics S, N
-// and D, which are 2C + NH numbers a layer at any length. Time and memory are linear in T, and decoding needs no KV
+// reduces the coding rate of the tokens. Tokens are not compared pairwise: the past acts only through the statistics S,
+// N and D, which are 2C + NH numbers per layer at any length. Time and memory are linear in T, and decoding needs no KV
 // cache.
 //
 // One training step, through the engine's functions (tost/engine.h), is
@@ -39,8 +40,8 @@
 // Elsewhere in tost/: model.h has the table of parameters, gemm.c the matrix product, train.c the training loop.
 //
 // To add a layer: write its forward and backward in a section of its own before "The model's memory", add its
-// parameters to TOST_PARAMS (tost/model.h) and its activations to LAYER_ACTIVATIONS, and call it in layer_forward and,
-// in reverse order, in layer_backward.
+// parameters to TOST_PARAMS (tost/model.h), its activations to LAYER_ACTIVATIONS and its other buffers to
+// SHARED_BUFFERS, and call it in layer_forward and, in reverse order, in layer_backward.
 //
 // Sizes: B sequences, T tokens each, C channels, NH heads of HS = C/NH channels, V vocabulary, rows = B·T.
 // Arrays are dense and row-major. Arguments: outputs, saved tensors, inputs (const), sizes. dx is the gradient of the
@@ -119,7 +120,7 @@ static void layernorm_forward(float* y, float* mean, float* rstd, const float* x
     }
 }
 
-// dx += (it holds the gradient of the residual connection); dw, db += (db may be NULL).
+// dx += (it already holds the gradient of the residual connection); dw, db += (db may be NULL).
 //   n = (x - mean) rstd,  g = dy w:   dx = rstd (g - mean_c(g) - n mean_c(g n)),   dw = Σ_rows dy n,   db = Σ_rows dy
 static void layernorm_backward(float* dx, float* dw, float* db, const float* dy, const float* x, const float* mean,
                                const float* rstd, const float* w, size_t rows, int C) {
@@ -190,37 +191,39 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
 }
 
 // ---------------------------------------------------------------------------------------------
-// TSSA, token statistics self-attention. Forward is two running sums over time with a softmax over heads between them:
-// S gives u, the softmax gives Π, Π gives N and D, and these give y. Backward runs through the same steps in reverse.
+// TSSA, token statistics self-attention. Forward has three steps: the running sum S gives u, the softmax over the heads
+// gives Π, and the running sums N and D give y. Backward takes the same steps in reverse.
 //
-// Heads meet only in the softmax, so the unit of parallel work is a sequence, or some of its heads if there are more
-// threads than sequences, over a block of tokens that stays in cache between the two sums. All sums are taken in the
-// order of t: the bits do not depend on the number of threads. They are double, because a float sum stalls at long T.
+// Only the softmax connects the heads. So the threads divide the sequences among them, or the heads if there are fewer
+// sequences than threads (tost/tssa_parts.h), and a block of tokens goes through all steps while it is in cache. Sums
+// over time are taken in the order of t, so the bits do not depend on the number of threads, and in double, because a
+// float sum stalls at long T.
 
-enum { TSSA_CHUNK = 32 };               // tokens between two saved states, from which backward recomputes S, N and D
-enum { TSSA_BLOCK = 2 * TSSA_CHUNK };   // tokens of a block
+enum { TSSA_CHUNK = 32 };               // forward saves S, N and D every 32 tokens; backward recomputes them from there
+enum { TSSA_BLOCK = 2 * TSSA_CHUNK };   // tokens per block
 
-typedef struct { double *S, *N, *D; } TssaState;   // of one sequence: S, N (C); D (NH)
+typedef struct { double *S, *N, *D; } TssaState;   // running sums of one sequence: S, N (C); D (NH)
 typedef struct {
-    float *u, *pi;         // (B,NH,T)
-    double *state;         // (B,2C+NH): S, N and D of each sequence; forward continues from them
-    double *saved;         // (B,chunks,2C+NH): their values before each chunk; NULL if no backward follows
-    const float *w;        // (B,T,C)
-    const float *temp, *denom_bias;   // temp (NH); denom_bias (NH,block_size), from the position of the first token on
+    float *u, *pi;                    // (B,NH,T)
+    double *state;                    // (B,2C+NH): S, N and D of each sequence; forward continues from them
+    double *saved;                    // (B,chunks,2C+NH): their values before each chunk; NULL if no backward follows
+    const float *w;                   // (B,T,C): the projection
+    const float *temp, *denom_bias;   // (NH); (NH,block_size), from the position of the first token on
     int block_size;
-    bool uniform;          // Π = 1/NH; temp and denom_bias have no effect and no gradient
+    bool uniform;                     // Π = 1/NH; temp and denom_bias have no effect and no gradient
     int B, T, C, NH, HS;
 } Tssa;
 
 static inline size_t tssa_state_size(int C, int NH) { return 2 * (size_t)C + NH; }
-static inline int    tssa_chunks(int T) { return (T + TSSA_CHUNK - 1) / TSSA_CHUNK; }
 static inline TssaState tssa_state(double* states, size_t i, const Tssa* a) {   // the i-th of an array of states
     double* S = states + i * tssa_state_size(a->C, a->NH);
     return (TssaState){S, S + a->C, S + 2 * (size_t)a->C};
 }
 static inline TssaState tssa_saved(const Tssa* a, int b, int t) {   // before the chunk of token t
-    return tssa_state(a->saved, (size_t)b * tssa_chunks(a->T) + t / TSSA_CHUNK, a);
+    const int chunks = (a->T + TSSA_CHUNK - 1) / TSSA_CHUNK;
+    return tssa_state(a->saved, (size_t)b * chunks + t / TSSA_CHUNK, a);
 }
+// Offsets: of the channels of head h in a (B,T,C) array, and of t = 0 of head h in a (B,NH,T) array.
 static inline size_t tssa_row(const Tssa* a, int b, int t, int h) { return ((size_t)b * a->T + t) * a->C + h * a->HS; }
 static inline size_t tssa_head(const Tssa* a, int b, int h) { return ((size_t)b * a->NH + h) * a->T; }
 
@@ -230,8 +233,9 @@ static void tssa_energy_forward(const Tssa* a, TssaPart p) {
     for (int t = p.t0; t < p.t1; t++) {
         for (int h = p.h0; h < p.h1; h++) {
             const float* w = a->w + tssa_row(a, p.b, t, h);
-            double *restrict S = tssa_state(a->state, p.b, a).S + h * HS, ratios = 0;
+            double* restrict S = tssa_state(a->state, p.b, a).S + h * HS;
             if (a->saved && t % TSSA_CHUNK == 0) memcpy(tssa_saved(a, p.b, t).S + h * HS, S, HS * sizeof *S);
+            double ratios = 0;
             #pragma omp simd reduction(+ : ratios)
             for (int d = 0; d < HS; d++) {
                 const double s = (double)w[d] * w[d];
@@ -246,12 +250,14 @@ static void tssa_energy_forward(const Tssa* a, TssaPart p) {
 
 // Π[h,t] = softmax over h of temp[h] · u[h,t]
 static void tssa_membership_forward(const Tssa* a, int b, int t) {
-    const float* u = a->u + tssa_head(a, b, 0) + t;   // head h: u[h·T]
+    const float* u = a->u + tssa_head(a, b, 0) + t;   // of head h: u[h * T]
     float* pi = a->pi + tssa_head(a, b, 0) + t;
     const size_t T = a->T;
     double largest = -INFINITY, sum = 0;
-    for (int h = 0; a->uniform && h < a->NH; h++) pi[h * T] = (float)(1.0 / a->NH);
-    if (a->uniform) return;
+    if (a->uniform) {
+        for (int h = 0; h < a->NH; h++) pi[h * T] = (float)(1.0 / a->NH);
+        return;
+    }
     for (int h = 0; h < a->NH; h++) largest = fmax(largest, (double)a->temp[h] * u[h * T]);
     for (int h = 0; h < a->NH; h++) sum += exp((double)a->temp[h] * u[h * T] - largest);
     for (int h = 0; h < a->NH; h++) pi[h * T] = (float)(exp((double)a->temp[h] * u[h * T] - largest) / sum);
@@ -285,18 +291,18 @@ static void tssa_statistics_forward(float* y, const Tssa* a, TssaPart p) {
 static void tssa_forward(float* y, const Tssa* a) {
     TssaGroup g;
     #pragma omp parallel private(g) if ((size_t)a->B * a->T > FEW_ROWS)
-    for (int b0 = 0; b0 < a->B; b0 += g.sequences) {
-        g = tssa_group(b0, a->B, a->NH);
+    for (int b0 = 0; b0 < a->B; b0 += g.sequences) {   // every thread runs this loop; `omp for` divides the work
+        g = tssa_group(b0, a->B, a->T, a->NH);
         for (int t0 = 0; t0 < a->T; t0 += TSSA_BLOCK) {
             const int n = a->T - t0 < TSSA_BLOCK ? a->T - t0 : TSSA_BLOCK;
             if (!a->uniform) {
                 #pragma omp for schedule(static)
-                for (int i = 0; i < g.sequences * g.parts; i++) tssa_energy_forward(a, tssa_part(&g, i, t0, t0 + n));
+                for (int i = 0; i < g.sequences * g.parts; i++) tssa_energy_forward(a, tssa_part(&g, i, t0, n));
             }
             #pragma omp for schedule(static)
             for (int i = 0; i < g.sequences * n; i++) tssa_membership_forward(a, b0 + i / n, t0 + i % n);
             #pragma omp for schedule(static)
-            for (int i = 0; i < g.sequences * g.parts; i++) tssa_statistics_forward(y, a, tssa_part(&g, i, t0, t0 + n));
+            for (int i = 0; i < g.sequences * g.parts; i++) tssa_statistics_forward(y, a, tssa_part(&g, i, t0, n));
         }
     }
 }
@@ -304,49 +310,49 @@ static void tssa_forward(float* y, const Tssa* a) {
 // Backward, from dy to dw. First through y = -w Π g with g = 1/(1+m), m = N/(D + 1e-8). w and Π occur in it directly,
 //     dw = -dy Π g,   dΠ = Σ_d -dy w g,
 // and through m:   dm = dy w Π g²  (since dg/dm = -g²),   dN = dm / (D + 1e-8),   dD = -Σ_d dm m / (D + 1e-8).
-// Each token's s Π and Π are terms of its own and all later N and D. So the gradient of a prefix sum is a suffix sum:
+// N[t] and D[t] contain s Π and Π of all tokens up to t, so a token receives the gradients of all later N and D:
 //     RN[t] = Σ_{t'≥t} dN[t'],   RD[t] = Σ_{t'≥t} dD[t'],   ds = Π RN,   dΠ += Σ_d s RN + RD
 // Then through the softmax over heads of a = temp · u:
 //     da[h] = Π[h] (dΠ[h] - Σ_h' Π[h'] dΠ[h']),   du = temp da,   dtemp[h] = Σ_{b,t} da u
-// Last through u = Σ_d s/S + HS denom_bias, where S is a prefix sum of s too:
-//     ddenom_bias[h,t] = Σ_b HS du,   dS = -du s/S²  (0 below S's floor),   RS[t] = Σ_{t'≥t} dS[t'],   ds += du/S + RS
+// Last through u = Σ_d s/S + HS denom_bias, where S is a running sum of s too:
+//     ddenom_bias[h,t] = Σ_b HS du,   dS = -du s/S²  (0 if S < 1e-12),   RS[t] = Σ_{t'≥t} dS[t'],   ds += du/S + RS
 // At both places where ds arises, s = w² gives dw += 2 w ds.
 
 typedef struct {
-    float *dw;                    // (B,T,C) in place: dy on entry
+    float *dw;                    // (B,T,C) in place: holds dy on entry
     float *da;                    // (B,NH,T): dΠ, then da
     float *dtemp, *ddenom_bias;   // (NH), (NH,block_size): +=
-    double *suffix;               // (B,2C+NH): RS, RN and RD of each sequence
+    double *suffix;               // (B,2C+NH): RS, RN and RD of each sequence, laid out as S, N and D
     double *scratch;              // (threads,tssa_scratch_size)
 } TssaGrads;
 
-static inline size_t tssa_scratch_size(int C, int NH) { return (2 * TSSA_CHUNK + 1) * ((size_t)C + NH); }   // a thread
+static inline size_t tssa_scratch_size(int C, int NH) { return (2 * TSSA_CHUNK + 1) * ((size_t)C + NH); }
 
-// Through y, N and D, in one chunk: dw =, dΠ =. Forward in time for g and dN, then backward for the suffix sums.
+// Through y, N and D, in one chunk: dw =, dΠ =. Recomputes N and D forward in time and stores g, dN and dD; then goes
+// backward in time for RN and RD.
 static void tssa_statistics_backward(const TssaGrads* grads, const Tssa* a, TssaPart p) {
-    const int C = a->C, NH = a->NH, HS = a->HS, heads = p.h1 - p.h0;
+    const int C = a->C, NH = a->NH, HS = a->HS;
     const TssaState start = tssa_saved(a, p.b, p.t0), R = tssa_state(grads->suffix, p.b, a);
     double *N = grads->scratch + thread_index() * tssa_scratch_size(C, NH), *D = N + C;   // (C), (NH)
     double *g = D + NH, *dN = g + TSSA_CHUNK * (size_t)C, *dD = dN + TSSA_CHUNK * (size_t)C;   // (TSSA_CHUNK,…)
-    memcpy(N + p.h0 * HS, start.N + p.h0 * HS, heads * HS * sizeof *N);
-    memcpy(D + p.h0, start.D + p.h0, heads * sizeof *D);
+    memcpy(N, start.N, (C + NH) * sizeof *N);   // and D, which follows N
     for (int t = p.t0; t < p.t1; t++) {
         for (int h = p.h0; h < p.h1; h++) {
             const size_t i = (size_t)(t - p.t0) * C + h * HS;
             const float *w = a->w + tssa_row(a, p.b, t, h), *dy = grads->dw + tssa_row(a, p.b, t, h);
-            double *restrict N_d = N + h * HS, *restrict g_d = g + i, *restrict dN_d = dN + i, sum = 0;
+            double *restrict N_d = N + h * HS, *restrict g_d = g + i, *restrict dN_d = dN + i, dD_h = 0;
             const double pi = a->pi[tssa_head(a, p.b, h) + t];
             D[h] += pi;
             const double inverse = 1.0 / (D[h] + TOST_MASS_EPS), scale = pi * inverse;
-            #pragma omp simd reduction(+ : sum)
+            #pragma omp simd reduction(+ : dD_h)
             for (int d = 0; d < HS; d++) {
                 N_d[d] += (double)w[d] * w[d] * pi;
                 const double m = N_d[d] * inverse;
                 g_d[d] = 1.0 / (1.0 + m);
                 dN_d[d] = (double)dy[d] * w[d] * g_d[d] * g_d[d] * scale;
-                sum -= dN_d[d] * m;
+                dD_h -= dN_d[d] * m;
             }
-            dD[(t - p.t0) * NH + h] = sum;
+            dD[(t - p.t0) * NH + h] = dD_h;
         }
     }
     for (int t = p.t1 - 1; t >= p.t0; t--) {
@@ -354,21 +360,23 @@ static void tssa_statistics_backward(const TssaGrads* grads, const Tssa* a, Tssa
             const size_t i = (size_t)(t - p.t0) * C + h * HS;
             const float* w = a->w + tssa_row(a, p.b, t, h);
             float* restrict dw = grads->dw + tssa_row(a, p.b, t, h);
-            const double *restrict g_d = g + i, *restrict dN_d = dN + i, pi = a->pi[tssa_head(a, p.b, h) + t];
-            double *restrict RN = R.N + h * HS, sum = 0;
-            #pragma omp simd reduction(+ : sum)
+            const double *restrict g_d = g + i, *restrict dN_d = dN + i;
+            const double pi = a->pi[tssa_head(a, p.b, h) + t];
+            double *restrict RN = R.N + h * HS, dpi = 0;
+            #pragma omp simd reduction(+ : dpi)
             for (int d = 0; d < HS; d++) {
-                const double dy_g = dw[d] * g_d[d];
+                const double dy_g = dw[d] * g_d[d];   // dw[d] is still dy
                 RN[d] += dN_d[d];
-                sum += w[d] * (w[d] * RN[d] - dy_g);
+                dpi += w[d] * (w[d] * RN[d] - dy_g);
                 dw[d] = (float)(pi * (2.0 * w[d] * RN[d] - dy_g));
             }
             R.D[h] += dD[(t - p.t0) * NH + h];
-            grads->da[tssa_head(a, p.b, h) + t] = (float)(sum + R.D[h]);
+            grads->da[tssa_head(a, p.b, h) + t] = (float)(dpi + R.D[h]);
         }
     }
 }
 
+// From dΠ to da, over the heads of one token
 static void tssa_membership_backward(const TssaGrads* grads, const Tssa* a, int b, int t) {
     const float* pi = a->pi + tssa_head(a, b, 0) + t;
     float* da = grads->da + tssa_head(a, b, 0) + t;
@@ -378,7 +386,7 @@ static void tssa_membership_backward(const TssaGrads* grads, const Tssa* a, int 
     for (int h = 0; h < a->NH; h++) da[h * T] = (float)(pi[h * T] * (da[h * T] - mean));
 }
 
-// Through u and S, in one chunk: dw +=
+// Through u and S, in one chunk: dw +=. Recomputes S forward in time, then goes backward in time for RS.
 static void tssa_energy_backward(const TssaGrads* grads, const Tssa* a, TssaPart p) {
     const int C = a->C, HS = a->HS, width = (p.h1 - p.h0) * HS;
     double* S = grads->scratch + thread_index() * tssa_scratch_size(C, a->NH);   // (TSSA_CHUNK+1,C)
@@ -424,21 +432,21 @@ static void tssa_backward(const TssaGrads* grads, const Tssa* a) {
     memset(grads->suffix, 0, a->B * tssa_state_size(a->C, a->NH) * sizeof(double));
     #pragma omp parallel private(g)
     for (int b0 = 0; b0 < a->B; b0 += g.sequences) {
-        g = tssa_group(b0, a->B, a->NH);
+        g = tssa_group(b0, a->B, a->T, a->NH);
         for (int t0 = (a->T - 1) / TSSA_BLOCK * TSSA_BLOCK; t0 >= 0; t0 -= TSSA_BLOCK) {
-            const int t1 = a->T - t0 < TSSA_BLOCK ? a->T : t0 + TSSA_BLOCK, n = t1 - t0;
-            const int last = (t1 - 1) / TSSA_CHUNK * TSSA_CHUNK;   // the block's last chunk
+            const int n = a->T - t0 < TSSA_BLOCK ? a->T - t0 : TSSA_BLOCK;
+            const int last = t0 + (n - 1) / TSSA_CHUNK * TSSA_CHUNK;   // start of the block's last chunk
             #pragma omp for schedule(static)
             for (int i = 0; i < g.sequences * g.parts; i++)
                 for (int t = last; t >= t0; t -= TSSA_CHUNK)
-                    tssa_statistics_backward(grads, a, tssa_part(&g, i, t, t < last ? t + TSSA_CHUNK : t1));
+                    tssa_statistics_backward(grads, a, tssa_part(&g, i, t, TSSA_CHUNK));
             if (a->uniform) continue;
             #pragma omp for schedule(static)
             for (int i = 0; i < g.sequences * n; i++) tssa_membership_backward(grads, a, b0 + i / n, t0 + i % n);
             #pragma omp for schedule(static)
             for (int i = 0; i < g.sequences * g.parts; i++)
                 for (int t = last; t >= t0; t -= TSSA_CHUNK)
-                    tssa_energy_backward(grads, a, tssa_part(&g, i, t, t < last ? t + TSSA_CHUNK : t1));
+                    tssa_energy_backward(grads, a, tssa_part(&g, i, t, TSSA_CHUNK));
         }
     }
     if (a->uniform) return;
@@ -481,12 +489,12 @@ static void residual_backward(float* dbranch, float* dgamma, const float* dx, co
 static void gelu_forward(float* y, const float* x, size_t n) {
     #pragma omp parallel for simd schedule(static) if (n > 1 << 14)
     for (size_t i = 0; i < n; i++) {
-        float e;
+        float e;   // not needed here
         y[i] = x[i] * normal_cdf(&e, x[i]);
     }
 }
 
-// dx =, in place: it comes in as dy.   dx = dy (Φ(x) + x φ(x)),   φ(x) = e^(-x²/2)/√(2π)
+// dx =, in place: holds dy on entry.   dx = dy (Φ(x) + x φ(x)),   φ(x) = e^(-x²/2)/√(2π)
 static void gelu_backward(float* dx, const float* x, size_t n) {
     #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n; i++) {
@@ -571,9 +579,9 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
 // ---------------------------------------------------------------------------------------------
 // The model's memory: one allocation. Parameters, gradients and Adam's first and second moments are flat arrays laid
 // out by the table in tost/model.h; activations and buffers follow the tables below. A training model keeps the
-// activations of every layer for backward. For inference, or with recompute (activation checkpointing), the layers
-// share one set of LAYER_ACTIVATIONS; with recompute each keeps only x_out, from which backward recomputes the next
-// layer.
+// activations of every layer for backward. For inference, or with recompute (activation checkpointing), all layers
+// share one set of LAYER_ACTIVATIONS. With recompute each layer still has its own x_out, the input from which backward
+// recomputes the activations of the next layer.
 
 // A row: field, type, elements. rows = B·T.
 #define LAYER_ACTIVATIONS(X) \
@@ -606,7 +614,7 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
     X(rstd_f,       float,  rows) \
     X(logits,       float,  logits_rows * V)            /* of a chunk of rows */ \
     X(losses,       double, rows) \
-    X(tssa_now,     double, B * tssa_state_size(C, NH)) /* TSSA's running sums in the current layer */ \
+    X(tssa_now,     double, B * tssa_state_size(C, NH)) /* Tssa.state of the current layer */ \
     X(decode,       double, L * B * tssa_state_size(C, NH)) \
     X(dx,           float,  train * rows * C)           /* gradient of the residual stream */ \
     X(dbranch,      float,  train * rows * C)           /* gradients of attn_out, mlp_out and ln_1 */ \
@@ -637,13 +645,13 @@ struct TostModel {
     int64_t           loss_count;
 };
 
-// Chunks of equal size of at most `most` rows.
+// Rows per chunk if `rows` are divided into the fewest chunks of at most `most` rows, of nearly equal size.
 static size_t even_chunk(size_t rows, size_t most) {
     const size_t chunks = (rows + most - 1) / most;
     return (rows + chunks - 1) / chunks;
 }
 
-// Rows of logits that the classifier works on at a time: up to 128 MiB.
+// Rows per chunk of logits: up to 128 MiB of them, or 64 rows if V is huge.
 static size_t classifier_rows(size_t rows, int V) {
     const size_t most = ((size_t)1 << 25) / (size_t)V;
     return even_chunk(rows, most > 64 ? most : 64);
@@ -694,7 +702,7 @@ static void model_free(TostModel* m) {
     free(m);
 }
 
-// Parameters outside of the layers and those of layer l, or their gradients.
+// Pointers to the parameters of layer l and to those outside of the layers; or to their gradients, m or v.
 static TostParams model_params(const TostModel* m, TostState s, int l) {
     return tost_params(&m->tensors, m->state[s], l);
 }
@@ -711,13 +719,12 @@ static Tssa layer_tssa(const LayerActivations* a, const TostParams* p, const Tos
                   .HS = c->n_embd / c->n_head};
 }
 
-// One layer over B·T rows, from x to a->x_out. now: TSSA's running sums of each sequence, advanced by T tokens.
-// saved: NULL if no backward follows.
+// One layer over B·T rows, from x to a->x_out. state, saved: see Tssa; state is advanced by T tokens.
 static void layer_forward(const LayerActivations* a, const float* x, const TostParams* p, const TostConfig* c,
-                          double* now, double* saved, int first, int B, int T) {
+                          double* state, double* saved, int first, int B, int T) {
     const int C = c->n_embd;
     const size_t rows = (size_t)B * T;
-    const Tssa tssa = layer_tssa(a, p, c, now, saved, first, B, T);
+    const Tssa tssa = layer_tssa(a, p, c, state, saved, first, B, T);
     layernorm_forward(a->ln_1, a->mean_1, a->rstd_1, x, p->ln_1_w, p->ln_1_b, rows, C);
     linear_forward(a->w, a->ln_1, p->attn_w, p->attn_b, rows, C, C);
     tssa_forward(a->y, &tssa);
@@ -731,7 +738,7 @@ static void layer_forward(const LayerActivations* a, const float* x, const TostP
     residual_forward(a->x_out, a->x_mid, a->mlp_out, p->gamma2, rows, C);
 }
 
-// buf->dx holds the gradient of x_out and receives that of x. Parameter gradients g +=
+// buf->dx holds the gradient of x_out on entry and that of x on return. Parameter gradients g +=
 static void layer_backward(const Buffers* buf, const TostParams* g, const LayerActivations* a, const float* x,
                            const TostParams* p, const TostConfig* c, int B, int T) {
     const int C = c->n_embd;
@@ -752,7 +759,7 @@ static void layer_backward(const Buffers* buf, const TostParams* g, const LayerA
     layernorm_backward(buf->dx, g->ln_1_w, g->ln_1_b, buf->dbranch, x, a->mean_1, a->rstd_1, p->ln_1_w, rows, C);
 }
 
-// The residual stream that enters layer l; l = L: that leaves the last layer.
+// The input of layer l; l = L: the output of the last layer.
 static const float* layer_input(const TostModel* m, int l) { return l > 0 ? m->layer[l - 1].x_out : m->buf.x; }
 
 static size_t sequence_state_size(const TostModel* m) { return tssa_state_size(m->config.n_embd, m->config.n_head); }
@@ -768,9 +775,9 @@ static void start_forward(TostModel* m, const int32_t* inputs, int first, int B,
     embedding_forward(m->buf.x, inputs, p.wte, p.wpe, first, B, T, m->config.n_embd);
 }
 
-static void run_layer(TostModel* m, int l, double* now, double* saved, int first) {
+static void run_layer(TostModel* m, int l, double* state, double* saved, int first) {
     const TostParams p = model_params(m, TOST_PARAM, l);
-    layer_forward(&m->layer[l], layer_input(m, l), &p, &m->config, now, saved, first, m->B, m->T);
+    layer_forward(&m->layer[l], layer_input(m, l), &p, &m->config, state, saved, first, m->B, m->T);
     m->computed_layer = l;
 }
 
@@ -786,7 +793,7 @@ static void run_layer_from_start(TostModel* m, int l) {
     run_layer(m, l, m->buf.tssa_now, m->options.training ? m->layer[l].tssa_saved : NULL, 0);
 }
 
-// With recompute: fills the shared activations with those of layer l, unless they are there already.
+// With recompute: fills the shared activations with those of layer l, unless they already are.
 static void recompute_layer(TostModel* m, int l) {
     if (m->options.recompute && m->computed_layer != l) run_layer_from_start(m, l);
 }
@@ -867,14 +874,14 @@ static void cpu_activation(float* dst, TostModel* m, TostActivation what, int la
 }
 
 // ---------------------------------------------------------------------------------------------
-// Recurrent decode. The decode state, TSSA's running sums of every layer and sequence (L,n), takes the place of a
-// KV cache: a forward over the next tokens, usually one of each sequence, continues from it.
+// Recurrent decode. The decode state, TSSA's running sums of every layer and sequence (L,n,2C+NH), replaces a KV
+// cache: a forward over the next tokens, usually one per sequence, continues from it.
 
 static double* decode_state(const TostModel* m, int l, int b) {
     return m->buf.decode + ((size_t)l * m->n_decode + b) * sequence_state_size(m);
 }
 
-// Advances the decode state by T tokens a sequence.
+// Advances the decode state by T tokens per sequence.
 static void decode_forward(TostModel* m, const int32_t* tokens, int T) {
     start_forward(m, tokens, m->position, m->n_decode, T);
     for (int l = 0; l < m->config.n_layer; l++) run_layer(m, l, decode_state(m, l, 0), NULL, m->position);

@@ -195,7 +195,7 @@ static void embedding_backward(cudaStream_t stream, float* dwte, float* dwpe, fl
 //     x_out = x + gamma · branch,   y = (x_out - mean) · rstd · w + b,   rstd = 1/√(variance + 1e-5)
 //
 // A thread holds PACKS packs of VEC neighbouring channels of a row in registers, so that each byte moves once. Forward,
-// a warp computes a row, or a block does if C is too large for a warp's registers or no multiple of 4. Backward, a
+// a warp computes a row, or a block does if C is too large for a warp's registers or not a multiple of 4. Backward, a
 // block computes a row, and its threads keep their channels from row to row for the sums over rows.
 
 constexpr int NORM_THREADS = 512;      // most per block; up to NORM_THREADS · PACKS · VEC channels
@@ -278,7 +278,7 @@ static void residual_layernorm_forward(cudaStream_t stream, float* x_out, S* y, 
 // Backward of LayerNorm and of the residual before it (branch is NULL if there is none):
 //   n = (x - mean) rstd,  g = dy w:   dx (+)= rstd (g - mean_c(g) - n mean_c(g n))
 //   dw = Σ_rows dy n,   db = Σ_rows dy,   dbranch = gamma dx,   dgamma = Σ_rows dx branch
-// and, from dbranch in registers, the bias gradient of the Linear that computed the branch:   dbias = Σ_rows dbranch
+// and, while dbranch is in registers, the bias gradient of the branch's last Linear:   dbias = Σ_rows dbranch
 // accumulate: dx already holds the residual's own gradient. partial (4,blocks,C): each block's sums for dw, db, dgamma,
 // dbias. Minimum traffic per row: 2C (dy) + 4C (x) + 8C (dx) + 2C (branch) + 2C (dbranch) = 18C, without partial.
 template <typename S> struct NormBackward {
@@ -1066,7 +1066,7 @@ static void tssa_backward(cudaStream_t stream, S* dw, float* dtemp, float* ddeno
 // Residual with LayerScale: fused with LayerNorm, above
 
 // ---------------------------------------------------------------------------------------------
-// GELU, the exact one:  y = x Φ(x). Not a cuBLASLt epilogue: that computes the tanh form. Backward also sums the bias
+// GELU, the exact form:  y = x Φ(x). Not a cuBLASLt epilogue: that computes the tanh form. Backward also sums the bias
 // gradient of the Linear before it.
 
 constexpr int GELU_PACK = 8, GELU_THREADS = 128;
@@ -1241,7 +1241,7 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
 // ---------------------------------------------------------------------------------------------
 // The model's memory: parameters, gradients and Adam's moments as flat arrays under the table of model.h, for bf16 also
 // a copy of the parameters; activations and buffers under the tables below. A training model keeps the activations of
-// every layer; otherwise all layers share one set. With recompute only LAYER_RESIDENT is kept for every layer.
+// every layer; otherwise all layers share one set. With recompute, only LAYER_RESIDENT is stored for every layer.
 
 // Rows: field, type, elements; rows = B·T.
 #define LAYER_ACTIVATIONS(X) \
@@ -1322,7 +1322,7 @@ struct TostModel {
 
 template <typename S> struct TypedModel : TostModel {
     S*                   weights;          // the parameters as matmul operands; for float, state[TOST_PARAM] itself
-    LayerActivations<S>* layer;            // (L); without training all alike, with recompute but for LAYER_RESIDENT
+    LayerActivations<S>* layer;            // (L); one set without training; with recompute, except LAYER_RESIDENT
     Buffers<S>           buf;
 };
 
@@ -1338,7 +1338,8 @@ template <typename S> static TostParams<S> model_weights(const TypedModel<S>* m,
     return tost_params(&m->tensors, m->weights, l);
 }
 
-// Chunks of equal size of at most `most` rows, a multiple of ROW_TILE, as is `most`, unless there is only one.
+// Rows per chunk if `rows` are divided into the fewest chunks of at most `most` rows, of nearly equal size. A multiple
+// of ROW_TILE, as is `most`, unless there is only one chunk.
 constexpr size_t ROW_TILE = 128;     // of a matrix product
 
 static size_t even_chunk(size_t rows, size_t most) {
@@ -1352,7 +1353,7 @@ static size_t classifier_chunk(size_t rows, int V, size_t logit_bytes) {
     return even_chunk(rows, most > 2 * ROW_TILE ? most : 2 * ROW_TILE);
 }
 
-// Lays everything out in one arena and returns its size. base NULL: only counts, and sets no usable pointers.
+// Sets every pointer into the arena and returns its size in bytes. base NULL: only computes the size.
 template <typename S> static size_t layout_buffers(TypedModel<S>* m, char* base) {
     const TostConfig* c = &m->config;
     const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = m->options.max_batch,
@@ -1420,7 +1421,7 @@ template <typename S> static NextNorm<S> next_norm(const TypedModel<S>* m, int l
     return {a->ln_1, a->mean_1, a->rstd_1, p.ln_1_w, p.ln_1_b};
 }
 
-// The residual stream that enters layer l; l = L: the one that leaves the last layer.
+// The input of layer l; l = L: the output of the last layer.
 template <typename S> static const float* layer_input(const TypedModel<S>* m, int l) {
     return l > 0 ? m->layer[l - 1].x_out : m->buf.x;
 }
@@ -1554,7 +1555,7 @@ static void classifier_pass(TypedModel<S>* m, double* total, S* dx, float* dwte,
                                 m->config.n_embd);
 }
 
-// Begins the input of a pass over tokens (B,T) at positions `first` on. Returns the host copy, to be filled and sent.
+// Begins the input of a pass over tokens (B,T) from position `first`. Returns the host copy, to be completed and sent.
 template <typename S> static StepInput start_forward(TypedModel<S>* m, const int32_t* tokens, int first, int B, int T) {
     assert(B <= m->options.max_batch && T <= m->options.max_seq && first + T <= m->config.block_size);
     const size_t rows = (size_t)B * T;
@@ -1722,7 +1723,7 @@ static size_t score_order(StepInput s, const int32_t* targets, size_t rows) {
     return counted;
 }
 
-// (counted) losses of those rows. Their rows of ln_f go to layer 0's ln_1, which is free by now.
+// losses (counted) of those rows. Their rows of ln_f are copied to layer 0's ln_1, which is no longer needed.
 template <typename S> static void decode_losses(float* losses, TypedModel<S>* m, size_t counted) {
     const int C = m->config.n_embd, vec = channel_vec(C);
     const StepInput s = model_input(m, m->B, m->T);

@@ -104,8 +104,8 @@ static MatmulPlan matmul_plan(const Matmul* mm, const Product<S, O>& p, int alig
     return plan;
 }
 
-// Used if cuBLASLt has no algorithm, as for rows of bf16 that are no multiple of 16 bytes. A block computes tiles of
-// 16 x 16 outputs, one per thread.
+// Used if cuBLASLt has no algorithm, as for bf16 rows whose length is not a multiple of 16 bytes. A block computes
+// tiles of 16 x 16 outputs, one per thread.
 constexpr int PLAIN_TILE = 16;
 
 template <typename S, typename O> __device__ inline void plain_matmul_tile(const Product<S, O>& p, int i0, int j0) {

@@ -103,11 +103,11 @@ __device__ inline float power_of_2(float x) {
     return y;
 }
 
-// Orders the accesses of this thread, and of those it has synchronised with, for all blocks. __threadfence also orders
-// what acquire and release leave free, and stalls longer.
+// Orders the accesses of this thread, and of those it has synchronised with, for all blocks. __threadfence is stronger
+// than acquire and release, and stalls longer.
 __device__ inline void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
-// *flag = 1. Who sees it also sees everything that this thread, and those it has synchronised with, wrote before.
+// *flag = 1. A thread that reads it also sees what this thread, and those it has synchronised with, wrote before.
 __device__ inline void raise_flag(int* flag) {
     asm volatile("st.release.gpu.global.s32 [%0], 1;" ::"l"(flag) : "memory");
 }

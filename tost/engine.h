@@ -1,6 +1,6 @@
 // engine.h: the interface between the trainer in tost/ and an engine (CPU or CUDA). The trainer sees only this table of
-// functions: precision, device and padding stay behind it. Host arrays are float32 or int32, dense, row-major. An engine
-// owns parameters, gradients, Adam's moments, activations and the decode state.
+// functions, not precision, device or padding. Host arrays are float32 or int32, dense, row-major. An engine owns
+// parameters, gradients, Adam's moments, activations and the decode state.
 #ifndef TOST_ENGINE_H
 #define TOST_ENGINE_H
 
@@ -57,7 +57,7 @@ typedef struct {
     // Logits (B,T,V) after forward.
     void (*logits)(float* dst, TostModel* m);
     // An activation of layer `layer` in the last forward: the projection w (B,T,C), the membership Π (B,NH,T), or the
-    // residual stream x (B,T,C) that enters the layer (layer n_layer: the one that leaves the last layer). Needs a training
+    // residual stream x (B,T,C) that enters the layer (layer n_layer: the output of the last layer). Needs a training
     // model and no decode since that forward.
     void (*activation)(float* dst, TostModel* m, TostActivation what, int layer);
 
@@ -65,16 +65,17 @@ typedef struct {
     double (*grad_norm)(TostModel* m);                    // L2 norm over all gradients
     void   (*update)(TostModel* m, const TostAdamW* a);   // AdamW with decoupled decay
 
-    // Recurrent decode of n sequences together. decode_begin reads prompts (n,T) in one forward and keeps 2C + nh numbers a
-    // layer and sequence as the decode state; T = 0 starts empty sequences. decode_step feeds one token to each at the next
-    // position, below block_size. Both write the logits (n,V) after the last token; decode_begin writes none where logits
-    // is NULL or T is 0. Forward and backward passes in between leave the decode state alone.
+    // Recurrent decode of n sequences together. decode_begin reads prompts (n,T) in one forward and keeps 2C + nh
+    // numbers per layer and sequence as the decode state; T = 0 starts empty sequences. decode_step feeds one token to
+    // each at the next position, below block_size. Both write the logits (n,V) after the last token; decode_begin
+    // writes none if logits is NULL or T is 0. Forward and backward passes in between do not change the decode state.
     void (*decode_begin)(float* logits, TostModel* m, const int32_t* prompts, int n, int T);
     void (*decode_step)(float* logits, TostModel* m, const int32_t* tokens);
-    // Scores continuations without changing the decode state. tokens (n·copies,T): `copies` continuations of each state,
-    // those of one state in adjacent rows; n·copies <= max_batch. losses (n·copies,T) in nats. Where the target is -1 the
-    // loss is 0 and no logits are computed.
-    void (*decode_score)(double* losses, TostModel* m, const int32_t* tokens, const int32_t* targets, int copies, int T);
+    // Scores continuations without changing the decode state. tokens (n·copies,T): `copies` continuations of each
+    // state, those of one state in adjacent rows; n·copies <= max_batch. losses (n·copies,T) in nats. If the target is
+    // -1, the loss is 0 and no logits are computed.
+    void (*decode_score)(double* losses, TostModel* m, const int32_t* tokens, const int32_t* targets,
+                         int copies, int T);
 } TostEngine;
 
 #endif

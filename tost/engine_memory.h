@@ -1,5 +1,5 @@
-// engine_memory.h: what both engines need to lay out their memory: an arena that holds many arrays in one allocation, and
-// pointers to the parameters of one layer. Read by C11 and by CUDA C++17.
+// engine_memory.h: memory layout for both engines: an arena, which places many arrays in one allocation, and pointers
+// to the parameters of one layer. Read by C11 and by CUDA C++17.
 #ifndef TOST_ENGINE_MEMORY_H
 #define TOST_ENGINE_MEMORY_H
 
@@ -12,8 +12,8 @@ typedef struct {
     char*  base;                             // the allocation, or NULL
     size_t used;                             // bytes handed out so far, alignment and red zones included
     size_t alignment;                        // of every array, in bytes
-    size_t redzone;                          // bytes after each array that no one may touch; 0 without a sanitizer
-    void (*poison)(void* p, size_t bytes);   // marks a red zone; unused where redzone is 0
+    size_t redzone;                          // bytes after each array that must not be accessed; 0 without a sanitizer
+    void (*poison)(void* p, size_t bytes);   // marks a red zone; unused if redzone is 0
 } Arena;
 
 // The next `bytes` of the arena; NULL while it only counts. The count saturates far above what any machine has.
@@ -31,8 +31,8 @@ static inline void* arena_alloc(Arena* a, size_t bytes) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Pointers into one flat array of parameters (or gradients, or moments): the tensors outside of the layers and those of
-// one layer, one field a row of the table; NULL where this config has no such tensor.
+// Pointers into one flat array of parameters, gradients or Adam's moments: the tensors outside of the layers and those
+// of one layer, one field per row of the table; NULL if this config has no such tensor.
 
 #define X_SET(field, place, name, shape, init, decay, when) { \
         const size_t offset = tost_row_offset(tensors, TOST_ROW_##field, layer); \

@@ -48,8 +48,8 @@ static inline int min_int(int a, int b) { return a < b ? a : b; }
 static inline int ceil_div(int a, int b) { return a / b + (a % b != 0); }
 static inline int round_up(int a, int b) { return ceil_div(a, b) * b; }
 
-// All threads or one. One core takes about 5 us for 2^18 multiply-adds, as long as it takes to wake the others. No
-// number in between: libgomp ends the threads that a smaller team does not use, and has to start them again.
+// All threads or one. One core takes about 5 us for 2^18 multiply-adds, as long as it takes to wake the others. Never a
+// number in between: libgomp ends the threads that a smaller team does not use and has to start them again.
 static int threads_for(int M, int N, int K) {
     return (double)M * N * K > 1 << 18 ? threads_max() : 1;
 }
@@ -148,7 +148,7 @@ static void tile_ragged(float* c, size_t ldc, const float* pa, const float* pb, 
     for (int i = 0; i < m; i++) memcpy(c + i*ldc, whole + i*NR, n * sizeof(float));
 }
 
-// One pass over a chunk of c (m,n), with panels from pa and pb on. A panel of a stays in L1, the panels of b in L2.
+// One pass over a chunk of c (m,n), with panels starting at pa and pb. A panel of a stays in L1, the panels of b in L2.
 static void chunk(float* c, size_t ldc, const float* pa, const float* pb, int m, int n, int kc, float beta) {
     for (int i = 0; i < m; i += MR)
         for (int j = 0; j < n; j += NR) {
@@ -193,8 +193,9 @@ static void product_packed(const Product* p) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Threads. c is cut into a grid of slices, one per thread, and each slice is a product of its own. Neighbours pack some
-// of the same data, which costs less than synchronizing, and neither cblas nor the kernel needs to know about threads.
+// Threads. c is cut into a grid of slices, one per thread, and each slice is a product of its own. Neighbouring slices
+// pack some of the same data, which costs less than synchronizing, and neither cblas nor the kernel needs to know about
+// threads.
 
 // Start of part i, if n is divided into `parts` at multiples of unit.
 static int cut(int n, int unit, int i, int parts) {

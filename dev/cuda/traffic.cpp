@@ -8,7 +8,7 @@
 //   no cache        the bytes of all accesses.
 //
 // cuBLASLt's matrix products count by their shapes: operands read once, the result written once. They are not computed
-// and leave NaN. That is safe: of the data in device memory only tokens, targets and the flags of the scans determine
+// and leave NaN. This is safe: of the data in device memory, only tokens, targets and the flags of the scans determine
 // addresses, and those are real.
 //
 // A step is counted at three (B,T) with one layer and with two, and extrapolated to the size in the table: traffic is
