@@ -25,8 +25,8 @@ typedef struct { Example* example; size_t count; } Examples;
 const char* task_name(Task task);
 
 // Fails if a line is not an example of the task (the error states file and line) or if there are no examples.
-//   lambada    JSONL {"text"}: the context is the text before the last space, the choice is that space and the last word
-//   hellaswag  JSONL {"ctx", "endings" (4), "label"}, other keys are ignored: each choice is a space and an ending
+//   lambada    JSONL {"text"}: the context is the text before the last space, the choice is that space and the last
+//   word hellaswag  JSONL {"ctx", "endings" (4), "label"}, other keys are ignored: each choice is a space and an ending
 //   cbt        twenty lines "N text", then "21 query<tab>answer<tab><tab>candidate|…" (10) and a blank line:
 //              the lines and the query are joined by spaces, and each candidate is substituted for XXXXX in the query.
 //              The ten texts are tokenized as a whole; the context is their common token prefix.

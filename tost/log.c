@@ -57,8 +57,8 @@ static bool find_end(size_t* keep, const Bytes* text, int64_t resume_step, const
     return true;
 }
 
-// True if the n bytes are a complete or truncated header, possibly followed by zeros: a power failure can leave zeros in
-// place of bytes that did not reach the disk.
+// True if the n bytes are a complete or truncated header, possibly followed by zeros: a power failure can leave zeros
+// in place of bytes that did not reach the disk.
 static bool starts_log(const char* head, size_t n) {
     size_t i = 0;
     while (i < n && head[i] == header[i]) i++;

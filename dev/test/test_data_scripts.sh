@@ -1,6 +1,6 @@
 #!/bin/sh
-# test_data_scripts.sh BINARY: tests the scripts in dev/data with local files, with a local server and without a network.
-# Most corpora are generated here, with bytes as tokens; published ones are tested if ../shared contains them.
+# test_data_scripts.sh BINARY: tests the scripts in dev/data with local files, with a local server and without a
+# network. Most corpora are generated here, with bytes as tokens; published ones are tested if ../shared contains them.
 #   PYTHON    tests that need tqdm, datasets or numpy are skipped if this Python lacks them
 #   QUICK=1   skips the tests of corpora, which need datasets
 
@@ -264,8 +264,8 @@ check "the validation documents are the published ones" cmp -s a/owt_val_000000.
 check "there are no other shards: $(ls a)" [ "$(find a -name '*.bin' | wc -l)" -eq 6 ]
 check "the number of documents is compared: $(cat stdout)" grep -q '97 .*8,013,769' stdout
 
-# From a local server that acts as the Hugging Face Hub, with the two Parquet files. The tokenizer kills the script during
-# the third shard; a second run makes the remaining shards without a download.
+# From a local server that acts as the Hugging Face Hub, with the two Parquet files. The tokenizer kills the script
+# during the third shard; a second run makes the remaining shards without a download.
 cat >hub.py <<'PYTHON'
 import hashlib, http.server, json, os, subprocess, sys, threading
 from pathlib import Path

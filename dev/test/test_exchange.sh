@@ -7,7 +7,8 @@
 . "$(dirname "$0")/lib.sh"
 export OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1 MPLCONFIGDIR="$dir"
 
-# full_disk SCRIPT ARGUMENTS...: a script in dev/ that cannot write to stdout must print one line and exit with status 1.
+# full_disk SCRIPT ARGUMENTS...: a script in dev/ that cannot write to stdout must print one line and exit with status
+# 1.
 full_disk() {
     if [ -c /dev/full ]; then
         "$python" "$repo/dev/$@" >/dev/full 2>stderr

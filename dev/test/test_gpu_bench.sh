@@ -1,6 +1,6 @@
 #!/bin/sh
-# test_gpu_bench.sh BINARY: tests dev/bench/gpu.py without a GPU: its self-test, its error message, and the PyTorch models
-# that it measures, on the CPU with tiny sizes. PYTHON: default python3. QUICK=1 skips the models.
+# test_gpu_bench.sh BINARY: tests dev/bench/gpu.py without a GPU: its self-test, its error message, and the PyTorch
+# models that it measures, on the CPU with tiny sizes. PYTHON: default python3. QUICK=1 skips the models.
 . "$(dirname "$0")/lib.sh"
 export OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1
 

@@ -209,8 +209,8 @@ NO_ASAN void thread_main() {
     }
 }
 
-// If every lane in the mask of thread i has arrived or returned, exchanges the values, makes the lanes ready and returns
-// true.
+// If every lane in the mask of thread i has arrived or returned, exchanges the values, makes the lanes ready and
+// returns true.
 bool complete_warp(int i) {
     const int first = i & ~31;
     const Thread& t = *machine.threads[i];

@@ -104,8 +104,8 @@ constexpr int warpSize = 32;
 
 void cuda_on_host_sync_threads(int line);
 int cuda_on_host_lane(void);
-// A barrier of the lanes in mask, which must all use the same operation. Returns the value of lane `source`, or NaN bytes
-// if that lane does not participate; for a ballot, the mask of lanes with a nonzero value.
+// A barrier of the lanes in mask, which must all use the same operation. Returns the value of lane `source`, or NaN
+// bytes if that lane does not participate; for a ballot, the mask of lanes with a nonzero value.
 enum CudaOnHostOp { CUDA_OP_SYNC, CUDA_OP_SHUFFLE, CUDA_OP_BALLOT };
 uint64_t cuda_on_host_warp(CudaOnHostOp op, unsigned mask, uint64_t value, int source, int line);
 void* cuda_on_host_dynamic_shared(void);

@@ -12,9 +12,9 @@
 //   TORTURE_JOURNAL=FILE a record per call: see journal.py
 //
 // Counted: open for writing, mkdir, rename, unlink, rmdir, and write, fsync, ftruncate and close of files opened for
-// writing and folders opened for syncing. Not counted: stdout, stderr and files opened for reading. The writes of libc's
-// streams cannot be interposed; fopen therefore returns a stream of this library, which like glibc's repeats partial
-// writes until a write fails.
+// writing and folders opened for syncing. Not counted: stdout, stderr and files opened for reading. The writes of
+// libc's streams cannot be interposed; fopen therefore returns a stream of this library, which like glibc's repeats
+// partial writes until a write fails.
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
