@@ -326,51 +326,51 @@ typedef struct {
     double *scratch;              // (threads,tssa_scratch_size)
 } TssaGrads;
 
-static inline size_t tssa_scratch_size(int C, int NH) { return (2 * TSSA_CHUNK + 1) * ((size_t)C + NH); }
+static inline size_t tssa_scratch_size(int C, int NH) { return (TSSA_CHUNK + 1) * ((size_t)C + 2 * NH); }
 
-// Through y, N and D, in one chunk: dw =, dΠ =. Recomputes N and D forward in time and stores g, dN and dD; then goes
-// backward in time for RN and RD.
+// Through y, N and D, in one chunk: dw =, dΠ =. Recomputes N and D forward in time and stores g, dD and Π/(D + 1e-8); then
+// goes backward in time for RN and RD.
 static void tssa_statistics_backward(const TssaGrads* grads, const Tssa* a, TssaPart p) {
     const int C = a->C, NH = a->NH, HS = a->HS;
     const TssaState start = tssa_saved(a, p.b, p.t0), R = tssa_state(grads->suffix, p.b, a);
     double *N = grads->scratch + thread_index() * tssa_scratch_size(C, NH), *D = N + C;   // (C), (NH)
-    double *g = D + NH, *dN = g + TSSA_CHUNK * (size_t)C, *dD = dN + TSSA_CHUNK * (size_t)C;   // (TSSA_CHUNK,…)
+    double *g = D + NH, *dD = g + TSSA_CHUNK * (size_t)C, *scale = dD + TSSA_CHUNK * NH;  // (TSSA_CHUNK,C or NH)
     memcpy(N, start.N, (C + NH) * sizeof *N);   // and D, which follows N
     for (int t = p.t0; t < p.t1; t++) {
         for (int h = p.h0; h < p.h1; h++) {
-            const size_t i = (size_t)(t - p.t0) * C + h * HS;
+            const int i = (t - p.t0) * NH + h;
             const float *w = a->w + tssa_row(a, p.b, t, h), *dy = grads->dw + tssa_row(a, p.b, t, h);
-            double *restrict N_d = N + h * HS, *restrict g_d = g + i, *restrict dN_d = dN + i, dD_h = 0;
+            double *restrict N_d = N + h * HS, *restrict g_d = g + (size_t)i * HS, dD_h = 0;
             const double pi = a->pi[tssa_head(a, p.b, h) + t];
             D[h] += pi;
-            const double inverse = 1.0 / (D[h] + TOST_MASS_EPS), scale = pi * inverse;
+            const double inverse = 1.0 / (D[h] + TOST_MASS_EPS);
             #pragma omp simd reduction(+ : dD_h)
             for (int d = 0; d < HS; d++) {
                 N_d[d] += (double)w[d] * w[d] * pi;
                 const double m = N_d[d] * inverse;
                 g_d[d] = 1.0 / (1.0 + m);
-                dN_d[d] = (double)dy[d] * w[d] * g_d[d] * g_d[d] * scale;
-                dD_h -= dN_d[d] * m;
+                dD_h -= (double)dy[d] * w[d] * g_d[d] * g_d[d] * (pi * inverse) * m;
             }
-            dD[(t - p.t0) * NH + h] = dD_h;
+            dD[i] = dD_h;
+            scale[i] = pi * inverse;
         }
     }
     for (int t = p.t1 - 1; t >= p.t0; t--) {
         for (int h = p.h0; h < p.h1; h++) {
-            const size_t i = (size_t)(t - p.t0) * C + h * HS;
+            const int i = (t - p.t0) * NH + h;
             const float* w = a->w + tssa_row(a, p.b, t, h);
             float* restrict dw = grads->dw + tssa_row(a, p.b, t, h);
-            const double *restrict g_d = g + i, *restrict dN_d = dN + i;
+            const double *restrict g_d = g + (size_t)i * HS, scale_i = scale[i];
             const double pi = a->pi[tssa_head(a, p.b, h) + t];
             double *restrict RN = R.N + h * HS, dpi = 0;
             #pragma omp simd reduction(+ : dpi)
             for (int d = 0; d < HS; d++) {
-                const double dy_g = dw[d] * g_d[d];   // dw[d] is still dy
-                RN[d] += dN_d[d];
-                dpi += w[d] * (w[d] * RN[d] - dy_g);
-                dw[d] = (float)(pi * (2.0 * w[d] * RN[d] - dy_g));
+                const double dy = dw[d], dy_w_g = dy * w[d] * g_d[d];
+                RN[d] += dy_w_g * g_d[d] * scale_i;
+                dpi += (double)w[d] * w[d] * RN[d] - dy_w_g;
+                dw[d] = (float)(pi * (2.0 * w[d] * RN[d] - dy * g_d[d]));
             }
-            R.D[h] += dD[(t - p.t0) * NH + h];
+            R.D[h] += dD[i];
             grads->da[tssa_head(a, p.b, h) + t] = (float)(dpi + R.D[h]);
         }
     }
@@ -406,8 +406,9 @@ static void tssa_energy_backward(const TssaGrads* grads, const Tssa* a, TssaPart
             const double du = (double)a->temp[h] * grads->da[tssa_head(a, p.b, h) + t];
             for (int d = 0; d < HS; d++) {
                 const bool above = S_d[d] > TOST_ENERGY_MIN;
-                const double inverse = 1.0 / (above ? S_d[d] : TOST_ENERGY_MIN), ratio = w[d] * inverse;
-                RS[d] -= above ? du * ratio * ratio : 0.0;
+                const double inverse = 1.0 / (above ? S_d[d] : TOST_ENERGY_MIN);
+                const double dS = -du * w[d] * w[d] * inverse * inverse;
+                RS[d] += above ? dS : 0.0;
                 dw[d] += (float)(2.0 * w[d] * (du * inverse + RS[d]));
             }
         }
