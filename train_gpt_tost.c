@@ -59,7 +59,7 @@
 #include "tost/engine_memory.h"
 #include "tost/gemm.h"
 #include "tost/threads.h"
-#include "tost/tssa_parts.h"
+#include "tost/tssa_stages.h"
 #include "tost/vector_math.h"
 
 // Up to this many rows (a decode step), threading a loop over rows costs more than it saves.
@@ -191,56 +191,29 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
 }
 
 // ---------------------------------------------------------------------------------------------
-// TSSA, token statistics self-attention. Forward has three steps: the running sum S gives u, the softmax over the heads
-// gives Π, and the running sums N and D give y. Backward takes the same steps in reverse.
+// TSSA, token statistics self-attention. Forward has three stages: the running sum S gives u, the softmax over the heads
+// gives Π, and the running sums N and D give y. Backward runs the same stages in reverse.
 //
 // Only the softmax connects the heads. So the threads divide the sequences among them, or the heads if there are fewer
-// sequences than threads (tost/tssa_parts.h), and a block of tokens goes through all steps while it is in cache. Sums
-// over time are taken in the order of t, so the bits do not depend on the number of threads, and in double, because a
-// float sum stalls at long T.
-
-enum { TSSA_CHUNK = 32 };               // forward saves S, N and D every 32 tokens; backward recomputes them from there
-enum { TSSA_BLOCK = 2 * TSSA_CHUNK };   // tokens per block
-
-typedef struct { double *S, *N, *D; } TssaState;   // running sums of one sequence: S, N (C); D (NH)
-typedef struct {
-    float *u, *pi;                    // (B,NH,T)
-    double *state;                    // (B,2C+NH): S, N and D of each sequence; forward continues from them
-    double *saved;                    // (B,chunks,2C+NH): their values before each chunk; NULL if no backward follows
-    const float *w;                   // (B,T,C): the projection
-    const float *temp, *denom_bias;   // (NH); (NH,block_size), from the position of the first token on
-    int block_size;
-    bool uniform;                     // Π = 1/NH; temp and denom_bias have no effect and no gradient
-    int B, T, C, NH, HS;
-} Tssa;
-
-static inline size_t tssa_state_size(int C, int NH) { return 2 * (size_t)C + NH; }
-static inline TssaState tssa_state(double* states, size_t i, const Tssa* a) {   // the i-th of an array of states
-    double* S = states + i * tssa_state_size(a->C, a->NH);
-    return (TssaState){S, S + a->C, S + 2 * (size_t)a->C};
-}
-static inline TssaState tssa_saved(const Tssa* a, int b, int t) {   // before the chunk of token t
-    const int chunks = (a->T + TSSA_CHUNK - 1) / TSSA_CHUNK;
-    return tssa_state(a->saved, (size_t)b * chunks + t / TSSA_CHUNK, a);
-}
-// Offsets: of the channels of head h in a (B,T,C) array, and of t = 0 of head h in a (B,NH,T) array.
-static inline size_t tssa_row(const Tssa* a, int b, int t, int h) { return ((size_t)b * a->T + t) * a->C + h * a->HS; }
-static inline size_t tssa_head(const Tssa* a, int b, int h) { return ((size_t)b * a->NH + h) * a->T; }
+// sequences than threads, chunk by chunk of TSSA_CHUNK tokens. tost/tssa_stages.h has that loop and the struct Tssa of
+// all arguments. Sums over time are taken in the order of t, so the bits do not depend on the number of threads, and in
+// double, because a float sum stalls at long T.
 
 // S and u
 static void tssa_energy_forward(const Tssa* a, TssaPart p) {
-    const int HS = a->HS;
+    const int HS = a->HS, at = p.h0 * HS, width = (p.h1 - p.h0) * HS;
+    double* S = tssa_state(a->state, p.b, a).S;
+    if (a->uniform) return;
+    if (a->saved) memcpy(tssa_saved(a, p.b, p.t0).S + at, S + at, width * sizeof *S);
     for (int t = p.t0; t < p.t1; t++) {
         for (int h = p.h0; h < p.h1; h++) {
             const float* w = a->w + tssa_row(a, p.b, t, h);
-            double* restrict S = tssa_state(a->state, p.b, a).S + h * HS;
-            if (a->saved && t % TSSA_CHUNK == 0) memcpy(tssa_saved(a, p.b, t).S + h * HS, S, HS * sizeof *S);
-            double ratios = 0;
+            double *restrict S_d = S + h * HS, ratios = 0;
             #pragma omp simd reduction(+ : ratios)
             for (int d = 0; d < HS; d++) {
                 const double s = (double)w[d] * w[d];
-                S[d] += s;
-                ratios += s / (S[d] > TOST_ENERGY_MIN ? S[d] : TOST_ENERGY_MIN);
+                S_d[d] += s;
+                ratios += s / (S_d[d] > TOST_ENERGY_MIN ? S_d[d] : TOST_ENERGY_MIN);
             }
             const double bias = a->denom_bias[(size_t)h * a->block_size + t];
             a->u[tssa_head(a, p.b, h) + t] = (float)(ratios + HS * bias);
@@ -249,62 +222,53 @@ static void tssa_energy_forward(const Tssa* a, TssaPart p) {
 }
 
 // Π[h,t] = softmax over h of temp[h] · u[h,t]
-static void tssa_membership_forward(const Tssa* a, int b, int t) {
-    const float* u = a->u + tssa_head(a, b, 0) + t;   // of head h: u[h * T]
-    float* pi = a->pi + tssa_head(a, b, 0) + t;
+static void tssa_membership_forward(const Tssa* a, TssaPart p) {
     const size_t T = a->T;
-    double largest = -INFINITY, sum = 0;
-    if (a->uniform) {
-        for (int h = 0; h < a->NH; h++) pi[h * T] = (float)(1.0 / a->NH);
-        return;
+    for (int t = p.t0; t < p.t1; t++) {
+        const float* u = a->u + tssa_head(a, p.b, 0) + t;   // of head h: u[h * T]
+        float* pi = a->pi + tssa_head(a, p.b, 0) + t;
+        double largest = -INFINITY, sum = 0;
+        for (int h = 0; h < a->NH; h++) largest = fmax(largest, (double)a->temp[h] * u[h * T]);
+        for (int h = 0; h < a->NH; h++) sum += exp((double)a->temp[h] * u[h * T] - largest);
+        for (int h = 0; h < a->NH; h++) pi[h * T] = (float)(exp((double)a->temp[h] * u[h * T] - largest) / sum);
     }
-    for (int h = 0; h < a->NH; h++) largest = fmax(largest, (double)a->temp[h] * u[h * T]);
-    for (int h = 0; h < a->NH; h++) sum += exp((double)a->temp[h] * u[h * T] - largest);
-    for (int h = 0; h < a->NH; h++) pi[h * T] = (float)(exp((double)a->temp[h] * u[h * T] - largest) / sum);
+}
+
+static void tssa_membership_uniform(const Tssa* a, TssaPart p) {
+    for (int h = 0; h < a->NH; h++)
+        for (int t = p.t0; t < p.t1; t++) a->pi[tssa_head(a, p.b, h) + t] = (float)(1.0 / a->NH);
 }
 
 // N, D and y
-static void tssa_statistics_forward(float* y, const Tssa* a, TssaPart p) {
-    const int HS = a->HS;
+static void tssa_statistics_forward(const Tssa* a, TssaPart p) {
+    const int HS = a->HS, at = p.h0 * HS, heads = p.h1 - p.h0;
     const TssaState state = tssa_state(a->state, p.b, a);
+    if (a->saved) {
+        memcpy(tssa_saved(a, p.b, p.t0).N + at, state.N + at, heads * HS * sizeof(double));
+        memcpy(tssa_saved(a, p.b, p.t0).D + p.h0, state.D + p.h0, heads * sizeof(double));
+    }
     for (int t = p.t0; t < p.t1; t++) {
         for (int h = p.h0; h < p.h1; h++) {
             const float* w = a->w + tssa_row(a, p.b, t, h);
-            float* restrict y_d = y + tssa_row(a, p.b, t, h);
-            double *restrict N = state.N + h * HS, *D = state.D + h;
-            if (a->saved && t % TSSA_CHUNK == 0) {
-                memcpy(tssa_saved(a, p.b, t).N + h * HS, N, HS * sizeof *N);
-                tssa_saved(a, p.b, t).D[h] = *D;
-            }
+            float* restrict y = a->y + tssa_row(a, p.b, t, h);
+            double* restrict N = state.N + h * HS;
             const double pi = a->pi[tssa_head(a, p.b, h) + t];
-            *D += pi;
-            const double mass = *D + TOST_MASS_EPS;   // y = -w Π / (1 + N/mass) = -w Π mass / (mass + N)
+            state.D[h] += pi;
+            const double mass = state.D[h] + TOST_MASS_EPS;   // y = -w Π / (1 + N/mass) = -w Π mass / (mass + N)
             for (int d = 0; d < HS; d++) {
                 N[d] += (double)w[d] * w[d] * pi;
-                y_d[d] = (float)(-w[d] * (pi * mass) / (mass + N[d]));
+                y[d] = (float)(-w[d] * (pi * mass) / (mass + N[d]));
             }
         }
     }
 }
 
-// y (B,T,C) =. A state of zeros starts a sequence; T = 1 is a decode step.
-static void tssa_forward(float* y, const Tssa* a) {
-    TssaGroup g;
-    #pragma omp parallel private(g) if ((size_t)a->B * a->T > FEW_ROWS)
-    for (int b0 = 0; b0 < a->B; b0 += g.sequences) {   // every thread runs this loop; `omp for` divides the work
-        g = tssa_group(b0, a->B, a->T, a->NH);
-        for (int t0 = 0; t0 < a->T; t0 += TSSA_BLOCK) {
-            const int n = a->T - t0 < TSSA_BLOCK ? a->T - t0 : TSSA_BLOCK;
-            if (!a->uniform) {
-                #pragma omp for schedule(static)
-                for (int i = 0; i < g.sequences * g.parts; i++) tssa_energy_forward(a, tssa_part(&g, i, t0, n));
-            }
-            #pragma omp for schedule(static)
-            for (int i = 0; i < g.sequences * n; i++) tssa_membership_forward(a, b0 + i / n, t0 + i % n);
-            #pragma omp for schedule(static)
-            for (int i = 0; i < g.sequences * g.parts; i++) tssa_statistics_forward(y, a, tssa_part(&g, i, t0, n));
-        }
-    }
+// y =; a state of zeros starts a sequence; T = 1 is a decode step
+static void tssa_forward(const Tssa* a) {
+    const TssaStage stages[] = {{tssa_energy_forward, false},
+                                {a->uniform ? tssa_membership_uniform : tssa_membership_forward, true},
+                                {tssa_statistics_forward, false}};
+    tssa_run(stages, 3, a, true, (size_t)a->B * a->T > FEW_ROWS);
 }
 
 // Backward, from dy to dw. First through y = -w Π g with g = 1/(1+m), m = N/(D + 1e-8). w and Π occur in it directly,
@@ -318,28 +282,18 @@ static void tssa_forward(float* y, const Tssa* a) {
 //     ddenom_bias[h,t] = Σ_b HS du,   dS = -du s/S²  (0 if S < 1e-12),   RS[t] = Σ_{t'≥t} dS[t'],   ds += du/S + RS
 // At both places where ds arises, s = w² gives dw += 2 w ds.
 
-typedef struct {
-    float *dw;                    // (B,T,C) in place: holds dy on entry
-    float *da;                    // (B,NH,T): dΠ, then da
-    float *dtemp, *ddenom_bias;   // (NH), (NH,block_size): +=
-    double *suffix;               // (B,2C+NH): RS, RN and RD of each sequence, laid out as S, N and D
-    double *scratch;              // (threads,tssa_scratch_size)
-} TssaGrads;
-
-static inline size_t tssa_scratch_size(int C, int NH) { return (TSSA_CHUNK + 1) * ((size_t)C + 2 * NH); }
-
-// Through y, N and D, in one chunk: dw =, dΠ =. Recomputes N and D forward in time and stores g, dD and Π/(D + 1e-8); then
-// goes backward in time for RN and RD.
-static void tssa_statistics_backward(const TssaGrads* grads, const Tssa* a, TssaPart p) {
+// Through y, N and D: dw =, dΠ =. Recomputes N and D forward in time and stores g, dD and Π/(D + 1e-8); then goes
+// backward in time for RN and RD.
+static void tssa_statistics_backward(const Tssa* a, TssaPart p) {
     const int C = a->C, NH = a->NH, HS = a->HS;
-    const TssaState start = tssa_saved(a, p.b, p.t0), R = tssa_state(grads->suffix, p.b, a);
-    double *N = grads->scratch + thread_index() * tssa_scratch_size(C, NH), *D = N + C;   // (C), (NH)
-    double *g = D + NH, *dD = g + TSSA_CHUNK * (size_t)C, *scale = dD + TSSA_CHUNK * NH;  // (TSSA_CHUNK,C or NH)
+    const TssaState start = tssa_saved(a, p.b, p.t0), R = tssa_state(a->suffix, p.b, a);
+    double *N = tssa_scratch(a), *D = N + C, *g = D + NH;                              // (C), (NH), (TSSA_CHUNK,C)
+    double *dD = g + TSSA_CHUNK * (size_t)C, *scale = dD + TSSA_CHUNK * (size_t)NH;    // (TSSA_CHUNK,NH)
     memcpy(N, start.N, (C + NH) * sizeof *N);   // and D, which follows N
     for (int t = p.t0; t < p.t1; t++) {
         for (int h = p.h0; h < p.h1; h++) {
             const int i = (t - p.t0) * NH + h;
-            const float *w = a->w + tssa_row(a, p.b, t, h), *dy = grads->dw + tssa_row(a, p.b, t, h);
+            const float *w = a->w + tssa_row(a, p.b, t, h), *dy = a->dw + tssa_row(a, p.b, t, h);
             double *restrict N_d = N + h * HS, *restrict g_d = g + (size_t)i * HS, dD_h = 0;
             const double pi = a->pi[tssa_head(a, p.b, h) + t];
             D[h] += pi;
@@ -359,9 +313,8 @@ static void tssa_statistics_backward(const TssaGrads* grads, const Tssa* a, Tssa
         for (int h = p.h0; h < p.h1; h++) {
             const int i = (t - p.t0) * NH + h;
             const float* w = a->w + tssa_row(a, p.b, t, h);
-            float* restrict dw = grads->dw + tssa_row(a, p.b, t, h);
-            const double *restrict g_d = g + (size_t)i * HS, scale_i = scale[i];
-            const double pi = a->pi[tssa_head(a, p.b, h) + t];
+            float* restrict dw = a->dw + tssa_row(a, p.b, t, h);
+            const double *restrict g_d = g + (size_t)i * HS, scale_i = scale[i], pi = a->pi[tssa_head(a, p.b, h) + t];
             double *restrict RN = R.N + h * HS, dpi = 0;
             #pragma omp simd reduction(+ : dpi)
             for (int d = 0; d < HS; d++) {
@@ -371,88 +324,72 @@ static void tssa_statistics_backward(const TssaGrads* grads, const Tssa* a, Tssa
                 dw[d] = (float)(pi * (2.0 * w[d] * RN[d] - dy * g_d[d]));
             }
             R.D[h] += dD[i];
-            grads->da[tssa_head(a, p.b, h) + t] = (float)(dpi + R.D[h]);
+            a->da[tssa_head(a, p.b, h) + t] = (float)(dpi + R.D[h]);
         }
     }
 }
 
-// From dΠ to da, over the heads of one token
-static void tssa_membership_backward(const TssaGrads* grads, const Tssa* a, int b, int t) {
-    const float* pi = a->pi + tssa_head(a, b, 0) + t;
-    float* da = grads->da + tssa_head(a, b, 0) + t;
+// From dΠ to da
+static void tssa_membership_backward(const Tssa* a, TssaPart p) {
     const size_t T = a->T;
-    double mean = 0;
-    for (int h = 0; h < a->NH; h++) mean += (double)pi[h * T] * da[h * T];
-    for (int h = 0; h < a->NH; h++) da[h * T] = (float)(pi[h * T] * (da[h * T] - mean));
+    for (int t = p.t0; t < p.t1; t++) {
+        const float* pi = a->pi + tssa_head(a, p.b, 0) + t;
+        float* da = a->da + tssa_head(a, p.b, 0) + t;
+        double mean = 0;
+        for (int h = 0; h < a->NH; h++) mean += (double)pi[h * T] * da[h * T];
+        for (int h = 0; h < a->NH; h++) da[h * T] = (float)(pi[h * T] * (da[h * T] - mean));
+    }
 }
 
-// Through u and S, in one chunk: dw +=. Recomputes S forward in time, then goes backward in time for RS.
-static void tssa_energy_backward(const TssaGrads* grads, const Tssa* a, TssaPart p) {
-    const int C = a->C, HS = a->HS, width = (p.h1 - p.h0) * HS;
-    double* S = grads->scratch + thread_index() * tssa_scratch_size(C, a->NH);   // (TSSA_CHUNK+1,C)
-    memcpy(S + p.h0 * HS, tssa_saved(a, p.b, p.t0).S + p.h0 * HS, width * sizeof *S);
+// Through u and S: dw +=. Recomputes S forward in time, then goes backward in time for RS.
+static void tssa_energy_backward(const Tssa* a, TssaPart p) {
+    const int C = a->C, HS = a->HS, at = p.h0 * HS, width = (p.h1 - p.h0) * HS;
+    double *S = tssa_scratch(a) + at, *RS = tssa_state(a->suffix, p.b, a).S;   // S (TSSA_CHUNK+1,C)
+    memcpy(S, tssa_saved(a, p.b, p.t0).S + at, width * sizeof *S);
     for (int t = p.t0; t < p.t1; t++) {
         const float* w = a->w + tssa_row(a, p.b, t, p.h0);
-        const double* restrict before = S + (size_t)(t - p.t0) * C + p.h0 * HS;
-        double* restrict after = S + (size_t)(t - p.t0 + 1) * C + p.h0 * HS;
+        double *restrict before = S + (size_t)(t - p.t0) * C, *restrict after = before + C;
         for (int c = 0; c < width; c++) after[c] = before[c] + (double)w[c] * w[c];
     }
     for (int t = p.t1 - 1; t >= p.t0; t--) {
         for (int h = p.h0; h < p.h1; h++) {
             const float* w = a->w + tssa_row(a, p.b, t, h);
-            float* restrict dw = grads->dw + tssa_row(a, p.b, t, h);
-            const double* restrict S_d = S + (size_t)(t - p.t0 + 1) * C + h * HS;
-            double* restrict RS = tssa_state(grads->suffix, p.b, a).S + h * HS;
-            const double du = (double)a->temp[h] * grads->da[tssa_head(a, p.b, h) + t];
+            float* restrict dw = a->dw + tssa_row(a, p.b, t, h);
+            const double *restrict S_d = S + (size_t)(t - p.t0 + 1) * C + h * HS - at;
+            const double du = (double)a->temp[h] * a->da[tssa_head(a, p.b, h) + t];
+            double* restrict RS_d = RS + h * HS;
             for (int d = 0; d < HS; d++) {
                 const bool above = S_d[d] > TOST_ENERGY_MIN;
                 const double inverse = 1.0 / (above ? S_d[d] : TOST_ENERGY_MIN);
                 const double dS = -du * w[d] * w[d] * inverse * inverse;
-                RS[d] += above ? dS : 0.0;
-                dw[d] += (float)(2.0 * w[d] * (du * inverse + RS[d]));
+                RS_d[d] += above ? dS : 0.0;
+                dw[d] += (float)(2.0 * w[d] * (du * inverse + RS_d[d]));
             }
         }
     }
 }
 
-static void tssa_params_backward(const TssaGrads* grads, const Tssa* a, int h) {   // dtemp, ddenom_bias +=
+static void tssa_params_backward(const Tssa* a, int h) {   // dtemp, ddenom_bias +=
     double dtemp = 0;
     for (int b = 0; b < a->B; b++) {
         for (int t = 0; t < a->T; t++) {
-            const double da = grads->da[tssa_head(a, b, h) + t];
+            const double da = a->da[tssa_head(a, b, h) + t];
             dtemp += da * a->u[tssa_head(a, b, h) + t];
-            grads->ddenom_bias[(size_t)h * a->block_size + t] += (float)((double)a->HS * a->temp[h] * da);
+            a->ddenom_bias[(size_t)h * a->block_size + t] += (float)((double)a->HS * a->temp[h] * da);
         }
     }
-    grads->dtemp[h] += (float)dtemp;
+    a->dtemp[h] += (float)dtemp;
 }
 
-// dw =, dtemp +=, ddenom_bias +=
-static void tssa_backward(const TssaGrads* grads, const Tssa* a) {
-    TssaGroup g;
-    memset(grads->suffix, 0, a->B * tssa_state_size(a->C, a->NH) * sizeof(double));
-    #pragma omp parallel private(g)
-    for (int b0 = 0; b0 < a->B; b0 += g.sequences) {
-        g = tssa_group(b0, a->B, a->T, a->NH);
-        for (int t0 = (a->T - 1) / TSSA_BLOCK * TSSA_BLOCK; t0 >= 0; t0 -= TSSA_BLOCK) {
-            const int n = a->T - t0 < TSSA_BLOCK ? a->T - t0 : TSSA_BLOCK;
-            const int last = t0 + (n - 1) / TSSA_CHUNK * TSSA_CHUNK;   // start of the block's last chunk
-            #pragma omp for schedule(static)
-            for (int i = 0; i < g.sequences * g.parts; i++)
-                for (int t = last; t >= t0; t -= TSSA_CHUNK)
-                    tssa_statistics_backward(grads, a, tssa_part(&g, i, t, TSSA_CHUNK));
-            if (a->uniform) continue;
-            #pragma omp for schedule(static)
-            for (int i = 0; i < g.sequences * n; i++) tssa_membership_backward(grads, a, b0 + i / n, t0 + i % n);
-            #pragma omp for schedule(static)
-            for (int i = 0; i < g.sequences * g.parts; i++)
-                for (int t = last; t >= t0; t -= TSSA_CHUNK)
-                    tssa_energy_backward(grads, a, tssa_part(&g, i, t, TSSA_CHUNK));
-        }
-    }
+// dw =, dtemp +=, ddenom_bias +=. With uniform membership only the first stage has a gradient.
+static void tssa_backward(const Tssa* a) {
+    const TssaStage stages[] = {
+        {tssa_statistics_backward, false}, {tssa_membership_backward, true}, {tssa_energy_backward, false}};
+    memset(a->suffix, 0, a->B * tssa_state_size(a->C, a->NH) * sizeof(double));
+    tssa_run(stages, a->uniform ? 1 : 3, a, false, true);
     if (a->uniform) return;
     #pragma omp parallel for schedule(static)
-    for (int h = 0; h < a->NH; h++) tssa_params_backward(grads, a, h);
+    for (int h = 0; h < a->NH; h++) tssa_params_backward(a, h);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -714,10 +651,23 @@ static TostParams model_params(const TostModel* m, TostState s, int l) {
 // The arguments of TSSA in a layer. first: position of the first token.
 static Tssa layer_tssa(const LayerActivations* a, const TostParams* p, const TostConfig* c, double* state,
                        double* saved, int first, int B, int T) {
-    return (Tssa){.u = a->u, .pi = a->pi, .state = state, .saved = saved, .w = a->w, .temp = p->temp,
-                  .denom_bias = p->denom_bias + first, .block_size = c->block_size,
-                  .uniform = c->membership == TOST_UNIFORM, .B = B, .T = T, .C = c->n_embd, .NH = c->n_head,
-                  .HS = c->n_embd / c->n_head};
+    return (Tssa){.B = B, .T = T, .C = c->n_embd, .NH = c->n_head, .HS = c->n_embd / c->n_head, .w = a->w,
+                  .temp = p->temp, .denom_bias = p->denom_bias + first, .block_size = c->block_size,
+                  .uniform = c->membership == TOST_UNIFORM, .u = a->u, .pi = a->pi, .y = a->y, .state = state,
+                  .saved = saved};
+}
+
+// And of its backward, whose dy and dw are in scratch_btc.
+static Tssa layer_tssa_grads(const Buffers* buf, const TostParams* g, const LayerActivations* a, const TostParams* p,
+                             const TostConfig* c, int B, int T) {
+    Tssa tssa = layer_tssa(a, p, c, NULL, a->tssa_saved, 0, B, T);
+    tssa.dw = buf->scratch_btc;
+    tssa.da = buf->da;
+    tssa.dtemp = g->temp;
+    tssa.ddenom_bias = g->denom_bias;
+    tssa.suffix = buf->tssa_suffix;
+    tssa.scratch = buf->tssa_scratch;
+    return tssa;
 }
 
 // One layer over B·T rows, from x to a->x_out. state, saved: see Tssa; state is advanced by T tokens.
@@ -728,7 +678,7 @@ static void layer_forward(const LayerActivations* a, const float* x, const TostP
     const Tssa tssa = layer_tssa(a, p, c, state, saved, first, B, T);
     layernorm_forward(a->ln_1, a->mean_1, a->rstd_1, x, p->ln_1_w, p->ln_1_b, rows, C);
     linear_forward(a->w, a->ln_1, p->attn_w, p->attn_b, rows, C, C);
-    tssa_forward(a->y, &tssa);
+    tssa_forward(&tssa);
     linear_forward(a->attn_out, a->y, p->attn_proj_w, p->attn_proj_b, rows, C, C);
     residual_forward(a->x_mid, x, a->attn_out, p->gamma1, rows, C);
 
@@ -744,8 +694,7 @@ static void layer_backward(const Buffers* buf, const TostParams* g, const LayerA
                            const TostParams* p, const TostConfig* c, int B, int T) {
     const int C = c->n_embd;
     const size_t rows = (size_t)B * T;
-    const Tssa tssa = layer_tssa(a, p, c, NULL, a->tssa_saved, 0, B, T);
-    const TssaGrads grads = {buf->scratch_btc, buf->da, g->temp, g->denom_bias, buf->tssa_suffix, buf->tssa_scratch};
+    const Tssa tssa = layer_tssa_grads(buf, g, a, p, c, B, T);
     residual_backward(buf->dbranch, g->gamma2, buf->dx, a->mlp_out, p->gamma2, rows, C);
     linear_backward(buf->scratch_bt4c, g->fc_proj_w, g->fc_proj_b, buf->dbranch, a->gelu, p->fc_proj_w, rows, 4 * C, C);
     gelu_backward(buf->scratch_bt4c, a->fc, rows * 4 * C);
@@ -755,7 +704,7 @@ static void layer_backward(const Buffers* buf, const TostParams* g, const LayerA
 
     residual_backward(buf->dbranch, g->gamma1, buf->dx, a->attn_out, p->gamma1, rows, C);
     linear_backward(buf->scratch_btc, g->attn_proj_w, g->attn_proj_b, buf->dbranch, a->y, p->attn_proj_w, rows, C, C);
-    tssa_backward(&grads, &tssa);
+    tssa_backward(&tssa);
     linear_backward(buf->dbranch, g->attn_w, g->attn_b, buf->scratch_btc, a->ln_1, p->attn_w, rows, C, C);
     layernorm_backward(buf->dx, g->ln_1_w, g->ln_1_b, buf->dbranch, x, a->mean_1, a->rstd_1, p->ln_1_w, rows, C);
 }
