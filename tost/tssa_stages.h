@@ -59,6 +59,7 @@ typedef struct {
 // As many sequences as threads are worked on at a time; if there are fewer, each is divided into parts.
 static inline void tssa_run(const TssaStage* stages, int n_stages, const Tssa* a, bool first_to_last, bool parallel) {
     const int threads = threads_max(), chunks = tssa_chunks(a->T);
+    (void)parallel;   // unused without OpenMP
     #pragma omp parallel if (parallel)
     for (int b0 = 0; b0 < a->B; b0 += threads) {
         const int sequences = a->B - b0 < threads ? a->B - b0 : threads, parts = threads / sequences;
