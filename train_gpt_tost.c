@@ -191,8 +191,8 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
 }
 
 // ---------------------------------------------------------------------------------------------
-// TSSA, token statistics self-attention. Forward has three stages: the running sum S gives u, the softmax over the heads
-// gives Π, and the running sums N and D give y. Backward runs the same stages in reverse.
+// TSSA, token statistics self-attention. Forward has three stages: the running sum S gives u, the softmax over the
+// heads gives Π, and the running sums N and D give y. Backward runs the same stages in reverse.
 //
 // Only the softmax connects the heads. So the threads divide the sequences among them, or the heads if there are fewer
 // sequences than threads, chunk by chunk of TSSA_CHUNK tokens. tost/tssa_stages.h has that loop and the struct Tssa of

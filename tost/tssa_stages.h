@@ -7,8 +7,8 @@
 
 #include "threads.h"
 
-// Tokens per chunk. Forward saves the running sums before each chunk and backward recomputes them from there; all stages
-// pass over a chunk while it is in cache.
+// Tokens per chunk. Forward saves the running sums before each chunk and backward recomputes them from there; all
+// stages pass over a chunk while it is in cache.
 enum { TSSA_CHUNK = 64 };
 
 typedef struct {
@@ -55,8 +55,8 @@ typedef struct {
     bool all_heads;   // each part has all heads and some of the tokens; else all tokens of the chunk and some heads
 } TssaStage;
 
-// Runs the stages on every chunk, the first chunk first or last. A stage starts when all threads have finished the one before.
-// As many sequences as threads are worked on at a time; if there are fewer, each is divided into parts.
+// Runs the stages on every chunk, the first chunk first or last. A stage starts when all threads have finished the one
+// before. As many sequences as threads are worked on at a time; if there are fewer, each is divided into parts.
 static inline void tssa_run(const TssaStage* stages, int n_stages, const Tssa* a, bool first_to_last, bool parallel) {
     const int threads = threads_max(), chunks = tssa_chunks(a->T);
     (void)parallel;   // unused without OpenMP
