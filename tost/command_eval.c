@@ -168,7 +168,7 @@ static bool find_tokenizer(Tokenizer** tokenizer, const LoadedModel* model, cons
     const uint32_t largest = stream_largest_id(data);
     *tokenizer = loaded_model_tokenizer(model, o, err);
     if (!*tokenizer && o->tokenizer) return false;
-    if (!*tokenizer) fprintf(stderr, "no bits/byte: %s\n", err->text);
+    if (!*tokenizer) print_line(stderr, "no bits/byte: %s", err->text);
     if (*tokenizer)
         warn_of_shards(o, data->dir, largest, tokenizer_path(*tokenizer), tokenizer_hash(*tokenizer),
                        tokenizer_size(*tokenizer));
@@ -193,8 +193,8 @@ static bool eval_data(LoadedModel* model, const Options* o, const ShardStream* d
     e.tokenizer = tokenizer;
     bool ok = loaded_model_create(model, o, e.batch, w->T, false, err) && json_file_open(&json, o->json, err);
     if (ok) {
-        fprintf(stderr, "%s, step %lld; shards: %d; windows: %llu of %d tokens\n", model->file,
-                (long long)model->info.step, data->count, (unsigned long long)w->count, w->T);
+        print_line(stderr, "%s, step %lld; shards: %d; windows: %llu of %d tokens", model->file,
+                   (long long)model->info.step, data->count, (unsigned long long)w->count, w->T);
         begin_json(&json, model, o, w);
         ok = score(&r, &json, &e, err);
         end_json(&json, &r);

@@ -9,30 +9,30 @@
 static void print_file(const char* label, const char* path) {
     struct stat st;
     char size[32];
-    if (stat(path, &st) == 0) printf("%-12s%s, %s\n", label, path, human_bytes(size, (double)st.st_size));
+    if (stat(path, &st) == 0) print_line(stdout, "%-12s%s, %s", label, path, human_bytes(size, (double)st.st_size));
 }
 
 static void print_model(const LoadedModel* m) {
     const ModelSummary summary = model_summary(&m->info.config, &m->tensors);
-    printf("%-12s%s\n", "model", summary.sizes);
-    printf("%-12s%s, exactly %zu in %d tensors\n", "parameters", summary.parameters, m->tensors.n_params,
-           m->tensors.count);
+    print_line(stdout, "%-12s%s", "model", summary.sizes);
+    print_line(stdout, "%-12s%s, exactly %zu in %d tensors", "parameters", summary.parameters, m->tensors.n_params,
+               m->tensors.count);
 }
 
 static void print_training(const CheckpointInfo* info) {
     char tokens[32];
     if (info->n_options == 0 && info->step == 0 && info->tokens == 0)
-        printf("%-12sunknown: not a checkpoint of this program\n", "trained");
+        print_line(stdout, "%-12sunknown: not a checkpoint of this program", "trained");
     else
-        printf("%-12s%lld steps, %lld tokens (%s)\n", "trained", (long long)info->step, (long long)info->tokens,
-               human_count(tokens, (double)info->tokens));
+        print_line(stdout, "%-12s%lld steps, %lld tokens (%s)", "trained", (long long)info->step,
+                   (long long)info->tokens, human_count(tokens, (double)info->tokens));
     if (isfinite(info->best_val_loss))
-        printf("%-12s%.6f nats/token (best so far)\n", "val loss", info->best_val_loss);
+        print_line(stdout, "%-12s%.6f nats/token (best so far)", "val loss", info->best_val_loss);
     if (info->tokenizer)
-        printf("%-12s%s, CRC-32 %08x\n", "tokenizer", info->tokenizer, (unsigned)info->tokenizer_hash);
-    else printf("%-12snone\n", "tokenizer");
+        print_line(stdout, "%-12s%s, CRC-32 %08x", "tokenizer", info->tokenizer, (unsigned)info->tokenizer_hash);
+    else print_line(stdout, "%-12snone", "tokenizer");
     for (int i = 0; i < info->n_options; i++)
-        printf("%-12s%-14s %s\n", i == 0 ? "options" : "", info->options[i].key, info->options[i].value);
+        print_line(stdout, "%-12s%-14s %s", i == 0 ? "options" : "", info->options[i].key, info->options[i].value);
 }
 
 int command_info(const Options* o) {

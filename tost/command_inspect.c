@@ -192,7 +192,7 @@ static bool inspect(LoadedModel* m, const Tokenizer* tokenizer, const Options* o
     double sum = 0;
     bool ok = loaded_model_create(m, o, 1, k.T, true, err);
     if (ok) {
-        fprintf(stderr, "%s, step %lld\n", m->file, (long long)m->info.step);
+        print_line(stderr, "%s, step %lld", m->file, (long long)m->info.step);
         if (k.total > (size_t)k.T)
             fprintf(stderr, "the text has %zu tokens; only the first %d (the block size) are used\n", k.total, k.T);
         ok = write_inspection(&sum, m, tokenizer, &k, o->out, err);
@@ -200,7 +200,7 @@ static bool inspect(LoadedModel* m, const Tokenizer* tokenizer, const Options* o
     if (ok) {
         printf("%-12s%d\n", "tokens", k.T);
         if (k.T > 1) printf("%-12s%.6f nats/token, excluding the first token\n", "loss", sum / (k.T - 1));
-        printf("%-12s%s\n", "written", o->out);
+        print_line(stdout, "%-12s%s", "written", o->out);
     }
     tokens_free(&k);
     return ok;

@@ -43,7 +43,7 @@ static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o,
     const size_t block = (size_t)m->info.config.block_size, first = n > 0 ? n : 1;
     const size_t longest = first + (size_t)o->tokens <= block ? first : block;
     bool ok = loaded_model_create(m, o, 1, (int)longest, false, err);
-    if (ok) fprintf(stderr, "%s, step %lld\n", m->file, (long long)m->info.step);
+    if (ok) print_line(stderr, "%s, step %lld", m->file, (long long)m->info.step);
     ok = ok && write_samples(m, tokenizer, o, prompt, ids, n, err);
     free(ids);
     return ok;

@@ -9,10 +9,8 @@
 // Errors and text arguments
 
 void print_error(const Options* o, const TostError* err) {
-    TostError program;
-    tost_error(&program, "%s", options_program(o));   // replaces control characters
     fflush(stdout);
-    fprintf(stderr, "%s: %s\n", program.text, err->text);
+    print_line(stderr, "%s: %s", options_program(o), err->text);
 }
 
 int command_failed(const Options* o, const TostError* err) {

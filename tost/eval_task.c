@@ -362,7 +362,7 @@ bool eval_task(LoadedModel* model, const Options* o, TostError* err) {
               && loaded_model_create(model, o, r.batch * r.choices, r.max_seq, false, err)
               && json_file_open(&json, o->json, err);
     if (ok) {
-        fprintf(stderr, "%s, step %lld; examples of %s in %s: %zu\n", model->file, (long long)model->info.step,
+        print_line(stderr, "%s, step %lld; examples of %s in %s: %zu", model->file, (long long)model->info.step,
                 task_name(r.task), o->files[0], r.examples.count);
         const double start = now_seconds();
         ok = score_all(&r, err);

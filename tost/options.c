@@ -532,11 +532,11 @@ static void print_overridable(void) {
 }
 
 static void print_help(const Options* o, bool all_commands) {
-    const char* program = options_program(o);
     for (int c = 0; c < COMMANDS; c++) {
         if (!all_commands && c != (int)o->command) continue;
-        printf("%s %s %s\n           %s\n", c == 0 || !all_commands ? "usage:" : "      ", program,
-               commands[c].usage, commands[c].about);
+        print_line(stdout, "%s %s %s", c == 0 || !all_commands ? "usage:" : "      ", options_program(o),
+                   commands[c].usage);
+        printf("           %s\n", commands[c].about);
     }
     if (all_commands) printf("\nCOMMAND --help lists the options of a command. Options of train:\n");
     for (int g = 0; g < GROUPS; g++) {

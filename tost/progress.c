@@ -47,9 +47,8 @@ void progress_text(Progress* p, const char* fmt, ...) {
     if (p->quiet) return;
     va_list ap;
     va_start(ap, fmt);
-    vfprintf(p->out, fmt, ap);
+    vprint_line(p->out, fmt, ap);
     va_end(ap);
-    fputc('\n', p->out);
     flush_out(p);
 }
 
@@ -92,9 +91,10 @@ void progress_show(Progress* p, double done, const char* fmt, ...) {
         snprintf(eta, sizeof eta, "  ETA %s", left);
     }
     progress_erase(p);
-    char* line = xasprintf("%s%s%s", percent, text, eta);
+    char *shown = printable_text(text), *line = xasprintf("%s%s%s", percent, shown, eta);
     if (p->live) fprintf(p->out, "%.*s", terminal_width(p->out) - 1, line);   // a longer line would wrap
     else fprintf(p->out, "%s\n", line);
+    free(shown);
     free(line);
     p->line_open = p->live;
     flush_out(p);

@@ -20,7 +20,7 @@ void run_warn(Run* r, const char* fmt, ...) {
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    tost_error(&line, "%s", text);   // control characters in file names become '?'
+    tost_error(&line, "%s", text);
     progress_end(&r->progress);
     print_error(r->args, &line);
 }
@@ -33,15 +33,24 @@ void report_lost_output(Run* r) {
     if (!freopen("/dev/null", "w", stdout)) clearerr(stdout);   // buffered output would fail again at exit
 }
 
-// Quotes a word for the shell, if necessary. free()
+// Quotes a word for the shell, if necessary: '…', or $'…' with escapes if it is not printable. free()
 static char* shell_word(const char* word) {
     static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-./,:=+@%";
     if (*word && word[strspn(word, plain)] == 0) return xstrdup(word);
-    char *quoted = xmalloc(4 * strlen(word) + 3), *q = quoted;
-    *q++ = '\'';
-    for (; *word; *q++ = *word++)
-        if (*word == '\'') q = stpcpy(q, "'\\'");
-    stpcpy(q, "'");
+    char* shown = printable_text(word);
+    const bool escaped = strcmp(shown, word) != 0;
+    char *quoted = xmalloc(4 * strlen(word) + 1), *q = quoted;
+    for (; *word; word++) {
+        if (*word == '\'') q = stpcpy(q, escaped ? "\\'" : "'\\''");
+        else if (*word == '\\' && escaped) q = stpcpy(q, "\\\\");
+        else *q++ = *word;
+    }
+    *q = 0;
+    free(shown);
+    shown = printable_text(quoted);
+    free(quoted);
+    quoted = xasprintf("%s'%s'", escaped ? "$" : "", shown);
+    free(shown);
     return quoted;
 }
 
@@ -138,13 +147,11 @@ void report_validation(Run* r) {
                   (long long)r->info.step, r->val_loss, exp(r->val_loss), r->info.best_val_loss);
 }
 
-// Prints the text indented, with '?' for control characters.
+// Prints the text indented, with '?' for NULs.
 void report_sample(Run* r, char* text, size_t n) {
     progress_text(&r->progress, "sample after step %lld:", (long long)r->info.step);
-    for (size_t i = 0; i < n; i++) {
-        const unsigned char c = (unsigned char)text[i];
-        if ((c < 0x20 && c != '\n' && c != '\t') || c == 0x7F) text[i] = '?';
-    }
+    for (size_t i = 0; i < n; i++)
+        if (!text[i]) text[i] = '?';
     for (size_t at = 0; at < n;) {
         const char* end = memchr(text + at, '\n', n - at);
         const size_t len = end ? (size_t)(end - text) - at : n - at;

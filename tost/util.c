@@ -1,4 +1,4 @@
-// util.c: error messages, memory, files and paths, time, checksums.
+// util.c: error messages, printable text, memory, files and paths, time, checksums.
 #include "util.h"
 
 #include <dirent.h>
@@ -14,6 +14,14 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+
+static void* or_exit(void* p, size_t bytes) {
+    if (!p) {
+        fprintf(stderr, "out of memory: %zu bytes could not be allocated\n", bytes);
+        exit(STATUS_FAILED);
+    }
+    return p;
+}
 
 // ---------------------------------------------------------------------------------------------
 // Errors
@@ -32,30 +40,90 @@ static void fit_text(char* out, size_t cap, const char* text) {
     snprintf(out, cap, "%.*s%s%s", (int)head, text, gap, text + tail);
 }
 
+static char* vformat(const char* fmt, va_list ap) {
+    char* text = NULL;
+    const int n = vasprintf(&text, fmt, ap);
+    return or_exit(n < 0 ? NULL : text, strlen(fmt));
+}
+
+static char* vformat_printable(const char* fmt, va_list ap) {
+    char *text = vformat(fmt, ap), *escaped = printable_text(text);
+    free(text);
+    return escaped;
+}
+
 bool tost_error(TostError* err, const char* fmt, ...) {
-    char whole[3 * 4096], text[sizeof err->text];  // separate buffers: err->text may be an argument
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(whole, sizeof whole, fmt, ap);
+    char* text = vformat_printable(fmt, ap);
     va_end(ap);
-    fit_text(text, sizeof text, whole);
-    for (unsigned char* p = (unsigned char*)text; *p; p++) {
-        if (*p < 0x20 || *p == 0x7f) *p = '?';  // file names may contain newlines and escape sequences
-    }
-    memcpy(err->text, text, sizeof text);
+    fit_text(err->text, sizeof err->text, text);
+    free(text);
     return false;
 }
 
 // ---------------------------------------------------------------------------------------------
-// Memory
+// Text
 
-static void* or_exit(void* p, size_t bytes) {
-    if (!p) {
-        fprintf(stderr, "out of memory: %zu bytes could not be allocated\n", bytes);
-        exit(STATUS_FAILED);
+int utf8_length(const char* p, const char* end) {
+    const unsigned char* u = (const unsigned char*)p;
+    size_t left = (size_t)(end - p);
+    if (!left) return 0;
+    int n = u[0] < 0x80 ? 1 : u[0] < 0xc2 ? 0 : u[0] < 0xe0 ? 2 : u[0] < 0xf0 ? 3 : u[0] < 0xf5 ? 4 : 0;
+    if ((size_t)n > left) return 0;
+    for (int i = 1; i < n; i++) {
+        if ((u[i] & 0xc0) != 0x80) return 0;
     }
-    return p;
+    bool overlong = (u[0] == 0xe0 && u[1] < 0xa0) || (u[0] == 0xf0 && u[1] < 0x90);
+    bool surrogate = u[0] == 0xed && u[1] > 0x9f, too_large = u[0] == 0xf4 && u[1] > 0x8f;  // over U+10FFFF
+    return overlong || surrogate || too_large ? 0 : n;
 }
+
+// True for a UTF-8 character of n bytes that a terminal obeys instead of showing it: C0 and C1 control characters, line
+// and paragraph separators, and marks that change the direction of text. False for an invalid one, n = 0.
+static bool is_control(const unsigned char* u, int n) {
+    if (n == 1) return u[0] < 0x20 || u[0] == 0x7f;
+    if (n == 2) return u[0] == 0xc2 && u[1] < 0xa0;                                     // U+0080 to U+009F
+    if (n != 3 || u[0] != 0xe2) return false;
+    if (u[1] == 0x80) return u[2] == 0x8e || u[2] == 0x8f || (u[2] >= 0xa8 && u[2] <= 0xae);   // U+200E, U+2028, …
+    return u[1] == 0x81 && u[2] >= 0xa6 && u[2] <= 0xa9;                                // U+2066 to U+2069
+}
+
+// Backslashes are not escaped, so that printable text stays as it is when it becomes part of another text.
+char* printable_text(const char* text) {
+    static const char from[] = "\n\r\t", to[] = "nrt";
+    const char* end = text + strlen(text);
+    char *escaped = xmalloc(4 * (size_t)(end - text) + 1), *p = escaped;
+    while (text < end) {
+        const int n = utf8_length(text, end);
+        const bool raw = n > 0 && !is_control((const unsigned char*)text, n);
+        for (int i = 0; i < (n > 0 ? n : 1); i++, text++) {
+            const char* at = strchr(from, *text);
+            if (raw) *p++ = *text;
+            else if (at) p += sprintf(p, "\\%c", to[at - from]);
+            else p += sprintf(p, "\\x%02x", (unsigned char)*text);
+        }
+    }
+    *p = 0;
+    return escaped;
+}
+
+void vprint_line(FILE* out, const char* fmt, va_list ap) {
+    char* line = vformat_printable(fmt, ap);
+    fputs(line, out);
+    fputc('\n', out);
+    free(line);
+}
+
+void print_line(FILE* out, const char* fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    vprint_line(out, fmt, ap);
+    va_end(ap);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Memory
 
 void* xmalloc(size_t bytes) { return or_exit(malloc(bytes ? bytes : 1), bytes); }
 
@@ -72,12 +140,11 @@ char* xstrdup(const char* s) {
 }
 
 char* xasprintf(const char* fmt, ...) {
-    char* s = NULL;
     va_list ap;
     va_start(ap, fmt);
-    int n = vasprintf(&s, fmt, ap);
+    char* s = vformat(fmt, ap);
     va_end(ap);
-    return or_exit(n < 0 ? NULL : s, strlen(fmt));
+    return s;
 }
 
 #ifdef TOST_SANITIZE

@@ -1,10 +1,12 @@
-// util.h: error messages, memory, files and paths, time, checksums.
+// util.h: error messages, printable text, memory, files and paths, time, checksums.
 #ifndef TOST_UTIL_H
 #define TOST_UTIL_H
 
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #define countof(a) (sizeof(a) / sizeof((a)[0]))
 #define PRINTF_LIKE(fmt, args) __attribute__((format(printf, fmt, args)))
@@ -15,11 +17,23 @@
 
 typedef struct { char text[1024]; } TostError;
 
-// Sets err->text. Replaces control characters by '?' and the middle of a long text by an ellipsis. err->text may be an
-// argument. Always returns false.
+// Sets err->text to a printable text (below), with the middle of a long one replaced by an ellipsis. err->text may be
+// an argument. Always returns false.
 bool tost_error(TostError* err, const char* fmt, ...) PRINTF_LIKE(2, 3);
 
 enum { STATUS_FAILED = 1, STATUS_USAGE = 2 };  // exit statuses: run-time error; invalid command line
+
+// ---------------------------------------------------------------------------------------------
+// Text. File names, metadata and arguments may contain any bytes. The program prints them only through these functions
+// and tost_error, so that they cannot control the terminal or add lines.
+
+// Length of the UTF-8 character at p, 1 to 4 bytes; 0 if it is invalid (surrogates and overlong encodings included) or
+// truncated at end.
+int   utf8_length(const char* p, const char* end);
+// A copy with control characters and bytes that are not UTF-8 written as \n, \r, \t or \xHH. free()
+char* printable_text(const char* text);
+void  print_line(FILE* out, const char* fmt, ...) PRINTF_LIKE(2, 3);   // one printable line, with its line break
+void  vprint_line(FILE* out, const char* fmt, va_list ap);
 
 // ---------------------------------------------------------------------------------------------
 // Memory. The x functions print one line and exit with STATUS_FAILED if memory runs out.

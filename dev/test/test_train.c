@@ -589,7 +589,7 @@ static void test_lock_notes(Checks* c) {
         {"77", "noted is in use by process 77: wait"},
         {"", "noted is in use by another process: wait"},
         {"nonsense\n", "noted is in use by another process: wait"},
-        {"77 \033[2Jx", "noted is in use by process 77 on ?[2Jx: wait"},
+        {"77 \033[2Jx", "noted is in use by process 77 on \\x1b[2Jx: wait"},
     };
     must(mkdir("noted", 0777) == 0, "noted", NULL);
     for (size_t i = 0; i < countof(cases); i++) {
