@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <float.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
@@ -386,12 +387,14 @@ static StTensor st_tensor(const TostTensor* t, const char* prefix) {
     return x;
 }
 
-static bool check_tensor(const StFile* f, const StTensor* want, TostError* err) {
+// Sets the element of `known`, which is in the order of f->tensors, for the tensor.
+static bool check_tensor(bool* known, const StFile* f, const StTensor* want, TostError* err) {
     const StTensor* have = st_find(f, want->name);
     if (!have) return tost_error(err, "%s: tensor '%s' is missing", f->path, want->name);
     if (have->dtype != ST_F64 && have->dtype != ST_F32 && have->dtype != ST_F16 && have->dtype != ST_BF16)
         return tost_error(err, "%s: tensor '%s' is %s, expected F32, F64, F16 or BF16", f->path, want->name,
                           st_dtype_name(have->dtype));
+    known[have - f->tensors] = true;
     const size_t bytes = (size_t)want->ndim * sizeof *want->shape;
     if (have->ndim == want->ndim && memcmp(have->shape, want->shape, bytes) == 0) return true;
     char actual[200], expected[200];
@@ -400,28 +403,24 @@ static bool check_tensor(const StFile* f, const StTensor* want, TostError* err) 
     return tost_error(err, "%s: tensor '%s' has shape %s, expected %s", f->path, want->name, actual, expected);
 }
 
-static bool is_known(const TostTensors* tensors, const char* name, bool moments) {
-    if (!moments) return tost_tensor_find(tensors, name) || strcmp(name, lm_head_name) == 0;
-    return (name[0] == 'm' || name[0] == 'v') && name[1] == '.' && tost_tensor_find(tensors, name + 2);
-}
-
 // Checks that the file has the tensors of the model, with their shapes and a floating-point type, and no others.
 static bool check_tensors(const StFile* f, const TostTensors* tensors, bool moments, TostError* err) {
-    for (int i = 0; i < tensors->count; i++) {
+    bool ok = true, *known = xcalloc((size_t)f->n_tensors, sizeof *known);
+    for (int i = 0; ok && i < tensors->count; i++) {
         const StTensor first = st_tensor(&tensors->tensor[i], moments ? "m." : "");
-        if (!check_tensor(f, &first, err)) return false;
         const StTensor second = st_tensor(&tensors->tensor[i], "v.");
-        if (moments && !check_tensor(f, &second, err)) return false;
+        ok = check_tensor(known, f, &first, err) && (!moments || check_tensor(known, f, &second, err));
     }
-    // All expected tensors are present, so there are no others if the count matches.
-    const bool has_head = !moments && st_find(f, lm_head_name);
-    const bool exact = f->n_tensors == (moments ? 2 : 1) * tensors->count + has_head;
-    for (int i = 0; !exact && i < f->n_tensors; i++)
-        if (!is_known(tensors, f->tensors[i].name, moments))
-            return tost_error(err, "%s: tensor '%s' does not belong to this model", f->path, f->tensors[i].name);
-    StTensor head = st_tensor(tost_tensor_find(tensors, wte_name), "");
-    snprintf(head.name, sizeof head.name, "%s", lm_head_name);
-    return !has_head || check_tensor(f, &head, err);
+    if (ok && !moments && st_find(f, lm_head_name)) {
+        StTensor head = st_tensor(tost_tensor_find(tensors, wte_name), "");
+        snprintf(head.name, sizeof head.name, "%s", lm_head_name);
+        ok = check_tensor(known, f, &head, err);
+    }
+    for (int i = 0; ok && i < f->n_tensors; i++)
+        if (!known[i])
+            ok = tost_error(err, "%s: tensor '%s' does not belong to this model", f->path, f->tensors[i].name);
+    free(known);
+    return ok;
 }
 
 static bool find_sizes(int sizes[2], const StFile* f, const char* name, TostError* err) {
@@ -536,7 +535,7 @@ static bool check_lm_head(const StFile* f, TostError* err) {
     return ok;
 }
 
-// Copies all tensors of one state to the engine as float32.
+// Reads all tensors of one state as float32, checks their values and copies them to the engine, unless it is NULL.
 static bool put_state(const TostEngine* engine, TostModel* model, TostState state, const TostTensors* tensors,
                       const StFile* f, const char* prefix, TostError* err) {
     float* values = xmalloc(largest_tensor(tensors) * sizeof *values);
@@ -544,8 +543,8 @@ static bool put_state(const TostEngine* engine, TostModel* model, TostState stat
     for (int i = 0; ok && i < tensors->count; i++) {
         const TostTensor* t = &tensors->tensor[i];
         const StTensor named = st_tensor(t, prefix);
-        ok = st_read_f32(f, st_find(f, named.name), values, err);
-        if (ok) engine->put(model, state, t, values);
+        ok = st_read_finite(f, st_find(f, named.name), state == TOST_V ? 0 : -FLT_MAX, values, err);
+        if (ok && engine) engine->put(model, state, t, values);
     }
     free(values);
     return ok;
@@ -609,16 +608,11 @@ bool checkpoint_load_moments(const TostEngine* engine, TostModel* model, const T
 // True if the model file and, with `moments`, the optimizer file next to it can be read without errors.
 static bool is_intact(const char* model_file, bool moments) {
     CheckpointInfo info;
-    StFile f;
     TostError ignored;
     if (!checkpoint_read_info(&info, model_file, &ignored)) return false;
     TostTensors tensors = tost_tensors(&info.config);
-    bool intact = st_open(&f, model_file, &ignored);
-    if (intact) {
-        intact = check_crc(&f, &ignored) && check_lm_head(&f, &ignored);
-        st_close(&f);
-    }
-    if (intact && moments && (intact = open_optimizer(&f, model_file, &tensors, &ignored))) st_close(&f);
+    const bool intact = checkpoint_load_params(NULL, NULL, &tensors, model_file, &ignored)
+                        && (!moments || checkpoint_load_moments(NULL, NULL, &tensors, model_file, &ignored));
     tost_tensors_free(&tensors);
     checkpoint_info_free(&info);
     return intact;
