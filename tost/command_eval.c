@@ -139,7 +139,6 @@ static void print_score(const Score* r) {
 }
 
 static void begin_json(JsonFile* json, const LoadedModel* model, const Options* o, const Windows* w) {
-    json_put_open(json, NULL, '{');
     json_put_text(json, "data", o->data);
     json_put_text(json, "model", model->file);
     json_put_int(json, "step", model->info.step);
@@ -157,7 +156,6 @@ static void end_json(JsonFile* json, const Score* r) {
     json_put_real(json, "loss_95", ratio_error(&r->loss));
     json_put_real(json, "perplexity", exp(ratio_value(&r->loss)));
     json_put_real(json, "bits_per_byte", r->bytes ? r->loss.x / log(2) / (double)r->bytes : NAN);
-    json_put_close(json, '}');
 }
 
 // Opens the tokenizer for bits/byte: --tokenizer, or the checkpoint's. Without either, prints the reason and sets
@@ -191,7 +189,8 @@ static bool eval_data(LoadedModel* model, const Options* o, const ShardStream* d
     Score r = {0};
     if (!find_tokenizer(&tokenizer, model, o, data, err)) return false;
     e.tokenizer = tokenizer;
-    bool ok = loaded_model_create(model, o, e.batch, w->T, false, err) && json_file_open(&json, o->json, err);
+    bool ok = loaded_model_create(model, o, e.batch, w->T, false, err)
+              && json_file_open(&json, o->json, "eval", o->force, err);
     if (ok) {
         print_line(stderr, "%s, step %lld; shards: %d; windows: %llu of %d tokens", model->file,
                    (long long)model->info.step, data->count, (unsigned long long)w->count, w->T);

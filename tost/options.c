@@ -89,6 +89,8 @@ static const Row table[] = {
      .help = "evaluate FILE: LAMBADA or HellaSwag (JSONL), or a Children's Book Test file"},
     {"json", EVAL, FILES, STRING, AT(json), NOT_SAVED, "FILE", .default_text = "none",
      .help = "also write the results as JSON, including those of each window or example"},
+    {"force", EVAL, FILES, FLAG, AT(force), NOT_SAVED, "",
+     .help = "replace the file of --json even if it was not written by eval"},
     {"val-data", TRAIN, FILES, STRING, AT(val_data), OVERRIDABLE, "GLOB",
      .default_text = "--data with train replaced by val, if such files exist", .help = "token shards to validate on"},
     {"order", TRAIN, FILES, CHOICE, AT(order), FIXED, "sequential|shuffled",
@@ -109,6 +111,8 @@ static const Row table[] = {
              "<|endoftext|> ends a document"},
     {"out", INSPECT, FILES, STRING, AT(out), NOT_SAVED, "FILE", .default_text = "required",
      .help = "safetensors file to write: tokens, losses, memberships (pi) and projected tokens (w), for dev/plot"},
+    {"force", INSPECT, FILES, FLAG, AT(force), NOT_SAVED, "",
+     .help = "replace the file of --out even if it was not written by inspect"},
     {"resume", TRAIN, FILES, FLAG, AT(resume), NOT_SAVED, "",
      .help = "continue from the newest complete checkpoint in --out; the results equal those of an uninterrupted run"},
     {"overwrite", TRAIN, FILES, FLAG, AT(overwrite), NOT_SAVED, "",
@@ -683,6 +687,8 @@ static bool check_eval(const Options* o, TostError* err) {
     for (size_t i = 0; task && i < countof(data_options); i++)
         if (option_given(o, data_options[i]))
             return tost_error(err, "--%s is for --data, not for --task", data_options[i]);
+    if (o->force && !o->json)
+        return tost_error(err, "--force is for the file of --json: give --json FILE, or leave it out");
     if (o->windows && o->stride)
         return tost_error(err, "--windows scores random windows and --stride every token: give one of them");
     if (option_given(o, "seed") && !o->windows)

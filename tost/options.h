@@ -46,6 +46,7 @@ typedef struct {
     int         task, stride;              // Task, if --task is given; 0: no overlap
     int64_t     windows;                   // 0: score every token once
     const char* json;
+    bool        force;                     // also of inspect
     // inspection
     const char* text;
     // tokenizing

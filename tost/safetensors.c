@@ -124,9 +124,9 @@ static void* grow(void* array, int n, size_t size) {
     return full ? xrealloc(array, (n ? 2 * (size_t)n : 1) * size) : array;
 }
 
-// Metadata contains file names, which may be any bytes. In a JSON string, a byte that is not UTF-8 is U+0000 followed by
-// the character with its value, U+0080 to U+00FF; U+0000 is used for nothing else. Decodes n bytes of UTF-8 in place and
-// appends a NUL. Returns false if they have another U+0000.
+// Metadata contains file names, which may be any bytes. In a JSON string, a byte that is not UTF-8 is U+0000 followed
+// by the character with its value, U+0080 to U+00FF; U+0000 is used for nothing else. Decodes n bytes of UTF-8 in place
+// and appends a NUL. Returns false if they have another U+0000.
 static bool decode_bytes(char* text, size_t n) {
     const unsigned char *p = (const unsigned char*)text, *end = p + n;
     for (; p < end; text++) {

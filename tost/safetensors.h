@@ -51,8 +51,8 @@ bool st_crc32(const StFile* f, uint32_t* crc, TostError* err);          // of al
 // ---------------------------------------------------------------------------------------------
 // Writing: declare all tensors and metadata, then append the tensors' bytes in that order, then finish. The CRC-32 of
 // the tensor bytes is stored in __metadata__ as "crc32" (8 hexadecimal digits); a "crc32" in meta is ignored. Tensor
-// data starts at a multiple of 8. Metadata may be any bytes but NUL; a byte that is not UTF-8 is written as two characters
-// (U+0000, and U+00FF for 0xff), since JSON strings are Unicode, and reading restores it.
+// data starts at a multiple of 8. Metadata may be any bytes but NUL; a byte that is not UTF-8 is written as two
+// characters (U+0000, and U+00FF for 0xff), since JSON strings are Unicode, and reading restores it.
 
 typedef struct {
     char*     path;

@@ -238,6 +238,18 @@ bool read_file(Bytes* out, const char* path, TostError* err) {
     return ok;
 }
 
+bool file_is_ours(const char* path, long offset, const char* text) {
+    struct stat st;
+    char head[256];
+    if (lstat(path, &st) != 0) return errno == ENOENT;
+    if (!S_ISREG(st.st_mode)) return false;
+    if (st.st_size == 0) return true;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    const ssize_t n = fd < 0 ? -1 : pread(fd, head, sizeof head, offset);
+    if (fd >= 0) close(fd);
+    return n >= (ssize_t)strlen(text) && memcmp(head, text, strlen(text)) == 0;
+}
+
 // A new folder is durable once its parent is synced. Skips parents that are not readable.
 static bool sync_parent(const char* path, TostError* err) {
     char* dir = path_dir(path);

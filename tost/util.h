@@ -62,6 +62,9 @@ typedef struct { char* data; size_t size; } Bytes;  // data is followed by a NUL
 
 enum { MAX_FILE_BYTES = 1 << 30 };                                 // limit of read_file: /dev/zero has no end
 bool  read_file(Bytes* out, const char* path, TostError* err);     // all of it; "-" is stdin. free(out->data)
+// True if nothing is lost when the file is replaced: it does not exist, or it is a regular file that is empty or has
+// this text at this offset, which shows who wrote it. Links are not followed.
+bool  file_is_ours(const char* path, long offset, const char* text);
 bool  make_dirs(const char* path, TostError* err);                 // like mkdir -p
 bool  sync_dir(const char* path, TostError* err);                  // fsync of a folder: makes renames in it durable
 bool  remove_tree(const char* path, TostError* err);               // like rm -rf

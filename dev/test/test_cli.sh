@@ -69,10 +69,10 @@ for line in \
      val-every val-batches sample-every sample-tokens save-every keep on-save-error quiet temperature top-k top-p
      dtype threads recompute help" \
     "sample model tokenizer prompt tokens samples temperature top-k top-p seed dtype threads help" \
-    "eval model data task json tokenizer batch seq stride windows seed dtype threads help" \
+    "eval model data task json force tokenizer batch seq stride windows seed dtype threads help" \
     "tokenize tokenizer out val-frac shard-tokens jsonl seed threads quiet help" \
     "info model help" \
-    "inspect model text out tokenizer dtype threads help"; do
+    "inspect model text out force tokenizer dtype threads help"; do
     # shellcheck disable=SC2086
     set -- $line
     command=$1
