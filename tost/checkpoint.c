@@ -14,6 +14,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "platform.h"
+
 static const char model_name[] = "model.safetensors", optimizer_name[] = "optimizer.safetensors";
 static const char wte_name[] = "transformer.wte.weight";
 static const char lm_head_name[] = "lm_head.weight";   // tied to wte; some programs store it as well
@@ -137,8 +139,9 @@ static bool is_newer(const char* a, const char* b) {
     struct stat x, y;
     if (stat(a, &x) != 0) return false;
     if (stat(b, &y) != 0) return true;
-    if (x.st_mtim.tv_sec != y.st_mtim.tv_sec) return x.st_mtim.tv_sec > y.st_mtim.tv_sec;
-    if (x.st_mtim.tv_nsec != y.st_mtim.tv_nsec) return x.st_mtim.tv_nsec > y.st_mtim.tv_nsec;
+    const struct timespec s = modified_at(&x), t = modified_at(&y);
+    if (s.tv_sec != t.tv_sec) return s.tv_sec > t.tv_sec;
+    if (s.tv_nsec != t.tv_nsec) return s.tv_nsec > t.tv_nsec;
     return strcmp(a, b) > 0;
 }
 
@@ -704,9 +707,7 @@ static bool write_folder(const char* dir, const Source* s, TostError* err) {
 // atomically, or, if the file system does not support that, moves the old one away first.
 static bool publish(const char* finished, const char* name, TostError* err) {
     if (rename(finished, name) == 0) return true;
-#ifdef RENAME_EXCHANGE
-    if (renameat2(AT_FDCWD, finished, AT_FDCWD, name, RENAME_EXCHANGE) == 0) return true;
-#endif
+    if (exchange_names(AT_FDCWD, finished, AT_FDCWD, name)) return true;
     char* aside = xasprintf("%s.old.tmp", name);
     bool ok = remove_tree(aside, err);
     if (ok) rename(name, aside);   // on failure the next rename fails too and reports it

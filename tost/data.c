@@ -1,5 +1,6 @@
 // data.c: token shards by mmap, sequential and shuffled samples, and the shard writer.
 #include "data.h"
+#include "platform.h"
 #include "rng.h"
 
 #include <assert.h>
@@ -512,7 +513,7 @@ static bool end_shard(ShardWriter* w, TostError* err) {
     const ShardKind* kind = &shard_kinds[w->kind];
     ShardHeader h = {.magic = kind->magic, .version = kind->version, .n_tokens = (uint32_t)w->in_shard};
     bool ok = fflush(w->out) == 0 && fseek(w->out, 0, SEEK_SET) == 0 && fwrite(&h, sizeof h, 1, w->out) == 1
-        && fflush(w->out) == 0 && fsync(fileno(w->out)) == 0;
+        && fflush(w->out) == 0 && sync_file(fileno(w->out));
     if (!ok) write_failed(w, err);
     if (fclose(w->out) != 0 && ok) ok = write_failed(w, err);
     w->out = NULL;

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "json.h"
+#include "platform.h"
 
 // The file descriptor if path is stdout or stderr (such as /dev/stdout), else -1.
 static int standard_stream(const char* path) {
@@ -72,7 +73,7 @@ bool json_file_close(JsonFile* j, bool keep, TostError* err) {
         json_put_close(j, '}');
         fputc('\n', j->file);
     }
-    bool ok = fflush(j->file) == 0 && !ferror(j->file) && (!keep || !j->tmp || fsync(fileno(j->file)) == 0);
+    bool ok = fflush(j->file) == 0 && !ferror(j->file) && (!keep || !j->tmp || sync_file(fileno(j->file)));
     ok = fclose(j->file) == 0 && ok;
     ok = ok && (!keep || !j->tmp || rename(j->tmp, j->path) == 0);
     if (!ok && keep) tost_error(err, "--json %s cannot be written: %s", j->path, strerror(errno));

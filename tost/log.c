@@ -10,6 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "platform.h"
+
 static const char header[] = "step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s\n";
 enum { COMMAS = 7 };
 
@@ -196,7 +198,7 @@ static bool rewrite_unsynced(LogFile* log) {
 bool log_sync(LogFile* log, TostError* err) {
     if (!write_pending(log, err)) return false;
     if (!log->regular) return true;   // a device or a pipe cannot be synced
-    const bool ok = (!log->sync_failed || rewrite_unsynced(log)) && fsync(log->fd) == 0;
+    const bool ok = (!log->sync_failed || rewrite_unsynced(log)) && sync_file(log->fd);
     log->sync_failed = !ok;
     if (!ok) return tost_error(err, "%s: cannot be synced: %s", log->path, strerror(errno));
     log->synced = lseek(log->fd, 0, SEEK_END);

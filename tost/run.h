@@ -22,7 +22,7 @@ typedef struct {
     StMeta*           resumed;         // options saved in the resumed checkpoint; strings in o point into them
     int               n_resumed;
     char*             weights;         // model.safetensors to start from, or NULL
-    char *            out, *val_glob, *log_path;
+    char *            out, *installed, *val_glob, *log_path;   // installed: path of the starter data
     Lock              lock;            // on out
     DataSet *         data, *val;      // val: NULL without validation
     Tokenizer*        tokenizer;       // or NULL

@@ -115,10 +115,29 @@ static char* find_val_data(const char* glob) {
     return NULL;
 }
 
+// The starter data of "make install", in PREFIX/share for a program in PREFIX/bin; NULL if there is none. free()
+static char* installed_data(const char* program) {
+    char* path = program_path(program);
+    if (!path) return NULL;
+    char *bin = path_dir(path), *prefix = path_dir(bin);
+    char* data = path_join(prefix, "share/train_gpt_tost/starter/starter_train_000000.bin");
+    free(prefix);
+    free(bin);
+    free(path);
+    if (path_exists(data)) return data;
+    free(data);
+    return NULL;
+}
+
 static bool open_data(Run* r, TostError* err) {
     Options* o = &r->o;
-    if (!option_given(o, "data") && !is_dir("data/starter"))
-        return tost_error(err, "data/starter not found: run in the repository root, or give --data GLOB");
+    if (!option_given(o, "data") && !is_dir("data/starter")) {
+        r->installed = installed_data(o->program);
+        if (!r->installed)
+            return tost_error(err, "data/starter not found: run in the repository root or after make install, or give "
+                              "--data GLOB");
+        o->data = r->installed;
+    }
     const uint32_t V = (uint32_t)o->config.vocab_size;
     r->data = data_open(o->data, o->seq, V, (DataOrder)o->order, (uint64_t)o->seed, err);
     if (!r->data) return false;
@@ -248,6 +267,7 @@ void run_free(Run* r) {
     st_free_meta(r->resumed, r->n_resumed);
     free(r->weights);
     free(r->out);
+    free(r->installed);
     free(r->val_glob);
     free(r->log_path);
     free(r->inputs);

@@ -1,6 +1,7 @@
 // safetensors.c: files are read with pread, not mmap, so that truncating one meanwhile gives an error, not SIGBUS.
 #include "safetensors.h"
 #include "json.h"
+#include "platform.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -581,7 +582,7 @@ bool st_finish(StWriter* w, TostError* err) {
                       w->expected, w->written);
     if (ok) {
         ok = fseek(w->out, w->crc_at, SEEK_SET) == 0 && fprintf(w->out, "%08" PRIx32, w->crc) == 8
-            && fflush(w->out) == 0 && fsync(fileno(w->out)) == 0;
+            && fflush(w->out) == 0 && sync_file(fileno(w->out));
         if (!ok) write_failed(w, err);
     }
     if (fclose(w->out) != 0 && ok) ok = write_failed(w, err);

@@ -15,6 +15,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "platform.h"
+
 static void* or_exit(void* p, size_t bytes) {
     if (!p) {
         fprintf(stderr, "out of memory: %zu bytes could not be allocated\n", bytes);
@@ -280,7 +282,7 @@ bool make_dirs(const char* path, TostError* err) {
 bool sync_dir(const char* path, TostError* err) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return tost_error(err, "%s: the folder cannot be opened: %s", path, strerror(errno));
-    bool ok = fsync(fd) == 0 || errno == EINVAL;  // EINVAL: the file system does not support it
+    bool ok = sync_file(fd) || errno == EINVAL;  // EINVAL: the file system does not support it
     if (!ok) tost_error(err, "%s: the folder cannot be synced: %s", path, strerror(errno));
     close(fd);
     return ok;
@@ -332,6 +334,22 @@ char* path_dir(const char* path) {
     if (!n) return xstrdup(".");
     while (n > 1 && path[n - 1] == '/') n--;
     return xasprintf("%.*s", (int)n, path);
+}
+
+// argv[0] contains a slash, or is the name of a file in a folder of PATH.
+char* program_path(const char* argv0) {
+    if (strchr(argv0, '/')) return realpath(argv0, NULL);
+    const char* folders = getenv("PATH");
+    while (folders) {
+        const size_t n = strcspn(folders, ":");
+        char *dir = xasprintf("%.*s", (int)n, folders), *path = path_join(n ? dir : ".", argv0);
+        char* found = access(path, X_OK) == 0 && !is_dir(path) ? realpath(path, NULL) : NULL;
+        free(dir);
+        free(path);
+        if (found) return found;
+        folders = folders[n] ? folders + n + 1 : NULL;
+    }
+    return NULL;
 }
 
 static int compare_names(const void* a, const void* b) {

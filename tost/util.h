@@ -71,6 +71,7 @@ bool  remove_tree(const char* path, TostError* err);               // like rm -r
 bool  path_exists(const char* path);
 bool  is_dir(const char* path);
 char* path_join(const char* dir, const char* name);                // free()
+char* program_path(const char* argv0);                             // resolved, or NULL if not found; free()
 char* path_dir(const char* path);                                  // "a/b" -> "a", "b" -> "."; free()
 
 typedef struct { int count; char** paths; } PathList;              // sorted by name
