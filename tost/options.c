@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "help.h"
 #include "outlier.h"
 #include "threads.h"
 
@@ -220,14 +221,17 @@ static const Row table[] = {
              "pass; less memory, more time, same results"},
     {"quiet", TOKENIZE, MACHINE, FLAG, AT(quiet), NOT_SAVED, "", .help = "print nothing on stdout and no progress"},
     {"help", ALL, MACHINE, HELP, 0, NOT_SAVED, "", .help = "show this help"},
+    {"man", TRAIN, MACHINE, HELP, 0, NOT_SAVED, "", .help = "print the man page, for all commands"},
+    {"bash-completion", TRAIN, MACHINE, HELP, 0, NOT_SAVED, "",
+     .help = "print the completion script for bash"},
     {"data-tokens", 0, FILES, INT64, AT(data_tokens), FIXED, "", .max = 9e15, .help = ""},
     {"data-crc", 0, FILES, INT64, AT(data_crc), FIXED, "", .max = UINT32_MAX, .help = ""},
 };
 
-enum { ROWS = countof(table), NAME_COLUMN = 32, PAGE_WIDTH = 100, DEFAULT_EVAL_BATCH = 8 };
+enum { ROWS = countof(table), DEFAULT_EVAL_BATCH = 8 };
 _Static_assert((int)ROWS <= OPTION_ROWS_MAX, "Options.given has an element for each row");
 
-static const struct { const char *name, *usage, *about; } commands[COMMANDS] = {
+static const CommandHelp commands[COMMANDS] = {
     {"train",    "[train] [options]", "train a model; without options, the starter model"},
     {"sample",   "sample [options]", "generate text"},
     {"eval",     "eval (--data GLOB | --task NAME FILE) [options]", "evaluate a model on token shards or on a task"},
@@ -481,34 +485,12 @@ static bool unknown_command(const char* name, TostError* err) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// --help
+// Help
 
-// Prints text wrapped to PAGE_WIDTH; lines after the first are indented. A UTF-8 character counts as one column.
-static void print_wrapped(const char* text, int indent) {
-    int column = indent;
-    for (const char* p = text; *p;) {
-        const size_t bytes = strcspn(p, " ");
-        int width = 0;
-        for (size_t i = 0; i < bytes; i++) width += ((unsigned char)p[i] & 0xC0) != 0x80;
-        const bool first = column == indent;
-        if (!first && column + 1 + width > PAGE_WIDTH) {
-            printf("\n%*s", indent, "");
-            column = indent;
-        } else if (!first) column += printf(" ");
-        printf("%.*s", (int)bytes, p);
-        column += width;
-        p += bytes + (p[bytes] == ' ');
-    }
-    putchar('\n');
-}
+const CommandHelp* command_help(Command command) { return &commands[command]; }
 
-static void print_row(const Options* o, const Row* row) {
-    int column = printf("  --%s%s%s", row->name, *row->metavar ? " " : "", row->metavar);
-    if (column >= NAME_COLUMN) {
-        putchar('\n');
-        column = 0;
-    }
-    printf("%*s", NAME_COLUMN - column, "");
+// The help of an option and its default value. free()
+static char* help_text(const Options* o, const Row* row) {
     char* names = row->kind == PRESET ? preset_names() : xstrdup("");
     char* value = value_text(o, row);
     const char* shown = row->default_text ? row->default_text : value;
@@ -517,43 +499,40 @@ static void print_row(const Options* o, const Row* row) {
     char* text = !shown ? xstrdup(row->help)
                         : xasprintf("%s%s%s (%s%s%s%s)", row->help, *names ? " " : "", names, label, shown,
                                     unit ? " " : "", unit ? row->unit : "");
-    print_wrapped(text, NAME_COLUMN);
-    free(text);
     free(value);
     free(names);
+    return text;
 }
 
-static void print_overridable(void) {
+// The words that are values of an option, or NULL. free()
+static char* value_words(const Row* row) {
+    if (row->kind == CHOICE) return xstrdup(row->metavar);
+    if (row->kind != PRESET) return NULL;
     char* names = xstrdup("");
-    for (int i = 0; i < ROWS; i++)
-        if ((table[i].commands & TRAIN) && table[i].saved == OVERRIDABLE) names = append(names, ", --", table[i].name);
-    char* text = xasprintf("With --resume, options that are not given keep the values of the run; --quiet and "
-                           "--recompute are not kept. Only these may be changed: --%s.", names);
-    printf("\n");
-    print_wrapped(text, 0);
-    free(text);
-    free(names);
+    for (int i = 0; tost_preset_at(i); i++) names = append(names, "|", tost_preset_at(i)->name);
+    return names;
 }
 
-static void print_help(const Options* o, bool all_commands) {
-    for (int c = 0; c < COMMANDS; c++) {
-        if (!all_commands && c != (int)o->command) continue;
-        print_line(stdout, "%s %s %s", c == 0 || !all_commands ? "usage:" : "      ", options_program(o),
-                   commands[c].usage);
-        printf("           %s\n", commands[c].about);
-    }
-    if (all_commands) printf("\nCOMMAND --help lists the options of a command. Options of train:\n");
+OptionHelpList options_help(const Options* o) {
+    OptionHelpList list = {.option = xcalloc(ROWS, sizeof *list.option)};
     for (int g = 0; g < GROUPS; g++) {
-        bool titled = false;
         for (int i = 0; i < ROWS; i++) {
-            if (table[i].group != (Group)g || !(table[i].commands >> o->command & 1)) continue;
-            if (!titled) printf("\n%s\n", group_titles[g]);
-            titled = true;
-            print_row(o, &table[i]);
+            const Row* row = &table[i];
+            if (row->group != (Group)g || !(row->commands >> o->command & 1)) continue;
+            list.option[list.count++] = (OptionHelp){
+                .group = group_titles[g], .name = row->name, .metavar = row->metavar, .file = row->kind == STRING,
+                .overridable = row->saved == OVERRIDABLE, .values = value_words(row), .text = help_text(o, row)};
         }
     }
-    if (o->command == COMMAND_TRAIN) print_overridable();
-    printf("\nExit status: 0 success, 1 failure, 2 invalid command line, 129, 130 or 143 stopped by a signal.\n");
+    return list;
+}
+
+void option_help_free(OptionHelpList* list) {
+    for (int i = 0; i < list->count; i++) {
+        free(list->option[i].values);
+        free(list->option[i].text);
+    }
+    free(list->option);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -632,6 +611,13 @@ static void set_preset(Options* o) {
     }
     if (o->command == COMMAND_TRAIN && strcmp(o->preset, "starter") == 0)
         o->data = "data/starter/starter_train_*.bin";
+}
+
+Options options_default(Command command, const TostEngine* engine) {
+    Options o = {.command = command, .program = "train_gpt_tost"};
+    set_defaults(&o, engine);
+    set_preset(&o);
+    return o;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -756,10 +742,10 @@ static void fill_long_options(struct option list[ROWS + 1]) {
 }
 
 // Handles one option. `code` is from getopt_long, where '?' and ':' are errors. Values are parsed later.
-static bool take_option(Options* o, const char* values[ROWS], bool* help, int code, const char* arg,
+static bool take_option(Options* o, const char* values[ROWS], const char** help, int code, const char* arg,
                         TostError* err) {
     if (code == 'h') {
-        *help = true;
+        *help = "help";
         return true;
     }
     if (strncmp(arg, "--", 2) != 0) return unknown_option(arg, o->command, err);
@@ -773,7 +759,7 @@ static bool take_option(Options* o, const char* values[ROWS], bool* help, int co
     if (code == '?') return tost_error(err, "--%s takes no value: %.200s", r->name, arg);
     if (code == ':') return tost_error(err, "--%s needs a value: %s", r->name, r->metavar);
     if (r->kind == HELP) {
-        *help = true;
+        *help = r->name;
         return true;
     }
     if (o->given[row]) return tost_error(err, "--%s is given twice", r->name);
@@ -788,7 +774,7 @@ static bool take_option(Options* o, const char* values[ROWS], bool* help, int co
 }
 
 // argv[0] is the program or the command, followed by options and operands in any order.
-static bool collect(Options* o, const char* values[ROWS], bool* help, int argc, char** argv, TostError* err) {
+static bool collect(Options* o, const char* values[ROWS], const char** help, int argc, char** argv, TostError* err) {
     struct option list[ROWS + 1];
     fill_long_options(list);
     opterr = 0;
@@ -815,6 +801,7 @@ static bool apply(Options* o, const char* values[ROWS], TostError* err) {
 }
 
 bool options_parse(Options* o, bool* help, int argc, char** argv, const TostEngine* engine, TostError* err) {
+    const char* page = NULL;
     *o = (Options){.command = COMMAND_TRAIN, .program = argc > 0 && *argv[0] ? argv[0] : "train_gpt_tost"};
     o->files = xcalloc((size_t)argc + 1, sizeof *o->files);
     *help = false;
@@ -827,10 +814,13 @@ bool options_parse(Options* o, bool* help, int argc, char** argv, const TostEngi
     }
     set_defaults(o, engine);
     const char* values[ROWS] = {NULL};
-    if (argc > 0 && !collect(o, values, help, argc - named, argv + named, err)) return false;
+    if (argc > 0 && !collect(o, values, &page, argc - named, argv + named, err)) return false;
     if (!apply(o, values, err)) return false;
-    if (!*help) return check_together(o, engine, err);
-    print_help(o, !named);
+    *help = page != NULL;
+    if (!page) return check_together(o, engine, err);
+    if (strcmp(page, "man") == 0) print_manual(engine);
+    else if (strcmp(page, "bash-completion") == 0) print_completion(engine);
+    else print_help(o, !named);
     return true;
 }
 

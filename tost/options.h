@@ -69,6 +69,22 @@ bool option_given(const Options* o, const char* name);
 const char* sample_option_given(const Options* o);   // the first option given for train's samples, or NULL
 bool options_check_pass(int batch, int seq, TostError* err);   // batch × seq must fit in an int
 
+// For --help, the man page and completion.
+typedef struct { const char *name, *usage, *about; } CommandHelp;
+typedef struct {
+    const char *group, *name, *metavar;    // metavar "": a flag
+    bool        file;                      // the value may be a file name
+    bool        overridable;               // may be changed with --resume
+    char*       values;                    // "a|b|c", if it is one of these, or NULL
+    char*       text;                      // what the option does, and its default
+} OptionHelp;
+typedef struct { int count; OptionHelp* option; } OptionHelpList;
+
+const CommandHelp* command_help(Command command);
+OptionHelpList options_help(const Options* o);   // of o's command, in order of groups; defaults are o's values
+void option_help_free(OptionHelpList* list);
+Options options_default(Command command, const TostEngine* engine);   // without files; nothing to free
+
 // Takes the sizes from a model file and derives batch size and sequence length from them, unless given. Fails, naming
 // the option, if a given size differs.
 bool options_take_config(Options* o, const TostConfig* config, const char* file, TostError* err);

@@ -67,7 +67,7 @@ for line in \
      resume overwrite log steps batch seq total-batch lr warmup min-lr-frac weight-decay beta1 beta2 eps grad-clip
      skip-loss-z skip-grad-z max-skipped seed
      val-every val-batches sample-every sample-tokens save-every keep on-save-error quiet temperature top-k top-p
-     dtype threads recompute help" \
+     dtype threads recompute help man bash-completion" \
     "sample model tokenizer prompt tokens samples temperature top-k top-p seed dtype threads help" \
     "eval model data task json force tokenizer batch seq stride windows seed dtype threads help" \
     "tokenize tokenizer out val-frac shard-tokens jsonl seed threads quiet help" \
