@@ -84,7 +84,7 @@ train_gpt_tost: $(BUILD)/train_gpt_tost.o $(BUILD)/libtost.a build/variant
 $(BUILD)/libtost.a: $(LIB_OBJ) $(BUILD)/flags
 	@rm -f $@ && $(AR) rcs $@ $(LIB_OBJ)
 $(BUILD)/%.o: %.c $(BUILD)/flags
-	$(call say,CC $<) mkdir -p $(@D) && $(COMPILE) -MMD -MP -c $< -o $@
+	$(call say,CC $<) mkdir -p $(@D) && $(COMPILE) $(FLAGS_$(*F)) -MMD -MP -c $< -o $@
 
 # Both files change only when the flags do. build/variant relinks the programs when the variant changes.
 build/variant: FORCE

@@ -33,24 +33,33 @@ void report_lost_output(Run* r) {
     if (!freopen("/dev/null", "w", stdout)) clearerr(stdout);   // buffered output would fail again at exit
 }
 
-// Quotes a word for the shell, if necessary: '…', or $'…' with escapes if it is not printable. free()
+// "$(printf '…')", which gives the word, with octal escapes for all but printable ASCII. free()
+static char* escaped_word(const char* word) {
+    char *escaped = xmalloc(4 * strlen(word) + 1), *p = escaped;
+    for (; *word; word++) {
+        const unsigned char c = (unsigned char)*word;
+        if (c < 0x20 || c > 0x7e || strchr("'\\%", c)) p += sprintf(p, "\\%03o", c);
+        else *p++ = *word;
+    }
+    *p = 0;
+    char* text = xasprintf("\"$(printf '%s')\"", escaped);
+    free(escaped);
+    return text;
+}
+
+// Quotes a word for the shell, if necessary. free()
 static char* shell_word(const char* word) {
     static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-./,:=+@%";
     if (*word && word[strspn(word, plain)] == 0) return xstrdup(word);
     char* shown = printable_text(word);
-    const bool escaped = strcmp(shown, word) != 0;
-    char *quoted = xmalloc(4 * strlen(word) + 1), *q = quoted;
-    for (; *word; word++) {
-        if (*word == '\'') q = stpcpy(q, escaped ? "\\'" : "'\\''");
-        else if (*word == '\\' && escaped) q = stpcpy(q, "\\\\");
-        else *q++ = *word;
-    }
-    *q = 0;
+    const bool printable = strcmp(shown, word) == 0;
     free(shown);
-    shown = printable_text(quoted);
-    free(quoted);
-    quoted = xasprintf("%s'%s'", escaped ? "$" : "", shown);
-    free(shown);
+    if (!printable) return escaped_word(word);
+    char *quoted = xmalloc(4 * strlen(word) + 3), *q = quoted;
+    *q++ = '\'';
+    for (; *word; *q++ = *word++)
+        if (*word == '\'') q = stpcpy(q, "'\\'");
+    stpcpy(q, "'");
     return quoted;
 }
 

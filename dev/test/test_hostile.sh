@@ -35,9 +35,7 @@ for name in "$(printf 'caf\351')" "$(printf 'a\nb\tc\033[31m')" "$(printf '\303\
     run --resume --out "$name/run" --steps 3
     check "the output of a resumed run in '$name' is printable" printable stdout
     check "a run in '$name' is resumed with its data and tokenizer" [ -f "$name/run/step_00000003/model.safetensors" ]
-    if command -v bash >/dev/null; then
-        check "the printed command to continue works: $(cat command)" bash -c "$binary $(cat command) --quiet" 2>stderr
-    fi
+    check "the printed command to continue works: $(cat command)" sh -c "'$binary' $(cat command) --quiet" 2>stderr
     run info "$name/run"
     check "info of a run in '$name' is printable" printable stdout
     if has safetensors numpy; then
