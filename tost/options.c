@@ -492,13 +492,14 @@ const CommandHelp* command_help(Command command) { return &commands[command]; }
 // The help of an option and its default value. free()
 static char* help_text(const Options* o, const Row* row) {
     char* names = row->kind == PRESET ? preset_names() : xstrdup("");
-    char* value = value_text(o, row);
+    char *raw = value_text(o, row), *value = raw ? printable_text(raw) : NULL;   // may be from the command line
     const char* shown = row->default_text ? row->default_text : value;
     const bool unit = !row->default_text && row->unit;
     const char* label = shown && strcmp(shown, "required") != 0 ? "default: " : "";
     char* text = !shown ? xstrdup(row->help)
                         : xasprintf("%s%s%s (%s%s%s%s)", row->help, *names ? " " : "", names, label, shown,
                                     unit ? " " : "", unit ? row->unit : "");
+    free(raw);
     free(value);
     free(names);
     return text;

@@ -90,6 +90,8 @@ ln -s "$binary" "$name/$name"
 "$name/$name" --help >stdout
 check "--help with a hostile program name is printable" printable stdout
 check "--help shows the program name escaped" says 'x\x1b[31m' stdout
+run --data "$name" --help
+check "--help with a hostile value is printable" printable stdout
 printf 'caf\351\n' >raw
 printable raw && check "the test finds a byte that is not UTF-8" false
 

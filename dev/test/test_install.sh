@@ -11,6 +11,11 @@ make=$(command -v gmake || echo make)
 # -o: installs the program as it is
 make_it() { (umask 077 && "$make" -C "$repo" -o train_gpt_tost --no-print-directory "$@" >stdout 2>stderr); }
 
+"$make" -C "$repo" -nB V=1 CPPFLAGS=-Dmarked LDFLAGS=-Lmarked AR=marked train_gpt_tost >commands 2>stderr
+check "CPPFLAGS is used to compile" grep -q -e '-Dmarked .*-c train_gpt_tost.c' commands
+check "LDFLAGS is used to link" grep -q -e '-o train_gpt_tost .*-Lmarked' commands
+check "AR is used" grep -q -e 'marked rcs ' commands
+
 mkdir "a root"
 check "make install" make_it install DESTDIR="$dir/a root" PREFIX=/opt/tost
 prefix="a root/opt/tost"
