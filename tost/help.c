@@ -214,5 +214,5 @@ void print_completion(const TostEngine* engine) {
            "        *) COMPREPLY=($(compgen -W \"$options\" -- \"$word\")) ;;\n"
            "    esac\n"
            "}\n"
-           "complete -o default -F _train_gpt_tost train_gpt_tost\n");
+           "complete -o default -F _train_gpt_tost train_gpt_tost train_gpt_tostcu\n");
 }
