@@ -249,7 +249,7 @@ def fail_tokenize(t):
         t.check(left in ([], ["made"]), f"files are left: {left}")
 
 
-OLD_JSON = b"old results\n"
+OLD_JSON = b'{\n  "content": "eval"\n}\n'
 
 
 def fail_json(t):
