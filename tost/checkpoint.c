@@ -707,7 +707,9 @@ static bool write_folder(const char* dir, const Source* s, TostError* err) {
 // atomically, or, if the file system does not support that, moves the old one away first.
 static bool publish(const char* finished, const char* name, TostError* err) {
     if (rename(finished, name) == 0) return true;
-    if (exchange_names(AT_FDCWD, finished, AT_FDCWD, name)) return true;
+#ifdef RENAME_EXCHANGE
+    if (renameat2(AT_FDCWD, finished, AT_FDCWD, name, RENAME_EXCHANGE) == 0) return true;
+#endif
     char* aside = xasprintf("%s.old.tmp", name);
     bool ok = remove_tree(aside, err);
     if (ok) rename(name, aside);   // on failure the next rename fails too and reports it

@@ -4,7 +4,6 @@
 
 #include <fcntl.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -22,19 +21,6 @@ static inline struct timespec modified_at(const struct stat* st) {
     return st->st_mtimespec;
 #else
     return st->st_mtim;
-#endif
-}
-
-// Exchanges two names atomically. Names are relative to the open folders, which may be AT_FDCWD. False, with errno, if
-// the system or the file system cannot do that.
-static inline bool exchange_names(int dir_a, const char* a, int dir_b, const char* b) {
-#if defined(RENAME_SWAP)
-    return renameatx_np(dir_a, a, dir_b, b, RENAME_SWAP) == 0;
-#elif defined(RENAME_EXCHANGE)
-    return renameat2(dir_a, a, dir_b, b, RENAME_EXCHANGE) == 0;
-#else
-    (void)dir_a, (void)a, (void)dir_b, (void)b;
-    return false;
 #endif
 }
 
