@@ -139,9 +139,8 @@ static bool is_newer(const char* a, const char* b) {
     struct stat x, y;
     if (stat(a, &x) != 0) return false;
     if (stat(b, &y) != 0) return true;
-    const struct timespec s = modified_at(&x), t = modified_at(&y);
-    if (s.tv_sec != t.tv_sec) return s.tv_sec > t.tv_sec;
-    if (s.tv_nsec != t.tv_nsec) return s.tv_nsec > t.tv_nsec;
+    if (x.st_mtim.tv_sec != y.st_mtim.tv_sec) return x.st_mtim.tv_sec > y.st_mtim.tv_sec;
+    if (x.st_mtim.tv_nsec != y.st_mtim.tv_nsec) return x.st_mtim.tv_nsec > y.st_mtim.tv_nsec;
     return strcmp(a, b) > 0;
 }
 

@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <stdbool.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 // Makes the data of a file, or the entries of a folder, durable. fsync of macOS does not empty the disk's write cache.
@@ -16,12 +15,8 @@ static inline bool sync_file(int fd) {
     return fsync(fd) == 0;
 }
 
-static inline struct timespec modified_at(const struct stat* st) {
 #ifdef __APPLE__
-    return st->st_mtimespec;
-#else
-    return st->st_mtim;
+#define st_mtim st_mtimespec   // of struct stat
 #endif
-}
 
 #endif
