@@ -47,8 +47,10 @@ void progress_text(Progress* p, const char* fmt, ...) {
     if (p->quiet) return;
     va_list ap;
     va_start(ap, fmt);
-    vprint_line(p->out, fmt, ap);
+    char* line = vprintable_text(fmt, ap);
     va_end(ap);
+    fprintf(p->out, "%s\n", line);
+    free(line);
     flush_out(p);
 }
 

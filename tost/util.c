@@ -48,16 +48,10 @@ static char* vformat(const char* fmt, va_list ap) {
     return or_exit(n < 0 ? NULL : text, strlen(fmt));
 }
 
-static char* vformat_printable(const char* fmt, va_list ap) {
-    char *text = vformat(fmt, ap), *escaped = printable_text(text);
-    free(text);
-    return escaped;
-}
-
 bool tost_error(TostError* err, const char* fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
-    char* text = vformat_printable(fmt, ap);
+    char* text = vprintable_text(fmt, ap);
     va_end(ap);
     fit_text(err->text, sizeof err->text, text);
     free(text);
@@ -110,18 +104,19 @@ char* printable_text(const char* text) {
     return escaped;
 }
 
-void vprint_line(FILE* out, const char* fmt, va_list ap) {
-    char* line = vformat_printable(fmt, ap);
-    fputs(line, out);
-    fputc('\n', out);
-    free(line);
+char* vprintable_text(const char* fmt, va_list ap) {
+    char *text = vformat(fmt, ap), *escaped = printable_text(text);
+    free(text);
+    return escaped;
 }
 
 void print_line(FILE* out, const char* fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
-    vprint_line(out, fmt, ap);
+    char* line = vprintable_text(fmt, ap);
     va_end(ap);
+    fprintf(out, "%s\n", line);
+    free(line);
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -32,8 +32,8 @@ enum { STATUS_FAILED = 1, STATUS_USAGE = 2 };  // exit statuses: run-time error;
 int   utf8_length(const char* p, const char* end);
 // A copy with control characters and bytes that are not UTF-8 written as \n, \r, \t or \xHH. free()
 char* printable_text(const char* text);
-void  print_line(FILE* out, const char* fmt, ...) PRINTF_LIKE(2, 3);   // one printable line, with its line break
-void  vprint_line(FILE* out, const char* fmt, va_list ap);
+char* vprintable_text(const char* fmt, va_list ap) PRINTF_LIKE(1, 0);   // of a formatted text; free()
+void  print_line(FILE* out, const char* fmt, ...) PRINTF_LIKE(2, 3);    // one printable line and a line break
 
 // ---------------------------------------------------------------------------------------------
 // Memory. The x functions print one line and exit with STATUS_FAILED if memory runs out.
