@@ -13,11 +13,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "data.h"
 #include "json.h"
 #include "progress.h"
 #include "rng.h"
 #include "safetensors.h"
+#include "shard_writer.h"
+#include "shards.h"
+#include "signals.h"
 #include "threads.h"
 #include "tokenizer.h"
 

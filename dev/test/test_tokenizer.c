@@ -4,7 +4,7 @@
 
 #include <sys/stat.h>
 
-#include "data.h"
+#include "shards.h"
 #include "rng.h"
 #include "tokenize.h"
 #include "tokenizer.h"
@@ -498,7 +498,9 @@ static Ids read_shards(Checks* c, const char* prefix, const char* kind, int shar
         TostError err;
         Shard s;
         if (check(c, shard_open(&s, path, &err), "%s", path)) {
-            for (uint64_t i = 0; i < s.n_tokens; i++) append_ids(&all, &(uint32_t){shard_token(&s, i)}, 1);
+            all.ids = xrealloc(all.ids, (all.n + (size_t)s.n_tokens + 1) * sizeof *all.ids);
+            check(c, shard_read(all.ids + all.n, &s, 0, (size_t)s.n_tokens, &err), "%s: %s", path, err.text);
+            all.n += (size_t)s.n_tokens;
             shard_close(&s);
         }
         free(path);
