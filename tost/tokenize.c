@@ -174,7 +174,7 @@ bool text_check_head(size_t* skip, const char* name, const char* head, size_t n,
     for (size_t i = 0; i < countof(kinds); i++) {
         const size_t len = strlen(kinds[i].magic);
         if (n >= len && memcmp(head, kinds[i].magic, len) == 0)
-            return tost_error(err, "%s: %s; convert it first: %s FILE", name, kinds[i].kind, kinds[i].filter);
+            return tost_error(err, "%s: %s; pipe it through a filter: %s FILE | … -", name, kinds[i].kind, kinds[i].filter);
     }
     if (n >= 5 && memcmp(head, "PAR1\x15", 5) == 0)
         return tost_error(err, "%s: a Parquet file, not text; write its text as JSONL first", name);
@@ -404,9 +404,12 @@ static bool check_file(const char* path, TostError* err) {
     Source s;
     char head[TEXT_HEAD_BYTES];
     if (!source_open(&s, path, err)) return false;
-    const ssize_t n = read(s.fd, head, sizeof head);
+    ssize_t n;
+    do n = read(s.fd, head, sizeof head);
+    while (n < 0 && (errno == EINTR || errno == EAGAIN));
     size_t skip;
-    bool ok = n < 0 || text_check_head(&skip, path, head, (size_t)n, err);
+    bool ok = n < 0 ? tost_error(err, "%s: cannot be read: %s", path, strerror(errno))
+                    : text_check_head(&skip, path, head, (size_t)n, err);
     source_close(&s);
     return ok;
 }

@@ -6,10 +6,25 @@
 #include <signal.h>
 #include <stdint.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 
 #include "data.h"
 #include "shard_writer.h"
 #include "shards.h"
+
+// Shards are read with this pread, which can fail. A fault needs state that outlives the call.
+typedef enum { READ_ALL, READ_SLOWLY, READ_UNTIL } Reading;
+static struct { Reading how; int calls, last; } reading;   // READ_UNTIL: calls after `last` fail with EIO
+
+// READ_SLOWLY: every third call is interrupted, the others read a few bytes.
+ssize_t pread(int fd, void* data, size_t n, off_t at) {
+    reading.calls++;
+    if (reading.how == READ_SLOWLY) n = n < 1000 ? n : 1000;
+    errno = reading.how == READ_SLOWLY ? EINTR : EIO;
+    if (reading.how == READ_SLOWLY && reading.calls % 3 == 0) return -1;
+    if (reading.how == READ_UNTIL && reading.calls > reading.last) return -1;
+    return preadv(fd, &(struct iovec){data, n}, 1, at);
+}
 
 enum { MAGIC_U16 = SHARD_MAGIC_U16, MAGIC_U32 = SHARD_MAGIC_U32 };
 
@@ -279,6 +294,37 @@ static int open_files(void) {
     int n = 0;
     for (int fd = 0; fd < 4096; fd++) n += fcntl(fd, F_GETFD) >= 0;
     return n;
+}
+
+// Reads that are short, interrupted, or fail at any call.
+static void test_reads(Checks* c, const char* tmp) {
+    char *dir = sub_folder(tmp, "reads"), *glob = path_join(dir, "s_*.bin");
+    static const int lengths[] = {5000, 700};
+    int32_t x[3 * 999], y[3 * 999], slow[3 * 999];
+    write_set(dir, lengths, 2);
+    const int before = open_files();
+    int failed = 0;
+    bool ok = false;
+    for (int last = -2; !ok && last < 100; last++) {
+        TostError err = {{0}};
+        reading.how = last == -2 ? READ_ALL : last == -1 ? READ_SLOWLY : READ_UNTIL;
+        reading.calls = 0;
+        reading.last = last;
+        DataSet* d = data_open(glob, 999, 6000, ORDER_SHUFFLED, 0, &err);
+        ok = d && data_batch(d, last == -1 ? slow : x, y, 0, 3, &err);
+        data_close(d);
+        if (last < 0) check(c, ok, "reading %d: %s", last, err.text);
+        else if (!ok) {
+            failed++;
+            check(c, strstr(err.text, "/s_") && strstr(err.text, strerror(EIO)), "call %d fails: %s", last, err.text);
+        }
+        ok = ok && last >= 0;
+    }
+    reading.how = READ_ALL;
+    check(c, memcmp(x, slow, sizeof x) == 0, "short reads give other tokens");
+    check(c, failed > 5 && failed < 99, "%d calls failed", failed);
+    check(c, open_files() == before, "a failed read leaves a file open");
+    free(glob), free(dir);
 }
 
 // 300 shards of 5 tokens, with at most 40 and 20 open files: a quarter of them may be shards.
@@ -641,6 +687,7 @@ int main(void) {
     test_shards_refused(&c, tmp);
     test_shard_sparse(&c, tmp);
     test_changes(&c, tmp);
+    test_reads(&c, tmp);
     test_open_limit(&c, tmp);
     test_sequential(&c, tmp);
     test_shuffled_golden(&c, tmp);
