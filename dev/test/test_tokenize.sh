@@ -21,6 +21,7 @@ until_true() {
 }
 # begin ARGUMENTS…: starts the binary, which runs until `end`, with its output in stdout.bg and stderr.bg.
 begin() {
+    : >stderr.bg
     "$binary" "$@" >stdout.bg 2>stderr.bg &
     process=$!
 }
