@@ -76,13 +76,24 @@ static bool lock_folder(ShardWriter* w, TostError* err) {
         if (!make_dirs(w->folder, err)) return false;
         const LockResult result = lock_take(&w->lock, w->folder, err);
         if (result == LOCK_TAKEN) return true;
-        if (result == LOCK_BUSY || path_exists(w->folder)) return false;
+        if (result == LOCK_FAILED && !path_exists(w->folder)) continue;
+        rmdir(w->folder);   // fails if it has files, such as the lock of another process
+        return false;
     }
 }
 
 static void unlock_folder(ShardWriter* w) {
     lock_release(&w->lock);
     rmdir(w->folder);   // fails if it has other files, or a process has just locked it
+}
+
+// The names in the folder are shorter than the final ones: fails now if those are too long, not after the work.
+static bool check_final_name(const ShardWriter* w, TostError* err) {
+    char* path = final_name(w, 0);
+    const bool ok = access(path, F_OK) == 0 || errno == ENOENT
+        || tost_error(err, "%s: cannot be created: %s", path, strerror(errno));
+    free(path);
+    return ok;
 }
 
 // Removes a shard of a killed process. Without locks, that process may still be running.
@@ -139,7 +150,8 @@ ShardWriter* shard_writer_open(const char* prefix, uint32_t vocab_size, uint64_t
     ShardWriter* w = xcalloc(1, sizeof *w);
     *w = (ShardWriter){.prefix = xstrdup(prefix), .folder = xasprintf("%s.tmp", prefix), .vocab_size = vocab_size,
                        .shard_tokens = shard_tokens};
-    if (lock_folder(w, err) && check_no_shards(prefix, err) && remove_stale(w, err)) return w;
+    if (lock_folder(w, err) && check_final_name(w, err) && check_no_shards(prefix, err) && remove_stale(w, err))
+        return w;
     discard(w, 0);
     return NULL;
 }

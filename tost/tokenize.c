@@ -200,9 +200,17 @@ static void source_close(Source* s) {
     free(s->data);
 }
 
-static void print_note(Job* job, const char* name, const char* what) {
+// Even with --quiet: otherwise the program would seem to hang.
+static void print_wait(Job* job, const char* name) {
     TostError line;
-    tost_error(&line, "%s: %s", name, what);   // replaces control characters
+    tost_error(&line, "%s: waiting for a process that writes to this FIFO", name);   // replaces control characters
+    progress_erase(&job->progress);
+    fprintf(stderr, "%s\n", line.text);
+}
+
+static void print_skipped_mark(Job* job, const char* name) {
+    TostError line;
+    tost_error(&line, "%s: skipped the byte order mark at its beginning", name);
     progress_text(&job->progress, "%s", line.text);
 }
 
@@ -227,8 +235,7 @@ static bool source_fill(Source* s, char* to, size_t n, Job* job, TostError* err)
         const ssize_t got = read(s->fd, to + done, n - done);
         if (got < 0 && errno != EINTR && errno != EAGAIN)
             return tost_error(err, "%s: reading failed after %" PRIu64 " bytes: %s", s->name, s->read, strerror(errno));
-        if (got == 0 && first)   // nothing has opened the FIFO for writing
-            print_note(job, s->name, "waiting for a process that writes to this FIFO");
+        if (got == 0 && first) print_wait(job, s->name);   // nothing has opened the FIFO for writing
         else s->end = got == 0;
         first = false;
         done += got > 0 ? (size_t)got : 0;
@@ -243,7 +250,7 @@ static bool source_begin(Source* s, Job* job, TostError* err) {
     if (!text_check_head(&skip, s->name, s->data, s->n, err)) return false;
     if (!skip) return true;
     memmove(s->data, s->data + skip, s->n -= skip);
-    print_note(job, s->name, "skipped the byte order mark at its beginning");
+    print_skipped_mark(job, s->name);
     return true;
 }
 
