@@ -72,14 +72,15 @@ static bool check_no_shards(const char* prefix, TostError* err) {
 
 // Creates and locks the folder. A writer that ends at this moment may remove the folder: then tries again.
 static bool lock_folder(ShardWriter* w, TostError* err) {
-    for (;;) {
-        if (!make_dirs(w->folder, err)) return false;
-        const LockResult result = lock_take(&w->lock, w->folder, err);
-        if (result == LOCK_TAKEN) return true;
-        if (result == LOCK_FAILED && !path_exists(w->folder)) continue;
-        rmdir(w->folder);   // fails if it has files, such as the lock of another process
-        return false;
-    }
+    bool made;
+    LockResult result = LOCK_FAILED;
+    do {
+        made = make_dirs(w->folder, err);
+        if (made) result = lock_take(&w->lock, w->folder, err);
+    } while (made && result == LOCK_FAILED && !path_exists(w->folder));
+    if (made && result == LOCK_TAKEN) return true;
+    rmdir(w->folder);   // fails if it has files, such as the lock of another process
+    return false;
 }
 
 static void unlock_folder(ShardWriter* w) {
