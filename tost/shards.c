@@ -124,25 +124,34 @@ static bool read_stored(void* out, const Shard* s, uint64_t first, size_t n, Tos
                       s->path, s->first + s->n_tokens * width);
 }
 
+// uint16 ids are read to the second half of the buffer, then widened block by block; no block overwrites a later one.
 static bool read_ids(uint32_t* ids, const Shard* s, uint64_t first, size_t n, TostError* err) {
-    enum { CHUNK = 8192 };
-    uint16_t narrow[CHUNK];
+    enum { BLOCK = 1024 };
+    uint16_t block[BLOCK];
     if (s->width == 4) return read_stored(ids, s, first, n, err);
-    for (size_t done = 0, m; done < n; done += m) {
-        m = n - done < CHUNK ? n - done : CHUNK;
-        if (!read_stored(narrow, s, first + done, m, err)) return false;
-        for (size_t i = 0; i < m; i++) ids[done + i] = narrow[i];
+    char* stored = (char*)ids + n * sizeof *block;
+    if (!read_stored(stored, s, first, n, err)) return false;
+    for (size_t i = 0, m; i < n; i += m) {
+        m = n - i < BLOCK ? n - i : BLOCK;
+        memcpy(block, stored + i * sizeof *block, m * sizeof *block);
+        for (size_t k = 0; k < m; k++) ids[i + k] = block[k];
     }
     return true;
 }
 
 // Updates *crc with the number of tokens and the tokens at both ends.
 static bool ends_crc(uint32_t* crc, const Shard* s, TostError* err) {
-    uint32_t ids[2 * SHARD_CRC_TOKENS];
-    const uint64_t n = s->n_tokens;
-    const size_t ends = n < countof(ids) ? (size_t)n : countof(ids), half = n < countof(ids) ? 0 : ends / 2;
-    if (!read_ids(ids, s, 0, half, err) || !read_ids(ids + half, s, n - (ends - half), ends - half, err)) return false;
-    *crc = crc32_update(crc32_update(*crc, &n, sizeof n), ids, ends * sizeof *ids);
+    uint32_t ids[SHARD_CRC_TOKENS / 2];
+    const uint64_t n = s->n_tokens, skipped = n > 2 * SHARD_CRC_TOKENS ? n - 2 * SHARD_CRC_TOKENS : 0;
+    *crc = crc32_update(*crc, &n, sizeof n);
+    for (uint64_t i = 0; i < n;) {
+        const uint64_t left = (skipped && i < SHARD_CRC_TOKENS ? SHARD_CRC_TOKENS : n) - i;
+        const size_t m = left < countof(ids) ? (size_t)left : countof(ids);
+        if (!read_ids(ids, s, i, m, err)) return false;
+        *crc = crc32_update(*crc, ids, m * sizeof *ids);
+        i += m;
+        if (skipped && i == SHARD_CRC_TOKENS) i += skipped;
+    }
     return true;
 }
 
