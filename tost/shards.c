@@ -113,30 +113,42 @@ static ssize_t read_at(int fd, void* out, size_t n, uint64_t offset) {
     return (ssize_t)done;
 }
 
-// Tokens as they are stored.
-static bool read_stored(void* out, const Shard* s, uint64_t first, size_t n, TostError* err) {
-    const size_t width = (size_t)s->width;
-    const uint64_t offset = s->first + first * width;
-    const ssize_t got = read_at(s->fd, out, n * width, offset);
-    if (got == (ssize_t)(n * width)) return true;
-    if (got < 0) return tost_error(err, "%s: reading at byte %" PRIu64 " failed: %s", s->path, offset, strerror(errno));
-    return tost_error(err, "%s: was truncated while in use: its tokens end at byte %" PRIu64 "; restore the shard",
-                      s->path, s->first + s->n_tokens * width);
+enum { TRUNCATED = -1 };   // instead of an errno
+
+// Tokens as they are stored. Returns 0, an errno or TRUNCATED.
+static int read_stored(void* out, const Shard* s, uint64_t first, size_t n) {
+    const size_t bytes = n * (size_t)s->width;
+    const ssize_t got = read_at(s->fd, out, bytes, s->first + first * (uint64_t)s->width);
+    return got < 0 ? errno : (size_t)got < bytes ? TRUNCATED : 0;
 }
 
 // uint16 ids are read to the second half of the buffer, then widened block by block; no block overwrites a later one.
-static bool read_ids(uint32_t* ids, const Shard* s, uint64_t first, size_t n, TostError* err) {
+static int read_ids(uint32_t* ids, const Shard* s, uint64_t first, size_t n) {
     enum { BLOCK = 1024 };
     uint16_t block[BLOCK];
-    if (s->width == 4) return read_stored(ids, s, first, n, err);
+    if (s->width == 4) return read_stored(ids, s, first, n);
     char* stored = (char*)ids + n * sizeof *block;
-    if (!read_stored(stored, s, first, n, err)) return false;
-    for (size_t i = 0, m; i < n; i += m) {
+    const int why = read_stored(stored, s, first, n);
+    for (size_t i = 0, m; !why && i < n; i += m) {
         m = n - i < BLOCK ? n - i : BLOCK;
         memcpy(block, stored + i * sizeof *block, m * sizeof *block);
         for (size_t k = 0; k < m; k++) ids[i + k] = block[k];
     }
-    return true;
+    return why;
+}
+
+// Reports why the tokens from `first` on could not be read.
+static bool read_error(const Shard* s, uint64_t first, int why, TostError* err) {
+    if (why == TRUNCATED)
+        return tost_error(err, "%s: was truncated while in use: its tokens end at byte %" PRIu64 "; restore the shard",
+                          s->path, s->first + s->n_tokens * (uint64_t)s->width);
+    return tost_error(err, "%s: reading at byte %" PRIu64 " failed: %s", s->path,
+                      s->first + first * (uint64_t)s->width, strerror(why));
+}
+
+static bool get_ids(uint32_t* ids, const Shard* s, uint64_t first, size_t n, TostError* err) {
+    const int why = read_ids(ids, s, first, n);
+    return !why || read_error(s, first, why, err);
 }
 
 // Updates *crc with the number of tokens and the tokens at both ends.
@@ -147,7 +159,7 @@ static bool ends_crc(uint32_t* crc, const Shard* s, TostError* err) {
     for (uint64_t i = 0; i < n;) {
         const uint64_t left = (skipped && i < SHARD_CRC_TOKENS ? SHARD_CRC_TOKENS : n) - i;
         const size_t m = left < countof(ids) ? (size_t)left : countof(ids);
-        if (!read_ids(ids, s, i, m, err)) return false;
+        if (!get_ids(ids, s, i, m, err)) return false;
         *crc = crc32_update(*crc, ids, m * sizeof *ids);
         i += m;
         if (skipped && i == SHARD_CRC_TOKENS) i += skipped;
@@ -187,7 +199,7 @@ static bool ensure_same(Shard* s, TostError* err) {
 }
 
 bool shard_read(uint32_t* ids, Shard* s, uint64_t first, size_t n, TostError* err) {
-    return ensure_same(s, err) && read_ids(ids, s, first, n, err);
+    return ensure_same(s, err) && get_ids(ids, s, first, n, err);
 }
 
 static bool read_layout(Shard* s, TostError* err) {
@@ -266,33 +278,41 @@ static void add_counts(IdCounts* to, const IdCounts* c) {
     to->invalid += c->invalid;
 }
 
+// Threads may have small stacks: errors are reported after the loop.
 bool shard_check_ids(Shard* s, uint32_t vocab_size, TostError* err) {
     enum { BLOCK = 1 << 16 };
     const int64_t blocks = (int64_t)((s->n_tokens + BLOCK - 1) / BLOCK);
     IdCounts all = {0};
-    bool ok = ensure_same(s, err);
-    #pragma omp parallel if (ok && blocks > 16)
+    uint64_t failed_at = 0;
+    int failed = 0;
+    if (!ensure_same(s, err)) return false;
+    #pragma omp parallel if (blocks > 16)
     {
         IdCounts mine = {0};
-        TostError why;
-        bool read = ok;
+        uint64_t at = 0;
+        int why = 0;
         uint32_t* block = xmalloc(BLOCK * sizeof *block);
         #pragma omp for schedule(static)
         for (int64_t b = 0; b < blocks; b++) {
-            const uint64_t at = (uint64_t)b * BLOCK, left = s->n_tokens - at;
-            const size_t n = left < BLOCK ? (size_t)left : BLOCK;
-            read = read && read_ids(block, s, at, n, &why);
-            if (read) count_ids(&mine, block, at, n, vocab_size);
+            if (why) continue;
+            at = (uint64_t)b * BLOCK;
+            const size_t n = s->n_tokens - at < BLOCK ? (size_t)(s->n_tokens - at) : BLOCK;
+            why = read_ids(block, s, at, n);
+            if (!why) count_ids(&mine, block, at, n, vocab_size);
         }
         free(block);
         #pragma omp critical
         {
-            if (ok && !read) ok = tost_error(err, "%s", why.text);
+            if (why) {
+                failed = why;
+                failed_at = at;
+            }
             add_counts(&all, &mine);
         }
     }
+    if (failed) return read_error(s, failed_at, failed, err);
     s->largest_id = all.largest;
-    if (!ok || !all.invalid) return ok;
+    if (!all.invalid) return true;
     char note[64];
     snprintf(note, sizeof note, "invalid ids in this shard: %" PRIu64, all.invalid);
     return id_error(s, all.first, all.first_id, vocab_size, note, err);
@@ -399,7 +419,7 @@ bool stream_read(int32_t* out, ShardStream* s, uint64_t first, size_t n, TostErr
     for (int k = n ? find_interval(s->start, s->count, first) : 0; n; k++) {
         const uint64_t left = s->start[k + 1] - first, at = first - s->start[k];
         const size_t here = left < n ? (size_t)left : n;
-        if (!enter_shard(s, k, err) || !read_ids(ids, &s->shards[k], at, here, err)) return false;
+        if (!enter_shard(s, k, err) || !get_ids(ids, &s->shards[k], at, here, err)) return false;
         if (largest_of(ids, here) >= s->vocab_size)
             return stream_id_error(&s->shards[k], ids, at, s->vocab_size, err);
         ids += here;

@@ -174,7 +174,8 @@ bool text_check_head(size_t* skip, const char* name, const char* head, size_t n,
     for (size_t i = 0; i < countof(kinds); i++) {
         const size_t len = strlen(kinds[i].magic);
         if (n >= len && memcmp(head, kinds[i].magic, len) == 0)
-            return tost_error(err, "%s: %s; pipe it through a filter: %s FILE | … -", name, kinds[i].kind, kinds[i].filter);
+            return tost_error(err, "%s: %s; pipe it through a filter: %s FILE | … -", name, kinds[i].kind,
+                              kinds[i].filter);
     }
     if (n >= 5 && memcmp(head, "PAR1\x15", 5) == 0)
         return tost_error(err, "%s: a Parquet file, not text; write its text as JSONL first", name);

@@ -14,15 +14,15 @@
 
 // Shards are read with this pread, which can fail. A fault needs state that outlives the call.
 typedef enum { READ_ALL, READ_SLOWLY, READ_UNTIL } Reading;
-static struct { Reading how; int calls, last; } reading;   // READ_UNTIL: calls after `last` fail with EIO
+static struct { Reading how; _Atomic int calls; int last; } reading;   // READ_UNTIL: calls after `last` fail with EIO
 
 // READ_SLOWLY: every third call is interrupted, the others read a few bytes.
 ssize_t pread(int fd, void* data, size_t n, off_t at) {
-    reading.calls++;
+    const int call = ++reading.calls;
     if (reading.how == READ_SLOWLY) n = n < 1000 ? n : 1000;
     errno = reading.how == READ_SLOWLY ? EINTR : EIO;
-    if (reading.how == READ_SLOWLY && reading.calls % 3 == 0) return -1;
-    if (reading.how == READ_UNTIL && reading.calls > reading.last) return -1;
+    if (reading.how == READ_SLOWLY && call % 3 == 0) return -1;
+    if (reading.how == READ_UNTIL && call > reading.last) return -1;
     return preadv(fd, &(struct iovec){data, n}, 1, at);
 }
 
@@ -91,7 +91,8 @@ static void test_shard_kinds(Checks* c, const char* tmp) {
         check(c, shard_check_ids(&s, 65536, &err), "%s ids below 65536: %s", names[kind], err.text);
         check_refused(c, shard_check_ids(&s, 65535, &err), &err,
                       " is 65535, but the vocabulary has 65535", names[kind]);
-        check_refused(c, shard_check_ids(&s, 50257, &err), &err, kind < 2 ? "token 3 at byte 10" : "token 3 at byte 6 is 65535", names[kind]);
+        check_refused(c, shard_check_ids(&s, 50257, &err), &err,
+                      kind < 2 ? "token 3 at byte 10" : "token 3 at byte 6 is 65535", names[kind]);
         check_refused(c, shard_check_ids(&s, 2, &err), &err, " is 50256, but the vocabulary has 2 ids",
                       names[kind]);
         check(c, strstr(err.text, "--vocab-size") && strstr(err.text, "kind.anything"),
@@ -191,8 +192,8 @@ static void test_shard_sparse(Checks* c, const char* tmp) {
     if (check(c, d != NULL, "5 GB data set: %s", err.text)) {
         check(c, data_batch(d, x, y, last_sample - 1, 1, &err), "5 GB data set: the sample before the last: %s",
               err.text);
-        check_refused(c, data_batch(d, x, y, last_sample, 1, &err), &err, "sparse.bin: token 2499999999 at byte 5000001022 is 4321",
-                      "invalid id at the end");
+        check_refused(c, data_batch(d, x, y, last_sample, 1, &err), &err,
+                      "sparse.bin: token 2499999999 at byte 5000001022 is 4321", "invalid id at the end");
         data_close(d);
     }
     unlink(path);
@@ -325,6 +326,31 @@ static void test_reads(Checks* c, const char* tmp) {
     check(c, failed > 5 && failed < 99, "%d calls failed", failed);
     check(c, open_files() == before, "a failed read leaves a file open");
     free(glob), free(dir);
+}
+
+// A shard that several threads check: the first of its invalid ids, and a read that fails.
+static void test_check_ids(Checks* c, const char* tmp) {
+    enum { N = 3000000, FIRST = 1200007, SECOND = 2999999 };
+    char* path = path_join(tmp, "large.bin");
+    uint32_t* ids = xcalloc(N, sizeof *ids);
+    TostError err = {{0}};
+    Shard s;
+    ids[FIRST] = ids[SECOND] = 300;
+    ids[5] = 256;
+    write_shard(path, MAGIC_U16, 1, N, ids, N);
+    if (check(c, shard_open(&s, path, &err), "%s", err.text)) {
+        check(c, shard_check_ids(&s, 301, &err) && s.largest_id == 300, "the largest id is 300: %s", err.text);
+        check_refused(c, shard_check_ids(&s, 300, &err), &err, "token 1200007 at byte 2401038 is 300", "two invalid ids");
+        check(c, strstr(err.text, "invalid ids in this shard: 2") != NULL, "two invalid ids: %s", err.text);
+        reading.how = READ_UNTIL;
+        reading.calls = 0;
+        reading.last = 30;
+        check_refused(c, shard_check_ids(&s, 301, &err), &err, strerror(EIO), "a read that fails");
+        reading.how = READ_ALL;
+        shard_close(&s);
+    }
+    unlink(path);
+    free(ids), free(path);
 }
 
 // 300 shards of 5 tokens, with at most 40 and 20 open files: a quarter of them may be shards.
@@ -633,8 +659,8 @@ static void test_writer_fails(Checks* c, const char* tmp) {
     int shards;
     write_text(like, "x");
     ShardWriter* w = three_shards(c, prefix);
-    check(c, count_files(dir) == 2 && count_files(folder) == 4, "expected three shards and a lock in a.tmp, got %d files",
-          count_files(folder));
+    check(c, count_files(dir) == 2 && count_files(folder) == 4,
+          "expected three shards and a lock in a.tmp, got %d files", count_files(folder));
     shard_writer_abandon(w);
     check(c, count_files(dir) == 1 && path_exists(like), "shard_writer_abandon must remove exactly the files it wrote");
 
@@ -688,6 +714,7 @@ int main(void) {
     test_shard_sparse(&c, tmp);
     test_changes(&c, tmp);
     test_reads(&c, tmp);
+    test_check_ids(&c, tmp);
     test_open_limit(&c, tmp);
     test_sequential(&c, tmp);
     test_shuffled_golden(&c, tmp);
