@@ -13,7 +13,7 @@
 #include "lock.h"
 #include "shards.h"
 
-enum { MAX_SHARDS = 1000000, DIGITS = 6 };  // six digits, so that name order is token order
+enum { MAX_SHARDS = 1000000 };  // SHARD_DIGITS digits, so that name order is token order
 
 struct ShardWriter {
     char*    prefix;
@@ -28,19 +28,11 @@ struct ShardWriter {
     int      shards;        // shards begun
 };
 
-static char* folder_name(const ShardWriter* w, int i) { return xasprintf("%s/%0*d.bin", w->folder, DIGITS, i); }
-static char* final_name(const ShardWriter* w, int i) { return xasprintf("%s_%0*d.bin", w->prefix, DIGITS, i); }
+static char* folder_name(const ShardWriter* w, int i) { return xasprintf("%s/%0*d.bin", w->folder, SHARD_DIGITS, i); }
+static char* final_name(const ShardWriter* w, int i) { return xasprintf("%s_%0*d.bin", w->prefix, SHARD_DIGITS, i); }
 
 // ---------------------------------------------------------------------------------------------
 // The folder
-
-// True if name is START followed by NNNNNN.bin.
-static bool is_shard(const char* name, const char* start) {
-    const size_t n = strlen(start);
-    if (strncmp(name, start, n) != 0) return false;
-    const size_t digits = strspn(name + n, "0123456789");
-    return digits == DIGITS && strcmp(name + n + digits, ".bin") == 0;
-}
 
 // Fails if shards with this prefix exist: old and new ones would match the same glob.
 static bool check_no_shards(const char* prefix, TostError* err) {
@@ -51,7 +43,7 @@ static bool check_no_shards(const char* prefix, TostError* err) {
     DIR* entries = opendir(dir);
     bool ok = entries || tost_error(err, "%s: cannot open the folder: %s", dir, strerror(errno));
     for (struct dirent* e; entries && (e = readdir(entries));) {
-        if (!is_shard(e->d_name, start)) continue;
+        if (!shard_is_named(e->d_name, start)) continue;
         count++;
         if (found && strcmp(found, e->d_name) <= 0) continue;
         free(found);
@@ -113,7 +105,7 @@ static bool remove_stale(const ShardWriter* w, TostError* err) {
     if (!entries) return tost_error(err, "%s: cannot open the folder: %s", w->folder, strerror(errno));
     bool ok = true;
     for (struct dirent* e; ok && (e = readdir(entries));)
-        ok = !is_shard(e->d_name, "") || remove_stale_shard(w, e->d_name, err);
+        ok = !shard_is_named(e->d_name, "") || remove_stale_shard(w, e->d_name, err);
     closedir(entries);
     return ok;
 }

@@ -1,6 +1,7 @@
 // shards.c: reads token shards by pread, through a small set of open files.
 #include "shards.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -40,6 +41,13 @@ static const ShardKind* find_kind(const char* head, size_t n) {
 bool shard_begins(const char* head, size_t n) {
     const ShardKind* kind = find_kind(head, n);
     return kind && n >= 8 && memcmp(head + 4, &kind->version, 4) == 0;
+}
+
+bool shard_is_named(const char* name, const char* start) {
+    const size_t n = strlen(start);
+    if (strncmp(name, start, n) != 0) return false;
+    const size_t digits = strspn(name + n, "0123456789");
+    return digits == SHARD_DIGITS && strcmp(name + n + digits, ".bin") == 0;
 }
 
 static bool is_text(unsigned char c) { return (c >= 0x20 && c < 0x7f) || c == '\t' || c == '\n' || c == '\r'; }
@@ -373,6 +381,23 @@ static bool add_shard(ShardStream* s, int64_t* bytes, const char* path, TostErro
     return *bytes > CHECK_BYTES || shard_check_ids(shard, s->vocab_size, err);
 }
 
+// A killed tokenize may leave PREFIX_000000.bin and PREFIX.tmp/000001.bin (shard_writer.c). Checks this for one shard.
+static bool check_published(const char* path, TostError* err) {
+    const size_t end = sizeof ".bin" + SHARD_DIGITS, n = strlen(path);
+    if (n <= end || path[n - end] != '_' || !shard_is_named(path + n - end + 1, "")) return true;
+    char* folder = xasprintf("%.*s.tmp", (int)(n - end), path);
+    DIR* entries = opendir(folder);
+    bool ok = true;
+    for (struct dirent* e; ok && entries && (e = readdir(entries));)
+        ok = !shard_is_named(e->d_name, "")
+            || tost_error(err, "%s: the shards that follow it are still in %s, because tokenize was killed or is not "
+                          "finished: remove both and tokenize again, or only the folder if no shard is missing",
+                          path, folder);
+    if (entries) closedir(entries);
+    free(folder);
+    return ok;
+}
+
 bool stream_open(ShardStream* s, const char* glob, uint32_t vocab_size, TostError* err) {
     PathList list;
     *s = (ShardStream){.vocab_size = vocab_size, .max_open = open_limit(), .current = -1};
@@ -381,7 +406,7 @@ bool stream_open(ShardStream* s, const char* glob, uint32_t vocab_size, TostErro
     s->start = xcalloc((size_t)list.count + 1, sizeof *s->start);
     s->dir = path_dir(list.paths[0]);
     int64_t bytes = 0;
-    bool ok = true;
+    bool ok = check_published(list.paths[0], err);
     for (int i = 0; i < list.count && ok; i++) ok = add_shard(s, &bytes, list.paths[i], err);
     free_paths(&list);
     if (!ok) stream_close(s);

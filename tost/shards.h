@@ -29,9 +29,11 @@ enum {
     SHARD_MAGIC_U32 = 20240801, SHARD_VERSION_U32 = 7,
     SHARD_HEADER_BYTES = 1024,   // 256 int32: magic, version, number of tokens, zeros
     SHARD_CRC_TOKENS = 2048,
+    SHARD_DIGITS = 6,            // of the number in a name, as in PREFIX_000000.bin
 };
 
 bool shard_begins(const char* head, size_t n);   // true if a file's first n bytes are those of a shard header
+bool shard_is_named(const char* name, const char* start);   // true if name is START followed by NNNNNN.bin
 bool shard_open(Shard* s, const char* path, TostError* err);
 void shard_close(Shard* s);
 // Copies tokens first … first + n - 1; first + n <= n_tokens. Fails if the file is no longer the one that was opened:
@@ -57,7 +59,7 @@ typedef struct {
     int       current;       // the last shard read, if its file was compared since stream_recheck; else -1
 } ShardStream;
 
-// Checks the ids of the shards in the first GiB; stream_read checks the ids that it reads.
+// Fails if tokenize was killed while it renamed these shards. Checks the ids of those in the first GiB; stream_read checks the ids that it reads.
 bool     stream_open(ShardStream* s, const char* glob, uint32_t vocab_size, TostError* err);
 void     stream_close(ShardStream* s);                          // does nothing if zeroed
 uint64_t stream_tokens(const ShardStream* s);

@@ -686,6 +686,7 @@ static void test_writer_alone(Checks* c, const char* tmp) {
     char* prefix = path_join(dir, "a");
     char* other = path_join(dir, "b");
     char* folder = path_join(dir, "b.tmp");
+    char* first = path_join(dir, "b_000000.bin");
     char* names[] = {path_join(folder, "000000.bin"), path_join(folder, "123456.bin"), path_join(folder, "note.bin")};
     TostError err;
     uint64_t tokens;
@@ -702,8 +703,14 @@ static void test_writer_alone(Checks* c, const char* tmp) {
     check(c, path_exists(names[2]) && count_files(folder) == 1, "files of others must remain");
     check(c, shard_writer_close(w, &tokens, &shards, &err) && tokens == 10, "%s", err.text);
     check(c, count_files(dir) == 7, "expected 2 × 3 shards and b.tmp, got %d", count_files(dir));
+    DataSet* d = data_open(first, 3, 50257, ORDER_SEQUENTIAL, 0, &err);
+    check(c, d != NULL, "files of others in b.tmp: %s", err.text);
+    data_close(d);
+    write_text(names[1], "the rest, if the writer was killed while it renamed shards");
+    check_refused(c, data_open(first, 3, 50257, ORDER_SEQUENTIAL, 0, &err), &err, "b_000000.bin: the shards that follow",
+                  "incomplete set");
     for (size_t i = 0; i < countof(names); i++) free(names[i]);
-    free(folder), free(other), free(prefix), free(dir);
+    free(first), free(folder), free(other), free(prefix), free(dir);
 }
 
 int main(void) {
