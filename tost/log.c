@@ -76,7 +76,9 @@ bool log_check_fresh(const char* path, bool overwrite, TostError* err) {
     FILE* file = fopen(path, "rb");
     if (!file) return tost_error(err, "%s: cannot be opened: %s", path, strerror(errno));
     const size_t n = fread(head, 1, sizeof header - 1, file);
+    const bool busy = flock(fileno(file), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     fclose(file);
+    if (busy) return tost_error(err, "%s is being written by another run: give another --log", path);
     return starts_log(head, n) || foreign_log(path, err);
 }
 

@@ -1,5 +1,7 @@
 // run_save.c: writes the log rows and checkpoints of a run, and handles write errors.
 #include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "run.h"
 
@@ -35,11 +37,50 @@ static bool probe_loss(double* loss, Run* r, TostError* err) {
     return batch_loss(loss, r, next, err) && (isfinite(*loss) || batch_loss(loss, r, last, err));
 }
 
+// A run whose folder was moved continues in its new place. False if the folder was removed.
+static bool follow_folder(Run* r, TostError* err) {
+    const FolderState state = folder_check(&r->folder);
+    if (state == FOLDER_REMOVED)
+        return tost_error(err, "%s was removed while the run was using it: stopped after step %lld, which is not saved",
+                          r->out, (long long)r->info.step);
+    if (state == FOLDER_SAME) return true;
+    run_warn(r, "%s was moved: the run continues in %s", r->out, r->folder.path);
+    const size_t n = strlen(r->out);
+    if (strncmp(r->log_path, r->out, n) == 0 && r->log_path[n] == '/') {
+        char* name = xstrdup(r->log_path + n + 1);
+        free(r->log_path);
+        r->log_path = path_join(r->folder.path, name);
+        free(r->log.path);
+        r->log.path = xasprintf("%s%s", r->log_path, r->replacing ? ".new" : "");
+        free(name);
+    }
+    free(r->out);
+    r->out = xstrdup(r->folder.path);
+    return true;
+}
+
+// Saves a checkpoint. With --overwrite, the first one replaces the old run.
+static bool save(Run* r, TostError* err) {
+    if (!r->replacing)
+        return checkpoint_save(&r->folder, &r->info, r->engine, r->model, &r->tensors, (int)r->o.keep, err);
+    if (!checkpoint_save_replacement(&r->folder, &r->info, r->engine, r->model, &r->tensors, err)) return false;
+    r->replacing = !run_finish_replacement(r, err);
+    if (r->replacing)   // the next save tries again
+        tost_error(err, "step %lld is saved, but the old run could not be removed: %s", (long long)r->info.step,
+                   err->text);
+    else err->text[0] = 0;
+    return true;
+}
+
 bool run_save(Run* r, bool last, TostError* err) {
     const bool unvalidated = r->info.unvalidated_row != NULL;
     TostError reason;
     double loss;
     if (r->saved_step == r->info.step && r->saved_unvalidated == unvalidated) return true;
+    if (!follow_folder(r, err)) return false;
+    if (!lock_keep(&r->lock, err))
+        return tost_error(err, "run.lock was removed and %s; stopped after step %lld, which is not saved", err->text,
+                          (long long)r->info.step);
     if (!probe_loss(&loss, r, err)) return false;
     if (!isfinite(loss)) {
         tost_error(err, "after step %lld the loss is %g: not saved; %s", (long long)r->info.step, fabs(loss),
@@ -47,10 +88,9 @@ bool run_save(Run* r, bool last, TostError* err) {
         if (!last) run_warn(r, "%s", err->text);
         return !last;
     }
-    const bool ok = log_sync(&r->log, &reason)
-                    && checkpoint_save(r->out, &r->info, r->engine, r->model, &r->tensors, (int)r->o.keep, &reason);
+    const bool ok = log_sync(&r->log, &reason) && save(r, &reason);
     // A failed save may still have completed the checkpoint.
-    if (ok || (r->saved_step != r->info.step && checkpoint_exists(r->out, r->info.step))) {
+    if (ok || (r->saved_step != r->info.step && checkpoint_exists(&r->folder, r->info.step))) {
         r->saved_step = r->info.step;
         r->saved_unvalidated = unvalidated;
     }
@@ -60,6 +100,7 @@ bool run_save(Run* r, bool last, TostError* err) {
 
 bool run_log_step(Run* r, const LogRow* row, TostError* err) {
     TostError reason;
+    if (!follow_folder(r, err)) return false;
     const bool was_failing = r->log_failing;
     const long long pending = (long long)r->log.pending_rows;
     r->log_failing = !log_row(&r->log, row, &reason);

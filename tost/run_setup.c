@@ -2,8 +2,10 @@
 // the run folder.
 #include <errno.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "init.h"
@@ -37,16 +39,14 @@ static bool check_paths(const Options* o, TostError* err) {
            || tost_error(err, "--log %s is the name of a checkpoint: give another name", o->log);
 }
 
-// Finds the weights to start from and reads their metadata.
-static bool read_weights(CheckpointInfo* info, Run* r, TostError* err) {
+// Opens the weights to start from and reads their metadata.
+static bool open_weights(CheckpointInfo* info, Run* r, TostError* err) {
     const Options* o = &r->o;
-    if (!checkpoint_find(&r->weights, o->resume ? r->out : o->init, err)) {
-        r->weights = NULL;
-        return o->resume ? tost_error(err, "%s; --overwrite starts the run over", err->text) : false;
-    }
-    if (checkpoint_read_info(info, r->weights, err)) return true;
-    *info = (CheckpointInfo){0};
-    return checkpoint_suggest_older(err, r->weights, o->resume ? NULL : "--init");
+    if (!checkpoint_open(&r->weights_file, info, o->resume ? r->out : o->init, o->resume ? NULL : "--init", err))
+        return false;
+    r->weights = xstrdup(r->weights_file.path);
+    r->weights_warning = *err;
+    return true;
 }
 
 // The newest checkpoint in --out. Its options apply unless the command line gives them.
@@ -57,7 +57,7 @@ static bool find_resumed(Run* r, TostError* err) {
     if (!checkpoint_is_run(r->out))
         return tost_error(err, "--resume --out %s: there is no run in this folder; leave out --resume to start one",
                           r->out);
-    if (!read_weights(&r->info, r, err)) return false;
+    if (!open_weights(&r->info, r, err)) return false;
     r->resumed = r->info.options;
     r->n_resumed = r->info.n_options;
     r->info.options = NULL;
@@ -81,7 +81,13 @@ static bool find_fresh(Run* r, TostError* err) {
     if (o->out && !o->overwrite && checkpoint_is_run(o->out)) return run_exists(o->out, err);
     if (o->out || o->log) r->log_path = log_path(r);
     if (r->log_path && !log_check_fresh(r->log_path, o->overwrite, err)) return false;
-    return !o->init || (read_weights(&r->init, r, err) && options_take_config(o, &r->init.config, r->weights, err));
+    return !o->init || (open_weights(&r->init, r, err) && options_take_config(o, &r->init.config, r->weights, err));
+}
+
+// Opens and locks the run folder, if this is not yet done.
+static LockResult lock_folder(Run* r, TostError* err) {
+    if (!r->folder.path && !folder_open(&r->folder, NULL, r->out, err)) return LOCK_FAILED;
+    return r->lock.path ? LOCK_TAKEN : lock_take(&r->lock, &r->folder, err);
 }
 
 bool run_find(Run* r, TostError* err) {
@@ -89,7 +95,7 @@ bool run_find(Run* r, TostError* err) {
     TostError lock_error;
     if (!check_paths(&r->o, err)) return false;
     if (out) r->out = xstrdup(out);   // otherwise claim_folder chooses a numbered folder
-    const LockResult lock = out && is_dir(out) ? lock_take(&r->lock, out, &lock_error) : LOCK_TAKEN;
+    const LockResult lock = out && is_dir(out) ? lock_folder(r, &lock_error) : LOCK_TAKEN;
     if (lock == LOCK_BUSY) return tost_error(err, "%s", lock_error.text);
     if (!(r->o.resume ? find_resumed(r, err) : find_fresh(r, err))) return false;
     return lock == LOCK_TAKEN || run_is_finished(r) || tost_error(err, "%s", lock_error.text);
@@ -171,44 +177,97 @@ static bool create_model(Run* r, TostError* err) {
         init_params(r->engine, r->model, &r->tensors, r->o.config.n_layer, (uint64_t)r->o.seed);
         return true;
     }
-    const bool ok = checkpoint_load_params(r->engine, r->model, &r->tensors, r->weights, err)
-                    && (!r->o.resume || checkpoint_load_moments(r->engine, r->model, &r->tensors, r->weights, err));
+    const StFile* file = &r->weights_file;
+    const bool ok = checkpoint_load_params(r->engine, r->model, &r->tensors, file, err)
+                    && (!r->o.resume || checkpoint_load_moments(r->engine, r->model, &r->tensors, file, err));
+    st_close(&r->weights_file);   // so that its disk space can be freed
+    if (ok && r->weights_warning.text[0]) run_warn(r, "%s", r->weights_warning.text);
     return ok || checkpoint_suggest_older(err, r->weights, r->o.resume ? NULL : "--init");
 }
 
 // Creates and locks the folder. A default folder gets the next free number, even if two runs start at the same time.
-static bool claim_folder(Run* r, TostError* err) {
+// *existing: the part of its path that existed.
+static bool claim_folder(size_t* existing, Run* r, TostError* err) {
     const Options* o = &r->o;
     for (;;) {
         if (!r->out) r->out = checkpoint_next_run("out", o->preset);
+        *existing = existing_dirs(r->out);
         if (!make_dirs(r->out, err)) return false;
-        const LockResult lock = r->lock.path ? LOCK_TAKEN : lock_take(&r->lock, r->out, err);
-        if (lock == LOCK_FAILED) return false;
+        const LockResult lock = lock_folder(r, err);
         const bool taken = !o->resume && !o->overwrite && checkpoint_is_run(r->out);
         if (lock == LOCK_TAKEN && !taken) return true;
-        if (o->out) return lock == LOCK_TAKEN ? run_exists(r->out, err) : false;
+        if (lock == LOCK_TAKEN && o->out) run_exists(r->out, err);
+        if (lock == LOCK_FAILED || o->out) return false;
         lock_release(&r->lock);
+        folder_close(&r->folder);
         free(r->out);
         r->out = NULL;
     }
 }
 
-// Opens folder and log, last, so that a run that cannot start writes nothing. --overwrite removes the old checkpoints
-// before the old log.
+// log_path, or the file that it links to. free()
+static char* log_target(const Run* r) {
+    struct stat st;
+    const bool link = lstat(r->log_path, &st) == 0 && S_ISLNK(st.st_mode);
+    char* target = link ? realpath(r->log_path, NULL) : NULL;
+    return target ? target : xstrdup(r->log_path);
+}
+
+bool run_finish_replacement(Run* r, TostError* err) {
+    char *target = log_target(r), *new_log = xasprintf("%s.new", target);
+    bool ok = true;
+    if (path_exists(new_log)) {
+        char* dir = path_dir(target);
+        ok = (rename(new_log, target) == 0
+              || tost_error(err, "%s: cannot be renamed to %s: %s", new_log, target, strerror(errno)))
+             && sync_dir(dir, err);
+        free(dir);
+    }
+    if (ok && r->log.path) {
+        free(r->log.path);
+        r->log.path = xstrdup(r->log_path);
+    }
+    free(new_log);
+    free(target);
+    return ok && checkpoint_finish_replacement(&r->folder, err);
+}
+
+static bool is_stream(const char* path) {   // a device or a pipe
+    struct stat st;
+    return stat(path, &st) == 0 && !S_ISREG(st.st_mode);
+}
+
+// Opens the log. --overwrite keeps the old run until the first checkpoint, or, if there will be none, until now.
+static bool start_log(Run* r, TostError* err) {
+    const bool replaces = r->o.overwrite && (checkpoint_is_run(r->out) || path_exists(r->log_path));
+    const int64_t first = r->o.resume ? r->info.step - (r->info.unvalidated_row != NULL) : -1;
+    if (checkpoint_has_replacement(&r->folder) && !run_finish_replacement(r, err)) return false;
+    char* target = log_target(r);
+    char* path = replaces && !is_stream(target) ? xasprintf("%s.new", target) : xstrdup(r->log_path);
+    bool ok = log_open(&r->log, path, first, err);
+    r->replacing = ok && replaces && r->o.save_every > 0;
+    if (r->replacing)
+        progress_text(&r->progress, "%-11sthe run in %s is replaced by the first checkpoint; until then the log is %s",
+                      "overwrite", r->out, path);
+    else if (ok && replaces) ok = checkpoint_clear(&r->folder, err) && run_finish_replacement(r, err);
+    free(target);
+    free(path);
+    return ok;
+}
+
+// Opens folder and log, last, so that a run that cannot start writes nothing.
 static bool open_folder(Run* r, TostError* err) {
-    const bool existed = r->out && path_exists(r->out);
-    if (!claim_folder(r, err)) return false;
-    if (r->lock.unsupported)
+    size_t existing;
+    bool ok = claim_folder(&existing, r, err);
+    if (ok && r->lock.unsupported)
         run_warn(r, "%s: %s: the file system does not support locks: make sure that no other run writes here",
                  r->lock.path, strerror(r->lock.unsupported));
-    if (!r->log_path) r->log_path = log_path(r);
-    const int64_t next_row = r->info.step - (r->info.unvalidated_row != NULL);
-    const bool ok = (!r->o.overwrite || checkpoint_clear(r->out, err))
-                    && log_open(&r->log, r->log_path, r->o.resume ? next_row : -1, err);
+    if (ok && !r->log_path) r->log_path = log_path(r);
+    ok = ok && start_log(r, err);
     if (ok) progress_text(&r->progress, "%-11s%s", "out", r->out);
-    else if (!existed) {   // remove the empty folder
+    else if (r->out) {   // remove new folders, which are empty
         lock_release(&r->lock);
-        rmdir(r->out);
+        remove_new_dirs(r->out, existing);
     }
     return ok;
 }
@@ -238,6 +297,8 @@ bool run_set_up(Run* r, TostError* err) {
 
 void run_free(Run* r) {
     lock_release(&r->lock);
+    folder_close(&r->folder);
+    if (r->weights_file.path) st_close(&r->weights_file);
     if (r->model) r->engine->destroy(r->model);
     if (r->data) data_close(r->data);
     if (r->val) data_close(r->val);

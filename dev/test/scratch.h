@@ -63,7 +63,7 @@ static inline char* new_folder(void) {
 
 static inline void drop_folder(char* path) {
     TostError err;
-    must(remove_tree(path, &err), "remove_tree", &err);
+    must(folder_remove(NULL, path, &err), "folder_remove", &err);
     free(path);
 }
 

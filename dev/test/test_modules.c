@@ -685,10 +685,41 @@ static CheckpointInfo info_of(int64_t step) {
     };
 }
 
+static bool save_info(const char* run, const CheckpointInfo* info, const TostModel* m, int keep, TostError* err) {
+    Folder folder;
+    if (!make_dirs(run, err) || !folder_open(&folder, NULL, run, err)) return false;
+    const bool ok = checkpoint_save(&folder, info, &fake, m, &m->tensors, keep, err);
+    folder_close(&folder);
+    return ok;
+}
+
 static void save(const char* run, const TostModel* m, int64_t step, int keep) {
     TostError err;
     CheckpointInfo info = info_of(step);
-    must(checkpoint_save(run, &info, &fake, m, &m->tensors, keep, &err), "checkpoint_save", &err);
+    must(save_info(run, &info, m, keep, &err), "checkpoint_save", &err);
+}
+
+static bool read_info(CheckpointInfo* info, const char* path, TostError* err) {
+    StFile f;
+    const bool ok = checkpoint_open(&f, info, path, "--model", err);
+    if (ok) st_close(&f);
+    return ok;
+}
+
+static bool load_params(TostModel* m, const char* file, TostError* err) {
+    StFile f;
+    if (!st_open(&f, file, err)) return false;
+    const bool ok = checkpoint_load_params(&fake, m, &m->tensors, &f, err);
+    st_close(&f);
+    return ok;
+}
+
+static bool load_moments(TostModel* m, const char* file, TostError* err) {
+    StFile f;
+    if (!st_open(&f, file, err)) return false;
+    const bool ok = checkpoint_load_moments(&fake, m, &m->tensors, &f, err);
+    st_close(&f);
+    return ok;
 }
 
 static char* step_path(const char* run, int64_t step, const char* file) {
@@ -698,22 +729,21 @@ static char* step_path(const char* run, int64_t step, const char* file) {
 // Checks that `path` leads to the checkpoint of that step, and that it loads what was saved.
 static void check_found(Checks* c, const char* path, int64_t step, const TostModel* saved, const char* what) {
     TostError err;
-    char* file;
+    StFile f;
     CheckpointInfo info;
-    if (!check(c, checkpoint_find(&file, path, &err), "%s: expected step %d, got: %s", what, (int)step,
+    if (!check(c, checkpoint_open(&f, &info, path, "--model", &err), "%s: expected step %d, got: %s", what, (int)step,
                err.text))
         return;
     TostModel* m = fake_new(tiny);
-    bool ok = checkpoint_read_info(&info, file, &err)
-           && checkpoint_load_params(&fake, m, &m->tensors, file, &err)
-           && checkpoint_load_moments(&fake, m, &m->tensors, file, &err);
+    bool ok = checkpoint_load_params(&fake, m, &m->tensors, &f, &err)
+           && checkpoint_load_moments(&fake, m, &m->tensors, &f, &err);
     if (check(c, ok, "%s: %s", what, err.text)) {
         check(c, info.step == step, "%s: expected step %d, got %d", what, (int)step, (int)info.step);
         check(c, same_state(m, saved, TOST_PARAM) && same_moments(m, saved), "%s: the loaded values differ", what);
-        checkpoint_info_free(&info);
     }
+    checkpoint_info_free(&info);
+    st_close(&f);
     fake_free(m);
-    free(file);
 }
 
 static void test_round_trip(Checks* c) {
@@ -727,7 +757,7 @@ static void test_round_trip(Checks* c) {
     check(c, m->gets == 3 * m->tensors.count, "a save must read each tensor once: %d gets", m->gets);
     char* file = step_path(run, 1000, "model.safetensors");
     CheckpointInfo wanted = info_of(1000), is;
-    if (check(c, checkpoint_read_info(&is, file, &err), "read_info: %s", err.text)) {
+    if (check(c, read_info(&is, file, &err), "read_info: %s", err.text)) {
         check(c, memcmp(&is.config, &tiny, sizeof tiny) == 0, "read_info: the config differs");
         check(c, is.step == 1000 && is.tokens == 4096000 && is.data_sample == wanted.data_sample
               && is.seed == 42 && is.best_val_loss == wanted.best_val_loss, "read_info: numbers differ");
@@ -752,10 +782,10 @@ static void test_round_trip(Checks* c) {
           "model.safetensors: the tensors of the table, F32, format pt");
     st_close(&f);
     CheckpointInfo bare = {.config = tiny, .step = 1001, .best_val_loss = INFINITY};
-    must(checkpoint_save(run, &bare, &fake, m, &m->tensors, 0, &err), "checkpoint_save", &err);
+    must(save_info(run, &bare, m, 0, &err), "checkpoint_save", &err);
     free(file);
     file = step_path(run, 1001, "model.safetensors");
-    if (check(c, checkpoint_read_info(&is, file, &err), "read_info: %s", err.text)) {
+    if (check(c, read_info(&is, file, &err), "read_info: %s", err.text)) {
         check(c, isinf(is.best_val_loss) && !is.tokenizer && is.n_options == 0, "read_info without optional fields");
         checkpoint_info_free(&is);
     }
@@ -767,10 +797,10 @@ static void test_round_trip(Checks* c) {
 
 static void check_find_refused(Checks* c, const char* path, const char* expected) {
     TostError err;
-    char* file;
-    bool ok = checkpoint_find(&file, path, &err);
+    CheckpointInfo info;
+    const bool ok = read_info(&info, path, &err);
     check_refused(c, ok, &err, expected, path);
-    if (ok) free(file);
+    if (ok) checkpoint_info_free(&info);
 }
 
 static void test_find(Checks* c) {
@@ -805,8 +835,11 @@ static void test_find(Checks* c) {
     check_found(c, gone, 99999999, m, "the file itself");
     char* note = path_join(run, "note.txt");
     write_text(note, "mine");
-    check(c, checkpoint_clear(run, &err) && !checkpoint_is_run(run) && path_exists(note),
+    Folder open_run;
+    must(folder_open(&open_run, NULL, run, &err), "folder_open", &err);
+    check(c, checkpoint_clear(&open_run, &err) && !checkpoint_is_run(run) && path_exists(note),
           "checkpoint_clear must remove only checkpoints");
+    folder_close(&open_run);
     must(remove(note) == 0, "remove", NULL);
     char* log = path_join(run, "log.csv");
     write_text(log, "");
@@ -825,9 +858,9 @@ static void set_time(const char* file, time_t seconds, long ns) {
 static void test_newest_run(Checks* c) {
     TostError err;
     char *dir = new_folder(), *found = NULL;
-    check(c, !checkpoint_newest(&found, dir, &err) && strstr(err.text, "train"), "no run: %s", err.text);
+    check(c, !checkpoint_newest_run(&found, dir, &err) && strstr(err.text, "train"), "no run: %s", err.text);
     char* absent = path_join(dir, "absent");
-    check(c, !checkpoint_newest(&found, absent, &err) && strstr(err.text, "train"), "no root: %s", err.text);
+    check(c, !checkpoint_newest_run(&found, absent, &err) && strstr(err.text, "train"), "no root: %s", err.text);
     free(absent);
     TostModel* m = fake_new(tiny);
     static const struct { const char* name; int64_t step; time_t s; long ns; } runs[] = {
@@ -840,7 +873,7 @@ static void test_newest_run(Checks* c) {
         char* file = step_path(run, runs[i].step, "model.safetensors");
         set_time(file, runs[i].s, runs[i].ns);
         const char* wanted = i == 0 ? "b-001" : i < 3 ? "a-002" : "d-004";   // equal times: the later name
-        check(c, checkpoint_newest(&found, dir, &err) && strstr(found, wanted),
+        check(c, checkpoint_newest_run(&found, dir, &err) && strstr(found, wanted),
               "newest of %zu runs: expected %s, got %s", i + 1, wanted, found ? found : err.text);
         free(found);
         free(file);
@@ -945,7 +978,7 @@ static void test_save_fails(Checks* c) {
     TostModel *m = fake_new(tiny), *later = fake_new(tiny);
     CheckpointInfo info = info_of(2);
     write_text(file, "x");
-    bool ok = checkpoint_save(file, &info, &fake, m, &m->tensors, 1, &err);
+    bool ok = save_info(file, &info, m, 1, &err);
     check_refused(c, ok, &err, file, "a run that is a file");
     fake_fill(m, 3);
     save(run, m, 1, 0);
@@ -960,7 +993,7 @@ static void test_save_fails(Checks* c) {
         {(rlim_t)st.st_size + 1, "optimizer.safetensors"}};
     for (size_t i = 0; i < countof(limits); i++) {
         limit_file_size(limits[i].bytes);
-        ok = checkpoint_save(run, &info, &fake, later, &later->tensors, 1, &err);
+        ok = save_info(run, &info, later, 1, &err);
         limit_file_size(RLIM_INFINITY);
         check_refused(c, ok, &err, limits[i].file, "a full disk");
         check(c, strstr(err.text, "File too large; step 2 is not saved"), "expected the reason: %s", err.text);
@@ -970,7 +1003,7 @@ static void test_save_fails(Checks* c) {
     signal(SIGXFSZ, SIG_DFL);
     if (geteuid() != 0) {
         must(chmod(run, 0555) == 0, "chmod", NULL);
-        ok = checkpoint_save(run, &info, &fake, m, &m->tensors, 1, &err);
+        ok = save_info(run, &info, m, 1, &err);
         check_refused(c, ok, &err, "step_00000002.tmp", "a read-only folder");
         must(chmod(run, 0755) == 0, "chmod", NULL);
     } else {
@@ -1121,26 +1154,26 @@ static void check_damage(Checks* c, const char* dir, const TostModel* saved, con
     TostError err;
     CheckpointInfo info;
     char* run = path_join(dir, "damaged");
-    must(remove_tree(run, &err), "remove_tree", &err);
+    must(folder_remove(NULL, run, &err), "folder_remove", &err);
     save(run, saved, 7, 0);
     char* file = step_path(run, 7, "model.safetensors");
     char* damaged = xasprintf("%s/step_00000007/%s.safetensors", run, d->file);
     damage_file(damaged, d);
     TostModel* m = fake_new(tiny);
     const char* stage = d->refused_by ? d->refused_by : "";
-    bool ok = checkpoint_read_info(&info, file, &err);
+    bool ok = read_info(&info, file, &err);
     if (ok) {
         check(c, memcmp(&info.config, &tiny, sizeof tiny) == 0, "%s: the config differs", d->what);
         checkpoint_info_free(&info);
     }
     if (strcmp(stage, "info") == 0) check_refused(c, ok, &err, d->error, d->what);
     else check(c, ok, "%s: read_info: %s", d->what, err.text);
-    ok = checkpoint_load_params(&fake, m, &m->tensors, file, &err);
+    ok = load_params(m, file, &err);
     if (strcmp(stage, "params") == 0) check_refused(c, ok, &err, d->error, d->what);
     else if (strcmp(stage, "info") != 0) check(c, ok, "%s: load_params: %s", d->what, err.text);
     check(c, ok ? same_state(m, saved, TOST_PARAM) : m->puts == 0, "%s: %d tensors were loaded", d->what, m->puts);
     m->puts = 0;
-    ok = checkpoint_load_moments(&fake, m, &m->tensors, file, &err);
+    ok = load_moments(m, file, &err);
     if (strcmp(stage, "moments") == 0) check_refused(c, ok, &err, d->error, d->what);
     else if (!stage[0] && !d->error) check(c, ok, "%s: load_moments: %s", d->what, err.text);
     check(c, ok ? same_moments(m, saved) : m->puts == 0, "%s: %d moments were loaded", d->what, m->puts);
@@ -1234,13 +1267,13 @@ static void test_foreign_files(Checks* c) {
     TostModel *m = fake_new(tiny), *large = fake_new(larger);
     fake_fill(m, 6);
     save(dir, m, 7, 0);
-    bool ok = checkpoint_load_params(&fake, large, &large->tensors, file, &err);
+    bool ok = load_params(large, file, &err);
     check_refused(c, ok, &err, "'transformer.wte.weight' has shape (7, 4), expected (7, 8)",
                   "a larger model");
     Editable l = read_editable(file);
     set_meta(&l, NULL, NULL);
     write_editable(&l, file);
-    if (check(c, checkpoint_read_info(&info, file, &err), "without metadata: %s", err.text)) {
+    if (check(c, read_info(&info, file, &err), "without metadata: %s", err.text)) {
         check(c,
               memcmp(&info.config, &tiny, sizeof tiny) == 0 && info.step == 0 && info.tokens == 0
                   && !info.tokenizer && info.n_options == 0 && isinf(info.best_val_loss),
@@ -1252,7 +1285,7 @@ static void test_foreign_files(Checks* c) {
     l.data[l.n_tensors - 1][27] += 1;
     write_editable(&l, file);
     m->puts = 0;
-    ok = checkpoint_load_params(&fake, m, &m->tensors, file, &err);
+    ok = load_params(m, file, &err);
     check_refused(c, ok, &err, "lm_head.weight' differs from transformer.wte.weight at element 27",
                   "an untied lm_head");
     check(c, m->puts == 0, "an untied lm_head: %d tensors put", m->puts);
@@ -1276,11 +1309,11 @@ static void test_every_byte(Checks* c) {
         good.data[i] ^= 1 << i % 7;
         write_bytes(file, good.data, good.size);
         good.data[i] ^= 1 << i % 7;
-        bool ok = checkpoint_read_info(&info, file, &err);
+        bool ok = read_info(&info, file, &err);
         if (ok) {
             wrong += memcmp(&info.config, &tiny, sizeof tiny) != 0;
             checkpoint_info_free(&info);
-            ok = checkpoint_load_params(&fake, into, &into->tensors, file, &err);
+            ok = load_params(into, file, &err);
         }
         accepted += ok;
         wrong += ok && !same_state(into, m, TOST_PARAM);
@@ -1290,7 +1323,7 @@ static void test_every_byte(Checks* c) {
           good.size, accepted);
     for (size_t n = 0; n < good.size; n += 13) {
         write_bytes(file, good.data, n);
-        wrong += checkpoint_load_params(&fake, into, &into->tensors, file, &err);
+        wrong += load_params(into, file, &err);
     }
     check(c, wrong == 0, "%d truncated files were accepted", wrong);
     free(good.data);

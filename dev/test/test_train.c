@@ -278,7 +278,13 @@ static void check_same(Checks* c, const char* a, const char* b, int step, const 
     free(second);
 }
 
-static bool saved(const char* run, int step) { return checkpoint_exists(run, step); }
+static bool saved(const char* run, int step) {
+    Folder folder;
+    TostError err;
+    const bool exists = folder_open(&folder, NULL, run, &err) && checkpoint_exists(&folder, step);
+    folder_close(&folder);
+    return exists;
+}
 
 // Row `step` of a run's log; step -1 if there is none.
 static LogRow row_of(const char* run, int step) {
@@ -435,7 +441,10 @@ static void test_outliers(Checks* c) {
 static void test_window_saved(Checks* c) {
     TostError err;
     CheckpointInfo info;
-    if (!check(c, checkpoint_read_info(&info, "bad/step_00000012/model.safetensors", &err), "%s", err.text)) return;
+    StFile file;
+    const bool ok = checkpoint_open(&file, &info, "bad/step_00000012/model.safetensors", "--model", &err);
+    if (!check(c, ok, "%s", err.text)) return;
+    st_close(&file);
     const OutlierDetector* d = &info.outliers;
     check(c, d->loss.count == 10 && d->norm.count == 10 && d->skipped == 2 && d->in_a_row == 0, "saved counts");
     for (int step = 0, i = 0; step < 12; step++) {
@@ -508,16 +517,21 @@ static void test_open_row_damaged(Checks* c) {
     static char* const rows[] = {"", "x", "4,80,1,,1,1,1,1\n", "5,96,1,,1,1,1\n", "5,96,1,,1,1,1,1"};
     TostError err;
     CheckpointInfo info;
-    const char* file = "reference/step_00000006/model.safetensors";
-    must(checkpoint_read_info(&info, file, &err), "checkpoint_read_info", &err);
+    StFile file;
+    Folder odd;
+    const char* path = "reference/step_00000006";
+    must(checkpoint_open(&file, &info, path, "--model", &err), "checkpoint_open", &err);
     TostModel* m = toy_create(&info.config, NULL, &err);
-    must(checkpoint_load_params(&toy, m, &m->tensors, file, &err), "checkpoint_load_params", &err);
+    must(checkpoint_load_params(&toy, m, &m->tensors, &file, &err), "checkpoint_load_params", &err);
+    st_close(&file);
+    must(make_dirs("odd", &err) && folder_open(&odd, NULL, "odd", &err), "odd", &err);
     for (size_t i = 0; i < countof(rows); i++) {
         info.unvalidated_row = rows[i];
-        must(checkpoint_save("odd", &info, &toy, m, &m->tensors, 0, &err), "checkpoint_save", &err);
+        must(checkpoint_save(&odd, &info, &toy, m, &m->tensors, 0, &err), "checkpoint_save", &err);
         check_run(c, run("--resume --out odd"), 1, 1, "__metadata__ 'open_row' is not a log row of step 5", rows[i]);
     }
     info.unvalidated_row = NULL;
+    folder_close(&odd);
     checkpoint_info_free(&info);
     toy_destroy(m);
 }
@@ -557,7 +571,7 @@ static void test_lock(Checks* c) {
     check(c, !path_exists("alone/run.lock"), "the lock file is removed");
     for (size_t i = 0; i < countof(cases); i++) {
         TostError err;
-        must(remove_tree("first", &err) && remove_tree("other", &err), "remove_tree", &err);
+        must(folder_remove(NULL, "first", &err) && folder_remove(NULL, "other", &err), "folder_remove", &err);
         second_args = (char*)cases[i].args;
         hooks[0] = (Hook){TRAINING, 8, run_second};
         check_run(c, run(SAVING "--out first"), 0, 0, NULL, cases[i].what);
@@ -575,11 +589,17 @@ static void test_lock(Checks* c) {
     check_same(c, "alone", "killed", 12, "resumed after a kill");
 
     Lock lock = {0};
+    Folder folder;
     TostError err;
-    check(c, lock_take(&lock, "nowhere", &err) == LOCK_FAILED && strstr(err.text, "nowhere/run.lock"), "no folder");
+    must(mkdir("removed", 0777) == 0 && folder_open(&folder, NULL, "removed", &err) && rmdir("removed") == 0, "removed",
+         &err);
+    check(c, lock_take(&lock, &folder, &err) == LOCK_FAILED && strstr(err.text, "removed/run.lock"), "no folder");
     lock_release(&lock);
+    folder_close(&folder);
     must(mkdir("linked", 0777) == 0 && symlink("../good.bin", "linked/run.lock") == 0, "symlink", NULL);
-    check(c, lock_take(&lock, "linked", &err) == LOCK_FAILED, "a symbolic link is not followed");
+    must(folder_open(&folder, NULL, "linked", &err), "linked", &err);
+    check(c, lock_take(&lock, &folder, &err) == LOCK_FAILED, "a symbolic link is not followed");
+    folder_close(&folder);
 }
 
 // The message of a second process names the first one as its lock file does: "PROCESS HOST".
@@ -591,20 +611,23 @@ static void test_lock_notes(Checks* c) {
         {"nonsense\n", "noted is in use by another process: wait"},
         {"77 \033[2Jx", "noted is in use by process 77 on ?[2Jx: wait"},
     };
-    must(mkdir("noted", 0777) == 0, "noted", NULL);
+    Folder folder;
+    TostError error;
+    must(mkdir("noted", 0777) == 0 && folder_open(&folder, NULL, "noted", &error), "noted", &error);
     for (size_t i = 0; i < countof(cases); i++) {
         Lock lock = {0};
         TostError err;
         const int fd = open("noted/run.lock", O_RDWR | O_CREAT | O_TRUNC, 0666);
         const ssize_t n = (ssize_t)strlen(cases[i].note);
         must(fd >= 0 && flock(fd, LOCK_EX) == 0 && write(fd, cases[i].note, (size_t)n) == n, "noted/run.lock", NULL);
-        const bool busy = lock_take(&lock, "noted", &err) == LOCK_BUSY;
+        const bool busy = lock_take(&lock, &folder, &err) == LOCK_BUSY;
         check(c, busy && strstr(err.text, cases[i].says), "a lock with the note '%s': %s", cases[i].note, err.text);
         close(fd);
-        check(c, lock_take(&lock, "noted", &err) == LOCK_TAKEN, "a lock that is free: %s", err.text);
+        check(c, lock_take(&lock, &folder, &err) == LOCK_TAKEN, "a lock that is free: %s", err.text);
         lock_release(&lock);
         check(c, !path_exists("noted/run.lock"), "a released lock leaves its file");
     }
+    folder_close(&folder);
 }
 
 // If another run starts and ends in the same folder during set-up, its files must not be replaced.
