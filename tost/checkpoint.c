@@ -117,16 +117,14 @@ bool checkpoint_is_name(const char* path) {
 
 bool checkpoint_is_folder(const char* dir) { return has_file(NULL, dir, model_name); }
 
-bool checkpoint_is_run(const char* dir) {
-    Folder run;
-    Entries list = {0};
-    TostError ignored;
-    if (!folder_open(&run, NULL, dir, &ignored)) return false;
-    list_entries(&list, &run, &ignored);
-    const bool is_run = list.count > 0 || has_file(NULL, dir, "log.csv");
+bool checkpoint_is_run(bool* is_run, const Folder* run, TostError* err) {
+    Entries list;
+    *is_run = false;
+    if (!run->path) return true;
+    if (!list_entries(&list, run, err)) return false;
+    *is_run = list.count > 0 || has_file(run, ".", "log.csv");
     free_entries(&list);
-    folder_close(&run);
-    return is_run;
+    return true;
 }
 
 bool checkpoint_exists(const Folder* run, int64_t step) {
@@ -159,41 +157,42 @@ static void read_steps(Entries* list, const Folder* run, TostError* note) {
     sort_entries(list);
 }
 
-// Opens the folder of e if it is a complete checkpoint. *changed: set if it was renamed or removed since it was listed.
-static bool open_complete(Folder* dir, bool* changed, const Folder* run, const Entry* e) {
+// Opens the folder of e if it is a complete checkpoint: *found. *changed: set if it was renamed or removed since it was
+// listed.
+static bool open_complete(bool* found, bool* changed, Folder* dir, const Folder* run, const Entry* e, TostError* err) {
     struct stat opened, named;
-    TostError ignored;
     if (e->kind == STALE) {
         *changed |= fstatat(run->fd, e->name, &named, 0) != 0;
-        return false;
+        return true;
     }
-    if (!folder_open(dir, run, e->name, &ignored)) {
+    if (!folder_open(dir, run, e->name, err)) {
         *changed |= errno == ENOENT;
-        return false;
+        return errno == ENOENT || errno == ENOTDIR;
     }
-    if (has_file(dir, ".", model_name) && has_file(dir, ".", optimizer_name)) return true;
+    *found = has_file(dir, ".", model_name) && has_file(dir, ".", optimizer_name);
+    if (*found) return true;
     *changed |= fstat(dir->fd, &opened) != 0 || fstatat(run->fd, e->name, &named, 0) != 0
                 || opened.st_ino != named.st_ino || opened.st_dev != named.st_dev;
     folder_close(dir);
-    return false;
+    return true;
 }
 
 enum { MOST_TRIES = 100 };   // to find a checkpoint in a run that saves and removes checkpoints
 
-// Opens the folder of the newest complete checkpoint, by the steps in the metadata or, without `note`, by name.
-static bool open_newest(Folder* dir, const Folder* run, TostError* note) {
-    bool found = false, changed = true;
-    for (int tries = 0; changed && !found && tries < MOST_TRIES; tries++) {
+// Opens the folder of the newest complete checkpoint, by the steps in the metadata or, without `note`, by name: *found.
+static bool open_newest(bool* found, Folder* dir, const Folder* run, TostError* note, TostError* err) {
+    bool ok = true, changed = true;
+    *found = false;
+    for (int tries = 0; ok && changed && !*found && tries < MOST_TRIES; tries++) {
         Entries list;
-        TostError ignored;
         changed = false;
-        if (!list_entries(&list, run, &ignored)) return false;
+        if (!list_entries(&list, run, err)) return false;
         if (note) read_steps(&list, run, note);
-        for (int i = list.count - 1; i >= 0 && !found; i--)
-            found = open_complete(dir, &changed, run, &list.entry[i]);
+        for (int i = list.count - 1; ok && i >= 0 && !*found; i--)
+            ok = open_complete(found, &changed, dir, run, &list.entry[i], err);
         free_entries(&list);
     }
-    return found;
+    return ok;
 }
 
 // When the newest complete checkpoint of a run was written. False if there is none.
@@ -203,7 +202,7 @@ static bool newest_time(struct timespec* time, const char* path) {
     bool known = false, found = folder_open(&run, NULL, path, &ignored);
     for (int tries = 0; found && !known && tries < MOST_TRIES; tries++) {
         struct stat st;
-        if (!(found = open_newest(&dir, &run, NULL))) break;
+        if (!open_newest(&found, &dir, &run, NULL, &ignored) || !found) break;
         known = fstatat(dir.fd, model_name, &st, 0) == 0;
         if (known) *time = st.st_mtim;
         folder_close(&dir);
@@ -562,11 +561,12 @@ static bool nothing_found(const char* path, TostError* err) {
 // Opens the model file of a run's newest complete checkpoint. *file: see open_model.
 static bool open_run(StFile* f, char** file, const char* path, TostError* note, TostError* err) {
     Folder run, dir;
-    bool ok = false, again = true;
+    bool ok = false, again = true, found;
     if (!folder_open(&run, NULL, path, err)) return false;
     for (int tries = 0; again && tries < MOST_TRIES; tries++) {
         again = false;
-        if (!open_newest(&dir, &run, note)) {
+        if (!open_newest(&found, &dir, &run, note, err)) break;
+        if (!found) {
             nothing_found(path, err);
             break;
         }
@@ -933,13 +933,12 @@ bool checkpoint_save_replacement(const Folder* run, const CheckpointInfo* info, 
     return ok;
 }
 
-bool checkpoint_has_replacement(const Folder* run) {
+bool checkpoint_has_replacement(bool* has, const Folder* run, TostError* err) {
     Entries list;
-    TostError ignored;
-    if (!list_entries(&list, run, &ignored)) return false;
-    const bool has = list.count > 0 && list.entry[list.count - 1].kind == REPLACEMENT;
+    if (!list_entries(&list, run, err)) return false;
+    *has = list.count > 0 && list.entry[list.count - 1].kind == REPLACEMENT;
     free_entries(&list);
-    return has;
+    return true;
 }
 
 bool checkpoint_finish_replacement(const Folder* run, TostError* err) {

@@ -30,7 +30,8 @@ void checkpoint_info_free(CheckpointInfo* info);
 // ---------------------------------------------------------------------------------------------
 // Finding
 
-bool checkpoint_is_run(const char* dir);     // true if a folder contains a checkpoint, complete or not, or a log
+// *is_run: whether the folder contains a checkpoint, complete or not, or a log; false if it is not open.
+bool checkpoint_is_run(bool* is_run, const Folder* run, TostError* err);
 bool checkpoint_is_folder(const char* dir);  // true if a folder contains a model file itself
 bool checkpoint_is_name(const char* path);   // true if the last component of a path is a checkpoint's name
 bool checkpoint_exists(const Folder* run, int64_t step);   // true if the run has a complete checkpoint of this step
@@ -75,7 +76,7 @@ bool checkpoint_save(const Folder* run, const CheckpointInfo* info, const TostEn
 // that rename on it is the only checkpoint of the run; until then, the old run is complete.
 bool checkpoint_save_replacement(const Folder* run, const CheckpointInfo* info, const TostEngine* engine,
                                  const TostModel* model, const TostTensors* tensors, TostError* err);
-bool checkpoint_has_replacement(const Folder* run);
+bool checkpoint_has_replacement(bool* has, const Folder* run, TostError* err);
 // Removes the checkpoints of the old run and renames the new one to RUN/step_NNNNNNNN. Does nothing if there is no
 // replacement. An interrupted call is repeated.
 bool checkpoint_finish_replacement(const Folder* run, TostError* err);

@@ -52,9 +52,9 @@ static bool open_weights(CheckpointInfo* info, Run* r, TostError* err) {
 // The newest checkpoint in --out. Its options apply unless the command line gives them.
 static bool find_resumed(Run* r, TostError* err) {
     Options* o = &r->o;
-    if (is_dir(r->out) && access(r->out, R_OK | X_OK) != 0)
-        return tost_error(err, "--resume --out %s: the folder cannot be read: %s", r->out, strerror(errno));
-    if (!checkpoint_is_run(r->out))
+    bool is_run;
+    if (!checkpoint_is_run(&is_run, &r->folder, err)) return false;
+    if (!is_run)
         return tost_error(err, "--resume --out %s: there is no run in this folder; leave out --resume to start one",
                           r->out);
     if (!open_weights(&r->info, r, err)) return false;
@@ -78,24 +78,23 @@ static bool find_resumed(Run* r, TostError* err) {
 // A new run, from random weights or those of --init.
 static bool find_fresh(Run* r, TostError* err) {
     Options* o = &r->o;
-    if (o->out && !o->overwrite && checkpoint_is_run(o->out)) return run_exists(o->out, err);
+    bool is_run;
+    if (!checkpoint_is_run(&is_run, &r->folder, err)) return false;
+    if (is_run && !o->overwrite) return run_exists(o->out, err);
     if (o->out || o->log) r->log_path = log_path(r);
     if (r->log_path && !log_check_fresh(r->log_path, o->overwrite, err)) return false;
     return !o->init || (open_weights(&r->init, r, err) && options_take_config(o, &r->init.config, r->weights, err));
 }
 
-// Opens and locks the run folder, if this is not yet done.
-static LockResult lock_folder(Run* r, TostError* err) {
-    if (!r->folder.path && !folder_open(&r->folder, NULL, r->out, err)) return LOCK_FAILED;
-    return r->lock.path ? LOCK_TAKEN : lock_take(&r->lock, &r->folder, err);
-}
 
 bool run_find(Run* r, TostError* err) {
     const char* out = r->o.out;
     TostError lock_error;
     if (!check_paths(&r->o, err)) return false;
     if (out) r->out = xstrdup(out);   // otherwise claim_folder chooses a numbered folder
-    const LockResult lock = out && is_dir(out) ? lock_folder(r, &lock_error) : LOCK_TAKEN;
+    if (out && is_dir(out) && !folder_open(&r->folder, NULL, out, err))
+        return tost_error(err, "%s--out %s", r->o.resume ? "--resume " : "", err->text);
+    const LockResult lock = r->folder.path ? lock_take(&r->lock, &r->folder, &lock_error) : LOCK_TAKEN;
     if (lock == LOCK_BUSY) return tost_error(err, "%s", lock_error.text);
     if (!(r->o.resume ? find_resumed(r, err) : find_fresh(r, err))) return false;
     return lock == LOCK_TAKEN || run_is_finished(r) || tost_error(err, "%s", lock_error.text);
@@ -193,11 +192,13 @@ static bool claim_folder(size_t* existing, Run* r, TostError* err) {
         if (!r->out) r->out = checkpoint_next_run("out", o->preset);
         *existing = existing_dirs(r->out);
         if (!make_dirs(r->out, err)) return false;
-        const LockResult lock = lock_folder(r, err);
-        const bool taken = !o->resume && !o->overwrite && checkpoint_is_run(r->out);
+        if (!r->folder.path && !folder_open(&r->folder, NULL, r->out, err)) return false;
+        const LockResult lock = r->lock.path ? LOCK_TAKEN : lock_take(&r->lock, &r->folder, err);
+        bool is_run = false;
+        if (lock == LOCK_FAILED || !checkpoint_is_run(&is_run, &r->folder, err)) return false;
+        const bool taken = is_run && !o->resume && !o->overwrite;
         if (lock == LOCK_TAKEN && !taken) return true;
-        if (lock == LOCK_TAKEN && o->out) run_exists(r->out, err);
-        if (lock == LOCK_FAILED || o->out) return false;
+        if (o->out) return lock == LOCK_TAKEN ? run_exists(r->out, err) : false;
         lock_release(&r->lock);
         folder_close(&r->folder);
         free(r->out);
@@ -239,9 +240,12 @@ static bool is_stream(const char* path) {   // a device or a pipe
 
 // Opens the log. --overwrite keeps the old run until the first checkpoint, or, if there will be none, until now.
 static bool start_log(Run* r, TostError* err) {
-    const bool replaces = r->o.overwrite && (checkpoint_is_run(r->out) || path_exists(r->log_path));
     const int64_t first = r->o.resume ? r->info.step - (r->info.unvalidated_row != NULL) : -1;
-    if (checkpoint_has_replacement(&r->folder) && !run_finish_replacement(r, err)) return false;
+    bool is_run, interrupted;
+    if (!checkpoint_has_replacement(&interrupted, &r->folder, err)) return false;
+    if (interrupted && !run_finish_replacement(r, err)) return false;
+    if (!checkpoint_is_run(&is_run, &r->folder, err)) return false;
+    const bool replaces = r->o.overwrite && (is_run || path_exists(r->log_path));
     char* target = log_target(r);
     char* path = replaces && !is_stream(target) ? xasprintf("%s.new", target) : xstrdup(r->log_path);
     bool ok = log_open(&r->log, path, first, err);

@@ -803,6 +803,16 @@ static void check_find_refused(Checks* c, const char* path, const char* expected
     if (ok) checkpoint_info_free(&info);
 }
 
+static bool is_run(const char* path) {
+    TostError err;
+    Folder folder;
+    bool result;
+    must(folder_open(&folder, NULL, path, &err) && checkpoint_is_run(&result, &folder, &err), "checkpoint_is_run",
+         &err);
+    folder_close(&folder);
+    return result;
+}
+
 static void test_find(Checks* c) {
     TostError err;
     char* dir = new_folder();
@@ -812,14 +822,14 @@ static void test_find(Checks* c) {
     check_find_refused(c, run, "cannot be found: No such file");
     must(make_dirs(run, &err), "make_dirs", &err);
     check_find_refused(c, run, "no complete checkpoint");
-    check(c, !checkpoint_is_run(run), "an empty folder is not a run");
+    check(c, !is_run(run), "an empty folder is not a run");
     char* stale = path_join(run, "step_00000300.tmp");
     save(run, m, 300, 0);
     char* folder = path_join(run, "step_00000300");
     must(rename(folder, stale) == 0, "rename", NULL);
     check_find_refused(c, run, "no complete checkpoint");
     check_find_refused(c, stale, "incomplete checkpoint");
-    check(c, checkpoint_is_run(run), "a folder with an unfinished checkpoint is a run");
+    check(c, is_run(run), "a folder with an unfinished checkpoint is a run");
     save(run, m, 100000000, 0);
     check(c, !path_exists(stale), "a save must remove unfinished folders");
     save(run, m, 99999999, 0);
@@ -837,13 +847,13 @@ static void test_find(Checks* c) {
     write_text(note, "mine");
     Folder open_run;
     must(folder_open(&open_run, NULL, run, &err), "folder_open", &err);
-    check(c, checkpoint_clear(&open_run, &err) && !checkpoint_is_run(run) && path_exists(note),
+    check(c, checkpoint_clear(&open_run, &err) && !is_run(run) && path_exists(note),
           "checkpoint_clear must remove only checkpoints");
     folder_close(&open_run);
     must(remove(note) == 0, "remove", NULL);
     char* log = path_join(run, "log.csv");
     write_text(log, "");
-    check(c, checkpoint_is_run(run), "a folder with a log is a run");
+    check(c, is_run(run), "a folder with a log is a run");
     char* paths[] = {run, stale, folder, gone, note, log};
     for (size_t i = 0; i < countof(paths); i++) free(paths[i]);
     fake_free(m);

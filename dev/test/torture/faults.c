@@ -12,9 +12,9 @@
 //   TORTURE_JOURNAL=FILE a record per call: see journal.py
 //
 // Counted: open for writing, mkdir, rename, unlink, rmdir, and write, fsync, ftruncate and close of files opened for
-// writing and of folders, by path or relative to a folder that was opened here. Not counted: stdout, stderr and files opened for reading. The writes of
-// libc's streams cannot be interposed; fopen therefore returns a stream of this library, which like glibc's repeats
-// partial writes until a write fails.
+// writing, by path or relative to a folder; opening and syncing folders. Not counted: stdout, stderr and files opened
+// for reading. The writes of libc's streams cannot be interposed; fopen therefore returns a stream of this library,
+// which like glibc's repeats partial writes until a write fails.
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -47,7 +47,7 @@ static struct {
     int   number;                // errno or signal
     int   journal;               // -1: none
     long  opened;                // numbers openings, because descriptors are reused
-    struct { long id; char path[PATH_CAP]; FILE* stream; } fd[FDS];   // id 0: not tracked
+    struct { long id; bool folder; char path[PATH_CAP]; FILE* stream; } fd[FDS];   // id 0: not tracked
 } self;
 
 // The function of libc
@@ -174,6 +174,7 @@ static int open_counted(int at, const char* name, int flags, mode_t mode) {
     if (fd >= STDERR_END && fd < FDS) {
         self.fd[fd].id = ++self.opened;
         self.fd[fd].stream = NULL;
+        self.fd[fd].folder = folder;
         snprintf(self.fd[fd].path, PATH_CAP, "%s", path);
         const char* how = folder ? "folder" : flags & O_TRUNC ? "new" : flags & O_CREAT ? "append" : "change";
         record(how, self.opened, path, "", 0, NULL, 0);
@@ -229,7 +230,10 @@ int ftruncate(int fd, off_t size) {
 
 // If close fails, the descriptor is closed anyway, as on Linux.
 int close(int fd) {
-    if (!tracked(fd)) return REAL(close)(fd);
+    if (!tracked(fd) || self.fd[fd].folder) {
+        if (tracked(fd)) self.fd[fd].id = 0;
+        return REAL(close)(fd);
+    }
     const Action a = next_action("close", self.fd[fd].path);
     const int why = errno;
     self.fd[fd].id = 0;
