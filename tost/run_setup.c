@@ -1,6 +1,7 @@
 // run_setup.c: starts or resumes a training run. Finds its checkpoint, opens data and tokenizer, creates the model and
 // the run folder.
 #include <errno.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,8 +25,12 @@ static bool run_exists(const char* out, TostError* err) {
     return tost_error(err, "--out %s already contains a run: --resume continues it, --overwrite replaces it", out);
 }
 
-// Rejects --out if it is a checkpoint folder, and --log if it has the name of a checkpoint.
+// Rejects --out if it is too long or a checkpoint folder, and --log if it has the name of a checkpoint.
 static bool check_paths(const Options* o, TostError* err) {
+    const size_t longest = PATH_MAX - sizeof "/step_000000000000000000.old.tmp/optimizer.safetensors";
+    if (o->out && strlen(o->out) > longest)
+        return tost_error(err, "--out %s: a path of %zu bytes: give one of at most %zu, so that paths of checkpoints "
+                          "are not too long", o->out, strlen(o->out), longest);
     if (o->out && checkpoint_is_folder(o->out)) {
         char* run = path_dir(o->out);
         if (checkpoint_is_name(o->out))
@@ -68,6 +73,7 @@ static bool find_resumed(Run* r, TostError* err) {
         return tost_error(err, "%s contains no training options and cannot be resumed; --init %s starts a run "
                           "from its weights", r->weights, r->weights);
     if (!options_resume(o, r->resumed, r->n_resumed, r->out, err)) return false;
+    if (!o->data) return tost_error(err, "%s does not contain the option data: give --data GLOB", r->weights);
     if (!r->engine->supports((TostDtype)o->dtype))
         return tost_error(err, "the run in %s was trained with a --dtype that the %s engine does not support: give "
                           "another --dtype", r->out, r->engine->name);

@@ -12,6 +12,7 @@
 
 #include "checkpoint.h"
 #include "init.h"
+#include "lock.h"
 #include "log.h"
 #include "options.h"
 #include "progress.h"
@@ -893,7 +894,10 @@ static void test_newest_run(Checks* c) {
         {NULL, "starter", "starter-001"},       {"starter-001", "starter", "starter-002"},
         {"starter-041", "starter", "starter-042"}, {"starter-9x", "starter", "starter-042"},
         {"starter-999", "starter", "starter-1000"}, {"start-7", "starter", "starter-1000"},
-        {NULL, "start", "start-008"},
+        {NULL, "start", "start-008"},           {"start-99999999", "start", "start-100000000"},
+        {"start-100000000", "start", "start-100000001"}, {"start-9999999999999999999", "start", "start-100000001"},
+        {"start-999999999999999", "start", "start-1000000000000000"},
+        {"start-1000000000000000", "start", "start-1000000000000001"},
     };
     for (size_t i = 0; i < countof(numbers); i++) {
         if (numbers[i].make) {
@@ -979,6 +983,171 @@ static void test_killed(Checks* c) {
     check_found(c, dir, 9, later, "a save after a kill");
     fake_free(m);
     fake_free(later);
+    drop_folder(dir);
+}
+
+// A checkpoint whose folder was renamed is used and pruned by the step in its metadata.
+static void test_renamed(Checks* c) {
+    TostError err;
+    CheckpointInfo info;
+    char *dir = new_folder(), *two = path_join(dir, "step_00000002"), *far = path_join(dir, "step_00000099");
+    TostModel* m = fake_new(tiny);
+    for (int64_t step = 1; step <= 3; step++) {
+        fake_fill(m, (float)step);
+        save(dir, m, step, 0);
+    }
+    must(rename(two, far) == 0, "rename", NULL);
+    check_found(c, dir, 3, m, "a renamed folder");
+    check(c, read_info(&info, dir, &err) && strstr(err.text, "step_00000099 contains step 2"), "warning: %s", err.text);
+    checkpoint_info_free(&info);
+    save(dir, m, 4, 2);
+    check_listing(c, dir, "step_00000003 step_00000004 ", "a renamed folder is pruned");
+    char *four = path_join(dir, "step_00000004"), *zero = path_join(dir, "step_00000000");
+    must(rename(four, zero) == 0, "rename", NULL);
+    check_found(c, dir, 4, m, "the newest checkpoint under a smaller number");
+    char* paths[] = {two, far, four, zero};
+    for (size_t i = 0; i < countof(paths); i++) free(paths[i]);
+    fake_free(m);
+    drop_folder(dir);
+}
+
+// A run folder that is renamed during a run, while another folder gets its name, and is removed.
+static void test_moved(Checks* c) {
+    TostError err;
+    Folder folder;
+    Lock lock, other;
+    char *dir = new_folder(), *old = path_join(dir, "old"), *new = path_join(dir, "new");
+    TostModel* m = fake_new(tiny);
+    CheckpointInfo info = info_of(2);
+    save(old, m, 1, 0);
+    must(folder_open(&folder, NULL, old, &err) && lock_take(&lock, &folder, &err) == LOCK_TAKEN, "lock", &err);
+    check(c, folder_check(&folder) == FOLDER_SAME && strcmp(folder.path, old) == 0, "a folder that is not moved");
+    must(rename(old, new) == 0 && mkdir(old, 0777) == 0, "rename", NULL);
+    Folder there;
+    must(folder_open(&there, NULL, old, &err), "folder_open", &err);
+    check(c, lock_take(&other, &there, &err) == LOCK_TAKEN, "the new folder can be locked: %s", err.text);
+    check(c, checkpoint_save(&folder, &info, &fake, m, &m->tensors, 1, &err), "a save: %s", err.text);
+    lock_release(&lock);
+    check_listing(c, old, "run.lock ", "the folder that has the old name");
+    check_listing(c, new, "step_00000002 ", "the moved folder");
+    check(c, folder_check(&folder) == FOLDER_MOVED && strcmp(folder.path, new) == 0, "moved to %s", folder.path);
+    // the lock file is removed by the user
+    must(lock_take(&lock, &folder, &err) == LOCK_TAKEN && unlinkat(folder.fd, "run.lock", 0) == 0, "lock", &err);
+    check(c, lock_keep(&lock, &err), "the lock is taken again: %s", err.text);
+    must(unlinkat(folder.fd, "run.lock", 0) == 0, "unlinkat", NULL);
+    Lock second;
+    check(c, lock_take(&second, &folder, &err) == LOCK_TAKEN && !lock_keep(&lock, &err) && strstr(err.text, "in use"),
+          "another process took the lock");
+    lock_release(&lock);
+    check_listing(c, new, "run.lock step_00000002 ", "the lock file of the other process remains");
+    lock_release(&second);
+    lock_release(&other);
+    must(folder_remove(NULL, new, &err), "folder_remove", &err);
+    check(c, folder_check(&folder) == FOLDER_REMOVED, "a removed folder");
+    bool ok = checkpoint_save(&folder, &info, &fake, m, &m->tensors, 1, &err);
+    check_refused(c, ok, &err, "step_00000002.tmp", "a save to a removed folder");
+    folder_close(&folder);
+    folder_close(&there);
+    fake_free(m);
+    free(old);
+    free(new);
+    drop_folder(dir);
+}
+
+// The first checkpoint of a run that replaces another one.
+static void test_replacement(Checks* c) {
+    TostError err;
+    Folder folder;
+    char* dir = new_folder();
+    TostModel *old = fake_new(tiny), *new = fake_new(tiny);
+    fake_fill(old, 1);
+    fake_fill(new, 2);
+    for (int64_t step = 3; step <= 9; step += 6) {   // 9: the old run has a checkpoint of the same step
+        const CheckpointInfo info = info_of(step);
+        bool has;
+        save(dir, old, 8, 0);
+        save(dir, old, 9, 0);
+        must(folder_open(&folder, NULL, dir, &err), "folder_open", &err);
+        check(c, checkpoint_finish_replacement(&folder, &err), "nothing to finish: %s", err.text);
+        check(c, checkpoint_has_replacement(&has, &folder, &err) && !has, "no replacement");
+        check_found(c, dir, 9, old, "before the replacement");
+        bool ok = checkpoint_save_replacement(&folder, &info, &fake, new, &new->tensors, &err);
+        char* listed = xasprintf("%sstep_00000008 step_00000009 %s", step < 8 ? "step_00000003.new " : "",
+                                 step < 8 ? "" : "step_00000009.new ");
+        check(c, ok, "save_replacement: %s", err.text);
+        check_listing(c, dir, listed, "after the replacement is saved");
+        free(listed);
+        check_found(c, dir, step, new, "the replacement counts");
+        check(c, checkpoint_has_replacement(&has, &folder, &err) && has, "a replacement");
+        check(c, checkpoint_finish_replacement(&folder, &err), "finish: %s", err.text);
+        check_listing(c, dir, step < 8 ? "step_00000003 " : "step_00000009 ", "after the replacement");
+        check_found(c, dir, step, new, "after the replacement");
+        check(c, checkpoint_clear(&folder, &err), "clear: %s", err.text);
+        folder_close(&folder);
+    }
+    fake_free(old);
+    fake_free(new);
+    drop_folder(dir);
+}
+
+// NFS renames a removed file that a process has open to .nfs…, so that its folder cannot be removed.
+static void test_nfs_leftovers(Checks* c) {
+    TostError err;
+    char *dir = new_folder(), *stale = path_join(dir, "step_00000001.tmp"), *left = path_join(stale, ".nfs0001");
+    TostModel* m = fake_new(tiny);
+    CheckpointInfo info = info_of(2);
+    must(mkdir(stale, 0777) == 0, "mkdir", NULL);
+    write_text(left, "");
+    check(c, save_info(dir, &info, m, 1, &err) && !err.text[0], "a file in use: %s", err.text);
+    check_listing(c, dir, "step_00000001.tmp step_00000002 ", "a file in use");
+    info = info_of(1);
+    check(c, save_info(dir, &info, m, 0, &err) && !err.text[0], "a folder in use: %s", err.text);
+    check_listing(c, dir, "step_00000001 step_00000002 ", "a folder in use");
+    free(left);
+    left = step_path(dir, 1, ".nfs0001");
+    must(remove(left) == 0, "remove", NULL);
+    free(left);
+    free(stale);
+    fake_free(m);
+    drop_folder(dir);
+}
+
+// A process saves and prunes as fast as it can: a run must always open, with the values of one checkpoint.
+static void test_readers(Checks* c) {
+    TostError err;
+    char* dir = new_folder();
+    TostModel *m = fake_new(tiny), *is = fake_new(tiny);
+    fake_fill(m, 1);
+    save(dir, m, 1, 1);
+    fflush(stdout);
+    const pid_t child = fork();
+    must(child >= 0, "fork", NULL);
+    for (int64_t step = 2; child == 0; step++) {
+        fake_fill(m, (float)step);
+        save(dir, m, step, 1);
+    }
+    int failed = 0, differ = 0;
+    char* found = NULL;
+    for (int i = 0; i < 1000; i++) {
+        StFile f;
+        CheckpointInfo info;
+        if (!checkpoint_open(&f, &info, dir, "--model", &err)) {
+            failed++;
+            continue;
+        }
+        fake_fill(m, (float)info.step);
+        if (!checkpoint_load_params(&fake, is, &is->tensors, &f, &err)) failed++;
+        else differ += !same_state(is, m, TOST_PARAM);
+        checkpoint_info_free(&info);
+        st_close(&f);
+        if (i % 10 == 0 && !checkpoint_newest_run(&found, dir, &err)) failed++;
+        else if (i % 10 == 0) free(found);
+    }
+    must(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child, "kill", NULL);
+    check(c, failed == 0 && differ == 0, "beside a run that saves, %d of 1000 failed to open, %d differ: %s", failed,
+          differ, failed ? err.text : "");
+    fake_free(m);
+    fake_free(is);
     drop_folder(dir);
 }
 
@@ -1537,6 +1706,11 @@ int main(void) {
     test_newest_run(&c);
     test_keep(&c);
     test_killed(&c);
+    test_renamed(&c);
+    test_moved(&c);
+    test_replacement(&c);
+    test_nfs_leftovers(&c);
+    test_readers(&c);
     test_save_fails(&c);
     test_damage(&c);
     test_foreign_files(&c);
