@@ -647,6 +647,103 @@ static void test_default_folders(Checks* c) {
 }
 
 // ---------------------------------------------------------------------------------------------
+// Folders that are moved or removed, and runs that are replaced
+
+static void move_run(TostModel* m) { (void)m, must(rename("here", "there") == 0, "rename", NULL); }
+
+static void remove_run(TostModel* m) {
+    TostError err;
+    (void)m, must(folder_remove(NULL, "here", &err), "folder_remove", &err);
+}
+
+// A run whose folder is renamed continues in it, and another run may take the old name.
+static void test_moved(Checks* c) {
+    second_args = SAVING "--seed 5 --out here";
+    hooks[0] = (Hook){TRAINING, 5, move_run};
+    hooks[1] = (Hook){TRAINING, 8, run_second};
+    check_run(c, run(SAVING "--out here"), 0, 1, "here was moved: the run continues in there", "moved");
+    check_same(c, "alone", "there", 12, "moved");
+    check_run(c, run(SAVING "--seed 5 --out five"), 0, 0, NULL, "a run of another seed");
+    check_same(c, "five", "here", 12, "a run in the place of the moved one");
+    check(c, !path_exists("here/run.lock") && !path_exists("there/run.lock"), "the lock files are removed");
+    hooks[0] = (Hook){TRAINING, 8, remove_run};
+    check_run(c, run(SAVING "--overwrite --out here"), 1, 1, "here was removed", "removed");
+    check(c, !path_exists("here"), "a removed folder is not made again");
+}
+
+// --overwrite: the old run must be intact until the first checkpoint of the new one is complete.
+static void test_overwrite(Checks* c) {
+#define REPLACING BASE NO_VAL "--data good.bin --steps 8 --seed 5 "
+#define SAVED "--save-every 4 "
+    static const struct { Hook hook; const char* what; } kills[] = {
+        {{TRAINING, 1, kill_process}, "killed in the first step"},
+        {{TRAINING, 4, kill_process}, "killed before the first checkpoint"},
+        {{GET, 1, kill_process}, "killed in the first checkpoint"},
+        {{GET, 30, kill_process}, "killed later in the first checkpoint"},
+    };
+    check_run(c, run(SAVING "--out old"), 0, 0, NULL, "the old run");
+    check_run(c, run(REPLACING SAVED "--overwrite --out old --log typo/x.csv"), 1, 1, "typo/x.csv", "no such folder");
+    check_same(c, "alone", "old", 12, "after a run that cannot start");
+    for (size_t i = 0; i < countof(kills); i++) {
+        hooks[0] = kills[i].hook;
+        check_run(c, run(REPLACING SAVED "--overwrite --out old"), 1000 + SIGKILL, 0, NULL, kills[i].what);
+        check_same(c, "alone", "old", 12, kills[i].what);
+        check_run(c, run("--resume --out old"), 0, 0, NULL, kills[i].what);
+    }
+    check_run(c, run(REPLACING SAVED "--out new"), 0, 0, NULL, "the new run alone");
+    check_run(c, run(REPLACING SAVED "--overwrite --out old"), 0, 0, NULL, "replaced");
+    check_same(c, "new", "old", 8, "replaced");
+    check(c, !saved("old", 12) && !saved("old", 3) && saved("old", 4) && !path_exists("old/log.csv.new"),
+          "the old checkpoints are removed");
+    check_run(c, run("--layers 1 --heads 1 --channels 4 --block-size 8 --vocab-size 257 --batch 2 --total-batch 16 "
+                     "--data good.bin --sample-every 0 --save-every 0 --steps 7 --overwrite --out old"), 0, 0, NULL,
+              "replaced without checkpoints");
+    check(c, !saved("old", 8) && row_of("old", 6).step == 6 && row_of("old", 7).step == -1, "the log is replaced");
+#undef REPLACING
+#undef SAVED
+}
+
+// A replacement that was interrupted after its first checkpoint was complete is finished by the next run.
+static void test_overwrite_interrupted(Checks* c) {
+    check_run(c, run(SAVING "--out half"), 0, 0, NULL, "the old run");
+    hooks[0] = (Hook){TRAINING, 6, kill_process};
+    check_run(c, run(BASE NO_VAL "--data good.bin --steps 8 --save-every 4 --seed 5 --out other_half"), 1000 + SIGKILL,
+              0, NULL, "killed");
+    must(rename("other_half/step_00000004", "half/step_00000004.new") == 0, "rename", NULL);
+    must(rename("other_half/log.csv", "half/log.csv.new") == 0, "rename", NULL);
+    check_run(c, run("--resume --out half"), 0, 0, NULL, "resumed");
+    check_same(c, "new", "half", 8, "resumed");
+    check(c, !saved("half", 12) && saved("half", 4) && !path_exists("half/log.csv.new"), "only the new run remains");
+}
+
+// A checkpoint without the option data, which --preset does not give either.
+static void test_no_data(Checks* c) {
+    TostError err;
+    CheckpointInfo info;
+    StFile file;
+    Folder folder;
+    must(checkpoint_open(&file, &info, "alone", "--model", &err), "checkpoint_open", &err);
+    st_close(&file);
+    TostModel* m = toy_create(&info.config, NULL, &err);
+    const int n = info.n_options;
+    info.n_options = 0;
+    for (int i = 0; i < n; i++) {
+        const StMeta option = info.options[i];
+        if (strcmp(option.key, "data") == 0 || strcmp(option.key, "preset") == 0) continue;
+        info.options[i] = info.options[info.n_options];
+        info.options[info.n_options++] = option;
+    }
+    must(make_dirs("bare", &err) && folder_open(&folder, NULL, "bare", &err), "bare", &err);
+    must(checkpoint_save(&folder, &info, &toy, m, &m->tensors, 0, &err), "checkpoint_save", &err);
+    folder_close(&folder);
+    check_run(c, run("--resume --out bare --steps 20 --preset tost-base"), 1, 1,
+              "bare/step_00000012/model.safetensors does not contain the option data: give --data GLOB", "no data");
+    info.n_options = n;
+    checkpoint_info_free(&info);
+    toy_destroy(m);
+}
+
+// ---------------------------------------------------------------------------------------------
 // Full disks
 
 static void fill_disk(TostModel* m) { (void)m, limit_file_size(333); }   // in the middle of a row
@@ -741,6 +838,10 @@ int main(int argc, char** argv) {
     test_lock(&c);
     test_lock_notes(&c);
     test_overtaken(&c);
+    test_moved(&c);
+    test_overwrite(&c);
+    test_overwrite_interrupted(&c);
+    test_no_data(&c);
     test_default_folders(&c);
     test_full_disk(&c);
     test_lost_output(&c);
