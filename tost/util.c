@@ -276,7 +276,7 @@ void folder_close(Folder* f) {
 }
 
 bool folder_sync(const Folder* f, TostError* err) {
-    return fsync(f->fd) == 0 || errno == EINVAL   // EINVAL: the file system does not support it
+    return fsync(f->fd) == 0 || errno == EINVAL || errno == EBADF || errno == ENOTSUP   // some file systems cannot
         || tost_error(err, "%s: the folder cannot be synced: %s", f->path, strerror(errno));
 }
 
@@ -304,7 +304,10 @@ bool folder_list(PathList* names, const Folder* f, TostError* err) {
     return tost_error(err, "%s: the folder cannot be read: %s", f->path, strerror(why));
 }
 
-static bool is_nfs_leftover(const char* name) { return strncmp(name, ".nfs", 4) == 0; }
+// NFS and FUSE keep a removed file that a process has open under such a name in its folder.
+static bool is_in_use(const char* name) {
+    return strncmp(name, ".nfs", 4) == 0 || strncmp(name, ".fuse_hidden", 12) == 0;
+}
 
 static bool cannot_remove(const Folder* in, const char* name, int why, TostError* err) {
     char* path = folder_path(in, name);
@@ -313,16 +316,17 @@ static bool cannot_remove(const Folder* in, const char* name, int why, TostError
     return false;
 }
 
-// Removes what is in a folder. *busy: whether a file in use by NFS remains.
-static bool remove_contents(bool* busy, const Folder* in, const char* name, TostError* err) {
+// Removes the files in a folder that are not in use. *left: the number of those that are.
+static bool remove_contents(int* left, const Folder* in, const char* name, TostError* err) {
     Folder f;
     PathList names;
-    *busy = false;
+    *left = 0;
     if (!folder_open(&f, in, name, err)) return errno == ENOENT || cannot_remove(in, name, errno, err);
     bool ok = folder_list(&names, &f, err);
     for (int i = 0; ok && i < names.count; i++) {
-        if (is_nfs_leftover(names.paths[i])) *busy = true;
-        else ok = folder_remove(&f, names.paths[i], err);
+        const bool in_use = is_in_use(names.paths[i]);
+        *left += in_use;
+        ok = in_use || folder_remove(&f, names.paths[i], err);
     }
     free_paths(&names);
     folder_close(&f);
@@ -330,15 +334,21 @@ static bool remove_contents(bool* busy, const Folder* in, const char* name, Tost
 }
 
 bool folder_remove(const Folder* in, const char* name, TostError* err) {
+    enum { MOST_TRIES = 3 };   // removing a file that is in use leaves one with a hidden name
     struct stat st;
     const int at = folder_fd(in);
-    bool busy = false;
+    int left = 0, why = 0;
     if (fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) != 0)
         return errno == ENOENT || cannot_remove(in, name, errno, err);
     const bool dir = S_ISDIR(st.st_mode);
-    if (dir && !remove_contents(&busy, in, name, err)) return false;
-    return unlinkat(at, name, dir ? AT_REMOVEDIR : 0) == 0 || errno == ENOENT || busy
-        || cannot_remove(in, name, errno, err);
+    for (int tries = 0; tries < MOST_TRIES; tries++) {
+        if (dir && !remove_contents(&left, in, name, err)) return false;
+        if (unlinkat(at, name, dir ? AT_REMOVEDIR : 0) == 0 || errno == ENOENT) return true;
+        why = errno;
+        if (!dir || (why != ENOTEMPTY && why != EEXIST)) break;
+        if (left > 0) return true;
+    }
+    return cannot_remove(in, name, why, err);
 }
 
 // The path of an open folder, relative if it is below the working directory; NULL if the system does not tell. free()

@@ -71,7 +71,8 @@ bool  folder_sync(const Folder* f, TostError* err);
 // The names in a folder, without "." and "..", in any order. The array and the names: free_paths
 typedef struct { int count; char** paths; } PathList;
 bool  folder_list(PathList* names, const Folder* f, TostError* err);
-// Like rm -rf. Files that NFS keeps under the name .nfs… because a process has them open remain, with their folder.
+// Like rm -rf. Files that NFS or FUSE keep under a hidden name because a process has them open remain, with their
+// folder.
 bool  folder_remove(const Folder* in, const char* name, TostError* err);
 // Whether path still leads to the folder. If it was moved, updates path, if the system tells the new one.
 FolderState folder_check(Folder* f);
