@@ -112,7 +112,8 @@ static const Row table[] = {
     {"resume", TRAIN, FILES, FLAG, AT(resume), NOT_SAVED, "",
      .help = "continue from the newest complete checkpoint in --out; the results equal those of an uninterrupted run"},
     {"overwrite", TRAIN, FILES, FLAG, AT(overwrite), NOT_SAVED, "",
-     .help = "start a new run in --out even if it contains one; deletes the old checkpoints and log"},
+     .help = "start a new run in --out even if it contains one; its first checkpoint replaces the old checkpoints and "
+             "log"},
     {"log", TRAIN, FILES, STRING, AT(log), OVERRIDABLE, "FILE", .default_text = "log.csv in the run folder",
      .help = "CSV log with one row per step; an existing log is only accepted with --resume or --overwrite"},
     {"val-frac", TOKENIZE, FILES, REAL, AT(val_frac), NOT_SAVED, "X", .max = 0.999999, .value = 0.01,

@@ -45,7 +45,8 @@ static bool follow_folder(Run* r, TostError* err) {
                           r->out, (long long)r->info.step);
     if (state == FOLDER_SAME) return true;
     run_warn(r, "%s was moved: the run continues in %s", r->out, r->folder.path);
-    const size_t n = strlen(r->out);
+    size_t n = strlen(r->out);
+    while (n > 1 && r->out[n - 1] == '/') n--;
     if (strncmp(r->log_path, r->out, n) == 0 && r->log_path[n] == '/') {
         char* name = xstrdup(r->log_path + n + 1);
         free(r->log_path);

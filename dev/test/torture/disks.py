@@ -16,7 +16,7 @@ import journal
 import world
 
 SHORT = [*world.RUN, "--steps", "6", "--val-every", "3", "--sample-every", "4", "--save-every", "2", "--keep", "1"]
-ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT)
+ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT, errno.ESTALE)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -115,6 +115,31 @@ def killed_in_save(w):
     return tree
 
 
+def lose_power_overwriting(w, report, old, new, every, rng):
+    """Simulates a power failure after each call of a run with --overwrite. The folder must resume to the old run or to
+    the new one. Returns the number of resumed folders."""
+    case = w.case(old)
+    ran = case.launch([*SHORT, *world.OUT, "--overwrite"])
+    report.check(ran.status == 0, f"--overwrite: {ran.summary()}")
+    case.check_same(report, "--overwrite", new)
+    case.remove()
+    count = 0
+    for n, (done, kind, left, _) in enumerate(lost_trees(old, ran.journal, rng)):
+        if n % every:
+            continue
+        count += 1
+        case, what = w.case(left), f"--overwrite, power failure after call {done} ({kind})"
+        report.check(case.complete(), f"{what}: no complete checkpoint")
+        resumed = case.launch(["--resume", *world.OUT])
+        report.check(resumed.status == 0, f"{what}: the resume: {resumed.summary()}")
+        mine = {path: data for path, data in world.comparable(case.tree(), False).items()
+                if path != "run/log.csv.new" and ".tmp" not in path}
+        report.check(mine in (world.comparable(old, False), world.comparable(new, False)),
+                     f"{what}: neither the old run nor the new one: {sorted(mine)}")
+        case.remove()
+    return count
+
+
 def power(w, report, every, seed):
     report.begin("power")
     rng = random.Random(f"power {seed}")
@@ -123,6 +148,8 @@ def power(w, report, every, seed):
     report.check(saves == 3, f"expected 3 saves, the journal shows {saves}")
     count = lose_power(w, report, "a new run", SHORT, {}, reference, every, rng)
     count += lose_power(w, report, "a resumed run", ["--resume"], killed_in_save(w), reference, every, rng)
+    old, _ = w.reference([*SHORT, "--seed", "5"])
+    count += lose_power_overwriting(w, report, old, reference, every, rng)
     report.figure(f"order of syncs in {saves} saves; {count} folders that a power failure may leave, each resumed")
     report.end()
 
