@@ -1,5 +1,6 @@
 // run_save.c: writes the log rows and checkpoints of a run, and handles write errors.
 #include <math.h>
+#include <string.h>
 
 #include "run.h"
 
@@ -19,28 +20,32 @@ static bool write_failed(Run* r, const TostError* reason, bool last, TostError* 
     return true;
 }
 
-static bool batch_loss(double* loss, Run* r, uint64_t first, TostError* err) {
-    if (!data_batch(r->data, r->inputs, r->targets, first, r->o.batch, err)) return false;
+static double batch_loss(Run* r, uint64_t first) {
+    const size_t tokens = (size_t)r->o.batch * r->o.seq;
+    TostError ignored;
+    if (!data_batch(r->data, r->inputs, r->targets, first, r->o.batch, &ignored)) {   // a text of token 0 instead
+        memset(r->inputs, 0, tokens * sizeof *r->inputs);
+        memset(r->targets, 0, tokens * sizeof *r->targets);
+    }
     r->engine->forward_loss(r->model, r->inputs, r->targets, r->o.batch, r->o.seq);
-    *loss = run_mean_loss(r);
-    return true;
+    return run_mean_loss(r);
 }
 
 // Loss of one micro-batch with the current parameters, checked before a save so that diverged parameters do not replace
 // a good checkpoint. Uses the next micro-batch. If its loss is not finite, which its data may cause, uses the first one
 // of the last step.
-static bool probe_loss(double* loss, Run* r, TostError* err) {
+static double probe_loss(Run* r) {
     const uint64_t next = r->info.data_sample;
     const uint64_t last = next - (r->info.step > 0 ? (uint64_t)(r->o.total_batch / r->o.seq) : 0);
-    return batch_loss(loss, r, next, err) && (isfinite(*loss) || batch_loss(loss, r, last, err));
+    const double loss = batch_loss(r, next);
+    return isfinite(loss) ? loss : batch_loss(r, last);
 }
 
 bool run_save(Run* r, bool last, TostError* err) {
     const bool unvalidated = r->info.unvalidated_row != NULL;
     TostError reason;
-    double loss;
     if (r->saved_step == r->info.step && r->saved_unvalidated == unvalidated) return true;
-    if (!probe_loss(&loss, r, err)) return false;
+    const double loss = probe_loss(r);
     if (!isfinite(loss)) {
         tost_error(err, "after step %lld the loss is %g: not saved; %s", (long long)r->info.step, fabs(loss),
                    (last ? divergence_hint(r, "") : resume_hint(r)).text);

@@ -5,6 +5,7 @@
 #include "check.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/resource.h>
 
@@ -65,6 +66,27 @@ static inline void drop_folder(char* path) {
     TostError err;
     must(remove_tree(path, &err), "remove_tree", &err);
     free(path);
+}
+
+static inline void set_waiting(int fd, bool waiting) {
+    const int flags = fcntl(fd, F_GETFL);
+    must(flags >= 0 && fcntl(fd, F_SETFL, waiting ? flags & ~O_NONBLOCK : flags | O_NONBLOCK) == 0, "fcntl", NULL);
+}
+
+// Makes a pipe that nobody reads full, and empty again.
+static inline void fill_pipe(int fd) {
+    static const char zeros[4096];
+    set_waiting(fd, false);
+    for (size_t n = sizeof zeros; n > 0; n /= 2)
+        while (write(fd, zeros, n) > 0) {}
+    set_waiting(fd, true);
+}
+
+static inline void empty_pipe(int fd) {
+    char block[4096];
+    set_waiting(fd, false);
+    while (read(fd, block, sizeof block) > 0) {}
+    set_waiting(fd, true);
 }
 
 #endif
