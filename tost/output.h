@@ -4,7 +4,7 @@
 
 #include <stddef.h>
 
-enum { OUTPUT_PATIENCE = 1000 };   // milliseconds
+enum { OUTPUT_PATIENCE = 500 };   // milliseconds
 
 // Writes n bytes to a pipe, terminal or file. If its reader takes nothing for `patience` milliseconds (less, a terminal
 // after Ctrl-S, a full pipe), gives up with errno EAGAIN. Returns the number of bytes written; if it is less than n,
