@@ -22,7 +22,7 @@ static volatile sig_atomic_t received;   // global, because a signal handler has
 static bool is_request(int number) { return number == SIGINT || number == SIGTERM; }
 
 static void on_signal(int number) {
-    static const char note[] = "\nstopping after this micro-batch; a second signal quits immediately\n";
+    static const char note[] = "\nstopping; a second signal quits immediately\n";
     const int saved_errno = errno;
     if (received && !is_request(number)) return;
     if (received) _exit(128 + number);
