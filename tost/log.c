@@ -216,7 +216,8 @@ static void drop_written(LogFile* log) {
 // Writes as many pending bytes as possible.
 static bool write_pending(LogFile* log, TostError* err) {
     int error = 0;
-    if (log->n_pending > 0 && !is_intact(log) && !continue_elsewhere(log, err)) return false;
+    if (log->n_pending == 0) return true;
+    if (!is_intact(log) && !continue_elsewhere(log, err)) return false;
     while (log->written < log->n_pending && !error) {
         const ssize_t n = write(log->fd, log->pending + log->written, log->n_pending - log->written);
         if (n == 0) error = ENOSPC;

@@ -1,5 +1,5 @@
-// signals.h: SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGXCPU stop a run after the current micro-batch, and tokenize. A second
-// SIGINT or SIGTERM quits immediately.
+// signals.h: SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGXCPU stop a run after the current micro-batch, and tokenize.
+// A second SIGINT or SIGTERM quits immediately.
 #ifndef TOST_SIGNALS_H
 #define TOST_SIGNALS_H
 

@@ -217,8 +217,8 @@ static bool is_due(const Run* r, int64_t every) {
     return every > 0 && (r->info.step % every == 0 || r->info.step == r->o.steps);
 }
 
-// A signal interrupts validation and sampling. If a validation is interrupted or its data cannot be read, the checkpoint
-// stores the unfinished log row, and the resumed run repeats the validation.
+// A signal interrupts validation and sampling. If a validation is interrupted or its data cannot be read, the
+// checkpoint stores the unfinished log row, and the resumed run repeats the validation.
 static bool after_step(Run* r, LogRow* row, TostError* err) {
     if (r->val && is_due(r, r->o.val_every)) {
         bool completed;

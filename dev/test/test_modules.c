@@ -752,7 +752,8 @@ static void test_progress_plain(Checks* c) {
     const char *first = strstr(text, "step 1/9  loss"), *due = strstr(text, "step 3/9  loss");
     const char* within = strstr(text, "step 6/9  micro-batch 3/4  1.6 tok/s  step ETA 10s  run ETA 1m");
     const char *time = strstr(text, "time       about 4m4"), *last = strstr(text, "step 9/9  loss");
-    check(c, text == first && first < due && due < time && time < within && within < last, "plain lines: got\n%s", text);
+    check(c, text == first && first < due && due < time && time < within && within < last, "plain lines: got\n%s",
+          text);
     int lines = 0;
     for (const char* at = text; *at; at++) lines += *at == '\n';
     check(c, lines == 5 && strstr(text, "tok/s  ETA "), "a line of every step is written:\n%s", text);

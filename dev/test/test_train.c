@@ -520,7 +520,8 @@ static void test_signals_in_steps(Checks* c) {
         hooks[0] = (Hook){TRAINING, at, interrupt};
         Outcome o = run(args);
         check(c, o.status == 130 && saved(out, at / 4), "at micro-batch %d: status %d: %s", at, o.status, o.out);
-        check(c, (strstr(o.out, says) != NULL) == (at % 4 > 0), "at micro-batch %d: expected '%s': %s", at, says, o.out);
+        check(c, (strstr(o.out, says) != NULL) == (at % 4 > 0), "at micro-batch %d: expected '%s': %s", at, says,
+              o.out);
         check(c, row_of(out, at / 4).step == -1, "%s: the row of an incomplete step", out);
         free(o.out);
         free(o.err);
@@ -714,7 +715,8 @@ static void test_bad_data(Checks* c) {
 }
 
 static void test_bad_validation_data(Checks* c) {
-#define VALIDATING BASE "--data good.bin --val-data changing.bin --val-every 4 --val-batches 30 --steps 8 --save-every 8 "
+#define VALIDATING BASE "--data good.bin --val-data changing.bin --val-every 4 --val-batches 30 --steps 8 " \
+                   "--save-every 8 "
     check_run(c, run(VALIDATING "--out valid"), 0, 0, NULL, "intact validation data");
     hooks[0] = (Hook){TRAINING, 3, spoil_data};
     check_run(c, run(VALIDATING "--out invalid"), 1, 1, "stopped after step 4; train --resume --out invalid continues "
@@ -747,7 +749,8 @@ static void test_log_changed(Checks* c) {
 // A run with stdout and stderr on these descriptors, whose readers have stopped.
 static void check_unread(Checks* c, int out, int err, const char* what) {
     hooks[0] = (Hook){TRAINING, 7, interrupt};
-    const int status = run_child(BASE NO_VAL "--data good.bin --steps 12 --save-every 12 --out unread", out, err, false);
+    const char* args = BASE NO_VAL "--data good.bin --steps 12 --save-every 12 --out unread";
+    const int status = run_child(args, out, err, false);
     memset(hooks, 0, sizeof hooks);
     check(c, status == 130 && saved("unread", 7), "%s: status %d, saved %d", what, status, saved("unread", 7));
     TostError ignored;
