@@ -153,10 +153,17 @@ bool log_check_fresh(const char* path, bool overwrite, TostError* err) {
     return starts_log(head, n) || foreign_log(path, err);
 }
 
-// True unless another program removed the file or changed its size. A file that was only renamed is still the log.
-static bool is_intact(const LogFile* log) {
-    struct stat st;
-    return !log->regular || fstat(log->fd, &st) != 0 || (st.st_nlink > 0 && st.st_size == log->end);
+// How the file differs from the one that this process wrote: not at all, it has another name, or it was removed or its
+// size changed.
+typedef enum { LOG_INTACT, LOG_RENAMED, LOG_CHANGED } LogState;
+
+static LogState state_of(const LogFile* log) {
+    struct stat st, named;
+    if (!log->regular || fstat(log->fd, &st) != 0) return LOG_INTACT;
+    if (st.st_nlink == 0 || st.st_size != log->end) return LOG_CHANGED;
+    const bool found = stat(log->path, &named) == 0;
+    if (!found && errno != ENOENT) return LOG_INTACT;
+    return found && named.st_dev == st.st_dev && named.st_ino == st.st_ino ? LOG_INTACT : LOG_RENAMED;
 }
 
 static bool sync_name(const LogFile* log, TostError* err) {   // so that the file's name survives a power failure
@@ -175,8 +182,9 @@ static void add_pending(LogFile* log, size_t at, const char* text) {
     log->n_pending += n;
 }
 
-// Creates a new log at the path of the old one or, if there is a file, at PATH.2, PATH.3, … Sets log->moved.
-static bool continue_elsewhere(LogFile* log, TostError* err) {
+// Creates a new log at the path of the old one or, if there is a file, at PATH.2, PATH.3, … Sets log->moved. A renamed
+// log whose folder is gone is kept: the folder was renamed.
+static bool continue_elsewhere(LogFile* log, bool renamed, TostError* err) {
     char* path = xstrdup(log->path);
     int fd = -1;
     for (int k = 2; (fd = open(path, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0666)) < 0 && errno == EEXIST; k++) {
@@ -184,13 +192,16 @@ static bool continue_elsewhere(LogFile* log, TostError* err) {
         path = xasprintf("%s.%d", log->path, k);
     }
     if (fd < 0) {
-        tost_error(err, "%s was removed or changed by another program, and %s cannot be created: %s", log->path, path,
-                   strerror(errno));
+        const bool kept = renamed && errno == ENOENT;
+        if (!kept)
+            tost_error(err, "%s was removed or changed by another program, and %s cannot be created: %s", log->path,
+                       path, strerror(errno));
         free(path);
-        return false;
+        return kept;
     }
-    tost_error(&log->moved, "%s was removed or changed by another program: the rows from here on are in %s%s",
-               log->path, strcmp(path, log->path) == 0 ? "a new " : "", path);
+    tost_error(&log->moved, "%s was %s by another program: the rows from here on are in %s%s", log->path,
+               renamed ? "renamed or removed" : "removed or changed", strcmp(path, log->path) == 0 ? "a new " : "",
+               path);
     flock(fd, LOCK_EX | LOCK_NB);
     close(log->fd);
     free(log->path);
@@ -217,7 +228,8 @@ static void drop_written(LogFile* log) {
 static bool write_pending(LogFile* log, TostError* err) {
     int error = 0;
     if (log->n_pending == 0) return true;
-    if (!is_intact(log) && !continue_elsewhere(log, err)) return false;
+    const LogState state = state_of(log);
+    if (state != LOG_INTACT && !continue_elsewhere(log, state == LOG_RENAMED, err)) return false;
     while (log->written < log->n_pending && !error) {
         const ssize_t n = write(log->fd, log->pending + log->written, log->n_pending - log->written);
         if (n == 0) error = ENOSPC;

@@ -17,7 +17,7 @@ typedef struct {
 // OUT/log.csv: header step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s; losses and norms with nine
 // decimals, val_loss empty if not measured. Each row is written immediately. If the disk is full, the bytes not written
 // stay pending in memory and are written before the next row, so that no row is lost or duplicated. If another program
-// removes, replaces or changes the file, a new one is created and the rows continue there.
+// removes, renames, replaces or changes the file, a new one is created and the rows continue there.
 typedef struct {
     char*     path;           // NULL: closed
     int       fd;
