@@ -4,6 +4,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+#include "output.h"
 
 // ---------------------------------------------------------------------------------------------
 // Errors and text arguments
@@ -12,7 +15,9 @@ void print_error(const Options* o, const TostError* err) {
     TostError program;
     tost_error(&program, "%s", options_program(o));   // replaces control characters
     fflush(stdout);
-    fprintf(stderr, "%s: %s\n", program.text, err->text);
+    char* line = xasprintf("%s: %s\n", program.text, err->text);
+    output_write(STDERR_FILENO, line, strlen(line), OUTPUT_PATIENCE);
+    free(line);
 }
 
 int command_failed(const Options* o, const TostError* err) {

@@ -21,20 +21,35 @@ static bool write_failed(Run* r, const TostError* reason, bool last, TostError* 
     return true;
 }
 
-static bool batch_loss(double* loss, Run* r, uint64_t first, TostError* err) {
-    if (!data_batch(r->data, r->inputs, r->targets, first, r->o.batch, err)) return false;
+static double batch_loss(Run* r, uint64_t first) {
+    const size_t tokens = (size_t)r->o.batch * r->o.seq;
+    TostError ignored;
+    if (!data_batch(r->data, r->inputs, r->targets, first, r->o.batch, &ignored)) {   // a text of token 0 instead
+        memset(r->inputs, 0, tokens * sizeof *r->inputs);
+        memset(r->targets, 0, tokens * sizeof *r->targets);
+    }
     r->engine->forward_loss(r->model, r->inputs, r->targets, r->o.batch, r->o.seq);
-    *loss = run_mean_loss(r);
-    return true;
+    return run_mean_loss(r);
 }
 
 // Loss of one micro-batch with the current parameters, checked before a save so that diverged parameters do not replace
 // a good checkpoint. Uses the next micro-batch. If its loss is not finite, which its data may cause, uses the first one
 // of the last step.
-static bool probe_loss(double* loss, Run* r, TostError* err) {
+static double probe_loss(Run* r) {
     const uint64_t next = r->info.data_sample;
     const uint64_t last = next - (r->info.step > 0 ? (uint64_t)(r->o.total_batch / r->o.seq) : 0);
-    return batch_loss(loss, r, next, err) && (isfinite(*loss) || batch_loss(loss, r, last, err));
+    const double loss = batch_loss(r, next);
+    return isfinite(loss) ? loss : batch_loss(r, last);
+}
+
+// Replaces the folder `from` at the beginning of a path.
+static void move_path(char** path, const char* from, const char* to) {
+    size_t n = strlen(from);
+    while (n > 1 && from[n - 1] == '/') n--;
+    if (strncmp(*path, from, n) != 0 || (*path)[n] != '/') return;
+    char* moved = path_join(to, *path + n + 1);
+    free(*path);
+    *path = moved;
 }
 
 // A run whose folder was moved continues in its new place. False if the folder was removed.
@@ -45,16 +60,8 @@ static bool follow_folder(Run* r, TostError* err) {
                           r->out, (long long)r->info.step);
     if (state == FOLDER_SAME) return true;
     run_warn(r, "%s was moved: the run continues in %s", r->out, r->folder.path);
-    size_t n = strlen(r->out);
-    while (n > 1 && r->out[n - 1] == '/') n--;
-    if (strncmp(r->log_path, r->out, n) == 0 && r->log_path[n] == '/') {
-        char* name = xstrdup(r->log_path + n + 1);
-        free(r->log_path);
-        r->log_path = path_join(r->folder.path, name);
-        free(r->log.path);
-        r->log.path = xasprintf("%s%s", r->log_path, r->replacing ? ".new" : "");
-        free(name);
-    }
+    move_path(&r->log_path, r->out, r->folder.path);
+    move_path(&r->log.path, r->out, r->folder.path);
     free(r->out);
     r->out = xstrdup(r->folder.path);
     return true;
@@ -76,13 +83,12 @@ static bool save(Run* r, TostError* err) {
 bool run_save(Run* r, bool last, TostError* err) {
     const bool unvalidated = r->info.unvalidated_row != NULL;
     TostError reason;
-    double loss;
     if (r->saved_step == r->info.step && r->saved_unvalidated == unvalidated) return true;
     if (!follow_folder(r, err)) return false;
     if (!lock_keep(&r->lock, err))
         return tost_error(err, "run.lock was removed and %s; stopped after step %lld, which is not saved", err->text,
                           (long long)r->info.step);
-    if (!probe_loss(&loss, r, err)) return false;
+    const double loss = probe_loss(r);
     if (!isfinite(loss)) {
         tost_error(err, "after step %lld the loss is %g: not saved; %s", (long long)r->info.step, fabs(loss),
                    (last ? divergence_hint(r, "") : resume_hint(r)).text);

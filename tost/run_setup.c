@@ -221,19 +221,18 @@ static char* log_target(const Run* r) {
 }
 
 bool run_finish_replacement(Run* r, TostError* err) {
-    char *target = log_target(r), *new_log = xasprintf("%s.new", target);
+    char *target = log_target(r), *new_log = xasprintf("%s.new", target), *dir = path_dir(target);
+    const char* from = r->log.path ? r->log.path : new_log;
+    const bool rename_log = r->log.path ? r->log.regular && strcmp(from, r->log_path) != 0 : path_exists(new_log);
     bool ok = true;
-    if (path_exists(new_log)) {
-        char* dir = path_dir(target);
-        ok = (rename(new_log, target) == 0
-              || tost_error(err, "%s: cannot be renamed to %s: %s", new_log, target, strerror(errno)))
-             && sync_dir(dir, err);
-        free(dir);
-    }
-    if (ok && r->log.path) {
+    if (rename_log && rename(from, target) != 0)
+        ok = tost_error(err, "%s: cannot be renamed to %s: %s", from, target, strerror(errno));
+    else if (rename_log) ok = sync_dir(dir, err);
+    if (ok && rename_log && r->log.path) {
         free(r->log.path);
         r->log.path = xstrdup(r->log_path);
     }
+    free(dir);
     free(new_log);
     free(target);
     return ok && checkpoint_finish_replacement(&r->folder, err);

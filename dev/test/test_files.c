@@ -138,10 +138,10 @@ static void test_folders(Checks* c, const char* tmp) {
     check_refused(c, sync_dir(file, &err), &err, "cannot be opened", "sync_dir of a file");
     make_dirs(outside, &err);
     check(c, symlink(outside, link) == 0, "symlink");
-    check(c, folder_remove(NULL, top, &err) && !path_exists(top), "folder_remove(NULL, %s)", top);
-    check(c, is_dir(outside), "folder_remove must not follow links");
-    check(c, folder_remove(NULL, top, &err), "folder_remove of an absent folder");
-    folder_remove(NULL, outside, &err);
+    check(c, remove_tree(top, &err) && !path_exists(top), "remove_tree(%s)", top);
+    check(c, is_dir(outside), "remove_tree must not follow links");
+    check(c, remove_tree(top, &err), "remove_tree of an absent folder");
+    remove_tree(outside, &err);
     free(deep), free(top), free(file), free(below_file), free(outside), free(link);
 }
 

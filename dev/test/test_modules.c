@@ -460,6 +460,96 @@ static void test_pending_rows(Checks* c) {
     drop_folder(dir);
 }
 
+static void truncate_file(const char* path) { must(truncate(path, 100) == 0, path, NULL); }
+static void append_to_file(const char* path) {
+    FILE* f = fopen(path, "a");
+    must(f && fputs("note\n", f) >= 0 && fclose(f) == 0, path, NULL);
+}
+static void replace_file(const char* path) {
+    char* other = xasprintf("%s.new", path);
+    write_text(other, "other\n");
+    must(rename(other, path) == 0, path, NULL);
+    free(other);
+}
+static void remove_file(const char* path) { must(remove(path) == 0, path, NULL); }
+static void rename_file(const char* path) {
+    char* other = xasprintf("%s.old", path);
+    must(rename(path, other) == 0, path, NULL);
+    free(other);
+}
+
+// Another program changes the log after row 1: no later row is lost.
+static void test_log_moved(Checks* c) {
+    static const struct { const char* what; void (*change)(const char* path); const char *file, *rows; } cases[] = {
+        {"truncated", truncate_file, "log.csv.3", HEADER ROW(2) ROW(3)},
+        {"longer", append_to_file, "log.csv.3", HEADER ROW(2) ROW(3)},
+        {"replaced", replace_file, "log.csv.3", HEADER ROW(2) ROW(3)},
+        {"removed", remove_file, "log.csv", HEADER ROW(2) ROW(3)},
+        {"renamed", rename_file, "log.csv", HEADER ROW(2) ROW(3)},
+    };
+    for (size_t i = 0; i < countof(cases); i++) {
+        TostError err;
+        LogFile log;
+        char *dir = new_folder(), *path = path_join(dir, "log.csv"), *file = path_join(dir, cases[i].file);
+        char* taken = path_join(dir, "log.csv.2");
+        write_text(taken, "");
+        must(log_open(&log, path, -1, &err), "log_open", &err);
+        for (int64_t step = 0; step < 4; step++) {
+            const LogRow row = row_of(step);
+            if (step == 2) cases[i].change(path);
+            check(c, log_row(&log, &row, &err), "%s: %s", cases[i].what, err.text);
+            if (step < 2) check(c, !log.moved.text[0], "%s, step %d: %s", cases[i].what, (int)step, log.moved.text);
+        }
+        check(c, strstr(log.moved.text, path) && strstr(log.moved.text, file), "%s: %s", cases[i].what, log.moved.text);
+        check(c, log_sync(&log, &err) && log_close(&log, &err), "%s: %s", cases[i].what, err.text);
+        check_file(c, file, cases[i].rows, cases[i].what);
+        free(taken);
+        free(file);
+        free(path);
+        drop_folder(dir);
+    }
+}
+
+// A log whose folder is renamed goes on in it.
+static void test_log_folder_renamed(Checks* c) {
+    TostError err;
+    LogFile log;
+    char *dir = new_folder(), *before = path_join(dir, "before"), *after = path_join(dir, "after");
+    char *path = path_join(before, "log.csv"), *moved = path_join(after, "log.csv");
+    must(make_dirs(before, &err) && log_open(&log, path, -1, &err), "log_open", &err);
+    must(rename(before, after) == 0, "rename", NULL);
+    const LogRow row = row_of(0);
+    check(c, log_row(&log, &row, &err) && !log.moved.text[0], "a renamed folder: %s %s", err.text, log.moved.text);
+    must(log_close(&log, &err), "log_close", &err);
+    check_file(c, moved, HEADER ROW(0), "the log in a renamed folder");
+    free(moved);
+    free(path);
+    free(after);
+    free(before);
+    drop_folder(dir);
+}
+
+// The rows of a log of 2 GiB are found at its end.
+static void test_long_log(Checks* c) {
+    TostError err;
+    LogFile log;
+    char *dir = new_folder(), *path = path_join(dir, "log.csv");
+    write_text(path, HEADER);
+    FILE* f = fopen(path, "r+");
+    must(f && fseeko(f, (off_t)2 << 30, SEEK_SET) == 0 && fputs("\n" ROW(5) ROW(6) ROW(7), f) >= 0 && fclose(f) == 0,
+         "a sparse file", NULL);
+    check(c, log_open(&log, path, 7, &err), "a log of 2 GiB: %s", err.text);
+    const LogRow row = row_of(7);
+    check(c, log_row(&log, &row, &err) && log_close(&log, &err), "its next row: %s", err.text);
+    char end[3 * sizeof ROW(5)] = "";
+    f = fopen(path, "r");
+    must(f && fseeko(f, ((off_t)2 << 30) + 1, SEEK_SET) == 0 && fread(end, 1, sizeof end - 1, f) > 0, path, NULL);
+    fclose(f);
+    check(c, strcmp(end, ROW(5) ROW(6) ROW(7)) == 0, "the end of a log of 2 GiB:\n%s", end);
+    free(path);
+    drop_folder(dir);
+}
+
 static void test_row_text(Checks* c) {
     const LogRow rows[] = {row_of(3), {7, 5000000000, NAN, NAN, 0, INFINITY, 1.5, 10}, {1, 2, 3, 4, 5, 6, 7, 8}};
     for (size_t i = 0; i < countof(rows); i++) {
@@ -568,22 +658,33 @@ static void test_log_resume(Checks* c) {
 // ---------------------------------------------------------------------------------------------
 // Progress
 
-// The complete output of a progress display. free()
+// Makes the next progress line due.
+static void let_time_pass(Progress* p) { p->shown = -1e9; }
+
+// The text written to f. free()
+static char* text_of(FILE* f) {
+    const size_t n = (size_t)lseek(fileno(f), 0, SEEK_END);
+    char* text = xcalloc(n + 1, 1);
+    must(pread(fileno(f), text, n, 0) == (ssize_t)n, "pread", NULL);
+    return text;
+}
+
+// The complete output of a progress display of the last `rows` steps. free()
 static char* progress_output(bool live, bool quiet, int64_t steps, int rows) {
     FILE* f = tmpfile();
     must(f != NULL, "tmpfile", NULL);
     Progress p = progress_new(f, quiet);
     p.live = live;
+    progress_train(&p, steps - rows, steps, 1, 64);
     for (int i = 0; i < rows; i++) {
         LogRow row = row_of(steps - rows + i);
-        progress_step(&p, &row, steps);
+        let_time_pass(&p);
+        progress_micro_batch(&p, 0);
+        progress_step(&p, &row);
         if (i == 0) progress_text(&p, "val %s", "3.25");
     }
     progress_end(&p);
-    const size_t n = (size_t)ftell(f);
-    rewind(f);
-    char* text = xcalloc(n + 1, 1);
-    must(fread(text, 1, n, f) == n, "fread", NULL);
+    char* text = text_of(f);
     fclose(f);
     return text;
 }
@@ -605,7 +706,7 @@ static void test_progress(Checks* c) {
     setenv("LC_ALL", "C.UTF-8", 1);
     char* plain = progress_output(false, false, 800, 2);
     static const char wanted[] =
-        "step 799/800  loss  2.500000  |g|   0.7500  lr 1.000e-03      12.5 ms       5120 tok/s\n"
+        "step 799/800  loss  2.500000  |g|   0.7500  lr 1.000e-03      12.5 ms       5120 tok/s  ETA 0s\n"
         "val 3.25\n"
         "step 800/800  loss  2.500000  |g|   0.7500  lr 1.000e-03      12.5 ms       5120 tok/s\n";
     check(c, strcmp(plain, wanted) == 0, "plain lines: got\n%s", plain);
@@ -629,6 +730,9 @@ static void test_progress(Checks* c) {
     check(c, strstr(live, "|g| 0.75  5.1K tok/s  ETA "), "a live line with all fields");
     check(c, widest(live) == 79 && strstr(live, "\r\033[Kstep 500/800"), "live lines: %d columns of 80",
           widest(live));
+    int colors = 0;
+    for (const char* at = live; (at = strchr(at, '\033')); at++) colors += strncmp(at, "\033[K", 3) != 0;
+    check(c, colors == 0, "NO_COLOR: live lines have %d colors", colors);
     free(live);
     live = progress_output(true, false, 1000000000000000000, 2);
     check(c, widest(live) <= 79, "a live line with long numbers: %d columns of 80", widest(live));
@@ -639,6 +743,66 @@ static void test_progress(Checks* c) {
           live);
     free(live);
     unsetenv("LC_ALL");
+}
+
+// Plain lines of a run of 9 steps of 4 micro-batches: the first and last step, and what is due between them.
+static void test_progress_plain(Checks* c) {
+    FILE* f = tmpfile();
+    must(f != NULL, "tmpfile", NULL);
+    Progress p = progress_new(f, false);
+    check(c, !p.live && p.interval == 5, "a file: live %d, a line each %g s", p.live, p.interval);
+    p.interval = 1e9;
+    progress_train(&p, 0, 9, 4, 64);
+    for (int step = 0; step < 9; step++) {
+        const LogRow row = row_of(step);
+        for (int done = 0; done < 4; done++) {
+            if (step == 5 && done == 3) {   // a long step
+                let_time_pass(&p);
+                p.step_started -= 30;
+                p.run_started -= 180;
+            }
+            progress_micro_batch(&p, done);
+        }
+        if (step == 2) let_time_pass(&p);
+        progress_step(&p, &row);
+    }
+    char* text = text_of(f);
+    const char *first = strstr(text, "step 1/9  loss"), *due = strstr(text, "step 3/9  loss");
+    const char* within = strstr(text, "step 6/9  micro-batch 3/4  1.6 tok/s  step ETA 10s  run ETA 1m");
+    const char *time = strstr(text, "time       about 4m4"), *last = strstr(text, "step 9/9  loss");
+    check(c, text == first && first < due && due < time && time < within && within < last, "plain lines: got\n%s",
+          text);
+    int lines = 0;
+    for (const char* at = text; *at; at++) lines += *at == '\n';
+    check(c, lines == 5 && strstr(text, "tok/s  ETA "), "a line of every step is written:\n%s", text);
+    free(text);
+    fclose(f);
+}
+
+// A reader that stops: lines are dropped at once after the first, which waits, and a note says how many are missing.
+static void test_progress_stopped(Checks* c) {
+    int ends[2];
+    must(pipe(ends) == 0, "pipe", NULL);
+    fill_pipe(ends[1]);
+    FILE* f = fdopen(ends[1], "w");
+    Progress p = progress_new(f, false);
+    progress_text(&p, "first");
+    progress_text(&p, "second");
+    check(c, p.failed == EAGAIN && p.stopped && p.missing == 2 && !p.quiet, "two lines: %d missing, errno %d",
+          (int)p.missing, p.failed);
+    empty_pipe(ends[0]);
+    progress_text(&p, "third");
+    progress_text(&p, "fourth");
+    char text[256] = "";
+    check(c, read(ends[0], text, sizeof text - 1) > 0
+             && strcmp(text, "(2 lines are missing here: the output was not read)\nthird\nfourth\n") == 0,
+          "after the reader continues: %s", text);
+    close(ends[0]);
+    signal(SIGPIPE, SIG_IGN);
+    progress_text(&p, "fifth");
+    check(c, p.failed == EPIPE && p.quiet, "a closed pipe: errno %d", p.failed);
+    signal(SIGPIPE, SIG_DFL);
+    fclose(f);
 }
 
 // Live lines must be narrower than the terminal, at every width.
@@ -655,19 +819,26 @@ static void test_progress_width(Checks* c) {
     must(out != NULL, "fdopen", NULL);
     Progress p = progress_new(out, false);
     p.live = true;
+    p.announced = true;   // a text line may wrap
+    progress_train(&p, 0, 100000, 4, 64);
     for (unsigned short width = 2; width < 200; width++) {
-        char text[4096];
         struct winsize size = {.ws_row = 24, .ws_col = width};
         must(ioctl(slave, TIOCSWINSZ, &size) == 0, "TIOCSWINSZ", NULL);
-        const LogRow row = row_of(1000 + width);
-        progress_step(&p, &row, 100000);
-        const ssize_t n = read(master, text, sizeof text - 1);
-        must(n > 0, "read of a pseudo-terminal", NULL);
-        text[n] = 0;
-        check(c, widest(text) < width, "a live line of %d columns on a terminal of %d: %s", widest(text),
-              width, text);
+        for (int kind = 0; kind < 3; kind++) {
+            char text[4096];
+            const LogRow row = row_of(1000 + width);
+            let_time_pass(&p);
+            if (kind == 0) progress_step(&p, &row);
+            if (kind == 1) progress_micro_batch(&p, 0), p.step_started -= 10, progress_micro_batch(&p, 3);
+            if (kind == 2) progress_show(&p, 0.25, "validation %d/%d", 5, 20);
+            const ssize_t n = read(master, text, sizeof text - 1);
+            must(n > 0, "read of a pseudo-terminal", NULL);
+            text[n] = 0;
+            check(c, widest(text) < width, "a live line of %d columns on a terminal of %d: %s", widest(text),
+                  width, text);
+        }
     }
-    fclose(p.out);
+    fclose(out);
     close(master);
 }
 
@@ -1042,7 +1213,7 @@ static void test_moved(Checks* c) {
     check_listing(c, new, "run.lock step_00000002 ", "the lock file of the other process remains");
     lock_release(&second);
     lock_release(&other);
-    must(folder_remove(NULL, new, &err), "folder_remove", &err);
+    must(remove_tree(new, &err), "remove_tree", &err);
     check(c, folder_check(&folder) == FOLDER_REMOVED, "a removed folder");
     bool ok = checkpoint_save(&folder, &info, &fake, m, &m->tensors, 1, &err);
     check_refused(c, ok, &err, "step_00000002.tmp", "a save to a removed folder");
@@ -1336,7 +1507,7 @@ static void check_damage(Checks* c, const char* dir, const TostModel* saved, con
     TostError err;
     CheckpointInfo info;
     char* run = path_join(dir, "damaged");
-    must(folder_remove(NULL, run, &err), "folder_remove", &err);
+    must(remove_tree(run, &err), "remove_tree", &err);
     save(run, saved, 7, 0);
     char* file = step_path(run, 7, "model.safetensors");
     char* damaged = xasprintf("%s/step_00000007/%s.safetensors", run, d->file);
@@ -1701,8 +1872,13 @@ int main(void) {
     test_row_text(&c);
     test_log_fresh(&c);
     test_log_resume(&c);
+    test_log_moved(&c);
+    test_log_folder_renamed(&c);
+    test_long_log(&c);
     test_threads(&c);
     test_progress(&c);
+    test_progress_plain(&c);
+    test_progress_stopped(&c);
     test_progress_width(&c);
     test_round_trip(&c);
     test_find(&c);

@@ -148,8 +148,9 @@ static const TostEngine toy = {
 // ---------------------------------------------------------------------------------------------
 // Runs
 
-#define BASE "--layers 1 --heads 1 --channels 4 --block-size 8 --vocab-size 257 --seq 8 --batch 2 --total-batch 16 " \
-             "--order sequential --sample-every 0 --warmup 2 --lr 0.01 --keep 0 "
+#define TOY "--layers 1 --heads 1 --channels 4 --block-size 8 --vocab-size 257 --seq 8 --batch 2 " \
+            "--order sequential --sample-every 0 --warmup 2 --lr 0.01 --keep 0 "
+#define BASE TOY "--total-batch 16 "
 #define NO_VAL "--val-every 0 "
 
 enum { TOKENS = 16, STEPS = 200 };   // tokens per step, steps per shard
@@ -464,6 +465,9 @@ static void interrupt(TostModel* m) { (void)m, raise(SIGINT); }
 static void terminate_twice(TostModel* m) { (void)m, raise(SIGINT), raise(SIGTERM); }
 static void hang_up(TostModel* m) { (void)m, raise(SIGHUP), raise(SIGHUP); }
 
+static void use_cpu(TostModel* m) { (void)m, raise(SIGXCPU), raise(SIGXCPU); }
+static void warn(TostModel* m) { (void)m, raise(SIGUSR1), raise(SIGHUP); }
+
 // Evaluation passes: one before each save, three per validation: before the first step and after steps 4, 8, 12.
 #define VALIDATED BASE "--data good.bin --val-data good.bin --val-every 4 --val-batches 3 --steps 12 --save-every 6 "
 
@@ -480,6 +484,8 @@ static void test_signals(Checks* c) {
         {"a terminal that closes", {TRAINING, 7, hang_up}, {0}, 129, 7, NULL},
         {"twice", {TRAINING, 8, terminate_twice}, {0}, 143, 6, NULL},
         {"again in a save", {TRAINING, 7, interrupt}, {GET, 60, interrupt}, 130, 6, NULL},
+        {"the CPU time limit, twice", {TRAINING, 7, use_cpu}, {0}, 128 + SIGXCPU, 7, NULL},
+        {"a warning of the batch system", {TRAINING, 7, warn}, {0}, 128 + SIGUSR1, 7, NULL},
     };
     write_shard("good.bin", 0, -1, -1);
     check_run(c, run(VALIDATED "--out reference"), 0, 0, NULL, "the uninterrupted run");
@@ -509,6 +515,31 @@ static void test_signals(Checks* c) {
         free(out);
         free(args);
         free(resume);
+    }
+}
+
+// Steps of 4 micro-batches: a signal in one of the first three drops the step; after the fourth the step is completed.
+static void test_signals_in_steps(Checks* c) {
+#define ACCUMULATED TOY NO_VAL "--data good.bin --total-batch 64 --steps 6 --save-every 6 "
+    check_run(c, run(ACCUMULATED "--out whole"), 0, 0, NULL, "the uninterrupted run");
+    for (int at = 1; at <= 12; at++) {
+        char *args = xasprintf(ACCUMULATED "--out part%d", at), *out = xasprintf("part%d", at);
+        char* resume = xasprintf("--resume --out %s", out);
+        char* says = xasprintf("step %d is incomplete (micro-batch %d of 4): it is dropped", at / 4 + 1, at % 4);
+        hooks[0] = (Hook){TRAINING, at, interrupt};
+        Outcome o = run(args);
+        check(c, o.status == 130 && saved(out, at / 4), "at micro-batch %d: status %d: %s", at, o.status, o.out);
+        check(c, (strstr(o.out, says) != NULL) == (at % 4 > 0), "at micro-batch %d: expected '%s': %s", at, says,
+              o.out);
+        check(c, row_of(out, at / 4).step == -1, "%s: the row of an incomplete step", out);
+        free(o.out);
+        free(o.err);
+        check_run(c, run(resume), 0, 0, NULL, "resumed within a step");
+        check_same(c, "whole", out, 6, "resumed within a step");
+        free(args);
+        free(out);
+        free(resume);
+        free(says);
     }
 }
 
@@ -571,7 +602,7 @@ static void test_lock(Checks* c) {
     check(c, !path_exists("alone/run.lock"), "the lock file is removed");
     for (size_t i = 0; i < countof(cases); i++) {
         TostError err;
-        must(folder_remove(NULL, "first", &err) && folder_remove(NULL, "other", &err), "folder_remove", &err);
+        must(remove_tree("first", &err) && remove_tree("other", &err), "remove_tree", &err);
         second_args = (char*)cases[i].args;
         hooks[0] = (Hook){TRAINING, 8, run_second};
         check_run(c, run(SAVING "--out first"), 0, 0, NULL, cases[i].what);
@@ -653,7 +684,7 @@ static void move_run(TostModel* m) { (void)m, must(rename("here", "there") == 0,
 
 static void remove_run(TostModel* m) {
     TostError err;
-    (void)m, must(folder_remove(NULL, "here", &err), "folder_remove", &err);
+    (void)m, must(remove_tree("here", &err), "remove_tree", &err);
 }
 
 // A run whose folder is renamed continues in it, and another run may take the old name.
@@ -777,7 +808,100 @@ static void test_full_disk(Checks* c) {
 }
 
 // ---------------------------------------------------------------------------------------------
+// Shards and logs that change during a run
+
+// Overwrites one token of changing.bin in the data of step 8, counted from 1.
+static void poke_token(uint16_t id) {
+    FILE* f = fopen("changing.bin", "r+");
+    must(f && fseek(f, 2 * (7 * TOKENS + 5), SEEK_SET) == 0 && fwrite(&id, 2, 1, f) == 1 && fclose(f) == 0,
+         "changing.bin", NULL);
+}
+static void spoil_data(TostModel* m) { (void)m, poke_token(60000); }
+
+// If the data cannot be read, the steps before are saved, and the run continues once the shard is repaired.
+static void test_bad_data(Checks* c) {
+#define CHANGING "--data changing.bin --steps 12 --save-every 10 "
+    write_shard("changing.bin", 0, -1, -1);
+    check_run(c, run(BASE NO_VAL CHANGING "--out intact"), 0, 0, NULL, "an intact shard");
+    hooks[0] = (Hook){TRAINING, 3, spoil_data};
+    Outcome o = run(BASE NO_VAL CHANGING "--out spoiled");
+    check(c, strstr(o.err, "changing.bin: ") && strstr(o.err, "; stopped after step "), "a bad id: %s", o.err);
+    check_run(c, o, 1, 1, "; train --resume --out spoiled continues from step ", "a bad id");
+    check_run(c, run("--resume --out spoiled"), 1, 1, "token 117 ", "a bad id that is still there");
+    write_shard("changing.bin", 0, -1, -1);
+    check_run(c, run("--resume --out spoiled"), 0, 0, NULL, "a repaired shard");
+    check_same(c, "intact", "spoiled", 12, "a repaired shard");
+}
+
+static void test_bad_validation_data(Checks* c) {
+#define VALIDATING BASE "--data good.bin --val-data changing.bin --val-every 4 --val-batches 30 --steps 8 " \
+                   "--save-every 8 "
+    check_run(c, run(VALIDATING "--out valid"), 0, 0, NULL, "intact validation data");
+    hooks[0] = (Hook){TRAINING, 3, spoil_data};
+    check_run(c, run(VALIDATING "--out invalid"), 1, 1, "stopped after step 4; train --resume --out invalid continues "
+              "from step 4", "bad validation data");
+    write_shard("changing.bin", 0, -1, -1);
+    check_run(c, run("--resume --out invalid"), 0, 0, NULL, "repaired validation data");
+    check_same(c, "valid", "invalid", 8, "repaired validation data");
+}
+
+static void cut_log(TostModel* m) { (void)m, must(truncate("cut/log.csv", 90) == 0, "truncate", NULL); }
+static void remove_log(TostModel* m) { (void)m, must(remove("gone/log.csv") == 0, "remove", NULL); }
+
+static void test_log_changed(Checks* c) {
+    hooks[0] = (Hook){TRAINING, 5, cut_log};
+    check_run(c, run(SAVING "--out cut"), 0, 1, "cut/log.csv was removed or changed by another program: the rows from "
+              "here on are in cut/log.csv.2", "a log that was truncated");
+    hooks[0] = (Hook){TRAINING, 5, remove_log};
+    check_run(c, run(SAVING "--out gone"), 0, 1, "in a new gone/log.csv", "a log that was removed");
+    char *cut = text_of("cut/log.csv.2"), *gone = text_of("gone/log.csv");
+    check(c, lines(cut) == 9 && strstr(cut, "\n4,80,"), "the other rows of a truncated log:\n%s", cut);
+    check(c, lines(gone) == 9 && row_of("gone", 0).step == 4, "the other rows of a removed log:\n%s", gone);
+    free(cut);
+    free(gone);
+    check_run(c, run("--resume --out gone --steps 14"), 0, 0, NULL, "a log that begins at a later step");
+}
+
+// ---------------------------------------------------------------------------------------------
 // Output to closed pipes and streams
+
+// A run with stdout and stderr on these descriptors, whose readers have stopped.
+static void check_unread(Checks* c, int out, int err, const char* what) {
+    hooks[0] = (Hook){TRAINING, 7, interrupt};
+    const char* args = BASE NO_VAL "--data good.bin --steps 12 --save-every 12 --out unread";
+    const int status = run_child(args, out, err, false);
+    memset(hooks, 0, sizeof hooks);
+    check(c, status == 130 && saved("unread", 7), "%s: status %d, saved %d", what, status, saved("unread", 7));
+    TostError ignored;
+    must(remove_tree("unread", &ignored), "unread", NULL);
+}
+
+// A signal saves although nothing reads the output.
+static void test_unread_output(Checks* c) {
+    int full[2], e[2];
+    must(pipe(full) == 0 && pipe(e) == 0, "pipe", NULL);
+    fill_pipe(full[1]);
+    check_unread(c, full[1], e[1], "a full pipe for stdout");
+    char* text = drain(e);
+    check(c, strstr(text, "stdout is not read: training continues"), "a full pipe for stdout: %s", text);
+    free(text);
+    check_unread(c, full[1], full[1], "a full pipe for stdout and stderr");
+    const int master = posix_openpt(O_RDWR | O_NOCTTY);
+    const bool ready = master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0;
+    const int slave = ready ? open(ptsname(master), O_RDWR | O_NOCTTY) : -1;
+    if (slave < 0) {
+        skip(c, "no pseudo-terminal: Ctrl-S not tested");
+        return;
+    }
+    must(write(master, "\023", 1) == 1, "Ctrl-S", NULL);
+    setenv("TERM", "xterm", 1);
+    check_unread(c, slave, slave, "Ctrl-S");
+    setenv("TERM", "dumb", 1);
+    close(slave);
+    close(master);
+    close(full[0]);
+    close(full[1]);
+}
 
 static void test_lost_output(Checks* c) {
     int ends[2];
@@ -834,6 +958,7 @@ int main(int argc, char** argv) {
     test_window_saved(&c);
     test_outliers(&c);
     test_signals(&c);
+    test_signals_in_steps(&c);
     test_open_row_damaged(&c);
     test_lock(&c);
     test_lock_notes(&c);
@@ -844,6 +969,10 @@ int main(int argc, char** argv) {
     test_no_data(&c);
     test_default_folders(&c);
     test_full_disk(&c);
+    test_bad_data(&c);
+    test_bad_validation_data(&c);
+    test_log_changed(&c);
+    test_unread_output(&c);
     test_lost_output(&c);
     test_changes(&c);
     drop_folder(dir);
