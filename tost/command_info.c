@@ -46,7 +46,8 @@ static bool info_model(const Options* o, TostError* err) {
     if (ok) {
         char* dir = path_dir(m.file);
         char* optimizer = path_join(dir, "optimizer.safetensors");
-        print_file("file", m.file);
+        char size[32];   // of the open file, which another process may have removed
+        printf("%-12s%s, %s\n", "file", m.file, human_bytes(size, (double)m.weights.file_size));
         print_file("optimizer", optimizer);
         print_model(&m);
         print_training(&m.info);

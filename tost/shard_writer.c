@@ -18,6 +18,7 @@ enum { MAX_SHARDS = 1000000 };  // SHARD_DIGITS digits, so that name order is to
 struct ShardWriter {
     char*    prefix;
     char*    folder;        // PREFIX.tmp
+    Folder   in;            // it, open
     Lock     lock;          // on it
     uint32_t vocab_size;
     uint64_t shard_tokens;
@@ -67,16 +68,19 @@ static bool lock_folder(ShardWriter* w, TostError* err) {
     bool made;
     LockResult result = LOCK_FAILED;
     do {
+        folder_close(&w->in);
         made = make_dirs(w->folder, err);
-        if (made) result = lock_take(&w->lock, w->folder, err);
+        if (made && folder_open(&w->in, NULL, w->folder, err)) result = lock_take(&w->lock, &w->in, err);
     } while (made && result == LOCK_FAILED && !path_exists(w->folder));
     if (made && result == LOCK_TAKEN) return true;
+    folder_close(&w->in);
     rmdir(w->folder);   // fails if it has files, such as the lock of another process
     return false;
 }
 
 static void unlock_folder(ShardWriter* w) {
     lock_release(&w->lock);
+    folder_close(&w->in);
     rmdir(w->folder);   // fails if it has other files, or a process has just locked it
 }
 

@@ -191,6 +191,25 @@ fi
 in_environment OMP_NUM_THREADS=bad
 in_environment OMP_NUM_THREADS=0
 in_environment OMP_NUM_THREADS=1000
+in_environment OMP_STACKSIZE=16k OMP_NUM_THREADS=2
+# shallow ARGUMENTS…: runs the binary with the stacks of a small embedded system.
+shallow() {
+    (ulimit -s 64 && exec env OMP_STACKSIZE=16k OMP_NUM_THREADS=2 "$binary" "$@") >stdout 2>stderr </dev/null
+    status=$?
+    check "a stack of 64 KiB: '$*' succeeds: $status $(head -c 300 stderr)" [ $status -eq 0 ]
+}
+if grep -q __asan_init "$binary"; then
+    skip "small stacks: the address sanitizer needs more"
+else
+    shallow $eight --data d.bin --save-every 2 --sample-every 2 --out shallow
+    check "a stack of 64 KiB: the same losses" same_run normal shallow
+    shallow train --resume --out shallow --steps 3
+    shallow eval --model shallow --data d.bin
+    shallow sample --model shallow --tokens 20
+    shallow inspect --model shallow --text "some text" --out shallow.safetensors
+    shallow tokenize --tokenizer vocab.bpe --out shallow_t story.txt
+    shallow info shallow
+fi
 env -i "$binary" info normal >stdout 2>stderr
 check "an empty environment: status 0" [ $? -eq 0 ]
 "$binary" info normal <&- >stdout 2>stderr
