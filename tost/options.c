@@ -71,6 +71,9 @@ static const Row table[] = {
      .unit = "tokens", .help = "maximum sequence length"},
     {"vocab-size", TRAIN, MODEL, INT, AT(config.vocab_size), NOT_SAVED, "N", .min = 1, .max = TOST_MAX_VOCAB_SIZE,
      .unit = "tokens", .help = "vocabulary size, at least that of the tokenizer"},
+    {"vocab-size", INFO, MODEL, INT, AT(config.vocab_size), NOT_SAVED, "N", .min = 1, .max = TOST_MAX_VOCAB_SIZE,
+     .default_text = "that of vocab.bpe next to the shard, if there is one",
+     .help = "check that the ids of a shard are less than N"},
     {"bias", TRAIN, MODEL, INT, AT(config.bias), NOT_SAVED, "0|1", .max = 1,
      .help = "1: Linear and LayerNorm layers have a bias"},
     {"membership", TRAIN, MODEL, CHOICE, AT(config.membership), NOT_SAVED, "learned|uniform",
@@ -229,7 +232,7 @@ static const struct { const char *name, *usage, *about; } commands[COMMANDS] = {
     {"sample",   "sample [options]", "generate text"},
     {"eval",     "eval (--data GLOB | --task NAME FILE) [options]", "evaluate a model on token shards or on a task"},
     {"tokenize", "tokenize --tokenizer FILE --out PREFIX [options] FILE…", "convert text to token shards"},
-    {"info",     "info [PATH]", "show what a model file, checkpoint or run contains"},
+    {"info",     "info [PATH | SHARD…]", "show what a model file, checkpoint or run contains; check token shards"},
     {"inspect",  "inspect --text TEXT --out FILE [options]", "save memberships and projected tokens for a text"},
 };
 
@@ -717,9 +720,9 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
         case COMMAND_EVAL: return options_check_pass(o->batch, o->seq, err) && check_eval(o, err);
         case COMMAND_TOKENIZE: return check_tokenize(o, err);
         case COMMAND_INFO:
-            if (o->n_files > 1 || (first && o->model))
-                return tost_error(err, "unexpected argument '%.200s': info takes one PATH", o->files[o->n_files - 1]);
-            if (first) o->model = first;
+            if (first && o->model)
+                return tost_error(err, "unexpected argument '%.200s': info takes one PATH, or shards", first);
+            if (o->n_files == 1) o->model = first;
             return true;
         case COMMAND_INSPECT:
             if (first) return tost_error(err, "unexpected argument '%.200s': give the text as --text TEXT", first);

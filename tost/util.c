@@ -143,6 +143,7 @@ static bool read_all(Bytes* out, int fd) {
         if (cap - out->size < 2) out->data = xrealloc(out->data, cap *= 2);
         ssize_t n = read(fd, out->data + out->size, cap - out->size - 1);
         if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && errno == EAGAIN && fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK) == 0) continue;
         if (n < 0) return false;
         if (n == 0) break;
         out->size += (size_t)n;
@@ -151,16 +152,24 @@ static bool read_all(Bytes* out, int fd) {
     return true;
 }
 
+static bool is_fifo(int fd) {
+    struct stat st;
+    return fstat(fd, &st) == 0 && S_ISFIFO(st.st_mode);
+}
+
+// A FIFO that no process writes to is an error; it is opened with O_NONBLOCK, because open would wait for a writer.
 bool read_file(Bytes* out, const char* path, TostError* err) {
     bool is_stdin = strcmp(path, "-") == 0;
     *out = (Bytes){0};
-    int fd = is_stdin ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
+    int fd = is_stdin ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return tost_error(err, "%s: cannot be opened: %s", path, strerror(errno));
     bool ok = read_all(out, fd);
     if (!ok && errno == EISDIR) tost_error(err, "%s: is a folder: give a file name", path);
     else if (!ok)
         tost_error(err, "%s: cannot be read after %zu bytes: %s", is_stdin ? "standard input" : path,
                    out->size, strerror(errno));
+    if (ok && out->size == 0 && !is_stdin && is_fifo(fd))
+        ok = tost_error(err, "%s: a FIFO that no process writes to: give a regular file", path);
     if (ok && out->size > MAX_FILE_BYTES)
         ok = tost_error(err, "%s: larger than %d bytes: give a smaller file",
                         is_stdin ? "standard input" : path, MAX_FILE_BYTES);

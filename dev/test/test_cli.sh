@@ -71,7 +71,7 @@ for line in \
     "sample model tokenizer prompt tokens samples temperature top-k top-p seed dtype threads help" \
     "eval model data task json tokenizer batch seq stride windows seed dtype threads help" \
     "tokenize tokenizer out val-frac shard-tokens jsonl seed threads quiet help" \
-    "info model help" \
+    "info model vocab-size help" \
     "inspect model text out tokenizer dtype threads help"; do
     # shellcheck disable=SC2086
     set -- $line

@@ -208,6 +208,8 @@ class Trial:
             return once or call in ("unlink", "close")
         made = {*self.job.start, *(r.path for r in self.result.journal if r.name == "mkdir")}
         again = (call == "mkdir" and path in made) or (call == "rename" and "/step_" in path)
+        if self.job.name == "tokenize" and call == "rmdir" and path.endswith(".tmp"):
+            return True   # the shards are complete; the next tokenize uses the folder again
         return self.errno in (None, errno.EINTR) or call == "close" or (once and again) or self.old_remains()
 
     def old_remains(self):
@@ -228,6 +230,8 @@ class Trial:
             return True
         path, err = self.fault[1], self.result.err
         names = {os.path.basename(path), os.path.basename(os.path.dirname(path)), path.removesuffix(".tmp")} - {""}
+        if path.endswith("run.lock"):   # a harmless failure, followed by that of another call below the same folder
+            names.add(path.split("/")[0])
         heading = re.compile(r".*, step \d+; shards: \d+; windows: ")
         lines = [x for x in err.splitlines() if not heading.match(x) and self.REMAINS not in x]
         self.check(len(lines) == 1, f"expected one line on stderr: {err!r}")
@@ -267,9 +271,10 @@ def fail_and_continue(t):
 
 
 def fail_tokenize(t):
-    """tokenize must write all shards or none."""
+    """tokenize must write all shards or none. The folder of a writer may remain if it cannot be removed."""
     t.launch()
-    left = sorted(t.case.tree("made"))
+    removing = t.do.startswith("stay") or (t.fault[0] in ("unlink", "rmdir", "close") and ".tmp" in t.fault[1])
+    left = sorted(n for n in t.case.tree("made") if not (removing and re.search(r"\.tmp(/run\.lock)?$", n)))
     if not t.check_failure():
         whole = ["made", "made/x_train_000000.bin", "made/x_train_000001.bin", "made/x_val_000000.bin"]
         t.check(left == whole, f"not all shards: {left}")
