@@ -7,7 +7,7 @@
 
 enum { NAME_COLUMN = 32, PAGE_WIDTH = 100 };
 
-static const char exit_status[] = "0 success, 1 failure, 2 invalid command line, 129, 130 or 143 stopped by a signal.";
+static const char exit_status[] = "0 success, 1 failure, 2 invalid command line, 128 + N stopped by signal N.";
 
 // ---------------------------------------------------------------------------------------------
 // --help
