@@ -144,7 +144,7 @@ static void test_folders(Checks* c, const char* tmp) {
     check_refused(c, make_dirs(below_file, &err), &err, "x/y/file: the folder cannot be created",
                   "make_dirs below a file");
     char *made = path_join(top, "made/here"), *vast = xasprintf("%s/%0300d", made, 0);
-    check_refused(c, make_dirs(vast, &err), &err, "File name too long", "make_dirs with a name of 300 bytes");
+    check_refused(c, make_dirs(vast, &err), &err, "ame too long", "make_dirs with a name of 300 bytes");
     check(c, existing_dirs(made) == strlen(top), "make_dirs must remove what it made: %zu", existing_dirs(made));
     check(c, existing_dirs(deep) == strlen(deep), "existing_dirs: %zu", existing_dirs(deep));
     remove_new_dirs(deep, strlen(top));
