@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "generate.h"
 #include "run.h"
-#include "sampler.h"
 #include "schedule.h"
 #include "signals.h"
 
@@ -252,8 +252,9 @@ static bool write_sample(Run* r, TostError* err) {
     char* text = NULL;
     size_t n = 0;
     FILE* stream = open_memstream(&text, &n);
-    const Generator generator = {r->engine, r->model, &o->config, r->tokenizer,
-                                 {o->temperature, o->top_k, o->top_p}, append_piece, stream};
+    const Generator generator = {.engine = r->engine, .model = r->model, .config = &o->config,
+                                 .tokenizer = r->tokenizer, .options = {o->temperature, o->top_k, o->top_p},
+                                 .piece = append_piece, .context = stream};
     const bool ok = generate(&result, &generator, NULL, 0, o->sample_tokens, &rng, err);
     fclose(stream);
     if (ok) report_sample(r, text, n);
