@@ -3,14 +3,16 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "commands.h"
-#include "data.h"
 #include "eval_report.h"
 #include "eval_task.h"
 #include "json_write.h"
 #include "progress.h"
 #include "rng.h"
+#include "shards.h"
+#include "signals.h"
 
 // ---------------------------------------------------------------------------------------------
 // Windows
@@ -52,10 +54,10 @@ static Window next_window(Windows* w, uint64_t i) {
 typedef struct { Ratio loss; int64_t tokens; uint64_t bytes; double seconds; } Score;
 
 // Fills inputs, targets (T). Targets that are not scored are -1; inputs past the end of the data are 0.
-static bool fill_window(int32_t* inputs, int32_t* targets, const ShardStream* s, const Window* w, int T,
-                        TostError* err) {
-    const uint64_t n = (uint64_t)w->end;
-    if (!stream_read(inputs, s, w->start, n, err) || !stream_read(targets, s, w->start + 1, n, err)) return false;
+static bool fill_window(int32_t* inputs, int32_t* targets, ShardStream* s, const Window* w, int T, TostError* err) {
+    const size_t n = (size_t)w->end;
+    if (!stream_read(targets, s, w->start + 1, n, err) || !stream_read(inputs, s, w->start, 1, err)) return false;
+    memcpy(inputs + 1, targets, (n - 1) * sizeof *inputs);
     for (int t = w->end; t < T; t++) inputs[t] = 0;
     for (int t = 0; t < T; t++)
         if (t < w->skip || t >= w->end) targets[t] = -1;
@@ -89,7 +91,7 @@ static void add_window(Score* r, JsonFile* json, const double* losses, const Win
 
 typedef struct {
     LoadedModel*       model;
-    const ShardStream* data;
+    ShardStream*       data;
     const Tokenizer*   tokenizer;   // NULL: do not count bytes
     Windows            windows;
     int                batch;
@@ -107,6 +109,7 @@ static bool score(Score* r, JsonFile* json, Evaluation* e, TostError* err) {
     for (uint64_t first = 0; first < w->count;) {
         const uint64_t left = w->count - first;
         const int n = left < (uint64_t)e->batch ? (int)left : e->batch;
+        stream_recheck(e->data);
         for (int i = 0; i < n && ok; i++) {
             window[i] = next_window(w, first + (uint64_t)i);
             ok = fill_window(inputs + i * T, targets + i * T, e->data, &window[i], w->T, err);
@@ -176,7 +179,7 @@ static bool find_tokenizer(Tokenizer** tokenizer, const LoadedModel* model, cons
     return true;
 }
 
-static bool eval_data(LoadedModel* model, const Options* o, const ShardStream* data, TostError* err) {
+static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, TostError* err) {
     const int block = model->info.config.block_size, T = o->seq ? o->seq : block;
     if (stream_tokens(data) < 2)
         return tost_error(err, "--data %s: %llu tokens; eval needs at least two", o->data,
@@ -219,6 +222,7 @@ int command_eval(const Options* o, const TostEngine* engine) {
     TostError err;
     LoadedModel model;
     ShardStream data = {0};
+    signals_ignore_write_errors();
     bool ok = loaded_model_find(&model, o, engine, &err) && check_lengths(&model, o, &err);
     if (ok && o->data)
         ok = stream_open(&data, o->data, (uint32_t)model.info.config.vocab_size, &err)

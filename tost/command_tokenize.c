@@ -2,6 +2,7 @@
 #include <stdio.h>
 
 #include "commands.h"
+#include "signals.h"
 #include "tokenize.h"
 
 int command_tokenize(const Options* o) {
@@ -12,7 +13,12 @@ int command_tokenize(const Options* o) {
         .quiet = o->quiet};
     TokenizeResult r;
     TostError err;
-    if (!tokenize_files(&options, &r, &err)) return command_failed(o, &err);
+    signals_ignore_write_errors();
+    signals_catch();
+    if (!tokenize_files(&options, &r, &err)) {
+        print_error(o, &err);
+        return signals_received() ? 128 + signals_received() : STATUS_FAILED;
+    }
     if (o->quiet) return 0;
     char bytes[32];
     printf("%llu document%s, %s: %llu tokens\n", (unsigned long long)r.documents, r.documents == 1 ? "" : "s",

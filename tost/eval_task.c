@@ -364,6 +364,7 @@ bool eval_task(LoadedModel* model, const Options* o, TostError* err) {
     if (ok) {
         fprintf(stderr, "%s, step %lld; examples of %s in %s: %zu\n", model->file, (long long)model->info.step,
                 task_name(r.task), o->files[0], r.examples.count);
+        if (r.examples.mark) fprintf(stderr, "%s: skipped the byte order mark at its beginning\n", o->files[0]);
         const double start = now_seconds();
         ok = score_all(&r, err);
         if (ok) report(&json, &r, o, now_seconds() - start);

@@ -7,6 +7,19 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "threads.h"
+
+// Sets the number of threads of all parallel regions: --threads or, up to the same limit, OMP_NUM_THREADS.
+static void set_threads(const Options* o) {
+    const int threads = o->threads ? o->threads : threads_max();
+    TostError line;
+    if (threads > THREADS_LIMIT) {
+        tost_error(&line, "OMP_NUM_THREADS is %d: limited to %d threads", threads, THREADS_LIMIT);
+        print_error(o, &line);
+    }
+    threads_set(threads < THREADS_LIMIT ? threads : THREADS_LIMIT);
+}
+
 static int run_command(const Options* o, const TostEngine* engine) {
     switch (o->command) {
         case COMMAND_TRAIN: return command_train(o, engine);
@@ -36,7 +49,10 @@ int tost_main(int argc, char** argv, const TostEngine* engine) {
     if (!options_parse(&o, &help, argc, argv, engine, &err)) {
         print_error(&o, &err);
         status = STATUS_USAGE;
-    } else if (!help) status = run_command(&o, engine);
+    } else if (!help) {
+        set_threads(&o);
+        status = run_command(&o, engine);
+    }
     options_free(&o);
     if (status == 0 && (fflush(stdout) != 0 || ferror(stdout))) {
         tost_error(&err, "stdout cannot be written: %s", strerror(errno));

@@ -71,6 +71,9 @@ static const Row table[] = {
      .unit = "tokens", .help = "maximum sequence length"},
     {"vocab-size", TRAIN, MODEL, INT, AT(config.vocab_size), NOT_SAVED, "N", .min = 1, .max = TOST_MAX_VOCAB_SIZE,
      .unit = "tokens", .help = "vocabulary size, at least that of the tokenizer"},
+    {"vocab-size", INFO, MODEL, INT, AT(config.vocab_size), NOT_SAVED, "N", .min = 1, .max = TOST_MAX_VOCAB_SIZE,
+     .default_text = "that of vocab.bpe next to the shard, if there is one",
+     .help = "check that the ids of a shard are less than N"},
     {"bias", TRAIN, MODEL, INT, AT(config.bias), NOT_SAVED, "0|1", .max = 1,
      .help = "1: Linear and LayerNorm layers have a bias"},
     {"membership", TRAIN, MODEL, CHOICE, AT(config.membership), NOT_SAVED, "learned|uniform",
@@ -112,7 +115,8 @@ static const Row table[] = {
     {"resume", TRAIN, FILES, FLAG, AT(resume), NOT_SAVED, "",
      .help = "continue from the newest complete checkpoint in --out; the results equal those of an uninterrupted run"},
     {"overwrite", TRAIN, FILES, FLAG, AT(overwrite), NOT_SAVED, "",
-     .help = "start a new run in --out even if it contains one; deletes the old checkpoints and log"},
+     .help = "start a new run in --out even if it contains one; its first checkpoint replaces the old checkpoints and "
+             "log"},
     {"log", TRAIN, FILES, STRING, AT(log), OVERRIDABLE, "FILE", .default_text = "log.csv in the run folder",
      .help = "CSV log with one row per step; an existing log is only accepted with --resume or --overwrite"},
     {"val-frac", TOKENIZE, FILES, REAL, AT(val_frac), NOT_SAVED, "X", .max = 0.999999, .value = 0.01,
@@ -215,7 +219,7 @@ static const Row table[] = {
     {"dtype", TRAIN | SAMPLE | EVAL | INSPECT, MACHINE, CHOICE, AT(dtype), OVERRIDABLE, DTYPES,
      .help = "precision of matrix products; the CPU supports fp32 only"},
     {"threads", TRAIN | SAMPLE | EVAL | TOKENIZE | INSPECT, MACHINE, INT, AT(threads), OVERRIDABLE, "N",
-     .max = 4096, .help = "number of CPU threads; 0: OMP_NUM_THREADS, or all cores"},
+     .max = THREADS_LIMIT, .help = "number of CPU threads; 0: OMP_NUM_THREADS, or all cores"},
     {"recompute", TRAIN, MACHINE, FLAG, AT(recompute), NOT_SAVED, "",
      .help = "activation checkpointing: store only the input of each layer and recompute the rest in the backward "
              "pass; less memory, more time, same results"},
@@ -233,7 +237,7 @@ static const struct { const char *name, *usage, *about; } commands[COMMANDS] = {
     {"sample",   "sample [options]", "generate text"},
     {"eval",     "eval (--data GLOB | --task NAME FILE) [options]", "evaluate a model on token shards or on a task"},
     {"tokenize", "tokenize --tokenizer FILE --out PREFIX [options] FILE…", "convert text to token shards"},
-    {"info",     "info [PATH]", "show what a model file, checkpoint or run contains"},
+    {"info",     "info [PATH | SHARD…]", "show what a model file, checkpoint or run contains; check token shards"},
     {"inspect",  "inspect --text TEXT --out FILE [options]", "save memberships and projected tokens for a text"},
 };
 
@@ -554,7 +558,7 @@ static void print_help(const Options* o, bool all_commands) {
         }
     }
     if (o->command == COMMAND_TRAIN) print_overridable();
-    printf("\nExit status: 0 success, 1 failure, 2 invalid command line, 129, 130 or 143 stopped by a signal.\n");
+    printf("\nExit status: 0 success, 1 failure, 2 invalid command line, 128 + N stopped by signal N.\n");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -638,23 +642,18 @@ static void set_preset(Options* o) {
 // ---------------------------------------------------------------------------------------------
 // Checks of combinations
 
-// Rejects options that have no effect because of another option.
-static bool check_unused(const Options* o, TostError* err) {
-    const struct { const char *name, *with; int64_t every; } unused[] = {
-        {"val-data", "val-every", o->val_every},
-        {"val-batches", "val-every", o->val_every},
-        {"keep", "save-every", o->save_every},
-        {sample_option_given(o), "sample-every", o->sample_every},
+char* options_unused(const Options* given, const Options* o, int i) {
+    const struct { const char *name, *with; bool off; } unused[] = {
+        {"val-data", "val-every 0", o->val_every == 0},
+        {"val-batches", "val-every 0", o->val_every == 0},
+        {"keep", "save-every 0", o->save_every == 0},
+        {sample_option_given(given), "sample-every 0", o->sample_every == 0},
+        {sample_option_given(given), "quiet", o->quiet && o->sample_every > 0},
     };
-    for (size_t i = 0; i < countof(unused); i++) {
-        const char *name = unused[i].name, *with = unused[i].with;
-        if (unused[i].every == 0 && option_given(o, with) && name && option_given(o, name))
-            return tost_error(err, "--%s has no effect with --%s 0: remove one of them", name, with);
-    }
-    if (o->quiet && sample_option_given(o))
-        return tost_error(err, "--%s has no effect with --quiet, which prints no samples: remove one of them",
-                          sample_option_given(o));
-    return true;
+    for (size_t k = 0; k < countof(unused); k++)
+        if (unused[k].off && unused[k].name && option_given(given, unused[k].name) && i-- == 0)
+            return xasprintf("--%s has no effect with --%s", unused[k].name, unused[k].with);
+    return NULL;
 }
 
 static bool check_train(Options* o, TostError* err) {
@@ -669,7 +668,6 @@ static bool check_train(Options* o, TostError* err) {
     if (o->overwrite && !o->out) return tost_error(err, "--overwrite needs --out DIR, the run to replace");
     if (!o->data && !o->resume)
         return tost_error(err, "--preset %s needs --data GLOB: token shards made with tokenize", o->preset);
-    if (!check_unused(o, err)) return false;
     if (o->resume || o->init) return true;   // sizes come from a file and are checked by options_take_config
     return tost_config_check(&o->config, err) && derive_defaults(o, err);
 }
@@ -729,9 +727,9 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
         case COMMAND_EVAL: return options_check_pass(o->batch, o->seq, err) && check_eval(o, err);
         case COMMAND_TOKENIZE: return check_tokenize(o, err);
         case COMMAND_INFO:
-            if (o->n_files > 1 || (first && o->model))
-                return tost_error(err, "unexpected argument '%.200s': info takes one PATH", o->files[o->n_files - 1]);
-            if (first) o->model = first;
+            if (first && o->model)
+                return tost_error(err, "unexpected argument '%.200s': info takes one PATH, or shards", first);
+            if (o->n_files == 1) o->model = first;
             return true;
         case COMMAND_INSPECT:
             if (first) return tost_error(err, "unexpected argument '%.200s': give the text as --text TEXT", first);

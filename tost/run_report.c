@@ -1,7 +1,6 @@
 // run_report.c: the output of a training run, except for its step lines.
 #include <errno.h>
 #include <math.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,11 +25,19 @@ void run_warn(Run* r, const char* fmt, ...) {
 }
 
 void report_lost_output(Run* r) {
-    if (!r->progress.failed) return;
-    run_warn(r, "stdout cannot be written: %s; training continues without it, log and checkpoints are still written",
-             strerror(r->progress.failed));
-    r->progress.failed = 0;
-    if (!freopen("/dev/null", "w", stdout)) clearerr(stdout);   // buffered output would fail again at exit
+    const int why = r->progress.failed;
+    if (!why || why == r->progress.reported) return;
+    r->progress.reported = why;
+    if (why == EAGAIN)
+        run_warn(r, "stdout is not read: training continues and lines are dropped until it is; log and checkpoints are "
+                 "still written");
+    else run_warn(r, "stdout cannot be written: %s; training continues without it, log and checkpoints are still "
+                  "written", strerror(why));
+}
+
+void report_log(Run* r) {
+    if (r->log.moved.text[0]) run_warn(r, "%s", r->log.moved.text);
+    r->log.moved.text[0] = 0;
 }
 
 // Quotes a word for the shell, if necessary. free()
@@ -123,11 +130,20 @@ static void report_changes(Run* r) {
     }
 }
 
+static void report_unused(Run* r) {
+    char* line;
+    for (int i = 0; (line = options_unused(r->args, &r->o, i)); i++) {
+        run_warn(r, "%s", line);
+        free(line);
+    }
+}
+
 void report_settings(Run* r, const char* device) {
     progress_text(&r->progress, "%-11s%s", "device", device);
     report_model(r);
     report_data(r);
     report_changes(r);
+    report_unused(r);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -164,9 +180,8 @@ void report_finished(Run* r) {
 void report_end(Run* r) {
     Progress* p = &r->progress;
     const bool stopped = r->info.step < r->o.steps;
-    const char* by = signals_received() == SIGINT ? "SIGINT" : signals_received() == SIGTERM ? "SIGTERM" : "SIGHUP";
     const long long step = (long long)r->info.step, steps = (long long)r->o.steps;
-    if (stopped) progress_text(p, "stopped by %s after step %lld of %lld", by, step, steps);
+    if (stopped) progress_text(p, "stopped by %s after step %lld of %lld", signals_name(), step, steps);
     else progress_text(p, "done: %lld step%s, %lld tokens", step, step == 1 ? "" : "s", (long long)r->info.tokens);
     if (r->info.outliers.skipped > 0)
         progress_text(p, "%-11s%lld of %lld steps (rows with lr 0 in the log)", "skipped",

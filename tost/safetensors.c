@@ -12,7 +12,7 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the format is little-endian and read without conversion");
 
-enum { HEADER_MAX = 100000000, BLOCK = 1 << 16, CRC_BLOCK = 1 << 18 };  // bytes; HEADER_MAX is the format's limit
+enum { HEADER_MAX = 100000000, BLOCK = 1 << 14, CRC_BLOCK = 1 << 18 };  // bytes; HEADER_MAX is the format's limit
 
 static const struct { const char* name; size_t size; } dtypes[ST_DTYPES] = {
     [ST_F64] = {"F64", 8}, [ST_F32] = {"F32", 4}, [ST_F16] = {"F16", 2}, [ST_BF16] = {"BF16", 2},
@@ -265,8 +265,6 @@ static bool parse_header(StFile* f, TostError* err) {
 static bool open_checked(StFile* f, TostError* err) {
     struct stat st;
     uint64_t header;
-    f->fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // do not wait for the writer of a FIFO
-    if (f->fd < 0) return tost_error(err, "%s: cannot be opened: %s", f->path, strerror(errno));
     if (fstat(f->fd, &st) != 0) {
         return tost_error(err, "%s: fstat failed: %s", f->path, strerror(errno));
     }
@@ -299,10 +297,16 @@ bool st_begins(const char* head, size_t n) {
     return header >= 2 && header <= HEADER_MAX && head[sizeof header] == '{';
 }
 
-bool st_open(StFile* f, const char* path, TostError* err) {
-    *f = (StFile){.fd = -1, .path = xstrdup(path)};
-    if (open_checked(f, err)) return true;
+bool st_open(StFile* f, const char* path, TostError* err) { return st_open_in(f, NULL, path, err); }
+
+bool st_open_in(StFile* f, const Folder* in, const char* name, TostError* err) {
+    *f = (StFile){.path = folder_path(in, name)};
+    f->fd = openat(folder_fd(in), name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);   // do not wait for the writer of a FIFO
+    const int why = f->fd < 0 ? errno : 0;
+    if (why) tost_error(err, "%s: cannot be opened: %s", f->path, strerror(why));
+    else if (open_checked(f, err)) return true;
     st_close(f);
+    errno = why;
     return false;
 }
 
@@ -492,18 +496,25 @@ static bool write_failed(const StWriter* w, TostError* err) {
 
 bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tensors, const StMeta* meta,
               int n_meta, TostError* err) {
+    return st_begin_in(w, NULL, path, tensors, n_tensors, meta, n_meta, err);
+}
+
+bool st_begin_in(StWriter* w, const Folder* in, const char* name, const StTensor* tensors, int n_tensors,
+                 const StMeta* meta, int n_meta, TostError* err) {
     char* header = NULL;
     size_t n = 0;
-    *w = (StWriter){.path = xstrdup(path)};
+    *w = (StWriter){.in = in, .name = xstrdup(name), .path = folder_path(in, name)};
     FILE* memory = open_memstream(&header, &n);
-    if (!memory) return tost_error(err, "%s: no memory for the header: %s", path, strerror(errno));
+    if (!memory) return tost_error(err, "%s: no memory for the header: %s", w->path, strerror(errno));
     bool ok = put_header(w, memory, tensors, n_tensors, meta, n_meta, err);
     if (fclose(memory) != 0 && ok) {
-        ok = tost_error(err, "%s: no memory for the header: %s", path, strerror(errno));
+        ok = tost_error(err, "%s: no memory for the header: %s", w->path, strerror(errno));
     }
     if (ok) {
-        w->out = fopen(path, "wb");
-        if (!w->out) ok = tost_error(err, "%s: cannot be created: %s", path, strerror(errno));
+        const int fd = openat(folder_fd(in), name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+        w->out = fd < 0 ? NULL : fdopen(fd, "wb");
+        if (!w->out) ok = tost_error(err, "%s: cannot be created: %s", w->path, strerror(errno));
+        if (fd >= 0 && !w->out) close(fd);
     }
     if (ok) {
         uint64_t length = n;
@@ -525,6 +536,12 @@ bool st_append(StWriter* w, const void* data, size_t bytes, TostError* err) {
     return true;
 }
 
+static void drop_writer(StWriter* w) {
+    free(w->name);
+    free(w->path);
+    *w = (StWriter){0};
+}
+
 bool st_finish(StWriter* w, TostError* err) {
     bool ok = w->written == w->expected
         || tost_error(err, "%s: %" PRIu64 " bytes of tensors were declared, but %" PRIu64 " written", w->path,
@@ -535,17 +552,15 @@ bool st_finish(StWriter* w, TostError* err) {
         if (!ok) write_failed(w, err);
     }
     if (fclose(w->out) != 0 && ok) ok = write_failed(w, err);
-    if (!ok) unlink(w->path);
-    free(w->path);
-    *w = (StWriter){0};
+    if (!ok) unlinkat(folder_fd(w->in), w->name, 0);
+    drop_writer(w);
     return ok;
 }
 
 void st_abandon(StWriter* w) {
     if (w->out) {  // otherwise st_begin did not create the file
         fclose(w->out);
-        unlink(w->path);
+        unlinkat(folder_fd(w->in), w->name, 0);
     }
-    free(w->path);
-    *w = (StWriter){0};
+    drop_writer(w);
 }

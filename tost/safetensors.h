@@ -37,6 +37,7 @@ typedef struct {
 
 bool            st_begins(const char* head, size_t n);                  // true if a file begins like a safetensors file
 bool            st_open(StFile* f, const char* path, TostError* err);   // on failure there is nothing to close
+bool            st_open_in(StFile* f, const Folder* in, const char* name, TostError* err);   // sets errno
 void            st_close(StFile* f);
 const StTensor* st_find(const StFile* f, const char* name);             // NULL if absent
 const char*     st_meta(const StFile* f, const char* key);              // NULL if absent
@@ -51,7 +52,8 @@ bool st_crc32(const StFile* f, uint32_t* crc, TostError* err);          // of al
 // data starts at a multiple of 8. Bytes of names and metadata that are not UTF-8 are written as U+FFFD.
 
 typedef struct {
-    char*     path;
+    const Folder* in;             // of the file, or NULL
+    char *    name, *path;        // name: in that folder; path: for messages
     FILE*     out;
     uint64_t  expected, written;  // tensor bytes
     uint32_t  crc;
@@ -61,6 +63,8 @@ typedef struct {
 // Uses name, dtype, ndim and shape of each tensor.
 bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tensors,
               const StMeta* meta, int n_meta, TostError* err);
+bool st_begin_in(StWriter* w, const Folder* in, const char* name, const StTensor* tensors, int n_tensors,
+                 const StMeta* meta, int n_meta, TostError* err);
 bool st_append(StWriter* w, const void* data, size_t bytes, TostError* err);
 bool st_finish(StWriter* w, TostError* err);  // writes the CRC, fsyncs, closes; removes the file on failure
 void st_abandon(StWriter* w);                 // closes and removes the file; allowed after any failure and after itself

@@ -2,6 +2,8 @@
 #ifndef TOST_THREADS_H
 #define TOST_THREADS_H
 
+enum { THREADS_LIMIT = 4096 };   // of --threads and OMP_NUM_THREADS; creating more takes minutes
+
 #ifdef _OPENMP
 #include <omp.h>
 enum { THREADS_MANY = 1 };   // true if this build can run more than one thread

@@ -71,7 +71,7 @@ for line in \
     "sample model tokenizer prompt prompts tokens samples stop temperature top-k top-p seed dtype threads help" \
     "eval model data task json tokenizer batch seq stride windows seed dtype threads help" \
     "tokenize tokenizer out val-frac shard-tokens jsonl seed threads quiet help" \
-    "info model help" \
+    "info model vocab-size help" \
     "inspect model text out tokenizer dtype threads help"; do
     # shellcheck disable=SC2086
     set -- $line
@@ -103,7 +103,7 @@ check "errors use the program's name" [ "$(./other_name info nowhere 2>&1 | cut 
 
 run 0 $tiny --steps 6 --save-every 3 --val-every 2 --sample-every 2 --out straight
 check "nothing on stderr" empty stderr
-check "a line per step" [ "$(grep -c '^step ' stdout)" -eq 6 ]
+check "lines of the first and the last step" [ "$(grep -c '^step [16]/6  loss' stdout)" -eq 2 ]
 check "a sample" grep -q 'sample after step 6' stdout
 check "a row per step and a header" [ "$(wc -l <straight/log.csv)" -eq 7 ]
 check "the log counts steps from 0" [ "$(sed -n 2p straight/log.csv | cut -d, -f1,2)" = "0,128" ]
@@ -118,6 +118,16 @@ check "a resumed run ends with the same parameters and Adam moments" \
 check "a resumed run has the same log" same_log straight/log.csv halfway/log.csv
 run 0 --resume --out halfway --quiet
 check "--quiet: nothing on stdout" empty stdout
+for unused in "val-data nowhere --val-every 0" "val-batches 3 --val-every 0" "keep 3 --save-every 0" \
+    "temperature 0.5 --sample-every 0" "sample-tokens 8 --quiet"; do
+    rm -rf unused
+    run 0 $small --steps 1 --out unused --$unused
+    check "--$unused: $(cat stderr)" grep -q -e "--${unused%% *} has no effect with --${unused##* --}" stderr
+done
+run 0 --resume --out unused --steps 2 --val-every 0 --val-batches 3
+check "options without effect on --resume: $(cat stderr)" says "--val-batches has no effect with --val-every 0" stderr
+OMP_NUM_THREADS=20000 run 1 sample --model nowhere
+check "OMP_NUM_THREADS is limited: $(cat stderr)" grep -q '20000.*4096' stderr
 run 0 --resume --out halfway
 check "--resume of a finished run prints that it is finished" says "is finished" stdout
 run 0 --resume --out halfway --steps 8
@@ -237,7 +247,7 @@ for signal in "INT 130" "TERM 143" "HUP 129"; do
     check "SIG$1: prints how to resume" says "train --resume --out stopped" stdout
     done_steps=$(($(wc -l <stopped/log.csv) - 1))
     last=stopped/$(printf 'step_%08d' $done_steps)
-    check "SIG$1: the current step is saved" [ -f "$last/model.safetensors" ]
+    check "SIG$1: the last completed step is saved" [ -f "$last/model.safetensors" ]
     run 0 --resume --out stopped --steps $((done_steps + 2)) --quiet
     run 0 $small $constant --steps $((done_steps + 2)) --out steady --quiet
     last=$(printf 'step_%08d' $((done_steps + 2)))

@@ -125,6 +125,15 @@ static void test_folders(Checks* c, const char* tmp) {
     write_bytes(file, "hello\0you", 9);
     check_refused(c, make_dirs(below_file, &err), &err, "x/y/file: the folder cannot be created",
                   "make_dirs below a file");
+    char *made = path_join(top, "made/here"), *vast = xasprintf("%s/%0300d", made, 0);
+    check_refused(c, make_dirs(vast, &err), &err, "File name too long", "make_dirs with a name of 300 bytes");
+    check(c, existing_dirs(made) == strlen(top), "make_dirs must remove what it made: %zu", existing_dirs(made));
+    check(c, existing_dirs(deep) == strlen(deep), "existing_dirs: %zu", existing_dirs(deep));
+    remove_new_dirs(deep, strlen(top));
+    check(c, is_dir(top), "remove_new_dirs keeps what existed");
+    must(make_dirs(deep, &err), "make_dirs", &err);
+    free(made);
+    free(vast);
     check(c, sync_dir(top, &err), "sync_dir: %s", err.text);
     check_refused(c, sync_dir(file, &err), &err, "cannot be opened", "sync_dir of a file");
     make_dirs(outside, &err);
