@@ -36,6 +36,7 @@ typedef struct {
     float*   logits;           // (n,V) after the last token
     Sampler* samplers;         // (n_samplers) one per thread
     int      n_samplers;
+    int      threads;          // of the next draw: the engine may change the number between passes
 } Batch;
 
 // ---------------------------------------------------------------------------------------------
@@ -162,7 +163,8 @@ static bool draws(const Row* row) { return !row->done && row->n_rest == 0; }
 // Chooses the next token of each row: of its prompt, or sampled. A row that is done gets any token.
 static void choose_tokens(Batch* b) {
     const size_t V = (size_t)b->g->config->vocab_size;
-    #pragma omp parallel for schedule(static) if (b->n > 1)
+    b->threads = threads_max() < b->n_samplers ? threads_max() : b->n_samplers;
+    #pragma omp parallel for schedule(static) num_threads(b->threads) if (b->n > 1)
     for (int r = 0; r < b->n; r++) {
         Row* row = &b->rows[r];
         if (draws(row))
@@ -262,7 +264,7 @@ bool generate_together(Text* texts, int n, double* seconds, const Generator* g, 
     bool ok = true;
     if (max_tokens > 0) {
         batch_begin(&b, begin);
-        b.n_samplers = n > 1 ? threads_max() : 1;   // the engine has set the number of threads
+        b.n_samplers = n > 1 ? threads_max() : 1;
         b.samplers = xmalloc((size_t)b.n_samplers * sizeof *b.samplers);
         for (int i = 0; i < b.n_samplers; i++) b.samplers[i] = sampler_new(tokenizer_size(g->tokenizer));
         ok = batch_run(&b, seconds, err);
