@@ -1242,6 +1242,13 @@ static void test_renamed(Checks* c) {
     char *four = path_join(dir, "step_00000004"), *zero = path_join(dir, "step_00000000");
     must(rename(four, zero) == 0, "rename", NULL);
     check_found(c, dir, 4, m, "the newest checkpoint under a smaller number");
+    save(dir, m, 5, 0);
+    char* six = path_join(dir, "step_00000006");
+    must(rename(zero, six) == 0, "rename", NULL);
+    save(dir, m, 6, 0);
+    check_listing(c, dir, "step_00000003 step_00000004 step_00000005 step_00000006 ",
+                  "a checkpoint that has the name of a new one");
+    free(six);
     char* paths[] = {two, far, four, zero};
     for (size_t i = 0; i < countof(paths); i++) free(paths[i]);
     fake_free(m);
