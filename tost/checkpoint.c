@@ -895,9 +895,24 @@ bool checkpoint_clear(const Folder* run, TostError* err) {
     return ok;
 }
 
+// If another checkpoint was renamed to this name, renames it back to its own, so that it is not replaced.
+static void make_way(const Folder* run, const char* name, int64_t step) {
+    StFile f;
+    TostError ignored;
+    char* file = path_join(name, model_name);
+    const bool exists = st_open_in(&f, run, file, &ignored);
+    const int64_t stored = exists ? (int64_t)stored_step(&f, (uint64_t)step) : step;
+    char* own_name = entry_name(stored, "");
+    if (exists) st_close(&f);
+    if (stored != step) renameat(run->fd, name, run->fd, own_name);   // fails if that is taken
+    free(own_name);
+    free(file);
+}
+
 // Saves a checkpoint as step_N + suffix.
 static bool save_as(const Folder* run, const char* suffix, int64_t step, const Source* source, TostError* err) {
     char *name = entry_name(step, suffix), *unfinished = entry_name(step, ".tmp");
+    make_way(run, name, step);
     bool ok = write_folder(run, unfinished, source, err) && publish(run, unfinished, name, err);
     if (!ok) {
         TostError ignored;

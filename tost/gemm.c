@@ -13,6 +13,7 @@
 #include <cblas.h>
 #endif
 
+#include "bf16.h"
 #include "threads.h"
 #include "util.h"
 
@@ -30,6 +31,8 @@ enum { LANES = 4, MR = 12 };
 enum { LANES = 4, MR = 6 };
 #define KERNEL_NAME "built in (128-bit vectors)"
 #endif
+
+enum { GROUP_ROWS = 4 };      // rows of a few-row product that are multiplied together
 
 enum {
     NR = 2 * LANES,
@@ -244,7 +247,7 @@ static inline float sum_lanes(Vec v) {
 // sum[i] = a[i] · b for M rows of a. M is a constant at every call, so that after inlining the sums stay in registers.
 __attribute__((always_inline))
 static inline void dots(float* sum, const float* a, const float* b, int M, int K) {
-    Vec acc[GEMM_FEW_ROWS][2] = {0};
+    Vec acc[GROUP_ROWS][2] = {0};
     int k = 0;
     for (; k + 2*LANES <= K; k += 2*LANES) {
         const Vec b0 = *(const VecU*)(b + k), b1 = *(const VecU*)(b + k + LANES);
@@ -262,18 +265,22 @@ static inline void dots(float* sum, const float* a, const float* b, int M, int K
     }
 }
 
+static inline void dots_of_group(float* sum, const float* a, const float* b, int M, int K) {
+    switch (M) {
+    case 1: dots(sum, a, b, 1, K); break;
+    case 2: dots(sum, a, b, 2, K); break;
+    case 3: dots(sum, a, b, 3, K); break;
+    default: dots(sum, a, b, GROUP_ROWS, K);
+    }
+}
+
 // One row of b at a time: a single stream from memory is twice as fast as several.
 static void gemm_few_rows(float* c, const float* a, const float* b, int M, int N, int K, float beta) {
 #pragma omp parallel for schedule(static) num_threads(threads_for(M, N, K))
     for (int j = 0; j < N; j++) {
-        const float* bj = b + (size_t)j*K;
-        float sum[GEMM_FEW_ROWS];
-        switch (M) {
-        case 1: dots(sum, a, bj, 1, K); break;
-        case 2: dots(sum, a, bj, 2, K); break;
-        case 3: dots(sum, a, bj, 3, K); break;
-        default: dots(sum, a, bj, GEMM_FEW_ROWS, K);
-        }
+        float sum[GEMM_FEW_ROWS + GROUP_ROWS];
+        for (int i = 0; i < M; i += GROUP_ROWS)
+            dots_of_group(sum + i, a + (size_t)i*K, b + (size_t)j*K, M - i, K);
         for (int i = 0; i < M; i++) {
             float* at = c + (size_t)i*N + j;
             *at = beta == 0 ? sum[i] : beta * *at + sum[i];
@@ -299,6 +306,28 @@ static void gemm_by(void (*multiply)(const Product*), float* c, const float* a, 
 void gemm_builtin(float* c, const float* a, bool at, const float* b, bool bt,
                   int M, int N, int K, float beta) {
     gemm_by(product_packed, c, a, at, b, bt, M, N, K, beta);
+}
+
+static float* rounded_to_bf16(const float* x, size_t n) {
+    float* out = xmalloc((n + 1) * sizeof(float));
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < n; i++) out[i] = bf16_to_float(bf16_from_float(x[i]));
+    return out;
+}
+
+void gemm_bf16(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta) {
+    float *ra = rounded_to_bf16(a, (size_t)M*K), *rb = rounded_to_bf16(b, (size_t)K*N);
+    gemm_builtin(c, ra, at, rb, bt, M, N, K, beta);
+    free(ra);
+    free(rb);
+}
+
+void gemm_bf16_weight(float* c, const float* a, const uint16_t* b, int M, int N, int K, float beta) {
+    float *ra = rounded_to_bf16(a, (size_t)M*K), *wide = xmalloc(((size_t)N*K + 1) * sizeof(float));
+    for (size_t i = 0; i < (size_t)N*K; i++) wide[i] = bf16_to_float(b[i]);
+    gemm_builtin(c, ra, false, wide, true, M, N, K, beta);
+    free(ra);
+    free(wide);
 }
 
 #ifdef TOST_BLAS

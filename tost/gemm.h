@@ -1,19 +1,27 @@
-// gemm.h: float32 matrix products, with cblas_sgemm if the build found a BLAS, otherwise with a built-in kernel.
+// gemm.h: matrix products in float32, and with operands in bf16.
 #ifndef TOST_GEMM_H
 #define TOST_GEMM_H
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 // c (M,N) = op(a) · op(b) + beta · c. All are dense and row-major; c does not overlap a or b.
 //   op(a) is (M,K): a is stored (M,K), or (K,M) with at = true
 //   op(b) is (K,N): b is stored (K,N), or (N,K) with bt = true (a Linear weight (out, in))
 // beta 0 overwrites c without reading it. Sizes may be zero. Call it outside of parallel regions: it uses all OpenMP
 // threads. The same sizes and number of threads give the same bits. Products with M <= GEMM_FEW_ROWS, bt and not at
-// (decoding) read b once, at the speed of memory.
+// (decoding) read b once, at the speed of memory, and the bits of a row do not depend on M.
 void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta);
 
-enum { GEMM_FEW_ROWS = 4 };
+enum { GEMM_FEW_ROWS = 32 };
+
+// The same product with both operands rounded to bf16 (to nearest, ties to even); sums are in float32, c is not rounded.
+void gemm_bf16(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta);
+
+// c (M,N) = a (M,K) · b (N,K)ᵀ + beta · c, where the weight b is stored in bf16 and a is rounded to bf16: the bits of
+// gemm_bf16 for half the bytes of b. For any M.
+void gemm_bf16_weight(float* c, const float* a, const uint16_t* b, int M, int N, int K, float beta);
 
 // The built-in kernel, also available in builds with a BLAS, for tests and benches. Its bits do not depend on the
 // number of threads. The bits of a row do not depend on M either, but M <= GEMM_FEW_ROWS uses another order of

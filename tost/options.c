@@ -200,12 +200,17 @@ static const Row table[] = {
      .help = "print nothing on stdout; log and checkpoints are still written"},
     {"prompt", SAMPLE, SAMPLING, STRING, AT(prompt), NOT_SAVED, "TEXT|@FILE|-", .default_text = "none",
      .help = "text to continue, from the command line, a file or stdin"},
+    {"prompts", SAMPLE, SAMPLING, STRING, AT(prompts), NOT_SAVED, "FILE|-", .default_text = "none",
+     .help = "continue every prompt of a file or stdin and write the results as JSONL. One prompt per line or, if the "
+             "name ends in .jsonl or the first line begins with {, one object with a \"prompt\" per line"},
     {"tokens", SAMPLE, SAMPLING, INT64, AT(tokens), NOT_SAVED, "N", .min = 1, .max = 1e12, .value = 256,
      .unit = "tokens",
      .help = "maximum number of new tokens; stops earlier at <|endoftext|>. When the block size is reached, the "
              "second half of the context is processed again"},
     {"samples", SAMPLE, SAMPLING, INT64, AT(samples), NOT_SAVED, "N", .min = 1, .max = MAX_COUNT, .value = 1,
-     .help = "number of samples, separated by a line ---"},
+     .help = "number of samples of each prompt, generated together; separated by a line ---"},
+    {"stop", SAMPLE, SAMPLING, STRING, AT(stop), NOT_SAVED, "TEXT", .default_text = "none",
+     .help = "end a sample before the first TEXT in it, which is not printed"},
     {"temperature", TRAIN | SAMPLE, SAMPLING, REAL, AT(temperature), OVERRIDABLE, "X", .max = 1000, .value = 0.8,
      .help = "divide logits by X; 0: always the most likely token"},
     {"top-k", TRAIN | SAMPLE, SAMPLING, INT, AT(top_k), OVERRIDABLE, "N", .max = TOST_MAX_VOCAB_SIZE,
@@ -397,7 +402,7 @@ static bool parse_value(Options* o, const Row* row, const char* text, TostError*
         const char* hint = row->field == AT(prompt) ? "; leave it out to start without a prompt" : "";
         return tost_error(err, "--%s is empty: give a value%s", row->name, hint);
     }
-    if (strcmp(text, "-") == 0 && !strstr(row->metavar, "|-"))
+    if (strcmp(text, "-") == 0 && !strstr(row->metavar, "|-") && row->field != AT(stop))
         return tost_error(err, "--%s -: give a name (./- for a file named -)", row->name);
     *(const char**)field_of(o, row) = text;
     return true;
@@ -709,6 +714,8 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
     switch (o->command) {
         case COMMAND_TRAIN: return check_train(o, err);
         case COMMAND_SAMPLE:
+            if (o->prompt && o->prompts)
+                return tost_error(err, "--prompt continues one text and --prompts each of a file: give one of them");
             return !first || tost_error(err, "unexpected argument '%.200s': give the text as --prompt TEXT", first);
         case COMMAND_EVAL: return options_check_pass(o->batch, o->seq, err) && check_eval(o, err);
         case COMMAND_TOKENIZE: return check_tokenize(o, err);

@@ -38,7 +38,7 @@ typedef struct {
     int     dtype, threads;                // TostDtype; 0: OpenMP's default
     bool    recompute;
     // sampling
-    const char* prompt;
+    const char *prompt, *prompts, *stop;   // NULL: not given
     int64_t     tokens, samples;
     double      temperature, top_p;
     int         top_k;

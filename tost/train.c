@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "generate.h"
 #include "run.h"
-#include "sampler.h"
 #include "schedule.h"
 #include "signals.h"
 
@@ -290,8 +290,9 @@ static bool write_sample(Run* r, TostError* err) {
     char* text = NULL;
     size_t n = 0;
     SampleText sample = {r, open_memstream(&text, &n), 0};
-    const Generator generator = {r->engine, r->model, &o->config, r->tokenizer,
-                                 {o->temperature, o->top_k, o->top_p}, append_piece, &sample};
+    const Generator generator = {.engine = r->engine, .model = r->model, .config = &o->config,
+                                 .tokenizer = r->tokenizer, .options = {o->temperature, o->top_k, o->top_p},
+                                 .piece = append_piece, .context = &sample};
     progress_start(&r->progress);
     const bool ok = generate(&result, &generator, NULL, 0, o->sample_tokens, &rng, err);
     fclose(sample.text);

@@ -68,7 +68,7 @@ for line in \
      skip-loss-z skip-grad-z max-skipped seed
      val-every val-batches sample-every sample-tokens save-every keep on-save-error quiet temperature top-k top-p
      dtype threads recompute help man bash-completion" \
-    "sample model tokenizer prompt tokens samples temperature top-k top-p seed dtype threads help" \
+    "sample model tokenizer prompt prompts tokens samples stop temperature top-k top-p seed dtype threads help" \
     "eval model data task json force tokenizer batch seq stride windows seed dtype threads help" \
     "tokenize tokenizer out val-frac shard-tokens jsonl seed threads quiet help" \
     "info model vocab-size help" \
@@ -318,6 +318,36 @@ run 1 sample --model straight --prompt @prompt
 refused "--prompt @prompt" "empty"
 run 0 sample --model straight --tokens 4 --samples 3
 check "--samples 3: two separators" [ "$(grep -a -c '^---$' stdout)" -eq 2 ]
+for n in 1 2 40; do   # 40: more than are generated together
+    run 0 sample --model straight --prompt "7 and" --tokens 60 --samples $n --seed 5
+    cp stdout samples$n
+done
+for n in 1 2; do
+    head -c "$(wc -c <samples$n)" samples40 >first
+    check "the first of 40 samples equal $n alone" cmp -s samples$n first
+done
+run 0 sample --model straight --prompt "7 and" --tokens 60 --seed 5 --stop "$(tail -c +6 samples1 | head -c 9 | tail -c 3)"
+head -c "$(($(wc -c <stdout) - 1))" stdout >first
+head -c "$(wc -c <first)" samples1 | cmp -s - first
+check "--stop prints the text before the stop text" [ $? -eq 0 -a "$(wc -c <first)" -le 11 ]
+
+printf '%s\n' '{"prompt": "7 and"}' 'no object' '' '{"id": 3, "prompt": "a longer prompt of more than 32 bytes: 4"}' \
+    '{"prompt": ""}' '{"text": "x"}' '{"prompt": "1 and 2 make"}' >some.jsonl
+run 1 sample --model straight --prompts some.jsonl --tokens 30 --samples 2 --seed 5
+check "--prompts: one line of JSON per sample, in order" \
+    [ "$(cut -d, -f1,2 stdout | tr -cd '0-9\n' | tr '\n' ' ')" = "00 01 30 31 40 41 60 61 " ]
+check "--prompts: bad lines are named" [ "$(grep -c -e '--prompts some.jsonl: line [26]:' stderr)" -eq 2 ]
+cp stdout all.json
+for index in 0 3 4 6; do
+    awk -v line=$((index + 1)) '{ print NR == line ? $0 : "" }' some.jsonl >one.jsonl
+    run 0 sample --model straight --prompts one.jsonl --tokens 30 --samples 2 --seed 5
+    grep "^{\"index\": $index," all.json >first
+    check "a prompt's samples do not depend on the other prompts" cmp -s stdout first
+done
+printf '7 and\r\nno {object}\n' | "$binary" sample --model straight --prompts - --tokens 1 >stdout 2>stderr
+check "--prompts of plain text" [ $? -eq 0 -a "$(grep -c '"prompt": "\(7 and\|no {object}\)", "text"' stdout)" -eq 2 ]
+[ ! -c /dev/full ] || "$binary" sample --model straight --prompts some.jsonl >/dev/full 2>stderr
+check "--prompts to a full disk names stdout" [ ! -c /dev/full -o "$(grep -c stdout stderr)" -eq 1 ]
 run 0 sample --model straight --temperature 0 --tokens 70 --prompt "1 and 2"
 cp stdout first
 run 0 sample --model straight --temperature 0 --tokens 70 --prompt "1 and 2" --seed 99

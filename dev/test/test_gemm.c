@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "bf16.h"
 #include "gemm.h"
 #include "rng.h"
 #include "threads.h"
@@ -214,6 +215,75 @@ static void test_builtin_bits(Checks* c, Rng* rng) {
     free_case(&t);
 }
 
+// ---------------------------------------------------------------------------------------------
+// bf16
+
+static float from_bits(uint32_t bits) {
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+// Bits of a float32 and of the nearest bf16
+static void test_bf16_rounding(Checks* c) {
+    static const struct { uint32_t bits; uint16_t nearest; } cases[] = {
+        { 0x3f800000, 0x3f80 }, { 0x3f807fff, 0x3f80 }, { 0x3f808000, 0x3f80 }, { 0x3f808001, 0x3f81 },
+        { 0x3f818000, 0x3f82 }, { 0xbf818000, 0xbf82 }, { 0x00000000, 0x0000 }, { 0x80000000, 0x8000 },
+        { 0x7f800000, 0x7f80 }, { 0xff800000, 0xff80 }, { 0x7f7fffff, 0x7f80 }, { 0x7fc00000, 0x7fc0 },
+        { 0x7f800001, 0x7fc0 }, { 0xffffffff, 0xffff }, { 0x3fffffff, 0x4000 },
+    };
+    for (size_t i = 0; i < countof(cases); i++) {
+        uint16_t got = bf16_from_float(from_bits(cases[i].bits));
+        check(c, got == cases[i].nearest, "bf16 of the float with bits %08x: got %04x, expected %04x",
+              cases[i].bits, got, cases[i].nearest);
+    }
+    check(c, bf16_to_float(0xc049) == -3.140625f, "bf16 c049: got %g, expected -3.140625", bf16_to_float(0xc049));
+}
+
+// gemm_bf16 gives the product of the rounded operands, and gemm_bf16_weight the same bits.
+static void check_bf16(Checks* c, Rng* rng, int M, int N, int K, bool at, bool bt, float beta) {
+    Case t = new_case(rng, M, N, K, at, bt, beta);
+    size_t n = (size_t)M*N, n_a = (size_t)M*K, n_b = (size_t)K*N;
+    run_case(&t, gemm_bf16);
+    for (size_t i = 0; i < n_a; i++) t.a[i] = bf16_to_float(bf16_from_float(t.a[i]));
+    uint16_t* weight = xmalloc((n_b + 1) * sizeof *weight);
+    bf16_from_floats(weight, t.b, n_b);
+    for (size_t i = 0; i < n_b; i++) t.b[i] = bf16_to_float(weight[i]);
+    double error = worst_error(&t);
+    check(c, error <= 1, "gemm_bf16 M %d N %d K %d at %d bt %d beta %g: error %.3g of its bound",
+          M, N, K, at, bt, beta, error);
+    check(c, guards_intact(&t), "gemm_bf16 M %d N %d K %d at %d bt %d: wrote past the end of c", M, N, K, at, bt);
+    if (!at && bt) {
+        float* stored = xmalloc((n + 1) * sizeof *stored);
+        memcpy(stored, t.before, n * sizeof *stored);
+        gemm_bf16_weight(stored, t.a, weight, M, N, K, beta);
+        check(c, memcmp(stored, t.c, n * sizeof *stored) == 0,
+              "gemm_bf16_weight M %d N %d K %d beta %g: other bits than gemm_bf16", M, N, K, beta);
+        free(stored);
+    }
+    free(weight);
+    free_case(&t);
+}
+
+static void test_bf16(Checks* c, Rng* rng) {
+    static const int sizes[] = { 1, 2, 3, 5, 16, 17, 33, 65, 130 };
+    int turn = 0;
+    for (size_t i = 0; i < countof(sizes); i++)
+        for (size_t j = 0; j < countof(sizes); j++)
+            for (int transposes = 0; transposes < 4; transposes++, turn++) {
+                int K = sizes[(i + 5*j + transposes) % countof(sizes)];
+                check_bf16(c, rng, sizes[i], sizes[j], K, transposes & 1, transposes >> 1, betas[turn % 3]);
+            }
+    static const int shapes[][3] = {
+        { 13, 33, 767 }, { 25, 65, 769 }, { 5, 31, 1153 }, { 193, 257, 40 }, { 1537, 33, 21 }, { 14, 1537, 390 },
+        { 1, 1003, 768 }, { 3, 515, 771 }, { 33, 130, 3073 }, { 0, 4, 5 }, { 4, 0, 5 }, { 3, 4, 0 },
+    };
+    for (size_t s = 0; s < countof(shapes); s++)
+        for (int transposes = 0; transposes < 4; transposes++)
+            check_bf16(c, rng, shapes[s][0], shapes[s][1], shapes[s][2], transposes & 1, transposes >> 1,
+                       betas[(s + transposes) % 3]);
+}
+
 int main(void) {
     Checks c = { .suite = "gemm" };
     int threads = threads_max();
@@ -225,6 +295,8 @@ int main(void) {
     test_exact(&c, &rng);
     test_same_bits(&c, &rng);
     test_builtin_bits(&c, &rng);
+    test_bf16_rounding(&c);
+    test_bf16(&c, &rng);
     check(&c, threads_max() == threads, "%d OpenMP threads before the products, %d after",
           threads, threads_max());
     char name[64] = "", cut[4];

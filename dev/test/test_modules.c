@@ -11,12 +11,13 @@
 #include <sys/wait.h>
 
 #include "checkpoint.h"
+#include "generate.h"
 #include "init.h"
 #include "lock.h"
 #include "log.h"
 #include "options.h"
 #include "progress.h"
-#include "sampler.h"
+#include "prompts.h"
 #include "schedule.h"
 #include "threads.h"
 
@@ -334,6 +335,71 @@ static void test_many_ids(Checks* c) {
         snprintf(what, sizeof what, "%d ids, top-k %d, top-p %g: %d kept", N, cuts[i].k, cuts[i].p, kept);
         check_draws(c, what, logits, N, (SamplerOptions){1, cuts[i].k, cuts[i].p}, wanted);
     }
+}
+
+typedef struct { float logit; int32_t id; double weight; } Ranked;
+
+static int compare_keys(const void* a, const void* b) {   // by decreasing logit, then by increasing id
+    const Ranked *x = a, *y = b;
+    return x->logit != y->logit ? (x->logit < y->logit) - (x->logit > y->logit) : (x->id > y->id) - (x->id < y->id);
+}
+
+// The ids that top-k and top-p keep, by a full sort. Returns their number.
+static int sorted_cut(Ranked* r, int n, const SamplerOptions* o) {
+    double total = 0, sum = 0;
+    qsort(r, (size_t)n, sizeof *r, compare_keys);
+    const int k = o->top_k > 0 && o->top_k < n ? o->top_k : n;
+    for (int i = 0; i < k; i++) total += r[i].weight;
+    if (!(o->top_p < 1)) return k;
+    int kept = 0;
+    do sum += r[kept++].weight; while (kept < k && sum < o->top_p * total);
+    return kept;
+}
+
+// Which ids of a large vocabulary are kept, against a full sort: with many ties, NaN and zeros of both signs.
+static void test_cut(Checks* c) {
+    enum { N = 50304 };
+    static const struct { const char* what; double spread, step; } kinds[] = {
+        {"a random model", 0.3, 0}, {"a trained model", 3, 0}, {"many ties", 2, 0.5}, {"all equal", 0, 1},
+        {"tiny numbers", 1e-42, 0}, {"wide", 60, 0.25},
+    };
+    static const SamplerOptions options[] = {
+        {1, 1, 1}, {1, 40, 1}, {0.8, 5000, 1}, {1, N - 1, 1}, {1, 0, 0.95}, {0.7, 0, 0.5}, {1, 0, 1e-9},
+        {1, 0, 0.999999}, {1, 40, 0.9}, {1.5, 40000, 0.6}, {1000, 100, 0.37}, {0.01, 0, 0.9},
+    };
+    float* logits = xmalloc(N * sizeof *logits);
+    Ranked* r = xmalloc(N * sizeof *r);
+    Sampler s = sampler_new(N);
+    Rng rng = rng_seeded(7, 7);
+    for (size_t k = 0; k < countof(kinds); k++) {
+        for (int i = 0; i < N; i++) {
+            const double x = kinds[k].spread * rng_normal(&rng);
+            logits[i] = (float)(kinds[k].step > 0 ? kinds[k].step * rint(x / kinds[k].step) : x);
+            if (i % 1000 == 999) logits[i] = i % 2000 == 999 ? NAN : -INFINITY;
+        }
+        for (size_t j = 0; j < countof(options); j++) {
+            const double temperature = options[j].temperature;
+            const float max = logits[argmax(logits, N)];
+            for (int i = 0; i < N; i++) {
+                const float logit = isnan(logits[i]) ? -INFINITY : logits[i];
+                r[i] = (Ranked){logit, i, exp(((double)logit - max) / temperature)};
+            }
+            const int32_t id = sampler_draw(&s, logits, &options[j], &rng);
+            const int kept = sorted_cut(r, N, &options[j]);
+            // Probabilities in float32 may move the cut of top-p, but by no more than their error
+            const double off = abs(s.n - kept) / (double)kept;
+            bool *in = xcalloc(N, 1), same = id >= 0;
+            for (int i = 0; i < s.n; i++) in[r[i].id] = true;
+            for (int i = 0; i < s.n; i++) same &= in[s.id[i]] && (i == 0 || s.id[i] > s.id[i - 1]);
+            check(c, same && (options[j].top_p < 1 ? off <= 1e-4 : s.n == kept) && in[id],
+                  "%s, temperature %g, top-k %d, top-p %g: %d ids kept, %d by sorting; %s", kinds[k].what, temperature,
+                  options[j].top_k, options[j].top_p, s.n, kept, same ? "the most likely" : "others");
+            free(in);
+        }
+    }
+    sampler_free(&s);
+    free(r);
+    free(logits);
 }
 
 static void test_greedy(Checks* c) {
@@ -1176,6 +1242,13 @@ static void test_renamed(Checks* c) {
     char *four = path_join(dir, "step_00000004"), *zero = path_join(dir, "step_00000000");
     must(rename(four, zero) == 0, "rename", NULL);
     check_found(c, dir, 4, m, "the newest checkpoint under a smaller number");
+    save(dir, m, 5, 0);
+    char* six = path_join(dir, "step_00000006");
+    must(rename(zero, six) == 0, "rename", NULL);
+    save(dir, m, 6, 0);
+    check_listing(c, dir, "step_00000003 step_00000004 step_00000005 step_00000006 ",
+                  "a checkpoint that has the name of a new one");
+    free(six);
     char* paths[] = {two, far, four, zero};
     for (size_t i = 0; i < countof(paths); i++) free(paths[i]);
     fake_free(m);
@@ -1784,7 +1857,7 @@ static void check_generate(Checks* c, const Tokenizer* tokenizer, const Generate
     Sink sink = {.stop_at = s->stop_at};
     GenerateResult result;
     Rng rng = rng_seeded(0, 0);
-    const Generator generator = {&fake, m, &config, tokenizer, {0, 0, 1}, take_piece, &sink};
+    const Generator generator = {&fake, m, &config, tokenizer, {0, 0, 1}, take_piece, &sink, NULL};
     bool ok = generate(&result, &generator, prompt, n, s->max_tokens, &rng, &err);
     if (s->error) check_refused(c, ok, &err, s->error, s->what);
     else check(c, ok, "%s: %s", s->what, err.text);
@@ -1807,7 +1880,7 @@ static void test_generate(Checks* c) {
     Rng rng = rng_seeded(0, 0);
     Sink sink = {0};
     const uint32_t unknown[] = {1, 257};
-    const Generator generator = {&fake, m, &config, tokenizer, {0, 0, 1}, take_piece, &sink};
+    const Generator generator = {&fake, m, &config, tokenizer, {0, 0, 1}, take_piece, &sink, NULL};
     bool ok = generate(&result, &generator, unknown, 2, 4, &rng, &err);
     check_refused(c, ok, &err, "token 1 has the id 257", "an unknown id in the prompt");
     config.vocab_size = 256;
@@ -1877,6 +1950,7 @@ int main(void) {
     Checks c = {.suite = "modules"};
     test_schedule(&c);
     test_init(&c);
+    test_cut(&c);
     test_greedy(&c);
     test_distributions(&c);
     test_many_ids(&c);

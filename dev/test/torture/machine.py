@@ -154,7 +154,8 @@ def far_end(report, case, width, tokens):
     sparse_shard(case.path("bad.bin"), width, tokens, {first * SEQ: tail[:-40] + [999] + tail[-39:]})
     begin_far("bad")
     refused = case.launch(["--resume", "--steps", str(STEPS), "--out", "bad"])
-    report.check(refused.status == 1 and f"bad.bin: token {bad} is 999" in refused.err, f"{what}: {refused.summary()}")
+    report.check(refused.status == 1 and f"bad.bin: token {bad} at byte" in refused.err and "is 999" in refused.err,
+                 f"{what}: {refused.summary()}")
     return True
 
 
