@@ -395,6 +395,7 @@ static void test_activation(Checks* c, const TostEngine* engine) {
 // Uniform membership must equal learned membership with temp = 0, with zero gradients of temp and denom_bias.
 static void test_uniform(Checks* c, const TostEngine* engine) {
     enum { B = 2, T = 70, ROWS = B * T, NH = 3 };
+    static const float zeros[NH];
     TostConfig config = odd;
     config.membership = TOST_UNIFORM;
     Subject temp_0 = subject_new(engine, odd, B, T, true), uniform = subject_new(engine, config, B, T, true);
@@ -403,7 +404,7 @@ static void test_uniform(Checks* c, const TostEngine* engine) {
     subject_randomise(&uniform, 33);
     for (int i = 0; i < temp_0.tensors.count; i++)
         if (temp_0.tensors.tensor[i].row == TOST_ROW_temp)
-            engine->put(temp_0.model, TOST_PARAM, &temp_0.tensors.tensor[i], (const float[NH]){0});
+            engine->put(temp_0.model, TOST_PARAM, &temp_0.tensors.tensor[i], zeros);
     float *want = logits_of(&temp_0, ids, B, T), *got = logits_of(&uniform, ids, B, T);
     check(c, memcmp(got, want, (size_t)ROWS * odd.vocab_size * sizeof *got) == 0,
           "uniform: logits differ from temp = 0");
