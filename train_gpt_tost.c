@@ -601,6 +601,7 @@ struct TostModel {
     Buffers           buf;
     void*             arena;               // the one allocation
     size_t            arena_bytes, logits_rows;
+    Threads           threads;             // as many as are free
     int               B, T;                // of the last forward
     int               computed_layer;      // with recompute: the layer whose activations are in the shared set
     int               n_decode, position;  // sequences and next position of the recurrent decode
@@ -755,7 +756,7 @@ static size_t sequence_state_size(const TostModel* m) { return tssa_state_size(m
 static void start_forward(TostModel* m, const int32_t* inputs, int first, int B, int T) {
     const TostParams p = model_params(m, TOST_PARAM, 0);
     assert(B <= m->options.max_batch && T <= m->options.max_seq && first + T <= m->config.block_size);
-    threads_set(m->options.threads);
+    threads_begin(&m->threads);
     m->B = B;
     m->T = T;
     memcpy(m->buf.inputs, inputs, (size_t)B * T * sizeof *inputs);
@@ -771,6 +772,7 @@ static void finish_forward(TostModel* m) {
     const TostParams p = model_params(m, TOST_PARAM, 0);
     layernorm_forward(m->buf.ln_f, m->buf.mean_f, m->buf.rstd_f, layer_input(m, m->config.n_layer), p.ln_f_w, p.ln_f_b,
                       (size_t)m->B * m->T, m->config.n_embd);
+    threads_end(&m->threads);
 }
 
 // A layer over whole sequences, from empty running sums.
@@ -825,7 +827,7 @@ static void cpu_backward(TostModel* m) {
     const int B = m->B, T = m->T, C = m->config.n_embd, L = m->config.n_layer;
     const size_t rows = (size_t)B * T;
     const TostParams p = model_params(m, TOST_PARAM, 0), g = model_params(m, TOST_GRAD, 0);
-    threads_set(m->options.threads);
+    threads_set(m->threads.now);
     memset(m->buf.dx, 0, rows * C * sizeof(float));
     layernorm_backward(m->buf.dx, g.ln_f_w, g.ln_f_b, m->buf.scratch_btc, layer_input(m, L), m->buf.mean_f,
                        m->buf.rstd_f, p.ln_f_w, rows, C);
@@ -850,7 +852,7 @@ static void cpu_logits(float* dst, TostModel* m) {
 static void cpu_activation(float* dst, TostModel* m, TostActivation what, int layer) {
     const size_t rows = (size_t)m->B * m->T, C = m->config.n_embd, NH = m->config.n_head;
     assert(m->options.training && layer >= 0 && layer < m->config.n_layer + (what == TOST_X));
-    threads_set(m->options.threads);
+    threads_set(m->threads.now);
     if (what != TOST_X) recompute_layer(m, layer);
     if (what == TOST_X) memcpy(dst, layer_input(m, layer), rows * C * sizeof *dst);
     else if (what == TOST_W) memcpy(dst, m->layer[layer].w, rows * C * sizeof *dst);
@@ -1002,7 +1004,7 @@ static size_t cpu_memory(const TostConfig* c, const TostEngineOptions* o) {
 
 static TostModel* cpu_create(const TostConfig* c, const TostEngineOptions* o, TostError* err) {
     TostModel* m = model_new(c, o);
-    threads_set(m->options.threads);
+    m->threads = threads_start(m->options.threads);
     m->arena = alloc_pages(m->arena_bytes);
     if (!m->arena) {
         char need[32];
