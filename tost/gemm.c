@@ -11,6 +11,7 @@
 #endif
 
 #include "gemm_kernels.h"
+#include "gemm_partition.h"
 #include "threads.h"
 #include "util.h"
 
@@ -77,39 +78,21 @@ static void product_packed(const Product* p) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Threads. c is cut into a grid of slices, one per thread, and each slice is a product of its own. Neighbouring slices
-// pack some of the same data, which costs less than synchronizing, and neither cblas nor the kernel needs to know about
-// threads.
-
-// Start of part i, if n is divided into `parts` at multiples of unit.
-static int cut(int n, int unit, int i, int parts) {
-    return min_int(n, (int)((int64_t)ceil_div(n, unit) * i / parts) * unit);
-}
-
-// Rows of the grid of `threads` slices that packs the least: M/rows of a and N/cols of b per thread.
-static int grid_rows(int M, int N, int threads) {
-    int best = 1;
-    double least = M + (double)N / threads;
-    for (int rows = 2; rows <= threads; rows++) {
-        double packed = (double)M / rows + (double)N * rows / threads;
-        if (threads % rows == 0 && packed < least) best = rows, least = packed;
-    }
-    return best;
-}
+// Threads. Neither cblas nor the kernel needs to know about them.
 
 static void gemm_sliced(void (*multiply)(const Product*), const Product* all) {
-    int threads = threads_for(all->M, all->N, all->K);
-    int rows = grid_rows(all->M, all->N, threads), cols = threads / rows;
+    const int threads = threads_for(all->M, all->N, all->K);
+    const Partition parts = partition_of(all->M, all->N, MR, NR, threads);
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int t = 0; t < threads; t++) {
-        int r = t % rows, i = cut(all->M, MR, r, rows), j = cut(all->N, NR, t / rows, cols);
+        const Slice s = partition_slice(&parts, t);
         Product slice = *all;
-        slice.c = all->c + i*all->ldc + j;
-        slice.a = operand_at(all->a, i, 0);
-        slice.b = operand_at(all->b, j, 0);
-        slice.M = cut(all->M, MR, r + 1, rows) - i;
-        slice.N = cut(all->N, NR, t / rows + 1, cols) - j;
-        if (slice.M > 0 && slice.N > 0) multiply(&slice);
+        slice.c = all->c + s.i*all->ldc + s.j;
+        slice.a = operand_at(all->a, s.i, 0);
+        slice.b = operand_at(all->b, s.j, 0);
+        slice.M = s.m;
+        slice.N = s.n;
+        if (s.m > 0 && s.n > 0) multiply(&slice);
     }
 }
 
@@ -263,7 +246,7 @@ static void gemm_few_rows(float* c, const float* a, const void* b, size_t row_by
     const int threads = threads_for(M, N, K);
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int t = 0; t < threads; t++) {
-        const int j = cut(N, GROUP_COLS, t, threads), end = cut(N, GROUP_COLS, t + 1, threads);
+        const int j = partition_cut(N, GROUP_COLS, t, threads), end = partition_cut(N, GROUP_COLS, t + 1, threads);
         if (f == FLOATS) few_rows_floats(&p, j, end);
         else if (f == PAIRS) few_rows_pairs(&p, j, end);
         else few_rows_rounded(&p, j, end);
