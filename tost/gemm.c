@@ -11,17 +11,18 @@
 #endif
 
 #include "gemm_kernels.h"
+#include "gemm_partition.h"
 #include "threads.h"
 #include "util.h"
 
 enum {
     KC = 384,                          // depth of a pass: a panel of a (KC x MR) fits in L1
-    CHUNK_M = 192, CHUNK_N = 256,      // chunk of c: with its packed operands it fits in 1 MiB of L2
-    BLOCK_M = 1536, BLOCK_N = 1536,    // rows of a and columns of b packed at a time,
-    BLOCK_PASSES = 3,                  // for this many passes: at most 14 MB per thread
+    CHUNK_M = 192, CHUNK_N = 256,      // chunk of c: its panels of a and b for one pass fit in 1 MiB of L2
+    BLOCK_N = 1536, BLOCK_PASSES = 3,  // columns and passes of b packed at a time: at most 7 MB per thread, for L3
 };
 
 INLINE int round_up(int a, int b) { return ceil_div(a, b) * b; }
+INLINE Word* next_cache_line(void* p) { return (Word*)((char*)p + (CACHE_LINE - (uintptr_t)p % CACHE_LINE)); }
 
 // All threads or one. One core takes about 5 us for 2^18 multiply-adds, as long as it takes to wake the others. Never a
 // number in between: libgomp ends the threads that a smaller team does not use and has to start them again.
@@ -34,9 +35,6 @@ static int threads_for(int M, int N, int K) {
 
 typedef struct { float* c; size_t ldc; Operand a, b; int M, N, K; float beta; Format format; } Product;
 
-// Packed operands. Words of all panels up to depth k, a multiple of the depth of a pass: k words per lane.
-typedef struct { const Word *a, *b; int m, n, depth, kc; Format format; } Packed;
-
 // One pass over a chunk of c (m,n), with panels starting at pa and pb. A panel of a stays in L1, the panels of b in L2.
 static void chunk(float* c, size_t ldc, const Word* pa, const Word* pb, Format f, int m, int n, int words, float beta) {
     for (int i = 0; i < m; i += MR)
@@ -48,74 +46,53 @@ static void chunk(float* c, size_t ldc, const Word* pa, const Word* pb, Format f
         }
 }
 
-// A block of c (m,n) from packed operands. Each chunk goes through all passes while it is in L2.
-static void block(float* c, size_t ldc, const Packed* p, float beta) {
-    const size_t mp = round_up(p->m, MR), np = round_up(p->n, NR);
-    for (int j = 0; j < p->n; j += CHUNK_N)
-        for (int i = 0; i < p->m; i += CHUNK_M)
-            for (int k = 0; k < p->depth; k += p->kc) {
-                const int before = words_of(p->format, k), words = words_of(p->format, min_int(p->kc, p->depth - k));
-                chunk(c + i*ldc + j, ldc, p->a + before*mp + (size_t)i*words, p->b + before*np + (size_t)j*words,
-                      p->format, min_int(CHUNK_M, p->m - i), min_int(CHUNK_N, p->n - j), words, k == 0 ? beta : 1);
-            }
+// n columns of c from depth k to k + depth, for which b is packed. pa is memory for one pass of a chunk.
+static void block(const Product* p, float* c, int n, size_t k, int depth, int kc, const Word* pb, Word* pa) {
+    const size_t columns = round_up(n, NR);
+    for (int i = 0; i < p->M; i += CHUNK_M)
+        for (int from = 0; from < depth; from += kc) {
+            const int m = min_int(CHUNK_M, p->M - i), deep = min_int(kc, depth - from);
+            pack_a(pa, operand_at(p->a, i, k + from), p->format, m, deep, kc);
+            const int words = words_of(p->format, deep);
+            const Word* pass = pb + words_of(p->format, from)*columns;
+            for (int j = 0; j < n; j += CHUNK_N)
+                chunk(c + i*p->ldc + j, p->ldc, pa, pass + (size_t)j*words, p->format, m, min_int(CHUNK_N, n - j),
+                      words, k + from == 0 ? p->beta : 1);
+        }
 }
 
 static void product_packed(const Product* p) {
     const int even = ceil_div(p->K, ceil_div(p->K, KC));     // passes of nearly equal depth
-    const int kc = p->format == FLOATS ? even : round_up(even, 2);
-    const int deepest = min_int(p->K, BLOCK_PASSES * kc);
-    const size_t mp = round_up(min_int(p->M, BLOCK_M), MR), np = round_up(min_int(p->N, BLOCK_N), NR);
-    const size_t words = words_of(p->format, deepest);
-    char* memory = xmalloc((mp + np) * words * sizeof(Word) + CACHE_LINE);
-    Word* pb = (Word*)(memory + (CACHE_LINE - (uintptr_t)memory % CACHE_LINE));
-    Word* pa = pb + np*words;
+    const int kc = p->format == FLOATS ? even : round_up(even, 2), deepest = min_int(p->K, BLOCK_PASSES * kc);
+    const size_t mp = round_up(min_int(p->M, CHUNK_M), MR), np = round_up(min_int(p->N, BLOCK_N), NR);
+    const size_t b_words = np * words_of(p->format, deepest), a_words = mp * words_of(p->format, kc);
+    void* memory = xmalloc((b_words + a_words) * sizeof(Word) + 2*CACHE_LINE);   // pack_a may write LANES words more
+    Word* pb = next_cache_line(memory);
     for (int j = 0; j < p->N; j += BLOCK_N)
         for (size_t k = 0; k < (size_t)p->K; k += deepest) {
-            Packed x = { pa, pb, 0, min_int(BLOCK_N, p->N - j), min_int(deepest, p->K - (int)k), kc, p->format };
-            pack_b(pb, operand_at(p->b, j, k), p->format, x.n, x.depth, kc);
-            for (int i = 0; i < p->M; i += BLOCK_M) {
-                x.m = min_int(BLOCK_M, p->M - i);
-                pack_a(pa, operand_at(p->a, i, k), p->format, x.m, x.depth, kc);
-                block(p->c + i*p->ldc + j, p->ldc, &x, k == 0 ? p->beta : 1);
-            }
+            const int n = min_int(BLOCK_N, p->N - j), depth = min_int(deepest, p->K - (int)k);
+            pack_b(pb, operand_at(p->b, j, k), p->format, n, depth, kc);
+            block(p, p->c + j, n, k, depth, kc, pb, pb + b_words);
         }
     free(memory);
 }
 
 // ---------------------------------------------------------------------------------------------
-// Threads. c is cut into a grid of slices, one per thread, and each slice is a product of its own. Neighbouring slices
-// pack some of the same data, which costs less than synchronizing, and neither cblas nor the kernel needs to know about
-// threads.
-
-// Start of part i, if n is divided into `parts` at multiples of unit.
-static int cut(int n, int unit, int i, int parts) {
-    return min_int(n, (int)((int64_t)ceil_div(n, unit) * i / parts) * unit);
-}
-
-// Rows of the grid of `threads` slices that packs the least: M/rows of a and N/cols of b per thread.
-static int grid_rows(int M, int N, int threads) {
-    int best = 1;
-    double least = M + (double)N / threads;
-    for (int rows = 2; rows <= threads; rows++) {
-        double packed = (double)M / rows + (double)N * rows / threads;
-        if (threads % rows == 0 && packed < least) best = rows, least = packed;
-    }
-    return best;
-}
+// Threads. Neither cblas nor the kernel needs to know about them.
 
 static void gemm_sliced(void (*multiply)(const Product*), const Product* all) {
-    int threads = threads_for(all->M, all->N, all->K);
-    int rows = grid_rows(all->M, all->N, threads), cols = threads / rows;
+    const int threads = threads_for(all->M, all->N, all->K);
+    const Partition parts = partition_of(all->M, all->N, MR, NR, threads);
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int t = 0; t < threads; t++) {
-        int r = t % rows, i = cut(all->M, MR, r, rows), j = cut(all->N, NR, t / rows, cols);
+        const Slice s = partition_slice(&parts, t);
         Product slice = *all;
-        slice.c = all->c + i*all->ldc + j;
-        slice.a = operand_at(all->a, i, 0);
-        slice.b = operand_at(all->b, j, 0);
-        slice.M = cut(all->M, MR, r + 1, rows) - i;
-        slice.N = cut(all->N, NR, t / rows + 1, cols) - j;
-        if (slice.M > 0 && slice.N > 0) multiply(&slice);
+        slice.c = all->c + s.i*all->ldc + s.j;
+        slice.a = operand_at(all->a, s.i, 0);
+        slice.b = operand_at(all->b, s.j, 0);
+        slice.M = s.m;
+        slice.N = s.n;
+        if (s.m > 0 && s.n > 0) multiply(&slice);
     }
 }
 
@@ -139,18 +116,24 @@ typedef struct {
 INLINE int words_of_part(Format f) { return f == ROUNDED ? 2*LANES : LANES; }
 INLINE int parts_of_row(size_t row_bytes) { return (int)((row_bytes + VECTOR_BYTES - 1) / VECTOR_BYTES); }
 
-static Word* few_rows_operand(const float* a, Format f, int M, int K, int parts) {
-    const size_t words = words_of_part(f);
-    Word* out = xcalloc((size_t)M * parts * words + LANES, sizeof(Word));
-    for (int i = 0; i < M; i++)
-        for (int k = 0; k < K; k++) {
-            Word* part = out + ((size_t)i*parts + k / (f == FLOATS ? LANES : 2*LANES)) * words;
-            const int lane = f == FLOATS ? k % LANES : k / 2 % LANES;
-            const Word upper = (Word)bf16_from_float(a[(size_t)i*K + k]) << 16;
-            if (f == FLOATS) memcpy(part + lane, a + (size_t)i*K + k, sizeof(Word));
-            else if (f == PAIRS) part[lane] |= k % 2 ? upper : upper >> 16;
-            else part[lane + (k % 2 ? 0 : LANES)] = upper;
-        }
+static void row_parts(Word* out, const float* a, Format f, int K, int parts) {
+    if (f == FLOATS) memcpy(out, a, K * sizeof *a);
+    if (f == PAIRS) bf16_from_floats((uint16_t*)out, a, K);
+    if (f == ROUNDED)
+        for (int t = 0; t < parts; t++)
+            for (int i = 0; i < LANES; i++) {
+                const int k = t*2*LANES + 2*i;
+                out[t*2*LANES + i] = k + 1 < K ? (Word)bf16_from_float(a[k + 1]) << 16 : 0;
+                out[t*2*LANES + LANES + i] = k < K ? (Word)bf16_from_float(a[k]) << 16 : 0;
+            }
+}
+
+// *memory is to be freed.
+static Word* few_rows_operand(void** memory, const float* a, Format f, int M, int K, int parts) {
+    const size_t words = (size_t)parts * words_of_part(f);
+    *memory = xcalloc(M * words + CACHE_LINE, sizeof(Word));
+    Word* out = next_cache_line(*memory);
+    for (int i = 0; i < M; i++) row_parts(out + i*words, a + (size_t)i*K, f, K, parts);
     return out;
 }
 
@@ -163,15 +146,37 @@ INLINE float sum_lanes(Vec v) {
     return (q[0] + q[1]) + (q[2] + q[3]);
 }
 
-// sum + the products of a part of a and a vector of b
-INLINE Vec add_products(Vec sum, Format f, const Word* a, VecWord b) {
-    const VecU* x = (const VecU*)a;
-    if (f == FLOATS) return sum + x[0] * (Vec)b;
+// sum += the products of a vector of a and one of b, of which the format says what they hold.
+INLINE Vec add_products(Vec sum, Format f, VecWord a, VecWord b) {
 #ifdef __AVX512BF16__
-    if (f == PAIRS) return dot_pairs(sum, (VecWord)x[0], b);
+    if (f == PAIRS) return dot_pairs(sum, a, b);
 #endif
-    sum += x[0] * (Vec)(b & 0xffff0000);
-    return sum + x[1] * (Vec)(b << 16);
+    (void)f;
+    return sum + (Vec)a * (Vec)b;
+}
+
+// Adds the products of one part of each row of a with vectors of b. ROUNDED: of the upper (half 0) or lower halves.
+INLINE void add_half(Vec sum[][GROUP_COLS][2], int u, Format f, const Word* a, size_t stride, const VecWord* b,
+                     int half, int rows, int cols) {
+    VecWord bv[GROUP_COLS];
+#pragma GCC unroll 4
+    for (int col = 0; col < cols; col++) {
+        bv[col] = b[col];
+        if (f == ROUNDED && half == 0) bv[col] &= 0xffff0000;
+        if (f == ROUNDED && half == 1) bv[col] <<= 16;
+    }
+#pragma GCC unroll 4
+    for (int row = 0; row < rows; row++) {
+        const VecWord av = *(const VecWord*)(a + row*stride + half*LANES);
+#pragma GCC unroll 4
+        for (int col = 0; col < cols; col++) sum[row][col][u] = add_products(sum[row][col][u], f, av, bv[col]);
+    }
+}
+
+INLINE void add_part(Vec sum[][GROUP_COLS][2], int u, Format f, const Word* a, size_t stride, const VecWord* b,
+                     int rows, int cols) {
+    add_half(sum, u, f, a, stride, b, 0, rows, cols);
+    if (f == ROUNDED) add_half(sum, u, f, a, stride, b, 1, rows, cols);
 }
 
 // c at rows i… and columns j…. rows, cols and the format are constants at every call, so that after inlining the sums
@@ -182,26 +187,24 @@ INLINE void dots(const FewRows* p, Format f, int i, int j, int rows, int cols) {
     const size_t words = words_of_part(f), stride = parts * words;
     const Word* a = p->a + i*stride;
     const char* b = p->b + j*p->row_bytes;
+    VecWord bv[GROUP_COLS];
     for (int t = 0; t + 2 <= whole; t += 2)
 #pragma GCC unroll 2
-        for (int u = 0; u < 2; u++)
+        for (int u = 0; u < 2; u++) {
 #pragma GCC unroll 4
-            for (int col = 0; col < cols; col++) {
-                const VecWord bv = *(const VecWordU*)(b + col*p->row_bytes + (size_t)(t + u)*VECTOR_BYTES);
-#pragma GCC unroll 4
-                for (int row = 0; row < rows; row++)
-                    sum[row][col][u] = add_products(sum[row][col][u], f, a + row*stride + (t + u)*words, bv);
-            }
-    for (int t = whole / 2 * 2; t < parts; t++)    // at most one whole vector and one that is not
+            for (int col = 0; col < cols; col++)
+                bv[col] = *(const VecWordU*)(b + col*p->row_bytes + (size_t)(t + u)*VECTOR_BYTES);
+            add_part(sum, u, f, a + (t + u)*words, stride, bv, rows, cols);
+        }
+    for (int t = whole / 2 * 2; t < parts; t++) {    // at most one whole vector and one that is not
+        const size_t bytes = t < whole ? VECTOR_BYTES : p->row_bytes % VECTOR_BYTES;
 #pragma GCC unroll 4
         for (int col = 0; col < cols; col++) {
-            VecWord bv = {0};
-            memcpy(&bv, b + col*p->row_bytes + (size_t)t*VECTOR_BYTES,
-                   t < whole ? VECTOR_BYTES : p->row_bytes % VECTOR_BYTES);
-#pragma GCC unroll 4
-            for (int row = 0; row < rows; row++)
-                sum[row][col][0] = add_products(sum[row][col][0], f, a + row*stride + t*words, bv);
+            bv[col] = (VecWord) {0};
+            memcpy(&bv[col], b + col*p->row_bytes + (size_t)t*VECTOR_BYTES, bytes);
         }
+        add_part(sum, 0, f, a + t*words, stride, bv, rows, cols);
+    }
 #pragma GCC unroll 4
     for (int row = 0; row < rows; row++)
 #pragma GCC unroll 4
@@ -237,17 +240,18 @@ static void few_rows_pairs(const FewRows* p, int j, int end) { few_rows_slice(p,
 // b (N,K) has row_bytes a row.
 static void gemm_few_rows(float* c, const float* a, const void* b, size_t row_bytes, Format f,
                           int M, int N, int K, float beta) {
-    Word* operand = few_rows_operand(a, f, M, K, parts_of_row(row_bytes));
+    void* memory;
+    const Word* operand = few_rows_operand(&memory, a, f, M, K, parts_of_row(row_bytes));
     const FewRows p = { c, operand, b, row_bytes, M, N, beta, f };
     const int threads = threads_for(M, N, K);
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int t = 0; t < threads; t++) {
-        const int j = cut(N, GROUP_COLS, t, threads), end = cut(N, GROUP_COLS, t + 1, threads);
+        const int j = partition_cut(N, GROUP_COLS, t, threads), end = partition_cut(N, GROUP_COLS, t + 1, threads);
         if (f == FLOATS) few_rows_floats(&p, j, end);
         else if (f == PAIRS) few_rows_pairs(&p, j, end);
         else few_rows_rounded(&p, j, end);
     }
-    free(operand);
+    free(memory);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -279,14 +283,18 @@ void gemm_builtin(float* c, const float* a, bool at, const float* b, bool bt,
     gemm_by(product_packed, c, a, at, b, bt, M, N, K, beta);
 }
 
-// The format for bf16. Both give the same bits.
-static Format bf16_format(void) {
 #ifdef __AVX512BF16__
-    return PAIRS;
-#else
-    return ROUNDED;
-#endif
+// VDPBF16PS does the work of two FMA instructions. Zen 4 and later issue both at the same rate; Sapphire Rapids issues
+// VDPBF16PS at a quarter of it. Both formats give the same bits, so a run may resume with the other.
+static bool pairs_are_faster(void) {
+    static _Atomic int known;   // 0: not measured yet, 1: no, 2: yes
+    if (!known) known = 1 + (kernel_seconds(PAIRS) < 1.8 * kernel_seconds(ROUNDED));
+    return known - 1;
 }
+static Format bf16_format(void) { return pairs_are_faster() ? PAIRS : ROUNDED; }
+#else
+static Format bf16_format(void) { return ROUNDED; }
+#endif
 
 void gemm_bf16_weight(float* c, const float* a, const uint16_t* b, int M, int N, int K, float beta) {
     if (M == 0 || N == 0) return;

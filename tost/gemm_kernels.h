@@ -13,6 +13,7 @@
 #endif
 
 #include "bf16.h"
+#include "util.h"
 
 // A vector has LANES floats. A tile of c, MR x NR sums, takes 2·MR vector registers; two more hold a row of b.
 #if defined(__AVX512F__)
@@ -186,7 +187,11 @@ INLINE void pack_transpose(Word* dst, Operand o, Format f, int lanes, int words,
                     x[i] = i < stored && lane + i < lanes ? words_at(o, f, lane + i, w) : (VecWord) {0};
                 transpose(x);
 #pragma GCC unroll 16
-                for (int i = 0; i < LANES; i++) memcpy(dst + (size_t)(w + i)*W + lane, &x[i], stored * sizeof(Word));
+                for (int i = 0; i < LANES; i++) {
+                    Word* at = dst + (size_t)(w + i)*W + lane;
+                    if (W < LANES) *(VecWordU*)at = x[i];       // the rest of it is overwritten by the next words
+                    else memcpy(at, &x[i], stored * sizeof(Word));
+                }
             }
 }
 
@@ -318,6 +323,24 @@ static __attribute__((noinline)) void tile_pairs(float* c, size_t ldc, const Wor
 INLINE void tile(float* c, size_t ldc, const Word* pa, const Word* pb, Format f, int words, float beta) {
     if (f == PAIRS) tile_pairs(c, ldc, pa, pb, words, beta);
     else tile_floats(c, ldc, pa, pb, words, beta);
+}
+
+// Seconds for a tile of operands in L1: the least of a few measurements of about 1 us.
+static inline double kernel_seconds(Format f) {
+    enum { WORDS = 64, TILES = 4, MEASUREMENTS = 16 };
+    _Alignas(CACHE_LINE) static const Word zeros[WORDS * NR];
+    _Alignas(CACHE_LINE) float c[MR * NR];
+    double least = 1;
+    for (int m = 0; m < MEASUREMENTS; m++) {
+        const double start = now_seconds();
+        for (int t = 0; t < TILES; t++) {
+            tile(c, NR, zeros, zeros, f, WORDS, 0);
+            __asm__ volatile("" : : "r"(c) : "memory");   // c is read: the tile must be computed
+        }
+        const double seconds = now_seconds() - start;
+        if (seconds < least) least = seconds;
+    }
+    return least;
 }
 
 // A tile at the edge of c, of which m x n is inside: computed as a whole tile, so the bits are the same.
