@@ -395,6 +395,7 @@ static void test_activation(Checks* c, const TostEngine* engine) {
 // Uniform membership must equal learned membership with temp = 0, with zero gradients of temp and denom_bias.
 static void test_uniform(Checks* c, const TostEngine* engine) {
     enum { B = 2, T = 70, ROWS = B * T, NH = 3 };
+    static const float zeros[NH];
     TostConfig config = odd;
     config.membership = TOST_UNIFORM;
     Subject temp_0 = subject_new(engine, odd, B, T, true), uniform = subject_new(engine, config, B, T, true);
@@ -403,7 +404,7 @@ static void test_uniform(Checks* c, const TostEngine* engine) {
     subject_randomise(&uniform, 33);
     for (int i = 0; i < temp_0.tensors.count; i++)
         if (temp_0.tensors.tensor[i].row == TOST_ROW_temp)
-            engine->put(temp_0.model, TOST_PARAM, &temp_0.tensors.tensor[i], (const float[NH]){0});
+            engine->put(temp_0.model, TOST_PARAM, &temp_0.tensors.tensor[i], zeros);
     float *want = logits_of(&temp_0, ids, B, T), *got = logits_of(&uniform, ids, B, T);
     check(c, memcmp(got, want, (size_t)ROWS * odd.vocab_size * sizeof *got) == 0,
           "uniform: logits differ from temp = 0");
@@ -567,6 +568,180 @@ static void test_determinism(Checks* c, const TostEngine* engine) {
     free(a); free(b); free(fewer);
 }
 
+// ---------------------------------------------------------------------------------------------
+// bf16. test_cuda compares the engines in bf16; here, that bf16 is near float32 but not equal, and consistent in itself
+
+#define LIMIT_BF16        2e-2   // relative L2 error of logits, against float32 and of decode against forward
+#define LIMIT_BF16_GRAD   0.1    // relative L2 error of a gradient against float32
+
+static void test_bf16_near_float32(Checks* c, const TostEngine* engine, int bias) {
+    enum { B = 2, T = 70 };
+    TostConfig config = odd;
+    config.bias = bias;
+    Subject s[2];
+    float* logits[2];
+    int32_t *ids = random_ids(B * T, odd.vocab_size, 51), *targets = random_ids(B * T, odd.vocab_size, 52);
+    for (int i = 0; i < 2; i++) {
+        s[i] = subject_of(engine, config, B, T, true, i == 0 ? TOST_FP32 : TOST_BF16);
+        subject_randomise(&s[i], 53);
+        logits[i] = logits_of(&s[i], ids, B, T);
+        engine->forward_train(s[i].model, ids, targets, B, T, 1.0f / (B * T));
+        engine->backward(s[i].model);
+    }
+    const double error = float_error(logits[1], logits[0], (size_t)B * T * odd.vocab_size),
+                 loss = mean_loss(&s[1]) - mean_loss(&s[0]);
+    check(c, error > 1e-4 && error <= LIMIT_BF16, "bf16: logits: relative L2 error %.3e", error);
+    check(c, loss != 0 && fabs(loss) <= 1e-2, "bf16: the loss differs by %.3e", loss);
+    for (int i = 0; i < s[0].tensors.count; i++) {
+        const TostTensor* t = &s[0].tensors.tensor[i];
+        float *exact = subject_get(&s[0], TOST_GRAD, t), *got = subject_get(&s[1], TOST_GRAD, t);
+        const double of_grad = float_error(got, exact, t->size);
+        check(c, of_grad > 0 && of_grad <= LIMIT_BF16_GRAD, "bf16: gradient of %s: relative L2 error %.3e", t->name,
+              of_grad);
+        free(exact); free(got);
+    }
+    for (int i = 0; i < 2; i++) {
+        free(logits[i]);
+        subject_free(&s[i]);
+    }
+    free(ids); free(targets);
+}
+
+// After a step, products must use the new parameters; parameters, gradients and moments must not be rounded.
+static void test_bf16_step(Checks* c, const TostEngine* engine) {
+    enum { B = 2, T = 33 };
+    Subject s = subject_of(engine, odd, B, T, true, TOST_BF16), fresh = subject_of(engine, odd, B, T, true, TOST_BF16);
+    const TostAdamW a = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .step = 1};
+    int32_t* ids = random_ids(B * T, odd.vocab_size, 54);
+    double norm;
+    subject_randomise(&s, 55);
+    train_step(&norm, &s, ids, ids, B, T, a, 1.0);
+    for (int i = 0; i < s.tensors.count; i++) {
+        const TostTensor* t = &s.tensors.tensor[i];
+        float* x = subject_get(&s, TOST_PARAM, t);
+        engine->put(fresh.model, TOST_PARAM, t, x);
+        free(x);
+        for (int state = TOST_PARAM; state <= TOST_V; state++) {
+            size_t rounded_values = 0;
+            float* y = subject_get(&s, (TostState)state, t);
+            for (size_t j = 0; j < t->size; j++) rounded_values += rounded(y[j], TOST_BF16) == y[j];
+            check(c, rounded_values < t->size || t->size < 8, "bf16: %s of state %d is rounded to bf16", t->name, state);
+            free(y);
+        }
+    }
+    float *after = logits_of(&s, ids, B, T), *want = logits_of(&fresh, ids, B, T);
+    check(c, memcmp(after, want, (size_t)B * T * odd.vocab_size * sizeof *after) == 0,
+          "bf16: after a step, the logits are not those of its parameters");
+    free(after); free(want); free(ids);
+    subject_free(&s);
+    subject_free(&fresh);
+}
+
+static void test_bf16_decode(Checks* c, const TostEngine* engine) {
+    enum { B = 2, T = 40, PROMPT = 30 };
+    const size_t V = odd.vocab_size;
+    Subject s = subject_of(engine, odd, B, T, false, TOST_BF16);
+    subject_randomise(&s, 56);
+    int32_t *ids = random_ids(B * T, odd.vocab_size, 57), part[B * PROMPT];
+    float *full = logits_of(&s, ids, B, T), *step = xmalloc(B * V * sizeof *step);
+    for (int b = 0; b < B; b++) memcpy(part + b * PROMPT, ids + b * T, PROMPT * sizeof *part);
+    engine->decode_begin(step, s.model, part, B, PROMPT);
+    for (int t = PROMPT - 1; t < T; t++) {
+        for (int b = 0; b < B; b++) {
+            const double error = float_error(step + b * V, full + ((size_t)b * T + t) * V, V);
+            check(c, error <= LIMIT_BF16, "bf16: decode of token %d: relative L2 error %.3e", t, error);
+        }
+        if (t + 1 == T) break;
+        const int32_t next[B] = {ids[t + 1], ids[T + t + 1]};
+        engine->decode_step(step, s.model, next);
+    }
+    free(full); free(step); free(ids);
+    subject_free(&s);
+}
+
+static void test_bf16(Checks* c, const TostEngine* engine) {
+    if (!engine->supports(TOST_BF16)) return;
+    for (int bias = 0; bias < 2; bias++) test_bf16_near_float32(c, engine, bias);
+    test_bf16_step(c, engine);
+    test_bf16_decode(c, engine);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Threads of the CPU engine
+
+// Any number of threads must give the same bits. Not with a BLAS library.
+static void test_thread_counts(Checks* c) {
+#ifdef TOST_BLAS
+    skip(c, "results do not depend on the number of threads: built with a BLAS library");
+#else
+    float* first = NULL;
+    for (int threads = 1; threads <= 5; threads++) {
+        const TostEngineOptions o = {.max_batch = 3, .max_seq = 70, .training = true, .threads = threads};
+        Subject s = subject_open(&tost_cpu_engine, odd, o);
+        subject_randomise(&s, 60);
+        float* got = gradients_of(&s, false);
+        if (!first) first = got;
+        else check(c, memcmp(got, first, s.tensors.flat_size * sizeof *got) == 0, "gradients with %d threads differ",
+                   threads);
+        if (got != first) free(got);
+        subject_free(&s);
+    }
+    free(first);
+#endif
+}
+
+// Fewer threads if those of a pass get too little processor time, all after a pause, and no change if it is fixed.
+static void test_thread_number(Checks* c) {
+    const struct { int now; bool fixed; double cpu; int want; } cases[] = {
+        {2, false, 1.95, 2}, {2, false, 1.4, 1}, {8, false, 7.9, 8}, {8, false, 7.4, 7}, {8, false, 6.5, 6},
+        {8, false, 0.5, 1}, {1, false, 0.1, 1}, {8, true, 4.0, 8},
+    };
+    for (size_t i = 0; i < countof(cases); i++) {
+        Threads t = {.most = cases[i].now, .now = cases[i].now, .fixed = cases[i].fixed};
+        threads_begin(&t);
+        t.wall = 1000;   // in comparison, the time of this pass is nothing
+        t.cpu = 1000 * cases[i].cpu;
+        threads_end(&t);
+        check(c, t.now == cases[i].want, "%d threads with the time of %.2f: %d threads, want %d", cases[i].now,
+              cases[i].cpu, t.now, cases[i].want);
+        threads_begin(&t);
+        check(c, t.now == cases[i].want, "all threads are used again without a pause");
+        t.retry = 0;
+        threads_begin(&t);
+        check(c, t.now == cases[i].now, "after the pause %d threads, want %d", t.now, cases[i].now);
+    }
+    threads_set(1);
+}
+
+// Adam's moments that become subnormal must become zero, in all threads, also in those that start later.
+static void test_subnormals(Checks* c) {
+#if defined(__x86_64__) || defined(__aarch64__)
+    Subject s = subject_new(&tost_cpu_engine, odd, 1, 1, true);
+    const TostAdamW a = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .grad_scale = 1, .step = 1};
+    const TostTensor* t = tost_tensor_find(&s.tensors, "transformer.wte.weight");
+    float* tiny = xmalloc(t->size * sizeof *tiny);
+    for (size_t i = 0; i < t->size; i++) tiny[i] = 1.2e-38f;   // times beta1 it is subnormal
+    for (int threads = 1; threads <= 4; threads++) {
+        size_t left = 0;
+        s.engine->put(s.model, TOST_M, t, tiny);
+        threads_set(threads);
+        s.engine->update(s.model, &a);
+        float* m = subject_get(&s, TOST_M, t);
+        for (size_t i = 0; i < t->size; i++) {
+            uint32_t bits;
+            memcpy(&bits, &m[i], sizeof bits);
+            left += bits << 1 != 0;
+        }
+        check(c, left == 0, "%zu of %zu moments are subnormal with %d threads", left, (size_t)t->size, threads);
+        free(m);
+    }
+    free(tiny);
+    subject_free(&s);
+#else
+    skip(c, "subnormal numbers: this processor keeps them");
+#endif
+}
+
 // The parameter table: sizes of the published models; weight decay only for embeddings and Linear weights.
 static void test_table(Checks* c) {
     const struct { const char* preset; double millions; } published[] = {
@@ -653,6 +828,7 @@ static void test_engine(Checks* c, const TostEngine* engine) {
     test_accumulation(c, engine);
     test_determinism(c, engine);
     test_memory(c, engine);
+    test_bf16(c, engine);
     free(golden);
     free(curve);
 }
@@ -721,6 +897,9 @@ int main(int argc, char** argv) {
     test_table(&c);
     test_scalars(&c);
     test_engine(&c, &tost_cpu_engine);
+    test_thread_counts(&c);
+    test_thread_number(&c);
+    test_subnormals(&c);
     test_cuda(&c);
     return checks_verdict(&c);
 }

@@ -1,5 +1,4 @@
-// train_gpt_tost.c: the Token Statistics Transformer (ToST, Wu et al., ICLR 2025, arXiv 2412.17810) on the CPU, in
-// float32.
+// train_gpt_tost.c: the Token Statistics Transformer (ToST, Wu et al., ICLR 2025, arXiv 2412.17810) on the CPU.
 //
 // ToST is GPT-2 with another attention, TSSA (token statistics self-attention):
 //
@@ -43,6 +42,10 @@
 // parameters to TOST_PARAMS (tost/model.h), its activations to LAYER_ACTIVATIONS and its other buffers to
 // SHARED_BUFFERS, and call it in layer_forward and, in reverse order, in layer_backward.
 //
+// Precision: float32, and double for long sums. With --dtype bf16 the operands of matrix products are rounded to bf16,
+// by the products themselves, and so are the outputs of Linear and their gradients. Parameters are float32 with a copy
+// in bf16. Everything else is as in float32: residual stream, statistics, softmax, loss, parameter gradients, AdamW.
+//
 // Sizes: B sequences, T tokens each, C channels, NH heads of HS = C/NH channels, V vocabulary, rows = B·T.
 // Arrays are dense and row-major. Arguments: outputs, saved tensors, inputs (const), sizes. dx is the gradient of the
 // loss with respect to x. A comment at each backward says which gradients are overwritten (=) and which accumulated
@@ -54,6 +57,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tost/bf16.h"
 #include "tost/commands.h"
 #include "tost/engine.h"
 #include "tost/engine_memory.h"
@@ -162,22 +166,43 @@ static void layernorm_backward(float* dx, float* dw, float* db, const float* dy,
 // ---------------------------------------------------------------------------------------------
 // Linear:  y = x · wᵀ + b
 
-static void linear_forward(float* y, const float* x, const float* w, const float* b,
+// A weight. bf16 is its copy in bf16 with --dtype bf16, otherwise NULL: then products are in float32.
+typedef struct { const float* f32; const uint16_t* bf16; } Weight;
+
+// Products with the weight, as those of its gradients, round both operands to bf16 if it has a copy in bf16.
+static Gemm* product_with(Weight w) { return w.bf16 ? gemm_bf16 : gemm; }
+
+static void round_bf16(float* x, size_t n) {
+    #pragma omp parallel for simd schedule(static) if (n > 1 << 14)
+    for (size_t i = 0; i < n; i++) x[i] = rounded_bf16(x[i]);
+}
+
+// y = x · wᵀ, not rounded
+static void times_weight(float* y, const float* x, Weight w, size_t rows, int IN, int OUT) {
+    if (w.bf16) gemm_bf16_weight(y, x, w.bf16, (int)rows, OUT, IN, 0.0f);
+    else gemm(y, x, false, w.f32, true, (int)rows, OUT, IN, 0.0f);
+}
+
+static void linear_forward(float* y, const float* x, Weight w, const float* b,
                            size_t rows, int IN, int OUT) {   // y (rows,OUT); x (rows,IN); w (OUT,IN); b (OUT) or NULL
-    gemm(y, x, false, w, true, (int)rows, OUT, IN, 0.0f);
-    if (!b) return;
+    times_weight(y, x, w, rows, IN, OUT);
+    if (!b && !w.bf16) return;
     #pragma omp parallel for schedule(static) if (rows > FEW_ROWS)
     for (size_t row = 0; row < rows; row++) {
         float* y_o = y + row * OUT;
-        for (int o = 0; o < OUT; o++) y_o[o] += b[o];
+        if (!w.bf16) for (int o = 0; o < OUT; o++) y_o[o] += b[o];
+        else if (!b) for (int o = 0; o < OUT; o++) y_o[o] = rounded_bf16(y_o[o]);
+        else for (int o = 0; o < OUT; o++) y_o[o] = rounded_bf16(y_o[o] + rounded_bf16(b[o]));
     }
 }
 
 // dx =; dw, db += (db may be NULL).   dx = dy · w,   dw = dyᵀ · x,   db = Σ_rows dy
-static void linear_backward(float* dx, float* dw, float* db, const float* dy, const float* x, const float* w,
+static void linear_backward(float* dx, float* dw, float* db, const float* dy, const float* x, Weight w,
                             size_t rows, int IN, int OUT) {
-    gemm(dx, dy, false, w, false, (int)rows, IN, OUT, 0.0f);
-    gemm(dw, dy, true, x, false, OUT, IN, (int)rows, 1.0f);
+    Gemm* product = product_with(w);
+    product(dx, dy, false, w.f32, false, (int)rows, IN, OUT, 0.0f);
+    product(dw, dy, true, x, false, OUT, IN, (int)rows, 1.0f);
+    if (w.bf16) round_bf16(dx, rows * IN);
     if (!db) return;
     enum { BLOCK = 32 };
     #pragma omp parallel for schedule(static)
@@ -228,7 +253,10 @@ static void tssa_membership_forward(const Tssa* a, TssaPart p) {
         const float* u = a->u + tssa_head(a, p.b, 0) + t;   // of head h: u[h * T]
         float* pi = a->pi + tssa_head(a, p.b, 0) + t;
         double largest = -INFINITY, sum = 0;
-        for (int h = 0; h < a->NH; h++) largest = fmax(largest, (double)a->temp[h] * u[h * T]);
+        for (int h = 0; h < a->NH; h++) {
+            const double score = (double)a->temp[h] * u[h * T];
+            largest = score > largest ? score : largest;
+        }
         for (int h = 0; h < a->NH; h++) sum += exp((double)a->temp[h] * u[h * T] - largest);
         for (int h = 0; h < a->NH; h++) pi[h * T] = (float)(exp((double)a->temp[h] * u[h * T] - largest) / sum);
     }
@@ -492,25 +520,24 @@ static void cross_entropy_forward_backward(double* loss, float* dlogits, const i
 
 // The classifier works on `chunk` rows at a time, so full logits (rows,V) are never materialized.
 // loss, targets (rows); x (rows,C); wte (V,C); logits (chunk,V): working space
-static void classifier_forward(double* loss, float* logits, const float* x, const float* wte, const int32_t* targets,
+static void classifier_forward(double* loss, float* logits, const float* x, Weight wte, const int32_t* targets,
                                size_t rows, size_t chunk, int V, int C) {
     for (size_t row = 0; row < rows; row += chunk) {
-        const int n = (int)(rows - row < chunk ? rows - row : chunk);
-        gemm(logits, x + row * C, false, wte, true, n, V, C, 0.0f);
+        const size_t n = rows - row < chunk ? rows - row : chunk;
+        linear_forward(logits, x + row * C, wte, NULL, n, C, V);
         cross_entropy_forward(loss + row, logits, targets + row, n, V);
     }
 }
 
 // The same with the gradient of grad_scale · Σ loss: dx (rows,C) =; dwte (V,C) +=
 static void classifier_forward_backward(double* loss, float* dx, float* dwte, float* logits, const float* x,
-                                        const float* wte, const int32_t* targets, float grad_scale, size_t rows,
+                                        Weight wte, const int32_t* targets, float grad_scale, size_t rows,
                                         size_t chunk, int V, int C) {
     for (size_t row = 0; row < rows; row += chunk) {
-        const int n = (int)(rows - row < chunk ? rows - row : chunk);
-        gemm(logits, x + row * C, false, wte, true, n, V, C, 0.0f);
+        const size_t n = rows - row < chunk ? rows - row : chunk;
+        linear_forward(logits, x + row * C, wte, NULL, n, C, V);
         cross_entropy_forward_backward(loss + row, logits, targets + row, grad_scale, n, V);
-        gemm(dx + row * C, logits, false, wte, false, n, C, V, 0.0f);
-        gemm(dwte, logits, true, x + row * C, false, V, C, n, 1.0f);
+        linear_backward(dx + row * C, dwte, NULL, logits, x + row * C, wte, n, C, V);
     }
 }
 
@@ -572,10 +599,12 @@ struct TostModel {
     TostEngineOptions options;
     TostTensors       tensors;
     float*            state[4];            // by TostState: parameters, gradients, m, v; tensors.flat_size elements each
+    uint16_t*         weights;             // with --dtype bf16: the parameters in bf16; otherwise NULL
     LayerActivations* layer;               // (L)
     Buffers           buf;
     void*             arena;               // the one allocation
     size_t            arena_bytes, logits_rows;
+    Threads           threads;             // as many as are free
     int               B, T;                // of the last forward
     int               computed_layer;      // with recompute: the layer whose activations are in the shared set
     int               n_decode, position;  // sequences and next position of the recurrent decode
@@ -611,6 +640,7 @@ static size_t layout_buffers(TostModel* m, void* base) {
 #define X(field, type, elements) m->buf.field = arena_alloc(&arena, (elements) * sizeof(type));
     SHARED_BUFFERS(X)
 #undef X
+    if (m->options.dtype == TOST_BF16) m->weights = arena_alloc(&arena, m->tensors.flat_size * sizeof *m->weights);
     for (size_t l = 0; l < L; l++) {
 #define X(field, type, elements) m->layer[l].field = arena_alloc(&arena, (elements) * sizeof(type));
         if (l > 0 && (!train || m->options.recompute)) m->layer[l] = m->layer[0];
@@ -645,6 +675,11 @@ static TostParams model_params(const TostModel* m, TostState s, int l) {
     return tost_params(&m->tensors, m->state[s], l);
 }
 
+// A parameter as the operand of a matrix product.
+static Weight weight(const TostModel* m, const float* param) {
+    return (Weight){param, m->options.dtype == TOST_BF16 ? m->weights + (param - m->state[TOST_PARAM]) : NULL};
+}
+
 // ---------------------------------------------------------------------------------------------
 // Passes over the model
 
@@ -670,47 +705,53 @@ static Tssa layer_tssa_grads(const Buffers* buf, const TostParams* g, const Laye
     return tssa;
 }
 
-// One layer over B·T rows, from x to a->x_out. state, saved: see Tssa; state is advanced by T tokens.
-static void layer_forward(const LayerActivations* a, const float* x, const TostParams* p, const TostConfig* c,
-                          double* state, double* saved, int first, int B, int T) {
-    const int C = c->n_embd;
-    const size_t rows = (size_t)B * T;
-    const Tssa tssa = layer_tssa(a, p, c, state, saved, first, B, T);
-    layernorm_forward(a->ln_1, a->mean_1, a->rstd_1, x, p->ln_1_w, p->ln_1_b, rows, C);
-    linear_forward(a->w, a->ln_1, p->attn_w, p->attn_b, rows, C, C);
-    tssa_forward(&tssa);
-    linear_forward(a->attn_out, a->y, p->attn_proj_w, p->attn_proj_b, rows, C, C);
-    residual_forward(a->x_mid, x, a->attn_out, p->gamma1, rows, C);
-
-    layernorm_forward(a->ln_2, a->mean_2, a->rstd_2, a->x_mid, p->ln_2_w, p->ln_2_b, rows, C);
-    linear_forward(a->fc, a->ln_2, p->fc_w, p->fc_b, rows, C, 4 * C);
-    gelu_forward(a->gelu, a->fc, rows * 4 * C);
-    linear_forward(a->mlp_out, a->gelu, p->fc_proj_w, p->fc_proj_b, rows, 4 * C, C);
-    residual_forward(a->x_out, a->x_mid, a->mlp_out, p->gamma2, rows, C);
-}
-
-// buf->dx holds the gradient of x_out on entry and that of x on return. Parameter gradients g +=
-static void layer_backward(const Buffers* buf, const TostParams* g, const LayerActivations* a, const float* x,
-                           const TostParams* p, const TostConfig* c, int B, int T) {
-    const int C = c->n_embd;
-    const size_t rows = (size_t)B * T;
-    const Tssa tssa = layer_tssa_grads(buf, g, a, p, c, B, T);
-    residual_backward(buf->dbranch, g->gamma2, buf->dx, a->mlp_out, p->gamma2, rows, C);
-    linear_backward(buf->scratch_bt4c, g->fc_proj_w, g->fc_proj_b, buf->dbranch, a->gelu, p->fc_proj_w, rows, 4 * C, C);
-    gelu_backward(buf->scratch_bt4c, a->fc, rows * 4 * C);
-    linear_backward(buf->scratch_btc, g->fc_w, g->fc_b, buf->scratch_bt4c, a->ln_2, p->fc_w, rows, C, 4 * C);
-    layernorm_backward(buf->dx, g->ln_2_w, g->ln_2_b, buf->scratch_btc, a->x_mid, a->mean_2, a->rstd_2, p->ln_2_w, rows,
-                       C);
-
-    residual_backward(buf->dbranch, g->gamma1, buf->dx, a->attn_out, p->gamma1, rows, C);
-    linear_backward(buf->scratch_btc, g->attn_proj_w, g->attn_proj_b, buf->dbranch, a->y, p->attn_proj_w, rows, C, C);
-    tssa_backward(&tssa);
-    linear_backward(buf->dbranch, g->attn_w, g->attn_b, buf->scratch_btc, a->ln_1, p->attn_w, rows, C, C);
-    layernorm_backward(buf->dx, g->ln_1_w, g->ln_1_b, buf->dbranch, x, a->mean_1, a->rstd_1, p->ln_1_w, rows, C);
-}
-
 // The input of layer l; l = L: the output of the last layer.
 static const float* layer_input(const TostModel* m, int l) { return l > 0 ? m->layer[l - 1].x_out : m->buf.x; }
+
+// Layer l over the rows of the pass, from its input to x_out. state, saved: see Tssa; state is advanced by T tokens.
+static void layer_forward(const TostModel* m, int l, double* state, double* saved, int first) {
+    const LayerActivations* a = &m->layer[l];
+    const TostParams p = model_params(m, TOST_PARAM, l);
+    const int C = m->config.n_embd;
+    const size_t rows = (size_t)m->B * m->T;
+    const float* x = layer_input(m, l);
+    const Tssa tssa = layer_tssa(a, &p, &m->config, state, saved, first, m->B, m->T);
+    layernorm_forward(a->ln_1, a->mean_1, a->rstd_1, x, p.ln_1_w, p.ln_1_b, rows, C);
+    linear_forward(a->w, a->ln_1, weight(m, p.attn_w), p.attn_b, rows, C, C);
+    tssa_forward(&tssa);
+    linear_forward(a->attn_out, a->y, weight(m, p.attn_proj_w), p.attn_proj_b, rows, C, C);
+    residual_forward(a->x_mid, x, a->attn_out, p.gamma1, rows, C);
+
+    layernorm_forward(a->ln_2, a->mean_2, a->rstd_2, a->x_mid, p.ln_2_w, p.ln_2_b, rows, C);
+    linear_forward(a->fc, a->ln_2, weight(m, p.fc_w), p.fc_b, rows, C, 4 * C);
+    gelu_forward(a->gelu, a->fc, rows * 4 * C);
+    linear_forward(a->mlp_out, a->gelu, weight(m, p.fc_proj_w), p.fc_proj_b, rows, 4 * C, C);
+    residual_forward(a->x_out, a->x_mid, a->mlp_out, p.gamma2, rows, C);
+}
+
+// buf.dx holds the gradient of x_out on entry and that of the layer's input on return. Parameter gradients +=
+static void layer_backward(const TostModel* m, int l) {
+    const LayerActivations* a = &m->layer[l];
+    const Buffers* buf = &m->buf;
+    const TostParams p = model_params(m, TOST_PARAM, l), g = model_params(m, TOST_GRAD, l);
+    const int C = m->config.n_embd;
+    const size_t rows = (size_t)m->B * m->T;
+    float *dbranch = buf->dbranch, *d_btc = buf->scratch_btc, *d_bt4c = buf->scratch_bt4c;
+    const Tssa tssa = layer_tssa_grads(buf, &g, a, &p, &m->config, m->B, m->T);
+    residual_backward(dbranch, g.gamma2, buf->dx, a->mlp_out, p.gamma2, rows, C);
+    linear_backward(d_bt4c, g.fc_proj_w, g.fc_proj_b, dbranch, a->gelu, weight(m, p.fc_proj_w), rows, 4 * C, C);
+    gelu_backward(d_bt4c, a->fc, rows * 4 * C);
+    linear_backward(d_btc, g.fc_w, g.fc_b, d_bt4c, a->ln_2, weight(m, p.fc_w), rows, C, 4 * C);
+    layernorm_backward(buf->dx, g.ln_2_w, g.ln_2_b, d_btc, a->x_mid, a->mean_2, a->rstd_2, p.ln_2_w, rows, C);
+
+    residual_backward(dbranch, g.gamma1, buf->dx, a->attn_out, p.gamma1, rows, C);
+    linear_backward(d_btc, g.attn_proj_w, g.attn_proj_b, dbranch, a->y, weight(m, p.attn_proj_w), rows, C, C);
+    tssa_backward(&tssa);   // in place: d_btc
+    if (m->options.dtype == TOST_BF16) round_bf16(d_btc, rows * C);
+    linear_backward(dbranch, g.attn_w, g.attn_b, d_btc, a->ln_1, weight(m, p.attn_w), rows, C, C);
+    layernorm_backward(buf->dx, g.ln_1_w, g.ln_1_b, dbranch, layer_input(m, l), a->mean_1, a->rstd_1, p.ln_1_w, rows,
+                       C);
+}
 
 static size_t sequence_state_size(const TostModel* m) { return tssa_state_size(m->config.n_embd, m->config.n_head); }
 
@@ -718,7 +759,7 @@ static size_t sequence_state_size(const TostModel* m) { return tssa_state_size(m
 static void start_forward(TostModel* m, const int32_t* inputs, int first, int B, int T) {
     const TostParams p = model_params(m, TOST_PARAM, 0);
     assert(B <= m->options.max_batch && T <= m->options.max_seq && first + T <= m->config.block_size);
-    threads_set(m->options.threads);
+    threads_begin(&m->threads);
     m->B = B;
     m->T = T;
     memcpy(m->buf.inputs, inputs, (size_t)B * T * sizeof *inputs);
@@ -726,8 +767,7 @@ static void start_forward(TostModel* m, const int32_t* inputs, int first, int B,
 }
 
 static void run_layer(TostModel* m, int l, double* state, double* saved, int first) {
-    const TostParams p = model_params(m, TOST_PARAM, l);
-    layer_forward(&m->layer[l], layer_input(m, l), &p, &m->config, state, saved, first, m->B, m->T);
+    layer_forward(m, l, state, saved, first);
     m->computed_layer = l;
 }
 
@@ -735,6 +775,7 @@ static void finish_forward(TostModel* m) {
     const TostParams p = model_params(m, TOST_PARAM, 0);
     layernorm_forward(m->buf.ln_f, m->buf.mean_f, m->buf.rstd_f, layer_input(m, m->config.n_layer), p.ln_f_w, p.ln_f_b,
                       (size_t)m->B * m->T, m->config.n_embd);
+    threads_end(&m->threads);
 }
 
 // A layer over whole sequences, from empty running sums.
@@ -761,10 +802,12 @@ static void add_losses(TostModel* m, const int32_t* targets) {
     }
 }
 
+static Weight classifier_weight(const TostModel* m) { return weight(m, model_params(m, TOST_PARAM, 0).wte); }
+
 static void cpu_forward_loss(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T) {
     const size_t rows = (size_t)B * T;
     cpu_forward(m, inputs, B, T);
-    classifier_forward(m->buf.losses, m->buf.logits, m->buf.ln_f, model_params(m, TOST_PARAM, 0).wte, targets, rows,
+    classifier_forward(m->buf.losses, m->buf.logits, m->buf.ln_f, classifier_weight(m), targets, rows,
                        even_chunk(rows, m->logits_rows), m->config.vocab_size, m->config.n_embd);
     add_losses(m, targets);
 }
@@ -774,29 +817,26 @@ static void cpu_forward_loss(TostModel* m, const int32_t* inputs, const int32_t*
 static void cpu_forward_train(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T,
                               float grad_scale) {
     const size_t rows = (size_t)B * T;
-    const float* wte = model_params(m, TOST_PARAM, 0).wte;
     float* dwte = model_params(m, TOST_GRAD, 0).wte;
     assert(m->options.training);
     cpu_forward(m, inputs, B, T);
-    classifier_forward_backward(m->buf.losses, m->buf.scratch_btc, dwte, m->buf.logits, m->buf.ln_f, wte, targets,
-                                grad_scale, rows, even_chunk(rows, m->logits_rows), m->config.vocab_size,
-                                m->config.n_embd);
+    classifier_forward_backward(m->buf.losses, m->buf.scratch_btc, dwte, m->buf.logits, m->buf.ln_f,
+                                classifier_weight(m), targets, grad_scale, rows, even_chunk(rows, m->logits_rows),
+                                m->config.vocab_size, m->config.n_embd);
     add_losses(m, targets);
 }
 
 static void cpu_backward(TostModel* m) {
     const int B = m->B, T = m->T, C = m->config.n_embd, L = m->config.n_layer;
     const size_t rows = (size_t)B * T;
-    TostParams p = model_params(m, TOST_PARAM, 0), g = model_params(m, TOST_GRAD, 0);
-    threads_set(m->options.threads);
+    const TostParams p = model_params(m, TOST_PARAM, 0), g = model_params(m, TOST_GRAD, 0);
+    threads_set(m->threads.now);
     memset(m->buf.dx, 0, rows * C * sizeof(float));
     layernorm_backward(m->buf.dx, g.ln_f_w, g.ln_f_b, m->buf.scratch_btc, layer_input(m, L), m->buf.mean_f,
                        m->buf.rstd_f, p.ln_f_w, rows, C);
     for (int l = L - 1; l >= 0; l--) {
-        p = model_params(m, TOST_PARAM, l);
-        g = model_params(m, TOST_GRAD, l);
         recompute_layer(m, l);
-        layer_backward(&m->buf, &g, &m->layer[l], layer_input(m, l), &p, &m->config, B, T);
+        layer_backward(m, l);
     }
     embedding_backward(g.wte, g.wpe, m->buf.dx, m->buf.inputs, B, T, C);
 }
@@ -809,14 +849,13 @@ static void cpu_read_loss(double* sum, int64_t* count, TostModel* m) {
 }
 
 static void cpu_logits(float* dst, TostModel* m) {
-    const float* wte = model_params(m, TOST_PARAM, 0).wte;
-    gemm(dst, m->buf.ln_f, false, wte, true, m->B * m->T, m->config.vocab_size, m->config.n_embd, 0.0f);
+    times_weight(dst, m->buf.ln_f, classifier_weight(m), (size_t)m->B * m->T, m->config.n_embd, m->config.vocab_size);
 }
 
 static void cpu_activation(float* dst, TostModel* m, TostActivation what, int layer) {
     const size_t rows = (size_t)m->B * m->T, C = m->config.n_embd, NH = m->config.n_head;
     assert(m->options.training && layer >= 0 && layer < m->config.n_layer + (what == TOST_X));
-    threads_set(m->options.threads);
+    threads_set(m->threads.now);
     if (what != TOST_X) recompute_layer(m, layer);
     if (what == TOST_X) memcpy(dst, layer_input(m, layer), rows * C * sizeof *dst);
     else if (what == TOST_W) memcpy(dst, m->layer[layer].w, rows * C * sizeof *dst);
@@ -841,10 +880,9 @@ static void decode_forward(TostModel* m, const int32_t* tokens, int T) {
 
 static void decode_logits(float* logits, TostModel* m) {   // (n,V), after the last token of each sequence
     const int C = m->config.n_embd, T = m->T;
-    const float* wte = model_params(m, TOST_PARAM, 0).wte;
     for (int b = 0; b < m->B; b++)
         memmove(m->buf.ln_f + (size_t)b * C, m->buf.ln_f + ((size_t)b * T + T - 1) * C, C * sizeof(float));
-    gemm(logits, m->buf.ln_f, false, wte, true, m->B, m->config.vocab_size, C, 0.0f);
+    times_weight(logits, m->buf.ln_f, classifier_weight(m), m->B, C, m->config.vocab_size);
 }
 
 static void cpu_decode_begin(float* logits, TostModel* m, const int32_t* prompts, int n, int T) {
@@ -885,8 +923,8 @@ static void cpu_decode_score(double* losses, TostModel* m, const int32_t* tokens
         m->buf.targets[counted++] = targets[row];
     }
     if (counted)
-        classifier_forward(m->buf.losses, m->buf.logits, m->buf.ln_f, model_params(m, TOST_PARAM, 0).wte,
-                           m->buf.targets, counted, even_chunk(counted, m->logits_rows), V, C);
+        classifier_forward(m->buf.losses, m->buf.logits, m->buf.ln_f, classifier_weight(m), m->buf.targets, counted,
+                           even_chunk(counted, m->logits_rows), V, C);
     for (size_t row = 0, i = 0; row < rows; row++) losses[row] = targets[row] < 0 ? 0.0 : m->buf.losses[i++];
 }
 
@@ -920,8 +958,9 @@ static double cpu_grad_norm(TostModel* m) {
 
 // One AdamW step, number s, with decoupled weight decay wd:
 //   m = β1 m + (1-β1) g,   v = β2 v + (1-β2) g²,   p = p (1 - lr wd) - lr (m/(1-β1^s)) / (√(v/(1-β2^s)) + eps)
-static void adamw(float* restrict p, float* restrict m, float* restrict v, const float* restrict grad, size_t n,
-                  double weight_decay, const TostAdamW* a) {
+// in_bf16: the copy of p in bf16, or NULL
+static void adamw(float* restrict p, uint16_t* restrict in_bf16, float* restrict m, float* restrict v,
+                  const float* restrict grad, size_t n, double weight_decay, const TostAdamW* a) {
     const float keep = (float)(1.0 - a->lr * weight_decay), scale = (float)a->grad_scale;
     const float b1 = (float)a->beta1, b2 = (float)a->beta2, c1 = (float)(1.0 - a->beta1), c2 = (float)(1.0 - a->beta2);
     const float rate = (float)(a->lr / (1.0 - pow(a->beta1, (double)a->step))), eps = (float)a->eps;
@@ -932,28 +971,30 @@ static void adamw(float* restrict p, float* restrict m, float* restrict v, const
         m[i] = b1 * m[i] + c1 * g;
         v[i] = b2 * v[i] + c2 * g * g;
         p[i] = p[i] * keep - rate * m[i] / (sqrtf(v[i]) * root + eps);
+        if (in_bf16) in_bf16[i] = bf16_from_float(p[i]);
     }
 }
 
 static void cpu_update(TostModel* m, const TostAdamW* a) {
     for (int i = 0; i < m->tensors.count; i++) {
         const TostTensor* t = &m->tensors.tensor[i];
-        adamw(m->state[TOST_PARAM] + t->offset, m->state[TOST_M] + t->offset, m->state[TOST_V] + t->offset,
-              m->state[TOST_GRAD] + t->offset, t->size, t->decay == TOST_DECAY ? a->weight_decay : 0.0, a);
+        adamw(m->state[TOST_PARAM] + t->offset, m->weights ? m->weights + t->offset : NULL,
+              m->state[TOST_M] + t->offset, m->state[TOST_V] + t->offset, m->state[TOST_GRAD] + t->offset, t->size,
+              t->decay == TOST_DECAY ? a->weight_decay : 0.0, a);
     }
 }
 
 // ---------------------------------------------------------------------------------------------
 // The engine
 
-static bool cpu_supports(TostDtype dtype) { return dtype == TOST_FP32; }
+static bool cpu_supports(TostDtype dtype) { return dtype == TOST_FP32 || dtype == TOST_BF16; }
 
 static bool cpu_describe(char* text, size_t cap, const TostEngineOptions* o, TostError* err) {
     (void)err;
     const int threads = o->threads ? o->threads : threads_max();
     char library[64];
-    snprintf(text, cap, "CPU, %d thread%s, float32, matmul %s", threads, threads == 1 ? "" : "s",
-             gemm_library(library, sizeof library));
+    snprintf(text, cap, "CPU, %d thread%s, %s, matmul %s", threads, threads == 1 ? "" : "s",
+             o->dtype == TOST_BF16 ? "bf16" : "float32", gemm_library(library, sizeof library));
     return true;
 }
 
@@ -966,7 +1007,7 @@ static size_t cpu_memory(const TostConfig* c, const TostEngineOptions* o) {
 
 static TostModel* cpu_create(const TostConfig* c, const TostEngineOptions* o, TostError* err) {
     TostModel* m = model_new(c, o);
-    threads_set(m->options.threads);
+    m->threads = threads_start(m->options.threads);
     m->arena = alloc_pages(m->arena_bytes);
     if (!m->arena) {
         char need[32];
@@ -981,6 +1022,7 @@ static TostModel* cpu_create(const TostConfig* c, const TostEngineOptions* o, To
 
 static void cpu_put(TostModel* m, TostState s, const TostTensor* t, const float* src) {
     memcpy(m->state[s] + t->offset, src, t->size * sizeof *src);
+    if (s == TOST_PARAM && m->weights) bf16_from_floats(m->weights + t->offset, src, t->size);
 }
 
 static void cpu_get(float* dst, const TostModel* m, TostState s, const TostTensor* t) {

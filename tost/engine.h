@@ -14,8 +14,8 @@ typedef struct {
     int       max_batch, max_seq;   // largest B and T of any call
     bool      training;             // allocate gradients, moments and every layer's activations
     bool      recompute;            // activation checkpointing: backward recomputes each layer's forward; same bits
-    TostDtype dtype;                // of matrix products and their operands; the CPU engine supports fp32 only
-    int       threads;              // CPU threads; 0: one per core
+    TostDtype dtype;                // of matrix products and their operands; the CPU engine has no tf32
+    int       threads;              // most CPU threads; 0: one per core
 } TostEngineOptions;
 
 typedef struct {

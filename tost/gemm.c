@@ -1,55 +1,28 @@
-// gemm.c: float32 matrix products. Products of few rows with a weight are dot products that read the weight once. All
-// others use cblas_sgemm (TOST_BLAS), or the packed and cache-blocked kernel below, which follows Goto and van de
-// Geijn, "Anatomy of high-performance matrix multiplication" (2008).
+// gemm.c: matrix products. Products of few rows with a weight are dot products that read the weight once. All others use
+// the packed and cache-blocked kernel below, which follows Goto and van de Geijn, "Anatomy of high-performance matrix
+// multiplication" (2008), or cblas_sgemm in builds with BLAS (TOST_BLAS).
 #include "gemm.h"
 
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #ifdef TOST_BLAS
 #include <cblas.h>
 #endif
 
-#include "bf16.h"
+#include "gemm_kernels.h"
+#include "gemm_partition.h"
 #include "threads.h"
 #include "util.h"
 
-// A vector has LANES floats. A tile of c, MR x NR sums, takes 2·MR vector registers; two more hold a row of b.
-#if defined(__AVX512F__)
-enum { LANES = 16, MR = 12 };
-#define KERNEL_NAME "built in (AVX-512)"
-#elif defined(__AVX__)
-enum { LANES = 8, MR = 6 };
-#define KERNEL_NAME "built in (AVX)"
-#elif defined(__aarch64__)
-enum { LANES = 4, MR = 12 };
-#define KERNEL_NAME "built in (NEON)"
-#else
-enum { LANES = 4, MR = 6 };
-#define KERNEL_NAME "built in (128-bit vectors)"
-#endif
-
-enum { GROUP_ROWS = 4 };      // rows of a few-row product that are multiplied together
-
 enum {
-    NR = 2 * LANES,
     KC = 384,                          // depth of a pass: a panel of a (KC x MR) fits in L1
-    CHUNK_M = 192, CHUNK_N = 256,      // chunk of c: with its packed operands it fits in 1 MiB of L2
-    BLOCK_M = 1536, BLOCK_N = 1536,    // rows of a and columns of b packed at a time,
-    BLOCK_PASSES = 3,                  // for this many passes: at most 14 MB per thread
-    PACK_LANES = 192,                  // lanes packed at a time. All sizes but KC are multiples of MR and NR
-    CACHE_LINE = 64,
+    CHUNK_M = 192, CHUNK_N = 256,      // chunk of c: its panels of a and b for one pass fit in 1 MiB of L2
+    BLOCK_N = 1536, BLOCK_PASSES = 3,  // columns and passes of b packed at a time: at most 7 MB per thread, for L3
 };
 
-typedef float Vec __attribute__((vector_size(LANES * sizeof(float)), may_alias));
-typedef float VecU __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float)), may_alias));
-
-static inline int min_int(int a, int b) { return a < b ? a : b; }
-static inline int ceil_div(int a, int b) { return a / b + (a % b != 0); }
-static inline int round_up(int a, int b) { return ceil_div(a, b) * b; }
+INLINE int round_up(int a, int b) { return ceil_div(a, b) * b; }
+INLINE Word* next_cache_line(void* p) { return (Word*)((char*)p + (CACHE_LINE - (uintptr_t)p % CACHE_LINE)); }
 
 // All threads or one. One core takes about 5 us for 2^18 multiply-adds, as long as it takes to wake the others. Never a
 // number in between: libgomp ends the threads that a smaller team does not use and has to start them again.
@@ -58,184 +31,113 @@ static int threads_for(int M, int N, int K) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// The product that one thread computes: c (M,N) = a · b + beta · c. An operand is a matrix of lanes (rows of op(a) or
-// columns of op(b)) by depth (K). Stored rows are ld elements apart; a stored row has all lanes at one depth if
-// lanes_side, otherwise all depths of one lane.
+// The product that one thread computes: c (M,N) = a · b + beta · c.
 
-typedef struct { const float* p; size_t ld; bool lanes_side; } Operand;
-typedef struct { float* c; size_t ldc; Operand a, b; int M, N, K; float beta; } Product;
-
-static inline Operand operand_at(Operand o, int lane, int k) {
-    o.p += o.lanes_side ? lane + k*o.ld : lane*o.ld + k;
-    return o;
-}
-
-// ---------------------------------------------------------------------------------------------
-// Packing. A panel has W lanes, interleaved: panel[k*W + lane]. Missing lanes are zero.
-
-// lanes_side: copies one stored row into many panels at a time, so that the source is read in long runs.
-static inline void pack_copy(float* dst, Operand o, int panels, int kc, int W) {
-    for (int k = 0; k < kc; k++)
-        for (int p = 0; p < panels; p++)
-            memcpy(dst + ((size_t)p*kc + k)*W, o.p + k*o.ld + (size_t)p*W, W * sizeof(float));
-}
-
-// Otherwise: transposes one cache line of each lane at a time. If ld is a multiple of the page size, the lines of all
-// lanes compete for a few sets of L1, so all of a line is used before the next one of its lane is read.
-static inline void pack_transpose(float* dst, Operand o, int kc, int W) {
-    enum { RUN = CACHE_LINE / sizeof(float) };
-    int k = 0;
-    for (; k + RUN <= kc; k += RUN)
-        for (int i = 0; i < W; i++)
-            for (int r = 0; r < RUN; r++)
-                dst[(size_t)(k + r)*W + i] = o.p[i*o.ld + k + r];
-    for (; k < kc; k++)
-        for (int i = 0; i < W; i++)
-            dst[(size_t)k*W + i] = o.p[i*o.ld + k];
-}
-
-static inline void pack_ragged(float* dst, Operand o, int lanes, int kc, int W) {
-    memset(dst, 0, (size_t)kc*W * sizeof(float));
-    for (int k = 0; k < kc; k++)
-        for (int i = 0; i < lanes; i++)
-            dst[(size_t)k*W + i] = *operand_at(o, i, k).p;
-}
-
-static inline void pack_panels(float* dst, Operand o, int lanes, int kc, int W) {
-    int panels = lanes / W, whole = panels * W;
-    if (o.lanes_side) pack_copy(dst, o, panels, kc, W);
-    else for (int i = 0; i < whole; i += W) pack_transpose(dst + (size_t)i*kc, operand_at(o, i, 0), kc, W);
-    if (whole < lanes) pack_ragged(dst + (size_t)whole*kc, operand_at(o, whole, 0), lanes - whole, kc, W);
-}
-
-// dst (passes, panels, kc, W). The last pass may be shallower.
-static inline void pack(float* dst, Operand o, int lanes, int depth, int kc, int W) {
-    int padded = round_up(lanes, W);
-    for (int k = 0; k < depth; k += kc)
-        for (int i = 0, deep = min_int(kc, depth - k); i < lanes; i += PACK_LANES)
-            pack_panels(dst + (size_t)k*padded + (size_t)i*deep, operand_at(o, i, k),
-                        min_int(PACK_LANES, lanes - i), deep, W);
-}
-
-// ---------------------------------------------------------------------------------------------
-// The kernel: c (MR,NR) = pa (kc,MR)ᵀ · pb (kc,NR) + beta · c. Each element is summed in the order of k.
-
-static inline void tile(float* c, size_t ldc, const float* pa, const float* pb, int kc, float beta) {
-    Vec acc[MR][2] = {0};
-    for (int k = 0; k < kc; k++, pa += MR, pb += NR) {
-        const Vec b0 = *(const Vec*)pb, b1 = *(const Vec*)(pb + LANES);
-#pragma GCC unroll 16
-        for (int i = 0; i < MR; i++) {
-            acc[i][0] += pa[i] * b0;
-            acc[i][1] += pa[i] * b1;
-        }
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < MR; i++) {
-        VecU* row = (VecU*)(c + i*ldc);
-        if (beta != 0) { acc[i][0] += beta * row[0]; acc[i][1] += beta * row[1]; }
-        row[0] = acc[i][0];
-        row[1] = acc[i][1];
-    }
-}
-
-// A tile at the edge of c, of which m x n is inside: computed as a whole tile, so the bits are the same.
-static void tile_ragged(float* c, size_t ldc, const float* pa, const float* pb, int kc, float beta,
-                        int m, int n) {
-    _Alignas(CACHE_LINE) float whole[MR*NR];
-    if (beta != 0) {
-        memset(whole, 0, sizeof(whole));
-        for (int i = 0; i < m; i++) memcpy(whole + i*NR, c + i*ldc, n * sizeof(float));
-    }
-    tile(whole, NR, pa, pb, kc, beta);
-    for (int i = 0; i < m; i++) memcpy(c + i*ldc, whole + i*NR, n * sizeof(float));
-}
+typedef struct { float* c; size_t ldc; Operand a, b; int M, N, K; float beta; Format format; } Product;
 
 // One pass over a chunk of c (m,n), with panels starting at pa and pb. A panel of a stays in L1, the panels of b in L2.
-static void chunk(float* c, size_t ldc, const float* pa, const float* pb, int m, int n, int kc, float beta) {
+static void chunk(float* c, size_t ldc, const Word* pa, const Word* pb, Format f, int m, int n, int words, float beta) {
     for (int i = 0; i < m; i += MR)
         for (int j = 0; j < n; j += NR) {
             float* at = c + i*ldc + j;
-            const float *a = pa + (size_t)i*kc, *b = pb + (size_t)j*kc;
-            if (i + MR <= m && j + NR <= n) tile(at, ldc, a, b, kc, beta);
-            else tile_ragged(at, ldc, a, b, kc, beta, min_int(MR, m - i), min_int(NR, n - j));
+            const Word *a = pa + (size_t)i*words, *b = pb + (size_t)j*words;
+            if (i + MR <= m && j + NR <= n) tile(at, ldc, a, b, f, words, beta);
+            else tile_ragged(at, ldc, a, b, f, words, beta, min_int(MR, m - i), min_int(NR, n - j));
         }
 }
 
-// A block of c (m,n) from packed operands. Each chunk goes through all passes while it is in L2.
-static void block(float* c, size_t ldc, const float* pa, const float* pb, int m, int n, int depth, int kc,
-                  float beta) {
-    size_t mp = round_up(m, MR), np = round_up(n, NR);
-    for (int j = 0; j < n; j += CHUNK_N)
-        for (int i = 0; i < m; i += CHUNK_M)
-            for (int k = 0; k < depth; k += kc) {
-                int deep = min_int(kc, depth - k);
-                chunk(c + i*ldc + j, ldc, pa + k*mp + (size_t)i*deep, pb + k*np + (size_t)j*deep,
-                      min_int(CHUNK_M, m - i), min_int(CHUNK_N, n - j), deep, k == 0 ? beta : 1);
-            }
+// n columns of c from depth k to k + depth, for which b is packed. pa is memory for one pass of a chunk.
+static void block(const Product* p, float* c, int n, size_t k, int depth, int kc, const Word* pb, Word* pa) {
+    const size_t columns = round_up(n, NR);
+    for (int i = 0; i < p->M; i += CHUNK_M)
+        for (int from = 0; from < depth; from += kc) {
+            const int m = min_int(CHUNK_M, p->M - i), deep = min_int(kc, depth - from);
+            pack_a(pa, operand_at(p->a, i, k + from), p->format, m, deep, kc);
+            const int words = words_of(p->format, deep);
+            const Word* pass = pb + words_of(p->format, from)*columns;
+            for (int j = 0; j < n; j += CHUNK_N)
+                chunk(c + i*p->ldc + j, p->ldc, pa, pass + (size_t)j*words, p->format, m, min_int(CHUNK_N, n - j),
+                      words, k + from == 0 ? p->beta : 1);
+        }
 }
 
 static void product_packed(const Product* p) {
-    int kc = ceil_div(p->K, ceil_div(p->K, KC));      // passes of nearly equal depth
-    int deepest = min_int(p->K, BLOCK_PASSES * kc);
-    size_t mp = round_up(min_int(p->M, BLOCK_M), MR), np = round_up(min_int(p->N, BLOCK_N), NR);
-    float* memory = xmalloc((mp + np) * deepest * sizeof(float) + CACHE_LINE);
-    float* pb = (float*)(((uintptr_t)memory + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE);
-    float* pa = pb + np*deepest;
+    const int even = ceil_div(p->K, ceil_div(p->K, KC));     // passes of nearly equal depth
+    const int kc = p->format == FLOATS ? even : round_up(even, 2), deepest = min_int(p->K, BLOCK_PASSES * kc);
+    const size_t mp = round_up(min_int(p->M, CHUNK_M), MR), np = round_up(min_int(p->N, BLOCK_N), NR);
+    const size_t b_words = np * words_of(p->format, deepest), a_words = mp * words_of(p->format, kc);
+    void* memory = xmalloc((b_words + a_words) * sizeof(Word) + 2*CACHE_LINE);   // pack_a may write LANES words more
+    Word* pb = next_cache_line(memory);
     for (int j = 0; j < p->N; j += BLOCK_N)
-        for (int k = 0; k < p->K; k += deepest) {
-            int n = min_int(BLOCK_N, p->N - j), depth = min_int(deepest, p->K - k);
-            pack(pb, operand_at(p->b, j, k), n, depth, kc, NR);
-            for (int i = 0; i < p->M; i += BLOCK_M) {
-                int m = min_int(BLOCK_M, p->M - i);
-                pack(pa, operand_at(p->a, i, k), m, depth, kc, MR);
-                block(p->c + i*p->ldc + j, p->ldc, pa, pb, m, n, depth, kc, k == 0 ? p->beta : 1);
-            }
+        for (size_t k = 0; k < (size_t)p->K; k += deepest) {
+            const int n = min_int(BLOCK_N, p->N - j), depth = min_int(deepest, p->K - (int)k);
+            pack_b(pb, operand_at(p->b, j, k), p->format, n, depth, kc);
+            block(p, p->c + j, n, k, depth, kc, pb, pb + b_words);
         }
     free(memory);
 }
 
 // ---------------------------------------------------------------------------------------------
-// Threads. c is cut into a grid of slices, one per thread, and each slice is a product of its own. Neighbouring slices
-// pack some of the same data, which costs less than synchronizing, and neither cblas nor the kernel needs to know about
-// threads.
-
-// Start of part i, if n is divided into `parts` at multiples of unit.
-static int cut(int n, int unit, int i, int parts) {
-    return min_int(n, (int)((int64_t)ceil_div(n, unit) * i / parts) * unit);
-}
-
-// Rows of the grid of `threads` slices that packs the least: M/rows of a and N/cols of b per thread.
-static int grid_rows(int M, int N, int threads) {
-    int best = 1;
-    double least = M + (double)N / threads;
-    for (int rows = 2; rows <= threads; rows++) {
-        double packed = (double)M / rows + (double)N * rows / threads;
-        if (threads % rows == 0 && packed < least) best = rows, least = packed;
-    }
-    return best;
-}
+// Threads. Neither cblas nor the kernel needs to know about them.
 
 static void gemm_sliced(void (*multiply)(const Product*), const Product* all) {
-    int threads = threads_for(all->M, all->N, all->K);
-    int rows = grid_rows(all->M, all->N, threads), cols = threads / rows;
+    const int threads = threads_for(all->M, all->N, all->K);
+    const Partition parts = partition_of(all->M, all->N, MR, NR, threads);
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int t = 0; t < threads; t++) {
-        int r = t % rows, i = cut(all->M, MR, r, rows), j = cut(all->N, NR, t / rows, cols);
+        const Slice s = partition_slice(&parts, t);
         Product slice = *all;
-        slice.c = all->c + i*all->ldc + j;
-        slice.a = operand_at(all->a, i, 0);
-        slice.b = operand_at(all->b, j, 0);
-        slice.M = cut(all->M, MR, r + 1, rows) - i;
-        slice.N = cut(all->N, NR, t / rows + 1, cols) - j;
-        if (slice.M > 0 && slice.N > 0) multiply(&slice);
+        slice.c = all->c + s.i*all->ldc + s.j;
+        slice.a = operand_at(all->a, s.i, 0);
+        slice.b = operand_at(all->b, s.j, 0);
+        slice.M = s.m;
+        slice.N = s.n;
+        if (s.m > 0 && s.n > 0) multiply(&slice);
     }
 }
 
 // ---------------------------------------------------------------------------------------------
-// Few rows: c (M,N) = a (M,K) · b (N,K)ᵀ + beta · c, limited by reading b. Each thread reads one contiguous part of b.
+// Few rows: c (M,N) = a (M,K) · b (N,K)ᵀ + beta · c, limited by reading b. Each thread reads one contiguous part of b,
+// in vectors of LANES words. a is stored to match, in parts: FLOATS: a vector of floats. PAIRS: a vector of pairs.
+// ROUNDED, for pairs of b: a vector of the upper halves and one of the lower halves, as floats.
 
-static inline float sum_lanes(Vec v) {
+enum { VECTOR_BYTES = LANES * sizeof(Word), GROUP_ROWS = 4, GROUP_COLS = LANES == 8 ? 1 : 3 };
+
+typedef struct {
+    float* c;
+    const Word* a;      // (M, parts of a row, words of a part)
+    const char* b;      // (N, row_bytes)
+    size_t row_bytes;
+    int M, N;
+    float beta;
+    Format format;
+} FewRows;
+
+INLINE int words_of_part(Format f) { return f == ROUNDED ? 2*LANES : LANES; }
+INLINE int parts_of_row(size_t row_bytes) { return (int)((row_bytes + VECTOR_BYTES - 1) / VECTOR_BYTES); }
+
+static void row_parts(Word* out, const float* a, Format f, int K, int parts) {
+    if (f == FLOATS) memcpy(out, a, K * sizeof *a);
+    if (f == PAIRS) bf16_from_floats((uint16_t*)out, a, K);
+    if (f == ROUNDED)
+        for (int t = 0; t < parts; t++)
+            for (int i = 0; i < LANES; i++) {
+                const int k = t*2*LANES + 2*i;
+                out[t*2*LANES + i] = k + 1 < K ? (Word)bf16_from_float(a[k + 1]) << 16 : 0;
+                out[t*2*LANES + LANES + i] = k < K ? (Word)bf16_from_float(a[k]) << 16 : 0;
+            }
+}
+
+// *memory is to be freed.
+static Word* few_rows_operand(void** memory, const float* a, Format f, int M, int K, int parts) {
+    const size_t words = (size_t)parts * words_of_part(f);
+    *memory = xcalloc(M * words + CACHE_LINE, sizeof(Word));
+    Word* out = next_cache_line(*memory);
+    for (int i = 0; i < M; i++) row_parts(out + i*words, a + (size_t)i*K, f, K, parts);
+    return out;
+}
+
+INLINE float sum_lanes(Vec v) {
     typedef float Quad __attribute__((vector_size(16)));
     union { Vec v; Quad q[LANES/4]; } u = { v };
     Quad q = u.q[0];
@@ -244,61 +146,134 @@ static inline float sum_lanes(Vec v) {
     return (q[0] + q[1]) + (q[2] + q[3]);
 }
 
-// sum[i] = a[i] · b for M rows of a. M is a constant at every call, so that after inlining the sums stay in registers.
-__attribute__((always_inline))
-static inline void dots(float* sum, const float* a, const float* b, int M, int K) {
-    Vec acc[GROUP_ROWS][2] = {0};
-    int k = 0;
-    for (; k + 2*LANES <= K; k += 2*LANES) {
-        const Vec b0 = *(const VecU*)(b + k), b1 = *(const VecU*)(b + k + LANES);
+// sum += the products of a vector of a and one of b, of which the format says what they hold.
+INLINE Vec add_products(Vec sum, Format f, VecWord a, VecWord b) {
+#ifdef __AVX512BF16__
+    if (f == PAIRS) return dot_pairs(sum, a, b);
+#endif
+    (void)f;
+    return sum + (Vec)a * (Vec)b;
+}
+
+// Adds the products of one part of each row of a with vectors of b. ROUNDED: of the upper (half 0) or lower halves.
+INLINE void add_half(Vec sum[][GROUP_COLS][2], int u, Format f, const Word* a, size_t stride, const VecWord* b,
+                     int half, int rows, int cols) {
+    VecWord bv[GROUP_COLS];
 #pragma GCC unroll 4
-        for (int i = 0; i < M; i++) {
-            const VecU* row = (const VecU*)(a + (size_t)i*K + k);
-            acc[i][0] += row[0] * b0;
-            acc[i][1] += row[1] * b1;
-        }
+    for (int col = 0; col < cols; col++) {
+        bv[col] = b[col];
+        if (f == ROUNDED && half == 0) bv[col] &= 0xffff0000;
+        if (f == ROUNDED && half == 1) bv[col] <<= 16;
     }
 #pragma GCC unroll 4
-    for (int i = 0; i < M; i++) {
-        sum[i] = sum_lanes(acc[i][0] + acc[i][1]);
-        for (int t = k; t < K; t++) sum[i] += a[(size_t)i*K + t] * b[t];
+    for (int row = 0; row < rows; row++) {
+        const VecWord av = *(const VecWord*)(a + row*stride + half*LANES);
+#pragma GCC unroll 4
+        for (int col = 0; col < cols; col++) sum[row][col][u] = add_products(sum[row][col][u], f, av, bv[col]);
     }
 }
 
-static inline void dots_of_group(float* sum, const float* a, const float* b, int M, int K) {
-    switch (M) {
-    case 1: dots(sum, a, b, 1, K); break;
-    case 2: dots(sum, a, b, 2, K); break;
-    case 3: dots(sum, a, b, 3, K); break;
-    default: dots(sum, a, b, GROUP_ROWS, K);
+INLINE void add_part(Vec sum[][GROUP_COLS][2], int u, Format f, const Word* a, size_t stride, const VecWord* b,
+                     int rows, int cols) {
+    add_half(sum, u, f, a, stride, b, 0, rows, cols);
+    if (f == ROUNDED) add_half(sum, u, f, a, stride, b, 1, rows, cols);
+}
+
+// c at rows i… and columns j…. rows, cols and the format are constants at every call, so that after inlining the sums
+// stay in registers. The order of a sum does not depend on rows and cols.
+INLINE void dots(const FewRows* p, Format f, int i, int j, int rows, int cols) {
+    Vec sum[GROUP_ROWS][GROUP_COLS][2] = {0};
+    const int parts = parts_of_row(p->row_bytes), whole = (int)(p->row_bytes / VECTOR_BYTES);
+    const size_t words = words_of_part(f), stride = parts * words;
+    const Word* a = p->a + i*stride;
+    const char* b = p->b + j*p->row_bytes;
+    VecWord bv[GROUP_COLS];
+    for (int t = 0; t + 2 <= whole; t += 2)
+#pragma GCC unroll 2
+        for (int u = 0; u < 2; u++) {
+#pragma GCC unroll 4
+            for (int col = 0; col < cols; col++)
+                bv[col] = *(const VecWordU*)(b + col*p->row_bytes + (size_t)(t + u)*VECTOR_BYTES);
+            add_part(sum, u, f, a + (t + u)*words, stride, bv, rows, cols);
+        }
+    for (int t = whole / 2 * 2; t < parts; t++) {    // at most one whole vector and one that is not
+        const size_t bytes = t < whole ? VECTOR_BYTES : p->row_bytes % VECTOR_BYTES;
+#pragma GCC unroll 4
+        for (int col = 0; col < cols; col++) {
+            bv[col] = (VecWord) {0};
+            memcpy(&bv[col], b + col*p->row_bytes + (size_t)t*VECTOR_BYTES, bytes);
+        }
+        add_part(sum, 0, f, a + t*words, stride, bv, rows, cols);
+    }
+#pragma GCC unroll 4
+    for (int row = 0; row < rows; row++)
+#pragma GCC unroll 4
+        for (int col = 0; col < cols; col++) {
+            float* at = p->c + (size_t)(i + row)*p->N + j + col;
+            const float dot = sum_lanes(sum[row][col][0] + sum[row][col][1]);
+            *at = p->beta == 0 ? dot : p->beta * *at + dot;
+        }
+}
+
+INLINE void dots_of_rows(const FewRows* p, Format f, int j, int cols) {
+    int i = 0;
+    for (; i + GROUP_ROWS <= p->M; i += GROUP_ROWS) dots(p, f, i, j, GROUP_ROWS, cols);
+    switch (p->M - i) {
+    case 1: dots(p, f, i, j, 1, cols); break;
+    case 2: dots(p, f, i, j, 2, cols); break;
+    case 3: dots(p, f, i, j, 3, cols); break;
     }
 }
 
-// One row of b at a time: a single stream from memory is twice as fast as several.
-static void gemm_few_rows(float* c, const float* a, const float* b, int M, int N, int K, float beta) {
-#pragma omp parallel for schedule(static) num_threads(threads_for(M, N, K))
-    for (int j = 0; j < N; j++) {
-        float sum[GEMM_FEW_ROWS + GROUP_ROWS];
-        for (int i = 0; i < M; i += GROUP_ROWS)
-            dots_of_group(sum + i, a + (size_t)i*K, b + (size_t)j*K, M - i, K);
-        for (int i = 0; i < M; i++) {
-            float* at = c + (size_t)i*N + j;
-            *at = beta == 0 ? sum[i] : beta * *at + sum[i];
-        }
+// All rows, and columns j to end. One group of rows is limited by memory, and one row of b at a time is a single
+// stream, which is twice as fast as several.
+INLINE void few_rows_slice(const FewRows* p, Format f, int j, int end) {
+    if (p->M > GROUP_ROWS)
+        for (; j + GROUP_COLS <= end; j += GROUP_COLS) dots_of_rows(p, f, j, GROUP_COLS);
+    for (; j < end; j++) dots_of_rows(p, f, j, 1);
+}
+
+static void few_rows_floats(const FewRows* p, int j, int end) { few_rows_slice(p, FLOATS, j, end); }
+static void few_rows_rounded(const FewRows* p, int j, int end) { few_rows_slice(p, ROUNDED, j, end); }
+static void few_rows_pairs(const FewRows* p, int j, int end) { few_rows_slice(p, PAIRS, j, end); }
+
+// b (N,K) has row_bytes a row.
+static void gemm_few_rows(float* c, const float* a, const void* b, size_t row_bytes, Format f,
+                          int M, int N, int K, float beta) {
+    void* memory;
+    const Word* operand = few_rows_operand(&memory, a, f, M, K, parts_of_row(row_bytes));
+    const FewRows p = { c, operand, b, row_bytes, M, N, beta, f };
+    const int threads = threads_for(M, N, K);
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int t = 0; t < threads; t++) {
+        const int j = partition_cut(N, GROUP_COLS, t, threads), end = partition_cut(N, GROUP_COLS, t + 1, threads);
+        if (f == FLOATS) few_rows_floats(&p, j, end);
+        else if (f == PAIRS) few_rows_pairs(&p, j, end);
+        else few_rows_rounded(&p, j, end);
     }
+    free(memory);
 }
 
 // ---------------------------------------------------------------------------------------------
 // Entry points
 
+static void scale(float* c, size_t n, float beta) {
+    for (size_t i = 0; i < n; i++) c[i] = beta == 0 ? 0 : beta * c[i];
+}
+
+static bool few_rows(int M, bool at, bool bt) { return M <= GEMM_FEW_ROWS && bt && !at; }
+
+static Operand float_operand(const float* p, bool lanes_side, int lanes, int depth) {
+    return (Operand) { (const char*)p, lanes_side ? lanes : depth, lanes_side, false };
+}
+
 static void gemm_by(void (*multiply)(const Product*), float* c, const float* a, bool at,
                     const float* b, bool bt, int M, int N, int K, float beta) {
-    if (K == 0) {
-        for (size_t i = 0; i < (size_t)M*N; i++) c[i] = beta == 0 ? 0 : beta * c[i];
-    } else if (M > 0 && M <= GEMM_FEW_ROWS && bt && !at) {
-        gemm_few_rows(c, a, b, M, N, K, beta);
-    } else if (M > 0 && N > 0) {
-        Product p = { c, N, { a, at ? M : K, at }, { b, bt ? K : N, !bt }, M, N, K, beta };
+    if (M == 0 || N == 0) return;
+    if (K == 0) scale(c, (size_t)M*N, beta);
+    else if (few_rows(M, at, bt)) gemm_few_rows(c, a, b, K * sizeof(float), FLOATS, M, N, K, beta);
+    else {
+        const Product p = { c, N, float_operand(a, at, M, K), float_operand(b, !bt, N, K), M, N, K, beta, FLOATS };
         gemm_sliced(multiply, &p);
     }
 }
@@ -308,26 +283,41 @@ void gemm_builtin(float* c, const float* a, bool at, const float* b, bool bt,
     gemm_by(product_packed, c, a, at, b, bt, M, N, K, beta);
 }
 
-static float* rounded_to_bf16(const float* x, size_t n) {
-    float* out = xmalloc((n + 1) * sizeof(float));
-#pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < n; i++) out[i] = bf16_to_float(bf16_from_float(x[i]));
-    return out;
+#ifdef __AVX512BF16__
+// VDPBF16PS does the work of two FMA instructions. Zen 4 and later issue both at the same rate; Sapphire Rapids issues
+// VDPBF16PS at a quarter of it. Both formats give the same bits, so a run may resume with the other.
+static bool pairs_are_faster(void) {
+    static _Atomic int known;   // 0: not measured yet, 1: no, 2: yes
+    if (!known) known = 1 + (kernel_seconds(PAIRS) < 1.8 * kernel_seconds(ROUNDED));
+    return known - 1;
+}
+static Format bf16_format(void) { return pairs_are_faster() ? PAIRS : ROUNDED; }
+#else
+static Format bf16_format(void) { return ROUNDED; }
+#endif
+
+void gemm_bf16_weight(float* c, const float* a, const uint16_t* b, int M, int N, int K, float beta) {
+    if (M == 0 || N == 0) return;
+    const Format f = bf16_format();
+    if (K == 0) scale(c, (size_t)M*N, beta);
+    else if (few_rows(M, false, true)) gemm_few_rows(c, a, b, K * sizeof *b, f, M, N, K, beta);
+    else {
+        const Product p = { c, N, float_operand(a, false, M, K), { (const char*)b, K, false, true }, M, N, K, beta, f };
+        gemm_sliced(product_packed, &p);
+    }
 }
 
 void gemm_bf16(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta) {
-    float *ra = rounded_to_bf16(a, (size_t)M*K), *rb = rounded_to_bf16(b, (size_t)K*N);
-    gemm_builtin(c, ra, at, rb, bt, M, N, K, beta);
-    free(ra);
-    free(rb);
-}
-
-void gemm_bf16_weight(float* c, const float* a, const uint16_t* b, int M, int N, int K, float beta) {
-    float *ra = rounded_to_bf16(a, (size_t)M*K), *wide = xmalloc(((size_t)N*K + 1) * sizeof(float));
-    for (size_t i = 0; i < (size_t)N*K; i++) wide[i] = bf16_to_float(b[i]);
-    gemm_builtin(c, ra, false, wide, true, M, N, K, beta);
-    free(ra);
-    free(wide);
+    if (K > 0 && few_rows(M, at, bt)) {
+        uint16_t* weight = xmalloc(((size_t)N*K + 1) * sizeof *weight);
+        bf16_from_floats(weight, b, (size_t)N*K);
+        gemm_bf16_weight(c, a, weight, M, N, K, beta);
+        free(weight);
+    } else if (K > 0 && M > 0 && N > 0) {
+        const Product p = { c, N, float_operand(a, at, M, K), float_operand(b, !bt, N, K), M, N, K, beta,
+                            bf16_format() };
+        gemm_sliced(product_packed, &p);
+    } else scale(c, (size_t)M*N, beta);
 }
 
 #ifdef TOST_BLAS
@@ -340,7 +330,7 @@ char* openblas_get_config(void) __attribute__((weak));
 static void product_blas(const Product* p) {
     cblas_sgemm(CblasRowMajor, p->a.lanes_side ? CblasTrans : CblasNoTrans,
                 p->b.lanes_side ? CblasNoTrans : CblasTrans, p->M, p->N, p->K,
-                1, p->a.p, p->a.ld, p->b.p, p->b.ld, p->beta, p->c, p->ldc);
+                1, (const float*)p->a.p, p->a.ld, (const float*)p->b.p, p->b.ld, p->beta, p->c, p->ldc);
 }
 
 void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta) {
@@ -368,7 +358,7 @@ void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int
 }
 
 char* gemm_library(char* name, size_t cap) {
-    snprintf(name, cap, "%s", KERNEL_NAME);
+    snprintf(name, cap, "built in (%s)", KERNEL_NAME);
     return name;
 }
 

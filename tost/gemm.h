@@ -13,6 +13,7 @@
 // threads. The same sizes and number of threads give the same bits. Products with M <= GEMM_FEW_ROWS, bt and not at
 // (decoding) read b once, at the speed of memory, and the bits of a row do not depend on M.
 void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta);
+typedef void Gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta);
 
 enum { GEMM_FEW_ROWS = 32 };
 

@@ -222,7 +222,8 @@ static const Row table[] = {
     {"seed", TOKENIZE, FILES, INT64, AT(seed), NOT_SAVED, "N", .max = MAX_SEED, .value = 1337,
      .help = "seed for the choice of validation documents"},
     {"dtype", TRAIN | SAMPLE | EVAL | INSPECT, MACHINE, CHOICE, AT(dtype), OVERRIDABLE, DTYPES,
-     .help = "precision of matrix products; the CPU supports fp32 only"},
+     .help = "precision of matrix products; bf16: operands rounded to bf16, sums and parameters in float32; tf32: "
+             "CUDA only"},
     {"threads", TRAIN | SAMPLE | EVAL | TOKENIZE | INSPECT, MACHINE, INT, AT(threads), OVERRIDABLE, "N",
      .max = THREADS_LIMIT, .help = "number of CPU threads; 0: OMP_NUM_THREADS, or all cores"},
     {"recompute", TRAIN, MACHINE, FLAG, AT(recompute), NOT_SAVED, "",
@@ -701,8 +702,8 @@ static bool check_tokenize(const Options* o, TostError* err) {
 static bool check_together(Options* o, const TostEngine* engine, TostError* err) {
     if (!engine->supports((TostDtype)o->dtype)) {
         char* name = choice_name(DTYPES, o->dtype);
-        tost_error(err, "--dtype %s is not supported by the %s engine%s", name, engine->name,
-                   engine->supports(TOST_FP32) ? ": use fp32" : "");
+        tost_error(err, "--dtype %s is not supported by the %s engine%s%s", name, engine->name,
+                   engine->supports(TOST_FP32) ? ": use fp32" : "", engine->supports(TOST_BF16) ? " or bf16" : "");
         free(name);
         return false;
     }

@@ -1,6 +1,9 @@
-// threads.h: OpenMP's thread count and index, with single-thread versions for builds without OpenMP.
+// threads.h: OpenMP's thread count and index, with single-thread versions for builds without OpenMP; and the number of
+// threads of an engine, which adapts to other processes.
 #ifndef TOST_THREADS_H
 #define TOST_THREADS_H
+
+#include <stdbool.h>
 
 enum { THREADS_LIMIT = 4096 };   // of --threads and OMP_NUM_THREADS; creating more takes minutes
 
@@ -16,5 +19,23 @@ static inline void threads_set(int n) { (void)n; }
 static inline int  threads_max(void) { return 1; }
 static inline int  thread_index(void) { return 0; }
 #endif
+
+// The passes of an engine use `now` of at most `most` threads. Threads wait for each other in every layer, so if another
+// process takes one thread's core, all wait for that thread. If the threads of a pass get too little processor time, the
+// next passes use fewer, and after a pause all again. Results do not depend on the number of threads, except with a BLAS
+// library, where it is fixed. It is also fixed if the environment has variables of OpenMP (OMP_*, GOMP_*, KMP_*).
+typedef struct {
+    int    most, now;
+    bool   fixed;
+    double wall, cpu;               // seconds, in passes since the last decision
+    double began, cpu_began;        // of the current pass
+    double retry, pause;            // when to use all threads again; seconds from the decision to retry
+} Threads;
+
+// n threads, 0: the default number. In all threads, including those that start later, subnormal numbers become zero
+// (on x86-64 and aarch64): they can make arithmetic more than ten times slower.
+Threads threads_start(int n);
+void    threads_begin(Threads* t);   // around each pass
+void    threads_end(Threads* t);
 
 #endif

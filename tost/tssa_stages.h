@@ -55,8 +55,9 @@ typedef struct {
     bool all_heads;   // each part has all heads and some of the tokens; else all tokens of the chunk and some heads
 } TssaStage;
 
-// Runs the stages on every chunk, the first chunk first or last. A stage starts when all threads have finished the one
-// before. As many sequences as threads are worked on at a time; if there are fewer, each is divided into parts.
+// Runs the stages on every chunk, the first chunk first or last. As many sequences as threads are worked on at a time, one
+// by each thread. If there are fewer, each is divided into parts, and a stage starts when all threads have finished the
+// one before.
 static inline void tssa_run(const TssaStage* stages, int n_stages, const Tssa* a, bool first_to_last, bool parallel) {
     const int threads = threads_max(), chunks = tssa_chunks(a->T);
     (void)parallel;   // unused without OpenMP
@@ -67,11 +68,14 @@ static inline void tssa_run(const TssaStage* stages, int n_stages, const Tssa* a
             const TssaStage stage = stages[k % n_stages];
             const int chunk = first_to_last ? k / n_stages : chunks - 1 - k / n_stages, t0 = chunk * TSSA_CHUNK;
             const int n = a->T - t0 < TSSA_CHUNK ? a->T - t0 : TSSA_CHUNK, width = stage.all_heads ? n : a->NH;
-            #pragma omp for schedule(static)
+            #pragma omp for schedule(static) nowait
             for (int i = 0; i < sequences * parts; i++) {
                 const int from = i % parts * width / parts, to = (i % parts + 1) * width / parts, b = b0 + i / parts;
                 stage.run(a, stage.all_heads ? (TssaPart){b, 0, a->NH, t0 + from, t0 + to}
                                              : (TssaPart){b, from, to, t0, t0 + n});
+            }
+            if (parts > 1) {
+                #pragma omp barrier
             }
         }
     }

@@ -4,6 +4,7 @@
 //     bench limits             sgemm (large square product), memory reads
 //     bench train [B T]        training steps of tost-base: tokens/s, matrix products alone, memory (default 1 1024)
 //     bench decode             decode steps of tost-base at several positions, compared with memory reads
+//     bench dtypes             training and decode steps of tost-base in bf16 and in float32, alternating
 //     bench tssa               TSSA forward + backward at several lengths T, with the same B·T
 //
 // Times are medians. Measurements that are compared alternate, because other programs may use the machine.
@@ -46,9 +47,9 @@ static float* random_floats(size_t n, double scale) {
     return x;
 }
 
-static TostModel* new_base(int B, int T, bool training) {
+static TostModel* new_base(int B, int T, bool training, TostDtype dtype) {
     const TostPreset* preset = tost_preset_find("tost-base");
-    const TostEngineOptions o = {.max_batch = B, .max_seq = T, .training = training};
+    const TostEngineOptions o = {.max_batch = B, .max_seq = T, .training = training, .dtype = dtype};
     TostConfig config = preset->config;
     TostError err;
     if (T > config.block_size) config.block_size = T;
@@ -105,20 +106,20 @@ static double matmuls_alone(TostModel* m, size_t rows) {
     for (int l = 0; l < c->n_layer; l++) {
         const TostParams p = model_params(m, TOST_PARAM, l), g = model_params(m, TOST_GRAD, l);
         const LayerActivations* a = &m->layer[l];
-        linear_forward(b->scratch_btc, a->ln_1, p.attn_w, NULL, rows, C, C);
-        linear_forward(b->scratch_btc, a->y, p.attn_proj_w, NULL, rows, C, C);
-        linear_forward(b->scratch_bt4c, a->ln_2, p.fc_w, NULL, rows, C, 4 * C);
-        linear_forward(b->scratch_btc, a->gelu, p.fc_proj_w, NULL, rows, 4 * C, C);
-        linear_backward(b->scratch_bt4c, g.fc_proj_w, NULL, b->dbranch, a->gelu, p.fc_proj_w, rows, 4 * C, C);
-        linear_backward(b->scratch_btc, g.fc_w, NULL, b->scratch_bt4c, a->ln_2, p.fc_w, rows, C, 4 * C);
-        linear_backward(b->scratch_btc, g.attn_proj_w, NULL, b->dbranch, a->y, p.attn_proj_w, rows, C, C);
-        linear_backward(b->scratch_btc, g.attn_w, NULL, b->dbranch, a->ln_1, p.attn_w, rows, C, C);
+        linear_forward(b->scratch_btc, a->ln_1, weight(m, p.attn_w), NULL, rows, C, C);
+        linear_forward(b->scratch_btc, a->y, weight(m, p.attn_proj_w), NULL, rows, C, C);
+        linear_forward(b->scratch_bt4c, a->ln_2, weight(m, p.fc_w), NULL, rows, C, 4 * C);
+        linear_forward(b->scratch_btc, a->gelu, weight(m, p.fc_proj_w), NULL, rows, 4 * C, C);
+        linear_backward(b->scratch_bt4c, g.fc_proj_w, NULL, b->dbranch, a->gelu, weight(m, p.fc_proj_w), rows, 4 * C, C);
+        linear_backward(b->scratch_btc, g.fc_w, NULL, b->scratch_bt4c, a->ln_2, weight(m, p.fc_w), rows, C, 4 * C);
+        linear_backward(b->scratch_btc, g.attn_proj_w, NULL, b->dbranch, a->y, weight(m, p.attn_proj_w), rows, C, C);
+        linear_backward(b->scratch_btc, g.attn_w, NULL, b->dbranch, a->ln_1, weight(m, p.attn_w), rows, C, C);
     }
-    const TostParams p = model_params(m, TOST_PARAM, 0), g = model_params(m, TOST_GRAD, 0);
+    const TostParams g = model_params(m, TOST_GRAD, 0);
     for (size_t row = 0; row < rows; row += chunk) {
         const size_t n = rows - row < chunk ? rows - row : chunk;
-        linear_forward(b->logits, b->ln_f, p.wte, NULL, n, C, V);
-        linear_backward(b->scratch_btc, g.wte, NULL, b->logits, b->ln_f, p.wte, n, C, V);
+        linear_forward(b->logits, b->ln_f, classifier_weight(m), NULL, n, C, V);
+        linear_backward(b->scratch_btc, g.wte, NULL, b->logits, b->ln_f, classifier_weight(m), n, C, V);
     }
     return now_seconds() - start;
 }
@@ -141,7 +142,7 @@ static double one_step(TostModel* m, const int32_t* ids, int B, int T, int step)
 
 static void bench_train(int B, int T) {
     enum { RUNS = 5 };
-    TostModel* m = new_base(B, T, true);
+    TostModel* m = new_base(B, T, true, TOST_FP32);
     const size_t rows = (size_t)B * T;
     double step[RUNS], matmul[RUNS], share[RUNS];
     Rng rng = rng_seeded(2, 0);
@@ -170,7 +171,7 @@ static void bench_train(int B, int T) {
 static void bench_decode(void) {
     enum { STEPS = 24 };
     const int positions[] = {10, 128, 500, 1000};
-    TostModel* m = new_base(1, 1000, false);
+    TostModel* m = new_base(1, 1000, false, TOST_FP32);
     const double bytes = (m->tensors.n_params - (double)m->config.block_size * m->config.n_embd) * sizeof(float);
     float* logits = xmalloc(m->config.vocab_size * sizeof *logits);
     int32_t* prompt = xcalloc(1000, sizeof *prompt);
@@ -193,6 +194,66 @@ static void bench_decode(void) {
     free(prompt);
     free(logits);
     tost_cpu_engine.destroy(m);
+}
+
+// ---------------------------------------------------------------------------------------------
+// bf16 against float32
+
+enum { DTYPE_RUNS = 5 };
+static const struct { const char* name; TostDtype dtype; } dtypes[] = {{"fp32", TOST_FP32}, {"bf16", TOST_BF16}};
+
+// seconds (2,DTYPE_RUNS) of the two dtypes, which alternate
+static void report_dtypes(const char* what, double seconds[2][DTYPE_RUNS], double tokens) {
+    double ratio[DTYPE_RUNS];
+    char key[64];
+    for (int i = 0; i < DTYPE_RUNS; i++) ratio[i] = seconds[0][i] / seconds[1][i];
+    for (int d = 0; d < 2; d++) {
+        snprintf(key, sizeof key, "%s_%s", what, dtypes[d].name);
+        report(key, tokens / median(seconds[d], DTYPE_RUNS), "tokens/s");
+    }
+    snprintf(key, sizeof key, "%s_bf16_against_fp32", what);
+    report(key, median(ratio, DTYPE_RUNS), "x");
+}
+
+static void bench_dtypes_train(int B, int T) {
+    const size_t rows = (size_t)B * T;
+    double seconds[2][DTYPE_RUNS], matmuls[2][DTYPE_RUNS];
+    TostModel* m[2];
+    int32_t* ids = xmalloc((rows + 1) * sizeof *ids);
+    Rng rng = rng_seeded(2, 0);
+    for (size_t i = 0; i <= rows; i++) ids[i] = (int32_t)rng_below(&rng, 50257);
+    for (int d = 0; d < 2; d++) {
+        m[d] = new_base(B, T, true, dtypes[d].dtype);
+        one_step(m[d], ids, B, T, 1);
+    }
+    for (int run = 0; run < DTYPE_RUNS; run++)
+        for (int d = 0; d < 2; d++) {
+            seconds[d][run] = one_step(m[d], ids, B, T, 2 + run);
+            matmuls[d][run] = matmuls_alone(m[d], rows);
+        }
+    report_dtypes("train", seconds, (double)rows);
+    report_dtypes("matmuls_alone", matmuls, (double)rows);
+    for (int d = 0; d < 2; d++) tost_cpu_engine.destroy(m[d]);
+    free(ids);
+}
+
+static void bench_dtypes_decode(void) {
+    enum { STEPS = 16 };
+    double seconds[2][DTYPE_RUNS];
+    TostModel* m[2];
+    const int32_t token = 1;
+    for (int d = 0; d < 2; d++) m[d] = new_base(1, 128, false, dtypes[d].dtype);
+    float* logits = xmalloc(m[0]->config.vocab_size * sizeof *logits);
+    for (int run = 0; run < DTYPE_RUNS; run++)
+        for (int d = 0; d < 2; d++) {
+            tost_cpu_engine.decode_begin(logits, m[d], &token, 1, 1);
+            const double start = now_seconds();
+            for (int i = 0; i < STEPS; i++) tost_cpu_engine.decode_step(logits, m[d], &token);
+            seconds[d][run] = now_seconds() - start;
+        }
+    report_dtypes("decode", seconds, STEPS);
+    for (int d = 0; d < 2; d++) tost_cpu_engine.destroy(m[d]);
+    free(logits);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -251,9 +312,10 @@ int main(int argc, char** argv) {
     else if (argc == 2 && strcmp(argv[1], "train") == 0) bench_train(1, 1024);
     else if (argc == 4 && strcmp(argv[1], "train") == 0) bench_train(atoi(argv[2]), atoi(argv[3]));
     else if (argc == 2 && strcmp(argv[1], "decode") == 0) bench_decode();
+    else if (argc == 2 && strcmp(argv[1], "dtypes") == 0) bench_dtypes_train(1, 1024), bench_dtypes_decode();
     else if (argc == 2 && strcmp(argv[1], "tssa") == 0) bench_tssa();
     else {
-        fprintf(stderr, "usage: bench limits | train [B T] | decode | tssa\n");
+        fprintf(stderr, "usage: bench limits | train [B T] | decode | dtypes | tssa\n");
         return STATUS_USAGE;
     }
     return 0;

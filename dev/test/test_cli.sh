@@ -145,6 +145,13 @@ rm -r halfway/step_00000006 halfway/step_00000008
 run 0 --resume --out halfway --steps 6
 check "resumes from the older intact checkpoint" same_checkpoint straight/step_00000006 halfway/step_00000006
 
+run 0 --resume --out halfway --steps 7 --dtype bf16
+check "--dtype may change on --resume, which prints a line" says "--dtype bf16 instead of fp32" stdout
+check "the start line names bf16" grep -q '^device.*bf16' stdout
+run 0 eval --model halfway --data "$dir/tiny_*.bin" --dtype bf16
+run 0 sample --model halfway --dtype bf16 --tokens 4
+rm -r halfway/step_00000007
+
 run 1 $tiny --steps 6 --out straight
 refused "--out straight" "--resume" "--overwrite"
 run 1 --resume --out straight --lr 0.5

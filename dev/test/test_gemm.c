@@ -8,6 +8,7 @@
 
 #include "bf16.h"
 #include "gemm.h"
+#include "gemm_partition.h"
 #include "rng.h"
 #include "threads.h"
 #include "util.h"
@@ -216,6 +217,53 @@ static void test_builtin_bits(Checks* c, Rng* rng) {
 }
 
 // ---------------------------------------------------------------------------------------------
+// Partition
+
+typedef struct { int M, N, K; } Size;
+
+// The products of tost-base with 1024 rows, and of the starter with 2048
+static const Size sizes_of_base[] = {
+    { 1024, 768, 768 }, { 1024, 3072, 768 }, { 1024, 768, 3072 }, { 768, 768, 1024 }, { 3072, 768, 1024 },
+    { 768, 3072, 1024 }, { 1024, 50304, 768 }, { 1024, 768, 50304 }, { 50304, 768, 1024 },
+};
+static const int units[][2] = { { 12, 32 }, { 6, 16 }, { 12, 8 }, { 6, 8 } };   // of the kernels: MR, NR
+
+// Every element of c is in one slice; the largest share of a thread is at most 1.165 of the mean (61 threads); and the bytes that are
+// packed are at most 1.5 of those of equal squares, or, if c is too narrow for squares, of equal slices of its longer side.
+static void check_partition(Checks* c, Size s, int unit_m, int unit_n, int threads) {
+    const Partition x = partition_of(s.M, s.N, unit_m, unit_n, threads);
+    double area = 0, largest = 0, lanes = 0;
+    int overlaps = 0;
+    for (int t = 0; t < threads; t++) {
+        const Slice a = partition_slice(&x, t);
+        area += (double)a.m * a.n;
+        lanes += a.m > 0 && a.n > 0 ? a.m + a.n : 0;
+        if ((double)a.m * a.n > largest) largest = (double)a.m * a.n;
+        if (a.i < 0 || a.j < 0 || a.m < 0 || a.n < 0 || a.i + a.m > s.M || a.j + a.n > s.N) overlaps++;
+        for (int u = 0; u < t; u++) {
+            const Slice b = partition_slice(&x, u);
+            overlaps += a.i < b.i + b.m && b.i < a.i + a.m && a.j < b.j + b.n && b.j < a.j + a.n;
+        }
+    }
+    const double shared = largest * threads / area, least = 2 * sqrt((double)s.M * s.N * threads);
+    const double slices = fmin((double)s.M * threads + s.N, (double)s.N * threads + s.M);
+    const double bytes = 4.0 * lanes * s.K, bound = 1.5 * 4.0 * s.K * fmin(fmax(least, s.M + s.N), slices);
+    check(c, overlaps == 0 && area == (double)s.M * s.N, "M %d N %d, %d threads: slices overlap or leave gaps",
+          s.M, s.N, threads);
+    check(c, shared <= 1.165, "M %d N %d, %d threads: the largest share of a thread is %.3f of the mean",
+          s.M, s.N, threads, shared);
+    check(c, bytes <= bound, "M %d N %d K %d, %d threads: packs %.0f bytes, expected at most %.0f",
+          s.M, s.N, s.K, threads, bytes, bound);
+}
+
+static void test_partition(Checks* c) {
+    for (size_t s = 0; s < countof(sizes_of_base); s++)
+        for (size_t u = 0; u < countof(units); u++)
+            for (int threads = 1; threads <= 64; threads++)
+                check_partition(c, sizes_of_base[s], units[u][0], units[u][1], threads);
+}
+
+// ---------------------------------------------------------------------------------------------
 // bf16
 
 static float from_bits(uint32_t bits) {
@@ -265,6 +313,37 @@ static void check_bf16(Checks* c, Rng* rng, int M, int N, int K, bool at, bool b
     free_case(&t);
 }
 
+// Every processor sums the products of a pair of depths in one order, the odd one first, as VDPBF16PS does. So the bits
+// are those of fmaf, if the processor has such an instruction.
+static void test_bf16_bits(Checks* c, Rng* rng) {
+#ifdef __FP_FAST_FMAF
+    static const int shapes[][3] = { { 40, 70, 384 }, { 61, 33, 101 }, { 33, 129, 1 } };
+    for (size_t s = 0; s < countof(shapes); s++)
+        for (int transposes = 0; transposes < 4; transposes++) {
+            Case t = new_case(rng, shapes[s][0], shapes[s][1], shapes[s][2], transposes & 1, transposes >> 1, 0);
+            run_case(&t, gemm_bf16);
+            int wrong = 0;
+            for (int i = 0; i < t.M; i++)
+                for (int j = 0; j < t.N; j++) {
+                    float sum = 0;
+                    for (int n = 0; n < t.K + t.K % 2; n++) {
+                        const int k = n ^ 1;
+                        if (k >= t.K) continue;
+                        sum = fmaf(bf16_to_float(bf16_from_float(t.a[t.at ? k*t.M + i : i*t.K + k])),
+                                   bf16_to_float(bf16_from_float(t.b[t.bt ? j*t.K + k : k*t.N + j])), sum);
+                    }
+                    wrong += memcmp(&sum, &t.c[i*t.N + j], sizeof sum) != 0;
+                }
+            check(c, wrong == 0, "gemm_bf16 M %d N %d K %d at %d bt %d: %d of %d sums differ in bits from fmaf's",
+                  t.M, t.N, t.K, t.at, t.bt, wrong, t.M * t.N);
+            free_case(&t);
+        }
+#else
+    (void)rng;
+    skip(c, "bits of gemm_bf16: no fast fmaf on this processor");
+#endif
+}
+
 static void test_bf16(Checks* c, Rng* rng) {
     static const int sizes[] = { 1, 2, 3, 5, 16, 17, 33, 65, 130 };
     int turn = 0;
@@ -295,8 +374,10 @@ int main(void) {
     test_exact(&c, &rng);
     test_same_bits(&c, &rng);
     test_builtin_bits(&c, &rng);
+    test_partition(&c);
     test_bf16_rounding(&c);
     test_bf16(&c, &rng);
+    test_bf16_bits(&c, &rng);
     check(&c, threads_max() == threads, "%d OpenMP threads before the products, %d after",
           threads, threads_max());
     char name[64] = "", cut[4];
