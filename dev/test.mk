@@ -20,7 +20,7 @@ $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/libtost.a
 AARCH64_CC ?= aarch64-linux-gnu-gcc
 AARCH64    ?= OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive qemu-aarch64 -L /usr/aarch64-linux-gnu
 test_aarch64:
-	@$(MAKE) --no-print-directory CC=$(AARCH64_CC) ARCH= CUDA=0 aarch64
+	@$(MAKE) --no-print-directory CC=$(AARCH64_CC) ARCH= CUDA=0 test_tost aarch64
 aarch64: test_tost train_gpt_tost $(BUILD)/dev/test/test_gemm
 	QUICK=1 $(AARCH64) $(BUILD)/dev/test/test_gemm
 	$(AARCH64) ./test_tost --golden dev/test/golden

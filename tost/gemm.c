@@ -1,6 +1,6 @@
-// gemm.c: matrix products. Products of few rows with a weight are dot products that read the weight once. All others use
-// the packed and cache-blocked kernel below, which follows Goto and van de Geijn, "Anatomy of high-performance matrix
-// multiplication" (2008), or cblas_sgemm if the build names a BLAS (TOST_BLAS).
+// gemm.c: matrix products. Products of few rows with a weight are dot products that read the weight once. All others
+// use the packed and cache-blocked kernel below, which follows Goto and van de Geijn, "Anatomy of high-performance
+// matrix multiplication" (2008), or cblas_sgemm if the build names a BLAS (TOST_BLAS).
 #include "gemm.h"
 
 #include <stdio.h>
