@@ -280,7 +280,8 @@ INLINE void tile_prefetch(const float* c, size_t ldc) {
         for (int j = 0; j < NR; j += CACHE_LINE / sizeof(float)) __builtin_prefetch(c + i*ldc + j, 1);
 }
 
-static __attribute__((noinline)) void tile_floats(float* c, size_t ldc, const Word* pa, const Word* pb, int words, float beta) {
+static __attribute__((noinline))
+void tile_floats(float* c, size_t ldc, const Word* pa, const Word* pb, int words, float beta) {
     Vec acc[MR][2] = {0};
     tile_prefetch(c, ldc);
     for (int w = 0; w < words; w++, pa += MR, pb += NR) {
@@ -301,7 +302,8 @@ INLINE Vec dot_pairs(Vec sum, VecWord a, VecWord b) {
     return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
 }
 
-static __attribute__((noinline)) void tile_pairs(float* c, size_t ldc, const Word* pa, const Word* pb, int words, float beta) {
+static __attribute__((noinline))
+void tile_pairs(float* c, size_t ldc, const Word* pa, const Word* pb, int words, float beta) {
     Vec acc[MR][2] = {0};
     tile_prefetch(c, ldc);
     for (int w = 0; w < words; w++, pa += MR, pb += NR) {

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "processor.h"
 #include "threads.h"
 
 // Sets the number of threads of all parallel regions: --threads or, up to the same limit, OMP_NUM_THREADS.
@@ -41,6 +42,7 @@ static void reserve_standard_streams(void) {
 }
 
 int tost_main(int argc, char** argv, const TostEngine* engine) {
+    processor_check();
     reserve_standard_streams();
     Options o;
     bool help;
