@@ -9,7 +9,7 @@
 #   help               prints this text
 # For developers (dev/test/README.md, dev/bench/README.md): test_mutants, torture, fuzz, traffic, bench_cuda
 #
-#   BLAS=0             use the built-in matrix product, even if OpenBLAS is installed
+#   BLAS=openblas      use OpenBLAS (or mkl, blis, accelerate) instead of the built-in matrix product
 #   OPENMP=0           build without OpenMP (single-threaded)
 #   CUDA=0             build the tests without the CUDA engine; CUDA=always: with it, even without a GPU
 #   EMULATION=0        skip the tests of the CUDA emulation
@@ -24,7 +24,7 @@
 ARCH     ?= -march=native
 CFLAGS   ?= -O3
 OPENMP   ?= 1
-BLAS     ?= 1
+BLAS     ?= 0
 SANITIZE ?= 0
 WERROR   ?= 0
 
@@ -32,32 +32,51 @@ WERROR   ?= 0
 # $(call compiles,TEXT,FLAGS): "yes" if the program compiles and links with these flags
 compiles = $(shell printf '%b' '$(1)' | $(CC) -x c - -o /dev/null $(2) 2>/dev/null && echo yes)
 include := \0043include
+BLAS_PC_mkl            := mkl-sdl
+BLAS_LIBS_mkl          := -lmkl_rt
+BLAS_HEADER_mkl        := mkl_cblas.h
+BLAS_LIBS_accelerate   := -framework Accelerate
+BLAS_HEADER_accelerate := Accelerate/Accelerate.h
 
 ARCH := $(if $(call compiles,int main(void) { return 0; },$(ARCH)),$(ARCH))
 ifneq ($(OPENMP),0)
   HAVE_OPENMP := $(call compiles,$(include) <omp.h>\nint main(void) { return omp_get_max_threads(); },-fopenmp)
 endif
-ifneq ($(BLAS),0)
-  BLAS_CFLAGS := $(shell pkg-config --cflags openblas 2>/dev/null)
-  BLAS_LIBS   := $(or $(shell pkg-config --libs openblas 2>/dev/null),-lopenblas)
-  HAVE_BLAS   := $(call compiles,$(include) <cblas.h>\nint main(void) { return !cblas_sgemm; },\
+
+# A BLAS, if one is requested by name: pkg-config's flags, or the usual ones
+ifneq ($(if $(filter-out clean help,$(or $(MAKECMDGOALS),all)),$(filter-out 0,$(BLAS))),)
+  ifeq ($(filter $(BLAS),openblas mkl blis accelerate),)
+    $(error BLAS=$(BLAS): not known; use openblas, mkl, blis or accelerate, or BLAS=0 for the built-in matrix product)
+  endif
+  BLAS_PC     := $(or $(BLAS_PC_$(BLAS)),$(BLAS))
+  BLAS_HEADER := $(or $(BLAS_HEADER_$(BLAS)),cblas.h)
+  BLAS_CFLAGS := $(shell pkg-config --cflags $(BLAS_PC) 2>/dev/null) -DTOST_BLAS='"$(BLAS)"' \
+                 -DTOST_BLAS_HEADER='<$(BLAS_HEADER)>'
+  BLAS_LIBS   := $(or $(shell pkg-config --libs $(BLAS_PC) 2>/dev/null),$(BLAS_LIBS_$(BLAS)),-l$(BLAS))
+  HAVE_BLAS   := $(call compiles,$(include) TOST_BLAS_HEADER\nint main(void) { return !cblas_sgemm; },\
                    $(BLAS_CFLAGS) $(BLAS_LIBS) -lm)
+  ifeq ($(HAVE_BLAS),)
+    $(error BLAS=$(BLAS): no <$(BLAS_HEADER)> with cblas_sgemm that links with $(BLAS_LIBS); install it, set \
+      PKG_CONFIG_PATH, or leave BLAS out for the built-in matrix product)
+  endif
 endif
 
 # No fast-math: it may reorder sums. Fused multiply-adds are allowed. errno and traps would prevent vectorization.
 TOST_CFLAGS = -std=c11 -D_GNU_SOURCE -I. -Itost $(ARCH) -ffp-contract=fast -fno-math-errno -fno-trapping-math \
               -Wall -Wextra -Wno-pass-failed $(if $(filter-out 0,$(WERROR)),-Werror) \
               $(if $(HAVE_OPENMP),-fopenmp,-fopenmp-simd -Wno-unknown-pragmas) \
-              $(if $(HAVE_BLAS),-DTOST_BLAS $(BLAS_CFLAGS)) \
+              $(if $(HAVE_BLAS),$(BLAS_CFLAGS)) \
               $(if $(filter-out 0,$(SANITIZE)),-DTOST_SANITIZE -g $(SANITIZERS) -fno-omit-frame-pointer)
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all
 COMPILE     = $(CC) $(TOST_CFLAGS) $(CFLAGS)
+BUILT_FOR  := $(shell $(CC) $(ARCH) $(CFLAGS) -dM -E -x c /dev/null 2>/dev/null | \
+                sed -n 's/^.define __\([A-Z0-9_]*[A-Z0-9]\)_* 1$$/\1/p')
 LIBS       := $(if $(HAVE_BLAS),$(BLAS_LIBS)) -lm
 BUILD      := build/$(notdir $(lastword $(filter-out -%,$(CC))))$(if $(HAVE_OPENMP),-openmp)$(if \
-              $(HAVE_BLAS),-blas)$(if $(filter-out 0,$(SANITIZE)),-sanitize)
+              $(HAVE_BLAS),-$(BLAS))$(if $(filter-out 0,$(SANITIZE)),-sanitize)
 LIB_OBJ    := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tost/*.c))
 SUMMARY     = $(shell $(CC) --version | head -1), $(or $(ARCH),default processor), OpenMP: $(or $(HAVE_OPENMP),no), \
-              matrix product: $(if $(HAVE_BLAS),OpenBLAS,built-in)
+              matrix product: $(if $(HAVE_BLAS),$(BLAS),built-in)
 
 # ---- rules --------------------------------------------------------------------------------------------------------
 # $(call say,CC FILE): starts a recipe line that prints "CC FILE" instead of the command; V=1 prints the command
@@ -75,6 +94,10 @@ $(BUILD)/libtost.a: $(LIB_OBJ) $(BUILD)/flags
 	@rm -f $@ && ar rcs $@ $(LIB_OBJ)
 $(BUILD)/%.o: %.c $(BUILD)/flags
 	$(call say,CC $<) mkdir -p $(@D) && $(COMPILE) -MMD -MP -c $< -o $@
+
+# Checks at start that the processor has the features the other files are compiled for.
+$(BUILD)/tost/processor.o: private TOST_CFLAGS += -DBUILT_FOR='" $(BUILT_FOR) "'
+$(BUILD)/tost/processor.o: private override ARCH :=
 
 # Both files change only when the flags do. build/variant relinks the programs when the variant changes.
 build/variant: FORCE

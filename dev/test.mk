@@ -16,6 +16,17 @@ $(BUILD)/cuda: FORCE   # changes if NO_CUDA does
 $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/libtost.a
 	$(call say,LINK $@) $(COMPILE) -o $@ $^ $(LIBS)
 
+# The numeric tests for aarch64 on any machine: with a cross-compiler, under qemu's user-mode emulation.
+AARCH64_CC ?= aarch64-linux-gnu-gcc
+AARCH64    ?= OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive qemu-aarch64 -L /usr/aarch64-linux-gnu
+test_aarch64:
+	@$(MAKE) --no-print-directory CC=$(AARCH64_CC) ARCH= CUDA=0 test_tost aarch64
+aarch64: test_tost train_gpt_tost $(BUILD)/dev/test/test_gemm
+	QUICK=1 $(AARCH64) $(BUILD)/dev/test/test_gemm
+	$(AARCH64) ./test_tost --golden dev/test/golden
+	$(AARCH64) ./train_gpt_tost --steps 2 --val-every 0 --sample-every 0 --out build/aarch64_run --overwrite > build/aarch64.log
+	@tail -2 build/aarch64.log; rm -rf build/aarch64_run
+
 # ---- torture tests: kills, full disks, power loss, leaks and data races --------------------------------------------
 # TORTURE_FLAGS="--suites kill,power --seed 3" selects suites and the seed. The build for valgrind omits -march=native,
 # since valgrind does not support all instructions; the one for ThreadSanitizer needs clang's OpenMP library.
@@ -65,4 +76,4 @@ fuzz_built: $(FUZZ_DIR)/seeds $(patsubst %,$(FUZZ_DIR)/fuzz_%,$(FUZZ))
 fuzz:
 	@FUZZ_CC="$(FUZZ_CC)" MAKE="$(MAKE)" dev/test/fuzz/run.sh $(FUZZ_DIR) $(FUZZ_SECONDS) $(FUZZ_RUNS) $(FUZZ)
 
-.PHONY: test test_all torture torture_short fuzz fuzz_built
+.PHONY: test test_all test_aarch64 aarch64 torture torture_short fuzz fuzz_built

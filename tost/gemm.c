@@ -1,13 +1,13 @@
-// gemm.c: matrix products. Products of few rows with a weight are dot products that read the weight once. All others use
-// the packed and cache-blocked kernel below, which follows Goto and van de Geijn, "Anatomy of high-performance matrix
-// multiplication" (2008), or cblas_sgemm in builds with BLAS (TOST_BLAS).
+// gemm.c: matrix products. Products of few rows with a weight are dot products that read the weight once. All others
+// use the packed and cache-blocked kernel below, which follows Goto and van de Geijn, "Anatomy of high-performance
+// matrix multiplication" (2008), or cblas_sgemm if the build names a BLAS (TOST_BLAS).
 #include "gemm.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
 #ifdef TOST_BLAS
-#include <cblas.h>
+#include TOST_BLAS_HEADER
 #endif
 
 #include "gemm_kernels.h"
@@ -49,9 +49,9 @@ static void chunk(float* c, size_t ldc, const Word* pa, const Word* pb, Format f
 // n columns of c from depth k to k + depth, for which b is packed. pa is memory for one pass of a chunk.
 static void block(const Product* p, float* c, int n, size_t k, int depth, int kc, const Word* pb, Word* pa) {
     const size_t columns = round_up(n, NR);
-    for (int i = 0; i < p->M; i += CHUNK_M)
+    for (size_t i = 0; i < (size_t)p->M; i += CHUNK_M)
         for (int from = 0; from < depth; from += kc) {
-            const int m = min_int(CHUNK_M, p->M - i), deep = min_int(kc, depth - from);
+            const int m = min_int(CHUNK_M, p->M - (int)i), deep = min_int(kc, depth - from);
             pack_a(pa, operand_at(p->a, i, k + from), p->format, m, deep, kc);
             const int words = words_of(p->format, deep);
             const Word* pass = pb + words_of(p->format, from)*columns;
@@ -68,9 +68,9 @@ static void product_packed(const Product* p) {
     const size_t b_words = np * words_of(p->format, deepest), a_words = mp * words_of(p->format, kc);
     void* memory = xmalloc((b_words + a_words) * sizeof(Word) + 2*CACHE_LINE);   // pack_a may write LANES words more
     Word* pb = next_cache_line(memory);
-    for (int j = 0; j < p->N; j += BLOCK_N)
+    for (size_t j = 0; j < (size_t)p->N; j += BLOCK_N)
         for (size_t k = 0; k < (size_t)p->K; k += deepest) {
-            const int n = min_int(BLOCK_N, p->N - j), depth = min_int(deepest, p->K - (int)k);
+            const int n = min_int(BLOCK_N, p->N - (int)j), depth = min_int(deepest, p->K - (int)k);
             pack_b(pb, operand_at(p->b, j, k), p->format, n, depth, kc);
             block(p, p->c + j, n, k, depth, kc, pb, pb + b_words);
         }
@@ -122,9 +122,9 @@ static void row_parts(Word* out, const float* a, Format f, int K, int parts) {
     if (f == ROUNDED)
         for (int t = 0; t < parts; t++)
             for (int i = 0; i < LANES; i++) {
-                const int k = t*2*LANES + 2*i;
-                out[t*2*LANES + i] = k + 1 < K ? (Word)bf16_from_float(a[k + 1]) << 16 : 0;
-                out[t*2*LANES + LANES + i] = k < K ? (Word)bf16_from_float(a[k]) << 16 : 0;
+                const size_t part = (size_t)t*2*LANES, k = part + 2*i;
+                out[part + i] = k + 1 < (size_t)K ? (Word)bf16_from_float(a[k + 1]) << 16 : 0;
+                out[part + LANES + i] = k < (size_t)K ? (Word)bf16_from_float(a[k]) << 16 : 0;
             }
 }
 
@@ -343,9 +343,9 @@ void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int
     gemm_by(product_blas, c, a, at, b, bt, M, N, K, beta);
 }
 
-// The first two words of OpenBLAS's description: name and version.
+// The first two words of OpenBLAS's description: name and version. Others: the name that the build was given.
 char* gemm_library(char* name, size_t cap) {
-    const char* config = openblas_get_config ? openblas_get_config() : "cblas";
+    const char* config = openblas_get_config ? openblas_get_config() : TOST_BLAS;
     const size_t word = strcspn(config, " "), rest = config[word] ? 1 + strcspn(config + word + 1, " ") : 0;
     snprintf(name, cap, "%.*s", (int)(word + rest), config);
     return name;

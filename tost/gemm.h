@@ -17,7 +17,8 @@ typedef void Gemm(float* c, const float* a, bool at, const float* b, bool bt, in
 
 enum { GEMM_FEW_ROWS = 32 };
 
-// The same product with both operands rounded to bf16 (to nearest, ties to even); sums are in float32, c is not rounded.
+// The same product with both operands rounded to bf16 (to nearest, ties to even). Sums are in float32, of which subnormal
+// products may be taken as zero; c is not rounded.
 void gemm_bf16(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta);
 
 // c (M,N) = a (M,K) · b (N,K)ᵀ + beta · c, where the weight b is stored in bf16 and a is rounded to bf16: the bits of

@@ -7,6 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "processor.h"
+
 static int run_command(const Options* o, const TostEngine* engine) {
     switch (o->command) {
         case COMMAND_TRAIN: return command_train(o, engine);
@@ -28,6 +30,7 @@ static void reserve_standard_streams(void) {
 }
 
 int tost_main(int argc, char** argv, const TostEngine* engine) {
+    processor_check();
     reserve_standard_streams();
     Options o;
     bool help;

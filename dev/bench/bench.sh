@@ -1,10 +1,11 @@
 #!/bin/sh
-# bench.sh BENCH BUILTIN: measures the trainer, the limits of the machine, and PyTorch and tiktoken if installed, in one
-# run, and prints a table. BENCH is dev/bench/bench; BUILTIN is the same with the built-in matrix product.
+# bench.sh BENCH GEMM_BENCH OPENBLAS: measures the trainer, the limits of the machine, and PyTorch and tiktoken if
+# installed, in one run, and prints a table and the speed of the matrix product by shape. BENCH is dev/bench/bench;
+# OPENBLAS is the same with OpenBLAS, if it exists.
 #   TEXT, VOCAB   a text and a vocab.bpe for tokenize (default: those in ../shared)
 #   PYTHON        Python interpreter, with torch and tiktoken if available (default: python3)
 set -u
-bench=$1 builtin=$2
+bench=$1 gemm_bench=$2 openblas=$3
 python=${PYTHON:-python3}
 vocab=${VOCAB:-../shared/data/gpt2/vocab.bpe}
 work=$(mktemp -d) || exit 1
@@ -18,11 +19,33 @@ ratio() { awk -v a="$(figure "$1")" -v b="$(figure "$2")" 'BEGIN { if (b > 0) pr
 giga() { awk -v mib="$(figure "$1")" 'BEGIN { if (mib > 0) printf "%.2f", mib * 1048576 / 1e9; else print "-" }'; }
 row() { printf '| %s | %s | %s |\n' "$1" "${2:--}" "${3:-}"; }
 
+# The core type that OpenBLAS should detect, by the processor's flags: it falls back to a slow one for a processor that
+# it does not know.
+has_flag() { grep -qw "$1" /proc/cpuinfo 2>/dev/null; }
+coretype() {
+    if has_flag avx512f; then echo SkylakeX; elif has_flag avx2; then echo Haswell; else echo; fi
+}
+# misdetected CORE: true if OpenBLAS's CORE does not use the vectors that the processor has
+misdetected() {
+    case $(coretype):$1 in
+        SkylakeX:SkylakeX | SkylakeX:Cooperlake | SkylakeX:SapphireRapids | SkylakeX:Sapphirerapids) return 1 ;;
+        Haswell:Haswell | Haswell:Zen | Haswell:SkylakeX) return 1 ;;
+        :*) return 1 ;;
+    esac
+}
+if [ -x "$openblas" ]; then
+    core=$(env -u OPENBLAS_CORETYPE OPENBLAS_VERBOSE=2 "$openblas" 2>&1 | sed -n 's/^Core: *//p' | head -1)
+    if misdetected "$core"; then
+        say "OpenBLAS takes this processor for ${core:-an unknown one}: measured with OPENBLAS_CORETYPE=$(coretype)" >&2
+    fi
+    [ -z "$(coretype)" ] || export OPENBLAS_CORETYPE="${OPENBLAS_CORETYPE:-$(coretype)}"
+fi
+
 say "measuring limits, training (both matrix products), decode, TSSA, tokenize, PyTorch and tiktoken: takes minutes" >&2
 {
     "$bench" limits
     "$bench" train
-    "$builtin" train | sed 's/^train/builtin_train/; s/^matmul_library/builtin_library/'
+    [ ! -x "$openblas" ] || "$openblas" train | sed 's/^train/openblas_train/; s/^matmul_library/openblas_library/'
     "$bench" train | sed 's/^train/again_train/; s/^matmul/again_matmul/'
     "$bench" decode
     "$bench" tssa
@@ -61,8 +84,8 @@ row "---" "---" "---"
 row "training tost-base, B·T = 1,024, tokens/s" "$(figure train)" \
     "matrix products alone $(figure train_matmuls_alone) (ratio $(figure train_share_of_matmuls)); PyTorch \
 $(or_dash peer_train_tokens_per_s)"
-row "the same with the built-in matrix product, tokens/s" "$(figure builtin_train)" \
-    "$(ratio builtin_train again_train) × a second measurement of the row above"
+row "the same with $(or_dash openblas_library), core type ${OPENBLAS_CORETYPE:--}, tokens/s" \
+    "$(or_dash openblas_train)" "$(ratio openblas_train again_train) × a second measurement of the row above"
 row "memory of training tost-base, GB" "$(figure train_memory)" "PyTorch $(giga peer_train_peak_memory)"
 for at in 10 128 500 1000; do
     row "sampling tost-base at position $at, tokens/s" "$(figure decode_at_$at)" \
@@ -75,3 +98,5 @@ for at in 4096 16384 65536; do
 done
 row "tokenize, MB/s" "$(figure tokenize)" \
     "tiktoken: $(or_dash peer_tiktoken_1_thread) on one core, $(or_dash peer_tiktoken_all_threads) on all cores"
+say
+"$gemm_bench"

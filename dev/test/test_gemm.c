@@ -2,9 +2,11 @@
 #include "check.h"
 
 #include <float.h>
+#include <limits.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "bf16.h"
 #include "gemm.h"
@@ -144,6 +146,23 @@ static void test_zero_sizes(Checks* c, Rng* rng) {
                 check_case(c, rng, shapes[s][0], shapes[s][1], shapes[s][2], transposes & 1, transposes >> 1, betas[b]);
 }
 
+// K = INT_MAX: loops over depth must not overflow. The operands are pages of zeros that take no memory. Takes half a
+// minute, so only `make test_all` (QUICK is set and empty) runs it.
+static void test_longest(Checks* c) {
+    const char* quick = getenv("QUICK");
+    const size_t bytes = (size_t)INT_MAX * sizeof(float);
+    if (!quick || *quick) return;
+    float* zeros = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (zeros == MAP_FAILED) {
+        skip(c, "product with K = INT_MAX: no %zu bytes of address space", bytes);
+        return;
+    }
+    float sum = 3;
+    gemm_builtin(&sum, zeros, true, zeros, false, 1, 1, INT_MAX, 1);
+    check(c, sum == 3, "gemm_builtin K %d of zeros, c = 3, beta 1: got %g", INT_MAX, sum);
+    munmap(zeros, bytes);
+}
+
 // Sums of small integers are exact in float32.
 static void test_exact(Checks* c, Rng* rng) {
     for (int transposes = 0; transposes < 4; transposes++) {
@@ -228,8 +247,9 @@ static const Size sizes_of_base[] = {
 };
 static const int units[][2] = { { 12, 32 }, { 6, 16 }, { 12, 8 }, { 6, 8 } };   // of the kernels: MR, NR
 
-// Every element of c is in one slice; the largest share of a thread is at most 1.165 of the mean (61 threads); and the bytes that are
-// packed are at most 1.5 of those of equal squares, or, if c is too narrow for squares, of equal slices of its longer side.
+// Every element of c is in one slice; the largest share of a thread is at most 1.165 of the mean (61 threads); and the
+// bytes that are packed are at most 1.5 of those of equal squares, or, if c is too narrow for squares, of equal slices
+// of its longer side.
 static void check_partition(Checks* c, Size s, int unit_m, int unit_n, int threads) {
     const Partition x = partition_of(s.M, s.N, unit_m, unit_n, threads);
     double area = 0, largest = 0, lanes = 0;
@@ -374,6 +394,7 @@ int main(void) {
     test_exact(&c, &rng);
     test_same_bits(&c, &rng);
     test_builtin_bits(&c, &rng);
+    test_longest(&c);
     test_partition(&c);
     test_bf16_rounding(&c);
     test_bf16(&c, &rng);

@@ -1,0 +1,31 @@
+#!/bin/sh
+# Build options that are refused, and the check that the processor has what the program was built for.
+. "$(dirname "$0")/lib.sh"
+
+# refused TEXT STATUS FRAGMENT COMMAND…: prints one line that contains FRAGMENT and exits with STATUS.
+refused() {
+    what=$1 status=$2 fragment=$3
+    shift 3
+    "$@" > out 2>&1
+    got=$?
+    check "$what: exit status $got, expected $status" [ $got -eq "$status" ]
+    check "$what: expected one line with '$fragment', got: $(cat out)" \
+        sh -c "[ \$(wc -l < out) -eq 1 ] && grep -qF -e '$fragment' out"
+}
+
+unset MAKEFLAGS MAKELEVEL
+refused 'unknown BLAS' 2 'openblas, mkl, blis or accelerate' make -s -C "$repo" BLAS=atlas train_gpt_tost
+refused 'missing BLAS' 2 'leave BLAS out' make -s -C "$repo" BLAS=accelerate train_gpt_tost
+check 'make help with an unknown BLAS' sh -c "make -s -C '$repo' BLAS=atlas help > /dev/null"
+
+# The check of processor.c: with no features it passes; with all, it names one that an old processor lacks.
+echo 'void processor_check(void); int main(void) { processor_check(); return 0; }' > main.c
+old=$(command -v qemu-x86_64 || true)
+compile() { ${CC:-cc} -D_GNU_SOURCE -I"$repo/tost" -static -o "$1" main.c "$repo/tost/processor.c" -DBUILT_FOR="\"$2\""; }
+if [ "$(uname -m)" != x86_64 ] || [ -z "$old" ]; then
+    skip 'processor check: no qemu-x86_64 (qemu-user)'
+elif check 'processor.c compiles' compile plain '' && compile avx512 ' AVX2 AVX512BF16 AVX512F '; then
+    check 'a program for any processor' "$old" -cpu qemu64 ./plain
+    refused 'a program for AVX-512' 1 'built for AVX512F, which this processor lacks' "$old" -cpu qemu64 ./avx512
+fi
+finish
