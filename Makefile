@@ -5,6 +5,7 @@
 #   test               builds and runs the quick tests
 #   test_all           builds and runs all tests
 #   bench              measures speed and memory; compares with PyTorch and tiktoken if PYTHON has them
+#   install            installs the CPU trainer, a man page, bash completion and the starter data in PREFIX; uninstall
 #   clean              removes everything built by make
 #   help               prints this text
 # For developers (dev/test/README.md, dev/bench/README.md): test_mutants, torture, fuzz, traffic, bench_cuda
@@ -16,7 +17,8 @@
 #   SANITIZE=1         build with the address and undefined-behavior sanitizers
 #   CC=clang           use another compiler
 #   ARCH=-march=...    target processor, default -march=native; ARCH= is the compiler's default
-#   CFLAGS=-O3         optimization flags
+#   CFLAGS=-O3         optimization flags; CPPFLAGS, LDFLAGS and AR are used as well
+#   PREFIX=/usr/local  where to install; DESTDIR is put before it
 #   WERROR=1           treat warnings as errors
 #   PYTHON=python3     Python interpreter for tests and benchmarks
 #   V=1                print the commands
@@ -30,7 +32,7 @@ WERROR   ?= 0
 
 # ---- detect compiler flags and libraries --------------------------------------------------------------------------
 # $(call compiles,TEXT,FLAGS): "yes" if the program compiles and links with these flags
-compiles = $(shell printf '%b' '$(1)' | $(CC) -x c - -o /dev/null $(2) 2>/dev/null && echo yes)
+compiles = $(shell printf '%b' '$(1)' | $(CC) $(CPPFLAGS) -x c - -o /dev/null $(2) $(LDFLAGS) 2>/dev/null && echo yes)
 include := \0043include
 BLAS_PC_mkl            := mkl-sdl
 BLAS_LIBS_mkl          := -lmkl_rt
@@ -40,7 +42,15 @@ BLAS_HEADER_accelerate := Accelerate/Accelerate.h
 
 ARCH := $(if $(call compiles,int main(void) { return 0; },$(ARCH)),$(ARCH))
 ifneq ($(OPENMP),0)
-  HAVE_OPENMP := $(call compiles,$(include) <omp.h>\nint main(void) { return omp_get_max_threads(); },-fopenmp)
+  omp_program := $(include) <omp.h>\nint main(void) { return omp_get_max_threads(); }
+  OMP_CFLAGS  := -fopenmp
+  HAVE_OPENMP := $(call compiles,$(omp_program),$(OMP_CFLAGS))
+  LIBOMP      := $(if $(HAVE_OPENMP),,$(shell brew --prefix libomp 2>/dev/null))
+  ifneq ($(LIBOMP),)   # clang of macOS, with the library from Homebrew
+    OMP_CFLAGS  := -Xpreprocessor -fopenmp -I$(LIBOMP)/include
+    OMP_LIBS    := -L$(LIBOMP)/lib -lomp
+    HAVE_OPENMP := $(call compiles,$(omp_program),$(OMP_CFLAGS) $(OMP_LIBS))
+  endif
 endif
 
 # A BLAS, if one is requested by name: pkg-config's flags, or the usual ones
@@ -64,14 +74,14 @@ endif
 # No fast-math: it may reorder sums. Fused multiply-adds are allowed. errno and traps would prevent vectorization.
 TOST_CFLAGS = -std=c11 -D_GNU_SOURCE -I. -Itost $(ARCH) -ffp-contract=fast -fno-math-errno -fno-trapping-math \
               -Wall -Wextra -Wno-pass-failed $(if $(filter-out 0,$(WERROR)),-Werror) \
-              $(if $(HAVE_OPENMP),-fopenmp,-fopenmp-simd -Wno-unknown-pragmas) \
+              $(if $(HAVE_OPENMP),$(OMP_CFLAGS),-fopenmp-simd -Wno-unknown-pragmas) \
               $(if $(HAVE_BLAS),$(BLAS_CFLAGS)) \
               $(if $(filter-out 0,$(SANITIZE)),-DTOST_SANITIZE -g $(SANITIZERS) -fno-omit-frame-pointer)
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all
-COMPILE     = $(CC) $(TOST_CFLAGS) $(CFLAGS)
-BUILT_FOR  := $(shell $(CC) $(ARCH) $(CFLAGS) -dM -E -x c /dev/null 2>/dev/null | \
+COMPILE     = $(CC) $(TOST_CFLAGS) $(CPPFLAGS) $(CFLAGS)
+BUILT_FOR  := $(shell $(CC) $(ARCH) $(CPPFLAGS) $(CFLAGS) -dM -E -x c /dev/null 2>/dev/null | \
                 sed -n 's/^.define __\([A-Z0-9_]*[A-Z0-9]\)_* 1$$/\1/p')
-LIBS       := $(if $(HAVE_BLAS),$(BLAS_LIBS)) -lm
+LIBS       := $(LDFLAGS) $(if $(HAVE_BLAS),$(BLAS_LIBS)) $(if $(HAVE_OPENMP),$(OMP_LIBS)) -lm
 BUILD      := build/$(notdir $(lastword $(filter-out -%,$(CC))))$(if $(HAVE_OPENMP),-openmp)$(if \
               $(HAVE_BLAS),-$(BLAS))$(if $(filter-out 0,$(SANITIZE)),-sanitize)
 LIB_OBJ    := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tost/*.c))
@@ -91,9 +101,9 @@ all: train_gpt_tost
 train_gpt_tost: $(BUILD)/train_gpt_tost.o $(BUILD)/libtost.a build/variant
 	$(call say,LINK $@) $(COMPILE) -o $@ $(filter %.o %.a,$^) $(LIBS)
 $(BUILD)/libtost.a: $(LIB_OBJ) $(BUILD)/flags
-	@rm -f $@ && ar rcs $@ $(LIB_OBJ)
+	@rm -f $@ && $(AR) rcs $@ $(LIB_OBJ)
 $(BUILD)/%.o: %.c $(BUILD)/flags
-	$(call say,CC $<) mkdir -p $(@D) && $(COMPILE) -MMD -MP -c $< -o $@
+	$(call say,CC $<) mkdir -p $(@D) && $(COMPILE) $(FLAGS_$(*F)) -MMD -MP -c $< -o $@
 
 # Checks at start that the processor has the features the other files are compiled for.
 $(BUILD)/tost/processor.o: private TOST_CFLAGS += -DBUILT_FOR='" $(BUILT_FOR) "'
@@ -101,18 +111,38 @@ $(BUILD)/tost/processor.o: private override ARCH :=
 
 # Both files change only when the flags do. build/variant relinks the programs when the variant changes.
 build/variant: FORCE
-	@mkdir -p build; [ "$$(cat $@ 2>/dev/null)" = "$(COMPILE)" ] || { echo "$(COMPILE)" > $@; $(ECHO) "$(SUMMARY)"; }
+	@mkdir -p build; [ "$$(cat $@ 2>/dev/null)" = "$(COMPILE) $(LIBS)" ] || { echo "$(COMPILE) $(LIBS)" > $@; \
+	    $(ECHO) "$(SUMMARY)"; }
 $(BUILD)/flags: build/variant
 	@mkdir -p $(@D); [ "$$(cat $@ 2>/dev/null)" = "$(COMPILE) $(LIB_OBJ)" ] || echo "$(COMPILE) $(LIB_OBJ)" > $@
 
 include dev/cuda.mk dev/test.mk dev/bench.mk
+
+# ---- installation -------------------------------------------------------------------------------------------------
+PREFIX   ?= /usr/local
+ROOT      = $(DESTDIR)$(PREFIX)
+INSTALLED = bin/train_gpt_tost share/man/man1/train_gpt_tost.1 share/bash-completion/completions/train_gpt_tost \
+            $(patsubst data/%,share/train_gpt_tost/%,$(wildcard data/starter/*))
+
+install: train_gpt_tost
+	@install -d $(patsubst %,"$(ROOT)/%",$(sort $(dir $(INSTALLED))))
+	install -m 755 train_gpt_tost "$(ROOT)/bin"
+	@mkdir -p build/man build/completion
+	./train_gpt_tost --man > build/man/train_gpt_tost.1
+	./train_gpt_tost --bash-completion > build/completion/train_gpt_tost
+	install -m 644 build/man/train_gpt_tost.1 "$(ROOT)/share/man/man1"
+	install -m 644 build/completion/train_gpt_tost "$(ROOT)/share/bash-completion/completions"
+	install -m 644 data/starter/* "$(ROOT)/share/train_gpt_tost/starter"
+uninstall:
+	rm -f $(patsubst %,"$(ROOT)/%",$(INSTALLED))
+	-rmdir "$(ROOT)/share/train_gpt_tost/starter" "$(ROOT)/share/train_gpt_tost"
 
 clean:
 	rm -rf build train_gpt_tost train_gpt_tostcu test_tost
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
-.PHONY: all clean help FORCE
+.PHONY: all install uninstall clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 -include $(shell find build -name '*.d' 2>/dev/null)

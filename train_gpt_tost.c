@@ -254,8 +254,8 @@ static void tssa_membership_forward(const Tssa* a, TssaPart p) {
         float* pi = a->pi + tssa_head(a, p.b, 0) + t;
         double largest = -INFINITY, sum = 0;
         for (int h = 0; h < a->NH; h++) {   // not fmax, on which gcc 12 for aarch64 fails
-            const double scaled = (double)a->temp[h] * u[h * T];
-            if (scaled > largest) largest = scaled;
+            const double score = (double)a->temp[h] * u[h * T];
+            largest = score > largest ? score : largest;
         }
         for (int h = 0; h < a->NH; h++) sum += exp((double)a->temp[h] * u[h * T] - largest);
         for (int h = 0; h < a->NH; h++) pi[h * T] = (float)(exp((double)a->temp[h] * u[h * T] - largest) / sum);

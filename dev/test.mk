@@ -9,7 +9,7 @@ test test_all: $(if $(NO_EMULATION),,$(EMU)/test) train_gpt_tost test_tost $(TES
 
 test_tost: $(BUILD)/test_tost.o $(if $(NO_CUDA),,build/cuda/engine.o) $(BUILD)/libtost.a build/variant
 	$(call say,LINK $@) $(COMPILE) -o $@ $(filter %.o %.a,$^) $(if $(NO_CUDA),,$(CUDA_LIBS)) $(LIBS)
-$(BUILD)/test_tost.o: private TOST_CFLAGS += $(if $(NO_CUDA),-DTOST_NO_CUDA='"$(NO_CUDA)"')
+FLAGS_test_tost = $(if $(NO_CUDA),-DTOST_NO_CUDA='"$(NO_CUDA)"')
 $(BUILD)/test_tost.o: $(BUILD)/cuda
 $(BUILD)/cuda: FORCE   # changes if NO_CUDA does
 	@mkdir -p $(@D) && { [ "$$(cat $@ 2>/dev/null)" = "$(NO_CUDA)" ] && [ -e $@ ] || echo "$(NO_CUDA)" > $@; }

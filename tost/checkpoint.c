@@ -2,9 +2,9 @@
 // complete, and is renamed to .tmp again before it is removed.
 #include "checkpoint.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <float.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
@@ -12,6 +12,8 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "platform.h"
 
 static const char model_name[] = "model.safetensors", optimizer_name[] = "optimizer.safetensors";
 static const char wte_name[] = "transformer.wte.weight";
@@ -22,15 +24,23 @@ enum { FORMAT_VERSION = 1 };
 // ---------------------------------------------------------------------------------------------
 // Contents of a run folder
 
+typedef enum {
+    STALE,        // "….tmp": left behind by a process that ended while writing, replacing or removing it
+    NORMAL,
+    REPLACEMENT   // "….new": replaces all others
+} EntryKind;
+
 typedef struct {
-    int64_t step;
-    bool    stale;     // "….tmp": left behind by a process that ended while writing, replacing or removing it
-    char*   path;
+    int64_t   step;   // of the name; after read_steps, of the metadata
+    EntryKind kind;
+    char*     name;
 } Entry;
 
-typedef struct { int count; Entry* entry; } Entries;
+typedef struct { int count; Entry* entry; } Entries;   // ordered by kind, then by step
 
-// Parses "step_N", optionally followed by something that ends in ".tmp".
+static char* entry_name(int64_t step, const char* suffix) { return xasprintf("step_%08" PRId64 "%s", step, suffix); }
+
+// Parses "step_N", optionally followed by ".new" or by something that ends in ".tmp".
 static bool parse_entry(Entry* e, const char* name) {
     if (strncmp(name, "step_", 5) != 0) return false;
     size_t digits = strspn(name + 5, "0123456789");
@@ -38,60 +48,54 @@ static bool parse_entry(Entry* e, const char* name) {
     const char* rest = name + 5 + digits;
     const size_t n = strlen(rest);
     e->step = strtoll(name + 5, NULL, 10);
-    e->stale = n >= 4 && strcmp(rest + n - 4, ".tmp") == 0;
-    return n == 0 || e->stale;
+    e->kind = n >= 4 && strcmp(rest + n - 4, ".tmp") == 0 ? STALE : strcmp(rest, ".new") == 0 ? REPLACEMENT : NORMAL;
+    return n == 0 || e->kind != NORMAL;
 }
 
 static int compare_entries(const void* a, const void* b) {
     const Entry *x = a, *y = b;
+    if (x->kind != y->kind) return x->kind < y->kind ? -1 : 1;
     if (x->step != y->step) return x->step < y->step ? -1 : 1;
-    return strcmp(x->path, y->path);
+    return strcmp(x->name, y->name);
+}
+
+static void sort_entries(Entries* list) {
+    if (list->count > 0) qsort(list->entry, (size_t)list->count, sizeof *list->entry, compare_entries);
 }
 
 static void free_entries(Entries* list) {
-    for (int i = 0; i < list->count; i++) free(list->entry[i].path);
+    for (int i = 0; i < list->count; i++) free(list->entry[i].name);
     free(list->entry);
+    *list = (Entries){0};
 }
 
-// All checkpoints of a run, complete or not, ordered by step.
-static bool list_entries(Entries* out, const char* run, TostError* err) {
+// All checkpoints of a run, complete or not.
+static bool list_entries(Entries* out, const Folder* run, TostError* err) {
+    PathList names;
     *out = (Entries){0};
-    DIR* dir = opendir(run);
-    if (!dir) return tost_error(err, "%s: the folder cannot be opened: %s", run, strerror(errno));
-    for (struct dirent* d; (d = readdir(dir));) {
+    if (!folder_list(&names, run, err)) return false;
+    out->entry = xcalloc((size_t)names.count, sizeof *out->entry);
+    for (int i = 0; i < names.count; i++) {
         Entry e;
-        if (!parse_entry(&e, d->d_name)) continue;
-        e.path = path_join(run, d->d_name);
-        out->entry = xrealloc(out->entry, (size_t)(out->count + 1) * sizeof e);
+        if (!parse_entry(&e, names.paths[i])) continue;
+        e.name = xstrdup(names.paths[i]);
         out->entry[out->count++] = e;
     }
-    closedir(dir);
-    if (out->count > 0) qsort(out->entry, (size_t)out->count, sizeof *out->entry, compare_entries);
+    free_paths(&names);
+    sort_entries(out);
     return true;
 }
 
-static bool has_file(const char* dir, const char* name) {
+static bool has_file(const Folder* in, const char* dir, const char* name) {
     char* path = path_join(dir, name);
     struct stat st;
-    const bool exists = stat(path, &st) == 0 && S_ISREG(st.st_mode);
+    const bool exists = fstatat(folder_fd(in), path, &st, 0) == 0 && S_ISREG(st.st_mode);
     free(path);
     return exists;
 }
 
-static bool is_complete(const Entry* e) {
-    return !e->stale && has_file(e->path, model_name) && has_file(e->path, optimizer_name);
-}
-
-// The model file of a run's newest complete checkpoint, or NULL. free()
-static char* newest_of_run(const char* run) {
-    Entries list;
-    TostError ignored;
-    if (!list_entries(&list, run, &ignored)) return NULL;
-    char* file = NULL;
-    for (int i = list.count - 1; i >= 0 && !file; i--)
-        if (is_complete(&list.entry[i])) file = path_join(list.entry[i].path, model_name);
-    free_entries(&list);
-    return file;
+static bool is_complete(const Folder* run, const Entry* e) {
+    return e->kind != STALE && has_file(run, e->name, model_name) && has_file(run, e->name, optimizer_name);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -114,105 +118,153 @@ bool checkpoint_is_name(const char* path) {
     return entry_of_path(&e, path);
 }
 
-bool checkpoint_is_folder(const char* dir) { return has_file(dir, model_name); }
+bool checkpoint_is_folder(const char* dir) { return has_file(NULL, dir, model_name); }
 
-bool checkpoint_find(char** file, const char* path, TostError* err) {
-    Entry e;
-    *file = NULL;
-    if (!path_exists(path)) return tost_error(err, "%s: cannot be found: %s", path, strerror(errno));
-    if (!is_dir(path)) *file = xstrdup(path);
-    else if (entry_of_path(&e, path) && e.stale)
-        return tost_error(err, "%s: incomplete checkpoint; give its run folder to use the newest complete one", path);
-    else if (has_file(path, model_name)) *file = path_join(path, model_name);
-    else if (access(path, R_OK | X_OK) != 0)
-        return tost_error(err, "%s: the folder cannot be read: %s", path, strerror(errno));
-    else *file = newest_of_run(path);
-    return *file || tost_error(err, "%s: no complete checkpoint (step_N/%s and %s) in this folder", path, model_name,
-                               optimizer_name);
-}
-
-// True if a was modified after b, or at the same time and has the greater name.
-static bool is_newer(const char* a, const char* b) {
-    struct stat x, y;
-    if (stat(a, &x) != 0) return false;
-    if (stat(b, &y) != 0) return true;
-    if (x.st_mtim.tv_sec != y.st_mtim.tv_sec) return x.st_mtim.tv_sec > y.st_mtim.tv_sec;
-    if (x.st_mtim.tv_nsec != y.st_mtim.tv_nsec) return x.st_mtim.tv_nsec > y.st_mtim.tv_nsec;
-    return strcmp(a, b) > 0;
-}
-
-bool checkpoint_newest(char** file, const char* root, TostError* err) {
-    *file = NULL;
-    DIR* dir = opendir(root);
-    for (struct dirent* d; dir && (d = readdir(dir));) {
-        if (strcmp(d->d_name, "..") == 0) continue;   // "." is checked: root may itself be a run
-        char* run = strcmp(d->d_name, ".") == 0 ? xstrdup(root) : path_join(root, d->d_name);
-        char* candidate = newest_of_run(run);
-        free(run);
-        const bool newer = candidate && (!*file || is_newer(candidate, *file));
-        free(newer ? *file : candidate);
-        if (newer) *file = candidate;
-    }
-    if (dir) closedir(dir);
-    return *file || tost_error(err, "%s: no run with a complete checkpoint: train one first (train without options "
-                               "makes a small model) or give --model PATH", root);
-}
-
-bool checkpoint_is_run(const char* dir) {
+bool checkpoint_is_run(bool* is_run, const Folder* run, TostError* err) {
     Entries list;
-    TostError ignored;
-    if (!list_entries(&list, dir, &ignored)) return false;
-    bool run = list.count > 0 || has_file(dir, "log.csv");
-    free_entries(&list);
-    return run;
-}
-
-// Renames before removing, so that an interruption leaves no folder that looks complete.
-static bool remove_entry(const Entry* e, TostError* err) {
-    if (e->stale) return remove_tree(e->path, err);
-    char* stale = xasprintf("%s.old.tmp", e->path);
-    bool ok = remove_tree(stale, err);
-    if (ok && rename(e->path, stale) != 0)
-        ok = tost_error(err, "%s: cannot be removed: %s", e->path, strerror(errno));
-    ok = ok && remove_tree(stale, err);
-    free(stale);
-    return ok;
-}
-
-bool checkpoint_clear(const char* run, TostError* err) {
-    Entries list;
-    if (!path_exists(run)) return true;
+    *is_run = false;
+    if (!run->path) return true;
     if (!list_entries(&list, run, err)) return false;
-    bool ok = true;
-    for (int i = 0; i < list.count && ok; i++) ok = remove_entry(&list.entry[i], err);
+    *is_run = list.count > 0 || has_file(run, ".", "log.csv");
     free_entries(&list);
-    return ok;
+    return true;
 }
 
-bool checkpoint_exists(const char* run, int64_t step) {
-    const Entry e = {.step = step, .path = xasprintf("%s/step_%08" PRId64, run, step)};
-    const bool exists = is_complete(&e);
-    free(e.path);
+bool checkpoint_exists(const Folder* run, int64_t step) {
+    const Entry e = {.step = step, .kind = NORMAL, .name = entry_name(step, "")};
+    const bool exists = is_complete(run, &e);
+    free(e.name);
     return exists;
 }
 
+static uint64_t stored_step(const StFile* f, uint64_t absent);
+
+// Sets the steps to those in the metadata and sorts again: a checkpoint's folder may have been renamed or copied. A
+// checkpoint that cannot be read keeps the step of its name. *note: the first difference.
+static void read_steps(Entries* list, const Folder* run, TostError* note) {
+    for (int i = 0; i < list->count; i++) {
+        Entry* e = &list->entry[i];
+        StFile f;
+        TostError ignored;
+        char* file = path_join(e->name, model_name);
+        if (e->kind != STALE && st_open_in(&f, run, file, &ignored)) {
+            const int64_t step = (int64_t)stored_step(&f, (uint64_t)e->step);
+            if (step != e->step && !note->text[0])
+                tost_error(note, "%s/%s contains step %" PRId64 " and is used as such: rename it to step_%08" PRId64,
+                           run->path, e->name, step, step);
+            e->step = step;
+            st_close(&f);
+        }
+        free(file);
+    }
+    sort_entries(list);
+}
+
+// Opens the folder of e if it is a complete checkpoint: *found. *changed: set if it was renamed or removed since it was
+// listed.
+static bool open_complete(bool* found, bool* changed, Folder* dir, const Folder* run, const Entry* e, TostError* err) {
+    struct stat opened, named;
+    if (e->kind == STALE) {
+        *changed |= fstatat(run->fd, e->name, &named, 0) != 0;
+        return true;
+    }
+    if (!folder_open(dir, run, e->name, err)) {
+        *changed |= errno == ENOENT;
+        return errno == ENOENT || errno == ENOTDIR;
+    }
+    *found = has_file(dir, ".", model_name) && has_file(dir, ".", optimizer_name);
+    if (*found) return true;
+    *changed |= fstat(dir->fd, &opened) != 0 || fstatat(run->fd, e->name, &named, 0) != 0
+                || opened.st_ino != named.st_ino || opened.st_dev != named.st_dev;
+    folder_close(dir);
+    return true;
+}
+
+enum { MOST_TRIES = 100 };   // to find a checkpoint in a run that saves and removes checkpoints
+
+// Opens the folder of the newest complete checkpoint, by the steps in the metadata or, without `note`, by name: *found.
+static bool open_newest(bool* found, Folder* dir, const Folder* run, TostError* note, TostError* err) {
+    bool ok = true, changed = true;
+    *found = false;
+    for (int tries = 0; ok && changed && !*found && tries < MOST_TRIES; tries++) {
+        Entries list;
+        changed = false;
+        if (!list_entries(&list, run, err)) return false;
+        if (note) read_steps(&list, run, note);
+        for (int i = list.count - 1; ok && i >= 0 && !*found; i--)
+            ok = open_complete(found, &changed, dir, run, &list.entry[i], err);
+        free_entries(&list);
+    }
+    return ok;
+}
+
+// When the newest complete checkpoint of a run was written. False if there is none.
+static bool newest_time(struct timespec* time, const char* path) {
+    Folder run, dir;
+    TostError ignored;
+    bool known = false, found = folder_open(&run, NULL, path, &ignored);
+    for (int tries = 0; found && !known && tries < MOST_TRIES; tries++) {
+        struct stat st;
+        if (!open_newest(&found, &dir, &run, NULL, &ignored) || !found) break;
+        known = fstatat(dir.fd, model_name, &st, 0) == 0;
+        if (known) *time = st.st_mtim;
+        folder_close(&dir);
+    }
+    folder_close(&run);
+    return known;
+}
+
+static bool is_later(const struct timespec* a, const struct timespec* b) {
+    return a->tv_sec != b->tv_sec ? a->tv_sec > b->tv_sec : a->tv_nsec > b->tv_nsec;
+}
+
+bool checkpoint_newest_run(char** run, const char* root, TostError* err) {
+    PathList names = {0};
+    Folder folder;
+    TostError ignored;
+    struct timespec newest, time;
+    *run = newest_time(&newest, root) ? xstrdup(root) : NULL;   // root may itself be a run
+    if (folder_open(&folder, NULL, root, &ignored)) folder_list(&names, &folder, &ignored);
+    for (int i = 0; i < names.count; i++) {
+        char* path = path_join(root, names.paths[i]);
+        const bool later = newest_time(&time, path)
+                           && (!*run || is_later(&time, &newest)
+                               || (!is_later(&newest, &time) && strcmp(path, *run) > 0));   // equal: by name
+        free(later ? *run : path);
+        if (later) {
+            *run = path;
+            newest = time;
+        }
+    }
+    free_paths(&names);
+    folder_close(&folder);
+    return *run || tost_error(err, "%s: no run with a complete checkpoint: train one first (train without options "
+                              "makes a small model) or give --model PATH", root);
+}
+
 char* checkpoint_next_run(const char* root, const char* preset) {
+    enum { MOST_DIGITS = 15 };   // a name with more digits is not a number of this program
     const size_t n = strlen(preset);
-    long last = 0;
-    DIR* dir = opendir(root);
-    for (struct dirent* d; dir && (d = readdir(dir));) {
-        const char* name = d->d_name;
+    PathList names = {0};
+    Folder folder;
+    TostError ignored;
+    int64_t number = 0;
+    if (folder_open(&folder, NULL, root, &ignored)) folder_list(&names, &folder, &ignored);
+    for (int i = 0; i < names.count; i++) {
+        const char* name = names.paths[i];
         if (strncmp(name, preset, n) != 0 || name[n] != '-') continue;
         const size_t digits = strspn(name + n + 1, "0123456789");
-        if (digits == 0 || digits > 8 || name[n + 1 + digits] != 0) continue;
-        const long number = strtol(name + n + 1, NULL, 10);
-        if (number > last) last = number;
+        if (digits == 0 || digits > MOST_DIGITS || name[n + 1 + digits] != 0) continue;
+        const int64_t other = strtoll(name + n + 1, NULL, 10);
+        if (other > number) number = other;
     }
-    if (dir) closedir(dir);
-    char* name = xasprintf("%s-%03ld", preset, last + 1);
-    char* path = path_join(root, name);
-    free(name);
-    return path;
+    free_paths(&names);
+    folder_close(&folder);
+    for (;;) {
+        char* path = xasprintf("%s/%s-%03" PRId64, root, preset, ++number);
+        if (!path_exists(path)) return path;
+        free(path);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -285,6 +337,14 @@ static bool meta_number(uint64_t* out, const StFile* f, const char* key, int bas
                           f->path, key, text, max);
     *out = value;
     return true;
+}
+
+// The step in the metadata; `absent` if there is none or it is not a number.
+static uint64_t stored_step(const StFile* f, uint64_t absent) {
+    TostError ignored;
+    uint64_t step = absent;
+    meta_number(&step, f, "step", 10, INT64_MAX, false, &ignored);
+    return step;
 }
 
 static bool meta_loss(double* out, const StFile* f, bool required, TostError* err) {
@@ -386,12 +446,14 @@ static StTensor st_tensor(const TostTensor* t, const char* prefix) {
     return x;
 }
 
-static bool check_tensor(const StFile* f, const StTensor* want, TostError* err) {
+// Sets the element of `known`, which is in the order of f->tensors, for the tensor.
+static bool check_tensor(bool* known, const StFile* f, const StTensor* want, TostError* err) {
     const StTensor* have = st_find(f, want->name);
     if (!have) return tost_error(err, "%s: tensor '%s' is missing", f->path, want->name);
     if (have->dtype != ST_F64 && have->dtype != ST_F32 && have->dtype != ST_F16 && have->dtype != ST_BF16)
         return tost_error(err, "%s: tensor '%s' is %s, expected F32, F64, F16 or BF16", f->path, want->name,
                           st_dtype_name(have->dtype));
+    known[have - f->tensors] = true;
     const size_t bytes = (size_t)want->ndim * sizeof *want->shape;
     if (have->ndim == want->ndim && memcmp(have->shape, want->shape, bytes) == 0) return true;
     char actual[200], expected[200];
@@ -400,28 +462,24 @@ static bool check_tensor(const StFile* f, const StTensor* want, TostError* err) 
     return tost_error(err, "%s: tensor '%s' has shape %s, expected %s", f->path, want->name, actual, expected);
 }
 
-static bool is_known(const TostTensors* tensors, const char* name, bool moments) {
-    if (!moments) return tost_tensor_find(tensors, name) || strcmp(name, lm_head_name) == 0;
-    return (name[0] == 'm' || name[0] == 'v') && name[1] == '.' && tost_tensor_find(tensors, name + 2);
-}
-
 // Checks that the file has the tensors of the model, with their shapes and a floating-point type, and no others.
 static bool check_tensors(const StFile* f, const TostTensors* tensors, bool moments, TostError* err) {
-    for (int i = 0; i < tensors->count; i++) {
+    bool ok = true, *known = xcalloc((size_t)f->n_tensors, sizeof *known);
+    for (int i = 0; ok && i < tensors->count; i++) {
         const StTensor first = st_tensor(&tensors->tensor[i], moments ? "m." : "");
-        if (!check_tensor(f, &first, err)) return false;
         const StTensor second = st_tensor(&tensors->tensor[i], "v.");
-        if (moments && !check_tensor(f, &second, err)) return false;
+        ok = check_tensor(known, f, &first, err) && (!moments || check_tensor(known, f, &second, err));
     }
-    // All expected tensors are present, so there are no others if the count matches.
-    const bool has_head = !moments && st_find(f, lm_head_name);
-    const bool exact = f->n_tensors == (moments ? 2 : 1) * tensors->count + has_head;
-    for (int i = 0; !exact && i < f->n_tensors; i++)
-        if (!is_known(tensors, f->tensors[i].name, moments))
-            return tost_error(err, "%s: tensor '%s' does not belong to this model", f->path, f->tensors[i].name);
-    StTensor head = st_tensor(tost_tensor_find(tensors, wte_name), "");
-    snprintf(head.name, sizeof head.name, "%s", lm_head_name);
-    return !has_head || check_tensor(f, &head, err);
+    if (ok && !moments && st_find(f, lm_head_name)) {
+        StTensor head = st_tensor(tost_tensor_find(tensors, wte_name), "");
+        snprintf(head.name, sizeof head.name, "%s", lm_head_name);
+        ok = check_tensor(known, f, &head, err);
+    }
+    for (int i = 0; ok && i < f->n_tensors; i++)
+        if (!known[i])
+            ok = tost_error(err, "%s: tensor '%s' does not belong to this model", f->path, f->tensors[i].name);
+    free(known);
+    return ok;
 }
 
 static bool find_sizes(int sizes[2], const StFile* f, const char* name, TostError* err) {
@@ -486,17 +544,75 @@ static bool read_config(TostConfig* c, const StFile* f, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // Reading
 
-bool checkpoint_read_info(CheckpointInfo* info, const char* model_file, TostError* err) {
-    StFile f;
+static bool read_info(CheckpointInfo* info, const StFile* f, TostError* err) {
     *info = (CheckpointInfo){0};
-    if (!st_open(&f, model_file, err)) return false;
-    bool ok = read_config(&info->config, &f, err);
-    if (ok) {
-        TostTensors tensors = tost_tensors(&info->config);
-        ok = check_tensors(&f, &tensors, false, err) && read_metadata(info, &f, err);
-        tost_tensors_free(&tensors);
+    if (!read_config(&info->config, f, err)) return false;
+    TostTensors tensors = tost_tensors(&info->config);
+    const bool ok = check_tensors(f, &tensors, false, err) && read_metadata(info, f, err);
+    tost_tensors_free(&tensors);
+    if (!ok) *info = (CheckpointInfo){0};
+    return ok;
+}
+
+static bool nothing_found(const char* path, TostError* err) {
+    return tost_error(err, "%s: no complete checkpoint (step_N/%s and %s) in this folder", path, model_name,
+                      optimizer_name);
+}
+
+// Opens the model file of a run's newest complete checkpoint. *file: see open_model.
+static bool open_run(StFile* f, char** file, const char* path, TostError* note, TostError* err) {
+    Folder run, dir;
+    bool ok = false, again = true, found;
+    if (!folder_open(&run, NULL, path, err)) return false;
+    for (int tries = 0; again && tries < MOST_TRIES; tries++) {
+        again = false;
+        if (!open_newest(&found, &dir, &run, note, err)) break;
+        if (!found) {
+            nothing_found(path, err);
+            break;
+        }
+        ok = st_open_in(f, &dir, model_name, err);
+        again = !ok && errno == ENOENT;   // it was just removed
+        free(*file);
+        *file = path_join(dir.path, model_name);
+        folder_close(&dir);
     }
-    st_close(&f);
+    folder_close(&run);
+    return ok;
+}
+
+// Opens the model file that PATH leads to. *file: its path, even if it cannot be opened, or NULL if none was found.
+// free()
+static bool open_model(StFile* f, char** file, const char* path, TostError* note, TostError* err) {
+    Entry e;
+    *file = NULL;
+    if (!path_exists(path)) return tost_error(err, "%s: cannot be found: %s", path, strerror(errno));
+    if (is_dir(path) && entry_of_path(&e, path) && e.kind == STALE)
+        return tost_error(err, "%s: incomplete checkpoint; give its run folder to use the newest complete one", path);
+    if (is_dir(path) && !has_file(NULL, path, model_name)) {
+        if (access(path, R_OK | X_OK) == 0) return open_run(f, file, path, note, err);
+        return tost_error(err, "%s: the folder cannot be read: %s", path, strerror(errno));
+    }
+    *file = is_dir(path) ? path_join(path, model_name) : xstrdup(path);
+    return st_open(f, *file, err);
+}
+
+bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path, const char* option, TostError* err) {
+    TostError note = {""};
+    char* file;
+    bool ok = open_model(model_file, &file, path, &note, err);
+    if (ok && !read_info(info, model_file, err)) {
+        st_close(model_file);
+        ok = false;
+    }
+    if (ok) *err = note;
+    else {
+        *info = (CheckpointInfo){0};
+        *model_file = (StFile){0};
+        if (file) checkpoint_suggest_older(err, file, option);
+        else if (!option) tost_error(err, "%s; --overwrite starts the run over", err->text);
+    }
+    free(file);
     return ok;
 }
 
@@ -536,7 +652,7 @@ static bool check_lm_head(const StFile* f, TostError* err) {
     return ok;
 }
 
-// Copies all tensors of one state to the engine as float32.
+// Reads all tensors of one state as float32, checks their values and copies them to the engine, unless it is NULL.
 static bool put_state(const TostEngine* engine, TostModel* model, TostState state, const TostTensors* tensors,
                       const StFile* f, const char* prefix, TostError* err) {
     float* values = xmalloc(largest_tensor(tensors) * sizeof *values);
@@ -544,21 +660,17 @@ static bool put_state(const TostEngine* engine, TostModel* model, TostState stat
     for (int i = 0; ok && i < tensors->count; i++) {
         const TostTensor* t = &tensors->tensor[i];
         const StTensor named = st_tensor(t, prefix);
-        ok = st_read_f32(f, st_find(f, named.name), values, err);
-        if (ok) engine->put(model, state, t, values);
+        ok = st_read_finite(f, st_find(f, named.name), state == TOST_V ? 0 : -FLT_MAX, values, err);
+        if (ok && engine) engine->put(model, state, t, values);
     }
     free(values);
     return ok;
 }
 
 bool checkpoint_load_params(const TostEngine* engine, TostModel* model, const TostTensors* tensors,
-                            const char* model_file, TostError* err) {
-    StFile f;
-    if (!st_open(&f, model_file, err)) return false;
-    bool ok = check_tensors(&f, tensors, false, err) && check_crc(&f, err) && check_lm_head(&f, err)
-           && put_state(engine, model, TOST_PARAM, tensors, &f, "", err);
-    st_close(&f);
-    return ok;
+                            const StFile* model_file, TostError* err) {
+    return check_tensors(model_file, tensors, false, err) && check_crc(model_file, err)
+           && check_lm_head(model_file, err) && put_state(engine, model, TOST_PARAM, tensors, model_file, "", err);
 }
 
 // Both files of a checkpoint have the same metadata, except for the CRC.
@@ -573,19 +685,15 @@ static bool same_metadata(const StFile* a, const StFile* b, TostError* err) {
     return true;
 }
 
-static bool check_optimizer(const StFile* f, const char* model_file, const TostTensors* tensors, TostError* err) {
-    StFile m;
+static bool check_optimizer(const StFile* f, const StFile* model_file, const TostTensors* tensors, TostError* err) {
     uint64_t step = 0;
-    if (!st_open(&m, model_file, err)) return false;
-    bool ok = meta_number(&step, f, "step", 10, INT64_MAX, true, err) && same_metadata(f, &m, err)
-           && same_metadata(&m, f, err) && check_tensors(f, tensors, true, err) && check_crc(f, err);
-    st_close(&m);
-    return ok;
+    return meta_number(&step, f, "step", 10, INT64_MAX, true, err) && same_metadata(f, model_file, err)
+           && same_metadata(model_file, f, err) && check_tensors(f, tensors, true, err) && check_crc(f, err);
 }
 
 // Opens the optimizer.safetensors next to model_file and checks it completely.
-static bool open_optimizer(StFile* f, const char* model_file, const TostTensors* tensors, TostError* err) {
-    char *dir = path_dir(model_file), *path = path_join(dir, optimizer_name);
+static bool open_optimizer(StFile* f, const StFile* model_file, const TostTensors* tensors, TostError* err) {
+    char *dir = path_dir(model_file->path), *path = path_join(dir, optimizer_name);
     bool ok = st_open(f, path, err);
     if (ok && !check_optimizer(f, model_file, tensors, err)) {
         st_close(f);
@@ -597,7 +705,7 @@ static bool open_optimizer(StFile* f, const char* model_file, const TostTensors*
 }
 
 bool checkpoint_load_moments(const TostEngine* engine, TostModel* model, const TostTensors* tensors,
-                             const char* model_file, TostError* err) {
+                             const StFile* model_file, TostError* err) {
     StFile f;
     if (!open_optimizer(&f, model_file, tensors, err)) return false;
     const bool ok = put_state(engine, model, TOST_M, tensors, &f, "m.", err)
@@ -611,34 +719,38 @@ static bool is_intact(const char* model_file, bool moments) {
     CheckpointInfo info;
     StFile f;
     TostError ignored;
-    if (!checkpoint_read_info(&info, model_file, &ignored)) return false;
-    TostTensors tensors = tost_tensors(&info.config);
-    bool intact = st_open(&f, model_file, &ignored);
+    if (!st_open(&f, model_file, &ignored)) return false;
+    bool intact = read_info(&info, &f, &ignored);
     if (intact) {
-        intact = check_crc(&f, &ignored) && check_lm_head(&f, &ignored);
-        st_close(&f);
+        TostTensors tensors = tost_tensors(&info.config);
+        intact = checkpoint_load_params(NULL, NULL, &tensors, &f, &ignored)
+                 && (!moments || checkpoint_load_moments(NULL, NULL, &tensors, &f, &ignored));
+        tost_tensors_free(&tensors);
+        checkpoint_info_free(&info);
     }
-    if (intact && moments && (intact = open_optimizer(&f, model_file, &tensors, &ignored))) st_close(&f);
-    tost_tensors_free(&tensors);
-    checkpoint_info_free(&info);
+    st_close(&f);
     return intact;
 }
 
 // Folder of the newest older intact checkpoint of the same run, or NULL. free()
 static char* older_intact(const char* model_file, bool moments) {
-    char *dir = path_dir(model_file), *run = path_dir(dir), *found = NULL;
+    char *dir = path_dir(model_file), *path = path_dir(dir), *found = NULL;
     Entry broken;
     Entries list = {0};
-    TostError ignored;
-    if (entry_of_path(&broken, dir)) list_entries(&list, run, &ignored);
+    Folder run = {0};
+    TostError note = {""}, ignored;
+    if (entry_of_path(&broken, dir) && folder_open(&run, NULL, path, &ignored)) list_entries(&list, &run, &ignored);
+    read_steps(&list, &run, &note);
     for (int i = list.count - 1; i >= 0 && !found; i--) {
         const Entry* e = &list.entry[i];
-        char* file = path_join(e->path, model_name);
-        if (e->step < broken.step && is_complete(e) && is_intact(file, moments)) found = xstrdup(e->path);
+        char *folder = path_join(path, e->name), *file = path_join(folder, model_name);
+        if (e->step < broken.step && is_complete(&run, e) && is_intact(file, moments)) found = xstrdup(folder);
         free(file);
+        free(folder);
     }
     free_entries(&list);
-    free(run);
+    folder_close(&run);
+    free(path);
     free(dir);
     return found;
 }
@@ -678,88 +790,191 @@ static bool append_parts(StWriter* w, const Source* s, const Part* parts, int n_
     return ok;
 }
 
-// Writes the file dir/name with the tensors of all parts; each tensor's name begins with its part's prefix.
-static bool write_file(const char* dir, const char* name, const Source* s, const Part* parts, int n_parts,
+// Writes the file `name` with the tensors of all parts; each tensor's name begins with its part's prefix.
+static bool write_file(const Folder* dir, const char* name, const Source* s, const Part* parts, int n_parts,
                        TostError* err) {
     const int count = s->tensors->count;
-    char* path = path_join(dir, name);
     StTensor* declared = xcalloc((size_t)(n_parts * count), sizeof *declared);
     for (int p = 0; p < n_parts; p++)
         for (int i = 0; i < count; i++)
             declared[p * count + i] = st_tensor(&s->tensors->tensor[i], parts[p].prefix);
     StWriter w;
-    bool ok = st_begin(&w, path, declared, n_parts * count, s->meta->entry, s->meta->count, err)
+    bool ok = st_begin_in(&w, dir, name, declared, n_parts * count, s->meta->entry, s->meta->count, err)
            && append_parts(&w, s, parts, n_parts, err);
     if (!ok) st_abandon(&w);
     ok = ok && st_finish(&w, err);
     free(declared);
-    free(path);
     return ok;
 }
 
-static bool write_folder(const char* dir, const Source* s, TostError* err) {
-    static const Part params[] = {{TOST_PARAM, ""}}, moments[] = {{TOST_M, "m."}, {TOST_V, "v."}};
-    if (!remove_tree(dir, err)) return false;
-    if (mkdir(dir, 0777) != 0)
-        return tost_error(err, "%s: the folder cannot be created: %s", dir, strerror(errno));
-    return write_file(dir, model_name, s, params, countof(params), err)
-        && write_file(dir, optimizer_name, s, moments, countof(moments), err) && sync_dir(dir, err);
+static bool fails_in(const Folder* run, const char* name, const char* what, TostError* err) {
+    return tost_error(err, "%s/%s: %s: %s", run->path, name, what, strerror(errno));
 }
 
-// Renames the finished folder. If the name already exists (the same step was saved before), exchanges the two folders
-// atomically, or, if the file system does not support that, moves the old one away first.
-static bool publish(const char* finished, const char* name, TostError* err) {
-    if (rename(finished, name) == 0) return true;
+static bool write_folder(const Folder* run, const char* name, const Source* s, TostError* err) {
+    static const Part params[] = {{TOST_PARAM, ""}}, moments[] = {{TOST_M, "m."}, {TOST_V, "v."}};
+    Folder dir;
+    if (!folder_remove(run, name, err)) return false;
+    if (mkdirat(run->fd, name, 0777) != 0 && errno != EEXIST)   // it exists if NFS keeps a removed file in it
+        return fails_in(run, name, "the folder cannot be created", err);
+    if (!folder_open(&dir, run, name, err)) return false;
+    const bool ok = write_file(&dir, model_name, s, params, countof(params), err)
+                    && write_file(&dir, optimizer_name, s, moments, countof(moments), err) && folder_sync(&dir, err);
+    folder_close(&dir);
+    return ok;
+}
+
+// Exchanges two names atomically. False if the system or the file system does not support it.
+static bool exchange(const Folder* in, const char* a, const char* b) {
 #ifdef RENAME_EXCHANGE
-    if (renameat2(AT_FDCWD, finished, AT_FDCWD, name, RENAME_EXCHANGE) == 0) return true;
+    return renameat2(in->fd, a, in->fd, b, RENAME_EXCHANGE) == 0;
+#elif defined(RENAME_SWAP)
+    return renameatx_np(in->fd, a, in->fd, b, RENAME_SWAP) == 0;
+#else
+    (void)in, (void)a, (void)b;
+    return false;
 #endif
-    char* aside = xasprintf("%s.old.tmp", name);
-    bool ok = remove_tree(aside, err);
-    if (ok) rename(name, aside);   // on failure the next rename fails too and reports it
-    if (ok && rename(finished, name) != 0) {
-        ok = tost_error(err, "%s: cannot be renamed to %s: %s", finished, name, strerror(errno));
-        rename(aside, name);
+}
+
+// Renames to a stale name, so that an interruption leaves no folder that looks complete. free(*stale)
+static bool set_aside(char** stale, const Folder* run, const char* name, TostError* err) {
+    *stale = xasprintf("%s.old.tmp", name);
+    return folder_remove(run, *stale, err)
+           && (renameat(run->fd, name, run->fd, *stale) == 0 || fails_in(run, name, "cannot be removed", err));
+}
+
+static bool remove_entry(const Folder* run, const Entry* e, TostError* err) {
+    if (e->kind == STALE) return folder_remove(run, e->name, err);
+    char* stale;
+    const bool ok = set_aside(&stale, run, e->name, err) && folder_remove(run, stale, err);
+    free(stale);
+    return ok;
+}
+
+// Renames the finished folder. If the name already exists (the same step was saved before), exchanges the two folders,
+// or, if that is not supported, sets the old one aside first.
+static bool publish(const Folder* run, const char* finished, const char* name, TostError* err) {
+    const int at = run->fd;
+    if (renameat(at, finished, at, name) == 0 || exchange(run, finished, name)) return true;
+    TostError ignored;
+    char* aside;
+    set_aside(&aside, run, name, &ignored);   // on failure the next rename fails too and reports it
+    bool ok = renameat(at, finished, at, name) == 0;
+    if (!ok) {
+        tost_error(err, "%s/%s: cannot be renamed to %s: %s", run->path, finished, name, strerror(errno));
+        renameat(at, aside, at, name);
     }
     free(aside);
     return ok;
 }
 
 // After saving `step`, removes stale folders and all but the newest `keep` checkpoints.
-static bool prune(const char* run, int64_t step, int keep, TostError* err) {
+static bool prune(const Folder* run, int64_t step, int keep, TostError* err) {
     Entries list;
+    TostError note = {""};
     if (!list_entries(&list, run, err)) return false;
+    if (keep > 0) read_steps(&list, run, &note);
     bool ok = true;
     int kept = 1;   // the new one
     for (int i = list.count - 1; i >= 0; i--) {
         const Entry* e = &list.entry[i];
-        const bool old = e->step < step && is_complete(e);
+        const bool old = e->step < step && is_complete(run, e);
         if (old) kept++;
-        if (e->stale || (old && keep > 0 && kept > keep)) ok = remove_entry(e, err) && ok;
+        if (e->kind == STALE || (old && keep > 0 && kept > keep)) ok = remove_entry(run, e, err) && ok;
     }
     free_entries(&list);
     return ok;
 }
 
-bool checkpoint_save(const char* run, const CheckpointInfo* info, const TostEngine* engine,
+bool checkpoint_clear(const Folder* run, TostError* err) {
+    Entries list;
+    if (!list_entries(&list, run, err)) return false;
+    bool ok = true;
+    for (int i = 0; i < list.count && ok; i++) ok = remove_entry(run, &list.entry[i], err);
+    free_entries(&list);
+    return ok;
+}
+
+// If another checkpoint was renamed to this name, renames it back to its own, so that it is not replaced.
+static void make_way(const Folder* run, const char* name, int64_t step) {
+    StFile f;
+    TostError ignored;
+    char* file = path_join(name, model_name);
+    const bool exists = st_open_in(&f, run, file, &ignored);
+    const int64_t stored = exists ? (int64_t)stored_step(&f, (uint64_t)step) : step;
+    char* own_name = entry_name(stored, "");
+    if (exists) st_close(&f);
+    if (stored != step) renameat(run->fd, name, run->fd, own_name);   // fails if that is taken
+    free(own_name);
+    free(file);
+}
+
+// Saves a checkpoint as step_N + suffix.
+static bool save_as(const Folder* run, const char* suffix, int64_t step, const Source* source, TostError* err) {
+    char *name = entry_name(step, suffix), *unfinished = entry_name(step, ".tmp");
+    make_way(run, name, step);
+    bool ok = write_folder(run, unfinished, source, err) && publish(run, unfinished, name, err);
+    if (!ok) {
+        TostError ignored;
+        folder_remove(run, unfinished, &ignored);
+        tost_error(err, "%s; step %" PRId64 " is not saved", err->text, step);
+    } else if (!folder_sync(run, err)) {
+        ok = tost_error(err, "%s; %s/%s is saved, but may be lost on a power failure", err->text, run->path, name);
+    }
+    free(unfinished);
+    free(name);
+    return ok;
+}
+
+bool checkpoint_save(const Folder* run, const CheckpointInfo* info, const TostEngine* engine,
                      const TostModel* model, const TostTensors* tensors, int keep, TostError* err) {
     MetaList meta = metadata(info);
     const Source source = {engine, model, tensors, &meta};
-    char* name = xasprintf("%s/step_%08" PRId64, run, info->step);
-    char* unfinished = xasprintf("%s.tmp", name);
-    bool ok = make_dirs(run, err) && write_folder(unfinished, &source, err) && publish(unfinished, name, err);
-    if (!ok) {
-        TostError ignored;
-        remove_tree(unfinished, &ignored);
-        tost_error(err, "%s; step %" PRId64 " is not saved", err->text, info->step);
-    } else if (!sync_dir(run, err)) {
-        ok = tost_error(err, "%s; %s is saved, but may be lost on a power failure", err->text, name);
-    } else if (prune(run, info->step, keep, err)) {
-        err->text[0] = 0;
-    } else {
-        tost_error(err, "%s is saved, but older files could not be removed: %s", name, err->text);
-    }
+    const bool ok = save_as(run, "", info->step, &source, err);
     st_free_meta(meta.entry, meta.count);
-    free(unfinished);
-    free(name);
+    if (!ok) return false;
+    if (prune(run, info->step, keep, err)) err->text[0] = 0;
+    else
+        tost_error(err, "%s/step_%08" PRId64 " is saved, but older files could not be removed: %s", run->path,
+                   info->step, err->text);
+    return true;
+}
+
+bool checkpoint_save_replacement(const Folder* run, const CheckpointInfo* info, const TostEngine* engine,
+                                 const TostModel* model, const TostTensors* tensors, TostError* err) {
+    MetaList meta = metadata(info);
+    const Source source = {engine, model, tensors, &meta};
+    const bool ok = save_as(run, ".new", info->step, &source, err);
+    st_free_meta(meta.entry, meta.count);
+    return ok;
+}
+
+bool checkpoint_has_replacement(bool* has, const Folder* run, TostError* err) {
+    Entries list;
+    if (!list_entries(&list, run, err)) return false;
+    *has = list.count > 0 && list.entry[list.count - 1].kind == REPLACEMENT;
+    free_entries(&list);
+    return true;
+}
+
+bool checkpoint_finish_replacement(const Folder* run, TostError* err) {
+    Entries list;
+    if (!list_entries(&list, run, err)) return false;
+    const Entry* last = list.count > 0 ? &list.entry[list.count - 1] : NULL;
+    bool ok = true;
+    if (last && last->kind == REPLACEMENT) {
+        char *name = entry_name(last->step, ""), *stale;
+        for (int i = 0; ok && i < list.count - 1; i++) {
+            if (list.entry[i].kind == STALE) continue;
+            ok = set_aside(&stale, run, list.entry[i].name, err);
+            free(stale);
+        }
+        ok = ok && (renameat(run->fd, last->name, run->fd, name) == 0
+                    || fails_in(run, last->name, "cannot be renamed", err)) && folder_sync(run, err);
+        TostError ignored;
+        if (ok) prune(run, last->step, 0, &ignored);   // the next save repeats it and reports a failure
+        free(name);
+    }
+    free_entries(&list);
     return ok;
 }

@@ -1,6 +1,7 @@
 // checkpoint.h: finds, reads and writes runs, checkpoints and model files.
 //   RUN/step_00001000/model.safetensors, optimizer.safetensors      a complete checkpoint
 //   RUN/step_….tmp/                                                  an incomplete one
+//   RUN/step_….new/                                                  the first one of a run that replaces another
 #ifndef TOST_CHECKPOINT_H
 #define TOST_CHECKPOINT_H
 
@@ -29,36 +30,35 @@ void checkpoint_info_free(CheckpointInfo* info);
 // ---------------------------------------------------------------------------------------------
 // Finding
 
-// Finds the model.safetensors for PATH: a file, a checkpoint folder, or a run folder (its newest complete checkpoint).
-// free(*file)
-bool checkpoint_find(char** file, const char* path, TostError* err);
-// Takes the newest complete checkpoint of each run in `root` ("out"), which may itself be a run, and finds the one
-// that was written last. free(*file)
-bool checkpoint_newest(char** file, const char* root, TostError* err);
-bool checkpoint_is_run(const char* dir);     // true if a folder contains a checkpoint, complete or not, or a log
+// *is_run: whether the folder contains a checkpoint, complete or not, or a log; false if it is not open.
+bool checkpoint_is_run(bool* is_run, const Folder* run, TostError* err);
 bool checkpoint_is_folder(const char* dir);  // true if a folder contains a model file itself
 bool checkpoint_is_name(const char* path);   // true if the last component of a path is a checkpoint's name
-// Removes the checkpoints of a run, complete or not, and nothing else: for --overwrite.
-bool checkpoint_clear(const char* run, TostError* err);
-bool checkpoint_exists(const char* run, int64_t step);   // true if the run has a complete checkpoint of this step
+bool checkpoint_exists(const Folder* run, int64_t step);   // true if the run has a complete checkpoint of this step
+// Finds the run in `root` ("out"), which may itself be a run, whose newest complete checkpoint was written last.
+// free(*run)
+bool checkpoint_newest_run(char** run, const char* root, TostError* err);
 // "root/preset-NNN" with the next free number; not created. free()
 char* checkpoint_next_run(const char* root, const char* preset);
 
 // ---------------------------------------------------------------------------------------------
 // Reading
 
-// Reads the metadata and checks names and shapes of all tensors. Files from other programs may have no metadata: then
-// the config follows from names and shapes, best_val_loss is infinity, tokenizer is NULL, everything else is 0. On
-// failure there is nothing to free.
-bool checkpoint_read_info(CheckpointInfo* info, const char* model_file, TostError* err);
+// Opens the model.safetensors of PATH: a file, a checkpoint folder, or a run folder, whose newest complete checkpoint
+// is taken, by the steps in the metadata. Another process may save to the run and remove checkpoints meanwhile; an open
+// file stays readable. Reads the metadata and checks names and shapes of all tensors. Files from other programs may
+// have no metadata: then the config follows from names and shapes, best_val_loss is infinity, tokenizer is NULL,
+// everything else is 0. On success *err is a warning or empty. On failure there is nothing to close or free, and
+// *err suggests what to do: the value of `option` or, if it is NULL, how to resume or replace the run.
+bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path, const char* option, TostError* err);
 
 // Loads all parameters, after checking dtypes, shapes and the CRC-32 (if present). Accepts an lm_head.weight equal to
 // wte; any other unknown tensor is an error that names it.
 bool checkpoint_load_params(const TostEngine* engine, TostModel* model, const TostTensors* tensors,
-                            const char* model_file, TostError* err);
+                            const StFile* model_file, TostError* err);
 // Loads Adam's m and v from the optimizer.safetensors next to model_file; it must belong to the same checkpoint.
 bool checkpoint_load_moments(const TostEngine* engine, TostModel* model, const TostTensors* tensors,
-                             const char* model_file, TostError* err);
+                             const StFile* model_file, TostError* err);
 // To be called after a read error. If the run has an older intact checkpoint, appends the newest one to *err: as the
 // value of `option`, or, if option is NULL, as the checkpoint to resume from. Always returns false.
 bool checkpoint_suggest_older(TostError* err, const char* model_file, const char* option);
@@ -69,7 +69,18 @@ bool checkpoint_suggest_older(TostError* err, const char* model_file, const char
 // Writes RUN/step_NNNNNNNN.tmp/, fsyncs, renames, fsyncs RUN; then removes stale .tmp folders and all but the newest
 // `keep` complete checkpoints (0: keeps all). Replaces a checkpoint of the same step. On failure earlier checkpoints
 // remain. If only a removal failed, returns true and sets *err; otherwise err->text is empty on success.
-bool checkpoint_save(const char* run, const CheckpointInfo* info, const TostEngine* engine,
+bool checkpoint_save(const Folder* run, const CheckpointInfo* info, const TostEngine* engine,
                      const TostModel* model, const TostTensors* tensors, int keep, TostError* err);
+
+// For --overwrite: a new run in the folder of an old one. The first checkpoint is saved as RUN/step_NNNNNNNN.new/. From
+// that rename on it is the only checkpoint of the run; until then, the old run is complete.
+bool checkpoint_save_replacement(const Folder* run, const CheckpointInfo* info, const TostEngine* engine,
+                                 const TostModel* model, const TostTensors* tensors, TostError* err);
+bool checkpoint_has_replacement(bool* has, const Folder* run, TostError* err);
+// Removes the checkpoints of the old run and renames the new one to RUN/step_NNNNNNNN. Does nothing if there is no
+// replacement. An interrupted call is repeated.
+bool checkpoint_finish_replacement(const Folder* run, TostError* err);
+// Removes the checkpoints of a run, complete or not, and nothing else.
+bool checkpoint_clear(const Folder* run, TostError* err);
 
 #endif

@@ -3,14 +3,16 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "commands.h"
-#include "data.h"
 #include "eval_report.h"
 #include "eval_task.h"
 #include "json_write.h"
 #include "progress.h"
 #include "rng.h"
+#include "shards.h"
+#include "signals.h"
 
 // ---------------------------------------------------------------------------------------------
 // Windows
@@ -52,10 +54,10 @@ static Window next_window(Windows* w, uint64_t i) {
 typedef struct { Ratio loss; int64_t tokens; uint64_t bytes; double seconds; } Score;
 
 // Fills inputs, targets (T). Targets that are not scored are -1; inputs past the end of the data are 0.
-static bool fill_window(int32_t* inputs, int32_t* targets, const ShardStream* s, const Window* w, int T,
-                        TostError* err) {
-    const uint64_t n = (uint64_t)w->end;
-    if (!stream_read(inputs, s, w->start, n, err) || !stream_read(targets, s, w->start + 1, n, err)) return false;
+static bool fill_window(int32_t* inputs, int32_t* targets, ShardStream* s, const Window* w, int T, TostError* err) {
+    const size_t n = (size_t)w->end;
+    if (!stream_read(targets, s, w->start + 1, n, err) || !stream_read(inputs, s, w->start, 1, err)) return false;
+    memcpy(inputs + 1, targets, (n - 1) * sizeof *inputs);
     for (int t = w->end; t < T; t++) inputs[t] = 0;
     for (int t = 0; t < T; t++)
         if (t < w->skip || t >= w->end) targets[t] = -1;
@@ -89,7 +91,7 @@ static void add_window(Score* r, JsonFile* json, const double* losses, const Win
 
 typedef struct {
     LoadedModel*       model;
-    const ShardStream* data;
+    ShardStream*       data;
     const Tokenizer*   tokenizer;   // NULL: do not count bytes
     Windows            windows;
     int                batch;
@@ -107,6 +109,7 @@ static bool score(Score* r, JsonFile* json, Evaluation* e, TostError* err) {
     for (uint64_t first = 0; first < w->count;) {
         const uint64_t left = w->count - first;
         const int n = left < (uint64_t)e->batch ? (int)left : e->batch;
+        stream_recheck(e->data);
         for (int i = 0; i < n && ok; i++) {
             window[i] = next_window(w, first + (uint64_t)i);
             ok = fill_window(inputs + i * T, targets + i * T, e->data, &window[i], w->T, err);
@@ -139,7 +142,6 @@ static void print_score(const Score* r) {
 }
 
 static void begin_json(JsonFile* json, const LoadedModel* model, const Options* o, const Windows* w) {
-    json_put_open(json, NULL, '{');
     json_put_text(json, "data", o->data);
     json_put_text(json, "model", model->file);
     json_put_int(json, "step", model->info.step);
@@ -157,7 +159,6 @@ static void end_json(JsonFile* json, const Score* r) {
     json_put_real(json, "loss_95", ratio_error(&r->loss));
     json_put_real(json, "perplexity", exp(ratio_value(&r->loss)));
     json_put_real(json, "bits_per_byte", r->bytes ? r->loss.x / log(2) / (double)r->bytes : NAN);
-    json_put_close(json, '}');
 }
 
 // Opens the tokenizer for bits/byte: --tokenizer, or the checkpoint's. Without either, prints the reason and sets
@@ -168,7 +169,7 @@ static bool find_tokenizer(Tokenizer** tokenizer, const LoadedModel* model, cons
     const uint32_t largest = stream_largest_id(data);
     *tokenizer = loaded_model_tokenizer(model, o, err);
     if (!*tokenizer && o->tokenizer) return false;
-    if (!*tokenizer) fprintf(stderr, "no bits/byte: %s\n", err->text);
+    if (!*tokenizer) print_line(stderr, "no bits/byte: %s", err->text);
     if (*tokenizer)
         warn_of_shards(o, data->dir, largest, tokenizer_path(*tokenizer), tokenizer_hash(*tokenizer),
                        tokenizer_size(*tokenizer));
@@ -176,7 +177,7 @@ static bool find_tokenizer(Tokenizer** tokenizer, const LoadedModel* model, cons
     return true;
 }
 
-static bool eval_data(LoadedModel* model, const Options* o, const ShardStream* data, TostError* err) {
+static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, TostError* err) {
     const int block = model->info.config.block_size, T = o->seq ? o->seq : block;
     if (stream_tokens(data) < 2)
         return tost_error(err, "--data %s: %llu tokens; eval needs at least two", o->data,
@@ -191,10 +192,11 @@ static bool eval_data(LoadedModel* model, const Options* o, const ShardStream* d
     Score r = {0};
     if (!find_tokenizer(&tokenizer, model, o, data, err)) return false;
     e.tokenizer = tokenizer;
-    bool ok = loaded_model_create(model, o, e.batch, w->T, false, err) && json_file_open(&json, o->json, err);
+    bool ok = loaded_model_create(model, o, e.batch, w->T, false, err)
+              && json_file_open(&json, o->json, "eval", o->force, err);
     if (ok) {
-        fprintf(stderr, "%s, step %lld; shards: %d; windows: %llu of %d tokens\n", model->file,
-                (long long)model->info.step, data->count, (unsigned long long)w->count, w->T);
+        print_line(stderr, "%s, step %lld; shards: %d; windows: %llu of %d tokens", model->file,
+                   (long long)model->info.step, data->count, (unsigned long long)w->count, w->T);
         begin_json(&json, model, o, w);
         ok = score(&r, &json, &e, err);
         end_json(&json, &r);
@@ -219,6 +221,7 @@ int command_eval(const Options* o, const TostEngine* engine) {
     TostError err;
     LoadedModel model;
     ShardStream data = {0};
+    signals_ignore_write_errors();
     bool ok = loaded_model_find(&model, o, engine, &err) && check_lengths(&model, o, &err);
     if (ok && o->data)
         ok = stream_open(&data, o->data, (uint32_t)model.info.config.vocab_size, &err)

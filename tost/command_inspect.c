@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "commands.h"
@@ -156,30 +157,41 @@ static bool write_file(double* sum, const char* path, const LoadedModel* m, cons
     return ok;
 }
 
-// Only a file written by inspect may be overwritten, never a model or a text.
-static bool check_out(const char* out, TostError* err) {
-    if (is_dir(out)) return tost_error(err, "--out %s is a folder; name a file", out);
-    if (!path_exists(out)) return true;
+// True for a complete file of inspect, and for an incomplete one that was left behind.
+static bool is_inspection(const char* path) {
+    static const char begin[] = "{\"__metadata__\":{\"format\":\"pt\",\"content\":\"inspect\"";
     StFile f;
     TostError ignored;
-    bool replaceable = st_open(&f, out, &ignored);
-    if (replaceable) {
-        const char* content = st_meta(&f, "content");
-        replaceable = content && strcmp(content, "inspect") == 0;
-        st_close(&f);
-    }
-    return replaceable || tost_error(err, "--out %s exists and was not written by inspect; choose another file", out);
+    if (file_is_ours(path, 8, begin)) return true;
+    if (!st_open(&f, path, &ignored)) return false;
+    const char* content = st_meta(&f, "content");
+    const bool ours = content && strcmp(content, "inspect") == 0;
+    st_close(&f);
+    return ours;
+}
+
+// Only a file written by inspect may be overwritten, never a model or a text.
+static bool check_out(const char* out, const char* tmp, bool force, TostError* err) {
+    const char* const paths[] = {out, tmp};
+    struct stat st;
+    if (is_dir(out)) return tost_error(err, "--out %s is a folder; name a file", out);
+    if (lstat(out, &st) == 0 && !S_ISREG(st.st_mode))   // renaming would replace the device or link
+        return tost_error(err, "--out %s is not a regular file; choose another file", out);
+    for (size_t i = 0; i < countof(paths) && !force; i++)
+        if (!is_inspection(paths[i]))
+            return tost_error(err, "--out %s: %s was not written by inspect; choose another file, or replace it with "
+                              "--force", out, i == 0 ? "it" : tmp);
+    return unlink(tmp) == 0 || errno == ENOENT
+        || tost_error(err, "--out %s: %s cannot be removed: %s", out, tmp, strerror(errno));
 }
 
 static bool write_inspection(double* sum, const LoadedModel* m, const Tokenizer* tokenizer, const Tokens* k,
-                             const char* out, TostError* err) {
-    char* tmp = xasprintf("%s.tmp", out);
+                             const char* out, const char* tmp, TostError* err) {
     bool ok = write_file(sum, tmp, m, tokenizer, k, err);
     if (ok && rename(tmp, out) != 0) {
         ok = tost_error(err, "--out %s cannot be written: %s", out, strerror(errno));
         unlink(tmp);
     }
-    free(tmp);
     return ok;
 }
 
@@ -187,22 +199,23 @@ static bool write_inspection(double* sum, const LoadedModel* m, const Tokenizer*
 
 static bool inspect(LoadedModel* m, const Tokenizer* tokenizer, const Options* o, const Bytes* text,
                     TostError* err) {
-    if (!check_out(o->out, err)) return false;
+    char* tmp = xasprintf("%s.tmp", o->out);
     Tokens k = first_tokens(tokenizer, text, m->info.config.block_size);
     double sum = 0;
-    bool ok = loaded_model_create(m, o, 1, k.T, true, err);
+    bool ok = check_out(o->out, tmp, o->force, err) && loaded_model_create(m, o, 1, k.T, true, err);
     if (ok) {
-        fprintf(stderr, "%s, step %lld\n", m->file, (long long)m->info.step);
+        print_line(stderr, "%s, step %lld", m->file, (long long)m->info.step);
         if (k.total > (size_t)k.T)
             fprintf(stderr, "the text has %zu tokens; only the first %d (the block size) are used\n", k.total, k.T);
-        ok = write_inspection(&sum, m, tokenizer, &k, o->out, err);
+        ok = write_inspection(&sum, m, tokenizer, &k, o->out, tmp, err);
     }
     if (ok) {
         printf("%-12s%d\n", "tokens", k.T);
         if (k.T > 1) printf("%-12s%.6f nats/token, excluding the first token\n", "loss", sum / (k.T - 1));
-        printf("%-12s%s\n", "written", o->out);
+        print_line(stdout, "%-12s%s", "written", o->out);
     }
     tokens_free(&k);
+    free(tmp);
     return ok;
 }
 

@@ -1,65 +1,237 @@
-// command_sample.c: generates text. The text goes to stdout token by token, everything else to stderr.
+// command_sample.c: generates text. Texts go to stdout, everything else to stderr. A single sample is printed token by
+// token; several are generated together and printed in order.
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "commands.h"
-#include "sampler.h"
+#include "generate.h"
+#include "json.h"
+#include "prompts.h"
+
+// A prompt and its samples
+typedef struct {
+    const Prompt* prompt;
+    uint32_t*     ids;
+    size_t        n_ids;
+    int           group;      // generate_group
+    int64_t       next;       // the first sample that is not generated yet
+    Bytes         output;     // of samples that wait for those of earlier prompts
+} Work;
+
+typedef struct {
+    const Options* o;
+    Generator      generator;
+    Work*          work;
+    size_t         n_work;
+    size_t         first;     // the first prompt that is not printed completely
+    int            together;  // texts generated together
+    int64_t        tokens;
+    double         seconds;
+} Sampling;
+
+// A sample that is being generated
+typedef struct { size_t at; int64_t sample; Bytes text; } Sample;
+
+// ---------------------------------------------------------------------------------------------
+// Output
 
 static bool write_piece(void* context, const char* bytes, size_t n) {
     (void)context;
     return n == 0 || (fwrite(bytes, 1, n, stdout) == n && fflush(stdout) == 0);
 }
 
-static bool write_samples(LoadedModel* m, const Tokenizer* tokenizer, const Options* o, const Bytes* prompt,
-                          const uint32_t* ids, size_t n_ids, TostError* err) {
-    const Generator generator = {.engine = m->engine, .model = m->model, .config = &m->info.config,
-                                 .tokenizer = tokenizer, .options = {o->temperature, o->top_k, o->top_p},
-                                 .piece = write_piece};
-    int64_t tokens = 0;
-    double seconds = 0;
-    for (int64_t i = 0; i < o->samples; i++) {
-        Rng rng = rng_seeded((uint64_t)o->seed, (uint64_t)i);
-        GenerateResult result;
-        if (i > 0) printf("---\n");
-        write_piece(NULL, prompt->data, prompt->size);
-        const bool ok = generate(&result, &generator, ids, n_ids, o->tokens, &rng, err);
-        putchar('\n');
-        if (!ok) return false;
-        if (fflush(stdout) != 0 || ferror(stdout)) return tost_error(err, "stdout cannot be written");
-        tokens += result.tokens;
-        seconds += result.seconds;
-    }
-    const double rate = seconds > 0 ? (double)tokens / seconds : 0;
-    fprintf(stderr, "%lld tokens, %.0f tokens/s\n", (long long)tokens, rate);
+static bool collect_piece(void* context, const char* bytes, size_t n) {
+    Bytes* text = context;
+    text->data = xrealloc(text->data, text->size + n + 1);
+    memcpy(text->data + text->size, bytes, n);
+    text->size += n;
     return true;
 }
 
-static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o, const Bytes* prompt,
-                   TostError* err) {
-    uint32_t* ids = xmalloc((prompt->size + 1) * sizeof *ids);
-    const size_t n = tokenizer_encode(tokenizer, ids, prompt->data, prompt->size);
-    // Longest input of decode_begin: the prompt, or block_size if prompt and new tokens do not fit in it.
-    const size_t block = (size_t)m->info.config.block_size, first = n > 0 ? n : 1;
-    const size_t longest = first + (size_t)o->tokens <= block ? first : block;
-    bool ok = loaded_model_create(m, o, 1, (int)longest, false, err);
-    if (ok) fprintf(stderr, "%s, step %lld\n", m->file, (long long)m->info.step);
-    ok = ok && write_samples(m, tokenizer, o, prompt, ids, n, err);
-    free(ids);
+static bool flush_stdout(TostError* err) {
+    return (fflush(stdout) == 0 && !ferror(stdout)) || tost_error(err, "stdout cannot be written");
+}
+
+static void write_json(FILE* out, const Prompt* prompt, const Sample* s, const Text* text) {
+    static const char* const reasons[] = {
+        [FINISH_LENGTH] = "length", [FINISH_END_OF_TEXT] = "end_of_text", [FINISH_STOP] = "stop"};
+    fprintf(out, "{\"index\": %zu, \"sample\": %lld, \"prompt\": ", prompt->line - 1, (long long)s->sample);
+    json_write_string(out, prompt->text, prompt->n);
+    fputs(", \"text\": ", out);
+    json_write_string(out, s->text.data, s->text.size);
+    fprintf(out, ", \"tokens\": %lld, \"finish_reason\": \"%s\"}\n", (long long)text->tokens, reasons[text->finish]);
+}
+
+static void write_plain(FILE* out, const Prompt* prompt, const Sample* s) {
+    if (s->sample > 0) fputs("---\n", out);
+    fwrite(prompt->text, 1, prompt->n, out);
+    fwrite(s->text.data, 1, s->text.size, out);
+    fputc('\n', out);
+}
+
+static void keep_output(Sampling* s, const Sample* sample, const Text* text) {
+    Work* w = &s->work[sample->at];
+    char* data = NULL;
+    size_t n = 0;
+    FILE* stream = open_memstream(&data, &n);
+    if (s->o->prompts) write_json(stream, w->prompt, sample, text);
+    else write_plain(stream, w->prompt, sample);
+    fclose(stream);
+    collect_piece(&w->output, data, n);
+    free(data);
+}
+
+// Prints what no longer waits for an earlier prompt.
+static bool print_output(Sampling* s, TostError* err) {
+    for (; s->first < s->n_work; s->first++) {
+        Work* w = &s->work[s->first];
+        fwrite(w->output.data, 1, w->output.size, stdout);
+        free(w->output.data);
+        w->output = (Bytes){0};
+        if (w->next < s->o->samples) break;
+    }
+    return flush_stdout(err);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Generation
+
+// The random numbers depend only on the seed, the line of the prompt and the number of the sample.
+static Text new_text(const Sampling* s, size_t at, int64_t sample, void* context) {
+    const Work* w = &s->work[at];
+    const uint64_t stream = (uint64_t)(w->prompt->line - 1) << 32 | (uint64_t)sample;
+    return (Text){.prompt = w->ids, .n_prompt = w->n_ids, .rng = rng_seeded((uint64_t)s->o->seed, stream),
+                  .context = context};
+}
+
+static bool write_one(Sampling* s, TostError* err) {
+    const Prompt* prompt = s->work[0].prompt;
+    Text text = new_text(s, 0, 0, NULL);
+    s->generator.piece = write_piece;
+    write_piece(NULL, prompt->text, prompt->n);
+    const bool ok = generate_together(&text, 1, &s->seconds, &s->generator, s->o->tokens, err);
+    putchar('\n');
+    s->tokens += text.tokens;
+    return ok && flush_stdout(err);
+}
+
+// Chooses the next samples to generate together: of the first prompt that is not finished, and of later ones of its
+// group. Returns their number.
+static int choose_samples(Sample* samples, Sampling* s) {
+    int n = 0;
+    for (size_t i = s->first, begin = SIZE_MAX; i < s->n_work && n < s->together; i++) {
+        Work* w = &s->work[i];
+        if (w->next < s->o->samples && begin == SIZE_MAX) begin = i;
+        if (begin == SIZE_MAX || w->group != s->work[begin].group) continue;
+        while (w->next < s->o->samples && n < s->together) samples[n++] = (Sample){.at = i, .sample = w->next++};
+    }
+    return n;
+}
+
+static bool write_many(Sampling* s, TostError* err) {
+    Sample samples[TEXTS_TOGETHER];
+    Text texts[TEXTS_TOGETHER];
+    bool ok = true;
+    s->generator.piece = collect_piece;
+    for (int n; ok && (n = choose_samples(samples, s)) > 0;) {
+        for (int i = 0; i < n; i++) texts[i] = new_text(s, samples[i].at, samples[i].sample, &samples[i].text);
+        ok = generate_together(texts, n, &s->seconds, &s->generator, s->o->tokens, err);
+        for (int i = 0; i < n; i++) {
+            if (ok) keep_output(s, &samples[i], &texts[i]);
+            s->tokens += texts[i].tokens;
+            free(samples[i].text.data);
+        }
+        ok = ok && print_output(s, err);
+    }
     return ok;
+}
+
+// Creates the model for as many texts at a time as fit in memory: at most SPARE_BYTES more than for one.
+static bool create_model(Sampling* s, LoadedModel* m, TostError* err) {
+    const size_t SPARE_BYTES = (size_t)1 << 30;
+    const Options* o = s->o;
+    TostEngineOptions options = {.max_batch = 1, .max_seq = 1, .dtype = (TostDtype)o->dtype, .threads = o->threads};
+    for (size_t i = 0; i < s->n_work; i++) {
+        const int seq = generate_max_seq(&m->info.config, s->work[i].n_ids, o->tokens);
+        if (seq > options.max_seq) options.max_seq = seq;
+    }
+    const size_t one = m->engine->memory(&m->info.config, &options);
+    const int64_t texts = s->n_work < TEXTS_TOGETHER ? (int64_t)s->n_work * o->samples : TEXTS_TOGETHER;
+    options.max_batch = texts < TEXTS_TOGETHER ? (int)texts : TEXTS_TOGETHER;
+    while (options.max_batch > 1 && m->engine->memory(&m->info.config, &options) > one + SPARE_BYTES)
+        options.max_batch--;
+    bool ok = loaded_model_create(m, o, options.max_batch, options.max_seq, false, err);
+    while (!ok && !m->model && options.max_batch > 1) {
+        options.max_batch /= 2;
+        ok = loaded_model_create(m, o, options.max_batch, options.max_seq, false, err);
+    }
+    s->together = options.max_batch;
+    return ok;
+}
+
+static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o, const Prompts* prompts,
+                   TostError* err) {
+    Sampling s = {.o = o, .work = xcalloc(prompts->count + 1, sizeof *s.work), .n_work = prompts->count};
+    for (size_t i = 0; i < s.n_work; i++) {
+        Work* w = &s.work[i];
+        w->prompt = &prompts->prompt[i];
+        w->ids = xmalloc((w->prompt->n + 1) * sizeof *w->ids);
+        w->n_ids = tokenizer_encode(tokenizer, w->ids, w->prompt->text, w->prompt->n);
+        w->group = generate_group(&m->info.config, w->n_ids);
+    }
+    bool ok = create_model(&s, m, err);
+    if (ok) {
+        print_line(stderr, "%s, step %lld", m->file, (long long)m->info.step);
+        s.generator = (Generator){.engine = m->engine, .model = m->model, .config = &m->info.config,
+                                  .tokenizer = tokenizer, .options = {o->temperature, o->top_k, o->top_p},
+                                  .stop = o->stop};
+        ok = !o->prompts && o->samples == 1 ? write_one(&s, err) : write_many(&s, err);
+    }
+    if (ok)
+        fprintf(stderr, "%lld tokens, %.0f tokens/s\n", (long long)s.tokens,
+                s.seconds > 0 ? (double)s.tokens / s.seconds : 0);
+    for (size_t i = 0; i < s.n_work; i++) {
+        free(s.work[i].ids);
+        free(s.work[i].output.data);
+    }
+    free(s.work);
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Prompts
+
+static void report_line(void* options, const TostError* line) { print_error(options, line); }
+
+// Reads --prompts, or makes --prompt the only one. *bad: lines that are not valid, which are reported.
+static bool read_prompts(Prompts* prompts, size_t* bad, const Options* o, TostError* err) {
+    Bytes text = {0};
+    *bad = 0;
+    if (o->prompts) return prompts_read(prompts, bad, o->prompts, report_line, (void*)o, err);
+    if (o->prompt
+        && !read_text(&text, "--prompt", o->prompt, "; leave it out to start without a prompt", err)) {
+        free(text.data);
+        return false;
+    }
+    *prompts = (Prompts){.prompt = xmalloc(sizeof *prompts->prompt), .count = 1};
+    prompts->prompt[0] = (Prompt){.line = 1, .text = text.data ? text.data : xstrdup(""), .n = text.size};
+    return true;
 }
 
 int command_sample(const Options* o, const TostEngine* engine) {
     TostError err;
     LoadedModel m;
-    Bytes prompt = {0};
+    Prompts prompts = {0};
+    size_t bad = 0;
     Tokenizer* tokenizer = NULL;
     const bool ok = loaded_model_find(&m, o, engine, &err) && (tokenizer = loaded_model_tokenizer(&m, o, &err))
-                    && (!o->prompt
-                        || read_text(&prompt, "--prompt", o->prompt, "; leave it out to start without a prompt", &err))
-                    && sample(&m, tokenizer, o, &prompt, &err);
-    free(prompt.data);
+                    && read_prompts(&prompts, &bad, o, &err)
+                    && (prompts.count == 0 || sample(&m, tokenizer, o, &prompts, &err));
+    prompts_free(&prompts);
     tokenizer_free(tokenizer);
     loaded_model_free(&m);
-    return ok ? 0 : command_failed(o, &err);
+    if (!ok) return command_failed(o, &err);
+    return bad > 0 ? STATUS_FAILED : 0;
 }

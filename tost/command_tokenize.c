@@ -2,6 +2,7 @@
 #include <stdio.h>
 
 #include "commands.h"
+#include "signals.h"
 #include "tokenize.h"
 
 int command_tokenize(const Options* o) {
@@ -12,16 +13,21 @@ int command_tokenize(const Options* o) {
         .quiet = o->quiet};
     TokenizeResult r;
     TostError err;
-    if (!tokenize_files(&options, &r, &err)) return command_failed(o, &err);
+    signals_ignore_write_errors();
+    signals_catch();
+    if (!tokenize_files(&options, &r, &err)) {
+        print_error(o, &err);
+        return signals_received() ? 128 + signals_received() : STATUS_FAILED;
+    }
     if (o->quiet) return 0;
     char bytes[32];
     printf("%llu document%s, %s: %llu tokens\n", (unsigned long long)r.documents, r.documents == 1 ? "" : "s",
            human_bytes(bytes, (double)r.bytes), (unsigned long long)r.tokens);
-    printf("%s_train_*.bin: %llu tokens, shards: %d\n", o->out, (unsigned long long)r.train_tokens,
-           r.train_shards);
+    print_line(stdout, "%s_train_*.bin: %llu tokens, shards: %d", o->out, (unsigned long long)r.train_tokens,
+               r.train_shards);
     if (r.val_shards > 0)
-        printf("%s_val_*.bin: %llu tokens, shards: %d\n", o->out, (unsigned long long)r.val_tokens,
-               r.val_shards);
+        print_line(stdout, "%s_val_*.bin: %llu tokens, shards: %d", o->out, (unsigned long long)r.val_tokens,
+                   r.val_shards);
     else if (o->val_frac > 0)
         printf("no validation shards: --val-frac %g selected none of the documents\n", o->val_frac);
     return 0;

@@ -4,15 +4,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+#include "output.h"
 
 // ---------------------------------------------------------------------------------------------
 // Errors and text arguments
 
 void print_error(const Options* o, const TostError* err) {
-    TostError program;
-    tost_error(&program, "%s", options_program(o));   // replaces control characters
+    char *program = printable_text(options_program(o)), *line = xasprintf("%s: %s\n", program, err->text);
     fflush(stdout);
-    fprintf(stderr, "%s: %s\n", program.text, err->text);
+    output_write(STDERR_FILENO, line, strlen(line), OUTPUT_PATIENCE);
+    free(program);
+    free(line);
 }
 
 int command_failed(const Options* o, const TostError* err) {
@@ -104,14 +108,13 @@ void warn_of_shards(const Options* o, const char* dir, uint32_t largest_id, cons
 
 bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engine, TostError* err) {
     *m = (LoadedModel){.engine = engine};
-    if (!(o->model ? checkpoint_find(&m->file, o->model, err) : checkpoint_newest(&m->file, "out", err))) {
-        m->file = NULL;
-        return false;
-    }
-    if (!checkpoint_read_info(&m->info, m->file, err)) {
-        m->info = (CheckpointInfo){0};
-        return checkpoint_suggest_older(err, m->file, "--model");
-    }
+    char* path = o->model ? xstrdup(o->model) : NULL;
+    const bool ok = (path || checkpoint_newest_run(&path, "out", err))
+                    && checkpoint_open(&m->weights, &m->info, path, "--model", err);
+    free(path);
+    if (!ok) return false;
+    if (err->text[0]) print_error(o, err);
+    m->file = xstrdup(m->weights.path);
     m->tensors = tost_tensors(&m->info.config);
     return true;
 }
@@ -120,8 +123,10 @@ bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int ma
     const TostEngineOptions options = {.max_batch = max_batch, .max_seq = max_seq, .training = training,
                                        .dtype = (TostDtype)o->dtype, .threads = o->threads};
     m->model = m->engine->create(&m->info.config, &options, err);
-    return m->model && (checkpoint_load_params(m->engine, m->model, &m->tensors, m->file, err)
-                        || checkpoint_suggest_older(err, m->file, "--model"));
+    if (!m->model) return false;
+    const bool ok = checkpoint_load_params(m->engine, m->model, &m->tensors, &m->weights, err);
+    st_close(&m->weights);
+    return ok || checkpoint_suggest_older(err, m->file, "--model");
 }
 
 // Finds the tokenizer file named in the checkpoint: at this path or, since the working directory may have changed,
@@ -165,5 +170,6 @@ void loaded_model_free(LoadedModel* m) {
     if (m->model) m->engine->destroy(m->model);
     tost_tensors_free(&m->tensors);
     checkpoint_info_free(&m->info);
+    if (m->weights.path) st_close(&m->weights);
     free(m->file);
 }

@@ -63,6 +63,7 @@ void warn_of_shards(const Options* o, const char* dir, uint32_t largest_id, cons
 typedef struct {
     const TostEngine* engine;
     char*          file;      // path of its model.safetensors
+    StFile         weights;   // the same; open from loaded_model_find to loaded_model_create
     CheckpointInfo info;
     TostTensors    tensors;
     TostModel*     model;     // NULL before loaded_model_create

@@ -317,7 +317,6 @@ static void report(JsonFile* json, const TaskRun* r, const Options* o, double se
     }
     const double loss = ratio_value(&ratio), error = ratio_error(&ratio);
     const char* of = r->task == TASK_LAMBADA ? "the last word" : "the correct choice";
-    json_put_open(json, NULL, '{');
     json_put_text(json, "task", task_name(r->task));
     json_put_text(json, "file", o->files[0]);
     json_put_text(json, "model", r->model->file);
@@ -341,7 +340,6 @@ static void report(JsonFile* json, const TaskRun* r, const Options* o, double se
     json_put_open(json, "example", '[');
     for (size_t i = 0; i < r->examples.count; i++) write_example(json, r, i);
     json_put_close(json, ']');
-    json_put_close(json, '}');
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -360,10 +358,11 @@ bool eval_task(LoadedModel* model, const Options* o, TostError* err) {
     r.tokenizer = tokenizer;
     bool ok = tokenizer && examples_read(&r.examples, r.task, o->files[0], tokenizer, err) && plan(&r, o, err)
               && loaded_model_create(model, o, r.batch * r.choices, r.max_seq, false, err)
-              && json_file_open(&json, o->json, err);
+              && json_file_open(&json, o->json, "eval", o->force, err);
     if (ok) {
-        fprintf(stderr, "%s, step %lld; examples of %s in %s: %zu\n", model->file, (long long)model->info.step,
-                task_name(r.task), o->files[0], r.examples.count);
+        print_line(stderr, "%s, step %lld; examples of %s in %s: %zu", model->file, (long long)model->info.step,
+                   task_name(r.task), o->files[0], r.examples.count);
+        if (r.examples.mark) print_line(stderr, "%s: skipped the byte order mark at its beginning", o->files[0]);
         const double start = now_seconds();
         ok = score_all(&r, err);
         if (ok) report(&json, &r, o, now_seconds() - start);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "json.h"
+#include "tokenize.h"
 
 typedef struct {
     const char *p, *end;       // rest of the file
@@ -303,9 +304,13 @@ bool examples_read(Examples* e, Task task, const char* path, const Tokenizer* to
     *e = (Examples){0};
     Bytes file;
     if (!read_file(&file, path, err)) return false;
-    Reader r = {.p = file.data, .end = file.data + file.size, .path = path, .tokenizer = tokenizer,
+    size_t skip;
+    const size_t head = file.size < TEXT_HEAD_BYTES ? file.size : TEXT_HEAD_BYTES;
+    bool ok = text_check_head(&skip, path, file.data, head, err);
+    Reader r = {.p = file.data + (ok ? skip : 0), .end = file.data + file.size, .path = path, .tokenizer = tokenizer,
                 .cache = tokenizer_cache_new(), .err = err};
-    const bool ok = read_all(&r, e, task);
+    ok = ok && read_all(&r, e, task);
+    e->mark = ok && skip > 0;
     tokenizer_cache_free(r.cache);
     free(file.data);
     if (!ok) examples_free(e);

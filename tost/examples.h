@@ -20,7 +20,11 @@ typedef struct {
     int       bytes[MAX_CHOICES];      // bytes of each choice, without the space before it
 } Example;
 
-typedef struct { Example* example; size_t count; } Examples;
+typedef struct {
+    Example* example;
+    size_t   count;
+    bool     mark;   // the file begins with a byte order mark, which was skipped
+} Examples;
 
 const char* task_name(Task task);
 

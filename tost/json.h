@@ -43,8 +43,4 @@ bool json_at_end(Json* j);                         // error if anything is open 
 // Writes a quoted string of n bytes. Bytes that are not UTF-8 become U+FFFD.
 void json_write_string(FILE* out, const char* text, size_t n);
 
-// Length of the UTF-8 character at p, 1 to 4 bytes; 0 if it is invalid (surrogates and overlong encodings included) or
-// truncated at end.
-int  utf8_length(const char* p, const char* end);
-
 #endif

@@ -2,6 +2,7 @@
 #include "json_write.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +10,7 @@
 #include <unistd.h>
 
 #include "json.h"
+#include "platform.h"
 
 // The file descriptor if path is stdout or stderr (such as /dev/stdout), else -1.
 static int standard_stream(const char* path) {
@@ -18,19 +20,47 @@ static int standard_stream(const char* path) {
     return -1;
 }
 
+// Creates PATH.tmp. Its data and that of PATH is lost, so it must be ours, unless `force`.
+static FILE* create_temporary(const JsonFile* j, const char* begin, bool force, TostError* err) {
+    const bool ours = file_is_ours(j->path, 0, begin);
+    if (!force && (!ours || !file_is_ours(j->tmp, 0, begin))) {
+        tost_error(err, "--json %s: %s was not written by this command: choose another file, or replace it with "
+                   "--force", j->path, ours ? j->tmp : "it");
+        return NULL;
+    }
+    const bool removed = unlink(j->tmp) == 0 || errno == ENOENT;
+    const int fd = removed ? open(j->tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666) : -1;
+    if (fd < 0) tost_error(err, "--json %s cannot be written: %s", j->path, strerror(errno));
+    return fd < 0 ? NULL : fdopen(fd, "w");
+}
+
 // A standard stream is written through its own descriptor: opening it again would overwrite a redirected file from the
 // start.
-bool json_file_open(JsonFile* j, const char* path, TostError* err) {
+static FILE* open_stream(const char* path, int stream, TostError* err) {
+    FILE* file = stream < 0 ? fopen(path, "w") : fdopen(dup(stream), "w");
+    if (!file) tost_error(err, "--json %s cannot be written: %s", path, strerror(errno));
+    return file;
+}
+
+bool json_file_open(JsonFile* j, const char* path, const char* content, bool force, TostError* err) {
     struct stat st;
     *j = (JsonFile){0};
     if (!path) return true;
+    const bool exists = stat(path, &st) == 0;
+    if (exists && S_ISDIR(st.st_mode)) return tost_error(err, "--json %s is a folder: give a file name", path);
     const int stream = standard_stream(path);
-    const bool temporary = stream < 0 && (stat(path, &st) != 0 || S_ISREG(st.st_mode));
-    j->path = xstrdup(path);
-    j->tmp = temporary ? xasprintf("%s.tmp", path) : xstrdup(path);
-    if (is_dir(path)) tost_error(err, "--json %s is a folder: give a file name", path);
-    else if ((j->file = stream < 0 ? fopen(j->tmp, "w") : fdopen(dup(stream), "w"))) return true;
-    else tost_error(err, "--json %s cannot be written: %s", path, strerror(errno));
+    const bool temporary = stream < 0 && (!exists || S_ISREG(st.st_mode));
+    char* begin = xasprintf("{\n  \"content\": \"%s\"", content);
+    char* target = temporary && lstat(path, &st) == 0 && S_ISLNK(st.st_mode) ? realpath(path, NULL) : NULL;
+    j->path = target ? target : xstrdup(path);
+    if (temporary) j->tmp = xasprintf("%s.tmp", j->path);
+    j->file = temporary ? create_temporary(j, begin, force, err) : open_stream(path, stream, err);
+    free(begin);
+    if (j->file) {
+        json_put_open(j, NULL, '{');
+        json_put_text(j, "content", content);
+        return true;
+    }
     free(j->path);
     free(j->tmp);
     *j = (JsonFile){0};
@@ -39,13 +69,15 @@ bool json_file_open(JsonFile* j, const char* path, TostError* err) {
 
 bool json_file_close(JsonFile* j, bool keep, TostError* err) {
     if (!j->path) return true;
-    if (j->file && keep) fputc('\n', j->file);
-    const bool temporary = strcmp(j->tmp, j->path) != 0;
-    bool ok = fflush(j->file) == 0 && !ferror(j->file) && (!keep || !temporary || fsync(fileno(j->file)) == 0);
+    if (keep) {
+        json_put_close(j, '}');
+        fputc('\n', j->file);
+    }
+    bool ok = fflush(j->file) == 0 && !ferror(j->file) && (!keep || !j->tmp || sync_file(fileno(j->file)));
     ok = fclose(j->file) == 0 && ok;
-    ok = ok && (!keep || !temporary || rename(j->tmp, j->path) == 0);
+    ok = ok && (!keep || !j->tmp || rename(j->tmp, j->path) == 0);
     if (!ok && keep) tost_error(err, "--json %s cannot be written: %s", j->path, strerror(errno));
-    if (temporary && (!ok || !keep)) unlink(j->tmp);
+    if (j->tmp && (!ok || !keep)) unlink(j->tmp);
     free(j->path);
     free(j->tmp);
     *j = (JsonFile){0};

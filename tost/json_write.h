@@ -8,18 +8,21 @@
 // If the path is NULL, all functions do nothing.
 typedef struct {
     char* path;
-    char* tmp;        // PATH.tmp, renamed at the end
+    char* tmp;        // PATH.tmp, renamed at the end; NULL for a device or pipe
     FILE* file;
     int   depth;      // open objects and arrays
     bool  fresh;      // the innermost one has no element yet
 } JsonFile;
 
-// Opens PATH.tmp; a device or pipe is opened directly. Call it before the computation to report errors early.
-bool json_file_open(JsonFile* j, const char* path, TostError* err);
-// If `keep`, renames PATH.tmp to PATH; otherwise, and on failure, removes it. A zeroed JsonFile may be closed.
+// Opens PATH.tmp; a device or pipe is opened directly. Begins the outermost object with "content": content. Fails if
+// PATH or PATH.tmp is a file with data but not with this content, unless `force`. Call it before the computation to
+// report errors early.
+bool json_file_open(JsonFile* j, const char* path, const char* content, bool force, TostError* err);
+// If `keep`, ends the object and renames PATH.tmp to PATH; otherwise, and on failure, removes it. A zeroed JsonFile may
+// be closed.
 bool json_file_close(JsonFile* j, bool keep, TostError* err);
 
-// key NULL: an element of an array, or the outermost value.
+// key NULL: an element of an array.
 void json_put_open(JsonFile* j, const char* key, char bracket);           // '{' or '['
 void json_put_close(JsonFile* j, char bracket);                           // '}' or ']'
 // Bytes that are not UTF-8 become U+FFFD.

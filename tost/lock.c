@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+static const char file_name[] = "run.lock";
 enum { NOTE_BYTES = 128 };
 
 // Describes the process that has the lock, from the note in the file: "process 4711", followed by " on HOST" if that is
@@ -33,44 +34,57 @@ static void write_note(int fd) {
     if (ftruncate(fd, 0) == 0) dprintf(fd, "%ld %s\n", (long)getpid(), host);
 }
 
-// False if the process that had the lock has removed the file in the meantime.
-static bool same_file(int fd, const char* path) {
+// False if the file was removed or replaced in the meantime.
+static bool same_file(int fd, const Folder* in) {
     struct stat a, b;
-    return fstat(fd, &a) == 0 && stat(path, &b) == 0 && a.st_ino == b.st_ino && a.st_dev == b.st_dev;
+    return fstat(fd, &a) == 0 && fstatat(in->fd, file_name, &b, AT_SYMLINK_NOFOLLOW) == 0 && a.st_ino == b.st_ino
+           && a.st_dev == b.st_dev;
 }
 
-LockResult lock_take(Lock* lock, const char* dir, TostError* err) {
-    char* path = path_join(dir, "run.lock");
+LockResult lock_take(Lock* lock, const Folder* in, TostError* err) {
     int fd, unsupported = 0;
     for (;;) {
-        fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+        fd = openat(in->fd, file_name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
         if (fd < 0) {
-            tost_error(err, "%s: cannot be created, so the folder cannot be locked: %s", path, strerror(errno));
-            free(path);
+            tost_error(err, "%s/%s: cannot be created, so the folder cannot be locked: %s", in->path, file_name,
+                       strerror(errno));
             return LOCK_FAILED;
         }
         unsupported = flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
         if (unsupported == EWOULDBLOCK) {
             char who[2 * NOTE_BYTES];
             name_holder(who, fd);
-            tost_error(err, "%s is in use by %s: wait until it ends, stop it, or give another --out", dir, who);
+            tost_error(err, "%s is in use by %s: wait until it ends, stop it, or give another --out", in->path, who);
             close(fd);
-            free(path);
             return LOCK_BUSY;
         }
-        if (unsupported != EINTR && same_file(fd, path)) break;
+        if (unsupported != EINTR && same_file(fd, in)) break;
         close(fd);
     }
     if (!unsupported) write_note(fd);
-    *lock = (Lock){.path = path, .fd = fd, .unsupported = unsupported};
+    *lock = (Lock){.path = folder_path(in, file_name), .fd = fd, .in = in, .unsupported = unsupported};
     return LOCK_TAKEN;
+}
+
+static void drop(Lock* lock) {
+    close(lock->fd);
+    free(lock->path);
+    *lock = (Lock){0};
+}
+
+bool lock_keep(Lock* lock, TostError* err) {
+    Lock again;
+    if (!lock->path || same_file(lock->fd, lock->in)) return true;
+    const LockResult result = lock_take(&again, lock->in, err);
+    if (result != LOCK_TAKEN) return result != LOCK_BUSY;
+    drop(lock);
+    *lock = again;
+    return true;
 }
 
 // Removes the file before unlocking: a process that opened it earlier notices in same_file.
 void lock_release(Lock* lock) {
     if (!lock->path) return;
-    unlink(lock->path);
-    close(lock->fd);
-    free(lock->path);
-    *lock = (Lock){0};
+    if (same_file(lock->fd, lock->in)) unlinkat(lock->in->fd, file_name, 0);
+    drop(lock);
 }

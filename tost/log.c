@@ -10,8 +10,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "platform.h"
+
 static const char header[] = "step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s\n";
-enum { COMMAS = 7 };
+enum { COMMAS = 7, BLOCK = 1 << 20 };   // BLOCK: bytes read at a time
 
 // The step of the row line[0..n), or -1 if it is not a row.
 static int64_t row_step(const char* line, size_t n) {
@@ -28,33 +30,106 @@ static bool foreign_log(const char* path, TostError* err) {
     return tost_error(err, "%s: line 1 is not the header of a log.csv; move the file away to start a new log", path);
 }
 
-// Sets *keep to the number of bytes before the row of resume_step. The rows before it must have no gaps.
-static bool find_end(size_t* keep, const Bytes* text, int64_t resume_step, const char* path, TostError* err) {
+// Reads [at, at + n) of the log. Returns the number of bytes read, less than n only at the end, or -1.
+static ssize_t read_part(const LogFile* log, char* text, size_t n, int64_t at) {
+    size_t done = 0;
+    while (done < n) {
+        const ssize_t k = pread(log->fd, text + done, n - done, (off_t)at + (off_t)done);
+        if (k < 0 && errno == EINTR) continue;
+        if (k < 0) return -1;
+        if (k == 0) break;
+        done += (size_t)k;
+    }
+    return (ssize_t)done;
+}
+
+static bool read_failed(const LogFile* log, TostError* err) {
+    return tost_error(err, "%s: cannot be read: %s", log->path, strerror(errno));
+}
+
+// The number of the line at byte `end`, counted from 1.
+static long long line_number(const LogFile* log, int64_t end) {
+    char* text = xmalloc(BLOCK);
+    long long line = 1;
+    ssize_t n = 1;
+    for (int64_t at = 0; at < end && n > 0; at += n) {
+        n = read_part(log, text, end - at < BLOCK ? (size_t)(end - at) : BLOCK, at);
+        for (ssize_t i = 0; i < n; i++) line += text[i] == '\n';
+    }
+    free(text);
+    return line;
+}
+
+// The end of the log: text[0] is at byte `at` of the file. text[begin] begins a line.
+typedef struct { char* text; size_t size, begin; int64_t at; } Tail;
+
+// Reads the end of the log, at least `least` bytes of it.
+static bool read_tail(Tail* tail, const LogFile* log, int64_t size, int64_t least, TostError* err) {
+    tail->at = size > least ? size - least : 0;
+    tail->size = (size_t)(size - tail->at);
+    tail->text = xmalloc(tail->size);
+    if (read_part(log, tail->text, tail->size, tail->at) != (ssize_t)tail->size) {
+        free(tail->text);
+        return read_failed(log, err);
+    }
+    const char* end = memchr(tail->text, '\n', tail->size);
+    tail->begin = tail->at == 0 ? sizeof header - 1 : end ? (size_t)(end - tail->text) + 1 : tail->size;
+    return true;
+}
+
+// True if the tail begins with the row of an earlier step.
+static bool reaches(const Tail* tail, int64_t resume_step) {
+    const char* line = tail->text + tail->begin;
+    const char* end = memchr(line, '\n', tail->size - tail->begin);
+    const int64_t step = end ? row_step(line, (size_t)(end - line)) : -1;
+    return step >= 0 && step < resume_step;
+}
+
+// Sets *keep to the number of bytes before the row of resume_step. The rows of the tail before it must have no gaps.
+static bool scan_tail(int64_t* keep, const Tail* tail, const LogFile* log, int64_t resume_step, TostError* err) {
     static const char remedy[] = "use an earlier checkpoint, or move the log away to start a new one";
-    const size_t head = sizeof header - 1;
-    *keep = 0;
-    if (memcmp(text->data, header, text->size < head ? text->size : head) != 0)
-        return foreign_log(path, err);
-    if (text->size < head) return true;
-    int64_t last = -1;
-    size_t at = head;
-    long line = 2;
-    for (const char* end; (end = memchr(text->data + at, '\n', text->size - at)); line++) {
-        const size_t next = (size_t)(end - text->data) + 1;
-        const int64_t step = row_step(text->data + at, next - 1 - at);
+    int64_t last = -1, last_at = 0;
+    size_t at = tail->begin;
+    for (const char* end; (end = memchr(tail->text + at, '\n', tail->size - at));) {
+        const size_t next = (size_t)(end - tail->text) + 1;
+        const int64_t step = row_step(tail->text + at, next - 1 - at), here = tail->at + (int64_t)at;
         if (step >= resume_step) break;
-        if (step < 0) return tost_error(err, "%s: line %ld is not a row of numbers; %s", path, line, remedy);
+        if (step < 0)
+            return tost_error(err, "%s: line %lld is not a row of numbers; %s", log->path, line_number(log, here),
+                              remedy);
         if (last >= 0 && step != last + 1)
-            return tost_error(err, "%s: line %ld: step %lld follows step %lld; %s", path, line,
-                              (long long)step, (long long)last, remedy);
+            return tost_error(err, "%s: line %lld: step %lld follows step %lld; %s", log->path,
+                              line_number(log, here), (long long)step, (long long)last, remedy);
         last = step;
+        last_at = here;
         at = next;
     }
-    *keep = at;
+    *keep = tail->at + (int64_t)at;
     if (last >= 0 && last != resume_step - 1)
-        return tost_error(err, "%s: line %ld is step %lld, but the run resumes at step %lld: rows are missing; %s",
-                          path, line - 1, (long long)last, (long long)resume_step, remedy);
+        return tost_error(err, "%s: line %lld is step %lld, but the run resumes at step %lld: rows are missing; %s",
+                          log->path, line_number(log, last_at), (long long)last, (long long)resume_step, remedy);
     return true;
+}
+
+// Sets *keep to the number of bytes before the row of resume_step; 0: no header. Reads only the end of a long log.
+static bool find_end(int64_t* keep, const LogFile* log, int64_t resume_step, TostError* err) {
+    char head[sizeof header - 1];
+    const int64_t size = lseek(log->fd, 0, SEEK_END);
+    const ssize_t n = size < 0 ? -1 : read_part(log, head, sizeof head, 0);
+    *keep = 0;
+    if (n < 0) return read_failed(log, err);
+    if (memcmp(head, header, (size_t)n) != 0) return foreign_log(log->path, err);
+    if (n < (ssize_t)sizeof head) return true;
+    Tail tail;
+    int64_t least = BLOCK;
+    if (!read_tail(&tail, log, size, least, err)) return false;
+    while (tail.at > 0 && !reaches(&tail, resume_step)) {
+        free(tail.text);
+        if (!read_tail(&tail, log, size, least *= 4, err)) return false;
+    }
+    const bool ok = scan_tail(keep, &tail, log, resume_step, err);
+    free(tail.text);
+    return ok;
 }
 
 // True if the n bytes are a complete or truncated header, possibly followed by zeros: a power failure can leave zeros
@@ -76,47 +151,116 @@ bool log_check_fresh(const char* path, bool overwrite, TostError* err) {
     FILE* file = fopen(path, "rb");
     if (!file) return tost_error(err, "%s: cannot be opened: %s", path, strerror(errno));
     const size_t n = fread(head, 1, sizeof header - 1, file);
+    const bool busy = flock(fileno(file), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
     fclose(file);
+    if (busy) return tost_error(err, "%s is being written by another run: give another --log", path);
     return starts_log(head, n) || foreign_log(path, err);
+}
+
+// How the file differs from the one that this process wrote: not at all, it has another name, or it was removed or its
+// size changed.
+typedef enum { LOG_INTACT, LOG_RENAMED, LOG_CHANGED } LogState;
+
+static LogState state_of(const LogFile* log) {
+    struct stat st, named;
+    if (!log->regular || fstat(log->fd, &st) != 0) return LOG_INTACT;
+    if (st.st_nlink == 0 || st.st_size != log->end) return LOG_CHANGED;
+    const bool found = stat(log->path, &named) == 0;
+    if (!found && errno != ENOENT) return LOG_INTACT;
+    return found && named.st_dev == st.st_dev && named.st_ino == st.st_ino ? LOG_INTACT : LOG_RENAMED;
+}
+
+static bool sync_name(const LogFile* log, TostError* err) {   // so that the file's name survives a power failure
+    char* dir = path_dir(log->path);
+    const bool ok = sync_dir(dir, err);
+    free(dir);
+    return ok;
+}
+
+// Inserts text into the pending bytes.
+static void add_pending(LogFile* log, size_t at, const char* text) {
+    const size_t n = strlen(text);
+    log->pending = xrealloc(log->pending, log->n_pending + n);
+    memmove(log->pending + at + n, log->pending + at, log->n_pending - at);
+    memcpy(log->pending + at, text, n);
+    log->n_pending += n;
+}
+
+// Creates a new log at the path of the old one or, if there is a file, at PATH.2, PATH.3, … Sets log->moved. A renamed
+// log whose folder is gone is kept: the folder was renamed.
+static bool continue_elsewhere(LogFile* log, bool renamed, TostError* err) {
+    char* path = xstrdup(log->path);
+    int fd = -1;
+    for (int k = 2; (fd = open(path, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0666)) < 0 && errno == EEXIST; k++) {
+        free(path);
+        path = xasprintf("%s.%d", log->path, k);
+    }
+    if (fd < 0) {
+        const bool kept = renamed && errno == ENOENT;
+        if (!kept)
+            tost_error(err, "%s was removed or changed by another program, and %s cannot be created: %s", log->path,
+                       path, strerror(errno));
+        free(path);
+        return kept;
+    }
+    tost_error(&log->moved, "%s was %s by another program: the rows from here on are in %s%s", log->path,
+               renamed ? "renamed or removed" : "removed or changed", strcmp(path, log->path) == 0 ? "a new " : "",
+               path);
+    flock(fd, LOCK_EX | LOCK_NB);
+    close(log->fd);
+    free(log->path);
+    log->path = path;
+    log->fd = fd;
+    log->end = log->synced = 0;
+    log->written = 0;
+    log->sync_failed = false;
+    if (log->pending[0] != header[0]) add_pending(log, 0, header);
+    return sync_name(log, err);
+}
+
+// Removes the rows that are in the file from `pending`.
+static void drop_written(LogFile* log) {
+    size_t rows = log->written;
+    while (rows > 0 && log->pending[rows - 1] != '\n') rows--;
+    log->n_pending -= rows;
+    memmove(log->pending, log->pending + rows, log->n_pending);
+    log->written -= rows;
+    if (log->n_pending == 0) log->pending_rows = 0;
 }
 
 // Writes as many pending bytes as possible.
 static bool write_pending(LogFile* log, TostError* err) {
-    size_t done = 0;
     int error = 0;
-    while (done < log->n_pending && !error) {
-        const ssize_t n = write(log->fd, log->pending + done, log->n_pending - done);
-        if (n > 0) done += (size_t)n;
-        else if (n == 0 || errno != EINTR) error = n == 0 ? ENOSPC : errno;
+    if (log->n_pending == 0) return true;
+    const LogState state = state_of(log);
+    if (state != LOG_INTACT && !continue_elsewhere(log, state == LOG_RENAMED, err)) return false;
+    while (log->written < log->n_pending && !error) {
+        const ssize_t n = write(log->fd, log->pending + log->written, log->n_pending - log->written);
+        if (n == 0) error = ENOSPC;
+        else if (n < 0) error = errno == EINTR ? 0 : errno;
+        else {
+            log->written += (size_t)n;
+            log->end += n;
+        }
     }
-    if (!log->regular) done = log->n_pending;
-    if (done > 0) memmove(log->pending, log->pending + done, log->n_pending -= done);
-    if (log->n_pending == 0) log->pending_rows = 0;
+    if (!log->regular) log->written = log->n_pending;
+    drop_written(log);
     return !error || tost_error(err, "%s: cannot be written: %s", log->path, strerror(error));
 }
 
 static bool write_text(LogFile* log, const char* text, TostError* err) {
-    const size_t n = strlen(text);
-    log->pending = xrealloc(log->pending, log->n_pending + n);
-    memcpy(log->pending + log->n_pending, text, n);
-    log->n_pending += n;
+    add_pending(log, log->n_pending, text);
     return write_pending(log, err);
 }
 
 // Truncates the file to the rows before resume_step, or to nothing if resume_step is -1. *empty: no header is left.
 static bool truncate_log(bool* empty, LogFile* log, int64_t resume_step, TostError* err) {
-    size_t keep = 0;
-    if (resume_step >= 0) {
-        Bytes text;
-        if (!read_file(&text, log->path, err)) return false;
-        const bool ok = find_end(&keep, &text, resume_step, log->path, err);
-        free(text.data);
-        if (!ok) return false;
-    }
+    int64_t keep = 0;
+    if (resume_step >= 0 && !find_end(&keep, log, resume_step, err)) return false;
     *empty = keep == 0;
-    log->synced = (int64_t)keep;
+    log->synced = log->end = keep;
     return (ftruncate(log->fd, (off_t)keep) == 0 && lseek(log->fd, 0, SEEK_END) >= 0)
-        || tost_error(err, "%s: cannot be truncated to %zu bytes: %s", log->path, keep, strerror(errno));
+        || tost_error(err, "%s: cannot be truncated to %lld bytes: %s", log->path, (long long)keep, strerror(errno));
 }
 
 static bool start(LogFile* log, int64_t resume_step, TostError* err) {
@@ -125,11 +269,7 @@ static bool start(LogFile* log, int64_t resume_step, TostError* err) {
         return tost_error(err, "%s is being written by another run: give another --log", log->path);
     if (log->regular && !truncate_log(&empty, log, resume_step, err)) return false;
     if (empty && !write_text(log, header, err)) return false;
-    if (!log->regular) return true;
-    char* dir = path_dir(log->path);
-    const bool ok = sync_dir(dir, err);   // so that the file's name survives a power failure
-    free(dir);
-    return ok;
+    return !log->regular || sync_name(log, err);
 }
 
 static void drop(LogFile* log) {
@@ -186,20 +326,21 @@ bool log_row(LogFile* log, const LogRow* row, TostError* err) {
 // After a failed fsync the kernel may mark unwritten pages as clean. Rewrites the rows since the last successful sync,
 // so that the next fsync writes them to disk.
 static bool rewrite_unsynced(LogFile* log) {
-    char block[1 << 16];
+    char* block = xmalloc(BLOCK);
     ssize_t n;
-    for (off_t at = log->synced; (n = pread(log->fd, block, sizeof block, at)) > 0; at += n)
-        if (pwrite(log->fd, block, (size_t)n, at) != n) return false;
+    for (int64_t at = log->synced; (n = read_part(log, block, BLOCK, at)) > 0; at += n)
+        if (pwrite(log->fd, block, (size_t)n, (off_t)at) != n) break;
+    free(block);
     return n == 0;
 }
 
 bool log_sync(LogFile* log, TostError* err) {
     if (!write_pending(log, err)) return false;
     if (!log->regular) return true;   // a device or a pipe cannot be synced
-    const bool ok = (!log->sync_failed || rewrite_unsynced(log)) && fsync(log->fd) == 0;
+    const bool ok = (!log->sync_failed || rewrite_unsynced(log)) && sync_file(log->fd);
     log->sync_failed = !ok;
     if (!ok) return tost_error(err, "%s: cannot be synced: %s", log->path, strerror(errno));
-    log->synced = lseek(log->fd, 0, SEEK_END);
+    log->synced = log->end;
     return true;
 }
 

@@ -16,16 +16,18 @@ typedef struct {
 
 // OUT/log.csv: header step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s; losses and norms with nine
 // decimals, val_loss empty if not measured. Each row is written immediately. If the disk is full, the bytes not written
-// stay pending in memory and are written before the next row, so that no row is lost or duplicated.
+// stay pending in memory and are written before the next row, so that no row is lost or duplicated. If another program
+// removes, renames, replaces or changes the file, a new one is created and the rows continue there.
 typedef struct {
-    char*   path;           // NULL: closed
-    int     fd;
-    bool    regular;        // false: a device or a pipe, for which nothing stays pending
-    char*   pending;        // bytes not yet written
-    size_t  n_pending;
-    int64_t pending_rows;   // rows with pending bytes
-    int64_t synced;         // file size at the last successful sync
-    bool    sync_failed;    // the last sync failed
+    char*     path;           // NULL: closed
+    int       fd;
+    bool      regular;        // false: a device or a pipe, for which nothing stays pending
+    char*     pending;        // rows that are not or not completely in the file
+    size_t    n_pending, written;   // bytes of pending; those of the first row that are in the file
+    int64_t   pending_rows;
+    int64_t   end, synced;    // the file's size now, and at the last successful sync
+    bool      sync_failed;    // the last sync failed
+    TostError moved;          // a warning if the rows continue in a new file, else empty; the caller resets it
 } LogFile;
 
 // True if a new log may be started at path: the file does not exist, is empty, is not a regular file, or, with

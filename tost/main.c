@@ -7,7 +7,20 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "help.h"
 #include "processor.h"
+#include "threads.h"
+
+// Sets the number of threads of all parallel regions: --threads or, up to the same limit, OMP_NUM_THREADS.
+static void set_threads(const Options* o) {
+    const int threads = o->threads ? o->threads : threads_max();
+    TostError line;
+    if (threads > THREADS_LIMIT) {
+        tost_error(&line, "OMP_NUM_THREADS is %d: limited to %d threads", threads, THREADS_LIMIT);
+        print_error(o, &line);
+    }
+    threads_set(threads < THREADS_LIMIT ? threads : THREADS_LIMIT);
+}
 
 static int run_command(const Options* o, const TostEngine* engine) {
     switch (o->command) {
@@ -33,13 +46,17 @@ int tost_main(int argc, char** argv, const TostEngine* engine) {
     processor_check();
     reserve_standard_streams();
     Options o;
-    bool help;
     TostError err;
     int status = 0;
-    if (!options_parse(&o, &help, argc, argv, engine, &err)) {
+    if (!options_parse(&o, argc, argv, engine, &err)) {
         print_error(&o, &err);
         status = STATUS_USAGE;
-    } else if (!help) status = run_command(&o, engine);
+    } else if (o.page) {
+        print_page(&o, engine);
+    } else {
+        set_threads(&o);
+        status = run_command(&o, engine);
+    }
     options_free(&o);
     if (status == 0 && (fflush(stdout) != 0 || ferror(stdout))) {
         tost_error(&err, "stdout cannot be written: %s", strerror(errno));

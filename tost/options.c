@@ -71,6 +71,9 @@ static const Row table[] = {
      .unit = "tokens", .help = "maximum sequence length"},
     {"vocab-size", TRAIN, MODEL, INT, AT(config.vocab_size), NOT_SAVED, "N", .min = 1, .max = TOST_MAX_VOCAB_SIZE,
      .unit = "tokens", .help = "vocabulary size, at least that of the tokenizer"},
+    {"vocab-size", INFO, MODEL, INT, AT(config.vocab_size), NOT_SAVED, "N", .min = 1, .max = TOST_MAX_VOCAB_SIZE,
+     .default_text = "that of vocab.bpe next to the shard, if there is one",
+     .help = "check that the ids of a shard are less than N"},
     {"bias", TRAIN, MODEL, INT, AT(config.bias), NOT_SAVED, "0|1", .max = 1,
      .help = "1: Linear and LayerNorm layers have a bias"},
     {"membership", TRAIN, MODEL, CHOICE, AT(config.membership), NOT_SAVED, "learned|uniform",
@@ -89,6 +92,8 @@ static const Row table[] = {
      .help = "evaluate FILE: LAMBADA or HellaSwag (JSONL), or a Children's Book Test file"},
     {"json", EVAL, FILES, STRING, AT(json), NOT_SAVED, "FILE", .default_text = "none",
      .help = "also write the results as JSON, including those of each window or example"},
+    {"force", EVAL, FILES, FLAG, AT(force), NOT_SAVED, "",
+     .help = "replace the file of --json even if it was not written by eval"},
     {"val-data", TRAIN, FILES, STRING, AT(val_data), OVERRIDABLE, "GLOB",
      .default_text = "--data with train replaced by val, if such files exist", .help = "token shards to validate on"},
     {"order", TRAIN, FILES, CHOICE, AT(order), FIXED, "sequential|shuffled",
@@ -109,10 +114,13 @@ static const Row table[] = {
              "<|endoftext|> ends a document"},
     {"out", INSPECT, FILES, STRING, AT(out), NOT_SAVED, "FILE", .default_text = "required",
      .help = "safetensors file to write: tokens, losses, memberships (pi) and projected tokens (w), for dev/plot"},
+    {"force", INSPECT, FILES, FLAG, AT(force), NOT_SAVED, "",
+     .help = "replace the file of --out even if it was not written by inspect"},
     {"resume", TRAIN, FILES, FLAG, AT(resume), NOT_SAVED, "",
      .help = "continue from the newest complete checkpoint in --out; the results equal those of an uninterrupted run"},
     {"overwrite", TRAIN, FILES, FLAG, AT(overwrite), NOT_SAVED, "",
-     .help = "start a new run in --out even if it contains one; deletes the old checkpoints and log"},
+     .help = "start a new run in --out even if it contains one; its first checkpoint replaces the old checkpoints and "
+             "log"},
     {"log", TRAIN, FILES, STRING, AT(log), OVERRIDABLE, "FILE", .default_text = "log.csv in the run folder",
      .help = "CSV log with one row per step; an existing log is only accepted with --resume or --overwrite"},
     {"val-frac", TOKENIZE, FILES, REAL, AT(val_frac), NOT_SAVED, "X", .max = 0.999999, .value = 0.01,
@@ -191,12 +199,17 @@ static const Row table[] = {
      .help = "print nothing on stdout; log and checkpoints are still written"},
     {"prompt", SAMPLE, SAMPLING, STRING, AT(prompt), NOT_SAVED, "TEXT|@FILE|-", .default_text = "none",
      .help = "text to continue, from the command line, a file or stdin"},
+    {"prompts", SAMPLE, SAMPLING, STRING, AT(prompts), NOT_SAVED, "FILE|-", .default_text = "none",
+     .help = "continue every prompt of a file or stdin and write the results as JSONL. One prompt per line or, if the "
+             "name ends in .jsonl or the first line begins with {, one object with a \"prompt\" per line"},
     {"tokens", SAMPLE, SAMPLING, INT64, AT(tokens), NOT_SAVED, "N", .min = 1, .max = 1e12, .value = 256,
      .unit = "tokens",
      .help = "maximum number of new tokens; stops earlier at <|endoftext|>. When the block size is reached, the "
              "second half of the context is processed again"},
     {"samples", SAMPLE, SAMPLING, INT64, AT(samples), NOT_SAVED, "N", .min = 1, .max = MAX_COUNT, .value = 1,
-     .help = "number of samples, separated by a line ---"},
+     .help = "number of samples of each prompt, generated together; separated by a line ---"},
+    {"stop", SAMPLE, SAMPLING, STRING, AT(stop), NOT_SAVED, "TEXT", .default_text = "none",
+     .help = "end a sample before the first TEXT in it, which is not printed"},
     {"temperature", TRAIN | SAMPLE, SAMPLING, REAL, AT(temperature), OVERRIDABLE, "X", .max = 1000, .value = 0.8,
      .help = "divide logits by X; 0: always the most likely token"},
     {"top-k", TRAIN | SAMPLE, SAMPLING, INT, AT(top_k), OVERRIDABLE, "N", .max = TOST_MAX_VOCAB_SIZE,
@@ -211,25 +224,28 @@ static const Row table[] = {
      .help = "precision of matrix products; bf16: operands rounded to bf16, sums and parameters in float32; tf32: "
              "CUDA only"},
     {"threads", TRAIN | SAMPLE | EVAL | TOKENIZE | INSPECT, MACHINE, INT, AT(threads), OVERRIDABLE, "N",
-     .max = 4096, .help = "number of CPU threads; 0: OMP_NUM_THREADS, or all cores"},
+     .max = THREADS_LIMIT, .help = "number of CPU threads; 0: OMP_NUM_THREADS, or all cores"},
     {"recompute", TRAIN, MACHINE, FLAG, AT(recompute), NOT_SAVED, "",
      .help = "activation checkpointing: store only the input of each layer and recompute the rest in the backward "
              "pass; less memory, more time, same results"},
     {"quiet", TOKENIZE, MACHINE, FLAG, AT(quiet), NOT_SAVED, "", .help = "print nothing on stdout and no progress"},
     {"help", ALL, MACHINE, HELP, 0, NOT_SAVED, "", .help = "show this help"},
+    {"man", TRAIN, MACHINE, HELP, 0, NOT_SAVED, "", .help = "print the man page, for all commands"},
+    {"bash-completion", TRAIN, MACHINE, HELP, 0, NOT_SAVED, "",
+     .help = "print the completion script for bash"},
     {"data-tokens", 0, FILES, INT64, AT(data_tokens), FIXED, "", .max = 9e15, .help = ""},
     {"data-crc", 0, FILES, INT64, AT(data_crc), FIXED, "", .max = UINT32_MAX, .help = ""},
 };
 
-enum { ROWS = countof(table), NAME_COLUMN = 32, PAGE_WIDTH = 100, DEFAULT_EVAL_BATCH = 8 };
+enum { ROWS = countof(table), DEFAULT_EVAL_BATCH = 8 };
 _Static_assert((int)ROWS <= OPTION_ROWS_MAX, "Options.given has an element for each row");
 
-static const struct { const char *name, *usage, *about; } commands[COMMANDS] = {
+static const CommandHelp commands[COMMANDS] = {
     {"train",    "[train] [options]", "train a model; without options, the starter model"},
     {"sample",   "sample [options]", "generate text"},
     {"eval",     "eval (--data GLOB | --task NAME FILE) [options]", "evaluate a model on token shards or on a task"},
     {"tokenize", "tokenize --tokenizer FILE --out PREFIX [options] FILE…", "convert text to token shards"},
-    {"info",     "info [PATH]", "show what a model file, checkpoint or run contains"},
+    {"info",     "info [PATH | SHARD…]", "show what a model file, checkpoint or run contains; check token shards"},
     {"inspect",  "inspect --text TEXT --out FILE [options]", "save memberships and projected tokens for a text"},
 };
 
@@ -386,7 +402,7 @@ static bool parse_value(Options* o, const Row* row, const char* text, TostError*
         const char* hint = row->field == AT(prompt) ? "; leave it out to start without a prompt" : "";
         return tost_error(err, "--%s is empty: give a value%s", row->name, hint);
     }
-    if (strcmp(text, "-") == 0 && !strstr(row->metavar, "|-"))
+    if (strcmp(text, "-") == 0 && !strstr(row->metavar, "|-") && row->field != AT(stop))
         return tost_error(err, "--%s -: give a name (./- for a file named -)", row->name);
     *(const char**)field_of(o, row) = text;
     return true;
@@ -478,79 +494,55 @@ static bool unknown_command(const char* name, TostError* err) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// --help
+// Help
 
-// Prints text wrapped to PAGE_WIDTH; lines after the first are indented. A UTF-8 character counts as one column.
-static void print_wrapped(const char* text, int indent) {
-    int column = indent;
-    for (const char* p = text; *p;) {
-        const size_t bytes = strcspn(p, " ");
-        int width = 0;
-        for (size_t i = 0; i < bytes; i++) width += ((unsigned char)p[i] & 0xC0) != 0x80;
-        const bool first = column == indent;
-        if (!first && column + 1 + width > PAGE_WIDTH) {
-            printf("\n%*s", indent, "");
-            column = indent;
-        } else if (!first) column += printf(" ");
-        printf("%.*s", (int)bytes, p);
-        column += width;
-        p += bytes + (p[bytes] == ' ');
-    }
-    putchar('\n');
-}
+const CommandHelp* command_help(Command command) { return &commands[command]; }
 
-static void print_row(const Options* o, const Row* row) {
-    int column = printf("  --%s%s%s", row->name, *row->metavar ? " " : "", row->metavar);
-    if (column >= NAME_COLUMN) {
-        putchar('\n');
-        column = 0;
-    }
-    printf("%*s", NAME_COLUMN - column, "");
+// The help of an option and its default value. free()
+static char* help_text(const Options* o, const Row* row) {
     char* names = row->kind == PRESET ? preset_names() : xstrdup("");
-    char* value = value_text(o, row);
+    char *raw = value_text(o, row), *value = raw ? printable_text(raw) : NULL;   // may be from the command line
     const char* shown = row->default_text ? row->default_text : value;
     const bool unit = !row->default_text && row->unit;
     const char* label = shown && strcmp(shown, "required") != 0 ? "default: " : "";
     char* text = !shown ? xstrdup(row->help)
                         : xasprintf("%s%s%s (%s%s%s%s)", row->help, *names ? " " : "", names, label, shown,
                                     unit ? " " : "", unit ? row->unit : "");
-    print_wrapped(text, NAME_COLUMN);
-    free(text);
+    free(raw);
     free(value);
     free(names);
+    return text;
 }
 
-static void print_overridable(void) {
+// The words that are values of an option, or NULL. free()
+static char* value_words(const Row* row) {
+    if (row->kind == CHOICE) return xstrdup(row->metavar);
+    if (row->kind != PRESET) return NULL;
     char* names = xstrdup("");
-    for (int i = 0; i < ROWS; i++)
-        if ((table[i].commands & TRAIN) && table[i].saved == OVERRIDABLE) names = append(names, ", --", table[i].name);
-    char* text = xasprintf("With --resume, options that are not given keep the values of the run; --quiet and "
-                           "--recompute are not kept. Only these may be changed: --%s.", names);
-    printf("\n");
-    print_wrapped(text, 0);
-    free(text);
-    free(names);
+    for (int i = 0; tost_preset_at(i); i++) names = append(names, "|", tost_preset_at(i)->name);
+    return names;
 }
 
-static void print_help(const Options* o, bool all_commands) {
-    const char* program = options_program(o);
-    for (int c = 0; c < COMMANDS; c++) {
-        if (!all_commands && c != (int)o->command) continue;
-        printf("%s %s %s\n           %s\n", c == 0 || !all_commands ? "usage:" : "      ", program,
-               commands[c].usage, commands[c].about);
-    }
-    if (all_commands) printf("\nCOMMAND --help lists the options of a command. Options of train:\n");
+OptionHelpList options_help(const Options* o) {
+    OptionHelpList list = {.option = xcalloc(ROWS, sizeof *list.option)};
     for (int g = 0; g < GROUPS; g++) {
-        bool titled = false;
         for (int i = 0; i < ROWS; i++) {
-            if (table[i].group != (Group)g || !(table[i].commands >> o->command & 1)) continue;
-            if (!titled) printf("\n%s\n", group_titles[g]);
-            titled = true;
-            print_row(o, &table[i]);
+            const Row* row = &table[i];
+            if (row->group != (Group)g || !(row->commands >> o->command & 1)) continue;
+            list.option[list.count++] = (OptionHelp){
+                .group = group_titles[g], .name = row->name, .metavar = row->metavar, .file = row->kind == STRING,
+                .overridable = row->saved == OVERRIDABLE, .values = value_words(row), .text = help_text(o, row)};
         }
     }
-    if (o->command == COMMAND_TRAIN) print_overridable();
-    printf("\nExit status: 0 success, 1 failure, 2 invalid command line, 129, 130 or 143 stopped by a signal.\n");
+    return list;
+}
+
+void option_help_free(OptionHelpList* list) {
+    for (int i = 0; i < list->count; i++) {
+        free(list->option[i].values);
+        free(list->option[i].text);
+    }
+    free(list->option);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -631,26 +623,28 @@ static void set_preset(Options* o) {
         o->data = "data/starter/starter_train_*.bin";
 }
 
+Options options_default(Command command, const TostEngine* engine) {
+    Options o = {.command = command, .program = "train_gpt_tost"};
+    set_defaults(&o, engine);
+    set_preset(&o);
+    return o;
+}
+
 // ---------------------------------------------------------------------------------------------
 // Checks of combinations
 
-// Rejects options that have no effect because of another option.
-static bool check_unused(const Options* o, TostError* err) {
-    const struct { const char *name, *with; int64_t every; } unused[] = {
-        {"val-data", "val-every", o->val_every},
-        {"val-batches", "val-every", o->val_every},
-        {"keep", "save-every", o->save_every},
-        {sample_option_given(o), "sample-every", o->sample_every},
+char* options_unused(const Options* given, const Options* o, int i) {
+    const struct { const char *name, *with; bool off; } unused[] = {
+        {"val-data", "val-every 0", o->val_every == 0},
+        {"val-batches", "val-every 0", o->val_every == 0},
+        {"keep", "save-every 0", o->save_every == 0},
+        {sample_option_given(given), "sample-every 0", o->sample_every == 0},
+        {sample_option_given(given), "quiet", o->quiet && o->sample_every > 0},
     };
-    for (size_t i = 0; i < countof(unused); i++) {
-        const char *name = unused[i].name, *with = unused[i].with;
-        if (unused[i].every == 0 && option_given(o, with) && name && option_given(o, name))
-            return tost_error(err, "--%s has no effect with --%s 0: remove one of them", name, with);
-    }
-    if (o->quiet && sample_option_given(o))
-        return tost_error(err, "--%s has no effect with --quiet, which prints no samples: remove one of them",
-                          sample_option_given(o));
-    return true;
+    for (size_t k = 0; k < countof(unused); k++)
+        if (unused[k].off && unused[k].name && option_given(given, unused[k].name) && i-- == 0)
+            return xasprintf("--%s has no effect with --%s", unused[k].name, unused[k].with);
+    return NULL;
 }
 
 static bool check_train(Options* o, TostError* err) {
@@ -665,7 +659,6 @@ static bool check_train(Options* o, TostError* err) {
     if (o->overwrite && !o->out) return tost_error(err, "--overwrite needs --out DIR, the run to replace");
     if (!o->data && !o->resume)
         return tost_error(err, "--preset %s needs --data GLOB: token shards made with tokenize", o->preset);
-    if (!check_unused(o, err)) return false;
     if (o->resume || o->init) return true;   // sizes come from a file and are checked by options_take_config
     return tost_config_check(&o->config, err) && derive_defaults(o, err);
 }
@@ -684,6 +677,8 @@ static bool check_eval(const Options* o, TostError* err) {
     for (size_t i = 0; task && i < countof(data_options); i++)
         if (option_given(o, data_options[i]))
             return tost_error(err, "--%s is for --data, not for --task", data_options[i]);
+    if (o->force && !o->json)
+        return tost_error(err, "--force is for the file of --json: give --json FILE, or leave it out");
     if (o->windows && o->stride)
         return tost_error(err, "--windows scores random windows and --stride every token: give one of them");
     if (option_given(o, "seed") && !o->windows)
@@ -719,13 +714,15 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
     switch (o->command) {
         case COMMAND_TRAIN: return check_train(o, err);
         case COMMAND_SAMPLE:
+            if (o->prompt && o->prompts)
+                return tost_error(err, "--prompt continues one text and --prompts each of a file: give one of them");
             return !first || tost_error(err, "unexpected argument '%.200s': give the text as --prompt TEXT", first);
         case COMMAND_EVAL: return options_check_pass(o->batch, o->seq, err) && check_eval(o, err);
         case COMMAND_TOKENIZE: return check_tokenize(o, err);
         case COMMAND_INFO:
-            if (o->n_files > 1 || (first && o->model))
-                return tost_error(err, "unexpected argument '%.200s': info takes one PATH", o->files[o->n_files - 1]);
-            if (first) o->model = first;
+            if (first && o->model)
+                return tost_error(err, "unexpected argument '%.200s': info takes one PATH, or shards", first);
+            if (o->n_files == 1) o->model = first;
             return true;
         case COMMAND_INSPECT:
             if (first) return tost_error(err, "unexpected argument '%.200s': give the text as --text TEXT", first);
@@ -751,10 +748,9 @@ static void fill_long_options(struct option list[ROWS + 1]) {
 }
 
 // Handles one option. `code` is from getopt_long, where '?' and ':' are errors. Values are parsed later.
-static bool take_option(Options* o, const char* values[ROWS], bool* help, int code, const char* arg,
-                        TostError* err) {
+static bool take_option(Options* o, const char* values[ROWS], int code, const char* arg, TostError* err) {
     if (code == 'h') {
-        *help = true;
+        o->page = "help";
         return true;
     }
     if (strncmp(arg, "--", 2) != 0) return unknown_option(arg, o->command, err);
@@ -768,7 +764,7 @@ static bool take_option(Options* o, const char* values[ROWS], bool* help, int co
     if (code == '?') return tost_error(err, "--%s takes no value: %.200s", r->name, arg);
     if (code == ':') return tost_error(err, "--%s needs a value: %s", r->name, r->metavar);
     if (r->kind == HELP) {
-        *help = true;
+        o->page = r->name;
         return true;
     }
     if (o->given[row]) return tost_error(err, "--%s is given twice", r->name);
@@ -783,7 +779,7 @@ static bool take_option(Options* o, const char* values[ROWS], bool* help, int co
 }
 
 // argv[0] is the program or the command, followed by options and operands in any order.
-static bool collect(Options* o, const char* values[ROWS], bool* help, int argc, char** argv, TostError* err) {
+static bool collect(Options* o, const char* values[ROWS], int argc, char** argv, TostError* err) {
     struct option list[ROWS + 1];
     fill_long_options(list);
     opterr = 0;
@@ -794,7 +790,7 @@ static bool collect(Options* o, const char* values[ROWS], bool* help, int argc, 
         const int code = getopt_long(argc, argv, "-:h", list, NULL);
         if (code == -1) break;
         if (code == OPERAND) o->files[o->n_files++] = optarg;
-        else if (!take_option(o, values, help, code, argv[at], err)) return false;
+        else if (!take_option(o, values, code, argv[at], err)) return false;
     }
     while (optind < argc) o->files[o->n_files++] = argv[optind++];
     return true;
@@ -809,12 +805,11 @@ static bool apply(Options* o, const char* values[ROWS], TostError* err) {
     return true;
 }
 
-bool options_parse(Options* o, bool* help, int argc, char** argv, const TostEngine* engine, TostError* err) {
+bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, TostError* err) {
     *o = (Options){.command = COMMAND_TRAIN, .program = argc > 0 && *argv[0] ? argv[0] : "train_gpt_tost"};
     o->files = xcalloc((size_t)argc + 1, sizeof *o->files);
-    *help = false;
-    const bool named = argc > 1 && argv[1][0] != '-';
-    if (named) {
+    o->named = argc > 1 && argv[1][0] != '-';
+    if (o->named) {
         o->command = COMMANDS;
         for (int c = 0; c < COMMANDS; c++)
             if (strcmp(argv[1], commands[c].name) == 0) o->command = (Command)c;
@@ -822,11 +817,8 @@ bool options_parse(Options* o, bool* help, int argc, char** argv, const TostEngi
     }
     set_defaults(o, engine);
     const char* values[ROWS] = {NULL};
-    if (argc > 0 && !collect(o, values, help, argc - named, argv + named, err)) return false;
-    if (!apply(o, values, err)) return false;
-    if (!*help) return check_together(o, engine, err);
-    print_help(o, !named);
-    return true;
+    if (argc > 0 && !collect(o, values, argc - o->named, argv + o->named, err)) return false;
+    return apply(o, values, err) && (o->page || check_together(o, engine, err));
 }
 
 void options_free(Options* o) {

@@ -16,7 +16,9 @@ enum { OPTION_ROWS_MAX = 128 };
 
 typedef struct {
     Command     command;
+    bool        named;                     // the user named it; otherwise it is train
     const char* program;                   // argv[0], for messages and suggested commands
+    const char* page;                      // the option that asks for --help, the man page or completion, or NULL
     // model
     const char* preset;
     TostConfig  config;
@@ -38,7 +40,7 @@ typedef struct {
     int     dtype, threads;                // TostDtype; 0: OpenMP's default
     bool    recompute;
     // sampling
-    const char* prompt;
+    const char *prompt, *prompts, *stop;   // NULL: not given
     int64_t     tokens, samples;
     double      temperature, top_p;
     int         top_k;
@@ -46,6 +48,7 @@ typedef struct {
     int         task, stride;              // Task, if --task is given; 0: no overlap
     int64_t     windows;                   // 0: score every token once
     const char* json;
+    bool        force;                     // also of inspect
     // inspection
     const char* text;
     // tokenizing
@@ -58,15 +61,34 @@ typedef struct {
     bool given[OPTION_ROWS_MAX];           // options set by the user or a resumed run, by row of the table
 } Options;
 
-// Parses argv into *o. --help prints to stdout and sets *help. Returns false with one line in *err (exit with
-// STATUS_USAGE) for an unknown, malformed, out-of-range, contradictory or unexpected argument. Opens no file. Call
-// options_free in any case.
-bool options_parse(Options* o, bool* help, int argc, char** argv, const TostEngine* engine, TostError* err);
+// Parses argv into *o. Returns false with one line in *err (exit with STATUS_USAGE) for an unknown, malformed,
+// out-of-range, unexpected or, unless o->page is set, contradictory argument. Opens no file. Call options_free in any
+// case.
+bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, TostError* err);
 void options_free(Options* o);
 const char* options_program(const Options* o);   // the program's name, without its folder
 bool option_given(const Options* o, const char* name);
 const char* sample_option_given(const Options* o);   // the first option given for train's samples, or NULL
+// A line about the i-th option of train that was given but has no effect, because of another option of `o`, which is
+// `given` completed by the resumed run; NULL: none. free()
+char* options_unused(const Options* given, const Options* o, int i);
 bool options_check_pass(int batch, int seq, TostError* err);   // batch × seq must fit in an int
+
+// For --help, the man page and completion.
+typedef struct { const char *name, *usage, *about; } CommandHelp;
+typedef struct {
+    const char *group, *name, *metavar;    // metavar "": a flag
+    bool        file;                      // the value may be a file name
+    bool        overridable;               // may be changed with --resume
+    char*       values;                    // "a|b|c", if it is one of these, or NULL
+    char*       text;                      // what the option does, and its default
+} OptionHelp;
+typedef struct { int count; OptionHelp* option; } OptionHelpList;
+
+const CommandHelp* command_help(Command command);
+OptionHelpList options_help(const Options* o);   // of o's command, in order of groups; defaults are o's values
+void option_help_free(OptionHelpList* list);
+Options options_default(Command command, const TostEngine* engine);   // without files; nothing to free
 
 // Takes the sizes from a model file and derives batch size and sequence length from them, unless given. Fails, naming
 // the option, if a given size differs.

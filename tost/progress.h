@@ -1,5 +1,5 @@
 // progress.h: progress display. On a terminal, one live line is redrawn in place below all other output; elsewhere,
-// plain lines are written.
+// plain lines are written. If the reader of the output stops, lines are dropped, so that the work never waits for it.
 #ifndef TOST_PROGRESS_H
 #define TOST_PROGRESS_H
 
@@ -7,23 +7,43 @@
 #include "log.h"
 
 typedef struct {
-    FILE*   out;           // stdout for train, stderr for eval and tokenize
-    bool    live, quiet;   // live: out is a terminal; quiet: print nothing
+    int     fd;            // stdout for train, stderr for eval and tokenize
+    bool    live, quiet;   // live: fd is a terminal; quiet: print nothing
     bool    line_open;     // a live line is on the screen
-    double  started;       // now_seconds() at progress_new, or when the first training step began
-    double  shown;         // now_seconds() of the last progress_show that printed
-    int64_t steps_done;    // number of calls of progress_step
-    double  smoothed_ms;   // moving average of the time per training step; 0 before the first step
-    int     failed;        // errno of the first failed write, after which nothing is printed; 0: none
+    double  interval;      // seconds between plain progress lines: this, at first
+    double  began, shown;  // now_seconds() at progress_new, and when progress was last shown
+    double  started;       // now_seconds() when the piece of work of progress_show began
+    // training
+    int64_t first, steps;             // step at which this process started; steps of the whole run
+    int64_t micro_batches, tokens;    // per step
+    int64_t step, done;               // current step, counted from 0, and its completed micro-batches
+    double  run_started, step_started;   // now_seconds(); 0 before the first step
+    double  smoothed_ms;              // moving average of the time per step; 0 before the first step
+    LogRow  last;                     // the last completed step, or step -1
+    bool    announced;                // the duration of the run was printed
+    // output that could not be written
+    bool    stopped, cut;  // the reader has stopped; it got only a part of the last line
+    int64_t missing;       // lines dropped since it stopped
+    int     failed;        // errno of the last failed write: EAGAIN if the reader has stopped; after any other, nothing
+                           // is printed
+    int     reported;      // the errno of which report_lost_output has warned
 } Progress;
 
 Progress progress_new(FILE* out, bool quiet);
-// Shows one of `steps` training steps: a live line with bar, tokens/s and ETA, or a plain line. Steps are counted from
-// 1 (row->step + 1). The validation loss is not shown.
-void     progress_step(Progress* p, const LogRow* row, int64_t steps);
+
+// A training run starts or continues at step `first`; micro-batches and tokens per step.
+void     progress_train(Progress* p, int64_t first, int64_t steps, int64_t micro_batches, int64_t tokens);
+// Shows that `done` micro-batches of the current step are completed; 0 starts a step. May be called often.
+void     progress_micro_batch(Progress* p, int64_t done);
+// Shows a completed step: a live line with bar, tokens/s and ETA, or a plain line unless one was written a few seconds
+// ago. The first and the last step are always shown. Steps are counted from 1 (row->step + 1).
+void     progress_step(Progress* p, const LogRow* row);
+
 // Shows the progress of other work. `done` is the fraction completed, 0 to 1, for percentage and ETA; NAN if unknown.
-// May be called often: live lines are at least 0.25 s apart, plain lines 30 s.
+// May be called often: live lines are at least 0.25 s apart; plain lines 5 s on stdout, later up to 60 s in a long run,
+// and 30 s on stderr.
 void     progress_show(Progress* p, double done, const char* fmt, ...) PRINTF_LIKE(3, 4);
+void     progress_start(Progress* p);   // the work that the next progress_show shows begins now
 // Prints a line above the live line; adds the newline.
 void     progress_text(Progress* p, const char* fmt, ...) PRINTF_LIKE(2, 3);
 // End the live line, if there is one: progress_end leaves it on the screen, progress_erase removes it.

@@ -22,8 +22,12 @@ typedef struct {
     StMeta*           resumed;         // options saved in the resumed checkpoint; strings in o point into them
     int               n_resumed;
     char*             weights;         // model.safetensors to start from, or NULL
-    char *            out, *val_glob, *log_path;
+    StFile            weights_file;    // the same, open until the model has its parameters
+    TostError         weights_warning; // printed once they are loaded
+    char *            out, *installed, *val_glob, *log_path;   // installed: path of the starter data
+    Folder            folder;          // out
     Lock              lock;            // on out
+    bool              replacing;       // --overwrite: the old run stays until the first checkpoint is saved
     DataSet *         data, *val;      // val: NULL without validation
     Tokenizer*        tokenizer;       // or NULL
     int32_t *         inputs, *targets;   // (batch, seq)
@@ -42,6 +46,8 @@ bool run_is_finished(const Run* r);          // resumed, but no step is left
 // Opens the data, creates the model, then the folder and its log; prints the settings.
 bool run_set_up(Run* r, TostError* err);
 void run_free(Run* r);
+// --overwrite, or the rest of an interrupted one: renames the new log to log_path and removes the old checkpoints.
+bool run_finish_replacement(Run* r, TostError* err);
 
 // ---- run_save.c ----
 // Mean loss (nats per token) of the forward passes since the last call. Synchronizes with the device.
@@ -64,5 +70,6 @@ void report_sample(Run* r, char* text, size_t n);
 void report_finished(Run* r);                                    // for run_is_finished
 void report_end(Run* r);
 void report_lost_output(Run* r);                                 // warns once if stdout cannot be written
+void report_log(Run* r);                                         // warns if the log continues in another file
 
 #endif

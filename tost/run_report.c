@@ -1,7 +1,6 @@
 // run_report.c: the output of a training run, except for its step lines.
 #include <errno.h>
 #include <math.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,23 +19,49 @@ void run_warn(Run* r, const char* fmt, ...) {
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    tost_error(&line, "%s", text);   // control characters in file names become '?'
+    tost_error(&line, "%s", text);
     progress_end(&r->progress);
     print_error(r->args, &line);
 }
 
 void report_lost_output(Run* r) {
-    if (!r->progress.failed) return;
-    run_warn(r, "stdout cannot be written: %s; training continues without it, log and checkpoints are still written",
-             strerror(r->progress.failed));
-    r->progress.failed = 0;
-    if (!freopen("/dev/null", "w", stdout)) clearerr(stdout);   // buffered output would fail again at exit
+    const int why = r->progress.failed;
+    if (!why || why == r->progress.reported) return;
+    r->progress.reported = why;
+    if (why == EAGAIN)
+        run_warn(r, "stdout is not read: training continues and lines are dropped until it is; log and checkpoints are "
+                 "still written");
+    else run_warn(r, "stdout cannot be written: %s; training continues without it, log and checkpoints are still "
+                  "written", strerror(why));
+}
+
+void report_log(Run* r) {
+    if (r->log.moved.text[0]) run_warn(r, "%s", r->log.moved.text);
+    r->log.moved.text[0] = 0;
+}
+
+// "$(printf '…')", which gives the word, with octal escapes for all but printable ASCII. free()
+static char* escaped_word(const char* word) {
+    char *escaped = xmalloc(4 * strlen(word) + 1), *p = escaped;
+    for (; *word; word++) {
+        const unsigned char c = (unsigned char)*word;
+        if (c < 0x20 || c > 0x7e || strchr("'\\%", c)) p += sprintf(p, "\\%03o", c);
+        else *p++ = *word;
+    }
+    *p = 0;
+    char* text = xasprintf("\"$(printf '%s')\"", escaped);
+    free(escaped);
+    return text;
 }
 
 // Quotes a word for the shell, if necessary. free()
 static char* shell_word(const char* word) {
     static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-./,:=+@%";
     if (*word && word[strspn(word, plain)] == 0) return xstrdup(word);
+    char* shown = printable_text(word);
+    const bool printable = strcmp(shown, word) == 0;
+    free(shown);
+    if (!printable) return escaped_word(word);
     char *quoted = xmalloc(4 * strlen(word) + 3), *q = quoted;
     *q++ = '\'';
     for (; *word; *q++ = *word++)
@@ -123,11 +148,20 @@ static void report_changes(Run* r) {
     }
 }
 
+static void report_unused(Run* r) {
+    char* line;
+    for (int i = 0; (line = options_unused(r->args, &r->o, i)); i++) {
+        run_warn(r, "%s", line);
+        free(line);
+    }
+}
+
 void report_settings(Run* r, const char* device) {
     progress_text(&r->progress, "%-11s%s", "device", device);
     report_model(r);
     report_data(r);
     report_changes(r);
+    report_unused(r);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -138,13 +172,11 @@ void report_validation(Run* r) {
                   (long long)r->info.step, r->val_loss, exp(r->val_loss), r->info.best_val_loss);
 }
 
-// Prints the text indented, with '?' for control characters.
+// Prints the text indented, with '?' for NULs.
 void report_sample(Run* r, char* text, size_t n) {
     progress_text(&r->progress, "sample after step %lld:", (long long)r->info.step);
-    for (size_t i = 0; i < n; i++) {
-        const unsigned char c = (unsigned char)text[i];
-        if ((c < 0x20 && c != '\n' && c != '\t') || c == 0x7F) text[i] = '?';
-    }
+    for (size_t i = 0; i < n; i++)
+        if (!text[i]) text[i] = '?';
     for (size_t at = 0; at < n;) {
         const char* end = memchr(text + at, '\n', n - at);
         const size_t len = end ? (size_t)(end - text) - at : n - at;
@@ -164,9 +196,8 @@ void report_finished(Run* r) {
 void report_end(Run* r) {
     Progress* p = &r->progress;
     const bool stopped = r->info.step < r->o.steps;
-    const char* by = signals_received() == SIGINT ? "SIGINT" : signals_received() == SIGTERM ? "SIGTERM" : "SIGHUP";
     const long long step = (long long)r->info.step, steps = (long long)r->o.steps;
-    if (stopped) progress_text(p, "stopped by %s after step %lld of %lld", by, step, steps);
+    if (stopped) progress_text(p, "stopped by %s after step %lld of %lld", signals_name(), step, steps);
     else progress_text(p, "done: %lld step%s, %lld tokens", step, step == 1 ? "" : "s", (long long)r->info.tokens);
     if (r->info.outliers.skipped > 0)
         progress_text(p, "%-11s%lld of %lld steps (rows with lr 0 in the log)", "skipped",

@@ -1,5 +1,7 @@
 // run_save.c: writes the log rows and checkpoints of a run, and handles write errors.
 #include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "run.h"
 
@@ -19,38 +21,83 @@ static bool write_failed(Run* r, const TostError* reason, bool last, TostError* 
     return true;
 }
 
-static bool batch_loss(double* loss, Run* r, uint64_t first, TostError* err) {
-    if (!data_batch(r->data, r->inputs, r->targets, first, r->o.batch, err)) return false;
+static double batch_loss(Run* r, uint64_t first) {
+    const size_t tokens = (size_t)r->o.batch * r->o.seq;
+    TostError ignored;
+    if (!data_batch(r->data, r->inputs, r->targets, first, r->o.batch, &ignored)) {   // a text of token 0 instead
+        memset(r->inputs, 0, tokens * sizeof *r->inputs);
+        memset(r->targets, 0, tokens * sizeof *r->targets);
+    }
     r->engine->forward_loss(r->model, r->inputs, r->targets, r->o.batch, r->o.seq);
-    *loss = run_mean_loss(r);
-    return true;
+    return run_mean_loss(r);
 }
 
 // Loss of one micro-batch with the current parameters, checked before a save so that diverged parameters do not replace
 // a good checkpoint. Uses the next micro-batch. If its loss is not finite, which its data may cause, uses the first one
 // of the last step.
-static bool probe_loss(double* loss, Run* r, TostError* err) {
+static double probe_loss(Run* r) {
     const uint64_t next = r->info.data_sample;
     const uint64_t last = next - (r->info.step > 0 ? (uint64_t)(r->o.total_batch / r->o.seq) : 0);
-    return batch_loss(loss, r, next, err) && (isfinite(*loss) || batch_loss(loss, r, last, err));
+    const double loss = batch_loss(r, next);
+    return isfinite(loss) ? loss : batch_loss(r, last);
+}
+
+// Replaces the folder `from` at the beginning of a path.
+static void move_path(char** path, const char* from, const char* to) {
+    size_t n = strlen(from);
+    while (n > 1 && from[n - 1] == '/') n--;
+    if (strncmp(*path, from, n) != 0 || (*path)[n] != '/') return;
+    char* moved = path_join(to, *path + n + 1);
+    free(*path);
+    *path = moved;
+}
+
+// A run whose folder was moved continues in its new place. False if the folder was removed.
+static bool follow_folder(Run* r, TostError* err) {
+    const FolderState state = folder_check(&r->folder);
+    if (state == FOLDER_REMOVED)
+        return tost_error(err, "%s was removed while the run was using it: stopped after step %lld, which is not saved",
+                          r->out, (long long)r->info.step);
+    if (state == FOLDER_SAME) return true;
+    run_warn(r, "%s was moved: the run continues in %s", r->out, r->folder.path);
+    move_path(&r->log_path, r->out, r->folder.path);
+    move_path(&r->log.path, r->out, r->folder.path);
+    free(r->out);
+    r->out = xstrdup(r->folder.path);
+    return true;
+}
+
+// Saves a checkpoint. With --overwrite, the first one replaces the old run.
+static bool save(Run* r, TostError* err) {
+    if (!r->replacing)
+        return checkpoint_save(&r->folder, &r->info, r->engine, r->model, &r->tensors, (int)r->o.keep, err);
+    if (!checkpoint_save_replacement(&r->folder, &r->info, r->engine, r->model, &r->tensors, err)) return false;
+    r->replacing = !run_finish_replacement(r, err);
+    if (r->replacing)   // the next save tries again
+        tost_error(err, "step %lld is saved, but the old run could not be removed: %s", (long long)r->info.step,
+                   err->text);
+    else err->text[0] = 0;
+    return true;
 }
 
 bool run_save(Run* r, bool last, TostError* err) {
     const bool unvalidated = r->info.unvalidated_row != NULL;
     TostError reason;
-    double loss;
     if (r->saved_step == r->info.step && r->saved_unvalidated == unvalidated) return true;
-    if (!probe_loss(&loss, r, err)) return false;
+    if (!follow_folder(r, err)) return false;
+    if (!lock_keep(&r->lock, err))
+        return tost_error(err, "run.lock was removed and %s; stopped after step %lld, which is not saved", err->text,
+                          (long long)r->info.step);
+    const double loss = probe_loss(r);
     if (!isfinite(loss)) {
         tost_error(err, "after step %lld the loss is %g: not saved; %s", (long long)r->info.step, fabs(loss),
                    (last ? divergence_hint(r, "") : resume_hint(r)).text);
         if (!last) run_warn(r, "%s", err->text);
         return !last;
     }
-    const bool ok = log_sync(&r->log, &reason)
-                    && checkpoint_save(r->out, &r->info, r->engine, r->model, &r->tensors, (int)r->o.keep, &reason);
+    const bool ok = log_sync(&r->log, &reason) && save(r, &reason);
     // A failed save may still have completed the checkpoint.
-    if (ok || (r->saved_step != r->info.step && checkpoint_exists(r->out, r->info.step))) {
+    if (ok || (r->saved_step != r->info.step && checkpoint_exists(&r->folder, r->info.step))) {
         r->saved_step = r->info.step;
         r->saved_unvalidated = unvalidated;
     }
@@ -60,6 +107,7 @@ bool run_save(Run* r, bool last, TostError* err) {
 
 bool run_log_step(Run* r, const LogRow* row, TostError* err) {
     TostError reason;
+    if (!follow_folder(r, err)) return false;
     const bool was_failing = r->log_failing;
     const long long pending = (long long)r->log.pending_rows;
     r->log_failing = !log_row(&r->log, row, &reason);

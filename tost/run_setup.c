@@ -1,9 +1,12 @@
 // run_setup.c: starts or resumes a training run. Finds its checkpoint, opens data and tokenizer, creates the model and
 // the run folder.
 #include <errno.h>
+#include <limits.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "init.h"
@@ -22,8 +25,12 @@ static bool run_exists(const char* out, TostError* err) {
     return tost_error(err, "--out %s already contains a run: --resume continues it, --overwrite replaces it", out);
 }
 
-// Rejects --out if it is a checkpoint folder, and --log if it has the name of a checkpoint.
+// Rejects --out if it is too long or a checkpoint folder, and --log if it has the name of a checkpoint.
 static bool check_paths(const Options* o, TostError* err) {
+    const size_t longest = PATH_MAX - sizeof "/step_000000000000000000.old.tmp/optimizer.safetensors";
+    if (o->out && strlen(o->out) > longest)
+        return tost_error(err, "--out %s: a path of %zu bytes: give one of at most %zu, so that paths of checkpoints "
+                          "are not too long", o->out, strlen(o->out), longest);
     if (o->out && checkpoint_is_folder(o->out)) {
         char* run = path_dir(o->out);
         if (checkpoint_is_name(o->out))
@@ -37,27 +44,25 @@ static bool check_paths(const Options* o, TostError* err) {
            || tost_error(err, "--log %s is the name of a checkpoint: give another name", o->log);
 }
 
-// Finds the weights to start from and reads their metadata.
-static bool read_weights(CheckpointInfo* info, Run* r, TostError* err) {
+// Opens the weights to start from and reads their metadata.
+static bool open_weights(CheckpointInfo* info, Run* r, TostError* err) {
     const Options* o = &r->o;
-    if (!checkpoint_find(&r->weights, o->resume ? r->out : o->init, err)) {
-        r->weights = NULL;
-        return o->resume ? tost_error(err, "%s; --overwrite starts the run over", err->text) : false;
-    }
-    if (checkpoint_read_info(info, r->weights, err)) return true;
-    *info = (CheckpointInfo){0};
-    return checkpoint_suggest_older(err, r->weights, o->resume ? NULL : "--init");
+    if (!checkpoint_open(&r->weights_file, info, o->resume ? r->out : o->init, o->resume ? NULL : "--init", err))
+        return false;
+    r->weights = xstrdup(r->weights_file.path);
+    r->weights_warning = *err;
+    return true;
 }
 
 // The newest checkpoint in --out. Its options apply unless the command line gives them.
 static bool find_resumed(Run* r, TostError* err) {
     Options* o = &r->o;
-    if (is_dir(r->out) && access(r->out, R_OK | X_OK) != 0)
-        return tost_error(err, "--resume --out %s: the folder cannot be read: %s", r->out, strerror(errno));
-    if (!checkpoint_is_run(r->out))
+    bool is_run;
+    if (!checkpoint_is_run(&is_run, &r->folder, err)) return false;
+    if (!is_run)
         return tost_error(err, "--resume --out %s: there is no run in this folder; leave out --resume to start one",
                           r->out);
-    if (!read_weights(&r->info, r, err)) return false;
+    if (!open_weights(&r->info, r, err)) return false;
     r->resumed = r->info.options;
     r->n_resumed = r->info.n_options;
     r->info.options = NULL;
@@ -68,6 +73,7 @@ static bool find_resumed(Run* r, TostError* err) {
         return tost_error(err, "%s contains no training options and cannot be resumed; --init %s starts a run "
                           "from its weights", r->weights, r->weights);
     if (!options_resume(o, r->resumed, r->n_resumed, r->out, err)) return false;
+    if (!o->data) return tost_error(err, "%s does not contain the option data: give --data GLOB", r->weights);
     if (!r->engine->supports((TostDtype)o->dtype))
         return tost_error(err, "the run in %s was trained with a --dtype that the %s engine does not support: give "
                           "another --dtype", r->out, r->engine->name);
@@ -78,18 +84,23 @@ static bool find_resumed(Run* r, TostError* err) {
 // A new run, from random weights or those of --init.
 static bool find_fresh(Run* r, TostError* err) {
     Options* o = &r->o;
-    if (o->out && !o->overwrite && checkpoint_is_run(o->out)) return run_exists(o->out, err);
+    bool is_run;
+    if (!checkpoint_is_run(&is_run, &r->folder, err)) return false;
+    if (is_run && !o->overwrite) return run_exists(o->out, err);
     if (o->out || o->log) r->log_path = log_path(r);
     if (r->log_path && !log_check_fresh(r->log_path, o->overwrite, err)) return false;
-    return !o->init || (read_weights(&r->init, r, err) && options_take_config(o, &r->init.config, r->weights, err));
+    return !o->init || (open_weights(&r->init, r, err) && options_take_config(o, &r->init.config, r->weights, err));
 }
+
 
 bool run_find(Run* r, TostError* err) {
     const char* out = r->o.out;
     TostError lock_error;
     if (!check_paths(&r->o, err)) return false;
     if (out) r->out = xstrdup(out);   // otherwise claim_folder chooses a numbered folder
-    const LockResult lock = out && is_dir(out) ? lock_take(&r->lock, out, &lock_error) : LOCK_TAKEN;
+    if (out && is_dir(out) && !folder_open(&r->folder, NULL, out, err))
+        return tost_error(err, "%s--out %s", r->o.resume ? "--resume " : "", err->text);
+    const LockResult lock = r->folder.path ? lock_take(&r->lock, &r->folder, &lock_error) : LOCK_TAKEN;
     if (lock == LOCK_BUSY) return tost_error(err, "%s", lock_error.text);
     if (!(r->o.resume ? find_resumed(r, err) : find_fresh(r, err))) return false;
     return lock == LOCK_TAKEN || run_is_finished(r) || tost_error(err, "%s", lock_error.text);
@@ -115,10 +126,29 @@ static char* find_val_data(const char* glob) {
     return NULL;
 }
 
+// The starter data of "make install", in PREFIX/share for a program in PREFIX/bin; NULL if there is none. free()
+static char* installed_data(const char* program) {
+    char* path = program_path(program);
+    if (!path) return NULL;
+    char *bin = path_dir(path), *prefix = path_dir(bin);
+    char* data = path_join(prefix, "share/train_gpt_tost/starter/starter_train_000000.bin");
+    free(prefix);
+    free(bin);
+    free(path);
+    if (path_exists(data)) return data;
+    free(data);
+    return NULL;
+}
+
 static bool open_data(Run* r, TostError* err) {
     Options* o = &r->o;
-    if (!option_given(o, "data") && !is_dir("data/starter"))
-        return tost_error(err, "data/starter not found: run in the repository root, or give --data GLOB");
+    if (!option_given(o, "data") && !is_dir("data/starter")) {
+        r->installed = installed_data(o->program);
+        if (!r->installed)
+            return tost_error(err, "data/starter not found: run in the repository root or after make install, or give "
+                              "--data GLOB");
+        o->data = r->installed;
+    }
     const uint32_t V = (uint32_t)o->config.vocab_size;
     r->data = data_open(o->data, o->seq, V, (DataOrder)o->order, (uint64_t)o->seed, err);
     if (!r->data) return false;
@@ -171,44 +201,101 @@ static bool create_model(Run* r, TostError* err) {
         init_params(r->engine, r->model, &r->tensors, r->o.config.n_layer, (uint64_t)r->o.seed);
         return true;
     }
-    const bool ok = checkpoint_load_params(r->engine, r->model, &r->tensors, r->weights, err)
-                    && (!r->o.resume || checkpoint_load_moments(r->engine, r->model, &r->tensors, r->weights, err));
+    const StFile* file = &r->weights_file;
+    const bool ok = checkpoint_load_params(r->engine, r->model, &r->tensors, file, err)
+                    && (!r->o.resume || checkpoint_load_moments(r->engine, r->model, &r->tensors, file, err));
+    st_close(&r->weights_file);   // so that its disk space can be freed
+    if (ok && r->weights_warning.text[0]) run_warn(r, "%s", r->weights_warning.text);
     return ok || checkpoint_suggest_older(err, r->weights, r->o.resume ? NULL : "--init");
 }
 
 // Creates and locks the folder. A default folder gets the next free number, even if two runs start at the same time.
-static bool claim_folder(Run* r, TostError* err) {
+// *existing: the part of its path that existed.
+static bool claim_folder(size_t* existing, Run* r, TostError* err) {
     const Options* o = &r->o;
     for (;;) {
         if (!r->out) r->out = checkpoint_next_run("out", o->preset);
+        *existing = existing_dirs(r->out);
         if (!make_dirs(r->out, err)) return false;
-        const LockResult lock = r->lock.path ? LOCK_TAKEN : lock_take(&r->lock, r->out, err);
-        if (lock == LOCK_FAILED) return false;
-        const bool taken = !o->resume && !o->overwrite && checkpoint_is_run(r->out);
+        if (!r->folder.path && !folder_open(&r->folder, NULL, r->out, err)) return false;
+        const LockResult lock = r->lock.path ? LOCK_TAKEN : lock_take(&r->lock, &r->folder, err);
+        bool is_run = false;
+        if (lock == LOCK_FAILED || !checkpoint_is_run(&is_run, &r->folder, err)) return false;
+        const bool taken = is_run && !o->resume && !o->overwrite;
         if (lock == LOCK_TAKEN && !taken) return true;
         if (o->out) return lock == LOCK_TAKEN ? run_exists(r->out, err) : false;
         lock_release(&r->lock);
+        folder_close(&r->folder);
         free(r->out);
         r->out = NULL;
     }
 }
 
-// Opens folder and log, last, so that a run that cannot start writes nothing. --overwrite removes the old checkpoints
-// before the old log.
+// log_path, or the file that it links to. free()
+static char* log_target(const Run* r) {
+    struct stat st;
+    const bool link = lstat(r->log_path, &st) == 0 && S_ISLNK(st.st_mode);
+    char* target = link ? realpath(r->log_path, NULL) : NULL;
+    return target ? target : xstrdup(r->log_path);
+}
+
+bool run_finish_replacement(Run* r, TostError* err) {
+    char *target = log_target(r), *new_log = xasprintf("%s.new", target), *dir = path_dir(target);
+    const char* from = r->log.path ? r->log.path : new_log;
+    const bool rename_log = r->log.path ? r->log.regular && strcmp(from, r->log_path) != 0 : path_exists(new_log);
+    bool ok = true;
+    if (rename_log && rename(from, target) != 0)
+        ok = tost_error(err, "%s: cannot be renamed to %s: %s", from, target, strerror(errno));
+    else if (rename_log) ok = sync_dir(dir, err);
+    if (ok && rename_log && r->log.path) {
+        free(r->log.path);
+        r->log.path = xstrdup(r->log_path);
+    }
+    free(dir);
+    free(new_log);
+    free(target);
+    return ok && checkpoint_finish_replacement(&r->folder, err);
+}
+
+static bool is_stream(const char* path) {   // a device or a pipe
+    struct stat st;
+    return stat(path, &st) == 0 && !S_ISREG(st.st_mode);
+}
+
+// Opens the log. --overwrite keeps the old run until the first checkpoint, or, if there will be none, until now.
+static bool start_log(Run* r, TostError* err) {
+    const int64_t first = r->o.resume ? r->info.step - (r->info.unvalidated_row != NULL) : -1;
+    bool is_run, interrupted;
+    if (!checkpoint_has_replacement(&interrupted, &r->folder, err)) return false;
+    if (interrupted && !run_finish_replacement(r, err)) return false;
+    if (!checkpoint_is_run(&is_run, &r->folder, err)) return false;
+    const bool replaces = r->o.overwrite && (is_run || path_exists(r->log_path));
+    char* target = log_target(r);
+    char* path = replaces && !is_stream(target) ? xasprintf("%s.new", target) : xstrdup(r->log_path);
+    bool ok = log_open(&r->log, path, first, err);
+    r->replacing = ok && replaces && r->o.save_every > 0;
+    if (r->replacing)
+        progress_text(&r->progress, "%-11sthe run in %s is replaced by the first checkpoint; until then the log is %s",
+                      "overwrite", r->out, path);
+    else if (ok && replaces) ok = checkpoint_clear(&r->folder, err) && run_finish_replacement(r, err);
+    free(target);
+    free(path);
+    return ok;
+}
+
+// Opens folder and log, last, so that a run that cannot start writes nothing.
 static bool open_folder(Run* r, TostError* err) {
-    const bool existed = r->out && path_exists(r->out);
-    if (!claim_folder(r, err)) return false;
-    if (r->lock.unsupported)
+    size_t existing;
+    bool ok = claim_folder(&existing, r, err);
+    if (ok && r->lock.unsupported)
         run_warn(r, "%s: %s: the file system does not support locks: make sure that no other run writes here",
                  r->lock.path, strerror(r->lock.unsupported));
-    if (!r->log_path) r->log_path = log_path(r);
-    const int64_t next_row = r->info.step - (r->info.unvalidated_row != NULL);
-    const bool ok = (!r->o.overwrite || checkpoint_clear(r->out, err))
-                    && log_open(&r->log, r->log_path, r->o.resume ? next_row : -1, err);
+    if (ok && !r->log_path) r->log_path = log_path(r);
+    ok = ok && start_log(r, err);
     if (ok) progress_text(&r->progress, "%-11s%s", "out", r->out);
-    else if (!existed) {   // remove the empty folder
+    else if (r->out) {   // remove new folders, which are empty
         lock_release(&r->lock);
-        rmdir(r->out);
+        remove_new_dirs(r->out, existing);
     }
     return ok;
 }
@@ -238,6 +325,8 @@ bool run_set_up(Run* r, TostError* err) {
 
 void run_free(Run* r) {
     lock_release(&r->lock);
+    folder_close(&r->folder);
+    if (r->weights_file.path) st_close(&r->weights_file);
     if (r->model) r->engine->destroy(r->model);
     if (r->data) data_close(r->data);
     if (r->val) data_close(r->val);
@@ -248,6 +337,7 @@ void run_free(Run* r) {
     st_free_meta(r->resumed, r->n_resumed);
     free(r->weights);
     free(r->out);
+    free(r->installed);
     free(r->val_glob);
     free(r->log_path);
     free(r->inputs);

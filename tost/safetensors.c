@@ -1,10 +1,13 @@
 // safetensors.c: files are read with pread, not mmap, so that truncating one meanwhile gives an error, not SIGBUS.
 #include "safetensors.h"
 #include "json.h"
+#include "platform.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <float.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -12,7 +15,7 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the format is little-endian and read without conversion");
 
-enum { HEADER_MAX = 100000000, BLOCK = 1 << 16, CRC_BLOCK = 1 << 18 };  // bytes; HEADER_MAX is the format's limit
+enum { HEADER_MAX = 100000000, BLOCK = 1 << 14, CRC_BLOCK = 1 << 18 };  // bytes; HEADER_MAX is the format's limit
 
 static const struct { const char* name; size_t size; } dtypes[ST_DTYPES] = {
     [ST_F64] = {"F64", 8}, [ST_F32] = {"F32", 4}, [ST_F16] = {"F16", 2}, [ST_BF16] = {"BF16", 2},
@@ -122,11 +125,29 @@ static void* grow(void* array, int n, size_t size) {
     return full ? xrealloc(array, (n ? 2 * (size_t)n : 1) * size) : array;
 }
 
+// Metadata contains file names, which may be any bytes. In a JSON string, a byte that is not UTF-8 is U+0000 followed
+// by the character with its value, U+0080 to U+00FF; U+0000 is used for nothing else. Decodes n bytes of UTF-8 in place
+// and appends a NUL. Returns false if they have another U+0000.
+static bool decode_bytes(char* text, size_t n) {
+    const unsigned char *p = (const unsigned char*)text, *end = p + n;
+    for (; p < end; text++) {
+        if (*p) {
+            *text = (char)*p++;
+            continue;
+        }
+        if (end - p < 3 || (p[1] != 0xc2 && p[1] != 0xc3)) return false;
+        *text = (char)(p[1] << 6 | (p[2] & 0x3f));
+        p += 3;
+    }
+    *text = 0;
+    return true;
+}
+
 // Reads a string of any length. buffer has room for it, since decoding never lengthens text. free()
 static char* parse_text(Json* j, char* buffer, bool key) {
     size_t n, cap = (size_t)(j->end - j->start) + 1;
     if (!(key ? json_key : json_string)(j, buffer, cap, &n)) return NULL;
-    if (strlen(buffer) != n) {
+    if (!decode_bytes(buffer, n)) {
         tost_error(j->err, "__metadata__: a NUL in '%s'", buffer);
         return NULL;
     }
@@ -175,34 +196,6 @@ static bool parse_entries(Json* j, StFile* f, char* buffer) {
 // ---------------------------------------------------------------------------------------------
 // Reading: consistency of the header
 
-static int compare_strings(const void* a, const void* b) {
-    return strcmp(*(const char* const*)a, *(const char* const*)b);
-}
-
-// Sorts names and returns the first duplicate, or NULL.
-static const char* find_duplicate(const char** names, int n) {
-    qsort(names, (size_t)n, sizeof *names, compare_strings);
-    for (int i = 1; i < n; i++) {
-        if (strcmp(names[i - 1], names[i]) == 0) return names[i];
-    }
-    return NULL;
-}
-
-static bool check_names(const StFile* f, TostError* err) {
-    int most = f->n_tensors > f->n_meta ? f->n_tensors : f->n_meta;
-    const char** names = xmalloc((size_t)most * sizeof *names);
-    for (int i = 0; i < f->n_tensors; i++) names[i] = f->tensors[i].name;
-    const char* duplicate = find_duplicate(names, f->n_tensors);
-    bool ok = !duplicate || tost_error(err, "%s: tensor '%s' appears twice", f->path, duplicate);
-    if (ok) {
-        for (int i = 0; i < f->n_meta; i++) names[i] = f->meta[i].key;
-        duplicate = find_duplicate(names, f->n_meta);
-        ok = !duplicate || tost_error(err, "%s: __metadata__ '%s' appears twice", f->path, duplicate);
-    }
-    free(names);
-    return ok;
-}
-
 // By offset; an empty tensor comes before another at the same offset.
 static int compare_offsets(const void* a, const void* b) {
     const StTensor *x = a, *y = b;
@@ -215,16 +208,31 @@ static int compare_tensors(const void* a, const void* b) {
     return strcmp((*(const StTensor* const*)a)->name, (*(const StTensor* const*)b)->name);
 }
 
-static void sort_names(StFile* f) {
-    f->by_name = xmalloc((size_t)f->n_tensors * sizeof *f->by_name);
-    for (int i = 0; i < f->n_tensors; i++) f->by_name[i] = &f->tensors[i];
-    qsort(f->by_name, (size_t)f->n_tensors, sizeof *f->by_name, compare_tensors);
+static int compare_meta(const void* a, const void* b) {
+    return strcmp((*(const StMeta* const*)a)->key, (*(const StMeta* const*)b)->key);
 }
 
-// Sorts tensors into file order. They must cover the data without gap, overlap or trailing bytes.
+// Sorts tensors into file order and makes the sorted lists of names and keys, which must not repeat.
+static bool sort_entries(StFile* f, TostError* err) {
+    if (f->n_tensors) qsort(f->tensors, (size_t)f->n_tensors, sizeof *f->tensors, compare_offsets);
+    f->by_name = xmalloc((size_t)f->n_tensors * sizeof *f->by_name);
+    f->by_key = xmalloc((size_t)f->n_meta * sizeof *f->by_key);
+    for (int i = 0; i < f->n_tensors; i++) f->by_name[i] = &f->tensors[i];
+    for (int i = 0; i < f->n_meta; i++) f->by_key[i] = &f->meta[i];
+    qsort(f->by_name, (size_t)f->n_tensors, sizeof *f->by_name, compare_tensors);
+    qsort(f->by_key, (size_t)f->n_meta, sizeof *f->by_key, compare_meta);
+    for (int i = 1; i < f->n_tensors; i++)
+        if (compare_tensors(&f->by_name[i - 1], &f->by_name[i]) == 0)
+            return tost_error(err, "%s: tensor '%s' appears twice", f->path, f->by_name[i]->name);
+    for (int i = 1; i < f->n_meta; i++)
+        if (compare_meta(&f->by_key[i - 1], &f->by_key[i]) == 0)
+            return tost_error(err, "%s: __metadata__ '%s' appears twice", f->path, f->by_key[i]->key);
+    return true;
+}
+
+// The tensors must cover the data without gap, overlap or trailing bytes.
 static bool check_layout(StFile* f, TostError* err) {
     uint64_t end = 0, data = f->file_size - f->data_start;
-    if (f->n_tensors) qsort(f->tensors, (size_t)f->n_tensors, sizeof *f->tensors, compare_offsets);
     for (int i = 0; i < f->n_tensors; i++) {
         StTensor* t = &f->tensors[i];
         if (t->offset != end) {
@@ -257,16 +265,12 @@ static bool parse_header(StFile* f, TostError* err) {
     }
     free(buffer);
     free(text);
-    if (!ok || !check_names(f, err) || !check_layout(f, err)) return false;
-    sort_names(f);
-    return true;
+    return ok && sort_entries(f, err) && check_layout(f, err);
 }
 
 static bool open_checked(StFile* f, TostError* err) {
     struct stat st;
     uint64_t header;
-    f->fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // do not wait for the writer of a FIFO
-    if (f->fd < 0) return tost_error(err, "%s: cannot be opened: %s", f->path, strerror(errno));
     if (fstat(f->fd, &st) != 0) {
         return tost_error(err, "%s: fstat failed: %s", f->path, strerror(errno));
     }
@@ -299,10 +303,16 @@ bool st_begins(const char* head, size_t n) {
     return header >= 2 && header <= HEADER_MAX && head[sizeof header] == '{';
 }
 
-bool st_open(StFile* f, const char* path, TostError* err) {
-    *f = (StFile){.fd = -1, .path = xstrdup(path)};
-    if (open_checked(f, err)) return true;
+bool st_open(StFile* f, const char* path, TostError* err) { return st_open_in(f, NULL, path, err); }
+
+bool st_open_in(StFile* f, const Folder* in, const char* name, TostError* err) {
+    *f = (StFile){.path = folder_path(in, name)};
+    f->fd = openat(folder_fd(in), name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);   // do not wait for the writer of a FIFO
+    const int why = f->fd < 0 ? errno : 0;
+    if (why) tost_error(err, "%s: cannot be opened: %s", f->path, strerror(why));
+    else if (open_checked(f, err)) return true;
     st_close(f);
+    errno = why;
     return false;
 }
 
@@ -317,6 +327,7 @@ void st_free_meta(StMeta* meta, int n) {
 void st_close(StFile* f) {
     if (f->fd >= 0) close(f->fd);
     st_free_meta(f->meta, f->n_meta);
+    free(f->by_key);
     free(f->by_name);
     free(f->tensors);
     free(f->path);
@@ -332,11 +343,13 @@ const StTensor* st_find(const StFile* f, const char* name) {
     return found ? *found : NULL;
 }
 
+static int compare_key(const void* key, const void* meta) {
+    return strcmp(key, (*(const StMeta* const*)meta)->key);
+}
+
 const char* st_meta(const StFile* f, const char* key) {
-    for (int i = 0; i < f->n_meta; i++) {
-        if (strcmp(f->meta[i].key, key) == 0) return f->meta[i].value;
-    }
-    return NULL;
+    const StMeta** found = bsearch(key, f->by_key, (size_t)f->n_meta, sizeof *f->by_key, compare_key);
+    return found ? (*found)->value : NULL;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -408,6 +421,30 @@ bool st_read_f32(const StFile* f, const StTensor* t, float* out, TostError* err)
     return read_floats(f, t, out, NULL, err);
 }
 
+// The element's indices, "3, 5"; truncated to fit.
+static void format_index(char* out, size_t cap, const StTensor* t, uint64_t i) {
+    size_t n = 0, stride = (size_t)t->count;
+    out[0] = 0;
+    for (int d = 0; d < t->ndim && n < cap; d++) {
+        stride /= (size_t)t->shape[d];
+        n += (size_t)snprintf(out + n, cap - n, "%s%zu", d ? ", " : "", (size_t)i / stride);
+        i %= stride;
+    }
+}
+
+bool st_read_finite(const StFile* f, const StTensor* t, float min, float* out, TostError* err) {
+    char index[160];
+    uint64_t wrong = 0, i = 0;
+    if (!st_read_f32(f, t, out, err)) return false;
+    for (uint64_t k = 0; k < t->count; k++) wrong += !(out[k] >= min && out[k] <= FLT_MAX);
+    if (!wrong) return true;
+    while (out[i] >= min && out[i] <= FLT_MAX) i++;
+    format_index(index, sizeof index, t, i);
+    return tost_error(err, "%s: tensor '%s' has %s%g at [%s], expected a finite number%s: the run had diverged or the "
+                      "file is damaged; use another checkpoint", f->path, t->name, out[i] < 0 ? "-" : "", fabs(out[i]),
+                      index, min == 0 ? " of at least 0" : "");
+}
+
 bool st_read_f64(const StFile* f, const StTensor* t, double* out, TostError* err) {
     return read_floats(f, t, NULL, out, err);
 }
@@ -454,15 +491,33 @@ bool st_crc32(const StFile* f, uint32_t* crc, TostError* err) {
 
 static void put_string(FILE* out, const char* s) { json_write_string(out, s, strlen(s)); }
 
+// The inverse of decode_bytes.
+static void put_bytes(FILE* out, const char* s) {
+    const char* end = s + strlen(s);
+    char *text = xmalloc(3 * (size_t)(end - s) + 1), *p = text;
+    while (s < end) {
+        const int n = utf8_length(s, end);
+        if (n == 0) {
+            const unsigned char c = (unsigned char)*s++;
+            *p++ = 0;
+            *p++ = (char)(0xc0 | c >> 6);
+            *p++ = (char)(0x80 | (c & 0x3f));
+        }
+        for (int i = 0; i < n; i++) *p++ = *s++;
+    }
+    json_write_string(out, text, (size_t)(p - text));
+    free(text);
+}
+
 // Writes the JSON header to out. Sets w->crc_at and w->expected.
 static bool put_header(StWriter* w, FILE* out, const StTensor* tensors, int n_tensors, const StMeta* meta,
                        int n_meta, TostError* err) {
     fputs("{\"__metadata__\":{", out);
     for (int i = 0; i < n_meta; i++) {
         if (strcmp(meta[i].key, "crc32") == 0) continue;
-        put_string(out, meta[i].key);
+        put_bytes(out, meta[i].key);
         fputc(':', out);
-        put_string(out, meta[i].value);
+        put_bytes(out, meta[i].value);
         fputc(',', out);
     }
     fputs("\"crc32\":\"", out);
@@ -492,18 +547,25 @@ static bool write_failed(const StWriter* w, TostError* err) {
 
 bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tensors, const StMeta* meta,
               int n_meta, TostError* err) {
+    return st_begin_in(w, NULL, path, tensors, n_tensors, meta, n_meta, err);
+}
+
+bool st_begin_in(StWriter* w, const Folder* in, const char* name, const StTensor* tensors, int n_tensors,
+                 const StMeta* meta, int n_meta, TostError* err) {
     char* header = NULL;
     size_t n = 0;
-    *w = (StWriter){.path = xstrdup(path)};
+    *w = (StWriter){.in = in, .name = xstrdup(name), .path = folder_path(in, name)};
     FILE* memory = open_memstream(&header, &n);
-    if (!memory) return tost_error(err, "%s: no memory for the header: %s", path, strerror(errno));
+    if (!memory) return tost_error(err, "%s: no memory for the header: %s", w->path, strerror(errno));
     bool ok = put_header(w, memory, tensors, n_tensors, meta, n_meta, err);
     if (fclose(memory) != 0 && ok) {
-        ok = tost_error(err, "%s: no memory for the header: %s", path, strerror(errno));
+        ok = tost_error(err, "%s: no memory for the header: %s", w->path, strerror(errno));
     }
     if (ok) {
-        w->out = fopen(path, "wb");
-        if (!w->out) ok = tost_error(err, "%s: cannot be created: %s", path, strerror(errno));
+        const int fd = openat(folder_fd(in), name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+        w->out = fd < 0 ? NULL : fdopen(fd, "wb");
+        if (!w->out) ok = tost_error(err, "%s: cannot be created: %s", w->path, strerror(errno));
+        if (fd >= 0 && !w->out) close(fd);
     }
     if (ok) {
         uint64_t length = n;
@@ -525,27 +587,31 @@ bool st_append(StWriter* w, const void* data, size_t bytes, TostError* err) {
     return true;
 }
 
+static void drop_writer(StWriter* w) {
+    free(w->name);
+    free(w->path);
+    *w = (StWriter){0};
+}
+
 bool st_finish(StWriter* w, TostError* err) {
     bool ok = w->written == w->expected
         || tost_error(err, "%s: %" PRIu64 " bytes of tensors were declared, but %" PRIu64 " written", w->path,
                       w->expected, w->written);
     if (ok) {
         ok = fseek(w->out, w->crc_at, SEEK_SET) == 0 && fprintf(w->out, "%08" PRIx32, w->crc) == 8
-            && fflush(w->out) == 0 && fsync(fileno(w->out)) == 0;
+            && fflush(w->out) == 0 && sync_file(fileno(w->out));
         if (!ok) write_failed(w, err);
     }
     if (fclose(w->out) != 0 && ok) ok = write_failed(w, err);
-    if (!ok) unlink(w->path);
-    free(w->path);
-    *w = (StWriter){0};
+    if (!ok) unlinkat(folder_fd(w->in), w->name, 0);
+    drop_writer(w);
     return ok;
 }
 
 void st_abandon(StWriter* w) {
     if (w->out) {  // otherwise st_begin did not create the file
         fclose(w->out);
-        unlink(w->path);
+        unlinkat(folder_fd(w->in), w->name, 0);
     }
-    free(w->path);
-    *w = (StWriter){0};
+    drop_writer(w);
 }

@@ -1,194 +1,193 @@
-// sampler.c: sampling a token from logits, and generating text with a model.
+// sampler.c: sampling a token from logits. Nothing is sorted: top-k and top-p find the last token that they keep by a
+// radix search, whose histograms add up counts or probabilities from the most likely token down.
 #include "sampler.h"
 
+#include <float.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
-// ---------------------------------------------------------------------------------------------
-// One token
-
-int32_t argmax(const float* logits, int n) {
-    int32_t best = -1;
-    float max = -INFINITY;
-    for (int32_t i = 0; i < n; i++) {
-        if (logits[i] > max) {   // false for NaN
-            best = i;
-            max = logits[i];
-        }
-    }
-    return best;
-}
+#include "util.h"
+#include "vector_math.h"
 
 Sampler sampler_new(int n_ids) {
     return (Sampler){.n_ids = n_ids,
-                     .prob = xmalloc((size_t)n_ids * sizeof(double)),
-                     .order = xmalloc((size_t)n_ids * sizeof(int32_t))};
+                     .weight = xmalloc((size_t)n_ids * sizeof(float)),
+                     .key = xmalloc((size_t)n_ids * sizeof(uint32_t)),
+                     .id = xmalloc((size_t)n_ids * sizeof(int32_t)),
+                     .tied = xmalloc((size_t)n_ids * sizeof(int32_t))};
 }
 
 void sampler_free(Sampler* s) {
-    free(s->prob);
-    free(s->order);
+    free(s->weight);
+    free(s->key);
+    free(s->id);
+    free(s->tied);
     *s = (Sampler){0};
 }
 
-// Sorts by decreasing logit (NaN is -infinity), then by increasing id.
-static bool ranks_before(const float* logits, int32_t a, int32_t b) {
-    float x = isnan(logits[a]) ? -INFINITY : logits[a];
-    float y = isnan(logits[b]) ? -INFINITY : logits[b];
-    return x != y ? x > y : a < b;
+static float largest(const float* logits, int n) {   // comparisons with NaN are false
+    float max = -INFINITY;
+    #pragma omp simd reduction(max : max)
+    for (int i = 0; i < n; i++) max = logits[i] > max ? logits[i] : max;
+    return max;
 }
 
-static void sift_down(int32_t* heap, int n, int at, const float* logits) {
-    const int32_t id = heap[at];
-    for (int child; (child = 2 * at + 1) < n; at = child) {
-        if (child + 1 < n && ranks_before(logits, heap[child + 1], heap[child])) child++;
-        if (!ranks_before(logits, heap[child], id)) break;
-        heap[at] = heap[child];
-    }
-    heap[at] = id;
+int32_t argmax(const float* logits, int n) {
+    const float max = largest(logits, n);
+    if (max == -INFINITY) return -1;
+    int32_t best = 0;
+    while (logits[best] != max) best++;
+    return best;
 }
 
-// Moves the first of n ids to the end and leaves a heap of n - 1.
-static int32_t pop(int32_t* heap, int n, const float* logits) {
-    int32_t first = heap[0];
-    heap[0] = heap[n - 1];
-    sift_down(heap, n - 1, 0, logits);
-    return heap[n - 1] = first;
-}
+// ---------------------------------------------------------------------------------------------
+// Candidates: first all ids, then those that top-k and top-p keep, in increasing order of their ids.
 
-// Applies top_k, then top_p. Returns the number of ids that remain; they are at the end of s->order, most likely last.
-// Partial heapsort: O(n + kept · log n).
-static int select_top(Sampler* s, const float* logits, const SamplerOptions* o, double total) {
-    const int n = s->n_ids;
-    for (int i = 0; i < n; i++) s->order[i] = i;
-    for (int i = n / 2 - 1; i >= 0; i--) sift_down(s->order, n, i, logits);
-    int kept = 0;
-    double sum = 0;
-    if (o->top_k > 0 && o->top_k < n) {
-        for (; kept < o->top_k; kept++) sum += s->prob[pop(s->order, n - kept, logits)];
-        if (!(o->top_p < 1)) return kept;
-        const double enough = o->top_p * sum;
-        sum = kept = 0;
-        do sum += s->prob[s->order[n - 1 - kept++]]; while (sum < enough && kept < o->top_k);
-        return kept;
-    }
-    do sum += s->prob[pop(s->order, n - kept, logits)]; while (++kept < n && sum < o->top_p * total);
-    return kept;
-}
-
-// The first of ids[0..n) at which the running sum of weights exceeds u · sum; ids NULL: 0 … n - 1.
-static int32_t draw(const double* weight, const int32_t* ids, int n, double u) {
-    double sum = 0, running = 0;
-    for (int i = 0; i < n; i++) sum += weight[ids ? ids[i] : i];
-    int32_t last = -1;   // with positive weight: the result if rounding keeps running <= u · sum
+// weight[i] = e^((logit - max) / temperature), at most 1. The largest logit has weight 1, even if it is infinite.
+static void weigh(float* restrict weight, const float* restrict logits, int n, float max, double temperature) {
+    const float least = -87.0f, scale = (float)fmin(1.0 / temperature, FLT_MAX);
+    #pragma omp simd
     for (int i = 0; i < n; i++) {
-        int32_t id = ids ? ids[i] : i;
-        if (weight[id] > 0) last = id;
-        running += weight[id];
-        if (running > u * sum) return id;
+        const float x = (logits[i] - max) * scale;
+        const float w = x > least ? exp_f32(x) : 0.0f;   // NaN gives 0
+        weight[i] = logits[i] == max ? 1.0f : w;
+    }
+}
+
+static void begin_ranking(Sampler* s, const float* restrict logits) {
+    uint32_t* restrict key = s->key;
+    int32_t* restrict id = s->id;
+    #pragma omp simd
+    for (int i = 0; i < s->n_ids; i++) {
+        union { float f; uint32_t u; } x = {logits[i] > -INFINITY ? logits[i] + 0.0f : -INFINITY};   // -0 becomes 0
+        key[i] = x.u ^ ((uint32_t)-(int32_t)(x.u >> 31) | 0x80000000);   // negative numbers: all bits are flipped
+        id[i] = i;
+    }
+}
+
+// The smallest set of most likely candidates that reaches a target: those with a larger key, and the first `ties` of
+// those with this key.
+typedef struct { uint32_t key; int ties; } Cut;
+
+enum { BINS = 1 << 11 };
+
+// Adds up the candidates, by their bits key >> shift & mask: their number, or their total weight if weight is given.
+// `list`: only these n. The sum of a bin is sum[0] + sum[1]; adding to one alone would wait for the last addition.
+static void histogram(double sum[2][BINS], const uint32_t* key, const float* weight, const int32_t* list, int n,
+                      int shift, uint32_t mask) {
+    memset(sum, 0, 2 * BINS * sizeof(double));
+    if (list)
+        for (int j = 0; j < n; j++) sum[j & 1][key[list[j]] >> shift & mask] += weight ? (double)weight[list[j]] : 1.0;
+    else if (weight)
+        for (int i = 0; i < n; i++) sum[i & 1][key[i] >> shift & mask] += (double)weight[i];
+    else
+        for (int i = 0; i < n; i++) sum[i & 1][key[i] >> shift & mask] += 1.0;
+}
+
+// The first bin, from above, at which *above plus its sum reaches the target, or else the last one that is not empty.
+// *above becomes the sum of the bins above it.
+static uint32_t find_bin(double* above, double sum[2][BINS], double target) {
+    uint32_t found = 0;
+    double before = *above;
+    for (int b = BINS - 1; b >= 0; b--) {
+        const double in_bin = sum[0][b] + sum[1][b];
+        if (in_bin == 0) continue;
+        found = (uint32_t)b;
+        *above = before;
+        before += in_bin;
+        if (before >= target) break;
+    }
+    return found;
+}
+
+// Writes those of n candidates (in `list`, or all) whose key >> shift is `prefix`, in order. Returns their number.
+static int select_prefix(int32_t* to, const uint32_t* key, const int32_t* list, int n, int shift, uint32_t prefix) {
+    int count = 0;
+    for (int j = 0; j < n; j++) {
+        const int32_t i = list ? list[j] : j;
+        to[count] = i;   // overwritten unless counted
+        count += key[i] >> shift == prefix;
+    }
+    return count;
+}
+
+// The cut at which the number (weight NULL) or the total weight of the candidates reaches the target. At least one
+// is kept. Three levels of the radix search find the 32 bits of the key.
+static Cut find_cut(const Sampler* s, const float* weight, double target) {
+    static const struct { int shift; uint32_t mask; } levels[] = {{21, 0x7ff}, {10, 0x7ff}, {0, 0x3ff}};
+    double sum[2][BINS], above = 0;
+    const int32_t* list = NULL;
+    uint32_t prefix = 0;
+    int n = s->n;
+    for (size_t l = 0; l < countof(levels); l++) {
+        histogram(sum, s->key, weight, list, n, levels[l].shift, levels[l].mask);
+        prefix = prefix * (levels[l].mask + 1) + find_bin(&above, sum, target);
+        n = select_prefix(s->tied, s->key, list, n, levels[l].shift, prefix);
+        list = s->tied;
+    }
+    const double ties = ceil((target - above) / (weight ? (double)weight[s->tied[0]] : 1.0));
+    return (Cut){prefix, ties < 1 ? 1 : ties > n ? n : (int)ties};
+}
+
+// Removes the candidates below the cut.
+static void keep_above(Sampler* s, Cut cut) {
+    int kept = 0, ties = 0;
+    for (int i = 0; i < s->n; i++) {
+        const uint32_t key = s->key[i];
+        const bool tie = key == cut.key;
+        s->key[kept] = key;   // overwritten unless kept
+        s->weight[kept] = s->weight[i];
+        s->id[kept] = s->id[i];
+        kept += (key > cut.key) | (tie & (ties < cut.ties));
+        ties += tie;
+    }
+    s->n = kept;
+}
+
+// ---------------------------------------------------------------------------------------------
+// A draw
+
+static double sum_of(const float* weight, int n) {
+    double sum = 0;
+    #pragma omp simd reduction(+ : sum)
+    for (int i = 0; i < n; i++) sum += (double)weight[i];
+    return sum;
+}
+
+// The first of n candidates at which the running sum of weights exceeds u times their sum. Adds up whole blocks before
+// it looks at candidates.
+static int draw(const float* weight, int n, double u) {
+    enum { BLOCK = 256 };
+    double sum = 0, running = 0;
+    for (int i = 0; i < n; i += BLOCK) sum += sum_of(weight + i, n - i < BLOCK ? n - i : BLOCK);
+    int first = 0;
+    for (; n - first > BLOCK; first += BLOCK) {
+        const double after = running + sum_of(weight + first, BLOCK);
+        if (after > u * sum) break;
+        running = after;
+    }
+    int last = 0;   // with positive weight: the result if rounding keeps running <= u · sum
+    for (int i = first; i < n; i++) {
+        if (weight[i] > 0) last = i;
+        running += (double)weight[i];
+        if (running > u * sum) return i;
     }
     return last;
 }
 
 int32_t sampler_draw(Sampler* s, const float* logits, const SamplerOptions* o, Rng* rng) {
-    const int n = s->n_ids;
-    const int32_t best = argmax(logits, n);
-    if (best < 0 || !(o->temperature > 0)) return best;
-    const float max = logits[best];
-    double total = 0;
-    for (int i = 0; i < n; i++) {
-        // The largest logit has weight 1, even if it is infinite (inf - inf is NaN).
-        double w = logits[i] == max ? 1.0 : exp(((double)logits[i] - max) / o->temperature);
-        s->prob[i] = isnan(w) ? 0.0 : w;
-        total += s->prob[i];
-    }
+    const int n = s->n = s->n_ids;
+    if (!(o->temperature > 0)) return argmax(logits, n);
+    const float max = largest(logits, n);
+    if (max == -INFINITY) return -1;
+    weigh(s->weight, logits, n, max, o->temperature);
     const double u = rng_uniform(rng);   // always one random number per token, for any options
-    if (!(o->top_k > 0 && o->top_k < n) && !(o->top_p < 1)) return draw(s->prob, NULL, n, u);
-    const int kept = select_top(s, logits, o, total);
-    return draw(s->prob, s->order + n - kept, kept, u);
-}
-
-// ---------------------------------------------------------------------------------------------
-// Text
-
-// The tokens in the decode state, which is rebuilt from the last of them when all positions are used.
-typedef struct {
-    const Generator* g;
-    int              count;     // tokens in the decode state
-    int32_t*         ids;       // (block_size) these tokens
-    float*           logits;    // (V), after the last token
-} Window;
-
-static int tokens_to_keep(int block_size) { return block_size / 2 > 1 ? block_size / 2 : 1; }
-
-static void window_begin(Window* w, const uint32_t* prompt, size_t n) {
-    const int block = w->g->config->block_size;
-    const size_t keep = n > (size_t)block ? (size_t)tokens_to_keep(block) : n;
-    for (size_t i = 0; i < keep; i++) w->ids[i] = (int32_t)prompt[n - keep + i];
-    w->count = (int)keep;
-    w->g->engine->decode_begin(w->logits, w->g->model, w->ids, 1, w->count);
-}
-
-static void window_append(Window* w, int32_t id) {
-    const int block = w->g->config->block_size;
-    if (w->count < block) {
-        w->ids[w->count++] = id;
-        w->g->engine->decode_step(w->logits, w->g->model, &id);
-        return;
-    }
-    const int keep = tokens_to_keep(block);
-    memmove(w->ids, w->ids + w->count - (keep - 1), (size_t)(keep - 1) * sizeof *w->ids);
-    w->ids[keep - 1] = id;
-    w->count = keep;
-    w->g->engine->decode_begin(w->logits, w->g->model, w->ids, 1, w->count);
-}
-
-static bool check_prompt(const Generator* g, const uint32_t* prompt, size_t n, TostError* err) {
-    const int size = tokenizer_size(g->tokenizer), rows = g->config->vocab_size;
-    if (size > rows)
-        return tost_error(err, "%s: %d tokens, but the model's vocabulary has %d; give the tokenizer it was "
-                          "trained with as --tokenizer FILE", tokenizer_path(g->tokenizer), size, rows);
-    for (size_t i = 0; i < n; i++)
-        if (prompt[i] >= (uint32_t)size)
-            return tost_error(err, "prompt: token %zu has the id %u, but %s has ids 0 to %d", i, prompt[i],
-                              tokenizer_path(g->tokenizer), size - 1);
-    return true;
-}
-
-static bool generate_tokens(GenerateResult* result, Window* w, Sampler* sampler, int64_t max_tokens, Rng* rng,
-                            TostError* err) {
-    const Generator* g = w->g;
-    for (;;) {
-        const int32_t id = sampler_draw(sampler, w->logits, &g->options, rng);
-        if (id < 0)
-            return tost_error(err, "the logits after %lld tokens are not numbers; the weights have diverged: use an "
-                              "earlier checkpoint (--model)", (long long)result->tokens);
-        if (id == tokenizer_eot(g->tokenizer)) return true;
-        size_t n;
-        const char* bytes = tokenizer_piece(g->tokenizer, (uint32_t)id, &n);
-        result->tokens++;
-        if (!g->piece(g->context, bytes, n) || result->tokens >= max_tokens) return true;
-        window_append(w, id);
-    }
-}
-
-bool generate(GenerateResult* result, const Generator* g, const uint32_t* prompt, size_t n_prompt, int64_t max_tokens,
-              Rng* rng, TostError* err) {
-    *result = (GenerateResult){0};
-    if (!check_prompt(g, prompt, n_prompt, err)) return false;
-    if (max_tokens <= 0) return true;
-    const uint32_t eot = (uint32_t)tokenizer_eot(g->tokenizer);
-    Sampler sampler = sampler_new(tokenizer_size(g->tokenizer));
-    Window w = {.g = g, .ids = xmalloc((size_t)g->config->block_size * sizeof(int32_t)),
-                .logits = xmalloc((size_t)g->config->vocab_size * sizeof(float))};
-    if (n_prompt > 0) window_begin(&w, prompt, n_prompt);
-    else window_begin(&w, &eot, 1);
-    const double start = now_seconds();
-    bool ok = generate_tokens(result, &w, &sampler, max_tokens, rng, err);
-    result->seconds = now_seconds() - start;
-    free(w.ids);
-    free(w.logits);
-    sampler_free(&sampler);
-    return ok;
+    const bool top_k = o->top_k > 0 && o->top_k < n, top_p = o->top_p < 1;
+    if (!top_k && !top_p) return draw(s->weight, n, u);
+    begin_ranking(s, logits);
+    if (top_k) keep_above(s, find_cut(s, NULL, o->top_k));
+    if (top_p) keep_above(s, find_cut(s, s->weight, o->top_p * sum_of(s->weight, s->n)));
+    return s->id[draw(s->weight, s->n, u)];
 }

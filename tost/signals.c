@@ -3,31 +3,51 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdbool.h>
+#include <stddef.h>
 #include <unistd.h>
+
+#include "output.h"
+
+static const struct { int number; const char* name; } handled[] = {
+    {SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}, {SIGHUP, "SIGHUP"}, {SIGUSR1, "SIGUSR1"}, {SIGXCPU, "SIGXCPU"},
+};
+enum { HANDLED = sizeof handled / sizeof handled[0] };
 
 static volatile sig_atomic_t received;   // global, because a signal handler has no arguments of its own
 
+// SIGINT and SIGTERM are requests: a second one quits immediately, and they are caught even if ignored, as SIGINT is in
+// a background job. The others report an event, which may repeat: kernel and shell both send SIGHUP when a terminal
+// closes, and SIGXCPU comes every second. They stay ignored if they were, as SIGHUP is under nohup.
+static bool is_request(int number) { return number == SIGINT || number == SIGTERM; }
+
 static void on_signal(int number) {
-    static const char note[] = "\nstopping after this step; a second signal quits immediately\n";
+    static const char note[] = "\nstopping; a second signal quits immediately\n";
     const int saved_errno = errno;
-    if (received && number == SIGHUP) return;   // kernel and shell both send it when a terminal closes
+    if (received && !is_request(number)) return;
     if (received) _exit(128 + number);
     received = number;
-    const ssize_t written = write(STDERR_FILENO, note, sizeof note - 1);
-    (void)written;   // a failed write is ignored
+    output_write(STDERR_FILENO, note, sizeof note - 1, 0);
     errno = saved_errno;
 }
 
 void signals_catch(void) {
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, before;
     sigemptyset(&action.sa_mask);
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    if (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN)   // nohup ignores it
-        sigaction(SIGHUP, &action, NULL);
+    for (size_t i = 0; i < HANDLED; i++) {
+        const int number = handled[i].number;
+        if (is_request(number) || (sigaction(number, NULL, &before) == 0 && before.sa_handler != SIG_IGN))
+            sigaction(number, &action, NULL);
+    }
 }
 
 int signals_received(void) { return received; }
+
+const char* signals_name(void) {
+    for (size_t i = 0; i < HANDLED; i++)
+        if (handled[i].number == received) return handled[i].name;
+    return NULL;
+}
 
 void signals_ignore_write_errors(void) {
     signal(SIGPIPE, SIG_IGN);

@@ -5,6 +5,8 @@
 
 #include <stdbool.h>
 
+enum { THREADS_LIMIT = 4096 };   // of --threads and OMP_NUM_THREADS; creating more takes minutes
+
 #ifdef _OPENMP
 #include <omp.h>
 enum { THREADS_MANY = 1 };   // true if this build can run more than one thread

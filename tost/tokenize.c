@@ -4,8 +4,10 @@
 #include "tokenize.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,11 +15,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "data.h"
 #include "json.h"
 #include "progress.h"
 #include "rng.h"
 #include "safetensors.h"
+#include "shard_writer.h"
+#include "shards.h"
+#include "signals.h"
 #include "threads.h"
 #include "tokenizer.h"
 
@@ -68,7 +72,8 @@ typedef struct {
 // A file being read: data[0 .. n) has been read and not yet processed.
 typedef struct {
     const char* name;                // for messages
-    FILE*       in;
+    int         fd;
+    mode_t      mode;                // type of the file
     char*       data;
     size_t      n, cap;
     uint64_t    read;                // bytes read so far
@@ -134,6 +139,8 @@ static void show_progress(Job* job) {
                   1e-6 * (double)job->r->bytes / (now_seconds() - job->progress.started));
 }
 
+static bool interrupted(TostError* err) { return tost_error(err, "interrupted; no shards were written"); }
+
 // Encodes and writes the parts collected so far.
 static bool finish_batch(Job* job, TostError* err) {
     encode_parts(job);
@@ -146,14 +153,14 @@ static bool finish_batch(Job* job, TostError* err) {
     }
     job->n_parts = job->n_ids = 0;
     show_progress(job);
-    return true;
+    return !signals_received() || interrupted(err);
 }
 
 // ---------------------------------------------------------------------------------------------
 // Reading
 
-// Rejects compressed and binary files by their first bytes.
-static bool check_head(const char* name, const char* head, size_t n, TostError* err) {
+bool text_check_head(size_t* skip, const char* name, const char* head, size_t n, TostError* err) {
+    static const char mark[] = "\xef\xbb\xbf";
     static const struct { const char *magic, *kind, *filter; } kinds[] = {
         {"\x1f\x8b", "compressed by gzip", "gzip -dc"},
         {"\xfd" "7zXZ", "compressed by xz", "xz -dc"},
@@ -167,24 +174,85 @@ static bool check_head(const char* name, const char* head, size_t n, TostError* 
     for (size_t i = 0; i < countof(kinds); i++) {
         const size_t len = strlen(kinds[i].magic);
         if (n >= len && memcmp(head, kinds[i].magic, len) == 0)
-            return tost_error(err, "%s: %s; pipe it through a filter: %s FILE | … tokenize … -", name, kinds[i].kind,
+            return tost_error(err, "%s: %s; pipe it through a filter: %s FILE | … -", name, kinds[i].kind,
                               kinds[i].filter);
     }
     if (n >= 5 && memcmp(head, "PAR1\x15", 5) == 0)
         return tost_error(err, "%s: a Parquet file, not text; write its text as JSONL first", name);
     if (shard_begins(head, n)) return tost_error(err, "%s: a token shard, not text; use it as --data", name);
-    return !st_begins(head, n) || tost_error(err, "%s: a safetensors file, not text; give a text file", name);
+    if (st_begins(head, n)) return tost_error(err, "%s: a safetensors file, not text; give a text file", name);
+    *skip = n >= sizeof mark - 1 && memcmp(head, mark, sizeof mark - 1) == 0 ? sizeof mark - 1 : 0;
+    return true;
 }
 
+// Does not wait for the writer of a FIFO; wait_for_input does.
 static bool source_open(Source* s, const char* path, TostError* err) {
-    bool standard = is_stdin(path);
-    *s = (Source){.name = standard ? "standard input" : path, .in = standard ? stdin : fopen(path, "rb")};
-    return s->in || tost_error(err, "%s: cannot be opened: %s", path, strerror(errno));
+    struct stat st;
+    const bool standard = is_stdin(path);
+    *s = (Source){.name = standard ? "standard input" : path,
+                  .fd = standard ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
+    if (s->fd < 0) return tost_error(err, "%s: cannot be opened: %s", path, strerror(errno));
+    s->mode = fstat(s->fd, &st) == 0 ? st.st_mode : 0;
+    return true;
 }
 
 static void source_close(Source* s) {
-    if (s->in && s->in != stdin) fclose(s->in);
+    if (s->fd >= 0 && s->fd != STDIN_FILENO) close(s->fd);
     free(s->data);
+}
+
+// Even with --quiet: otherwise the program would seem to hang.
+static void print_wait(Job* job, const char* name) {
+    TostError line;
+    tost_error(&line, "%s: waiting for a process that writes to this FIFO", name);   // replaces control characters
+    progress_erase(&job->progress);
+    fprintf(stderr, "%s\n", line.text);
+}
+
+static void print_skipped_mark(Job* job, const char* name) {
+    TostError line;
+    tost_error(&line, "%s: skipped the byte order mark at its beginning", name);
+    progress_text(&job->progress, "%s", line.text);
+}
+
+// Waits until a pipe or terminal can be read; false if a signal arrives. poll has a timeout, since the signal may come
+// just before it.
+static bool wait_for_input(const Source* s) {
+    enum { MILLISECONDS = 200 };
+    struct pollfd in = {.fd = s->fd, .events = POLLIN};
+    int ready = S_ISREG(s->mode);
+    while (!ready && !signals_received()) {
+        ready = poll(&in, 1, MILLISECONDS);
+        if (ready < 0 && (errno == EINTR || errno == EAGAIN)) ready = 0;
+    }
+    return !signals_received();
+}
+
+// Reads n bytes, or fewer at the end of the file: s->end.
+static bool source_fill(Source* s, char* to, size_t n, Job* job, TostError* err) {
+    bool first = S_ISFIFO(s->mode) && s->read == 0 && s->fd != STDIN_FILENO;
+    for (size_t done = 0; done < n && !s->end;) {
+        if (!first && !wait_for_input(s)) return interrupted(err);
+        const ssize_t got = read(s->fd, to + done, n - done);
+        if (got < 0 && errno != EINTR && errno != EAGAIN)
+            return tost_error(err, "%s: reading failed after %" PRIu64 " bytes: %s", s->name, s->read, strerror(errno));
+        if (got == 0 && first) print_wait(job, s->name);   // nothing has opened the FIFO for writing
+        else s->end = got == 0;
+        first = false;
+        done += got > 0 ? (size_t)got : 0;
+        s->read += got > 0 ? (uint64_t)got : 0;
+    }
+    return true;
+}
+
+// Checks the beginning of the file, and removes a byte order mark from it.
+static bool source_begin(Source* s, Job* job, TostError* err) {
+    size_t skip;
+    if (!text_check_head(&skip, s->name, s->data, s->n, err)) return false;
+    if (!skip) return true;
+    memmove(s->data, s->data + skip, s->n -= skip);
+    print_skipped_mark(job, s->name);
+    return true;
 }
 
 // Removes the first `used` bytes and reads at least half a batch more.
@@ -192,18 +260,14 @@ static bool source_read(Source* s, size_t used, Job* job, TostError* err) {
     s->n -= used;
     if (s->n) memmove(s->data, s->data + used, s->n);
     if (s->cap - s->n <= job->batch_bytes / 2) {
-        s->cap = s->cap * 2 + job->batch_bytes;
+        s->cap = s->cap * 2 + job->batch_bytes + TEXT_HEAD_BYTES;
         s->data = xrealloc(s->data, s->cap);
     }
-    size_t got = fread(s->data + s->n, 1, s->cap - s->n, s->in);
-    if (s->read == 0 && !check_head(s->name, s->data, got, err)) return false;
-    s->n += got;
-    s->read += got;
-    job->r->bytes += got;
-    s->end = feof(s->in);
-    if (!ferror(s->in)) return true;
-    return tost_error(err, "%s: reading failed after %" PRIu64 " bytes: %s", s->name, s->read,
-                      strerror(errno));
+    const uint64_t before = s->read;
+    if (!source_fill(s, s->data + s->n, s->cap - s->n, job, err)) return false;
+    s->n += (size_t)(s->read - before);
+    job->r->bytes += s->read - before;
+    return before > 0 || source_begin(s, job, err);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -346,9 +410,14 @@ static bool check_file(const char* path, TostError* err) {
     if (S_ISDIR(st.st_mode)) return tost_error(err, "%s: a folder; give the files in it", path);
     if (!S_ISREG(st.st_mode)) return true;
     Source s;
-    char head[16];
+    char head[TEXT_HEAD_BYTES];
     if (!source_open(&s, path, err)) return false;
-    bool ok = check_head(path, head, fread(head, 1, sizeof head, s.in), err);
+    ssize_t n;
+    do n = read(s.fd, head, sizeof head);
+    while (n < 0 && (errno == EINTR || errno == EAGAIN));
+    size_t skip;
+    bool ok = n < 0 ? tost_error(err, "%s: cannot be read: %s", path, strerror(errno))
+                    : text_check_head(&skip, path, head, (size_t)n, err);
     source_close(&s);
     return ok;
 }

@@ -5,16 +5,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "generate.h"
 #include "run.h"
-#include "sampler.h"
 #include "schedule.h"
 #include "signals.h"
 
 static bool train(Run* r, TostError* err);
-static bool train_step(LogRow* row, Run* r, TostError* err);
+static bool train_step(bool* completed, LogRow* row, Run* r, TostError* err);
 static bool after_step(Run* r, LogRow* row, TostError* err);
 static bool validate(bool* completed, Run* r, TostError* err);
 static bool write_sample(Run* r, TostError* err);
+
+static int64_t micro_batches(const Options* o) { return o->total_batch / ((int64_t)o->batch * o->seq); }
 
 int command_train(const Options* args, const TostEngine* engine) {
     Run r = {.args = args, .o = *args, .engine = engine, .progress = progress_new(stdout, args->quiet), .val_loss = NAN,
@@ -52,11 +54,14 @@ static bool complete_resumed_step(Run* r, TostError* err) {
 }
 
 static bool loop(Run* r, TostError* err) {
+    progress_train(&r->progress, r->info.step, r->o.steps, micro_batches(&r->o), r->o.total_batch);
     if (r->info.step == 0 && !before_first_step(r, err)) return false;
     if (r->info.unvalidated_row && !complete_resumed_step(r, err)) return false;
     while (r->info.step < r->o.steps && !signals_received()) {
         LogRow row;
-        if (!train_step(&row, r, err) || !after_step(r, &row, err)) return false;
+        bool completed = false;
+        if (!train_step(&completed, &row, r, err)) return false;
+        if (completed && !after_step(r, &row, err)) return false;
     }
     return r->o.save_every == 0 || run_save(r, true, err);
 }
@@ -67,6 +72,7 @@ static bool train(Run* r, TostError* err) {
     signals_catch();
     bool ok = loop(r, err);
     progress_end(&r->progress);
+    report_log(r);
     TostError closing;
     if (!log_close(&r->log, ok ? err : &closing)) ok = false;
     if (ok) report_end(r);
@@ -77,17 +83,31 @@ static bool train(Run* r, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // One training step
 
-// Gradients of total_batch tokens, accumulated over micro-batches.
-static bool accumulate_gradients(Run* r, TostError* err) {
+// The data cannot be read. Saves the completed steps, then adds to the error how to continue from them.
+static bool data_failed(Run* r, TostError* err) {
+    TostError save;
+    run_mean_loss(r);   // resets the sum
+    if (r->info.step > 0 && r->o.save_every > 0 && !run_save(r, true, &save)) run_warn(r, "%s", save.text);
+    return tost_error(err, "%s; stopped after step %lld; %s", err->text, (long long)r->info.step, resume_hint(r).text);
+}
+
+// Gradients of total_batch tokens, accumulated over micro-batches. If a signal interrupts it, *completed is false.
+static bool accumulate_gradients(bool* completed, Run* r, TostError* err) {
     const Options* o = &r->o;
-    const int64_t sequences = o->total_batch / o->seq;
+    const int64_t n = micro_batches(o);
     r->engine->zero_grad(r->model);
-    for (int64_t first = 0; first < sequences; first += o->batch) {
-        const uint64_t at = r->info.data_sample + (uint64_t)first;
-        if (!data_batch(r->data, r->inputs, r->targets, at, o->batch, err)) return false;
+    int64_t done = 0;
+    for (; done < n && (done == 0 || !signals_received()); done++) {
+        progress_micro_batch(&r->progress, done);
+        const uint64_t at = r->info.data_sample + (uint64_t)(done * o->batch);
+        if (!data_batch(r->data, r->inputs, r->targets, at, o->batch, err)) return data_failed(r, err);
         r->engine->forward_train(r->model, r->inputs, r->targets, o->batch, o->seq, 1.0f / (float)o->total_batch);
         r->engine->backward(r->model);
     }
+    *completed = done == n;
+    if (!*completed)
+        progress_text(&r->progress, "step %lld is incomplete (micro-batch %lld of %lld): it is dropped",
+                      (long long)r->info.step + 1, (long long)done, (long long)n);
     return true;
 }
 
@@ -163,13 +183,18 @@ static bool skip_step(Run* r, const TostError* reason, TostError* err) {
     return true;
 }
 
-// A skipped step consumes its data and advances the schedule. Its log row has a learning rate of 0.
-static bool train_step(LogRow* row, Run* r, TostError* err) {
+// A skipped step consumes its data and advances the schedule. Its log row has a learning rate of 0. A signal drops an
+// incomplete step: *completed is false, parameters and run state are unchanged, and a resumed run computes the step.
+static bool train_step(bool* completed, LogRow* row, Run* r, TostError* err) {
     const Options* o = &r->o;
     const double start = now_seconds();
     double lr = 0;
     TostError reason;
-    if (!accumulate_gradients(r, err)) return false;
+    if (!accumulate_gradients(completed, r, err)) return false;
+    if (!*completed) {
+        run_mean_loss(r);   // resets the sum
+        return true;
+    }
     const double norm = r->engine->grad_norm(r->model), loss = run_mean_loss(r);   // one synchronization per step
     if (check_step(r, loss, norm, &reason)) {
         lr = optimizer_step(r, norm);
@@ -192,24 +217,27 @@ static bool is_due(const Run* r, int64_t every) {
     return every > 0 && (r->info.step % every == 0 || r->info.step == r->o.steps);
 }
 
-// A signal interrupts validation and sampling. If a validation is interrupted, the checkpoint stores the unfinished log
-// row, and the resumed run repeats the validation.
+// A signal interrupts validation and sampling. If a validation is interrupted or its data cannot be read, the
+// checkpoint stores the unfinished log row, and the resumed run repeats the validation.
 static bool after_step(Run* r, LogRow* row, TostError* err) {
     if (r->val && is_due(r, r->o.val_every)) {
         bool completed;
+        if (r->o.save_every > 0) r->info.unvalidated_row = log_row_text(row);
         if (!validate(&completed, r, err)) return false;
-        if (completed) row->val_loss = r->val_loss;
-        else if (r->o.save_every > 0) {
-            r->info.unvalidated_row = log_row_text(row);
+        if (!completed && r->info.unvalidated_row) {
             progress_text(&r->progress, "validation after step %lld was interrupted: --resume repeats it",
                           (long long)r->info.step);
             return true;
         }
+        free(r->info.unvalidated_row);
+        r->info.unvalidated_row = NULL;
+        if (completed) row->val_loss = r->val_loss;
     }
     if (!run_log_step(r, row, err)) return false;
-    progress_step(&r->progress, row, r->o.steps);
+    progress_step(&r->progress, row);
     if (!isnan(row->val_loss)) report_validation(r);
     if (is_due(r, r->o.sample_every) && !write_sample(r, err)) return false;
+    report_log(r);
     report_lost_output(r);
     return !is_due(r, r->o.save_every) || r->info.step == r->o.steps || run_save(r, false, err);
 }
@@ -221,9 +249,12 @@ static bool validate(bool* completed, Run* r, TostError* err) {
     const uint64_t B = (uint64_t)o->batch, wanted = (uint64_t)o->val_batches * B, available = data_samples(r->val);
     const uint64_t sequences = wanted < available ? wanted : available;
     uint64_t first = 0;
+    progress_start(&r->progress);
     for (; first < sequences && !signals_received(); first += B) {
         const int rows = (int)(sequences - first < B ? sequences - first : B);
-        if (!data_batch(r->val, r->inputs, r->targets, first, rows, err)) return false;
+        progress_show(&r->progress, (double)first / (double)sequences, "validation %llu/%llu",
+                      (unsigned long long)(first / B), (unsigned long long)((sequences + B - 1) / B));
+        if (!data_batch(r->val, r->inputs, r->targets, first, rows, err)) return data_failed(r, err);
         r->engine->forward_loss(r->model, r->inputs, r->targets, rows, o->seq);
     }
     const double loss = run_mean_loss(r);
@@ -237,8 +268,15 @@ static bool validate(bool* completed, Run* r, TostError* err) {
     return true;
 }
 
-static bool append_piece(void* stream, const char* bytes, size_t n) {
-    fwrite(bytes, 1, n, stream);
+typedef struct { Run* r; FILE* text; int64_t tokens; } SampleText;
+
+static bool append_piece(void* context, const char* bytes, size_t n) {
+    SampleText* s = context;
+    const int64_t tokens = s->r->o.sample_tokens;
+    fwrite(bytes, 1, n, s->text);
+    s->tokens++;
+    progress_show(&s->r->progress, (double)s->tokens / (double)tokens, "sample %lld/%lld tokens", (long long)s->tokens,
+                  (long long)tokens);
     return !signals_received();
 }
 
@@ -251,11 +289,13 @@ static bool write_sample(Run* r, TostError* err) {
     GenerateResult result;
     char* text = NULL;
     size_t n = 0;
-    FILE* stream = open_memstream(&text, &n);
-    const Generator generator = {r->engine, r->model, &o->config, r->tokenizer,
-                                 {o->temperature, o->top_k, o->top_p}, append_piece, stream};
+    SampleText sample = {r, open_memstream(&text, &n), 0};
+    const Generator generator = {.engine = r->engine, .model = r->model, .config = &o->config,
+                                 .tokenizer = r->tokenizer, .options = {o->temperature, o->top_k, o->top_p},
+                                 .piece = append_piece, .context = &sample};
+    progress_start(&r->progress);
     const bool ok = generate(&result, &generator, NULL, 0, o->sample_tokens, &rng, err);
-    fclose(stream);
+    fclose(sample.text);
     if (ok) report_sample(r, text, n);
     free(text);
     return ok;

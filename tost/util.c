@@ -1,10 +1,11 @@
-// util.c: error messages, memory, files and paths, time, checksums.
+// util.c: error messages, printable text, memory, files and paths, time, checksums.
 #include "util.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
+#include <limits.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -14,6 +15,16 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "platform.h"
+
+static void* or_exit(void* p, size_t bytes) {
+    if (!p) {
+        fprintf(stderr, "out of memory: %zu bytes could not be allocated\n", bytes);
+        exit(STATUS_FAILED);
+    }
+    return p;
+}
 
 // ---------------------------------------------------------------------------------------------
 // Errors
@@ -32,30 +43,87 @@ static void fit_text(char* out, size_t cap, const char* text) {
     snprintf(out, cap, "%.*s%s%s", (int)head, text, gap, text + tail);
 }
 
+static char* vformat(const char* fmt, va_list ap) {
+    char* text = NULL;
+    const int n = vasprintf(&text, fmt, ap);
+    return or_exit(n < 0 ? NULL : text, strlen(fmt));
+}
+
 bool tost_error(TostError* err, const char* fmt, ...) {
-    char whole[3 * 4096], text[sizeof err->text];  // separate buffers: err->text may be an argument
+    const int saved_errno = errno;
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(whole, sizeof whole, fmt, ap);
+    char* text = vprintable_text(fmt, ap);
     va_end(ap);
-    fit_text(text, sizeof text, whole);
-    for (unsigned char* p = (unsigned char*)text; *p; p++) {
-        if (*p < 0x20 || *p == 0x7f) *p = '?';  // file names may contain newlines and escape sequences
-    }
-    memcpy(err->text, text, sizeof text);
+    fit_text(err->text, sizeof err->text, text);
+    free(text);
+    errno = saved_errno;
     return false;
 }
 
 // ---------------------------------------------------------------------------------------------
-// Memory
+// Text
 
-static void* or_exit(void* p, size_t bytes) {
-    if (!p) {
-        fprintf(stderr, "out of memory: %zu bytes could not be allocated\n", bytes);
-        exit(STATUS_FAILED);
+int utf8_length(const char* p, const char* end) {
+    const unsigned char* u = (const unsigned char*)p;
+    size_t left = (size_t)(end - p);
+    if (!left) return 0;
+    int n = u[0] < 0x80 ? 1 : u[0] < 0xc2 ? 0 : u[0] < 0xe0 ? 2 : u[0] < 0xf0 ? 3 : u[0] < 0xf5 ? 4 : 0;
+    if ((size_t)n > left) return 0;
+    for (int i = 1; i < n; i++) {
+        if ((u[i] & 0xc0) != 0x80) return 0;
     }
-    return p;
+    bool overlong = (u[0] == 0xe0 && u[1] < 0xa0) || (u[0] == 0xf0 && u[1] < 0x90);
+    bool surrogate = u[0] == 0xed && u[1] > 0x9f, too_large = u[0] == 0xf4 && u[1] > 0x8f;  // over U+10FFFF
+    return overlong || surrogate || too_large ? 0 : n;
 }
+
+// True for a UTF-8 character of n bytes that a terminal obeys instead of showing it: C0 and C1 control characters, line
+// and paragraph separators, and marks that change the direction of text. False for an invalid one, n = 0.
+static bool is_control(const unsigned char* u, int n) {
+    if (n == 1) return u[0] < 0x20 || u[0] == 0x7f;
+    if (n == 2) return u[0] == 0xc2 && u[1] < 0xa0;                                     // U+0080 to U+009F
+    if (n != 3 || u[0] != 0xe2) return false;
+    if (u[1] == 0x80) return u[2] == 0x8e || u[2] == 0x8f || (u[2] >= 0xa8 && u[2] <= 0xae);   // U+200E, U+2028, …
+    return u[1] == 0x81 && u[2] >= 0xa6 && u[2] <= 0xa9;                                // U+2066 to U+2069
+}
+
+// Backslashes are not escaped, so that printable text stays as it is when it becomes part of another text.
+char* printable_text(const char* text) {
+    static const char from[] = "\n\r\t", to[] = "nrt";
+    const char* end = text + strlen(text);
+    char *escaped = xmalloc(4 * (size_t)(end - text) + 1), *p = escaped;
+    while (text < end) {
+        const int n = utf8_length(text, end);
+        const bool raw = n > 0 && !is_control((const unsigned char*)text, n);
+        for (int i = 0; i < (n > 0 ? n : 1); i++, text++) {
+            const char* at = strchr(from, *text);
+            if (raw) *p++ = *text;
+            else if (at) p += sprintf(p, "\\%c", to[at - from]);
+            else p += sprintf(p, "\\x%02x", (unsigned char)*text);
+        }
+    }
+    *p = 0;
+    return escaped;
+}
+
+char* vprintable_text(const char* fmt, va_list ap) {
+    char *text = vformat(fmt, ap), *escaped = printable_text(text);
+    free(text);
+    return escaped;
+}
+
+void print_line(FILE* out, const char* fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    char* line = vprintable_text(fmt, ap);
+    va_end(ap);
+    fprintf(out, "%s\n", line);
+    free(line);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Memory
 
 void* xmalloc(size_t bytes) { return or_exit(malloc(bytes ? bytes : 1), bytes); }
 
@@ -72,12 +140,11 @@ char* xstrdup(const char* s) {
 }
 
 char* xasprintf(const char* fmt, ...) {
-    char* s = NULL;
     va_list ap;
     va_start(ap, fmt);
-    int n = vasprintf(&s, fmt, ap);
+    char* s = vformat(fmt, ap);
     va_end(ap);
-    return or_exit(n < 0 ? NULL : s, strlen(fmt));
+    return s;
 }
 
 #ifdef TOST_SANITIZE
@@ -142,6 +209,7 @@ static bool read_all(Bytes* out, int fd) {
         if (cap - out->size < 2) out->data = xrealloc(out->data, cap *= 2);
         ssize_t n = read(fd, out->data + out->size, cap - out->size - 1);
         if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && errno == EAGAIN && fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK) == 0) continue;
         if (n < 0) return false;
         if (n == 0) break;
         out->size += (size_t)n;
@@ -150,16 +218,24 @@ static bool read_all(Bytes* out, int fd) {
     return true;
 }
 
+static bool is_fifo(int fd) {
+    struct stat st;
+    return fstat(fd, &st) == 0 && S_ISFIFO(st.st_mode);
+}
+
+// A FIFO that no process writes to is an error; it is opened with O_NONBLOCK, because open would wait for a writer.
 bool read_file(Bytes* out, const char* path, TostError* err) {
     bool is_stdin = strcmp(path, "-") == 0;
     *out = (Bytes){0};
-    int fd = is_stdin ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
+    int fd = is_stdin ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return tost_error(err, "%s: cannot be opened: %s", path, strerror(errno));
     bool ok = read_all(out, fd);
     if (!ok && errno == EISDIR) tost_error(err, "%s: is a folder: give a file name", path);
     else if (!ok)
         tost_error(err, "%s: cannot be read after %zu bytes: %s", is_stdin ? "standard input" : path,
                    out->size, strerror(errno));
+    if (ok && out->size == 0 && !is_stdin && is_fifo(fd))
+        ok = tost_error(err, "%s: a FIFO that no process writes to: give a regular file", path);
     if (ok && out->size > MAX_FILE_BYTES)
         ok = tost_error(err, "%s: larger than %d bytes: give a smaller file",
                         is_stdin ? "standard input" : path, MAX_FILE_BYTES);
@@ -171,6 +247,18 @@ bool read_file(Bytes* out, const char* path, TostError* err) {
     return ok;
 }
 
+bool file_is_ours(const char* path, long offset, const char* text) {
+    struct stat st;
+    char head[256];
+    if (lstat(path, &st) != 0) return errno == ENOENT;
+    if (!S_ISREG(st.st_mode)) return false;
+    if (st.st_size == 0) return true;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    const ssize_t n = fd < 0 ? -1 : pread(fd, head, sizeof head, offset);
+    if (fd >= 0) close(fd);
+    return n >= (ssize_t)strlen(text) && memcmp(head, text, strlen(text)) == 0;
+}
+
 // A new folder is durable once its parent is synced. Skips parents that are not readable.
 static bool sync_parent(const char* path, TostError* err) {
     char* dir = path_dir(path);
@@ -179,7 +267,26 @@ static bool sync_parent(const char* path, TostError* err) {
     return ok;
 }
 
+size_t existing_dirs(const char* path) {
+    size_t n = strlen(path);
+    char* part = xstrdup(path);
+    while (n > 0 && (part[n] = 0, !path_exists(part)))   // one component less
+        for (n--; n > 0 && part[n] != '/'; n--) {}
+    free(part);
+    return n;
+}
+
+void remove_new_dirs(const char* path, size_t existing) {
+    char* part = xstrdup(path);
+    for (size_t n = strlen(part); n > existing; part[n] = 0) {
+        rmdir(part);   // fails if it is not empty
+        for (n--; n > existing && part[n] != '/'; n--) {}
+    }
+    free(part);
+}
+
 bool make_dirs(const char* path, TostError* err) {
+    const size_t existing = existing_dirs(path);
     char* part = xstrdup(path);
     bool ok = true;
     for (size_t i = 1; ok; i++) {
@@ -195,40 +302,16 @@ bool make_dirs(const char* path, TostError* err) {
         part[i] = '/';
     }
     free(part);
+    if (!ok) remove_new_dirs(path, existing);
     return ok;
 }
 
 bool sync_dir(const char* path, TostError* err) {
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return tost_error(err, "%s: the folder cannot be opened: %s", path, strerror(errno));
-    bool ok = fsync(fd) == 0 || errno == EINVAL;  // EINVAL: the file system does not support it
-    if (!ok) tost_error(err, "%s: the folder cannot be synced: %s", path, strerror(errno));
-    close(fd);
+    Folder f;
+    if (!folder_open(&f, NULL, path, err)) return false;
+    const bool ok = folder_sync(&f, err);
+    folder_close(&f);
     return ok;
-}
-
-static bool remove_entries(const char* path, TostError* err) {
-    DIR* dir = opendir(path);
-    if (!dir) return tost_error(err, "%s: cannot be removed: %s", path, strerror(errno));
-    bool ok = true;
-    for (struct dirent* e; ok && (e = readdir(dir));) {
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
-        char* child = path_join(path, e->d_name);
-        ok = remove_tree(child, err);
-        free(child);
-    }
-    closedir(dir);
-    return ok;
-}
-
-bool remove_tree(const char* path, TostError* err) {
-    struct stat st;
-    if (lstat(path, &st) != 0) {
-        return errno == ENOENT || tost_error(err, "%s: cannot be removed: %s", path, strerror(errno));
-    }
-    if (S_ISDIR(st.st_mode) && !remove_entries(path, err)) return false;  // does not follow links
-    return remove(path) == 0 || errno == ENOENT
-        || tost_error(err, "%s: cannot be removed: %s", path, strerror(errno));
 }
 
 bool path_exists(const char* path) {
@@ -254,6 +337,158 @@ char* path_dir(const char* path) {
     while (n > 1 && path[n - 1] == '/') n--;
     return xasprintf("%.*s", (int)n, path);
 }
+
+// argv[0] contains a slash, or is the name of a file in a folder of PATH.
+char* program_path(const char* argv0) {
+    if (strchr(argv0, '/')) return realpath(argv0, NULL);
+    const char* folders = getenv("PATH");
+    while (folders) {
+        const size_t n = strcspn(folders, ":");
+        char *dir = xasprintf("%.*s", (int)n, folders), *path = path_join(n ? dir : ".", argv0);
+        char* found = access(path, X_OK) == 0 && !is_dir(path) ? realpath(path, NULL) : NULL;
+        free(dir);
+        free(path);
+        if (found) return found;
+        folders = folders[n] ? folders + n + 1 : NULL;
+    }
+    return NULL;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Folders by descriptor
+
+int folder_fd(const Folder* in) { return in ? in->fd : AT_FDCWD; }
+
+char* folder_path(const Folder* in, const char* name) { return in ? path_join(in->path, name) : xstrdup(name); }
+
+bool folder_open(Folder* f, const Folder* in, const char* name, TostError* err) {
+    *f = (Folder){.fd = openat(folder_fd(in), name, O_RDONLY | O_DIRECTORY | O_CLOEXEC), .path = folder_path(in, name)};
+    if (f->fd >= 0) return true;
+    const int why = errno;
+    tost_error(err, "%s: the folder cannot be opened: %s", f->path, strerror(why));
+    free(f->path);
+    *f = (Folder){0};
+    errno = why;
+    return false;
+}
+
+void folder_close(Folder* f) {
+    if (f->path) close(f->fd);
+    free(f->path);
+    *f = (Folder){0};
+}
+
+bool folder_sync(const Folder* f, TostError* err) {
+    return sync_file(f->fd) || errno == EINVAL || errno == EBADF || errno == ENOTSUP   // some file systems cannot
+        || tost_error(err, "%s: the folder cannot be synced: %s", f->path, strerror(errno));
+}
+
+bool folder_list(PathList* names, const Folder* f, TostError* err) {
+    *names = (PathList){0};
+    const int fd = openat(f->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);   // at its own position
+    DIR* dir = fd >= 0 ? fdopendir(fd) : NULL;
+    int why = dir ? 0 : errno;
+    if (!dir && fd >= 0) close(fd);
+    for (int cap = 0; dir;) {
+        errno = 0;
+        const struct dirent* e = readdir(dir);
+        if (!e) {
+            why = errno;
+            break;
+        }
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
+        if (names->count == cap)
+            names->paths = xrealloc(names->paths, (size_t)(cap = cap ? 2 * cap : 16) * sizeof *names->paths);
+        names->paths[names->count++] = xstrdup(e->d_name);
+    }
+    if (dir) closedir(dir);
+    if (!why) return true;
+    free_paths(names);
+    return tost_error(err, "%s: the folder cannot be read: %s", f->path, strerror(why));
+}
+
+// NFS and FUSE keep a removed file that a process has open under such a name in its folder.
+static bool is_in_use(const char* name) {
+    return strncmp(name, ".nfs", 4) == 0 || strncmp(name, ".fuse_hidden", 12) == 0;
+}
+
+static bool cannot_remove(const Folder* in, const char* name, int why, TostError* err) {
+    char* path = folder_path(in, name);
+    tost_error(err, "%s: cannot be removed: %s", path, strerror(why));
+    free(path);
+    return false;
+}
+
+// Removes the files in a folder that are not in use. *left: the number of those that are.
+static bool remove_contents(int* left, const Folder* in, const char* name, TostError* err) {
+    Folder f;
+    PathList names;
+    *left = 0;
+    if (!folder_open(&f, in, name, err)) return errno == ENOENT || cannot_remove(in, name, errno, err);
+    bool ok = folder_list(&names, &f, err);
+    for (int i = 0; ok && i < names.count; i++) {
+        const bool in_use = is_in_use(names.paths[i]);
+        *left += in_use;
+        ok = in_use || folder_remove(&f, names.paths[i], err);
+    }
+    free_paths(&names);
+    folder_close(&f);
+    return ok;
+}
+
+bool folder_remove(const Folder* in, const char* name, TostError* err) {
+    enum { MOST_TRIES = 3 };   // removing a file that is in use leaves one with a hidden name
+    struct stat st;
+    const int at = folder_fd(in);
+    int left = 0, why = 0;
+    if (fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) != 0)
+        return errno == ENOENT || cannot_remove(in, name, errno, err);
+    const bool dir = S_ISDIR(st.st_mode);
+    for (int tries = 0; tries < MOST_TRIES; tries++) {
+        if (dir && !remove_contents(&left, in, name, err)) return false;
+        if (unlinkat(at, name, dir ? AT_REMOVEDIR : 0) == 0 || errno == ENOENT) return true;
+        why = errno;
+        if (!dir || (why != ENOTEMPTY && why != EEXIST)) break;
+        if (left > 0) return true;
+    }
+    return cannot_remove(in, name, why, err);
+}
+
+// The path of an open folder, relative if it is below the working directory; NULL if the system does not tell. free()
+static char* descriptor_path(int fd) {
+    char path[PATH_MAX], here[PATH_MAX];
+#ifdef F_GETPATH
+    if (fcntl(fd, F_GETPATH, path) != 0) return NULL;
+#else
+    char link[64];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    const ssize_t length = readlink(link, path, sizeof path - 1);
+    if (length <= 0) return NULL;
+    path[length] = 0;
+#endif
+    const size_t n = getcwd(here, sizeof here) ? strlen(here) : 0;
+    return xstrdup(n > 1 && strncmp(path, here, n) == 0 && path[n] == '/' ? path + n + 1 : path);
+}
+
+static bool leads_to(const char* path, const struct stat* folder) {
+    struct stat st;
+    return stat(path, &st) == 0 && st.st_ino == folder->st_ino && st.st_dev == folder->st_dev;
+}
+
+FolderState folder_check(Folder* f) {
+    struct stat mine;
+    if (fstat(f->fd, &mine) != 0 || leads_to(f->path, &mine)) return FOLDER_SAME;
+    if (mine.st_nlink == 0) return FOLDER_REMOVED;
+    char* now = descriptor_path(f->fd);
+    const bool found = now && leads_to(now, &mine);
+    char** unused = found ? &f->path : &now;
+    free(*unused);
+    if (found) f->path = now;
+    return found ? FOLDER_MOVED : FOLDER_SAME;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Globs
 
 static int compare_names(const void* a, const void* b) {
     return strcmp(*(char* const*)a, *(char* const*)b);

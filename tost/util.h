@@ -1,10 +1,12 @@
-// util.h: error messages, memory, files and paths, time, checksums.
+// util.h: error messages, printable text, memory, files and paths, time, checksums.
 #ifndef TOST_UTIL_H
 #define TOST_UTIL_H
 
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #define countof(a) (sizeof(a) / sizeof((a)[0]))
 #define PRINTF_LIKE(fmt, args) __attribute__((format(printf, fmt, args)))
@@ -15,11 +17,23 @@
 
 typedef struct { char text[1024]; } TostError;
 
-// Sets err->text. Replaces control characters by '?' and the middle of a long text by an ellipsis. err->text may be an
-// argument. Always returns false.
+// Sets err->text to a printable text (below), with the middle of a long one replaced by an ellipsis. err->text may be
+// an argument. Always returns false.
 bool tost_error(TostError* err, const char* fmt, ...) PRINTF_LIKE(2, 3);
 
 enum { STATUS_FAILED = 1, STATUS_USAGE = 2 };  // exit statuses: run-time error; invalid command line
+
+// ---------------------------------------------------------------------------------------------
+// Text. File names, metadata and arguments may contain any bytes. The program prints them only through these functions
+// and tost_error, so that they cannot control the terminal or add lines.
+
+// Length of the UTF-8 character at p, 1 to 4 bytes; 0 if it is invalid (surrogates and overlong encodings included) or
+// truncated at end.
+int   utf8_length(const char* p, const char* end);
+// A copy with control characters and bytes that are not UTF-8 written as \n, \r, \t or \xHH. free()
+char* printable_text(const char* text);
+char* vprintable_text(const char* fmt, va_list ap) PRINTF_LIKE(1, 0);   // of a formatted text; free()
+void  print_line(FILE* out, const char* fmt, ...) PRINTF_LIKE(2, 3);    // one printable line and a line break
 
 // ---------------------------------------------------------------------------------------------
 // Memory. The x functions print one line and exit with STATUS_FAILED if memory runs out.
@@ -48,15 +62,39 @@ typedef struct { char* data; size_t size; } Bytes;  // data is followed by a NUL
 
 enum { MAX_FILE_BYTES = 1 << 30 };                                 // limit of read_file: /dev/zero has no end
 bool  read_file(Bytes* out, const char* path, TostError* err);     // all of it; "-" is stdin. free(out->data)
-bool  make_dirs(const char* path, TostError* err);                 // like mkdir -p
+// True if nothing is lost when the file is replaced: it does not exist, or it is a regular file that is empty or has
+// this text at this offset, which shows who wrote it. Links are not followed.
+bool  file_is_ours(const char* path, long offset, const char* text);
+bool  make_dirs(const char* path, TostError* err);                 // like mkdir -p; on failure removes what it made
+size_t existing_dirs(const char* path);                            // length of the longest prefix that exists
+void  remove_new_dirs(const char* path, size_t existing);          // removes the empty folders beyond that prefix
 bool  sync_dir(const char* path, TostError* err);                  // fsync of a folder: makes renames in it durable
-bool  remove_tree(const char* path, TostError* err);               // like rm -rf
 bool  path_exists(const char* path);
 bool  is_dir(const char* path);
 char* path_join(const char* dir, const char* name);                // free()
+char* program_path(const char* argv0);                             // resolved, or NULL if not found; free()
 char* path_dir(const char* path);                                  // "a/b" -> "a", "b" -> "."; free()
 
-typedef struct { int count; char** paths; } PathList;              // sorted by name
+// An open folder. Functions on names in it go by its descriptor, so they work on the same folder after it is renamed. A
+// `const Folder* in` may be NULL: then `name` is a path.
+typedef struct { int fd; char* path; } Folder;                     // path: for messages; NULL: not open
+
+typedef enum { FOLDER_SAME, FOLDER_MOVED, FOLDER_REMOVED } FolderState;
+
+bool  folder_open(Folder* f, const Folder* in, const char* name, TostError* err);
+void  folder_close(Folder* f);                                     // does nothing if it is not open or zeroed
+int   folder_fd(const Folder* in);                                 // for openat and the like
+char* folder_path(const Folder* in, const char* name);             // for messages; free()
+bool  folder_sync(const Folder* f, TostError* err);
+// The names in a folder, without "." and "..", in any order. The array and the names: free_paths
+typedef struct { int count; char** paths; } PathList;
+bool  folder_list(PathList* names, const Folder* f, TostError* err);
+// Like rm -rf. Files that NFS or FUSE keep under a hidden name because a process has them open remain, with their
+// folder.
+bool  folder_remove(const Folder* in, const char* name, TostError* err);
+// Whether path still leads to the folder. If it was moved, updates path, if the system tells the new one.
+FolderState folder_check(Folder* f);
+
 
 bool expand_glob(PathList* out, const char* pattern, TostError* err);  // an error if nothing matches
 void free_paths(PathList* list);

@@ -5,6 +5,7 @@
 #include "check.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/resource.h>
 
@@ -52,6 +53,9 @@ static inline void limit_file_size(rlim_t bytes) {
     must(setrlimit(RLIMIT_FSIZE, &limit) == 0, "setrlimit", NULL);
 }
 
+// Like rm -rf.
+static inline bool remove_tree(const char* path, TostError* err) { return folder_remove(NULL, path, err); }
+
 // Creates an empty folder, in /dev/shm if possible because saves call fsync. Remove it with drop_folder.
 static inline char* new_folder(void) {
     const char* base = getenv("TMPDIR");
@@ -65,6 +69,27 @@ static inline void drop_folder(char* path) {
     TostError err;
     must(remove_tree(path, &err), "remove_tree", &err);
     free(path);
+}
+
+static inline void set_waiting(int fd, bool waiting) {
+    const int flags = fcntl(fd, F_GETFL);
+    must(flags >= 0 && fcntl(fd, F_SETFL, waiting ? flags & ~O_NONBLOCK : flags | O_NONBLOCK) == 0, "fcntl", NULL);
+}
+
+// Makes a pipe that nobody reads full, and empty again.
+static inline void fill_pipe(int fd) {
+    static const char zeros[4096];
+    set_waiting(fd, false);
+    for (size_t n = sizeof zeros; n > 0; n /= 2)
+        while (write(fd, zeros, n) > 0) {}
+    set_waiting(fd, true);
+}
+
+static inline void empty_pipe(int fd) {
+    char block[4096];
+    set_waiting(fd, false);
+    while (read(fd, block, sizeof block) > 0) {}
+    set_waiting(fd, true);
 }
 
 #endif

@@ -67,12 +67,12 @@ for line in \
      resume overwrite log steps batch seq total-batch lr warmup min-lr-frac weight-decay beta1 beta2 eps grad-clip
      skip-loss-z skip-grad-z max-skipped seed
      val-every val-batches sample-every sample-tokens save-every keep on-save-error quiet temperature top-k top-p
-     dtype threads recompute help" \
-    "sample model tokenizer prompt tokens samples temperature top-k top-p seed dtype threads help" \
-    "eval model data task json tokenizer batch seq stride windows seed dtype threads help" \
+     dtype threads recompute help man bash-completion" \
+    "sample model tokenizer prompt prompts tokens samples stop temperature top-k top-p seed dtype threads help" \
+    "eval model data task json force tokenizer batch seq stride windows seed dtype threads help" \
     "tokenize tokenizer out val-frac shard-tokens jsonl seed threads quiet help" \
-    "info model help" \
-    "inspect model text out tokenizer dtype threads help"; do
+    "info model vocab-size help" \
+    "inspect model text out force tokenizer dtype threads help"; do
     # shellcheck disable=SC2086
     set -- $line
     command=$1
@@ -103,7 +103,7 @@ check "errors use the program's name" [ "$(./other_name info nowhere 2>&1 | cut 
 
 run 0 $tiny --steps 6 --save-every 3 --val-every 2 --sample-every 2 --out straight
 check "nothing on stderr" empty stderr
-check "a line per step" [ "$(grep -c '^step ' stdout)" -eq 6 ]
+check "lines of the first and the last step" [ "$(grep -c '^step [16]/6  loss' stdout)" -eq 2 ]
 check "a sample" grep -q 'sample after step 6' stdout
 check "a row per step and a header" [ "$(wc -l <straight/log.csv)" -eq 7 ]
 check "the log counts steps from 0" [ "$(sed -n 2p straight/log.csv | cut -d, -f1,2)" = "0,128" ]
@@ -118,6 +118,20 @@ check "a resumed run ends with the same parameters and Adam moments" \
 check "a resumed run has the same log" same_log straight/log.csv halfway/log.csv
 run 0 --resume --out halfway --quiet
 check "--quiet: nothing on stdout" empty stdout
+for unused in "val-data nowhere --val-every 0" "val-batches 3 --val-every 0" "keep 3 --save-every 0" \
+    "temperature 0.5 --sample-every 0" "sample-tokens 8 --quiet"; do
+    rm -rf unused
+    run 0 $small --steps 1 --out unused --$unused
+    check "--$unused: $(cat stderr)" grep -q -e "--${unused%% *} has no effect with --${unused##* --}" stderr
+done
+run 0 --resume --out unused --steps 2 --val-every 0 --val-batches 3
+check "options without effect on --resume: $(cat stderr)" says "--val-batches has no effect with --val-every 0" stderr
+OMP_NUM_THREADS=20000 run 1 sample --model nowhere
+if "$binary" sample --model nowhere --threads 2 2>&1 | grep -q 'built without OpenMP'; then
+    skip "OMP_NUM_THREADS: a build without OpenMP"
+else
+    check "OMP_NUM_THREADS is limited: $(cat stderr)" grep -q '20000.*4096' stderr
+fi
 run 0 --resume --out halfway
 check "--resume of a finished run prints that it is finished" says "is finished" stdout
 run 0 --resume --out halfway --steps 8
@@ -244,7 +258,7 @@ for signal in "INT 130" "TERM 143" "HUP 129"; do
     check "SIG$1: prints how to resume" says "train --resume --out stopped" stdout
     done_steps=$(($(wc -l <stopped/log.csv) - 1))
     last=stopped/$(printf 'step_%08d' $done_steps)
-    check "SIG$1: the current step is saved" [ -f "$last/model.safetensors" ]
+    check "SIG$1: the last completed step is saved" [ -f "$last/model.safetensors" ]
     run 0 --resume --out stopped --steps $((done_steps + 2)) --quiet
     run 0 $small $constant --steps $((done_steps + 2)) --out steady --quiet
     last=$(printf 'step_%08d' $((done_steps + 2)))
@@ -311,6 +325,36 @@ run 1 sample --model straight --prompt @prompt
 refused "--prompt @prompt" "empty"
 run 0 sample --model straight --tokens 4 --samples 3
 check "--samples 3: two separators" [ "$(grep -a -c '^---$' stdout)" -eq 2 ]
+for n in 1 2 40; do   # 40: more than are generated together
+    run 0 sample --model straight --prompt "7 and" --tokens 60 --samples $n --seed 5
+    cp stdout samples$n
+done
+for n in 1 2; do
+    head -c "$(wc -c <samples$n)" samples40 >first
+    check "the first of 40 samples equal $n alone" cmp -s samples$n first
+done
+run 0 sample --model straight --prompt "7 and" --tokens 60 --seed 5 --stop "$(tail -c +6 samples1 | head -c 9 | tail -c 3)"
+head -c "$(($(wc -c <stdout) - 1))" stdout >first
+head -c "$(wc -c <first)" samples1 | cmp -s - first
+check "--stop prints the text before the stop text" [ $? -eq 0 -a "$(wc -c <first)" -le 11 ]
+
+printf '%s\n' '{"prompt": "7 and"}' 'no object' '' '{"id": 3, "prompt": "a longer prompt of more than 32 bytes: 4"}' \
+    '{"prompt": ""}' '{"text": "x"}' '{"prompt": "1 and 2 make"}' >some.jsonl
+run 1 sample --model straight --prompts some.jsonl --tokens 30 --samples 2 --seed 5
+check "--prompts: one line of JSON per sample, in order" \
+    [ "$(cut -d, -f1,2 stdout | tr -cd '0-9\n' | tr '\n' ' ')" = "00 01 30 31 40 41 60 61 " ]
+check "--prompts: bad lines are named" [ "$(grep -c -e '--prompts some.jsonl: line [26]:' stderr)" -eq 2 ]
+cp stdout all.json
+for index in 0 3 4 6; do
+    awk -v line=$((index + 1)) '{ print NR == line ? $0 : "" }' some.jsonl >one.jsonl
+    run 0 sample --model straight --prompts one.jsonl --tokens 30 --samples 2 --seed 5
+    grep "^{\"index\": $index," all.json >first
+    check "a prompt's samples do not depend on the other prompts" cmp -s stdout first
+done
+printf '7 and\r\nno {object}\n' | "$binary" sample --model straight --prompts - --tokens 1 >stdout 2>stderr
+check "--prompts of plain text" [ $? -eq 0 -a "$(grep -c '"prompt": "\(7 and\|no {object}\)", "text"' stdout)" -eq 2 ]
+[ ! -c /dev/full ] || "$binary" sample --model straight --prompts some.jsonl >/dev/full 2>stderr
+check "--prompts to a full disk names stdout" [ ! -c /dev/full -o "$(grep -c stdout stderr)" -eq 1 ]
 run 0 sample --model straight --temperature 0 --tokens 70 --prompt "1 and 2"
 cp stdout first
 run 0 sample --model straight --temperature 0 --tokens 70 --prompt "1 and 2" --seed 99

@@ -1,13 +1,32 @@
 // test_data.c: valid and invalid shards of all formats; sequential and shuffled samples; the shard writer.
 #include "scratch.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdint.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 
 #include "data.h"
+#include "shard_writer.h"
+#include "shards.h"
 
-enum { MAGIC_U16 = 20240520, MAGIC_U32 = 20240801 };
+// Shards are read with this pread, which can fail. A fault needs state that outlives the call.
+typedef enum { READ_ALL, READ_SLOWLY, READ_UNTIL } Reading;
+static struct { Reading how; _Atomic int calls; int last; } reading;   // READ_UNTIL: calls after `last` fail with EIO
+
+// READ_SLOWLY: every third call is interrupted, the others read a few bytes.
+ssize_t pread(int fd, void* data, size_t n, off_t at) {
+    const int call = ++reading.calls;
+    if (reading.how == READ_SLOWLY) n = n < 1000 ? n : 1000;
+    errno = reading.how == READ_SLOWLY ? EINTR : EIO;
+    if (reading.how == READ_SLOWLY && call % 3 == 0) return -1;
+    if (reading.how == READ_UNTIL && call > reading.last) return -1;
+    return preadv(fd, &(struct iovec){data, n}, 1, at);
+}
+
+enum { MAGIC_U16 = SHARD_MAGIC_U16, MAGIC_U32 = SHARD_MAGIC_U32 };
 
 // A shard whose header declares `claims` tokens, followed by n tokens of 2 or 4 bytes, depending on magic.
 static void write_shard(const char* path, uint32_t magic, uint32_t version, uint32_t claims,
@@ -32,6 +51,13 @@ static void write_set(const char* dir, const int* lengths, int n) {
         free(path);
         free(ids);
     }
+}
+
+// Token i of a shard; UINT32_MAX if it cannot be read.
+static uint32_t token_at(Shard* s, uint64_t i) {
+    uint32_t id = UINT32_MAX;
+    TostError err;
+    return shard_read(&id, s, i, 1, &err) ? id : UINT32_MAX;
 }
 
 static char* sub_folder(const char* tmp, const char* name) {
@@ -59,14 +85,15 @@ static void test_shard_kinds(Checks* c, const char* tmp) {
         check(c, s.n_tokens == 5 && s.width == (kind == 1 ? 4 : 2),
               "%s shard: %" PRIu64 " tokens of %d bytes", names[kind], s.n_tokens, s.width);
         for (uint64_t i = 0; i < 5; i++) {
-            check(c, shard_token(&s, i) == ids[i], "%s token %" PRIu64 ": got %" PRIu32, names[kind], i,
-                  shard_token(&s, i));
+            check(c, token_at(&s, i) == ids[i], "%s token %" PRIu64 ": got %" PRIu32, names[kind], i,
+                  token_at(&s, i));
         }
         check(c, shard_check_ids(&s, 65536, &err), "%s ids below 65536: %s", names[kind], err.text);
         check_refused(c, shard_check_ids(&s, 65535, &err), &err,
-                      "token 3 is 65535, but the vocabulary has 65535", names[kind]);
-        check_refused(c, shard_check_ids(&s, 50257, &err), &err, "token 3 is 65535", names[kind]);
-        check_refused(c, shard_check_ids(&s, 2, &err), &err, "token 2 is 50256, but the vocabulary has 2 ids",
+                      " is 65535, but the vocabulary has 65535", names[kind]);
+        check_refused(c, shard_check_ids(&s, 50257, &err), &err,
+                      kind < 2 ? "token 3 at byte 10" : "token 3 at byte 6 is 65535", names[kind]);
+        check_refused(c, shard_check_ids(&s, 2, &err), &err, " is 50256, but the vocabulary has 2 ids",
                       names[kind]);
         check(c, strstr(err.text, "--vocab-size") && strstr(err.text, "kind.anything"),
               "the error must name the file and the option: %s", err.text);
@@ -77,7 +104,7 @@ static void test_shard_kinds(Checks* c, const char* tmp) {
     Shard s;
     write_shard(path, MAGIC_U32, 7, 2, high, 2);
     if (check(c, shard_open(&s, path, &err), "%s", err.text)) {
-        check_refused(c, shard_check_ids(&s, 100277, &err), &err, "token 1 is 4294967295", "id 2^32 - 1");
+        check_refused(c, shard_check_ids(&s, 100277, &err), &err, "token 1 at byte 1028 is 4294967295", "id 2^32 - 1");
         shard_close(&s);
     }
     free(path);
@@ -148,9 +175,9 @@ static void test_shard_sparse(Checks* c, const char* tmp) {
     Shard s;
     if (check(c, shard_open(&s, path, &err), "%s", err.text)) {
         check(c, s.n_tokens == tokens, "5 GB shard: %" PRIu64 " tokens", s.n_tokens);
-        check(c, shard_token(&s, tokens - 1) == 1234 && shard_token(&s, tokens - 2) == 4321,
+        check(c, token_at(&s, tokens - 1) == 1234 && token_at(&s, tokens - 2) == 4321,
               "5 GB shard: last ids");
-        check(c, shard_token(&s, tokens - 3) == 0, "5 GB shard: tokens in the hole must be 0");
+        check(c, token_at(&s, tokens - 3) == 0, "5 GB shard: tokens in the hole must be 0");
         shard_close(&s);
     }
     int32_t x[64], y[64];
@@ -165,12 +192,197 @@ static void test_shard_sparse(Checks* c, const char* tmp) {
     if (check(c, d != NULL, "5 GB data set: %s", err.text)) {
         check(c, data_batch(d, x, y, last_sample - 1, 1, &err), "5 GB data set: the sample before the last: %s",
               err.text);
-        check_refused(c, data_batch(d, x, y, last_sample, 1, &err), &err, "sparse.bin: token 2499999999 is 4321",
-                      "invalid id at the end");
+        check_refused(c, data_batch(d, x, y, last_sample, 1, &err), &err,
+                      "sparse.bin: token 2499999999 at byte 5000001022 is 4321", "invalid id at the end");
         data_close(d);
     }
     unlink(path);
     free(path);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Shards that change while they are read
+
+// Allows this many open files; 0: as many as before the first call.
+static void limit_open_files(rlim_t most) {
+    static rlim_t before;
+    struct rlimit limit;
+    must(getrlimit(RLIMIT_NOFILE, &limit) == 0, "getrlimit", NULL);
+    if (!before) before = limit.rlim_cur;
+    limit.rlim_cur = most ? most : before;
+    must(setrlimit(RLIMIT_NOFILE, &limit) == 0, "setrlimit", NULL);
+}
+
+static void set_modified(const char* path, time_t seconds) {
+    const struct timespec times[2] = {{.tv_sec = seconds}, {.tv_sec = seconds}};
+    must(utimensat(AT_FDCWD, path, times, 0) == 0, path, NULL);
+}
+
+// 5000 tokens; 7 of them in the middle differ from 5.
+static void write_middle(const char* path, uint32_t id) {
+    uint32_t ids[5000];
+    for (int i = 0; i < 5000; i++) ids[i] = i >= 2400 && i < 2407 ? id : (uint32_t)(i % 100);
+    write_shard(path, MAGIC_U16, 1, 5000, ids, 5000);
+}
+
+// What can happen to s_0.bin between two batches, and the error of the second one; NULL: none.
+typedef enum { TOUCHED, COPIED, REMOVED, OVERWRITTEN_MIDDLE, TRUNCATED, EMPTIED, OVERWRITTEN, RENAMED, FIFO } Change;
+static const struct { Change change; const char *error_open, *error_closed; } changes[] = {
+    {TOUCHED, NULL, NULL}, {COPIED, NULL, NULL},
+    {REMOVED, NULL, "cannot be opened again: No such file"},
+    {OVERWRITTEN_MIDDLE, "token 2400 at byte 5824 is 999", "token 2400 at byte 5824 is 999"},
+    {TRUNCATED, "truncated while in use: its tokens end at byte 11024", "truncated while in use"},
+    {EMPTIED, "truncated while in use", "truncated while in use"},
+    {OVERWRITTEN, "was replaced or changed while in use", "was replaced or changed while in use"},
+    {RENAMED, NULL, "was replaced or changed while in use"},
+    {FIFO, NULL, "failed: "},
+};
+
+static void apply_change(Change change, const char* path, const char* spare) {
+    static const uint32_t other[5000] = {1, 2, 3};
+    switch (change) {
+        case TOUCHED: set_modified(path, 1000); break;
+        case COPIED: write_middle(spare, 5); must(rename(spare, path) == 0, path, NULL); break;
+        case REMOVED: unlink(path); break;
+        case OVERWRITTEN_MIDDLE: write_middle(path, 999); break;
+        case TRUNCATED: must(truncate(path, 6000) == 0, path, NULL); break;
+        case EMPTIED: must(truncate(path, 0) == 0, path, NULL); break;
+        case OVERWRITTEN: write_shard(path, MAGIC_U16, 1, 5000, other, 5000); set_modified(path, 1000); break;
+        case RENAMED: write_shard(spare, MAGIC_U16, 1, 5000, other, 5000); rename(spare, path); break;
+        case FIFO: unlink(path); must(mkfifo(path, 0600) == 0, path, NULL); break;
+    }
+}
+
+// Reads a sample of s_0.bin, changes the file, and reads it again. With few open files, it is closed in between, since
+// a sample of s_1.bin is read.
+static void test_change(Checks* c, const char* dir, size_t i, bool few_files) {
+    char *glob = path_join(dir, "s_*.bin"), *path = path_join(dir, "s_0.bin"), *other = path_join(dir, "s_1.bin");
+    char* spare = path_join(dir, "spare");
+    int32_t x[999], y[999], again[999];
+    TostError err = {{0}};
+    unlink(path);
+    write_middle(path, 5);
+    write_middle(other, 5);
+    if (few_files) limit_open_files(7);
+    DataSet* d = data_open(glob, 999, 500, ORDER_SEQUENTIAL, 0, &err);
+    limit_open_files(0);
+    bool ok = d && (!few_files || data_batch(d, x, y, 6, 1, &err)) && data_batch(d, x, y, 2, 1, &err)
+              && (!few_files || data_batch(d, again, y, 6, 1, &err));
+    if (check(c, ok, "%s", err.text)) {
+        const char* error = few_files ? changes[i].error_closed : changes[i].error_open;
+        apply_change(changes[i].change, path, spare);
+        ok = data_batch(d, again, y, 2, 1, &err);
+        if (!error) check(c, ok && memcmp(x, again, sizeof x) == 0, "change %zu: other tokens: %s", i, err.text);
+        else {
+            check_refused(c, ok, &err, error, "changed shard");
+            check(c, strstr(err.text, "/s_0.bin: ") != NULL, "change %zu: no shard named in: %s", i, err.text);
+        }
+    }
+    data_close(d);
+    free(spare), free(other), free(path), free(glob);
+}
+
+static void test_changes(Checks* c, const char* tmp) {
+    char* dir = sub_folder(tmp, "changed");
+    for (size_t i = 0; i < countof(changes); i++) {
+        test_change(c, dir, i, false);
+        test_change(c, dir, i, true);
+    }
+    free(dir);
+}
+
+static int open_files(void) {
+    int n = 0;
+    for (int fd = 0; fd < 4096; fd++) n += fcntl(fd, F_GETFD) >= 0;
+    return n;
+}
+
+// Reads that are short, interrupted, or fail at any call.
+static void test_reads(Checks* c, const char* tmp) {
+    char *dir = sub_folder(tmp, "reads"), *glob = path_join(dir, "s_*.bin");
+    static const int lengths[] = {5000, 700};
+    int32_t x[3 * 999], y[3 * 999], slow[3 * 999];
+    write_set(dir, lengths, 2);
+    const int before = open_files();
+    int failed = 0;
+    bool ok = false;
+    for (int last = -2; !ok && last < 100; last++) {
+        TostError err = {{0}};
+        reading.how = last == -2 ? READ_ALL : last == -1 ? READ_SLOWLY : READ_UNTIL;
+        reading.calls = 0;
+        reading.last = last;
+        DataSet* d = data_open(glob, 999, 6000, ORDER_SHUFFLED, 0, &err);
+        ok = d && data_batch(d, last == -1 ? slow : x, y, 0, 3, &err);
+        data_close(d);
+        if (last < 0) check(c, ok, "reading %d: %s", last, err.text);
+        else if (!ok) {
+            failed++;
+            check(c, strstr(err.text, "/s_") && strstr(err.text, strerror(EIO)), "call %d fails: %s", last, err.text);
+        }
+        ok = ok && last >= 0;
+    }
+    reading.how = READ_ALL;
+    check(c, memcmp(x, slow, sizeof x) == 0, "short reads give other tokens");
+    check(c, failed > 5 && failed < 99, "%d calls failed", failed);
+    check(c, open_files() == before, "a failed read leaves a file open");
+    free(glob), free(dir);
+}
+
+// A shard that several threads check: the first of its invalid ids, and a read that fails.
+static void test_check_ids(Checks* c, const char* tmp) {
+    enum { N = 3000000, FIRST = 1200007, SECOND = 2999999 };
+    char* path = path_join(tmp, "large.bin");
+    uint32_t* ids = xcalloc(N, sizeof *ids);
+    TostError err = {{0}};
+    Shard s;
+    ids[FIRST] = ids[SECOND] = 300;
+    ids[5] = 256;
+    write_shard(path, MAGIC_U16, 1, N, ids, N);
+    if (check(c, shard_open(&s, path, &err), "%s", err.text)) {
+        check(c, shard_check_ids(&s, 301, &err) && s.largest_id == 300, "the largest id is 300: %s", err.text);
+        check_refused(c, shard_check_ids(&s, 300, &err), &err, "token 1200007 at byte 2401038 is 300", "two invalid ids");
+        check(c, strstr(err.text, "invalid ids in this shard: 2") != NULL, "two invalid ids: %s", err.text);
+        reading.how = READ_UNTIL;
+        reading.calls = 0;
+        reading.last = 30;
+        check_refused(c, shard_check_ids(&s, 301, &err), &err, strerror(EIO), "a read that fails");
+        reading.how = READ_ALL;
+        shard_close(&s);
+    }
+    unlink(path);
+    free(ids), free(path);
+}
+
+// 300 shards of 5 tokens, with at most 40 and 20 open files: a quarter of them may be shards.
+static void test_open_limit(Checks* c, const char* tmp) {
+    enum { SHARDS = 300, T = 7 };
+    char *dir = sub_folder(tmp, "many"), *glob = path_join(dir, "*.bin");
+    for (int s = 0; s < SHARDS; s++) {
+        char* path = xasprintf("%s/%03d.bin", dir, s);
+        uint32_t ids[5];
+        for (int i = 0; i < 5; i++) ids[i] = (uint32_t)(5 * s + i);
+        write_shard(path, MAGIC_U16, 1, 5, ids, 5);
+        free(path);
+    }
+    static const struct { rlim_t limit; int most; } cases[] = {{0, MAX_OPEN_SHARDS}, {40, 10}, {20, 5}};
+    for (size_t i = 0; i < countof(cases); i++) {
+        TostError err = {{0}};
+        int32_t x[T], y[T];
+        const int before = open_files();
+        limit_open_files(cases[i].limit);
+        DataSet* d = data_open(glob, T, 5 * SHARDS, ORDER_SEQUENTIAL, 0, &err);
+        bool ok = check(c, d != NULL, "%s", err.text);
+        for (uint64_t k = 0; ok && k < data_samples(d); k++) {
+            ok = data_batch(d, x, y, k * 31, 1, &err) && x[0] == (int32_t)(k * 31 % data_samples(d) * T);
+        }
+        check(c, ok, "at most %d files: %s", (int)cases[i].limit, err.text);
+        check(c, open_files() - before == cases[i].most, "at most %d files: %d shards are open", (int)cases[i].limit,
+              open_files() - before);
+        limit_open_files(0);
+        data_close(d);
+        check(c, open_files() == before, "data_close leaves files open");
+    }
+    free(glob), free(dir);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -212,7 +424,7 @@ static void test_sequential(Checks* c, const char* tmp) {
                   "53 tokens in 5 shards, but --seq 53 needs at least 54", "one token too few");
     check_refused(c, data_open(glob, 30, 5000, ORDER_SHUFFLED, 0, &err), &err,
                   "no shard has the 31 tokens that --seq 30 needs", "no shard long enough");
-    check_refused(c, data_open(glob, 4, 4013, ORDER_SEQUENTIAL, 0, &err), &err, "s_4.bin: token 13 is 4013",
+    check_refused(c, data_open(glob, 4, 4013, ORDER_SEQUENTIAL, 0, &err), &err, "s_4.bin: token 13 at byte 1050 is 4013",
                   "invalid id");
     char* none = path_join(dir, "t_*.bin");
     check_refused(c, data_open(none, 4, 5000, ORDER_SEQUENTIAL, 0, &err), &err, "no file matches",
@@ -377,7 +589,7 @@ static void test_writer(Checks* c, const char* tmp) {
                 check(c, s == shards - 1 || shard.n_tokens == cases[i].shard_tokens, "%s: %" PRIu64 " tokens",
                       path, shard.n_tokens);
                 for (uint64_t k = 0; k < shard.n_tokens && read < n; k++) {
-                    wrong += shard_token(&shard, k) != ids[read++];
+                    wrong += token_at(&shard, k) != ids[read++];
                 }
                 shard_close(&shard);
             }
@@ -403,21 +615,12 @@ static int count_files(const char* dir) {
 }
 
 static void test_writer_refuses(Checks* c, const char* tmp) {
-    static const uint32_t ids[10] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
     char* dir = sub_folder(tmp, "refused");
     char* prefix = path_join(dir, "a");
     char* old = path_join(dir, "a_000001.bin");
     char* older = path_join(dir, "a_000000.bin");
-    char* like = path_join(dir, "a_train_000000.bin");
     char* below = path_join(old, "b");
-    TostError err = {{0}};
-    write_text(like, "x");
-    ShardWriter* w = shard_writer_open(prefix, 50257, 4, &err);
-    check(c, w && shard_writer_append(w, ids, 10, &err), "%s", err.text);
-    check(c, count_files(dir) == 4, "expected three .tmp shards and one other file, got %d files",
-          count_files(dir));
-    shard_writer_abandon(w);
-    check(c, count_files(dir) == 1 && path_exists(like), "shard_writer_abandon must remove exactly the files it wrote");
+    TostError err;
     write_text(old, "x");
     check_refused(c, shard_writer_open(prefix, 50257, 4, &err), &err, "a_000001.bin: exists already",
                   "old shard");
@@ -425,38 +628,91 @@ static void test_writer_refuses(Checks* c, const char* tmp) {
     check_refused(c, shard_writer_open(prefix, 50257, 4, &err), &err, "a_000000.bin and 1 more",
                   "two old shards");
     check_refused(c, shard_writer_open(below, 50257, 4, &err), &err, "a_000001.bin: ", "file in place of a folder");
-    check(c, count_files(dir) == 3, "an error must write nothing");
+    check(c, count_files(dir) == 2, "an error must write nothing");
     check_refused(c, shard_writer_open("", 50257, 4, &err), &err, "--out ''", "empty prefix");
     check_refused(c, shard_writer_open("dir/", 50257, 4, &err), &err, "--out 'dir/'", "folder as prefix");
     check_refused(c, shard_writer_open(prefix, 50257, 0, &err), &err, "--shard-tokens 0",
                   "0 tokens per shard");
     check_refused(c, shard_writer_open(prefix, 50257, (uint64_t)1 << 31, &err), &err,
                   "--shard-tokens 2147483648", "2^31 tokens per shard");
-    unlink(old), unlink(older), unlink(like);
-    if (access("/dev/full", W_OK) != 0) {
-        skip(c, "full disk: no /dev/full");
-    } else {
-        char* full = path_join(dir, "a_000001.bin.tmp");
-        uint64_t tokens;
-        int shards;
-        check(c, symlink("/dev/full", full) == 0, "symlink");
-        w = shard_writer_open(prefix, 50257, 4, &err);
-        check(c, w && shard_writer_append(w, ids, 7, &err), "%s", err.text);
-        check_refused(c, shard_writer_close(w, &tokens, &shards, &err), &err,
-                      "a_000001.bin.tmp: write failed", "full disk");
-        check(c, count_files(dir) == 0, "full disk: no file must remain, got %d", count_files(dir));
-        free(full);
-    }
+    free(below), free(older), free(old), free(prefix), free(dir);
+}
+
+static const uint32_t ten_ids[10] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
+
+// A writer with three shards of ten_ids, the last of them incomplete.
+static ShardWriter* three_shards(Checks* c, const char* prefix) {
+    TostError err = {{0}};
+    ShardWriter* w = shard_writer_open(prefix, 50257, 4, &err);
+    check(c, w && shard_writer_append(w, ten_ids, 10, &err), "%s", err.text);
+    return w;
+}
+
+static void test_writer_fails(Checks* c, const char* tmp) {
+    char* dir = sub_folder(tmp, "failed");
+    char* prefix = path_join(dir, "a");
+    char* folder = path_join(dir, "a.tmp");
+    char* like = path_join(dir, "a_train_000000.bin");
     char* blocked = path_join(dir, "a_000002.bin");  // a folder with the name of the last shard
+    TostError err;
     uint64_t tokens;
     int shards;
+    write_text(like, "x");
+    ShardWriter* w = three_shards(c, prefix);
+    check(c, count_files(dir) == 2 && count_files(folder) == 4,
+          "expected three shards and a lock in a.tmp, got %d files", count_files(folder));
+    shard_writer_abandon(w);
+    check(c, count_files(dir) == 1 && path_exists(like), "shard_writer_abandon must remove exactly the files it wrote");
+
+    signal(SIGXFSZ, SIG_IGN);
     w = shard_writer_open(prefix, 50257, 4, &err);
-    check(c, w && shard_writer_append(w, ids, 10, &err) && make_dirs(blocked, &err), "%s", err.text);
+    limit_file_size(1026);
+    const bool appended = shard_writer_append(w, ten_ids, 3, &err);   // fails if stdio's buffer is small
+    const bool closed = appended && shard_writer_close(w, &tokens, &shards, &err);
+    limit_file_size(RLIM_INFINITY);
+    if (!appended) shard_writer_abandon(w);
+    check_refused(c, closed, &err, "a.tmp/000000.bin: write failed after ", "full disk");
+    check(c, count_files(dir) == 1, "full disk: no file must remain, got %d", count_files(dir) - 1);
+
+    w = three_shards(c, prefix);
+    check(c, make_dirs(blocked, &err), "%s", err.text);
     check_refused(c, shard_writer_close(w, &tokens, &shards, &err), &err, "cannot rename",
                   "name in use");
-    check(c, count_files(dir) == 1, "failed close: no file must remain, got %d",
-          count_files(dir) - 1);
-    free(blocked), free(below), free(like), free(older), free(old), free(prefix), free(dir);
+    check(c, count_files(dir) == 2, "failed close: no file must remain, got %d", count_files(dir) - 2);
+    free(blocked), free(like), free(folder), free(prefix), free(dir);
+}
+
+// Two writers with one prefix; what a killed writer leaves.
+static void test_writer_alone(Checks* c, const char* tmp) {
+    char* dir = sub_folder(tmp, "alone");
+    char* prefix = path_join(dir, "a");
+    char* other = path_join(dir, "b");
+    char* folder = path_join(dir, "b.tmp");
+    char* first = path_join(dir, "b_000000.bin");
+    char* names[] = {path_join(folder, "000000.bin"), path_join(folder, "123456.bin"), path_join(folder, "note.bin")};
+    TostError err;
+    uint64_t tokens;
+    int shards;
+    ShardWriter* w = three_shards(c, prefix);
+    check_refused(c, shard_writer_open(prefix, 50257, 4, &err), &err, "a.tmp is in use by process", "second writer");
+    check(c, strstr(err.text, "--out") != NULL, "second writer: no way out in: %s", err.text);
+
+    must(make_dirs(folder, &err), folder, &err);
+    for (size_t i = 0; i < countof(names); i++) write_text(names[i], "left by a killed process, or by someone else");
+    ShardWriter* beside = three_shards(c, other);   // another prefix in the same folder
+    check(c, !path_exists(names[1]) && path_exists(names[2]), "only shards of a killed process must be removed");
+    check(c, shard_writer_close(beside, &tokens, &shards, &err) && shards == 3, "%s", err.text);
+    check(c, path_exists(names[2]) && count_files(folder) == 1, "files of others must remain");
+    check(c, shard_writer_close(w, &tokens, &shards, &err) && tokens == 10, "%s", err.text);
+    check(c, count_files(dir) == 7, "expected 2 × 3 shards and b.tmp, got %d", count_files(dir));
+    DataSet* d = data_open(first, 3, 50257, ORDER_SEQUENTIAL, 0, &err);
+    check(c, d != NULL, "files of others in b.tmp: %s", err.text);
+    data_close(d);
+    write_text(names[1], "the rest, if the writer was killed while it renamed shards");
+    check_refused(c, data_open(first, 3, 50257, ORDER_SEQUENTIAL, 0, &err), &err, "b_000000.bin: the shards that follow",
+                  "incomplete set");
+    for (size_t i = 0; i < countof(names); i++) free(names[i]);
+    free(first), free(folder), free(other), free(prefix), free(dir);
 }
 
 int main(void) {
@@ -465,12 +721,18 @@ int main(void) {
     test_shard_kinds(&c, tmp);
     test_shards_refused(&c, tmp);
     test_shard_sparse(&c, tmp);
+    test_changes(&c, tmp);
+    test_reads(&c, tmp);
+    test_check_ids(&c, tmp);
+    test_open_limit(&c, tmp);
     test_sequential(&c, tmp);
     test_shuffled_golden(&c, tmp);
     test_shuffled(&c, tmp);
     test_shared_curve(&c);
     test_writer(&c, tmp);
     test_writer_refuses(&c, tmp);
+    test_writer_fails(&c, tmp);
+    test_writer_alone(&c, tmp);
     drop_folder(tmp);
     return checks_verdict(&c);
 }

@@ -54,14 +54,48 @@ static void test_ratio(Checks* c) {
 // ---------------------------------------------------------------------------------------------
 // JSON
 
+// Which files may be replaced: PATH and PATH.tmp with these contents (NULL: no file), by a file with content "test".
+static void test_json_replaces(Checks* c, const char* path, const char* tmp) {
+    static const char ours[] = "{\n  \"content\": \"test\",\n";
+    static const struct { const char *path, *tmp; bool replaced; } cases[] = {
+        {NULL, NULL, true}, {"", NULL, true}, {ours, NULL, true}, {ours, ours, true}, {NULL, "", true},
+        {"text", NULL, false}, {"{\n  \"content\": \"eval\"", NULL, false}, {"{", NULL, false}, {ours, "text", false},
+    };
+    for (size_t i = 0; i < countof(cases); i++) {
+        for (int force = 0; force < 2; force++) {
+            TostError err;
+            JsonFile out;
+            unlink(path);
+            unlink(tmp);
+            if (cases[i].path) write_text(path, cases[i].path);
+            if (cases[i].tmp) write_text(tmp, cases[i].tmp);
+            const bool ok = json_file_open(&out, path, "test", force, &err);
+            if (!cases[i].replaced && !force) check_refused(c, ok, &err, "--force", "replacing another file");
+            else check(c, ok, "JSON file %zu, force %d: %s", i, force, err.text);
+            if (ok) check(c, json_file_close(&out, true, &err) && !path_exists(tmp), "closing: %s", err.text);
+            if (!ok) check(c, path_exists(path) && path_exists(tmp) == (cases[i].tmp != NULL), "both files remain");
+        }
+    }
+    TostError err;
+    JsonFile out;
+    struct stat st;
+    unlink(path);
+    must(rename(tmp, path) == 0 || errno == ENOENT, "rename", NULL);
+    write_text(tmp, ours);
+    must(symlink(tmp, path) == 0, "symlink", NULL);
+    check(c, json_file_open(&out, path, "test", false, &err) && json_file_close(&out, true, &err)
+          && lstat(path, &st) == 0 && S_ISLNK(st.st_mode), "a link is followed: %s", err.text);
+    unlink(path);
+    unlink(tmp);
+}
+
 static void test_json(Checks* c, const char* dir) {
     static const char text[] = "a\"\\\n\x01\xc3\xa9\xff\xc3z";
     static const char want[] = "a\"\\\n\x01\xc3\xa9\xef\xbf\xbd\xef\xbf\xbdz";
     char *path = path_join(dir, "x.json"), *tmp = path_join(dir, "x.json.tmp"), got[64], key[16];
     TostError err;
     JsonFile out;
-    must(json_file_open(&out, path, &err), "json_file_open", &err);
-    json_put_open(&out, NULL, '{');
+    must(json_file_open(&out, path, "test", false, &err), "json_file_open", &err);
     json_put_bytes(&out, "text", text, sizeof text - 1);
     json_put_real(&out, "third", 1.0 / 3);
     json_put_real(&out, "nan", NAN);
@@ -69,7 +103,6 @@ static void test_json(Checks* c, const char* dir) {
     json_put_int(&out, NULL, 7);
     json_put_bool(&out, NULL, true);
     json_put_close(&out, ']');
-    json_put_close(&out, '}');
     check(c, !path_exists(path) && path_exists(tmp), "the file must not exist before it is closed");
     check(c, json_file_close(&out, true, &err) && path_exists(path) && !path_exists(tmp),
           "the file exists after closing");
@@ -80,6 +113,7 @@ static void test_json(Checks* c, const char* dir) {
     double third = 0;
     uint64_t seven = 0;
     bool ok = json_enter(&j, JSON_OBJECT) && json_next(&j) == 1 && json_key(&j, key, sizeof key, NULL) &&
+              json_skip(&j) && json_next(&j) == 1 && json_key(&j, key, sizeof key, NULL) &&
               json_string(&j, got, sizeof got, NULL) && json_next(&j) == 1 &&
               json_key(&j, key, sizeof key, NULL) && json_double(&j, &third) && json_next(&j) == 1 &&
               json_key(&j, key, sizeof key, NULL) && json_peek(&j) == JSON_NULL && json_skip(&j) &&
@@ -92,22 +126,20 @@ static void test_json(Checks* c, const char* dir) {
     check(c, third == 1.0 / 3 && seven == 7, "numbers must be read back exactly");
     free(file.data);
 
-    must(json_file_open(&out, tmp, &err), "json_file_open", &err);
-    json_put_open(&out, NULL, '{');
+    must(json_file_open(&out, tmp, "test", false, &err), "json_file_open", &err);
     check(c, json_file_close(&out, false, &err) && !path_exists(tmp),
           "an abandoned file is removed");
-    check(c, !json_file_open(&out, "/nowhere/x", &err) && strstr(err.text, "--json /nowhere/x"),
+    check(c, !json_file_open(&out, "/nowhere/x", "test", false, &err) && strstr(err.text, "--json /nowhere/x"),
           "missing folder");
-    check(c, !json_file_open(&out, dir, &err) && strstr(err.text, "folder"), "folder instead of a file");
-    check(c, json_file_open(&out, NULL, &err) && json_file_close(&out, true, &err),
+    check(c, !json_file_open(&out, dir, "test", true, &err) && strstr(err.text, "folder"), "folder instead of a file");
+    check(c, json_file_open(&out, NULL, "test", false, &err) && json_file_close(&out, true, &err),
           "no path: nothing is written");
     struct stat st;
-    check(c, symlink("/dev/null", tmp) == 0 && json_file_open(&out, tmp, &err), "device: %s", err.text);
-    json_put_open(&out, NULL, '{');
-    json_put_close(&out, '}');
+    check(c, symlink("/dev/null", tmp) == 0 && json_file_open(&out, tmp, "test", false, &err), "device: %s", err.text);
     check(c, json_file_close(&out, true, &err) && lstat(tmp, &st) == 0 && S_ISLNK(st.st_mode),
           "a device must be written, not replaced");
     unlink(tmp);
+    test_json_replaces(c, path, tmp);
     free(path);
     free(tmp);
 }

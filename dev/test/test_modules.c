@@ -11,11 +11,13 @@
 #include <sys/wait.h>
 
 #include "checkpoint.h"
+#include "generate.h"
 #include "init.h"
+#include "lock.h"
 #include "log.h"
 #include "options.h"
 #include "progress.h"
-#include "sampler.h"
+#include "prompts.h"
 #include "schedule.h"
 #include "threads.h"
 
@@ -335,6 +337,71 @@ static void test_many_ids(Checks* c) {
     }
 }
 
+typedef struct { float logit; int32_t id; double weight; } Ranked;
+
+static int compare_keys(const void* a, const void* b) {   // by decreasing logit, then by increasing id
+    const Ranked *x = a, *y = b;
+    return x->logit != y->logit ? (x->logit < y->logit) - (x->logit > y->logit) : (x->id > y->id) - (x->id < y->id);
+}
+
+// The ids that top-k and top-p keep, by a full sort. Returns their number.
+static int sorted_cut(Ranked* r, int n, const SamplerOptions* o) {
+    double total = 0, sum = 0;
+    qsort(r, (size_t)n, sizeof *r, compare_keys);
+    const int k = o->top_k > 0 && o->top_k < n ? o->top_k : n;
+    for (int i = 0; i < k; i++) total += r[i].weight;
+    if (!(o->top_p < 1)) return k;
+    int kept = 0;
+    do sum += r[kept++].weight; while (kept < k && sum < o->top_p * total);
+    return kept;
+}
+
+// Which ids of a large vocabulary are kept, against a full sort: with many ties, NaN and zeros of both signs.
+static void test_cut(Checks* c) {
+    enum { N = 50304 };
+    static const struct { const char* what; double spread, step; } kinds[] = {
+        {"a random model", 0.3, 0}, {"a trained model", 3, 0}, {"many ties", 2, 0.5}, {"all equal", 0, 1},
+        {"tiny numbers", 1e-42, 0}, {"wide", 60, 0.25},
+    };
+    static const SamplerOptions options[] = {
+        {1, 1, 1}, {1, 40, 1}, {0.8, 5000, 1}, {1, N - 1, 1}, {1, 0, 0.95}, {0.7, 0, 0.5}, {1, 0, 1e-9},
+        {1, 0, 0.999999}, {1, 40, 0.9}, {1.5, 40000, 0.6}, {1000, 100, 0.37}, {0.01, 0, 0.9},
+    };
+    float* logits = xmalloc(N * sizeof *logits);
+    Ranked* r = xmalloc(N * sizeof *r);
+    Sampler s = sampler_new(N);
+    Rng rng = rng_seeded(7, 7);
+    for (size_t k = 0; k < countof(kinds); k++) {
+        for (int i = 0; i < N; i++) {
+            const double x = kinds[k].spread * rng_normal(&rng);
+            logits[i] = (float)(kinds[k].step > 0 ? kinds[k].step * rint(x / kinds[k].step) : x);
+            if (i % 1000 == 999) logits[i] = i % 2000 == 999 ? NAN : -INFINITY;
+        }
+        for (size_t j = 0; j < countof(options); j++) {
+            const double temperature = options[j].temperature;
+            const float max = logits[argmax(logits, N)];
+            for (int i = 0; i < N; i++) {
+                const float logit = isnan(logits[i]) ? -INFINITY : logits[i];
+                r[i] = (Ranked){logit, i, exp(((double)logit - max) / temperature)};
+            }
+            const int32_t id = sampler_draw(&s, logits, &options[j], &rng);
+            const int kept = sorted_cut(r, N, &options[j]);
+            // Probabilities in float32 may move the cut of top-p, but by no more than their error
+            const double off = abs(s.n - kept) / (double)kept;
+            bool *in = xcalloc(N, 1), same = id >= 0;
+            for (int i = 0; i < s.n; i++) in[r[i].id] = true;
+            for (int i = 0; i < s.n; i++) same &= in[s.id[i]] && (i == 0 || s.id[i] > s.id[i - 1]);
+            check(c, same && (options[j].top_p < 1 ? off <= 1e-4 : s.n == kept) && in[id],
+                  "%s, temperature %g, top-k %d, top-p %g: %d ids kept, %d by sorting; %s", kinds[k].what, temperature,
+                  options[j].top_k, options[j].top_p, s.n, kept, same ? "the most likely" : "others");
+            free(in);
+        }
+    }
+    sampler_free(&s);
+    free(r);
+    free(logits);
+}
+
 static void test_greedy(Checks* c) {
     static const struct { const char* what; float logits[5]; int n; int32_t id; } cases[] = {
         {"the largest",         {1, 5, 3, -2, 4}, 5, 1},
@@ -459,6 +526,96 @@ static void test_pending_rows(Checks* c) {
     drop_folder(dir);
 }
 
+static void truncate_file(const char* path) { must(truncate(path, 100) == 0, path, NULL); }
+static void append_to_file(const char* path) {
+    FILE* f = fopen(path, "a");
+    must(f && fputs("note\n", f) >= 0 && fclose(f) == 0, path, NULL);
+}
+static void replace_file(const char* path) {
+    char* other = xasprintf("%s.new", path);
+    write_text(other, "other\n");
+    must(rename(other, path) == 0, path, NULL);
+    free(other);
+}
+static void remove_file(const char* path) { must(remove(path) == 0, path, NULL); }
+static void rename_file(const char* path) {
+    char* other = xasprintf("%s.old", path);
+    must(rename(path, other) == 0, path, NULL);
+    free(other);
+}
+
+// Another program changes the log after row 1: no later row is lost.
+static void test_log_moved(Checks* c) {
+    static const struct { const char* what; void (*change)(const char* path); const char *file, *rows; } cases[] = {
+        {"truncated", truncate_file, "log.csv.3", HEADER ROW(2) ROW(3)},
+        {"longer", append_to_file, "log.csv.3", HEADER ROW(2) ROW(3)},
+        {"replaced", replace_file, "log.csv.3", HEADER ROW(2) ROW(3)},
+        {"removed", remove_file, "log.csv", HEADER ROW(2) ROW(3)},
+        {"renamed", rename_file, "log.csv", HEADER ROW(2) ROW(3)},
+    };
+    for (size_t i = 0; i < countof(cases); i++) {
+        TostError err;
+        LogFile log;
+        char *dir = new_folder(), *path = path_join(dir, "log.csv"), *file = path_join(dir, cases[i].file);
+        char* taken = path_join(dir, "log.csv.2");
+        write_text(taken, "");
+        must(log_open(&log, path, -1, &err), "log_open", &err);
+        for (int64_t step = 0; step < 4; step++) {
+            const LogRow row = row_of(step);
+            if (step == 2) cases[i].change(path);
+            check(c, log_row(&log, &row, &err), "%s: %s", cases[i].what, err.text);
+            if (step < 2) check(c, !log.moved.text[0], "%s, step %d: %s", cases[i].what, (int)step, log.moved.text);
+        }
+        check(c, strstr(log.moved.text, path) && strstr(log.moved.text, file), "%s: %s", cases[i].what, log.moved.text);
+        check(c, log_sync(&log, &err) && log_close(&log, &err), "%s: %s", cases[i].what, err.text);
+        check_file(c, file, cases[i].rows, cases[i].what);
+        free(taken);
+        free(file);
+        free(path);
+        drop_folder(dir);
+    }
+}
+
+// A log whose folder is renamed goes on in it.
+static void test_log_folder_renamed(Checks* c) {
+    TostError err;
+    LogFile log;
+    char *dir = new_folder(), *before = path_join(dir, "before"), *after = path_join(dir, "after");
+    char *path = path_join(before, "log.csv"), *moved = path_join(after, "log.csv");
+    must(make_dirs(before, &err) && log_open(&log, path, -1, &err), "log_open", &err);
+    must(rename(before, after) == 0, "rename", NULL);
+    const LogRow row = row_of(0);
+    check(c, log_row(&log, &row, &err) && !log.moved.text[0], "a renamed folder: %s %s", err.text, log.moved.text);
+    must(log_close(&log, &err), "log_close", &err);
+    check_file(c, moved, HEADER ROW(0), "the log in a renamed folder");
+    free(moved);
+    free(path);
+    free(after);
+    free(before);
+    drop_folder(dir);
+}
+
+// The rows of a log of 2 GiB are found at its end.
+static void test_long_log(Checks* c) {
+    TostError err;
+    LogFile log;
+    char *dir = new_folder(), *path = path_join(dir, "log.csv");
+    write_text(path, HEADER);
+    FILE* f = fopen(path, "r+");
+    must(f && fseeko(f, (off_t)2 << 30, SEEK_SET) == 0 && fputs("\n" ROW(5) ROW(6) ROW(7), f) >= 0 && fclose(f) == 0,
+         "a sparse file", NULL);
+    check(c, log_open(&log, path, 7, &err), "a log of 2 GiB: %s", err.text);
+    const LogRow row = row_of(7);
+    check(c, log_row(&log, &row, &err) && log_close(&log, &err), "its next row: %s", err.text);
+    char end[3 * sizeof ROW(5)] = "";
+    f = fopen(path, "r");
+    must(f && fseeko(f, ((off_t)2 << 30) + 1, SEEK_SET) == 0 && fread(end, 1, sizeof end - 1, f) > 0, path, NULL);
+    fclose(f);
+    check(c, strcmp(end, ROW(5) ROW(6) ROW(7)) == 0, "the end of a log of 2 GiB:\n%s", end);
+    free(path);
+    drop_folder(dir);
+}
+
 static void test_row_text(Checks* c) {
     const LogRow rows[] = {row_of(3), {7, 5000000000, NAN, NAN, 0, INFINITY, 1.5, 10}, {1, 2, 3, 4, 5, 6, 7, 8}};
     for (size_t i = 0; i < countof(rows); i++) {
@@ -567,22 +724,33 @@ static void test_log_resume(Checks* c) {
 // ---------------------------------------------------------------------------------------------
 // Progress
 
-// The complete output of a progress display. free()
+// Makes the next progress line due.
+static void let_time_pass(Progress* p) { p->shown = -1e9; }
+
+// The text written to f. free()
+static char* text_of(FILE* f) {
+    const size_t n = (size_t)lseek(fileno(f), 0, SEEK_END);
+    char* text = xcalloc(n + 1, 1);
+    must(pread(fileno(f), text, n, 0) == (ssize_t)n, "pread", NULL);
+    return text;
+}
+
+// The complete output of a progress display of the last `rows` steps. free()
 static char* progress_output(bool live, bool quiet, int64_t steps, int rows) {
     FILE* f = tmpfile();
     must(f != NULL, "tmpfile", NULL);
     Progress p = progress_new(f, quiet);
     p.live = live;
+    progress_train(&p, steps - rows, steps, 1, 64);
     for (int i = 0; i < rows; i++) {
         LogRow row = row_of(steps - rows + i);
-        progress_step(&p, &row, steps);
+        let_time_pass(&p);
+        progress_micro_batch(&p, 0);
+        progress_step(&p, &row);
         if (i == 0) progress_text(&p, "val %s", "3.25");
     }
     progress_end(&p);
-    const size_t n = (size_t)ftell(f);
-    rewind(f);
-    char* text = xcalloc(n + 1, 1);
-    must(fread(text, 1, n, f) == n, "fread", NULL);
+    char* text = text_of(f);
     fclose(f);
     return text;
 }
@@ -604,7 +772,7 @@ static void test_progress(Checks* c) {
     setenv("LC_ALL", "C.UTF-8", 1);
     char* plain = progress_output(false, false, 800, 2);
     static const char wanted[] =
-        "step 799/800  loss  2.500000  |g|   0.7500  lr 1.000e-03      12.5 ms       5120 tok/s\n"
+        "step 799/800  loss  2.500000  |g|   0.7500  lr 1.000e-03      12.5 ms       5120 tok/s  ETA 0s\n"
         "val 3.25\n"
         "step 800/800  loss  2.500000  |g|   0.7500  lr 1.000e-03      12.5 ms       5120 tok/s\n";
     check(c, strcmp(plain, wanted) == 0, "plain lines: got\n%s", plain);
@@ -628,6 +796,9 @@ static void test_progress(Checks* c) {
     check(c, strstr(live, "|g| 0.75  5.1K tok/s  ETA "), "a live line with all fields");
     check(c, widest(live) == 79 && strstr(live, "\r\033[Kstep 500/800"), "live lines: %d columns of 80",
           widest(live));
+    int colors = 0;
+    for (const char* at = live; (at = strchr(at, '\033')); at++) colors += strncmp(at, "\033[K", 3) != 0;
+    check(c, colors == 0, "NO_COLOR: live lines have %d colors", colors);
     free(live);
     live = progress_output(true, false, 1000000000000000000, 2);
     check(c, widest(live) <= 79, "a live line with long numbers: %d columns of 80", widest(live));
@@ -638,6 +809,66 @@ static void test_progress(Checks* c) {
           live);
     free(live);
     unsetenv("LC_ALL");
+}
+
+// Plain lines of a run of 9 steps of 4 micro-batches: the first and last step, and what is due between them.
+static void test_progress_plain(Checks* c) {
+    FILE* f = tmpfile();
+    must(f != NULL, "tmpfile", NULL);
+    Progress p = progress_new(f, false);
+    check(c, !p.live && p.interval == 5, "a file: live %d, a line each %g s", p.live, p.interval);
+    p.interval = 1e9;
+    progress_train(&p, 0, 9, 4, 64);
+    for (int step = 0; step < 9; step++) {
+        const LogRow row = row_of(step);
+        for (int done = 0; done < 4; done++) {
+            if (step == 5 && done == 3) {   // a long step
+                let_time_pass(&p);
+                p.step_started -= 30;
+                p.run_started -= 180;
+            }
+            progress_micro_batch(&p, done);
+        }
+        if (step == 2) let_time_pass(&p);
+        progress_step(&p, &row);
+    }
+    char* text = text_of(f);
+    const char *first = strstr(text, "step 1/9  loss"), *due = strstr(text, "step 3/9  loss");
+    const char* within = strstr(text, "step 6/9  micro-batch 3/4  1.6 tok/s  step ETA 10s  run ETA 1m");
+    const char *time = strstr(text, "time       about 4m4"), *last = strstr(text, "step 9/9  loss");
+    check(c, text == first && first < due && due < time && time < within && within < last, "plain lines: got\n%s",
+          text);
+    int lines = 0;
+    for (const char* at = text; *at; at++) lines += *at == '\n';
+    check(c, lines == 5 && strstr(text, "tok/s  ETA "), "a line of every step is written:\n%s", text);
+    free(text);
+    fclose(f);
+}
+
+// A reader that stops: lines are dropped at once after the first, which waits, and a note says how many are missing.
+static void test_progress_stopped(Checks* c) {
+    int ends[2];
+    must(pipe(ends) == 0, "pipe", NULL);
+    fill_pipe(ends[1]);
+    FILE* f = fdopen(ends[1], "w");
+    Progress p = progress_new(f, false);
+    progress_text(&p, "first");
+    progress_text(&p, "second");
+    check(c, p.failed == EAGAIN && p.stopped && p.missing == 2 && !p.quiet, "two lines: %d missing, errno %d",
+          (int)p.missing, p.failed);
+    empty_pipe(ends[0]);
+    progress_text(&p, "third");
+    progress_text(&p, "fourth");
+    char text[256] = "";
+    check(c, read(ends[0], text, sizeof text - 1) > 0
+             && strcmp(text, "(2 lines are missing here: the output was not read)\nthird\nfourth\n") == 0,
+          "after the reader continues: %s", text);
+    close(ends[0]);
+    signal(SIGPIPE, SIG_IGN);
+    progress_text(&p, "fifth");
+    check(c, p.failed == EPIPE && p.quiet, "a closed pipe: errno %d", p.failed);
+    signal(SIGPIPE, SIG_DFL);
+    fclose(f);
 }
 
 // Live lines must be narrower than the terminal, at every width.
@@ -654,19 +885,26 @@ static void test_progress_width(Checks* c) {
     must(out != NULL, "fdopen", NULL);
     Progress p = progress_new(out, false);
     p.live = true;
+    p.announced = true;   // a text line may wrap
+    progress_train(&p, 0, 100000, 4, 64);
     for (unsigned short width = 2; width < 200; width++) {
-        char text[4096];
         struct winsize size = {.ws_row = 24, .ws_col = width};
         must(ioctl(slave, TIOCSWINSZ, &size) == 0, "TIOCSWINSZ", NULL);
-        const LogRow row = row_of(1000 + width);
-        progress_step(&p, &row, 100000);
-        const ssize_t n = read(master, text, sizeof text - 1);
-        must(n > 0, "read of a pseudo-terminal", NULL);
-        text[n] = 0;
-        check(c, widest(text) < width, "a live line of %d columns on a terminal of %d: %s", widest(text),
-              width, text);
+        for (int kind = 0; kind < 3; kind++) {
+            char text[4096];
+            const LogRow row = row_of(1000 + width);
+            let_time_pass(&p);
+            if (kind == 0) progress_step(&p, &row);
+            if (kind == 1) progress_micro_batch(&p, 0), p.step_started -= 10, progress_micro_batch(&p, 3);
+            if (kind == 2) progress_show(&p, 0.25, "validation %d/%d", 5, 20);
+            const ssize_t n = read(master, text, sizeof text - 1);
+            must(n > 0, "read of a pseudo-terminal", NULL);
+            text[n] = 0;
+            check(c, widest(text) < width, "a live line of %d columns on a terminal of %d: %s", widest(text),
+                  width, text);
+        }
     }
-    fclose(p.out);
+    fclose(out);
     close(master);
 }
 
@@ -685,10 +923,41 @@ static CheckpointInfo info_of(int64_t step) {
     };
 }
 
+static bool save_info(const char* run, const CheckpointInfo* info, const TostModel* m, int keep, TostError* err) {
+    Folder folder;
+    if (!make_dirs(run, err) || !folder_open(&folder, NULL, run, err)) return false;
+    const bool ok = checkpoint_save(&folder, info, &fake, m, &m->tensors, keep, err);
+    folder_close(&folder);
+    return ok;
+}
+
 static void save(const char* run, const TostModel* m, int64_t step, int keep) {
     TostError err;
     CheckpointInfo info = info_of(step);
-    must(checkpoint_save(run, &info, &fake, m, &m->tensors, keep, &err), "checkpoint_save", &err);
+    must(save_info(run, &info, m, keep, &err), "checkpoint_save", &err);
+}
+
+static bool read_info(CheckpointInfo* info, const char* path, TostError* err) {
+    StFile f;
+    const bool ok = checkpoint_open(&f, info, path, "--model", err);
+    if (ok) st_close(&f);
+    return ok;
+}
+
+static bool load_params(TostModel* m, const char* file, TostError* err) {
+    StFile f;
+    if (!st_open(&f, file, err)) return false;
+    const bool ok = checkpoint_load_params(&fake, m, &m->tensors, &f, err);
+    st_close(&f);
+    return ok;
+}
+
+static bool load_moments(TostModel* m, const char* file, TostError* err) {
+    StFile f;
+    if (!st_open(&f, file, err)) return false;
+    const bool ok = checkpoint_load_moments(&fake, m, &m->tensors, &f, err);
+    st_close(&f);
+    return ok;
 }
 
 static char* step_path(const char* run, int64_t step, const char* file) {
@@ -698,22 +967,21 @@ static char* step_path(const char* run, int64_t step, const char* file) {
 // Checks that `path` leads to the checkpoint of that step, and that it loads what was saved.
 static void check_found(Checks* c, const char* path, int64_t step, const TostModel* saved, const char* what) {
     TostError err;
-    char* file;
+    StFile f;
     CheckpointInfo info;
-    if (!check(c, checkpoint_find(&file, path, &err), "%s: expected step %d, got: %s", what, (int)step,
+    if (!check(c, checkpoint_open(&f, &info, path, "--model", &err), "%s: expected step %d, got: %s", what, (int)step,
                err.text))
         return;
     TostModel* m = fake_new(tiny);
-    bool ok = checkpoint_read_info(&info, file, &err)
-           && checkpoint_load_params(&fake, m, &m->tensors, file, &err)
-           && checkpoint_load_moments(&fake, m, &m->tensors, file, &err);
+    bool ok = checkpoint_load_params(&fake, m, &m->tensors, &f, &err)
+           && checkpoint_load_moments(&fake, m, &m->tensors, &f, &err);
     if (check(c, ok, "%s: %s", what, err.text)) {
         check(c, info.step == step, "%s: expected step %d, got %d", what, (int)step, (int)info.step);
         check(c, same_state(m, saved, TOST_PARAM) && same_moments(m, saved), "%s: the loaded values differ", what);
-        checkpoint_info_free(&info);
     }
+    checkpoint_info_free(&info);
+    st_close(&f);
     fake_free(m);
-    free(file);
 }
 
 static void test_round_trip(Checks* c) {
@@ -727,7 +995,7 @@ static void test_round_trip(Checks* c) {
     check(c, m->gets == 3 * m->tensors.count, "a save must read each tensor once: %d gets", m->gets);
     char* file = step_path(run, 1000, "model.safetensors");
     CheckpointInfo wanted = info_of(1000), is;
-    if (check(c, checkpoint_read_info(&is, file, &err), "read_info: %s", err.text)) {
+    if (check(c, read_info(&is, file, &err), "read_info: %s", err.text)) {
         check(c, memcmp(&is.config, &tiny, sizeof tiny) == 0, "read_info: the config differs");
         check(c, is.step == 1000 && is.tokens == 4096000 && is.data_sample == wanted.data_sample
               && is.seed == 42 && is.best_val_loss == wanted.best_val_loss, "read_info: numbers differ");
@@ -752,10 +1020,10 @@ static void test_round_trip(Checks* c) {
           "model.safetensors: the tensors of the table, F32, format pt");
     st_close(&f);
     CheckpointInfo bare = {.config = tiny, .step = 1001, .best_val_loss = INFINITY};
-    must(checkpoint_save(run, &bare, &fake, m, &m->tensors, 0, &err), "checkpoint_save", &err);
+    must(save_info(run, &bare, m, 0, &err), "checkpoint_save", &err);
     free(file);
     file = step_path(run, 1001, "model.safetensors");
-    if (check(c, checkpoint_read_info(&is, file, &err), "read_info: %s", err.text)) {
+    if (check(c, read_info(&is, file, &err), "read_info: %s", err.text)) {
         check(c, isinf(is.best_val_loss) && !is.tokenizer && is.n_options == 0, "read_info without optional fields");
         checkpoint_info_free(&is);
     }
@@ -767,10 +1035,20 @@ static void test_round_trip(Checks* c) {
 
 static void check_find_refused(Checks* c, const char* path, const char* expected) {
     TostError err;
-    char* file;
-    bool ok = checkpoint_find(&file, path, &err);
+    CheckpointInfo info;
+    const bool ok = read_info(&info, path, &err);
     check_refused(c, ok, &err, expected, path);
-    if (ok) free(file);
+    if (ok) checkpoint_info_free(&info);
+}
+
+static bool is_run(const char* path) {
+    TostError err;
+    Folder folder;
+    bool result = false;
+    must(folder_open(&folder, NULL, path, &err) && checkpoint_is_run(&result, &folder, &err), "checkpoint_is_run",
+         &err);
+    folder_close(&folder);
+    return result;
 }
 
 static void test_find(Checks* c) {
@@ -782,14 +1060,14 @@ static void test_find(Checks* c) {
     check_find_refused(c, run, "cannot be found: No such file");
     must(make_dirs(run, &err), "make_dirs", &err);
     check_find_refused(c, run, "no complete checkpoint");
-    check(c, !checkpoint_is_run(run), "an empty folder is not a run");
+    check(c, !is_run(run), "an empty folder is not a run");
     char* stale = path_join(run, "step_00000300.tmp");
     save(run, m, 300, 0);
     char* folder = path_join(run, "step_00000300");
     must(rename(folder, stale) == 0, "rename", NULL);
     check_find_refused(c, run, "no complete checkpoint");
     check_find_refused(c, stale, "incomplete checkpoint");
-    check(c, checkpoint_is_run(run), "a folder with an unfinished checkpoint is a run");
+    check(c, is_run(run), "a folder with an unfinished checkpoint is a run");
     save(run, m, 100000000, 0);
     check(c, !path_exists(stale), "a save must remove unfinished folders");
     save(run, m, 99999999, 0);
@@ -805,12 +1083,15 @@ static void test_find(Checks* c) {
     check_found(c, gone, 99999999, m, "the file itself");
     char* note = path_join(run, "note.txt");
     write_text(note, "mine");
-    check(c, checkpoint_clear(run, &err) && !checkpoint_is_run(run) && path_exists(note),
+    Folder open_run;
+    must(folder_open(&open_run, NULL, run, &err), "folder_open", &err);
+    check(c, checkpoint_clear(&open_run, &err) && !is_run(run) && path_exists(note),
           "checkpoint_clear must remove only checkpoints");
+    folder_close(&open_run);
     must(remove(note) == 0, "remove", NULL);
     char* log = path_join(run, "log.csv");
     write_text(log, "");
-    check(c, checkpoint_is_run(run), "a folder with a log is a run");
+    check(c, is_run(run), "a folder with a log is a run");
     char* paths[] = {run, stale, folder, gone, note, log};
     for (size_t i = 0; i < countof(paths); i++) free(paths[i]);
     fake_free(m);
@@ -825,9 +1106,9 @@ static void set_time(const char* file, time_t seconds, long ns) {
 static void test_newest_run(Checks* c) {
     TostError err;
     char *dir = new_folder(), *found = NULL;
-    check(c, !checkpoint_newest(&found, dir, &err) && strstr(err.text, "train"), "no run: %s", err.text);
+    check(c, !checkpoint_newest_run(&found, dir, &err) && strstr(err.text, "train"), "no run: %s", err.text);
     char* absent = path_join(dir, "absent");
-    check(c, !checkpoint_newest(&found, absent, &err) && strstr(err.text, "train"), "no root: %s", err.text);
+    check(c, !checkpoint_newest_run(&found, absent, &err) && strstr(err.text, "train"), "no root: %s", err.text);
     free(absent);
     TostModel* m = fake_new(tiny);
     static const struct { const char* name; int64_t step; time_t s; long ns; } runs[] = {
@@ -840,7 +1121,7 @@ static void test_newest_run(Checks* c) {
         char* file = step_path(run, runs[i].step, "model.safetensors");
         set_time(file, runs[i].s, runs[i].ns);
         const char* wanted = i == 0 ? "b-001" : i < 3 ? "a-002" : "d-004";   // equal times: the later name
-        check(c, checkpoint_newest(&found, dir, &err) && strstr(found, wanted),
+        check(c, checkpoint_newest_run(&found, dir, &err) && strstr(found, wanted),
               "newest of %zu runs: expected %s, got %s", i + 1, wanted, found ? found : err.text);
         free(found);
         free(file);
@@ -850,7 +1131,10 @@ static void test_newest_run(Checks* c) {
         {NULL, "starter", "starter-001"},       {"starter-001", "starter", "starter-002"},
         {"starter-041", "starter", "starter-042"}, {"starter-9x", "starter", "starter-042"},
         {"starter-999", "starter", "starter-1000"}, {"start-7", "starter", "starter-1000"},
-        {NULL, "start", "start-008"},
+        {NULL, "start", "start-008"},           {"start-99999999", "start", "start-100000000"},
+        {"start-100000000", "start", "start-100000001"}, {"start-9999999999999999999", "start", "start-100000001"},
+        {"start-999999999999999", "start", "start-1000000000000000"},
+        {"start-1000000000000000", "start", "start-1000000000000001"},
     };
     for (size_t i = 0; i < countof(numbers); i++) {
         if (numbers[i].make) {
@@ -939,13 +1223,188 @@ static void test_killed(Checks* c) {
     drop_folder(dir);
 }
 
+// A checkpoint whose folder was renamed is used and pruned by the step in its metadata.
+static void test_renamed(Checks* c) {
+    TostError err;
+    CheckpointInfo info;
+    char *dir = new_folder(), *two = path_join(dir, "step_00000002"), *far = path_join(dir, "step_00000099");
+    TostModel* m = fake_new(tiny);
+    for (int64_t step = 1; step <= 3; step++) {
+        fake_fill(m, (float)step);
+        save(dir, m, step, 0);
+    }
+    must(rename(two, far) == 0, "rename", NULL);
+    check_found(c, dir, 3, m, "a renamed folder");
+    check(c, read_info(&info, dir, &err) && strstr(err.text, "step_00000099 contains step 2"), "warning: %s", err.text);
+    checkpoint_info_free(&info);
+    save(dir, m, 4, 2);
+    check_listing(c, dir, "step_00000003 step_00000004 ", "a renamed folder is pruned");
+    char *four = path_join(dir, "step_00000004"), *zero = path_join(dir, "step_00000000");
+    must(rename(four, zero) == 0, "rename", NULL);
+    check_found(c, dir, 4, m, "the newest checkpoint under a smaller number");
+    save(dir, m, 5, 0);
+    char* six = path_join(dir, "step_00000006");
+    must(rename(zero, six) == 0, "rename", NULL);
+    save(dir, m, 6, 0);
+    check_listing(c, dir, "step_00000003 step_00000004 step_00000005 step_00000006 ",
+                  "a checkpoint that has the name of a new one");
+    free(six);
+    char* paths[] = {two, far, four, zero};
+    for (size_t i = 0; i < countof(paths); i++) free(paths[i]);
+    fake_free(m);
+    drop_folder(dir);
+}
+
+// A run folder that is renamed during a run, while another folder gets its name, and is removed.
+static void test_moved(Checks* c) {
+    TostError err;
+    Folder folder;
+    Lock lock, other;
+    char *dir = new_folder(), *old = path_join(dir, "old"), *new = path_join(dir, "new");
+    TostModel* m = fake_new(tiny);
+    CheckpointInfo info = info_of(2);
+    save(old, m, 1, 0);
+    must(folder_open(&folder, NULL, old, &err) && lock_take(&lock, &folder, &err) == LOCK_TAKEN, "lock", &err);
+    check(c, folder_check(&folder) == FOLDER_SAME && strcmp(folder.path, old) == 0, "a folder that is not moved");
+    must(rename(old, new) == 0 && mkdir(old, 0777) == 0, "rename", NULL);
+    Folder there;
+    must(folder_open(&there, NULL, old, &err), "folder_open", &err);
+    check(c, lock_take(&other, &there, &err) == LOCK_TAKEN, "the new folder can be locked: %s", err.text);
+    check(c, checkpoint_save(&folder, &info, &fake, m, &m->tensors, 1, &err), "a save: %s", err.text);
+    lock_release(&lock);
+    check_listing(c, old, "run.lock ", "the folder that has the old name");
+    check_listing(c, new, "step_00000002 ", "the moved folder");
+    check(c, folder_check(&folder) == FOLDER_MOVED && strcmp(folder.path, new) == 0, "moved to %s", folder.path);
+    // the lock file is removed by the user
+    must(lock_take(&lock, &folder, &err) == LOCK_TAKEN && unlinkat(folder.fd, "run.lock", 0) == 0, "lock", &err);
+    check(c, lock_keep(&lock, &err), "the lock is taken again: %s", err.text);
+    must(unlinkat(folder.fd, "run.lock", 0) == 0, "unlinkat", NULL);
+    Lock second;
+    check(c, lock_take(&second, &folder, &err) == LOCK_TAKEN && !lock_keep(&lock, &err) && strstr(err.text, "in use"),
+          "another process took the lock");
+    lock_release(&lock);
+    check_listing(c, new, "run.lock step_00000002 ", "the lock file of the other process remains");
+    lock_release(&second);
+    lock_release(&other);
+    must(remove_tree(new, &err), "remove_tree", &err);
+    check(c, folder_check(&folder) == FOLDER_REMOVED, "a removed folder");
+    bool ok = checkpoint_save(&folder, &info, &fake, m, &m->tensors, 1, &err);
+    check_refused(c, ok, &err, "step_00000002.tmp", "a save to a removed folder");
+    folder_close(&folder);
+    folder_close(&there);
+    fake_free(m);
+    free(old);
+    free(new);
+    drop_folder(dir);
+}
+
+// The first checkpoint of a run that replaces another one.
+static void test_replacement(Checks* c) {
+    TostError err;
+    Folder folder;
+    char* dir = new_folder();
+    TostModel *old = fake_new(tiny), *new = fake_new(tiny);
+    fake_fill(old, 1);
+    fake_fill(new, 2);
+    for (int64_t step = 3; step <= 9; step += 6) {   // 9: the old run has a checkpoint of the same step
+        const CheckpointInfo info = info_of(step);
+        bool has;
+        save(dir, old, 8, 0);
+        save(dir, old, 9, 0);
+        must(folder_open(&folder, NULL, dir, &err), "folder_open", &err);
+        check(c, checkpoint_finish_replacement(&folder, &err), "nothing to finish: %s", err.text);
+        check(c, checkpoint_has_replacement(&has, &folder, &err) && !has, "no replacement");
+        check_found(c, dir, 9, old, "before the replacement");
+        bool ok = checkpoint_save_replacement(&folder, &info, &fake, new, &new->tensors, &err);
+        char* listed = xasprintf("%sstep_00000008 step_00000009 %s", step < 8 ? "step_00000003.new " : "",
+                                 step < 8 ? "" : "step_00000009.new ");
+        check(c, ok, "save_replacement: %s", err.text);
+        check_listing(c, dir, listed, "after the replacement is saved");
+        free(listed);
+        check_found(c, dir, step, new, "the replacement counts");
+        check(c, checkpoint_has_replacement(&has, &folder, &err) && has, "a replacement");
+        check(c, checkpoint_finish_replacement(&folder, &err), "finish: %s", err.text);
+        check_listing(c, dir, step < 8 ? "step_00000003 " : "step_00000009 ", "after the replacement");
+        check_found(c, dir, step, new, "after the replacement");
+        check(c, checkpoint_clear(&folder, &err), "clear: %s", err.text);
+        folder_close(&folder);
+    }
+    fake_free(old);
+    fake_free(new);
+    drop_folder(dir);
+}
+
+// NFS renames a removed file that a process has open to .nfs…, so that its folder cannot be removed.
+static void test_nfs_leftovers(Checks* c) {
+    TostError err;
+    char *dir = new_folder(), *stale = path_join(dir, "step_00000001.tmp"), *left = path_join(stale, ".nfs0001");
+    TostModel* m = fake_new(tiny);
+    CheckpointInfo info = info_of(2);
+    must(mkdir(stale, 0777) == 0, "mkdir", NULL);
+    write_text(left, "");
+    check(c, save_info(dir, &info, m, 1, &err) && !err.text[0], "a file in use: %s", err.text);
+    check_listing(c, dir, "step_00000001.tmp step_00000002 ", "a file in use");
+    info = info_of(1);
+    check(c, save_info(dir, &info, m, 0, &err) && !err.text[0], "a folder in use: %s", err.text);
+    check_listing(c, dir, "step_00000001 step_00000002 ", "a folder in use");
+    free(left);
+    left = step_path(dir, 1, ".nfs0001");
+    must(remove(left) == 0, "remove", NULL);
+    free(left);
+    free(stale);
+    fake_free(m);
+    drop_folder(dir);
+}
+
+// A process saves and prunes as fast as it can: a run must always open, with the values of one checkpoint.
+static void test_readers(Checks* c) {
+    TostError err;
+    char* dir = new_folder();
+    TostModel *m = fake_new(tiny), *is = fake_new(tiny);
+    fake_fill(m, 1);
+    save(dir, m, 1, 1);
+    fflush(stdout);
+    const pid_t child = fork();
+    must(child >= 0, "fork", NULL);
+    if (child == 0) {
+        for (int64_t step = 2; step < 1000000; step++) {
+            fake_fill(m, (float)step);
+            save(dir, m, step, 1);
+        }
+        _exit(0);
+    }
+    int failed = 0, differ = 0;
+    char* found = NULL;
+    for (int i = 0; i < 1000; i++) {
+        StFile f;
+        CheckpointInfo info;
+        if (!checkpoint_open(&f, &info, dir, "--model", &err)) {
+            failed++;
+            continue;
+        }
+        fake_fill(m, (float)info.step);
+        if (!checkpoint_load_params(&fake, is, &is->tensors, &f, &err)) failed++;
+        else differ += !same_state(is, m, TOST_PARAM);
+        checkpoint_info_free(&info);
+        st_close(&f);
+        if (i % 10 == 0 && !checkpoint_newest_run(&found, dir, &err)) failed++;
+        else if (i % 10 == 0) free(found);
+    }
+    must(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child, "kill", NULL);
+    check(c, failed == 0 && differ == 0, "beside a run that saves, %d of 1000 failed to open, %d differ: %s", failed,
+          differ, failed ? err.text : "");
+    fake_free(m);
+    fake_free(is);
+    drop_folder(dir);
+}
+
 static void test_save_fails(Checks* c) {
     TostError err;
     char *dir = new_folder(), *file = path_join(dir, "file"), *run = path_join(dir, "run");
     TostModel *m = fake_new(tiny), *later = fake_new(tiny);
     CheckpointInfo info = info_of(2);
     write_text(file, "x");
-    bool ok = checkpoint_save(file, &info, &fake, m, &m->tensors, 1, &err);
+    bool ok = save_info(file, &info, m, 1, &err);
     check_refused(c, ok, &err, file, "a run that is a file");
     fake_fill(m, 3);
     save(run, m, 1, 0);
@@ -960,7 +1419,7 @@ static void test_save_fails(Checks* c) {
         {(rlim_t)st.st_size + 1, "optimizer.safetensors"}};
     for (size_t i = 0; i < countof(limits); i++) {
         limit_file_size(limits[i].bytes);
-        ok = checkpoint_save(run, &info, &fake, later, &later->tensors, 1, &err);
+        ok = save_info(run, &info, later, 1, &err);
         limit_file_size(RLIM_INFINITY);
         check_refused(c, ok, &err, limits[i].file, "a full disk");
         check(c, strstr(err.text, "File too large; step 2 is not saved"), "expected the reason: %s", err.text);
@@ -970,7 +1429,7 @@ static void test_save_fails(Checks* c) {
     signal(SIGXFSZ, SIG_DFL);
     if (geteuid() != 0) {
         must(chmod(run, 0555) == 0, "chmod", NULL);
-        ok = checkpoint_save(run, &info, &fake, m, &m->tensors, 1, &err);
+        ok = save_info(run, &info, m, 1, &err);
         check_refused(c, ok, &err, "step_00000002.tmp", "a read-only folder");
         must(chmod(run, 0755) == 0, "chmod", NULL);
     } else {
@@ -1064,9 +1523,10 @@ static void set_meta(Editable* l, const char* key, const char* value) {
     l->n_meta = kept;
 }
 
-// A change of one file of a checkpoint. name: a tensor, or a metadata key; value: its new name or value
+// A change of one file of a checkpoint. name: a tensor, or a metadata key; value: its new name or value. VALUE changes
+// element 3 of a tensor.
 typedef enum {
-    NOTHING, DROP, COPY, RENAME, SHAPE, SPLIT, TO_I32, TO_F64, META, FLIP, CUT, EMPTY, REMOVE
+    NOTHING, DROP, COPY, RENAME, SHAPE, SPLIT, VALUE, TO_I32, TO_F64, META, FLIP, CUT, EMPTY, REMOVE
 } Change;
 typedef struct {
     const char* what;
@@ -1085,6 +1545,7 @@ static void damage_tensor(Editable* l, const Damage* d) {
         case RENAME: snprintf(t->name, sizeof t->name, "%s", d->value); break;
         case SHAPE:  t->shape[0]++; break;   // data has room for it
         case SPLIT:  t->ndim++; t->shape[t->ndim - 1] = 1; break;
+        case VALUE:  l->data[t - l->tensor][3] = strtof(d->value, NULL); break;
         case TO_I32: t->dtype = ST_I32; break;
         case META:   set_meta(l, d->name, d->value); break;
         default:     break;
@@ -1128,22 +1589,23 @@ static void check_damage(Checks* c, const char* dir, const TostModel* saved, con
     damage_file(damaged, d);
     TostModel* m = fake_new(tiny);
     const char* stage = d->refused_by ? d->refused_by : "";
-    bool ok = checkpoint_read_info(&info, file, &err);
+    bool ok = read_info(&info, file, &err);
     if (ok) {
         check(c, memcmp(&info.config, &tiny, sizeof tiny) == 0, "%s: the config differs", d->what);
         checkpoint_info_free(&info);
     }
     if (strcmp(stage, "info") == 0) check_refused(c, ok, &err, d->error, d->what);
     else check(c, ok, "%s: read_info: %s", d->what, err.text);
-    ok = checkpoint_load_params(&fake, m, &m->tensors, file, &err);
+    ok = load_params(m, file, &err);
     if (strcmp(stage, "params") == 0) check_refused(c, ok, &err, d->error, d->what);
     else if (strcmp(stage, "info") != 0) check(c, ok, "%s: load_params: %s", d->what, err.text);
-    check(c, ok ? same_state(m, saved, TOST_PARAM) : m->puts == 0, "%s: %d tensors were loaded", d->what, m->puts);
+    const int most = d->change == VALUE ? m->tensors.count : 0;   // values are checked tensor by tensor
+    check(c, ok ? same_state(m, saved, TOST_PARAM) : m->puts <= most, "%s: %d tensors were loaded", d->what, m->puts);
     m->puts = 0;
-    ok = checkpoint_load_moments(&fake, m, &m->tensors, file, &err);
+    ok = load_moments(m, file, &err);
     if (strcmp(stage, "moments") == 0) check_refused(c, ok, &err, d->error, d->what);
     else if (!stage[0] && !d->error) check(c, ok, "%s: load_moments: %s", d->what, err.text);
-    check(c, ok ? same_moments(m, saved) : m->puts == 0, "%s: %d moments were loaded", d->what, m->puts);
+    check(c, ok ? same_moments(m, saved) : m->puts <= 2 * most, "%s: %d moments were loaded", d->what, m->puts);
     fake_free(m);
     free(damaged);
     free(file);
@@ -1194,6 +1656,16 @@ static const Damage damages[] = {
     {"a malformed hash", "model", META, "tokenizer_hash", "c0ffeez", "info", "'tokenizer_hash'"},
     {"no config", "model", META, "bias", NULL, "info", "no 'bias'"},
     {"no metadata: a file of another program", "model", META, NULL, NULL, NULL, "moments are not checked"},
+    {"a NaN in a position that training does not use", "model", VALUE, "transformer.wpe.weight", "nan",
+     "params", "tensor 'transformer.wpe.weight' has nan at [0, 3], expected a finite number"},
+    {"an infinite parameter", "model", VALUE, "transformer.h.1.mlp.c_fc.weight", "-inf",
+     "params", "'transformer.h.1.mlp.c_fc.weight' has -inf at [0, 3]"},
+    {"a NaN in a first moment", "optimizer", VALUE, "m.transformer.ln_f.bias", "nan",
+     "moments", "'m.transformer.ln_f.bias' has nan at [3]"},
+    {"a negative second moment", "optimizer", VALUE, "v.transformer.wte.weight", "-1e-30",
+     "moments", "'v.transformer.wte.weight' has -1e-30 at [0, 3], expected a finite number of at least 0"},
+    {"an infinite second moment", "optimizer", VALUE, "v.transformer.wpe.weight", "inf",
+     "moments", "'v.transformer.wpe.weight' has inf at [0, 3]"},
     {"a tensor in double", "model", TO_F64, "transformer.h.1.attn.denom_bias", "", NULL, NULL},
     {"moments of another step", "optimizer", META, "step", "8", "moments", "different checkpoints"},
     {"moments of another run", "optimizer", META, "option.lr", "1",
@@ -1234,13 +1706,13 @@ static void test_foreign_files(Checks* c) {
     TostModel *m = fake_new(tiny), *large = fake_new(larger);
     fake_fill(m, 6);
     save(dir, m, 7, 0);
-    bool ok = checkpoint_load_params(&fake, large, &large->tensors, file, &err);
+    bool ok = load_params(large, file, &err);
     check_refused(c, ok, &err, "'transformer.wte.weight' has shape (7, 4), expected (7, 8)",
                   "a larger model");
     Editable l = read_editable(file);
     set_meta(&l, NULL, NULL);
     write_editable(&l, file);
-    if (check(c, checkpoint_read_info(&info, file, &err), "without metadata: %s", err.text)) {
+    if (check(c, read_info(&info, file, &err), "without metadata: %s", err.text)) {
         check(c,
               memcmp(&info.config, &tiny, sizeof tiny) == 0 && info.step == 0 && info.tokens == 0
                   && !info.tokenizer && info.n_options == 0 && isinf(info.best_val_loss),
@@ -1252,7 +1724,7 @@ static void test_foreign_files(Checks* c) {
     l.data[l.n_tensors - 1][27] += 1;
     write_editable(&l, file);
     m->puts = 0;
-    ok = checkpoint_load_params(&fake, m, &m->tensors, file, &err);
+    ok = load_params(m, file, &err);
     check_refused(c, ok, &err, "lm_head.weight' differs from transformer.wte.weight at element 27",
                   "an untied lm_head");
     check(c, m->puts == 0, "an untied lm_head: %d tensors put", m->puts);
@@ -1276,11 +1748,11 @@ static void test_every_byte(Checks* c) {
         good.data[i] ^= 1 << i % 7;
         write_bytes(file, good.data, good.size);
         good.data[i] ^= 1 << i % 7;
-        bool ok = checkpoint_read_info(&info, file, &err);
+        bool ok = read_info(&info, file, &err);
         if (ok) {
             wrong += memcmp(&info.config, &tiny, sizeof tiny) != 0;
             checkpoint_info_free(&info);
-            ok = checkpoint_load_params(&fake, into, &into->tensors, file, &err);
+            ok = load_params(into, file, &err);
         }
         accepted += ok;
         wrong += ok && !same_state(into, m, TOST_PARAM);
@@ -1290,7 +1762,7 @@ static void test_every_byte(Checks* c) {
           good.size, accepted);
     for (size_t n = 0; n < good.size; n += 13) {
         write_bytes(file, good.data, n);
-        wrong += checkpoint_load_params(&fake, into, &into->tensors, file, &err);
+        wrong += load_params(into, file, &err);
     }
     check(c, wrong == 0, "%d truncated files were accepted", wrong);
     free(good.data);
@@ -1385,7 +1857,7 @@ static void check_generate(Checks* c, const Tokenizer* tokenizer, const Generate
     Sink sink = {.stop_at = s->stop_at};
     GenerateResult result;
     Rng rng = rng_seeded(0, 0);
-    const Generator generator = {&fake, m, &config, tokenizer, {0, 0, 1}, take_piece, &sink};
+    const Generator generator = {&fake, m, &config, tokenizer, {0, 0, 1}, take_piece, &sink, NULL};
     bool ok = generate(&result, &generator, prompt, n, s->max_tokens, &rng, &err);
     if (s->error) check_refused(c, ok, &err, s->error, s->what);
     else check(c, ok, "%s: %s", s->what, err.text);
@@ -1408,7 +1880,7 @@ static void test_generate(Checks* c) {
     Rng rng = rng_seeded(0, 0);
     Sink sink = {0};
     const uint32_t unknown[] = {1, 257};
-    const Generator generator = {&fake, m, &config, tokenizer, {0, 0, 1}, take_piece, &sink};
+    const Generator generator = {&fake, m, &config, tokenizer, {0, 0, 1}, take_piece, &sink, NULL};
     bool ok = generate(&result, &generator, unknown, 2, 4, &rng, &err);
     check_refused(c, ok, &err, "token 1 has the id 257", "an unknown id in the prompt");
     config.vocab_size = 256;
@@ -1464,9 +1936,8 @@ static void test_threads(Checks* c) {
     for (size_t i = 0; i < countof(cases); i++) {
         char* argv[] = {"train_gpt_tost", "sample", "--threads", cases[i].n, NULL};
         Options o;
-        bool help;
         TostError err = {{0}};
-        const bool ok = options_parse(&o, &help, 4, argv, &fake, &err);
+        const bool ok = options_parse(&o, 4, argv, &fake, &err);
         if (cases[i].many && !THREADS_MANY)
             check_refused(c, ok, &err, "built without OpenMP", "more than one thread");
         else check(c, ok, "--threads %s: %s", cases[i].n, err.text);
@@ -1478,6 +1949,7 @@ int main(void) {
     Checks c = {.suite = "modules"};
     test_schedule(&c);
     test_init(&c);
+    test_cut(&c);
     test_greedy(&c);
     test_distributions(&c);
     test_many_ids(&c);
@@ -1486,14 +1958,24 @@ int main(void) {
     test_row_text(&c);
     test_log_fresh(&c);
     test_log_resume(&c);
+    test_log_moved(&c);
+    test_log_folder_renamed(&c);
+    test_long_log(&c);
     test_threads(&c);
     test_progress(&c);
+    test_progress_plain(&c);
+    test_progress_stopped(&c);
     test_progress_width(&c);
     test_round_trip(&c);
     test_find(&c);
     test_newest_run(&c);
     test_keep(&c);
     test_killed(&c);
+    test_renamed(&c);
+    test_moved(&c);
+    test_replacement(&c);
+    test_nfs_leftovers(&c);
+    test_readers(&c);
     test_save_fails(&c);
     test_damage(&c);
     test_foreign_files(&c);

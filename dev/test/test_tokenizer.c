@@ -3,9 +3,10 @@
 #include "scratch.h"
 
 #include <sys/stat.h>
+#include <sys/uio.h>
 
-#include "data.h"
 #include "rng.h"
+#include "shards.h"
 #include "tokenize.h"
 #include "tokenizer.h"
 
@@ -498,7 +499,9 @@ static Ids read_shards(Checks* c, const char* prefix, const char* kind, int shar
         TostError err;
         Shard s;
         if (check(c, shard_open(&s, path, &err), "%s", path)) {
-            for (uint64_t i = 0; i < s.n_tokens; i++) append_ids(&all, &(uint32_t){shard_token(&s, i)}, 1);
+            all.ids = xrealloc(all.ids, (all.n + (size_t)s.n_tokens + 1) * sizeof *all.ids);
+            check(c, shard_read(all.ids + all.n, &s, 0, (size_t)s.n_tokens, &err), "%s: %s", path, err.text);
+            all.n += (size_t)s.n_tokens;
             shard_close(&s);
         }
         free(path);
@@ -516,6 +519,17 @@ static bool is_partition(const Ids* all, const Ids* train, const Ids* val, uint3
         else return false;
     }
     return t == train->n && v == val->n;
+}
+
+// Files are read with this read. A fault needs state that outlives the call.
+static struct { bool slow; int calls, fail_at; } reading;   // fail_at: the call that fails with EIO, or 0
+
+// Slow: two of four calls are interrupted or would wait, the others read a few bytes.
+ssize_t read(int fd, void* data, size_t n) {
+    static const int errors[4] = {EINTR, EAGAIN};
+    const int error = ++reading.calls == reading.fail_at ? EIO : reading.slow ? errors[reading.calls % 4] : 0;
+    errno = error;
+    return error ? -1 : readv(fd, &(struct iovec){data, reading.slow && n > 50 ? 50 : n}, 1);
 }
 
 typedef struct {
@@ -537,8 +551,9 @@ static bool run(Fixture* b, TokenizeOptions* o, TokenizeResult* r, TostError* er
 
 // Tokenizes files with many batch sizes and one or two threads: the tokens must always be `want`.
 static void check_runs(Checks* c, Fixture* b, const char* what, char** files, int n_files, const Ids* want) {
-    static const struct { size_t batch; int threads; } runs[] = {
-        {0, 1}, {0, 2}, {1, 1}, {2, 1}, {3, 1}, {7, 1}, {40, 1}, {40, 2}, {500, 1}, {500, 2}, {3000, 2},
+    static const struct { size_t batch; int threads; bool slow; } runs[] = {
+        {0, 1, false}, {0, 2, false}, {1, 1, false}, {2, 1, false}, {3, 1, true}, {7, 1, false}, {40, 1, false},
+        {40, 2, false}, {500, 1, true}, {500, 2, false}, {3000, 2, false}, {0, 1, true},
     };
     Ids first_val = {0};
     for (size_t k = 0; k < countof(runs); k++) {
@@ -547,7 +562,9 @@ static void check_runs(Checks* c, Fixture* b, const char* what, char** files, in
         TokenizeResult r;
         TostError err = {""};
         char* prefix;
+        reading.slow = runs[k].slow;
         bool ok = run(b, &o, &r, &err, &prefix);
+        reading.slow = false;
         if (check(c, ok, "%s: %s", what, err.text)) {
             Ids train = read_shards(c, prefix, "train", r.train_shards);
             Ids val = read_shards(c, prefix, "val", r.val_shards);
@@ -714,6 +731,30 @@ static void test_no_validation(Checks* c, Fixture* b) {
     free(files[0]);
 }
 
+// Each read that fails is an error that leaves nothing.
+static void test_reads(Checks* c, Fixture* b) {
+    char *files[] = {path_join(b->dir, "read.txt")}, *prefix;
+    TokenizeOptions o = {.files = files, .n_files = 1, .threads = 1, .batch_bytes = 8};
+    TokenizeResult r;
+    write_text(files[0], "\xef\xbb\xbf" "a text that is longer than one batch, and has a byte order mark");
+    int failed = 0;
+    for (bool ok = false; !ok && failed < 100; failed += !ok) {
+        TostError err = {""};
+        reading.calls = 0;
+        reading.fail_at = failed + 1;
+        ok = run(b, &o, &r, &err, &prefix);
+        check(c, ok || strstr(err.text, strerror(EIO)), "read %d: %s", failed, err.text);
+        char* dir = path_dir(prefix);
+        check(c, ok || !path_exists(dir), "read %d: files remain after the error", failed);
+        free(dir);
+        free(prefix);
+    }
+    reading.fail_at = 0;
+    check(c, failed >= 5 && failed < 100, "%d reads failed", failed);
+    check(c, r.bytes == 66 && r.tokens <= 64 && r.documents == 1, "%d bytes, %d tokens", (int)r.bytes, (int)r.tokens);
+    free(files[0]);
+}
+
 static void test_compressed(Checks* c, Fixture* b) {
     const TokenizeOptions plain = {0};
     fails(c, b, plain, "\x1f\x8b\x08 and more", "a.gz",
@@ -745,6 +786,7 @@ static void test_tokenize(Checks* c, const char* dir, const char* path) {
         test_jsonl(c, &b);
         test_failures(c, &b);
         test_no_validation(c, &b);
+        test_reads(c, &b);
         test_compressed(c, &b);
     }
     tokenizer_free(b.t);

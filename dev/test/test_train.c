@@ -148,8 +148,9 @@ static const TostEngine toy = {
 // ---------------------------------------------------------------------------------------------
 // Runs
 
-#define BASE "--layers 1 --heads 1 --channels 4 --block-size 8 --vocab-size 257 --seq 8 --batch 2 --total-batch 16 " \
-             "--order sequential --sample-every 0 --warmup 2 --lr 0.01 --keep 0 "
+#define TOY "--layers 1 --heads 1 --channels 4 --block-size 8 --vocab-size 257 --seq 8 --batch 2 " \
+            "--order sequential --sample-every 0 --warmup 2 --lr 0.01 --keep 0 "
+#define BASE TOY "--total-batch 16 "
 #define NO_VAL "--val-every 0 "
 
 enum { TOKENS = 16, STEPS = 200 };   // tokens per step, steps per shard
@@ -278,7 +279,13 @@ static void check_same(Checks* c, const char* a, const char* b, int step, const 
     free(second);
 }
 
-static bool saved(const char* run, int step) { return checkpoint_exists(run, step); }
+static bool saved(const char* run, int step) {
+    Folder folder;
+    TostError err;
+    const bool exists = folder_open(&folder, NULL, run, &err) && checkpoint_exists(&folder, step);
+    folder_close(&folder);
+    return exists;
+}
 
 // Row `step` of a run's log; step -1 if there is none.
 static LogRow row_of(const char* run, int step) {
@@ -435,7 +442,10 @@ static void test_outliers(Checks* c) {
 static void test_window_saved(Checks* c) {
     TostError err;
     CheckpointInfo info;
-    if (!check(c, checkpoint_read_info(&info, "bad/step_00000012/model.safetensors", &err), "%s", err.text)) return;
+    StFile file;
+    const bool ok = checkpoint_open(&file, &info, "bad/step_00000012/model.safetensors", "--model", &err);
+    if (!check(c, ok, "%s", err.text)) return;
+    st_close(&file);
     const OutlierDetector* d = &info.outliers;
     check(c, d->loss.count == 10 && d->norm.count == 10 && d->skipped == 2 && d->in_a_row == 0, "saved counts");
     for (int step = 0, i = 0; step < 12; step++) {
@@ -455,6 +465,9 @@ static void interrupt(TostModel* m) { (void)m, raise(SIGINT); }
 static void terminate_twice(TostModel* m) { (void)m, raise(SIGINT), raise(SIGTERM); }
 static void hang_up(TostModel* m) { (void)m, raise(SIGHUP), raise(SIGHUP); }
 
+static void use_cpu(TostModel* m) { (void)m, raise(SIGXCPU), raise(SIGXCPU); }
+static void warn(TostModel* m) { (void)m, raise(SIGUSR1), raise(SIGHUP); }
+
 // Evaluation passes: one before each save, three per validation: before the first step and after steps 4, 8, 12.
 #define VALIDATED BASE "--data good.bin --val-data good.bin --val-every 4 --val-batches 3 --steps 12 --save-every 6 "
 
@@ -471,6 +484,8 @@ static void test_signals(Checks* c) {
         {"a terminal that closes", {TRAINING, 7, hang_up}, {0}, 129, 7, NULL},
         {"twice", {TRAINING, 8, terminate_twice}, {0}, 143, 6, NULL},
         {"again in a save", {TRAINING, 7, interrupt}, {GET, 60, interrupt}, 130, 6, NULL},
+        {"the CPU time limit, twice", {TRAINING, 7, use_cpu}, {0}, 128 + SIGXCPU, 7, NULL},
+        {"a warning of the batch system", {TRAINING, 7, warn}, {0}, 128 + SIGUSR1, 7, NULL},
     };
     write_shard("good.bin", 0, -1, -1);
     check_run(c, run(VALIDATED "--out reference"), 0, 0, NULL, "the uninterrupted run");
@@ -503,21 +518,51 @@ static void test_signals(Checks* c) {
     }
 }
 
+// Steps of 4 micro-batches: a signal in one of the first three drops the step; after the fourth the step is completed.
+static void test_signals_in_steps(Checks* c) {
+#define ACCUMULATED TOY NO_VAL "--data good.bin --total-batch 64 --steps 6 --save-every 6 "
+    check_run(c, run(ACCUMULATED "--out whole"), 0, 0, NULL, "the uninterrupted run");
+    for (int at = 1; at <= 12; at++) {
+        char *args = xasprintf(ACCUMULATED "--out part%d", at), *out = xasprintf("part%d", at);
+        char* resume = xasprintf("--resume --out %s", out);
+        char* says = xasprintf("step %d is incomplete (micro-batch %d of 4): it is dropped", at / 4 + 1, at % 4);
+        hooks[0] = (Hook){TRAINING, at, interrupt};
+        Outcome o = run(args);
+        check(c, o.status == 130 && saved(out, at / 4), "at micro-batch %d: status %d: %s", at, o.status, o.out);
+        check(c, (strstr(o.out, says) != NULL) == (at % 4 > 0), "at micro-batch %d: expected '%s': %s", at, says,
+              o.out);
+        check(c, row_of(out, at / 4).step == -1, "%s: the row of an incomplete step", out);
+        free(o.out);
+        free(o.err);
+        check_run(c, run(resume), 0, 0, NULL, "resumed within a step");
+        check_same(c, "whole", out, 6, "resumed within a step");
+        free(args);
+        free(out);
+        free(resume);
+        free(says);
+    }
+}
+
 // A checkpoint whose open_row is not the row of its last step is damaged.
 static void test_open_row_damaged(Checks* c) {
     static char* const rows[] = {"", "x", "4,80,1,,1,1,1,1\n", "5,96,1,,1,1,1\n", "5,96,1,,1,1,1,1"};
     TostError err;
     CheckpointInfo info;
-    const char* file = "reference/step_00000006/model.safetensors";
-    must(checkpoint_read_info(&info, file, &err), "checkpoint_read_info", &err);
+    StFile file;
+    Folder odd;
+    const char* path = "reference/step_00000006";
+    must(checkpoint_open(&file, &info, path, "--model", &err), "checkpoint_open", &err);
     TostModel* m = toy_create(&info.config, NULL, &err);
-    must(checkpoint_load_params(&toy, m, &m->tensors, file, &err), "checkpoint_load_params", &err);
+    must(checkpoint_load_params(&toy, m, &m->tensors, &file, &err), "checkpoint_load_params", &err);
+    st_close(&file);
+    must(make_dirs("odd", &err) && folder_open(&odd, NULL, "odd", &err), "odd", &err);
     for (size_t i = 0; i < countof(rows); i++) {
         info.unvalidated_row = rows[i];
-        must(checkpoint_save("odd", &info, &toy, m, &m->tensors, 0, &err), "checkpoint_save", &err);
+        must(checkpoint_save(&odd, &info, &toy, m, &m->tensors, 0, &err), "checkpoint_save", &err);
         check_run(c, run("--resume --out odd"), 1, 1, "__metadata__ 'open_row' is not a log row of step 5", rows[i]);
     }
     info.unvalidated_row = NULL;
+    folder_close(&odd);
     checkpoint_info_free(&info);
     toy_destroy(m);
 }
@@ -575,11 +620,17 @@ static void test_lock(Checks* c) {
     check_same(c, "alone", "killed", 12, "resumed after a kill");
 
     Lock lock = {0};
+    Folder folder;
     TostError err;
-    check(c, lock_take(&lock, "nowhere", &err) == LOCK_FAILED && strstr(err.text, "nowhere/run.lock"), "no folder");
+    must(mkdir("removed", 0777) == 0 && folder_open(&folder, NULL, "removed", &err) && rmdir("removed") == 0, "removed",
+         &err);
+    check(c, lock_take(&lock, &folder, &err) == LOCK_FAILED && strstr(err.text, "removed/run.lock"), "no folder");
     lock_release(&lock);
+    folder_close(&folder);
     must(mkdir("linked", 0777) == 0 && symlink("../good.bin", "linked/run.lock") == 0, "symlink", NULL);
-    check(c, lock_take(&lock, "linked", &err) == LOCK_FAILED, "a symbolic link is not followed");
+    must(folder_open(&folder, NULL, "linked", &err), "linked", &err);
+    check(c, lock_take(&lock, &folder, &err) == LOCK_FAILED, "a symbolic link is not followed");
+    folder_close(&folder);
 }
 
 // The message of a second process names the first one as its lock file does: "PROCESS HOST".
@@ -589,22 +640,25 @@ static void test_lock_notes(Checks* c) {
         {"77", "noted is in use by process 77: wait"},
         {"", "noted is in use by another process: wait"},
         {"nonsense\n", "noted is in use by another process: wait"},
-        {"77 \033[2Jx", "noted is in use by process 77 on ?[2Jx: wait"},
+        {"77 \033[2Jx", "noted is in use by process 77 on \\x1b[2Jx: wait"},
     };
-    must(mkdir("noted", 0777) == 0, "noted", NULL);
+    Folder folder;
+    TostError error;
+    must(mkdir("noted", 0777) == 0 && folder_open(&folder, NULL, "noted", &error), "noted", &error);
     for (size_t i = 0; i < countof(cases); i++) {
         Lock lock = {0};
         TostError err;
         const int fd = open("noted/run.lock", O_RDWR | O_CREAT | O_TRUNC, 0666);
         const ssize_t n = (ssize_t)strlen(cases[i].note);
         must(fd >= 0 && flock(fd, LOCK_EX) == 0 && write(fd, cases[i].note, (size_t)n) == n, "noted/run.lock", NULL);
-        const bool busy = lock_take(&lock, "noted", &err) == LOCK_BUSY;
+        const bool busy = lock_take(&lock, &folder, &err) == LOCK_BUSY;
         check(c, busy && strstr(err.text, cases[i].says), "a lock with the note '%s': %s", cases[i].note, err.text);
         close(fd);
-        check(c, lock_take(&lock, "noted", &err) == LOCK_TAKEN, "a lock that is free: %s", err.text);
+        check(c, lock_take(&lock, &folder, &err) == LOCK_TAKEN, "a lock that is free: %s", err.text);
         lock_release(&lock);
         check(c, !path_exists("noted/run.lock"), "a released lock leaves its file");
     }
+    folder_close(&folder);
 }
 
 // If another run starts and ends in the same folder during set-up, its files must not be replaced.
@@ -621,6 +675,103 @@ static void test_default_folders(Checks* c) {
     hooks[0] = (Hook){TRAINING, 1, run_second};
     check_run(c, run(BASE NO_VAL "--data good.bin --steps 2 --save-every 1"), 0, 0, NULL, "a default folder");
     check(c, saved("out/starter-001", 2) && saved("out/starter-002", 2), "each run has its own folder");
+}
+
+// ---------------------------------------------------------------------------------------------
+// Folders that are moved or removed, and runs that are replaced
+
+static void move_run(TostModel* m) { (void)m, must(rename("here", "there") == 0, "rename", NULL); }
+
+static void remove_run(TostModel* m) {
+    TostError err;
+    (void)m, must(remove_tree("here", &err), "remove_tree", &err);
+}
+
+// A run whose folder is renamed continues in it, and another run may take the old name.
+static void test_moved(Checks* c) {
+    second_args = SAVING "--seed 5 --out here";
+    hooks[0] = (Hook){TRAINING, 5, move_run};
+    hooks[1] = (Hook){TRAINING, 8, run_second};
+    check_run(c, run(SAVING "--out here"), 0, 1, "here was moved: the run continues in there", "moved");
+    check_same(c, "alone", "there", 12, "moved");
+    check_run(c, run(SAVING "--seed 5 --out five"), 0, 0, NULL, "a run of another seed");
+    check_same(c, "five", "here", 12, "a run in the place of the moved one");
+    check(c, !path_exists("here/run.lock") && !path_exists("there/run.lock"), "the lock files are removed");
+    hooks[0] = (Hook){TRAINING, 8, remove_run};
+    check_run(c, run(SAVING "--overwrite --out here"), 1, 1, "here was removed", "removed");
+    check(c, !path_exists("here"), "a removed folder is not made again");
+}
+
+// --overwrite: the old run must be intact until the first checkpoint of the new one is complete.
+static void test_overwrite(Checks* c) {
+#define REPLACING BASE NO_VAL "--data good.bin --steps 8 --seed 5 "
+#define SAVED "--save-every 4 "
+    static const struct { Hook hook; const char* what; } kills[] = {
+        {{TRAINING, 1, kill_process}, "killed in the first step"},
+        {{TRAINING, 4, kill_process}, "killed before the first checkpoint"},
+        {{GET, 1, kill_process}, "killed in the first checkpoint"},
+        {{GET, 30, kill_process}, "killed later in the first checkpoint"},
+    };
+    check_run(c, run(SAVING "--out old"), 0, 0, NULL, "the old run");
+    check_run(c, run(REPLACING SAVED "--overwrite --out old --log typo/x.csv"), 1, 1, "typo/x.csv", "no such folder");
+    check_same(c, "alone", "old", 12, "after a run that cannot start");
+    for (size_t i = 0; i < countof(kills); i++) {
+        hooks[0] = kills[i].hook;
+        check_run(c, run(REPLACING SAVED "--overwrite --out old"), 1000 + SIGKILL, 0, NULL, kills[i].what);
+        check_same(c, "alone", "old", 12, kills[i].what);
+        check_run(c, run("--resume --out old"), 0, 0, NULL, kills[i].what);
+    }
+    check_run(c, run(REPLACING SAVED "--out new"), 0, 0, NULL, "the new run alone");
+    check_run(c, run(REPLACING SAVED "--overwrite --out old"), 0, 0, NULL, "replaced");
+    check_same(c, "new", "old", 8, "replaced");
+    check(c, !saved("old", 12) && !saved("old", 3) && saved("old", 4) && !path_exists("old/log.csv.new"),
+          "the old checkpoints are removed");
+    check_run(c, run("--layers 1 --heads 1 --channels 4 --block-size 8 --vocab-size 257 --batch 2 --total-batch 16 "
+                     "--data good.bin --sample-every 0 --save-every 0 --steps 7 --overwrite --out old"), 0, 0, NULL,
+              "replaced without checkpoints");
+    check(c, !saved("old", 8) && row_of("old", 6).step == 6 && row_of("old", 7).step == -1, "the log is replaced");
+#undef REPLACING
+#undef SAVED
+}
+
+// A replacement that was interrupted after its first checkpoint was complete is finished by the next run.
+static void test_overwrite_interrupted(Checks* c) {
+    check_run(c, run(SAVING "--out half"), 0, 0, NULL, "the old run");
+    hooks[0] = (Hook){TRAINING, 6, kill_process};
+    check_run(c, run(BASE NO_VAL "--data good.bin --steps 8 --save-every 4 --seed 5 --out other_half"), 1000 + SIGKILL,
+              0, NULL, "killed");
+    must(rename("other_half/step_00000004", "half/step_00000004.new") == 0, "rename", NULL);
+    must(rename("other_half/log.csv", "half/log.csv.new") == 0, "rename", NULL);
+    check_run(c, run("--resume --out half"), 0, 0, NULL, "resumed");
+    check_same(c, "new", "half", 8, "resumed");
+    check(c, !saved("half", 12) && saved("half", 4) && !path_exists("half/log.csv.new"), "only the new run remains");
+}
+
+// A checkpoint without the option data, which --preset does not give either.
+static void test_no_data(Checks* c) {
+    TostError err;
+    CheckpointInfo info;
+    StFile file;
+    Folder folder;
+    must(checkpoint_open(&file, &info, "alone", "--model", &err), "checkpoint_open", &err);
+    st_close(&file);
+    TostModel* m = toy_create(&info.config, NULL, &err);
+    const int n = info.n_options;
+    info.n_options = 0;
+    for (int i = 0; i < n; i++) {
+        const StMeta option = info.options[i];
+        if (strcmp(option.key, "data") == 0 || strcmp(option.key, "preset") == 0) continue;
+        info.options[i] = info.options[info.n_options];
+        info.options[info.n_options++] = option;
+    }
+    must(make_dirs("bare", &err) && folder_open(&folder, NULL, "bare", &err), "bare", &err);
+    must(checkpoint_save(&folder, &info, &toy, m, &m->tensors, 0, &err), "checkpoint_save", &err);
+    folder_close(&folder);
+    check_run(c, run("--resume --out bare --steps 20 --preset tost-base"), 1, 1,
+              "bare/step_00000012/model.safetensors does not contain the option data: give --data GLOB", "no data");
+    info.n_options = n;
+    checkpoint_info_free(&info);
+    toy_destroy(m);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -657,7 +808,112 @@ static void test_full_disk(Checks* c) {
 }
 
 // ---------------------------------------------------------------------------------------------
+// Shards and logs that change during a run
+
+// Overwrites one token of changing.bin in the data of step 8, counted from 1.
+static void poke_token(uint16_t id) {
+    FILE* f = fopen("changing.bin", "r+");
+    must(f && fseek(f, 2 * (7 * TOKENS + 5), SEEK_SET) == 0 && fwrite(&id, 2, 1, f) == 1 && fclose(f) == 0,
+         "changing.bin", NULL);
+}
+static void spoil_data(TostModel* m) { (void)m, poke_token(60000); }
+
+// If the data cannot be read, the steps before are saved, and the run continues once the shard is repaired.
+static void test_bad_data(Checks* c) {
+#define CHANGING "--data changing.bin --steps 12 --save-every 10 "
+    write_shard("changing.bin", 0, -1, -1);
+    check_run(c, run(BASE NO_VAL CHANGING "--out intact"), 0, 0, NULL, "an intact shard");
+    hooks[0] = (Hook){TRAINING, 3, spoil_data};
+    Outcome o = run(BASE NO_VAL CHANGING "--out spoiled");
+    check(c, strstr(o.err, "changing.bin: ") && strstr(o.err, "; stopped after step "), "a bad id: %s", o.err);
+    check_run(c, o, 1, 1, "; train --resume --out spoiled continues from step ", "a bad id");
+    check_run(c, run("--resume --out spoiled"), 1, 1, "token 117 ", "a bad id that is still there");
+    write_shard("changing.bin", 0, -1, -1);
+    check_run(c, run("--resume --out spoiled"), 0, 0, NULL, "a repaired shard");
+    check_same(c, "intact", "spoiled", 12, "a repaired shard");
+}
+
+static void shrink_data(TostModel* m) { (void)m, must(truncate("changing.bin", 2 * 100) == 0, "truncate", NULL); }
+
+// A shard that becomes shorter during a run. data_batch may read ahead, so the step is not known.
+static void test_shrunk_data(Checks* c) {
+    hooks[0] = (Hook){TRAINING, 3, shrink_data};
+    check_run(c, run(BASE NO_VAL CHANGING "--out shrunk"), 1, 1, "; train --resume --out shrunk continues from step ",
+              "a shard that becomes shorter");
+    write_shard("changing.bin", 0, -1, -1);
+    check_run(c, run("--resume --out shrunk"), 0, 0, NULL, "a shard with its old length");
+    check_same(c, "intact", "shrunk", 12, "a shard with its old length");
+}
+
+static void test_bad_validation_data(Checks* c) {
+#define VALIDATING BASE "--data good.bin --val-data changing.bin --val-every 4 --val-batches 30 --steps 8 " \
+                   "--save-every 8 "
+    check_run(c, run(VALIDATING "--out valid"), 0, 0, NULL, "intact validation data");
+    hooks[0] = (Hook){TRAINING, 3, spoil_data};
+    check_run(c, run(VALIDATING "--out invalid"), 1, 1, "stopped after step 4; train --resume --out invalid continues "
+              "from step 4", "bad validation data");
+    write_shard("changing.bin", 0, -1, -1);
+    check_run(c, run("--resume --out invalid"), 0, 0, NULL, "repaired validation data");
+    check_same(c, "valid", "invalid", 8, "repaired validation data");
+}
+
+static void cut_log(TostModel* m) { (void)m, must(truncate("cut/log.csv", 90) == 0, "truncate", NULL); }
+static void remove_log(TostModel* m) { (void)m, must(remove("gone/log.csv") == 0, "remove", NULL); }
+
+static void test_log_changed(Checks* c) {
+    hooks[0] = (Hook){TRAINING, 5, cut_log};
+    check_run(c, run(SAVING "--out cut"), 0, 1, "cut/log.csv was removed or changed by another program: the rows from "
+              "here on are in cut/log.csv.2", "a log that was truncated");
+    hooks[0] = (Hook){TRAINING, 5, remove_log};
+    check_run(c, run(SAVING "--out gone"), 0, 1, "in a new gone/log.csv", "a log that was removed");
+    char *cut = text_of("cut/log.csv.2"), *gone = text_of("gone/log.csv");
+    check(c, lines(cut) == 9 && strstr(cut, "\n4,80,"), "the other rows of a truncated log:\n%s", cut);
+    check(c, lines(gone) == 9 && row_of("gone", 0).step == 4, "the other rows of a removed log:\n%s", gone);
+    free(cut);
+    free(gone);
+    check_run(c, run("--resume --out gone --steps 14"), 0, 0, NULL, "a log that begins at a later step");
+}
+
+// ---------------------------------------------------------------------------------------------
 // Output to closed pipes and streams
+
+// A run with stdout and stderr on these descriptors, whose readers have stopped.
+static void check_unread(Checks* c, int out, int err, const char* what) {
+    hooks[0] = (Hook){TRAINING, 7, interrupt};
+    const char* args = BASE NO_VAL "--data good.bin --steps 12 --save-every 12 --out unread";
+    const int status = run_child(args, out, err, false);
+    memset(hooks, 0, sizeof hooks);
+    check(c, status == 130 && saved("unread", 7), "%s: status %d, saved %d", what, status, saved("unread", 7));
+    TostError ignored;
+    must(remove_tree("unread", &ignored), "unread", NULL);
+}
+
+// A signal saves although nothing reads the output.
+static void test_unread_output(Checks* c) {
+    int full[2], e[2];
+    must(pipe(full) == 0 && pipe(e) == 0, "pipe", NULL);
+    fill_pipe(full[1]);
+    check_unread(c, full[1], e[1], "a full pipe for stdout");
+    char* text = drain(e);
+    check(c, strstr(text, "stdout is not read: training continues"), "a full pipe for stdout: %s", text);
+    free(text);
+    check_unread(c, full[1], full[1], "a full pipe for stdout and stderr");
+    const int master = posix_openpt(O_RDWR | O_NOCTTY);
+    const bool ready = master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0;
+    const int slave = ready ? open(ptsname(master), O_RDWR | O_NOCTTY) : -1;
+    if (slave < 0) {
+        skip(c, "no pseudo-terminal: Ctrl-S not tested");
+        return;
+    }
+    must(write(master, "\023", 1) == 1, "Ctrl-S", NULL);
+    setenv("TERM", "xterm", 1);
+    check_unread(c, slave, slave, "Ctrl-S");
+    setenv("TERM", "dumb", 1);
+    close(slave);
+    close(master);
+    close(full[0]);
+    close(full[1]);
+}
 
 static void test_lost_output(Checks* c) {
     int ends[2];
@@ -714,12 +970,22 @@ int main(int argc, char** argv) {
     test_window_saved(&c);
     test_outliers(&c);
     test_signals(&c);
+    test_signals_in_steps(&c);
     test_open_row_damaged(&c);
     test_lock(&c);
     test_lock_notes(&c);
     test_overtaken(&c);
+    test_moved(&c);
+    test_overwrite(&c);
+    test_overwrite_interrupted(&c);
+    test_no_data(&c);
     test_default_folders(&c);
     test_full_disk(&c);
+    test_bad_data(&c);
+    test_shrunk_data(&c);
+    test_bad_validation_data(&c);
+    test_log_changed(&c);
+    test_unread_output(&c);
     test_lost_output(&c);
     test_changes(&c);
     drop_folder(dir);

@@ -11,7 +11,7 @@ static bool is_small(const TostConfig* c) {
     return c->n_layer <= 4 && c->n_embd <= 64 && c->vocab_size <= 512 && c->block_size <= 512;
 }
 
-static void load(const TostConfig* c, const char* file) {
+static void load(const TostConfig* c, const StFile* file) {
     const TostEngineOptions o = {.max_batch = 1, .max_seq = 1, .training = true, .threads = 1};
     TostError err = {0};
     TostTensors tensors = tost_tensors(c);
@@ -31,9 +31,11 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     CheckpointInfo info;
     char *model = fuzz_file("model.safetensors", data, n);
     char *optimizer = fuzz_file("optimizer.safetensors", data + n, size - n);
-    if (checkpoint_read_info(&info, model, &err)) {
+    StFile file;
+    if (checkpoint_open(&file, &info, model, "--model", &err)) {
         must_hold(tost_config_check(&info.config, &err), "accepted an invalid config");
-        if (is_small(&info.config)) load(&info.config, model);
+        if (is_small(&info.config)) load(&info.config, &file);
+        st_close(&file);
         checkpoint_info_free(&info);
     } else check_message(&err);
     free(model);

@@ -1,4 +1,4 @@
-"""disks.py: power failures, failing calls, full disks, a folder that becomes read-only: the last checkpoint must
+"""disks.py: power failures, failing calls, full disks: the last checkpoint must
 survive, one line on stderr must name file and reason, and the resumed run must equal a run without faults."""
 
 import contextlib
@@ -16,7 +16,7 @@ import journal
 import world
 
 SHORT = [*world.RUN, "--steps", "6", "--val-every", "3", "--sample-every", "4", "--save-every", "2", "--keep", "1"]
-ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT)
+ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT, errno.ESTALE)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -115,6 +115,31 @@ def killed_in_save(w):
     return tree
 
 
+def lose_power_overwriting(w, report, old, new, every, rng):
+    """Simulates a power failure after each call of a run with --overwrite. The folder must resume to the old run or to
+    the new one. Returns the number of resumed folders."""
+    case = w.case(old)
+    ran = case.launch([*SHORT, *world.OUT, "--overwrite"])
+    report.check(ran.status == 0, f"--overwrite: {ran.summary()}")
+    case.check_same(report, "--overwrite", new)
+    case.remove()
+    count = 0
+    for n, (done, kind, left, _) in enumerate(lost_trees(old, ran.journal, rng)):
+        if n % every:
+            continue
+        count += 1
+        case, what = w.case(left), f"--overwrite, power failure after call {done} ({kind})"
+        report.check(case.complete(), f"{what}: no complete checkpoint")
+        resumed = case.launch(["--resume", *world.OUT])
+        report.check(resumed.status == 0, f"{what}: the resume: {resumed.summary()}")
+        mine = {path: data for path, data in world.comparable(case.tree(), False).items()
+                if path != "run/log.csv.new" and ".tmp" not in path}
+        report.check(mine in (world.comparable(old, False), world.comparable(new, False)),
+                     f"{what}: neither the old run nor the new one: {sorted(mine)}")
+        case.remove()
+    return count
+
+
 def power(w, report, every, seed):
     report.begin("power")
     rng = random.Random(f"power {seed}")
@@ -123,6 +148,8 @@ def power(w, report, every, seed):
     report.check(saves == 3, f"expected 3 saves, the journal shows {saves}")
     count = lose_power(w, report, "a new run", SHORT, {}, reference, every, rng)
     count += lose_power(w, report, "a resumed run", ["--resume"], killed_in_save(w), reference, every, rng)
+    old, _ = w.reference([*SHORT, "--seed", "5"])
+    count += lose_power_overwriting(w, report, old, reference, every, rng)
     report.figure(f"order of syncs in {saves} saves; {count} folders that a power failure may leave, each resumed")
     report.end()
 
@@ -181,10 +208,13 @@ class Trial:
             return once or call in ("unlink", "close")
         made = {*self.job.start, *(r.path for r in self.result.journal if r.name == "mkdir")}
         again = (call == "mkdir" and path in made) or (call == "rename" and "/step_" in path)
+        if self.job.name == "tokenize" and call == "rmdir" and path.endswith(".tmp"):
+            return True   # the shards are complete; the next tokenize uses the folder again
         return self.errno in (None, errno.EINTR) or call == "close" or (once and again) or self.old_remains()
 
     def old_remains(self):
-        refused = any(r.name == "fault" and ".old.tmp" in r.path for r in self.result.journal)
+        refused = any(r.name == "fault" and (".old.tmp" in r.path or (r.other, r.path) == ("open", "run"))
+                      for r in self.result.journal)
         return refused and self.REMAINS in self.result.err
 
     REMAINS = "could not be removed"
@@ -200,6 +230,8 @@ class Trial:
             return True
         path, err = self.fault[1], self.result.err
         names = {os.path.basename(path), os.path.basename(os.path.dirname(path)), path.removesuffix(".tmp")} - {""}
+        if path.endswith("run.lock"):   # a harmless failure, followed by that of another call below the same folder
+            names.add(path.split("/")[0])
         heading = re.compile(r".*, step \d+; shards: \d+; windows: ")
         lines = [x for x in err.splitlines() if not heading.match(x) and self.REMAINS not in x]
         self.check(len(lines) == 1, f"expected one line on stderr: {err!r}")
@@ -239,9 +271,10 @@ def fail_and_continue(t):
 
 
 def fail_tokenize(t):
-    """tokenize must write all shards or none."""
+    """tokenize must write all shards or none. The folder of a writer may remain if it cannot be removed."""
     t.launch()
-    left = sorted(t.case.tree("made"))
+    removing = t.do.startswith("stay") or (t.fault[0] in ("unlink", "rmdir", "close") and ".tmp" in t.fault[1])
+    left = sorted(n for n in t.case.tree("made") if not (removing and re.search(r"\.tmp(/run\.lock)?$", n)))
     if not t.check_failure():
         whole = ["made", "made/x_train_000000.bin", "made/x_train_000001.bin", "made/x_val_000000.bin"]
         t.check(left == whole, f"not all shards: {left}")
@@ -249,7 +282,7 @@ def fail_tokenize(t):
         t.check(left in ([], ["made"]), f"files are left: {left}")
 
 
-OLD_JSON = b"old results\n"
+OLD_JSON = b'{\n  "content": "eval"\n}\n'
 
 
 def fail_json(t):
@@ -300,7 +333,7 @@ def faults(w, report, every, seed):
 
 
 # ---------------------------------------------------------------------------------------------
-# Full disks, a folder that becomes read-only
+# Full disks
 
 KEEP_ALL = [*SHORT[:-2], "--keep", "0"]
 
@@ -343,41 +376,12 @@ def fills(w, report, reference, size):
     return True
 
 
-def turns_read_only(w, report):
-    """Makes the folder read-only between two saves, while the program has open files in it, by a bind mount of the
-    folder onto itself."""
-    reference, records = w.reference(KEEP_ALL)
-    rows = [r.call for r in records if r.name == "write" and r.path == "run/log.csv"]
-    case, what = w.case(), "a folder that becomes read-only"
-    run = case.path("run")
-    process = case.start([*KEEP_ALL, *world.OUT], at=rows[3], do=f"signal:{int(signal.SIGSTOP)}")
-    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)   # at the log row of step 3
-    bound = subprocess.run(["mount", "--bind", run, run], capture_output=True, text=True)
-    try:
-        locked = subprocess.run(["mount", "-o", "remount,bind,ro", run], capture_output=True, text=True)
-        process.send_signal(signal.SIGCONT)
-        result = case.finish(process)
-    finally:
-        if bound.returncode == 0:
-            subprocess.run(["umount", run], check=True)
-    if bound.returncode or locked.returncode:
-        report.skip(f"{what}: {(bound.stderr or locked.stderr).strip()} (needs root)")
-        return
-    report.check(result.status == 1, f"{what}: expected status 1: {result.summary()}")
-    report.check(one_line(result.err, errno.EROFS, "run/step_00000004"),
-                 f"{what}: expected one line with file and reason: {result.err!r}")
-    case.check_checkpoints(report, what, 2)
-    case.check_resume(report, what, KEEP_ALL, reference, older=True)
-    case.remove()
-
-
 def full(w, report):
     report.begin("full")
     if not shutil.which("mount"):
-        report.skip("full disks, a folder that becomes read-only: mount is not installed")
+        report.skip("full disks: mount is not installed")
         return report.end()
     reference, _ = w.reference(KEEP_ALL)
     tried = [size for size in range(64 << 10, 288 << 10, 16 << 10) if fills(w, report, reference, size)]
-    turns_read_only(w, report)
     report.figure(f"tmpfs of {len(tried)} sizes" if tried else "no tmpfs could be mounted")
     report.end()

@@ -12,9 +12,10 @@
 //   TORTURE_JOURNAL=FILE a record per call: see journal.py
 //
 // Counted: open for writing, mkdir, rename, unlink, rmdir, and write, fsync, ftruncate and close of files opened for
-// writing and folders opened for syncing. Not counted: stdout, stderr and files opened for reading. The writes of
-// libc's streams cannot be interposed; fopen therefore returns a stream of this library, which like glibc's repeats
-// partial writes until a write fails.
+// writing, by path or relative to a folder; opening and syncing folders. Not counted: stdout, stderr and files opened
+// for reading. The writes of libc's streams cannot be interposed; fopen therefore returns a stream of this library,
+// which like glibc's repeats partial writes until a write fails.
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -46,7 +47,7 @@ static struct {
     int   number;                // errno or signal
     int   journal;               // -1: none
     long  opened;                // numbers openings, because descriptors are reused
-    struct { long id; char path[PATH_CAP]; FILE* stream; } fd[FDS];   // id 0: not tracked
+    struct { long id; bool folder; char path[PATH_CAP]; FILE* stream; } fd[FDS];   // id 0: not tracked
 } self;
 
 // The function of libc
@@ -154,15 +155,26 @@ static bool tracked(int fd) { return fd >= STDERR_END && fd < FDS && self.fd[fd]
 // ---------------------------------------------------------------------------------------------
 // Calls on descriptors
 
-static int open_counted(const char* path, int flags, mode_t mode) {
+// The path of a name relative to an open folder, without "./".
+static const char* full_path(char out[PATH_CAP], int at, const char* name) {
+    if (strcmp(name, ".") == 0 && at != AT_FDCWD) snprintf(out, PATH_CAP, "%s", tracked(at) ? self.fd[at].path : "?");
+    else if (at == AT_FDCWD || name[0] == '/') snprintf(out, PATH_CAP, "%s", name);
+    else snprintf(out, PATH_CAP, "%.*s/%s", PATH_CAP / 2, tracked(at) ? self.fd[at].path : "?", name);
+    return out;
+}
+
+static int open_counted(int at, const char* name, int flags, mode_t mode) {
     const bool writes = (flags & O_ACCMODE) != O_RDONLY, folder = flags & O_DIRECTORY;
-    if (!writes && !folder) return REAL(open)(path, flags, mode);
+    if (!writes && !folder) return REAL(openat)(at, name, flags, mode);
+    char path[PATH_CAP];
+    full_path(path, at, name);
     const Action a = next_action("open", path);
     if (a == FAIL_CALL) return -1;
-    const int fd = REAL(open)(path, flags, mode);
+    const int fd = REAL(openat)(at, name, flags, mode);
     if (fd >= STDERR_END && fd < FDS) {
         self.fd[fd].id = ++self.opened;
         self.fd[fd].stream = NULL;
+        self.fd[fd].folder = folder;
         snprintf(self.fd[fd].path, PATH_CAP, "%s", path);
         const char* how = folder ? "folder" : flags & O_TRUNC ? "new" : flags & O_CREAT ? "append" : "change";
         record(how, self.opened, path, "", 0, NULL, 0);
@@ -218,7 +230,10 @@ int ftruncate(int fd, off_t size) {
 
 // If close fails, the descriptor is closed anyway, as on Linux.
 int close(int fd) {
-    if (!tracked(fd)) return REAL(close)(fd);
+    if (!tracked(fd) || self.fd[fd].folder) {
+        if (tracked(fd)) self.fd[fd].id = 0;
+        return REAL(close)(fd);
+    }
     const Action a = next_action("close", self.fd[fd].path);
     const int why = errno;
     self.fd[fd].id = 0;
@@ -228,45 +243,60 @@ int close(int fd) {
     return a == FAIL_CALL ? -1 : rc;
 }
 
+// libc closes the descriptor itself.
+int closedir(DIR* dir) {
+    const int fd = dirfd(dir);
+    if (tracked(fd)) self.fd[fd].id = 0;
+    return REAL(closedir)(dir);
+}
+
 // ---------------------------------------------------------------------------------------------
 // Calls on names
 
-static int rename_counted(const char* from, const char* to, unsigned flags) {
+static int rename_counted(int from_at, const char* from_name, int to_at, const char* to_name, unsigned flags) {
+    char from[PATH_CAP], to[PATH_CAP];
+    full_path(from, from_at, from_name);
+    full_path(to, to_at, to_name);
     const Action a = next_action("rename", to);
     if (a == FAIL_CALL) return -1;
-    const int rc = flags ? REAL(renameat2)(AT_FDCWD, from, AT_FDCWD, to, flags) : REAL(rename)(from, to);
+    const int rc = flags ? REAL(renameat2)(from_at, from_name, to_at, to_name, flags)
+                         : REAL(renameat)(from_at, from_name, to_at, to_name);
     if (rc == 0) record(flags & RENAME_EXCHANGE ? "exchange" : "rename", 0, from, to, 0, NULL, 0);
     finish(a, "rename", to);
     return rc;
 }
 
-int rename(const char* from, const char* to) { return rename_counted(from, to, 0); }
-
+int rename(const char* from, const char* to) { return rename_counted(AT_FDCWD, from, AT_FDCWD, to, 0); }
+int renameat(int a, const char* from, int b, const char* to) { return rename_counted(a, from, b, to, 0); }
 int renameat2(int a, const char* from, int b, const char* to, unsigned flags) {
-    if (a != AT_FDCWD || b != AT_FDCWD) abort();   // not supported
-    return rename_counted(from, to, flags);
+    return rename_counted(a, from, b, to, flags);
 }
 
-int mkdir(const char* path, mode_t mode) {
-    const Action a = next_action("mkdir", path);
+int mkdirat(int at, const char* name, mode_t mode) {
+    char path[PATH_CAP];
+    const Action a = next_action("mkdir", full_path(path, at, name));
     if (a == FAIL_CALL) return -1;
-    const int rc = REAL(mkdir)(path, mode);
+    const int rc = REAL(mkdirat)(at, name, mode);
     if (rc == 0) record("mkdir", 0, path, "", 0, NULL, 0);
     finish(a, "mkdir", path);
     return rc;
 }
 
-static int remove_counted(const char* name, const char* path, int (*call)(const char*)) {
-    const Action a = next_action(name, path);
+int mkdir(const char* path, mode_t mode) { return mkdirat(AT_FDCWD, path, mode); }
+
+int unlinkat(int at, const char* name, int flags) {
+    const char* call = flags & AT_REMOVEDIR ? "rmdir" : "unlink";
+    char path[PATH_CAP];
+    const Action a = next_action(call, full_path(path, at, name));
     if (a == FAIL_CALL) return -1;
-    const int rc = call(path);
-    if (rc == 0) record(name, 0, path, "", 0, NULL, 0);
-    finish(a, name, path);
+    const int rc = REAL(unlinkat)(at, name, flags);
+    if (rc == 0) record(call, 0, path, "", 0, NULL, 0);
+    finish(a, call, path);
     return rc;
 }
 
-int unlink(const char* path) { return remove_counted("unlink", path, REAL(unlink)); }
-int rmdir(const char* path) { return remove_counted("rmdir", path, REAL(rmdir)); }
+int unlink(const char* path) { return unlinkat(AT_FDCWD, path, 0); }
+int rmdir(const char* path) { return unlinkat(AT_FDCWD, path, AT_REMOVEDIR); }
 
 int remove(const char* path) {
     struct stat st;
@@ -282,10 +312,21 @@ int remove(const char* path) {
         va_start(ap, flags);                                    \
         const mode_t mode = flags & O_CREAT ? va_arg(ap, mode_t) : 0; \
         va_end(ap);                                             \
-        return open_counted(path, flags, mode);                 \
+        return open_counted(AT_FDCWD, path, flags, mode);       \
     }
 OPEN(open)
 OPEN(open64)
+
+#define OPENAT(name)                                            \
+    int name(int at, const char* path, int flags, ...) {        \
+        va_list ap;                                             \
+        va_start(ap, flags);                                    \
+        const mode_t mode = flags & O_CREAT ? va_arg(ap, mode_t) : 0; \
+        va_end(ap);                                             \
+        return open_counted(at, path, flags, mode);             \
+    }
+OPENAT(openat)
+OPENAT(openat64)
 
 // ---------------------------------------------------------------------------------------------
 // Streams
@@ -322,7 +363,7 @@ FILE* fopen(const char* path, const char* mode) {
     const int both = strchr(mode, '+') ? O_RDWR : O_WRONLY;
     if (mode[0] == 'r' && both != O_RDWR) return REAL(fopen)(path, mode);
     const int flags = both | (mode[0] == 'w' ? O_CREAT | O_TRUNC : mode[0] == 'a' ? O_CREAT | O_APPEND : 0);
-    const int fd = open_counted(path, flags, 0666);
+    const int fd = open_counted(AT_FDCWD, path, flags, 0666);
     return fd < 0 ? NULL : fdopen(fd, mode);
 }
 FILE* fopen64(const char* path, const char* mode) { return fopen(path, mode); }

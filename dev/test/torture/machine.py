@@ -31,20 +31,19 @@ def memory(pid):
 
 
 def measured(w, report, tunables):
-    """{step: memory} of one run. The pipe has a capacity of one page, so that the program is never far ahead of the
-    lines read here."""
+    """{step: memory} of one run. Its log is a pipe with a capacity of one page, so that the program is never far ahead
+    of the rows read here."""
     case = w.case()
     args = [*world.RUN, "--steps", "5200", "--val-every", "20", "--sample-every", "25", "--save-every", "50",
-            "--keep", "2"]
-    read, write = os.pipe()
-    fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
+            "--keep", "2", "--log", "rows"]
+    os.mkfifo(case.path("rows"))
     more = {"GLIBC_TUNABLES": tunables} if tunables else {}
-    process = case.start([*args, *world.OUT], stdout=write, plain=True, more=more)
-    os.close(write)
+    process = case.start([*args, *world.OUT], stdout=subprocess.DEVNULL, plain=True, more=more)
     seen = {}
-    with os.fdopen(read, "rb", buffering=0) as lines:
-        for line in iter(lines.readline, b""):
-            at = int(line.split()[1].split(b"/")[0]) if line.startswith(b"step ") else 0
+    with open(case.path("rows"), "rb", buffering=0) as rows:
+        fcntl.fcntl(rows, fcntl.F_SETPIPE_SZ, 4096)
+        for row in iter(rows.readline, b""):
+            at = int(row.split(b",")[0]) + 1 if row[:1].isdigit() else 0
             for step in STEPS_MEASURED:
                 if step <= at < step + 40:   # the minimum over 40 steps, between two saves
                     now = memory(process.pid)
@@ -155,7 +154,8 @@ def far_end(report, case, width, tokens):
     sparse_shard(case.path("bad.bin"), width, tokens, {first * SEQ: tail[:-40] + [999] + tail[-39:]})
     begin_far("bad")
     refused = case.launch(["--resume", "--steps", str(STEPS), "--out", "bad"])
-    report.check(refused.status == 1 and f"bad.bin: token {bad} is 999" in refused.err, f"{what}: {refused.summary()}")
+    report.check(refused.status == 1 and f"bad.bin: token {bad} at byte" in refused.err and "is 999" in refused.err,
+                 f"{what}: {refused.summary()}")
     return True
 
 

@@ -19,6 +19,7 @@ sys.dont_write_bytecode = True
 import disks
 import interrupts
 import machine
+import tokenizing
 import world
 
 
@@ -53,6 +54,8 @@ def main():
         suites = {
             "kill": lambda: interrupts.kills(w, report, o.kills, o.seed),
             "signal": lambda: interrupts.signals(w, report, max(8, o.kills // 2), o.seed),
+            "overwrite": lambda: interrupts.overwrites(w, report, o.every),
+            "tokenize": lambda: tokenizing.interrupts(w, report, o.every),
             "power": lambda: disks.power(w, report, o.every, o.seed),
             "fault": lambda: disks.faults(w, report, o.every, o.seed),
             "full": lambda: disks.full(w, report),

@@ -158,7 +158,10 @@ class Case:
         """Steps of the complete checkpoints, by file names."""
         if not os.path.isdir(self.path(run)):
             return []
-        steps = [re.fullmatch(r"step_(\d+)", n) for n in os.listdir(self.path(run))]
+        names = os.listdir(self.path(run))
+        steps = [re.fullmatch(r"step_(\d+)\.new", n) for n in names]   # replaces the others
+        if not any(steps):
+            steps = [re.fullmatch(r"step_(\d+)", n) for n in names]
         return sorted(int(m[1]) for m in steps if m and all(os.path.isfile(self.path(run, m[0], f))
                                                             for f in CHECKPOINT_FILES))
 
@@ -176,7 +179,7 @@ class Case:
         info = self.launch(["info", "run"])
         report.check(info.status == 0 and re.search(rf"^trained +{newest} ", info.out, re.M),
                      f"{what}: info does not open step {newest}: {info.summary()}")
-        for step in steps[:-1]:
+        for step in steps[:-1]:   # of a run that is not being replaced
             older = self.launch(["info", f"run/step_{step:08d}"])
             report.check(older.status == 0, f"{what}: info does not open step {step}: {older.summary()}")
         if sample:

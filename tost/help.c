@@ -1,0 +1,224 @@
+// help.c: --help, the man page and the completion for bash, from the table of options.
+#include "help.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { NAME_COLUMN = 32, PAGE_WIDTH = 100 };
+
+static const char exit_status[] = "0 success, 1 failure, 2 invalid command line, 128 + N stopped by signal N.";
+
+// ---------------------------------------------------------------------------------------------
+// --help
+
+// Prints text wrapped to PAGE_WIDTH; lines after the first are indented. A UTF-8 character counts as one column.
+static void print_wrapped(const char* text, int indent) {
+    int column = indent;
+    for (const char* p = text; *p;) {
+        const size_t bytes = strcspn(p, " ");
+        int width = 0;
+        for (size_t i = 0; i < bytes; i++) width += ((unsigned char)p[i] & 0xC0) != 0x80;
+        const bool first = column == indent;
+        if (!first && column + 1 + width > PAGE_WIDTH) {
+            printf("\n%*s", indent, "");
+            column = indent;
+        } else if (!first) column += printf(" ");
+        printf("%.*s", (int)bytes, p);
+        column += width;
+        p += bytes + (p[bytes] == ' ');
+    }
+    putchar('\n');
+}
+
+static void print_option(const OptionHelp* h) {
+    int column = printf("  --%s%s%s", h->name, *h->metavar ? " " : "", h->metavar);
+    if (column >= NAME_COLUMN) {
+        putchar('\n');
+        column = 0;
+    }
+    printf("%*s", NAME_COLUMN - column, "");
+    print_wrapped(h->text, NAME_COLUMN);
+}
+
+// What --resume does with the options of train. free()
+static char* resume_text(const OptionHelpList* list) {
+    char* names = xstrdup("");
+    for (int i = 0; i < list->count; i++) {
+        if (!list->option[i].overridable) continue;
+        char* longer = xasprintf("%s, --%s", names, list->option[i].name);
+        free(names);
+        names = longer;
+    }
+    char* text = xasprintf("With --resume, options that are not given keep the values of the run; --quiet and "
+                           "--recompute are not kept. Only these may be changed: %s.", names + strlen(", "));
+    free(names);
+    return text;
+}
+
+static void print_help(const Options* o, bool all_commands) {
+    for (int c = 0; c < COMMANDS; c++) {
+        if (!all_commands && c != (int)o->command) continue;
+        const CommandHelp* command = command_help((Command)c);
+        print_line(stdout, "%s %s %s", c == 0 || !all_commands ? "usage:" : "      ", options_program(o),
+                   command->usage);
+        printf("           %s\n", command->about);
+    }
+    if (all_commands) printf("\nCOMMAND --help lists the options of a command. Options of train:\n");
+    OptionHelpList list = options_help(o);
+    const char* group = NULL;
+    for (int i = 0; i < list.count; i++) {
+        if (list.option[i].group != group) printf("\n%s\n", group = list.option[i].group);
+        print_option(&list.option[i]);
+    }
+    if (o->command == COMMAND_TRAIN) {
+        char* text = resume_text(&list);
+        printf("\n");
+        print_wrapped(text, 0);
+        free(text);
+    }
+    printf("\nExit status: %s\n", exit_status);
+    option_help_free(&list);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The man page
+
+// Prints text so that roff does not change it.
+static void print_roff(const char* text) {
+    if (*text == '.' || *text == '\'') printf("\\&");
+    for (; *text; text++) {
+        if (*text == '\\') printf("\\e");
+        else if (*text == '-') printf("\\-");
+        else putchar(*text);
+    }
+}
+
+static void print_paragraph(const char* macro, const char* text) {
+    printf("%s\n", macro);
+    print_roff(text);
+    putchar('\n');
+}
+
+static void print_synopsis(void) {
+    printf(".SH SYNOPSIS\n.nf\n");
+    for (int c = 0; c < COMMANDS; c++) {
+        printf("\\fBtrain_gpt_tost\\fR ");
+        print_roff(command_help((Command)c)->usage);
+        putchar('\n');
+    }
+    printf(".fi\n");
+}
+
+static void print_manual_options(const Options* o) {
+    OptionHelpList list = options_help(o);
+    const char* group = NULL;
+    for (int i = 0; i < list.count; i++) {
+        const OptionHelp* h = &list.option[i];
+        if (h->group != group) printf(".SS %s\n", group = h->group);
+        printf(".TP\n\\fB\\-\\-");
+        print_roff(h->name);
+        printf("\\fR%s\\fI", *h->metavar ? " " : "");
+        print_roff(h->metavar);
+        printf("\\fR\n");
+        print_roff(h->text);
+        putchar('\n');
+    }
+    if (o->command == COMMAND_TRAIN) {
+        char* text = resume_text(&list);
+        print_paragraph(".PP", text);
+        free(text);
+    }
+    option_help_free(&list);
+}
+
+static void print_manual(const TostEngine* engine) {
+    printf(".TH TRAIN_GPT_TOST 1\n.SH NAME\ntrain_gpt_tost \\- train and use the Token Statistics Transformer\n");
+    print_synopsis();
+    print_paragraph(".SH DESCRIPTION", "Trains the Token Statistics Transformer (Wu et al., ICLR 2025), a language "
+                    "model with attention in linear time. Without arguments, trains a small model on the starter "
+                    "data in data/starter or, if that folder does not exist, on the installed copy. Checkpoints and "
+                    "log.csv are written to a new folder in out/.");
+    for (int c = 0; c < COMMANDS; c++) {
+        print_paragraph(".TP\n.B", command_help((Command)c)->name);
+        print_roff(command_help((Command)c)->about);
+        putchar('\n');
+    }
+    for (int c = 0; c < COMMANDS; c++) {
+        const Options o = options_default((Command)c, engine);
+        printf(".SH OPTIONS OF %s\n", command_help((Command)c)->name);
+        print_manual_options(&o);
+    }
+    print_paragraph(".SH EXIT STATUS", exit_status);
+    printf(".SH EXAMPLES\n.nf\n");
+    print_roff("train_gpt_tost --steps 400 --out out/short\n");
+    print_roff("train_gpt_tost sample --model out/short --prompt \"Once upon a time\"\n");
+    print_roff("train_gpt_tost info out/short\n");
+    printf(".fi\n");
+}
+
+// ---------------------------------------------------------------------------------------------
+// Completion for bash
+
+// A case for the options whose values are files, or else those whose values are neither files nor words.
+static void print_kind(const OptionHelpList* list, bool file) {
+    int n = 0;
+    for (int i = 0; i < list->count; i++) {
+        const OptionHelp* h = &list->option[i];
+        if (*h->metavar && !h->values && h->file == file) printf("%s--%s", n++ ? "|" : "                ", h->name);
+    }
+    if (n > 0) printf(") kind=%s ;;\n", file ? "file" : "number");
+}
+
+static void print_command_completion(const Options* o) {
+    OptionHelpList list = options_help(o);
+    printf("        %s)\n            options='", command_help(o->command)->name);
+    for (int i = 0; i < list.count; i++) printf("%s--%s", i ? " " : "", list.option[i].name);
+    printf("'\n            case $option in\n");
+    for (int i = 0; i < list.count; i++) {
+        const OptionHelp* h = &list.option[i];
+        if (!h->values) continue;
+        printf("                --%s) kind=words words='", h->name);
+        for (const char* p = h->values; *p; p++) putchar(*p == '|' ? ' ' : *p);
+        printf("' ;;\n");
+    }
+    print_kind(&list, true);
+    print_kind(&list, false);
+    printf("            esac ;;\n");
+    option_help_free(&list);
+}
+
+static void print_completion(const TostEngine* engine) {
+    printf("# Completion for bash, written by train_gpt_tost --bash-completion\n"
+           "_train_gpt_tost() {\n"
+           "    local word=${COMP_WORDS[COMP_CWORD]} option=${COMP_WORDS[COMP_CWORD-1]} command=train\n"
+           "    local commands='");
+    for (int c = 0; c < COMMANDS; c++) printf("%s%s", c ? " " : "", command_help((Command)c)->name);
+    printf("' options kind words\n"
+           "    [ \"$word\" = = ] && word=''                                        # --option=\n"
+           "    [ \"$option\" = = ] && option=${COMP_WORDS[COMP_CWORD-2]}           # --option=word\n"
+           "    case \" $commands \" in\n"
+           "        *\" ${COMP_WORDS[1]} \"*) [ \"$COMP_CWORD\" -eq 1 ] || command=${COMP_WORDS[1]} ;;\n"
+           "    esac\n"
+           "    case $command in\n");
+    for (int c = 0; c < COMMANDS; c++) {
+        const Options o = options_default((Command)c, engine);
+        print_command_completion(&o);
+    }
+    printf("    esac\n"
+           "    [ \"$COMP_CWORD\" -eq 1 ] && options=\"$commands $options\"\n"
+           "    case $kind in\n"
+           "        words) COMPREPLY=($(compgen -W \"$words\" -- \"$word\")) ;;\n"
+           "        number) COMPREPLY=(); compopt +o default 2>/dev/null ;;      # no file names\n"
+           "        file) COMPREPLY=() ;;                                        # bash completes file names\n"
+           "        *) COMPREPLY=($(compgen -W \"$options\" -- \"$word\")) ;;\n"
+           "    esac\n"
+           "}\n"
+           "complete -o default -F _train_gpt_tost train_gpt_tost train_gpt_tostcu\n");
+}
+
+void print_page(const Options* o, const TostEngine* engine) {
+    if (strcmp(o->page, "man") == 0) print_manual(engine);
+    else if (strcmp(o->page, "bash-completion") == 0) print_completion(engine);
+    else print_help(o, !o->named);
+}

@@ -1,0 +1,22 @@
+// platform.h: what has another name on macOS and the BSDs than on Linux.
+#ifndef TOST_PLATFORM_H
+#define TOST_PLATFORM_H
+
+#include <fcntl.h>
+#include <stdbool.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+// Makes the data of a file, or the entries of a folder, durable. fsync of macOS does not empty the disk's write cache.
+static inline bool sync_file(int fd) {
+#ifdef F_FULLFSYNC
+    if (fcntl(fd, F_FULLFSYNC) == 0) return true;   // not supported by all file systems
+#endif
+    return fsync(fd) == 0;
+}
+
+#ifdef __APPLE__
+#define st_mtim st_mtimespec   // of struct stat
+#endif
+
+#endif

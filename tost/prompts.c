@@ -1,0 +1,84 @@
+// prompts.c: reads the prompts of a file, plain text or JSONL.
+#include "prompts.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "json.h"
+
+// Decodes the "prompt" of an object to text (n + 1 bytes); if there are several, the last one counts.
+static bool decode(Prompt* p, const char* json, size_t n, TostError* err) {
+    Json j = json_open(json, n, err);
+    bool found = false;
+    int more;
+    if (!json_enter(&j, JSON_OBJECT)) return false;
+    while ((more = json_next(&j)) > 0) {
+        // Keys are decoded after the prompt: a decoded string is not longer than its JSON.
+        char* key = p->text + p->n;
+        size_t n_key;
+        if (!json_key(&j, key, n + 1 - p->n, &n_key)) return false;
+        const bool prompt = n_key == 6 && memcmp(key, "prompt", 6) == 0;
+        if (prompt && json_peek(&j) != JSON_STRING) return tost_error(err, "\"prompt\" is not a string");
+        if (prompt ? !json_string(&j, p->text, n + 1, &p->n) : !json_skip(&j)) return false;
+        found |= prompt;
+    }
+    if (more < 0 || !json_at_end(&j)) return false;
+    return found || tost_error(err, "the object has no \"prompt\"");
+}
+
+static bool take_line(Prompts* p, size_t number, const char* line, size_t n, bool jsonl, TostError* err) {
+    Prompt prompt = {.line = number, .text = xmalloc(n + 1)};
+    if (!jsonl) memcpy(prompt.text, line, prompt.n = n);
+    else if (!decode(&prompt, line, n, err)) {
+        free(prompt.text);
+        return false;
+    }
+    if ((p->count & (p->count - 1)) == 0) p->prompt = xrealloc(p->prompt, (2 * p->count + 1) * sizeof *p->prompt);
+    p->prompt[p->count++] = prompt;
+    return true;
+}
+
+static bool blank(const char* s, size_t n) {
+    size_t i = 0;
+    while (i < n && (s[i] == ' ' || s[i] == '\t')) i++;
+    return i == n;
+}
+
+static bool is_jsonl(const char* path, const Bytes* file) {
+    const size_t n = strlen(path), suffix = strlen(".jsonl");
+    return (n >= suffix && strcasecmp(path + n - suffix, ".jsonl") == 0) || file->data[0] == '{';
+}
+
+bool prompts_read(Prompts* p, size_t* bad, const char* path, LineErrors report, void* context, TostError* err) {
+    Bytes file;
+    *p = (Prompts){0};
+    *bad = 0;
+    if (!read_file(&file, path, err)) return false;
+    if (file.size == 0) {
+        free(file.data);
+        return tost_error(err, "--prompts %s is empty: give one prompt per line", path);
+    }
+    const bool jsonl = is_jsonl(path, &file);
+    const char *at = file.data, *end = file.data + file.size;
+    for (size_t number = 1; at < end; number++) {
+        const char* feed = memchr(at, '\n', (size_t)(end - at));
+        size_t n = (size_t)((feed ? feed : end) - at);
+        if (feed && n > 0 && at[n - 1] == '\r') n--;
+        TostError e;
+        if (!(jsonl && blank(at, n)) && !take_line(p, number, at, n, jsonl, &e)) {
+            tost_error(&e, "--prompts %s: line %zu: %s", path, number, e.text);
+            report(context, &e);
+            ++*bad;
+        }
+        at = feed ? feed + 1 : end;
+    }
+    free(file.data);
+    return true;
+}
+
+void prompts_free(Prompts* p) {
+    for (size_t i = 0; i < p->count; i++) free(p->prompt[i].text);
+    free(p->prompt);
+    *p = (Prompts){0};
+}
