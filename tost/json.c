@@ -284,12 +284,13 @@ bool json_at_end(Json* j) {
 // Writing
 
 void json_write_string(FILE* out, const char* text, size_t n) {
+    static const char short_escapes[] = {['"'] = '"', ['\\'] = '\\', ['\n'] = 'n', ['\r'] = 'r', ['\t'] = 't'};
     const char* end = text + n;
     fputc('"', out);
     while (text < end) {
         const unsigned char c = (unsigned char)*text;
         const int bytes = utf8_length(text, end);
-        if (c == '"' || c == '\\') fprintf(out, "\\%c", c);
+        if (c < sizeof short_escapes && short_escapes[c]) fprintf(out, "\\%c", short_escapes[c]);
         else if (c < 0x20) fprintf(out, "\\u%04x", c);
         else if (bytes > 0) fwrite(text, 1, (size_t)bytes, out);
         else fputs("\xef\xbf\xbd", out);  // U+FFFD

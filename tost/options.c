@@ -201,7 +201,7 @@ static const Row table[] = {
      .help = "text to continue, from the command line, a file or stdin"},
     {"prompts", SAMPLE, SAMPLING, STRING, AT(prompts), NOT_SAVED, "FILE|-", .default_text = "none",
      .help = "continue every prompt of a file or stdin and write the results as JSONL. One prompt per line or, if the "
-             "name ends in .jsonl or the first line begins with {, one object with a \"prompt\" per line"},
+             "name ends in .jsonl or the text begins with {, one object with a \"prompt\" per line"},
     {"tokens", SAMPLE, SAMPLING, INT64, AT(tokens), NOT_SAVED, "N", .min = 1, .max = 1e12, .value = 256,
      .unit = "tokens",
      .help = "maximum number of new tokens; stops earlier at <|endoftext|>. When the block size is reached, the "

@@ -6,6 +6,7 @@
 #include <strings.h>
 
 #include "json.h"
+#include "tokenize.h"
 
 // Decodes the "prompt" of an object to text (n + 1 bytes); if there are several, the last one counts.
 static bool decode(Prompt* p, const char* json, size_t n, TostError* err) {
@@ -45,9 +46,11 @@ static bool blank(const char* s, size_t n) {
     return i == n;
 }
 
-static bool is_jsonl(const char* path, const Bytes* file) {
+static bool is_jsonl(const char* path, const char* text, const char* end) {
     const size_t n = strlen(path), suffix = strlen(".jsonl");
-    return (n >= suffix && strcasecmp(path + n - suffix, ".jsonl") == 0) || file->data[0] == '{';
+    if (n >= suffix && strcasecmp(path + n - suffix, ".jsonl") == 0) return true;
+    while (text < end && strchr(" \t\r\n", *text)) text++;
+    return text < end && *text == '{';
 }
 
 bool prompts_read(Prompts* p, size_t* bad, const char* path, LineErrors report, void* context, TostError* err) {
@@ -59,8 +62,14 @@ bool prompts_read(Prompts* p, size_t* bad, const char* path, LineErrors report, 
         free(file.data);
         return tost_error(err, "--prompts %s is empty: give one prompt per line", path);
     }
-    const bool jsonl = is_jsonl(path, &file);
-    const char *at = file.data, *end = file.data + file.size;
+    const size_t head = file.size < TEXT_HEAD_BYTES ? file.size : TEXT_HEAD_BYTES;
+    size_t mark;
+    if (!text_check_head(&mark, path, file.data, head, err)) {
+        free(file.data);
+        return false;
+    }
+    const char *at = file.data + mark, *end = file.data + file.size;
+    const bool jsonl = is_jsonl(path, at, end);
     for (size_t number = 1; at < end; number++) {
         const char* feed = memchr(at, '\n', (size_t)(end - at));
         size_t n = (size_t)((feed ? feed : end) - at);

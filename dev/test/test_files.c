@@ -402,6 +402,18 @@ static void test_json_strings(Checks* c) {
     }
 }
 
+static void test_json_write_string(Checks* c) {
+    static const char text[] = "a\"\\/\n\r\t\0\x1f\x7f\xc3\xa9\xff";
+    static const char expected[] = "\"a\\\"\\\\/\\n\\r\\t\\u0000\\u001f\x7f\xc3\xa9\xef\xbf\xbd\"";
+    char* written = NULL;
+    size_t n = 0;
+    FILE* out = open_memstream(&written, &n);
+    json_write_string(out, text, sizeof text - 1);
+    fclose(out);
+    check(c, strcmp(written, expected) == 0, "json_write_string: expected %s, got %s", expected, written);
+    free(written);
+}
+
 static void test_json_numbers(Checks* c) {
     static const struct { const char* text; uint64_t value; const char* error; } whole[] = {
         {"0", 0, NULL}, {"18446744073709551615", UINT64_MAX, NULL}, {" 42 ", 42, NULL},
@@ -823,6 +835,7 @@ int main(void) {
     test_json_accepts(&c);
     test_json_refuses(&c);
     test_json_strings(&c);
+    test_json_write_string(&c);
     test_json_numbers(&c);
     test_json_walk(&c);
     test_st_refuses(&c, tmp);
