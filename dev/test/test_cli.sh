@@ -131,7 +131,11 @@ if "$binary" sample --model nowhere --threads 2 2>&1 | grep -q 'built without Op
     skip "OMP_NUM_THREADS: a build without OpenMP"
 else
     check "OMP_NUM_THREADS is limited: $(cat stderr)" grep -q '20000.*4096' stderr
+    OMP_THREAD_LIMIT=1 run 0 $small --steps 1 $bare --out limited
+    check "OMP_THREAD_LIMIT: $(head -1 stdout)" grep -q '^device .* 1 thread,' stdout
 fi
+run 0 $small --val-every 0 --save-every 0 --steps 1 --temperature 0 --out silent
+check "a sample without text: $(cat stdout)" says "sample after step 0: empty" stdout
 run 0 --resume --out halfway
 check "--resume of a finished run prints that it is finished" says "is finished" stdout
 run 0 --resume --out halfway --steps 8
