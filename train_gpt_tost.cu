@@ -475,6 +475,7 @@ constexpr int TSSA_CHUNK = 32;       // time steps per block, one per lane
 constexpr int TSSA_PIECE = 8;        // time steps that a warp holds in registers at once
 constexpr int TSSA_BACK = 4;         // in the phases of backward that need more registers
 constexpr int TSSA_WARPS = 12;       // most per block; with more heads, a warp takes several
+constexpr int TSSA_COLUMNS = 2;      // channels per thread and pass of a scan: one pass for heads of 64, one per warp
 // Blocks per multiprocessor, so that one works while another waits; from sm_100 on, two leave too few registers.
 [[maybe_unused]] constexpr int TSSA_BLOCKS = COMPILED_ARCH >= 1000 ? 1 : 2;
 constexpr int TSSA_MAX_HEADS = MAX_DYNAMIC_SHARED / (4 * WARP * sizeof(float));   // four arrays (NH,32) of floats
@@ -610,7 +611,7 @@ __device__ inline void membership_learned(float* x, float* scratch, float* u, fl
                                           const float* denom_bias, int block_size, TssaChunk k, TssaSize z) {
     const int place = k.t0 / TSSA_CHUNK;
     TSSA_TILE(tssa_chunk_totals, totals + (size_t)place * z.C, NULL, w, k, z);
-    scan_columns(carry, end, start, totals, flags, z.C, place, z.chunks);
+    scan_columns<TSSA_COLUMNS>(carry, end, start, totals, flags, z.C, place, z.chunks);
     for (int h = warp_index(); h < z.NH; h += block_warps()) {
         const float ratios = TSSA_TILE(tssa_energy_ratios, carry, w, h, k, z);
         const bool inside = lane_index() < k.n;   // mutant: chunk_edge_forward
@@ -657,12 +658,11 @@ template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSS
                         TssaSize z) {
     DYNAMIC_SHARED(float, shared);   // (2,NH,32)
     float *x = shared, *scratch = x + z.NH * WARP;
-    const TssaChunk k = tssa_chunk<false>(sync, z);
+    TssaChunk k = tssa_chunk<false>(sync, z);
     const int place = k.t0 / TSSA_CHUNK, wide = z.C + z.NH;
     const size_t row = (size_t)k.b * z.T + k.t0, state_size = z.C + wide;
     int* flags = sync + 1 + k.b * z.slots;
     float* energy_totals = totals + (size_t)k.b * z.slots * z.C;
-    float* stat_totals = totals + (size_t)z.B * z.slots * z.C + (size_t)k.b * z.slots * wide;
     float* carry = saved + ((size_t)k.b * z.chunks + place) * state_size;   // S (C), N (C), D (NH)
     const double* start = states.start ? states.start + k.b / states.copies * state_size : NULL;
     double* end = states.end ? states.end + k.b * state_size : NULL;
@@ -673,6 +673,8 @@ template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSS
     else
         membership_learned<S, P>(x, scratch, u, carry, end, start, energy_totals, flags, w, temp,
                                  denom_bias + step->first + k.t0, block_size, k, z);
+    forget(k.b);
+    float* stat_totals = totals + (size_t)z.B * z.slots * z.C + (size_t)k.b * z.slots * wide;
     for (int h = warp_index(); h < z.NH; h += block_warps()) {
         const float pi_t = lane_index() < k.n ? x[h * WARP + lane_index()] : 0.0f;
         if (lane_index() < k.n) pi[((size_t)k.b * z.NH + h) * z.T + k.t0 + lane_index()] = pi_t;
@@ -680,8 +682,8 @@ template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSS
         if (lane_index() == 0) stat_totals[(size_t)place * wide + z.C + h] = mass;
     }
     TSSA_TILE(tssa_chunk_totals, stat_totals + (size_t)place * wide, x, w, k, z);
-    scan_columns(carry + z.C, end ? end + z.C : NULL, start ? start + z.C : NULL, stat_totals,
-              flags + z.B * z.slots, wide, place, z.chunks);
+    scan_columns<TSSA_COLUMNS + 1>(carry + z.C, end ? end + z.C : NULL, start ? start + z.C : NULL, stat_totals,
+                              flags + z.B * z.slots, wide, place, z.chunks);
     for (int h = warp_index(); h < z.NH; h += block_warps()) {
         const float pi_t = lane_index() < k.n ? x[h * WARP + lane_index()] : 0.0f;
         scratch[h * WARP + lane_index()] = carry[2 * z.C + h] + warp_scan(pi_t, lane_index()) + (float)TOST_MASS_EPS;
@@ -702,10 +704,10 @@ static void tssa_forward(cudaStream_t stream, S* y, float* u, float* pi, float* 
                          int membership, int block_size, int B, int T, int C, int NH) {
     const TssaSize z = tssa_size(B, T, C, NH);
     const size_t shared = 2 * (size_t)NH * WARP * sizeof(float);
-    const bool pairs = tssa_pairs(z);
-    const auto tssa_forward_variant = membership == TOST_UNIFORM
-        ? (pairs ? tssa_forward_kernel<S, 2, true> : tssa_forward_kernel<S, 1, true>)
-        : (pairs ? tssa_forward_kernel<S, 2, false> : tssa_forward_kernel<S, 1, false>);
+    const bool uniform = membership == TOST_UNIFORM, pairs = tssa_pairs(z);
+    const auto tssa_forward_variant =
+        uniform ? (pairs ? tssa_forward_kernel<S, 2, true> : tssa_forward_kernel<S, 1, true>)
+                : (pairs ? tssa_forward_kernel<S, 2, false> : tssa_forward_kernel<S, 1, false>);
     LAUNCH(tssa_forward_variant, B * z.chunks, tssa_threads(NH), shared, stream, y, u, pi, saved, states, totals, sync,
            w, temp, denom_bias, step, block_size, z);
 }
@@ -995,7 +997,7 @@ template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSS
     float *pi_s = shared, *mass_s = pi_s + z.NH * WARP, *x = mass_s + z.NH * WARP, *du = x + z.NH * WARP;
     const TssaStarts starts = keep_starts ? TssaStarts{du + z.NH * WARP, du + z.NH * WARP + TSSA_STARTS * z.C}
                                           : TssaStarts{NULL, NULL};
-    const TssaChunk k = tssa_chunk<true>(sync, z);
+    TssaChunk k = tssa_chunk<true>(sync, z);
     const int place = z.chunks - 1 - k.t0 / TSSA_CHUNK, wide = z.C + z.NH;
     const size_t row = ((size_t)k.b * z.T + k.t0) * z.C, chunk = (size_t)k.b * z.chunks + k.t0 / TSSA_CHUNK;
     const float* carry = saved + chunk * (z.C + wide);
@@ -1004,7 +1006,9 @@ template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSS
     tssa_backward_masses(pi_s, mass_s, pi, carry, k, z);
     TSSA_TILE(tssa_statistics_backward, stat_totals + (size_t)place * wide, x, starts.N, carry, pi_s, mass_s, dy + row,
               w + row, k, z);
-    scan_columns(behind, NULL, NULL, stat_totals, sync + 1 + k.b * z.slots, wide, place, z.chunks);
+    scan_columns<TSSA_COLUMNS + 1>(behind, NULL, NULL, stat_totals, sync + 1 + k.b * z.slots, wide, place, z.chunks);
+    forget(k.b);
+    forget(k.t0);
     if constexpr (UNIFORM) {
         membership_uniform_backward(du, behind + wide, starts.S, z);
     } else {
@@ -1014,7 +1018,8 @@ template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSS
         membership_backward(du, da, dtemp, x, pi_s, u, temp, k, z);
         float* energy_totals = totals + (size_t)z.B * z.slots * wide + (size_t)k.b * z.slots * z.C;
         TSSA_TILE(tssa_energy_backward_totals, energy_totals + (size_t)place * z.C, starts.S, carry, du, w + row, k, z);
-        scan_columns(behind + wide, NULL, NULL, energy_totals, sync + 1 + (z.B + k.b) * z.slots, z.C, place, z.chunks);
+        scan_columns<TSSA_COLUMNS>(behind + wide, NULL, NULL, energy_totals, sync + 1 + (z.B + k.b) * z.slots, z.C, place,
+                              z.chunks);
     }
     TSSA_TILE(tssa_backward_final, dw + row, starts, behind, carry, pi_s, mass_s, du, dy + row, w + row, k, z);
 }
@@ -1051,13 +1056,14 @@ static void tssa_backward(cudaStream_t stream, S* dw, float* dtemp, float* ddeno
                           int T, int C, int NH) {
     const TssaSize z = tssa_size(B, T, C, NH);
     const size_t least = 4 * (size_t)NH * WARP * sizeof(float), starts = 2 * TSSA_STARTS * (size_t)C * sizeof(float);
-    const bool pairs = tssa_pairs(z), keep_starts = least + starts <= MAX_DYNAMIC_SHARED;
-    const auto tssa_backward_variant = membership == TOST_UNIFORM
-        ? (pairs ? tssa_backward_kernel<S, 2, true> : tssa_backward_kernel<S, 1, true>)
-        : (pairs ? tssa_backward_kernel<S, 2, false> : tssa_backward_kernel<S, 1, false>);
+    const bool uniform = membership == TOST_UNIFORM, pairs = tssa_pairs(z),
+               keep_starts = least + starts <= MAX_DYNAMIC_SHARED;
+    const auto tssa_backward_variant =
+        uniform ? (pairs ? tssa_backward_kernel<S, 2, true> : tssa_backward_kernel<S, 1, true>)
+                : (pairs ? tssa_backward_kernel<S, 2, false> : tssa_backward_kernel<S, 1, false>);
     LAUNCH(tssa_backward_variant, B * z.chunks, tssa_threads(NH), least + keep_starts * starts, stream, dw, da,
            dtemp_partial, back, totals, sync, dy, w, u, pi, saved, temp, keep_starts, z);
-    if (membership == TOST_UNIFORM) return;
+    if (uniform) return;
     LAUNCH(temp_backward_kernel, NH, TEMP_THREADS, 0, stream, dtemp, dtemp_partial, (size_t)B * z.chunks);
     LAUNCH(denom_bias_backward_kernel, dim3(div_up(T, 128), NH), 128, 0, stream, ddenom_bias, da, temp, block_size, z);
 }

@@ -166,6 +166,43 @@ template <typename S> void test_tssa_variants(Checks* c) {
     for (const TssaCase& k : cases) test_tssa<S>(c, k);
 }
 
+// The scan of `width` columns of small integers, whose sums are exact in any order.
+template <int COLUMNS>
+__global__ void scan_kernel(float* carry, float* totals, int* sync, int width, int chunks) {
+    const int place = scan_ticket(sync);
+    for (int c = threadIdx.x; c < width; c += blockDim.x) totals[(size_t)place * width + c] = (float)((place + c) % 5);
+    scan_columns<COLUMNS>(carry + (size_t)place * width, NULL, NULL, totals, sync + 1, width, place, chunks);
+}
+
+// Carries, and the longest chain of waits: one per octal digit of the last chunk's number.
+template <int COLUMNS> void test_scan(Checks* c, int T, int threads, int width) {
+    const int chunks = div_up((size_t)T, TSSA_CHUNK);
+    const size_t columns = (size_t)width;
+    const DeviceArray carry((size_t)chunks * columns), totals(scan_slots((size_t)chunks) * columns);
+    const Device<int> sync(std::vector<int>(1 + scan_slots((size_t)chunks)));
+    LAUNCH((scan_kernel<COLUMNS>), chunks, threads, 0, nullptr, carry.p, totals.p, sync.p, width, chunks);
+    const Floats got = carry.get();
+    Doubles sum(columns);
+    int digits = 0, wrong = 0;
+    for (int place = 0; place < chunks; place++)
+        for (int i = 0; i < width; i++) {
+            double& before = sum[(size_t)i];
+            wrong += got[(size_t)place * columns + (size_t)i] != before;
+            before += (place + i) % 5;
+        }
+    for (int i = chunks - 1; i > 0; i /= SCAN_RADIX) digits++;
+    check(c, wrong == 0, "scan of %d chunks and %d columns: %d wrong carries", chunks, width, wrong);
+    check(c, cuda_on_host_longest_chain() == digits, "scan of %d chunks: %d waits in a chain, want %d", chunks,
+          cuda_on_host_longest_chain(), digits);
+}
+
+// Lengths up to a million tokens; one pass over the columns, and several.
+void test_scans(Checks* c) {
+    for (const int T : {33, 256, 257, 1024, 1 << 14, 1 << 16, 1 << 20}) test_scan<1>(c, T, 8, 5);
+    test_scan<3>(c, 513 * TSSA_CHUNK, 32, 70);
+    test_scan<2>(c, 513 * TSSA_CHUNK, 32, 70);
+}
+
 // More chunks than threads.
 void test_temp(Checks* c) {
     const size_t heads = 3, chunks = 2 * TEMP_THREADS + 88;
@@ -456,6 +493,7 @@ void test_kernels(Checks* c) {
     test_plain_matmuls(c);
     test_tssa_variants<float>(c);
     test_tssa_variants<bf16>(c);
+    test_scans(c);
     // more rows than blocks; more columns than threads
     for (const int N : {7, 12, 16}) test_columns<float>(c, 600, N);
     for (const int N : {259, 516, 1028, 1032}) test_columns<float>(c, 3, N);
