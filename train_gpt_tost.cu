@@ -164,17 +164,19 @@ __global__ void embedding_big_kernel(float* dwte, const float* partial, EmbedOrd
     }
 }
 
-// dwpe[t] += Σ_b dx[b,t]. One block per t. Minimum traffic per row: 4C.
-template <int VEC> __global__ void embedding_place_kernel(float* dwpe, const float* dx, int B, int T, int C) {
+// dwpe[first + t] += Σ_b dx[b,t]. One block per t. Minimum traffic per row: 4C.
+template <int VEC>
+__global__ void embedding_place_kernel(float* dwpe, const float* dx, const StepHeader* step, int B, int T, int C) {
     const size_t t = blockIdx.x;
+    float* dwpe_t = dwpe + (step->first + t) * C;
     for (int c = threadIdx.x * VEC; c < C; c += blockDim.x * VEC) {
         float sum[VEC], part[VEC];
-        load_pack<VEC>(sum, dwpe + t * C + c);
+        load_pack<VEC>(sum, dwpe_t + c);
         UNROLL_BY(4) for (int b = 0; b < B; b++) {
             load_pack<VEC>(part, dx + ((size_t)b * T + t) * C + c);
             UNROLL for (int j = 0; j < VEC; j++) sum[j] += part[j];
         }
-        store_pack<VEC>(dwpe + t * C + c, sum);
+        store_pack<VEC>(dwpe_t + c, sum);
     }
 }
 
@@ -186,7 +188,7 @@ static void embedding_backward(cudaStream_t stream, float* dwte, float* dwpe, fl
     const auto embedding_segment_variant = vec == 4 ? embedding_segment_kernel<4> : embedding_segment_kernel<1>;
     const auto embedding_place_variant = vec == 4 ? embedding_place_kernel<4> : embedding_place_kernel<1>;
     LAUNCH(embedding_segment_variant, blocks, threads, 0, stream, dwte, partial, dx, e, step, C);
-    LAUNCH(embedding_place_variant, T, threads, 0, stream, dwpe, dx, B, T, C);
+    LAUNCH(embedding_place_variant, T, threads, 0, stream, dwpe, dx, step, B, T, C);
     LAUNCH(embedding_big_kernel, big_blocks, channel_threads(C, 1), 0, stream, dwte, partial, e, step, C);
 }
 
@@ -1037,14 +1039,14 @@ __global__ void __launch_bounds__(TEMP_THREADS)
     if (threadIdx.x == 0) dtemp[blockIdx.x] += sum;
 }
 
-// ddenom_bias[h,t] += Σ_b HS temp[h] da[b,h,t]. One thread per (h,t). Traffic per row: 4 NH, from L2.
-__global__ void denom_bias_backward_kernel(float* ddenom_bias, const float* da, const float* temp, int block_size,
-                                           TssaSize z) {
+// ddenom_bias[h,first+t] += Σ_b HS temp[h] da[b,h,t]. One thread per (h,t). Traffic per row: 4 NH, from L2.
+__global__ void denom_bias_backward_kernel(float* ddenom_bias, const float* da, const float* temp,
+                                           const StepHeader* step, int block_size, TssaSize z) {
     const int t = blockIdx.x * blockDim.x + threadIdx.x, h = blockIdx.y;
     if (t >= z.T) return;
     float sum = 0.0f;
     UNROLL_BY(4) for (int b = 0; b < z.B; b++) sum += da[((size_t)b * z.NH + h) * z.T + t];
-    ddenom_bias[(size_t)h * block_size + t] += z.HS * temp[h] * sum;
+    ddenom_bias[(size_t)h * block_size + step->first + t] += z.HS * temp[h] * sum;
 }
 
 // dw =; dtemp, ddenom_bias +=. da (B,NH,T), dtemp_partial (NH,B·chunks), back and totals are working space. A uniform
@@ -1052,8 +1054,8 @@ __global__ void denom_bias_backward_kernel(float* ddenom_bias, const float* da, 
 template <typename S>
 static void tssa_backward(cudaStream_t stream, S* dw, float* dtemp, float* ddenom_bias, float* da, float* dtemp_partial,
                           float* back, float* totals, int* sync, const S* dy, const S* w, const float* u,
-                          const float* pi, const float* saved, const float* temp, int membership, int block_size, int B,
-                          int T, int C, int NH) {
+                          const float* pi, const float* saved, const float* temp, const StepHeader* step,
+                          int membership, int block_size, int B, int T, int C, int NH) {
     const TssaSize z = tssa_size(B, T, C, NH);
     const size_t least = 4 * (size_t)NH * WARP * sizeof(float), starts = 2 * TSSA_STARTS * (size_t)C * sizeof(float);
     const bool uniform = membership == TOST_UNIFORM, pairs = tssa_pairs(z),
@@ -1065,7 +1067,8 @@ static void tssa_backward(cudaStream_t stream, S* dw, float* dtemp, float* ddeno
            dtemp_partial, back, totals, sync, dy, w, u, pi, saved, temp, keep_starts, z);
     if (uniform) return;
     LAUNCH(temp_backward_kernel, NH, TEMP_THREADS, 0, stream, dtemp, dtemp_partial, (size_t)B * z.chunks);
-    LAUNCH(denom_bias_backward_kernel, dim3(div_up(T, 128), NH), 128, 0, stream, ddenom_bias, da, temp, block_size, z);
+    LAUNCH(denom_bias_backward_kernel, dim3(div_up(T, 128), NH), 128, 0, stream, ddenom_bias, da, temp, step,
+           block_size, z);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1137,27 +1140,37 @@ constexpr int LOGIT_PACK = 8, CLASSIFIER_THREADS = 1024, CLASSIFIER_STRIDE = CLA
 
 static size_t logits_ld(int V) { return ((size_t)V + LOGIT_PACK - 1) / LOGIT_PACK * LOGIT_PACK; }
 
-// Sets the elements past V to -inf.
-__device__ inline void mask_tail(float (&x)[LOGIT_PACK], int v, int V) {
-    if (v + LOGIT_PACK <= V) return;
-    UNROLL for (int j = 0; j < LOGIT_PACK; j++)
+// The pack of logits at v; with MASKED, elements past V are -inf.
+template <bool MASKED, typename S> __device__ inline void load_logits(float (&x)[LOGIT_PACK], const S* l, int v, int V) {
+    load_pack<LOGIT_PACK>(x, l + v);
+    UNROLL for (int j = 0; MASKED && j < LOGIT_PACK; j++)
         if (v + j >= V) x[j] = -INFINITY;
 }
 
 // top: the largest logit; sum: Σ e^(logit - top)
 struct SoftmaxStatistics { float top, sum; };
 
-// Of this thread's packs.
+__device__ inline void softmax_add(SoftmaxStatistics& mine, const float (&x)[LOGIT_PACK]) {
+    float top = mine.top;
+    UNROLL for (int j = 0; j < LOGIT_PACK; j++) top = fmaxf(top, x[j]);
+    mine.sum *= power_of_2((mine.top - top) * LOG2_E);
+    mine.top = top;
+    UNROLL for (int j = 0; j < LOGIT_PACK; j++) mine.sum += power_of_2(x[j] * LOG2_E - top * LOG2_E);
+}
+
+// Of this thread's packs. Two packs are in flight; only the last can reach past V.
 template <typename S> __device__ inline SoftmaxStatistics softmax_statistics(const S* logits, int V) {
     SoftmaxStatistics mine = {-INFINITY, 0.0f};
-    for (int v = threadIdx.x * LOGIT_PACK; v < V; v += CLASSIFIER_STRIDE) {
-        float x[LOGIT_PACK], top = mine.top;
-        load_pack<LOGIT_PACK>(x, logits + v);
-        mask_tail(x, v, V);
-        UNROLL for (int j = 0; j < LOGIT_PACK; j++) top = fmaxf(top, x[j]);
-        mine.sum *= power_of_2((mine.top - top) * LOG2_E);
-        mine.top = top;
-        UNROLL for (int j = 0; j < LOGIT_PACK; j++) mine.sum += power_of_2(x[j] * LOG2_E - top * LOG2_E);
+    int v = threadIdx.x * LOGIT_PACK;
+    UNROLL_BY(2) for (; v + LOGIT_PACK <= V; v += CLASSIFIER_STRIDE) {
+        float x[LOGIT_PACK];
+        load_logits<false>(x, logits, v, V);
+        softmax_add(mine, x);
+    }
+    if (v < V) {
+        float x[LOGIT_PACK];
+        load_logits<true>(x, logits, v, V);
+        softmax_add(mine, x);
     }
     return mine;
 }
@@ -1170,6 +1183,19 @@ __device__ inline SoftmaxStatistics softmax_merge(SoftmaxStatistics mine) {
 
 // Blocks per multiprocessor, which holds 2,048 threads, or 1,536 from sm_120 on.
 [[maybe_unused]] constexpr int CLASSIFIER_BLOCKS = COMPILED_ARCH >= 1200 ? 1 : 2;
+
+// The pack at v of a row's gradient:  x = share 2^(x log2(e) + shift), minus scale at the target
+template <bool MASKED, typename S>
+__device__ inline void softmax_gradient(S* l, int v, int V, int target, float shift, float share, float scale) {
+    float x[LOGIT_PACK];
+    load_logits<MASKED>(x, l, v, V);
+    UNROLL for (int j = 0; j < LOGIT_PACK; j++) x[j] = power_of_2(x[j] * LOG2_E + shift) * share;
+    if (target - v >= 0 && target - v < LOGIT_PACK) {
+        UNROLL for (int j = 0; j < LOGIT_PACK; j++)
+            x[j] -= v + j == target ? scale : 0.0f;   // mutant: target_not_subtracted
+    }
+    store_pack<LOGIT_PACK>(l + v, x);
+}
 
 // Losses of a chunk of rows; with `gradient` the logits become their gradient,
 //   dlogits = grad_scale (softmax(logits) - onehot(target)),   0 if the target is -1.
@@ -1200,17 +1226,13 @@ template <typename S> __global__ void __launch_bounds__(CLASSIFIER_THREADS, CLAS
     if (!gradient) return;
     const float shift = -row.top * LOG2_E, share = scale / row.sum;
     const int last = threadIdx.x * LOGIT_PACK + (ld - 1) / CLASSIFIER_STRIDE * CLASSIFIER_STRIDE;
-    for (int v = last < ld ? last : last - CLASSIFIER_STRIDE; v >= 0; v -= CLASSIFIER_STRIDE) {
-        float x[LOGIT_PACK];
-        load_pack<LOGIT_PACK>(x, l + v);
-        mask_tail(x, v, V);
-        UNROLL for (int j = 0; j < LOGIT_PACK; j++) x[j] = power_of_2(x[j] * LOG2_E + shift) * share;
-        if (target - v >= 0 && target - v < LOGIT_PACK) {
-            UNROLL for (int j = 0; j < LOGIT_PACK; j++)
-                x[j] -= v + j == target ? scale : 0.0f;   // mutant: target_not_subtracted
-        }
-        store_pack<LOGIT_PACK>(l + v, x);
+    int v = last < ld ? last : last - CLASSIFIER_STRIDE;
+    if (v >= 0 && v + LOGIT_PACK > V) {
+        softmax_gradient<true>(l, v, V, target, shift, share, scale);
+        v -= CLASSIFIER_STRIDE;
     }
+    UNROLL_BY(2) for (; v >= 0; v -= CLASSIFIER_STRIDE)
+        softmax_gradient<false>(l, v, V, target, shift, share, scale);
 }
 
 // total += Σ of the losses, in double and in a fixed order. One block.
@@ -1353,9 +1375,10 @@ static size_t even_chunk(size_t rows, size_t most) {
     return chunks == 1 ? rows : (even + ROW_TILE - 1) / ROW_TILE * ROW_TILE;
 }
 
-// Rows per chunk of logits, up to 1 GiB of them. Larger chunks gain little: each chunk reads and writes dwte once.
+// Rows per chunk of logits, up to 2 GiB of them. The products of a small chunk leave multiprocessors idle in their last
+// wave, and each chunk reads and writes dwte once.
 static size_t classifier_chunk(size_t rows, int V, size_t logit_bytes) {
-    const size_t most = ((size_t)1 << 30) / (logit_bytes * (size_t)V) / ROW_TILE * ROW_TILE;
+    const size_t most = ((size_t)1 << 31) / (logit_bytes * (size_t)V) / ROW_TILE * ROW_TILE;
     return even_chunk(rows, most > 2 * ROW_TILE ? most : 2 * ROW_TILE);
 }
 
@@ -1497,7 +1520,7 @@ template <typename S> static void layer_backward(TypedModel<S>* m, int l, int B,
     linear_backward(mm, buf->scratch_btc, g.attn_proj_w, buf->dbranch, a->y, w.attn_proj_w, rows, C, C);
     tssa_backward(m->stream, buf->dbranch, g.temp, g.denom_bias, buf->da, buf->dtemp, buf->back, buf->totals,
                   buf->tssa_sync + l * tssa_sync_size(B, T), buf->scratch_btc, a->w, a->u, a->pi, a->tssa_saved, p.temp,
-                  m->config.membership, m->config.block_size, B, T, C, NH);
+                  model_input(m, B, T).header, m->config.membership, m->config.block_size, B, T, C, NH);
     linear_backward(mm, buf->scratch_btc, g.attn_w, buf->dbranch, a->ln_1, w.attn_w, rows, C, C);
     bias_backward(mm, g.attn_b, buf->columns, buf->dbranch, rows, C);
     if (l > 0 && m->options.recompute) run_layer_from_input(m, l - 1, B, T);
