@@ -16,6 +16,8 @@
 #include <assert.h>
 #include <math.h>
 
+#include <type_traits>
+
 #include "tost/cuda_matmul.cuh"
 #include "tost/cuda_reduce.cuh"
 #include "tost/cuda_runtime.cuh"
@@ -536,9 +538,10 @@ struct TssaStates {
 
 constexpr TssaStates NO_STATES = {NULL, NULL, 1};
 
-// Totals of the chunk: Σ_t s, or Σ_t s Π if pi (NH,32) is not NULL.
-template <bool WHOLE, typename S, int P>
-__device__ inline void tssa_chunk_totals(float* totals, const float* pi, const S* w, TssaChunk k, TssaSize z) {
+// Totals of the chunk: Σ_t s Π with pi (NH,32), Σ_t s if pi is nullptr.
+template <bool WHOLE, typename S, int P, typename Pi>
+__device__ inline void tssa_chunk_totals(float* totals, Pi pi, const S* w, TssaChunk k, TssaSize z) {
+    constexpr bool WEIGHTED = !std::is_null_pointer<Pi>::value;
     for (int h = warp_index(); h < z.NH; h += block_warps()) {
         for (int d = lane_index() * P; d < z.HS; d += WARP * P) {
             const S* w_t = w + h * z.HS + d;
@@ -546,9 +549,9 @@ __device__ inline void tssa_chunk_totals(float* totals, const float* pi, const S
             NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_PIECE, w_t += (size_t)TSSA_PIECE * z.C) {
                 float x[TSSA_PIECE][P], pi_t[TSSA_PIECE];
                 tssa_load<WHOLE>(x, w_t, t0, true, k, z);
-                if (pi) load_pack<TSSA_PIECE>(pi_t, pi + h * WARP + t0);
+                if constexpr (WEIGHTED) load_pack<TSSA_PIECE>(pi_t, pi + h * WARP + t0);
                 UNROLL for (int j = 0; j < TSSA_PIECE; j++) {
-                    UNROLL for (int i = 0; i < P; i++) sum[i] += x[j][i] * (pi ? x[j][i] * pi_t[j] : x[j][i]);
+                    UNROLL for (int i = 0; i < P; i++) sum[i] += x[j][i] * (WEIGHTED ? x[j][i] * pi_t[j] : x[j][i]);
                 }
             }
             UNROLL for (int i = 0; i < P; i++) totals[h * z.HS + d + i] = sum[i];
@@ -612,7 +615,7 @@ __device__ inline void membership_learned(float* x, float* scratch, float* u, fl
                                           const double* start, float* totals, int* flags, const S* w, const float* temp,
                                           const float* denom_bias, int block_size, TssaChunk k, TssaSize z) {
     const int place = k.t0 / TSSA_CHUNK;
-    TSSA_TILE(tssa_chunk_totals, totals + (size_t)place * z.C, NULL, w, k, z);
+    TSSA_TILE(tssa_chunk_totals, totals + (size_t)place * z.C, nullptr, w, k, z);
     scan_columns<TSSA_COLUMNS>(carry, end, start, totals, flags, z.C, place, z.chunks);
     for (int h = warp_index(); h < z.NH; h += block_warps()) {
         const float ratios = TSSA_TILE(tssa_energy_ratios, carry, w, h, k, z);
