@@ -7,7 +7,7 @@
 #   bench              measures speed and memory; compares with PyTorch and tiktoken if PYTHON has them
 #   clean              removes everything built by make
 #   help               prints this text
-# For developers (dev/test/README.md, dev/bench/README.md): test_mutants, torture, fuzz, traffic, bench_cuda
+# For developers (dev/test/README.md, dev/bench/README.md): test_mutants, torture, fuzz, traffic, sass, bench_cuda
 #
 #   BLAS=0             use the built-in matrix product, even if OpenBLAS is installed
 #   OPENMP=0           build without OpenMP (single-threaded)
