@@ -66,7 +66,7 @@ Hint resume_hint(const Run* r);                                  // how to resum
 Hint divergence_hint(const Run* r, const char* remedy);          // the same, and suggests `remedy` and a lower --lr
 void report_settings(Run* r, const char* device);
 void report_validation(Run* r);
-void report_sample(Run* r, char* text, size_t n);
+void report_sample(Run* r, char* text, size_t n, bool interrupted);
 void report_finished(Run* r);                                    // for run_is_finished
 void report_end(Run* r);
 void report_lost_output(Run* r);                                 // warns once if stdout cannot be written

@@ -173,9 +173,9 @@ void report_validation(Run* r) {
 }
 
 // Prints the text indented, with '?' for NULs.
-void report_sample(Run* r, char* text, size_t n) {
+void report_sample(Run* r, char* text, size_t n, bool interrupted) {
     progress_text(&r->progress, "sample after step %lld:%s", (long long)r->info.step,
-                  n == 0 ? " empty, <|endoftext|> is its first token" : "");
+                  interrupted ? " interrupted" : n == 0 ? " empty, <|endoftext|> is its first token" : "");
     for (size_t i = 0; i < n; i++)
         if (!text[i]) text[i] = '?';
     for (size_t at = 0; at < n;) {

@@ -268,7 +268,7 @@ static bool validate(bool* completed, Run* r, TostError* err) {
     return true;
 }
 
-typedef struct { Run* r; FILE* text; int64_t tokens; } SampleText;
+typedef struct { Run* r; FILE* text; int64_t tokens; bool interrupted; } SampleText;
 
 static bool append_piece(void* context, const char* bytes, size_t n) {
     SampleText* s = context;
@@ -277,7 +277,8 @@ static bool append_piece(void* context, const char* bytes, size_t n) {
     s->tokens++;
     progress_show(&s->r->progress, (double)s->tokens / (double)tokens, "sample %lld/%lld tokens", (long long)s->tokens,
                   (long long)tokens);
-    return !signals_received();
+    s->interrupted = signals_received() && s->tokens < tokens;
+    return !s->interrupted;
 }
 
 // Prints a sample, unless there is no tokenizer or --quiet is given. Its random numbers depend only on seed and step.
@@ -289,14 +290,14 @@ static bool write_sample(Run* r, TostError* err) {
     GenerateResult result;
     char* text = NULL;
     size_t n = 0;
-    SampleText sample = {r, open_memstream(&text, &n), 0};
+    SampleText sample = {r, open_memstream(&text, &n), 0, false};
     const Generator generator = {.engine = r->engine, .model = r->model, .config = &o->config,
                                  .tokenizer = r->tokenizer, .options = {o->temperature, o->top_k, o->top_p},
                                  .piece = append_piece, .context = &sample};
     progress_start(&r->progress);
     const bool ok = generate(&result, &generator, NULL, 0, o->sample_tokens, &rng, err);
     fclose(sample.text);
-    if (ok) report_sample(r, text, n);
+    if (ok) report_sample(r, text, n, sample.interrupted);
     free(text);
     return ok;
 }
