@@ -333,7 +333,8 @@ static bool meta_number(uint64_t* out, const StFile* f, const char* key, int bas
     errno = 0;
     uint64_t value = strtoull(text, NULL, base);
     if (text[0] == 0 || text[strspn(text, digits)] != 0 || errno != 0 || value > max)
-        return tost_error(err, "%s: __metadata__ '%s' is '%s': expected an integer up to %" PRIu64,
+        return tost_error(err, base == 16 ? "%s: __metadata__ '%s' is '%s': expected hexadecimal digits, up to %" PRIx64
+                                          : "%s: __metadata__ '%s' is '%s': expected an integer up to %" PRIu64,
                           f->path, key, text, max);
     *out = value;
     return true;

@@ -10,7 +10,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "output.h"
 #include "platform.h"
+#include "signals.h"
 
 static const char header[] = "step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s\n";
 enum { COMMAS = 7, BLOCK = 1 << 20 };   // BLOCK: bytes read at a time
@@ -196,8 +198,9 @@ static bool continue_elsewhere(LogFile* log, bool renamed, TostError* err) {
         path = xasprintf("%s.%d", log->path, k);
     }
     if (fd < 0) {
-        const bool kept = renamed && errno == ENOENT;
-        if (!kept)
+        const bool gone = errno == ENOENT, kept = renamed && gone;
+        if (gone && !kept) tost_error(err, "%s and its folder were removed by another program", log->path);
+        else if (!kept)
             tost_error(err, "%s was removed or changed by another program, and %s cannot be created: %s", log->path,
                        path, strerror(errno));
         free(path);
@@ -228,6 +231,16 @@ static void drop_written(LogFile* log) {
     if (log->n_pending == 0) log->pending_rows = 0;
 }
 
+// Waits for the reader of a pipe until the run is to stop; what it has not taken by then is dropped.
+static ssize_t write_unread(LogFile* log, const char* bytes, size_t n) {
+    size_t done;
+    do done = output_write(log->fd, bytes, n, OUTPUT_PATIENCE);
+    while (done == 0 && errno == EAGAIN && !signals_received());
+    if (done > 0 || errno != EAGAIN) return done > 0 ? (ssize_t)done : -1;
+    tost_error(&log->moved, "%s: its reader has stopped: the last rows are dropped", log->path);
+    return (ssize_t)n;
+}
+
 // Writes as many pending bytes as possible.
 static bool write_pending(LogFile* log, TostError* err) {
     int error = 0;
@@ -235,7 +248,9 @@ static bool write_pending(LogFile* log, TostError* err) {
     const LogState state = state_of(log);
     if (state != LOG_INTACT && !continue_elsewhere(log, state == LOG_RENAMED, err)) return false;
     while (log->written < log->n_pending && !error) {
-        const ssize_t n = write(log->fd, log->pending + log->written, log->n_pending - log->written);
+        const char* rest = log->pending + log->written;
+        const size_t size = log->n_pending - log->written;
+        const ssize_t n = log->regular ? write(log->fd, rest, size) : write_unread(log, rest, size);
         if (n == 0) error = ENOSPC;
         else if (n < 0) error = errno == EINTR ? 0 : errno;
         else {
@@ -279,10 +294,13 @@ static void drop(LogFile* log) {
 }
 
 bool log_open(LogFile* log, const char* path, int64_t resume_step, TostError* err) {
-    struct stat st;
+    struct stat st = {0};
     const bool regular = stat(path, &st) != 0 || S_ISREG(st.st_mode);
-    const int fd = open(path, O_CREAT | O_CLOEXEC | (regular ? O_RDWR : O_WRONLY | O_APPEND), 0666);
+    const int pipe_flags = O_WRONLY | O_APPEND | O_NONBLOCK;   // do not wait for the reader of a FIFO
+    const int fd = open(path, O_CREAT | O_CLOEXEC | (regular ? O_RDWR : pipe_flags), 0666);
     *log = (LogFile){0};
+    if (fd < 0 && errno == ENXIO && S_ISFIFO(st.st_mode))
+        return tost_error(err, "%s: a FIFO that no process reads: start its reader first, or give a file", path);
     if (fd < 0) return tost_error(err, "%s: cannot be opened for writing: %s", path, strerror(errno));
     *log = (LogFile){.path = xstrdup(path), .fd = fd, .regular = regular};
     if (start(log, resume_step, err)) return true;
