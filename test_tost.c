@@ -625,7 +625,8 @@ static void test_bf16_step(Checks* c, const TostEngine* engine) {
             size_t rounded_values = 0;
             float* y = subject_get(&s, (TostState)state, t);
             for (size_t j = 0; j < t->size; j++) rounded_values += rounded(y[j], TOST_BF16) == y[j];
-            check(c, rounded_values < t->size || t->size < 8, "bf16: %s of state %d is rounded to bf16", t->name, state);
+            check(c, rounded_values < t->size || t->size < 8, "bf16: %s of state %d is rounded to bf16", t->name,
+                  state);
             free(y);
         }
     }
