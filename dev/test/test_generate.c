@@ -210,6 +210,8 @@ static void test_prompts(Checks* c) {
         {"a.txt", "one\ntwo", "1=one;2=two;", 0, {0}},
         {"a.txt", "one\r\n\n three \n", "1=one;2=;3= three ;", 0, {0}},
         {"a.txt", "\n", "1=;", 0, {0}},
+        {"a.txt", "\xef\xbb\xbf" "one\n", "1=one;", 0, {0}},
+        {"a.txt", "\xef\xbb\xbf{\"prompt\": \"one\"}", "1=one;", 0, {0}},
         {"a.txt", "not {json}\n{\"prompt\": 1}\n", "1=not {json};2={\"prompt\": 1};", 0, {0}},
         {"a.txt", "{\"prompt\": \"a\\nb\"}\n\n{\"x\": [1, {}], \"prompt\": \"\"}", "1=a\nb;3=;", 0, {0}},
         {"a.jsonl", "plain\n{\"prompt\": \"b\"}\n", "2=b;", 1, {"line 1", "an object"}},
