@@ -625,7 +625,8 @@ static void test_bf16_step(Checks* c, const TostEngine* engine) {
             size_t rounded_values = 0;
             float* y = subject_get(&s, (TostState)state, t);
             for (size_t j = 0; j < t->size; j++) rounded_values += rounded(y[j], TOST_BF16) == y[j];
-            check(c, rounded_values < t->size || t->size < 8, "bf16: %s of state %d is rounded to bf16", t->name, state);
+            check(c, rounded_values < t->size || t->size < 8, "bf16: %s of state %d is rounded to bf16", t->name,
+                  state);
             free(y);
         }
     }
@@ -690,22 +691,22 @@ static void test_thread_counts(Checks* c) {
 #endif
 }
 
-// Fewer threads if those of a pass get too little processor time, all after a pause, and no change if it is fixed.
+// Fewer threads if those of a pass get too little processor time; all after a pause; no change if the number is fixed.
 static void test_thread_number(Checks* c) {
     const struct { int now; bool fixed; double cpu; int want; } cases[] = {
         {2, false, 1.95, 2}, {2, false, 1.4, 1}, {8, false, 7.9, 8}, {8, false, 7.4, 7}, {8, false, 6.5, 6},
         {8, false, 0.5, 1}, {1, false, 0.1, 1}, {8, true, 4.0, 8},
     };
     for (size_t i = 0; i < countof(cases); i++) {
-        Threads t = {.most = cases[i].now, .now = cases[i].now, .fixed = cases[i].fixed};
+        Threads t = {.max = cases[i].now, .now = cases[i].now, .fixed = cases[i].fixed};
         threads_begin(&t);
-        t.wall = 1000;   // in comparison, the time of this pass is nothing
+        t.wall = 1000;   // the time of this pass is negligible
         t.cpu = 1000 * cases[i].cpu;
         threads_end(&t);
         check(c, t.now == cases[i].want, "%d threads with the time of %.2f: %d threads, want %d", cases[i].now,
               cases[i].cpu, t.now, cases[i].want);
         threads_begin(&t);
-        check(c, t.now == cases[i].want, "all threads are used again without a pause");
+        check(c, t.now == cases[i].want, "before the pause ends %d threads, want %d", t.now, cases[i].want);
         t.retry = 0;
         threads_begin(&t);
         check(c, t.now == cases[i].now, "after the pause %d threads, want %d", t.now, cases[i].now);

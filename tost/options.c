@@ -679,7 +679,7 @@ static bool check_eval(const Options* o, TostError* err) {
         if (option_given(o, data_options[i]))
             return tost_error(err, "--%s is for --data, not for --task", data_options[i]);
     if (o->force && !o->json)
-        return tost_error(err, "--force is for the file of --json: give --json FILE, or leave it out");
+        return tost_error(err, "--force applies only to --json: give --json FILE, or omit --force");
     if (o->windows && o->stride)
         return tost_error(err, "--windows scores random windows and --stride every token: give one of them");
     if (option_given(o, "seed") && !o->windows)

@@ -78,7 +78,7 @@ int utf8_length(const char* p, const char* end) {
     return overlong || surrogate || too_large ? 0 : n;
 }
 
-// True for a UTF-8 character of n bytes that a terminal obeys instead of showing it: C0 and C1 control characters, line
+// True for a UTF-8 character of n bytes that a terminal interprets instead of showing: C0 and C1 control characters, line
 // and paragraph separators, and marks that change the direction of text. False for an invalid one, n = 0.
 static bool is_control(const unsigned char* u, int n) {
     if (n == 1) return u[0] < 0x20 || u[0] == 0x7f;
@@ -223,6 +223,18 @@ static bool is_fifo(int fd) {
     return fstat(fd, &st) == 0 && S_ISFIFO(st.st_mode);
 }
 
+ssize_t read_at(int fd, void* out, size_t n, uint64_t offset) {
+    size_t done = 0;
+    while (done < n) {
+        const ssize_t got = pread(fd, (char*)out + done, n - done, (off_t)(offset + done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return -1;
+        if (got == 0) break;
+        done += (size_t)got;
+    }
+    return (ssize_t)done;
+}
+
 // A FIFO that no process writes to is an error; it is opened with O_NONBLOCK, because open would wait for a writer.
 bool read_file(Bytes* out, const char* path, TostError* err) {
     bool is_stdin = strcmp(path, "-") == 0;
@@ -254,7 +266,7 @@ bool file_is_ours(const char* path, long offset, const char* text) {
     if (!S_ISREG(st.st_mode)) return false;
     if (st.st_size == 0) return true;
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    const ssize_t n = fd < 0 ? -1 : pread(fd, head, sizeof head, offset);
+    const ssize_t n = fd < 0 ? -1 : read_at(fd, head, sizeof head, (uint64_t)offset);
     if (fd >= 0) close(fd);
     return n >= (ssize_t)strlen(text) && memcmp(head, text, strlen(text)) == 0;
 }
@@ -385,7 +397,7 @@ bool folder_sync(const Folder* f, TostError* err) {
 
 bool folder_list(PathList* names, const Folder* f, TostError* err) {
     *names = (PathList){0};
-    const int fd = openat(f->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);   // at its own position
+    const int fd = openat(f->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);   // with its own read position
     DIR* dir = fd >= 0 ? fdopendir(fd) : NULL;
     int why = dir ? 0 : errno;
     if (!dir && fd >= 0) close(fd);
@@ -437,14 +449,14 @@ static bool remove_contents(int* left, const Folder* in, const char* name, TostE
 }
 
 bool folder_remove(const Folder* in, const char* name, TostError* err) {
-    enum { MOST_TRIES = 3 };   // removing a file that is in use leaves one with a hidden name
+    enum { MAX_TRIES = 3 };   // removing a file that is in use leaves one with a hidden name
     struct stat st;
     const int at = folder_fd(in);
     int left = 0, why = 0;
     if (fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) != 0)
         return errno == ENOENT || cannot_remove(in, name, errno, err);
     const bool dir = S_ISDIR(st.st_mode);
-    for (int tries = 0; tries < MOST_TRIES; tries++) {
+    for (int tries = 0; tries < MAX_TRIES; tries++) {
         if (dir && !remove_contents(&left, in, name, err)) return false;
         if (unlinkat(at, name, dir ? AT_REMOVEDIR : 0) == 0 || errno == ENOENT) return true;
         why = errno;
@@ -454,7 +466,7 @@ bool folder_remove(const Folder* in, const char* name, TostError* err) {
     return cannot_remove(in, name, why, err);
 }
 
-// The path of an open folder, relative if it is below the working directory; NULL if the system does not tell. free()
+// The path of an open folder, relative if it is below the working directory; NULL if it is unknown. free()
 static char* descriptor_path(int fd) {
     char path[PATH_MAX], here[PATH_MAX];
 #ifdef F_GETPATH

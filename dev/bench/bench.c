@@ -110,7 +110,8 @@ static double matmuls_alone(TostModel* m, size_t rows) {
         linear_forward(b->scratch_btc, a->y, weight(m, p.attn_proj_w), NULL, rows, C, C);
         linear_forward(b->scratch_bt4c, a->ln_2, weight(m, p.fc_w), NULL, rows, C, 4 * C);
         linear_forward(b->scratch_btc, a->gelu, weight(m, p.fc_proj_w), NULL, rows, 4 * C, C);
-        linear_backward(b->scratch_bt4c, g.fc_proj_w, NULL, b->dbranch, a->gelu, weight(m, p.fc_proj_w), rows, 4 * C, C);
+        linear_backward(b->scratch_bt4c, g.fc_proj_w, NULL, b->dbranch, a->gelu, weight(m, p.fc_proj_w), rows, 4 * C,
+                        C);
         linear_backward(b->scratch_btc, g.fc_w, NULL, b->scratch_bt4c, a->ln_2, weight(m, p.fc_w), rows, C, 4 * C);
         linear_backward(b->scratch_btc, g.attn_proj_w, NULL, b->dbranch, a->y, weight(m, p.attn_proj_w), rows, C, C);
         linear_backward(b->scratch_btc, g.attn_w, NULL, b->dbranch, a->ln_1, weight(m, p.attn_w), rows, C, C);

@@ -62,7 +62,7 @@ static void bits_step(float* logits, TostModel* m, const int32_t* tokens) {
 }
 
 static TostModel* new_model(const TostConfig* config, int threads) {
-    const TostEngineOptions o = {.max_batch = TEXTS_TOGETHER, .max_seq = config->block_size, .threads = threads};
+    const TostEngineOptions o = {.max_batch = MAX_TEXTS_TOGETHER, .max_seq = config->block_size, .threads = threads};
     TostError err;
     TostModel* m = tost_cpu_engine.create(config, &o, &err);
     must(m != NULL, "create", &err);
@@ -80,7 +80,7 @@ static void make_case(Case* k, size_t n_prompt, Rng* rng) {
 
 static void check_group(Checks* c, const Generator* g, Case* cases, int n) {
     TostError err;
-    Text texts[TEXTS_TOGETHER];
+    Text texts[MAX_TEXTS_TOGETHER];
     double seconds = 0;
     bool any_end = false;
     for (int i = 0; i < n; i++) {
@@ -111,14 +111,14 @@ static void test_together(Checks* c, const Tokenizer* tokenizer, int threads) {
         {0, 1, 2, 5, 31, 32}, {33, 47, 40, 34, 46, 33}, {48, 63, 50, 62, 55, 49}, {64, 70, 79, 64, 65, 66},
         {80, 80, 80, 80, 80, 80}, {81, 90, 40, 41, 47, 85},
     };
-    static const int counts[] = {2, 6, 17, TEXTS_TOGETHER};
+    static const int counts[] = {2, 6, 17, MAX_TEXTS_TOGETHER};
     TostEngine engine = tost_cpu_engine;
     engine.decode_begin = bits_begin;
     engine.decode_step = bits_step;
     TostModel* m = new_model(&config, threads);
     const Generator g = {.engine = &engine, .model = m, .config = &config, .tokenizer = tokenizer,
                          .options = {.temperature = 0}, .piece = take_piece};
-    Case* cases = xmalloc(TEXTS_TOGETHER * sizeof *cases);
+    Case* cases = xmalloc(MAX_TEXTS_TOGETHER * sizeof *cases);
     Rng rng = rng_seeded(5, (uint64_t)threads);
     if (GROUPS == 1 && threads == 1) skip(c, "the matrix product of a library: only short prompts are tested");
     for (size_t i = 0; i < GROUPS; i++)

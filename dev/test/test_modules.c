@@ -576,7 +576,7 @@ static void test_log_moved(Checks* c) {
     }
 }
 
-// A log whose folder is renamed goes on in it.
+// A log whose folder is renamed continues there.
 static void test_log_folder_renamed(Checks* c) {
     TostError err;
     LogFile log;
