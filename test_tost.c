@@ -569,7 +569,7 @@ static void test_determinism(Checks* c, const TostEngine* engine) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// bf16. test_cuda compares the engines in bf16; here, that bf16 is near float32 but not equal, and consistent in itself
+// bf16 on the CPU: close to float32 but not equal, and decode close to forward. test_cuda compares the engines.
 
 #define LIMIT_BF16        2e-2   // relative L2 error of logits, against float32 and of decode against forward
 #define LIMIT_BF16_GRAD   0.1    // relative L2 error of a gradient against float32
@@ -670,7 +670,7 @@ static void test_bf16(Checks* c, const TostEngine* engine) {
 // ---------------------------------------------------------------------------------------------
 // Threads of the CPU engine
 
-// Any number of threads must give the same bits. Not with a BLAS library.
+// Any number of threads must give the same bits, except with a BLAS library.
 static void test_thread_counts(Checks* c) {
 #ifdef TOST_BLAS
     skip(c, "results do not depend on the number of threads: built with a BLAS library");
@@ -714,7 +714,7 @@ static void test_thread_number(Checks* c) {
     threads_set(1);
 }
 
-// Adam's moments that become subnormal must become zero, in all threads, also in those that start later.
+// Moments of Adam that become subnormal must be flushed to zero in all threads, including those that start later.
 static void test_subnormals(Checks* c) {
 #if defined(__x86_64__) || defined(__aarch64__)
     Subject s = subject_new(&tost_cpu_engine, odd, 1, 1, true);

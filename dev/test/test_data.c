@@ -12,7 +12,7 @@
 #include "shard_writer.h"
 #include "shards.h"
 
-// Shards are read with this pread, which can fail. A fault needs state that outlives the call.
+// Replaces libc's pread, so that reads of shards can fail. Faults need state that outlives the call.
 typedef enum { READ_ALL, READ_SLOWLY, READ_UNTIL } Reading;
 static struct { Reading how; _Atomic int calls; int last; } reading;   // READ_UNTIL: calls after `last` fail with EIO
 
@@ -225,7 +225,7 @@ static void write_middle(const char* path, uint32_t id) {
     write_shard(path, MAGIC_U16, 1, 5000, ids, 5000);
 }
 
-// What can happen to s_0.bin between two batches, and the error of the second one; NULL: none.
+// Changes of s_0.bin between two batches, and the error of the second batch; NULL: none.
 typedef enum { TOUCHED, COPIED, REMOVED, OVERWRITTEN_MIDDLE, TRUNCATED, EMPTIED, OVERWRITTEN, RENAMED, FIFO } Change;
 static const struct { Change change; const char *error_open, *error_closed; } changes[] = {
     {TOUCHED, NULL, NULL}, {COPIED, NULL, NULL},

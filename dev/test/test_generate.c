@@ -32,8 +32,8 @@ static bool take_piece(void* context, const char* bytes, size_t n) {
 // ---------------------------------------------------------------------------------------------
 // Texts together
 
-// In a library's products the bits of a row may depend on the number of rows. Such builds test only products of few
-// rows, which are always built in: the shortest prompts, and a block size of which half are few.
+// With a BLAS library the bits of a row may depend on the number of rows. Such builds test only short prompts and a small
+// block size: their products have few rows and are always built in.
 #ifdef TOST_BLAS
 enum { BLOCK_SIZE = 2 * GEMM_FEW_ROWS, GROUPS = 1 };
 #else
@@ -41,8 +41,8 @@ enum { BLOCK_SIZE = 80, GROUPS = 6 };
 #endif
 enum { BYTES = 257, LONGEST = 90, MAX_TOKENS = 120 };
 
-// The CPU engine, but the logits of each sequence become a choice of one token, which depends on all their bits: a text
-// is then a hash of all logits before it.
+// The CPU engine, but the logits of each sequence are replaced by those that choose one token, a hash of their bits: a
+// text then depends on every bit of all logits before it.
 static void choose_by_bits(float* logits, int n, int V) {
     for (int i = 0; logits && i < n; i++) {
         float* row = logits + (size_t)i * V;
@@ -102,7 +102,7 @@ static void check_group(Checks* c, const Generator* g, Case* cases, int n) {
               cases[i].n_prompt);
         any_end |= texts[i].finish == FINISH_END_OF_TEXT;
     }
-    check(c, n < 16 || any_end, "some text of %d must end before the others", n);
+    check(c, n < 16 || any_end, "at least one of %d texts must end before the others", n);
 }
 
 static void test_together(Checks* c, const Tokenizer* tokenizer, int threads) {
