@@ -264,9 +264,10 @@ static __attribute__((noinline)) void pack_b(Word* dst, Operand o, Format f, int
 // ---------------------------------------------------------------------------------------------
 // The kernel: c (MR,NR) = pa (words,MR)ᵀ · pb (words,NR) + beta · c. Each element is summed in the order of the words.
 
-INLINE void tile_store(float* c, size_t ldc, Vec acc[MR][2], float beta) {
+// rows, at most MR, is a constant at every call, so that after inlining the sums stay in registers.
+INLINE void tile_store(float* c, size_t ldc, Vec acc[MR][2], float beta, int rows) {
 #pragma GCC unroll 16
-    for (int i = 0; i < MR; i++) {
+    for (int i = 0; i < rows; i++) {
         VecU* row = (VecU*)(c + i*ldc);
         if (beta != 0) { acc[i][0] += beta * row[0]; acc[i][1] += beta * row[1]; }
         row[0] = acc[i][0];
@@ -274,26 +275,25 @@ INLINE void tile_store(float* c, size_t ldc, Vec acc[MR][2], float beta) {
     }
 }
 
-INLINE void tile_prefetch(const float* c, size_t ldc) {
+INLINE void tile_prefetch(const float* c, size_t ldc, int rows) {
 #pragma GCC unroll 16
-    for (int i = 0; i < MR; i++)
+    for (int i = 0; i < rows; i++)
         for (int j = 0; j < NR; j += CACHE_LINE / sizeof(float)) __builtin_prefetch(c + i*ldc + j, 1);
 }
 
-static __attribute__((noinline))
-void tile_floats(float* c, size_t ldc, const Word* pa, const Word* pb, int words, float beta) {
+INLINE void rows_floats(float* c, size_t ldc, const Word* pa, const Word* pb, int words, float beta, int rows) {
     Vec acc[MR][2] = {0};
-    tile_prefetch(c, ldc);
+    tile_prefetch(c, ldc, rows);
     for (int w = 0; w < words; w++, pa += MR, pb += NR) {
         const Vec b0 = *(const Vec*)pb, b1 = *(const Vec*)(pb + LANES);
         const FloatWord* a = (const FloatWord*)pa;
 #pragma GCC unroll 16
-        for (int i = 0; i < MR; i++) {
+        for (int i = 0; i < rows; i++) {
             acc[i][0] += a[i] * b0;
             acc[i][1] += a[i] * b1;
         }
     }
-    tile_store(c, ldc, acc, beta);
+    tile_store(c, ldc, acc, beta, rows);
 }
 
 #ifdef __AVX512BF16__
@@ -302,25 +302,37 @@ INLINE Vec dot_pairs(Vec sum, VecWord a, VecWord b) {
     return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
 }
 
-static __attribute__((noinline))
-void tile_pairs(float* c, size_t ldc, const Word* pa, const Word* pb, int words, float beta) {
+INLINE void rows_pairs(float* c, size_t ldc, const Word* pa, const Word* pb, int words, float beta, int rows) {
     Vec acc[MR][2] = {0};
-    tile_prefetch(c, ldc);
+    tile_prefetch(c, ldc, rows);
     for (int w = 0; w < words; w++, pa += MR, pb += NR) {
         const VecWord b0 = *(const VecWord*)pb, b1 = *(const VecWord*)(pb + LANES);
 #pragma GCC unroll 16
-        for (int i = 0; i < MR; i++) {
+        for (int i = 0; i < rows; i++) {
             const VecWord a = pa[i] - (VecWord){0};
             acc[i][0] = dot_pairs(acc[i][0], a, b0);
             acc[i][1] = dot_pairs(acc[i][1], a, b1);
         }
     }
-    tile_store(c, ldc, acc, beta);
+    tile_store(c, ldc, acc, beta, rows);
 }
 
 #else
-#define tile_pairs tile_floats   // never called: PAIRS is not used
+#define rows_pairs rows_floats   // never called: PAIRS is not used
 #endif
+
+#define TILE(name, kernel, rows) \
+    static __attribute__((noinline)) \
+    void name(float* c, size_t ldc, const Word* pa, const Word* pb, int words, float beta) { \
+        kernel(c, ldc, pa, pb, words, beta, rows); \
+    }
+TILE(tile_floats, rows_floats, MR)
+TILE(tile_floats_low, rows_floats, MR * 2/3)
+TILE(tile_floats_lowest, rows_floats, MR / 3)
+TILE(tile_pairs, rows_pairs, MR)
+TILE(tile_pairs_low, rows_pairs, MR * 2/3)
+TILE(tile_pairs_lowest, rows_pairs, MR / 3)
+#undef TILE
 
 INLINE void tile(float* c, size_t ldc, const Word* pa, const Word* pb, Format f, int words, float beta) {
     if (f == PAIRS) tile_pairs(c, ldc, pa, pb, words, beta);
@@ -345,7 +357,15 @@ static inline double kernel_seconds(Format f) {
     return least;
 }
 
-// A tile at the edge of c, of which m x n is inside: computed as a whole tile, so the bits are the same.
+// A tile of at least m rows
+static void tile_of_rows(float* c, size_t ldc, const Word* pa, const Word* pb, Format f, int words, float beta, int m) {
+    static void (*const tiles[2][3])(float*, size_t, const Word*, const Word*, int, float) = {
+        { tile_floats_lowest, tile_floats_low, tile_floats }, { tile_pairs_lowest, tile_pairs_low, tile_pairs },
+    };
+    tiles[f == PAIRS][(m - 1) / (MR / 3)](c, ldc, pa, pb, words, beta);
+}
+
+// A tile at the edge of c, of which m x n is inside: computed as a larger tile, so the bits are the same.
 static void tile_ragged(float* c, size_t ldc, const Word* pa, const Word* pb, Format f, int words, float beta,
                         int m, int n) {
     _Alignas(CACHE_LINE) float whole[MR*NR];
@@ -353,7 +373,7 @@ static void tile_ragged(float* c, size_t ldc, const Word* pa, const Word* pb, Fo
         memset(whole, 0, sizeof(whole));
         for (int i = 0; i < m; i++) memcpy(whole + i*NR, c + i*ldc, n * sizeof(float));
     }
-    tile(whole, NR, pa, pb, f, words, beta);
+    tile_of_rows(whole, NR, pa, pb, f, words, beta, m);
     for (int i = 0; i < m; i++) memcpy(c + i*ldc, whole + i*NR, n * sizeof(float));
 }
 

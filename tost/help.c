@@ -56,7 +56,7 @@ static char* resume_text(const OptionHelpList* list) {
     return text;
 }
 
-void print_help(const Options* o, bool all_commands) {
+static void print_help(const Options* o, bool all_commands) {
     for (int c = 0; c < COMMANDS; c++) {
         if (!all_commands && c != (int)o->command) continue;
         const CommandHelp* command = command_help((Command)c);
@@ -132,7 +132,7 @@ static void print_manual_options(const Options* o) {
     option_help_free(&list);
 }
 
-void print_manual(const TostEngine* engine) {
+static void print_manual(const TostEngine* engine) {
     printf(".TH TRAIN_GPT_TOST 1\n.SH NAME\ntrain_gpt_tost \\- train and use the Token Statistics Transformer\n");
     print_synopsis();
     print_paragraph(".SH DESCRIPTION", "Trains the Token Statistics Transformer (Wu et al., ICLR 2025), a language "
@@ -188,7 +188,7 @@ static void print_command_completion(const Options* o) {
     option_help_free(&list);
 }
 
-void print_completion(const TostEngine* engine) {
+static void print_completion(const TostEngine* engine) {
     printf("# Completion for bash, written by train_gpt_tost --bash-completion\n"
            "_train_gpt_tost() {\n"
            "    local word=${COMP_WORDS[COMP_CWORD]} option=${COMP_WORDS[COMP_CWORD-1]} command=train\n"
@@ -215,4 +215,10 @@ void print_completion(const TostEngine* engine) {
            "    esac\n"
            "}\n"
            "complete -o default -F _train_gpt_tost train_gpt_tost train_gpt_tostcu\n");
+}
+
+void print_page(const Options* o, const TostEngine* engine) {
+    if (strcmp(o->page, "man") == 0) print_manual(engine);
+    else if (strcmp(o->page, "bash-completion") == 0) print_completion(engine);
+    else print_help(o, !o->named);
 }

@@ -4,8 +4,8 @@
 
 #include "options.h"
 
-void print_help(const Options* o, bool all_commands);     // of o's command; with usage lines of one or all commands
-void print_manual(const TostEngine* engine);              // in roff, for man
-void print_completion(const TostEngine* engine);          // a script for bash
+// Prints the page that o->page asks for: the help of o's command, with the usage lines of all commands if none was
+// named; the man page in roff; or a completion script for bash.
+void print_page(const Options* o, const TostEngine* engine);
 
 #endif

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "help.h"
 #include "processor.h"
 #include "threads.h"
 
@@ -45,13 +46,14 @@ int tost_main(int argc, char** argv, const TostEngine* engine) {
     processor_check();
     reserve_standard_streams();
     Options o;
-    bool help;
     TostError err;
     int status = 0;
-    if (!options_parse(&o, &help, argc, argv, engine, &err)) {
+    if (!options_parse(&o, argc, argv, engine, &err)) {
         print_error(&o, &err);
         status = STATUS_USAGE;
-    } else if (!help) {
+    } else if (o.page) {
+        print_page(&o, engine);
+    } else {
         set_threads(&o);
         status = run_command(&o, engine);
     }

@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "help.h"
 #include "outlier.h"
 #include "threads.h"
 
@@ -749,10 +748,9 @@ static void fill_long_options(struct option list[ROWS + 1]) {
 }
 
 // Handles one option. `code` is from getopt_long, where '?' and ':' are errors. Values are parsed later.
-static bool take_option(Options* o, const char* values[ROWS], const char** help, int code, const char* arg,
-                        TostError* err) {
+static bool take_option(Options* o, const char* values[ROWS], int code, const char* arg, TostError* err) {
     if (code == 'h') {
-        *help = "help";
+        o->page = "help";
         return true;
     }
     if (strncmp(arg, "--", 2) != 0) return unknown_option(arg, o->command, err);
@@ -766,7 +764,7 @@ static bool take_option(Options* o, const char* values[ROWS], const char** help,
     if (code == '?') return tost_error(err, "--%s takes no value: %.200s", r->name, arg);
     if (code == ':') return tost_error(err, "--%s needs a value: %s", r->name, r->metavar);
     if (r->kind == HELP) {
-        *help = r->name;
+        o->page = r->name;
         return true;
     }
     if (o->given[row]) return tost_error(err, "--%s is given twice", r->name);
@@ -781,7 +779,7 @@ static bool take_option(Options* o, const char* values[ROWS], const char** help,
 }
 
 // argv[0] is the program or the command, followed by options and operands in any order.
-static bool collect(Options* o, const char* values[ROWS], const char** help, int argc, char** argv, TostError* err) {
+static bool collect(Options* o, const char* values[ROWS], int argc, char** argv, TostError* err) {
     struct option list[ROWS + 1];
     fill_long_options(list);
     opterr = 0;
@@ -792,7 +790,7 @@ static bool collect(Options* o, const char* values[ROWS], const char** help, int
         const int code = getopt_long(argc, argv, "-:h", list, NULL);
         if (code == -1) break;
         if (code == OPERAND) o->files[o->n_files++] = optarg;
-        else if (!take_option(o, values, help, code, argv[at], err)) return false;
+        else if (!take_option(o, values, code, argv[at], err)) return false;
     }
     while (optind < argc) o->files[o->n_files++] = argv[optind++];
     return true;
@@ -807,13 +805,11 @@ static bool apply(Options* o, const char* values[ROWS], TostError* err) {
     return true;
 }
 
-bool options_parse(Options* o, bool* help, int argc, char** argv, const TostEngine* engine, TostError* err) {
-    const char* page = NULL;
+bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, TostError* err) {
     *o = (Options){.command = COMMAND_TRAIN, .program = argc > 0 && *argv[0] ? argv[0] : "train_gpt_tost"};
     o->files = xcalloc((size_t)argc + 1, sizeof *o->files);
-    *help = false;
-    const bool named = argc > 1 && argv[1][0] != '-';
-    if (named) {
+    o->named = argc > 1 && argv[1][0] != '-';
+    if (o->named) {
         o->command = COMMANDS;
         for (int c = 0; c < COMMANDS; c++)
             if (strcmp(argv[1], commands[c].name) == 0) o->command = (Command)c;
@@ -821,14 +817,8 @@ bool options_parse(Options* o, bool* help, int argc, char** argv, const TostEngi
     }
     set_defaults(o, engine);
     const char* values[ROWS] = {NULL};
-    if (argc > 0 && !collect(o, values, &page, argc - named, argv + named, err)) return false;
-    if (!apply(o, values, err)) return false;
-    *help = page != NULL;
-    if (!page) return check_together(o, engine, err);
-    if (strcmp(page, "man") == 0) print_manual(engine);
-    else if (strcmp(page, "bash-completion") == 0) print_completion(engine);
-    else print_help(o, !named);
-    return true;
+    if (argc > 0 && !collect(o, values, argc - o->named, argv + o->named, err)) return false;
+    return apply(o, values, err) && (o->page || check_together(o, engine, err));
 }
 
 void options_free(Options* o) {

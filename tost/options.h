@@ -16,7 +16,9 @@ enum { OPTION_ROWS_MAX = 128 };
 
 typedef struct {
     Command     command;
+    bool        named;                     // the user named it; otherwise it is train
     const char* program;                   // argv[0], for messages and suggested commands
+    const char* page;                      // the option that asks for --help, the man page or completion, or NULL
     // model
     const char* preset;
     TostConfig  config;
@@ -59,10 +61,10 @@ typedef struct {
     bool given[OPTION_ROWS_MAX];           // options set by the user or a resumed run, by row of the table
 } Options;
 
-// Parses argv into *o. --help prints to stdout and sets *help. Returns false with one line in *err (exit with
-// STATUS_USAGE) for an unknown, malformed, out-of-range, contradictory or unexpected argument. Opens no file. Call
-// options_free in any case.
-bool options_parse(Options* o, bool* help, int argc, char** argv, const TostEngine* engine, TostError* err);
+// Parses argv into *o. Returns false with one line in *err (exit with STATUS_USAGE) for an unknown, malformed,
+// out-of-range, unexpected or, unless o->page is set, contradictory argument. Opens no file. Call options_free in any
+// case.
+bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, TostError* err);
 void options_free(Options* o);
 const char* options_program(const Options* o);   // the program's name, without its folder
 bool option_given(const Options* o, const char* name);

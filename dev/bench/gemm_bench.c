@@ -110,7 +110,7 @@ static double fma_peak(void) {
 #pragma GCC unroll 24
         for (int i = 0; i < SUMS; i++) {
             x[i] = x[i] * half + half;
-            __asm__("" : IN_REGISTER(x[i]));   // each is computed
+            __asm__ volatile("" : IN_REGISTER(x[i]));   // each is computed
         }
     return 2.0 * ROUNDS * SUMS * LANES / (thread_seconds() - start) / 1e9;
 }

@@ -336,7 +336,7 @@ static void check_bf16(Checks* c, Rng* rng, int M, int N, int K, bool at, bool b
 // Every processor sums the products of a pair of depths in one order, the odd one first, as VDPBF16PS does. So the bits
 // are those of fmaf, if the processor has such an instruction.
 static void test_bf16_bits(Checks* c, Rng* rng) {
-#ifdef __FP_FAST_FMAF
+#if defined(__FP_FAST_FMAF) || defined(__FMA__) || defined(__aarch64__)
     static const int shapes[][3] = { { 40, 70, 384 }, { 61, 33, 101 }, { 33, 129, 1 } };
     for (size_t s = 0; s < countof(shapes); s++)
         for (int transposes = 0; transposes < 4; transposes++) {

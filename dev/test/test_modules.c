@@ -1936,9 +1936,8 @@ static void test_threads(Checks* c) {
     for (size_t i = 0; i < countof(cases); i++) {
         char* argv[] = {"train_gpt_tost", "sample", "--threads", cases[i].n, NULL};
         Options o;
-        bool help;
         TostError err = {{0}};
-        const bool ok = options_parse(&o, &help, 4, argv, &fake, &err);
+        const bool ok = options_parse(&o, 4, argv, &fake, &err);
         if (cases[i].many && !THREADS_MANY)
             check_refused(c, ok, &err, "built without OpenMP", "more than one thread");
         else check(c, ok, "--threads %s: %s", cases[i].n, err.text);
