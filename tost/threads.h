@@ -21,9 +21,10 @@ static inline int  thread_index(void) { return 0; }
 #endif
 
 // The passes of an engine use `now` of `max` threads. Threads wait for each other in every layer, so if another process
-// takes the core of one thread, all wait for it. If the threads of a pass get too little processor time, the next passes
-// use fewer; after a pause, they use all again. Results do not depend on the number of threads, except with a BLAS
-// library: there the number is fixed. It is also fixed if the environment configures OpenMP (OMP_*, GOMP_*, KMP_*).
+// takes the core of one thread, all wait for it. If the threads of a pass get too little processor time, the next
+// passes use fewer; after a pause, they use all again. Results do not depend on the number of threads, except with a
+// BLAS library: there the number is fixed. It is also fixed if the environment configures OpenMP (OMP_*, GOMP_*,
+// KMP_*).
 typedef struct {
     int    max, now;
     bool   fixed;

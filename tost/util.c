@@ -78,8 +78,8 @@ int utf8_length(const char* p, const char* end) {
     return overlong || surrogate || too_large ? 0 : n;
 }
 
-// True for a UTF-8 character of n bytes that a terminal interprets instead of showing: C0 and C1 control characters, line
-// and paragraph separators, and marks that change the direction of text. False for an invalid one, n = 0.
+// True for a UTF-8 character of n bytes that a terminal interprets instead of showing: C0 and C1 control characters,
+// line and paragraph separators, and marks that change the direction of text. False for an invalid one, n = 0.
 static bool is_control(const unsigned char* u, int n) {
     if (n == 1) return u[0] < 0x20 || u[0] == 0x7f;
     if (n == 2) return u[0] == 0xc2 && u[1] < 0xa0;                                     // U+0080 to U+009F

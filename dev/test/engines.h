@@ -56,7 +56,7 @@ static inline void subject_free(Subject* s) {
 }
 
 // Random values for every parameter, so that no gradient is zero.
-static inline void subject_randomise(Subject* s, uint64_t seed) {
+static inline void subject_randomize(Subject* s, uint64_t seed) {
     Rng rng = rng_seeded(seed, 1);
     for (int i = 0; i < s->tensors.count; i++) {
         const TostTensor* t = &s->tensors.tensor[i];
@@ -430,7 +430,7 @@ static inline Record shape_record(const TostEngine* engine, const void* test, To
     Subject s = subject_open(engine, config, o);
     int32_t* ids = shape_ids(k, 99);
     if (k->values == FRESH) init_params(engine, s.model, &s.tensors, k->layers, 7);
-    else subject_randomise(&s, 7);
+    else subject_randomize(&s, 7);
     if (k->values == FAINT) subject_make_faint(&s);
     subject_round(&s, weights);
     record_logits(&r, "logits", &s, ids, k->B, k->T);
@@ -521,7 +521,7 @@ static inline Record scores_record(const TostEngine* engine, const void* test, T
     const int32_t tokens[N] = {5, 6};
     Record r = {NULL, 0};
     Subject s = subject_of(engine, config, k.B, k.T, false, dtype);
-    subject_randomise(&s, 8);
+    subject_randomize(&s, 8);
     subject_round(&s, weights);
     int32_t* ids = shape_ids(&k, 98);
     float* logits = (float*)xmalloc((size_t)N * k.vocab * sizeof *logits);
@@ -613,7 +613,7 @@ static inline Record mixed_record(const TostEngine* engine, const void* test, To
     Record r = {NULL, 0};
     Subject s = subject_of(engine, config, k.B, k.T, true, dtype);
     TostAdamW a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 1};
-    subject_randomise(&s, 7);
+    subject_randomize(&s, 7);
     subject_round(&s, weights);
     mixed_forwards(&r, &s, &k, false, MIXED_BATCHES);
     s.engine->zero_grad(s.model);

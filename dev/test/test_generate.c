@@ -32,8 +32,8 @@ static bool take_piece(void* context, const char* bytes, size_t n) {
 // ---------------------------------------------------------------------------------------------
 // Texts together
 
-// With a BLAS library the bits of a row may depend on the number of rows. Such builds test only short prompts and a small
-// block size: their products have few rows and are always built in.
+// With a BLAS library the bits of a row may depend on the number of rows. Such builds test only short prompts and a
+// small block size: their products have few rows and are always built in.
 #ifdef TOST_BLAS
 enum { BLOCK_SIZE = 2 * GEMM_FEW_ROWS, GROUPS = 1 };
 #else
