@@ -253,7 +253,7 @@ static void tssa_membership_forward(const Tssa* a, TssaPart p) {
         const float* u = a->u + tssa_head(a, p.b, 0) + t;   // of head h: u[h * T]
         float* pi = a->pi + tssa_head(a, p.b, 0) + t;
         double largest = -INFINITY, sum = 0;
-        for (int h = 0; h < a->NH; h++) {
+        for (int h = 0; h < a->NH; h++) {   // not fmax, on which gcc 12 for aarch64 fails
             const double score = (double)a->temp[h] * u[h * T];
             largest = score > largest ? score : largest;
         }
