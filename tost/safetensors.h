@@ -4,7 +4,7 @@
 #define TOST_SAFETENSORS_H
 
 #include <stdio.h>
-#include "util.h"
+#include "folder.h"
 
 enum { ST_MAX_DIMS = 8, ST_NAME_MAX = 160 };
 typedef enum { ST_F64, ST_F32, ST_F16, ST_BF16, ST_I64, ST_I32, ST_U8, ST_DTYPES } StDtype;
