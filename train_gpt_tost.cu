@@ -16,6 +16,8 @@
 #include <assert.h>
 #include <math.h>
 
+#include <type_traits>
+
 #include "tost/cuda_matmul.cuh"
 #include "tost/cuda_reduce.cuh"
 #include "tost/cuda_runtime.cuh"
@@ -164,17 +166,19 @@ __global__ void embedding_big_kernel(float* dwte, const float* partial, EmbedOrd
     }
 }
 
-// dwpe[t] += Σ_b dx[b,t]. One block per t. Minimum traffic per row: 4C.
-template <int VEC> __global__ void embedding_place_kernel(float* dwpe, const float* dx, int B, int T, int C) {
+// dwpe[first + t] += Σ_b dx[b,t]. One block per t. Minimum traffic per row: 4C.
+template <int VEC>
+__global__ void embedding_place_kernel(float* dwpe, const float* dx, const StepHeader* step, int B, int T, int C) {
     const size_t t = blockIdx.x;
+    float* dwpe_t = dwpe + (step->first + t) * C;
     for (int c = threadIdx.x * VEC; c < C; c += blockDim.x * VEC) {
         float sum[VEC], part[VEC];
-        load_pack<VEC>(sum, dwpe + t * C + c);
+        load_pack<VEC>(sum, dwpe_t + c);
         UNROLL_BY(4) for (int b = 0; b < B; b++) {
             load_pack<VEC>(part, dx + ((size_t)b * T + t) * C + c);
             UNROLL for (int j = 0; j < VEC; j++) sum[j] += part[j];
         }
-        store_pack<VEC>(dwpe + t * C + c, sum);
+        store_pack<VEC>(dwpe_t + c, sum);
     }
 }
 
@@ -186,7 +190,7 @@ static void embedding_backward(cudaStream_t stream, float* dwte, float* dwpe, fl
     const auto embedding_segment_variant = vec == 4 ? embedding_segment_kernel<4> : embedding_segment_kernel<1>;
     const auto embedding_place_variant = vec == 4 ? embedding_place_kernel<4> : embedding_place_kernel<1>;
     LAUNCH(embedding_segment_variant, blocks, threads, 0, stream, dwte, partial, dx, e, step, C);
-    LAUNCH(embedding_place_variant, T, threads, 0, stream, dwpe, dx, B, T, C);
+    LAUNCH(embedding_place_variant, T, threads, 0, stream, dwpe, dx, step, B, T, C);
     LAUNCH(embedding_big_kernel, big_blocks, channel_threads(C, 1), 0, stream, dwte, partial, e, step, C);
 }
 
@@ -475,6 +479,7 @@ constexpr int TSSA_CHUNK = 32;       // time steps per block, one per lane
 constexpr int TSSA_PIECE = 8;        // time steps that a warp holds in registers at once
 constexpr int TSSA_BACK = 4;         // in the phases of backward that need more registers
 constexpr int TSSA_WARPS = 12;       // most per block; with more heads, a warp takes several
+constexpr int TSSA_COLUMNS = 2;      // channels per thread and pass of a scan: one pass for heads of 64, one per warp
 // Blocks per multiprocessor, so that one works while another waits; from sm_100 on, two leave too few registers.
 [[maybe_unused]] constexpr int TSSA_BLOCKS = COMPILED_ARCH >= 1000 ? 1 : 2;
 constexpr int TSSA_MAX_HEADS = MAX_DYNAMIC_SHARED / (4 * WARP * sizeof(float));   // four arrays (NH,32) of floats
@@ -533,9 +538,10 @@ struct TssaStates {
 
 constexpr TssaStates NO_STATES = {NULL, NULL, 1};
 
-// Totals of the chunk: Σ_t s, or Σ_t s Π if pi (NH,32) is not NULL.
-template <bool WHOLE, typename S, int P>
-__device__ inline void tssa_chunk_totals(float* totals, const float* pi, const S* w, TssaChunk k, TssaSize z) {
+// Totals of the chunk: Σ_t s Π with pi (NH,32), Σ_t s if pi is nullptr.
+template <bool WHOLE, typename S, int P, typename Pi>
+__device__ inline void tssa_chunk_totals(float* totals, Pi pi, const S* w, TssaChunk k, TssaSize z) {
+    constexpr bool WEIGHTED = !std::is_null_pointer<Pi>::value;
     for (int h = warp_index(); h < z.NH; h += block_warps()) {
         for (int d = lane_index() * P; d < z.HS; d += WARP * P) {
             const S* w_t = w + h * z.HS + d;
@@ -543,9 +549,9 @@ __device__ inline void tssa_chunk_totals(float* totals, const float* pi, const S
             NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_PIECE, w_t += (size_t)TSSA_PIECE * z.C) {
                 float x[TSSA_PIECE][P], pi_t[TSSA_PIECE];
                 tssa_load<WHOLE>(x, w_t, t0, true, k, z);
-                if (pi) load_pack<TSSA_PIECE>(pi_t, pi + h * WARP + t0);
+                if constexpr (WEIGHTED) load_pack<TSSA_PIECE>(pi_t, pi + h * WARP + t0);
                 UNROLL for (int j = 0; j < TSSA_PIECE; j++) {
-                    UNROLL for (int i = 0; i < P; i++) sum[i] += x[j][i] * (pi ? x[j][i] * pi_t[j] : x[j][i]);
+                    UNROLL for (int i = 0; i < P; i++) sum[i] += x[j][i] * (WEIGHTED ? x[j][i] * pi_t[j] : x[j][i]);
                 }
             }
             UNROLL for (int i = 0; i < P; i++) totals[h * z.HS + d + i] = sum[i];
@@ -609,8 +615,8 @@ __device__ inline void membership_learned(float* x, float* scratch, float* u, fl
                                           const double* start, float* totals, int* flags, const S* w, const float* temp,
                                           const float* denom_bias, int block_size, TssaChunk k, TssaSize z) {
     const int place = k.t0 / TSSA_CHUNK;
-    TSSA_TILE(tssa_chunk_totals, totals + (size_t)place * z.C, NULL, w, k, z);
-    scan_columns(carry, end, start, totals, flags, z.C, place, z.chunks);
+    TSSA_TILE(tssa_chunk_totals, totals + (size_t)place * z.C, nullptr, w, k, z);
+    scan_columns<TSSA_COLUMNS>(carry, end, start, totals, flags, z.C, place, z.chunks);
     for (int h = warp_index(); h < z.NH; h += block_warps()) {
         const float ratios = TSSA_TILE(tssa_energy_ratios, carry, w, h, k, z);
         const bool inside = lane_index() < k.n;   // mutant: chunk_edge_forward
@@ -657,12 +663,11 @@ template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSS
                         TssaSize z) {
     DYNAMIC_SHARED(float, shared);   // (2,NH,32)
     float *x = shared, *scratch = x + z.NH * WARP;
-    const TssaChunk k = tssa_chunk<false>(sync, z);
+    TssaChunk k = tssa_chunk<false>(sync, z);
     const int place = k.t0 / TSSA_CHUNK, wide = z.C + z.NH;
     const size_t row = (size_t)k.b * z.T + k.t0, state_size = z.C + wide;
     int* flags = sync + 1 + k.b * z.slots;
     float* energy_totals = totals + (size_t)k.b * z.slots * z.C;
-    float* stat_totals = totals + (size_t)z.B * z.slots * z.C + (size_t)k.b * z.slots * wide;
     float* carry = saved + ((size_t)k.b * z.chunks + place) * state_size;   // S (C), N (C), D (NH)
     const double* start = states.start ? states.start + k.b / states.copies * state_size : NULL;
     double* end = states.end ? states.end + k.b * state_size : NULL;
@@ -673,6 +678,8 @@ template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSS
     else
         membership_learned<S, P>(x, scratch, u, carry, end, start, energy_totals, flags, w, temp,
                                  denom_bias + step->first + k.t0, block_size, k, z);
+    forget(k.b);
+    float* stat_totals = totals + (size_t)z.B * z.slots * z.C + (size_t)k.b * z.slots * wide;
     for (int h = warp_index(); h < z.NH; h += block_warps()) {
         const float pi_t = lane_index() < k.n ? x[h * WARP + lane_index()] : 0.0f;
         if (lane_index() < k.n) pi[((size_t)k.b * z.NH + h) * z.T + k.t0 + lane_index()] = pi_t;
@@ -680,8 +687,8 @@ template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSS
         if (lane_index() == 0) stat_totals[(size_t)place * wide + z.C + h] = mass;
     }
     TSSA_TILE(tssa_chunk_totals, stat_totals + (size_t)place * wide, x, w, k, z);
-    scan_columns(carry + z.C, end ? end + z.C : NULL, start ? start + z.C : NULL, stat_totals,
-              flags + z.B * z.slots, wide, place, z.chunks);
+    scan_columns<TSSA_COLUMNS + 1>(carry + z.C, end ? end + z.C : NULL, start ? start + z.C : NULL, stat_totals,
+                              flags + z.B * z.slots, wide, place, z.chunks);
     for (int h = warp_index(); h < z.NH; h += block_warps()) {
         const float pi_t = lane_index() < k.n ? x[h * WARP + lane_index()] : 0.0f;
         scratch[h * WARP + lane_index()] = carry[2 * z.C + h] + warp_scan(pi_t, lane_index()) + (float)TOST_MASS_EPS;
@@ -702,10 +709,10 @@ static void tssa_forward(cudaStream_t stream, S* y, float* u, float* pi, float* 
                          int membership, int block_size, int B, int T, int C, int NH) {
     const TssaSize z = tssa_size(B, T, C, NH);
     const size_t shared = 2 * (size_t)NH * WARP * sizeof(float);
-    const bool pairs = tssa_pairs(z);
-    const auto tssa_forward_variant = membership == TOST_UNIFORM
-        ? (pairs ? tssa_forward_kernel<S, 2, true> : tssa_forward_kernel<S, 1, true>)
-        : (pairs ? tssa_forward_kernel<S, 2, false> : tssa_forward_kernel<S, 1, false>);
+    const bool uniform = membership == TOST_UNIFORM, pairs = tssa_pairs(z);
+    const auto tssa_forward_variant =
+        uniform ? (pairs ? tssa_forward_kernel<S, 2, true> : tssa_forward_kernel<S, 1, true>)
+                : (pairs ? tssa_forward_kernel<S, 2, false> : tssa_forward_kernel<S, 1, false>);
     LAUNCH(tssa_forward_variant, B * z.chunks, tssa_threads(NH), shared, stream, y, u, pi, saved, states, totals, sync,
            w, temp, denom_bias, step, block_size, z);
 }
@@ -995,7 +1002,7 @@ template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSS
     float *pi_s = shared, *mass_s = pi_s + z.NH * WARP, *x = mass_s + z.NH * WARP, *du = x + z.NH * WARP;
     const TssaStarts starts = keep_starts ? TssaStarts{du + z.NH * WARP, du + z.NH * WARP + TSSA_STARTS * z.C}
                                           : TssaStarts{NULL, NULL};
-    const TssaChunk k = tssa_chunk<true>(sync, z);
+    TssaChunk k = tssa_chunk<true>(sync, z);
     const int place = z.chunks - 1 - k.t0 / TSSA_CHUNK, wide = z.C + z.NH;
     const size_t row = ((size_t)k.b * z.T + k.t0) * z.C, chunk = (size_t)k.b * z.chunks + k.t0 / TSSA_CHUNK;
     const float* carry = saved + chunk * (z.C + wide);
@@ -1004,7 +1011,9 @@ template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSS
     tssa_backward_masses(pi_s, mass_s, pi, carry, k, z);
     TSSA_TILE(tssa_statistics_backward, stat_totals + (size_t)place * wide, x, starts.N, carry, pi_s, mass_s, dy + row,
               w + row, k, z);
-    scan_columns(behind, NULL, NULL, stat_totals, sync + 1 + k.b * z.slots, wide, place, z.chunks);
+    scan_columns<TSSA_COLUMNS + 1>(behind, NULL, NULL, stat_totals, sync + 1 + k.b * z.slots, wide, place, z.chunks);
+    forget(k.b);
+    forget(k.t0);
     if constexpr (UNIFORM) {
         membership_uniform_backward(du, behind + wide, starts.S, z);
     } else {
@@ -1014,7 +1023,8 @@ template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSS
         membership_backward(du, da, dtemp, x, pi_s, u, temp, k, z);
         float* energy_totals = totals + (size_t)z.B * z.slots * wide + (size_t)k.b * z.slots * z.C;
         TSSA_TILE(tssa_energy_backward_totals, energy_totals + (size_t)place * z.C, starts.S, carry, du, w + row, k, z);
-        scan_columns(behind + wide, NULL, NULL, energy_totals, sync + 1 + (z.B + k.b) * z.slots, z.C, place, z.chunks);
+        scan_columns<TSSA_COLUMNS>(behind + wide, NULL, NULL, energy_totals, sync + 1 + (z.B + k.b) * z.slots, z.C, place,
+                              z.chunks);
     }
     TSSA_TILE(tssa_backward_final, dw + row, starts, behind, carry, pi_s, mass_s, du, dy + row, w + row, k, z);
 }
@@ -1032,14 +1042,14 @@ __global__ void __launch_bounds__(TEMP_THREADS)
     if (threadIdx.x == 0) dtemp[blockIdx.x] += sum;
 }
 
-// ddenom_bias[h,t] += Σ_b HS temp[h] da[b,h,t]. One thread per (h,t). Traffic per row: 4 NH, from L2.
-__global__ void denom_bias_backward_kernel(float* ddenom_bias, const float* da, const float* temp, int block_size,
-                                           TssaSize z) {
+// ddenom_bias[h,first+t] += Σ_b HS temp[h] da[b,h,t]. One thread per (h,t). Traffic per row: 4 NH, from L2.
+__global__ void denom_bias_backward_kernel(float* ddenom_bias, const float* da, const float* temp,
+                                           const StepHeader* step, int block_size, TssaSize z) {
     const int t = blockIdx.x * blockDim.x + threadIdx.x, h = blockIdx.y;
     if (t >= z.T) return;
     float sum = 0.0f;
     UNROLL_BY(4) for (int b = 0; b < z.B; b++) sum += da[((size_t)b * z.NH + h) * z.T + t];
-    ddenom_bias[(size_t)h * block_size + t] += z.HS * temp[h] * sum;
+    ddenom_bias[(size_t)h * block_size + step->first + t] += z.HS * temp[h] * sum;
 }
 
 // dw =; dtemp, ddenom_bias +=. da (B,NH,T), dtemp_partial (NH,B·chunks), back and totals are working space. A uniform
@@ -1047,19 +1057,21 @@ __global__ void denom_bias_backward_kernel(float* ddenom_bias, const float* da, 
 template <typename S>
 static void tssa_backward(cudaStream_t stream, S* dw, float* dtemp, float* ddenom_bias, float* da, float* dtemp_partial,
                           float* back, float* totals, int* sync, const S* dy, const S* w, const float* u,
-                          const float* pi, const float* saved, const float* temp, int membership, int block_size, int B,
-                          int T, int C, int NH) {
+                          const float* pi, const float* saved, const float* temp, const StepHeader* step,
+                          int membership, int block_size, int B, int T, int C, int NH) {
     const TssaSize z = tssa_size(B, T, C, NH);
     const size_t least = 4 * (size_t)NH * WARP * sizeof(float), starts = 2 * TSSA_STARTS * (size_t)C * sizeof(float);
-    const bool pairs = tssa_pairs(z), keep_starts = least + starts <= MAX_DYNAMIC_SHARED;
-    const auto tssa_backward_variant = membership == TOST_UNIFORM
-        ? (pairs ? tssa_backward_kernel<S, 2, true> : tssa_backward_kernel<S, 1, true>)
-        : (pairs ? tssa_backward_kernel<S, 2, false> : tssa_backward_kernel<S, 1, false>);
+    const bool uniform = membership == TOST_UNIFORM, pairs = tssa_pairs(z),
+               keep_starts = least + starts <= MAX_DYNAMIC_SHARED;
+    const auto tssa_backward_variant =
+        uniform ? (pairs ? tssa_backward_kernel<S, 2, true> : tssa_backward_kernel<S, 1, true>)
+                : (pairs ? tssa_backward_kernel<S, 2, false> : tssa_backward_kernel<S, 1, false>);
     LAUNCH(tssa_backward_variant, B * z.chunks, tssa_threads(NH), least + keep_starts * starts, stream, dw, da,
            dtemp_partial, back, totals, sync, dy, w, u, pi, saved, temp, keep_starts, z);
-    if (membership == TOST_UNIFORM) return;
+    if (uniform) return;
     LAUNCH(temp_backward_kernel, NH, TEMP_THREADS, 0, stream, dtemp, dtemp_partial, (size_t)B * z.chunks);
-    LAUNCH(denom_bias_backward_kernel, dim3(div_up(T, 128), NH), 128, 0, stream, ddenom_bias, da, temp, block_size, z);
+    LAUNCH(denom_bias_backward_kernel, dim3(div_up(T, 128), NH), 128, 0, stream, ddenom_bias, da, temp, step,
+           block_size, z);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1131,27 +1143,37 @@ constexpr int LOGIT_PACK = 8, CLASSIFIER_THREADS = 1024, CLASSIFIER_STRIDE = CLA
 
 static size_t logits_ld(int V) { return ((size_t)V + LOGIT_PACK - 1) / LOGIT_PACK * LOGIT_PACK; }
 
-// Sets the elements past V to -inf.
-__device__ inline void mask_tail(float (&x)[LOGIT_PACK], int v, int V) {
-    if (v + LOGIT_PACK <= V) return;
-    UNROLL for (int j = 0; j < LOGIT_PACK; j++)
+// The pack of logits at v; with MASKED, elements past V are -inf.
+template <bool MASKED, typename S> __device__ inline void load_logits(float (&x)[LOGIT_PACK], const S* l, int v, int V) {
+    load_pack<LOGIT_PACK>(x, l + v);
+    UNROLL for (int j = 0; MASKED && j < LOGIT_PACK; j++)
         if (v + j >= V) x[j] = -INFINITY;
 }
 
 // top: the largest logit; sum: Σ e^(logit - top)
 struct SoftmaxStatistics { float top, sum; };
 
-// Of this thread's packs.
+__device__ inline void softmax_add(SoftmaxStatistics& mine, const float (&x)[LOGIT_PACK]) {
+    float top = mine.top;
+    UNROLL for (int j = 0; j < LOGIT_PACK; j++) top = fmaxf(top, x[j]);
+    mine.sum *= power_of_2((mine.top - top) * LOG2_E);
+    mine.top = top;
+    UNROLL for (int j = 0; j < LOGIT_PACK; j++) mine.sum += power_of_2(x[j] * LOG2_E - top * LOG2_E);
+}
+
+// Of this thread's packs. Two packs are in flight; only the last can reach past V.
 template <typename S> __device__ inline SoftmaxStatistics softmax_statistics(const S* logits, int V) {
     SoftmaxStatistics mine = {-INFINITY, 0.0f};
-    for (int v = threadIdx.x * LOGIT_PACK; v < V; v += CLASSIFIER_STRIDE) {
-        float x[LOGIT_PACK], top = mine.top;
-        load_pack<LOGIT_PACK>(x, logits + v);
-        mask_tail(x, v, V);
-        UNROLL for (int j = 0; j < LOGIT_PACK; j++) top = fmaxf(top, x[j]);
-        mine.sum *= power_of_2((mine.top - top) * LOG2_E);
-        mine.top = top;
-        UNROLL for (int j = 0; j < LOGIT_PACK; j++) mine.sum += power_of_2(x[j] * LOG2_E - top * LOG2_E);
+    int v = threadIdx.x * LOGIT_PACK;
+    UNROLL_BY(2) for (; v + LOGIT_PACK <= V; v += CLASSIFIER_STRIDE) {
+        float x[LOGIT_PACK];
+        load_logits<false>(x, logits, v, V);
+        softmax_add(mine, x);
+    }
+    if (v < V) {
+        float x[LOGIT_PACK];
+        load_logits<true>(x, logits, v, V);
+        softmax_add(mine, x);
     }
     return mine;
 }
@@ -1164,6 +1186,19 @@ __device__ inline SoftmaxStatistics softmax_merge(SoftmaxStatistics mine) {
 
 // Blocks per multiprocessor, which holds 2,048 threads, or 1,536 from sm_120 on.
 [[maybe_unused]] constexpr int CLASSIFIER_BLOCKS = COMPILED_ARCH >= 1200 ? 1 : 2;
+
+// The pack at v of a row's gradient:  x = share 2^(x log2(e) + shift), minus scale at the target
+template <bool MASKED, typename S>
+__device__ inline void softmax_gradient(S* l, int v, int V, int target, float shift, float share, float scale) {
+    float x[LOGIT_PACK];
+    load_logits<MASKED>(x, l, v, V);
+    UNROLL for (int j = 0; j < LOGIT_PACK; j++) x[j] = power_of_2(x[j] * LOG2_E + shift) * share;
+    if (target - v >= 0 && target - v < LOGIT_PACK) {
+        UNROLL for (int j = 0; j < LOGIT_PACK; j++)
+            x[j] -= v + j == target ? scale : 0.0f;   // mutant: target_not_subtracted
+    }
+    store_pack<LOGIT_PACK>(l + v, x);
+}
 
 // Losses of a chunk of rows; with `gradient` the logits become their gradient,
 //   dlogits = grad_scale (softmax(logits) - onehot(target)),   0 if the target is -1.
@@ -1194,17 +1229,13 @@ template <typename S> __global__ void __launch_bounds__(CLASSIFIER_THREADS, CLAS
     if (!gradient) return;
     const float shift = -row.top * LOG2_E, share = scale / row.sum;
     const int last = threadIdx.x * LOGIT_PACK + (ld - 1) / CLASSIFIER_STRIDE * CLASSIFIER_STRIDE;
-    for (int v = last < ld ? last : last - CLASSIFIER_STRIDE; v >= 0; v -= CLASSIFIER_STRIDE) {
-        float x[LOGIT_PACK];
-        load_pack<LOGIT_PACK>(x, l + v);
-        mask_tail(x, v, V);
-        UNROLL for (int j = 0; j < LOGIT_PACK; j++) x[j] = power_of_2(x[j] * LOG2_E + shift) * share;
-        if (target - v >= 0 && target - v < LOGIT_PACK) {
-            UNROLL for (int j = 0; j < LOGIT_PACK; j++)
-                x[j] -= v + j == target ? scale : 0.0f;   // mutant: target_not_subtracted
-        }
-        store_pack<LOGIT_PACK>(l + v, x);
+    int v = last < ld ? last : last - CLASSIFIER_STRIDE;
+    if (v >= 0 && v + LOGIT_PACK > V) {
+        softmax_gradient<true>(l, v, V, target, shift, share, scale);
+        v -= CLASSIFIER_STRIDE;
     }
+    UNROLL_BY(2) for (; v >= 0; v -= CLASSIFIER_STRIDE)
+        softmax_gradient<false>(l, v, V, target, shift, share, scale);
 }
 
 // total += Σ of the losses, in double and in a fixed order. One block.
@@ -1347,9 +1378,10 @@ static size_t even_chunk(size_t rows, size_t most) {
     return chunks == 1 ? rows : (even + ROW_TILE - 1) / ROW_TILE * ROW_TILE;
 }
 
-// Rows per chunk of logits, up to 1 GiB of them. Larger chunks gain little: each chunk reads and writes dwte once.
+// Rows per chunk of logits, up to 2 GiB of them. The products of a small chunk leave multiprocessors idle in their last
+// wave, and each chunk reads and writes dwte once.
 static size_t classifier_chunk(size_t rows, int V, size_t logit_bytes) {
-    const size_t most = ((size_t)1 << 30) / (logit_bytes * (size_t)V) / ROW_TILE * ROW_TILE;
+    const size_t most = ((size_t)1 << 31) / (logit_bytes * (size_t)V) / ROW_TILE * ROW_TILE;
     return even_chunk(rows, most > 2 * ROW_TILE ? most : 2 * ROW_TILE);
 }
 
@@ -1491,7 +1523,7 @@ template <typename S> static void layer_backward(TypedModel<S>* m, int l, int B,
     linear_backward(mm, buf->scratch_btc, g.attn_proj_w, buf->dbranch, a->y, w.attn_proj_w, rows, C, C);
     tssa_backward(m->stream, buf->dbranch, g.temp, g.denom_bias, buf->da, buf->dtemp, buf->back, buf->totals,
                   buf->tssa_sync + l * tssa_sync_size(B, T), buf->scratch_btc, a->w, a->u, a->pi, a->tssa_saved, p.temp,
-                  m->config.membership, m->config.block_size, B, T, C, NH);
+                  model_input(m, B, T).header, m->config.membership, m->config.block_size, B, T, C, NH);
     linear_backward(mm, buf->scratch_btc, g.attn_w, buf->dbranch, a->ln_1, w.attn_w, rows, C, C);
     bias_backward(mm, g.attn_b, buf->columns, buf->dbranch, rows, C);
     if (l > 0 && m->options.recompute) run_layer_from_input(m, l - 1, B, T);

@@ -49,11 +49,9 @@ __device__ inline void unpack_pair(float* out, const bf16* pair) {
 
 __device__ inline float reciprocal(float x) { return cuda_on_host_flush(1.0f / cuda_on_host_flush(x)); }
 __device__ inline float power_of_2(float x) { return cuda_on_host_flush(exp2f(x)); }
-__device__ inline void  fence_device() { __threadfence(); }
-__device__ inline void  raise_flag(int* flag) {
-    __threadfence();
-    atomicExch(flag, 1);
-}
+__device__ inline void  forget(int&) {}
+__device__ inline void  raise_flag(int* flag) { cuda_on_host_raise(flag); }
+__device__ inline void  wait_flag(const int* flag) { cuda_on_host_wait(flag); }
 
 #else
 
@@ -103,13 +101,21 @@ __device__ inline float power_of_2(float x) {
     return y;
 }
 
-// Orders the accesses of this thread, and of those it has synchronised with, for all blocks. __threadfence is stronger
-// than acquire and release, and stalls longer.
-__device__ inline void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+// The compiler no longer knows x: what follows computes addresses from it again instead of keeping them in registers.
+__device__ inline void forget(int& x) { asm volatile("" : "+r"(x)); }
 
-// *flag = 1. A thread that reads it also sees what this thread, and those it has synchronised with, wrote before.
+// *flag = 1. A thread that has waited for it, and those it synchronises with after that, see what this thread, and those
+// it has synchronised with, wrote before.
 __device__ inline void raise_flag(int* flag) {
     asm volatile("st.release.gpu.global.s32 [%0], 1;" ::"l"(flag) : "memory");
+}
+
+// Waits until *flag is not 0. Only the last read acquires: it makes L1 drop its lines, for the whole multiprocessor.
+__device__ inline void wait_flag(const int* flag) {
+    int raised;
+    do asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(raised) : "l"(flag) : "memory");
+    while (!raised);
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(raised) : "l"(flag) : "memory");
 }
 
 #endif

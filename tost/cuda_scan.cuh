@@ -1,14 +1,17 @@
 // cuda_scan.cuh: prefix sums over chunks of time within one launch (decoupled look-back). Blocks draw tickets, so that
 // the chunks before a block's own belong to blocks that have started. Each block publishes its chunk's totals; the last
 // of every 8 chunks publishes the total of the 8, the last of 64 that of the 64, and so on. The prefix at chunk k is a
-// sum of at most 7 totals per level, selected by the octal digits of k. No block waits for a chain of others, and the
-// tree of sums is fixed, so every run gives the same bits. Sums across chunks are double: long sequences lose no
-// precision.
+// sum of at most 7 totals per level, selected by the octal digits of k. A group's total is published as soon as the
+// totals of the level below are: no block waits for a chain of more others than there are octal digits in the number
+// of its chunk. The tree of sums is fixed, so every run gives the same bits. Sums across chunks are double: long
+// sequences lose no precision.
 //
 // Totals are stored level by level, (slots,width), at slot `level base + index`. flags (slots) are zero before the
 // launch.
 #ifndef TOST_CUDA_SCAN_CUH
 #define TOST_CUDA_SCAN_CUH
+
+#include <limits.h>
 
 #include "tost/cuda_common.cuh"
 
@@ -20,9 +23,8 @@ __host__ __device__ inline size_t scan_slots(size_t chunks) {
     return slots;
 }
 
-// Values that other blocks wrote: read from L2, since L1 is not coherent.
+// A value that another block wrote: read from L2, since L1 is not coherent.
 __device__ inline float scan_load(const float* p) { return __ldcg(p); }
-__device__ inline int   scan_load_flag(const int* p) { return *(const volatile int*)p; }
 
 // The block's unit of work: 0, 1, 2, ... in the order in which blocks start. *ticket is zero before the launch.
 __device__ inline int scan_ticket(int* ticket) {
@@ -32,92 +34,106 @@ __device__ inline int scan_ticket(int* ticket) {
     return drawn;
 }
 
-// Publishes the totals of the block's chunk k (level 0), which its threads have written, then waits for all the totals
-// that the prefix at k needs.
-__device__ inline void scan_publish_and_wait(int* flags, int k, int chunks) {
+// Waits for the totals that precede position i within its group of a level, whose flags start at `flags`; with `all`
+// also for those of the levels above, down from which `size` is the number of positions of this level.
+__device__ inline void scan_wait(const int* flags, int i, int size, bool all) {
+    do {
+        const int digit = i % SCAN_RADIX;
+        if ((int)threadIdx.x < digit) wait_flag(flags + i - digit + threadIdx.x);
+        flags += size;
+        size >>= SCAN_RADIX_LOG;
+        i >>= SCAN_RADIX_LOG;
+    } while (all && i > 0);
+    __syncthreads();
+}
+
+// Loads in flight per thread: as many as registers allow.
+constexpr int SCAN_LOADS = 21;
+
+// sum[n] += the totals of the `digit` positions from `totals` on, for columns c + n · blockDim.x below width.
+template <int COLUMNS>
+__device__ inline void scan_add_level(double (&sum)[COLUMNS], const float* totals, int c, int width, int digit) {
+    constexpr int BATCH = COLUMNS * (SCAN_RADIX - 1) <= SCAN_LOADS ? SCAN_RADIX - 1 : SCAN_LOADS / COLUMNS;
+    double of_level[COLUMNS] = {};
+    totals += c;
+    NO_UNROLL for (int first = 0; first < digit; first += BATCH) {
+        float x[BATCH][COLUMNS];
+        UNROLL for (int j = 0; j < BATCH; j++) {
+            UNROLL for (int n = 0; n < COLUMNS; n++) {
+                const bool inside = first + j < digit && c + n * (int)blockDim.x < width;
+                x[j][n] = inside ? scan_load(totals + n * blockDim.x) : 0.0f;
+            }
+            totals += width;
+        }
+        UNROLL for (int j = 0; j < BATCH; j++) {
+            if (first + j >= digit) break;   // mutant: dropped_group
+            UNROLL for (int n = 0; n < COLUMNS; n++) of_level[n] += x[j][n];
+        }
+    }
+    UNROLL for (int n = 0; n < COLUMNS; n++) sum[n] += of_level[n];
+}
+
+// sum[n] += the totals that precede position k, of the first `levels` levels.
+template <int COLUMNS>
+__device__ inline void scan_add(double (&sum)[COLUMNS], const float* totals, int c, int width, int k, int chunks,
+                                int levels) {
+    int level = 0;
+    NO_UNROLL for (int i = k; i > 0 && levels > 0; i >>= SCAN_RADIX_LOG, levels--) {
+        const int digit = i % SCAN_RADIX;
+        scan_add_level(sum, totals + (size_t)(level + i - digit) * width, c, width, digit);
+        level += chunks;
+        chunks >>= SCAN_RADIX_LOG;
+    }
+}
+
+// Publishes the totals of the block's chunk k, which its threads have written, and those of the groups that it ends,
+// from the lowest level up: each as soon as the totals of its own level are known.
+template <int COLUMNS>
+__device__ inline void scan_publish(float* totals, int* flags, int width, int k, int chunks) {
     __syncthreads();
     if (threadIdx.x == 0) raise_flag(flags + k);
     int level = 0;
-    for (int i = k; i > 0; i >>= SCAN_RADIX_LOG) {
-        const int digit = i % SCAN_RADIX;
-        if ((int)threadIdx.x < digit) {
-            while (scan_load_flag(flags + level + i - digit + threadIdx.x) == 0) {}
+    NO_UNROLL for (int i = k, size = chunks, levels = 1; i % SCAN_RADIX == SCAN_RADIX - 1; levels++) {
+        scan_wait(flags + level, i, size, false);   // mutant: serial_chain
+        level += size;
+        size >>= SCAN_RADIX_LOG;
+        i >>= SCAN_RADIX_LOG;
+        NO_UNROLL for (int first = threadIdx.x; first < width; first += COLUMNS * blockDim.x) {
+            double sum[COLUMNS];
+            UNROLL for (int n = 0; n < COLUMNS; n++) {
+                const int c = first + n * (int)blockDim.x;
+                sum[n] = c < width ? scan_load(totals + (size_t)k * width + c) : 0.0f;   // mutant: group_without_itself
+            }
+            scan_add(sum, totals, first, width, k, chunks, levels);
+            UNROLL for (int n = 0; n < COLUMNS; n++) {
+                const int c = first + n * (int)blockDim.x;
+                if (c < width) totals[(size_t)(level + i) * width + c] = (float)sum[n];
+            }
         }
-        level += chunks;
-        chunks >>= SCAN_RADIX_LOG;
-    }
-    if (threadIdx.x < SCAN_RADIX) fence_device();   // the threads that may have waited
-    __syncthreads();
-}
-
-// Columns per thread and call, blockDim.x apart: their loads overlap.
-constexpr int SCAN_COLUMNS = 2;
-
-// prefix: Σ over the chunks before k, for columns c, c + blockDim.x, ... below width. own: totals of chunk k. If k ends
-// a group, also writes the group's totals; scan_publish_groups publishes them once all columns are done.
-__device__ inline void scan_prefix(double (&prefix)[SCAN_COLUMNS], float* totals, int c, int width, int k, int chunks,
-                                   const double (&own)[SCAN_COLUMNS]) {
-    double group[SCAN_COLUMNS];
-    UNROLL for (int n = 0; n < SCAN_COLUMNS; n++) {
-        prefix[n] = 0.0;
-        group[n] = own[n];   // mutant: group_without_itself
-    }
-    bool ends = true;
-    size_t level = 0;
-    for (int i = k; i > 0; i >>= SCAN_RADIX_LOG) {
-        const int digit = i % SCAN_RADIX;
-        const float* total = totals + (level + i - digit) * width + c;
-        double sum[SCAN_COLUMNS] = {};
-        UNROLL_BY(2) for (int j = 0; j < digit; j++, total += width) {   // mutant: dropped_group
-            UNROLL for (int n = 0; n < SCAN_COLUMNS; n++)
-                if (c + n * (int)blockDim.x < width) sum[n] += scan_load(total + n * blockDim.x);
-        }
-        ends = ends && digit == SCAN_RADIX - 1;
-        level += chunks;
-        chunks >>= SCAN_RADIX_LOG;
-        float* of_group = totals + (level + (i >> SCAN_RADIX_LOG)) * width + c;
-        UNROLL for (int n = 0; n < SCAN_COLUMNS; n++) {
-            prefix[n] += sum[n];
-            group[n] += sum[n];
-            if (ends && c + n * (int)blockDim.x < width) of_group[n * blockDim.x] = (float)group[n];
-        }
-    }
-}
-
-__device__ inline void scan_publish_groups(int* flags, int k, int chunks) {
-    if (k % SCAN_RADIX != SCAN_RADIX - 1) return;   // the same for the whole block
-    __syncthreads();
-    if (threadIdx.x > 0) return;
-    int level = 0;
-    for (int i = k; i % SCAN_RADIX == SCAN_RADIX - 1; i >>= SCAN_RADIX_LOG) {
-        level += chunks;
-        chunks >>= SCAN_RADIX_LOG;
-        raise_flag(flags + level + (i >> SCAN_RADIX_LOG));
+        __syncthreads();
+        if (threadIdx.x == 0) raise_flag(flags + level + i);
     }
 }
 
 // Scans `width` columns: carry = start + Σ over the chunks that precede `place`, the chunk's position in scan order.
 // totals (slots,width) of the sequence, with the chunks' own totals at level 0; start, end (width) of the sequence, or
-// NULL.
+// NULL. COLUMNS: a thread's columns per pass; one pass suffices if COLUMNS · blockDim.x is at least `width`.
+template <int COLUMNS>
 __device__ inline void scan_columns(float* carry, double* end, const double* start, float* totals, int* flags,
                                     int width, int place, int chunks) {
-    scan_publish_and_wait(flags, place, chunks);
-    for (int first = threadIdx.x; first < width; first += SCAN_COLUMNS * blockDim.x) {
-        double own[SCAN_COLUMNS], prefix[SCAN_COLUMNS];
-        UNROLL for (int n = 0; n < SCAN_COLUMNS; n++) {
-            const int c = first + n * (int)blockDim.x;
-            own[n] = c < width ? scan_load(totals + (size_t)place * width + c) : 0.0f;
-        }
-        scan_prefix(prefix, totals, first, width, place, chunks, own);
-        UNROLL for (int n = 0; n < SCAN_COLUMNS; n++) {
+    scan_publish<COLUMNS>(totals, flags, width, place, chunks);
+    scan_wait(flags, place, chunks, true);
+    NO_UNROLL for (int first = threadIdx.x; first < width; first += COLUMNS * blockDim.x) {
+        double prefix[COLUMNS] = {};
+        scan_add(prefix, totals, first, width, place, chunks, INT_MAX);
+        UNROLL for (int n = 0; n < COLUMNS; n++) {
             const int c = first + n * (int)blockDim.x;
             if (c >= width) continue;
             const double before = (start ? start[c] : 0.0) + prefix[n];   // mutant: state_not_continued
             carry[c] = (float)before;   // mutant: dropped_carry
-            if (end && place == chunks - 1) end[c] = before + own[n];
+            if (end && place == chunks - 1) end[c] = before + scan_load(totals + (size_t)place * width + c);
         }
     }
-    scan_publish_groups(flags, place, chunks);
     __syncthreads();   // the carries are written   // mutant: carries_unsynchronised
 }
 

@@ -16,13 +16,14 @@ static Matmul matmul_open(Bench* bench) {
 }
 
 template <typename S> static void bench_step(Bench* bench, int rows) {
-    enum { LAYERS = 12, C = 768, V = 50304, CHUNK = 8192 };   // CHUNK: rows of the classifier
+    enum { LAYERS = 12, C = 768, V = 50304 };
+    const int chunk = (int)classifier_chunk(rows, V, sizeof(S));
     const struct { int in, out; } linear[] = {{C, C}, {C, C}, {C, 4 * C}, {4 * C, C}};
     Matmul mm = matmul_open(bench);
     const size_t n = (size_t)rows * 4 * C;
     S *x = bench_random<S>(bench, n, 0, 1), *w = bench_random<S>(bench, (size_t)V * C, 0, 0.02f);
     S *y = bench_random<S>(bench, n, 0, 1e-3f), *dx = bench_buffer<S>(bench, n),
-      *logits = bench_random<S>(bench, (size_t)CHUNK * V, 0, 1e-3f);
+      *logits = bench_random<S>(bench, (size_t)chunk * V, 0, 1e-3f);
     float* dw = bench_buffer<float>(bench, (size_t)V * C);
     const double seconds = bench_seconds(bench, [&] {
         for (int l = 0; l < LAYERS; l++)
@@ -30,9 +31,10 @@ template <typename S> static void bench_step(Bench* bench, int rows) {
                 linear_forward(&mm, dx, x, w, (const S*)NULL, rows, k.in, k.out);
                 linear_backward(&mm, dx, dw, y, x, w, rows, k.in, k.out);
             }
-        for (int row = 0; row < rows; row += CHUNK) {
-            linear_forward(&mm, logits, x, w, (const S*)NULL, CHUNK, C, V);
-            linear_backward(&mm, dx, dw, logits, x, w, CHUNK, C, V);
+        for (int row = 0; row < rows; row += chunk) {
+            const int n = min(chunk, rows - row);
+            linear_forward(&mm, logits, x, w, (const S*)NULL, n, C, V);
+            linear_backward(&mm, dx, dw, logits, x, w, n, C, V);
         }
     });
     char size[64];

@@ -40,8 +40,8 @@ constexpr double STATS = 8;            // bytes of mean and rstd per row
 constexpr double EMBED_SEGMENT = 64;   // rows of one token per partial sum
 constexpr int COMMON = 4;              // one row in COMMON has token 0
 
-// Chunks of rows: at most 2^29 logits (1 GiB) each, in whole tiles of 128 rows.
-double classifier_chunks(const Size& z) { return ceil(z.rows / (floor(exp2(29) / z.V / 128) * 128)); }
+// Chunks of rows: at most 2^30 logits (2 GiB) each, in whole tiles of 128 rows.
+double classifier_chunks(const Size& z) { return ceil(z.rows / (floor(exp2(30) / z.V / 128) * 128)); }
 
 // Forward, gradient of the input, and gradient of the weights, which is added to a float32 array.
 double linear_bytes(double rows, double in, double out, double chunks) {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <numeric>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include <elf.h>
@@ -123,6 +124,7 @@ struct Thread {
     unsigned mask;
     uint64_t value;     // the thread's own value; after the exchange, the received one
     int source;
+    int clock;          // waits for flags in the longest chain up to here
 };
 
 // Masks of the lanes that can run, that wait at a warp barrier, that wait at a block barrier, and that have returned or
@@ -150,6 +152,8 @@ struct Machine {
     int lane_order[32], lane_after[32];  // schedule; cyclic successor of each lane
     Fiber main;
     std::map<const void*, int> shared_limit;  // by kernel
+    std::unordered_map<const int*, int> flag_clocks;
+    int longest_chain = 0;                    // of this launch
 };
 
 Machine machine;
@@ -219,6 +223,7 @@ bool complete_warp(int i) {
     if ((mask & ~(warp->at_warp | warp->exited)) != 0) return false;
     const unsigned part = mask & warp->at_warp;
     uint64_t given[32], ballot = 0;
+    int clock = 0;
     for (int l = 0; l < 32; l++) {
         if (!(part >> l & 1)) continue;
         const Thread& other = *machine.threads[first + l];
@@ -228,11 +233,13 @@ bool complete_warp(int i) {
                              t.place, t.line, first + l, other.place, other.line);
         given[l] = other.value;
         ballot |= (uint64_t)(other.value != 0) << l;
+        clock = max(clock, other.clock);
     }
     for (int l = 0; l < 32; l++) {
         if (!(part >> l & 1)) continue;
         Thread& other = *machine.threads[first + l];
         const int source = other.source & 31;
+        other.clock = clock;
         other.value = other.op == CUDA_OP_BALLOT ? ballot : part >> source & 1 ? given[source] : ~(uint64_t)0;
     }
     warp->at_warp &= ~part;
@@ -269,14 +276,18 @@ void run_warp(int warp) {
 // Releases the block barrier, at which every thread that has not returned waits. Returns false if all have returned.
 bool release_block() {
     const Thread* first = nullptr;
+    int clock = 0;
     for (int i = 0; i < machine.count; i++) {
         const Thread& t = *machine.threads[i];
+        clock = max(clock, t.clock);
         if (!(machine.warps[i / 32].at_block >> (i & 31) & 1)) continue;
         if (!first) first = &t;
         if (t.line != first->line)
             cuda_on_host_die("threads of a block wait at different __syncthreads: lines %d and %d (thread %d)",
                              first->line, t.line, i);
     }
+    machine.longest_chain = max(machine.longest_chain, clock);
+    for (int i = 0; i < machine.count; i++) machine.threads[i]->clock = clock;
     for (Warp& w : machine.warps) {
         w.ready = w.at_block;
         w.at_block = 0;
@@ -295,6 +306,7 @@ void run_block(size_t shared_bytes) {
     for (const Bytes& b : machine.static_shared) fill_nan(b.at, b.count);
     if (shared_bytes) memset(machine.dynamic_shared, 0xff, shared_bytes);
     for (Warp& w : machine.warps) w = {~0u, 0, 0, 0};
+    for (int i = 0; i < machine.count; i++) machine.threads[i]->clock = 0;
     if (machine.count % 32)
         machine.warps.back() = {~(~0u << machine.count % 32), 0, 0, ~0u << machine.count % 32};
     do {
@@ -378,6 +390,8 @@ void run_grid(const char* name, dim3 grid, dim3 block, size_t shared_bytes,
         machine.threads[i]->index = {i % block.x, i / block.x % block.y, i / block.x / block.y};
     gridDim = grid;
     blockDim = block;
+    machine.flag_clocks.clear();
+    machine.longest_chain = 0;
     std::vector<int> blocks((size_t)grid.x * grid.y * grid.z);
     draw_order(blocks.data(), (int)blocks.size());
     for (int b : blocks) {
@@ -420,6 +434,19 @@ uint64_t cuda_on_host_warp(CudaOnHostOp op, unsigned mask, uint64_t value, int s
     if (!complete_warp(machine.current)) yield();
     return t->value;
 }
+
+void cuda_on_host_raise(int* flag) {
+    *flag = 1;
+    machine.flag_clocks[flag] = current_thread()->clock;
+}
+
+void cuda_on_host_wait(const int* flag) {
+    Thread* t = current_thread();
+    if (*flag == 0) cuda_on_host_die("thread %d waits for a flag that no earlier block has raised", machine.current);
+    t->clock = max(t->clock, machine.flag_clocks[flag] + 1);
+}
+
+int cuda_on_host_longest_chain(void) { return machine.longest_chain; }
 
 void* cuda_on_host_dynamic_shared(void) { return machine.dynamic_shared; }
 

@@ -55,6 +55,8 @@ struct CudaOnHostOptions {
 };
 
 void cuda_on_host_set(const CudaOnHostOptions& options);
+// Waits in the longest chain of waits for flags, each of which was raised after the wait before it; of the last launch.
+int cuda_on_host_longest_chain(void);
 const CudaOnHostOptions& cuda_on_host_options(void);
 // Objects (allocations, streams, events, graphs, cuBLASLt handles) not yet destroyed.
 int cuda_on_host_live(void);
@@ -147,17 +149,16 @@ inline unsigned __ballot_sync(unsigned mask, int predicate, int line = __builtin
     return (unsigned)cuda_on_host_warp(CUDA_OP_BALLOT, mask, predicate != 0, 0, line);
 }
 
-inline void __threadfence() {}
+// Flags between blocks, and a logical clock: the clock of a flag is that of the thread that raises it, a thread that
+// waits for it is at least one later, and barriers pass on the latest clock. Blocks run one after another, so a flag
+// that is not raised yet never will be: waiting for it aborts.
+void cuda_on_host_raise(int* flag);
+void cuda_on_host_wait(const int* flag);
 template <typename T> T __ldcg(const T* p) { return *p; }
 template <typename T> T atomicAdd(T* p, T v) {
     static_assert(std::is_integral<T>::value, "floating-point atomics are not deterministic");
     const T old = *p;
     *p = old + v;
-    return old;
-}
-template <typename T> T atomicExch(T* p, T v) {
-    const T old = *p;
-    *p = v;
     return old;
 }
 

@@ -119,13 +119,20 @@ void near_columns(Checks* c, const char* name, size_t C, const Floats& got, cons
     check(c, mean <= limit * limit, "%s of %zu channels: mean relative L2 error of columns %.3e", name, C, sqrt(mean));
 }
 
+// A StepHeader whose first token is at position `first`
+std::vector<int32_t> step_at(size_t first) {
+    std::vector<int32_t> step(STEP_HEADER);
+    step[0] = (int32_t)first;
+    return step;
+}
+
 struct TssaCase { int C, NH, B, T; bool uniform, faint; };
 
 template <typename S> void test_tssa(Checks* c, const TssaCase& k) {
-    const size_t B = (size_t)k.B, T = (size_t)k.T, C = (size_t)k.C, NH = (size_t)k.NH, block = T + 3;
+    const size_t B = (size_t)k.B, T = (size_t)k.T, C = (size_t)k.C, NH = (size_t)k.NH, first = 3, block = T + first;
     const size_t state = tssa_state_size(C, NH), chunks = (size_t)div_up(T, TSSA_CHUNK);
     const float weights[] = {1, 0, 1e-7f, 5e-7f};   // energies below TOST_ENERGY_MIN
-    TssaInput in = {k.uniform, B, T, C, NH, block, numbers(B * T * C, 1), numbers_of<S>(B * T * C, 2), numbers(NH, 3),
+    TssaInput in = {k.uniform, B, T, C, NH, block, first, numbers(B * T * C, 1), numbers_of<S>(B * T * C, 2), numbers(NH, 3),
                     numbers(NH * block, 4)};
     for (size_t i = 0; i < in.w.size(); i++)
         in.w[i] = to_float(S(in.w[i] * (k.faint ? weights[i % C % 4] : 1.0f)));
@@ -137,12 +144,12 @@ template <typename S> void test_tssa(Checks* c, const TssaCase& k) {
         totals(B * scan_slots(chunks) * state), da(B * NH * T), partial(NH * B * chunks), back(B * chunks * state),
         dtemp(Floats(NH, 1.0f)), dbias(Floats(NH * block, 1.0f));
     const Device<int> sync(std::vector<int>(tssa_sync_size(B, T))), again(std::vector<int>(tssa_sync_size(B, T))),
-        header{std::vector<int>(STEP_HEADER)};
+        header(step_at(first));
     const int membership = k.uniform ? TOST_UNIFORM : TOST_LEARNED;
     tssa_forward(nullptr, y.p, u.p, pi.p, saved.p, NO_STATES, totals.p, sync.p, w.p, temp.p, bias.p,
                  (const StepHeader*)header.p, membership, (int)block, k.B, k.T, k.C, k.NH);
     tssa_backward(nullptr, dw.p, dtemp.p, dbias.p, da.p, partial.p, back.p, totals.p, again.p, dy.p, w.p, u.p, pi.p,
-                  saved.p, temp.p, membership, (int)block, k.B, k.T, k.C, k.NH);
+                  saved.p, temp.p, (const StepHeader*)header.p, membership, (int)block, k.B, k.T, k.C, k.NH);
     near(c, "pi", k.C, pi.get(), truth.pi);
     near_columns(c, "y", C, y.get(), truth.y, stored<S>());
     near_columns(c, "dw", C, dw.get(), truth.dw, fmax(k.faint ? 1e-4 : 2e-5, stored<S>()));
@@ -164,6 +171,43 @@ template <typename S> void test_tssa_variants(Checks* c) {
         {136, 4, 2, ragged, false, true},
     };
     for (const TssaCase& k : cases) test_tssa<S>(c, k);
+}
+
+// The scan of `width` columns of small integers, whose sums are exact in any order.
+template <int COLUMNS>
+__global__ void scan_kernel(float* carry, float* totals, int* sync, int width, int chunks) {
+    const int place = scan_ticket(sync);
+    for (int c = threadIdx.x; c < width; c += blockDim.x) totals[(size_t)place * width + c] = (float)((place + c) % 5);
+    scan_columns<COLUMNS>(carry + (size_t)place * width, NULL, NULL, totals, sync + 1, width, place, chunks);
+}
+
+// Carries, and the longest chain of waits: one per octal digit of the last chunk's number.
+template <int COLUMNS> void test_scan(Checks* c, int T, int threads, int width) {
+    const int chunks = div_up((size_t)T, TSSA_CHUNK);
+    const size_t columns = (size_t)width;
+    const DeviceArray carry((size_t)chunks * columns), totals(scan_slots((size_t)chunks) * columns);
+    const Device<int> sync(std::vector<int>(1 + scan_slots((size_t)chunks)));
+    LAUNCH((scan_kernel<COLUMNS>), chunks, threads, 0, nullptr, carry.p, totals.p, sync.p, width, chunks);
+    const Floats got = carry.get();
+    Doubles sum(columns);
+    int digits = 0, wrong = 0;
+    for (int place = 0; place < chunks; place++)
+        for (int i = 0; i < width; i++) {
+            double& before = sum[(size_t)i];
+            wrong += got[(size_t)place * columns + (size_t)i] != before;
+            before += (place + i) % 5;
+        }
+    for (int i = chunks - 1; i > 0; i /= SCAN_RADIX) digits++;
+    check(c, wrong == 0, "scan of %d chunks and %d columns: %d wrong carries", chunks, width, wrong);
+    check(c, cuda_on_host_longest_chain() == digits, "scan of %d chunks: %d waits in a chain, want %d", chunks,
+          cuda_on_host_longest_chain(), digits);
+}
+
+// Lengths up to a million tokens; one pass over the columns, and several.
+void test_scans(Checks* c) {
+    for (const int T : {33, 256, 257, 1024, 1 << 14, 1 << 16, 1 << 20}) test_scan<1>(c, T, 8, 5);
+    test_scan<3>(c, 513 * TSSA_CHUNK, 32, 70);
+    test_scan<2>(c, 513 * TSSA_CHUNK, 32, 70);
 }
 
 // More chunks than threads.
@@ -192,28 +236,27 @@ void test_embedding(Checks* c, const EmbedCase& k) {
     const size_t C = (size_t)k.C, T = (size_t)k.T, first = 2;
     const std::vector<int32_t> tokens = embed_tokens(k);
     const Floats wte = numbers((size_t)k.V * C, 1), wpe = numbers((first + T) * C, 2);
-    std::vector<int32_t> step(STEP_HEADER);
-    step[0] = (int32_t)first;
     Doubles want(tokens.size() * C);
     for (size_t i = 0; i < want.size(); i++)
         want[i] = (double)wte[(size_t)tokens[i / C] * C + i % C] + wpe[(first + i / C % T) * C + i % C];
     const DeviceArray on_wte(wte), on_wpe(wpe), x(want.size());
-    const Device<int32_t> on_tokens(tokens), on_step(step);
+    const Device<int32_t> on_tokens(tokens), on_step(step_at(first));
     embedding_forward(nullptr, x.p, on_tokens.p, on_wte.p, on_wpe.p, (const StepHeader*)on_step.p, k.B, k.T, k.C);
     near(c, "embedding", k.C, x.get(), want);
 }
 
 void test_embedding_backward(Checks* c, const EmbedCase& k, const std::vector<int32_t>& tokens) {
-    const size_t C = (size_t)k.C, T = (size_t)k.T, rows = tokens.size();
+    const size_t C = (size_t)k.C, T = (size_t)k.T, rows = tokens.size(), first = 2;
     const Floats dx = numbers(rows * C, 1);
-    Doubles dwte((size_t)k.V * C, 1.0), dwpe(T * C, 1.0);
+    Doubles dwte((size_t)k.V * C, 1.0), dwpe((first + T) * C, 1.0);
     for (size_t i = 0; i < dx.size(); i++) {
         dwte[(size_t)tokens[i / C] * C + i % C] += dx[i];
-        dwpe[i / C % T * C + i % C] += dx[i];
+        dwpe[(first + i / C % T) * C + i % C] += dx[i];
     }
     std::vector<int32_t> input(step_input_size(rows)), counts((size_t)k.V);
     const StepInput s = step_input(input.data(), rows);
     StepHeader header = {};
+    header.first = (int32_t)first;
     std::copy(tokens.begin(), tokens.end(), s.inputs);
     embed_order(&header, s, counts.data(), (int)rows, k.V);
     memcpy(input.data(), &header, sizeof header);
@@ -456,6 +499,7 @@ void test_kernels(Checks* c) {
     test_plain_matmuls(c);
     test_tssa_variants<float>(c);
     test_tssa_variants<bf16>(c);
+    test_scans(c);
     // more rows than blocks; more columns than threads
     for (const int N : {7, 12, 16}) test_columns<float>(c, 600, N);
     for (const int N : {259, 516, 1028, 1032}) test_columns<float>(c, 3, N);

@@ -28,8 +28,9 @@ softmax_unsynchronised | s/__syncthreads();//
 mass_unsynchronised | s/__syncwarp();//
 softmax_over_time | s/h \* WARP + lane_index()/h/
 dropped_carry | s/(float)before/0.0f/
-dropped_group | s/j < digit/j + 1 < digit/
-group_without_itself | s/own\[n\]/0.0/
+dropped_group | s/first + j/1 + first + j/
+group_without_itself | s/ = c < width.*/ = 0.0;/
+serial_chain | s/false/true/
 lane_scan_too_short | s/by < WARP/by < WARP \/ 2/
 chunk_edge_forward | s/< k.n/< k.n - 1/
 chunk_edge_backward | s/t0 + j < k.n/t0 + j <= k.n/
@@ -87,6 +88,7 @@ run_mutant() {
             grep -m1 -E '^FAILED|^cuda_on_host: [^0-9]|^exit status|AddressSanitizer|runtime error')
         case $found in
             'exit status 0') echo "FAILED mutants: $name passed the test" ;;
+            'exit status 139') echo "$name: segmentation fault: it accesses memory that is not its own" ;;
             'exit status'*) echo "FAILED mutants: $name: $found without a failed check" ;;
             *) echo "$name: ${found:0:150}" ;;
         esac

@@ -12,7 +12,7 @@ typedef std::vector<float> Floats;
 
 struct TssaInput {
     bool uniform;
-    size_t B, T, C, NH, block;
+    size_t B, T, C, NH, block, first;   // first: position of the first token
     Floats w, dy, temp, bias;   // (B,T,C), (B,T,C), (NH), (NH,block)
 };
 
@@ -38,7 +38,7 @@ private:
                     ratios += squared(in.w[(b * T + t) * C + h * HS + d]) /
                               fmax(S[t * C + h * HS + d], TOST_ENERGY_MIN);
                 double& of = u[(b * NH + h) * T + t];
-                of = ratios + (double)HS * in.bias[h * in.block + t];
+                of = ratios + (double)HS * in.bias[h * in.block + in.first + t];
                 top = fmax(top, in.temp[h] * of);
             }
             for (size_t h = 0; h < NH; h++) sum += exp(in.temp[h] * u[(b * NH + h) * T + t] - top);
@@ -71,7 +71,7 @@ private:
                 const double da = p[h * T + t] * (dPi[h * T + t] - mean);
                 du[h * T + t] = in.temp[h] * da;
                 dtemp[h] += da * u[(b * NH + h) * T + t];
-                dbias[h * in.block + t] += (double)HS * du[h * T + t];
+                dbias[h * in.block + in.first + t] += (double)HS * du[h * T + t];
             }
         }
         energy(w, S, du, dw.data() + b * T * C);

@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+"""Warp instructions per kernel, counted in the machine code, beside the bytes of TRAFFIC.md. Needs no GPU.
+
+    sass.py [--write] OBJECT RECORD TRAFFIC    OBJECT: train_gpt_tost.o; RECORD: dev/cuda/SASS.md; TRAFFIC: TRAFFIC.md
+
+A multiprocessor issues at most one instruction per cycle on each of its 4 schedulers, so a kernel takes at least
+(warp instructions) / (132 · 4 · 1.755 GHz) on an H200, and at least (bytes) / (4.3 TB/s). The larger is its floor. An
+instruction counts once per trip of each loop around it, and not at all behind the last EXIT. Both sides of a branch
+count, unless KERNELS gives a loop a share of a trip.
+
+Without --write, compares with RECORD: exits with 1 if a kernel has over 5 % more instructions than recorded, or other
+loops than the trips below are for. Exits with 77 if cuobjdump or the recorded nvcc is missing. NVCC and CUOBJDUMP in
+the environment replace the programs of these names."""
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+ARCH, SCHEDULERS, CLOCK, COPY = "sm_90", 132 * 4, 1.755e9, 4.3e12
+GROWTH = 1.05
+ROWS, LAYERS, C, HEADS, V, PARAMETERS = 65536, 12, 768, 12, 50304, 110e6   # tost-base, B 64, T 1024
+CHUNKS = ROWS / 32
+ENDS = 1 / 8 + 1 / 64   # groups that a chunk ends, on average
+DIGIT = (7 / 8 + 3 / 4) / 2   # share of the octal digits of chunks 0 to 31 that are not zero: levels with totals to add
+
+# name: (mangled name starts with, launches per step, warps per launch, loops in the code, trips by loop)
+# Loops are in the order of their first instruction, outer before inner; trips not given are 1. "N/load": a loop over
+# N global loads of which one trip has several, as counted in the code.
+KERNELS = {
+    "embedding_forward": ("_Z24embedding_forward_kernelILi4E", 1, ROWS * 6, 1, {}),
+    "residual_layernorm_forward": ("_Z33residual_layernorm_forward_kernelI13__nv_bfloat16Li4ELi8ELb1E",
+                                   2 * LAYERS + 1, ROWS, 0, {}),
+    # The copies for whole chunks: those for others have 0 trips. Where a loop holds a copy for large S and one for
+    # small S, a share of its trips.
+    "tssa_forward": ("_Z19tssa_forward_kernelI13__nv_bfloat16Li2ELb0E", LAYERS, CHUNKS * 12, 53,
+                     {2: 4, 3: 0, 6: ENDS, 11: 2, 14: 2, 15: DIGIT, 18: 4, 19: 0, 21: 0, 22: 3, 23: 0, 25: 0, 26: 0,
+                      27: 3, 28: 0, 30: 0, 34: 4, 35: 0, 38: ENDS, 43: 2, 46: 2, 47: DIGIT, 50: 4, 51: 0}),
+    "gelu_forward": ("_Z19gelu_forward_kernelI13__nv_bfloat16E", LAYERS, ROWS * 4 * C / 256, 2, {0: 0, 1: 0}),
+    "cross_entropy": ("_Z20cross_entropy_kernelI13__nv_bfloat16E", 4, ROWS / 4 * 32, 4,
+                      {0: f"{V / 8192}/load", 1: f"{V / 8192}/load", 2: 0, 3: 0}),
+    "layernorm_residual_backward": (
+        "_Z34layernorm_residual_backward_kernelI13__nv_bfloat16Li4ELi1ELi2ELi256E", 2 * LAYERS + 1, 528 * 6, 3,
+        {0: ROWS / 2 / 528}),
+    "gelu_backward": ("_Z20gelu_backward_kernelI13__nv_bfloat16Li8E", LAYERS, 528 * 3 * 4, 1,
+                      {0: f"{2 * ROWS / 528}/load"}),
+    "tssa_backward": ("_Z20tssa_backward_kernelI13__nv_bfloat16Li2ELb0E", LAYERS, CHUNKS * 12, 52,
+                      {3: 8, 4: 0, 7: ENDS, 12: 2, 15: 2, 16: DIGIT, 19: 4, 20: 0, 22: 0, 23: 3, 24: 0, 28: 0,
+                       29: 4 * 0.55, 30: 0, 34: ENDS, 39: 2, 42: 2, 43: DIGIT, 46: 8 * 0.6, 47: 0.8, 48: 0}),
+    "bias_backward": ("_Z20bias_backward_kernelI13__nv_bfloat16Li4E", LAYERS, 528 * 8, 3,
+                      {0: 0, 2: f"{ROWS / 528}/load"}),
+    "embedding_place": ("_Z22embedding_place_kernelILi4E", 1, 1024 * 6, 2, {1: "64/load"}),
+    "grad_norm": ("_Z16grad_norm_kernel", 1, 1024 * 8, 2, {0: f"{PARAMETERS / 4 / 1024 / 256}/load", 1: 8}),
+    "adamw": ("_Z12adamw_kernelI13__nv_bfloat16E", 1, PARAMETERS / 128, 0, {}),
+}
+
+
+def output_of(*command):
+    return subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
+
+
+def functions(listing):
+    """{mangled name: [(address, instruction)]} up to the last EXIT."""
+    code, current = {}, None
+    for line in listing.splitlines():
+        name = re.search(r"Function : (\S+)", line)
+        step = re.match(r"\s+/\*([0-9a-f]{4,5})\*/\s+(.*?);", line)
+        if name:
+            current = code.setdefault(name.group(1), [])
+        elif step and current is not None:
+            current.append((int(step.group(1), 16), step.group(2)))
+    for name, steps in code.items():
+        last = max((i for i, (_, text) in enumerate(steps) if "EXIT" in text), default=len(steps) - 1)
+        code[name] = steps[:last + 1]
+    return code
+
+
+def loops_of(steps):
+    """[(first, last)] instruction of each loop, that is of each branch backward."""
+    at = {address: i for i, (address, _) in enumerate(steps)}
+    loops = []
+    for i, (address, text) in enumerate(steps):
+        jump = re.search(r"\bBRA(?:\.\w+)*\s+(?:.*,\s*)?(0x[0-9a-f]+)", text)
+        if jump and int(jump.group(1), 16) <= address:
+            loops.append((at[int(jump.group(1), 16)], i))
+    return sorted(loops, key=lambda loop: (loop[0], -loop[1]))
+
+
+def instructions(steps, loops, trips):
+    """Instructions that a warp issues."""
+    counts = [1.0] * len(steps)
+    for n, (first, last) in enumerate(loops):
+        often = trips.get(n, 1)
+        if isinstance(often, str):
+            loads = sum(bool(re.match(r"(@!?\w+ )?LDG", text)) for _, text in steps[first:last + 1])
+            often = float(often.split("/")[0]) / max(loads, 1)
+        for i in range(first, last + 1):
+            counts[i] *= often
+    return sum(counts)
+
+
+def measure(code):
+    """{kernel: instructions per warp}; failures as text."""
+    found, failures = {}, []
+    for kernel, (symbol, _, _, expected, trips) in KERNELS.items():
+        steps = next((s for name, s in code.items() if name.startswith(symbol)), None)
+        if steps is None:
+            failures.append(f"{kernel}: the object file has no {symbol}...")
+            continue
+        loops = loops_of(steps)
+        if len(loops) != expected:
+            failures.append(f"{kernel}: {len(loops)} loops, but the trips in sass.py are for {expected}")
+        found[kernel] = instructions(steps, loops, trips)
+    return found, failures
+
+
+def traffic_of(path):
+    """{kernel: GB per step} from TRAFFIC.md."""
+    with open(path) as file:
+        rows = [line.split("|") for line in file if line.startswith("| ")]
+    gigabytes = {}
+    for row in rows:
+        if len(row) == 14 and row[10].strip().replace(".", "").isdigit():
+            gigabytes.setdefault(row[1].strip(), float(row[10]))
+    return gigabytes
+
+
+def record(found, compiler, gigabytes):
+    text = f"""# What bounds each kernel, counted in its machine code
+
+Written by `make sass`, without a GPU: instructions that a warp issues ({ARCH}, {compiler}), and the least time of one
+optimizer step of tost-base in bf16 with B 64, T 1024: issue at {SCHEDULERS} schedulers and {CLOCK * 1e-9:.3f} GHz,
+bytes of TRAFFIC.md (unlimited L2) at {COPY * 1e-12:.1f} TB/s. Both rates are quoted for an H200; no time here is
+measured. dev/cuda/sass.py says how often it counts each loop; both sides of a branch count.
+
+| kernel | instructions | million per step | issue, ms | bytes, ms | bound by |
+|---|---|---|---|---|---|
+"""
+    for kernel, count in found.items():
+        _, launches, warps, _, _ = KERNELS[kernel]
+        total = count * warps * launches
+        issue, moved = total / SCHEDULERS / CLOCK * 1e3, gigabytes.get(kernel, 0) * 1e9 / COPY * 1e3
+        bound = "-" if not moved else "issue" if issue > moved else "bytes"
+        text += (f"| {kernel} | {count:.0f} | {total * 1e-6:.1f} | {issue:.3f} | "
+                 f"{f'{moved:.3f}' if moved else '-'} | {bound} |\n")
+    return text
+
+
+def main():
+    write = "--write" in sys.argv
+    paths = [a for a in sys.argv[1:] if a != "--write"]
+    if len(paths) != 3:
+        sys.exit("usage: sass.py [--write] OBJECT RECORD TRAFFIC")
+    cuobjdump, nvcc = os.environ.get("CUOBJDUMP", "cuobjdump"), os.environ.get("NVCC", "nvcc")
+    if not shutil.which(cuobjdump):
+        print(f"skipped sass: no {cuobjdump}; it is part of the CUDA toolkit, or pip install nvidia-cuda-cuobjdump")
+        sys.exit(77)
+    compiler = "nvcc " + re.search(r"V([\d.]+)", output_of(nvcc, "--version")).group(1)
+    found, failures = measure(functions(output_of(cuobjdump, "-sass", "-arch", ARCH, paths[0])))
+    if write and not failures:
+        with open(paths[1], "w") as file:
+            file.write(record(found, compiler, traffic_of(paths[2])))
+    with open(paths[1]) as file:
+        recorded = file.read()
+    if compiler not in recorded:
+        print(f"skipped sass: {paths[1]} was recorded with another compiler than {compiler}")
+        sys.exit(77)
+    for kernel, before in re.findall(r"^\| (\w+) \| (\d+) \|", recorded, re.M):
+        if found.get(kernel, 0) > GROWTH * float(before):
+            failures.append(f"{kernel}: {found[kernel]:.0f} instructions, recorded are {before}; if that is intended, "
+                            "run make sass and commit SASS.md")
+    for failure in failures:
+        print("FAILED sass:", failure)
+    print(f"sass: {len(found)} passed, {len(failures)} failed, 0 skipped")
+    sys.exit(bool(failures))
+
+
+main()
