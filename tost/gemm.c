@@ -179,9 +179,9 @@ INLINE void add_part(Vec sum[][GROUP_COLS][2], int u, Format f, const Word* a, s
     if (f == ROUNDED) add_half(sum, u, f, a, stride, b, 1, rows, cols);
 }
 
-// c at rows i… and columns j…. rows, cols and the format are constants at every call, so that after inlining the sums
-// stay in registers. The order of a sum does not depend on rows and cols.
-INLINE void dots(const FewRows* p, Format f, int i, int j, int rows, int cols) {
+// c at rows i… and columns j…. rows, cols, prefetch and the format are constants at every call, so that after inlining
+// the sums stay in registers. The order of a sum does not depend on rows and cols. prefetch: of the next columns.
+INLINE void dots(const FewRows* p, Format f, int i, int j, int rows, int cols, bool prefetch) {
     Vec sum[GROUP_ROWS][GROUP_COLS][2] = {0};
     const int parts = parts_of_row(p->row_bytes), whole = (int)(p->row_bytes / VECTOR_BYTES);
     const size_t words = words_of_part(f), stride = parts * words;
@@ -192,8 +192,11 @@ INLINE void dots(const FewRows* p, Format f, int i, int j, int rows, int cols) {
 #pragma GCC unroll 2
         for (int u = 0; u < 2; u++) {
 #pragma GCC unroll 4
-            for (int col = 0; col < cols; col++)
-                bv[col] = *(const VecWordU*)(b + col*p->row_bytes + (size_t)(t + u)*VECTOR_BYTES);
+            for (int col = 0; col < cols; col++) {
+                const char* at = b + col*p->row_bytes + (size_t)(t + u)*VECTOR_BYTES;
+                bv[col] = *(const VecWordU*)at;
+                if (prefetch) __builtin_prefetch(at + cols*p->row_bytes);
+            }
             add_part(sum, u, f, a + (t + u)*words, stride, bv, rows, cols);
         }
     for (int t = whole / 2 * 2; t < parts; t++) {    // at most one whole vector and a partial one
@@ -217,11 +220,15 @@ INLINE void dots(const FewRows* p, Format f, int i, int j, int rows, int cols) {
 
 INLINE void dots_of_rows(const FewRows* p, Format f, int j, int cols) {
     int i = 0;
-    for (; i + GROUP_ROWS <= p->M; i += GROUP_ROWS) dots(p, f, i, j, GROUP_ROWS, cols);
+    if (p->M > GROUP_ROWS) {   // the other groups find these columns in a cache, so memory would be idle
+        dots(p, f, 0, j, GROUP_ROWS, cols, true);
+        i = GROUP_ROWS;
+    }
+    for (; i + GROUP_ROWS <= p->M; i += GROUP_ROWS) dots(p, f, i, j, GROUP_ROWS, cols, false);
     switch (p->M - i) {
-    case 1: dots(p, f, i, j, 1, cols); break;
-    case 2: dots(p, f, i, j, 2, cols); break;
-    case 3: dots(p, f, i, j, 3, cols); break;
+    case 1: dots(p, f, i, j, 1, cols, false); break;
+    case 2: dots(p, f, i, j, 2, cols, false); break;
+    case 3: dots(p, f, i, j, 3, cols, false); break;
     }
 }
 
