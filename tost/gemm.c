@@ -78,7 +78,7 @@ static void product_packed(const Product* p) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Threads. Neither cblas nor the kernel needs to know about them.
+// Threads: each computes one slice of c, with the kernel or with cblas.
 
 static void gemm_sliced(void (*multiply)(const Product*), const Product* all) {
     const int threads = threads_for(all->M, all->N, all->K);
@@ -128,7 +128,7 @@ static void row_parts(Word* out, const float* a, Format f, int K, int parts) {
             }
 }
 
-// *memory is to be freed.
+// free(*memory)
 static Word* few_rows_operand(void** memory, const float* a, Format f, int M, int K, int parts) {
     const size_t words = (size_t)parts * words_of_part(f);
     *memory = xcalloc(M * words + CACHE_LINE, sizeof(Word));
@@ -146,7 +146,7 @@ INLINE float sum_lanes(Vec v) {
     return (q[0] + q[1]) + (q[2] + q[3]);
 }
 
-// sum += the products of a vector of a and one of b, of which the format says what they hold.
+// sum += the products of a vector of a and one of b, both in this format.
 INLINE Vec add_products(Vec sum, Format f, VecWord a, VecWord b) {
 #ifdef __AVX512BF16__
     if (f == PAIRS) return dot_pairs(sum, a, b);
@@ -179,9 +179,9 @@ INLINE void add_part(Vec sum[][GROUP_COLS][2], int u, Format f, const Word* a, s
     if (f == ROUNDED) add_half(sum, u, f, a, stride, b, 1, rows, cols);
 }
 
-// c at rows i… and columns j…. rows, cols and the format are constants at every call, so that after inlining the sums
-// stay in registers. The order of a sum does not depend on rows and cols.
-INLINE void dots(const FewRows* p, Format f, int i, int j, int rows, int cols) {
+// c at rows i… and columns j…. rows, cols, prefetch and the format are constants at every call, so that after inlining
+// the sums stay in registers. The order of a sum does not depend on rows and cols. prefetch: of the next columns.
+INLINE void dots(const FewRows* p, Format f, int i, int j, int rows, int cols, bool prefetch) {
     Vec sum[GROUP_ROWS][GROUP_COLS][2] = {0};
     const int parts = parts_of_row(p->row_bytes), whole = (int)(p->row_bytes / VECTOR_BYTES);
     const size_t words = words_of_part(f), stride = parts * words;
@@ -192,11 +192,14 @@ INLINE void dots(const FewRows* p, Format f, int i, int j, int rows, int cols) {
 #pragma GCC unroll 2
         for (int u = 0; u < 2; u++) {
 #pragma GCC unroll 4
-            for (int col = 0; col < cols; col++)
-                bv[col] = *(const VecWordU*)(b + col*p->row_bytes + (size_t)(t + u)*VECTOR_BYTES);
+            for (int col = 0; col < cols; col++) {
+                const char* at = b + col*p->row_bytes + (size_t)(t + u)*VECTOR_BYTES;
+                bv[col] = *(const VecWordU*)at;
+                if (prefetch) __builtin_prefetch(at + cols*p->row_bytes);
+            }
             add_part(sum, u, f, a + (t + u)*words, stride, bv, rows, cols);
         }
-    for (int t = whole / 2 * 2; t < parts; t++) {    // at most one whole vector and one that is not
+    for (int t = whole / 2 * 2; t < parts; t++) {    // at most one whole vector and a partial one
         const size_t bytes = t < whole ? VECTOR_BYTES : p->row_bytes % VECTOR_BYTES;
 #pragma GCC unroll 4
         for (int col = 0; col < cols; col++) {
@@ -217,15 +220,19 @@ INLINE void dots(const FewRows* p, Format f, int i, int j, int rows, int cols) {
 
 INLINE void dots_of_rows(const FewRows* p, Format f, int j, int cols) {
     int i = 0;
-    for (; i + GROUP_ROWS <= p->M; i += GROUP_ROWS) dots(p, f, i, j, GROUP_ROWS, cols);
+    if (p->M > GROUP_ROWS) {   // the other groups find these columns in a cache, so memory would be idle
+        dots(p, f, 0, j, GROUP_ROWS, cols, true);
+        i = GROUP_ROWS;
+    }
+    for (; i + GROUP_ROWS <= p->M; i += GROUP_ROWS) dots(p, f, i, j, GROUP_ROWS, cols, false);
     switch (p->M - i) {
-    case 1: dots(p, f, i, j, 1, cols); break;
-    case 2: dots(p, f, i, j, 2, cols); break;
-    case 3: dots(p, f, i, j, 3, cols); break;
+    case 1: dots(p, f, i, j, 1, cols, false); break;
+    case 2: dots(p, f, i, j, 2, cols, false); break;
+    case 3: dots(p, f, i, j, 3, cols, false); break;
     }
 }
 
-// All rows, and columns j to end. One group of rows is limited by memory, and one row of b at a time is a single
+// All rows, and columns j to end. For one group of rows, memory is the limit: it reads one row of b at a time, a single
 // stream, which is twice as fast as several.
 INLINE void few_rows_slice(const FewRows* p, Format f, int j, int end) {
     if (p->M > GROUP_ROWS)
@@ -237,7 +244,7 @@ static void few_rows_floats(const FewRows* p, int j, int end) { few_rows_slice(p
 static void few_rows_rounded(const FewRows* p, int j, int end) { few_rows_slice(p, ROUNDED, j, end); }
 static void few_rows_pairs(const FewRows* p, int j, int end) { few_rows_slice(p, PAIRS, j, end); }
 
-// b (N,K) has row_bytes a row.
+// b (N,K) has row_bytes bytes per row.
 static void gemm_few_rows(float* c, const float* a, const void* b, size_t row_bytes, Format f,
                           int M, int N, int K, float beta) {
     void* memory;
@@ -285,7 +292,7 @@ void gemm_builtin(float* c, const float* a, bool at, const float* b, bool bt,
 
 #ifdef __AVX512BF16__
 // VDPBF16PS does the work of two FMA instructions. Zen 4 and later issue both at the same rate; Sapphire Rapids issues
-// VDPBF16PS at a quarter of it. Both formats give the same bits, so a run may resume with the other.
+// VDPBF16PS at a quarter of that rate. Both formats give the same bits, so a run may resume with the other.
 static bool pairs_are_faster(void) {
     static _Atomic int known;   // 0: not measured yet, 1: no, 2: yes
     if (!known) known = 1 + (kernel_seconds(PAIRS) < 1.8 * kernel_seconds(ROUNDED));

@@ -29,7 +29,8 @@ static bool is_busy(const char* path) {
     return busy;
 }
 
-// Creates PATH.tmp and locks it. Its data and that of PATH is lost, so it must be ours, unless `force`.
+// Creates and locks PATH.tmp. The data of both files is lost: unless `force`, fails if one was written by another
+// program.
 static FILE* create_temporary(const JsonFile* j, const char* begin, bool force, TostError* err) {
     const bool ours = file_is_ours(j->path, 0, begin);
     if (!force && (!ours || !file_is_ours(j->tmp, 0, begin))) {

@@ -8,7 +8,7 @@
 #include "json.h"
 #include "tokenize.h"
 
-// Decodes the "prompt" of an object to text (n + 1 bytes); if there are several, the last one counts.
+// Decodes the "prompt" of an object to text (n + 1 bytes); if there are several, the last one is used.
 static bool decode(Prompt* p, const char* json, size_t n, TostError* err) {
     Json j = json_open(json, n, err);
     bool found = false;
