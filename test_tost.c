@@ -194,7 +194,7 @@ static void test_differences(Checks* c, const TostEngine* engine, int bias, int 
                                .bias = bias, .membership = membership};
     const int B = 2, T = 70;
     Subject s = subject_new(engine, config, B, T, true);
-    subject_randomise(&s, 11);
+    subject_randomize(&s, 11);
     int32_t *inputs = random_ids((size_t)B * T, 29, 1), *targets = random_ids((size_t)B * T, 29, 2);
     targets[3] = -1;
     engine->zero_grad(s.model);
@@ -216,7 +216,7 @@ static const TostConfig odd = {
 static void test_causality(Checks* c, const TostEngine* engine) {
     enum { B = 1, T = 150 };
     Subject s = subject_new(engine, odd, B, T, false);
-    subject_randomise(&s, 3);
+    subject_randomize(&s, 3);
     int32_t* ids = random_ids(T, odd.vocab_size, 4);
     float* before = logits_of(&s, ids, B, T);
     const int positions[] = {0, 1, 63, 64, 65, 149};
@@ -246,7 +246,7 @@ static void test_decode(Checks* c, const TostEngine* engine, int membership) {
     TostConfig config = odd;
     config.membership = membership;
     Subject s = subject_new(engine, config, B, T, false);
-    subject_randomise(&s, 5);
+    subject_randomize(&s, 5);
     int32_t *ids = random_ids((size_t)B * T, odd.vocab_size, 6), *part = xmalloc((size_t)B * T * sizeof *part);
     float *full = logits_of(&s, ids, B, T), *step = xmalloc(B * V * sizeof *step);
     for (size_t i = 0; i < countof(prompts); i++) {
@@ -276,7 +276,7 @@ static void test_decode_score(Checks* c, const TostEngine* engine, int membershi
     TostConfig config = odd;
     config.membership = membership;
     Subject s = subject_new(engine, config, B, T, false);
-    subject_randomise(&s, 15);
+    subject_randomize(&s, 15);
     for (size_t i = 0; i < countof(prompts); i++) {
         const int n = prompts[i];
         int32_t *ids = random_ids((size_t)B * T, odd.vocab_size, 16),
@@ -314,7 +314,7 @@ static void test_few_rows(Checks* c, const TostEngine* engine) {
     enum { T = 65 };   // with this vocabulary, one row more than a chunk
     const TostConfig wide = {.n_layer = 1, .n_head = 2, .n_embd = 4, .block_size = T, .vocab_size = 1 << 19, .bias = 0};
     Subject s = subject_new(engine, wide, 1, T, false);
-    subject_randomise(&s, 18);
+    subject_randomize(&s, 18);
     const size_t V = wide.vocab_size;
     int32_t* ids = random_ids(T + 1, wide.vocab_size, 19);
     float *want = xmalloc(V * sizeof *want), *got = xmalloc(V * sizeof *got);
@@ -347,7 +347,7 @@ static void test_activation(Checks* c, const TostEngine* engine) {
     TostConfig config = odd;
     config.n_layer = L;
     Subject whole = subject_new(engine, config, B + 1, T + 5, true);
-    subject_randomise(&whole, 21);
+    subject_randomize(&whole, 21);
     int32_t *ids = random_ids(ROWS, config.vocab_size, 22), *targets = random_ids(ROWS, config.vocab_size, 23);
     engine->forward_train(whole.model, ids, targets, B, T, 1.0f / ROWS);
     engine->backward(whole.model);
@@ -400,8 +400,8 @@ static void test_uniform(Checks* c, const TostEngine* engine) {
     config.membership = TOST_UNIFORM;
     Subject temp_0 = subject_new(engine, odd, B, T, true), uniform = subject_new(engine, config, B, T, true);
     int32_t *ids = random_ids(ROWS, odd.vocab_size, 31), *targets = random_ids(ROWS, odd.vocab_size, 32);
-    subject_randomise(&temp_0, 33);
-    subject_randomise(&uniform, 33);
+    subject_randomize(&temp_0, 33);
+    subject_randomize(&uniform, 33);
     for (int i = 0; i < temp_0.tensors.count; i++)
         if (temp_0.tensors.tensor[i].row == TOST_ROW_temp)
             engine->put(temp_0.model, TOST_PARAM, &temp_0.tensors.tensor[i], zeros);
@@ -467,9 +467,9 @@ static void test_recompute(Checks* c, const TostEngine* engine) {
     const size_t decode = engine->memory(&config, &o);
     o.recompute = false;
     check(c, decode == engine->memory(&config, &o), "recompute changes memory without training");
-    subject_randomise(&resident, 40);
-    subject_randomise(&recompute, 40);
-    subject_randomise(&inspected, 40);
+    subject_randomize(&resident, 40);
+    subject_randomize(&recompute, 40);
+    subject_randomize(&inspected, 40);
     float *want = gradients_of(&resident, false), *got = gradients_of(&recompute, false),
           *seen = gradients_of(&inspected, true);
     check(c, memcmp(got, want, n * sizeof *got) == 0, "recompute: gradients differ");
@@ -495,7 +495,7 @@ static void test_shapes(Checks* c, const TostEngine* engine) {
     const int lengths[] = {1, 2, 63, 64, 65, 128, 129, 130};
     const size_t V = odd.vocab_size;
     Subject s = subject_new(engine, odd, B, T, false);
-    subject_randomise(&s, 8);
+    subject_randomize(&s, 8);
     int32_t* ids = random_ids((size_t)B * T, odd.vocab_size, 9);
     float* full = logits_of(&s, ids, B, T);
     for (size_t i = 0; i < countof(lengths); i++) {
@@ -517,8 +517,8 @@ static void test_accumulation(Checks* c, const TostEngine* engine) {
     Subject whole = subject_new(engine, odd, B, T, true), halves = subject_new(engine, odd, B, T, true);
     int32_t *inputs = random_ids(B * T, odd.vocab_size, 12), *targets = random_ids(B * T, odd.vocab_size, 13);
     const float scale = 1.0f / (B * T);
-    subject_randomise(&whole, 14);
-    subject_randomise(&halves, 14);
+    subject_randomize(&whole, 14);
+    subject_randomize(&halves, 14);
     engine->forward_train(whole.model, inputs, targets, B, T, scale);
     engine->backward(whole.model);
     for (int i = 0; i < 2; i++) {
@@ -569,7 +569,7 @@ static void test_determinism(Checks* c, const TostEngine* engine) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// bf16. test_cuda compares the engines in bf16; here, that bf16 is near float32 but not equal, and consistent in itself
+// bf16 on the CPU: close to float32 but not equal, and decode close to forward. test_cuda compares the engines.
 
 #define LIMIT_BF16        2e-2   // relative L2 error of logits, against float32 and of decode against forward
 #define LIMIT_BF16_GRAD   0.1    // relative L2 error of a gradient against float32
@@ -583,7 +583,7 @@ static void test_bf16_near_float32(Checks* c, const TostEngine* engine, int bias
     int32_t *ids = random_ids(B * T, odd.vocab_size, 51), *targets = random_ids(B * T, odd.vocab_size, 52);
     for (int i = 0; i < 2; i++) {
         s[i] = subject_of(engine, config, B, T, true, i == 0 ? TOST_FP32 : TOST_BF16);
-        subject_randomise(&s[i], 53);
+        subject_randomize(&s[i], 53);
         logits[i] = logits_of(&s[i], ids, B, T);
         engine->forward_train(s[i].model, ids, targets, B, T, 1.0f / (B * T));
         engine->backward(s[i].model);
@@ -614,7 +614,7 @@ static void test_bf16_step(Checks* c, const TostEngine* engine) {
     const TostAdamW a = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .step = 1};
     int32_t* ids = random_ids(B * T, odd.vocab_size, 54);
     double norm;
-    subject_randomise(&s, 55);
+    subject_randomize(&s, 55);
     train_step(&norm, &s, ids, ids, B, T, a, 1.0);
     for (int i = 0; i < s.tensors.count; i++) {
         const TostTensor* t = &s.tensors.tensor[i];
@@ -642,7 +642,7 @@ static void test_bf16_decode(Checks* c, const TostEngine* engine) {
     enum { B = 2, T = 40, PROMPT = 30 };
     const size_t V = odd.vocab_size;
     Subject s = subject_of(engine, odd, B, T, false, TOST_BF16);
-    subject_randomise(&s, 56);
+    subject_randomize(&s, 56);
     int32_t *ids = random_ids(B * T, odd.vocab_size, 57), part[B * PROMPT];
     float *full = logits_of(&s, ids, B, T), *step = xmalloc(B * V * sizeof *step);
     for (int b = 0; b < B; b++) memcpy(part + b * PROMPT, ids + b * T, PROMPT * sizeof *part);
@@ -670,7 +670,7 @@ static void test_bf16(Checks* c, const TostEngine* engine) {
 // ---------------------------------------------------------------------------------------------
 // Threads of the CPU engine
 
-// Any number of threads must give the same bits. Not with a BLAS library.
+// Any number of threads must give the same bits, except with a BLAS library.
 static void test_thread_counts(Checks* c) {
 #ifdef TOST_BLAS
     skip(c, "results do not depend on the number of threads: built with a BLAS library");
@@ -679,7 +679,7 @@ static void test_thread_counts(Checks* c) {
     for (int threads = 1; threads <= 5; threads++) {
         const TostEngineOptions o = {.max_batch = 3, .max_seq = 70, .training = true, .threads = threads};
         Subject s = subject_open(&tost_cpu_engine, odd, o);
-        subject_randomise(&s, 60);
+        subject_randomize(&s, 60);
         float* got = gradients_of(&s, false);
         if (!first) first = got;
         else check(c, memcmp(got, first, s.tensors.flat_size * sizeof *got) == 0, "gradients with %d threads differ",
@@ -691,22 +691,22 @@ static void test_thread_counts(Checks* c) {
 #endif
 }
 
-// Fewer threads if those of a pass get too little processor time, all after a pause, and no change if it is fixed.
+// Fewer threads if those of a pass get too little processor time; all after a pause; no change if the number is fixed.
 static void test_thread_number(Checks* c) {
     const struct { int now; bool fixed; double cpu; int want; } cases[] = {
         {2, false, 1.95, 2}, {2, false, 1.4, 1}, {8, false, 7.9, 8}, {8, false, 7.4, 7}, {8, false, 6.5, 6},
         {8, false, 0.5, 1}, {1, false, 0.1, 1}, {8, true, 4.0, 8},
     };
     for (size_t i = 0; i < countof(cases); i++) {
-        Threads t = {.most = cases[i].now, .now = cases[i].now, .fixed = cases[i].fixed};
+        Threads t = {.max = cases[i].now, .now = cases[i].now, .fixed = cases[i].fixed};
         threads_begin(&t);
-        t.wall = 1000;   // in comparison, the time of this pass is nothing
+        t.wall = 1000;   // the time of this pass is negligible
         t.cpu = 1000 * cases[i].cpu;
         threads_end(&t);
         check(c, t.now == cases[i].want, "%d threads with the time of %.2f: %d threads, want %d", cases[i].now,
               cases[i].cpu, t.now, cases[i].want);
         threads_begin(&t);
-        check(c, t.now == cases[i].want, "all threads are used again without a pause");
+        check(c, t.now == cases[i].want, "before the pause ends %d threads, want %d", t.now, cases[i].want);
         t.retry = 0;
         threads_begin(&t);
         check(c, t.now == cases[i].now, "after the pause %d threads, want %d", t.now, cases[i].now);
@@ -714,7 +714,7 @@ static void test_thread_number(Checks* c) {
     threads_set(1);
 }
 
-// Adam's moments that become subnormal must become zero, in all threads, also in those that start later.
+// Moments of Adam that become subnormal must be flushed to zero in all threads, including those that start later.
 static void test_subnormals(Checks* c) {
 #if defined(__x86_64__) || defined(__aarch64__)
     Subject s = subject_new(&tost_cpu_engine, odd, 1, 1, true);

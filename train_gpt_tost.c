@@ -42,9 +42,9 @@
 // parameters to TOST_PARAMS (tost/model.h), its activations to LAYER_ACTIVATIONS and its other buffers to
 // SHARED_BUFFERS, and call it in layer_forward and, in reverse order, in layer_backward.
 //
-// Precision: float32, and double for long sums. With --dtype bf16 the operands of matrix products are rounded to bf16,
-// by the products themselves, and so are the outputs of Linear and their gradients. Parameters are float32 with a copy
-// in bf16. Everything else is as in float32: residual stream, statistics, softmax, loss, parameter gradients, AdamW.
+// Precision: float32, and double for long sums. With --dtype bf16, matrix products round their operands to bf16, and
+// the outputs of Linear and their gradients are rounded to bf16. Parameters are float32 with a copy in bf16. Everything
+// else is as in float32: residual stream, statistics, softmax, loss, parameter gradients, AdamW.
 //
 // Sizes: B sequences, T tokens each, C channels, NH heads of HS = C/NH channels, V vocabulary, rows = B·T.
 // Arrays are dense and row-major. Arguments: outputs, saved tensors, inputs (const), sizes. dx is the gradient of the
@@ -169,7 +169,7 @@ static void layernorm_backward(float* dx, float* dw, float* db, const float* dy,
 // A weight. bf16 is its copy in bf16 with --dtype bf16, otherwise NULL: then products are in float32.
 typedef struct { const float* f32; const uint16_t* bf16; } Weight;
 
-// Products with the weight, as those of its gradients, round both operands to bf16 if it has a copy in bf16.
+// The matrix product for gradients of a Linear with this weight: rounds both operands if the weight has a copy in bf16.
 static Gemm* product_with(Weight w) { return w.bf16 ? gemm_bf16 : gemm; }
 
 static void round_bf16(float* x, size_t n) {
@@ -604,7 +604,7 @@ struct TostModel {
     Buffers           buf;
     void*             arena;               // the one allocation
     size_t            arena_bytes, logits_rows;
-    Threads           threads;             // as many as are free
+    Threads           threads;             // fewer while other processes use the cores
     int               B, T;                // of the last forward
     int               computed_layer;      // with recompute: the layer whose activations are in the shared set
     int               n_decode, position;  // sequences and next position of the recurrent decode

@@ -44,7 +44,7 @@ struct StepHeader {
 static_assert(sizeof(StepHeader) == 128, "the arrays after the header are aligned");
 
 constexpr size_t STEP_HEADER = sizeof(StepHeader) / sizeof(int32_t);
-constexpr int EMBED_SEGMENT = 64;    // most rows of a segment in embedding_backward
+constexpr int EMBED_SEGMENT = 64;    // maximum rows of a segment in embedding_backward
 
 struct StepInput {
     StepHeader* header;
@@ -198,11 +198,11 @@ static void embedding_backward(cudaStream_t stream, float* dwte, float* dwpe, fl
 // LayerNorm, fused with the residual and LayerScale that precede it:
 //     x_out = x + gamma · branch,   y = (x_out - mean) · rstd · w + b,   rstd = 1/√(variance + 1e-5)
 //
-// A thread holds PACKS packs of VEC neighbouring channels of a row in registers, so that each byte moves once. Forward,
+// A thread holds PACKS packs of VEC neighboring channels of a row in registers, so that each byte moves once. Forward,
 // a warp computes a row, or a block does if C is too large for a warp's registers or not a multiple of 4. Backward, a
 // block computes a row, and its threads keep their channels from row to row for the sums over rows.
 
-constexpr int NORM_THREADS = 512;      // most per block; up to NORM_THREADS · PACKS · VEC channels
+constexpr int NORM_THREADS = 512;      // maximum per block; up to NORM_THREADS · PACKS · VEC channels
 constexpr int NORM_WARPS = 8;          // rows per block if a warp computes a row
 constexpr int NORM_ROWS = 2;           // rows per block at once in backward if PACKS = 1
 
@@ -468,7 +468,7 @@ static void bias_backward(Matmul* mm, float* db, float* partial, const S* dy, si
 //     y[t,d] = -w[t,d] Π[t] / (1 + m[t,d]),   m[t,d] = N[t,d] / (D[t] + 1e-8)
 //
 // Time is cut into chunks of 32 steps. A block computes one chunk of one sequence, all heads. A warp takes a head, each
-// of its lanes P neighbouring channels (in slices if the head is wider than the warp), and walks over the chunk's time
+// of its lanes P neighboring channels (in slices if the head is wider than the warp), and walks over the chunk's time
 // steps; a sum over the head's channels ends up in lane l for step l. Scans (cuda_scan.cuh) connect the chunks, shared
 // memory the heads at one t. Each phase reads the block's 32 rows of w again, but from a cache: L1 before the first
 // scan, L2 after it, since a fence invalidates L1. So w is read from device memory once.
@@ -478,7 +478,7 @@ static void bias_backward(Matmul* mm, float* db, float* partial, const S* dy, si
 constexpr int TSSA_CHUNK = 32;       // time steps per block, one per lane
 constexpr int TSSA_PIECE = 8;        // time steps that a warp holds in registers at once
 constexpr int TSSA_BACK = 4;         // in the phases of backward that need more registers
-constexpr int TSSA_WARPS = 12;       // most per block; with more heads, a warp takes several
+constexpr int TSSA_WARPS = 12;       // maximum per block; with more heads, a warp takes several
 constexpr int TSSA_COLUMNS = 2;      // channels per thread and pass of a scan: one pass for heads of 64, one per warp
 // Blocks per multiprocessor, so that one works while another waits; from sm_100 on, two leave too few registers.
 [[maybe_unused]] constexpr int TSSA_BLOCKS = COMPILED_ARCH >= 1000 ? 1 : 2;
@@ -586,7 +586,7 @@ __device__ inline float tssa_energy_ratios(const float* carry, const S* w, int h
 
 // x (NH,32) becomes its softmax over the heads, column by column; scratch (NH,32).
 __device__ inline void membership_forward(float* x, float* scratch, int NH) {
-    __syncthreads();   // mutant: softmax_unsynchronised
+    __syncthreads();   // mutant: softmax_unsynchronized
     float top = -INFINITY;
     for (int h = 0; h < NH; h++) top = fmaxf(top, x[h * WARP + lane_index()]);
     for (int h = warp_index(); h < NH; h += block_warps())
@@ -688,11 +688,11 @@ template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSS
     }
     TSSA_TILE(tssa_chunk_totals, stat_totals + (size_t)place * wide, x, w, k, z);
     scan_columns<TSSA_COLUMNS + 1>(carry + z.C, end ? end + z.C : NULL, start ? start + z.C : NULL, stat_totals,
-                              flags + z.B * z.slots, wide, place, z.chunks);
+                                       flags + z.B * z.slots, wide, place, z.chunks);
     for (int h = warp_index(); h < z.NH; h += block_warps()) {
         const float pi_t = lane_index() < k.n ? x[h * WARP + lane_index()] : 0.0f;
         scratch[h * WARP + lane_index()] = carry[2 * z.C + h] + warp_scan(pi_t, lane_index()) + (float)TOST_MASS_EPS;
-        __syncwarp();   // mutant: mass_unsynchronised
+        __syncwarp();   // mutant: mass_unsynchronized
         TSSA_TILE(tssa_statistics_forward, y + row * z.C, carry + z.C, x + h * WARP, scratch + h * WARP, w, h, k, z);
     }
 }
@@ -1023,8 +1023,8 @@ template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSS
         membership_backward(du, da, dtemp, x, pi_s, u, temp, k, z);
         float* energy_totals = totals + (size_t)z.B * z.slots * wide + (size_t)k.b * z.slots * z.C;
         TSSA_TILE(tssa_energy_backward_totals, energy_totals + (size_t)place * z.C, starts.S, carry, du, w + row, k, z);
-        scan_columns<TSSA_COLUMNS>(behind + wide, NULL, NULL, energy_totals, sync + 1 + (z.B + k.b) * z.slots, z.C, place,
-                              z.chunks);
+        scan_columns<TSSA_COLUMNS>(behind + wide, NULL, NULL, energy_totals, sync + 1 + (z.B + k.b) * z.slots, z.C,
+                                   place, z.chunks);
     }
     TSSA_TILE(tssa_backward_final, dw + row, starts, behind, carry, pi_s, mass_s, du, dy + row, w + row, k, z);
 }
@@ -1144,7 +1144,8 @@ constexpr int LOGIT_PACK = 8, CLASSIFIER_THREADS = 1024, CLASSIFIER_STRIDE = CLA
 static size_t logits_ld(int V) { return ((size_t)V + LOGIT_PACK - 1) / LOGIT_PACK * LOGIT_PACK; }
 
 // The pack of logits at v; with MASKED, elements past V are -inf.
-template <bool MASKED, typename S> __device__ inline void load_logits(float (&x)[LOGIT_PACK], const S* l, int v, int V) {
+template <bool MASKED, typename S>
+__device__ inline void load_logits(float (&x)[LOGIT_PACK], const S* l, int v, int V) {
     load_pack<LOGIT_PACK>(x, l + v);
     UNROLL for (int j = 0; MASKED && j < LOGIT_PACK; j++)
         if (v + j >= V) x[j] = -INFINITY;
@@ -1378,8 +1379,8 @@ static size_t even_chunk(size_t rows, size_t most) {
     return chunks == 1 ? rows : (even + ROW_TILE - 1) / ROW_TILE * ROW_TILE;
 }
 
-// Rows per chunk of logits, up to 2 GiB of them. The products of a small chunk leave multiprocessors idle in their last
-// wave, and each chunk reads and writes dwte once.
+// Rows per chunk of at most 2 GiB of logits. Large chunks, because the matrix products of a small one leave
+// multiprocessors idle in their last wave, and because each chunk reads and writes dwte once.
 static size_t classifier_chunk(size_t rows, int V, size_t logit_bytes) {
     const size_t most = ((size_t)1 << 31) / (logit_bytes * (size_t)V) / ROW_TILE * ROW_TILE;
     return even_chunk(rows, most > 2 * ROW_TILE ? most : 2 * ROW_TILE);

@@ -140,7 +140,7 @@ bool checkpoint_exists(const Folder* run, int64_t step) {
 static uint64_t stored_step(const StFile* f, uint64_t absent);
 
 // Sets the steps to those in the metadata and sorts again: a checkpoint's folder may have been renamed or copied. A
-// checkpoint that cannot be read keeps the step of its name. *note: the first difference.
+// checkpoint that cannot be read keeps the step of its name. *note warns of the first difference.
 static void read_steps(Entries* list, const Folder* run, TostError* note) {
     for (int i = 0; i < list->count; i++) {
         Entry* e = &list->entry[i];
@@ -180,13 +180,13 @@ static bool open_complete(bool* found, bool* changed, Folder* dir, const Folder*
     return true;
 }
 
-enum { MOST_TRIES = 100 };   // to find a checkpoint in a run that saves and removes checkpoints
+enum { MAX_TRIES = 100 };   // to open a checkpoint while another process saves and removes checkpoints
 
 // Opens the folder of the newest complete checkpoint, by the steps in the metadata or, without `note`, by name: *found.
 static bool open_newest(bool* found, Folder* dir, const Folder* run, TostError* note, TostError* err) {
     bool ok = true, changed = true;
     *found = false;
-    for (int tries = 0; ok && changed && !*found && tries < MOST_TRIES; tries++) {
+    for (int tries = 0; ok && changed && !*found && tries < MAX_TRIES; tries++) {
         Entries list;
         changed = false;
         if (!list_entries(&list, run, err)) return false;
@@ -203,7 +203,7 @@ static bool newest_time(struct timespec* time, const char* path) {
     Folder run, dir;
     TostError ignored;
     bool known = false, found = folder_open(&run, NULL, path, &ignored);
-    for (int tries = 0; found && !known && tries < MOST_TRIES; tries++) {
+    for (int tries = 0; found && !known && tries < MAX_TRIES; tries++) {
         struct stat st;
         if (!open_newest(&found, &dir, &run, NULL, &ignored) || !found) break;
         known = fstatat(dir.fd, model_name, &st, 0) == 0;
@@ -243,7 +243,7 @@ bool checkpoint_newest_run(char** run, const char* root, TostError* err) {
 }
 
 char* checkpoint_next_run(const char* root, const char* preset) {
-    enum { MOST_DIGITS = 15 };   // a name with more digits is not a number of this program
+    enum { MAX_DIGITS = 15 };   // this program gives no run a longer number
     const size_t n = strlen(preset);
     PathList names = {0};
     Folder folder;
@@ -254,7 +254,7 @@ char* checkpoint_next_run(const char* root, const char* preset) {
         const char* name = names.paths[i];
         if (strncmp(name, preset, n) != 0 || name[n] != '-') continue;
         const size_t digits = strspn(name + n + 1, "0123456789");
-        if (digits == 0 || digits > MOST_DIGITS || name[n + 1 + digits] != 0) continue;
+        if (digits == 0 || digits > MAX_DIGITS || name[n + 1 + digits] != 0) continue;
         const int64_t other = strtoll(name + n + 1, NULL, 10);
         if (other > number) number = other;
     }
@@ -333,7 +333,8 @@ static bool meta_number(uint64_t* out, const StFile* f, const char* key, int bas
     errno = 0;
     uint64_t value = strtoull(text, NULL, base);
     if (text[0] == 0 || text[strspn(text, digits)] != 0 || errno != 0 || value > max)
-        return tost_error(err, "%s: __metadata__ '%s' is '%s': expected an integer up to %" PRIu64,
+        return tost_error(err, base == 16 ? "%s: __metadata__ '%s' is '%s': expected hexadecimal digits, up to %" PRIx64
+                                          : "%s: __metadata__ '%s' is '%s': expected an integer up to %" PRIu64,
                           f->path, key, text, max);
     *out = value;
     return true;
@@ -564,7 +565,7 @@ static bool open_run(StFile* f, char** file, const char* path, TostError* note, 
     Folder run, dir;
     bool ok = false, again = true, found;
     if (!folder_open(&run, NULL, path, err)) return false;
-    for (int tries = 0; again && tries < MOST_TRIES; tries++) {
+    for (int tries = 0; again && tries < MAX_TRIES; tries++) {
         again = false;
         if (!open_newest(&found, &dir, &run, note, err)) break;
         if (!found) {
@@ -807,7 +808,7 @@ static bool write_file(const Folder* dir, const char* name, const Source* s, con
     return ok;
 }
 
-static bool fails_in(const Folder* run, const char* name, const char* what, TostError* err) {
+static bool entry_failed(const Folder* run, const char* name, const char* what, TostError* err) {
     return tost_error(err, "%s/%s: %s: %s", run->path, name, what, strerror(errno));
 }
 
@@ -816,7 +817,7 @@ static bool write_folder(const Folder* run, const char* name, const Source* s, T
     Folder dir;
     if (!folder_remove(run, name, err)) return false;
     if (mkdirat(run->fd, name, 0777) != 0 && errno != EEXIST)   // it exists if NFS keeps a removed file in it
-        return fails_in(run, name, "the folder cannot be created", err);
+        return entry_failed(run, name, "the folder cannot be created", err);
     if (!folder_open(&dir, run, name, err)) return false;
     const bool ok = write_file(&dir, model_name, s, params, countof(params), err)
                     && write_file(&dir, optimizer_name, s, moments, countof(moments), err) && folder_sync(&dir, err);
@@ -840,7 +841,7 @@ static bool exchange(const Folder* in, const char* a, const char* b) {
 static bool set_aside(char** stale, const Folder* run, const char* name, TostError* err) {
     *stale = xasprintf("%s.old.tmp", name);
     return folder_remove(run, *stale, err)
-           && (renameat(run->fd, name, run->fd, *stale) == 0 || fails_in(run, name, "cannot be removed", err));
+           && (renameat(run->fd, name, run->fd, *stale) == 0 || entry_failed(run, name, "cannot be removed", err));
 }
 
 static bool remove_entry(const Folder* run, const Entry* e, TostError* err) {
@@ -896,7 +897,7 @@ bool checkpoint_clear(const Folder* run, TostError* err) {
 }
 
 // If another checkpoint was renamed to this name, renames it back to its own, so that it is not replaced.
-static void make_way(const Folder* run, const char* name, int64_t step) {
+static void restore_own_name(const Folder* run, const char* name, int64_t step) {
     StFile f;
     TostError ignored;
     char* file = path_join(name, model_name);
@@ -912,7 +913,7 @@ static void make_way(const Folder* run, const char* name, int64_t step) {
 // Saves a checkpoint as step_N + suffix.
 static bool save_as(const Folder* run, const char* suffix, int64_t step, const Source* source, TostError* err) {
     char *name = entry_name(step, suffix), *unfinished = entry_name(step, ".tmp");
-    make_way(run, name, step);
+    restore_own_name(run, name, step);
     bool ok = write_folder(run, unfinished, source, err) && publish(run, unfinished, name, err);
     if (!ok) {
         TostError ignored;
@@ -970,7 +971,7 @@ bool checkpoint_finish_replacement(const Folder* run, TostError* err) {
             free(stale);
         }
         ok = ok && (renameat(run->fd, last->name, run->fd, name) == 0
-                    || fails_in(run, last->name, "cannot be renamed", err)) && folder_sync(run, err);
+                    || entry_failed(run, last->name, "cannot be renamed", err)) && folder_sync(run, err);
         TostError ignored;
         if (ok) prune(run, last->step, 0, &ignored);   // the next save repeats it and reports a failure
         free(name);

@@ -49,7 +49,7 @@ char* checkpoint_next_run(const char* root, const char* preset);
 // file stays readable. Reads the metadata and checks names and shapes of all tensors. Files from other programs may
 // have no metadata: then the config follows from names and shapes, best_val_loss is infinity, tokenizer is NULL,
 // everything else is 0. On success *err is a warning or empty. On failure there is nothing to close or free, and
-// *err suggests what to do: the value of `option` or, if it is NULL, how to resume or replace the run.
+// *err suggests another value for `option` or, if that is NULL, how to resume or replace the run.
 bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path, const char* option, TostError* err);
 
 // Loads all parameters, after checking dtypes, shapes and the CRC-32 (if present). Accepts an lm_head.weight equal to
@@ -78,7 +78,7 @@ bool checkpoint_save_replacement(const Folder* run, const CheckpointInfo* info, 
                                  const TostModel* model, const TostTensors* tensors, TostError* err);
 bool checkpoint_has_replacement(bool* has, const Folder* run, TostError* err);
 // Removes the checkpoints of the old run and renames the new one to RUN/step_NNNNNNNN. Does nothing if there is no
-// replacement. An interrupted call is repeated.
+// replacement. If it was interrupted, call it again.
 bool checkpoint_finish_replacement(const Folder* run, TostError* err);
 // Removes the checkpoints of a run, complete or not, and nothing else.
 bool checkpoint_clear(const Folder* run, TostError* err);

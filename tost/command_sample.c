@@ -17,7 +17,7 @@ typedef struct {
     size_t        n_ids;
     int           group;      // generate_group
     int64_t       next;       // the first sample that is not generated yet
-    Bytes         output;     // of samples that wait for those of earlier prompts
+    Bytes         output;     // of samples not printed yet
 } Work;
 
 typedef struct {
@@ -83,7 +83,7 @@ static void keep_output(Sampling* s, const Sample* sample, const Text* text) {
     free(data);
 }
 
-// Prints what no longer waits for an earlier prompt.
+// Prints the output of finished prompts, and of the first unfinished one: the order is that of the prompts.
 static bool print_output(Sampling* s, TostError* err) {
     for (; s->first < s->n_work; s->first++) {
         Work* w = &s->work[s->first];
@@ -131,8 +131,8 @@ static int choose_samples(Sample* samples, Sampling* s) {
 }
 
 static bool write_many(Sampling* s, TostError* err) {
-    Sample samples[TEXTS_TOGETHER];
-    Text texts[TEXTS_TOGETHER];
+    Sample samples[MAX_TEXTS_TOGETHER];
+    Text texts[MAX_TEXTS_TOGETHER];
     bool ok = true;
     s->generator.piece = collect_piece;
     for (int n; ok && (n = choose_samples(samples, s)) > 0;) {
@@ -158,8 +158,8 @@ static bool create_model(Sampling* s, LoadedModel* m, TostError* err) {
         if (seq > options.max_seq) options.max_seq = seq;
     }
     const size_t one = m->engine->memory(&m->info.config, &options);
-    const int64_t texts = s->n_work < TEXTS_TOGETHER ? (int64_t)s->n_work * o->samples : TEXTS_TOGETHER;
-    options.max_batch = texts < TEXTS_TOGETHER ? (int)texts : TEXTS_TOGETHER;
+    const int64_t texts = s->n_work < MAX_TEXTS_TOGETHER ? (int64_t)s->n_work * o->samples : MAX_TEXTS_TOGETHER;
+    options.max_batch = texts < MAX_TEXTS_TOGETHER ? (int)texts : MAX_TEXTS_TOGETHER;
     while (options.max_batch > 1 && m->engine->memory(&m->info.config, &options) > one + SPARE_BYTES)
         options.max_batch--;
     bool ok = loaded_model_create(m, o, options.max_batch, options.max_seq, false, err);
@@ -187,6 +187,7 @@ static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o,
         s.generator = (Generator){.engine = m->engine, .model = m->model, .config = &m->info.config,
                                   .tokenizer = tokenizer, .options = {o->temperature, o->top_k, o->top_p},
                                   .stop = o->stop};
+        if (prompts->mark) print_line(stderr, "%s: skipped the byte order mark at its beginning", o->prompts);
         ok = !o->prompts && o->samples == 1 ? write_one(&s, err) : write_many(&s, err);
     }
     if (ok)
@@ -205,7 +206,7 @@ static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o,
 
 static void report_line(void* options, const TostError* line) { print_error(options, line); }
 
-// Reads --prompts, or makes --prompt the only one. *bad: lines that are not valid, which are reported.
+// Reads --prompts, or makes --prompt the only one. Reports invalid lines and counts them in *bad.
 static bool read_prompts(Prompts* prompts, size_t* bad, const Options* o, TostError* err) {
     Bytes text = {0};
     *bad = 0;

@@ -14,7 +14,7 @@
 void print_error(const Options* o, const TostError* err) {
     char *program = printable_text(options_program(o)), *line = xasprintf("%s: %s\n", program, err->text);
     fflush(stdout);
-    output_write(STDERR_FILENO, line, strlen(line), OUTPUT_PATIENCE);
+    output_write(STDERR_FILENO, line, strlen(line), OUTPUT_TIMEOUT);
     free(program);
     free(line);
 }

@@ -72,7 +72,7 @@ template <int N> __device__ inline void unpack(float* out, const bf16 (&part)[N]
     if (N % 2) out[N - 1] = to_float(part[N - 1]);
 }
 
-// N neighbouring elements in accesses of up to 16 bytes, to which p is aligned.
+// N neighboring elements in accesses of up to 16 bytes, to which p is aligned.
 template <int N, typename S> __device__ inline void load_pack(float (&out)[N], const S* p) {
     constexpr int COUNT = N * sizeof(S) > 16 ? 16 / (int)sizeof(S) : N;
     UNROLL for (int i = 0; i < N; i += COUNT) {

@@ -101,16 +101,16 @@ __device__ inline float power_of_2(float x) {
     return y;
 }
 
-// The compiler no longer knows x: what follows computes addresses from it again instead of keeping them in registers.
+// Hides the value of x from the compiler, so that it recomputes addresses from x instead of keeping them in registers.
 __device__ inline void forget(int& x) { asm volatile("" : "+r"(x)); }
 
-// *flag = 1. A thread that has waited for it, and those it synchronises with after that, see what this thread, and those
-// it has synchronised with, wrote before.
+// *flag = 1 with release semantics: a thread that has waited for the flag, and threads that then synchronize with it,
+// see all earlier writes of this thread and of the threads that it has synchronized with.
 __device__ inline void raise_flag(int* flag) {
     asm volatile("st.release.gpu.global.s32 [%0], 1;" ::"l"(flag) : "memory");
 }
 
-// Waits until *flag is not 0. Only the last read acquires: it makes L1 drop its lines, for the whole multiprocessor.
+// Waits until *flag is not 0. Only the last read has acquire semantics: it invalidates L1 of the whole multiprocessor.
 __device__ inline void wait_flag(const int* flag) {
     int raised;
     do asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(raised) : "l"(flag) : "memory");

@@ -73,7 +73,7 @@ template <typename X> __device__ inline X block_tree_sum(X x, X* shared) {   // 
     __syncthreads();
     for (int by = blockDim.x / 2; by > 0; by /= 2) {
         if ((int)threadIdx.x < by) shared[threadIdx.x] += shared[threadIdx.x + by];
-        __syncthreads();   // mutant: tree_sum_unsynchronised
+        __syncthreads();   // mutant: tree_sum_unsynchronized
     }
     return shared[0];
 }

@@ -2,9 +2,8 @@
 // the chunks before a block's own belong to blocks that have started. Each block publishes its chunk's totals; the last
 // of every 8 chunks publishes the total of the 8, the last of 64 that of the 64, and so on. The prefix at chunk k is a
 // sum of at most 7 totals per level, selected by the octal digits of k. A group's total is published as soon as the
-// totals of the level below are: no block waits for a chain of more others than there are octal digits in the number
-// of its chunk. The tree of sums is fixed, so every run gives the same bits. Sums across chunks are double: long
-// sequences lose no precision.
+// totals of the level below are known, so a chain of waits is at most as long as k has octal digits. The tree of sums
+// is fixed, so every run gives the same bits. Sums across chunks are double: long sequences lose no precision.
 //
 // Totals are stored level by level, (slots,width), at slot `level base + index`. flags (slots) are zero before the
 // launch.
@@ -34,8 +33,8 @@ __device__ inline int scan_ticket(int* ticket) {
     return drawn;
 }
 
-// Waits for the totals that precede position i within its group of a level, whose flags start at `flags`; with `all`
-// also for those of the levels above, down from which `size` is the number of positions of this level.
+// Waits for the totals that precede position i in its group, at a level of `size` positions whose flags start at
+// `flags`. With `all`, waits at all higher levels too.
 __device__ inline void scan_wait(const int* flags, int i, int size, bool all) {
     do {
         const int digit = i % SCAN_RADIX;
@@ -87,7 +86,7 @@ __device__ inline void scan_add(double (&sum)[COLUMNS], const float* totals, int
 }
 
 // Publishes the totals of the block's chunk k, which its threads have written, and those of the groups that it ends,
-// from the lowest level up: each as soon as the totals of its own level are known.
+// from the lowest level up: a group's total as soon as those of the level below are known.
 template <int COLUMNS>
 __device__ inline void scan_publish(float* totals, int* flags, int width, int k, int chunks) {
     __syncthreads();
@@ -134,7 +133,7 @@ __device__ inline void scan_columns(float* carry, double* end, const double* sta
             if (end && place == chunks - 1) end[c] = before + scan_load(totals + (size_t)place * width + c);
         }
     }
-    __syncthreads();   // the carries are written   // mutant: carries_unsynchronised
+    __syncthreads();   // the carries are written   // mutant: carries_unsynchronized
 }
 
 #endif

@@ -15,7 +15,7 @@ typedef struct {
     bool      training;             // allocate gradients, moments and every layer's activations
     bool      recompute;            // activation checkpointing: backward recomputes each layer's forward; same bits
     TostDtype dtype;                // of matrix products and their operands; the CPU engine has no tf32
-    int       threads;              // most CPU threads; 0: one per core
+    int       threads;              // maximum number of CPU threads; 0: one per core
 } TostEngineOptions;
 
 typedef struct {

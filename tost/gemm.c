@@ -78,7 +78,7 @@ static void product_packed(const Product* p) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Threads. Neither cblas nor the kernel needs to know about them.
+// Threads: each computes one slice of c, with the kernel or with cblas.
 
 static void gemm_sliced(void (*multiply)(const Product*), const Product* all) {
     const int threads = threads_for(all->M, all->N, all->K);
@@ -128,7 +128,7 @@ static void row_parts(Word* out, const float* a, Format f, int K, int parts) {
             }
 }
 
-// *memory is to be freed.
+// free(*memory)
 static Word* few_rows_operand(void** memory, const float* a, Format f, int M, int K, int parts) {
     const size_t words = (size_t)parts * words_of_part(f);
     *memory = xcalloc(M * words + CACHE_LINE, sizeof(Word));
@@ -146,7 +146,7 @@ INLINE float sum_lanes(Vec v) {
     return (q[0] + q[1]) + (q[2] + q[3]);
 }
 
-// sum += the products of a vector of a and one of b, of which the format says what they hold.
+// sum += the products of a vector of a and one of b, both in this format.
 INLINE Vec add_products(Vec sum, Format f, VecWord a, VecWord b) {
 #ifdef __AVX512BF16__
     if (f == PAIRS) return dot_pairs(sum, a, b);
@@ -199,7 +199,7 @@ INLINE void dots(const FewRows* p, Format f, int i, int j, int rows, int cols, b
             }
             add_part(sum, u, f, a + (t + u)*words, stride, bv, rows, cols);
         }
-    for (int t = whole / 2 * 2; t < parts; t++) {    // at most one whole vector and one that is not
+    for (int t = whole / 2 * 2; t < parts; t++) {    // at most one whole vector and a partial one
         const size_t bytes = t < whole ? VECTOR_BYTES : p->row_bytes % VECTOR_BYTES;
 #pragma GCC unroll 4
         for (int col = 0; col < cols; col++) {
@@ -232,7 +232,7 @@ INLINE void dots_of_rows(const FewRows* p, Format f, int j, int cols) {
     }
 }
 
-// All rows, and columns j to end. One group of rows is limited by memory, and one row of b at a time is a single
+// All rows, and columns j to end. For one group of rows, memory is the limit: it reads one row of b at a time, a single
 // stream, which is twice as fast as several.
 INLINE void few_rows_slice(const FewRows* p, Format f, int j, int end) {
     if (p->M > GROUP_ROWS)
@@ -244,7 +244,7 @@ static void few_rows_floats(const FewRows* p, int j, int end) { few_rows_slice(p
 static void few_rows_rounded(const FewRows* p, int j, int end) { few_rows_slice(p, ROUNDED, j, end); }
 static void few_rows_pairs(const FewRows* p, int j, int end) { few_rows_slice(p, PAIRS, j, end); }
 
-// b (N,K) has row_bytes a row.
+// b (N,K) has row_bytes bytes per row.
 static void gemm_few_rows(float* c, const float* a, const void* b, size_t row_bytes, Format f,
                           int M, int N, int K, float beta) {
     void* memory;
@@ -292,7 +292,7 @@ void gemm_builtin(float* c, const float* a, bool at, const float* b, bool bt,
 
 #ifdef __AVX512BF16__
 // VDPBF16PS does the work of two FMA instructions. Zen 4 and later issue both at the same rate; Sapphire Rapids issues
-// VDPBF16PS at a quarter of it. Both formats give the same bits, so a run may resume with the other.
+// VDPBF16PS at a quarter of that rate. Both formats give the same bits, so a run may resume with the other.
 static bool pairs_are_faster(void) {
     static _Atomic int known;   // 0: not measured yet, 1: no, 2: yes
     if (!known) known = 1 + (kernel_seconds(PAIRS) < 1.8 * kernel_seconds(ROUNDED));

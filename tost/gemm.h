@@ -17,12 +17,12 @@ typedef void Gemm(float* c, const float* a, bool at, const float* b, bool bt, in
 
 enum { GEMM_FEW_ROWS = 32 };
 
-// The same product with both operands rounded to bf16 (to nearest, ties to even). Sums are in float32, of which subnormal
-// products may be taken as zero; c is not rounded.
+// The same product with both operands rounded to bf16 (to nearest, ties to even). Sums are in float32 and may take
+// subnormal products as zero; c is not rounded.
 void gemm_bf16(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta);
 
-// c (M,N) = a (M,K) · b (N,K)ᵀ + beta · c, where the weight b is stored in bf16 and a is rounded to bf16: the bits of
-// gemm_bf16 for half the bytes of b. For any M.
+// c (M,N) = a (M,K) · b (N,K)ᵀ + beta · c, where the weight b is stored in bf16 and a is rounded to bf16: gives the
+// bits of gemm_bf16, but reads half the bytes of b. For any M.
 void gemm_bf16_weight(float* c, const float* a, const uint16_t* b, int M, int N, int K, float beta);
 
 // The built-in kernel, also available in builds with a BLAS, for tests and benches. Its bits do not depend on the

@@ -98,20 +98,20 @@ INLINE VecWord round_words(VecWord x) {
     return ((nan & quiet) | (~nan & rounded)) & 0xffff0000;
 }
 
-// Pairs of neighbours in x, y; and pairs with the lower halves from x and the upper halves from y.
+// pair_neighbors: pairs of neighbors in x, y. pair_words: pairs with the lower halves from x and the upper from y.
 #ifdef __AVX512BF16__
-INLINE VecWord pair_neighbours(VecWord x, VecWord y) {
+INLINE VecWord pair_neighbors(VecWord x, VecWord y) {
     return (VecWord)_mm512_cvtne2ps_pbh((__m512)y, (__m512)x);
 }
 INLINE VecWord pair_words(VecWord x, VecWord y) {
-    const VecWord apart = pair_neighbours(x, y);
+    const VecWord apart = pair_neighbors(x, y);
     typedef uint16_t Halves __attribute__((vector_size(sizeof(VecWord))));
     const VecWord lane = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
     return (VecWord)_mm512_permutexvar_epi16((__m512i)(lane | (lane + LANES) << 16), (__m512i)(Halves)apart);
 }
 #else
 INLINE VecWord pair_words(VecWord x, VecWord y) { return round_words(y) | round_words(x) >> 16; }
-INLINE VecWord pair_neighbours(VecWord x, VecWord y) { return pair_words(evens(x, y), odds(x, y)); }
+INLINE VecWord pair_neighbors(VecWord x, VecWord y) { return pair_words(evens(x, y), odds(x, y)); }
 #endif
 
 // ---------------------------------------------------------------------------------------------
@@ -168,13 +168,13 @@ INLINE VecWord words_at(Operand o, Format f, int lane, int w) {
     }
     const VecWordU* from = (const VecWordU*)operand_at(o, lane, f == PAIRS ? 2*w : w).p;
     if (f == FLOATS || o.bf16) return from[0];
-    if (f == PAIRS) return pair_neighbours(from[0], from[1]);
+    if (f == PAIRS) return pair_neighbors(from[0], from[1]);
     words = round_words(from[0]);
     return zip_low(odds(words, words), evens(words, words));
 }
 
-// Depth contiguous: the words of a panel of which whole vectors are stored. Uses a cache line of each lane at a
-// time: if ld is a multiple of the page size, the lines of all lanes compete for a few sets of L1.
+// For contiguous depth: packs the words of a panel that can be read as whole vectors. Uses one cache line of each lane
+// at a time: if ld is a multiple of the page size, the lines of all lanes compete for a few sets of L1.
 INLINE void pack_transpose(Word* dst, Operand o, Format f, int lanes, int words, int W) {
     enum { RUN = CACHE_LINE / sizeof(Word) };
     for (int run = 0; run < words; run += RUN)

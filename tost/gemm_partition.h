@@ -2,7 +2,7 @@
 //
 // c (M,N) is cut into bands of rows, each computed by some of the threads in slices of columns. The height of a band
 // is proportional to its number of threads, so any number of threads gets equal shares. Each slice is its own product.
-// Neighbouring slices pack some of the same data, which costs less than synchronizing.
+// Neighboring slices pack some of the same data, which costs less than synchronizing.
 #ifndef TOST_GEMM_PARTITION_H
 #define TOST_GEMM_PARTITION_H
 

@@ -121,7 +121,7 @@ static void row_finish(Row* row, Finish finish) {
     row->done = true;
 }
 
-// Passes the bytes of a token to the sink, up to the stop text, but not those that may begin it.
+// Passes the bytes of a token to the sink, up to the stop text. Holds back those that may begin it.
 static void row_write(Row* row, const Generator* g, const char* bytes, size_t n) {
     const size_t n_stop = g->stop ? strlen(g->stop) : 0;
     row->held = xrealloc(row->held, row->n_held + n + 1);
@@ -139,7 +139,7 @@ static void row_write(Row* row, const Generator* g, const char* bytes, size_t n)
     row->n_held = hold;
 }
 
-// Takes a sampled token. The held bytes of a text that ends otherwise are not the stop text.
+// Adds a sampled token to its text. If the text ends without the stop text, passes on the bytes held back for it.
 static void row_take(Row* row, const Batch* b, int32_t id) {
     const Generator* g = b->g;
     if (id == (int32_t)b->eot) {
@@ -158,27 +158,28 @@ static void row_take(Row* row, const Batch* b, int32_t id) {
 // ---------------------------------------------------------------------------------------------
 // The loop
 
-static bool draws(const Row* row) { return !row->done && row->n_rest == 0; }
+// True if the row's next token is sampled, not part of its prompt.
+static bool samples_next(const Row* row) { return !row->done && row->n_rest == 0; }
 
-// Chooses the next token of each row: of its prompt, or sampled. A row that is done gets any token.
+// Chooses the next token of each row: from its prompt, or sampled. The token of a row that is done is not used.
 static void choose_tokens(Batch* b) {
     const size_t V = (size_t)b->g->config->vocab_size;
     b->threads = threads_max() < b->n_samplers ? threads_max() : b->n_samplers;
     #pragma omp parallel for schedule(static) num_threads(b->threads) if (b->n > 1)
     for (int r = 0; r < b->n; r++) {
         Row* row = &b->rows[r];
-        if (draws(row))
+        if (samples_next(row))
             b->next[r] = sampler_draw(&b->samplers[thread_index()], b->logits + r * V, &b->g->options, &row->text->rng);
         else b->next[r] = row->n_rest > 0 ? (int32_t)*row->rest : 0;
     }
 }
 
-// Passes on the chosen tokens. Sets *left to the number of rows that need another one.
+// Adds the sampled tokens to the texts. Sets *left to the number of rows that are not done.
 static bool take_tokens(int* left, Batch* b, TostError* err) {
     *left = 0;
     for (int r = 0; r < b->n; r++) {
         Row* row = &b->rows[r];
-        if (draws(row)) {
+        if (samples_next(row)) {
             if (b->next[r] < 0)
                 return tost_error(err, "the logits after %lld tokens are not numbers; the weights have diverged: use "
                                   "an earlier checkpoint (--model)", (long long)row->text->tokens);
@@ -192,9 +193,9 @@ static bool take_tokens(int* left, Batch* b, TostError* err) {
     return true;
 }
 
-static bool any_draws(const Batch* b) {
+static bool any_samples_next(const Batch* b) {
     for (int r = 0; r < b->n; r++)
-        if (draws(&b->rows[r])) return true;
+        if (samples_next(&b->rows[r])) return true;
     return false;
 }
 
@@ -203,7 +204,7 @@ static bool batch_run(Batch* b, double* seconds, TostError* err) {
     int left = b->n;
     bool ok = true;
     while (ok && left > 0) {
-        if (start == 0 && any_draws(b)) start = now_seconds();
+        if (start == 0 && any_samples_next(b)) start = now_seconds();
         choose_tokens(b);
         ok = take_tokens(&left, b, err);
         if (ok && left > 0) batch_append(b);
@@ -227,7 +228,7 @@ static bool check_prompt(const Generator* g, const Text* text, TostError* err) {
     return true;
 }
 
-// Tokens of each prompt with which the decode state begins.
+// Number of tokens of each prompt with which the decode state begins.
 static int begin_length(const Batch* b, const Text* texts) {
     const TostConfig* c = b->g->config;
     int shortest = prompt_length(c, texts[0].n_prompt);

@@ -21,7 +21,7 @@ typedef struct {
     const char*       stop;      // a text ends before its first occurrence; NULL: none
 } Generator;
 
-typedef enum { FINISH_LENGTH, FINISH_END_OF_TEXT, FINISH_STOP, FINISH_SINK } Finish;   // the last: piece returned false
+typedef enum { FINISH_LENGTH, FINISH_END_OF_TEXT, FINISH_STOP, FINISH_SINK } Finish;   // SINK: piece returned false
 
 typedef struct {
     const uint32_t* prompt;      // (n_prompt) ids
@@ -35,22 +35,22 @@ typedef struct {
 
 typedef struct { int64_t tokens; double seconds; } GenerateResult;   // seconds: excluding the prompt
 
-// Most texts that may be generated together. The engine's products of up to so many rows give the same bits for each
-// row, whatever their number.
-enum { TEXTS_TOGETHER = GEMM_FEW_ROWS };
+// Maximum number of texts generated together. In a product of up to this many rows, the bits of a row do not depend on
+// the number of rows.
+enum { MAX_TEXTS_TOGETHER = GEMM_FEW_ROWS };
 
 // Generates up to max_tokens tokens after a prompt with the recurrent decode. Stops at <|endoftext|>, which is neither
 // passed to piece nor counted. An empty prompt starts from <|endoftext|>.
 // A prompt longer than block_size is truncated to its last max(1, block_size/2) tokens. When all block_size positions
 // are used, the next token rebuilds the decode state from the last max(1, block_size/2) tokens including itself.
-// If a stop text is given, bytes that may be its beginning are passed to piece once it is certain that they are not.
+// If a stop text is given, bytes that may be its beginning are held back until it is certain that they are not.
 // Fails if the tokenizer is larger than the vocabulary, the prompt has invalid ids, or all logits are NaN or -infinity.
 bool generate(GenerateResult* result, const Generator* g, const uint32_t* prompt, size_t n_prompt, int64_t max_tokens,
               Rng* rng, TostError* err);
 
-// The same for n texts, at most TEXTS_TOGETHER and the model's max_batch. Their prompts must have the same
-// generate_group. Each text is the one that generate makes, because no result of the CPU engine's built-in products
-// depends on the other rows. Adds the time without the prompts to *seconds.
+// The same for n texts, at most MAX_TEXTS_TOGETHER and the model's max_batch. Their prompts must have the same
+// generate_group. With the CPU engine's built-in products each text is the same as if generated alone. Adds the time,
+// excluding the prompts, to *seconds.
 bool generate_together(Text* texts, int n, double* seconds, const Generator* g, int64_t max_tokens, TostError* err);
 
 // Prompts of one group can be decoded together.

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -20,7 +21,16 @@ static int standard_stream(const char* path) {
     return -1;
 }
 
-// Creates PATH.tmp. Its data and that of PATH is lost, so it must be ours, unless `force`.
+// True if another process is writing the file.
+static bool is_busy(const char* path) {
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+    const bool busy = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    if (fd >= 0) close(fd);
+    return busy;
+}
+
+// Creates and locks PATH.tmp. The data of both files is lost: unless `force`, fails if one was written by another
+// program.
 static FILE* create_temporary(const JsonFile* j, const char* begin, bool force, TostError* err) {
     const bool ours = file_is_ours(j->path, 0, begin);
     if (!force && (!ours || !file_is_ours(j->tmp, 0, begin))) {
@@ -28,9 +38,15 @@ static FILE* create_temporary(const JsonFile* j, const char* begin, bool force, 
                    "--force", j->path, ours ? j->tmp : "it");
         return NULL;
     }
+    if (is_busy(j->tmp)) {
+        tost_error(err, "--json %s is being written by another process: wait until it ends, or choose another file",
+                   j->path);
+        return NULL;
+    }
     const bool removed = unlink(j->tmp) == 0 || errno == ENOENT;
     const int fd = removed ? open(j->tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666) : -1;
     if (fd < 0) tost_error(err, "--json %s cannot be written: %s", j->path, strerror(errno));
+    else flock(fd, LOCK_EX | LOCK_NB);
     return fd < 0 ? NULL : fdopen(fd, "w");
 }
 

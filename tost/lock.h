@@ -3,7 +3,7 @@
 #ifndef TOST_LOCK_H
 #define TOST_LOCK_H
 
-#include "util.h"
+#include "folder.h"
 
 typedef struct {
     char* path;          // NULL: not locked

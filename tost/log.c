@@ -10,7 +10,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "folder.h"
+#include "output.h"
 #include "platform.h"
+#include "signals.h"
 
 static const char header[] = "step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s\n";
 enum { COMMAS = 7, BLOCK = 1 << 20 };   // BLOCK: bytes read at a time
@@ -30,19 +33,6 @@ static bool foreign_log(const char* path, TostError* err) {
     return tost_error(err, "%s: line 1 is not the header of a log.csv; move the file away to start a new log", path);
 }
 
-// Reads [at, at + n) of the log. Returns the number of bytes read, less than n only at the end, or -1.
-static ssize_t read_part(const LogFile* log, char* text, size_t n, int64_t at) {
-    size_t done = 0;
-    while (done < n) {
-        const ssize_t k = pread(log->fd, text + done, n - done, (off_t)at + (off_t)done);
-        if (k < 0 && errno == EINTR) continue;
-        if (k < 0) return -1;
-        if (k == 0) break;
-        done += (size_t)k;
-    }
-    return (ssize_t)done;
-}
-
 static bool read_failed(const LogFile* log, TostError* err) {
     return tost_error(err, "%s: cannot be read: %s", log->path, strerror(errno));
 }
@@ -53,7 +43,7 @@ static long long line_number(const LogFile* log, int64_t end) {
     long long line = 1;
     ssize_t n = 1;
     for (int64_t at = 0; at < end && n > 0; at += n) {
-        n = read_part(log, text, end - at < BLOCK ? (size_t)(end - at) : BLOCK, at);
+        n = read_at(log->fd, text, end - at < BLOCK ? (size_t)(end - at) : BLOCK, (uint64_t)at);
         for (ssize_t i = 0; i < n; i++) line += text[i] == '\n';
     }
     free(text);
@@ -63,12 +53,12 @@ static long long line_number(const LogFile* log, int64_t end) {
 // The end of the log: text[0] is at byte `at` of the file. text[begin] begins a line.
 typedef struct { char* text; size_t size, begin; int64_t at; } Tail;
 
-// Reads the end of the log, at least `least` bytes of it.
-static bool read_tail(Tail* tail, const LogFile* log, int64_t size, int64_t least, TostError* err) {
-    tail->at = size > least ? size - least : 0;
+// Reads the last n of `size` bytes, or all if there are fewer.
+static bool read_tail(Tail* tail, const LogFile* log, int64_t size, int64_t n, TostError* err) {
+    tail->at = size > n ? size - n : 0;
     tail->size = (size_t)(size - tail->at);
     tail->text = xmalloc(tail->size);
-    if (read_part(log, tail->text, tail->size, tail->at) != (ssize_t)tail->size) {
+    if (read_at(log->fd, tail->text, tail->size, (uint64_t)tail->at) != (ssize_t)tail->size) {
         free(tail->text);
         return read_failed(log, err);
     }
@@ -115,17 +105,17 @@ static bool scan_tail(int64_t* keep, const Tail* tail, const LogFile* log, int64
 static bool find_end(int64_t* keep, const LogFile* log, int64_t resume_step, TostError* err) {
     char head[sizeof header - 1];
     const int64_t size = lseek(log->fd, 0, SEEK_END);
-    const ssize_t n = size < 0 ? -1 : read_part(log, head, sizeof head, 0);
+    const ssize_t n = size < 0 ? -1 : read_at(log->fd, head, sizeof head, 0);
     *keep = 0;
     if (n < 0) return read_failed(log, err);
     if (memcmp(head, header, (size_t)n) != 0) return foreign_log(log->path, err);
     if (n < (ssize_t)sizeof head) return true;
     Tail tail;
-    int64_t least = BLOCK;
-    if (!read_tail(&tail, log, size, least, err)) return false;
+    int64_t tail_bytes = BLOCK;
+    if (!read_tail(&tail, log, size, tail_bytes, err)) return false;
     while (tail.at > 0 && !reaches(&tail, resume_step)) {
         free(tail.text);
-        if (!read_tail(&tail, log, size, least *= 4, err)) return false;
+        if (!read_tail(&tail, log, size, tail_bytes *= 4, err)) return false;
     }
     const bool ok = scan_tail(keep, &tail, log, resume_step, err);
     free(tail.text);
@@ -157,8 +147,8 @@ bool log_check_fresh(const char* path, bool overwrite, TostError* err) {
     return starts_log(head, n) || foreign_log(path, err);
 }
 
-// How the file differs from the one that this process wrote: not at all, it has another name, or it was removed or its
-// size changed.
+// What other programs did to the log file. LOG_RENAMED: its path no longer leads to it. LOG_CHANGED: it was removed or
+// its size changed.
 typedef enum { LOG_INTACT, LOG_RENAMED, LOG_CHANGED } LogState;
 
 static LogState state_of(const LogFile* log) {
@@ -186,8 +176,8 @@ static void add_pending(LogFile* log, size_t at, const char* text) {
     log->n_pending += n;
 }
 
-// Creates a new log at the path of the old one or, if there is a file, at PATH.2, PATH.3, … Sets log->moved. A renamed
-// log whose folder is gone is kept: the folder was renamed.
+// Creates a new log at the path of the old one or, if that exists, at PATH.2, PATH.3, … Sets log->moved. If a renamed
+// log's folder no longer exists, the folder was renamed: keeps the log.
 static bool continue_elsewhere(LogFile* log, bool renamed, TostError* err) {
     char* path = xstrdup(log->path);
     int fd = -1;
@@ -196,8 +186,9 @@ static bool continue_elsewhere(LogFile* log, bool renamed, TostError* err) {
         path = xasprintf("%s.%d", log->path, k);
     }
     if (fd < 0) {
-        const bool kept = renamed && errno == ENOENT;
-        if (!kept)
+        const bool gone = errno == ENOENT, kept = renamed && gone;
+        if (gone && !kept) tost_error(err, "%s and its folder were removed by another program", log->path);
+        else if (!kept)
             tost_error(err, "%s was removed or changed by another program, and %s cannot be created: %s", log->path,
                        path, strerror(errno));
         free(path);
@@ -218,7 +209,7 @@ static bool continue_elsewhere(LogFile* log, bool renamed, TostError* err) {
     return sync_name(log, err);
 }
 
-// Removes the rows that are in the file from `pending`.
+// Removes from `pending` the rows that are completely written.
 static void drop_written(LogFile* log) {
     size_t rows = log->written;
     while (rows > 0 && log->pending[rows - 1] != '\n') rows--;
@@ -228,6 +219,16 @@ static void drop_written(LogFile* log) {
     if (log->n_pending == 0) log->pending_rows = 0;
 }
 
+// Waits for the reader of a pipe until the run is to stop; what it has not taken by then is dropped.
+static ssize_t write_unread(LogFile* log, const char* bytes, size_t n) {
+    size_t done;
+    do done = output_write(log->fd, bytes, n, OUTPUT_TIMEOUT);
+    while (done == 0 && errno == EAGAIN && !signals_received());
+    if (done > 0 || errno != EAGAIN) return done > 0 ? (ssize_t)done : -1;
+    tost_error(&log->moved, "%s: its reader has stopped: the last rows are dropped", log->path);
+    return (ssize_t)n;
+}
+
 // Writes as many pending bytes as possible.
 static bool write_pending(LogFile* log, TostError* err) {
     int error = 0;
@@ -235,7 +236,9 @@ static bool write_pending(LogFile* log, TostError* err) {
     const LogState state = state_of(log);
     if (state != LOG_INTACT && !continue_elsewhere(log, state == LOG_RENAMED, err)) return false;
     while (log->written < log->n_pending && !error) {
-        const ssize_t n = write(log->fd, log->pending + log->written, log->n_pending - log->written);
+        const char* rest = log->pending + log->written;
+        const size_t size = log->n_pending - log->written;
+        const ssize_t n = log->regular ? write(log->fd, rest, size) : write_unread(log, rest, size);
         if (n == 0) error = ENOSPC;
         else if (n < 0) error = errno == EINTR ? 0 : errno;
         else {
@@ -279,10 +282,13 @@ static void drop(LogFile* log) {
 }
 
 bool log_open(LogFile* log, const char* path, int64_t resume_step, TostError* err) {
-    struct stat st;
+    struct stat st = {0};
     const bool regular = stat(path, &st) != 0 || S_ISREG(st.st_mode);
-    const int fd = open(path, O_CREAT | O_CLOEXEC | (regular ? O_RDWR : O_WRONLY | O_APPEND), 0666);
+    const int pipe_flags = O_WRONLY | O_APPEND | O_NONBLOCK;   // do not wait for the reader of a FIFO
+    const int fd = open(path, O_CREAT | O_CLOEXEC | (regular ? O_RDWR : pipe_flags), 0666);
     *log = (LogFile){0};
+    if (fd < 0 && errno == ENXIO && S_ISFIFO(st.st_mode))
+        return tost_error(err, "%s: a FIFO that no process reads: start its reader first, or give a file", path);
     if (fd < 0) return tost_error(err, "%s: cannot be opened for writing: %s", path, strerror(errno));
     *log = (LogFile){.path = xstrdup(path), .fd = fd, .regular = regular};
     if (start(log, resume_step, err)) return true;
@@ -328,7 +334,7 @@ bool log_row(LogFile* log, const LogRow* row, TostError* err) {
 static bool rewrite_unsynced(LogFile* log) {
     char* block = xmalloc(BLOCK);
     ssize_t n;
-    for (int64_t at = log->synced; (n = read_part(log, block, BLOCK, at)) > 0; at += n)
+    for (int64_t at = log->synced; (n = read_at(log->fd, block, BLOCK, (uint64_t)at)) > 0; at += n)
         if (pwrite(log->fd, block, (size_t)n, (off_t)at) != n) break;
     free(block);
     return n == 0;

@@ -27,7 +27,7 @@ typedef struct {
     int64_t   pending_rows;
     int64_t   end, synced;    // the file's size now, and at the last successful sync
     bool      sync_failed;    // the last sync failed
-    TostError moved;          // a warning if the rows continue in a new file, else empty; the caller resets it
+    TostError moved;          // a warning: rows go to a new file or are dropped; else empty. The caller resets it
 } LogFile;
 
 // True if a new log may be started at path: the file does not exist, is empty, is not a regular file, or, with
@@ -35,7 +35,7 @@ typedef struct {
 bool log_check_fresh(const char* path, bool overwrite, TostError* err);
 // Starts a new log (resume_step -1), or truncates an existing one to the rows before resume_step. A missing row is an
 // error, but a log that does not exist or has no rows starts at resume_step. A last line without a newline is removed.
-// A log that another process is writing is an error.
+// A log that another process is writing is an error, and so is a FIFO that no process reads.
 bool log_open(LogFile* log, const char* path, int64_t resume_step, TostError* err);
 // False if rows stay pending; the next call tries again.
 bool log_row(LogFile* log, const LogRow* row, TostError* err);

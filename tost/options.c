@@ -207,9 +207,9 @@ static const Row table[] = {
      .help = "maximum number of new tokens; stops earlier at <|endoftext|>. When the block size is reached, the "
              "second half of the context is processed again"},
     {"samples", SAMPLE, SAMPLING, INT64, AT(samples), NOT_SAVED, "N", .min = 1, .max = MAX_COUNT, .value = 1,
-     .help = "number of samples of each prompt, generated together; separated by a line ---"},
+     .help = "number of samples of each prompt, generated together; separated by lines of ---"},
     {"stop", SAMPLE, SAMPLING, STRING, AT(stop), NOT_SAVED, "TEXT", .default_text = "none",
-     .help = "end a sample before the first TEXT in it, which is not printed"},
+     .help = "end a sample before its first occurrence of TEXT"},
     {"temperature", TRAIN | SAMPLE, SAMPLING, REAL, AT(temperature), OVERRIDABLE, "X", .max = 1000, .value = 0.8,
      .help = "divide logits by X; 0: always the most likely token"},
     {"top-k", TRAIN | SAMPLE, SAMPLING, INT, AT(top_k), OVERRIDABLE, "N", .max = TOST_MAX_VOCAB_SIZE,
@@ -678,7 +678,7 @@ static bool check_eval(const Options* o, TostError* err) {
         if (option_given(o, data_options[i]))
             return tost_error(err, "--%s is for --data, not for --task", data_options[i]);
     if (o->force && !o->json)
-        return tost_error(err, "--force is for the file of --json: give --json FILE, or leave it out");
+        return tost_error(err, "--force applies only to --json: give --json FILE, or omit --force");
     if (o->windows && o->stride)
         return tost_error(err, "--windows scores random windows and --stride every token: give one of them");
     if (option_given(o, "seed") && !o->windows)

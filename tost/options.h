@@ -69,8 +69,8 @@ void options_free(Options* o);
 const char* options_program(const Options* o);   // the program's name, without its folder
 bool option_given(const Options* o, const char* name);
 const char* sample_option_given(const Options* o);   // the first option given for train's samples, or NULL
-// A line about the i-th option of train that was given but has no effect, because of another option of `o`, which is
-// `given` completed by the resumed run; NULL: none. free()
+// A warning about the i-th option of train that was given but has no effect because of another option; NULL: none.
+// `o` is `given` with the values of the resumed run added. free()
 char* options_unused(const Options* given, const Options* o, int i);
 bool options_check_pass(int batch, int seq, TostError* err);   // batch × seq must fit in an int
 

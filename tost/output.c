@@ -1,4 +1,4 @@
-// output.c: writes to stdout and stderr that do not wait for a reader that has stopped.
+// output.c: writes to stdout and stderr that do not block if the reader has stopped.
 #include "output.h"
 
 #include <errno.h>
@@ -11,17 +11,17 @@ enum { CHUNK = 512 };
 
 // Waits until fd can be written; once more after a signal. An fd that poll does not support, such as a terminal on some
 // versions of macOS, counts as writable.
-static bool writable(int fd, int patience) {
+static bool writable(int fd, int timeout) {
     struct pollfd entry = {.fd = fd, .events = POLLOUT};
-    int ready = poll(&entry, 1, patience);
-    if (ready < 0 && errno == EINTR) ready = poll(&entry, 1, patience);
+    int ready = poll(&entry, 1, timeout);
+    if (ready < 0 && errno == EINTR) ready = poll(&entry, 1, timeout);
     return ready > 0 || (ready < 0 && errno != EINTR);
 }
 
-size_t output_write(int fd, const char* bytes, size_t n, int patience) {
+size_t output_write(int fd, const char* bytes, size_t n, int timeout) {
     size_t done = 0;
     while (done < n) {
-        if (!writable(fd, patience)) {
+        if (!writable(fd, timeout)) {
             errno = EAGAIN;
             break;
         }

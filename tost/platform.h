@@ -1,4 +1,4 @@
-// platform.h: what has another name on macOS and the BSDs than on Linux.
+// platform.h: hides differences between Linux, macOS and the BSDs.
 #ifndef TOST_PLATFORM_H
 #define TOST_PLATFORM_H
 
@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// Makes the data of a file, or the entries of a folder, durable. fsync of macOS does not empty the disk's write cache.
+// Makes the data of a file, or the entries of a folder, durable. On macOS, fsync does not flush the disk's write cache.
 static inline bool sync_file(int fd) {
 #ifdef F_FULLFSYNC
     if (fcntl(fd, F_FULLFSYNC) == 0) return true;   // not supported by all file systems

@@ -1,5 +1,5 @@
 // processor.c: compiled for the oldest processor of the architecture, unlike all other files. The Makefile defines
-// BUILT_FOR, the names of the features for which the others are compiled, as their macros without underscores.
+// BUILT_FOR as the features that the other files use: the names of the compiler's macros without outer underscores.
 #include "processor.h"
 
 #include <stdbool.h>
@@ -85,7 +85,7 @@ static bool built_for(const char* name) {
 
 // Before the constructors of other files, which use the features.
 __attribute__((constructor(101))) void processor_check(void) {
-    for (size_t i = countof(features); i-- > 0;)    // the last that is missing says most
+    for (size_t i = countof(features); i-- > 0;)    // reports the last missing one, which is the most specific
         if (built_for(features[i].name) && !has_feature(i)) {
             fprintf(stderr, "built for %s, which this processor lacks: rebuild here, or use " PORTABLE "\n",
                     features[i].name);

@@ -41,7 +41,7 @@ static void emit(Progress* p, const char* text) {
         snprintf(note, sizeof note, "%s(%lld line%s missing here: the output was not read)\n", p->cut ? "\n" : "",
                  (long long)p->missing, p->missing == 1 ? " is" : "s are");
     char* all = xasprintf("%s%s", note, text);
-    const size_t n = strlen(all), written = output_write(p->fd, all, n, p->stopped ? 0 : OUTPUT_PATIENCE);
+    const size_t n = strlen(all), written = output_write(p->fd, all, n, p->stopped ? 0 : OUTPUT_TIMEOUT);
     p->stopped = written < n;
     if (p->stopped) {
         p->failed = errno;
@@ -199,7 +199,7 @@ static void format_step(char fields[FIELDS][FIELD_CAP], const Progress* p) {
     snprintf(fields[F_ETA], FIELD_CAP, "  ETA %s", run_eta(p).text);
 }
 
-// Formats the fields within a step. The loss is that of the step before.
+// Formats the fields within a step. The loss is that of the previous step.
 static void format_micro_batch(char fields[FIELDS][FIELD_CAP], const Progress* p) {
     char rate[32];
     const double seconds = now_seconds() - p->step_started, done = (double)p->done / (double)p->micro_batches;
@@ -233,7 +233,7 @@ static void show_live(Progress* p, int64_t step, char fields[FIELDS][FIELD_CAP])
     show(p, line);
 }
 
-// Says once, after the first steps, how long the run will take.
+// Prints once, after the first steps, how long the run will take.
 static void announce(Progress* p) {
     const double seconds = seconds_per_step(p), left = (double)p->steps - steps_done(p);
     const double micro_batches = (steps_done(p) - (double)p->first) * (double)p->micro_batches;

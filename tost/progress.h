@@ -1,5 +1,5 @@
 // progress.h: progress display. On a terminal, one live line is redrawn in place below all other output; elsewhere,
-// plain lines are written. If the reader of the output stops, lines are dropped, so that the work never waits for it.
+// plain lines are written. If the reader of the output stops, lines are dropped: the work never waits for it.
 #ifndef TOST_PROGRESS_H
 #define TOST_PROGRESS_H
 
@@ -10,9 +10,9 @@ typedef struct {
     int     fd;            // stdout for train, stderr for eval and tokenize
     bool    live, quiet;   // live: fd is a terminal; quiet: print nothing
     bool    line_open;     // a live line is on the screen
-    double  interval;      // seconds between plain progress lines: this, at first
+    double  interval;      // seconds between plain progress lines, at first
     double  began, shown;  // now_seconds() at progress_new, and when progress was last shown
-    double  started;       // now_seconds() when the piece of work of progress_show began
+    double  started;       // now_seconds() at progress_start
     // training
     int64_t first, steps;             // step at which this process started; steps of the whole run
     int64_t micro_batches, tokens;    // per step
@@ -26,7 +26,7 @@ typedef struct {
     int64_t missing;       // lines dropped since it stopped
     int     failed;        // errno of the last failed write: EAGAIN if the reader has stopped; after any other, nothing
                            // is printed
-    int     reported;      // the errno of which report_lost_output has warned
+    int     reported;      // the last errno that report_lost_output warned of
 } Progress;
 
 Progress progress_new(FILE* out, bool quiet);
@@ -43,7 +43,7 @@ void     progress_step(Progress* p, const LogRow* row);
 // May be called often: live lines are at least 0.25 s apart; plain lines 5 s on stdout, later up to 60 s in a long run,
 // and 30 s on stderr.
 void     progress_show(Progress* p, double done, const char* fmt, ...) PRINTF_LIKE(3, 4);
-void     progress_start(Progress* p);   // the work that the next progress_show shows begins now
+void     progress_start(Progress* p);   // call when the work that progress_show shows begins
 // Prints a line above the live line; adds the newline.
 void     progress_text(Progress* p, const char* fmt, ...) PRINTF_LIKE(2, 3);
 // End the live line, if there is one: progress_end leaves it on the screen, progress_erase removes it.

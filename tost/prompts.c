@@ -8,7 +8,7 @@
 #include "json.h"
 #include "tokenize.h"
 
-// Decodes the "prompt" of an object to text (n + 1 bytes); if there are several, the last one counts.
+// Decodes the "prompt" of an object to text (n + 1 bytes); if there are several, the last one is used.
 static bool decode(Prompt* p, const char* json, size_t n, TostError* err) {
     Json j = json_open(json, n, err);
     bool found = false;
@@ -53,22 +53,24 @@ static bool is_jsonl(const char* path, const char* text, const char* end) {
     return text < end && *text == '{';
 }
 
+// Reads text that is not empty. *skip: the length of its byte order mark.
+static bool read_lines(Bytes* file, size_t* skip, const char* path, TostError* err) {
+    if (!read_file(file, path, err)) return false;
+    const size_t head = file->size < TEXT_HEAD_BYTES ? file->size : TEXT_HEAD_BYTES;
+    bool ok = text_check_head(skip, strcmp(path, "-") == 0 ? "standard input" : path, file->data, head, err);
+    if (ok && file->size == *skip) ok = tost_error(err, "--prompts %s is empty: give one prompt per line", path);
+    if (!ok) free(file->data);
+    return ok;
+}
+
 bool prompts_read(Prompts* p, size_t* bad, const char* path, LineErrors report, void* context, TostError* err) {
     Bytes file;
     *p = (Prompts){0};
     *bad = 0;
-    if (!read_file(&file, path, err)) return false;
-    if (file.size == 0) {
-        free(file.data);
-        return tost_error(err, "--prompts %s is empty: give one prompt per line", path);
-    }
-    const size_t head = file.size < TEXT_HEAD_BYTES ? file.size : TEXT_HEAD_BYTES;
-    size_t mark;
-    if (!text_check_head(&mark, path, file.data, head, err)) {
-        free(file.data);
-        return false;
-    }
-    const char *at = file.data + mark, *end = file.data + file.size;
+    size_t skip;
+    if (!read_lines(&file, &skip, path, err)) return false;
+    p->mark = skip > 0;
+    const char *at = file.data + skip, *end = file.data + file.size;
     const bool jsonl = is_jsonl(path, at, end);
     for (size_t number = 1; at < end; number++) {
         const char* feed = memchr(at, '\n', (size_t)(end - at));

@@ -27,7 +27,7 @@ typedef struct {
     char *            out, *installed, *val_glob, *log_path;   // installed: path of the starter data
     Folder            folder;          // out
     Lock              lock;            // on out
-    bool              replacing;       // --overwrite: the old run stays until the first checkpoint is saved
+    bool              replacing;       // --overwrite: the old run remains until the first checkpoint is saved
     DataSet *         data, *val;      // val: NULL without validation
     Tokenizer*        tokenizer;       // or NULL
     int32_t *         inputs, *targets;   // (batch, seq)

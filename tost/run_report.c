@@ -40,7 +40,7 @@ void report_log(Run* r) {
     r->log.moved.text[0] = 0;
 }
 
-// "$(printf '…')", which gives the word, with octal escapes for all but printable ASCII. free()
+// Quotes a word for the shell as "$(printf '…')", with octal escapes for all but printable ASCII. free()
 static char* escaped_word(const char* word) {
     char *escaped = xmalloc(4 * strlen(word) + 1), *p = escaped;
     for (; *word; word++) {

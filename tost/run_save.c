@@ -24,7 +24,7 @@ static bool write_failed(Run* r, const TostError* reason, bool last, TostError* 
 static double batch_loss(Run* r, uint64_t first) {
     const size_t tokens = (size_t)r->o.batch * r->o.seq;
     TostError ignored;
-    if (!data_batch(r->data, r->inputs, r->targets, first, r->o.batch, &ignored)) {   // a text of token 0 instead
+    if (!data_batch(r->data, r->inputs, r->targets, first, r->o.batch, &ignored)) {   // use token 0 instead
         memset(r->inputs, 0, tokens * sizeof *r->inputs);
         memset(r->targets, 0, tokens * sizeof *r->targets);
     }
@@ -52,7 +52,7 @@ static void move_path(char** path, const char* from, const char* to) {
     *path = moved;
 }
 
-// A run whose folder was moved continues in its new place. False if the folder was removed.
+// If the run folder was moved, the run continues there. False if it was removed.
 static bool follow_folder(Run* r, TostError* err) {
     const FolderState state = folder_check(&r->folder);
     if (state == FOLDER_REMOVED)

@@ -262,7 +262,7 @@ static bool is_stream(const char* path) {   // a device or a pipe
     return stat(path, &st) == 0 && !S_ISREG(st.st_mode);
 }
 
-// Opens the log. --overwrite keeps the old run until the first checkpoint, or, if there will be none, until now.
+// Opens the log. --overwrite keeps the old run until the first checkpoint; without checkpoints, removes it now.
 static bool start_log(Run* r, TostError* err) {
     const int64_t first = r->o.resume ? r->info.step - (r->info.unvalidated_row != NULL) : -1;
     bool is_run, interrupted;
@@ -275,7 +275,7 @@ static bool start_log(Run* r, TostError* err) {
     bool ok = log_open(&r->log, path, first, err);
     r->replacing = ok && replaces && r->o.save_every > 0;
     if (r->replacing)
-        progress_text(&r->progress, "%-11sthe run in %s is replaced by the first checkpoint; until then the log is %s",
+        progress_text(&r->progress, "%-11sthe first checkpoint replaces the run in %s; until then the log is %s",
                       "overwrite", r->out, path);
     else if (ok && replaces) ok = checkpoint_clear(&r->folder, err) && run_finish_replacement(r, err);
     free(target);

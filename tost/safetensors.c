@@ -1,5 +1,6 @@
 // safetensors.c: files are read with pread, not mmap, so that truncating one meanwhile gives an error, not SIGBUS.
 #include "safetensors.h"
+#include "bf16.h"
 #include "json.h"
 #include "platform.h"
 
@@ -27,19 +28,10 @@ const char* st_dtype_name(StDtype d) { return dtypes[d].name; }
 // ---------------------------------------------------------------------------------------------
 // Reading: the header
 
-static bool read_at(const StFile* f, void* out, size_t n, uint64_t offset, TostError* err) {
-    for (char* p = out; n;) {
-        ssize_t got = pread(f->fd, p, n, (off_t)offset);
-        if (got < 0 && errno == EINTR) continue;
-        if (got <= 0) {
-            return tost_error(err, "%s: cannot be read at offset %" PRIu64 ": %s", f->path, offset,
-                              got < 0 ? strerror(errno) : "the file was truncated");
-        }
-        p += got;
-        n -= (size_t)got;
-        offset += (uint64_t)got;
-    }
-    return true;
+static bool read_bytes(const StFile* f, void* out, size_t n, uint64_t offset, TostError* err) {
+    const ssize_t got = read_at(f->fd, out, n, offset);
+    return got == (ssize_t)n || tost_error(err, "%s: cannot be read at offset %" PRIu64 ": %s", f->path, offset,
+                                           got < 0 ? strerror(errno) : "the file was truncated");
 }
 
 // Sets count and bytes from dtype and shape; false on overflow.
@@ -212,7 +204,7 @@ static int compare_meta(const void* a, const void* b) {
     return strcmp((*(const StMeta* const*)a)->key, (*(const StMeta* const*)b)->key);
 }
 
-// Sorts tensors into file order and makes the sorted lists of names and keys, which must not repeat.
+// Sorts tensors into file order and makes the sorted lists of names and keys. Fails if one appears twice.
 static bool sort_entries(StFile* f, TostError* err) {
     if (f->n_tensors) qsort(f->tensors, (size_t)f->n_tensors, sizeof *f->tensors, compare_offsets);
     f->by_name = xmalloc((size_t)f->n_tensors * sizeof *f->by_name);
@@ -256,7 +248,7 @@ static bool parse_header(StFile* f, TostError* err) {
     size_t n = (size_t)f->data_start - 8;
     char* text = xmalloc(n);
     char* buffer = xmalloc(n + 1);
-    bool ok = read_at(f, text, n, 8, err);
+    bool ok = read_bytes(f, text, n, 8, err);
     if (ok && text[0] != '{') {
         ok = tost_error(err, "%s: not a safetensors file: no '{' at offset 8", f->path);
     } else if (ok) {
@@ -283,7 +275,7 @@ static bool open_checked(StFile* f, TostError* err) {
         return tost_error(err, "%s: truncated: %" PRIu64 " bytes, less than the 8 bytes of the header length: copy "
                           "it again, or use another", f->path, f->file_size);
     }
-    if (!read_at(f, &header, 8, 0, err)) return false;
+    if (!read_bytes(f, &header, 8, 0, err)) return false;
     if (header < 2 || header > HEADER_MAX) {
         return tost_error(err, "%s: not a safetensors file: header of %" PRIu64 " bytes, expected 2 to %d", f->path,
                           header, HEADER_MAX);
@@ -377,7 +369,7 @@ static double float_value(const unsigned char* raw, StDtype dtype) {
         case ST_F64: memcpy(&f64, raw, 8);  return f64;
         case ST_F32: memcpy(&f32, raw, 4);  return f32;
         case ST_F16: memcpy(&bits, raw, 2); return f32_from_f16(bits);
-        default:     memcpy(&bits, raw, 2); return f32_from_bits((uint32_t)bits << 16);  // BF16: upper half
+        default:     memcpy(&bits, raw, 2); return bf16_to_float(bits);
     }
 }
 
@@ -396,7 +388,7 @@ static size_t read_block(const StFile* f, const StTensor* t, unsigned char raw[B
     size_t size = dtypes[t->dtype].size;
     uint64_t left = t->count - i;
     size_t n = left < BLOCK / size ? (size_t)left : BLOCK / size;
-    return read_at(f, raw, n * size, t->offset + i * size, err) ? n : 0;
+    return read_bytes(f, raw, n * size, t->offset + i * size, err) ? n : 0;
 }
 
 // Converts all elements to f32 or, if f32 is NULL, to f64.
@@ -417,7 +409,7 @@ static bool read_floats(const StFile* f, const StTensor* t, float* f32, double* 
 }
 
 bool st_read_f32(const StFile* f, const StTensor* t, float* out, TostError* err) {
-    if (t->dtype == ST_F32) return read_at(f, out, (size_t)t->bytes, t->offset, err);
+    if (t->dtype == ST_F32) return read_bytes(f, out, (size_t)t->bytes, t->offset, err);
     return read_floats(f, t, out, NULL, err);
 }
 
@@ -452,7 +444,7 @@ bool st_read_f64(const StFile* f, const StTensor* t, double* out, TostError* err
 bool st_read_i32(const StFile* f, const StTensor* t, int32_t* out, TostError* err) {
     unsigned char raw[BLOCK];
     if (t->dtype != ST_I32 && t->dtype != ST_I64) return wrong_dtype(f, t, "I32 or I64", err);
-    if (t->dtype == ST_I32) return read_at(f, out, (size_t)t->bytes, t->offset, err);
+    if (t->dtype == ST_I32) return read_bytes(f, out, (size_t)t->bytes, t->offset, err);
     for (uint64_t i = 0; i < t->count;) {
         size_t n = read_block(f, t, raw, i, err);
         if (!n) return false;
@@ -478,7 +470,7 @@ bool st_crc32(const StFile* f, uint32_t* crc, TostError* err) {
     while (ok && at < f->file_size) {
         uint64_t left = f->file_size - at;
         size_t n = left < CRC_BLOCK ? (size_t)left : CRC_BLOCK;
-        ok = read_at(f, raw, n, at, err);
+        ok = read_bytes(f, raw, n, at, err);
         if (ok) *crc = crc32_update(*crc, raw, n);
         at += n;
     }

@@ -4,7 +4,7 @@
 #define TOST_SAFETENSORS_H
 
 #include <stdio.h>
-#include "util.h"
+#include "folder.h"
 
 enum { ST_MAX_DIMS = 8, ST_NAME_MAX = 160 };
 typedef enum { ST_F64, ST_F32, ST_F16, ST_BF16, ST_I64, ST_I32, ST_U8, ST_DTYPES } StDtype;
@@ -43,7 +43,7 @@ void            st_close(StFile* f);
 const StTensor* st_find(const StFile* f, const char* name);             // NULL if absent
 const char*     st_meta(const StFile* f, const char* key);              // NULL if absent
 bool st_read_f32(const StFile* f, const StTensor* t, float* out, TostError* err);    // F64, F32, F16, BF16
-// As st_read_f32; fails, naming the element, if one is NaN, infinite or below min (-FLT_MAX: any finite number).
+// Like st_read_f32, but fails if an element is NaN, infinite or below min, and names it. -FLT_MAX: no minimum.
 bool st_read_finite(const StFile* f, const StTensor* t, float min, float* out, TostError* err);
 bool st_read_f64(const StFile* f, const StTensor* t, double* out, TostError* err);   // F64, F32, F16, BF16
 bool st_read_i32(const StFile* f, const StTensor* t, int32_t* out, TostError* err);  // I32, I64 (in range)

@@ -1,5 +1,5 @@
-// sampler.c: sampling a token from logits. Nothing is sorted: top-k and top-p find the last token that they keep by a
-// radix search, whose histograms add up counts or probabilities from the most likely token down.
+// sampler.c: sampling a token from logits. top-k and top-p do not sort: a radix search over histograms of counts or
+// probabilities finds the last token to keep.
 #include "sampler.h"
 
 #include <float.h>

@@ -20,7 +20,7 @@ typedef struct {
     int       n_ids;
     int       n;          // candidates: the ids that top_k and top_p keep
     float*    weight;     // of the candidates
-    uint32_t* key;        // their logits as integers of the same order
+    uint32_t* key;        // their logits as integers that compare in the same order
     int32_t*  id;         // increasing
     int32_t*  tied;       // candidates whose keys begin with the same bits
 } Sampler;

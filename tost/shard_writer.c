@@ -64,7 +64,7 @@ static bool check_no_shards(const char* prefix, TostError* err) {
     return ok;
 }
 
-// Creates and locks the folder. A writer that ends at this moment may remove the folder: then tries again.
+// Creates and locks the folder. Tries again if another writer, which just ended, removes it in between.
 static bool lock_folder(ShardWriter* w, TostError* err) {
     bool made;
     LockResult result = LOCK_FAILED;
@@ -85,7 +85,7 @@ static void unlock_folder(ShardWriter* w) {
     rmdir(w->folder);   // fails if it has other files, or a process has just locked it
 }
 
-// The names in the folder are shorter than the final ones: fails now if those are too long, not after the work.
+// Fails before the work if the final names are too long. The names in the folder are shorter.
 static bool check_final_name(const ShardWriter* w, TostError* err) {
     char* path = final_name(w, 0);
     const bool ok = access(path, F_OK) == 0 || errno == ENOENT
@@ -94,7 +94,7 @@ static bool check_final_name(const ShardWriter* w, TostError* err) {
     return ok;
 }
 
-// Removes a shard of a killed process. Without locks, that process may still be running.
+// Removes a shard left by a killed process. Without locks, that process may still be running.
 static bool remove_stale_shard(const ShardWriter* w, const char* name, TostError* err) {
     char* path = path_join(w->folder, name);
     bool ok = !w->lock.unsupported;

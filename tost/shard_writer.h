@@ -1,6 +1,6 @@
 // shard_writer.h: writes PREFIX_000000.bin, PREFIX_000001.bin, … of shard_tokens tokens each: llm.c's uint16 format if
 // vocab_size <= 65536, else uint32. The files are written in the folder PREFIX.tmp, which is locked, and renamed when
-// the writer is closed. A folder left by a killed process is used again.
+// the writer is closed. A folder left by a killed process is reused.
 #ifndef TOST_SHARD_WRITER_H
 #define TOST_SHARD_WRITER_H
 

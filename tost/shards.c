@@ -106,29 +106,16 @@ static bool shard_layout(Shard* s, uint64_t size, const char* head, size_t n, To
 // ---------------------------------------------------------------------------------------------
 // Reading the file that was opened
 
-// Reads up to n bytes at `offset`. Returns the number of bytes, fewer only at the end of the file; -1 on error.
-static ssize_t read_at(int fd, void* out, size_t n, uint64_t offset) {
-    size_t done = 0;
-    while (done < n) {
-        const ssize_t got = pread(fd, (char*)out + done, n - done, (off_t)(offset + done));
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return -1;
-        if (got == 0) break;
-        done += (size_t)got;
-    }
-    return (ssize_t)done;
-}
-
 enum { TRUNCATED = -1 };   // instead of an errno
 
-// Tokens as they are stored. Returns 0, an errno or TRUNCATED.
+// Reads tokens without widening them. Returns 0, an errno or TRUNCATED.
 static int read_stored(void* out, const Shard* s, uint64_t first, size_t n) {
     const size_t bytes = n * (size_t)s->width;
     const ssize_t got = read_at(s->fd, out, bytes, s->first + first * (uint64_t)s->width);
     return got < 0 ? errno : (size_t)got < bytes ? TRUNCATED : 0;
 }
 
-// uint16 ids are read to the second half of the buffer, then widened block by block; no block overwrites a later one.
+// Reads uint16 ids into the second half of the buffer and widens them block by block; no block overwrites a later one.
 static int read_ids(uint32_t* ids, const Shard* s, uint64_t first, size_t n) {
     enum { BLOCK = 1024 };
     uint16_t block[BLOCK];
@@ -345,8 +332,7 @@ static int open_limit(void) {
     return limit.rlim_cur < 8 ? 1 : (int)(limit.rlim_cur / 4);
 }
 
-// Shard k is about to be read: moves it to the front of the open shards, and closes the last of them if there are too
-// many.
+// Call before reading shard k: moves it to the front of the open shards. If there are too many, closes the last one.
 static void use_shard(ShardStream* s, int k) {
     int at = 0;
     while (at < s->n_open && s->open[at] != k) at++;

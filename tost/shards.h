@@ -1,5 +1,5 @@
 // shards.h: opens, checks and reads token shards. Files are read, never mapped: a shard that shrinks, disappears or is
-// replaced while a run reads it is an error of the read, not a signal.
+// replaced while a run reads it causes a read error, not a signal.
 #ifndef TOST_SHARDS_H
 #define TOST_SHARDS_H
 
@@ -40,7 +40,8 @@ void shard_close(Shard* s);
 // its stamp and its CRC have changed, or it is too short.
 bool shard_read(uint32_t* ids, Shard* s, uint64_t first, size_t n, TostError* err);
 
-// Reads all tokens and sets largest_id. The error states the first id >= vocab_size, where it is and how many there are.
+// Reads all tokens and sets largest_id. Fails if ids are >= vocab_size: the error has the first, its position and their
+// number.
 bool shard_check_ids(Shard* s, uint32_t vocab_size, TostError* err);
 
 // ---------------------------------------------------------------------------------------------
@@ -59,7 +60,8 @@ typedef struct {
     int       current;       // the last shard read, if its file was compared since stream_recheck; else -1
 } ShardStream;
 
-// Fails if tokenize was killed while it renamed these shards. Checks the ids of those in the first GiB; stream_read checks the ids that it reads.
+// Fails if tokenize was killed while it renamed these shards. Checks the ids of the first GiB of shards; stream_read
+// checks the ids that it reads.
 bool     stream_open(ShardStream* s, const char* glob, uint32_t vocab_size, TostError* err);
 void     stream_close(ShardStream* s);                          // does nothing if zeroed
 uint64_t stream_tokens(const ShardStream* s);

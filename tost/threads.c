@@ -1,4 +1,4 @@
-// threads.c: the number of threads that a pass uses, and how they treat subnormal numbers.
+// threads.c: the number of threads that a pass uses, and flushing of subnormal numbers to zero.
 #include "threads.h"
 
 #include <math.h>
@@ -20,7 +20,7 @@ enum { ADAPT = THREADS_MANY };
 
 extern char** environ;
 
-// Subnormal operands and results are zero. On other processors they stay, which only costs time.
+// Subnormal operands and results become zero. Other processors keep them, which only costs time.
 static void flush_subnormals(void) {
 #if defined(__x86_64__)
     enum { FLUSH_TO_ZERO = 1 << 15, DENORMALS_ARE_ZERO = 1 << 6 };
@@ -33,7 +33,7 @@ static void flush_subnormals(void) {
 #endif
 }
 
-// The user has chosen a number of threads or how they wait.
+// True if the user may have set the number of threads or how they wait.
 static bool openmp_is_configured(void) {
     for (char** e = environ; e && *e; e++)
         if (strncmp(*e, "OMP_", 4) == 0 || strncmp(*e, "GOMP_", 5) == 0 || strncmp(*e, "KMP_", 4) == 0) return true;
@@ -41,12 +41,12 @@ static bool openmp_is_configured(void) {
 }
 
 Threads threads_start(int n) {
-    const int most = n > 0 ? n : threads_max();
-    threads_set(most);
+    const int max = n > 0 ? n : threads_max();
+    threads_set(max);
     flush_subnormals();   // threads that start later inherit it
     #pragma omp parallel
     flush_subnormals();
-    return (Threads){.most = most, .now = most, .fixed = !ADAPT || openmp_is_configured()};
+    return (Threads){.max = max, .now = max, .fixed = !ADAPT || openmp_is_configured()};
 }
 
 static double process_seconds(void) {
@@ -57,8 +57,8 @@ static double process_seconds(void) {
 
 void threads_begin(Threads* t) {
     t->began = now_seconds();
-    if (t->now < t->most && t->began >= t->retry) {
-        t->now = t->most;
+    if (t->now < t->max && t->began >= t->retry) {
+        t->now = t->max;
         t->cpu = t->wall = 0;
     }
     threads_set(t->now);

@@ -23,13 +23,13 @@ static inline int  threads_max(void) { return 1; }
 static inline int  thread_index(void) { return 0; }
 #endif
 
-// The passes of an engine use `now` of at most `most` threads. Threads wait for each other in every layer, so if
-// another process takes one thread's core, all wait for that thread. If the threads of a pass get too little processor
-// time, the next passes use fewer, and after a pause all again. Results do not depend on the number of threads, except
-// with a BLAS library, where it is fixed. It is also fixed if the environment has variables of OpenMP (OMP_*, GOMP_*,
+// The passes of an engine use `now` of `max` threads. Threads wait for each other in every layer, so if another process
+// takes the core of one thread, all wait for it. If the threads of a pass get too little processor time, the next
+// passes use fewer; after a pause, they use all again. Results do not depend on the number of threads, except with a
+// BLAS library: there the number is fixed. It is also fixed if the environment configures OpenMP (OMP_*, GOMP_*,
 // KMP_*).
 typedef struct {
-    int    most, now;
+    int    max, now;
     bool   fixed;
     double wall, cpu;               // seconds, in passes since the last decision
     double began, cpu_began;        // of the current pass

@@ -203,16 +203,8 @@ static void source_close(Source* s) {
 
 // Even with --quiet: otherwise the program would seem to hang.
 static void print_wait(Job* job, const char* name) {
-    TostError line;
-    tost_error(&line, "%s: waiting for a process that writes to this FIFO", name);   // replaces control characters
     progress_erase(&job->progress);
-    fprintf(stderr, "%s\n", line.text);
-}
-
-static void print_skipped_mark(Job* job, const char* name) {
-    TostError line;
-    tost_error(&line, "%s: skipped the byte order mark at its beginning", name);
-    progress_text(&job->progress, "%s", line.text);
+    print_line(stderr, "%s: waiting for a process that writes to this FIFO", name);
 }
 
 // Waits until a pipe or terminal can be read; false if a signal arrives. poll has a timeout, since the signal may come
@@ -251,7 +243,7 @@ static bool source_begin(Source* s, Job* job, TostError* err) {
     if (!text_check_head(&skip, s->name, s->data, s->n, err)) return false;
     if (!skip) return true;
     memmove(s->data, s->data + skip, s->n -= skip);
-    print_skipped_mark(job, s->name);
+    progress_text(&job->progress, "%s: skipped the byte order mark at its beginning", s->name);
     return true;
 }
 

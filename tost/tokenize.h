@@ -35,7 +35,7 @@ bool text_check_head(size_t* skip, const char* name, const char* head, size_t n,
 // Input files are plain text with documents separated by lines of <|endoftext|> (see document_ends), or, if named
 // *.jsonl or *.JSONL, JSON objects, one per line, with the document in "text"; blank lines are skipped. A document ends
 // at the end of its file. Empty documents are skipped. See text_check_head for what is rejected.
-// A signal (signals.h) ends it with an error.
+// A signal (signals.h) stops it with an error.
 // Fails if the training shards would be empty. On failure all shards are removed.
 bool tokenize_files(const TokenizeOptions* o, TokenizeResult* r, TostError* err);
 

@@ -83,7 +83,7 @@ static bool train(Run* r, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // One training step
 
-// The data cannot be read. Saves the completed steps, then adds to the error how to continue from them.
+// Called if the data cannot be read. Saves the completed steps and adds to the error how to resume from them.
 static bool data_failed(Run* r, TostError* err) {
     TostError save;
     run_mean_loss(r);   // resets the sum

@@ -55,9 +55,9 @@ typedef struct {
     bool all_heads;   // each part has all heads and some of the tokens; else all tokens of the chunk and some heads
 } TssaStage;
 
-// Runs the stages on every chunk, the first chunk first or last. As many sequences as threads are worked on at a time,
-// one by each thread. If there are fewer, each is divided into parts, and a stage starts when all threads have finished
-// the one before.
+// Runs the stages on every chunk, the first chunk first or last. Each thread works on one sequence at a time. If there
+// are fewer sequences than threads, each is divided into parts, and a stage starts when all threads have finished the
+// previous one.
 static inline void tssa_run(const TssaStage* stages, int n_stages, const Tssa* a, bool first_to_last, bool parallel) {
     const int threads = threads_max(), chunks = tssa_chunks(a->T);
     (void)parallel;   // unused without OpenMP

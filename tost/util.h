@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <sys/types.h>
 
 #define countof(a) (sizeof(a) / sizeof((a)[0]))
 #define PRINTF_LIKE(fmt, args) __attribute__((format(printf, fmt, args)))
@@ -62,40 +63,18 @@ typedef struct { char* data; size_t size; } Bytes;  // data is followed by a NUL
 
 enum { MAX_FILE_BYTES = 1 << 30 };                                 // limit of read_file: /dev/zero has no end
 bool  read_file(Bytes* out, const char* path, TostError* err);     // all of it; "-" is stdin. free(out->data)
+// Like pread, but returns fewer than n bytes only at the end of the file.
+ssize_t read_at(int fd, void* out, size_t n, uint64_t offset);
 // True if nothing is lost when the file is replaced: it does not exist, or it is a regular file that is empty or has
 // this text at this offset, which shows who wrote it. Links are not followed.
 bool  file_is_ours(const char* path, long offset, const char* text);
-bool  make_dirs(const char* path, TostError* err);                 // like mkdir -p; on failure removes what it made
-size_t existing_dirs(const char* path);                            // length of the longest prefix that exists
-void  remove_new_dirs(const char* path, size_t existing);          // removes the empty folders beyond that prefix
-bool  sync_dir(const char* path, TostError* err);                  // fsync of a folder: makes renames in it durable
 bool  path_exists(const char* path);
 bool  is_dir(const char* path);
 char* path_join(const char* dir, const char* name);                // free()
 char* program_path(const char* argv0);                             // resolved, or NULL if not found; free()
 char* path_dir(const char* path);                                  // "a/b" -> "a", "b" -> "."; free()
 
-// An open folder. Functions on names in it go by its descriptor, so they work on the same folder after it is renamed. A
-// `const Folder* in` may be NULL: then `name` is a path.
-typedef struct { int fd; char* path; } Folder;                     // path: for messages; NULL: not open
-
-typedef enum { FOLDER_SAME, FOLDER_MOVED, FOLDER_REMOVED } FolderState;
-
-bool  folder_open(Folder* f, const Folder* in, const char* name, TostError* err);
-void  folder_close(Folder* f);                                     // does nothing if it is not open or zeroed
-int   folder_fd(const Folder* in);                                 // for openat and the like
-char* folder_path(const Folder* in, const char* name);             // for messages; free()
-bool  folder_sync(const Folder* f, TostError* err);
-// The names in a folder, without "." and "..", in any order. The array and the names: free_paths
 typedef struct { int count; char** paths; } PathList;
-bool  folder_list(PathList* names, const Folder* f, TostError* err);
-// Like rm -rf. Files that NFS or FUSE keep under a hidden name because a process has them open remain, with their
-// folder.
-bool  folder_remove(const Folder* in, const char* name, TostError* err);
-// Whether path still leads to the folder. If it was moved, updates path, if the system tells the new one.
-FolderState folder_check(Folder* f);
-
-
 bool expand_glob(PathList* out, const char* pattern, TostError* err);  // an error if nothing matches
 void free_paths(PathList* list);
 

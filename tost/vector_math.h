@@ -1,5 +1,5 @@
 // vector_math.h: rounding to bf16, e^x and the normal distribution function in float32, without branches or library
-// calls, so that loops over them vectorise.
+// calls, so that loops over them vectorize.
 #ifndef TOST_VECTOR_MATH_H
 #define TOST_VECTOR_MATH_H
 

@@ -19,8 +19,7 @@ ratio() { awk -v a="$(figure "$1")" -v b="$(figure "$2")" 'BEGIN { if (b > 0) pr
 giga() { awk -v mib="$(figure "$1")" 'BEGIN { if (mib > 0) printf "%.2f", mib * 1048576 / 1e9; else print "-" }'; }
 row() { printf '| %s | %s | %s |\n' "$1" "${2:--}" "${3:-}"; }
 
-# The core type that OpenBLAS should detect, by the processor's flags: it falls back to a slow one for a processor that
-# it does not know.
+# The core type that OpenBLAS should detect, from the processor's flags. For an unknown processor it chooses a slow one.
 has_flag() { grep -qw "$1" /proc/cpuinfo 2>/dev/null; }
 coretype() {
     if has_flag avx512f; then echo SkylakeX; elif has_flag avx2; then echo Haswell; else echo; fi

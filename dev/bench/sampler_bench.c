@@ -64,7 +64,7 @@ static bool count_bytes(void* context, const char* bytes, size_t n) {
 static double tokens_per_s(const Generator* g, int n) {
     enum { TOKENS = 8 };
     static const uint32_t prompt[] = {0};   // a random model repeats it, and hardly ever ends the text
-    Text texts[TEXTS_TOGETHER];
+    Text texts[MAX_TEXTS_TOGETHER];
     size_t bytes = 0;
     double seconds = 0;
     int64_t tokens = 0;
@@ -82,7 +82,7 @@ static void bench_together(int threads) {
     enum { ROUNDS = 8 };
     static const int counts[] = {1, 2, 4, 8, 16, 32};
     const TostConfig config = tost_preset_find("tost-base")->config;
-    const TostEngineOptions o = {.max_batch = TEXTS_TOGETHER, .max_seq = 1, .threads = threads};
+    const TostEngineOptions o = {.max_batch = MAX_TEXTS_TOGETHER, .max_seq = 1, .threads = threads};
     TostError err;
     Tokenizer* tokenizer = tokenizer_open("../shared/data/gpt2/vocab.bpe", &err);
     TostModel* m = tokenizer ? tost_cpu_engine.create(&config, &o, &err) : NULL;

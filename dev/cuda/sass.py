@@ -4,12 +4,12 @@
     sass.py [--write] OBJECT RECORD TRAFFIC    OBJECT: train_gpt_tost.o; RECORD: dev/cuda/SASS.md; TRAFFIC: TRAFFIC.md
 
 A multiprocessor issues at most one instruction per cycle on each of its 4 schedulers, so a kernel takes at least
-(warp instructions) / (132 · 4 · 1.755 GHz) on an H200, and at least (bytes) / (4.3 TB/s). The larger is its floor. An
-instruction counts once per trip of each loop around it, and not at all behind the last EXIT. Both sides of a branch
+(warp instructions) / (132 · 4 · 1.755 GHz) on an H200, and at least (bytes) / (4.3 TB/s). The larger is a lower bound.
+An instruction counts once per trip of each loop around it, and not at all after the last EXIT. Both sides of a branch
 count, unless KERNELS gives a loop a share of a trip.
 
-Without --write, compares with RECORD: exits with 1 if a kernel has over 5 % more instructions than recorded, or other
-loops than the trips below are for. Exits with 77 if cuobjdump or the recorded nvcc is missing. NVCC and CUOBJDUMP in
+Without --write, compares with RECORD: exits with 1 if a kernel has over 5 % more instructions than recorded, or if the
+number of its loops changed. Exits with 77 if cuobjdump or the recorded nvcc is missing. NVCC and CUOBJDUMP in
 the environment replace the programs of these names."""
 import os
 import re
@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 
-ARCH, SCHEDULERS, CLOCK, COPY = "sm_90", 132 * 4, 1.755e9, 4.3e12
+ARCH, SCHEDULERS, CLOCK, BANDWIDTH = "sm_90", 132 * 4, 1.755e9, 4.3e12
 GROWTH = 1.05
 ROWS, LAYERS, C, HEADS, V, PARAMETERS = 65536, 12, 768, 12, 50304, 110e6   # tost-base, B 64, T 1024
 CHUNKS = ROWS / 32
@@ -130,8 +130,8 @@ def record(found, compiler, gigabytes):
 
 Written by `make sass`, without a GPU: instructions that a warp issues ({ARCH}, {compiler}), and the least time of one
 optimizer step of tost-base in bf16 with B 64, T 1024: issue at {SCHEDULERS} schedulers and {CLOCK * 1e-9:.3f} GHz,
-bytes of TRAFFIC.md (unlimited L2) at {COPY * 1e-12:.1f} TB/s. Both rates are quoted for an H200; no time here is
-measured. dev/cuda/sass.py says how often it counts each loop; both sides of a branch count.
+bytes of TRAFFIC.md (unlimited L2) at {BANDWIDTH * 1e-12:.1f} TB/s. Both rates are quoted for an H200; no time here is
+measured. dev/cuda/sass.py lists how often each loop counts; both sides of a branch count.
 
 | kernel | instructions | million per step | issue, ms | bytes, ms | bound by |
 |---|---|---|---|---|---|
@@ -139,7 +139,7 @@ measured. dev/cuda/sass.py says how often it counts each loop; both sides of a b
     for kernel, count in found.items():
         _, launches, warps, _, _ = KERNELS[kernel]
         total = count * warps * launches
-        issue, moved = total / SCHEDULERS / CLOCK * 1e3, gigabytes.get(kernel, 0) * 1e9 / COPY * 1e3
+        issue, moved = total / SCHEDULERS / CLOCK * 1e3, gigabytes.get(kernel, 0) * 1e9 / BANDWIDTH * 1e3
         bound = "-" if not moved else "issue" if issue > moved else "bytes"
         text += (f"| {kernel} | {count:.0f} | {total * 1e-6:.1f} | {issue:.3f} | "
                  f"{f'{moved:.3f}' if moved else '-'} | {bound} |\n")

@@ -17,7 +17,7 @@ R^c is the compression term of maximal coding rate reduction, and `bound` its va
 as defined by Wu et al. (ICLR 2025, arXiv 2412.17810, section 3). m is the diagonal of the matrix in R^c, so
 Hadamard's inequality gives R^c <= bound, with equality if no two directions of a head are correlated. TSSA is a
 gradient step on the bound: its factor 1/(1+m) is the derivative of log(1 + m). U_hᵀ z_t is the w of the trainer:
-c_attn applied to the normalised residual stream, split into heads.
+c_attn applied to the normalized residual stream, split into heads.
 
 Scale: the paper multiplies the matrix by d/ε². Here d/ε² = 1, as in the layer, which computes 1/(1+m) directly from
 w: the learned scale of c_attn includes the factor. R^c therefore increases both if w grows and if it spreads over
@@ -36,7 +36,7 @@ Needs Python 3.10, numpy, matplotlib and safetensors.
 import math
 import sys
 
-from figure import COLOURS, add_options, check_options, padded_labels, plain, style_axes, write
+from figure import COLORS, add_options, check_options, padded_labels, plain, style_axes, write
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import MaxNLocator
@@ -95,15 +95,15 @@ def draw(curves):
     """curves: {label: array (texts,L,4)}; the last axis is MEASURES."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.9), layout="constrained")
     for i, (label, values) in enumerate(curves.items()):
-        colour = COLOURS[i % len(COLOURS)]
+        color = COLORS[i % len(COLORS)]
         layers = np.arange(1, values.shape[1] + 1)
         mean, deviation = values.mean(0), values.std(0)
         for panel, column, style, name in ((left, 0, "o-", plain(label)), (left, 1, "^:", None),
                                            (right, 3, "o-", plain(label))):
-            panel.plot(layers, mean[:, column], style, color=colour, label=name, markersize=4)
+            panel.plot(layers, mean[:, column], style, color=color, label=name, markersize=4)
             if len(values) > 1:
                 panel.fill_between(layers, *(mean[:, column] + s * deviation[:, column] for s in (-1, 1)),
-                                   color=colour, alpha=0.15, linewidth=0)
+                                   color=color, alpha=0.15, linewidth=0)
     left.plot([], [], "^:", color="0.4", label="variational bound", markersize=4)
     left.set(title="coding rate $R^c$", ylabel="nats per token")
     right.set(title="spread: $R^c$ at unit energy / maximum", ylim=(0, 1.02))

@@ -1,4 +1,4 @@
-"""Shared by the scripts that draw with matplotlib: colours, common options, axes. Needs no display."""
+"""Shared by the scripts that draw with matplotlib: colors, common options, axes. Needs no display."""
 
 import sys
 from pathlib import Path
@@ -13,8 +13,8 @@ except ImportError as error:
 matplotlib.use("Agg")
 matplotlib.rcParams.update({"font.size": 9.5, "svg.hashsalt": "tost", "svg.fonttype": "none"})
 
-# Okabe and Ito's palette, distinguishable for colour-blind readers
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
+# Okabe and Ito's palette, distinguishable for color-blind readers
+COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
 MAX_DPI = 2400
 
 

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 from cli import fail, option_parser, run
-from figure import COLOURS, add_options, check_options, padded_labels, plain, style_axes, write
+from figure import COLORS, add_options, check_options, padded_labels, plain, style_axes, write
 import matplotlib.pyplot as plt
 from matplotlib.ticker import EngFormatter
 
@@ -115,17 +115,17 @@ def print_differences(runs):
 def draw_losses(axes, runs, args):
     markers = {}  # legend entries that apply to all runs: {name: style}
     for i, run in enumerate(runs):
-        colour = COLOURS[i % len(COLOURS)]
+        color = COLORS[i % len(COLORS)]
         width = 1.6 + 3.4 * (len(runs) - 1 - i) / (len(runs) - 1) if len(runs) > 1 else 2.0
         window = args.smooth or max(1, len(run.tokens) // 40)
         if window > 1 and not args.no_raw:
-            axes.plot(run.tokens, run.train_loss, color=colour, alpha=RAW_ALPHA, linewidth=0.4 * width)
+            axes.plot(run.tokens, run.train_loss, color=color, alpha=RAW_ALPHA, linewidth=0.4 * width)
             markers["before smoothing"] = {"alpha": RAW_ALPHA}
-        axes.plot(run.tokens, smooth(run.train_loss, window), color=colour, linewidth=width, label=plain(run.label),
+        axes.plot(run.tokens, smooth(run.train_loss, window), color=color, linewidth=width, label=plain(run.label),
                   solid_capstyle="round")
         val = run.points("val_loss")
         if val and not args.no_val:
-            axes.plot(list(val), list(val.values()), color=colour, linestyle="none", marker="o", zorder=3,
+            axes.plot(list(val), list(val.values()), color=color, linestyle="none", marker="o", zorder=3,
                       markersize=3.4 + width, markerfacecolor="white", markeredgewidth=1.3)
             markers["validation"] = {"linestyle": "none", "marker": "o", "markerfacecolor": "white"}
     for name, style in markers.items():
@@ -167,11 +167,11 @@ def draw_lines(axes, args):
 def draw_differences(axes, runs):
     floor = 1e-9  # the last decimal of log.csv; smaller differences are drawn at this value
     for i, run in enumerate(runs[1:], 1):
-        colour = COLOURS[i % len(COLOURS)]
+        color = COLORS[i % len(COLORS)]
         tokens, values = differences(run, runs[0], "train_loss")
-        axes.plot(tokens, [max(v, floor) for v in values], color=colour, linewidth=1.0)
+        axes.plot(tokens, [max(v, floor) for v in values], color=color, linewidth=1.0)
         tokens, values = differences(run, runs[0], "val_loss")
-        axes.plot(tokens, [max(v, floor) for v in values], color=colour, linestyle="none", marker="o",
+        axes.plot(tokens, [max(v, floor) for v in values], color=color, linestyle="none", marker="o",
                   markersize=4.5, markerfacecolor="white", markeredgewidth=1.2)
     axes.set_yscale("log")
     axes.set_ylabel(f"difference\nfrom {plain(runs[0].label)}")

@@ -1,17 +1,17 @@
-"""Writes an HTML page that colours each token of a text by the head with the largest membership, for each layer.
+"""Writes an HTML page that colors each token of a text by the head with the largest membership, for each layer.
 
     train_gpt_tost --steps 0 --out out/start                                              (the untrained model)
     train_gpt_tost inspect --model out/run   --text @story.txt --out trained.safetensors
     train_gpt_tost inspect --model out/start --text @story.txt --out start.safetensors
     membership.py trained.safetensors --initial start.safetensors --out membership.html
 
-The membership Π of a token is a softmax over the heads of a layer. A token has the colour of the head with the
-largest Π; the stronger the colour, the larger the margin to the second-largest Π. Π depends on a token's energy
+The membership Π of a token is a softmax over the heads of a layer. A token has the color of the head with the
+largest Π; the stronger the color, the larger the margin to the second-largest Π. Π depends on a token's energy
 relative to the sum over all tokens up to it, so even in an untrained model it changes with the position. --initial
 adds a second mode, Π − Π₀, where Π₀ is the membership of the same text in the model before training.
 
 The page is one self-contained file. The script also prints, per layer, the mean margin, the share of tokens whose
-leading head is the busiest one, and the distance from initialisation (½ Σ |Π − Π₀| over the heads, 0 to 1).
+leading head is the busiest one, and the distance from initialization (½ Σ |Π − Π₀| over the heads, 0 to 1).
 Needs Python 3.10, numpy and safetensors.
 """
 
@@ -27,7 +27,7 @@ from inspected import Inspection
 import numpy as np
 
 MARKS = {"\n": "\u21b5", "\t": "\u21e5"}  # shown before the character
-FULL_COLOUR = 0.98  # quantile of the margins that is shown in full colour
+FULL_COLOR = 0.98  # quantile of the margins that is shown in full color
 
 
 def char_html(char):
@@ -71,7 +71,7 @@ def packed(pi):
 
 
 def summary(trained, initial):
-    """Per layer: its number, mean margin, share of the busiest head, distance from initialisation or None."""
+    """Per layer: its number, mean margin, share of the busiest head, distance from initialization or None."""
     rows = []
     distance = 0.5 * np.abs(trained.pi - initial.pi).sum(1).mean(1) if initial else [None] * trained.layers
     for l, (margin, share) in enumerate(zip(margins(trained.pi).mean(1), busiest(trained.pi))):
@@ -83,14 +83,14 @@ def page(trained, initial, title):
     tokens = token_html(trained.text, trained.offsets)
     spans = "".join(f'<span id="t{t}">{token}</span>' for t, token in enumerate(tokens))
     modes = [trained.pi] + ([trained.pi - initial.pi] if initial else [])
-    full = [max(1e-6, float(np.quantile(margins(values), FULL_COLOUR))) for values in modes]
+    full = [max(1e-6, float(np.quantile(margins(values), FULL_COLOR))) for values in modes]
     data = {"layers": trained.layers, "heads": trained.heads, "length": trained.length, "full": full,
             "pi": packed(trained.pi), "initial": packed(initial.pi) if initial else None,
             "ids": trained.tokens.tolist(),
             "loss": [None if np.isnan(x) else round(float(x), 4) for x in trained.loss]}
     facts = f"{trained.model}, step {trained.step}: {trained.length} tokens, {trained.mean_loss():.4f} nats per token"
     if initial:
-        facts += f"; initialisation: {initial.model}, step {initial.step}"
+        facts += f"; initialization: {initial.model}, step {initial.step}"
     rows = "".join(f"<tr><th>{l}</th><td>{margin:.4f}</td><td>{share:.2f}</td>"
                    f"<td>{'' if distance is None else f'{distance:.4f}'}</td></tr>"
                    for l, margin, share, distance in summary(trained, initial))
@@ -127,7 +127,7 @@ def main(arguments=None):
         write_file(args.out, lambda part: part.write_text(text, encoding="utf-8", newline="\n"))
     except (OSError, ValueError) as error:
         return fail(error)
-    print("layer  margin  busiest  from initialisation")
+    print("layer  margin  busiest  from initialization")
     for l, margin, share, distance in summary(trained, initial):
         print(f"{l:5d}  {margin:6.4f}  {share:7.3f}  {'' if distance is None else f'{distance:.4f}'}".rstrip())
     print(args.out)

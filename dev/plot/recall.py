@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from cli import fail, option_parser, run
-from figure import COLOURS, add_options, check_options, padded_labels, plain, style_axes, write
+from figure import COLORS, add_options, check_options, padded_labels, plain, style_axes, write
 import matplotlib.pyplot as plt
 
 Z95 = 1.959963984540054  # two-sided 95 % quantile of the normal distribution
@@ -137,7 +137,7 @@ def draw(results, rows):
         points = [(middle, *accuracy(result, lines)) for _, middle, lines in rows]
         places, values, lows, highs = zip(*points)
         bars = [[value - low for value, low in zip(values, lows)], [high - value for value, high in zip(values, highs)]]
-        axes.errorbar(places, values, bars, color=COLOURS[i % len(COLOURS)], marker="o", markersize=4, capsize=2.5,
+        axes.errorbar(places, values, bars, color=COLORS[i % len(COLORS)], marker="o", markersize=4, capsize=2.5,
                       label=plain(result.label))
     axes.axhline(CHANCE, color="0.45", linewidth=0.9, linestyle=(0, (4, 3)), label="chance")
     axes.set(xlabel="distance in words", ylabel="accuracy, 95 % interval", ylim=(0, 1.02))

@@ -56,7 +56,7 @@ static inline void subject_free(Subject* s) {
 }
 
 // Random values for every parameter, so that no gradient is zero.
-static inline void subject_randomise(Subject* s, uint64_t seed) {
+static inline void subject_randomize(Subject* s, uint64_t seed) {
     Rng rng = rng_seeded(seed, 1);
     for (int i = 0; i < s->tensors.count; i++) {
         const TostTensor* t = &s->tensors.tensor[i];
@@ -210,7 +210,7 @@ static inline void record_free(Record* r) {
 // result, and of the median of a kind. In bf16 both engines round at the same points, so nearly all results agree as
 // closely as in float32. But where a sum lies close to the middle between two bf16 numbers, its rounding depends on the
 // order of summation, and TSSA amplifies the difference if w is near 0 early in a sequence. The limits are 1.5 to 7
-// times the largest error measured on these shapes; a rounding too few exceeds them in several shapes.
+// times the largest error measured on these shapes; a missing rounding exceeds them in several shapes.
 //
 // The CPU engine has no tf32. There each result has a sensitivity: the change of the CPU engine's float32 result when
 // only the weights are rounded (maximum of ROUNDING_DRAWS). An engine also rounds activations, so its limit is
@@ -429,7 +429,7 @@ static inline Record shape_record(const TostEngine* engine, const void* test, To
     Subject s = subject_open(engine, config, o);
     int32_t* ids = shape_ids(k, 99);
     if (k->values == FRESH) init_params(engine, s.model, &s.tensors, k->layers, 7);
-    else subject_randomise(&s, 7);
+    else subject_randomize(&s, 7);
     if (k->values == FAINT) subject_make_faint(&s);
     subject_round(&s, weights);
     record_logits(&r, "logits", &s, ids, k->B, k->T);
@@ -520,7 +520,7 @@ static inline Record scores_record(const TostEngine* engine, const void* test, T
     const int32_t tokens[N] = {5, 6};
     Record r = {NULL, 0};
     Subject s = subject_of(engine, config, k.B, k.T, false, dtype);
-    subject_randomise(&s, 8);
+    subject_randomize(&s, 8);
     subject_round(&s, weights);
     int32_t* ids = shape_ids(&k, 98);
     float* logits = (float*)xmalloc((size_t)N * k.vocab * sizeof *logits);
@@ -612,7 +612,7 @@ static inline Record mixed_record(const TostEngine* engine, const void* test, To
     Record r = {NULL, 0};
     Subject s = subject_of(engine, config, k.B, k.T, true, dtype);
     TostAdamW a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 1};
-    subject_randomise(&s, 7);
+    subject_randomize(&s, 7);
     subject_round(&s, weights);
     mixed_forwards(&r, &s, &k, false, MIXED_BATCHES);
     s.engine->zero_grad(s.model);

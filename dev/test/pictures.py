@@ -100,7 +100,7 @@ def check_page():
           and np.allclose(data["loss"][1:], trained.loss[1:], atol=1e-4) and data["ids"] == trained.tokens.tolist())
     distance = [0.5 * np.abs(trained.pi[l] - start.pi[l]).sum(0).mean() for l in range(trained.layers)]
     printed = [float(line.split()[3]) for line in out.splitlines()[1:-1]]
-    check("printed distances from initialisation",
+    check("printed distances from initialization",
           np.allclose(printed, distance, atol=1e-4) and max(distance) > 0.01)
     check("the same files give the same page", call(membership.main, "trained.safetensors", "--initial",
           "start.safetensors", "--title", "a <b> & c", "--out", "again.html")[0] == 0

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
-#include "util.h"
+#include "folder.h"
 
 // Checks that a call failed with a one-line message that contains `expected`.
 static inline void check_refused(Checks* c, bool ok, const TostError* err, const char* expected, const char* what) {

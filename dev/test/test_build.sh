@@ -21,7 +21,9 @@ check 'make help with an unknown BLAS' sh -c "make -s -C '$repo' BLAS=atlas help
 # The check of processor.c: with no features it passes; with all, it names one that an old processor lacks.
 echo 'void processor_check(void); int main(void) { processor_check(); return 0; }' > main.c
 old=$(command -v qemu-x86_64 || true)
-compile() { ${CC:-cc} -D_GNU_SOURCE -I"$repo/tost" -static -o "$1" main.c "$repo/tost/processor.c" -DBUILT_FOR="\"$2\""; }
+compile() {
+    ${CC:-cc} -D_GNU_SOURCE -I"$repo/tost" -static -o "$1" main.c "$repo/tost/processor.c" -DBUILT_FOR="\"$2\""
+}
 if [ "$(uname -m)" != x86_64 ] || [ -z "$old" ]; then
     skip 'processor check: no qemu-x86_64 (qemu-user)'
 elif check 'processor.c compiles' compile plain '' && compile avx512 ' AVX2 AVX512BF16 AVX512F '; then

@@ -337,7 +337,8 @@ for n in 1 2; do
     head -c "$(wc -c <samples$n)" samples40 >first
     check "the first of 40 samples equal $n alone" cmp -s samples$n first
 done
-run 0 sample --model straight --prompt "7 and" --tokens 60 --seed 5 --stop "$(tail -c +6 samples1 | head -c 9 | tail -c 3)"
+stop=$(tail -c +6 samples1 | head -c 9 | tail -c 3)
+run 0 sample --model straight --prompt "7 and" --tokens 60 --seed 5 --stop "$stop"
 head -c "$(($(wc -c <stdout) - 1))" stdout >first
 head -c "$(wc -c <first)" samples1 | cmp -s - first
 check "--stop prints the text before the stop text" [ $? -eq 0 -a "$(wc -c <first)" -le 11 ]

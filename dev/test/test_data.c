@@ -12,7 +12,7 @@
 #include "shard_writer.h"
 #include "shards.h"
 
-// Shards are read with this pread, which can fail. A fault needs state that outlives the call.
+// Replaces libc's pread, so that reads of shards can fail. Faults need state that outlives the call.
 typedef enum { READ_ALL, READ_SLOWLY, READ_UNTIL } Reading;
 static struct { Reading how; _Atomic int calls; int last; } reading;   // READ_UNTIL: calls after `last` fail with EIO
 
@@ -225,7 +225,7 @@ static void write_middle(const char* path, uint32_t id) {
     write_shard(path, MAGIC_U16, 1, 5000, ids, 5000);
 }
 
-// What can happen to s_0.bin between two batches, and the error of the second one; NULL: none.
+// Changes of s_0.bin between two batches, and the error of the second batch; NULL: none.
 typedef enum { TOUCHED, COPIED, REMOVED, OVERWRITTEN_MIDDLE, TRUNCATED, EMPTIED, OVERWRITTEN, RENAMED, FIFO } Change;
 static const struct { Change change; const char *error_open, *error_closed; } changes[] = {
     {TOUCHED, NULL, NULL}, {COPIED, NULL, NULL},
@@ -340,7 +340,8 @@ static void test_check_ids(Checks* c, const char* tmp) {
     write_shard(path, MAGIC_U16, 1, N, ids, N);
     if (check(c, shard_open(&s, path, &err), "%s", err.text)) {
         check(c, shard_check_ids(&s, 301, &err) && s.largest_id == 300, "the largest id is 300: %s", err.text);
-        check_refused(c, shard_check_ids(&s, 300, &err), &err, "token 1200007 at byte 2401038 is 300", "two invalid ids");
+        check_refused(c, shard_check_ids(&s, 300, &err), &err, "token 1200007 at byte 2401038 is 300",
+                      "two invalid ids");
         check(c, strstr(err.text, "invalid ids in this shard: 2") != NULL, "two invalid ids: %s", err.text);
         reading.how = READ_UNTIL;
         reading.calls = 0;
@@ -424,8 +425,8 @@ static void test_sequential(Checks* c, const char* tmp) {
                   "53 tokens in 5 shards, but --seq 53 needs at least 54", "one token too few");
     check_refused(c, data_open(glob, 30, 5000, ORDER_SHUFFLED, 0, &err), &err,
                   "no shard has the 31 tokens that --seq 30 needs", "no shard long enough");
-    check_refused(c, data_open(glob, 4, 4013, ORDER_SEQUENTIAL, 0, &err), &err, "s_4.bin: token 13 at byte 1050 is 4013",
-                  "invalid id");
+    check_refused(c, data_open(glob, 4, 4013, ORDER_SEQUENTIAL, 0, &err), &err,
+                  "s_4.bin: token 13 at byte 1050 is 4013", "invalid id");
     char* none = path_join(dir, "t_*.bin");
     check_refused(c, data_open(none, 4, 5000, ORDER_SEQUENTIAL, 0, &err), &err, "no file matches",
                   "no files");
@@ -709,8 +710,8 @@ static void test_writer_alone(Checks* c, const char* tmp) {
     check(c, d != NULL, "files of others in b.tmp: %s", err.text);
     data_close(d);
     write_text(names[1], "the rest, if the writer was killed while it renamed shards");
-    check_refused(c, data_open(first, 3, 50257, ORDER_SEQUENTIAL, 0, &err), &err, "b_000000.bin: the shards that follow",
-                  "incomplete set");
+    check_refused(c, data_open(first, 3, 50257, ORDER_SEQUENTIAL, 0, &err), &err,
+                  "b_000000.bin: the shards that follow", "incomplete set");
     for (size_t i = 0; i < countof(names); i++) free(names[i]);
     free(first), free(folder), free(other), free(prefix), free(dir);
 }

@@ -1,5 +1,5 @@
 #!/bin/sh
-# test_hostile.sh BINARY: file names and files made to mislead: names that are not UTF-8 or contain escape sequences,
+# test_hostile.sh BINARY: file names and malicious files: names that are not UTF-8 or contain escape sequences,
 # checkpoints with such metadata, files for which a slow algorithm would take minutes.
 
 . "$(dirname "$0")/lib.sh"

@@ -576,7 +576,7 @@ static void test_log_moved(Checks* c) {
     }
 }
 
-// A log whose folder is renamed goes on in it.
+// A log whose folder is renamed continues there.
 static void test_log_folder_renamed(Checks* c) {
     TostError err;
     LogFile log;
@@ -845,7 +845,7 @@ static void test_progress_plain(Checks* c) {
     fclose(f);
 }
 
-// A reader that stops: lines are dropped at once after the first, which waits, and a note says how many are missing.
+// A reader that stops: the first line waits and later ones are dropped at once; a note says how many are missing.
 static void test_progress_stopped(Checks* c) {
     int ends[2];
     must(pipe(ends) == 0, "pipe", NULL);
@@ -1255,7 +1255,7 @@ static void test_renamed(Checks* c) {
     drop_folder(dir);
 }
 
-// A run folder that is renamed during a run, while another folder gets its name, and is removed.
+// A run folder that is renamed during a run while another folder gets its name, and that is then removed.
 static void test_moved(Checks* c) {
     TostError err;
     Folder folder;

@@ -521,10 +521,10 @@ static bool is_partition(const Ids* all, const Ids* train, const Ids* val, uint3
     return t == train->n && v == val->n;
 }
 
-// Files are read with this read. A fault needs state that outlives the call.
+// Replaces libc's read, so that reads of texts can fail. Faults need state that outlives the call.
 static struct { bool slow; int calls, fail_at; } reading;   // fail_at: the call that fails with EIO, or 0
 
-// Slow: two of four calls are interrupted or would wait, the others read a few bytes.
+// Slow: two of four calls fail with EINTR or EAGAIN, the others read a few bytes.
 ssize_t read(int fd, void* data, size_t n) {
     static const int errors[4] = {EINTR, EAGAIN};
     const int error = ++reading.calls == reading.fail_at ? EIO : reading.slow ? errors[reading.calls % 4] : 0;
@@ -731,7 +731,7 @@ static void test_no_validation(Checks* c, Fixture* b) {
     free(files[0]);
 }
 
-// Each read that fails is an error that leaves nothing.
+// Whichever read fails, tokenize reports an error and leaves no files.
 static void test_reads(Checks* c, Fixture* b) {
     char *files[] = {path_join(b->dir, "read.txt")}, *prefix;
     TokenizeOptions o = {.files = files, .n_files = 1, .threads = 1, .batch_bytes = 8};

@@ -55,7 +55,7 @@ struct CudaOnHostOptions {
 };
 
 void cuda_on_host_set(const CudaOnHostOptions& options);
-// Waits in the longest chain of waits for flags, each of which was raised after the wait before it; of the last launch.
+// Length of the longest chain of waits in the last launch, each for a flag that was raised after the previous wait.
 int cuda_on_host_longest_chain(void);
 const CudaOnHostOptions& cuda_on_host_options(void);
 // Objects (allocations, streams, events, graphs, cuBLASLt handles) not yet destroyed.
@@ -149,9 +149,9 @@ inline unsigned __ballot_sync(unsigned mask, int predicate, int line = __builtin
     return (unsigned)cuda_on_host_warp(CUDA_OP_BALLOT, mask, predicate != 0, 0, line);
 }
 
-// Flags between blocks, and a logical clock: the clock of a flag is that of the thread that raises it, a thread that
-// waits for it is at least one later, and barriers pass on the latest clock. Blocks run one after another, so a flag
-// that is not raised yet never will be: waiting for it aborts.
+// Flags between blocks, and a logical clock: a flag has the clock of the thread that raises it, the clock of a thread
+// that waits for it becomes at least one more, and barriers pass on the latest clock. Blocks run one after another, so
+// a flag that is not raised yet never will be: waiting for it aborts.
 void cuda_on_host_raise(int* flag);
 void cuda_on_host_wait(const int* flag);
 template <typename T> T __ldcg(const T* p) { return *p; }

@@ -132,7 +132,8 @@ template <typename S> void test_tssa(Checks* c, const TssaCase& k) {
     const size_t B = (size_t)k.B, T = (size_t)k.T, C = (size_t)k.C, NH = (size_t)k.NH, first = 3, block = T + first;
     const size_t state = tssa_state_size(C, NH), chunks = (size_t)div_up(T, TSSA_CHUNK);
     const float weights[] = {1, 0, 1e-7f, 5e-7f};   // energies below TOST_ENERGY_MIN
-    TssaInput in = {k.uniform, B, T, C, NH, block, first, numbers(B * T * C, 1), numbers_of<S>(B * T * C, 2), numbers(NH, 3),
+    TssaInput in = {k.uniform, B, T, C, NH, block, first, numbers(B * T * C, 1), numbers_of<S>(B * T * C, 2),
+                    numbers(NH, 3),
                     numbers(NH * block, 4)};
     for (size_t i = 0; i < in.w.size(); i++)
         in.w[i] = to_float(S(in.w[i] * (k.faint ? weights[i % C % 4] : 1.0f)));

@@ -19,13 +19,13 @@ jobs=${JOBS:-$(nproc 2>/dev/null || echo 1)}
 # mutant | sed command for its line
 declare -A edits=()
 while IFS='|' read -r name edit; do edits[${name// /}]=${edit# }; done << 'END'
-carries_unsynchronised | s/__syncthreads();//
+carries_unsynchronized | s/__syncthreads();//
 block_sum_reuses_early | s/__syncthreads();//
 block_sum_reads_early | s/__syncthreads();//
-tree_sum_unsynchronised | s/__syncthreads();//
+tree_sum_unsynchronized | s/__syncthreads();//
 ticket_read_early | s/__syncthreads();//
-softmax_unsynchronised | s/__syncthreads();//
-mass_unsynchronised | s/__syncwarp();//
+softmax_unsynchronized | s/__syncthreads();//
+mass_unsynchronized | s/__syncwarp();//
 softmax_over_time | s/h \* WARP + lane_index()/h/
 dropped_carry | s/(float)before/0.0f/
 dropped_group | s/first + j/1 + first + j/

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "tost/util.h"
+#include "tost/folder.h"
 
 // Called by libFuzzer with arbitrary bytes; returns 0.
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);

@@ -50,7 +50,8 @@ static void checkpoint_seeds(const char* root, int bias, const char* name) {
     must_hold(folder_open(&folder, NULL, run, &err), "cannot open the run folder");
     must_hold(checkpoint_save(&folder, &info, &tost_cpu_engine, m, &tensors, 1, &err), "cannot save the checkpoint");
     folder_close(&folder);
-    char *dir = path_join(run, "step_00000003"), *file = path_join(dir, "model.safetensors"), *optimizer = path_join(dir, "optimizer.safetensors");
+    char *dir = path_join(run, "step_00000003"), *file = path_join(dir, "model.safetensors");
+    char* optimizer = path_join(dir, "optimizer.safetensors");
     Bytes a, b;
     must_hold(read_file(&a, file, &err) && read_file(&b, optimizer, &err), "cannot read the checkpoint");
     seed(root, "safetensors", name, a.data, a.size);
