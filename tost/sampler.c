@@ -16,7 +16,8 @@ Sampler sampler_new(int n_ids) {
                      .weight = xmalloc((size_t)n_ids * sizeof(float)),
                      .key = xmalloc((size_t)n_ids * sizeof(uint32_t)),
                      .id = xmalloc((size_t)n_ids * sizeof(int32_t)),
-                     .tied = xmalloc((size_t)n_ids * sizeof(int32_t))};
+                     .tied = xmalloc((size_t)n_ids * sizeof(int32_t)),
+                     .bins = xmalloc(2 * sizeof(Bins))};
 }
 
 void sampler_free(Sampler* s) {
@@ -24,6 +25,7 @@ void sampler_free(Sampler* s) {
     free(s->key);
     free(s->id);
     free(s->tied);
+    free(s->bins);
     *s = (Sampler){0};
 }
 
@@ -71,13 +73,11 @@ static void begin_ranking(Sampler* s, const float* restrict logits) {
 // those with this key.
 typedef struct { uint32_t key; int ties; } Cut;
 
-enum { BINS = 1 << 11 };
-
 // Adds up the candidates, by their bits key >> shift & mask: their number, or their total weight if weight is given.
 // `list`: only these n. The sum of a bin is sum[0] + sum[1]; adding to one alone would wait for the last addition.
-static void histogram(double sum[2][BINS], const uint32_t* key, const float* weight, const int32_t* list, int n,
+static void histogram(Bins sum[2], const uint32_t* key, const float* weight, const int32_t* list, int n,
                       int shift, uint32_t mask) {
-    memset(sum, 0, 2 * BINS * sizeof(double));
+    memset(sum, 0, 2 * sizeof *sum);
     if (list)
         for (int j = 0; j < n; j++) sum[j & 1][key[list[j]] >> shift & mask] += weight ? (double)weight[list[j]] : 1.0;
     else if (weight)
@@ -88,7 +88,7 @@ static void histogram(double sum[2][BINS], const uint32_t* key, const float* wei
 
 // The first bin, from above, at which *above plus its sum reaches the target, or else the last one that is not empty.
 // *above becomes the sum of the bins above it.
-static uint32_t find_bin(double* above, double sum[2][BINS], double target) {
+static uint32_t find_bin(double* above, Bins sum[2], double target) {
     uint32_t found = 0;
     double before = *above;
     for (int b = BINS - 1; b >= 0; b--) {
@@ -117,13 +117,13 @@ static int select_prefix(int32_t* to, const uint32_t* key, const int32_t* list, 
 // is kept. Three levels of the radix search find the 32 bits of the key.
 static Cut find_cut(const Sampler* s, const float* weight, double target) {
     static const struct { int shift; uint32_t mask; } levels[] = {{21, 0x7ff}, {10, 0x7ff}, {0, 0x3ff}};
-    double sum[2][BINS], above = 0;
+    double above = 0;
     const int32_t* list = NULL;
     uint32_t prefix = 0;
     int n = s->n;
     for (size_t l = 0; l < countof(levels); l++) {
-        histogram(sum, s->key, weight, list, n, levels[l].shift, levels[l].mask);
-        prefix = prefix * (levels[l].mask + 1) + find_bin(&above, sum, target);
+        histogram(s->bins, s->key, weight, list, n, levels[l].shift, levels[l].mask);
+        prefix = prefix * (levels[l].mask + 1) + find_bin(&above, s->bins, target);
         n = select_prefix(s->tied, s->key, list, n, levels[l].shift, prefix);
         list = s->tied;
     }
