@@ -29,10 +29,13 @@ void sampler_free(Sampler* s) {
     *s = (Sampler){0};
 }
 
-static float largest(const float* logits, int n) {   // comparisons with NaN are false
+static float largest(const float* logits, int n) {
     float max = -INFINITY;
     #pragma omp simd reduction(max : max)
-    for (int i = 0; i < n; i++) max = logits[i] > max ? logits[i] : max;
+    for (int i = 0; i < n; i++) {
+        const float x = logits[i] == logits[i] ? logits[i] : -INFINITY;   // a vectorized maximum may return NaN
+        max = x > max ? x : max;
+    }
     return max;
 }
 
