@@ -29,14 +29,17 @@ void sampler_free(Sampler* s) {
     *s = (Sampler){0};
 }
 
+// In lanes, so that it vectorizes: a maximum by `omp simd reduction` is not defined for NaN and -infinity.
 static float largest(const float* logits, int n) {
-    float max = -INFINITY;
-    #pragma omp simd reduction(max : max)
-    for (int i = 0; i < n; i++) {
-        const float x = logits[i] == logits[i] ? logits[i] : -INFINITY;   // a vectorized maximum may return NaN
-        max = x > max ? x : max;
-    }
-    return max;
+    enum { LANES = 16 };
+    float max[LANES];
+    int i = 0;
+    for (int l = 0; l < LANES; l++) max[l] = -INFINITY;
+    for (; i + LANES <= n; i += LANES)
+        for (int l = 0; l < LANES; l++) max[l] = logits[i + l] > max[l] ? logits[i + l] : max[l];   // false for NaN
+    for (; i < n; i++) max[0] = logits[i] > max[0] ? logits[i] : max[0];
+    for (int l = 1; l < LANES; l++) max[0] = max[l] > max[0] ? max[l] : max[0];
+    return max[0];
 }
 
 int32_t argmax(const float* logits, int n) {
