@@ -16,15 +16,15 @@ cores meanwhile (Linux only), so the machine need not be idle all the time.
 """
 
 import argparse
+import csv
 import os
-import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 
-SAMPLED = 4 * 250  # tokens
+TEXTS, TOKENS = 4, 1000
 
 
 def busy_seconds():
@@ -40,19 +40,19 @@ def own_seconds():
 
 
 def run(command, env, busy):
-    """Output and seconds of a command, and how many cores other processes used meanwhile."""
+    """Seconds of a command, and how many cores other processes used meanwhile."""
     all_before, own_before, start = busy_seconds(), own_seconds(), time.monotonic()
     burner = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if busy else None
     try:
         began = time.monotonic()
-        result = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+        subprocess.run(command, env=env, capture_output=True, check=True)
         seconds = time.monotonic() - began
     finally:
         if burner:
             burner.kill()
             burner.wait()
     others = busy_seconds() - all_before - (own_seconds() - own_before)
-    return result.stdout, seconds, max(0.0, others) / (time.monotonic() - start)
+    return seconds, max(0.0, others) / (time.monotonic() - start)
 
 
 def train(program, folder, steps, *options):
@@ -61,12 +61,14 @@ def train(program, folder, steps, *options):
 
 
 def sample(program, folder):
-    return [program, "sample", "--model", os.path.join(folder, "model"), "--samples", "4", "--tokens", "250"]
+    return [program, "sample", "--model", os.path.join(folder, "model"), "--samples", str(TEXTS), "--tokens",
+            str(TOKENS)]
 
 
-def steps_per_second(text):
+def steps_per_second(folder):
     """From the times of the steps after the first ten, which are slower."""
-    ms = [float(x) for x in re.findall(r"([\d.]+) ms", text)][10:]
+    with open(os.path.join(folder, "run", "log.csv")) as f:
+        ms = [float(row["ms"]) for row in csv.DictReader(f)][10:]
     return 1000 * len(ms) / sum(ms)
 
 
@@ -99,9 +101,9 @@ def main():
             for key, (command, env, busy, rate) in measured.items():
                 if len(rates[key]) >= a.rounds:
                     continue
-                text, seconds, others = run(command, env, busy)
+                seconds, others = run(command, env, busy)
                 if others <= a.others:
-                    rates[key].append(rate(text) if rate else SAMPLED / seconds)
+                    rates[key].append(rate(folder) if rate else TEXTS * TOKENS / seconds)
     middle = {key: statistics.median(x) if x else float("nan") for key, x in rates.items()}
     for key, x in rates.items():
         unit = "tokens/s" if "sample" in key else "steps/s"
