@@ -66,12 +66,14 @@ void threads_begin(Threads* t) {
 }
 
 void threads_end(Threads* t) {
-    const double window = 0.05, first_pause = 4, longest_pause = 64;   // seconds
-    const double lost = 0.3;                                           // of a thread's time
+    const double window = t->decided ? 0.25 : 0.05;       // seconds; short at first, for short programs
+    const double first_pause = 2, longest_pause = 64;     // seconds
+    const double lost = 0.35;                             // of a thread's time
     if (t->fixed || t->now == 1) return;
     t->wall += now_seconds() - t->began;
     t->cpu += process_seconds() - t->cpu_began;
     if (t->wall < window) return;
+    t->decided = true;
     const double missing = t->now - t->cpu / t->wall;
     t->cpu = t->wall = 0;
     if (missing < lost) {

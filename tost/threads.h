@@ -30,7 +30,7 @@ static inline int  thread_index(void) { return 0; }
 // KMP_*).
 typedef struct {
     int    max, now;
-    bool   fixed;
+    bool   fixed, decided;          // decided: at least once
     double wall, cpu;               // seconds, in passes since the last decision
     double began, cpu_began;        // of the current pass
     double retry, pause;            // when to use all threads again; seconds from the decision to retry

@@ -2,8 +2,8 @@
 
     peers.py [SECTION...] [--threads N] [--text FILE --vocab vocab.bpe]
 
-Sections: train, sample, sgemm, tiktoken (the default: about a minute on two idle cores) and compiled (train with
-torch.compile; needs a C++ compiler and a few minutes). Prints `key value unit` lines, or
+Sections: train, sample, sgemm, tiktoken (the default: about a minute on two idle cores), and train_bf16 (autocast),
+compiled and compiled_bf16 (torch.compile; need a C++ compiler and a few minutes). Prints `key value unit` lines, or
 `skipped: SECTION: reason` if a package or file is missing. Each value is the median of 3 runs after a warm-up.
 PyTorch's threads spin while they wait, so other programs on the same cores slow it down disproportionately.
 """
@@ -64,10 +64,9 @@ def load_torch(args):
     return torch, tost
 
 
-def train(args, compiled=False):
-    """Training steps of tost-base in float32: forward, backward, gradient clipping, fused AdamW."""
+def train(args, key="train", compiled=False, bf16=False):
+    """Training steps of tost-base in float32 or bf16: forward, backward, gradient clipping, fused AdamW."""
     torch, tost = load_torch(args)
-    key = "compiled" if compiled else "train"
     report(f"{key}_import_memory", peak_bytes() / 2**20, "MiB")
     model = tost.Tost(tost.PRESETS["tost-base"])
     config = model.config
@@ -78,7 +77,8 @@ def train(args, compiled=False):
 
     def step():
         optimizer.zero_grad()
-        loss = forward(x, y)[1]
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+            loss = forward(x, y)[1]
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -137,8 +137,11 @@ SECTIONS = {
     "sample": sample,
     "sgemm": sgemm,
     "tiktoken": bench_tiktoken,
-    "compiled": lambda args: train(args, compiled=True),
+    "train_bf16": lambda args: train(args, "train_bf16", bf16=True),
+    "compiled": lambda args: train(args, "compiled", compiled=True),
+    "compiled_bf16": lambda args: train(args, "compiled_bf16", compiled=True, bf16=True),
 }
+DEFAULT = ("train", "sample", "sgemm", "tiktoken")
 
 
 def main():
@@ -156,7 +159,7 @@ def main():
     report("threads", args.threads, "threads")
     if hasattr(os, "getloadavg"):
         report("load_before", os.getloadavg()[0], "processes")  # 1 or more: the results are not reliable
-    for name in args.sections or [name for name in SECTIONS if name != "compiled"]:
+    for name in args.sections or DEFAULT:
         try:
             SECTIONS[name](args)
         except Skip as reason:
