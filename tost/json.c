@@ -298,3 +298,23 @@ void json_write_string(FILE* out, const char* text, size_t n) {
     }
     fputc('"', out);
 }
+
+bool json_text_field(char* text, size_t* n_text, const char* json, size_t n, const char* name, TostError* err) {
+    Json j = json_open(json, n, err);
+    bool found = false;
+    int more;
+    *n_text = 0;
+    if (!json_enter(&j, JSON_OBJECT)) return false;
+    while ((more = json_next(&j)) > 0) {
+        // Keys are decoded after the text: a decoded string is not longer than its JSON, so n + 1 bytes suffice.
+        char* key = text + *n_text;
+        size_t n_key;
+        if (!json_key(&j, key, n + 1 - *n_text, &n_key)) return false;
+        const bool wanted = n_key == strlen(name) && memcmp(key, name, n_key) == 0;
+        if (wanted && json_peek(&j) != JSON_STRING) return tost_error(err, "\"%s\" is not a string", name);
+        if (wanted ? !json_string(&j, text, n + 1, n_text) : !json_skip(&j)) return false;
+        found |= wanted;
+    }
+    if (more < 0 || !json_at_end(&j)) return false;
+    return found || tost_error(err, "the object has no \"%s\"", name);
+}

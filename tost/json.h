@@ -40,6 +40,10 @@ bool json_double(Json* j, double* out);            // finite
 bool json_skip(Json* j);                           // any value
 bool json_at_end(Json* j);                         // error if anything is open or follows, except white space
 
+// Decodes the string `name` of an object, json (n), to text (n + 1). If there are several, takes the last one, as most
+// JSON readers do.
+bool json_text_field(char* text, size_t* n_text, const char* json, size_t n, const char* name, TostError* err);
+
 // Writes a quoted string of n bytes. Bytes that are not UTF-8 become U+FFFD.
 void json_write_string(FILE* out, const char* text, size_t n);
 

@@ -8,30 +8,10 @@
 #include "json.h"
 #include "tokenize.h"
 
-// Decodes the "prompt" of an object to text (n + 1 bytes); if there are several, the last one is used.
-static bool decode(Prompt* p, const char* json, size_t n, TostError* err) {
-    Json j = json_open(json, n, err);
-    bool found = false;
-    int more;
-    if (!json_enter(&j, JSON_OBJECT)) return false;
-    while ((more = json_next(&j)) > 0) {
-        // Keys are decoded after the prompt: a decoded string is not longer than its JSON.
-        char* key = p->text + p->n;
-        size_t n_key;
-        if (!json_key(&j, key, n + 1 - p->n, &n_key)) return false;
-        const bool prompt = n_key == 6 && memcmp(key, "prompt", 6) == 0;
-        if (prompt && json_peek(&j) != JSON_STRING) return tost_error(err, "\"prompt\" is not a string");
-        if (prompt ? !json_string(&j, p->text, n + 1, &p->n) : !json_skip(&j)) return false;
-        found |= prompt;
-    }
-    if (more < 0 || !json_at_end(&j)) return false;
-    return found || tost_error(err, "the object has no \"prompt\"");
-}
-
 static bool take_line(Prompts* p, size_t number, const char* line, size_t n, bool jsonl, TostError* err) {
     Prompt prompt = {.line = number, .text = xmalloc(n + 1)};
     if (!jsonl) memcpy(prompt.text, line, prompt.n = n);
-    else if (!decode(&prompt, line, n, err)) {
+    else if (!json_text_field(prompt.text, &prompt.n, line, n, "prompt", err)) {
         free(prompt.text);
         return false;
     }

@@ -92,7 +92,6 @@ static bool find_fresh(Run* r, TostError* err) {
     return !o->init || (open_weights(&r->init, r, err) && options_take_config(o, &r->init.config, r->weights, err));
 }
 
-
 bool run_find(Run* r, TostError* err) {
     const char* out = r->o.out;
     TostError lock_error;

@@ -289,33 +289,14 @@ static bool tokenize_text(Job* job, Source* s, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // JSONL
 
-// Decodes the "text" of the line's object; if there are several, the last one counts, as in most JSON readers.
-static bool decode_line(Line* line, TostError* err) {
-    Json j = json_open(line->json, line->n, err);
-    bool found = false;
-    int more;
-    if (!json_enter(&j, JSON_OBJECT)) return false;
-    while ((more = json_next(&j)) > 0) {
-        // Keys are decoded after the text: a decoded string is not longer than its JSON, so line->n + 1 bytes suffice.
-        char* key = line->text + line->n_text;
-        size_t n_key;
-        if (!json_key(&j, key, line->n + 1 - line->n_text, &n_key)) return false;
-        bool text = n_key == 4 && memcmp(key, "text", 4) == 0;
-        if (text && json_peek(&j) != JSON_STRING) return tost_error(err, "\"text\" is not a string");
-        if (text ? !json_string(&j, line->text, line->n + 1, &line->n_text) : !json_skip(&j)) return false;
-        found |= text;
-    }
-    if (more < 0 || !json_at_end(&j)) return false;
-    return found || tost_error(err, "the object has no \"text\"");
-}
-
 // Decodes the lines in parallel. On an error, err is that of the first invalid line.
 static bool decode_lines(Job* job, const char* name, TostError* err) {
     size_t bad = SIZE_MAX;
     #pragma omp parallel for schedule(dynamic, 16) num_threads(job->threads) if (job->n_lines > 16)
     for (size_t i = 0; i < job->n_lines; i++) {
         TostError e;
-        if (decode_line(job->lines + i, &e)) continue;
+        Line* line = job->lines + i;
+        if (json_text_field(line->text, &line->n_text, line->json, line->n, "text", &e)) continue;
         #pragma omp critical
         if (i < bad) {
             bad = i;
