@@ -54,6 +54,9 @@ EMU_CXX  := $(CXX) -std=c++17
 # -g1 and fewer checks halve the compile time; the address sanitizer still finds these errors
 EMU_SANITIZE := -g1 $(SANITIZERS) -fno-sanitize=null,object-size,vptr -DTOST_SANITIZE
 EMU_FLAGS = $(EMU_SANITIZE) -Wall -Wextra -Wno-unknown-pragmas -I. -Itost
+# Without the address sanitizer, the compiler reports loads and stores to races.cpp instead. The sanitizer's library is
+# not linked.
+EMU_RACES = $(if $(EMU_SANITIZE),,-fsanitize=thread -Wno-maybe-uninitialized -DCUDA_ON_HOST_RACES)
 EMU_CUDA  = -DTOST_CUDA_ON_HOST -Idev/test/cuda_on_host
 EMU_O     = -O2
 EMU_C     = $(patsubst %,$(EMU)/%.o,train_gpt_tost folder gemm init json model rng safetensors schedule threads util)
@@ -75,6 +78,7 @@ $(EMU_C): $(EMU)/%.o: %.c
 $(EMU_CPP): $(EMU)/%.o: dev/test/cuda_on_host/%.cpp
 	$(call say,CXX $<) mkdir -p $(@D) && $(EMU_CXX) $(EMU_O) $(EMU_FLAGS) $(EMU_CUDA) -MMD -MP -c $< -o $@
 $(EMU)/kernels_test.o: EMU_O = -O1   # -O2 costs more compile time than it saves
+$(EMU)/kernels_test.o $(EMU)/emulation_test.o: EMU_FLAGS += $(EMU_RACES)
 $(EMU)/test: $(EMU_CPP) $(EMU_C)
 	$(call say,LINK $@) $(EMU_CXX) $(EMU_FLAGS) -o $@ $^ -lm -ldl -rdynamic
 
@@ -85,7 +89,7 @@ test_cuda_on_host: $(EMU)/test
 test_mutants:
 	@$(MAKE) --no-print-directory EMU=build/mutants EMU_SANITIZE= mutants
 mutants: $(EMU_CPP) $(EMU_C)
-	@dev/test/cuda_on_host/mutants.sh "$(EMU_CXX)" "-O1 $(EMU_FLAGS) $(EMU_CUDA)" \
+	@dev/test/cuda_on_host/mutants.sh "$(EMU_CXX)" "-O1 $(EMU_FLAGS) $(EMU_RACES) $(EMU_CUDA)" \
 	    "$(filter-out $(EMU)/kernels_test.o,$(EMU_CPP) $(EMU_C))" $(MUTANTS)
 
 # ---- bytes moved by the kernels -----------------------------------------------------------------------------------
@@ -94,7 +98,7 @@ mutants: $(EMU_CPP) $(EMU_C)
 TRAFFIC_CXX  ?= clang++
 TRAFFIC_COUNT = -O2 -fno-builtin -fno-vectorize -fno-slp-vectorize -Wno-pass-failed \
                 -fsanitize-coverage=func,trace-loads,trace-stores
-TRAFFIC_OBJ   = $(filter-out $(EMU)/train_gpt_tost.o,$(EMU_C)) $(patsubst %,$(EMU)/%_on_host.o,cuda cublaslt runtime)
+TRAFFIC_OBJ   = $(filter-out $(EMU)/train_gpt_tost.o,$(EMU_C)) $(patsubst %,$(EMU)/%.o,races cuda_on_host cublaslt_on_host runtime_on_host)
 $(EMU)/counted.o: train_gpt_tost.cu $(wildcard tost/*.h tost/*.cuh dev/test/cuda_on_host/*.h)
 	$(call say,CXX $<) mkdir -p $(@D) && \
 	    $(EMU_CXX) $(TRAFFIC_COUNT) $(EMU_FLAGS) $(EMU_CUDA) -DTOST_NO_MAIN -x c++ -c $< -o $@ && \

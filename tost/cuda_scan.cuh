@@ -28,7 +28,7 @@ __device__ inline float scan_load(const float* p) { return __ldcg(p); }
 // The block's unit of work: 0, 1, 2, ... in the order in which blocks start. *ticket is zero before the launch.
 __device__ inline int scan_ticket(int* ticket) {
     __shared__ int drawn;
-    if (threadIdx.x == 0) drawn = atomicAdd(ticket, 1);
+    if (threadIdx.x == 0) drawn = atomicAdd(ticket, 1);   // mutant: ticket_of_the_grid
     __syncthreads();   // mutant: ticket_read_early
     return drawn;
 }
@@ -43,7 +43,7 @@ __device__ inline void scan_wait(const int* flags, int i, int size, bool all) {
         size >>= SCAN_RADIX_LOG;
         i >>= SCAN_RADIX_LOG;
     } while (all && i > 0);
-    __syncthreads();
+    __syncthreads();   // mutant: wait_unsynchronized
 }
 
 // Loads in flight per thread: as many as registers allow.
@@ -89,11 +89,11 @@ __device__ inline void scan_add(double (&sum)[COLUMNS], const float* totals, int
 // from the lowest level up: a group's total as soon as those of the level below are known.
 template <int COLUMNS>
 __device__ inline void scan_publish(float* totals, int* flags, int width, int k, int chunks) {
-    __syncthreads();
-    if (threadIdx.x == 0) raise_flag(flags + k);
+    __syncthreads();   // mutant: flag_raised_early
+    if (threadIdx.x == 0) raise_flag(flags + k);   // mutant: flag_not_raised
     int level = 0;
     NO_UNROLL for (int i = k, size = chunks, levels = 1; i % SCAN_RADIX == SCAN_RADIX - 1; levels++) {
-        scan_wait(flags + level, i, size, false);   // mutant: serial_chain
+        scan_wait(flags + level, i, size, false);   // mutant: serial_chain, group_not_awaited
         level += size;
         size >>= SCAN_RADIX_LOG;
         i >>= SCAN_RADIX_LOG;
@@ -109,8 +109,8 @@ __device__ inline void scan_publish(float* totals, int* flags, int width, int k,
                 if (c < width) totals[(size_t)(level + i) * width + c] = (float)sum[n];
             }
         }
-        __syncthreads();
-        if (threadIdx.x == 0) raise_flag(flags + level + i);
+        __syncthreads();   // mutant: group_flag_raised_early
+        if (threadIdx.x == 0) raise_flag(flags + level + i);   // mutant: group_flag_not_raised
     }
 }
 
@@ -121,7 +121,7 @@ template <int COLUMNS>
 __device__ inline void scan_columns(float* carry, double* end, const double* start, float* totals, int* flags,
                                     int width, int place, int chunks) {
     scan_publish<COLUMNS>(totals, flags, width, place, chunks);
-    scan_wait(flags, place, chunks, true);
+    scan_wait(flags, place, chunks, true);   // mutant: prefix_not_awaited
     NO_UNROLL for (int first = threadIdx.x; first < width; first += COLUMNS * blockDim.x) {
         double prefix[COLUMNS] = {};
         scan_add(prefix, totals, first, width, place, chunks, INT_MAX);

@@ -22,16 +22,18 @@ struct Schedule {
     CudaOnHostOrder order;
     uint64_t seed;
     bool late;
+    int resident = 1;
 };
 const Schedule FORWARD = {CUDA_ORDER_FORWARD, 0, false}, LATE = {CUDA_ORDER_FORWARD, 0, true},
                REVERSE = {CUDA_ORDER_REVERSE, 0, false}, REVERSE_LATE = {CUDA_ORDER_REVERSE, 0, true},
-               SHUFFLE = {CUDA_ORDER_SHUFFLE, 1, false}, SHUFFLE_LATE = {CUDA_ORDER_SHUFFLE, 2, true};
+               SHUFFLE = {CUDA_ORDER_SHUFFLE, 1, false}, SHUFFLE_LATE = {CUDA_ORDER_SHUFFLE, 2, true}, RESIDENT = {CUDA_ORDER_SHUFFLE, 3, false, 5};
 
 void set_schedule(const Schedule& s, uint32_t matmul_alignment = 1) {
     CudaOnHostOptions o;
     o.order = s.order;
     o.seed = s.seed;
     o.late = s.late;
+    o.resident = s.resident;
     o.matmul_alignment = matmul_alignment;
     cuda_on_host_set(o);
 }
@@ -211,7 +213,7 @@ void test_quick(Checks* c) {
                 uniform = {1, 1, 64, block, 29, 0, TOST_UNIFORM, 1, chunk + 6, 1, 1, RANDOM};
     test_emulation(c);
     set_schedule(SHUFFLE);
-    test_kernels(c);
+    test_kernels(c, 4);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) {
         test_mixed_shapes(c, dtype);
         set_schedule(REVERSE_LATE);
@@ -226,9 +228,9 @@ void test_quick(Checks* c) {
 }
 
 void test_mutants(Checks* c) {
-    test_kernels(c);
+    test_kernels(c, 12);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
-    test_shapes(c, TOST_FP32, {FORWARD, REVERSE, SHUFFLE_LATE});
+    test_shapes(c, TOST_FP32, {FORWARD, REVERSE, SHUFFLE_LATE, RESIDENT});
     test_shape(c, long_shape(chunk_of_source()), TOST_FP32, {REVERSE});
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_scores(c, dtype);
 }
@@ -236,12 +238,12 @@ void test_mutants(Checks* c) {
 void test_all(Checks* c) {
     test_emulation(c);
     set_schedule(SHUFFLE);
-    test_kernels(c);
+    test_kernels(c, 40);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
-    test_shapes(c, TOST_FP32, {FORWARD, LATE, REVERSE_LATE, SHUFFLE, SHUFFLE_LATE});
+    test_shapes(c, TOST_FP32, {FORWARD, LATE, REVERSE_LATE, SHUFFLE, SHUFFLE_LATE, RESIDENT});
     test_shape(c, long_shape(chunk_of_source()), TOST_FP32, {REVERSE});
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_scores(c, dtype);
-    test_shapes(c, TOST_BF16, {FORWARD, REVERSE, SHUFFLE_LATE});
+    test_shapes(c, TOST_BF16, {FORWARD, REVERSE, SHUFFLE_LATE, RESIDENT});
     test_shape(c, {1, 3, 60, 40, 257, 1, TOST_LEARNED, 2, 37, 2, 2, 0}, TOST_TF32, {FORWARD});
     for (const int values : {FRESH, RANDOM}) test_wide(c, TOST_BF16, values);
     test_wide(c, TOST_TF32, RANDOM);

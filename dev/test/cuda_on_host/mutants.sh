@@ -24,6 +24,17 @@ block_sum_reuses_early | s/__syncthreads();//
 block_sum_reads_early | s/__syncthreads();//
 tree_sum_unsynchronized | s/__syncthreads();//
 ticket_read_early | s/__syncthreads();//
+ticket_of_the_grid | s/atomicAdd(ticket, 1)/(int)blockIdx.x/
+flag_not_released | s/store_release(flag, 1)/cuda_on_host_store(flag, 1, false)/
+flag_not_awaited | s/while.*{}//
+flag_not_acquired | s/load_acquire(flag);//
+wait_unsynchronized | s/__syncthreads();//
+flag_raised_early | s/__syncthreads();//
+group_flag_raised_early | s/__syncthreads();//
+flag_not_raised | s/if (threadIdx.x == 0) raise_flag.*;//
+group_flag_not_raised | s/if (threadIdx.x == 0) raise_flag.*;//
+group_not_awaited | s/scan_wait.*;//
+prefix_not_awaited | s/scan_wait.*;//
 softmax_unsynchronized | s/__syncthreads();//
 mass_unsynchronized | s/__syncwarp();//
 softmax_over_time | s/h \* WARP + lane_index()/h/
@@ -74,7 +85,7 @@ mutate() {
 # build NAME FOLDER: builds the test with the engine in FOLDER. flags and objects are lists of words.
 build() {
     $cxx "-I$2" $flags -c $test_folder/kernels_test.cpp -o "$work/$1.o" &&
-        $cxx $flags -o "$work/$1" "$work/$1.o" $objects -lm -ldl -rdynamic
+        $cxx -o "$work/$1" "$work/$1.o" $objects -lm -ldl -rdynamic   # without the library of -fsanitize=thread
 }
 
 # run_mutant NAME: builds a mutant and runs it up to the first failed check; prints the result and saves it in
