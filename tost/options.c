@@ -131,18 +131,24 @@ static const Row table[] = {
     {"shard-tokens", TOKENIZE, FILES, INT64, AT(shard_tokens), NOT_SAVED, "N", .min = 1, .max = INT_MAX, .value = 100e6,
      .unit = "tokens", .help = "size of each shard; the last one may be smaller"},
     {"steps", TRAIN, TRAINING, INT64, AT(steps), OVERRIDABLE, "N", .max = MAX_COUNT, .unit = "steps",
-     .help = "total number of steps, including those of a resumed run; the cosine schedule ends there"},
+     .help = "total number of steps, including those of a resumed run; the schedule ends there"},
     {"batch", TRAIN, TRAINING, INT, AT(batch), OVERRIDABLE, "N", .min = 1, .max = TOST_MAX_BATCH, .unit = "sequences",
      .help = "micro-batch size; changing it on --resume may change the last bits of the results"},
     {"seq", TRAIN, TRAINING, INT, AT(seq), FIXED, "N", .min = 1, .max = TOST_MAX_BLOCK_SIZE, .unit = "tokens",
      .help = "sequence length, at most --block-size"},
     {"total-batch", TRAIN, TRAINING, INT64, AT(total_batch), FIXED, "N", .min = 1, .max = 1e12, .unit = "tokens",
      .help = "tokens per step, a multiple of batch × seq; gradients are accumulated over micro-batches"},
-    {"lr", TRAIN, TRAINING, REAL, AT(lr), FIXED, "X", .max = 100, .help = "peak learning rate"},
-    {"warmup", TRAIN, TRAINING, INT64, AT(warmup), FIXED, "N", .max = MAX_COUNT, .unit = "steps",
+    {"lr", TRAIN, TRAINING, REAL, AT(lr), OVERRIDABLE, "X", .max = 100, .help = "peak learning rate"},
+    {"schedule", TRAIN, TRAINING, CHOICE, AT(schedule), OVERRIDABLE, "cosine|wsd|linear|constant",
+     .help = "learning rate after the warm-up: cosine or linear decay; wsd: constant, then linear decay over the last "
+             "--decay-frac of the steps; constant. A wsd run can be extended with --resume --steps N before its decay, "
+             "a constant run at any time"},
+    {"decay-frac", TRAIN, TRAINING, REAL, AT(decay_frac), OVERRIDABLE, "X", .max = 1, .value = 0.2,
+     .unit = "of the steps", .help = "length of the decay of --schedule wsd"},
+    {"warmup", TRAIN, TRAINING, INT64, AT(warmup), OVERRIDABLE, "N", .max = MAX_COUNT, .unit = "steps",
      .help = "linear warm-up of the learning rate from 0 to --lr; by default at most a tenth of --steps"},
-    {"min-lr-frac", TRAIN, TRAINING, REAL, AT(min_lr_frac), FIXED, "X", .max = 1,
-     .help = "final learning rate of the cosine schedule, as a fraction of --lr"},
+    {"min-lr-frac", TRAIN, TRAINING, REAL, AT(min_lr_frac), OVERRIDABLE, "X", .max = 1,
+     .help = "final learning rate, as a fraction of --lr"},
     {"weight-decay", TRAIN, TRAINING, REAL, AT(weight_decay), FIXED, "X", .max = 100,
      .help = "AdamW weight decay, applied to embeddings and Linear weights"},
     {"beta1", TRAIN, TRAINING, REAL, AT(beta1), FIXED, "X", .max = 0.999999,
@@ -638,6 +644,8 @@ char* options_unused(const Options* given, const Options* o, int i) {
         {"val-data", "val-every 0", o->val_every == 0},
         {"val-batches", "val-every 0", o->val_every == 0},
         {"keep", "save-every 0", o->save_every == 0},
+        {"decay-frac", "schedule other than wsd", o->schedule != SCHEDULE_WSD},
+        {"min-lr-frac", "schedule constant", o->schedule == SCHEDULE_CONSTANT},
         {sample_option_given(given), "sample-every 0", o->sample_every == 0},
         {sample_option_given(given), "quiet", o->quiet && o->sample_every > 0},
     };
@@ -645,6 +653,11 @@ char* options_unused(const Options* given, const Options* o, int i) {
         if (unused[k].off && unused[k].name && option_given(given, unused[k].name) && i-- == 0)
             return xasprintf("--%s has no effect with --%s", unused[k].name, unused[k].with);
     return NULL;
+}
+
+Schedule options_schedule(const Options* o) {
+    return (Schedule){.kind = (ScheduleKind)o->schedule, .steps = o->steps, .warmup = o->warmup, .peak = o->lr,
+                      .min_frac = o->min_lr_frac, .decay_frac = o->decay_frac};
 }
 
 static bool check_train(Options* o, TostError* err) {

@@ -98,6 +98,20 @@ Hint divergence_hint(const Run* r, const char* remedy) {
 // ---------------------------------------------------------------------------------------------
 // At the start
 
+// "cosine decay to 6e-05". free()
+static char* schedule_text(const Options* o) {
+    const double last = o->lr * o->min_lr_frac;
+    const Schedule s = options_schedule(o);
+    switch (s.kind) {
+        case SCHEDULE_COSINE: return xasprintf("cosine decay to %g", last);
+        case SCHEDULE_LINEAR: return xasprintf("linear decay to %g", last);
+        case SCHEDULE_WSD:
+            return xasprintf("constant, linear decay to %g from step %lld", last, (long long)schedule_decay_start(&s));
+        case SCHEDULE_CONSTANT: break;
+    }
+    return xstrdup("then constant");
+}
+
 static void report_model(Run* r) {
     Progress* p = &r->progress;
     const Options* o = &r->o;
@@ -113,8 +127,10 @@ static void report_model(Run* r) {
     progress_text(p, "%-11s%lld tokens per step: %lld micro-batch%s × %d sequence%s × %d tokens", "",
                   (long long)o->total_batch, micro_batches, micro_batches == 1 ? "" : "es", o->batch,
                   o->batch == 1 ? "" : "s", o->seq);
-    progress_text(p, "%-11slr %g, %lld warm-up step%s, cosine decay to %g; weight decay %g", "", o->lr,
-                  (long long)o->warmup, o->warmup == 1 ? "" : "s", o->lr * o->min_lr_frac, o->weight_decay);
+    char* schedule = schedule_text(o);
+    progress_text(p, "%-11slr %g, %lld warm-up step%s, %s; weight decay %g", "", o->lr, (long long)o->warmup,
+                  o->warmup == 1 ? "" : "s", schedule, o->weight_decay);
+    free(schedule);
 }
 
 static void report_data(Run* r) {
@@ -137,14 +153,23 @@ static void report_data(Run* r) {
 }
 
 // Options that differ from those of the resumed run.
+// The options that --resume changes, and the jump of the learning rate, if it has one.
 static void report_changes(Run* r) {
     const char* label = "changed";
+    Options before = options_default(COMMAND_TRAIN, r->engine);
+    TostError ignored;
     for (int i = 0; i < r->n_resumed; i++) {
         char* note = options_changed(&r->o, &r->resumed[i]);
         if (!note) continue;
         progress_text(&r->progress, "%-11s%s", label, note);
         label = "";
         free(note);
+    }
+    if (!*label && options_resume(&before, r->resumed, r->n_resumed, r->out, &ignored)) {
+        const Schedule was = options_schedule(&before), is = options_schedule(&r->o);
+        const double lr_was = schedule_lr(&was, r->info.step), lr_is = schedule_lr(&is, r->info.step);
+        if (fabs(lr_is - lr_was) > 1e-12 * lr_was)
+            progress_text(&r->progress, "%-11slearning rate of the next step: %g instead of %g", "", lr_is, lr_was);
     }
 }
 

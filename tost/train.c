@@ -7,7 +7,6 @@
 
 #include "generate.h"
 #include "run.h"
-#include "schedule.h"
 #include "signals.h"
 
 static bool train(Run* r, TostError* err);
@@ -115,9 +114,10 @@ static bool accumulate_gradients(bool* completed, Run* r, TostError* err) {
 static double optimizer_step(Run* r, double norm) {
     const Options* o = &r->o;
     const int64_t step = r->info.step;
+    const Schedule schedule = options_schedule(o);
     const double clip = o->grad_clip / (norm + TOST_CLIP_EPS);
     const TostAdamW adamw = {
-        .lr = schedule_lr(step, o->steps, o->warmup, o->lr, o->min_lr_frac),
+        .lr = schedule_lr(&schedule, step),
         .beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps, .weight_decay = o->weight_decay,
         .grad_scale = o->grad_clip > 0 && clip < 1 ? clip : 1,
         .step = step + 1 - r->info.outliers.skipped};   // bias correction: skipped steps did not change the moments

@@ -156,10 +156,16 @@ run 0 eval --model halfway --data "$dir/tiny_*.bin" --dtype bf16
 run 0 sample --model halfway --dtype bf16 --tokens 4
 rm -r halfway/step_00000007
 
+run 0 --resume --out halfway --steps 7 --lr 0.004 --schedule linear
+check "--lr may change on --resume, which prints a line" says "--lr 0.004 instead of 0.003" stdout
+check "--schedule may change on --resume" says "--schedule linear instead of cosine" stdout
+check "the jump of the learning rate is printed" says "learning rate of the next step: " stdout
+rm -r halfway/step_00000007
+
 run 1 $tiny --steps 6 --out straight
 refused "--out straight" "--resume" "--overwrite"
-run 1 --resume --out straight --lr 0.5
-refused "--lr 0.5" "0.003" "straight"
+run 1 --resume --out straight --beta1 0.5
+refused "--beta1 0.5" "0.9" "straight"
 run 1 --resume --out straight --layers 2
 refused "--layers 2" "1 "
 run 1 --resume --out straight --order sequential
