@@ -37,8 +37,9 @@ typedef struct {
     int64_t max_skipped;
     int64_t seed;
     int64_t val_every, val_batches, sample_every, sample_tokens, save_every, keep;
+    double  stop_at_val, max_time;         // 0: off; nats per token; seconds
     int     on_save_error;                 // OnSaveError
-    bool    resume, overwrite, quiet;
+    bool    resume, overwrite, quiet, keep_best;
     int     dtype, threads;                // TostDtype; 0: OpenMP's default
     bool    recompute;
     // sampling

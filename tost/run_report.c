@@ -179,6 +179,9 @@ static void report_unused(Run* r) {
         run_warn(r, "%s", line);
         free(line);
     }
+    if (r->o.warmup >= r->o.steps && r->o.steps > 0)
+        run_warn(r, "--warmup %lld is not less than --steps %lld: the learning rate never reaches --lr %g",
+                 (long long)r->o.warmup, (long long)r->o.steps, r->o.lr);
 }
 
 void report_settings(Run* r, const char* device) {
@@ -193,8 +196,9 @@ void report_settings(Run* r, const char* device) {
 // During training
 
 void report_validation(Run* r) {
-    progress_text(&r->progress, "validation after step %lld: loss %.6f, perplexity %.2f, best %.6f",
-                  (long long)r->info.step, r->val_loss, exp(r->val_loss), r->info.best_val_loss);
+    const CheckpointInfo* i = &r->info;
+    progress_text(&r->progress, "validation after step %lld: loss %.6f, perplexity %.2f, best %.6f after step %lld",
+                  (long long)i->val_step, i->val_loss, exp(i->val_loss), i->best_val_loss, (long long)i->best_val_step);
 }
 
 // Prints the text indented, with '?' for NULs.
@@ -223,13 +227,17 @@ void report_end(Run* r) {
     Progress* p = &r->progress;
     const bool stopped = r->info.step < r->o.steps;
     const long long step = (long long)r->info.step, steps = (long long)r->o.steps;
-    if (stopped) progress_text(p, "stopped by %s after step %lld of %lld", signals_name(), step, steps);
+    if (stopped)
+        progress_text(p, "stopped by %s after step %lld of %lld",
+                      signals_received() ? signals_name() : r->stopped_by, step, steps);
     else progress_text(p, "done: %lld step%s, %lld tokens", step, step == 1 ? "" : "s", (long long)r->info.tokens);
     if (r->info.outliers.skipped > 0)
         progress_text(p, "%-11s%lld of %lld steps (rows with lr 0 in the log)", "skipped",
                       (long long)r->info.outliers.skipped, step);
-    if (!isnan(r->val_loss))
-        progress_text(p, "%-11s%.6f, best %.6f", "val loss", r->val_loss, r->info.best_val_loss);
+    if (isfinite(r->info.val_loss))
+        progress_text(p, "%-11s%.6f after step %lld, best %.6f after step %lld%s", "val loss", r->info.val_loss,
+                      (long long)r->info.val_step, r->info.best_val_loss, (long long)r->info.best_val_step,
+                      r->o.keep_best ? " (best)" : "");
     if (r->saved_step < 0) {
         progress_text(p, "%-11snothing (--save-every 0)", "saved");
         return;

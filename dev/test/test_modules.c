@@ -1119,9 +1119,9 @@ static void set_time(const char* file, time_t seconds, long ns) {
 static void test_newest_run(Checks* c) {
     TostError err;
     char *dir = new_folder(), *found = NULL;
-    check(c, !checkpoint_newest_run(&found, dir, &err) && strstr(err.text, "train"), "no run: %s", err.text);
+    check(c, !checkpoint_newest_run(&found, dir, "--model PATH", &err) && strstr(err.text, "train"), "no run: %s", err.text);
     char* absent = path_join(dir, "absent");
-    check(c, !checkpoint_newest_run(&found, absent, &err) && strstr(err.text, "train"), "no root: %s", err.text);
+    check(c, !checkpoint_newest_run(&found, absent, "--model PATH", &err) && strstr(err.text, "train"), "no root: %s", err.text);
     free(absent);
     TostModel* m = fake_new(tiny);
     static const struct { const char* name; int64_t step; time_t s; long ns; } runs[] = {
@@ -1134,7 +1134,7 @@ static void test_newest_run(Checks* c) {
         char* file = step_path(run, runs[i].step, "model.safetensors");
         set_time(file, runs[i].s, runs[i].ns);
         const char* wanted = i == 0 ? "b-001" : i < 3 ? "a-002" : "d-004";   // equal times: the later name
-        check(c, checkpoint_newest_run(&found, dir, &err) && strstr(found, wanted),
+        check(c, checkpoint_newest_run(&found, dir, "--model PATH", &err) && strstr(found, wanted),
               "newest of %zu runs: expected %s, got %s", i + 1, wanted, found ? found : err.text);
         free(found);
         free(file);
@@ -1400,7 +1400,7 @@ static void test_readers(Checks* c) {
         else differ += !same_state(is, m, TOST_PARAM);
         checkpoint_info_free(&info);
         st_close(&f);
-        if (i % 10 == 0 && !checkpoint_newest_run(&found, dir, &err)) failed++;
+        if (i % 10 == 0 && !checkpoint_newest_run(&found, dir, "--model PATH", &err)) failed++;
         else if (i % 10 == 0) free(found);
     }
     must(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child, "kill", NULL);

@@ -672,10 +672,10 @@ static void test_overtaken(Checks* c) {
 
 // Default folders: two runs that start at the same time get two numbers.
 static void test_default_folders(Checks* c) {
-    second_args = BASE NO_VAL "--data good.bin --steps 2 --save-every 1";
+    second_args = BASE NO_VAL "--data good.bin --steps 3 --save-every 1";
     hooks[0] = (Hook){TRAINING, 1, run_second};
-    check_run(c, run(BASE NO_VAL "--data good.bin --steps 2 --save-every 1"), 0, 0, NULL, "a default folder");
-    check(c, saved("out/starter-001", 2) && saved("out/starter-002", 2), "each run has its own folder");
+    check_run(c, run(BASE NO_VAL "--data good.bin --steps 3 --save-every 1"), 0, 0, NULL, "a default folder");
+    check(c, saved("out/starter-001", 3) && saved("out/starter-002", 3), "each run has its own folder");
 }
 
 // ---------------------------------------------------------------------------------------------
