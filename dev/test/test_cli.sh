@@ -165,7 +165,7 @@ check "the jump of the learning rate is printed" says "learning rate of the next
 rm -r halfway/step_00000007
 
 # Ends of runs, and the best checkpoint
-run 0 $small --lr 3 --steps 6 --val-every 1 --keep 1 --keep-best --out best
+run 0 $small --lr 0.3 --steps 6 --val-every 1 --keep 1 --keep-best --out best
 grep -o 'best [0-9.]* after step [0-9]*' stdout | tail -1 >best.line
 check "--keep-best: the best validation is $(cat best.line)" [ -s best.line ]
 run 0 info best/best
