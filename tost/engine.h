@@ -46,6 +46,9 @@ typedef struct {
     // Parameters, moments and gradients start at zero. Returns NULL and sets *err if memory or a device is missing.
     TostModel* (*create)(const TostConfig* c, const TostEngineOptions* o, TostError* err);
     void (*destroy)(TostModel* m);
+    // Rate of dense matrix products of the model's device and dtype, in operations/s: by its name, or measured; 0:
+    // unknown.
+    double (*peak_flops)(TostModel* m);
 
     // Copies one tensor of one state, t->size elements, from or to the host. With several ranks, put stores what this
     // rank has of m and v; get is collective except for parameters, gives the summed gradient after a step, and writes

@@ -360,6 +360,7 @@ bool run_set_up(Run* r, TostError* err) {
     r->part_loss = xcalloc((size_t)run_own_parts(r), sizeof *r->part_loss);
     const bool ok = run_agree(r, create_model(r, err), err) && run_compare(r, err)
                     && run_agree(r, open_folder(r, err), err);
+    if (ok) report_flops(r);
     if (ok) run_share_saved(r);
     return ok;
 }

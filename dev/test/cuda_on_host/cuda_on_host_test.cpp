@@ -184,6 +184,21 @@ void test_refusals(Checks* c) {
     check(c, tost_cuda_engine.supports(TOST_TF32) && !tost_cuda_engine.supports((TostDtype)3), "supports");
 }
 
+// Products of 192 × 192 (64 per multiprocessor), of which the emulation reports 10 to take 1 ms
+void test_peak(Checks* c) {
+    cuda_on_host_set(CudaOnHostOptions());
+    for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) {
+        const TostEngineOptions o = options_of(1, 8, true, dtype);
+        const int live = cuda_on_host_live();
+        TostError err = {};
+        TostModel* m = tost_cuda_engine.create(&SMALL, &o, &err);
+        const double peak = m ? tost_cuda_engine.peak_flops(m) : 0, want = 10 * 2.0 * 192 * 192 * 192 * 1e3;
+        check(c, fabs(peak - want) < 1e-3 * want, "peak of matrix products: %g, want %g", peak, want);
+        if (m) tost_cuda_engine.destroy(m);
+        check(c, cuda_on_host_live() == live, "peak_flops: %d CUDA objects leaked", cuda_on_host_live() - live);
+    }
+}
+
 void test_missing(Checks* c) {
     const TostEngineOptions o = options_of(2, 33, true, TOST_FP32);
     TostError err = {};
@@ -223,6 +238,7 @@ void test_quick(Checks* c) {
     test_shape(c, faint, TOST_BF16, {REVERSE_LATE});
     test_shape(c, uniform, TOST_FP32, {SHUFFLE});
     test_plain_products(c, TOST_FP32);
+    test_peak(c);
     test_missing(c);
     test_refusals(c);
 }
@@ -253,6 +269,7 @@ void test_all(Checks* c) {
     if (shared) test_golden_files(c, shared);
     else skip(c, "golden files in ../shared/golden not found");
     free(shared);
+    test_peak(c);
     test_missing(c);
     test_refusals(c);
     test_suggestions(c);

@@ -186,6 +186,11 @@ cudaError_t cudaSetDevice(int device) {
     return device >= 0 && device < runtime.options.devices ? cudaSuccess : fail(cudaErrorInvalidDevice);
 }
 
+cudaError_t cudaGetDevice(int* device) {
+    *device = 0;
+    return cudaSuccess;
+}
+
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* prop, int device) {
     NEED_DEVICE();
     if (device < 0 || device >= runtime.options.devices) return fail(cudaErrorInvalidDevice);
