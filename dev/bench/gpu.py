@@ -36,7 +36,8 @@ ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ("tssa", "norm", "classifier", "adamw", "embedding")
 LENGTHS, TOKENS, VOCAB = (1024, 4096, 16384, 65536), 65536, 50257
 # run in this order, all but the first after the build; the least important ones last, in case time runs out
-STAGES = ("tssa", "tests", "kernels", "matmuls", "trainer", "decode", "curve", "peers_short", "sanitizers", "peers_long")
+STAGES = ("tssa", "tests", "kernels", "matmuls", "trainer", "decode", "curve", "peers_short", "sanitizers",
+          "peers_long")
 NEED_TORCH = {"curve", "peers_short", "peers_long"}
 TOOLKIT = Path("/usr/local/cuda")   # used if its programs are not on PATH
 WARM_STEPS = 5   # of the trainer, not counted
@@ -314,8 +315,8 @@ class Run:
         for tool in ("memcheck", "racecheck", "synccheck"):
             for dtype, shape in (("bf16", "whole tiles"), ("fp32", "ragged"), ("bf16", "ragged")):
                 name = f"{tool}, {dtype}, {shape}"
-                words = ["compute-sanitizer", "--tool", tool, *filters, self.sizes.trainer, *small[shape].split(), *every,
-                         "--dtype", dtype, "--data", shard, "--out", self.work / re.sub(r"\W+", "_", name)]
+                words = ["compute-sanitizer", "--tool", tool, *filters, self.sizes.trainer, *small[shape].split(),
+                         *every, "--dtype", dtype, "--data", shard, "--out", self.work / re.sub(r"\W+", "_", name)]
                 output, reason = self.command(words, 40, keep=True)
                 errors, kernels = parse_sanitizer(output or "")
                 if errors is None:

@@ -1,7 +1,7 @@
 #!/bin/sh
-# test_gpu_bench.sh BINARY: tests dev/bench/gpu.py without a GPU: its self-test, its error message, a run with fake
-# programs in place of nvidia-smi, make, the trainer and its benchmarks, and the PyTorch models that it measures, on the
-# CPU with tiny sizes. PYTHON: default python3. QUICK=1 skips the models and the runs that end early.
+# test_gpu_bench.sh BINARY: tests dev/bench/gpu.py without a GPU: its self-test and that of dev/cuda/sass.py, its error
+# message, a run with fake programs in place of nvidia-smi, make, the trainer and its benchmarks, and the PyTorch models
+# that it measures, on the CPU with tiny sizes. PYTHON: default python3. QUICK=1 skips the models and the runs that end early.
 . "$(dirname "$0")/lib.sh"
 export OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1
 
@@ -15,6 +15,11 @@ grep '^FAILED' "$dir/log"
 counts=$(sed -n 's/^gpu_bench: \([0-9]*\) passed, \([0-9]*\) failed.*/\1 \2/p' "$dir/log")
 check "the self-test: $(tail -1 "$dir/log")" [ $status -eq 0 ]
 [ -z "$counts" ] || passed=$((passed + ${counts%% *})) failed=$((failed + ${counts##* }))
+
+"$python" "$repo/dev/cuda/sass.py" --self-test >"$dir/log" 2>&1
+status=$?
+check "sass.py --self-test: $(tail -1 "$dir/log")" [ $status -eq 0 ]
+counted "$dir/log"
 
 # A PATH without nvidia-smi, in case the machine has a GPU
 PATH=$dir "$("$python" -c 'import sys; print(sys.executable)')" "$repo/dev/bench/gpu.py" --out "$dir/results" \
