@@ -368,10 +368,12 @@ static char* builtin_name(char* name, size_t cap, bool bf16) {
 
 #ifdef TOST_BLAS
 
-// OpenBLAS only; NULL with other libraries.
+// Of OpenBLAS, BLIS and MKL; NULL with other libraries.
 int openblas_get_parallel(void) __attribute__((weak));
 void openblas_set_num_threads(int threads) __attribute__((weak));
 char* openblas_get_config(void) __attribute__((weak));
+void bli_thread_set_num_threads(int64_t threads) __attribute__((weak));
+void MKL_Set_Num_Threads(int threads) __attribute__((weak));
 
 static void product_blas(const Product* p) {
     cblas_sgemm(CblasRowMajor, p->a.lanes_side ? CblasTrans : CblasNoTrans,
@@ -385,6 +387,9 @@ void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int
     // uses one thread inside a parallel region anyway, and setting its number of threads would change OpenMP's.
     enum { PTHREADS = 1 };
     if (openblas_get_parallel && openblas_get_parallel() == PTHREADS) openblas_set_num_threads(1);
+    // BLIS would wait for threads that OpenMP does not start inside a parallel region; MKL has its own OpenMP.
+    if (bli_thread_set_num_threads) bli_thread_set_num_threads(1);
+    if (MKL_Set_Num_Threads) MKL_Set_Num_Threads(1);
 #endif
     gemm_by(product_blas, c, a, at, b, bt, M, N, K, beta);
 }
