@@ -44,7 +44,9 @@ static bool amx_enable(void) {
 
 // Around the kernels, in each thread: all tiles have their full size.
 AMX_TARGET static void amx_begin(void) {
-    struct { uint8_t palette, start_row, reserved[14]; uint16_t bytes[16]; uint8_t rows[16]; } config = { .palette = 1 };
+    struct { uint8_t palette, start_row, reserved[14]; uint16_t bytes[16]; uint8_t rows[16]; } config = {
+        .palette = 1
+    };
     for (int i = 0; i < TILE_REGISTERS; i++) config.bytes[i] = TILE_ROW_BYTES, config.rows[i] = TILE_ROWS;
     AMX_READS(&config);
     _tile_loadconfig(&config);

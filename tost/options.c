@@ -224,7 +224,9 @@ static const Row table[] = {
      .help = "precision of matrix products; bf16: operands rounded to bf16, sums and parameters in float32; tf32: "
              "CUDA only"},
     {"threads", TRAIN | SAMPLE | EVAL | TOKENIZE | INSPECT, MACHINE, INT, AT(threads), OVERRIDABLE, "N",
-     .max = THREADS_LIMIT, .help = "number of CPU threads; 0: OMP_NUM_THREADS, or all cores"},
+     .max = THREADS_LIMIT, 
+     .help = "number of CPU threads; 0: OMP_NUM_THREADS, or all cores. While other programs use the cores, fewer work, "
+             "unless the environment sets any variable OMP_*, GOMP_* or KMP_*"},
     {"recompute", TRAIN, MACHINE, FLAG, AT(recompute), NOT_SAVED, "",
      .help = "activation checkpointing: store only the input of each layer and recompute the rest in the backward "
              "pass; less memory, more time, same results"},
