@@ -234,6 +234,7 @@ int main(void) {
           threads, threads_max());
     char name[64] = "", cut[4];
     check(&c, *gemm_library(name, sizeof name, false) != '\0', "gemm_library: expected a name, got none");
-    check(&c, strlen(gemm_library(cut, sizeof cut, false)) <= 3, "gemm_library: expected at most 3 characters, got %s", cut);
+    check(&c, strlen(gemm_library(cut, sizeof cut, false)) <= 3, "gemm_library: expected at most 3 characters, got %s",
+          cut);
     return checks_verdict(&c);
 }
