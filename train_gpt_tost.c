@@ -582,6 +582,7 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
     X(logits,       float,  logits_rows * V)            /* of a chunk of rows */ \
     X(losses,       double, rows) \
     X(tssa_now,     double, B * tssa_state_size(C, NH)) /* Tssa.state of the current layer */ \
+    X(tssa_sums,    double, L * B * tssa_state_size(C, NH)) /* of every layer: see advance_sums */ \
     X(tssa_starts,  double, starts * L * B * tssa_state_size(C, NH)) /* before each chunk: see forward_sums */ \
     X(decode,       double, L * B * tssa_state_size(C, NH)) \
     X(dx,           float,  train * rows * C)           /* gradient of the residual stream */ \
@@ -615,6 +616,7 @@ struct TostModel {
     Threads           threads;             // fewer while other processes use the cores
     int               B, T, first;         // of the last forward over a chunk; first: position of its first token
     Sequences         sequences;           // of the last forward_train
+    bool              abandoned;           // by chunk_done
     int               computed_layer;      // with recompute: the layer whose activations are in the shared set
     int               n_decode, position;  // sequences and next position of the recurrent decode
     double            loss_sum;            // since the last read_loss
@@ -648,7 +650,7 @@ static size_t layout_buffers(TostModel* m, void* base) {
     const TostConfig* c = &m->config;
     const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = m->options.max_batch;
     const size_t rows = B * m->options.chunk, train = m->options.training, threads = m->options.threads;
-    const size_t chunks = chunks_of(m, m->options.max_seq), starts = chunks == 1 ? 0 : train ? chunks : 1;
+    const size_t chunks = chunks_of(m, m->options.max_seq), starts = train && chunks > 1 ? chunks : 0;
     const size_t logits_rows = m->logits_rows = classifier_rows(rows, c->vocab_size);
     Arena arena = {.base = base, .alignment = 128, .redzone = REDZONE_BYTES, .poison = poison};
     for (int s = 0; s < (train ? 4 : 1); s++)
@@ -843,12 +845,25 @@ static const int32_t* chunk_columns(int32_t* buf, const TostModel* m, const int3
 }
 
 // Forward over chunk k, which leaves the running sums after it in `sums` (L,B,2C+NH), where it finds those before it.
-static void advance_sums(TostModel* m, double* sums, const Sequences* s, int k) {
-    start_forward(m, chunk_columns(m->buf.inputs, m, s->inputs, k, s->B, s->T), k * m->options.chunk, s->B,
+// first: position of the first token of the sequences.
+static void advance_sums(TostModel* m, double* sums, const Sequences* s, int k, int first) {
+    start_forward(m, chunk_columns(m->buf.inputs, m, s->inputs, k, s->B, s->T), first + k * m->options.chunk, s->B,
                   chunk_length(m, k, s->T));
     for (int l = 0; l < m->config.n_layer; l++)
         run_layer(m, l, sums + l * m->B * sequence_state_size(m), NULL, m->first);
     finish_forward(m);
+}
+
+// Reports the part of a pass that is done. True if the caller abandons it: its results are not needed.
+static bool chunk_done(const TostModel* m, double part) {
+    return m->options.chunk_done && m->options.chunk_done(m->options.context, part);
+}
+
+// The same in training, where `done` is the work in units of a forward over a chunk.
+enum { PASSES_OF_CHUNK = 3 };   // backward takes twice the time of forward
+static bool is_abandoned(TostModel* m, int done, int T) {
+    const int chunks = chunks_of(m, T);
+    return m->abandoned = chunk_done(m, (double)done / (chunks - 1 + PASSES_OF_CHUNK * (double)chunks));
 }
 
 // Computes the running sums before every chunk.
@@ -859,7 +874,8 @@ static void forward_sums(TostModel* m, const Sequences* s) {
         double* next = m->buf.tssa_starts + (k + 1) * n;
         if (k == 0) memset(next, 0, n * sizeof *next);
         else memcpy(next, next - n, n * sizeof *next);
-        advance_sums(m, next, s, k);
+        advance_sums(m, next, s, k, 0);
+        if (is_abandoned(m, k + 1, s->T)) return;
     }
 }
 
@@ -875,16 +891,17 @@ static Weight classifier_weight(const TostModel* m) { return weight(m, model_par
 static void cpu_forward_loss(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T) {
     const Sequences s = {inputs, targets, B, T, 0};
     const int chunks = chunks_of(m, T);
-    double* sums = m->buf.tssa_starts;   // running ones: those before the next chunk
+    double* sums = m->buf.tssa_sums;
     if (chunks > 1) memset(sums, 0, m->config.n_layer * B * sequence_state_size(m) * sizeof *sums);
     for (int k = 0; k < chunks; k++) {
-        if (chunks > 1) advance_sums(m, sums, &s, k);
+        if (chunks > 1) advance_sums(m, sums, &s, k, 0);
         else cpu_forward(m, inputs, B, T);
         const int32_t* wanted = chunk_columns(m->buf.targets, m, targets, k, B, T);
         const size_t rows = (size_t)B * m->T;
         classifier_forward(m->buf.losses, m->buf.logits, m->buf.ln_f, classifier_weight(m), wanted, rows,
                            even_chunk(rows, m->logits_rows), m->config.vocab_size, m->config.n_embd);
         add_losses(m, wanted);
+        if (chunks > 1 && chunk_done(m, (double)(k + 1) / chunks)) return;
     }
 }
 
@@ -906,8 +923,9 @@ static void cpu_forward_train(TostModel* m, const int32_t* inputs, const int32_t
     assert(m->options.training);
     m->sequences = (Sequences){inputs, targets, B, T, grad_scale};
     m->B = B;
+    m->abandoned = false;
     forward_sums(m, &m->sequences);
-    forward_train_chunk(m, &m->sequences, chunks_of(m, T) - 1);
+    if (!m->abandoned) forward_train_chunk(m, &m->sequences, chunks_of(m, T) - 1);
 }
 
 // Layer by layer, the gradients become complete from the end of the flat array to its start.
@@ -930,12 +948,14 @@ static void backward_chunk(TostModel* m, TostEnd end) {
 
 static void cpu_backward(TostModel* m, TostEnd end) {
     const Sequences* s = &m->sequences;
+    const int chunks = chunks_of(m, s->T);
     memset(m->buf.tssa_suffix, 0, m->config.n_layer * m->B * sequence_state_size(m) * sizeof(double));
-    for (int k = chunks_of(m, s->T) - 1; k > 0; k--) {
+    for (int k = chunks - 1; k > 0 && !m->abandoned; k--) {
         backward_chunk(m, TOST_MORE);
+        if (is_abandoned(m, chunks - 1 + PASSES_OF_CHUNK * (chunks - k), s->T)) return;
         forward_train_chunk(m, s, k - 1);
     }
-    backward_chunk(m, end);
+    if (!m->abandoned) backward_chunk(m, end);
 }
 
 static void cpu_read_loss(double* sum, int64_t* count, TostModel* m) {
@@ -996,34 +1016,44 @@ static void cpu_decode_step(float* logits, TostModel* m, const int32_t* tokens) 
     decode_logits(logits, m);
 }
 
-// Each of the n·copies continuations starts from a copy of its sequence's decode state.
-static void score_forward(TostModel* m, const int32_t* tokens, int copies, int T) {
-    const int B = m->n_decode * copies;
+// Each of the n·copies continuations starts from a copy of its sequence's decode state: sums (L,n·copies,2C+NH).
+static void copy_decode_state(double* sums, const TostModel* m, int copies) {
     const size_t size = sequence_state_size(m);
-    start_forward(m, tokens, m->position, B, T);
-    for (int l = 0; l < m->config.n_layer; l++) {
-        for (int b = 0; b < B; b++)
-            memcpy(m->buf.tssa_now + b * size, decode_state(m, l, b / copies), size * sizeof(double));
-        run_layer(m, l, m->buf.tssa_now, NULL, m->position);
+    for (int l = 0; l < m->config.n_layer; l++)
+        for (int b = 0; b < m->n_decode * copies; b++, sums += size)
+            memcpy(sums, decode_state(m, l, b / copies), size * sizeof *sums);
+}
+
+// Losses of chunk k after its forward. Rows with a target are moved to the front: the others need no logits.
+static void score_chunk(double* losses, TostModel* m, const Sequences* s, int k) {
+    const int C = m->config.n_embd, n = m->T;
+    const size_t column = (size_t)k * m->options.chunk;
+    size_t counted = 0, i = 0;
+    for (size_t row = 0; row < (size_t)s->B * n; row++) {
+        const int32_t target = s->targets[row / n * s->T + column + row % n];
+        if (target < 0) continue;
+        memmove(m->buf.ln_f + counted * C, m->buf.ln_f + row * C, C * sizeof(float));
+        m->buf.targets[counted++] = target;
     }
-    finish_forward(m);
+    if (counted)
+        classifier_forward(m->buf.losses, m->buf.logits, m->buf.ln_f, classifier_weight(m), m->buf.targets, counted,
+                           even_chunk(counted, m->logits_rows), m->config.vocab_size, C);
+    for (size_t row = 0; row < (size_t)s->B * n; row++) {
+        const size_t at = row / n * s->T + column + row % n;
+        losses[at] = s->targets[at] < 0 ? 0.0 : m->buf.losses[i++];
+    }
 }
 
 static void cpu_decode_score(double* losses, TostModel* m, const int32_t* tokens, const int32_t* targets, int copies,
                              int T) {
-    const int C = m->config.n_embd, V = m->config.vocab_size;
-    const size_t rows = (size_t)m->n_decode * copies * T;
-    score_forward(m, tokens, copies, T);
-    size_t counted = 0;   // rows with a target are moved to the front: the others need no logits
-    for (size_t row = 0; row < rows; row++) {
-        if (targets[row] < 0) continue;
-        memmove(m->buf.ln_f + counted * C, m->buf.ln_f + row * C, C * sizeof(float));
-        m->buf.targets[counted++] = targets[row];
+    const Sequences s = {tokens, targets, m->n_decode * copies, T, 0};
+    const int chunks = chunks_of(m, T);
+    copy_decode_state(m->buf.tssa_sums, m, copies);
+    for (int k = 0; k < chunks; k++) {
+        advance_sums(m, m->buf.tssa_sums, &s, k, m->position);
+        score_chunk(losses, m, &s, k);
+        if (chunks > 1 && chunk_done(m, (double)(k + 1) / chunks)) return;
     }
-    if (counted)
-        classifier_forward(m->buf.losses, m->buf.logits, m->buf.ln_f, classifier_weight(m), m->buf.targets, counted,
-                           even_chunk(counted, m->logits_rows), V, C);
-    for (size_t row = 0, i = 0; row < rows; row++) losses[row] = targets[row] < 0 ? 0.0 : m->buf.losses[i++];
 }
 
 // ---------------------------------------------------------------------------------------------
