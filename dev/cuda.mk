@@ -60,7 +60,7 @@ EMU_RACES = $(if $(EMU_SANITIZE),,-fsanitize=thread -w -DCUDA_ON_HOST_RACES)
 EMU_CUDA  = -DTOST_CUDA_ON_HOST -Idev/test/cuda_on_host
 EMU_O     = -O2
 EMU_C     = $(patsubst %,$(EMU)/%.o,train_gpt_tost comm exchange flops folder gemm init json model output rng \
-              safetensors schedule slices threads util)
+              safetensors schedule signals slices threads util)
 EMU_CPP   = $(patsubst dev/test/cuda_on_host/%.cpp,$(EMU)/%.o,$(wildcard dev/test/cuda_on_host/*.cpp))
 
 # NO_EMULATION: why the tests skip the emulation; empty if they run it
@@ -99,7 +99,8 @@ mutants: $(EMU_CPP) $(EMU_C)
 TRAFFIC_CXX  ?= clang++
 TRAFFIC_COUNT = -O2 -fno-builtin -fno-vectorize -fno-slp-vectorize -Wno-pass-failed \
                 -fsanitize-coverage=func,trace-loads,trace-stores
-TRAFFIC_OBJ   = $(filter-out $(EMU)/train_gpt_tost.o,$(EMU_C)) $(patsubst %,$(EMU)/%.o,races cuda_on_host cublaslt_on_host runtime_on_host)
+TRAFFIC_OBJ   = $(filter-out $(EMU)/train_gpt_tost.o,$(EMU_C)) \
+                $(patsubst %,$(EMU)/%.o,races cuda_on_host cublaslt_on_host runtime_on_host)
 $(EMU)/counted.o: train_gpt_tost.cu $(wildcard tost/*.h tost/*.cuh dev/test/cuda_on_host/*.h)
 	$(call say,CXX $<) mkdir -p $(@D) && \
 	    $(EMU_CXX) $(TRAFFIC_COUNT) $(EMU_FLAGS) $(EMU_CUDA) -DTOST_NO_MAIN -x c++ -c $< -o $@ && \

@@ -1,5 +1,5 @@
-// flops.h: floating-point operations of training, for model FLOPs utilization (MFU): the rate of the operations that the
-// model needs, recomputed ones not counted, over the peak rate of the device.
+// flops.h: floating-point operations of training, for model FLOPs utilization (MFU): the rate of the operations that
+// the model needs, recomputed ones not counted, over the peak rate of the device.
 #ifndef TOST_FLOPS_H
 #define TOST_FLOPS_H
 

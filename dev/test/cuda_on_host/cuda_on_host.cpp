@@ -132,8 +132,8 @@ struct Thread {
     RaceThread race;
 };
 
-// Masks of the lanes that can run, that wait at a warp barrier, at a block barrier and for a flag, and that have returned
-// or do not exist.
+// Masks of the lanes that can run, that wait at a warp barrier, at a block barrier and for a flag, and that have
+// returned or do not exist.
 struct Warp {
     unsigned ready, at_warp, at_block, at_flag, exited;
 };
@@ -293,7 +293,8 @@ bool complete_warp(int i) {
                      t.place, t.line, t.mask);
 }
 
-// Runs the threads of a warp until each waits for a block barrier or a flag or has returned, or another block is to run.
+// Runs the threads of a warp until each waits for a block barrier or a flag or has returned, or another block is to
+// run.
 void run_warp(int warp) {
     Warp* w = &machine.block->warps[warp];
     do {

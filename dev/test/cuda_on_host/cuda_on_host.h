@@ -8,8 +8,8 @@
 //   barriers   released when every thread that has not returned has arrived. A deadlock, or threads that wait at
 //              different source lines, abort.
 //   shuffles   barriers of the lanes in the mask. A lane that does not participate gives NaN bytes.
-//   blocks     one after another or, with the option `resident`, several at once: at atomics, flags and barriers a seeded
-//              scheduler switches between them and starts others. A deadlock aborts.
+//   blocks     one after another or, with the option `resident`, several at once: at atomics, flags and barriers a
+//              seeded scheduler switches between them and starts others. A deadlock aborts.
 //   races      accesses that no barrier or flag orders abort, in builds that report them (races.h).
 //   memory     device and shared memory start as NaN bytes. The host must not access device memory.
 //   streams    run work immediately, or (option late) only when something waits for it.
@@ -154,8 +154,8 @@ inline unsigned __ballot_sync(unsigned mask, int predicate, int line = __builtin
 }
 
 // Atomics, and a logical clock: a flag has the clock of the thread that stores it, the clock of a thread that loads it
-// becomes at least one more, and barriers pass on the latest clock. A thread that loads the same value again waits until
-// another thread stores there; if none can run, it is a deadlock.
+// becomes at least one more, and barriers pass on the latest clock. A thread that loads the same value again waits
+// until another thread stores there; if none can run, it is a deadlock.
 int cuda_on_host_load(const int* p, bool acquire);
 void cuda_on_host_store(int* p, int value, bool release);
 uint64_t cuda_on_host_add(void* p, size_t bytes, uint64_t value);   // returns the integer before

@@ -26,7 +26,8 @@ struct Schedule {
 };
 const Schedule FORWARD = {CUDA_ORDER_FORWARD, 0, false}, LATE = {CUDA_ORDER_FORWARD, 0, true},
                REVERSE = {CUDA_ORDER_REVERSE, 0, false}, REVERSE_LATE = {CUDA_ORDER_REVERSE, 0, true},
-               SHUFFLE = {CUDA_ORDER_SHUFFLE, 1, false}, SHUFFLE_LATE = {CUDA_ORDER_SHUFFLE, 2, true}, RESIDENT = {CUDA_ORDER_SHUFFLE, 3, false, 5};
+               SHUFFLE = {CUDA_ORDER_SHUFFLE, 1, false}, SHUFFLE_LATE = {CUDA_ORDER_SHUFFLE, 2, true},
+               RESIDENT = {CUDA_ORDER_SHUFFLE, 3, false, 5};
 
 void set_schedule(const Schedule& s, uint32_t matmul_alignment = 1) {
     CudaOnHostOptions o;

@@ -222,7 +222,8 @@ void test_concurrent(Checks* c, int seeds) {
         cuda_on_host_set(o);
         test_scan<1>(c, (seed % 3 ? 80 : 600) * TSSA_CHUNK, 64, 5);
         test_scan<3>(c, (9 + seed) * TSSA_CHUNK, 32, 70);
-        const TssaCase small = {6, 2, 1 + seed % 2, (8 + seed % 4) * TSSA_CHUNK + seed % TSSA_CHUNK, seed % 4 == 3, false};
+        const int T = (8 + seed % 4) * TSSA_CHUNK + seed % TSSA_CHUNK;
+        const TssaCase small = {6, 2, 1 + seed % 2, T, seed % 4 == 3, false};
         test_tssa<float>(c, small);
         if (seed % 2) test_tssa<bf16>(c, small);
     }
