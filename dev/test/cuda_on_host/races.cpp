@@ -31,7 +31,7 @@ struct Memory {
     const char* begin;
     size_t bytes;
     bool shared;   // by the threads of one block at a time
-    RaceCell* cells;
+    RaceCell* cells;   // null: not accessed yet
 };
 
 struct Races {
@@ -67,8 +67,10 @@ Memory memory_of(const char* p) {
     }
     const auto after = races.memory.upper_bound(p);
     if (after == races.memory.begin()) return {};
-    const Memory& m = std::prev(after)->second;
-    return contains(m, p) ? races.last = m : Memory();
+    Memory& m = std::prev(after)->second;
+    if (!contains(m, p)) return {};
+    if (!m.cells) m.cells = new_cells(m.bytes);
+    return races.last = m;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -189,13 +191,13 @@ bool RaceKnowledge::covers(const RaceStamp& event) const {
 // Memory, launches, synchronizations
 
 void race_memory(const void* p, size_t bytes, bool shared) {
-    races.memory[(const char*)p] = {(const char*)p, bytes, shared, new_cells(bytes)};
+    races.memory[(const char*)p] = {(const char*)p, bytes, shared, nullptr};
 }
 
 void race_memory_freed(const void* p) {
     const auto m = races.memory.find((const char*)p);
     if (m == races.memory.end()) return;
-    munmap(m->second.cells, (m->second.bytes / UNIT + 1) * sizeof(RaceCell));
+    if (m->second.cells) munmap(m->second.cells, (m->second.bytes / UNIT + 1) * sizeof(RaceCell));
     races.memory.erase(m);
     races.last = {};
 }
