@@ -254,12 +254,9 @@ class Run:
     # ---- stages ----
 
     def architecture(self):
-        """Make variables for this GPU's architecture alone. Without a GPU, nvcc's `native` is an old one."""
+        """The make variable for this GPU's architecture. Without a GPU, nvcc's `native` is an old one."""
         capability = output_of("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader").split("\n")[0].strip()
-        if not re.fullmatch(r"\d+\.\d", capability):
-            return []
-        arch = capability.replace(".", "")
-        return [f"BENCH_ARCH=sm_{arch}", f"GENCODE=-gencode arch=compute_{arch},code=sm_{arch}"]
+        return [f"BENCH_ARCH=sm_{capability.replace('.', '')}"] if re.fullmatch(r"\d+\.\d", capability) else []
 
     def build(self, requested):
         """Builds everything. Measures TSSA as soon as its benchmark is built, while the rest is being built."""

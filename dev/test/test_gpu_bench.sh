@@ -102,7 +102,7 @@ check "the tests run after the build" calls_before 'make_rest ends' test_tost
 check "the kernels are measured after the tests" calls_before test_tost bench_norm
 check "the sanitizers run last" calls_before bench_embedding 'compute-sanitizer --tool'
 check "TSSA is measured once" [ "$(grep -c '^bench_tssa' "$fake/calls")" -eq 1 ]
-check "one architecture" grep -q '^make_rest .*GENCODE=-gencode arch=compute_90,code=sm_90 ' "$fake/calls"
+check "the GPU's architecture" grep -q '^make_tssa .* BENCH_ARCH=sm_90 ' "$fake/calls"
 grep '^compute-sanitizer --tool' "$fake/calls" | grep -v -e '--kernel-name kns=_kernel --kernel-name-exclude' >"$dir/all_kernels"
 check "cuBLASLt's kernels are excluded" [ ! -s "$dir/all_kernels" ]
 for row in tssa_forward tssa_backward 'build, s' tests norm classifier adamw embedding 'compute-sanitizer memcheck'; do
