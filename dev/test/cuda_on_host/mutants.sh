@@ -27,20 +27,23 @@ ticket_read_early | s/__syncthreads();//
 softmax_unsynchronized | s/__syncthreads();//
 mass_unsynchronized | s/__syncwarp();//
 softmax_over_time | s/h \* WARP + lane_index()/h/
-dropped_carry | s/(float)before/0.0f/
+dropped_carry | s/(float)sum\[n\]/0.0f/
 dropped_group | s/first + j/1 + first + j/
-group_without_itself | s/ = c < width.*/ = 0.0;/
+group_without_itself | s/sum\[n\] = of_group\[n\]/sum[n] = 0.0/
 serial_chain | s/false/true/
 lane_scan_too_short | s/by < WARP/by < WARP \/ 2/
 chunk_edge_forward | s/< k.n/< k.n - 1/
 chunk_edge_backward | s/t0 + j < k.n/t0 + j <= k.n/
-state_not_continued | s/start\[c\]/0.0/
+state_not_continued | s/+= states.start\[.*\];/+= 0.0;/
 no_accumulation | s/1\.0f/0.0f/
 target_not_subtracted | s/v + j == target/v == target/
 segment_without_its_end | s/i < e/i + 1 < e/
 input_overwritten | s/CUDA_CHECK.*//
 uniform_behind_unset | s/behind\[c\] = 0.0f;/continue;/
 whole_tile_unasked | s/k.n == TSSA_CHUNK/true/
+whole_columns_unasked | s/k.n == TSSA_CHUNK/true/
+group_sums_unsynchronized | s/__syncwarp();//
+start_of_group_dropped | s/+= start\[i\]/+= 0.0f/
 start_not_kept | s/sum\[i\]/0.0f/
 moments_before_dropped | s/part.*;//
 bias_of_the_branch_unscaled | s/total.*;/;/
