@@ -484,24 +484,32 @@ static void bias_backward(Matmul* mm, float* db, float* partial, const S* dy, si
 
 constexpr int TSSA_CHUNK = 32;       // time steps per block, one per lane
 constexpr int TSSA_PIECE = 8;        // time steps that a warp holds in registers at once
-constexpr int TSSA_BACK = 8;         // in the phases of backward that need more registers
+constexpr int TSSA_BACK = 4;         // in the last phase of backward, which needs more registers
 constexpr int TSSA_WARPS = 12;       // maximum per block; with more heads, a warp takes several
 // Blocks per multiprocessor, so that one works while another waits; from sm_100 on, two leave too few registers.
 [[maybe_unused]] constexpr int TSSA_BLOCKS = COMPILED_ARCH >= 1000 ? 1 : 2;
 constexpr int TSSA_MAX_HEADS = MAX_DYNAMIC_SHARED / (4 * WARP * sizeof(float));   // four arrays (NH,32) of floats
 
-// slots: of the scan of one sequence; narrow, wide: strides of a scan of C and of C + NH columns
-struct TssaSize { int B, T, C, NH, HS, chunks, slots, narrow, wide; };
-
-static TssaSize tssa_size(int B, int T, int C, int NH) {
-    const int chunks = div_up(T, TSSA_CHUNK);
-    return {B, T, C, NH, C / NH, chunks, (int)scan_slots(chunks), scan_stride(C), scan_stride(C + NH)};
-}
+struct TssaSize {
+    int B, T, C, NH, HS, chunks, warps;        // warps: of a block
+    int narrow, wide;                          // strides of the scans of C and of C + NH columns
+    size_t slots;                              // of the scan of one sequence
+    size_t narrow_totals, wide_totals;         // size of the totals of one sequence
+    size_t all_narrow_totals;                  // of all sequences
+};
 
 // Enough threads for a warp per head and for a scan in one pass, up to the maximum.
 static int tssa_threads(int C, int NH) {
     return WARP * max(div_up(NH, div_up(NH, TSSA_WARPS)), min(TSSA_WARPS, div_up(C + NH, WARP * SCAN_VEC)));
 }
+
+static TssaSize tssa_size(int B, int T, int C, int NH) {
+    const int chunks = div_up(T, TSSA_CHUNK), narrow = scan_stride(C), wide = scan_stride(C + NH);
+    const size_t slots = scan_slots(chunks);
+    return {B,    T,     C,              NH,           C / NH,           chunks, tssa_threads(C, NH) / WARP, narrow,
+            wide, slots, slots * narrow, slots * wide, B * slots * narrow};
+}
+
 __host__ __device__ inline size_t tssa_state_size(size_t C, size_t NH) { return 2 * C + NH; }
 // Floats of the sums before a chunk: S (narrow), then N and D (wide)
 static size_t   tssa_sums_size(int C, int NH) { return (size_t)scan_stride(C) + scan_stride(C + NH); }
@@ -525,9 +533,9 @@ __device__ inline size_t tssa_sums(TssaChunk k, TssaSize z) {
     return ((size_t)k.b * z.chunks + k.t0 / TSSA_CHUNK) * (z.narrow + z.wide);
 }
 
-// The totals of a scan of sequence b. totals: B times (slots,narrow), then B times (slots,wide).
+// The totals of a scan of sequence b. totals: B times (slots,narrow), then B times (slots,wide)
 template <bool WIDE> __device__ inline float* tssa_totals(float* totals, int b, TssaSize z) {
-    return totals + (WIDE ? (size_t)z.B * z.slots * z.narrow : 0) + (size_t)b * z.slots * (WIDE ? z.wide : z.narrow);
+    return WIDE ? totals + z.all_narrow_totals + b * z.wide_totals : totals + b * z.narrow_totals;
 }
 
 // The states of a pass. start (B/copies,2C+NH), each for `copies` adjacent sequences, or NULL: sequences start empty.
@@ -554,7 +562,7 @@ enum { TILE_CHANNELS, TILE_PACKS, TILE_WHOLE };
 
 // Steps in registers at once
 template <int KIND, typename S>
-constexpr int TILE_ROWS = KIND == TILE_CHANNELS ? 1 : KIND == TILE_PACKS || sizeof(S) > 2 ? 4 : TSSA_STEPS;
+constexpr int TILE_ROWS = KIND == TILE_CHANNELS ? 1 : KIND == TILE_PACKS || sizeof(S) > 2 ? 2 : TSSA_STEPS;
 
 __device__ inline bool tssa_whole_tiles(TssaChunk k, TssaSize z) {
     return k.n == TSSA_CHUNK && z.HS % TSSA_TILE_WIDTH == 0;   // mutant: whole_tile_unasked
@@ -648,7 +656,7 @@ __device__ inline void tile_start(float (&sum)[TSSA_VEC], const float* carry, Ts
 
 // Calls f(h, d0) for the tiles of this warp's heads.
 template <typename F> __device__ inline void tssa_for_tiles(TssaSize z, F f) {
-    for (int h = warp_index(); h < z.NH; h += block_warps())
+    for (int h = warp_index(); h < z.NH; h += z.warps)
         for (int d0 = 0; d0 < z.HS; d0 += TSSA_TILE_WIDTH) f(h, d0);
 }
 
@@ -718,16 +726,16 @@ __device__ inline float tssa_energy_ratios(const float* carry, TssaGroups groups
 }
 
 // x (NH,32) becomes its softmax over the heads, column by column; scratch (NH,32).
-__device__ inline void membership_forward(float* x, float* scratch, int NH) {
+__device__ inline void membership_forward(float* x, float* scratch, TssaSize z) {
     __syncthreads();   // mutant: softmax_unsynchronized
     float top = -INFINITY;
-    for (int h = 0; h < NH; h++) top = fmaxf(top, x[h * WARP + lane_index()]);
-    for (int h = warp_index(); h < NH; h += block_warps())
+    for (int h = 0; h < z.NH; h++) top = fmaxf(top, x[h * WARP + lane_index()]);
+    for (int h = warp_index(); h < z.NH; h += z.warps)
         scratch[h * WARP + lane_index()] = expf(x[h * WARP + lane_index()] - top);
     __syncthreads();
     float sum = 0.0f;
-    for (int h = 0; h < NH; h++) sum += scratch[h * WARP + lane_index()];   // mutant: softmax_over_time
-    for (int h = warp_index(); h < NH; h += block_warps())
+    for (int h = 0; h < z.NH; h++) sum += scratch[h * WARP + lane_index()];   // mutant: softmax_over_time
+    for (int h = warp_index(); h < z.NH; h += z.warps)
         x[h * WARP + lane_index()] = scratch[h * WARP + lane_index()] * reciprocal(sum);
     __syncthreads();
 }
@@ -742,23 +750,30 @@ __device__ inline void membership_uniform(float* x, float* carry, double* end, T
     __syncthreads();
 }
 
-// The scan of N and D if WIDE, else that of S: carries to `saved`, and with `states` from and to states. totals, flags: of
-// all sequences
+// Writes what a forward scan found for columns c on: the carry to `saved`, and with `states` the sums to `end`. sum: over
+// the chunks before. totals: the chunk's own
 template <bool WIDE>
-__device__ inline void tssa_scan_forward(float* saved, TssaStates states, float* totals, int* flags, TssaChunk k,
-                                         TssaSize z) {
-    const int place = k.t0 / TSSA_CHUNK, width = WIDE ? z.C + z.NH : z.C, at = WIDE ? z.C : 0;
-    float* of_sequence = tssa_totals<WIDE>(totals, k.b, z);
-    scan_columns(of_sequence, flags + (size_t)((WIDE ? z.B : 0) + k.b) * z.slots, WIDE ? z.wide : z.narrow, place,
-                 z.chunks, [&](int c, double (&sum)[SCAN_VEC]) {
-        const size_t size = tssa_state_size(z.C, z.NH);
-        const bool ends = states.end && place == z.chunks - 1;
-        const float* total = of_sequence + (size_t)place * (WIDE ? z.wide : z.narrow) + c;
-        UNROLL for (int n = 0; n < SCAN_VEC; n++)
-            if (states.start && c + n < width) sum[n] += states.start[k.b / states.copies * size + at + c + n];   // mutant: state_not_continued
-        scan_store(saved + tssa_sums(k, z) + (WIDE ? z.narrow : 0) + c, sum);
-        UNROLL for (int n = 0; n < SCAN_VEC; n++)
-            if (ends && c + n < width) states.end[k.b * size + at + c + n] = sum[n] + total[n];
+__device__ inline void tssa_scanned_forward(float* saved, TssaStates states, double (&sum)[SCAN_VEC],
+                                            const float* totals, int c, TssaChunk k, TssaSize z) {
+    const size_t size = tssa_state_size(z.C, z.NH), at = (WIDE ? z.C : 0) + c;
+    const int columns = (WIDE ? z.C + z.NH : z.C) - c;
+    UNROLL for (int n = 0; states.start && n < SCAN_VEC; n++)
+        if (n < columns) sum[n] += states.start[k.b / states.copies * size + at + n];   // mutant: state_not_continued
+    scan_store(saved + tssa_sums(k, z) + (WIDE ? z.narrow : 0) + c, sum);
+    if (!states.end || k.t0 + k.n < z.T) return;
+    UNROLL for (int n = 0; n < SCAN_VEC; n++)
+        if (n < columns) states.end[k.b * size + at + n] = sum[n] + totals[c + n];
+}
+
+// The scan of N and D if WIDE, else that of S. totals, flags: of all sequences
+template <bool WIDE>
+__device__ inline void tssa_scan_forward(float* saved, TssaStates states, float* totals, int* flags,
+                                         const TssaChunk* chunk, TssaSize z) {
+    const int place = chunk->t0 / TSSA_CHUNK, stride = WIDE ? z.wide : z.narrow;
+    float* of_sequence = tssa_totals<WIDE>(totals, chunk->b, z);
+    scan_columns(of_sequence, flags + ((WIDE ? z.B : 0) + chunk->b) * z.slots, stride, place, z.chunks,
+                 [&](int c, double (&sum)[SCAN_VEC]) {
+        tssa_scanned_forward<WIDE>(saved, states, sum, of_sequence + (size_t)place * stride, c, *chunk, z);
     });
 }
 
@@ -771,9 +786,9 @@ __device__ inline void membership_learned(float* x, float* scratch, TssaGroups g
     TssaChunk k = *chunk;
     TSSA_TILES(tssa_chunk_totals, tssa_totals<false>(totals, k.b, z) + (size_t)(k.t0 / TSSA_CHUNK) * z.narrow, groups,
                nullptr, w + tssa_row(k, z), k, z);
-    tssa_scan_forward<false>(saved, states, totals, flags, k, z);
+    tssa_scan_forward<false>(saved, states, totals, flags, chunk, z);
     k = *chunk;
-    for (int h = warp_index(); h < z.NH; h += block_warps()) {
+    for (int h = warp_index(); h < z.NH; h += z.warps) {
         const float ratios = TSSA_TILES(tssa_energy_ratios, saved + tssa_sums(k, z), groups, w + tssa_row(k, z), h, k, z);
         const bool inside = lane_index() < k.n;   // mutant: chunk_edge_forward
         const size_t bias = (size_t)h * block_size + step->first + k.t0 + lane_index();
@@ -781,7 +796,7 @@ __device__ inline void membership_learned(float* x, float* scratch, TssaGroups g
         if (inside) u[tssa_step(h, k, z) + lane_index()] = u_t;
         x[h * WARP + lane_index()] = temp[h] * u_t;
     }
-    membership_forward(x, scratch, z.NH);
+    membership_forward(x, scratch, z);
 }
 
 // y = -w Π / (1 + N/M) of head h. pi, inverse_mass (32): Π and 1/M. carry: N before the chunk.
@@ -837,17 +852,17 @@ template <typename S, bool UNIFORM> __global__ void __launch_bounds__(TSSA_WARPS
     }
     k = chunk;
     float* totals_k = tssa_totals<true>(totals, k.b, z) + (size_t)(k.t0 / TSSA_CHUNK) * z.wide;
-    for (int h = warp_index(); h < z.NH; h += block_warps()) {
+    for (int h = warp_index(); h < z.NH; h += z.warps) {
         const float pi_t = lane_index() < k.n ? x[h * WARP + lane_index()] : 0.0f;
         if (lane_index() < k.n) pi[tssa_step(h, k, z) + lane_index()] = pi_t;
         const float mass = warp_sum(pi_t);
         if (lane_index() == 0) totals_k[z.C + h] = mass;
     }
     TSSA_TILES(tssa_chunk_totals, totals_k, groups, x, w + tssa_row(k, z), k, z);
-    tssa_scan_forward<true>(saved, states, totals, sync + 1, k, z);
+    tssa_scan_forward<true>(saved, states, totals, sync + 1, &chunk, z);
     k = chunk;
     const float* carry = saved + tssa_sums(k, z) + z.narrow;
-    for (int h = warp_index(); h < z.NH; h += block_warps()) {
+    for (int h = warp_index(); h < z.NH; h += z.warps) {
         const float pi_t = lane_index() < k.n ? x[h * WARP + lane_index()] : 0.0f;
         scratch[h * WARP + lane_index()] = 1.0f / (carry[z.C + h] + warp_scan(pi_t, lane_index()) + (float)TOST_MASS_EPS);
         __syncwarp();   // mutant: mass_unsynchronized
@@ -905,24 +920,25 @@ static bool tssa_pairs(TssaSize z) {
     return z.HS % 2 == 0 && z.HS > WARP && (z.HS % (2 * WARP) == 0 || z.HS % WARP != 0);
 }
 
-// N and S before the chunk's steps 8, 16 and 24, (3,C) each: the first and third phase of backward save them for the
-// last, which goes backward in time and recomputes N and S from there. NULL if shared memory is too small: then it
-// recomputes from the start of the chunk.
-constexpr int TSSA_STARTS = TSSA_CHUNK / TSSA_PIECE - 1;
+// N and S before every TSSA_BACK-th step of the chunk but the first, (7,C) each: the first and third phase of backward
+// save them for the last, which goes backward in time and recomputes N and S from there. NULL if shared memory is too
+// small: then it recomputes from the start of the chunk.
+constexpr int TSSA_STARTS = TSSA_CHUNK / TSSA_BACK - 1;
 
 struct TssaStarts { float *N, *S; };
 
+// Saves the sum before step t.
 template <int P>
-__device__ inline void tssa_keep_start(float* starts, const float (&sum)[P], int t0, int c, TssaSize z) {
-    if (!starts || t0 == 0 || t0 % TSSA_PIECE != 0) return;
-    UNROLL for (int i = 0; i < P; i++) starts[(t0 / TSSA_PIECE - 1) * z.C + c + i] = sum[i];   // mutant: start_not_kept
+__device__ inline void tssa_keep_start(float* starts, const float (&sum)[P], int t, int c, TssaSize z) {
+    if (!starts || t == 0 || t % TSSA_BACK != 0) return;
+    UNROLL for (int i = 0; i < P; i++) starts[(t / TSSA_BACK - 1) * z.C + c + i] = sum[i];   // mutant: start_not_kept
 }
 
 // Π and D + 1e-8 of the chunk, (NH,32) each; past the chunk's end Π is zero and D + 1e-8 stays positive.
 // mass (NH): D before the chunk.
 __device__ inline void tssa_backward_masses(float* pi_s, float* mass_s, const float* pi, const float* mass, TssaChunk k,
                                             TssaSize z) {
-    for (int h = warp_index(); h < z.NH; h += block_warps()) {
+    for (int h = warp_index(); h < z.NH; h += z.warps) {
         const float pi_t = lane_index() < k.n ? pi[tssa_step(h, k, z) + lane_index()] : 0.0f;
         pi_s[h * WARP + lane_index()] = pi_t;
         mass_s[h * WARP + lane_index()] = mass[h] + warp_scan(pi_t, lane_index()) + (float)TOST_MASS_EPS;
@@ -939,7 +955,7 @@ template <bool WHOLE, typename S, int P>
 __device__ inline void tssa_statistics_backward(float* totals, float* dpi, float* starts, const float* carry,
                                                 const float* pi_s, const float* mass_s, const S* dy, const S* w,
                                                 TssaChunk k, TssaSize z) {
-    for (int h = warp_index(); h < z.NH; h += block_warps()) {
+    for (int h = warp_index(); h < z.NH; h += z.warps) {
         float mine = 0.0f, total_D = 0.0f;
         for (int d = lane_index() * P; d - lane_index() * P < z.HS; d += WARP * P) {
             const bool inside = WHOLE || d < z.HS;
@@ -947,15 +963,15 @@ __device__ inline void tssa_statistics_backward(float* totals, float* dpi, float
             const S *w_t = w + c, *dy_t = dy + c;
             float N[P], dN[P] = {}, dD = 0.0f;   // sums so far of dN and of this lane's part of -dD
             tssa_load_floats(N, carry + z.narrow + c, inside);
-            NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_BACK) {
-                float x[TSSA_BACK][P], dy_d[TSSA_BACK][P], pi_t[TSSA_BACK], M[TSSA_BACK], part[TSSA_BACK];
+            NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_PIECE) {
+                float x[TSSA_PIECE][P], dy_d[TSSA_PIECE][P], pi_t[TSSA_PIECE], M[TSSA_PIECE], part[TSSA_PIECE];
                 tssa_load<WHOLE>(x, w_t, t0, inside, k, z);
                 tssa_load<WHOLE>(dy_d, dy_t, t0, inside, k, z);
-                load_pack<TSSA_BACK>(pi_t, pi_s + h * WARP + t0);
-                load_pack<TSSA_BACK>(M, mass_s + h * WARP + t0);
-                if (inside) tssa_keep_start(starts, N, t0, c, z);
-                UNROLL for (int j = 0; j < TSSA_BACK; j++) {
+                load_pack<TSSA_PIECE>(pi_t, pi_s + h * WARP + t0);
+                load_pack<TSSA_PIECE>(M, mass_s + h * WARP + t0);
+                UNROLL for (int j = 0; j < TSSA_PIECE; j++) {
                     float e_N = 0.0f;
+                    if (j % TSSA_BACK == 0 && inside) tssa_keep_start(starts, N, t0 + j, c, z);
                     part[j] = dD;
                     UNROLL for (int i = 0; i < P; i++) {
                         const float s = x[j][i] * x[j][i];
@@ -969,9 +985,9 @@ __device__ inline void tssa_statistics_backward(float* totals, float* dpi, float
                     dD += pi_t[j] * e_N;
                 }
                 const float piece = warp_transposed_sum(part, lane_index());
-                if (lane_index() / TSSA_BACK == t0 / TSSA_BACK) mine += piece;
-                w_t += (size_t)TSSA_BACK * z.C;
-                dy_t += (size_t)TSSA_BACK * z.C;
+                if (lane_index() / TSSA_PIECE == t0 / TSSA_PIECE) mine += piece;
+                w_t += (size_t)TSSA_PIECE * z.C;
+                dy_t += (size_t)TSSA_PIECE * z.C;
             }
             total_D += dD;
             if (!inside) continue;
@@ -988,7 +1004,7 @@ __device__ inline void tssa_statistics_backward(float* totals, float* dpi, float
 template <int KIND, typename S>
 __device__ inline float tssa_backward_membership(const float* totals, const float* behind, const S* w, int h,
                                                  TssaChunk k, TssaSize z) {
-    constexpr int ROWS = TILE_ROWS<KIND, S>;
+    constexpr int ROWS = KIND == TILE_WHOLE ? 4 : 1;
     float mine = behind[z.C + h] + totals[z.C + h];
     for (int d0 = 0; d0 < z.HS; d0 += TSSA_TILE_WIDTH) {
         const TssaTile tile(h, d0, z);
@@ -1015,7 +1031,7 @@ __device__ inline void membership_backward(float* du, float* da, float* dtemp, c
     __syncthreads();
     float mean = 0.0f;
     for (int h = 0; h < z.NH; h++) mean += pi_s[h * WARP + lane_index()] * x[h * WARP + lane_index()];
-    for (int h = warp_index(); h < z.NH; h += block_warps()) {
+    for (int h = warp_index(); h < z.NH; h += z.warps) {
         const size_t at = tssa_step(h, k, z) + lane_index();
         const float da_t = pi_s[h * WARP + lane_index()] * (x[h * WARP + lane_index()] - mean);
         du[h * WARP + lane_index()] = temp[h] * da_t;
@@ -1035,12 +1051,14 @@ __device__ inline void membership_uniform_backward(float* du, float* behind, flo
     __syncthreads();
 }
 
-// sum += Σ_t dS over a piece, with dS = -du s/S² if S > 1e-12, else 0. energy: S, advanced from before the piece to its
-// end. ABOVE: S > 1e-12 in all of the piece, true except at the start of a sequence of tiny w.
+// sum += Σ_t dS over the piece from step t0 on, with dS = -du s/S² if S > 1e-12, else 0. energy: S, advanced from before
+// the piece to its end. ABOVE: S > 1e-12 in all of the piece, true except at the start of a sequence of tiny w.
 template <bool ABOVE, int P>
-__device__ inline void tssa_add_energies(float (&sum)[P], float (&energy)[P], const float (&x)[TSSA_PIECE][P],
-                                         const float (&du_t)[TSSA_PIECE]) {
+__device__ inline void tssa_add_energies(float (&sum)[P], float (&energy)[P], float* starts,
+                                         const float (&x)[TSSA_PIECE][P], const float (&du_t)[TSSA_PIECE], int t0, int c,
+                                         TssaSize z) {
     UNROLL for (int j = 0; j < TSSA_PIECE; j++) {
+        if (j % TSSA_BACK == 0) tssa_keep_start(starts, energy, t0 + j, c, z);
         UNROLL for (int i = 0; i < P; i++) {
             energy[i] += x[j][i] * x[j][i];
             const float r = ABOVE || energy[i] > (float)TOST_ENERGY_MIN ? reciprocal(energy[i]) : 0.0f;
@@ -1054,7 +1072,7 @@ __device__ inline void tssa_add_energies(float (&sum)[P], float (&energy)[P], co
 template <bool WHOLE, typename S, int P>
 __device__ inline void tssa_energy_backward_totals(float* totals, float* starts, const float* carry, const float* du,
                                                    const S* w, TssaChunk k, TssaSize z) {
-    for (int h = warp_index(); h < z.NH; h += block_warps()) {
+    for (int h = warp_index(); h < z.NH; h += z.warps) {
         for (int d = lane_index() * P; d < z.HS; d += WARP * P) {
             const int c = h * z.HS + d;
             const S* w_t = w + c;
@@ -1064,12 +1082,11 @@ __device__ inline void tssa_energy_backward_totals(float* totals, float* starts,
                 float x[TSSA_PIECE][P], du_t[TSSA_PIECE];
                 tssa_load<WHOLE>(x, w_t, t0, true, k, z);
                 load_pack<TSSA_PIECE>(du_t, du + h * WARP + t0);
-                tssa_keep_start(starts, energy, t0, c, z);
                 bool above = true;
                 UNROLL for (int i = 0; i < P; i++)
                     above = above && energy[i] + x[0][i] * x[0][i] > (float)TOST_ENERGY_MIN;
-                if (above) tssa_add_energies<true>(sum, energy, x, du_t);
-                else tssa_add_energies<false>(sum, energy, x, du_t);
+                if (above) tssa_add_energies<true>(sum, energy, starts, x, du_t, t0, c, z);
+                else tssa_add_energies<false>(sum, energy, starts, x, du_t, t0, c, z);
             }
             UNROLL for (int i = 0; i < P; i++) totals[c + i] = sum[i];
         }
@@ -1131,10 +1148,10 @@ __device__ inline void tssa_piece_backward(S* dw_t, float (&RN)[P], float (&RS)[
 template <bool WHOLE, typename S, int P>
 __device__ inline void tssa_walk_to(float (&energy)[P], float (&N)[P], int t0, TssaStarts starts, const float* carry,
                                     const float* pi_s, const S* w_d, int c, TssaChunk k, TssaSize z) {
-    const int start = starts.N ? t0 / TSSA_PIECE * TSSA_PIECE : 0;
+    const int start = starts.N ? t0 : 0;
     if (start > 0) {
-        tssa_load_floats(energy, starts.S + (start / TSSA_PIECE - 1) * z.C + c, true);
-        tssa_load_floats(N, starts.N + (start / TSSA_PIECE - 1) * z.C + c, true);
+        tssa_load_floats(energy, starts.S + (start / TSSA_BACK - 1) * z.C + c, true);
+        tssa_load_floats(N, starts.N + (start / TSSA_BACK - 1) * z.C + c, true);
     } else {
         tssa_load_floats(energy, carry + c, true);
         tssa_load_floats(N, carry + z.narrow + c, true);
@@ -1145,22 +1162,26 @@ __device__ inline void tssa_walk_to(float (&energy)[P], float (&N)[P], int t0, T
     }
 }
 
+// Reads the chunk again for each slice: its addresses are not held in registers from slice to slice.
 template <bool WHOLE, typename S, int P>
-__device__ inline void tssa_backward_final(S* dw, TssaStarts starts, const float* behind, const float* carry,
+__device__ inline void tssa_backward_final(S* dw, TssaStarts starts, const float* back, const float* saved,
                                            const float* pi_s, const float* mass_s, const float* du, const S* dy,
-                                           const S* w, TssaChunk k, TssaSize z) {
-    for (int h = warp_index(); h < z.NH; h += block_warps()) {
+                                           const S* w, const volatile TssaChunk* chunk, TssaSize z) {
+    for (int h = warp_index(); h < z.NH; h += z.warps) {
         const float *pi_h = pi_s + h * WARP, *mass_h = mass_s + h * WARP, *du_h = du + h * WARP;
         for (int d = lane_index() * P; d < z.HS; d += WARP * P) {
+            const TssaChunk k = {chunk->b, chunk->t0, chunk->n};
+            const float *carry = saved + tssa_sums(k, z), *behind = back + tssa_sums(k, z);
             const int c = h * z.HS + d;
+            const size_t row = tssa_row(k, z) + c;
             float RN[P], RS[P];
             tssa_load_floats(RN, behind + z.narrow + c, true);
             tssa_load_floats(RS, behind + c, true);
             NO_UNROLL for (int t0 = (k.n - 1) / TSSA_BACK * TSSA_BACK; t0 >= 0; t0 -= TSSA_BACK) {
-                const int at = t0 * z.C + c;   // in the chunk
+                const size_t at = row + (unsigned)(t0 * z.C);
                 TssaPiece<P> piece;
                 float energy[P], N[P], before[P];
-                tssa_walk_to<WHOLE>(energy, N, t0, starts, carry, pi_h, w + c, c, k, z);
+                tssa_walk_to<WHOLE>(energy, N, t0, starts, carry, pi_h, w + row, c, k, z);
                 UNROLL for (int i = 0; i < P; i++) before[i] = energy[i];
                 tssa_piece_forward<WHOLE>(piece, energy, N, pi_h, w + at, t0, k, z);
                 bool above = true;
@@ -1180,11 +1201,10 @@ __device__ inline int tssa_place(TssaChunk k, TssaSize z) { return z.chunks - 1 
 
 // The scan of dN and dD if WIDE, else that of dS. totals, flags: of all sequences
 template <bool WIDE>
-__device__ inline void tssa_scan_backward(float* back, float* totals, int* flags, TssaChunk k, TssaSize z) {
-    const size_t sequence = (WIDE ? 0 : z.B) + k.b;
-    scan_columns(tssa_totals<WIDE>(totals, k.b, z), flags + sequence * z.slots, WIDE ? z.wide : z.narrow,
-                 tssa_place(k, z), z.chunks, [&](int c, double (&sum)[SCAN_VEC]) {
-        scan_store(back + tssa_sums(k, z) + (WIDE ? z.narrow : 0) + c, sum);
+__device__ inline void tssa_scan_backward(float* back, float* totals, int* flags, const TssaChunk* chunk, TssaSize z) {
+    scan_columns(tssa_totals<WIDE>(totals, chunk->b, z), flags + ((WIDE ? 0 : z.B) + chunk->b) * z.slots,
+                 WIDE ? z.wide : z.narrow, tssa_place(*chunk, z), z.chunks, [&](int c, const double (&sum)[SCAN_VEC]) {
+        scan_store(back + tssa_sums(*chunk, z) + (WIDE ? z.narrow : 0) + c, sum);
     });
 }
 
@@ -1197,7 +1217,7 @@ template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSS
                          const S* __restrict__ dy, const S* __restrict__ w, const float* __restrict__ u,
                          const float* __restrict__ pi, const float* __restrict__ saved,
                          const float* __restrict__ temp, bool keep_starts, TssaSize z) {
-    DYNAMIC_SHARED(float, shared);   // (4,NH,32), and (2,3,C) if keep_starts
+    DYNAMIC_SHARED(float, shared);   // (4,NH,32), and TssaStarts
     __shared__ TssaChunk chunk;
     float *pi_s = shared, *mass_s = pi_s + z.NH * WARP, *x = mass_s + z.NH * WARP, *du = x + z.NH * WARP;
     const TssaStarts starts = keep_starts ? TssaStarts{du + z.NH * WARP, du + z.NH * WARP + TSSA_STARTS * z.C}
@@ -1207,12 +1227,12 @@ template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSS
     tssa_backward_masses(pi_s, mass_s, pi, saved + tssa_sums(k, z) + z.narrow + z.C, k, z);
     TSSA_COLUMNS(tssa_statistics_backward, tssa_totals<true>(totals, k.b, z) + (size_t)tssa_place(k, z) * z.wide, x,
                  starts.N, saved + tssa_sums(k, z), pi_s, mass_s, dy + tssa_row(k, z), w + tssa_row(k, z), k, z);
-    tssa_scan_backward<true>(back, totals, sync + 1, k, z);
+    tssa_scan_backward<true>(back, totals, sync + 1, &chunk, z);
     k = chunk;
     if constexpr (UNIFORM) {
         membership_uniform_backward(du, back + tssa_sums(k, z), starts.S, z);
     } else {
-        for (int h = warp_index(); h < z.NH; h += block_warps())
+        for (int h = warp_index(); h < z.NH; h += z.warps)
             x[h * WARP + lane_index()] += TSSA_TILES(
                 tssa_backward_membership, tssa_totals<true>(totals, k.b, z) + (size_t)tssa_place(k, z) * z.wide,
                 back + tssa_sums(k, z) + z.narrow, w + tssa_row(k, z), h, k, z);
@@ -1220,11 +1240,10 @@ template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSS
         TSSA_COLUMNS(tssa_energy_backward_totals,
                      tssa_totals<false>(totals, k.b, z) + (size_t)tssa_place(k, z) * z.narrow, starts.S,
                      saved + tssa_sums(k, z), du, w + tssa_row(k, z), k, z);
-        tssa_scan_backward<false>(back, totals, sync + 1, k, z);
+        tssa_scan_backward<false>(back, totals, sync + 1, &chunk, z);
     }
     k = chunk;
-    TSSA_COLUMNS(tssa_backward_final, dw + tssa_row(k, z), starts, back + tssa_sums(k, z), saved + tssa_sums(k, z), pi_s,
-                 mass_s, du, dy + tssa_row(k, z), w + tssa_row(k, z), k, z);
+    TSSA_COLUMNS(tssa_backward_final, dw, starts, back, saved, pi_s, mass_s, du, dy, w, &chunk, z);
 }
 
 // dtemp[h] += Σ_chunks partial[h,chunk]. partial (NH,chunks of all sequences). One block per head.
@@ -1260,11 +1279,13 @@ static void tssa_backward(cudaStream_t stream, S* dw, float* dtemp, float* ddeno
     const TssaSize z = tssa_size(B, T, C, NH);
     const size_t least = 4 * (size_t)NH * WARP * sizeof(float), starts = 2 * TSSA_STARTS * (size_t)C * sizeof(float);
     const bool uniform = membership == TOST_UNIFORM, pairs = tssa_pairs(z),
-               keep_starts = least + starts <= MAX_DYNAMIC_SHARED;
+               keep_starts = least + starts <= MAX_ALLOWED_SHARED;
+    const size_t shared = least + keep_starts * starts;
     const auto tssa_backward_variant =
         uniform ? (pairs ? tssa_backward_kernel<S, 2, true> : tssa_backward_kernel<S, 1, true>)
                 : (pairs ? tssa_backward_kernel<S, 2, false> : tssa_backward_kernel<S, 1, false>);
-    LAUNCH(tssa_backward_variant, B * z.chunks, tssa_threads(C, NH), least + keep_starts * starts, stream, dw, da,
+    allow_shared(tssa_backward_variant, shared);
+    LAUNCH(tssa_backward_variant, B * z.chunks, tssa_threads(C, NH), shared, stream, dw, da,
            dtemp_partial, back, totals, sync, dy, w, u, pi, saved, temp, keep_starts, z);
     if (uniform) return;
     LAUNCH(temp_backward_kernel, NH, TEMP_THREADS, 0, stream, dtemp, dtemp_partial, (size_t)B * z.chunks);
