@@ -2168,6 +2168,10 @@ template <typename S> static void cuda_put(TypedModel<S>* m, TostState s, const 
     CUDA_CHECK(cudaStreamSynchronize(m->stream));
 }
 
+static bool cuda_tune(TostModel* m, const char* file, bool renew, TostError* err) {
+    return matmul_tune(&m->mm, file, renew, err);
+}
+
 static void cuda_get(float* dst, const TostModel* m, TostState s, const TostTensor* t) {
     copy_to_host(dst, m->state[s] + t->offset, t->size, m->stream);
 }
@@ -2187,6 +2191,7 @@ extern "C" const TostEngine tost_cuda_engine = {
     .memory = cuda_memory,
     .create = cuda_create,
     .destroy = TYPED(model_free),
+    .tune = cuda_tune,
     .put = TYPED(cuda_put),
     .get = cuda_get,
     .forward = TYPED(cuda_forward),

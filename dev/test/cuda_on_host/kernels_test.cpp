@@ -214,6 +214,46 @@ void test_scans(Checks* c) {
     test_scan(c, 513 * TSSA_CHUNK, 32, 203);
 }
 
+// A product (n,n) added to ones, in a new process as it were.
+Floats tuned_product(Checks* c, const char* file, bool autotune, int fastest) {
+    const size_t n = 40;
+    const DeviceArray a(numbers(n * n, 5)), b(numbers(n * n, 6)), y(Floats(n * n, 1.0f));
+    const Device<char> workspace(MATMUL_WORKSPACE);
+    CudaOnHostOptions options;
+    options.fastest = fastest;
+    cuda_on_host_set(options);
+    Matmul mm = {};
+    TostError err = {};
+    matmul_init(&mm, nullptr, workspace.p, false);
+    check(c, !file || matmul_tune(&mm, file, autotune, &err), "matmul_tune: %s", err.text);
+    matmul(&mm, Product<float, float>{y.p, a.p, b.p, false, true, (int)n, (int)n, (int)n, (int)n, (int)n, (int)n, 1.0f,
+                                      NULL});
+    const Floats out = y.get();
+    matmul_free(&mm);
+    cuda_on_host_set(CudaOnHostOptions());
+    return out;
+}
+
+// --autotune takes the fastest algorithm, and later runs take it from the file, whatever is fastest then.
+void test_autotune(Checks* c) {
+    const char* temporary = getenv("TMPDIR");
+    std::string dir = std::string(temporary ? temporary : "/tmp") + "/tost_autotune_XXXXXX";
+    check(c, mkdtemp(&dir[0]) != NULL, "mkdtemp %s: %s", dir.c_str(), strerror(errno));
+    const std::string path = dir + "/matmul.csv", none = dir + "/none.csv";
+    const Floats first = tuned_product(c, nullptr, false, 5), tuned = tuned_product(c, path.c_str(), true, 3);
+    check(c, tuned != first, "autotune: the fastest algorithm gives the sums of the first");
+    check(c, tuned_product(c, path.c_str(), false, 6) == tuned, "autotune: the choice in the file is not used");
+    check(c, tuned_product(c, none.c_str(), false, 6) == first, "autotune: without a file, not the first algorithm");
+    check(c, tuned_product(c, path.c_str(), true, 0) == first, "autotune: the choice in the file is not renewed");
+    check(c, tuned_product(c, path.c_str(), false, 3) == first, "autotune: the renewed choice is not used");
+    FILE* f = fopen(path.c_str(), "w");
+    fprintf(f, "%s0,0,0,0,1,40,40,40,40,40,40,0,64,3,1.0,1,another GPU\n", MATMUL_HEADER);
+    fclose(f);
+    check(c, tuned_product(c, path.c_str(), false, 3) == first, "autotune: the choice of another GPU is used");
+    remove(path.c_str());
+    remove(dir.c_str());
+}
+
 // More chunks than threads.
 void test_temp(Checks* c) {
     const size_t heads = 3, chunks = 2 * TEMP_THREADS + 88;
@@ -504,6 +544,7 @@ void test_kernels(Checks* c) {
     test_tssa_variants<float>(c);
     test_tssa_variants<bf16>(c);
     test_scans(c);
+    test_autotune(c);
     // more rows than blocks; more columns than threads
     for (const int N : {7, 12, 16}) test_columns<float>(c, 600, N);
     for (const int N : {259, 516, 1028, 1032}) test_columns<float>(c, 3, N);

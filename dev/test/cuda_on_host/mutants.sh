@@ -50,6 +50,7 @@ bias_of_the_branch_unscaled | s/total.*;/;/
 energy_below_its_least | s/= ABOVE.*/= true;/
 plain_rows_once | s/(int64_t)gridDim.y \* PLAIN_TILE/p.M/
 big_tokens_once | s/big += gridDim.x/big += step->n_big/
+choice_not_used | s/mm->choices.*;/0;/
 temp_of_the_first_chunks | s/i += TEMP_THREADS/i += chunks/
 graph_of_another_shape | s/g->T != T/false/
 moments_into_the_weights | s/s == TOST_PARAM && //
