@@ -44,7 +44,7 @@ typedef struct {
     int     dtype, threads;                // TostDtype; 0: OpenMP's default
     int     parts;                         // of a step, over all ranks (slices.h)
     double  rank_timeout;                  // seconds; 0: none
-    bool    recompute;
+    bool    recompute, autotune;
     // sampling
     const char *prompt, *prompts, *stop;   // NULL: not given
     int64_t     tokens, samples;
