@@ -493,9 +493,8 @@ constexpr int TSSA_MAX_HEADS = MAX_DYNAMIC_SHARED / (4 * WARP * sizeof(float)); 
 struct TssaSize {
     int B, T, C, NH, HS, chunks, warps;        // warps: of a block
     int narrow, wide;                          // strides of the scans of C and of C + NH columns
-    size_t slots;                              // of the scan of one sequence
-    size_t narrow_totals, wide_totals;         // size of the totals of one sequence
-    size_t all_narrow_totals;                  // of all sequences
+    int slots;                                 // of the scan of one sequence
+    size_t narrow_totals;                      // floats of the totals of C columns, of all sequences
 };
 
 // Enough threads for a warp per head and for a scan in one pass, up to the maximum.
@@ -506,8 +505,7 @@ static int tssa_threads(int C, int NH) {
 static TssaSize tssa_size(int B, int T, int C, int NH) {
     const int chunks = div_up(T, TSSA_CHUNK), narrow = scan_stride(C), wide = scan_stride(C + NH);
     const size_t slots = scan_slots(chunks);
-    return {B,    T,     C,              NH,           C / NH,           chunks, tssa_threads(C, NH) / WARP, narrow,
-            wide, slots, slots * narrow, slots * wide, B * slots * narrow};
+    return {B, T, C, NH, C / NH, chunks, tssa_threads(C, NH) / WARP, narrow, wide, (int)slots, B * slots * narrow};
 }
 
 __host__ __device__ inline size_t tssa_state_size(size_t C, size_t NH) { return 2 * C + NH; }
@@ -526,16 +524,23 @@ template <bool BACKWARD> __device__ inline void tssa_chunk(TssaChunk* chunk, int
     });
 }
 
-// Offsets of the chunk: of its first row in rows of C; in (B,NH,T), at head h; in (B,chunks,narrow + wide)
-__device__ inline size_t tssa_row(TssaChunk k, TssaSize z) { return ((size_t)k.b * z.T + k.t0) * z.C; }
-__device__ inline size_t tssa_step(int h, TssaChunk k, TssaSize z) { return ((size_t)k.b * z.NH + h) * z.T + k.t0; }
+// Offsets of the chunk: of its first row in rows of C; in (B,NH,T), at head h; in (B,chunks,narrow + wide). Rows and
+// chunks of all sequences fit in 32 bits, so that a product takes one instruction.
+__device__ inline unsigned tssa_place(TssaChunk k) { return (unsigned)k.t0 / TSSA_CHUNK; }
+__device__ inline size_t tssa_row(TssaChunk k, TssaSize z) {
+    return (size_t)(unsigned)(k.b * z.T + k.t0) * (unsigned)z.C;
+}
+__device__ inline size_t tssa_step(int h, TssaChunk k, TssaSize z) {
+    return (size_t)(unsigned)(k.b * z.NH + h) * (unsigned)z.T + (unsigned)k.t0;
+}
 __device__ inline size_t tssa_sums(TssaChunk k, TssaSize z) {
-    return ((size_t)k.b * z.chunks + k.t0 / TSSA_CHUNK) * (z.narrow + z.wide);
+    return (size_t)(k.b * z.chunks + tssa_place(k)) * (unsigned)(z.narrow + z.wide);
 }
 
-// The totals of a scan of sequence b. totals: B times (slots,narrow), then B times (slots,wide)
-template <bool WIDE> __device__ inline float* tssa_totals(float* totals, int b, TssaSize z) {
-    return WIDE ? totals + z.all_narrow_totals + b * z.wide_totals : totals + b * z.narrow_totals;
+// The totals of a scan of sequence b, at position `place`. totals: B times (slots,narrow), then B times (slots,wide)
+template <bool WIDE> __device__ inline float* tssa_totals(float* totals, int b, unsigned place, TssaSize z) {
+    const unsigned slot = b * z.slots + place;
+    return WIDE ? totals + z.narrow_totals + (size_t)slot * (unsigned)z.wide : totals + (size_t)slot * (unsigned)z.narrow;
 }
 
 // The states of a pass. start (B/copies,2C+NH), each for `copies` adjacent sequences, or NULL: sequences start empty.
@@ -769,11 +774,11 @@ __device__ inline void tssa_scanned_forward(float* saved, TssaStates states, dou
 template <bool WIDE>
 __device__ inline void tssa_scan_forward(float* saved, TssaStates states, float* totals, int* flags,
                                          const TssaChunk* chunk, TssaSize z) {
-    const int place = chunk->t0 / TSSA_CHUNK, stride = WIDE ? z.wide : z.narrow;
-    float* of_sequence = tssa_totals<WIDE>(totals, chunk->b, z);
-    scan_columns(of_sequence, flags + ((WIDE ? z.B : 0) + chunk->b) * z.slots, stride, place, z.chunks,
+    scan_columns(tssa_totals<WIDE>(totals, chunk->b, 0, z), flags + ((WIDE ? z.B : 0) + chunk->b) * z.slots, WIDE ? z.wide : z.narrow,
+                 tssa_place(*chunk), z.chunks,
                  [&](int c, double (&sum)[SCAN_VEC]) {
-        tssa_scanned_forward<WIDE>(saved, states, sum, of_sequence + (size_t)place * stride, c, *chunk, z);
+        const TssaChunk k = *chunk;
+        tssa_scanned_forward<WIDE>(saved, states, sum, tssa_totals<WIDE>(totals, k.b, tssa_place(k), z), c, k, z);
     });
 }
 
@@ -784,8 +789,8 @@ __device__ inline void membership_learned(float* x, float* scratch, TssaGroups g
                                           const float* denom_bias, const StepHeader* step, int block_size,
                                           const TssaChunk* chunk, TssaSize z) {
     TssaChunk k = *chunk;
-    TSSA_TILES(tssa_chunk_totals, tssa_totals<false>(totals, k.b, z) + (size_t)(k.t0 / TSSA_CHUNK) * z.narrow, groups,
-               nullptr, w + tssa_row(k, z), k, z);
+    TSSA_TILES(tssa_chunk_totals, tssa_totals<false>(totals, k.b, tssa_place(k), z), groups, nullptr, w + tssa_row(k, z),
+               k, z);
     tssa_scan_forward<false>(saved, states, totals, flags, chunk, z);
     k = *chunk;
     for (int h = warp_index(); h < z.NH; h += z.warps) {
@@ -851,7 +856,7 @@ template <typename S, bool UNIFORM> __global__ void __launch_bounds__(TSSA_WARPS
                            &chunk, z);
     }
     k = chunk;
-    float* totals_k = tssa_totals<true>(totals, k.b, z) + (size_t)(k.t0 / TSSA_CHUNK) * z.wide;
+    float* totals_k = tssa_totals<true>(totals, k.b, tssa_place(k), z);
     for (int h = warp_index(); h < z.NH; h += z.warps) {
         const float pi_t = lane_index() < k.n ? x[h * WARP + lane_index()] : 0.0f;
         if (lane_index() < k.n) pi[tssa_step(h, k, z) + lane_index()] = pi_t;
@@ -864,7 +869,8 @@ template <typename S, bool UNIFORM> __global__ void __launch_bounds__(TSSA_WARPS
     const float* carry = saved + tssa_sums(k, z) + z.narrow;
     for (int h = warp_index(); h < z.NH; h += z.warps) {
         const float pi_t = lane_index() < k.n ? x[h * WARP + lane_index()] : 0.0f;
-        scratch[h * WARP + lane_index()] = 1.0f / (carry[z.C + h] + warp_scan(pi_t, lane_index()) + (float)TOST_MASS_EPS);
+        const float mass = carry[z.C + h] + warp_scan(pi_t, lane_index()) + (float)TOST_MASS_EPS;
+        scratch[h * WARP + lane_index()] = reciprocal(mass);
         __syncwarp();   // mutant: mass_unsynchronized
         TSSA_TILES(tssa_statistics_forward, y + tssa_row(k, z), carry, groups, x + h * WARP, scratch + h * WARP,
                    w + tssa_row(k, z), h, k, z);
@@ -1036,7 +1042,7 @@ __device__ inline void membership_backward(float* du, float* da, float* dtemp, c
         const float da_t = pi_s[h * WARP + lane_index()] * (x[h * WARP + lane_index()] - mean);
         du[h * WARP + lane_index()] = temp[h] * da_t;
         const float sum = warp_sum(lane_index() < k.n ? da_t * u[at] : 0.0f);
-        if (lane_index() == 0) dtemp[((size_t)h * z.B + k.b) * z.chunks + k.t0 / TSSA_CHUNK] = sum;
+        if (lane_index() == 0) dtemp[((size_t)h * z.B + k.b) * z.chunks + tssa_place(k)] = sum;
         if (lane_index() < k.n) da[at] = da_t;
     }
     __syncwarp();
@@ -1197,13 +1203,13 @@ __device__ inline void tssa_backward_final(S* dw, TssaStarts starts, const float
     }
 }
 
-__device__ inline int tssa_place(TssaChunk k, TssaSize z) { return z.chunks - 1 - k.t0 / TSSA_CHUNK; }   // in the scans
+__device__ inline int backward_place(TssaChunk k, TssaSize z) { return z.chunks - 1 - tssa_place(k); }   // in the scans
 
 // The scan of dN and dD if WIDE, else that of dS. totals, flags: of all sequences
 template <bool WIDE>
 __device__ inline void tssa_scan_backward(float* back, float* totals, int* flags, const TssaChunk* chunk, TssaSize z) {
-    scan_columns(tssa_totals<WIDE>(totals, chunk->b, z), flags + ((WIDE ? 0 : z.B) + chunk->b) * z.slots,
-                 WIDE ? z.wide : z.narrow, tssa_place(*chunk, z), z.chunks, [&](int c, const double (&sum)[SCAN_VEC]) {
+    scan_columns(tssa_totals<WIDE>(totals, chunk->b, 0, z), flags + ((WIDE ? 0 : z.B) + chunk->b) * z.slots,
+                 WIDE ? z.wide : z.narrow, backward_place(*chunk, z), z.chunks, [&](int c, const double (&sum)[SCAN_VEC]) {
         scan_store(back + tssa_sums(*chunk, z) + (WIDE ? z.narrow : 0) + c, sum);
     });
 }
@@ -1225,7 +1231,7 @@ template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSS
     tssa_chunk<true>(&chunk, sync, z);
     TssaChunk k = chunk;
     tssa_backward_masses(pi_s, mass_s, pi, saved + tssa_sums(k, z) + z.narrow + z.C, k, z);
-    TSSA_COLUMNS(tssa_statistics_backward, tssa_totals<true>(totals, k.b, z) + (size_t)tssa_place(k, z) * z.wide, x,
+    TSSA_COLUMNS(tssa_statistics_backward, tssa_totals<true>(totals, k.b, backward_place(k, z), z), x,
                  starts.N, saved + tssa_sums(k, z), pi_s, mass_s, dy + tssa_row(k, z), w + tssa_row(k, z), k, z);
     tssa_scan_backward<true>(back, totals, sync + 1, &chunk, z);
     k = chunk;
@@ -1234,11 +1240,11 @@ template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSS
     } else {
         for (int h = warp_index(); h < z.NH; h += z.warps)
             x[h * WARP + lane_index()] += TSSA_TILES(
-                tssa_backward_membership, tssa_totals<true>(totals, k.b, z) + (size_t)tssa_place(k, z) * z.wide,
+                tssa_backward_membership, tssa_totals<true>(totals, k.b, backward_place(k, z), z),
                 back + tssa_sums(k, z) + z.narrow, w + tssa_row(k, z), h, k, z);
         membership_backward(du, da, dtemp, x, pi_s, u, temp, k, z);
         TSSA_COLUMNS(tssa_energy_backward_totals,
-                     tssa_totals<false>(totals, k.b, z) + (size_t)tssa_place(k, z) * z.narrow, starts.S,
+                     tssa_totals<false>(totals, k.b, backward_place(k, z), z), starts.S,
                      saved + tssa_sums(k, z), du, w + tssa_row(k, z), k, z);
         tssa_scan_backward<false>(back, totals, sync + 1, &chunk, z);
     }

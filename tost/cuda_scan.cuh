@@ -52,14 +52,12 @@ __device__ inline void scan_wait(const int* flags, int i, int size, bool all) {
 // sum += the totals of the `digit` positions from `totals` on. All loads are issued before the first sum.
 __device__ inline void scan_add_level(double (&sum)[SCAN_VEC], const float* totals, int stride, int digit) {
     float x[SCAN_RADIX - 1][SCAN_VEC] = {};
-    double of_level[SCAN_VEC] = {};
     UNROLL for (int j = 0; j < SCAN_RADIX - 1; j++)
         if (j < digit) load_from_L2(x[j], totals + j * stride);
     UNROLL for (int j = 0; j < SCAN_RADIX - 1; j++) {
         if (j >= digit) break;   // mutant: dropped_group
-        UNROLL for (int n = 0; n < SCAN_VEC; n++) of_level[n] += x[j][n];
+        UNROLL for (int n = 0; n < SCAN_VEC; n++) sum[n] += x[j][n];
     }
-    UNROLL for (int n = 0; n < SCAN_VEC; n++) sum[n] += of_level[n];
 }
 
 // sum += the totals that precede position k, of the first `levels` levels. totals: at the thread's columns
