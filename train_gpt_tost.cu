@@ -467,14 +467,15 @@ static void bias_backward(Matmul* mm, float* db, float* partial, const S* dy, si
 //     N[t,d] = Σ_{t'≤t} s[t',d] Π[t'],   D[t] = Σ_{t'≤t} Π[t']              running second moment and mass
 //     y[t,d] = -w[t,d] Π[t] / (1 + m[t,d]),   m[t,d] = N[t,d] / (D[t] + 1e-8)
 //
-// Time is cut into chunks of 32 steps. A block computes one chunk of one sequence, all heads; a warp takes a head. Scans
-// (cuda_scan.cuh) connect the chunks, shared memory the heads at one t. Each phase reads the block's 32 rows of w again,
-// but from a cache: L1 before the first scan, L2 after it, since a fence invalidates L1. So w is read from device memory
-// once. Instructions limit these kernels before bandwidth does (dev/cuda/SASS.md), so a warp divides a head in two ways:
+// Time is cut into chunks of 32 steps. A block computes one chunk of one sequence, all heads; a warp takes a head.
+// Scans (cuda_scan.cuh) connect the chunks, shared memory the heads at one t. Each phase reads the block's 32 rows of
+// w again, but from a cache: L1 before the first scan, L2 after it, since a fence invalidates L1. So w is read from
+// device memory once. Instructions limit these kernels before bandwidth does (dev/cuda/SASS.md), so a warp divides a
+// head in two ways:
 //
 //   tiles     In forward, 64 channels at a time: a lane takes 8 neighboring channels of 8 steps, 8 lanes share the
-//             channels, 4 groups of lanes the steps. A row of 8 channels is one load, and a sum over the channels takes 7
-//             shuffles per chunk. Running sums also need the sum over the groups before a lane's own: its `start`.
+//             channels, 4 groups of lanes the steps. A row of 8 channels is one load, and a sum over the channels takes
+//             7 shuffles per chunk. Running sums also need the sum over the groups before a lane's own: its `start`.
 //   columns   In backward, where the starts would cost another pass: a lane takes P neighboring channels (in slices if
 //             the head is wider than the warp) and walks over the chunk's time steps.
 //
@@ -515,8 +516,8 @@ static size_t   tssa_sync_size(size_t B, size_t T) { return 1 + 2 * B * scan_slo
 
 struct TssaChunk { int b, t0, n; };   // the block's work: steps t0 to t0 + n - 1 of sequence b
 
-// chunk: in shared memory. Each phase of a kernel reads it again and computes its addresses from it, so that no registers
-// hold them during the scans.
+// chunk: in shared memory. Each phase of a kernel reads it again and computes its addresses from it, so that no
+// registers hold them during the scans.
 template <bool BACKWARD> __device__ inline void tssa_chunk(TssaChunk* chunk, int* sync, TssaSize z) {
     scan_ticket(sync, [&](int unit) {
         const int place = unit / z.B, t0 = (BACKWARD ? z.chunks - 1 - place : place) * TSSA_CHUNK;
@@ -540,7 +541,8 @@ __device__ inline size_t tssa_sums(TssaChunk k, TssaSize z) {
 // The totals of a scan of sequence b, at position `place`. totals: B times (slots,narrow), then B times (slots,wide)
 template <bool WIDE> __device__ inline float* tssa_totals(float* totals, int b, unsigned place, TssaSize z) {
     const unsigned slot = b * z.slots + place;
-    return WIDE ? totals + z.narrow_totals + (size_t)slot * (unsigned)z.wide : totals + (size_t)slot * (unsigned)z.narrow;
+    if (WIDE) return totals + z.narrow_totals + (size_t)slot * (unsigned)z.wide;
+    return totals + (size_t)slot * (unsigned)z.narrow;
 }
 
 // The states of a pass. start (B/copies,2C+NH), each for `copies` adjacent sequences, or NULL: sequences start empty.
@@ -602,7 +604,8 @@ __device__ inline void tile_load(float (&x)[N][TSSA_VEC], const S* p, int t0, Ts
 }
 
 // The lane's channels of an array over all channels (C); zeros outside of the head.
-template <int KIND> __device__ inline void tile_floats(float (&x)[TSSA_VEC], const float* p, TssaTile tile, TssaSize z) {
+template <int KIND>
+__device__ inline void tile_floats(float (&x)[TSSA_VEC], const float* p, TssaTile tile, TssaSize z) {
     UNROLL for (int i = 0; i < TSSA_VEC; i++) x[i] = 0.0f;
     if (KIND == TILE_WHOLE || (KIND == TILE_PACKS && tile.d < z.HS)) load_pack<TSSA_VEC>(x, p + tile.c);
     UNROLL for (int i = 0; KIND == TILE_CHANNELS && i < TSSA_VEC; i++)
@@ -624,8 +627,8 @@ __device__ inline void tile_group_sums(float* totals, TssaGroups groups, const f
                                        TssaTile tile, TssaSize z) {
     const int padded = tssa_padded(z.HS), array = z.NH * padded, d = d0 + 2 * lane_index();
     float *starts = groups.starts + h * padded, *last = groups.last + warp_index() * TSSA_TILE_WIDTH;
-    if (KIND == TILE_WHOLE || tile.d < padded)
-        store_pack<TSSA_VEC>(tile.group < TSSA_GROUPS - 1 ? starts + tile.group * array + tile.d : last + tile.d - d0, sum);
+    float* own = tile.group < TSSA_GROUPS - 1 ? starts + tile.group * array + tile.d : last + tile.d - d0;
+    if (KIND == TILE_WHOLE || tile.d < padded) store_pack<TSSA_VEC>(own, sum);
     __syncwarp();   // mutant: group_sums_unsynchronized
     if (KIND == TILE_WHOLE || d < padded) {
         float total[2], part[2];
@@ -755,8 +758,8 @@ __device__ inline void membership_uniform(float* x, float* carry, double* end, T
     __syncthreads();
 }
 
-// Writes what a forward scan found for columns c on: the carry to `saved`, and with `states` the sums to `end`. sum: over
-// the chunks before. totals: the chunk's own
+// Writes what a forward scan found for columns c on: the carry to `saved`, and with `states` the sums to `end`. sum:
+// over the chunks before. totals: the chunk's own
 template <bool WIDE>
 __device__ inline void tssa_scanned_forward(float* saved, TssaStates states, double (&sum)[SCAN_VEC],
                                             const float* totals, int c, TssaChunk k, TssaSize z) {
@@ -774,12 +777,12 @@ __device__ inline void tssa_scanned_forward(float* saved, TssaStates states, dou
 template <bool WIDE>
 __device__ inline void tssa_scan_forward(float* saved, TssaStates states, float* totals, int* flags,
                                          const TssaChunk* chunk, TssaSize z) {
-    scan_columns(tssa_totals<WIDE>(totals, chunk->b, 0, z), flags + ((WIDE ? z.B : 0) + chunk->b) * z.slots, WIDE ? z.wide : z.narrow,
-                 tssa_place(*chunk), z.chunks,
-                 [&](int c, double (&sum)[SCAN_VEC]) {
+    const auto scanned = [&](int c, double (&sum)[SCAN_VEC]) {
         const TssaChunk k = *chunk;
         tssa_scanned_forward<WIDE>(saved, states, sum, tssa_totals<WIDE>(totals, k.b, tssa_place(k), z), c, k, z);
-    });
+    };
+    scan_columns(tssa_totals<WIDE>(totals, chunk->b, 0, z), flags + ((WIDE ? z.B : 0) + chunk->b) * z.slots,
+                 WIDE ? z.wide : z.narrow, tssa_place(*chunk), z.chunks, scanned);
 }
 
 // u of the chunk, and x (NH,32) = Π. scratch (NH,32)
@@ -789,12 +792,13 @@ __device__ inline void membership_learned(float* x, float* scratch, TssaGroups g
                                           const float* denom_bias, const StepHeader* step, int block_size,
                                           const TssaChunk* chunk, TssaSize z) {
     TssaChunk k = *chunk;
-    TSSA_TILES(tssa_chunk_totals, tssa_totals<false>(totals, k.b, tssa_place(k), z), groups, nullptr, w + tssa_row(k, z),
-               k, z);
+    TSSA_TILES(tssa_chunk_totals, tssa_totals<false>(totals, k.b, tssa_place(k), z), groups, nullptr,
+               w + tssa_row(k, z), k, z);
     tssa_scan_forward<false>(saved, states, totals, flags, chunk, z);
     k = *chunk;
     for (int h = warp_index(); h < z.NH; h += z.warps) {
-        const float ratios = TSSA_TILES(tssa_energy_ratios, saved + tssa_sums(k, z), groups, w + tssa_row(k, z), h, k, z);
+        const float ratios =
+            TSSA_TILES(tssa_energy_ratios, saved + tssa_sums(k, z), groups, w + tssa_row(k, z), h, k, z);
         const bool inside = lane_index() < k.n;   // mutant: chunk_edge_forward
         const size_t bias = (size_t)h * block_size + step->first + k.t0 + lane_index();
         const float u_t = ratios + z.HS * (inside ? denom_bias[bias] : 0.0f);
@@ -852,8 +856,8 @@ template <typename S, bool UNIFORM> __global__ void __launch_bounds__(TSSA_WARPS
         double* end = states.end && k.t0 + k.n == z.T ? states.end + k.b * tssa_state_size(z.C, z.NH) : NULL;
         membership_uniform(x, saved + tssa_sums(k, z), end, z);
     } else {
-        membership_learned(x, scratch, groups, u, saved, states, totals, sync + 1, w, temp, denom_bias, step, block_size,
-                           &chunk, z);
+        membership_learned(x, scratch, groups, u, saved, states, totals, sync + 1, w, temp, denom_bias, step,
+                           block_size, &chunk, z);
     }
     k = chunk;
     float* totals_k = tssa_totals<true>(totals, k.b, tssa_place(k), z);
@@ -1005,8 +1009,8 @@ __device__ inline void tssa_statistics_backward(float* totals, float* dpi, float
     }
 }
 
-// Second phase, in tiles: lane t returns the rest of dΠ[t] of head h:   Σ_d s RN + RD, with RN and RD at the start of the
-// chunk: the chunk's totals plus the sums past the chunk, `behind`, (C+NH) each.
+// Second phase, in tiles: lane t returns the rest of dΠ[t] of head h:   Σ_d s RN + RD, with RN and RD at the start of
+// the chunk: the chunk's totals plus the sums past the chunk, `behind`, (C+NH) each.
 template <int KIND, typename S>
 __device__ inline float tssa_backward_membership(const float* totals, const float* behind, const S* w, int h,
                                                  TssaChunk k, TssaSize z) {
@@ -1057,12 +1061,13 @@ __device__ inline void membership_uniform_backward(float* du, float* behind, flo
     __syncthreads();
 }
 
-// sum += Σ_t dS over the piece from step t0 on, with dS = -du s/S² if S > 1e-12, else 0. energy: S, advanced from before
-// the piece to its end. ABOVE: S > 1e-12 in all of the piece, true except at the start of a sequence of tiny w.
+// sum += Σ_t dS over the piece from step t0 on, with dS = -du s/S² if S > 1e-12, else 0. energy: S, advanced from
+// before the piece to its end. ABOVE: S > 1e-12 in all of the piece, true except at the start of a sequence of tiny
+// w.
 template <bool ABOVE, int P>
 __device__ inline void tssa_add_energies(float (&sum)[P], float (&energy)[P], float* starts,
-                                         const float (&x)[TSSA_PIECE][P], const float (&du_t)[TSSA_PIECE], int t0, int c,
-                                         TssaSize z) {
+                                         const float (&x)[TSSA_PIECE][P], const float (&du_t)[TSSA_PIECE], int t0,
+                                         int c, TssaSize z) {
     UNROLL for (int j = 0; j < TSSA_PIECE; j++) {
         if (j % TSSA_BACK == 0) tssa_keep_start(starts, energy, t0 + j, c, z);
         UNROLL for (int i = 0; i < P; i++) {
@@ -1208,10 +1213,11 @@ __device__ inline int backward_place(TssaChunk k, TssaSize z) { return z.chunks 
 // The scan of dN and dD if WIDE, else that of dS. totals, flags: of all sequences
 template <bool WIDE>
 __device__ inline void tssa_scan_backward(float* back, float* totals, int* flags, const TssaChunk* chunk, TssaSize z) {
-    scan_columns(tssa_totals<WIDE>(totals, chunk->b, 0, z), flags + ((WIDE ? 0 : z.B) + chunk->b) * z.slots,
-                 WIDE ? z.wide : z.narrow, backward_place(*chunk, z), z.chunks, [&](int c, const double (&sum)[SCAN_VEC]) {
+    const auto scanned = [&](int c, const double (&sum)[SCAN_VEC]) {
         scan_store(back + tssa_sums(*chunk, z) + (WIDE ? z.narrow : 0) + c, sum);
-    });
+    };
+    scan_columns(tssa_totals<WIDE>(totals, chunk->b, 0, z), flags + ((WIDE ? 0 : z.B) + chunk->b) * z.slots,
+                 WIDE ? z.wide : z.narrow, backward_place(*chunk, z), z.chunks, scanned);
 }
 
 // Minimum traffic per row: 2C (w) + 2C (dy) + 2C (dw). Moved in addition: carries, back and totals, about
@@ -2109,6 +2115,9 @@ static bool fits_kernels(const TostConfig* c, TostError* err) {
     const int channels = c->n_embd % 4 == 0 ? 12 * NORM_THREADS : 8 * NORM_THREADS;
     if (c->n_head > TSSA_MAX_HEADS)
         return tost_error(err, "--heads %d: the CUDA engine takes up to %d", c->n_head, TSSA_MAX_HEADS);
+    if (tssa_forward_shared(c->n_embd, c->n_head) > MAX_ALLOWED_SHARED)
+        return tost_error(err, "--heads %d: heads of %d channels do not fit in the shared memory of the CUDA engine; "
+                          "give heads of a multiple of %d channels", c->n_head, c->n_embd / c->n_head, TSSA_VEC);
     if (c->n_embd > channels)
         return tost_error(err, "--channels %d: the CUDA engine takes up to %d, in multiples of 4 up to %d", c->n_embd,
                           8 * NORM_THREADS, 12 * NORM_THREADS);

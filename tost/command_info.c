@@ -57,9 +57,11 @@ static void print_products(const char* model_file) {
         products++;
         changed += algorithm > 0;
     }
-    if (f) print_line(stdout, "%-12s%s, %d products, %d not with cuBLASLt's first algorithm", "autotune", path, products,
-                      changed);
-    if (f) fclose(f);
+    if (f) {
+        print_line(stdout, "%-12s%s, %d products, %d not with cuBLASLt's first algorithm", "autotune", path, products,
+                   changed);
+        fclose(f);
+    }
     free(path);
 }
 

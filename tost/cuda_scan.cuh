@@ -5,8 +5,8 @@
 // totals of the level below are known, so a chain of waits is at most as long as k has octal digits. The tree of sums
 // is fixed, so every run gives the same bits. Sums across chunks are double: long sequences lose no precision.
 //
-// Totals are stored level by level, (slots,stride), at slot `level base + index`; stride is scan_stride(width), so that a
-// thread reads and writes 4 neighboring columns at once. flags (slots) are zero before the launch.
+// Totals are stored level by level, (slots,stride), at slot `level base + index`; stride is scan_stride(width), so
+// that a thread reads and writes 4 neighboring columns at once. flags (slots) are zero before the launch.
 #ifndef TOST_CUDA_SCAN_CUH
 #define TOST_CUDA_SCAN_CUH
 
@@ -97,9 +97,9 @@ __device__ inline void scan_publish(float* totals, int* flags, int stride, int k
     }
 }
 
-// Scans columns. totals (slots,stride) of the sequence, aligned to SCAN_VEC floats, with the chunks' own totals at level
-// 0. Calls f(c, sum) for every SCAN_VEC columns from c on, with Σ over the chunks that precede `place`, the chunk's
-// position in scan order. f's writes are visible to the block afterwards.
+// Scans columns. totals (slots,stride) of the sequence, aligned to SCAN_VEC floats, with the chunks' own totals at
+// level 0. Calls f(c, sum) for every SCAN_VEC columns from c on, with Σ over the chunks that precede `place`, the
+// chunk's position in scan order. f's writes are visible to the block afterwards.
 template <typename F>
 __device__ inline void scan_columns(float* totals, int* flags, int stride, int place, int chunks, F f) {
     scan_publish(totals, flags, stride, place, chunks);

@@ -172,8 +172,8 @@ run 0 info best/best
 check "best is the checkpoint of that step" says "after step $(sed 's/.* //' best.line)" stdout
 run 0 info best
 check "info prints the last validation" says "nats/token after step 6" stdout
-printf '%s\n' tf32,input_type 0,14,0,0,1,64,64,64,64,64,64,0,64,0,9.5,1,GPU 0,14,0,0,1,64,64,64,64,64,64,1,64,3,8.5,1,GPU \
-    > best/matmul.csv
+printf '%s\n' tf32,input_type 0,14,0,0,1,64,64,64,64,64,64,0,64,0,9.5,1,GPU \
+    0,14,0,0,1,64,64,64,64,64,64,1,64,3,8.5,1,GPU > best/matmul.csv
 run 0 info best
 check "info prints the algorithms of --autotune" says "best/matmul.csv, 2 products, 1 not with" stdout
 rm best/matmul.csv
