@@ -46,7 +46,7 @@ static inline Subject subject_open(const TostEngine* engine, TostConfig config, 
 
 static inline Subject subject_of(const TostEngine* engine, TostConfig config, int B, int T, bool training,
                                  TostDtype dtype) {
-    const TostEngineOptions o = {B, T, training, false, dtype, 0, NULL, 1, 0, NULL, NULL};
+    const TostEngineOptions o = {B, T, training, false, dtype, 0, NULL, 1, 0, NULL, NULL, false};
     return subject_open(engine, config, o);
 }
 
@@ -373,7 +373,7 @@ static inline void record_steps(Record* r, Subject* s, const Shape* k, const int
             record_state(r, s, TOST_GRAD, RESULT_GRAD, "grad.");
             record_activations(r, s, k);
         }
-        const TostAdamW a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, i + 1};
+        const TostAdamW a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, i + 1, 0.0};
         const double norm = subject_step(s, a, 1.0);
         if (i == 0) record_number(r, RESULT_GRAD, "gradient_norm", norm);
         if (i == 0) record_logits(r, "logits_of_a_shorter_batch", s, ids, 1, (k->T + 1) / 2);
@@ -425,7 +425,7 @@ static inline Record shape_record(const TostEngine* engine, const void* test, To
     // With B = 1 the buffers are exactly full, so that an overrun is detected; otherwise they are larger than needed.
     const int more = k->B > 1 ? 5 : 0, T = k->T + more < k->block ? k->T + more : k->block;
     const TostEngineOptions o = {k->B + more, T, k->steps > 0, ((const ShapeTest*)test)->recompute, dtype, 0,
-                                 NULL, 1, 0, NULL, NULL};
+                                 NULL, 1, 0, NULL, NULL, false};
     Record r = {NULL, 0};
     Subject s = subject_open(engine, config, o);
     int32_t* ids = shape_ids(k, 99);
@@ -612,7 +612,7 @@ static inline Record mixed_record(const TostEngine* engine, const void* test, To
     const TostConfig config = {k.layers, k.heads, k.channels, k.block, k.vocab, k.bias, k.membership};
     Record r = {NULL, 0};
     Subject s = subject_of(engine, config, k.B, k.T, true, dtype);
-    TostAdamW a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 1};
+    TostAdamW a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 1, 0.0};
     subject_randomize(&s, 7);
     subject_round(&s, weights);
     mixed_forwards(&r, &s, &k, false, MIXED_BATCHES);
