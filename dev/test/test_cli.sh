@@ -164,6 +164,26 @@ check "--schedule may change on --resume" says "--schedule linear instead of cos
 check "the jump of the learning rate is printed" says "learning rate of the next step: " stdout
 rm -r halfway/step_00000007
 
+# The average of the weights
+run 0 $tiny --steps 6 --save-every 3 --ema 0.9 --out average
+cp -r average stopped && rm -r stopped/step_00000006
+run 0 --resume --out stopped
+check "--ema: a resumed run has the same average" cmp average/step_00000006/ema.safetensors stopped/step_00000006/ema.safetensors
+cmp -s average/step_00000006/ema.safetensors average/step_00000006/model.safetensors
+check "the average differs from the weights" [ $? -eq 1 ]
+run 0 eval --weights ema --model average --data "$dir/tiny_val_*.bin"
+check "--weights ema names the file" says "step_00000006/ema.safetensors, step 6" stderr
+run 0 sample --weights ema --model average --tokens 4
+run 0 info --weights ema average
+run 1 eval --weights ema --model straight --data "$dir/tiny_val_*.bin"
+refused "straight/step_00000006/model.safetensors" "ema.safetensors" "--ema"
+cp -r straight begun
+run 0 --resume --out begun --steps 7 --ema 0.9
+check "--ema on --resume begins with the present weights" says "begins with the weights of step 6" stdout
+cp average/step_00000003/ema.safetensors stopped/step_00000006/
+run 1 eval --weights ema --model stopped --data "$dir/tiny_val_*.bin"
+refused "different checkpoints" "step"
+
 # Ends of runs, and the best checkpoint
 run 0 $small --lr 0.3 --steps 6 --val-every 1 --keep 1 --keep-best --out best
 grep -o 'best [0-9.]* after step [0-9]*' stdout | tail -1 >best.line
