@@ -102,7 +102,7 @@ static bool accumulate_gradients(bool* completed, Run* r, TostError* err) {
         const uint64_t at = r->info.data_sample + (uint64_t)(done * o->batch);
         if (!data_batch(r->data, r->inputs, r->targets, at, o->batch, err)) return data_failed(r, err);
         r->engine->forward_train(r->model, r->inputs, r->targets, o->batch, o->seq, 1.0f / (float)o->total_batch);
-        r->engine->backward(r->model);
+        r->engine->backward(r->model, done + 1 == n ? TOST_STEP_ENDS : TOST_MORE);
     }
     *completed = done == n;
     if (!*completed)

@@ -366,7 +366,7 @@ static inline void record_steps(Record* r, Subject* s, const Shape* k, const int
                                      1.0f / (float)(k->micros * k->B * k->T));
             memset(batch, 0, 2 * rows * sizeof *batch);   // the engine must have copied it
             if (i > 0) record_activations(r, s, k);       // must not change backward
-            s->engine->backward(s->model);
+            s->engine->backward(s->model, TOST_STEP_ENDS);
             free(batch);
         }
         if (i == 0) {
@@ -575,7 +575,7 @@ static inline void mixed_forwards(Record* r, Subject* s, const Shape* k, bool tr
         const size_t rows = (size_t)of.B * of.T;
         if (train) {
             s->engine->forward_train(s->model, ids, ids + rows, of.B, of.T, 1.0f / (float)rows);
-            s->engine->backward(s->model);
+            s->engine->backward(s->model, TOST_STEP_ENDS);
         } else {
             s->engine->forward_loss(s->model, ids, ids + rows, of.B, of.T);
         }
