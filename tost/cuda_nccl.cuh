@@ -26,6 +26,7 @@ struct NcclLink {
     int messages;                    // under way
 };
 
+constexpr double CONNECT_TIMEOUT = 300;           // seconds, until the trainer sets that of --rank-timeout
 constexpr size_t LINK_MEMORY = (size_t)4 << 20;   // larger messages allocate their own
 
 // How long the host has waited for other ranks.
@@ -263,7 +264,7 @@ static bool nccl_open_comm(TostComm** comm, TostError* err) {
     NcclLink* l = new NcclLink();
     int version = 0;
     c->place = launch.place;
-    c->timeout = TOST_RANK_TIMEOUT;
+    c->timeout = CONNECT_TIMEOUT;
     c->transport = l;
     c->start = nccl_start;
     c->test = nccl_test;

@@ -25,6 +25,7 @@ typedef struct {
     int       threads;              // maximum number of CPU threads; 0: one per core
     TostComm* comm;                 // the ranks that train together; NULL: one process
     int       parts;                // parts of a step on this rank (slices.h); 0 is 1
+    bool      fast_reduce;          // CUDA: NCCL adds the ranks' gradients in its own order, which depends on their number
 } TostEngineOptions;
 
 typedef struct {

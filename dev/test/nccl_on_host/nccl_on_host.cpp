@@ -25,7 +25,7 @@ enum Kind { SEND, RECV, BROADCAST, ALL_GATHER, REDUCE, REDUCE_SCATTER };
 const char* const kind_names[] = {"ncclSend",      "ncclRecv",   "ncclBroadcast",
                                   "ncclAllGather", "ncclReduce", "ncclReduceScatter"};
 
-constexpr int MAX_RANKS = 16, MAX_CALLS = 64;
+constexpr int MAX_RANKS = 16, MAX_CALLS = 1024;
 constexpr size_t DATA_BYTES = (size_t)64 << 20;   // of a rank and step; only touched pages take memory
 
 struct Call {
@@ -51,7 +51,7 @@ struct Clique {
     alignas(4096) char data[MAX_RANKS][DATA_BYTES];
 };
 
-size_t bytes_of(ncclDataType_t type) { return type == ncclFloat32 ? 4 : type == ncclBfloat16 ? 2 : 1; }
+size_t bytes_of(ncclDataType_t type) { return type == ncclFloat64 ? 8 : type == ncclFloat32 ? 4 : 1; }
 
 double seconds(void) {
     timespec t;

@@ -38,7 +38,7 @@ enum ncclResult_t {
     ncclInProgress = 7
 };
 enum ncclRedOp_t { ncclSum };
-enum ncclDataType_t { ncclInt8 = 0, ncclFloat32 = 7, ncclFloat = 7, ncclBfloat16 = 9 };
+enum ncclDataType_t { ncclInt8 = 0, ncclFloat32 = 7, ncclFloat = 7, ncclFloat64 = 8 };
 
 ncclResult_t ncclGetVersion(int* version);
 const char* ncclGetErrorString(ncclResult_t result);
