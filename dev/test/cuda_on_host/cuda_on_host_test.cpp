@@ -13,6 +13,7 @@
 
 #include "dev/test/engines.h"
 #include "dev/test/golden.h"
+#include "dev/test/nccl_on_host/ranks_on_host.h"
 
 extern "C" const TostEngine tost_cuda_engine;
 
@@ -223,6 +224,8 @@ void test_quick(Checks* c) {
     test_plain_products(c, TOST_FP32);
     test_missing(c);
     test_refusals(c);
+    test_nccl_emulation(c);
+    test_exchange(c, false);
 }
 
 void test_mutants(Checks* c) {
@@ -231,6 +234,7 @@ void test_mutants(Checks* c) {
     test_shapes(c, TOST_FP32, {FORWARD, REVERSE, SHUFFLE_LATE});
     test_shape(c, long_shape(chunk_of_source()), TOST_FP32, {REVERSE});
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_scores(c, dtype);
+    test_exchange(c, false);
 }
 
 void test_all(Checks* c) {
@@ -254,6 +258,8 @@ void test_all(Checks* c) {
     test_missing(c);
     test_refusals(c);
     test_suggestions(c);
+    test_nccl_emulation(c);
+    test_exchange(c, true);
 }
 
 }  // namespace

@@ -1,8 +1,10 @@
 // nccl_on_host.cpp: communicators in memory that the processes of all ranks share.
 //
-// The calls of a group are one step of the communicator. In step k each rank, once the work before it in its stream is
-// done and all ranks have finished step k-1, copies what it sends to its part of the shared memory and publishes its
-// list of calls; when all ranks have published theirs, it compares the lists and copies what it receives.
+// The calls of a group are one step of a rank. Its partners are the ranks that it sends to or receives from; all ranks in
+// a collective. Once the work before it in its stream is done, the rank copies what it sends to its part of the shared
+// memory and publishes its list of calls. When all partners have published theirs, it compares the lists, copies what it
+// receives and acknowledges it. When all partners have acknowledged, the step ends. Between two ranks, the n-th step of
+// one belongs to the n-th of the other.
 #include "nccl_on_host.h"
 
 #include <atomic>
@@ -39,7 +41,7 @@ struct Call {
 
 struct SharedRank {
     std::atomic<int> attached;
-    std::atomic<uint64_t> published, finished;   // steps
+    std::atomic<uint64_t> published[MAX_RANKS], read[MAX_RANKS];   // steps with each partner
     int device, calls;
     Call call[MAX_CALLS];
     char host[64];
@@ -71,6 +73,7 @@ struct NcclOnHostComm {
     cudaStream_t held_stream, stream;   // of those, and of the last step
     cudaEvent_t order;
     uint64_t queued, done, bytes;    // steps; bytes sent
+    int stage;                       // of the current step: to be published, read, ended
     double waits_since;
     SharedRank& mine() { return clique->rank[rank]; }
 };
@@ -172,7 +175,12 @@ void publish(ncclComm_t c, const std::vector<Call>& calls) {
         else c->bytes += call.sent_bytes * (size_t)(c->size - 1) / (call.kind == REDUCE_SCATTER ? (size_t)c->size : 1);
         mine.call[i] = call;
     }
-    mine.published++;
+}
+
+bool is_partner(const std::vector<Call>& calls, int rank) {
+    for (const Call& call : calls)
+        if (call.kind > RECV || call.peer == rank) return true;
+    return false;
 }
 
 // The i-th call of the wanted kind for `rank` in the list of rank `from`; NULL if there is none.
@@ -249,13 +257,7 @@ void receive(ncclComm_t c) {
     }
 }
 
-bool all_ranks(ncclComm_t c, std::atomic<uint64_t> SharedRank::*counter, uint64_t steps) {
-    for (int r = 0; r < c->size; r++)
-        if (c->clique->rank[r].*counter < steps) return false;
-    return true;
-}
-
-// Makes progress with a step; true when it has ended. Collectives of all ranks must be at the same place of the group.
+// Makes progress with a step; true when it has ended.
 bool advance(ncclComm_t c, uint64_t step, const std::vector<Call>& calls) {
     if (c->aborted) return true;
     if (c->waits_since == 0) c->waits_since = seconds();
@@ -263,17 +265,29 @@ bool advance(ncclComm_t c, uint64_t step, const std::vector<Call>& calls) {
         die(c, "%s: other ranks have not made a call for %.0f s", describe(calls[0]).c_str(), options.patience);
     if (options.failing_call >= 0 && step >= (uint64_t)options.failing_call) c->failed = true;
     if (c->failed) return false;
-    if (c->mine().published == step) {
-        if (!all_ranks(c, &SharedRank::finished, step)) return false;
+    SharedRank& mine = c->mine();
+    std::vector<int> partners;
+    for (int r = 0; r < c->size; r++)
+        if (is_partner(calls, r)) partners.push_back(r);
+    if (c->stage == 0) {
         publish(c, calls);
+        for (const int r : partners) mine.published[r]++;
+        c->stage = 1;
     }
-    if (!all_ranks(c, &SharedRank::published, step + 1)) return false;
-    for (int r = 0; r < c->size; r++) {
-        check_pairs(c, r);
-        check_collectives(c, r);
+    if (c->stage == 1) {
+        for (const int r : partners)
+            if (c->clique->rank[r].published[c->rank] < mine.published[r]) return false;
+        for (const int r : partners) {
+            check_pairs(c, r);
+            check_collectives(c, r);
+        }
+        receive(c);
+        for (const int r : partners) mine.read[r]++;
+        c->stage = 2;
     }
-    receive(c);
-    c->mine().finished++;
+    for (const int r : partners)
+        if (c->clique->rank[r].read[c->rank] < mine.published[r]) return false;
+    c->stage = 0;
     c->done++;
     c->waits_since = 0;
     return true;

@@ -1,8 +1,9 @@
 // nccl_on_host.h: NCCL emulation on the CPU for the part of NCCL that the engine uses. Ranks are processes, each with a
 // CUDA emulation of its own (dev/test/cuda_on_host); memory that they share carries the data. Misuse aborts:
 //
-//   order        all ranks must make the same calls in the same order, with the same types, counts and roots; each
-//                ncclSend needs an ncclRecv in the same group. Stricter than NCCL: every rank takes part in every group.
+//   order        all ranks must make the same collective calls in the same order, with the same types, counts and roots;
+//                each ncclSend needs an ncclRecv. Stricter than NCCL: the n-th group with calls between two ranks on one
+//                of them must match the n-th on the other.
 //   memory       buffers must be device memory; those of a group must not overlap, except as NCCL permits (in place).
 //   streams      a call reads its inputs when the work before it in its stream is done, and not earlier; it ends when
 //                all ranks have made it. So without an event between two streams, values are read too early or too late.
