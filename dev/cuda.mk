@@ -65,7 +65,10 @@ EMU_CUDA  = -DTOST_CUDA_ON_HOST -DTOST_NCCL -Idev/test/cuda_on_host
 EMU_O     = -O2
 EMU_C     = $(patsubst %,$(EMU)/%.o,train_gpt_tost comm exchange folder gemm init json model output rng safetensors \
               schedule slices threads util)
-EMU_CPP   = $(patsubst %.cpp,$(EMU)/%.o,$(notdir $(wildcard dev/test/cuda_on_host/*.cpp dev/test/nccl_on_host/*.cpp)))
+EMU_TOST  = $(patsubst tost/%.c,$(EMU)/%.o,$(wildcard tost/*.c))
+EMU_LIB   = $(patsubst %,$(EMU)/%_on_host.o,cuda cublaslt nccl runtime)
+EMU_CPP   = $(filter-out $(EMU)/program.o,$(patsubst %.cpp,$(EMU)/%.o,$(notdir \
+              $(wildcard dev/test/cuda_on_host/*.cpp dev/test/nccl_on_host/*.cpp))))
 
 # NO_EMULATION: why the tests skip the emulation; empty if they run it
 ifneq ($(filter test test_all,$(MAKECMDGOALS)),)
@@ -77,14 +80,22 @@ ifneq ($(filter test test_all,$(MAKECMDGOALS)),)
 endif
 
 vpath %.c tost
-$(EMU_C): $(EMU)/%.o: %.c
+$(sort $(EMU_C) $(EMU_TOST)): $(EMU)/%.o: %.c
 	$(call say,CC $< (for the emulation)) mkdir -p $(@D) && \
 	    $(CC) -std=c11 -D_GNU_SOURCE -DTOST_NO_MAIN -O2 $(EMU_FLAGS) -MMD -MP -c $< -o $@
 vpath %.cpp dev/test/cuda_on_host dev/test/nccl_on_host
-$(EMU_CPP): $(EMU)/%.o: %.cpp
+$(EMU_CPP) $(EMU)/program.o: $(EMU)/%.o: %.cpp
 	$(call say,CXX $<) mkdir -p $(@D) && $(EMU_CXX) $(EMU_O) $(EMU_FLAGS) $(EMU_CUDA) -MMD -MP -c $< -o $@
 $(EMU)/kernels_test.o: EMU_O = -O1   # -O2 costs more compile time than it saves
 $(EMU)/test: $(EMU_CPP) $(EMU_C)
+	$(call say,LINK $@) $(EMU_CXX) $(EMU_FLAGS) -o $@ $^ -lm -ldl -rdynamic
+
+# The whole program, for tests of several ranks
+$(EMU)/processor.o: private EMU_FLAGS += -DBUILT_FOR='""'
+$(EMU)/engine.o: train_gpt_tost.cu $(wildcard tost/*.h tost/*.cuh dev/test/*_on_host/*.h)
+	$(call say,CXX $< (for the emulation)) mkdir -p $(@D) && \
+	    $(EMU_CXX) $(EMU_O) $(EMU_FLAGS) $(EMU_CUDA) -DTOST_NO_MAIN -x c++ -c $< -o $@
+$(EMU)/train_gpt_tostcu: $(EMU)/program.o $(EMU)/engine.o $(EMU_LIB) $(EMU_TOST)
 	$(call say,LINK $@) $(EMU_CXX) $(EMU_FLAGS) -o $@ $^ -lm -ldl -rdynamic
 
 test_cuda_on_host: $(EMU)/test
@@ -103,8 +114,7 @@ mutants: $(EMU_CPP) $(EMU_C)
 TRAFFIC_CXX  ?= clang++
 TRAFFIC_COUNT = -O2 -fno-builtin -fno-vectorize -fno-slp-vectorize -Wno-pass-failed \
                 -fsanitize-coverage=func,trace-loads,trace-stores
-TRAFFIC_OBJ   = $(filter-out $(EMU)/train_gpt_tost.o,$(EMU_C)) \
-                $(patsubst %,$(EMU)/%_on_host.o,cuda cublaslt nccl runtime)
+TRAFFIC_OBJ   = $(filter-out $(EMU)/train_gpt_tost.o,$(EMU_C)) $(EMU_LIB)
 $(EMU)/counted.o: train_gpt_tost.cu $(wildcard tost/*.h tost/*.cuh dev/test/cuda_on_host/*.h)
 	$(call say,CXX $<) mkdir -p $(@D) && \
 	    $(EMU_CXX) $(TRAFFIC_COUNT) $(EMU_FLAGS) $(EMU_CUDA) -DTOST_NO_MAIN -x c++ -c $< -o $@ && \

@@ -265,6 +265,7 @@ static bool nccl_open_comm(TostComm** comm, TostError* err) {
     int version = 0;
     c->place = launch.place;
     c->timeout = CONNECT_TIMEOUT;
+    c->lockstep = true;
     c->transport = l;
     c->start = nccl_start;
     c->test = nccl_test;
