@@ -66,7 +66,7 @@ for n in 2 1; do
 done
 # A signal to one rank stops all after the same step.
 # shellcheck disable=SC2086
-start 2 $model --parts 2 --steps 1000 --val-every 0 --out stopped
+start 2 $model --parts 2 --steps 1000 --out stopped
 tries=0
 while [ ! -e stopped/step_00000002 ] && [ $tries -lt 600 ]; do sleep 0.1; tries=$((tries + 1)); done
 # shellcheck disable=SC2086
