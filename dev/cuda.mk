@@ -64,7 +64,7 @@ EMU_FLAGS = $(EMU_SANITIZE) -Wall -Wextra -Wno-unknown-pragmas -I. -Itost
 EMU_CUDA  = -DTOST_CUDA_ON_HOST -DTOST_NCCL -Idev/test/cuda_on_host
 EMU_O     = -O2
 EMU_C     = $(patsubst %,$(EMU)/%.o,train_gpt_tost comm exchange folder gemm init json model output rng safetensors \
-              schedule slices threads util)
+              schedule signals slices threads util)
 EMU_TOST  = $(patsubst tost/%.c,$(EMU)/%.o,$(wildcard tost/*.c))
 EMU_LIB   = $(patsubst %,$(EMU)/%_on_host.o,cuda cublaslt nccl runtime)
 EMU_CPP   = $(filter-out $(EMU)/program.o,$(patsubst %.cpp,$(EMU)/%.o,$(notdir \
