@@ -150,7 +150,7 @@ static void finish_part(Exchange* x) {
 // Completes this rank's sum over its parts, of the elements r. grad holds the last part.
 static void add_parts(Exchange* x, Range r) {
     for (int j = 0; x->part >> j > 0; j++)
-        if (x->part >> j & 1)   // mutant: parts_of_a_chain
+        if (x->part >> j & 1)   // mutant: level_not_set
             tree_add_on_device(x->compute, x->grad + r.start, x->level[j] + r.start, x->grad + r.start, range_size(r));
 }
 
@@ -159,18 +159,20 @@ static void add_parts(Exchange* x, Range r) {
 
 // own (n): row `rank`; received (ranks-1, n): the other rows. Rows are added in the order of slices.h's tree, by the
 // binary counter above, here in registers. Minimum traffic per element: 4 ranks + 4.
-template <int LEVELS> __global__ void slice_sum_kernel(float* own, const float* received, int rank, int ranks, size_t n) {
+template <int LEVELS> __global__ void slice_sum_kernel(float* own, const float* received, int rank, int ranks,
+                                                         size_t n) {
     const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
     if (i >= n) return;
     float level[LEVELS][4], sum[4];
     for (int r = 0; r < ranks; r++) {
         bool carry = true;
-        load_pack<4>(sum, (r == rank ? own : received + (size_t)(r < rank ? r : r - 1) * n) + i);
+        const int row = r < rank ? r : r - 1;   // mutant: row_of_another_rank
+        load_pack<4>(sum, (r == rank ? own : received + (size_t)row * n) + i);
         UNROLL for (int l = 0; l < LEVELS; l++) {
             if (!carry) continue;
             const bool full = r >> l & 1;
             UNROLL for (int j = 0; j < 4; j++) {
-                if (full) sum[j] = level[l][j] + sum[j];   // mutant: ranks_out_of_order
+                if (full) sum[j] = level[l][j] + sum[j];
                 else level[l][j] = sum[j];
             }
             carry = full;

@@ -3,6 +3,7 @@
 //
 //     cuda_on_host_test              all tests
 //     cuda_on_host_test --mutants    the tests of mutants.sh: all float32 shapes, three schedules
+//     cuda_on_host_test --exchange   the tests of mutants.sh for several ranks
 //     cuda_on_host_test --quick      the tests of `make test`: every kernel, few shapes
 //
 // The exit status is 0 only if every check passed.
@@ -234,7 +235,6 @@ void test_mutants(Checks* c) {
     test_shapes(c, TOST_FP32, {FORWARD, REVERSE, SHUFFLE_LATE});
     test_shape(c, long_shape(chunk_of_source()), TOST_FP32, {REVERSE});
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_scores(c, dtype);
-    test_exchange(c, false);
 }
 
 void test_all(Checks* c) {
@@ -267,14 +267,15 @@ void test_all(Checks* c) {
 int main(int argc, char** argv) {
     Checks c = {"cuda_on_host", 0, 0, 0};
     const std::string mode = argc == 1 ? "" : argc == 2 ? argv[1] : "?";
-    if (!mode.empty() && mode != "--quick" && mode != "--mutants") {
-        fprintf(stderr, "usage: cuda_on_host_test [--quick | --mutants]\n");
+    if (!mode.empty() && mode != "--quick" && mode != "--mutants" && mode != "--exchange") {
+        fprintf(stderr, "usage: cuda_on_host_test [--quick | --mutants | --exchange]\n");
         return STATUS_USAGE;
     }
     setvbuf(stdout, nullptr, _IOLBF, 0);
     set_schedule(SHUFFLE);
     if (mode == "--quick") test_quick(&c);
     else if (mode == "--mutants") test_mutants(&c);
+    else if (mode == "--exchange") test_exchange(&c, false);
     else test_all(&c);
     check(&c, cuda_on_host_live() == 0, "%d CUDA objects leaked", cuda_on_host_live());
     return checks_verdict(&c);

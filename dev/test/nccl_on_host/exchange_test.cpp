@@ -245,6 +245,7 @@ void test_failures(Checks* c) {
         TostComm* comm = open_comm(false, rank ? 30 : 0.5);
         Subject s = subject_open(&tost_cuda_engine, config_of(u.shape), options_of(u, comm, 2));
         if (rank == 1) _exit(0);   // gone
+        nccl_on_host_set({-1, 5});
         train(new Results(), &s, u, rank, 2);
     });
     check_failure(c, ends[0], STATUS_RANK_FAILED, "other ranks did not respond for 0.5 s (--rank-timeout)");
@@ -273,7 +274,8 @@ void test_failures(Checks* c) {
 void test_exchange(Checks* c, bool all) {
     const Setup deep = {DEEP, TOST_FP32, 4, 2, false, false, false}, linked = {SMALL, TOST_BF16, 2, 1, false, true, true},
                 six = {SMALL, TOST_FP32, 6, 1, false, false, false};
-    test_bits(c, deep, {2}, {exchange_first(false), compute_first()}, "deep");
+    test_bits(c, deep, {2}, {compute_first()}, "deep");
+    test_bits(c, deep, {4}, {exchange_first(false)}, "deep");
     test_bits(c, linked, {1, 2}, {exchange_first(true)}, "own communicator, bf16, recompute");
     test_failures(c);
     if (!all) return;
