@@ -13,8 +13,11 @@ GENCODE    = $(foreach arch,$(sort $(filter 80 90 100 120,$(KNOWN)) $(lastword $
                  -gencode arch=compute_$(arch),code=sm_$(arch)) -gencode arch=compute_90,code=compute_90
 # NCCL=1: several ranks, with the NCCL of the toolkit, or that of NCCL_HOME
 NCCL      ?= 0
-ifneq ($(filter-out 0,$(NCCL)),)
+ifneq ($(if $(filter-out clean help,$(or $(MAKECMDGOALS),all)),$(filter-out 0,$(NCCL))),)
   NCCL_FLAGS := -DTOST_NCCL $(if $(NCCL_HOME),-I$(NCCL_HOME)/include)
+  ifeq ($(shell echo '\043include <nccl.h>' | $(NVCC) $(NCCL_FLAGS) -x cu -E - > /dev/null 2>&1 && echo yes),)
+    $(error NCCL=$(NCCL): $(NVCC) finds no <nccl.h>; install NCCL (NVIDIA's libnccl-dev), or set NCCL_HOME to its folder)
+  endif
   NCCL_LIBS   = $(if $(NCCL_HOME),-L$(NCCL_HOME)/lib -Wl$(comma)-rpath$(comma)$(NCCL_HOME)/lib) -lnccl
 endif
 CU         = build/cuda$(if $(NCCL_FLAGS),-nccl)

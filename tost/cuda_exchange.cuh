@@ -413,7 +413,9 @@ static bool exchange_open(Exchange* x, cudaStream_t compute, TostError* err) {
     if (x->ranks >= 1 << MANY_LEVELS)
         return tost_error(err, "%d ranks: the CUDA engine takes up to %d", x->ranks, (1 << MANY_LEVELS) - 1);
     if (!connect(x, err)) return false;
-    CUDA_CHECK(cudaStreamCreateWithFlags(&x->stream, cudaStreamNonBlocking));
+    int lowest, highest;   // so that the exchange starts beside the kernels of backward, not after them
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&x->stream, cudaStreamNonBlocking, highest));
     CUDA_CHECK(cudaEventCreateWithFlags(&x->forked, cudaEventDisableTiming));
     CUDA_CHECK(cudaEventCreateWithFlags(&x->joined, cudaEventDisableTiming));
     return true;

@@ -128,7 +128,8 @@ static bool link_open(NcclLink* l, TostComm* comm, const ncclUniqueId* id, TostE
 
 static void link_close(NcclLink* l) {
     CUDA_CHECK(cudaStreamSynchronize(l->stream));
-    nccl_check(l, ncclCommDestroy(l->nccl), "ncclCommDestroy");
+    nccl_check(l, ncclCommFinalize(l->nccl), "ncclCommFinalize");
+    (void)ncclCommDestroy(l->nccl);
     CUDA_CHECK(cudaFreeHost(l->host));
     CUDA_CHECK(cudaFree(l->device));
     CUDA_CHECK(cudaStreamDestroy(l->stream));
@@ -233,10 +234,10 @@ static void nccl_close(TostComm* c) {
 static NcclLink* link_of(const TostComm* c) { return c->start == nccl_start ? (NcclLink*)c->transport : NULL; }
 
 // Where rank 0 listens, for ncclGetUniqueId: NCCL_COMM_ID, or the port after MASTER_PORT of MASTER_ADDR, since torchrun
-// itself listens on MASTER_PORT.
-static bool set_nccl_comm_id(TostError* err) {
+// itself listens on MASTER_PORT. One rank needs neither.
+static bool set_nccl_comm_id(int ranks, TostError* err) {
     const char *host = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
-    if (getenv("NCCL_COMM_ID")) return true;
+    if (ranks == 1 || getenv("NCCL_COMM_ID")) return true;
     if (!host || !*host || !port || !*port)
         return tost_error(err, "several processes, but no MASTER_ADDR and MASTER_PORT: set them to the host of rank 0 "
                           "and a free port, use torchrun, or build with make NCCL=1 MPI=1");
@@ -255,7 +256,7 @@ static bool nccl_open_comm(TostComm** comm, TostError* err) {
     const CommLaunch launch = comm_launch();
     cudaDeviceProp prop;
     ncclUniqueId id;
-    if (!set_nccl_comm_id(err) || !device_open(&prop, launch.place.local_rank, err)) return false;
+    if (!set_nccl_comm_id(launch.place.size, err) || !device_open(&prop, launch.place.local_rank, err)) return false;
     const ncclResult_t e = ncclGetUniqueId(&id);
     if (e != ncclSuccess)
         return tost_error(err, "NCCL_COMM_ID=%s: %s; give HOST:PORT of rank 0", getenv("NCCL_COMM_ID"),

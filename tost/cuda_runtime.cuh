@@ -58,7 +58,7 @@ static bool device_describe(char* text, size_t cap, const TostEngineOptions* o, 
 
 typedef size_t MemoryOf(const TostConfig* c, const TostEngineOptions* o);   // TostEngine.memory
 
-// Left for kernels, graphs and cuBLASLt, most of which allocate at their first use.
+// Left for kernels, graphs and cuBLASLt, most of which allocate at their first use; with NCCL, twice as much.
 constexpr size_t MEMORY_RESERVE = (size_t)512 << 20;
 
 // The largest batch whose model fits, searched in steps of a sixteenth; 0: none.
@@ -77,7 +77,8 @@ static bool device_fits(MemoryOf memory, const TostConfig* c, const TostEngineOp
         (void)cudaGetLastError();
         return tost_error(err, "cudaMemGetInfo: %s; %s", cudaGetErrorString(e), cuda_advice(e));
     }
-    const size_t available = free_bytes - min(free_bytes, MEMORY_RESERVE);
+    const size_t reserved = o->comm ? 2 * MEMORY_RESERVE : MEMORY_RESERVE,
+                 available = free_bytes - min(free_bytes, reserved);
     if (bytes <= available) return true;
     const int batch = largest_batch(memory, c, *o, o->recompute, available),
               recomputed = o->training ? largest_batch(memory, c, *o, true, available) : batch;
@@ -87,7 +88,7 @@ static bool device_fits(MemoryOf memory, const TostConfig* c, const TostEngineOp
     else if (recomputed > batch) snprintf(fix, sizeof fix, "--recompute --batch %d%s fits", recomputed, or_batch);
     else if (batch > 0) snprintf(fix, sizeof fix, "--batch %d fits", batch);
     return tost_error(err, "not enough memory on the GPU: the model needs %s, its kernels up to %s, %s are free; %s",
-                      human_bytes(need, (double)bytes), human_bytes(reserve, (double)MEMORY_RESERVE),
+                      human_bytes(need, (double)bytes), human_bytes(reserve, (double)reserved),
                       human_bytes(have, (double)free_bytes), fix);
 }
 

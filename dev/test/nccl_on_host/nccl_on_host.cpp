@@ -67,7 +67,7 @@ struct NcclOnHostComm {
     Clique* clique;
     std::string path;
     int rank, size;
-    bool blocking, initialized, aborted, failed;
+    bool blocking, initialized, finalized, aborted, failed;
     int polls;                       // until ncclCommGetAsyncError reports the end of the last call
     std::vector<Call> held;          // calls to be queued at that time
     cudaStream_t held_stream, stream;   // of those, and of the last step
@@ -307,7 +307,8 @@ void queue_step(ncclComm_t c) {
 
 ncclResult_t add_call(ncclComm_t c, cudaStream_t stream, Call call) {
     check_comm(kind_names[call.kind], c);
-    if (!c->initialized) die(c, "%s before the communicator is ready", kind_names[call.kind]);
+    if (!c->initialized || c->finalized)
+        die(c, "%s before the communicator is ready or after its end", kind_names[call.kind]);
     if (call.peer >= c->size || call.peer < -1) die(c, "%s: there is no such rank", describe(call).c_str());
     if (!group.empty() && (group_comm != c || group_stream != stream))
         die(c, "%s: the group has calls of another communicator or stream", describe(call).c_str());
@@ -404,10 +405,23 @@ static ncclResult_t comm_free(ncclComm_t c) {
     return ncclSuccess;
 }
 
+static void check_ended(const char* call, ncclComm_t c) {
+    check_comm(call, c);
+    if (c->done < c->queued)
+        die(c, "%s while %llu groups have not ended", call, (unsigned long long)(c->queued - c->done));
+}
+
+ncclResult_t ncclCommFinalize(ncclComm_t c) {
+    check_ended("ncclCommFinalize", c);
+    c->finalized = true;
+    if (c->blocking) return ncclSuccess;
+    c->polls = 2;
+    return ncclInProgress;
+}
+
 ncclResult_t ncclCommDestroy(ncclComm_t c) {
-    check_comm("ncclCommDestroy", c);
-    if (c->done < c->queued) die(c, "ncclCommDestroy while %llu groups have not ended",
-                                 (unsigned long long)(c->queued - c->done));
+    check_ended("ncclCommDestroy", c);
+    if (!c->blocking && !c->finalized) die(c, "ncclCommDestroy of a nonblocking communicator without ncclCommFinalize");
     return comm_free(c);
 }
 

@@ -9,7 +9,7 @@
 //                all ranks have made it. So without an event between two streams, values are read too early or too late.
 //   nonblocking  after a call that returned ncclInProgress, ncclCommGetAsyncError must have reported its end before the
 //                next call, and nothing is queued on the stream until then.
-//   lifetime     ncclCommDestroy with unfinished calls aborts; nccl_on_host_live counts what was not destroyed.
+//   lifetime     ncclCommFinalize or ncclCommDestroy with unfinished calls abort; nccl_on_host_live counts what was not destroyed.
 #ifndef NCCL_ON_HOST_H
 #define NCCL_ON_HOST_H
 
@@ -48,6 +48,7 @@ const char* ncclGetLastError(ncclComm_t comm);
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id);
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id, int rank, ncclConfig_t* config);
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error);
+ncclResult_t ncclCommFinalize(ncclComm_t comm);   // after the last call
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 ncclResult_t ncclCommAbort(ncclComm_t comm);   // calls that have not ended never will; their streams continue
 
