@@ -277,6 +277,7 @@ void test_exchange(Checks* c, bool all) {
     test_bits(c, deep, {2}, {compute_first()}, "deep");
     test_bits(c, deep, {4}, {exchange_first(false)}, "deep");
     test_bits(c, linked, {2}, {exchange_first(true), compute_first()}, "own communicator, bf16, recompute");
+    test_bits(c, six, {}, {}, "six parts");
     test_failures(c);
     if (!all) return;
     test_bits(c, deep, {1, 2, 4}, {AT_ONCE, LATE, exchange_first(false), compute_first()}, "deep");
