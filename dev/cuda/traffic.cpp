@@ -92,7 +92,7 @@ const Minimum minimums[] = {
     MINIMUM(temp_backward,               "row",       1.10, 1.10, 4*NH*L * rows/32),
     MINIMUM(memset,                      "parameter", 1.01, 1.01, 4*flat),
     MINIMUM(grad_norm,                   "parameter", 1.01, 1.01, 4*flat),
-    MINIMUM(grad_norm_total,             "parameter",   1.01, 1.01, 12*ceil(flat/SLICE_UNIT)),
+    MINIMUM(grad_norm_total,             "parameter", 1.01, 1.01, 12*ceil(flat/SLICE_UNIT)),
     MINIMUM(adamw,                       "parameter", 1.01, 1.01, 30*flat),
 };
 
@@ -213,7 +213,7 @@ Run counted(int B, int T, int layers, int block_size) {
     TostConfig c = base_config();
     c.n_layer = layers;
     c.block_size = block_size;
-    const TostEngineOptions o = {B, T, true, false, TOST_BF16, 0, nullptr, 1, false};
+    const TostEngineOptions o = {B, T, true, false, TOST_BF16, 0, nullptr, 1, 0, nullptr, nullptr, false};
     TostError err;
     TostModel* m = tost_cuda_engine.create(&c, &o, &err);
     if (!m) cuda_on_host_die("%s", err.text);
