@@ -2017,6 +2017,7 @@ extern "C" const TostEngine tost_cuda_engine = {
     .decode_begin = TYPED(cuda_decode_begin),
     .decode_step = TYPED(cuda_decode_step),
     .decode_score = TYPED(cuda_decode_score),
+    .has_chunks = false,
 #ifdef TOST_NCCL
     .open_comm = nccl_open_comm,
 #else
