@@ -262,6 +262,9 @@ static const Row table[] = {
      .default_text = "one per rank",
      .help = "divide a step into N parts, whose gradients are added in a fixed order: any number of ranks that divides "
              "N gives the same results"},
+    {"reduce", TRAIN, MACHINE, CHOICE, AT(reduce), OVERRIDABLE, "ordered|fast",
+     .help = "how GPUs add their gradients; ordered: the same bits for any number of ranks; fast: by ncclReduceScatter, "
+             "with bits that depend on the number of ranks"},
     {"rank-timeout", TRAIN | EVAL, MACHINE, REAL, AT(rank_timeout), NOT_SAVED, "X", .max = 1e6, .value = 600,
      .unit = "seconds", .help = "stop if another rank does not respond for X seconds; 0: wait forever"},
     {"recompute", TRAIN, MACHINE, FLAG, AT(recompute), NOT_SAVED, "",
@@ -847,6 +850,8 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
                           o->chunk, engine->name);
     if (!THREADS_MANY && o->threads > 1)
         return tost_error(err, "--threads %d: the program was built without OpenMP: leave it out", o->threads);
+    if (o->reduce != 0 && !engine->open_comm)
+        return tost_error(err, "--reduce fast: only GPUs of a build with make NCCL=1 have it: leave it out");
     for (int i = 0; i < o->n_files; i++)
         if (!*o->files[i]) return tost_error(err, "an argument is empty: give a file name, or leave it out");
     if (comm_size(o->comm) > 1 && o->command != COMMAND_TRAIN && o->command != COMMAND_EVAL)

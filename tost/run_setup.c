@@ -372,8 +372,8 @@ bool run_set_up(Run* r, TostError* err) {
     r->engine_options = (TostEngineOptions){
         .max_batch = o->batch, .max_seq = long_sample ? o->config.block_size : o->seq, .training = true,
         .chunk = o->chunk, .chunk_done = run_chunk_done, .context = r,
-        .ema = o->ema > 0, .recompute = o->recompute, .dtype = (TostDtype)o->dtype, .threads = o->threads, .comm = r->comm,
-        .parts = run_own_parts(r)};
+        .ema = o->ema > 0, .recompute = o->recompute, .dtype = (TostDtype)o->dtype, .threads = o->threads,
+        .comm = r->comm, .parts = run_own_parts(r), .fast_reduce = o->reduce == 1};
     comm_broadcast(r->comm, &r->engine_options.max_seq, sizeof r->engine_options.max_seq, 0);
     char device[256];
     if (!run_agree(r, r->engine->describe(device, sizeof device, &r->engine_options, err), err)) return false;
