@@ -2004,6 +2004,7 @@ static bool is_bf16(TostModel* m) { return m->options.dtype == TOST_BF16; }
 extern "C" const TostEngine tost_cuda_engine = {
     .name = "cuda",
     .default_dtype = TOST_BF16,
+    .has_chunks = false,
     .supports = cuda_supports,
     .describe = device_describe,
     .memory = cuda_memory,
@@ -2024,7 +2025,6 @@ extern "C" const TostEngine tost_cuda_engine = {
     .decode_begin = TYPED(cuda_decode_begin),
     .decode_step = TYPED(cuda_decode_step),
     .decode_score = TYPED(cuda_decode_score),
-    .has_chunks = false,
 #ifdef TOST_NCCL
     .open_comm = nccl_open_comm,
 #else
