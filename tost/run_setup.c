@@ -349,6 +349,7 @@ bool run_set_up(Run* r, TostError* err) {
     const bool long_sample = r->tokenizer && o->sample_every > 0 && o->sample_tokens >= o->config.block_size;
     r->engine_options = (TostEngineOptions){
         .max_batch = o->batch, .max_seq = long_sample ? o->config.block_size : o->seq, .training = true,
+        .chunk = o->chunk, .chunk_done = run_chunk_done, .context = r,
         .recompute = o->recompute, .dtype = (TostDtype)o->dtype, .threads = o->threads, .comm = r->comm,
         .parts = run_own_parts(r)};
     comm_broadcast(r->comm, &r->engine_options.max_seq, sizeof r->engine_options.max_seq, 0);
