@@ -167,13 +167,13 @@ static bool open_data(Run* r, TostError* err) {
     return r->val != NULL;
 }
 
-// --tokenizer, else the resumed run's tokenizer if it still exists, else vocab.bpe next to the shards if it exists.
+// --tokenizer, else the resumed run's tokenizer if it still exists, else the one next to the shards, if any.
 static bool open_tokenizer(Run* r, TostError* err) {
     const Options* o = &r->o;
-    char* beside = path_join(data_dir(r->data), "vocab.bpe");
+    char* beside = tokenizer_beside(data_dir(r->data));
     const char* path = o->tokenizer ? o->tokenizer : r->info.tokenizer ? r->info.tokenizer : beside;
     bool ok = true;
-    if (o->tokenizer || path_exists(path)) {
+    if (o->tokenizer || (path && path_exists(path))) {
         r->tokenizer = model_tokenizer(&r->info, path, r->info.tokenizer != NULL, r->weights, err);
         ok = r->tokenizer != NULL;
     } else if (o->sample_every > 0 && sample_option_given(r->args))
