@@ -25,6 +25,7 @@ typedef struct {
     StFile            weights_file;    // the same, open until the model has its parameters
     TostError         weights_warning; // printed once they are loaded
     char *            out, *installed, *val_glob, *log_path;   // installed: path of the starter data
+    char*             newest;          // the run of --resume without --out
     Folder            folder;          // out
     Lock              lock;            // on out
     bool              replacing;       // --overwrite: the old run remains until the first checkpoint is saved
@@ -34,7 +35,8 @@ typedef struct {
     LogFile           log;
     bool              log_failing;     // the last row could not be written; a warning was printed
     Progress          progress;
-    double            val_loss;        // last validation loss, or NAN
+    double            began, longest;  // now_seconds() at the start; seconds of the longest step, for --max-time
+    const char*       stopped_by;      // option that ends the run early, or NULL
     int64_t           saved_step;      // step of the newest checkpoint, or -1
     bool              saved_unvalidated;   // that checkpoint has an unvalidated_row
 } Run;
@@ -55,6 +57,8 @@ double run_mean_loss(Run* r);
 // Saves a checkpoint, unless this step is already saved. Returns false if the run must end: a save failed with
 // --on-save-error stop, or the last one failed (`last`). Otherwise a failure is a warning.
 bool run_save(Run* r, bool last, TostError* err);
+// --keep-best: saves the current model as best. A failure is handled as in run_save.
+bool run_save_best(Run* r, TostError* err);
 // Writes a log row. If this fails: with --on-save-error stop, returns false; otherwise warns once and keeps the row in
 // memory for the next write. A pipe or device loses the row.
 bool run_log_step(Run* r, const LogRow* row, TostError* err);

@@ -105,6 +105,14 @@ bool run_save(Run* r, bool last, TostError* err) {
     return ok || write_failed(r, &reason, last, err);
 }
 
+bool run_save_best(Run* r, TostError* err) {
+    TostError reason;
+    if (r->replacing && !run_save(r, false, err)) return false;   // best would replace that of the old run
+    if (r->replacing || !follow_folder(r, err)) return r->replacing;
+    return checkpoint_save_best(&r->folder, &r->info, r->engine, r->model, &r->tensors, &reason)
+           || write_failed(r, &reason, false, err);
+}
+
 bool run_log_step(Run* r, const LogRow* row, TostError* err) {
     TostError reason;
     if (!follow_folder(r, err)) return false;

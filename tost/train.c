@@ -7,7 +7,6 @@
 
 #include "generate.h"
 #include "run.h"
-#include "schedule.h"
 #include "signals.h"
 
 static bool train(Run* r, TostError* err);
@@ -19,8 +18,8 @@ static bool write_sample(Run* r, TostError* err);
 static int64_t micro_batches(const Options* o) { return o->total_batch / ((int64_t)o->batch * o->seq); }
 
 int command_train(const Options* args, const TostEngine* engine) {
-    Run r = {.args = args, .o = *args, .engine = engine, .progress = progress_new(stdout, args->quiet), .val_loss = NAN,
-             .saved_step = -1};
+    Run r = {.args = args, .o = *args, .engine = engine, .progress = progress_new(stdout, args->quiet),
+             .began = now_seconds(), .saved_step = -1};
     TostError err;
     signals_ignore_write_errors();
     bool ok = run_find(&r, &err);
@@ -28,7 +27,8 @@ int command_train(const Options* args, const TostEngine* engine) {
     else ok = ok && run_set_up(&r, &err) && train(&r, &err);
     run_free(&r);
     if (!ok) return command_failed(args, &err);
-    return signals_received() ? 128 + signals_received() : 0;
+    if (signals_received()) return 128 + signals_received();
+    return r.stopped_by && r.o.max_time > 0 && r.info.step < r.o.steps ? STATUS_RESUMABLE : 0;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -53,15 +53,20 @@ static bool complete_resumed_step(Run* r, TostError* err) {
     return after_step(r, &row, err);
 }
 
+static bool is_stopped(const Run* r) { return signals_received() || r->stopped_by; }
+
 static bool loop(Run* r, TostError* err) {
     progress_train(&r->progress, r->info.step, r->o.steps, micro_batches(&r->o), r->o.total_batch);
     if (r->info.step == 0 && !before_first_step(r, err)) return false;
     if (r->info.unvalidated_row && !complete_resumed_step(r, err)) return false;
-    while (r->info.step < r->o.steps && !signals_received()) {
+    while (r->info.step < r->o.steps && !is_stopped(r)) {
+        const double start = now_seconds();
         LogRow row;
         bool completed = false;
         if (!train_step(&completed, &row, r, err)) return false;
         if (completed && !after_step(r, &row, err)) return false;
+        r->longest = fmax(r->longest, now_seconds() - start);
+        if (r->o.max_time > 0 && now_seconds() - r->began + r->longest > r->o.max_time) r->stopped_by = "--max-time";
     }
     return r->o.save_every == 0 || run_save(r, true, err);
 }
@@ -115,9 +120,10 @@ static bool accumulate_gradients(bool* completed, Run* r, TostError* err) {
 static double optimizer_step(Run* r, double norm) {
     const Options* o = &r->o;
     const int64_t step = r->info.step;
+    const Schedule schedule = options_schedule(o);
     const double clip = o->grad_clip / (norm + TOST_CLIP_EPS);
     const TostAdamW adamw = {
-        .lr = schedule_lr(step, o->steps, o->warmup, o->lr, o->min_lr_frac),
+        .lr = schedule_lr(&schedule, step),
         .beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps, .weight_decay = o->weight_decay,
         .grad_scale = o->grad_clip > 0 && clip < 1 ? clip : 1,
         .step = step + 1 - r->info.outliers.skipped};   // bias correction: skipped steps did not change the moments
@@ -231,11 +237,13 @@ static bool after_step(Run* r, LogRow* row, TostError* err) {
         }
         free(r->info.unvalidated_row);
         r->info.unvalidated_row = NULL;
-        if (completed) row->val_loss = r->val_loss;
+        if (completed) row->val_loss = r->info.val_loss;
     }
     if (!run_log_step(r, row, err)) return false;
     progress_step(&r->progress, row);
     if (!isnan(row->val_loss)) report_validation(r);
+    const bool is_best = !isnan(row->val_loss) && r->info.best_val_step == r->info.step;
+    if (r->o.keep_best && is_best && !run_save_best(r, err)) return false;
     if (is_due(r, r->o.sample_every) && !write_sample(r, err)) return false;
     report_log(r);
     report_lost_output(r);
@@ -260,11 +268,15 @@ static bool validate(bool* completed, Run* r, TostError* err) {
     const double loss = run_mean_loss(r);
     *completed = first >= sequences;
     if (!*completed) return true;
-    r->val_loss = loss;
     if (!isfinite(loss))
         return tost_error(err, "after step %lld the validation loss is %g: stopped; %s", (long long)r->info.step,
                           fabs(loss), divergence_hint(r, "").text);
-    if (loss < r->info.best_val_loss) r->info.best_val_loss = loss;
+    r->info.val_loss = loss;
+    r->info.val_step = r->info.step;
+    if (loss <= r->o.stop_at_val && r->info.step > 0) r->stopped_by = "--stop-at-val";
+    if (loss >= r->info.best_val_loss) return true;
+    r->info.best_val_loss = loss;
+    r->info.best_val_step = r->info.step;
     return true;
 }
 
