@@ -49,9 +49,9 @@ static int compare_keys(const void* x, const void* y) {
     return a->first < b->first ? -1 : a->first > b->first;
 }
 
-// Adds choices first … first + choices - 1 of an example. Truncates the context on the left so that it and the longest of
-// them fit in `limit`: the last context token is an input of the scoring pass, since it predicts the first token of each
-// choice; so a sequence has context - 1 + longest positions.
+// Adds choices first … first + choices - 1 of an example. Truncates the context on the left so that it and the longest
+// of them fit in `limit`: the last context token is an input of the scoring pass, since it predicts the first token of
+// each choice; so a sequence has context - 1 + longest positions.
 static bool add_key(TaskRun* r, size_t index, int first, int choices, const Options* o, TostError* err) {
     const Example* e = &r->examples.example[index];
     int longest = 0;

@@ -91,8 +91,8 @@ static bool encode_choices(Reader* r, Example* e, Span context, const Span* choi
     return true;
 }
 
-// Encodes whole texts, each after <|endoftext|>. The context is their common token prefix, shortened so that each choice
-// has at least one token.
+// Encodes whole texts, each after <|endoftext|>. The context is their common token prefix, shortened so that each
+// choice has at least one token.
 static bool encode_texts(Reader* r, Example* e, const Span* texts) {
     Example text[MAX_CHOICES] = {0};
     bool ok = true;
@@ -224,7 +224,8 @@ static bool take_lambada(Reader* r, Example* e, const Fields* f) {
     if (!split_last_word(r, e, &context, &word, (Span){text.text, text.n - text_trailing_space(text)})
         || !encode_choices(r, e, context, &word)) return false;
     e->greedy = e->length[0];
-    Bytes left = text_replace(text_strip(text), "“", "\""), both = text_replace((Span){left.data, left.size}, "”", "\"");
+    Bytes left = text_replace(text_strip(text), "“", "\"");
+    Bytes both = text_replace((Span){left.data, left.size}, "”", "\"");
     char* prompt = xasprintf("\n%s", both.data);
     const bool ok = take_prompt(r, e + 1, span_of(prompt));
     free(left.data);
@@ -233,8 +234,8 @@ static bool take_lambada(Reader* r, Example* e, const Fields* f) {
     return ok;
 }
 
-// A text of the original HellaSwag file as lm-evaluation-harness prepares it: WikiHow's "[title]" ends a sentence, other
-// marks in brackets are removed, and so is one of two spaces. free()
+// A text of the original HellaSwag file as lm-evaluation-harness prepares it: WikiHow's "[title]" ends a sentence,
+// other marks in brackets are removed, and so is one of two spaces. free()
 static char* prepare_text(Span text) {
     Bytes titles = text_replace(text_strip(text), " [title]", ". ");
     char *to = titles.data, *from = to;
@@ -274,8 +275,8 @@ static bool take_hellaswag(Reader* r, Example* e, Fields* f) {
     if (f->label >= ENDINGS) return bad_line(r, "the label is not in the range 0 to 3");
     if (r->line == r->first) r->prepared = original;
     if (original != r->prepared)
-        return bad_line(r, "some lines have \"activity_label\", \"ctx_a\" and \"ctx_b\" and some do not; use the original "
-                        "file, or one in which all lines are prepared");
+        return bad_line(r, "some lines have \"activity_label\", \"ctx_a\" and \"ctx_b\" and some do not; use the "
+                        "original file, or one in which all lines are prepared");
     if (original) prepare_hellaswag(f);
     Span endings[ENDINGS];
     for (int i = 0; i < ENDINGS; i++) endings[i] = span_of(f->endings[i]);

@@ -577,11 +577,12 @@ static bool set_piece(Ids* ids, const NamedId* id, Piece piece) {
     const int shown = (int)(id->n < QUOTED ? id->n : QUOTED);
     const char* name = ids->json->names.data + id->text;
     if (id->id >= (uint32_t)ids->size) {
-        return tost_error(l->err, "%s: '%.*s' has id %u, but there are %d tokens: ids must be 0 to %d", l->t->path, shown,
-                          name, (unsigned)id->id, ids->size, ids->size - 1);
+        return tost_error(l->err, "%s: '%.*s' has id %u, but there are %d tokens: ids must be 0 to %d", l->t->path,
+                          shown, name, (unsigned)id->id, ids->size, ids->size - 1);
     }
     if (ids->piece[id->id].text)
-        return tost_error(l->err, "%s: '%.*s' has the id %u of another token", l->t->path, shown, name, (unsigned)id->id);
+        return tost_error(l->err, "%s: '%.*s' has the id %u of another token", l->t->path, shown, name,
+                          (unsigned)id->id);
     ids->piece[id->id] = piece;
     return true;
 }
@@ -617,8 +618,8 @@ static bool assign_ids(Ids* ids) {
     const TokenizerJson* j = ids->json;
     const Loader* l = ids->loader;
     if (j->added.count > MAX_ADDED || j->vocab.count > (size_t)l->t->size + j->added.count) {
-        return tost_error(l->err, "%s: %zu merges, %zu added tokens (at most %d), but %zu tokens in the vocabulary", l->t->path,
-                          (size_t)l->t->size - BYTES, j->added.count, MAX_ADDED, j->vocab.count);
+        return tost_error(l->err, "%s: %zu merges, %zu added tokens (at most %d), but %zu tokens in the vocabulary",
+                          l->t->path, (size_t)l->t->size - BYTES, j->added.count, MAX_ADDED, j->vocab.count);
     }
     for (size_t i = 0; i < j->vocab.count; i++)
         if (!assign_vocab(ids, &j->vocab.id[i])) return false;
@@ -628,7 +629,8 @@ static bool assign_ids(Ids* ids) {
         if (!set_piece(ids, id, piece)) return false;
         if (id->n == sizeof END_OF_TEXT - 1 && memcmp(piece.text, END_OF_TEXT, id->n) == 0) ids->eot = (int)id->id;
     }
-    if (ids->eot < 0) return tost_error(l->err, "%s: no added token " END_OF_TEXT ", which separates documents", l->t->path);
+    if (ids->eot < 0)
+        return tost_error(l->err, "%s: no added token " END_OF_TEXT ", which separates documents", l->t->path);
     for (int rank = 0; rank < l->t->size; rank++) {
         const bool found = ids->id_of[rank] != NO_TOKEN;
         if (found && (rank <= BYTES || ids->id_of[rank] > ids->id_of[rank - 1])) continue;

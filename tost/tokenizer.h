@@ -12,7 +12,7 @@ typedef struct Tokenizer Tokenizer;
 typedef struct TokenizerCache TokenizerCache;
 
 Tokenizer*  tokenizer_open(const char* path, TostError* err);   // NULL on error; without merges: one token per byte
-char*       tokenizer_beside(const char* dir);                  // vocab.bpe or tokenizer.json in a folder, or NULL. free()
+char*       tokenizer_beside(const char* dir);                  // vocab.bpe or tokenizer.json in dir, or NULL. free()
 void        tokenizer_free(Tokenizer* t);
 int         tokenizer_size(const Tokenizer* t);                 // number of tokens, <|endoftext|> included
 int         tokenizer_eot(const Tokenizer* t);                  // id of <|endoftext|>: size - 1 with a vocab.bpe

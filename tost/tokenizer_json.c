@@ -28,8 +28,8 @@ bool tokenizer_json_detect(const char* text, size_t n) {
 }
 
 static bool refuse(Reader* r, const char* what, const char* found, const char* wanted) {
-    return tost_error(r->err, "%s: the %s is %.40s, not %s: only a tokenizer.json of byte-level BPE with GPT-2's pattern is "
-                      "supported", r->path, what, found, wanted);
+    return tost_error(r->err, "%s: the %s is %.40s, not %s: only a tokenizer.json of byte-level BPE with GPT-2's "
+                      "pattern is supported", r->path, what, found, wanted);
 }
 
 static size_t room_for(size_t n) {
@@ -55,7 +55,8 @@ static void add_id(Reader* r, IdList* list, const char* name, size_t n, uint64_t
 
 static bool read_id(Reader* r, uint64_t* id) {
     return json_u64(&r->json, id)
-           && (*id <= MAX_ID || tost_error(r->err, "an id of %llu, but ids are at most %d", (unsigned long long)*id, MAX_ID));
+           && (*id <= MAX_ID
+               || tost_error(r->err, "an id of %llu, but ids are at most %d", (unsigned long long)*id, MAX_ID));
 }
 
 // The value at the cursor for an error message: a string, a word, or a kind.
@@ -104,7 +105,8 @@ static bool read_vocab(Reader* r) {
 static bool read_merge_text(Reader* r) {
     size_t n;
     if (!json_string(&r->json, r->text, r->cap, &n)) return false;
-    if (memchr(r->text, '\n', n) || memchr(r->text, 0, n)) return tost_error(r->err, "a merge contains a line break or NUL");
+    if (memchr(r->text, '\n', n) || memchr(r->text, 0, n))
+        return tost_error(r->err, "a merge contains a line break or NUL");
     append(&r->out->merges, r->text, n);
     return true;
 }
@@ -157,7 +159,8 @@ static bool read_stage(Reader* r, const char* what, bool null_allowed, bool byte
     int more;
     if (json_peek(&r->json) != JSON_OBJECT) {
         if (!read_value(r, found)) return false;
-        return (null_allowed && strcmp(found, "null") == 0) || refuse(r, what, found, null_allowed ? "null" : "ByteLevel");
+        return (null_allowed && strcmp(found, "null") == 0)
+               || refuse(r, what, found, null_allowed ? "null" : "ByteLevel");
     }
     if (!json_enter(&r->json, JSON_OBJECT)) return false;
     while (next_key(r, key, &more) && more) {
@@ -214,8 +217,9 @@ static bool read_file_object(Reader* r) {
         if (!ok) return false;
     }
     if (more != 0 || !json_at_end(&r->json)) return false;
-    if (!r->model) return tost_error(r->err, "%s: JSON without a \"model\": not a tokenizer.json; give a vocab.bpe, merges.txt "
-                                     "or tokenizer.json", r->path);
+    if (!r->model)
+        return tost_error(r->err, "%s: JSON without a \"model\": not a tokenizer.json; give a vocab.bpe, merges.txt or "
+                          "tokenizer.json", r->path);
     return split || refuse(r, "pre_tokenizer", "missing", "ByteLevel");
 }
 

@@ -3,11 +3,11 @@
     eval_check.py --binary ./train_gpt_tost --vocab vocab.bpe --lambada lambada_test.jsonl
                   --hellaswag hellaswag_val.jsonl [--examples 40] [--model PATH]
 
-The expected values come from the model in PyTorch (tost.py) in float64, with one forward pass per continuation, and from
-tiktoken with the merges of vocab.bpe. Texts are prepared as in lm-evaluation-harness and the published ToST scripts. CBT
-examples are made from LAMBADA texts, since CBT's own files cannot be redistributed, and HellaSwag's original format from
-the prepared one. The script compares token counts, log-likelihoods and all accuracies of every example, every window of
---data in both modes, and the totals. Exit status 1 on any disagreement.
+The expected values come from the model in PyTorch (tost.py) in float64, with one forward pass per continuation, and
+from tiktoken with the merges of vocab.bpe. Texts are prepared as in lm-evaluation-harness and the published ToST
+scripts. CBT examples are made from LAMBADA texts, since CBT's own files cannot be redistributed, and HellaSwag's
+original format from the prepared one. The script compares token counts, log-likelihoods and all accuracies of every
+example, every window of --data in both modes, and the totals. Exit status 1 on any disagreement.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class Checker:
         return self.encoding.encode_ordinary(text)
 
     def pair(self, context, choice):
-        """Ids of the context and of the choice after it, as in lm-evaluation-harness, which then truncates on the left."""
+        """Ids of the context and of the choice after it, as in lm-evaluation-harness, which truncates on the left."""
         spaces = len(context) - len(context.rstrip())
         context, choice = context[:len(context) - spaces], context[len(context) - spaces:] + choice
         first, whole = self.ids(context), self.ids(context + choice)
@@ -157,7 +157,8 @@ def check_cbt(c, example, got):
     query, answer, _, candidates = lines[20].split("\t")
     candidates = candidates.split("|")
     context = " ".join(line.split(" ", 1)[1] for line in lines[:20])
-    whole = [[c.encoding.eot_token] + c.ids(context + " " + query.split(" ", 1)[1].replace("XXXXX", w)) for w in candidates]
+    query = query.split(" ", 1)[1]
+    whole = [[c.encoding.eot_token] + c.ids(context + " " + query.replace("XXXXX", word)) for word in candidates]
     common = 0  # length of the common prefix, which is the context
     while common < min(map(len, whole)) - 1 and len({tuple(w[: common + 1]) for w in whole}) == 1:
         common += 1

@@ -180,8 +180,8 @@ def export(source, out, given):
     model = Tost.from_checkpoint(model_file)
     vocabulary = find_tokenizer(metadata, model_file, given)
     if vocabulary.size > model.config.vocab_size:
-        raise ValueError(f"the tokenizer has {vocabulary.size} tokens, but {model_file} only {model.config.vocab_size}: "
-                         "give its own tokenizer as --tokenizer")
+        raise ValueError(f"the tokenizer has {vocabulary.size} tokens, but {model_file} only "
+                         f"{model.config.vocab_size}: give its own tokenizer as --tokenizer")
     parameters = sum(p.numel() for p in model.parameters())
     card = model_card(out.name, model.config, vocabulary, metadata, parameters, read_log(model_file))
     part = out.with_name(out.name + ".tmp")

@@ -225,10 +225,11 @@ static void test_examples(Checks* c, const Tokenizer* t, const char* path) {
     examples_free(&p);
 
     must(read_text(&p, TASK_HELLASWAG, path,
-                   "{\"ctx\": \"unused\", \"activity_label\": \"Run\", \"ctx_a\": \"[header] Go [title] Now. \", \"ctx_b\": "
-                   "\"éa BC\", \"label\": 0, \"endings\": [\" a [step]\", \"b [title] c\", \"[x\\ny] d\", \"e    f\"]}\n"
-                   "{\"activity_label\": \"Run\", \"ctx_a\": \"Go [step]\", \"ctx_b\": \"\", \"label\": 0, \"endings\": "
-                   "[\"a\", \"b\", \"c\", \"d\"]}",
+                   "{\"ctx\": \"unused\", \"activity_label\": \"Run\", \"ctx_a\": \"[header] Go [title] Now. \", "
+                   "\"ctx_b\": \"éa BC\", \"label\": 0, "
+                   "\"endings\": [\" a [step]\", \"b [title] c\", \"[x\\ny] d\", \"e    f\"]}\n"
+                   "{\"activity_label\": \"Run\", \"ctx_a\": \"Go [step]\", \"ctx_b\": \"\", \"label\": 0, "
+                   "\"endings\": [\"a\", \"b\", \"c\", \"d\"]}",
                    t, &err), "hellaswag", &err);
     check(c, p.prepared && p.example[0].chars[0] == 2, "the original file is recognized");
     check_example(c, t, &p.example[0], 1, 0, "Run: Go. Now. Éa bc| a | b. c| [x\ny] d| e  f");
@@ -256,7 +257,8 @@ static void test_examples(Checks* c, const Tokenizer* t, const char* path) {
 static void test_text(Checks* c) {
     static const struct { const char *text, *strip, *lower, *capitalize; } cases[] = {
         {"", "", "", ""},
-        {" \t\x1c\u3000Ab \u00a0\u2029\n", "Ab", " \t\x1c\u3000ab \u00a0\u2029\n", " \t\x1c\u3000ab \u00a0\u2029\n"},
+        {" \t\x1c\u3000Ab \u00a0\u2029\n", "Ab", " \t\x1c\u3000ab \u00a0\u2029\n",
+         " \t\x1c\u3000ab \u00a0\u2029\n"},
         {"the LADY", "the LADY", "the lady", "The lady"},
         {"éCOLE ÄÖ", "éCOLE ÄÖ", "école äö", "École äö"},
         {"İI ĀāĹ Ÿ Σx Ѐ Ա Ⴀ Ꭰ Ａ \U00010400", "İI ĀāĹ Ÿ Σx Ѐ Ա Ⴀ Ꭰ Ａ \U00010400", "i̇i āāĺ ÿ σx ѐ ա ⴀ ꭰ ａ \U00010428",
@@ -309,8 +311,9 @@ static void test_invalid(Checks* c, const Tokenizer* t, const char* path) {
         {TASK_HELLASWAG, "{\"ctx\": \"\", \"label\": 0, \"endings\": [\"a\", \"b\", \"c\", \"d\"]}",
          "the context is empty"},
         {TASK_HELLASWAG, "{\"endings\": [1]}", "string"},
-        {TASK_HELLASWAG, "{\"ctx\": \"a\", \"label\": 0, \"endings\": [\"a\", \"b\", \"c\", \"d\"]}\n{\"activity_label\": \"a\", "
-         "\"ctx_a\": \"a\", \"ctx_b\": \"b\", \"label\": 0, \"endings\": [\"a\", \"b\", \"c\", \"d\"]}",
+        {TASK_HELLASWAG, "{\"ctx\": \"a\", \"label\": 0, \"endings\": [\"a\", \"b\", \"c\", \"d\"]}\n"
+         "{\"activity_label\": \"a\", \"ctx_a\": \"a\", \"ctx_b\": \"b\", \"label\": 0, "
+         "\"endings\": [\"a\", \"b\", \"c\", \"d\"]}",
          "line 2: some lines have \"activity_label\""},
         {TASK_CBT, "{\"text\": \"a b\"}", "line 1: does not begin with '1 '"},
         {TASK_CBT, "1 a\n3 b\n", "line 2: does not begin with '2 '"},

@@ -482,16 +482,16 @@ static void test_invalid_files(Checks* c, const char* path) {
 // ---------------------------------------------------------------------------------------------
 // tokenizer.json
 
-// Writes the vocabulary; ids are `shift` larger than in a vocab.bpe, and the first are of other added tokens. Merges are
-// strings as in older files, or pairs. `stages` replaces the default pre_tokenizer and other parts.
+// Writes the vocabulary; ids are `shift` larger than in a vocab.bpe, and the first are of other added tokens. Merges
+// are strings as in older files, or pairs. `stages` replaces the default pre_tokenizer and other parts.
 static void write_json(const Vocab* v, const char* path, int shift, bool pairs, const char* stages) {
     FILE* f = fopen(path, "wb");
     must(f != NULL, path, NULL);
     fprintf(f, "{\"version\": \"1.0\", \"added_tokens\": [");
     for (int i = 0; i < shift; i++) fprintf(f, "{\"id\": %d, \"content\": \"<%d>\", \"special\": true}, ", i, i);
     fprintf(f, "{\"id\": %d, \"special\": true, \"content\": \"<|endoftext|>\"}], %s, \"model\": {\"type\": \"BPE\", "
-            "\"dropout\": null, \"end_of_word_suffix\": \"\", \"vocab\": {\"<|endoftext|>\": %d", shift + v->size, stages,
-            shift + v->size);
+            "\"dropout\": null, \"end_of_word_suffix\": \"\", \"vocab\": {\"<|endoftext|>\": %d", shift + v->size,
+            stages, shift + v->size);
     for (int id = 0; id < v->size; id++) {
         const bool escaped = id < 256 && v->piece[id][0] && strchr("\"\\", v->piece[id][0]);
         fprintf(f, ", \"%s", escaped ? "\\" : "");
@@ -510,8 +510,10 @@ static void write_json(const Vocab* v, const char* path, int shift, bool pairs, 
     fclose(f);
 }
 
-static const char gpt2_stages[] = "\"normalizer\": null, \"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": "
-                                  "false, \"trim_offsets\": true}, \"post_processor\": {\"type\": \"ByteLevel\"}";
+static const char gpt2_stages[] =
+    "\"normalizer\": null, "
+    "\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true}, "
+    "\"post_processor\": {\"type\": \"ByteLevel\"}";
 
 static void test_json_files(Checks* c, const char* path) {
     Rng rng = rng_seeded(7, 0);
@@ -523,7 +525,7 @@ static void test_json_files(Checks* c, const char* path) {
         Tokenizer* t = tokenizer_open(path, &err);
         check(c, t != NULL, "tokenizer.json, ids shifted by %d: %s", shift, err.text);
         if (!t) continue;
-        check(c, tokenizer_size(t) == v->size + shift + 1 && tokenizer_eot(t) == v->size + shift, "size and end of text");
+        check(c, tokenizer_size(t) == v->size + shift + 1 && tokenizer_eot(t) == v->size + shift, "size, last token");
         check(c, (tokenizer_hash(t) == tokenizer_hash(bpe)) == (shift == 0), "the checksum depends on merges and ids");
         TokenizerCache* cache = tokenizer_cache_new();
         int bad = 0;
@@ -570,12 +572,14 @@ static void test_json_refusals(Checks* c, const char* path) {
         {"\"BPE\"", "\"WordPiece\"", "model is \"WordPiece\"", "not BPE"},
         {"\"ByteLevel\"", "\"Metaspace\"", "pre_tokenizer is \"Metaspace\"", "not ByteLevel"},
         {"\"ByteLevel\"", "\"Sequence\", \"pretokenizers\": []", "pre_tokenizer is \"Sequence\"", "not ByteLevel"},
-        {"{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true}", "null", "pre_tokenizer is null", "not"},
+        {"{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true}", "null",
+         "pre_tokenizer is null", "not"},
         {"\"pre_tokenizer\"", "\"other\"", "pre_tokenizer is missing", "not ByteLevel"},
         {"\"add_prefix_space\": false", "\"add_prefix_space\": true", "add_prefix_space is true", "not false"},
         {"\"trim_offsets\": true", "\"use_regex\": false", "use_regex is false", "not true"},
         {"\"normalizer\": null", "\"normalizer\": {\"type\": \"NFC\"}", "normalizer is \"NFC\"", "not null"},
-        {"{\"type\": \"ByteLevel\"}", "{\"type\": \"TemplateProcessing\"}", "post_processor is \"TemplateProcessing\"", "not"},
+        {"{\"type\": \"ByteLevel\"}", "{\"type\": \"TemplateProcessing\"}",
+         "post_processor is \"TemplateProcessing\"", "not"},
         {"\"dropout\": null", "\"dropout\": 0.1", "dropout is 0.1", "not null"},
         {"\"dropout\": null", "\"byte_fallback\": true", "byte_fallback is true", "not null"},
         {"\"dropout\": null", "\"ignore_merges\": true", "ignore_merges is true", "not null"},

@@ -1,4 +1,5 @@
-// fuzz_tokenizer.c: a vocab.bpe or tokenizer.json, a zero byte and a text. An accepted vocabulary must encode and decode any text.
+// fuzz_tokenizer.c: a vocab.bpe or tokenizer.json, a zero byte and a text. An accepted vocabulary must encode and
+// decode any text.
 #include "fuzz.h"
 
 #include "tost/tokenizer.h"
