@@ -18,7 +18,6 @@ import math
 import os
 import shutil
 import sys
-import zlib
 from pathlib import Path
 
 try:
@@ -31,30 +30,9 @@ except ImportError as error:
 sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
 
 from cli import describe, fail, option_parser, run
-from vocabulary import EOT, Vocabulary
+from vocabulary import EOT, find_tokenizer
 
 CODE = Path(__file__).resolve().parent / "huggingface"
-
-
-def find_tokenizer(metadata, model_file, given):
-    """The Vocabulary of --tokenizer, or of the file that the checkpoint names, whose working directory may
-    have been another folder above the model file."""
-    name = metadata.get("tokenizer")
-    if not given and not name:
-        raise ValueError(f"{model_file} does not name a tokenizer: give --tokenizer FILE, the vocab.bpe or "
-                         "tokenizer.json it was trained with")
-    folders = [Path(), *model_file.resolve().parents]
-    found = given or next((folder / name for folder in folders if (folder / name).is_file()), None)
-    if not found:
-        raise ValueError(f"{model_file} was trained with the tokenizer {name}, which cannot be found: give --tokenizer "
-                         "FILE")
-    vocabulary = Vocabulary.read(found)
-    wanted = metadata.get("tokenizer_hash")
-    sums = {f"{zlib.crc32(Path(found).read_bytes()):08x}", f"{vocabulary.hash():08x}"}
-    if wanted and wanted not in sums:
-        raise ValueError(f"{model_file} was trained with a tokenizer of CRC-32 {wanted}, but {found} has "
-                         f"{' or '.join(sorted(sums))}: give the original file as --tokenizer")
-    return vocabulary
 
 
 def model_config(config, vocabulary):
@@ -78,7 +56,8 @@ def tokenizer_config(config):
     """As in the trainer, <|endoftext|> in a text is ordinary text: programs insert the id themselves."""
     return {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.block_size,
             "bos_token": EOT, "eos_token": EOT, "pad_token": EOT, "unk_token": None, "padding_side": "left",
-            "split_special_tokens": True, "clean_up_tokenization_spaces": False}
+            "split_special_tokens": True, "model_input_names": ["input_ids", "attention_mask"],
+            "clean_up_tokenization_spaces": False}
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -178,7 +157,7 @@ def export(source, out, given):
     with safe_open(model_file, framework="pt") as file:
         metadata = file.metadata() or {}
     model = Tost.from_checkpoint(model_file)
-    vocabulary = find_tokenizer(metadata, model_file, given)
+    _, vocabulary = find_tokenizer(metadata, model_file, given)
     if vocabulary.size > model.config.vocab_size:
         raise ValueError(f"the tokenizer has {vocabulary.size} tokens, but {model_file} only "
                          f"{model.config.vocab_size}: give its own tokenizer as --tokenizer")

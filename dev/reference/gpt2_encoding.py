@@ -1,9 +1,11 @@
-"""The tokenizer of a vocab.bpe or tokenizer.json, in tiktoken."""
+"""Tokenizers in tiktoken, from a vocab.bpe or tokenizer.json."""
 
 try:
-    from .vocabulary import BYTE_OF, EOT, Vocabulary
-except ImportError:  # as a script's neighbour, not as part of a package
-    from vocabulary import BYTE_OF, EOT, Vocabulary
+    from .tost import find_model
+    from .vocabulary import BYTE_OF, Vocabulary, find_tokenizer
+except ImportError:  # of a script in this folder, which is not a package then
+    from tost import find_model
+    from vocabulary import BYTE_OF, Vocabulary, find_tokenizer
 
 PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
@@ -16,3 +18,12 @@ def gpt2_encoding(path):
     vocabulary = Vocabulary.read(path)
     ranks = {bytes(BYTE_OF[char] for char in piece): i for piece, i in vocabulary.ids.items()}
     return tiktoken.Encoding("vocab", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=vocabulary.added)
+
+
+def load_tokenizer(model, tokenizer=None):
+    """The Encoding of the tokenizer that a model, checkpoint folder or run names, or of the file `tokenizer`."""
+    from safetensors import safe_open
+
+    path = find_model(model)
+    with safe_open(path, framework="pt") as file:
+        return gpt2_encoding(find_tokenizer(file.metadata() or {}, path, tokenizer)[0])

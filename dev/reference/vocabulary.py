@@ -90,3 +90,24 @@ class Vocabulary:
             raise ValueError(f"token {json.dumps(wrong[0])} " + ("has no id" if wrong[0] in pieces else
                                                                  "is neither a byte nor the result of a merge"))
         return cls(merges, ids, added)
+
+
+def find_tokenizer(metadata, model_file, given):
+    """Path and Vocabulary of --tokenizer, or of the file that the checkpoint names, whose working directory may
+    have been another folder above the model file."""
+    name = metadata.get("tokenizer")
+    if not given and not name:
+        raise ValueError(f"{model_file} does not name a tokenizer: give --tokenizer FILE, the vocab.bpe or "
+                         "tokenizer.json it was trained with")
+    folders = [Path(), *model_file.resolve().parents]
+    found = given or next((folder / name for folder in folders if (folder / name).is_file()), None)
+    if not found:
+        raise ValueError(f"{model_file} was trained with the tokenizer {name}, which cannot be found: give --tokenizer "
+                         "FILE")
+    vocabulary = Vocabulary.read(found)
+    wanted = metadata.get("tokenizer_hash")
+    sums = {f"{zlib.crc32(Path(found).read_bytes()):08x}", f"{vocabulary.hash():08x}"}
+    if wanted and wanted not in sums:
+        raise ValueError(f"{model_file} was trained with a tokenizer of CRC-32 {wanted}, but {found} has "
+                         f"{' or '.join(sorted(sums))}: give the original file as --tokenizer")
+    return found, vocabulary
