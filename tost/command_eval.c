@@ -95,7 +95,18 @@ typedef struct {
     const Tokenizer*   tokenizer;   // NULL: do not count bytes
     Windows            windows;
     int                batch;
+    Progress           progress;
+    uint64_t           first;       // window of the current batch
+    int                n;           // windows in it
+    double             loss;        // so far
 } Evaluation;
+
+// TostEngineOptions.chunk_done
+static bool show_chunk(void* context, double part) {
+    Evaluation* e = context;
+    progress_show(&e->progress, ((double)e->first + e->n * part) / (double)e->windows.count, "loss %.4f", e->loss);
+    return false;
+}
 
 static bool score(Score* r, JsonFile* json, Evaluation* e, TostError* err) {
     Windows* w = &e->windows;
@@ -104,11 +115,13 @@ static bool score(Score* r, JsonFile* json, Evaluation* e, TostError* err) {
     int32_t *inputs = xmalloc(size * sizeof *inputs), *targets = xmalloc(size * sizeof *targets);
     double* losses = xmalloc(size * sizeof *losses);
     Window* window = xmalloc((size_t)e->batch * sizeof *window);
-    Progress progress = progress_new(stderr, false);
     bool ok = true;
+    progress_start(&e->progress);
     for (uint64_t first = 0; first < w->count;) {
         const uint64_t left = w->count - first;
         const int n = left < (uint64_t)e->batch ? (int)left : e->batch;
+        e->first = first;
+        e->n = n;
         stream_recheck(e->data);
         for (int i = 0; i < n && ok; i++) {
             window[i] = next_window(w, first + (uint64_t)i);
@@ -120,10 +133,11 @@ static bool score(Score* r, JsonFile* json, Evaluation* e, TostError* err) {
         for (int i = 0; i < n; i++) add_window(r, json, losses + i * T, &window[i]);
         if (e->tokenizer) r->bytes += count_bytes(e->tokenizer, targets, n * T);
         first += (uint64_t)n;
-        progress_show(&progress, (double)first / (double)w->count, "loss %.4f", ratio_value(&r->loss));
+        e->loss = ratio_value(&r->loss);
+        progress_show(&e->progress, (double)first / (double)w->count, "loss %.4f", e->loss);
     }
-    progress_erase(&progress);
-    r->seconds = now_seconds() - progress.started;
+    progress_erase(&e->progress);
+    r->seconds = now_seconds() - e->progress.started;
     free(inputs);
     free(targets);
     free(losses);
@@ -192,6 +206,10 @@ static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, T
     Score r = {0};
     if (!find_tokenizer(&tokenizer, model, o, data, err)) return false;
     e.tokenizer = tokenizer;
+    e.progress = progress_new(stderr, false);
+    e.loss = NAN;
+    model->chunk_done = show_chunk;
+    model->context = &e;
     bool ok = loaded_model_create(model, o, e.batch, w->T, false, err)
               && json_file_open(&json, o->json, "eval", o->force, err);
     if (ok) {

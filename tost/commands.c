@@ -12,6 +12,7 @@
 // Errors and text arguments
 
 void print_error(const Options* o, const TostError* err) {
+    if (comm_rank(o->comm) != 0) return;
     char *program = printable_text(options_program(o)), *line = xasprintf("%s: %s\n", program, err->text);
     fflush(stdout);
     output_write(STDERR_FILENO, line, strlen(line), OUTPUT_TIMEOUT);
@@ -121,6 +122,7 @@ bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engin
 
 bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int max_seq, bool training, TostError* err) {
     const TostEngineOptions options = {.max_batch = max_batch, .max_seq = max_seq, .training = training,
+                                       .chunk = o->chunk, .chunk_done = m->chunk_done, .context = m->context,
                                        .dtype = (TostDtype)o->dtype, .threads = o->threads};
     m->model = m->engine->create(&m->info.config, &options, err);
     if (!m->model) return false;

@@ -2,7 +2,7 @@
 #ifndef TOST_OPTIONS_H
 #define TOST_OPTIONS_H
 
-#include "engine.h"
+#include "comm.h"
 #include "data.h"
 #include "safetensors.h"
 #include "schedule.h"
@@ -18,6 +18,7 @@ enum { OPTION_ROWS_MAX = 128 };
 typedef struct {
     Command     command;
     bool        named;                     // the user named it; otherwise it is train
+    TostComm*   comm;                      // NULL: one process
     const char* program;                   // argv[0], for messages and suggested commands
     const char* page;                      // the option that asks for --help, the man page or completion, or NULL
     // model
@@ -29,7 +30,7 @@ typedef struct {
     int         order;                     // DataOrder
     int64_t     data_tokens, data_crc;     // tokens and CRC of a resumed run's shards; else 0
     // training
-    int     batch, seq;
+    int     batch, seq, chunk;             // chunk 0: whole sequences
     int64_t total_batch, steps, warmup;
     int     schedule;                      // ScheduleKind
     double  lr, min_lr_frac, decay_frac, weight_decay, beta1, beta2, eps, grad_clip;
@@ -41,6 +42,8 @@ typedef struct {
     int     on_save_error;                 // OnSaveError
     bool    resume, overwrite, quiet, keep_best;
     int     dtype, threads;                // TostDtype; 0: OpenMP's default
+    int     parts;                         // of a step, over all ranks (slices.h)
+    double  rank_timeout;                  // seconds; 0: none
     bool    recompute;
     // sampling
     const char *prompt, *prompts, *stop;   // NULL: not given
@@ -67,7 +70,7 @@ typedef struct {
 // Parses argv into *o. Returns false with one line in *err (exit with STATUS_USAGE) for an unknown, malformed,
 // out-of-range, unexpected or, unless o->page is set, contradictory argument. Opens no file. Call options_free in any
 // case.
-bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, TostError* err);
+bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, TostComm* comm, TostError* err);
 void options_free(Options* o);
 const char* options_program(const Options* o);   // the program's name, without its folder
 bool option_given(const Options* o, const char* name);

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "run.h"
-#include "signals.h"
+#include "threads.h"
 
 // ---------------------------------------------------------------------------------------------
 // Warnings and suggested commands
@@ -112,6 +112,22 @@ static char* schedule_text(const Options* o) {
     return xstrdup("then constant");
 }
 
+// For --chunk: what grows with the sequence length, and what does not.
+static void report_chunks(Run* r) {
+    const Options* o = &r->o;
+    if (o->chunk == 0 || o->chunk >= o->seq) return;
+    double positions = 0;   // parameters, gradients and both moments
+    char memory[32];
+    for (int i = 0; i < r->tensors.count; i++) {
+        const TostTensor* t = &r->tensors.tensor[i];
+        if (t->row == TOST_ROW_wpe || t->row == TOST_ROW_denom_bias)
+            positions += 4.0 * sizeof(float) * (double)t->size;
+    }
+    progress_text(&r->progress, "%-11s%d of %d tokens in each sequence; 4/3 of the time; %s of the memory is for wpe and "
+                  "denom_bias, which have the block size", "chunks", (o->seq + o->chunk - 1) / o->chunk, o->chunk,
+                  human_bytes(memory, positions));
+}
+
 static void report_model(Run* r) {
     Progress* p = &r->progress;
     const Options* o = &r->o;
@@ -127,10 +143,29 @@ static void report_model(Run* r) {
     progress_text(p, "%-11s%lld tokens per step: %lld micro-batch%s × %d sequence%s × %d tokens", "",
                   (long long)o->total_batch, micro_batches, micro_batches == 1 ? "" : "es", o->batch,
                   o->batch == 1 ? "" : "s", o->seq);
+    report_chunks(r);
     char* schedule = schedule_text(o);
     progress_text(p, "%-11slr %g, %lld warm-up step%s, %s; weight decay %g", "", o->lr, (long long)o->warmup,
                   o->warmup == 1 ? "" : "s", schedule, o->weight_decay);
     free(schedule);
+}
+
+// How a step is divided among ranks and parts, and what a rank sends to and receives from the others.
+static void report_ranks(Run* r) {
+    const Options* o = &r->o;
+    const int size = comm_size(r->comm), threads = threads_max();
+    char bytes[32];
+    int hosts = 0;
+    if (size > 1) {
+        const double moved = 2.0 * sizeof(float) * (double)r->tensors.n_params * (size - 1) / size;
+        for (int i = 0; i < size; i++) hosts += r->comm->places[i].local_rank == 0;
+        progress_text(&r->progress, "%-11s%d × %d thread%s on %d host%s (%s), %lld tokens a rank, %s sent and received by "
+                      "each in a step", "ranks", size, threads, threads == 1 ? "" : "s", hosts, hosts == 1 ? "" : "s",
+                      r->comm->library, (long long)(o->total_batch / size), human_bytes(bytes, moved));
+    }
+    if (o->parts > 1)
+        progress_text(&r->progress, "%-11s%d of %lld tokens; the results are the same on any number of ranks that "
+                      "divides it", "parts", o->parts, (long long)(o->total_batch / o->parts));
 }
 
 static void report_data(Run* r) {
@@ -186,6 +221,7 @@ static void report_unused(Run* r) {
 
 void report_settings(Run* r, const char* device) {
     progress_text(&r->progress, "%-11s%s", "device", device);
+    report_ranks(r);
     report_model(r);
     report_data(r);
     report_changes(r);
@@ -228,8 +264,8 @@ void report_end(Run* r) {
     const bool stopped = r->info.step < r->o.steps;
     const long long step = (long long)r->info.step, steps = (long long)r->o.steps;
     if (stopped)
-        progress_text(p, "stopped by %s after step %lld of %lld",
-                      signals_received() ? signals_name() : r->stopped_by, step, steps);
+        progress_text(p, "stopped by %s after step %lld of %lld", run_signal(r) ? run_signal_name(r) : r->stopped_by,
+                      step, steps);
     else progress_text(p, "done: %lld step%s, %lld tokens", step, step == 1 ? "" : "s", (long long)r->info.tokens);
     if (r->info.outliers.skipped > 0)
         progress_text(p, "%-11s%lld of %lld steps (rows with lr 0 in the log)", "skipped",

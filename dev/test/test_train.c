@@ -107,7 +107,7 @@ static void toy_forward_train(TostModel* m, const int32_t* inputs, const int32_t
     toy_losses(m, inputs, B, T, scale);
 }
 
-static void toy_backward(TostModel* m) { (void)m; }
+static void toy_backward(TostModel* m, TostEnd end) { (void)m, (void)end; }
 
 static void toy_read_loss(double* sum, int64_t* count, TostModel* m) {
     *sum = m->loss;
