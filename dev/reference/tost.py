@@ -10,7 +10,6 @@ Sizes in comments: B batch, T length, C channels (n_embd), nh heads, hs = C/nh, 
 Needs Python 3.10, torch 2.1 and safetensors.
 """
 
-import codecs
 import json
 import math
 import re
@@ -324,12 +323,12 @@ def main(arguments=None):
         return fail(describe(error))
     generator = torch.Generator().manual_seed(args.seed)
     prompt = encoding.encode_ordinary(args.prompt) or [encoding.eot_token]
-    text = codecs.getincrementaldecoder("utf-8")("replace")
     print(args.prompt, end="", flush=True)
     for i in generate(model, prompt, args.tokens, encoding.n_vocab, encoding.eot_token, args.temperature, args.top_k,
                       generator):
-        print(text.decode(encoding.decode_single_token_bytes(i)), end="", flush=True)
-    print(text.decode(b"", final=True))
+        sys.stdout.buffer.write(encoding.decode_single_token_bytes(i))  # a token may end within a character
+        sys.stdout.buffer.flush()
+    print()
     return 0
 
 
