@@ -69,7 +69,7 @@ static uint64_t count_bytes(const Tokenizer* tokenizer, const int32_t* targets, 
     uint64_t bytes = 0;
     for (size_t i = 0; i < n; i++) {
         size_t len;
-        if (targets[i] < 0 || targets[i] >= tokenizer_eot(tokenizer)) continue;
+        if (targets[i] < 0 || targets[i] == tokenizer_eot(tokenizer)) continue;
         if (tokenizer_piece(tokenizer, (uint32_t)targets[i], &len)) bytes += len;
     }
     return bytes;
