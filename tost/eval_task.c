@@ -24,6 +24,7 @@ typedef struct { int context, longest; size_t index; int first, choices; } Key;
 
 typedef struct {
     LoadedModel*     model;
+    TostComm*        comm;         // ranks share the batches
     Task             task;
     const Tokenizer* tokenizer;
     Examples         examples;
@@ -181,15 +182,55 @@ static bool generate_greedily(TaskRun* r, const Key* key, int n) {
 
 static int work_of(const Key* key) { return key->context + key->choices * key->longest; }
 
+// Every number of the outcomes was computed by one rank and is 0 on the others: adds them up.
+static void share_outcomes(TaskRun* r) {
+    const int ranks = comm_size(r->comm);
+    size_t tokens = 0, at = 0;
+    if (ranks == 1) return;
+    for (size_t i = 0; i < r->n; i++) tokens += (size_t)r->examples.example[i].greedy;
+    const size_t n = r->n * MAX_CHOICES, bytes = n * sizeof(double) + tokens * sizeof(uint32_t);
+    char *own = xcalloc(bytes + 1, 1), *all = xmalloc((size_t)ranks * bytes + 1);
+    for (size_t i = 0; i < r->n; i++) {
+        Outcome* out = &r->outcome[i];
+        const size_t greedy = (size_t)r->examples.example[i].greedy;
+        memcpy(own + i * sizeof out->nats, out->nats, sizeof out->nats);
+        if (out->generated) memcpy(own + n * sizeof(double) + at, out->generated, greedy * sizeof(uint32_t));
+        else if (greedy) out->generated = xcalloc(greedy, sizeof(uint32_t));
+        at += greedy * sizeof(uint32_t);
+    }
+    comm_allgather(r->comm, all, own, bytes);
+    for (int k = 0; k < ranks; k++) {
+        const char *nats = all + (size_t)k * bytes, *generated = nats + n * sizeof(double);
+        if (k == comm_rank(r->comm)) continue;
+        for (size_t i = 0; i < r->n; i++) {
+            Outcome* out = &r->outcome[i];
+            double theirs[MAX_CHOICES];
+            memcpy(theirs, nats + i * sizeof theirs, sizeof theirs);
+            for (int c = 0; c < MAX_CHOICES; c++) out->nats[c] += theirs[c];
+            for (int g = 0; g < r->examples.example[i].greedy; g++, generated += sizeof(uint32_t)) {
+                uint32_t token;
+                memcpy(&token, generated, sizeof token);
+                out->generated[g] += token;
+            }
+        }
+    }
+    free(own);
+    free(all);
+}
+
 static bool score_all(TaskRun* r, TostError* err) {
+    const int rank = comm_rank(r->comm), ranks = comm_size(r->comm);
     double work = 0, done = 0;
     for (size_t i = 0; i < r->n_keys; i++) work += work_of(&r->key[i]);
-    Progress progress = progress_new(stderr, false);
+    Progress progress = progress_new(stderr, rank != 0);
     Ratio loss = {0};
     bool finite = true;
-    for (size_t first = 0; first < r->n_keys && finite;) {
+    int turn = 0;
+    for (size_t first = 0; first < r->n_keys && finite; turn = (turn + 1) % ranks) {
         const Key* key = &r->key[first];
         const int n = batch_size(r, first);
+        first += (size_t)n;
+        if (turn != rank) continue;
         read_contexts(r, key, n);
         finite = score_choices(r, key, n) && (r->task != TASK_LAMBADA || generate_greedily(r, key, n));
         for (int i = 0; i < n; i++) {
@@ -198,12 +239,15 @@ static bool score_all(TaskRun* r, TostError* err) {
                 ratio_add(&loss, r->outcome[key[i].index].nats[e->label], e->length[e->label]);
             done += work_of(&key[i]);
         }
-        first += (size_t)n;
-        progress_show(&progress, done / work, "loss %.4f", ratio_value(&loss));
+        progress_show(&progress, fmin(1, done * ranks / work), "loss %.4f", ratio_value(&loss));
     }
     progress_erase(&progress);
-    return finite || tost_error(err, "%s: the loss is not finite; the weights have diverged: use an earlier checkpoint",
-                                r->model->file);
+    if (!finite)
+        tost_error(err, "%s: the loss is not finite; the weights have diverged: use an earlier checkpoint",
+                   r->model->file);
+    if (!comm_agree(r->comm, finite, err)) return false;
+    share_outcomes(r);
+    return true;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -374,23 +418,28 @@ static void task_free(TaskRun* r) {
 }
 
 bool eval_task(LoadedModel* model, const Options* o, TostError* err) {
-    TaskRun r = {.model = model, .task = (Task)o->task, .limit = o->seq ? o->seq : model->info.config.block_size};
+    const bool first = comm_rank(o->comm) == 0;   // the rank that writes
+    TaskRun r = {.model = model, .comm = o->comm, .task = (Task)o->task,
+                 .limit = o->seq ? o->seq : model->info.config.block_size};
     JsonFile json = {0};
     Tokenizer* tokenizer = loaded_model_tokenizer(model, o, err);
     r.tokenizer = tokenizer;
     bool ok = tokenizer && examples_read(&r.examples, r.task, o->files[0], tokenizer, err) && plan(&r, o, err)
               && loaded_model_create(model, o, r.batch * r.choices, r.max_seq, false, err)
-              && json_file_open(&json, o->json, "eval", o->force, err);
-    if (ok) {
+              && json_file_open(&json, first ? o->json : NULL, "eval", o->force, err);
+    ok = comm_agree(o->comm, ok, err)
+         && comm_same(o->comm, r.n_keys, "the FILE of --task differs from that of rank 0: give all hosts the same file",
+                      err);
+    if (ok && first) {
         print_line(stderr, "%s, step %lld; examples of %s in %s: %zu", model->file, (long long)model->info.step,
                    task_name(r.task), o->files[0], r.examples.count);
         if (r.examples.prepared)
             print_line(stderr, "%s is the original file: texts are prepared as in lm-evaluation-harness", o->files[0]);
         if (r.examples.mark) print_line(stderr, "%s: skipped the byte order mark at its beginning", o->files[0]);
-        const double start = now_seconds();
-        ok = score_all(&r, err);
-        if (ok) report(&json, &r, o, now_seconds() - start);
     }
+    const double start = now_seconds();
+    ok = ok && score_all(&r, err);
+    if (ok && first) report(&json, &r, o, now_seconds() - start);
     ok = json_file_close(&json, ok, err) && ok;
     task_free(&r);
     tokenizer_free(tokenizer);
