@@ -332,7 +332,7 @@ static void training_free(Training* t) {
 }
 
 static void compare(Checks* c, const Training* a, const Training* b, int ranks, const char* what) {
-    static const char* const names[] = {"parameters", "gradients", "m", "v"};
+    static const char* const names[] = {"parameters", "gradients", "m", "v", "ema"};
     const size_t bytes = a->tensors.flat_size * sizeof(float);
     for (int s = 0; s < TOST_STATES; s++)
         check(c, memcmp(a->out.state[s], b->out.state[s], bytes) == 0, "%s, %d ranks: %s differ from one rank", what,
