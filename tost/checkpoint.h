@@ -18,6 +18,7 @@ typedef struct {
     uint64_t   seed;
     double     best_val_loss;     // nats per token; infinity if never measured
     OutlierDetector outliers;     // recent losses and gradient norms, number of skipped steps
+    char*      program;           // that wrote the file, with its version; NULL: unknown
     char*      unvalidated_row;   // log row of the last step if its validation was interrupted, or NULL
     char*      tokenizer;         // path of the tokenizer used in training, or NULL
     uint32_t   tokenizer_hash;    // CRC-32 of that file

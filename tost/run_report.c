@@ -8,6 +8,7 @@
 
 #include "run.h"
 #include "signals.h"
+#include "version.h"
 
 // ---------------------------------------------------------------------------------------------
 // Warnings and suggested commands
@@ -157,10 +158,13 @@ static void report_unused(Run* r) {
 }
 
 void report_settings(Run* r, const char* device) {
+    r->progress.style = PROGRESS_FACT;
+    progress_text(&r->progress, "%-11s%s", "version", tost_version());
     progress_text(&r->progress, "%-11s%s", "device", device);
     report_model(r);
     report_data(r);
     report_changes(r);
+    r->progress.style = PROGRESS_PLAIN;
     report_unused(r);
 }
 
@@ -168,8 +172,10 @@ void report_settings(Run* r, const char* device) {
 // During training
 
 void report_validation(Run* r) {
+    r->progress.style = PROGRESS_RESULT;
     progress_text(&r->progress, "validation after step %lld: loss %.6f, perplexity %.2f, best %.6f",
                   (long long)r->info.step, r->val_loss, exp(r->val_loss), r->info.best_val_loss);
+    r->progress.style = PROGRESS_PLAIN;
 }
 
 // Prints the text indented, with '?' for NULs.
@@ -178,12 +184,14 @@ void report_sample(Run* r, char* text, size_t n, bool interrupted) {
                   interrupted ? " interrupted" : n == 0 ? " empty, <|endoftext|> is its first token" : "");
     for (size_t i = 0; i < n; i++)
         if (!text[i]) text[i] = '?';
+    r->progress.style = PROGRESS_SAMPLE;
     for (size_t at = 0; at < n;) {
         const char* end = memchr(text + at, '\n', n - at);
         const size_t len = end ? (size_t)(end - text) - at : n - at;
         progress_text(&r->progress, "  | %.*s", (int)len, text + at);
         at += len + 1;
     }
+    r->progress.style = PROGRESS_PLAIN;
 }
 
 // ---------------------------------------------------------------------------------------------

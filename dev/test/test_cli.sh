@@ -67,7 +67,7 @@ for line in \
      resume overwrite log steps batch seq total-batch lr warmup min-lr-frac weight-decay beta1 beta2 eps grad-clip
      skip-loss-z skip-grad-z max-skipped seed
      val-every val-batches sample-every sample-tokens save-every keep on-save-error quiet temperature top-k top-p
-     dtype threads recompute help man bash-completion" \
+     dtype threads recompute help version man bash-completion" \
     "sample model tokenizer prompt prompts tokens samples stop temperature top-k top-p seed dtype threads help" \
     "eval model data task json force tokenizer batch seq stride windows seed dtype threads help" \
     "tokenize tokenizer out val-frac shard-tokens jsonl seed threads quiet help" \
@@ -91,6 +91,7 @@ check "--help shows defaults with units" says "(default: 128 tokens)" stdout   #
 run 0 --preset tost-base --help
 check "--help shows the preset's defaults" says "(default: 491520 tokens)" stdout
 run 0 train --help
+check "train --help begins with three examples" [ "$(head -n 10 stdout | grep -c '^  # ')" -eq 3 ]
 check "train --help lists what --resume may change" says "may be changed: --data," stdout
 run 0 -h
 ln -s "$binary" other_name
@@ -238,6 +239,7 @@ run 0 $small --steps 1 --quiet
 check "default folders are numbered" [ -d out/starter-001 -a -d out/starter-002 ]
 run 0 info
 check "info shows the newest run" says "out/starter-002/step_00000001/model.safetensors" stdout
+check "info shows the version that wrote it" grep -qF "written by  $("$binary" --version | cut -d, -f1)" stdout
 
 # ---------------------------------------------------------------------------------------------
 # Signals, with a constant learning rate, so that the results do not depend on --steps
