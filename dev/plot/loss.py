@@ -116,7 +116,7 @@ def draw_losses(axes, runs, args):
     markers = {}  # legend entries that apply to all runs: {name: style}
     for i, run in enumerate(runs):
         color = COLORS[i % len(COLORS)]
-        width = 1.6 + 3.4 * (len(runs) - 1 - i) / (len(runs) - 1) if len(runs) > 1 else 2.0
+        width = 1.3 + 1.1 * (len(runs) - 1 - i) / (len(runs) - 1) if len(runs) > 1 else 1.6
         window = args.smooth or max(1, len(run.tokens) // 40)
         if window > 1 and not args.no_raw:
             axes.plot(run.tokens, run.train_loss, color=color, alpha=RAW_ALPHA, linewidth=0.4 * width)
