@@ -31,13 +31,15 @@ PUBLISHED = {
     "ptb": {"ToST-base": 6.39, "ToST-medium": 5.64, "ToST-large": 5.03, "GPT-2 base": 5.75},
 }
 RAW_ALPHA = 0.28
-COLUMNS = ("step", "tokens", "train_loss", "val_loss", "lr", "grad_norm")
+COLUMNS = ("step", "tokens", "train_loss", "val_loss", "lr", "grad_norm", "ms", "tokens_per_s")
+OPTIONAL = ("mfu",)  # model FLOPs utilization, 0 to 1
 COMPARED = {"train_loss": "training loss", "val_loss": "validation loss", "grad_norm": "gradient norm",
             "lr": "learning rate"}
 
 
 class Run:
-    """The columns of a log.csv as lists; val_loss is NaN in rows without validation."""
+    """The columns of a log.csv as lists; val_loss is NaN in rows without validation. mfu is empty if the log has no
+    such column."""
 
     def __init__(self, path, label):
         path = Path(path)
@@ -51,8 +53,9 @@ class Run:
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}: not a text file; expected a run's log.csv or its folder") from error
         values = read_rows(path, text[: text.rfind("\n") + 1])  # an incomplete last line is still being written
-        for name, column in zip(COLUMNS, zip(*values)):
+        for name, column in zip(COLUMNS + OPTIONAL, zip(*values)):
             setattr(self, name, list(column))
+        self.mfu = [x for x in self.mfu if math.isfinite(x)]
 
     def points(self, name):
         """{tokens: value} for the finite values of a column."""
@@ -60,10 +63,10 @@ class Run:
 
 
 def numbers(row):
-    """The COLUMNS of a row; NaN for an empty field."""
+    """The COLUMNS and OPTIONAL columns of a row; NaN for an empty or missing field."""
     if None in row or None in row.values() or not 0 <= float(row["tokens"]) < math.inf:
         raise ValueError("missing fields, extra fields, or an invalid number of tokens")
-    return [float(row[name] or "nan") for name in COLUMNS]
+    return [float(row.get(name) or "nan") for name in COLUMNS + OPTIONAL]
 
 
 def read_rows(path, text):
