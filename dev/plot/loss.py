@@ -13,15 +13,14 @@ The loss.png in this folder overlays the trainer and dev/reference/train.py with
 on a model of 4 layers, 4 heads and 128 channels. Needs Python 3.10 and matplotlib.
 """
 
-import csv
 import math
 import sys
-from pathlib import Path
 
 from cli import fail, option_parser, run
 from figure import COLORS, add_options, check_options, padded_labels, plain, style_axes, write
 import matplotlib.pyplot as plt
 from matplotlib.ticker import EngFormatter
+from runs import Run
 
 # Wu et al., ICLR 2025, arXiv 2412.17810; nats per token
 PUBLISHED = {
@@ -31,56 +30,8 @@ PUBLISHED = {
     "ptb": {"ToST-base": 6.39, "ToST-medium": 5.64, "ToST-large": 5.03, "GPT-2 base": 5.75},
 }
 RAW_ALPHA = 0.28
-COLUMNS = ("step", "tokens", "train_loss", "val_loss", "lr", "grad_norm", "ms", "tokens_per_s")
-OPTIONAL = ("mfu",)  # model FLOPs utilization, 0 to 1
 COMPARED = {"train_loss": "training loss", "val_loss": "validation loss", "grad_norm": "gradient norm",
             "lr": "learning rate"}
-
-
-class Run:
-    """The columns of a log.csv as lists; val_loss is NaN in rows without validation. mfu is empty if the log has no
-    such column."""
-
-    def __init__(self, path, label):
-        path = Path(path)
-        path = path / "log.csv" if path.is_dir() else path
-        self.label = label or (path.parent.name if path.name == "log.csv" and path.parent.name else path.stem)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise ValueError(f"{path}: cannot be read: {error.strerror}; expected a run's log.csv or its "
-                             "folder") from error
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path}: not a text file; expected a run's log.csv or its folder") from error
-        values = read_rows(path, text[: text.rfind("\n") + 1])  # an incomplete last line is still being written
-        for name, column in zip(COLUMNS + OPTIONAL, zip(*values)):
-            setattr(self, name, list(column))
-        self.mfu = [x for x in self.mfu if math.isfinite(x)]
-
-    def points(self, name):
-        """{tokens: value} for the finite values of a column."""
-        return {t: v for t, v in zip(self.tokens, getattr(self, name)) if math.isfinite(v)}
-
-
-def numbers(row):
-    """The COLUMNS and OPTIONAL columns of a row; NaN for an empty or missing field."""
-    if None in row or None in row.values() or not 0 <= float(row["tokens"]) < math.inf:
-        raise ValueError("missing fields, extra fields, or an invalid number of tokens")
-    return [float(row.get(name) or "nan") for name in COLUMNS + OPTIONAL]
-
-
-def read_rows(path, text):
-    rows = csv.DictReader(text.splitlines(keepends=True))
-    try:
-        missing = sorted(set(COLUMNS) - set(rows.fieldnames or ()))
-        values = [] if missing else [numbers(row) for row in rows]
-    except (ValueError, csv.Error) as error:
-        raise ValueError(f"{path}: line {rows.line_num} is not a row of numbers") from error
-    if missing:
-        raise ValueError(f"{path}: line 1: no column {missing[0]}: not a log.csv")
-    if not values:
-        raise ValueError(f"{path}: no rows")
-    return values
 
 
 def smooth(values, width):

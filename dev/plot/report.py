@@ -22,7 +22,6 @@ import os
 import platform
 import shutil
 import statistics
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +29,7 @@ from pathlib import Path
 from cli import describe, fail, option_parser, run, write_file
 import figure
 import loss
+from runs import Run, newest_checkpoint
 
 # Names in RUN/eval: (title, key in loss.PUBLISHED)
 LOSSES = {"openwebtext": ("OpenWebText", "openwebtext"), "lambada_loss": ("LAMBADA", "lambada"),
@@ -38,34 +38,10 @@ GPT2_VOCABULARY = range(50257, 50305)
 # Keys of eval's JSON that are not results
 SETTINGS = {"step", "seq", "seed", "stride", "examples", "tokens"}
 CELL = str.maketrans({"|": "\\|", "<": "&lt;", "\n": " "})
-MAX_HEADER = 100 << 20
 
 
 # ----------------------------------------------------------------------------------------------------------
 # Reading
-
-def read_metadata(path):
-    """The metadata of a safetensors file."""
-    with open(path, "rb") as file:
-        size = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))[0]
-        header = json.loads(file.read(min(size, MAX_HEADER)))
-    return header.get("__metadata__", {})
-
-
-def newest_checkpoint(folder):
-    """Metadata of the checkpoint with the most steps, or {}."""
-    found = {}
-    for path in folder.glob("step_*/model.safetensors"):
-        if path.parent.suffix:
-            continue  # .tmp or .new
-        try:
-            metadata = read_metadata(path)
-            if int(metadata.get("step", 0)) >= int(found.get("step", 0)):
-                found = metadata
-        except (OSError, ValueError, AttributeError) as error:
-            raise ValueError(f"{path}: not a checkpoint of the trainer ({describe(error)})") from error
-    return found
-
 
 def read_lines(path):
     """The objects of a JSONL file, or [] if it does not exist. An incomplete last line is ignored."""
@@ -306,7 +282,7 @@ def main(arguments=None):
         out = Path(args.out) if args.out else folder / "report.md"
         if out.suffix != ".md":
             raise ValueError(f"--out {out}: give a name that ends in .md")
-        log, picture = loss.Run(folder, None), out.with_suffix(".png")
+        log, picture = Run(folder, None), out.with_suffix(".png")
         text = report(folder, log, picture.name, args.price)
         draw(folder, log, picture)
         write_file(out, lambda part: part.write_text(text, encoding="utf-8"))

@@ -147,5 +147,73 @@ rm plain/eval/ptb.json
 mkdir plain/step_00000003
 echo 'not a checkpoint' >plain/step_00000003/model.safetensors
 refused_report "plain/step_00000003/model.safetensors: not a checkpoint" plain
+rm -r plain/step_00000003
+
+# ---------------------------------------------------------------------------------------------
+# export_log.py
+
+export_log() { "$python" "$repo/dev/plot/export_log.py" "$@" >stdout 2>stderr; }
+# refused_export FRAGMENT ARGUMENTS…
+refused_export() {
+    fragment=$1
+    shift
+    export_log "$@"
+    status=$?
+    check "export_log.py $*: status $status, one line with '$fragment': $(cat stderr)" \
+        [ $status -eq 1 -a "$(wc -l <stderr)" -eq 1 -a "$(grep -cF -e "$fragment" stderr)" -eq 1 ]
+}
+mkdir -p without with taken/plain
+echo 'raise ImportError("no such library")' >without/tensorboard.py
+cp without/tensorboard.py without/wandb.py
+export PYTHONPATH="$dir/without"
+refused_export "--tensorboard: no such library: pip install tensorboard" plain --tensorboard events
+refused_export "--wandb: no such library: pip install wandb" plain --wandb tost
+unset PYTHONPATH
+refused_export "nowhere/log.csv: cannot be read" nowhere/log.csv
+refused_export "two runs have the same name" plain plain
+refused_export "more labels than runs" plain --label a --label b
+refused_export "--offline applies only to --wandb" plain --offline
+echo kept >taken/plain/file
+refused_export "taken/plain: has files that are not events" plain --tensorboard taken
+check "the folder is left as it was" [ "$(cat taken/plain/file)" = kept ]
+# a wandb that writes what it gets to wandb.log
+cat >with/wandb.py <<'END'
+import json
+class errors:
+    Error = RuntimeError
+def Settings(**options):
+    return options
+class init:
+    def __init__(self, **options):
+        self.write(options)
+    def write(self, record):
+        with open("wandb.log", "a") as file:
+            file.write(json.dumps(record, sort_keys=True) + "\n")
+    def log(self, row, step):
+        self.write({"step": step} | row)
+    def finish(self):
+        self.write("finished")
+END
+PYTHONPATH="$dir/with" export_log whole --wandb tost --offline
+check "export to wandb: $(cat stderr)" [ "$(wc -l <wandb.log)" -eq 62 ]
+check "project, name and options" grep -q '^{"config": {.*"save-every": "5".*"name": "whole", "project": "tost"' wandb.log
+check "the last step, with its validation loss" [ "$(grep -c '"step": 60, .*"val/loss": ' wandb.log)" -eq 1 ]
+if has tensorboard; then
+    export_log whole --tensorboard events && export_log whole --tensorboard events
+    status=$?
+    check "export to TensorBoard, twice: $(cat stderr)" [ $status -eq 0 -a "$(ls events/whole | wc -l)" -eq 1 ]
+    check "TensorBoard reads all steps, losses and options" "$python" -c "
+import csv, math
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+log = EventAccumulator('events/whole', size_guidance={'scalars': 0})
+log.Reload()
+rows = list(csv.DictReader(open('whole/log.csv')))
+got = log.Scalars('train/loss')
+assert [e.step for e in got] == list(range(1, 61)), got
+assert all(math.isclose(e.value, float(r['train_loss']), rel_tol=1e-6) for e, r in zip(got, rows))
+assert log.Scalars('val/loss')[-1].step == 60 and 'options' in log.Tags()['tensors']"
+else
+    skip "$python has no tensorboard: its event files"
+fi
 
 finish
