@@ -120,8 +120,9 @@ static void test_curve(Checks* c, const TostEngine* engine, const char* dir) {
                          sscanf(line, "%d,%lf,%lf,%lf", &step, &loss, &norm, &lr) == 4 && step == i;
         if (!check(c, row, "%s: no row for step %d", csv_path, i)) break;
         require(data_batch(data, inputs, targets, (uint64_t)i * B, B, &err), &err);
-        const double rate = schedule_lr(i, steps, meta_int(&init, "warmup"), meta_number(&init, "lr"),
-                                        meta_number(&init, "min_lr_frac"));
+        const Schedule schedule = {.kind = SCHEDULE_COSINE, .steps = steps, .warmup = meta_int(&init, "warmup"),
+                                   .peak = meta_number(&init, "lr"), .min_frac = meta_number(&init, "min_lr_frac")};
+        const double rate = schedule_lr(&schedule, i);
         const double got = train_step(&got_norm, &s, inputs, targets, B, T, meta_adamw(&init, rate, i + 1),
                                       meta_number(&init, "grad_clip"));
         check(c, fabs(rate - lr) <= 1e-9 * fabs(lr) + 1e-15, "learning rate of step %d: %.12g, want %.12g", i, rate,
@@ -199,7 +200,7 @@ static void test_differences(Checks* c, const TostEngine* engine, int bias, int 
     targets[3] = -1;
     engine->zero_grad(s.model);
     engine->forward_train(s.model, inputs, targets, B, T, 1.0f / (B * T - 1));
-    engine->backward(s.model);
+    engine->backward(s.model, TOST_STEP_ENDS);
     mean_loss(&s);
     for (int i = 0; i < s.tensors.count; i++)
         if (s.tensors.tensor[i].layer <= 0) check_difference(c, &s, &s.tensors.tensor[i], inputs, targets, B, T);
@@ -350,7 +351,7 @@ static void test_activation(Checks* c, const TostEngine* engine) {
     subject_randomize(&whole, 21);
     int32_t *ids = random_ids(ROWS, config.vocab_size, 22), *targets = random_ids(ROWS, config.vocab_size, 23);
     engine->forward_train(whole.model, ids, targets, B, T, 1.0f / ROWS);
-    engine->backward(whole.model);
+    engine->backward(whole.model, TOST_STEP_ENDS);
     for (int l = 0; l < L; l++) {
         config.n_layer = l + 1;
         Subject cut = subject_new(engine, config, B, T, true);
@@ -410,8 +411,8 @@ static void test_uniform(Checks* c, const TostEngine* engine) {
           "uniform: logits differ from temp = 0");
     engine->forward_train(temp_0.model, ids, targets, B, T, 1.0f / ROWS);
     engine->forward_train(uniform.model, ids, targets, B, T, 1.0f / ROWS);
-    engine->backward(temp_0.model);
-    engine->backward(uniform.model);
+    engine->backward(temp_0.model, TOST_STEP_ENDS);
+    engine->backward(uniform.model, TOST_STEP_ENDS);
     float* pi = subject_activation(&uniform, TOST_PI, 1, ROWS * NH);
     int bad = 0;
     for (int i = 0; i < ROWS * NH; i++) bad += pi[i] != 1.0f / NH;
@@ -445,7 +446,7 @@ static float* gradients_of(Subject* s, bool read_pi) {
         int32_t* ids = random_ids(rows, s->config.vocab_size, 41 + i);
         s->engine->forward_train(s->model, ids, ids, B, T, 1.0f / rows);
         if (read_pi) free(subject_activation(s, TOST_PI, 0, (size_t)rows * s->config.n_head));
-        s->engine->backward(s->model);
+        s->engine->backward(s->model, TOST_STEP_ENDS);
         free(ids);
     }
     subject_get_flat(all, s, TOST_GRAD);
@@ -520,10 +521,10 @@ static void test_accumulation(Checks* c, const TostEngine* engine) {
     subject_randomize(&whole, 14);
     subject_randomize(&halves, 14);
     engine->forward_train(whole.model, inputs, targets, B, T, scale);
-    engine->backward(whole.model);
+    engine->backward(whole.model, TOST_STEP_ENDS);
     for (int i = 0; i < 2; i++) {
         engine->forward_train(halves.model, inputs + i * B / 2 * T, targets + i * B / 2 * T, B / 2, T, scale);
-        engine->backward(halves.model);
+        engine->backward(halves.model, TOST_STEP_ENDS);
     }
     check(c, fabs(mean_loss(&whole) - mean_loss(&halves)) <= 1e-6, "loss of two halves differs from the whole batch");
     for (int i = 0; i < whole.tensors.count; i++) {
@@ -586,7 +587,7 @@ static void test_bf16_near_float32(Checks* c, const TostEngine* engine, int bias
         subject_randomize(&s[i], 53);
         logits[i] = logits_of(&s[i], ids, B, T);
         engine->forward_train(s[i].model, ids, targets, B, T, 1.0f / (B * T));
-        engine->backward(s[i].model);
+        engine->backward(s[i].model, TOST_STEP_ENDS);
     }
     const double error = float_error(logits[1], logits[0], (size_t)B * T * odd.vocab_size),
                  loss = mean_loss(&s[1]) - mean_loss(&s[0]);

@@ -29,7 +29,7 @@
 //
 //     zero_grad(m)
 //     for each micro-batch:   forward_train(m, inputs, targets, B, T, 1 / targets in the step)
-//                             backward(m)                           adds to the gradients
+//                             backward(m, TOST_MORE)                adds to the gradients; the last: TOST_STEP_ENDS
 //     read_loss(&sum, &count, m)                                    loss = sum / count
 //     norm = grad_norm(m)
 //     update(m, {lr, …, grad_scale: min(1, clip / norm)})           AdamW
@@ -61,6 +61,7 @@
 #include "tost/commands.h"
 #include "tost/engine.h"
 #include "tost/engine_memory.h"
+#include "tost/exchange.h"
 #include "tost/gemm.h"
 #include "tost/threads.h"
 #include "tost/tssa_stages.h"
@@ -598,12 +599,14 @@ struct TostModel {
     TostConfig        config;
     TostEngineOptions options;
     TostTensors       tensors;
-    float*            state[4];            // by TostState: parameters, gradients, m, v; tensors.flat_size elements each
+    float*            state[4];            // by TostState: parameters, gradients (tensors.flat_size elements); m, v
+                                           // (those of this rank's slices)
     uint16_t*         weights;             // with --dtype bf16: the parameters in bf16; otherwise NULL
     LayerActivations* layer;               // (L)
     Buffers           buf;
     void*             arena;               // the one allocation
     size_t            arena_bytes, logits_rows;
+    Exchange          exchange;            // of gradients and parameters with other ranks
     Threads           threads;             // fewer while other processes use the cores
     int               B, T;                // of the last forward
     int               computed_layer;      // with recompute: the layer whose activations are in the shared set
@@ -636,7 +639,10 @@ static size_t layout_buffers(TostModel* m, void* base) {
     const size_t rows = B * m->options.max_seq, train = m->options.training, threads = m->options.threads;
     const size_t logits_rows = m->logits_rows = classifier_rows(rows, c->vocab_size);
     Arena arena = {.base = base, .alignment = 128, .redzone = REDZONE_BYTES, .poison = poison};
-    for (int s = 0; s < (train ? 4 : 1); s++) m->state[s] = arena_alloc(&arena, m->tensors.flat_size * sizeof(float));
+    for (int s = 0; s < (train ? 4 : 1); s++)
+        m->state[s] = arena_alloc(&arena, (s < TOST_M ? m->tensors.flat_size : exchange_owned(&m->exchange))
+                                          * sizeof(float));
+    if (train) exchange_layout(&m->exchange, &arena, m->state[TOST_GRAD]);
 #define X(field, type, elements) m->buf.field = arena_alloc(&arena, (elements) * sizeof(type));
     SHARED_BUFFERS(X)
 #undef X
@@ -658,6 +664,7 @@ static TostModel* model_new(const TostConfig* c, const TostEngineOptions* o) {
     m->options.recompute = o->recompute && o->training;
     if (m->options.threads == 0) m->options.threads = threads_max();   // OMP_NUM_THREADS, or one per core
     m->tensors = tost_tensors(c);
+    m->exchange = exchange_new(&m->tensors, o->comm, o->parts);
     m->layer = xcalloc(c->n_layer, sizeof *m->layer);
     m->arena_bytes = layout_buffers(m, NULL);
     return m;
@@ -665,6 +672,7 @@ static TostModel* model_new(const TostConfig* c, const TostEngineOptions* o) {
 
 static void model_free(TostModel* m) {
     if (m->arena) free_pages(m->arena, m->arena_bytes);
+    exchange_free(&m->exchange);
     tost_tensors_free(&m->tensors);
     free(m->layer);
     free(m);
@@ -826,7 +834,8 @@ static void cpu_forward_train(TostModel* m, const int32_t* inputs, const int32_t
     add_losses(m, targets);
 }
 
-static void cpu_backward(TostModel* m) {
+// Layer by layer, the gradients become complete from the end of the flat array to its start.
+static void cpu_backward(TostModel* m, TostEnd end) {
     const int B = m->B, T = m->T, C = m->config.n_embd, L = m->config.n_layer;
     const size_t rows = (size_t)B * T;
     const TostParams p = model_params(m, TOST_PARAM, 0), g = model_params(m, TOST_GRAD, 0);
@@ -837,8 +846,10 @@ static void cpu_backward(TostModel* m) {
     for (int l = L - 1; l >= 0; l--) {
         recompute_layer(m, l);
         layer_backward(m, l);
+        exchange_gradients(&m->exchange, end, tost_row_offset(&m->tensors, TOST_ROW_gamma1, l));
     }
     embedding_backward(g.wte, g.wpe, m->buf.dx, m->buf.inputs, B, T, C);
+    exchange_gradients(&m->exchange, end, 0);
 }
 
 static void cpu_read_loss(double* sum, int64_t* count, TostModel* m) {
@@ -935,23 +946,30 @@ static void cpu_zero_grad(TostModel* m) {
     float* grad = m->state[TOST_GRAD];
     #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < m->tensors.flat_size; i++) grad[i] = 0.0f;
+    exchange_begin(&m->exchange);
 }
 
-// √ Σ g². Blocks have a fixed size and are added in order, so the bits do not depend on the number of threads.
+// √ Σ g². Blocks have a fixed size and are added in order, so the bits depend neither on the number of threads nor on
+// that of ranks, which sum the blocks of their slices.
 static double cpu_grad_norm(TostModel* m) {
-    enum { BLOCK = 1 << 14 };
-    const size_t n = m->tensors.flat_size, blocks = (n + BLOCK - 1) / BLOCK;   // gaps between tensors are zero
-    double* sums = xmalloc(blocks * sizeof *sums);
-    #pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < blocks; i++) {
-        const size_t end = (i + 1) * BLOCK < n ? (i + 1) * BLOCK : n;
-        double sum = 0;
-        #pragma omp simd reduction(+ : sum)
-        for (size_t j = i * BLOCK; j < end; j++) sum += (double)m->state[TOST_GRAD][j] * m->state[TOST_GRAD][j];
-        sums[i] = sum;
+    const Exchange* x = &m->exchange;
+    double* sums = xmalloc((m->tensors.flat_size / SLICE_UNIT + 1) * sizeof *sums);   // gaps between tensors are zero
+    size_t n = 0;
+    for (int k = x->slices.buckets - 1; k >= 0; k--) {
+        const Range own = exchange_slice(x, k);
+        const size_t blocks = (range_size(own) + SLICE_UNIT - 1) / SLICE_UNIT;
+        #pragma omp parallel for schedule(static)
+        for (size_t i = 0; i < blocks; i++) {
+            const size_t start = own.start + i * SLICE_UNIT;
+            const size_t end = start + SLICE_UNIT < own.end ? start + SLICE_UNIT : own.end;
+            double sum = 0;
+            #pragma omp simd reduction(+ : sum)
+            for (size_t j = start; j < end; j++) sum += (double)m->state[TOST_GRAD][j] * m->state[TOST_GRAD][j];
+            sums[n + i] = sum;
+        }
+        n += blocks;
     }
-    double total = 0;
-    for (size_t i = 0; i < blocks; i++) total += sums[i];
+    const double total = exchange_sum(x, sums);
     free(sums);
     return sqrt(total);
 }
@@ -975,13 +993,26 @@ static void adamw(float* restrict p, uint16_t* restrict in_bf16, float* restrict
     }
 }
 
+// Each rank updates its slices, whose moments it has, and sends them to the others.
 static void cpu_update(TostModel* m, const TostAdamW* a) {
-    for (int i = 0; i < m->tensors.count; i++) {
-        const TostTensor* t = &m->tensors.tensor[i];
-        adamw(m->state[TOST_PARAM] + t->offset, m->weights ? m->weights + t->offset : NULL,
-              m->state[TOST_M] + t->offset, m->state[TOST_V] + t->offset, m->state[TOST_GRAD] + t->offset, t->size,
-              t->decay == TOST_DECAY ? a->weight_decay : 0.0, a);
+    Exchange* x = &m->exchange;
+    float* params = m->state[TOST_PARAM];
+    for (int k = 0; k < x->slices.buckets; k++) {
+        const Range own = exchange_slice(x, k);
+        const size_t packed = exchange_packed(x, k);
+        for (int i = 0; i < m->tensors.count; i++) {
+            const TostTensor* t = &m->tensors.tensor[i];
+            const Range r = range_meet(own, (Range){t->offset, t->offset + t->size});
+            const size_t moment = packed + (r.start - own.start);
+            if (range_size(r) == 0) continue;
+            adamw(params + r.start, m->weights ? m->weights + r.start : NULL, m->state[TOST_M] + moment,
+                  m->state[TOST_V] + moment, m->state[TOST_GRAD] + r.start, range_size(r),
+                  t->decay == TOST_DECAY ? a->weight_decay : 0.0, a);
+        }
+        exchange_gather(x, params, k);
     }
+    exchange_gather_wait(x);
+    if (m->weights && x->ranks > 1) bf16_from_floats(m->weights, params, m->tensors.flat_size);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1021,12 +1052,20 @@ static TostModel* cpu_create(const TostConfig* c, const TostEngineOptions* o, To
 }
 
 static void cpu_put(TostModel* m, TostState s, const TostTensor* t, const float* src) {
-    memcpy(m->state[s] + t->offset, src, t->size * sizeof *src);
+    const Exchange* x = &m->exchange;
+    if (s < TOST_M) memcpy(m->state[s] + t->offset, src, t->size * sizeof *src);
     if (s == TOST_PARAM && m->weights) bf16_from_floats(m->weights + t->offset, src, t->size);
+    for (int k = 0; s >= TOST_M && k < x->slices.buckets; k++) {
+        const Range own = exchange_slice(x, k), r = range_meet(own, (Range){t->offset, t->offset + t->size});
+        if (range_size(r) == 0) continue;
+        memcpy(m->state[s] + exchange_packed(x, k) + (r.start - own.start), src + (r.start - t->offset),
+               range_size(r) * sizeof *src);
+    }
 }
 
 static void cpu_get(float* dst, const TostModel* m, TostState s, const TostTensor* t) {
-    memcpy(dst, m->state[s] + t->offset, t->size * sizeof *dst);
+    if (s == TOST_PARAM) memcpy(dst, m->state[s] + t->offset, t->size * sizeof *dst);
+    else exchange_collect(dst, &m->exchange, m->state[s], s >= TOST_M, t);
 }
 
 const TostEngine tost_cpu_engine = {

@@ -1649,7 +1649,7 @@ static void cuda_forward_train(TypedModel<S>* m, const int32_t* inputs, const in
     });
 }
 
-template <typename S> static void cuda_backward(TypedModel<S>* m) {
+template <typename S> static void cuda_backward(TypedModel<S>* m, TostEnd) {
     const int B = m->B, T = m->T;
     recompute_layer(m, m->config.n_layer - 1);
     graph_run(&m->graph[PASS_BACKWARD], m->stream, B, T, [=] { model_backward(m, B, T); });

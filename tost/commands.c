@@ -12,6 +12,7 @@
 // Errors and text arguments
 
 void print_error(const Options* o, const TostError* err) {
+    if (comm_rank(o->comm) != 0) return;
     char *program = printable_text(options_program(o)), *line = xasprintf("%s: %s\n", program, err->text);
     fflush(stdout);
     output_write(STDERR_FILENO, line, strlen(line), OUTPUT_TIMEOUT);
@@ -109,7 +110,7 @@ void warn_of_shards(const Options* o, const char* dir, uint32_t largest_id, cons
 bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engine, TostError* err) {
     *m = (LoadedModel){.engine = engine};
     char* path = o->model ? xstrdup(o->model) : NULL;
-    const bool ok = (path || checkpoint_newest_run(&path, "out", err))
+    const bool ok = (path || checkpoint_newest_run(&path, "out", "--model PATH", err))
                     && checkpoint_open(&m->weights, &m->info, path, "--model", err);
     free(path);
     if (!ok) return false;

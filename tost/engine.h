@@ -1,6 +1,9 @@
 // engine.h: the interface between the trainer in tost/ and an engine (CPU or CUDA). The trainer sees only this table of
 // functions, not precision, device or padding. Host arrays are float32 or int32, dense, row-major. An engine owns
 // parameters, gradients, Adam's moments, activations and the decode state.
+//
+// Several ranks (TostEngineOptions.comm) have the same parameters, but each one the gradients of its own micro-batches
+// and the moments of its own slices (slices.h). Collective functions must be called by all ranks in the same order.
 #ifndef TOST_ENGINE_H
 #define TOST_ENGINE_H
 
@@ -9,6 +12,10 @@
 typedef enum { TOST_PARAM, TOST_GRAD, TOST_M, TOST_V } TostState;   // the four arrays shaped like the parameters
 typedef enum { TOST_W, TOST_PI, TOST_X } TostActivation;            // of a layer: w, Π, and its input x
 typedef enum { TOST_FP32, TOST_TF32, TOST_BF16 } TostDtype;
+// What follows a backward pass: more micro-batches of this part; the next part; or nothing, as the step is complete.
+typedef enum { TOST_MORE, TOST_PART_ENDS, TOST_STEP_ENDS } TostEnd;
+typedef struct TostComm TostComm;       // comm.h
+typedef struct TostModel TostModel;
 
 typedef struct {
     int       max_batch, max_seq;   // largest B and T of any call
@@ -16,6 +23,8 @@ typedef struct {
     bool      recompute;            // activation checkpointing: backward recomputes each layer's forward; same bits
     TostDtype dtype;                // of matrix products and their operands; the CPU engine has no tf32
     int       threads;              // maximum number of CPU threads; 0: one per core
+    TostComm* comm;                 // the ranks that train together; NULL: one process
+    int       parts;                // parts of a step on this rank (slices.h); 0 is 1
 } TostEngineOptions;
 
 typedef struct {
@@ -23,8 +32,6 @@ typedef struct {
     double grad_scale;              // multiplies every gradient, to clip it
     int64_t step;                   // counted from 1, for bias correction
 } TostAdamW;
-
-typedef struct TostModel TostModel;
 
 typedef struct {
     const char* name;                                     // "cpu", "cuda"
@@ -40,18 +47,21 @@ typedef struct {
     TostModel* (*create)(const TostConfig* c, const TostEngineOptions* o, TostError* err);
     void (*destroy)(TostModel* m);
 
-    // Copies one tensor of one state, t->size elements, from or to the host.
+    // Copies one tensor of one state, t->size elements, from or to the host. With several ranks, put stores what this
+    // rank has of m and v; get is collective except for parameters, gives the summed gradient after a step, and writes
+    // dst only on rank 0.
     void (*put)(TostModel* m, TostState s, const TostTensor* t, const float* src);
     void (*get)(float* dst, const TostModel* m, TostState s, const TostTensor* t);
 
     // The three forwards take inputs (B,T), ids in [0, V). forward computes the activations, for logits and activation.
     // forward_loss also adds the losses of targets (B,T; -1 is not counted) to the sum that read_loss returns.
     // forward_train (a training model) does that and starts the gradient of grad_scale · Σ loss; backward completes it
-    // and adds it to the gradients. The classifier works on chunks of rows: full logits are never materialized.
+    // and adds it to the gradients of the part; the pass that ends the step adds up the parts of all ranks (collective).
+    // The classifier works on chunks of rows: full logits are never materialized.
     void (*forward)(TostModel* m, const int32_t* inputs, int B, int T);
     void (*forward_loss)(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T);
     void (*forward_train)(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T, float grad_scale);
-    void (*backward)(TostModel* m);
+    void (*backward)(TostModel* m, TostEnd end);
     // Sum of the losses (nats) and number of counted targets since the last call. Waits for the device.
     void (*read_loss)(double* sum, int64_t* count, TostModel* m);
     // Logits (B,T,V) after forward.
@@ -62,8 +72,8 @@ typedef struct {
     void (*activation)(float* dst, TostModel* m, TostActivation what, int layer);
 
     void   (*zero_grad)(TostModel* m);
-    double (*grad_norm)(TostModel* m);                    // L2 norm over all gradients
-    void   (*update)(TostModel* m, const TostAdamW* a);   // AdamW with decoupled decay
+    double (*grad_norm)(TostModel* m);                    // L2 norm over all gradients; collective
+    void   (*update)(TostModel* m, const TostAdamW* a);   // AdamW with decoupled decay; collective
 
     // Recurrent decode of n sequences together. decode_begin reads prompts (n,T) in one forward and keeps 2C + nh
     // numbers per layer and sequence as the decode state; T = 0 starts empty sequences. decode_step feeds one token to
@@ -76,6 +86,9 @@ typedef struct {
     // -1, the loss is 0 and no logits are computed.
     void (*decode_score)(double* losses, TostModel* m, const int32_t* tokens, const int32_t* targets,
                          int copies, int T);
+
+    // Connects the ranks for host messages, in builds without MPI; NULL if the engine cannot. See comm_open.
+    bool (*open_comm)(TostComm** comm, TostError* err);
 } TostEngine;
 
 #endif

@@ -2,9 +2,10 @@
 #ifndef TOST_OPTIONS_H
 #define TOST_OPTIONS_H
 
-#include "engine.h"
+#include "comm.h"
 #include "data.h"
 #include "safetensors.h"
+#include "schedule.h"
 
 typedef enum {
     COMMAND_TRAIN, COMMAND_SAMPLE, COMMAND_EVAL, COMMAND_TOKENIZE, COMMAND_INFO, COMMAND_INSPECT, COMMANDS
@@ -17,6 +18,7 @@ enum { OPTION_ROWS_MAX = 128 };
 typedef struct {
     Command     command;
     bool        named;                     // the user named it; otherwise it is train
+    TostComm*   comm;                      // NULL: one process
     const char* program;                   // argv[0], for messages and suggested commands
     const char* page;                      // the option that asks for --help, the man page or completion, or NULL
     // model
@@ -30,14 +32,18 @@ typedef struct {
     // training
     int     batch, seq;
     int64_t total_batch, steps, warmup;
-    double  lr, min_lr_frac, weight_decay, beta1, beta2, eps, grad_clip;
+    int     schedule;                      // ScheduleKind
+    double  lr, min_lr_frac, decay_frac, weight_decay, beta1, beta2, eps, grad_clip;
     double  skip_loss_z, skip_grad_z;      // 0: off
     int64_t max_skipped;
     int64_t seed;
     int64_t val_every, val_batches, sample_every, sample_tokens, save_every, keep;
+    double  stop_at_val, max_time;         // 0: off; nats per token; seconds
     int     on_save_error;                 // OnSaveError
-    bool    resume, overwrite, quiet;
+    bool    resume, overwrite, quiet, keep_best;
     int     dtype, threads;                // TostDtype; 0: OpenMP's default
+    int     parts;                         // of a step, over all ranks (slices.h)
+    double  rank_timeout;                  // seconds; 0: none
     bool    recompute;
     // sampling
     const char *prompt, *prompts, *stop;   // NULL: not given
@@ -64,7 +70,7 @@ typedef struct {
 // Parses argv into *o. Returns false with one line in *err (exit with STATUS_USAGE) for an unknown, malformed,
 // out-of-range, unexpected or, unless o->page is set, contradictory argument. Opens no file. Call options_free in any
 // case.
-bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, TostError* err);
+bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, TostComm* comm, TostError* err);
 void options_free(Options* o);
 const char* options_program(const Options* o);   // the program's name, without its folder
 bool option_given(const Options* o, const char* name);
@@ -93,6 +99,8 @@ Options options_default(Command command, const TostEngine* engine);   // without
 // Takes the sizes from a model file and derives batch size and sequence length from them, unless given. Fails, naming
 // the option, if a given size differs.
 bool options_take_config(Options* o, const TostConfig* config, const char* file, TostError* err);
+
+Schedule options_schedule(const Options* o);
 
 // The options of a training run that its checkpoints save: *n keys and values. st_free_meta
 StMeta* options_echo(const Options* o, int* n);

@@ -134,7 +134,7 @@ static double one_step(TostModel* m, const int32_t* ids, int B, int T, int step)
     const double start = now_seconds();
     e->zero_grad(m);
     e->forward_train(m, ids, ids + 1, B, T, 1.0f / (float)(B * T));
-    e->backward(m);
+    e->backward(m, TOST_STEP_ENDS);
     e->grad_norm(m);
     e->update(m, &a);
     e->read_loss(&sum, &count, m);

@@ -46,7 +46,7 @@ static inline Subject subject_open(const TostEngine* engine, TostConfig config, 
 
 static inline Subject subject_of(const TostEngine* engine, TostConfig config, int B, int T, bool training,
                                  TostDtype dtype) {
-    const TostEngineOptions o = {B, T, training, false, dtype, 0};
+    const TostEngineOptions o = {B, T, training, false, dtype, 0, NULL, 1};
     return subject_open(engine, config, o);
 }
 
@@ -366,7 +366,7 @@ static inline void record_steps(Record* r, Subject* s, const Shape* k, const int
                                      1.0f / (float)(k->micros * k->B * k->T));
             memset(batch, 0, 2 * rows * sizeof *batch);   // the engine must have copied it
             if (i > 0) record_activations(r, s, k);       // must not change backward
-            s->engine->backward(s->model);
+            s->engine->backward(s->model, TOST_STEP_ENDS);
             free(batch);
         }
         if (i == 0) {
@@ -424,7 +424,8 @@ static inline Record shape_record(const TostEngine* engine, const void* test, To
     const TostConfig config = {k->layers, k->heads, k->channels, k->block, k->vocab, k->bias, k->membership};
     // With B = 1 the buffers are exactly full, so that an overrun is detected; otherwise they are larger than needed.
     const int more = k->B > 1 ? 5 : 0, T = k->T + more < k->block ? k->T + more : k->block;
-    const TostEngineOptions o = {k->B + more, T, k->steps > 0, ((const ShapeTest*)test)->recompute, dtype, 0};
+    const TostEngineOptions o = {k->B + more, T, k->steps > 0, ((const ShapeTest*)test)->recompute, dtype, 0,
+                                 NULL, 1};
     Record r = {NULL, 0};
     Subject s = subject_open(engine, config, o);
     int32_t* ids = shape_ids(k, 99);
@@ -575,7 +576,7 @@ static inline void mixed_forwards(Record* r, Subject* s, const Shape* k, bool tr
         const size_t rows = (size_t)of.B * of.T;
         if (train) {
             s->engine->forward_train(s->model, ids, ids + rows, of.B, of.T, 1.0f / (float)rows);
-            s->engine->backward(s->model);
+            s->engine->backward(s->model, TOST_STEP_ENDS);
         } else {
             s->engine->forward_loss(s->model, ids, ids + rows, of.B, of.T);
         }

@@ -122,7 +122,7 @@ static inline double train_step(double* norm, Subject* s, const int32_t* inputs,
     for (int i = 0; i < B * T; i++) count += targets[i] >= 0;
     s->engine->zero_grad(s->model);
     s->engine->forward_train(s->model, inputs, targets, B, T, 1.0f / (float)count);
-    s->engine->backward(s->model);
+    s->engine->backward(s->model, TOST_STEP_ENDS);
     *norm = subject_step(s, a, clip);
     return mean_loss(s);
 }

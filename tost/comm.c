@@ -1,0 +1,247 @@
+// comm.c: how the program was launched, and collective operations on host memory, built on the transport's messages.
+#include "comm.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "output.h"
+
+// ---------------------------------------------------------------------------------------------
+// Launchers
+
+static int env_number(const char* name, int otherwise) {
+    const char* text = name ? getenv(name) : NULL;
+    return text && *text ? atoi(text) : otherwise;
+}
+
+// The variables of launchers for rank, number of processes, and the same on this host. A batch script of Slurm has
+// SLURM_PROCID and SLURM_NTASKS too, but only processes of srun have SLURM_STEP_NUM_TASKS.
+static const struct { const char *launcher, *rank, *size, *local_rank, *local_size; } launchers[] = {
+    {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+    {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", NULL},
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+};
+
+CommLaunch comm_launch(void) {
+    CommLaunch launch = {.place = {.size = 1, .local_size = 1}};
+    for (size_t i = 0; i < countof(launchers); i++) {
+        const int rank = env_number(launchers[i].rank, -1), size = env_number(launchers[i].size, -1);
+        if (rank < 0 || size <= 1 || rank >= size) continue;
+        launch.launcher = launchers[i].launcher;
+        launch.place = (CommPlace){.rank = rank, .size = size,
+                                   .local_rank = env_number(launchers[i].local_rank, 0),
+                                   .local_size = env_number(launchers[i].local_size, 1)};
+        break;
+    }
+    gethostname(launch.place.host, sizeof launch.place.host - 1);
+    return launch;
+}
+
+#ifndef TOST_MPI
+bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, TostError* err) {
+    *comm = NULL;
+    return tost_error(err, "started as one of %d processes by %s, but built without MPI: build with make MPI=1 and use "
+                      "mpirun or srun --mpi=pmix, or start a single process", launch->place.size, launch->launcher);
+}
+#endif
+
+bool comm_open(TostComm** comm, const TostEngine* engine, const char* program, TostError* err) {
+    const CommLaunch launch = comm_launch();
+    *comm = NULL;
+    if (launch.place.size == 1) return true;
+#ifdef TOST_MPI
+    const bool own = strcmp(launch.launcher, "torchrun") == 0;
+#else
+    const bool own = true;
+#endif
+    const bool ok = own && engine->open_comm ? engine->open_comm(comm, err) : comm_open_mpi(comm, &launch, err);
+    if (!ok) return false;
+    (*comm)->program = program;
+    comm_find_places(*comm);
+    return true;
+}
+
+void comm_close(TostComm* c) {
+    if (!c) return;
+    c->close(c);
+    free(c->places);
+    free(c);
+}
+
+void comm_find_places(TostComm* c) {
+    c->places = xcalloc((size_t)c->place.size, sizeof *c->places);
+    c->places[c->place.rank] = c->place;
+    comm_allgather(c, c->places, &c->place, sizeof c->place);
+    for (int r = 0; r < c->place.size; r++) {
+        CommPlace* p = &c->places[r];
+        p->local_rank = p->local_size = 0;
+        for (int other = 0; other < c->place.size; other++) {
+            if (strcmp(c->places[other].host, p->host) != 0) continue;
+            p->local_rank += other < r;
+            p->local_size++;
+        }
+    }
+    c->place = c->places[c->place.rank];
+}
+
+// The launcher may have bound each rank to cores of its own.
+int comm_sharing_cores(TostComm* c) {
+    typedef struct { char host[COMM_HOST_MAX]; uint32_t cores; } Cores;   // cores: CRC-32 of their set
+    Cores own = {.cores = 0};
+    if (!c) return 1;
+    memcpy(own.host, c->place.host, sizeof own.host);
+#ifdef __linux__
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) own.cores = crc32_update(0, &set, sizeof set);
+#endif
+    Cores* all = xmalloc((size_t)c->place.size * sizeof *all);
+    comm_allgather(c, all, &own, sizeof own);
+    int sharing = 0;
+    for (int r = 0; r < c->place.size; r++) sharing += memcmp(&all[r], &own, sizeof own) == 0;
+    free(all);
+    return sharing;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Failures
+
+CommPrefix comm_prefix(const TostComm* c, int rank) {
+    CommPrefix prefix = {""};
+    if (c && rank > 0) snprintf(prefix.text, sizeof prefix.text, "rank %d on %s: ", rank, c->places[rank].host);
+    return prefix;
+}
+
+void comm_fail(TostComm* c, const TostError* why) {
+    TostError line;
+    const bool hint = c->hint.text[0];
+    tost_error(&line, "%s%s%s%s", comm_prefix(c, c->place.rank).text, why->text, hint ? "; " : "", c->hint.text);
+    const char* slash = strrchr(c->program, '/');
+    char* text = xasprintf("%s: %s\n", slash ? slash + 1 : c->program, line.text);
+    output_write(STDERR_FILENO, text, strlen(text), OUTPUT_TIMEOUT);
+    free(text);
+    c->abort(c, STATUS_RANK_FAILED);
+    _exit(STATUS_RANK_FAILED);
+}
+
+// Some ranks have not responded in time. The lowest rank that waits for them prints the line; the others give it two
+// seconds to end them.
+static void timed_out(TostComm* c, const bool* arrived) {
+    int missing = -1, count = 0, speaker = -1;
+    for (int r = 0; r < c->place.size; r++) {
+        const bool there = arrived[r] || r == c->place.rank;
+        if (there && speaker < 0) speaker = r;
+        if (there) continue;
+        if (missing < 0) missing = r;
+        count++;
+    }
+    TostError why;
+    char others[48] = "";
+    if (count > 1) snprintf(others, sizeof others, " and %d other rank%s", count - 1, count == 2 ? "" : "s");
+    tost_error(&why, "rank %d on %s%s did not respond for %g s (--rank-timeout)", missing < 0 ? 0 : missing,
+               c->places && missing >= 0 ? c->places[missing].host : "?", others, c->timeout);
+    if (speaker != c->place.rank) sleep(2);
+    comm_fail(c, &why);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Collective operations
+
+// Polls at first without pause, then gives the core to others: ranks may share cores.
+static void pause_poll(double waited) {
+    const struct timespec pause = {0, waited < 0.05 ? 20000 : 200000};
+    if (waited > 100e-6) nanosleep(&pause, NULL);
+}
+
+void comm_wait(TostComm* c, CommRequest** request) {
+    if (!*request || c->test(c, request, NULL)) return;
+    bool* arrived = xcalloc((size_t)c->place.size, sizeof *arrived);
+    const double start = now_seconds();
+    while (!c->test(c, request, arrived)) {
+        const double waited = now_seconds() - start;
+        if (c->timeout > 0 && waited > c->timeout) timed_out(c, arrived);
+        pause_poll(waited);
+    }
+    free(arrived);
+}
+
+void comm_exchange(TostComm* c, const CommMessage* messages) {
+    CommRequest* request = c->start(c, messages);
+    comm_wait(c, &request);
+}
+
+void comm_allgather(TostComm* c, void* all, const void* mine, size_t bytes) {
+    char* out = all;
+    const int rank = comm_rank(c), size = comm_size(c);
+    memmove(out + rank * bytes, mine, bytes);
+    if (size == 1) return;
+    CommMessage* messages = xcalloc((size_t)size, sizeof *messages);
+    for (int r = 0; r < size; r++) messages[r] = (CommMessage){out + rank * bytes, out + r * bytes, bytes, bytes};
+    comm_exchange(c, messages);
+    free(messages);
+}
+
+void comm_broadcast(TostComm* c, void* data, size_t bytes, int root) {
+    const int rank = comm_rank(c), size = comm_size(c);
+    if (size == 1) return;
+    CommMessage* messages = xcalloc((size_t)size, sizeof *messages);
+    if (rank != root) messages[root] = (CommMessage){.receive = data, .receive_bytes = bytes};
+    else for (int r = 0; r < size; r++) messages[r] = (CommMessage){.send = data, .send_bytes = bytes};
+    comm_exchange(c, messages);
+    free(messages);
+}
+
+bool comm_agree(TostComm* c, bool ok, TostError* err) {
+    const int size = comm_size(c);
+    if (size == 1) return ok;
+    bool* all = xmalloc((size_t)size * sizeof *all);
+    comm_allgather(c, all, &ok, sizeof ok);
+    int failed = 0;
+    while (failed < size && all[failed]) failed++;
+    free(all);
+    if (failed == size) return true;
+    TostError first = *err;
+    comm_broadcast(c, &first, sizeof first, failed);
+    return tost_error(err, "%s%s", comm_prefix(c, failed).text, first.text);
+}
+
+CommVote comm_vote(TostComm* c) {
+    CommVote v = {.comm = c};
+    const int size = comm_size(c);
+    if (size == 1) return v;
+    v.stop = xcalloc((size_t)size, sizeof *v.stop);
+    v.arrived = xcalloc((size_t)size, sizeof *v.arrived);
+    CommMessage* messages = xcalloc((size_t)size, sizeof *messages);
+    for (int r = 0; r < size; r++) messages[r] = (CommMessage){.receive = &v.stop[r], .receive_bytes = sizeof *v.stop};
+    v.request = c->start(c, messages);
+    free(messages);
+    return v;
+}
+
+bool comm_vote_stops(CommVote* v) {
+    if (v->request) v->comm->test(v->comm, &v->request, v->arrived);
+    for (int r = 0; r < comm_size(v->comm) && v->stop; r++)
+        if (v->arrived[r] && v->stop[r]) return true;
+    return false;
+}
+
+bool comm_vote_close(CommVote* v, bool stop) {
+    const int rank = comm_rank(v->comm), size = comm_size(v->comm);
+    if (size == 1) return stop;
+    CommMessage* messages = xcalloc((size_t)size, sizeof *messages);
+    for (int r = 0; r < size; r++) messages[r] = (CommMessage){.send = &stop, .send_bytes = sizeof stop};
+    comm_exchange(v->comm, messages);
+    comm_wait(v->comm, &v->request);
+    v->stop[rank] = stop;
+    for (int r = 0; r < size; r++) stop = stop || v->stop[r];
+    free(messages);
+    free(v->stop);
+    free(v->arrived);
+    *v = (CommVote){0};
+    return stop;
+}

@@ -1,0 +1,89 @@
+// comm.h: communication between the processes ("ranks") of one run. A launcher (mpirun, srun, torchrun) starts them; MPI
+// or, for small messages of the CUDA engine, NCCL transports the bytes. All buffers are in host memory. A TostComm* of
+// NULL is a single process: then the functions do nothing but copy.
+//
+// All ranks call the same functions in the same order ("collective"). They do not return errors: if the transport fails
+// or a rank does not respond within the timeout, the process prints one line, ends all ranks and exits with
+// STATUS_RANK_FAILED, after which --resume continues.
+#ifndef TOST_COMM_H
+#define TOST_COMM_H
+
+#include "engine.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { STATUS_RANK_FAILED = 75, COMM_HOST_MAX = 64 };   // EX_TEMPFAIL
+
+// What one rank sends to and receives from another one. 0 bytes: nothing.
+typedef struct { const void* send; void* receive; size_t send_bytes, receive_bytes; } CommMessage;
+
+typedef struct CommRequest CommRequest;   // messages under way; belongs to the transport
+
+typedef struct { int rank, size, local_rank, local_size; char host[COMM_HOST_MAX]; } CommPlace;   // local: on this host
+
+struct TostComm {
+    CommPlace   place;
+    CommPlace*  places;           // (size), of all ranks
+    char        library[64];      // "Open MPI 4.1.4"
+    double      timeout;          // seconds to wait for a rank; 0: forever
+    TostError   hint;             // appended to the line that a failed rank causes: how to resume
+    const char* program;          // for messages
+    void*       transport;        // data of the functions below
+
+    // Starts one message to and one from each rank (messages: (size); the own entry is ignored). Messages between two
+    // ranks arrive in the order in which they were started. Buffers must stay valid until test returns true.
+    CommRequest* (*start)(TostComm* c, const CommMessage* messages);
+    // Transports what it can without waiting. True if all messages have arrived and were sent; then it frees *request
+    // and sets it to NULL. arrived (size), unless NULL: sets the entries of the ranks whose message is complete.
+    bool (*test)(TostComm* c, CommRequest** request, bool* arrived);
+    void (*abort)(TostComm* c, int status);   // ends all ranks; does not return
+    void (*close)(TostComm* c);               // after the last message; frees transport
+};
+
+// Ranks of this host that may run on the same cores as this one, itself included. Collective.
+int comm_sharing_cores(TostComm* c);
+
+static inline int comm_rank(const TostComm* c) { return c ? c->place.rank : 0; }
+static inline int comm_size(const TostComm* c) { return c ? c->place.size : 1; }
+
+// What the environment says about the launcher. size 1: none, or a single process.
+typedef struct { CommPlace place; const char* launcher; } CommLaunch;
+CommLaunch comm_launch(void);
+
+// *comm = NULL for a single process. An error if a launcher started several but the program was built without the
+// library: otherwise each would train a run of its own. program: argv[0].
+bool comm_open(TostComm** comm, const TostEngine* engine, const char* program, TostError* err);
+void comm_close(TostComm* c);
+
+// Transports. The second one is for tests.
+bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, TostError* err);   // in builds with MPI=1
+// Fills in places, once start and test work.
+void comm_find_places(TostComm* c);
+
+// Waits until all messages are complete.
+void comm_wait(TostComm* c, CommRequest** request);
+void comm_exchange(TostComm* c, const CommMessage* messages);                        // start and wait
+void comm_allgather(TostComm* c, void* all, const void* mine, size_t bytes);         // all: (size, bytes)
+void comm_broadcast(TostComm* c, void* data, size_t bytes, int root);
+// Returns true if all ranks pass true. Otherwise returns false on all of them, with the *err of the lowest rank that
+// passed false, which begins with its rank and host unless it is rank 0.
+bool comm_agree(TostComm* c, bool ok, TostError* err);
+// A vote whether to stop. Each rank opens it, looks at it while it works, and closes it once; a rank that wants to stop
+// closes it early. No other message may be started in between.
+typedef struct { TostComm* comm; CommRequest* request; bool *stop, *arrived; } CommVote;
+CommVote comm_vote(TostComm* c);
+bool     comm_vote_stops(CommVote* v);             // not collective: whether a rank has closed it with `stop`
+bool     comm_vote_close(CommVote* v, bool stop);  // waits for all; true if any rank stops
+
+// Ends all ranks. Prints `why`, with this rank and host, before the hint.
+void comm_fail(TostComm* c, const TostError* why);
+// "rank 2 on node7: "; empty for rank 0 and for a single process
+typedef struct { char text[COMM_HOST_MAX + 32]; } CommPrefix;
+CommPrefix comm_prefix(const TostComm* c, int rank);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
