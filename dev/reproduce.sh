@@ -6,8 +6,8 @@
 #   dev/reproduce.sh --shards 'DIR/*train*.bin'  ready token shards of llm.c or nanoGPT; *val*.bin beside them
 #   dev/reproduce.sh --smoke                     all stages in two minutes on data/starter, without a network
 #
-# Stages: program, vocabulary, data, training, samples, evaluation, report. If stopped at any point, by Ctrl-C, a kill or
-# a power failure, run the same command again: it continues where it was stopped. Training runs on a GPU if there is
+# Stages: program, vocabulary, data, training, samples, evaluation, report. If stopped at any point, by Ctrl-C, a kill
+# or a power failure, run the same command again: it continues where it was stopped. Training runs on a GPU if there is
 # one, else on the CPU; the result is OUT/report.md with OUT/report.png.
 #
 #   --preset NAME       starter, tost-base (default), tost-medium or tost-large
@@ -21,7 +21,7 @@
 #   --program FILE      an installed or built trainer (default: built with make)
 #   -- OPTIONS          options of `train`, such as --steps 1000 --batch 16; give the same ones to continue
 #
-# PYTHON selects the Python, which needs the packages of dev/requirements.txt; --shards and --smoke need matplotlib only.
+# PYTHON selects the Python, which needs the packages of dev/requirements.txt; for --shards and --smoke, matplotlib.
 set -u
 name=${0##*/}
 started_in=$PWD
@@ -63,7 +63,8 @@ done
 [ -z "$shards" ] || [ ${#from[@]} -eq 0 ] || usage "--shards and --from: give one of them"
 [ -z "$val_shards" ] || [ -n "$shards" ] || usage "--val-shards needs --shards"
 [ -z "$shards" ] || [ -n "$val_shards" ] || val_shards=$(dirname "$shards")/$(basename "$shards" | sed 's/train/val/g')
-[ -z "$shards" ] || [ "$val_shards" != "$shards" ] || usage "--shards $shards: no 'train' in the name: give --val-shards"
+[ -z "$shards" ] || [ "$val_shards" != "$shards" ] ||
+    usage "--shards $shards: no 'train' in the name: give --val-shards"
 preset=${preset:-${smoke:+starter}}
 preset=${preset:-tost-base}
 out=${out:-$started_in/out/${smoke:+smoke}${smoke:-reproduce-$preset}}
@@ -195,7 +196,10 @@ has_checkpoint() {
 train() {
     local how=--overwrite launcher=()
     ! has_checkpoint || how=--resume
-    [ "$ranks" -eq 1 ] || launcher=(mpirun -n "$ranks")
+    if [ "$ranks" -gt 1 ]; then
+        launcher=(mpirun -n "$ranks")   # Open MPI binds each rank to one core by default
+        ! mpirun --version 2>/dev/null | grep -q 'Open MPI' || launcher+=(--bind-to none)
+    fi
     stage "training: $preset in $out"
     mkdir -p "$out" || fail "--out $out: cannot be created"
     machine=$("$python" dev/plot/report.py --machine)
@@ -219,8 +223,8 @@ samples() {
     mv "$out/samples.tmp" "$out/samples.jsonl" && echo "$steps" >"$out/samples.step"
 }
 
-# evaluate NAME FILE ARGUMENTS…: writes OUT/eval/NAME.json, unless it is that of the newest checkpoint or FILE, which the
-# arguments name, does not exist.
+# evaluate NAME FILE ARGUMENTS…: writes OUT/eval/NAME.json, unless it is that of the newest checkpoint, or FILE, which
+# the arguments name, does not exist.
 evaluate() {
     local result=$out/eval/$1.json what=$1 file=$2
     shift 2

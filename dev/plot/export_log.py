@@ -116,7 +116,8 @@ def main(arguments=None):
                 print(f"{folder}: {len(log.step)} steps")
             if args.wandb:
                 to_wandb(log, args.wandb, settings, args.offline)
-                print(f"{args.wandb}, {log.label}: {len(log.step)} steps{', offline, in ./wandb' if args.offline else ''}")
+                where = ", offline, in ./wandb" if args.offline else ""
+                print(f"{args.wandb}, {log.label}: {len(log.step)} steps{where}")
     except (OSError, ValueError) as error:
         return fail(error)
     return 0

@@ -4,13 +4,14 @@
 
 RUN is a log.csv, or the run folder that contains it, of the trainer or of dev/reference/train.py. Training loss is
 drawn twice: pale as logged, and smoothed over --smooth steps (centred mean). Validation loss is drawn as points. The
-first run has the widest line, so that overlapping curves stay visible. --difference adds a panel with the difference of
-each run's training and validation losses from the first run's at the same number of tokens, and prints the largest
-differences. --published draws the paper's losses on a dataset, and those of GPT-2 base.
+first run has a solid line and the others are dashed, so that the colors of overlapping curves alternate. --difference
+adds a panel with the difference of each run's training and validation losses from the first run's at the same number
+of tokens, and prints the largest differences. --published draws the paper's losses on a dataset, and those of GPT-2
+base.
 
 The loss.png in this folder overlays the trainer and dev/reference/train.py with --dtype fp64 and fp32: 100 steps of
-2,048 bytes of WebText (--batch 16 --seq 128 --lr 6e-4 --warmup 10 --weight-decay 0.1 --val-every 20 --val-batches 8)
-on a model of 4 layers, 4 heads and 128 channels. Needs Python 3.10 and matplotlib.
+2,048 bytes of WebText (--order sequential --batch 16 --seq 128 --lr 6e-4 --warmup 10 --weight-decay 0.1 --val-every 20
+--val-batches 8) on a model of 4 layers, 4 heads and 128 channels. Needs Python 3.10 and matplotlib.
 """
 
 import math
@@ -70,13 +71,15 @@ def draw_losses(axes, runs, args):
     markers = {}  # legend entries that apply to all runs: {name: style}
     for i, run in enumerate(runs):
         color = COLORS[i % len(COLORS)]
-        width = 1.3 + 1.1 * (len(runs) - 1 - i) / (len(runs) - 1) if len(runs) > 1 else 1.6
+        width = 1.6 if i else 1.9
+        slots = min(len(runs), 3)  # in which the colors of overlapping curves alternate
+        dashes = (4.0 * i, (4, 4 * (slots - 1))) if i else "-"
         window = args.smooth or max(1, len(run.tokens) // 40)
         if window > 1 and not args.no_raw:
             axes.plot(run.tokens, run.train_loss, color=color, alpha=RAW_ALPHA, linewidth=0.4 * width)
             markers["before smoothing"] = {"alpha": RAW_ALPHA}
         axes.plot(run.tokens, smooth(run.train_loss, window), color=color, linewidth=width, label=plain(run.label),
-                  solid_capstyle="round")
+                  linestyle=dashes, solid_capstyle="round", dash_capstyle="butt")
         val = run.points("val_loss")
         if val and not args.no_val:
             axes.plot(list(val), list(val.values()), color=color, linestyle="none", marker="o", zorder=3,
@@ -140,7 +143,7 @@ def draw(runs, args):
     if args.min is not None or args.max is not None:
         axes[0, 0].set_ylim(args.min, args.max)
     draw_lines(axes[0, 0], args)
-    axes[0, 0].legend(frameon=False, fontsize=9)
+    axes[0, 0].legend(frameon=False, fontsize=9, handlelength=3.5)
     if args.title:
         axes[0, 0].set_title(plain(args.title), loc="left", fontsize=11)
     if args.difference:

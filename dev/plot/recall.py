@@ -6,8 +6,9 @@ RESULT.json is the output of `eval --task hellaswag ITEMS --json RESULT.json` on
 --help lists the commands. It contains the path of ITEMS, which has the "distance" and "kind" of each item. An item is
 solved if the answer has the lowest total loss of the four endings. The script prints the number of items and, per
 run, the accuracy with its 95 % Wilson interval, for each distance bin (--bin words wide) and each kind of fact;
-chance is 0.25. The plot shows the number of items of each bin; bins with fewer than 20 are gray. For two runs it adds their difference with the 95 % interval for paired items. Items whose story
-exceeds the model's block size are excluded and counted, since the fact may have been cut off.
+chance is 0.25. For two runs it adds their difference with the 95 % interval for paired items. Items whose story
+exceeds the model's block size are excluded and counted, since the fact may have been cut off. The plot shows the
+number of items of each bin; bins with fewer than 20 are gray.
 Needs Python 3.10 and matplotlib.
 """
 

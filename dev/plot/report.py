@@ -193,7 +193,7 @@ def fact_rows(log, metadata, machines, price):
             metadata.get("option.preset", "?"), *sizes)])
         rows.append(["data", metadata.get("option.data", "?")])
     rows += [["training", f"{int(log.step[-1]) + 1:,} steps, {tokens:,} tokens"],
-             ["training loss", f"{statistics.fmean(final):.4f}, mean of the last {len(final):,} steps" if final else "?"],
+             ["training loss", f"{statistics.fmean(final or [math.nan]):.4f}, mean of the last {len(final):,} steps"],
              ["validation loss", validation(log)],
              ["time", f"{duration(seconds)} in {len(log.step):,} logged steps, without validation, samples and "
                       "checkpoints"]]
@@ -225,8 +225,8 @@ def report(folder, log, picture, price):
     parts = [f"# {folder.resolve().name}", f"![Training and validation loss]({picture})", "## Results",
              loss_table(results, metadata.get("option.preset", ""))]
     if metadata and int(metadata.get("vocab_size", 0)) not in GPT2_VOCABULARY:
-        parts.append(f"Not comparable with the published losses: the vocabulary has {metadata.get('vocab_size')} tokens "
-                     "and is not GPT-2's.")
+        parts.append(f"Not comparable with the published losses: the vocabulary has {metadata.get('vocab_size')} "
+                     "tokens and is not GPT-2's.")
     tasks = list(task_rows(results))
     if tasks:
         parts.append(table(["task", "metric", "this run", "examples"], tasks))
@@ -263,7 +263,7 @@ def parse(arguments):
     parser = option_parser(__doc__)
     parser.add_argument("run", nargs="?", metavar="RUN", help="a run folder")
     parser.add_argument("--price", type=float, metavar="X", help="price of the machine per hour")
-    parser.add_argument("--out", metavar="FILE", help="*.md; the picture has its name with .png (default: RUN/report.md)")
+    parser.add_argument("--out", metavar="FILE", help="*.md; the picture is *.png (default: RUN/report.md)")
     parser.add_argument("--machine", action="store_true", help="print a line of JSON about this machine")
     return parser.parse_args(arguments)
 

@@ -66,8 +66,9 @@ def check_layout(browser, where, width):
           browser.value("document.documentElement.scrollWidth") <= width)
     check(f"{where}: opens at the start given in the data",
           browser.value("[layer, token].join() === data.start.join() && spans[token].className === 'here'"))
-    lefts = browser.value("[...document.querySelectorAll('#heads tr')].map(r => r.cells[1].getBoundingClientRect().right)")
-    check(f"{where}: the rows of the table are aligned: {set(lefts)}", len(set(lefts)) == 1 and len(lefts) > 2)
+    ends = browser.value("[...document.querySelectorAll('#heads tr')]"
+                         ".map(row => row.cells[1].getBoundingClientRect().right)")
+    check(f"{where}: the rows of the table are aligned: {set(ends)}", len(set(ends)) == 1 and len(ends) > 2)
     offset = browser.value("""(() => {
         const box = id => document.getElementById(id).getBoundingClientRect();
         const middle = one => one.top + one.height / 2, row = box("row"), map = box("map");
@@ -95,7 +96,7 @@ def check_keys(browser):
     browser.value("document.querySelector('#heads tr.head').click()")
     check("a click on a head selects it", browser.value("selected === 0 && "
           "document.querySelector('#heads tr.selected').cells[0].textContent === '1'"))
-    explained = browser.value("!data.initial || document.getElementById('scale').textContent.includes('before training')")
+    explained = browser.value("!data.initial || byId('scale').textContent.includes('before training')")
     check("the tick is explained", explained)
 
 

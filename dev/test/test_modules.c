@@ -900,7 +900,8 @@ static char* styled_text(ProgressStyle style, bool live, const char* text) {
 
 // Facts are dim, results bold; text that is wrapped has all its words, in lines that fit.
 static void test_progress_styles(Checks* c) {
-    static const char fact[] = "data       shards/with/a/name_*.bin: 12 shards, 1.2G tokens, 0.12 epochs of them, shuffled";
+    static const char fact[] = "data       shards/with/a/name_*.bin: 12 shards, 1.2G tokens, 0.12 epochs of them, "
+                               "shuffled";
     static const char* const no_color[] = {NULL, "", "1"};
     const char* saved = getenv("NO_COLOR");
     char* before = saved ? xstrdup(saved) : NULL;

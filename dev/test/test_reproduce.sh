@@ -1,6 +1,6 @@
 #!/bin/sh
-# test_reproduce.sh BINARY: dev/reproduce.sh --smoke, also stopped by signals and continued; the report of a run; logs for
-# TensorBoard and Weights & Biases.
+# test_reproduce.sh BINARY: dev/reproduce.sh --smoke, also stopped by signals and continued; the report of a run; logs
+# for TensorBoard and Weights & Biases.
 #   PYTHON    default python3; needs matplotlib
 #   QUICK=1   only invalid options
 
@@ -73,8 +73,8 @@ check "an uninterrupted run: $(tail -n 2 stderr)" [ $status -eq 0 ]
 [ $failed -eq 0 ] || finish
 check "it prints the path of the report" [ "$(tail -n 1 stdout)" = "$dir/whole/report.md" ]
 check "the report has a picture" [ "$(od -An -c -N4 whole/report.png | tr -d ' ')" = '211PNG' ]
-for text in "WikiText-2 | [0-9.]* ± " "PTB | [0-9]" "OpenWebText | [0-9]" "| lambada | " "| hellaswag | " "| cbt_cn | " \
-    "| cbt_ne | " "| machine | " "| speed | [0-9,]* tokens/s" "| training | 60 steps, 61,440 tokens" \
+for text in "WikiText-2 | [0-9.]* ± " "PTB | [0-9]" "OpenWebText | [0-9]" "| lambada | " "| hellaswag | " \
+    "| cbt_cn | " "| cbt_ne | " "| machine | " "| speed | [0-9,]* tokens/s" "| training | 60 steps, 61,440 tokens" \
     "| cost | [0-9.]* at 2.50 per hour" "train_gpt_tost [0-9]*\.[0-9]" "^> Once upon a time" "2\.84" \
     "Not comparable with the published"; do
     check "the report contains '$text'" grep -q -e "$text" whole/report.md
@@ -196,7 +196,8 @@ class init:
 END
 PYTHONPATH="$dir/with" export_log whole --wandb tost --offline
 check "export to wandb: $(cat stderr)" [ "$(wc -l <wandb.log)" -eq 62 ]
-check "project, name and options" grep -q '^{"config": {.*"save-every": "5".*"name": "whole", "project": "tost"' wandb.log
+check "project, name and options" \
+    grep -q '^{"config": {.*"save-every": "5".*"name": "whole", "project": "tost"' wandb.log
 check "the last step, with its validation loss" [ "$(grep -c '"step": 60, .*"val/loss": ' wandb.log)" -eq 1 ]
 if has tensorboard; then
     export_log whole --tensorboard events && export_log whole --tensorboard events
