@@ -17,6 +17,7 @@
 #   --val-shards GLOB   validation shards (default: --shards with train replaced by val)
 #   --tokenizer FILE    vocabulary of the shards (default: data/vocab.bpe, GPT-2's, downloaded if missing)
 #   --ranks N           train with N processes, started by mpirun
+#   --windows N         random windows of a loss (default: 16000, as for the published losses; with --smoke 40)
 #   --price X           price of the machine per hour, for the report
 #   --program FILE      an installed or built trainer (default: built with make)
 #   -- OPTIONS          options of `train`, such as --steps 1000 --batch 16; give the same ones to continue
@@ -27,7 +28,7 @@ name=${0##*/}
 started_in=$PWD
 here=$(cd "$(dirname "$0")/.." && pwd) || exit 1
 python=${PYTHON:-python3}
-preset='' out='' shards='' val_shards='' tokenizer='' ranks=1 price='' program='' smoke=''
+preset='' out='' shards='' val_shards='' tokenizer='' ranks=1 windows='' price='' program='' smoke=''
 from=() options=()
 
 fail() { echo "$name: $1" >&2; exit "${2:-1}"; }
@@ -41,7 +42,7 @@ while [ $# -gt 0 ]; do
         --help | -h) sed -n '2,/^set /{/^set /!{s/^# \{0,1\}//p;};}' "$0"; exit ;;
         --smoke) smoke=yes; shift; continue ;;
         --) shift; options=("$@"); break ;;
-        --preset | --out | --from | --shards | --val-shards | --tokenizer | --ranks | --price | --program) ;;
+        --preset | --out | --from | --shards | --val-shards | --tokenizer | --ranks | --windows | --price | --program) ;;
         *) usage "$1: not an option" ;;
     esac
     [ -n "${2:-}" ] || usage "$1 needs a value"
@@ -53,6 +54,7 @@ while [ $# -gt 0 ]; do
         --val-shards) val_shards=$(absolute "$2") ;;
         --tokenizer) [ -f "$2" ] || usage "--tokenizer $2: not a file"; tokenizer=$(absolute "$2") ;;
         --ranks) case $2 in *[!0-9]* | 0*) usage "--ranks $2: give an integer of at least 1" ;; esac; ranks=$2 ;;
+        --windows) case $2 in *[!0-9]* | 0*) usage "--windows $2: give an integer of at least 1" ;; esac; windows=$2 ;;
         --price) case $2 in *[!0-9.]* | . | *.*.*) usage "--price $2: give a number, as in 2.49" ;; esac; price=$2 ;;
         --program) [ -x "$2" ] || usage "--program $2: not a program"; program=$(absolute "$2") ;;
     esac
@@ -180,8 +182,11 @@ evaluation_data() {
     fetch "$sets/eval/lambada_test.jsonl" lambada.py
     fetch "$sets/eval/hellaswag_val.jsonl" hellaswag.py
     fetch "$sets/eval/cbtest_CN_test_2500ex.txt" cbt.py
-    fetch "$sets/wikitext2/wikitext2_test_000000.bin" wikitext2.py --tokenizer "$tokenizer" --binary "$program"
-    fetch "$sets/ptb/ptb_test_000000.bin" ptb.py --tokenizer "$tokenizer" --binary "$program"
+    local stream
+    for stream in $streams; do
+        fetch "$sets/published/${stream}_test_000000.bin" published.py "$stream" --tokenizer "$tokenizer" \
+            --binary "$program"
+    done
 }
 
 # has_checkpoint: whether the run can be resumed
@@ -243,10 +248,12 @@ evaluate() {
 
 evaluations() {
     mkdir -p "$out/eval"
-    evaluate openwebtext "$val_shards" --data "$val_shards" --windows $windows
-    evaluate wikitext2 "$sets/wikitext2/wikitext2_test_000000.bin" --data "$sets/wikitext2/wikitext2_test_*.bin"
-    evaluate ptb "$sets/ptb/ptb_test_000000.bin" --data "$sets/ptb/ptb_test_*.bin"
-    local task file
+    evaluate openwebtext "$val_shards" --data "$val_shards" --windows "$windows"
+    local stream task file
+    for stream in $streams; do
+        file=$sets/published/${stream}_test_000000.bin
+        evaluate "${stream}_loss" "$file" --data "$file" --windows "$windows"
+    done
     for task in "lambada lambada_test.jsonl lambada" "hellaswag hellaswag_val.jsonl hellaswag" \
         "cbt_cn cbtest_CN_test_2500ex.txt cbt" "cbt_ne cbtest_NE_test_2500ex.txt cbt"; do
         # shellcheck disable=SC2086
@@ -261,18 +268,20 @@ smoke_default() {
     case " ${options[*]:-} " in *" $1 "* | *" $1="*) ;; *) smoke_options+=("$1" "$2") ;; esac
 }
 
-running='' windows=2000 smoke_options=()
+running='' smoke_options=()
+streams="lambada wikitext2 ptb"   # of the paper's table; the task of LAMBADA is another file
 if [ -n "$smoke" ]; then
     shards="$here/data/starter/starter_train_*.bin"
     val_shards="$here/data/starter/starter_val_*.bin"
     tokenizer=$here/data/starter/vocab.bpe
-    windows=40
+    windows=${windows:-40}
     smoke_default --steps 200
     smoke_default --save-every 50
     smoke_default --val-every 100
     smoke_default --val-batches 5
     smoke_default --sample-every 0
 fi
+windows=${windows:-16000}
 check_python
 build
 vocabulary

@@ -8,8 +8,8 @@ ones, version, machine, time, speed, cost, options and samples. It reads
 
     RUN/log.csv                       loss, time and speed
     RUN/step_*/model.safetensors      version and options, from the metadata of the newest checkpoint
-    RUN/eval/NAME.json                results of `eval --json`; openwebtext, lambada_loss, wikitext2 and ptb are losses
-                                      with published values
+    RUN/eval/NAME.json                results of `eval --json`; openwebtext, lambada_loss, wikitext2_loss and ptb_loss
+                                      have published values
     RUN/machine.jsonl                 the machines of the run, one per line
     RUN/samples.jsonl                 the output of `sample --prompts`
 
@@ -33,7 +33,7 @@ from runs import Run, newest_checkpoint
 
 # Names in RUN/eval: (title, key in loss.PUBLISHED)
 LOSSES = {"openwebtext": ("OpenWebText", "openwebtext"), "lambada_loss": ("LAMBADA", "lambada"),
-          "wikitext2": ("WikiText-2", "wikitext2"), "ptb": ("PTB", "ptb")}
+          "wikitext2_loss": ("WikiText-2", "wikitext2"), "ptb_loss": ("PTB", "ptb")}
 GPT2_VOCABULARY = range(50257, 50305)
 # Keys of eval's JSON that are not results
 SETTINGS = {"step", "seq", "seed", "stride", "examples", "tokens"}

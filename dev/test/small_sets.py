@@ -56,8 +56,8 @@ def main():
     write_lines(out / "eval/hellaswag_val.jsonl", [json.dumps(item) + "\n" for item in recall[:EXAMPLES]])
     for i, kind in enumerate(("CN", "NE")):
         write_lines(out / f"eval/cbtest_{kind}_test_2500ex.txt", cbt[8 * i: 8 * (i + 1)])
-    for part, name in enumerate(("wikitext2", "ptb")):
-        path = out / name / f"{name}_test_000000.bin"
+    for part, name in enumerate(("lambada", "wikitext2", "ptb")):
+        path = out / "published" / f"{name}_test_000000.bin"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(stream_of_validation(part))
     return 0

@@ -30,6 +30,7 @@ refused "--preset tost-huge: use starter, tost-base" --preset tost-huge
 refused "--from nowhere: not found" --from nowhere
 refused "--ranks 0: give an integer" --ranks 0
 refused "--ranks 2x: give an integer" --ranks 2x
+refused "--windows no: give an integer" --windows no
 refused "--price 1.2.3: give a number" --price 1.2.3
 refused "leave out --preset" --smoke --preset starter
 refused "give one of them" --shards 'a_train.bin' --from .
@@ -73,7 +74,7 @@ check "an uninterrupted run: $(tail -n 2 stderr)" [ $status -eq 0 ]
 [ $failed -eq 0 ] || finish
 check "it prints the path of the report" [ "$(tail -n 1 stdout)" = "$dir/whole/report.md" ]
 check "the report has a picture" [ "$(od -An -c -N4 whole/report.png | tr -d ' ')" = '211PNG' ]
-for text in "WikiText-2 | [0-9.]* ± " "PTB | [0-9]" "OpenWebText | [0-9]" "| lambada | " "| hellaswag | " \
+for text in "WikiText-2 | [0-9.]* ± " "PTB | [0-9]" "| LAMBADA | [0-9]" "OpenWebText | [0-9]" "| lambada | " "| hellaswag | " \
     "| cbt_cn | " "| cbt_ne | " "| machine | " "| speed | [0-9,]* tokens/s" "| training | 60 steps, 61,440 tokens" \
     "| cost | [0-9.]* at 2.50 per hour" "train_gpt_tost [0-9]*\.[0-9]" "^> Once upon a time" "2\.84" \
     "Not comparable with the published"; do
@@ -81,7 +82,7 @@ for text in "WikiText-2 | [0-9.]* ± " "PTB | [0-9]" "OpenWebText | [0-9]" "| la
 done
 reproduce whole
 check "a second call changes nothing: $(tail -n 2 stderr)" [ $status -eq 0 ]
-check "it trains and evaluates nothing again" [ "$(grep -c 'evaluated at step 60' stdout)" -eq 7 ]
+check "it trains and evaluates nothing again" [ "$(grep -c 'evaluated at step 60' stdout)" -eq 8 ]
 
 # Stopped during training and, by killing everything, at arbitrary moments; then continued.
 "$script" --smoke --program "$binary" --out parts -- --steps 60 --save-every 5 --sample-every 0 --threads 1 \
@@ -95,7 +96,7 @@ check "SIGTERM during training: status $status, expected 143" [ $status -eq 143 
 check "it says how to continue: $(tail -n 1 stderr)" says "run the same command again" stderr
 check "the training stopped with a checkpoint" saved parts
 check "the training did not finish" [ ! -e parts/step_00000060 ]
-for condition in "rows parts/log.csv 30" "[ -s parts/eval/wikitext2.json ]" "[ -s parts/eval/hellaswag.json ]"; do
+for condition in "rows parts/log.csv 30" "[ -s parts/eval/wikitext2_loss.json ]" "[ -s parts/eval/hellaswag.json ]"; do
     setsid "$script" --smoke --program "$binary" --out parts -- --steps 60 --save-every 5 --sample-every 0 --threads 1 \
         >stdout 2>stderr </dev/null &
     process=$!
@@ -139,11 +140,11 @@ refused_report "not a folder; give the folder of a run" plain/log.csv
 refused_report "empty/log.csv: cannot be read" empty
 refused_report "--price -1" plain --price -1
 refused_report "--out a.txt: give a name" plain --out a.txt
-echo '{' >plain/eval/ptb.json
-refused_report "plain/eval/ptb.json: not JSON" plain
-echo '[]' >plain/eval/ptb.json
-refused_report "plain/eval/ptb.json: not a result of eval" plain
-rm plain/eval/ptb.json
+echo '{' >plain/eval/ptb_loss.json
+refused_report "plain/eval/ptb_loss.json: not JSON" plain
+echo '[]' >plain/eval/ptb_loss.json
+refused_report "plain/eval/ptb_loss.json: not a result of eval" plain
+rm plain/eval/ptb_loss.json
 mkdir plain/step_00000003
 echo 'not a checkpoint' >plain/step_00000003/model.safetensors
 refused_report "plain/step_00000003/model.safetensors: not a checkpoint" plain
