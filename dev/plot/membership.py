@@ -67,12 +67,14 @@ def busiest(values):
 
 def most_changed(trained, initial):
     """[layer, token], from 0, at which the page opens: the layer that differs most from initialization, or has
-    the largest margins, and its token with the largest margin, among those with a letter if there are any."""
+    the largest margins, and its token with the largest margin after the first quarter of the text, among those with
+    a letter if there are any."""
     margin = margins(trained.pi)
     layer = int((np.abs(trained.pi - initial.pi).sum(1) if initial else margin).mean(1).argmax())
     pieces = [trained.text[a:b].decode("utf-8", "replace") for a, b in zip(trained.offsets, trained.offsets[1:])]
-    words = np.array([any(map(str.isalpha, piece)) for piece in pieces])
-    return [layer, int(np.where(words | ~words.any(), margin[layer], -1).argmax())]
+    late = np.arange(trained.length) >= trained.length // 4
+    words = late & np.array([any(map(str.isalpha, piece)) for piece in pieces])
+    return [layer, int(np.where(words if words.any() else late, margin[layer], -1).argmax())]
 
 
 def packed(pi):

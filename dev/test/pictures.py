@@ -100,7 +100,7 @@ def check_page():
           and np.allclose(data["loss"][1:], trained.loss[1:], atol=1e-4) and data["ids"] == trained.tokens.tolist())
     layer, token = data["start"]
     letters = [trained.text[a:b].decode("utf-8", "replace").isalpha()
-               for a, b in zip(trained.offsets, trained.offsets[1:])]
+               and a >= len(trained.text) // 4 for a, b in zip(trained.offsets, trained.offsets[1:])]
     margin = membership.margins(trained.pi)[layer]
     check("the page opens at the layer that changed most, at the letter with the largest margin",
           layer == np.abs(trained.pi - start.pi).sum(1).mean(1).argmax() and letters[token]
