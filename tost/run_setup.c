@@ -349,6 +349,7 @@ bool run_set_up(Run* r, TostError* err) {
     const bool long_sample = r->tokenizer && o->sample_every > 0 && o->sample_tokens >= o->config.block_size;
     r->engine_options = (TostEngineOptions){
         .max_batch = o->batch, .max_seq = long_sample ? o->config.block_size : o->seq, .training = true,
+        .chunk = o->chunk, .chunk_done = run_chunk_done, .context = r,
         .recompute = o->recompute, .dtype = (TostDtype)o->dtype, .threads = o->threads, .comm = r->comm,
         .parts = run_own_parts(r)};
     comm_broadcast(r->comm, &r->engine_options.max_seq, sizeof r->engine_options.max_seq, 0);
@@ -360,8 +361,10 @@ bool run_set_up(Run* r, TostError* err) {
     r->part_loss = xcalloc((size_t)run_own_parts(r), sizeof *r->part_loss);
     const bool ok = run_agree(r, create_model(r, err), err) && run_compare(r, err)
                     && run_agree(r, open_folder(r, err), err);
-    if (ok) run_share_saved(r);
-    return ok;
+    if (!ok) return false;
+    run_share_out(r);
+    run_share_saved(r);
+    return true;
 }
 
 void run_free(Run* r) {

@@ -66,12 +66,12 @@ set -f   # the trainer expands patterns itself
 
 for line in \
     "train preset layers heads channels block-size vocab-size bias membership init data val-data order tokenizer out
-     resume overwrite log steps batch seq total-batch lr schedule decay-frac warmup min-lr-frac weight-decay beta1 beta2 eps grad-clip
+     resume overwrite log steps batch seq chunk total-batch lr schedule decay-frac warmup min-lr-frac weight-decay beta1 beta2 eps grad-clip
      skip-loss-z skip-grad-z max-skipped seed
      val-every val-batches sample-every sample-tokens save-every keep keep-best stop-at-val max-time on-save-error quiet temperature top-k top-p
      dtype threads parts rank-timeout recompute help version man bash-completion" \
     "sample model tokenizer prompt prompts tokens samples stop temperature top-k top-p seed dtype threads help" \
-    "eval model data task json force tokenizer batch seq stride windows seed dtype threads rank-timeout help" \
+    "eval model data task json force tokenizer batch seq chunk stride windows seed dtype threads rank-timeout help" \
     "tokenize tokenizer out val-frac shard-tokens jsonl seed threads quiet help" \
     "info model vocab-size help" \
     "inspect model text out force tokenizer dtype threads help"; do
