@@ -209,9 +209,12 @@ train() {
     mkdir -p "$out" || fail "--out $out: cannot be created"
     machine=$("$python" dev/plot/report.py --machine)
     [ "$(tail -n 1 "$out/machine.jsonl" 2>/dev/null)" = "$machine" ] || echo "$machine" >>"$out/machine.jsonl"
-    run "${launcher[@]}" "$program" train --preset "$preset" --data "$shards" --val-data "$val_shards" \
-        --tokenizer "$tokenizer" ${smoke_options[@]+"${smoke_options[@]}"} ${options[@]+"${options[@]}"} \
-        "$how" --out "$out" || fail "training ended with status $?: see above"
+    local command=("${launcher[@]}" "$program" train --preset "$preset" --data "$shards" --val-data "$val_shards"
+        --tokenizer "$tokenizer" ${smoke_options[@]+"${smoke_options[@]}"} ${options[@]+"${options[@]}"}
+        "$how" --out "$out")
+    if [ -t 1 ]; then run "${command[@]}"   # a terminal shows a live line
+    else run "${command[@]}" > >(tee -a "$out/train.log")
+    fi || fail "training ended with status $?: see above"
 }
 
 # trained_steps: of the newest checkpoint

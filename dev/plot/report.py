@@ -10,16 +10,19 @@ ones, version, machine, time, speed, cost, options and samples. It reads
     RUN/step_*/model.safetensors      version and options, from the metadata of the newest checkpoint
     RUN/eval/NAME.json                results of `eval --json`; openwebtext, lambada_loss, wikitext2_loss and ptb_loss
                                       have published values
+    RUN/train.log                     the output of `train`, for the model FLOPs utilization
     RUN/machine.jsonl                 the machines of the run, one per line
     RUN/samples.jsonl                 the output of `sample --prompts`
 
-and leaves out what does not exist. dev/reproduce.sh makes all of them. Needs Python 3.10 and matplotlib.
+and leaves out what does not exist. dev/reproduce.sh makes all of them; train.log only if its output is not a terminal.
+Needs Python 3.10 and matplotlib.
 """
 
 import json
 import math
 import os
 import platform
+import re
 import shutil
 import statistics
 import subprocess
@@ -53,6 +56,14 @@ def read_lines(path):
         return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines() if line.strip()]
     except ValueError as error:
         raise ValueError(f"{path}: not JSONL ({describe(error)})") from error
+
+
+def read_mfu(path):
+    """Percentages in the output of `train`."""
+    try:
+        return [float(x) for x in re.findall(r"  ([0-9]+\.[0-9])% MFU", path.read_text(errors="replace"))]
+    except FileNotFoundError:
+        return []
 
 
 def read_results(folder):
@@ -181,7 +192,7 @@ def validation(log):
     return f"{last:.4f} after step {last_step}; best {best:.4f} after step {best_step}"
 
 
-def fact_rows(log, metadata, machines, price):
+def fact_rows(log, metadata, machines, mfu, price):
     seconds = sum(filter(math.isfinite, log.ms)) / 1000
     tokens, first = int(log.tokens[-1]), int(log.tokens[0])
     final = list(filter(math.isfinite, log.train_loss[-max(1, len(log.step) // 40):]))
@@ -199,8 +210,8 @@ def fact_rows(log, metadata, machines, price):
                       "checkpoints"]]
     if speeds and seconds:
         rows.append(["speed", f"{statistics.median(speeds):,.0f} tokens/s (median of the steps)"])
-    if log.mfu:
-        rows.append(["model FLOPs utilization", f"{100 * statistics.median(log.mfu):.1f} % (median of the steps)"])
+    if mfu:
+        rows.append(["model FLOPs utilization", f"{statistics.median(mfu):.1f} % (median of the printed steps)"])
     if price is not None:
         spent = f"{seconds / 3600 * price:,.2f}"
         rows.append(["cost", f"{spent} at {price:,.2f} per hour"
@@ -233,7 +244,8 @@ def report(folder, log, picture, price):
     if stale(results, step):
         parts.append(stale(results, step).strip())
     parts += ["Intervals are 95 % intervals over windows or examples.", "## Run",
-              table(["", ""], fact_rows(log, metadata, read_lines(folder / "machine.jsonl"), price))]
+              table(["", ""], fact_rows(log, metadata, read_lines(folder / "machine.jsonl"),
+                                        read_mfu(folder / "train.log"), price))]
     options = [[key.removeprefix("option."), f"`{value}`"] for key, value in metadata.items()
                if key.startswith("option.")]
     if options:

@@ -9,13 +9,11 @@ from pathlib import Path
 from cli import describe
 
 COLUMNS = ("step", "tokens", "train_loss", "val_loss", "lr", "grad_norm", "ms", "tokens_per_s")
-OPTIONAL = ("mfu",)  # model FLOPs utilization, 0 to 1
 MAX_HEADER = 100 << 20  # bytes of a safetensors header
 
 
 class Run:
-    """The columns of a log.csv as lists; val_loss is NaN in rows without validation. mfu is empty if the log has no
-    such column."""
+    """The columns of a log.csv as lists; val_loss is NaN in rows without validation."""
 
     def __init__(self, path, label):
         path = Path(path)
@@ -29,9 +27,8 @@ class Run:
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}: not a text file; expected a run's log.csv or its folder") from error
         values = read_rows(path, text[: text.rfind("\n") + 1])  # an incomplete last line is still being written
-        for name, column in zip(COLUMNS + OPTIONAL, zip(*values)):
+        for name, column in zip(COLUMNS, zip(*values)):
             setattr(self, name, list(column))
-        self.mfu = [x for x in self.mfu if math.isfinite(x)]
 
     def points(self, name):
         """{tokens: value} for the finite values of a column."""
@@ -39,10 +36,10 @@ class Run:
 
 
 def numbers(row):
-    """The COLUMNS and OPTIONAL columns of a row; NaN for an empty or missing field."""
+    """The COLUMNS of a row; NaN for an empty field."""
     if None in row or None in row.values() or not 0 <= float(row["tokens"]) < math.inf:
         raise ValueError("missing fields, extra fields, or an invalid number of tokens")
-    return [float(row.get(name) or "nan") for name in COLUMNS + OPTIONAL]
+    return [float(row[name] or "nan") for name in COLUMNS]
 
 
 def read_rows(path, text):

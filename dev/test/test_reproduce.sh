@@ -80,6 +80,7 @@ for text in "WikiText-2 | [0-9.]* ± " "PTB | [0-9]" "| LAMBADA | [0-9]" "OpenWe
     "Not comparable with the published"; do
     check "the report contains '$text'" grep -q -e "$text" whole/report.md
 done
+check "the output of train is saved" grep -q '^step 60/60 ' whole/train.log
 reproduce whole
 check "a second call changes nothing: $(tail -n 2 stderr)" [ $status -eq 0 ]
 check "it trains and evaluates nothing again" [ "$(grep -c 'evaluated at step 60' stdout)" -eq 8 ]
@@ -124,6 +125,10 @@ run --layers 1 --heads 2 --channels 8 --total-batch 1024 --steps 3 --sample-ever
 report plain
 status=$?
 check "a run without checkpoints: $(cat stderr)" [ $status -eq 0 -a -s plain/report.md ]
+check "no FLOPs utilization without the output of train" [ "$(grep -c FLOPs plain/report.md)" -eq 0 ]
+printf 'step 1/3  loss 2  38.5%% MFU  ETA 1s\nstep 2/3  loss 2  39.5%% MFU\n' >plain/train.log
+report plain
+check "FLOPs utilization" says "| model FLOPs utilization | 39.0 %" plain/report.md
 check "its losses are not evaluated" [ "$(grep -c 'not evaluated' plain/report.md)" -eq 4 ]
 # refused_report FRAGMENT ARGUMENTS…
 refused_report() {
