@@ -1140,9 +1140,10 @@ static bool cpu_supports(TostDtype dtype) { return dtype == TOST_FP32 || dtype =
 static bool cpu_describe(char* text, size_t cap, const TostEngineOptions* o, TostError* err) {
     (void)err;
     const int threads = o->threads ? o->threads : threads_max();
+    const bool bf16 = o->dtype == TOST_BF16;
     char library[64];
     snprintf(text, cap, "CPU, %d thread%s, %s, matmul %s", threads, threads == 1 ? "" : "s",
-             o->dtype == TOST_BF16 ? "bf16" : "float32", gemm_library(library, sizeof library));
+             bf16 ? "bf16" : "float32", gemm_library(library, sizeof library, bf16));
     return true;
 }
 

@@ -250,7 +250,9 @@ static const Row table[] = {
      .help = "precision of matrix products; bf16: operands rounded to bf16, sums and parameters in float32; tf32: "
              "CUDA only"},
     {"threads", TRAIN | SAMPLE | EVAL | TOKENIZE | INSPECT, MACHINE, INT, AT(threads), OVERRIDABLE, "N",
-     .max = THREADS_LIMIT, .help = "number of CPU threads; 0: OMP_NUM_THREADS, or all cores"},
+     .max = THREADS_LIMIT,
+     .help = "number of CPU threads; 0: OMP_NUM_THREADS, or all cores. While other programs use the cores, fewer work, "
+             "unless the environment sets any variable OMP_*, GOMP_* or KMP_*"},
     {"parts", TRAIN, MACHINE, INT, AT(parts), OVERRIDABLE, "N", .min = 1, .max = MAX_PARTS,
      .default_text = "one per rank",
      .help = "divide a step into N parts, whose gradients are added in a fixed order: any number of ranks that divides "
