@@ -214,7 +214,7 @@ def fact_rows(log, metadata, machines, mfu, price):
         rows.append(["model FLOPs utilization", f"{statistics.median(mfu):.1f} % (median of the printed steps)"])
     if price is not None:
         spent = f"{seconds / 3600 * price:,.2f}"
-        rows.append(["cost", f"{spent} at {price:,.2f} per hour"
+        rows.append(["cost of the steps", f"{spent} at {price:,.2f} per hour"
                      + (f"; {price / 3600 * seconds / (tokens - first) * 1e9:,.2f} per billion tokens"
                         if tokens > first else "")])
     return rows
