@@ -31,13 +31,14 @@ PUBLISHED = {
     "ptb": {"ToST-base": 6.39, "ToST-medium": 5.64, "ToST-large": 5.03, "GPT-2 base": 5.75},
 }
 RAW_ALPHA = 0.28
+MOST_POINTS = 40  # markers of validations per run; more of them are joined by a line
 COMPARED = {"train_loss": "training loss", "val_loss": "validation loss", "grad_norm": "gradient norm",
             "lr": "learning rate"}
 
 
 def smooth(values, width):
-    """Centred mean over `width` values; the window shrinks symmetrically at both ends. A non-finite value (of a
-    skipped step) is replaced by the last finite one."""
+    """Centred mean over `width` values; the window shrinks symmetrically at both ends, but at the last values not below
+    an eighth of the width. A non-finite value (of a skipped step) is replaced by the last finite one."""
     sums, last = [0.0], next(filter(math.isfinite, values), math.nan)
     for value in values:
         last = value if math.isfinite(value) else last
@@ -45,7 +46,8 @@ def smooth(values, width):
     n, out = len(values), []
     for i in range(n):
         half = min(width // 2, i, n - 1 - i)
-        out.append((sums[i + half + 1] - sums[i - half]) / (2 * half + 1))
+        before = max(half, min(i, width // 8)) if i > n // 2 else half
+        out.append((sums[i + half + 1] - sums[i - before]) / (half + before + 1))
     return out
 
 
@@ -82,7 +84,8 @@ def draw_losses(axes, runs, args):
                   linestyle=dashes, solid_capstyle="round", dash_capstyle="butt")
         val = run.points("val_loss")
         if val and not args.no_val:
-            axes.plot(list(val), list(val.values()), color=color, linestyle="none", marker="o", zorder=3,
+            axes.plot(list(val), list(val.values()), color=color, linestyle="-" if len(val) > MOST_POINTS else "none",
+                      linewidth=0.8, marker="o", markevery=max(1, len(val) // MOST_POINTS), zorder=3,
                       markersize=3.4 + width, markerfacecolor="white", markeredgewidth=1.3)
             markers["validation"] = {"linestyle": "none", "marker": "o", "markerfacecolor": "white"}
     for name, style in markers.items():
