@@ -258,7 +258,7 @@ def report(folder, log, picture, price):
 def draw(folder, log, path):
     """The loss curve. The steep beginning of a long run is cut off."""
     late = log.train_loss[len(log.train_loss) // 50:] if len(log.train_loss) >= 500 else log.train_loss
-    finite = [x for x in late + log.val_loss if math.isfinite(x)]
+    finite = [x for x in late + log.val_loss[-len(late):] if math.isfinite(x)]
     arguments = [str(folder), "--title", folder.resolve().name, "--out", str(path)]
     metadata = newest_checkpoint(folder)
     if int(metadata.get("vocab_size", 0)) in GPT2_VOCABULARY and "openwebtext" in metadata.get("option.data", ""):
