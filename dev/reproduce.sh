@@ -251,7 +251,7 @@ evaluate() {
 
 evaluations() {
     mkdir -p "$out/eval"
-    evaluate openwebtext "$val_shards" --data "$val_shards" --windows "$windows"
+    evaluate validation "$val_shards" --data "$val_shards" --windows "$windows"
     local stream task file
     for stream in $streams; do
         file=$sets/published/${stream}_test_000000.bin

@@ -8,8 +8,8 @@ ones, version, machine, time, speed, cost, options and samples. It reads
 
     RUN/log.csv                       loss, time and speed
     RUN/step_*/model.safetensors      version and options, from the metadata of the newest checkpoint
-    RUN/eval/NAME.json                results of `eval --json`; openwebtext, lambada_loss, wikitext2_loss and ptb_loss
-                                      have published values
+    RUN/eval/NAME.json                results of `eval --json`; validation (on OpenWebText), lambada_loss,
+                                      wikitext2_loss and ptb_loss have published values
     RUN/train.log                     the output of `train`, for the model FLOPs utilization
     RUN/machine.jsonl                 the machines of the run, one per line
     RUN/samples.jsonl                 the output of `sample --prompts`
@@ -35,7 +35,7 @@ import loss
 from runs import Run, newest_checkpoint
 
 # Names in RUN/eval: (title, key in loss.PUBLISHED)
-LOSSES = {"openwebtext": ("OpenWebText", "openwebtext"), "lambada_loss": ("LAMBADA", "lambada"),
+LOSSES = {"validation": ("OpenWebText", "openwebtext"), "lambada_loss": ("LAMBADA", "lambada"),
           "wikitext2_loss": ("WikiText-2", "wikitext2"), "ptb_loss": ("PTB", "ptb")}
 GPT2_VOCABULARY = range(50257, 50305)
 # Keys of eval's JSON that are not results
@@ -154,15 +154,23 @@ def protocol(result):
     return f"{result.get('protocol', '?')}: {count:,} windows of {result.get('seq', '?')} tokens"
 
 
-def loss_table(results, preset):
+def is_openwebtext(metadata):
+    return re.search(r"openwebtext|\bowt", metadata.get("option.data", ""), re.IGNORECASE) is not None
+
+
+def loss_table(results, metadata):
     """The losses with published values; the run's own preset first."""
+    preset = metadata.get("option.preset", "")
     names = [name for name in loss.PUBLISHED["openwebtext"] if name.lower() == preset] or ["ToST-base"]
     names.append("GPT-2 base")
     rows = []
     for name, (title, key) in LOSSES.items():
         result = results.get(name)
         ours = with_interval(result.get("loss"), result.get("loss_95")) if result else "not evaluated"
-        rows.append([title, ours, *(f"{loss.PUBLISHED[key][n]:.2f}" for n in names),
+        published = [f"{loss.PUBLISHED[key][n]:.2f}" for n in names]
+        if name == "validation" and not is_openwebtext(metadata):
+            title, published = "the run's validation shards", ["–"] * len(names)
+        rows.append([title, ours, *published,
                      protocol(result) if result else ""])
     return table(["loss, nats per token", "this run", *(f"{n}, published" for n in names), "protocol"], rows)
 
@@ -234,7 +242,7 @@ def report(folder, log, picture, price):
     samples = read_lines(folder / "samples.jsonl")
     step = int(metadata.get("step", log.step[-1] + 1))
     parts = [f"# {folder.resolve().name}", f"![Training and validation loss]({picture})", "## Results",
-             loss_table(results, metadata.get("option.preset", ""))]
+             loss_table(results, metadata)]
     if metadata and int(metadata.get("vocab_size", 0)) not in GPT2_VOCABULARY:
         parts.append(f"Not comparable with the published losses: the vocabulary has {metadata.get('vocab_size')} "
                      "tokens and is not GPT-2's.")
@@ -261,7 +269,7 @@ def draw(folder, log, path):
     finite = [x for x in late + log.val_loss[-len(late):] if math.isfinite(x)]
     arguments = [str(folder), "--title", folder.resolve().name, "--out", str(path)]
     metadata = newest_checkpoint(folder)
-    if int(metadata.get("vocab_size", 0)) in GPT2_VOCABULARY and "openwebtext" in metadata.get("option.data", ""):
+    if int(metadata.get("vocab_size", 0)) in GPT2_VOCABULARY and is_openwebtext(metadata):
         arguments += ["--published", "openwebtext"]
         finite += loss.PUBLISHED["openwebtext"].values()
     if finite:
