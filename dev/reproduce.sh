@@ -42,7 +42,8 @@ while [ $# -gt 0 ]; do
         --help | -h) sed -n '2,/^set /{/^set /!{s/^# \{0,1\}//p;};}' "$0"; exit ;;
         --smoke) smoke=yes; shift; continue ;;
         --) shift; options=("$@"); break ;;
-        --preset | --out | --from | --shards | --val-shards | --tokenizer | --ranks | --windows | --price | --program) ;;
+        --preset | --out | --from | --shards | --val-shards | --tokenizer) ;;
+        --ranks | --windows | --price | --program) ;;
         *) usage "$1: not an option" ;;
     esac
     [ -n "${2:-}" ] || usage "$1 needs a value"

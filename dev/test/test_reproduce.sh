@@ -30,7 +30,7 @@ refused "--preset tost-huge: use starter, tost-base" --preset tost-huge
 refused "--from nowhere: not found" --from nowhere
 refused "--ranks 0: give an integer" --ranks 0
 refused "--ranks 2x: give an integer" --ranks 2x
-refused "--windows no: give an integer above 0" --windows no
+refused "--windows no: give an integer of at least 1" --windows no
 refused "--price 1.2.3: give a number" --price 1.2.3
 refused "leave out --preset" --smoke --preset starter
 refused "give one of them" --shards 'a_train.bin' --from .
