@@ -276,6 +276,7 @@ static const Row table[] = {
              "RUN/matmul.csv, which later runs in the folder read; another choice changes results in the last bits"},
     {"quiet", TOKENIZE, MACHINE, FLAG, AT(quiet), NOT_SAVED, "", .help = "print nothing on stdout and no progress"},
     {"help", ALL, MACHINE, HELP, 0, NOT_SAVED, "", .help = "show this help"},
+    {"version", TRAIN, MACHINE, HELP, 0, NOT_SAVED, "", .help = "print the version and the git commit"},
     {"man", TRAIN, MACHINE, HELP, 0, NOT_SAVED, "", .help = "print the man page, for all commands"},
     {"bash-completion", TRAIN, MACHINE, HELP, 0, NOT_SAVED, "",
      .help = "print the completion script for bash"},
