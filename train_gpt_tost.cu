@@ -18,6 +18,7 @@
 
 #include <type_traits>
 
+#include "tost/cuda_exchange.cuh"
 #include "tost/cuda_matmul.cuh"
 #include "tost/cuda_reduce.cuh"
 #include "tost/cuda_runtime.cuh"
@@ -468,14 +469,15 @@ static void bias_backward(Matmul* mm, float* db, float* partial, const S* dy, si
 //     N[t,d] = Σ_{t'≤t} s[t',d] Π[t'],   D[t] = Σ_{t'≤t} Π[t']              running second moment and mass
 //     y[t,d] = -w[t,d] Π[t] / (1 + m[t,d]),   m[t,d] = N[t,d] / (D[t] + 1e-8)
 //
-// Time is cut into chunks of 32 steps. A block computes one chunk of one sequence, all heads; a warp takes a head. Scans
-// (cuda_scan.cuh) connect the chunks, shared memory the heads at one t. Each phase reads the block's 32 rows of w again,
-// but from a cache: L1 before the first scan, L2 after it, since a fence invalidates L1. So w is read from device memory
-// once. Instructions limit these kernels before bandwidth does (dev/cuda/SASS.md), so a warp divides a head in two ways:
+// Time is cut into chunks of 32 steps. A block computes one chunk of one sequence, all heads; a warp takes a head.
+// Scans (cuda_scan.cuh) connect the chunks, shared memory the heads at one t. Each phase reads the block's 32 rows of
+// w again, but from a cache: L1 before the first scan, L2 after it, since a fence invalidates L1. So w is read from
+// device memory once. Instructions limit these kernels before bandwidth does (dev/cuda/SASS.md), so a warp divides a
+// head in two ways:
 //
 //   tiles     In forward, 64 channels at a time: a lane takes 8 neighboring channels of 8 steps, 8 lanes share the
-//             channels, 4 groups of lanes the steps. A row of 8 channels is one load, and a sum over the channels takes 7
-//             shuffles per chunk. Running sums also need the sum over the groups before a lane's own: its `start`.
+//             channels, 4 groups of lanes the steps. A row of 8 channels is one load, and a sum over the channels takes
+//             7 shuffles per chunk. Running sums also need the sum over the groups before a lane's own: its `start`.
 //   columns   In backward, where the starts would cost another pass: a lane takes P neighboring channels (in slices if
 //             the head is wider than the warp) and walks over the chunk's time steps.
 //
@@ -494,9 +496,8 @@ constexpr int TSSA_MAX_HEADS = MAX_DYNAMIC_SHARED / (4 * WARP * sizeof(float)); 
 struct TssaSize {
     int B, T, C, NH, HS, chunks, warps;        // warps: of a block
     int narrow, wide;                          // strides of the scans of C and of C + NH columns
-    size_t slots;                              // of the scan of one sequence
-    size_t narrow_totals, wide_totals;         // size of the totals of one sequence
-    size_t all_narrow_totals;                  // of all sequences
+    int slots;                                 // of the scan of one sequence
+    size_t narrow_totals;                      // floats of the totals of C columns, of all sequences
 };
 
 // Enough threads for a warp per head and for a scan in one pass, up to the maximum.
@@ -507,8 +508,7 @@ static int tssa_threads(int C, int NH) {
 static TssaSize tssa_size(int B, int T, int C, int NH) {
     const int chunks = div_up(T, TSSA_CHUNK), narrow = scan_stride(C), wide = scan_stride(C + NH);
     const size_t slots = scan_slots(chunks);
-    return {B,    T,     C,              NH,           C / NH,           chunks, tssa_threads(C, NH) / WARP, narrow,
-            wide, slots, slots * narrow, slots * wide, B * slots * narrow};
+    return {B, T, C, NH, C / NH, chunks, tssa_threads(C, NH) / WARP, narrow, wide, (int)slots, B * slots * narrow};
 }
 
 __host__ __device__ inline size_t tssa_state_size(size_t C, size_t NH) { return 2 * C + NH; }
@@ -518,8 +518,8 @@ static size_t   tssa_sync_size(size_t B, size_t T) { return 1 + 2 * B * scan_slo
 
 struct TssaChunk { int b, t0, n; };   // the block's work: steps t0 to t0 + n - 1 of sequence b
 
-// chunk: in shared memory. Each phase of a kernel reads it again and computes its addresses from it, so that no registers
-// hold them during the scans.
+// chunk: in shared memory. Each phase of a kernel reads it again and computes its addresses from it, so that no
+// registers hold them during the scans.
 template <bool BACKWARD> __device__ inline void tssa_chunk(TssaChunk* chunk, int* sync, TssaSize z) {
     scan_ticket(sync, [&](int unit) {
         const int place = unit / z.B, t0 = (BACKWARD ? z.chunks - 1 - place : place) * TSSA_CHUNK;
@@ -527,16 +527,24 @@ template <bool BACKWARD> __device__ inline void tssa_chunk(TssaChunk* chunk, int
     });
 }
 
-// Offsets of the chunk: of its first row in rows of C; in (B,NH,T), at head h; in (B,chunks,narrow + wide)
-__device__ inline size_t tssa_row(TssaChunk k, TssaSize z) { return ((size_t)k.b * z.T + k.t0) * z.C; }
-__device__ inline size_t tssa_step(int h, TssaChunk k, TssaSize z) { return ((size_t)k.b * z.NH + h) * z.T + k.t0; }
+// Offsets of the chunk: of its first row in rows of C; in (B,NH,T), at head h; in (B,chunks,narrow + wide). Rows and
+// chunks of all sequences fit in 32 bits, so that a product takes one instruction.
+__device__ inline unsigned tssa_place(TssaChunk k) { return (unsigned)k.t0 / TSSA_CHUNK; }
+__device__ inline size_t tssa_row(TssaChunk k, TssaSize z) {
+    return (size_t)(unsigned)(k.b * z.T + k.t0) * (unsigned)z.C;
+}
+__device__ inline size_t tssa_step(int h, TssaChunk k, TssaSize z) {
+    return (size_t)(unsigned)(k.b * z.NH + h) * (unsigned)z.T + (unsigned)k.t0;
+}
 __device__ inline size_t tssa_sums(TssaChunk k, TssaSize z) {
-    return ((size_t)k.b * z.chunks + k.t0 / TSSA_CHUNK) * (z.narrow + z.wide);
+    return (size_t)(k.b * z.chunks + tssa_place(k)) * (unsigned)(z.narrow + z.wide);
 }
 
-// The totals of a scan of sequence b. totals: B times (slots,narrow), then B times (slots,wide)
-template <bool WIDE> __device__ inline float* tssa_totals(float* totals, int b, TssaSize z) {
-    return WIDE ? totals + z.all_narrow_totals + b * z.wide_totals : totals + b * z.narrow_totals;
+// The totals of a scan of sequence b, at position `place`. totals: B times (slots,narrow), then B times (slots,wide)
+template <bool WIDE> __device__ inline float* tssa_totals(float* totals, int b, unsigned place, TssaSize z) {
+    const unsigned slot = b * z.slots + place;
+    if (WIDE) return totals + z.narrow_totals + (size_t)slot * (unsigned)z.wide;
+    return totals + (size_t)slot * (unsigned)z.narrow;
 }
 
 // The states of a pass. start (B/copies,2C+NH), each for `copies` adjacent sequences, or NULL: sequences start empty.
@@ -598,7 +606,8 @@ __device__ inline void tile_load(float (&x)[N][TSSA_VEC], const S* p, int t0, Ts
 }
 
 // The lane's channels of an array over all channels (C); zeros outside of the head.
-template <int KIND> __device__ inline void tile_floats(float (&x)[TSSA_VEC], const float* p, TssaTile tile, TssaSize z) {
+template <int KIND>
+__device__ inline void tile_floats(float (&x)[TSSA_VEC], const float* p, TssaTile tile, TssaSize z) {
     UNROLL for (int i = 0; i < TSSA_VEC; i++) x[i] = 0.0f;
     if (KIND == TILE_WHOLE || (KIND == TILE_PACKS && tile.d < z.HS)) load_pack<TSSA_VEC>(x, p + tile.c);
     UNROLL for (int i = 0; KIND == TILE_CHANNELS && i < TSSA_VEC; i++)
@@ -620,8 +629,8 @@ __device__ inline void tile_group_sums(float* totals, TssaGroups groups, const f
                                        TssaTile tile, TssaSize z) {
     const int padded = tssa_padded(z.HS), array = z.NH * padded, d = d0 + 2 * lane_index();
     float *starts = groups.starts + h * padded, *last = groups.last + warp_index() * TSSA_TILE_WIDTH;
-    if (KIND == TILE_WHOLE || tile.d < padded)
-        store_pack<TSSA_VEC>(tile.group < TSSA_GROUPS - 1 ? starts + tile.group * array + tile.d : last + tile.d - d0, sum);
+    float* own = tile.group < TSSA_GROUPS - 1 ? starts + tile.group * array + tile.d : last + tile.d - d0;
+    if (KIND == TILE_WHOLE || tile.d < padded) store_pack<TSSA_VEC>(own, sum);
     __syncwarp();   // mutant: group_sums_unsynchronized
     if (KIND == TILE_WHOLE || d < padded) {
         float total[2], part[2];
@@ -751,8 +760,8 @@ __device__ inline void membership_uniform(float* x, float* carry, double* end, T
     __syncthreads();
 }
 
-// Writes what a forward scan found for columns c on: the carry to `saved`, and with `states` the sums to `end`. sum: over
-// the chunks before. totals: the chunk's own
+// Writes what a forward scan found for columns c on: the carry to `saved`, and with `states` the sums to `end`. sum:
+// over the chunks before. totals: the chunk's own
 template <bool WIDE>
 __device__ inline void tssa_scanned_forward(float* saved, TssaStates states, double (&sum)[SCAN_VEC],
                                             const float* totals, int c, TssaChunk k, TssaSize z) {
@@ -770,12 +779,12 @@ __device__ inline void tssa_scanned_forward(float* saved, TssaStates states, dou
 template <bool WIDE>
 __device__ inline void tssa_scan_forward(float* saved, TssaStates states, float* totals, int* flags,
                                          const TssaChunk* chunk, TssaSize z) {
-    const int place = chunk->t0 / TSSA_CHUNK, stride = WIDE ? z.wide : z.narrow;
-    float* of_sequence = tssa_totals<WIDE>(totals, chunk->b, z);
-    scan_columns(of_sequence, flags + ((WIDE ? z.B : 0) + chunk->b) * z.slots, stride, place, z.chunks,
-                 [&](int c, double (&sum)[SCAN_VEC]) {
-        tssa_scanned_forward<WIDE>(saved, states, sum, of_sequence + (size_t)place * stride, c, *chunk, z);
-    });
+    const auto scanned = [&](int c, double (&sum)[SCAN_VEC]) {
+        const TssaChunk k = *chunk;
+        tssa_scanned_forward<WIDE>(saved, states, sum, tssa_totals<WIDE>(totals, k.b, tssa_place(k), z), c, k, z);
+    };
+    scan_columns(tssa_totals<WIDE>(totals, chunk->b, 0, z), flags + ((WIDE ? z.B : 0) + chunk->b) * z.slots,
+                 WIDE ? z.wide : z.narrow, tssa_place(*chunk), z.chunks, scanned);
 }
 
 // u of the chunk, and x (NH,32) = Π. scratch (NH,32)
@@ -785,12 +794,13 @@ __device__ inline void membership_learned(float* x, float* scratch, TssaGroups g
                                           const float* denom_bias, const StepHeader* step, int block_size,
                                           const TssaChunk* chunk, TssaSize z) {
     TssaChunk k = *chunk;
-    TSSA_TILES(tssa_chunk_totals, tssa_totals<false>(totals, k.b, z) + (size_t)(k.t0 / TSSA_CHUNK) * z.narrow, groups,
-               nullptr, w + tssa_row(k, z), k, z);
+    TSSA_TILES(tssa_chunk_totals, tssa_totals<false>(totals, k.b, tssa_place(k), z), groups, nullptr,
+               w + tssa_row(k, z), k, z);
     tssa_scan_forward<false>(saved, states, totals, flags, chunk, z);
     k = *chunk;
     for (int h = warp_index(); h < z.NH; h += z.warps) {
-        const float ratios = TSSA_TILES(tssa_energy_ratios, saved + tssa_sums(k, z), groups, w + tssa_row(k, z), h, k, z);
+        const float ratios =
+            TSSA_TILES(tssa_energy_ratios, saved + tssa_sums(k, z), groups, w + tssa_row(k, z), h, k, z);
         const bool inside = lane_index() < k.n;   // mutant: chunk_edge_forward
         const size_t bias = (size_t)h * block_size + step->first + k.t0 + lane_index();
         const float u_t = ratios + z.HS * (inside ? denom_bias[bias] : 0.0f);
@@ -848,11 +858,11 @@ template <typename S, bool UNIFORM> __global__ void __launch_bounds__(TSSA_WARPS
         double* end = states.end && k.t0 + k.n == z.T ? states.end + k.b * tssa_state_size(z.C, z.NH) : NULL;
         membership_uniform(x, saved + tssa_sums(k, z), end, z);
     } else {
-        membership_learned(x, scratch, groups, u, saved, states, totals, sync + 1, w, temp, denom_bias, step, block_size,
-                           &chunk, z);
+        membership_learned(x, scratch, groups, u, saved, states, totals, sync + 1, w, temp, denom_bias, step,
+                           block_size, &chunk, z);
     }
     k = chunk;
-    float* totals_k = tssa_totals<true>(totals, k.b, z) + (size_t)(k.t0 / TSSA_CHUNK) * z.wide;
+    float* totals_k = tssa_totals<true>(totals, k.b, tssa_place(k), z);
     for (int h = warp_index(); h < z.NH; h += z.warps) {
         const float pi_t = lane_index() < k.n ? x[h * WARP + lane_index()] : 0.0f;
         if (lane_index() < k.n) pi[tssa_step(h, k, z) + lane_index()] = pi_t;
@@ -865,7 +875,8 @@ template <typename S, bool UNIFORM> __global__ void __launch_bounds__(TSSA_WARPS
     const float* carry = saved + tssa_sums(k, z) + z.narrow;
     for (int h = warp_index(); h < z.NH; h += z.warps) {
         const float pi_t = lane_index() < k.n ? x[h * WARP + lane_index()] : 0.0f;
-        scratch[h * WARP + lane_index()] = 1.0f / (carry[z.C + h] + warp_scan(pi_t, lane_index()) + (float)TOST_MASS_EPS);
+        const float mass = carry[z.C + h] + warp_scan(pi_t, lane_index()) + (float)TOST_MASS_EPS;
+        scratch[h * WARP + lane_index()] = reciprocal(mass);
         __syncwarp();   // mutant: mass_unsynchronized
         TSSA_TILES(tssa_statistics_forward, y + tssa_row(k, z), carry, groups, x + h * WARP, scratch + h * WARP,
                    w + tssa_row(k, z), h, k, z);
@@ -1000,8 +1011,8 @@ __device__ inline void tssa_statistics_backward(float* totals, float* dpi, float
     }
 }
 
-// Second phase, in tiles: lane t returns the rest of dΠ[t] of head h:   Σ_d s RN + RD, with RN and RD at the start of the
-// chunk: the chunk's totals plus the sums past the chunk, `behind`, (C+NH) each.
+// Second phase, in tiles: lane t returns the rest of dΠ[t] of head h:   Σ_d s RN + RD, with RN and RD at the start of
+// the chunk: the chunk's totals plus the sums past the chunk, `behind`, (C+NH) each.
 template <int KIND, typename S>
 __device__ inline float tssa_backward_membership(const float* totals, const float* behind, const S* w, int h,
                                                  TssaChunk k, TssaSize z) {
@@ -1037,7 +1048,7 @@ __device__ inline void membership_backward(float* du, float* da, float* dtemp, c
         const float da_t = pi_s[h * WARP + lane_index()] * (x[h * WARP + lane_index()] - mean);
         du[h * WARP + lane_index()] = temp[h] * da_t;
         const float sum = warp_sum(lane_index() < k.n ? da_t * u[at] : 0.0f);
-        if (lane_index() == 0) dtemp[((size_t)h * z.B + k.b) * z.chunks + k.t0 / TSSA_CHUNK] = sum;
+        if (lane_index() == 0) dtemp[((size_t)h * z.B + k.b) * z.chunks + tssa_place(k)] = sum;
         if (lane_index() < k.n) da[at] = da_t;
     }
     __syncwarp();
@@ -1052,12 +1063,13 @@ __device__ inline void membership_uniform_backward(float* du, float* behind, flo
     __syncthreads();
 }
 
-// sum += Σ_t dS over the piece from step t0 on, with dS = -du s/S² if S > 1e-12, else 0. energy: S, advanced from before
-// the piece to its end. ABOVE: S > 1e-12 in all of the piece, true except at the start of a sequence of tiny w.
+// sum += Σ_t dS over the piece from step t0 on, with dS = -du s/S² if S > 1e-12, else 0. energy: S, advanced from
+// before the piece to its end. ABOVE: S > 1e-12 in all of the piece, true except at the start of a sequence of tiny
+// w.
 template <bool ABOVE, int P>
 __device__ inline void tssa_add_energies(float (&sum)[P], float (&energy)[P], float* starts,
-                                         const float (&x)[TSSA_PIECE][P], const float (&du_t)[TSSA_PIECE], int t0, int c,
-                                         TssaSize z) {
+                                         const float (&x)[TSSA_PIECE][P], const float (&du_t)[TSSA_PIECE], int t0,
+                                         int c, TssaSize z) {
     UNROLL for (int j = 0; j < TSSA_PIECE; j++) {
         if (j % TSSA_BACK == 0) tssa_keep_start(starts, energy, t0 + j, c, z);
         UNROLL for (int i = 0; i < P; i++) {
@@ -1198,15 +1210,16 @@ __device__ inline void tssa_backward_final(S* dw, TssaStarts starts, const float
     }
 }
 
-__device__ inline int tssa_place(TssaChunk k, TssaSize z) { return z.chunks - 1 - k.t0 / TSSA_CHUNK; }   // in the scans
+__device__ inline int backward_place(TssaChunk k, TssaSize z) { return z.chunks - 1 - tssa_place(k); }   // in the scans
 
 // The scan of dN and dD if WIDE, else that of dS. totals, flags: of all sequences
 template <bool WIDE>
 __device__ inline void tssa_scan_backward(float* back, float* totals, int* flags, const TssaChunk* chunk, TssaSize z) {
-    scan_columns(tssa_totals<WIDE>(totals, chunk->b, z), flags + ((WIDE ? 0 : z.B) + chunk->b) * z.slots,
-                 WIDE ? z.wide : z.narrow, tssa_place(*chunk, z), z.chunks, [&](int c, const double (&sum)[SCAN_VEC]) {
+    const auto scanned = [&](int c, const double (&sum)[SCAN_VEC]) {
         scan_store(back + tssa_sums(*chunk, z) + (WIDE ? z.narrow : 0) + c, sum);
-    });
+    };
+    scan_columns(tssa_totals<WIDE>(totals, chunk->b, 0, z), flags + ((WIDE ? 0 : z.B) + chunk->b) * z.slots,
+                 WIDE ? z.wide : z.narrow, backward_place(*chunk, z), z.chunks, scanned);
 }
 
 // Minimum traffic per row: 2C (w) + 2C (dy) + 2C (dw). Moved in addition: carries, back and totals, about
@@ -1226,7 +1239,7 @@ template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSS
     tssa_chunk<true>(&chunk, sync, z);
     TssaChunk k = chunk;
     tssa_backward_masses(pi_s, mass_s, pi, saved + tssa_sums(k, z) + z.narrow + z.C, k, z);
-    TSSA_COLUMNS(tssa_statistics_backward, tssa_totals<true>(totals, k.b, z) + (size_t)tssa_place(k, z) * z.wide, x,
+    TSSA_COLUMNS(tssa_statistics_backward, tssa_totals<true>(totals, k.b, backward_place(k, z), z), x,
                  starts.N, saved + tssa_sums(k, z), pi_s, mass_s, dy + tssa_row(k, z), w + tssa_row(k, z), k, z);
     tssa_scan_backward<true>(back, totals, sync + 1, &chunk, z);
     k = chunk;
@@ -1235,11 +1248,11 @@ template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSS
     } else {
         for (int h = warp_index(); h < z.NH; h += z.warps)
             x[h * WARP + lane_index()] += TSSA_TILES(
-                tssa_backward_membership, tssa_totals<true>(totals, k.b, z) + (size_t)tssa_place(k, z) * z.wide,
+                tssa_backward_membership, tssa_totals<true>(totals, k.b, backward_place(k, z), z),
                 back + tssa_sums(k, z) + z.narrow, w + tssa_row(k, z), h, k, z);
         membership_backward(du, da, dtemp, x, pi_s, u, temp, k, z);
         TSSA_COLUMNS(tssa_energy_backward_totals,
-                     tssa_totals<false>(totals, k.b, z) + (size_t)tssa_place(k, z) * z.narrow, starts.S,
+                     tssa_totals<false>(totals, k.b, backward_place(k, z), z), starts.S,
                      saved + tssa_sums(k, z), du, w + tssa_row(k, z), k, z);
         tssa_scan_backward<false>(back, totals, sync + 1, &chunk, z);
     }
@@ -1527,7 +1540,6 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(logits,       char,    logits_bytes)                 /* a chunk of rows, of S or of float */ \
     X(losses,       float,   rows) \
     X(scalars,      double,  2)                            /* sum of losses since the last read_loss; Σ g² */ \
-    X(norm,         double,  train * NORM_BLOCKS) \
     X(decode,       double,  L * B * tssa_state_size(C, NH)) \
     X(totals,       float,   B * scan_slots(chunks) * tssa_sums_size(C, NH)) \
     X(tssa_sync,    int,     (1 + m->options.recompute) * L * tssa_sync_size(B, T)) \
@@ -1543,7 +1555,6 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(workspace,    char,    MATMUL_WORKSPACE)
 
 constexpr int DECAY_GROUP = 32;      // elements per byte of decays: tensors start at multiples of it
-constexpr int NORM_BLOCKS = 1024;
 
 #define X(field, type, elements) type* field;
 template <typename S> struct LayerActivations { LAYER_ACTIVATIONS(X) LAYER_RESIDENT(X) };
@@ -1556,7 +1567,8 @@ struct TostModel {
     TostConfig        config;
     TostEngineOptions options;
     TostTensors       tensors;
-    float*            state[4];            // by TostState: params, grads, m, v; each tensors.flat_size
+    float*            state[TOST_STATES];  // params, grads (flat_size); m, v and, if wanted, ema (of this rank's slices)
+    Exchange          exchange;            // of gradients and parameters with other ranks
     char*             arena;               // all device memory, one allocation
     size_t            arena_bytes, logits_rows, logits_bytes;
     cudaStream_t      stream;
@@ -1611,12 +1623,15 @@ template <typename S> static size_t layout_buffers(TypedModel<S>* m, char* base)
     const TostConfig* c = &m->config;
     const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = m->options.max_batch,
                  T = m->options.max_seq, rows = B * T, chunks = div_up(T, TSSA_CHUNK), train = m->options.training;
-    const size_t flat_bytes = m->tensors.flat_size * sizeof(float);
+    const size_t flat_bytes = m->tensors.flat_size * sizeof(float),
+                 own_bytes = exchange_owned(&m->exchange) * sizeof(float);
     const size_t logits_rows = m->logits_rows = classifier_chunk(rows, c->vocab_size, sizeof(S));
     const size_t logits_bytes = m->logits_bytes =
         max(logits_rows * logits_ld(c->vocab_size) * sizeof(S), B * V * sizeof(float));
     Arena arena = {base, 0, 256, CUDA_REDZONE_BYTES, cuda_on_host_poison};
-    for (int s = 0; s < (train ? 4 : 1); s++) m->state[s] = (float*)arena_alloc(&arena, flat_bytes);
+    for (int s = 0; s < (train ? TOST_EMA + m->options.ema : 1); s++)
+        m->state[s] = (float*)arena_alloc(&arena, s < TOST_M ? flat_bytes : own_bytes);
+    if (train) exchange_layout(&m->exchange, &arena, m->state[TOST_GRAD]);
     m->weights = (S*)m->state[TOST_PARAM];
     if (sizeof(S) != sizeof(float)) m->weights = (S*)arena_alloc(&arena, m->tensors.flat_size * sizeof(S));
 #define X(field, type, elements) m->buf.field = (type*)arena_alloc(&arena, (elements) * sizeof(type));
@@ -1638,6 +1653,7 @@ template <typename S> static TypedModel<S>* model_new(const TostConfig* c, const
     m->options = *o;
     m->options.recompute = o->recompute && o->training;
     m->tensors = tost_tensors(c);
+    m->exchange = exchange_new(&m->tensors, &m->options);
     m->layer = (LayerActivations<S>*)xcalloc(c->n_layer, sizeof *m->layer);
     m->token_counts = (int32_t*)xcalloc(c->vocab_size, sizeof(int32_t));
     m->arena_bytes = layout_buffers(m, (char*)NULL);
@@ -1646,6 +1662,7 @@ template <typename S> static TypedModel<S>* model_new(const TostConfig* c, const
 
 // Frees what model_new and model_open allocated.
 template <typename S> static void model_free(TypedModel<S>* m) {
+    exchange_free(&m->exchange);
     if (m->stream) CUDA_CHECK(cudaStreamSynchronize(m->stream));
     for (PassGraph& g : m->graph) graph_free(&g);
     matmul_free(&m->mm);
@@ -1785,7 +1802,8 @@ template <typename S> static void model_forward(TypedModel<S>* m, TssaStates sta
     }
 }
 
-template <typename S> static void model_backward(TypedModel<S>* m, int B, int T) {
+// The exchange of complete gradients starts after each layer, in the pass that ends a step.
+template <typename S> static void model_backward(TypedModel<S>* m, TostEnd end, int B, int T) {
     const int C = m->config.n_embd, last = m->config.n_layer - 1;
     const size_t rows = (size_t)B * T;
     const Buffers<S>* buf = &m->buf;
@@ -1794,7 +1812,10 @@ template <typename S> static void model_backward(TypedModel<S>* m, int B, int T)
     layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_f_w, g.ln_f_b, g.gamma2, g.fc_proj_b,
                                 buf->columns, buf->scratch_btc, m->layer[last].x_out, buf->mean_f, buf->rstd_f,
                                 p.ln_f_w, m->layer[last].mlp_out, p.gamma2, false, rows, C);
-    for (int l = last; l >= 0; l--) layer_backward(m, l, B, T);
+    for (int l = last; l >= 0; l--) {
+        layer_backward(m, l, B, T);
+        if (m->exchange.comm) exchange_gradients(&m->exchange, end, tost_row_offset(&m->tensors, TOST_ROW_gamma1, l));
+    }
     const StepInput s = model_input(m, B, T);
     embedding_backward(m->stream, g.wte, g.wpe, buf->embed, buf->dx,
                        {s.order, s.start, s.dest, s.big_token, s.big_first}, s.header, B, T, C);
@@ -1831,6 +1852,7 @@ template <typename S> static void input_targets(TypedModel<S>* m, StepInput s, c
 
 // Sends the input up to `end`.
 template <typename S> static void input_send(TypedModel<S>* m, StepInput s, const int32_t* end) {
+    exchange_settle(&m->exchange);
     staging_copy(&m->staging, m->buf.input, (const char*)end - (const char*)s.header, m->stream);
 }
 
@@ -1869,15 +1891,24 @@ static void cuda_forward_train(TypedModel<S>* m, const int32_t* inputs, const in
     });
 }
 
-template <typename S> static void cuda_backward(TypedModel<S>* m, TostEnd) {
+static void zero_gradients(TostModel* m) {
+    CUDA_CHECK(cudaMemsetAsync(m->state[TOST_GRAD], 0, m->tensors.flat_size * sizeof(float), m->stream));
+}
+
+// NCCL's calls are not in a graph.
+template <typename S> static void cuda_backward(TypedModel<S>* m, TostEnd end) {
     const int B = m->B, T = m->T;
     recompute_layer(m, m->config.n_layer - 1);
-    graph_run(&m->graph[PASS_BACKWARD], m->stream, B, T, [=] { model_backward(m, B, T); });
+    if (m->exchange.comm && end == TOST_STEP_ENDS) model_backward(m, end, B, T);
+    else graph_run(&m->graph[PASS_BACKWARD], m->stream, B, T, [=] { model_backward(m, TOST_MORE, B, T); });
     m->computed_layer = 0;
+    exchange_gradients(&m->exchange, end, 0);
+    if (end == TOST_PART_ENDS) zero_gradients(m);
 }
 
 // Reads the sum of losses and the gradient norm together: the only wait for the device in a training step.
 template <typename S> static void read_scalars(TypedModel<S>* m) {
+    exchange_settle(&m->exchange);
     copy_to_host(m->host_scalars, m->buf.scalars, 2, m->stream);
     m->scalars_read = true;
 }
@@ -2005,47 +2036,24 @@ static void cuda_decode_score(double* losses, TypedModel<S>* m, const int32_t* t
 // Gradients and AdamW
 
 static void cuda_zero_grad(TostModel* m) {
-    CUDA_CHECK(cudaMemsetAsync(m->state[TOST_GRAD], 0, m->tensors.flat_size * sizeof(float), m->stream));
-}
-
-constexpr int NORM_BLOCK_THREADS = 256;
-
-// sums[block] = Σ g² over the block's share; the gaps between tensors are zero. Minimum traffic per element: 4.
-__global__ void __launch_bounds__(NORM_BLOCK_THREADS) grad_norm_kernel(double* sums, const float* grad, size_t n) {
-    __shared__ double shared[NORM_BLOCK_THREADS];
-    double sum = 0.0;
-    UNROLL_BY(4) for (size_t i = ((size_t)blockIdx.x * NORM_BLOCK_THREADS + threadIdx.x) * 4; i < n;
-                      i += (size_t)gridDim.x * NORM_BLOCK_THREADS * 4) {
-        float g[4];
-        load_pack<4>(g, grad + i);
-        UNROLL for (int j = 0; j < 4; j++) sum += (double)g[j] * g[j];
-    }
-    sum = block_tree_sum(sum, shared);
-    if (threadIdx.x == 0) sums[blockIdx.x] = sum;
-}
-
-__global__ void __launch_bounds__(NORM_BLOCKS) grad_norm_total_kernel(double* total, const double* sums, int blocks) {
-    __shared__ double shared[NORM_BLOCKS];
-    const double sum = block_tree_sum((int)threadIdx.x < blocks ? sums[threadIdx.x] : 0.0, shared);
-    if (threadIdx.x == 0) *total = sum;
+    exchange_begin(&m->exchange);
+    zero_gradients(m);
 }
 
 template <typename S> static double cuda_grad_norm(TypedModel<S>* m) {
-    const size_t n = m->tensors.flat_size;
-    const int blocks = min(NORM_BLOCKS, div_up(n, 4 * NORM_BLOCK_THREADS));
-    LAUNCH(grad_norm_kernel, blocks, NORM_BLOCK_THREADS, 0, m->stream, m->buf.norm, m->state[TOST_GRAD], n);
-    LAUNCH(grad_norm_total_kernel, 1, NORM_BLOCKS, 0, m->stream, m->buf.scalars + 1, m->buf.norm, blocks);
+    exchange_norm(&m->exchange, m->buf.scalars + 1);
     read_scalars(m);
     return sqrt(m->host_scalars[1]);
 }
 
-struct AdamWFactors { float decay, scale, b1, b2, c1, c2, rate, root, eps; };   // decay: 1 - lr wd
+struct AdamWFactors { float decay, scale, b1, b2, c1, c2, rate, root, eps, ema_rate; };   // decay: 1 - lr wd
 
 // p = p (1 - lr wd);   m = β1 m + (1-β1) g;   v = β2 v + (1-β2) g²;   p = p - lr (m/(1-β1^s)) / (√(v/(1-β2^s)) + eps)
 // weights: the parameters' copy of type S, written in the same pass; NULL if there is none. decays: one byte per group
-// of DECAY_GROUP elements. Minimum traffic per element: 16 read, 12 + 2 written.
+// of DECAY_GROUP elements. ema: the average of the parameters, or NULL. Minimum traffic per element without it: 16 read,
+// 12 + 2 written.
 template <typename S>
-__global__ void adamw_kernel(float* param, float* moment, float* variance, S* weights, const float* grad,
+__global__ void adamw_kernel(float* param, float* moment, float* variance, float* ema, S* weights, const float* grad,
                              const uint8_t* decays, size_t n, AdamWFactors a) {
     const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
     if (i >= n) return;
@@ -2065,6 +2073,37 @@ __global__ void adamw_kernel(float* param, float* moment, float* variance, S* we
     store_pack<4>(moment + i, m);
     store_pack<4>(variance + i, v);
     if (weights) store_pack<4>(weights + i, p);
+    if (!ema) return;
+    float e[4];
+    load_pack<4>(e, ema + i);
+    UNROLL for (int j = 0; j < 4; j++) e[j] += a.ema_rate * (p[j] - e[j]);
+    store_pack<4>(ema + i, e);
+}
+
+// AdamW on this rank's slices.
+template <typename S> static void update_slices(TypedModel<S>* m, AdamWFactors f) {
+    Exchange* x = &m->exchange;
+    S* weights = weights_copy(m);
+    exchange_join(x);
+    for (int k = 0; k < x->slices.buckets; k++) {
+        const Range own = exchange_slice(x, k);
+        const size_t at = own.start, packed = exchange_packed(x, x->rank, k), n = range_size(own);
+        if (n == 0) continue;
+        LAUNCH((adamw_kernel<S>), div_up(n, 4 * 256), 256, 0, m->stream, m->state[TOST_PARAM] + at,
+               m->state[TOST_M] + packed, m->state[TOST_V] + packed, m->options.ema ? m->state[TOST_EMA] + packed : NULL,
+               weights ? weights + at : NULL, m->state[TOST_GRAD] + at, m->buf.decays + at / DECAY_GROUP, n, f);
+    }
+}
+
+template <typename S> __global__ void convert_kernel(S* y, const float* x, size_t n) {
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = from_float<S>(x[i]);
+}
+
+// Copies parameters to the weights, if these are a copy.
+template <typename S> static void convert_weights(TypedModel<S>* m, size_t at, size_t n) {
+    if (weights_copy(m))
+        LAUNCH((convert_kernel<S>), div_up(n, 256), 256, 0, m->stream, m->weights + at, m->state[TOST_PARAM] + at, n);
 }
 
 template <typename S> static void cuda_update(TypedModel<S>* m, const TostAdamW* a) {
@@ -2078,9 +2117,10 @@ template <typename S> static void cuda_update(TypedModel<S>* m, const TostAdamW*
     f.rate = (float)(a->lr / (1.0 - pow(a->beta1, (double)a->step)));
     f.root = (float)(1.0 / sqrt(1.0 - pow(a->beta2, (double)a->step)));
     f.eps = (float)a->eps;
-    const size_t n = m->tensors.flat_size;
-    LAUNCH((adamw_kernel<S>), div_up(n, 4 * 256), 256, 0, m->stream, m->state[TOST_PARAM], m->state[TOST_M],
-           m->state[TOST_V], weights_copy(m), m->state[TOST_GRAD], m->buf.decays, n, f);
+    f.ema_rate = (float)a->ema_rate;
+    update_slices(m, f);
+    exchange_gather(&m->exchange, m->state[TOST_PARAM]);
+    if (m->exchange.comm) convert_weights(m, 0, m->tensors.flat_size);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -2104,6 +2144,9 @@ static bool fits_kernels(const TostConfig* c, TostError* err) {
     const int channels = c->n_embd % 4 == 0 ? 12 * NORM_THREADS : 8 * NORM_THREADS;
     if (c->n_head > TSSA_MAX_HEADS)
         return tost_error(err, "--heads %d: the CUDA engine takes up to %d", c->n_head, TSSA_MAX_HEADS);
+    if (tssa_forward_shared(c->n_embd, c->n_head) > MAX_ALLOWED_SHARED)
+        return tost_error(err, "--heads %d: heads of %d channels do not fit in the shared memory of the CUDA engine; "
+                          "give heads of a multiple of %d channels", c->n_head, c->n_embd / c->n_head, TSSA_VEC);
     if (c->n_embd > channels)
         return tost_error(err, "--channels %d: the CUDA engine takes up to %d, in multiples of 4 up to %d", c->n_embd,
                           8 * NORM_THREADS, 12 * NORM_THREADS);
@@ -2127,20 +2170,23 @@ template <typename S> static void put_decays(TypedModel<S>* m) {
 // Allocates and initialises the device's side of a model from model_new.
 template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
     const size_t rows = (size_t)m->options.max_batch * m->options.max_seq, flat = m->tensors.flat_size;
-    if (!device_fits(cuda_memory, &m->config, &m->options, m->arena_bytes, err)) return false;
-    m->arena = device_alloc(m->arena_bytes, err);
-    if (!m->arena) return false;
+    bool ok = device_fits(cuda_memory, &m->config, &m->options, m->arena_bytes, err);
+    if (ok) m->arena = device_alloc(m->arena_bytes, err);
+    ok = ok && m->arena;
+    if (!comm_agree(m->exchange.comm, ok, err)) return false;
     layout_buffers(m, m->arena);
     CUDA_CHECK(cudaStreamCreateWithFlags(&m->stream, cudaStreamNonBlocking));
     matmul_init(&m->mm, m->stream, m->buf.workspace, m->options.dtype == TOST_TF32);
     staging_init(&m->staging, step_input_size(rows) * sizeof(int32_t));
     CUDA_CHECK(cudaMallocHost(&m->host_scalars, 2 * sizeof(double)));
-    for (int s = 0; s < (m->options.training ? 4 : 1); s++)
-        CUDA_CHECK(cudaMemsetAsync(m->state[s], 0, flat * sizeof(float), m->stream));
+    for (int s = 0; s < (m->options.training ? TOST_EMA + m->options.ema : 1); s++)
+        CUDA_CHECK(cudaMemsetAsync(m->state[s], 0, (s < TOST_M ? flat : exchange_owned(&m->exchange)) * sizeof(float),
+                                   m->stream));
     if (weights_copy(m)) CUDA_CHECK(cudaMemsetAsync(m->weights, 0, flat * sizeof(S), m->stream));
     CUDA_CHECK(cudaMemsetAsync(m->buf.scalars, 0, 2 * sizeof(double), m->stream));
-    if (m->options.training) put_decays(m);
-    return true;
+    if (!m->options.training) return true;
+    put_decays(m);
+    return exchange_open(&m->exchange, m->stream, err);
 }
 
 template <typename S> static TostModel* model_create(const TostConfig* c, const TostEngineOptions* o, TostError* err) {
@@ -2150,9 +2196,11 @@ template <typename S> static TostModel* model_create(const TostConfig* c, const 
     return NULL;
 }
 
+// Collective if it trains with other ranks: fails on all of them if it does on one.
 static TostModel* cuda_create(const TostConfig* c, const TostEngineOptions* o, TostError* err) {
     cudaDeviceProp prop;
-    if (!fits_kernels(c, err) || !device_open(&prop, err)) return NULL;
+    const bool ok = fits_kernels(c, err) && device_open(&prop, o->comm ? o->comm->place.local_rank : 0, err);
+    if (!comm_agree(o->training ? o->comm : NULL, ok, err)) return NULL;
     return o->dtype == TOST_BF16 ? model_create<bf16>(c, o, err) : model_create<float>(c, o, err);
 }
 
@@ -2190,16 +2238,21 @@ template <typename S> static double cuda_peak_flops(TypedModel<S>* m) {
     return 2.0 * PRODUCTS * size * n / (ms * 1e-3);
 }
 
-template <typename S> __global__ void convert_kernel(S* y, const float* x, size_t n) {
-    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) y[i] = from_float<S>(x[i]);
+static void put_range(TostModel* m, float* dst, const float* src, size_t n) {
+    if (n) CUDA_CHECK(cudaMemcpyAsync(dst, src, n * sizeof *src, cudaMemcpyHostToDevice, m->stream));
 }
 
 template <typename S> static void cuda_put(TypedModel<S>* m, TostState s, const TostTensor* t, const float* src) {
-    float* dst = m->state[s] + t->offset;
-    CUDA_CHECK(cudaMemcpyAsync(dst, src, t->size * sizeof *src, cudaMemcpyHostToDevice, m->stream));
-    if (s == TOST_PARAM && weights_copy(m))   // mutant: moments_into_the_weights
-        LAUNCH((convert_kernel<S>), div_up(t->size, 256), 256, 0, m->stream, m->weights + t->offset, dst, t->size);
+    const Exchange* x = &m->exchange;
+    const Range tensor = {t->offset, t->offset + t->size};
+    exchange_settle(&m->exchange);
+    if (s < TOST_M) put_range(m, m->state[s] + t->offset, src, t->size);
+    for (int k = 0; s >= TOST_M && k < x->slices.buckets; k++) {
+        const Range own = exchange_slice(x, k), r = range_meet(own, tensor);
+        put_range(m, m->state[s] + exchange_packed(x, x->rank, k) + (r.start - own.start), src + (r.start - t->offset),
+                  range_size(r));
+    }
+    if (s == TOST_PARAM) convert_weights(m, t->offset, t->size);   // mutant: moments_into_the_weights
     CUDA_CHECK(cudaStreamSynchronize(m->stream));
 }
 
@@ -2208,7 +2261,10 @@ static bool cuda_tune(TostModel* m, const char* file, bool renew, TostError* err
 }
 
 static void cuda_get(float* dst, const TostModel* m, TostState s, const TostTensor* t) {
-    copy_to_host(dst, m->state[s] + t->offset, t->size, m->stream);
+    Exchange* x = &const_cast<TostModel*>(m)->exchange;   // its streams' order changes, not the model
+    exchange_settle(x);
+    if (s == TOST_PARAM) copy_to_host(dst, m->state[s] + t->offset, t->size, m->stream);
+    else exchange_collect(dst, x, m->state[s], s >= TOST_M, t);
 }
 
 // TYPED(f): the interface's function that calls f with its TostModel* cast to the TypedModel of the model's dtype.
@@ -2221,6 +2277,7 @@ static bool is_bf16(TostModel* m) { return m->options.dtype == TOST_BF16; }
 extern "C" const TostEngine tost_cuda_engine = {
     .name = "cuda",
     .default_dtype = TOST_BF16,
+    .has_chunks = false,
     .supports = cuda_supports,
     .describe = device_describe,
     .memory = cuda_memory,
@@ -2243,6 +2300,11 @@ extern "C" const TostEngine tost_cuda_engine = {
     .decode_begin = TYPED(cuda_decode_begin),
     .decode_step = TYPED(cuda_decode_step),
     .decode_score = TYPED(cuda_decode_score),
+#ifdef TOST_NCCL
+    .open_comm = nccl_open_comm,
+#else
+    .open_comm = NULL,
+#endif
 };
 
 #ifndef TOST_NO_MAIN

@@ -1,6 +1,7 @@
-// cuda_matmul.cuh: matrix products by cuBLASLt, and a plain kernel for the shapes that cuBLASLt has no algorithm for. An
-// algorithm is chosen once per shape: cuBLASLt's first proposal, unless a file names another one. With --autotune the
-// proposals are timed, and the fastest is written to the file; runs that read it have the same results, bit for bit.
+// cuda_matmul.cuh: matrix products by cuBLASLt, and a plain kernel for the shapes that cuBLASLt has no algorithm for.
+// An algorithm is chosen once per shape: cuBLASLt's first proposal, unless a file names another one. With --autotune
+// the proposals are timed, and the fastest is written to the file; runs that read it have the same results, bit for
+// bit.
 #ifndef TOST_CUDA_MATMUL_CUH
 #define TOST_CUDA_MATMUL_CUH
 
@@ -37,8 +38,8 @@ template <typename S, typename O> struct Product {
 // Everything that determines the algorithms of a product; the columns of MATMUL_HEADER up to `algorithm`.
 typedef std::array<int64_t, 13> MatmulKey;
 
-constexpr char MATMUL_HEADER[] = "tf32,input_type,output_type,a_transposed,b_transposed,m,n,k,ldc,lda,ldb,bias,alignment,"
-                                 "algorithm,microseconds,cublaslt,gpu\n";
+constexpr char MATMUL_HEADER[] = "tf32,input_type,output_type,a_transposed,b_transposed,m,n,k,ldc,lda,ldb,bias,"
+                                 "alignment,algorithm,microseconds,cublaslt,gpu\n";
 constexpr int MATMUL_PROPOSALS = 8, MATMUL_TRIALS = 5;
 
 struct MatmulChoice {

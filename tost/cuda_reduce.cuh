@@ -39,8 +39,8 @@ template <int HALF, int N> __device__ inline void warp_fold(float (&v)[N], int l
     if constexpr (HALF > 1) warp_fold<HALF / 2>(v, lane);
 }
 
-// Lane l receives the sum of v[l % N] over its group of LANES neighboring lanes; N and LANES are powers of two, N at most
-// LANES. Overwrites v.
+// Lane l receives the sum of v[l % N] over its group of LANES neighboring lanes; N and LANES are powers of two, N at
+// most LANES. Overwrites v.
 template <int LANES, int N> __device__ inline float group_transposed_sum(float (&v)[N], int lane) {
     if constexpr (N > 1) warp_fold<N / 2>(v, lane);
     UNROLL for (int by = N; by < LANES; by *= 2) v[0] += __shfl_xor_sync(FULL_WARP, v[0], by);

@@ -5,8 +5,8 @@
 // totals of the level below are known, so a chain of waits is at most as long as k has octal digits. The tree of sums
 // is fixed, so every run gives the same bits. Sums across chunks are double: long sequences lose no precision.
 //
-// Totals are stored level by level, (slots,stride), at slot `level base + index`; stride is scan_stride(width), so that a
-// thread reads and writes 4 neighboring columns at once. flags (slots) are zero before the launch.
+// Totals are stored level by level, (slots,stride), at slot `level base + index`; stride is scan_stride(width), so
+// that a thread reads and writes 4 neighboring columns at once. flags (slots) are zero before the launch.
 #ifndef TOST_CUDA_SCAN_CUH
 #define TOST_CUDA_SCAN_CUH
 
@@ -52,14 +52,12 @@ __device__ inline void scan_wait(const int* flags, int i, int size, bool all) {
 // sum += the totals of the `digit` positions from `totals` on. All loads are issued before the first sum.
 __device__ inline void scan_add_level(double (&sum)[SCAN_VEC], const float* totals, int stride, int digit) {
     float x[SCAN_RADIX - 1][SCAN_VEC] = {};
-    double of_level[SCAN_VEC] = {};
     UNROLL for (int j = 0; j < SCAN_RADIX - 1; j++)
         if (j < digit) load_from_L2(x[j], totals + j * stride);
     UNROLL for (int j = 0; j < SCAN_RADIX - 1; j++) {
         if (j >= digit) break;   // mutant: dropped_group
-        UNROLL for (int n = 0; n < SCAN_VEC; n++) of_level[n] += x[j][n];
+        UNROLL for (int n = 0; n < SCAN_VEC; n++) sum[n] += x[j][n];
     }
-    UNROLL for (int n = 0; n < SCAN_VEC; n++) sum[n] += of_level[n];
 }
 
 // sum += the totals that precede position k, of the first `levels` levels. totals: at the thread's columns
@@ -99,9 +97,9 @@ __device__ inline void scan_publish(float* totals, int* flags, int stride, int k
     }
 }
 
-// Scans columns. totals (slots,stride) of the sequence, aligned to SCAN_VEC floats, with the chunks' own totals at level
-// 0. Calls f(c, sum) for every SCAN_VEC columns from c on, with Σ over the chunks that precede `place`, the chunk's
-// position in scan order. f's writes are visible to the block afterwards.
+// Scans columns. totals (slots,stride) of the sequence, aligned to SCAN_VEC floats, with the chunks' own totals at
+// level 0. Calls f(c, sum) for every SCAN_VEC columns from c on, with Σ over the chunks that precede `place`, the
+// chunk's position in scan order. f's writes are visible to the block afterwards.
 template <typename F>
 __device__ inline void scan_columns(float* totals, int* flags, int stride, int place, int chunks, F f) {
     scan_publish(totals, flags, stride, place, chunks);
