@@ -76,7 +76,7 @@ static const Row table[] = {
     {"vocab-size", TRAIN, MODEL, INT, AT(config.vocab_size), NOT_SAVED, "N", .min = 1, .max = TOST_MAX_VOCAB_SIZE,
      .default_text = "that of the tokenizer, rounded up to a multiple of 64", .help = "vocabulary size"},
     {"vocab-size", INFO, MODEL, INT, AT(config.vocab_size), NOT_SAVED, "N", .min = 1, .max = TOST_MAX_VOCAB_SIZE,
-     .default_text = "that of vocab.bpe next to the shard, if there is one",
+     .default_text = "that of the tokenizer next to the shard, if there is one",
      .help = "check that the ids of a shard are less than N"},
     {"bias", TRAIN, MODEL, INT, AT(config.bias), NOT_SAVED, "0|1", .max = 1,
      .help = "1: Linear and LayerNorm layers have a bias"},
@@ -88,12 +88,14 @@ static const Row table[] = {
     {"model", SAMPLE | EVAL | INFO | INSPECT, MODEL, STRING, AT(model), NOT_SAVED, "PATH",
      .default_text = "newest run in out/",
      .help = "safetensors file, checkpoint folder, or run folder (uses its newest checkpoint)"},
+    {"weights", SAMPLE | EVAL | INFO | INSPECT, MODEL, CHOICE, AT(weights), NOT_SAVED, "trained|ema",
+     .help = "the trained weights, or their moving average (train --ema)"},
     {"data", TRAIN, FILES, STRING, AT(data), OVERRIDABLE, "GLOB",
      .help = "token shards to train on; quote the pattern"},
     {"data", EVAL, FILES, STRING, AT(data), NOT_SAVED, "GLOB", .default_text = "none",
      .help = "token shards to evaluate; quote the pattern. Either this or --task is required"},
     {"task", EVAL, FILES, CHOICE, AT(task), NOT_SAVED, "lambada|hellaswag|cbt", .default_text = "none",
-     .help = "evaluate FILE: LAMBADA or HellaSwag (JSONL), or a Children's Book Test file"},
+     .help = "evaluate FILE: LAMBADA or HellaSwag (JSONL), or a Children's Book Test file; see Protocols"},
     {"json", EVAL, FILES, STRING, AT(json), NOT_SAVED, "FILE", .default_text = "none",
      .help = "also write the results as JSON, including those of each window or example"},
     {"force", EVAL, FILES, FLAG, AT(force), NOT_SAVED, "",
@@ -103,12 +105,13 @@ static const Row table[] = {
     {"order", TRAIN, FILES, CHOICE, AT(order), FIXED, "sequential|shuffled",
      .help = "order of the training data; shuffled: shards and sequences are permuted in each epoch"},
     {"tokenizer", TRAIN, FILES, STRING, AT(tokenizer), NOT_SAVED, "FILE",
-     .default_text = "vocab.bpe next to the shards, if there is one",
-     .help = "tokenizer (vocab.bpe); needed for samples"},
+     .default_text = "vocab.bpe or tokenizer.json next to the shards, if there is one",
+     .help = "tokenizer, a vocab.bpe, merges.txt or tokenizer.json; needed for samples"},
     {"tokenizer", SAMPLE | EVAL | INSPECT, FILES, STRING, AT(tokenizer), NOT_SAVED, "FILE",
-     .default_text = "the one named in the checkpoint", .help = "tokenizer (vocab.bpe or merges.txt) of the model"},
+     .default_text = "the one named in the checkpoint", .help = "tokenizer of the model, a vocab.bpe, merges.txt or "
+     "tokenizer.json"},
     {"tokenizer", TOKENIZE, FILES, STRING, AT(tokenizer), NOT_SAVED, "FILE", .default_text = "required",
-     .help = "vocab.bpe or merges.txt; an empty file makes every byte a token"},
+     .help = "vocab.bpe, merges.txt, or a tokenizer.json of byte-level BPE; an empty file makes every byte a token"},
     {"out", TRAIN, FILES, STRING, AT(out), NOT_SAVED, "DIR", .default_text = "out/PRESET-NNN, the next free number",
      .help = "run folder, for checkpoints and log.csv"},
     {"out", TOKENIZE, FILES, STRING, AT(out), NOT_SAVED, "PREFIX", .default_text = "required",
@@ -172,6 +175,9 @@ static const Row table[] = {
      .help = "AdamW epsilon, added to the denominator"},
     {"grad-clip", TRAIN, TRAINING, REAL, AT(grad_clip), FIXED, "X", .max = 1e9,
      .help = "maximum gradient norm; 0: no clipping"},
+    {"ema", TRAIN, TRAINING, REAL, AT(ema), OVERRIDABLE, "X", .max = 0.9999999, .default_text = "off",
+     .help = "also keep and save an exponential moving average of the weights with this decay rate, such as 0.999; at "
+             "step n the rate is at most n / (n + 9). eval --weights ema uses it"},
     {"skip-loss-z", TRAIN, TRAINING, REAL, AT(skip_loss_z), OVERRIDABLE, "X", .max = 1e9,
      .help = "skip a step if its loss is more than X standard deviations above the mean of the last "
               NUMBER_TEXT(OUTLIER_WINDOW) " accepted steps; 0: off"},
@@ -257,6 +263,9 @@ static const Row table[] = {
      .default_text = "one per rank",
      .help = "divide a step into N parts, whose gradients are added in a fixed order: any number of ranks that divides "
              "N gives the same results"},
+    {"reduce", TRAIN, MACHINE, CHOICE, AT(reduce), OVERRIDABLE, "ordered|fast",
+     .help = "how GPUs add their gradients; ordered: the same bits for any number of ranks; fast: by ncclReduceScatter, "
+             "with bits that depend on the number of ranks"},
     {"rank-timeout", TRAIN | EVAL, MACHINE, REAL, AT(rank_timeout), NOT_SAVED, "X", .max = 1e6, .value = 600,
      .unit = "seconds", .help = "stop if another rank does not respond for X seconds; 0: wait forever"},
     {"recompute", TRAIN, MACHINE, FLAG, AT(recompute), NOT_SAVED, "",
@@ -842,6 +851,8 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
                           o->chunk, engine->name);
     if (!THREADS_MANY && o->threads > 1)
         return tost_error(err, "--threads %d: the program was built without OpenMP: leave it out", o->threads);
+    if (o->reduce != 0 && !engine->open_comm)
+        return tost_error(err, "--reduce fast: only GPUs of a build with make NCCL=1 have it: leave it out");
     for (int i = 0; i < o->n_files; i++)
         if (!*o->files[i]) return tost_error(err, "an argument is empty: give a file name, or leave it out");
     if (comm_size(o->comm) > 1 && o->command != COMMAND_TRAIN && o->command != COMMAND_EVAL)
@@ -943,7 +954,8 @@ static bool apply(Options* o, const char* values[ROWS], TostError* err) {
 }
 
 bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, TostComm* comm, TostError* err) {
-    *o = (Options){.command = COMMAND_TRAIN, .comm = comm, .program = argc > 0 && *argv[0] ? argv[0] : "train_gpt_tost"};
+    *o = (Options){.command = COMMAND_TRAIN, .comm = comm,
+                   .program = argc > 0 && *argv[0] ? argv[0] : "train_gpt_tost"};
     o->files = xcalloc((size_t)argc + 1, sizeof *o->files);
     o->named = argc > 1 && argv[1][0] != '-';
     if (o->named) {

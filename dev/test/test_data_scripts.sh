@@ -69,6 +69,12 @@ cp CBTest/data/cbtest_CN_test_2500ex.txt CBTest/data/cbtest_NE_test_2500ex.txt
 tar -czf CBTest.tgz CBTest
 run 0 cbt.py --from CBTest.tgz --out eval
 check "the archive's files are unpacked" cmp -s eval/cbtest_NE_test_2500ex.txt CBTest/data/cbtest_NE_test_2500ex.txt
+mkdir valid
+for kind in CN NE; do head -n 44000 CBTest/data/cbtest_${kind}_test_2500ex.txt >valid/cbtest_${kind}_valid_2000ex.txt; done
+run 0 cbt.py --from valid --validation --out eval
+check "the validation sets have 2,000 examples" says "cbtest_NE_valid_2000ex.txt: 2,000 examples" stdout
+run 1 cbt.py --from CBTest --validation --out eval2
+refused CBTest cbtest_CN_valid_2000ex.txt
 head -c 3000 CBTest.tgz >cut.tgz
 run 1 cbt.py --from cut.tgz --out eval2
 refused "cut.tgz: cannot be unpacked"
@@ -99,6 +105,50 @@ if [ -d "$shared/data/eval" ]; then
         cmp -s eval/lambada_test.jsonl "$shared/data/eval/lambada_test.jsonl"
 else
     skip "LAMBADA and HellaSwag: no shared/data/eval"
+fi
+
+# ---------------------------------------------------------------------------------------------
+# Own vocabularies, and the streams of the published losses
+
+: >bytes.bpe
+if has numpy; then
+    printf ' \n = A = \n \n b c \n' >wiki.test.raw
+    run 0 published.py wikitext2 --from wiki.test.raw --out published --tokenizer bytes.bpe --binary "$binary"
+    # Each line alone with its line break, blank lines empty; byte ids of space, A, b, c, =, \n; 256 is <|endoftext|>.
+    little 2 256 220 28 220 32 220 28 220 198 256 256 220 65 220 66 220 198 256 >want.ids
+    ids published/wikitext2_test_000000.bin >got.ids
+    check "published.py wikitext2: each line alone, with <|endoftext|>" cmp -s want.ids got.ids
+    printf ' b c \n b\n' >ptb.test.txt
+    run 0 published.py ptb --from ptb.test.txt --out published --tokenizer bytes.bpe --binary "$binary"
+    little 2 220 65 220 66 220 256 220 65 256 >want.ids
+    ids published/ptb_test_000000.bin >got.ids
+    check "published.py ptb: lines without line breaks" cmp -s want.ids got.ids
+    run 1 published.py lambada --from nothing.txt --tokenizer bytes.bpe --binary "$binary"
+    refused "nothing.txt: not found"
+    run 2 published.py lambda
+    refused "invalid choice: 'lambda'" wikitext2
+else
+    skip "published.py: $python has no numpy"
+fi
+run 0 learn_vocab.py --size 257 --out chars/vocab.bpe
+check "a vocabulary of bytes" [ "$(cat chars/vocab.bpe)" = "#version: 0.2" ]
+run 2 learn_vocab.py --size 256 --out chars/vocab.bpe
+refused "--size 256" 257
+run 2 learn_vocab.py --size 300 --out chars/vocab.bpe
+refused "--size 300" FILE
+run 1 learn_vocab.py --size 300 nothing.txt --out chars/vocab.bpe
+refused "nothing.txt: not a file"
+if has tokenizers; then
+    awk 'BEGIN { for (i = 0; i < 300; i++) print i " cats and " i * 7 " dogs\n<|endoftext|>" }' >pets.txt
+    awk 'BEGIN { for (i = 0; i < 300; i++) printf "{\"text\": \"%d caf\\u00e9s\"}\n", i }' >pets.jsonl
+    run 0 learn_vocab.py --size 300 pets.txt pets.jsonl --out own/vocab.bpe
+    check "43 merges" [ "$(wc -l <own/vocab.bpe)" -eq 44 ]
+    check "the trainer reads the vocabulary" "$binary" tokenize --tokenizer own/vocab.bpe --out own/pets --quiet pets.txt
+    run 1 learn_vocab.py --size 90000 pets.txt --out more/vocab.bpe
+    refused "--size 90000" "the texts give only"
+    check "a refused vocabulary is not written" [ ! -e more/vocab.bpe ]
+else
+    skip "learn_vocab.py: $python has no tokenizers"
 fi
 
 # ---------------------------------------------------------------------------------------------
