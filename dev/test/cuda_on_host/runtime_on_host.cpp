@@ -238,11 +238,6 @@ cudaError_t cudaGetDevice(int* device) {
     return cudaSuccess;
 }
 
-cudaError_t cudaGetDevice(int* device) {
-    *device = 0;
-    return cudaSuccess;
-}
-
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* prop, int device) {
     NEED_DEVICE();
     if (device < 0 || device >= runtime.options.devices) return fail(cudaErrorInvalidDevice);
