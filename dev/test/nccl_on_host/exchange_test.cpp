@@ -271,15 +271,17 @@ void test_failures(Checks* c) {
 
 }  // namespace
 
-void test_exchange(Checks* c, bool all) {
+void test_exchange(Checks* c, ExchangeTests tests) {
     const Setup deep = {DEEP, TOST_FP32, 4, 2, false, false, false}, linked = {SMALL, TOST_BF16, 2, 1, false, true, true},
                 six = {SMALL, TOST_FP32, 6, 1, false, false, false};
+    test_bits(c, linked, {2}, {exchange_first(true)}, "own communicator, bf16, recompute");
+    if (tests == EXCHANGE_QUICK) return;
+    test_bits(c, linked, {2}, {compute_first()}, "own communicator");
     test_bits(c, deep, {2}, {compute_first()}, "deep");
     test_bits(c, deep, {4}, {exchange_first(false)}, "deep");
-    test_bits(c, linked, {2}, {exchange_first(true), compute_first()}, "own communicator, bf16, recompute");
     test_bits(c, six, {}, {}, "six parts");
     test_failures(c);
-    if (!all) return;
+    if (tests == EXCHANGE_MUTANTS) return;
     test_bits(c, deep, {1, 2, 4}, {AT_ONCE, LATE, exchange_first(false), compute_first()}, "deep");
     test_bits(c, linked, {1, 2}, {AT_ONCE, LATE, exchange_first(true), compute_first()}, "own communicator");
     test_bits(c, six, {1, 3, 6}, {exchange_first(false)}, "six parts");
