@@ -50,7 +50,7 @@ KERNELS = {
     "bias_backward": ("_Z20bias_backward_kernelI13__nv_bfloat16Li4E", LAYERS, 528 * 8, 3,
                       {0: 0, 2: f"{ROWS / 528}/load"}),
     "embedding_place": ("_Z22embedding_place_kernelILi4E", 1, 1024 * 6, 2, {1: "64/load"}),
-    "grad_norm": ("_Z16grad_norm_kernel", 1, 1024 * 8, 2, {0: f"{PARAMETERS / 4 / 1024 / 256}/load", 1: 8}),
+    "grad_norm": ("_Z16grad_norm_kernel", 1, PARAMETERS / 2**14 * 8, 3, {0: 0, 1: "16/load", 2: 8}),
     "adamw": ("_Z12adamw_kernelI13__nv_bfloat16E", 1, PARAMETERS / 128, 0, {}),
 }
 
