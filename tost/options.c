@@ -1025,10 +1025,11 @@ char* options_changed(const Options* o, const StMeta* saved) {
     const int row = find_row(saved->key, strlen(saved->key), COMMAND_TRAIN);
     if (row < 0 || table[row].saved != OVERRIDABLE) return NULL;
     char *value = value_text(o, &table[row]), *note = NULL;
+    const bool reorders = table[row].field == AT(parts) || table[row].field == AT(reduce);
     if (value && strcmp(value, saved->value) != 0)
         note = xasprintf("--%s %s instead of %s%s", saved->key, value, saved->value,
-                         table[row].field == AT(parts) ? ": gradients are added in another order, which changes the "
-                                                         "last bits of the results" : "");
+                         reorders ? ": gradients are added in another order, which changes the last bits of the results"
+                                  : "");
     free(value);
     return note;
 }
