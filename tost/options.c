@@ -258,8 +258,8 @@ static const Row table[] = {
      .help = "divide a step into N parts, whose gradients are added in a fixed order: any number of ranks that divides "
              "N gives the same results"},
     {"reduce", TRAIN, MACHINE, CHOICE, AT(reduce), OVERRIDABLE, "ordered|fast",
-     .help = "how GPUs add their gradients; ordered: the same bits for any number of ranks; fast: by ncclReduceScatter, "
-             "with bits that depend on the number of ranks"},
+     .help = "how GPUs add their gradients; ordered: the same bits for any number of ranks; fast: by NCCL, with bits "
+             "that depend on the number of ranks"},
     {"rank-timeout", TRAIN | EVAL, MACHINE, REAL, AT(rank_timeout), NOT_SAVED, "X", .max = 1e6, .value = 600,
      .unit = "seconds", .help = "stop if another rank does not respond for X seconds; 0: wait forever"},
     {"recompute", TRAIN, MACHINE, FLAG, AT(recompute), NOT_SAVED, "",

@@ -54,6 +54,7 @@ void train(Results* out, Subject* s, const Setup& u, int rank, int ranks) {
     const Shape& k = u.shape;
     const size_t rows = (size_t)k.B * k.T;
     const int mine = u.parts / ranks;
+    const float scale = 1.0f / (float)((size_t)(u.parts * u.micros) * rows);
     int64_t count;
     double loss;
     subject_randomize(s, 5);
@@ -65,7 +66,7 @@ void train(Results* out, Subject* s, const Setup& u, int rank, int ranks) {
             const TostEnd end = i + 1 == mine * u.micros ? TOST_STEP_ENDS
                                 : (i + 1) % u.micros     ? TOST_MORE
                                                          : TOST_PART_ENDS;
-            s->engine->forward_train(s->model, ids, ids + rows, k.B, k.T, 1.0f / (float)(u.parts * u.micros * (int)rows));
+            s->engine->forward_train(s->model, ids, ids + rows, k.B, k.T, scale);
             s->engine->backward(s->model, end);
             free(ids);
         }
@@ -272,7 +273,8 @@ void test_failures(Checks* c) {
 }  // namespace
 
 void test_exchange(Checks* c, ExchangeTests tests) {
-    const Setup deep = {DEEP, TOST_FP32, 4, 2, false, false, false}, linked = {SMALL, TOST_BF16, 2, 1, false, true, true},
+    const Setup deep = {DEEP, TOST_FP32, 4, 2, false, false, false},
+                linked = {SMALL, TOST_BF16, 2, 1, false, true, true},
                 six = {SMALL, TOST_FP32, 6, 1, false, false, false};
     test_bits(c, linked, {2}, {exchange_first(true)}, "own communicator, bf16, recompute");
     if (tests == EXCHANGE_QUICK) return;
