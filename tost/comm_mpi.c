@@ -90,7 +90,8 @@ static void find_library(char* out, size_t cap) {
     char text[MPI_MAX_LIBRARY_VERSION_STRING] = "", *at;
     int length;
     MPI_Get_library_version(text, &length);
-    const char* name = strncmp(text, "Open MPI", 8) == 0 ? "Open MPI" : strncmp(text, "MPICH", 5) == 0 ? "MPICH" : "MPI";
+    const bool open_mpi = strncmp(text, "Open MPI", 8) == 0, mpich = strncmp(text, "MPICH", 5) == 0;
+    const char* name = open_mpi ? "Open MPI" : mpich ? "MPICH" : "MPI";
     at = text + strcspn(text, "0123456789");
     snprintf(out, cap, "%s %.*s", name, (int)strspn(at, "0123456789."), at);
 }

@@ -69,7 +69,7 @@ static uint64_t count_bytes(const Tokenizer* tokenizer, const int32_t* targets, 
     uint64_t bytes = 0;
     for (size_t i = 0; i < n; i++) {
         size_t len;
-        if (targets[i] < 0 || targets[i] >= tokenizer_eot(tokenizer)) continue;
+        if (targets[i] < 0 || targets[i] == tokenizer_eot(tokenizer)) continue;
         if (tokenizer_piece(tokenizer, (uint32_t)targets[i], &len)) bytes += len;
     }
     return bytes;
@@ -269,8 +269,8 @@ int command_eval(const Options* o, const TostEngine* engine) {
     ok = comm_agree(o->comm, ok, &err)
          && comm_same(o->comm, crc, "the shards of --data differ from those of rank 0: give all hosts the same files",
                       &err)
-         && comm_same(o->comm, (uint64_t)model.info.step, "the checkpoint of --model is of another step than on rank 0: "
-                      "all hosts must see the same files", &err)
+         && comm_same(o->comm, (uint64_t)model.info.step, "the checkpoint of --model is of another step than on rank "
+                      "0: all hosts must see the same files", &err)
          && (o->data ? eval_data(&model, o, &data, &err) : eval_task(&model, o, &err));
     ok = comm_agree(o->comm, ok, &err);
     stream_close(&data);

@@ -63,8 +63,8 @@ typedef struct {
     // The three forwards take inputs (B,T), ids in [0, V). forward computes the activations, for logits and activation.
     // forward_loss also adds the losses of targets (B,T; -1 is not counted) to the sum that read_loss returns.
     // forward_train (a training model) does that and starts the gradient of grad_scale · Σ loss; backward completes it
-    // and adds it to the gradients of the part; the pass that ends the step adds up the parts of all ranks (collective).
-    // The classifier works on chunks of rows: full logits are never materialized.
+    // and adds it to the gradients of the part; the pass that ends the step adds up the parts of all ranks
+    // (collective). The classifier works on chunks of rows: full logits are never materialized.
     // If T > chunk, forward_loss, forward_train, backward, decode_begin and decode_score pass over the sequences chunk
     // by chunk, with the memory of one: TSSA's running sums continue from chunk to chunk. forward_train only computes
     // the sums before each chunk; backward goes from the last chunk to the first and recomputes each one's forward.

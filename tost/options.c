@@ -76,7 +76,7 @@ static const Row table[] = {
     {"vocab-size", TRAIN, MODEL, INT, AT(config.vocab_size), NOT_SAVED, "N", .min = 1, .max = TOST_MAX_VOCAB_SIZE,
      .default_text = "that of the tokenizer, rounded up to a multiple of 64", .help = "vocabulary size"},
     {"vocab-size", INFO, MODEL, INT, AT(config.vocab_size), NOT_SAVED, "N", .min = 1, .max = TOST_MAX_VOCAB_SIZE,
-     .default_text = "that of vocab.bpe next to the shard, if there is one",
+     .default_text = "that of the tokenizer next to the shard, if there is one",
      .help = "check that the ids of a shard are less than N"},
     {"bias", TRAIN, MODEL, INT, AT(config.bias), NOT_SAVED, "0|1", .max = 1,
      .help = "1: Linear and LayerNorm layers have a bias"},
@@ -93,7 +93,7 @@ static const Row table[] = {
     {"data", EVAL, FILES, STRING, AT(data), NOT_SAVED, "GLOB", .default_text = "none",
      .help = "token shards to evaluate; quote the pattern. Either this or --task is required"},
     {"task", EVAL, FILES, CHOICE, AT(task), NOT_SAVED, "lambada|hellaswag|cbt", .default_text = "none",
-     .help = "evaluate FILE: LAMBADA or HellaSwag (JSONL), or a Children's Book Test file"},
+     .help = "evaluate FILE: LAMBADA or HellaSwag (JSONL), or a Children's Book Test file; see Protocols"},
     {"json", EVAL, FILES, STRING, AT(json), NOT_SAVED, "FILE", .default_text = "none",
      .help = "also write the results as JSON, including those of each window or example"},
     {"force", EVAL, FILES, FLAG, AT(force), NOT_SAVED, "",
@@ -103,12 +103,13 @@ static const Row table[] = {
     {"order", TRAIN, FILES, CHOICE, AT(order), FIXED, "sequential|shuffled",
      .help = "order of the training data; shuffled: shards and sequences are permuted in each epoch"},
     {"tokenizer", TRAIN, FILES, STRING, AT(tokenizer), NOT_SAVED, "FILE",
-     .default_text = "vocab.bpe next to the shards, if there is one",
-     .help = "tokenizer (vocab.bpe); needed for samples"},
+     .default_text = "vocab.bpe or tokenizer.json next to the shards, if there is one",
+     .help = "tokenizer, a vocab.bpe, merges.txt or tokenizer.json; needed for samples"},
     {"tokenizer", SAMPLE | EVAL | INSPECT, FILES, STRING, AT(tokenizer), NOT_SAVED, "FILE",
-     .default_text = "the one named in the checkpoint", .help = "tokenizer (vocab.bpe or merges.txt) of the model"},
+     .default_text = "the one named in the checkpoint", .help = "tokenizer of the model, a vocab.bpe, merges.txt or "
+     "tokenizer.json"},
     {"tokenizer", TOKENIZE, FILES, STRING, AT(tokenizer), NOT_SAVED, "FILE", .default_text = "required",
-     .help = "vocab.bpe or merges.txt; an empty file makes every byte a token"},
+     .help = "vocab.bpe, merges.txt, or a tokenizer.json of byte-level BPE; an empty file makes every byte a token"},
     {"out", TRAIN, FILES, STRING, AT(out), NOT_SAVED, "DIR", .default_text = "out/PRESET-NNN, the next free number",
      .help = "run folder, for checkpoints and log.csv"},
     {"out", TOKENIZE, FILES, STRING, AT(out), NOT_SAVED, "PREFIX", .default_text = "required",
@@ -948,7 +949,8 @@ static bool apply(Options* o, const char* values[ROWS], TostError* err) {
 }
 
 bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, TostComm* comm, TostError* err) {
-    *o = (Options){.command = COMMAND_TRAIN, .comm = comm, .program = argc > 0 && *argv[0] ? argv[0] : "train_gpt_tost"};
+    *o = (Options){.command = COMMAND_TRAIN, .comm = comm,
+                   .program = argc > 0 && *argv[0] ? argv[0] : "train_gpt_tost"};
     o->files = xcalloc((size_t)argc + 1, sizeof *o->files);
     o->named = argc > 1 && argv[1][0] != '-';
     if (o->named) {

@@ -519,8 +519,12 @@ run 0 eval --model straight --task lambada lambada.jsonl --json task.json
 check "lambada: the loss of a word is the loss of the text minus the loss of its context" \
     near "$(figure nats task.json)" "$(difference "$(nats "3 and 2 make 5")" "$(nats "3 and 2 make")")"
 check "lambada: three examples" [ "$(figure examples task.json)" -eq 3 ]
-check "lambada: a long context is truncated to leave room for ten tokens" \
-    [ "$(grep -c '"context": 23,' task.json)" -eq 1 ]
+check "lambada: a long context is truncated to leave room for the word" \
+    [ "$(grep -c '"context": 27,' task.json)" -eq 1 ]
+check "lambada: a long prompt is truncated to leave room for ten tokens" \
+    [ "$(grep -c '"prompt": 23,' task.json)" -eq 1 ]
+check "lambada: perplexity per word and per token" \
+    [ "$(grep -c -e '^perplexity per word ' -e '^perplexity per token ' stdout)" -eq 2 ]
 check "lambada: accuracy with its confidence interval" grep -q '^accuracy_within_10 .*(95%: ' stdout
 grep '^[al]' stdout >first
 run 0 eval --model straight --task lambada lambada.jsonl --batch 1
