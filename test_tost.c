@@ -934,7 +934,7 @@ static float* states_of_parts(size_t* n, const TostEngine* engine, TostComm* com
             engine->backward(s.model, part == 0 ? TOST_PART_ENDS : TOST_STEP_ENDS);
             free(ids);
         }
-        subject_step(&s, (TostAdamW){1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, step + 1}, 1.0);
+        subject_step(&s, (TostAdamW){1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, step + 1, 0.0}, 1.0);
     }
     *n = 4 * s.tensors.flat_size;
     float* all = xcalloc(*n, sizeof *all);

@@ -1335,7 +1335,7 @@ struct TostModel {
     TostConfig        config;
     TostEngineOptions options;
     TostTensors       tensors;
-    float*            state[4];            // by TostState: params, grads (flat_size); m, v (of this rank's slices)
+    float*            state[TOST_STATES];  // params, grads (flat_size); m, v and, if wanted, ema (of this rank's slices)
     Exchange          exchange;            // of gradients and parameters with other ranks
     char*             arena;               // all device memory, one allocation
     size_t            arena_bytes, logits_rows, logits_bytes;
@@ -1397,7 +1397,7 @@ template <typename S> static size_t layout_buffers(TypedModel<S>* m, char* base)
     const size_t logits_bytes = m->logits_bytes =
         max(logits_rows * logits_ld(c->vocab_size) * sizeof(S), B * V * sizeof(float));
     Arena arena = {base, 0, 256, CUDA_REDZONE_BYTES, cuda_on_host_poison};
-    for (int s = 0; s < (train ? 4 : 1); s++)
+    for (int s = 0; s < (train ? TOST_EMA + m->options.ema : 1); s++)
         m->state[s] = (float*)arena_alloc(&arena, s < TOST_M ? flat_bytes : own_bytes);
     if (train) exchange_layout(&m->exchange, &arena, m->state[TOST_GRAD]);
     m->weights = (S*)m->state[TOST_PARAM];
@@ -1814,13 +1814,14 @@ template <typename S> static double cuda_grad_norm(TypedModel<S>* m) {
     return sqrt(m->host_scalars[1]);
 }
 
-struct AdamWFactors { float decay, scale, b1, b2, c1, c2, rate, root, eps; };   // decay: 1 - lr wd
+struct AdamWFactors { float decay, scale, b1, b2, c1, c2, rate, root, eps, ema_rate; };   // decay: 1 - lr wd
 
 // p = p (1 - lr wd);   m = β1 m + (1-β1) g;   v = β2 v + (1-β2) g²;   p = p - lr (m/(1-β1^s)) / (√(v/(1-β2^s)) + eps)
 // weights: the parameters' copy of type S, written in the same pass; NULL if there is none. decays: one byte per group
-// of DECAY_GROUP elements. Minimum traffic per element: 16 read, 12 + 2 written.
+// of DECAY_GROUP elements. ema: the average of the parameters, or NULL. Minimum traffic per element without it: 16 read,
+// 12 + 2 written.
 template <typename S>
-__global__ void adamw_kernel(float* param, float* moment, float* variance, S* weights, const float* grad,
+__global__ void adamw_kernel(float* param, float* moment, float* variance, float* ema, S* weights, const float* grad,
                              const uint8_t* decays, size_t n, AdamWFactors a) {
     const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
     if (i >= n) return;
@@ -1840,6 +1841,11 @@ __global__ void adamw_kernel(float* param, float* moment, float* variance, S* we
     store_pack<4>(moment + i, m);
     store_pack<4>(variance + i, v);
     if (weights) store_pack<4>(weights + i, p);
+    if (!ema) return;
+    float e[4];
+    load_pack<4>(e, ema + i);
+    UNROLL for (int j = 0; j < 4; j++) e[j] += a.ema_rate * (p[j] - e[j]);
+    store_pack<4>(ema + i, e);
 }
 
 // AdamW on this rank's slices.
@@ -1852,8 +1858,8 @@ template <typename S> static void update_slices(TypedModel<S>* m, AdamWFactors f
         const size_t at = own.start, packed = exchange_packed(x, x->rank, k), n = range_size(own);
         if (n == 0) continue;
         LAUNCH((adamw_kernel<S>), div_up(n, 4 * 256), 256, 0, m->stream, m->state[TOST_PARAM] + at,
-               m->state[TOST_M] + packed, m->state[TOST_V] + packed, weights ? weights + at : NULL,
-               m->state[TOST_GRAD] + at, m->buf.decays + at / DECAY_GROUP, n, f);
+               m->state[TOST_M] + packed, m->state[TOST_V] + packed, m->options.ema ? m->state[TOST_EMA] + packed : NULL,
+               weights ? weights + at : NULL, m->state[TOST_GRAD] + at, m->buf.decays + at / DECAY_GROUP, n, f);
     }
 }
 
@@ -1879,6 +1885,7 @@ template <typename S> static void cuda_update(TypedModel<S>* m, const TostAdamW*
     f.rate = (float)(a->lr / (1.0 - pow(a->beta1, (double)a->step)));
     f.root = (float)(1.0 / sqrt(1.0 - pow(a->beta2, (double)a->step)));
     f.eps = (float)a->eps;
+    f.ema_rate = (float)a->ema_rate;
     update_slices(m, f);
     exchange_gather(&m->exchange, m->state[TOST_PARAM]);
     if (m->exchange.comm) convert_weights(m, 0, m->tensors.flat_size);
@@ -1937,7 +1944,7 @@ template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
     matmul_init(&m->mm, m->stream, m->buf.workspace, m->options.dtype == TOST_TF32);
     staging_init(&m->staging, step_input_size(rows) * sizeof(int32_t));
     CUDA_CHECK(cudaMallocHost(&m->host_scalars, 2 * sizeof(double)));
-    for (int s = 0; s < (m->options.training ? 4 : 1); s++)
+    for (int s = 0; s < (m->options.training ? TOST_EMA + m->options.ema : 1); s++)
         CUDA_CHECK(cudaMemsetAsync(m->state[s], 0, (s < TOST_M ? flat : exchange_owned(&m->exchange)) * sizeof(float),
                                    m->stream));
     if (weights_copy(m)) CUDA_CHECK(cudaMemsetAsync(m->weights, 0, flat * sizeof(S), m->stream));

@@ -113,7 +113,7 @@ bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engin
     const bool ok = (path || checkpoint_newest_run(&path, "out", "--model PATH", err))
                     && checkpoint_open(&m->weights, &m->info, path, "--model", err);
     free(path);
-    if (!ok) return false;
+    if (!ok || (o->weights == WEIGHTS_EMA && !checkpoint_open_average(&m->weights, err))) return false;
     if (err->text[0]) print_error(o, err);
     m->file = xstrdup(m->weights.path);
     m->tensors = tost_tensors(&m->info.config);

@@ -56,7 +56,7 @@ static const Protocol protocols[] = {
      "acc_token: highest per token, as in llm.c."},
     {"cbt",
      "as eval_cbt.py of the ToST code: log-likelihood of the whole text after <|endoftext|>. The paper uses the "
-     "validation files."},
+     "validation files, from dev/data/cbt.py --validation."},
     {"all tasks",
      "As in lm-evaluation-harness, a context is truncated on the left for each choice, and white space at its end "
      "belongs to the choice. Unlike there, generated ids are those of the tokenizer, without padding rows, and a "

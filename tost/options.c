@@ -88,6 +88,8 @@ static const Row table[] = {
     {"model", SAMPLE | EVAL | INFO | INSPECT, MODEL, STRING, AT(model), NOT_SAVED, "PATH",
      .default_text = "newest run in out/",
      .help = "safetensors file, checkpoint folder, or run folder (uses its newest checkpoint)"},
+    {"weights", SAMPLE | EVAL | INFO | INSPECT, MODEL, CHOICE, AT(weights), NOT_SAVED, "trained|ema",
+     .help = "the trained weights, or their moving average (train --ema)"},
     {"data", TRAIN, FILES, STRING, AT(data), OVERRIDABLE, "GLOB",
      .help = "token shards to train on; quote the pattern"},
     {"data", EVAL, FILES, STRING, AT(data), NOT_SAVED, "GLOB", .default_text = "none",
@@ -173,6 +175,9 @@ static const Row table[] = {
      .help = "AdamW epsilon, added to the denominator"},
     {"grad-clip", TRAIN, TRAINING, REAL, AT(grad_clip), FIXED, "X", .max = 1e9,
      .help = "maximum gradient norm; 0: no clipping"},
+    {"ema", TRAIN, TRAINING, REAL, AT(ema), OVERRIDABLE, "X", .max = 0.9999999, .default_text = "off",
+     .help = "also keep and save an exponential moving average of the weights with this decay rate, such as 0.999; at "
+             "step n the rate is at most n / (n + 9). eval --weights ema uses it"},
     {"skip-loss-z", TRAIN, TRAINING, REAL, AT(skip_loss_z), OVERRIDABLE, "X", .max = 1e9,
      .help = "skip a step if its loss is more than X standard deviations above the mean of the last "
               NUMBER_TEXT(OUTLIER_WINDOW) " accepted steps; 0: off"},

@@ -91,7 +91,9 @@ constexpr size_t RESERVE = (size_t)512 << 20;
 const TostConfig SMALL = {1, 3, 60, 40, 257, 1, TOST_LEARNED}, DEEP = {4, 3, 60, 200, 257, 1, TOST_LEARNED};
 
 TostEngineOptions options_of(int B, int T, bool training, TostDtype dtype, bool recompute = false) {
-    return {B, T, training, recompute, dtype, 0, nullptr, 1, 0, nullptr, nullptr, false};
+    TostEngineOptions o = engine_options(B, T, training, dtype);
+    o.recompute = recompute;
+    return o;
 }
 
 // Checks that create allocates about as many bytes as memory predicts. Returns the prediction.

@@ -71,12 +71,12 @@ void train(Results* out, Subject* s, const Setup& u, int rank, int ranks) {
             free(ids);
         }
         if (step + 1 == STEPS) add_state(out, s, TOST_GRAD, rank == 0);
-        const TostAdamW a = {1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0, step + 1};
+        const TostAdamW a = {1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0, step + 1, 0.2};
         out->add(subject_step(s, a, 1.0));
         s->engine->read_loss(&loss, &count, s->model);
     }
     add_state(out, s, TOST_PARAM, true);
-    for (const TostState state : {TOST_M, TOST_V}) add_state(out, s, state, rank == 0);
+    for (const TostState state : {TOST_M, TOST_V, TOST_EMA}) add_state(out, s, state, rank == 0);
 }
 
 TostEngineOptions options_of(const Setup& u, TostComm* comm, int ranks) {
@@ -89,6 +89,7 @@ TostEngineOptions options_of(const Setup& u, TostComm* comm, int ranks) {
     o.comm = comm;
     o.parts = u.parts / ranks;
     o.fast_reduce = u.fast;
+    o.ema = true;
     return o;
 }
 
