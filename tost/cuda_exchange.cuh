@@ -4,10 +4,15 @@
 #ifndef TOST_CUDA_EXCHANGE_CUH
 #define TOST_CUDA_EXCHANGE_CUH
 
+#include <vector>
+
 #include "tost/cuda_reduce.cuh"
+#include "tost/cuda_runtime.cuh"
 #include "tost/engine_memory.h"
 
 extern "C" {
+#include "tost/comm.h"
+#include "tost/engine.h"
 #include "tost/slices.h"
 }
 

@@ -57,6 +57,10 @@ typedef struct {
     TostModel* (*create)(const TostConfig* c, const TostEngineOptions* o, TostError* err);
     void (*destroy)(TostModel* m);
 
+    // Call before the first pass. Matrix products use the algorithms that `file` names, if it exists; with `renew`,
+    // they are timed, each shape at its first product, and the fastest are written to it. NULL: nothing to choose.
+    bool (*tune)(TostModel* m, const char* file, bool renew, TostError* err);
+
     // Copies one tensor of one state, t->size elements, from or to the host. With several ranks, put stores what this
     // rank has of m, v and ema; get is collective except for parameters, gives the summed gradient after a step, and writes
     // dst only on rank 0.

@@ -271,6 +271,9 @@ static const Row table[] = {
     {"recompute", TRAIN, MACHINE, FLAG, AT(recompute), NOT_SAVED, "",
      .help = "activation checkpointing: store only the input of each layer and recompute the rest in the backward "
              "pass; less memory, more time, same results"},
+    {"autotune", TRAIN, MACHINE, FLAG, AT(autotune), NOT_SAVED, "",
+     .help = "CUDA: time cuBLASLt's algorithms for each matrix product in the first steps and write the fastest to "
+             "RUN/matmul.csv, which later runs in the folder read; another choice changes results in the last bits"},
     {"quiet", TOKENIZE, MACHINE, FLAG, AT(quiet), NOT_SAVED, "", .help = "print nothing on stdout and no progress"},
     {"help", ALL, MACHINE, HELP, 0, NOT_SAVED, "", .help = "show this help"},
     {"version", TRAIN, MACHINE, HELP, 0, NOT_SAVED, "", .help = "print the version and the git commit"},
@@ -850,6 +853,8 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
     if (o->chunk && !engine->has_chunks)
         return tost_error(err, "--chunk %d is not supported by the %s engine: leave it out, or use train_gpt_tost",
                           o->chunk, engine->name);
+    if (o->autotune && !engine->tune)
+        return tost_error(err, "--autotune is not supported by the %s engine: leave it out", engine->name);
     if (!THREADS_MANY && o->threads > 1)
         return tost_error(err, "--threads %d: the program was built without OpenMP: leave it out", o->threads);
     if (o->reduce != 0 && !engine->open_comm)
