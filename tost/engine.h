@@ -31,7 +31,7 @@ typedef struct {
     // true, the pass is abandoned: losses and gradients are undefined until read_loss and zero_grad.
     bool    (*chunk_done)(void* context, double part);
     void*     context;
-    bool      fast_reduce;          // CUDA: NCCL adds the ranks' gradients in its own order, which depends on their number
+    bool      fast_reduce;          // CUDA: NCCL adds the ranks' gradients, in an order that depends on their number
     bool      ema;                  // TOST_EMA exists: update keeps an average of the parameters
 } TostEngineOptions;
 

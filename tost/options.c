@@ -264,8 +264,8 @@ static const Row table[] = {
      .help = "divide a step into N parts, whose gradients are added in a fixed order: any number of ranks that divides "
              "N gives the same results"},
     {"reduce", TRAIN, MACHINE, CHOICE, AT(reduce), OVERRIDABLE, "ordered|fast",
-     .help = "how GPUs add their gradients; ordered: the same bits for any number of ranks; fast: by ncclReduceScatter, "
-             "with bits that depend on the number of ranks"},
+     .help = "how GPUs add their gradients; ordered: the same bits for any number of ranks; fast: by NCCL, with bits "
+             "that depend on the number of ranks"},
     {"rank-timeout", TRAIN | EVAL, MACHINE, REAL, AT(rank_timeout), NOT_SAVED, "X", .max = 1e6, .value = 600,
      .unit = "seconds", .help = "stop if another rank does not respond for X seconds; 0: wait forever"},
     {"recompute", TRAIN, MACHINE, FLAG, AT(recompute), NOT_SAVED, "",
@@ -1038,10 +1038,11 @@ char* options_changed(const Options* o, const StMeta* saved) {
     const int row = find_row(saved->key, strlen(saved->key), COMMAND_TRAIN);
     if (row < 0 || table[row].saved != OVERRIDABLE) return NULL;
     char *value = value_text(o, &table[row]), *note = NULL;
+    const bool reorders = table[row].field == AT(parts) || table[row].field == AT(reduce);
     if (value && strcmp(value, saved->value) != 0)
         note = xasprintf("--%s %s instead of %s%s", saved->key, value, saved->value,
-                         table[row].field == AT(parts) ? ": gradients are added in another order, which changes the "
-                                                         "last bits of the results" : "");
+                         reorders ? ": gradients are added in another order, which changes the last bits of the results"
+                                  : "");
     free(value);
     return note;
 }

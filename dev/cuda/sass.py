@@ -62,8 +62,7 @@ KERNELS = {
     "embedding_segment": ("_Z24embedding_segment_kernelILi4E", 1, 4096 * 6, 4,
                           {0: SEGMENTS / 4096, 1: 0, 3: ROWS / SEGMENTS / 4}),
     "embedding_place": ("_Z22embedding_place_kernelILi4E", 1, 1024 * 6, 2, {1: "64/load"}),
-    "grad_norm": ("_Z16grad_norm_kernel", 1, 1024 * 8, 3,
-                  {0: 0, 1: f"{PARAMETERS / 4 / 1024 / 256}/load", 2: 8}),
+    "grad_norm": ("_Z16grad_norm_kernel", 1, PARAMETERS / 2**14 * 8, 3, {0: 0, 1: "16/load", 2: 8}),
     "adamw": ("_Z12adamw_kernelI13__nv_bfloat16E", 1, PARAMETERS / 128, 0, {}),
 }
 
