@@ -1,0 +1,122 @@
+"""failures.py: killed, stopped and signalled ranks. The run ends with one line, and the resumed run has the bytes of an
+uninterrupted one, on any number of ranks."""
+
+import random
+import signal
+import time
+
+import launch
+import world
+
+LOST = 75   # exit status if a rank is lost
+
+
+def plan(rng, number):
+    """How to kill: a random rank at a random time, a random rank while rank 0 saves, or rank 0 at a call of its save."""
+    kind = ("time", "save", "call")[number % 3]
+    return {"kind": kind, "ranks": rng.choice([4, 4, 2]), "after": rng.uniform(0, 1.5), "at": rng.randint(1, 60),
+            "do": rng.choice(["before", "after", "half"]), "rank": rng.random()}
+
+
+def wait_for_save(job, case):
+    while not case.unfinished() and job.process.poll() is None:
+        time.sleep(0.0005)
+
+
+def kill(w, case, mpi, how, fresh):
+    """Starts the run, kills a rank, and waits for the others."""
+    wrapper, more, rank = (), None, int(how["rank"] * how["ranks"])
+    if how["kind"] == "call":
+        wrapper = launch.per_rank(case.dir, 0, f'LD_PRELOAD={w.faults} exec "$@"')
+        more = {"TORTURE_JOURNAL": w.journal, "TORTURE_AT": str(how["at"]), "TORTURE_DO": how["do"],
+                "TORTURE_ONLY": "/step_"}
+    job = launch.start(case, mpi, how["ranks"], launch.resume(case, fresh), wrapper=wrapper, more=more)
+    job.wait_ranks(how["ranks"])
+    if how["kind"] == "call":
+        job.process.wait(60)
+        return job.finish()
+    if how["kind"] == "save":
+        wait_for_save(job, case)
+    else:
+        time.sleep(how["after"])
+    job.signal(signal.SIGKILL, rank)
+    return job.finish()
+
+
+def kills(w, report, mpis, count, seed):
+    """Kills ranks `count` times with each MPI library. Each run is resumed on another number of ranks until it ends."""
+    report.begin("kill")
+    args = launch.run_options("plain", steps=60)
+    reference = launch.single(w, w.binary, [*args, *world.OUT])["tree"]
+    slowest = killed = 0
+    for mpi in mpis:
+        rng, done = random.Random(f"kill {seed}"), 0
+        while done < count:
+            case = w.case()
+            for _ in range(8):
+                how = plan(rng, done)
+                what = f"{mpi.name}, seed {seed}, kill {done + 1} {how}"
+                result = kill(w, case, mpi, how, args)
+                if result.status == 0 or done == count:
+                    break
+                done, killed, slowest = done + 1, killed + 1, max(slowest, result.seconds)
+                report.check(result.seconds < launch.ENDED_WITHIN and "still" not in result.err,
+                             f"{what}: ended after {result.seconds:.1f} s: {result.summary()}")
+                report.check(len(result.lines()) == 1, f"{what}: expected one line: {result.err!r}")
+                case.check_checkpoints(report, what, 0, sample=False)
+            ranks = rng.choice([4, 2, 1])
+            last = launch.run(case, mpi, ranks, launch.resume(case, args))
+            report.check(last.status == 0, f"{mpi.name}, seed {seed}, resumed on {ranks} ranks: {last.summary()}")
+            case.check_same(report, f"{mpi.name}, seed {seed}, after {done} kills, resumed on {ranks} ranks", reference,
+                            older=False)
+            case.remove()
+    report.figure(f"{killed} kills; all processes had ended after at most {slowest:.1f} s")
+    report.end()
+
+
+def stopped_rank(w, report, mpis):
+    """A rank that does not respond ends the run after --rank-timeout; the line names the rank."""
+    report.begin("timeout")
+    args = launch.run_options("plain", steps=100000)
+    for mpi in mpis:
+        for rank in (2, 0):
+            case, what = w.case(), f"{mpi.name}, SIGSTOP of rank {rank}"
+            job = launch.start(case, mpi, 4, [*args, *world.OUT, "--rank-timeout", "3"])
+            job.wait_ranks(4)
+            job.wait_output("step 10/")
+            job.signal(signal.SIGSTOP, rank)
+            result = job.finish()
+            report.check(result.status == LOST, f"{what}: expected status {LOST}: {result.summary()}")
+            report.check(result.seconds < 3 + launch.ENDED_WITHIN, f"{what}: ended after {result.seconds:.1f} s")
+            lines = result.lines()
+            report.check(len(lines) == 1 and f"rank {rank}" in lines[0] and "--rank-timeout" in lines[0],
+                         f"{what}: {lines or result.err}")
+            report.figure(f"{what}: {result.seconds:.1f} s")
+            case.remove()
+    report.end()
+
+
+def signals(w, report, mpis, seed):
+    """A signal to the launcher or to any one rank stops all ranks after the same step, saves, and resumes."""
+    report.begin("signals")
+    rng = random.Random(f"signals {seed}")
+    args = launch.run_options("plain", steps=400)
+    reference = launch.single(w, w.binary, [*args, *world.OUT])["tree"]
+    for mpi in mpis:
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+            for rank in (None, 0, 3):
+                case, what = w.case(), f"{mpi.name}, {number.name} to {'the launcher' if rank is None else f'rank {rank}'}"
+                job = launch.start(case, mpi, 4, [*args, *world.OUT])
+                job.wait_ranks(4)
+                job.wait_output("step 2")
+                time.sleep(rng.uniform(0, 0.3))
+                job.signal(number, rank)
+                result = job.finish()
+                report.check(result.status == 128 + number, f"{what}: {result.summary()}")
+                report.check(case.complete() and result.out.count("--resume --out run") == 1,
+                             f"{what}: {result.out[-300:]!r} {result.summary()}")
+                last = launch.run(case, mpi, rng.choice([1, 2, 4]), launch.resume(case, args))
+                report.check(last.status == 0, f"{what}: the resumed run: {last.summary()}")
+                case.check_same(report, what, reference, older=False)
+                case.remove()
+    report.end()
