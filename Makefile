@@ -13,6 +13,7 @@
 #
 #   BLAS=openblas      use OpenBLAS (or mkl, blis, accelerate) instead of the built-in matrix product
 #   OPENMP=0           build without OpenMP (single-threaded)
+#   MPI=1              build for several processes, started with mpirun or srun; MPICC=mpicc is the compiler wrapper
 #   CUDA=0             build the tests without the CUDA engine; CUDA=always: with it, even without a GPU
 #   EMULATION=0        skip the tests of the CUDA emulation
 #   SANITIZE=1         build with the address and undefined-behavior sanitizers
@@ -28,6 +29,8 @@ ARCH     ?= -march=native
 CFLAGS   ?= -O3
 OPENMP   ?= 1
 BLAS     ?= 0
+MPI      ?= 0
+MPICC    ?= mpicc
 SANITIZE ?= 0
 WERROR   ?= 0
 
@@ -35,6 +38,7 @@ WERROR   ?= 0
 # $(call compiles,TEXT,FLAGS): "yes" if the program compiles and links with these flags
 compiles = $(shell printf '%b' '$(1)' | $(CC) $(CPPFLAGS) -x c - -o /dev/null $(2) $(LDFLAGS) 2>/dev/null && echo yes)
 include := \0043include
+comma   := ,
 BLAS_PC_mkl            := mkl-sdl
 BLAS_LIBS_mkl          := -lmkl_rt
 BLAS_HEADER_mkl        := mkl_cblas.h
@@ -72,22 +76,36 @@ ifneq ($(if $(filter-out clean help,$(or $(MAKECMDGOALS),all)),$(filter-out 0,$(
   endif
 endif
 
+# The flags that MPI's compiler wrapper passes (Open MPI: --showme, MPICH: -show), for the same compiler as without it
+ifneq ($(if $(filter-out clean help,$(or $(MAKECMDGOALS),all)),$(filter-out 0,$(MPI))),)
+  mpi_flags   = $(or $(shell $(MPICC) --showme:$(1) 2>/dev/null),$(filter-out -c,$(wordlist 2,99,$(shell \
+                  $(MPICC) -show $(2) 2>/dev/null))))
+  MPI_CFLAGS := $(filter -I% -D%,$(call mpi_flags,compile,-c)) -DTOST_MPI
+  MPI_LIBS   := $(filter -L% -l% -Wl%,$(call mpi_flags,link,))
+  HAVE_MPI   := $(call compiles,$(include) <mpi.h>\nint main(void) { return MPI_Init(0$(comma) 0); },\
+                  $(MPI_CFLAGS) $(MPI_LIBS))
+  ifeq ($(HAVE_MPI),)
+    $(error MPI=$(MPI): $(MPICC) gives no working flags; install MPI (Debian: libopenmpi-dev or libmpich-dev), or set \
+      MPICC to its compiler wrapper)
+  endif
+endif
+
 # No fast-math: it may reorder sums. Fused multiply-adds are allowed. errno and traps would prevent vectorization.
 TOST_CFLAGS = -std=c11 -D_GNU_SOURCE -I. -Itost $(ARCH) -ffp-contract=fast -fno-math-errno -fno-trapping-math \
               -Wall -Wextra -Wno-pass-failed $(if $(filter-out 0,$(WERROR)),-Werror) \
               $(if $(HAVE_OPENMP),$(OMP_CFLAGS),-fopenmp-simd -Wno-unknown-pragmas) \
-              $(if $(HAVE_BLAS),$(BLAS_CFLAGS)) \
+              $(if $(HAVE_BLAS),$(BLAS_CFLAGS)) $(if $(HAVE_MPI),$(MPI_CFLAGS)) \
               $(if $(filter-out 0,$(SANITIZE)),-DTOST_SANITIZE -g $(SANITIZERS) -fno-omit-frame-pointer)
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all
 COMPILE     = $(CC) $(TOST_CFLAGS) $(CPPFLAGS) $(CFLAGS)
 BUILT_FOR  := $(shell $(CC) $(ARCH) $(CPPFLAGS) $(CFLAGS) -dM -E -x c /dev/null 2>/dev/null | \
                 sed -n 's/^.define __\([A-Z0-9_]*[A-Z0-9]\)_* 1$$/\1/p')
-LIBS       := $(LDFLAGS) $(if $(HAVE_BLAS),$(BLAS_LIBS)) $(if $(HAVE_OPENMP),$(OMP_LIBS)) -lm
+LIBS       := $(LDFLAGS) $(if $(HAVE_BLAS),$(BLAS_LIBS)) $(if $(HAVE_MPI),$(MPI_LIBS)) $(if $(HAVE_OPENMP),$(OMP_LIBS)) -lm
 BUILD      := build/$(notdir $(lastword $(filter-out -%,$(CC))))$(if $(HAVE_OPENMP),-openmp)$(if \
-              $(HAVE_BLAS),-$(BLAS))$(if $(filter-out 0,$(SANITIZE)),-sanitize)
+              $(HAVE_BLAS),-$(BLAS))$(if $(HAVE_MPI),-$(notdir $(MPICC)))$(if $(filter-out 0,$(SANITIZE)),-sanitize)
 LIB_OBJ    := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tost/*.c))
 SUMMARY     = $(shell $(CC) --version | head -1), $(or $(ARCH),default processor), OpenMP: $(or $(HAVE_OPENMP),no), \
-              matrix product: $(if $(HAVE_BLAS),$(BLAS),built-in)
+              matrix product: $(if $(HAVE_BLAS),$(BLAS),built-in)$(if $(HAVE_MPI),$(comma) MPI: $(MPICC))
 
 # ---- rules --------------------------------------------------------------------------------------------------------
 # $(call say,CC FILE): starts a recipe line that prints "CC FILE" instead of the command; V=1 prints the command

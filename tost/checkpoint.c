@@ -773,9 +773,34 @@ typedef struct {
     const TostModel*   model;
     const TostTensors* tensors;
     const MetaList*    meta;
+    TostComm*          comm;
 } Source;
 
 typedef struct { TostState state; const char* prefix; } Part;
+
+// Which tensor rank 0 gets next; index -1: none, the save ends.
+typedef struct { int32_t state, index; } GetRequest;
+
+static void get_tensor(float* values, const Source* s, TostState state, int i) {
+    GetRequest request = {(int32_t)state, i};
+    if (state != TOST_PARAM) comm_broadcast(s->comm, &request, sizeof request, 0);
+    s->engine->get(values, s->model, state, &s->tensors->tensor[i]);
+}
+
+void checkpoint_send_moments(TostComm* comm, const TostEngine* engine, const TostModel* model,
+                             const TostTensors* tensors) {
+    for (;;) {
+        GetRequest request;
+        comm_broadcast(comm, &request, sizeof request, 0);
+        if (request.index < 0) return;
+        engine->get(NULL, model, (TostState)request.state, &tensors->tensor[request.index]);
+    }
+}
+
+void checkpoint_end_save(TostComm* comm) {
+    GetRequest end = {.index = -1};
+    comm_broadcast(comm, &end, sizeof end, 0);
+}
 
 static bool append_parts(StWriter* w, const Source* s, const Part* parts, int n_parts, TostError* err) {
     float* values = xmalloc(largest_tensor(s->tensors) * sizeof *values);
@@ -783,7 +808,7 @@ static bool append_parts(StWriter* w, const Source* s, const Part* parts, int n_
     for (int p = 0; p < n_parts; p++) {
         for (int i = 0; ok && i < s->tensors->count; i++) {
             const TostTensor* t = &s->tensors->tensor[i];
-            s->engine->get(values, s->model, parts[p].state, t);
+            get_tensor(values, s, parts[p].state, i);
             ok = st_append(w, values, t->size * sizeof *values, err);
         }
     }
@@ -930,7 +955,7 @@ static bool save_as(const Folder* run, const char* suffix, int64_t step, const S
 bool checkpoint_save(const Folder* run, const CheckpointInfo* info, const TostEngine* engine,
                      const TostModel* model, const TostTensors* tensors, int keep, TostError* err) {
     MetaList meta = metadata(info);
-    const Source source = {engine, model, tensors, &meta};
+    const Source source = {engine, model, tensors, &meta, info->comm};
     const bool ok = save_as(run, "", info->step, &source, err);
     st_free_meta(meta.entry, meta.count);
     if (!ok) return false;
@@ -944,7 +969,7 @@ bool checkpoint_save(const Folder* run, const CheckpointInfo* info, const TostEn
 bool checkpoint_save_replacement(const Folder* run, const CheckpointInfo* info, const TostEngine* engine,
                                  const TostModel* model, const TostTensors* tensors, TostError* err) {
     MetaList meta = metadata(info);
-    const Source source = {engine, model, tensors, &meta};
+    const Source source = {engine, model, tensors, &meta, info->comm};
     const bool ok = save_as(run, ".new", info->step, &source, err);
     st_free_meta(meta.entry, meta.count);
     return ok;

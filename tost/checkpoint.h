@@ -5,7 +5,7 @@
 #ifndef TOST_CHECKPOINT_H
 #define TOST_CHECKPOINT_H
 
-#include "engine.h"
+#include "comm.h"
 #include "outlier.h"
 #include "safetensors.h"
 
@@ -23,6 +23,7 @@ typedef struct {
     uint32_t   tokenizer_hash;    // CRC-32 of that file
     int        n_options;         // options of the run, to compare with those of a resumed run
     StMeta*    options;
+    TostComm*  comm;              // the ranks whose moments are saved; NULL: one process. Not stored
 } CheckpointInfo;
 
 void checkpoint_info_free(CheckpointInfo* info);
@@ -76,6 +77,10 @@ bool checkpoint_save(const Folder* run, const CheckpointInfo* info, const TostEn
 // that rename on it is the only checkpoint of the run; until then, the old run is complete.
 bool checkpoint_save_replacement(const Folder* run, const CheckpointInfo* info, const TostEngine* engine,
                                  const TostModel* model, const TostTensors* tensors, TostError* err);
+// Of several ranks, only rank 0 saves. The others meanwhile send it their moments, until it calls checkpoint_end_save.
+void checkpoint_send_moments(TostComm* comm, const TostEngine* engine, const TostModel* model,
+                             const TostTensors* tensors);
+void checkpoint_end_save(TostComm* comm);
 bool checkpoint_has_replacement(bool* has, const Folder* run, TostError* err);
 // Removes the checkpoints of the old run and renames the new one to RUN/step_NNNNNNNN. Does nothing if there is no
 // replacement. If it was interrupted, call it again.

@@ -1,6 +1,7 @@
 // comm.c: how the program was launched, and collective operations on host memory, built on the transport's messages.
 #include "comm.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -77,14 +78,34 @@ void comm_find_places(TostComm* c) {
     c->places = xcalloc((size_t)c->place.size, sizeof *c->places);
     c->places[c->place.rank] = c->place;
     comm_allgather(c, c->places, &c->place, sizeof c->place);
-    CommPlace* own = &c->place;
-    own->local_rank = own->local_size = 0;
-    for (int r = 0; r < own->size; r++) {
-        if (strcmp(c->places[r].host, own->host) != 0) continue;
-        own->local_rank += r < own->rank;
-        own->local_size++;
+    for (int r = 0; r < c->place.size; r++) {
+        CommPlace* p = &c->places[r];
+        p->local_rank = p->local_size = 0;
+        for (int other = 0; other < c->place.size; other++) {
+            if (strcmp(c->places[other].host, p->host) != 0) continue;
+            p->local_rank += other < r;
+            p->local_size++;
+        }
     }
-    c->places[own->rank] = *own;
+    c->place = c->places[c->place.rank];
+}
+
+// The launcher may have bound each rank to cores of its own.
+int comm_sharing_cores(TostComm* c) {
+    typedef struct { char host[COMM_HOST_MAX]; uint32_t cores; } Cores;   // cores: CRC-32 of their set
+    Cores own = {.cores = 0};
+    if (!c) return 1;
+    memcpy(own.host, c->place.host, sizeof own.host);
+#ifdef __linux__
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) own.cores = crc32_update(0, &set, sizeof set);
+#endif
+    Cores* all = xmalloc((size_t)c->place.size * sizeof *all);
+    comm_allgather(c, all, &own, sizeof own);
+    int sharing = 0;
+    for (int r = 0; r < c->place.size; r++) sharing += memcmp(&all[r], &own, sizeof own) == 0;
+    free(all);
+    return sharing;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -187,4 +208,40 @@ bool comm_agree(TostComm* c, bool ok, TostError* err) {
     TostError first = *err;
     comm_broadcast(c, &first, sizeof first, failed);
     return tost_error(err, "%s%s", comm_prefix(c, failed).text, first.text);
+}
+
+CommVote comm_vote(TostComm* c) {
+    CommVote v = {.comm = c};
+    const int size = comm_size(c);
+    if (size == 1) return v;
+    v.stop = xcalloc((size_t)size, sizeof *v.stop);
+    v.arrived = xcalloc((size_t)size, sizeof *v.arrived);
+    CommMessage* messages = xcalloc((size_t)size, sizeof *messages);
+    for (int r = 0; r < size; r++) messages[r] = (CommMessage){.receive = &v.stop[r], .receive_bytes = sizeof *v.stop};
+    v.request = c->start(c, messages);
+    free(messages);
+    return v;
+}
+
+bool comm_vote_stops(CommVote* v) {
+    if (v->request) v->comm->test(v->comm, &v->request, v->arrived);
+    for (int r = 0; r < comm_size(v->comm) && v->stop; r++)
+        if (v->arrived[r] && v->stop[r]) return true;
+    return false;
+}
+
+bool comm_vote_close(CommVote* v, bool stop) {
+    const int rank = comm_rank(v->comm), size = comm_size(v->comm);
+    if (size == 1) return stop;
+    CommMessage* messages = xcalloc((size_t)size, sizeof *messages);
+    for (int r = 0; r < size; r++) messages[r] = (CommMessage){.send = &stop, .send_bytes = sizeof stop};
+    comm_exchange(v->comm, messages);
+    comm_wait(v->comm, &v->request);
+    v->stop[rank] = stop;
+    for (int r = 0; r < size; r++) stop = stop || v->stop[r];
+    free(messages);
+    free(v->stop);
+    free(v->arrived);
+    *v = (CommVote){0};
+    return stop;
 }

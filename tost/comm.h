@@ -42,6 +42,9 @@ struct TostComm {
     void (*close)(TostComm* c);               // after the last message; frees transport
 };
 
+// Ranks of this host that may run on the same cores as this one, itself included. Collective.
+int comm_sharing_cores(TostComm* c);
+
 static inline int comm_rank(const TostComm* c) { return c ? c->place.rank : 0; }
 static inline int comm_size(const TostComm* c) { return c ? c->place.size : 1; }
 
@@ -67,6 +70,13 @@ void comm_broadcast(TostComm* c, void* data, size_t bytes, int root);
 // Returns true if all ranks pass true. Otherwise returns false on all of them, with the *err of the lowest rank that
 // passed false, which begins with its rank and host unless it is rank 0.
 bool comm_agree(TostComm* c, bool ok, TostError* err);
+// A vote whether to stop. Each rank opens it, looks at it while it works, and closes it once; a rank that wants to stop
+// closes it early. No other message may be started in between.
+typedef struct { TostComm* comm; CommRequest* request; bool *stop, *arrived; } CommVote;
+CommVote comm_vote(TostComm* c);
+bool     comm_vote_stops(CommVote* v);             // not collective: whether a rank has closed it with `stop`
+bool     comm_vote_close(CommVote* v, bool stop);  // waits for all; true if any rank stops
+
 // Ends all ranks. Prints `why`, with this rank and host, before the hint.
 void comm_fail(TostComm* c, const TostError* why);
 // "rank 2 on node7: "; empty for rank 0 and for a single process

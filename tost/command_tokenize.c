@@ -14,7 +14,7 @@ int command_tokenize(const Options* o) {
     TokenizeResult r;
     TostError err;
     signals_ignore_write_errors();
-    signals_catch();
+    signals_catch(true);
     if (!tokenize_files(&options, &r, &err)) {
         print_error(o, &err);
         return signals_received() ? 128 + signals_received() : STATUS_FAILED;

@@ -12,6 +12,7 @@
 // Errors and text arguments
 
 void print_error(const Options* o, const TostError* err) {
+    if (comm_rank(o->comm) != 0) return;
     char *program = printable_text(options_program(o)), *line = xasprintf("%s: %s\n", program, err->text);
     fflush(stdout);
     output_write(STDERR_FILENO, line, strlen(line), OUTPUT_TIMEOUT);

@@ -29,7 +29,8 @@ int command_inspect(const Options* o, const TostEngine* engine);
 // ---------------------------------------------------------------------------------------------
 // Errors, text arguments
 
-// Prints the error on stderr as one line that begins with the program's name.
+// Prints the error on stderr as one line that begins with the program's name. Of several ranks, only rank 0 prints:
+// errors are shared by comm_agree.
 void print_error(const Options* o, const TostError* err);
 // Calls print_error and returns STATUS_FAILED.
 int command_failed(const Options* o, const TostError* err);

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -11,9 +12,11 @@
 #include "processor.h"
 #include "threads.h"
 
-// Sets the number of threads of all parallel regions: --threads or, up to the same limit, OMP_NUM_THREADS.
+// Sets the number of threads of all parallel regions: --threads or, up to the same limit, OMP_NUM_THREADS. By default,
+// ranks that share cores divide them.
 static void set_threads(const Options* o) {
-    const int threads = o->threads ? o->threads : threads_max();
+    const int sharing = getenv("OMP_NUM_THREADS") ? 1 : comm_sharing_cores(o->comm);
+    const int own = threads_max() / sharing > 0 ? threads_max() / sharing : 1, threads = o->threads ? o->threads : own;
     TostError line;
     if (threads > THREADS_LIMIT) {
         tost_error(&line, "OMP_NUM_THREADS is %d: limited to %d threads", threads, THREADS_LIMIT);
@@ -42,18 +45,30 @@ static void reserve_standard_streams(void) {
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd) return;
 }
 
+// Of several processes without connection, the first one prints the error; the others give it time to.
+static int not_connected(const char* program, const TostError* err) {
+    const Options o = {.program = program};
+    if (comm_launch().place.rank == 0) print_error(&o, err);
+    else sleep(1);
+    return STATUS_USAGE;
+}
+
 int tost_main(int argc, char** argv, const TostEngine* engine) {
     processor_check();
     reserve_standard_streams();
     Options o;
     TostError err;
+    TostComm* comm;
     int status = 0;
-    if (!options_parse(&o, argc, argv, engine, &err)) {
+    const char* program = argc > 0 && *argv[0] ? argv[0] : "train_gpt_tost";
+    if (!comm_open(&comm, engine, program, &err)) return not_connected(program, &err);
+    if (!options_parse(&o, argc, argv, engine, comm, &err)) {
         print_error(&o, &err);
         status = STATUS_USAGE;
     } else if (o.page) {
-        print_page(&o, engine);
+        if (comm_rank(comm) == 0) print_page(&o, engine);
     } else {
+        if (comm) comm->timeout = o.rank_timeout;
         set_threads(&o);
         status = run_command(&o, engine);
     }
@@ -62,5 +77,6 @@ int tost_main(int argc, char** argv, const TostEngine* engine) {
         tost_error(&err, "stdout cannot be written: %s", strerror(errno));
         status = command_failed(&o, &err);
     }
+    comm_close(comm);
     return status;
 }

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "outlier.h"
+#include "slices.h"
 #include "threads.h"
 
 // ---------------------------------------------------------------------------------------------
@@ -56,6 +57,7 @@ typedef struct {
 #define NUMBER_TEXT(macro) TOKEN_TEXT(macro)
 #define DTYPES "fp32|tf32|bf16"       // in the order of TostDtype
 #define MAX_COUNT 1e9                 // of steps, windows, samples
+#define MAX_PARTS 65536
 #define MAX_SEED  9007199254740992    // 2^53: checked as a double
 
 // An option whose row differs between commands has several rows.
@@ -137,7 +139,8 @@ static const Row table[] = {
     {"seq", TRAIN, TRAINING, INT, AT(seq), FIXED, "N", .min = 1, .max = TOST_MAX_BLOCK_SIZE, .unit = "tokens",
      .help = "sequence length, at most --block-size"},
     {"total-batch", TRAIN, TRAINING, INT64, AT(total_batch), FIXED, "N", .min = 1, .max = 1e12, .unit = "tokens",
-     .help = "tokens per step, a multiple of batch × seq; gradients are accumulated over micro-batches"},
+     .help = "tokens per step of all ranks, a multiple of batch × seq × parts; gradients are accumulated over "
+             "micro-batches"},
     {"lr", TRAIN, TRAINING, REAL, AT(lr), FIXED, "X", .max = 100, .help = "peak learning rate"},
     {"warmup", TRAIN, TRAINING, INT64, AT(warmup), FIXED, "N", .max = MAX_COUNT, .unit = "steps",
      .help = "linear warm-up of the learning rate from 0 to --lr; by default at most a tenth of --steps"},
@@ -225,6 +228,12 @@ static const Row table[] = {
              "CUDA only"},
     {"threads", TRAIN | SAMPLE | EVAL | TOKENIZE | INSPECT, MACHINE, INT, AT(threads), OVERRIDABLE, "N",
      .max = THREADS_LIMIT, .help = "number of CPU threads; 0: OMP_NUM_THREADS, or all cores"},
+    {"parts", TRAIN, MACHINE, INT, AT(parts), OVERRIDABLE, "N", .min = 1, .max = MAX_PARTS,
+     .default_text = "one per rank",
+     .help = "divide a step into N parts, whose gradients are added in a fixed order: any number of ranks that divides "
+             "N gives the same results"},
+    {"rank-timeout", TRAIN | EVAL, MACHINE, REAL, AT(rank_timeout), NOT_SAVED, "X", .max = 1e6, .value = 600,
+     .unit = "seconds", .help = "stop if another rank does not respond for X seconds; 0: wait forever"},
     {"recompute", TRAIN, MACHINE, FLAG, AT(recompute), NOT_SAVED, "",
      .help = "activation checkpointing: store only the input of each layer and recompute the rest in the backward "
              "pass; less memory, more time, same results"},
@@ -561,23 +570,29 @@ static bool derive_defaults(Options* o, TostError* err) {
     if (!option_given(o, "seq")) o->seq = block == preset->config.block_size ? preset->seq : block;
     if (o->seq > block) return tost_error(err, "--seq %d is longer than the block size %d", o->seq, block);
 
+    // A run from before the option had one part.
+    if (!option_given(o, "parts")) o->parts = o->resume ? 1 : comm_size(o->comm);
+    if (!parts_check(o->parts, comm_size(o->comm), err)) return false;
     const bool total_given = option_given(o, "total-batch");
+    const int64_t part_seq = (int64_t)o->seq * o->parts, wanted = total_given ? o->total_batch : preset->total_batch;
     if (!option_given(o, "batch")) {
         o->batch = preset->batch;
-        if (total_given && o->total_batch % o->seq == 0)
-            while (o->total_batch / o->seq % o->batch != 0) o->batch--;
+        if ((total_given || o->parts > 1) && wanted >= part_seq && wanted % part_seq == 0)
+            while (wanted / part_seq % o->batch != 0) o->batch--;
     }
     if (!options_check_pass(o->batch, o->seq, err)) return false;
-    const int64_t pass = (int64_t)o->batch * o->seq;
+    const int64_t pass = o->batch * part_seq;
+    char parts[24] = "", product[80];
+    if (o->parts > 1) snprintf(parts, sizeof parts, " × %d", o->parts);
+    snprintf(product, sizeof product, "batch × seq%s = %d × %d%s", *parts ? " × parts" : "", o->batch, o->seq, parts);
     if (!total_given) o->total_batch = (preset->total_batch + pass - 1) / pass * pass;
     const int64_t below = o->total_batch / pass * pass;
     if (below == 0)
-        return tost_error(err, "--total-batch %lld is less than batch × seq = %d × %d: give at least %lld",
-                          (long long)o->total_batch, o->batch, o->seq, (long long)pass);
+        return tost_error(err, "--total-batch %lld is less than %s: give at least %lld", (long long)o->total_batch,
+                          product, (long long)pass);
     if (below != o->total_batch)
-        return tost_error(err, "--total-batch %lld is not a multiple of batch × seq = %d × %d: use "
-                          "%lld or %lld", (long long)o->total_batch, o->batch, o->seq, (long long)below,
-                          (long long)(below + pass));
+        return tost_error(err, "--total-batch %lld is not a multiple of %s: use %lld or %lld",
+                          (long long)o->total_batch, product, (long long)below, (long long)(below + pass));
     if (!option_given(o, "warmup")) {
         o->warmup = preset->warmup;
         if (o->warmup > o->steps / 10) o->warmup = o->steps / 10;
@@ -710,6 +725,9 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
         return tost_error(err, "--threads %d: the program was built without OpenMP: leave it out", o->threads);
     for (int i = 0; i < o->n_files; i++)
         if (!*o->files[i]) return tost_error(err, "an argument is empty: give a file name, or leave it out");
+    if (comm_size(o->comm) > 1 && o->command != COMMAND_TRAIN && o->command != COMMAND_EVAL)
+        return tost_error(err, "%s runs in a single process, but %d were started: only train and eval use several",
+                          commands[o->command].name, comm_size(o->comm));
     const char* first = o->n_files ? o->files[0] : NULL;
     switch (o->command) {
         case COMMAND_TRAIN: return check_train(o, err);
@@ -805,8 +823,8 @@ static bool apply(Options* o, const char* values[ROWS], TostError* err) {
     return true;
 }
 
-bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, TostError* err) {
-    *o = (Options){.command = COMMAND_TRAIN, .program = argc > 0 && *argv[0] ? argv[0] : "train_gpt_tost"};
+bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, TostComm* comm, TostError* err) {
+    *o = (Options){.command = COMMAND_TRAIN, .comm = comm, .program = argc > 0 && *argv[0] ? argv[0] : "train_gpt_tost"};
     o->files = xcalloc((size_t)argc + 1, sizeof *o->files);
     o->named = argc > 1 && argv[1][0] != '-';
     if (o->named) {
@@ -884,7 +902,9 @@ char* options_changed(const Options* o, const StMeta* saved) {
     if (row < 0 || table[row].saved != OVERRIDABLE) return NULL;
     char *value = value_text(o, &table[row]), *note = NULL;
     if (value && strcmp(value, saved->value) != 0)
-        note = xasprintf("--%s %s instead of %s", saved->key, value, saved->value);
+        note = xasprintf("--%s %s instead of %s%s", saved->key, value, saved->value,
+                         table[row].field == AT(parts) ? ": gradients are added in another order, which changes the "
+                                                         "last bits of the results" : "");
     free(value);
     return note;
 }

@@ -2,7 +2,7 @@
 #ifndef TOST_OPTIONS_H
 #define TOST_OPTIONS_H
 
-#include "engine.h"
+#include "comm.h"
 #include "data.h"
 #include "safetensors.h"
 
@@ -17,6 +17,7 @@ enum { OPTION_ROWS_MAX = 128 };
 typedef struct {
     Command     command;
     bool        named;                     // the user named it; otherwise it is train
+    TostComm*   comm;                      // NULL: one process
     const char* program;                   // argv[0], for messages and suggested commands
     const char* page;                      // the option that asks for --help, the man page or completion, or NULL
     // model
@@ -38,6 +39,8 @@ typedef struct {
     int     on_save_error;                 // OnSaveError
     bool    resume, overwrite, quiet;
     int     dtype, threads;                // TostDtype; 0: OpenMP's default
+    int     parts;                         // of a step, over all ranks (slices.h)
+    double  rank_timeout;                  // seconds; 0: none
     bool    recompute;
     // sampling
     const char *prompt, *prompts, *stop;   // NULL: not given
@@ -64,7 +67,7 @@ typedef struct {
 // Parses argv into *o. Returns false with one line in *err (exit with STATUS_USAGE) for an unknown, malformed,
 // out-of-range, unexpected or, unless o->page is set, contradictory argument. Opens no file. Call options_free in any
 // case.
-bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, TostError* err);
+bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, TostComm* comm, TostError* err);
 void options_free(Options* o);
 const char* options_program(const Options* o);   // the program's name, without its folder
 bool option_given(const Options* o, const char* name);

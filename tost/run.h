@@ -10,9 +10,13 @@
 #include "log.h"
 #include "progress.h"
 
+typedef struct { double sum; int64_t count; } LossSum;   // of losses (nats), and how many
+
 typedef struct {
     const Options*    args;            // the command line
     Options           o;               // args, completed from the checkpoint and the data
+    TostComm*         comm;            // NULL: one process
+    int               signal;          // with several ranks: a signal that one of them received, or 0; see run_signal
     const TostEngine* engine;
     TostEngineOptions engine_options;
     TostModel*        model;
@@ -31,6 +35,7 @@ typedef struct {
     DataSet *         data, *val;      // val: NULL without validation
     Tokenizer*        tokenizer;       // or NULL
     int32_t *         inputs, *targets;   // (batch, seq)
+    LossSum*          part_loss;       // of this rank's parts
     LogFile           log;
     bool              log_failing;     // the last row could not be written; a warning was printed
     Progress          progress;
@@ -49,13 +54,26 @@ void run_free(Run* r);
 // --overwrite, or the rest of an interrupted one: renames the new log to log_path and removes the old checkpoints.
 bool run_finish_replacement(Run* r, TostError* err);
 
+// ---- run_ranks.c: what the ranks of a run decide together; collective, except for run_signal ----
+// The number of the signal that stops the run, or 0. All ranks learn of a signal in run_agree.
+int  run_signal(const Run* r);
+const char* run_signal_name(const Run* r);
+// True if all ranks pass true. Otherwise false on all, with the same *err.
+bool run_agree(Run* r, bool ok, TostError* err);
+// Fails, naming a rank, if the ranks do not run the same program with the same options, data and parameters.
+bool run_compare(Run* r, TostError* err);
+static inline int run_own_parts(const Run* r) { return r->o.parts / comm_size(r->comm); }
+double run_mean_loss(const Run* r);                        // nats per token, from part_loss
+
 // ---- run_save.c ----
-// Mean loss (nats per token) of the forward passes since the last call. Synchronizes with the device.
-double run_mean_loss(Run* r);
+// Losses of the forward passes since the last call. Synchronizes with the device.
+LossSum run_read_loss(Run* r);
 // Saves a checkpoint, unless this step is already saved. Returns false if the run must end: a save failed with
 // --on-save-error stop, or the last one failed (`last`). Otherwise a failure is a warning.
 bool run_save(Run* r, bool last, TostError* err);
-// Writes a log row. If this fails: with --on-save-error stop, returns false; otherwise warns once and keeps the row in
+// Tells all ranks what rank 0 has saved, for run_save and for messages.
+void run_share_saved(Run* r);
+// Writes a log row, on rank 0. If this fails: with --on-save-error stop, returns false; otherwise warns once and keeps the row in
 // memory for the next write. A pipe or device loses the row.
 bool run_log_step(Run* r, const LogRow* row, TostError* err);
 

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "run.h"
-#include "signals.h"
+#include "threads.h"
 
 // ---------------------------------------------------------------------------------------------
 // Warnings and suggested commands
@@ -117,6 +117,24 @@ static void report_model(Run* r) {
                   (long long)o->warmup, o->warmup == 1 ? "" : "s", o->lr * o->min_lr_frac, o->weight_decay);
 }
 
+// How a step is divided among ranks and parts, and what a rank sends to and receives from the others.
+static void report_ranks(Run* r) {
+    const Options* o = &r->o;
+    const int size = comm_size(r->comm), threads = threads_max();
+    char bytes[32];
+    int hosts = 0;
+    if (size > 1) {
+        const double moved = 2.0 * sizeof(float) * (double)r->tensors.n_params * (size - 1) / size;
+        for (int i = 0; i < size; i++) hosts += r->comm->places[i].local_rank == 0;
+        progress_text(&r->progress, "%-11s%d × %d thread%s on %d host%s (%s), %lld tokens a rank, %s sent and received by "
+                      "each in a step", "ranks", size, threads, threads == 1 ? "" : "s", hosts, hosts == 1 ? "" : "s",
+                      r->comm->library, (long long)(o->total_batch / size), human_bytes(bytes, moved));
+    }
+    if (o->parts > 1)
+        progress_text(&r->progress, "%-11s%d of %lld tokens; the results are the same on any number of ranks that "
+                      "divides it", "parts", o->parts, (long long)(o->total_batch / o->parts));
+}
+
 static void report_data(Run* r) {
     Progress* p = &r->progress;
     const Options* o = &r->o;
@@ -158,6 +176,7 @@ static void report_unused(Run* r) {
 
 void report_settings(Run* r, const char* device) {
     progress_text(&r->progress, "%-11s%s", "device", device);
+    report_ranks(r);
     report_model(r);
     report_data(r);
     report_changes(r);
@@ -198,7 +217,7 @@ void report_end(Run* r) {
     Progress* p = &r->progress;
     const bool stopped = r->info.step < r->o.steps;
     const long long step = (long long)r->info.step, steps = (long long)r->o.steps;
-    if (stopped) progress_text(p, "stopped by %s after step %lld of %lld", signals_name(), step, steps);
+    if (stopped) progress_text(p, "stopped by %s after step %lld of %lld", run_signal_name(r), step, steps);
     else progress_text(p, "done: %lld step%s, %lld tokens", step, step == 1 ? "" : "s", (long long)r->info.tokens);
     if (r->info.outliers.skipped > 0)
         progress_text(p, "%-11s%lld of %lld steps (rows with lr 0 in the log)", "skipped",

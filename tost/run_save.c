@@ -5,11 +5,10 @@
 
 #include "run.h"
 
-double run_mean_loss(Run* r) {
-    double sum;
-    int64_t count;
-    r->engine->read_loss(&sum, &count, r->model);
-    return sum / (double)count;
+LossSum run_read_loss(Run* r) {
+    LossSum loss;
+    r->engine->read_loss(&loss.sum, &loss.count, r->model);
+    return loss;
 }
 
 // The log or a checkpoint could not be written: stops the run or warns.
@@ -29,7 +28,8 @@ static double batch_loss(Run* r, uint64_t first) {
         memset(r->targets, 0, tokens * sizeof *r->targets);
     }
     r->engine->forward_loss(r->model, r->inputs, r->targets, r->o.batch, r->o.seq);
-    return run_mean_loss(r);
+    const LossSum loss = run_read_loss(r);
+    return loss.sum / (double)loss.count;
 }
 
 // Loss of one micro-batch with the current parameters, checked before a save so that diverged parameters do not replace
@@ -80,10 +80,10 @@ static bool save(Run* r, TostError* err) {
     return true;
 }
 
-bool run_save(Run* r, bool last, TostError* err) {
+// Rank 0 saves.
+static bool save_run(Run* r, bool last, TostError* err) {
     const bool unvalidated = r->info.unvalidated_row != NULL;
     TostError reason;
-    if (r->saved_step == r->info.step && r->saved_unvalidated == unvalidated) return true;
     if (!follow_folder(r, err)) return false;
     if (!lock_keep(&r->lock, err))
         return tost_error(err, "run.lock was removed and %s; stopped after step %lld, which is not saved", err->text,
@@ -105,8 +105,33 @@ bool run_save(Run* r, bool last, TostError* err) {
     return ok || write_failed(r, &reason, last, err);
 }
 
+void run_share_saved(Run* r) {
+    struct { int64_t step; bool unvalidated; TostError hint; } saved;
+    if (!r->comm) return;
+    memset(&saved, 0, sizeof saved);
+    saved.step = r->saved_step;
+    saved.unvalidated = r->saved_unvalidated;
+    if (comm_rank(r->comm) == 0) saved.hint = resume_hint(r);
+    comm_broadcast(r->comm, &saved, sizeof saved, 0);
+    r->saved_step = saved.step;
+    r->saved_unvalidated = saved.unvalidated;
+    r->comm->hint = saved.hint;
+}
+
+bool run_save(Run* r, bool last, TostError* err) {
+    bool ok = true;
+    if (r->saved_step == r->info.step && r->saved_unvalidated == (r->info.unvalidated_row != NULL)) return true;
+    if (comm_rank(r->comm) == 0) {
+        ok = save_run(r, last, err);
+        checkpoint_end_save(r->comm);
+    } else checkpoint_send_moments(r->comm, r->engine, r->model, &r->tensors);
+    run_share_saved(r);
+    return run_agree(r, ok, err);
+}
+
 bool run_log_step(Run* r, const LogRow* row, TostError* err) {
     TostError reason;
+    if (comm_rank(r->comm) != 0) return true;
     if (!follow_folder(r, err)) return false;
     const bool was_failing = r->log_failing;
     const long long pending = (long long)r->log.pending_rows;

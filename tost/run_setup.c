@@ -57,8 +57,8 @@ static bool open_weights(CheckpointInfo* info, Run* r, TostError* err) {
 // The newest checkpoint in --out. Its options apply unless the command line gives them.
 static bool find_resumed(Run* r, TostError* err) {
     Options* o = &r->o;
-    bool is_run;
-    if (!checkpoint_is_run(&is_run, &r->folder, err)) return false;
+    bool is_run = true;
+    if (comm_rank(r->comm) == 0 && !checkpoint_is_run(&is_run, &r->folder, err)) return false;
     if (!is_run)
         return tost_error(err, "--resume --out %s: there is no run in this folder; leave out --resume to start one",
                           r->out);
@@ -88,16 +88,17 @@ static bool find_fresh(Run* r, TostError* err) {
     if (!checkpoint_is_run(&is_run, &r->folder, err)) return false;
     if (is_run && !o->overwrite) return run_exists(o->out, err);
     if (o->out || o->log) r->log_path = log_path(r);
-    if (r->log_path && !log_check_fresh(r->log_path, o->overwrite, err)) return false;
+    if (comm_rank(r->comm) == 0 && r->log_path && !log_check_fresh(r->log_path, o->overwrite, err)) return false;
     return !o->init || (open_weights(&r->init, r, err) && options_take_config(o, &r->init.config, r->weights, err));
 }
 
+// Only rank 0 uses the folder; the others read checkpoints.
 bool run_find(Run* r, TostError* err) {
     const char* out = r->o.out;
     TostError lock_error;
     if (!check_paths(&r->o, err)) return false;
     if (out) r->out = xstrdup(out);   // otherwise claim_folder chooses a numbered folder
-    if (out && is_dir(out) && !folder_open(&r->folder, NULL, out, err))
+    if (out && comm_rank(r->comm) == 0 && is_dir(out) && !folder_open(&r->folder, NULL, out, err))
         return tost_error(err, "%s--out %s", r->o.resume ? "--resume " : "", err->text);
     const LockResult lock = r->folder.path ? lock_take(&r->lock, &r->folder, &lock_error) : LOCK_TAKEN;
     if (lock == LOCK_BUSY) return tost_error(err, "%s", lock_error.text);
@@ -168,7 +169,9 @@ static bool open_data(Run* r, TostError* err) {
 }
 
 // --tokenizer, else the resumed run's tokenizer if it still exists, else vocab.bpe next to the shards if it exists.
+// Only rank 0 writes samples.
 static bool open_tokenizer(Run* r, TostError* err) {
+    if (comm_rank(r->comm) != 0) return true;
     const Options* o = &r->o;
     char* beside = path_join(data_dir(r->data), "vocab.bpe");
     const char* path = o->tokenizer ? o->tokenizer : r->info.tokenizer ? r->info.tokenizer : beside;
@@ -284,6 +287,7 @@ static bool start_log(Run* r, TostError* err) {
 
 // Opens folder and log, last, so that a run that cannot start writes nothing.
 static bool open_folder(Run* r, TostError* err) {
+    if (comm_rank(r->comm) != 0) return true;
     size_t existing;
     bool ok = claim_folder(&existing, r, err);
     if (ok && r->lock.unsupported)
@@ -302,7 +306,8 @@ static bool open_folder(Run* r, TostError* err) {
 bool run_set_up(Run* r, TostError* err) {
     Options* o = &r->o;
     r->info.config = o->config;
-    if (!open_data(r, err) || !open_tokenizer(r, err)) return false;
+    r->info.comm = r->comm;
+    if (!run_agree(r, open_data(r, err) && open_tokenizer(r, err), err)) return false;
     if (!o->resume) {
         r->info.seed = (uint64_t)o->seed;
         r->info.best_val_loss = INFINITY;
@@ -313,13 +318,19 @@ bool run_set_up(Run* r, TostError* err) {
     const bool long_sample = r->tokenizer && o->sample_every > 0 && o->sample_tokens >= o->config.block_size;
     r->engine_options = (TostEngineOptions){
         .max_batch = o->batch, .max_seq = long_sample ? o->config.block_size : o->seq, .training = true,
-        .recompute = o->recompute, .dtype = (TostDtype)o->dtype, .threads = o->threads};
+        .recompute = o->recompute, .dtype = (TostDtype)o->dtype, .threads = o->threads, .comm = r->comm,
+        .parts = run_own_parts(r)};
+    comm_broadcast(r->comm, &r->engine_options.max_seq, sizeof r->engine_options.max_seq, 0);
     char device[256];
-    if (!r->engine->describe(device, sizeof device, &r->engine_options, err)) return false;
+    if (!run_agree(r, r->engine->describe(device, sizeof device, &r->engine_options, err), err)) return false;
     report_settings(r, device);
     r->inputs = xmalloc((size_t)o->batch * o->seq * sizeof *r->inputs);
     r->targets = xmalloc((size_t)o->batch * o->seq * sizeof *r->targets);
-    return create_model(r, err) && open_folder(r, err);
+    r->part_loss = xcalloc((size_t)run_own_parts(r), sizeof *r->part_loss);
+    const bool ok = run_agree(r, create_model(r, err), err) && run_compare(r, err)
+                    && run_agree(r, open_folder(r, err), err);
+    if (ok) run_share_saved(r);
+    return ok;
 }
 
 void run_free(Run* r) {
@@ -339,6 +350,7 @@ void run_free(Run* r) {
     free(r->installed);
     free(r->val_glob);
     free(r->log_path);
+    free(r->part_loss);
     free(r->inputs);
     free(r->targets);
 }

@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <signal.h>
-#include <stdbool.h>
 #include <stddef.h>
 #include <unistd.h>
 
@@ -14,7 +13,7 @@ static const struct { int number; const char* name; } handled[] = {
 };
 enum { HANDLED = sizeof handled / sizeof handled[0] };
 
-static volatile sig_atomic_t received;   // global, because a signal handler has no arguments of its own
+static volatile sig_atomic_t received, silent;   // global, because a signal handler has no arguments of its own
 
 // SIGINT and SIGTERM are requests: a second one quits immediately, and they are caught even if ignored, as SIGINT is in
 // a background job. The others report an event, which may repeat: kernel and shell both send SIGHUP when a terminal
@@ -27,11 +26,12 @@ static void on_signal(int number) {
     if (received && !is_request(number)) return;
     if (received) _exit(128 + number);
     received = number;
-    output_write(STDERR_FILENO, note, sizeof note - 1, 0);
+    if (!silent) output_write(STDERR_FILENO, note, sizeof note - 1, 0);
     errno = saved_errno;
 }
 
-void signals_catch(void) {
+void signals_catch(bool announce) {
+    silent = !announce;
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, before;
     sigemptyset(&action.sa_mask);
     for (size_t i = 0; i < HANDLED; i++) {
@@ -43,9 +43,9 @@ void signals_catch(void) {
 
 int signals_received(void) { return received; }
 
-const char* signals_name(void) {
+const char* signals_name(int number) {
     for (size_t i = 0; i < HANDLED; i++)
-        if (handled[i].number == received) return handled[i].name;
+        if (handled[i].number == number) return handled[i].name;
     return NULL;
 }
 

@@ -89,8 +89,8 @@ bool parts_check(int parts, int ranks, TostError* err) {
     while (!fits(above, ranks)) above++;
     char lower[24] = "";
     if (below > 0) snprintf(lower, sizeof lower, "%lld or ", (long long)below);
-    return tost_error(err, "--parts %d cannot be divided among %d ranks: use a power of two parts per rank, --parts "
-                      "%s%lld", parts, ranks, lower, (long long)above);
+    return tost_error(err, "--parts %d cannot be divided among %d ranks: use --parts %s%lld (a power of two per rank) "
+                      "or a number of ranks that divides %d", parts, ranks, lower, (long long)above, parts);
 }
 
 void tree_add(float* dst, const float* left, const float* right, size_t n) {

@@ -9,6 +9,7 @@
 #include "run.h"
 #include "schedule.h"
 #include "signals.h"
+#include "slices.h"
 
 static bool train(Run* r, TostError* err);
 static bool train_step(bool* completed, LogRow* row, Run* r, TostError* err);
@@ -19,16 +20,18 @@ static bool write_sample(Run* r, TostError* err);
 static int64_t micro_batches(const Options* o) { return o->total_batch / ((int64_t)o->batch * o->seq); }
 
 int command_train(const Options* args, const TostEngine* engine) {
-    Run r = {.args = args, .o = *args, .engine = engine, .progress = progress_new(stdout, args->quiet), .val_loss = NAN,
-             .saved_step = -1};
+    Run r = {.args = args, .o = *args, .comm = args->comm, .engine = engine, .val_loss = NAN, .saved_step = -1,
+             .progress = progress_new(stdout, args->quiet || comm_rank(args->comm) != 0)};
     TostError err;
     signals_ignore_write_errors();
-    bool ok = run_find(&r, &err);
+    if (r.comm) r.progress.live = false;   // mpirun and srun may pass a terminal, but merge the output of all ranks
+    bool ok = run_agree(&r, run_find(&r, &err), &err);
     if (ok && run_is_finished(&r)) report_finished(&r);
     else ok = ok && run_set_up(&r, &err) && train(&r, &err);
+    const int signal = run_signal(&r);
     run_free(&r);
     if (!ok) return command_failed(args, &err);
-    return signals_received() ? 128 + signals_received() : 0;
+    return signal ? 128 + signal : 0;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -39,7 +42,7 @@ static bool before_first_step(Run* r, TostError* err) {
     bool completed = false;
     if (r->val && !validate(&completed, r, err)) return false;
     if (completed) report_validation(r);
-    return write_sample(r, err);
+    return run_agree(r, write_sample(r, err), err);
 }
 
 // The resumed checkpoint was saved during an interrupted validation: repeats the validation and finishes the step.
@@ -57,7 +60,7 @@ static bool loop(Run* r, TostError* err) {
     progress_train(&r->progress, r->info.step, r->o.steps, micro_batches(&r->o), r->o.total_batch);
     if (r->info.step == 0 && !before_first_step(r, err)) return false;
     if (r->info.unvalidated_row && !complete_resumed_step(r, err)) return false;
-    while (r->info.step < r->o.steps && !signals_received()) {
+    while (r->info.step < r->o.steps && !run_signal(r)) {
         LogRow row;
         bool completed = false;
         if (!train_step(&completed, &row, r, err)) return false;
@@ -69,12 +72,13 @@ static bool loop(Run* r, TostError* err) {
 // Trains until the last step or a signal.
 static bool train(Run* r, TostError* err) {
     report_lost_output(r);
-    signals_catch();
+    signals_catch(comm_rank(r->comm) == 0);
     bool ok = loop(r, err);
     progress_end(&r->progress);
     report_log(r);
     TostError closing;
     if (!log_close(&r->log, ok ? err : &closing)) ok = false;
+    ok = run_agree(r, ok, err);
     if (ok) report_end(r);
     report_lost_output(r);
     return ok;
@@ -83,31 +87,49 @@ static bool train(Run* r, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // One training step
 
-// Called if the data cannot be read. Saves the completed steps and adds to the error how to resume from them.
+// Called if a rank cannot read the data. Saves the completed steps and adds to the error how to resume from them.
 static bool data_failed(Run* r, TostError* err) {
     TostError save;
-    run_mean_loss(r);   // resets the sum
     if (r->info.step > 0 && r->o.save_every > 0 && !run_save(r, true, &save)) run_warn(r, "%s", save.text);
     return tost_error(err, "%s; stopped after step %lld; %s", err->text, (long long)r->info.step, resume_hint(r).text);
 }
 
-// Gradients of total_batch tokens, accumulated over micro-batches. If a signal interrupts it, *completed is false.
+// A signal, or another rank that stops.
+static bool interrupted(CommVote* vote) { return signals_received() || comm_vote_stops(vote); }
+
+// What follows this rank's micro-batch i: the end of a part (parts of `each` micro-batches), or of the step.
+static TostEnd after_micro_batch(const Run* r, int64_t i, int64_t each) {
+    if ((i + 1) % each != 0) return TOST_MORE;
+    return i + 1 == each * run_own_parts(r) ? TOST_STEP_ENDS : TOST_PART_ENDS;
+}
+
+// Gradients of total_batch tokens, accumulated over the micro-batches of this rank's parts. If a signal interrupts a
+// rank, *completed is false. The ranks decide that before the last backward pass, in which they exchange gradients.
 static bool accumulate_gradients(bool* completed, Run* r, TostError* err) {
     const Options* o = &r->o;
-    const int64_t n = micro_batches(o);
+    const int64_t each = micro_batches(o) / o->parts, n = each * run_own_parts(r);
+    const uint64_t first = r->info.data_sample + (uint64_t)(comm_rank(r->comm) * n * o->batch);
+    CommVote vote = comm_vote(r->comm);
     r->engine->zero_grad(r->model);
     int64_t done = 0;
-    for (; done < n && (done == 0 || !signals_received()); done++) {
-        progress_micro_batch(&r->progress, done);
-        const uint64_t at = r->info.data_sample + (uint64_t)(done * o->batch);
-        if (!data_batch(r->data, r->inputs, r->targets, at, o->batch, err)) return data_failed(r, err);
+    bool ok = true;
+    for (*completed = false; done < n && (done == 0 || !interrupted(&vote)); done++) {
+        const TostEnd end = after_micro_batch(r, done, each);
+        progress_micro_batch(&r->progress, done * comm_size(r->comm));
+        ok = data_batch(r->data, r->inputs, r->targets, first + (uint64_t)(done * o->batch), o->batch, err);
+        if (!ok) break;
         r->engine->forward_train(r->model, r->inputs, r->targets, o->batch, o->seq, 1.0f / (float)o->total_batch);
-        r->engine->backward(r->model, done + 1 == n ? TOST_STEP_ENDS : TOST_MORE);
+        if (end == TOST_STEP_ENDS && !(*completed = !comm_vote_close(&vote, false))) break;
+        r->engine->backward(r->model, end);
+        if (end == TOST_PART_ENDS) r->part_loss[done / each] = run_read_loss(r);
     }
-    *completed = done == n;
-    if (!*completed)
+    if (*completed) return true;
+    comm_vote_close(&vote, true);
+    run_read_loss(r);   // resets the sum
+    if (!run_agree(r, ok, err)) return data_failed(r, err);
+    if (done > 0)
         progress_text(&r->progress, "step %lld is incomplete (micro-batch %lld of %lld): it is dropped",
-                      (long long)r->info.step + 1, (long long)done, (long long)n);
+                      (long long)r->info.step + 1, (long long)done * comm_size(r->comm), (long long)micro_batches(o));
     return true;
 }
 
@@ -126,12 +148,14 @@ static double optimizer_step(Run* r, double norm) {
 }
 
 static bool all_finite(const Run* r, TostState state, const TostTensor* t) {
-    float* values = xmalloc(t->size * sizeof *values);
+    float* values = xcalloc(t->size, sizeof *values);
     r->engine->get(values, r->model, state, t);
     size_t k = 0;
     while (k < t->size && isfinite(values[k])) k++;
+    bool finite = k == t->size;
+    comm_broadcast(r->comm, &finite, sizeof finite, 0);
     free(values);
-    return k == t->size;
+    return finite;
 }
 
 // Names the first parameter or, if there is none, the first gradient with a non-finite value.
@@ -191,11 +215,10 @@ static bool train_step(bool* completed, LogRow* row, Run* r, TostError* err) {
     double lr = 0;
     TostError reason;
     if (!accumulate_gradients(completed, r, err)) return false;
-    if (!*completed) {
-        run_mean_loss(r);   // resets the sum
-        return true;
-    }
-    const double norm = r->engine->grad_norm(r->model), loss = run_mean_loss(r);   // one synchronization per step
+    if (!*completed) return true;
+    const double norm = r->engine->grad_norm(r->model);
+    r->part_loss[run_own_parts(r) - 1] = run_read_loss(r);   // one synchronization per part
+    const double loss = run_mean_loss(r);
     if (check_step(r, loss, norm, &reason)) {
         lr = optimizer_step(r, norm);
         outlier_accept(&r->info.outliers, loss, norm);
@@ -233,33 +256,51 @@ static bool after_step(Run* r, LogRow* row, TostError* err) {
         r->info.unvalidated_row = NULL;
         if (completed) row->val_loss = r->val_loss;
     }
-    if (!run_log_step(r, row, err)) return false;
-    progress_step(&r->progress, row);
-    if (!isnan(row->val_loss)) report_validation(r);
-    if (is_due(r, r->o.sample_every) && !write_sample(r, err)) return false;
-    report_log(r);
-    report_lost_output(r);
+    bool ok = run_log_step(r, row, err);
+    if (ok) {
+        progress_step(&r->progress, row);
+        if (!isnan(row->val_loss)) report_validation(r);
+        ok = !is_due(r, r->o.sample_every) || write_sample(r, err);
+        report_log(r);
+        report_lost_output(r);
+    }
+    if (!run_agree(r, ok, err)) return false;
     return !is_due(r, r->o.save_every) || r->info.step == r->o.steps || run_save(r, false, err);
+}
+
+// Losses of the first `sequences` of the validation shards, each rank those of its parts. If a signal interrupts a rank,
+// *completed is false.
+static bool validation_losses(bool* completed, Run* r, uint64_t sequences, TostError* err) {
+    const int64_t B = r->o.batch, n = ((int64_t)sequences + B - 1) / B;
+    const int own = run_own_parts(r), first_part = comm_rank(r->comm) * own;
+    const int64_t start = part_start(n, first_part, r->o.parts), all = part_start(n, first_part + own, r->o.parts) - start;
+    CommVote vote = comm_vote(r->comm);
+    int64_t done = 0;
+    bool ok = true;
+    for (int p = 0; ok && p < own; p++) {
+        const int64_t end = part_start(n, first_part + p + 1, r->o.parts) - start;
+        for (; ok && done < end && !interrupted(&vote); done++) {
+            const uint64_t first = (uint64_t)((start + done) * B), left = sequences - first;
+            const int rows = left < (uint64_t)B ? (int)left : (int)B;
+            progress_show(&r->progress, (double)done / (double)all, "validation %lld/%lld",
+                          (long long)(done * n / all), (long long)n);
+            ok = data_batch(r->val, r->inputs, r->targets, first, rows, err);
+            if (ok) r->engine->forward_loss(r->model, r->inputs, r->targets, rows, r->o.seq);
+        }
+        r->part_loss[p] = run_read_loss(r);
+    }
+    *completed = !comm_vote_close(&vote, !ok || done < all);
+    return *completed || run_agree(r, ok, err);
 }
 
 // Mean loss over the first val_batches micro-batches of the validation shards, or over all of them if there are fewer.
 // If a signal interrupts it, *completed is false and val_loss is unchanged.
 static bool validate(bool* completed, Run* r, TostError* err) {
-    const Options* o = &r->o;
-    const uint64_t B = (uint64_t)o->batch, wanted = (uint64_t)o->val_batches * B, available = data_samples(r->val);
-    const uint64_t sequences = wanted < available ? wanted : available;
-    uint64_t first = 0;
+    const uint64_t wanted = (uint64_t)r->o.val_batches * (uint64_t)r->o.batch, available = data_samples(r->val);
     progress_start(&r->progress);
-    for (; first < sequences && !signals_received(); first += B) {
-        const int rows = (int)(sequences - first < B ? sequences - first : B);
-        progress_show(&r->progress, (double)first / (double)sequences, "validation %llu/%llu",
-                      (unsigned long long)(first / B), (unsigned long long)((sequences + B - 1) / B));
-        if (!data_batch(r->val, r->inputs, r->targets, first, rows, err)) return data_failed(r, err);
-        r->engine->forward_loss(r->model, r->inputs, r->targets, rows, o->seq);
-    }
-    const double loss = run_mean_loss(r);
-    *completed = first >= sequences;
+    if (!validation_losses(completed, r, wanted < available ? wanted : available, err)) return data_failed(r, err);
     if (!*completed) return true;
+    const double loss = run_mean_loss(r);
     r->val_loss = loss;
     if (!isfinite(loss))
         return tost_error(err, "after step %lld the validation loss is %g: stopped; %s", (long long)r->info.step,

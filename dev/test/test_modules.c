@@ -1937,7 +1937,7 @@ static void test_threads(Checks* c) {
         char* argv[] = {"train_gpt_tost", "sample", "--threads", cases[i].n, NULL};
         Options o;
         TostError err = {{0}};
-        const bool ok = options_parse(&o, 4, argv, &fake, &err);
+        const bool ok = options_parse(&o, 4, argv, &fake, NULL, &err);
         if (cases[i].many && !THREADS_MANY)
             check_refused(c, ok, &err, "built without OpenMP", "more than one thread");
         else check(c, ok, "--threads %s: %s", cases[i].n, err.text);

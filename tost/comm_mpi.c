@@ -1,0 +1,117 @@
+// comm_mpi.c: messages through MPI, in builds with MPI=1. MPI is only initialized if a launcher started the process as
+// one of several.
+#ifdef TOST_MPI
+#include "comm.h"
+
+#include <limits.h>
+#include <mpi.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct CommRequest {
+    int          count, left;     // MPI requests; those that are not complete
+    MPI_Request* request;         // (count)
+    int*         rank;            // (count): of the other side
+    int*         index;           // (count): working space of test
+    int*         open;            // (size): requests with a rank that are not complete
+};
+
+static void check(TostComm* c, int result) {
+    if (result == MPI_SUCCESS) return;
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length;
+    TostError why;
+    MPI_Error_string(result, text, &length);
+    tost_error(&why, "communication with the other ranks failed: %s", text);
+    comm_fail(c, &why);
+}
+
+static void request_free(CommRequest* r) {
+    free(r->request);
+    free(r->rank);
+    free(r->index);
+    free(r->open);
+    free(r);
+}
+
+static CommRequest* mpi_start(TostComm* c, const CommMessage* messages) {
+    const size_t size = (size_t)c->place.size;
+    CommRequest* r = xcalloc(1, sizeof *r);
+    r->request = xmalloc(2 * size * sizeof *r->request);
+    r->rank = xmalloc(2 * size * sizeof *r->rank);
+    r->index = xmalloc(2 * size * sizeof *r->index);
+    r->open = xcalloc(size, sizeof *r->open);
+    for (int step = 1; step < c->place.size; step++) {   // each rank starts with another one
+        const int other = (c->place.rank + step) % c->place.size;
+        const CommMessage* m = &messages[other];
+        for (int way = 0; way < 2; way++) {
+            const size_t bytes = way == 0 ? m->receive_bytes : m->send_bytes;
+            if (bytes == 0) continue;
+            if (bytes > INT_MAX) check(c, MPI_ERR_COUNT);
+            MPI_Request* request = &r->request[r->count];
+            check(c, way == 0 ? MPI_Irecv(m->receive, (int)bytes, MPI_BYTE, other, 0, MPI_COMM_WORLD, request)
+                              : MPI_Isend(m->send, (int)bytes, MPI_BYTE, other, 0, MPI_COMM_WORLD, request));
+            r->rank[r->count++] = other;
+            r->open[other]++;
+        }
+    }
+    r->left = r->count;
+    return r;
+}
+
+static bool mpi_test(TostComm* c, CommRequest** request, bool* arrived) {
+    CommRequest* r = *request;
+    int n = 0;
+    if (r->left > 0) check(c, MPI_Testsome(r->count, r->request, &n, r->index, MPI_STATUSES_IGNORE));
+    for (int i = 0; i < n; i++) r->open[r->rank[r->index[i]]]--;
+    r->left -= n > 0 ? n : 0;
+    for (int k = 0; arrived && k < c->place.size; k++) arrived[k] = r->open[k] == 0;
+    if (r->left > 0) return false;
+    request_free(r);
+    *request = NULL;
+    return true;
+}
+
+static void mpi_abort(TostComm* c, int status) {
+    (void)c;
+    MPI_Abort(MPI_COMM_WORLD, status);
+}
+
+static void mpi_close(TostComm* c) {
+    (void)c;
+    MPI_Finalize();
+}
+
+// "Open MPI 4.1.4" or "MPICH 4.0.2", from the library's longer text.
+static void find_library(char* out, size_t cap) {
+    char text[MPI_MAX_LIBRARY_VERSION_STRING] = "", *at;
+    int length;
+    MPI_Get_library_version(text, &length);
+    const char* name = strncmp(text, "Open MPI", 8) == 0 ? "Open MPI" : strncmp(text, "MPICH", 5) == 0 ? "MPICH" : "MPI";
+    at = text + strcspn(text, "0123456789");
+    snprintf(out, cap, "%s %.*s", name, (int)strspn(at, "0123456789."), at);
+}
+
+bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, TostError* err) {
+    int provided, size;
+    *comm = NULL;
+    if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS)
+        return tost_error(err, "MPI cannot be initialized: check that %s belongs to the MPI library of this program",
+                          launch->launcher);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    TostComm* c = xcalloc(1, sizeof *c);
+    *c = (TostComm){.place = launch->place, .start = mpi_start, .test = mpi_test, .abort = mpi_abort,
+                    .close = mpi_close};
+    find_library(c->library, sizeof c->library);
+    MPI_Comm_rank(MPI_COMM_WORLD, &c->place.rank);
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    *comm = c;
+    if (size == launch->place.size) return true;
+    tost_error(err, "%s started %d processes, but %s sees %d: use the mpirun of that library, or srun --mpi=pmix (or "
+               "pmi2)", launch->launcher, launch->place.size, c->library, size);
+    *comm = NULL;
+    free(c);
+    MPI_Finalize();
+    return false;
+}
+#endif
