@@ -57,7 +57,7 @@ EMU_FLAGS = $(EMU_SANITIZE) -Wall -Wextra -Wno-unknown-pragmas -I. -Itost
 EMU_CUDA  = -DTOST_CUDA_ON_HOST -Idev/test/cuda_on_host
 EMU_O     = -O2
 EMU_C     = $(patsubst %,$(EMU)/%.o,train_gpt_tost comm exchange folder gemm init json model output rng safetensors \
-              schedule slices threads util)
+              schedule signals slices threads util)
 EMU_CPP   = $(patsubst dev/test/cuda_on_host/%.cpp,$(EMU)/%.o,$(wildcard dev/test/cuda_on_host/*.cpp))
 
 # NO_EMULATION: why the tests skip the emulation; empty if they run it

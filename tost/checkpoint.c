@@ -19,6 +19,7 @@ static const char model_name[] = "model.safetensors", optimizer_name[] = "optimi
 static const char wte_name[] = "transformer.wte.weight";
 static const char lm_head_name[] = "lm_head.weight";   // tied to wte; some programs store it as well
 static const char option_prefix[] = "option.";
+static const char best_name[] = "best", best_unfinished[] = "best.tmp";
 enum { FORMAT_VERSION = 1 };
 
 // ---------------------------------------------------------------------------------------------
@@ -130,6 +131,16 @@ bool checkpoint_is_run(bool* is_run, const Folder* run, TostError* err) {
     return true;
 }
 
+bool checkpoint_is_complete(const Folder* run) {
+    Entries list;
+    TostError ignored;
+    bool complete = false;
+    if (!list_entries(&list, run, &ignored)) return false;
+    for (int i = 0; i < list.count && !complete; i++) complete = is_complete(run, &list.entry[i]);
+    free_entries(&list);
+    return complete;
+}
+
 bool checkpoint_exists(const Folder* run, int64_t step) {
     const Entry e = {.step = step, .kind = NORMAL, .name = entry_name(step, "")};
     const bool exists = is_complete(run, &e);
@@ -218,7 +229,7 @@ static bool is_later(const struct timespec* a, const struct timespec* b) {
     return a->tv_sec != b->tv_sec ? a->tv_sec > b->tv_sec : a->tv_nsec > b->tv_nsec;
 }
 
-bool checkpoint_newest_run(char** run, const char* root, TostError* err) {
+bool checkpoint_newest_run(char** run, const char* root, const char* option, TostError* err) {
     PathList names = {0};
     Folder folder;
     TostError ignored;
@@ -239,7 +250,7 @@ bool checkpoint_newest_run(char** run, const char* root, TostError* err) {
     free_paths(&names);
     folder_close(&folder);
     return *run || tost_error(err, "%s: no run with a complete checkpoint: train one first (train without options "
-                              "makes a small model) or give --model PATH", root);
+                              "makes a small model) or give %s", root, option);
 }
 
 char* checkpoint_next_run(const char* root, const char* preset) {
@@ -302,7 +313,10 @@ static MetaList metadata(const CheckpointInfo* info) {
     add_int(&m, "tokens", info->tokens);
     add_meta(&m, "data_sample", xasprintf("%" PRIu64, info->data_sample));
     add_meta(&m, "seed", xasprintf("%" PRIu64, info->seed));
-    add_meta(&m, "best_val_loss", xasprintf("%.17g", info->best_val_loss));   // 17 digits: exact
+    add_meta(&m, "val_loss", xasprintf("%.17g", info->val_loss));   // 17 digits: exact
+    add_int(&m, "val_step", info->val_step);
+    add_meta(&m, "best_val_loss", xasprintf("%.17g", info->best_val_loss));
+    add_int(&m, "best_val_step", info->best_val_step);
     add_int(&m, "skipped", info->outliers.skipped);
     add_int(&m, "skipped_in_a_row", info->outliers.in_a_row);
     add_meta(&m, "last_losses", outlier_window_text(&info->outliers.loss));
@@ -348,14 +362,14 @@ static uint64_t stored_step(const StFile* f, uint64_t absent) {
     return step;
 }
 
-static bool meta_loss(double* out, const StFile* f, bool required, TostError* err) {
-    const char* text = st_meta(f, "best_val_loss");
-    if (!text) return !required || missing_meta(f, "best_val_loss", err);
+static bool meta_loss(double* out, const StFile* f, const char* key, bool required, TostError* err) {
+    const char* text = st_meta(f, key);
+    if (!text) return !required || missing_meta(f, key, err);
     char* end;
     *out = strtod(text, &end);
     return (end != text && *end == 0)
-        || tost_error(err, "%s: __metadata__ 'best_val_loss' is '%s': expected a number: the file is damaged; use "
-                      "another checkpoint", f->path, text);
+        || tost_error(err, "%s: __metadata__ '%s' is '%s': expected a number: the file is damaged; use another "
+                      "checkpoint", f->path, key, text);
 }
 
 static bool meta_window(OutlierWindow* w, const StFile* f, const char* key, TostError* err) {
@@ -402,19 +416,25 @@ static bool meta_is_ours(bool* ours, const StFile* f, TostError* err) {
 }
 
 static bool read_metadata(CheckpointInfo* info, const StFile* f, TostError* err) {
-    uint64_t step = 0, tokens = 0, hash = 0;
+    uint64_t step = 0, tokens = 0, hash = 0, val_step = 0, best_val_step = 0;
     bool ours;
-    info->best_val_loss = INFINITY;
+    info->val_loss = info->best_val_loss = INFINITY;
     if (!meta_is_ours(&ours, f, err) || !meta_number(&step, f, "step", 10, INT64_MAX, ours, err)
         || !meta_number(&tokens, f, "tokens", 10, INT64_MAX, ours, err)
         || !meta_number(&info->data_sample, f, "data_sample", 10, UINT64_MAX, ours, err)
         || !meta_number(&info->seed, f, "seed", 10, UINT64_MAX, ours, err)
-        || !meta_loss(&info->best_val_loss, f, ours, err) || !read_outliers(&info->outliers, f, (int64_t)step, err))
+        || !meta_loss(&info->val_loss, f, "val_loss", false, err)
+        || !meta_number(&val_step, f, "val_step", 10, step, false, err)
+        || !meta_loss(&info->best_val_loss, f, "best_val_loss", ours, err)
+        || !meta_number(&best_val_step, f, "best_val_step", 10, step, false, err)
+        || !read_outliers(&info->outliers, f, (int64_t)step, err))
         return false;
     const char* tokenizer = st_meta(f, "tokenizer");
     if (!meta_number(&hash, f, "tokenizer_hash", 16, UINT32_MAX, ours && tokenizer, err)) return false;
     info->step = (int64_t)step;
     info->tokens = (int64_t)tokens;
+    info->val_step = (int64_t)val_step;
+    info->best_val_step = (int64_t)best_val_step;
     info->tokenizer_hash = (uint32_t)hash;
     info->tokenizer = tokenizer ? xstrdup(tokenizer) : NULL;
     info->unvalidated_row = st_meta(f, "open_row") ? xstrdup(st_meta(f, "open_row")) : NULL;
@@ -912,10 +932,16 @@ static bool prune(const Folder* run, int64_t step, int keep, TostError* err) {
     return ok;
 }
 
+// Removes the folder best, or one left by an interruption, if it is a checkpoint.
+static bool remove_best(const Folder* run, TostError* err) {
+    return (!has_file(run, best_name, model_name) || folder_remove(run, best_name, err))
+           && folder_remove(run, best_unfinished, err);
+}
+
 bool checkpoint_clear(const Folder* run, TostError* err) {
     Entries list;
     if (!list_entries(&list, run, err)) return false;
-    bool ok = true;
+    bool ok = remove_best(run, err);
     for (int i = 0; i < list.count && ok; i++) ok = remove_entry(run, &list.entry[i], err);
     free_entries(&list);
     return ok;
@@ -935,10 +961,9 @@ static void restore_own_name(const Folder* run, const char* name, int64_t step) 
     free(file);
 }
 
-// Saves a checkpoint as step_N + suffix.
-static bool save_as(const Folder* run, const char* suffix, int64_t step, const Source* source, TostError* err) {
-    char *name = entry_name(step, suffix), *unfinished = entry_name(step, ".tmp");
-    restore_own_name(run, name, step);
+// Writes the folder `unfinished` and renames it.
+static bool save_named(const Folder* run, const char* name, const char* unfinished, int64_t step, const Source* source,
+                       TostError* err) {
     bool ok = write_folder(run, unfinished, source, err) && publish(run, unfinished, name, err);
     if (!ok) {
         TostError ignored;
@@ -947,8 +972,26 @@ static bool save_as(const Folder* run, const char* suffix, int64_t step, const S
     } else if (!folder_sync(run, err)) {
         ok = tost_error(err, "%s; %s/%s is saved, but may be lost on a power failure", err->text, run->path, name);
     }
+    return ok;
+}
+
+// Saves a checkpoint as step_N + suffix.
+static bool save_as(const Folder* run, const char* suffix, int64_t step, const Source* source, TostError* err) {
+    char *name = entry_name(step, suffix), *unfinished = entry_name(step, ".tmp");
+    restore_own_name(run, name, step);
+    const bool ok = save_named(run, name, unfinished, step, source, err);
     free(unfinished);
     free(name);
+    return ok;
+}
+
+bool checkpoint_save_best(const Folder* run, const CheckpointInfo* info, const TostEngine* engine,
+                          const TostModel* model, const TostTensors* tensors, TostError* err) {
+    MetaList meta = metadata(info);
+    const Source source = {engine, model, tensors, &meta, info->comm};
+    const bool ok = save_named(run, best_name, best_unfinished, info->step, &source, err)
+                    && folder_remove(run, best_unfinished, err);   // the one before, if the names were exchanged
+    st_free_meta(meta.entry, meta.count);
     return ok;
 }
 
@@ -990,6 +1033,7 @@ bool checkpoint_finish_replacement(const Folder* run, TostError* err) {
     bool ok = true;
     if (last && last->kind == REPLACEMENT) {
         char *name = entry_name(last->step, ""), *stale;
+        ok = remove_best(run, err);
         for (int i = 0; ok && i < list.count - 1; i++) {
             if (list.entry[i].kind == STALE) continue;
             ok = set_aside(&stale, run, list.entry[i].name, err);

@@ -1,6 +1,7 @@
 // checkpoint.h: finds, reads and writes runs, checkpoints and model files.
 //   RUN/step_00001000/model.safetensors, optimizer.safetensors      a complete checkpoint
 //   RUN/step_….tmp/                                                  an incomplete one
+//   RUN/best/                                                        with --keep-best
 //   RUN/step_….new/                                                  the first one of a run that replaces another
 #ifndef TOST_CHECKPOINT_H
 #define TOST_CHECKPOINT_H
@@ -16,7 +17,8 @@ typedef struct {
     int64_t    tokens;            // tokens seen in training
     uint64_t   data_sample;       // next sample of the data loader
     uint64_t   seed;
-    double     best_val_loss;     // nats per token; infinity if never measured
+    double     val_loss, best_val_loss;   // the last and the lowest, in nats per token; infinity if never measured
+    int64_t    val_step, best_val_step;   // steps done when they were measured
     OutlierDetector outliers;     // recent losses and gradient norms, number of skipped steps
     char*      unvalidated_row;   // log row of the last step if its validation was interrupted, or NULL
     char*      tokenizer;         // path of the tokenizer used in training, or NULL
@@ -35,10 +37,11 @@ void checkpoint_info_free(CheckpointInfo* info);
 bool checkpoint_is_run(bool* is_run, const Folder* run, TostError* err);
 bool checkpoint_is_folder(const char* dir);  // true if a folder contains a model file itself
 bool checkpoint_is_name(const char* path);   // true if the last component of a path is a checkpoint's name
+bool checkpoint_is_complete(const Folder* run);            // true if the run has a complete checkpoint
 bool checkpoint_exists(const Folder* run, int64_t step);   // true if the run has a complete checkpoint of this step
 // Finds the run in `root` ("out"), which may itself be a run, whose newest complete checkpoint was written last.
-// free(*run)
-bool checkpoint_newest_run(char** run, const char* root, TostError* err);
+// free(*run). `option` names the alternative in the message.
+bool checkpoint_newest_run(char** run, const char* root, const char* option, TostError* err);
 // "root/preset-NNN" with the next free number; not created. free()
 char* checkpoint_next_run(const char* root, const char* preset);
 
@@ -48,7 +51,7 @@ char* checkpoint_next_run(const char* root, const char* preset);
 // Opens the model.safetensors of PATH: a file, a checkpoint folder, or a run folder, whose newest complete checkpoint
 // is taken, by the steps in the metadata. Another process may save to the run and remove checkpoints meanwhile; an open
 // file stays readable. Reads the metadata and checks names and shapes of all tensors. Files from other programs may
-// have no metadata: then the config follows from names and shapes, best_val_loss is infinity, tokenizer is NULL,
+// have no metadata: then the config follows from names and shapes, val_loss and best_val_loss are infinity, tokenizer is NULL,
 // everything else is 0. On success *err is a warning or empty. On failure there is nothing to close or free, and
 // *err suggests another value for `option` or, if that is NULL, how to resume or replace the run.
 bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path, const char* option, TostError* err);
@@ -72,6 +75,10 @@ bool checkpoint_suggest_older(TostError* err, const char* model_file, const char
 // remain. If only a removal failed, returns true and sets *err; otherwise err->text is empty on success.
 bool checkpoint_save(const Folder* run, const CheckpointInfo* info, const TostEngine* engine,
                      const TostModel* model, const TostTensors* tensors, int keep, TostError* err);
+
+// Saves RUN/best/ in the same way, which replaces the one before. It is not found as a checkpoint of the run.
+bool checkpoint_save_best(const Folder* run, const CheckpointInfo* info, const TostEngine* engine,
+                          const TostModel* model, const TostTensors* tensors, TostError* err);
 
 // For --overwrite: a new run in the folder of an old one. The first checkpoint is saved as RUN/step_NNNNNNNN.new/. From
 // that rename on it is the only checkpoint of the run; until then, the old run is complete.

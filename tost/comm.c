@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "output.h"
+#include "signals.h"
 
 // ---------------------------------------------------------------------------------------------
 // Launchers
@@ -60,6 +61,9 @@ bool comm_open(TostComm** comm, const TostEngine* engine, const char* program, T
 #else
     const bool own = true;
 #endif
+    if (strcmp(engine->name, "cuda") == 0 && !engine->open_comm)
+        return tost_error(err, "started as one of %d processes by %s, but built without NCCL: build with make NCCL=1, "
+                          "or start a single process", launch.place.size, launch.launcher);
     const bool ok = own && engine->open_comm ? engine->open_comm(comm, err) : comm_open_mpi(comm, &launch, err);
     if (!ok) return false;
     (*comm)->program = program;
@@ -129,8 +133,8 @@ void comm_fail(TostComm* c, const TostError* why) {
     _exit(STATUS_RANK_FAILED);
 }
 
-// Some ranks have not responded in time. The lowest rank that waits for them prints the line; the others give it two
-// seconds to end them.
+// Some ranks have not responded in time. The lowest rank that waits for them prints the line and ends all; a launcher
+// may do that with SIGTERM.
 static void timed_out(TostComm* c, const bool* arrived) {
     int missing = -1, count = 0, speaker = -1;
     for (int r = 0; r < c->place.size; r++) {
@@ -145,7 +149,10 @@ static void timed_out(TostComm* c, const bool* arrived) {
     if (count > 1) snprintf(others, sizeof others, " and %d other rank%s", count - 1, count == 2 ? "" : "s");
     tost_error(&why, "rank %d on %s%s did not respond for %g s (--rank-timeout)", missing < 0 ? 0 : missing,
                c->places && missing >= 0 ? c->places[missing].host : "?", others, c->timeout);
-    if (speaker != c->place.rank) sleep(2);
+    for (int i = 0; speaker != c->place.rank && i < 100; i++) {   // 10 s
+        if (signals_received()) _exit(STATUS_RANK_FAILED);
+        nanosleep(&(struct timespec){0, 100000000}, NULL);
+    }
     comm_fail(c, &why);
 }
 

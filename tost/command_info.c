@@ -30,8 +30,12 @@ static void print_training(const CheckpointInfo* info) {
     else
         print_line(stdout, "%-12s%lld steps, %lld tokens (%s)", "trained", (long long)info->step,
                    (long long)info->tokens, human_count(tokens, (double)info->tokens));
+    if (isfinite(info->val_loss))
+        print_line(stdout, "%-12s%.6f nats/token after step %lld", "val loss", info->val_loss,
+                   (long long)info->val_step);
     if (isfinite(info->best_val_loss))
-        print_line(stdout, "%-12s%.6f nats/token (best so far)", "val loss", info->best_val_loss);
+        print_line(stdout, "%-12s%.6f nats/token after step %lld", "best", info->best_val_loss,
+                   (long long)info->best_val_step);
     if (info->tokenizer)
         print_line(stdout, "%-12s%s, CRC-32 %08x", "tokenizer", info->tokenizer, (unsigned)info->tokenizer_hash);
     else print_line(stdout, "%-12snone", "tokenizer");

@@ -29,6 +29,6 @@ int command_tokenize(const Options* o) {
         print_line(stdout, "%s_val_*.bin: %llu tokens, shards: %d", o->out, (unsigned long long)r.val_tokens,
                    r.val_shards);
     else if (o->val_frac > 0)
-        printf("no validation shards: --val-frac %g selected none of the documents\n", o->val_frac);
+        printf("no validation shards: --val-frac %g selected nothing\n", o->val_frac);
     return 0;
 }

@@ -110,7 +110,7 @@ void warn_of_shards(const Options* o, const char* dir, uint32_t largest_id, cons
 bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engine, TostError* err) {
     *m = (LoadedModel){.engine = engine};
     char* path = o->model ? xstrdup(o->model) : NULL;
-    const bool ok = (path || checkpoint_newest_run(&path, "out", err))
+    const bool ok = (path || checkpoint_newest_run(&path, "out", "--model PATH", err))
                     && checkpoint_open(&m->weights, &m->info, path, "--model", err);
     free(path);
     if (!ok) return false;

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <getopt.h>
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +29,8 @@ static const char* const group_titles[GROUPS] = {
     "Model", "Files", "Training", "Evaluation", "Validation, samples and checkpoints", "Sampling", "Machine and output",
 };
 
-typedef enum { HELP, FLAG, INT, INT64, REAL, STRING, CHOICE, PRESET } Kind;   // CHOICE: "a|b|c" in metavar is 0, 1, 2
+// CHOICE: "a|b|c" in metavar is 0, 1, 2; DURATION: a double, in seconds
+typedef enum { HELP, FLAG, INT, INT64, REAL, DURATION, STRING, CHOICE, PRESET } Kind;
 
 // How checkpoints and --resume treat the option.
 typedef enum {
@@ -72,7 +74,7 @@ static const Row table[] = {
     {"block-size", TRAIN, MODEL, INT, AT(config.block_size), NOT_SAVED, "N", .min = 1, .max = TOST_MAX_BLOCK_SIZE,
      .unit = "tokens", .help = "maximum sequence length"},
     {"vocab-size", TRAIN, MODEL, INT, AT(config.vocab_size), NOT_SAVED, "N", .min = 1, .max = TOST_MAX_VOCAB_SIZE,
-     .unit = "tokens", .help = "vocabulary size, at least that of the tokenizer"},
+     .default_text = "that of the tokenizer, rounded up to a multiple of 64", .help = "vocabulary size"},
     {"vocab-size", INFO, MODEL, INT, AT(config.vocab_size), NOT_SAVED, "N", .min = 1, .max = TOST_MAX_VOCAB_SIZE,
      .default_text = "that of vocab.bpe next to the shard, if there is one",
      .help = "check that the ids of a shard are less than N"},
@@ -119,7 +121,8 @@ static const Row table[] = {
     {"force", INSPECT, FILES, FLAG, AT(force), NOT_SAVED, "",
      .help = "replace the file of --out even if it was not written by inspect"},
     {"resume", TRAIN, FILES, FLAG, AT(resume), NOT_SAVED, "",
-     .help = "continue from the newest complete checkpoint in --out; the results equal those of an uninterrupted run"},
+     .help = "continue from the newest complete checkpoint in --out, by default the newest run in out/; the results "
+             "equal those of an uninterrupted run"},
     {"overwrite", TRAIN, FILES, FLAG, AT(overwrite), NOT_SAVED, "",
      .help = "start a new run in --out even if it contains one; its first checkpoint replaces the old checkpoints and "
              "log"},
@@ -127,25 +130,31 @@ static const Row table[] = {
      .help = "CSV log with one row per step; an existing log is only accepted with --resume or --overwrite"},
     {"val-frac", TOKENIZE, FILES, REAL, AT(val_frac), NOT_SAVED, "X", .max = 0.999999, .value = 0.01,
      .unit = "of the documents",
-     .help = "fraction of the documents that goes to the validation shards; if given, neither split may be empty"},
+     .help = "fraction of the documents that goes to the validation shards, or, of a single document, of its last tokens; if "
+             "given, neither split may be empty"},
     {"jsonl", TOKENIZE, FILES, FLAG, AT(jsonl), NOT_SAVED, "", .default_text = "only files named *.jsonl",
      .help = "read all input, including stdin, as JSONL: one object with a \"text\" per line"},
     {"shard-tokens", TOKENIZE, FILES, INT64, AT(shard_tokens), NOT_SAVED, "N", .min = 1, .max = INT_MAX, .value = 100e6,
      .unit = "tokens", .help = "size of each shard; the last one may be smaller"},
     {"steps", TRAIN, TRAINING, INT64, AT(steps), OVERRIDABLE, "N", .max = MAX_COUNT, .unit = "steps",
-     .help = "total number of steps, including those of a resumed run; the cosine schedule ends there"},
+     .help = "total number of steps, including those of a resumed run; the schedule ends there"},
     {"batch", TRAIN, TRAINING, INT, AT(batch), OVERRIDABLE, "N", .min = 1, .max = TOST_MAX_BATCH, .unit = "sequences",
      .help = "micro-batch size; changing it on --resume may change the last bits of the results"},
     {"seq", TRAIN, TRAINING, INT, AT(seq), FIXED, "N", .min = 1, .max = TOST_MAX_BLOCK_SIZE, .unit = "tokens",
      .help = "sequence length, at most --block-size"},
     {"total-batch", TRAIN, TRAINING, INT64, AT(total_batch), FIXED, "N", .min = 1, .max = 1e12, .unit = "tokens",
-     .help = "tokens per step of all ranks, a multiple of batch × seq × parts; gradients are accumulated over "
-             "micro-batches"},
-    {"lr", TRAIN, TRAINING, REAL, AT(lr), FIXED, "X", .max = 100, .help = "peak learning rate"},
-    {"warmup", TRAIN, TRAINING, INT64, AT(warmup), FIXED, "N", .max = MAX_COUNT, .unit = "steps",
+     .help = "tokens per step of all ranks, a multiple of batch × seq × parts, accumulated over micro-batches"},
+    {"lr", TRAIN, TRAINING, REAL, AT(lr), OVERRIDABLE, "X", .max = 100, .help = "peak learning rate"},
+    {"schedule", TRAIN, TRAINING, CHOICE, AT(schedule), OVERRIDABLE, "cosine|wsd|linear|constant",
+     .help = "learning rate after the warm-up: cosine or linear decay; wsd: constant, then linear decay over the last "
+             "--decay-frac of the steps; constant. A wsd run can be extended with --resume --steps N before its decay, "
+             "a constant run at any time"},
+    {"decay-frac", TRAIN, TRAINING, REAL, AT(decay_frac), OVERRIDABLE, "X", .max = 1, .value = 0.2,
+     .unit = "of the steps", .help = "length of the decay of --schedule wsd"},
+    {"warmup", TRAIN, TRAINING, INT64, AT(warmup), OVERRIDABLE, "N", .max = MAX_COUNT, .unit = "steps",
      .help = "linear warm-up of the learning rate from 0 to --lr; by default at most a tenth of --steps"},
-    {"min-lr-frac", TRAIN, TRAINING, REAL, AT(min_lr_frac), FIXED, "X", .max = 1,
-     .help = "final learning rate of the cosine schedule, as a fraction of --lr"},
+    {"min-lr-frac", TRAIN, TRAINING, REAL, AT(min_lr_frac), OVERRIDABLE, "X", .max = 1,
+     .help = "final learning rate, as a fraction of --lr"},
     {"weight-decay", TRAIN, TRAINING, REAL, AT(weight_decay), FIXED, "X", .max = 100,
      .help = "AdamW weight decay, applied to embeddings and Linear weights"},
     {"beta1", TRAIN, TRAINING, REAL, AT(beta1), FIXED, "X", .max = 0.999999,
@@ -195,6 +204,13 @@ static const Row table[] = {
      .help = "save a checkpoint every N steps and after the last; 0: never"},
     {"keep", TRAIN, REPORTS, INT64, AT(keep), OVERRIDABLE, "N", .max = MAX_COUNT, .value = 3, .unit = "checkpoints",
      .help = "keep only the newest N checkpoints; 0: all"},
+    {"keep-best", TRAIN, REPORTS, FLAG, AT(keep_best), OVERRIDABLE, "",
+     .help = "also keep the checkpoint with the lowest validation loss, as best in the run folder"},
+    {"stop-at-val", TRAIN, REPORTS, REAL, AT(stop_at_val), OVERRIDABLE, "LOSS", .max = 1e9, .default_text = "off",
+     .help = "save and stop when the validation loss is at most LOSS"},
+    {"max-time", TRAIN, REPORTS, DURATION, AT(max_time), NOT_SAVED, "TIME", .max = 1e9, .default_text = "off",
+     .help = "save and stop before the next step would exceed this time, such as 90m or 2h50m: for queues with a time "
+             "limit. The exit status is 75 if steps are left"},
     {"on-save-error", TRAIN, REPORTS, CHOICE, AT(on_save_error), OVERRIDABLE, "stop|continue",
      .help = "if a checkpoint or the log cannot be written: stop, or continue and try again at the next --save-every "
              "(the exit status is 1 if the last save fails)"},
@@ -315,11 +331,12 @@ static char* real_text(double x) {
 static char* value_text(const Options* o, const Row* row) {
     const void* field = const_field_of(o, row);
     switch (row->kind) {
-        case HELP:
-        case FLAG: return NULL;
+        case HELP: return NULL;
+        case FLAG: return row->saved != NOT_SAVED && *(const bool*)field ? xstrdup("1") : NULL;
         case INT: return xasprintf("%d", *(const int*)field);
         case INT64: return xasprintf("%lld", (long long)*(const int64_t*)field);
-        case REAL: return real_text(*(const double*)field);
+        case REAL:
+        case DURATION: return real_text(*(const double*)field);
         case CHOICE: return choice_name(row->metavar, *(const int*)field);
         case STRING:
         case PRESET: break;
@@ -337,12 +354,37 @@ static bool not_in_range(const Row* row, const char* text, TostError* err) {
     return false;
 }
 
-static bool parse_integer(Options* o, const Row* row, const char* text, TostError* err) {
-    char* end;
+// A number in decimal notation at the beginning of the text; *end = text if there is none.
+static double decimal(const char* text, const char** end) {
+    char* stop = (char*)text;
+    const bool hex = text[0] == '0' && tolower((unsigned char)text[1]) == 'x';
+    const bool begins = isdigit((unsigned char)*text) || *text == '.' || *text == '-';
+    const double value = begins && !hex ? strtod(text, &stop) : 0;
+    *end = stop;
+    return value;
+}
+
+// An integer in digits or as 1e3 or 0.5M; the units k, M, G (or B) and T are powers of 1000.
+static bool integer(long long* value, const char* text) {
+    static const char units[] = "kMGT";
+    char* stop;
     errno = 0;
-    const long long value = strtoll(text, &end, 10);
-    const bool complete = end != text && !*end && !isspace((unsigned char)*text);
-    if (!complete || errno == ERANGE || value < (long long)row->min || value > (long long)row->max)
+    *value = strtoll(text, &stop, 10);
+    if (stop != text && !*stop && !isspace((unsigned char)*text)) return errno == 0;
+    const char *end, *unit;
+    double x = decimal(text, &end);
+    if (end == text) return false;
+    if (*end && (unit = strchr(units, *end == 'K' ? 'k' : *end == 'B' ? 'G' : *end))) {
+        for (const char* u = units; u <= unit; u++) x *= 1000;
+        end++;
+    }
+    *value = fabs(x) <= 9e15 ? llround(x) : 0;
+    return !*end && fabs(x - (double)*value) <= 1e-12 * fabs(x);   // 0.3M is not exactly 300000 in binary
+}
+
+static bool parse_integer(Options* o, const Row* row, const char* text, TostError* err) {
+    long long value;
+    if (!integer(&value, text) || value < (long long)row->min || value > (long long)row->max)
         return not_in_range(row, text, err);
     if (row->kind == INT) *(int*)field_of(o, row) = (int)value;
     else *(int64_t*)field_of(o, row) = value;
@@ -350,11 +392,29 @@ static bool parse_integer(Options* o, const Row* row, const char* text, TostErro
 }
 
 static bool parse_real(Options* o, const Row* row, const char* text, TostError* err) {
-    char* end;
-    const double value = strtod(text, &end);
-    const bool complete = end != text && !*end && !isspace((unsigned char)*text) && !strpbrk(text, "xX");   // no hex
-    if (!complete || !(value >= row->min && value <= row->max)) return not_in_range(row, text, err);
+    const char* end;
+    const double value = decimal(text, &end);
+    if (end == text || *end || !(value >= row->min && value <= row->max)) return not_in_range(row, text, err);
     *(double*)field_of(o, row) = value;
+    return true;
+}
+
+// Numbers with units, such as 1h30m; without a unit, seconds.
+static bool parse_duration(Options* o, const Row* row, const char* text, TostError* err) {
+    static const struct { char name; double seconds; } units[] = {{'d', 86400}, {'h', 3600}, {'m', 60}, {'s', 1}};
+    double total = 0;
+    const char *at = text, *end;
+    do {
+        const double value = decimal(at, &end);
+        size_t u = 0;
+        while (u < countof(units) && units[u].name != *end) u++;
+        if (end == at || !(value >= 0) || (*end && u == countof(units)))
+            return tost_error(err, "--%s '%.200s' is not a time such as 45s, 90m, 3h or 1h30m", row->name, text);
+        total += value * (*end ? units[u].seconds : 1);
+        at = end + (*end != 0);
+    } while (*at);
+    if (!(total > 0 && total <= row->max)) return not_in_range(row, text, err);
+    *(double*)field_of(o, row) = total;
     return true;
 }
 
@@ -403,6 +463,7 @@ static bool parse_value(Options* o, const Row* row, const char* text, TostError*
         case INT:
         case INT64: return parse_integer(o, row, text, err);
         case REAL: return parse_real(o, row, text, err);
+        case DURATION: return parse_duration(o, row, text, err);
         case CHOICE: return parse_choice(o, row, text, err);
         case PRESET: return parse_preset(o, text, err);
         case STRING: break;
@@ -462,9 +523,47 @@ static const char* nearest_name(const char* name, size_t len, Command command) {
     return best;
 }
 
+// Options of nanoGPT and llm.c.
+static const struct { const char *name, *hint; } foreign[] = {
+    {"batch_size", "use --batch"}, {"block_size", "use --block-size"}, {"dataset", "use --data GLOB, the token shards"},
+    {"eval_interval", "use --val-every"}, {"eval_iters", "use --val-batches"}, {"grad_clip", "use --grad-clip"},
+    {"gradient_accumulation_steps", "use --total-batch, the tokens per step"},
+    {"init_from", "use --init FILE or --resume"}, {"learning_rate", "use --lr"},
+    {"lr_decay_iters", "use --steps, the end of the schedule"}, {"max_iters", "use --steps"},
+    {"max_new_tokens", "use sample --tokens"}, {"min_lr", "use --min-lr-frac, a fraction of --lr"},
+    {"n_embd", "use --channels"}, {"n_head", "use --heads"}, {"n_layer", "use --layers"},
+    {"num_iterations", "use --steps"}, {"num_samples", "use sample --samples"}, {"out_dir", "use --out"},
+    {"start", "use sample --prompt"}, {"top_k", "use --top-k"}, {"total_batch_size", "use --total-batch"},
+    {"train_data", "use --data"}, {"val_loss_every", "use --val-every"}, {"warmup_iters", "use --warmup"},
+    {"wandb_log", "use log.csv and dev/plot/export_log.py"}, {"weight_decay", "use --weight-decay"},
+    {"always_save_checkpoint", "use --save-every"}, {"decay_lr", "use --schedule"},
+    {"eval_only", "use the command eval"}, {"backend", "start the program with mpirun"},
+    {"device", "train_gpt_tost uses the CPU, train_gpt_tostcu the GPU"}, {"compile", "the program is compiled"},
+    {"dropout", "the model has no dropout"}, {"log_interval", "log.csv has a row for every step"},
+    {"b", "use --batch"}, {"c", "use --weight-decay"}, {"d", "use --total-batch"}, {"e", "use --init"},
+    {"g", "use --sample-tokens"}, {"i", "use --data"}, {"j", "use --val-data"}, {"k", "use --schedule"},
+    {"l", "use --lr"}, {"m", "use --val-batches"}, {"n", "use --save-every"}, {"o", "use --out"},
+    {"q", "use --min-lr-frac"}, {"r", "use --recompute"}, {"s", "use --sample-every"}, {"sg", "use --skip-grad-z"},
+    {"sl", "use --skip-loss-z"}, {"t", "use --seq"}, {"u", "use --warmup"}, {"v", "use --val-every"},
+    {"x", "use --steps"}, {"y", "use --resume"},
+};
+
+// '-' and '_' are equal.
+static const char* foreign_hint(const char* name, size_t len) {
+    for (size_t i = 0; i < countof(foreign); i++) {
+        const char* other = foreign[i].name;
+        size_t same = 0;
+        while (same < len && (other[same] == name[same] || (other[same] == '_' && name[same] == '-'))) same++;
+        if (same == len && !other[same]) return foreign[i].hint;
+    }
+    return NULL;
+}
+
 static bool unknown_option(const char* arg, Command command, TostError* err) {
     const char* name = arg + strspn(arg, "-");
     const size_t len = strcspn(name, "=");
+    const char* hint = foreign_hint(name, len);
+    if (hint) return tost_error(err, "unknown option %.*s: %s", (int)strcspn(arg, "="), arg, hint);
     const char* meant = nearest_name(name, len, command);
     const int shown = (int)strcspn(arg, "=");
     if (meant && strlen(meant) == len && memcmp(meant, name, len) == 0)
@@ -653,6 +752,10 @@ char* options_unused(const Options* given, const Options* o, int i) {
         {"val-data", "val-every 0", o->val_every == 0},
         {"val-batches", "val-every 0", o->val_every == 0},
         {"keep", "save-every 0", o->save_every == 0},
+        {"keep-best", "val-every 0", o->val_every == 0},
+        {"stop-at-val", "val-every 0", o->val_every == 0},
+        {"decay-frac", "schedule other than wsd", o->schedule != SCHEDULE_WSD},
+        {"min-lr-frac", "schedule constant", o->schedule == SCHEDULE_CONSTANT},
         {sample_option_given(given), "sample-every 0", o->sample_every == 0},
         {sample_option_given(given), "quiet", o->quiet && o->sample_every > 0},
     };
@@ -660,6 +763,11 @@ char* options_unused(const Options* given, const Options* o, int i) {
         if (unused[k].off && unused[k].name && option_given(given, unused[k].name) && i-- == 0)
             return xasprintf("--%s has no effect with --%s", unused[k].name, unused[k].with);
     return NULL;
+}
+
+Schedule options_schedule(const Options* o) {
+    return (Schedule){.kind = (ScheduleKind)o->schedule, .steps = o->steps, .warmup = o->warmup, .peak = o->lr,
+                      .min_frac = o->min_lr_frac, .decay_frac = o->decay_frac};
 }
 
 static bool check_train(Options* o, TostError* err) {
@@ -670,7 +778,6 @@ static bool check_train(Options* o, TostError* err) {
         return tost_error(err, "--resume continues a run and --overwrite deletes it: give one of them");
     if (o->resume && o->init)
         return tost_error(err, "--resume loads weights from the run and --init from a file: give one of them");
-    if (o->resume && !o->out) return tost_error(err, "--resume needs --out DIR, the run to continue");
     if (o->overwrite && !o->out) return tost_error(err, "--overwrite needs --out DIR, the run to replace");
     if (!o->data && !o->resume)
         return tost_error(err, "--preset %s needs --data GLOB: token shards made with tokenize", o->preset);

@@ -5,6 +5,7 @@
 #include "comm.h"
 #include "data.h"
 #include "safetensors.h"
+#include "schedule.h"
 
 typedef enum {
     COMMAND_TRAIN, COMMAND_SAMPLE, COMMAND_EVAL, COMMAND_TOKENIZE, COMMAND_INFO, COMMAND_INSPECT, COMMANDS
@@ -31,13 +32,15 @@ typedef struct {
     // training
     int     batch, seq;
     int64_t total_batch, steps, warmup;
-    double  lr, min_lr_frac, weight_decay, beta1, beta2, eps, grad_clip;
+    int     schedule;                      // ScheduleKind
+    double  lr, min_lr_frac, decay_frac, weight_decay, beta1, beta2, eps, grad_clip;
     double  skip_loss_z, skip_grad_z;      // 0: off
     int64_t max_skipped;
     int64_t seed;
     int64_t val_every, val_batches, sample_every, sample_tokens, save_every, keep;
+    double  stop_at_val, max_time;         // 0: off; nats per token; seconds
     int     on_save_error;                 // OnSaveError
-    bool    resume, overwrite, quiet;
+    bool    resume, overwrite, quiet, keep_best;
     int     dtype, threads;                // TostDtype; 0: OpenMP's default
     int     parts;                         // of a step, over all ranks (slices.h)
     double  rank_timeout;                  // seconds; 0: none
@@ -96,6 +99,8 @@ Options options_default(Command command, const TostEngine* engine);   // without
 // Takes the sizes from a model file and derives batch size and sequence length from them, unless given. Fails, naming
 // the option, if a given size differs.
 bool options_take_config(Options* o, const TostConfig* config, const char* file, TostError* err);
+
+Schedule options_schedule(const Options* o);
 
 // The options of a training run that its checkpoints save: *n keys and values. st_free_meta
 StMeta* options_echo(const Options* o, int* n);

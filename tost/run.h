@@ -29,6 +29,7 @@ typedef struct {
     StFile            weights_file;    // the same, open until the model has its parameters
     TostError         weights_warning; // printed once they are loaded
     char *            out, *installed, *val_glob, *log_path;   // installed: path of the starter data
+    char*             newest;          // the run of --resume without --out
     Folder            folder;          // out
     Lock              lock;            // on out
     bool              replacing;       // --overwrite: the old run remains until the first checkpoint is saved
@@ -39,7 +40,8 @@ typedef struct {
     LogFile           log;
     bool              log_failing;     // the last row could not be written; a warning was printed
     Progress          progress;
-    double            val_loss;        // last validation loss, or NAN
+    double            began, longest;  // now_seconds() at the start; seconds of the longest step, for --max-time
+    const char*       stopped_by;      // option that ends the run early, or NULL
     int64_t           saved_step;      // step of the newest checkpoint, or -1
     bool              saved_unvalidated;   // that checkpoint has an unvalidated_row
 } Run;
@@ -73,8 +75,10 @@ LossSum run_read_loss(Run* r);
 bool run_save(Run* r, bool last, TostError* err);
 // Tells all ranks what rank 0 has saved, for run_save and for messages.
 void run_share_saved(Run* r);
-// Writes a log row, on rank 0. If this fails: with --on-save-error stop, returns false; otherwise warns once and keeps the row in
-// memory for the next write. A pipe or device loses the row.
+// --keep-best: saves the current model as best. A failure is handled as in run_save.
+bool run_save_best(Run* r, TostError* err);
+// Writes a log row, on rank 0. If this fails: with --on-save-error stop, returns false; otherwise warns once and keeps
+// the row in memory for the next write. A pipe or device loses the row.
 bool run_log_step(Run* r, const LogRow* row, TostError* err);
 
 // ---- run_report.c ----

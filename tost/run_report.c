@@ -98,6 +98,20 @@ Hint divergence_hint(const Run* r, const char* remedy) {
 // ---------------------------------------------------------------------------------------------
 // At the start
 
+// "cosine decay to 6e-05". free()
+static char* schedule_text(const Options* o) {
+    const double last = o->lr * o->min_lr_frac;
+    const Schedule s = options_schedule(o);
+    switch (s.kind) {
+        case SCHEDULE_COSINE: return xasprintf("cosine decay to %g", last);
+        case SCHEDULE_LINEAR: return xasprintf("linear decay to %g", last);
+        case SCHEDULE_WSD:
+            return xasprintf("constant, linear decay to %g from step %lld", last, (long long)schedule_decay_start(&s));
+        case SCHEDULE_CONSTANT: break;
+    }
+    return xstrdup("then constant");
+}
+
 static void report_model(Run* r) {
     Progress* p = &r->progress;
     const Options* o = &r->o;
@@ -113,8 +127,10 @@ static void report_model(Run* r) {
     progress_text(p, "%-11s%lld tokens per step: %lld micro-batch%s × %d sequence%s × %d tokens", "",
                   (long long)o->total_batch, micro_batches, micro_batches == 1 ? "" : "es", o->batch,
                   o->batch == 1 ? "" : "s", o->seq);
-    progress_text(p, "%-11slr %g, %lld warm-up step%s, cosine decay to %g; weight decay %g", "", o->lr,
-                  (long long)o->warmup, o->warmup == 1 ? "" : "s", o->lr * o->min_lr_frac, o->weight_decay);
+    char* schedule = schedule_text(o);
+    progress_text(p, "%-11slr %g, %lld warm-up step%s, %s; weight decay %g", "", o->lr, (long long)o->warmup,
+                  o->warmup == 1 ? "" : "s", schedule, o->weight_decay);
+    free(schedule);
 }
 
 // How a step is divided among ranks and parts, and what a rank sends to and receives from the others.
@@ -155,14 +171,23 @@ static void report_data(Run* r) {
 }
 
 // Options that differ from those of the resumed run.
+// The options that --resume changes, and the jump of the learning rate, if it has one.
 static void report_changes(Run* r) {
     const char* label = "changed";
+    Options before = options_default(COMMAND_TRAIN, r->engine);
+    TostError ignored;
     for (int i = 0; i < r->n_resumed; i++) {
         char* note = options_changed(&r->o, &r->resumed[i]);
         if (!note) continue;
         progress_text(&r->progress, "%-11s%s", label, note);
         label = "";
         free(note);
+    }
+    if (!*label && options_resume(&before, r->resumed, r->n_resumed, r->out, &ignored)) {
+        const Schedule was = options_schedule(&before), is = options_schedule(&r->o);
+        const double lr_was = schedule_lr(&was, r->info.step), lr_is = schedule_lr(&is, r->info.step);
+        if (fabs(lr_is - lr_was) > 1e-12 * lr_was)
+            progress_text(&r->progress, "%-11slearning rate of the next step: %g instead of %g", "", lr_is, lr_was);
     }
 }
 
@@ -172,6 +197,9 @@ static void report_unused(Run* r) {
         run_warn(r, "%s", line);
         free(line);
     }
+    if (r->o.warmup >= r->o.steps && r->o.steps > 0)
+        run_warn(r, "--warmup %lld is not less than --steps %lld: the learning rate never reaches --lr %g",
+                 (long long)r->o.warmup, (long long)r->o.steps, r->o.lr);
 }
 
 void report_settings(Run* r, const char* device) {
@@ -187,8 +215,9 @@ void report_settings(Run* r, const char* device) {
 // During training
 
 void report_validation(Run* r) {
-    progress_text(&r->progress, "validation after step %lld: loss %.6f, perplexity %.2f, best %.6f",
-                  (long long)r->info.step, r->val_loss, exp(r->val_loss), r->info.best_val_loss);
+    const CheckpointInfo* i = &r->info;
+    progress_text(&r->progress, "validation after step %lld: loss %.6f, perplexity %.2f, best %.6f after step %lld",
+                  (long long)i->val_step, i->val_loss, exp(i->val_loss), i->best_val_loss, (long long)i->best_val_step);
 }
 
 // Prints the text indented, with '?' for NULs.
@@ -217,13 +246,17 @@ void report_end(Run* r) {
     Progress* p = &r->progress;
     const bool stopped = r->info.step < r->o.steps;
     const long long step = (long long)r->info.step, steps = (long long)r->o.steps;
-    if (stopped) progress_text(p, "stopped by %s after step %lld of %lld", run_signal_name(r), step, steps);
+    if (stopped)
+        progress_text(p, "stopped by %s after step %lld of %lld", run_signal(r) ? run_signal_name(r) : r->stopped_by,
+                      step, steps);
     else progress_text(p, "done: %lld step%s, %lld tokens", step, step == 1 ? "" : "s", (long long)r->info.tokens);
     if (r->info.outliers.skipped > 0)
         progress_text(p, "%-11s%lld of %lld steps (rows with lr 0 in the log)", "skipped",
                       (long long)r->info.outliers.skipped, step);
-    if (!isnan(r->val_loss))
-        progress_text(p, "%-11s%.6f, best %.6f", "val loss", r->val_loss, r->info.best_val_loss);
+    if (isfinite(r->info.val_loss))
+        progress_text(p, "%-11s%.6f after step %lld, best %.6f after step %lld%s", "val loss", r->info.val_loss,
+                      (long long)r->info.val_step, r->info.best_val_loss, (long long)r->info.best_val_step,
+                      r->o.keep_best ? " (best)" : "");
     if (r->saved_step < 0) {
         progress_text(p, "%-11snothing (--save-every 0)", "saved");
         return;

@@ -118,15 +118,31 @@ void run_share_saved(Run* r) {
     r->comm->hint = saved.hint;
 }
 
-bool run_save(Run* r, bool last, TostError* err) {
+// Saves on rank 0, to which the other ranks send their moments.
+static bool save_together(Run* r, bool (*save)(Run* r, bool last, TostError* err), bool last, TostError* err) {
     bool ok = true;
-    if (r->saved_step == r->info.step && r->saved_unvalidated == (r->info.unvalidated_row != NULL)) return true;
     if (comm_rank(r->comm) == 0) {
-        ok = save_run(r, last, err);
+        ok = save(r, last, err);
         checkpoint_end_save(r->comm);
     } else checkpoint_send_moments(r->comm, r->engine, r->model, &r->tensors);
     run_share_saved(r);
     return run_agree(r, ok, err);
+}
+
+bool run_save(Run* r, bool last, TostError* err) {
+    if (r->saved_step == r->info.step && r->saved_unvalidated == (r->info.unvalidated_row != NULL)) return true;
+    return save_together(r, save_run, last, err);
+}
+
+static bool save_best(Run* r, bool last, TostError* err) {
+    TostError reason;
+    if (r->replacing && !save_run(r, last, err)) return false;   // best would replace that of the old run
+    if (r->replacing || !follow_folder(r, err)) return r->replacing;
+    return checkpoint_save_best(&r->folder, &r->info, r->engine, r->model, &r->tensors, &reason)
+           || write_failed(r, &reason, last, err);
+}
+
+bool run_save_best(Run* r, TostError* err) { return save_together(r, save_best, false, err);
 }
 
 bool run_log_step(Run* r, const LogRow* row, TostError* err) {

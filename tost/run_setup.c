@@ -21,8 +21,11 @@ bool run_is_finished(const Run* r) {
     return r->o.resume && r->info.step >= r->o.steps && !r->info.unvalidated_row;
 }
 
-static bool run_exists(const char* out, TostError* err) {
-    return tost_error(err, "--out %s already contains a run: --resume continues it, --overwrite replaces it", out);
+static bool run_exists(const Run* r, TostError* err) {
+    if (!checkpoint_is_complete(&r->folder))
+        return tost_error(err, "--out %s contains a run without a complete checkpoint: --overwrite starts the run over",
+                          r->out);
+    return tost_error(err, "--out %s already contains a run: --resume continues it, --overwrite replaces it", r->out);
 }
 
 // Rejects --out if it is too long or a checkpoint folder, and --log if it has the name of a checkpoint.
@@ -86,7 +89,7 @@ static bool find_fresh(Run* r, TostError* err) {
     Options* o = &r->o;
     bool is_run;
     if (!checkpoint_is_run(&is_run, &r->folder, err)) return false;
-    if (is_run && !o->overwrite) return run_exists(o->out, err);
+    if (is_run && !o->overwrite) return run_exists(r, err);
     if (o->out || o->log) r->log_path = log_path(r);
     if (comm_rank(r->comm) == 0 && r->log_path && !log_check_fresh(r->log_path, o->overwrite, err)) return false;
     return !o->init || (open_weights(&r->init, r, err) && options_take_config(o, &r->init.config, r->weights, err));
@@ -94,8 +97,12 @@ static bool find_fresh(Run* r, TostError* err) {
 
 // Only rank 0 uses the folder; the others read checkpoints.
 bool run_find(Run* r, TostError* err) {
-    const char* out = r->o.out;
     TostError lock_error;
+    if (r->o.resume && !r->o.out) {
+        if (!checkpoint_newest_run(&r->newest, "out", "--out DIR", err)) return false;
+        r->o.out = r->newest;
+    }
+    const char* out = r->o.out;
     if (!check_paths(&r->o, err)) return false;
     if (out) r->out = xstrdup(out);   // otherwise claim_folder chooses a numbered folder
     if (out && comm_rank(r->comm) == 0 && is_dir(out) && !folder_open(&r->folder, NULL, out, err))
@@ -140,6 +147,30 @@ static char* installed_data(const char* program) {
     return NULL;
 }
 
+// The path of --tokenizer, or of vocab.bpe next to the shards. free()
+static char* tokenizer_of_data(const Options* o) {
+    char* dir = path_dir(o->data);
+    char* path = o->tokenizer ? xstrdup(o->tokenizer) : path_join(dir, "vocab.bpe");
+    free(dir);
+    return path;
+}
+
+// A new model's vocabulary, unless --vocab-size is given: the tokenizer's, if there is one, rounded up to a multiple of
+// 64, which makes matrix products faster. Extra ids never occur in the data.
+static bool set_vocab_size(Run* r, TostError* err) {
+    enum { MULTIPLE = 64 };
+    Options* o = &r->o;
+    r->info.config = o->config;
+    if (r->weights || option_given(o, "vocab-size")) return true;
+    char* path = tokenizer_of_data(o);
+    Tokenizer* tokenizer = NULL;
+    const bool exists = o->tokenizer || path_exists(path), ok = !exists || (tokenizer = tokenizer_open(path, err));
+    if (tokenizer) r->info.config.vocab_size = o->config.vocab_size = (tokenizer_size(tokenizer) + MULTIPLE - 1) / MULTIPLE * MULTIPLE;
+    tokenizer_free(tokenizer);
+    free(path);
+    return ok;
+}
+
 static bool open_data(Run* r, TostError* err) {
     Options* o = &r->o;
     if (!option_given(o, "data") && !is_dir("data/starter")) {
@@ -149,6 +180,7 @@ static bool open_data(Run* r, TostError* err) {
                               "--data GLOB");
         o->data = r->installed;
     }
+    if (!set_vocab_size(r, err)) return false;
     const uint32_t V = (uint32_t)o->config.vocab_size;
     r->data = data_open(o->data, o->seq, V, (DataOrder)o->order, (uint64_t)o->seed, err);
     if (!r->data) return false;
@@ -225,7 +257,7 @@ static bool claim_folder(size_t* existing, Run* r, TostError* err) {
         if (lock == LOCK_FAILED || !checkpoint_is_run(&is_run, &r->folder, err)) return false;
         const bool taken = is_run && !o->resume && !o->overwrite;
         if (lock == LOCK_TAKEN && !taken) return true;
-        if (o->out) return lock == LOCK_TAKEN ? run_exists(r->out, err) : false;
+        if (o->out) return lock == LOCK_TAKEN ? run_exists(r, err) : false;
         lock_release(&r->lock);
         folder_close(&r->folder);
         free(r->out);
@@ -305,12 +337,11 @@ static bool open_folder(Run* r, TostError* err) {
 
 bool run_set_up(Run* r, TostError* err) {
     Options* o = &r->o;
-    r->info.config = o->config;
     r->info.comm = r->comm;
     if (!run_agree(r, open_data(r, err) && open_tokenizer(r, err), err)) return false;
     if (!o->resume) {
         r->info.seed = (uint64_t)o->seed;
-        r->info.best_val_loss = INFINITY;
+        r->info.val_loss = r->info.best_val_loss = INFINITY;
     }
     r->info.options = options_echo(o, &r->info.n_options);
     r->tensors = tost_tensors(&o->config);
@@ -346,6 +377,7 @@ void run_free(Run* r) {
     checkpoint_info_free(&r->init);
     st_free_meta(r->resumed, r->n_resumed);
     free(r->weights);
+    free(r->newest);
     free(r->out);
     free(r->installed);
     free(r->val_glob);

@@ -1,13 +1,21 @@
-// schedule.c: linear warm-up, then cosine decay.
+// schedule.c: linear warm-up, then a constant rate, a decay, or both.
 #include "schedule.h"
 
 #include <math.h>
 
-double schedule_lr(int64_t step, int64_t steps, int64_t warmup, double peak, double min_frac) {
+int64_t schedule_decay_start(const Schedule* s) {
+    if (s->kind == SCHEDULE_CONSTANT) return INT64_MAX;
+    const int64_t start = s->steps - (int64_t)llround(s->decay_frac * (double)s->steps);
+    return s->kind == SCHEDULE_WSD && start > s->warmup ? start : s->warmup;
+}
+
+double schedule_lr(const Schedule* s, int64_t step) {
     const double pi = 3.14159265358979323846;
-    const double min = min_frac * peak;
-    if (step >= steps) return min;
-    if (step < warmup) return peak * (double)step / (double)warmup;
-    double done = (double)(step - warmup) / (double)(steps - warmup);   // warmup <= step < steps: never 0 / 0
-    return min + (peak - min) * 0.5 * (1.0 + cos(pi * done));
+    const double min = s->min_frac * s->peak;
+    const int64_t start = schedule_decay_start(s);
+    if (step >= s->steps && s->kind != SCHEDULE_CONSTANT) return min;
+    if (step < s->warmup) return s->peak * (double)step / (double)s->warmup;
+    if (step < start) return s->peak;
+    const double done = (double)(step - start) / (double)(s->steps - start);   // start <= step < steps: never 0 / 0
+    return min + (s->peak - min) * (s->kind == SCHEDULE_COSINE ? 0.5 * (1.0 + cos(pi * done)) : 1.0 - done);
 }

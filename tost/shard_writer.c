@@ -218,6 +218,57 @@ bool shard_writer_append(ShardWriter* w, const uint32_t* ids, size_t n, TostErro
     return true;
 }
 
+// Appends the tokens of from's shard i, except for the first `skip`, to `to`.
+static bool copy_shard(ShardWriter* to, const ShardWriter* from, int i, uint64_t skip, TostError* err) {
+    enum { CHUNK = 4096 };
+    const size_t width = is_wide(from) ? 4 : 2;
+    uint8_t bytes[CHUNK * 4];
+    uint32_t ids[CHUNK] = {0};
+    char* path = folder_name(from, i);
+    FILE* f = fopen(path, "rb");
+    bool appended = true, ok = f && fseeko(f, (off_t)(SHARD_HEADER_BYTES + skip * width), SEEK_SET) == 0;
+    for (size_t n = CHUNK; ok && appended && n == CHUNK;) {
+        n = fread(bytes, width, CHUNK, f);
+        for (size_t k = 0; k < n; k++) memcpy(&ids[k], bytes + k * width, width);   // the upper bytes stay 0
+        if (ferror(f)) break;
+        appended = shard_writer_append(to, ids, n, err);
+    }
+    if (appended && (!ok || ferror(f))) ok = tost_error(err, "%s: cannot be read: %s", path, strerror(errno));
+    if (f) fclose(f);
+    free(path);
+    return ok && appended;
+}
+
+// Cuts the shards to the first n tokens.
+static bool cut(ShardWriter* w, uint64_t n, TostError* err) {
+    const int keep = (int)((n + w->shard_tokens - 1) / w->shard_tokens);
+    for (; w->shards > keep; w->shards--) {
+        char* path = folder_name(w, w->shards - 1);
+        const bool ok = unlink(path) == 0 || tost_error(err, "%s: cannot be removed: %s", path, strerror(errno));
+        free(path);
+        if (!ok) return false;
+    }
+    w->total = n;
+    if (n % w->shard_tokens == 0) return true;
+    free(w->path);
+    w->path = folder_name(w, keep - 1);
+    w->in_shard = n % w->shard_tokens;
+    w->out = fopen(w->path, "r+b");
+    const off_t bytes = (off_t)(SHARD_HEADER_BYTES + w->in_shard * (is_wide(w) ? 4 : 2));
+    if (!w->out || ftruncate(fileno(w->out), bytes) != 0) return write_failed(w, err);
+    return end_shard(w, err);
+}
+
+bool shard_writer_move_tail(ShardWriter* to, ShardWriter* from, uint64_t n, TostError* err) {
+    const uint64_t first = from->total - n;
+    if (from->out && !end_shard(from, err)) return false;
+    for (int i = (int)(first / from->shard_tokens); i < from->shards; i++) {
+        const uint64_t begin = (uint64_t)i * from->shard_tokens;
+        if (!copy_shard(to, from, i, first > begin ? first - begin : 0, err)) return false;
+    }
+    return cut(from, first, err);
+}
+
 static bool rename_shard(const ShardWriter* w, int i, TostError* err) {
     char *from = folder_name(w, i), *to = final_name(w, i);
     bool ok = rename(from, to) == 0

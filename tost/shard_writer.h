@@ -13,6 +13,8 @@ typedef struct ShardWriter ShardWriter;
 ShardWriter* shard_writer_open(const char* prefix, uint32_t vocab_size, uint64_t shard_tokens,
                                TostError* err);
 bool shard_writer_append(ShardWriter* w, const uint32_t* ids, size_t n, TostError* err);  // ids < vocab_size
+// Moves the last n tokens of `from` to the end of `to`. Nothing can be appended to `from` afterwards.
+bool shard_writer_move_tail(ShardWriter* to, ShardWriter* from, uint64_t n, TostError* err);
 // Syncs and renames the shards (none if there are no tokens). Frees w in any case; on failure removes all shards.
 bool shard_writer_close(ShardWriter* w, uint64_t* tokens, int* shards, TostError* err);
 void shard_writer_abandon(ShardWriter* w);      // removes the shards, frees w; NULL is ignored

@@ -98,7 +98,7 @@ static void add_part(Job* job, const char* text, size_t n, bool ends) {
 static void add_text(Job* job, const char* text, size_t n, bool ends) {
     if (n && !job->in_document) {
         Rng rng = rng_seeded(job->o->seed, job->r->documents);
-        job->document_val = rng_uniform(&rng) < job->o->val_frac;
+        job->document_val = rng_uniform(&rng) < job->o->val_frac && job->r->documents > 0;
         job->in_document = true;
         job->r->documents++;
     }
@@ -409,14 +409,24 @@ static bool check_options(const TokenizeOptions* o, TostError* err) {
     return stdins < 2 || tost_error(err, "-: standard input is given %d times, but can be read only once", stdins);
 }
 
+// If there is only one document, all of it is in the training shards: moves its last tokens to the validation shards.
+static bool split_document(Job* job, TostError* err) {
+    TokenizeResult* r = job->r;
+    const uint64_t n = (uint64_t)(job->o->val_frac * (double)r->train_tokens);
+    if (r->documents != 1 || n == 0) return true;
+    r->train_tokens -= n;
+    r->val_tokens += n;
+    return shard_writer_move_tail(job->val, job->train, n, err);
+}
+
 static bool check_result(const Job* job, TostError* err) {
     const TokenizeResult* r = job->r;
     double frac = job->o->val_frac;
     if (!r->documents) return tost_error(err, "no document in the %" PRIu64 " bytes of input", r->bytes);
-    if (!r->train_tokens || (job->o->val_required && frac > 0 && !r->val_tokens)) {
-        return tost_error(err, "--val-frac %g: none of %" PRIu64 " documents went to the %s shards; separate "
+    if (job->o->val_required && frac > 0 && !r->val_tokens) {
+        return tost_error(err, "--val-frac %g: none of %" PRIu64 " documents went to the validation shards; separate "
                           "documents by lines of " END_OF_TEXT ", or change --val-frac (0: no validation) or --seed",
-                          frac, r->documents, r->val_tokens ? "training" : "validation");
+                          frac, r->documents);
     }
     return true;
 }
@@ -460,7 +470,7 @@ static bool run_job(Job* job, const char* train_prefix, const char* val_prefix, 
     for (int i = 0; i < o->n_files; i++) {
         if (!tokenize_file(job, o->files[i], err)) return false;
     }
-    return check_result(job, err) && close_shards(job, val_prefix, err);
+    return split_document(job, err) && check_result(job, err) && close_shards(job, val_prefix, err);
 }
 
 bool tokenize_files(const TokenizeOptions* o, TokenizeResult* r, TostError* err) {

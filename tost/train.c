@@ -7,7 +7,6 @@
 
 #include "generate.h"
 #include "run.h"
-#include "schedule.h"
 #include "signals.h"
 #include "slices.h"
 
@@ -20,7 +19,8 @@ static bool write_sample(Run* r, TostError* err);
 static int64_t micro_batches(const Options* o) { return o->total_batch / ((int64_t)o->batch * o->seq); }
 
 int command_train(const Options* args, const TostEngine* engine) {
-    Run r = {.args = args, .o = *args, .comm = args->comm, .engine = engine, .val_loss = NAN, .saved_step = -1,
+    Run r = {.args = args, .o = *args, .comm = args->comm, .engine = engine, .began = now_seconds(),
+             .saved_step = -1,
              .progress = progress_new(stdout, args->quiet || comm_rank(args->comm) != 0)};
     TostError err;
     signals_ignore_write_errors();
@@ -29,9 +29,11 @@ int command_train(const Options* args, const TostEngine* engine) {
     if (ok && run_is_finished(&r)) report_finished(&r);
     else ok = ok && run_set_up(&r, &err) && train(&r, &err);
     const int signal = run_signal(&r);
+    const bool out_of_time = r.stopped_by && r.o.max_time > 0 && r.info.step < r.o.steps;
     run_free(&r);
     if (!ok) return command_failed(args, &err);
-    return signal ? 128 + signal : 0;
+    if (signal) return 128 + signal;
+    return out_of_time ? STATUS_RESUMABLE : 0;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -56,15 +58,28 @@ static bool complete_resumed_step(Run* r, TostError* err) {
     return after_step(r, &row, err);
 }
 
+// Whether another step would exceed --max-time, by the clock of rank 0. seconds: of the last step.
+static bool is_out_of_time(Run* r, double seconds) {
+    if (r->o.max_time == 0) return false;
+    r->longest = fmax(r->longest, seconds);
+    bool out = now_seconds() - r->began + r->longest > r->o.max_time;
+    comm_broadcast(r->comm, &out, sizeof out, 0);
+    return out;
+}
+
+static bool is_stopped(const Run* r) { return run_signal(r) || r->stopped_by; }
+
 static bool loop(Run* r, TostError* err) {
     progress_train(&r->progress, r->info.step, r->o.steps, micro_batches(&r->o), r->o.total_batch);
     if (r->info.step == 0 && !before_first_step(r, err)) return false;
     if (r->info.unvalidated_row && !complete_resumed_step(r, err)) return false;
-    while (r->info.step < r->o.steps && !run_signal(r)) {
+    while (r->info.step < r->o.steps && !is_stopped(r)) {
+        const double start = now_seconds();
         LogRow row;
         bool completed = false;
         if (!train_step(&completed, &row, r, err)) return false;
         if (completed && !after_step(r, &row, err)) return false;
+        if (is_out_of_time(r, now_seconds() - start)) r->stopped_by = "--max-time";
     }
     return r->o.save_every == 0 || run_save(r, true, err);
 }
@@ -137,9 +152,10 @@ static bool accumulate_gradients(bool* completed, Run* r, TostError* err) {
 static double optimizer_step(Run* r, double norm) {
     const Options* o = &r->o;
     const int64_t step = r->info.step;
+    const Schedule schedule = options_schedule(o);
     const double clip = o->grad_clip / (norm + TOST_CLIP_EPS);
     const TostAdamW adamw = {
-        .lr = schedule_lr(step, o->steps, o->warmup, o->lr, o->min_lr_frac),
+        .lr = schedule_lr(&schedule, step),
         .beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps, .weight_decay = o->weight_decay,
         .grad_scale = o->grad_clip > 0 && clip < 1 ? clip : 1,
         .step = step + 1 - r->info.outliers.skipped};   // bias correction: skipped steps did not change the moments
@@ -254,7 +270,7 @@ static bool after_step(Run* r, LogRow* row, TostError* err) {
         }
         free(r->info.unvalidated_row);
         r->info.unvalidated_row = NULL;
-        if (completed) row->val_loss = r->val_loss;
+        if (completed) row->val_loss = r->info.val_loss;
     }
     bool ok = run_log_step(r, row, err);
     if (ok) {
@@ -265,6 +281,8 @@ static bool after_step(Run* r, LogRow* row, TostError* err) {
         report_lost_output(r);
     }
     if (!run_agree(r, ok, err)) return false;
+    const bool is_best = !isnan(row->val_loss) && r->info.best_val_step == r->info.step;
+    if (r->o.keep_best && is_best && !run_save_best(r, err)) return false;
     return !is_due(r, r->o.save_every) || r->info.step == r->o.steps || run_save(r, false, err);
 }
 
@@ -301,11 +319,15 @@ static bool validate(bool* completed, Run* r, TostError* err) {
     if (!validation_losses(completed, r, wanted < available ? wanted : available, err)) return data_failed(r, err);
     if (!*completed) return true;
     const double loss = run_mean_loss(r);
-    r->val_loss = loss;
     if (!isfinite(loss))
         return tost_error(err, "after step %lld the validation loss is %g: stopped; %s", (long long)r->info.step,
                           fabs(loss), divergence_hint(r, "").text);
-    if (loss < r->info.best_val_loss) r->info.best_val_loss = loss;
+    r->info.val_loss = loss;
+    r->info.val_step = r->info.step;
+    if (loss <= r->o.stop_at_val && r->info.step > 0) r->stopped_by = "--stop-at-val";
+    if (loss >= r->info.best_val_loss) return true;
+    r->info.best_val_loss = loss;
+    r->info.best_val_step = r->info.step;
     return true;
 }
 

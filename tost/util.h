@@ -22,7 +22,8 @@ typedef struct { char text[1024]; } TostError;
 // an argument. Always returns false.
 bool tost_error(TostError* err, const char* fmt, ...) PRINTF_LIKE(2, 3);
 
-enum { STATUS_FAILED = 1, STATUS_USAGE = 2 };  // exit statuses: run-time error; invalid command line
+// exit statuses: run-time error; invalid command line; the run can be resumed (EX_TEMPFAIL)
+enum { STATUS_FAILED = 1, STATUS_USAGE = 2, STATUS_RESUMABLE = 75 };
 
 // ---------------------------------------------------------------------------------------------
 // Text. File names, metadata and arguments may contain any bytes. The program prints them only through these functions

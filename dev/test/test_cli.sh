@@ -48,6 +48,8 @@ run 0 tokenize --tokenizer vocab.bpe --out lone lone.txt
 check "one document without --val-frac: a note about validation" [ "$(grep -c validation stdout)" -gt 0 ]
 run 1 tokenize --tokenizer vocab.bpe --out lone2 --val-frac 0.01 lone.txt
 refused "1 document" "validation"
+run 0 tokenize --tokenizer vocab.bpe --out lone4 --val-frac 0.5 lone.txt
+check "the tail of one document is validation data" says "lone4_val_*.bin: " stdout
 run 0 tokenize --tokenizer vocab.bpe --out lone3 --val-frac 0 lone.txt
 check "--val-frac 0: no note" [ "$(wc -l <stdout)" -eq 2 ]
 model="--layers 1 --heads 2 --channels 16 --block-size 32 --vocab-size 257 --batch 2 --total-batch 128"
@@ -64,12 +66,12 @@ set -f   # the trainer expands patterns itself
 
 for line in \
     "train preset layers heads channels block-size vocab-size bias membership init data val-data order tokenizer out
-     resume overwrite log steps batch seq total-batch lr warmup min-lr-frac weight-decay beta1 beta2 eps grad-clip
+     resume overwrite log steps batch seq total-batch lr schedule decay-frac warmup min-lr-frac weight-decay beta1 beta2 eps grad-clip
      skip-loss-z skip-grad-z max-skipped seed
-     val-every val-batches sample-every sample-tokens save-every keep on-save-error quiet temperature top-k top-p
-     dtype threads recompute help man bash-completion" \
+     val-every val-batches sample-every sample-tokens save-every keep keep-best stop-at-val max-time on-save-error quiet temperature top-k top-p
+     dtype threads parts rank-timeout recompute help man bash-completion" \
     "sample model tokenizer prompt prompts tokens samples stop temperature top-k top-p seed dtype threads help" \
-    "eval model data task json force tokenizer batch seq stride windows seed dtype threads help" \
+    "eval model data task json force tokenizer batch seq stride windows seed dtype threads rank-timeout help" \
     "tokenize tokenizer out val-frac shard-tokens jsonl seed threads quiet help" \
     "info model vocab-size help" \
     "inspect model text out force tokenizer dtype threads help"; do
@@ -156,10 +158,48 @@ run 0 eval --model halfway --data "$dir/tiny_*.bin" --dtype bf16
 run 0 sample --model halfway --dtype bf16 --tokens 4
 rm -r halfway/step_00000007
 
+run 0 --resume --out halfway --steps 7 --lr 0.004 --schedule linear
+check "--lr may change on --resume, which prints a line" says "--lr 0.004 instead of 0.003" stdout
+check "--schedule may change on --resume" says "--schedule linear instead of cosine" stdout
+check "the jump of the learning rate is printed" says "learning rate of the next step: " stdout
+rm -r halfway/step_00000007
+
+# Ends of runs, and the best checkpoint
+run 0 $small --lr 0.3 --steps 6 --val-every 1 --keep 1 --keep-best --out best
+grep -o 'best [0-9.]* after step [0-9]*' stdout | tail -1 >best.line
+check "--keep-best: the best validation is $(cat best.line)" [ -s best.line ]
+run 0 info best/best
+check "best is the checkpoint of that step" says "after step $(sed 's/.* //' best.line)" stdout
+run 0 info best
+check "info prints the last validation" says "nats/token after step 6" stdout
+run 0 sample --model best/best --tokens 4
+run 0 $tiny --steps 3 --val-every 0 --out best --overwrite
+check "--overwrite removes the best checkpoint of the old run" [ ! -e best/best ]
+run 0 $tiny --steps 50 --val-every 1 --stop-at-val 99 --out early
+check "--stop-at-val stops after the first validation" says "stopped by --stop-at-val after step 1 of 50" stdout
+check "--stop-at-val saves" [ -f early/step_00000001/optimizer.safetensors ]
+run 75 $tiny --steps 1000000 --val-every 0 --max-time 0.2s --out early --overwrite
+check "--max-time saves" says "saved      early/step_" stdout
+check "--max-time says so" says "stopped by --max-time after step " stdout
+mkdir newest && cd newest && mkdir out && cp -r ../straight out/
+run 0 --resume --steps 7
+check "--resume alone takes the newest run" [ -f out/straight/step_00000007/model.safetensors ]
+cd ..
+run 0 $model $data --steps 2 --warmup 5 --out short
+check "--warmup beyond --steps: a warning" says "--warmup 5 is not less than --steps 2" stderr
+mkdir killed && cp straight/log.csv killed/
+run 1 $tiny --steps 6 --out killed
+refused "killed" "without a complete checkpoint" "--overwrite"
+run 1 --resume --out killed
+refused "killed" "no complete checkpoint" "--overwrite"
+run 75 $model $data --steps 1k --max-time 0.001s $bare --out k
+run 0 --layers 1 --heads 2 --channels 16 --block-size 32 --batch 2 --total-batch 64 $data --steps 1 --out own
+check "--vocab-size is the tokenizer's, a multiple of 64" says "vocabulary 320," stdout
+
 run 1 $tiny --steps 6 --out straight
 refused "--out straight" "--resume" "--overwrite"
-run 1 --resume --out straight --lr 0.5
-refused "--lr 0.5" "0.003" "straight"
+run 1 --resume --out straight --beta1 0.5
+refused "--beta1 0.5" "0.9" "straight"
 run 1 --resume --out straight --layers 2
 refused "--layers 2" "1 "
 run 1 --resume --out straight --order sequential
@@ -293,7 +333,7 @@ refused "full/step_00000007" "not saved" "--resume --out full" "step 6"
 check "a save that fails leaves the earlier checkpoint" same_checkpoint straight/step_00000006 full/step_00000006
 check "a save that fails leaves no partial folder" [ -z "$(ls full | grep step_00000007)" ]
 run 0 --resume --out full --steps 7 --quiet
-(ulimit -f 8; exec "$binary" $small --steps 1 --out 'first save' --quiet) >stdout 2>stderr
+(ulimit -f 8; exec "$binary" $model $data --steps 1 --out 'first save' --quiet) >stdout 2>stderr
 refused "step 1" "not saved"
 
 if [ -c /dev/full ]; then

@@ -125,18 +125,31 @@ static bool same_moments(const TostModel* a, const TostModel* b) {
 // Schedule
 
 static void test_schedule(Checks* c) {
-    static const struct { int64_t step, steps, warmup; double peak, frac, lr; } cases[] = {
-        {0, 110, 10, 1.0, 0.1, 0.0},        {5, 110, 10, 1.0, 0.1, 0.5},   {9, 110, 10, 2.0, 0.1, 1.8},
-        {10, 110, 10, 1.0, 0.1, 1.0},       {60, 110, 10, 1.0, 0.1, 0.55}, {110, 110, 10, 1.0, 0.1, 0.1},
-        {35, 110, 10, 1.0, 0.1, 0.868198051533946},   // 0.1 + 0.9 (1 + cos(pi/4)) / 2
-        {1000, 110, 10, 3.0, 0.5, 1.5},     {0, 10, 0, 2.0, 0.0, 2.0},     {10, 10, 10, 1.0, 0.25, 0.25},
-        {5, 10, 20, 1.0, 0.1, 0.25},        {0, 0, 0, 1.0, 0.1, 0.1},      {9, 10, 10, 1.0, 0.1, 0.9},
+    enum { COSINE = SCHEDULE_COSINE, WSD = SCHEDULE_WSD, LINEAR = SCHEDULE_LINEAR, CONSTANT = SCHEDULE_CONSTANT };
+    static const struct { int kind; int64_t step, steps, warmup; double peak, frac, decay, lr; } cases[] = {
+        {COSINE, 0, 110, 10, 1.0, 0.1, 0, 0.0},    {COSINE, 5, 110, 10, 1.0, 0.1, 0, 0.5},
+        {COSINE, 9, 110, 10, 2.0, 0.1, 0, 1.8},    {COSINE, 10, 110, 10, 1.0, 0.1, 0, 1.0},
+        {COSINE, 60, 110, 10, 1.0, 0.1, 0, 0.55},  {COSINE, 110, 110, 10, 1.0, 0.1, 0, 0.1},
+        {COSINE, 35, 110, 10, 1.0, 0.1, 0, 0.868198051533946},   // 0.1 + 0.9 (1 + cos(pi/4)) / 2
+        {COSINE, 1000, 110, 10, 3.0, 0.5, 0, 1.5}, {COSINE, 0, 10, 0, 2.0, 0.0, 0, 2.0},
+        {COSINE, 10, 10, 10, 1.0, 0.25, 0, 0.25},  {COSINE, 5, 10, 20, 1.0, 0.1, 0, 0.25},
+        {COSINE, 0, 0, 0, 1.0, 0.1, 0, 0.1},       {COSINE, 9, 10, 10, 1.0, 0.1, 0, 0.9},
+        {LINEAR, 5, 110, 10, 1.0, 0.1, 0, 0.5},    {LINEAR, 10, 110, 10, 1.0, 0.1, 0, 1.0},
+        {LINEAR, 35, 110, 10, 1.0, 0.1, 0, 0.775}, {LINEAR, 110, 110, 10, 1.0, 0.1, 0, 0.1},
+        {CONSTANT, 5, 110, 10, 1.0, 0.1, 0, 0.5},  {CONSTANT, 500, 110, 10, 1.0, 0.1, 0, 1.0},
+        {WSD, 5, 100, 10, 1.0, 0.1, 0.2, 0.5},     {WSD, 10, 100, 10, 1.0, 0.1, 0.2, 1.0},
+        {WSD, 80, 100, 10, 1.0, 0.1, 0.2, 1.0},    {WSD, 90, 100, 10, 1.0, 0.1, 0.2, 0.55},
+        {WSD, 100, 100, 10, 1.0, 0.1, 0.2, 0.1},   {WSD, 99, 100, 10, 1.0, 0.1, 0.0, 1.0},
+        {WSD, 55, 100, 10, 1.0, 0.1, 1.0, 0.55},   // the decay cannot begin before the end of the warm-up
     };
     for (size_t i = 0; i < countof(cases); i++) {
-        double lr = schedule_lr(cases[i].step, cases[i].steps, cases[i].warmup, cases[i].peak, cases[i].frac);
+        const Schedule s = {(ScheduleKind)cases[i].kind, cases[i].steps, cases[i].warmup, cases[i].peak, cases[i].frac,
+                            cases[i].decay};
+        const double lr = schedule_lr(&s, cases[i].step);
         check(c, fabs(lr - cases[i].lr) < 1e-14, "schedule_lr, case %zu: expected %.15g, got %.15g", i,
               cases[i].lr, lr);
     }
+    const Schedule curve = {SCHEDULE_COSINE, 150, 20, 3e-3, 0.1, 0};
     char* path = shared_path("curve/wiki.curve.csv");
     if (!path) {
         skip(c, "curve/wiki.curve.csv not found: learning rates not compared with the published schedule");
@@ -148,7 +161,7 @@ static void test_schedule(Checks* c) {
     int rows = 0;
     must(f && fscanf(f, "%*[^\n]") == 0, path, NULL);
     for (; fscanf(f, "%ld,%lf,%lf,%lf", &step, &loss, &norm, &lr) == 4; rows++) {
-        double ours = schedule_lr(step, 150, 20, 3e-3, 0.1);
+        double ours = schedule_lr(&curve, step);
         check(c, fabs(ours - lr) <= 1e-9 * lr, "learning rate of step %ld: expected %.9e, got %.9e", step, lr,
               ours);
     }
@@ -1106,9 +1119,9 @@ static void set_time(const char* file, time_t seconds, long ns) {
 static void test_newest_run(Checks* c) {
     TostError err;
     char *dir = new_folder(), *found = NULL;
-    check(c, !checkpoint_newest_run(&found, dir, &err) && strstr(err.text, "train"), "no run: %s", err.text);
+    check(c, !checkpoint_newest_run(&found, dir, "--model PATH", &err) && strstr(err.text, "train"), "no run: %s", err.text);
     char* absent = path_join(dir, "absent");
-    check(c, !checkpoint_newest_run(&found, absent, &err) && strstr(err.text, "train"), "no root: %s", err.text);
+    check(c, !checkpoint_newest_run(&found, absent, "--model PATH", &err) && strstr(err.text, "train"), "no root: %s", err.text);
     free(absent);
     TostModel* m = fake_new(tiny);
     static const struct { const char* name; int64_t step; time_t s; long ns; } runs[] = {
@@ -1121,7 +1134,7 @@ static void test_newest_run(Checks* c) {
         char* file = step_path(run, runs[i].step, "model.safetensors");
         set_time(file, runs[i].s, runs[i].ns);
         const char* wanted = i == 0 ? "b-001" : i < 3 ? "a-002" : "d-004";   // equal times: the later name
-        check(c, checkpoint_newest_run(&found, dir, &err) && strstr(found, wanted),
+        check(c, checkpoint_newest_run(&found, dir, "--model PATH", &err) && strstr(found, wanted),
               "newest of %zu runs: expected %s, got %s", i + 1, wanted, found ? found : err.text);
         free(found);
         free(file);
@@ -1387,7 +1400,7 @@ static void test_readers(Checks* c) {
         else differ += !same_state(is, m, TOST_PARAM);
         checkpoint_info_free(&info);
         st_close(&f);
-        if (i % 10 == 0 && !checkpoint_newest_run(&found, dir, &err)) failed++;
+        if (i % 10 == 0 && !checkpoint_newest_run(&found, dir, "--model PATH", &err)) failed++;
         else if (i % 10 == 0) free(found);
     }
     must(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child, "kill", NULL);

@@ -693,13 +693,12 @@ static void fails(Checks* c, Fixture* b, TokenizeOptions o, const char* text, co
 }
 
 static void test_failures(Checks* c, Fixture* b) {
-    const TokenizeOptions plain = {.batch_bytes = 8, .shard_tokens = 2}, val = {.val_frac = 0.5, .seed = 5};
+    const TokenizeOptions plain = {.batch_bytes = 8, .shard_tokens = 2};
     const TokenizeOptions val_required = {.val_frac = 0.01, .seed = 5, .val_required = true};
     fails(c, b, plain, NULL, "absent.txt", "absent.txt: cannot be read");
     fails(c, b, plain, "", "empty.txt", "no document");
     fails(c, b, plain, "<|endoftext|>\n<|endoftext|>\r\n\n<|endoftext|>", "separators.txt", "no document");
     fails(c, b, plain, "\n \n", "blank.jsonl", "no document");
-    fails(c, b, val, "only one", "one.txt", "went to the training shards; separate documents");
     fails(c, b, val_required, "only one", "one.txt", "went to the validation shards; separate documents");
     fails(c, b, (TokenizeOptions){.val_frac = 1}, "x", "frac.txt", "--val-frac 1");
     fails(c, b, plain, "{\"text\": \"good\"}\n\n{\"title\": \"text\"}\n", "none.jsonl",
@@ -716,6 +715,37 @@ static void test_failures(Checks* c, Fixture* b) {
     check(c, make_dirs(sub, &err), "%s", sub);
     free(sub);
     fails(c, b, plain, NULL, "folder.txt", "a folder");
+}
+
+// The last tokens of a single document are the validation data, wherever shards begin and end.
+static void test_lone_document(Checks* c, Fixture* b) {
+    static const char text[] = "0 1 2 3 4 5 6 7 8 9 a b";
+    char *files[] = {path_join(b->dir, "long.txt")}, *prefix;
+    Ids want = {0};
+    write_text(files[0], text);
+    append_document(b, &want, text, sizeof text - 1);
+    for (int size = 1; size <= 26; size++) {
+        for (int tenths = 0; tenths < 10; tenths++) {
+            TokenizeOptions o = {.files = files, .n_files = 1, .val_frac = 0.1 * tenths, .shard_tokens = (uint64_t)size};
+            TokenizeResult r;
+            TostError err = {""};
+            const bool ok = run(b, &o, &r, &err, &prefix);
+            const uint64_t val = (uint64_t)(o.val_frac * (double)r.tokens);
+            check(c, ok && r.val_tokens == val && r.train_tokens == r.tokens - val,
+                  "shards of %d, --val-frac %g: %d and %d of %d tokens: %s", size, o.val_frac, (int)r.train_tokens,
+                  (int)r.val_tokens, (int)r.tokens, err.text);
+            Ids train = read_shards(c, prefix, "train", r.train_shards);
+            Ids tail = read_shards(c, prefix, "val", r.val_shards);
+            append_ids(&train, tail.ids, tail.n);
+            check(c, same_ids(train.ids, train.n, want.ids, want.n), "shards of %d, --val-frac %g: wrong tokens", size,
+                  o.val_frac);
+            free(train.ids);
+            free(tail.ids);
+            free(prefix);
+        }
+    }
+    free(want.ids);
+    free(files[0]);
 }
 
 // Without val_required, a single document goes to the training shards.
@@ -785,6 +815,7 @@ static void test_tokenize(Checks* c, const char* dir, const char* path) {
         test_plain_text(c, &b);
         test_jsonl(c, &b);
         test_failures(c, &b);
+        test_lone_document(c, &b);
         test_no_validation(c, &b);
         test_reads(c, &b);
         test_compressed(c, &b);

@@ -358,10 +358,11 @@ static void test_outlier_detector(Checks* c) {
 
 // Checks the optimizer steps of a run of `steps` steps of which `count` were skipped, starting with `first`.
 static void check_optimizer_steps(Checks* c, const char* what, int first, int count, int steps) {
+    const Schedule schedule = {.kind = SCHEDULE_COSINE, .steps = steps, .warmup = 2, .peak = 0.01, .min_frac = 0.1};
     char *is = text_of("optimizer_steps"), *wanted = xstrdup("");
     for (int s = 0, made = 0; s < steps; s++) {
         if (s >= first && s < first + count) continue;
-        wanted = append_text(wanted, "%d %.9e\n", ++made, schedule_lr(s, steps, 2, 0.01, 0.1));
+        wanted = append_text(wanted, "%d %.9e\n", ++made, schedule_lr(&schedule, s));
     }
     size_t same = 0;
     while (is[same] && is[same] == wanted[same]) same++;
@@ -671,10 +672,10 @@ static void test_overtaken(Checks* c) {
 
 // Default folders: two runs that start at the same time get two numbers.
 static void test_default_folders(Checks* c) {
-    second_args = BASE NO_VAL "--data good.bin --steps 2 --save-every 1";
+    second_args = BASE NO_VAL "--data good.bin --steps 3 --save-every 1";
     hooks[0] = (Hook){TRAINING, 1, run_second};
-    check_run(c, run(BASE NO_VAL "--data good.bin --steps 2 --save-every 1"), 0, 0, NULL, "a default folder");
-    check(c, saved("out/starter-001", 2) && saved("out/starter-002", 2), "each run has its own folder");
+    check_run(c, run(BASE NO_VAL "--data good.bin --steps 3 --save-every 1"), 0, 0, NULL, "a default folder");
+    check(c, saved("out/starter-001", 3) && saved("out/starter-002", 3), "each run has its own folder");
 }
 
 // ---------------------------------------------------------------------------------------------
