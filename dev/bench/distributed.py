@@ -58,26 +58,30 @@ class Bench:
     def model(self):
         if self.args.quick:
             return ["--layers", "2", "--heads", "4", "--channels", "128", "--block-size", "256", "--vocab-size", "2304"]
-        return ["--preset", "tost-base", "--tokenizer", ""][:2]
+        return ["--preset", "tost-base"]
 
-    def train(self, ranks, threads, name, *options):
-        """The command of a training run that only trains."""
-        return [*(self.mpi.command(ranks) if ranks > 1 else []), self.mpi.binary, *self.data(), "--out",
-                os.path.join(self.folder, name), "--overwrite", "--val-every", "0", "--sample-every", "0", "--save-every",
-                "0", "--threads", str(threads), *options]
+    def start(self, ranks, threads, *options):
+        """A training run that only trains, in a folder of its own."""
+        cwd = tempfile.mkdtemp(dir=self.folder)
+        return launch.Job([*(self.mpi.command(ranks) if ranks > 1 else []), self.mpi.binary, *self.data(), "--out", "run",
+                           "--val-every", "0", "--sample-every", "0", "--save-every", "0", "--threads", str(threads),
+                           *options], self.mpi.binary, cwd, launch.environment())
 
-    def call(self, command, capture=True):
+    def train(self, ranks, threads, *options):
+        """Milliseconds of each step but the first, which is slower."""
+        job = self.start(ranks, threads, *options)
+        result = job.finish(600)
+        if result.status != 0:
+            raise Skip(f"{ranks} ranks: {result.summary()}")
+        with open(os.path.join(job.cwd, "run", "log.csv")) as f:
+            return [float(row["ms"]) for row in csv.DictReader(f)][1:]
+
+    def call(self, command):
         done = subprocess.run(command, cwd=self.folder, env=launch.environment(), stdin=subprocess.DEVNULL, text=True,
-                              capture_output=capture, check=False)
+                              capture_output=True, check=False)
         if done.returncode != 0:
             raise Skip(f"{' '.join(command)}: status {done.returncode}: {done.stderr.strip()[-300:]}")
         return done.stdout
-
-
-def steps_ms(bench, name):
-    """Milliseconds of each step but the first, which is slower."""
-    with open(os.path.join(bench.folder, name, "log.csv")) as f:
-        return [float(row["ms"]) for row in csv.DictReader(f)][1:]
 
 
 def train(bench):
@@ -88,8 +92,7 @@ def train(bench):
     ms = {"ranks": [], "threads": []}
     for _ in range(2):
         for name, ranks, threads in (("threads", 1, 2), ("ranks", 2, 1)):
-            bench.call(bench.train(ranks, threads, name, *options))
-            ms[name] += steps_ms(bench, name)
+            ms[name] += bench.train(ranks, threads, *options)
     for name, values in ms.items():
         report(f"train_{name}", 1000 * tokens / statistics.median(values), "tokens/s")
     report("train_ratio", figures["train_ranks"] / figures["train_threads"], "")
@@ -174,11 +177,10 @@ def peak_memory(bench, ranks):
     channels = "256" if bench.args.quick else "1024"   # 50M parameters, whose moments are 400 MB
     options = ["--layers", "4", "--heads", "4", "--channels", channels, "--block-size", "64", "--vocab-size", "2304",
                "--batch", "1", "--seq", "64", "--total-batch", str(64 * ranks), "--steps", "100000"]
-    job = launch.Job(bench.train(ranks, 1, f"memory_{ranks}", *options), bench.mpi.binary, bench.folder,
-                     launch.environment())
-    if not job.wait_output("step 2/"):
-        raise Skip(f"memory: {job.finish(1).summary()}")
-    pids = launch.find_ranks(bench.mpi.binary, bench.folder).values() if ranks > 1 else [job.process.pid]
+    job = bench.start(ranks, 1, *options)
+    if not job.wait_steps(3):
+        raise Skip(f"{ranks} ranks: {job.finish(1).summary()}")
+    pids = job.ranks().values() if ranks > 1 else [job.process.pid]
     peaks = []
     for pid in pids:
         with open(f"/proc/{pid}/status") as f:
@@ -195,9 +197,8 @@ def memory(bench):
 
 
 def seconds_to_step(bench, ranks):
-    job = launch.Job(bench.train(ranks, 1, "start", "--steps", "100000", "--batch", "1", "--total-batch", "2048"),
-                     bench.mpi.binary, bench.folder, launch.environment())
-    job.wait_output("step 1/")
+    job = bench.start(ranks, 1, "--steps", "100000", "--batch", "1", "--total-batch", "2048")
+    job.wait_steps(2)   # the header and a row
     seconds = time.monotonic() - job.began
     job.signal(2)
     job.finish()

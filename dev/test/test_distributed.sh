@@ -1,4 +1,5 @@
 #!/bin/sh
+# shellcheck disable=SC2154,SC2046
 # Training on several ranks, with Open MPI and MPICH: distributed/distributed.py. Not part of `make test`. Skipped without
 # mpirun and mpicc, or without Python. MPI, SUITES and KILLS (per MPI library) select parts.
 . "$(dirname "$0")/lib.sh"

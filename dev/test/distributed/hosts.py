@@ -59,8 +59,9 @@ class Hosts:
             command("ip", "-n", name, "addr", "add", f"{self.addresses[i - 1]}/24", "dev", "eth0")
             command("ip", "-n", name, "link", "set", "eth0", "up")
             command("ip", "-n", name, "link", "set", "lo", "up")
-            # bbr, the default on some machines, needs its own queueing discipline
-            command("ip", "netns", "exec", name, "sysctl", "-qw", "net.ipv4.tcp_congestion_control=cubic")
+            # bbr, the default on some machines, needs a queueing discipline of its own
+            command("ip", "-n", name, "route", "change", f"{SUBNET}.0/24", "dev", "eth0", "src", self.addresses[i - 1],
+                    "congctl", "cubic")
 
     def __exit__(self, *_):
         for name in self.names:

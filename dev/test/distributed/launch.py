@@ -21,6 +21,7 @@ MODELS = {
 }
 SEQ = {"plain": 32, "biased": 24, "odd": 13}
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANK")
+RANK_IN_SHELL = "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-${SLURM_PROCID:-0}}}"
 ENDED_WITHIN = 30   # seconds until all processes of a failed run must have ended; the figures have the measured times
 
 
@@ -112,11 +113,19 @@ def find_ranks(binary, cwd):
     return found
 
 
+def logged_steps(cwd):
+    try:
+        with open(os.path.join(cwd, "run", "log.csv"), "rb") as f:
+            return len(f.read().splitlines())
+    except OSError:
+        return 0
+
+
 class Job:
     """A started launcher and its ranks."""
 
     def __init__(self, command, binary, cwd, env):
-        self.binary, self.cwd, self.began = binary, cwd, time.monotonic()
+        self.binary, self.cwd, self.began = os.path.realpath(binary), cwd, time.monotonic()
         self.stdout = open(os.path.join(cwd, "stdout"), "w+")
         self.stderr = open(os.path.join(cwd, "stderr"), "w+")
         self.process = subprocess.Popen(command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=self.stdout,
@@ -134,16 +143,12 @@ class Job:
             time.sleep(0.01)
         return len(self.seen) == count
 
-    def output(self):
-        self.stdout.flush()
-        with open(self.stdout.name, errors="replace") as f:
-            return f.read()
-
-    def wait_output(self, text, seconds=60):
-        end = time.monotonic() + seconds
-        while text not in self.output() and self.process.poll() is None and time.monotonic() < end:
+    def wait_steps(self, count, seconds=60):
+        """Waits until the run has logged `count` more steps."""
+        end, target = time.monotonic() + seconds, logged_steps(self.cwd) + count
+        while logged_steps(self.cwd) < target and self.process.poll() is None and time.monotonic() < end:
             time.sleep(0.01)
-        return text in self.output()
+        return logged_steps(self.cwd) >= target
 
     def signal(self, number, rank=None):
         """Sends a signal to a rank, or to the launcher."""
@@ -183,9 +188,8 @@ class Job:
 def per_rank(folder, rank, then, other='"$@"'):
     """A shell script that runs `then` on one rank and `other` on the others; "$@" is the command."""
     path = os.path.join(folder, f"rank_{rank}.sh")
-    variables = "".join(f"${{{v}:-" for v in RANK_VARIABLES[:3]) + "0" + "}}}"
     with open(path, "w") as f:
-        f.write(f'#!/bin/sh\nif [ "{variables}" = {rank} ]; then {then}; else exec {other}; fi\n')
+        f.write(f'#!/bin/sh\nif [ "{RANK_IN_SHELL}" = {rank} ]; then {then}; else exec {other}; fi\n')
     os.chmod(path, 0o755)
     return [path]
 

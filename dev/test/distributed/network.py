@@ -38,7 +38,7 @@ def link_down(w, report, four, mpi):
     case, what = w.case(), f"{mpi.name}, the link of host 3 goes down"
     args = [*launch.run_options("plain", steps=100000), "--rank-timeout", str(TIMEOUT)]
     job = start_on(four, case, mpi, args)
-    report.check(job.wait_output("step 10/") and len(job.ranks()) == 4, f"{what}: does not train: {job.output()[-300:]}")
+    report.check(job.wait_steps(20) and len(job.ranks()) == 4, f"{what}: does not train: {job.finish(1).summary()}")
     four.cut(3)
     job.signal(0)   # the time counts from here
     result = job.finish()

@@ -123,19 +123,10 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         return state
 
 
-def step_in(case, least):
-    """True if the log of the run has a row of step `least` or later."""
-    try:
-        with open(case.path("run", "log.csv")) as f:
-            return len(f.readlines()) > least + 1
-    except OSError:
-        return False
-
-
 def interrupt(slurm, case, job, mpi, how, starts):
     """Waits until the job trains, interrupts it, and waits until it is requeued."""
-    before = len(case.tree().get("run/log.csv", b"").splitlines())
-    slurm.wait(job, lambda state: state["JobState"] == "RUNNING" and step_in(case, before + 20))
+    before = launch.logged_steps(case.dir)
+    slurm.wait(job, lambda state: state["JobState"] == "RUNNING" and launch.logged_steps(case.dir) > before + 20)
     if how == "SIGUSR1":   # as Slurm sends it before the time limit
         slurm.call("scancel", "--signal=USR1", job)
     elif how == "SIGKILL":
