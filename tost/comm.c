@@ -217,6 +217,13 @@ bool comm_agree(TostComm* c, bool ok, TostError* err) {
     return tost_error(err, "%s%s", comm_prefix(c, failed).text, first.text);
 }
 
+bool comm_same(TostComm* c, uint64_t value, const char* what, TostError* err) {
+    uint64_t first = value;
+    comm_broadcast(c, &first, sizeof first, 0);
+    if (first != value) tost_error(err, "%s", what);
+    return comm_agree(c, first == value, err);
+}
+
 CommVote comm_vote(TostComm* c) {
     CommVote v = {.comm = c};
     const int size = comm_size(c);

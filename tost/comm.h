@@ -70,6 +70,10 @@ void comm_broadcast(TostComm* c, void* data, size_t bytes, int root);
 // Returns true if all ranks pass true. Otherwise returns false on all of them, with the *err of the lowest rank that
 // passed false, which begins with its rank and host unless it is rank 0.
 bool comm_agree(TostComm* c, bool ok, TostError* err);
+// Fails, on all ranks, if they pass different values. what: names it in the message of the first rank that differs from
+// rank 0, as in "the shards of --data differ".
+bool comm_same(TostComm* c, uint64_t value, const char* what, TostError* err);
+
 // A vote whether to stop. Each rank opens it, looks at it while it works, and closes it once; a rank that wants to stop
 // closes it early. No other message may be started in between.
 typedef struct { TostComm* comm; CommRequest* request; bool *stop, *arrived; } CommVote;

@@ -95,37 +95,57 @@ typedef struct {
     const Tokenizer*   tokenizer;   // NULL: do not count bytes
     Windows            windows;
     int                batch;
+    TostComm*          comm;        // ranks share the windows
 } Evaluation;
 
+// Fills and scores n windows: losses (n,T).
+static bool score_batch(double* losses, uint64_t* bytes, Evaluation* e, const Window* window, int n, TostError* err) {
+    const size_t T = (size_t)e->windows.T, size = (size_t)n * T;
+    int32_t *inputs = xmalloc(size * sizeof *inputs), *targets = xmalloc(size * sizeof *targets);
+    bool ok = true;
+    stream_recheck(e->data);
+    for (int i = 0; i < n && ok; i++)
+        ok = fill_window(inputs + i * T, targets + i * T, e->data, &window[i], e->windows.T, err);
+    if (ok) {
+        e->model->engine->decode_begin(NULL, e->model->model, NULL, n, 0);
+        e->model->engine->decode_score(losses, e->model->model, inputs, targets, 1, e->windows.T);
+        if (e->tokenizer) *bytes += count_bytes(e->tokenizer, targets, size);
+    }
+    free(inputs);
+    free(targets);
+    return ok;
+}
+
+// The next windows of all ranks, at most a batch for each, are scored together and added in order: so the result does
+// not depend on the number of ranks.
 static bool score(Score* r, JsonFile* json, Evaluation* e, TostError* err) {
     Windows* w = &e->windows;
-    const TostEngine* engine = e->model->engine;
+    const int rank = comm_rank(e->comm), ranks = comm_size(e->comm);
     const size_t T = (size_t)w->T, size = (size_t)e->batch * T;
-    int32_t *inputs = xmalloc(size * sizeof *inputs), *targets = xmalloc(size * sizeof *targets);
-    double* losses = xmalloc(size * sizeof *losses);
-    Window* window = xmalloc((size_t)e->batch * sizeof *window);
-    Progress progress = progress_new(stderr, false);
+    double *own = xcalloc(size, sizeof *own), *losses = xmalloc((size_t)ranks * size * sizeof *losses);
+    Window* window = xmalloc((size_t)ranks * e->batch * sizeof *window);
+    uint64_t bytes = 0;
+    Progress progress = progress_new(stderr, rank != 0);
     bool ok = true;
-    for (uint64_t first = 0; first < w->count;) {
-        const uint64_t left = w->count - first;
-        const int n = left < (uint64_t)e->batch ? (int)left : e->batch;
-        stream_recheck(e->data);
-        for (int i = 0; i < n && ok; i++) {
-            window[i] = next_window(w, first + (uint64_t)i);
-            ok = fill_window(inputs + i * T, targets + i * T, e->data, &window[i], w->T, err);
-        }
-        if (!ok) break;
-        engine->decode_begin(NULL, e->model->model, NULL, n, 0);
-        engine->decode_score(losses, e->model->model, inputs, targets, 1, w->T);
+    for (uint64_t first = 0; ok && first < w->count;) {
+        const uint64_t left = w->count - first, most = (uint64_t)ranks * (uint64_t)e->batch;
+        const int n = left < most ? (int)left : (int)most, start = rank * e->batch;
+        const int mine = n - start < e->batch ? n - start : e->batch;
+        for (int i = 0; i < n; i++) window[i] = next_window(w, first + (uint64_t)i);
+        ok = mine <= 0 || score_batch(own, &bytes, e, window + start, mine, err);
+        if (!(ok = comm_agree(e->comm, ok, err))) break;
+        comm_allgather(e->comm, losses, own, size * sizeof *own);
         for (int i = 0; i < n; i++) add_window(r, json, losses + i * T, &window[i]);
-        if (e->tokenizer) r->bytes += count_bytes(e->tokenizer, targets, n * T);
         first += (uint64_t)n;
         progress_show(&progress, (double)first / (double)w->count, "loss %.4f", ratio_value(&r->loss));
     }
     progress_erase(&progress);
+    uint64_t* all = xmalloc((size_t)ranks * sizeof *all);
+    if (ok) comm_allgather(e->comm, all, &bytes, sizeof bytes);
+    for (int i = 0; ok && i < ranks; i++) r->bytes += all[i];
     r->seconds = now_seconds() - progress.started;
-    free(inputs);
-    free(targets);
+    free(all);
+    free(own);
     free(losses);
     free(window);
     return ok;
@@ -169,7 +189,7 @@ static bool find_tokenizer(Tokenizer** tokenizer, const LoadedModel* model, cons
     const uint32_t largest = stream_largest_id(data);
     *tokenizer = loaded_model_tokenizer(model, o, err);
     if (!*tokenizer && o->tokenizer) return false;
-    if (!*tokenizer) print_line(stderr, "no bits/byte: %s", err->text);
+    if (!*tokenizer && comm_rank(o->comm) == 0) print_line(stderr, "no bits/byte: %s", err->text);
     if (*tokenizer)
         warn_of_shards(o, data->dir, largest, tokenizer_path(*tokenizer), tokenizer_hash(*tokenizer),
                        tokenizer_size(*tokenizer));
@@ -182,20 +202,22 @@ static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, T
     if (stream_tokens(data) < 2)
         return tost_error(err, "--data %s: %llu tokens; eval needs at least two", o->data,
                           (unsigned long long)stream_tokens(data));
-    Evaluation e = {.model = model, .data = data, .windows = make_windows(o, stream_tokens(data), T)};
+    Evaluation e = {.model = model, .data = data, .comm = o->comm, .windows = make_windows(o, stream_tokens(data), T)};
     const Windows* w = &e.windows;
     e.batch = (uint64_t)o->batch < w->count ? o->batch : (int)w->count;
     if (!options_check_pass(e.batch, w->T, err)) return false;
 
-    Tokenizer* tokenizer;
+    Tokenizer* tokenizer = NULL;
     JsonFile json = {0};
     Score r = {0};
-    if (!find_tokenizer(&tokenizer, model, o, data, err)) return false;
+    const bool first = comm_rank(o->comm) == 0;   // the rank that writes
+    bool ok = find_tokenizer(&tokenizer, model, o, data, err)
+              && loaded_model_create(model, o, e.batch, w->T, false, err)
+              && json_file_open(&json, first ? o->json : NULL, "eval", o->force, err);
     e.tokenizer = tokenizer;
-    bool ok = loaded_model_create(model, o, e.batch, w->T, false, err)
-              && json_file_open(&json, o->json, "eval", o->force, err);
+    ok = comm_agree(o->comm, ok, err);
     if (ok) {
-        print_line(stderr, "%s, step %lld; shards: %d; windows: %llu of %d tokens", model->file,
+        if (first) print_line(stderr, "%s, step %lld; shards: %d; windows: %llu of %d tokens", model->file,
                    (long long)model->info.step, data->count, (unsigned long long)w->count, w->T);
         begin_json(&json, model, o, w);
         ok = score(&r, &json, &e, err);
@@ -205,7 +227,7 @@ static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, T
                                   "earlier checkpoint", model->file));
     }
     ok = json_file_close(&json, ok, err) && ok;
-    if (ok) print_score(&r);
+    if (ok && first) print_score(&r);
     tokenizer_free(tokenizer);
     return ok;
 }
@@ -222,11 +244,17 @@ int command_eval(const Options* o, const TostEngine* engine) {
     LoadedModel model;
     ShardStream data = {0};
     signals_ignore_write_errors();
+    uint32_t crc = 0;
     bool ok = loaded_model_find(&model, o, engine, &err) && check_lengths(&model, o, &err);
     if (ok && o->data)
-        ok = stream_open(&data, o->data, (uint32_t)model.info.config.vocab_size, &err)
-             && eval_data(&model, o, &data, &err);
-    else if (ok) ok = eval_task(&model, o, &err);
+        ok = stream_open(&data, o->data, (uint32_t)model.info.config.vocab_size, &err) && stream_crc(&crc, &data, &err);
+    ok = comm_agree(o->comm, ok, &err)
+         && comm_same(o->comm, crc, "the shards of --data differ from those of rank 0: give all hosts the same files",
+                      &err)
+         && comm_same(o->comm, (uint64_t)model.info.step, "the checkpoint of --model is of another step than on rank 0: "
+                      "all hosts must see the same files", &err)
+         && (o->data ? eval_data(&model, o, &data, &err) : eval_task(&model, o, &err));
+    ok = comm_agree(o->comm, ok, &err);
     stream_close(&data);
     loaded_model_free(&model);
     return ok ? 0 : command_failed(o, &err);

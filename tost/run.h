@@ -60,6 +60,8 @@ bool run_finish_replacement(Run* r, TostError* err);
 // The number of the signal that stops the run, or 0. All ranks learn of a signal in run_agree.
 int  run_signal(const Run* r);
 const char* run_signal_name(const Run* r);
+// Tells all ranks the run folder, for messages.
+void run_share_out(Run* r);
 // True if all ranks pass true. Otherwise false on all, with the same *err.
 bool run_agree(Run* r, bool ok, TostError* err);
 // Fails, naming a rank, if the ranks do not run the same program with the same options, data and parameters.

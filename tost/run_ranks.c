@@ -75,29 +75,23 @@ static uint64_t hash_options(const Run* r) {
 }
 
 bool run_compare(Run* r, TostError* err) {
-    enum { PROGRAM, OPTIONS, DATA, VAL_DATA, STEP, PARAMS, FACTS };
-    static const char* const names[FACTS] = {
-        "the program differs from that of rank 0: run the same build on all hosts",
-        "the options differ from those of rank 0: give all ranks the same command line",
-        "the shards of --data differ from those of rank 0: give all hosts the same files",
-        "the shards of --val-data differ from those of rank 0: give all hosts the same files",
-        "the newest checkpoint is of another step than on rank 0: all hosts must see the same run folder",
-        "the initial parameters differ from those of rank 0: give all hosts the same files and processors"};
-    const int size = comm_size(r->comm);
-    if (size == 1) return true;
-    const uint64_t own[FACTS] = {hash_program(r), hash_options(r), data_crc(r->data), r->val ? data_crc(r->val) : 0,
-                                 (uint64_t)r->info.step, hash_params(r)};
-    uint64_t(*all)[FACTS] = xmalloc((size_t)size * sizeof *all);
-    comm_allgather(r->comm, all, own, sizeof own);
-    int fact = 0;
-    while (fact < FACTS && all[0][fact] == own[fact]) fact++;
-    free(all);
-    if (fact < FACTS) tost_error(err, "%s", names[fact]);
-    return run_agree(r, fact == FACTS, err);
+    TostComm* c = r->comm;
+    return !c || (
+        comm_same(c, hash_program(r), "the program differs from that of rank 0: run the same build on all hosts", err)
+        && comm_same(c, hash_options(r), "the options differ from those of rank 0: give all ranks the same command line",
+                     err)
+        && comm_same(c, data_crc(r->data), "the shards of --data differ from those of rank 0: give all hosts the same "
+                     "files", err)
+        && comm_same(c, r->val ? data_crc(r->val) : 0, "the shards of --val-data differ from those of rank 0: give all "
+                     "hosts the same files", err)
+        && comm_same(c, (uint64_t)r->info.step, "the newest checkpoint is of another step than on rank 0: all hosts must "
+                     "see the same run folder", err)
+        && comm_same(c, hash_params(r), "the initial parameters differ from those of rank 0: give all hosts the same "
+                     "files and the same kind of processor", err));
 }
 
 // ---------------------------------------------------------------------------------------------
-// Losses
+// Losses and paths
 
 double run_mean_loss(const Run* r) {
     LossSum *all = xmalloc((size_t)r->o.parts * sizeof *all), total = {0};
@@ -108,4 +102,11 @@ double run_mean_loss(const Run* r) {
     }
     free(all);
     return total.sum / (double)total.count;
+}
+
+void run_share_out(Run* r) {
+    size_t bytes = r->out ? strlen(r->out) + 1 : 0;
+    comm_broadcast(r->comm, &bytes, sizeof bytes, 0);
+    r->out = xrealloc(r->out, bytes);
+    comm_broadcast(r->comm, r->out, bytes, 0);
 }

@@ -111,7 +111,7 @@ void run_share_saved(Run* r) {
     memset(&saved, 0, sizeof saved);
     saved.step = r->saved_step;
     saved.unvalidated = r->saved_unvalidated;
-    if (comm_rank(r->comm) == 0) saved.hint = resume_hint(r);
+    saved.hint = resume_hint(r);
     comm_broadcast(r->comm, &saved, sizeof saved, 0);
     r->saved_step = saved.step;
     r->saved_unvalidated = saved.unvalidated;

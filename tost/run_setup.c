@@ -360,8 +360,10 @@ bool run_set_up(Run* r, TostError* err) {
     r->part_loss = xcalloc((size_t)run_own_parts(r), sizeof *r->part_loss);
     const bool ok = run_agree(r, create_model(r, err), err) && run_compare(r, err)
                     && run_agree(r, open_folder(r, err), err);
-    if (ok) run_share_saved(r);
-    return ok;
+    if (!ok) return false;
+    run_share_out(r);
+    run_share_saved(r);
+    return true;
 }
 
 void run_free(Run* r) {
