@@ -34,6 +34,11 @@
 //     norm = grad_norm(m)
 //     update(m, {lr, …, grad_scale: min(1, clip / norm)})           AdamW
 //
+// Several processes ("ranks", tost/comm.h) can train one model. Each computes the gradients of its own micro-batches.
+// The last backward pass of a step adds them up: exchange_gradients (tost/exchange.h) starts with a layer as soon as
+// backward is done with it. A rank then updates its slices of the parameters, whose moments only it has, and sends them
+// to the others. The order of all sums is fixed, so the bits do not depend on the number of ranks.
+//
 // The file, in order: each layer's forward next to its backward (Embedding, LayerNorm, Linear, TSSA, Residual, GELU,
 // Classifier); the model's memory; the passes over the model; recurrent decode; gradients and AdamW; the engine table.
 // Elsewhere in tost/: model.h has the table of parameters, gemm.c the matrix product, train.c the training loop.

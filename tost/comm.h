@@ -1,6 +1,6 @@
-// comm.h: communication between the processes ("ranks") of one run. A launcher (mpirun, srun, torchrun) starts them; MPI
-// or, for small messages of the CUDA engine, NCCL transports the bytes. All buffers are in host memory. A TostComm* of
-// NULL is a single process: then the functions do nothing but copy.
+// comm.h: communication between the processes ("ranks") of one run. A launcher (mpirun, srun, torchrun) starts them;
+// MPI or, for small messages of the CUDA engine, NCCL transports the bytes. All buffers are in host memory. A TostComm*
+// of NULL is a single process: then the functions do nothing but copy.
 //
 // All ranks call the same functions in the same order ("collective"). They do not return errors: if the transport fails
 // or a rank does not respond within the timeout, the process prints one line, ends all ranks and exits with

@@ -12,7 +12,8 @@ struct CommRequest {
     int          count, left;     // MPI requests; those that are not complete
     MPI_Request* request;         // (count)
     int*         rank;            // (count): of the other side
-    int*         index;           // (count): working space of test
+    int*         index;           // (count): working space of test, like status
+    MPI_Status*  status;
     int*         open;            // (size): requests with a rank that are not complete
 };
 
@@ -30,6 +31,7 @@ static void request_free(CommRequest* r) {
     free(r->request);
     free(r->rank);
     free(r->index);
+    free(r->status);
     free(r->open);
     free(r);
 }
@@ -40,6 +42,7 @@ static CommRequest* mpi_start(TostComm* c, const CommMessage* messages) {
     r->request = xmalloc(2 * size * sizeof *r->request);
     r->rank = xmalloc(2 * size * sizeof *r->rank);
     r->index = xmalloc(2 * size * sizeof *r->index);
+    r->status = xmalloc(2 * size * sizeof *r->status);
     r->open = xcalloc(size, sizeof *r->open);
     for (int step = 1; step < c->place.size; step++) {   // each rank starts with another one
         const int other = (c->place.rank + step) % c->place.size;
@@ -62,7 +65,7 @@ static CommRequest* mpi_start(TostComm* c, const CommMessage* messages) {
 static bool mpi_test(TostComm* c, CommRequest** request, bool* arrived) {
     CommRequest* r = *request;
     int n = 0;
-    if (r->left > 0) check(c, MPI_Testsome(r->count, r->request, &n, r->index, MPI_STATUSES_IGNORE));
+    if (r->left > 0) check(c, MPI_Testsome(r->count, r->request, &n, r->index, r->status));
     for (int i = 0; i < n; i++) r->open[r->rank[r->index[i]]]--;
     r->left -= n > 0 ? n : 0;
     for (int k = 0; arrived && k < c->place.size; k++) arrived[k] = r->open[k] == 0;
@@ -87,7 +90,8 @@ static void find_library(char* out, size_t cap) {
     char text[MPI_MAX_LIBRARY_VERSION_STRING] = "", *at;
     int length;
     MPI_Get_library_version(text, &length);
-    const char* name = strncmp(text, "Open MPI", 8) == 0 ? "Open MPI" : strncmp(text, "MPICH", 5) == 0 ? "MPICH" : "MPI";
+    const bool open_mpi = strncmp(text, "Open MPI", 8) == 0, mpich = strncmp(text, "MPICH", 5) == 0;
+    const char* name = open_mpi ? "Open MPI" : mpich ? "MPICH" : "MPI";
     at = text + strcspn(text, "0123456789");
     snprintf(out, cap, "%s %.*s", name, (int)strspn(at, "0123456789."), at);
 }

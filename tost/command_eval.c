@@ -251,8 +251,8 @@ int command_eval(const Options* o, const TostEngine* engine) {
     ok = comm_agree(o->comm, ok, &err)
          && comm_same(o->comm, crc, "the shards of --data differ from those of rank 0: give all hosts the same files",
                       &err)
-         && comm_same(o->comm, (uint64_t)model.info.step, "the checkpoint of --model is of another step than on rank 0: "
-                      "all hosts must see the same files", &err)
+         && comm_same(o->comm, (uint64_t)model.info.step, "the checkpoint of --model is of another step than on rank "
+                      "0: all hosts must see the same files", &err)
          && (o->data ? eval_data(&model, o, &data, &err) : eval_task(&model, o, &err));
     ok = comm_agree(o->comm, ok, &err);
     stream_close(&data);

@@ -56,8 +56,8 @@ typedef struct {
     // The three forwards take inputs (B,T), ids in [0, V). forward computes the activations, for logits and activation.
     // forward_loss also adds the losses of targets (B,T; -1 is not counted) to the sum that read_loss returns.
     // forward_train (a training model) does that and starts the gradient of grad_scale · Σ loss; backward completes it
-    // and adds it to the gradients of the part; the pass that ends the step adds up the parts of all ranks (collective).
-    // The classifier works on chunks of rows: full logits are never materialized.
+    // and adds it to the gradients of the part; the pass that ends the step adds up the parts of all ranks
+    // (collective). The classifier works on chunks of rows: full logits are never materialized.
     void (*forward)(TostModel* m, const int32_t* inputs, int B, int T);
     void (*forward_loss)(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T);
     void (*forward_train)(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T, float grad_scale);

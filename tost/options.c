@@ -931,7 +931,8 @@ static bool apply(Options* o, const char* values[ROWS], TostError* err) {
 }
 
 bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, TostComm* comm, TostError* err) {
-    *o = (Options){.command = COMMAND_TRAIN, .comm = comm, .program = argc > 0 && *argv[0] ? argv[0] : "train_gpt_tost"};
+    *o = (Options){.command = COMMAND_TRAIN, .comm = comm,
+                   .program = argc > 0 && *argv[0] ? argv[0] : "train_gpt_tost"};
     o->files = xcalloc((size_t)argc + 1, sizeof *o->files);
     o->named = argc > 1 && argv[1][0] != '-';
     if (o->named) {

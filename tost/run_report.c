@@ -142,8 +142,8 @@ static void report_ranks(Run* r) {
     if (size > 1) {
         const double moved = 2.0 * sizeof(float) * (double)r->tensors.n_params * (size - 1) / size;
         for (int i = 0; i < size; i++) hosts += r->comm->places[i].local_rank == 0;
-        progress_text(&r->progress, "%-11s%d × %d thread%s on %d host%s (%s), %lld tokens a rank, %s sent and received by "
-                      "each in a step", "ranks", size, threads, threads == 1 ? "" : "s", hosts, hosts == 1 ? "" : "s",
+        progress_text(&r->progress, "%-11s%d × %d thread%s on %d host%s (%s), %lld tokens a rank, %s sent and received "
+                      "by each in a step", "ranks", size, threads, threads == 1 ? "" : "s", hosts, hosts == 1 ? "" : "s",
                       r->comm->library, (long long)(o->total_batch / size), human_bytes(bytes, moved));
     }
     if (o->parts > 1)

@@ -1,4 +1,4 @@
-// slices.h: how the ranks of a run share the work of a step. Pure functions for both engines; nothing here communicates.
+// slices.h: how the ranks of a run share the work of a step. Pure functions for both engines, without communication.
 //
 // Gradients and parameters are flat arrays (tost/model.h). Each is cut into units of SLICE_UNIT elements, the blocks of
 // the gradient norm. Backward completes the gradients from the end of the flat array to its start, layer by layer. The
@@ -49,7 +49,7 @@ static inline Range range_meet(Range a, Range b) {   // empty: start = end
 //
 //     tree(n parts) = tree(first p) + tree(other n - p),   p: the largest power of two below n
 //
-// A rank computes parts/ranks consecutive parts. This is a power of two (or there is one rank), so its sum is a subtree.
+// A rank computes parts/ranks consecutive parts: a power of two, unless there is one rank, so its sum is a subtree.
 
 // Fails, naming the nearest values, if the parts cannot be divided among the ranks.
 bool parts_check(int parts, int ranks, TostError* err);

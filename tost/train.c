@@ -286,12 +286,13 @@ static bool after_step(Run* r, LogRow* row, TostError* err) {
     return !is_due(r, r->o.save_every) || r->info.step == r->o.steps || run_save(r, false, err);
 }
 
-// Losses of the first `sequences` of the validation shards, each rank those of its parts. If a signal interrupts a rank,
-// *completed is false.
+// Losses of the first `sequences` of the validation shards, each rank those of its parts. If a signal interrupts a
+// rank, *completed is false.
 static bool validation_losses(bool* completed, Run* r, uint64_t sequences, TostError* err) {
     const int64_t B = r->o.batch, n = ((int64_t)sequences + B - 1) / B;
     const int own = run_own_parts(r), first_part = comm_rank(r->comm) * own;
-    const int64_t start = part_start(n, first_part, r->o.parts), all = part_start(n, first_part + own, r->o.parts) - start;
+    const int64_t start = part_start(n, first_part, r->o.parts);
+    const int64_t all = part_start(n, first_part + own, r->o.parts) - start;
     CommVote vote = comm_vote(r->comm);
     int64_t done = 0;
     bool ok = true;

@@ -179,7 +179,8 @@ static void exchange_rank(TostComm* comm, void* context) {
 }
 
 static void test_exchange(Checks* c) {
-    static const struct { int ranks, parts; } cases[] = {{1, 1}, {1, 7}, {2, 2}, {2, 8}, {3, 3}, {3, 6}, {4, 4}, {5, 5}};
+    static const struct { int ranks, parts; } cases[] = {{1, 1}, {1, 7}, {2, 2}, {2, 8}, {3, 3}, {3, 6}, {4, 4},
+                                                              {5, 5}};
     for (size_t i = 0; i < countof(cases); i++) {
         ExchangeTest t = {.tensors = tost_tensors(&configs[i % 2]), .parts = cases[i].parts};
         pthread_mutex_init(&t.lock, NULL);

@@ -544,6 +544,34 @@ static void test_signals_in_steps(Checks* c) {
     }
 }
 
+// Steps of 2 parts of 2 micro-batches: the losses of the parts are added, a signal drops the step, and the resumed run
+// keeps the parts unless others are given.
+static void test_parts(Checks* c) {
+#define PARTS TOY "--val-every 2 --data good.bin --val-data good.bin --total-batch 64 --steps 4 --save-every 4 "
+    check_run(c, run(PARTS "--out one_part"), 0, 0, NULL, "one part");
+    check_run(c, run(PARTS "--parts 2 --out parts"), 0, 0, NULL, "two parts");
+    for (int step = 0; step < 4; step++) {
+        const LogRow one = row_of("one_part", step), two = row_of("parts", step);
+        check(c, two.step == step && fabs(one.train_loss - two.train_loss) < 1e-8
+                 && isnan(one.val_loss) == isnan(two.val_loss) && !(fabs(one.val_loss - two.val_loss) > 1e-8),
+              "step %d: loss %.9f, validation %.9f; in parts: %.9f, %.9f", step, one.train_loss, one.val_loss,
+              two.train_loss, two.val_loss);
+    }
+    hooks[0] = (Hook){TRAINING, 7, interrupt};
+    Outcome o = run(PARTS "--parts 2 --out stopped");
+    check(c, o.status == 130 && strstr(o.out, "step 2 is incomplete (micro-batch 3 of 4)"), "status %d: %s", o.status,
+          o.out);
+    free(o.out);
+    free(o.err);
+    o = run("--resume --out stopped");
+    check(c, strstr(o.out, "parts      2 of 32 tokens") && !strstr(o.out, "changed"), "resumed: %s", o.out);
+    check_run(c, o, 0, 0, NULL, "resumed with the saved parts");
+    check_same(c, "parts", "stopped", 4, "resumed with the saved parts");
+    o = run("--resume --out stopped --steps 5 --parts 4");
+    check(c, strstr(o.out, "--parts 4 instead of 2: gradients are added in another order"), "changed: %s", o.out);
+    check_run(c, o, 0, 0, NULL, "resumed with other parts");
+}
+
 // A checkpoint whose open_row is not the row of its last step is damaged.
 static void test_open_row_damaged(Checks* c) {
     static char* const rows[] = {"", "x", "4,80,1,,1,1,1,1\n", "5,96,1,,1,1,1\n", "5,96,1,,1,1,1,1"};
@@ -990,6 +1018,7 @@ int main(int argc, char** argv) {
     test_outliers(&c);
     test_signals(&c);
     test_signals_in_steps(&c);
+    test_parts(&c);
     test_open_row_damaged(&c);
     test_lock(&c);
     test_lock_notes(&c);
