@@ -123,17 +123,20 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         return state
 
 
+def ended(state):
+    return state["JobState"] not in ("RUNNING", "COMPLETING", "PENDING")
+
+
 def interrupt(slurm, case, job, mpi, how, starts):
     """Waits until the job trains, interrupts it, and waits until it is requeued."""
     before = launch.logged_steps(case.dir)
-    slurm.wait(job, lambda state: state["JobState"] == "RUNNING" and launch.logged_steps(case.dir) > before + 20)
+    slurm.wait(job, lambda state: ended(state) or launch.logged_steps(case.dir) > before + 20)
     if how == "SIGUSR1":   # as Slurm sends it before the time limit
         slurm.call("scancel", "--signal=USR1", job)
     elif how == "SIGKILL":
-        rank, pid = launch.find_ranks(mpi.binary, case.dir).popitem()
-        os.kill(pid, signal.SIGKILL)
-    return slurm.wait(job, lambda state: int(state["Restarts"]) == starts or state["JobState"] not in
-                      ("RUNNING", "COMPLETING", "PENDING"))
+        for pid in list(launch.find_ranks(mpi.binary, case.dir).values())[-1:]:
+            os.kill(pid, signal.SIGKILL)
+    return slurm.wait(job, lambda state: int(state["Restarts"]) == starts or ended(state))
 
 
 def requeues(w, report, mpis, script, time_limit):
@@ -143,7 +146,7 @@ def requeues(w, report, mpis, script, time_limit):
     if why:
         report.skip(why)
         return report.end()
-    args = launch.run_options("plain", steps=3000)
+    args = launch.run_options("plain", steps=2000 if time_limit else 300)
     reference = launch.single(w, w.binary, [*args, *world.OUT])["tree"]
     folder = os.path.join(w.root, "slurm")
     with Slurm(folder) as slurm:
@@ -156,7 +159,7 @@ def requeues(w, report, mpis, script, time_limit):
             for starts, how in enumerate(["limit"] if time_limit else ["SIGUSR1", "SIGKILL"], 1):
                 state = interrupt(slurm, case, job, mpi, how, starts)
                 report.check(int(state["Restarts"]) == starts, f"{mpi.name}, {how}: {case_log(case, job)}")
-            state = slurm.wait(job, lambda state: state["JobState"] not in ("RUNNING", "COMPLETING", "PENDING"))
+            state = slurm.wait(job, ended)
             report.check(state["JobState"] == "COMPLETED", f"{mpi.name}: {state['JobState']}: {case_log(case, job)}")
             case.check_same(report, f"{mpi.name}, requeued {state['Restarts']} times", reference, older=False)
             case.remove()
