@@ -252,7 +252,7 @@ bool comm_vote_close(CommVote* v, bool stop) {
     comm_exchange(v->comm, messages);
     comm_wait(v->comm, &v->request);
     v->stop[rank] = stop;
-    for (int r = 0; r < size; r++) stop = stop || v->stop[r];
+    for (int r = 0; r < size; r++) stop = stop || v->stop[r];   // mutant: signal_not_shared
     free(messages);
     free(v->stop);
     free(v->arrived);

@@ -36,8 +36,18 @@ def options():
     p.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10 ** 6), help="of kills and signals")
     p.add_argument("--mpi", help="openmpi, mpich or openmpi,mpich (default: all that are built)")
     p.add_argument("--models", default=",".join(launch.MODELS), help=f"of equal: some of {', '.join(launch.MODELS)}")
+    p.add_argument("--first", action="store_true", help="stop at the first failed check")
     p.add_argument("--suites", help="comma-separated names (default: all but limit)")
     return p.parse_args()
+
+
+class FirstFailure(world.Report):
+    """Stops at the first failed check."""
+
+    def check(self, ok, text):
+        if not super().check(ok, text):
+            raise SystemExit(1)
+        return True
 
 
 def run(report, suite):
@@ -51,7 +61,7 @@ def run(report, suite):
 
 def main():
     o = options()
-    report = world.Report("distributed")
+    report = (FirstFailure if o.first else world.Report)("distributed")
     mpis = [m for m in launch.find_mpi(o.built) if not o.mpi or m.name in o.mpi.split(",")]
     if not mpis:
         raise SystemExit(f"--built {o.built}: no trainer of {o.mpi or 'any MPI library'}; see build.sh")

@@ -84,11 +84,11 @@ def kills(w, report, mpis, count, seed):
 def stopped_rank(w, report, mpis):
     """A rank that does not respond ends the run after --rank-timeout; the line names the rank."""
     report.begin("timeout")
-    args = launch.run_options("plain", steps=100000)
+    args = launch.run_options("plain", steps=100000, timeout=3)
     for mpi in mpis:
         for rank in (2, 0):
             case, what = w.case(), f"{mpi.name}, SIGSTOP of rank {rank}"
-            job = launch.start(case, mpi, 4, [*args, *world.OUT, "--rank-timeout", "3"])
+            job = launch.start(case, mpi, 4, [*args, *world.OUT])
             job.wait_ranks(4)
             job.wait_steps(10)
             job.signal(signal.SIGSTOP, rank)
@@ -129,8 +129,8 @@ def signals(w, report, mpis, seed):
     """A signal to the launcher or to any one rank stops all ranks after the same step, saves, and resumes."""
     report.begin("signals")
     rng = random.Random(f"signals {seed}")
-    args = launch.run_options("plain", steps=400)
-    reference = launch.single(w, w.binary, [*args, *world.OUT])["tree"]
+    constant = ["--schedule", "constant"]   # does not depend on the number of steps
+    args = [*launch.run_options("plain", steps=100000), *constant]
     patient = {"OMPI_MCA_odls_base_sigkill_timeout": "5"}
     for mpi in mpis:
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
@@ -144,12 +144,21 @@ def signals(w, report, mpis, seed):
                 result = job.finish()
                 ranks = 128 + (number if rank is not None else RANKS.get((mpi.name, number), number))
                 launcher = LAUNCHER.get((mpi.name, number), 128 + number) if rank is None else ranks
-                report.check(result.status == launcher and statuses(case, 4) == 4 * [ranks],
+                found = set(statuses(case, 4)) - ({None} if launcher == 1 else set())   # mpirun kills late wrappers
+                report.check(result.status == launcher and found == {ranks},
                              f"{what}: ranks {statuses(case, 4)}, {result.summary()}")
                 report.check(case.complete() and result.out.count("--resume --out run") == 1,
                              f"{what}: {result.out[-300:]!r} {result.summary()}")
-                last = launch.run(case, mpi, rng.choice([1, 2, 4]), launch.resume(case, args))
-                report.check(last.status == 0, f"{what}: the resumed run: {last.summary()}")
-                case.check_same(report, what, reference, older=False)
+                if case.complete():
+                    check_resumed(w, report, case, mpi, what, rng.choice([1, 2, 4]), constant)
                 case.remove()
     report.end()
+
+
+def check_resumed(w, report, case, mpi, what, ranks, more):
+    """Ten steps more have the bytes of an uninterrupted run of that length."""
+    steps = case.complete()[-1] + 10
+    last = launch.run(case, mpi, ranks, ["--resume", *world.OUT, "--threads", "1", "--steps", str(steps)])
+    report.check(last.status == 0, f"{what}: the resumed run: {last.summary()}")
+    reference = launch.single(w, w.binary, [*launch.run_options("plain", steps=steps), *more, *world.OUT])["tree"]
+    case.check_same(report, f"{what}, resumed on {ranks} ranks", reference, older=False)

@@ -25,12 +25,13 @@ RANK_IN_SHELL = "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-${SLURM_PROCID:-0}}}"
 ENDED_WITHIN = 30   # seconds until all processes of a failed run must have ended; the figures have the measured times
 
 
-def run_options(model, parts=4, micro_batches=2, steps=30, batch=2):
+def run_options(model, parts=4, micro_batches=2, steps=30, batch=2, timeout=60):
     """Training with accumulation, validation, sampling and saving: parts × micro_batches micro-batches a step."""
     total = parts * micro_batches * batch * SEQ[model]
     return [*MODELS[model].split(), *world.DATA, "--batch", str(batch), "--total-batch", str(total), "--steps", str(steps),
             "--warmup", "2", "--lr", "0.01", "--val-every", "5", "--val-batches", "5", "--sample-every", "10",
-            "--sample-tokens", "8", "--save-every", "6", "--keep", "2", "--threads", "1", "--parts", str(parts)]
+            "--sample-tokens", "8", "--save-every", "6", "--keep", "2", "--threads", "1", "--parts", str(parts),
+            "--rank-timeout", str(timeout)]
 
 
 @dataclasses.dataclass

@@ -8,7 +8,7 @@ repo=$(cd "$(dirname "$0")/../../.." && pwd)
 built=$repo/build/distributed_mutants
 tree=$built/openmpi
 cd "$repo" || exit 1
-sources=(train_gpt_tost.c tost/comm.c tost/comm_mpi.c tost/slices.c tost/train.c tost/run_setup.c)
+sources=(train_gpt_tost.c tost/comm*.c tost/exchange.c tost/slices.c tost/train.c tost/run_*.c)
 chosen=("$@")
 
 # mutant | suites that must fail | sed command for its line
@@ -17,6 +17,13 @@ while IFS='|' read -r name suite edit; do
     name=${name// /}
     suites[$name]=${suite// /} edits[$name]=${edit# }
 done << 'END'
+wrong_slice         | equal   | s/, r, k/, (r + 1) % x->ranks, k/
+missing_wait        | equal   | s/if (wait).*/x->comm->test(x->comm, oldest, NULL);/
+gather_not_awaited  | equal   | s/comm_wait(\(.*\));/x->comm->test(\1, NULL);/
+parts_in_a_row      | equal   | s/ \& 1; j++)/ > 0; j++)/
+bucket_left_out     | equal   | s/>= from/> from/
+wrong_tree          | equal   | s/row\[i\] *, row\[i\]/row[0], row[0]/
+signal_not_shared   | signals | s/stop || v->stop\[r\]/stop/
 END
 
 passed=0 failed=0
@@ -33,7 +40,7 @@ build() { (unset MAKEFLAGS MAKELEVEL; make -s -L -C "$tree" MPI=1 MPICC=mpicc.op
     build/torture/faults.so) > "$built/log" 2>&1; }
 run_tests() {
     timeout 300 python3 dev/test/distributed/distributed.py --binary "$built/plain" --built "$built" --mpi openmpi \
-        --models plain --suites "$1" > "$built/log" 2>&1
+        --models plain --first --suites "$1" > "$built/log" 2>&1
 }
 
 # mutate NAME: replaces the file with the tagged line, and sets `mutated` to its name; writes why it cannot to the log.

@@ -36,7 +36,7 @@ def network(w, report, mpis):
 
 def link_down(w, report, four, mpi):
     case, what = w.case(), f"{mpi.name}, the link of host 3 goes down"
-    args = [*launch.run_options("plain", steps=100000), "--rank-timeout", str(TIMEOUT)]
+    args = launch.run_options("plain", steps=100000, timeout=TIMEOUT)
     job = start_on(four, case, mpi, args)
     report.check(job.wait_steps(20) and len(job.ranks()) == 4, f"{what}: does not train")
     four.cut(3)

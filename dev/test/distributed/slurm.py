@@ -39,7 +39,7 @@ SlurmctldPort={PORT}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={d}/munge.socket,cred_expire=2
+AuthInfo=socket={d}/munge.socket,cred_expire=6
 StateSaveLocation={d}/state
 SlurmdSpoolDir={d}/%n/spool
 TmpFS={d}/%n/tmp
