@@ -37,7 +37,7 @@ def options():
     p.add_argument("--mpi", help="openmpi, mpich or openmpi,mpich (default: all that are built)")
     p.add_argument("--models", default=",".join(launch.MODELS), help=f"of equal: some of {', '.join(launch.MODELS)}")
     p.add_argument("--first", action="store_true", help="stop at the first failed check")
-    p.add_argument("--suites", help="comma-separated names (default: all but limit)")
+    p.add_argument("--suites", help="comma-separated names (default: all but slurm and limit)")
     return p.parse_args()
 
 
@@ -81,7 +81,7 @@ def main():
             "slurm": lambda: slurm.requeues(w, report, mpis, SCRIPT, time_limit=False),
             "limit": lambda: slurm.requeues(w, report, mpis, SCRIPT, time_limit=True),
         }
-        wanted = o.suites.split(",") if o.suites else [name for name in suites if name != "limit"]
+        wanted = o.suites.split(",") if o.suites else [name for name in suites if name not in ("slurm", "limit")]
         if set(wanted) - set(suites):
             unknown = ", ".join(sorted(set(wanted) - set(suites)))
             raise SystemExit(f"--suites {unknown}: unknown; there are {', '.join(suites)}")

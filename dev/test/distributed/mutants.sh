@@ -18,9 +18,9 @@ while IFS='|' read -r name suite edit; do
     suites[$name]=${suite// /} edits[$name]=${edit# }
 done << 'END'
 wrong_slice         | equal   | s/, r, k/, (r + 1) % x->ranks, k/
-missing_wait        | equal   | s/if (wait).*/x->comm->test(x->comm, oldest, NULL);/
+missing_wait        | equal   | s/comm_wait(\(.*\));/x->comm->test(\1, NULL);/
 gather_not_awaited  | equal   | s/comm_wait(\(.*\));/x->comm->test(\1, NULL);/
-parts_in_a_row      | equal   | s/ \& 1; j++)/ > 0; j++)/
+parts_in_a_row      | equal   | s/for.*/if (x->part > 0) tree_add(grad, x->level[0], grad, x->size);/
 bucket_left_out     | equal   | s/>= from/> from/
 wrong_tree          | equal   | s/row\[i\] *, row\[i\]/row[0], row[0]/
 signal_not_shared   | signals | s/stop || v->stop\[r\]/stop/
