@@ -35,8 +35,9 @@ SANITIZE ?= 0
 WERROR   ?= 0
 
 # ---- detect compiler flags and libraries --------------------------------------------------------------------------
-# $(call compiles,TEXT,FLAGS): "yes" if the program compiles and links with these flags
-compiles = $(shell printf '%b' '$(1)' | $(CC) $(CPPFLAGS) -x c - -o /dev/null $(2) $(LDFLAGS) 2>/dev/null && echo yes)
+# $(call compiles,TEXT,FLAGS): "yes" if the program compiles and links with these flags, which may name libraries
+compiles = $(shell printf '%b' '$(1)' | $(CC) $(CPPFLAGS) -x c - -x none -o /dev/null $(2) $(LDFLAGS) 2>/dev/null && \
+             echo yes)
 include := \0043include
 comma   := ,
 BLAS_PC_mkl            := mkl-sdl

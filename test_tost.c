@@ -18,6 +18,7 @@
 
 #define LIMIT_CURVE  5e-4    // absolute, nats, at every step of the recorded run
 #define LIMIT_DECODE 1e-5    // decode against forward: relative L2 error of logits; nats of losses
+#define LIMIT_CHUNKS 5e-6    // gradients of a sequence in chunks against the whole: relative L2 error
 
 // ---------------------------------------------------------------------------------------------
 // Helpers
@@ -490,6 +491,49 @@ static void test_recompute(Checks* c, const TostEngine* engine) {
     free(want); free(got); free(seen);
 }
 
+// Sequences in chunks must give the losses and gradients of whole sequences, and their decode state.
+static void test_chunks(Checks* c, const TostEngine* engine, TostConfig config, bool recompute) {
+    enum { B = 2, T = 150 };
+    const int chunks[] = {1, 7, 63, 64, 65, 75, 128, 149, 150, 200};
+    if (!engine->has_chunks) return;
+    config.block_size = T + 1;
+    TostEngineOptions o = {.max_batch = B, .max_seq = T, .training = true, .recompute = recompute};
+    Subject whole = subject_open(engine, config, o);
+    subject_randomize(&whole, 14);
+    int32_t* ids = random_ids((size_t)B * T, config.vocab_size, 15);
+    const size_t n = whole.tensors.flat_size, V = config.vocab_size;
+    float *want = xcalloc(n, sizeof *want), *got = xcalloc(n, sizeof *got), *logits = xmalloc(2 * B * V * sizeof *got);
+    engine->forward_train(whole.model, ids, ids, B, T, 1.0f / (B * T));
+    engine->backward(whole.model, TOST_STEP_ENDS);
+    subject_get_flat(want, &whole, TOST_GRAD);
+    const double loss = mean_loss(&whole);
+    engine->decode_begin(logits, whole.model, ids, B, T);
+    engine->decode_step(logits, whole.model, ids);
+    for (size_t i = 0; i < countof(chunks); i++) {
+        o.chunk = chunks[i];
+        Subject s = subject_open(engine, config, o);
+        subject_randomize(&s, 14);
+        engine->forward_loss(s.model, ids, ids, B, T);
+        const double loss_alone = mean_loss(&s);
+        engine->forward_train(s.model, ids, ids, B, T, 1.0f / (B * T));
+        engine->backward(s.model, TOST_STEP_ENDS);
+        const double loss_trained = mean_loss(&s);
+        subject_get_flat(got, &s, TOST_GRAD);
+        engine->decode_begin(logits + B * V, s.model, ids, B, T);
+        engine->decode_step(logits + B * V, s.model, ids);
+        const double error = float_error(got, want, n), decode = float_error(logits + B * V, logits, B * V);
+        const bool same = memcmp(got, want, n * sizeof *got) == 0;
+        check(c, chunks[i] < T ? error <= LIMIT_CHUNKS : same, "chunks of %d: relative L2 error of gradients %.3e",
+              chunks[i], error);
+        check(c, fabs(loss_alone - loss) <= 1e-6 && fabs(loss_trained - loss) <= 1e-6,
+              "chunks of %d: losses %.9g and %.9g, want %.9g", chunks[i], loss_alone, loss_trained, loss);
+        check(c, decode <= LIMIT_DECODE, "chunks of %d: relative L2 error of decoded logits %.3e", chunks[i], decode);
+        subject_free(&s);
+    }
+    free(want); free(got); free(logits); free(ids);
+    subject_free(&whole);
+}
+
 // A sequence of a batch, or a prefix of it, must have the same logits if it is the only one.
 static void test_shapes(Checks* c, const TostEngine* engine) {
     enum { B = 3, T = 130 };
@@ -826,6 +870,13 @@ static void test_engine(Checks* c, const TostEngine* engine) {
     test_few_rows(c, engine);
     test_activation(c, engine);
     test_recompute(c, engine);
+    for (int uniform = 0; uniform < 2; uniform++) {
+        TostConfig config = odd;
+        config.membership = uniform ? TOST_UNIFORM : TOST_LEARNED;
+        test_chunks(c, engine, config, false);
+        config.bias = !config.bias;
+        test_chunks(c, engine, config, true);
+    }
     test_shapes(c, engine);
     test_accumulation(c, engine);
     test_determinism(c, engine);

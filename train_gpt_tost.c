@@ -90,7 +90,8 @@ static void embedding_forward(float* x, const int32_t* tokens, const float* wte,
 }
 
 // dwte, dwpe +=. A token can occur in many rows, so each thread owns a block of channels and adds the rows in order.
-static void embedding_backward(float* dwte, float* dwpe, const float* dx, const int32_t* tokens, int B, int T, int C) {
+static void embedding_backward(float* dwte, float* dwpe, const float* dx, const int32_t* tokens, int first,
+                               int B, int T, int C) {
     enum { BLOCK = 16 };   // channels: one cache line
     #pragma omp parallel for schedule(static)
     for (int c0 = 0; c0 < C; c0 += BLOCK) {
@@ -98,7 +99,7 @@ static void embedding_backward(float* dwte, float* dwpe, const float* dx, const 
         for (size_t row = 0; row < (size_t)B * T; row++) {
             const float* dx_c = dx + row * C + c0;
             float* dtoken_c = dwte + (size_t)tokens[row] * C + c0;
-            float* dposition_c = dwpe + row % T * C + c0;
+            float* dposition_c = dwpe + ((size_t)first + row % T) * C + c0;
             for (int c = 0; c < width; c++) {
                 dtoken_c[c] += dx_c[c];
                 dposition_c[c] += dx_c[c];
@@ -415,11 +416,11 @@ static void tssa_params_backward(const Tssa* a, int h) {   // dtemp, ddenom_bias
     a->dtemp[h] += (float)dtemp;
 }
 
-// dw =, dtemp +=, ddenom_bias +=. With uniform membership only the first stage has a gradient.
+// dw =, dtemp +=, ddenom_bias +=. With uniform membership only the first stage has a gradient. A suffix of zeros ends a
+// sequence.
 static void tssa_backward(const Tssa* a) {
     const TssaStage stages[] = {
         {tssa_statistics_backward, false}, {tssa_membership_backward, true}, {tssa_energy_backward, false}};
-    memset(a->suffix, 0, a->B * tssa_state_size(a->C, a->NH) * sizeof(double));
     tssa_run(stages, a->uniform ? 1 : 3, a, false, true);
     if (a->uniform) return;
     #pragma omp parallel for schedule(static)
@@ -586,19 +587,24 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
     X(logits,       float,  logits_rows * V)            /* of a chunk of rows */ \
     X(losses,       double, rows) \
     X(tssa_now,     double, B * tssa_state_size(C, NH)) /* Tssa.state of the current layer */ \
+    X(tssa_sums,    double, L * B * tssa_state_size(C, NH)) /* of every layer: see advance_sums */ \
+    X(tssa_starts,  double, starts * L * B * tssa_state_size(C, NH)) /* before each chunk: see forward_sums */ \
     X(decode,       double, L * B * tssa_state_size(C, NH)) \
     X(dx,           float,  train * rows * C)           /* gradient of the residual stream */ \
     X(dbranch,      float,  train * rows * C)           /* gradients of attn_out, mlp_out and ln_1 */ \
     X(scratch_btc,  float,  train * rows * C)           /* gradients of ln_f, ln_2, y and w */ \
     X(scratch_bt4c, float,  train * rows * 4 * C)       /* gradients of gelu and fc */ \
     X(da,           float,  train * rows * NH) \
-    X(tssa_suffix,  double, train * B * tssa_state_size(C, NH)) /* TSSA's suffix sums in backward */ \
+    X(tssa_suffix,  double, train * L * B * tssa_state_size(C, NH)) /* TSSA's suffix sums in backward, by layer */ \
     X(tssa_scratch, double, train * threads * tssa_scratch_size(C, NH))
 
 #define X(field, type, elements) type* field;
 typedef struct { LAYER_ACTIVATIONS(X) LAYER_RESIDENT(X) } LayerActivations;
 typedef struct { SHARED_BUFFERS(X) } Buffers;
 #undef X
+
+// The arguments of a pass over whole sequences.
+typedef struct { const int32_t *inputs, *targets; int B, T; float grad_scale; } Sequences;
 
 struct TostModel {
     TostConfig        config;
@@ -613,7 +619,9 @@ struct TostModel {
     size_t            arena_bytes, logits_rows;
     Exchange          exchange;            // of gradients and parameters with other ranks
     Threads           threads;             // fewer while other processes use the cores
-    int               B, T;                // of the last forward
+    int               B, T, first;         // of the last forward over a chunk; first: position of its first token
+    Sequences         sequences;           // of the last forward_train
+    bool              abandoned;           // by chunk_done
     int               computed_layer;      // with recompute: the layer whose activations are in the shared set
     int               n_decode, position;  // sequences and next position of the recurrent decode
     double            loss_sum;            // since the last read_loss
@@ -637,11 +645,17 @@ static void poison(void* p, size_t bytes) {
     poison_redzone(p);
 }
 
+static int chunks_of(const TostModel* m, int T) {
+    const int chunk = m->options.chunk;
+    return T / chunk + (T % chunk != 0);
+}
+
 // Sets every pointer into the arena and returns its size in bytes. base NULL: only computes the size.
 static size_t layout_buffers(TostModel* m, void* base) {
     const TostConfig* c = &m->config;
     const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = m->options.max_batch;
-    const size_t rows = B * m->options.max_seq, train = m->options.training, threads = m->options.threads;
+    const size_t rows = B * m->options.chunk, train = m->options.training, threads = m->options.threads;
+    const size_t chunks = chunks_of(m, m->options.max_seq), starts = train && chunks > 1 ? chunks : 0;
     const size_t logits_rows = m->logits_rows = classifier_rows(rows, c->vocab_size);
     Arena arena = {.base = base, .alignment = 128, .redzone = REDZONE_BYTES, .poison = poison};
     for (int s = 0; s < (train ? 4 : 1); s++)
@@ -668,6 +682,7 @@ static TostModel* model_new(const TostConfig* c, const TostEngineOptions* o) {
     m->options = *o;
     m->options.recompute = o->recompute && o->training;
     if (m->options.threads == 0) m->options.threads = threads_max();   // OMP_NUM_THREADS, or one per core
+    if (o->chunk == 0 || o->chunk > o->max_seq) m->options.chunk = o->max_seq;
     m->tensors = tost_tensors(c);
     m->exchange = exchange_new(&m->tensors, o->comm, o->parts);
     m->layer = xcalloc(c->n_layer, sizeof *m->layer);
@@ -707,16 +722,18 @@ static Tssa layer_tssa(const LayerActivations* a, const TostParams* p, const Tos
 
 // And of its backward, whose dy and dw are in scratch_btc.
 static Tssa layer_tssa_grads(const Buffers* buf, const TostParams* g, const LayerActivations* a, const TostParams* p,
-                             const TostConfig* c, int B, int T) {
-    Tssa tssa = layer_tssa(a, p, c, NULL, a->tssa_saved, 0, B, T);
+                             const TostConfig* c, double* suffix, int first, int B, int T) {
+    Tssa tssa = layer_tssa(a, p, c, NULL, a->tssa_saved, first, B, T);
     tssa.dw = buf->scratch_btc;
     tssa.da = buf->da;
     tssa.dtemp = g->temp;
-    tssa.ddenom_bias = g->denom_bias;
-    tssa.suffix = buf->tssa_suffix;
+    tssa.ddenom_bias = g->denom_bias + first;
+    tssa.suffix = suffix;
     tssa.scratch = buf->tssa_scratch;
     return tssa;
 }
+
+static size_t sequence_state_size(const TostModel* m) { return tssa_state_size(m->config.n_embd, m->config.n_head); }
 
 // The input of layer l; l = L: the output of the last layer.
 static const float* layer_input(const TostModel* m, int l) { return l > 0 ? m->layer[l - 1].x_out : m->buf.x; }
@@ -750,7 +767,8 @@ static void layer_backward(const TostModel* m, int l) {
     const int C = m->config.n_embd;
     const size_t rows = (size_t)m->B * m->T;
     float *dbranch = buf->dbranch, *d_btc = buf->scratch_btc, *d_bt4c = buf->scratch_bt4c;
-    const Tssa tssa = layer_tssa_grads(buf, &g, a, &p, &m->config, m->B, m->T);
+    double* suffix = buf->tssa_suffix + l * m->B * sequence_state_size(m);
+    const Tssa tssa = layer_tssa_grads(buf, &g, a, &p, &m->config, suffix, m->first, m->B, m->T);
     residual_backward(dbranch, g.gamma2, buf->dx, a->mlp_out, p.gamma2, rows, C);
     linear_backward(d_bt4c, g.fc_proj_w, g.fc_proj_b, dbranch, a->gelu, weight(m, p.fc_proj_w), rows, 4 * C, C);
     gelu_backward(d_bt4c, a->fc, rows * 4 * C);
@@ -766,17 +784,16 @@ static void layer_backward(const TostModel* m, int l) {
                        C);
 }
 
-static size_t sequence_state_size(const TostModel* m) { return tssa_state_size(m->config.n_embd, m->config.n_head); }
-
 // The three parts of every forward: the embedding, each layer, the last LayerNorm.
 static void start_forward(TostModel* m, const int32_t* inputs, int first, int B, int T) {
     const TostParams p = model_params(m, TOST_PARAM, 0);
-    assert(B <= m->options.max_batch && T <= m->options.max_seq && first + T <= m->config.block_size);
+    assert(B <= m->options.max_batch && T <= m->options.chunk && first + T <= m->config.block_size);
     threads_begin(&m->threads);
     m->B = B;
     m->T = T;
-    memcpy(m->buf.inputs, inputs, (size_t)B * T * sizeof *inputs);
-    embedding_forward(m->buf.x, inputs, p.wte, p.wpe, first, B, T, m->config.n_embd);
+    m->first = first;
+    if (inputs != m->buf.inputs) memcpy(m->buf.inputs, inputs, (size_t)B * T * sizeof *inputs);
+    embedding_forward(m->buf.x, m->buf.inputs, p.wte, p.wpe, first, B, T, m->config.n_embd);
 }
 
 static void run_layer(TostModel* m, int l, double* state, double* saved, int first) {
@@ -791,21 +808,80 @@ static void finish_forward(TostModel* m) {
     threads_end(&m->threads);
 }
 
-// A layer over whole sequences, from empty running sums.
-static void run_layer_from_start(TostModel* m, int l) {
-    memset(m->buf.tssa_now, 0, m->B * sequence_state_size(m) * sizeof(double));
-    run_layer(m, l, m->buf.tssa_now, m->options.training ? m->layer[l].tssa_saved : NULL, 0);
+// TSSA's running sums of layer l before chunk k, (B,2C+NH); k > 0.
+static double* chunk_start(const TostModel* m, int k, int l) {
+    return m->buf.tssa_starts + ((size_t)k * m->config.n_layer + l) * m->B * sequence_state_size(m);
+}
+
+// A layer over the current chunk, from the running sums before it.
+static void run_layer_of_chunk(TostModel* m, int l) {
+    const size_t bytes = m->B * sequence_state_size(m) * sizeof(double);
+    if (m->first == 0) memset(m->buf.tssa_now, 0, bytes);
+    else memcpy(m->buf.tssa_now, chunk_start(m, m->first / m->options.chunk, l), bytes);
+    run_layer(m, l, m->buf.tssa_now, m->options.training ? m->layer[l].tssa_saved : NULL, m->first);
 }
 
 // With recompute: fills the shared activations with those of layer l, unless they already are.
 static void recompute_layer(TostModel* m, int l) {
-    if (m->options.recompute && m->computed_layer != l) run_layer_from_start(m, l);
+    if (m->options.recompute && m->computed_layer != l) run_layer_of_chunk(m, l);
 }
 
-static void cpu_forward(TostModel* m, const int32_t* inputs, int B, int T) {
-    start_forward(m, inputs, 0, B, T);
-    for (int l = 0; l < m->config.n_layer; l++) run_layer_from_start(m, l);
+static void forward_chunk(TostModel* m, const int32_t* inputs, int first, int B, int T) {
+    start_forward(m, inputs, first, B, T);
+    for (int l = 0; l < m->config.n_layer; l++) run_layer_of_chunk(m, l);
     finish_forward(m);
+}
+
+static void cpu_forward(TostModel* m, const int32_t* inputs, int B, int T) { forward_chunk(m, inputs, 0, B, T); }
+
+// Tokens of chunk k of sequences of T tokens.
+static int chunk_length(const TostModel* m, int k, int T) {
+    const int first = k * m->options.chunk;
+    return T - first < m->options.chunk ? T - first : m->options.chunk;
+}
+
+// The columns of chunk k of an array (B,T), as an array (B,n) in buf; the array itself if there is only one chunk.
+static const int32_t* chunk_columns(int32_t* buf, const TostModel* m, const int32_t* rows, int k, int B, int T) {
+    const int n = chunk_length(m, k, T);
+    if (n == T) return rows;
+    for (int b = 0; b < B; b++)
+        memcpy(buf + (size_t)b * n, rows + (size_t)b * T + (size_t)k * m->options.chunk, n * sizeof *buf);
+    return buf;
+}
+
+// Forward over chunk k, which leaves the running sums after it in `sums` (L,B,2C+NH), where it finds those before it.
+// first: position of the first token of the sequences.
+static void advance_sums(TostModel* m, double* sums, const Sequences* s, int k, int first) {
+    start_forward(m, chunk_columns(m->buf.inputs, m, s->inputs, k, s->B, s->T), first + k * m->options.chunk, s->B,
+                  chunk_length(m, k, s->T));
+    for (int l = 0; l < m->config.n_layer; l++)
+        run_layer(m, l, sums + l * m->B * sequence_state_size(m), NULL, m->first);
+    finish_forward(m);
+}
+
+// Reports the part of a pass that is done. True if the caller abandons it: its results are not needed.
+static bool chunk_done(const TostModel* m, double part) {
+    return m->options.chunk_done && m->options.chunk_done(m->options.context, part);
+}
+
+// The same in training, where `done` is the work in units of a forward over a chunk.
+enum { PASSES_OF_CHUNK = 3 };   // backward takes twice the time of forward
+static bool is_abandoned(TostModel* m, int done, int T) {
+    const int chunks = chunks_of(m, T);
+    return m->abandoned = chunk_done(m, (double)done / (chunks - 1 + PASSES_OF_CHUNK * (double)chunks));
+}
+
+// Computes the running sums before every chunk.
+static void forward_sums(TostModel* m, const Sequences* s) {
+    const int chunks = chunks_of(m, s->T);
+    const size_t n = (size_t)m->config.n_layer * s->B * sequence_state_size(m);
+    for (int k = 0; k + 1 < chunks; k++) {
+        double* next = m->buf.tssa_starts + (k + 1) * n;
+        if (k == 0) memset(next, 0, n * sizeof *next);
+        else memcpy(next, next - n, n * sizeof *next);
+        advance_sums(m, next, s, k, 0);
+        if (is_abandoned(m, k + 1, s->T)) return;
+    }
 }
 
 static void add_losses(TostModel* m, const int32_t* targets) {
@@ -818,29 +894,47 @@ static void add_losses(TostModel* m, const int32_t* targets) {
 static Weight classifier_weight(const TostModel* m) { return weight(m, model_params(m, TOST_PARAM, 0).wte); }
 
 static void cpu_forward_loss(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T) {
-    const size_t rows = (size_t)B * T;
-    cpu_forward(m, inputs, B, T);
-    classifier_forward(m->buf.losses, m->buf.logits, m->buf.ln_f, classifier_weight(m), targets, rows,
-                       even_chunk(rows, m->logits_rows), m->config.vocab_size, m->config.n_embd);
+    const Sequences s = {inputs, targets, B, T, 0};
+    const int chunks = chunks_of(m, T);
+    double* sums = m->buf.tssa_sums;
+    if (chunks > 1) memset(sums, 0, m->config.n_layer * B * sequence_state_size(m) * sizeof *sums);
+    for (int k = 0; k < chunks; k++) {
+        if (chunks > 1) advance_sums(m, sums, &s, k, 0);
+        else cpu_forward(m, inputs, B, T);
+        const int32_t* wanted = chunk_columns(m->buf.targets, m, targets, k, B, T);
+        const size_t rows = (size_t)B * m->T;
+        classifier_forward(m->buf.losses, m->buf.logits, m->buf.ln_f, classifier_weight(m), wanted, rows,
+                           even_chunk(rows, m->logits_rows), m->config.vocab_size, m->config.n_embd);
+        add_losses(m, wanted);
+        if (chunks > 1 && chunk_done(m, (double)(k + 1) / chunks)) return;
+    }
+}
+
+// Forward over chunk k. The classifier's backward runs here, because logits exist for a few rows at a time. It leaves
+// the gradient of ln_f in scratch_btc.
+static void forward_train_chunk(TostModel* m, const Sequences* s, int k) {
+    const int T = chunk_length(m, k, s->T);
+    const size_t rows = (size_t)s->B * T;
+    const int32_t* targets = chunk_columns(m->buf.targets, m, s->targets, k, s->B, s->T);
+    forward_chunk(m, chunk_columns(m->buf.inputs, m, s->inputs, k, s->B, s->T), k * m->options.chunk, s->B, T);
+    classifier_forward_backward(m->buf.losses, m->buf.scratch_btc, model_params(m, TOST_GRAD, 0).wte, m->buf.logits,
+                                m->buf.ln_f, classifier_weight(m), targets, s->grad_scale, rows,
+                                even_chunk(rows, m->logits_rows), m->config.vocab_size, m->config.n_embd);
     add_losses(m, targets);
 }
 
-// The classifier's backward runs here, because logits exist for one chunk at a time. It leaves the gradient of ln_f in
-// scratch_btc.
 static void cpu_forward_train(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T,
                               float grad_scale) {
-    const size_t rows = (size_t)B * T;
-    float* dwte = model_params(m, TOST_GRAD, 0).wte;
     assert(m->options.training);
-    cpu_forward(m, inputs, B, T);
-    classifier_forward_backward(m->buf.losses, m->buf.scratch_btc, dwte, m->buf.logits, m->buf.ln_f,
-                                classifier_weight(m), targets, grad_scale, rows, even_chunk(rows, m->logits_rows),
-                                m->config.vocab_size, m->config.n_embd);
-    add_losses(m, targets);
+    m->sequences = (Sequences){inputs, targets, B, T, grad_scale};
+    m->B = B;
+    m->abandoned = false;
+    forward_sums(m, &m->sequences);
+    if (!m->abandoned) forward_train_chunk(m, &m->sequences, chunks_of(m, T) - 1);
 }
 
 // Layer by layer, the gradients become complete from the end of the flat array to its start.
-static void cpu_backward(TostModel* m, TostEnd end) {
+static void backward_chunk(TostModel* m, TostEnd end) {
     const int B = m->B, T = m->T, C = m->config.n_embd, L = m->config.n_layer;
     const size_t rows = (size_t)B * T;
     const TostParams p = model_params(m, TOST_PARAM, 0), g = model_params(m, TOST_GRAD, 0);
@@ -853,8 +947,20 @@ static void cpu_backward(TostModel* m, TostEnd end) {
         layer_backward(m, l);
         exchange_gradients(&m->exchange, end, tost_row_offset(&m->tensors, TOST_ROW_gamma1, l));
     }
-    embedding_backward(g.wte, g.wpe, m->buf.dx, m->buf.inputs, B, T, C);
+    embedding_backward(g.wte, g.wpe, m->buf.dx, m->buf.inputs, m->first, B, T, C);
     exchange_gradients(&m->exchange, end, 0);
+}
+
+static void cpu_backward(TostModel* m, TostEnd end) {
+    const Sequences* s = &m->sequences;
+    const int chunks = chunks_of(m, s->T);
+    memset(m->buf.tssa_suffix, 0, m->config.n_layer * m->B * sequence_state_size(m) * sizeof(double));
+    for (int k = chunks - 1; k > 0 && !m->abandoned; k--) {
+        backward_chunk(m, TOST_MORE);
+        if (is_abandoned(m, chunks - 1 + PASSES_OF_CHUNK * (chunks - k), s->T)) return;
+        forward_train_chunk(m, s, k - 1);
+    }
+    if (!m->abandoned) backward_chunk(m, end);
 }
 
 static void cpu_read_loss(double* sum, int64_t* count, TostModel* m) {
@@ -905,7 +1011,8 @@ static void cpu_decode_begin(float* logits, TostModel* m, const int32_t* prompts
     m->n_decode = n;
     m->position = 0;
     memset(m->buf.decode, 0, m->config.n_layer * n * sequence_state_size(m) * sizeof(double));
-    if (T > 0) decode_forward(m, prompts, T);
+    for (int k = 0; T > 0 && k < chunks_of(m, T); k++)
+        decode_forward(m, chunk_columns(m->buf.inputs, m, prompts, k, n, T), chunk_length(m, k, T));
     if (T > 0 && logits) decode_logits(logits, m);
 }
 
@@ -914,34 +1021,44 @@ static void cpu_decode_step(float* logits, TostModel* m, const int32_t* tokens) 
     decode_logits(logits, m);
 }
 
-// Each of the n·copies continuations starts from a copy of its sequence's decode state.
-static void score_forward(TostModel* m, const int32_t* tokens, int copies, int T) {
-    const int B = m->n_decode * copies;
+// Each of the n·copies continuations starts from a copy of its sequence's decode state: sums (L,n·copies,2C+NH).
+static void copy_decode_state(double* sums, const TostModel* m, int copies) {
     const size_t size = sequence_state_size(m);
-    start_forward(m, tokens, m->position, B, T);
-    for (int l = 0; l < m->config.n_layer; l++) {
-        for (int b = 0; b < B; b++)
-            memcpy(m->buf.tssa_now + b * size, decode_state(m, l, b / copies), size * sizeof(double));
-        run_layer(m, l, m->buf.tssa_now, NULL, m->position);
+    for (int l = 0; l < m->config.n_layer; l++)
+        for (int b = 0; b < m->n_decode * copies; b++, sums += size)
+            memcpy(sums, decode_state(m, l, b / copies), size * sizeof *sums);
+}
+
+// Losses of chunk k after its forward. Rows with a target are moved to the front: the others need no logits.
+static void score_chunk(double* losses, TostModel* m, const Sequences* s, int k) {
+    const int C = m->config.n_embd, n = m->T;
+    const size_t column = (size_t)k * m->options.chunk;
+    size_t counted = 0, i = 0;
+    for (size_t row = 0; row < (size_t)s->B * n; row++) {
+        const int32_t target = s->targets[row / n * s->T + column + row % n];
+        if (target < 0) continue;
+        memmove(m->buf.ln_f + counted * C, m->buf.ln_f + row * C, C * sizeof(float));
+        m->buf.targets[counted++] = target;
     }
-    finish_forward(m);
+    if (counted)
+        classifier_forward(m->buf.losses, m->buf.logits, m->buf.ln_f, classifier_weight(m), m->buf.targets, counted,
+                           even_chunk(counted, m->logits_rows), m->config.vocab_size, C);
+    for (size_t row = 0; row < (size_t)s->B * n; row++) {
+        const size_t at = row / n * s->T + column + row % n;
+        losses[at] = s->targets[at] < 0 ? 0.0 : m->buf.losses[i++];
+    }
 }
 
 static void cpu_decode_score(double* losses, TostModel* m, const int32_t* tokens, const int32_t* targets, int copies,
                              int T) {
-    const int C = m->config.n_embd, V = m->config.vocab_size;
-    const size_t rows = (size_t)m->n_decode * copies * T;
-    score_forward(m, tokens, copies, T);
-    size_t counted = 0;   // rows with a target are moved to the front: the others need no logits
-    for (size_t row = 0; row < rows; row++) {
-        if (targets[row] < 0) continue;
-        memmove(m->buf.ln_f + counted * C, m->buf.ln_f + row * C, C * sizeof(float));
-        m->buf.targets[counted++] = targets[row];
+    const Sequences s = {tokens, targets, m->n_decode * copies, T, 0};
+    const int chunks = chunks_of(m, T);
+    copy_decode_state(m->buf.tssa_sums, m, copies);
+    for (int k = 0; k < chunks; k++) {
+        advance_sums(m, m->buf.tssa_sums, &s, k, m->position);
+        score_chunk(losses, m, &s, k);
+        if (chunks > 1 && chunk_done(m, (double)(k + 1) / chunks)) return;
     }
-    if (counted)
-        classifier_forward(m->buf.losses, m->buf.logits, m->buf.ln_f, classifier_weight(m), m->buf.targets, counted,
-                           even_chunk(counted, m->logits_rows), V, C);
-    for (size_t row = 0, i = 0; row < rows; row++) losses[row] = targets[row] < 0 ? 0.0 : m->buf.losses[i++];
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1028,9 +1145,10 @@ static bool cpu_supports(TostDtype dtype) { return dtype == TOST_FP32 || dtype =
 static bool cpu_describe(char* text, size_t cap, const TostEngineOptions* o, TostError* err) {
     (void)err;
     const int threads = o->threads ? o->threads : threads_max();
+    const bool bf16 = o->dtype == TOST_BF16;
     char library[64];
     snprintf(text, cap, "CPU, %d thread%s, %s, matmul %s", threads, threads == 1 ? "" : "s",
-             o->dtype == TOST_BF16 ? "bf16" : "float32", gemm_library(library, sizeof library));
+             bf16 ? "bf16" : "float32", gemm_library(library, sizeof library, bf16));
     return true;
 }
 
@@ -1076,6 +1194,7 @@ static void cpu_get(float* dst, const TostModel* m, TostState s, const TostTenso
 const TostEngine tost_cpu_engine = {
     .name = "cpu",
     .default_dtype = TOST_FP32,
+    .has_chunks = true,
     .supports = cpu_supports,
     .describe = cpu_describe,
     .memory = cpu_memory,

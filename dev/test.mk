@@ -1,6 +1,6 @@
 # test.mk: tests, torture tests and fuzzing, described in dev/test/README.md.
 
-TESTS = $(patsubst dev/test/%.c,$(BUILD)/dev/test/%,$(wildcard dev/test/test_*.c))
+TESTS = $(patsubst dev/test/%.c,$(BUILD)/dev/test/%,$(wildcard dev/test/test_*.c)) $(BUILD)/dev/test/test_gemm_amx
 
 # The emulation comes first because it takes longest to compile.
 test test_all: $(if $(NO_EMULATION),,$(EMU)/test) train_gpt_tost test_tost $(TESTS)
@@ -16,13 +16,19 @@ $(BUILD)/cuda: FORCE   # changes if NO_CUDA does
 $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/libtost.a
 	$(call say,LINK $@) $(COMPILE) -o $@ $^ $(LIBS)
 
+# test_gemm_bf16 with the kernel for AMX on any processor: amx_twin.h implements its instructions.
+$(BUILD)/dev/test/test_gemm_amx: dev/test/test_gemm_bf16.c tost/gemm.c $(BUILD)/libtost.a dev/test/amx_twin.h
+	$(call say,CC $@) mkdir -p $(@D) && $(COMPILE) -Wno-psabi -DTOST_AMX_HEADER='"dev/test/amx_twin.h"' -MMD -MP -MF $@.d -o $@ \
+	    $(wordlist 1,3,$^) $(LIBS)
+
 # The numeric tests for aarch64 on any machine: with a cross-compiler, under qemu's user-mode emulation.
 AARCH64_CC ?= aarch64-linux-gnu-gcc
 AARCH64    ?= OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive qemu-aarch64 -L /usr/aarch64-linux-gnu
 test_aarch64:
 	@$(MAKE) --no-print-directory CC=$(AARCH64_CC) ARCH= CUDA=0 test_tost aarch64
-aarch64: test_tost train_gpt_tost $(BUILD)/dev/test/test_gemm
+aarch64: test_tost train_gpt_tost $(BUILD)/dev/test/test_gemm $(BUILD)/dev/test/test_gemm_bf16
 	QUICK=1 $(AARCH64) $(BUILD)/dev/test/test_gemm
+	$(AARCH64) $(BUILD)/dev/test/test_gemm_bf16
 	$(AARCH64) ./test_tost --golden dev/test/golden
 	$(AARCH64) ./train_gpt_tost --steps 2 --val-every 0 --sample-every 0 --out build/aarch64_run --overwrite \
 	    > build/aarch64.log

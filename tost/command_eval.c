@@ -69,7 +69,7 @@ static uint64_t count_bytes(const Tokenizer* tokenizer, const int32_t* targets, 
     uint64_t bytes = 0;
     for (size_t i = 0; i < n; i++) {
         size_t len;
-        if (targets[i] < 0 || targets[i] >= tokenizer_eot(tokenizer)) continue;
+        if (targets[i] < 0 || targets[i] == tokenizer_eot(tokenizer)) continue;
         if (tokenizer_piece(tokenizer, (uint32_t)targets[i], &len)) bytes += len;
     }
     return bytes;
@@ -96,7 +96,18 @@ typedef struct {
     Windows            windows;
     int                batch;
     TostComm*          comm;        // ranks share the windows
+    Progress           progress;
+    uint64_t           first;       // window of the current batch
+    int                n;           // windows in it
+    double             loss;        // so far
 } Evaluation;
+
+// TostEngineOptions.chunk_done
+static bool show_chunk(void* context, double part) {
+    Evaluation* e = context;
+    progress_show(&e->progress, ((double)e->first + e->n * part) / (double)e->windows.count, "loss %.4f", e->loss);
+    return false;
+}
 
 // Fills and scores n windows: losses (n,T).
 static bool score_batch(double* losses, uint64_t* bytes, Evaluation* e, const Window* window, int n, TostError* err) {
@@ -125,25 +136,28 @@ static bool score(Score* r, JsonFile* json, Evaluation* e, TostError* err) {
     double *own = xcalloc(size, sizeof *own), *losses = xmalloc((size_t)ranks * size * sizeof *losses);
     Window* window = xmalloc((size_t)ranks * e->batch * sizeof *window);
     uint64_t bytes = 0;
-    Progress progress = progress_new(stderr, rank != 0);
     bool ok = true;
+    progress_start(&e->progress);
     for (uint64_t first = 0; ok && first < w->count;) {
         const uint64_t left = w->count - first, most = (uint64_t)ranks * (uint64_t)e->batch;
         const int n = left < most ? (int)left : (int)most, start = rank * e->batch;
         const int mine = n - start < e->batch ? n - start : e->batch;
+        e->first = first;
+        e->n = n;
         for (int i = 0; i < n; i++) window[i] = next_window(w, first + (uint64_t)i);
         ok = mine <= 0 || score_batch(own, &bytes, e, window + start, mine, err);
         if (!(ok = comm_agree(e->comm, ok, err))) break;
         comm_allgather(e->comm, losses, own, size * sizeof *own);
         for (int i = 0; i < n; i++) add_window(r, json, losses + i * T, &window[i]);
         first += (uint64_t)n;
-        progress_show(&progress, (double)first / (double)w->count, "loss %.4f", ratio_value(&r->loss));
+        e->loss = ratio_value(&r->loss);
+        progress_show(&e->progress, (double)first / (double)w->count, "loss %.4f", e->loss);
     }
-    progress_erase(&progress);
+    progress_erase(&e->progress);
     uint64_t* all = xmalloc((size_t)ranks * sizeof *all);
     if (ok) comm_allgather(e->comm, all, &bytes, sizeof bytes);
     for (int i = 0; ok && i < ranks; i++) r->bytes += all[i];
-    r->seconds = now_seconds() - progress.started;
+    r->seconds = now_seconds() - e->progress.started;
     free(all);
     free(own);
     free(losses);
@@ -211,6 +225,10 @@ static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, T
     JsonFile json = {0};
     Score r = {0};
     const bool first = comm_rank(o->comm) == 0;   // the rank that writes
+    model->chunk_done = show_chunk;
+    model->context = &e;
+    e.progress = progress_new(stderr, !first);
+    e.loss = NAN;
     bool ok = find_tokenizer(&tokenizer, model, o, data, err)
               && loaded_model_create(model, o, e.batch, w->T, false, err)
               && json_file_open(&json, first ? o->json : NULL, "eval", o->force, err);

@@ -93,8 +93,8 @@ void warn_of_tokenizer(const Options* o, const CheckpointInfo* info, const char*
 void warn_of_shards(const Options* o, const char* dir, uint32_t largest_id, const char* tokenizer, uint32_t hash,
                     int size) {
     TostError line = {""}, ignored;
-    char* path = path_join(dir, "vocab.bpe");
-    Tokenizer* other = path_exists(path) ? tokenizer_open(path, &ignored) : NULL;
+    char* path = tokenizer_beside(dir);
+    Tokenizer* other = path ? tokenizer_open(path, &ignored) : NULL;
     if (other && tokenizer_hash(other) != hash)
         tost_error(&line, "%s next to the shards has CRC-32 %08x, but the tokenizer %s has %08x: if the shards were "
                    "made with the former, %s", path, (unsigned)tokenizer_hash(other), tokenizer, (unsigned)hash,
@@ -122,6 +122,7 @@ bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engin
 
 bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int max_seq, bool training, TostError* err) {
     const TostEngineOptions options = {.max_batch = max_batch, .max_seq = max_seq, .training = training,
+                                       .chunk = o->chunk, .chunk_done = m->chunk_done, .context = m->context,
                                        .dtype = (TostDtype)o->dtype, .threads = o->threads};
     m->model = m->engine->create(&m->info.config, &options, err);
     if (!m->model) return false;
@@ -151,8 +152,8 @@ static char* find_named_tokenizer(const LoadedModel* m) {
 
 Tokenizer* loaded_model_tokenizer(const LoadedModel* m, const Options* o, TostError* err) {
     if (!o->tokenizer && !m->info.tokenizer) {
-        tost_error(err, "%s does not name a tokenizer; give --tokenizer FILE, the vocab.bpe it was trained with",
-                   m->file);
+        tost_error(err, "%s does not name a tokenizer; give --tokenizer FILE, the vocab.bpe or tokenizer.json it was "
+                   "trained with", m->file);
         return NULL;
     }
     char* path = o->tokenizer ? xstrdup(o->tokenizer) : find_named_tokenizer(m);

@@ -25,6 +25,11 @@ typedef struct {
     int       threads;              // maximum number of CPU threads; 0: one per core
     TostComm* comm;                 // the ranks that train together; NULL: one process
     int       parts;                // parts of a step on this rank (slices.h); 0 is 1
+    int       chunk;                // tokens of a sequence in memory at a time, 0: max_seq; see forward_loss
+    // If T > chunk: called after each chunk with the part of the pass that is done, 0 to 1, unless NULL. If it returns
+    // true, the pass is abandoned: losses and gradients are undefined until read_loss and zero_grad.
+    bool    (*chunk_done)(void* context, double part);
+    void*     context;
 } TostEngineOptions;
 
 typedef struct {
@@ -36,6 +41,7 @@ typedef struct {
 typedef struct {
     const char* name;                                     // "cpu", "cuda"
     TostDtype   default_dtype;
+    bool        has_chunks;                               // TostEngineOptions.chunk
 
     bool (*supports)(TostDtype dtype);
     // Writes device, threads and matmul library as one line of text. Fails if there is no device.
@@ -58,6 +64,10 @@ typedef struct {
     // forward_train (a training model) does that and starts the gradient of grad_scale · Σ loss; backward completes it
     // and adds it to the gradients of the part; the pass that ends the step adds up the parts of all ranks
     // (collective). The classifier works on chunks of rows: full logits are never materialized.
+    // If T > chunk, forward_loss, forward_train, backward, decode_begin and decode_score pass over the sequences chunk
+    // by chunk, with the memory of one: TSSA's running sums continue from chunk to chunk. forward_train only computes
+    // the sums before each chunk; backward goes from the last chunk to the first and recomputes each one's forward.
+    // inputs and targets must stay valid until it returns.
     void (*forward)(TostModel* m, const int32_t* inputs, int B, int T);
     void (*forward_loss)(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T);
     void (*forward_train)(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T, float grad_scale);

@@ -37,12 +37,13 @@ typedef struct { float* c; size_t ldc; Operand a, b; int M, N, K; float beta; Fo
 
 // One pass over a chunk of c (m,n), with panels starting at pa and pb. A panel of a stays in L1, the panels of b in L2.
 static void chunk(float* c, size_t ldc, const Word* pa, const Word* pb, Format f, int m, int n, int words, float beta) {
-    for (int i = 0; i < m; i += MR)
+    const int rows = rows_of_kernel(f);
+    for (int i = 0; i < m; i += rows)
         for (int j = 0; j < n; j += NR) {
             float* at = c + i*ldc + j;
             const Word *a = pa + (size_t)i*words, *b = pb + (size_t)j*words;
-            if (i + MR <= m && j + NR <= n) tile(at, ldc, a, b, f, words, beta);
-            else tile_ragged(at, ldc, a, b, f, words, beta, min_int(MR, m - i), min_int(NR, n - j));
+            if (i + rows <= m && j + NR <= n) tile(at, ldc, a, b, f, words, beta);
+            else tile_ragged(at, ldc, a, b, f, words, beta, min_int(rows, m - i), min_int(NR, n - j));
         }
 }
 
@@ -63,17 +64,20 @@ static void block(const Product* p, float* c, int n, size_t k, int depth, int kc
 
 static void product_packed(const Product* p) {
     const int even = ceil_div(p->K, ceil_div(p->K, KC));     // passes of nearly equal depth
-    const int kc = p->format == FLOATS ? even : round_up(even, 2), deepest = min_int(p->K, BLOCK_PASSES * kc);
-    const size_t mp = round_up(min_int(p->M, CHUNK_M), MR), np = round_up(min_int(p->N, BLOCK_N), NR);
+    const int kc = round_up(even, depth_unit(p->format)), deepest = min_int(p->K, BLOCK_PASSES * kc);
+    const size_t mp = round_up(min_int(p->M, CHUNK_M), rows_of_kernel(p->format));
+    const size_t np = round_up(min_int(p->N, BLOCK_N), NR);
     const size_t b_words = np * words_of(p->format, deepest), a_words = mp * words_of(p->format, kc);
     void* memory = xmalloc((b_words + a_words) * sizeof(Word) + 2*CACHE_LINE);   // pack_a may write LANES words more
     Word* pb = next_cache_line(memory);
+    if (p->format == TILES) amx_begin();
     for (size_t j = 0; j < (size_t)p->N; j += BLOCK_N)
         for (size_t k = 0; k < (size_t)p->K; k += deepest) {
             const int n = min_int(BLOCK_N, p->N - (int)j), depth = min_int(deepest, p->K - (int)k);
             pack_b(pb, operand_at(p->b, j, k), p->format, n, depth, kc);
             block(p, p->c + j, n, k, depth, kc, pb, pb + b_words);
         }
+    if (p->format == TILES) amx_end();
     free(memory);
 }
 
@@ -82,7 +86,7 @@ static void product_packed(const Product* p) {
 
 static void gemm_sliced(void (*multiply)(const Product*), const Product* all) {
     const int threads = threads_for(all->M, all->N, all->K);
-    const Partition parts = partition_of(all->M, all->N, MR, NR, threads);
+    const Partition parts = partition_of(all->M, all->N, rows_of_panel(all->format), NR, threads);
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int t = 0; t < threads; t++) {
         const Slice s = partition_slice(&parts, t);
@@ -290,49 +294,86 @@ void gemm_builtin(float* c, const float* a, bool at, const float* b, bool bt,
     gemm_by(product_packed, c, a, at, b, bt, M, N, K, beta);
 }
 
-#ifdef __AVX512BF16__
 // VDPBF16PS does the work of two FMA instructions. Zen 4 and later issue both at the same rate; Sapphire Rapids issues
 // VDPBF16PS at a quarter of that rate. Both formats give the same bits, so a run may resume with the other.
+#ifdef __AVX512BF16__
 static bool pairs_are_faster(void) {
     static _Atomic int known;   // 0: not measured yet, 1: no, 2: yes
     if (!known) known = 1 + (kernel_seconds(PAIRS) < 1.8 * kernel_seconds(ROUNDED));
     return known - 1;
 }
-static Format bf16_format(void) { return pairs_are_faster() ? PAIRS : ROUNDED; }
 #else
-static Format bf16_format(void) { return ROUNDED; }
+static bool pairs_are_faster(void) { return false; }
 #endif
+
+// AMX gives other bits, so it is not chosen by time: it is used wherever it is available.
+static bool has_amx(void) {
+    static _Atomic int known;   // 0: not asked yet, 1: no, 2: yes
+    if (!known) known = 1 + amx_enable();
+    return known - 1;
+}
+
+// Products of few rows are limited by memory, and their bits are those of a row alone.
+static Format bf16_format(bool few) { return !few && has_amx() ? TILES : pairs_are_faster() ? PAIRS : ROUNDED; }
 
 void gemm_bf16_weight(float* c, const float* a, const uint16_t* b, int M, int N, int K, float beta) {
     if (M == 0 || N == 0) return;
-    const Format f = bf16_format();
+    const bool few = few_rows(M, false, true);
+    const Format f = bf16_format(few);
     if (K == 0) scale(c, (size_t)M*N, beta);
-    else if (few_rows(M, false, true)) gemm_few_rows(c, a, b, K * sizeof *b, f, M, N, K, beta);
+    else if (few) gemm_few_rows(c, a, b, K * sizeof *b, f, M, N, K, beta);
     else {
         const Product p = { c, N, float_operand(a, false, M, K), { (const char*)b, K, false, true }, M, N, K, beta, f };
         gemm_sliced(product_packed, &p);
     }
 }
 
-void gemm_bf16(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta) {
-    if (K > 0 && few_rows(M, at, bt)) {
+static void gemm_in_format(Format f, float* c, const float* a, bool at, const float* b, bool bt,
+                           int M, int N, int K, float beta) {
+    if (M == 0 || N == 0) return;
+    if (K == 0) scale(c, (size_t)M*N, beta);
+    else if (few_rows(M, at, bt)) {
         uint16_t* weight = xmalloc(((size_t)N*K + 1) * sizeof *weight);
         bf16_from_floats(weight, b, (size_t)N*K);
-        gemm_bf16_weight(c, a, weight, M, N, K, beta);
+        gemm_few_rows(c, a, weight, K * sizeof *weight, f, M, N, K, beta);
         free(weight);
-    } else if (K > 0 && M > 0 && N > 0) {
-        const Product p = { c, N, float_operand(a, at, M, K), float_operand(b, !bt, N, K), M, N, K, beta,
-                            bf16_format() };
+    } else {
+        const Product p = { c, N, float_operand(a, at, M, K), float_operand(b, !bt, N, K), M, N, K, beta, f };
         gemm_sliced(product_packed, &p);
-    } else scale(c, (size_t)M*N, beta);
+    }
+}
+
+void gemm_bf16(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta) {
+    gemm_in_format(bf16_format(few_rows(M, at, bt)), c, a, at, b, bt, M, N, K, beta);
+}
+
+bool gemm_has(GemmBf16 kernel) {
+#ifdef __AVX512BF16__
+    if (kernel == GEMM_VDPBF16PS) return true;
+#endif
+    return kernel == GEMM_FMA || (kernel == GEMM_AMX && has_amx());
+}
+
+void gemm_bf16_by(GemmBf16 kernel, float* c, const float* a, bool at, const float* b, bool bt,
+                  int M, int N, int K, float beta) {
+    static const Format formats[] = { ROUNDED, PAIRS, TILES };
+    const bool few = few_rows(M, at, bt);
+    gemm_in_format(few && kernel == GEMM_AMX ? bf16_format(true) : formats[kernel], c, a, at, b, bt, M, N, K, beta);
+}
+
+static char* builtin_name(char* name, size_t cap, bool bf16) {
+    snprintf(name, cap, "built in (%s)", bf16 && has_amx() ? "AMX" : KERNEL_NAME);
+    return name;
 }
 
 #ifdef TOST_BLAS
 
-// OpenBLAS only; NULL with other libraries.
+// Of OpenBLAS, BLIS and MKL; NULL with other libraries.
 int openblas_get_parallel(void) __attribute__((weak));
 void openblas_set_num_threads(int threads) __attribute__((weak));
 char* openblas_get_config(void) __attribute__((weak));
+void bli_thread_set_num_threads(int64_t threads) __attribute__((weak));
+void MKL_Set_Num_Threads(int threads) __attribute__((weak));
 
 static void product_blas(const Product* p) {
     cblas_sgemm(CblasRowMajor, p->a.lanes_side ? CblasTrans : CblasNoTrans,
@@ -346,12 +387,16 @@ void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int
     // uses one thread inside a parallel region anyway, and setting its number of threads would change OpenMP's.
     enum { PTHREADS = 1 };
     if (openblas_get_parallel && openblas_get_parallel() == PTHREADS) openblas_set_num_threads(1);
+    // BLIS would wait for threads that OpenMP does not start inside a parallel region; MKL has its own OpenMP.
+    if (bli_thread_set_num_threads) bli_thread_set_num_threads(1);
+    if (MKL_Set_Num_Threads) MKL_Set_Num_Threads(1);
 #endif
     gemm_by(product_blas, c, a, at, b, bt, M, N, K, beta);
 }
 
 // The first two words of OpenBLAS's description: name and version. Others: the name that the build was given.
-char* gemm_library(char* name, size_t cap) {
+char* gemm_library(char* name, size_t cap, bool bf16) {
+    if (bf16) return builtin_name(name, cap, bf16);
     const char* config = openblas_get_config ? openblas_get_config() : TOST_BLAS;
     const size_t word = strcspn(config, " "), rest = config[word] ? 1 + strcspn(config + word + 1, " ") : 0;
     snprintf(name, cap, "%.*s", (int)(word + rest), config);
@@ -364,9 +409,6 @@ void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int
     gemm_builtin(c, a, at, b, bt, M, N, K, beta);
 }
 
-char* gemm_library(char* name, size_t cap) {
-    snprintf(name, cap, "built in (%s)", KERNEL_NAME);
-    return name;
-}
+char* gemm_library(char* name, size_t cap, bool bf16) { return builtin_name(name, cap, bf16); }
 
 #endif

@@ -21,6 +21,14 @@ enum { GEMM_FEW_ROWS = 32 };
 // subnormal products as zero; c is not rounded.
 void gemm_bf16(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta);
 
+// gemm_bf16 with one kernel, for tests and benches. GEMM_FMA and GEMM_VDPBF16PS give the same bits. gemm_bf16 uses
+// GEMM_AMX if the processor and Linux offer it, which gives other bits, and otherwise the faster of the two. GEMM_AMX
+// does not apply to few rows.
+typedef enum { GEMM_FMA, GEMM_VDPBF16PS, GEMM_AMX, GEMM_BF16_KERNELS } GemmBf16;
+bool gemm_has(GemmBf16 kernel);
+void gemm_bf16_by(GemmBf16 kernel, float* c, const float* a, bool at, const float* b, bool bt,
+                  int M, int N, int K, float beta);
+
 // c (M,N) = a (M,K) · b (N,K)ᵀ + beta · c, where the weight b is stored in bf16 and a is rounded to bf16: gives the
 // bits of gemm_bf16, but reads half the bytes of b. For any M.
 void gemm_bf16_weight(float* c, const float* a, const uint16_t* b, int M, int N, int K, float beta);
@@ -31,7 +39,7 @@ void gemm_bf16_weight(float* c, const float* a, const uint16_t* b, int M, int N,
 void gemm_builtin(float* c, const float* a, bool at, const float* b, bool bt,
                   int M, int N, int K, float beta);
 
-// Writes "OpenBLAS 0.3.21", "built in (AVX-512)", … and returns name.
-char* gemm_library(char* name, size_t cap);
+// Writes the product in use, "OpenBLAS 0.3.21", "built in (AVX-512)", …, in float32 or bf16, and returns name.
+char* gemm_library(char* name, size_t cap, bool bf16);
 
 #endif

@@ -6,6 +6,7 @@
 #ifndef TOST_GEMM_PARTITION_H
 #define TOST_GEMM_PARTITION_H
 
+#include <float.h>
 #include <stdint.h>
 
 typedef struct { int M, N, unit_m, unit_n, threads, bands; } Partition;   // slices begin at multiples of the units
@@ -19,20 +20,27 @@ static inline int partition_cut(int n, int unit, int i, int parts) {
     return at < n ? (int)at : n;
 }
 
-// Time of the largest slice if a band has p threads, in multiply-adds. Packing an element costs as much as 16 of them.
-static inline double partition_time(const Partition* x, int p) {
-    enum { PACK = 16 };
-    const double m = (double)((partition_units(x->M, x->unit_m) * p + x->threads - 1) / x->threads * x->unit_m);
-    const double n = (double)((partition_units(x->N, x->unit_n) + p - 1) / p * x->unit_n);
-    return m * n + PACK * (m + n);
+// Time of the largest slice in multiply-adds, or any time above limit if it is above that. Packing an element costs as
+// much as 32 multiply-adds.
+static inline double partition_time(const Partition* x, int bands, double limit) {
+    enum { PACK = 32 };
+    double time = 0;
+    for (int band = 0; band < bands && time < limit; band++) {
+        const int first = (int)((int64_t)x->threads * band / bands);
+        const int next = (int)((int64_t)x->threads * (band + 1) / bands);
+        const double m = partition_cut(x->M, x->unit_m, next, x->threads) -
+                         partition_cut(x->M, x->unit_m, first, x->threads);
+        const double n = (double)((partition_units(x->N, x->unit_n) + next - first - 1) / (next - first) * x->unit_n);
+        if (m * n + PACK * (m + n) > time) time = m * n + PACK * (m + n);
+    }
+    return time;
 }
 
 static inline Partition partition_of(int M, int N, int unit_m, int unit_n, int threads) {
     Partition x = { M, N, unit_m, unit_n, threads, 1 };
-    double best = partition_time(&x, threads);
-    for (int bands = 2; bands <= threads; bands++) {
-        const double few = partition_time(&x, threads / bands), many = partition_time(&x, (threads - 1) / bands + 1);
-        const double time = few > many ? few : many;
+    double best = DBL_MAX;
+    for (int bands = 1; bands <= threads; bands++) {
+        const double time = partition_time(&x, bands, best);
         if (time < best) best = time, x.bands = bands;
     }
     return x;

@@ -41,6 +41,41 @@ static void print_option(const OptionHelp* h) {
     print_wrapped(h->text, NAME_COLUMN);
 }
 
+// How the results of eval compare with those of other programs.
+typedef struct { const char *name, *text; } Protocol;
+static const Protocol protocols[] = {
+    {"lambada",
+     "accuracy and perplexity per word are acc and perplexity of lambada_openai in lm-evaluation-harness; "
+     "perplexity per token is smaller, since many words have several tokens. accuracy_within_10 follows "
+     "eval_lambada.py of the ToST code: a line break, then the stripped text with \" for “ and ”; 10 greedy "
+     "tokens; both sides in lower case; the text of <|endoftext|> counts. The loss in the paper's table is that of "
+     "dev/data/published.py lambada."},
+    {"hellaswag",
+     "acc and acc_norm as in lm-evaluation-harness: highest log-likelihood, and highest per character. The "
+     "original file is prepared as there; a file without ctx_a, ctx_b and activity_label is used as it is. "
+     "acc_token: highest per token, as in llm.c."},
+    {"cbt",
+     "as eval_cbt.py of the ToST code: log-likelihood of the whole text after <|endoftext|>. The paper uses the "
+     "validation files."},
+    {"all tasks",
+     "As in lm-evaluation-harness, a context is truncated on the left for each choice, and white space at its end "
+     "belongs to the choice. Unlike there, generated ids are those of the tokenizer, without padding rows, and a "
+     "choice longer than --seq is refused, not truncated."},
+    {"--data",
+     "scores every token but the first once; --windows scores windows at random positions, as nanoGPT and the "
+     "paper do (16,000 windows of 1,024 tokens; shards of OpenWebText from dev/data/openwebtext.py, the others "
+     "from dev/data/published.py, which encodes each line alone)."},
+};
+
+static void print_protocols(void) {
+    enum { TEXT_COLUMN = 14 };
+    printf("\nProtocols\n");
+    for (size_t i = 0; i < sizeof protocols / sizeof *protocols; i++) {
+        printf("  %-*s", TEXT_COLUMN - 2, protocols[i].name);
+        print_wrapped(protocols[i].text, TEXT_COLUMN);
+    }
+}
+
 // What --resume does with the options of train. free()
 static char* resume_text(const OptionHelpList* list) {
     char* names = xstrdup("");
@@ -77,6 +112,7 @@ static void print_help(const Options* o, bool all_commands) {
         print_wrapped(text, 0);
         free(text);
     }
+    if (o->command == COMMAND_EVAL) print_protocols();
     printf("\nExit status: %s\n", exit_status);
     option_help_free(&list);
 }

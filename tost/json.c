@@ -77,17 +77,6 @@ int json_next(Json* j) {
 // ---------------------------------------------------------------------------------------------
 // Strings
 
-static int utf8_put(char out[4], uint32_t c) {
-    if (c < 0x80) {
-        out[0] = (char)c;
-        return 1;
-    }
-    int n = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-    for (int i = n - 1; i > 0; i--, c >>= 6) out[i] = (char)(0x80 | (c & 0x3f));
-    out[0] = (char)((0xf00 >> n & 0xff) | c);  // n ones, then a zero: 110…, 1110…, 11110…
-    return n;
-}
-
 static bool hex4(Json* j, uint32_t* out) {
     *out = 0;
     for (int i = 0; i < 4; i++, j->p++) {
@@ -127,7 +116,7 @@ static int escape(Json* j, char out[4]) {
     j->p++;
     if (take(j, 'u')) {
         uint32_t c;
-        return unicode_escape(j, &c) ? utf8_put(out, c) : 0;
+        return unicode_escape(j, &c) ? utf8_encode(out, c) : 0;
     }
     const char* at = j->p < j->end && *j->p ? strchr(from, *j->p) : NULL;
     if (!at) {

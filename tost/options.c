@@ -76,7 +76,7 @@ static const Row table[] = {
     {"vocab-size", TRAIN, MODEL, INT, AT(config.vocab_size), NOT_SAVED, "N", .min = 1, .max = TOST_MAX_VOCAB_SIZE,
      .default_text = "that of the tokenizer, rounded up to a multiple of 64", .help = "vocabulary size"},
     {"vocab-size", INFO, MODEL, INT, AT(config.vocab_size), NOT_SAVED, "N", .min = 1, .max = TOST_MAX_VOCAB_SIZE,
-     .default_text = "that of vocab.bpe next to the shard, if there is one",
+     .default_text = "that of the tokenizer next to the shard, if there is one",
      .help = "check that the ids of a shard are less than N"},
     {"bias", TRAIN, MODEL, INT, AT(config.bias), NOT_SAVED, "0|1", .max = 1,
      .help = "1: Linear and LayerNorm layers have a bias"},
@@ -93,7 +93,7 @@ static const Row table[] = {
     {"data", EVAL, FILES, STRING, AT(data), NOT_SAVED, "GLOB", .default_text = "none",
      .help = "token shards to evaluate; quote the pattern. Either this or --task is required"},
     {"task", EVAL, FILES, CHOICE, AT(task), NOT_SAVED, "lambada|hellaswag|cbt", .default_text = "none",
-     .help = "evaluate FILE: LAMBADA or HellaSwag (JSONL), or a Children's Book Test file"},
+     .help = "evaluate FILE: LAMBADA or HellaSwag (JSONL), or a Children's Book Test file; see Protocols"},
     {"json", EVAL, FILES, STRING, AT(json), NOT_SAVED, "FILE", .default_text = "none",
      .help = "also write the results as JSON, including those of each window or example"},
     {"force", EVAL, FILES, FLAG, AT(force), NOT_SAVED, "",
@@ -103,12 +103,13 @@ static const Row table[] = {
     {"order", TRAIN, FILES, CHOICE, AT(order), FIXED, "sequential|shuffled",
      .help = "order of the training data; shuffled: shards and sequences are permuted in each epoch"},
     {"tokenizer", TRAIN, FILES, STRING, AT(tokenizer), NOT_SAVED, "FILE",
-     .default_text = "vocab.bpe next to the shards, if there is one",
-     .help = "tokenizer (vocab.bpe); needed for samples"},
+     .default_text = "vocab.bpe or tokenizer.json next to the shards, if there is one",
+     .help = "tokenizer, a vocab.bpe, merges.txt or tokenizer.json; needed for samples"},
     {"tokenizer", SAMPLE | EVAL | INSPECT, FILES, STRING, AT(tokenizer), NOT_SAVED, "FILE",
-     .default_text = "the one named in the checkpoint", .help = "tokenizer (vocab.bpe or merges.txt) of the model"},
+     .default_text = "the one named in the checkpoint", .help = "tokenizer of the model, a vocab.bpe, merges.txt or "
+     "tokenizer.json"},
     {"tokenizer", TOKENIZE, FILES, STRING, AT(tokenizer), NOT_SAVED, "FILE", .default_text = "required",
-     .help = "vocab.bpe or merges.txt; an empty file makes every byte a token"},
+     .help = "vocab.bpe, merges.txt, or a tokenizer.json of byte-level BPE; an empty file makes every byte a token"},
     {"out", TRAIN, FILES, STRING, AT(out), NOT_SAVED, "DIR", .default_text = "out/PRESET-NNN, the next free number",
      .help = "run folder, for checkpoints and log.csv"},
     {"out", TOKENIZE, FILES, STRING, AT(out), NOT_SAVED, "PREFIX", .default_text = "required",
@@ -142,6 +143,13 @@ static const Row table[] = {
      .help = "micro-batch size; changing it on --resume may change the last bits of the results"},
     {"seq", TRAIN, TRAINING, INT, AT(seq), FIXED, "N", .min = 1, .max = TOST_MAX_BLOCK_SIZE, .unit = "tokens",
      .help = "sequence length, at most --block-size"},
+    {"chunk", TRAIN, TRAINING, INT, AT(chunk), OVERRIDABLE, "N", .max = TOST_MAX_BLOCK_SIZE,
+     .default_text = "whole sequences",
+     .help = "process sequences N tokens at a time, with the memory of N tokens: exact gradients for very long --seq, in "
+             "4/3 of the time. Changing it on --resume may change the last bits of the results"},
+    {"chunk", EVAL, EVALUATION, INT, AT(chunk), NOT_SAVED, "N", .max = TOST_MAX_BLOCK_SIZE,
+     .default_text = "whole sequences",
+     .help = "process sequences N tokens at a time, with the memory of N tokens: for very long --seq"},
     {"total-batch", TRAIN, TRAINING, INT64, AT(total_batch), FIXED, "N", .min = 1, .max = 1e12, .unit = "tokens",
      .help = "tokens per step of all ranks, a multiple of batch × seq × parts, accumulated over micro-batches"},
     {"lr", TRAIN, TRAINING, REAL, AT(lr), OVERRIDABLE, "X", .max = 100, .help = "peak learning rate"},
@@ -243,7 +251,9 @@ static const Row table[] = {
      .help = "precision of matrix products; bf16: operands rounded to bf16, sums and parameters in float32; tf32: "
              "CUDA only"},
     {"threads", TRAIN | SAMPLE | EVAL | TOKENIZE | INSPECT, MACHINE, INT, AT(threads), OVERRIDABLE, "N",
-     .max = THREADS_LIMIT, .help = "number of CPU threads; 0: OMP_NUM_THREADS, or all cores"},
+     .max = THREADS_LIMIT,
+     .help = "number of CPU threads; 0: OMP_NUM_THREADS, or all cores. While other programs use the cores, fewer work, "
+             "unless the environment sets any variable OMP_*, GOMP_* or KMP_*"},
     {"parts", TRAIN, MACHINE, INT, AT(parts), OVERRIDABLE, "N", .min = 1, .max = MAX_PARTS,
      .default_text = "one per rank",
      .help = "divide a step into N parts, whose gradients are added in a fixed order: any number of ranks that divides "
@@ -828,6 +838,9 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
         free(name);
         return false;
     }
+    if (o->chunk && !engine->has_chunks)
+        return tost_error(err, "--chunk %d is not supported by the %s engine: leave it out, or use train_gpt_tost",
+                          o->chunk, engine->name);
     if (!THREADS_MANY && o->threads > 1)
         return tost_error(err, "--threads %d: the program was built without OpenMP: leave it out", o->threads);
     for (int i = 0; i < o->n_files; i++)

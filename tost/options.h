@@ -30,7 +30,7 @@ typedef struct {
     int         order;                     // DataOrder
     int64_t     data_tokens, data_crc;     // tokens and CRC of a resumed run's shards; else 0
     // training
-    int     batch, seq;
+    int     batch, seq, chunk;             // chunk 0: whole sequences
     int64_t total_batch, steps, warmup;
     int     schedule;                      // ScheduleKind
     double  lr, min_lr_frac, decay_frac, weight_decay, beta1, beta2, eps, grad_clip;

@@ -156,7 +156,7 @@ void progress_train(Progress* p, int64_t first, int64_t steps, int64_t micro_bat
 }
 
 // Completed steps of the run, including the completed part of the current one.
-static double steps_done(const Progress* p) { return (double)p->step + (double)p->done / (double)p->micro_batches; }
+static double steps_done(const Progress* p) { return (double)p->step + p->done / (double)p->micro_batches; }
 
 // Mean time of a step since this process started, with its validation, sample and save.
 static double seconds_per_step(const Progress* p) {
@@ -202,8 +202,8 @@ static void format_step(char fields[FIELDS][FIELD_CAP], const Progress* p) {
 // Formats the fields within a step. The loss is that of the previous step.
 static void format_micro_batch(char fields[FIELDS][FIELD_CAP], const Progress* p) {
     char rate[32];
-    const double seconds = now_seconds() - p->step_started, done = (double)p->done / (double)p->micro_batches;
-    snprintf(fields[F_MICRO_BATCH], FIELD_CAP, "  micro-batch %lld/%lld", (long long)p->done,
+    const double seconds = now_seconds() - p->step_started, done = p->done / (double)p->micro_batches;
+    snprintf(fields[F_MICRO_BATCH], FIELD_CAP, "  micro-batch %.*f/%lld", p->done == floor(p->done) ? 0 : 2, p->done,
              (long long)p->micro_batches);
     snprintf(fields[F_BAR], FIELD_CAP, " %*s", BAR_MIN, "");
     if (p->last.step >= 0) snprintf(fields[F_LOSS], FIELD_CAP, "  loss %.4f", plain_nan(p->last.train_loss));
@@ -247,13 +247,13 @@ static void announce(Progress* p) {
                   duration(seconds * (double)(p->steps - p->first)).text, (long long)(p->steps - p->first), each);
 }
 
-void progress_micro_batch(Progress* p, int64_t done) {
+void progress_micro_batch(Progress* p, double done) {
     char fields[FIELDS][FIELD_CAP] = {{0}}, line[LINE_CAP];
     const double now = now_seconds();
     p->done = done;
     if (done == 0) p->step_started = now;
     if (p->run_started == 0) p->run_started = now;
-    if (done == 0 || done == p->micro_batches || now - p->step_started < STEP_IS_LONG) return;
+    if (done == 0 || done == (double)p->micro_batches || now - p->step_started < STEP_IS_LONG) return;
     announce(p);
     if (!is_due(p, LIVE_INTERVAL)) return;
     format_micro_batch(fields, p);

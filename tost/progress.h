@@ -16,7 +16,8 @@ typedef struct {
     // training
     int64_t first, steps;             // step at which this process started; steps of the whole run
     int64_t micro_batches, tokens;    // per step
-    int64_t step, done;               // current step, counted from 0, and its completed micro-batches
+    int64_t step;                     // current step, counted from 0
+    double  done;                     // its completed micro-batches
     double  run_started, step_started;   // now_seconds(); 0 before the first step
     double  smoothed_ms;              // moving average of the time per step; 0 before the first step
     LogRow  last;                     // the last completed step, or step -1
@@ -33,8 +34,9 @@ Progress progress_new(FILE* out, bool quiet);
 
 // A training run starts or continues at step `first`; micro-batches and tokens per step.
 void     progress_train(Progress* p, int64_t first, int64_t steps, int64_t micro_batches, int64_t tokens);
-// Shows that `done` micro-batches of the current step are completed; 0 starts a step. May be called often.
-void     progress_micro_batch(Progress* p, int64_t done);
+// Shows that `done` micro-batches of the current step are completed, also a part of one; 0 starts a step. May be called
+// often.
+void     progress_micro_batch(Progress* p, double done);
 // Shows a completed step: a live line with bar, tokens/s and ETA, or a plain line unless one was written a few seconds
 // ago. The first and the last step are always shown. Steps are counted from 1 (row->step + 1).
 void     progress_step(Progress* p, const LogRow* row);

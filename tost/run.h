@@ -12,6 +12,9 @@
 
 typedef struct { double sum; int64_t count; } LossSum;   // of losses (nats), and how many
 
+// The pass of the engine that is under way, for run_chunk_done: micro-batch `done` of `all`.
+typedef struct { bool validation, abandoned; int64_t done, all; } RunPass;
+
 typedef struct {
     const Options*    args;            // the command line
     Options           o;               // args, completed from the checkpoint and the data
@@ -37,6 +40,7 @@ typedef struct {
     Tokenizer*        tokenizer;       // or NULL
     int32_t *         inputs, *targets;   // (batch, seq)
     LossSum*          part_loss;       // of this rank's parts
+    RunPass           pass;
     LogFile           log;
     bool              log_failing;     // the last row could not be written; a warning was printed
     Progress          progress;
@@ -55,6 +59,10 @@ bool run_set_up(Run* r, TostError* err);
 void run_free(Run* r);
 // --overwrite, or the rest of an interrupted one: renames the new log to log_path and removes the old checkpoints.
 bool run_finish_replacement(Run* r, TostError* err);
+
+// ---- train.c ----
+// TostEngineOptions.chunk_done: shows the progress within a micro-batch. A signal abandons it.
+bool run_chunk_done(void* context, double part);
 
 // ---- run_ranks.c: what the ranks of a run decide together; collective, except for run_signal ----
 // The number of the signal that stops the run, or 0. All ranks learn of a signal in run_agree.

@@ -112,6 +112,22 @@ static char* schedule_text(const Options* o) {
     return xstrdup("then constant");
 }
 
+// For --chunk: what grows with the sequence length, and what does not.
+static void report_chunks(Run* r) {
+    const Options* o = &r->o;
+    if (o->chunk == 0 || o->chunk >= o->seq) return;
+    double positions = 0;   // parameters, gradients and both moments
+    char memory[32];
+    for (int i = 0; i < r->tensors.count; i++) {
+        const TostTensor* t = &r->tensors.tensor[i];
+        if (t->row == TOST_ROW_wpe || t->row == TOST_ROW_denom_bias)
+            positions += 4.0 * sizeof(float) * (double)t->size;
+    }
+    progress_text(&r->progress, "%-11s%d of %d tokens in each sequence; 4/3 of the time; %s of the memory is for wpe and "
+                  "denom_bias, which have the block size", "chunks", (o->seq + o->chunk - 1) / o->chunk, o->chunk,
+                  human_bytes(memory, positions));
+}
+
 static void report_model(Run* r) {
     Progress* p = &r->progress;
     const Options* o = &r->o;
@@ -127,6 +143,7 @@ static void report_model(Run* r) {
     progress_text(p, "%-11s%lld tokens per step: %lld micro-batch%s × %d sequence%s × %d tokens", "",
                   (long long)o->total_batch, micro_batches, micro_batches == 1 ? "" : "es", o->batch,
                   o->batch == 1 ? "" : "s", o->seq);
+    report_chunks(r);
     char* schedule = schedule_text(o);
     progress_text(p, "%-11slr %g, %lld warm-up step%s, %s; weight decay %g", "", o->lr, (long long)o->warmup,
                   o->warmup == 1 ? "" : "s", schedule, o->weight_decay);

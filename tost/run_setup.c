@@ -147,10 +147,10 @@ static char* installed_data(const char* program) {
     return NULL;
 }
 
-// The path of --tokenizer, or of vocab.bpe next to the shards. free()
+// The path of --tokenizer, or of the tokenizer next to the shards, or NULL. free()
 static char* tokenizer_of_data(const Options* o) {
     char* dir = path_dir(o->data);
-    char* path = o->tokenizer ? xstrdup(o->tokenizer) : path_join(dir, "vocab.bpe");
+    char* path = o->tokenizer ? xstrdup(o->tokenizer) : tokenizer_beside(dir);
     free(dir);
     return path;
 }
@@ -164,8 +164,9 @@ static bool set_vocab_size(Run* r, TostError* err) {
     if (r->weights || option_given(o, "vocab-size")) return true;
     char* path = tokenizer_of_data(o);
     Tokenizer* tokenizer = NULL;
-    const bool exists = o->tokenizer || path_exists(path), ok = !exists || (tokenizer = tokenizer_open(path, err));
-    if (tokenizer) r->info.config.vocab_size = o->config.vocab_size = (tokenizer_size(tokenizer) + MULTIPLE - 1) / MULTIPLE * MULTIPLE;
+    const bool ok = !path || (tokenizer = tokenizer_open(path, err));
+    const int size = tokenizer ? tokenizer_size(tokenizer) : 0;
+    if (size) r->info.config.vocab_size = o->config.vocab_size = (size + MULTIPLE - 1) / MULTIPLE * MULTIPLE;
     tokenizer_free(tokenizer);
     free(path);
     return ok;
@@ -200,15 +201,15 @@ static bool open_data(Run* r, TostError* err) {
     return r->val != NULL;
 }
 
-// --tokenizer, else the resumed run's tokenizer if it still exists, else vocab.bpe next to the shards if it exists.
-// Only rank 0 writes samples.
+// --tokenizer, else the resumed run's tokenizer if it still exists, else the one next to the shards, if any. Only rank 0
+// writes samples.
 static bool open_tokenizer(Run* r, TostError* err) {
     if (comm_rank(r->comm) != 0) return true;
     const Options* o = &r->o;
-    char* beside = path_join(data_dir(r->data), "vocab.bpe");
+    char* beside = tokenizer_beside(data_dir(r->data));
     const char* path = o->tokenizer ? o->tokenizer : r->info.tokenizer ? r->info.tokenizer : beside;
     bool ok = true;
-    if (o->tokenizer || path_exists(path)) {
+    if (o->tokenizer || (path && path_exists(path))) {
         r->tokenizer = model_tokenizer(&r->info, path, r->info.tokenizer != NULL, r->weights, err);
         ok = r->tokenizer != NULL;
     } else if (o->sample_every > 0 && sample_option_given(r->args))
@@ -349,6 +350,7 @@ bool run_set_up(Run* r, TostError* err) {
     const bool long_sample = r->tokenizer && o->sample_every > 0 && o->sample_tokens >= o->config.block_size;
     r->engine_options = (TostEngineOptions){
         .max_batch = o->batch, .max_seq = long_sample ? o->config.block_size : o->seq, .training = true,
+        .chunk = o->chunk, .chunk_done = run_chunk_done, .context = r,
         .recompute = o->recompute, .dtype = (TostDtype)o->dtype, .threads = o->threads, .comm = r->comm,
         .parts = run_own_parts(r)};
     comm_broadcast(r->comm, &r->engine_options.max_seq, sizeof r->engine_options.max_seq, 0);

@@ -109,6 +109,17 @@ static bool data_failed(Run* r, TostError* err) {
     return tost_error(err, "%s; stopped after step %lld; %s", err->text, (long long)r->info.step, resume_hint(r).text);
 }
 
+// With several ranks, only between micro-batches: the others may already wait for this rank's gradients.
+bool run_chunk_done(void* context, double part) {
+    Run* r = context;
+    const double done = (double)r->pass.done + part;
+    if (r->pass.validation)
+        progress_show(&r->progress, done / (double)r->pass.all, "validation %.2f/%lld", done, (long long)r->pass.all);
+    else progress_micro_batch(&r->progress, done * comm_size(r->comm));
+    r->pass.abandoned = comm_size(r->comm) == 1 && signals_received() && part < 1;
+    return r->pass.abandoned;
+}
+
 // A signal, or another rank that stops.
 static bool interrupted(CommVote* vote) { return signals_received() || comm_vote_stops(vote); }
 
@@ -130,19 +141,24 @@ static bool accumulate_gradients(bool* completed, Run* r, TostError* err) {
     bool ok = true;
     for (*completed = false; done < n && (done == 0 || !interrupted(&vote)); done++) {
         const TostEnd end = after_micro_batch(r, done, each);
-        progress_micro_batch(&r->progress, done * comm_size(r->comm));
+        progress_micro_batch(&r->progress, (double)(done * comm_size(r->comm)));
+        r->pass = (RunPass){.done = done, .all = n};
         ok = data_batch(r->data, r->inputs, r->targets, first + (uint64_t)(done * o->batch), o->batch, err);
         if (!ok) break;
         r->engine->forward_train(r->model, r->inputs, r->targets, o->batch, o->seq, 1.0f / (float)o->total_batch);
         if (end == TOST_STEP_ENDS && !(*completed = !comm_vote_close(&vote, false))) break;
         r->engine->backward(r->model, end);
+        if (r->pass.abandoned) {
+            *completed = false;
+            break;
+        }
         if (end == TOST_PART_ENDS) r->part_loss[done / each] = run_read_loss(r);
     }
     if (*completed) return true;
     comm_vote_close(&vote, true);
     run_read_loss(r);   // resets the sum
     if (!run_agree(r, ok, err)) return data_failed(r, err);
-    if (done > 0)
+    if (done > 0 || r->pass.abandoned)
         progress_text(&r->progress, "step %lld is incomplete (micro-batch %lld of %lld): it is dropped",
                       (long long)r->info.step + 1, (long long)done * comm_size(r->comm), (long long)micro_batches(o));
     return true;
@@ -304,7 +320,9 @@ static bool validation_losses(bool* completed, Run* r, uint64_t sequences, TostE
             progress_show(&r->progress, (double)done / (double)all, "validation %lld/%lld",
                           (long long)(done * n / all), (long long)n);
             ok = data_batch(r->val, r->inputs, r->targets, first, rows, err);
+            r->pass = (RunPass){.validation = true, .done = done, .all = all};
             if (ok) r->engine->forward_loss(r->model, r->inputs, r->targets, rows, r->o.seq);
+            if (r->pass.abandoned) break;
         }
         r->part_loss[p] = run_read_loss(r);
     }

@@ -74,6 +74,17 @@ int utf8_length(const char* p, const char* end) {
     return overlong || surrogate || too_large ? 0 : n;
 }
 
+int utf8_encode(char out[4], uint32_t c) {
+    if (c < 0x80) {
+        out[0] = (char)c;
+        return 1;
+    }
+    int n = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+    for (int i = n - 1; i > 0; i--, c >>= 6) out[i] = (char)(0x80 | (c & 0x3f));
+    out[0] = (char)((0xf00 >> n & 0xff) | c);  // n ones, then a zero: 110…, 1110…, 11110…
+    return n;
+}
+
 // True for a UTF-8 character of n bytes that a terminal interprets instead of showing: C0 and C1 control characters,
 // line and paragraph separators, and marks that change the direction of text. False for an invalid one, n = 0.
 static bool is_control(const unsigned char* u, int n) {

@@ -32,6 +32,7 @@ enum { STATUS_FAILED = 1, STATUS_USAGE = 2, STATUS_RESUMABLE = 75 };
 // Length of the UTF-8 character at p, 1 to 4 bytes; 0 if it is invalid (surrogates and overlong encodings included) or
 // truncated at end.
 int   utf8_length(const char* p, const char* end);
+int   utf8_encode(char out[4], uint32_t c);   // writes a code point; returns the number of bytes
 // A copy with control characters and bytes that are not UTF-8 written as \n, \r, \t or \xHH. free()
 char* printable_text(const char* text);
 char* vprintable_text(const char* fmt, va_list ap) PRINTF_LIKE(1, 0);   // of a formatted text; free()

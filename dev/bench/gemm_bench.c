@@ -222,7 +222,7 @@ int main(int argc, char** argv) {
         return STATUS_USAGE;
     }
     char library[64];
-    printf("gemm: %s, %d threads\n\n", gemm_library(library, sizeof library), threads_max());
+    printf("gemm: %s, %d threads\n\n", gemm_library(library, sizeof library, false), threads_max());
     bench_products(reps);
     bench_rows(reps);
     bench_fork();

@@ -43,7 +43,7 @@ def run(main):
     except Refused as refused:
         sys.exit(f"{script}: {refused}")
     except ModuleNotFoundError as missing:
-        sys.exit(f"{script}: needs the Python package {missing.name}: pip install -r dev/requirements.txt")
+        sys.exit(f"{script}: needs the Python package {missing.name}: pip install -r dev/requirements-data.txt")
     except OSError as error:
         sys.exit(f"{script}: {error}")
     except KeyboardInterrupt:

@@ -42,7 +42,7 @@ class Result:
                 if context + ending >= limit:
                     self.cut += 1
                 else:
-                    self.solved[line] = bool(example["accuracy_sum"])
+                    self.solved[line] = bool(example["acc"])
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{path}: not a result of eval --task --json") from error
         self.items = read_items(items)

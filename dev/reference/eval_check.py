@@ -3,16 +3,18 @@
     eval_check.py --binary ./train_gpt_tost --vocab vocab.bpe --lambada lambada_test.jsonl
                   --hellaswag hellaswag_val.jsonl [--examples 40] [--model PATH]
 
-The expected values come from the model in PyTorch (tost.py), with one forward pass per continuation, and from tiktoken
-with the merges of vocab.bpe. CBT examples are made from LAMBADA texts, since CBT's own files cannot be redistributed.
-The script compares token counts, log-likelihoods and all accuracies of every example, every window of --data in both
-modes, and the totals. Exit status 1 on any disagreement.
+The expected values come from the model in PyTorch (tost.py) in float64, with one forward pass per continuation, and
+from tiktoken with the merges of vocab.bpe. Texts are prepared as in lm-evaluation-harness and the published ToST
+scripts. CBT examples are made from LAMBADA texts, since CBT's own files cannot be redistributed, and HellaSwag's
+original format from the prepared one. The script compares token counts, log-likelihoods and all accuracies of every
+example, every window of --data in both modes, and the totals. Exit status 1 on any disagreement.
 """
 
 import argparse
 import codecs
 import json
 import math
+import re
 import subprocess
 import sys
 import tempfile
@@ -25,8 +27,8 @@ from golden import randomize
 from gpt2_encoding import gpt2_encoding
 from tost import Tost, TostConfig, write_safetensors
 
-TOLERANCE = 2e-5  # |error| / (1 + |value|) of a log-likelihood; both sides compute in float32
-GREEDY = 10  # tokens generated for LAMBADA's accuracy_within_10
+TOLERANCE = 1e-6  # |error| / (1 + |value|) of a log-likelihood
+WITHIN = 10  # tokens generated for LAMBADA's accuracy_within_10
 # Like the trainer's JSON: U+FFFD for each byte that is not part of a valid character.
 codecs.register_error("each_byte", lambda e: ("\ufffd" * (e.end - e.start), e.end))
 
@@ -38,6 +40,14 @@ class Checker:
 
     def ids(self, text):
         return self.encoding.encode_ordinary(text)
+
+    def pair(self, context, choice):
+        """Ids of the context and of the choice after it, as in lm-evaluation-harness, which truncates on the left."""
+        spaces = len(context) - len(context.rstrip())
+        context, choice = context[:len(context) - spaces], context[len(context) - spaces:] + choice
+        first, whole = self.ids(context), self.ids(context + choice)
+        choice = whole[len(first):]
+        return first[-(self.limit + 1 - len(choice)):], choice
 
     def equal(self, what, got, want):
         self.compared += 1
@@ -70,34 +80,33 @@ class Checker:
         return text[len(context):]
 
     def text_of(self, ids):
-        return b"".join(self.encoding.decode_single_token_bytes(i) for i in ids if i != self.encoding.eot_token)
+        return b"".join(self.encoding.decode_single_token_bytes(i) for i in ids)
 
 
 def check_lambada(c, example, got):
-    text = json.loads(example)["text"].rstrip(" \t\r\n")
-    context, word = text.rsplit(" ", 1)
-    context, target = c.ids(context), c.ids(" " + word)
-    n = max(GREEDY, len(target))
-    context = context[-(c.limit + 1 - n):]
-    generated = c.greedy(context, n)
+    text = json.loads(example)["text"]
+    context, word = text.rstrip().rsplit(" ", 1)
+    context, target = c.pair(context, " " + word)
     c.equal("context", got["context"], len(context))
     c.equal("tokens", got["tokens"], [len(target)])
     c.close("nats", got["nats"][0], c.nats(context, target))
-    c.equal("written", got["written"], c.text_of(generated[:GREEDY]).decode("utf-8", "each_byte"))
-    c.equal("accuracy", got["accuracy"], generated[: len(target)] == target)
-    c.equal("accuracy_within_10", got["accuracy_within_10"],
-           word.encode().lower() in c.text_of(generated[:GREEDY]).lower())
+    c.equal("accuracy", got["accuracy"], c.greedy(context, len(target)) == target)
+    prompt, word = ("\n" + text.replace("“", '"').replace("”", '"').strip()).rsplit(" ", 1)
+    prompt = c.ids(prompt)[-(c.limit + 1 - WITHIN):]
+    written = c.text_of(c.greedy(prompt, WITHIN)).decode("utf-8", "each_byte")
+    c.equal("prompt", got["prompt"], len(prompt))
+    c.equal("written", got["written"], written)
+    c.equal("accuracy_within_10", got["accuracy_within_10"], word.lower() in written.lower())
 
 
-def check_endings(c, got, context, endings, label, sizes):
-    """sizes: {accuracy rule: divisor of each ending's loss}."""
-    context = context[-(c.limit + 1 - max(map(len, endings))):]
-    nats = [c.nats(context, ending) for ending in endings]
-    c.equal("context", got["context"], len(context))
-    c.equal("tokens", got["tokens"], [len(ending) for ending in endings])
+def check_choices(c, got, pairs, label, sizes):
+    """pairs: ids of (context, choice). sizes: {accuracy rule: divisor of each choice's loss}."""
+    nats = [c.nats(*pair) for pair in pairs]
+    c.equal("context", got["context"], min(len(context) for context, _ in pairs))
+    c.equal("tokens", got["tokens"], [len(choice) for _, choice in pairs])
     c.equal("label", got["label"], label)
     for i, (want, loss) in enumerate(zip(nats, got["nats"], strict=True)):
-        c.close(f"nats of ending {i}", loss, want)
+        c.close(f"nats of choice {i}", loss, want)
     for rule, size in sizes.items():
         scores = [loss / by for loss, by in zip(nats, size, strict=True)]
         c.equal(rule, got[rule], scores.index(min(scores)) == label)
@@ -108,19 +117,39 @@ def solvable(c, examples, limit):
     made = []
     for example in examples:
         context = json.loads(example)["text"].rstrip().rsplit(" ", 1)[0]
-        word = c.text_of(c.greedy(c.ids(context)[-(c.limit - GREEDY):], 1))
+        word = c.text_of(c.greedy(c.ids(context)[-(c.limit - WITHIN):], 1))
         if word[:1] == b" " and word[1:].isalpha() and len(made) < limit:
             made += [json.dumps({"text": context + w}) for w in (word.decode(), word.decode().upper())]
     return made
 
 
+def prepare(text):
+    return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
+
+
 def check_hellaswag(c, example, got):
     example = json.loads(example)
-    endings = [c.ids(" " + ending) for ending in example["endings"]]
-    check_endings(c, got, c.ids(example["ctx"]), endings, example["label"],
-                  {"accuracy": [len(e) for e in endings],
-                   "accuracy_byte": [len(e.encode()) for e in example["endings"]],
-                   "accuracy_sum": [1] * 4})
+    context, endings = example["ctx"], example["endings"]
+    if "ctx_a" in example:
+        context = prepare(f"{example['activity_label']}: {example['ctx_a']} {example['ctx_b'].capitalize()}")
+        endings = list(map(prepare, endings))
+    pairs = [c.pair(context, " " + ending) for ending in endings]
+    check_choices(c, got, pairs, example["label"],
+                  {"acc": [1] * 4, "acc_norm": list(map(len, endings)), "acc_token": [len(ids) for _, ids in pairs]})
+
+
+def make_original(hellaswag):
+    """Examples in HellaSwag's original format, with the marks and spaces that it contains."""
+    examples = []
+    for i, line in enumerate(hellaswag):
+        example = json.loads(line)
+        label, text = example["ctx"].split(": ", 1)
+        a, _, b = text.rpartition(". ")
+        marks = [(" [title] ", ""), ("[header] ", " [step] "), (" [substeps] x", "  [b\n]")][i % 3]
+        example |= {"activity_label": label, "ctx_a": marks[0] + a + ".", "ctx_b": ["", "élan VITAL ÀÉ", b][i // 3 % 3]}
+        example["endings"] = [ending + marks[1] for ending in example["endings"]]
+        examples.append(json.dumps(example))
+    return examples
 
 
 def check_cbt(c, example, got):
@@ -128,12 +157,13 @@ def check_cbt(c, example, got):
     query, answer, _, candidates = lines[20].split("\t")
     candidates = candidates.split("|")
     context = " ".join(line.split(" ", 1)[1] for line in lines[:20])
-    whole = [c.ids(context + " " + query.split(" ", 1)[1].replace("XXXXX", w, 1)) for w in candidates]
+    query = query.split(" ", 1)[1]
+    whole = [[c.encoding.eot_token] + c.ids(context + " " + query.replace("XXXXX", word)) for word in candidates]
     common = 0  # length of the common prefix, which is the context
     while common < min(map(len, whole)) - 1 and len({tuple(w[: common + 1]) for w in whole}) == 1:
         common += 1
-    check_endings(c, got, whole[0][:common], [w[common:] for w in whole], candidates.index(answer),
-                  {"accuracy": [1] * 10})
+    pairs = [(ids[:common][-(c.limit + 1 - len(ids[common:])):], ids[common:]) for ids in whole]
+    check_choices(c, got, pairs, candidates.index(answer), {"accuracy": [1] * 10})
 
 
 def make_cbt(lambada, n):
@@ -171,13 +201,15 @@ def check_task(c, args, folder, task, examples, check):
         if c.wrong > before:
             print(f"  … in {task}, line {got['line']}")
     got = result["example"]
-    solved = sum(g["accuracy"] for g in got)
+    solved = sum(g["accuracy" if task != "hellaswag" else "acc"] for g in got)
     c.equal(f"{task}: some examples are solved, some not", 0 < solved < len(got), True)
     right = [g["label"] if "label" in g else 0 for g in got]
     nats, tokens = sum(g["nats"][r] for g, r in zip(got, right)), sum(g["tokens"][r] for g, r in zip(got, right))
     c.close(f"{task}: loss", result["loss"], nats / tokens)
-    c.close(f"{task}: perplexity", result["perplexity"], math.exp(nats / tokens))
-    for rule in [key for key in result if key.startswith("accuracy") and not key.endswith("_95")]:
+    c.close(f"{task}: perplexity per token", result["perplexity_token"], math.exp(nats / tokens))
+    if task == "lambada":
+        c.close(f"{task}: perplexity per word", result["perplexity_word"], math.exp(nats / len(got)))
+    for rule in [key for key in result if key.startswith("acc") and not key.endswith("_95")]:
         c.close(f"{task}: {rule}", result[rule], sum(g[rule] for g in got) / len(got))
         low, high = result[rule + "_95"]
         c.equal(f"{task}: {rule} within its interval", 0 <= low <= result[rule] <= high <= 1, True)
@@ -233,12 +265,13 @@ def main():
             args.model = folder / "model.safetensors"
             make_model(args.model, encoding.n_vocab + 7)
         model = Tost.from_checkpoint(args.model)
-        c = Checker(model, encoding, model.config.block_size)
+        c = Checker(model.double(), encoding, model.config.block_size)
         lambada_examples = lambada[: args.examples]
         lambada_examples += solvable(c, lambada_examples, 8)
         hellaswag = args.hellaswag.read_text(encoding="utf-8").split("\n")
         for task, examples, check in (("lambada", lambada_examples, check_lambada),
                                       ("hellaswag", hellaswag[: args.examples], check_hellaswag),
+                                      ("hellaswag", make_original(hellaswag[: args.examples]), check_hellaswag),
                                       ("cbt", make_cbt(lambada, args.examples // 4 + 1), check_cbt)):
             before = c.compared, c.wrong
             check_task(c, args, folder, task, examples, check)

@@ -4,6 +4,8 @@ Wu et al., "Token Statistics Transformer: Linear-Time Attention via Variational 
 arXiv 2412.17810. The model is a GPT-2 with TSSA, token statistics self-attention, instead of softmax
 attention. It is written for clarity, not speed, and uses autograd. The C and CUDA engines are tested against it.
 
+    python dev/reference/tost.py generate --model out/starter-001 --prompt "Once upon a time" --tokens 100
+
 Sizes in comments: B batch, T length, C channels (n_embd), nh heads, hs = C/nh, V vocabulary.
 Needs Python 3.10, torch 2.1 and safetensors.
 """
@@ -12,6 +14,7 @@ import json
 import math
 import re
 import struct
+import sys
 import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -265,3 +268,72 @@ def write_safetensors(path, tensors, metadata):
         file.write(struct.pack("<Q", len(text)) + text)
         for tensor in tensors.values():
             file.write(tensor.contiguous().numpy().tobytes())
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Generating text: tost.py generate
+
+
+@torch.no_grad()
+def generate(model, ids, tokens, n_ids, stop, temperature=0.0, top_k=0, generator=None):
+    """Yields up to `tokens` ids below n_ids until `stop`; reads the last block_size tokens again for each of them."""
+    ids = list(ids)
+    for _ in range(tokens):
+        logits = model(torch.tensor([ids[-model.config.block_size:]]), last_only=True)[0][0, 0, :n_ids]
+        if temperature > 0:
+            logits = logits / temperature
+            if top_k > 0:
+                logits[logits < logits.topk(min(top_k, n_ids)).values[-1]] = -math.inf
+            ids.append(torch.multinomial(F.softmax(logits, dim=-1), 1, generator=generator).item())
+        else:
+            ids.append(logits.argmax().item())
+        if ids[-1] == stop:
+            return
+        yield ids[-1]
+
+
+def parse(arguments):
+    from cli import option_parser
+
+    parser = option_parser(__doc__)
+    parser.add_argument("command", choices=["generate"], help="print the prompt and text that continues it")
+    parser.add_argument("--model", type=Path, required=True, metavar="PATH",
+                        help="safetensors file, checkpoint folder or run")
+    parser.add_argument("--tokenizer", type=Path, metavar="FILE",
+                        help="vocab.bpe or tokenizer.json (default: the one named in the checkpoint)")
+    parser.add_argument("--prompt", default="", metavar="TEXT", help="text to continue (default: none)")
+    parser.add_argument("--tokens", type=int, default=256, metavar="N", help="largest number of new tokens (default: 256)")
+    parser.add_argument("--temperature", type=float, default=0.8, metavar="X",
+                        help="0: always the most likely token (default: 0.8)")
+    parser.add_argument("--top-k", type=int, default=0, metavar="N",
+                        help="sample from the N most likely tokens; 0: from all (default: 0)")
+    parser.add_argument("--seed", type=int, default=1337, metavar="N", help="random seed (default: 1337)")
+    return parser.parse_args(arguments)
+
+
+def main(arguments=None):
+    from cli import describe, fail
+    from gpt2_encoding import load_tokenizer
+    from safetensors import SafetensorError
+
+    args = parse(arguments)
+    try:
+        model, encoding = Tost.from_checkpoint(args.model), load_tokenizer(args.model, args.tokenizer)
+    except (OSError, ValueError, SafetensorError) as error:
+        return fail(describe(error))
+    generator = torch.Generator().manual_seed(args.seed)
+    prompt = encoding.encode_ordinary(args.prompt) or [encoding.eot_token]
+    print(args.prompt, end="", flush=True)
+    for i in generate(model, prompt, args.tokens, encoding.n_vocab, encoding.eot_token, args.temperature, args.top_k,
+                      generator):
+        sys.stdout.buffer.write(encoding.decode_single_token_bytes(i))  # a token may end within a character
+        sys.stdout.buffer.flush()
+    print()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
+    from cli import run
+
+    sys.exit(run(main))

@@ -46,7 +46,7 @@ static inline Subject subject_open(const TostEngine* engine, TostConfig config, 
 
 static inline Subject subject_of(const TostEngine* engine, TostConfig config, int B, int T, bool training,
                                  TostDtype dtype) {
-    const TostEngineOptions o = {B, T, training, false, dtype, 0, NULL, 1};
+    const TostEngineOptions o = {B, T, training, false, dtype, 0, NULL, 1, 0, NULL, NULL};
     return subject_open(engine, config, o);
 }
 
@@ -425,7 +425,7 @@ static inline Record shape_record(const TostEngine* engine, const void* test, To
     // With B = 1 the buffers are exactly full, so that an overrun is detected; otherwise they are larger than needed.
     const int more = k->B > 1 ? 5 : 0, T = k->T + more < k->block ? k->T + more : k->block;
     const TostEngineOptions o = {k->B + more, T, k->steps > 0, ((const ShapeTest*)test)->recompute, dtype, 0,
-                                 NULL, 1};
+                                 NULL, 1, 0, NULL, NULL};
     Record r = {NULL, 0};
     Subject s = subject_open(engine, config, o);
     int32_t* ids = shape_ids(k, 99);

@@ -325,7 +325,7 @@ def check_recall():
     status, out, err = call(recall.main, "recall.json", "blind.json", "--out", "recall.png", "--bin", "20")
     check(f"recall.py on eval's results: {err}", status == 0 and Path("recall.png").read_bytes()[:4] == b"\x89PNG")
     items, result = read_lines("recall.jsonl"), json.loads(Path("recall.json").read_text())
-    hits = [example["accuracy_sum"] for example in result["example"]]
+    hits = [example["acc"] for example in result["example"]]
     row = next(line.split() for line in out.splitlines() if line.startswith("all "))
     check("all: items and accuracy", row[1] == str(len(items)) and row[2] == f"{np.mean(hits):.3f}")
     near = [hit for hit, item in zip(hits, items) if item["distance"] <= 20]
@@ -341,7 +341,7 @@ def check_recall():
 
 def fake_result(path, solved, items="made.jsonl", cut=(), **changed):
     """A result like eval's; solved: a bool per item; cut: lines of items that exceed the block size."""
-    example = [{"line": i, "context": 63 if i in cut else 20, "label": 0, "tokens": [2, 1, 1, 2], "accuracy_sum": hit}
+    example = [{"line": i, "context": 63 if i in cut else 20, "label": 0, "tokens": [2, 1, 1, 2], "acc": hit}
                for i, hit in enumerate(solved, 1)]
     Path(path).write_text(json.dumps({"task": "hellaswag", "file": items, "model": path, "seq": 64, "example": example}
                                      | changed))
@@ -368,7 +368,7 @@ def check_made_recall():
     refused("task lambada", "wrong.json")
     fake_result("wrong.json", many, cut=(1, 2, 3, 4))
     refused("no item whose whole story fits", "wrong.json")
-    whole = {"line": 1, "context": 20, "label": 0, "tokens": [2, 1, 1, 2], "accuracy_sum": True}
+    whole = {"line": 1, "context": 20, "label": 0, "tokens": [2, 1, 1, 2], "acc": True}
     for example in ([{"line": 1}], None, 3, "abc", [whole | {"tokens": []}], [whole | {"line": [1]}]):
         fake_result("wrong.json", many, example=example)
         refused("wrong.json: not a result of eval --task --json", "wrong.json")

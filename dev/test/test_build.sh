@@ -18,6 +18,19 @@ refused 'unknown BLAS' 2 'openblas, mkl, blis or accelerate' make -s -C "$repo" 
 refused 'missing BLAS' 2 'leave BLAS out' make -s -C "$repo" BLAS=accelerate train_gpt_tost
 check 'make help with an unknown BLAS' sh -c "make -s -C '$repo' BLAS=atlas help > /dev/null"
 
+# A BLAS that pkg-config names by the path of its library, as MKL's package for pip does.
+if ! command -v pkg-config > /dev/null; then
+    skip 'BLAS=mkl: no pkg-config'
+else
+    echo 'void cblas_sgemm(void) {}' > blas.c
+    echo 'void cblas_sgemm(void);' > mkl_cblas.h
+    printf 'Name: mkl-sdl\nDescription: a stub\nVersion: 1\nCflags: -I%s\nLibs: %s/libmkl_rt.so.3\n' "$dir" "$dir" \
+        > mkl-sdl.pc
+    check 'BLAS=mkl by the path of its library' sh -c "${CC:-cc} -shared -fPIC -o libmkl_rt.so.3 blas.c &&
+        PKG_CONFIG_PATH='$dir' make -n -C '$repo' BLAS=mkl CUDA=0 train_gpt_tost > make.out 2>&1 &&
+        grep -q 'DTOST_BLAS=.*mkl.*libmkl_rt.so.3' make.out"
+fi
+
 # The check of processor.c: with no features it passes; with all, it names one that an old processor lacks.
 echo 'void processor_check(void); int main(void) { processor_check(); return 0; }' > main.c
 old=$(command -v qemu-x86_64 || true)

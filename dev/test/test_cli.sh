@@ -66,12 +66,12 @@ set -f   # the trainer expands patterns itself
 
 for line in \
     "train preset layers heads channels block-size vocab-size bias membership init data val-data order tokenizer out
-     resume overwrite log steps batch seq total-batch lr schedule decay-frac warmup min-lr-frac weight-decay beta1 beta2 eps grad-clip
+     resume overwrite log steps batch seq chunk total-batch lr schedule decay-frac warmup min-lr-frac weight-decay beta1 beta2 eps grad-clip
      skip-loss-z skip-grad-z max-skipped seed
      val-every val-batches sample-every sample-tokens save-every keep keep-best stop-at-val max-time on-save-error quiet temperature top-k top-p
      dtype threads parts rank-timeout recompute help man bash-completion" \
     "sample model tokenizer prompt prompts tokens samples stop temperature top-k top-p seed dtype threads help" \
-    "eval model data task json force tokenizer batch seq stride windows seed dtype threads rank-timeout help" \
+    "eval model data task json force tokenizer batch seq chunk stride windows seed dtype threads rank-timeout help" \
     "tokenize tokenizer out val-frac shard-tokens jsonl seed threads quiet help" \
     "info model vocab-size help" \
     "inspect model text out force tokenizer dtype threads help"; do
@@ -519,8 +519,12 @@ run 0 eval --model straight --task lambada lambada.jsonl --json task.json
 check "lambada: the loss of a word is the loss of the text minus the loss of its context" \
     near "$(figure nats task.json)" "$(difference "$(nats "3 and 2 make 5")" "$(nats "3 and 2 make")")"
 check "lambada: three examples" [ "$(figure examples task.json)" -eq 3 ]
-check "lambada: a long context is truncated to leave room for ten tokens" \
-    [ "$(grep -c '"context": 23,' task.json)" -eq 1 ]
+check "lambada: a long context is truncated to leave room for the word" \
+    [ "$(grep -c '"context": 27,' task.json)" -eq 1 ]
+check "lambada: a long prompt is truncated to leave room for ten tokens" \
+    [ "$(grep -c '"prompt": 23,' task.json)" -eq 1 ]
+check "lambada: perplexity per word and per token" \
+    [ "$(grep -c -e '^perplexity per word ' -e '^perplexity per token ' stdout)" -eq 2 ]
 check "lambada: accuracy with its confidence interval" grep -q '^accuracy_within_10 .*(95%: ' stdout
 grep '^[al]' stdout >first
 run 0 eval --model straight --task lambada lambada.jsonl --batch 1

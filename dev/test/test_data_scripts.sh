@@ -102,6 +102,50 @@ else
 fi
 
 # ---------------------------------------------------------------------------------------------
+# Own vocabularies, and the streams of the published losses
+
+: >bytes.bpe
+if has numpy; then
+    printf ' \n = A = \n \n b c \n' >wiki.test.raw
+    run 0 published.py wikitext2 --from wiki.test.raw --out published --tokenizer bytes.bpe --binary "$binary"
+    # Each line alone with its line break, blank lines empty; byte ids of space, A, b, c, =, \n; 256 is <|endoftext|>.
+    little 2 256 220 28 220 32 220 28 220 198 256 256 220 65 220 66 220 198 256 >want.ids
+    ids published/wikitext2_test_000000.bin >got.ids
+    check "published.py wikitext2: each line alone, with <|endoftext|>" cmp -s want.ids got.ids
+    printf ' b c \n b\n' >ptb.test.txt
+    run 0 published.py ptb --from ptb.test.txt --out published --tokenizer bytes.bpe --binary "$binary"
+    little 2 220 65 220 66 220 256 220 65 256 >want.ids
+    ids published/ptb_test_000000.bin >got.ids
+    check "published.py ptb: lines without line breaks" cmp -s want.ids got.ids
+    run 1 published.py lambada --from nothing.txt --tokenizer bytes.bpe --binary "$binary"
+    refused "nothing.txt: not found"
+    run 2 published.py lambda
+    refused "invalid choice: 'lambda'" wikitext2
+else
+    skip "published.py: $python has no numpy"
+fi
+run 0 learn_vocab.py --size 257 --out chars/vocab.bpe
+check "a vocabulary of bytes" [ "$(cat chars/vocab.bpe)" = "#version: 0.2" ]
+run 2 learn_vocab.py --size 256 --out chars/vocab.bpe
+refused "--size 256" 257
+run 2 learn_vocab.py --size 300 --out chars/vocab.bpe
+refused "--size 300" FILE
+run 1 learn_vocab.py --size 300 nothing.txt --out chars/vocab.bpe
+refused "nothing.txt: not a file"
+if has tokenizers; then
+    awk 'BEGIN { for (i = 0; i < 300; i++) print i " cats and " i * 7 " dogs\n<|endoftext|>" }' >pets.txt
+    awk 'BEGIN { for (i = 0; i < 300; i++) printf "{\"text\": \"%d caf\\u00e9s\"}\n", i }' >pets.jsonl
+    run 0 learn_vocab.py --size 300 pets.txt pets.jsonl --out own/vocab.bpe
+    check "43 merges" [ "$(wc -l <own/vocab.bpe)" -eq 44 ]
+    check "the trainer reads the vocabulary" "$binary" tokenize --tokenizer own/vocab.bpe --out own/pets --quiet pets.txt
+    run 1 learn_vocab.py --size 90000 pets.txt --out more/vocab.bpe
+    refused "--size 90000" "the texts give only"
+    check "a refused vocabulary is not written" [ ! -e more/vocab.bpe ]
+else
+    skip "learn_vocab.py: $python has no tokenizers"
+fi
+
+# ---------------------------------------------------------------------------------------------
 # Downloads: without a network (a proxy whose name does not resolve), and from a local server
 
 if ! has tqdm; then

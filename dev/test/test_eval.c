@@ -9,6 +9,7 @@
 #include "json.h"
 #include "json_write.h"
 #include "examples.h"
+#include "text.h"
 
 static void check_near(Checks* c, double got, double want, const char* what) {
     check(c, fabs(got - want) <= 1e-9 * (1 + fabs(want)), "%s: expected %.12g, got %.12g", what, want, got);
@@ -147,11 +148,12 @@ static void test_json(Checks* c, const char* dir) {
 // ---------------------------------------------------------------------------------------------
 // Examples, with a byte tokenizer: each token is one byte of the text
 
+// '^' is <|endoftext|>.
 static char* text_of(const Tokenizer* t, const uint32_t* ids, int n) {
     char* text = xcalloc((size_t)n + 1, 1);
     for (int i = 0; i < n; i++) {
         size_t len;
-        text[i] = tokenizer_piece(t, ids[i], &len)[0];
+        text[i] = ids[i] == (uint32_t)tokenizer_eot(t) ? '^' : tokenizer_piece(t, ids[i], &len)[0];
     }
     return text;
 }
@@ -195,11 +197,20 @@ static void test_examples(Checks* c, const Tokenizer* t, const char* path) {
     must(read_text(&p, TASK_LAMBADA, path,
                    "{\"text\": \"one two \\u00e9t\\u00e9 \"}\r\n\n{\"id\": [1], \"text\": \"a b\"}", t, &err),
          "lambada", &err);
-    check(c, p.count == 2, "two examples");
+    check(c, p.count == 2 && p.per == 2, "two examples, each with the prompt of the published script");
     check_example(c, t, &p.example[0], 1, 0, "one two| \xc3\xa9t\xc3\xa9");
-    check(c, strcmp(p.example[0].word, "\xc3\xa9t\xc3\xa9") == 0 && p.example[0].bytes[0] == 5,
-          "last word and its bytes");
-    check_example(c, t, &p.example[1], 3, 0, "a| b");
+    check(c, strcmp(p.example[0].word, "\xc3\xa9t\xc3\xa9") == 0 && p.example[0].chars[0] == 3
+          && p.example[0].greedy == 6, "last word, its characters and tokens");
+    check_example(c, t, &p.example[1], 1, 0, "\none two| \xc3\xa9t\xc3\xa9");
+    check_example(c, t, &p.example[2], 3, 0, "a| b");
+    check(c, p.example[3].greedy == WITHIN, "10 tokens after the prompt of the published script");
+    examples_free(&p);
+    // Two spaces and a line break before the word: lm-evaluation-harness moves the white space to the choice.
+    must(read_text(&p, TASK_LAMBADA, path, "{\"text\": \" \\u201ca\\u201d \\u2019b\\n \\u201cC\\u201d \"}", t, &err),
+         "lambada", &err);
+    check_example(c, t, &p.example[0], 1, 0, " “a” ’b|\n “C”");
+    check_example(c, t, &p.example[1], 1, 0, "\n\"a\" ’b\n| \"C\"");
+    check(c, strcmp(p.example[1].word, "\"C\"") == 0, "the word of the published prompt has straight quotes");
     examples_free(&p);
 
     must(read_text(&p, TASK_HELLASWAG, path,
@@ -209,14 +220,26 @@ static void test_examples(Checks* c, const Tokenizer* t, const char* path) {
                    t, &err),
          "hellaswag", &err);
     check_example(c, t, &p.example[0], 1, 3, "He| a| b c| d| e");
-    check(c, p.example[0].bytes[1] == 3, "bytes of a choice exclude its space");
+    check(c, p.example[0].chars[1] == 3 && !p.prepared, "characters of a choice exclude its space");
     check_example(c, t, &p.example[1], 2, 1, "x| a| b| c| d");
+    examples_free(&p);
+
+    must(read_text(&p, TASK_HELLASWAG, path,
+                   "{\"ctx\": \"unused\", \"activity_label\": \"Run\", \"ctx_a\": \"[header] Go [title] Now. \", "
+                   "\"ctx_b\": \"éa BC\", \"label\": 0, "
+                   "\"endings\": [\" a [step]\", \"b [title] c\", \"[x\\ny] d\", \"e    f\"]}\n"
+                   "{\"activity_label\": \"Run\", \"ctx_a\": \"Go [step]\", \"ctx_b\": \"\", \"label\": 0, "
+                   "\"endings\": [\"a\", \"b\", \"c\", \"d\"]}",
+                   t, &err), "hellaswag", &err);
+    check(c, p.prepared && p.example[0].chars[0] == 2, "the original file is recognized");
+    check_example(c, t, &p.example[0], 1, 0, "Run: Go. Now. Éa bc| a | b. c| [x\ny] d| e  f");
+    check_example(c, t, &p.example[1], 2, 0, "Run: Go|  a|  b|  c|  d");
     examples_free(&p);
 
     char* text = cbt_text("21 the XXXXX ran .\tcab\t\tcat|car|cab|cap|cub|can|cow|cry|cup|cue\n\n");
     must(read_text(&p, TASK_CBT, path, text, t, &err), "cbt", &err);
     check_example(c, t, &p.example[0], 1, 2,
-                  "a1. a2. a3. a4. a5. a6. a7. a8. a9. a10. a11. a12. a13. a14. a15. a16. a17. "
+                  "^a1. a2. a3. a4. a5. a6. a7. a8. a9. a10. a11. a12. a13. a14. a15. a16. a17. "
                   "a18. a19. a20. the c|at ran .|ar ran .|ab ran .|ap ran .|ub ran .|an ran .|ow ran .|ry "
                   "ran .|up ran .|ue ran .");
     examples_free(&p);
@@ -228,6 +251,33 @@ static void test_examples(Checks* c, const Tokenizer* t, const char* path) {
           "one candidate is a prefix of another");
     examples_free(&p);
     free(text);
+}
+
+// Expected values from Python's str methods.
+static void test_text(Checks* c) {
+    static const struct { const char *text, *strip, *lower, *capitalize; } cases[] = {
+        {"", "", "", ""},
+        {" \t\x1c\u3000Ab \u00a0\u2029\n", "Ab", " \t\x1c\u3000ab \u00a0\u2029\n",
+         " \t\x1c\u3000ab \u00a0\u2029\n"},
+        {"the LADY", "the LADY", "the lady", "The lady"},
+        {"éCOLE ÄÖ", "éCOLE ÄÖ", "école äö", "École äö"},
+        {"İI ĀāĹ Ÿ Σx Ѐ Ա Ⴀ Ꭰ Ａ \U00010400", "İI ĀāĹ Ÿ Σx Ѐ Ա Ⴀ Ꭰ Ａ \U00010400", "i̇i āāĺ ÿ σx ѐ ա ⴀ ꭰ ａ \U00010428",
+         "İi āāĺ ÿ σx ѐ ա ⴀ ꭰ ａ \U00010428"},
+        {"\xff" "A\xe2\x80", "\xff" "A\xe2\x80", "\xff" "a\xe2\x80", "\xff" "a\xe2\x80"},
+    };
+    for (size_t i = 0; i < countof(cases); i++) {
+        const Span s = span_of(cases[i].text), strip = text_strip(s), want = span_of(cases[i].strip);
+        Bytes lower = text_lower(s), capitalize = text_capitalize(s);
+        check(c, strip.n == want.n && memcmp(strip.text, want.text, want.n) == 0, "text %zu stripped: '%.*s'", i,
+              (int)strip.n, strip.text);
+        check(c, strcmp(lower.data, cases[i].lower) == 0, "text %zu in lower case: '%s'", i, lower.data);
+        check(c, strcmp(capitalize.data, cases[i].capitalize) == 0, "text %zu capitalized: '%s'", i, capitalize.data);
+        free(lower.data);
+        free(capitalize.data);
+    }
+    Bytes replaced = text_replace(span_of("aaaXa"), "aa", "b");
+    check(c, strcmp(replaced.data, "baXa") == 0, "replaced from left to right: '%s'", replaced.data);
+    free(replaced.data);
 }
 
 static void test_invalid(Checks* c, const Tokenizer* t, const char* path) {
@@ -261,6 +311,10 @@ static void test_invalid(Checks* c, const Tokenizer* t, const char* path) {
         {TASK_HELLASWAG, "{\"ctx\": \"\", \"label\": 0, \"endings\": [\"a\", \"b\", \"c\", \"d\"]}",
          "the context is empty"},
         {TASK_HELLASWAG, "{\"endings\": [1]}", "string"},
+        {TASK_HELLASWAG, "{\"ctx\": \"a\", \"label\": 0, \"endings\": [\"a\", \"b\", \"c\", \"d\"]}\n"
+         "{\"activity_label\": \"a\", \"ctx_a\": \"a\", \"ctx_b\": \"b\", \"label\": 0, "
+         "\"endings\": [\"a\", \"b\", \"c\", \"d\"]}",
+         "line 2: some lines have \"activity_label\""},
         {TASK_CBT, "{\"text\": \"a b\"}", "line 1: does not begin with '1 '"},
         {TASK_CBT, "1 a\n3 b\n", "line 2: does not begin with '2 '"},
         {TASK_CBT, "1 a\n2 b\n",
@@ -335,6 +389,7 @@ int main(void) {
     test_share(&c);
     test_ratio(&c);
     test_json(&c, dir);
+    test_text(&c);
     test_examples(&c, t, path);
     test_invalid(&c, t, path);
     test_truncated(&c, t, path);

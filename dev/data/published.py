@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""The test streams of the paper's table of losses as token shards in data/published: every line is encoded alone and
+followed by <|endoftext|>.
+
+    dev/data/published.py wikitext2 [--from PATH]     PATH: wiki.test.raw or the Hub's Parquet file
+    dev/data/published.py ptb [--from PATH]           PATH: ptb.test.txt
+    dev/data/published.py lambada [--from PATH]       PATH: the original test set (lower case, tokenized), one text a
+                                                      line, or the Hub's Parquet file
+    ./train_gpt_tost eval --data data/published/wikitext2_test_000000.bin --windows 16000 --seq 1024
+
+A line of WikiText keeps its line break, and its blank lines are empty; lines of PTB and LAMBADA have no line break.
+Other uses of these sets score the whole text (wikitext2.py, ptb.py) or the last word of OpenAI's LAMBADA (eval --task
+lambada): the losses are not comparable. Needs Python 3.10 and numpy; to download, also huggingface_hub, pyarrow and tqdm.
+"""
+import json
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import fetch
+import vocab
+from corpus import Corpus, fetch_corpus, find_files, jsonl_documents
+from fetch import DATA, OneLineParser, Refused, shown
+from ptb import URL as PTB_URL
+
+HEADER_INTS, MAGIC = 256, {2: (20240520, 1), 4: (20240801, 7)}  # bytes per token: magic, version
+CORPORA = {
+    "wikitext2": Corpus("wikitext2-test", None, hub="Salesforce/wikitext", files=("wikitext-2-raw-v1/test-*.parquet",)),
+    "ptb": Corpus("ptb-test", None, urls=((PTB_URL + "ptb.test.txt", "ptb.test.txt", None),)),
+    "lambada": Corpus("lambada-test", None, hub="cimec/lambada", files=("plain_text/test-*.parquet",)),
+}
+
+
+def read_lines(name, files):
+    """The rows of the published data set. On the Hub a row is a line; a blank line of WikiText is an empty row."""
+    if len(files) != 1:
+        raise Refused(f"{' '.join(shown(file.path) for file in files)}: {len(files)} files: give the test file alone")
+    path = files[0].path
+    if files[0].kind == "Parquet":
+        import pyarrow.parquet
+        return pyarrow.parquet.read_table(path, columns=["text"])["text"].to_pylist()
+    if files[0].kind == "JSONL":
+        return list(jsonl_documents(path))
+    text = path.read_text(encoding="utf-8")
+    if name == "wikitext2":
+        return [line + "\n" if line.strip() else "" for line in text.removesuffix("\n").split("\n")]
+    return text.removesuffix("\n").split("\n")
+
+
+def tokenize(lines, args, folder):
+    """The ids of the lines that are not empty, each followed by <|endoftext|>; and the dtype."""
+    import numpy
+
+    jsonl = "".join(json.dumps({"text": line}) + "\n" for line in lines if line)
+    command = [args.binary.absolute(), "tokenize", "--tokenizer", args.tokenizer, "--jsonl", "--out", folder / "lines",
+               "--val-frac", "0", "--shard-tokens", "2147483647", "--quiet", "-"]
+    done = subprocess.run(list(map(str, command)), input=jsonl.encode(), capture_output=True)
+    if done.returncode:
+        raise Refused(done.stderr.decode(errors="replace").strip() or f"tokenize ended with status {done.returncode}")
+    with open(folder / "lines_train_000000.bin", "rb") as file:
+        magic = int.from_bytes(file.read(4), "little")
+        width = 2 if magic == MAGIC[2][0] else 4
+        file.seek(4 * HEADER_INTS)
+        return numpy.frombuffer(file.read(), dtype=f"<u{width}")
+
+
+def with_empty_lines(lines, ids):
+    """Inserts the <|endoftext|> of empty lines, which tokenize skips."""
+    import numpy
+
+    eot = ids[-1]
+    ends = iter((numpy.flatnonzero(ids == eot) + 1).tolist())
+    parts, start = [], 0
+    for line in lines:
+        end = next(ends) if line else None
+        parts.append(ids[start:end] if line else ids[-1:])
+        start = end or start
+    return numpy.concatenate(parts)
+
+
+def write_shard(path, ids):
+    import numpy
+
+    header = numpy.zeros(HEADER_INTS, dtype="<i4")
+    header[:3] = (*MAGIC[ids.itemsize], len(ids))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_bytes(header.tobytes() + ids.tobytes())
+    os.replace(temporary, path)
+
+
+def build(args):
+    if not os.access(args.binary, os.X_OK):
+        raise Refused(f"{shown(args.binary)}: not found or not executable: run make train_gpt_tost")
+    if not args.tokenizer.is_file():
+        raise Refused(f"{shown(args.tokenizer)}: not found: get GPT-2's with dev/data/vocab.py")
+    lines = read_lines(args.name, find_files([args.source] if args.source else [fetch_corpus(CORPORA[args.name])]))
+    if not any(lines):
+        raise Refused(f"{args.source or args.name}: no text")
+    with tempfile.TemporaryDirectory() as folder:
+        ids = with_empty_lines(lines, tokenize(lines, args, Path(folder)))
+    path = args.out / f"{args.name}_test_000000.bin"
+    write_shard(path, ids)
+    print(f"{shown(path)}: {len(ids):,} tokens, {len(lines):,} lines")
+
+
+def main():
+    parser = OneLineParser()
+    parser.add_argument("name", choices=CORPORA, metavar="|".join(CORPORA))
+    parser.add_argument("--from", dest="source", type=Path, metavar="PATH",
+                        help="local text or Parquet file to use instead of downloading")
+    parser.add_argument("--out", type=Path, default=DATA / "published", metavar="FOLDER", help="default: data/published")
+    parser.add_argument("--tokenizer", type=Path, default=vocab.VOCAB, metavar="FILE",
+                        help="default: data/vocab.bpe, from dev/data/vocab.py")
+    parser.add_argument("--binary", type=Path, default=DATA.parent / "train_gpt_tost", metavar="FILE",
+                        help="the trainer, used to tokenize (default: ./train_gpt_tost)")
+    args = parser.parse_args()
+    build(args)
+
+
+if __name__ == "__main__":
+    fetch.run(main)

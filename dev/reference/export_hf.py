@@ -1,0 +1,194 @@
+"""Exports a model to a folder that Hugging Face transformers loads with trust_remote_code=True.
+
+    export_hf.py MODEL OUT          MODEL as in --model: a safetensors file, a checkpoint folder or a run
+
+OUT contains config.json, model.safetensors (a copy), the model's code, tokenizer.json, generation_config.json and a
+model card (README.md) with the run's data, options and losses. Then, in Python:
+
+    tokenizer = AutoTokenizer.from_pretrained("OUT", trust_remote_code=True)
+    model = AutoModelForCausalLM.from_pretrained("OUT", trust_remote_code=True)
+
+and in a shell: lm_eval --model hf --model_args pretrained=OUT,trust_remote_code=True --tasks lambada_openai
+import_hf.py converts such a folder back. Needs Python 3.10, torch 2.1 and safetensors.
+"""
+
+import csv
+import json
+import math
+import os
+import shutil
+import sys
+from pathlib import Path
+
+try:
+    from safetensors import SafetensorError, safe_open
+
+    from tost import Tost, find_model
+except ImportError as error:
+    sys.exit(f"{error}: pip install torch safetensors numpy")
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
+
+from cli import describe, fail, option_parser, run
+from vocabulary import EOT, find_tokenizer
+
+CODE = Path(__file__).resolve().parent / "huggingface"
+
+
+def model_config(config, vocabulary):
+    sizes = {key: getattr(config, key) for key in
+             ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "membership")}
+    return {"architectures": ["TostForCausalLM"], "model_type": "tost",
+            "auto_map": {"AutoConfig": "configuration_tost.TostConfig",
+                         "AutoModelForCausalLM": "modeling_tost.TostForCausalLM"},
+            **sizes, "tie_word_embeddings": True, "use_cache": True, "torch_dtype": "float32",
+            "bos_token_id": vocabulary.eot, "eos_token_id": vocabulary.eot, "pad_token_id": vocabulary.eot}
+
+
+def generation_config(config, vocabulary):
+    """The rows of wte after the last token are padding: generate must not choose them."""
+    content = {"bos_token_id": vocabulary.eot, "eos_token_id": vocabulary.eot, "pad_token_id": vocabulary.eot}
+    unused = list(range(vocabulary.size, config.vocab_size))
+    return content | ({"suppress_tokens": unused} if unused else {})
+
+
+def tokenizer_config(config):
+    """As in the trainer, <|endoftext|> in a text is ordinary text: programs insert the id themselves."""
+    return {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.block_size,
+            "bos_token": EOT, "eos_token": EOT, "pad_token": EOT, "unk_token": None, "padding_side": "left",
+            "split_special_tokens": True, "model_input_names": ["input_ids", "attention_mask"],
+            "clean_up_tokenization_spaces": False}
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The model card
+
+
+def read_log(model_file):
+    """The rows of the run's log.csv up to the checkpoint, or none."""
+    path = model_file.resolve().parent.parent / "log.csv"
+    if not path.is_file():
+        return []
+    with open(path, newline="") as file:
+        return [row for row in csv.DictReader(file) if None not in row.values()]
+
+
+def loss_lines(metadata, rows):
+    step = int(metadata.get("step", 0))
+    rows = [row for row in rows if int(row["step"]) < step]
+    lines = []
+    if rows:
+        last = rows[-100:]
+        mean = sum(float(row["train_loss"]) for row in last) / len(last)
+        lines.append(f"| training loss, mean of the last {len(last)} steps | {mean:.4f} nats/token |")
+    measured = [row for row in rows if row["val_loss"]]
+    if measured:
+        row = measured[-1]
+        lines.append(f"| validation loss at step {int(row['step']) + 1} | {float(row['val_loss']):.4f} nats/token |")
+    best = float(metadata.get("best_val_loss", "inf"))
+    if math.isfinite(best):
+        lines.append(f"| best validation loss | {best:.4f} nats/token |")
+    return lines
+
+
+def model_card(name, config, vocabulary, metadata, parameters, rows):
+    options = {key.removeprefix("option."): value for key, value in metadata.items() if key.startswith("option.")}
+    shown = ["data", "val-data", "order", "batch", "seq", "total-batch", "steps", "lr", "schedule", "warmup",
+             "min-lr-frac", "weight-decay", "beta1", "beta2", "grad-clip", "seed", "dtype"]
+    table = [f"| steps, tokens | {int(metadata.get('step', 0)):,}, {int(metadata.get('tokens', 0)):,} |"]
+    table += [f"| `--{key}` | `{options[key]}` |" for key in shown if options.get(key)]
+    table += loss_lines(metadata, rows)
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- tost
+---
+# {name}
+
+A Token Statistics Transformer (ToST; Wu et al., ICLR 2025, [arXiv 2412.17810](https://arxiv.org/abs/2412.17810)),
+trained with train_gpt_tost. Attention is linear in the sequence length, and generation keeps a state of
+{config.n_layer * (2 * config.n_embd + config.n_head):,} numbers, whatever the length.
+
+| | |
+|---|---|
+| parameters | {parameters:,} |
+| layers, heads, channels | {config.n_layer}, {config.n_head}, {config.n_embd} |
+| block size | {config.block_size} tokens; longer inputs are refused |
+| vocabulary | {vocabulary.size} tokens of byte-level BPE; `{EOT}` has id {vocabulary.eot} |
+
+## Use
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    tokenizer = AutoTokenizer.from_pretrained(PATH, trust_remote_code=True)
+    model = AutoModelForCausalLM.from_pretrained(PATH, trust_remote_code=True)
+    inputs = tokenizer("Once upon a time", return_tensors="pt")
+    print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
+
+In a text, `{EOT}` is ordinary text; insert `tokenizer.eos_token_id` to end a document.
+
+## Training
+
+| | |
+|---|---|
+{chr(10).join(table)}
+"""
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+
+def write_folder(folder, model_file, config, vocabulary, card):
+    files = {"config.json": model_config(config, vocabulary),
+             "generation_config.json": generation_config(config, vocabulary),
+             "tokenizer.json": vocabulary.tokenizer_json(), "tokenizer_config.json": tokenizer_config(config)}
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    for name in ("configuration_tost.py", "modeling_tost.py"):
+        shutil.copyfile(CODE / name, folder / name)
+    shutil.copyfile(model_file, folder / "model.safetensors")
+
+
+def export(source, out, given):
+    if out.exists():
+        raise FileExistsError(f"{out}: already exists: remove it, or choose another OUT")
+    model_file = find_model(source)
+    with safe_open(model_file, framework="pt") as file:
+        metadata = file.metadata() or {}
+    model = Tost.from_checkpoint(model_file)
+    _, vocabulary = find_tokenizer(metadata, model_file, given)
+    if vocabulary.size > model.config.vocab_size:
+        raise ValueError(f"the tokenizer has {vocabulary.size} tokens, but {model_file} only "
+                         f"{model.config.vocab_size}: give its own tokenizer as --tokenizer")
+    parameters = sum(p.numel() for p in model.parameters())
+    card = model_card(out.name, model.config, vocabulary, metadata, parameters, read_log(model_file))
+    part = out.with_name(out.name + ".tmp")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        write_folder(part, model_file, model.config, vocabulary, card)
+        os.replace(part, out)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def main(arguments=None):
+    parser = option_parser(__doc__)
+    parser.add_argument("model", type=Path, metavar="MODEL", help="run, checkpoint folder or safetensors file")
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder to write; it must not exist")
+    parser.add_argument("--tokenizer", type=Path, metavar="FILE",
+                        help="vocab.bpe or tokenizer.json (default: the one named in the checkpoint)")
+    args = parser.parse_args(arguments)
+    try:
+        export(args.model, args.out, args.tokenizer)
+    except (OSError, ValueError, SafetensorError) as error:
+        text = describe(error)
+        named = isinstance(error, OSError) or str(args.out) in text or str(args.model) in text
+        return fail(error if named else f"{args.model}: {text}")
+    print(args.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

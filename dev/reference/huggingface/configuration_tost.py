@@ -1,0 +1,22 @@
+"""Configuration of the Token Statistics Transformer for Hugging Face transformers."""
+
+from transformers import PretrainedConfig
+
+
+class TostConfig(PretrainedConfig):
+    model_type = "tost"
+    attribute_map = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
+                     "max_position_embeddings": "block_size"}
+    keys_to_ignore_at_inference = ["past_key_values"]
+
+    def __init__(self, n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=50304, bias=False,
+                 membership="learned", use_cache=True, tie_word_embeddings=True, **kwargs):
+        self.n_layer = n_layer
+        self.n_head = n_head
+        self.n_embd = n_embd
+        self.block_size = block_size
+        self.vocab_size = vocab_size
+        self.bias = bias
+        self.membership = membership  # learned, or uniform: 1/n_head for every head and token
+        self.use_cache = use_cache
+        super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)

@@ -1,0 +1,227 @@
+"""The Token Statistics Transformer for Hugging Face transformers: AutoModelForCausalLM with trust_remote_code=True.
+
+Wu et al., "Token Statistics Transformer: Linear-Time Attention via Variational Rate Reduction", ICLR 2025,
+arXiv 2412.17810. A GPT-2 with TSSA, token statistics self-attention, instead of softmax attention. Generation
+keeps running sums of fixed size instead of keys and values: past_key_values is a TostState.
+
+Sizes in comments: B batch, T length, C channels (n_embd), nh heads, hs = C/nh.
+"""
+
+import math
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from .configuration_tost import TostConfig
+
+ENERGY_MIN = 1e-12  # lower bound of the cumulative energy, by which a token's energy is divided
+MASS_EPS = 1e-8     # added to the cumulative membership
+GAMMA_INIT = 1e-5   # initial LayerScale
+
+
+class TostState:
+    """What the past leaves behind, per layer and sequence: S and N (B,nh,hs), D (B,nh), whatever the length."""
+
+    is_compileable = False
+
+    def __init__(self, n_layer):
+        self.layers = [None] * n_layer  # (S, N, D) of each layer
+        self.tokens = None              # (B) tokens without padding so far
+        self.length = 0                 # tokens with padding so far
+
+    def get_seq_length(self, layer_idx=0):
+        return self.length
+
+    def map(self, change):
+        """Applies a function to every tensor; the first dimension is the batch."""
+        self.layers = [layer and tuple(change(t) for t in layer) for layer in self.layers]
+        self.tokens = change(self.tokens)
+
+    def reorder_cache(self, beam_idx):
+        self.map(lambda t: t.index_select(0, beam_idx.to(t.device)))
+
+    def batch_select_indices(self, indices):
+        self.map(lambda t: t[indices.to(t.device)])
+
+    def batch_repeat_interleave(self, repeats):
+        self.map(lambda t: t.repeat_interleave(repeats, dim=0))
+
+
+class TostTSSA(nn.Module):
+    """Each head measures how much of a token's energy lies in its subspace (the membership Π), keeps the running
+    second moment of the tokens that belong to it, and shrinks the directions in which they vary."""
+
+    def __init__(self, config):
+        super().__init__()
+        nh, C = config.n_head, config.n_embd
+        self.n_head = nh
+        self.uniform = config.membership == "uniform"  # then temp and denom_bias are unused
+        self.temp = nn.Parameter(torch.ones(nh, 1))
+        self.denom_bias = nn.Parameter(torch.zeros(nh, config.block_size, 1))
+        self.c_attn = nn.Linear(C, C, bias=config.bias)
+        self.c_proj = nn.Linear(C, C, bias=config.bias)
+
+    def membership(self, s, S, positions):
+        """Π (B,nh,T): a softmax over the heads, not over the tokens."""
+        if self.uniform:
+            return torch.full_like(s[..., 0], 1 / self.n_head)
+        r = s / S.clamp_min(ENERGY_MIN)
+        bias = self.denom_bias[:, positions].transpose(0, 1)  # (B,nh,T,1)
+        return F.softmax(self.temp * (r + bias).sum(-1), dim=1)
+
+    def forward(self, a, positions, mask, past):
+        """a (B,T,C), positions (B,T), mask (B,1,T,1) or None, past (S, N, D) or None. Returns the output and (S, N, D).
+        Statistics are at least float32: cumulative sums in bf16 stop growing after a few hundred tokens."""
+        w = self.c_attn(a)
+        w = w.to(torch.promote_types(w.dtype, torch.float32)).unflatten(-1, (self.n_head, -1)).transpose(1, 2)
+        s = w.square() if mask is None else w.square() * mask  # padding has no energy
+        S = s.cumsum(2) if past is None else past[0].unsqueeze(2) + s.cumsum(2)
+        pi = self.membership(s, S, positions).unsqueeze(-1)    # (B,nh,T,1)
+        counted = pi if mask is None else pi * mask
+        N, D = (s * counted).cumsum(2), counted.cumsum(2)
+        if past is not None:
+            N, D = past[1].unsqueeze(2) + N, past[2].view(*past[2].shape, 1, 1) + D
+        y = -w * pi / (1 + N / (D + MASS_EPS))
+        return self.c_proj(y.transpose(1, 2).flatten(2).to(a.dtype)), (S[:, :, -1], N[:, :, -1], D[:, :, -1, 0])
+
+
+class TostMLP(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        C = config.n_embd
+        self.c_fc = nn.Linear(C, 4 * C, bias=config.bias)
+        self.c_proj = nn.Linear(4 * C, C, bias=config.bias)
+
+    def forward(self, a):
+        return self.c_proj(F.gelu(self.c_fc(a)))  # the exact GELU, with erf
+
+
+class TostBlock(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        C = config.n_embd
+        self.gamma1 = nn.Parameter(torch.full((C,), GAMMA_INIT))
+        self.gamma2 = nn.Parameter(torch.full((C,), GAMMA_INIT))
+        self.ln_1 = nn.LayerNorm(C, bias=config.bias)
+        self.attn = TostTSSA(config)
+        self.ln_2 = nn.LayerNorm(C, bias=config.bias)
+        self.mlp = TostMLP(config)
+
+    def forward(self, x, positions, mask, past):
+        update, state = self.attn(self.ln_1(x), positions, mask, past)
+        x = x + self.gamma1 * update
+        return x + self.gamma2 * self.mlp(self.ln_2(x)), state
+
+
+class TostForCausalLM(PreTrainedModel, GenerationMixin):
+    config_class = TostConfig
+    base_model_prefix = "transformer"
+    main_input_name = "input_ids"
+    _no_split_modules = ["TostBlock"]
+    _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}
+    _is_stateful = True  # the state cannot go back to an earlier token
+
+    def __init__(self, config):
+        super().__init__(config)
+        if config.n_embd % config.n_head:
+            raise ValueError(f"n_embd {config.n_embd} is not a multiple of n_head {config.n_head}")
+        self.transformer = nn.ModuleDict({
+            "wte": nn.Embedding(config.vocab_size, config.n_embd),
+            "wpe": nn.Embedding(config.block_size, config.n_embd),
+            "h": nn.ModuleList(TostBlock(config) for _ in range(config.n_layer)),
+            "ln_f": nn.LayerNorm(config.n_embd, bias=config.bias),
+        })
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.post_init()
+
+    def _init_weights(self, module):
+        residual_std = 0.02 / math.sqrt(2 * self.config.n_layer)
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(module.weight, std=0.02)
+            if getattr(module, "bias", None) is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm):
+            nn.init.ones_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, TostTSSA):
+            nn.init.ones_(module.temp)
+            nn.init.zeros_(module.denom_bias)
+            nn.init.normal_(module.c_proj.weight, std=residual_std)
+        elif isinstance(module, TostMLP):
+            nn.init.normal_(module.c_proj.weight, std=residual_std)
+        elif isinstance(module, TostBlock):
+            nn.init.constant_(module.gamma1, GAMMA_INIT)
+            nn.init.constant_(module.gamma2, GAMMA_INIT)
+
+    def get_input_embeddings(self):
+        return self.transformer["wte"]
+
+    def set_input_embeddings(self, embeddings):
+        self.transformer["wte"] = embeddings
+
+    def get_output_embeddings(self):
+        return self.lm_head
+
+    def set_output_embeddings(self, embeddings):
+        self.lm_head = embeddings
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls):
+        return False  # generate must not make keys and values; forward makes a TostState
+
+    def prepare_inputs_for_generation(self, input_ids, past_key_values=None, attention_mask=None, inputs_embeds=None,
+                                      use_cache=True, **kwargs):
+        """With a state, forward needs only the tokens that the state has not seen."""
+        seen = past_key_values.get_seq_length() if past_key_values is not None else 0
+        inputs = {"past_key_values": past_key_values, "attention_mask": attention_mask, "use_cache": use_cache}
+        if inputs_embeds is not None and seen == 0:
+            return inputs | {"inputs_embeds": inputs_embeds}
+        return inputs | {"input_ids": input_ids[:, seen:] if input_ids.shape[1] > seen else input_ids[:, -1:]}
+
+    def positions(self, mask, batch, T, state, device):
+        """Position (B,T) of each token: the number of tokens before it, without padding. Number of tokens (B) so far."""
+        ones = torch.ones(batch, T, dtype=torch.long, device=device) if mask is None else mask.long()
+        before = 0 if state is None or state.tokens is None else state.tokens.unsqueeze(1)
+        counts = before + ones.cumsum(1)
+        if int(counts.max()) > self.config.block_size:
+            raise ValueError(f"{int(counts.max())} tokens exceed the block size of {self.config.block_size}: shorten the "
+                             "input or max_new_tokens; the model has no position embeddings beyond it")
+        return (counts - 1).clamp_min(0), counts[:, -1]
+
+    def forward(self, input_ids=None, attention_mask=None, past_key_values=None, inputs_embeds=None, labels=None,
+                use_cache=None, logits_to_keep=0, output_hidden_states=None, return_dict=None, **kwargs):
+        """attention_mask (B, tokens in the state + T): 0 marks padding, on either side. labels (B,T) are shifted here,
+        and -100 is ignored."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training and labels is None
+        x = self.transformer["wte"](input_ids) if inputs_embeds is None else inputs_embeds
+        batch, T = x.shape[:2]
+        state = past_key_values if past_key_values is not None else TostState(self.config.n_layer)
+        mask = None if attention_mask is None else attention_mask[:, -T:].to(x.device)
+        positions, tokens = self.positions(mask, batch, T, state, x.device)
+        if mask is not None:
+            mask = mask[:, None, :, None].to(torch.promote_types(x.dtype, torch.float32))
+        x = x + self.transformer["wpe"](positions)
+        hidden, layers = [x] if output_hidden_states else None, []
+        for block, past in zip(self.transformer["h"], state.layers):
+            x, layer = block(x, positions, mask, past)
+            layers.append(layer)
+            if output_hidden_states:
+                hidden.append(x)
+        x = self.transformer["ln_f"](x)
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(x[:, keep])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        if use_cache:
+            state.layers, state.tokens, state.length = layers, tokens, state.length + T
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=state if use_cache else None,
+                                        hidden_states=hidden and tuple(hidden))
+        return output if return_dict is not False else output.to_tuple()
