@@ -14,6 +14,7 @@
 #   BLAS=openblas      use OpenBLAS (or mkl, blis, accelerate) instead of the built-in matrix product
 #   OPENMP=0           build without OpenMP (single-threaded)
 #   MPI=1              build for several processes, started with mpirun or srun; MPICC=mpicc is the compiler wrapper
+#   NCCL=1             build train_gpt_tostcu for several GPUs; NCCL_HOME=DIR is where NCCL is, if not in the toolkit
 #   CUDA=0             build the tests without the CUDA engine; CUDA=always: with it, even without a GPU
 #   EMULATION=0        skip the tests of the CUDA emulation
 #   SANITIZE=1         build with the address and undefined-behavior sanitizers
@@ -132,7 +133,8 @@ $(BUILD)/tost/processor.o: private override ARCH :=
 
 # Both files change only when the flags do. build/variant relinks the programs when the variant changes.
 build/variant: FORCE
-	@mkdir -p build; [ "$$(cat $@ 2>/dev/null)" = "$(COMPILE) $(LIBS)" ] || { echo "$(COMPILE) $(LIBS)" > $@; \
+	@mkdir -p build; [ "$$(cat $@ 2>/dev/null)" = "$(COMPILE) $(LIBS) $(NCCL_FLAGS)" ] || { \
+	    echo "$(COMPILE) $(LIBS) $(NCCL_FLAGS)" > $@; \
 	    $(ECHO) "$(SUMMARY)"; }
 $(BUILD)/flags: build/variant
 	@mkdir -p $(@D); [ "$$(cat $@ 2>/dev/null)" = "$(COMPILE) $(LIB_OBJ)" ] || echo "$(COMPILE) $(LIB_OBJ)" > $@

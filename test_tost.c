@@ -11,6 +11,7 @@
 #include "train_gpt_tost.c"
 
 #include "dev/test/golden.h"
+#include "tost/comm.h"
 #include "tost/data.h"
 #include "tost/init.h"
 #include "tost/rng.h"
@@ -918,6 +919,56 @@ static void test_cuda_dtype(Checks* c, TostDtype dtype) {
     engines_agree_on_mixed_shapes(c, cuda_engine, &tost_cpu_engine, dtype);
 }
 
+// The state after two steps of two parts: all four arrays, each flat_size. free()
+static float* states_of_parts(size_t* n, const TostEngine* engine, TostComm* comm, TostDtype dtype, bool fast) {
+    enum { B = 2, T = 48, ROWS = B * T };
+    const TostConfig config = {3, 4, 128, T, 600, 1, TOST_LEARNED};
+    Subject s = subject_open(engine, config, (TostEngineOptions){.max_batch = B, .max_seq = T, .training = true,
+                             .dtype = dtype, .comm = comm, .parts = 2, .fast_reduce = fast});
+    subject_randomize(&s, 61);
+    for (int step = 0; step < 2; step++) {
+        engine->zero_grad(s.model);
+        for (int part = 0; part < 2; part++) {
+            int32_t* ids = random_ids(ROWS + 1, config.vocab_size, 62 + 2 * step + part);
+            engine->forward_train(s.model, ids, ids + 1, B, T, 1.0f / (2 * ROWS));
+            engine->backward(s.model, part == 0 ? TOST_PART_ENDS : TOST_STEP_ENDS);
+            free(ids);
+        }
+        subject_step(&s, (TostAdamW){1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, step + 1, 0.0}, 1.0);
+    }
+    *n = 4 * s.tensors.flat_size;
+    float* all = xcalloc(*n, sizeof *all);
+    for (int state = 0; state < 4; state++)
+        subject_get_flat(all + state * s.tensors.flat_size, &s, (TostState)state);
+    subject_free(&s);
+    return all;
+}
+
+// One rank with NCCL: the same bits as without.
+static void test_one_rank(Checks* c, const TostEngine* engine) {
+    TostComm* comm;
+    TostError err;
+    if (!engine->open_comm) {
+        skip(c, "one rank with NCCL: built without NCCL=1");
+        return;
+    }
+    require(engine->open_comm(&comm, &err), &err);
+    comm->program = "test_tost";
+    comm_find_places(comm);
+    for (TostDtype dtype = TOST_FP32; dtype <= TOST_BF16; dtype++) {
+        size_t n;
+        float* want = states_of_parts(&n, engine, NULL, dtype, false);
+        for (int fast = 0; fast < 2; fast++) {
+            float* got = states_of_parts(&n, engine, comm, dtype, fast);
+            check(c, memcmp(got, want, n * sizeof *got) == 0, "one rank with NCCL, %s, %s: differs", dtype_name(dtype),
+                  fast ? "fast" : "ordered");
+            free(got);
+        }
+        free(want);
+    }
+    comm_close(comm);
+}
+
 static void test_cuda(Checks* c) {
     static const char what[] = "CUDA against CPU (logits, losses, gradients, parameters after a step, decode)";
     const TostEngineOptions o = {.max_batch = 1, .max_seq = 1, .dtype = TOST_FP32};
@@ -935,6 +986,7 @@ static void test_cuda(Checks* c) {
     printf("CUDA: %s\n", text);
     test_engine(c, cuda_engine);
     for (TostDtype dtype = TOST_FP32; dtype <= TOST_BF16; dtype++) test_cuda_dtype(c, dtype);
+    test_one_rank(c, cuda_engine);
 }
 
 int main(int argc, char** argv) {

@@ -610,8 +610,8 @@ struct TostModel {
     TostConfig        config;
     TostEngineOptions options;
     TostTensors       tensors;
-    float*            state[4];            // by TostState: parameters, gradients (tensors.flat_size elements); m, v
-                                           // (those of this rank's slices)
+    float*            state[TOST_STATES];  // parameters, gradients (tensors.flat_size elements); m, v and, if wanted,
+                                           // ema (those of this rank's slices)
     uint16_t*         weights;             // with --dtype bf16: the parameters in bf16; otherwise NULL
     LayerActivations* layer;               // (L)
     Buffers           buf;
@@ -658,7 +658,7 @@ static size_t layout_buffers(TostModel* m, void* base) {
     const size_t chunks = chunks_of(m, m->options.max_seq), starts = train && chunks > 1 ? chunks : 0;
     const size_t logits_rows = m->logits_rows = classifier_rows(rows, c->vocab_size);
     Arena arena = {.base = base, .alignment = 128, .redzone = REDZONE_BYTES, .poison = poison};
-    for (int s = 0; s < (train ? 4 : 1); s++)
+    for (int s = 0; s < (train ? TOST_EMA + m->options.ema : 1); s++)
         m->state[s] = arena_alloc(&arena, (s < TOST_M ? m->tensors.flat_size : exchange_owned(&m->exchange))
                                           * sizeof(float));
     if (train) exchange_layout(&m->exchange, &arena, m->state[TOST_GRAD]);
@@ -1098,13 +1098,13 @@ static double cpu_grad_norm(TostModel* m) {
 
 // One AdamW step, number s, with decoupled weight decay wd:
 //   m = β1 m + (1-β1) g,   v = β2 v + (1-β2) g²,   p = p (1 - lr wd) - lr (m/(1-β1^s)) / (√(v/(1-β2^s)) + eps)
-// in_bf16: the copy of p in bf16, or NULL
+// in_bf16: the copy of p in bf16, or NULL. ema: the average of p, or NULL
 static void adamw(float* restrict p, uint16_t* restrict in_bf16, float* restrict m, float* restrict v,
-                  const float* restrict grad, size_t n, double weight_decay, const TostAdamW* a) {
+                  float* restrict ema, const float* restrict grad, size_t n, double weight_decay, const TostAdamW* a) {
     const float keep = (float)(1.0 - a->lr * weight_decay), scale = (float)a->grad_scale;
     const float b1 = (float)a->beta1, b2 = (float)a->beta2, c1 = (float)(1.0 - a->beta1), c2 = (float)(1.0 - a->beta2);
     const float rate = (float)(a->lr / (1.0 - pow(a->beta1, (double)a->step))), eps = (float)a->eps;
-    const float root = (float)(1.0 / sqrt(1.0 - pow(a->beta2, (double)a->step)));
+    const float root = (float)(1.0 / sqrt(1.0 - pow(a->beta2, (double)a->step))), ema_rate = (float)a->ema_rate;
     #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n; i++) {
         const float g = grad[i] * scale;
@@ -1112,6 +1112,7 @@ static void adamw(float* restrict p, uint16_t* restrict in_bf16, float* restrict
         v[i] = b2 * v[i] + c2 * g * g;
         p[i] = p[i] * keep - rate * m[i] / (sqrtf(v[i]) * root + eps);
         if (in_bf16) in_bf16[i] = bf16_from_float(p[i]);
+        if (ema) ema[i] += ema_rate * (p[i] - ema[i]);
     }
 }
 
@@ -1128,7 +1129,8 @@ static void cpu_update(TostModel* m, const TostAdamW* a) {
             const size_t moment = packed + (r.start - own.start);
             if (range_size(r) == 0) continue;
             adamw(params + r.start, m->weights ? m->weights + r.start : NULL, m->state[TOST_M] + moment,
-                  m->state[TOST_V] + moment, m->state[TOST_GRAD] + r.start, range_size(r),
+                  m->state[TOST_V] + moment, m->options.ema ? m->state[TOST_EMA] + moment : NULL,
+                  m->state[TOST_GRAD] + r.start, range_size(r),
                   t->decay == TOST_DECAY ? a->weight_decay : 0.0, a);
         }
         exchange_gather(x, params, k);

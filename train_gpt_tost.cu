@@ -18,6 +18,7 @@
 
 #include <type_traits>
 
+#include "tost/cuda_exchange.cuh"
 #include "tost/cuda_matmul.cuh"
 #include "tost/cuda_reduce.cuh"
 #include "tost/cuda_runtime.cuh"
@@ -1307,7 +1308,6 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(logits,       char,    logits_bytes)                 /* a chunk of rows, of S or of float */ \
     X(losses,       float,   rows) \
     X(scalars,      double,  2)                            /* sum of losses since the last read_loss; Σ g² */ \
-    X(norm,         double,  train * NORM_BLOCKS) \
     X(decode,       double,  L * B * tssa_state_size(C, NH)) \
     X(totals,       float,   B * scan_slots(chunks) * tssa_state_size(C, NH)) \
     X(tssa_sync,    int,     (1 + m->options.recompute) * L * tssa_sync_size(B, T)) \
@@ -1323,7 +1323,6 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(workspace,    char,    MATMUL_WORKSPACE)
 
 constexpr int DECAY_GROUP = 32;      // elements per byte of decays: tensors start at multiples of it
-constexpr int NORM_BLOCKS = 1024;
 
 #define X(field, type, elements) type* field;
 template <typename S> struct LayerActivations { LAYER_ACTIVATIONS(X) LAYER_RESIDENT(X) };
@@ -1336,7 +1335,8 @@ struct TostModel {
     TostConfig        config;
     TostEngineOptions options;
     TostTensors       tensors;
-    float*            state[4];            // by TostState: params, grads, m, v; each tensors.flat_size
+    float*            state[TOST_STATES];  // params, grads (flat_size); m, v and, if wanted, ema (of this rank's slices)
+    Exchange          exchange;            // of gradients and parameters with other ranks
     char*             arena;               // all device memory, one allocation
     size_t            arena_bytes, logits_rows, logits_bytes;
     cudaStream_t      stream;
@@ -1391,12 +1391,15 @@ template <typename S> static size_t layout_buffers(TypedModel<S>* m, char* base)
     const TostConfig* c = &m->config;
     const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = m->options.max_batch,
                  T = m->options.max_seq, rows = B * T, chunks = div_up(T, TSSA_CHUNK), train = m->options.training;
-    const size_t flat_bytes = m->tensors.flat_size * sizeof(float);
+    const size_t flat_bytes = m->tensors.flat_size * sizeof(float),
+                 own_bytes = exchange_owned(&m->exchange) * sizeof(float);
     const size_t logits_rows = m->logits_rows = classifier_chunk(rows, c->vocab_size, sizeof(S));
     const size_t logits_bytes = m->logits_bytes =
         max(logits_rows * logits_ld(c->vocab_size) * sizeof(S), B * V * sizeof(float));
     Arena arena = {base, 0, 256, CUDA_REDZONE_BYTES, cuda_on_host_poison};
-    for (int s = 0; s < (train ? 4 : 1); s++) m->state[s] = (float*)arena_alloc(&arena, flat_bytes);
+    for (int s = 0; s < (train ? TOST_EMA + m->options.ema : 1); s++)
+        m->state[s] = (float*)arena_alloc(&arena, s < TOST_M ? flat_bytes : own_bytes);
+    if (train) exchange_layout(&m->exchange, &arena, m->state[TOST_GRAD]);
     m->weights = (S*)m->state[TOST_PARAM];
     if (sizeof(S) != sizeof(float)) m->weights = (S*)arena_alloc(&arena, m->tensors.flat_size * sizeof(S));
 #define X(field, type, elements) m->buf.field = (type*)arena_alloc(&arena, (elements) * sizeof(type));
@@ -1418,6 +1421,7 @@ template <typename S> static TypedModel<S>* model_new(const TostConfig* c, const
     m->options = *o;
     m->options.recompute = o->recompute && o->training;
     m->tensors = tost_tensors(c);
+    m->exchange = exchange_new(&m->tensors, &m->options);
     m->layer = (LayerActivations<S>*)xcalloc(c->n_layer, sizeof *m->layer);
     m->token_counts = (int32_t*)xcalloc(c->vocab_size, sizeof(int32_t));
     m->arena_bytes = layout_buffers(m, (char*)NULL);
@@ -1426,6 +1430,7 @@ template <typename S> static TypedModel<S>* model_new(const TostConfig* c, const
 
 // Frees what model_new and model_open allocated.
 template <typename S> static void model_free(TypedModel<S>* m) {
+    exchange_free(&m->exchange);
     if (m->stream) CUDA_CHECK(cudaStreamSynchronize(m->stream));
     for (PassGraph& g : m->graph) graph_free(&g);
     matmul_free(&m->mm);
@@ -1565,7 +1570,8 @@ template <typename S> static void model_forward(TypedModel<S>* m, TssaStates sta
     }
 }
 
-template <typename S> static void model_backward(TypedModel<S>* m, int B, int T) {
+// The exchange of complete gradients starts after each layer, in the pass that ends a step.
+template <typename S> static void model_backward(TypedModel<S>* m, TostEnd end, int B, int T) {
     const int C = m->config.n_embd, last = m->config.n_layer - 1;
     const size_t rows = (size_t)B * T;
     const Buffers<S>* buf = &m->buf;
@@ -1574,7 +1580,10 @@ template <typename S> static void model_backward(TypedModel<S>* m, int B, int T)
     layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_f_w, g.ln_f_b, g.gamma2, g.fc_proj_b,
                                 buf->columns, buf->scratch_btc, m->layer[last].x_out, buf->mean_f, buf->rstd_f,
                                 p.ln_f_w, m->layer[last].mlp_out, p.gamma2, false, rows, C);
-    for (int l = last; l >= 0; l--) layer_backward(m, l, B, T);
+    for (int l = last; l >= 0; l--) {
+        layer_backward(m, l, B, T);
+        if (m->exchange.comm) exchange_gradients(&m->exchange, end, tost_row_offset(&m->tensors, TOST_ROW_gamma1, l));
+    }
     const StepInput s = model_input(m, B, T);
     embedding_backward(m->stream, g.wte, g.wpe, buf->embed, buf->dx,
                        {s.order, s.start, s.dest, s.big_token, s.big_first}, s.header, B, T, C);
@@ -1611,6 +1620,7 @@ template <typename S> static void input_targets(TypedModel<S>* m, StepInput s, c
 
 // Sends the input up to `end`.
 template <typename S> static void input_send(TypedModel<S>* m, StepInput s, const int32_t* end) {
+    exchange_settle(&m->exchange);
     staging_copy(&m->staging, m->buf.input, (const char*)end - (const char*)s.header, m->stream);
 }
 
@@ -1649,15 +1659,24 @@ static void cuda_forward_train(TypedModel<S>* m, const int32_t* inputs, const in
     });
 }
 
-template <typename S> static void cuda_backward(TypedModel<S>* m, TostEnd) {
+static void zero_gradients(TostModel* m) {
+    CUDA_CHECK(cudaMemsetAsync(m->state[TOST_GRAD], 0, m->tensors.flat_size * sizeof(float), m->stream));
+}
+
+// NCCL's calls are not in a graph.
+template <typename S> static void cuda_backward(TypedModel<S>* m, TostEnd end) {
     const int B = m->B, T = m->T;
     recompute_layer(m, m->config.n_layer - 1);
-    graph_run(&m->graph[PASS_BACKWARD], m->stream, B, T, [=] { model_backward(m, B, T); });
+    if (m->exchange.comm && end == TOST_STEP_ENDS) model_backward(m, end, B, T);
+    else graph_run(&m->graph[PASS_BACKWARD], m->stream, B, T, [=] { model_backward(m, TOST_MORE, B, T); });
     m->computed_layer = 0;
+    exchange_gradients(&m->exchange, end, 0);
+    if (end == TOST_PART_ENDS) zero_gradients(m);
 }
 
 // Reads the sum of losses and the gradient norm together: the only wait for the device in a training step.
 template <typename S> static void read_scalars(TypedModel<S>* m) {
+    exchange_settle(&m->exchange);
     copy_to_host(m->host_scalars, m->buf.scalars, 2, m->stream);
     m->scalars_read = true;
 }
@@ -1785,47 +1804,24 @@ static void cuda_decode_score(double* losses, TypedModel<S>* m, const int32_t* t
 // Gradients and AdamW
 
 static void cuda_zero_grad(TostModel* m) {
-    CUDA_CHECK(cudaMemsetAsync(m->state[TOST_GRAD], 0, m->tensors.flat_size * sizeof(float), m->stream));
-}
-
-constexpr int NORM_BLOCK_THREADS = 256;
-
-// sums[block] = Σ g² over the block's share; the gaps between tensors are zero. Minimum traffic per element: 4.
-__global__ void __launch_bounds__(NORM_BLOCK_THREADS) grad_norm_kernel(double* sums, const float* grad, size_t n) {
-    __shared__ double shared[NORM_BLOCK_THREADS];
-    double sum = 0.0;
-    UNROLL_BY(4) for (size_t i = ((size_t)blockIdx.x * NORM_BLOCK_THREADS + threadIdx.x) * 4; i < n;
-                      i += (size_t)gridDim.x * NORM_BLOCK_THREADS * 4) {
-        float g[4];
-        load_pack<4>(g, grad + i);
-        UNROLL for (int j = 0; j < 4; j++) sum += (double)g[j] * g[j];
-    }
-    sum = block_tree_sum(sum, shared);
-    if (threadIdx.x == 0) sums[blockIdx.x] = sum;
-}
-
-__global__ void __launch_bounds__(NORM_BLOCKS) grad_norm_total_kernel(double* total, const double* sums, int blocks) {
-    __shared__ double shared[NORM_BLOCKS];
-    const double sum = block_tree_sum((int)threadIdx.x < blocks ? sums[threadIdx.x] : 0.0, shared);
-    if (threadIdx.x == 0) *total = sum;
+    exchange_begin(&m->exchange);
+    zero_gradients(m);
 }
 
 template <typename S> static double cuda_grad_norm(TypedModel<S>* m) {
-    const size_t n = m->tensors.flat_size;
-    const int blocks = min(NORM_BLOCKS, div_up(n, 4 * NORM_BLOCK_THREADS));
-    LAUNCH(grad_norm_kernel, blocks, NORM_BLOCK_THREADS, 0, m->stream, m->buf.norm, m->state[TOST_GRAD], n);
-    LAUNCH(grad_norm_total_kernel, 1, NORM_BLOCKS, 0, m->stream, m->buf.scalars + 1, m->buf.norm, blocks);
+    exchange_norm(&m->exchange, m->buf.scalars + 1);
     read_scalars(m);
     return sqrt(m->host_scalars[1]);
 }
 
-struct AdamWFactors { float decay, scale, b1, b2, c1, c2, rate, root, eps; };   // decay: 1 - lr wd
+struct AdamWFactors { float decay, scale, b1, b2, c1, c2, rate, root, eps, ema_rate; };   // decay: 1 - lr wd
 
 // p = p (1 - lr wd);   m = β1 m + (1-β1) g;   v = β2 v + (1-β2) g²;   p = p - lr (m/(1-β1^s)) / (√(v/(1-β2^s)) + eps)
 // weights: the parameters' copy of type S, written in the same pass; NULL if there is none. decays: one byte per group
-// of DECAY_GROUP elements. Minimum traffic per element: 16 read, 12 + 2 written.
+// of DECAY_GROUP elements. ema: the average of the parameters, or NULL. Minimum traffic per element without it: 16 read,
+// 12 + 2 written.
 template <typename S>
-__global__ void adamw_kernel(float* param, float* moment, float* variance, S* weights, const float* grad,
+__global__ void adamw_kernel(float* param, float* moment, float* variance, float* ema, S* weights, const float* grad,
                              const uint8_t* decays, size_t n, AdamWFactors a) {
     const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
     if (i >= n) return;
@@ -1845,6 +1841,37 @@ __global__ void adamw_kernel(float* param, float* moment, float* variance, S* we
     store_pack<4>(moment + i, m);
     store_pack<4>(variance + i, v);
     if (weights) store_pack<4>(weights + i, p);
+    if (!ema) return;
+    float e[4];
+    load_pack<4>(e, ema + i);
+    UNROLL for (int j = 0; j < 4; j++) e[j] += a.ema_rate * (p[j] - e[j]);
+    store_pack<4>(ema + i, e);
+}
+
+// AdamW on this rank's slices.
+template <typename S> static void update_slices(TypedModel<S>* m, AdamWFactors f) {
+    Exchange* x = &m->exchange;
+    S* weights = weights_copy(m);
+    exchange_join(x);
+    for (int k = 0; k < x->slices.buckets; k++) {
+        const Range own = exchange_slice(x, k);
+        const size_t at = own.start, packed = exchange_packed(x, x->rank, k), n = range_size(own);
+        if (n == 0) continue;
+        LAUNCH((adamw_kernel<S>), div_up(n, 4 * 256), 256, 0, m->stream, m->state[TOST_PARAM] + at,
+               m->state[TOST_M] + packed, m->state[TOST_V] + packed, m->options.ema ? m->state[TOST_EMA] + packed : NULL,
+               weights ? weights + at : NULL, m->state[TOST_GRAD] + at, m->buf.decays + at / DECAY_GROUP, n, f);
+    }
+}
+
+template <typename S> __global__ void convert_kernel(S* y, const float* x, size_t n) {
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = from_float<S>(x[i]);
+}
+
+// Copies parameters to the weights, if these are a copy.
+template <typename S> static void convert_weights(TypedModel<S>* m, size_t at, size_t n) {
+    if (weights_copy(m))
+        LAUNCH((convert_kernel<S>), div_up(n, 256), 256, 0, m->stream, m->weights + at, m->state[TOST_PARAM] + at, n);
 }
 
 template <typename S> static void cuda_update(TypedModel<S>* m, const TostAdamW* a) {
@@ -1858,9 +1885,10 @@ template <typename S> static void cuda_update(TypedModel<S>* m, const TostAdamW*
     f.rate = (float)(a->lr / (1.0 - pow(a->beta1, (double)a->step)));
     f.root = (float)(1.0 / sqrt(1.0 - pow(a->beta2, (double)a->step)));
     f.eps = (float)a->eps;
-    const size_t n = m->tensors.flat_size;
-    LAUNCH((adamw_kernel<S>), div_up(n, 4 * 256), 256, 0, m->stream, m->state[TOST_PARAM], m->state[TOST_M],
-           m->state[TOST_V], weights_copy(m), m->state[TOST_GRAD], m->buf.decays, n, f);
+    f.ema_rate = (float)a->ema_rate;
+    update_slices(m, f);
+    exchange_gather(&m->exchange, m->state[TOST_PARAM]);
+    if (m->exchange.comm) convert_weights(m, 0, m->tensors.flat_size);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1907,20 +1935,23 @@ template <typename S> static void put_decays(TypedModel<S>* m) {
 // Allocates and initialises the device's side of a model from model_new.
 template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
     const size_t rows = (size_t)m->options.max_batch * m->options.max_seq, flat = m->tensors.flat_size;
-    if (!device_fits(cuda_memory, &m->config, &m->options, m->arena_bytes, err)) return false;
-    m->arena = device_alloc(m->arena_bytes, err);
-    if (!m->arena) return false;
+    bool ok = device_fits(cuda_memory, &m->config, &m->options, m->arena_bytes, err);
+    if (ok) m->arena = device_alloc(m->arena_bytes, err);
+    ok = ok && m->arena;
+    if (!comm_agree(m->exchange.comm, ok, err)) return false;
     layout_buffers(m, m->arena);
     CUDA_CHECK(cudaStreamCreateWithFlags(&m->stream, cudaStreamNonBlocking));
     matmul_init(&m->mm, m->stream, m->buf.workspace, m->options.dtype == TOST_TF32);
     staging_init(&m->staging, step_input_size(rows) * sizeof(int32_t));
     CUDA_CHECK(cudaMallocHost(&m->host_scalars, 2 * sizeof(double)));
-    for (int s = 0; s < (m->options.training ? 4 : 1); s++)
-        CUDA_CHECK(cudaMemsetAsync(m->state[s], 0, flat * sizeof(float), m->stream));
+    for (int s = 0; s < (m->options.training ? TOST_EMA + m->options.ema : 1); s++)
+        CUDA_CHECK(cudaMemsetAsync(m->state[s], 0, (s < TOST_M ? flat : exchange_owned(&m->exchange)) * sizeof(float),
+                                   m->stream));
     if (weights_copy(m)) CUDA_CHECK(cudaMemsetAsync(m->weights, 0, flat * sizeof(S), m->stream));
     CUDA_CHECK(cudaMemsetAsync(m->buf.scalars, 0, 2 * sizeof(double), m->stream));
-    if (m->options.training) put_decays(m);
-    return true;
+    if (!m->options.training) return true;
+    put_decays(m);
+    return exchange_open(&m->exchange, m->stream, err);
 }
 
 template <typename S> static TostModel* model_create(const TostConfig* c, const TostEngineOptions* o, TostError* err) {
@@ -1930,27 +1961,37 @@ template <typename S> static TostModel* model_create(const TostConfig* c, const 
     return NULL;
 }
 
+// Collective if it trains with other ranks: fails on all of them if it does on one.
 static TostModel* cuda_create(const TostConfig* c, const TostEngineOptions* o, TostError* err) {
     cudaDeviceProp prop;
-    if (!fits_kernels(c, err) || !device_open(&prop, err)) return NULL;
+    const bool ok = fits_kernels(c, err) && device_open(&prop, o->comm ? o->comm->place.local_rank : 0, err);
+    if (!comm_agree(o->training ? o->comm : NULL, ok, err)) return NULL;
     return o->dtype == TOST_BF16 ? model_create<bf16>(c, o, err) : model_create<float>(c, o, err);
 }
 
-template <typename S> __global__ void convert_kernel(S* y, const float* x, size_t n) {
-    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) y[i] = from_float<S>(x[i]);
+static void put_range(TostModel* m, float* dst, const float* src, size_t n) {
+    if (n) CUDA_CHECK(cudaMemcpyAsync(dst, src, n * sizeof *src, cudaMemcpyHostToDevice, m->stream));
 }
 
 template <typename S> static void cuda_put(TypedModel<S>* m, TostState s, const TostTensor* t, const float* src) {
-    float* dst = m->state[s] + t->offset;
-    CUDA_CHECK(cudaMemcpyAsync(dst, src, t->size * sizeof *src, cudaMemcpyHostToDevice, m->stream));
-    if (s == TOST_PARAM && weights_copy(m))   // mutant: moments_into_the_weights
-        LAUNCH((convert_kernel<S>), div_up(t->size, 256), 256, 0, m->stream, m->weights + t->offset, dst, t->size);
+    const Exchange* x = &m->exchange;
+    const Range tensor = {t->offset, t->offset + t->size};
+    exchange_settle(&m->exchange);
+    if (s < TOST_M) put_range(m, m->state[s] + t->offset, src, t->size);
+    for (int k = 0; s >= TOST_M && k < x->slices.buckets; k++) {
+        const Range own = exchange_slice(x, k), r = range_meet(own, tensor);
+        put_range(m, m->state[s] + exchange_packed(x, x->rank, k) + (r.start - own.start), src + (r.start - t->offset),
+                  range_size(r));
+    }
+    if (s == TOST_PARAM) convert_weights(m, t->offset, t->size);   // mutant: moments_into_the_weights
     CUDA_CHECK(cudaStreamSynchronize(m->stream));
 }
 
 static void cuda_get(float* dst, const TostModel* m, TostState s, const TostTensor* t) {
-    copy_to_host(dst, m->state[s] + t->offset, t->size, m->stream);
+    Exchange* x = &const_cast<TostModel*>(m)->exchange;   // its streams' order changes, not the model
+    exchange_settle(x);
+    if (s == TOST_PARAM) copy_to_host(dst, m->state[s] + t->offset, t->size, m->stream);
+    else exchange_collect(dst, x, m->state[s], s >= TOST_M, t);
 }
 
 // TYPED(f): the interface's function that calls f with its TostModel* cast to the TypedModel of the model's dtype.
@@ -1963,6 +2004,7 @@ static bool is_bf16(TostModel* m) { return m->options.dtype == TOST_BF16; }
 extern "C" const TostEngine tost_cuda_engine = {
     .name = "cuda",
     .default_dtype = TOST_BF16,
+    .has_chunks = false,
     .supports = cuda_supports,
     .describe = device_describe,
     .memory = cuda_memory,
@@ -1983,6 +2025,11 @@ extern "C" const TostEngine tost_cuda_engine = {
     .decode_begin = TYPED(cuda_decode_begin),
     .decode_step = TYPED(cuda_decode_step),
     .decode_score = TYPED(cuda_decode_score),
+#ifdef TOST_NCCL
+    .open_comm = nccl_open_comm,
+#else
+    .open_comm = NULL,
+#endif
 };
 
 #ifndef TOST_NO_MAIN

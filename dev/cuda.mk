@@ -11,21 +11,31 @@ EMULATION ?= 1
 KNOWN      = $(shell $(NVCC) --list-gpu-arch | sed -n 's/^compute_//p' | sort -n)
 GENCODE    = $(foreach arch,$(sort $(filter 80 90 100 120,$(KNOWN)) $(lastword $(KNOWN))),\
                  -gencode arch=compute_$(arch),code=sm_$(arch)) -gencode arch=compute_90,code=compute_90
-CUDA_FLAGS = --threads 0 -O3 -std=c++17 -I. -Itost -Xcompiler -Wall,-Wextra \
+# NCCL=1: several ranks, with the NCCL of the toolkit, or that of NCCL_HOME
+NCCL      ?= 0
+ifneq ($(if $(filter-out clean help,$(or $(MAKECMDGOALS),all)),$(filter-out 0,$(NCCL))),)
+  NCCL_FLAGS := -DTOST_NCCL $(if $(NCCL_HOME),-I$(NCCL_HOME)/include)
+  ifeq ($(shell echo '\043include <nccl.h>' | $(NVCC) $(NCCL_FLAGS) -x cu -E - > /dev/null 2>&1 && echo yes),)
+    $(error NCCL=$(NCCL): $(NVCC) finds no <nccl.h>; install NCCL (NVIDIA's libnccl-dev), or set NCCL_HOME to its folder)
+  endif
+  NCCL_LIBS   = $(if $(NCCL_HOME),-L$(NCCL_HOME)/lib -Wl$(comma)-rpath$(comma)$(NCCL_HOME)/lib) -lnccl
+endif
+CU         = build/cuda$(if $(NCCL_FLAGS),-nccl)
+CUDA_FLAGS = $(NCCL_FLAGS) --threads 0 -O3 -std=c++17 -I. -Itost -Xcompiler -Wall,-Wextra \
              $(if $(filter-out 0,$(WERROR)),-Werror all-warnings)
 # -L for the toolkit's library folders, and an rpath for all but the stubs
 CUDA_DIRS  = $(shell $(NVCC) --dryrun -c -x cu /dev/null -o /dev/null 2>&1 | sed -n 's/.*LIBRARIES= *//p')
 CUDA_LIBS  = $(CUDA_DIRS) $(patsubst "-L%,"-Wl$(comma)-rpath$(comma)%,$(filter-out %/stubs",$(CUDA_DIRS))) \
-             -lcublasLt -lcudart_static -lstdc++ -ldl -lrt -lpthread
+             $(NCCL_LIBS) -lcublasLt -lcudart_static -lstdc++ -ldl -lrt -lpthread
 comma     := ,
 
-train_gpt_tostcu: build/cuda/train_gpt_tost.o $(BUILD)/libtost.a build/variant
+train_gpt_tostcu: $(CU)/train_gpt_tost.o $(BUILD)/libtost.a build/variant
 	$(call say,LINK $@) $(COMPILE) -o $@ $(filter %.o %.a,$^) $(CUDA_LIBS) $(LIBS)
-build/cuda/train_gpt_tost.o: train_gpt_tost.cu $(wildcard tost/*.h tost/*.cuh)
+$(CU)/train_gpt_tost.o: train_gpt_tost.cu $(wildcard tost/*.h tost/*.cuh)
 	$(call say,NVCC $< (for $(words $(filter -gencode,$(GENCODE))) architectures: a minute or more)) mkdir -p $(@D) && \
 	    { $(NVCC) $(CUDA_FLAGS) $(GENCODE) -Xptxas -v -c $< -o $@ 2> $@.ptxas || { cat $@.ptxas; exit 1; }; }
 # The engine for test_tost: the same object file without main.
-build/cuda/engine.o: build/cuda/train_gpt_tost.o
+$(CU)/engine.o: $(CU)/train_gpt_tost.o
 	@$(OBJCOPY) --keep-global-symbol=tost_cuda_engine $< $@
 
 # NO_CUDA: why test_tost is built without the CUDA engine, which takes minutes to compile; empty if it is included.
@@ -54,11 +64,14 @@ EMU_CXX  := $(CXX) -std=c++17
 # -g1 and fewer checks halve the compile time; the address sanitizer still finds these errors
 EMU_SANITIZE := -g1 $(SANITIZERS) -fno-sanitize=null,object-size,vptr -DTOST_SANITIZE
 EMU_FLAGS = $(EMU_SANITIZE) -Wall -Wextra -Wno-unknown-pragmas -I. -Itost
-EMU_CUDA  = -DTOST_CUDA_ON_HOST -Idev/test/cuda_on_host
+EMU_CUDA  = -DTOST_CUDA_ON_HOST -DTOST_NCCL -Idev/test/cuda_on_host
 EMU_O     = -O2
 EMU_C     = $(patsubst %,$(EMU)/%.o,train_gpt_tost comm exchange folder gemm init json model output rng safetensors \
               schedule signals slices threads util)
-EMU_CPP   = $(patsubst dev/test/cuda_on_host/%.cpp,$(EMU)/%.o,$(wildcard dev/test/cuda_on_host/*.cpp))
+EMU_TOST  = $(patsubst tost/%.c,$(EMU)/%.o,$(wildcard tost/*.c))
+EMU_LIB   = $(patsubst %,$(EMU)/%_on_host.o,cuda cublaslt nccl runtime)
+EMU_CPP   = $(filter-out $(EMU)/program.o,$(patsubst %.cpp,$(EMU)/%.o,$(notdir \
+              $(wildcard dev/test/cuda_on_host/*.cpp dev/test/nccl_on_host/*.cpp))))
 
 # NO_EMULATION: why the tests skip the emulation; empty if they run it
 ifneq ($(filter test test_all,$(MAKECMDGOALS)),)
@@ -70,13 +83,22 @@ ifneq ($(filter test test_all,$(MAKECMDGOALS)),)
 endif
 
 vpath %.c tost
-$(EMU_C): $(EMU)/%.o: %.c
+$(sort $(EMU_C) $(EMU_TOST)): $(EMU)/%.o: %.c
 	$(call say,CC $< (for the emulation)) mkdir -p $(@D) && \
 	    $(CC) -std=c11 -D_GNU_SOURCE -DTOST_NO_MAIN -O2 $(EMU_FLAGS) -MMD -MP -c $< -o $@
-$(EMU_CPP): $(EMU)/%.o: dev/test/cuda_on_host/%.cpp
+vpath %.cpp dev/test/cuda_on_host dev/test/nccl_on_host
+$(EMU_CPP) $(EMU)/program.o: $(EMU)/%.o: %.cpp
 	$(call say,CXX $<) mkdir -p $(@D) && $(EMU_CXX) $(EMU_O) $(EMU_FLAGS) $(EMU_CUDA) -MMD -MP -c $< -o $@
 $(EMU)/kernels_test.o: EMU_O = -O1   # -O2 costs more compile time than it saves
 $(EMU)/test: $(EMU_CPP) $(EMU_C)
+	$(call say,LINK $@) $(EMU_CXX) $(EMU_FLAGS) -o $@ $^ -lm -ldl -rdynamic
+
+# The whole program, for tests of several ranks
+$(EMU)/processor.o: private EMU_FLAGS += -DBUILT_FOR='""'
+$(EMU)/engine.o: train_gpt_tost.cu $(wildcard tost/*.h tost/*.cuh dev/test/*_on_host/*.h)
+	$(call say,CXX $< (for the emulation)) mkdir -p $(@D) && \
+	    $(EMU_CXX) $(EMU_O) $(EMU_FLAGS) $(EMU_CUDA) -DTOST_NO_MAIN -x c++ -c $< -o $@
+$(EMU)/train_gpt_tostcu: $(EMU)/program.o $(EMU)/engine.o $(EMU_LIB) $(EMU_TOST)
 	$(call say,LINK $@) $(EMU_CXX) $(EMU_FLAGS) -o $@ $^ -lm -ldl -rdynamic
 
 test_cuda_on_host: $(EMU)/test
@@ -95,7 +117,7 @@ mutants: $(EMU_CPP) $(EMU_C)
 TRAFFIC_CXX  ?= clang++
 TRAFFIC_COUNT = -O2 -fno-builtin -fno-vectorize -fno-slp-vectorize -Wno-pass-failed \
                 -fsanitize-coverage=func,trace-loads,trace-stores
-TRAFFIC_OBJ   = $(filter-out $(EMU)/train_gpt_tost.o,$(EMU_C)) $(patsubst %,$(EMU)/%_on_host.o,cuda cublaslt runtime)
+TRAFFIC_OBJ   = $(filter-out $(EMU)/train_gpt_tost.o,$(EMU_C)) $(EMU_LIB)
 $(EMU)/counted.o: train_gpt_tost.cu $(wildcard tost/*.h tost/*.cuh dev/test/cuda_on_host/*.h)
 	$(call say,CXX $<) mkdir -p $(@D) && \
 	    $(EMU_CXX) $(TRAFFIC_COUNT) $(EMU_FLAGS) $(EMU_CUDA) -DTOST_NO_MAIN -x c++ -c $< -o $@ && \
@@ -111,9 +133,9 @@ traffic:
 # Counts them in the machine code for sm_90 and writes dev/cuda/SASS.md. sass_check fails if a kernel has over 5 % more
 # than recorded there. Needs nvcc and cuobjdump, but no GPU.
 SASS = NVCC="$(NVCC)" python3 dev/cuda/sass.py
-sass: build/cuda/train_gpt_tost.o
+sass: $(CU)/train_gpt_tost.o
 	@$(SASS) --write $< dev/cuda/SASS.md dev/cuda/TRAFFIC.md
-sass_check: build/cuda/train_gpt_tost.o
+sass_check: $(CU)/train_gpt_tost.o
 	@$(SASS) $< dev/cuda/SASS.md dev/cuda/TRAFFIC.md || [ $$? -eq 77 ]
 
 # ---- benchmarks of the kernel families, for the GPU of this machine ------------------------------------------------

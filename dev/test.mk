@@ -3,11 +3,12 @@
 TESTS = $(patsubst dev/test/%.c,$(BUILD)/dev/test/%,$(wildcard dev/test/test_*.c)) $(BUILD)/dev/test/test_gemm_amx
 
 # The emulation comes first because it takes longest to compile.
+test_all: $(if $(NO_EMULATION),,$(EMU)/train_gpt_tostcu)
 test test_all: $(if $(NO_EMULATION),,$(EMU)/test) train_gpt_tost test_tost $(TESTS)
 	@$(if $(filter test,$@),QUICK=1) NO_EMULATION="$(NO_EMULATION)" \
 	    dev/test/run.sh $(if $(NO_EMULATION),,$(EMU)/test) $(TESTS)
 
-test_tost: $(BUILD)/test_tost.o $(if $(NO_CUDA),,build/cuda/engine.o) $(BUILD)/libtost.a build/variant
+test_tost: $(BUILD)/test_tost.o $(if $(NO_CUDA),,$(CU)/engine.o) $(BUILD)/libtost.a build/variant
 	$(call say,LINK $@) $(COMPILE) -o $@ $(filter %.o %.a,$^) $(if $(NO_CUDA),,$(CUDA_LIBS)) $(LIBS)
 FLAGS_test_tost = $(if $(NO_CUDA),-DTOST_NO_CUDA='"$(NO_CUDA)"')
 $(BUILD)/test_tost.o: $(BUILD)/cuda

@@ -16,6 +16,7 @@
 #include "platform.h"
 
 static const char model_name[] = "model.safetensors", optimizer_name[] = "optimizer.safetensors";
+static const char average_name[] = "ema.safetensors";
 static const char wte_name[] = "transformer.wte.weight";
 static const char lm_head_name[] = "lm_head.weight";   // tied to wte; some programs store it as well
 static const char option_prefix[] = "option.";
@@ -735,6 +736,39 @@ bool checkpoint_load_moments(const TostEngine* engine, TostModel* model, const T
     return ok;
 }
 
+// Opens the ema.safetensors next to model_file.
+static bool open_average(bool* exists, StFile* f, const StFile* model_file, TostError* err) {
+    char *dir = path_dir(model_file->path), *path = path_join(dir, average_name);
+    *exists = path_exists(path);
+    const bool ok = !*exists || (st_open(f, path, err) && same_metadata(f, model_file, err));
+    free(path);
+    free(dir);
+    return ok;
+}
+
+bool checkpoint_load_average(bool* exists, const TostEngine* engine, TostModel* model, const TostTensors* tensors,
+                             const StFile* model_file, TostError* err) {
+    StFile f = {0};
+    bool ok = open_average(exists, &f, model_file, err);
+    if (*exists) ok = ok && check_tensors(&f, tensors, false, err) && check_crc(&f, err)
+                      && put_state(engine, model, TOST_EMA, tensors, &f, "", err);
+    if (f.path) st_close(&f);
+    return ok;
+}
+
+bool checkpoint_open_average(StFile* model_file, TostError* err) {
+    StFile f = {0};
+    bool exists, ok = open_average(&exists, &f, model_file, err);
+    if (!exists)
+        ok = tost_error(err, "%s: there is no %s next to it: leave out --weights ema, or train with --ema",
+                        model_file->path, average_name);
+    if (ok) {
+        st_close(model_file);
+        *model_file = f;
+    } else if (f.path) st_close(&f);
+    return ok;
+}
+
 // True if the model file and, with `moments`, the optimizer file next to it can be read without errors.
 static bool is_intact(const char* model_file, bool moments) {
     CheckpointInfo info;
@@ -794,6 +828,7 @@ typedef struct {
     const TostTensors* tensors;
     const MetaList*    meta;
     TostComm*          comm;
+    bool               average;
 } Source;
 
 typedef struct { TostState state; const char* prefix; } Part;
@@ -859,13 +894,16 @@ static bool entry_failed(const Folder* run, const char* name, const char* what, 
 
 static bool write_folder(const Folder* run, const char* name, const Source* s, TostError* err) {
     static const Part params[] = {{TOST_PARAM, ""}}, moments[] = {{TOST_M, "m."}, {TOST_V, "v."}};
+    static const Part average[] = {{TOST_EMA, ""}};
     Folder dir;
     if (!folder_remove(run, name, err)) return false;
     if (mkdirat(run->fd, name, 0777) != 0 && errno != EEXIST)   // it exists if NFS keeps a removed file in it
         return entry_failed(run, name, "the folder cannot be created", err);
     if (!folder_open(&dir, run, name, err)) return false;
     const bool ok = write_file(&dir, model_name, s, params, countof(params), err)
-                    && write_file(&dir, optimizer_name, s, moments, countof(moments), err) && folder_sync(&dir, err);
+                    && write_file(&dir, optimizer_name, s, moments, countof(moments), err)
+                    && (!s->average || write_file(&dir, average_name, s, average, countof(average), err))
+                    && folder_sync(&dir, err);
     folder_close(&dir);
     return ok;
 }
@@ -988,7 +1026,7 @@ static bool save_as(const Folder* run, const char* suffix, int64_t step, const S
 bool checkpoint_save_best(const Folder* run, const CheckpointInfo* info, const TostEngine* engine,
                           const TostModel* model, const TostTensors* tensors, TostError* err) {
     MetaList meta = metadata(info);
-    const Source source = {engine, model, tensors, &meta, info->comm};
+    const Source source = {engine, model, tensors, &meta, info->comm, info->average};
     const bool ok = save_named(run, best_name, best_unfinished, info->step, &source, err)
                     && folder_remove(run, best_unfinished, err);   // the one before, if the names were exchanged
     st_free_meta(meta.entry, meta.count);
@@ -998,7 +1036,7 @@ bool checkpoint_save_best(const Folder* run, const CheckpointInfo* info, const T
 bool checkpoint_save(const Folder* run, const CheckpointInfo* info, const TostEngine* engine,
                      const TostModel* model, const TostTensors* tensors, int keep, TostError* err) {
     MetaList meta = metadata(info);
-    const Source source = {engine, model, tensors, &meta, info->comm};
+    const Source source = {engine, model, tensors, &meta, info->comm, info->average};
     const bool ok = save_as(run, "", info->step, &source, err);
     st_free_meta(meta.entry, meta.count);
     if (!ok) return false;
@@ -1012,7 +1050,7 @@ bool checkpoint_save(const Folder* run, const CheckpointInfo* info, const TostEn
 bool checkpoint_save_replacement(const Folder* run, const CheckpointInfo* info, const TostEngine* engine,
                                  const TostModel* model, const TostTensors* tensors, TostError* err) {
     MetaList meta = metadata(info);
-    const Source source = {engine, model, tensors, &meta, info->comm};
+    const Source source = {engine, model, tensors, &meta, info->comm, info->average};
     const bool ok = save_as(run, ".new", info->step, &source, err);
     st_free_meta(meta.entry, meta.count);
     return ok;

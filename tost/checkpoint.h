@@ -1,5 +1,5 @@
 // checkpoint.h: finds, reads and writes runs, checkpoints and model files.
-//   RUN/step_00001000/model.safetensors, optimizer.safetensors      a complete checkpoint
+//   RUN/step_00001000/model.safetensors, optimizer.safetensors      a complete checkpoint; with --ema: ema.safetensors
 //   RUN/step_….tmp/                                                  an incomplete one
 //   RUN/best/                                                        with --keep-best
 //   RUN/step_….new/                                                  the first one of a run that replaces another
@@ -23,6 +23,7 @@ typedef struct {
     char*      unvalidated_row;   // log row of the last step if its validation was interrupted, or NULL
     char*      tokenizer;         // path of the tokenizer used in training, or NULL
     uint32_t   tokenizer_hash;    // CRC-32 of that file
+    bool       average;           // the model has an average of its parameters
     int        n_options;         // options of the run, to compare with those of a resumed run
     StMeta*    options;
     TostComm*  comm;              // the ranks whose moments are saved; NULL: one process. Not stored
@@ -63,6 +64,11 @@ bool checkpoint_load_params(const TostEngine* engine, TostModel* model, const To
 // Loads Adam's m and v from the optimizer.safetensors next to model_file; it must belong to the same checkpoint.
 bool checkpoint_load_moments(const TostEngine* engine, TostModel* model, const TostTensors* tensors,
                              const StFile* model_file, TostError* err);
+// Loads the average of the parameters from the ema.safetensors next to model_file. *exists: whether there is one.
+bool checkpoint_load_average(bool* exists, const TostEngine* engine, TostModel* model, const TostTensors* tensors,
+                             const StFile* model_file, TostError* err);
+// Opens the ema.safetensors next to *model_file in its place.
+bool checkpoint_open_average(StFile* model_file, TostError* err);
 // To be called after a read error. If the run has an older intact checkpoint, appends the newest one to *err: as the
 // value of `option`, or, if option is NULL, as the checkpoint to resume from. Always returns false.
 bool checkpoint_suggest_older(TostError* err, const char* model_file, const char* option);

@@ -168,9 +168,11 @@ static void pause_poll(double waited) {
 void comm_wait(TostComm* c, CommRequest** request) {
     if (!*request || c->test(c, request, NULL)) return;
     bool* arrived = xcalloc((size_t)c->place.size, sizeof *arrived);
-    const double start = now_seconds();
+    double waited = 0, last = now_seconds();
     while (!c->test(c, request, arrived)) {
-        const double waited = now_seconds() - start;
+        const double now = now_seconds();
+        waited += now - last < 1 ? now - last : 1;   // if this process was stopped, it has not waited for the others
+        last = now;
         if (c->timeout > 0 && waited > c->timeout) timed_out(c, arrived);
         pause_poll(waited);
     }
@@ -227,7 +229,7 @@ bool comm_same(TostComm* c, uint64_t value, const char* what, TostError* err) {
 CommVote comm_vote(TostComm* c) {
     CommVote v = {.comm = c};
     const int size = comm_size(c);
-    if (size == 1) return v;
+    if (size == 1 || c->lockstep) return v;   // in lockstep, others are heard when the vote closes
     v.stop = xcalloc((size_t)size, sizeof *v.stop);
     v.arrived = xcalloc((size_t)size, sizeof *v.arrived);
     CommMessage* messages = xcalloc((size_t)size, sizeof *messages);
@@ -247,6 +249,14 @@ bool comm_vote_stops(CommVote* v) {
 bool comm_vote_close(CommVote* v, bool stop) {
     const int rank = comm_rank(v->comm), size = comm_size(v->comm);
     if (size == 1) return stop;
+    if (v->comm->lockstep) {
+        bool* all = xmalloc((size_t)size * sizeof *all);
+        comm_allgather(v->comm, all, &stop, sizeof stop);
+        for (int r = 0; r < size; r++) stop = stop || all[r];
+        free(all);
+        *v = (CommVote){0};
+        return stop;
+    }
     CommMessage* messages = xcalloc((size_t)size, sizeof *messages);
     for (int r = 0; r < size; r++) messages[r] = (CommMessage){.send = &stop, .send_bytes = sizeof stop};
     comm_exchange(v->comm, messages);

@@ -49,13 +49,15 @@ static bool info_model(const Options* o, TostError* err) {
     const bool ok = loaded_model_find(&m, o, NULL, err);
     if (ok) {
         char* dir = path_dir(m.file);
-        char* optimizer = path_join(dir, "optimizer.safetensors");
+        char *optimizer = path_join(dir, "optimizer.safetensors"), *average = path_join(dir, "ema.safetensors");
         char size[32];   // of the open file, which another process may have removed
         print_line(stdout, "%-12s%s, %s", "file", m.file, human_bytes(size, (double)m.weights.file_size));
         print_file("optimizer", optimizer);
+        print_file("average", average);
         print_model(&m);
         print_training(&m.info);
         free(optimizer);
+        free(average);
         free(dir);
     }
     loaded_model_free(&m);

@@ -113,7 +113,7 @@ bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engin
     const bool ok = (path || checkpoint_newest_run(&path, "out", "--model PATH", err))
                     && checkpoint_open(&m->weights, &m->info, path, "--model", err);
     free(path);
-    if (!ok) return false;
+    if (!ok || (o->weights == WEIGHTS_EMA && !checkpoint_open_average(&m->weights, err))) return false;
     if (err->text[0]) print_error(o, err);
     m->file = xstrdup(m->weights.path);
     m->tensors = tost_tensors(&m->info.config);
@@ -123,7 +123,7 @@ bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engin
 bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int max_seq, bool training, TostError* err) {
     const TostEngineOptions options = {.max_batch = max_batch, .max_seq = max_seq, .training = training,
                                        .chunk = o->chunk, .chunk_done = m->chunk_done, .context = m->context,
-                                       .dtype = (TostDtype)o->dtype, .threads = o->threads};
+                                       .dtype = (TostDtype)o->dtype, .threads = o->threads, .comm = o->comm};
     m->model = m->engine->create(&m->info.config, &options, err);
     if (!m->model) return false;
     const bool ok = checkpoint_load_params(m->engine, m->model, &m->tensors, &m->weights, err);

@@ -8,10 +8,16 @@
 
 #ifdef TOST_CUDA_ON_HOST
 #include "dev/test/cuda_on_host/cuda_on_host.h"   // also CUDA_REDZONE_BYTES and cuda_on_host_poison
+#ifdef TOST_NCCL
+#include "dev/test/nccl_on_host/nccl_on_host.h"
+#endif
 #else
 #include <cublasLt.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
+#ifdef TOST_NCCL
+#include <nccl.h>
+#endif
 #endif
 
 typedef __nv_bfloat16 bf16;

@@ -8,7 +8,7 @@
 #include "tost/cuda_common.cuh"
 
 extern "C" {
-#include "tost/engine.h"
+#include "tost/comm.h"
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -16,14 +16,19 @@ extern "C" {
 
 static __global__ void probe_kernel() {}
 
-// Selects the first device, if it can run this build's kernels.
-static bool device_open(cudaDeviceProp* prop, TostError* err) {
+// Selects the device of a rank by its number on this host, if it can run this build's kernels. If there is only one, as
+// when the launcher hides those of other ranks, takes that.
+static bool device_open(cudaDeviceProp* prop, int local_rank, TostError* err) {
     int count = 0, blocks = 0;
     const char* call = "cudaGetDeviceCount";
     cudaError_t e = cudaGetDeviceCount(&count);
     if (e == cudaSuccess && count == 0) e = cudaErrorNoDevice;
-    if (e == cudaSuccess) e = (call = "cudaSetDevice", cudaSetDevice(0));
-    if (e == cudaSuccess) e = (call = "cudaGetDeviceProperties", cudaGetDeviceProperties(prop, 0));
+    if (e == cudaSuccess && count > 1 && local_rank >= count)
+        return tost_error(err, "process %d of this host, which has %d GPUs: start one process per GPU", local_rank + 1,
+                          count);
+    const int device = count > 1 ? local_rank : 0;   // mutant: first_device
+    if (e == cudaSuccess) e = (call = "cudaSetDevice", cudaSetDevice(device));
+    if (e == cudaSuccess) e = (call = "cudaGetDeviceProperties", cudaGetDeviceProperties(prop, device));
     if (e == cudaSuccess && prop->major < 8)
         return tost_error(err, "%s has compute capability %d.%d; 8.0 or later is needed, or train_gpt_tost on the CPU",
                           prop->name, prop->major, prop->minor);
@@ -37,11 +42,14 @@ static bool device_open(cudaDeviceProp* prop, TostError* err) {
 static bool device_describe(char* text, size_t cap, const TostEngineOptions* o, TostError* err) {
     static const char* const dtypes[] = {"float32", "tf32", "bf16"};
     cudaDeviceProp prop;
-    char memory[32];
-    if (!device_open(&prop, err)) return false;
-    snprintf(text, cap, "%s (compute capability %d.%d, %d multiprocessors, %s), %s, matmul cuBLASLt", prop.name,
+    char memory[32], ranks[96] = "";
+    if (!device_open(&prop, o->comm ? o->comm->place.local_rank : 0, err)) return false;
+    if (o->comm)
+        snprintf(ranks, sizeof ranks, ", %d ranks, gradients added %s", o->comm->place.size,
+                 o->fast_reduce ? "by NCCL (bits depend on the number of ranks)" : "in order");
+    snprintf(text, cap, "%s (compute capability %d.%d, %d multiprocessors, %s), %s, matmul cuBLASLt%s", prop.name,
              prop.major, prop.minor, prop.multiProcessorCount, human_bytes(memory, (double)prop.totalGlobalMem),
-             dtypes[o->dtype]);
+             dtypes[o->dtype], ranks);
     return true;
 }
 
@@ -50,7 +58,7 @@ static bool device_describe(char* text, size_t cap, const TostEngineOptions* o, 
 
 typedef size_t MemoryOf(const TostConfig* c, const TostEngineOptions* o);   // TostEngine.memory
 
-// Left for kernels, graphs and cuBLASLt, most of which allocate at their first use.
+// Left for kernels, graphs and cuBLASLt, most of which allocate at their first use; with NCCL, twice as much.
 constexpr size_t MEMORY_RESERVE = (size_t)512 << 20;
 
 // The largest batch whose model fits, searched in steps of a sixteenth; 0: none.
@@ -69,7 +77,8 @@ static bool device_fits(MemoryOf memory, const TostConfig* c, const TostEngineOp
         (void)cudaGetLastError();
         return tost_error(err, "cudaMemGetInfo: %s; %s", cudaGetErrorString(e), cuda_advice(e));
     }
-    const size_t available = free_bytes - min(free_bytes, MEMORY_RESERVE);
+    const size_t reserved = o->comm ? 2 * MEMORY_RESERVE : MEMORY_RESERVE,
+                 available = free_bytes - min(free_bytes, reserved);
     if (bytes <= available) return true;
     const int batch = largest_batch(memory, c, *o, o->recompute, available),
               recomputed = o->training ? largest_batch(memory, c, *o, true, available) : batch;
@@ -79,7 +88,7 @@ static bool device_fits(MemoryOf memory, const TostConfig* c, const TostEngineOp
     else if (recomputed > batch) snprintf(fix, sizeof fix, "--recompute --batch %d%s fits", recomputed, or_batch);
     else if (batch > 0) snprintf(fix, sizeof fix, "--batch %d fits", batch);
     return tost_error(err, "not enough memory on the GPU: the model needs %s, its kernels up to %s, %s are free; %s",
-                      human_bytes(need, (double)bytes), human_bytes(reserve, (double)MEMORY_RESERVE),
+                      human_bytes(need, (double)bytes), human_bytes(reserve, (double)reserved),
                       human_bytes(have, (double)free_bytes), fix);
 }
 

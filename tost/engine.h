@@ -9,7 +9,8 @@
 
 #include "model.h"
 
-typedef enum { TOST_PARAM, TOST_GRAD, TOST_M, TOST_V } TostState;   // the four arrays shaped like the parameters
+// The arrays shaped like the parameters: they, their gradients, Adam's moments, and the average of the parameters.
+typedef enum { TOST_PARAM, TOST_GRAD, TOST_M, TOST_V, TOST_EMA, TOST_STATES } TostState;
 typedef enum { TOST_W, TOST_PI, TOST_X } TostActivation;            // of a layer: w, Π, and its input x
 typedef enum { TOST_FP32, TOST_TF32, TOST_BF16 } TostDtype;
 // What follows a backward pass: more micro-batches of this part; the next part; or nothing, as the step is complete.
@@ -30,12 +31,15 @@ typedef struct {
     // true, the pass is abandoned: losses and gradients are undefined until read_loss and zero_grad.
     bool    (*chunk_done)(void* context, double part);
     void*     context;
+    bool      fast_reduce;          // CUDA: NCCL adds the ranks' gradients in its own order, which depends on their number
+    bool      ema;                  // TOST_EMA exists: update keeps an average of the parameters
 } TostEngineOptions;
 
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay;
     double grad_scale;              // multiplies every gradient, to clip it
     int64_t step;                   // counted from 1, for bias correction
+    double  ema_rate;               // with TostEngineOptions.ema: ema += ema_rate · (parameter - ema) after the update
 } TostAdamW;
 
 typedef struct {
@@ -54,7 +58,7 @@ typedef struct {
     void (*destroy)(TostModel* m);
 
     // Copies one tensor of one state, t->size elements, from or to the host. With several ranks, put stores what this
-    // rank has of m and v; get is collective except for parameters, gives the summed gradient after a step, and writes
+    // rank has of m, v and ema; get is collective except for parameters, gives the summed gradient after a step, and writes
     // dst only on rank 0.
     void (*put)(TostModel* m, TostState s, const TostTensor* t, const float* src);
     void (*get)(float* dst, const TostModel* m, TostState s, const TostTensor* t);

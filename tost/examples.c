@@ -213,6 +213,7 @@ static bool take_prompt(Reader* r, Example* e, Span text) {
     if (!split_last_word(r, e, &context, &word, text)) return false;
     e->context = append(r, e, 0, context);
     e->length[0] = e->context < 0 ? -1 : append(r, e, (size_t)e->context, (Span){word.text - 1, word.n + 1});
+    e->chars[0] = text_length(word);
     e->greedy = WITHIN;
     return e->length[0] > 0;
 }

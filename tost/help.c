@@ -47,7 +47,7 @@ static const Protocol protocols[] = {
     {"lambada",
      "accuracy and perplexity per word are acc and perplexity of lambada_openai in lm-evaluation-harness; "
      "perplexity per token is smaller, since many words have several tokens. accuracy_within_10 follows "
-     "eval_lambada.py of the ToST code: a line break, then the stripped text with \" for “ and ”; 10 greedy "
+     "eval_lambada.py of the ToST code: a line break, then the stripped text with \" for curly quotes; 10 greedy "
      "tokens; both sides in lower case; the text of <|endoftext|> counts. The loss in the paper's table is that of "
      "dev/data/published.py lambada."},
     {"hellaswag",
@@ -56,13 +56,13 @@ static const Protocol protocols[] = {
      "acc_token: highest per token, as in llm.c."},
     {"cbt",
      "as eval_cbt.py of the ToST code: log-likelihood of the whole text after <|endoftext|>. The paper uses the "
-     "validation files."},
+     "validation files, from dev/data/cbt.py --validation."},
     {"all tasks",
      "As in lm-evaluation-harness, a context is truncated on the left for each choice, and white space at its end "
      "belongs to the choice. Unlike there, generated ids are those of the tokenizer, without padding rows, and a "
      "choice longer than --seq is refused, not truncated."},
-    {"--data",
-     "scores every token but the first once; --windows scores windows at random positions, as nanoGPT and the "
+    {"shards",
+     "--data scores every token but the first once; --windows scores windows at random positions, as nanoGPT and the "
      "paper do (16,000 windows of 1,024 tokens; shards of OpenWebText from dev/data/openwebtext.py, the others "
      "from dev/data/published.py, which encodes each line alone)."},
 };

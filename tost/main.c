@@ -45,11 +45,17 @@ static void reserve_standard_streams(void) {
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd) return;
 }
 
-// Of several processes without connection, the first one prints the error; the others give it time to.
+// Of several processes without connection, the first one prints the error, which ends the others, unless it is theirs
+// alone.
 static int not_connected(const char* program, const TostError* err) {
     const Options o = {.program = program};
-    if (comm_launch().place.rank == 0) print_error(&o, err);
-    else sleep(1);
+    const CommPlace place = comm_launch().place;
+    TostError line = *err;
+    if (place.rank > 0) {
+        sleep(2);
+        tost_error(&line, "rank %d on %s: %s", place.rank, place.host, err->text);
+    }
+    print_error(&o, &line);
     return STATUS_USAGE;
 }
 

@@ -88,6 +88,8 @@ static const Row table[] = {
     {"model", SAMPLE | EVAL | INFO | INSPECT, MODEL, STRING, AT(model), NOT_SAVED, "PATH",
      .default_text = "newest run in out/",
      .help = "safetensors file, checkpoint folder, or run folder (uses its newest checkpoint)"},
+    {"weights", SAMPLE | EVAL | INFO | INSPECT, MODEL, CHOICE, AT(weights), NOT_SAVED, "trained|ema",
+     .help = "the trained weights, or their moving average (train --ema)"},
     {"data", TRAIN, FILES, STRING, AT(data), OVERRIDABLE, "GLOB",
      .help = "token shards to train on; quote the pattern"},
     {"data", EVAL, FILES, STRING, AT(data), NOT_SAVED, "GLOB", .default_text = "none",
@@ -173,6 +175,9 @@ static const Row table[] = {
      .help = "AdamW epsilon, added to the denominator"},
     {"grad-clip", TRAIN, TRAINING, REAL, AT(grad_clip), FIXED, "X", .max = 1e9,
      .help = "maximum gradient norm; 0: no clipping"},
+    {"ema", TRAIN, TRAINING, REAL, AT(ema), OVERRIDABLE, "X", .max = 0.9999999, .default_text = "off",
+     .help = "also keep and save an exponential moving average of the weights with this decay rate, such as 0.999; at "
+             "step n the rate is at most n / (n + 9). eval --weights ema uses it"},
     {"skip-loss-z", TRAIN, TRAINING, REAL, AT(skip_loss_z), OVERRIDABLE, "X", .max = 1e9,
      .help = "skip a step if its loss is more than X standard deviations above the mean of the last "
               NUMBER_TEXT(OUTLIER_WINDOW) " accepted steps; 0: off"},
@@ -258,6 +263,9 @@ static const Row table[] = {
      .default_text = "one per rank",
      .help = "divide a step into N parts, whose gradients are added in a fixed order: any number of ranks that divides "
              "N gives the same results"},
+    {"reduce", TRAIN, MACHINE, CHOICE, AT(reduce), OVERRIDABLE, "ordered|fast",
+     .help = "how GPUs add their gradients; ordered: the same bits for any number of ranks; fast: by ncclReduceScatter, "
+             "with bits that depend on the number of ranks"},
     {"rank-timeout", TRAIN | EVAL, MACHINE, REAL, AT(rank_timeout), NOT_SAVED, "X", .max = 1e6, .value = 600,
      .unit = "seconds", .help = "stop if another rank does not respond for X seconds; 0: wait forever"},
     {"recompute", TRAIN, MACHINE, FLAG, AT(recompute), NOT_SAVED, "",
@@ -843,6 +851,8 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
                           o->chunk, engine->name);
     if (!THREADS_MANY && o->threads > 1)
         return tost_error(err, "--threads %d: the program was built without OpenMP: leave it out", o->threads);
+    if (o->reduce != 0 && !engine->open_comm)
+        return tost_error(err, "--reduce fast: only GPUs of a build with make NCCL=1 have it: leave it out");
     for (int i = 0; i < o->n_files; i++)
         if (!*o->files[i]) return tost_error(err, "an argument is empty: give a file name, or leave it out");
     if (comm_size(o->comm) > 1 && o->command != COMMAND_TRAIN && o->command != COMMAND_EVAL)

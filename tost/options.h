@@ -12,6 +12,7 @@ typedef enum {
 } Command;
 
 typedef enum { SAVE_ERROR_STOP, SAVE_ERROR_CONTINUE } OnSaveError;
+typedef enum { WEIGHTS_TRAINED, WEIGHTS_EMA } Weights;
 
 enum { OPTION_ROWS_MAX = 128 };
 
@@ -25,6 +26,7 @@ typedef struct {
     const char* preset;
     TostConfig  config;
     const char *model, *init, *tokenizer;  // NULL: not given
+    int         weights;                   // Weights
     // data
     const char *data, *val_data, *out, *log;
     int         order;                     // DataOrder
@@ -34,6 +36,7 @@ typedef struct {
     int64_t total_batch, steps, warmup;
     int     schedule;                      // ScheduleKind
     double  lr, min_lr_frac, decay_frac, weight_decay, beta1, beta2, eps, grad_clip;
+    double  ema;                           // 0: off
     double  skip_loss_z, skip_grad_z;      // 0: off
     int64_t max_skipped;
     int64_t seed;
@@ -43,6 +46,7 @@ typedef struct {
     bool    resume, overwrite, quiet, keep_best;
     int     dtype, threads;                // TostDtype; 0: OpenMP's default
     int     parts;                         // of a step, over all ranks (slices.h)
+    int     reduce;                        // 1: TostEngineOptions.fast_reduce
     double  rank_timeout;                  // seconds; 0: none
     bool    recompute;
     // sampling

@@ -164,8 +164,10 @@ static void report_ranks(Run* r) {
                       r->comm->library, (long long)(o->total_batch / size), human_bytes(bytes, moved));
     }
     if (o->parts > 1)
-        progress_text(&r->progress, "%-11s%d of %lld tokens; the results are the same on any number of ranks that "
-                      "divides it", "parts", o->parts, (long long)(o->total_batch / o->parts));
+        progress_text(&r->progress, "%-11s%d of %lld tokens; the results %s", "parts", o->parts,
+                      (long long)(o->total_batch / o->parts),
+                      r->engine_options.fast_reduce ? "depend on the number of ranks (--reduce fast)"
+                                                    : "are the same on any number of ranks that divides it");
 }
 
 static void report_data(Run* r) {

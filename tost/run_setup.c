@@ -229,16 +229,37 @@ static bool open_tokenizer(Run* r, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // Model and folder
 
+// --ema: the average of the resumed checkpoint. If that has none, or this is a new run, the average begins with the
+// present weights.
+static bool load_average(Run* r, TostError* err) {
+    bool exists = false;
+    if (r->o.ema == 0) return true;
+    if (r->o.resume
+        && !checkpoint_load_average(&exists, r->engine, r->model, &r->tensors, &r->weights_file, err)) return false;
+    for (int i = 0; !exists && i < r->tensors.count; i++) {
+        const TostTensor* t = &r->tensors.tensor[i];
+        float* values = xmalloc(t->size * sizeof *values);
+        r->engine->get(values, r->model, TOST_PARAM, t);
+        r->engine->put(r->model, TOST_EMA, t, values);
+        free(values);
+    }
+    if (r->o.resume && !exists)
+        progress_text(&r->progress, "%-11sthe checkpoint has no average: it begins with the weights of step %lld", "ema",
+                      (long long)r->info.step);
+    return true;
+}
+
 static bool create_model(Run* r, TostError* err) {
     r->model = r->engine->create(&r->o.config, &r->engine_options, err);
     if (!r->model) return false;
     if (!r->weights) {
         init_params(r->engine, r->model, &r->tensors, r->o.config.n_layer, (uint64_t)r->o.seed);
-        return true;
+        return load_average(r, err);
     }
     const StFile* file = &r->weights_file;
     const bool ok = checkpoint_load_params(r->engine, r->model, &r->tensors, file, err)
-                    && (!r->o.resume || checkpoint_load_moments(r->engine, r->model, &r->tensors, file, err));
+                    && (!r->o.resume || checkpoint_load_moments(r->engine, r->model, &r->tensors, file, err))
+                    && load_average(r, err);
     st_close(&r->weights_file);   // so that its disk space can be freed
     if (ok && r->weights_warning.text[0]) run_warn(r, "%s", r->weights_warning.text);
     return ok || checkpoint_suggest_older(err, r->weights, r->o.resume ? NULL : "--init");
@@ -339,6 +360,7 @@ static bool open_folder(Run* r, TostError* err) {
 bool run_set_up(Run* r, TostError* err) {
     Options* o = &r->o;
     r->info.comm = r->comm;
+    r->info.average = o->ema > 0;
     if (!run_agree(r, open_data(r, err) && open_tokenizer(r, err), err)) return false;
     if (!o->resume) {
         r->info.seed = (uint64_t)o->seed;
@@ -351,8 +373,8 @@ bool run_set_up(Run* r, TostError* err) {
     r->engine_options = (TostEngineOptions){
         .max_batch = o->batch, .max_seq = long_sample ? o->config.block_size : o->seq, .training = true,
         .chunk = o->chunk, .chunk_done = run_chunk_done, .context = r,
-        .recompute = o->recompute, .dtype = (TostDtype)o->dtype, .threads = o->threads, .comm = r->comm,
-        .parts = run_own_parts(r)};
+        .ema = o->ema > 0, .recompute = o->recompute, .dtype = (TostDtype)o->dtype, .threads = o->threads,
+        .comm = r->comm, .parts = run_own_parts(r), .fast_reduce = o->reduce == 1};
     comm_broadcast(r->comm, &r->engine_options.max_seq, sizeof r->engine_options.max_seq, 0);
     char device[256];
     if (!run_agree(r, r->engine->describe(device, sizeof device, &r->engine_options, err), err)) return false;

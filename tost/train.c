@@ -167,14 +167,15 @@ static bool accumulate_gradients(bool* completed, Run* r, TostError* err) {
 // Clips the gradients and updates the parameters. Returns the learning rate.
 static double optimizer_step(Run* r, double norm) {
     const Options* o = &r->o;
-    const int64_t step = r->info.step;
+    const int64_t step = r->info.step, n = step + 1 - r->info.outliers.skipped;   // skipped ones changed nothing
     const Schedule schedule = options_schedule(o);
     const double clip = o->grad_clip / (norm + TOST_CLIP_EPS);
     const TostAdamW adamw = {
         .lr = schedule_lr(&schedule, step),
         .beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps, .weight_decay = o->weight_decay,
         .grad_scale = o->grad_clip > 0 && clip < 1 ? clip : 1,
-        .step = step + 1 - r->info.outliers.skipped};   // bias correction: skipped steps did not change the moments
+        .step = n,
+        .ema_rate = 1 - fmin(o->ema, (double)n / (double)(n + 9))};   // so that the initial weights soon have no part
     r->engine->update(r->model, &adamw);
     return adamw.lr;
 }

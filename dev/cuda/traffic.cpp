@@ -26,6 +26,7 @@
 
 #include "cuda_on_host.h"
 #include "tost/engine.h"
+#include "tost/slices.h"
 
 extern "C" const TostEngine tost_cuda_engine;
 
@@ -91,7 +92,7 @@ const Minimum minimums[] = {
     MINIMUM(temp_backward,               "row",       1.10, 1.10, 4*NH*L * rows/32),
     MINIMUM(memset,                      "parameter", 1.01, 1.01, 4*flat),
     MINIMUM(grad_norm,                   "parameter", 1.01, 1.01, 4*flat),
-    MINIMUM(grad_norm_total,             "launch",    1.01, 1.01, 8*1024),
+    MINIMUM(grad_norm_total,             "parameter", 1.01, 1.01, 12*ceil(flat/SLICE_UNIT)),
     MINIMUM(adamw,                       "parameter", 1.01, 1.01, 30*flat),
 };
 
@@ -212,7 +213,7 @@ Run counted(int B, int T, int layers, int block_size) {
     TostConfig c = base_config();
     c.n_layer = layers;
     c.block_size = block_size;
-    const TostEngineOptions o = {B, T, true, false, TOST_BF16, 0};
+    const TostEngineOptions o = {B, T, true, false, TOST_BF16, 0, nullptr, 1, 0, nullptr, nullptr, false};
     TostError err;
     TostModel* m = tost_cuda_engine.create(&c, &o, &err);
     if (!m) cuda_on_host_die("%s", err.text);
@@ -227,7 +228,7 @@ Run counted(int B, int T, int layers, int block_size) {
     counter.on = true;
     tost_cuda_engine.zero_grad(m);
     tost_cuda_engine.forward_train(m, tokens.data(), targets.data(), B, T, 1.0f);
-    tost_cuda_engine.backward(m);
+    tost_cuda_engine.backward(m, TOST_STEP_ENDS);
     tost_cuda_engine.grad_norm(m);
     tost_cuda_engine.update(m, &a);
     counter.on = false;

@@ -2,13 +2,15 @@
 """Children's Book Test (Hill et al., 2016), common nouns and named entities, into data/eval.
 
     dev/data/cbt.py [--from PATH]            PATH: CBTest.tgz, its two files, or a folder with them
+    dev/data/cbt.py --validation             the validation sets, on which the paper's accuracies are
     ./train_gpt_tost eval --task cbt data/eval/cbtest_CN_test_2500ex.txt
 """
 from evalset import EvalSet, main
 from fetch import Refused, shown
 
 URL = "http://www.thespermwhale.com/jaseweston/babi/CBTest.tgz"
-NAMES = ("cbtest_CN_test_2500ex.txt", "cbtest_NE_test_2500ex.txt")
+TEST = ("cbtest_CN_test_2500ex.txt", "cbtest_NE_test_2500ex.txt")
+VALIDATION = ("cbtest_CN_valid_2000ex.txt", "cbtest_NE_valid_2000ex.txt")
 LINES = 21  # per example: 20 lines of context, then the question
 
 
@@ -40,6 +42,10 @@ def read(path):
         raise Refused(f"{shown(path)}: truncated: the last example has {len(example)} of {LINES} lines")
 
 
+def evalset(names, examples):
+    return EvalSet("cbt", files=tuple((name, None) for name in names), examples=examples, read=read,
+                   urls=((URL, "CBTest.tgz", None),))
+
+
 if __name__ == "__main__":
-    main(EvalSet("cbt", files=tuple((name, None) for name in NAMES), examples=2500, read=read,
-                 urls=((URL, "CBTest.tgz", None),)))
+    main(evalset(TEST, 2500), evalset(VALIDATION, 2000))

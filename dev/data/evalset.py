@@ -109,11 +109,14 @@ def build(evalset, args):
         print(f"{shown(targets[name])}: {description}")
 
 
-def main(evalset):
+def main(evalset, validation=None):
+    """`validation`: the EvalSet of --validation."""
     parser = OneLineParser()
     parser.add_argument("--from", dest="source", type=Path, nargs="+", metavar="PATH",
                         help="local files, folders or archives to use instead of downloading")
     parser.add_argument("--out", type=Path, default=DATA / "eval", metavar="FOLDER",
                         help="default: data/eval")
+    if validation:
+        parser.add_argument("--validation", action="store_true", help="the validation set instead of the test set")
     args = parser.parse_args()
-    fetch.run(lambda: build(evalset, args))
+    fetch.run(lambda: build(validation if validation and args.validation else evalset, args))

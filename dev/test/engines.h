@@ -44,10 +44,19 @@ static inline Subject subject_open(const TostEngine* engine, TostConfig config, 
     return s;
 }
 
+static inline TostEngineOptions engine_options(int B, int T, bool training, TostDtype dtype) {
+    TostEngineOptions o;
+    memset(&o, 0, sizeof o);
+    o.max_batch = B;
+    o.max_seq = T;
+    o.training = training;
+    o.dtype = dtype;
+    return o;
+}
+
 static inline Subject subject_of(const TostEngine* engine, TostConfig config, int B, int T, bool training,
                                  TostDtype dtype) {
-    const TostEngineOptions o = {B, T, training, false, dtype, 0, NULL, 1, 0, NULL, NULL};
-    return subject_open(engine, config, o);
+    return subject_open(engine, config, engine_options(B, T, training, dtype));
 }
 
 static inline void subject_free(Subject* s) {
@@ -373,7 +382,7 @@ static inline void record_steps(Record* r, Subject* s, const Shape* k, const int
             record_state(r, s, TOST_GRAD, RESULT_GRAD, "grad.");
             record_activations(r, s, k);
         }
-        const TostAdamW a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, i + 1};
+        const TostAdamW a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, i + 1, 0.0};
         const double norm = subject_step(s, a, 1.0);
         if (i == 0) record_number(r, RESULT_GRAD, "gradient_norm", norm);
         if (i == 0) record_logits(r, "logits_of_a_shorter_batch", s, ids, 1, (k->T + 1) / 2);
@@ -424,8 +433,8 @@ static inline Record shape_record(const TostEngine* engine, const void* test, To
     const TostConfig config = {k->layers, k->heads, k->channels, k->block, k->vocab, k->bias, k->membership};
     // With B = 1 the buffers are exactly full, so that an overrun is detected; otherwise they are larger than needed.
     const int more = k->B > 1 ? 5 : 0, T = k->T + more < k->block ? k->T + more : k->block;
-    const TostEngineOptions o = {k->B + more, T, k->steps > 0, ((const ShapeTest*)test)->recompute, dtype, 0,
-                                 NULL, 1, 0, NULL, NULL};
+    TostEngineOptions o = engine_options(k->B + more, T, k->steps > 0, dtype);
+    o.recompute = ((const ShapeTest*)test)->recompute;
     Record r = {NULL, 0};
     Subject s = subject_open(engine, config, o);
     int32_t* ids = shape_ids(k, 99);
@@ -611,8 +620,10 @@ static inline Record mixed_record(const TostEngine* engine, const void* test, To
     const Shape k = {1, 3, 60, 64, 29, 1, TOST_LEARNED, 2, 33, 0, 0, RANDOM};
     const TostConfig config = {k.layers, k.heads, k.channels, k.block, k.vocab, k.bias, k.membership};
     Record r = {NULL, 0};
-    Subject s = subject_of(engine, config, k.B, k.T, true, dtype);
-    TostAdamW a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 1};
+    TostEngineOptions o = engine_options(k.B, k.T, true, dtype);
+    o.ema = true;
+    Subject s = subject_open(engine, config, o);
+    TostAdamW a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 1, 0.3};
     subject_randomize(&s, 7);
     subject_round(&s, weights);
     mixed_forwards(&r, &s, &k, false, MIXED_BATCHES);
@@ -621,10 +632,10 @@ static inline Record mixed_record(const TostEngine* engine, const void* test, To
     record_state(&r, &s, TOST_GRAD, RESULT_GRAD, "grad.");
     subject_step(&s, a, 1.0);
     mixed_decode(&r, &s, &k);
-    Subject again = subject_of(engine, config, k.B, k.T, true, dtype);
-    const TostState states[] = {TOST_PARAM, TOST_M, TOST_V};
+    Subject again = subject_open(engine, config, o);
+    const TostState states[] = {TOST_PARAM, TOST_M, TOST_V, TOST_EMA};
     for (int i = 0; i < again.tensors.count; i++)
-        for (int j = 0; j < 3; j++) {
+        for (int j = 0; j < 4; j++) {
             float* x = subject_get(&s, states[j], &s.tensors.tensor[i]);
             engine->put(again.model, states[j], &again.tensors.tensor[i], x);
             free(x);
@@ -635,6 +646,7 @@ static inline Record mixed_record(const TostEngine* engine, const void* test, To
     subject_step(&again, a, 1.0);
     mixed_forwards(&r, &again, &k, false, 1);
     record_state(&r, &again, TOST_PARAM, RESULT_PARAM, "after.");
+    record_state(&r, &again, TOST_EMA, RESULT_PARAM, "ema.");
     subject_free(&again);
     return r;
 }

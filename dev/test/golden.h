@@ -52,7 +52,7 @@ static inline TostConfig meta_config(const StFile* f) {
 
 static inline TostAdamW meta_adamw(const StFile* f, double lr, int step) {
     const TostAdamW a = {lr, meta_number(f, "beta1"), meta_number(f, "beta2"), meta_number(f, "eps"),
-                         meta_number(f, "weight_decay"), 1.0, step};
+                         meta_number(f, "weight_decay"), 1.0, step, 0.0};
     return a;
 }
 

@@ -66,15 +66,15 @@ set -f   # the trainer expands patterns itself
 
 for line in \
     "train preset layers heads channels block-size vocab-size bias membership init data val-data order tokenizer out
-     resume overwrite log steps batch seq chunk total-batch lr schedule decay-frac warmup min-lr-frac weight-decay beta1 beta2 eps grad-clip
-     skip-loss-z skip-grad-z max-skipped seed
-     val-every val-batches sample-every sample-tokens save-every keep keep-best stop-at-val max-time on-save-error quiet temperature top-k top-p
-     dtype threads parts rank-timeout recompute help man bash-completion" \
-    "sample model tokenizer prompt prompts tokens samples stop temperature top-k top-p seed dtype threads help" \
-    "eval model data task json force tokenizer batch seq chunk stride windows seed dtype threads rank-timeout help" \
+     resume overwrite log steps batch seq chunk total-batch lr schedule decay-frac warmup min-lr-frac weight-decay beta1
+     beta2 eps grad-clip ema skip-loss-z skip-grad-z max-skipped seed val-every val-batches sample-every sample-tokens
+     save-every keep keep-best stop-at-val max-time on-save-error quiet temperature top-k top-p dtype threads parts
+     reduce rank-timeout recompute help man bash-completion" \
+    "sample model weights tokenizer prompt prompts tokens samples stop temperature top-k top-p seed dtype threads help" \
+    "eval model weights data task json force tokenizer batch seq chunk stride windows seed dtype threads rank-timeout help" \
     "tokenize tokenizer out val-frac shard-tokens jsonl seed threads quiet help" \
-    "info model vocab-size help" \
-    "inspect model text out force tokenizer dtype threads help"; do
+    "info model weights vocab-size help" \
+    "inspect model weights text out force tokenizer dtype threads help"; do
     # shellcheck disable=SC2086
     set -- $line
     command=$1
@@ -163,6 +163,26 @@ check "--lr may change on --resume, which prints a line" says "--lr 0.004 instea
 check "--schedule may change on --resume" says "--schedule linear instead of cosine" stdout
 check "the jump of the learning rate is printed" says "learning rate of the next step: " stdout
 rm -r halfway/step_00000007
+
+# The average of the weights
+run 0 $tiny --steps 6 --save-every 3 --ema 0.9 --out average
+cp -r average stopped && rm -r stopped/step_00000006
+run 0 --resume --out stopped
+check "--ema: a resumed run has the same average" cmp average/step_00000006/ema.safetensors stopped/step_00000006/ema.safetensors
+cmp -s average/step_00000006/ema.safetensors average/step_00000006/model.safetensors
+check "the average differs from the weights" [ $? -eq 1 ]
+run 0 eval --weights ema --model average --data "$dir/tiny_val_*.bin"
+check "--weights ema names the file" says "step_00000006/ema.safetensors, step 6" stderr
+run 0 sample --weights ema --model average --tokens 4
+run 0 info --weights ema average
+run 1 eval --weights ema --model straight --data "$dir/tiny_val_*.bin"
+refused "straight/step_00000006/model.safetensors" "ema.safetensors" "--ema"
+cp -r straight begun
+run 0 --resume --out begun --steps 7 --ema 0.9
+check "--ema on --resume begins with the present weights" says "begins with the weights of step 6" stdout
+cp average/step_00000003/ema.safetensors stopped/step_00000006/
+run 1 eval --weights ema --model stopped --data "$dir/tiny_val_*.bin"
+refused "different checkpoints" "step"
 
 # Ends of runs, and the best checkpoint
 run 0 $small --lr 0.3 --steps 6 --val-every 1 --keep 1 --keep-best --out best

@@ -240,7 +240,7 @@ static void test_messages(Checks* c) {
 enum { PARTS = 4, PER_PART = 2, STEPS = 10, B = 2 };
 
 // state: of the first rank; params: of each rank, which must be equal
-typedef struct { double norm[STEPS], loss[STEPS]; float* state[4]; float* params[PARTS]; } Outcome;
+typedef struct { double norm[STEPS], loss[STEPS]; float* state[TOST_STATES]; float* params[PARTS]; } Outcome;
 
 typedef struct {
     TostConfig  config;
@@ -288,14 +288,14 @@ static void copy_state(float* dst, const TostModel* m, TostState s, const TostTe
 static void train_rank(TostComm* comm, void* context) {
     Training* t = context;
     const TostEngineOptions o = {.max_batch = B, .max_seq = t->config.block_size, .training = true, .dtype = t->dtype,
-                                 .recompute = t->recompute, .threads = 1, .comm = comm,
+                                 .recompute = t->recompute, .threads = 1, .comm = comm, .ema = true,
                                  .parts = PARTS / comm_size(comm)};
     const int rank = comm_rank(comm);
     TostError err;
     TostModel* m = tost_cpu_engine.create(&t->config, &o, &err);
     if (!m) abort();
     if (!t->start) init_params(&tost_cpu_engine, m, &t->tensors, t->config.n_layer, 5);
-    for (int s = 0; t->start && s < 4; s++)
+    for (int s = 0; t->start && s < TOST_STATES; s++)
         for (int i = 0; i < t->tensors.count && s != TOST_GRAD; i++)
             tost_cpu_engine.put(m, (TostState)s, &t->tensors.tensor[i],
                                 t->start->state[s] + t->tensors.tensor[i].offset);
@@ -304,11 +304,11 @@ static void train_rank(TostComm* comm, void* context) {
         if (rank == 0) t->out.loss[step] = loss, t->out.norm[step] = norm;
         if (step + 1 == t->steps) copy_state(rank == 0 ? t->out.state[TOST_GRAD] : NULL, m, TOST_GRAD, &t->tensors);
         const TostAdamW adamw = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1,
-                                 .grad_scale = norm > 1 ? 1 / norm : 1, .step = step + 1};
+                                 .grad_scale = norm > 1 ? 1 / norm : 1, .step = step + 1, .ema_rate = 0.2};
         tost_cpu_engine.update(m, &adamw);
     }
     copy_state(t->out.params[rank], m, TOST_PARAM, &t->tensors);
-    for (int s = TOST_M; s <= TOST_V; s++) copy_state(rank == 0 ? t->out.state[s] : NULL, m, (TostState)s, &t->tensors);
+    for (int s = TOST_M; s <= TOST_EMA; s++) copy_state(rank == 0 ? t->out.state[s] : NULL, m, (TostState)s, &t->tensors);
     tost_cpu_engine.destroy(m);
 }
 
@@ -317,7 +317,7 @@ static Training train(Checks* c, const TostConfig* config, TostDtype dtype, bool
                       int steps, const Outcome* start) {
     Training t = {.config = *config, .tensors = tost_tensors(config), .dtype = dtype, .recompute = recompute,
                   .first = first, .steps = steps, .start = start};
-    for (int s = 0; s < 4; s++) t.out.state[s] = xcalloc(t.tensors.flat_size, sizeof(float));
+    for (int s = 0; s < TOST_STATES; s++) t.out.state[s] = xcalloc(t.tensors.flat_size, sizeof(float));
     for (int r = 0; r < PARTS; r++) t.out.params[r] = xcalloc(t.tensors.flat_size, sizeof(float));
     const int lost = run_ranks(ranks, train_rank, &t);
     check(c, lost == 0, "training on %d ranks: %d messages are lost", ranks, lost);
@@ -326,15 +326,15 @@ static Training train(Checks* c, const TostConfig* config, TostDtype dtype, bool
 }
 
 static void training_free(Training* t) {
-    for (int s = 0; s < 4; s++) free(t->out.state[s]);
+    for (int s = 0; s < TOST_STATES; s++) free(t->out.state[s]);
     for (int r = 0; r < PARTS; r++) free(t->out.params[r]);
     tost_tensors_free(&t->tensors);
 }
 
 static void compare(Checks* c, const Training* a, const Training* b, int ranks, const char* what) {
-    static const char* const names[] = {"parameters", "gradients", "m", "v"};
+    static const char* const names[] = {"parameters", "gradients", "m", "v", "ema"};
     const size_t bytes = a->tensors.flat_size * sizeof(float);
-    for (int s = 0; s < 4; s++)
+    for (int s = 0; s < TOST_STATES; s++)
         check(c, memcmp(a->out.state[s], b->out.state[s], bytes) == 0, "%s, %d ranks: %s differ from one rank", what,
               ranks, names[s]);
     for (int r = 1; r < ranks; r++)

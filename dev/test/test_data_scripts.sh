@@ -69,6 +69,12 @@ cp CBTest/data/cbtest_CN_test_2500ex.txt CBTest/data/cbtest_NE_test_2500ex.txt
 tar -czf CBTest.tgz CBTest
 run 0 cbt.py --from CBTest.tgz --out eval
 check "the archive's files are unpacked" cmp -s eval/cbtest_NE_test_2500ex.txt CBTest/data/cbtest_NE_test_2500ex.txt
+mkdir valid
+for kind in CN NE; do head -n 44000 CBTest/data/cbtest_${kind}_test_2500ex.txt >valid/cbtest_${kind}_valid_2000ex.txt; done
+run 0 cbt.py --from valid --validation --out eval
+check "the validation sets have 2,000 examples" says "cbtest_NE_valid_2000ex.txt: 2,000 examples" stdout
+run 1 cbt.py --from CBTest --validation --out eval2
+refused CBTest cbtest_CN_valid_2000ex.txt
 head -c 3000 CBTest.tgz >cut.tgz
 run 1 cbt.py --from cut.tgz --out eval2
 refused "cut.tgz: cannot be unpacked"

@@ -38,7 +38,7 @@ typedef struct { int T; int32_t ids[MAX_IDS]; } Call;   // T = 0: decode_step(id
 struct TostModel {
     TostConfig     config;
     TostTensors    tensors;
-    float*         state[4];        // flat, by TostState
+    float*         state[TOST_STATES];        // flat, by TostState
     int            puts, gets;
     int            die_at_get;      // kill the process at this get; 0: never
     const int32_t* script;          // id with the largest logit, by decode call; -1: all logits are NaN
@@ -50,12 +50,12 @@ static TostModel* fake_new(TostConfig config) {
     TostModel* m = xcalloc(1, sizeof *m);
     m->config = config;
     m->tensors = tost_tensors(&config);
-    for (int s = 0; s < 4; s++) m->state[s] = xcalloc(m->tensors.flat_size, sizeof(float));
+    for (int s = 0; s < TOST_STATES; s++) m->state[s] = xcalloc(m->tensors.flat_size, sizeof(float));
     return m;
 }
 
 static void fake_free(TostModel* m) {
-    for (int s = 0; s < 4; s++) free(m->state[s]);
+    for (int s = 0; s < TOST_STATES; s++) free(m->state[s]);
     tost_tensors_free(&m->tensors);
     free(m);
 }
@@ -105,7 +105,7 @@ static const TostConfig tiny = {
 
 // Fills all four states with different numbers.
 static void fake_fill(TostModel* m, float salt) {
-    for (int s = 0; s < 4; s++)
+    for (int s = 0; s < TOST_STATES; s++)
         for (int i = 0; i < m->tensors.count; i++) {
             const TostTensor* t = &m->tensors.tensor[i];
             for (size_t k = 0; k < t->size; k++)

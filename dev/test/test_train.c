@@ -26,7 +26,7 @@ enum { BAD = 200, SPIKE = 201, WRONG_TENSOR = 3 };
 
 struct TostModel {
     TostTensors tensors;
-    float*      state[4];
+    float*      state[TOST_STATES];
     double      loss;
     int64_t     count;
 };
@@ -61,12 +61,12 @@ static TostModel* toy_create(const TostConfig* c, const TostEngineOptions* o, To
     (void)o, (void)err;
     TostModel* m = xcalloc(1, sizeof *m);
     m->tensors = tost_tensors(c);
-    for (int s = 0; s < 4; s++) m->state[s] = xcalloc(m->tensors.flat_size, sizeof(float));
+    for (int s = 0; s < TOST_STATES; s++) m->state[s] = xcalloc(m->tensors.flat_size, sizeof(float));
     return m;
 }
 
 static void toy_destroy(TostModel* m) {
-    for (int s = 0; s < 4; s++) free(m->state[s]);
+    for (int s = 0; s < TOST_STATES; s++) free(m->state[s]);
     tost_tensors_free(&m->tensors);
     free(m);
 }
@@ -135,6 +135,7 @@ static void toy_update(TostModel* m, const TostAdamW* a) {
         const double m_hat = first / (1 - pow(a->beta1, (double)a->step));
         const double v_hat = second / (1 - pow(a->beta2, (double)a->step));
         m->state[TOST_PARAM][i] -= (float)(a->lr * m_hat / (sqrt(v_hat) + a->eps));
+        m->state[TOST_EMA][i] += (float)(a->ema_rate * (m->state[TOST_PARAM][i] - m->state[TOST_EMA][i]));
     }
 }
 

@@ -46,6 +46,7 @@ struct CudaOnHostOptions {
     CudaOnHostOrder order = CUDA_ORDER_FORWARD;  // of lanes, warps and blocks
     uint64_t seed = 1;                           // for SHUFFLE
     bool late = false;                           // streams run work only when something waits for it
+    unsigned prompt = 0;                         // but not these: a bit per stream, in the order of their creation
     int devices = 1;                             // 0: no device
     size_t memory = (size_t)8 << 30;             // bytes of device memory
     uint32_t matmul_alignment = 1;  // bytes; cuBLASLt rejects matrices or rows with less
@@ -211,6 +212,7 @@ enum cudaError_t {
     cudaErrorIllegalAddress = 700,
     cudaErrorIllegalInstruction = 715,
     cudaErrorMisalignedAddress = 716,
+    cudaErrorNotReady = 600,
     cudaErrorLaunchFailure = 719,
     cudaErrorInvalidDevice = 101
 };
@@ -239,6 +241,7 @@ struct cudaDeviceProp {
 
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaSetDevice(int device);
+cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* prop, int device);
 cudaError_t cudaDeviceSynchronize(void);
 cudaError_t cudaGetLastError(void);
@@ -261,6 +264,8 @@ cudaError_t cudaMemcpy(void* dst, const void* src, size_t bytes, cudaMemcpyKind 
 cudaError_t cudaMemsetAsync(void* dst, int byte, size_t bytes, cudaStream_t stream = nullptr);
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority);
+cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest);
 cudaError_t cudaStreamCreate(cudaStream_t* stream);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
@@ -270,6 +275,7 @@ cudaError_t cudaEventCreate(cudaEvent_t* event);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
+cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to);  // always 1
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
@@ -292,6 +298,10 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, F*, int b
 // ---------------------------------------------------------------------------------------------
 // Launch
 
+// Queues on the stream: later work waits until ready() returns true. It is called again and again.
+void cuda_on_host_enqueue_when(cudaStream_t stream, std::function<bool()> ready);
+void cuda_on_host_progress(void);   // runs what is ready, of the streams that do not run late
+void cuda_on_host_copy(void* dst, const void* src, size_t bytes);   // memcpy from or to device memory
 // Queues `work` on the stream, or records it if the stream is capturing a graph.
 void cuda_on_host_enqueue(cudaStream_t stream, std::function<void()> work);
 void cuda_on_host_launch(const char* name, const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,

@@ -3,6 +3,7 @@
 //
 //     cuda_on_host_test              all tests
 //     cuda_on_host_test --mutants    the tests of mutants.sh: all float32 shapes, three schedules
+//     cuda_on_host_test --exchange   the tests of mutants.sh for several ranks
 //     cuda_on_host_test --quick      the tests of `make test`: every kernel, few shapes
 //
 // The exit status is 0 only if every check passed.
@@ -13,6 +14,7 @@
 
 #include "dev/test/engines.h"
 #include "dev/test/golden.h"
+#include "dev/test/nccl_on_host/ranks_on_host.h"
 
 extern "C" const TostEngine tost_cuda_engine;
 
@@ -89,7 +91,9 @@ constexpr size_t RESERVE = (size_t)512 << 20;
 const TostConfig SMALL = {1, 3, 60, 40, 257, 1, TOST_LEARNED}, DEEP = {4, 3, 60, 200, 257, 1, TOST_LEARNED};
 
 TostEngineOptions options_of(int B, int T, bool training, TostDtype dtype, bool recompute = false) {
-    return {B, T, training, recompute, dtype, 0};
+    TostEngineOptions o = engine_options(B, T, training, dtype);
+    o.recompute = recompute;
+    return o;
 }
 
 // Checks that create allocates about as many bytes as memory predicts. Returns the prediction.
@@ -223,6 +227,8 @@ void test_quick(Checks* c) {
     test_plain_products(c, TOST_FP32);
     test_missing(c);
     test_refusals(c);
+    test_nccl_emulation(c);
+    test_exchange(c, false);
 }
 
 void test_mutants(Checks* c) {
@@ -254,6 +260,8 @@ void test_all(Checks* c) {
     test_missing(c);
     test_refusals(c);
     test_suggestions(c);
+    test_nccl_emulation(c);
+    test_exchange(c, true);
 }
 
 }  // namespace
@@ -261,14 +269,15 @@ void test_all(Checks* c) {
 int main(int argc, char** argv) {
     Checks c = {"cuda_on_host", 0, 0, 0};
     const std::string mode = argc == 1 ? "" : argc == 2 ? argv[1] : "?";
-    if (!mode.empty() && mode != "--quick" && mode != "--mutants") {
-        fprintf(stderr, "usage: cuda_on_host_test [--quick | --mutants]\n");
+    if (!mode.empty() && mode != "--quick" && mode != "--mutants" && mode != "--exchange") {
+        fprintf(stderr, "usage: cuda_on_host_test [--quick | --mutants | --exchange]\n");
         return STATUS_USAGE;
     }
     setvbuf(stdout, nullptr, _IOLBF, 0);
     set_schedule(SHUFFLE);
     if (mode == "--quick") test_quick(&c);
     else if (mode == "--mutants") test_mutants(&c);
+    else if (mode == "--exchange") test_exchange(&c, false);
     else test_all(&c);
     check(&c, cuda_on_host_live() == 0, "%d CUDA objects leaked", cuda_on_host_live());
     return checks_verdict(&c);

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # mutants.sh CXX FLAGS "OBJECTS" [NAME...]: mutation test. Changes one line of the CUDA engine at a time and runs
-# cuda_on_host_test --mutants, which must fail for each mutant and pass for the unchanged engine.
+# cuda_on_host_test --mutants or --exchange, which must fail for each mutant and pass for the unchanged engine.
 #
 # A mutant changes the line that ends with `// mutant: NAME` (or `// mutant: A, B`) in train_gpt_tost.cu or
 # tost/cuda_*.cuh. OBJECTS: the test's objects except kernels_test.o, which contains the engine. JOBS mutants run in
@@ -52,6 +52,16 @@ graph_of_another_shape | s/g->T != T/false/
 moments_into_the_weights | s/s == TOST_PARAM && //
 nothing_to_score | s/if (counted > 0) //
 decay_everywhere | s/t->decay == TOST_DECAY/1/
+sent_before_computed | s/CUDA_CHECK.*//
+used_before_received | s/CUDA_CHECK.*//
+wrong_slice | s/, r, k/, x->rank, k/
+wrong_count | s/row, n,/row, n - 32,/
+bucket_left_out | s/else/else if (x->started != 1)/
+row_of_another_rank | s/= r.*;/= r > 0 ? r - 1 : 0;/
+level_not_set | s/x->part.*)/true)/
+norm_by_rank | s/place\[i\]/i/
+first_device | s/count > 1 ? local_rank : 0/0/
+waits_forever | s/if (!\(.*\)) nccl_timed_out.*;/\1;/
 END
 
 # mutate NAME FOLDER: copies the engine to FOLDER with one line changed.
@@ -77,6 +87,15 @@ build() {
         $cxx $flags -o "$work/$1" "$work/$1.o" $objects -lm -ldl -rdynamic
 }
 
+# mode NAME: the tests that a mutant must fail
+mode() {
+    case $1 in
+        first_device) echo --exchange ;;
+        *) if grep -q "// mutant: $1\$" tost/cuda_exchange.cuh tost/cuda_nccl.cuh; then echo --exchange
+           else echo --mutants; fi ;;
+    esac
+}
+
 # run_mutant NAME: builds a mutant and runs it up to the first failed check; prints the result and saves it in
 # $work/NAME.result.
 run_mutant() {
@@ -84,7 +103,7 @@ run_mutant() {
     if ! mutate "$name" "$work/$name.d" > "$log" 2>&1 || ! build "$name" "$work/$name.d" >> "$log" 2>&1; then
         echo "FAILED mutants: $name: does not build: $(tail -5 "$log")"
     else
-        found=$({ timeout 120 "$work/$name" --mutants; echo "exit status $?"; } 2>&1 |
+        found=$({ timeout 120 "$work/$name" "$(mode "$name")"; echo "exit status $?"; } 2>&1 |
             grep -m1 -E '^FAILED|^cuda_on_host: [^0-9]|^exit status|AddressSanitizer|runtime error')
         case $found in
             'exit status 0') echo "FAILED mutants: $name passed the test" ;;
@@ -100,7 +119,8 @@ run_mutant() {
 passed=0 failed=0
 fail() { echo "FAILED mutants: $1"; failed=$((failed + 1)); }
 
-if build engine . > "$work/log" 2>&1 && "$work/engine" --mutants > "$work/log" 2>&1; then
+if build engine . > "$work/log" 2>&1 && "$work/engine" --mutants > "$work/log" 2>&1 &&
+    "$work/engine" --exchange > "$work/log" 2>&1; then
     passed=1
 else
     tail -5 "$work/log"

@@ -10,6 +10,8 @@
 #include <set>
 #include <vector>
 
+#include <unistd.h>
+
 #ifdef CUDA_ON_HOST_ASAN
 #include <sanitizer/asan_interface.h>
 #else
@@ -19,14 +21,21 @@
 
 typedef std::function<void()> Work;
 
+// Work that can start when `ready` returns true, or at once if there is no such function.
+struct Item {
+    Work work;
+    std::function<bool()> ready;
+};
+
 struct CudaOnHostGraph {
     std::vector<Work> nodes;
     bool executable = false;
 };
 
 struct CudaOnHostStream {
-    bool alive = true;
-    std::deque<Work> queue;
+    bool alive = true, prompt = false;   // prompt: runs work at once, also with the option late
+    bool asking = false;                 // the first item's `ready` is running
+    std::deque<Item> queue;
     uint64_t queued = 0, done = 0;       // number of work items since its creation
     CudaOnHostGraph* capture = nullptr;  // the graph it records into
     CudaOnHostStream* origin = nullptr;  // the stream on which that capture began
@@ -51,7 +60,7 @@ struct Runtime {
     std::set<CudaOnHostGraph*> graphs;
     CudaOnHostStream default_stream;
     cudaError_t last_error = cudaSuccess;
-    int captures = 0;
+    int captures = 0, device_index = 0;
 };
 
 Runtime runtime;
@@ -95,13 +104,33 @@ void check_event(const char* call, cudaEvent_t e) {
     if (!runtime.events.count(e)) cuda_on_host_die("%s: no such event", call);
 }
 
-// Runs the first n work items of the stream. An item can run others, so it is removed from the queue first.
-void run_until(CudaOnHostStream* s, uint64_t n) {
+bool is_prompt(const CudaOnHostStream* s) { return s->prompt || !runtime.options.late; }
+
+bool is_ready(CudaOnHostStream* s) {
+    if (!s->queue.front().ready) return true;
+    s->asking = true;
+    const bool ready = s->queue.front().ready();
+    s->asking = false;
+    return ready;
+}
+
+// Runs the first n work items of the stream, those that are ready. Returns true if all have run. An item can run
+// others, so it is removed from the queue first.
+bool try_until(CudaOnHostStream* s, uint64_t n) {
     while (s->done < n && !s->queue.empty()) {
-        const Work work = std::move(s->queue.front());
+        if (s->asking || !is_ready(s)) return false;
+        const Work work = std::move(s->queue.front().work);
         s->queue.pop_front();
         s->done++;
-        work();
+        if (work) work();
+    }
+    return true;
+}
+
+void run_until(CudaOnHostStream* s, uint64_t n) {
+    while (!try_until(s, n)) {
+        cuda_on_host_progress();
+        usleep(50);
     }
 }
 
@@ -116,15 +145,16 @@ void wait_for(const char* call, CudaOnHostStream* s) {
     run_until(s, s->queued);
 }
 
-void enqueue(CudaOnHostStream* s, Work work) {
+void enqueue(CudaOnHostStream* s, Work work, std::function<bool()> ready = nullptr) {
     if (s->capture) {
+        if (ready) cuda_on_host_die("a capturing stream waits for work outside of the graph");
         s->capture->nodes.push_back(std::move(work));
         s->recorded++;
         return;
     }
-    s->queue.push_back(std::move(work));
+    s->queue.push_back({std::move(work), std::move(ready)});
     s->queued++;
-    if (!runtime.options.late) run_until(s, s->queued);
+    if (is_prompt(s)) try_until(s, s->queued);
 }
 
 }  // namespace
@@ -135,6 +165,20 @@ void cuda_on_host_enqueue(cudaStream_t stream, Work work) {
         const DeviceOpen open;
         work();
     });
+}
+
+void cuda_on_host_enqueue_when(cudaStream_t stream, std::function<bool()> ready) {
+    enqueue(stream_of("enqueue", stream), nullptr, std::move(ready));
+}
+
+void cuda_on_host_progress(void) {
+    for (size_t i = 0; i < runtime.streams.size(); i++)
+        if (is_prompt(runtime.streams[i].get())) try_until(runtime.streams[i].get(), UINT64_MAX);
+}
+
+void cuda_on_host_copy(void* dst, const void* src, size_t bytes) {
+    const DeviceOpen open;
+    memcpy(dst, src, bytes);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -182,7 +226,15 @@ cudaError_t cudaGetDeviceCount(int* count) {
 
 cudaError_t cudaSetDevice(int device) {
     NEED_DEVICE();
-    return device >= 0 && device < runtime.options.devices ? cudaSuccess : fail(cudaErrorInvalidDevice);
+    if (device < 0 || device >= runtime.options.devices) return fail(cudaErrorInvalidDevice);
+    runtime.device_index = device;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int* device) {
+    NEED_DEVICE();
+    *device = runtime.device_index;
+    return cudaSuccess;
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* prop, int device) {
@@ -224,6 +276,7 @@ const char* cudaGetErrorString(cudaError_t error) {
            : error == cudaErrorMemoryAllocation ? "out of memory"
            : error == cudaErrorNoDevice         ? "no CUDA-capable device is detected"
            : error == cudaErrorInvalidDevice    ? "invalid device ordinal"
+           : error == cudaErrorNotReady         ? "device not ready"
                                                 : "invalid argument";
 }
 
@@ -340,12 +393,25 @@ cudaError_t cudaMemsetAsync(void* dst, int byte, size_t bytes, cudaStream_t stre
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
     NEED_DEVICE();
+    unsigned before = 0;
+    for (auto& s : runtime.streams) before += s->alive;
     runtime.streams.emplace_back(new CudaOnHostStream());
+    runtime.streams.back()->prompt = before < 32 && (runtime.options.prompt >> before & 1);
     *stream = runtime.streams.back().get();
     return cudaSuccess;
 }
 
 cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithFlags(stream, 0); }
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
+    return cudaStreamCreateWithFlags(stream, flags);
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest) {
+    NEED_DEVICE();
+    *lowest = *highest = 0;
+    return cudaSuccess;
+}
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     NEED_DEVICE();
@@ -393,6 +459,14 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     return cudaSuccess;
 }
 
+// A host that asks again and again lets all streams make progress.
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+    NEED_DEVICE();
+    check_event("cudaEventQuery", event);
+    if (event->capture) cuda_on_host_die("cudaEventQuery of an event recorded in a capture");
+    return !event->stream || try_until(event->stream, event->mark) ? cudaSuccess : cudaErrorNotReady;
+}
+
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
     check_event("cudaEventElapsedTime", from);
     check_event("cudaEventElapsedTime", to);
@@ -419,7 +493,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     } else if (s->capture) {
         cuda_on_host_die("cudaStreamWaitEvent: a capturing stream waits for work outside the capture");
     } else if (e.stream != s) {
-        enqueue(s, [e] { run_until(e.stream, e.mark); });
+        enqueue(s, nullptr, [e] { return try_until(e.stream, e.mark); });
     }
     return cudaSuccess;
 }

@@ -11,7 +11,7 @@ static void check_example(const Example* e, Task task, const Tokenizer* t) {
     size_t n = (size_t)e->context;
     for (int i = 0; i < e->choices; i++) {
         must_hold(e->length[i] >= 1, "choice without tokens");
-        must_hold(e->bytes[i] >= (task == TASK_CBT ? 0 : 1), "choice without bytes");   // CBT allows an empty candidate
+        must_hold(e->chars[i] >= (task == TASK_CBT ? 0 : 1), "empty choice");   // CBT allows an empty candidate
         n += (size_t)e->length[i];
     }
     for (size_t i = 0; i < n; i++) must_hold(e->ids[i] < (uint32_t)tokenizer_size(t), "id outside the vocabulary");
@@ -38,7 +38,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const Tokenizer* t = byte_tokenizer();
     if (examples_read(&examples, task, path, t, &err)) {
         must_hold(examples.count >= 1, "accepted a file without an example");
-        for (size_t i = 0; i < examples.count; i++) check_example(&examples.example[i], task, t);
+        const size_t n = examples.count * (size_t)examples.per;
+        for (size_t i = 0; i < n; i++) check_example(&examples.example[i], task, t);
         examples_free(&examples);
     } else check_message(&err);
     free(path);

@@ -1,0 +1,286 @@
+// cuda_nccl.cuh: NCCL communicators, and host messages over NCCL for builds without MPI. NCCL never blocks the host:
+// communicators are nonblocking, and every wait asks for errors and ends after the timeout of the ranks.
+#ifndef TOST_CUDA_NCCL_CUH
+#define TOST_CUDA_NCCL_CUH
+
+#include <time.h>
+#include <unistd.h>
+
+#include <vector>
+
+#include "tost/cuda_runtime.cuh"
+
+extern "C" {
+#include "tost/comm.h"
+}
+
+// ---------------------------------------------------------------------------------------------
+// Link: a communicator of all ranks. Each has one GPU.
+
+struct NcclLink {
+    TostComm*    comm;
+    ncclComm_t   nccl;
+    cudaStream_t stream;             // of host messages
+    char *device, *host;             // memory of host messages; host is pinned
+    size_t used;                     // of LINK_MEMORY
+    int messages;                    // under way
+};
+
+constexpr double CONNECT_TIMEOUT = 300;           // seconds, until the trainer sets that of --rank-timeout
+constexpr size_t LINK_MEMORY = (size_t)4 << 20;   // larger messages allocate their own
+
+// How long the host has waited for other ranks.
+struct RankWait {
+    const TostComm* comm;
+    double start;
+};
+
+static RankWait wait_begin(const TostComm* c) { return {c, now_seconds()}; }
+
+// Pauses, at first without giving up the core. False if the timeout has passed.
+static bool wait_more(const RankWait* w) {
+    const double waited = now_seconds() - w->start;
+    const struct timespec pause = {0, waited < 0.05 ? 20000 : 200000};
+    if (w->comm->timeout > 0 && waited > w->comm->timeout) return false;
+    if (waited > 100e-6) nanosleep(&pause, NULL);
+    return true;
+}
+
+static ncclResult_t nccl_state(const NcclLink* l) {
+    ncclResult_t state = ncclSuccess;
+    const ncclResult_t e = ncclCommGetAsyncError(l->nccl, &state);
+    return e == ncclSuccess ? state : e;
+}
+
+[[noreturn]] static void nccl_die(const NcclLink* l, const char* what, ncclResult_t e) {
+    TostError why;
+    tost_error(&why, "%s: %s; NCCL_DEBUG=WARN prints the cause", what, ncclGetErrorString(e));
+    comm_fail(l->comm, &why);
+    _exit(STATUS_RANK_FAILED);
+}
+
+// NCCL cannot say which rank is missing. The lowest rank prints the line first, which ends the others.
+[[noreturn]] static void nccl_timed_out(const NcclLink* l, const char* what) {
+    TostError why;
+    tost_error(&why, "%s: other ranks did not respond for %g s (--rank-timeout)", what, l->comm->timeout);
+    sleep(l->comm->place.rank < 3 ? 2 * l->comm->place.rank : 6);
+    comm_fail(l->comm, &why);
+    _exit(STATUS_RANK_FAILED);
+}
+
+// Checks the result of a call. Waits until it is issued, which may need other ranks.
+static void nccl_check(const NcclLink* l, ncclResult_t result, const char* what) {
+    for (RankWait w = wait_begin(l->comm); result == ncclInProgress; result = nccl_state(l))
+        if (!wait_more(&w)) nccl_timed_out(l, what);
+    if (result != ncclSuccess) nccl_die(l, what, result);
+}
+
+// Inside of a group, nothing is issued before ncclGroupEnd.
+static void nccl_add(const NcclLink* l, ncclResult_t result, const char* what) {
+    if (result != ncclSuccess && result != ncclInProgress) nccl_die(l, what, result);
+}
+#define NCCL_ADD(link, call) nccl_add(link, call, #call)
+static void nccl_group_end(const NcclLink* l) { nccl_check(l, ncclGroupEnd(), "ncclGroupEnd"); }
+
+// True if the event has occurred. Fails if a rank has.
+static bool nccl_event_query(const NcclLink* l, cudaEvent_t event) {
+    const cudaError_t e = cudaEventQuery(event);
+    if (e == cudaSuccess) return true;
+    if (e != cudaErrorNotReady) CUDA_CHECK(e);
+    (void)cudaGetLastError();   // "not ready" counts as an error
+    const ncclResult_t state = nccl_state(l);
+    if (state != ncclSuccess && state != ncclInProgress) nccl_die(l, "NCCL", state);
+    return false;
+}
+
+static void nccl_event_wait(const NcclLink* l, cudaEvent_t event, const char* what) {
+    for (RankWait w = wait_begin(l->comm); !nccl_event_query(l, event);)
+        if (!wait_more(&w)) nccl_timed_out(l, what);   // mutant: waits_forever
+}
+
+// Connects the ranks. Fails on all of them, or waits until the timeout for those that are missing.
+static bool link_open(NcclLink* l, TostComm* comm, const ncclUniqueId* id, TostError* err) {
+    *l = {};
+    l->comm = comm;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    const RankWait w = wait_begin(comm);
+    ncclResult_t e = ncclCommInitRankConfig(&l->nccl, comm->place.size, *id, comm->place.rank, &config);
+    while (e == ncclInProgress) {
+        e = nccl_state(l);
+        if (e == ncclInProgress && !wait_more(&w)) {
+            (void)ncclCommAbort(l->nccl);
+            return tost_error(err, "NCCL: not all of %d ranks connected within %g s (--rank-timeout)", comm->place.size,
+                              comm->timeout);
+        }
+    }
+    if (e != ncclSuccess) {
+        if (l->nccl) (void)ncclCommAbort(l->nccl);
+        return tost_error(err, "NCCL cannot connect %d ranks: %s; %s", comm->place.size, ncclGetErrorString(e),
+                          e == ncclInvalidUsage ? "every process needs a GPU of its own"
+                                                : "NCCL_DEBUG=WARN prints the cause");
+    }
+    CUDA_CHECK(cudaStreamCreateWithFlags(&l->stream, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaMalloc(&l->device, LINK_MEMORY));
+    CUDA_CHECK(cudaMallocHost(&l->host, LINK_MEMORY));
+    return true;
+}
+
+static void link_close(NcclLink* l) {
+    CUDA_CHECK(cudaStreamSynchronize(l->stream));
+    nccl_check(l, ncclCommFinalize(l->nccl), "ncclCommFinalize");
+    (void)ncclCommDestroy(l->nccl);
+    CUDA_CHECK(cudaFreeHost(l->host));
+    CUDA_CHECK(cudaFree(l->device));
+    CUDA_CHECK(cudaStreamDestroy(l->stream));
+}
+
+// ---------------------------------------------------------------------------------------------
+// Host messages: a transport of comm.h. They pass through pinned and device memory.
+
+struct CommRequest {
+    std::vector<CommMessage> messages;
+    char *device, *host;             // what is sent to each rank, then what is received from each rank
+    size_t send_bytes, receive_bytes;
+    bool own_memory;
+    cudaEvent_t done;
+};
+
+static void request_allocate(CommRequest* q, NcclLink* l) {
+    const size_t bytes = q->send_bytes + q->receive_bytes, aligned = (bytes + 255) / 256 * 256;
+    q->own_memory = aligned > LINK_MEMORY - l->used;
+    if (q->own_memory) {
+        CUDA_CHECK(cudaMalloc(&q->device, bytes));
+        CUDA_CHECK(cudaMallocHost(&q->host, bytes));
+        return;
+    }
+    q->device = l->device + l->used;
+    q->host = l->host + l->used;
+    l->used += aligned;
+}
+
+static void request_free(CommRequest* q, NcclLink* l) {
+    if (q->own_memory) {
+        CUDA_CHECK(cudaFreeHost(q->host));
+        CUDA_CHECK(cudaFree(q->device));
+    }
+    CUDA_CHECK(cudaEventDestroy(q->done));
+    if (--l->messages == 0) l->used = 0;
+    delete q;
+}
+
+static CommRequest* nccl_start(TostComm* c, const CommMessage* messages) {
+    NcclLink* l = (NcclLink*)c->transport;
+    CommRequest* q = new CommRequest();
+    q->messages.assign(messages, messages + c->place.size);
+    q->messages[c->place.rank] = {};
+    for (const CommMessage& m : q->messages) {
+        q->send_bytes += m.send_bytes;
+        q->receive_bytes += m.receive_bytes;
+    }
+    request_allocate(q, l);
+    l->messages++;
+    CUDA_CHECK(cudaEventCreateWithFlags(&q->done, cudaEventDisableTiming));
+    char* out = q->host;
+    for (const CommMessage& m : q->messages) {
+        if (m.send_bytes) memcpy(out, m.send, m.send_bytes);
+        out += m.send_bytes;
+    }
+    CUDA_CHECK(cudaMemcpyAsync(q->device, q->host, q->send_bytes, cudaMemcpyHostToDevice, l->stream));
+    char *send = q->device, *receive = q->device + q->send_bytes;
+    NCCL_ADD(l, ncclGroupStart());
+    for (int r = 0; r < c->place.size; r++) {
+        const CommMessage& m = q->messages[r];
+        if (m.send_bytes) NCCL_ADD(l, ncclSend(send, m.send_bytes, ncclInt8, r, l->nccl, l->stream));
+        if (m.receive_bytes) NCCL_ADD(l, ncclRecv(receive, m.receive_bytes, ncclInt8, r, l->nccl, l->stream));
+        send += m.send_bytes;
+        receive += m.receive_bytes;
+    }
+    nccl_group_end(l);
+    CUDA_CHECK(cudaMemcpyAsync(q->host + q->send_bytes, q->device + q->send_bytes, q->receive_bytes,
+                               cudaMemcpyDeviceToHost, l->stream));
+    CUDA_CHECK(cudaEventRecord(q->done, l->stream));
+    return q;
+}
+
+static bool nccl_test(TostComm* c, CommRequest** request, bool* arrived) {
+    NcclLink* l = (NcclLink*)c->transport;
+    CommRequest* q = *request;
+    const bool done = nccl_event_query(l, q->done);
+    for (int r = 0; arrived && r < c->place.size; r++) arrived[r] = done;
+    if (!done) return false;
+    const char* in = q->host + q->send_bytes;
+    for (const CommMessage& m : q->messages) {
+        if (m.receive_bytes) memcpy(m.receive, in, m.receive_bytes);
+        in += m.receive_bytes;
+    }
+    request_free(q, l);
+    *request = NULL;
+    return true;
+}
+
+static void nccl_abort(TostComm* c, int status) {
+    (void)ncclCommAbort(((NcclLink*)c->transport)->nccl);
+    _exit(status);
+}
+
+static void nccl_close(TostComm* c) {
+    NcclLink* l = (NcclLink*)c->transport;
+    link_close(l);
+    delete l;
+}
+
+// The link of a comm whose messages NCCL transports; NULL for others.
+static NcclLink* link_of(const TostComm* c) { return c->start == nccl_start ? (NcclLink*)c->transport : NULL; }
+
+// Where rank 0 listens, for ncclGetUniqueId: NCCL_COMM_ID, or the port after MASTER_PORT of MASTER_ADDR, since torchrun
+// itself listens on MASTER_PORT. One rank needs neither.
+static bool set_nccl_comm_id(int ranks, TostError* err) {
+    const char *host = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
+    if (ranks == 1 || getenv("NCCL_COMM_ID")) return true;
+    if (!host || !*host || !port || !*port)
+        return tost_error(err, "several processes, but no MASTER_ADDR and MASTER_PORT: set them to the host of rank 0 "
+                          "and a free port, use torchrun, or build with make NCCL=1 MPI=1");
+    const int number = atoi(port);
+    if (number < 1 || number > 65535)
+        return tost_error(err, "MASTER_PORT=%s: not a port; give a number from 1 to 65535", port);
+    const bool v6 = strchr(host, ':') != NULL;
+    char* id = xasprintf(v6 ? "[%s]:%d" : "%s:%d", host, number < 65535 ? number + 1 : number - 1);
+    setenv("NCCL_COMM_ID", id, 1);
+    free(id);
+    return true;
+}
+
+// TostEngine.open_comm
+static bool nccl_open_comm(TostComm** comm, TostError* err) {
+    const CommLaunch launch = comm_launch();
+    cudaDeviceProp prop;
+    ncclUniqueId id;
+    if (!set_nccl_comm_id(launch.place.size, err) || !device_open(&prop, launch.place.local_rank, err)) return false;
+    const ncclResult_t e = ncclGetUniqueId(&id);
+    if (e != ncclSuccess)
+        return tost_error(err, "NCCL_COMM_ID=%s: %s; give HOST:PORT of rank 0", getenv("NCCL_COMM_ID"),
+                          ncclGetErrorString(e));
+    TostComm* c = (TostComm*)xcalloc(1, sizeof *c);
+    NcclLink* l = new NcclLink();
+    int version = 0;
+    c->place = launch.place;
+    c->timeout = CONNECT_TIMEOUT;
+    c->lockstep = true;
+    c->transport = l;
+    c->start = nccl_start;
+    c->test = nccl_test;
+    c->abort = nccl_abort;
+    c->close = nccl_close;
+    (void)ncclGetVersion(&version);
+    snprintf(c->library, sizeof c->library, "NCCL %d.%d.%d", version / 10000, version / 100 % 100, version % 100);
+    if (link_open(l, c, &id, err)) {
+        *comm = c;
+        return true;
+    }
+    delete l;
+    free(c);
+    return false;
+}
+
+#endif
