@@ -20,6 +20,7 @@ typedef struct {
     double     val_loss, best_val_loss;   // the last and the lowest, in nats per token; infinity if never measured
     int64_t    val_step, best_val_step;   // steps done when they were measured
     OutlierDetector outliers;     // recent losses and gradient norms, number of skipped steps
+    char*      program;           // that wrote the file, with its version; NULL: unknown
     char*      unvalidated_row;   // log row of the last step if its validation was interrupted, or NULL
     char*      tokenizer;         // path of the tokenizer used in training, or NULL
     uint32_t   tokenizer_hash;    // CRC-32 of that file

@@ -54,6 +54,7 @@ static bool info_model(const Options* o, TostError* err) {
         print_line(stdout, "%-12s%s, %s", "file", m.file, human_bytes(size, (double)m.weights.file_size));
         print_file("optimizer", optimizer);
         print_file("average", average);
+        if (m.info.program) print_line(stdout, "%-12s%s", "written by", m.info.program);
         print_model(&m);
         print_training(&m.info);
         free(optimizer);

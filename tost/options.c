@@ -273,6 +273,7 @@ static const Row table[] = {
              "pass; less memory, more time, same results"},
     {"quiet", TOKENIZE, MACHINE, FLAG, AT(quiet), NOT_SAVED, "", .help = "print nothing on stdout and no progress"},
     {"help", ALL, MACHINE, HELP, 0, NOT_SAVED, "", .help = "show this help"},
+    {"version", TRAIN, MACHINE, HELP, 0, NOT_SAVED, "", .help = "print the version and the git commit"},
     {"man", TRAIN, MACHINE, HELP, 0, NOT_SAVED, "", .help = "print the man page, for all commands"},
     {"bash-completion", TRAIN, MACHINE, HELP, 0, NOT_SAVED, "",
      .help = "print the completion script for bash"},

@@ -6,10 +6,10 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "output.h"
+#include "terminal.h"
 
 enum { TEXT_CAP = 256, LINE_CAP = 1024 };   // bytes of progress_show's text and of a line
 static const double LIVE_INTERVAL = 0.25, LIVE_STEP_INTERVAL = 0.1;           // seconds
@@ -19,9 +19,8 @@ static const double STEP_IS_LONG = 1;        // seconds after which the micro-ba
 static const double ANNOUNCE_AFTER = 3;      // seconds of training after which its duration is printed
 
 Progress progress_new(FILE* out, bool quiet) {
-    const char* term = getenv("TERM");
     const int fd = fileno(out);
-    const bool live = isatty(fd) && term && strcmp(term, "dumb") != 0;
+    const bool live = terminal_is_live(fd);
     const double now = now_seconds();
     return (Progress){.fd = fd, .live = live, .quiet = quiet, .began = now, .shown = now, .started = now,
                       .interval = fd == STDERR_FILENO ? STDERR_INTERVAL : PLAIN_INTERVAL, .last.step = -1};
@@ -71,14 +70,37 @@ void progress_end(Progress* p) {
     p->line_open = false;
 }
 
+// The columns that a live line may use.
+static int terminal_room(const Progress* p) {
+    const int columns = terminal_columns(p->fd);
+    return (columns > 0 ? columns : 80) - 1;
+}
+
+// The line as the terminal shows it: wrapped and with colors. free()
+static char* styled_line(const Progress* p, const char* text) {
+    static const struct { const char *indent, *color; } styles[] = {
+        [PROGRESS_PLAIN] = {NULL, ""},
+        [PROGRESS_FACT] = {"           ", "\033[2m"},
+        [PROGRESS_SAMPLE] = {"  | ", ""},
+        [PROGRESS_RESULT] = {"  ", "\033[1m"},
+    };
+    const char *indent = styles[p->style].indent, *color = terminal_color() ? styles[p->style].color : "";
+    if (!p->live || !indent) return xstrdup(text);
+    char* wrapped = wrap_text(text, 0, terminal_room(p), indent);
+    char* line = xasprintf("%s%s%s", color, wrapped, *color ? "\033[0m" : "");
+    free(wrapped);
+    return line;
+}
+
 void progress_text(Progress* p, const char* fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
     char* text = vprintable_text(fmt, ap);
     if (!p->quiet) {
-        char* line = xasprintf("%s%s\n", eraser(p), text);
+        char *styled = styled_line(p, text), *line = xasprintf("%s%s\n", eraser(p), styled);
         emit(p, line);
         free(line);
+        free(styled);
     }
     free(text);
     va_end(ap);
@@ -99,12 +121,6 @@ static bool is_due(Progress* p, double live_interval) {
     if (p->quiet || now - p->shown < (p->live ? live_interval : plain_interval)) return false;
     p->shown = now;
     return true;
-}
-
-// The columns that a live line may use.
-static int terminal_room(const Progress* p) {
-    struct winsize size;
-    return (ioctl(p->fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80) - 1;
 }
 
 static bool terminal_is_utf8(void) {
@@ -243,8 +259,10 @@ static void announce(Progress* p) {
     if (seconds * left < ANNOUNCE_AFTER) return;
     if (seconds < 10) snprintf(each, sizeof each, "%.3g s", seconds);
     else snprintf(each, sizeof each, "%s", duration(seconds).text);
+    p->style = PROGRESS_FACT;
     progress_text(p, "%-11sabout %s for %lld steps, %s each", "time",
                   duration(seconds * (double)(p->steps - p->first)).text, (long long)(p->steps - p->first), each);
+    p->style = PROGRESS_PLAIN;
 }
 
 void progress_micro_batch(Progress* p, double done) {

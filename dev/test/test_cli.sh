@@ -69,7 +69,7 @@ for line in \
      resume overwrite log steps batch seq chunk total-batch lr schedule decay-frac warmup min-lr-frac weight-decay beta1
      beta2 eps grad-clip ema skip-loss-z skip-grad-z max-skipped seed val-every val-batches sample-every sample-tokens
      save-every keep keep-best stop-at-val max-time on-save-error quiet temperature top-k top-p dtype threads parts
-     reduce rank-timeout recompute help man bash-completion" \
+     reduce rank-timeout recompute help version man bash-completion" \
     "sample model weights tokenizer prompt prompts tokens samples stop temperature top-k top-p seed dtype threads help" \
     "eval model weights data task json force tokenizer batch seq chunk stride windows seed dtype threads rank-timeout help" \
     "tokenize tokenizer out val-frac shard-tokens jsonl seed threads quiet help" \
@@ -93,6 +93,7 @@ check "--help shows defaults with units" says "(default: 128 tokens)" stdout   #
 run 0 --preset tost-base --help
 check "--help shows the preset's defaults" says "(default: 491520 tokens)" stdout
 run 0 train --help
+check "train --help begins with three examples" [ "$(head -n 10 stdout | grep -c '^  # ')" -eq 3 ]
 check "train --help lists what --resume may change" says "may be changed: --data," stdout
 run 0 -h
 ln -s "$binary" other_name
@@ -298,6 +299,7 @@ run 0 $small --steps 1 --quiet
 check "default folders are numbered" [ -d out/starter-001 -a -d out/starter-002 ]
 run 0 info
 check "info shows the newest run" says "out/starter-002/step_00000001/model.safetensors" stdout
+check "info shows the version that wrote it" grep -qF "written by  $("$binary" --version | cut -d, -f1)" stdout
 
 # ---------------------------------------------------------------------------------------------
 # Signals, with a constant learning rate, so that the results do not depend on --steps

@@ -19,6 +19,7 @@
 #include "progress.h"
 #include "prompts.h"
 #include "schedule.h"
+#include "terminal.h"
 #include "threads.h"
 
 static Bytes bytes_of(const char* path) {
@@ -882,6 +883,60 @@ static void test_progress_stopped(Checks* c) {
     check(c, p.failed == EPIPE && p.quiet, "a closed pipe: errno %d", p.failed);
     signal(SIGPIPE, SIG_DFL);
     fclose(f);
+}
+
+// The output of one line of progress_text. free()
+static char* styled_text(ProgressStyle style, bool live, const char* text) {
+    FILE* f = tmpfile();
+    must(f != NULL, "tmpfile", NULL);
+    Progress p = progress_new(f, false);
+    p.live = live;
+    p.style = style;
+    progress_text(&p, "%s", text);
+    char* shown = text_of(f);
+    fclose(f);
+    return shown;
+}
+
+// Facts are dim, results bold; text that is wrapped has all its words, in lines that fit.
+static void test_progress_styles(Checks* c) {
+    static const char fact[] = "data       shards/with/a/name_*.bin: 12 shards, 1.2G tokens, 0.12 epochs of them, "
+                               "shuffled";
+    static const char* const no_color[] = {NULL, "", "1"};
+    const char* saved = getenv("NO_COLOR");
+    char* before = saved ? xstrdup(saved) : NULL;
+    for (size_t i = 0; i < countof(no_color); i++) {
+        const bool color = !no_color[i] || !*no_color[i];
+        if (no_color[i]) setenv("NO_COLOR", no_color[i], 1);
+        else unsetenv("NO_COLOR");
+        char *plain = styled_text(PROGRESS_FACT, false, fact), *live = styled_text(PROGRESS_FACT, true, fact);
+        char *result = styled_text(PROGRESS_RESULT, true, "loss 2"), *command = styled_text(PROGRESS_PLAIN, true, fact);
+        check(c, strncmp(plain, fact, sizeof fact - 1) == 0 && plain[sizeof fact - 1] == '\n', "a fact in a file: %s",
+              plain);
+        check(c, strncmp(command, fact, sizeof fact - 1) == 0, "a command is not wrapped: %s", command);
+        check(c, strstr(live, "\n           them, shuffled"), "a fact continues below its first word: %s", live);
+        check(c, (strncmp(live, "\033[2mdata", 8) == 0) == color && (strstr(live, "\033[0m\n") != NULL) == color,
+              "a fact on a terminal, color %d: %s", color, live);
+        check(c, strcmp(result, color ? "\033[1mloss 2\033[0m\n" : "loss 2\n") == 0, "a result, color %d: %s", color,
+              result);
+        free(plain), free(live), free(result), free(command);
+    }
+    if (before) setenv("NO_COLOR", before, 1);
+    free(before);
+    static const struct { const char *text, *wanted; int width; } wraps[] = {
+        {"  | one two three", "  | one\n  | two\n  | three", 9},
+        {"", "", 5},
+        {"  |  two  spaces ", "  |  two  spaces ", 80},
+        {"alongwordthatcannotbesplit x", "alongwordthatcannotbesplit\n  | x", 10},
+        {"\u00e9\u00e9\u00e9\u00e9 b", "\u00e9\u00e9\u00e9\u00e9 b", 6},
+        {"\u65e5\u672c\u8a9e b", "\u65e5\u672c\u8a9e\n  | b", 7},   // two columns each
+    };
+    for (size_t i = 0; i < countof(wraps); i++) {
+        char* wrapped = wrap_text(wraps[i].text, 0, wraps[i].width, "  | ");
+        check(c, strcmp(wrapped, wraps[i].wanted) == 0, "wrapped to %d columns: got '%s', expected '%s'",
+              wraps[i].width, wrapped, wraps[i].wanted);
+        free(wrapped);
+    }
 }
 
 // Live lines must be narrower than the terminal, at every width.
@@ -1978,6 +2033,7 @@ int main(void) {
     test_progress(&c);
     test_progress_plain(&c);
     test_progress_stopped(&c);
+    test_progress_styles(&c);
     test_progress_width(&c);
     test_round_trip(&c);
     test_find(&c);
