@@ -145,8 +145,9 @@ def signals(w, report, mpis, seed):
                 result = job.finish()
                 ranks = 128 + (number if rank is not None else RANKS.get((mpi.name, number), number))
                 launcher = LAUNCHER.get((mpi.name, number), 128 + number) if rank is None else ranks
-                found = set(statuses(case, 4)) - ({None} if launcher == 1 else set())   # mpirun kills late wrappers
-                report.check(result.status == launcher and found == {ranks},
+                # mpirun of Open MPI ends the other ranks as soon as one has ended with a status that is not 0
+                found = set(statuses(case, 4)) - ({None, 128 + signal.SIGTERM} if mpi.name == "openmpi" else set())
+                report.check(result.status == launcher and found <= {ranks},
                              f"{what}: ranks {statuses(case, 4)}, {result.summary()}")
                 report.check(case.complete() and result.out.count("--resume --out run") == 1,
                              f"{what}: {result.out[-300:]!r} {result.summary()}")

@@ -34,7 +34,7 @@ prepare() {
     rm -rf "$tree/tost" "$tree/train_gpt_tost.c"
     mkdir -p "$tree/tost"
     for file in tost/*; do ln -sfn "$repo/$file" "$tree/$file"; done
-    for file in Makefile dev train_gpt_tost.c; do ln -sfn "$repo/$file" "$tree/$file"; done
+    for file in CITATION.cff Makefile dev train_gpt_tost.c; do ln -sfn "$repo/$file" "$tree/$file"; done
 }
 build() { (unset MAKEFLAGS MAKELEVEL; make -s -L -C "$tree" MPI=1 MPICC=mpicc.openmpi CUDA=0 EMULATION=0 train_gpt_tost \
     build/torture/faults.so) > "$built/log" 2>&1; }
