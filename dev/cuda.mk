@@ -16,7 +16,7 @@ NCCL      ?= 0
 ifneq ($(if $(filter-out clean help,$(or $(MAKECMDGOALS),all)),$(filter-out 0,$(NCCL))),)
   NCCL_FLAGS := -DTOST_NCCL $(if $(NCCL_HOME),-I$(NCCL_HOME)/include)
   ifeq ($(shell echo '\043include <nccl.h>' | $(NVCC) $(NCCL_FLAGS) -x cu -E - > /dev/null 2>&1 && echo yes),)
-    $(error NCCL=$(NCCL): $(NVCC) finds no <nccl.h>; install NCCL (NVIDIA's libnccl-dev), or set NCCL_HOME to its folder)
+    $(error NCCL=$(NCCL): $(NVCC) finds no <nccl.h>; install NCCL (libnccl-dev), or set NCCL_HOME to its folder)
   endif
   NCCL_LIBS   = $(if $(NCCL_HOME),-L$(NCCL_HOME)/lib -Wl$(comma)-rpath$(comma)$(NCCL_HOME)/lib) -lnccl
 endif

@@ -22,7 +22,10 @@ GROWTH = 1.05
 ROWS, LAYERS, C, HEADS, V, PARAMETERS = 65536, 12, 768, 12, 50304, 110e6   # tost-base, B 64, T 1024
 CHUNKS = ROWS / 32
 ENDS = 1 / 8 + 1 / 64   # groups that a chunk ends, on average
-DIGIT = (7 / 8 + 3 / 4) / 2   # share of the octal digits of chunks 0 to 31 that are not zero: levels with totals to add
+# Levels of a scan with totals to add: octal digits of the numbers 0 to 31 of chunks. A level skips the sums of the
+# totals that it does not have, a quarter of its instructions.
+LEVELS = (7 + 2 * 24) / 32 * 0.75
+SCANNING = 7 / 12   # warps that have columns in a scan; one of 12 waits for flags
 
 # name: (mangled name starts with, launches per step, warps per launch, loops in the code, trips by loop)
 # Loops are in the order of their first instruction, outer before inner; trips not given are 1. "N/load": a loop over
@@ -31,11 +34,12 @@ KERNELS = {
     "embedding_forward": ("_Z24embedding_forward_kernelILi4E", 1, ROWS * 6, 1, {}),
     "residual_layernorm_forward": ("_Z33residual_layernorm_forward_kernelI13__nv_bfloat16Li4ELi8ELb1E",
                                    2 * LAYERS + 1, ROWS, 0, {}),
-    # The copies for whole chunks: those for others have 0 trips. Where a loop holds a copy for large S and one for
-    # small S, a share of its trips.
-    "tssa_forward": ("_Z19tssa_forward_kernelI13__nv_bfloat16Li2ELb0E", LAYERS, CHUNKS * 12, 53,
-                     {2: 4, 3: 0, 6: ENDS, 11: 2, 14: 2, 15: DIGIT, 18: 4, 19: 0, 21: 0, 22: 3, 23: 0, 25: 0, 26: 0,
-                      27: 3, 28: 0, 30: 0, 34: 4, 35: 0, 38: ENDS, 43: 2, 46: 2, 47: DIGIT, 50: 4, 51: 0}),
+    # The copies for whole tiles: those for others have 0 trips. Where a loop holds code that is not for this size, such
+    # as a copy for small S or the states of decode, its share of a trip.
+    "tssa_forward": ("_Z19tssa_forward_kernelI13__nv_bfloat16Lb0E", LAYERS, CHUNKS * 12, 54,
+                     {2: 0, 5: 0, 8: ENDS, 10: SCANNING, 12: 2 / 12, 14: SCANNING / 2, 15: LEVELS * 2, 17: 0.6, 18: 0,
+                      20: 0, 22: 0, 23: 3, 24: 0, 26: 0, 27: 0, 28: 3, 29: 0, 34: 0, 37: 0, 40: ENDS, 42: SCANNING,
+                      44: 2 / 12, 46: SCANNING / 2, 47: LEVELS * 2, 50: 0, 52: 0}),
     "gelu_forward": ("_Z19gelu_forward_kernelI13__nv_bfloat16E", LAYERS, ROWS * 4 * C / 256, 2, {0: 0, 1: 0}),
     "cross_entropy": ("_Z20cross_entropy_kernelI13__nv_bfloat16E", 4, ROWS / 4 * 32, 4,
                       {0: f"{V / 8192}/load", 1: f"{V / 8192}/load", 2: 0, 3: 0}),
@@ -44,13 +48,14 @@ KERNELS = {
         {0: ROWS / 2 / 528}),
     "gelu_backward": ("_Z20gelu_backward_kernelI13__nv_bfloat16Li8E", LAYERS, 528 * 3 * 4, 1,
                       {0: f"{2 * ROWS / 528}/load"}),
-    "tssa_backward": ("_Z20tssa_backward_kernelI13__nv_bfloat16Li2ELb0E", LAYERS, CHUNKS * 12, 52,
-                      {3: 8, 4: 0, 7: ENDS, 12: 2, 15: 2, 16: DIGIT, 19: 4, 20: 0, 22: 0, 23: 3, 24: 0, 28: 0,
-                       29: 4 * 0.55, 30: 0, 34: ENDS, 39: 2, 42: 2, 43: DIGIT, 46: 8 * 0.6, 47: 0.8, 48: 0}),
+    "tssa_backward": ("_Z20tssa_backward_kernelI13__nv_bfloat16Li2ELb0E", LAYERS, CHUNKS * 12, 48,
+                      {3: 4 * 0.5, 4: 0, 7: ENDS, 9: SCANNING, 11: 2 / 12, 13: SCANNING, 14: LEVELS, 17: 2, 18: 0,
+                       20: 0, 22: 0, 23: 3, 24: 0, 28: 4 * 0.3, 29: 0, 32: ENDS, 34: SCANNING, 36: 2 / 12,
+                       38: SCANNING, 39: LEVELS, 42: 8 * 0.62, 43: 0, 44: 0}),
     "bias_backward": ("_Z20bias_backward_kernelI13__nv_bfloat16Li4E", LAYERS, 528 * 8, 3,
                       {0: 0, 2: f"{ROWS / 528}/load"}),
     "embedding_place": ("_Z22embedding_place_kernelILi4E", 1, 1024 * 6, 2, {1: "64/load"}),
-    "grad_norm": ("_Z16grad_norm_kernel", 1, 1024 * 8, 2, {0: f"{PARAMETERS / 4 / 1024 / 256}/load", 1: 8}),
+    "grad_norm": ("_Z16grad_norm_kernel", 1, PARAMETERS / 2**14 * 8, 3, {0: 0, 1: "16/load", 2: 8}),
     "adamw": ("_Z12adamw_kernelI13__nv_bfloat16E", 1, PARAMETERS / 128, 0, {}),
 }
 

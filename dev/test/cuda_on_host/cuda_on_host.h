@@ -52,6 +52,7 @@ struct CudaOnHostOptions {
     uint32_t matmul_alignment = 1;  // bytes; cuBLASLt rejects matrices or rows with less
     CudaOnHostObserver* observer = nullptr;
     int major = 9;                  // compute capability
+    int fastest = 0;                // algorithm of cuBLASLt that takes the least time
     const char* failing = nullptr;  // this call returns cudaErrorMemoryAllocation
 };
 
@@ -276,7 +277,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventQuery(cudaEvent_t event);
-cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to);  // always 1
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to);  // of the last product
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph);

@@ -227,8 +227,7 @@ void test_quick(Checks* c) {
     test_plain_products(c, TOST_FP32);
     test_missing(c);
     test_refusals(c);
-    test_nccl_emulation(c);
-    test_exchange(c, false);
+    test_exchange(c, EXCHANGE_QUICK);
 }
 
 void test_mutants(Checks* c) {
@@ -261,7 +260,7 @@ void test_all(Checks* c) {
     test_refusals(c);
     test_suggestions(c);
     test_nccl_emulation(c);
-    test_exchange(c, true);
+    test_exchange(c, EXCHANGE_ALL);
 }
 
 }  // namespace
@@ -277,7 +276,7 @@ int main(int argc, char** argv) {
     set_schedule(SHUFFLE);
     if (mode == "--quick") test_quick(&c);
     else if (mode == "--mutants") test_mutants(&c);
-    else if (mode == "--exchange") test_exchange(&c, false);
+    else if (mode == "--exchange") test_exchange(&c, EXCHANGE_MUTANTS);
     else test_all(&c);
     check(&c, cuda_on_host_live() == 0, "%d CUDA objects leaked", cuda_on_host_live());
     return checks_verdict(&c);
