@@ -4,8 +4,9 @@
     dev/bench/distributed.py [--mpi openmpi] [--parts train,exchange,hosts,memory,start,ddp] [--quick]
 
 Builds the trainer with MPI in build/distributed. Needs iperf3 for `exchange`, root for network namespaces (`hosts` and
-the rows of `exchange` with a rate) and PyTorch for `ddp`. Prints `key value unit` lines and then a table of the required
-ratios; takes 9 minutes on two idle cores. --quick uses a small model, to try the program; its ratios mean nothing.
+the rows of `exchange` with a rate) and PyTorch for `ddp`. Prints `key value unit` lines and then a table of the
+required ratios; takes 9 minutes on two idle cores. --quick uses a small model, to try the program; its ratios mean
+nothing.
 Values are medians; values that are compared are measured alternately.
 """
 
@@ -44,8 +45,8 @@ class Bench:
     def __init__(self, args, folder):
         self.args, self.folder = args, folder
         built = os.path.join(REPO, "build", "distributed")
-        subprocess.run([os.path.join(REPO, "dev/test/distributed/build.sh"), built, args.mpi, "exchange_bench"], check=True,
-                       stdout=subprocess.DEVNULL)
+        subprocess.run([os.path.join(REPO, "dev/test/distributed/build.sh"), built, args.mpi, "exchange_bench"],
+                       check=True, stdout=subprocess.DEVNULL)
         found = [m for m in launch.find_mpi(built) if m.name == args.mpi]
         if not found:
             raise SystemExit(f"--mpi {args.mpi}: not installed (Debian: libopenmpi-dev or libmpich-dev)")
@@ -63,9 +64,9 @@ class Bench:
     def start(self, ranks, threads, *options):
         """A training run that only trains, in a folder of its own."""
         cwd = tempfile.mkdtemp(dir=self.folder)
-        return launch.Job([*(self.mpi.command(ranks) if ranks > 1 else []), self.mpi.binary, *self.data(), "--out", "run",
-                           "--val-every", "0", "--sample-every", "0", "--save-every", "0", "--threads", str(threads),
-                           *options], self.mpi.binary, cwd, launch.environment())
+        return launch.Job([*(self.mpi.command(ranks) if ranks > 1 else []), self.mpi.binary, *self.data(), "--out",
+                           "run", "--val-every", "0", "--sample-every", "0", "--save-every", "0", "--threads",
+                           str(threads), *options], self.mpi.binary, cwd, launch.environment())
 
     def train(self, ranks, threads, *options):
         """Milliseconds of each step but the first, which is slower."""
@@ -87,8 +88,8 @@ class Bench:
 def train(bench):
     """2 ranks with 1 thread, and 1 rank with 2 threads, alternately: 8,192 tokens per step."""
     tokens, seq = (1024, 256) if bench.args.quick else (8192, 1024)
-    options = [*bench.model(), "--batch", "1", "--seq", str(seq), "--total-batch", str(tokens), "--parts", "2", "--steps",
-               "4"]
+    options = [*bench.model(), "--batch", "1", "--seq", str(seq), "--total-batch", str(tokens), "--parts", "2",
+               "--steps", "4"]
     ms = {"ranks": [], "threads": []}
     for _ in range(2):
         for name, ranks, threads in (("threads", 1, 2), ("ranks", 2, 1)):
@@ -134,7 +135,8 @@ def compare_rates(bench, key, command, server, client, address):
 
 def tcp(bench):
     if bench.mpi.name == "openmpi":
-        return bench.mpi.command(2, ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"])
+        return bench.mpi.command(2, ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include",
+                                     "lo"])
     return bench.mpi.command(2, ["-genv", "UCX_TLS", "tcp,self", "-genv", "UCX_NET_DEVICES", "lo"])
 
 
@@ -146,8 +148,8 @@ def exchange(bench):
     with hosts.Hosts(2, bench.folder) as two:
         for rate in ("10gbit", "1gbit"):
             two.limit(rate)
-            compare_rates(bench, rate, [*two.on(1), *bench.mpi.command(2, two.mpi_options(bench.mpi))], two.on(2), two.on(1),
-                          two.addresses[1])
+            compare_rates(bench, rate, [*two.on(1), *bench.mpi.command(2, two.mpi_options(bench.mpi))], two.on(2),
+                          two.on(1), two.addresses[1])
 
 
 def namespaces():
@@ -218,8 +220,8 @@ def start(bench):
 
 def ddp(bench):
     """PyTorch's DistributedDataParallel, the same model and tokens per step, 2 processes with 1 thread."""
-    out = bench.call([os.environ.get("PYTHON", "python3"), os.path.join(REPO, "dev/bench/peers.py"), "ddp", "--threads", "2",
-                      "--tokens", "2048" if bench.args.quick else "8192", "--runs", "1" if bench.args.quick else "2"])
+    out = bench.call([os.environ.get("PYTHON", "python3"), os.path.join(REPO, "dev/bench/peers.py"), "ddp", "--threads",
+                      "2", "--tokens", "2048" if bench.args.quick else "8192", "--runs", "1" if bench.args.quick else "2"])
     lines = dict(line.split()[:2] for line in out.splitlines())
     if "ddp_tokens_per_s" not in lines:
         raise Skip(out.strip().splitlines()[-1])

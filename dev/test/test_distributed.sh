@@ -1,7 +1,7 @@
 #!/bin/sh
 # shellcheck disable=SC2154,SC2046
-# Training on several ranks, with Open MPI and MPICH: distributed/distributed.py. Not part of `make test`. Skipped without
-# mpirun and mpicc, or without Python. MPI, SUITES and KILLS (per MPI library) select parts.
+# Training on several ranks, with Open MPI and MPICH: distributed/distributed.py. Not part of `make test`. Skipped
+# without mpirun and mpicc, or without Python. MPI, SUITES and KILLS (per MPI library) select parts.
 . "$(dirname "$0")/lib.sh"
 
 tests=$repo/dev/test/distributed
@@ -24,8 +24,8 @@ for mpi in plain ${MPI:-openmpi mpich}; do
     esac
 done
 [ -n "${mpis:-}" ] || finish
-"$python" "$tests/distributed.py" --binary "$built/plain/train_gpt_tost" --built "$built" --mpi "$mpis" --kills "${KILLS:-3}" \
-    ${SUITES:+--suites "$SUITES"} >log 2>&1
+"$python" "$tests/distributed.py" --binary "$built/plain/train_gpt_tost" --built "$built" --mpi "$mpis" \
+    --kills "${KILLS:-3}" ${SUITES:+--suites "$SUITES"} >log 2>&1
 status=$?
 cat log
 set -- $(sed -n 's/^distributed: \([0-9]*\) passed, \([0-9]*\) failed, \([0-9]*\) skipped$/\1 \2 \3/p' log) 0 0 0

@@ -1,7 +1,7 @@
 #!/bin/sh
-# build.sh FOLDER MPI [TARGET…]: builds the trainer and other targets with an MPI library, openmpi or mpich, or without one,
-# plain, in FOLDER/MPI. That folder has its own build/, so the programs in the repository stay as they are. All trainers
-# have the same version, without a commit. Exit status 3: the library is not installed.
+# build.sh FOLDER MPI [TARGET…]: builds the trainer and other targets with an MPI library, openmpi or mpich, or
+# without one, plain, in FOLDER/MPI. That folder has its own build/, so the programs in the repository stay as they
+# are. All trainers have the same version, without a commit. Exit status 3: the library is not installed.
 set -eu
 folder=$1 mpi=$2
 shift 2

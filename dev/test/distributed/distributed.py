@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""distributed.py: trains on several ranks with Open MPI and MPICH, and checks that the results are those of one process,
-that nothing saved is lost if a rank is lost, and what the trainer prints.
+"""distributed.py: trains on several ranks with Open MPI and MPICH, and checks that the results are those of one
+process, that nothing saved is lost if a rank is lost, and what the trainer prints.
 
-    distributed.py --binary build/distributed/plain/train_gpt_tost --built build/distributed [--kills 50] [--suites equal,kill,…]
+    distributed.py --binary build/distributed/plain/train_gpt_tost --built build/distributed [--kills 50]
 
---binary is the trainer without MPI; --built has a folder per MPI library, made by build.sh. Prints a table and `distributed: N passed,
-N failed, N skipped`; the exit status is 0 if nothing failed."""
+--binary is the trainer without MPI; --built has a folder per MPI library, made by build.sh. Prints a table and
+`distributed: N passed, N failed, N skipped`; the exit status is 0 if nothing failed."""
 
 import argparse
 import os

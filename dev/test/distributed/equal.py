@@ -24,7 +24,7 @@ def compare(w, report, mpi, model, args, reference, ranks):
 
 
 def same_bytes(w, report, mpis, models):
-    """30 steps with accumulation, validation, sampling and saving: checkpoints byte for byte, logs but for the times."""
+    """30 steps with accumulation, validation, sampling and saving: equal checkpoints, and logs but for times."""
     report.begin("equal")
     for model in models:
         args = launch.run_options(model)
@@ -48,7 +48,8 @@ def changed_parts(w, report, mpis):
         tree = case.tree()
         for parts, says in (("4", False), ("2", True)):
             again = w.case(tree)
-            result = launch.run(again, mpi, 2, ["--resume", *world.OUT, "--threads", "1", "--steps", "8", "--parts", parts])
+            result = launch.run(again, mpi, 2, ["--resume", *world.OUT, "--threads", "1", "--steps", "8", "--parts",
+                                                parts])
             text = [line for line in (result.out + result.err).splitlines() if "--parts" in line and "order" in line]
             report.check(result.status == 0 and len(text) == says,
                          f"{mpi.name}, --parts {parts} after 4: {result.summary()}, of the order: {text}")

@@ -18,7 +18,7 @@ RANKS = {("openmpi", signal.SIGINT): signal.SIGTERM}
 
 
 def plan(rng, number):
-    """How to kill: a random rank at a random time, a random rank while rank 0 saves, or rank 0 at a call of its save."""
+    """How to kill: a random rank at a random time or while rank 0 saves, or rank 0 at a call of its save."""
     kind = ("time", "save", "call")[number % 3]
     return {"kind": kind, "ranks": rng.choice([4, 4, 2]), "after": rng.uniform(0, 1.5), "at": rng.randint(1, 60),
             "do": rng.choice(["before", "after", "half"]), "rank": rng.random()}
@@ -104,11 +104,12 @@ def stopped_rank(w, report, mpis):
 
 
 def record_statuses(case):
-    """A wrapper that writes the exit status of each rank to a file. The shell survives the signal, which ends a wait."""
+    """A wrapper that writes the exit status of each rank to a file. A signal ends a wait of the shell."""
     path = case.path("record.sh")
     rank = launch.RANK_IN_SHELL
     with open(path, "w") as f:
-        f.write('#!/bin/sh\ntrap : TERM INT USR1\n"$@" &\npid=$!\nwhile kill -0 $pid 2>/dev/null; do wait $pid; status=$?; done\n'
+        f.write('#!/bin/sh\ntrap : TERM INT USR1\n"$@" &\npid=$!\n'
+                'while kill -0 $pid 2>/dev/null; do wait $pid; status=$?; done\n'
                 f'echo $status > status.{rank}\nexit $status\n')
     os.chmod(path, 0o755)
     return [path]
@@ -135,7 +136,8 @@ def signals(w, report, mpis, seed):
     for mpi in mpis:
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
             for rank in (None, 0, 3):
-                case, what = w.case(), f"{mpi.name}, {number.name} to {'the launcher' if rank is None else f'rank {rank}'}"
+                case = w.case()
+                what = f"{mpi.name}, {number.name} to {'the launcher' if rank is None else f'rank {rank}'}"
                 job = launch.start(case, mpi, 4, [*args, *world.OUT], wrapper=record_statuses(case),
                                    more=patient if rank is None else None)
                 job.wait_ranks(4)

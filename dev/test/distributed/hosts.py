@@ -62,7 +62,7 @@ class Hosts:
             # bbr, the default on some machines, needs a queueing discipline of its own
             command("ip", "-n", name, "route", "change", f"{SUBNET}.0/24", "dev", "eth0", "src", self.addresses[i - 1],
                     "congctl", "cubic")
-            # give up on data that is not acknowledged after 6 s instead of 15 minutes; keepalive only tests idle connections
+            # gives up data that is not acknowledged after 6 s, not 15 minutes; keepalive tests idle connections
             command("ip", "netns", "exec", name, "sysctl", "-qw", "net.ipv4.tcp_retries2=4")
 
     def __exit__(self, *_):
@@ -106,11 +106,12 @@ class Hosts:
         hosts = os.path.join(self.folder, f"hosts.{mpi.name}")
         with open(hosts, "w") as f:
             for address in self.addresses:
-                f.write(f"{address} slots={ranks_per_host}\n" if mpi.name == "openmpi" else f"{address}:{ranks_per_host}\n")
+                f.write(f"{address} slots={ranks_per_host}\n" if mpi.name == "openmpi" else
+                        f"{address}:{ranks_per_host}\n")
         if mpi.name == "openmpi":
-            return ["--hostfile", hosts, "--map-by", "slot", "--mca", "plm_rsh_agent", self.agent(), "--mca", "pml", "ob1",
-                    "--mca", "btl", "tcp,self", "--mca", "oob_tcp_keepalive_time", "3", "--mca", "oob_tcp_keepalive_intvl",
-                    "1", "--mca", "oob_tcp_keepalive_probes", "3"]
+            return ["--hostfile", hosts, "--map-by", "slot", "--mca", "plm_rsh_agent", self.agent(), "--mca", "pml",
+                    "ob1", "--mca", "btl", "tcp,self", "--mca", "oob_tcp_keepalive_time", "3", "--mca",
+                    "oob_tcp_keepalive_intvl", "1", "--mca", "oob_tcp_keepalive_probes", "3"]
         return ["-f", hosts, "-launcher", "ssh", "-launcher-exec", self.agent(), "-genv", "UCX_TLS", "tcp,self"]
 
 

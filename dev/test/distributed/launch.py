@@ -1,4 +1,4 @@
-"""launch.py: starts the trainer on several ranks with Open MPI, MPICH or Slurm, finds its processes, and compares runs."""
+"""launch.py: starts the trainer on several ranks with MPI, and finds its processes."""
 
 import dataclasses
 import os
@@ -28,8 +28,8 @@ ENDED_WITHIN = 30   # seconds until all processes of a failed run must have ende
 def run_options(model, parts=4, micro_batches=2, steps=30, batch=2, timeout=60):
     """Training with accumulation, validation, sampling and saving: parts × micro_batches micro-batches a step."""
     total = parts * micro_batches * batch * SEQ[model]
-    return [*MODELS[model].split(), *world.DATA, "--batch", str(batch), "--total-batch", str(total), "--steps", str(steps),
-            "--warmup", "2", "--lr", "0.01", "--val-every", "5", "--val-batches", "5", "--sample-every", "10",
+    return [*MODELS[model].split(), *world.DATA, "--batch", str(batch), "--total-batch", str(total), "--steps",
+            str(steps), "--warmup", "2", "--lr", "0.01", "--val-every", "5", "--val-batches", "5", "--sample-every", "10",
             "--sample-tokens", "8", "--save-every", "6", "--keep", "2", "--threads", "1", "--parts", str(parts),
             "--rank-timeout", str(timeout)]
 
@@ -60,8 +60,8 @@ def find_mpi(folder):
 
 def environment(more=None):
     return {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_btl_base_warn_component_unused": "0", "UCX_LOG_LEVEL": "fatal",
-            **(more or {})}
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_btl_base_warn_component_unused": "0",
+            "UCX_LOG_LEVEL": "fatal", **(more or {})}
 
 
 @dataclasses.dataclass
@@ -211,8 +211,8 @@ def resume(case, fresh):
 def single(w, binary, args):
     """A run without a launcher, which must succeed: its folder and what it printed."""
     case = w.case()
-    done = subprocess.run([binary, *args], cwd=case.dir, env=environment(), stdin=subprocess.DEVNULL, capture_output=True,
-                          text=True, errors="replace", timeout=300, check=False)
+    done = subprocess.run([binary, *args], cwd=case.dir, env=environment(), stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, errors="replace", timeout=300, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{binary} {' '.join(args)}: status {done.returncode}: {done.stderr.strip()[:400]}")
     tree = case.tree()

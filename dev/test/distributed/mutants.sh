@@ -36,8 +36,8 @@ prepare() {
     for file in tost/*; do ln -sfn "$repo/$file" "$tree/$file"; done
     for file in CITATION.cff Makefile dev train_gpt_tost.c; do ln -sfn "$repo/$file" "$tree/$file"; done
 }
-build() { (unset MAKEFLAGS MAKELEVEL; make -s -L -C "$tree" MPI=1 MPICC=mpicc.openmpi CUDA=0 EMULATION=0 train_gpt_tost \
-    build/torture/faults.so) > "$built/log" 2>&1; }
+build() { (unset MAKEFLAGS MAKELEVEL; make -s -L -C "$tree" MPI=1 MPICC=mpicc.openmpi CUDA=0 EMULATION=0 \
+    train_gpt_tost build/torture/faults.so) > "$built/log" 2>&1; }
 run_tests() {
     timeout 300 python3 dev/test/distributed/distributed.py --binary "$built/plain" --built "$built" --mpi openmpi \
         --models plain --first --suites "$1" > "$built/log" 2>&1

@@ -39,7 +39,8 @@ def differences_refused(report, case, mpi):
         f.seek(1100)
         f.write(b"\x41\x00\x42\x00")
     if os.geteuid() == 0:
-        wrapper = launch.per_rank(case.dir, 2, 'exec unshare --mount sh -c \'mount --bind other_data data && exec "$@"\' sh "$@"')
+        mounted = 'mount --bind other_data data && exec "$@"'
+        wrapper = launch.per_rank(case.dir, 2, f"""exec unshare --mount sh -c '{mounted}' sh "$@\"""")
         refused(report, case, mpi, "other data on rank 2", 1, ["rank 2", "--data"],
                 [a.replace("../tiny_train", "data/tiny_train") for a in args], wrapper)
     else:

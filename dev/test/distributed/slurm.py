@@ -1,5 +1,5 @@
-"""slurm.py: dev/cluster/train.sbatch on a Slurm cluster of four nodes on this machine, whose daemons have their own munge
-key, ports and folder. Needs root."""
+"""slurm.py: dev/cluster/train.sbatch on a Slurm cluster of four nodes on this machine, whose daemons have their own
+munge key, ports and folder. Needs root."""
 
 import os
 import shutil
@@ -152,7 +152,8 @@ def requeues(w, report, mpis, script, time_limit):
     with Slurm(folder) as slurm:
         for mpi in mpis:
             case = w.case()
-            slurm.env.update(TOST=mpi.binary, TOST_MPI="pmix" if mpi.name == "openmpi" else "pmi2", OMP_WAIT_POLICY="passive")
+            slurm.env.update(TOST=mpi.binary, TOST_MPI="pmix" if mpi.name == "openmpi" else "pmi2",
+                             OMP_WAIT_POLICY="passive")
             submitted = slurm.call("sbatch", "--parsable", f"--chdir={case.dir}", "--cpus-per-task=1",
                                    *(["--time=1", "--signal=USR1@45"] if time_limit else []), script, "run", *args)
             job = submitted.strip()
