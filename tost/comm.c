@@ -149,7 +149,9 @@ static void timed_out(TostComm* c, const bool* arrived) {
     if (count > 1) snprintf(others, sizeof others, " and %d other rank%s", count - 1, count == 2 ? "" : "s");
     tost_error(&why, "rank %d on %s%s did not respond for %g s (--rank-timeout)", missing < 0 ? 0 : missing,
                c->places && missing >= 0 ? c->places[missing].host : "?", others, c->timeout);
-    for (int i = 0; speaker != c->place.rank && i < 100; i++) {   // 10 s
+    // Rank 0 may wait for the same rank: it speaks first.
+    const int tenths = speaker != c->place.rank ? 100 : c->place.rank > 0 ? 10 : 0;
+    for (int i = 0; i < tenths; i++) {
         if (signals_received()) _exit(STATUS_RANK_FAILED);
         nanosleep(&(struct timespec){0, 100000000}, NULL);
     }

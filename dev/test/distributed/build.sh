@@ -12,5 +12,5 @@ esac
 repo=$(cd "$(dirname "$0")/../../.." && pwd)
 mkdir -p "$folder/$mpi"
 for name in CITATION.cff Makefile dev tost train_gpt_tost.c; do ln -sfn "$repo/$name" "$folder/$mpi/$name"; done
-unset MAKEFLAGS MAKELEVEL
+unset MAKEFLAGS MAKELEVEL MPI MPICC
 exec make -s -C "$folder/$mpi" ${cc:+MPI=1 "MPICC=$cc"} CUDA=0 EMULATION=0 train_gpt_tost build/torture/faults.so "$@"
