@@ -27,6 +27,7 @@
 
 extern "C" {
 #include "tost/commands.h"
+#include "tost/flops.h"
 }
 
 extern "C" const TostEngine tost_cuda_engine;
@@ -2203,6 +2204,40 @@ static TostModel* cuda_create(const TostConfig* c, const TostEngineOptions* o, T
     return o->dtype == TOST_BF16 ? model_create<bf16>(c, o, err) : model_create<float>(c, o, err);
 }
 
+// By the name of the GPU; else the rate of a square product, or 0 if memory is short.
+template <typename S> static double cuda_peak_flops(TypedModel<S>* m) {
+    constexpr int PRODUCTS = 10;
+    cudaDeviceProp prop;
+    cudaEvent_t start, stop;
+    S* x;
+    float ms;
+    int device;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaGetDeviceProperties(&prop, device));
+    const double peak = flops_peak_of(prop.name, m->options.dtype);
+    const int n = min(4096, 64 * prop.multiProcessorCount);
+    const size_t size = (size_t)n * n;
+    if (peak > 0) return peak;
+    if (cudaMalloc(&x, 3 * size * sizeof(S)) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return 0;
+    }
+    CUDA_CHECK(cudaEventCreate(&start));
+    CUDA_CHECK(cudaEventCreate(&stop));
+    CUDA_CHECK(cudaMemsetAsync(x, 0x3c, 3 * size * sizeof(S), m->stream));   // 0.01 as float and as bf16
+    for (int i = 0; i <= PRODUCTS; i++) {
+        matmul(&m->mm, Product<S, S>{x, x + size, x + 2 * size, false, true, n, n, n, n, n, n, 0.0f, NULL});
+        if (i == 0) CUDA_CHECK(cudaEventRecord(start, m->stream));
+    }
+    CUDA_CHECK(cudaEventRecord(stop, m->stream));
+    CUDA_CHECK(cudaEventSynchronize(stop));
+    CUDA_CHECK(cudaEventElapsedTime(&ms, start, stop));
+    CUDA_CHECK(cudaEventDestroy(start));
+    CUDA_CHECK(cudaEventDestroy(stop));
+    CUDA_CHECK(cudaFree(x));
+    return 2.0 * PRODUCTS * size * n / (ms * 1e-3);
+}
+
 static void put_range(TostModel* m, float* dst, const float* src, size_t n) {
     if (n) CUDA_CHECK(cudaMemcpyAsync(dst, src, n * sizeof *src, cudaMemcpyHostToDevice, m->stream));
 }
@@ -2248,6 +2283,7 @@ extern "C" const TostEngine tost_cuda_engine = {
     .memory = cuda_memory,
     .create = cuda_create,
     .destroy = TYPED(model_free),
+    .peak_flops = TYPED(cuda_peak_flops),
     .tune = cuda_tune,
     .put = TYPED(cuda_put),
     .get = cuda_get,

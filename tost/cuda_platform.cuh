@@ -59,8 +59,9 @@ __device__ inline void unpack_pair(float* out, const bf16* pair) {
 
 __device__ inline float reciprocal(float x) { return cuda_on_host_flush(1.0f / cuda_on_host_flush(x)); }
 __device__ inline float power_of_2(float x) { return cuda_on_host_flush(exp2f(x)); }
-__device__ inline void  raise_flag(int* flag) { cuda_on_host_raise(flag); }
-__device__ inline void  wait_flag(const int* flag) { cuda_on_host_wait(flag); }
+__device__ inline void  store_release(int* p, int value) { cuda_on_host_store(p, value, true); }
+__device__ inline int   load_relaxed(const int* p) { return cuda_on_host_load(p, false); }
+__device__ inline int   load_acquire(const int* p) { return cuda_on_host_load(p, true); }
 
 #else
 
@@ -116,19 +117,30 @@ __device__ inline float power_of_2(float x) {
     return y;
 }
 
-// *flag = 1 with release semantics: a thread that has waited for the flag, and threads that then synchronize with it,
-// see all earlier writes of this thread and of the threads that it has synchronized with.
-__device__ inline void raise_flag(int* flag) {
-    asm volatile("st.release.gpu.global.s32 [%0], 1;" ::"l"(flag) : "memory");
+__device__ inline void store_release(int* p, int value) {
+    asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
 }
-
-// Waits until *flag is not 0. Only the last read has acquire semantics: it invalidates L1 of the whole multiprocessor.
-__device__ inline void wait_flag(const int* flag) {
-    int raised;
-    do asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(raised) : "l"(flag) : "memory");
-    while (!raised);
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(raised) : "l"(flag) : "memory");
+__device__ inline int load_relaxed(const int* p) {
+    int value;
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
+    return value;
+}
+__device__ inline int load_acquire(const int* p) {
+    int value;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
+    return value;
 }
 
 #endif
+
+// *flag = 1 with release semantics: a thread that has waited for the flag, and threads that then synchronize with it,
+// see all earlier writes of this thread and of the threads that it has synchronized with.
+__device__ inline void raise_flag(int* flag) { store_release(flag, 1); }   // mutant: flag_not_released
+
+// Waits until *flag is not 0. Only the last read has acquire semantics: it invalidates L1 of the whole multiprocessor.
+__device__ inline void wait_flag(const int* flag) {
+    while (!load_relaxed(flag)) {}   // mutant: flag_not_awaited
+    load_acquire(flag);   // mutant: flag_not_acquired
+}
+
 #endif

@@ -30,7 +30,7 @@ __host__ __device__ inline int scan_stride(int width) { return (width + SCAN_VEC
 // Thread 0 calls f with the block's unit of work: 0, 1, 2, ... in the order in which blocks start. What f writes to
 // shared memory is visible to all threads. *ticket is zero before the launch.
 template <typename F> __device__ inline void scan_ticket(int* ticket, F f) {
-    if (threadIdx.x == 0) f(atomicAdd(ticket, 1));
+    if (threadIdx.x == 0) f(atomicAdd(ticket, 1));   // mutant: ticket_of_the_grid
     __syncthreads();   // mutant: ticket_read_early
 }
 
@@ -46,7 +46,7 @@ __device__ inline void scan_wait(const int* flags, int i, int size, bool all) {
             i >>= SCAN_RADIX_LOG;
         } while (all && i > 0);
     }
-    __syncthreads();
+    __syncthreads();   // mutant: wait_unsynchronized
 }
 
 // sum += the totals of the `digit` positions from `totals` on. All loads are issued before the first sum.
@@ -75,11 +75,11 @@ __device__ inline void scan_add(double (&sum)[SCAN_VEC], const float* totals, in
 // Publishes the totals of the block's chunk k, which its threads have written, and those of the groups that it ends,
 // from the lowest level up: a group's total as soon as those of the level below are known.
 __device__ inline void scan_publish(float* totals, int* flags, int stride, int k, int chunks) {
-    __syncthreads();
-    if (threadIdx.x == 0) raise_flag(flags + k);
+    __syncthreads();   // mutant: flag_raised_early
+    if (threadIdx.x == 0) raise_flag(flags + k);   // mutant: flag_not_raised
     int level = 0;
     NO_UNROLL for (int i = k, size = chunks, levels = 1; i % SCAN_RADIX == SCAN_RADIX - 1; levels++) {
-        scan_wait(flags + level, i, size, false);   // mutant: serial_chain
+        scan_wait(flags + level, i, size, false);   // mutant: serial_chain, group_not_awaited
         level += size;
         size >>= SCAN_RADIX_LOG;
         i >>= SCAN_RADIX_LOG;
@@ -92,8 +92,8 @@ __device__ inline void scan_publish(float* totals, int* flags, int stride, int k
             UNROLL for (int n = 0; n < SCAN_VEC; n++) of_group[n] = (float)sum[n];
             store_pack<SCAN_VEC>(totals + (size_t)(level + i) * stride + c, of_group);
         }
-        __syncthreads();
-        if (threadIdx.x == 0) raise_flag(flags + level + i);
+        __syncthreads();   // mutant: group_flag_raised_early
+        if (threadIdx.x == 0) raise_flag(flags + level + i);   // mutant: group_flag_not_raised
     }
 }
 
@@ -103,7 +103,7 @@ __device__ inline void scan_publish(float* totals, int* flags, int stride, int k
 template <typename F>
 __device__ inline void scan_columns(float* totals, int* flags, int stride, int place, int chunks, F f) {
     scan_publish(totals, flags, stride, place, chunks);
-    scan_wait(flags, place, chunks, true);
+    scan_wait(flags, place, chunks, true);   // mutant: prefix_not_awaited
     NO_UNROLL for (int c = threadIdx.x * SCAN_VEC; c < stride; c += blockDim.x * SCAN_VEC) {
         double sum[SCAN_VEC] = {};
         scan_add(sum, totals + c, stride, place, chunks, INT_MAX);

@@ -396,6 +396,7 @@ bool run_set_up(Run* r, TostError* err) {
     if (!ok) return false;
     run_share_out(r);
     run_share_saved(r);
+    report_flops(r);
     return true;
 }
 

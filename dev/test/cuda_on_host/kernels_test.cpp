@@ -254,6 +254,25 @@ void test_autotune(Checks* c) {
     remove(dir.c_str());
 }
 
+// Kernels whose blocks communicate, with several blocks at once.
+void test_concurrent(Checks* c, int seeds) {
+    const CudaOnHostOptions before = cuda_on_host_options();
+    CudaOnHostOptions o;
+    o.order = CUDA_ORDER_SHUFFLE;
+    for (int seed = 1; seed <= seeds; seed++) {
+        o.seed = (uint64_t)seed;
+        o.resident = 2 + seed % 9;
+        cuda_on_host_set(o);
+        test_scan(c, (seed % 3 ? 80 : 600) * TSSA_CHUNK, 64, 5);
+        test_scan(c, (9 + seed) * TSSA_CHUNK, 32, 70);
+        const int T = (8 + seed % 4) * TSSA_CHUNK + seed % TSSA_CHUNK;
+        const TssaCase small = {6, 2, 1 + seed % 2, T, seed % 4 == 3, false};
+        test_tssa<float>(c, small);
+        if (seed % 2) test_tssa<bf16>(c, small);
+    }
+    cuda_on_host_set(before);
+}
+
 // More chunks than threads.
 void test_temp(Checks* c) {
     const size_t heads = 3, chunks = 2 * TEMP_THREADS + 88;
@@ -533,7 +552,8 @@ void test_errors(Checks* c) {
 
 }  // namespace
 
-void test_kernels(Checks* c) {
+void test_kernels(Checks* c, int seeds) {
+    test_concurrent(c, seeds);
     test_classifier_chunks(c);
     test_normal(c);
     test_errors(c);

@@ -24,11 +24,22 @@ block_sum_reuses_early | s/__syncthreads();//
 block_sum_reads_early | s/__syncthreads();//
 tree_sum_unsynchronized | s/__syncthreads();//
 ticket_read_early | s/__syncthreads();//
+ticket_of_the_grid | s/atomicAdd(ticket, 1)/(int)blockIdx.x/
+flag_not_released | s/store_release(flag, 1)/cuda_on_host_store(flag, 1, false)/
+flag_not_awaited | s/while.*{}//
+flag_not_acquired | s/load_acquire(flag);//
+wait_unsynchronized | s/__syncthreads();//
+flag_raised_early | s/__syncthreads();//
+group_flag_raised_early | s/__syncthreads();//
+flag_not_raised | s/if (threadIdx.x == 0) raise_flag.*;//
+group_flag_not_raised | s/if (threadIdx.x == 0) raise_flag.*;//
+group_not_awaited | s/scan_wait.*;//
+prefix_not_awaited | s/scan_wait.*;//
 softmax_unsynchronized | s/__syncthreads();//
 mass_unsynchronized | s/__syncwarp();//
 softmax_over_time | s/h \* WARP + lane_index()/h/
 dropped_carry | s/(float)sum\[n\]/0.0f/
-dropped_group | s/first + j/1 + first + j/
+dropped_group | s/j >= digit/j + 1 >= digit/
 group_without_itself | s/sum\[n\] = of_group\[n\]/sum[n] = 0.0/
 serial_chain | s/false/true/
 lane_scan_too_short | s/by < WARP/by < WARP \/ 2/
@@ -88,7 +99,7 @@ mutate() {
 # build NAME FOLDER: builds the test with the engine in FOLDER. flags and objects are lists of words.
 build() {
     $cxx "-I$2" $flags -c $test_folder/kernels_test.cpp -o "$work/$1.o" &&
-        $cxx $flags -o "$work/$1" "$work/$1.o" $objects -lm -ldl -rdynamic
+        $cxx -o "$work/$1" "$work/$1.o" $objects -lm -ldl -rdynamic   # without the library of -fsanitize=thread
 }
 
 # mode NAME: the tests that a mutant must fail
