@@ -45,8 +45,8 @@ static void reserve_standard_streams(void) {
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd) return;
 }
 
-// Of several processes without connection, the first one prints the error, which ends the others, unless it is theirs
-// alone.
+// Several processes could not connect. The first one prints the error, and the launcher then ends the others. If only
+// another process has an error, it prints its own after a pause.
 static int not_connected(const char* program, const TostError* err) {
     const Options o = {.program = program};
     const CommPlace place = comm_launch().place;
@@ -68,7 +68,8 @@ int tost_main(int argc, char** argv, const TostEngine* engine) {
     int status = 0;
     const char* program = argc > 0 && *argv[0] ? argv[0] : "train_gpt_tost";
     if (!comm_open(&comm, engine, program, &err)) return not_connected(program, &err);
-    if (!options_parse(&o, argc, argv, engine, comm, &err)) {
+    // ranks may have different command lines or files
+    if (!comm_agree(comm, options_parse(&o, argc, argv, engine, comm, &err), &err)) {
         print_error(&o, &err);
         status = STATUS_USAGE;
     } else if (o.page) {

@@ -19,11 +19,13 @@ def refused(report, case, mpi, what, status, fragments, args, wrapper=(), ranks=
 
 
 def options_refused(report, case, mpi):
-    """Steps that cannot be divided among the ranks."""
+    """Steps that cannot be divided among the ranks, and an option that only one rank has."""
     args = launch.run_options("plain")
     refused(report, case, mpi, "parts that 3 ranks cannot share", 2, ["--parts 4", "3 ranks"], args, ranks=3)
     odd = [a if b != "--total-batch" else "320" for b, a in zip(["", *args], args)]
     refused(report, case, mpi, "an indivisible batch", 2, ["--total-batch 320", "256"], odd)
+    wrapper = launch.per_rank(case.dir, 2, 'exec "$@" --stepz 3')
+    refused(report, case, mpi, "an unknown option on rank 2", 2, ["rank 2", "--stepz"], args, wrapper)
     report.check(not os.path.exists(case.path("run")), f"{mpi.name}: a usage error leaves a folder")
 
 
