@@ -147,8 +147,11 @@ static void timed_out(TostComm* c, const bool* arrived) {
     TostError why;
     char others[48] = "";
     if (count > 1) snprintf(others, sizeof others, " and %d other rank%s", count - 1, count == 2 ? "" : "s");
-    tost_error(&why, "rank %d on %s%s did not respond for %g s (--rank-timeout)", missing < 0 ? 0 : missing,
-               c->places && missing >= 0 ? c->places[missing].host : "?", others, c->timeout);
+    if (c->lockstep)   // the transport does not know which ranks are missing
+        tost_error(&why, "other ranks did not respond for %g s (--rank-timeout)", c->timeout);
+    else
+        tost_error(&why, "rank %d on %s%s did not respond for %g s (--rank-timeout)", missing < 0 ? 0 : missing,
+                   c->places && missing >= 0 ? c->places[missing].host : "?", others, c->timeout);
     // Rank 0 may wait for the same rank: it speaks first.
     const int tenths = speaker != c->place.rank ? 100 : c->place.rank > 0 ? 10 : 0;
     for (int i = 0; i < tenths; i++) {

@@ -3,6 +3,9 @@
 #define TOST_NO_MAIN
 #include "train_gpt_tost.c"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "check.h"
 #include "comm_threads.h"
 #include "init.h"
@@ -363,9 +366,52 @@ static void test_training(Checks* c, const char* what, const TostConfig* config,
 }
 
 // ---------------------------------------------------------------------------------------------
+// A rank that does not respond
+
+static CommRequest* start_nothing(TostComm* c, const CommMessage* messages) { (void)messages; return c->transport; }
+
+// Only rank 1 responds.
+static bool never_complete(TostComm* c, CommRequest** request, bool* arrived) {
+    (void)request;
+    for (int r = 0; arrived && r < c->place.size; r++) arrived[r] = !c->lockstep && r == 1;
+    return false;
+}
+
+static void exit_with(TostComm* c, int status) {
+    (void)c;
+    _exit(status);
+}
+
+// A lockstep transport does not know which ranks are missing, so the message names none.
+static void test_timeout(Checks* c, bool lockstep, const char* want) {
+    CommPlace places[3] = {{.host = "a"}, {.host = "b"}, {.host = "c"}};
+    int fd[2], status = 0;
+    char text[512];
+    if (!check(c, pipe(fd) == 0, "pipe")) return;
+    const pid_t child = fork();
+    if (child == 0) {
+        TostComm comm = {.place = {.size = 3, .host = "a"}, .places = places, .timeout = 0.01, .program = "test",
+                         .lockstep = lockstep, .transport = places, .start = start_nothing, .test = never_complete,
+                         .abort = exit_with};
+        dup2(fd[1], STDERR_FILENO);
+        comm_exchange(&comm, NULL);
+        _exit(0);
+    }
+    close(fd[1]);
+    const ssize_t n = read(fd[0], text, sizeof text - 1);
+    text[n > 0 ? n : 0] = '\0';
+    close(fd[0]);
+    waitpid(child, &status, 0);
+    check(c, WIFEXITED(status) && WEXITSTATUS(status) == STATUS_RANK_FAILED && strcmp(text, want) == 0,
+          "timeout: status %d, %s", status, text);
+}
+
+// ---------------------------------------------------------------------------------------------
 
 int main(void) {
     Checks c = {.suite = "test_comm"};
+    test_timeout(&c, false, "test: rank 2 on c did not respond for 0.01 s (--rank-timeout)\n");
+    test_timeout(&c, true, "test: other ranks did not respond for 0.01 s (--rank-timeout)\n");
     for (size_t i = 0; i < countof(configs); i++)
         for (int ranks = 1; ranks <= RANKS_MAX; ranks++) test_slices_of(&c, &configs[i], ranks);
     test_parts(&c);
