@@ -417,8 +417,8 @@ static void tssa_params_backward(const Tssa* a, int h) {   // dtemp, ddenom_bias
     a->dtemp[h] += (float)dtemp;
 }
 
-// dw =, dtemp +=, ddenom_bias +=. With uniform membership only the first stage has a gradient. A suffix of zeros ends a
-// sequence.
+// dw =, dtemp +=, ddenom_bias +=. a->suffix: on entry the suffix sums after the last token, zero at the end of a
+// sequence; on return those from the first token on. With uniform membership only the first stage has a gradient.
 static void tssa_backward(const Tssa* a) {
     const TssaStage stages[] = {
         {tssa_statistics_backward, false}, {tssa_membership_backward, true}, {tssa_energy_backward, false}};

@@ -58,9 +58,9 @@ CommLaunch comm_launch(void);
 bool comm_open(TostComm** comm, const TostEngine* engine, const char* program, TostError* err);
 void comm_close(TostComm* c);
 
-// Transports. The second one is for tests.
-bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, TostError* err);   // in builds with MPI=1
-// Fills in places, once start and test work.
+// Opens the MPI transport; an error in builds without MPI=1.
+bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, TostError* err);
+// Fills in places, with messages between the ranks. comm_open calls it; tests call it for transports of their own.
 void comm_find_places(TostComm* c);
 
 // Waits until all messages are complete.

@@ -201,7 +201,8 @@ static bool equal_slices(const Exchange* x, int k) {
            range_size(slices_of(&x->slices, 0, k)) == size;
 }
 
-// Sends each rank its slice of the bucket, receives theirs of the own slice, and adds them in order.
+// Sends each rank its slice of the bucket, receives the other ranks' gradients of this rank's slice, and adds all in
+// the order of the tree.
 static void sum_bucket_ordered(Exchange* x, int k) {
     const NcclLink* l = x->link;
     const Range own = exchange_slice(x, k);

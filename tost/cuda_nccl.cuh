@@ -37,7 +37,7 @@ struct RankWait {
 
 static RankWait wait_begin(const TostComm* c) { return {c, now_seconds()}; }
 
-// Pauses, at first without giving up the core. False if the timeout has passed.
+// Returns at once at first, later after a pause. False if the timeout has passed.
 static bool wait_more(const RankWait* w) {
     const double waited = now_seconds() - w->start;
     const struct timespec pause = {0, waited < 0.05 ? 20000 : 200000};
@@ -68,21 +68,21 @@ static ncclResult_t nccl_state(const NcclLink* l) {
     _exit(STATUS_RANK_FAILED);
 }
 
-// Checks the result of a call. Waits until it is issued, which may need other ranks.
+// Checks the result of a call. Waits until the call is queued on its stream, for which NCCL may need other ranks.
 static void nccl_check(const NcclLink* l, ncclResult_t result, const char* what) {
     for (RankWait w = wait_begin(l->comm); result == ncclInProgress; result = nccl_state(l))
         if (!wait_more(&w)) nccl_timed_out(l, what);
     if (result != ncclSuccess) nccl_die(l, what, result);
 }
 
-// Inside of a group, nothing is issued before ncclGroupEnd.
+// For calls inside of a group, which are queued only by ncclGroupEnd.
 static void nccl_add(const NcclLink* l, ncclResult_t result, const char* what) {
     if (result != ncclSuccess && result != ncclInProgress) nccl_die(l, what, result);
 }
 #define NCCL_ADD(link, call) nccl_add(link, call, #call)
 static void nccl_group_end(const NcclLink* l) { nccl_check(l, ncclGroupEnd(), "ncclGroupEnd"); }
 
-// True if the event has occurred. Fails if a rank has.
+// True if the event has occurred. Ends the process if NCCL reports an error, as when another rank has failed.
 static bool nccl_event_query(const NcclLink* l, cudaEvent_t event) {
     const cudaError_t e = cudaEventQuery(event);
     if (e == cudaSuccess) return true;

@@ -65,8 +65,8 @@ typedef struct {
     bool (*tune)(TostModel* m, const char* file, bool renew, TostError* err);
 
     // Copies one tensor of one state, t->size elements, from or to the host. With several ranks, put stores what this
-    // rank has of m, v and ema; get is collective except for parameters, gives the summed gradient after a step, and writes
-    // dst only on rank 0.
+    // rank has of m, v and ema. get of parameters is not collective; get of another state is, and writes dst only on
+    // rank 0. The gradient, after the last backward of a step, is the sum over all ranks.
     void (*put)(TostModel* m, TostState s, const TostTensor* t, const float* src);
     void (*get)(float* dst, const TostModel* m, TostState s, const TostTensor* t);
 

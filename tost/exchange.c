@@ -66,7 +66,7 @@ static float* row_of(const Exchange* x, int k, int rank) {
     return rank == x->rank ? x->grad + own.start : x->received[k % EXCHANGE_UNDER_WAY] + rank * range_size(own);
 }
 
-// Sends each rank its slice of the bucket and receives theirs of the own slice.
+// Sends each rank its slice of the bucket and receives the other ranks' gradients of this rank's slice.
 static void start_bucket(Exchange* x, int k) {
     const size_t bytes = range_size(exchange_slice(x, k)) * sizeof(float);
     CommMessage* messages = xcalloc((size_t)x->ranks, sizeof *messages);

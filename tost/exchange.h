@@ -39,12 +39,14 @@ void exchange_begin(Exchange* x);
 // During the backward pass: its gradients from element `from` on are complete. Starts the exchange of complete buckets
 // after the last part; when from is 0, waits for all of them: then this rank's slices of grad are sums over all parts.
 void exchange_gradients(Exchange* x, TostEnd end, size_t from);
-// Sum of one number per block of SLICE_UNIT elements, in the order of the blocks. own: those of this rank's slices.
+// Sum of one number per block of SLICE_UNIT elements, in the order of the blocks. own: the numbers of this rank's
+// blocks, in the order in which its slices are packed.
 double exchange_sum(const Exchange* x, const double* own);
 // Starts sending this rank's slice of bucket k of a flat array to all; the other slices are overwritten.
 void exchange_gather(Exchange* x, float* flat, int k);
 void exchange_gather_wait(Exchange* x);
-// Copies one tensor to rank 0. array: the rank's slices, packed, or a flat array.
+// Copies one tensor, t->size elements, to dst on rank 0; other ranks may pass NULL. array: this rank's slices, packed,
+// or a flat array.
 void exchange_collect(float* dst, const Exchange* x, const float* array, bool packed, const TostTensor* t);
 
 #endif

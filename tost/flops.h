@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-// Forward and backward for one token:   6 N + 3 L (10 C + 8 nh)
+// Operations of forward and backward for one token:   6 N + 3 L (10 C + 8 nh)
 // N = L·10C² + V·C are the weights of matrix products, the tied output head included: 2 operations for each forward, 4
 // backward. TSSA takes 10 per channel and 8 per head forward, whatever T is, and twice as many backward.
 double flops_per_token(const TostConfig* c);
@@ -17,7 +17,8 @@ double flops_per_token(const TostConfig* c);
 // Peak rate of dense matrix products by the name of the GPU, from its data sheet, in operations/s; 0: unknown.
 double flops_peak_of(const char* device, TostDtype dtype);
 
-// The same of this CPU, measured with products of gemm.h within milliseconds; outside of parallel regions.
+// The peak rate of this CPU with the current number of threads, in operations/s, measured with products of gemm.h. Not
+// to be called in a parallel region.
 double flops_measure_cpu(TostDtype dtype);
 
 #ifdef __cplusplus

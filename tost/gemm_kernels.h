@@ -421,15 +421,15 @@ INLINE void tile(float* c, size_t ldc, const Word* pa, const Word* pb, Format f,
     else tile_floats(c, ldc, pa, pb, words, beta);
 }
 
-// Seconds for a tile of operands in L1: the least of a few measurements of about 1 us.
+// Seconds for REPEATS tiles of operands in L1, the least of several measurements. f: not TILES
 static inline double kernel_seconds(Format f) {
-    enum { WORDS = 64, TILES = 4, MEASUREMENTS = 16 };
+    enum { WORDS = 64, REPEATS = 4, MEASUREMENTS = 16 };
     _Alignas(CACHE_LINE) static const Word zeros[WORDS * NR];
     _Alignas(CACHE_LINE) float c[MR * NR];
     double least = 1;
     for (int m = 0; m < MEASUREMENTS; m++) {
         const double start = now_seconds();
-        for (int t = 0; t < TILES; t++) {
+        for (int i = 0; i < REPEATS; i++) {
             tile(c, NR, zeros, zeros, f, WORDS, 0);
             __asm__ volatile("" : : "r"(c) : "memory");   // c is read: the tile must be computed
         }

@@ -142,8 +142,7 @@ static bool save_best(Run* r, bool last, TostError* err) {
            || write_failed(r, &reason, last, err);
 }
 
-bool run_save_best(Run* r, TostError* err) { return save_together(r, save_best, false, err);
-}
+bool run_save_best(Run* r, TostError* err) { return save_together(r, save_best, false, err); }
 
 bool run_log_step(Run* r, const LogRow* row, TostError* err) {
     TostError reason;

@@ -23,8 +23,8 @@ bool terminal_color(void) {
     return !value || !*value;
 }
 
-// Columns of n bytes of UTF-8, by the first byte of each character: two for U+3000 to U+DFFF and above U+10000, which
-// are mostly East Asian characters and emoji, and one for all others.
+// Columns of n bytes of UTF-8, by the first byte of each character: two for U+3000 to U+DFFF and from U+10000 on,
+// which are mostly East Asian characters and emoji, and one for all others.
 static int columns_of(const char* text, size_t n) {
     int columns = 0;
     for (size_t i = 0; i < n; i++) {

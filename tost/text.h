@@ -1,5 +1,5 @@
 // text.h: text functions with the results of Python's str methods, for evaluation protocols that are defined in Python.
-// Bytes that are not UTF-8 count as characters that nothing changes.
+// A byte that is not part of UTF-8 counts as one character, which no function changes.
 #ifndef TOST_TEXT_H
 #define TOST_TEXT_H
 

@@ -15,7 +15,8 @@ typedef struct {
 } TokenizerJson;
 
 bool tokenizer_json_detect(const char* text, size_t n);   // whether it is JSON and not a vocab.bpe
-// Other tokenizers are errors that say what was found. On failure there is nothing to free.
+// file: the contents of `path`. Any other tokenizer is an error, which says what was found. On failure there is nothing
+// to free.
 bool tokenizer_json_read(TokenizerJson* out, const char* path, const Bytes* file, TostError* err);
 void tokenizer_json_free(TokenizerJson* t);
 

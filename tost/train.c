@@ -109,7 +109,8 @@ static bool data_failed(Run* r, TostError* err) {
     return tost_error(err, "%s; stopped after step %lld; %s", err->text, (long long)r->info.step, resume_hint(r).text);
 }
 
-// With several ranks, only between micro-batches: the others may already wait for this rank's gradients.
+// TostEngineOptions.chunk_done. With several ranks, a signal stops the run only between micro-batches: in the middle of
+// one, other ranks may already wait for this rank's gradients.
 bool run_chunk_done(void* context, double part) {
     Run* r = context;
     const double done = (double)r->pass.done + part;
@@ -175,7 +176,7 @@ static double optimizer_step(Run* r, double norm) {
         .beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps, .weight_decay = o->weight_decay,
         .grad_scale = o->grad_clip > 0 && clip < 1 ? clip : 1,
         .step = n,
-        .ema_rate = 1 - fmin(o->ema, (double)n / (double)(n + 9))};   // so that the initial weights soon have no part
+        .ema_rate = 1 - fmin(o->ema, (double)n / (double)(n + 9))};   // the first steps replace the initial weights
     r->engine->update(r->model, &adamw);
     return adamw.lr;
 }
