@@ -1567,7 +1567,7 @@ struct TostModel {
     TostConfig        config;
     TostEngineOptions options;
     TostTensors       tensors;
-    float*            state[TOST_STATES];  // params, grads (flat_size); m, v and, if wanted, ema (of this rank's slices)
+    float*            state[TOST_STATES];  // params, grads (flat_size); m, v and, with --ema, ema (this rank's slices)
     Exchange          exchange;            // of gradients and parameters with other ranks
     char*             arena;               // all device memory, one allocation
     size_t            arena_bytes, logits_rows, logits_bytes;
@@ -2050,8 +2050,8 @@ struct AdamWFactors { float decay, scale, b1, b2, c1, c2, rate, root, eps, ema_r
 
 // p = p (1 - lr wd);   m = β1 m + (1-β1) g;   v = β2 v + (1-β2) g²;   p = p - lr (m/(1-β1^s)) / (√(v/(1-β2^s)) + eps)
 // weights: the parameters' copy of type S, written in the same pass; NULL if there is none. decays: one byte per group
-// of DECAY_GROUP elements. ema: the average of the parameters, or NULL. Minimum traffic per element without it: 16 read,
-// 12 + 2 written.
+// of DECAY_GROUP elements. ema: the average of the parameters, or NULL. Minimum traffic per element without it: 16
+// bytes read, 12 + 2 written.
 template <typename S>
 __global__ void adamw_kernel(float* param, float* moment, float* variance, float* ema, S* weights, const float* grad,
                              const uint8_t* decays, size_t n, AdamWFactors a) {
@@ -2090,8 +2090,9 @@ template <typename S> static void update_slices(TypedModel<S>* m, AdamWFactors f
         const size_t at = own.start, packed = exchange_packed(x, x->rank, k), n = range_size(own);
         if (n == 0) continue;
         LAUNCH((adamw_kernel<S>), div_up(n, 4 * 256), 256, 0, m->stream, m->state[TOST_PARAM] + at,
-               m->state[TOST_M] + packed, m->state[TOST_V] + packed, m->options.ema ? m->state[TOST_EMA] + packed : NULL,
-               weights ? weights + at : NULL, m->state[TOST_GRAD] + at, m->buf.decays + at / DECAY_GROUP, n, f);
+               m->state[TOST_M] + packed, m->state[TOST_V] + packed,
+               m->options.ema ? m->state[TOST_EMA] + packed : NULL, weights ? weights + at : NULL,
+               m->state[TOST_GRAD] + at, m->buf.decays + at / DECAY_GROUP, n, f);
     }
 }
 

@@ -57,9 +57,9 @@ char* checkpoint_next_run(const char* root, const char* preset);
 // Opens the model.safetensors of PATH: a file, a checkpoint folder, or a run folder, whose newest complete checkpoint
 // is taken, by the steps in the metadata. Another process may save to the run and remove checkpoints meanwhile; an open
 // file stays readable. Reads the metadata and checks names and shapes of all tensors. Files from other programs may
-// have no metadata: then the config follows from names and shapes, val_loss and best_val_loss are infinity, tokenizer is NULL,
-// everything else is 0. On success *err is a warning or empty. On failure there is nothing to close or free, and
-// *err suggests another value for `option` or, if that is NULL, how to resume or replace the run.
+// have no metadata: then the config follows from names and shapes, val_loss and best_val_loss are infinity, tokenizer
+// is NULL, everything else is 0. On success *err is a warning or empty. On failure there is nothing to close or free,
+// and *err suggests another value for `option` or, if that is NULL, how to resume or replace the run.
 bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path, const char* option, TostError* err);
 
 // Loads all parameters, after checking dtypes, shapes and the CRC-32 (if present). Accepts an lm_head.weight equal to

@@ -133,8 +133,8 @@ static const Row table[] = {
      .help = "CSV log with one row per step; an existing log is only accepted with --resume or --overwrite"},
     {"val-frac", TOKENIZE, FILES, REAL, AT(val_frac), NOT_SAVED, "X", .max = 0.999999, .value = 0.01,
      .unit = "of the documents",
-     .help = "fraction of the documents that goes to the validation shards, or, of a single document, of its last tokens; if "
-             "given, neither split may be empty"},
+     .help = "fraction of the documents that goes to the validation shards, or, of a single document, of its last "
+             "tokens; if given, neither split may be empty"},
     {"jsonl", TOKENIZE, FILES, FLAG, AT(jsonl), NOT_SAVED, "", .default_text = "only files named *.jsonl",
      .help = "read all input, including stdin, as JSONL: one object with a \"text\" per line"},
     {"shard-tokens", TOKENIZE, FILES, INT64, AT(shard_tokens), NOT_SAVED, "N", .min = 1, .max = INT_MAX, .value = 100e6,
@@ -147,8 +147,8 @@ static const Row table[] = {
      .help = "sequence length, at most --block-size"},
     {"chunk", TRAIN, TRAINING, INT, AT(chunk), OVERRIDABLE, "N", .max = TOST_MAX_BLOCK_SIZE,
      .default_text = "whole sequences",
-     .help = "process sequences N tokens at a time, with the memory of N tokens: exact gradients for very long --seq, in "
-             "4/3 of the time. Changing it on --resume may change the last bits of the results"},
+     .help = "process sequences N tokens at a time, with the memory of N tokens: exact gradients for very long --seq, "
+             "in 4/3 of the time. Changing it on --resume may change the last bits of the results"},
     {"chunk", EVAL, EVALUATION, INT, AT(chunk), NOT_SAVED, "N", .max = TOST_MAX_BLOCK_SIZE,
      .default_text = "whole sequences",
      .help = "process sequences N tokens at a time, with the memory of N tokens: for very long --seq"},

@@ -201,8 +201,8 @@ static bool open_data(Run* r, TostError* err) {
     return r->val != NULL;
 }
 
-// --tokenizer, else the resumed run's tokenizer if it still exists, else the one next to the shards, if any. Only rank 0
-// writes samples.
+// --tokenizer, else the resumed run's tokenizer if it still exists, else the one next to the shards, if any. Only on
+// rank 0, which writes the samples.
 static bool open_tokenizer(Run* r, TostError* err) {
     if (comm_rank(r->comm) != 0) return true;
     const Options* o = &r->o;
@@ -244,8 +244,8 @@ static bool load_average(Run* r, TostError* err) {
         free(values);
     }
     if (r->o.resume && !exists)
-        progress_text(&r->progress, "%-11sthe checkpoint has no average: it begins with the weights of step %lld", "ema",
-                      (long long)r->info.step);
+        progress_text(&r->progress, "%-11sthe checkpoint has no average: it begins with the weights of step %lld",
+                      "ema", (long long)r->info.step);
     return true;
 }
 

@@ -1229,9 +1229,11 @@ static void set_time(const char* file, time_t seconds, long ns) {
 static void test_newest_run(Checks* c) {
     TostError err;
     char *dir = new_folder(), *found = NULL;
-    check(c, !checkpoint_newest_run(&found, dir, "--model PATH", &err) && strstr(err.text, "train"), "no run: %s", err.text);
+    check(c, !checkpoint_newest_run(&found, dir, "--model PATH", &err) && strstr(err.text, "train"), "no run: %s",
+          err.text);
     char* absent = path_join(dir, "absent");
-    check(c, !checkpoint_newest_run(&found, absent, "--model PATH", &err) && strstr(err.text, "train"), "no root: %s", err.text);
+    check(c, !checkpoint_newest_run(&found, absent, "--model PATH", &err) && strstr(err.text, "train"), "no root: %s",
+          err.text);
     free(absent);
     TostModel* m = fake_new(tiny);
     static const struct { const char* name; int64_t step; time_t s; long ns; } runs[] = {

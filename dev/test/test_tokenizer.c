@@ -856,7 +856,8 @@ static void test_lone_document(Checks* c, Fixture* b) {
     append_document(b, &want, text, sizeof text - 1);
     for (int size = 1; size <= 26; size++) {
         for (int tenths = 0; tenths < 10; tenths++) {
-            TokenizeOptions o = {.files = files, .n_files = 1, .val_frac = 0.1 * tenths, .shard_tokens = (uint64_t)size};
+            TokenizeOptions o = {.files = files, .n_files = 1, .val_frac = 0.1 * tenths,
+                                 .shard_tokens = (uint64_t)size};
             TokenizeResult r;
             TostError err = {""};
             const bool ok = run(b, &o, &r, &err, &prefix);

@@ -87,9 +87,9 @@ void cuda_on_host_check_range(const char* call, const void* device, size_t bytes
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
 
-// Shared memory is static, because only one block runs at a time. To fill it with NaN bytes, the emulation finds it in
-// the program's symbol table: with clang by its section; gcc ignores sections in templates, so with gcc every
-// uninitialized static variable of a function counts as shared memory.
+// Shared memory is static: that of the block that runs. The emulation saves and restores it when it switches to another
+// block, and fills it with NaN bytes. It finds it in the program's symbol table: with clang by its section; gcc ignores
+// sections in templates, so with gcc every uninitialized static variable of a function counts as shared memory.
 #ifdef __clang__
 #define CUDA_ON_HOST_SHARED_NAMED true
 #define __shared__ static __attribute__((section("cuda.shared")))

@@ -2,11 +2,12 @@
 // CUDA emulation of its own (dev/test/cuda_on_host); memory that they share carries the data. Misuse aborts:
 //
 //   order        all ranks must make the same collective calls in the same order, with the same types, counts and
-//                roots; each ncclSend needs an ncclRecv. Stricter than NCCL: the n-th group with calls between two ranks
-//                on one of them must match the n-th on the other.
+//                roots; each ncclSend needs an ncclRecv. Stricter than NCCL: of the groups with calls between two
+//                ranks, the n-th on one of them must match the n-th on the other.
 //   memory       buffers must be device memory; those of a group must not overlap, except in place as in NCCL.
 //   streams      a call reads its inputs when the work before it in its stream is done, and not earlier; it ends when
-//                all ranks have made it. So without an event between two streams, values are read too early or too late.
+//                all ranks have made it. So without an event between two streams, values are read too early or too
+//                late.
 //   nonblocking  after a call that returned ncclInProgress, ncclCommGetAsyncError must have reported its end before the
 //                next call, and nothing is queued on the stream until then.
 //   lifetime     ncclCommFinalize or ncclCommDestroy with unfinished calls abort; nccl_on_host_live counts what was not
