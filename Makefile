@@ -131,6 +131,17 @@ $(BUILD)/%.o: %.c $(BUILD)/flags
 $(BUILD)/tost/processor.o: private TOST_CFLAGS += -DBUILT_FOR='" $(BUILT_FOR) "'
 $(BUILD)/tost/processor.o: private override ARCH :=
 
+# The version in CITATION.cff and the commit, with "+" if files differ from it. Keeps the commit if git cannot read the
+# repository, as in `sudo make install`; without a repository there is none.
+$(BUILD)/version: FORCE
+	@mkdir -p $(@D); number=$$(sed -n 's/^version: *//p' CITATION.cff); commit=; \
+	if [ -e .git ]; then commit=$$(git rev-parse --short=10 HEAD 2>/dev/null) || { [ ! -s $@ ] || exit 0; }; \
+	    [ -z "$$commit" ] || git --no-optional-locks diff --quiet HEAD 2>/dev/null || commit=$$commit+; fi; \
+	version="$$number$${commit:+ ($$commit)}"; \
+	[ "$$(cat $@ 2>/dev/null)" = "$$version" ] || echo "$$version" > $@
+$(BUILD)/tost/version.o: $(BUILD)/version
+$(BUILD)/tost/version.o: private TOST_CFLAGS += -DTOST_VERSION='"$(shell cat $(BUILD)/version)"'
+
 # Both files change only when the flags do. build/variant relinks the programs when the variant changes.
 build/variant: FORCE
 	@mkdir -p build; [ "$$(cat $@ 2>/dev/null)" = "$(COMPILE) $(LIBS) $(NCCL_FLAGS)" ] || { \

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "platform.h"
+#include "version.h"
 
 static const char model_name[] = "model.safetensors", optimizer_name[] = "optimizer.safetensors";
 static const char average_name[] = "ema.safetensors";
@@ -254,6 +255,15 @@ bool checkpoint_newest_run(char** run, const char* root, const char* option, Tos
                               "makes a small model) or give %s", root, option);
 }
 
+char* checkpoint_products(const char* model_file) {
+    char* dir = path_dir(model_file);
+    char* run = checkpoint_is_name(dir) ? path_dir(dir) : xstrdup(dir);
+    char* path = path_join(run, "matmul.csv");
+    free(run);
+    free(dir);
+    return path;
+}
+
 char* checkpoint_next_run(const char* root, const char* preset) {
     enum { MAX_DIGITS = 15 };   // this program gives no run a longer number
     const size_t n = strlen(preset);
@@ -306,6 +316,7 @@ static int config_size(const TostConfig* c, const SizeKey* key) { return *(const
 static MetaList metadata(const CheckpointInfo* info) {
     MetaList m = {0};
     add_meta(&m, "format", xstrdup("pt"));   // expected by Python loaders
+    add_meta(&m, "program", xasprintf("train_gpt_tost %s", tost_version()));
     add_int(&m, "format_version", FORMAT_VERSION);
     for (size_t i = 0; i < countof(size_keys); i++)
         add_int(&m, size_keys[i].key, config_size(&info->config, &size_keys[i]));
@@ -438,6 +449,7 @@ static bool read_metadata(CheckpointInfo* info, const StFile* f, TostError* err)
     info->best_val_step = (int64_t)best_val_step;
     info->tokenizer_hash = (uint32_t)hash;
     info->tokenizer = tokenizer ? xstrdup(tokenizer) : NULL;
+    info->program = st_meta(f, "program") ? xstrdup(st_meta(f, "program")) : NULL;
     info->unvalidated_row = st_meta(f, "open_row") ? xstrdup(st_meta(f, "open_row")) : NULL;
     read_options(info, f);
     return true;
@@ -445,6 +457,7 @@ static bool read_metadata(CheckpointInfo* info, const StFile* f, TostError* err)
 
 void checkpoint_info_free(CheckpointInfo* info) {
     free(info->tokenizer);
+    free(info->program);
     free(info->unvalidated_row);
     st_free_meta(info->options, info->n_options);
     *info = (CheckpointInfo){0};

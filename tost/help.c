@@ -1,34 +1,42 @@
-// help.c: --help, the man page and the completion for bash, from the table of options.
+// help.c: --help, --version, the man page and the completion for bash, from the table of options.
 #include "help.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-enum { NAME_COLUMN = 32, PAGE_WIDTH = 100 };
+#include "terminal.h"
+#include "version.h"
+
+enum { NAME_COLUMN = 32, PAGE_WIDTH = 100, PAGE_NARROW = 60 };
+
+typedef struct { const char *about, *arguments; } Example;
+
+static const Example train_examples[] = {
+    {"the starter model, on the stories in data/starter: one to two minutes", ""},
+    {"the published model on your own text, converted with tokenize",
+     " --preset tost-base --data 'data/mine_train_*.bin' --out out/mine"},
+    {"continue that run after an interruption", " --resume --out out/mine"},
+};
 
 static const char exit_status[] = "0 success, 1 failure, 2 invalid command line, 128 + N stopped by signal N.";
 
 // ---------------------------------------------------------------------------------------------
 // --help
 
-// Prints text wrapped to PAGE_WIDTH; lines after the first are indented. A UTF-8 character counts as one column.
+// Columns of the page: those of the terminal, if stdout is one.
+static int page_width(void) {
+    const int columns = terminal_columns(STDOUT_FILENO);
+    return columns == 0 || columns > PAGE_WIDTH ? PAGE_WIDTH : columns < PAGE_NARROW ? PAGE_NARROW : columns;
+}
+
+// Prints text that begins in column `indent`, wrapped; lines after the first are indented.
 static void print_wrapped(const char* text, int indent) {
-    int column = indent;
-    for (const char* p = text; *p;) {
-        const size_t bytes = strcspn(p, " ");
-        int width = 0;
-        for (size_t i = 0; i < bytes; i++) width += ((unsigned char)p[i] & 0xC0) != 0x80;
-        const bool first = column == indent;
-        if (!first && column + 1 + width > PAGE_WIDTH) {
-            printf("\n%*s", indent, "");
-            column = indent;
-        } else if (!first) column += printf(" ");
-        printf("%.*s", (int)bytes, p);
-        column += width;
-        p += bytes + (p[bytes] == ' ');
-    }
-    putchar('\n');
+    char *spaces = xasprintf("%*s", indent, ""), *wrapped = wrap_text(text, indent, page_width(), spaces);
+    printf("%s\n", wrapped);
+    free(wrapped);
+    free(spaces);
 }
 
 static void print_option(const OptionHelp* h) {
@@ -91,6 +99,14 @@ static char* resume_text(const OptionHelpList* list) {
     return text;
 }
 
+static void print_examples(const Options* o) {
+    printf("\nExamples\n");
+    for (size_t i = 0; i < countof(train_examples); i++) {
+        printf("  # %s\n", train_examples[i].about);
+        print_line(stdout, "  %s%s", options_program(o), train_examples[i].arguments);
+    }
+}
+
 static void print_help(const Options* o, bool all_commands) {
     for (int c = 0; c < COMMANDS; c++) {
         if (!all_commands && c != (int)o->command) continue;
@@ -99,6 +115,7 @@ static void print_help(const Options* o, bool all_commands) {
                    command->usage);
         printf("           %s\n", command->about);
     }
+    if (o->command == COMMAND_TRAIN) print_examples(o);
     if (all_commands) printf("\nCOMMAND --help lists the options of a command. Options of train:\n");
     OptionHelpList list = options_help(o);
     const char* group = NULL;
@@ -187,9 +204,14 @@ static void print_manual(const TostEngine* engine) {
     }
     print_paragraph(".SH EXIT STATUS", exit_status);
     printf(".SH EXAMPLES\n.nf\n");
-    print_roff("train_gpt_tost --steps 400 --out out/short\n");
-    print_roff("train_gpt_tost sample --model out/short --prompt \"Once upon a time\"\n");
-    print_roff("train_gpt_tost info out/short\n");
+    for (size_t i = 0; i < countof(train_examples); i++) {
+        char* example = xasprintf("# %s\ntrain_gpt_tost%s\n", train_examples[i].about, train_examples[i].arguments);
+        print_roff(example);
+        free(example);
+    }
+    print_roff("# generate text; show what a run contains\n");
+    print_roff("train_gpt_tost sample --model out/mine --prompt \"Once upon a time\"\n");
+    print_roff("train_gpt_tost info out/mine\n");
     printf(".fi\n");
 }
 
@@ -256,5 +278,6 @@ static void print_completion(const TostEngine* engine) {
 void print_page(const Options* o, const TostEngine* engine) {
     if (strcmp(o->page, "man") == 0) print_manual(engine);
     else if (strcmp(o->page, "bash-completion") == 0) print_completion(engine);
+    else if (strcmp(o->page, "version") == 0) printf("train_gpt_tost %s, %s engine\n", tost_version(), engine->name);
     else print_help(o, !o->named);
 }

@@ -6,10 +6,10 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "output.h"
+#include "terminal.h"
 
 enum { TEXT_CAP = 256, LINE_CAP = 1024 };   // bytes of progress_show's text and of a line
 static const double LIVE_INTERVAL = 0.25, LIVE_STEP_INTERVAL = 0.1;           // seconds
@@ -19,9 +19,8 @@ static const double STEP_IS_LONG = 1;        // seconds after which the micro-ba
 static const double ANNOUNCE_AFTER = 3;      // seconds of training after which its duration is printed
 
 Progress progress_new(FILE* out, bool quiet) {
-    const char* term = getenv("TERM");
     const int fd = fileno(out);
-    const bool live = isatty(fd) && term && strcmp(term, "dumb") != 0;
+    const bool live = terminal_is_live(fd);
     const double now = now_seconds();
     return (Progress){.fd = fd, .live = live, .quiet = quiet, .began = now, .shown = now, .started = now,
                       .interval = fd == STDERR_FILENO ? STDERR_INTERVAL : PLAIN_INTERVAL, .last.step = -1};
@@ -71,14 +70,37 @@ void progress_end(Progress* p) {
     p->line_open = false;
 }
 
+// The columns that a live line may use.
+static int terminal_room(const Progress* p) {
+    const int columns = terminal_columns(p->fd);
+    return (columns > 0 ? columns : 80) - 1;
+}
+
+// The line as the terminal shows it: wrapped and with colors. free()
+static char* styled_line(const Progress* p, const char* text) {
+    static const struct { const char *indent, *color; } styles[] = {
+        [PROGRESS_PLAIN] = {NULL, ""},
+        [PROGRESS_FACT] = {"           ", "\033[2m"},
+        [PROGRESS_SAMPLE] = {"  | ", ""},
+        [PROGRESS_RESULT] = {"  ", "\033[1m"},
+    };
+    const char *indent = styles[p->style].indent, *color = terminal_color() ? styles[p->style].color : "";
+    if (!p->live || !indent) return xstrdup(text);
+    char* wrapped = wrap_text(text, 0, terminal_room(p), indent);
+    char* line = xasprintf("%s%s%s", color, wrapped, *color ? "\033[0m" : "");
+    free(wrapped);
+    return line;
+}
+
 void progress_text(Progress* p, const char* fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
     char* text = vprintable_text(fmt, ap);
     if (!p->quiet) {
-        char* line = xasprintf("%s%s\n", eraser(p), text);
+        char *styled = styled_line(p, text), *line = xasprintf("%s%s\n", eraser(p), styled);
         emit(p, line);
         free(line);
+        free(styled);
     }
     free(text);
     va_end(ap);
@@ -99,12 +121,6 @@ static bool is_due(Progress* p, double live_interval) {
     if (p->quiet || now - p->shown < (p->live ? live_interval : plain_interval)) return false;
     p->shown = now;
     return true;
-}
-
-// The columns that a live line may use.
-static int terminal_room(const Progress* p) {
-    struct winsize size;
-    return (ioctl(p->fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80) - 1;
 }
 
 static bool terminal_is_utf8(void) {
@@ -182,9 +198,15 @@ static int format_bar(char* out, size_t cap, int columns, double done) {
 }
 
 // The fields of a live line, in display order. Those that do not fit are dropped, the least important first.
-enum { F_MICRO_BATCH, F_BAR, F_LOSS, F_LR, F_NORM, F_RATE, F_STEP_ETA, F_ETA, FIELDS };
+enum { F_MICRO_BATCH, F_BAR, F_LOSS, F_LR, F_NORM, F_RATE, F_MFU, F_STEP_ETA, F_ETA, FIELDS };
 enum { FIELD_CAP = 64, BAR_MIN = 6, BAR_MAX = 24 };   // bytes; columns
-static const int dropped_first[FIELDS] = {F_LR, F_NORM, F_RATE, F_BAR, F_STEP_ETA, F_ETA, F_LOSS, F_MICRO_BATCH};
+static const int dropped_first[FIELDS] = {F_LR, F_NORM, F_MFU, F_RATE, F_BAR, F_STEP_ETA, F_ETA, F_LOSS, F_MICRO_BATCH};
+
+// "  38.2% MFU", or nothing if the peak is unknown.
+static void format_mfu(char* out, size_t cap, const Progress* p, double tokens_per_s) {
+    out[0] = 0;
+    if (p->peak_tokens_per_s > 0) snprintf(out, cap, "  %.1f%% MFU", 100 * tokens_per_s / p->peak_tokens_per_s);
+}
 
 // Formats the fields after a step, each with its leading spaces. The bar is a placeholder of minimum width.
 static void format_step(char fields[FIELDS][FIELD_CAP], const Progress* p) {
@@ -196,6 +218,7 @@ static void format_step(char fields[FIELDS][FIELD_CAP], const Progress* p) {
     snprintf(fields[F_LR], FIELD_CAP, "  lr %.1e", row->lr);
     snprintf(fields[F_NORM], FIELD_CAP, "  |g| %.2f", plain_nan(row->grad_norm));
     snprintf(fields[F_RATE], FIELD_CAP, "  %s tok/s", human_count(rate, tokens_per_s));
+    format_mfu(fields[F_MFU], FIELD_CAP, p, tokens_per_s);
     snprintf(fields[F_ETA], FIELD_CAP, "  ETA %s", run_eta(p).text);
 }
 
@@ -212,7 +235,7 @@ static void format_micro_batch(char fields[FIELDS][FIELD_CAP], const Progress* p
     snprintf(fields[F_ETA], FIELD_CAP, "  run ETA %s", run_eta(p).text);
 }
 
-// step 120/800 ▕███   ▏ loss 3.2145  lr 2.9e-03  |g| 0.81  12.3K tok/s  ETA 1m32s
+// step 120/800 ▕███   ▏ loss 3.2145  lr 2.9e-03  |g| 0.81  12.3K tok/s  38.2% MFU  ETA 1m32s
 static void show_live(Progress* p, int64_t step, char fields[FIELDS][FIELD_CAP]) {
     char line[LINE_CAP];
     const int room = terminal_room(p);
@@ -243,8 +266,10 @@ static void announce(Progress* p) {
     if (seconds * left < ANNOUNCE_AFTER) return;
     if (seconds < 10) snprintf(each, sizeof each, "%.3g s", seconds);
     else snprintf(each, sizeof each, "%s", duration(seconds).text);
+    p->style = PROGRESS_FACT;
     progress_text(p, "%-11sabout %s for %lld steps, %s each", "time",
                   duration(seconds * (double)(p->steps - p->first)).text, (long long)(p->steps - p->first), each);
+    p->style = PROGRESS_PLAIN;
 }
 
 void progress_micro_batch(Progress* p, double done) {
@@ -267,13 +292,14 @@ void progress_micro_batch(Progress* p, double done) {
 }
 
 static void show_plain_step(Progress* p) {
-    char line[LINE_CAP], eta[48] = "";
+    char line[LINE_CAP], eta[48] = "", mfu[32];
     const LogRow* row = &p->last;
     const int digits = snprintf(NULL, 0, "%lld", (long long)p->steps);
     if (p->step < p->steps) snprintf(eta, sizeof eta, "  ETA %s", run_eta(p).text);
-    snprintf(line, sizeof line, "step %*lld/%lld  loss %9.6f  |g| %8.4f  lr %.3e  %8.1f ms  %9.0f tok/s%s", digits,
+    format_mfu(mfu, sizeof mfu, p, row->tokens_per_s);
+    snprintf(line, sizeof line, "step %*lld/%lld  loss %9.6f  |g| %8.4f  lr %.3e  %8.1f ms  %9.0f tok/s%s%s", digits,
              (long long)p->step, (long long)p->steps, plain_nan(row->train_loss), plain_nan(row->grad_norm), row->lr,
-             row->ms, row->tokens_per_s, eta);
+             row->ms, row->tokens_per_s, mfu, eta);
     show(p, line);
 }
 

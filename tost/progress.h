@@ -6,16 +6,26 @@
 #include <stdio.h>
 #include "log.h"
 
+// How progress_text shows a line on a terminal. In PLAIN the terminal wraps, so that a command can be copied.
+typedef enum {
+    PROGRESS_PLAIN,
+    PROGRESS_FACT,     // a label of 11 columns and a fact: dim
+    PROGRESS_SAMPLE,   // "  | " and generated text
+    PROGRESS_RESULT,   // bold
+} ProgressStyle;
+
 typedef struct {
     int     fd;            // stdout for train, stderr for eval and tokenize
     bool    live, quiet;   // live: fd is a terminal; quiet: print nothing
     bool    line_open;     // a live line is on the screen
+    ProgressStyle style;   // of the next lines of progress_text; set by the caller
     double  interval;      // seconds between plain progress lines, at first
     double  began, shown;  // now_seconds() at progress_new, and when progress was last shown
     double  started;       // now_seconds() at progress_start
     // training
     int64_t first, steps;             // step at which this process started; steps of the whole run
     int64_t micro_batches, tokens;    // per step
+    double  peak_tokens_per_s;        // at the peak rate of the device: MFU 100%; 0: unknown
     int64_t step;                     // current step, counted from 0
     double  done;                     // its completed micro-batches
     double  run_started, step_started;   // now_seconds(); 0 before the first step
@@ -46,7 +56,7 @@ void     progress_step(Progress* p, const LogRow* row);
 // and 30 s on stderr.
 void     progress_show(Progress* p, double done, const char* fmt, ...) PRINTF_LIKE(3, 4);
 void     progress_start(Progress* p);   // call when the work that progress_show shows begins
-// Prints a line above the live line; adds the newline.
+// Prints a line in p->style above the live line; adds the newline. On a terminal, wraps it at words.
 void     progress_text(Progress* p, const char* fmt, ...) PRINTF_LIKE(2, 3);
 // End the live line, if there is one: progress_end leaves it on the screen, progress_erase removes it.
 void     progress_end(Progress* p);

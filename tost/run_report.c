@@ -6,8 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "flops.h"
 #include "run.h"
 #include "threads.h"
+#include "version.h"
 
 // ---------------------------------------------------------------------------------------------
 // Warnings and suggested commands
@@ -222,12 +224,25 @@ static void report_unused(Run* r) {
 }
 
 void report_settings(Run* r, const char* device) {
+    r->progress.style = PROGRESS_FACT;
+    progress_text(&r->progress, "%-11s%s", "version", tost_version());
     progress_text(&r->progress, "%-11s%s", "device", device);
     report_ranks(r);
     report_model(r);
     report_data(r);
     report_changes(r);
+    r->progress.style = PROGRESS_PLAIN;
     report_unused(r);
+}
+
+void report_flops(Run* r) {
+    if (r->progress.quiet) return;
+    const double per_token = flops_per_token(&r->o.config);
+    const double peak = (r->engine->peak_flops ? r->engine->peak_flops(r->model) : 0) * comm_size(r->comm);
+    char text[64] = "";
+    if (peak > 0) snprintf(text, sizeof text, "; peak of matrix products %.4g TFLOP/s", peak * 1e-12);
+    r->progress.peak_tokens_per_s = peak / per_token;
+    progress_text(&r->progress, "%-11s%.4g MFLOP per token%s", "compute", per_token * 1e-6, text);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -235,8 +250,10 @@ void report_settings(Run* r, const char* device) {
 
 void report_validation(Run* r) {
     const CheckpointInfo* i = &r->info;
+    r->progress.style = PROGRESS_RESULT;
     progress_text(&r->progress, "validation after step %lld: loss %.6f, perplexity %.2f, best %.6f after step %lld",
                   (long long)i->val_step, i->val_loss, exp(i->val_loss), i->best_val_loss, (long long)i->best_val_step);
+    r->progress.style = PROGRESS_PLAIN;
 }
 
 // Prints the text indented, with '?' for NULs.
@@ -245,12 +262,14 @@ void report_sample(Run* r, char* text, size_t n, bool interrupted) {
                   interrupted ? " interrupted" : n == 0 ? " empty, <|endoftext|> is its first token" : "");
     for (size_t i = 0; i < n; i++)
         if (!text[i]) text[i] = '?';
+    r->progress.style = PROGRESS_SAMPLE;
     for (size_t at = 0; at < n;) {
         const char* end = memchr(text + at, '\n', n - at);
         const size_t len = end ? (size_t)(end - text) - at : n - at;
         progress_text(&r->progress, "  | %.*s", (int)len, text + at);
         at += len + 1;
     }
+    r->progress.style = PROGRESS_PLAIN;
 }
 
 // ---------------------------------------------------------------------------------------------

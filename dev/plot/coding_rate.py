@@ -36,10 +36,10 @@ Needs Python 3.10, numpy, matplotlib and safetensors.
 import math
 import sys
 
-from figure import COLORS, add_options, check_options, padded_labels, plain, style_axes, write
+from figure import COLORS, add_options, check_options, padded_labels, plain, short_name, style_axes, write
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogFormatter, MaxNLocator
 
 from cli import fail, option_parser, run
 from inspected import Inspection
@@ -91,28 +91,29 @@ def group(inspections):
     return groups
 
 
-def draw(curves):
-    """curves: {label: array (texts,L,4)}; the last axis is MEASURES."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.9), layout="constrained")
-    for i, (label, values) in enumerate(curves.items()):
+def draw(curves, names):
+    """curves: {label: array (texts,L,4)}, the last axis is MEASURES; names: one per curve, for the legend."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 4.1), layout="constrained")
+    for i, (label, values) in enumerate(zip(names, curves.values())):
         color = COLORS[i % len(COLORS)]
         layers = np.arange(1, values.shape[1] + 1)
         mean, deviation = values.mean(0), values.std(0)
         for panel, column, style, name in ((left, 0, "o-", plain(label)), (left, 1, "^:", None),
-                                           (right, 3, "o-", plain(label))):
+                                           (right, 3, "o-", None)):
             panel.plot(layers, mean[:, column], style, color=color, label=name, markersize=4)
             if len(values) > 1:
-                panel.fill_between(layers, *(mean[:, column] + s * deviation[:, column] for s in (-1, 1)),
+                panel.fill_between(layers, np.maximum(mean[:, column] - deviation[:, column], mean[:, column] / 10),
+                                   mean[:, column] + deviation[:, column],
                                    color=color, alpha=0.15, linewidth=0)
     left.plot([], [], "^:", color="0.4", label="variational bound", markersize=4)
-    left.set(title="coding rate $R^c$", ylabel="nats per token")
+    left.set(title="coding rate $R^c$", ylabel="nats per token", yscale="log")
+    left.yaxis.set_major_formatter(LogFormatter(labelOnlyBase=False))
     right.set(title="spread: $R^c$ at unit energy / maximum", ylim=(0, 1.02))
     for panel in (left, right):
         panel.set_xlabel("layer")
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
         style_axes(panel)
-    left.set_ylim(bottom=0)
-    left.legend(frameon=False, fontsize=9)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return figure
 
 
@@ -132,12 +133,13 @@ def main(arguments=None):
     try:
         check_options(args)
         groups = group([Inspection(path) for path in args.files])
-        labels = [label or f"{model}, step {step}"
-                  for label, (model, step) in zip(padded_labels(args, len(groups), "model"), groups)]
+        given = padded_labels(args, len(groups), "model")
+        labels = [label or f"{model}, step {step}" for label, (model, step) in zip(given, groups)]
+        names = [label or f"{short_name(model)}, step {step}" for label, (model, step) in zip(given, groups)]
         if len(set(labels)) < len(labels):
             raise ValueError("--label: two models have the same name")
         curves = {label: np.array([rates(one) for one in files]) for label, files in zip(labels, groups.values())}
-        write(draw(curves), args)
+        write(draw(curves, names if len(set(names)) == len(names) else labels), args)
     except (OSError, ValueError) as error:
         return fail(error)
     print_numbers(curves)

@@ -44,6 +44,12 @@ def plain(text):
     return text.replace("$", r"\$")
 
 
+def short_name(model):
+    """The run of a checkpoint, or the last name in another path: out/a/step_00000100/model.safetensors is "a"."""
+    names = [name for name in Path(model).parts if name != "model.safetensors" and not name.startswith("step_")]
+    return names[-1] if names else model
+
+
 def style_axes(axes):
     axes.grid(color="0.9", linewidth=0.7)
     axes.set_axisbelow(True)

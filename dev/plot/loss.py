@@ -4,24 +4,24 @@
 
 RUN is a log.csv, or the run folder that contains it, of the trainer or of dev/reference/train.py. Training loss is
 drawn twice: pale as logged, and smoothed over --smooth steps (centred mean). Validation loss is drawn as points. The
-first run has the widest line, so that overlapping curves stay visible. --difference adds a panel with the difference of
-each run's training and validation losses from the first run's at the same number of tokens, and prints the largest
-differences. --published draws the paper's losses on a dataset, and those of GPT-2 base.
+first run has a solid line and the others are dashed, so that the colors of overlapping curves alternate. --difference
+adds a panel with the difference of each run's training and validation losses from the first run's at the same number
+of tokens, and prints the largest differences. --published draws the paper's losses on a dataset, and those of GPT-2
+base.
 
 The loss.png in this folder overlays the trainer and dev/reference/train.py with --dtype fp64 and fp32: 100 steps of
-2,048 bytes of WebText (--batch 16 --seq 128 --lr 6e-4 --warmup 10 --weight-decay 0.1 --val-every 20 --val-batches 8)
-on a model of 4 layers, 4 heads and 128 channels. Needs Python 3.10 and matplotlib.
+2,048 bytes of WebText (--order sequential --batch 16 --seq 128 --lr 6e-4 --warmup 10 --weight-decay 0.1 --val-every 20
+--val-batches 8) on a model of 4 layers, 4 heads and 128 channels. Needs Python 3.10 and matplotlib.
 """
 
-import csv
 import math
 import sys
-from pathlib import Path
 
 from cli import fail, option_parser, run
 from figure import COLORS, add_options, check_options, padded_labels, plain, style_axes, write
 import matplotlib.pyplot as plt
 from matplotlib.ticker import EngFormatter
+from runs import Run
 
 # Wu et al., ICLR 2025, arXiv 2412.17810; nats per token
 PUBLISHED = {
@@ -31,58 +31,14 @@ PUBLISHED = {
     "ptb": {"ToST-base": 6.39, "ToST-medium": 5.64, "ToST-large": 5.03, "GPT-2 base": 5.75},
 }
 RAW_ALPHA = 0.28
-COLUMNS = ("step", "tokens", "train_loss", "val_loss", "lr", "grad_norm")
+MOST_POINTS = 40  # markers of validations per run; more of them are joined by a line
 COMPARED = {"train_loss": "training loss", "val_loss": "validation loss", "grad_norm": "gradient norm",
             "lr": "learning rate"}
 
 
-class Run:
-    """The columns of a log.csv as lists; val_loss is NaN in rows without validation."""
-
-    def __init__(self, path, label):
-        path = Path(path)
-        path = path / "log.csv" if path.is_dir() else path
-        self.label = label or (path.parent.name if path.name == "log.csv" and path.parent.name else path.stem)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise ValueError(f"{path}: cannot be read: {error.strerror}; expected a run's log.csv or its "
-                             "folder") from error
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path}: not a text file; expected a run's log.csv or its folder") from error
-        values = read_rows(path, text[: text.rfind("\n") + 1])  # an incomplete last line is still being written
-        for name, column in zip(COLUMNS, zip(*values)):
-            setattr(self, name, list(column))
-
-    def points(self, name):
-        """{tokens: value} for the finite values of a column."""
-        return {t: v for t, v in zip(self.tokens, getattr(self, name)) if math.isfinite(v)}
-
-
-def numbers(row):
-    """The COLUMNS of a row; NaN for an empty field."""
-    if None in row or None in row.values() or not 0 <= float(row["tokens"]) < math.inf:
-        raise ValueError("missing fields, extra fields, or an invalid number of tokens")
-    return [float(row[name] or "nan") for name in COLUMNS]
-
-
-def read_rows(path, text):
-    rows = csv.DictReader(text.splitlines(keepends=True))
-    try:
-        missing = sorted(set(COLUMNS) - set(rows.fieldnames or ()))
-        values = [] if missing else [numbers(row) for row in rows]
-    except (ValueError, csv.Error) as error:
-        raise ValueError(f"{path}: line {rows.line_num} is not a row of numbers") from error
-    if missing:
-        raise ValueError(f"{path}: line 1: no column {missing[0]}: not a log.csv")
-    if not values:
-        raise ValueError(f"{path}: no rows")
-    return values
-
-
 def smooth(values, width):
-    """Centred mean over `width` values; the window shrinks symmetrically at both ends. A non-finite value (of a
-    skipped step) is replaced by the last finite one."""
+    """Centred mean over `width` values; the window shrinks symmetrically at both ends, but at the last values not below
+    an eighth of the width. A non-finite value (of a skipped step) is replaced by the last finite one."""
     sums, last = [0.0], next(filter(math.isfinite, values), math.nan)
     for value in values:
         last = value if math.isfinite(value) else last
@@ -90,7 +46,8 @@ def smooth(values, width):
     n, out = len(values), []
     for i in range(n):
         half = min(width // 2, i, n - 1 - i)
-        out.append((sums[i + half + 1] - sums[i - half]) / (2 * half + 1))
+        before = max(half, min(i, width // 8)) if i > n // 2 else half
+        out.append((sums[i + half + 1] - sums[i - before]) / (half + before + 1))
     return out
 
 
@@ -116,16 +73,19 @@ def draw_losses(axes, runs, args):
     markers = {}  # legend entries that apply to all runs: {name: style}
     for i, run in enumerate(runs):
         color = COLORS[i % len(COLORS)]
-        width = 1.6 + 3.4 * (len(runs) - 1 - i) / (len(runs) - 1) if len(runs) > 1 else 2.0
+        width = 1.6 if i else 1.9
+        slots = min(len(runs), 3)  # in which the colors of overlapping curves alternate
+        dashes = (4.0 * i, (4, 4 * (slots - 1))) if i else "-"
         window = args.smooth or max(1, len(run.tokens) // 40)
         if window > 1 and not args.no_raw:
             axes.plot(run.tokens, run.train_loss, color=color, alpha=RAW_ALPHA, linewidth=0.4 * width)
             markers["before smoothing"] = {"alpha": RAW_ALPHA}
         axes.plot(run.tokens, smooth(run.train_loss, window), color=color, linewidth=width, label=plain(run.label),
-                  solid_capstyle="round")
+                  linestyle=dashes, solid_capstyle="round", dash_capstyle="butt")
         val = run.points("val_loss")
         if val and not args.no_val:
-            axes.plot(list(val), list(val.values()), color=color, linestyle="none", marker="o", zorder=3,
+            axes.plot(list(val), list(val.values()), color=color, linestyle="-" if len(val) > MOST_POINTS else "none",
+                      linewidth=0.8, marker="o", markevery=max(1, len(val) // MOST_POINTS), zorder=3,
                       markersize=3.4 + width, markerfacecolor="white", markeredgewidth=1.3)
             markers["validation"] = {"linestyle": "none", "marker": "o", "markerfacecolor": "white"}
     for name, style in markers.items():
@@ -186,7 +146,7 @@ def draw(runs, args):
     if args.min is not None or args.max is not None:
         axes[0, 0].set_ylim(args.min, args.max)
     draw_lines(axes[0, 0], args)
-    axes[0, 0].legend(frameon=False, fontsize=9)
+    axes[0, 0].legend(frameon=False, fontsize=9, handlelength=3.5)
     if args.title:
         axes[0, 0].set_title(plain(args.title), loc="left", fontsize=11)
     if args.difference:

@@ -65,6 +65,18 @@ def busiest(values):
     return [np.bincount(row).max() / len(row) for row in leading]
 
 
+def most_changed(trained, initial):
+    """[layer, token], from 0, at which the page opens: the layer that differs most from initialization, or has
+    the largest margins, and its token with the largest margin after the first quarter of the text, among those with
+    a letter if there are any."""
+    margin = margins(trained.pi)
+    layer = int((np.abs(trained.pi - initial.pi).sum(1) if initial else margin).mean(1).argmax())
+    pieces = [trained.text[a:b].decode("utf-8", "replace") for a, b in zip(trained.offsets, trained.offsets[1:])]
+    late = np.arange(trained.length) >= trained.length // 4
+    words = late & np.array([any(map(str.isalpha, piece)) for piece in pieces])
+    return [layer, int(np.where(words if words.any() else late, margin[layer], -1).argmax())]
+
+
 def packed(pi):
     """Π in units of 1/65535, as little-endian uint16 in base64."""
     return base64.b64encode(np.rint(pi.clip(0, 1) * 65535).astype("<u2").tobytes()).decode()
@@ -85,6 +97,7 @@ def page(trained, initial, title):
     modes = [trained.pi] + ([trained.pi - initial.pi] if initial else [])
     full = [max(1e-6, float(np.quantile(margins(values), FULL_COLOR))) for values in modes]
     data = {"layers": trained.layers, "heads": trained.heads, "length": trained.length, "full": full,
+            "start": most_changed(trained, initial),
             "pi": packed(trained.pi), "initial": packed(initial.pi) if initial else None,
             "ids": trained.tokens.tolist(),
             "loss": [None if np.isnan(x) else round(float(x), 4) for x in trained.loss]}

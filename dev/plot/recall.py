@@ -7,7 +7,8 @@ RESULT.json is the output of `eval --task hellaswag ITEMS --json RESULT.json` on
 solved if the answer has the lowest total loss of the four endings. The script prints the number of items and, per
 run, the accuracy with its 95 % Wilson interval, for each distance bin (--bin words wide) and each kind of fact;
 chance is 0.25. For two runs it adds their difference with the 95 % interval for paired items. Items whose story
-exceeds the model's block size are excluded and counted, since the fact may have been cut off.
+exceeds the model's block size are excluded and counted, since the fact may have been cut off. The plot shows the
+number of items of each bin; bins with fewer than 20 are gray.
 Needs Python 3.10 and matplotlib.
 """
 
@@ -17,11 +18,12 @@ import sys
 from pathlib import Path
 
 from cli import fail, option_parser, run
-from figure import COLORS, add_options, check_options, padded_labels, plain, style_axes, write
+from figure import COLORS, add_options, check_options, padded_labels, plain, short_name, style_axes, write
 import matplotlib.pyplot as plt
 
 Z95 = 1.959963984540054  # two-sided 95 % quantile of the normal distribution
 CHANCE = 0.25
+FEW = 20  # items; the accuracy of a bin with fewer is drawn in gray
 
 
 class Result:
@@ -35,6 +37,7 @@ class Result:
             raise ValueError(f"{path}: task {task}; recall tests are evaluated as hellaswag")
         try:
             self.label = label or f"{result['model']} on {Path(result['file']).name}"
+            self.name = label or f"{short_name(result['model'])} on {Path(result['file']).name}"  # in the legend
             items, limit = items or Path(result["file"]), int(result["seq"]) + 1
             for example in result["example"]:
                 # the context's last token is an input of the endings: see tost/eval_task.c
@@ -131,18 +134,35 @@ def print_table(results, rows):
         print(text.rstrip())
 
 
-def draw(results, rows):
-    figure, axes = plt.subplots(figsize=(6.8, 3.9), layout="constrained")
-    for i, result in enumerate(results):
-        points = [(middle, *accuracy(result, lines)) for _, middle, lines in rows]
-        places, values, lows, highs = zip(*points)
-        bars = [[value - low for value, low in zip(values, lows)], [high - value for value, high in zip(values, highs)]]
-        axes.errorbar(places, values, bars, color=COLORS[i % len(COLORS)], marker="o", markersize=4, capsize=2.5,
-                      label=plain(result.label))
+def limits(results, rows):
+    """The range of the y axis: chance and the intervals of all bins that have enough items."""
+    ends = [end for result in results for _, _, lines in rows if len(lines) >= FEW
+            for end in accuracy(result, lines)[1:]]
+    return max(-0.02, min([CHANCE - 0.1, *ends]) - 0.03), min(1.02, max([CHANCE + 0.1, *ends]) + 0.03)
+
+
+def draw(results, rows, width):
+    figure, axes = plt.subplots(figsize=(6.8, 4.1), layout="constrained")
     axes.axhline(CHANCE, color="0.45", linewidth=0.9, linestyle=(0, (4, 3)), label="chance")
-    axes.set(xlabel="distance in words", ylabel="accuracy, 95 % interval", ylim=(0, 1.02))
+    for i, result in enumerate(results):
+        shift = width * 0.16 * (i - (len(results) - 1) / 2) / max(1, len(results) / 3)  # so that intervals are apart
+        enough = [(middle + shift, *accuracy(result, lines)) for _, middle, lines in rows if len(lines) >= FEW]
+        few = [(middle + shift, *accuracy(result, lines)) for _, middle, lines in rows if len(lines) < FEW]
+        for points, color, label in ((few, "0.75", None), (enough, COLORS[i % len(COLORS)], plain(result.name))):
+            if points:
+                places, values, lows, highs = zip(*points)
+                bars = [[v - low for v, low in zip(values, lows)], [high - v for v, high in zip(values, highs)]]
+                axes.errorbar(places, values, bars, color=color, marker="o", markersize=4, capsize=2.5, label=label,
+                              linestyle="-" if label else "none")
+    for _, middle, lines in rows:
+        axes.annotate(f"n={len(lines)}" if middle == rows[0][1] else str(len(lines)), (middle, 1.01),
+                      xycoords=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=7.5,
+                      color="0.35" if len(lines) >= FEW else "0.65")
+    few = any(len(lines) < FEW for _, _, lines in rows)
+    axes.set(xlabel="distance in words" + (f"; gray: fewer than {FEW} items" if few else ""),
+             ylabel="accuracy, 95 % interval", ylim=limits(results, rows))
     style_axes(axes)
-    axes.legend(frameon=False, fontsize=9)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     return figure
 
 
@@ -175,7 +195,7 @@ def main(arguments=None):
         labels = padded_labels(args, len(args.results), "run")
         results = same_items([Result(path, args.items, label) for path, label in zip(args.results, labels)])
         by_distance, by_kind = bins(results, args.bin)
-        write(draw(results, by_distance), args)
+        write(draw(results, by_distance, args.bin), args)
     except (OSError, ValueError) as error:
         return fail(error)
     for i, result in enumerate(results, 1):

@@ -98,6 +98,13 @@ def check_page():
               np.abs(unpack(data[name], one.pi.shape) - one.pi).max() <= 0.51 / 65535)
     check("ids and losses, the first loss null", data["loss"][0] is None
           and np.allclose(data["loss"][1:], trained.loss[1:], atol=1e-4) and data["ids"] == trained.tokens.tolist())
+    layer, token = data["start"]
+    letters = [trained.text[a:b].decode("utf-8", "replace").isalpha()
+               and a >= len(trained.text) // 4 for a, b in zip(trained.offsets, trained.offsets[1:])]
+    margin = membership.margins(trained.pi)[layer]
+    check("the page opens at the layer that changed most, at the letter with the largest margin",
+          layer == np.abs(trained.pi - start.pi).sum(1).mean(1).argmax() and letters[token]
+          and margin[token] == margin[letters].max())
     distance = [0.5 * np.abs(trained.pi[l] - start.pi[l]).sum(0).mean() for l in range(trained.layers)]
     printed = [float(line.split()[3]) for line in out.splitlines()[1:-1]]
     check("printed distances from initialization",

@@ -18,6 +18,33 @@ refused 'unknown BLAS' 2 'openblas, mkl, blis or accelerate' make -s -C "$repo" 
 refused 'missing BLAS' 2 'leave BLAS out' make -s -C "$repo" BLAS=accelerate train_gpt_tost
 check 'make help with an unknown BLAS' sh -c "make -s -C '$repo' BLAS=atlas help > /dev/null"
 
+# The version: the number in CITATION.cff, and the commit if there is a repository.
+mkdir -p copy/dev
+cp -R "$repo/Makefile" "$repo/CITATION.cff" "$repo/tost" copy
+cp "$repo"/dev/*.mk copy/dev
+number=$(sed -n 's/^version: *//p' "$repo/CITATION.cff")
+version() { make -s -C copy CC=cc OPENMP=0 CUDA=0 build/cc/version >/dev/null && cat copy/build/cc/version; }
+# is TEXT: the version is TEXT
+is() { check "version: expected $1, got $(version)" [ "$(version)" = "$1" ]; }
+check "a version number in CITATION.cff" [ -n "$number" ]
+check "--version has this number: $("$binary" --version)" \
+    sh -c "'$binary' --version | grep -qF 'train_gpt_tost $number'"
+is "$number"
+if command -v git >/dev/null; then
+    in_copy() { (cd copy && HOME=$dir git -c user.name=a -c user.email=a@b "$@" >/dev/null 2>&1); }
+    in_copy init && in_copy add Makefile && in_copy commit -m first
+    commit=$(git -C copy rev-parse --short=10 HEAD)
+    is "$number ($commit)"
+    echo '# changed' >>copy/Makefile
+    is "$number ($commit+)"
+    mv copy/.git/HEAD copy/.git/hidden
+    is "$number ($commit+)"   # git fails: the last version remains
+    rm -rf copy/.git
+    is "$number"
+else
+    skip 'version: no git'
+fi
+
 # A BLAS that pkg-config names by the path of its library, as MKL's package for pip does.
 if ! command -v pkg-config > /dev/null; then
     skip 'BLAS=mkl: no pkg-config'

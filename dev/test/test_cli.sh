@@ -69,7 +69,7 @@ for line in \
      resume overwrite log steps batch seq chunk total-batch lr schedule decay-frac warmup min-lr-frac weight-decay beta1
      beta2 eps grad-clip ema skip-loss-z skip-grad-z max-skipped seed val-every val-batches sample-every sample-tokens
      save-every keep keep-best stop-at-val max-time on-save-error quiet temperature top-k top-p dtype threads parts
-     reduce rank-timeout recompute help man bash-completion" \
+     reduce rank-timeout recompute autotune help version man bash-completion" \
     "sample model weights tokenizer prompt prompts tokens samples stop temperature top-k top-p seed dtype threads help" \
     "eval model weights data task json force tokenizer batch seq chunk stride windows seed dtype threads rank-timeout help" \
     "tokenize tokenizer out val-frac shard-tokens jsonl seed threads quiet help" \
@@ -93,6 +93,7 @@ check "--help shows defaults with units" says "(default: 128 tokens)" stdout   #
 run 0 --preset tost-base --help
 check "--help shows the preset's defaults" says "(default: 491520 tokens)" stdout
 run 0 train --help
+check "train --help begins with three examples" [ "$(head -n 10 stdout | grep -c '^  # ')" -eq 3 ]
 check "train --help lists what --resume may change" says "may be changed: --data," stdout
 run 0 -h
 ln -s "$binary" other_name
@@ -106,6 +107,9 @@ check "errors use the program's name" [ "$(./other_name info nowhere 2>&1 | cut 
 run 0 $tiny --steps 6 --save-every 3 --val-every 2 --sample-every 2 --out straight
 check "nothing on stderr" empty stderr
 check "lines of the first and the last step" [ "$(grep -c '^step [16]/6  loss' stdout)" -eq 2 ]
+check "operations per token and the peak rate" \
+    grep -Eq '^compute    [0-9.]+ MFLOP per token; peak of matrix products [0-9.e-]+ TFLOP/s$' stdout
+check "model FLOPs utilization" grep -Eq '^step 6/6 .* tok/s  [0-9.]+% MFU$' stdout
 check "a sample" grep -q 'sample after step 6' stdout
 check "a row per step and a header" [ "$(wc -l <straight/log.csv)" -eq 7 ]
 check "the log counts steps from 0" [ "$(sed -n 2p straight/log.csv | cut -d, -f1,2)" = "0,128" ]
@@ -192,6 +196,11 @@ run 0 info best/best
 check "best is the checkpoint of that step" says "after step $(sed 's/.* //' best.line)" stdout
 run 0 info best
 check "info prints the last validation" says "nats/token after step 6" stdout
+printf '%s\n' tf32,input_type 0,14,0,0,1,64,64,64,64,64,64,0,64,0,9.5,1,GPU \
+    0,14,0,0,1,64,64,64,64,64,64,1,64,3,8.5,1,GPU > best/matmul.csv
+run 0 info best
+check "info prints the algorithms of --autotune" says "best/matmul.csv, 2 products, 1 not with" stdout
+rm best/matmul.csv
 run 0 sample --model best/best --tokens 4
 run 0 $small --lr 0.3 --steps 2 --val-every 1 --save-every 0 --keep-best --out only
 check "--save-every 0 --keep-best: best is saved" says "saved      only/best" stdout
@@ -316,6 +325,7 @@ run 0 $small --steps 1 --quiet
 check "default folders are numbered" [ -d out/starter-001 -a -d out/starter-002 ]
 run 0 info
 check "info shows the newest run" says "out/starter-002/step_00000001/model.safetensors" stdout
+check "info shows the version that wrote it" grep -qF "written by  $("$binary" --version | cut -d, -f1)" stdout
 
 # ---------------------------------------------------------------------------------------------
 # Signals, with a constant learning rate, so that the results do not depend on --steps

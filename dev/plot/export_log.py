@@ -1,0 +1,127 @@
+"""Writes the log of runs as events for TensorBoard or as runs of Weights & Biases, with their own libraries.
+
+    export_log.py RUN… [--tensorboard FOLDER]        then: tensorboard --logdir FOLDER
+    export_log.py RUN… --wandb PROJECT [--offline]   offline runs are uploaded later, with `wandb sync`
+
+RUN is a log.csv or a run folder. The series are train/loss, val/loss, train/lr, train/grad_norm, speed/ms and
+speed/tokens_per_s, over the step counted from 1, as the trainer prints it; empty and infinite values are left out.
+tokens is logged beside them. The options of a run, from the metadata of its newest checkpoint, become text in
+TensorBoard and the config in Weights & Biases. A log that grows is exported again as a whole.
+
+Needs Python 3.10, and tensorboard or wandb: pip install tensorboard wandb
+"""
+
+import math
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from cli import fail, option_parser, run
+from runs import Run, newest_checkpoint
+
+SERIES = {"train_loss": "train/loss", "val_loss": "val/loss", "lr": "train/lr", "grad_norm": "train/grad_norm",
+          "ms": "speed/ms", "tokens_per_s": "speed/tokens_per_s", "tokens": "tokens"}
+
+
+def values(log):
+    """(step, {series: value}) for each row."""
+    for i, step in enumerate(log.step):
+        row = {series: getattr(log, name)[i] for name, series in SERIES.items()}
+        yield int(step) + 1, {series: value for series, value in row.items() if math.isfinite(value)}
+
+
+def options(folder):
+    metadata = newest_checkpoint(folder) if folder.is_dir() else {}
+    return {key.removeprefix("option."): value for key, value in metadata.items()
+            if key.startswith("option.") or key == "program"}
+
+
+def to_tensorboard(log, folder, settings, ended):
+    """Replaces the event files that an earlier export wrote to the folder. ended: when the last step was logged."""
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.text.summary_v2 import text_pb
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError as error:
+        raise ValueError(f"--tensorboard: {error}: pip install tensorboard") from error
+    shutil.rmtree(folder, ignore_errors=True)
+    writer = EventFileWriter(str(folder))
+    time = ended - sum(filter(math.isfinite, log.ms)) / 1000  # events need a time: validation and saves are left out
+    if settings:
+        rows = "".join(f"| {key} | {value} |\n" for key, value in settings.items())
+        writer.add_event(Event(wall_time=time, summary=text_pb("options", "| option | value |\n|---|---|\n" + rows)))
+    for (step, row), ms in zip(values(log), log.ms):
+        time += ms / 1000 if math.isfinite(ms) else 0
+        summary = Summary(value=[Summary.Value(tag=series, simple_value=value) for series, value in row.items()])
+        writer.add_event(Event(step=step, wall_time=time, summary=summary))
+    writer.close()
+
+
+def to_wandb(log, project, settings, offline):
+    try:
+        import wandb
+    except ImportError as error:
+        raise ValueError(f"--wandb: {error}: pip install wandb") from error
+    try:
+        run_ = wandb.init(project=project, name=log.label, config=settings, mode="offline" if offline else "online",
+                          settings=wandb.Settings(silent=True))
+        for step, row in values(log):
+            run_.log(row, step=step)
+        run_.finish()
+    except wandb.errors.Error as error:
+        raise ValueError(f"--wandb {project}: {str(error).splitlines()[0]}") from error
+
+
+def is_ours(folder):
+    """True if removing the folder loses nothing but exported events."""
+    return not folder.exists() or folder.is_dir() and all(
+        name.startswith("events.out.tfevents.") for name in os.listdir(folder))
+
+
+def parse(arguments):
+    parser = option_parser(__doc__)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a log.csv or a run folder")
+    parser.add_argument("--tensorboard", metavar="FOLDER", default=None,
+                        help="write events to FOLDER/RUN (default: out/tensorboard, unless --wandb is given)")
+    parser.add_argument("--wandb", metavar="PROJECT", help="log to this project of Weights & Biases")
+    parser.add_argument("--offline", action="store_true", help="with --wandb: write to ./wandb, without a network")
+    parser.add_argument("--label", action="append", default=[], metavar="NAME",
+                        help="name of a run; repeat in the order of the runs")
+    return parser.parse_args(arguments)
+
+
+def main(arguments=None):
+    args = parse(arguments)
+    tensorboard = Path(args.tensorboard or "out/tensorboard") if args.tensorboard or not args.wandb else None
+    try:
+        if len(args.label) > len(args.runs):
+            raise ValueError(f"--label {args.label[-1]}: more labels than runs")
+        if args.offline and not args.wandb:
+            raise ValueError("--offline applies only to --wandb: give --wandb PROJECT")
+        labels = args.label + [None] * (len(args.runs) - len(args.label))
+        logs = [(Path(path), Run(path, label)) for path, label in zip(args.runs, labels)]
+        names = [log.label for _, log in logs]
+        if len(set(names)) < len(names):
+            raise ValueError("two runs have the same name: give each a --label")
+        for path, log in logs:
+            settings = options(path)
+            if tensorboard:
+                folder = tensorboard / log.label
+                if not is_ours(folder):
+                    raise ValueError(f"--tensorboard {folder}: has files that are not events: give another folder")
+                ended = (path / "log.csv" if path.is_dir() else path).stat().st_mtime
+                to_tensorboard(log, folder, settings, ended)
+                print(f"{folder}: {len(log.step)} steps")
+            if args.wandb:
+                to_wandb(log, args.wandb, settings, args.offline)
+                where = ", offline, in ./wandb" if args.offline else ""
+                print(f"{args.wandb}, {log.label}: {len(log.step)} steps{where}")
+    except (OSError, ValueError) as error:
+        return fail(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

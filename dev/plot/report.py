@@ -1,0 +1,316 @@
+"""Writes the report of a run: report.md and report.png in its folder.
+
+    report.py RUN [--price 2.49] [--out FILE.md]
+    report.py --machine >> RUN/machine.jsonl       describes this machine, for the reports of runs that train on it
+
+RUN is the folder of any run of the trainer. The report has the loss curve, the evaluation results beside the published
+ones, version, machine, time, speed, cost, options and samples. It reads
+
+    RUN/log.csv                       loss, time and speed
+    RUN/step_*/model.safetensors      version and options, from the metadata of the newest checkpoint
+    RUN/eval/NAME.json                results of `eval --json`; validation (on OpenWebText), lambada_loss,
+                                      wikitext2_loss and ptb_loss have published values
+    RUN/train.log                     the output of `train`, for the model FLOPs utilization
+    RUN/machine.jsonl                 the machines of the run, one per line
+    RUN/samples.jsonl                 the output of `sample --prompts`
+
+and leaves out what does not exist. dev/reproduce.sh makes all of them; train.log only if its output is not a terminal.
+Needs Python 3.10 and matplotlib.
+"""
+
+import json
+import math
+import os
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from cli import describe, fail, option_parser, run, write_file
+import figure
+import loss
+from runs import Run, newest_checkpoint
+
+# Names in RUN/eval: (title, key in loss.PUBLISHED)
+LOSSES = {"validation": ("OpenWebText", "openwebtext"), "lambada_loss": ("LAMBADA", "lambada"),
+          "wikitext2_loss": ("WikiText-2", "wikitext2"), "ptb_loss": ("PTB", "ptb")}
+GPT2_VOCABULARY = range(50257, 50305)
+# Keys of eval's JSON that are not results
+SETTINGS = {"step", "seq", "seed", "stride", "examples", "tokens"}
+CELL = str.maketrans({"|": "\\|", "<": "&lt;", "\n": " "})
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Reading
+
+def read_lines(path):
+    """The objects of a JSONL file, or [] if it does not exist. An incomplete last line is ignored."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
+    try:
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines() if line.strip()]
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSONL ({describe(error)})") from error
+
+
+def read_mfu(path):
+    """Percentages in the output of `train`."""
+    try:
+        return [float(x) for x in re.findall(r"  ([0-9]+\.[0-9])% MFU", path.read_text(errors="replace"))]
+    except FileNotFoundError:
+        return []
+
+
+def read_results(folder):
+    """{name: result} of folder/eval/*.json."""
+    results = {}
+    for path in sorted((folder / "eval").glob("*.json")):
+        try:
+            result = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        except ValueError as error:
+            raise ValueError(f"{path}: not JSON; remove it and evaluate again") from error
+        if not isinstance(result, dict) or result.get("content") != "eval":
+            raise ValueError(f"{path}: not a result of eval --json")
+        results[path.stem] = result
+    return results
+
+
+# ----------------------------------------------------------------------------------------------------------
+# The machine
+
+def output_of(*command):
+    if not shutil.which(command[0]):
+        return ""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def processor():
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return output_of("sysctl", "-n", "machdep.cpu.brand_string").strip() or platform.processor() or "unknown"
+
+
+def this_machine():
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    gpus = output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").strip().splitlines()
+    return {"processor": processor(), "cores": cores, "memory_gib": round(memory, 1), "gpus": gpus,
+            "system": f"{platform.system()} {platform.release()}, {platform.machine()}"}
+
+
+def machine_text(machine):
+    gpus = machine.get("gpus") or []
+    names = ", ".join(f"{gpus.count(name)} × {name}" for name in dict.fromkeys(gpus))
+    return (f"{names + '; ' if names else ''}{machine['cores']} cores of {machine['processor']}, "
+            f"{machine['memory_gib']} GiB; {machine['system']}")
+
+
+def machines_text(machines):
+    if not machines:
+        return f"not recorded; this report was made on {machine_text(this_machine())}"
+    return "; later ".join(machine_text(one) for one in machines)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Text
+
+def duration(seconds):
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    days, hours = divmod(minutes // 60, 24)
+    return f"{days} d {hours} h" if days else f"{hours} h {minutes % 60} min" if hours else f"{minutes} min"
+
+
+def table(header, rows):
+    rows = [[str(cell).translate(CELL) for cell in row] for row in rows]
+    return "\n".join(["| " + " | ".join(header) + " |", "|" + "---|" * len(header),
+                      *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def with_interval(value, other):
+    """A value with its 95 % interval: a half-width, two limits or None."""
+    if not isinstance(value, (int, float)):
+        return "–"
+    if isinstance(other, list):
+        return f"{value:.4f} ({other[0]:.4f}–{other[1]:.4f})"
+    return f"{value:.4f} ± {other:.4f}" if other is not None and math.isfinite(other) else f"{value:.4f}"
+
+
+def protocol(result):
+    if "task" in result:
+        return f"{result.get('examples', '?')} examples"
+    count = len(result.get("window", []))
+    return f"{result.get('protocol', '?')}: {count:,} windows of {result.get('seq', '?')} tokens"
+
+
+def is_openwebtext(metadata):
+    return re.search(r"openwebtext|\bowt", metadata.get("option.data", ""), re.IGNORECASE) is not None
+
+
+def loss_table(results, metadata):
+    """The losses with published values; the run's own preset first."""
+    preset = metadata.get("option.preset", "")
+    names = [name for name in loss.PUBLISHED["openwebtext"] if name.lower() == preset] or ["ToST-base"]
+    names.append("GPT-2 base")
+    rows = []
+    for name, (title, key) in LOSSES.items():
+        result = results.get(name)
+        ours = with_interval(result.get("loss"), result.get("loss_95")) if result else "not evaluated"
+        published = [f"{loss.PUBLISHED[key][n]:.2f}" for n in names]
+        if name == "validation" and not is_openwebtext(metadata):
+            title, published = "the run's validation shards", ["–"] * len(names)
+        rows.append([title, ours, *published,
+                     protocol(result) if result else ""])
+    return table(["loss, nats per token", "this run", *(f"{n}, published" for n in names), "protocol"], rows)
+
+
+def task_rows(results):
+    for name, result in results.items():
+        if name in LOSSES:
+            continue
+        for key, value in result.items():
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if number and key not in SETTINGS and not key.endswith("_95"):
+                yield [name, key, with_interval(value, result.get(f"{key}_95")), protocol(result)]
+
+
+def stale(results, step):
+    """A sentence about results of other checkpoints than that of `step`."""
+    others = sorted({f"{name} at step {result['step']}" for name, result in results.items()
+                     if result.get("step") not in (None, step)})
+    return f"Evaluated at another step than {step}: {', '.join(others)}.\n" if others else ""
+
+
+def validation(log):
+    steps = [(value, int(step) + 1) for value, step in zip(log.val_loss, log.step) if math.isfinite(value)]
+    if not steps:
+        return "not measured"
+    (last, last_step), (best, best_step) = steps[-1], min(steps)
+    return f"{last:.4f} after step {last_step}; best {best:.4f} after step {best_step}"
+
+
+def fact_rows(log, metadata, machines, mfu, price):
+    seconds = sum(filter(math.isfinite, log.ms)) / 1000
+    tokens, first = int(log.tokens[-1]), int(log.tokens[0])
+    final = list(filter(math.isfinite, log.train_loss[-max(1, len(log.step) // 40):]))
+    speeds = [x for x in log.tokens_per_s if math.isfinite(x)]
+    sizes = [metadata.get(key, "?") for key in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")]
+    rows = [["program", metadata.get("program", "unknown")], ["machine", machines_text(machines)]]
+    if metadata:
+        rows.append(["model", "{}; {} layers, {} heads, {} channels, block size {}, vocabulary {}".format(
+            metadata.get("option.preset", "?"), *sizes)])
+        rows.append(["data", metadata.get("option.data", "?")])
+    rows += [["training", f"{int(log.step[-1]) + 1:,} steps, {tokens:,} tokens"],
+             ["training loss", f"{statistics.fmean(final or [math.nan]):.4f}, mean of the last {len(final):,} steps"],
+             ["validation loss", validation(log)],
+             ["time", f"{duration(seconds)} in {len(log.step):,} logged steps, without validation, samples and "
+                      "checkpoints"]]
+    if speeds and seconds:
+        rows.append(["speed", f"{statistics.median(speeds):,.0f} tokens/s (median of the steps)"])
+    if mfu:
+        rows.append(["model FLOPs utilization", f"{statistics.median(mfu):.1f} % (median of the printed steps)"])
+    if price is not None:
+        spent = f"{seconds / 3600 * price:,.2f}"
+        rows.append(["cost of the steps", f"{spent} at {price:,.2f} per hour"
+                     + (f"; {price / 3600 * seconds / (tokens - first) * 1e9:,.2f} per billion tokens"
+                        if tokens > first else "")])
+    return rows
+
+
+def samples_text(samples):
+    parts = []
+    for sample in samples:
+        text = str(sample.get("prompt", "")) + str(sample.get("text", ""))
+        parts.append("\n".join("> " + line.translate({ord("<"): "&lt;"}) if line.strip() else ">"
+                               for line in text.splitlines()))
+    return "\n\n".join(parts)
+
+
+def report(folder, log, picture, price):
+    metadata, results = newest_checkpoint(folder), read_results(folder)
+    samples = read_lines(folder / "samples.jsonl")
+    step = int(metadata.get("step", log.step[-1] + 1))
+    parts = [f"# {folder.resolve().name}", f"![Training and validation loss]({picture})", "## Results",
+             loss_table(results, metadata)]
+    if metadata and int(metadata.get("vocab_size", 0)) not in GPT2_VOCABULARY:
+        parts.append(f"Not comparable with the published losses: the vocabulary has {metadata.get('vocab_size')} "
+                     "tokens and is not GPT-2's.")
+    tasks = list(task_rows(results))
+    if tasks:
+        parts.append(table(["task", "metric", "this run", "examples"], tasks))
+    if stale(results, step):
+        parts.append(stale(results, step).strip())
+    parts += ["Intervals are 95 % intervals over windows or examples.", "## Run",
+              table(["", ""], fact_rows(log, metadata, read_lines(folder / "machine.jsonl"),
+                                        read_mfu(folder / "train.log"), price))]
+    options = [[key.removeprefix("option."), f"`{value}`"] for key, value in metadata.items()
+               if key.startswith("option.")]
+    if options:
+        parts.append(f"<details><summary>options</summary>\n\n{table(['option', 'value'], options)}\n\n</details>")
+    if samples:
+        parts += ["## Samples", samples_text(samples)]
+    return "\n\n".join(parts) + "\n"
+
+
+def draw(folder, log, path):
+    """The loss curve. The steep beginning of a long run is cut off."""
+    late = log.train_loss[len(log.train_loss) // 50:] if len(log.train_loss) >= 500 else log.train_loss
+    finite = [x for x in late + log.val_loss[-len(late):] if math.isfinite(x)]
+    arguments = [str(folder), "--title", folder.resolve().name, "--out", str(path)]
+    metadata = newest_checkpoint(folder)
+    if int(metadata.get("vocab_size", 0)) in GPT2_VOCABULARY and is_openwebtext(metadata):
+        arguments += ["--published", "openwebtext"]
+        finite += loss.PUBLISHED["openwebtext"].values()
+    if finite:
+        margin = 0.03 * (max(finite) - min(finite)) + 1e-3
+        arguments += ["--min", str(min(finite) - margin), "--max", str(max(finite) + margin)]
+    args = loss.parse(arguments)
+    figure.write(loss.draw([log], args), args)
+
+
+def parse(arguments):
+    parser = option_parser(__doc__)
+    parser.add_argument("run", nargs="?", metavar="RUN", help="a run folder")
+    parser.add_argument("--price", type=float, metavar="X", help="price of the machine per hour")
+    parser.add_argument("--out", metavar="FILE", help="*.md; the picture is *.png (default: RUN/report.md)")
+    parser.add_argument("--machine", action="store_true", help="print a line of JSON about this machine")
+    return parser.parse_args(arguments)
+
+
+def main(arguments=None):
+    args = parse(arguments)
+    if args.machine:
+        print(json.dumps(this_machine()))
+        return 0
+    try:
+        if not args.run or not Path(args.run).is_dir():
+            raise ValueError(f"{args.run or 'no RUN'}: not a folder; give the folder of a run")
+        if args.price is not None and not 0 <= args.price < math.inf:
+            raise ValueError(f"--price {args.price}: give a number of at least 0")
+        folder = Path(args.run)
+        out = Path(args.out) if args.out else folder / "report.md"
+        if out.suffix != ".md":
+            raise ValueError(f"--out {out}: give a name that ends in .md")
+        log, picture = Run(folder, None), out.with_suffix(".png")
+        text = report(folder, log, picture.name, args.price)
+        draw(folder, log, picture)
+        write_file(out, lambda part: part.write_text(text, encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return fail(error)
+    print(out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -1,0 +1,300 @@
+#!/usr/bin/env bash
+# reproduce.sh: one command from the data to a report beside the paper's table.
+#
+#   dev/reproduce.sh [--preset tost-base]        OpenWebText from the Hugging Face Hub (24 GB), GPT-2's vocabulary
+#   dev/reproduce.sh --from FOLDER               OpenWebText from local Parquet, JSONL or text files
+#   dev/reproduce.sh --shards 'DIR/*train*.bin'  ready token shards of llm.c or nanoGPT; *val*.bin beside them
+#   dev/reproduce.sh --smoke                     all stages in two minutes on data/starter, without a network
+#
+# Stages: program, vocabulary, data, training, samples, evaluation, report. If stopped at any point, by Ctrl-C, a kill
+# or a power failure, run the same command again: it continues where it was stopped. Training runs on a GPU if there is
+# one, else on the CPU; the result is OUT/report.md with OUT/report.png.
+#
+#   --preset NAME       starter, tost-base (default), tost-medium or tost-large
+#   --out DIR           run folder (default: out/reproduce-PRESET, with --smoke out/smoke)
+#   --from PATH         local OpenWebText file or folder; may be repeated
+#   --shards GLOB       training shards; quote the pattern
+#   --val-shards GLOB   validation shards (default: --shards with train replaced by val)
+#   --tokenizer FILE    vocabulary of the shards (default: data/vocab.bpe, GPT-2's, downloaded if missing)
+#   --ranks N           train with N processes, started by mpirun
+#   --windows N         random windows of a loss (default: 16000, as for the published losses; with --smoke 40)
+#   --price X           price of the machine per hour, for the report
+#   --program FILE      an installed or built trainer (default: built with make)
+#   -- OPTIONS          options of `train`, such as --steps 1000 --batch 16; give the same ones to continue
+#
+# PYTHON selects the Python, which needs the packages of dev/requirements.txt; for --shards and --smoke, matplotlib.
+set -u
+name=${0##*/}
+started_in=$PWD
+here=$(cd "$(dirname "$0")/.." && pwd) || exit 1
+python=${PYTHON:-python3}
+preset='' out='' shards='' val_shards='' tokenizer='' ranks=1 windows='' price='' program='' smoke=''
+from=() options=()
+
+fail() { echo "$name: $1" >&2; exit "${2:-1}"; }
+usage() { fail "$1 (--help lists the options)" 2; }
+
+# absolute PATH: relative to the folder that the command was given in
+absolute() { case $1 in /*) echo "$1" ;; *) echo "$started_in/$1" ;; esac; }
+
+while [ $# -gt 0 ]; do
+    case $1 in
+        --help | -h) sed -n '2,/^set /{/^set /!{s/^# \{0,1\}//p;};}' "$0"; exit ;;
+        --smoke) smoke=yes; shift; continue ;;
+        --) shift; options=("$@"); break ;;
+        --preset | --out | --from | --shards | --val-shards | --tokenizer) ;;
+        --ranks | --windows | --price | --program) ;;
+        *) usage "$1: not an option" ;;
+    esac
+    [ -n "${2:-}" ] || usage "$1 needs a value"
+    case $1 in
+        --preset) preset=$2 ;;
+        --out) out=$(absolute "$2") ;;
+        --from) [ -e "$2" ] || usage "--from $2: not found"; from+=("$(absolute "$2")") ;;
+        --shards) shards=$(absolute "$2") ;;
+        --val-shards) val_shards=$(absolute "$2") ;;
+        --tokenizer) [ -f "$2" ] || usage "--tokenizer $2: not a file"; tokenizer=$(absolute "$2") ;;
+        --ranks) case $2 in *[!0-9]* | 0*) usage "--ranks $2: give an integer of at least 1" ;; esac; ranks=$2 ;;
+        --windows) case $2 in *[!0-9]* | 0*) usage "--windows $2: give an integer of at least 1" ;; esac; windows=$2 ;;
+        --price) case $2 in *[!0-9.]* | . | *.*.*) usage "--price $2: give a number, as in 2.49" ;; esac; price=$2 ;;
+        --program) [ -x "$2" ] || usage "--program $2: not a program"; program=$(absolute "$2") ;;
+    esac
+    shift 2
+done
+[ -z "$smoke" ] || [ -z "$preset$shards$val_shards$tokenizer${from[*]:-}" ] ||
+    usage "--smoke has its own preset and data: leave out --preset, --from, --shards and --tokenizer"
+[ -z "$shards" ] || [ ${#from[@]} -eq 0 ] || usage "--shards and --from: give one of them"
+[ -z "$val_shards" ] || [ -n "$shards" ] || usage "--val-shards needs --shards"
+[ -z "$shards" ] || [ -n "$val_shards" ] || val_shards=$(dirname "$shards")/$(basename "$shards" | sed 's/train/val/g')
+[ -z "$shards" ] || [ "$val_shards" != "$shards" ] ||
+    usage "--shards $shards: no 'train' in the name: give --val-shards"
+preset=${preset:-${smoke:+starter}}
+preset=${preset:-tost-base}
+out=${out:-$started_in/out/${smoke:+smoke}${smoke:-reproduce-$preset}}
+[ -z "$smoke" ] || out=${out%yes}
+case $preset in
+    starter | tost-base | tost-medium | tost-large) ;;
+    *) usage "--preset $preset: use starter, tost-base, tost-medium or tost-large" ;;
+esac
+cd "$here" || exit 1
+
+# ---------------------------------------------------------------------------------------------
+# Signals. Each command runs in its own process group and gets a signal once, from this script: a second one would end
+# the trainer without a checkpoint. mpirun passes SIGUSR1 on to the ranks, which stop as they do for SIGINT.
+
+child='' stopped=''
+on_signal() {
+    stopped=$1
+    local signal=$1
+    [ "$running" != mpirun ] || signal=USR1
+    [ -z "$child" ] || kill -s "$signal" "$child" 2>/dev/null
+}
+for signal in INT TERM HUP; do
+    # shellcheck disable=SC2064  # the signal's name is expanded now
+    trap "on_signal $signal" $signal
+done
+
+# run COMMAND…: returns its exit status, and ends the script if it was stopped.
+run() {
+    local status
+    running=${1##*/}
+    set -m
+    "$@" &
+    child=$!
+    set +m
+    while :; do
+        wait "$child"
+        status=$?
+        [ $status -gt 128 ] || break   # else the wait was interrupted, or the command ended by a signal
+        kill -0 "$child" 2>/dev/null || break
+    done
+    child=''
+    if [ -n "$stopped" ]; then
+        echo "$name: stopped by SIG$stopped: run the same command again to continue" >&2
+        exit $((128 + $(kill -l "$stopped")))
+    fi
+    return $status
+}
+
+stage() { printf '\n== %s\n' "$*"; }
+
+# ---------------------------------------------------------------------------------------------
+# Stages
+
+check_python() {
+    local packages="matplotlib"
+    [ -n "$shards$smoke" ] || packages="matplotlib datasets tqdm"
+    # shellcheck disable=SC2086
+    missing=$("$python" -c 'import sys, importlib.util as u
+print(" ".join(p for p in sys.argv[1:] if u.find_spec(p) is None))' $packages 2>&1) ||
+        fail "PYTHON $python: cannot be run: give a Python of at least 3.10"
+    [ -z "$missing" ] || fail "$python has no $missing: $python -m pip install -r dev/requirements.txt"
+}
+
+build() {
+    if [ -z "$program" ]; then
+        target=train_gpt_tost
+        if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then
+            if command -v nvcc >/dev/null || [ -x train_gpt_tostcu ]; then target=train_gpt_tostcu
+            else echo "$name: there is a GPU but no nvcc: training on the CPU" >&2; fi
+        fi
+        mpi=()
+        [ "$ranks" -eq 1 ] || mpi=(MPI=1)
+        [ "$ranks" -eq 1 ] || [ $target = train_gpt_tost ] || mpi+=(NCCL=1)
+        stage "program: make ${mpi[*]:-} $target"
+        run make "${mpi[@]}" $target || fail "make $target failed"
+        program=$here/$target
+    fi
+    "$program" --version || fail "$program: cannot be run"
+    [ "$ranks" -eq 1 ] || command -v mpirun >/dev/null || fail "--ranks $ranks: no mpirun: install Open MPI or MPICH"
+}
+
+vocabulary() {
+    [ -z "$tokenizer" ] || return 0
+    tokenizer=$here/data/vocab.bpe
+    [ -f "$tokenizer" ] || { stage vocabulary; run "$python" dev/data/vocab.py; } || fail "no vocabulary: see above"
+}
+
+training_data() {
+    [ -z "$shards" ] || return 0
+    stage "data: OpenWebText"
+    run "$python" dev/data/openwebtext.py --tokenizer "$tokenizer" --binary "$program" \
+        ${from[@]+--from "${from[@]}"} || fail "no training data: see above"
+    shards="$here/data/openwebtext/openwebtext_train_*.bin"
+    val_shards="$here/data/openwebtext/openwebtext_val_*.bin"
+}
+
+# fetch FILE SCRIPT…: makes FILE with a script of dev/data, unless it exists. A set that cannot be had is left out of
+# the report.
+fetch() {
+    local file=$1 script=$2
+    shift 2
+    [ -e "$file" ] || run "$python" "dev/data/$script" "$@" || echo "$name: without ${file##*/}: see above" >&2
+}
+evaluation_data() {
+    stage "data: evaluation sets"
+    sets=$here/data
+    if [ -n "$smoke" ]; then
+        sets=$out/sets
+        [ -e "$sets/.complete" ] || { run "$python" dev/test/small_sets.py "$sets" && touch "$sets/.complete"; } ||
+            fail "the sets of the smoke test could not be made"
+        return
+    fi
+    fetch "$sets/eval/lambada_test.jsonl" lambada.py
+    fetch "$sets/eval/hellaswag_val.jsonl" hellaswag.py
+    fetch "$sets/eval/cbtest_CN_test_2500ex.txt" cbt.py
+    local stream
+    for stream in $streams; do
+        fetch "$sets/published/${stream}_test_000000.bin" published.py "$stream" --tokenizer "$tokenizer" \
+            --binary "$program"
+    done
+}
+
+# has_checkpoint: whether the run can be resumed
+has_checkpoint() {
+    local file
+    for file in "$out"/step_*/model.safetensors; do
+        case $file in *.tmp/*) ;; *) [ ! -e "$file" ] || return 0 ;; esac
+    done
+    return 1
+}
+
+train() {
+    local how=--overwrite launcher=()
+    ! has_checkpoint || how=--resume
+    if [ "$ranks" -gt 1 ]; then
+        launcher=(mpirun -n "$ranks")   # Open MPI binds each rank to one core by default
+        ! mpirun --version 2>/dev/null | grep -q 'Open MPI' || launcher+=(--bind-to none)
+    fi
+    stage "training: $preset in $out"
+    mkdir -p "$out" || fail "--out $out: cannot be created"
+    machine=$("$python" dev/plot/report.py --machine)
+    [ "$(tail -n 1 "$out/machine.jsonl" 2>/dev/null)" = "$machine" ] || echo "$machine" >>"$out/machine.jsonl"
+    local command=("${launcher[@]}" "$program" train --preset "$preset" --data "$shards" --val-data "$val_shards"
+        --tokenizer "$tokenizer" ${smoke_options[@]+"${smoke_options[@]}"} ${options[@]+"${options[@]}"}
+        "$how" --out "$out")
+    if [ -t 1 ]; then run "${command[@]}"   # a terminal shows a live line
+    else run "${command[@]}" > >(tee -a "$out/train.log")
+    fi || fail "training ended with status $?: see above"
+}
+
+# trained_steps: of the newest checkpoint
+trained_steps() { "$program" info "$out" | sed -n 's/^trained *\([0-9][0-9]*\) steps.*/\1/p'; }
+
+samples() {
+    printf '%s\n' "Once upon a time" "The president of the United States" "In a shocking finding, scientists" \
+        >"$out/prompts.txt"
+    grep -qs "^$steps\$" "$out/samples.step" && [ -s "$out/samples.jsonl" ] && return
+    stage samples
+    rm -f "$out/samples.step"
+    run "$program" sample --model "$out" --prompts "$out/prompts.txt" --tokens 100 --seed 1 >"$out/samples.tmp" ||
+        fail "sampling failed: see above"
+    mv "$out/samples.tmp" "$out/samples.jsonl" && echo "$steps" >"$out/samples.step"
+}
+
+# evaluate NAME FILE ARGUMENTS…: writes OUT/eval/NAME.json, unless it is that of the newest checkpoint, or FILE, which
+# the arguments name, does not exist.
+evaluate() {
+    local result=$out/eval/$1.json what=$1 file=$2
+    shift 2
+    if ! compgen -G "$file" >/dev/null; then
+        echo "$what: not evaluated: no $file"
+        return
+    fi
+    if grep -qs "^ *\"step\": $steps,\$" "$result"; then
+        echo "$what: evaluated at step $steps"
+        return
+    fi
+    stage "evaluation: $what"
+    run "$program" eval --model "$out" --tokenizer "$tokenizer" "$@" --json "$result" ||
+        fail "evaluation of $what failed: see above"
+}
+
+evaluations() {
+    mkdir -p "$out/eval"
+    evaluate validation "$val_shards" --data "$val_shards" --windows "$windows"
+    local stream task file
+    for stream in $streams; do
+        file=$sets/published/${stream}_test_000000.bin
+        evaluate "${stream}_loss" "$file" --data "$file" --windows "$windows"
+    done
+    for task in "lambada lambada_test.jsonl lambada" "hellaswag hellaswag_val.jsonl hellaswag" \
+        "cbt_cn cbtest_CN_test_2500ex.txt cbt" "cbt_ne cbtest_NE_test_2500ex.txt cbt"; do
+        # shellcheck disable=SC2086
+        set -- $task
+        file=$sets/eval/$2
+        evaluate "$1" "$file" --task "$3" "$file"
+    done
+}
+
+# smoke_default NAME VALUE: an option of train, unless the command line has it
+smoke_default() {
+    case " ${options[*]:-} " in *" $1 "* | *" $1="*) ;; *) smoke_options+=("$1" "$2") ;; esac
+}
+
+running='' smoke_options=()
+streams="lambada wikitext2 ptb"   # of the paper's table; the task of LAMBADA is another file
+if [ -n "$smoke" ]; then
+    shards="$here/data/starter/starter_train_*.bin"
+    val_shards="$here/data/starter/starter_val_*.bin"
+    tokenizer=$here/data/starter/vocab.bpe
+    windows=${windows:-40}
+    smoke_default --steps 200
+    smoke_default --save-every 50
+    smoke_default --val-every 100
+    smoke_default --val-batches 5
+    smoke_default --sample-every 0
+fi
+windows=${windows:-16000}
+check_python
+build
+vocabulary
+training_data
+evaluation_data
+train
+steps=$(trained_steps)
+[ -n "$steps" ] || fail "$out: no checkpoint: train with --save-every above 0"
+samples
+evaluations
+stage report
+run "$python" dev/plot/report.py "$out" ${price:+--price "$price"} || fail "no report: see above"

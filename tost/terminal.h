@@ -1,0 +1,15 @@
+// terminal.h: the width of a terminal, whether it shows colors, and text wrapped at words.
+#ifndef TOST_TERMINAL_H
+#define TOST_TERMINAL_H
+
+#include <stdbool.h>
+
+int   terminal_columns(int fd);   // `fd`'s width; 0: not a terminal, or unknown
+bool  terminal_is_live(int fd);   // fd is a terminal that understands escape sequences: TERM is set and not "dumb"
+bool  terminal_color(void);       // NO_COLOR is unset or empty (no-color.org)
+
+// A copy of a line that begins at `column`, wrapped at spaces to `width` columns; lines after the first begin with
+// `indent`. A word that is longer than a line is not split. free()
+char* wrap_text(const char* text, int column, int width, const char* indent);
+
+#endif
