@@ -128,7 +128,7 @@ bool checkpoint_is_run(bool* is_run, const Folder* run, TostError* err) {
     *is_run = false;
     if (!run->path) return true;
     if (!list_entries(&list, run, err)) return false;
-    *is_run = list.count > 0 || has_file(run, ".", "log.csv");
+    *is_run = list.count > 0 || has_file(run, best_name, model_name) || has_file(run, ".", "log.csv");
     free_entries(&list);
     return true;
 }

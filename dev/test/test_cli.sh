@@ -208,6 +208,9 @@ run 1 sample --model only
 refused "only" "give only/best as --model or --init"
 run 1 --resume --out only
 refused "only" "give only/best as --model or --init"
+rm only/log.csv
+run 1 $tiny --steps 1 --out only
+refused "--out only" "--overwrite"
 run 0 $small --lr 0 --steps 1 --val-every 1 --keep-best --out unchanged
 check "no (best) without a best checkpoint" grep -q "best [0-9.]* after step 0$" stdout
 run 0 $tiny --steps 3 --val-every 0 --out best --overwrite
