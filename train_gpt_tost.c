@@ -67,6 +67,7 @@
 #include "tost/engine.h"
 #include "tost/engine_memory.h"
 #include "tost/exchange.h"
+#include "tost/flops.h"
 #include "tost/gemm.h"
 #include "tost/threads.h"
 #include "tost/tssa_stages.h"
@@ -1176,6 +1177,8 @@ static TostModel* cpu_create(const TostConfig* c, const TostEngineOptions* o, To
     return m;
 }
 
+static double cpu_peak_flops(TostModel* m) { return flops_measure_cpu(m->options.dtype); }
+
 static void cpu_put(TostModel* m, TostState s, const TostTensor* t, const float* src) {
     const Exchange* x = &m->exchange;
     if (s < TOST_M) memcpy(m->state[s] + t->offset, src, t->size * sizeof *src);
@@ -1202,6 +1205,7 @@ const TostEngine tost_cpu_engine = {
     .memory = cpu_memory,
     .create = cpu_create,
     .destroy = model_free,
+    .peak_flops = cpu_peak_flops,
     .put = cpu_put,
     .get = cpu_get,
     .forward = cpu_forward,

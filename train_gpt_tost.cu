@@ -27,6 +27,7 @@
 
 extern "C" {
 #include "tost/commands.h"
+#include "tost/flops.h"
 }
 
 extern "C" const TostEngine tost_cuda_engine;
@@ -468,46 +469,444 @@ static void bias_backward(Matmul* mm, float* db, float* partial, const S* dy, si
 //     N[t,d] = Σ_{t'≤t} s[t',d] Π[t'],   D[t] = Σ_{t'≤t} Π[t']              running second moment and mass
 //     y[t,d] = -w[t,d] Π[t] / (1 + m[t,d]),   m[t,d] = N[t,d] / (D[t] + 1e-8)
 //
-// Time is cut into chunks of 32 steps. A block computes one chunk of one sequence, all heads. A warp takes a head, each
-// of its lanes P neighboring channels (in slices if the head is wider than the warp), and walks over the chunk's time
-// steps; a sum over the head's channels ends up in lane l for step l. Scans (cuda_scan.cuh) connect the chunks, shared
-// memory the heads at one t. Each phase reads the block's 32 rows of w again, but from a cache: L1 before the first
-// scan, L2 after it, since a fence invalidates L1. So w is read from device memory once.
+// Time is cut into chunks of 32 steps. A block computes one chunk of one sequence, all heads; a warp takes a head.
+// Scans (cuda_scan.cuh) connect the chunks, shared memory the heads at one t. Each phase reads the block's 32 rows of
+// w again, but from a cache: L1 before the first scan, L2 after it, since a fence invalidates L1. So w is read from
+// device memory once. Instructions limit these kernels before bandwidth does (dev/cuda/SASS.md), so a warp divides a
+// head in two ways:
+//
+//   tiles     In forward, 64 channels at a time: a lane takes 8 neighboring channels of 8 steps, 8 lanes share the
+//             channels, 4 groups of lanes the steps. A row of 8 channels is one load, and a sum over the channels takes
+//             7 shuffles per chunk. Running sums also need the sum over the groups before a lane's own: its `start`.
+//   columns   In backward, where the starts would cost another pass: a lane takes P neighboring channels (in slices if
+//             the head is wider than the warp) and walks over the chunk's time steps.
+//
+// In both, a sum over the head's channels ends up in lane l for step l.
 //
 // The state of a sequence after any number of steps is S, N and D: 2C + NH numbers.
 
 constexpr int TSSA_CHUNK = 32;       // time steps per block, one per lane
 constexpr int TSSA_PIECE = 8;        // time steps that a warp holds in registers at once
-constexpr int TSSA_BACK = 4;         // in the phases of backward that need more registers
+constexpr int TSSA_BACK = 4;         // in the last phase of backward, which needs more registers
 constexpr int TSSA_WARPS = 12;       // maximum per block; with more heads, a warp takes several
-constexpr int TSSA_COLUMNS = 2;      // channels per thread and pass of a scan: one pass for heads of 64, one per warp
 // Blocks per multiprocessor, so that one works while another waits; from sm_100 on, two leave too few registers.
 [[maybe_unused]] constexpr int TSSA_BLOCKS = COMPILED_ARCH >= 1000 ? 1 : 2;
 constexpr int TSSA_MAX_HEADS = MAX_DYNAMIC_SHARED / (4 * WARP * sizeof(float));   // four arrays (NH,32) of floats
 
-struct TssaSize { int B, T, C, NH, HS, chunks, slots; };   // slots: of the scan of one sequence
+struct TssaSize {
+    int B, T, C, NH, HS, chunks, warps;        // warps: of a block
+    int narrow, wide;                          // strides of the scans of C and of C + NH columns
+    int slots;                                 // of the scan of one sequence
+    size_t narrow_totals;                      // floats of the totals of C columns, of all sequences
+};
+
+// Enough threads for a warp per head and for a scan in one pass, up to the maximum.
+static int tssa_threads(int C, int NH) {
+    return WARP * max(div_up(NH, div_up(NH, TSSA_WARPS)), min(TSSA_WARPS, div_up(C + NH, WARP * SCAN_VEC)));
+}
 
 static TssaSize tssa_size(int B, int T, int C, int NH) {
-    const int chunks = div_up(T, TSSA_CHUNK);
-    return {B, T, C, NH, C / NH, chunks, (int)scan_slots(chunks)};
+    const int chunks = div_up(T, TSSA_CHUNK), narrow = scan_stride(C), wide = scan_stride(C + NH);
+    const size_t slots = scan_slots(chunks);
+    return {B, T, C, NH, C / NH, chunks, tssa_threads(C, NH) / WARP, narrow, wide, (int)slots, B * slots * narrow};
 }
-static int      tssa_threads(int NH) { return WARP * div_up(NH, div_up(NH, TSSA_WARPS)); }
-static size_t   tssa_state_size(size_t C, size_t NH) { return 2 * C + NH; }
+
+__host__ __device__ inline size_t tssa_state_size(size_t C, size_t NH) { return 2 * C + NH; }
+// Floats of the sums before a chunk: S (narrow), then N and D (wide)
+static size_t   tssa_sums_size(int C, int NH) { return (size_t)scan_stride(C) + scan_stride(C + NH); }
 static size_t   tssa_sync_size(size_t B, size_t T) { return 1 + 2 * B * scan_slots(div_up(T, TSSA_CHUNK)); }
 
 struct TssaChunk { int b, t0, n; };   // the block's work: steps t0 to t0 + n - 1 of sequence b
 
-template <bool BACKWARD> __device__ inline TssaChunk tssa_chunk(int* sync, TssaSize z) {
-    const int unit = scan_ticket(sync), place = unit / z.B,
-              t0 = (BACKWARD ? z.chunks - 1 - place : place) * TSSA_CHUNK;
-    return {unit % z.B, t0, min(z.T - t0, TSSA_CHUNK)};
+// chunk: in shared memory. Each phase of a kernel reads it again and computes its addresses from it, so that no
+// registers hold them during the scans.
+template <bool BACKWARD> __device__ inline void tssa_chunk(TssaChunk* chunk, int* sync, TssaSize z) {
+    scan_ticket(sync, [&](int unit) {
+        const int place = unit / z.B, t0 = (BACKWARD ? z.chunks - 1 - place : place) * TSSA_CHUNK;
+        *chunk = {unit % z.B, t0, min(z.T - t0, TSSA_CHUNK)};
+    });
 }
 
-// WHOLE, the usual case: the chunk has all 32 steps and the head's channels fill the lanes; no bounds checks.
-template <int P> __device__ inline bool tssa_whole(TssaChunk k, TssaSize z) {
-    return k.n == TSSA_CHUNK && z.HS % (WARP * P) == 0;   // mutant: whole_tile_unasked
+// Offsets of the chunk: of its first row in rows of C; in (B,NH,T), at head h; in (B,chunks,narrow + wide). Rows and
+// chunks of all sequences fit in 32 bits, so that a product takes one instruction.
+__device__ inline unsigned tssa_place(TssaChunk k) { return (unsigned)k.t0 / TSSA_CHUNK; }
+__device__ inline size_t tssa_row(TssaChunk k, TssaSize z) {
+    return (size_t)(unsigned)(k.b * z.T + k.t0) * (unsigned)z.C;
 }
-#define TSSA_TILE(function, ...) \
+__device__ inline size_t tssa_step(int h, TssaChunk k, TssaSize z) {
+    return (size_t)(unsigned)(k.b * z.NH + h) * (unsigned)z.T + (unsigned)k.t0;
+}
+__device__ inline size_t tssa_sums(TssaChunk k, TssaSize z) {
+    return (size_t)(k.b * z.chunks + tssa_place(k)) * (unsigned)(z.narrow + z.wide);
+}
+
+// The totals of a scan of sequence b, at position `place`. totals: B times (slots,narrow), then B times (slots,wide)
+template <bool WIDE> __device__ inline float* tssa_totals(float* totals, int b, unsigned place, TssaSize z) {
+    const unsigned slot = b * z.slots + place;
+    if (WIDE) return totals + z.narrow_totals + (size_t)slot * (unsigned)z.wide;
+    return totals + (size_t)slot * (unsigned)z.narrow;
+}
+
+// The states of a pass. start (B/copies,2C+NH), each for `copies` adjacent sequences, or NULL: sequences start empty.
+// end (B,2C+NH): written at the end of each sequence, or NULL. start may equal end only if T is a single chunk: the
+// last chunk writes while others still read.
+struct TssaStates {
+    const double* start;
+    double* end;
+    int copies;
+};
+
+constexpr TssaStates NO_STATES = {NULL, NULL, 1};
+
+constexpr int TSSA_VEC = 8;          // channels of a lane in a tile
+constexpr int TSSA_STEPS = 8;        // steps of a lane in a tile
+constexpr int TSSA_LANES = 8;        // lanes that share the channels
+constexpr int TSSA_TILE_WIDTH = TSSA_LANES * TSSA_VEC;
+constexpr int TSSA_GROUPS = WARP / TSSA_LANES;
+static_assert(TSSA_GROUPS * TSSA_STEPS == TSSA_CHUNK, "a tile covers a chunk");
+
+// Tiles inside of the chunk and the head, the usual case, need no bounds checks. Others check each pack of channels, or
+// each channel if HS is not a multiple of a pack.
+enum { TILE_CHANNELS, TILE_PACKS, TILE_WHOLE };
+
+// Steps in registers at once
+template <int KIND, typename S>
+constexpr int TILE_ROWS = KIND == TILE_CHANNELS ? 1 : KIND == TILE_PACKS || sizeof(S) > 2 ? 2 : TSSA_STEPS;
+
+__device__ inline bool tssa_whole_tiles(TssaChunk k, TssaSize z) {
+    return k.n == TSSA_CHUNK && z.HS % TSSA_TILE_WIDTH == 0;   // mutant: whole_tile_unasked
+}
+#define TSSA_TILES(function, ...) \
+    (tssa_whole_tiles(k, z)   ? function<TILE_WHOLE>(__VA_ARGS__) \
+     : z.HS % TSSA_VEC == 0 ? function<TILE_PACKS>(__VA_ARGS__) \
+                            : function<TILE_CHANNELS>(__VA_ARGS__))
+
+// A tile of head h, from channel d0 of the head on, as a lane sees it
+struct TssaTile {
+    int group, d, c;                 // group of steps; first channel, in the head and in the row
+
+    __device__ TssaTile(int h, int d0, TssaSize z)
+        : group(lane_index() / TSSA_LANES), d(d0 + lane_index() % TSSA_LANES * TSSA_VEC), c(h * z.HS + d) {}
+};
+
+// The lane's channels of N rows from step t0 of its group on. p: the chunk's first row. Zeros, the identity of every
+// sum here, past the chunk's end and outside of the head.
+template <int KIND, int N, typename S>
+__device__ inline void tile_load(float (&x)[N][TSSA_VEC], const S* p, int t0, TssaTile tile, TssaChunk k, TssaSize z) {
+    const int t = tile.group * TSSA_STEPS + t0;
+    p += (unsigned)t * (unsigned)z.C + tile.c;
+    UNROLL for (int j = 0; j < N; j++) {
+        const S* row = p + (size_t)j * (unsigned)z.C;
+        const int inside = t + j < k.n ? z.HS - tile.d : 0;
+        UNROLL for (int i = 0; i < TSSA_VEC; i++) x[j][i] = 0.0f;
+        if (KIND == TILE_WHOLE || (KIND == TILE_PACKS && inside > 0)) load_pack<TSSA_VEC>(x[j], row);
+        UNROLL for (int i = 0; KIND == TILE_CHANNELS && i < TSSA_VEC; i++)
+            if (i < inside) x[j][i] = to_float(row[i]);
+    }
+}
+
+// The lane's channels of an array over all channels (C); zeros outside of the head.
+template <int KIND>
+__device__ inline void tile_floats(float (&x)[TSSA_VEC], const float* p, TssaTile tile, TssaSize z) {
+    UNROLL for (int i = 0; i < TSSA_VEC; i++) x[i] = 0.0f;
+    if (KIND == TILE_WHOLE || (KIND == TILE_PACKS && tile.d < z.HS)) load_pack<TSSA_VEC>(x, p + tile.c);
+    UNROLL for (int i = 0; KIND == TILE_CHANNELS && i < TSSA_VEC; i++)
+        if (tile.d + i < z.HS) x[i] = p[tile.c + i];
+}
+
+// Shared memory for sums over groups of steps. starts (3,NH,padded HS): Σ over groups 0 to g; last (warps,64): of group
+// 3, until it is added.
+struct TssaGroups { float *starts, *last; };
+
+__host__ __device__ inline int tssa_padded(int HS) { return (HS + TSSA_VEC - 1) / TSSA_VEC * TSSA_VEC; }
+static size_t tssa_groups_size(int HS, int NH, int threads) {
+    return (TSSA_GROUPS - 1) * (size_t)NH * tssa_padded(HS) + threads / WARP * TSSA_TILE_WIDTH;
+}
+
+// From each lane's sum over its group of steps: groups, and totals over the chunk. A lane takes 2 channels.
+template <int KIND>
+__device__ inline void tile_group_sums(float* totals, TssaGroups groups, const float (&sum)[TSSA_VEC], int h, int d0,
+                                       TssaTile tile, TssaSize z) {
+    const int padded = tssa_padded(z.HS), array = z.NH * padded, d = d0 + 2 * lane_index();
+    float *starts = groups.starts + h * padded, *last = groups.last + warp_index() * TSSA_TILE_WIDTH;
+    float* own = tile.group < TSSA_GROUPS - 1 ? starts + tile.group * array + tile.d : last + tile.d - d0;
+    if (KIND == TILE_WHOLE || tile.d < padded) store_pack<TSSA_VEC>(own, sum);
+    __syncwarp();   // mutant: group_sums_unsynchronized
+    if (KIND == TILE_WHOLE || d < padded) {
+        float total[2], part[2];
+        load_pack<2>(total, starts + d);
+        UNROLL for (int g = 1; g < TSSA_GROUPS; g++) {
+            float* from = g < TSSA_GROUPS - 1 ? starts + g * array + d : last + d - d0;
+            load_pack<2>(part, from);
+            UNROLL for (int i = 0; i < 2; i++) total[i] += part[i];
+            if (g < TSSA_GROUPS - 1) store_pack<2>(from, total);
+        }
+        totals += h * z.HS + d;
+        if (KIND != TILE_CHANNELS) {
+            if (KIND == TILE_WHOLE || d < z.HS) store_pack<2>(totals, total);
+        } else {
+            UNROLL for (int i = 0; i < 2; i++)
+                if (d + i < z.HS) totals[i] = total[i];
+        }
+    }
+    __syncwarp();
+}
+
+// Sums before the lane's first step: before the chunk, carry (C), and over the groups before the lane's.
+template <int KIND>
+__device__ inline void tile_start(float (&sum)[TSSA_VEC], const float* carry, TssaGroups groups, int h, TssaTile tile,
+                                  TssaSize z) {
+    const int padded = tssa_padded(z.HS);
+    float start[TSSA_VEC] = {};
+    tile_floats<KIND>(sum, carry, tile, z);
+    if (tile.group > 0 && (KIND == TILE_WHOLE || tile.d < padded))
+        load_pack<TSSA_VEC>(start, groups.starts + ((tile.group - 1) * z.NH + h) * padded + tile.d);
+    UNROLL for (int i = 0; i < TSSA_VEC; i++) sum[i] += start[i];   // mutant: start_of_group_dropped
+}
+
+// Calls f(h, d0) for the tiles of this warp's heads.
+template <typename F> __device__ inline void tssa_for_tiles(TssaSize z, F f) {
+    for (int h = warp_index(); h < z.NH; h += z.warps)
+        for (int d0 = 0; d0 < z.HS; d0 += TSSA_TILE_WIDTH) f(h, d0);
+}
+
+// Totals of the chunk and groups: of s Π with pi (NH,32), of s if pi is nullptr.
+template <int KIND, typename S, typename Pi>
+__device__ inline void tssa_chunk_totals(float* totals, TssaGroups groups, Pi pi, const S* w, TssaChunk k, TssaSize z) {
+    constexpr int ROWS = TILE_ROWS<KIND, S>;
+    constexpr bool WEIGHTED = !std::is_null_pointer<Pi>::value;
+    tssa_for_tiles(z, [&](int h, int d0) {
+        const TssaTile tile(h, d0, z);
+        float sum[TSSA_VEC] = {};
+        NO_UNROLL for (int t0 = 0; t0 < TSSA_STEPS; t0 += ROWS) {
+            float x[ROWS][TSSA_VEC], pi_t[ROWS];
+            tile_load<KIND>(x, w, t0, tile, k, z);
+            if constexpr (WEIGHTED) load_pack<ROWS>(pi_t, pi + h * WARP + tile.group * TSSA_STEPS + t0);
+            UNROLL for (int j = 0; j < ROWS; j++) {
+                UNROLL for (int i = 0; i < TSSA_VEC; i++)
+                    sum[i] += x[j][i] * (WEIGHTED ? x[j][i] * pi_t[j] : x[j][i]);
+            }
+        }
+        tile_group_sums<KIND>(totals, groups, sum, h, d0, tile, z);
+    });
+}
+
+// mine += Σ over the head's channels of x[j], for the lane of step t0 + j of the lane's group.
+template <int ROWS> __device__ inline void tile_add_channels(float& mine, float (&x)[ROWS], int t0) {
+    const float sum = group_transposed_sum<TSSA_LANES>(x, lane_index());
+    if (lane_index() % TSSA_STEPS / ROWS == t0 / ROWS) mine += sum;
+}
+
+// ratios[j] = Σ over the lane's channels of s/max(S, 1e-12). energy: S, advanced past the rows. ABOVE: S > 1e-12 in all
+// of them, true except at the start of a sequence of tiny w.
+template <bool ABOVE, int ROWS>
+__device__ inline void tile_ratios(float (&ratios)[ROWS], float (&energy)[TSSA_VEC],
+                                   const float (&x)[ROWS][TSSA_VEC]) {
+    UNROLL for (int j = 0; j < ROWS; j++) {
+        ratios[j] = 0.0f;
+        UNROLL for (int i = 0; i < TSSA_VEC; i++) {
+            const float s = x[j][i] * x[j][i];
+            energy[i] += s;
+            ratios[j] += s * reciprocal(ABOVE ? energy[i] : fmaxf(energy[i], (float)TOST_ENERGY_MIN));
+        }
+    }
+}
+
+// Lane t returns Σ_d s/max(S, 1e-12) of head h at step t. carry: S before the chunk.
+template <int KIND, typename S>
+__device__ inline float tssa_energy_ratios(const float* carry, TssaGroups groups, const S* w, int h, TssaChunk k,
+                                           TssaSize z) {
+    constexpr int ROWS = TILE_ROWS<KIND, S>;
+    float mine = 0.0f;
+    for (int d0 = 0; d0 < z.HS; d0 += TSSA_TILE_WIDTH) {
+        const TssaTile tile(h, d0, z);
+        float energy[TSSA_VEC];
+        tile_start<KIND>(energy, carry, groups, h, tile, z);
+        NO_UNROLL for (int t0 = 0; t0 < TSSA_STEPS; t0 += ROWS) {
+            float x[ROWS][TSSA_VEC], ratios[ROWS];
+            tile_load<KIND>(x, w, t0, tile, k, z);
+            bool above = KIND == TILE_WHOLE;
+            UNROLL for (int i = 0; i < TSSA_VEC; i++) above = above && energy[i] > (float)TOST_ENERGY_MIN;
+            if (above) tile_ratios<true>(ratios, energy, x);
+            else tile_ratios<false>(ratios, energy, x);
+            tile_add_channels(mine, ratios, t0);
+        }
+    }
+    return mine;
+}
+
+// x (NH,32) becomes its softmax over the heads, column by column; scratch (NH,32).
+__device__ inline void membership_forward(float* x, float* scratch, TssaSize z) {
+    __syncthreads();   // mutant: softmax_unsynchronized
+    float top = -INFINITY;
+    for (int h = 0; h < z.NH; h++) top = fmaxf(top, x[h * WARP + lane_index()]);
+    for (int h = warp_index(); h < z.NH; h += z.warps)
+        scratch[h * WARP + lane_index()] = expf(x[h * WARP + lane_index()] - top);
+    __syncthreads();
+    float sum = 0.0f;
+    for (int h = 0; h < z.NH; h++) sum += scratch[h * WARP + lane_index()];   // mutant: softmax_over_time
+    for (int h = warp_index(); h < z.NH; h += z.warps)
+        x[h * WARP + lane_index()] = scratch[h * WARP + lane_index()] * reciprocal(sum);
+    __syncthreads();
+}
+
+// x (NH,32) = 1/NH. S is not computed: carry (C), and end (C) unless NULL, are set to zero.
+__device__ inline void membership_uniform(float* x, float* carry, double* end, TssaSize z) {
+    for (int i = threadIdx.x; i < z.NH * WARP; i += blockDim.x) x[i] = 1.0f / z.NH;
+    for (int c = threadIdx.x; c < z.C; c += blockDim.x) {
+        carry[c] = 0.0f;
+        if (end) end[c] = 0.0;
+    }
+    __syncthreads();
+}
+
+// Writes what a forward scan found for columns c on: the carry to `saved`, and with `states` the sums to `end`. sum:
+// over the chunks before. totals: the chunk's own
+template <bool WIDE>
+__device__ inline void tssa_scanned_forward(float* saved, TssaStates states, double (&sum)[SCAN_VEC],
+                                            const float* totals, int c, TssaChunk k, TssaSize z) {
+    const size_t size = tssa_state_size(z.C, z.NH), at = (WIDE ? z.C : 0) + c;
+    const int columns = (WIDE ? z.C + z.NH : z.C) - c;
+    UNROLL for (int n = 0; states.start && n < SCAN_VEC; n++)
+        if (n < columns) sum[n] += states.start[k.b / states.copies * size + at + n];   // mutant: state_not_continued
+    scan_store(saved + tssa_sums(k, z) + (WIDE ? z.narrow : 0) + c, sum);
+    if (!states.end || k.t0 + k.n < z.T) return;
+    UNROLL for (int n = 0; n < SCAN_VEC; n++)
+        if (n < columns) states.end[k.b * size + at + n] = sum[n] + totals[c + n];
+}
+
+// The scan of N and D if WIDE, else that of S. totals, flags: of all sequences
+template <bool WIDE>
+__device__ inline void tssa_scan_forward(float* saved, TssaStates states, float* totals, int* flags,
+                                         const TssaChunk* chunk, TssaSize z) {
+    const auto scanned = [&](int c, double (&sum)[SCAN_VEC]) {
+        const TssaChunk k = *chunk;
+        tssa_scanned_forward<WIDE>(saved, states, sum, tssa_totals<WIDE>(totals, k.b, tssa_place(k), z), c, k, z);
+    };
+    scan_columns(tssa_totals<WIDE>(totals, chunk->b, 0, z), flags + ((WIDE ? z.B : 0) + chunk->b) * z.slots,
+                 WIDE ? z.wide : z.narrow, tssa_place(*chunk), z.chunks, scanned);
+}
+
+// u of the chunk, and x (NH,32) = Π. scratch (NH,32)
+template <typename S>
+__device__ inline void membership_learned(float* x, float* scratch, TssaGroups groups, float* u, float* saved,
+                                          TssaStates states, float* totals, int* flags, const S* w, const float* temp,
+                                          const float* denom_bias, const StepHeader* step, int block_size,
+                                          const TssaChunk* chunk, TssaSize z) {
+    TssaChunk k = *chunk;
+    TSSA_TILES(tssa_chunk_totals, tssa_totals<false>(totals, k.b, tssa_place(k), z), groups, nullptr,
+               w + tssa_row(k, z), k, z);
+    tssa_scan_forward<false>(saved, states, totals, flags, chunk, z);
+    k = *chunk;
+    for (int h = warp_index(); h < z.NH; h += z.warps) {
+        const float ratios =
+            TSSA_TILES(tssa_energy_ratios, saved + tssa_sums(k, z), groups, w + tssa_row(k, z), h, k, z);
+        const bool inside = lane_index() < k.n;   // mutant: chunk_edge_forward
+        const size_t bias = (size_t)h * block_size + step->first + k.t0 + lane_index();
+        const float u_t = ratios + z.HS * (inside ? denom_bias[bias] : 0.0f);
+        if (inside) u[tssa_step(h, k, z) + lane_index()] = u_t;
+        x[h * WARP + lane_index()] = temp[h] * u_t;
+    }
+    membership_forward(x, scratch, z);
+}
+
+// y = -w Π / (1 + N/M) of head h. pi, inverse_mass (32): Π and 1/M. carry: N before the chunk.
+template <int KIND, typename S>
+__device__ inline void tssa_statistics_forward(S* y, const float* carry, TssaGroups groups, const float* pi,
+                                               const float* inverse_mass, const S* w, int h, TssaChunk k, TssaSize z) {
+    constexpr int ROWS = TILE_ROWS<KIND, S>;
+    for (int d0 = 0; d0 < z.HS; d0 += TSSA_TILE_WIDTH) {
+        const TssaTile tile(h, d0, z);
+        float N[TSSA_VEC];
+        tile_start<KIND>(N, carry, groups, h, tile, z);
+        NO_UNROLL for (int t0 = 0; t0 < TSSA_STEPS; t0 += ROWS) {
+            const int t = tile.group * TSSA_STEPS + t0;
+            float x[ROWS][TSSA_VEC], pi_t[ROWS], inverse_t[ROWS];
+            tile_load<KIND>(x, w, t0, tile, k, z);
+            load_pack<ROWS>(pi_t, pi + t);
+            load_pack<ROWS>(inverse_t, inverse_mass + t);
+            UNROLL for (int j = 0; j < ROWS; j++) {
+                UNROLL for (int i = 0; i < TSSA_VEC; i++) {
+                    const float x_pi = x[j][i] * pi_t[j];
+                    N[i] += x[j][i] * x_pi;
+                    x[j][i] = -x_pi * reciprocal(1.0f + N[i] * inverse_t[j]);
+                }
+                S* row = y + (unsigned)t * (unsigned)z.C + tile.c + (size_t)j * (unsigned)z.C;
+                const int inside = t + j < k.n ? z.HS - tile.d : 0;
+                if (KIND == TILE_WHOLE || (KIND == TILE_PACKS && inside > 0)) store_pack<TSSA_VEC>(row, x[j]);
+                UNROLL for (int i = 0; KIND == TILE_CHANNELS && i < TSSA_VEC; i++)
+                    if (i < inside) row[i] = from_float<S>(x[j][i]);
+            }
+        }
+    }
+}
+
+// Minimum traffic per row: 2C (w) + 2C (y). Moved in addition: carries and totals, (4 + 8) (2C + NH)/32 = 0.75C, and u
+// and pi, 8 NH. sync: ticket, flags of the scan of S, flags of that of N and D; zero before the launch.
+template <typename S, bool UNIFORM> __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
+    tssa_forward_kernel(S* __restrict__ y, float* u, float* pi, float* saved, TssaStates states, float* totals,
+                        int* sync, const S* __restrict__ w, const float* __restrict__ temp,
+                        const float* __restrict__ denom_bias, const StepHeader* __restrict__ step, int block_size,
+                        TssaSize z) {
+    DYNAMIC_SHARED(float, shared);   // (2,NH,32), and TssaGroups
+    __shared__ TssaChunk chunk;
+    float *x = shared, *scratch = x + z.NH * WARP, *sums = scratch + z.NH * WARP;
+    const TssaGroups groups = {sums, sums + (TSSA_GROUPS - 1) * z.NH * tssa_padded(z.HS)};
+    tssa_chunk<false>(&chunk, sync, z);
+    TssaChunk k = chunk;
+    if constexpr (UNIFORM) {
+        double* end = states.end && k.t0 + k.n == z.T ? states.end + k.b * tssa_state_size(z.C, z.NH) : NULL;
+        membership_uniform(x, saved + tssa_sums(k, z), end, z);
+    } else {
+        membership_learned(x, scratch, groups, u, saved, states, totals, sync + 1, w, temp, denom_bias, step,
+                           block_size, &chunk, z);
+    }
+    k = chunk;
+    float* totals_k = tssa_totals<true>(totals, k.b, tssa_place(k), z);
+    for (int h = warp_index(); h < z.NH; h += z.warps) {
+        const float pi_t = lane_index() < k.n ? x[h * WARP + lane_index()] : 0.0f;
+        if (lane_index() < k.n) pi[tssa_step(h, k, z) + lane_index()] = pi_t;
+        const float mass = warp_sum(pi_t);
+        if (lane_index() == 0) totals_k[z.C + h] = mass;
+    }
+    TSSA_TILES(tssa_chunk_totals, totals_k, groups, x, w + tssa_row(k, z), k, z);
+    tssa_scan_forward<true>(saved, states, totals, sync + 1, &chunk, z);
+    k = chunk;
+    const float* carry = saved + tssa_sums(k, z) + z.narrow;
+    for (int h = warp_index(); h < z.NH; h += z.warps) {
+        const float pi_t = lane_index() < k.n ? x[h * WARP + lane_index()] : 0.0f;
+        const float mass = carry[z.C + h] + warp_scan(pi_t, lane_index()) + (float)TOST_MASS_EPS;
+        scratch[h * WARP + lane_index()] = reciprocal(mass);
+        __syncwarp();   // mutant: mass_unsynchronized
+        TSSA_TILES(tssa_statistics_forward, y + tssa_row(k, z), carry, groups, x + h * WARP, scratch + h * WARP,
+                   w + tssa_row(k, z), h, k, z);
+    }
+}
+
+static size_t tssa_forward_shared(int C, int NH) {
+    return (2 * NH * WARP + tssa_groups_size(C / NH, NH, tssa_threads(C, NH))) * sizeof(float);
+}
+
+// y, w (B,T,C); u, pi (B,NH,T); saved (B,chunks,sums); totals (B,slots,sums); temp (NH); denom_bias (NH,block_size);
+// sums: tssa_sums_size
+template <typename S>
+static void tssa_forward(cudaStream_t stream, S* y, float* u, float* pi, float* saved, TssaStates states, float* totals,
+                         int* sync, const S* w, const float* temp, const float* denom_bias, const StepHeader* step,
+                         int membership, int block_size, int B, int T, int C, int NH) {
+    const TssaSize z = tssa_size(B, T, C, NH);
+    const size_t shared = tssa_forward_shared(C, NH);
+    const auto tssa_forward_variant =
+        membership == TOST_UNIFORM ? tssa_forward_kernel<S, true> : tssa_forward_kernel<S, false>;
+    allow_shared(tssa_forward_variant, shared);
+    LAUNCH(tssa_forward_variant, B * z.chunks, tssa_threads(C, NH), shared, stream, y, u, pi, saved, states, totals,
+           sync, w, temp, denom_bias, step, block_size, z);
+}
+
+// Columns. WHOLE, the usual case: the chunk has all 32 steps and the head's channels fill the lanes; no bounds checks.
+template <int P> __device__ inline bool tssa_whole(TssaChunk k, TssaSize z) {
+    return k.n == TSSA_CHUNK && z.HS % (WARP * P) == 0;   // mutant: whole_columns_unasked
+}
+#define TSSA_COLUMNS(function, ...) \
     (tssa_whole<P>(k, z) ? function<true, S, P>(__VA_ARGS__) : function<false, S, P>(__VA_ARGS__))
 
 // P channels of N rows, C apart, from step t0 on. Zeros, the identity of every sum here, past the chunk's end and for
@@ -528,216 +927,33 @@ template <int P> __device__ inline void tssa_load_floats(float (&x)[P], const fl
     UNROLL for (int i = 0; i < P; i++) x[i] = inside ? p[i] : 0.0f;
 }
 
-// The states of a pass. start (B/copies,2C+NH), each for `copies` adjacent sequences, or NULL: sequences start empty.
-// end (B,2C+NH): written at the end of each sequence, or NULL. start may equal end only if T is a single chunk: the
-// last chunk writes while others still read.
-struct TssaStates {
-    const double* start;
-    double* end;
-    int copies;
-};
-
-constexpr TssaStates NO_STATES = {NULL, NULL, 1};
-
-// Totals of the chunk: Σ_t s Π with pi (NH,32), Σ_t s if pi is nullptr.
-template <bool WHOLE, typename S, int P, typename Pi>
-__device__ inline void tssa_chunk_totals(float* totals, Pi pi, const S* w, TssaChunk k, TssaSize z) {
-    constexpr bool WEIGHTED = !std::is_null_pointer<Pi>::value;
-    for (int h = warp_index(); h < z.NH; h += block_warps()) {
-        for (int d = lane_index() * P; d < z.HS; d += WARP * P) {
-            const S* w_t = w + h * z.HS + d;
-            float sum[P] = {};
-            NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_PIECE, w_t += (size_t)TSSA_PIECE * z.C) {
-                float x[TSSA_PIECE][P], pi_t[TSSA_PIECE];
-                tssa_load<WHOLE>(x, w_t, t0, true, k, z);
-                if constexpr (WEIGHTED) load_pack<TSSA_PIECE>(pi_t, pi + h * WARP + t0);
-                UNROLL for (int j = 0; j < TSSA_PIECE; j++) {
-                    UNROLL for (int i = 0; i < P; i++) sum[i] += x[j][i] * (WEIGHTED ? x[j][i] * pi_t[j] : x[j][i]);
-                }
-            }
-            UNROLL for (int i = 0; i < P; i++) totals[h * z.HS + d + i] = sum[i];
-        }
-    }
-}
-
-// Lane t returns Σ_d s/max(S, 1e-12) of head h at step t. carry: S before the chunk.
-template <bool WHOLE, typename S, int P>
-__device__ inline float tssa_energy_ratios(const float* carry, const S* w, int h, TssaChunk k, TssaSize z) {
-    float mine = 0.0f;
-    for (int d = lane_index() * P; d - lane_index() * P < z.HS; d += WARP * P) {
-        const bool inside = WHOLE || d < z.HS;
-        const S* w_t = w + h * z.HS + d;
-        float sum[P];
-        tssa_load_floats(sum, carry + h * z.HS + d, inside);
-        NO_UNROLL for (int t0 = 0; t0 < k.n; t0 += TSSA_PIECE, w_t += (size_t)TSSA_PIECE * z.C) {
-            float x[TSSA_PIECE][P], ratios[TSSA_PIECE] = {};
-            tssa_load<WHOLE>(x, w_t, t0, inside, k, z);
-            UNROLL for (int j = 0; j < TSSA_PIECE; j++) {
-                UNROLL for (int i = 0; i < P; i++) {
-                    sum[i] += x[j][i] * x[j][i];
-                    ratios[j] += x[j][i] * x[j][i] * reciprocal(fmaxf(sum[i], (float)TOST_ENERGY_MIN));
-                }
-            }
-            const float piece = warp_transposed_sum(ratios, lane_index());
-            if (lane_index() / TSSA_PIECE == t0 / TSSA_PIECE) mine += piece;
-        }
-    }
-    return mine;
-}
-
-// x (NH,32) becomes its softmax over the heads, column by column; scratch (NH,32).
-__device__ inline void membership_forward(float* x, float* scratch, int NH) {
-    __syncthreads();   // mutant: softmax_unsynchronized
-    float top = -INFINITY;
-    for (int h = 0; h < NH; h++) top = fmaxf(top, x[h * WARP + lane_index()]);
-    for (int h = warp_index(); h < NH; h += block_warps())
-        scratch[h * WARP + lane_index()] = expf(x[h * WARP + lane_index()] - top);
-    __syncthreads();
-    float sum = 0.0f;
-    for (int h = 0; h < NH; h++) sum += scratch[h * WARP + lane_index()];   // mutant: softmax_over_time
-    for (int h = warp_index(); h < NH; h += block_warps())
-        x[h * WARP + lane_index()] = scratch[h * WARP + lane_index()] / sum;
-    __syncthreads();
-}
-
-// x (NH,32) = 1/NH. S is not computed: carry (C), and end (C) unless NULL, are set to zero.
-__device__ inline void membership_uniform(float* x, float* carry, double* end, TssaSize z) {
-    for (int i = threadIdx.x; i < z.NH * WARP; i += blockDim.x) x[i] = 1.0f / z.NH;
-    for (int c = threadIdx.x; c < z.C; c += blockDim.x) {
-        carry[c] = 0.0f;
-        if (end) end[c] = 0.0;
-    }
-    __syncthreads();
-}
-
-// u of the chunk, and x (NH,32) = Π. scratch (NH,32); carry to flags as for scan_columns, here of S.
-template <typename S, int P>
-__device__ inline void membership_learned(float* x, float* scratch, float* u, float* carry, double* end,
-                                          const double* start, float* totals, int* flags, const S* w, const float* temp,
-                                          const float* denom_bias, int block_size, TssaChunk k, TssaSize z) {
-    const int place = k.t0 / TSSA_CHUNK;
-    TSSA_TILE(tssa_chunk_totals, totals + (size_t)place * z.C, nullptr, w, k, z);
-    scan_columns<TSSA_COLUMNS>(carry, end, start, totals, flags, z.C, place, z.chunks);
-    for (int h = warp_index(); h < z.NH; h += block_warps()) {
-        const float ratios = TSSA_TILE(tssa_energy_ratios, carry, w, h, k, z);
-        const bool inside = lane_index() < k.n;   // mutant: chunk_edge_forward
-        const float u_t = ratios + z.HS * (inside ? denom_bias[(size_t)h * block_size + lane_index()] : 0.0f);
-        if (inside) u[((size_t)k.b * z.NH + h) * z.T + k.t0 + lane_index()] = u_t;
-        x[h * WARP + lane_index()] = temp[h] * u_t;
-    }
-    membership_forward(x, scratch, z.NH);
-}
-
-// y = -w Π (D + 1e-8) / (D + 1e-8 + N) of head h. pi, mass (32): Π and D + 1e-8. carry: N before the chunk.
-template <bool WHOLE, typename S, int P>
-__device__ inline void tssa_statistics_forward(S* y, const float* carry, const float* pi, const float* mass, const S* w,
-                                               int h, TssaChunk k, TssaSize z) {
-    for (int d = lane_index() * P; d < z.HS; d += WARP * P) {
-        const S* w_t = w + h * z.HS + d;
-        S* y_t = y + h * z.HS + d;
-        float N[P];
-        tssa_load_floats(N, carry + h * z.HS + d, true);
-        NO_UNROLL for (int t0 = 0; t0 < k.n; t0 += TSSA_PIECE) {
-            float x[TSSA_PIECE][P], pi_t[TSSA_PIECE], mass_t[TSSA_PIECE];
-            tssa_load<WHOLE>(x, w_t, t0, true, k, z);
-            load_pack<TSSA_PIECE>(pi_t, pi + t0);
-            load_pack<TSSA_PIECE>(mass_t, mass + t0);
-            UNROLL for (int j = 0; j < TSSA_PIECE; j++) {
-                UNROLL for (int i = 0; i < P; i++) {
-                    N[i] += x[j][i] * (x[j][i] * pi_t[j]);
-                    x[j][i] *= -pi_t[j] * mass_t[j] * reciprocal(mass_t[j] + N[i]);
-                }
-                if (WHOLE || t0 + j < k.n) store_pack<P>(y_t + (size_t)j * (unsigned)z.C, x[j]);
-            }
-            w_t += (size_t)TSSA_PIECE * z.C;
-            y_t += (size_t)TSSA_PIECE * z.C;
-        }
-    }
-}
-
-// Minimum traffic per row: 2C (w) + 2C (y). Moved in addition: carries and totals, (4 + 8) (2C + NH)/32 = 0.75C, and u
-// and pi, 8 NH. sync: ticket, flags of the scan of S, flags of that of N and D; zero before the launch.
-template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
-    tssa_forward_kernel(S* __restrict__ y, float* u, float* pi, float* saved, TssaStates states, float* totals,
-                        int* sync, const S* __restrict__ w, const float* __restrict__ temp,
-                        const float* __restrict__ denom_bias, const StepHeader* __restrict__ step, int block_size,
-                        TssaSize z) {
-    DYNAMIC_SHARED(float, shared);   // (2,NH,32)
-    float *x = shared, *scratch = x + z.NH * WARP;
-    TssaChunk k = tssa_chunk<false>(sync, z);
-    const int place = k.t0 / TSSA_CHUNK, wide = z.C + z.NH;
-    const size_t row = (size_t)k.b * z.T + k.t0, state_size = z.C + wide;
-    int* flags = sync + 1 + k.b * z.slots;
-    float* energy_totals = totals + (size_t)k.b * z.slots * z.C;
-    float* carry = saved + ((size_t)k.b * z.chunks + place) * state_size;   // S (C), N (C), D (NH)
-    const double* start = states.start ? states.start + k.b / states.copies * state_size : NULL;
-    double* end = states.end ? states.end + k.b * state_size : NULL;
-    w += row * z.C;
-
-    if constexpr (UNIFORM)
-        membership_uniform(x, carry, place == z.chunks - 1 ? end : NULL, z);
-    else
-        membership_learned<S, P>(x, scratch, u, carry, end, start, energy_totals, flags, w, temp,
-                                 denom_bias + step->first + k.t0, block_size, k, z);
-    forget(k.b);
-    float* stat_totals = totals + (size_t)z.B * z.slots * z.C + (size_t)k.b * z.slots * wide;
-    for (int h = warp_index(); h < z.NH; h += block_warps()) {
-        const float pi_t = lane_index() < k.n ? x[h * WARP + lane_index()] : 0.0f;
-        if (lane_index() < k.n) pi[((size_t)k.b * z.NH + h) * z.T + k.t0 + lane_index()] = pi_t;
-        const float mass = warp_sum(pi_t);
-        if (lane_index() == 0) stat_totals[(size_t)place * wide + z.C + h] = mass;
-    }
-    TSSA_TILE(tssa_chunk_totals, stat_totals + (size_t)place * wide, x, w, k, z);
-    scan_columns<TSSA_COLUMNS + 1>(carry + z.C, end ? end + z.C : NULL, start ? start + z.C : NULL, stat_totals,
-                                       flags + z.B * z.slots, wide, place, z.chunks);
-    for (int h = warp_index(); h < z.NH; h += block_warps()) {
-        const float pi_t = lane_index() < k.n ? x[h * WARP + lane_index()] : 0.0f;
-        scratch[h * WARP + lane_index()] = carry[2 * z.C + h] + warp_scan(pi_t, lane_index()) + (float)TOST_MASS_EPS;
-        __syncwarp();   // mutant: mass_unsynchronized
-        TSSA_TILE(tssa_statistics_forward, y + row * z.C, carry + z.C, x + h * WARP, scratch + h * WARP, w, h, k, z);
-    }
-}
-
 // True if lanes take two channels each: HS is even and above a warp, unless only single channels fill all lanes.
 static bool tssa_pairs(TssaSize z) {
     return z.HS % 2 == 0 && z.HS > WARP && (z.HS % (2 * WARP) == 0 || z.HS % WARP != 0);
 }
 
-// y, w (B,T,C); u, pi (B,NH,T); saved (B,chunks,2C+NH); totals (B,slots,2C+NH); temp (NH); denom_bias (NH,block_size)
-template <typename S>
-static void tssa_forward(cudaStream_t stream, S* y, float* u, float* pi, float* saved, TssaStates states, float* totals,
-                         int* sync, const S* w, const float* temp, const float* denom_bias, const StepHeader* step,
-                         int membership, int block_size, int B, int T, int C, int NH) {
-    const TssaSize z = tssa_size(B, T, C, NH);
-    const size_t shared = 2 * (size_t)NH * WARP * sizeof(float);
-    const bool uniform = membership == TOST_UNIFORM, pairs = tssa_pairs(z);
-    const auto tssa_forward_variant =
-        uniform ? (pairs ? tssa_forward_kernel<S, 2, true> : tssa_forward_kernel<S, 1, true>)
-                : (pairs ? tssa_forward_kernel<S, 2, false> : tssa_forward_kernel<S, 1, false>);
-    LAUNCH(tssa_forward_variant, B * z.chunks, tssa_threads(NH), shared, stream, y, u, pi, saved, states, totals, sync,
-           w, temp, denom_bias, step, block_size, z);
-}
-
-// N and S before the chunk's steps 8, 16 and 24, (3,C) each: the first and third phase of backward save them for the
-// last, which goes backward in time and recomputes N and S from there. NULL if shared memory is too small: then it
-// recomputes from the start of the chunk.
-constexpr int TSSA_STARTS = TSSA_CHUNK / TSSA_PIECE - 1;
+// N and S before every TSSA_BACK-th step of the chunk but the first, (7,C) each: the first and third phase of backward
+// save them for the last, which goes backward in time and recomputes N and S from there. NULL if shared memory is too
+// small: then it recomputes from the start of the chunk.
+constexpr int TSSA_STARTS = TSSA_CHUNK / TSSA_BACK - 1;
 
 struct TssaStarts { float *N, *S; };
 
+// Saves the sum before step t.
 template <int P>
-__device__ inline void tssa_keep_start(float* starts, const float (&sum)[P], int t0, int c, TssaSize z) {
-    if (!starts || t0 == 0 || t0 % TSSA_PIECE != 0) return;
-    UNROLL for (int i = 0; i < P; i++) starts[(t0 / TSSA_PIECE - 1) * z.C + c + i] = sum[i];   // mutant: start_not_kept
+__device__ inline void tssa_keep_start(float* starts, const float (&sum)[P], int t, int c, TssaSize z) {
+    if (!starts || t == 0 || t % TSSA_BACK != 0) return;
+    UNROLL for (int i = 0; i < P; i++) starts[(t / TSSA_BACK - 1) * z.C + c + i] = sum[i];   // mutant: start_not_kept
 }
 
 // Π and D + 1e-8 of the chunk, (NH,32) each; past the chunk's end Π is zero and D + 1e-8 stays positive.
-__device__ inline void tssa_backward_masses(float* pi_s, float* mass_s, const float* pi, const float* carry,
-                                            TssaChunk k, TssaSize z) {
-    for (int h = warp_index(); h < z.NH; h += block_warps()) {
-        const float pi_t = lane_index() < k.n ? pi[((size_t)k.b * z.NH + h) * z.T + k.t0 + lane_index()] : 0.0f;
+// mass (NH): D before the chunk.
+__device__ inline void tssa_backward_masses(float* pi_s, float* mass_s, const float* pi, const float* mass, TssaChunk k,
+                                            TssaSize z) {
+    for (int h = warp_index(); h < z.NH; h += z.warps) {
+        const float pi_t = lane_index() < k.n ? pi[tssa_step(h, k, z) + lane_index()] : 0.0f;
         pi_s[h * WARP + lane_index()] = pi_t;
-        mass_s[h * WARP + lane_index()] = carry[2 * z.C + h] + warp_scan(pi_t, lane_index()) + (float)TOST_MASS_EPS;
+        mass_s[h * WARP + lane_index()] = mass[h] + warp_scan(pi_t, lane_index()) + (float)TOST_MASS_EPS;
     }
     __syncwarp();
 }
@@ -751,23 +967,23 @@ template <bool WHOLE, typename S, int P>
 __device__ inline void tssa_statistics_backward(float* totals, float* dpi, float* starts, const float* carry,
                                                 const float* pi_s, const float* mass_s, const S* dy, const S* w,
                                                 TssaChunk k, TssaSize z) {
-    for (int h = warp_index(); h < z.NH; h += block_warps()) {
+    for (int h = warp_index(); h < z.NH; h += z.warps) {
         float mine = 0.0f, total_D = 0.0f;
         for (int d = lane_index() * P; d - lane_index() * P < z.HS; d += WARP * P) {
             const bool inside = WHOLE || d < z.HS;
             const int c = h * z.HS + d;
             const S *w_t = w + c, *dy_t = dy + c;
             float N[P], dN[P] = {}, dD = 0.0f;   // sums so far of dN and of this lane's part of -dD
-            tssa_load_floats(N, carry + z.C + c, inside);
-            NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_BACK) {
-                float x[TSSA_BACK][P], dy_d[TSSA_BACK][P], pi_t[TSSA_BACK], M[TSSA_BACK], part[TSSA_BACK];
+            tssa_load_floats(N, carry + z.narrow + c, inside);
+            NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_PIECE) {
+                float x[TSSA_PIECE][P], dy_d[TSSA_PIECE][P], pi_t[TSSA_PIECE], M[TSSA_PIECE], part[TSSA_PIECE];
                 tssa_load<WHOLE>(x, w_t, t0, inside, k, z);
                 tssa_load<WHOLE>(dy_d, dy_t, t0, inside, k, z);
-                load_pack<TSSA_BACK>(pi_t, pi_s + h * WARP + t0);
-                load_pack<TSSA_BACK>(M, mass_s + h * WARP + t0);
-                if (inside) tssa_keep_start(starts, N, t0, c, z);
-                UNROLL for (int j = 0; j < TSSA_BACK; j++) {
+                load_pack<TSSA_PIECE>(pi_t, pi_s + h * WARP + t0);
+                load_pack<TSSA_PIECE>(M, mass_s + h * WARP + t0);
+                UNROLL for (int j = 0; j < TSSA_PIECE; j++) {
                     float e_N = 0.0f;
+                    if (j % TSSA_BACK == 0 && inside) tssa_keep_start(starts, N, t0 + j, c, z);
                     part[j] = dD;
                     UNROLL for (int i = 0; i < P; i++) {
                         const float s = x[j][i] * x[j][i];
@@ -781,9 +997,9 @@ __device__ inline void tssa_statistics_backward(float* totals, float* dpi, float
                     dD += pi_t[j] * e_N;
                 }
                 const float piece = warp_transposed_sum(part, lane_index());
-                if (lane_index() / TSSA_BACK == t0 / TSSA_BACK) mine += piece;
-                w_t += (size_t)TSSA_BACK * z.C;
-                dy_t += (size_t)TSSA_BACK * z.C;
+                if (lane_index() / TSSA_PIECE == t0 / TSSA_PIECE) mine += piece;
+                w_t += (size_t)TSSA_PIECE * z.C;
+                dy_t += (size_t)TSSA_PIECE * z.C;
             }
             total_D += dD;
             if (!inside) continue;
@@ -795,28 +1011,26 @@ __device__ inline void tssa_statistics_backward(float* totals, float* dpi, float
     }
 }
 
-// Second phase: lane t returns the rest of dΠ[t] of head h:   Σ_d s RN + RD, with RN and RD at the start of the chunk:
-// the chunk's totals plus the sums past the chunk, `behind`, (C+NH) each.
-template <bool WHOLE, typename S, int P>
+// Second phase, in tiles: lane t returns the rest of dΠ[t] of head h:   Σ_d s RN + RD, with RN and RD at the start of
+// the chunk: the chunk's totals plus the sums past the chunk, `behind`, (C+NH) each.
+template <int KIND, typename S>
 __device__ inline float tssa_backward_membership(const float* totals, const float* behind, const S* w, int h,
                                                  TssaChunk k, TssaSize z) {
+    constexpr int ROWS = KIND == TILE_WHOLE ? 4 : 1;
     float mine = behind[z.C + h] + totals[z.C + h];
-    for (int d = lane_index() * P; d - lane_index() * P < z.HS; d += WARP * P) {
-        const bool inside = WHOLE || d < z.HS;
-        const int c = h * z.HS + d;
-        const S* w_t = w + c;
-        float RN[P], total[P];
-        tssa_load_floats(RN, behind + c, inside);
-        tssa_load_floats(total, totals + c, inside);
-        UNROLL for (int i = 0; i < P; i++) RN[i] += total[i];
-        NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_PIECE, w_t += (size_t)TSSA_PIECE * z.C) {
-            float x[TSSA_PIECE][P], part[TSSA_PIECE] = {};
-            tssa_load<WHOLE>(x, w_t, t0, inside, k, z);
-            UNROLL for (int j = 0; j < TSSA_PIECE; j++) {
-                UNROLL for (int i = 0; i < P; i++) part[j] += x[j][i] * (x[j][i] * RN[i]);
+    for (int d0 = 0; d0 < z.HS; d0 += TSSA_TILE_WIDTH) {
+        const TssaTile tile(h, d0, z);
+        float RN[TSSA_VEC], total[TSSA_VEC];
+        tile_floats<KIND>(RN, behind, tile, z);
+        tile_floats<KIND>(total, totals, tile, z);
+        UNROLL for (int i = 0; i < TSSA_VEC; i++) RN[i] += total[i];
+        NO_UNROLL for (int t0 = 0; t0 < TSSA_STEPS; t0 += ROWS) {
+            float x[ROWS][TSSA_VEC], of_w[ROWS] = {};
+            tile_load<KIND>(x, w, t0, tile, k, z);
+            UNROLL for (int j = 0; j < ROWS; j++) {
+                UNROLL for (int i = 0; i < TSSA_VEC; i++) of_w[j] += x[j][i] * (x[j][i] * RN[i]);
             }
-            const float piece = warp_transposed_sum(part, lane_index());
-            if (lane_index() / TSSA_PIECE == t0 / TSSA_PIECE) mine += piece;
+            tile_add_channels(mine, of_w, t0);
         }
     }
     return mine;
@@ -829,12 +1043,12 @@ __device__ inline void membership_backward(float* du, float* da, float* dtemp, c
     __syncthreads();
     float mean = 0.0f;
     for (int h = 0; h < z.NH; h++) mean += pi_s[h * WARP + lane_index()] * x[h * WARP + lane_index()];
-    for (int h = warp_index(); h < z.NH; h += block_warps()) {
-        const size_t at = ((size_t)k.b * z.NH + h) * z.T + k.t0 + lane_index();
+    for (int h = warp_index(); h < z.NH; h += z.warps) {
+        const size_t at = tssa_step(h, k, z) + lane_index();
         const float da_t = pi_s[h * WARP + lane_index()] * (x[h * WARP + lane_index()] - mean);
         du[h * WARP + lane_index()] = temp[h] * da_t;
         const float sum = warp_sum(lane_index() < k.n ? da_t * u[at] : 0.0f);
-        if (lane_index() == 0) dtemp[((size_t)h * z.B + k.b) * z.chunks + k.t0 / TSSA_CHUNK] = sum;
+        if (lane_index() == 0) dtemp[((size_t)h * z.B + k.b) * z.chunks + tssa_place(k)] = sum;
         if (lane_index() < k.n) da[at] = da_t;
     }
     __syncwarp();
@@ -849,12 +1063,15 @@ __device__ inline void membership_uniform_backward(float* du, float* behind, flo
     __syncthreads();
 }
 
-// sum += Σ_t dS over a piece, with dS = -du s/S² if S > 1e-12, else 0. energy: S, advanced from before the piece to its
-// end. ABOVE: S > 1e-12 in all of the piece, true except at the start of a sequence of tiny w.
+// sum += Σ_t dS over the piece from step t0 on, with dS = -du s/S² if S > 1e-12, else 0. energy: S, advanced from
+// before the piece to its end. ABOVE: S > 1e-12 in all of the piece, true except at the start of a sequence of tiny
+// w.
 template <bool ABOVE, int P>
-__device__ inline void tssa_add_energies(float (&sum)[P], float (&energy)[P], const float (&x)[TSSA_PIECE][P],
-                                         const float (&du_t)[TSSA_PIECE]) {
+__device__ inline void tssa_add_energies(float (&sum)[P], float (&energy)[P], float* starts,
+                                         const float (&x)[TSSA_PIECE][P], const float (&du_t)[TSSA_PIECE], int t0,
+                                         int c, TssaSize z) {
     UNROLL for (int j = 0; j < TSSA_PIECE; j++) {
+        if (j % TSSA_BACK == 0) tssa_keep_start(starts, energy, t0 + j, c, z);
         UNROLL for (int i = 0; i < P; i++) {
             energy[i] += x[j][i] * x[j][i];
             const float r = ABOVE || energy[i] > (float)TOST_ENERGY_MIN ? reciprocal(energy[i]) : 0.0f;
@@ -868,7 +1085,7 @@ __device__ inline void tssa_add_energies(float (&sum)[P], float (&energy)[P], co
 template <bool WHOLE, typename S, int P>
 __device__ inline void tssa_energy_backward_totals(float* totals, float* starts, const float* carry, const float* du,
                                                    const S* w, TssaChunk k, TssaSize z) {
-    for (int h = warp_index(); h < z.NH; h += block_warps()) {
+    for (int h = warp_index(); h < z.NH; h += z.warps) {
         for (int d = lane_index() * P; d < z.HS; d += WARP * P) {
             const int c = h * z.HS + d;
             const S* w_t = w + c;
@@ -878,12 +1095,11 @@ __device__ inline void tssa_energy_backward_totals(float* totals, float* starts,
                 float x[TSSA_PIECE][P], du_t[TSSA_PIECE];
                 tssa_load<WHOLE>(x, w_t, t0, true, k, z);
                 load_pack<TSSA_PIECE>(du_t, du + h * WARP + t0);
-                tssa_keep_start(starts, energy, t0, c, z);
                 bool above = true;
                 UNROLL for (int i = 0; i < P; i++)
                     above = above && energy[i] + x[0][i] * x[0][i] > (float)TOST_ENERGY_MIN;
-                if (above) tssa_add_energies<true>(sum, energy, x, du_t);
-                else tssa_add_energies<false>(sum, energy, x, du_t);
+                if (above) tssa_add_energies<true>(sum, energy, starts, x, du_t, t0, c, z);
+                else tssa_add_energies<false>(sum, energy, starts, x, du_t, t0, c, z);
             }
             UNROLL for (int i = 0; i < P; i++) totals[c + i] = sum[i];
         }
@@ -945,13 +1161,13 @@ __device__ inline void tssa_piece_backward(S* dw_t, float (&RN)[P], float (&RS)[
 template <bool WHOLE, typename S, int P>
 __device__ inline void tssa_walk_to(float (&energy)[P], float (&N)[P], int t0, TssaStarts starts, const float* carry,
                                     const float* pi_s, const S* w_d, int c, TssaChunk k, TssaSize z) {
-    const int start = starts.N ? t0 / TSSA_PIECE * TSSA_PIECE : 0;
+    const int start = starts.N ? t0 : 0;
     if (start > 0) {
-        tssa_load_floats(energy, starts.S + (start / TSSA_PIECE - 1) * z.C + c, true);
-        tssa_load_floats(N, starts.N + (start / TSSA_PIECE - 1) * z.C + c, true);
+        tssa_load_floats(energy, starts.S + (start / TSSA_BACK - 1) * z.C + c, true);
+        tssa_load_floats(N, starts.N + (start / TSSA_BACK - 1) * z.C + c, true);
     } else {
         tssa_load_floats(energy, carry + c, true);
-        tssa_load_floats(N, carry + z.C + c, true);
+        tssa_load_floats(N, carry + z.narrow + c, true);
     }
     NO_UNROLL for (int t = start; t < t0; t += TSSA_BACK) {
         TssaPiece<P> piece;
@@ -959,22 +1175,26 @@ __device__ inline void tssa_walk_to(float (&energy)[P], float (&N)[P], int t0, T
     }
 }
 
+// Reads the chunk again for each slice: its addresses are not held in registers from slice to slice.
 template <bool WHOLE, typename S, int P>
-__device__ inline void tssa_backward_final(S* dw, TssaStarts starts, const float* behind, const float* carry,
+__device__ inline void tssa_backward_final(S* dw, TssaStarts starts, const float* back, const float* saved,
                                            const float* pi_s, const float* mass_s, const float* du, const S* dy,
-                                           const S* w, TssaChunk k, TssaSize z) {
-    for (int h = warp_index(); h < z.NH; h += block_warps()) {
+                                           const S* w, const volatile TssaChunk* chunk, TssaSize z) {
+    for (int h = warp_index(); h < z.NH; h += z.warps) {
         const float *pi_h = pi_s + h * WARP, *mass_h = mass_s + h * WARP, *du_h = du + h * WARP;
         for (int d = lane_index() * P; d < z.HS; d += WARP * P) {
+            const TssaChunk k = {chunk->b, chunk->t0, chunk->n};
+            const float *carry = saved + tssa_sums(k, z), *behind = back + tssa_sums(k, z);
             const int c = h * z.HS + d;
+            const size_t row = tssa_row(k, z) + c;
             float RN[P], RS[P];
-            tssa_load_floats(RN, behind + c, true);
-            tssa_load_floats(RS, behind + z.C + z.NH + c, true);
+            tssa_load_floats(RN, behind + z.narrow + c, true);
+            tssa_load_floats(RS, behind + c, true);
             NO_UNROLL for (int t0 = (k.n - 1) / TSSA_BACK * TSSA_BACK; t0 >= 0; t0 -= TSSA_BACK) {
-                const int at = t0 * z.C + c;   // in the chunk
+                const size_t at = row + (unsigned)(t0 * z.C);
                 TssaPiece<P> piece;
                 float energy[P], N[P], before[P];
-                tssa_walk_to<WHOLE>(energy, N, t0, starts, carry, pi_h, w + c, c, k, z);
+                tssa_walk_to<WHOLE>(energy, N, t0, starts, carry, pi_h, w + row, c, k, z);
                 UNROLL for (int i = 0; i < P; i++) before[i] = energy[i];
                 tssa_piece_forward<WHOLE>(piece, energy, N, pi_h, w + at, t0, k, z);
                 bool above = true;
@@ -990,44 +1210,54 @@ __device__ inline void tssa_backward_final(S* dw, TssaStarts starts, const float
     }
 }
 
+__device__ inline int backward_place(TssaChunk k, TssaSize z) { return z.chunks - 1 - tssa_place(k); }   // in the scans
+
+// The scan of dN and dD if WIDE, else that of dS. totals, flags: of all sequences
+template <bool WIDE>
+__device__ inline void tssa_scan_backward(float* back, float* totals, int* flags, const TssaChunk* chunk, TssaSize z) {
+    const auto scanned = [&](int c, const double (&sum)[SCAN_VEC]) {
+        scan_store(back + tssa_sums(*chunk, z) + (WIDE ? z.narrow : 0) + c, sum);
+    };
+    scan_columns(tssa_totals<WIDE>(totals, chunk->b, 0, z), flags + ((WIDE ? 0 : z.B) + chunk->b) * z.slots,
+                 WIDE ? z.wide : z.narrow, backward_place(*chunk, z), z.chunks, scanned);
+}
+
 // Minimum traffic per row: 2C (w) + 2C (dy) + 2C (dw). Moved in addition: carries, back and totals, about
 // (4 + 8 + 8) (2C + NH)/32 = 1.25C, and 3 · 4 NH. The scans run from the last chunk to the first. sync: ticket, flags
-// of the scan of dN and dD, flags of that of dS; zero before the launch. back (B,chunks,2C+NH): sums past each chunk of
-// dN (C), dD (NH), dS (C).
+// of the scan of dN and dD, flags of that of dS; zero before the launch. back (B,chunks,sums): sums past each chunk of
+// dS (narrow), then of dN (C) and dD (NH).
 template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
     tssa_backward_kernel(S* __restrict__ dw, float* da, float* dtemp, float* back, float* totals, int* sync,
                          const S* __restrict__ dy, const S* __restrict__ w, const float* __restrict__ u,
                          const float* __restrict__ pi, const float* __restrict__ saved,
                          const float* __restrict__ temp, bool keep_starts, TssaSize z) {
-    DYNAMIC_SHARED(float, shared);   // (4,NH,32), and (2,3,C) if keep_starts
+    DYNAMIC_SHARED(float, shared);   // (4,NH,32), and TssaStarts
+    __shared__ TssaChunk chunk;
     float *pi_s = shared, *mass_s = pi_s + z.NH * WARP, *x = mass_s + z.NH * WARP, *du = x + z.NH * WARP;
     const TssaStarts starts = keep_starts ? TssaStarts{du + z.NH * WARP, du + z.NH * WARP + TSSA_STARTS * z.C}
                                           : TssaStarts{NULL, NULL};
-    TssaChunk k = tssa_chunk<true>(sync, z);
-    const int place = z.chunks - 1 - k.t0 / TSSA_CHUNK, wide = z.C + z.NH;
-    const size_t row = ((size_t)k.b * z.T + k.t0) * z.C, chunk = (size_t)k.b * z.chunks + k.t0 / TSSA_CHUNK;
-    const float* carry = saved + chunk * (z.C + wide);
-    float *behind = back + chunk * (z.C + wide), *stat_totals = totals + (size_t)k.b * z.slots * wide;
-
-    tssa_backward_masses(pi_s, mass_s, pi, carry, k, z);
-    TSSA_TILE(tssa_statistics_backward, stat_totals + (size_t)place * wide, x, starts.N, carry, pi_s, mass_s, dy + row,
-              w + row, k, z);
-    scan_columns<TSSA_COLUMNS + 1>(behind, NULL, NULL, stat_totals, sync + 1 + k.b * z.slots, wide, place, z.chunks);
-    forget(k.b);
-    forget(k.t0);
+    tssa_chunk<true>(&chunk, sync, z);
+    TssaChunk k = chunk;
+    tssa_backward_masses(pi_s, mass_s, pi, saved + tssa_sums(k, z) + z.narrow + z.C, k, z);
+    TSSA_COLUMNS(tssa_statistics_backward, tssa_totals<true>(totals, k.b, backward_place(k, z), z), x,
+                 starts.N, saved + tssa_sums(k, z), pi_s, mass_s, dy + tssa_row(k, z), w + tssa_row(k, z), k, z);
+    tssa_scan_backward<true>(back, totals, sync + 1, &chunk, z);
+    k = chunk;
     if constexpr (UNIFORM) {
-        membership_uniform_backward(du, behind + wide, starts.S, z);
+        membership_uniform_backward(du, back + tssa_sums(k, z), starts.S, z);
     } else {
-        for (int h = warp_index(); h < z.NH; h += block_warps())
-            x[h * WARP + lane_index()] += TSSA_TILE(
-                tssa_backward_membership, stat_totals + (size_t)place * wide, behind, w + row, h, k, z);
+        for (int h = warp_index(); h < z.NH; h += z.warps)
+            x[h * WARP + lane_index()] += TSSA_TILES(
+                tssa_backward_membership, tssa_totals<true>(totals, k.b, backward_place(k, z), z),
+                back + tssa_sums(k, z) + z.narrow, w + tssa_row(k, z), h, k, z);
         membership_backward(du, da, dtemp, x, pi_s, u, temp, k, z);
-        float* energy_totals = totals + (size_t)z.B * z.slots * wide + (size_t)k.b * z.slots * z.C;
-        TSSA_TILE(tssa_energy_backward_totals, energy_totals + (size_t)place * z.C, starts.S, carry, du, w + row, k, z);
-        scan_columns<TSSA_COLUMNS>(behind + wide, NULL, NULL, energy_totals, sync + 1 + (z.B + k.b) * z.slots, z.C,
-                                   place, z.chunks);
+        TSSA_COLUMNS(tssa_energy_backward_totals,
+                     tssa_totals<false>(totals, k.b, backward_place(k, z), z), starts.S,
+                     saved + tssa_sums(k, z), du, w + tssa_row(k, z), k, z);
+        tssa_scan_backward<false>(back, totals, sync + 1, &chunk, z);
     }
-    TSSA_TILE(tssa_backward_final, dw + row, starts, behind, carry, pi_s, mass_s, du, dy + row, w + row, k, z);
+    k = chunk;
+    TSSA_COLUMNS(tssa_backward_final, dw, starts, back, saved, pi_s, mass_s, du, dy, w, &chunk, z);
 }
 
 // dtemp[h] += Σ_chunks partial[h,chunk]. partial (NH,chunks of all sequences). One block per head.
@@ -1063,11 +1293,13 @@ static void tssa_backward(cudaStream_t stream, S* dw, float* dtemp, float* ddeno
     const TssaSize z = tssa_size(B, T, C, NH);
     const size_t least = 4 * (size_t)NH * WARP * sizeof(float), starts = 2 * TSSA_STARTS * (size_t)C * sizeof(float);
     const bool uniform = membership == TOST_UNIFORM, pairs = tssa_pairs(z),
-               keep_starts = least + starts <= MAX_DYNAMIC_SHARED;
+               keep_starts = least + starts <= MAX_ALLOWED_SHARED;
+    const size_t shared = least + keep_starts * starts;
     const auto tssa_backward_variant =
         uniform ? (pairs ? tssa_backward_kernel<S, 2, true> : tssa_backward_kernel<S, 1, true>)
                 : (pairs ? tssa_backward_kernel<S, 2, false> : tssa_backward_kernel<S, 1, false>);
-    LAUNCH(tssa_backward_variant, B * z.chunks, tssa_threads(NH), least + keep_starts * starts, stream, dw, da,
+    allow_shared(tssa_backward_variant, shared);
+    LAUNCH(tssa_backward_variant, B * z.chunks, tssa_threads(C, NH), shared, stream, dw, da,
            dtemp_partial, back, totals, sync, dy, w, u, pi, saved, temp, keep_starts, z);
     if (uniform) return;
     LAUNCH(temp_backward_kernel, NH, TEMP_THREADS, 0, stream, dtemp, dtemp_partial, (size_t)B * z.chunks);
@@ -1282,7 +1514,7 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(w,            S,       rows * C)                     /* c_attn(ln_1) */ \
     X(u,            float,   rows * NH)                    /* (B,NH,T) */ \
     X(pi,           float,   rows * NH)                    /* (B,NH,T) */ \
-    X(tssa_saved,   float,   B * chunks * tssa_state_size(C, NH)) \
+    X(tssa_saved,   float,   B * chunks * tssa_sums_size(C, NH)) \
     X(y,            S,       rows * C) \
     X(attn_out,     S,       rows * C)                     /* c_proj(y) */ \
     X(x_mid,        float,   rows * C)                     /* x + gamma1 attn_out */ \
@@ -1309,7 +1541,7 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(losses,       float,   rows) \
     X(scalars,      double,  2)                            /* sum of losses since the last read_loss; Σ g² */ \
     X(decode,       double,  L * B * tssa_state_size(C, NH)) \
-    X(totals,       float,   B * scan_slots(chunks) * tssa_state_size(C, NH)) \
+    X(totals,       float,   B * scan_slots(chunks) * tssa_sums_size(C, NH)) \
     X(tssa_sync,    int,     (1 + m->options.recompute) * L * tssa_sync_size(B, T)) \
     X(dx,           float,   train * rows * C)             /* gradient of the residual stream */ \
     X(dbranch,      S,       train * rows * C) \
@@ -1317,7 +1549,7 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(scratch_bt4c, S,       train * rows * 4 * C)         /* gradients of gelu, then of fc */ \
     X(da,           float,   train * rows * NH) \
     X(dtemp,        float,   train * B * chunks * NH) \
-    X(back,         float,   train * B * chunks * tssa_state_size(C, NH)) \
+    X(back,         float,   train * B * chunks * tssa_sums_size(C, NH)) \
     X(columns,      float,   train * COLUMN_BLOCKS * 4 * C) /* partial sums, for column_sum */ \
     X(embed,        float,   train * (rows / (EMBED_SEGMENT / 2) + 1) * C) \
     X(workspace,    char,    MATMUL_WORKSPACE)
@@ -1912,6 +2144,9 @@ static bool fits_kernels(const TostConfig* c, TostError* err) {
     const int channels = c->n_embd % 4 == 0 ? 12 * NORM_THREADS : 8 * NORM_THREADS;
     if (c->n_head > TSSA_MAX_HEADS)
         return tost_error(err, "--heads %d: the CUDA engine takes up to %d", c->n_head, TSSA_MAX_HEADS);
+    if (tssa_forward_shared(c->n_embd, c->n_head) > MAX_ALLOWED_SHARED)
+        return tost_error(err, "--heads %d: heads of %d channels do not fit in the shared memory of the CUDA engine; "
+                          "give heads of a multiple of %d channels", c->n_head, c->n_embd / c->n_head, TSSA_VEC);
     if (c->n_embd > channels)
         return tost_error(err, "--channels %d: the CUDA engine takes up to %d, in multiples of 4 up to %d", c->n_embd,
                           8 * NORM_THREADS, 12 * NORM_THREADS);
@@ -1969,6 +2204,40 @@ static TostModel* cuda_create(const TostConfig* c, const TostEngineOptions* o, T
     return o->dtype == TOST_BF16 ? model_create<bf16>(c, o, err) : model_create<float>(c, o, err);
 }
 
+// By the name of the GPU; else the rate of a square product, or 0 if memory is short.
+template <typename S> static double cuda_peak_flops(TypedModel<S>* m) {
+    constexpr int PRODUCTS = 10;
+    cudaDeviceProp prop;
+    cudaEvent_t start, stop;
+    S* x;
+    float ms;
+    int device;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaGetDeviceProperties(&prop, device));
+    const double peak = flops_peak_of(prop.name, m->options.dtype);
+    const int n = min(4096, 64 * prop.multiProcessorCount);
+    const size_t size = (size_t)n * n;
+    if (peak > 0) return peak;
+    if (cudaMalloc(&x, 3 * size * sizeof(S)) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return 0;
+    }
+    CUDA_CHECK(cudaEventCreate(&start));
+    CUDA_CHECK(cudaEventCreate(&stop));
+    CUDA_CHECK(cudaMemsetAsync(x, 0x3c, 3 * size * sizeof(S), m->stream));   // 0.01 as float and as bf16
+    for (int i = 0; i <= PRODUCTS; i++) {
+        matmul(&m->mm, Product<S, S>{x, x + size, x + 2 * size, false, true, n, n, n, n, n, n, 0.0f, NULL});
+        if (i == 0) CUDA_CHECK(cudaEventRecord(start, m->stream));
+    }
+    CUDA_CHECK(cudaEventRecord(stop, m->stream));
+    CUDA_CHECK(cudaEventSynchronize(stop));
+    CUDA_CHECK(cudaEventElapsedTime(&ms, start, stop));
+    CUDA_CHECK(cudaEventDestroy(start));
+    CUDA_CHECK(cudaEventDestroy(stop));
+    CUDA_CHECK(cudaFree(x));
+    return 2.0 * PRODUCTS * size * n / (ms * 1e-3);
+}
+
 static void put_range(TostModel* m, float* dst, const float* src, size_t n) {
     if (n) CUDA_CHECK(cudaMemcpyAsync(dst, src, n * sizeof *src, cudaMemcpyHostToDevice, m->stream));
 }
@@ -1985,6 +2254,10 @@ template <typename S> static void cuda_put(TypedModel<S>* m, TostState s, const 
     }
     if (s == TOST_PARAM) convert_weights(m, t->offset, t->size);   // mutant: moments_into_the_weights
     CUDA_CHECK(cudaStreamSynchronize(m->stream));
+}
+
+static bool cuda_tune(TostModel* m, const char* file, bool renew, TostError* err) {
+    return matmul_tune(&m->mm, file, renew, err);
 }
 
 static void cuda_get(float* dst, const TostModel* m, TostState s, const TostTensor* t) {
@@ -2010,6 +2283,8 @@ extern "C" const TostEngine tost_cuda_engine = {
     .memory = cuda_memory,
     .create = cuda_create,
     .destroy = TYPED(model_free),
+    .peak_flops = TYPED(cuda_peak_flops),
+    .tune = cuda_tune,
     .put = TYPED(cuda_put),
     .get = cuda_get,
     .forward = TYPED(cuda_forward),

@@ -10,4 +10,8 @@ bench: train_gpt_tost $(BUILD)/dev/bench/bench $(BUILD)/dev/bench/gemm_bench
 bench_openblas: $(BUILD)/dev/bench/bench
 	@cp $< build/bench_openblas
 
-.PHONY: bench bench_built bench_openblas
+# With MPI=1: the exchange alone, for dev/bench/distributed.py
+exchange_bench: $(BUILD)/dev/bench/exchange_bench
+	@cp $< build/exchange_bench
+
+.PHONY: bench bench_built bench_openblas exchange_bench

@@ -16,7 +16,7 @@ NCCL      ?= 0
 ifneq ($(if $(filter-out clean help,$(or $(MAKECMDGOALS),all)),$(filter-out 0,$(NCCL))),)
   NCCL_FLAGS := -DTOST_NCCL $(if $(NCCL_HOME),-I$(NCCL_HOME)/include)
   ifeq ($(shell echo '\043include <nccl.h>' | $(NVCC) $(NCCL_FLAGS) -x cu -E - > /dev/null 2>&1 && echo yes),)
-    $(error NCCL=$(NCCL): $(NVCC) finds no <nccl.h>; install NCCL (NVIDIA's libnccl-dev), or set NCCL_HOME to its folder)
+    $(error NCCL=$(NCCL): $(NVCC) finds no <nccl.h>; install NCCL (libnccl-dev), or set NCCL_HOME to its folder)
   endif
   NCCL_LIBS   = $(if $(NCCL_HOME),-L$(NCCL_HOME)/lib -Wl$(comma)-rpath$(comma)$(NCCL_HOME)/lib) -lnccl
 endif
@@ -64,12 +64,15 @@ EMU_CXX  := $(CXX) -std=c++17
 # -g1 and fewer checks halve the compile time; the address sanitizer still finds these errors
 EMU_SANITIZE := -g1 $(SANITIZERS) -fno-sanitize=null,object-size,vptr -DTOST_SANITIZE
 EMU_FLAGS = $(EMU_SANITIZE) -Wall -Wextra -Wno-unknown-pragmas -I. -Itost
+# Without the address sanitizer, the compiler reports loads and stores to races.cpp instead, and the library of the
+# thread sanitizer is not linked. -w: the other build shows the warnings.
+EMU_RACES = $(if $(EMU_SANITIZE),,-fsanitize=thread -w -DCUDA_ON_HOST_RACES)
 EMU_CUDA  = -DTOST_CUDA_ON_HOST -DTOST_NCCL -Idev/test/cuda_on_host
 EMU_O     = -O2
-EMU_C     = $(patsubst %,$(EMU)/%.o,train_gpt_tost comm exchange folder gemm init json model output rng safetensors \
-              schedule signals slices threads util)
+EMU_C     = $(patsubst %,$(EMU)/%.o,train_gpt_tost comm exchange flops folder gemm init json model output rng \
+              safetensors schedule signals slices threads util)
 EMU_TOST  = $(patsubst tost/%.c,$(EMU)/%.o,$(wildcard tost/*.c))
-EMU_LIB   = $(patsubst %,$(EMU)/%_on_host.o,cuda cublaslt nccl runtime)
+EMU_LIB   = $(patsubst %,$(EMU)/%_on_host.o,cuda cublaslt nccl runtime) $(EMU)/races.o
 EMU_CPP   = $(filter-out $(EMU)/program.o,$(patsubst %.cpp,$(EMU)/%.o,$(notdir \
               $(wildcard dev/test/cuda_on_host/*.cpp dev/test/nccl_on_host/*.cpp))))
 
@@ -90,6 +93,7 @@ vpath %.cpp dev/test/cuda_on_host dev/test/nccl_on_host
 $(EMU_CPP) $(EMU)/program.o: $(EMU)/%.o: %.cpp
 	$(call say,CXX $<) mkdir -p $(@D) && $(EMU_CXX) $(EMU_O) $(EMU_FLAGS) $(EMU_CUDA) -MMD -MP -c $< -o $@
 $(EMU)/kernels_test.o: EMU_O = -O1   # -O2 costs more compile time than it saves
+$(EMU)/kernels_test.o $(EMU)/emulation_test.o: EMU_FLAGS += $(EMU_RACES)
 $(EMU)/test: $(EMU_CPP) $(EMU_C)
 	$(call say,LINK $@) $(EMU_CXX) $(EMU_FLAGS) -o $@ $^ -lm -ldl -rdynamic
 
@@ -108,7 +112,7 @@ test_cuda_on_host: $(EMU)/test
 test_mutants:
 	@$(MAKE) --no-print-directory EMU=build/mutants EMU_SANITIZE= mutants
 mutants: $(EMU_CPP) $(EMU_C)
-	@dev/test/cuda_on_host/mutants.sh "$(EMU_CXX)" "-O1 $(EMU_FLAGS) $(EMU_CUDA)" \
+	@dev/test/cuda_on_host/mutants.sh "$(EMU_CXX)" "-O1 $(EMU_FLAGS) $(EMU_RACES) $(EMU_CUDA)" \
 	    "$(filter-out $(EMU)/kernels_test.o,$(EMU_CPP) $(EMU_C))" $(MUTANTS)
 
 # ---- bytes moved by the kernels -----------------------------------------------------------------------------------

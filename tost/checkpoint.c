@@ -255,6 +255,15 @@ bool checkpoint_newest_run(char** run, const char* root, const char* option, Tos
                               "makes a small model) or give %s", root, option);
 }
 
+char* checkpoint_products(const char* model_file) {
+    char* dir = path_dir(model_file);
+    char* run = checkpoint_is_name(dir) ? path_dir(dir) : xstrdup(dir);
+    char* path = path_join(run, "matmul.csv");
+    free(run);
+    free(dir);
+    return path;
+}
+
 char* checkpoint_next_run(const char* root, const char* preset) {
     enum { MAX_DIGITS = 15 };   // this program gives no run a longer number
     const size_t n = strlen(preset);

@@ -2,6 +2,7 @@
 //   RUN/step_00001000/model.safetensors, optimizer.safetensors      a complete checkpoint; with --ema: ema.safetensors
 //   RUN/step_….tmp/                                                  an incomplete one
 //   RUN/best/                                                        with --keep-best
+//   RUN/matmul.csv                                                   with --autotune
 //   RUN/step_….new/                                                  the first one of a run that replaces another
 #ifndef TOST_CHECKPOINT_H
 #define TOST_CHECKPOINT_H
@@ -44,6 +45,9 @@ bool checkpoint_exists(const Folder* run, int64_t step);   // true if the run ha
 // Finds the run in `root` ("out"), which may itself be a run, whose newest complete checkpoint was written last.
 // free(*run). `option` names the alternative in the message.
 bool checkpoint_newest_run(char** run, const char* root, const char* option, TostError* err);
+// Path of the algorithms of matrix products (TostEngine.tune) for a model file: beside the checkpoints of its run, or
+// beside the file. free()
+char* checkpoint_products(const char* model_file);
 // "root/preset-NNN" with the next free number; not created. free()
 char* checkpoint_next_run(const char* root, const char* preset);
 

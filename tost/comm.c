@@ -167,7 +167,9 @@ static void timed_out(TostComm* c, const bool* arrived) {
     if (count > 1) snprintf(others, sizeof others, " and %d other rank%s", count - 1, count == 2 ? "" : "s");
     tost_error(&why, "rank %d on %s%s did not respond for %g s (--rank-timeout)", missing < 0 ? 0 : missing,
                c->places && missing >= 0 ? c->places[missing].host : "?", others, c->timeout);
-    for (int i = 0; speaker != c->place.rank && i < 100; i++) {   // 10 s
+    // Rank 0 may wait for the same rank: it speaks first.
+    const int tenths = speaker != c->place.rank ? 100 : c->place.rank > 0 ? 10 : 0;
+    for (int i = 0; i < tenths; i++) {
         if (signals_received()) _exit(STATUS_RANK_FAILED);
         nanosleep(&(struct timespec){0, 100000000}, NULL);
     }
@@ -186,9 +188,11 @@ static void pause_poll(double waited) {
 void comm_wait(TostComm* c, CommRequest** request) {
     if (!*request || c->test(c, request, NULL)) return;
     bool* arrived = xcalloc((size_t)c->place.size, sizeof *arrived);
-    const double start = now_seconds();
+    double waited = 0, last = now_seconds();
     while (!c->test(c, request, arrived)) {
-        const double waited = now_seconds() - start;
+        const double now = now_seconds();
+        waited += now - last < 1 ? now - last : 1;   // if this process was stopped, it has not waited for the others
+        last = now;
         if (c->timeout > 0 && waited > c->timeout) timed_out(c, arrived);
         pause_poll(waited);
     }
@@ -278,7 +282,7 @@ bool comm_vote_close(CommVote* v, bool stop) {
     comm_exchange(v->comm, messages);
     comm_wait(v->comm, &v->request);
     v->stop[rank] = stop;
-    for (int r = 0; r < size; r++) stop = stop || v->stop[r];
+    for (int r = 0; r < size; r++) stop = stop || v->stop[r];   // mutant: signal_not_shared
     free(messages);
     free(v->stop);
     free(v->arrived);

@@ -30,7 +30,7 @@ struct TostComm {
     double      timeout;          // seconds to wait for a rank; 0: forever
     TostError   hint;             // appended to the line that a failed rank causes: how to resume
     const char* program;          // for messages
-    bool        lockstep;         // the transport is in order (NCCL): a message waits for all that were started before it
+    bool        lockstep;         // NCCL: a message waits for all that were started before it
     void*       transport;        // data of the functions below
 
     // Starts one message to and one from each rank (messages: (size); the own entry is ignored). Messages between two

@@ -43,6 +43,28 @@ static void print_training(const CheckpointInfo* info) {
         print_line(stdout, "%-12s%-14s %s", i == 0 ? "options" : "", info->options[i].key, info->options[i].value);
 }
 
+// The file of --autotune, if there is one: products, and those that do not use the first algorithm.
+static void print_products(const char* model_file) {
+    char* path = checkpoint_products(model_file);
+    FILE* f = fopen(path, "r");
+    char line[512];
+    int products = 0, changed = 0;
+    while (f && fgets(line, sizeof line, f)) {
+        int algorithm;
+        const char* field = line;   // the 14th: algorithm
+        for (int i = 0; field && i < 13; i++) field = (field = strchr(field, ',')) ? field + 1 : NULL;
+        if (!field || sscanf(field, "%d", &algorithm) != 1) continue;
+        products++;
+        changed += algorithm > 0;
+    }
+    if (f) {
+        print_line(stdout, "%-12s%s, %d products, %d not with cuBLASLt's first algorithm", "autotune", path, products,
+                   changed);
+        fclose(f);
+    }
+    free(path);
+}
+
 static bool info_model(const Options* o, TostError* err) {
     LoadedModel m;
     if (option_given(o, "vocab-size")) return tost_error(err, "--vocab-size is for shards: give SHARD files");
@@ -55,6 +77,7 @@ static bool info_model(const Options* o, TostError* err) {
         print_file("optimizer", optimizer);
         print_file("average", average);
         if (m.info.program) print_line(stdout, "%-12s%s", "written by", m.info.program);
+        print_products(m.file);
         print_model(&m);
         print_training(&m.info);
         free(optimizer);

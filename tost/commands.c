@@ -126,6 +126,10 @@ bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int ma
                                        .dtype = (TostDtype)o->dtype, .threads = o->threads, .comm = o->comm};
     m->model = m->engine->create(&m->info.config, &options, err);
     if (!m->model) return false;
+    char* products = checkpoint_products(m->file);
+    const bool tuned = !m->engine->tune || m->engine->tune(m->model, products, false, err);
+    free(products);
+    if (!tuned) return false;
     const bool ok = checkpoint_load_params(m->engine, m->model, &m->tensors, &m->weights, err);
     st_close(&m->weights);
     return ok || checkpoint_suggest_older(err, m->file, "--model");

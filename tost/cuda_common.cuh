@@ -50,6 +50,14 @@ inline void cuda_check(cudaError_t e, const char* what, const char* file, int li
 
 // Most dynamic shared memory of a block: 48 KiB minus the static shared memory of the kernels that use it.
 constexpr size_t MAX_DYNAMIC_SHARED = (48 << 10) - 64;
+// With allow_shared: 99 KiB, which every GPU since compute capability 8.0 has.
+constexpr size_t MAX_ALLOWED_SHARED = (99 << 10) - 64;
+
+// Before launches of `kernel` with more than MAX_DYNAMIC_SHARED bytes.
+template <typename K> inline void allow_shared(K* kernel, size_t bytes) {
+    if (bytes > MAX_DYNAMIC_SHARED)
+        CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+}
 
 static inline int div_up(size_t n, size_t by) { return (int)((n + by - 1) / by); }
 

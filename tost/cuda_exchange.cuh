@@ -4,10 +4,15 @@
 #ifndef TOST_CUDA_EXCHANGE_CUH
 #define TOST_CUDA_EXCHANGE_CUH
 
+#include <vector>
+
 #include "tost/cuda_reduce.cuh"
+#include "tost/cuda_runtime.cuh"
 #include "tost/engine_memory.h"
 
 extern "C" {
+#include "tost/comm.h"
+#include "tost/engine.h"
 #include "tost/slices.h"
 }
 
@@ -245,8 +250,8 @@ static void start_buckets(Exchange* x, int end) {
 }
 #endif
 
-// During the backward pass: its gradients from element `from` on are complete. After the last part of a step, starts the
-// exchange of the buckets that are complete; after all of them, this rank's slices are sums over all parts.
+// During the backward pass: its gradients from element `from` on are complete. After the last part of a step, starts
+// the exchange of the buckets that are complete; after all of them, this rank's slices are sums over all parts.
 static void exchange_gradients(Exchange* x, TostEnd end, size_t from) {
     if (end == TOST_PART_ENDS && from == 0) finish_part(x);
     if (end != TOST_STEP_ENDS) return;

@@ -1,8 +1,14 @@
-// cuda_matmul.cuh: matrix products by cuBLASLt, which chooses an algorithm once per shape, and a plain kernel for the
-// shapes that cuBLASLt has no algorithm for.
+// cuda_matmul.cuh: matrix products by cuBLASLt, and a plain kernel for the shapes that cuBLASLt has no algorithm for.
+// An algorithm is chosen once per shape: cuBLASLt's first proposal, unless a file names another one. With --autotune
+// the proposals are timed, and the fastest is written to the file; runs that read it have the same results, bit for
+// bit.
 #ifndef TOST_CUDA_MATMUL_CUH
 #define TOST_CUDA_MATMUL_CUH
 
+#include <errno.h>
+
+#include <array>
+#include <string>
 #include <vector>
 
 #include "tost/cuda_common.cuh"
@@ -29,9 +35,21 @@ template <typename S, typename O> struct Product {
     const O* bias;                   // or NULL
 };
 
+// Everything that determines the algorithms of a product; the columns of MATMUL_HEADER up to `algorithm`.
+typedef std::array<int64_t, 13> MatmulKey;
+
+constexpr char MATMUL_HEADER[] = "tf32,input_type,output_type,a_transposed,b_transposed,m,n,k,ldc,lda,ldb,bias,"
+                                 "alignment,algorithm,microseconds,cublaslt,gpu\n";
+constexpr int MATMUL_PROPOSALS = 8, MATMUL_TRIALS = 5;
+
+struct MatmulChoice {
+    MatmulKey key;
+    int algorithm;                   // index in cuBLASLt's proposals
+};
+
 // What cuBLASLt needs for one shape, chosen at the first call.
 struct MatmulPlan {
-    int64_t key[12];
+    MatmulKey key;
     bool found;                      // false: cuBLASLt has no algorithm for this shape and alignment
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t first, second, out;
@@ -42,8 +60,15 @@ struct Matmul {
     cublasLtHandle_t handle;
     cudaStream_t stream;
     void* workspace;                 // MATMUL_WORKSPACE bytes
-    bool tf32;
+    bool tf32, autotune;
     std::vector<MatmulPlan> plans;
+    std::vector<MatmulChoice> choices;
+    std::string file, machine;       // of the choices; machine: columns `cublaslt` and `gpu` of this process
+};
+
+struct MatmulProposals {
+    int count;
+    cublasLtMatmulHeuristicResult_t result[MATMUL_PROPOSALS];
 };
 
 static inline cudaDataType cuda_type(const float*) { return CUDA_R_32F; }
@@ -67,7 +92,7 @@ static void matmul_set(cublasLtMatmulPreference_t preference, cublasLtMatmulPref
 // cuBLASLt is column-major and computes cᵀ (N,M) = op(b)ᵀ · op(a)ᵀ: b is its first operand, and its bias, one number
 // per row, is one per column of c.
 template <typename S, typename O>
-static MatmulPlan matmul_plan(const Matmul* mm, const Product<S, O>& p, int alignment) {
+static MatmulPlan matmul_plan(MatmulProposals* proposals, const Matmul* mm, const Product<S, O>& p, int alignment) {
     MatmulPlan plan = {};
     CUBLAS_CHECK(cublasLtMatmulDescCreate(
         &plan.desc, mm->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
@@ -94,13 +119,13 @@ static MatmulPlan matmul_plan(const Matmul* mm, const Product<S, O>& p, int alig
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
         matmul_set(preference, which, (uint32_t)alignment);
-    cublasLtMatmulHeuristicResult_t best = {};
-    int count = 0;
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-        mm->handle, plan.desc, plan.first, plan.second, plan.out, plan.out, preference, 1, &best, &count);
+        mm->handle, plan.desc, plan.first, plan.second, plan.out, plan.out, preference, MATMUL_PROPOSALS,
+        proposals->result, &proposals->count);
     if (status != CUBLAS_STATUS_NOT_SUPPORTED) CUBLAS_CHECK(status);
-    plan.found = status == CUBLAS_STATUS_SUCCESS && count > 0 && best.state == CUBLAS_STATUS_SUCCESS;
-    plan.algo = best.algo;
+    plan.found = status == CUBLAS_STATUS_SUCCESS && proposals->count > 0
+                 && proposals->result[0].state == CUBLAS_STATUS_SUCCESS;
+    plan.algo = proposals->result[0].algo;
     CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
     return plan;
 }
@@ -136,27 +161,137 @@ template <typename S, typename O> __global__ void plain_matmul_kernel(Product<S,
         plain_matmul_tile(p, (int)i0, blockIdx.x * PLAIN_TILE);
 }
 
+// c: instead of p.c.
+template <typename S, typename O>
+static void matmul_run(const Matmul* mm, const MatmulPlan& plan, const Product<S, O>& p, O* c) {
+    if (p.bias) matmul_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+    const float one = 1.0f;
+    CUBLAS_CHECK(cublasLtMatmul(mm->handle, plan.desc, &one, p.b, plan.first, p.a, plan.second, &p.beta, c, plan.out, c,
+                                plan.out, &plan.algo, mm->workspace, MATMUL_WORKSPACE, mm->stream));
+}
+
+// The least milliseconds of MATMUL_TRIALS runs, after one that is not timed. Writes to c.
+template <typename S, typename O>
+static float matmul_time(const Matmul* mm, const MatmulPlan& plan, const Product<S, O>& p, O* c) {
+    float least = INFINITY, ms;
+    cudaEvent_t start, stop;
+    CUDA_CHECK(cudaEventCreate(&start));
+    CUDA_CHECK(cudaEventCreate(&stop));
+    for (int i = 0; i <= MATMUL_TRIALS; i++) {
+        CUDA_CHECK(cudaEventRecord(start, mm->stream));
+        matmul_run(mm, plan, p, c);
+        CUDA_CHECK(cudaEventRecord(stop, mm->stream));
+        CUDA_CHECK(cudaEventSynchronize(stop));
+        CUDA_CHECK(cudaEventElapsedTime(&ms, start, stop));
+        if (i > 0 && ms < least) least = ms;
+    }
+    CUDA_CHECK(cudaEventDestroy(start));
+    CUDA_CHECK(cudaEventDestroy(stop));
+    return least;
+}
+
+static void matmul_write_choice(const Matmul* mm, const MatmulChoice& choice, float ms) {
+    FILE* f = fopen(mm->file.c_str(), "a");
+    bool ok = f != NULL;
+    for (size_t i = 0; ok && i < choice.key.size(); i++) ok = fprintf(f, "%lld,", (long long)choice.key[i]) > 0;
+    ok = ok && fprintf(f, "%d,%.3f,%s\n", choice.algorithm, ms * 1e3, mm->machine.c_str()) > 0;
+    if (f && fclose(f) != 0) ok = false;
+    if (ok) return;
+    fprintf(stderr, "%s: cannot write the algorithms of --autotune: %s; free space there, or leave out --autotune\n",
+            mm->file.c_str(), strerror(errno));
+    exit(STATUS_FAILED);
+}
+
+// Times the proposals on the operands of p, writes the fastest to the file and returns it. The result goes to a copy: p
+// may add to its own.
+template <typename S, typename O>
+static MatmulChoice matmul_choose(const Matmul* mm, const MatmulKey& key, MatmulPlan plan,
+                                  const MatmulProposals& proposals, const Product<S, O>& p) {
+    MatmulChoice best = {key, 0};
+    float least = INFINITY;
+    O* c;
+    const size_t bytes = ((size_t)p.ldc * (p.M - 1) + p.N) * sizeof(O);
+    CUDA_CHECK(cudaMalloc(&c, bytes));
+    CUDA_CHECK(cudaMemsetAsync(c, 0, bytes, mm->stream));
+    for (int i = 0; i < proposals.count; i++) {
+        if (proposals.result[i].state != CUBLAS_STATUS_SUCCESS) continue;
+        plan.algo = proposals.result[i].algo;
+        const float ms = matmul_time(mm, plan, p, c);
+        if (ms >= least) continue;
+        least = ms;
+        best.algorithm = i;
+    }
+    CUDA_CHECK(cudaFree(c));
+    matmul_write_choice(mm, best, least);
+    return best;
+}
+
+// A plan for the shape of p, with the algorithm of mm->choices.
+template <typename S, typename O>
+static MatmulPlan matmul_new_plan(Matmul* mm, const MatmulKey& key, const Product<S, O>& p, int alignment) {
+    MatmulProposals proposals = {};
+    MatmulPlan plan = matmul_plan(&proposals, mm, p, alignment);
+    plan.key = key;
+    size_t i = 0;
+    while (i < mm->choices.size() && mm->choices[i].key != key) i++;
+    if (i == mm->choices.size() && mm->autotune && plan.found)
+        mm->choices.push_back(matmul_choose(mm, key, plan, proposals, p));
+    if (i == mm->choices.size()) return plan;
+    const int algorithm = mm->choices[i].algorithm;   // mutant: choice_not_used
+    if (algorithm < proposals.count && proposals.result[algorithm].state == CUBLAS_STATUS_SUCCESS)
+        plan.algo = proposals.result[algorithm].algo;
+    return plan;
+}
+
 // Runs p on the stream, with the plan for its shape.
 template <typename S, typename O> static void matmul(Matmul* mm, const Product<S, O>& p) {
     const int alignment = common_alignment(p.a, p.b, p.c);
-    const int64_t key[12] = {cuda_type(p.a), cuda_type(p.c), p.at,  p.bt,           p.M,      p.N, p.K,
-                             p.ldc,          p.lda,          p.ldb, p.bias != NULL, alignment};
+    const MatmulKey key = {mm->tf32, cuda_type(p.a), cuda_type(p.c), p.at,  p.bt,           p.M,      p.N,
+                           p.K,      p.ldc,          p.lda,          p.ldb, p.bias != NULL, alignment};
     size_t i = 0;
-    while (i < mm->plans.size() && memcmp(mm->plans[i].key, key, sizeof key) != 0) i++;
-    if (i == mm->plans.size()) {
-        mm->plans.push_back(matmul_plan(mm, p, alignment));
-        memcpy(mm->plans[i].key, key, sizeof key);
+    while (i < mm->plans.size() && mm->plans[i].key != key) i++;
+    if (i == mm->plans.size()) mm->plans.push_back(matmul_new_plan(mm, key, p, alignment));
+    if (mm->plans[i].found) return matmul_run(mm, mm->plans[i], p, p.c);
+    LAUNCH((plain_matmul_kernel<S, O>), dim3(div_up(p.N, PLAIN_TILE), min(div_up(p.M, PLAIN_TILE), 65535)),
+           dim3(PLAIN_TILE, PLAIN_TILE), 0, mm->stream, p);
+}
+
+// Reads a line of the file. False for the header and for lines of another GPU or version of cuBLASLt.
+static bool matmul_read_choice(MatmulChoice* choice, const char* line, const std::string& machine) {
+    char* end;
+    for (int64_t& x : choice->key) {
+        x = strtoll(line, &end, 10);
+        if (end == line || *end != ',') return false;
+        line = end + 1;
     }
-    const MatmulPlan& plan = mm->plans[i];
-    if (!plan.found) {
-        LAUNCH((plain_matmul_kernel<S, O>), dim3(div_up(p.N, PLAIN_TILE), min(div_up(p.M, PLAIN_TILE), 65535)),
-               dim3(PLAIN_TILE, PLAIN_TILE), 0, mm->stream, p);
-        return;
+    choice->algorithm = (int)strtol(line, &end, 10);
+    const char* of = end > line && *end == ',' ? strchr(end + 1, ',') : NULL;
+    return of && choice->algorithm >= 0 && of + 1 == machine;
+}
+
+// Sets the file of the choices, before the first product: reads it if it exists, or starts a new one with autotune.
+static bool matmul_tune(Matmul* mm, const char* file, bool autotune, TostError* err) {
+    cudaDeviceProp prop;
+    CUDA_CHECK(cudaGetDeviceProperties(&prop, 0));
+    mm->file = file;
+    mm->machine = std::to_string(cublasLtGetVersion()) + "," + prop.name;
+    mm->autotune = autotune;
+    FILE* f = fopen(file, autotune ? "w" : "r");
+    if (!f && !autotune && errno == ENOENT) return true;
+    if (!f) return tost_error(err, "%s: %s", file, strerror(errno));
+    bool ok = true;
+    if (autotune) {
+        ok = fputs(MATMUL_HEADER, f) >= 0;
+    } else {
+        char line[512];
+        MatmulChoice choice;
+        while (fgets(line, sizeof line, f)) {
+            line[strcspn(line, "\r\n")] = '\0';
+            if (matmul_read_choice(&choice, line, mm->machine)) mm->choices.push_back(choice);
+        }
     }
-    if (p.bias) matmul_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
-    const float one = 1.0f;
-    CUBLAS_CHECK(cublasLtMatmul(mm->handle, plan.desc, &one, p.b, plan.first, p.a, plan.second, &p.beta, p.c, plan.out,
-                                p.c, plan.out, &plan.algo, mm->workspace, MATMUL_WORKSPACE, mm->stream));
+    ok = (fclose(f) == 0) && ok;
+    return ok || tost_error(err, "%s: %s", file, strerror(errno));
 }
 
 static void matmul_init(Matmul* mm, cudaStream_t stream, void* workspace, bool tf32) {

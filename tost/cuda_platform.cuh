@@ -49,15 +49,19 @@ template <size_t BYTES> __device__ inline void store_word(void* p, const void* i
     cuda_on_host_aligned(p, BYTES);
     memcpy(p, in, BYTES);
 }
+__device__ inline void load_from_L2(float (&out)[4], const float* p) {
+    cuda_on_host_aligned(p, sizeof out);
+    for (int i = 0; i < 4; i++) out[i] = __ldcg(p + i);
+}
 __device__ inline void unpack_pair(float* out, const bf16* pair) {
     for (int i = 0; i < 2; i++) out[i] = __bfloat162float(pair[i]);
 }
 
 __device__ inline float reciprocal(float x) { return cuda_on_host_flush(1.0f / cuda_on_host_flush(x)); }
 __device__ inline float power_of_2(float x) { return cuda_on_host_flush(exp2f(x)); }
-__device__ inline void  forget(int&) {}
-__device__ inline void  raise_flag(int* flag) { cuda_on_host_raise(flag); }
-__device__ inline void  wait_flag(const int* flag) { cuda_on_host_wait(flag); }
+__device__ inline void  store_release(int* p, int value) { cuda_on_host_store(p, value, true); }
+__device__ inline int   load_relaxed(const int* p) { return cuda_on_host_load(p, false); }
+__device__ inline int   load_acquire(const int* p) { return cuda_on_host_load(p, true); }
 
 #else
 
@@ -88,6 +92,12 @@ template <size_t BYTES> __device__ inline void store_word(void* p, const void* i
     *reinterpret_cast<Access*>(p) = *reinterpret_cast<const Access*>(in);
 }
 
+// Values that other blocks wrote: read from L2, since L1 is not coherent.
+__device__ inline void load_from_L2(float (&out)[4], const float* p) {
+    const float4 four = __ldcg(reinterpret_cast<const float4*>(p));
+    out[0] = four.x, out[1] = four.y, out[2] = four.z, out[3] = four.w;
+}
+
 // Two bf16 as floats, whose upper halves they are, in one instruction each.
 __device__ inline void unpack_pair(float* out, const bf16* pair) {
     const unsigned two = *reinterpret_cast<const unsigned*>(pair);
@@ -107,22 +117,30 @@ __device__ inline float power_of_2(float x) {
     return y;
 }
 
-// Hides the value of x from the compiler, so that it recomputes addresses from x instead of keeping them in registers.
-__device__ inline void forget(int& x) { asm volatile("" : "+r"(x)); }
-
-// *flag = 1 with release semantics: a thread that has waited for the flag, and threads that then synchronize with it,
-// see all earlier writes of this thread and of the threads that it has synchronized with.
-__device__ inline void raise_flag(int* flag) {
-    asm volatile("st.release.gpu.global.s32 [%0], 1;" ::"l"(flag) : "memory");
+__device__ inline void store_release(int* p, int value) {
+    asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
 }
-
-// Waits until *flag is not 0. Only the last read has acquire semantics: it invalidates L1 of the whole multiprocessor.
-__device__ inline void wait_flag(const int* flag) {
-    int raised;
-    do asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(raised) : "l"(flag) : "memory");
-    while (!raised);
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(raised) : "l"(flag) : "memory");
+__device__ inline int load_relaxed(const int* p) {
+    int value;
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
+    return value;
+}
+__device__ inline int load_acquire(const int* p) {
+    int value;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
+    return value;
 }
 
 #endif
+
+// *flag = 1 with release semantics: a thread that has waited for the flag, and threads that then synchronize with it,
+// see all earlier writes of this thread and of the threads that it has synchronized with.
+__device__ inline void raise_flag(int* flag) { store_release(flag, 1); }   // mutant: flag_not_released
+
+// Waits until *flag is not 0. Only the last read has acquire semantics: it invalidates L1 of the whole multiprocessor.
+__device__ inline void wait_flag(const int* flag) {
+    while (!load_relaxed(flag)) {}   // mutant: flag_not_awaited
+    load_acquire(flag);   // mutant: flag_not_acquired
+}
+
 #endif

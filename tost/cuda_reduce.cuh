@@ -39,12 +39,17 @@ template <int HALF, int N> __device__ inline void warp_fold(float (&v)[N], int l
     if constexpr (HALF > 1) warp_fold<HALF / 2>(v, lane);
 }
 
-// Lane l receives the sum of v[l % N] over all lanes; N is a power of two. Overwrites v. For N = 8 it takes 9 shuffles
-// where N calls of warp_sum take 40.
-template <int N> __device__ inline float warp_transposed_sum(float (&v)[N], int lane) {
+// Lane l receives the sum of v[l % N] over its group of LANES neighboring lanes; N and LANES are powers of two, N at
+// most LANES. Overwrites v.
+template <int LANES, int N> __device__ inline float group_transposed_sum(float (&v)[N], int lane) {
     if constexpr (N > 1) warp_fold<N / 2>(v, lane);
-    UNROLL for (int by = N; by < WARP; by *= 2) v[0] += __shfl_xor_sync(FULL_WARP, v[0], by);
+    UNROLL for (int by = N; by < LANES; by *= 2) v[0] += __shfl_xor_sync(FULL_WARP, v[0], by);
     return v[0];
+}
+
+// The same over all lanes. For N = 8 it takes 9 shuffles where N calls of warp_sum take 40.
+template <int N> __device__ inline float warp_transposed_sum(float (&v)[N], int lane) {
+    return group_transposed_sum<WARP>(v, lane);
 }
 
 // v[i] = Σ of v[i] over the block, the same in every thread; N is a power of two. shared (32,N): free again after the

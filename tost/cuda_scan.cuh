@@ -5,8 +5,8 @@
 // totals of the level below are known, so a chain of waits is at most as long as k has octal digits. The tree of sums
 // is fixed, so every run gives the same bits. Sums across chunks are double: long sequences lose no precision.
 //
-// Totals are stored level by level, (slots,width), at slot `level base + index`. flags (slots) are zero before the
-// launch.
+// Totals are stored level by level, (slots,stride), at slot `level base + index`; stride is scan_stride(width), so
+// that a thread reads and writes 4 neighboring columns at once. flags (slots) are zero before the launch.
 #ifndef TOST_CUDA_SCAN_CUH
 #define TOST_CUDA_SCAN_CUH
 
@@ -22,64 +22,51 @@ __host__ __device__ inline size_t scan_slots(size_t chunks) {
     return slots;
 }
 
-// A value that another block wrote: read from L2, since L1 is not coherent.
-__device__ inline float scan_load(const float* p) { return __ldcg(p); }
+constexpr int SCAN_VEC = 4;          // neighboring columns of a thread
 
-// The block's unit of work: 0, 1, 2, ... in the order in which blocks start. *ticket is zero before the launch.
-__device__ inline int scan_ticket(int* ticket) {
-    __shared__ int drawn;
-    if (threadIdx.x == 0) drawn = atomicAdd(ticket, 1);
+// Floats from one row of totals to the next. The columns past `width` are not used.
+__host__ __device__ inline int scan_stride(int width) { return (width + SCAN_VEC - 1) / SCAN_VEC * SCAN_VEC; }
+
+// Thread 0 calls f with the block's unit of work: 0, 1, 2, ... in the order in which blocks start. What f writes to
+// shared memory is visible to all threads. *ticket is zero before the launch.
+template <typename F> __device__ inline void scan_ticket(int* ticket, F f) {
+    if (threadIdx.x == 0) f(atomicAdd(ticket, 1));   // mutant: ticket_of_the_grid
     __syncthreads();   // mutant: ticket_read_early
-    return drawn;
 }
 
 // Waits for the totals that precede position i in its group, at a level of `size` positions whose flags start at
 // `flags`. With `all`, waits at all higher levels too.
 __device__ inline void scan_wait(const int* flags, int i, int size, bool all) {
-    do {
-        const int digit = i % SCAN_RADIX;
-        if ((int)threadIdx.x < digit) wait_flag(flags + i - digit + threadIdx.x);
-        flags += size;
-        size >>= SCAN_RADIX_LOG;
-        i >>= SCAN_RADIX_LOG;
-    } while (all && i > 0);
-    __syncthreads();
-}
-
-// Loads in flight per thread: as many as registers allow.
-constexpr int SCAN_LOADS = 21;
-
-// sum[n] += the totals of the `digit` positions from `totals` on, for columns c + n · blockDim.x below width.
-template <int COLUMNS>
-__device__ inline void scan_add_level(double (&sum)[COLUMNS], const float* totals, int c, int width, int digit) {
-    constexpr int BATCH = COLUMNS * (SCAN_RADIX - 1) <= SCAN_LOADS ? SCAN_RADIX - 1 : SCAN_LOADS / COLUMNS;
-    double of_level[COLUMNS] = {};
-    totals += c;
-    NO_UNROLL for (int first = 0; first < digit; first += BATCH) {
-        float x[BATCH][COLUMNS];
-        UNROLL for (int j = 0; j < BATCH; j++) {
-            UNROLL for (int n = 0; n < COLUMNS; n++) {
-                const bool inside = first + j < digit && c + n * (int)blockDim.x < width;
-                x[j][n] = inside ? scan_load(totals + n * blockDim.x) : 0.0f;
-            }
-            totals += width;
-        }
-        UNROLL for (int j = 0; j < BATCH; j++) {
-            if (first + j >= digit) break;   // mutant: dropped_group
-            UNROLL for (int n = 0; n < COLUMNS; n++) of_level[n] += x[j][n];
-        }
+    if (threadIdx.x < SCAN_RADIX) {
+        do {
+            const int digit = i % SCAN_RADIX;
+            if ((int)threadIdx.x < digit) wait_flag(flags + i - digit + threadIdx.x);
+            flags += size;
+            size >>= SCAN_RADIX_LOG;
+            i >>= SCAN_RADIX_LOG;
+        } while (all && i > 0);
     }
-    UNROLL for (int n = 0; n < COLUMNS; n++) sum[n] += of_level[n];
+    __syncthreads();   // mutant: wait_unsynchronized
 }
 
-// sum[n] += the totals that precede position k, of the first `levels` levels.
-template <int COLUMNS>
-__device__ inline void scan_add(double (&sum)[COLUMNS], const float* totals, int c, int width, int k, int chunks,
+// sum += the totals of the `digit` positions from `totals` on. All loads are issued before the first sum.
+__device__ inline void scan_add_level(double (&sum)[SCAN_VEC], const float* totals, int stride, int digit) {
+    float x[SCAN_RADIX - 1][SCAN_VEC] = {};
+    UNROLL for (int j = 0; j < SCAN_RADIX - 1; j++)
+        if (j < digit) load_from_L2(x[j], totals + j * stride);
+    UNROLL for (int j = 0; j < SCAN_RADIX - 1; j++) {
+        if (j >= digit) break;   // mutant: dropped_group
+        UNROLL for (int n = 0; n < SCAN_VEC; n++) sum[n] += x[j][n];
+    }
+}
+
+// sum += the totals that precede position k, of the first `levels` levels. totals: at the thread's columns
+__device__ inline void scan_add(double (&sum)[SCAN_VEC], const float* totals, int stride, int k, int chunks,
                                 int levels) {
     int level = 0;
     NO_UNROLL for (int i = k; i > 0 && levels > 0; i >>= SCAN_RADIX_LOG, levels--) {
         const int digit = i % SCAN_RADIX;
-        scan_add_level(sum, totals + (size_t)(level + i - digit) * width, c, width, digit);
+        scan_add_level(sum, totals + (size_t)(unsigned)(level + i - digit) * (unsigned)stride, stride, digit);
         level += chunks;
         chunks >>= SCAN_RADIX_LOG;
     }
@@ -87,53 +74,48 @@ __device__ inline void scan_add(double (&sum)[COLUMNS], const float* totals, int
 
 // Publishes the totals of the block's chunk k, which its threads have written, and those of the groups that it ends,
 // from the lowest level up: a group's total as soon as those of the level below are known.
-template <int COLUMNS>
-__device__ inline void scan_publish(float* totals, int* flags, int width, int k, int chunks) {
-    __syncthreads();
-    if (threadIdx.x == 0) raise_flag(flags + k);
+__device__ inline void scan_publish(float* totals, int* flags, int stride, int k, int chunks) {
+    __syncthreads();   // mutant: flag_raised_early
+    if (threadIdx.x == 0) raise_flag(flags + k);   // mutant: flag_not_raised
     int level = 0;
     NO_UNROLL for (int i = k, size = chunks, levels = 1; i % SCAN_RADIX == SCAN_RADIX - 1; levels++) {
-        scan_wait(flags + level, i, size, false);   // mutant: serial_chain
+        scan_wait(flags + level, i, size, false);   // mutant: serial_chain, group_not_awaited
         level += size;
         size >>= SCAN_RADIX_LOG;
         i >>= SCAN_RADIX_LOG;
-        NO_UNROLL for (int first = threadIdx.x; first < width; first += COLUMNS * blockDim.x) {
-            double sum[COLUMNS];
-            UNROLL for (int n = 0; n < COLUMNS; n++) {
-                const int c = first + n * (int)blockDim.x;
-                sum[n] = c < width ? scan_load(totals + (size_t)k * width + c) : 0.0f;   // mutant: group_without_itself
-            }
-            scan_add(sum, totals, first, width, k, chunks, levels);
-            UNROLL for (int n = 0; n < COLUMNS; n++) {
-                const int c = first + n * (int)blockDim.x;
-                if (c < width) totals[(size_t)(level + i) * width + c] = (float)sum[n];
-            }
+        NO_UNROLL for (int c = threadIdx.x * SCAN_VEC; c < stride; c += blockDim.x * SCAN_VEC) {
+            float of_group[SCAN_VEC];
+            load_from_L2(of_group, totals + (size_t)k * stride + c);
+            double sum[SCAN_VEC];
+            UNROLL for (int n = 0; n < SCAN_VEC; n++) sum[n] = of_group[n];   // mutant: group_without_itself
+            scan_add(sum, totals + c, stride, k, chunks, levels);
+            UNROLL for (int n = 0; n < SCAN_VEC; n++) of_group[n] = (float)sum[n];
+            store_pack<SCAN_VEC>(totals + (size_t)(level + i) * stride + c, of_group);
         }
-        __syncthreads();
-        if (threadIdx.x == 0) raise_flag(flags + level + i);
+        __syncthreads();   // mutant: group_flag_raised_early
+        if (threadIdx.x == 0) raise_flag(flags + level + i);   // mutant: group_flag_not_raised
     }
 }
 
-// Scans `width` columns: carry = start + Σ over the chunks that precede `place`, the chunk's position in scan order.
-// totals (slots,width) of the sequence, with the chunks' own totals at level 0; start, end (width) of the sequence, or
-// NULL. COLUMNS: a thread's columns per pass; one pass suffices if COLUMNS · blockDim.x is at least `width`.
-template <int COLUMNS>
-__device__ inline void scan_columns(float* carry, double* end, const double* start, float* totals, int* flags,
-                                    int width, int place, int chunks) {
-    scan_publish<COLUMNS>(totals, flags, width, place, chunks);
-    scan_wait(flags, place, chunks, true);
-    NO_UNROLL for (int first = threadIdx.x; first < width; first += COLUMNS * blockDim.x) {
-        double prefix[COLUMNS] = {};
-        scan_add(prefix, totals, first, width, place, chunks, INT_MAX);
-        UNROLL for (int n = 0; n < COLUMNS; n++) {
-            const int c = first + n * (int)blockDim.x;
-            if (c >= width) continue;
-            const double before = (start ? start[c] : 0.0) + prefix[n];   // mutant: state_not_continued
-            carry[c] = (float)before;   // mutant: dropped_carry
-            if (end && place == chunks - 1) end[c] = before + scan_load(totals + (size_t)place * width + c);
-        }
+// Scans columns. totals (slots,stride) of the sequence, aligned to SCAN_VEC floats, with the chunks' own totals at
+// level 0. Calls f(c, sum) for every SCAN_VEC columns from c on, with Σ over the chunks that precede `place`, the
+// chunk's position in scan order. f's writes are visible to the block afterwards.
+template <typename F>
+__device__ inline void scan_columns(float* totals, int* flags, int stride, int place, int chunks, F f) {
+    scan_publish(totals, flags, stride, place, chunks);
+    scan_wait(flags, place, chunks, true);   // mutant: prefix_not_awaited
+    NO_UNROLL for (int c = threadIdx.x * SCAN_VEC; c < stride; c += blockDim.x * SCAN_VEC) {
+        double sum[SCAN_VEC] = {};
+        scan_add(sum, totals + c, stride, place, chunks, INT_MAX);
+        f(c, sum);
     }
-    __syncthreads();   // the carries are written   // mutant: carries_unsynchronized
+    __syncthreads();   // mutant: carries_unsynchronized
+}
+
+__device__ inline void scan_store(float* carry, const double (&sum)[SCAN_VEC]) {
+    float x[SCAN_VEC];
+    UNROLL for (int n = 0; n < SCAN_VEC; n++) x[n] = (float)sum[n];   // mutant: dropped_carry
+    store_pack<SCAN_VEC>(carry, x);
 }
 
 #endif

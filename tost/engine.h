@@ -31,7 +31,7 @@ typedef struct {
     // true, the pass is abandoned: losses and gradients are undefined until read_loss and zero_grad.
     bool    (*chunk_done)(void* context, double part);
     void*     context;
-    bool      fast_reduce;          // CUDA: NCCL adds the ranks' gradients in its own order, which depends on their number
+    bool      fast_reduce;          // CUDA: NCCL adds the ranks' gradients, in an order that depends on their number
     bool      ema;                  // TOST_EMA exists: update keeps an average of the parameters
 } TostEngineOptions;
 
@@ -56,6 +56,13 @@ typedef struct {
     // Parameters, moments and gradients start at zero. Returns NULL and sets *err if memory or a device is missing.
     TostModel* (*create)(const TostConfig* c, const TostEngineOptions* o, TostError* err);
     void (*destroy)(TostModel* m);
+    // Rate of dense matrix products of the model's device and dtype, in operations/s: by its name, or measured; 0:
+    // unknown.
+    double (*peak_flops)(TostModel* m);
+
+    // Call before the first pass. Matrix products use the algorithms that `file` names, if it exists; with `renew`,
+    // they are timed, each shape at its first product, and the fastest are written to it. NULL: nothing to choose.
+    bool (*tune)(TostModel* m, const char* file, bool renew, TostError* err);
 
     // Copies one tensor of one state, t->size elements, from or to the host. With several ranks, put stores what this
     // rank has of m, v and ema; get is collective except for parameters, gives the summed gradient after a step, and writes

@@ -44,7 +44,7 @@ void exchange_begin(Exchange* x) {
 static void finish_part(Exchange* x) {
     float* grad = x->grad;
     int j = 0;
-    for (; x->part >> j & 1; j++) tree_add(grad, x->level[j], grad, x->size);
+    for (; x->part >> j & 1; j++) tree_add(grad, x->level[j], grad, x->size);   // mutant: parts_in_a_row
     float* sum = x->level[j];
     #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < x->size; i++) {
@@ -71,7 +71,7 @@ static void start_bucket(Exchange* x, int k) {
     const size_t bytes = range_size(exchange_slice(x, k)) * sizeof(float);
     CommMessage* messages = xcalloc((size_t)x->ranks, sizeof *messages);
     for (int r = 0; r < x->ranks; r++) {
-        const Range theirs = slices_of(&x->slices, r, k);
+        const Range theirs = slices_of(&x->slices, r, k);   // mutant: wrong_slice
         messages[r] = (CommMessage){x->grad + theirs.start, row_of(x, k, r), range_size(theirs) * sizeof(float), bytes};
     }
     x->under_way[k % EXCHANGE_UNDER_WAY] = x->comm->start(x->comm, messages);
@@ -93,7 +93,7 @@ static void advance(Exchange* x, bool wait) {
         while (x->started < x->ready && x->started < x->summed + EXCHANGE_UNDER_WAY) start_bucket(x, x->started++);
         if (x->summed == x->started) return;
         CommRequest** oldest = &x->under_way[x->summed % EXCHANGE_UNDER_WAY];
-        if (wait) comm_wait(x->comm, oldest);
+        if (wait) comm_wait(x->comm, oldest);   // mutant: missing_wait
         else if (!x->comm->test(x->comm, oldest, NULL)) return;
         sum_bucket(x, x->summed++);
     }
@@ -148,7 +148,8 @@ void exchange_gather(Exchange* x, float* flat, int k) {
 }
 
 void exchange_gather_wait(Exchange* x) {
-    for (int k = 0; x->ranks > 1 && k < x->slices.buckets; k++) comm_wait(x->comm, &x->gathers[k]);
+    for (int k = 0; x->ranks > 1 && k < x->slices.buckets; k++)
+        comm_wait(x->comm, &x->gathers[k]);   // mutant: gather_not_awaited
 }
 
 void exchange_collect(float* dst, const Exchange* x, const float* array, bool packed, const TostTensor* t) {

@@ -264,13 +264,16 @@ static const Row table[] = {
      .help = "divide a step into N parts, whose gradients are added in a fixed order: any number of ranks that divides "
              "N gives the same results"},
     {"reduce", TRAIN, MACHINE, CHOICE, AT(reduce), OVERRIDABLE, "ordered|fast",
-     .help = "how GPUs add their gradients; ordered: the same bits for any number of ranks; fast: by ncclReduceScatter, "
-             "with bits that depend on the number of ranks"},
+     .help = "how GPUs add their gradients; ordered: the same bits for any number of ranks; fast: by NCCL, with bits "
+             "that depend on the number of ranks"},
     {"rank-timeout", TRAIN | EVAL, MACHINE, REAL, AT(rank_timeout), NOT_SAVED, "X", .max = 1e6, .value = 600,
      .unit = "seconds", .help = "stop if another rank does not respond for X seconds; 0: wait forever"},
     {"recompute", TRAIN, MACHINE, FLAG, AT(recompute), NOT_SAVED, "",
      .help = "activation checkpointing: store only the input of each layer and recompute the rest in the backward "
              "pass; less memory, more time, same results"},
+    {"autotune", TRAIN, MACHINE, FLAG, AT(autotune), NOT_SAVED, "",
+     .help = "CUDA: time cuBLASLt's algorithms for each matrix product in the first steps and write the fastest to "
+             "RUN/matmul.csv, which later runs in the folder read; another choice changes results in the last bits"},
     {"quiet", TOKENIZE, MACHINE, FLAG, AT(quiet), NOT_SAVED, "", .help = "print nothing on stdout and no progress"},
     {"help", ALL, MACHINE, HELP, 0, NOT_SAVED, "", .help = "show this help"},
     {"version", TRAIN, MACHINE, HELP, 0, NOT_SAVED, "", .help = "print the version and the git commit"},
@@ -850,6 +853,8 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
     if (o->chunk && !engine->has_chunks)
         return tost_error(err, "--chunk %d is not supported by the %s engine: leave it out, or use train_gpt_tost",
                           o->chunk, engine->name);
+    if (o->autotune && !engine->tune)
+        return tost_error(err, "--autotune is not supported by the %s engine: leave it out", engine->name);
     if (!THREADS_MANY && o->threads > 1)
         return tost_error(err, "--threads %d: the program was built without OpenMP: leave it out", o->threads);
     if (o->reduce != 0 && !engine->open_comm)
@@ -1033,10 +1038,11 @@ char* options_changed(const Options* o, const StMeta* saved) {
     const int row = find_row(saved->key, strlen(saved->key), COMMAND_TRAIN);
     if (row < 0 || table[row].saved != OVERRIDABLE) return NULL;
     char *value = value_text(o, &table[row]), *note = NULL;
+    const bool reorders = table[row].field == AT(parts) || table[row].field == AT(reduce);
     if (value && strcmp(value, saved->value) != 0)
         note = xasprintf("--%s %s instead of %s%s", saved->key, value, saved->value,
-                         table[row].field == AT(parts) ? ": gradients are added in another order, which changes the "
-                                                         "last bits of the results" : "");
+                         reorders ? ": gradients are added in another order, which changes the last bits of the results"
+                                  : "");
     free(value);
     return note;
 }

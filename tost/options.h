@@ -48,7 +48,7 @@ typedef struct {
     int     parts;                         // of a step, over all ranks (slices.h)
     int     reduce;                        // 1: TostEngineOptions.fast_reduce
     double  rank_timeout;                  // seconds; 0: none
-    bool    recompute;
+    bool    recompute, autotune;
     // sampling
     const char *prompt, *prompts, *stop;   // NULL: not given
     int64_t     tokens, samples;

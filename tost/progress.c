@@ -198,9 +198,15 @@ static int format_bar(char* out, size_t cap, int columns, double done) {
 }
 
 // The fields of a live line, in display order. Those that do not fit are dropped, the least important first.
-enum { F_MICRO_BATCH, F_BAR, F_LOSS, F_LR, F_NORM, F_RATE, F_STEP_ETA, F_ETA, FIELDS };
+enum { F_MICRO_BATCH, F_BAR, F_LOSS, F_LR, F_NORM, F_RATE, F_MFU, F_STEP_ETA, F_ETA, FIELDS };
 enum { FIELD_CAP = 64, BAR_MIN = 6, BAR_MAX = 24 };   // bytes; columns
-static const int dropped_first[FIELDS] = {F_LR, F_NORM, F_RATE, F_BAR, F_STEP_ETA, F_ETA, F_LOSS, F_MICRO_BATCH};
+static const int dropped_first[FIELDS] = {F_LR, F_NORM, F_MFU, F_RATE, F_BAR, F_STEP_ETA, F_ETA, F_LOSS, F_MICRO_BATCH};
+
+// "  38.2% MFU", or nothing if the peak is unknown.
+static void format_mfu(char* out, size_t cap, const Progress* p, double tokens_per_s) {
+    out[0] = 0;
+    if (p->peak_tokens_per_s > 0) snprintf(out, cap, "  %.1f%% MFU", 100 * tokens_per_s / p->peak_tokens_per_s);
+}
 
 // Formats the fields after a step, each with its leading spaces. The bar is a placeholder of minimum width.
 static void format_step(char fields[FIELDS][FIELD_CAP], const Progress* p) {
@@ -212,6 +218,7 @@ static void format_step(char fields[FIELDS][FIELD_CAP], const Progress* p) {
     snprintf(fields[F_LR], FIELD_CAP, "  lr %.1e", row->lr);
     snprintf(fields[F_NORM], FIELD_CAP, "  |g| %.2f", plain_nan(row->grad_norm));
     snprintf(fields[F_RATE], FIELD_CAP, "  %s tok/s", human_count(rate, tokens_per_s));
+    format_mfu(fields[F_MFU], FIELD_CAP, p, tokens_per_s);
     snprintf(fields[F_ETA], FIELD_CAP, "  ETA %s", run_eta(p).text);
 }
 
@@ -228,7 +235,7 @@ static void format_micro_batch(char fields[FIELDS][FIELD_CAP], const Progress* p
     snprintf(fields[F_ETA], FIELD_CAP, "  run ETA %s", run_eta(p).text);
 }
 
-// step 120/800 ▕███   ▏ loss 3.2145  lr 2.9e-03  |g| 0.81  12.3K tok/s  ETA 1m32s
+// step 120/800 ▕███   ▏ loss 3.2145  lr 2.9e-03  |g| 0.81  12.3K tok/s  38.2% MFU  ETA 1m32s
 static void show_live(Progress* p, int64_t step, char fields[FIELDS][FIELD_CAP]) {
     char line[LINE_CAP];
     const int room = terminal_room(p);
@@ -285,13 +292,14 @@ void progress_micro_batch(Progress* p, double done) {
 }
 
 static void show_plain_step(Progress* p) {
-    char line[LINE_CAP], eta[48] = "";
+    char line[LINE_CAP], eta[48] = "", mfu[32];
     const LogRow* row = &p->last;
     const int digits = snprintf(NULL, 0, "%lld", (long long)p->steps);
     if (p->step < p->steps) snprintf(eta, sizeof eta, "  ETA %s", run_eta(p).text);
-    snprintf(line, sizeof line, "step %*lld/%lld  loss %9.6f  |g| %8.4f  lr %.3e  %8.1f ms  %9.0f tok/s%s", digits,
+    format_mfu(mfu, sizeof mfu, p, row->tokens_per_s);
+    snprintf(line, sizeof line, "step %*lld/%lld  loss %9.6f  |g| %8.4f  lr %.3e  %8.1f ms  %9.0f tok/s%s%s", digits,
              (long long)p->step, (long long)p->steps, plain_nan(row->train_loss), plain_nan(row->grad_norm), row->lr,
-             row->ms, row->tokens_per_s, eta);
+             row->ms, row->tokens_per_s, mfu, eta);
     show(p, line);
 }
 

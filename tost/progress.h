@@ -25,6 +25,7 @@ typedef struct {
     // training
     int64_t first, steps;             // step at which this process started; steps of the whole run
     int64_t micro_batches, tokens;    // per step
+    double  peak_tokens_per_s;        // at the peak rate of the device: MFU 100%; 0: unknown
     int64_t step;                     // current step, counted from 0
     double  done;                     // its completed micro-batches
     double  run_started, step_started;   // now_seconds(); 0 before the first step

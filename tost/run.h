@@ -97,6 +97,7 @@ void run_warn(Run* r, const char* fmt, ...) PRINTF_LIKE(2, 3);   // one line on 
 Hint resume_hint(const Run* r);                                  // how to resume the run, and from which step
 Hint divergence_hint(const Run* r, const char* remedy);          // the same, and suggests `remedy` and a lower --lr
 void report_settings(Run* r, const char* device);
+void report_flops(Run* r);                                       // and sets p->peak_tokens_per_s
 void report_validation(Run* r);
 void report_sample(Run* r, char* text, size_t n, bool interrupted);
 void report_finished(Run* r);                                    // for run_is_finished

@@ -78,12 +78,13 @@ bool run_compare(Run* r, TostError* err) {
     TostComm* c = r->comm;
     return !c || (
         comm_same(c, hash_program(r), "the program differs from that of rank 0: run the same build on all hosts", err)
-        && comm_same(c, hash_options(r), "the options differ from those of rank 0: give all ranks the same command "
-                     "line", err)
         && comm_same(c, data_crc(r->data), "the shards of --data differ from those of rank 0: give all hosts the same "
                      "files", err)
         && comm_same(c, r->val ? data_crc(r->val) : 0, "the shards of --val-data differ from those of rank 0: give all "
                      "hosts the same files", err)
+        // after the shards, whose checksums are saved with the options
+        && comm_same(c, hash_options(r), "the options differ from those of rank 0: give all ranks the same command "
+                     "line", err)
         && comm_same(c, (uint64_t)r->info.step, "the newest checkpoint is of another step than on rank 0: all hosts "
                      "must see the same run folder", err)
         && comm_same(c, hash_params(r), "the initial parameters differ from those of rank 0: give all hosts the same "

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "flops.h"
 #include "run.h"
 #include "threads.h"
 #include "version.h"
@@ -232,6 +233,16 @@ void report_settings(Run* r, const char* device) {
     report_changes(r);
     r->progress.style = PROGRESS_PLAIN;
     report_unused(r);
+}
+
+void report_flops(Run* r) {
+    if (r->progress.quiet) return;
+    const double per_token = flops_per_token(&r->o.config);
+    const double peak = (r->engine->peak_flops ? r->engine->peak_flops(r->model) : 0) * comm_size(r->comm);
+    char text[64] = "";
+    if (peak > 0) snprintf(text, sizeof text, "; peak of matrix products %.4g TFLOP/s", peak * 1e-12);
+    r->progress.peak_tokens_per_s = peak / per_token;
+    progress_text(&r->progress, "%-11s%.4g MFLOP per token%s", "compute", per_token * 1e-6, text);
 }
 
 // ---------------------------------------------------------------------------------------------

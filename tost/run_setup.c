@@ -357,6 +357,15 @@ static bool open_folder(Run* r, TostError* err) {
     return ok;
 }
 
+// Matrix products use the algorithms of the run's folder. With several ranks they do not: a choice is for one GPU.
+static bool tune_products(Run* r, TostError* err) {
+    if (!r->engine->tune || !r->out || comm_size(r->comm) > 1) return true;
+    char* path = path_join(r->out, "matmul.csv");
+    const bool ok = r->engine->tune(r->model, path, r->o.autotune, err);
+    free(path);
+    return ok;
+}
+
 bool run_set_up(Run* r, TostError* err) {
     Options* o = &r->o;
     r->info.comm = r->comm;
@@ -383,10 +392,11 @@ bool run_set_up(Run* r, TostError* err) {
     r->targets = xmalloc((size_t)o->batch * o->seq * sizeof *r->targets);
     r->part_loss = xcalloc((size_t)run_own_parts(r), sizeof *r->part_loss);
     const bool ok = run_agree(r, create_model(r, err), err) && run_compare(r, err)
-                    && run_agree(r, open_folder(r, err), err);
+                    && run_agree(r, open_folder(r, err), err) && run_agree(r, tune_products(r, err), err);
     if (!ok) return false;
     run_share_out(r);
     run_share_saved(r);
+    report_flops(r);
     return true;
 }
 

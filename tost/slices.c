@@ -70,7 +70,7 @@ Range slices_of(const Slices* s, int rank, int k) {
 
 int slices_complete(const Slices* s, size_t from) {
     int k = 0;
-    while (k < s->buckets && s->bucket[k].start >= from) k++;
+    while (k < s->buckets && s->bucket[k].start >= from) k++;   // mutant: bucket_left_out
     return k;
 }
 
@@ -100,5 +100,6 @@ void tree_add(float* dst, const float* left, const float* right, size_t n) {
 
 void tree_sum(float* const* row, int n, size_t size) {
     for (int step = 1; step < n; step *= 2)
-        for (int i = 0; i + step < n; i += 2 * step) tree_add(row[i], row[i], row[i + step], size);
+        for (int i = 0; i + step < n; i += 2 * step)
+            tree_add(row[i], row[i], row[i + step], size);   // mutant: wrong_tree
 }

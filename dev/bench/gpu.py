@@ -9,9 +9,10 @@ dated Markdown table.
 
 Needs a GPU, the CUDA toolkit and make; uses compute-sanitizer and a Python with PyTorch ($PYTHON, by default
 the one that runs this script) if available. Downloads nothing: the data are random tokens and data/starter.
-A stage that fails, times out or lacks a tool is listed in the table, and the other stages still run; the table
-is saved after each stage. If the time limit is too short for all stages, split them into several runs with
---stages. The stages: {stages}.
+TSSA is measured first, while the other programs are being built. A stage that fails, times out or lacks a tool is
+listed in the table, and the other stages still run. The table is saved after each row, with the output of each command
+in a .log beside it, so that a run that ends early leaves what it measured. If the time limit is too short for all
+stages, split them into several runs with --stages. The stages: {stages}.
 """
 
 import argparse
@@ -21,7 +22,9 @@ import datetime
 import os
 import random
 import re
+import shlex
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -32,8 +35,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ("tssa", "norm", "classifier", "adamw", "embedding")
 LENGTHS, TOKENS, VOCAB = (1024, 4096, 16384, 65536), 65536, 50257
-# run in this order after the build; the least important ones last, in case time runs out
-STAGES = ("tests", "kernels", "matmuls", "trainer", "decode", "curve", "peers_short", "sanitizers", "peers_long")
+# run in this order, all but the first after the build; the least important ones last, in case time runs out
+STAGES = ("tssa", "tests", "kernels", "matmuls", "trainer", "decode", "curve", "peers_short", "sanitizers",
+          "peers_long")
 NEED_TORCH = {"curve", "peers_short", "peers_long"}
 TOOLKIT = Path("/usr/local/cuda")   # used if its programs are not on PATH
 WARM_STEPS = 5   # of the trainer, not counted
@@ -83,6 +87,15 @@ def parse_sanitizer(text):
     return sum(int(a or b) for a, b in found) if found else None, kernels
 
 
+def sanitizer_filters(help_text):
+    """Options of compute-sanitizer that check the trainer's kernels, whose names end in _kernel, and not cuBLASLt's."""
+    for option in ("--kernel-name", "--kernel-regex", "--filter"):
+        if re.search(rf"{option}(?![\w-])", help_text):
+            excluded = [f"{option}-exclude", "kns=splitKreduce"] if f"{option}-exclude" in help_text else []
+            return [option, "kns=_kernel", *excluded]
+    return []
+
+
 def median_step(log):
     """Median milliseconds per step, without the warm-up."""
     counted = [ms for step, _, ms in log if step >= WARM_STEPS]
@@ -107,10 +120,12 @@ class Table:
 
     def row(self, what, value, details="", target="", command=""):
         self.rows.append((what, value, details, target, command and f"`{command}`"))
+        self.write()
 
     def note(self, stage, reason):
         self.notes.append(f"{stage}: {reason}")
         print(f"skipped: {stage}: {reason}", flush=True)
+        self.write()
 
     def text(self):
         lines = [f"# {self.facts['title']}", ""]
@@ -158,7 +173,9 @@ class Sizes:
 class Run:
     def __init__(self, sizes, table, limit, work):
         self.sizes, self.table, self.work = sizes, table, work
+        self.log = table.path.with_suffix(".log") if table.path else None
         self.end = time.monotonic() + limit
+        self.started = []   # processes
         self.python = os.environ.get("PYTHON", sys.executable)
         self.matmul_ms = self.peak = None    # ms of a step's matrix products; TFLOP/s of the square product
         self.tssa_us, self.rates = {}, {}    # both by T: µs of TSSA forward + backward; the trainer's tokens/s
@@ -169,28 +186,49 @@ class Run:
         left = min(limit, self.end - time.monotonic())
         if left < 5:
             return None, "no time left"
-        print(f"== {' '.join(words)}", flush=True)
         try:
-            # a new session, so that child processes can be killed with it
-            process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                       errors="replace", stdin=subprocess.DEVNULL, start_new_session=True)
+            process = self.start(words)
         except OSError as error:
             return None, f"{words[0]}: {error.strerror}"
+        return self.finish(process, words, left, keep)
+
+    def start(self, words):
+        print(f"== {' '.join(words)}", flush=True)
+        # a new session, so that child processes can be killed with it
+        self.started.append(subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                             text=True, errors="replace", stdin=subprocess.DEVNULL,
+                                             start_new_session=True))
+        return self.started[-1]
+
+    def stop(self):
+        for process in self.started:
+            if process.poll() is None:
+                os.killpg(process.pid, 9)
+
+    def finish(self, process, words, left, keep=False):
         try:
-            output, _ = process.communicate(timeout=left)
+            output, _ = process.communicate(timeout=max(left, 1))
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, 9)
             output, _ = process.communicate()
+            self.keep_log(words, output, "killed")
             return output if keep else None, f"took more than {left:.0f} s"
+        self.keep_log(words, output, f"exit status {process.returncode}")
         if process.returncode != 0:
             lines = [line for line in output.splitlines() if line.strip()]
             last = lines[-1][:200] if lines else "no output"
             return output if keep else None, f"exit status {process.returncode}: {last}"
         return output, None
 
+    def keep_log(self, words, output, end):
+        if self.log:
+            with open(self.log, "a", encoding="utf-8") as file:
+                file.write(f"== {' '.join(words)}\n{output}== {end}\n")
+
     def shown(self, words):
         """The command as text, with TMP for the temporary folder."""
-        return " ".join(str(word).replace(str(self.work), "TMP") for word in words).replace(self.python, "python3")
+        text = shlex.join(str(word).replace(str(self.work), "TMP") for word in words)
+        return text.replace(self.python, "python3")
 
     def random_shard(self):
         """A uint16 shard of random tokens that follow Zipf's law, for one run of the trainer."""
@@ -220,12 +258,23 @@ class Run:
         capability = output_of("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader").split("\n")[0].strip()
         return [f"BENCH_ARCH=sm_{capability.replace('.', '')}"] if re.fullmatch(r"\d+\.\d", capability) else []
 
-    def build(self):
-        cuda_targets = ["CUDA=always", "train_gpt_tostcu", "test_tost", "bench_cuda"]
-        targets = ["train_gpt_tost"] if self.sizes.rehearse else cuda_targets
-        words = ["make", f"-j{os.cpu_count()}", *self.architecture(), *targets]
+    def build(self, requested):
+        """Builds everything. Measures TSSA as soon as its benchmark is built, while the rest is being built."""
+        make = ["make", f"-j{os.cpu_count()}"]
         start = time.monotonic()
-        output, reason = self.command(words, 200)
+        words = [*make, "train_gpt_tost"]   # with the library that the other programs share
+        output, reason = self.command(words, 100)
+        if output is not None and not self.sizes.rehearse:
+            make += ["CUDA=always", *self.architecture()]
+            words = [*make, "train_gpt_tostcu", "test_tost",
+                     *(f"build/cuda/bench_{name}" for name in (*KERNELS, "matmul", "decode") if name != "tssa")]
+            rest = self.start(words)
+            output, reason = self.command([*make, "build/cuda/bench_tssa"], 150)
+            if output is None:
+                self.table.note("build of bench_tssa", reason)
+            elif "tssa" in requested:
+                self.kernel("tssa")
+            output, reason = self.finish(rest, words, min(250 + start, self.end) - time.monotonic())
         if output is None:
             self.table.note("build", reason)
             return False
@@ -235,7 +284,7 @@ class Run:
     def tests(self):
         if self.sizes.rehearse:
             return
-        output, reason = self.command(["./test_tost"], 300, keep=True)
+        output, reason = self.command(["./test_tost"], 150, keep=True)
         counts = parse_counts(output or "")
         if counts is None:
             failed = re.findall(r"^FAILED (.*)$", output or "", re.M)
@@ -259,11 +308,12 @@ class Run:
         ids = array.array("H", (i * 7919 % 257 for i in range(2000)))
         shard = self.work / "small.bin"
         shard.write_bytes(ids.tobytes())
+        filters = sanitizer_filters(output_of("compute-sanitizer", "--help"))
         for tool in ("memcheck", "racecheck", "synccheck"):
             for dtype, shape in (("bf16", "whole tiles"), ("fp32", "ragged"), ("bf16", "ragged")):
                 name = f"{tool}, {dtype}, {shape}"
-                words = ["compute-sanitizer", "--tool", tool, self.sizes.trainer, *small[shape].split(), *every,
-                         "--dtype", dtype, "--data", shard, "--out", self.work / re.sub(r"\W+", "_", name)]
+                words = ["compute-sanitizer", "--tool", tool, *filters, self.sizes.trainer, *small[shape].split(),
+                         *every, "--dtype", dtype, "--data", shard, "--out", self.work / re.sub(r"\W+", "_", name)]
                 output, reason = self.command(words, 40, keep=True)
                 errors, kernels = parse_sanitizer(output or "")
                 if errors is None:
@@ -274,19 +324,23 @@ class Run:
 
     def kernels(self):
         for name in KERNELS if not self.sizes.rehearse else ():
-            words = [f"build/cuda/bench_{name}"]
-            output, reason = self.command(words, 40)
-            found = parse_kernels(output or "")
-            if not found:
-                self.table.note(words[0], reason or "no figures")
-            for kernel, size, us, rate, copy, times in found:
-                target = {"tssa_forward": "1.5", "tssa_backward": "2"}.get(kernel, "")
-                self.table.row(f"{kernel}, {size}: µs", f"{us:.1f}",
-                               f"{rate:.0f} GB/s, copy {copy:.0f} GB/s: {times:.2f} × the minimal time",
-                               target and f"{target} ×", words[0])
-                shape = re.fullmatch(r"bf16 B (\d+) T (\d+) C 768", size)
-                if kernel.startswith("tssa_") and shape:
-                    self.tssa_us[int(shape[2])] = self.tssa_us.get(int(shape[2]), 0) + us
+            if name != "tssa":
+                self.kernel(name)
+
+    def kernel(self, name):
+        words = [f"build/cuda/bench_{name}"]
+        output, reason = self.command(words, 40, keep=True)
+        found = parse_kernels(output or "")
+        if not found or reason:
+            self.table.note(words[0], reason or "no figures")
+        for kernel, size, us, rate, copy, times in found:
+            target = {"tssa_forward": "1.5", "tssa_backward": "2"}.get(kernel, "")
+            self.table.row(f"{kernel}, {size}: µs", f"{us:.1f}",
+                           f"{rate:.0f} GB/s, copy {copy:.0f} GB/s: {times:.2f} × the minimal time",
+                           target and f"{target} ×", words[0])
+            shape = re.fullmatch(r"bf16 B (\d+) T (\d+) C 768", size)
+            if kernel.startswith("tssa_") and shape:
+                self.tssa_us[int(shape[2])] = self.tssa_us.get(int(shape[2]), 0) + us
 
     def matmuls(self):
         words = ["build/cuda/bench_matmul"]
@@ -403,16 +457,16 @@ class Run:
 
     def all(self, requested):
         """Runs the build and the requested stages. Returns False if the build fails."""
-        if not self.build():
+        if not self.build(requested):
             return False
-        torch = self.has_torch()
-        for stage in (name for name in STAGES if name in requested):
-            if torch or stage not in NEED_TORCH:
+        torch = bool(requested & NEED_TORCH) and self.has_torch()
+        for stage in (name for name in STAGES if name in requested and name != "tssa"):
+            if self.end - time.monotonic() < 5:
+                self.table.note(stage, "no time left")
+            elif torch or stage not in NEED_TORCH:
                 getattr(self, stage)()
-            self.table.write()
         if not torch and requested & NEED_TORCH:
             self.table.note("PyTorch", f"{self.python} lacks torch or safetensors; set PYTHON to a Python with both")
-        self.table.write()
         return True
 
 
@@ -483,6 +537,11 @@ def self_test():
     check("racecheck", parse_sanitizer("========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)\n"),
           (1, []))
     check("no summary", parse_sanitizer("========= COMPUTE-SANITIZER\n"), (None, []))
+    check("filters", sanitizer_filters("  --kernel-name arg  Filters\n  --kernel-name-exclude arg  Filters\n"),
+          ["--kernel-name", "kns=_kernel", "--kernel-name-exclude", "kns=splitKreduce"])
+    check("filters of older versions", sanitizer_filters("--kernel-regex arg\n--kernel-regex-exclude arg\n"),
+          ["--kernel-regex", "kns=_kernel", "--kernel-regex-exclude", "kns=splitKreduce"])
+    check("no filters", sanitizer_filters("--tool arg\n--kernel-name-base arg\n"), [])
     check("peer", parse_values("tokens_per_s 1.5e+05 tokens/s\nstep 436.9 ms\n"),
           {"tokens_per_s": 1.5e5, "step": 436.9})
     check("peer without memory", parse_values("skipped: CUDA out of memory\n"), "CUDA out of memory")
@@ -549,10 +608,15 @@ def main():
     name = re.sub(r"[^a-z0-9]+", "-", facts["title"].lower()).strip("-") if args.rehearse else \
         f"{facts['date']}-{re.sub(r'[^a-z0-9]+', '-', facts['device'].split(',')[0].lower()).strip('-')}"
     table = Table(facts, free_path(folder, name))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory() as work:
-        ok = Run(Sizes(args.rehearse), table, args.limit, Path(work)).all(args.stages)
+        run = Run(Sizes(args.rehearse), table, args.limit, Path(work))
+        try:
+            ok = run.all(args.stages)
+        finally:
+            run.stop()
     if not ok:
-        print("gpu.py: the build failed; no table was written", file=sys.stderr)
+        print(f"gpu.py: the build failed; {table.path} has what was measured before", file=sys.stderr)
         return 1
     print(f"\n{table.text()}\nwrote {table.path}")
     return 0

@@ -3,12 +3,14 @@
     peers.py [SECTION...] [--threads N] [--text FILE --vocab vocab.bpe]
 
 Sections: train, sample, sgemm, tiktoken (the default: about a minute on two idle cores), and train_bf16 (autocast),
-compiled and compiled_bf16 (torch.compile; need a C++ compiler and a few minutes). Prints `key value unit` lines, or
+compiled and compiled_bf16 (torch.compile; need a C++ compiler and a few minutes), and ddp (DistributedDataParallel with
+gloo: --threads processes with one thread each, --tokens per step, which are accumulated; minutes). Prints `key value unit` lines, or
 `skipped: SECTION: reason` if a package or file is missing. Each value is the median of 3 runs after a warm-up.
 PyTorch's threads spin while they wait, so other programs on the same cores slow it down disproportionately.
 """
 
 import argparse
+import contextlib
 import os
 import resource
 import statistics
@@ -89,6 +91,56 @@ def train(args, key="train", compiled=False, bf16=False):
     report(f"{key}_peak_memory", peak_bytes() / 2**20, "MiB")
 
 
+def ddp_process(rank, args, port, results):
+    """One process of ddp. Process 0 puts the median time of a step into results."""
+    args.threads, ranks = 1, args.threads
+    torch, tost = load_torch(args)
+    from torch.nn.parallel import DistributedDataParallel
+    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
+    plain = tost.Tost(tost.PRESETS["tost-base"])
+    config = plain.config
+    model = DistributedDataParallel(plain)
+    optimizer = torch.optim.AdamW(plain.optimizer_groups(0.01), lr=6e-4, betas=(0.9, 0.95), eps=1e-8, fused=True)
+    micro_batches = max(1, args.tokens // (ranks * config.block_size))
+    x, y = torch.randint(config.vocab_size, (2, 1, config.block_size))
+
+    def step(count):
+        optimizer.zero_grad()
+        for i in range(count):
+            with model.no_sync() if i < count - 1 else contextlib.nullcontext():
+                (model(x, y)[1] / count).backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        optimizer.step()
+
+    step(1)   # warm-up
+    seconds = []
+    for _ in range(args.runs):
+        torch.distributed.barrier()
+        start = time.perf_counter()
+        step(micro_batches)
+        torch.distributed.barrier()
+        seconds.append(time.perf_counter() - start)
+    if rank == 0:
+        results.put((statistics.median(seconds), ranks * micro_batches * config.block_size))
+    torch.distributed.destroy_process_group()
+
+
+def ddp(args):
+    """Training steps of tost-base on several processes with DistributedDataParallel."""
+    load_torch(args)
+    import socket
+    import torch.multiprocessing as processes
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    results = processes.get_context("spawn").SimpleQueue()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    processes.spawn(ddp_process, (args, port, results), nprocs=args.threads)
+    seconds, tokens = results.get()
+    report("ddp_tokens_per_s", tokens / seconds, "tokens/s")
+    report("ddp_step", seconds * 1e3, "ms")
+
+
 def sample(args):
     """Greedy sampling with tost-base in float32. Each token recomputes the whole prefix, but only the last logits."""
     torch, tost = load_torch(args)
@@ -137,6 +189,7 @@ SECTIONS = {
     "sample": sample,
     "sgemm": sgemm,
     "tiktoken": bench_tiktoken,
+    "ddp": ddp,
     "train_bf16": lambda args: train(args, "train_bf16", bf16=True),
     "compiled": lambda args: train(args, "compiled", compiled=True),
     "compiled_bf16": lambda args: train(args, "compiled_bf16", compiled=True, bf16=True),
@@ -150,6 +203,8 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
     parser.add_argument("--threads", type=int, default=cores, help=f"default {cores}, all cores")
+    parser.add_argument("--tokens", type=int, default=8192, help="of a step of ddp (default 8192)")
+    parser.add_argument("--runs", type=int, default=RUNS, help=f"steps of ddp (default {RUNS})")
     parser.add_argument("--text", type=Path, metavar="FILE", help="plain UTF-8 text for tiktoken")
     parser.add_argument("--vocab", type=Path, metavar="FILE", help="GPT-2's vocab.bpe for tiktoken")
     args = parser.parse_args()

@@ -3,7 +3,7 @@
 
 template <typename S> static void bench_tssa(Bench* bench, int B, int T) {
     const int C = 768, NH = 12, chunks = div_up(T, TSSA_CHUNK);
-    const size_t rows = (size_t)B * T, states = (size_t)B * chunks * tssa_state_size(C, NH),
+    const size_t rows = (size_t)B * T, states = (size_t)B * chunks * tssa_sums_size(C, NH),
                  sync_size = tssa_sync_size(B, T);
     const cudaStream_t stream = bench->stream;
     const S *w = bench_random<S>(bench, rows * C, 0, 0.5f), *dy = bench_random<S>(bench, rows * C, 0, 1e-3f);
@@ -14,7 +14,7 @@ template <typename S> static void bench_tssa(Bench* bench, int B, int T) {
     float *u = bench_buffer<float>(bench, rows * NH), *pi = bench_buffer<float>(bench, rows * NH),
           *da = bench_buffer<float>(bench, rows * NH);
     float *saved = bench_buffer<float>(bench, states), *back = bench_buffer<float>(bench, states);
-    float *totals = bench_buffer<float>(bench, B * scan_slots(chunks) * tssa_state_size(C, NH));
+    float *totals = bench_buffer<float>(bench, B * scan_slots(chunks) * tssa_sums_size(C, NH));
     float *dtemp = bench_buffer<float>(bench, NH), *ddenom_bias = bench_buffer<float>(bench, (size_t)NH * T);
     float* partial = bench_buffer<float>(bench, (size_t)B * chunks * NH);
     int* sync = bench_buffer<int>(bench, sync_size);

@@ -213,7 +213,11 @@ Run counted(int B, int T, int layers, int block_size) {
     TostConfig c = base_config();
     c.n_layer = layers;
     c.block_size = block_size;
-    const TostEngineOptions o = {B, T, true, false, TOST_BF16, 0, nullptr, 1, 0, nullptr, nullptr, false};
+    TostEngineOptions o = {};
+    o.max_batch = B;
+    o.max_seq = T;
+    o.training = true;
+    o.dtype = TOST_BF16;
     TostError err;
     TostModel* m = tost_cuda_engine.create(&c, &o, &err);
     if (!m) cuda_on_host_die("%s", err.text);
@@ -222,7 +226,7 @@ Run counted(int B, int T, int layers, int block_size) {
         tokens[i] = i % COMMON == 0 ? 0 : (int32_t)(i * 7919 % (size_t)(c.vocab_size - 1)) + 1;
         targets[i] = (int32_t)(i * 104729 % (size_t)c.vocab_size);
     }
-    const TostAdamW a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 1};
+    const TostAdamW a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 1, 0.0};
     counter.counts.clear();
     counter.flops = 0;
     counter.on = true;

@@ -69,7 +69,7 @@ for line in \
      resume overwrite log steps batch seq chunk total-batch lr schedule decay-frac warmup min-lr-frac weight-decay beta1
      beta2 eps grad-clip ema skip-loss-z skip-grad-z max-skipped seed val-every val-batches sample-every sample-tokens
      save-every keep keep-best stop-at-val max-time on-save-error quiet temperature top-k top-p dtype threads parts
-     reduce rank-timeout recompute help version man bash-completion" \
+     reduce rank-timeout recompute autotune help version man bash-completion" \
     "sample model weights tokenizer prompt prompts tokens samples stop temperature top-k top-p seed dtype threads help" \
     "eval model weights data task json force tokenizer batch seq chunk stride windows seed dtype threads rank-timeout help" \
     "tokenize tokenizer out val-frac shard-tokens jsonl seed threads quiet help" \
@@ -107,6 +107,9 @@ check "errors use the program's name" [ "$(./other_name info nowhere 2>&1 | cut 
 run 0 $tiny --steps 6 --save-every 3 --val-every 2 --sample-every 2 --out straight
 check "nothing on stderr" empty stderr
 check "lines of the first and the last step" [ "$(grep -c '^step [16]/6  loss' stdout)" -eq 2 ]
+check "operations per token and the peak rate" \
+    grep -Eq '^compute    [0-9.]+ MFLOP per token; peak of matrix products [0-9.e-]+ TFLOP/s$' stdout
+check "model FLOPs utilization" grep -Eq '^step 6/6 .* tok/s  [0-9.]+% MFU$' stdout
 check "a sample" grep -q 'sample after step 6' stdout
 check "a row per step and a header" [ "$(wc -l <straight/log.csv)" -eq 7 ]
 check "the log counts steps from 0" [ "$(sed -n 2p straight/log.csv | cut -d, -f1,2)" = "0,128" ]
@@ -193,6 +196,11 @@ run 0 info best/best
 check "best is the checkpoint of that step" says "after step $(sed 's/.* //' best.line)" stdout
 run 0 info best
 check "info prints the last validation" says "nats/token after step 6" stdout
+printf '%s\n' tf32,input_type 0,14,0,0,1,64,64,64,64,64,64,0,64,0,9.5,1,GPU \
+    0,14,0,0,1,64,64,64,64,64,64,1,64,3,8.5,1,GPU > best/matmul.csv
+run 0 info best
+check "info prints the algorithms of --autotune" says "best/matmul.csv, 2 products, 1 not with" stdout
+rm best/matmul.csv
 run 0 sample --model best/best --tokens 4
 run 0 $tiny --steps 3 --val-every 0 --out best --overwrite
 check "--overwrite removes the best checkpoint of the old run" [ ! -e best/best ]

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 
 #include "checkpoint.h"
+#include "flops.h"
 #include "generate.h"
 #include "init.h"
 #include "lock.h"
@@ -736,10 +737,38 @@ static void test_log_resume(Checks* c) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Progress
+// Model FLOPs utilization
 
-// Makes the next progress line due.
-static void let_time_pass(Progress* p) { p->shown = -1e9; }
+static void test_flops(Checks* c) {
+    const TostConfig base = tost_preset_find("tost-base")->config;
+    TostTensors t = tost_tensors(&base);
+    double products = 0;
+    for (int i = 0; i < t.count; i++)
+        if (t.tensor[i].ndim == 2 && t.tensor[i].row != TOST_ROW_wpe && t.tensor[i].row != TOST_ROW_temp)
+            products += (double)t.tensor[i].size;
+    tost_tensors_free(&t);
+    const double want = 6 * products + 3 * 12 * (10 * 768 + 8 * 12);
+    check(c, flops_per_token(&base) == want, "flops_per_token: %.0f, want %.0f", flops_per_token(&base), want);
+    static const struct { const char* device; double peak[3]; } known[] = {
+        {"NVIDIA H200", {66.9, 494.7, 989.4}},
+        {"NVIDIA H100 80GB HBM3", {66.9, 494.7, 989.4}},
+        {"NVIDIA H100 PCIe", {51.2, 378, 756}},
+        {"NVIDIA A100-SXM4-80GB", {19.5, 156, 312}},
+        {"NVIDIA L40S", {91.6, 183, 362}},
+        {"NVIDIA GeForce RTX 4090", {82.6, 82.6, 165.2}},
+        {"NVIDIA GeForce GTX 1080", {0, 0, 0}},
+        {"NVIDIA L400", {0, 0, 0}},
+    };
+    for (size_t i = 0; i < countof(known); i++)
+        for (int dtype = TOST_FP32; dtype <= TOST_BF16; dtype++) {
+            const double peak = flops_peak_of(known[i].device, (TostDtype)dtype) * 1e-12;
+            check(c, fabs(peak - known[i].peak[dtype]) < 1e-6, "peak of %s: %g TFLOP/s", known[i].device, peak);
+        }
+    for (int i = 0; i < 2; i++) {
+        const double rate = flops_measure_cpu(i ? TOST_BF16 : TOST_FP32);
+        check(c, rate > 1e6 && rate < 1e15, "measured peak of the CPU: %g", rate);
+    }
+}
 
 // The text written to f. free()
 static char* text_of(FILE* f) {
@@ -748,6 +777,32 @@ static char* text_of(FILE* f) {
     must(pread(fileno(f), text, n, 0) == (ssize_t)n, "pread", NULL);
     return text;
 }
+
+// MFU 25% in live and plain lines; nothing if the peak is unknown.
+static void test_mfu(Checks* c) {
+    for (int kind = 0; kind < 4; kind++) {
+        FILE* f = tmpfile();
+        must(f != NULL, "tmpfile", NULL);
+        Progress p = progress_new(f, false);
+        const LogRow row = row_of(0);
+        p.live = kind % 2;
+        p.peak_tokens_per_s = kind < 2 ? 4 * row.tokens_per_s : 0;
+        progress_train(&p, 0, 9, 1, 64);
+        progress_micro_batch(&p, 0);
+        progress_step(&p, &row);
+        progress_end(&p);
+        char* text = text_of(f);
+        check(c, !strstr(text, kind < 2 ? "  25.0% MFU" : "MFU") == (kind >= 2), "kind %d: \"%s\"", kind, text);
+        free(text);
+        fclose(f);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Progress
+
+// Makes the next progress line due.
+static void let_time_pass(Progress* p) { p->shown = -1e9; }
 
 // The complete output of a progress display of the last `rows` steps. free()
 static char* progress_output(bool live, bool quiet, int64_t steps, int rows) {
@@ -2030,6 +2085,8 @@ int main(void) {
     test_log_folder_renamed(&c);
     test_long_log(&c);
     test_threads(&c);
+    test_flops(&c);
+    test_mfu(&c);
     test_progress(&c);
     test_progress_plain(&c);
     test_progress_stopped(&c);

@@ -37,6 +37,7 @@ start() {
         rank=$((rank + 1))
     done
 }
+same_loss() { grep -q 'loss *[0-9]' "$1" && [ "$(grep 'loss *[0-9]' "$1")" = "$(grep 'loss *[0-9]' "$2")" ]; }
 errors() { cat "$1".*.err | head -c 600; }
 
 cp -r "$repo/data/starter" . || exit 1
@@ -64,6 +65,14 @@ for n in 2 1; do
         resumed/step_00000006/optimizer.safetensors
     rm -rf resumed/step_00000006 resumed/step_00000004
 done
+# eval
+# shellcheck disable=SC2046
+shard $(seq 1 500) >part.bin
+ranks 1 eval --model run1 --data part.bin --batch 2
+cp 1.0.out eval.out
+ranks 2 eval --model run1 --data part.bin --batch 2
+check "eval on 2 ranks: status $status: $(errors 2)" [ $status -eq 0 ]
+check "eval on 2 ranks: differs from 1: $(head -c 300 eval.out)" same_loss eval.out 2.0.out
 # A signal to one rank stops all after the same step.
 # shellcheck disable=SC2086
 start 2 $model --parts 2 --steps 1000 --out stopped

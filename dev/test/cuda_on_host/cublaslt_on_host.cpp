@@ -2,6 +2,7 @@
 #include "cuda_on_host.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <vector>
 
@@ -27,7 +28,7 @@ struct CublasOnHostPreference {
 
 namespace {
 
-int live_handles = 0;
+int live_handles = 0, last_algorithm = 0;
 
 template <typename T> T attribute(const char* name, const void* value, size_t bytes) {
     T x;
@@ -66,6 +67,7 @@ struct Product {
     const void *a, *b, *c;
     void* d;
     float alpha, beta;
+    int algorithm;
 };
 
 // Writes element (i,j) of D, given its sum over k.
@@ -111,7 +113,8 @@ void run_product(const Product& p) {
     std::vector<float> sum(m);
     for (uint64_t j = 0; j < n; j++) {
         std::fill(sum.begin(), sum.end(), 0.0f);
-        for (uint64_t l = 0; l < k; l++) add_column(sum.data(), a.data() + l * m, b[j * k + l], m);
+        for (uint64_t i = 0, l = k * (uint64_t)p.algorithm / 8; i < k; i++, l = l + 1 < k ? l + 1 : 0)
+            add_column(sum.data(), a.data() + l * m, b[j * k + l], m);
         for (uint64_t i = 0; i < m; i++) finish(p, i, j, sum[i]);
     }
 }
@@ -152,6 +155,8 @@ constexpr uint64_t ALGO_MAGIC = 0x6f6e5f686f7374;
 }  // namespace
 
 int cublaslt_on_host_live(void) { return live_handles; }
+float cublaslt_on_host_milliseconds(void) { return 1.0f + (float)abs(last_algorithm - cuda_on_host_options().fastest); }
+size_t cublasLtGetVersion(void) { return 1; }
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
     int devices;
@@ -250,11 +255,13 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
         if (preference->align[i] < cuda_on_host_options().matmul_alignment ||
             (size_t)layouts[i]->ld * size_of(layouts[i]->type) % cuda_on_host_options().matmul_alignment != 0)
             return CUBLAS_STATUS_NOT_SUPPORTED;
-    results[0] = {};
-    results[0].workspaceSize = std::min(preference->workspace, (size_t)4096);
-    results[0].algo = {shape_hash(*desc, layouts), results[0].workspaceSize, {}, ALGO_MAGIC};
-    memcpy(results[0].algo.align, preference->align, sizeof preference->align);
-    *found = 1;
+    for (*found = 0; *found < std::min(wanted, 8); ++*found) {
+        cublasLtMatmulHeuristicResult_t& r = results[*found];
+        r = {};
+        r.workspaceSize = std::min(preference->workspace, (size_t)4096);
+        r.algo = {shape_hash(*desc, layouts), r.workspaceSize, {}, *found, ALGO_MAGIC};
+        memcpy(r.algo.align, preference->align, sizeof preference->align);
+    }
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -266,7 +273,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     const CublasOnHostLayout* const layouts[] = {a_layout, b_layout, c_layout, d_layout};
     const void* const pointers[] = {a, b, c, d};
     const Product p = {*desc, *a_layout, *b_layout, *c_layout, *d_layout, a, b, c, d, *(const float*)alpha,
-                       *(const float*)beta};
+                       *(const float*)beta, algo ? algo->index : 0};
     check_shapes(*desc, *a_layout, *b_layout, *c_layout, *d_layout);
     if (algo && (algo->magic != ALGO_MAGIC || algo->shape != shape_hash(*desc, layouts)))
         cuda_on_host_die("cublasLtMatmul: the algorithm belongs to another problem");
@@ -296,6 +303,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     const size_t scribble = algo ? algo->workspace : 0;
     cuda_on_host_enqueue(stream, [p, workspace, scribble] {
         if (scribble) memset(workspace, 0xff, scribble);
+        last_algorithm = p.algorithm;
         if (observe_product(p)) run_product(p);
     });
     return CUBLAS_STATUS_SUCCESS;

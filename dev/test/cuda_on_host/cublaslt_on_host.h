@@ -46,6 +46,7 @@ typedef struct CublasOnHostPreference* cublasLtMatmulPreference_t;
 struct cublasLtMatmulAlgo_t {
     uint64_t shape, workspace;
     uint32_t align[4];
+    int index;   // the sum over k starts at the index-th part of 8
     uint64_t magic;
 };
 struct cublasLtMatmulHeuristicResult_t {
@@ -56,6 +57,9 @@ struct cublasLtMatmulHeuristicResult_t {
     int reserved[4];
 };
 
+size_t cublasLtGetVersion(void);
+// Milliseconds of the last product: algorithm CudaOnHostOptions.fastest takes the least.
+float cublaslt_on_host_milliseconds(void);
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle);
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle);
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute,

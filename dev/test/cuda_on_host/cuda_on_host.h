@@ -8,6 +8,9 @@
 //   barriers   released when every thread that has not returned has arrived. A deadlock, or threads that wait at
 //              different source lines, abort.
 //   shuffles   barriers of the lanes in the mask. A lane that does not participate gives NaN bytes.
+//   blocks     one after another or, with the option `resident`, several at once: at atomics, flags and barriers a
+//              seeded scheduler switches between them and starts others. A deadlock aborts.
+//   races      accesses that no barrier or flag orders abort, in builds that report them (races.h).
 //   memory     device and shared memory start as NaN bytes. The host must not access device memory.
 //   streams    run work immediately, or (option late) only when something waits for it.
 #ifndef CUDA_ON_HOST_H
@@ -44,7 +47,8 @@ struct CudaOnHostObserver {
 
 struct CudaOnHostOptions {
     CudaOnHostOrder order = CUDA_ORDER_FORWARD;  // of lanes, warps and blocks
-    uint64_t seed = 1;                           // for SHUFFLE
+    uint64_t seed = 1;                           // for SHUFFLE and for switches between blocks
+    int resident = 1;                            // most blocks that run at once
     bool late = false;                           // streams run work only when something waits for it
     unsigned prompt = 0;                         // but not these: a bit per stream, in the order of their creation
     int devices = 1;                             // 0: no device
@@ -52,6 +56,7 @@ struct CudaOnHostOptions {
     uint32_t matmul_alignment = 1;  // bytes; cuBLASLt rejects matrices or rows with less
     CudaOnHostObserver* observer = nullptr;
     int major = 9;                  // compute capability
+    int fastest = 0;                // algorithm of cuBLASLt that takes the least time
     const char* failing = nullptr;  // this call returns cudaErrorMemoryAllocation
 };
 
@@ -150,17 +155,17 @@ inline unsigned __ballot_sync(unsigned mask, int predicate, int line = __builtin
     return (unsigned)cuda_on_host_warp(CUDA_OP_BALLOT, mask, predicate != 0, 0, line);
 }
 
-// Flags between blocks, and a logical clock: a flag has the clock of the thread that raises it, the clock of a thread
-// that waits for it becomes at least one more, and barriers pass on the latest clock. Blocks run one after another, so
-// a flag that is not raised yet never will be: waiting for it aborts.
-void cuda_on_host_raise(int* flag);
-void cuda_on_host_wait(const int* flag);
+// Atomics, and a logical clock: a flag has the clock of the thread that stores it, the clock of a thread that loads it
+// becomes at least one more, and barriers pass on the latest clock. A thread that loads the same value again waits
+// until another thread stores there; if none can run, it is a deadlock.
+int cuda_on_host_load(const int* p, bool acquire);
+void cuda_on_host_store(int* p, int value, bool release);
+uint64_t cuda_on_host_add(void* p, size_t bytes, uint64_t value);   // returns the integer before
+void __threadfence(void);
 template <typename T> T __ldcg(const T* p) { return *p; }
 template <typename T> T atomicAdd(T* p, T v) {
     static_assert(std::is_integral<T>::value, "floating-point atomics are not deterministic");
-    const T old = *p;
-    *p = old + v;
-    return old;
+    return (T)cuda_on_host_add(p, sizeof v, (uint64_t)v);
 }
 
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
@@ -276,7 +281,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventQuery(cudaEvent_t event);
-cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to);  // always 1
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to);  // of the last product
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph);

@@ -24,16 +24,19 @@ struct Schedule {
     CudaOnHostOrder order;
     uint64_t seed;
     bool late;
+    int resident = 1;
 };
 const Schedule FORWARD = {CUDA_ORDER_FORWARD, 0, false}, LATE = {CUDA_ORDER_FORWARD, 0, true},
                REVERSE = {CUDA_ORDER_REVERSE, 0, false}, REVERSE_LATE = {CUDA_ORDER_REVERSE, 0, true},
-               SHUFFLE = {CUDA_ORDER_SHUFFLE, 1, false}, SHUFFLE_LATE = {CUDA_ORDER_SHUFFLE, 2, true};
+               SHUFFLE = {CUDA_ORDER_SHUFFLE, 1, false}, SHUFFLE_LATE = {CUDA_ORDER_SHUFFLE, 2, true},
+               RESIDENT = {CUDA_ORDER_SHUFFLE, 3, false, 5};
 
 void set_schedule(const Schedule& s, uint32_t matmul_alignment = 1) {
     CudaOnHostOptions o;
     o.order = s.order;
     o.seed = s.seed;
     o.late = s.late;
+    o.resident = s.resident;
     o.matmul_alignment = matmul_alignment;
     cuda_on_host_set(o);
 }
@@ -186,6 +189,21 @@ void test_refusals(Checks* c) {
     check(c, tost_cuda_engine.supports(TOST_TF32) && !tost_cuda_engine.supports((TostDtype)3), "supports");
 }
 
+// Products of 192 × 192 (64 per multiprocessor), of which the emulation reports 10 to take 1 ms
+void test_peak(Checks* c) {
+    cuda_on_host_set(CudaOnHostOptions());
+    for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) {
+        const TostEngineOptions o = options_of(1, 8, true, dtype);
+        const int live = cuda_on_host_live();
+        TostError err = {};
+        TostModel* m = tost_cuda_engine.create(&SMALL, &o, &err);
+        const double peak = m ? tost_cuda_engine.peak_flops(m) : 0, want = 10 * 2.0 * 192 * 192 * 192 * 1e3;
+        check(c, fabs(peak - want) < 1e-3 * want, "peak of matrix products: %g, want %g", peak, want);
+        if (m) tost_cuda_engine.destroy(m);
+        check(c, cuda_on_host_live() == live, "peak_flops: %d CUDA objects leaked", cuda_on_host_live() - live);
+    }
+}
+
 void test_missing(Checks* c) {
     const TostEngineOptions o = options_of(2, 33, true, TOST_FP32);
     TostError err = {};
@@ -215,7 +233,7 @@ void test_quick(Checks* c) {
                 uniform = {1, 1, 64, block, 29, 0, TOST_UNIFORM, 1, chunk + 6, 1, 1, RANDOM};
     test_emulation(c);
     set_schedule(SHUFFLE);
-    test_kernels(c);
+    test_kernels(c, 4);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) {
         test_mixed_shapes(c, dtype);
         set_schedule(REVERSE_LATE);
@@ -225,16 +243,16 @@ void test_quick(Checks* c) {
     test_shape(c, faint, TOST_BF16, {REVERSE_LATE});
     test_shape(c, uniform, TOST_FP32, {SHUFFLE});
     test_plain_products(c, TOST_FP32);
+    test_peak(c);
     test_missing(c);
     test_refusals(c);
-    test_nccl_emulation(c);
-    test_exchange(c, false);
+    test_exchange(c, EXCHANGE_QUICK);
 }
 
 void test_mutants(Checks* c) {
-    test_kernels(c);
+    test_kernels(c, 12);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
-    test_shapes(c, TOST_FP32, {FORWARD, REVERSE, SHUFFLE_LATE});
+    test_shapes(c, TOST_FP32, {FORWARD, REVERSE, SHUFFLE_LATE, RESIDENT});
     test_shape(c, long_shape(chunk_of_source()), TOST_FP32, {REVERSE});
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_scores(c, dtype);
 }
@@ -242,12 +260,12 @@ void test_mutants(Checks* c) {
 void test_all(Checks* c) {
     test_emulation(c);
     set_schedule(SHUFFLE);
-    test_kernels(c);
+    test_kernels(c, 40);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
-    test_shapes(c, TOST_FP32, {FORWARD, LATE, REVERSE_LATE, SHUFFLE, SHUFFLE_LATE});
+    test_shapes(c, TOST_FP32, {FORWARD, LATE, REVERSE_LATE, SHUFFLE, SHUFFLE_LATE, RESIDENT});
     test_shape(c, long_shape(chunk_of_source()), TOST_FP32, {REVERSE});
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_scores(c, dtype);
-    test_shapes(c, TOST_BF16, {FORWARD, REVERSE, SHUFFLE_LATE});
+    test_shapes(c, TOST_BF16, {FORWARD, REVERSE, SHUFFLE_LATE, RESIDENT});
     test_shape(c, {1, 3, 60, 40, 257, 1, TOST_LEARNED, 2, 37, 2, 2, 0}, TOST_TF32, {FORWARD});
     for (const int values : {FRESH, RANDOM}) test_wide(c, TOST_BF16, values);
     test_wide(c, TOST_TF32, RANDOM);
@@ -257,11 +275,12 @@ void test_all(Checks* c) {
     if (shared) test_golden_files(c, shared);
     else skip(c, "golden files in ../shared/golden not found");
     free(shared);
+    test_peak(c);
     test_missing(c);
     test_refusals(c);
     test_suggestions(c);
     test_nccl_emulation(c);
-    test_exchange(c, true);
+    test_exchange(c, EXCHANGE_ALL);
 }
 
 }  // namespace
@@ -277,7 +296,7 @@ int main(int argc, char** argv) {
     set_schedule(SHUFFLE);
     if (mode == "--quick") test_quick(&c);
     else if (mode == "--mutants") test_mutants(&c);
-    else if (mode == "--exchange") test_exchange(&c, false);
+    else if (mode == "--exchange") test_exchange(&c, EXCHANGE_MUTANTS);
     else test_all(&c);
     check(&c, cuda_on_host_live() == 0, "%d CUDA objects leaked", cuda_on_host_live());
     return checks_verdict(&c);

@@ -95,6 +95,119 @@ __global__ void write_at(float* p, int i) { p[i] = 1.0f; }
 __global__ void write_shared(int i) { static_cast<float*>(cuda_on_host_dynamic_shared())[i] = 1.0f; }
 __global__ void add_one(int* p) { *p += 1; }
 
+// The launch must abort with a message.
+template <typename F> void dies(Checks* c, const char* what, const char* message, F misuse) {
+    int status = 0;
+    const std::string text = child_stderr(c, &status, misuse);
+    check(c, status != 0 && text.find(message) != std::string::npos, "%s: status %d, \"%.200s\", want \"%s\"", what,
+          status, text.c_str(), message);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Blocks that communicate
+
+enum Omitted { NOTHING, BARRIER_BEFORE, RELEASE, WAIT, ACQUIRE, BARRIER_AFTER };
+
+// Block 0 hands data to all others by a flag: out[block,i] = THREADS-1-i.
+template <Omitted O> __global__ void hand_over(int* out, int* data, int* flag) {
+    if (blockIdx.x == 0) {
+        data[threadIdx.x] = (int)threadIdx.x;
+        if (O != BARRIER_BEFORE) __syncthreads();
+        if (threadIdx.x == 0) cuda_on_host_store(flag, 1, O != RELEASE);
+        return;
+    }
+    if (threadIdx.x == 0) {
+        while (O != WAIT && !cuda_on_host_load(flag, false)) {}
+        if (O != ACQUIRE) cuda_on_host_load(flag, true);
+    }
+    if (O != BARRIER_AFTER) __syncthreads();
+    out[blockIdx.x * THREADS + threadIdx.x] = data[THREADS - 1 - threadIdx.x];
+}
+
+// The block that ends last adds up what all have written: out = Σ of 0 to blocks · THREADS - 1.
+template <Omitted O> __global__ void sum_in_last_block(int* out, int* parts, int* ended) {
+    __shared__ bool last;
+    parts[blockIdx.x * THREADS + threadIdx.x] = (int)(blockIdx.x * THREADS + threadIdx.x);
+    if (O != BARRIER_BEFORE) __syncthreads();
+    if (threadIdx.x == 0) {
+        if (O != RELEASE) __threadfence();
+        last = atomicAdd(ended, 1) == (int)gridDim.x - 1;
+        if (O != ACQUIRE) __threadfence();
+    }
+    __syncthreads();
+    if (!last || threadIdx.x > 0) return;
+    *out = 0;
+    for (unsigned i = 0; i < gridDim.x * THREADS; i++) *out += parts[i];
+}
+
+#ifdef CUDA_ON_HOST_RACES
+__global__ void write_in_all_blocks(int* out) { *out = (int)blockIdx.x; }
+#endif
+__global__ void wait_for_each_other(int* flags) {
+    while (!cuda_on_host_load(flags + 1 - blockIdx.x, false)) {}
+    cuda_on_host_store(flags + blockIdx.x, 1, true);
+}
+
+void set_resident(int resident, uint64_t seed) {
+    CudaOnHostOptions o;
+    o.order = CUDA_ORDER_SHUFFLE;
+    o.resident = resident;
+    o.seed = seed;
+    cuda_on_host_set(o);
+}
+
+constexpr int BLOCKS = 7;
+
+bool hands_over(void (*kernel)(int*, int*, int*)) {
+    const Device<int> out(BLOCKS * THREADS), data(THREADS), flag(std::vector<int>(1));
+    CUDA_ON_HOST_LAUNCH(kernel, BLOCKS, THREADS, 0, nullptr, out.p, data.p, flag.p);
+    bool ok = true;
+    for (int i = 0; i < (BLOCKS - 1) * THREADS; i++)
+        ok = ok && out.at((size_t)(THREADS + i)) == THREADS - 1 - i % THREADS;
+    return ok && cuda_on_host_longest_chain() == 1;
+}
+
+bool sums_in_last_block(void (*kernel)(int*, int*, int*)) {
+    const Device<int> out(1), parts(BLOCKS * THREADS), ended(std::vector<int>(1));
+    CUDA_ON_HOST_LAUNCH(kernel, BLOCKS, THREADS, 0, nullptr, out.p, parts.p, ended.p);
+    return out.at(0) == BLOCKS * THREADS * (BLOCKS * THREADS - 1) / 2;
+}
+
+void test_blocks(Checks* c) {
+    const Device<int> x(std::vector<int>(2));
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        set_resident(BLOCKS, seed);
+        check(c, hands_over(hand_over<NOTHING>), "flag, seed %d: wrong values", (int)seed);
+        set_resident(2 + (int)seed % 5, seed);
+        check(c, sums_in_last_block(sum_in_last_block<NOTHING>), "last block, seed %d: wrong sum", (int)seed);
+    }
+    set_order(CUDA_ORDER_REVERSE);
+    dies(c, "block 0 does not fit beside those that wait for it", "deadlock: thread 0 waits for a flag",
+         [] { hands_over(hand_over<NOTHING>); });
+    set_resident(2, 1);
+    dies(c, "two blocks wait for each other", "deadlock: thread 0 waits for a flag",
+         [&] { CUDA_ON_HOST_LAUNCH(wait_for_each_other, 2, 1, 0, nullptr, x.p); });
+#ifdef CUDA_ON_HOST_RACES
+    void (*const flags[])(int*, int*, int*) = {hand_over<BARRIER_BEFORE>, hand_over<RELEASE>, hand_over<ACQUIRE>,
+                                               hand_over<BARRIER_AFTER>};
+    void (*const sums[])(int*, int*, int*) = {sum_in_last_block<BARRIER_BEFORE>, sum_in_last_block<RELEASE>,
+                                              sum_in_last_block<ACQUIRE>};
+    set_order(CUDA_ORDER_REVERSE);
+    dies(c, "hand_over without waiting", "race: thread", [] { hands_over(hand_over<WAIT>); });
+    for (int resident : {1, BLOCKS}) {   // one block after another, too: races do not depend on the schedule
+        for (uint64_t seed = 1; seed <= 3; seed++) {
+            set_resident(resident, seed);
+            if (resident == 1) set_order(CUDA_ORDER_FORWARD);
+            for (const auto& kernel : flags) dies(c, "hand_over", "race: thread", [&] { hands_over(kernel); });
+            for (const auto& kernel : sums) dies(c, "last block", "race: thread", [&] { sums_in_last_block(kernel); });
+            dies(c, "two blocks write", "race: thread 0 writes 4 bytes",
+                 [&] { CUDA_ON_HOST_LAUNCH(write_in_all_blocks, 2, 1, 0, nullptr, x.p); });
+        }
+    }
+#endif
+    set_order(CUDA_ORDER_FORWARD);
+}
+
 // ---------------------------------------------------------------------------------------------
 // Barriers, shuffles, memory
 
@@ -123,9 +236,15 @@ void test_barriers(Checks* c) {
               order);
         check(c, reverses(reverse_warp<true>, 32), "__syncwarp, order %d: a lane passed too early", order);
         check(c, sums_twice(sum_twice<true>), "two reductions, order %d: wrong sum", order);
+#ifdef CUDA_ON_HOST_RACES
+        dies(c, "missing __syncthreads before a read", "race: ", [] { reverses(reverse_block<false>, THREADS); });
+        dies(c, "missing __syncwarp", "race: ", [] { reverses(reverse_warp<false>, 32); });
+        dies(c, "missing __syncthreads before memory is reused", "race: ", [] { sums_twice(sum_twice<false>); });
+#else
         block += reverses(reverse_block<false>, THREADS);
         warp += reverses(reverse_warp<false>, 32);
         twice += sums_twice(sum_twice<false>);
+#endif
         Device<int> out(THREADS);
         CUDA_ON_HOST_LAUNCH(early_exit, 1, THREADS, 0, nullptr, out.p);
         check(c, out.at(0) == 2 && out.at(THREADS - 2) == 0,
@@ -297,13 +416,6 @@ void test_product(Checks* c, bool ta, bool tb) {
 // ---------------------------------------------------------------------------------------------
 // Misuse must abort with a message
 
-template <typename F> void dies(Checks* c, const char* what, const char* message, F misuse) {
-    int status = 0;
-    const std::string text = child_stderr(c, &status, misuse);
-    check(c, status != 0 && text.find(message) != std::string::npos, "%s: status %d, \"%.200s\", want \"%s\"", what,
-          status, text.c_str(), message);
-}
-
 void test_misuse(Checks* c) {
     Device<float> x(64);
     Device<char> poisoned(1024);
@@ -359,6 +471,7 @@ void test_misuse(Checks* c) {
 void test_emulation(Checks* c) {
     const int live = cuda_on_host_live();
     test_barriers(c);
+    test_blocks(c);
     for (CudaOnHostOrder order : orders) {
         set_order(order);
         test_shuffles(c);

@@ -13,7 +13,8 @@
 #include "dev/test/check.h"
 
 void test_emulation(Checks* c);  // the emulation itself
-void test_kernels(Checks* c);    // single kernels and launch functions of the engine
+// Single kernels and launch functions of the engine; those whose blocks communicate with as many schedules.
+void test_kernels(Checks* c, int seeds);
 
 // An array in device memory, filled with NaN bytes or with x converted to T.
 template <typename T> struct Device {

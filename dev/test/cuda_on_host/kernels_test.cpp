@@ -130,7 +130,7 @@ struct TssaCase { int C, NH, B, T; bool uniform, faint; };
 
 template <typename S> void test_tssa(Checks* c, const TssaCase& k) {
     const size_t B = (size_t)k.B, T = (size_t)k.T, C = (size_t)k.C, NH = (size_t)k.NH, first = 3, block = T + first;
-    const size_t state = tssa_state_size(C, NH), chunks = (size_t)div_up(T, TSSA_CHUNK);
+    const size_t sums = tssa_sums_size(k.C, k.NH), chunks = (size_t)div_up(T, TSSA_CHUNK);
     const float weights[] = {1, 0, 1e-7f, 5e-7f};   // energies below TOST_ENERGY_MIN
     TssaInput in = {k.uniform, B, T, C, NH, block, first, numbers(B * T * C, 1), numbers_of<S>(B * T * C, 2),
                     numbers(NH, 3),
@@ -141,8 +141,8 @@ template <typename S> void test_tssa(Checks* c, const TssaCase& k) {
     for (float& x : in.bias) x *= 0.05f;
     const TssaTruth truth(in);
     const Device<S> w(in.w), dy(in.dy), y(B * T * C), dw(B * T * C);
-    const DeviceArray temp(in.temp), bias(in.bias), u(B * NH * T), pi(B * NH * T), saved(B * chunks * state),
-        totals(B * scan_slots(chunks) * state), da(B * NH * T), partial(NH * B * chunks), back(B * chunks * state),
+    const DeviceArray temp(in.temp), bias(in.bias), u(B * NH * T), pi(B * NH * T), saved(B * chunks * sums),
+        totals(B * scan_slots(chunks) * sums), da(B * NH * T), partial(NH * B * chunks), back(B * chunks * sums),
         dtemp(Floats(NH, 1.0f)), dbias(Floats(NH * block, 1.0f));
     const Device<int> sync(std::vector<int>(tssa_sync_size(B, T))), again(std::vector<int>(tssa_sync_size(B, T))),
         header(step_at(first));
@@ -175,20 +175,23 @@ template <typename S> void test_tssa_variants(Checks* c) {
 }
 
 // The scan of `width` columns of small integers, whose sums are exact in any order.
-template <int COLUMNS>
 __global__ void scan_kernel(float* carry, float* totals, int* sync, int width, int chunks) {
-    const int place = scan_ticket(sync);
-    for (int c = threadIdx.x; c < width; c += blockDim.x) totals[(size_t)place * width + c] = (float)((place + c) % 5);
-    scan_columns<COLUMNS>(carry + (size_t)place * width, NULL, NULL, totals, sync + 1, width, place, chunks);
+    __shared__ int place;
+    const int stride = scan_stride(width);
+    scan_ticket(sync, [&](int unit) { place = unit; });
+    for (int c = threadIdx.x; c < width; c += blockDim.x) totals[(size_t)place * stride + c] = (float)((place + c) % 5);
+    scan_columns(totals, sync + 1, stride, place, chunks, [&](int c, const double (&sum)[SCAN_VEC]) {
+        scan_store(carry + (size_t)place * stride + c, sum);
+    });
 }
 
 // Carries, and the longest chain of waits: one per octal digit of the last chunk's number.
-template <int COLUMNS> void test_scan(Checks* c, int T, int threads, int width) {
+void test_scan(Checks* c, int T, int threads, int width) {
     const int chunks = div_up((size_t)T, TSSA_CHUNK);
-    const size_t columns = (size_t)width;
+    const size_t columns = (size_t)scan_stride(width);
     const DeviceArray carry((size_t)chunks * columns), totals(scan_slots((size_t)chunks) * columns);
     const Device<int> sync(std::vector<int>(1 + scan_slots((size_t)chunks)));
-    LAUNCH((scan_kernel<COLUMNS>), chunks, threads, 0, nullptr, carry.p, totals.p, sync.p, width, chunks);
+    LAUNCH(scan_kernel, chunks, threads, 0, nullptr, carry.p, totals.p, sync.p, width, chunks);
     const Floats got = carry.get();
     Doubles sum(columns);
     int digits = 0, wrong = 0;
@@ -206,9 +209,68 @@ template <int COLUMNS> void test_scan(Checks* c, int T, int threads, int width) 
 
 // Lengths up to a million tokens; one pass over the columns, and several.
 void test_scans(Checks* c) {
-    for (const int T : {33, 256, 257, 1024, 1 << 14, 1 << 16, 1 << 20}) test_scan<1>(c, T, 8, 5);
-    test_scan<3>(c, 513 * TSSA_CHUNK, 32, 70);
-    test_scan<2>(c, 513 * TSSA_CHUNK, 32, 70);
+    for (const int T : {33, 256, 257, 1024, 1 << 14, 1 << 16, 1 << 20}) test_scan(c, T, 8, 5);
+    test_scan(c, 513 * TSSA_CHUNK, 32, 70);
+    test_scan(c, 513 * TSSA_CHUNK, 32, 203);
+}
+
+// A product (n,n) added to ones, in a new process as it were.
+Floats tuned_product(Checks* c, const char* file, bool autotune, int fastest) {
+    const size_t n = 40;
+    const DeviceArray a(numbers(n * n, 5)), b(numbers(n * n, 6)), y(Floats(n * n, 1.0f));
+    const Device<char> workspace(MATMUL_WORKSPACE);
+    CudaOnHostOptions options;
+    options.fastest = fastest;
+    cuda_on_host_set(options);
+    Matmul mm = {};
+    TostError err = {};
+    matmul_init(&mm, nullptr, workspace.p, false);
+    check(c, !file || matmul_tune(&mm, file, autotune, &err), "matmul_tune: %s", err.text);
+    matmul(&mm, Product<float, float>{y.p, a.p, b.p, false, true, (int)n, (int)n, (int)n, (int)n, (int)n, (int)n, 1.0f,
+                                      NULL});
+    const Floats out = y.get();
+    matmul_free(&mm);
+    cuda_on_host_set(CudaOnHostOptions());
+    return out;
+}
+
+// --autotune takes the fastest algorithm, and later runs take it from the file, whatever is fastest then.
+void test_autotune(Checks* c) {
+    const char* temporary = getenv("TMPDIR");
+    std::string dir = std::string(temporary ? temporary : "/tmp") + "/tost_autotune_XXXXXX";
+    check(c, mkdtemp(&dir[0]) != NULL, "mkdtemp %s: %s", dir.c_str(), strerror(errno));
+    const std::string path = dir + "/matmul.csv", none = dir + "/none.csv";
+    const Floats first = tuned_product(c, nullptr, false, 5), tuned = tuned_product(c, path.c_str(), true, 3);
+    check(c, tuned != first, "autotune: the fastest algorithm gives the sums of the first");
+    check(c, tuned_product(c, path.c_str(), false, 6) == tuned, "autotune: the choice in the file is not used");
+    check(c, tuned_product(c, none.c_str(), false, 6) == first, "autotune: without a file, not the first algorithm");
+    check(c, tuned_product(c, path.c_str(), true, 0) == first, "autotune: the choice in the file is not renewed");
+    check(c, tuned_product(c, path.c_str(), false, 3) == first, "autotune: the renewed choice is not used");
+    FILE* f = fopen(path.c_str(), "w");
+    fprintf(f, "%s0,0,0,0,1,40,40,40,40,40,40,0,64,3,1.0,1,another GPU\n", MATMUL_HEADER);
+    fclose(f);
+    check(c, tuned_product(c, path.c_str(), false, 3) == first, "autotune: the choice of another GPU is used");
+    remove(path.c_str());
+    remove(dir.c_str());
+}
+
+// Kernels whose blocks communicate, with several blocks at once.
+void test_concurrent(Checks* c, int seeds) {
+    const CudaOnHostOptions before = cuda_on_host_options();
+    CudaOnHostOptions o;
+    o.order = CUDA_ORDER_SHUFFLE;
+    for (int seed = 1; seed <= seeds; seed++) {
+        o.seed = (uint64_t)seed;
+        o.resident = 2 + seed % 9;
+        cuda_on_host_set(o);
+        test_scan(c, (seed % 3 ? 80 : 600) * TSSA_CHUNK, 64, 5);
+        test_scan(c, (9 + seed) * TSSA_CHUNK, 32, 70);
+        const int T = (8 + seed % 4) * TSSA_CHUNK + seed % TSSA_CHUNK;
+        const TssaCase small = {6, 2, 1 + seed % 2, T, seed % 4 == 3, false};
+        test_tssa<float>(c, small);
+        if (seed % 2) test_tssa<bf16>(c, small);
+    }
+    cuda_on_host_set(before);
 }
 
 // More chunks than threads.
@@ -490,7 +552,8 @@ void test_errors(Checks* c) {
 
 }  // namespace
 
-void test_kernels(Checks* c) {
+void test_kernels(Checks* c, int seeds) {
+    test_concurrent(c, seeds);
     test_classifier_chunks(c);
     test_normal(c);
     test_errors(c);
@@ -501,6 +564,7 @@ void test_kernels(Checks* c) {
     test_tssa_variants<float>(c);
     test_tssa_variants<bf16>(c);
     test_scans(c);
+    test_autotune(c);
     // more rows than blocks; more columns than threads
     for (const int N : {7, 12, 16}) test_columns<float>(c, 600, N);
     for (const int N : {259, 516, 1028, 1032}) test_columns<float>(c, 3, N);

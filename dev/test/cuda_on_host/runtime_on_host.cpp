@@ -1,6 +1,7 @@
 // runtime_on_host.cpp: the CUDA runtime: memory, streams, events and graphs. Misuse aborts; a missing device or too
 // little memory is returned as an error.
 #include "cuda_on_host.h"
+#include "races.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -303,6 +304,7 @@ cudaError_t cuda_on_host_malloc(void** p, size_t bytes, bool on_device) {
     (on_device ? runtime.device : runtime.pinned)[(char*)*p] = bytes;
     if (!on_device) return cudaSuccess;
     runtime.used += bytes;
+    race_memory(*p, bytes, false);
     if (runtime.options.observer) runtime.options.observer->allocated(*p, bytes);
     ASAN_POISON_MEMORY_REGION(*p, bytes);
     return cudaSuccess;
@@ -321,6 +323,7 @@ cudaError_t cudaFree(void* p) {
     runtime.redzones.swap(rest);
     ASAN_UNPOISON_MEMORY_REGION(a->first, a->second);
     runtime.used -= a->second;
+    race_memory_freed(p);
     runtime.device.erase(a);
     free(p);
     return cudaSuccess;
@@ -470,7 +473,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
     check_event("cudaEventElapsedTime", from);
     check_event("cudaEventElapsedTime", to);
-    *ms = 1.0f;
+    *ms = cublaslt_on_host_milliseconds();
     return cudaSuccess;
 }
 

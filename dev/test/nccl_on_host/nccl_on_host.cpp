@@ -1,10 +1,10 @@
 // nccl_on_host.cpp: communicators in memory that the processes of all ranks share.
 //
-// The calls of a group are one step of a rank. Its partners are the ranks that it sends to or receives from; all ranks in
-// a collective. Once the work before it in its stream is done, the rank copies what it sends to its part of the shared
-// memory and publishes its list of calls. When all partners have published theirs, it compares the lists, copies what it
-// receives and acknowledges it. When all partners have acknowledged, the step ends. Between two ranks, the n-th step of
-// one belongs to the n-th of the other.
+// The calls of a group are one step of a rank. Its partners are the ranks that it sends to or receives from; all ranks
+// in a collective. Once the work before it in its stream is done, the rank copies what it sends to its part of the
+// shared memory and publishes its list of calls. When all partners have published theirs, it compares the lists, copies
+// what it receives and acknowledges it. When all partners have acknowledged, the step ends. Between two ranks, the n-th
+// step of one belongs to the n-th of the other.
 #include "nccl_on_host.h"
 
 #include <atomic>
@@ -72,7 +72,7 @@ struct NcclOnHostComm {
     std::vector<Call> held;          // calls to be queued at that time
     cudaStream_t held_stream, stream;   // of those, and of the last step
     cudaEvent_t order;
-    uint64_t queued, done, bytes;    // steps; bytes sent
+    uint64_t queued, done;           // steps
     int stage;                       // of the current step: to be published, read, ended
     double waits_since;
     SharedRank& mine() { return clique->rank[rank]; }
@@ -135,7 +135,8 @@ std::vector<Range> ranges_of(const Call& call, const NcclOnHostComm* c) {
         return {{call.in, all, false}, {call.out, bytes, true}};
     default:
         if (call.in == call.out) return {{call.out, bytes, true}};
-        if (c->rank != call.peer) return {call.kind == REDUCE ? Range{call.in, bytes, false} : Range{call.out, bytes, true}};
+        if (c->rank != call.peer && call.kind == REDUCE) return {{call.in, bytes, false}};
+        if (c->rank != call.peer) return {{call.out, bytes, true}};
         return {{call.in, bytes, false}, {call.out, bytes, true}};
     }
 }
@@ -171,8 +172,6 @@ void publish(ncclComm_t c, const std::vector<Call>& calls) {
         if (used + call.sent_bytes > DATA_BYTES) die(c, "more than %zu bytes in a group", DATA_BYTES);
         if (call.sent_bytes) cuda_on_host_copy(c->clique->data[c->rank] + used, call.in, call.sent_bytes);
         used += call.sent_bytes;
-        if (call.kind == SEND) c->bytes += call.peer == c->rank ? 0 : bytes;
-        else c->bytes += call.sent_bytes * (size_t)(c->size - 1) / (call.kind == REDUCE_SCATTER ? (size_t)c->size : 1);
         mine.call[i] = call;
     }
 }
@@ -481,4 +480,3 @@ ncclResult_t ncclReduceScatter(const void* in, void* out, size_t count, ncclData
 
 void nccl_on_host_set(const NcclOnHostOptions& o) { options = o; }
 int nccl_on_host_live(void) { return (int)comms.size(); }
-uint64_t nccl_on_host_bytes_sent(ncclComm_t c) { return c->bytes; }

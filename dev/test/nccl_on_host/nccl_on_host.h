@@ -1,15 +1,16 @@
 // nccl_on_host.h: NCCL emulation on the CPU for the part of NCCL that the engine uses. Ranks are processes, each with a
 // CUDA emulation of its own (dev/test/cuda_on_host); memory that they share carries the data. Misuse aborts:
 //
-//   order        all ranks must make the same collective calls in the same order, with the same types, counts and roots;
-//                each ncclSend needs an ncclRecv. Stricter than NCCL: the n-th group with calls between two ranks on one
-//                of them must match the n-th on the other.
-//   memory       buffers must be device memory; those of a group must not overlap, except as NCCL permits (in place).
+//   order        all ranks must make the same collective calls in the same order, with the same types, counts and
+//                roots; each ncclSend needs an ncclRecv. Stricter than NCCL: the n-th group with calls between two ranks
+//                on one of them must match the n-th on the other.
+//   memory       buffers must be device memory; those of a group must not overlap, except in place as in NCCL.
 //   streams      a call reads its inputs when the work before it in its stream is done, and not earlier; it ends when
 //                all ranks have made it. So without an event between two streams, values are read too early or too late.
 //   nonblocking  after a call that returned ncclInProgress, ncclCommGetAsyncError must have reported its end before the
 //                next call, and nothing is queued on the stream until then.
-//   lifetime     ncclCommFinalize or ncclCommDestroy with unfinished calls abort; nccl_on_host_live counts what was not destroyed.
+//   lifetime     ncclCommFinalize or ncclCommDestroy with unfinished calls abort; nccl_on_host_live counts what was not
+//                destroyed.
 #ifndef NCCL_ON_HOST_H
 #define NCCL_ON_HOST_H
 
@@ -54,7 +55,8 @@ ncclResult_t ncclCommAbort(ncclComm_t comm);   // calls that have not ended neve
 
 ncclResult_t ncclGroupStart(void);
 ncclResult_t ncclGroupEnd(void);
-ncclResult_t ncclSend(const void* in, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream);
+ncclResult_t ncclSend(const void* in, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream);
 ncclResult_t ncclRecv(void* out, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream);
 ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                            cudaStream_t stream);
@@ -76,6 +78,5 @@ struct NcclOnHostOptions {
 
 void nccl_on_host_set(const NcclOnHostOptions& options);
 int nccl_on_host_live(void);                      // communicators not yet destroyed
-uint64_t nccl_on_host_bytes_sent(ncclComm_t c);   // to other ranks, over all calls that ended
 
 #endif

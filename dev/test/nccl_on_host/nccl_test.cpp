@@ -153,7 +153,8 @@ void test_misuse(Checks* c) {
 void test_nccl_emulation(Checks* c) {
     for (int size = 1; size <= 3; size++) {
         const std::vector<RankEnd> ends = run_ranks(size, [&](int rank) { all_calls(rank, size); });
-        for (const RankEnd& end : ends) check(c, end.status == 0, "%d ranks: status %d: %s", size, end.status, end.text.c_str());
+        for (const RankEnd& end : ends)
+            check(c, end.status == 0, "%d ranks: status %d: %s", size, end.status, end.text.c_str());
     }
     test_misuse(c);
 }

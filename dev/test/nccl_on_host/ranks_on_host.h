@@ -13,7 +13,8 @@ struct RankEnd {
 };
 
 void test_nccl_emulation(Checks* c);
-void test_exchange(Checks* c, bool all);   // the engine on several ranks; all: every schedule, dtype and division
+enum ExchangeTests { EXCHANGE_QUICK, EXCHANGE_MUTANTS, EXCHANGE_ALL };   // each includes those before it
+void test_exchange(Checks* c, ExchangeTests tests);   // the engine on several ranks
 
 // Memory that the ranks share with the test.
 template <typename T> struct Shared {

@@ -23,8 +23,8 @@ class Report:
 
     SHOWN = 40   # failed checks to print per suite
 
-    def __init__(self):
-        self.rows = []
+    def __init__(self, program="torture"):
+        self.program, self.rows = program, []
 
     def begin(self, name):
         self.row = {"name": name, "passed": 0, "failed": 0, "skipped": 0, "began": time.monotonic(), "figures": []}
@@ -37,12 +37,12 @@ class Report:
     def check(self, ok, text):
         self.row["passed" if ok else "failed"] += 1
         if not ok and self.row["failed"] <= self.SHOWN:
-            print(f"FAILED torture: {self.row['name']}: {text}", flush=True)
+            print(f"FAILED {self.program}: {self.row['name']}: {text}", flush=True)
         return bool(ok)
 
     def skip(self, text):
         self.row["skipped"] += 1
-        print(f"skipped torture: {self.row['name']}: {text}", flush=True)
+        print(f"skipped {self.program}: {self.row['name']}: {text}", flush=True)
 
     def figure(self, text):
         self.row["figures"].append(text)
@@ -53,7 +53,7 @@ class Report:
             print(f"{r['name']:<10} {r['passed']:>6} {r['failed']:>6} {r['skipped']:>7} {r['seconds']:>8.1f}  "
                   + "; ".join(r["figures"]))
         passed, failed, skipped = (sum(r[k] for r in self.rows) for k in ("passed", "failed", "skipped"))
-        print(f"torture: {passed} passed, {failed} failed, {skipped} skipped", flush=True)
+        print(f"{self.program}: {passed} passed, {failed} failed, {skipped} skipped", flush=True)
         return 1 if failed or passed == 0 else 0
 
 

@@ -1,0 +1,70 @@
+// exchange_bench.c: rate of the exchange between ranks, with the messages of tost/comm.h. Started by mpirun.
+//
+//     mpirun -n N exchange_bench BYTES ROUNDS
+//
+// In each round every rank sends BYTES to and receives BYTES from each other rank. Rank 0 prints the median time of a
+// round, and the rate at which a rank sends; it receives as much at the same time.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tost/comm.h"
+#include "tost/util.h"
+
+static int compare_doubles(const void* a, const void* b) {
+    const double x = *(const double*)a, y = *(const double*)b;
+    return (x > y) - (x < y);
+}
+
+// The time of the slowest rank.
+static double one_round(TostComm* c, const CommMessage* messages, double* all) {
+    char ready = 0, *others = xmalloc((size_t)comm_size(c));
+    comm_allgather(c, others, &ready, 1);
+    free(others);
+    const double start = now_seconds();
+    comm_exchange(c, messages);
+    double seconds = now_seconds() - start;
+    comm_allgather(c, all, &seconds, sizeof seconds);
+    for (int rank = 0; rank < comm_size(c); rank++)
+        if (all[rank] > seconds) seconds = all[rank];
+    return seconds;
+}
+
+int main(int argc, char** argv) {
+    static const TostEngine no_engine = {.name = "none"};
+    const size_t bytes = argc == 3 ? strtoull(argv[1], NULL, 10) : 0;
+    const int rounds = argc == 3 ? atoi(argv[2]) : 0;
+    TostComm* c = NULL;
+    TostError err;
+    if (bytes == 0 || rounds <= 0) { fprintf(stderr, "usage: mpirun -n N exchange_bench BYTES ROUNDS\n"); return 2; }
+    if (!comm_open(&c, &no_engine, argv[0], &err)) { fprintf(stderr, "exchange_bench: %s\n", err.text); return 1; }
+    const int n = comm_size(c);
+    if (n < 2) { fprintf(stderr, "exchange_bench: start it with mpirun -n 2 or more\n"); return 2; }
+
+    CommMessage* messages = xcalloc((size_t)n, sizeof *messages);
+    double *times = xmalloc((size_t)rounds * sizeof *times), *all = xmalloc((size_t)n * sizeof *all);
+    for (int rank = 0; rank < n; rank++) {
+        if (rank == comm_rank(c)) continue;
+        char *send = xmalloc(bytes), *receive = xmalloc(bytes);
+        memset(send, rank, bytes);
+        memset(receive, 0, bytes);
+        messages[rank] = (CommMessage){.send = send, .receive = receive, .send_bytes = bytes, .receive_bytes = bytes};
+    }
+    one_round(c, messages, all);   // warm-up: opens the connections
+    for (int i = 0; i < rounds; i++) times[i] = one_round(c, messages, all);
+    qsort(times, (size_t)rounds, sizeof *times, compare_doubles);
+    if (comm_rank(c) == 0) {
+        printf("round %.6g s\n", times[rounds / 2]);
+        printf("rate %.6g GB/s\n", (double)bytes * (n - 1) / times[rounds / 2] / 1e9);
+        printf("library %s\n", c->library);
+    }
+    for (int rank = 0; rank < n; rank++) {
+        free((void*)messages[rank].send);
+        free(messages[rank].receive);
+    }
+    free(messages);
+    free(times);
+    free(all);
+    comm_close(c);
+    return 0;
+}

@@ -1,0 +1,126 @@
+"""hosts.py: four hosts on one machine: network namespaces joined by a bridge, each with its own host name. Needs root.
+
+    hosts.py --try COMMAND...   runs a command on the first of four hosts, to see what works on this machine"""
+
+import os
+import shutil
+import subprocess
+import sys
+
+SUBNET = "10.213.77"
+
+
+def unavailable():
+    """Why network namespaces cannot be used here, or None."""
+    for program in ("ip", "tc", "unshare"):
+        if not shutil.which(program):
+            return f"no {program} (Debian: iproute2, util-linux)"
+    if os.geteuid() != 0:
+        return "needs root"
+    try:
+        with Hosts(1, "/tmp"):
+            return None
+    except subprocess.CalledProcessError as error:
+        return f"{' '.join(error.cmd)}: {error.stderr.strip()}"
+
+
+def command(*words):
+    subprocess.run(words, check=True, capture_output=True, text=True)
+
+
+class Hosts:
+    """Hosts host1 to hostN with the addresses 10.213.77.1 to N. The link of each is a veth pair to a bridge."""
+
+    def __init__(self, count, folder):
+        self.count, self.id, self.folder = count, os.getpid() % 100000, folder
+        self.bridge = f"tb{self.id}"
+        self.names = [f"tost{self.id}_{i}" for i in range(1, count + 1)]
+        self.addresses = [f"{SUBNET}.{i}" for i in range(1, count + 1)]
+
+    def link(self, host):
+        """The bridge's end of the link of host 1 to N."""
+        return f"tv{self.id}_{host}"
+
+    def __enter__(self):
+        try:
+            self.create()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def create(self):
+        command("ip", "link", "add", self.bridge, "type", "bridge")
+        command("ip", "link", "set", self.bridge, "up")
+        for i, name in enumerate(self.names, 1):
+            command("ip", "netns", "add", name)
+            command("ip", "link", "add", self.link(i), "type", "veth", "peer", "name", "eth0", "netns", name)
+            command("ip", "link", "set", self.link(i), "master", self.bridge, "up")
+            command("ip", "-n", name, "addr", "add", f"{self.addresses[i - 1]}/24", "dev", "eth0")
+            command("ip", "-n", name, "link", "set", "eth0", "up")
+            command("ip", "-n", name, "link", "set", "lo", "up")
+            # bbr, the default on some machines, needs a queueing discipline of its own
+            command("ip", "-n", name, "route", "change", f"{SUBNET}.0/24", "dev", "eth0", "src", self.addresses[i - 1],
+                    "congctl", "cubic")
+            # gives up data that is not acknowledged after 6 s, not 15 minutes; keepalive tests idle connections
+            command("ip", "netns", "exec", name, "sysctl", "-qw", "net.ipv4.tcp_retries2=4")
+
+    def __exit__(self, *_):
+        for name in self.names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+        for i in range(1, self.count + 1):
+            subprocess.run(["ip", "link", "del", self.link(i)], capture_output=True, check=False)
+        subprocess.run(["ip", "link", "del", self.bridge], capture_output=True, check=False)
+
+    def limit(self, rate):
+        """Limits what each host sends and receives to `rate`, such as 1gbit."""
+        for i, name in enumerate(self.names, 1):
+            shape = ["root", "tbf", "rate", rate, "burst", "1mb", "latency", "20ms"]
+            command("tc", "-n", name, "qdisc", "replace", "dev", "eth0", *shape)
+            command("tc", "qdisc", "replace", "dev", self.link(i), *shape)
+
+    def cut(self, host):
+        """The link goes down: nothing tells the other hosts."""
+        command("ip", "link", "set", self.link(host), "down")
+
+    def on(self, host):
+        """Words before a command that run it on a host."""
+        return ["ip", "netns", "exec", self.names[host - 1], "unshare", "--uts", "sh", "-c",
+                f'hostname host{host}; exec "$@"', "sh"]
+
+    def agent(self):
+        """A program that takes a host's address and a shell command, as ssh does."""
+        path = os.path.join(self.folder, "agent")
+        cases = "".join(f'    {address}) set -- {self.names[i]} host{i + 1} "$@" ;;\n'
+                        for i, address in enumerate(self.addresses))
+        with open(path, "w") as f:
+            f.write('#!/bin/sh\n# agent [-x] ADDRESS COMMAND\n[ "$1" != -x ] || shift\naddress=$1\nshift\n'
+                    f'case $address in\n{cases}    *) echo "agent: no host $address" >&2; exit 1 ;;\nesac\n'
+                    'name=$1 host=$2\nshift 2\n'
+                    'exec ip netns exec "$name" unshare --uts sh -c "hostname $host; $*"\n')
+        os.chmod(path, 0o755)
+        return path
+
+    def mpi_options(self, mpi, ranks_per_host=1):
+        """mpirun's options that place the ranks on the hosts, with TCP between them."""
+        hosts = os.path.join(self.folder, f"hosts.{mpi.name}")
+        with open(hosts, "w") as f:
+            for address in self.addresses:
+                f.write(f"{address} slots={ranks_per_host}\n" if mpi.name == "openmpi" else
+                        f"{address}:{ranks_per_host}\n")
+        if mpi.name == "openmpi":
+            return ["--hostfile", hosts, "--map-by", "slot", "--mca", "plm_rsh_agent", self.agent(), "--mca", "pml",
+                    "ob1", "--mca", "btl", "tcp,self", "--mca", "oob_tcp_keepalive_time", "3", "--mca",
+                    "oob_tcp_keepalive_intvl", "1", "--mca", "oob_tcp_keepalive_probes", "3"]
+        return ["-f", hosts, "-launcher", "ssh", "-launcher-exec", self.agent(), "-genv", "UCX_TLS", "tcp,self"]
+
+
+def main():
+    if len(sys.argv) < 3 or sys.argv[1] != "--try":
+        raise SystemExit(__doc__)
+    with Hosts(4, "/tmp") as hosts:
+        return subprocess.run([*hosts.on(1), *sys.argv[2:]], check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

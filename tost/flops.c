@@ -1,0 +1,74 @@
+// flops.c: operations of a token, and peak rates.
+#include "flops.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gemm.h"
+#include "threads.h"
+
+double flops_per_token(const TostConfig* c) {
+    const double L = c->n_layer, C = c->n_embd, nh = c->n_head, weights = L * 10 * C * C + (double)c->vocab_size * C;
+    return 6 * weights + 3 * L * (10 * C + 8 * nh);
+}
+
+// Dense peaks in TFLOP/s: float32 without tensor cores, tf32, bf16 with float32 sums. The first name that the device's
+// contains counts.
+static const struct { const char* name; double peak[3]; } gpus[] = {
+    {"GB200",         {80, 1250, 2500}},
+    {"B200",          {75, 1100, 2250}},
+    {"GH200",         {66.9, 494.7, 989.4}},
+    {"H200 NVL",      {60, 417.5, 835.5}},
+    {"H200",          {66.9, 494.7, 989.4}},
+    {"H100 PCIe",     {51.2, 378, 756}},
+    {"H100 NVL",      {60, 417.5, 835.5}},
+    {"H100",          {66.9, 494.7, 989.4}},
+    {"H800",          {66.9, 494.7, 989.4}},
+    {"H20",           {44, 74, 148}},
+    {"A100",          {19.5, 156, 312}},
+    {"A800",          {19.5, 156, 312}},
+    {"A30",           {10.3, 82, 165}},
+    {"A40",           {37.4, 74.8, 149.7}},
+    {"L40S",          {91.6, 183, 362}},
+    {"L40",           {90.5, 90.5, 181}},
+    {"L4",            {30.3, 60, 121}},
+    {"RTX 6000 Ada",  {91.1, 182.1, 364.2}},
+    {"RTX A6000",     {38.7, 77.4, 154.8}},
+    {"RTX 5090",      {104.8, 104.8, 209.5}},
+    {"RTX 4090",      {82.6, 82.6, 165.2}},
+    {"RTX 3090",      {35.6, 35.6, 71}},
+};
+
+// True if the words of `name` are words of the device's name: "L4" is not in "NVIDIA L40S".
+static bool names_device(const char* device, const char* name) {
+    const size_t n = strlen(name);
+    for (const char* at = device; (at = strstr(at, name)); at++)
+        if ((at == device || at[-1] == ' ') && (!at[n] || strchr(" -_", at[n]))) return true;
+    return false;
+}
+
+double flops_peak_of(const char* device, TostDtype dtype) {
+    for (size_t i = 0; i < countof(gpus); i++)
+        if (names_device(device, gpus[i].name)) return gpus[i].peak[dtype] * 1e12;
+    return 0;
+}
+
+// Products of n³ multiplications, with the same number per thread on every machine. The fastest of several counts.
+double flops_measure_cpu(TostDtype dtype) {
+    enum { PRODUCTS = 4, PER_THREAD = 384 };   // the first product starts the threads
+    static const double MOST_SECONDS = 0.05;
+    const int n = (int)(PER_THREAD * cbrt((double)threads_max())) / 64 * 64;
+    const size_t size = (size_t)n * (size_t)n;
+    float* x = xmalloc(3 * size * sizeof *x);
+    for (size_t i = 0; i < 3 * size; i++) x[i] = (float)((i * 2654435761u >> 8) % 255) / 255.0f - 0.5f;
+    const double start = now_seconds();
+    double best = INFINITY;
+    for (int i = 0; i < PRODUCTS && (i < 2 || now_seconds() - start < MOST_SECONDS); i++) {
+        const double before = now_seconds();
+        (dtype == TOST_BF16 ? gemm_bf16 : gemm)(x, x + size, false, x + 2 * size, true, n, n, n, 0.0f);
+        best = fmin(best, now_seconds() - before);
+    }
+    free(x);
+    return best > 0 ? 2.0 * (double)size * n / best : 0;
+}

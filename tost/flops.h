@@ -1,0 +1,26 @@
+// flops.h: floating-point operations of training, for model FLOPs utilization (MFU): the rate of the operations that
+// the model needs, recomputed ones not counted, over the peak rate of the device.
+#ifndef TOST_FLOPS_H
+#define TOST_FLOPS_H
+
+#include "engine.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Forward and backward for one token:   6 N + 3 L (10 C + 8 nh)
+// N = L·10C² + V·C are the weights of matrix products, the tied output head included: 2 operations for each forward, 4
+// backward. TSSA takes 10 per channel and 8 per head forward, whatever T is, and twice as many backward.
+double flops_per_token(const TostConfig* c);
+
+// Peak rate of dense matrix products by the name of the GPU, from its data sheet, in operations/s; 0: unknown.
+double flops_peak_of(const char* device, TostDtype dtype);
+
+// The same of this CPU, measured with products of gemm.h within milliseconds; outside of parallel regions.
+double flops_measure_cpu(TostDtype dtype);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
