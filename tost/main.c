@@ -56,6 +56,13 @@ static int not_connected(const char* program, const TostError* err) {
     return STATUS_USAGE;
 }
 
+// The arguments, such as --max-time, decide which messages the ranks exchange.
+static bool same_arguments(TostComm* comm, int argc, char** argv, TostError* err) {
+    uint32_t crc = 0;
+    for (int i = 1; i < argc; i++) crc = crc32_update(crc, argv[i], strlen(argv[i]) + 1);
+    return comm_same(comm, crc, "the command line differs from that of rank 0: give all ranks the same options", err);
+}
+
 int tost_main(int argc, char** argv, const TostEngine* engine) {
     processor_check();
     reserve_standard_streams();
@@ -65,10 +72,8 @@ int tost_main(int argc, char** argv, const TostEngine* engine) {
     int status = 0;
     const char* program = argc > 0 && *argv[0] ? argv[0] : "train_gpt_tost";
     if (!comm_open(&comm, engine, program, &err)) return not_connected(program, &err);
-    // What a rank runs decides which messages follow.
     const bool parsed = comm_agree(comm, options_parse(&o, argc, argv, engine, comm, &err), &err);
-    if (!parsed || !comm_same(comm, o.page ? COMMANDS : (uint64_t)o.command, "the command differs from that of rank 0: "
-                              "give all ranks the same command line", &err)) {
+    if (!parsed || !same_arguments(comm, argc, argv, &err)) {
         print_error(&o, &err);
         status = STATUS_USAGE;
     } else if (o.page) {
