@@ -371,7 +371,8 @@ static void train_rank(TostComm* comm, void* context) {
         tost_cpu_engine.update(m, &adamw);
     }
     copy_state(t->out.params[rank], m, TOST_PARAM, &t->tensors);
-    for (int s = TOST_M; s <= TOST_EMA; s++) copy_state(rank == 0 ? t->out.state[s] : NULL, m, (TostState)s, &t->tensors);
+    for (int s = TOST_M; s <= TOST_EMA; s++)
+        copy_state(rank == 0 ? t->out.state[s] : NULL, m, (TostState)s, &t->tensors);
     tost_cpu_engine.destroy(m);
 }
 
