@@ -60,6 +60,7 @@ void comm_close(TostComm* c);
 
 // Opens the MPI transport; an error in builds without MPI=1.
 bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, TostError* err);
+void comm_abort_mpi(int status);   // ends all ranks; returns if MPI is not in use
 // Fills in places, with messages between the ranks. comm_open calls it; tests call it for transports of their own.
 void comm_find_places(TostComm* c);
 
@@ -87,6 +88,9 @@ void comm_fail(TostComm* c, const TostError* why);
 // "rank 2 on node7: "; empty for rank 0 and for a single process
 typedef struct { char text[COMM_HOST_MAX + 32]; } CommPrefix;
 CommPrefix comm_prefix(const TostComm* c, int rank);
+// Where no TostComm is at hand, as when memory is exhausted: this process, and ends it and all other ranks.
+CommPrefix comm_launch_prefix(void);
+void       comm_exit(int status);
 
 #ifdef __cplusplus
 }

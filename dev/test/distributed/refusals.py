@@ -19,13 +19,11 @@ def refused(report, case, mpi, what, status, fragments, args, wrapper=(), ranks=
 
 
 def options_refused(report, case, mpi):
-    """Steps that cannot be divided among the ranks, and an option that only one rank has."""
+    """Steps that cannot be divided among the ranks."""
     args = launch.run_options("plain")
     refused(report, case, mpi, "parts that 3 ranks cannot share", 2, ["--parts 4", "3 ranks"], args, ranks=3)
     odd = [a if b != "--total-batch" else "320" for b, a in zip(["", *args], args)]
     refused(report, case, mpi, "an indivisible batch", 2, ["--total-batch 320", "256"], odd)
-    wrapper = launch.per_rank(case.dir, 2, 'exec "$@" --stepz 3')
-    refused(report, case, mpi, "an unknown option on rank 2", 2, ["rank 2", "--stepz"], args, wrapper)
     report.check(not os.path.exists(case.path("run")), f"{mpi.name}: a usage error leaves a folder")
 
 
@@ -52,6 +50,11 @@ def differences_refused(report, case, mpi):
         f.write(b"\0")   # the same program, but not the same file
     wrapper = launch.per_rank(case.dir, 2, f'shift; exec {case.path("other")} "$@"')
     refused(report, case, mpi, "another build on rank 2", 1, ["rank 2", "program differs"], args, wrapper)
+    for what, more, fragments in (("an unknown option on rank 2", "--bogus", ["rank 2", "unknown option --bogus"]),
+                                  ("another time limit on rank 2", "--max-time 9m", ["rank 2", "command line differs"]),
+                                  ("the help on rank 2", "--help", ["rank 2", "command line differs"])):
+        wrapper = launch.per_rank(case.dir, 2, f'exec "$@" {more}')
+        refused(report, case, mpi, what, 2, fragments, args, wrapper)
 
 
 def machine_refused(w, report, case, mpi):
