@@ -182,23 +182,24 @@ static void timed_out(TostComm* c, const bool* arrived) {
 // ---------------------------------------------------------------------------------------------
 // Collective operations
 
-// Polls at first without pause, then gives the core to others: ranks may share cores.
-static void pause_poll(double waited) {
-    const struct timespec pause = {0, waited < 0.05 ? 20000 : 200000};
-    if (waited > 100e-6) nanosleep(&pause, NULL);
+CommWait comm_wait_begin(const TostComm* c) { return (CommWait){c, 0, now_seconds()}; }
+
+// No pause at first; then the core is free for other ranks, which may share it.
+bool comm_wait_more(CommWait* w) {
+    const double now = now_seconds(), since = now - w->last;
+    w->waited += since < 1 ? since : 1;   // a longer time: the process was stopped
+    w->last = now;
+    if (w->comm->timeout > 0 && w->waited > w->comm->timeout) return false;
+    const struct timespec pause = {0, w->waited < 0.05 ? 20000 : 200000};
+    if (w->waited > 100e-6) nanosleep(&pause, NULL);
+    return true;
 }
 
 void comm_wait(TostComm* c, CommRequest** request) {
     if (!*request || c->test(c, request, NULL)) return;
     bool* arrived = xcalloc((size_t)c->place.size, sizeof *arrived);
-    double waited = 0, last = now_seconds();
-    while (!c->test(c, request, arrived)) {
-        const double now = now_seconds();
-        waited += now - last < 1 ? now - last : 1;   // if this process was stopped, it has not waited for the others
-        last = now;
-        if (c->timeout > 0 && waited > c->timeout) timed_out(c, arrived);
-        pause_poll(waited);
-    }
+    for (CommWait w = comm_wait_begin(c); !c->test(c, request, arrived);)
+        if (!comm_wait_more(&w)) timed_out(c, arrived);
     free(arrived);
 }
 

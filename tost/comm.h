@@ -83,6 +83,11 @@ CommVote comm_vote(TostComm* c);
 bool     comm_vote_stops(CommVote* v);             // not collective: whether a rank has closed it with `stop`
 bool     comm_vote_close(CommVote* v, bool stop);  // waits for all; true if any rank stops
 
+// How long this rank has waited for others, without the time in which the process was stopped.
+typedef struct { const TostComm* comm; double waited, last; } CommWait;
+CommWait comm_wait_begin(const TostComm* c);
+bool     comm_wait_more(CommWait* w);   // returns after a pause, once it has waited for a while; false: timeout
+
 // Ends all ranks. Prints `why`, with this rank and host, before the hint.
 void comm_fail(TostComm* c, const TostError* why);
 // "rank 2 on node7: "; empty for rank 0 and for a single process

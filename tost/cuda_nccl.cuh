@@ -3,7 +3,6 @@
 #ifndef TOST_CUDA_NCCL_CUH
 #define TOST_CUDA_NCCL_CUH
 
-#include <time.h>
 #include <unistd.h>
 
 #include <vector>
@@ -29,23 +28,6 @@ struct NcclLink {
 constexpr double CONNECT_TIMEOUT = 300;           // seconds, until the trainer sets that of --rank-timeout
 constexpr size_t LINK_MEMORY = (size_t)4 << 20;   // larger messages allocate their own
 
-// How long the host has waited for other ranks.
-struct RankWait {
-    const TostComm* comm;
-    double start;
-};
-
-static RankWait wait_begin(const TostComm* c) { return {c, now_seconds()}; }
-
-// Returns at once at first, later after a pause. False if the timeout has passed.
-static bool wait_more(const RankWait* w) {
-    const double waited = now_seconds() - w->start;
-    const struct timespec pause = {0, waited < 0.05 ? 20000 : 200000};
-    if (w->comm->timeout > 0 && waited > w->comm->timeout) return false;
-    if (waited > 100e-6) nanosleep(&pause, NULL);
-    return true;
-}
-
 static ncclResult_t nccl_state(const NcclLink* l) {
     ncclResult_t state = ncclSuccess;
     const ncclResult_t e = ncclCommGetAsyncError(l->nccl, &state);
@@ -70,8 +52,8 @@ static ncclResult_t nccl_state(const NcclLink* l) {
 
 // Checks the result of a call. Waits until the call is queued on its stream, for which NCCL may need other ranks.
 static void nccl_check(const NcclLink* l, ncclResult_t result, const char* what) {
-    for (RankWait w = wait_begin(l->comm); result == ncclInProgress; result = nccl_state(l))
-        if (!wait_more(&w)) nccl_timed_out(l, what);
+    for (CommWait w = comm_wait_begin(l->comm); result == ncclInProgress; result = nccl_state(l))
+        if (!comm_wait_more(&w)) nccl_timed_out(l, what);
     if (result != ncclSuccess) nccl_die(l, what, result);
 }
 
@@ -94,8 +76,8 @@ static bool nccl_event_query(const NcclLink* l, cudaEvent_t event) {
 }
 
 static void nccl_event_wait(const NcclLink* l, cudaEvent_t event, const char* what) {
-    for (RankWait w = wait_begin(l->comm); !nccl_event_query(l, event);)
-        if (!wait_more(&w)) nccl_timed_out(l, what);   // mutant: waits_forever
+    for (CommWait w = comm_wait_begin(l->comm); !nccl_event_query(l, event);)
+        if (!comm_wait_more(&w)) nccl_timed_out(l, what);   // mutant: waits_forever
 }
 
 // Connects the ranks. Fails on all of them, or waits until the timeout for those that are missing.
@@ -104,11 +86,11 @@ static bool link_open(NcclLink* l, TostComm* comm, const ncclUniqueId* id, TostE
     l->comm = comm;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    const RankWait w = wait_begin(comm);
+    CommWait w = comm_wait_begin(comm);
     ncclResult_t e = ncclCommInitRankConfig(&l->nccl, comm->place.size, *id, comm->place.rank, &config);
     while (e == ncclInProgress) {
         e = nccl_state(l);
-        if (e == ncclInProgress && !wait_more(&w)) {
+        if (e == ncclInProgress && !comm_wait_more(&w)) {
             (void)ncclCommAbort(l->nccl);
             return tost_error(err, "NCCL: not all of %d ranks connected within %g s (--rank-timeout)", comm->place.size,
                               comm->timeout);
