@@ -257,8 +257,8 @@ static const Row table[] = {
              "CUDA only"},
     {"threads", TRAIN | SAMPLE | EVAL | TOKENIZE | INSPECT, MACHINE, INT, AT(threads), OVERRIDABLE, "N",
      .max = THREADS_LIMIT,
-     .help = "number of CPU threads; 0: OMP_NUM_THREADS, or all cores. While other programs use the cores, fewer work, "
-             "unless the environment sets any variable OMP_*, GOMP_* or KMP_*"},
+     .help = "number of CPU threads; 0: OMP_NUM_THREADS, or all cores. While other programs use the cores, fewer threads "
+             "work, unless the environment sets any variable OMP_*, GOMP_* or KMP_*"},
     {"parts", TRAIN, MACHINE, INT, AT(parts), OVERRIDABLE, "N", .min = 1, .max = MAX_PARTS,
      .default_text = "one per rank",
      .help = "divide a step into N parts, whose gradients are added in a fixed order: any number of ranks that divides "
@@ -272,7 +272,7 @@ static const Row table[] = {
      .help = "activation checkpointing: store only the input of each layer and recompute the rest in the backward "
              "pass; less memory, more time, same results"},
     {"autotune", TRAIN, MACHINE, FLAG, AT(autotune), NOT_SAVED, "",
-     .help = "CUDA: time cuBLASLt's algorithms for each matrix product in the first steps and write the fastest to "
+     .help = "CUDA, one GPU: time cuBLASLt's algorithms for each matrix product in the first steps and write the fastest to "
              "RUN/matmul.csv, which later runs in the folder read; another choice changes results in the last bits"},
     {"quiet", TOKENIZE, MACHINE, FLAG, AT(quiet), NOT_SAVED, "", .help = "print nothing on stdout and no progress"},
     {"help", ALL, MACHINE, HELP, 0, NOT_SAVED, "", .help = "show this help"},
@@ -858,7 +858,7 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
     if (!THREADS_MANY && o->threads > 1)
         return tost_error(err, "--threads %d: the program was built without OpenMP: leave it out", o->threads);
     if (o->reduce != 0 && !engine->open_comm)
-        return tost_error(err, "--reduce fast: only GPUs of a build with make NCCL=1 have it: leave it out");
+        return tost_error(err, "--reduce fast: needs GPUs and a build with make NCCL=1: leave it out");
     for (int i = 0; i < o->n_files; i++)
         if (!*o->files[i]) return tost_error(err, "an argument is empty: give a file name, or leave it out");
     if (comm_size(o->comm) > 1 && o->command != COMMAND_TRAIN && o->command != COMMAND_EVAL)

@@ -125,8 +125,8 @@ static void report_chunks(Run* r) {
         if (t->row == TOST_ROW_wpe || t->row == TOST_ROW_denom_bias)
             positions += 4.0 * sizeof(float) * (double)t->size;
     }
-    progress_text(&r->progress, "%-11s%d of %d tokens in each sequence; 4/3 of the time; %s of the memory is for wpe and "
-                  "denom_bias, which have the block size", "chunks", (o->seq + o->chunk - 1) / o->chunk, o->chunk,
+    progress_text(&r->progress, "%-11s%d of %d tokens in each sequence, in 4/3 of the time; %s of the memory is for wpe "
+                  "and denom_bias, which grow with the block size", "chunks", (o->seq + o->chunk - 1) / o->chunk, o->chunk,
                   human_bytes(memory, positions));
 }
 
@@ -169,7 +169,7 @@ static void report_ranks(Run* r) {
         progress_text(&r->progress, "%-11s%d of %lld tokens; the results %s", "parts", o->parts,
                       (long long)(o->total_batch / o->parts),
                       r->engine_options.fast_reduce ? "depend on the number of ranks (--reduce fast)"
-                                                    : "are the same on any number of ranks that divides it");
+                                                    : "are the same on any number of ranks that divides the number of parts");
 }
 
 static void report_data(Run* r) {

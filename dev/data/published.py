@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The test streams of the paper's table of losses as token shards in data/published: every line is encoded alone and
-followed by <|endoftext|>.
+"""Writes the test sets of the paper's table of losses as token shards to data/published. Every line is encoded alone
+and followed by <|endoftext|>.
 
     dev/data/published.py wikitext2 [--from PATH]     PATH: wiki.test.raw or the Hub's Parquet file
     dev/data/published.py ptb [--from PATH]           PATH: ptb.test.txt
