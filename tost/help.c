@@ -20,8 +20,8 @@ static const Example train_examples[] = {
     {"continue that run after an interruption", " --resume --out out/mine"},
 };
 
-static const char exit_status[] = "0 success, 1 failure, 2 invalid command line, 75 stopped by --max-time or the loss of "
-                                  "a rank (continue with --resume), 128 + N stopped by signal N.";
+static const char exit_status[] = "0 success, 1 failure, 2 invalid command line, 75 stopped by --max-time or the loss "
+                                  "of a rank (--resume continues), 128 + N stopped by signal N.";
 
 // ---------------------------------------------------------------------------------------------
 // --help
@@ -132,7 +132,7 @@ static void print_help(const Options* o, bool all_commands) {
         free(text);
     }
     if (o->command == COMMAND_EVAL) print_protocols();
-    printf("\nExit status: %s\n", exit_status);
+    print_wrapped(exit_status, printf("\nExit status: ") - 1);
     option_help_free(&list);
 }
 
