@@ -148,7 +148,7 @@ static const Row table[] = {
     {"chunk", TRAIN, TRAINING, INT, AT(chunk), OVERRIDABLE, "N", .max = TOST_MAX_BLOCK_SIZE,
      .default_text = "whole sequences",
      .help = "process sequences N tokens at a time, with the memory of N tokens: exact gradients for very long --seq, "
-             "in 4/3 of the time. Changing it on --resume may change the last bits of the results"},
+             "with 4/3 of the computation. Changing it on --resume may change the last bits of the results"},
     {"chunk", EVAL, EVALUATION, INT, AT(chunk), NOT_SAVED, "N", .max = TOST_MAX_BLOCK_SIZE,
      .default_text = "whole sequences",
      .help = "process sequences N tokens at a time, with the memory of N tokens: for very long --seq"},
@@ -273,8 +273,8 @@ static const Row table[] = {
              "pass; less memory, more time, same results"},
     {"autotune", TRAIN, MACHINE, FLAG, AT(autotune), NOT_SAVED, "",
      .help = "CUDA, one GPU: time cuBLASLt's algorithms for each matrix product in the first steps and write the "
-             "fastest to RUN/matmul.csv, which later runs in the folder read; another choice changes the last bits of the "
-             "results"},
+             "fastest to RUN/matmul.csv, which later runs in the folder read; another choice changes the last bits of "
+             "the results"},
     {"quiet", TOKENIZE, MACHINE, FLAG, AT(quiet), NOT_SAVED, "", .help = "print nothing on stdout and no progress"},
     {"help", ALL, MACHINE, HELP, 0, NOT_SAVED, "", .help = "show this help"},
     {"version", TRAIN, MACHINE, HELP, 0, NOT_SAVED, "", .help = "print the version and the git commit"},

@@ -125,8 +125,8 @@ static void report_chunks(Run* r) {
         if (t->row == TOST_ROW_wpe || t->row == TOST_ROW_denom_bias)
             positions += 4.0 * sizeof(float) * (double)t->size;
     }
-    progress_text(&r->progress, "%-11s%d of %d tokens in each sequence, in 4/3 of the time; %s of the memory is for "
-                  "wpe and denom_bias, which grow with the block size", "chunks",
+    progress_text(&r->progress, "%-11s%d of up to %d tokens per sequence; 4/3 of the computation; %s of the memory is "
+                  "for wpe and denom_bias, which grow with the block size", "chunks",
                   (o->seq + o->chunk - 1) / o->chunk, o->chunk, human_bytes(memory, positions));
 }
 
@@ -163,10 +163,11 @@ static void report_ranks(Run* r) {
         for (int i = 0; i < size; i++) hosts += r->comm->places[i].local_rank == 0;
         progress_text(&r->progress, "%-11s%d × %d thread%s on %d host%s (%s), %lld tokens a rank, %s sent and received "
                       "by each in a step", "ranks", size, threads, threads == 1 ? "" : "s", hosts,
-                      hosts == 1 ? "" : "s", r->comm->library, (long long)(o->total_batch / size), human_bytes(bytes, moved));
+                      hosts == 1 ? "" : "s", r->comm->library, (long long)(o->total_batch / size),
+                      human_bytes(bytes, moved));
     }
     if (o->parts > 1)
-        progress_text(&r->progress, "%-11s%d of %lld tokens; the results %s", "parts", o->parts,
+        progress_text(&r->progress, "%-11s%d × %lld tokens; the results %s", "parts", o->parts,
                       (long long)(o->total_batch / o->parts),
                       r->engine_options.fast_reduce
                           ? "depend on the number of ranks (--reduce fast)"
