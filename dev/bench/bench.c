@@ -267,10 +267,11 @@ static double tssa_once(TostModel* m, const float* dy, int B, int T) {
     const TostParams p = model_params(m, TOST_PARAM, 0), g = model_params(m, TOST_GRAD, 0);
     const LayerActivations* a = &m->layer[0];
     const Buffers* b = &m->buf;
-    Tssa tssa = layer_tssa_grads(b, &g, a, &p, c, B, T);
+    Tssa tssa = layer_tssa_grads(b, &g, a, &p, c, b->tssa_suffix, 0, B, T);
     tssa.state = b->tssa_now;
     memcpy(b->scratch_btc, dy, (size_t)B * T * C * sizeof *dy);
     memset(b->tssa_now, 0, B * tssa_state_size(C, NH) * sizeof(double));
+    memset(b->tssa_suffix, 0, B * tssa_state_size(C, NH) * sizeof(double));
     const double start = now_seconds();
     tssa_forward(&tssa);
     tssa_backward(&tssa);
