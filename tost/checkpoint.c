@@ -128,7 +128,7 @@ bool checkpoint_is_run(bool* is_run, const Folder* run, TostError* err) {
     *is_run = false;
     if (!run->path) return true;
     if (!list_entries(&list, run, err)) return false;
-    *is_run = list.count > 0 || has_file(run, ".", "log.csv");
+    *is_run = list.count > 0 || has_file(run, best_name, model_name) || has_file(run, ".", "log.csv");
     free_entries(&list);
     return true;
 }
@@ -589,9 +589,12 @@ static bool read_info(CheckpointInfo* info, const StFile* f, TostError* err) {
     return ok;
 }
 
-static bool nothing_found(const char* path, TostError* err) {
-    return tost_error(err, "%s: no complete checkpoint (step_N/%s and %s) in this folder", path, model_name,
-                      optimizer_name);
+static bool nothing_found(const Folder* run, TostError* err) {
+    tost_error(err, "%s: no complete checkpoint (step_N/%s and %s) in this folder", run->path, model_name,
+               optimizer_name);
+    return !has_file(run, best_name, model_name)
+           || tost_error(err, "%s, only %s: give %s/%s as --model or --init", err->text, best_name, run->path,
+                         best_name);
 }
 
 // Opens the model file of a run's newest complete checkpoint. *file: see open_model.
@@ -603,7 +606,7 @@ static bool open_run(StFile* f, char** file, const char* path, TostError* note, 
         again = false;
         if (!open_newest(&found, &dir, &run, note, err)) break;
         if (!found) {
-            nothing_found(path, err);
+            nothing_found(&run, err);
             break;
         }
         ok = st_open_in(f, &dir, model_name, err);

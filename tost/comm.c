@@ -19,21 +19,23 @@ static int env_number(const char* name, int otherwise) {
     return text && *text ? atoi(text) : otherwise;
 }
 
-// The variables of launchers for rank, number of processes, and the same on this host. A batch script of Slurm has
-// SLURM_PROCID and SLURM_NTASKS too, but only processes of srun have SLURM_STEP_NUM_TASKS.
-static const struct { const char *launcher, *rank, *size, *local_rank, *local_size; } launchers[] = {
+// The variables of launchers for rank, number of processes, and the same on this host, and one that only this launcher
+// sets. The first one that started several processes counts: srun may have started torchrun, once per host. A batch
+// script or shell of Slurm has SLURM_PROCID and SLURM_NTASKS too, but only processes of srun have SLURM_STEP_NUM_TASKS.
+static const struct { const char *launcher, *rank, *size, *local_rank, *local_size, *own; } launchers[] = {
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"},
     {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-     "OMPI_COMM_WORLD_LOCAL_SIZE"},
-    {"mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
-    {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", NULL},
-    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+     "OMPI_COMM_WORLD_LOCAL_SIZE", NULL},
+    {"mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", NULL},
+    {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", NULL, NULL},
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", NULL},
 };
 
 CommLaunch comm_launch(void) {
     CommLaunch launch = {.place = {.size = 1, .local_size = 1}};
     for (size_t i = 0; i < countof(launchers); i++) {
         const int rank = env_number(launchers[i].rank, -1), size = env_number(launchers[i].size, -1);
-        if (rank < 0 || size <= 1 || rank >= size) continue;
+        if (rank < 0 || size <= 1 || rank >= size || (launchers[i].own && !getenv(launchers[i].own))) continue;
         launch.launcher = launchers[i].launcher;
         launch.place = (CommPlace){.rank = rank, .size = size,
                                    .local_rank = env_number(launchers[i].local_rank, 0),
@@ -50,6 +52,8 @@ bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, TostError* err) {
     return tost_error(err, "started as one of %d processes by %s, but built without MPI: build with make MPI=1 and use "
                       "mpirun or srun --mpi=pmix, or start a single process", launch->place.size, launch->launcher);
 }
+
+void comm_abort_mpi(int status) { (void)status; }
 #endif
 
 bool comm_open(TostComm** comm, const TostEngine* engine, const char* program, TostError* err) {
@@ -115,10 +119,24 @@ int comm_sharing_cores(TostComm* c) {
 // ---------------------------------------------------------------------------------------------
 // Failures
 
-CommPrefix comm_prefix(const TostComm* c, int rank) {
+static CommPrefix prefix_of(const CommPlace* place) {
     CommPrefix prefix = {""};
-    if (c && rank > 0) snprintf(prefix.text, sizeof prefix.text, "rank %d on %s: ", rank, c->places[rank].host);
+    if (place->rank > 0) snprintf(prefix.text, sizeof prefix.text, "rank %d on %s: ", place->rank, place->host);
     return prefix;
+}
+
+CommPrefix comm_prefix(const TostComm* c, int rank) {
+    return c && rank > 0 ? prefix_of(&c->places[rank]) : (CommPrefix){""};
+}
+
+CommPrefix comm_launch_prefix(void) {
+    const CommLaunch launch = comm_launch();
+    return prefix_of(&launch.place);
+}
+
+void comm_exit(int status) {
+    if (comm_launch().place.size > 1) comm_abort_mpi(status);
+    exit(status);
 }
 
 void comm_fail(TostComm* c, const TostError* why) {

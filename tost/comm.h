@@ -60,6 +60,7 @@ void comm_close(TostComm* c);
 
 // Transports. The second one is for tests.
 bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, TostError* err);   // in builds with MPI=1
+void comm_abort_mpi(int status);   // returns if MPI is not in use
 // Fills in places, once start and test work.
 void comm_find_places(TostComm* c);
 
@@ -87,6 +88,9 @@ void comm_fail(TostComm* c, const TostError* why);
 // "rank 2 on node7: "; empty for rank 0 and for a single process
 typedef struct { char text[COMM_HOST_MAX + 32]; } CommPrefix;
 CommPrefix comm_prefix(const TostComm* c, int rank);
+// Where no TostComm is at hand, as when memory is exhausted: this process, and ends it and all other ranks.
+CommPrefix comm_launch_prefix(void);
+void       comm_exit(int status);
 
 #ifdef __cplusplus
 }

@@ -80,6 +80,12 @@ static void mpi_abort(TostComm* c, int status) {
     MPI_Abort(MPI_COMM_WORLD, status);
 }
 
+void comm_abort_mpi(int status) {
+    int begun, ended;
+    if (MPI_Initialized(&begun) == MPI_SUCCESS && begun && MPI_Finalized(&ended) == MPI_SUCCESS && !ended)
+        MPI_Abort(MPI_COMM_WORLD, status);
+}
+
 static void mpi_close(TostComm* c) {
     (void)c;
     MPI_Finalize();

@@ -49,14 +49,18 @@ static void reserve_standard_streams(void) {
 // alone.
 static int not_connected(const char* program, const TostError* err) {
     const Options o = {.program = program};
-    const CommPlace place = comm_launch().place;
-    TostError line = *err;
-    if (place.rank > 0) {
-        sleep(2);
-        tost_error(&line, "rank %d on %s: %s", place.rank, place.host, err->text);
-    }
+    TostError line;
+    if (comm_launch().place.rank > 0) sleep(2);
+    tost_error(&line, "%s%s", comm_launch_prefix().text, err->text);
     print_error(&o, &line);
     return STATUS_USAGE;
+}
+
+// The arguments, such as --max-time, decide which messages the ranks exchange.
+static bool same_arguments(TostComm* comm, int argc, char** argv, TostError* err) {
+    uint32_t crc = 0;
+    for (int i = 1; i < argc; i++) crc = crc32_update(crc, argv[i], strlen(argv[i]) + 1);
+    return comm_same(comm, crc, "the command line differs from that of rank 0: give all ranks the same options", err);
 }
 
 int tost_main(int argc, char** argv, const TostEngine* engine) {
@@ -68,7 +72,8 @@ int tost_main(int argc, char** argv, const TostEngine* engine) {
     int status = 0;
     const char* program = argc > 0 && *argv[0] ? argv[0] : "train_gpt_tost";
     if (!comm_open(&comm, engine, program, &err)) return not_connected(program, &err);
-    if (!options_parse(&o, argc, argv, engine, comm, &err)) {
+    const bool parsed = comm_agree(comm, options_parse(&o, argc, argv, engine, comm, &err), &err);
+    if (!parsed || !same_arguments(comm, argc, argv, &err)) {
         print_error(&o, &err);
         status = STATUS_USAGE;
     } else if (o.page) {

@@ -221,7 +221,7 @@ static const Row table[] = {
      .help = "also keep the checkpoint with the lowest validation loss, as best in the run folder"},
     {"stop-at-val", TRAIN, REPORTS, REAL, AT(stop_at_val), OVERRIDABLE, "LOSS", .max = 1e9, .default_text = "off",
      .help = "save and stop when the validation loss is at most LOSS"},
-    {"max-time", TRAIN, REPORTS, DURATION, AT(max_time), NOT_SAVED, "TIME", .max = 1e9, .default_text = "off",
+    {"max-time", TRAIN, REPORTS, DURATION, AT(max_time), NOT_SAVED, "TIME", .max = 10000 * 86400.0, .default_text = "off",
      .help = "save and stop before the next step would exceed this time, such as 90m or 2h50m: for queues with a time "
              "limit. The exit status is 75 if steps are left"},
     {"on-save-error", TRAIN, REPORTS, CHOICE, AT(on_save_error), OVERRIDABLE, "stop|continue",
@@ -401,8 +401,9 @@ static bool integer(long long* value, const char* text) {
         for (const char* u = units; u <= unit; u++) x *= 1000;
         end++;
     }
-    *value = fabs(x) <= 9e15 ? llround(x) : 0;
-    return !*end && fabs(x - (double)*value) <= 1e-12 * fabs(x);   // 0.3M is not exactly 300000 in binary
+    if (*end || !(fabs(x) <= 9e15)) return false;   // 1e400 is infinite
+    *value = llround(x);
+    return fabs(x - (double)*value) <= 1e-12 * fabs(x);   // 0.3M is not exactly 300000 in binary
 }
 
 static bool parse_integer(Options* o, const Row* row, const char* text, TostError* err) {
@@ -422,21 +423,27 @@ static bool parse_real(Options* o, const Row* row, const char* text, TostError* 
     return true;
 }
 
-// Numbers with units, such as 1h30m; without a unit, seconds.
+// Numbers with units from the largest to the smallest, such as 1h30m; or one number without a unit, in seconds.
 static bool parse_duration(Options* o, const Row* row, const char* text, TostError* err) {
     static const struct { char name; double seconds; } units[] = {{'d', 86400}, {'h', 3600}, {'m', 60}, {'s', 1}};
     double total = 0;
+    size_t next = 0;   // the largest unit that may follow
     const char *at = text, *end;
+    bool ok = true;
     do {
         const double value = decimal(at, &end);
-        size_t u = 0;
+        size_t u = next;
         while (u < countof(units) && units[u].name != *end) u++;
-        if (end == at || !(value >= 0) || (*end && u == countof(units)))
-            return tost_error(err, "--%s '%.200s' is not a time such as 45s, 90m, 3h or 1h30m", row->name, text);
-        total += value * (*end ? units[u].seconds : 1);
-        at = end + (*end != 0);
+        const bool seconds = at == text && !*end;
+        ok = end != at && value >= 0 && (seconds || u < countof(units));
+        if (!ok) break;
+        total += value * (seconds ? 1 : units[u].seconds);
+        next = u + 1;
+        at = end + !seconds;
     } while (*at);
-    if (!(total > 0 && total <= row->max)) return not_in_range(row, text, err);
+    if (!ok || !(total > 0 && total <= row->max))
+        return tost_error(err, "--%s '%.200s' is not a time above 0 and up to %gd, such as 45s, 90m, 3h or 1h30m",
+                          row->name, text, row->max / units[0].seconds);
     *(double*)field_of(o, row) = total;
     return true;
 }
@@ -775,6 +782,7 @@ char* options_unused(const Options* given, const Options* o, int i) {
         {"val-data", "val-every 0", o->val_every == 0},
         {"val-batches", "val-every 0", o->val_every == 0},
         {"keep", "save-every 0", o->save_every == 0},
+        {"ema", "save-every 0", o->ema > 0 && o->save_every == 0 && !o->keep_best},
         {"keep-best", "val-every 0", o->val_every == 0},
         {"stop-at-val", "val-every 0", o->val_every == 0},
         {"decay-frac", "schedule other than wsd", o->schedule != SCHEDULE_WSD},

@@ -286,6 +286,8 @@ void report_end(Run* r) {
     Progress* p = &r->progress;
     const bool stopped = r->info.step < r->o.steps;
     const long long step = (long long)r->info.step, steps = (long long)r->o.steps;
+    char* best = path_join(r->out, "best");
+    const bool has_best = r->o.keep_best && checkpoint_is_folder(best);
     if (stopped)
         progress_text(p, "stopped by %s after step %lld of %lld", run_signal(r) ? run_signal_name(r) : r->stopped_by,
                       step, steps);
@@ -296,11 +298,10 @@ void report_end(Run* r) {
     if (isfinite(r->info.val_loss))
         progress_text(p, "%-11s%.6f after step %lld, best %.6f after step %lld%s", "val loss", r->info.val_loss,
                       (long long)r->info.val_step, r->info.best_val_loss, (long long)r->info.best_val_step,
-                      r->o.keep_best ? " (best)" : "");
-    if (r->saved_step < 0) {
-        progress_text(p, "%-11snothing (--save-every 0)", "saved");
-        return;
-    }
+                      has_best ? " (best)" : "");
+    if (r->saved_step < 0) progress_text(p, "%-11s%s (--save-every 0)", "saved", has_best ? best : "nothing");
+    free(best);
+    if (r->saved_step < 0) return;
     progress_text(p, "%-11s%s/step_%08lld", "saved", r->out, (long long)r->saved_step);
     if (r->tokenizer && !stopped) suggest(r, "sample", "sample --model", " --prompt 'Once upon a time'");
     const char* recompute = r->o.recompute ? " --recompute" : "";

@@ -149,9 +149,13 @@ static char* installed_data(const char* program) {
 
 // The path of --tokenizer, or of the tokenizer next to the shards, or NULL. free()
 static char* tokenizer_of_data(const Options* o) {
-    char* dir = path_dir(o->data);
-    char* path = o->tokenizer ? xstrdup(o->tokenizer) : tokenizer_beside(dir);
+    PathList files;
+    TostError ignored;
+    if (o->tokenizer) return xstrdup(o->tokenizer);
+    if (!expand_glob(&files, o->data, &ignored)) return NULL;   // data_open reports it
+    char *dir = path_dir(files.paths[0]), *path = tokenizer_beside(dir);
     free(dir);
+    free_paths(&files);
     return path;
 }
 
@@ -194,8 +198,10 @@ static bool open_data(Run* r, TostError* err) {
     o->data_crc = crc;
 
     if (!o->val_data) o->val_data = r->val_glob = find_val_data(o->data);
-    if (!o->val_data && o->val_every > 0 && option_given(r->args, "val-every"))
-        return tost_error(err, "--val-every needs shards to validate on: give --val-data GLOB");
+    static const char* const validating[] = {"val-every", "keep-best", "stop-at-val"};
+    for (size_t i = 0; i < countof(validating) && !o->val_data && o->val_every > 0; i++)
+        if (option_given(r->args, validating[i]))
+            return tost_error(err, "--%s needs shards to validate on: give --val-data GLOB", validating[i]);
     if (!o->val_data || o->val_every == 0) return true;
     r->val = data_open(o->val_data, o->seq, V, ORDER_SEQUENTIAL, 0, err);
     return r->val != NULL;

@@ -132,7 +132,7 @@ static bool read_model(Reader* r) {
     char key[KEY], found[KEY];
     int more;
     bool merges = false;
-    if (json_peek(&r->json) != JSON_OBJECT) return read_value(r, found) && refuse(r, "model", found, "BPE");
+    if (json_peek(&r->json) != JSON_OBJECT) return read_value(r, found) && refuse(r, "model", found, "an object");
     if (!json_enter(&r->json, JSON_OBJECT)) return false;
     while (next_key(r, key, &more) && more) {
         bool ok;
@@ -155,8 +155,10 @@ static bool read_model(Reader* r) {
 
 // normalizer, pre_tokenizer or post_processor: null (if allowed), or an object of type ByteLevel (if allowed).
 static bool read_stage(Reader* r, const char* what, bool null_allowed, bool bytes_allowed) {
+    const char* wanted = bytes_allowed ? "ByteLevel" : "null";
     char key[KEY], found[KEY];
     int more;
+    bool typed = false;
     if (json_peek(&r->json) != JSON_OBJECT) {
         if (!read_value(r, found)) return false;
         return (null_allowed && strcmp(found, "null") == 0)
@@ -166,8 +168,8 @@ static bool read_stage(Reader* r, const char* what, bool null_allowed, bool byte
     while (next_key(r, key, &more) && more) {
         bool ok;
         if (strcmp(key, "type") == 0)
-            ok = read_value(r, found) && ((bytes_allowed && strcmp(found, "\"ByteLevel\"") == 0)
-                                          || refuse(r, what, found, bytes_allowed ? "ByteLevel" : "null"));
+            ok = typed = read_value(r, found) && ((bytes_allowed && strcmp(found, "\"ByteLevel\"") == 0)
+                                                  || refuse(r, what, found, wanted));
         else if (strcmp(key, "add_prefix_space") == 0 && !null_allowed)
             ok = read_value(r, found) && (strcmp(found, "false") == 0 || refuse(r, "add_prefix_space", found, "false"));
         else if (strcmp(key, "use_regex") == 0 && !null_allowed)
@@ -175,7 +177,7 @@ static bool read_stage(Reader* r, const char* what, bool null_allowed, bool byte
         else ok = json_skip(&r->json);
         if (!ok) return false;
     }
-    return more == 0;
+    return more == 0 && (typed || refuse(r, what, "an object without a type", wanted));
 }
 
 static bool read_added(Reader* r) {

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "generate.h"
 #include "run.h"
@@ -29,7 +30,7 @@ int command_train(const Options* args, const TostEngine* engine) {
     if (ok && run_is_finished(&r)) report_finished(&r);
     else ok = ok && run_set_up(&r, &err) && train(&r, &err);
     const int signal = run_signal(&r);
-    const bool out_of_time = r.stopped_by && r.o.max_time > 0 && r.info.step < r.o.steps;
+    const bool out_of_time = r.stopped_by && strcmp(r.stopped_by, "--max-time") == 0 && r.info.step < r.o.steps;
     run_free(&r);
     if (!ok) return command_failed(args, &err);
     if (signal) return 128 + signal;
@@ -79,7 +80,7 @@ static bool loop(Run* r, TostError* err) {
         bool completed = false;
         if (!train_step(&completed, &row, r, err)) return false;
         if (completed && !after_step(r, &row, err)) return false;
-        if (is_out_of_time(r, now_seconds() - start)) r->stopped_by = "--max-time";
+        if (!r->stopped_by && is_out_of_time(r, now_seconds() - start)) r->stopped_by = "--max-time";
     }
     return r->o.save_every == 0 || run_save(r, true, err);
 }

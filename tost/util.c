@@ -14,10 +14,12 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "comm.h"
+
 static void* or_exit(void* p, size_t bytes) {
     if (!p) {
-        fprintf(stderr, "out of memory: %zu bytes could not be allocated\n", bytes);
-        exit(STATUS_FAILED);
+        fprintf(stderr, "%sout of memory: %zu bytes could not be allocated\n", comm_launch_prefix().text, bytes);
+        comm_exit(STATUS_FAILED);
     }
     return p;
 }

@@ -96,7 +96,9 @@ static Bench bench_open() {
     Bench bench = {};
     TostError err;
     char text[256];
-    const TostEngineOptions o = {1, 1, false, false, TOST_BF16, 0};
+    TostEngineOptions o = {};
+    o.max_batch = o.max_seq = 1;
+    o.dtype = TOST_BF16;
     if (!tost_cuda_engine.describe(text, sizeof text, &o, &err)) {
         fprintf(stderr, "%s\n", err.text);
         exit(STATUS_FAILED);

@@ -32,7 +32,10 @@ int main() {
     Bench bench = bench_open();
     TostConfig config = tost_preset_find("tost-base")->config;
     config.block_size = 2048;   // beyond the last position
-    const TostEngineOptions o = {16, 1000, false, false, TOST_BF16, 0};
+    TostEngineOptions o = {};
+    o.max_batch = 16;
+    o.max_seq = 1000;
+    o.dtype = TOST_BF16;
     TostTensors tensors = tost_tensors(&config);
     TostError err;
     TostModel* m = tost_cuda_engine.create(&config, &o, &err);

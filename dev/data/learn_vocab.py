@@ -20,6 +20,7 @@ from corpus import jsonl_documents, text_documents
 from fetch import OneLineParser, Refused, shown
 
 BYTES, SPECIAL = 256, 1
+VERSION = "#version: 0.2"
 
 
 def byte_letters():
@@ -94,8 +95,17 @@ def parse():
     return args
 
 
+def check_output(path):
+    """Only a vocab.bpe is replaced, so that the texts are not."""
+    if path.is_dir():
+        raise Refused(f"--out {path}: is a folder: give the name of a file in it, such as {path / 'vocab.bpe'}")
+    if path.is_file() and not path.read_bytes().startswith(VERSION.encode()):
+        raise Refused(f"--out {path}: exists and is no vocab.bpe: remove it, or give another name")
+
+
 def main():
     args = parse()
+    check_output(args.out)
     for path in args.files:
         if not path.is_file():
             raise Refused(f"{path}: not a file: give texts or JSONL")
@@ -107,7 +117,7 @@ def main():
     args.out.parent.mkdir(parents=True, exist_ok=True)
     temporary = args.out.with_name(args.out.name + ".tmp")
     with open(temporary, "w", encoding="utf-8", newline="\n") as out:
-        out.write("#version: 0.2\n")
+        out.write(f"{VERSION}\n")
         out.writelines(f"{left} {right}\n" for left, right in merges)
     os.replace(temporary, args.out)
     print(f"{shown(args.out)}: {len(merges)} merges, {args.size} tokens")

@@ -70,7 +70,10 @@ def read_log(model_file):
     if not path.is_file():
         return []
     with open(path, newline="") as file:
-        return [row for row in csv.DictReader(file) if None not in row.values()]
+        rows = csv.DictReader(file)
+        if not {"step", "train_loss", "val_loss"} <= set(rows.fieldnames or []):
+            return []  # of another program
+        return [row for row in rows if None not in row.values()]
 
 
 def loss_lines(metadata, rows):

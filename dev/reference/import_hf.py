@@ -59,7 +59,10 @@ def read_weights(folder):
     index = folder / "model.safetensors.index.json"
     names = ["model.safetensors"]
     if index.is_file():
-        names = sorted(set(read_json(index).get("weight_map", {}).values()))
+        files = read_json(index).get("weight_map")
+        if not isinstance(files, dict):
+            raise ValueError(f"{index}: no weight_map, which names the file of each tensor")
+        names = sorted(map(str, set(files.values())))
     state = {}
     for name in names:
         if not (folder / name).is_file():

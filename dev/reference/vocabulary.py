@@ -71,7 +71,9 @@ class Vocabulary:
 
     @classmethod
     def from_json(cls, content):
-        model, split = content["model"], content["pre_tokenizer"] or {}
+        model, split = content.get("model"), content.get("pre_tokenizer") or {}
+        if not isinstance(model, dict):
+            raise ValueError(f"model is {json.dumps(model)}, not an object")
         found = [("model", model.get("type", "BPE"), "BPE"), ("normalizer", content.get("normalizer"), None),
                  ("pre_tokenizer", split.get("type"), "ByteLevel"),
                  ("add_prefix_space", split.get("add_prefix_space"), False),

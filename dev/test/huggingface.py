@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -349,6 +350,8 @@ def check_refusals():
     refused(export_hf.main, ["model.safetensors", "new", "--tokenizer", "own.json"], "own.json", "CRC-32")
     Path("wrong.json").write_text('{"model": {"type": "Unigram"}, "pre_tokenizer": null}')
     refused(export_hf.main, ["plain.safetensors", "new", "--tokenizer", "wrong.json"], "wrong.json", "Unigram", "BPE")
+    Path("wrong.json").write_text('{"model": {"type": "WordPiece"}}')
+    refused(export_hf.main, ["plain.safetensors", "new", "--tokenizer", "wrong.json"], "wrong.json", "WordPiece", "BPE")
     check("a refused export writes nothing", not Path("new").exists() and not Path("new.tmp").exists())
     GPT2Config().save_pretrained("gpt2")
     refused(import_hf.main, ["gpt2", "new"], "gpt2", "architecture", "TostForCausalLM")
@@ -357,6 +360,8 @@ def check_refusals():
     Path("part").mkdir()
     Path("part/config.json").write_text(Path("out/config.json").read_text())
     refused(import_hf.main, ["part", "new"], "part", "model.safetensors")
+    Path("part/model.safetensors.index.json").write_text('{"weight_map": 3}')
+    refused(import_hf.main, ["part", "new"], "part/model.safetensors.index.json", "weight_map")
     check("a refused import writes nothing", not Path("new").exists())
 
 
@@ -367,6 +372,14 @@ def check_card():
     check("model.safetensors is copied", Path("out/model.safetensors").read_bytes() == Path("model.safetensors").read_bytes())
 
 
+def check_foreign_log():
+    Path("other/model").mkdir(parents=True)
+    shutil.copyfile("model.safetensors", "other/model/model.safetensors")
+    Path("other/log.csv").write_text("a,b\n1,2\n")
+    status, _, stderr = call(export_hf.main, "other/model", "other_out", "--tokenizer", VOCAB)
+    check(f"export_hf.py beside the log.csv of another program: {stderr}", status == 0)
+
+
 def main():
     ours = make_model("model.safetensors")
     make_model("biased.safetensors", seed=2, bias=True)
@@ -374,6 +387,7 @@ def main():
     theirs = exported("model.safetensors", "out")
     tokenizer = AutoTokenizer.from_pretrained("out", trust_remote_code=True)
     check_card()
+    check_foreign_log()
     check_model(ours, theirs)
     check_generation(theirs, tokenizer)
     check_tokenizer(tokenizer)

@@ -202,11 +202,24 @@ run 0 info best
 check "info prints the algorithms of --autotune" says "best/matmul.csv, 2 products, 1 not with" stdout
 rm best/matmul.csv
 run 0 sample --model best/best --tokens 4
+run 0 $small --lr 0.3 --steps 2 --val-every 1 --save-every 0 --keep-best --out only
+check "--save-every 0 --keep-best: best is saved" says "saved      only/best" stdout
+run 1 sample --model only
+refused "only" "give only/best as --model or --init"
+run 1 --resume --out only
+refused "only" "give only/best as --model or --init"
+rm only/log.csv
+run 1 $tiny --steps 1 --out only
+refused "--out only" "--overwrite"
+run 0 $small --lr 0 --steps 1 --val-every 1 --keep-best --out unchanged
+check "no (best) without a best checkpoint" grep -q "best [0-9.]* after step 0$" stdout
 run 0 $tiny --steps 3 --val-every 0 --out best --overwrite
 check "--overwrite removes the best checkpoint of the old run" [ ! -e best/best ]
 run 0 $tiny --steps 50 --val-every 1 --stop-at-val 99 --out early
 check "--stop-at-val stops after the first validation" says "stopped by --stop-at-val after step 1 of 50" stdout
 check "--stop-at-val saves" [ -f early/step_00000001/optimizer.safetensors ]
+run 0 $tiny --steps 50 --val-every 1 --stop-at-val 99 --max-time 1h --out early --overwrite
+check "--stop-at-val with --max-time: status 0" says "stopped by --stop-at-val after step 1 of 50" stdout
 run 75 $tiny --steps 1000000 --val-every 0 --max-time 0.2s --out early --overwrite
 check "--max-time saves" says "saved      early/step_" stdout
 check "--max-time says so" says "stopped by --max-time after step " stdout
@@ -224,6 +237,14 @@ refused "killed" "no complete checkpoint" "--overwrite"
 run 75 $model $data --steps 1k --max-time 0.001s $bare --out k
 run 0 --layers 1 --heads 2 --channels 16 --block-size 32 --batch 2 --total-batch 64 $data --steps 1 --out own
 check "--vocab-size is the tokenizer's, a multiple of 64" says "vocabulary 320," stdout
+mkdir shards && cp tiny_train_000000.bin vocab.bpe shards/
+run 0 --layers 1 --heads 2 --channels 16 --block-size 32 --batch 2 --total-batch 64 --data 'sh*ds/tiny_train_*.bin' \
+    --steps 1 --out glob
+check "--vocab-size: the tokenizer is found if the pattern is that of a folder" says "vocabulary 320," stdout
+run 1 $model --data 'sh*ds/tiny_train_*.bin' --steps 1 --keep-best --out new
+refused "--keep-best" "--val-data"
+run 0 $tiny --steps 1 --ema 0.9 --save-every 0 --out unsaved
+check "--ema is not saved: a warning" says "--ema has no effect with --save-every 0" stderr
 
 run 1 $tiny --steps 6 --out straight
 refused "--out straight" "--resume" "--overwrite"

@@ -3,6 +3,8 @@
 #define TOST_NO_MAIN
 #include "train_gpt_tost.c"
 
+#include <sys/wait.h>
+
 #include "check.h"
 #include "comm_threads.h"
 #include "init.h"
@@ -235,6 +237,67 @@ static void test_messages(Checks* c) {
 }
 
 // ---------------------------------------------------------------------------------------------
+// Launchers
+
+// What the environment of each launcher says.
+static void test_launch(Checks* c) {
+    static const struct { char* env[10]; const char* launcher; int rank, size; } cases[] = {
+        {{"HOME=/"}, NULL, 0, 1},
+        {{"OMPI_COMM_WORLD_RANK=2", "OMPI_COMM_WORLD_SIZE=4"}, "mpirun", 2, 4},
+        {{"PMI_RANK=1", "PMI_SIZE=3"}, "mpirun", 1, 3},
+        {{"RANK=3", "WORLD_SIZE=5"}, "torchrun", 3, 5},
+        {{"SLURM_PROCID=1", "SLURM_STEP_NUM_TASKS=2", "SLURM_NTASKS=2"}, "srun", 1, 2},
+        // a batch script, and shells of salloc: outside of a step, and in one of its own
+        {{"SLURM_PROCID=0", "SLURM_NTASKS=4", "SLURM_LOCALID=0"}, NULL, 0, 1},
+        {{"SLURM_NTASKS=4", "SLURM_NNODES=2"}, NULL, 0, 1},
+        {{"SLURM_PROCID=0", "SLURM_NTASKS=4", "SLURM_STEP_ID=0", "SLURM_STEP_NUM_TASKS=1"}, NULL, 0, 1},
+        // srun or mpirun start torchrun once per host
+        {{"SLURM_PROCID=1", "SLURM_STEP_NUM_TASKS=2", "RANK=9", "WORLD_SIZE=16", "LOCAL_RANK=1",
+          "LOCAL_WORLD_SIZE=8", "TORCHELASTIC_RUN_ID=none"}, "torchrun", 9, 16},
+        {{"OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_SIZE=2", "RANK=3", "WORLD_SIZE=4",
+          "TORCHELASTIC_RUN_ID=none"}, "torchrun", 3, 4},
+        // variables that a container or a script sets for another launcher
+        {{"OMPI_COMM_WORLD_RANK=1", "OMPI_COMM_WORLD_SIZE=2", "RANK=0", "WORLD_SIZE=4"}, "mpirun", 1, 2},
+        {{"WORLD_SIZE=4"}, NULL, 0, 1},
+        {{"RANK=4", "WORLD_SIZE=4"}, NULL, 0, 1},
+    };
+    char** before = environ;
+    for (size_t i = 0; i < countof(cases); i++) {
+        environ = (char**)(uintptr_t)cases[i].env;
+        const CommLaunch l = comm_launch();
+        environ = before;
+        check(c, l.place.rank == cases[i].rank && l.place.size == cases[i].size
+                 && (cases[i].launcher ? l.launcher && strcmp(l.launcher, cases[i].launcher) == 0 : !l.launcher),
+              "launch %zu: rank %d of %d by %s", i, l.place.rank, l.place.size, l.launcher ? l.launcher : "none");
+    }
+}
+
+static void test_out_of_memory(Checks* c) {
+#if defined TOST_SANITIZE || defined __SANITIZE_THREAD__
+    return skip(c, "out of memory: the sanitizers stop at the allocation");
+#endif
+    int fds[2], status = 0;
+    char line[256] = "", expected[128];
+    if (pipe(fds) != 0) return;
+    const pid_t child = fork();
+    if (child == 0) {
+        dup2(fds[1], STDERR_FILENO);
+        setenv("OMPI_COMM_WORLD_RANK", "3", 1);
+        setenv("OMPI_COMM_WORLD_SIZE", "4", 1);
+        volatile size_t bytes = PTRDIFF_MAX;
+        free(xmalloc(bytes));
+        _exit(0);
+    }
+    close(fds[1]);
+    ssize_t n = read(fds[0], line, sizeof line - 1);
+    close(fds[0]);
+    waitpid(child, &status, 0);
+    snprintf(expected, sizeof expected, "rank 3 on %s: out of memory: ", comm_launch().place.host);
+    check(c, n > 0 && strncmp(line, expected, strlen(expected)) == 0, "out of memory: '%s'", line);
+    check(c, WIFEXITED(status) && WEXITSTATUS(status) == STATUS_FAILED, "out of memory: status %d", status);
+}
+
+// ---------------------------------------------------------------------------------------------
 // Training
 
 enum { PARTS = 4, PER_PART = 2, STEPS = 10, B = 2 };
@@ -308,7 +371,8 @@ static void train_rank(TostComm* comm, void* context) {
         tost_cpu_engine.update(m, &adamw);
     }
     copy_state(t->out.params[rank], m, TOST_PARAM, &t->tensors);
-    for (int s = TOST_M; s <= TOST_EMA; s++) copy_state(rank == 0 ? t->out.state[s] : NULL, m, (TostState)s, &t->tensors);
+    for (int s = TOST_M; s <= TOST_EMA; s++)
+        copy_state(rank == 0 ? t->out.state[s] : NULL, m, (TostState)s, &t->tensors);
     tost_cpu_engine.destroy(m);
 }
 
@@ -371,6 +435,8 @@ int main(void) {
     test_parts(&c);
     test_tree(&c);
     test_messages(&c);
+    test_launch(&c);
+    test_out_of_memory(&c);
     test_exchange(&c);
     test_training(&c, "fp32", &configs[0], TOST_FP32, false);
     test_training(&c, "odd sizes, biases", &configs[1], TOST_FP32, true);

@@ -136,6 +136,12 @@ run 2 learn_vocab.py --size 256 --out chars/vocab.bpe
 refused "--size 256" 257
 run 2 learn_vocab.py --size 300 --out chars/vocab.bpe
 refused "--size 300" FILE
+mkdir folder && echo text >notes.txt
+run 1 learn_vocab.py --size 257 --out folder
+refused "--out folder: is a folder" "folder/vocab.bpe"
+run 1 learn_vocab.py --size 300 notes.txt --out notes.txt
+refused "--out notes.txt: exists and is no vocab.bpe"
+run 0 learn_vocab.py --size 257 --out chars/vocab.bpe
 run 1 learn_vocab.py --size 300 nothing.txt --out chars/vocab.bpe
 refused "nothing.txt: not a file"
 if has tokenizers; then

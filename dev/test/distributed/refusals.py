@@ -50,6 +50,11 @@ def differences_refused(report, case, mpi):
         f.write(b"\0")   # the same program, but not the same file
     wrapper = launch.per_rank(case.dir, 2, f'shift; exec {case.path("other")} "$@"')
     refused(report, case, mpi, "another build on rank 2", 1, ["rank 2", "program differs"], args, wrapper)
+    for what, more, fragments in (("an unknown option on rank 2", "--bogus", ["rank 2", "unknown option --bogus"]),
+                                  ("another time limit on rank 2", "--max-time 9m", ["rank 2", "command line differs"]),
+                                  ("the help on rank 2", "--help", ["rank 2", "command line differs"])):
+        wrapper = launch.per_rank(case.dir, 2, f'exec "$@" {more}')
+        refused(report, case, mpi, what, 2, fragments, args, wrapper)
 
 
 def machine_refused(w, report, case, mpi):
