@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# reproduce.sh: one command from the data to a report beside the paper's table.
+# reproduce.sh: one command from the data to a report that compares the results with the paper's.
 #
 #   dev/reproduce.sh [--preset tost-base]        OpenWebText from the Hugging Face Hub (24 GB), GPT-2's vocabulary
 #   dev/reproduce.sh --from FOLDER               OpenWebText from local Parquet, JSONL or text files
-#   dev/reproduce.sh --shards 'DIR/*train*.bin'  ready token shards of llm.c or nanoGPT; *val*.bin beside them
+#   dev/reproduce.sh --shards 'DIR/*train*.bin'  existing token shards of llm.c or nanoGPT; *val*.bin beside them
 #   dev/reproduce.sh --smoke                     all stages in two minutes on data/starter, without a network
 #
 # Stages: program, vocabulary, data, training, samples, evaluation, report. If stopped at any point, by Ctrl-C, a kill

@@ -20,7 +20,8 @@ static const Example train_examples[] = {
     {"continue that run after an interruption", " --resume --out out/mine"},
 };
 
-static const char exit_status[] = "0 success, 1 failure, 2 invalid command line, 128 + N stopped by signal N.";
+static const char exit_status[] = "0 success, 1 failure, 2 invalid command line, 75 stopped by --max-time or the loss "
+                                  "of a rank (--resume continues), 128 + N stopped by signal N.";
 
 // ---------------------------------------------------------------------------------------------
 // --help
@@ -93,8 +94,9 @@ static char* resume_text(const OptionHelpList* list) {
         free(names);
         names = longer;
     }
-    char* text = xasprintf("With --resume, options that are not given keep the values of the run; --quiet and "
-                           "--recompute are not kept. Only these may be changed: %s.", names + strlen(", "));
+    char* text = xasprintf("With --resume, options that are not given keep the values of the run, except "
+                           "--autotune, --max-time, --quiet, --rank-timeout and --recompute, which apply only to one "
+                           "start. Of the others, only these may be changed: %s.", names + strlen(", "));
     free(names);
     return text;
 }
@@ -130,7 +132,7 @@ static void print_help(const Options* o, bool all_commands) {
         free(text);
     }
     if (o->command == COMMAND_EVAL) print_protocols();
-    printf("\nExit status: %s\n", exit_status);
+    print_wrapped(exit_status, printf("\nExit status: ") - 1);
     option_help_free(&list);
 }
 

@@ -133,8 +133,8 @@ static const Row table[] = {
      .help = "CSV log with one row per step; an existing log is only accepted with --resume or --overwrite"},
     {"val-frac", TOKENIZE, FILES, REAL, AT(val_frac), NOT_SAVED, "X", .max = 0.999999, .value = 0.01,
      .unit = "of the documents",
-     .help = "fraction of the documents that goes to the validation shards, or, of a single document, of its last "
-             "tokens; if given, neither split may be empty"},
+     .help = "fraction of the documents that goes to the validation shards; of a single document, fraction of its "
+             "tokens, from its end; if given, neither split may be empty"},
     {"jsonl", TOKENIZE, FILES, FLAG, AT(jsonl), NOT_SAVED, "", .default_text = "only files named *.jsonl",
      .help = "read all input, including stdin, as JSONL: one object with a \"text\" per line"},
     {"shard-tokens", TOKENIZE, FILES, INT64, AT(shard_tokens), NOT_SAVED, "N", .min = 1, .max = INT_MAX, .value = 100e6,
@@ -148,7 +148,7 @@ static const Row table[] = {
     {"chunk", TRAIN, TRAINING, INT, AT(chunk), OVERRIDABLE, "N", .max = TOST_MAX_BLOCK_SIZE,
      .default_text = "whole sequences",
      .help = "process sequences N tokens at a time, with the memory of N tokens: exact gradients for very long --seq, "
-             "in 4/3 of the time. Changing it on --resume may change the last bits of the results"},
+             "with 4/3 of the computation. Changing it on --resume may change the last bits of the results"},
     {"chunk", EVAL, EVALUATION, INT, AT(chunk), NOT_SAVED, "N", .max = TOST_MAX_BLOCK_SIZE,
      .default_text = "whole sequences",
      .help = "process sequences N tokens at a time, with the memory of N tokens: for very long --seq"},
@@ -257,8 +257,8 @@ static const Row table[] = {
              "CUDA only"},
     {"threads", TRAIN | SAMPLE | EVAL | TOKENIZE | INSPECT, MACHINE, INT, AT(threads), OVERRIDABLE, "N",
      .max = THREADS_LIMIT,
-     .help = "number of CPU threads; 0: OMP_NUM_THREADS, or all cores. While other programs use the cores, fewer work, "
-             "unless the environment sets any variable OMP_*, GOMP_* or KMP_*"},
+     .help = "number of CPU threads; 0: OMP_NUM_THREADS, or all cores. While other programs use the cores, fewer "
+             "threads work, unless the environment sets any variable OMP_*, GOMP_* or KMP_*"},
     {"parts", TRAIN, MACHINE, INT, AT(parts), OVERRIDABLE, "N", .min = 1, .max = MAX_PARTS,
      .default_text = "one per rank",
      .help = "divide a step into N parts, whose gradients are added in a fixed order: any number of ranks that divides "
@@ -272,8 +272,9 @@ static const Row table[] = {
      .help = "activation checkpointing: store only the input of each layer and recompute the rest in the backward "
              "pass; less memory, more time, same results"},
     {"autotune", TRAIN, MACHINE, FLAG, AT(autotune), NOT_SAVED, "",
-     .help = "CUDA: time cuBLASLt's algorithms for each matrix product in the first steps and write the fastest to "
-             "RUN/matmul.csv, which later runs in the folder read; another choice changes results in the last bits"},
+     .help = "CUDA, one GPU: time cuBLASLt's algorithms for each matrix product in the first steps and write the "
+             "fastest to RUN/matmul.csv, which later runs in the folder read; another choice changes the last bits of "
+             "the results"},
     {"quiet", TOKENIZE, MACHINE, FLAG, AT(quiet), NOT_SAVED, "", .help = "print nothing on stdout and no progress"},
     {"help", ALL, MACHINE, HELP, 0, NOT_SAVED, "", .help = "show this help"},
     {"version", TRAIN, MACHINE, HELP, 0, NOT_SAVED, "", .help = "print the version and the git commit"},
@@ -866,7 +867,7 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
     if (!THREADS_MANY && o->threads > 1)
         return tost_error(err, "--threads %d: the program was built without OpenMP: leave it out", o->threads);
     if (o->reduce != 0 && !engine->open_comm)
-        return tost_error(err, "--reduce fast: only GPUs of a build with make NCCL=1 have it: leave it out");
+        return tost_error(err, "--reduce fast: needs GPUs and a build with make NCCL=1: leave it out");
     for (int i = 0; i < o->n_files; i++)
         if (!*o->files[i]) return tost_error(err, "an argument is empty: give a file name, or leave it out");
     if (comm_size(o->comm) > 1 && o->command != COMMAND_TRAIN && o->command != COMMAND_EVAL)

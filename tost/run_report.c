@@ -125,9 +125,9 @@ static void report_chunks(Run* r) {
         if (t->row == TOST_ROW_wpe || t->row == TOST_ROW_denom_bias)
             positions += 4.0 * sizeof(float) * (double)t->size;
     }
-    progress_text(&r->progress, "%-11s%d of %d tokens in each sequence; 4/3 of the time; %s of the memory is for wpe "
-                  "and denom_bias, which have the block size", "chunks", (o->seq + o->chunk - 1) / o->chunk, o->chunk,
-                  human_bytes(memory, positions));
+    progress_text(&r->progress, "%-11s%d of up to %d tokens per sequence; 4/3 of the computation; %s of the memory is "
+                  "for wpe and denom_bias, which grow with the block size", "chunks",
+                  (o->seq + o->chunk - 1) / o->chunk, o->chunk, human_bytes(memory, positions));
 }
 
 static void report_model(Run* r) {
@@ -167,10 +167,11 @@ static void report_ranks(Run* r) {
                       human_bytes(bytes, moved));
     }
     if (o->parts > 1)
-        progress_text(&r->progress, "%-11s%d of %lld tokens; the results %s", "parts", o->parts,
+        progress_text(&r->progress, "%-11s%d × %lld tokens; the results %s", "parts", o->parts,
                       (long long)(o->total_batch / o->parts),
-                      r->engine_options.fast_reduce ? "depend on the number of ranks (--reduce fast)"
-                                                    : "are the same on any number of ranks that divides it");
+                      r->engine_options.fast_reduce
+                          ? "depend on the number of ranks (--reduce fast)"
+                          : "are the same on any number of ranks that divides the number of parts");
 }
 
 static void report_data(Run* r) {

@@ -4,9 +4,8 @@
 
 Sections: train, sample, sgemm, tiktoken (the default: about a minute on two idle cores), and train_bf16 (autocast),
 compiled and compiled_bf16 (torch.compile; need a C++ compiler and a few minutes), and ddp (DistributedDataParallel with
-gloo: --threads processes with one thread each, --tokens per step, which are accumulated; minutes). Prints lines
-`key value unit`, or `skipped: SECTION: reason` if a package or file is missing. Each value is the median of 3 runs
-after a warm-up.
+gloo: --threads processes with one thread each, --tokens per step, which are accumulated; minutes). Prints `key value
+unit` lines, or `skipped: SECTION: reason` if a package or file is missing. Each value is the median of 3 runs after a warm-up.
 PyTorch's threads spin while they wait, so other programs on the same cores slow it down disproportionately.
 """
 

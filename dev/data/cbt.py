@@ -2,7 +2,7 @@
 """Children's Book Test (Hill et al., 2016), common nouns and named entities, into data/eval.
 
     dev/data/cbt.py [--from PATH]            PATH: CBTest.tgz, its two files, or a folder with them
-    dev/data/cbt.py --validation             the validation sets, on which the paper's accuracies are
+    dev/data/cbt.py --validation             the validation sets, which the paper uses
     ./train_gpt_tost eval --task cbt data/eval/cbtest_CN_test_2500ex.txt
 """
 from evalset import EvalSet, main

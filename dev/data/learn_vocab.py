@@ -4,8 +4,8 @@
     dev/data/learn_vocab.py --size 4096 books.txt web.jsonl --out data/own/vocab.bpe
     dev/data/learn_vocab.py --size 257 --out data/bytes/vocab.bpe       one token per byte; no texts are needed
 
-Texts are plain text, with a line <|endoftext|> between documents, or JSONL with a "text" field. A vocabulary of N tokens
-has the 256 bytes, N - 257 merges and <|endoftext|>. vocab.bpe has GPT-2's format: a line "#version: 0.2", then one line
+Texts are plain text, with a line <|endoftext|> between documents, or JSONL with a "text" field. A vocabulary of N
+tokens has the 256 bytes, N - 257 merges and <|endoftext|>. vocab.bpe has GPT-2's format: a line "#version: 0.2", then one line
 "left right" per merge, in GPT-2's printable alphabet for bytes. Needs the `tokenizers` library; the result is
 deterministic for a given version of it.
 """
@@ -44,8 +44,8 @@ def byte_level(model):
 
 
 def learn(paths, merges):
-    """The merges as pairs of strings in GPT-2's alphabet, in the order learned; fewer if the texts give no more. A merge
-    whose piece exists already is left out, since a piece has one id."""
+    """The merges as pairs of strings in GPT-2's alphabet, in the order learned; fewer if the texts give no more. A
+    merge whose piece exists already is left out, since a piece has one id."""
     from tokenizers import models, trainers
 
     repeated = 0

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The test streams of the paper's table of losses as token shards in data/published: every line is encoded alone and
-followed by <|endoftext|>.
+"""Writes the test sets of the paper's table of losses as token shards to data/published. Every line is encoded alone
+and followed by <|endoftext|>.
 
     dev/data/published.py wikitext2 [--from PATH]     PATH: wiki.test.raw or the Hub's Parquet file
     dev/data/published.py ptb [--from PATH]           PATH: ptb.test.txt
@@ -10,7 +10,8 @@ followed by <|endoftext|>.
 
 A line of WikiText keeps its line break, and its blank lines are empty; lines of PTB and LAMBADA have no line break.
 Other uses of these sets score the whole text (wikitext2.py, ptb.py) or the last word of OpenAI's LAMBADA (eval --task
-lambada): the losses are not comparable. Needs Python 3.10 and numpy; to download, also huggingface_hub, pyarrow and tqdm.
+lambada): the losses are not comparable. Needs Python 3.10 and numpy; to download, also huggingface_hub, pyarrow and
+tqdm.
 """
 import json
 import os
@@ -110,7 +111,8 @@ def main():
     parser.add_argument("name", choices=CORPORA, metavar="|".join(CORPORA))
     parser.add_argument("--from", dest="source", type=Path, metavar="PATH",
                         help="local text or Parquet file to use instead of downloading")
-    parser.add_argument("--out", type=Path, default=DATA / "published", metavar="FOLDER", help="default: data/published")
+    parser.add_argument("--out", type=Path, default=DATA / "published", metavar="FOLDER",
+                        help="default: data/published")
     parser.add_argument("--tokenizer", type=Path, default=vocab.VOCAB, metavar="FILE",
                         help="default: data/vocab.bpe, from dev/data/vocab.py")
     parser.add_argument("--binary", type=Path, default=DATA.parent / "train_gpt_tost", metavar="FILE",

@@ -3,9 +3,9 @@
     export_log.py RUN… [--tensorboard FOLDER]        then: tensorboard --logdir FOLDER
     export_log.py RUN… --wandb PROJECT [--offline]   offline runs are uploaded later, with `wandb sync`
 
-RUN is a log.csv or a run folder. The series are train/loss, val/loss, train/lr, train/grad_norm, speed/ms and
-speed/tokens_per_s, over the step counted from 1, as the trainer prints it; empty and infinite values are left out.
-tokens is logged beside them. The options of a run, from the metadata of its newest checkpoint, become text in
+RUN is a log.csv or a run folder. The series are train/loss, val/loss, train/lr, train/grad_norm, speed/ms,
+speed/tokens_per_s and tokens, over the step counted from 1, as the trainer prints it; empty and infinite values are
+left out. The options of a run, from the metadata of its newest checkpoint, become text in
 TensorBoard and the config in Weights & Biases. A log that grows is exported again as a whole.
 
 Needs Python 3.10, and tensorboard or wandb: pip install tensorboard wandb

@@ -1,6 +1,7 @@
 """Converts a folder of export_hf.py, or of its model's save_pretrained, to a model that the trainer reads.
 
-    import_hf.py FOLDER OUT         writes OUT/model.safetensors and, if FOLDER has a tokenizer.json, OUT/vocab.bpe
+    import_hf.py FOLDER OUT         writes OUT/model.safetensors and, if FOLDER has a tokenizer.json, OUT/vocab.bpe or,
+                                    if its ids are not in the order of a vocab.bpe, OUT/tokenizer.json
 
 Use OUT with --init, sample --model or eval --model. Weights become float32. FOLDER may have one model.safetensors or
 several listed in model.safetensors.index.json. Needs Python 3.10, torch 2.1 and safetensors.

@@ -56,7 +56,8 @@ class TostLM(TemplateLM):
         texts = []
         for context, options in (request.args for request in requests):
             prompt = self.tok_encode(context) or [self.eot_token_id]
-            ids = generate(self.model, prompt, options.get("max_gen_toks", 256), self.encoding.n_vocab, self.eot_token_id)
+            ids = generate(self.model, prompt, options.get("max_gen_toks", 256), self.encoding.n_vocab,
+                           self.eot_token_id)
             stops = [options["until"]] if isinstance(options["until"], str) else options["until"]
             text, written = "", []
             for i in ids:

@@ -302,7 +302,8 @@ def parse(arguments):
     parser.add_argument("--tokenizer", type=Path, metavar="FILE",
                         help="vocab.bpe or tokenizer.json (default: the one named in the checkpoint)")
     parser.add_argument("--prompt", default="", metavar="TEXT", help="text to continue (default: none)")
-    parser.add_argument("--tokens", type=int, default=256, metavar="N", help="largest number of new tokens (default: 256)")
+    parser.add_argument("--tokens", type=int, default=256, metavar="N",
+                        help="largest number of new tokens (default: 256)")
     parser.add_argument("--temperature", type=float, default=0.8, metavar="X",
                         help="0: always the most likely token (default: 0.8)")
     parser.add_argument("--top-k", type=int, default=0, metavar="N",

@@ -565,7 +565,7 @@ static void test_parts(Checks* c) {
     free(o.out);
     free(o.err);
     o = run("--resume --out stopped");
-    check(c, strstr(o.out, "parts      2 of 32 tokens") && !strstr(o.out, "changed"), "resumed: %s", o.out);
+    check(c, strstr(o.out, "parts      2 × 32 tokens") && !strstr(o.out, "changed"), "resumed: %s", o.out);
     check_run(c, o, 0, 0, NULL, "resumed with the saved parts");
     check_same(c, "parts", "stopped", 4, "resumed with the saved parts");
     o = run("--resume --out stopped --steps 5 --parts 4");

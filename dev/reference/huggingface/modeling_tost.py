@@ -183,13 +183,13 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
         return inputs | {"input_ids": input_ids[:, seen:] if input_ids.shape[1] > seen else input_ids[:, -1:]}
 
     def positions(self, mask, batch, T, state, device):
-        """Position (B,T) of each token: the number of tokens before it, without padding. Number of tokens (B) so far."""
+        """Position (B,T) of each token: the number of tokens before it, without padding; and tokens (B) so far."""
         ones = torch.ones(batch, T, dtype=torch.long, device=device) if mask is None else mask.long()
         before = 0 if state is None or state.tokens is None else state.tokens.unsqueeze(1)
         counts = before + ones.cumsum(1)
         if int(counts.max()) > self.config.block_size:
-            raise ValueError(f"{int(counts.max())} tokens exceed the block size of {self.config.block_size}: shorten the "
-                             "input or max_new_tokens; the model has no position embeddings beyond it")
+            raise ValueError(f"{int(counts.max())} tokens exceed the block size of {self.config.block_size}: shorten "
+                             "the input or max_new_tokens; the model has no position embeddings beyond it")
         return (counts - 1).clamp_min(0), counts[:, -1]
 
     def forward(self, input_ids=None, attention_mask=None, past_key_values=None, inputs_embeds=None, labels=None,
