@@ -221,7 +221,8 @@ static const Row table[] = {
      .help = "also keep the checkpoint with the lowest validation loss, as best in the run folder"},
     {"stop-at-val", TRAIN, REPORTS, REAL, AT(stop_at_val), OVERRIDABLE, "LOSS", .max = 1e9, .default_text = "off",
      .help = "save and stop when the validation loss is at most LOSS"},
-    {"max-time", TRAIN, REPORTS, DURATION, AT(max_time), NOT_SAVED, "TIME", .max = 10000 * 86400.0, .default_text = "off",
+    {"max-time", TRAIN, REPORTS, DURATION, AT(max_time), NOT_SAVED, "TIME", .max = 10000 * 86400.0,
+     .default_text = "off",
      .help = "save and stop before the next step would exceed this time, such as 90m or 2h50m: for queues with a time "
              "limit. The exit status is 75 if steps are left"},
     {"on-save-error", TRAIN, REPORTS, CHOICE, AT(on_save_error), OVERRIDABLE, "stop|continue",

@@ -15,8 +15,8 @@ typedef struct {
 typedef void (*LineErrors)(void* context, const TostError* line);
 
 // Reads a file, or stdin if the path is "-". Lines end with LF or CRLF. Each is a prompt, which may be empty. If the
-// name ends in .jsonl or the text begins with '{', each is an object with a "prompt"; other keys are ignored, and so are
-// blank lines. Reports invalid lines and counts them in *bad. Fails if the file cannot be read, is empty, or is
+// name ends in .jsonl or the text begins with '{', each is an object with a "prompt"; other keys are ignored, and so
+// are blank lines. Reports invalid lines and counts them in *bad. Fails if the file cannot be read, is empty, or is
 // not text (text_check_head).
 bool prompts_read(Prompts* p, size_t* bad, const char* path, LineErrors report, void* context, TostError* err);
 void prompts_free(Prompts* p);
