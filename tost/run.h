@@ -12,7 +12,8 @@
 
 typedef struct { double sum; int64_t count; } LossSum;   // of losses (nats), and how many
 
-// The pass of the engine that is under way, for run_chunk_done: micro-batch `done` of `all`.
+// The pass of the engine that is under way, for run_chunk_done: micro-batch `done` of `all`; 0 of 0 is
+// neither shown nor abandoned.
 typedef struct { bool validation, abandoned; int64_t done, all; } RunPass;
 
 typedef struct {

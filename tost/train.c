@@ -115,6 +115,7 @@ static bool data_failed(Run* r, TostError* err) {
 bool run_chunk_done(void* context, double part) {
     Run* r = context;
     const double done = (double)r->pass.done + part;
+    if (r->pass.all == 0) return false;
     if (r->pass.validation)
         progress_show(&r->progress, done / (double)r->pass.all, "validation %.2f/%lld", done, (long long)r->pass.all);
     else progress_micro_batch(&r->progress, done * comm_size(r->comm));
