@@ -260,7 +260,7 @@ static const Row table[] = {
      .max = THREADS_LIMIT,
      .help = "number of CPU threads; 0: OMP_NUM_THREADS, or all cores. While other programs use the cores, fewer "
              "threads work, unless the environment sets any variable OMP_*, GOMP_* or KMP_*"},
-    {"parts", TRAIN, MACHINE, INT, AT(parts), OVERRIDABLE, "N", .min = 1, .max = MAX_PARTS,
+    {"parts", TRAIN, MACHINE, INT, AT(parts), OVERRIDABLE, "N", .min = 1, .max = MAX_PARTS, .value = 1,
      .default_text = "one per rank",
      .help = "divide a step into N parts, whose gradients are added in a fixed order: any number of ranks that divides "
              "N gives the same results"},
