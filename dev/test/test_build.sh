@@ -23,7 +23,7 @@ mkdir -p copy/dev
 cp -R "$repo/Makefile" "$repo/CITATION.cff" "$repo/tost" copy
 cp "$repo"/dev/*.mk copy/dev
 number=$(sed -n 's/^version: *//p' "$repo/CITATION.cff")
-version() { make -s -C copy CC=cc OPENMP=0 CUDA=0 build/cc/version >/dev/null && cat copy/build/cc/version; }
+version() { make -s -C copy CC=cc OPENMP=0 CUDA=0 BLAS=0 SANITIZE=0 MPI=0 build/cc/version >/dev/null && cat copy/build/cc/version; }
 # is TEXT: the version is TEXT
 is() { check "version: expected $1, got $(version)" [ "$(version)" = "$1" ]; }
 check "a version number in CITATION.cff" [ -n "$number" ]
