@@ -147,8 +147,8 @@ void comm_fail(TostComm* c, const TostError* why) {
     char* text = xasprintf("%s: %s\n", slash ? slash + 1 : c->program, line.text);
     output_write(STDERR_FILENO, text, strlen(text), OUTPUT_TIMEOUT);
     free(text);
-    c->abort(c, STATUS_RANK_FAILED);
-    _exit(STATUS_RANK_FAILED);
+    c->abort(c, STATUS_RESUMABLE);
+    _exit(STATUS_RESUMABLE);
 }
 
 // Some ranks have not responded in time. The lowest rank that waits for them prints the line and ends all; a launcher
@@ -173,7 +173,7 @@ static void timed_out(TostComm* c, const bool* arrived) {
     // Rank 0 may wait for the same rank: it speaks first.
     const int tenths = speaker != c->place.rank ? 100 : c->place.rank > 0 ? 10 : 0;
     for (int i = 0; i < tenths; i++) {
-        if (signals_received()) _exit(STATUS_RANK_FAILED);
+        if (signals_received()) _exit(STATUS_RESUMABLE);
         nanosleep(&(struct timespec){0, 100000000}, NULL);
     }
     comm_fail(c, &why);

@@ -4,7 +4,7 @@
 //
 // All ranks call the same functions in the same order ("collective"). They do not return errors: if the transport fails
 // or a rank does not respond within the timeout, the process prints one line, ends all ranks and exits with
-// STATUS_RANK_FAILED, after which --resume continues.
+// STATUS_RESUMABLE, after which --resume continues.
 #ifndef TOST_COMM_H
 #define TOST_COMM_H
 
@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-enum { STATUS_RANK_FAILED = 75, COMM_HOST_MAX = 64 };   // EX_TEMPFAIL
+enum { COMM_HOST_MAX = 64 };
 
 // What one rank sends to and receives from another one. 0 bytes: nothing.
 typedef struct { const void* send; void* receive; size_t send_bytes, receive_bytes; } CommMessage;

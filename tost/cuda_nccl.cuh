@@ -38,7 +38,7 @@ static ncclResult_t nccl_state(const NcclLink* l) {
     TostError why;
     tost_error(&why, "%s: %s; NCCL_DEBUG=WARN prints the cause", what, ncclGetErrorString(e));
     comm_fail(l->comm, &why);
-    _exit(STATUS_RANK_FAILED);
+    _exit(STATUS_RESUMABLE);
 }
 
 // NCCL cannot say which rank is missing. The lowest rank prints the line first, which ends the others.
@@ -47,7 +47,7 @@ static ncclResult_t nccl_state(const NcclLink* l) {
     tost_error(&why, "%s: other ranks did not respond for %g s (--rank-timeout)", what, l->comm->timeout);
     sleep(l->comm->place.rank < 3 ? 2 * l->comm->place.rank : 6);
     comm_fail(l->comm, &why);
-    _exit(STATUS_RANK_FAILED);
+    _exit(STATUS_RESUMABLE);
 }
 
 // Checks the result of a call. Waits until the call is queued on its stream, for which NCCL may need other ranks.

@@ -88,9 +88,10 @@ typedef struct { World* world; int rank; void (*run)(TostComm* c, void* context)
 static void* rank_main(void* arg) {
     const RankThread* t = arg;
     TostComm* c = xcalloc(1, sizeof *c);
-    *c = (TostComm){.place = {.rank = t->rank, .size = t->world->size, .host = "host"}, .library = "threads",
+    *c = (TostComm){.place = {.rank = t->rank, .size = t->world->size, .host = "host"},
                     .program = "test", .transport = t->world, .start = threads_start_messages, .test = threads_test,
                     .abort = threads_abort, .close = threads_close};
+    snprintf(c->library, sizeof c->library, "threads");
     comm_find_places(c);
     t->run(c, t->context);
     comm_close(c);

@@ -250,7 +250,7 @@ void test_failures(Checks* c) {
         nccl_on_host_set({-1, 5});
         train(new Results(), &s, u, rank, 2);
     });
-    check_failure(c, ends[0], STATUS_RANK_FAILED, "other ranks did not respond for 0.5 s (--rank-timeout)");
+    check_failure(c, ends[0], STATUS_RESUMABLE, "other ranks did not respond for 0.5 s (--rank-timeout)");
     ends = run_ranks(2, [&](int rank) {
         set_order(LATE, 2);
         TostComm* comm = open_comm(false, 30);
@@ -258,7 +258,7 @@ void test_failures(Checks* c) {
         nccl_on_host_set({5, 60});
         train(new Results(), &s, u, rank, 2);
     });
-    for (const RankEnd& end : ends) check_failure(c, end, STATUS_RANK_FAILED, "remote process exited or there was a");
+    for (const RankEnd& end : ends) check_failure(c, end, STATUS_RESUMABLE, "remote process exited or there was a");
     ends = run_ranks(2, [&](int) {
         set_order(LATE, 1);   // both on the only device
         open_comm(false, 30);
