@@ -1541,6 +1541,7 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(losses,       float,   rows) \
     X(scalars,      double,  2)                            /* sum of losses since the last read_loss; Σ g² */ \
     X(decode,       double,  L * B * tssa_state_size(C, NH)) \
+    X(decode_next,  double,  L * B * tssa_state_size(C, NH)) /* after decode_advance: blocks still read decode */ \
     X(totals,       float,   B * scan_slots(chunks) * tssa_sums_size(C, NH)) \
     X(tssa_sync,    int,     (1 + m->options.recompute) * L * tssa_sync_size(B, T)) \
     X(dx,           float,   train * rows * C)             /* gradient of the residual stream */ \
@@ -2018,18 +2019,35 @@ template <typename S> static void decode_losses(float* losses, TypedModel<S>* m,
     copy_to_host(losses, m->buf.losses, counted, m->stream);
 }
 
+// to: receives the statistics after the tokens, unless NULL
 template <typename S>
-static void cuda_decode_score(double* losses, TypedModel<S>* m, const int32_t* tokens, const int32_t* targets,
-                              int copies, int T) {
+static void score_tokens(double* losses, double* to, TypedModel<S>* m, const int32_t* tokens, const int32_t* targets,
+                         int copies, int T) {
     const int B = m->n_decode * copies;
     const size_t rows = (size_t)B * T;
     const StepInput s = start_forward(m, tokens, m->position, B, T);
     const size_t counted = score_order(s, targets, rows);
     input_send(m, s, s.start);
-    model_forward(m, {m->buf.decode, NULL, copies}, B, T);
+    model_forward(m, {m->buf.decode, to, copies}, B, T);
     std::vector<float> loss(counted);
     if (counted > 0) decode_losses(loss.data(), m, counted);   // mutant: nothing_to_score
     for (size_t row = 0, i = 0; row < rows; row++) losses[row] = targets[row] < 0 ? 0.0 : loss[i++];
+}
+
+template <typename S>
+static void cuda_decode_score(double* losses, TypedModel<S>* m, const int32_t* tokens, const int32_t* targets,
+                              int copies, int T) {
+    score_tokens(losses, (double*)NULL, m, tokens, targets, copies, T);
+}
+
+template <typename S>
+static void cuda_decode_advance(double* losses, TypedModel<S>* m, const int32_t* tokens, const int32_t* targets,
+                                int T) {
+    const size_t bytes = m->config.n_layer * m->n_decode * tssa_state_size(m->config.n_embd, m->config.n_head)
+                         * sizeof(double);
+    score_tokens(losses, m->buf.decode_next, m, tokens, targets, 1, T);
+    CUDA_CHECK(cudaMemcpyAsync(m->buf.decode, m->buf.decode_next, bytes, cudaMemcpyDeviceToDevice, m->stream));
+    m->position += T;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -2301,6 +2319,7 @@ extern "C" const TostEngine tost_cuda_engine = {
     .decode_begin = TYPED(cuda_decode_begin),
     .decode_step = TYPED(cuda_decode_step),
     .decode_score = TYPED(cuda_decode_score),
+    .decode_advance = TYPED(cuda_decode_advance),
 #ifdef TOST_NCCL
     .open_comm = nccl_open_comm,
 #else
