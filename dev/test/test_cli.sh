@@ -547,10 +547,8 @@ check "--extend-block: the same loss within the old block size" cmp -s first got
 run 0 eval --model extended --data "$dir/tiny_val_*.bin" --by-position
 check "--extend-block: positions up to the new block size" grep -q '^65-75 ' stdout
 run 0 sample --model extended --prompt "7 and" --tokens 80
-run 0 --init straight --extend-block 75 $data $fast --batch 1 --total-batch 150 --steps 4 --val-every 0 --out longer \
-    --sample-every 0 --quiet
-run 0 --init straight --extend-block 75 $data $fast --batch 1 --total-batch 150 --steps 4 --val-every 0 --out halves \
-    --sample-every 0 --save-every 2 --quiet
+extend="--init straight --extend-block 75 $data $fast --batch 1 --total-batch 150 --steps 4 --save-every 2"
+for name in longer halves; do run 0 $extend --val-every 0 --sample-every 0 --out $name --quiet; done
 rm -r halves/step_00000004
 run 0 --resume --out halves --quiet
 check "--extend-block: a resumed run equals an uninterrupted one" \
