@@ -28,6 +28,7 @@ typedef struct {
     const char *model, *init, *tokenizer;  // NULL: not given
     int         extend_block;              // 0: the block size of --init
     int         weights;                   // Weights
+    bool        mask_documents;
     // data
     const char *data, *val_data, *out, *log;
     int         order;                     // DataOrder
