@@ -2,10 +2,11 @@
 
     position.py RESULT.json[,RESULT.json…]… [--label NAME]… [--out position.png]
 
-RESULT.json is the output of `eval --data GLOB --by-position --json RESULT.json`. Each argument is a line of the plot;
-results joined by commas, such as those of runs with different seeds, are averaged, and their bars are the standard
-error of that average. The bars of a single result are its 95 % interval, with windows as samples. Position n is
-predicted from n tokens. The script prints the values it draws.
+RESULT.json is the output of `eval --data GLOB --by-position --json RESULT.json`. Each argument is a line of the plot.
+Results joined by commas belong to one line: those of the same model, with windows of different lengths, complement each
+other, and each bin is taken from the result with the most tokens; then the models, such as runs with different seeds,
+are averaged, and the bars are the standard error of that average. The bars of a single model are its 95 % interval,
+with windows as samples. Position n is predicted from n tokens. The script prints the values it draws.
 Needs Python 3.10 and matplotlib.
 """
 
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from cli import fail, option_parser, run
 from figure import COLORS, add_options, check_options, padded_labels, plain, short_name, style_axes, write
+from loss import draw_lines
 import matplotlib.pyplot as plt
 
 
@@ -25,36 +27,41 @@ def interval(b):
 
 
 def read_result(path):
-    """The name of the model, and {(first, last): (loss, 95 % interval or NaN, tokens)}."""
+    """The file of the model, and {(first, last): (loss, 95 % interval or NaN, tokens)}."""
     try:
         result = json.loads(Path(path).read_text(encoding="utf-8"))
         bins = {(int(b["first"]), int(b["last"])): (float(b["loss"]), interval(b), int(b["tokens"]))
                 for b in result["position"]}
-        name = short_name(result["model"])
+        model = str(result["model"])
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path}: not a result of eval --by-position --json") from error
     if not bins or not all(0 < first <= last for first, last in bins):
         raise ValueError(f"{path}: no position was evaluated")
-    return name, bins
+    return model, bins
 
 
 class Line:
-    """name; points: [(first, last, loss, error, tokens of a result)]"""
+    """name; points: [(first, last, loss, error)]; runs: number of models"""
 
     def __init__(self, argument, label):
-        paths = argument.split(",")
-        results = [read_result(path) for path in paths]
-        self.name, self.points, self.runs = label or results[0][0], [], len(paths)
-        for path, (_, bins) in zip(paths, results):
-            if bins.keys() != results[0][1].keys():
-                raise ValueError(f"{path}: other positions than {paths[0]}; evaluate both with the same --seq")
-        for (first, last), (loss, interval, tokens) in results[0][1].items():
-            losses = [bins[first, last][0] for _, bins in results]
-            mean = sum(losses) / len(losses)
-            error = interval
+        models = {}
+        for path in argument.split(","):
+            model, bins = read_result(path)
+            merged = models.setdefault(model, {})
+            for place, value in bins.items():
+                if place not in merged or value[2] > merged[place][2]:
+                    merged[place] = value
+        names, merged = list(models), list(models.values())
+        self.name, self.points, self.runs = label or short_name(names[0]), [], len(names)
+        for name, bins in zip(names, merged):
+            if bins.keys() != merged[0].keys():
+                raise ValueError(f"{name}: evaluated at other positions than {names[0]}; give both the same --seq")
+        for place in sorted(merged[0]):
+            losses = [bins[place][0] for bins in merged]
+            mean, error = sum(losses) / len(losses), merged[0][place][1]
             if len(losses) > 1:
                 error = math.sqrt(sum((x - mean) ** 2 for x in losses) / (len(losses) - 1) / len(losses))
-            self.points.append((first, last, mean, error, tokens))
+            self.points.append((*place, mean, error))
 
 
 def print_table(lines):
@@ -73,10 +80,11 @@ def draw(lines, args):
     for i, line in enumerate(lines):
         shown = [point for point in line.points if point[0] >= args.first]
         shift = 1 + 0.03 * (i - (len(lines) - 1) / 2)  # so that bars are apart
-        places = [math.sqrt(first * last) * shift for first, last, *_ in shown]
+        places = [math.sqrt(point[0] * point[1]) * shift for point in shown]
         axes.errorbar(places, [point[2] for point in shown], [point[3] for point in shown], label=plain(line.name),
                       color=COLORS[i % len(COLORS)], marker="o", markersize=4, capsize=2.5, linewidth=1.4)
     axes.set_xscale("log", base=2)
+    draw_lines(axes, args)
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
     many = any(line.runs > 1 for line in lines)
     axes.set(xlabel="position in the sequence, tokens",
@@ -92,6 +100,8 @@ def main(arguments=None):
     parser.add_argument("results", nargs="+", metavar="RESULT.json[,…]", help="output of eval --by-position --json")
     parser.add_argument("--first", type=int, default=1, metavar="N",
                         help="draw only bins from position N on (default: %(default)s)")
+    parser.add_argument("--line", action="append", default=[], metavar="NAME=VALUE", help="draw a horizontal line")
+    parser.set_defaults(published=None)
     add_options(parser, "position.png", "line")
     args = parser.parse_args(arguments)
     try:
@@ -104,7 +114,7 @@ def main(arguments=None):
     except (OSError, ValueError) as error:
         return fail(error)
     for i, line in enumerate(lines, 1):
-        print(f"{i}: {line.name}; {line.runs} run{'s' if line.runs > 1 else ''}")
+        print(f"{i}: {line.name}; {line.runs} model{'s' if line.runs > 1 else ''}")
     print_table(lines)
     print(args.out)
     return 0
