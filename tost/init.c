@@ -62,10 +62,10 @@ void init_extend(float* values, const TostTensor* to, const TostTensor* from) {
     while (d < to->ndim && to->shape[d] == from->shape[d]) outer *= (size_t)to->shape[d++];
     if (d == to->ndim) return;
     for (int i = d + 1; i < to->ndim; i++) width *= (size_t)to->shape[i];
-    const size_t n = (size_t)from->shape[d], end = (size_t)to->shape[d], half = n / 2, bytes = width * sizeof *values;
+    const size_t n = (size_t)from->shape[d], end = (size_t)to->shape[d], bytes = width * sizeof *values;
     for (size_t i = outer; i-- > 0;) {   // the last array first, since they move to the right
         float* array = values + i * end * width;
         memmove(array, values + i * n * width, n * bytes);
-        for (size_t t = n; t < end; t++) memcpy(array + t * width, array + (t - (n - half)) * width, bytes);
+        for (size_t t = n; t < end; t++) memcpy(array + t * width, array + (n - 1) * width, bytes);
     }
 }

@@ -91,8 +91,8 @@ static const Row table[] = {
              "state"},
     {"extend-block", TRAIN, MODEL, INT, AT(extend_block), NOT_SAVED, "N", .min = 1, .max = TOST_MAX_BLOCK_SIZE,
      .default_text = "the block size of --init",
-     .help = "with --init: extend the position parameters (wpe and denom_bias) to N positions. The new positions repeat the "
-             "second half of the old ones"},
+     .help = "with --init: extend the position parameters (wpe and denom_bias) to N positions. The new positions are copies "
+             "of the last one"},
     {"model", SAMPLE | EVAL | INFO | INSPECT, MODEL, STRING, AT(model), NOT_SAVED, "PATH",
      .default_text = "newest run in out/",
      .help = "safetensors file, checkpoint folder, or run folder (uses its newest checkpoint)"},
