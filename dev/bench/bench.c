@@ -263,15 +263,12 @@ static void bench_dtypes_decode(void) {
 // Seconds of one forward and backward pass. dy is copied first, untimed, because backward overwrites it.
 static double tssa_once(TostModel* m, const float* dy, int B, int T) {
     const TostConfig* c = &m->config;
-    const int C = c->n_embd, NH = c->n_head;
     const TostParams p = model_params(m, TOST_PARAM, 0), g = model_params(m, TOST_GRAD, 0);
     const LayerActivations* a = &m->layer[0];
     const Buffers* b = &m->buf;
-    Tssa tssa = layer_tssa_grads(b, &g, a, &p, c, b->tssa_suffix, 0, B, T);
-    tssa.state = b->tssa_now;
-    memcpy(b->scratch_btc, dy, (size_t)B * T * C * sizeof *dy);
-    memset(b->tssa_now, 0, B * tssa_state_size(C, NH) * sizeof(double));
-    memset(b->tssa_suffix, 0, B * tssa_state_size(C, NH) * sizeof(double));
+    Tssa tssa = layer_tssa_grads(b, &g, a, &p, c, b->tssa_after, 0, B, T);
+    tssa.start = b->tssa_starts;
+    memcpy(b->scratch_btc, dy, (size_t)B * T * c->n_embd * sizeof *dy);
     const double start = now_seconds();
     tssa_forward(&tssa);
     tssa_backward(&tssa);
