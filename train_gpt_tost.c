@@ -63,6 +63,7 @@
 #include <string.h>
 
 #include "tost/bf16.h"
+#include "tost/chunks.h"
 #include "tost/commands.h"
 #include "tost/engine.h"
 #include "tost/engine_memory.h"
@@ -308,14 +309,18 @@ static void tssa_statistics_forward(const Tssa* a, TssaPart p) {
     }
 }
 
-// y =, sums =. start: zeros at the start of a sequence; T = 1 is a decode step
+// y =, sums =. start: zeros at the start of a sequence; T = 1 is a decode step. If each chunk of the sequences is on
+// another rank, start =: the ranks first compute the sums of their chunks, S, and with that N and D, and exchange them.
 static void tssa_forward(const Tssa* a) {
-    memcpy(a->before, a->start, tssa_states_bytes(a));
-    memset(a->sums, 0, tssa_states_bytes(a));
     const TssaStage stages[] = {{tssa_energy_forward, false},
                                 {a->uniform ? tssa_membership_uniform : tssa_membership_forward, true},
                                 {tssa_statistics_forward, false}};
-    tssa_run(stages, 3, a, true, (size_t)a->B * a->T > FEW_ROWS);
+    for (int missing = a->ranks ? 2 : 0; missing >= 0; missing--) {
+        memcpy(a->before, a->start, tssa_states_bytes(a));
+        memset(a->sums, 0, tssa_states_bytes(a));
+        tssa_run(stages, missing == 2 ? 1 : 3, a, true, (size_t)a->B * a->T > FEW_ROWS);
+        if (missing) chunks_sum_before(a->start, a->sums, tssa_states_size(a), a->ranks, CHUNKS_FROM_FIRST);
+    }
 }
 
 // Backward, from dy to dw. First through y = -w Π g with g = 1/(1+m), m = N/(D + 1e-8). w and Π occur in it directly,
@@ -341,7 +346,7 @@ static void tssa_statistics_backward(const Tssa* a, TssaPart p) {
     for (int t = p.t0; t < p.t1; t++) {
         for (int h = p.h0; h < p.h1; h++) {
             const int i = (t - p.t0) * NH + h;
-            const float *w = a->w + tssa_row(a, p.b, t, h), *dy = a->dw + tssa_row(a, p.b, t, h);
+            const float *w = a->w + tssa_row(a, p.b, t, h), *dy = a->dy + tssa_row(a, p.b, t, h);
             double *restrict N_d = N + h * HS, *restrict g_d = g + (size_t)i * HS, dD_h = 0;
             const double pi = a->pi[tssa_head(a, p.b, h) + t];
             D[h] += pi;
@@ -360,18 +365,18 @@ static void tssa_statistics_backward(const Tssa* a, TssaPart p) {
     for (int t = p.t1 - 1; t >= p.t0; t--) {
         for (int h = p.h0; h < p.h1; h++) {
             const int i = (t - p.t0) * NH + h;
-            const float* w = a->w + tssa_row(a, p.b, t, h);
+            const float *w = a->w + tssa_row(a, p.b, t, h), *dy = a->dy + tssa_row(a, p.b, t, h);
             float* restrict dw = a->dw + tssa_row(a, p.b, t, h);
             const double *restrict g_d = g + (size_t)i * HS, scale_i = scale[i], pi = a->pi[tssa_head(a, p.b, h) + t];
             const double* after_d = after.N + h * HS;
             double *restrict sums_d = sums.N + h * HS, dpi = 0;
             #pragma omp simd reduction(+ : dpi)
             for (int d = 0; d < HS; d++) {
-                const double dy = dw[d], dy_w_g = dy * w[d] * g_d[d];
+                const double dy_w_g = (double)dy[d] * w[d] * g_d[d];
                 sums_d[d] += dy_w_g * g_d[d] * scale_i;
                 const double RN = after_d[d] + sums_d[d];
                 dpi += (double)w[d] * w[d] * RN - dy_w_g;
-                dw[d] = (float)(pi * (2.0 * w[d] * RN - dy * g_d[d]));
+                dw[d] = (float)(pi * (2.0 * w[d] * RN - dy[d] * g_d[d]));
             }
             sums.D[h] += dD[i];
             a->da[tssa_head(a, p.b, h) + t] = (float)(dpi + (after.D[h] + sums.D[h]));
@@ -434,13 +439,16 @@ static void tssa_params_backward(const Tssa* a, int h) {   // dtemp, ddenom_bias
     a->dtemp[h] += (float)dtemp;
 }
 
-// dw =, sums =, dtemp +=, ddenom_bias +=. after: zeros at the end of a sequence. With uniform membership only the first
-// stage has a gradient.
+// dw =, sums =, dtemp +=, ddenom_bias +=. after: zeros at the end of a sequence; with ranks, after =: RN and RD of the
+// chunks after this one, and with that RS. With uniform membership only the first stage has a gradient.
 static void tssa_backward(const Tssa* a) {
-    memset(a->sums, 0, tssa_states_bytes(a));
     const TssaStage stages[] = {
         {tssa_statistics_backward, false}, {tssa_membership_backward, true}, {tssa_energy_backward, false}};
-    tssa_run(stages, a->uniform ? 1 : 3, a, false, true);
+    for (int missing = a->ranks ? 2 : 0; missing >= 0; missing--) {
+        memset(a->sums, 0, tssa_states_bytes(a));
+        tssa_run(stages, a->uniform || missing == 2 ? 1 : 3, a, false, true);
+        if (missing) chunks_sum_before(a->after, a->sums, tssa_states_size(a), a->ranks, CHUNKS_FROM_LAST);
+    }
     if (a->uniform) return;
     #pragma omp parallel for schedule(static)
     for (int h = 0; h < a->NH; h++) tssa_params_backward(a, h);
@@ -611,8 +619,8 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
     X(tssa_starts,  double, starts * L * B * tssa_state_size(C, NH)) /* before each chunk: see forward_sums */ \
     X(decode,       double, L * B * tssa_state_size(C, NH)) \
     X(dx,           float,  train * rows * C)           /* gradient of the residual stream */ \
-    X(dbranch,      float,  train * rows * C)           /* gradients of attn_out, mlp_out and ln_1 */ \
-    X(scratch_btc,  float,  train * rows * C)           /* gradients of ln_f, ln_2, y and w */ \
+    X(dbranch,      float,  train * rows * C)           /* gradients of attn_out, mlp_out and w */ \
+    X(scratch_btc,  float,  train * rows * C)           /* gradients of ln_f, ln_2, y and ln_1 */ \
     X(scratch_bt4c, float,  train * rows * 4 * C)       /* gradients of gelu and fc */ \
     X(da,           float,  train * rows * NH) \
     X(tssa_after,   double, train * L * B * tssa_state_size(C, NH)) /* RS, RN, RD after the chunk, by layer */ \
@@ -638,6 +646,7 @@ struct TostModel {
     void*             arena;               // the one allocation
     size_t            arena_bytes, logits_rows;
     Exchange          exchange;            // of gradients and parameters with other ranks
+    Chunks            chunks;              // sums over the chunks of a sequence
     Threads           threads;             // fewer while other processes use the cores
     int               B, T, first;         // of the last forward over a chunk; first: position of its first token
     Sequences         sequences;           // of the last forward_train
@@ -682,6 +691,7 @@ static size_t layout_buffers(TostModel* m, void* base) {
         m->state[s] = arena_alloc(&arena, (s < TOST_M ? m->tensors.flat_size : exchange_owned(&m->exchange))
                                           * sizeof(float));
     if (train) exchange_layout(&m->exchange, &arena, m->state[TOST_GRAD]);
+    if (train && chunks > 1) chunks_layout(&m->chunks, &arena);
 #define X(field, type, elements) m->buf.field = arena_alloc(&arena, (elements) * sizeof(type));
     SHARED_BUFFERS(X)
 #undef X
@@ -704,7 +714,8 @@ static TostModel* model_new(const TostConfig* c, const TostEngineOptions* o) {
     if (m->options.threads == 0) m->options.threads = threads_max();   // OMP_NUM_THREADS, or one per core
     if (o->chunk == 0 || o->chunk > o->max_seq) m->options.chunk = o->max_seq;
     m->tensors = tost_tensors(c);
-    m->exchange = exchange_new(&m->tensors, o->comm, o->parts);
+    m->chunks = chunks_new(c, o->comm, o->seq_ranks);
+    m->exchange = exchange_new(&m->tensors, o->comm, m->chunks.ranks, o->parts);
     m->layer = xcalloc(c->n_layer, sizeof *m->layer);
     m->arena_bytes = layout_buffers(m, NULL);
     return m;
@@ -713,6 +724,7 @@ static TostModel* model_new(const TostConfig* c, const TostEngineOptions* o) {
 static void model_free(TostModel* m) {
     if (m->arena) free_pages(m->arena, m->arena_bytes);
     exchange_free(&m->exchange);
+    chunks_free(&m->chunks);
     tost_tensors_free(&m->tensors);
     free(m->layer);
     free(m);
@@ -722,6 +734,18 @@ static void model_free(TostModel* m) {
 static TostParams model_params(const TostModel* m, TostState s, int l) {
     return tost_params(&m->tensors, m->state[s], l);
 }
+
+// Whether sequences of T tokens are divided into chunks, so that sums over the chunks are added (tost/chunks.h).
+static bool in_chunks(const TostModel* m, int T) { return m->chunks.ranks > 1 || chunks_of(m, T) > 1; }
+
+// Where the backward pass adds the gradients of layer l, and of what is outside of the layers.
+static TostParams pass_grads(const TostModel* m, int l) {
+    const TostParams whole = model_params(m, TOST_GRAD, l);
+    return in_chunks(m, m->sequences.T) ? chunks_grads(&m->chunks, &whole) : whole;
+}
+
+// The ranks that have the other chunks of the sequences, or NULL.
+static const Chunks* other_ranks(const TostModel* m) { return m->chunks.ranks > 1 ? &m->chunks : NULL; }
 
 // A parameter as the operand of a matrix product.
 static Weight weight(const TostModel* m, const float* param) {
@@ -733,18 +757,19 @@ static Weight weight(const TostModel* m, const float* param) {
 
 // The arguments of TSSA in a layer. first: position of the first token.
 static Tssa layer_tssa(const Buffers* buf, const LayerActivations* a, const TostParams* p, const TostConfig* c,
-                       const double* start, double* saved, int first, int B, int T) {
+                       double* start, double* saved, int first, int B, int T) {
     return (Tssa){.B = B, .T = T, .C = c->n_embd, .NH = c->n_head, .HS = c->n_embd / c->n_head, .w = a->w,
                   .temp = p->temp, .denom_bias = p->denom_bias + first, .block_size = c->block_size,
                   .uniform = c->membership == TOST_UNIFORM, .u = a->u, .pi = a->pi, .y = a->y, .start = start,
                   .before = buf->tssa_before, .sums = buf->tssa_sums, .saved = saved};
 }
 
-// And of its backward, whose dy and dw are in scratch_btc.
+// And of its backward, with dy in scratch_btc and dw in dbranch.
 static Tssa layer_tssa_grads(const Buffers* buf, const TostParams* g, const LayerActivations* a, const TostParams* p,
                              const TostConfig* c, double* after, int first, int B, int T) {
     Tssa tssa = layer_tssa(buf, a, p, c, NULL, a->tssa_saved, first, B, T);
-    tssa.dw = buf->scratch_btc;
+    tssa.dy = buf->scratch_btc;
+    tssa.dw = buf->dbranch;
     tssa.da = buf->da;
     tssa.dtemp = g->temp;
     tssa.ddenom_bias = g->denom_bias + first;
@@ -758,14 +783,15 @@ static size_t sequence_state_size(const TostModel* m) { return tssa_state_size(m
 // The input of layer l; l = L: the output of the last layer.
 static const float* layer_input(const TostModel* m, int l) { return l > 0 ? m->layer[l - 1].x_out : m->buf.x; }
 
-// Layer l over the rows of the pass, from its input to x_out. start, saved: see Tssa.
-static void layer_forward(const TostModel* m, int l, const double* start, double* saved) {
+// Layer l over the rows of the pass, from its input to x_out. start, saved, ranks: see Tssa.
+static void layer_forward(const TostModel* m, int l, double* start, double* saved, const Chunks* ranks) {
     const LayerActivations* a = &m->layer[l];
     const TostParams p = model_params(m, TOST_PARAM, l);
     const int C = m->config.n_embd;
     const size_t rows = (size_t)m->B * m->T;
     const float* x = layer_input(m, l);
-    const Tssa tssa = layer_tssa(&m->buf, a, &p, &m->config, start, saved, m->first, m->B, m->T);
+    Tssa tssa = layer_tssa(&m->buf, a, &p, &m->config, start, saved, m->first, m->B, m->T);
+    tssa.ranks = ranks;
     layernorm_forward(a->ln_1, a->mean_1, a->rstd_1, x, p.ln_1_w, p.ln_1_b, rows, C);
     linear_forward(a->w, a->ln_1, weight(m, p.attn_w), p.attn_b, rows, C, C);
     tssa_forward(&tssa);
@@ -783,13 +809,14 @@ static void layer_forward(const TostModel* m, int l, const double* start, double
 static void layer_backward(const TostModel* m, int l) {
     const LayerActivations* a = &m->layer[l];
     const Buffers* buf = &m->buf;
-    const TostParams p = model_params(m, TOST_PARAM, l), g = model_params(m, TOST_GRAD, l);
+    const TostParams p = model_params(m, TOST_PARAM, l), g = pass_grads(m, l);
     const int C = m->config.n_embd;
     const size_t rows = (size_t)m->B * m->T;
     float *dbranch = buf->dbranch, *d_btc = buf->scratch_btc, *d_bt4c = buf->scratch_bt4c;
     const size_t n = m->B * sequence_state_size(m);
     double* after = buf->tssa_after + l * n;
-    const Tssa tssa = layer_tssa_grads(buf, &g, a, &p, &m->config, after, m->first, m->B, m->T);
+    Tssa tssa = layer_tssa_grads(buf, &g, a, &p, &m->config, after, m->first, m->B, m->T);
+    tssa.ranks = other_ranks(m);
     residual_backward(dbranch, g.gamma2, buf->dx, a->mlp_out, p.gamma2, rows, C);
     linear_backward(d_bt4c, g.fc_proj_w, g.fc_proj_b, dbranch, a->gelu, weight(m, p.fc_proj_w), rows, 4 * C, C);
     gelu_backward(d_bt4c, a->fc, rows * 4 * C);
@@ -798,12 +825,11 @@ static void layer_backward(const TostModel* m, int l) {
 
     residual_backward(dbranch, g.gamma1, buf->dx, a->attn_out, p.gamma1, rows, C);
     linear_backward(d_btc, g.attn_proj_w, g.attn_proj_b, dbranch, a->y, weight(m, p.attn_proj_w), rows, C, C);
-    tssa_backward(&tssa);   // in place: d_btc
+    tssa_backward(&tssa);   // from d_btc to dbranch
     add_sums(after, after, tssa.sums, n);
-    if (m->options.dtype == TOST_BF16) round_bf16(d_btc, rows * C);
-    linear_backward(dbranch, g.attn_w, g.attn_b, d_btc, a->ln_1, weight(m, p.attn_w), rows, C, C);
-    layernorm_backward(buf->dx, g.ln_1_w, g.ln_1_b, dbranch, layer_input(m, l), a->mean_1, a->rstd_1, p.ln_1_w, rows,
-                       C);
+    if (m->options.dtype == TOST_BF16) round_bf16(dbranch, rows * C);
+    linear_backward(d_btc, g.attn_w, g.attn_b, dbranch, a->ln_1, weight(m, p.attn_w), rows, C, C);
+    layernorm_backward(buf->dx, g.ln_1_w, g.ln_1_b, d_btc, layer_input(m, l), a->mean_1, a->rstd_1, p.ln_1_w, rows, C);
 }
 
 // The three parts of every forward: the embedding, each layer, the last LayerNorm.
@@ -818,14 +844,14 @@ static void start_forward(TostModel* m, const int32_t* inputs, int first, int B,
     embedding_forward(m->buf.x, m->buf.inputs, p.wte, p.wpe, first, B, T, m->config.n_embd);
 }
 
-static void run_layer(TostModel* m, int l, const double* start, double* saved) {
-    layer_forward(m, l, start, saved);
+static void run_layer(TostModel* m, int l, double* start, double* saved, const Chunks* ranks) {
+    layer_forward(m, l, start, saved, ranks);
     m->computed_layer = l;
 }
 
 // The same, without a backward pass to follow; end = TSSA's sums after these tokens (B,2C+NH), possibly the same array.
-static void advance_layer(TostModel* m, int l, double* end, const double* start) {
-    run_layer(m, l, start, NULL);
+static void advance_layer(TostModel* m, int l, double* end, double* start) {
+    run_layer(m, l, start, NULL, NULL);
     add_sums(end, m->buf.tssa_before, m->buf.tssa_sums, m->B * sequence_state_size(m));
 }
 
@@ -842,19 +868,20 @@ static double* chunk_start(const TostModel* m, int k, int l) {
 }
 
 // A layer over the current chunk, from the running sums before it.
-static void run_layer_of_chunk(TostModel* m, int l) {
+static void run_layer_of_chunk(TostModel* m, int l, const Chunks* ranks) {
     run_layer(m, l, chunk_start(m, m->first / m->options.chunk, l),
-              m->options.training ? m->layer[l].tssa_saved : NULL);
+              m->options.training ? m->layer[l].tssa_saved : NULL, ranks);
 }
 
 // With recompute: fills the shared activations with those of layer l, unless they already are.
 static void recompute_layer(TostModel* m, int l) {
-    if (m->options.recompute && m->computed_layer != l) run_layer_of_chunk(m, l);
+    if (m->options.recompute && m->computed_layer != l) run_layer_of_chunk(m, l, NULL);
 }
 
-static void forward_chunk(TostModel* m, const int32_t* inputs, int first, int B, int T) {
-    start_forward(m, inputs, first, B, T);
-    for (int l = 0; l < m->config.n_layer; l++) run_layer_of_chunk(m, l);
+// Forward over chunk k of this rank.
+static void forward_chunk(TostModel* m, const int32_t* inputs, int k, int B, int T) {
+    start_forward(m, inputs, (m->chunks.rank + k) * m->options.chunk, B, T);
+    for (int l = 0; l < m->config.n_layer; l++) run_layer_of_chunk(m, l, other_ranks(m));
     finish_forward(m);
 }
 
@@ -877,7 +904,7 @@ static const int32_t* chunk_columns(int32_t* buf, const TostModel* m, const int3
 
 // Forward over chunk k, from the running sums before it to those after it: both (L,B,2C+NH), possibly the same array.
 // first: position of the first token of the sequences.
-static void advance_sums(TostModel* m, double* end, const double* start, const Sequences* s, int k, int first) {
+static void advance_sums(TostModel* m, double* end, double* start, const Sequences* s, int k, int first) {
     const size_t n = s->B * sequence_state_size(m);
     start_forward(m, chunk_columns(m->buf.inputs, m, s->inputs, k, s->B, s->T), first + k * m->options.chunk, s->B,
                   chunk_length(m, k, s->T));
@@ -907,10 +934,20 @@ static void forward_sums(TostModel* m, const Sequences* s) {
     }
 }
 
-static void add_losses(TostModel* m, const int32_t* targets) {
+// Adds the losses of a chunk of sequences of T tokens.
+static void add_losses(TostModel* m, const int32_t* targets, int T, ChunkOrder order) {
+    const bool chunks = in_chunks(m, T);
+    double sum = chunks ? 0 : m->loss_sum;
+    int64_t count = chunks ? 0 : m->loss_count;
     for (size_t row = 0; row < (size_t)m->B * m->T; row++) {
-        m->loss_sum += m->buf.losses[row];
-        m->loss_count += targets[row] >= 0;
+        sum += m->buf.losses[row];
+        count += targets[row] >= 0;
+    }
+    if (chunks) {
+        chunks_add_loss(&m->loss_sum, &m->loss_count, sum, count, &m->chunks, order);
+    } else {
+        m->loss_sum = sum;
+        m->loss_count = count;
     }
 }
 
@@ -928,7 +965,7 @@ static void cpu_forward_loss(TostModel* m, const int32_t* inputs, const int32_t*
         const size_t rows = (size_t)B * m->T;
         classifier_forward(m->buf.losses, m->buf.logits, m->buf.ln_f, classifier_weight(m), wanted, rows,
                            even_chunk(rows, m->logits_rows), m->config.vocab_size, m->config.n_embd);
-        add_losses(m, wanted);
+        add_losses(m, wanted, T, CHUNKS_FROM_FIRST);
         if (chunks > 1 && chunk_done(m, (double)(k + 1) / chunks)) return;
     }
 }
@@ -939,11 +976,11 @@ static void forward_train_chunk(TostModel* m, const Sequences* s, int k) {
     const int T = chunk_length(m, k, s->T);
     const size_t rows = (size_t)s->B * T;
     const int32_t* targets = chunk_columns(m->buf.targets, m, s->targets, k, s->B, s->T);
-    forward_chunk(m, chunk_columns(m->buf.inputs, m, s->inputs, k, s->B, s->T), k * m->options.chunk, s->B, T);
-    classifier_forward_backward(m->buf.losses, m->buf.scratch_btc, model_params(m, TOST_GRAD, 0).wte, m->buf.logits,
-                                m->buf.ln_f, classifier_weight(m), targets, s->grad_scale, rows,
-                                even_chunk(rows, m->logits_rows), m->config.vocab_size, m->config.n_embd);
-    add_losses(m, targets);
+    forward_chunk(m, chunk_columns(m->buf.inputs, m, s->inputs, k, s->B, s->T), k, s->B, T);
+    classifier_forward_backward(m->buf.losses, m->buf.scratch_btc, pass_grads(m, 0).wte, m->buf.logits, m->buf.ln_f,
+                                classifier_weight(m), targets, s->grad_scale, rows, even_chunk(rows, m->logits_rows),
+                                m->config.vocab_size, m->config.n_embd);
+    add_losses(m, targets, s->T, CHUNKS_FROM_LAST);
 }
 
 static void cpu_forward_train(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T,
@@ -956,11 +993,17 @@ static void cpu_forward_train(TostModel* m, const int32_t* inputs, const int32_t
     if (!m->abandoned) forward_train_chunk(m, &m->sequences, chunks_of(m, T) - 1);
 }
 
+// The gradients of layer l are complete for this chunk; l < 0: those of the embedding.
+static void add_chunk_grads(TostModel* m, int l) {
+    if (in_chunks(m, m->sequences.T))
+        chunks_add_grads(&m->chunks, m->state[TOST_GRAD], &m->tensors, l, m->config.n_layer);
+}
+
 // Layer by layer, the gradients become complete from the end of the flat array to its start.
 static void backward_chunk(TostModel* m, TostEnd end) {
     const int B = m->B, T = m->T, C = m->config.n_embd, L = m->config.n_layer;
     const size_t rows = (size_t)B * T;
-    const TostParams p = model_params(m, TOST_PARAM, 0), g = model_params(m, TOST_GRAD, 0);
+    const TostParams p = model_params(m, TOST_PARAM, 0), g = pass_grads(m, 0);
     threads_set(m->threads.now);
     memset(m->buf.dx, 0, rows * C * sizeof(float));
     layernorm_backward(m->buf.dx, g.ln_f_w, g.ln_f_b, m->buf.scratch_btc, layer_input(m, L), m->buf.mean_f,
@@ -968,9 +1011,11 @@ static void backward_chunk(TostModel* m, TostEnd end) {
     for (int l = L - 1; l >= 0; l--) {
         recompute_layer(m, l);
         layer_backward(m, l);
+        add_chunk_grads(m, l);
         exchange_gradients(&m->exchange, end, tost_row_offset(&m->tensors, TOST_ROW_gamma1, l));
     }
     embedding_backward(g.wte, g.wpe, m->buf.dx, m->buf.inputs, m->first, B, T, C);
+    add_chunk_grads(m, -1);
     exchange_gradients(&m->exchange, end, 0);
 }
 
@@ -1091,6 +1136,7 @@ static void cpu_zero_grad(TostModel* m) {
     float* grad = m->state[TOST_GRAD];
     #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < m->tensors.flat_size; i++) grad[i] = 0.0f;
+    chunks_clear_grads(&m->chunks);
     exchange_begin(&m->exchange);
 }
 
@@ -1222,6 +1268,7 @@ const TostEngine tost_cpu_engine = {
     .name = "cpu",
     .default_dtype = TOST_FP32,
     .has_chunks = true,
+    .has_seq_ranks = true,
     .supports = cpu_supports,
     .describe = cpu_describe,
     .memory = cpu_memory,

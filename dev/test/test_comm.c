@@ -154,7 +154,7 @@ static void exchange_rank(TostComm* comm, void* context) {
     const int own = t->parts / comm_size(comm), rank = comm_rank(comm);
     const size_t n = t->tensors.flat_size;
     float *grad = xmalloc(n * sizeof *grad), **row = new_rows(t->parts, n);
-    Exchange x = exchange_new(&t->tensors, comm, own);
+    Exchange x = exchange_new(&t->tensors, comm, 1, own);
     Arena arena = {.alignment = 128};
     exchange_layout(&x, &arena, grad);
     void* memory = xmalloc(arena.used + 128);
@@ -220,9 +220,9 @@ static void message_rank(TostComm* comm, void* context) {
     right = right && strcmp(err.text, expected) == 0;
     free(expected);
 
-    CommVote vote = comm_vote(comm);   // nobody stops
+    CommVote vote = comm_vote(comm, true);   // nobody stops
     right = right && !comm_vote_stops(&vote) && !comm_vote_close(&vote, false);
-    vote = comm_vote(comm);            // the last rank stops; the others wait until they see it
+    vote = comm_vote(comm, true);            // the last rank stops; the others wait until they see it
     while (rank != size - 1 && !comm_vote_stops(&vote)) nanosleep(&(struct timespec){0, 1000000}, NULL);
     right = right && comm_vote_close(&vote, rank == size - 1);
     t->right[rank] = right;
