@@ -52,7 +52,7 @@ def same_bytes(w, report, mpis):
 def resumed(w, report, mpi):
     """A run of 2 ranks continues in one process, in chunks, and back."""
     args = [*launch.run_options("plain", parts=1, steps=24), "--schedule", "constant"]
-    first = [*launch.run_options("plain", parts=1, steps=12), "--schedule", "constant"]
+    first = [*launch.run_options("plain", parts=1, steps=15), "--schedule", "constant"]
     reference = launch.single(w, w.binary, [*args, "--chunk", "16", *world.OUT])["tree"]
     more = ["--resume", *world.OUT, "--threads", "1", "--steps", "24"]
     folder = w.case()
