@@ -39,7 +39,7 @@ static inline size_t tssa_state_size(int C, int NH) { return 2 * (size_t)C + NH;
 static inline size_t tssa_scratch_size(int C, int NH) { return (TSSA_CHUNK + 1) * ((size_t)C + 2 * NH); }
 static inline size_t tssa_states_size(const Tssa* a) { return a->B * tssa_state_size(a->C, a->NH); }
 static inline size_t tssa_states_bytes(const Tssa* a) { return tssa_states_size(a) * sizeof(double); }
-static inline int    tssa_chunks(int T) { return (T + TSSA_CHUNK - 1) / TSSA_CHUNK; }
+static inline int    tssa_chunks(int T) { return T / TSSA_CHUNK + (T % TSSA_CHUNK != 0); }
 static inline TssaState tssa_state(double* states, size_t i, const Tssa* a) {   // the i-th of an array of states
     double* S = states + i * tssa_state_size(a->C, a->NH);
     return (TssaState){S, S + a->C, S + 2 * (size_t)a->C};
