@@ -699,7 +699,8 @@ bool options_check_pass(int batch, int seq, TostError* err) {
 
 // --seq-ranks: the ranks form groups, and each rank of a group has a chunk of every sequence.
 static bool divide_sequences(Options* o, TostError* err) {
-    const int K = o->seq_ranks, ranks = comm_size(o->comm), below = o->seq / K * K;
+    const int K = o->seq_ranks, ranks = comm_size(o->comm);
+    const int64_t below = o->seq / K * K;
     char lower[24] = "";
     if (K == 1) return true;
     if (ranks == 1)
@@ -708,10 +709,10 @@ static bool divide_sequences(Options* o, TostError* err) {
     if (ranks % K != 0)
         return tost_error(err, "--seq-ranks %d does not divide the %d ranks: start %d ranks, or use --seq-ranks %d", K,
                           ranks, (ranks / K + 1) * K, ranks);
-    if (below > 0) snprintf(lower, sizeof lower, "%d or ", below);
+    if (below > 0) snprintf(lower, sizeof lower, "%lld or ", (long long)below);
     if (below != o->seq)
-        return tost_error(err, "--seq %d cannot be divided among --seq-ranks %d: use --seq %s%d", o->seq, K, lower,
-                          below + K);
+        return tost_error(err, "--seq %d cannot be divided among --seq-ranks %d: use --seq %s%lld", o->seq, K, lower,
+                          (long long)(below + K));
     o->chunk = o->seq / K;
     return true;
 }

@@ -135,15 +135,10 @@ static void report_chunks(Run* r) {
         if (t->row == TOST_ROW_wpe || t->row == TOST_ROW_denom_bias)
             positions += 4.0 * sizeof(float) * (double)t->size;
     }
-<<<<<<< HEAD
     progress_text(&r->progress, "%-11s%d of up to %d tokens per sequence; %s; %s of the memory is for wpe and "
-                  "denom_bias, which grow with the block size", "chunks", (o->seq + o->chunk - 1) / o->chunk, o->chunk,
+                  "denom_bias, which grow with the block size", "chunks",
+                  o->seq / o->chunk + (o->seq % o->chunk != 0), o->chunk,
                   on_ranks ? "each on a rank of its own" : "4/3 of the computation", human_bytes(memory, positions));
-=======
-    progress_text(&r->progress, "%-11s%d of up to %d tokens per sequence; 4/3 of the computation; %s of the memory is "
-                  "for wpe and denom_bias, which grow with the block size", "chunks",
-                  o->seq / o->chunk + (o->seq % o->chunk != 0), o->chunk, human_bytes(memory, positions));
->>>>>>> main
 }
 
 static void report_model(Run* r) {
