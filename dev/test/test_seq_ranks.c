@@ -14,7 +14,7 @@
 #include "init.h"
 #include "rng.h"
 
-enum { B = 2, STEPS = 3, PER_PART = 2, PARTS_MAX = 4 };
+enum { B = 2, STEPS = 2, PER_PART = 2, PARTS_MAX = 4 };
 
 typedef struct {
     const char* what;
