@@ -15,7 +15,8 @@
 //         Π[h,t] = softmax over the HEADS h of  temp[h] · u[h,t]                membership
 //         N[t,d] = Σ_{t'≤t} s[t',d] Π[h,t'],   D[t] = Σ_{t'≤t} Π[h,t']          running second moment and mass
 //         m[t,d] = N[t,d] / (D[t] + 1e-8),   y[t,d] = -w[t,d] Π[h,t] / (1 + m[t,d])
-//     and the output is c_proj(y).
+//     and the output is c_proj(y). With --mask-across-documents, S, N and D are reset to zero before the energy
+//     of each <|endoftext|> is added.
 //
 // What TSSA does. Each head asks how much of a token's energy lies in its subspace (the HS directions of its part of
 // the projection), compared with the tokens before it. A softmax over the heads turns the answers into a membership Π,
@@ -238,6 +239,16 @@ static void add_sums(double* sums, const double* before, const double* tokens, s
     for (size_t i = 0; i < n; i++) sums[i] = before[i] + tokens[i];
 }
 
+// Where a document starts: S, or RS, of the heads of a part; and N and D, or RN and RD.
+static void clear_energy(TssaState state, const Tssa* a, TssaPart p) {
+    memset(state.S + p.h0 * a->HS, 0, (p.h1 - p.h0) * a->HS * sizeof *state.S);
+}
+
+static void clear_statistics(TssaState state, const Tssa* a, TssaPart p) {
+    memset(state.N + p.h0 * a->HS, 0, (p.h1 - p.h0) * a->HS * sizeof *state.N);
+    memset(state.D + p.h0, 0, (p.h1 - p.h0) * sizeof *state.D);
+}
+
 // S and u
 static void tssa_energy_forward(const Tssa* a, TssaPart p) {
     const int HS = a->HS, at = p.h0 * HS, width = (p.h1 - p.h0) * HS;
@@ -245,6 +256,7 @@ static void tssa_energy_forward(const Tssa* a, TssaPart p) {
     if (a->uniform) return;
     if (a->saved) add_sums(tssa_saved(a, p.b, p.t0).S + at, before.S + at, sums.S + at, width);
     for (int t = p.t0; t < p.t1; t++) {
+        if (tssa_starts_document(a, p.b, t)) clear_energy(before, a, p), clear_energy(sums, a, p);
         for (int h = p.h0; h < p.h1; h++) {
             const float* w = a->w + tssa_row(a, p.b, t, h);
             const double* before_d = before.S + h * HS;
@@ -292,6 +304,7 @@ static void tssa_statistics_forward(const Tssa* a, TssaPart p) {
         add_sums(tssa_saved(a, p.b, p.t0).D + p.h0, before.D + p.h0, sums.D + p.h0, heads);
     }
     for (int t = p.t0; t < p.t1; t++) {
+        if (tssa_starts_document(a, p.b, t)) clear_statistics(before, a, p), clear_statistics(sums, a, p);
         for (int h = p.h0; h < p.h1; h++) {
             const float* w = a->w + tssa_row(a, p.b, t, h);
             float* restrict y = a->y + tssa_row(a, p.b, t, h);
@@ -319,7 +332,7 @@ static void tssa_forward(const Tssa* a) {
         memcpy(a->before, a->start, tssa_states_bytes(a));
         memset(a->sums, 0, tssa_states_bytes(a));
         tssa_run(stages, missing == 2 ? 1 : 3, a, true, (size_t)a->B * a->T > FEW_ROWS);
-        if (missing) chunks_sum_before(a->start, a->sums, tssa_states_size(a), a->ranks, CHUNKS_FROM_FIRST);
+        if (missing) chunks_sum_before(a->start, a->sums, a->B, tssa_state_size(a->C, a->NH), a->ranks, CHUNKS_FROM_FIRST);
     }
 }
 
@@ -344,6 +357,7 @@ static void tssa_statistics_backward(const Tssa* a, TssaPart p) {
     double *dD = g + TSSA_CHUNK * (size_t)C, *scale = dD + TSSA_CHUNK * (size_t)NH;    // (TSSA_CHUNK,NH)
     memcpy(N, start.N, (C + NH) * sizeof *N);   // and D, which follows N
     for (int t = p.t0; t < p.t1; t++) {
+        if (tssa_starts_document(a, p.b, t)) clear_statistics((TssaState){NULL, N, D}, a, p);
         for (int h = p.h0; h < p.h1; h++) {
             const int i = (t - p.t0) * NH + h;
             const float *w = a->w + tssa_row(a, p.b, t, h), *dy = a->dy + tssa_row(a, p.b, t, h);
@@ -381,6 +395,7 @@ static void tssa_statistics_backward(const Tssa* a, TssaPart p) {
             sums.D[h] += dD[i];
             a->da[tssa_head(a, p.b, h) + t] = (float)(dpi + (after.D[h] + sums.D[h]));
         }
+        if (tssa_starts_document(a, p.b, t)) clear_statistics(after, a, p), clear_statistics(sums, a, p);
     }
 }
 
@@ -399,13 +414,14 @@ static void tssa_membership_backward(const Tssa* a, TssaPart p) {
 // Through u and S: dw +=. Recomputes S forward in time, then goes backward in time for RS.
 static void tssa_energy_backward(const Tssa* a, TssaPart p) {
     const int C = a->C, HS = a->HS, at = p.h0 * HS, width = (p.h1 - p.h0) * HS;
-    const double* RS_after = tssa_state(a->after, p.b, a).S;
-    double *S = tssa_scratch(a) + at, *sums = tssa_state(a->sums, p.b, a).S;   // S (TSSA_CHUNK+1,C)
+    const TssaState after = tssa_state(a->after, p.b, a), sums = tssa_state(a->sums, p.b, a);
+    double* S = tssa_scratch(a) + at;   // (TSSA_CHUNK+1,C)
     memcpy(S, tssa_saved(a, p.b, p.t0).S + at, width * sizeof *S);
     for (int t = p.t0; t < p.t1; t++) {
         const float* w = a->w + tssa_row(a, p.b, t, p.h0);
-        double *restrict before = S + (size_t)(t - p.t0) * C, *restrict after = before + C;
-        for (int c = 0; c < width; c++) after[c] = before[c] + (double)w[c] * w[c];
+        const bool starts = tssa_starts_document(a, p.b, t);
+        double *restrict S_t = S + (size_t)(t - p.t0) * C, *restrict S_next = S_t + C;
+        for (int c = 0; c < width; c++) S_next[c] = (starts ? 0.0 : S_t[c]) + (double)w[c] * w[c];
     }
     for (int t = p.t1 - 1; t >= p.t0; t--) {
         for (int h = p.h0; h < p.h1; h++) {
@@ -413,8 +429,8 @@ static void tssa_energy_backward(const Tssa* a, TssaPart p) {
             float* restrict dw = a->dw + tssa_row(a, p.b, t, h);
             const double *restrict S_d = S + (size_t)(t - p.t0 + 1) * C + h * HS - at;
             const double du = (double)a->temp[h] * a->da[tssa_head(a, p.b, h) + t];
-            const double* after_d = RS_after + h * HS;
-            double* restrict sums_d = sums + h * HS;
+            const double* after_d = after.S + h * HS;
+            double* restrict sums_d = sums.S + h * HS;
             for (int d = 0; d < HS; d++) {
                 const bool above = S_d[d] > TOST_ENERGY_MIN;
                 const double inverse = 1.0 / (above ? S_d[d] : TOST_ENERGY_MIN);
@@ -424,6 +440,7 @@ static void tssa_energy_backward(const Tssa* a, TssaPart p) {
                 dw[d] += (float)(2.0 * w[d] * (du * inverse + RS));
             }
         }
+        if (tssa_starts_document(a, p.b, t)) clear_energy(after, a, p), clear_energy(sums, a, p);
     }
 }
 
@@ -447,7 +464,7 @@ static void tssa_backward(const Tssa* a) {
     for (int missing = a->ranks ? 2 : 0; missing >= 0; missing--) {
         memset(a->sums, 0, tssa_states_bytes(a));
         tssa_run(stages, a->uniform || missing == 2 ? 1 : 3, a, false, true);
-        if (missing) chunks_sum_before(a->after, a->sums, tssa_states_size(a), a->ranks, CHUNKS_FROM_LAST);
+        if (missing) chunks_sum_before(a->after, a->sums, a->B, tssa_state_size(a->C, a->NH), a->ranks, CHUNKS_FROM_LAST);
     }
     if (a->uniform) return;
     #pragma omp parallel for schedule(static)
@@ -691,7 +708,7 @@ static size_t layout_buffers(TostModel* m, void* base) {
         m->state[s] = arena_alloc(&arena, (s < TOST_M ? m->tensors.flat_size : exchange_owned(&m->exchange))
                                           * sizeof(float));
     if (train) exchange_layout(&m->exchange, &arena, m->state[TOST_GRAD]);
-    if (train && chunks > 1) chunks_layout(&m->chunks, &arena);
+    if (train && chunks > 1) chunks_layout(&m->chunks, &arena, m->options.max_batch);
 #define X(field, type, elements) m->buf.field = arena_alloc(&arena, (elements) * sizeof(type));
     SHARED_BUFFERS(X)
 #undef X
@@ -755,12 +772,13 @@ static Weight weight(const TostModel* m, const float* param) {
 // ---------------------------------------------------------------------------------------------
 // Passes over the model
 
-// The arguments of TSSA in a layer. first: position of the first token.
+// The arguments of TSSA in a layer, for the tokens in buf->inputs. first: position of the first one.
 static Tssa layer_tssa(const Buffers* buf, const LayerActivations* a, const TostParams* p, const TostConfig* c,
                        double* start, double* saved, int first, int B, int T) {
     return (Tssa){.B = B, .T = T, .C = c->n_embd, .NH = c->n_head, .HS = c->n_embd / c->n_head, .w = a->w,
                   .temp = p->temp, .denom_bias = p->denom_bias + first, .block_size = c->block_size,
-                  .uniform = c->membership == TOST_UNIFORM, .u = a->u, .pi = a->pi, .y = a->y, .start = start,
+                  .uniform = c->membership == TOST_UNIFORM, .tokens = buf->inputs,
+                  .document_token = c->document_token, .u = a->u, .pi = a->pi, .y = a->y, .start = start,
                   .before = buf->tssa_before, .sums = buf->tssa_sums, .saved = saved};
 }
 
@@ -881,6 +899,7 @@ static void recompute_layer(TostModel* m, int l) {
 // Forward over chunk k of this rank.
 static void forward_chunk(TostModel* m, const int32_t* inputs, int k, int B, int T) {
     start_forward(m, inputs, (m->chunks.rank + k) * m->options.chunk, B, T);
+    if (m->chunks.ranks > 1) chunks_find_cuts(&m->chunks, m->buf.inputs, B, T, m->config.document_token);
     for (int l = 0; l < m->config.n_layer; l++) run_layer_of_chunk(m, l, other_ranks(m));
     finish_forward(m);
 }
@@ -1269,6 +1288,7 @@ const TostEngine tost_cpu_engine = {
     .default_dtype = TOST_FP32,
     .has_chunks = true,
     .has_seq_ranks = true,
+    .has_documents = true,
     .supports = cpu_supports,
     .describe = cpu_describe,
     .memory = cpu_memory,

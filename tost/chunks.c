@@ -15,10 +15,12 @@ Chunks chunks_new(const TostConfig* c, TostComm* comm, int ranks) {
 
 void chunks_free(Chunks* x) { tost_tensors_free(&x->tensors); }
 
-void chunks_layout(Chunks* x, Arena* arena) {
+void chunks_layout(Chunks* x, Arena* arena, int max_batch) {
     const size_t size = x->tensors.flat_size, piece = size < PIECE ? size : PIECE;
     x->grad = arena_alloc(arena, size * sizeof(float));
-    if (x->ranks > 1) x->received = arena_alloc(arena, (piece + (size_t)x->ranks) * sizeof(float));
+    if (x->ranks == 1) return;
+    x->received = arena_alloc(arena, (piece + (size_t)x->ranks) * sizeof(float));
+    x->cuts = arena_alloc(arena, (size_t)x->ranks * (size_t)max_batch * sizeof *x->cuts);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -89,14 +91,27 @@ void chunks_clear_grads(Chunks* x) {
 // ---------------------------------------------------------------------------------------------
 // Sums
 
-void chunks_sum_before(double* sums, const double* own, size_t n, const Chunks* x, ChunkOrder order) {
-    const size_t K = (size_t)x->ranks;
-    double* all = xmalloc(K * n * sizeof *all);
-    comm_group_gather(x->comm, x->ranks, all, own, n * sizeof *own);
-    memset(sums, 0, n * sizeof *sums);
+void chunks_find_cuts(Chunks* x, const int32_t* tokens, int B, int T, int document_token) {
+    bool* own = xcalloc((size_t)B, sizeof *own);
+    for (int b = 0; b < B; b++)
+        for (int t = 0; t < T; t++) own[b] = own[b] || tokens[(size_t)b * T + t] == document_token;
+    comm_group_gather(x->comm, x->ranks, x->cuts, own, (size_t)B * sizeof *own);
+    free(own);
+}
+
+void chunks_sum_before(double* sums, const double* own, int B, size_t n, const Chunks* x, ChunkOrder order) {
+    const size_t size = (size_t)B * n;
+    double* all = xmalloc((size_t)x->ranks * size * sizeof *all);
+    comm_group_gather(x->comm, x->ranks, all, own, size * sizeof *own);
+    memset(sums, 0, size * sizeof *sums);
     const int step = order == CHUNKS_FROM_FIRST ? 1 : -1;
-    for (int k = step > 0 ? 0 : x->ranks - 1; k != x->rank; k += step)   // mutant: adjoint_not_sent
-        for (size_t i = 0; i < n; i++) sums[i] += all[(size_t)k * n + i];
+    for (int k = step > 0 ? 0 : x->ranks - 1; k != x->rank; k += step) {   // mutant: adjoint_not_sent
+        for (int b = 0; b < B; b++) {
+            double* sum = sums + b * n;
+            if (x->cuts[k * B + b]) memset(sum, 0, n * sizeof *sum);   // mutant: cut_ignored
+            for (size_t i = 0; i < n; i++) sum[i] += all[k * size + b * n + i];
+        }
+    }
     free(all);
 }
 

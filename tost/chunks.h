@@ -21,10 +21,11 @@ typedef struct {
     float*      grad;          // of the current chunk alone: embedding, one layer, the last LayerNorm. The gradients of
                                // wpe and denom_bias are not in it: a position occurs in one chunk only
     float*      received;      // (ranks): other ranks' gradients of a piece of it
+    bool*       cuts;          // (ranks,B): whether a document starts in a chunk of a sequence, so that sums end there
 } Chunks;
 
 Chunks chunks_new(const TostConfig* c, TostComm* comm, int ranks);
-void   chunks_layout(Chunks* x, Arena* arena);   // places the buffers
+void   chunks_layout(Chunks* x, Arena* arena, int max_batch);   // places the buffers
 void   chunks_free(Chunks* x);
 
 // The pointers through which backward adds the gradients of a chunk of layer l. whole: the same for gradients of whole
@@ -36,8 +37,10 @@ TostParams chunks_grads(const Chunks* x, const TostParams* whole);
 void chunks_add_grads(Chunks* x, float* grad, const TostTensors* tensors, int l, int layers);
 void chunks_clear_grads(Chunks* x);              // after a pass that was not completed
 
-// Collective within a group: sums (n) = those of the chunks before this one, in the given order. own: this chunk's.
-void chunks_sum_before(double* sums, const double* own, size_t n, const Chunks* x, ChunkOrder order);
+// Collective within a group, before the sums of a pass. tokens: (B,T), of this rank's chunk.
+void chunks_find_cuts(Chunks* x, const int32_t* tokens, int B, int T, int document_token);
+// Collective within a group: sums (B,n) = those of the chunks before this one, in the given order. own: this chunk's.
+void chunks_sum_before(double* sums, const double* own, int B, size_t n, const Chunks* x, ChunkOrder order);
 // *sum += the chunks' sums; *count likewise.
 void chunks_add_loss(double* sum, int64_t* count, double own, int64_t own_count, const Chunks* x, ChunkOrder order);
 

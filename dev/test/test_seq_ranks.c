@@ -273,28 +273,34 @@ static void test_across_cut(Checks* c, const Case* k) {
 // ---------------------------------------------------------------------------------------------
 // Sums
 
-typedef struct { double before[4], after[4]; bool loss[4]; } Sums;
+typedef struct { double before[4], after[4]; bool loss[4], cut; } Sums;   // cut: a document starts in chunk 2
 
 // Numbers whose sum depends on the order.
 static void sum_rank(TostComm* comm, void* context) {
     static const double own[] = {1e16, 1.0, -1e16, 3.0};
     Sums* s = context;
-    const TostConfig config = {.n_layer = 1, .n_head = 1, .n_embd = 4, .block_size = 8, .vocab_size = 4};
+    const TostConfig config = {.n_layer = 1, .n_head = 1, .n_embd = 4, .block_size = 8, .vocab_size = 4,
+                               .document_token = -1};
     Chunks x = chunks_new(&config, comm, 4);
     const int q = comm_rank(comm);
+    const int32_t tokens[] = {1, q == 2 ? 3 : 2};
     double up = 5, down = 5;
     int64_t n = 1;
-    chunks_sum_before(&s->before[q], &own[q], 1, &x, CHUNKS_FROM_FIRST);
-    chunks_sum_before(&s->after[q], &own[q], 1, &x, CHUNKS_FROM_LAST);
+    bool cuts[4];
+    x.cuts = cuts;
+    chunks_find_cuts(&x, tokens, 1, 2, s->cut ? 3 : -1);
+    chunks_sum_before(&s->before[q], &own[q], 1, 1, &x, CHUNKS_FROM_FIRST);
+    chunks_sum_before(&s->after[q], &own[q], 1, 1, &x, CHUNKS_FROM_LAST);
     chunks_add_loss(&up, &n, own[q], q, &x, CHUNKS_FROM_FIRST);
     chunks_add_loss(&down, &n, own[q], q, &x, CHUNKS_FROM_LAST);
     s->loss[q] = up == 5 + 1e16 + 1.0 - 1e16 + 3.0 && down == 5 + 3.0 - 1e16 + 1.0 + 1e16 && n == 13;
     chunks_free(&x);
 }
 
-static void test_sums(Checks* c) {
-    const double before[] = {0, 1e16, 1e16 + 1.0, 1e16 + 1.0 - 1e16}, after[] = {3.0 - 1e16 + 1.0, 3.0 - 1e16, 3.0, 0};
-    Sums s;
+static void test_sums(Checks* c, bool cut) {
+    const double before[] = {0, 1e16, 1e16 + 1.0, cut ? -1e16 : 1e16 + 1.0 - 1e16};
+    const double after[] = {(cut ? 0 : 3.0) - 1e16 + 1.0, (cut ? 0 : 3.0) - 1e16, 3.0, 0};
+    Sums s = {.cut = cut};
     check(c, run_ranks(4, sum_rank, &s) == 0, "sums: messages are lost");
     for (int q = 0; q < 4; q++) {
         check(c, s.before[q] == before[q], "rank %d: sum %.17g of the chunks before it, want %.17g", q, s.before[q],
@@ -309,16 +315,23 @@ static void test_sums(Checks* c) {
 
 int main(void) {
     Checks c = {.suite = "test_seq_ranks"};
-    test_sums(&c);
-    const TostConfig plain = {.n_layer = 2, .n_head = 4, .n_embd = 64, .block_size = 160, .vocab_size = 257};
-    const TostConfig odd = {.n_layer = 3, .n_head = 3, .n_embd = 51, .block_size = 39, .vocab_size = 101, .bias = 1};
+    test_sums(&c, false);
+    test_sums(&c, true);
+    const TostConfig plain = {.n_layer = 2, .n_head = 4, .n_embd = 64, .block_size = 160, .vocab_size = 257,
+                              .document_token = -1};
+    const TostConfig odd = {.n_layer = 3, .n_head = 3, .n_embd = 51, .block_size = 39, .vocab_size = 101, .bias = 1,
+                            .document_token = -1};
     const TostConfig uniform = {.n_layer = 1, .n_head = 2, .n_embd = 30, .block_size = 12, .vocab_size = 40,
-                                .membership = TOST_UNIFORM};
+                                .membership = TOST_UNIFORM, .document_token = -1};
+    TostConfig documents = plain;
+    documents.vocab_size = 60;
+    documents.document_token = 7;   // half of the chunks have one
     const Case cases[] = {
         {"2 chunks", plain, TOST_FP32, false, 2, 2},
         {"4 chunks, recompute", plain, TOST_FP32, true, 1, 4},
         {"3 chunks, biases", odd, TOST_FP32, false, 4, 3},
         {"2 chunks, uniform membership", uniform, TOST_FP32, false, 1, 2},
+        {"4 chunks, documents", documents, TOST_FP32, true, 2, 4},
         {"12 chunks of a token", uniform, TOST_FP32, false, 1, 12},
         {"2 chunks, bf16", plain, TOST_BF16, false, 1, 2},
     };

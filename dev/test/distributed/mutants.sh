@@ -24,6 +24,7 @@ parts_in_a_row      | equal   | s/for.*/if (x->part > 0) tree_add(grad, x->level
 bucket_left_out     | equal   | s/>= from/> from/
 wrong_tree          | equal   | s/row\[i\] *, row\[i\]/row[0], row[0]/
 chunks_from_first   | sequence | s/int k = rows - 1; k >= 0; k--/int k = 0; k < rows; k++/
+cut_ignored         | sequence | s/memset(sum, 0, n \* sizeof \*sum);/(void)0;/
 adjoint_not_sent    | sequence | s/k != x->rank;/k != x->rank \&\& step > 0;/
 signal_not_shared   | signals | s/stop || v->stop\[r\]/stop/
 END

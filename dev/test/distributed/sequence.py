@@ -10,6 +10,7 @@ CASES = [
     ("plain", 4, 1, 1, 3, []),
     ("plain", 2, 2, 2, 2, ["--recompute"]),
     ("plain", 2, 1, 2, 1, ["--dtype", "bf16"]),
+    ("plain", 4, 1, 1, 2, ["--mask-across-documents"]),
     ("biased", 4, 1, 1, 2, ["--order", "sequential"]),
     ("biased", 3, 1, 2, 1, ["--membership", "uniform"]),
 ]
