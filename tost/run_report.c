@@ -309,7 +309,7 @@ void report_end(Run* r) {
     if (isfinite(r->info.val_loss))
         progress_text(p, "%-11s%.6f after step %lld, best %.6f after step %lld%s", "val loss", r->info.val_loss,
                       (long long)r->info.val_step, r->info.best_val_loss, (long long)r->info.best_val_step,
-                      has_best ? " (best)" : "");
+                      has_best && r->best_saved == r->info.best_val_loss ? " (best)" : "");
     if (r->saved_step < 0) progress_text(p, "%-11s%s (--save-every 0)", "saved", has_best ? best : "nothing");
     free(best);
     if (r->saved_step < 0) return;
