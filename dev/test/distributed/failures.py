@@ -10,6 +10,7 @@ import launch
 import world
 
 LOST = 75   # exit status if a rank is lost
+TIMEOUT = 3   # --rank-timeout, seconds
 SAYS = {"openmpi": "on signal 9", "mpich": "KILLED BY SIGNAL: 9"}   # the launcher, which ends the other ranks at once
 # What the launcher returns if it gets a signal; otherwise that of a single process. mpirun of Open MPI passes SIGINT on
 # as SIGTERM and returns 1; mpiexec of MPICH does not wait for the ranks after SIGTERM.
@@ -81,11 +82,28 @@ def kills(w, report, mpis, count, seed):
     report.end()
 
 
+def slow_save(w, report, mpi):
+    """A save by rank 0 that takes longer than --rank-timeout, but no tensor of it does."""
+    case, args = w.case(), launch.run_options("plain", steps=4, timeout=TIMEOUT)
+    reference = launch.single(w, w.binary, [*args, *world.OUT])["tree"]
+    wrapper = launch.per_rank(case.dir, 0, f'LD_PRELOAD={w.faults} exec "$@"')
+    began = time.monotonic()
+    result = launch.run(case, mpi, 4, [*args, *world.OUT], wrapper=wrapper,
+                        more={"TORTURE_AT": "1", "TORTURE_DO": "slow:70", "TORTURE_ONLY": "/step_"})
+    seconds = time.monotonic() - began
+    report.check(result.status == 0 and seconds > 2 * TIMEOUT,
+                 f"{mpi.name}, a slow save: after {seconds:.1f} s: {result.summary()}")
+    case.check_same(report, f"{mpi.name}, a slow save", reference, older=False)
+    report.figure(f"{mpi.name}, a save of about {seconds:.0f} s with --rank-timeout {TIMEOUT}")
+    case.remove()
+
+
 def stopped_rank(w, report, mpis):
     """A rank that does not respond ends the run after --rank-timeout; the line names the rank."""
     report.begin("timeout")
-    args = launch.run_options("plain", steps=100000, timeout=3)
+    args = launch.run_options("plain", steps=100000, timeout=TIMEOUT)
     for mpi in mpis:
+        slow_save(w, report, mpi)
         for rank in (2, 0):
             case, what = w.case(), f"{mpi.name}, SIGSTOP of rank {rank}"
             job = launch.start(case, mpi, 4, [*args, *world.OUT])
@@ -94,9 +112,10 @@ def stopped_rank(w, report, mpis):
             job.signal(signal.SIGSTOP, rank)
             result = job.finish()
             report.check(result.status == LOST, f"{what}: expected status {LOST}: {result.summary()}")
-            report.check(result.seconds < 3 + launch.ENDED_WITHIN, f"{what}: ended after {result.seconds:.1f} s")
+            report.check(result.seconds < TIMEOUT + launch.ENDED_WITHIN, f"{what}: ended after {result.seconds:.1f} s")
             lines = result.lines()
-            report.check(len(lines) == 1 and f"rank {rank}" in lines[0] and "--rank-timeout" in lines[0],
+            report.check(len(lines) == 1 and f"rank {rank} on" in lines[0].split(": ")[-1]
+                         and f"did not respond for {TIMEOUT} s (--rank-timeout)" in lines[0],
                          f"{what}: {lines or result.err}")
             report.figure(f"{what}: {result.seconds:.1f} s")
             case.remove()
