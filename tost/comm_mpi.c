@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { TAG_MESSAGE, TAG_SIGN };
+
 struct CommRequest {
     int          count, left;     // MPI requests; those that are not complete
     MPI_Request* request;         // (count)
@@ -80,7 +82,6 @@ static bool mpi_test(TostComm* c, CommRequest** request, bool* arrived) {
 // ---------------------------------------------------------------------------------------------
 // Signs of life: one byte each. Errors do not matter here: without signs, the wait for the rank ends.
 
-enum { TAG_MESSAGE, TAG_SIGN };
 static const char sign_bytes[] = {0, 1};   // waits, works
 
 typedef struct {
