@@ -157,6 +157,9 @@ static bool is_missing(const TostComm* c, int rank, const bool* arrived) {
     return rank != c->place.rank && !(arrived && arrived[rank]) && c->silent[rank] > c->timeout;
 }
 
+// With signs of life, a rank that has become silent must be noticed first, and its last sign may be heard late.
+static double idle_limit(const TostComm* c) { return c->tell ? 2 * c->timeout : c->timeout; }
+
 // Returns after some seconds, unless a signal ends the process before: launchers end the others with SIGTERM.
 static void let_speak(double seconds) {
     for (int i = 0; i < 10 * seconds; i++) {
@@ -179,7 +182,7 @@ static void name_missing(TostError* why, const TostComm* c, const bool* arrived,
     }
     if (first < 0)
         tost_error(why, "%sall ranks have waited for each other for %g s (--rank-timeout): check the network between "
-                   "the hosts", what, c->timeout);
+                   "the hosts", what, idle_limit(c));
     else if (others == 0)
         tost_error(why, "%srank %d on %s did not respond for %g s (--rank-timeout)", what, first, c->places[first].host,
                    c->timeout);
@@ -246,7 +249,7 @@ bool comm_wait_more(CommWait* w, const bool* arrived) {
     show_life(c, false);
     for (int r = 0; r < c->place.size && c->timeout > 0 && c->tell; r++)
         if (is_missing(c, r, arrived)) return false;
-    if (c->timeout > 0 && c->idle > c->timeout) return false;
+    if (c->timeout > 0 && c->idle > idle_limit(c)) return false;
     const struct timespec pause = {0, w->waited < 0.05 ? 20000 : 200000};
     if (w->waited > 100e-6) nanosleep(&pause, NULL);
     return true;

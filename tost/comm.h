@@ -8,7 +8,7 @@
 //
 // Through MPI, ranks also send each other signs of life: a rank that waits does so by itself, a rank that works calls
 // comm_works. A wait ends when a rank that is waited for has been silent for the timeout, or when all ranks have only
-// waited for so long. Nothing ever waits for a sign.
+// waited for twice as long. Nothing ever waits for a sign.
 #ifndef TOST_COMM_H
 #define TOST_COMM_H
 

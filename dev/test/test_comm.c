@@ -539,7 +539,7 @@ static void test_silence(Checks* c) {
         {"another works", "WW-!", "test: rank 2 on c did not respond for 0.01 s (--rank-timeout)\n", 0, false},
         {"two are silent", "W-W-", "test: rank 1 on b and 1 other rank did not respond for 0.01 s (--rank-timeout)\n",
          0, false},
-        {"all wait", "WWWW", "test: all ranks have waited for each other for 0.01 s (--rank-timeout): check the "
+        {"all wait", "WWWW", "test: all ranks have waited for each other for 0.02 s (--rank-timeout): check the "
          "network between the hosts\n", 0, false},
         {"without signs", "WWWW", "test: other ranks did not respond for 0.01 s (--rank-timeout)\n", 0, true},
         {"one works for long", "WW.!", "", 2000, false},

@@ -89,7 +89,7 @@ def slow_save(w, report, mpi):
     wrapper = launch.per_rank(case.dir, 0, f'LD_PRELOAD={w.faults} exec "$@"')
     began = time.monotonic()
     result = launch.run(case, mpi, 4, [*args, *world.OUT], wrapper=wrapper,
-                        more={"TORTURE_AT": "1", "TORTURE_DO": "slow:70", "TORTURE_ONLY": "/step_"})
+                        more={"TORTURE_AT": "1", "TORTURE_DO": "slow:250", "TORTURE_ONLY": "/step_"})
     seconds = time.monotonic() - began
     report.check(result.status == 0 and seconds > 2 * TIMEOUT,
                  f"{mpi.name}, a slow save: after {seconds:.1f} s: {result.summary()}")
