@@ -79,6 +79,7 @@ def folders_differ(report, mpi, case):
         os.rmdir(case.path("run"))
         os.rename(case.path("first"), case.path(seen[0]))
         os.rename(case.path("second"), case.path(seen[1]))
+    shutil.rmtree(case.path("run"))
 
 
 def machine_refused(w, report, case, mpi):
