@@ -175,10 +175,11 @@ static void find_library(char* out, size_t cap) {
 bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, TostError* err) {
     int provided, size;
     *comm = NULL;
-    // Open MPI: two TCP connections per pair of ranks. With one, the handshake of a large message waits behind the data
-    // of the other direction, and both directions together are no faster than one.
+    // Two TCP connections per pair of ranks, for Open MPI and for MPICH on UCX. With one, the handshake of a large message
+    // waits behind the data of the other direction, and both directions together are no faster than one.
     setenv("OMPI_MCA_btl_tcp_links", "2", 0);
-    // MPICH on UCX: no backtrace if the memory of a rank that has ended is read; the launcher says what happened.
+    setenv("UCX_MAX_EAGER_LANES", "2", 0);
+    // UCX: no backtrace if the memory of a rank that has ended is read; the launcher says what happened.
     setenv("UCX_HANDLE_ERRORS", "none", 0);
     if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS)
         return tost_error(err, "MPI cannot be initialized: check that %s belongs to the MPI library of this program",
