@@ -41,6 +41,7 @@ def kill(w, case, mpi, how, fresh):
                 "TORTURE_ONLY": "/step_"}
     job = launch.start(case, mpi, how["ranks"], launch.resume(case, fresh), wrapper=wrapper, more=more)
     job.wait_ranks(how["ranks"])
+    job.wait_output()   # mpirun of Open MPI 4.1 itself may hang if a rank is killed in MPI_Init
     if how["kind"] == "call":
         job.process.wait(60)
         return job.finish()
