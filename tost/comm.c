@@ -193,7 +193,7 @@ static void name_missing(TostError* why, const TostComm* c, const bool* arrived,
 
 // The lowest rank that responds prints the line and ends all.
 void comm_timed_out(TostComm* c, const bool* arrived, const char* what) {
-    enum { OTHER_RANK = 2 };   // seconds within which it does, and the launcher ends this one
+    enum { OTHER_RANK = 10 };   // seconds within which it does, and the launcher ends this one
     TostError why;
     if (c->tell) {
         name_missing(&why, c, arrived, what);
