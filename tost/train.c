@@ -26,8 +26,9 @@ int command_train(const Options* args, const TostEngine* engine) {
     TostError err;
     signals_ignore_write_errors();
     if (r.comm) r.progress.live = false;   // mpirun and srun may pass a terminal, but merge the output of all ranks
-    bool ok = run_agree(&r, run_find(&r, &err), &err);
-    if (ok && run_is_finished(&r)) report_finished(&r);
+    bool ok = run_agree(&r, run_find(&r, &err), &err), finished = ok && run_is_finished(&r);
+    comm_broadcast(r.comm, &finished, sizeof finished, 0);   // the ranks may see different folders
+    if (finished) report_finished(&r);
     else ok = ok && run_set_up(&r, &err) && train(&r, &err);
     const int signal = run_signal(&r);
     const bool out_of_time = r.stopped_by && strcmp(r.stopped_by, "--max-time") == 0 && r.info.step < r.o.steps;
@@ -116,6 +117,7 @@ static bool data_failed(Run* r, TostError* err) {
 bool run_chunk_done(void* context, double part) {
     Run* r = context;
     const double done = (double)r->pass.done + part;
+    comm_works(r->comm);
     if (r->pass.all == 0) return false;
     if (r->pass.validation)
         progress_show(&r->progress, done / (double)r->pass.all, "validation %.2f/%lld", done, (long long)r->pass.all);
@@ -375,6 +377,7 @@ typedef struct { Run* r; FILE* text; int64_t tokens; bool interrupted; } SampleT
 static bool append_piece(void* context, const char* bytes, size_t n) {
     SampleText* s = context;
     const int64_t tokens = s->r->o.sample_tokens;
+    comm_works(s->r->comm);
     fwrite(bytes, 1, n, s->text);
     s->tokens++;
     progress_show(&s->r->progress, (double)s->tokens / (double)tokens, "sample %lld/%lld tokens", (long long)s->tokens,
