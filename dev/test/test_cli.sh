@@ -68,8 +68,9 @@ for line in \
     "train preset layers heads channels block-size vocab-size bias membership mask-across-documents init extend-block
      data val-data order tokenizer out resume overwrite log steps batch seq chunk total-batch lr schedule decay-frac
      warmup min-lr-frac weight-decay beta1 beta2 eps grad-clip ema skip-loss-z skip-grad-z max-skipped seed val-every
-     val-batches sample-every sample-tokens save-every keep keep-best stop-at-val max-time on-save-error quiet temperature top-k top-p dtype threads parts
-     reduce rank-timeout recompute autotune help version man bash-completion" \
+     val-batches sample-every sample-tokens save-every keep keep-best stop-at-val max-time on-save-error quiet
+     temperature top-k top-p dtype threads parts seq-ranks reduce rank-timeout recompute autotune help version man
+     bash-completion" \
     "sample model weights tokenizer prompt prompts tokens samples stop temperature top-k top-p seed dtype threads help" \
     "eval mask-across-documents model weights data task json force tokenizer batch seq chunk stride windows by-position
      seed dtype threads rank-timeout help" \
