@@ -1199,7 +1199,6 @@ static void cpu_get(float* dst, const TostModel* m, TostState s, const TostTenso
 const TostEngine tost_cpu_engine = {
     .name = "cpu",
     .default_dtype = TOST_FP32,
-    .has_chunks = true,
     .supports = cpu_supports,
     .describe = cpu_describe,
     .memory = cpu_memory,

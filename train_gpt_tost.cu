@@ -172,7 +172,7 @@ __global__ void embedding_big_kernel(float* dwte, const float* partial, EmbedOrd
 template <int VEC>
 __global__ void embedding_place_kernel(float* dwpe, const float* dx, const StepHeader* step, int B, int T, int C) {
     const size_t t = blockIdx.x;
-    float* dwpe_t = dwpe + (step->first + t) * C;
+    float* dwpe_t = dwpe + (step->first + t) * C;   // mutant: place_ignored
     for (int c = threadIdx.x * VEC; c < C; c += blockDim.x * VEC) {
         float sum[VEC], part[VEC];
         load_pack<VEC>(sum, dwpe_t + c);
@@ -547,9 +547,10 @@ template <bool WIDE> __device__ inline float* tssa_totals(float* totals, int b, 
     return totals + (size_t)slot * (unsigned)z.narrow;
 }
 
-// The states of a pass. start (B/copies,2C+NH), each for `copies` adjacent sequences, or NULL: sequences start empty.
-// end (B,2C+NH): written at the end of each sequence, or NULL. start may equal end only if T is a single chunk: the
-// last chunk writes while others still read.
+// The states of a pass. Forward, start (B/copies,2C+NH): S, N and D before the first step, each for `copies` adjacent
+// sequences; NULL: zeros. end (B,2C+NH): those after the last step, written unless NULL. Backward, start: the sums of
+// dS, dN and dD over the steps that follow the last one; end: over these and the steps of the pass. start may equal end
+// only if T is a single chunk: the last block writes while others still read.
 struct TssaStates {
     const double* start;
     double* end;
@@ -760,31 +761,41 @@ __device__ inline void membership_uniform(float* x, float* carry, double* end, T
     __syncthreads();
 }
 
-// Writes what a forward scan found for columns c on: the carry to `saved`, and with `states` the sums to `end`. sum:
-// over the chunks before. totals: the chunk's own
-template <bool WIDE>
-__device__ inline void tssa_scanned_forward(float* saved, TssaStates states, double (&sum)[SCAN_VEC],
-                                            const float* totals, int c, TssaChunk k, TssaSize z) {
-    const size_t size = tssa_state_size(z.C, z.NH), at = (WIDE ? z.C : 0) + c;
-    const int columns = (WIDE ? z.C + z.NH : z.C) - c;
-    UNROLL for (int n = 0; states.start && n < SCAN_VEC; n++)
-        if (n < columns) sum[n] += states.start[k.b / states.copies * size + at + n];   // mutant: state_not_continued
-    scan_store(saved + tssa_sums(k, z) + (WIDE ? z.narrow : 0) + c, sum);
-    if (!states.end || k.t0 + k.n < z.T) return;
-    UNROLL for (int n = 0; n < SCAN_VEC; n++)
-        if (n < columns) states.end[k.b * size + at + n] = sum[n] + totals[c + n];
+__device__ inline int tssa_scan_place(bool backward, TssaChunk k, TssaSize z) {
+    return backward ? z.chunks - 1 - (int)tssa_place(k) : (int)tssa_place(k);
 }
 
-// The scan of N and D if WIDE, else that of S. totals, flags: of all sequences
+// Writes what a scan found for columns c on: the carry and, in the last chunk of the scan, the sums to states.end. sum:
+// over the chunks before. totals: the chunk's own. The pass is summed from zero before `start` is added, so that the
+// sums after several passes do not depend on whether they run one after another.
 template <bool WIDE>
-__device__ inline void tssa_scan_forward(float* saved, TssaStates states, float* totals, int* flags,
-                                         const TssaChunk* chunk, TssaSize z) {
-    const auto scanned = [&](int c, double (&sum)[SCAN_VEC]) {
+__device__ inline void tssa_scanned(float* carry, TssaStates states, const double (&sum)[SCAN_VEC], const float* totals,
+                                    bool last, int c, int b, TssaSize z) {
+    const size_t size = tssa_state_size(z.C, z.NH), at = (WIDE ? z.C : 0) + c;
+    const int columns = (WIDE ? z.C + z.NH : z.C) - c;
+    double start[SCAN_VEC] = {}, before[SCAN_VEC];
+    UNROLL for (int n = 0; states.start && n < SCAN_VEC; n++)
+        if (n < columns) start[n] = states.start[b / states.copies * size + at + n];   // mutant: state_not_continued
+    UNROLL for (int n = 0; n < SCAN_VEC; n++) before[n] = start[n] + sum[n];
+    scan_store(carry, before);
+    if (!states.end || !last) return;
+    UNROLL for (int n = 0; n < SCAN_VEC; n++)
+        if (n < columns) states.end[b * size + at + n] = start[n] + (sum[n] + totals[n]);   // mutant: state_not_passed
+}
+
+// The scan of N and D if WIDE, else that of S; BACKWARD, from the last chunk to the first, of dN and dD or of dS. sums
+// (B,chunks,sums): the carries. totals, flags: of all sequences
+template <bool WIDE, bool BACKWARD>
+__device__ inline void tssa_scan(float* sums, TssaStates states, float* totals, int* flags, const TssaChunk* chunk,
+                                 TssaSize z) {
+    const auto scanned = [&](int c, const double (&sum)[SCAN_VEC]) {
         const TssaChunk k = *chunk;
-        tssa_scanned_forward<WIDE>(saved, states, sum, tssa_totals<WIDE>(totals, k.b, tssa_place(k), z), c, k, z);
+        const int place = tssa_scan_place(BACKWARD, k, z);
+        tssa_scanned<WIDE>(sums + tssa_sums(k, z) + (WIDE ? z.narrow : 0) + c, states, sum,
+                           tssa_totals<WIDE>(totals, k.b, place, z) + c, place == z.chunks - 1, c, k.b, z);
     };
-    scan_columns(tssa_totals<WIDE>(totals, chunk->b, 0, z), flags + ((WIDE ? z.B : 0) + chunk->b) * z.slots,
-                 WIDE ? z.wide : z.narrow, tssa_place(*chunk), z.chunks, scanned);
+    scan_columns(tssa_totals<WIDE>(totals, chunk->b, 0, z), flags + ((WIDE != BACKWARD ? z.B : 0) + chunk->b) * z.slots,
+                 WIDE ? z.wide : z.narrow, tssa_scan_place(BACKWARD, *chunk, z), z.chunks, scanned);
 }
 
 // u of the chunk, and x (NH,32) = Π. scratch (NH,32)
@@ -796,7 +807,7 @@ __device__ inline void membership_learned(float* x, float* scratch, TssaGroups g
     TssaChunk k = *chunk;
     TSSA_TILES(tssa_chunk_totals, tssa_totals<false>(totals, k.b, tssa_place(k), z), groups, nullptr,
                w + tssa_row(k, z), k, z);
-    tssa_scan_forward<false>(saved, states, totals, flags, chunk, z);
+    tssa_scan<false, false>(saved, states, totals, flags, chunk, z);
     k = *chunk;
     for (int h = warp_index(); h < z.NH; h += z.warps) {
         const float ratios =
@@ -870,7 +881,7 @@ template <typename S, bool UNIFORM> __global__ void __launch_bounds__(TSSA_WARPS
         if (lane_index() == 0) totals_k[z.C + h] = mass;
     }
     TSSA_TILES(tssa_chunk_totals, totals_k, groups, x, w + tssa_row(k, z), k, z);
-    tssa_scan_forward<true>(saved, states, totals, sync + 1, &chunk, z);
+    tssa_scan<true, false>(saved, states, totals, sync + 1, &chunk, z);
     k = chunk;
     const float* carry = saved + tssa_sums(k, z) + z.narrow;
     for (int h = warp_index(); h < z.NH; h += z.warps) {
@@ -1210,25 +1221,13 @@ __device__ inline void tssa_backward_final(S* dw, TssaStarts starts, const float
     }
 }
 
-__device__ inline int backward_place(TssaChunk k, TssaSize z) { return z.chunks - 1 - tssa_place(k); }   // in the scans
-
-// The scan of dN and dD if WIDE, else that of dS. totals, flags: of all sequences
-template <bool WIDE>
-__device__ inline void tssa_scan_backward(float* back, float* totals, int* flags, const TssaChunk* chunk, TssaSize z) {
-    const auto scanned = [&](int c, const double (&sum)[SCAN_VEC]) {
-        scan_store(back + tssa_sums(*chunk, z) + (WIDE ? z.narrow : 0) + c, sum);
-    };
-    scan_columns(tssa_totals<WIDE>(totals, chunk->b, 0, z), flags + ((WIDE ? 0 : z.B) + chunk->b) * z.slots,
-                 WIDE ? z.wide : z.narrow, backward_place(*chunk, z), z.chunks, scanned);
-}
-
 // Minimum traffic per row: 2C (w) + 2C (dy) + 2C (dw). Moved in addition: carries, back and totals, about
 // (4 + 8 + 8) (2C + NH)/32 = 1.25C, and 3 · 4 NH. The scans run from the last chunk to the first. sync: ticket, flags
 // of the scan of dN and dD, flags of that of dS; zero before the launch. back (B,chunks,sums): sums past each chunk of
 // dS (narrow), then of dN (C) and dD (NH).
 template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
-    tssa_backward_kernel(S* __restrict__ dw, float* da, float* dtemp, float* back, float* totals, int* sync,
-                         const S* __restrict__ dy, const S* __restrict__ w, const float* __restrict__ u,
+    tssa_backward_kernel(S* __restrict__ dw, float* da, float* dtemp, float* back, TssaStates states, float* totals,
+                         int* sync, const S* __restrict__ dy, const S* __restrict__ w, const float* __restrict__ u,
                          const float* __restrict__ pi, const float* __restrict__ saved,
                          const float* __restrict__ temp, bool keep_starts, TssaSize z) {
     DYNAMIC_SHARED(float, shared);   // (4,NH,32), and TssaStarts
@@ -1239,22 +1238,22 @@ template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSS
     tssa_chunk<true>(&chunk, sync, z);
     TssaChunk k = chunk;
     tssa_backward_masses(pi_s, mass_s, pi, saved + tssa_sums(k, z) + z.narrow + z.C, k, z);
-    TSSA_COLUMNS(tssa_statistics_backward, tssa_totals<true>(totals, k.b, backward_place(k, z), z), x,
+    TSSA_COLUMNS(tssa_statistics_backward, tssa_totals<true>(totals, k.b, tssa_scan_place(true, k, z), z), x,
                  starts.N, saved + tssa_sums(k, z), pi_s, mass_s, dy + tssa_row(k, z), w + tssa_row(k, z), k, z);
-    tssa_scan_backward<true>(back, totals, sync + 1, &chunk, z);
+    tssa_scan<true, true>(back, states, totals, sync + 1, &chunk, z);
     k = chunk;
     if constexpr (UNIFORM) {
         membership_uniform_backward(du, back + tssa_sums(k, z), starts.S, z);
     } else {
         for (int h = warp_index(); h < z.NH; h += z.warps)
             x[h * WARP + lane_index()] += TSSA_TILES(
-                tssa_backward_membership, tssa_totals<true>(totals, k.b, backward_place(k, z), z),
+                tssa_backward_membership, tssa_totals<true>(totals, k.b, tssa_scan_place(true, k, z), z),
                 back + tssa_sums(k, z) + z.narrow, w + tssa_row(k, z), h, k, z);
         membership_backward(du, da, dtemp, x, pi_s, u, temp, k, z);
         TSSA_COLUMNS(tssa_energy_backward_totals,
-                     tssa_totals<false>(totals, k.b, backward_place(k, z), z), starts.S,
+                     tssa_totals<false>(totals, k.b, tssa_scan_place(true, k, z), z), starts.S,
                      saved + tssa_sums(k, z), du, w + tssa_row(k, z), k, z);
-        tssa_scan_backward<false>(back, totals, sync + 1, &chunk, z);
+        tssa_scan<false, true>(back, states, totals, sync + 1, &chunk, z);
     }
     k = chunk;
     TSSA_COLUMNS(tssa_backward_final, dw, starts, back, saved, pi_s, mass_s, du, dy, w, &chunk, z);
@@ -1280,16 +1279,16 @@ __global__ void denom_bias_backward_kernel(float* ddenom_bias, const float* da, 
     if (t >= z.T) return;
     float sum = 0.0f;
     UNROLL_BY(4) for (int b = 0; b < z.B; b++) sum += da[((size_t)b * z.NH + h) * z.T + t];
-    ddenom_bias[(size_t)h * block_size + step->first + t] += z.HS * temp[h] * sum;
+    ddenom_bias[(size_t)h * block_size + step->first + t] += z.HS * temp[h] * sum;   // mutant: bias_place_ignored
 }
 
 // dw =; dtemp, ddenom_bias +=. da (B,NH,T), dtemp_partial (NH,B·chunks), back and totals are working space. A uniform
-// membership is a constant: no gradient passes through it to temp, denom_bias or w.
+// membership is a constant: no gradient passes through it to temp, denom_bias or w, and states.end has no sum of dS.
 template <typename S>
 static void tssa_backward(cudaStream_t stream, S* dw, float* dtemp, float* ddenom_bias, float* da, float* dtemp_partial,
-                          float* back, float* totals, int* sync, const S* dy, const S* w, const float* u,
-                          const float* pi, const float* saved, const float* temp, const StepHeader* step,
-                          int membership, int block_size, int B, int T, int C, int NH) {
+                          float* back, TssaStates states, float* totals, int* sync, const S* dy, const S* w,
+                          const float* u, const float* pi, const float* saved, const float* temp,
+                          const StepHeader* step, int membership, int block_size, int B, int T, int C, int NH) {
     const TssaSize z = tssa_size(B, T, C, NH);
     const size_t least = 4 * (size_t)NH * WARP * sizeof(float), starts = 2 * TSSA_STARTS * (size_t)C * sizeof(float);
     const bool uniform = membership == TOST_UNIFORM, pairs = tssa_pairs(z),
@@ -1300,7 +1299,7 @@ static void tssa_backward(cudaStream_t stream, S* dw, float* dtemp, float* ddeno
                 : (pairs ? tssa_backward_kernel<S, 2, false> : tssa_backward_kernel<S, 1, false>);
     allow_shared(tssa_backward_variant, shared);
     LAUNCH(tssa_backward_variant, B * z.chunks, tssa_threads(C, NH), shared, stream, dw, da,
-           dtemp_partial, back, totals, sync, dy, w, u, pi, saved, temp, keep_starts, z);
+           dtemp_partial, back, states, totals, sync, dy, w, u, pi, saved, temp, keep_starts, z);
     if (uniform) return;
     LAUNCH(temp_backward_kernel, NH, TEMP_THREADS, 0, stream, dtemp, dtemp_partial, (size_t)B * z.chunks);
     LAUNCH(denom_bias_backward_kernel, dim3(div_up(T, 128), NH), 128, 0, stream, ddenom_bias, da, temp, step,
@@ -1508,7 +1507,7 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
 // a copy of the parameters; activations and buffers under the tables below. A training model keeps the activations of
 // every layer; otherwise all layers share one set. With recompute, only LAYER_RESIDENT is stored for every layer.
 
-// Rows: field, type, elements; rows = B·T.
+// Rows: field, type, elements; rows = B·T, where T is the length of a chunk of the sequences.
 #define LAYER_ACTIVATIONS(X) \
     X(ln_1,         S,       rows * C)                     /* ln_1(x) */ \
     X(w,            S,       rows * C)                     /* c_attn(ln_1) */ \
@@ -1541,6 +1540,11 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(losses,       float,   rows) \
     X(scalars,      double,  2)                            /* sum of losses since the last read_loss; Σ g² */ \
     X(decode,       double,  L * B * tssa_state_size(C, NH)) \
+    X(before,       double,  states)                       /* TSSA's sums of every layer before the chunk, */ \
+    X(after,        double,  states)                       /* and after it; see TssaStates */ \
+    X(starts,       double,  train * more_chunks * states) /* before each chunk but the first: see forward_sums */ \
+    X(right,        double,  train * states)               /* the sums of its backward past the chunk, */ \
+    X(left,         double,  train * states)               /* and from its first step on */ \
     X(totals,       float,   B * scan_slots(chunks) * tssa_sums_size(C, NH)) \
     X(tssa_sync,    int,     (1 + m->options.recompute) * L * tssa_sync_size(B, T)) \
     X(dx,           float,   train * rows * C)             /* gradient of the residual stream */ \
@@ -1561,7 +1565,10 @@ template <typename S> struct LayerActivations { LAYER_ACTIVATIONS(X) LAYER_RESID
 template <typename S> struct Buffers { SHARED_BUFFERS(X) };
 #undef X
 
-enum { PASS_TRAIN, PASS_EVAL, PASS_BACKWARD, PASS_DECODE, PASSES };
+enum { PASS_TRAIN, PASS_EVAL, PASS_SUMS, PASS_BACKWARD, PASS_DECODE, PASSES };
+
+// The arguments of a pass over whole sequences. targets: NULL if it needs none
+struct Sequences { const int32_t *inputs, *targets; int B, T; float grad_scale; };
 
 struct TostModel {
     TostConfig        config;
@@ -1574,11 +1581,13 @@ struct TostModel {
     cudaStream_t      stream;
     Matmul            mm;
     Staging           staging;             // of Buffers.input
-    PassGraph         graph[PASSES];
+    PassGraph         graph[PASSES][2];    // of shorter passes; of passes over options.chunk tokens
     double*           host_scalars;        // pinned copy of Buffers.scalars
     bool              scalars_read;        // host_scalars is up to date
     int32_t*          token_counts;        // (V)
-    int               B, T;                // of the last forward
+    int               B, T;                // of the last forward over a chunk
+    Sequences         sequences;           // of the last forward_train
+    bool              abandoned;           // by chunk_done
     int               computed_layer;      // with recompute: the layer whose activations are in memory
     int               n_decode, position;  // sequences and next position of the recurrent decode
     int64_t           loss_count;          // since the last read_loss
@@ -1618,11 +1627,16 @@ static size_t classifier_chunk(size_t rows, int V, size_t logit_bytes) {
     return even_chunk(rows, most > 2 * ROW_TILE ? most : 2 * ROW_TILE);
 }
 
+static int chunks_of(const TostModel* m, int T) { return div_up(T, m->options.chunk); }
+static bool has_chunks(const TostModel* m) { return m->options.chunk < m->options.max_seq; }
+
 // Sets every pointer into the arena and returns its size in bytes. base NULL: only computes the size.
 template <typename S> static size_t layout_buffers(TypedModel<S>* m, char* base) {
     const TostConfig* c = &m->config;
     const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = m->options.max_batch,
-                 T = m->options.max_seq, rows = B * T, chunks = div_up(T, TSSA_CHUNK), train = m->options.training;
+                 T = m->options.chunk, rows = B * T, chunks = div_up(T, TSSA_CHUNK), train = m->options.training;
+    const size_t more_chunks = chunks_of(m, m->options.max_seq) - 1,
+                 states = has_chunks(m) * L * B * tssa_state_size(C, NH);
     const size_t flat_bytes = m->tensors.flat_size * sizeof(float),
                  own_bytes = exchange_owned(&m->exchange) * sizeof(float);
     const size_t logits_rows = m->logits_rows = classifier_chunk(rows, c->vocab_size, sizeof(S));
@@ -1652,6 +1666,7 @@ template <typename S> static TypedModel<S>* model_new(const TostConfig* c, const
     m->config = *c;
     m->options = *o;
     m->options.recompute = o->recompute && o->training;
+    if (o->chunk == 0 || o->chunk > o->max_seq) m->options.chunk = o->max_seq;
     m->tensors = tost_tensors(c);
     m->exchange = exchange_new(&m->tensors, &m->options);
     m->layer = (LayerActivations<S>*)xcalloc(c->n_layer, sizeof *m->layer);
@@ -1664,7 +1679,8 @@ template <typename S> static TypedModel<S>* model_new(const TostConfig* c, const
 template <typename S> static void model_free(TypedModel<S>* m) {
     exchange_free(&m->exchange);
     if (m->stream) CUDA_CHECK(cudaStreamSynchronize(m->stream));
-    for (PassGraph& g : m->graph) graph_free(&g);
+    for (auto& graphs : m->graph)
+        for (PassGraph& g : graphs) graph_free(&g);
     matmul_free(&m->mm);
     staging_free(&m->staging);
     if (m->host_scalars) CUDA_CHECK(cudaFreeHost(m->host_scalars));
@@ -1700,7 +1716,36 @@ template <typename S> static StepInput model_input(const TypedModel<S>* m, int B
     return step_input(m->buf.input, (size_t)B * T);
 }
 
-// Layer l over rows = B·T, from ln_1 to mlp_out. states and sync (zero): of this layer.
+// Numbers in the states of all layers, (L,B,2C+NH).
+static size_t states_size(const TostModel* m, int B) {
+    return (size_t)m->config.n_layer * B * tssa_state_size(m->config.n_embd, m->config.n_head);
+}
+
+// The states of forward and backward over a chunk: the same buffers for every chunk, so that one graph serves all.
+template <typename S> static TssaStates chunk_states(const TypedModel<S>* m) {
+    return has_chunks(m) ? TssaStates{m->buf.before, m->buf.after, 1} : NO_STATES;
+}
+template <typename S> static TssaStates chunk_adjoints(const TypedModel<S>* m) {
+    return has_chunks(m) ? TssaStates{m->buf.right, m->buf.left, 1} : NO_STATES;
+}
+
+// The states of layer l among those of all layers.
+static TssaStates layer_states(const TostModel* m, TssaStates s, int l, int B) {
+    const size_t at = l * B * tssa_state_size(m->config.n_embd, m->config.n_head);
+    if (s.start) s.start += at / s.copies;
+    if (s.end) s.end += at;
+    return s;
+}
+
+// states = from, or zeros if from is NULL; of all layers
+template <typename S> static void copy_states(TypedModel<S>* m, double* states, const double* from, int B) {
+    const size_t bytes = states_size(m, B) * sizeof(double);
+    if (!has_chunks(m)) return;
+    if (from) CUDA_CHECK(cudaMemcpyAsync(states, from, bytes, cudaMemcpyDeviceToDevice, m->stream));
+    else CUDA_CHECK(cudaMemsetAsync(states, 0, bytes, m->stream));
+}
+
+// Layer l over rows = B·T, from ln_1 to mlp_out. states: of all layers; sync (zero): of this layer.
 template <typename S> static void layer_branches(TypedModel<S>* m, int l, TssaStates states, int* sync, int B, int T) {
     const LayerActivations<S>* a = &m->layer[l];
     const TostParams<float> p = model_params(m, TOST_PARAM, l);
@@ -1709,8 +1754,9 @@ template <typename S> static void layer_branches(TypedModel<S>* m, int l, TssaSt
     const size_t rows = (size_t)B * T;
     Matmul* mm = &m->mm;
     linear_forward(mm, a->w, a->ln_1, w.attn_w, w.attn_b, rows, C, C);
-    tssa_forward(m->stream, a->y, a->u, a->pi, a->tssa_saved, states, m->buf.totals, sync, a->w, p.temp, p.denom_bias,
-                 model_input(m, B, T).header, m->config.membership, m->config.block_size, B, T, C, NH);
+    tssa_forward(m->stream, a->y, a->u, a->pi, a->tssa_saved, layer_states(m, states, l, B), m->buf.totals, sync, a->w,
+                 p.temp, p.denom_bias, model_input(m, B, T).header, m->config.membership, m->config.block_size, B, T,
+                 C, NH);
     linear_forward(mm, a->attn_out, a->y, w.attn_proj_w, w.attn_proj_b, rows, C, C);
 
     residual_layernorm_forward(m->stream, a->x_mid, a->ln_2, a->mean_2, a->rstd_2, layer_input(m, l), a->attn_out,
@@ -1738,7 +1784,7 @@ template <typename S> static void norm_forward(TypedModel<S>* m, int l, int B, i
 // With recompute: the activations of layer l, from its input. Uses the second half of the scans' flags.
 template <typename S> static void run_layer_from_input(TypedModel<S>* m, int l, int B, int T) {
     norm_forward(m, l - 1, B, T);
-    layer_branches(m, l, NO_STATES, m->buf.tssa_sync + (m->config.n_layer + l) * tssa_sync_size(B, T), B, T);
+    layer_branches(m, l, chunk_states(m), m->buf.tssa_sync + (m->config.n_layer + l) * tssa_sync_size(B, T), B, T);
 }
 
 // buf.dx: the gradient of x_out becomes that of x. buf.dbranch: the gradient of mlp_out becomes that of the layer
@@ -1759,9 +1805,10 @@ template <typename S> static void layer_backward(TypedModel<S>* m, int l, int B,
                                 p.gamma1, true, rows, C);
 
     linear_backward(mm, buf->scratch_btc, g.attn_proj_w, buf->dbranch, a->y, w.attn_proj_w, rows, C, C);
-    tssa_backward(m->stream, buf->dbranch, g.temp, g.denom_bias, buf->da, buf->dtemp, buf->back, buf->totals,
-                  buf->tssa_sync + l * tssa_sync_size(B, T), buf->scratch_btc, a->w, a->u, a->pi, a->tssa_saved, p.temp,
-                  model_input(m, B, T).header, m->config.membership, m->config.block_size, B, T, C, NH);
+    tssa_backward(m->stream, buf->dbranch, g.temp, g.denom_bias, buf->da, buf->dtemp, buf->back,
+                  layer_states(m, chunk_adjoints(m), l, B), buf->totals, buf->tssa_sync + l * tssa_sync_size(B, T),
+                  buf->scratch_btc, a->w, a->u, a->pi, a->tssa_saved, p.temp, model_input(m, B, T).header,
+                  m->config.membership, m->config.block_size, B, T, C, NH);
     linear_backward(mm, buf->scratch_btc, g.attn_w, buf->dbranch, a->ln_1, w.attn_w, rows, C, C);
     bias_backward(mm, g.attn_b, buf->columns, buf->dbranch, rows, C);
     if (l > 0 && m->options.recompute) run_layer_from_input(m, l - 1, B, T);
@@ -1787,19 +1834,14 @@ template <typename S> static void recompute_layer(TypedModel<S>* m, int l) {
     m->computed_layer = l;
 }
 
-// Embedding, layers and ln_f. states: of layer 0; those of the other layers follow.
+// Embedding, layers and ln_f. states: of all layers
 template <typename S> static void model_forward(TypedModel<S>* m, TssaStates states, int B, int T) {
-    const size_t state_size = B * tssa_state_size(m->config.n_embd, m->config.n_head);
     const TostParams<float> p = model_params(m, TOST_PARAM, 0);
     const StepInput s = model_input(m, B, T);
     clear_sync(m, B, T);
     embedding_forward(m->stream, m->buf.x, s.inputs, p.wte, p.wpe, s.header, B, T, m->config.n_embd);
     norm_forward(m, -1, B, T);
-    for (int l = 0; l < m->config.n_layer; l++) {
-        layer_forward(m, l, states, B, T);
-        if (states.start) states.start += state_size / states.copies;
-        if (states.end) states.end += state_size;
-    }
+    for (int l = 0; l < m->config.n_layer; l++) layer_forward(m, l, states, B, T);
 }
 
 // The exchange of complete gradients starts after each layer, in the pass that ends a step.
@@ -1829,24 +1871,36 @@ static void classifier_pass(TypedModel<S>* m, double* total, S* dx, float* dwte,
                                 m->config.n_embd);
 }
 
-// Begins the input of a pass over tokens (B,T) from position `first`. Returns the host copy, to be completed and sent.
-template <typename S> static StepInput start_forward(TypedModel<S>* m, const int32_t* tokens, int first, int B, int T) {
-    assert(B <= m->options.max_batch && T <= m->options.max_seq && first + T <= m->config.block_size);
-    const size_t rows = (size_t)B * T;
-    const StepInput s = step_input((int32_t*)staging_begin(&m->staging), rows);
-    m->B = B;
+// Tokens of chunk k of sequences of T tokens.
+static int chunk_length(const TostModel* m, int k, int T) { return min(m->options.chunk, T - k * m->options.chunk); }
+
+// dst (B,n) = the columns of chunk k of an array (B,T)
+static void chunk_columns(int32_t* dst, const TostModel* m, const int32_t* rows, int k, int B, int T) {
+    const int n = chunk_length(m, k, T);
+    for (int b = 0; b < B; b++)
+        memcpy(dst + (size_t)b * n, rows + (size_t)b * T + (size_t)k * m->options.chunk, n * sizeof *dst);
+}
+
+// Begins the input of a pass over chunk k of the sequences. first: position of their first token. Returns the host
+// copy, to be completed and sent.
+template <typename S> static StepInput start_forward(TypedModel<S>* m, const Sequences* q, int k, int first) {
+    const int T = chunk_length(m, k, q->T), position = first + k * m->options.chunk;
+    assert(q->B <= m->options.max_batch && T <= m->options.chunk && position + T <= m->config.block_size);
+    const StepInput s = step_input((int32_t*)staging_begin(&m->staging), (size_t)q->B * T);
+    m->B = q->B;
     m->T = T;
     m->computed_layer = m->config.n_layer - 1;
     *s.header = {};
-    s.header->first = first;
-    memcpy(s.inputs, tokens, rows * sizeof *tokens);
+    s.header->first = position;   // mutant: position_ignored
+    s.header->grad_scale = q->grad_scale;
+    chunk_columns(s.inputs, m, q->inputs, k, q->B, q->T);
     return s;
 }
 
-// Adds the targets and counts them. Their losses make host_scalars out of date.
-template <typename S> static void input_targets(TypedModel<S>* m, StepInput s, const int32_t* targets, size_t rows) {
-    memcpy(s.targets, targets, rows * sizeof *targets);
-    for (size_t row = 0; row < rows; row++) m->loss_count += targets[row] >= 0;
+// Adds the targets of chunk k and counts them. Their losses make host_scalars out of date.
+template <typename S> static void input_targets(TypedModel<S>* m, StepInput s, const Sequences* q, int k) {
+    chunk_columns(s.targets, m, q->targets, k, q->B, q->T);
+    for (size_t row = 0; row < (size_t)m->B * m->T; row++) m->loss_count += s.targets[row] >= 0;
     m->scalars_read = false;
 }
 
@@ -1856,21 +1910,93 @@ template <typename S> static void input_send(TypedModel<S>* m, StepInput s, cons
     staging_copy(&m->staging, m->buf.input, (const char*)end - (const char*)s.header, m->stream);
 }
 
+// Runs pass(B, T) over the chunk of the last start_forward, as a graph of its own if it has options.chunk tokens: other
+// lengths in between, such as that of the last chunk, leave that graph as it is.
+template <typename Pass> static void run_pass(TostModel* m, int which, Pass pass) {
+    const int B = m->B, T = m->T;
+    graph_run(&m->graph[which][T == m->options.chunk], m->stream, B, T, [=] { pass(B, T); });
+}
+
+// Forward over chunk k from buf.before; leaves the sums after it in buf.after.
+template <typename S> static void run_sums(TypedModel<S>* m, StepInput s, const int32_t* end) {
+    input_send(m, s, end);
+    run_pass(m, PASS_SUMS, [=](int B, int T) { model_forward(m, chunk_states(m), B, T); });
+}
+
+// Forward over chunk k, which leaves the sums after it in buf.after, where it finds those before it if k > 0.
+template <typename S> static void advance_sums(TypedModel<S>* m, const Sequences* q, int k, int first) {
+    const StepInput s = start_forward(m, q, k, first);
+    copy_states(m, m->buf.before, k > 0 ? m->buf.after : NULL, q->B);
+    run_sums(m, s, s.targets);
+}
+
+// Reports the part of a pass that the device has been given. True if the caller abandons it.
+static bool chunk_done(const TostModel* m, double part) {
+    return m->options.chunk_done && m->options.chunk_done(m->options.context, part);
+}
+
+// The same in training, where `done` is the work in units of a forward over a chunk.
+enum { PASSES_OF_CHUNK = 3 };   // backward takes twice the time of forward
+static bool is_abandoned(TostModel* m, int done, int T) {
+    const int chunks = chunks_of(m, T);
+    return m->abandoned = chunk_done(m, (double)done / (chunks - 1 + PASSES_OF_CHUNK * (double)chunks));
+}
+
+// TSSA's sums before chunk k; NULL: zero.
+template <typename S> static double* chunk_start(const TypedModel<S>* m, int k, int B) {
+    return k > 0 ? m->buf.starts + (k - 1) * states_size(m, B) : NULL;
+}
+
+// Computes the sums before every chunk.
+template <typename S> static void forward_sums(TypedModel<S>* m, const Sequences* q) {
+    const int chunks = chunks_of(m, q->T);
+    for (int k = 0; k + 1 < chunks; k++) {
+        advance_sums(m, q, k, 0);
+        copy_states(m, chunk_start(m, k + 1, q->B), m->buf.after, q->B);
+        if (is_abandoned(m, k + 1, q->T)) return;
+    }
+}
+
 template <typename S> static void cuda_forward(TypedModel<S>* m, const int32_t* inputs, int B, int T) {
-    const StepInput s = start_forward(m, inputs, 0, B, T);
+    const Sequences q = {inputs, NULL, B, T, 0.0f};
+    const StepInput s = start_forward(m, &q, 0, 0);
+    assert(chunks_of(m, T) == 1);
     input_send(m, s, s.targets);
-    model_forward(m, NO_STATES, B, T);
+    copy_states(m, m->buf.before, NULL, B);
+    model_forward(m, chunk_states(m), B, T);
 }
 
 template <typename S>
 static void cuda_forward_loss(TypedModel<S>* m, const int32_t* inputs, const int32_t* targets, int B, int T) {
-    const size_t rows = (size_t)B * T;
-    const StepInput s = start_forward(m, inputs, 0, B, T);
-    input_targets(m, s, targets, rows);
-    input_send(m, s, s.order);
-    graph_run(&m->graph[PASS_EVAL], m->stream, B, T, [=] {
-        model_forward(m, NO_STATES, B, T);
-        classifier_pass(m, m->buf.scalars, (S*)NULL, (float*)NULL, m->buf.ln_f, model_input(m, B, T), rows);
+    const Sequences q = {inputs, targets, B, T, 0.0f};
+    const int chunks = chunks_of(m, T);
+    for (int k = 0; k < chunks; k++) {
+        const StepInput s = start_forward(m, &q, k, 0);
+        input_targets(m, s, &q, k);
+        input_send(m, s, s.order);
+        copy_states(m, m->buf.before, k > 0 ? m->buf.after : NULL, B);
+        run_pass(m, PASS_EVAL, [=](int B, int T) {
+            model_forward(m, chunk_states(m), B, T);
+            classifier_pass(m, m->buf.scalars, (S*)NULL, (float*)NULL, m->buf.ln_f, model_input(m, B, T),
+                            (size_t)B * T);
+        });
+        if (chunks > 1 && chunk_done(m, (double)(k + 1) / chunks)) return;
+    }
+}
+
+// Forward over chunk k, with the classifier's backward, because logits exist for a few rows at a time. It leaves the
+// gradient of ln_f in scratch_btc.
+template <typename S> static void forward_train_chunk(TypedModel<S>* m, const Sequences* q, int k) {
+    const StepInput s = start_forward(m, q, k, 0);
+    const size_t rows = (size_t)m->B * m->T;
+    input_targets(m, s, q, k);
+    embed_order(s.header, s, m->token_counts, (int)rows, m->config.vocab_size);
+    input_send(m, s, (int32_t*)s.header + step_input_size(rows));
+    copy_states(m, m->buf.before, chunk_start(m, k, q->B), q->B);
+    run_pass(m, PASS_TRAIN, [=](int B, int T) {
+        model_forward(m, chunk_states(m), B, T);
+        classifier_pass(m, m->buf.scalars, m->buf.scratch_btc, model_params(m, TOST_GRAD, 0).wte, m->buf.ln_f,
+                        model_input(m, B, T), (size_t)B * T);
     });
 }
 
@@ -1878,30 +2004,35 @@ template <typename S>
 static void cuda_forward_train(TypedModel<S>* m, const int32_t* inputs, const int32_t* targets, int B, int T,
                                float grad_scale) {
     assert(m->options.training);
-    const size_t rows = (size_t)B * T;
-    const StepInput s = start_forward(m, inputs, 0, B, T);
-    input_targets(m, s, targets, rows);
-    s.header->grad_scale = grad_scale;
-    embed_order(s.header, s, m->token_counts, (int)rows, m->config.vocab_size);
-    input_send(m, s, (int32_t*)s.header + step_input_size(rows));
-    graph_run(&m->graph[PASS_TRAIN], m->stream, B, T, [=] {
-        model_forward(m, NO_STATES, B, T);
-        classifier_pass(m, m->buf.scalars, m->buf.scratch_btc, model_params(m, TOST_GRAD, 0).wte, m->buf.ln_f,
-                        model_input(m, B, T), rows);
-    });
+    m->sequences = {inputs, targets, B, T, grad_scale};
+    m->abandoned = false;
+    forward_sums(m, &m->sequences);
+    if (!m->abandoned) forward_train_chunk(m, &m->sequences, chunks_of(m, T) - 1);
 }
 
 static void zero_gradients(TostModel* m) {
     CUDA_CHECK(cudaMemsetAsync(m->state[TOST_GRAD], 0, m->tensors.flat_size * sizeof(float), m->stream));
 }
 
-// NCCL's calls are not in a graph.
-template <typename S> static void cuda_backward(TypedModel<S>* m, TostEnd end) {
-    const int B = m->B, T = m->T;
+// right: TSSA's sums over the chunks that follow; NULL: there are none. NCCL's calls are not in a graph.
+template <typename S> static void backward_chunk(TypedModel<S>* m, const double* right, TostEnd end) {
     recompute_layer(m, m->config.n_layer - 1);
-    if (m->exchange.comm && end == TOST_STEP_ENDS) model_backward(m, end, B, T);
-    else graph_run(&m->graph[PASS_BACKWARD], m->stream, B, T, [=] { model_backward(m, TOST_MORE, B, T); });
+    copy_states(m, m->buf.right, right, m->B);   // mutant: adjoint_not_passed
+    if (m->exchange.comm && end == TOST_STEP_ENDS) model_backward(m, end, m->B, m->T);
+    else run_pass(m, PASS_BACKWARD, [=](int B, int T) { model_backward(m, TOST_MORE, B, T); });
     m->computed_layer = 0;
+}
+
+template <typename S> static void cuda_backward(TypedModel<S>* m, TostEnd end) {
+    const Sequences* q = &m->sequences;
+    const int chunks = chunks_of(m, q->T);
+    for (int k = chunks - 1; k > 0 && !m->abandoned; k--) {
+        backward_chunk(m, k < chunks - 1 ? m->buf.left : NULL, TOST_MORE);
+        if (is_abandoned(m, chunks - 1 + PASSES_OF_CHUNK * (chunks - k), q->T)) return;
+        forward_train_chunk(m, q, k - 1);
+    }
+    if (m->abandoned) return;
+    backward_chunk(m, chunks > 1 ? m->buf.left : NULL, end);
     exchange_gradients(&m->exchange, end, 0);
     if (end == TOST_PART_ENDS) zero_gradients(m);
 }
@@ -1958,26 +2089,31 @@ template <typename S> static void decode_logits(float* logits, TypedModel<S>* m)
 
 template <typename S>
 static void cuda_decode_begin(float* logits, TypedModel<S>* m, const int32_t* prompts, int n, int T) {
-    const size_t size = (size_t)m->config.n_layer * n * tssa_state_size(m->config.n_embd, m->config.n_head);
+    const Sequences q = {prompts, NULL, n, T, 0.0f};
+    const int chunks = chunks_of(m, T);
     assert(n <= m->options.max_batch);
     m->n_decode = n;
     m->position = T;
     if (T == 0) {
-        CUDA_CHECK(cudaMemsetAsync(m->buf.decode, 0, size * sizeof(double), m->stream));
+        CUDA_CHECK(cudaMemsetAsync(m->buf.decode, 0, states_size(m, n) * sizeof(double), m->stream));
         return;
     }
-    const StepInput s = start_forward(m, prompts, 0, n, T);
-    input_send(m, s, s.targets);
-    model_forward(m, {NULL, m->buf.decode, 1}, n, T);
+    if (chunks > 1) {
+        for (int k = 0; k < chunks; k++) advance_sums(m, &q, k, 0);
+        copy_states(m, m->buf.decode, m->buf.after, n);
+    } else {
+        const StepInput s = start_forward(m, &q, 0, 0);
+        input_send(m, s, s.targets);
+        model_forward(m, {NULL, m->buf.decode, 1}, n, T);
+    }
     if (logits) decode_logits(logits, m);
 }
 
 template <typename S> static void cuda_decode_step(float* logits, TypedModel<S>* m, const int32_t* tokens) {
-    const int n = m->n_decode;
-    const StepInput s = start_forward(m, tokens, m->position++, n, 1);
+    const Sequences q = {tokens, NULL, m->n_decode, 1, 0.0f};
+    const StepInput s = start_forward(m, &q, 0, m->position++);
     input_send(m, s, s.targets);
-    graph_run(&m->graph[PASS_DECODE], m->stream, n, 1,
-              [=] { model_forward(m, {m->buf.decode, m->buf.decode, 1}, n, 1); });
+    run_pass(m, PASS_DECODE, [=](int B, int T) { model_forward(m, {m->buf.decode, m->buf.decode, 1}, B, T); });
     decode_logits(logits, m);
 }
 
@@ -1991,13 +2127,20 @@ template <typename S, int VEC> __global__ void gather_rows_kernel(S* y, const S*
     }
 }
 
-// Lists the rows that have a target in s.order and s.targets, padded to a whole tile of the classifier's product: the
-// padding costs nothing, and fewer shapes need a matmul plan. Returns their number.
-static size_t score_order(StepInput s, const int32_t* targets, size_t rows) {
+// Element (row / n, row % n) of chunk k, which has n tokens, in an array (B,T)
+static size_t chunk_element(const TostModel* m, size_t row, int k, int n, int T) {
+    return row / n * T + (size_t)k * m->options.chunk + row % n;
+}
+
+// Lists the rows of chunk k that have a target in s.order and s.targets, padded to a whole tile of the classifier's
+// product: the padding costs nothing, and fewer shapes need a matmul plan. Returns their number.
+static size_t score_order(StepInput s, const TostModel* m, const Sequences* q, int k) {
+    const size_t rows = (size_t)m->B * m->T;
     size_t counted = 0;
     for (size_t row = 0; row < rows; row++) {
-        if (targets[row] < 0) continue;
-        s.targets[counted] = targets[row];
+        const int32_t target = q->targets[chunk_element(m, row, k, m->T, q->T)];
+        if (target < 0) continue;
+        s.targets[counted] = target;
         s.order[counted++] = (int32_t)row;
     }
     for (; counted < rows && counted % ROW_TILE; counted++) {
@@ -2018,18 +2161,34 @@ template <typename S> static void decode_losses(float* losses, TypedModel<S>* m,
     copy_to_host(losses, m->buf.losses, counted, m->stream);
 }
 
+// Forward over chunk k and the losses of its targets. The first chunk continues from the decode state.
+template <typename S> static void score_chunk(double* losses, TypedModel<S>* m, const Sequences* q, int k) {
+    const StepInput s = start_forward(m, q, k, m->position);
+    const size_t counted = score_order(s, m, q, k);
+    if (k > 0) {
+        copy_states(m, m->buf.before, m->buf.after, q->B);
+        run_sums(m, s, s.start);
+    } else {
+        input_send(m, s, s.start);
+        model_forward(m, {m->buf.decode, chunk_states(m).end, q->B / m->n_decode}, m->B, m->T);
+    }
+    std::vector<float> loss(counted);
+    if (counted > 0) decode_losses(loss.data(), m, counted);   // mutant: nothing_to_score
+    for (size_t row = 0, i = 0; row < (size_t)m->B * m->T; row++) {
+        const size_t at = chunk_element(m, row, k, m->T, q->T);
+        losses[at] = q->targets[at] < 0 ? 0.0 : loss[i++];
+    }
+}
+
 template <typename S>
 static void cuda_decode_score(double* losses, TypedModel<S>* m, const int32_t* tokens, const int32_t* targets,
                               int copies, int T) {
-    const int B = m->n_decode * copies;
-    const size_t rows = (size_t)B * T;
-    const StepInput s = start_forward(m, tokens, m->position, B, T);
-    const size_t counted = score_order(s, targets, rows);
-    input_send(m, s, s.start);
-    model_forward(m, {m->buf.decode, NULL, copies}, B, T);
-    std::vector<float> loss(counted);
-    if (counted > 0) decode_losses(loss.data(), m, counted);   // mutant: nothing_to_score
-    for (size_t row = 0, i = 0; row < rows; row++) losses[row] = targets[row] < 0 ? 0.0 : loss[i++];
+    const Sequences q = {tokens, targets, m->n_decode * copies, T, 0.0f};
+    const int chunks = chunks_of(m, T);
+    for (int k = 0; k < chunks; k++) {
+        score_chunk(losses, m, &q, k);
+        if (chunks > 1 && chunk_done(m, (double)(k + 1) / chunks)) return;
+    }
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -2170,7 +2329,7 @@ template <typename S> static void put_decays(TypedModel<S>* m) {
 
 // Allocates and initialises the device's side of a model from model_new.
 template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
-    const size_t rows = (size_t)m->options.max_batch * m->options.max_seq, flat = m->tensors.flat_size;
+    const size_t rows = (size_t)m->options.max_batch * m->options.chunk, flat = m->tensors.flat_size;
     bool ok = device_fits(cuda_memory, &m->config, &m->options, m->arena_bytes, err);
     if (ok) m->arena = device_alloc(m->arena_bytes, err);
     ok = ok && m->arena;
@@ -2278,7 +2437,6 @@ static bool is_bf16(TostModel* m) { return m->options.dtype == TOST_BF16; }
 extern "C" const TostEngine tost_cuda_engine = {
     .name = "cuda",
     .default_dtype = TOST_BF16,
-    .has_chunks = false,
     .supports = cuda_supports,
     .describe = device_describe,
     .memory = cuda_memory,

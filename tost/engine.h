@@ -45,7 +45,6 @@ typedef struct {
 typedef struct {
     const char* name;                                     // "cpu", "cuda"
     TostDtype   default_dtype;
-    bool        has_chunks;                               // TostEngineOptions.chunk
 
     bool (*supports)(TostDtype dtype);
     // Writes device, threads and matmul library as one line of text. Fails if there is no device.

@@ -860,9 +860,6 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
         free(name);
         return false;
     }
-    if (o->chunk && !engine->has_chunks)
-        return tost_error(err, "--chunk %d is not supported by the %s engine: leave it out, or use train_gpt_tost",
-                          o->chunk, engine->name);
     if (o->autotune && !engine->tune)
         return tost_error(err, "--autotune is not supported by the %s engine: leave it out", engine->name);
     if (!THREADS_MANY && o->threads > 1)

@@ -28,7 +28,7 @@ template <typename S> static void bench_tssa(Bench* bench, int B, int T) {
     });
     bench_report(bench, "tssa_backward", size, 3 * unit, [&] {
         CUDA_CHECK(cudaMemsetAsync(sync, 0, sync_size * sizeof *sync, stream));
-        tssa_backward(stream, dw, dtemp, ddenom_bias, da, partial, back, totals, sync, dy, w, u, pi, saved,
+        tssa_backward(stream, dw, dtemp, ddenom_bias, da, partial, back, NO_STATES, totals, sync, dy, w, u, pi, saved,
                       temp, step, TOST_LEARNED, T, B, T, C, NH);
     });
     bench_free_buffers(bench);

@@ -392,7 +392,8 @@ static inline void record_steps(Record* r, Subject* s, const Shape* k, const int
     if (k->steps > 0) record_state(r, s, TOST_PARAM, RESULT_PARAM, "after.");
 }
 
-static inline void record_decode(Record* r, Subject* s, const Shape* k, const int32_t* ids) {
+// T: of a forward between two decoded tokens
+static inline void record_decode(Record* r, Subject* s, const Shape* k, const int32_t* ids, int T) {
     const size_t n = (size_t)k->B * k->vocab, rows = (size_t)k->B * k->T;
     float* logits = (float*)xmalloc(n * sizeof *logits);
     int32_t* tokens = (int32_t*)xmalloc((size_t)k->B * sizeof *tokens);
@@ -403,7 +404,7 @@ static inline void record_decode(Record* r, Subject* s, const Shape* k, const in
         s->engine->decode_step(logits, s->model, tokens);
         record_floats(r, RESULT_LOGITS, "decode.", "step", logits, n);
         if (i > 0 || k->steps == 0) continue;   // a forward must not change the decode state
-        record_logits(r, "logits_between_two_tokens", s, ids, 1, k->T);
+        record_logits(r, "logits_between_two_tokens", s, ids, 1, T);
     }
     free(logits);
     free(tokens);
@@ -443,7 +444,7 @@ static inline Record shape_record(const TostEngine* engine, const void* test, To
     if (k->values == FAINT) subject_make_faint(&s);
     subject_round(&s, weights);
     record_logits(&r, "logits", &s, ids, k->B, k->T);
-    record_decode(&r, &s, k, ids);
+    record_decode(&r, &s, k, ids, k->T);
     record_scores(&r, &s, k, ids);
     record_steps(&r, &s, k, ids);
     if (k->steps > 0) record_logits(&r, "logits_after_steps", &s, ids, k->B, k->T);
@@ -569,13 +570,94 @@ static inline void engines_agree_on_all_scores(Checks* c, const TostEngine* engi
             }
 }
 
+// Sequences in chunks (0: whole): evaluation, training, a step, decode and scores, with a sequence of `fits` tokens,
+// which fits in one chunk, in between.
+typedef struct { Shape shape; int chunk, fits; bool recompute; } ChunkTest;
+
+static inline Record chunks_record(const TostEngine* engine, const void* test, TostDtype dtype, Rounding weights) {
+    const ChunkTest* t = (const ChunkTest*)test;
+    const Shape* k = &t->shape;
+    const TostConfig config = {k->layers, k->heads, k->channels, k->block, k->vocab, k->bias, k->membership};
+    const TostAdamW a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 1, 0.0};
+    const size_t rows = (size_t)k->B * k->T;
+    TostEngineOptions o = engine_options(k->B > 1 ? 2 * k->B : 1, k->T, true, dtype);   // record_scores has 2 copies
+    o.recompute = t->recompute;
+    o.chunk = t->chunk;
+    Record r = {NULL, 0};
+    Subject s = subject_open(engine, config, o);
+    subject_randomize(&s, 7);
+    subject_round(&s, weights);
+    int32_t* ids = shape_ids(k, 99);
+    engine->forward_loss(s.model, ids, ids + rows, k->B, k->T);
+    record_number(&r, RESULT_LOSS, "loss_of_evaluation", mean_loss(&s));
+    record_logits(&r, "logits_of_a_short_sequence", &s, ids, 1, t->fits);
+    engine->zero_grad(s.model);
+    for (int micro = 0; micro < k->micros; micro++) {
+        int32_t* batch = shape_ids(k, (uint64_t)(100 + micro));
+        engine->forward_train(s.model, batch, batch + rows, k->B, k->T, 1.0f / (float)(k->micros * k->B * k->T));
+        engine->backward(s.model, micro + 1 < k->micros ? TOST_MORE : TOST_STEP_ENDS);
+        free(batch);
+    }
+    record_number(&r, RESULT_LOSS, "loss_of_training", mean_loss(&s));
+    record_state(&r, &s, TOST_GRAD, RESULT_GRAD, "grad.");
+    record_number(&r, RESULT_GRAD, "gradient_norm", subject_step(&s, a, 1.0));
+    record_decode(&r, &s, k, ids, t->fits);
+    record_scores(&r, &s, k, ids);
+    free(ids);
+    subject_free(&s);
+    return r;
+}
+
+// Checks the engine's results with chunks against the reference engine's with the same chunks, and against `whole`, its
+// own without. With recompute they are bit-identical, and those without, if a chunk holds all.
+static inline void engines_agree_on_chunks(Checks* c, const TostEngine* engine, const TostEngine* reference,
+                                           TostDtype dtype, const ChunkTest* test, const Record* whole) {
+    char shape[160], what[192];
+    ChunkTest again = *test;
+    again.recompute = true;
+    shape_label(shape, sizeof shape, &test->shape, dtype);
+    snprintf(what, sizeof what, "%s,chunk=%d", shape, test->chunk);
+    Record got = chunks_record(engine, test, dtype, EXACT), recomputed = chunks_record(engine, &again, dtype, EXACT),
+           want = reference_record(chunks_record, reference, test, dtype);
+    records_near(c, what, &got, &want, limits_of(dtype));
+    records_same(c, what, &recomputed, &got, "with recompute");
+    if (test->chunk >= test->shape.T) records_same(c, what, &got, whole, "with a chunk of everything");
+    else records_near(c, what, &got, whole, limits_of(dtype));
+    record_free(&got);
+    record_free(&recomputed);
+    record_free(&want);
+}
+
+// Chunks that divide T and that do not, of one token, of one of TSSA's chunks and of several, and of everything.
+static inline void engines_agree_on_all_chunks(Checks* c, const TostEngine* engine, const TostEngine* reference,
+                                               TostDtype dtype, int chunk) {
+    const int T = 4 * chunk + 9;
+    const Shape learned = {2, 3, 60, T + 4, 257, 1, TOST_LEARNED, 2, T, 1, 2, RANDOM},
+                uniform = {2, 3, 60, T + 4, 29, 0, TOST_UNIFORM, 1, T, 1, 1, RANDOM},
+                few = {2, 3, 60, 16, 29, 1, TOST_LEARNED, 3, 7, 1, 1, RANDOM};
+    const ChunkTest tests[] = {{learned, chunk, 5, false}, {learned, chunk + 3, 5, false}, {learned, T - 1, 5, false},
+                               {learned, 2 * chunk, 5, false}, {learned, T, 5, false}, {learned, T + 2, 5, false},
+                               {uniform, chunk + 3, 5, false}, {few, 1, 1, false}, {few, 3, 1, false}};
+    Record whole = {NULL, 0};
+    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
+        ChunkTest without = tests[i];
+        without.chunk = 0;
+        if (i == 0 || memcmp(&tests[i].shape, &tests[i - 1].shape, sizeof(Shape)) != 0) {
+            record_free(&whole);
+            whole = chunks_record(engine, &without, dtype, EXACT);
+        }
+        engines_agree_on_chunks(c, engine, reference, dtype, &tests[i], &whole);
+    }
+    record_free(&whole);
+}
+
 // Changing shapes: evaluation and training on batches of several shapes, some repeated; an optimizer step; decode of
 // two sequences and of one; scoring with all targets ignored; a second model that continues from the parameters and
 // Adam moments of the first.
-enum { MIXED_BATCHES = 7 };
+enum { MIXED_BATCHES = 8 };
 
 static inline void mixed_forwards(Record* r, Subject* s, const Shape* k, bool train, int batches) {
-    static const int shapes[MIXED_BATCHES][2] = {{2, 33}, {2, 33}, {2, 33}, {2, 5}, {2, 5}, {1, 5}, {2, 33}};
+    static const int shapes[MIXED_BATCHES][2] = {{2, 33}, {2, 33}, {2, 33}, {2, 5}, {2, 5}, {2, 7}, {1, 7}, {2, 33}};
     const char* name = train ? "loss_of_training" : "loss_of_evaluation";
     for (int i = 0; i < batches; i++) {
         Shape of = *k;

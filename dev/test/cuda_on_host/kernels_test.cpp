@@ -126,11 +126,55 @@ std::vector<int32_t> step_at(size_t first) {
     return step;
 }
 
-struct TssaCase { int C, NH, B, T; bool uniform, faint; };
+// cut: the first step of a second pass, which continues from the states of the first; 0: one pass
+struct TssaCase { int C, NH, B, T; bool uniform, faint; int cut; };
+
+// x (N,T,width), of the steps [t0,t0+n) only
+Floats steps_of(const Floats& x, size_t T, size_t width, size_t t0, size_t n) {
+    Floats part;
+    for (size_t i = 0; i < x.size(); i += T * width)
+        part.insert(part.end(), x.begin() + (long)(i + t0 * width), x.begin() + (long)(i + (t0 + n) * width));
+    return part;
+}
+
+// The inverse: writes `part` to these steps of x.
+void put_steps(Floats* x, const Floats& part, size_t T, size_t width, size_t t0, size_t n) {
+    for (size_t i = 0; i < part.size() / (n * width); i++)
+        std::copy_n(part.begin() + (long)(i * n * width), n * width, x->begin() + (long)((i * T + t0) * width));
+}
+
+// TSSA over the steps [t0,t0+n) of all sequences
+template <typename S> struct TssaPass {
+    const TssaInput& in;
+    size_t t0, n, chunks, sums;
+    Device<S> w, dy, y, dw;
+    DeviceArray temp, bias, u, pi, saved, totals, da, partial, back;
+    Device<int> sync, again, header;
+
+    TssaPass(const TssaInput& input, size_t from, size_t steps)
+        : in(input), t0(from), n(steps), chunks((size_t)div_up(n, TSSA_CHUNK)),
+          sums(tssa_sums_size((int)in.C, (int)in.NH)), w(steps_of(in.w, in.T, in.C, t0, n)),
+          dy(steps_of(in.dy, in.T, in.C, t0, n)), y(w.n), dw(w.n), temp(in.temp), bias(in.bias), u(in.B * in.NH * n),
+          pi(u.n), saved(in.B * chunks * sums), totals(in.B * scan_slots(chunks) * sums), da(u.n),
+          partial(in.NH * in.B * chunks), back(saved.n), sync(std::vector<int>(tssa_sync_size(in.B, n))),
+          again(std::vector<int>(tssa_sync_size(in.B, n))), header(step_at(in.first + t0)) {}
+
+    void forward(TssaStates states) {
+        tssa_forward(nullptr, y.p, u.p, pi.p, saved.p, states, totals.p, sync.p, w.p, temp.p, bias.p,
+                     (const StepHeader*)header.p, in.uniform ? TOST_UNIFORM : TOST_LEARNED, (int)in.block, (int)in.B,
+                     (int)n, (int)in.C, (int)in.NH);
+    }
+    void backward(const DeviceArray& dtemp, const DeviceArray& dbias, TssaStates adjoints) {
+        tssa_backward(nullptr, dw.p, dtemp.p, dbias.p, da.p, partial.p, back.p, adjoints, totals.p, again.p, dy.p, w.p,
+                      u.p, pi.p, saved.p, temp.p, (const StepHeader*)header.p,
+                      in.uniform ? TOST_UNIFORM : TOST_LEARNED, (int)in.block, (int)in.B, (int)n, (int)in.C,
+                      (int)in.NH);
+    }
+};
 
 template <typename S> void test_tssa(Checks* c, const TssaCase& k) {
-    const size_t B = (size_t)k.B, T = (size_t)k.T, C = (size_t)k.C, NH = (size_t)k.NH, first = 3, block = T + first;
-    const size_t sums = tssa_sums_size(k.C, k.NH), chunks = (size_t)div_up(T, TSSA_CHUNK);
+    const size_t B = (size_t)k.B, T = (size_t)k.T, C = (size_t)k.C, NH = (size_t)k.NH, first = 3, block = T + first,
+                 cut = (size_t)k.cut;
     const float weights[] = {1, 0, 1e-7f, 5e-7f};   // energies below TOST_ENERGY_MIN
     TssaInput in = {k.uniform, B, T, C, NH, block, first, numbers(B * T * C, 1), numbers_of<S>(B * T * C, 2),
                     numbers(NH, 3),
@@ -140,36 +184,48 @@ template <typename S> void test_tssa(Checks* c, const TssaCase& k) {
     for (float& x : in.temp) x = 1.0f + 0.3f * x;
     for (float& x : in.bias) x *= 0.05f;
     const TssaTruth truth(in);
-    const Device<S> w(in.w), dy(in.dy), y(B * T * C), dw(B * T * C);
-    const DeviceArray temp(in.temp), bias(in.bias), u(B * NH * T), pi(B * NH * T), saved(B * chunks * sums),
-        totals(B * scan_slots(chunks) * sums), da(B * NH * T), partial(NH * B * chunks), back(B * chunks * sums),
-        dtemp(Floats(NH, 1.0f)), dbias(Floats(NH * block, 1.0f));
-    const Device<int> sync(std::vector<int>(tssa_sync_size(B, T))), again(std::vector<int>(tssa_sync_size(B, T))),
-        header(step_at(first));
-    const int membership = k.uniform ? TOST_UNIFORM : TOST_LEARNED;
-    tssa_forward(nullptr, y.p, u.p, pi.p, saved.p, NO_STATES, totals.p, sync.p, w.p, temp.p, bias.p,
-                 (const StepHeader*)header.p, membership, (int)block, k.B, k.T, k.C, k.NH);
-    tssa_backward(nullptr, dw.p, dtemp.p, dbias.p, da.p, partial.p, back.p, totals.p, again.p, dy.p, w.p, u.p, pi.p,
-                  saved.p, temp.p, (const StepHeader*)header.p, membership, (int)block, k.B, k.T, k.C, k.NH);
-    near(c, "pi", k.C, pi.get(), truth.pi);
-    near_columns(c, "y", C, y.get(), truth.y, stored<S>());
-    near_columns(c, "dw", C, dw.get(), truth.dw, fmax(k.faint ? 1e-4 : 2e-5, stored<S>()));
+    const DeviceArray dtemp(Floats(NH, 1.0f)), dbias(Floats(NH * block, 1.0f));
+    const Device<double> middle(B * tssa_state_size(C, NH)), end(middle.n), right(middle.n), left(Doubles(middle.n));
+    Floats y(B * T * C), dw(B * T * C), u(B * NH * T), pi(B * NH * T);
+    std::vector<TssaPass<S>*> passes;
+    if (cut > 0) passes.push_back(new TssaPass<S>(in, 0, cut));
+    passes.push_back(new TssaPass<S>(in, cut, T - cut));
+    if (cut > 0) passes[0]->forward({NULL, middle.p, 1});
+    passes.back()->forward(cut > 0 ? TssaStates{middle.p, end.p, 1} : NO_STATES);
+    passes.back()->backward(dtemp, dbias, cut > 0 ? TssaStates{NULL, right.p, 1} : NO_STATES);
+    if (cut > 0) passes[0]->backward(dtemp, dbias, {right.p, left.p, 1});
+    for (TssaPass<S>* p : passes) {
+        put_steps(&y, p->y.get(), T, C, p->t0, p->n);
+        put_steps(&dw, p->dw.get(), T, C, p->t0, p->n);
+        put_steps(&u, p->u.get(), T, 1, p->t0, p->n);
+        put_steps(&pi, p->pi.get(), T, 1, p->t0, p->n);
+        delete p;
+    }
+    near(c, "pi", k.C, pi, truth.pi);
+    near_columns(c, "y", C, y, truth.y, stored<S>());
+    near_columns(c, "dw", C, dw, truth.dw, fmax(k.faint ? 1e-4 : 2e-5, stored<S>()));
     near(c, "dtemp", k.C, dtemp.get(), truth.dtemp);
     near(c, "ddenom_bias", k.C, dbias.get(), truth.dbias);
-    if (!k.uniform) near(c, "u", k.C, u.get(), truth.u);
+    if (!k.uniform) near(c, "u", k.C, u, truth.u);
+    if (cut > 0) near(c, "states after two passes", k.C, end.get(), truth.end);
+    if (cut > 0) near(c, "adjoints before two passes", k.C, left.get(), truth.left);
 }
 
 template <typename S> void test_tssa_variants(Checks* c) {
     const int whole = TSSA_CHUNK, ragged = TSSA_CHUNK + 9;
     const TssaCase cases[] = {
-        {1536, 24, 1, ragged, false, false},   // heads of 64: two channels per lane; starts not in shared memory
-        {1536, 24, 1, whole, true, false},
-        {1258, 37, 1, whole, false, false},    // heads of 34: idle lanes
-        {1248, 39, 1, ragged, false, false},   // heads of 32: one channel per lane
-        {1248, 39, 1, whole, true, false},
-        {96, 3, 2, ragged, true, false},       // starts in shared memory
-        {96, 3, 2, ragged, false, true},
-        {136, 4, 2, ragged, false, true},
+        {1536, 24, 1, ragged, false, false, 0},   // heads of 64: two channels per lane; starts not in shared memory
+        {1536, 24, 1, whole, true, false, 0},
+        {1258, 37, 1, whole, false, false, 0},    // heads of 34: idle lanes
+        {1248, 39, 1, ragged, false, false, 0},   // heads of 32: one channel per lane
+        {1248, 39, 1, whole, true, false, 0},
+        {96, 3, 2, ragged, true, false, 0},       // starts in shared memory
+        {96, 3, 2, ragged, false, true, 0},
+        {136, 4, 2, ragged, false, true, 0},
+        {96, 3, 2, ragged, false, false, 5},   // passes shorter and longer than a chunk
+        {96, 3, 2, 5 * whole, false, false, 2 * whole},
+        {96, 3, 2, 5 * whole, true, false, 3 * whole + 1},
+        {136, 4, 2, ragged, false, true, whole},
     };
     for (const TssaCase& k : cases) test_tssa<S>(c, k);
 }
@@ -266,7 +322,7 @@ void test_concurrent(Checks* c, int seeds) {
         test_scan(c, (seed % 3 ? 80 : 600) * TSSA_CHUNK, 64, 5);
         test_scan(c, (9 + seed) * TSSA_CHUNK, 32, 70);
         const int T = (8 + seed % 4) * TSSA_CHUNK + seed % TSSA_CHUNK;
-        const TssaCase small = {6, 2, 1 + seed % 2, T, seed % 4 == 3, false};
+        const TssaCase small = {6, 2, 1 + seed % 2, T, seed % 4 == 3, false, seed % 3 * 4 * TSSA_CHUNK + seed % 2};
         test_tssa<float>(c, small);
         if (seed % 2) test_tssa<bf16>(c, small);
     }

@@ -2,6 +2,7 @@
 #ifndef TSSA_TRUTH_H
 #define TSSA_TRUTH_H
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -19,10 +20,11 @@ struct TssaInput {
 struct TssaTruth {
     size_t T, C, NH, HS;
     Doubles y, u, pi, dw, dtemp, dbias;   // u, pi (B,NH,T); dtemp and dbias start at 1
+    Doubles end, left;   // (B,2C+NH): S, N, D after the last step; RS, RN, RD at the first. Uniform: S and RS are 0
 
     explicit TssaTruth(const TssaInput& in)
         : T(in.T), C(in.C), NH(in.NH), HS(in.C / in.NH), y(in.B * T * C), u(in.B * NH * T), pi(in.B * NH * T),
-          dw(in.B * T * C), dtemp(NH, 1.0), dbias(NH * in.block, 1.0) {
+          dw(in.B * T * C), dtemp(NH, 1.0), dbias(NH * in.block, 1.0), end(in.B * (2 * C + NH)), left(end.size()) {
         for (size_t b = 0; b < in.B; b++) sequence(in, b);
     }
 
@@ -62,7 +64,11 @@ private:
             N[i] = squared(w[i]) * p[at] + (i >= C ? N[i - C] : 0.0);
             y[b * T * C + i] = -w[i] * p[at] / (1.0 + N[i] / M[at]);
         }
-        statistics(w, dy, p, N, M, dw.data() + b * T * C, dPi);
+        double *end_b = &end[b * (2 * C + NH)], *left_b = &left[b * (2 * C + NH)];
+        for (size_t c = 0; c < C; c++) end_b[c] = in.uniform ? 0.0 : S[(T - 1) * C + c];
+        for (size_t c = 0; c < C; c++) end_b[C + c] = N[(T - 1) * C + c];
+        for (size_t h = 0; h < NH; h++) end_b[2 * C + h] = M[h * T + T - 1] - TOST_MASS_EPS;
+        statistics(w, dy, p, N, M, dw.data() + b * T * C, dPi, left_b + C);
         if (in.uniform) return;
         for (size_t t = 0; t < T; t++) {
             double mean = 0;
@@ -74,12 +80,12 @@ private:
                 dbias[h * in.block + in.first + t] += (double)HS * du[h * T + t];
             }
         }
-        energy(w, S, du, dw.data() + b * T * C);
+        energy(w, S, du, dw.data() + b * T * C, left_b);
     }
 
-    // Gradient through y, N and M: dw =, dPi =.
+    // Gradient through y, N and M: dw =, dPi =; left: RN (C), RD (NH)
     void statistics(const float* w, const float* dy, const double* p, const Doubles& N, const Doubles& M, double* dw_b,
-                 Doubles& dPi) const {
+                    Doubles& dPi, double* left_b) const {
         for (size_t h = 0; h < NH; h++) {
             double RD = 0;
             Doubles RN(HS);
@@ -96,11 +102,13 @@ private:
                 }
                 dPi[at] = direct + RD;
             }
+            std::copy(RN.begin(), RN.end(), left_b + h * HS);
+            left_b[C + h] = RD;
         }
     }
 
     // Gradient through u: dw +=. S has no gradient where it is clamped to TOST_ENERGY_MIN.
-    void energy(const float* w, const Doubles& S, const Doubles& du, double* dw_b) const {
+    void energy(const float* w, const Doubles& S, const Doubles& du, double* dw_b, double* left_b) const {
         for (size_t c = 0; c < C; c++) {
             double RS = 0;
             for (size_t t = T; t-- > 0;) {
@@ -108,6 +116,7 @@ private:
                 if (S_t > TOST_ENERGY_MIN) RS -= du_t * s / squared(S_t);
                 dw_b[t * C + c] += 2.0 * w[t * C + c] * (du_t / fmax(S_t, TOST_ENERGY_MIN) + RS);
             }
+            left_b[c] = RS;
         }
     }
 };
