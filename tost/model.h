@@ -34,6 +34,7 @@ typedef struct {
     int vocab_size;                // V
     int bias;                      // 1: every Linear but the output head, and every LayerNorm, has a bias
     int membership;                // TostMembership
+    int document_token;            // id of <|endoftext|>, which resets TSSA's statistics; -1: no token does
 } TostConfig;
 
 // Largest sizes, on the command line and in files.

@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "threads.h"
 
@@ -17,6 +18,8 @@ typedef struct {
     const float *temp, *denom_bias;   // (NH); (NH,block_size), from the position of the first token on
     int block_size;
     bool uniform;                     // Π = 1/NH; temp and denom_bias have no effect and no gradient
+    const int32_t* tokens;            // (B,T)
+    int document_token;               // resets the sums; -1: none
     float *u, *pi, *y;                // (B,NH,T) twice; (B,T,C)
     double *state;                    // (B,2C+NH): S, N and D of each sequence; forward continues from them
     double *saved;                    // (B,chunks,2C+NH): their values before each chunk; NULL if no backward follows
@@ -46,6 +49,11 @@ static inline double* tssa_scratch(const Tssa* a) {   // of the calling thread
 // Offsets: of the channels of head h in a (B,T,C) array, and of t = 0 of head h in a (B,NH,T) array.
 static inline size_t tssa_row(const Tssa* a, int b, int t, int h) { return ((size_t)b * a->T + t) * a->C + h * a->HS; }
 static inline size_t tssa_head(const Tssa* a, int b, int h) { return ((size_t)b * a->NH + h) * a->T; }
+
+// Whether token t starts a document: no sum of forward reaches it from the left, and no suffix sum goes on to its left.
+static inline bool tssa_starts_document(const Tssa* a, int b, int t) {
+    return a->tokens[(size_t)b * a->T + t] == a->document_token;
+}
 
 // Work of one thread in a stage: heads [h0,h1) of sequence b for the tokens [t0,t1) of a chunk.
 typedef struct { int b, h0, h1, t0, t1; } TssaPart;

@@ -107,7 +107,7 @@ void test_golden_files(Checks* c, const char* dir) {
 // Device memory that the engine reserves for kernels and graphs
 constexpr size_t RESERVE = (size_t)512 << 20;
 
-const TostConfig SMALL = {1, 3, 60, 40, 257, 1, TOST_LEARNED}, DEEP = {4, 3, 60, 200, 257, 1, TOST_LEARNED};
+const TostConfig SMALL = {1, 3, 60, 40, 257, 1, TOST_LEARNED, -1}, DEEP = {4, 3, 60, 200, 257, 1, TOST_LEARNED, -1};
 
 TostEngineOptions options_of(int B, int T, bool training, TostDtype dtype, bool recompute = false) {
     TostEngineOptions o = engine_options(B, T, training, dtype);
@@ -178,7 +178,7 @@ void test_suggestions(Checks* c) {
 
 // A sequence that is too long: the message must suggest a length of chunks that fits, the largest power of two.
 void test_chunk_suggestion(Checks* c) {
-    const TostConfig config = {2, 3, 60, 3000, 257, 1, TOST_LEARNED};
+    const TostConfig config = {2, 3, 60, 3000, 257, 1, TOST_LEARNED, -1};
     TostEngineOptions o = options_of(2, 3000, true, TOST_FP32), fits = options_of(1, 3000, true, TOST_FP32, true);
     fits.chunk = 256;
     const size_t need = test_memory(c, config, fits, 1.1);
@@ -191,7 +191,7 @@ void test_chunk_suggestion(Checks* c) {
 
 // With chunks, memory does not depend on the length of the sequences, but for the states before each chunk.
 void test_chunk_memory(Checks* c) {
-    const TostConfig config = {2, 3, 60, 1 << 20, 257, 1, TOST_LEARNED};
+    const TostConfig config = {2, 3, 60, 1 << 20, 257, 1, TOST_LEARNED, -1};
     TostEngineOptions o = options_of(2, 4096, true, TOST_BF16);
     const size_t one = tost_cuda_engine.memory(&config, &o), state = 2 * 2 * (2 * 60 + 3) * sizeof(double);
     o.chunk = 4096;
@@ -202,8 +202,9 @@ void test_chunk_memory(Checks* c) {
 }
 
 void test_refusals(Checks* c) {
-    const TostConfig wide = {1, 1, 6148, 40, 257, 0, TOST_LEARNED}, odd = {1, 1, 4097, 40, 257, 0, TOST_LEARNED},
-                     heads = {1, 4096, 4096, 40, 257, 0, TOST_LEARNED};
+    const TostConfig wide = {1, 1, 6148, 40, 257, 0, TOST_LEARNED, -1},
+                     odd = {1, 1, 4097, 40, 257, 0, TOST_LEARNED, -1},
+                     heads = {1, 4096, 4096, 40, 257, 0, TOST_LEARNED, -1};
     const char* const calls[][2] = {{"cudaGetDeviceCount", "no usable GPU: cudaGetDeviceCount: out of memory"},
                                     {"cudaSetDevice", "no usable GPU: cudaSetDevice: out of memory"},
                                     {"cudaGetDeviceProperties", "no usable GPU: cudaGetDeviceProperties: out of"},
