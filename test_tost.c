@@ -654,10 +654,6 @@ static void test_documents_alone(Checks* c, const TostEngine* engine, bool only_
 
 static void test_documents(Checks* c, const TostEngine* engine) {
     enum { TOKEN = 7 };
-    if (!engine->has_documents) {
-        skip(c, "%s: document tokens", engine->name);
-        return;
-    }
     for (int membership = TOST_LEARNED; membership <= TOST_UNIFORM; membership++) {
         TostConfig config = masked(odd, TOKEN);
         config.membership = membership;

@@ -1212,7 +1212,6 @@ static void cpu_get(float* dst, const TostModel* m, TostState s, const TostTenso
 const TostEngine tost_cpu_engine = {
     .name = "cpu",
     .default_dtype = TOST_FP32,
-    .has_documents = true,
     .supports = cpu_supports,
     .describe = cpu_describe,
     .memory = cpu_memory,

@@ -45,7 +45,6 @@ typedef struct {
 typedef struct {
     const char* name;                                     // "cpu", "cuda"
     TostDtype   default_dtype;
-    bool        has_documents;                            // TostConfig.document_token; if false, create refuses it
 
     bool (*supports)(TostDtype dtype);
     // Writes device, threads and matmul library as one line of text. Fails if there is no device.

@@ -314,20 +314,27 @@ static inline void records_same(Checks* c, const char* what, const Record* got, 
 // ---------------------------------------------------------------------------------------------
 // One shape: every function of an engine with one model and batch size
 
-// Parameters: random; those of init_params; random with subject_make_faint
-enum { RANDOM, FRESH, FAINT };
+// Parameters: random; those of init_params; random with subject_make_faint; random, and documents start at token 5
+enum { RANDOM, FRESH, FAINT, DOCUMENTS };
 
 typedef struct {
     int layers, heads, channels, block, vocab, bias, membership;
     int B, T;
     int steps, micros;   // optimizer steps; micro-batches per step
-    int values;          // parameters: RANDOM, FRESH or FAINT
+    int values;          // RANDOM, FRESH, FAINT or DOCUMENTS
 } Shape;
+
+static inline TostConfig shape_config(const Shape* k) {
+    const TostConfig c = {k->layers, k->heads, k->channels, k->block, k->vocab, k->bias, k->membership,
+                          k->values == DOCUMENTS ? 5 : -1};
+    return c;
+}
 
 static inline const char* shape_label(char* text, size_t cap, const Shape* k, TostDtype dtype) {
     snprintf(text, cap, "%s,B=%d,T=%d,L=%d,nh=%d,C=%d,V=%d%s%s%s", dtype_name(dtype), k->B, k->T, k->layers,
              k->heads, k->channels, k->vocab, k->bias ? ",bias" : "", k->membership == TOST_UNIFORM ? ",uniform" : "",
-             k->values == FRESH ? ",fresh" : k->values == FAINT ? ",faint" : "");
+             k->values == FRESH ? ",fresh" : k->values == FAINT ? ",faint"
+             : k->values == DOCUMENTS ? ",documents" : "");
     return text;
 }
 
@@ -431,7 +438,7 @@ typedef struct { const Shape* shape; bool recompute; } ShapeTest;
 
 static inline Record shape_record(const TostEngine* engine, const void* test, TostDtype dtype, Rounding weights) {
     const Shape* k = ((const ShapeTest*)test)->shape;
-    const TostConfig config = {k->layers, k->heads, k->channels, k->block, k->vocab, k->bias, k->membership, -1};
+    const TostConfig config = shape_config(k);
     // With B = 1 the buffers are exactly full, so that an overrun is detected; otherwise they are larger than needed.
     const int more = k->B > 1 ? 5 : 0, T = k->T + more < k->block ? k->T + more : k->block;
     TostEngineOptions o = engine_options(k->B + more, T, k->steps > 0, dtype);
@@ -526,7 +533,7 @@ static inline Record scores_record(const TostEngine* engine, const void* test, T
     enum { N = 2 };
     const ScoreTest* t = (const ScoreTest*)test;
     const Shape k = {2, 3, 60, 64, 257, 1, TOST_LEARNED, N * t->copies, t->T + t->prompt, 0, 0, 0};
-    const TostConfig config = {k.layers, k.heads, k.channels, k.block, k.vocab, k.bias, k.membership, -1};
+    const TostConfig config = shape_config(&k);
     const size_t rows = (size_t)k.B * k.T;
     const int32_t tokens[N] = {5, 6};
     Record r = {NULL, 0};
@@ -577,7 +584,7 @@ typedef struct { Shape shape; int chunk, fits; bool recompute; } ChunkTest;
 static inline Record chunks_record(const TostEngine* engine, const void* test, TostDtype dtype, Rounding weights) {
     const ChunkTest* t = (const ChunkTest*)test;
     const Shape* k = &t->shape;
-    const TostConfig config = {k->layers, k->heads, k->channels, k->block, k->vocab, k->bias, k->membership, -1};
+    const TostConfig config = shape_config(k);
     const TostAdamW a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 1, 0.0};
     const size_t rows = (size_t)k->B * k->T;
     TostEngineOptions o = engine_options(k->B > 1 ? 2 * k->B : 1, k->T, true, dtype);   // record_scores has 2 copies
@@ -634,10 +641,12 @@ static inline void engines_agree_on_all_chunks(Checks* c, const TostEngine* engi
     const int T = 4 * chunk + 9;
     const Shape learned = {2, 3, 60, T + 4, 257, 1, TOST_LEARNED, 2, T, 1, 2, RANDOM},
                 uniform = {2, 3, 60, T + 4, 29, 0, TOST_UNIFORM, 1, T, 1, 1, RANDOM},
-                few = {2, 3, 60, 16, 29, 1, TOST_LEARNED, 3, 7, 1, 1, RANDOM};
+                few = {2, 3, 60, 16, 29, 1, TOST_LEARNED, 3, 7, 1, 1, RANDOM},
+                documents = {2, 3, 60, T + 4, 60, 1, TOST_LEARNED, 2, T, 1, 1, DOCUMENTS};
     const ChunkTest tests[] = {{learned, chunk, 5, false}, {learned, chunk + 3, 5, false}, {learned, T - 1, 5, false},
                                {learned, 2 * chunk, 5, false}, {learned, T, 5, false}, {learned, T + 2, 5, false},
-                               {uniform, chunk + 3, 5, false}, {few, 1, 1, false}, {few, 3, 1, false}};
+                               {uniform, chunk + 3, 5, false}, {few, 1, 1, false}, {few, 3, 1, false},
+                               {documents, chunk, 5, false}, {documents, 19, 5, false}};
     Record whole = {NULL, 0};
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
         ChunkTest without = tests[i];
@@ -700,7 +709,7 @@ static inline void mixed_decode(Record* r, Subject* s, const Shape* k) {
 static inline Record mixed_record(const TostEngine* engine, const void* test, TostDtype dtype, Rounding weights) {
     (void)test;
     const Shape k = {1, 3, 60, 64, 29, 1, TOST_LEARNED, 2, 33, 0, 0, RANDOM};
-    const TostConfig config = {k.layers, k.heads, k.channels, k.block, k.vocab, k.bias, k.membership, -1};
+    const TostConfig config = shape_config(&k);
     Record r = {NULL, 0};
     TostEngineOptions o = engine_options(k.B, k.T, true, dtype);
     o.ema = true;
@@ -757,7 +766,7 @@ static inline int chunk_of_source(void) {
     return chunk;
 }
 
-enum { RAGGED_SHAPES = 22 };
+enum { RAGGED_SHAPES = 26 };
 
 // Small shapes at the boundaries of chunks, warps and vector loads.
 static inline void ragged_shapes(Shape shapes[RAGGED_SHAPES], int chunk) {
@@ -785,6 +794,10 @@ static inline void ragged_shapes(Shape shapes[RAGGED_SHAPES], int chunk) {
         {1, 2, 16, 8, 9001, 0, 0, 1, 5, 1, 2, RANDOM},                   // vocabulary larger than a thread block
         {3, 3, 60, block, 257, 1, TOST_UNIFORM, 2, 3 * chunk + 5, 2, 2, RANDOM},
         {4, 3, 60, block, 29, 0, 0, 2, chunk + 5, 3, 3, RANDOM},         // deeper
+        {2, 3, 60, block, 60, 1, 0, 2, 8 * chunk + 37, 1, 2, DOCUMENTS}, // of 60 tokens on average
+        {2, 3, 192, block, 200, 1, 0, 1, 4 * chunk, 1, 2, DOCUMENTS},    // whole tiles
+        {1, 4, 136, block, 6, 0, 0, 2, chunk + 3, 1, 2, DOCUMENTS},      // short documents
+        {1, 3, 60, block, 29, 0, TOST_UNIFORM, 2, 3 * chunk, 1, 2, DOCUMENTS},
     };
     memcpy(shapes, all, sizeof all);
 }
