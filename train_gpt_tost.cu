@@ -48,8 +48,8 @@ static_assert(sizeof(StepHeader) == 128, "the arrays after the header are aligne
 constexpr size_t STEP_HEADER = sizeof(StepHeader) / sizeof(int32_t);
 constexpr int EMBED_SEGMENT = 64;    // maximum rows of a segment in embedding_backward
 
-// Where documents start in a chunk of TSSA. resets: bit t, at its step t. before, after: the place in the scans of forward
-// and backward of the nearest chunk before it, or after it, in which one starts; -1: none.
+// Where documents start in a chunk of TSSA. resets: bit t, at its step t. before, after: the place in the scans of
+// forward and backward of the nearest chunk before it, or after it, in which one starts; -1: none.
 struct TssaDocuments {
     uint32_t resets;
     int32_t  before, after, unused;
@@ -495,7 +495,8 @@ static void bias_backward(Matmul* mm, float* db, float* partial, const S* dy, si
 //
 // In both, a sum over the head's channels ends up in lane l for step l.
 //
-// The state of a sequence after any number of steps is S, N and D: 2C + NH numbers.
+// The state of a sequence after any number of steps is S, N and D: 2C + NH numbers. With --mask-across-documents, the
+// sums begin again at each step that starts a document.
 
 constexpr int TSSA_CHUNK = 32;       // time steps per block, one per lane
 constexpr int TSSA_PIECE = 8;        // time steps that a warp holds in registers at once
@@ -816,8 +817,8 @@ __device__ inline int tssa_scan_place(bool backward, TssaChunk k, TssaSize z) {
 }
 
 // Writes what a scan found for some columns: the carry and, unless end is NULL, the sums after the last chunk. start:
-// the sums before the first, or NULL. sum: over the chunks before; totals: the chunk's own, of which only they count if
-// it `restarts` the sums. The pass is summed from zero before `start` is added, so that the sums after several passes do
+// the sums before the first, or NULL. sum: over the chunks before; totals: the chunk's own; only they count if the chunk
+// `restarts` the sums. The pass is summed from zero before `start` is added, so that the sums after several passes do
 // not depend on whether they run one after another.
 __device__ inline void tssa_scanned(float* carry, double* end, const double* start, const double (&sum)[SCAN_VEC],
                                     const float* totals, bool restarts, int columns) {
@@ -837,23 +838,26 @@ __device__ inline void tssa_scanned(float* carry, double* end, const double* sta
 template <bool WIDE, bool BACKWARD, bool DOCUMENTS>
 __device__ inline void tssa_scan(float* sums, TssaStates states, float* totals, int* flags,
                                  const TssaDocuments* documents, const TssaChunk* chunk, TssaSize z) {
-    TssaDocuments d = {0, -1, -1, 0};
-    if constexpr (DOCUMENTS) d = documents[chunk->b * z.chunks + tssa_place(*chunk)];
-    const int from = BACKWARD ? d.after : d.before;
-    const bool restarts = d.resets != 0;
+    const auto from = [&](bool inclusive) {   // read again where it is used: no register holds it during the waits
+        if constexpr (!DOCUMENTS) return -1;
+        const TssaChunk k = *chunk;
+        const TssaDocuments d = documents[k.b * z.chunks + tssa_place(k)];
+        return inclusive && d.resets ? tssa_scan_place(BACKWARD, k, z) : BACKWARD ? d.after : d.before;
+    };
     const auto scanned = [&](int c, const double (&sum)[SCAN_VEC]) {
         const TssaChunk k = *chunk;
         const int place = tssa_scan_place(BACKWARD, k, z), sequence = BACKWARD ? k.b : k.b / states.copies;
         const size_t size = tssa_state_size(z.C, z.NH), at = (WIDE ? z.C : 0) + c;
-        const bool first = states.start && from < 0;   // mutant: state_across_a_start
+        const bool first = states.start && from(false) < 0;   // mutant: state_across_a_start
         tssa_scanned(sums + tssa_sums(k, z) + (WIDE ? z.narrow : 0) + c,
                      states.end && place == z.chunks - 1 ? states.end + k.b * size + at : NULL,
                      first ? states.start + sequence * size + at : NULL, sum,
-                     tssa_totals<WIDE>(totals, k.b, place, z) + c, restarts, (WIDE ? z.C + z.NH : z.C) - c);
+                     tssa_totals<WIDE>(totals, k.b, place, z) + c, tssa_resets<DOCUMENTS>(documents, k, z) != 0,
+                     (WIDE ? z.C + z.NH : z.C) - c);
     };
     scan_columns<DOCUMENTS>(tssa_totals<WIDE>(totals, chunk->b, 0, z),
                             flags + ((WIDE != BACKWARD ? z.B : 0) + chunk->b) * z.slots, WIDE ? z.wide : z.narrow,
-                            tssa_scan_place(BACKWARD, *chunk, z), z.chunks, from, restarts, scanned);
+                            tssa_scan_place(BACKWARD, *chunk, z), z.chunks, from, scanned);
 }
 
 // u of the chunk, and x (NH,32) = Π. scratch (NH,32)
@@ -1039,10 +1043,11 @@ __device__ inline void tssa_backward_masses(float* pi_s, float* mass_s, const fl
 // over t' ≥ t,
 //     dΠ[t] = Σ_d (s RN[t] - dy w M r) + RD[t]
 // dpi (NH,32) is this with minus the sums over the chunk's t' < t for RN and RD; the second phase adds the rest.
-template <bool WHOLE, typename S, int P>
+template <bool WHOLE, typename S, int P, typename Documents>
 __device__ inline void tssa_statistics_backward(float* totals, float* dpi, float* starts, const float* carry,
                                                 const float* pi_s, const float* mass_s, const S* dy, const S* w,
-                                                unsigned resets, TssaChunk k, TssaSize z) {
+                                                Documents, unsigned resets, TssaChunk k, TssaSize z) {
+    constexpr int PIECE = Documents::value ? TSSA_BACK : TSSA_PIECE;   // with resets, registers for fewer steps
     for (int h = warp_index(); h < z.NH; h += z.warps) {
         float mine = 0.0f, total_D = 0.0f;
         for (int d = lane_index() * P; d - lane_index() * P < z.HS; d += WARP * P) {
@@ -1051,13 +1056,13 @@ __device__ inline void tssa_statistics_backward(float* totals, float* dpi, float
             const S *w_t = w + c, *dy_t = dy + c;
             float N[P], dN[P] = {}, dD = 0.0f;   // sums so far of dN and of this lane's part of -dD
             tssa_load_floats(N, carry + z.narrow + c, inside);
-            NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_PIECE) {
-                float x[TSSA_PIECE][P], dy_d[TSSA_PIECE][P], pi_t[TSSA_PIECE], M[TSSA_PIECE], part[TSSA_PIECE];
+            NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK; t0 += PIECE) {
+                float x[PIECE][P], dy_d[PIECE][P], pi_t[PIECE], M[PIECE], part[PIECE];
                 tssa_load<WHOLE>(x, w_t, t0, inside, k, z);
                 tssa_load<WHOLE>(dy_d, dy_t, t0, inside, k, z);
-                load_pack<TSSA_PIECE>(pi_t, pi_s + h * WARP + t0);
-                load_pack<TSSA_PIECE>(M, mass_s + h * WARP + t0);
-                UNROLL for (int j = 0; j < TSSA_PIECE; j++) {
+                load_pack<PIECE>(pi_t, pi_s + h * WARP + t0);
+                load_pack<PIECE>(M, mass_s + h * WARP + t0);
+                UNROLL for (int j = 0; j < PIECE; j++) {
                     const bool counts = !resets_until(resets, t0 + j);   // mutant: sums_past_the_start
                     float e_N = 0.0f;
                     if (j % TSSA_BACK == 0 && inside) tssa_keep_start(starts, N, t0 + j, c, z);
@@ -1075,9 +1080,9 @@ __device__ inline void tssa_statistics_backward(float* totals, float* dpi, float
                     if (counts) dD += pi_t[j] * e_N;
                 }
                 const float piece = warp_transposed_sum(part, lane_index());
-                if (lane_index() / TSSA_PIECE == t0 / TSSA_PIECE) mine += piece;
-                w_t += (size_t)TSSA_PIECE * z.C;
-                dy_t += (size_t)TSSA_PIECE * z.C;
+                if (lane_index() / PIECE == t0 / PIECE) mine += piece;
+                w_t += (size_t)PIECE * z.C;
+                dy_t += (size_t)PIECE * z.C;
             }
             total_D += dD;
             if (!inside) continue;
@@ -1264,8 +1269,8 @@ __device__ inline void tssa_walk_to(float (&energy)[P], float (&N)[P], int t0, T
     }
 }
 
-// Replaces the second phase in a chunk in which documents start: lane t returns dΠ[t] of head h, from a walk backward in
-// time like that of the last phase. RN and RD begin again to the left of each start.
+// Replaces the second phase in a chunk in which documents start: lane t returns dΠ[t] of head h, from a walk backward
+// in time like that of the last phase. RN and RD begin again to the left of each start.
 template <bool WHOLE, typename S, int P>
 __device__ inline float tssa_backward_documents(TssaStarts starts, const float* carry, const float* behind,
                                                 const float* pi_h, const float* mass_h, const S* dy, const S* w,
@@ -1362,8 +1367,8 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
     unsigned resets = tssa_resets<DOCUMENTS>(documents, k, z);
     tssa_backward_masses(pi_s, mass_s, pi, saved + tssa_sums(k, z) + z.narrow + z.C, resets, k, z);
     TSSA_COLUMNS(tssa_statistics_backward, tssa_totals<true>(totals, k.b, tssa_scan_place(true, k, z), z), x,
-                 starts.N, saved + tssa_sums(k, z), pi_s, mass_s, dy + tssa_row(k, z), w + tssa_row(k, z), resets, k,
-                 z);
+                 starts.N, saved + tssa_sums(k, z), pi_s, mass_s, dy + tssa_row(k, z), w + tssa_row(k, z),
+                 std::integral_constant<bool, DOCUMENTS>(), resets, k, z);
     tssa_scan<true, true, DOCUMENTS>(back, states, totals, sync + 1, documents, &chunk, z);
     k = chunk;
     resets = tssa_resets<DOCUMENTS>(documents, k, z);

@@ -5,8 +5,8 @@
 // totals of the level below are known, so a chain of waits is at most as long as k has octal digits. The tree of sums
 // is fixed, so every run gives the same bits. Sums across chunks are double: long sequences lose no precision.
 //
-// A segmented scan starts again at some positions. The caller gives each position `from`: the last position before it
-// whose total counts, because its chunk has such a start and its total is a sum from there on; -1: none, all count.
+// In a segmented scan the sums begin again in some chunks, whose totals are sums from there on. The total of a group
+// that contains such a chunk is the sum since the last one. from: the last such chunk before a position; -1: none.
 //
 // Totals are stored level by level, (slots,stride), at slot `level base + index`; stride is scan_stride(width), so
 // that a thread reads and writes 4 neighboring columns at once. flags (slots) are zero before the launch.
@@ -66,8 +66,8 @@ __device__ inline void scan_add_level(double (&sum)[SCAN_VEC], const float* tota
     }
 }
 
-// sum += the totals that precede position k, of the first `levels` levels. totals: at the thread's columns. A group's
-// total is the sum since the last start in it, so that of the group of `from` is the first one that counts.
+// sum += the totals that precede position k, of the first `levels` levels. totals: at the thread's columns. SEGMENTED:
+// those of `from` and of groups that contain it are the first that count.
 template <bool SEGMENTED>
 __device__ inline void scan_add(double (&sum)[SCAN_VEC], const float* totals, int stride, int k, int chunks, int levels,
                                 int from) {
@@ -83,10 +83,9 @@ __device__ inline void scan_add(double (&sum)[SCAN_VEC], const float* totals, in
 }
 
 // Publishes the totals of the block's chunk k, which its threads have written, and those of the groups that it ends,
-// from the lowest level up: a group's total as soon as those of the level below are known. from: as above, but k itself
-// if it has a start.
-template <bool SEGMENTED>
-__device__ inline void scan_publish(float* totals, int* flags, int stride, int k, int chunks, int from) {
+// from the lowest level up: a group's total as soon as those of the level below are known. from: see scan_columns
+template <bool SEGMENTED, typename From>
+__device__ inline void scan_publish(float* totals, int* flags, int stride, int k, int chunks, From from) {
     __syncthreads();   // mutant: flag_raised_early
     if (threadIdx.x == 0) raise_flag(flags + k);   // mutant: flag_not_raised
     int level = 0;
@@ -100,7 +99,8 @@ __device__ inline void scan_publish(float* totals, int* flags, int stride, int k
             load_from_L2(of_group, totals + (size_t)k * stride + c);
             double sum[SCAN_VEC];
             UNROLL for (int n = 0; n < SCAN_VEC; n++) sum[n] = of_group[n];   // mutant: group_without_itself
-            scan_add<SEGMENTED>(sum, totals + c, stride, k, chunks, levels, from);
+            const int first = from(true);   // mutant: group_of_all_segments
+            scan_add<SEGMENTED>(sum, totals + c, stride, k, chunks, levels, first);
             UNROLL for (int n = 0; n < SCAN_VEC; n++) of_group[n] = (float)sum[n];
             store_pack<SCAN_VEC>(totals + (size_t)(level + i) * stride + c, of_group);
         }
@@ -111,16 +111,15 @@ __device__ inline void scan_publish(float* totals, int* flags, int stride, int k
 
 // Scans columns. totals (slots,stride) of the sequence, aligned to SCAN_VEC floats, with the chunks' own totals at
 // level 0. Calls f(c, sum) for every SCAN_VEC columns from c on, with Σ over the chunks that precede `place`, the
-// chunk's position in scan order. f's writes are visible to the block afterwards. SEGMENTED, from: as above; starts:
-// the chunk has a start.
-template <bool SEGMENTED, typename F>
-__device__ inline void scan_columns(float* totals, int* flags, int stride, int place, int chunks, int from, bool starts,
-                                    F f) {
-    scan_publish<SEGMENTED>(totals, flags, stride, place, chunks, starts ? place : from);
+// chunk's position in scan order. f's writes are visible to the block afterwards. SEGMENTED: from(false) returns `from`
+// of `place`; from(true) the same or, if the sums begin again in this chunk, `place`.
+template <bool SEGMENTED, typename From, typename F>
+__device__ inline void scan_columns(float* totals, int* flags, int stride, int place, int chunks, From from, F f) {
+    scan_publish<SEGMENTED>(totals, flags, stride, place, chunks, from);
     scan_wait(flags, place, chunks, true);   // mutant: prefix_not_awaited
     NO_UNROLL for (int c = threadIdx.x * SCAN_VEC; c < stride; c += blockDim.x * SCAN_VEC) {
         double sum[SCAN_VEC] = {};
-        scan_add<SEGMENTED>(sum, totals + c, stride, place, chunks, INT_MAX, from);
+        scan_add<SEGMENTED>(sum, totals + c, stride, place, chunks, INT_MAX, from(false));
         f(c, sum);
     }
     __syncthreads();   // mutant: carries_unsynchronized

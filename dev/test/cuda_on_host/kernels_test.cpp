@@ -271,10 +271,13 @@ __global__ void scan_kernel(float* carry, float* totals, int* sync, const int* f
     const int stride = scan_stride(width);
     scan_ticket(sync, [&](int unit) { place = unit; });
     for (int c = threadIdx.x; c < width; c += blockDim.x) totals[(size_t)place * stride + c] = (float)((place + c) % 5);
-    scan_columns<SEGMENTED>(totals, sync + 1, stride, place, chunks, SEGMENTED ? from[place] : -1,
-                            SEGMENTED && starts[place], [&](int c, const double (&sum)[SCAN_VEC]) {
+    const auto from_place = [&](bool inclusive) {
+        return !SEGMENTED ? -1 : inclusive && starts[place] ? place : from[place];
+    };
+    const auto store = [&](int c, const double (&sum)[SCAN_VEC]) {
         scan_store(carry + (size_t)place * stride + c, sum);
-    });
+    };
+    scan_columns<SEGMENTED>(totals, sync + 1, stride, place, chunks, from_place, store);
 }
 
 // Carries, and the longest chain of waits: one per octal digit of the last chunk's number. apart: mean number of chunks

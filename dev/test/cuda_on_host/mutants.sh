@@ -52,7 +52,8 @@ position_ignored | s/= position/= 0/
 place_ignored | s/step->first + //
 bias_place_ignored | s/step->first + //
 past_the_start | s/if (SEGMENTED.*break;//
-state_across_a_start | s/ && from < 0//
+state_across_a_start | s/ && from(false) < 0//
+group_of_all_segments | s/from(true)/from(false)/
 state_of_the_last_document | s/restarts ? totals\[n\] : //
 mass_of_the_last_document | s/resets_until(resets, lane)/false/
 carry_of_the_last_document | s/if (resets.*set_zero(sum);//
