@@ -42,7 +42,7 @@ enum {
     TOST_MAX_LAYERS     = 10000,
     TOST_MAX_HEADS      = 1 << 16,
     TOST_MAX_CHANNELS   = 1 << 20,
-    TOST_MAX_BLOCK_SIZE = 1 << 28,
+    TOST_MAX_BLOCK_SIZE = INT32_MAX,
     TOST_MAX_VOCAB_SIZE = 1 << 28,
     TOST_MAX_BATCH      = 1 << 20,
 };

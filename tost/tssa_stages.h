@@ -35,7 +35,7 @@ typedef struct { double *S, *N, *D; } TssaState;   // running sums of one sequen
 
 static inline size_t tssa_state_size(int C, int NH) { return 2 * (size_t)C + NH; }
 static inline size_t tssa_scratch_size(int C, int NH) { return (TSSA_CHUNK + 1) * ((size_t)C + 2 * NH); }
-static inline int    tssa_chunks(int T) { return (T + TSSA_CHUNK - 1) / TSSA_CHUNK; }
+static inline int    tssa_chunks(int T) { return T / TSSA_CHUNK + (T % TSSA_CHUNK != 0); }
 static inline TssaState tssa_state(double* states, size_t i, const Tssa* a) {   // the i-th of an array of states
     double* S = states + i * tssa_state_size(a->C, a->NH);
     return (TssaState){S, S + a->C, S + 2 * (size_t)a->C};
