@@ -577,15 +577,14 @@ static inline void engines_agree_on_all_scores(Checks* c, const TostEngine* engi
             }
 }
 
-// Sequences in chunks (0: whole): evaluation, training, a step, decode and scores, with a sequence of `fits` tokens,
-// which fits in one chunk, in between.
+// Sequences in chunks (0: whole): evaluation, decode, scores and gradients, with a sequence of `fits` tokens, which fits
+// in one chunk, in between.
 typedef struct { Shape shape; int chunk, fits; bool recompute; } ChunkTest;
 
 static inline Record chunks_record(const TostEngine* engine, const void* test, TostDtype dtype, Rounding weights) {
     const ChunkTest* t = (const ChunkTest*)test;
     const Shape* k = &t->shape;
     const TostConfig config = shape_config(k);
-    const TostAdamW a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 1, 0.0};
     const size_t rows = (size_t)k->B * k->T;
     TostEngineOptions o = engine_options(k->B > 1 ? 2 * k->B : 1, k->T, true, dtype);   // record_scores has 2 copies
     o.recompute = t->recompute;
@@ -598,6 +597,8 @@ static inline Record chunks_record(const TostEngine* engine, const void* test, T
     engine->forward_loss(s.model, ids, ids + rows, k->B, k->T);
     record_number(&r, RESULT_LOSS, "loss_of_evaluation", mean_loss(&s));
     record_logits(&r, "logits_of_a_short_sequence", &s, ids, 1, t->fits);
+    record_decode(&r, &s, k, ids, t->fits);
+    record_scores(&r, &s, k, ids);
     engine->zero_grad(s.model);
     for (int micro = 0; micro < k->micros; micro++) {
         int32_t* batch = shape_ids(k, (uint64_t)(100 + micro));
@@ -607,9 +608,7 @@ static inline Record chunks_record(const TostEngine* engine, const void* test, T
     }
     record_number(&r, RESULT_LOSS, "loss_of_training", mean_loss(&s));
     record_state(&r, &s, TOST_GRAD, RESULT_GRAD, "grad.");
-    record_number(&r, RESULT_GRAD, "gradient_norm", subject_step(&s, a, 1.0));
-    record_decode(&r, &s, k, ids, t->fits);
-    record_scores(&r, &s, k, ids);
+    record_number(&r, RESULT_GRAD, "gradient_norm", s.engine->grad_norm(s.model));
     free(ids);
     subject_free(&s);
     return r;

@@ -294,11 +294,11 @@ void test_quick(Checks* c) {
 
 void test_mutants(Checks* c) {
     test_kernels(c, 12);
+    test_few_chunks(c, TOST_FP32);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
     test_shapes(c, TOST_FP32, {FORWARD, REVERSE, SHUFFLE_LATE, RESIDENT});
     test_shape(c, long_shape(chunk_of_source()), TOST_FP32, {REVERSE});
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_scores(c, dtype);
-    test_chunks(c, TOST_FP32, SHUFFLE_LATE);
 }
 
 void test_all(Checks* c) {
