@@ -45,8 +45,8 @@ serial_chain | s/false/true/
 lane_scan_too_short | s/by < WARP/by < WARP \/ 2/
 chunk_edge_forward | s/< k.n/< k.n - 1/
 chunk_edge_backward | s/t0 + j < k.n/t0 + j <= k.n/
-state_not_continued | s/= states.start\[.*\];/= 0.0;/
-state_not_passed | s/= start\[n\] + /= /
+state_not_continued | s/= start\[n\];/= 0.0;/
+state_not_passed | s/= first\[n\] + /= /
 adjoint_not_passed | s/right, right, /right, NULL, /
 position_ignored | s/= position/= 0/
 place_ignored | s/step->first + //
