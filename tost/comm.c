@@ -268,15 +268,20 @@ void comm_exchange(TostComm* c, const CommMessage* messages) {
     comm_wait(c, &request);
 }
 
-void comm_allgather(TostComm* c, void* all, const void* mine, size_t bytes) {
+void comm_group_gather(TostComm* c, int group, void* all, const void* mine, size_t bytes) {
     char* out = all;
-    const int rank = comm_rank(c), size = comm_size(c);
+    const int rank = comm_rank(c) % group, first = comm_rank(c) - rank;
     memmove(out + rank * bytes, mine, bytes);
-    if (size == 1) return;
-    CommMessage* messages = xcalloc((size_t)size, sizeof *messages);
-    for (int r = 0; r < size; r++) messages[r] = (CommMessage){out + rank * bytes, out + r * bytes, bytes, bytes};
+    if (group == 1) return;
+    CommMessage* messages = xcalloc((size_t)comm_size(c), sizeof *messages);
+    for (int r = 0; r < group; r++)
+        messages[first + r] = (CommMessage){out + rank * bytes, out + r * bytes, bytes, bytes};
     comm_exchange(c, messages);
     free(messages);
+}
+
+void comm_allgather(TostComm* c, void* all, const void* mine, size_t bytes) {
+    comm_group_gather(c, comm_size(c), all, mine, bytes);
 }
 
 void comm_broadcast(TostComm* c, void* data, size_t bytes, int root) {
@@ -310,10 +315,10 @@ bool comm_same(TostComm* c, uint64_t value, const char* what, TostError* err) {
     return comm_agree(c, first == value, err);
 }
 
-CommVote comm_vote(TostComm* c) {
+CommVote comm_vote(TostComm* c, bool listen) {
     CommVote v = {.comm = c};
     const int size = comm_size(c);
-    if (size == 1 || c->lockstep) return v;   // in lockstep, others are heard when the vote closes
+    if (size == 1 || c->lockstep || !listen) return v;   // others are heard when the vote closes
     v.stop = xcalloc((size_t)size, sizeof *v.stop);
     v.arrived = xcalloc((size_t)size, sizeof *v.arrived);
     CommMessage* messages = xcalloc((size_t)size, sizeof *messages);
@@ -334,7 +339,7 @@ bool comm_vote_stops(CommVote* v) {
 bool comm_vote_close(CommVote* v, bool stop) {
     const int rank = comm_rank(v->comm), size = comm_size(v->comm);
     if (size == 1) return stop;
-    if (v->comm->lockstep) {
+    if (!v->stop) {
         bool* all = xmalloc((size_t)size * sizeof *all);
         comm_allgather(v->comm, all, &stop, sizeof stop);
         for (int r = 0; r < size; r++) stop = stop || all[r];

@@ -79,6 +79,8 @@ void comm_find_places(TostComm* c);
 void comm_wait(TostComm* c, CommRequest** request);
 void comm_exchange(TostComm* c, const CommMessage* messages);                        // start and wait
 void comm_allgather(TostComm* c, void* all, const void* mine, size_t bytes);         // all: (size, bytes)
+// The same among the ranks of a group: each `group` consecutive ranks. all: (group, bytes). Collective in the group.
+void comm_group_gather(TostComm* c, int group, void* all, const void* mine, size_t bytes);
 void comm_broadcast(TostComm* c, void* data, size_t bytes, int root);
 // Returns true if all ranks pass true. Otherwise returns false on all of them, with the *err of the lowest rank that
 // passed false, which begins with its rank and host unless it is rank 0.
@@ -88,9 +90,9 @@ bool comm_agree(TostComm* c, bool ok, TostError* err);
 bool comm_same(TostComm* c, uint64_t value, const char* what, TostError* err);
 
 // A vote whether to stop. Each rank opens it, looks at it while it works, and closes it once; a rank that wants to stop
-// closes it early. No other message may be started in between.
+// closes it early. listen: others hear of that before they close it; then no other message may be started in between.
 typedef struct { TostComm* comm; CommRequest* request; bool *stop, *arrived; } CommVote;
-CommVote comm_vote(TostComm* c);
+CommVote comm_vote(TostComm* c, bool listen);
 bool     comm_vote_stops(CommVote* v);             // not collective: whether a rank has closed it with `stop`
 bool     comm_vote_close(CommVote* v, bool stop);  // waits for all; true if any rank stops
 

@@ -82,6 +82,8 @@ bool run_compare(Run* r, TostError* err) {
                      "files", err)
         && comm_same(c, r->val ? data_crc(r->val) : 0, "the shards of --val-data differ from those of rank 0: give all "
                      "hosts the same files", err)
+        && comm_same(c, (uint64_t)r->o.config.document_token, "the tokenizer's id of <|endoftext|> differs from that of "
+                     "rank 0: give all hosts the same files", err)
         // after the shards, whose checksums are saved with the options
         && comm_same(c, hash_options(r), "the options differ from those of rank 0: give all ranks the same command "
                      "line", err)
@@ -95,11 +97,13 @@ bool run_compare(Run* r, TostError* err) {
 // Losses and paths
 
 double run_mean_loss(const Run* r) {
-    LossSum *all = xmalloc((size_t)r->o.parts * sizeof *all), total = {0};
-    comm_allgather(r->comm, all, r->part_loss, (size_t)run_own_parts(r) * sizeof *all);
+    const int own = run_own_parts(r), K = r->o.seq_ranks;   // a group's ranks have the same losses
+    LossSum *all = xmalloc((size_t)r->o.parts * (size_t)K * sizeof *all), total = {0};
+    comm_allgather(r->comm, all, r->part_loss, (size_t)own * sizeof *all);
     for (int p = 0; p < r->o.parts; p++) {
-        total.sum += all[p].sum;
-        total.count += all[p].count;
+        const LossSum* loss = &all[p / own * K * own + p % own];
+        total.sum += loss->sum;
+        total.count += loss->count;
     }
     free(all);
     return total.sum / (double)total.count;

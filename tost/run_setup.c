@@ -159,21 +159,32 @@ static char* tokenizer_of_data(const Options* o) {
     return path;
 }
 
-// A new model's vocabulary, unless --vocab-size is given: the tokenizer's, if there is one, rounded up to a multiple of
-// 64, which makes matrix products faster. Extra ids never occur in the data.
-static bool set_vocab_size(Run* r, TostError* err) {
+// What the tokenizer of the data, if there is one, determines of the config: a new model's vocabulary, unless
+// --vocab-size is given, and the document token of --mask-across-documents. The vocabulary is rounded up to a multiple
+// of 64, which makes matrix products faster. Extra ids never occur in the data.
+static bool take_from_tokenizer(Run* r, TostError* err) {
     enum { MULTIPLE = 64 };
     Options* o = &r->o;
-    r->info.config = o->config;
-    if (r->weights || option_given(o, "vocab-size")) return true;
-    char* path = tokenizer_of_data(o);
+    const bool sets_size = !r->weights && !option_given(o, "vocab-size"), sets_token = o->mask_documents && !o->resume;
+    char* path = sets_size || sets_token ? tokenizer_of_data(o) : NULL;
     Tokenizer* tokenizer = NULL;
-    const bool ok = !path || (tokenizer = tokenizer_open(path, err));
+    bool ok = !path || (tokenizer = tokenizer_open(path, err));
     const int size = tokenizer ? tokenizer_size(tokenizer) : 0;
-    if (size) r->info.config.vocab_size = o->config.vocab_size = (size + MULTIPLE - 1) / MULTIPLE * MULTIPLE;
+    if (sets_size && size) o->config.vocab_size = (size + MULTIPLE - 1) / MULTIPLE * MULTIPLE;
+    if (sets_token && size) o->config.document_token = tokenizer_eot(tokenizer);
+    else if (sets_token && ok)
+        ok = tost_error(err, "--mask-across-documents needs the tokenizer of the shards, which has the id of "
+                        "<|endoftext|>: give --tokenizer FILE");
     tokenizer_free(tokenizer);
     free(path);
-    return ok;
+    r->info.config = o->config;
+    return ok && tost_config_check(&o->config, err);
+}
+
+// --seq-ranks: this rank's chunk of each sequence.
+static void read_own_columns(const Run* r, DataSet* data) {
+    const int n = r->o.seq / r->o.seq_ranks;
+    data_set_columns(data, comm_rank(r->comm) % r->o.seq_ranks * n, n);
 }
 
 static bool open_data(Run* r, TostError* err) {
@@ -185,7 +196,7 @@ static bool open_data(Run* r, TostError* err) {
                               "--data GLOB");
         o->data = r->installed;
     }
-    if (!set_vocab_size(r, err)) return false;
+    if (!take_from_tokenizer(r, err)) return false;
     const uint32_t V = (uint32_t)o->config.vocab_size;
     r->data = data_open(o->data, o->seq, V, (DataOrder)o->order, (uint64_t)o->seed, err);
     if (!r->data) return false;
@@ -196,6 +207,7 @@ static bool open_data(Run* r, TostError* err) {
                           (long long)o->data_tokens, (long long)o->data_crc);
     o->data_tokens = tokens;
     o->data_crc = crc;
+    read_own_columns(r, r->data);
 
     if (!o->val_data) o->val_data = r->val_glob = find_val_data(o->data);
     static const char* const validating[] = {"val-every", "keep-best", "stop-at-val"};
@@ -204,6 +216,7 @@ static bool open_data(Run* r, TostError* err) {
             return tost_error(err, "--%s needs shards to validate on: give --val-data GLOB", validating[i]);
     if (!o->val_data || o->val_every == 0) return true;
     r->val = data_open(o->val_data, o->seq, V, ORDER_SEQUENTIAL, 0, err);
+    if (r->val) read_own_columns(r, r->val);
     return r->val != NULL;
 }
 
@@ -389,13 +402,14 @@ bool run_set_up(Run* r, TostError* err) {
         .max_batch = o->batch, .max_seq = long_sample ? o->config.block_size : o->seq, .training = true,
         .chunk = o->chunk, .chunk_done = run_chunk_done, .context = r,
         .ema = o->ema > 0, .recompute = o->recompute, .dtype = (TostDtype)o->dtype, .threads = o->threads,
-        .comm = r->comm, .parts = run_own_parts(r), .fast_reduce = o->reduce == 1};
+        .comm = r->comm, .parts = run_own_parts(r), .seq_ranks = o->seq_ranks, .fast_reduce = o->reduce == 1};
     comm_broadcast(r->comm, &r->engine_options.max_seq, sizeof r->engine_options.max_seq, 0);
     char device[256];
     if (!run_agree(r, r->engine->describe(device, sizeof device, &r->engine_options, err), err)) return false;
     report_settings(r, device);
-    r->inputs = xmalloc((size_t)o->batch * o->seq * sizeof *r->inputs);
-    r->targets = xmalloc((size_t)o->batch * o->seq * sizeof *r->targets);
+    const size_t tokens = (size_t)o->batch * (size_t)(o->seq / o->seq_ranks);
+    r->inputs = xmalloc(tokens * sizeof *r->inputs);
+    r->targets = xmalloc(tokens * sizeof *r->targets);
     r->part_loss = xcalloc((size_t)run_own_parts(r), sizeof *r->part_loss);
     const bool ok = run_agree(r, create_model(r, err), err) && run_compare(r, err)
                     && run_agree(r, open_folder(r, err), err) && run_agree(r, tune_products(r, err), err);

@@ -74,6 +74,7 @@ static bool is_stopped(const Run* r) { return run_signal(r) || r->stopped_by; }
 static bool loop(Run* r, TostError* err) {
     progress_train(&r->progress, r->info.step, r->o.steps, micro_batches(&r->o), r->o.total_batch);
     if (r->info.step == 0 && !before_first_step(r, err)) return false;
+    run_find_best(r);
     if (r->info.unvalidated_row && !complete_resumed_step(r, err)) return false;
     while (r->info.step < r->o.steps && !is_stopped(r)) {
         const double start = now_seconds();
@@ -120,13 +121,27 @@ bool run_chunk_done(void* context, double part) {
     if (r->pass.all == 0) return false;
     if (r->pass.validation)
         progress_show(&r->progress, done / (double)r->pass.all, "validation %.2f/%lld", done, (long long)r->pass.all);
-    else progress_micro_batch(&r->progress, done * comm_size(r->comm));
+    else progress_micro_batch(&r->progress, done * run_groups(r));
     r->pass.abandoned = comm_size(r->comm) == 1 && signals_received() && part < 1;
     return r->pass.abandoned;
 }
 
+// Ranks that share sequences need each other in every micro-batch: they exchange messages there, so they do not listen
+// to the vote, and one stops if all ranks of its group do.
+static CommVote open_vote(const Run* r) { return comm_vote(r->comm, r->o.seq_ranks == 1); }
+
+static bool group_stops(const Run* r, bool stop) {
+    bool* all = xmalloc((size_t)r->o.seq_ranks * sizeof *all);
+    comm_group_gather(r->comm, r->o.seq_ranks, all, &stop, sizeof stop);
+    for (int i = 0; i < r->o.seq_ranks; i++) stop = stop || all[i];
+    free(all);
+    return stop;
+}
+
 // A signal, or another rank that stops.
-static bool interrupted(CommVote* vote) { return signals_received() || comm_vote_stops(vote); }
+static bool interrupted(const Run* r, CommVote* vote) {
+    return group_stops(r, signals_received()) || comm_vote_stops(vote);
+}
 
 // What follows this rank's micro-batch i: the end of a part (parts of `each` micro-batches), or of the step.
 static TostEnd after_micro_batch(const Run* r, int64_t i, int64_t each) {
@@ -139,18 +154,19 @@ static TostEnd after_micro_batch(const Run* r, int64_t i, int64_t each) {
 static bool accumulate_gradients(bool* completed, Run* r, TostError* err) {
     const Options* o = &r->o;
     const int64_t each = micro_batches(o) / o->parts, n = each * run_own_parts(r);
-    const uint64_t first = r->info.data_sample + (uint64_t)(comm_rank(r->comm) * n * o->batch);
-    CommVote vote = comm_vote(r->comm);
+    const uint64_t first = r->info.data_sample + (uint64_t)(run_group(r) * n * o->batch);
+    CommVote vote = open_vote(r);
     r->engine->zero_grad(r->model);
     int64_t done = 0;
     bool ok = true;
-    for (*completed = false; done < n && (done == 0 || !interrupted(&vote)); done++) {
+    for (*completed = false; done < n && (done == 0 || !interrupted(r, &vote)); done++) {
         const TostEnd end = after_micro_batch(r, done, each);
-        progress_micro_batch(&r->progress, (double)(done * comm_size(r->comm)));
+        progress_micro_batch(&r->progress, (double)(done * run_groups(r)));
         r->pass = (RunPass){.done = done, .all = n};
         ok = data_batch(r->data, r->inputs, r->targets, first + (uint64_t)(done * o->batch), o->batch, err);
-        if (!ok) break;
-        r->engine->forward_train(r->model, r->inputs, r->targets, o->batch, o->seq, 1.0f / (float)o->total_batch);
+        if (group_stops(r, !ok)) break;
+        r->engine->forward_train(r->model, r->inputs, r->targets, o->batch, o->seq / o->seq_ranks,
+                                 1.0f / (float)o->total_batch);
         if (end == TOST_STEP_ENDS && !(*completed = !comm_vote_close(&vote, false))) break;
         r->engine->backward(r->model, end);
         if (r->pass.abandoned) {
@@ -165,7 +181,7 @@ static bool accumulate_gradients(bool* completed, Run* r, TostError* err) {
     if (!run_agree(r, ok, err)) return data_failed(r, err);
     if (done > 0 || r->pass.abandoned)
         progress_text(&r->progress, "step %lld is incomplete (micro-batch %lld of %lld): it is dropped",
-                      (long long)r->info.step + 1, (long long)done * comm_size(r->comm), (long long)micro_batches(o));
+                      (long long)r->info.step + 1, (long long)done * run_groups(r), (long long)micro_batches(o));
     return true;
 }
 
@@ -303,8 +319,7 @@ static bool after_step(Run* r, LogRow* row, TostError* err) {
         report_lost_output(r);
     }
     if (!run_agree(r, ok, err)) return false;
-    const bool is_best = !isnan(row->val_loss) && r->info.best_val_step == r->info.step;
-    if (r->o.keep_best && is_best && !run_save_best(r, err)) return false;
+    if (r->o.keep_best && row->val_loss < r->best_saved && !run_save_best(r, err)) return false;
     return !is_due(r, r->o.save_every) || r->info.step == r->o.steps || run_save(r, false, err);
 }
 
@@ -312,23 +327,24 @@ static bool after_step(Run* r, LogRow* row, TostError* err) {
 // rank, *completed is false.
 static bool validation_losses(bool* completed, Run* r, uint64_t sequences, TostError* err) {
     const int64_t B = r->o.batch, n = ((int64_t)sequences + B - 1) / B;
-    const int own = run_own_parts(r), first_part = comm_rank(r->comm) * own;
+    const int own = run_own_parts(r), first_part = run_group(r) * own;
     const int64_t start = part_start(n, first_part, r->o.parts);
     const int64_t all = part_start(n, first_part + own, r->o.parts) - start;
-    CommVote vote = comm_vote(r->comm);
+    CommVote vote = open_vote(r);
     int64_t done = 0;
-    bool ok = true;
-    for (int p = 0; ok && p < own; p++) {
+    bool ok = true, stop = false;
+    for (int p = 0; !stop && p < own; p++) {
         const int64_t end = part_start(n, first_part + p + 1, r->o.parts) - start;
-        for (; ok && done < end && !interrupted(&vote); done++) {
+        for (; done < end && !(stop = interrupted(r, &vote)); done++) {
             const uint64_t first = (uint64_t)((start + done) * B), left = sequences - first;
             const int rows = left < (uint64_t)B ? (int)left : (int)B;
             progress_show(&r->progress, (double)done / (double)all, "validation %lld/%lld",
                           (long long)(done * n / all), (long long)n);
             ok = data_batch(r->val, r->inputs, r->targets, first, rows, err);
             r->pass = (RunPass){.validation = true, .done = done, .all = all};
-            if (ok) r->engine->forward_loss(r->model, r->inputs, r->targets, rows, r->o.seq);
-            if (r->pass.abandoned) break;
+            if ((stop = group_stops(r, !ok))) break;
+            r->engine->forward_loss(r->model, r->inputs, r->targets, rows, r->o.seq / r->o.seq_ranks);
+            if ((stop = r->pass.abandoned)) break;
         }
         r->part_loss[p] = run_read_loss(r);
     }

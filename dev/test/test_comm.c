@@ -15,10 +15,13 @@
 enum { RANKS_MAX = 17 };
 
 static const TostConfig configs[] = {
-    {.n_layer = 3, .n_head = 4, .n_embd = 96, .block_size = 24, .vocab_size = 700},
-    {.n_layer = 2, .n_head = 5, .n_embd = 95, .block_size = 19, .vocab_size = 311, .bias = 1},   // odd sizes
-    {.n_layer = 1, .n_head = 1, .n_embd = 4, .block_size = 3, .vocab_size = 5},                  // below one unit
-    {.n_layer = 1, .n_head = 1, .n_embd = 128, .block_size = 8, .vocab_size = 80000},            // wte: several buckets
+    {.n_layer = 3, .n_head = 4, .n_embd = 96, .block_size = 24, .vocab_size = 700, .document_token = -1},
+    {.n_layer = 2, .n_head = 5, .n_embd = 95, .block_size = 19, .vocab_size = 311, .bias = 1,
+     .document_token = -1},   // odd sizes
+    {.n_layer = 1, .n_head = 1, .n_embd = 4, .block_size = 3, .vocab_size = 5,
+     .document_token = -1},   // below one unit
+    {.n_layer = 1, .n_head = 1, .n_embd = 128, .block_size = 8, .vocab_size = 80000,
+     .document_token = -1},   // wte: several buckets
 };
 
 static uint32_t bits(float x) {
@@ -155,7 +158,7 @@ static void exchange_rank(TostComm* comm, void* context) {
     const int own = t->parts / comm_size(comm), rank = comm_rank(comm);
     const size_t n = t->tensors.flat_size;
     float *grad = xmalloc(n * sizeof *grad), **row = new_rows(t->parts, n);
-    Exchange x = exchange_new(&t->tensors, comm, own);
+    Exchange x = exchange_new(&t->tensors, comm, 1, own);
     Arena arena = {.alignment = 128};
     exchange_layout(&x, &arena, grad);
     void* memory = xmalloc(arena.used + 128);
@@ -221,9 +224,9 @@ static void message_rank(TostComm* comm, void* context) {
     right = right && strcmp(err.text, expected) == 0;
     free(expected);
 
-    CommVote vote = comm_vote(comm);   // nobody stops
+    CommVote vote = comm_vote(comm, true);   // nobody stops
     right = right && !comm_vote_stops(&vote) && !comm_vote_close(&vote, false);
-    vote = comm_vote(comm);            // the last rank stops; the others wait until they see it
+    vote = comm_vote(comm, true);            // the last rank stops; the others wait until they see it
     while (rank != size - 1 && !comm_vote_stops(&vote)) nanosleep(&(struct timespec){0, 1000000}, NULL);
     right = right && comm_vote_close(&vote, rank == size - 1);
     t->right[rank] = right;

@@ -24,6 +24,13 @@ def options_refused(report, case, mpi):
     refused(report, case, mpi, "parts that 3 ranks cannot share", 2, ["--parts 4", "3 ranks"], args, ranks=3)
     odd = [a if b != "--total-batch" else "320" for b, a in zip(["", *args], args)]
     refused(report, case, mpi, "an indivisible batch", 2, ["--total-batch 320", "256"], odd)
+    one = launch.run_options("plain", parts=1)
+    refused(report, case, mpi, "groups that 4 ranks cannot form", 2, ["--seq-ranks 3", "4 ranks"],
+            [*one, "--seq-ranks", "3"])
+    refused(report, case, mpi, "a sequence that 3 ranks cannot share", 2, ["--seq 32", "--seq-ranks 3", "30 or 33"],
+            [*one, "--seq-ranks", "3"], ranks=3)
+    refused(report, case, mpi, "parts that 2 groups cannot share", 2, ["--parts 3"],
+            [*launch.run_options("plain", parts=3), "--seq-ranks", "2"])
     report.check(not os.path.exists(case.path("run")), f"{mpi.name}: a usage error leaves a folder")
 
 
