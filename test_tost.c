@@ -880,6 +880,8 @@ static void test_engine(Checks* c, const TostEngine* engine) {
     }
     test_shapes(c, engine);
     test_accumulation(c, engine);
+    for (int recompute = 0; recompute < 2; recompute++)
+        engine_overwrites_gradients(c, engine, TOST_FP32, recompute ? TOST_UNIFORM : TOST_LEARNED, recompute);
     test_determinism(c, engine);
     test_memory(c, engine);
     test_bf16(c, engine);

@@ -77,6 +77,7 @@ static StepInput step_input(int32_t* base, size_t rows) {
 template <int VEC>
 __global__ void embedding_forward_kernel(float* x, const int32_t* tokens, const float* wte, const float* wpe,
                                          const StepHeader* step, int T, int C) {
+    dependency_wait();
     const size_t row = blockIdx.x;
     const float* token_c = wte + (size_t)tokens[row] * C;
     const float* position_c = wpe + ((size_t)step->first + row % T) * C;
@@ -138,6 +139,7 @@ static void embed_order(StepHeader* header, StepInput s, int32_t* counts, int ro
 template <int VEC>
 __global__ void embedding_segment_kernel(float* dwte, float* partial, const float* dx, EmbedOrder e,
                                          const StepHeader* step, int C) {
+    dependency_wait();
     for (int segment = blockIdx.x; segment < step->n_segments; segment += gridDim.x) {
         const int begin = e.start[segment], end = e.start[segment + 1], dest = e.dest[segment];
         for (int c = threadIdx.x * VEC; c < C; c += blockDim.x * VEC) {
@@ -158,6 +160,7 @@ __global__ void embedding_segment_kernel(float* dwte, float* partial, const floa
 
 // dwte += the partial sums of each big token, in order.
 __global__ void embedding_big_kernel(float* dwte, const float* partial, EmbedOrder e, const StepHeader* step, int C) {
+    dependency_wait();
     for (int big = blockIdx.x; big < step->n_big; big += gridDim.x) {   // mutant: big_tokens_once
         for (int c = threadIdx.x; c < C; c += blockDim.x) {
             float sum = 0.0f;
@@ -168,15 +171,18 @@ __global__ void embedding_big_kernel(float* dwte, const float* partial, EmbedOrd
     }
 }
 
-// dwpe[first + t] += Σ_b dx[b,t]. One block per t. Minimum traffic per row: 4C.
+// dwpe[first + t] = Σ_b dx[b,t], and 0 at other positions, one block per position; or with add +=, one block per t.
+// Minimum traffic per row: 4C.
 template <int VEC>
-__global__ void embedding_place_kernel(float* dwpe, const float* dx, const StepHeader* step, int B, int T, int C) {
-    const size_t t = blockIdx.x;
-    float* dwpe_t = dwpe + (step->first + t) * C;
+__global__ void embedding_place_kernel(float* dwpe, const float* dx, const StepHeader* step, int B, int T, int C,
+                                       bool add) {
+    dependency_wait();
+    const int t = (int)blockIdx.x - (add ? 0 : step->first), rows = t >= 0 && t < T ? B : 0;
+    float* dwpe_t = dwpe + (size_t)(step->first + t) * C;
     for (int c = threadIdx.x * VEC; c < C; c += blockDim.x * VEC) {
-        float sum[VEC], part[VEC];
-        load_pack<VEC>(sum, dwpe_t + c);
-        UNROLL_BY(4) for (int b = 0; b < B; b++) {
+        float sum[VEC] = {}, part[VEC];
+        if (add) load_pack<VEC>(sum, dwpe_t + c);   // mutant: places_not_overwritten
+        UNROLL_BY(4) for (int b = 0; b < rows; b++) {
             load_pack<VEC>(part, dx + ((size_t)b * T + t) * C + c);
             UNROLL for (int j = 0; j < VEC; j++) sum[j] += part[j];
         }
@@ -184,15 +190,15 @@ __global__ void embedding_place_kernel(float* dwpe, const float* dx, const StepH
     }
 }
 
-// dwte, dwpe +=
+// dwte +=; dwpe =, or with add +=. wpe (block_size,C)
 static void embedding_backward(cudaStream_t stream, float* dwte, float* dwpe, float* partial, const float* dx,
-                               EmbedOrder e, const StepHeader* step, int B, int T, int C) {
+                               EmbedOrder e, const StepHeader* step, int block_size, int B, int T, int C, bool add) {
     const int rows = B * T, blocks = min(rows, 4096), big_blocks = min(rows / EMBED_SEGMENT + 1, 1024);
     const int vec = channel_vec(C), threads = channel_threads(C, vec);
     const auto embedding_segment_variant = vec == 4 ? embedding_segment_kernel<4> : embedding_segment_kernel<1>;
     const auto embedding_place_variant = vec == 4 ? embedding_place_kernel<4> : embedding_place_kernel<1>;
     LAUNCH(embedding_segment_variant, blocks, threads, 0, stream, dwte, partial, dx, e, step, C);
-    LAUNCH(embedding_place_variant, T, threads, 0, stream, dwpe, dx, step, B, T, C);
+    LAUNCH(embedding_place_variant, add ? T : block_size, threads, 0, stream, dwpe, dx, step, B, T, C, add);
     LAUNCH(embedding_big_kernel, big_blocks, channel_threads(C, 1), 0, stream, dwte, partial, e, step, C);
 }
 
@@ -215,6 +221,7 @@ __global__ void __launch_bounds__(WARP_ROW ? NORM_WARPS * WARP : NORM_THREADS)
                                       const float* __restrict__ x, const S* __restrict__ branch,
                                       const float* __restrict__ gamma, const float* __restrict__ w,
                                       const float* __restrict__ b, size_t rows, int C) {
+    dependency_wait();
     __shared__ float shared[WARP_ROW ? 1 : WARP];
     const size_t row = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
     if (row >= rows) return;
@@ -377,6 +384,7 @@ __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, cons
 template <typename S, int VEC, int PACKS, int ROWS, int THREADS>
 __global__ void __launch_bounds__(THREADS, THREADS <= 256 ? 3 : 1)
     layernorm_residual_backward_kernel(NormBackward<S> a) {
+    dependency_wait();
     __shared__ float shared[WARP * 2 * ROWS];
     NormSums<VEC, PACKS> total = {};
     for (size_t row0 = (size_t)blockIdx.x * ROWS; row0 < a.rows; row0 += (size_t)gridDim.x * ROWS) {
@@ -399,16 +407,17 @@ __global__ void __launch_bounds__(THREADS, THREADS <= 256 ? 3 : 1)
     }
 }
 
-// dx = or, with accumulate, +=; dbranch =; dw, db, dgamma, dbias +=. db and dbias may be NULL; branch, dbranch and
-// dgamma may be NULL together. partial (4,COLUMN_BLOCKS,C)
+// dx = or, with accumulate, +=; dbranch =; dw, db, dgamma, dbias: by sums. db and dbias may be NULL; branch, dbranch and
+// dgamma may be NULL together. sums: space of (4,COLUMN_BLOCKS,C)
 template <typename S>
 static void layernorm_residual_backward(cudaStream_t stream, float* dx, S* dbranch, float* dw, float* db,
-                                        float* dgamma, float* dbias, float* partial, const S* dy, const float* x,
+                                        float* dgamma, float* dbias, ColumnSums* sums, const S* dy, const float* x,
                                         const float* mean, const float* rstd, const float* w, const S* branch,
                                         const float* gamma, bool accumulate, size_t rows, int C) {
     const bool narrow = C % 4 == 0 && C <= 4 * 256;
     const int resident = norm_threads(C, 4, 1) <= 192 ? COLUMN_BLOCKS : COLUMN_BLOCKS / 4 * 3;   // limited by registers
     const int blocks = min(div_up(rows, narrow ? NORM_ROWS : 1), resident);
+    float *const partial = column_partials(sums, 4, blocks, C), *const outs[] = {dw, db, dgamma, dbias};
     const NormBackward<S> a = {dx, dbranch, partial, dy, x, mean, rstd, w, branch, gamma, accumulate, rows, C};
     const auto layernorm_residual_backward_variant =
         narrow       ? layernorm_residual_backward_kernel<S, 4, 1, NORM_ROWS, 256>
@@ -416,7 +425,7 @@ static void layernorm_residual_backward(cudaStream_t stream, float* dx, S* dbran
                      : layernorm_residual_backward_kernel<S, 1, 8, 1, NORM_THREADS>;
     const int threads = C % 4 == 0 ? norm_threads(C, 4, narrow ? 1 : 3) : norm_threads(C, 1, 8);
     LAUNCH(layernorm_residual_backward_variant, blocks, threads, 0, stream, a);
-    column_sum(stream, {{dw, db, dgamma, dbias}}, 4, partial, blocks, C);
+    for (int i = 0; i < 4; i++) column_sum(sums, outs[i], partial + (size_t)i * blocks * C, blocks, C);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -428,17 +437,18 @@ static void linear_forward(Matmul* mm, S* y, const S* x, const S* w, const S* b,
     matmul(mm, Product<S, S>{y, x, w, false, true, (int)rows, OUT, IN, OUT, IN, IN, 0.0f, b});
 }
 
-// dx =; dw +=.   dx = dy · w,   dw = dyᵀ · x
+// dx =; dw =, or with add +=.   dx = dy · w,   dw = dyᵀ · x
 template <typename S>
 static void linear_backward(Matmul* mm, S* dx, float* dw, const S* dy, const S* x, const S* w, size_t rows, int IN,
-                            int OUT) {
+                            int OUT, bool add) {
     matmul(mm, Product<S, S>{dx, dy, w, false, false, (int)rows, IN, OUT, IN, OUT, IN, 0.0f, NULL});
     matmul(mm, Product<S, float>{dw, dy, x, true, false, OUT, IN, (int)rows, IN, OUT, IN,
-                                 1.0f, NULL});   // mutant: no_accumulation
+                                 add ? 1.0f : 0.0f, NULL});   // mutant: no_accumulation, weights_not_overwritten
 }
 
 // partial (blocks,N): Σ of dy over every gridDim.x-th row. Minimum traffic per row: 2N.
 template <typename S, int VEC> __global__ void bias_backward_kernel(float* partial, const S* dy, size_t rows, int N) {
+    dependency_wait();
     for (int c = (blockIdx.y * blockDim.x + threadIdx.x) * VEC; c < N; c += gridDim.y * blockDim.x * VEC) {
         float sum[VEC] = {}, part[VEC];
         UNROLL_BY(4) for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -449,15 +459,16 @@ template <typename S, int VEC> __global__ void bias_backward_kernel(float* parti
     }
 }
 
-// db +=, unless NULL:   db = Σ_rows dy. partial (COLUMN_BLOCKS,OUT). Only for c_attn: the kernels of LayerNorm and GELU
-// compute the other bias gradients.
+// db: by sums, unless NULL:   db = Σ_rows dy. sums: space of (COLUMN_BLOCKS,OUT). Only for c_attn: the kernels of
+// LayerNorm and GELU compute the other bias gradients.
 template <typename S>
-static void bias_backward(Matmul* mm, float* db, float* partial, const S* dy, size_t rows, int OUT) {
+static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, const S* dy, size_t rows, int OUT) {
     if (!db) return;
     const int vec = channel_vec(OUT), blocks = (int)min(rows, (size_t)COLUMN_BLOCKS);
     const auto bias_backward_variant = vec == 4 ? bias_backward_kernel<S, 4> : bias_backward_kernel<S, 1>;
-    LAUNCH(bias_backward_variant, dim3(blocks, div_up(OUT, 256 * vec)), 256, 0, mm->stream, partial, dy, rows, OUT);
-    column_sum(mm->stream, {{db}}, 1, partial, blocks, OUT);
+    float* const partial = column_partials(sums, 1, blocks, OUT);
+    LAUNCH(bias_backward_variant, dim3(blocks, div_up(OUT, 256 * vec)), 256, 0, stream, partial, dy, rows, OUT);
+    column_sum(sums, db, partial, blocks, OUT);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -848,6 +859,7 @@ template <typename S, bool UNIFORM> __global__ void __launch_bounds__(TSSA_WARPS
                         int* sync, const S* __restrict__ w, const float* __restrict__ temp,
                         const float* __restrict__ denom_bias, const StepHeader* __restrict__ step, int block_size,
                         TssaSize z) {
+    dependency_wait();
     DYNAMIC_SHARED(float, shared);   // (2,NH,32), and TssaGroups
     __shared__ TssaChunk chunk;
     float *x = shared, *scratch = x + z.NH * WARP, *sums = scratch + z.NH * WARP;
@@ -1231,6 +1243,7 @@ template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSS
                          const S* __restrict__ dy, const S* __restrict__ w, const float* __restrict__ u,
                          const float* __restrict__ pi, const float* __restrict__ saved,
                          const float* __restrict__ temp, bool keep_starts, TssaSize z) {
+    dependency_wait();
     DYNAMIC_SHARED(float, shared);   // (4,NH,32), and TssaStarts
     __shared__ TssaChunk chunk;
     float *pi_s = shared, *mass_s = pi_s + z.NH * WARP, *x = mass_s + z.NH * WARP, *du = x + z.NH * WARP;
@@ -1260,36 +1273,12 @@ template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSS
     TSSA_COLUMNS(tssa_backward_final, dw, starts, back, saved, pi_s, mass_s, du, dy, w, &chunk, z);
 }
 
-// dtemp[h] += Σ_chunks partial[h,chunk]. partial (NH,chunks of all sequences). One block per head.
-constexpr int TEMP_THREADS = 256;
-
-__global__ void __launch_bounds__(TEMP_THREADS)
-    temp_backward_kernel(float* dtemp, const float* partial, size_t chunks) {
-    __shared__ float shared[TEMP_THREADS];
-    float sum = 0.0f;
-    UNROLL_BY(8) for (size_t i = threadIdx.x; i < chunks; i += TEMP_THREADS)   // mutant: temp_of_the_first_chunks
-        sum += partial[blockIdx.x * chunks + i];
-    sum = block_tree_sum(sum, shared);
-    if (threadIdx.x == 0) dtemp[blockIdx.x] += sum;
-}
-
-// ddenom_bias[h,first+t] += Σ_b HS temp[h] da[b,h,t]. One thread per (h,t). Traffic per row: 4 NH, from L2.
-__global__ void denom_bias_backward_kernel(float* ddenom_bias, const float* da, const float* temp,
-                                           const StepHeader* step, int block_size, TssaSize z) {
-    const int t = blockIdx.x * blockDim.x + threadIdx.x, h = blockIdx.y;
-    if (t >= z.T) return;
-    float sum = 0.0f;
-    UNROLL_BY(4) for (int b = 0; b < z.B; b++) sum += da[((size_t)b * z.NH + h) * z.T + t];
-    ddenom_bias[(size_t)h * block_size + step->first + t] += z.HS * temp[h] * sum;
-}
-
-// dw =; dtemp, ddenom_bias +=. da (B,NH,T), dtemp_partial (NH,B·chunks), back and totals are working space. A uniform
-// membership is a constant: no gradient passes through it to temp, denom_bias or w.
+// dw =; da (B,NH,T), dtemp_partial (NH,B·chunks): for TssaSums. back and totals are working space. A uniform membership
+// is a constant: no gradient passes through it to temp, denom_bias or w.
 template <typename S>
-static void tssa_backward(cudaStream_t stream, S* dw, float* dtemp, float* ddenom_bias, float* da, float* dtemp_partial,
-                          float* back, float* totals, int* sync, const S* dy, const S* w, const float* u,
-                          const float* pi, const float* saved, const float* temp, const StepHeader* step,
-                          int membership, int block_size, int B, int T, int C, int NH) {
+static void tssa_backward(cudaStream_t stream, S* dw, float* da, float* dtemp_partial, float* back, float* totals,
+                          int* sync, const S* dy, const S* w, const float* u, const float* pi, const float* saved,
+                          const float* temp, int membership, int B, int T, int C, int NH) {
     const TssaSize z = tssa_size(B, T, C, NH);
     const size_t least = 4 * (size_t)NH * WARP * sizeof(float), starts = 2 * TSSA_STARTS * (size_t)C * sizeof(float);
     const bool uniform = membership == TOST_UNIFORM, pairs = tssa_pairs(z),
@@ -1301,10 +1290,64 @@ static void tssa_backward(cudaStream_t stream, S* dw, float* dtemp, float* ddeno
     allow_shared(tssa_backward_variant, shared);
     LAUNCH(tssa_backward_variant, B * z.chunks, tssa_threads(C, NH), shared, stream, dw, da,
            dtemp_partial, back, totals, sync, dy, w, u, pi, saved, temp, keep_starts, z);
-    if (uniform) return;
-    LAUNCH(temp_backward_kernel, NH, TEMP_THREADS, 0, stream, dtemp, dtemp_partial, (size_t)B * z.chunks);
-    LAUNCH(denom_bias_backward_kernel, dim3(div_up(T, 128), NH), 128, 0, stream, ddenom_bias, da, temp, step,
-           block_size, z);
+}
+
+// What is left of TSSA's gradients: sums over sequences and chunks. With a uniform membership they are zero.
+struct TssaSums {
+    float *dtemp, *ddenom_bias;      // (NH), (NH,block_size)
+    const float *da, *dtemp_partial, *temp;
+    const StepHeader* step;
+    int membership, block_size, B, T, HS, NH, chunks;   // chunks: of all sequences
+};
+
+// dtemp[h] = Σ_chunks partial[h,chunk], or with add +=. The first TEMP_THREADS of a block of SUM_THREADS add.
+constexpr int TEMP_THREADS = 256;
+
+__device__ inline void temp_backward_block(const TssaSums& s, int h, bool add, float* shared) {
+    float sum = 0.0f;
+    if (threadIdx.x < TEMP_THREADS && s.membership != TOST_UNIFORM) {
+        UNROLL_BY(8) for (int i = threadIdx.x; i < s.chunks; i += TEMP_THREADS)   // mutant: temp_of_the_first_chunks
+            sum += s.dtemp_partial[(size_t)h * s.chunks + i];
+    }
+    sum = block_tree_sum(sum, shared);
+    if (threadIdx.x == 0) s.dtemp[h] = (add ? s.dtemp[h] : 0.0f) + sum;   // mutant: temp_not_overwritten
+}
+
+// ddenom_bias[h,first+t] = Σ_b HS temp[h] da[b,h,t], and 0 at other positions; or with add +=. One thread per position
+// of a head, with add per t. Traffic per row: 4 NH, from L2.
+__device__ inline void denom_bias_backward_block(const TssaSums& s, int h, int block, bool add) {
+    const int i = block * SUM_THREADS + threadIdx.x, t = add ? i : i - s.step->first;
+    const bool inside = t >= 0 && t < s.T;
+    if (add ? !inside : i >= s.block_size) return;
+    float sum = 0.0f;
+    if (inside && s.membership != TOST_UNIFORM) {
+        UNROLL_BY(4) for (int b = 0; b < s.B; b++) sum += s.da[((size_t)b * s.NH + h) * s.T + t];
+        sum = s.HS * s.temp[h] * sum;
+    }
+    float* out = s.ddenom_bias + (size_t)h * s.block_size + s.step->first + t;
+    *out = (add ? *out : 0.0f) + sum;   // mutant: denom_bias_not_overwritten
+}
+
+// Blocks take column sums, then temp, then denom_bias.
+__global__ void __launch_bounds__(SUM_THREADS) layer_sums_kernel(ColumnSums columns, TssaSums tssa, bool add) {
+    dependency_wait();
+    __shared__ float shared[SUM_THREADS];
+    int block = blockIdx.x;
+    for (int i = 0; i < columns.n; i++) {
+        const int blocks = column_sum_blocks(columns.sum[i]);
+        if (block < blocks) return column_sum_block(columns.sum[i], block, add, shared);
+        block -= blocks;
+    }
+    if (block < tssa.NH) return temp_backward_block(tssa, block, add, shared);
+    block -= tssa.NH;
+    denom_bias_backward_block(tssa, block % tssa.NH, block / tssa.NH, add);
+}
+
+// The gradients of a layer that wait in these sums: =, or with add +=
+static void layer_sums(cudaStream_t stream, const ColumnSums& columns, const TssaSums& tssa, bool add) {
+    int blocks = tssa.NH * (1 + div_up(add ? tssa.T : tssa.block_size, SUM_THREADS));
+    for (int i = 0; i < columns.n; i++) blocks += column_sum_blocks(columns.sum[i]);
+    LAUNCH(layer_sums_kernel, blocks, SUM_THREADS, 0, stream, columns, tssa, add);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1318,6 +1361,7 @@ constexpr int GELU_PACK = 8, GELU_THREADS = 128;
 
 // Minimum traffic per element: 2 (x) + 2 (y).
 template <typename S> __global__ void gelu_forward_kernel(S* y, const S* x, size_t n) {
+    dependency_wait();
     const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * GELU_PACK;
     if (i + GELU_PACK <= n) {
         float v[GELU_PACK];
@@ -1340,6 +1384,7 @@ template <typename S> static void gelu_forward(cudaStream_t stream, S* y, const 
 // Σ of dx over every gridDim.x-th row. Minimum traffic per element: 4 (dx) + 2 (x).
 template <typename S, int VEC> __global__ void __launch_bounds__(GELU_THREADS)
     gelu_backward_kernel(S* __restrict__ dx, float* __restrict__ partial, const S* __restrict__ x, size_t rows, int N) {
+    dependency_wait();
     const int c = (blockIdx.y * GELU_THREADS + threadIdx.x) * VEC;
     if (c >= N) return;
     float sum[VEC] = {};
@@ -1357,14 +1402,16 @@ template <typename S, int VEC> __global__ void __launch_bounds__(GELU_THREADS)
     store_pack<VEC>(partial + (size_t)blockIdx.x * N + c, sum);
 }
 
-// dx = (in place of dy); db +=, unless NULL:   db = Σ_rows dx. x (rows,N), N % 4 = 0; partial (COLUMN_BLOCKS,N)
+// dx = (in place of dy); db: by sums, unless NULL:   db = Σ_rows dx. x (rows,N), N % 4 = 0; sums: space of
+// (COLUMN_BLOCKS,N)
 template <typename S>
-static void gelu_backward(cudaStream_t stream, S* dx, float* db, float* partial, const S* x, size_t rows, int N) {
+static void gelu_backward(cudaStream_t stream, S* dx, float* db, ColumnSums* sums, const S* x, size_t rows, int N) {
     const int vec = N % GELU_PACK == 0 ? GELU_PACK : 4, blocks = (int)min(rows, (size_t)COLUMN_BLOCKS);
     const auto gelu_backward_variant = vec == 4 ? gelu_backward_kernel<S, 4> : gelu_backward_kernel<S, GELU_PACK>;
+    float* const partial = column_partials(sums, 1, blocks, N);
     LAUNCH(gelu_backward_variant, dim3(blocks, div_up(N, GELU_THREADS * vec)), GELU_THREADS, 0, stream, dx, partial, x,
            rows, N);
-    if (db) column_sum(stream, {{db}}, 1, partial, blocks, N);
+    column_sum(sums, db, partial, blocks, N);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1441,6 +1488,7 @@ __device__ inline void softmax_gradient(S* l, int v, int V, int target, float sh
 template <typename S> __global__ void __launch_bounds__(CLASSIFIER_THREADS, CLASSIFIER_BLOCKS)
     cross_entropy_kernel(float* loss, S* logits, const int32_t* targets, const StepHeader* step, bool gradient, int V,
                          int ld) {
+    dependency_wait();
     __shared__ SoftmaxStatistics shared[CLASSIFIER_THREADS / WARP];
     S* l = logits + (size_t)blockIdx.x * ld;
     const int target = targets[blockIdx.x];
@@ -1476,6 +1524,7 @@ template <typename S> __global__ void __launch_bounds__(CLASSIFIER_THREADS, CLAS
 constexpr int LOSS_THREADS = 1024;
 
 __global__ void __launch_bounds__(LOSS_THREADS) loss_sum_kernel(double* total, const float* loss, size_t rows) {
+    dependency_wait();
     __shared__ double shared[LOSS_THREADS];
     double sum = 0.0;
     for (size_t row = threadIdx.x; row < rows; row += LOSS_THREADS) sum += loss[row];
@@ -1484,12 +1533,12 @@ __global__ void __launch_bounds__(LOSS_THREADS) loss_sum_kernel(double* total, c
 }
 
 // Works on chunks of rows: the (rows,V) logits are never materialized. *total += Σ of the losses, unless total is NULL.
-// dwte NULL: no gradients; else dx =, dwte +=.
+// dwte NULL: no gradients; else dx =; dwte =, or with add +=.
 // loss, targets (rows); dx, x (rows,C); dwte, wte (V,C); logits (chunk,ld): working space
 template <typename S>
 static void classifier_forward_backward(Matmul* mm, double* total, float* loss, S* dx, float* dwte, S* logits,
                                         const S* x, const S* wte, const int32_t* targets, const StepHeader* step,
-                                        size_t rows, size_t chunk, int V, int C) {
+                                        size_t rows, size_t chunk, int V, int C, bool add) {
     const int ld = (int)logits_ld(V);
     for (size_t row = 0; row < rows; row += chunk) {
         const int n = (int)(rows - row < chunk ? rows - row : chunk);
@@ -1498,7 +1547,8 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
                dwte != NULL, V, ld);
         if (!dwte) continue;
         matmul(mm, Product<S, S>{dx + row * C, logits, wte, false, false, n, C, V, C, ld, C, 0.0f, NULL});
-        matmul(mm, Product<S, float>{dwte, logits, x + row * C, true, false, V, C, n, C, ld, C, 1.0f, NULL});
+        matmul(mm, Product<S, float>{dwte, logits, x + row * C, true, false, V, C, n, C, ld, C,
+                                     add || row > 0 ? 1.0f : 0.0f, NULL});   // mutant: wte_not_overwritten
     }
     if (total) LAUNCH(loss_sum_kernel, 1, LOSS_THREADS, 0, mm->stream, total, loss, rows);
 }
@@ -1550,7 +1600,7 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(da,           float,   train * rows * NH) \
     X(dtemp,        float,   train * B * chunks * NH) \
     X(back,         float,   train * B * chunks * tssa_sums_size(C, NH)) \
-    X(columns,      float,   train * COLUMN_BLOCKS * 4 * C) /* partial sums, for column_sum */ \
+    X(columns,      float,   train * COLUMN_BLOCKS * 17 * C) /* partial sums of a layer and ln_f, for ColumnSums */ \
     X(embed,        float,   train * (rows / (EMBED_SEGMENT / 2) + 1) * C) \
     X(workspace,    char,    MATMUL_WORKSPACE)
 
@@ -1561,7 +1611,8 @@ template <typename S> struct LayerActivations { LAYER_ACTIVATIONS(X) LAYER_RESID
 template <typename S> struct Buffers { SHARED_BUFFERS(X) };
 #undef X
 
-enum { PASS_TRAIN, PASS_EVAL, PASS_BACKWARD, PASS_DECODE, PASSES };
+// The pass after zero_grad overwrites the gradients (FIRST), so that they need not be cleared; later passes add to them.
+enum { PASS_TRAIN_FIRST, PASS_TRAIN, PASS_EVAL, PASS_BACKWARD_FIRST, PASS_BACKWARD, PASS_DECODE, PASSES };
 
 struct TostModel {
     TostConfig        config;
@@ -1577,6 +1628,7 @@ struct TostModel {
     PassGraph         graph[PASSES];
     double*           host_scalars;        // pinned copy of Buffers.scalars
     bool              scalars_read;        // host_scalars is up to date
+    bool              grads_stale;         // to be overwritten by the next pass
     int32_t*          token_counts;        // (V)
     int               B, T;                // of the last forward
     int               computed_layer;      // with recompute: the layer whose activations are in memory
@@ -1742,8 +1794,8 @@ template <typename S> static void run_layer_from_input(TypedModel<S>* m, int l, 
 }
 
 // buf.dx: the gradient of x_out becomes that of x. buf.dbranch: the gradient of mlp_out becomes that of the layer
-// below. With recompute the activations of the layer below replace those of this layer.
-template <typename S> static void layer_backward(TypedModel<S>* m, int l, int B, int T) {
+// below. Parameters: =, or with add +=. With recompute the activations of the layer below replace those of this layer.
+template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* sums, int l, int B, int T, bool add) {
     const LayerActivations<S>* a = &m->layer[l];
     const Buffers<S>* buf = &m->buf;
     const TostParams<float> p = model_params(m, TOST_PARAM, l), g = model_params(m, TOST_GRAD, l);
@@ -1751,26 +1803,29 @@ template <typename S> static void layer_backward(TypedModel<S>* m, int l, int B,
     const int C = m->config.n_embd, NH = m->config.n_head;
     const size_t rows = (size_t)B * T;
     Matmul* mm = &m->mm;
-    linear_backward(mm, buf->scratch_bt4c, g.fc_proj_w, buf->dbranch, a->gelu, w.fc_proj_w, rows, 4 * C, C);
-    gelu_backward(m->stream, buf->scratch_bt4c, g.fc_b, buf->columns, a->fc, rows, 4 * C);
-    linear_backward(mm, buf->scratch_btc, g.fc_w, buf->scratch_bt4c, a->ln_2, w.fc_w, rows, C, 4 * C);
-    layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_2_w, g.ln_2_b, g.gamma1, g.attn_proj_b,
-                                buf->columns, buf->scratch_btc, a->x_mid, a->mean_2, a->rstd_2, p.ln_2_w, a->attn_out,
-                                p.gamma1, true, rows, C);
+    linear_backward(mm, buf->scratch_bt4c, g.fc_proj_w, buf->dbranch, a->gelu, w.fc_proj_w, rows, 4 * C, C, add);
+    gelu_backward(m->stream, buf->scratch_bt4c, g.fc_b, sums, a->fc, rows, 4 * C);
+    linear_backward(mm, buf->scratch_btc, g.fc_w, buf->scratch_bt4c, a->ln_2, w.fc_w, rows, C, 4 * C, add);
+    layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_2_w, g.ln_2_b, g.gamma1, g.attn_proj_b, sums,
+                                buf->scratch_btc, a->x_mid, a->mean_2, a->rstd_2, p.ln_2_w, a->attn_out, p.gamma1,
+                                true, rows, C);
 
-    linear_backward(mm, buf->scratch_btc, g.attn_proj_w, buf->dbranch, a->y, w.attn_proj_w, rows, C, C);
-    tssa_backward(m->stream, buf->dbranch, g.temp, g.denom_bias, buf->da, buf->dtemp, buf->back, buf->totals,
+    linear_backward(mm, buf->scratch_btc, g.attn_proj_w, buf->dbranch, a->y, w.attn_proj_w, rows, C, C, add);
+    tssa_backward(m->stream, buf->dbranch, buf->da, buf->dtemp, buf->back, buf->totals,
                   buf->tssa_sync + l * tssa_sync_size(B, T), buf->scratch_btc, a->w, a->u, a->pi, a->tssa_saved, p.temp,
-                  model_input(m, B, T).header, m->config.membership, m->config.block_size, B, T, C, NH);
-    linear_backward(mm, buf->scratch_btc, g.attn_w, buf->dbranch, a->ln_1, w.attn_w, rows, C, C);
-    bias_backward(mm, g.attn_b, buf->columns, buf->dbranch, rows, C);
+                  m->config.membership, B, T, C, NH);
+    linear_backward(mm, buf->scratch_btc, g.attn_w, buf->dbranch, a->ln_1, w.attn_w, rows, C, C, add);
+    bias_backward(m->stream, g.attn_b, sums, buf->dbranch, rows, C);
     if (l > 0 && m->options.recompute) run_layer_from_input(m, l - 1, B, T);
     const TostParams<float> below = model_params(m, TOST_PARAM, l > 0 ? l - 1 : 0),
                             dbelow = model_params(m, TOST_GRAD, l > 0 ? l - 1 : 0);
     layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_1_w, g.ln_1_b, l > 0 ? dbelow.gamma2 : NULL,
-                                l > 0 ? dbelow.fc_proj_b : NULL, buf->columns, buf->scratch_btc, layer_input(m, l),
-                                a->mean_1, a->rstd_1, p.ln_1_w, l > 0 ? m->layer[l - 1].mlp_out : (S*)NULL,
-                                below.gamma2, true, rows, C);
+                                l > 0 ? dbelow.fc_proj_b : NULL, sums, buf->scratch_btc, layer_input(m, l), a->mean_1,
+                                a->rstd_1, p.ln_1_w, l > 0 ? m->layer[l - 1].mlp_out : (S*)NULL, below.gamma2, true,
+                                rows, C);
+    layer_sums(m->stream, *sums,
+               {g.temp, g.denom_bias, buf->da, buf->dtemp, p.temp, model_input(m, B, T).header, m->config.membership,
+                m->config.block_size, B, T, C / NH, NH, B * div_up(T, TSSA_CHUNK)}, add);
 }
 
 // Zeroes the flags of the scans of all layers.
@@ -1803,30 +1858,36 @@ template <typename S> static void model_forward(TypedModel<S>* m, TssaStates sta
 }
 
 // The exchange of complete gradients starts after each layer, in the pass that ends a step.
-template <typename S> static void model_backward(TypedModel<S>* m, TostEnd end, int B, int T) {
+template <typename S> static void model_backward(TypedModel<S>* m, TostEnd end, int B, int T, bool add) {
     const int C = m->config.n_embd, last = m->config.n_layer - 1;
     const size_t rows = (size_t)B * T;
     const Buffers<S>* buf = &m->buf;
     const TostParams<float> p = model_params(m, TOST_PARAM, last), g = model_params(m, TOST_GRAD, last);
+    ColumnSums sums = {};
+    sums.space = buf->columns;
     clear_sync(m, B, T);
-    layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_f_w, g.ln_f_b, g.gamma2, g.fc_proj_b,
-                                buf->columns, buf->scratch_btc, m->layer[last].x_out, buf->mean_f, buf->rstd_f,
-                                p.ln_f_w, m->layer[last].mlp_out, p.gamma2, false, rows, C);
+    layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_f_w, g.ln_f_b, g.gamma2, g.fc_proj_b, &sums,
+                                buf->scratch_btc, m->layer[last].x_out, buf->mean_f, buf->rstd_f, p.ln_f_w,
+                                m->layer[last].mlp_out, p.gamma2, false, rows, C);
     for (int l = last; l >= 0; l--) {
-        layer_backward(m, l, B, T);
+        layer_backward(m, &sums, l, B, T, add);
+        sums.n = 0;
+        sums.space = buf->columns;
         if (m->exchange.comm) exchange_gradients(&m->exchange, end, tost_row_offset(&m->tensors, TOST_ROW_gamma1, l));
     }
     const StepInput s = model_input(m, B, T);
     embedding_backward(m->stream, g.wte, g.wpe, buf->embed, buf->dx,
-                       {s.order, s.start, s.dest, s.big_token, s.big_first}, s.header, B, T, C);
+                       {s.order, s.start, s.dest, s.big_token, s.big_first}, s.header, m->config.block_size, B, T, C,
+                       add);
 }
 
 // The losses of n rows of x, which has a row per target; see classifier_forward_backward.
 template <typename S>
-static void classifier_pass(TypedModel<S>* m, double* total, S* dx, float* dwte, const S* x, StepInput s, size_t n) {
+static void classifier_pass(TypedModel<S>* m, double* total, S* dx, float* dwte, const S* x, StepInput s, size_t n,
+                            bool add) {
     classifier_forward_backward(&m->mm, total, m->buf.losses, dx, dwte, (S*)m->buf.logits, x, model_weights(m, 0).wte,
                                 s.targets, s.header, n, even_chunk(n, m->logits_rows), m->config.vocab_size,
-                                m->config.n_embd);
+                                m->config.n_embd, add);
 }
 
 // Begins the input of a pass over tokens (B,T) from position `first`. Returns the host copy, to be completed and sent.
@@ -1870,7 +1931,7 @@ static void cuda_forward_loss(TypedModel<S>* m, const int32_t* inputs, const int
     input_send(m, s, s.order);
     graph_run(&m->graph[PASS_EVAL], m->stream, B, T, [=] {
         model_forward(m, NO_STATES, B, T);
-        classifier_pass(m, m->buf.scalars, (S*)NULL, (float*)NULL, m->buf.ln_f, model_input(m, B, T), rows);
+        classifier_pass(m, m->buf.scalars, (S*)NULL, (float*)NULL, m->buf.ln_f, model_input(m, B, T), rows, false);
     });
 }
 
@@ -1884,26 +1945,32 @@ static void cuda_forward_train(TypedModel<S>* m, const int32_t* inputs, const in
     s.header->grad_scale = grad_scale;
     embed_order(s.header, s, m->token_counts, (int)rows, m->config.vocab_size);
     input_send(m, s, (int32_t*)s.header + step_input_size(rows));
-    graph_run(&m->graph[PASS_TRAIN], m->stream, B, T, [=] {
+    const bool add = !m->grads_stale;
+    graph_run(&m->graph[add ? PASS_TRAIN : PASS_TRAIN_FIRST], m->stream, B, T, [=] {
         model_forward(m, NO_STATES, B, T);
         classifier_pass(m, m->buf.scalars, m->buf.scratch_btc, model_params(m, TOST_GRAD, 0).wte, m->buf.ln_f,
-                        model_input(m, B, T), rows);
+                        model_input(m, B, T), rows, add);
     });
 }
 
-static void zero_gradients(TostModel* m) {
+// Before gradients are read or set: if no pass has overwritten them since zero_grad, clears them.
+static void settle_gradients(TostModel* m) {
+    if (!m->grads_stale) return;
     CUDA_CHECK(cudaMemsetAsync(m->state[TOST_GRAD], 0, m->tensors.flat_size * sizeof(float), m->stream));
+    m->grads_stale = false;
 }
 
 // NCCL's calls are not in a graph.
 template <typename S> static void cuda_backward(TypedModel<S>* m, TostEnd end) {
     const int B = m->B, T = m->T;
+    const bool add = !m->grads_stale;
     recompute_layer(m, m->config.n_layer - 1);
-    if (m->exchange.comm && end == TOST_STEP_ENDS) model_backward(m, end, B, T);
-    else graph_run(&m->graph[PASS_BACKWARD], m->stream, B, T, [=] { model_backward(m, TOST_MORE, B, T); });
+    if (m->exchange.comm && end == TOST_STEP_ENDS) model_backward(m, end, B, T, add);
+    else graph_run(&m->graph[add ? PASS_BACKWARD : PASS_BACKWARD_FIRST], m->stream, B, T,
+                   [=] { model_backward(m, TOST_MORE, B, T, add); });
     m->computed_layer = 0;
     exchange_gradients(&m->exchange, end, 0);
-    if (end == TOST_PART_ENDS) zero_gradients(m);
+    m->grads_stale = end == TOST_PART_ENDS;   // mutant: parts_not_overwritten
 }
 
 // Reads the sum of losses and the gradient norm together: the only wait for the device in a training step.
@@ -1983,6 +2050,7 @@ template <typename S> static void cuda_decode_step(float* logits, TypedModel<S>*
 
 // y[i] = x[order[i]]; rows of C. Minimum traffic per row: 2C + 2C.
 template <typename S, int VEC> __global__ void gather_rows_kernel(S* y, const S* x, const int32_t* order, int C) {
+    dependency_wait();
     const S* x_row = x + (size_t)order[blockIdx.x] * C;
     for (int c = threadIdx.x * VEC; c < C; c += blockDim.x * VEC) {
         float v[VEC];
@@ -2014,7 +2082,7 @@ template <typename S> static void decode_losses(float* losses, TypedModel<S>* m,
     S* rows = m->layer[0].ln_1;
     const auto gather_rows_variant = vec == 4 ? gather_rows_kernel<S, 4> : gather_rows_kernel<S, 1>;
     LAUNCH(gather_rows_variant, (int)counted, channel_threads(C, vec), 0, m->stream, rows, m->buf.ln_f, s.order, C);
-    classifier_pass(m, (double*)NULL, (S*)NULL, (float*)NULL, rows, s, counted);
+    classifier_pass(m, (double*)NULL, (S*)NULL, (float*)NULL, rows, s, counted, false);
     copy_to_host(losses, m->buf.losses, counted, m->stream);
 }
 
@@ -2037,10 +2105,11 @@ static void cuda_decode_score(double* losses, TypedModel<S>* m, const int32_t* t
 
 static void cuda_zero_grad(TostModel* m) {
     exchange_begin(&m->exchange);
-    zero_gradients(m);
+    m->grads_stale = true;
 }
 
 template <typename S> static double cuda_grad_norm(TypedModel<S>* m) {
+    settle_gradients(m);
     exchange_norm(&m->exchange, m->buf.scalars + 1);
     read_scalars(m);
     return sqrt(m->host_scalars[1]);
@@ -2055,6 +2124,7 @@ struct AdamWFactors { float decay, scale, b1, b2, c1, c2, rate, root, eps, ema_r
 template <typename S>
 __global__ void adamw_kernel(float* param, float* moment, float* variance, float* ema, S* weights, const float* grad,
                              const uint8_t* decays, size_t n, AdamWFactors a) {
+    dependency_wait();
     const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
     if (i >= n) return;
     float p[4], m[4], v[4], g[4];
@@ -2097,6 +2167,7 @@ template <typename S> static void update_slices(TypedModel<S>* m, AdamWFactors f
 }
 
 template <typename S> __global__ void convert_kernel(S* y, const float* x, size_t n) {
+    dependency_wait();
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) y[i] = from_float<S>(x[i]);
 }
@@ -2119,6 +2190,7 @@ template <typename S> static void cuda_update(TypedModel<S>* m, const TostAdamW*
     f.root = (float)(1.0 / sqrt(1.0 - pow(a->beta2, (double)a->step)));
     f.eps = (float)a->eps;
     f.ema_rate = (float)a->ema_rate;
+    settle_gradients(m);
     update_slices(m, f);
     exchange_gather(&m->exchange, m->state[TOST_PARAM]);
     if (m->exchange.comm) convert_weights(m, 0, m->tensors.flat_size);
@@ -2247,6 +2319,7 @@ template <typename S> static void cuda_put(TypedModel<S>* m, TostState s, const 
     const Exchange* x = &m->exchange;
     const Range tensor = {t->offset, t->offset + t->size};
     exchange_settle(&m->exchange);
+    if (s == TOST_GRAD) settle_gradients(m);
     if (s < TOST_M) put_range(m, m->state[s] + t->offset, src, t->size);
     for (int k = 0; s >= TOST_M && k < x->slices.buckets; k++) {
         const Range own = exchange_slice(x, k), r = range_meet(own, tensor);
@@ -2261,9 +2334,11 @@ static bool cuda_tune(TostModel* m, const char* file, bool renew, TostError* err
     return matmul_tune(&m->mm, file, renew, err);
 }
 
-static void cuda_get(float* dst, const TostModel* m, TostState s, const TostTensor* t) {
-    Exchange* x = &const_cast<TostModel*>(m)->exchange;   // its streams' order changes, not the model
+static void cuda_get(float* dst, const TostModel* model, TostState s, const TostTensor* t) {
+    TostModel* m = const_cast<TostModel*>(model);   // what the interface shows of it does not change
+    Exchange* x = &m->exchange;
     exchange_settle(x);
+    if (s == TOST_GRAD) settle_gradients(m);
     if (s == TOST_PARAM) copy_to_host(dst, m->state[s] + t->offset, t->size, m->stream);
     else exchange_collect(dst, x, m->state[s], s >= TOST_M, t);
 }

@@ -156,6 +156,7 @@ template <typename S, typename O> __device__ inline void plain_matmul_tile(const
 }
 
 template <typename S, typename O> __global__ void plain_matmul_kernel(Product<S, O> p) {
+    dependency_wait();
     for (int64_t i0 = (int64_t)blockIdx.y * PLAIN_TILE; i0 < p.M;
          i0 += (int64_t)gridDim.y * PLAIN_TILE)   // mutant: plain_rows_once
         plain_matmul_tile(p, (int)i0, blockIdx.x * PLAIN_TILE);

@@ -38,7 +38,8 @@ constexpr int COMPILED_ARCH = __CUDA_ARCH__;
 #ifdef TOST_CUDA_ON_HOST
 
 #define PLATFORM_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
-    CUDA_ON_HOST_LAUNCH(kernel, grid, block, shared_bytes, stream, ##__VA_ARGS__)
+    CUDA_ON_HOST_LAUNCH_EARLY(kernel, grid, block, shared_bytes, stream, ##__VA_ARGS__)
+__device__ inline void dependency_wait() { cuda_on_host_dependency_wait(); }
 #define DYNAMIC_SHARED(type, name) type* name = static_cast<type*>(cuda_on_host_dynamic_shared())
 
 template <size_t BYTES> __device__ inline void load_word(void* out, const void* p) {
@@ -65,8 +66,45 @@ __device__ inline int   load_acquire(const int* p) { return cuda_on_host_load(p,
 
 #else
 
+// True if a kernel may be launched while the one before it in its stream still runs (programmatic dependent launch),
+// which hides the time of the launch: from compute capability 9.0 on, and in graphs from CUDA 12.3 on.
+inline bool launches_early() {
+    static const bool early = [] {
+        int device = 0, major = 0, driver = 0;
+        return cudaGetDevice(&device) == cudaSuccess && cudaDriverGetVersion(&driver) == cudaSuccess &&
+               cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+               major >= 9 && driver >= 12030 && CUDART_VERSION >= 12030;
+    }();
+    return early;
+}
+
+template <typename... Params, typename... Args>
+inline void platform_launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
+                            Args... args) {
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = launches_early();
+    (void)cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);   // cudaGetLastError returns its error
+}
 #define PLATFORM_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
-    kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__)
+    platform_launch(kernel, grid, block, shared_bytes, stream, ##__VA_ARGS__)
+
+// The first statement of every kernel: waits until all earlier kernels of the stream have ended and their writes are
+// visible. After that, the next kernel may start to wait in the same way.
+__device__ inline void dependency_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // The shared_bytes of the launch, as an array of `type`.
 #define DYNAMIC_SHARED(type, name) \
     extern __shared__ __align__(16) unsigned char tost_dynamic_shared[]; \

@@ -309,17 +309,21 @@ void cuda_on_host_progress(void);   // runs what is ready, of the streams that d
 void cuda_on_host_copy(void* dst, const void* src, size_t bytes);   // memcpy from or to device memory
 // Queues `work` on the stream, or records it if the stream is capturing a graph.
 void cuda_on_host_enqueue(cudaStream_t stream, std::function<void()> work);
+// early: as a dependent launch, which must call cuda_on_host_dependency_wait in every thread.
 void cuda_on_host_launch(const char* name, const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
-                         cudaStream_t stream, std::function<void()> body);
+                         cudaStream_t stream, bool early, std::function<void()> body);
+void cuda_on_host_dependency_wait(void);
 
 template <typename... Params, typename... Args>
 void cuda_on_host_call(const char* name, void (*kernel)(Params...), dim3 grid, dim3 block,
-                       size_t shared_bytes, cudaStream_t stream, Args... args) {
-    cuda_on_host_launch(name, (const void*)kernel, grid, block, shared_bytes, stream,
+                       size_t shared_bytes, cudaStream_t stream, bool early, Args... args) {
+    cuda_on_host_launch(name, (const void*)kernel, grid, block, shared_bytes, stream, early,
                         [=] { kernel(args...); });
 }
 #define CUDA_ON_HOST_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                  \
-    cuda_on_host_call(#kernel, kernel, grid, block, shared_bytes, stream, ##__VA_ARGS__)
+    cuda_on_host_call(#kernel, kernel, grid, block, shared_bytes, stream, false, ##__VA_ARGS__)
+#define CUDA_ON_HOST_LAUNCH_EARLY(kernel, grid, block, shared_bytes, stream, ...)                            \
+    cuda_on_host_call(#kernel, kernel, grid, block, shared_bytes, stream, true, ##__VA_ARGS__)
 
 #include "cublaslt_on_host.h"
 

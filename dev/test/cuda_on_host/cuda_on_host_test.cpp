@@ -81,6 +81,12 @@ void test_plain_products(Checks* c, TostDtype dtype) {
     engines_agree(c, &tost_cuda_engine, &tost_cpu_engine, &k, dtype, &runs);
 }
 
+void test_stale_gradients(Checks* c) {
+    set_schedule(REVERSE_LATE);
+    engine_overwrites_gradients(c, &tost_cuda_engine, TOST_FP32, TOST_LEARNED, false);
+    engine_overwrites_gradients(c, &tost_cuda_engine, TOST_BF16, TOST_UNIFORM, true);
+}
+
 void test_golden_files(Checks* c, const char* dir) {
     test_golden(c, &tost_cuda_engine, dir, nullptr, [](int pair) { set_schedule(pair % 2 ? SHUFFLE : REVERSE_LATE); });
 }
@@ -243,6 +249,7 @@ void test_quick(Checks* c) {
     test_shape(c, faint, TOST_BF16, {REVERSE_LATE});
     test_shape(c, uniform, TOST_FP32, {SHUFFLE});
     test_plain_products(c, TOST_FP32);
+    test_stale_gradients(c);
     test_peak(c);
     test_missing(c);
     test_refusals(c);
@@ -251,6 +258,7 @@ void test_quick(Checks* c) {
 
 void test_mutants(Checks* c) {
     test_kernels(c, 12);
+    test_stale_gradients(c);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
     test_shapes(c, TOST_FP32, {FORWARD, REVERSE, SHUFFLE_LATE, RESIDENT});
     test_shape(c, long_shape(chunk_of_source()), TOST_FP32, {REVERSE});
@@ -270,6 +278,7 @@ void test_all(Checks* c) {
     for (const int values : {FRESH, RANDOM}) test_wide(c, TOST_BF16, values);
     test_wide(c, TOST_TF32, RANDOM);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_plain_products(c, dtype);
+    test_stale_gradients(c);
     test_golden_files(c, "dev/test/golden");
     char* shared = shared_path("golden");
     if (shared) test_golden_files(c, shared);

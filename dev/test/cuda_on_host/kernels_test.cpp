@@ -85,12 +85,15 @@ template <typename S> void test_norm(Checks* c, int C, size_t rows, bool bare = 
     const DeviceArray on_x(x), on_gamma(gamma), on_w(w), on_b(b), on_dx(dx), x_out(n), mean(rows), rstd(rows);
     const Device<S> on_branch(branch), on_dy(dy), y(n), dbranch(n);
     const DeviceArray dw(ones), db(ones), dgamma(ones), dbias(ones), partial(COLUMN_BLOCKS * 4 * width);
+    ColumnSums sums = {};
+    sums.space = partial.p;
     residual_layernorm_forward(nullptr, bare ? nullptr : x_out.p, y.p, mean.p, rstd.p, on_x.p,
                                bare ? nullptr : on_branch.p, on_gamma.p, on_w.p, bare ? nullptr : on_b.p, rows, C);
     layernorm_residual_backward(nullptr, on_dx.p, bare ? nullptr : dbranch.p, dw.p, bare ? nullptr : db.p,
-                                bare ? nullptr : dgamma.p, bare ? nullptr : dbias.p, partial.p, on_dy.p,
+                                bare ? nullptr : dgamma.p, bare ? nullptr : dbias.p, &sums, on_dy.p,
                                 bare ? on_x.p : x_out.p, mean.p, rstd.p, on_w.p, bare ? nullptr : on_branch.p,
                                 on_gamma.p, !bare, rows, C);
+    layer_sums(nullptr, sums, {}, true);
     near(c, "layernorm", C, y.get(), truth.y, stored<S>());
     near(c, "mean", C, mean.get(), truth.mean);
     near(c, "rstd", C, rstd.get(), truth.rstd);
@@ -149,8 +152,11 @@ template <typename S> void test_tssa(Checks* c, const TssaCase& k) {
     const int membership = k.uniform ? TOST_UNIFORM : TOST_LEARNED;
     tssa_forward(nullptr, y.p, u.p, pi.p, saved.p, NO_STATES, totals.p, sync.p, w.p, temp.p, bias.p,
                  (const StepHeader*)header.p, membership, (int)block, k.B, k.T, k.C, k.NH);
-    tssa_backward(nullptr, dw.p, dtemp.p, dbias.p, da.p, partial.p, back.p, totals.p, again.p, dy.p, w.p, u.p, pi.p,
-                  saved.p, temp.p, (const StepHeader*)header.p, membership, (int)block, k.B, k.T, k.C, k.NH);
+    tssa_backward(nullptr, dw.p, da.p, partial.p, back.p, totals.p, again.p, dy.p, w.p, u.p, pi.p, saved.p, temp.p,
+                  membership, k.B, k.T, k.C, k.NH);
+    layer_sums(nullptr, {},
+               {dtemp.p, dbias.p, da.p, partial.p, temp.p, (const StepHeader*)header.p, membership, (int)block, k.B,
+                k.T, k.C / k.NH, k.NH, (int)(B * chunks)}, true);
     near(c, "pi", k.C, pi.get(), truth.pi);
     near_columns(c, "y", C, y.get(), truth.y, stored<S>());
     near_columns(c, "dw", C, dw.get(), truth.dw, fmax(k.faint ? 1e-4 : 2e-5, stored<S>()));
@@ -176,6 +182,7 @@ template <typename S> void test_tssa_variants(Checks* c) {
 
 // The scan of `width` columns of small integers, whose sums are exact in any order.
 __global__ void scan_kernel(float* carry, float* totals, int* sync, int width, int chunks) {
+    dependency_wait();
     __shared__ int place;
     const int stride = scan_stride(width);
     scan_ticket(sync, [&](int unit) { place = unit; });
@@ -273,15 +280,23 @@ void test_concurrent(Checks* c, int seeds) {
     cuda_on_host_set(before);
 }
 
-// More chunks than threads.
-void test_temp(Checks* c) {
-    const size_t heads = 3, chunks = 2 * TEMP_THREADS + 88;
-    const Floats x = numbers(heads * chunks, 1);
-    Doubles want(heads, 1.0);
+// More chunks than threads, and more positions than threads, of which the pass has only some.
+void test_layer_sums(Checks* c, bool add) {
+    const size_t heads = 3, chunks = 2 * TEMP_THREADS + 88, T = SUM_THREADS + 9, first = 5, block = first + T + 600;
+    const float before = add ? 1.0f : NAN;
+    const Floats x = numbers(heads * chunks, 1), da = numbers(2 * heads * T, 2), temp = numbers(heads, 3);
+    Doubles want(heads, add ? 1.0 : 0.0), bias(heads * block, add ? 1.0 : 0.0);
     for (size_t i = 0; i < x.size(); i++) want[i / chunks] += x[i];
-    const DeviceArray partial(x), dtemp(Floats(heads, 1.0f));
-    LAUNCH(temp_backward_kernel, (int)heads, TEMP_THREADS, 0, nullptr, dtemp.p, partial.p, chunks);
+    for (size_t i = 0; i < da.size(); i++)
+        bias[i / T % heads * block + first + i % T] += 4.0 * temp[i / T % heads] * da[i];
+    const DeviceArray partial(x), on_da(da), on_temp(temp), dtemp(Floats(heads, before)),
+        dbias(Floats(heads * block, before));
+    const Device<int> header(step_at(first));
+    layer_sums(nullptr, {},
+               {dtemp.p, dbias.p, on_da.p, partial.p, on_temp.p, (const StepHeader*)header.p, TOST_LEARNED, (int)block,
+                2, (int)T, 4, (int)heads, (int)chunks}, add);
     near(c, "dtemp of many chunks", (int)heads, dtemp.get(), want);
+    near(c, "ddenom_bias of some positions", (int)heads, dbias.get(), bias);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -328,8 +343,8 @@ void test_embedding_backward(Checks* c, const EmbedCase& k, const std::vector<in
     const DeviceArray on_dx(dx), on_dwte(Floats(dwte.size(), 1.0f)), on_dwpe(Floats(dwpe.size(), 1.0f)),
         partial((rows / (EMBED_SEGMENT / 2) + 1) * C);
     embedding_backward(nullptr, on_dwte.p, on_dwpe.p, partial.p, on_dx.p,
-                       {d.order, d.start, d.dest, d.big_token, d.big_first}, (const StepHeader*)on_input.p, k.B, k.T,
-                       k.C);
+                       {d.order, d.start, d.dest, d.big_token, d.big_first}, (const StepHeader*)on_input.p,
+                       (int)(first + T), k.B, k.T, k.C, true);
     near(c, "dwte", k.C, on_dwte.get(), dwte);
     near(c, "dwpe", k.C, on_dwpe.get(), dwpe);
 }
@@ -364,15 +379,17 @@ template <typename S> void test_columns(Checks* c, size_t rows, int N) {
     }
     Floats four(x);
     for (float& v : four) v *= 4.0f;
-    Matmul mm = {};
     const Device<S> on_x(four), on_y(n), on_dx(dy), on_dy(dy);
-    const DeviceArray on_db(ones), on_dbias(ones), partial(COLUMN_BLOCKS * width);
-    bias_backward(&mm, on_dbias.p, partial.p, on_dy.p, rows, N);
+    const DeviceArray on_db(ones), on_dbias(ones), partial(2 * COLUMN_BLOCKS * width);
+    ColumnSums sums = {};
+    sums.space = partial.p;
+    bias_backward(nullptr, on_dbias.p, &sums, on_dy.p, rows, N);
+    if (N % 4 == 0) gelu_backward(nullptr, on_dx.p, on_db.p, &sums, on_x.p, rows, N);
+    layer_sums(nullptr, sums, {}, true);
     near(c, "bias_backward", N, on_dbias.get(), dbias);
     gelu_forward(nullptr, on_y.p, on_x.p, n);
     near(c, "gelu", N, on_y.get(), y, stored<S>());
     if (N % 4 != 0) return;
-    gelu_backward(nullptr, on_dx.p, on_db.p, partial.p, on_x.p, rows, N);
     near(c, "gelu_backward", N, on_dx.get(), dx, stored<S>());
     near(c, "gelu_backward, bias", N, on_db.get(), db);
 }
@@ -509,7 +526,7 @@ ClassifierResult classified(size_t chunk) {
     cublasLtCreate(&mm.handle);
     mm.workspace = workspace.p;
     classifier_forward_backward(&mm, (double*)nullptr, loss.p, dx.p, dwte.p, logits.p, on_x.p, on_wte.p,
-                                (const int32_t*)on_targets.p, (const StepHeader*)on_step.p, rows, chunk, V, C);
+                                (const int32_t*)on_targets.p, (const StepHeader*)on_step.p, rows, chunk, V, C, true);
     const auto doubles = [](const Floats& f) { return std::vector<double>(f.begin(), f.end()); };
     const ClassifierResult result = {doubles(loss.get()), doubles(dx.get()), doubles(dwte.get())};
     matmul_free(&mm);
@@ -558,7 +575,7 @@ void test_kernels(Checks* c, int seeds) {
     test_normal(c);
     test_errors(c);
     test_even_chunk(c);
-    test_temp(c);
+    for (const bool add : {false, true}) test_layer_sums(c, add);
     test_embeddings(c);
     test_plain_matmuls(c);
     test_tssa_variants<float>(c);

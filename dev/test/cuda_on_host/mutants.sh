@@ -46,7 +46,14 @@ lane_scan_too_short | s/by < WARP/by < WARP \/ 2/
 chunk_edge_forward | s/< k.n/< k.n - 1/
 chunk_edge_backward | s/t0 + j < k.n/t0 + j <= k.n/
 state_not_continued | s/+= states.start\[.*\];/+= 0.0;/
-no_accumulation | s/1\.0f/0.0f/
+no_accumulation | s/add ? 1\.0f/add ? 0.0f/
+weights_not_overwritten | s/: 0\.0f/: 1.0f/
+wte_not_overwritten | s/: 0\.0f/: 1.0f/
+places_not_overwritten | s/if (add) //
+sums_not_overwritten | s/add ? s.out\[c\] : 0.0f/s.out[c]/
+temp_not_overwritten | s/add ? s.dtemp\[h\] : 0.0f/s.dtemp[h]/
+denom_bias_not_overwritten | s/add ? \*out : 0.0f/*out/
+parts_not_overwritten | s/end == TOST_PART_ENDS/false/
 target_not_subtracted | s/v + j == target/v == target/
 segment_without_its_end | s/i < e/i + 1 < e/
 input_overwritten | s/CUDA_CHECK.*//
