@@ -19,6 +19,7 @@
 #include <type_traits>
 
 #include "tost/cuda_exchange.cuh"
+#include "tost/cuda_fp8.cuh"
 #include "tost/cuda_matmul.cuh"
 #include "tost/cuda_reduce.cuh"
 #include "tost/cuda_runtime.cuh"
@@ -214,17 +215,19 @@ constexpr int NORM_THREADS = 512;      // maximum per block; up to NORM_THREADS 
 constexpr int NORM_WARPS = 8;          // rows per block if a warp computes a row
 constexpr int NORM_ROWS = 2;           // rows per block at once in backward if PACKS = 1
 
-// branch NULL: x_out = x and is not written. Minimum traffic per row: 4C (x) + 2C (branch) + 4C (x_out) + 2C (y) = 12C.
-template <typename S, int VEC, int PACKS, bool WARP_ROW>
+// branch NULL: x_out = x and is not written. copy: of y. Minimum traffic per row: 4C (x) + 2C (branch) + 4C (x_out) +
+// 2C (y) = 12C.
+template <typename S, int VEC, int PACKS, bool WARP_ROW, typename Copy>
 __global__ void __launch_bounds__(WARP_ROW ? NORM_WARPS * WARP : NORM_THREADS)
     residual_layernorm_forward_kernel(float* __restrict__ x_out, S* __restrict__ y, float* mean, float* rstd,
                                       const float* __restrict__ x, const S* __restrict__ branch,
                                       const float* __restrict__ gamma, const float* __restrict__ w,
-                                      const float* __restrict__ b, size_t rows, int C) {
+                                      const float* __restrict__ b, size_t rows, int C, Copy copy) {
     dependency_wait();
     __shared__ float shared[WARP_ROW ? 1 : WARP];
     const size_t row = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
     if (row >= rows) return;
+    CopyWriter<Copy> writer(copy);
     const int stride = VEC * (WARP_ROW ? WARP : (int)blockDim.x), c0 = threadIdx.x * VEC;
     float v[PACKS][VEC] = {}, add[PACKS][VEC], sum[1] = {}, squares[1] = {};
     UNROLL for (int p = 0; p < PACKS; p++) {   // all loads are issued before the first use
@@ -264,28 +267,31 @@ __global__ void __launch_bounds__(WARP_ROW ? NORM_WARPS * WARP : NORM_THREADS)
         if (b) load_pack<VEC>(b_c, b + c);
         UNROLL for (int i = 0; i < VEC; i++) v[p][i] = v[p][i] * scale * w_c[i] + b_c[i];
         store_pack<VEC>(y + row * C + c, v[p]);
+        writer.template store<VEC>(row * C + c, v[p]);
     }
+    writer.end();
     if (threadIdx.x == 0) mean[row] = mean_row;
     if (threadIdx.x == 0) rstd[row] = scale;
 }
 
 static int norm_threads(int C, int vec, int packs) { return div_up(div_up(C, vec * packs), WARP) * WARP; }
 
-// x_out, y, x, branch (rows,C); mean, rstd (rows); gamma, w, b (C); b may be NULL
-template <typename S>
+// x_out, y, x, branch (rows,C); mean, rstd (rows); gamma, w, b (C); b may be NULL. copy: of y, if C % 4 = 0
+template <typename S, typename Copy>
 static void residual_layernorm_forward(cudaStream_t stream, float* x_out, S* y, float* mean, float* rstd,
                                        const float* x, const S* branch, const float* gamma, const float* w,
-                                       const float* b, size_t rows, int C) {
+                                       const float* b, size_t rows, int C, Copy copy) {
+    constexpr int ANY_VEC = Copy::ACTIVE ? 4 : 1, ANY_PACKS = Copy::ACTIVE ? 3 : 8;
     const bool vec = C % 4 == 0, warp_row = vec && C <= 4 * WARP * 16;
     const auto residual_layernorm_forward_variant =
-        vec && C <= 4 * WARP * 8 ? residual_layernorm_forward_kernel<S, 4, 8, true>
-        : warp_row               ? residual_layernorm_forward_kernel<S, 4, 16, true>
-        : vec                    ? residual_layernorm_forward_kernel<S, 4, 3, false>
-                                 : residual_layernorm_forward_kernel<S, 1, 8, false>;
+        vec && C <= 4 * WARP * 8 ? residual_layernorm_forward_kernel<S, 4, 8, true, Copy>
+        : warp_row               ? residual_layernorm_forward_kernel<S, 4, 16, true, Copy>
+        : vec                    ? residual_layernorm_forward_kernel<S, 4, 3, false, Copy>
+                                 : residual_layernorm_forward_kernel<S, ANY_VEC, ANY_PACKS, false, Copy>;
     const int blocks = warp_row ? div_up(rows, NORM_WARPS) : (int)rows;
     const dim3 threads = warp_row ? dim3(WARP, NORM_WARPS) : dim3(vec ? norm_threads(C, 4, 3) : norm_threads(C, 1, 8));
     LAUNCH(residual_layernorm_forward_variant, blocks, threads, 0, stream, x_out, y, mean, rstd, x, branch, gamma, w, b,
-           rows, C);
+           rows, C, copy);
 }
 
 // Backward of LayerNorm and of the residual before it (branch is NULL if there is none):
@@ -314,10 +320,10 @@ __device__ inline void load_residual(float (&d)[VEC], float (&branch)[VEC], cons
 }
 
 // Stores d, a pack of dx, and dbranch = gamma d; adds to the sums over rows.
-template <typename S, int VEC>
+template <typename S, int VEC, typename Copy>
 __device__ inline void store_residual(float (&dgamma)[VEC], float (&dx)[VEC], float (&d)[VEC],
                                       const float (&branch)[VEC], const float (&gamma)[VEC], const NormBackward<S>& a,
-                                      size_t at) {
+                                      size_t at, CopyWriter<Copy>& writer) {
     store_pack<VEC>(a.dx + at, d);
     if (!a.branch) return;
     UNROLL for (int i = 0; i < VEC; i++) {
@@ -326,12 +332,13 @@ __device__ inline void store_residual(float (&dgamma)[VEC], float (&dx)[VEC], fl
         d[i] *= gamma[i];
     }
     store_pack<VEC>(a.dbranch + at, d);
+    writer.template store<VEC>(at, d);
 }
 
 // ROWS rows from row0 on; FULL: none is past the end. If registers allow, all loads are issued before the first use.
-template <bool FULL, typename S, int VEC, int PACKS, int ROWS>
-__device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, const NormBackward<S>& a, size_t row0,
-                                               float* shared) {
+template <bool FULL, typename S, int VEC, int PACKS, int ROWS, typename Copy>
+__device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, CopyWriter<Copy>& writer,
+                                               const NormBackward<S>& a, size_t row0, float* shared) {
     constexpr bool AT_ONCE = PACKS == 1;
     const int C = a.C, c0 = threadIdx.x * VEC, stride = blockDim.x * VEC;
     const int valid = FULL ? ROWS : (int)min((size_t)ROWS, a.rows - row0);
@@ -376,23 +383,25 @@ __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, cons
             if (!AT_ONCE) load_residual(d[r][p], branch[r][p], a, at + r * C);
             const float mean_g = sums[2 * r] * inverse_C, mean_gn = sums[2 * r + 1] * inverse_C;
             UNROLL for (int i = 0; i < VEC; i++) d[r][p][i] += scale[r] * (g[r][p][i] - mean_g - n[r][p][i] * mean_gn);
-            store_residual(total.dgamma[p], total.dx[p], d[r][p], branch[r][p], gamma_c, a, at + r * C);
+            store_residual(total.dgamma[p], total.dx[p], d[r][p], branch[r][p], gamma_c, a, at + r * C, writer);
         }
     }
 }
 
-template <typename S, int VEC, int PACKS, int ROWS, int THREADS>
+template <typename S, int VEC, int PACKS, int ROWS, int THREADS, typename Copy>
 __global__ void __launch_bounds__(THREADS, THREADS <= 256 ? 3 : 1)
-    layernorm_residual_backward_kernel(NormBackward<S> a) {
+    layernorm_residual_backward_kernel(NormBackward<S> a, Copy copy) {
     dependency_wait();
     __shared__ float shared[WARP * 2 * ROWS];
+    CopyWriter<Copy> writer(copy);
     NormSums<VEC, PACKS> total = {};
     for (size_t row0 = (size_t)blockIdx.x * ROWS; row0 < a.rows; row0 += (size_t)gridDim.x * ROWS) {
         if (ROWS == 1 || row0 + ROWS <= a.rows)
-            layernorm_backward_rows<true, S, VEC, PACKS, ROWS>(total, a, row0, shared);
+            layernorm_backward_rows<true, S, VEC, PACKS, ROWS>(total, writer, a, row0, shared);
         else
-            layernorm_backward_rows<false, S, VEC, PACKS, ROWS>(total, a, row0, shared);
+            layernorm_backward_rows<false, S, VEC, PACKS, ROWS>(total, writer, a, row0, shared);
     }
+    writer.end();
     const size_t array = (size_t)gridDim.x * a.C;
     UNROLL for (int p = 0; p < PACKS; p++) {
         const int c = (threadIdx.x + p * blockDim.x) * VEC;
@@ -408,40 +417,66 @@ __global__ void __launch_bounds__(THREADS, THREADS <= 256 ? 3 : 1)
 }
 
 // dx = or, with accumulate, +=; dbranch =; dw, db, dgamma, dbias: by sums. db and dbias may be NULL; branch, dbranch and
-// dgamma may be NULL together. sums: space of (4,COLUMN_BLOCKS,C)
-template <typename S>
+// dgamma may be NULL together. sums: space of (4,COLUMN_BLOCKS,C). copy: of dbranch, if C % 4 = 0
+template <typename S, typename Copy>
 static void layernorm_residual_backward(cudaStream_t stream, float* dx, S* dbranch, float* dw, float* db,
                                         float* dgamma, float* dbias, ColumnSums* sums, const S* dy, const float* x,
                                         const float* mean, const float* rstd, const float* w, const S* branch,
-                                        const float* gamma, bool accumulate, size_t rows, int C) {
+                                        const float* gamma, bool accumulate, size_t rows, int C, Copy copy) {
+    constexpr int ANY_VEC = Copy::ACTIVE ? 4 : 1, ANY_PACKS = Copy::ACTIVE ? 3 : 8;
     const bool narrow = C % 4 == 0 && C <= 4 * 256;
     const int resident = norm_threads(C, 4, 1) <= 192 ? COLUMN_BLOCKS : COLUMN_BLOCKS / 4 * 3;   // limited by registers
     const int blocks = min(div_up(rows, narrow ? NORM_ROWS : 1), resident);
     float *const partial = column_partials(sums, 4, blocks, C), *const outs[] = {dw, db, dgamma, dbias};
     const NormBackward<S> a = {dx, dbranch, partial, dy, x, mean, rstd, w, branch, gamma, accumulate, rows, C};
     const auto layernorm_residual_backward_variant =
-        narrow       ? layernorm_residual_backward_kernel<S, 4, 1, NORM_ROWS, 256>
-        : C % 4 == 0 ? layernorm_residual_backward_kernel<S, 4, 3, 1, NORM_THREADS>
-                     : layernorm_residual_backward_kernel<S, 1, 8, 1, NORM_THREADS>;
+        narrow       ? layernorm_residual_backward_kernel<S, 4, 1, NORM_ROWS, 256, Copy>
+        : C % 4 == 0 ? layernorm_residual_backward_kernel<S, 4, 3, 1, NORM_THREADS, Copy>
+                     : layernorm_residual_backward_kernel<S, ANY_VEC, ANY_PACKS, 1, NORM_THREADS, Copy>;
     const int threads = C % 4 == 0 ? norm_threads(C, 4, narrow ? 1 : 3) : norm_threads(C, 1, 8);
-    LAUNCH(layernorm_residual_backward_variant, blocks, threads, 0, stream, a);
+    LAUNCH(layernorm_residual_backward_variant, blocks, threads, 0, stream, a, copy);
     for (int i = 0; i < 4; i++) column_sum(sums, outs[i], partial + (size_t)i * blocks * C, blocks, C);
 }
 
 // ---------------------------------------------------------------------------------------------
 // Linear:  y = x · wᵀ + b
 
+// The operands of a product in fp8: x and w in forward; dy and wᵀ in backward. a NULL: the product is in S.
+template <typename Q> struct Fp8Operands {
+    const Q* a;
+    const fp8_e4m3* b;
+    const float *a_inverse, *b_inverse;
+};
+
 // y (rows,OUT); x (rows,IN); w (OUT,IN); b (OUT) or NULL
 template <typename S>
-static void linear_forward(Matmul* mm, S* y, const S* x, const S* w, const S* b, size_t rows, int IN, int OUT) {
+static void linear_forward(Matmul* mm, S* y, const S* x, const S* w, const S* b, size_t rows, int IN, int OUT,
+                           Fp8Operands<fp8_e4m3> q = {}) {
+    if constexpr (std::is_same<S, bf16>::value) {
+        if (q.a)
+            return matmul(mm, Product<fp8_e4m3, S>{y, q.a, q.b, false, true, (int)rows, OUT, IN, OUT, IN, IN, 0.0f, b,
+                                                   q.a_inverse, q.b_inverse});
+    }
     matmul(mm, Product<S, S>{y, x, w, false, true, (int)rows, OUT, IN, OUT, IN, IN, 0.0f, b});
+}
+
+// dx =. The first of the two products of linear_backward
+template <typename S>
+static void linear_input_backward(Matmul* mm, S* dx, const S* dy, const S* w, size_t rows, int IN, int OUT,
+                                  Fp8Operands<fp8_e5m2> q) {
+    if constexpr (std::is_same<S, bf16>::value) {
+        if (q.a)
+            return matmul(mm, Product<fp8_e5m2, S, fp8_e4m3>{dx, q.a, q.b, false, true, (int)rows, IN, OUT, IN, OUT,
+                                                             OUT, 0.0f, NULL, q.a_inverse, q.b_inverse});
+    }
+    matmul(mm, Product<S, S>{dx, dy, w, false, false, (int)rows, IN, OUT, IN, OUT, IN, 0.0f, NULL});
 }
 
 // dx =; dw =, or with add +=.   dx = dy · w,   dw = dyᵀ · x
 template <typename S>
 static void linear_backward(Matmul* mm, S* dx, float* dw, const S* dy, const S* x, const S* w, size_t rows, int IN,
-                            int OUT, bool add) {
-    matmul(mm, Product<S, S>{dx, dy, w, false, false, (int)rows, IN, OUT, IN, OUT, IN, 0.0f, NULL});
+                            int OUT, bool add, Fp8Operands<fp8_e5m2> q = {}) {
+    linear_input_backward(mm, dx, dy, w, rows, IN, OUT, q);
     matmul(mm, Product<S, float>{dw, dy, x, true, false, OUT, IN, (int)rows, IN, OUT, IN,
                                  add ? 1.0f : 0.0f, NULL});   // mutant: no_accumulation, weights_not_overwritten
 }
@@ -1360,33 +1395,40 @@ static void layer_sums(cudaStream_t stream, const ColumnSums& columns, const Tss
 constexpr int GELU_PACK = 8, GELU_THREADS = 128;
 
 // Minimum traffic per element: 2 (x) + 2 (y).
-template <typename S> __global__ void gelu_forward_kernel(S* y, const S* x, size_t n) {
+template <typename S, typename Copy> __global__ void gelu_forward_kernel(S* y, const S* x, size_t n, Copy copy) {
     dependency_wait();
+    CopyWriter<Copy> writer(copy);
     const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * GELU_PACK;
     if (i + GELU_PACK <= n) {
         float v[GELU_PACK];
         load_pack<GELU_PACK>(v, x + i);
         UNROLL for (int j = 0; j < GELU_PACK; j++) v[j] *= normal_cdf(v[j], normal_bell(v[j]));
         store_pack<GELU_PACK>(y + i, v);
+        writer.template store<GELU_PACK>(i, v);
     } else {
         for (size_t j = i; j < n; j++) {
             const float v = to_float(x[j]);
             y[j] = from_float<S>(v * normal_cdf(v, normal_bell(v)));
         }
     }
+    writer.end();
 }
 
-template <typename S> static void gelu_forward(cudaStream_t stream, S* y, const S* x, size_t n) {
-    LAUNCH((gelu_forward_kernel<S>), div_up(n, 256 * GELU_PACK), 256, 0, stream, y, x, n);
+// copy: of y, if n % GELU_PACK = 0
+template <typename S, typename Copy>
+static void gelu_forward(cudaStream_t stream, S* y, const S* x, size_t n, Copy copy) {
+    LAUNCH((gelu_forward_kernel<S, Copy>), div_up(n, 256 * GELU_PACK), 256, 0, stream, y, x, n, copy);
 }
 
 // dx = dy (Φ(x) + x φ(x)), φ(x) = e^(-x²/2)/√(2π), in place: dx holds dy on entry. dx, x (rows,N); partial (blocks,N):
 // Σ of dx over every gridDim.x-th row. Minimum traffic per element: 4 (dx) + 2 (x).
-template <typename S, int VEC> __global__ void __launch_bounds__(GELU_THREADS)
-    gelu_backward_kernel(S* __restrict__ dx, float* __restrict__ partial, const S* __restrict__ x, size_t rows, int N) {
+template <typename S, int VEC, typename Copy> __global__ void __launch_bounds__(GELU_THREADS)
+    gelu_backward_kernel(S* __restrict__ dx, float* __restrict__ partial, const S* __restrict__ x, size_t rows, int N,
+                         Copy copy) {
     dependency_wait();
+    CopyWriter<Copy> writer(copy);
     const int c = (blockIdx.y * GELU_THREADS + threadIdx.x) * VEC;
-    if (c >= N) return;
+    if (c >= N) rows = 0;
     float sum[VEC] = {};
     UNROLL_BY(2) for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
         float d[VEC], v[VEC];
@@ -1398,19 +1440,23 @@ template <typename S, int VEC> __global__ void __launch_bounds__(GELU_THREADS)
             sum[i] += d[i];
         }
         store_pack<VEC>(dx + row * N + c, d);
+        writer.template store<VEC>(row * N + c, d);
     }
-    store_pack<VEC>(partial + (size_t)blockIdx.x * N + c, sum);
+    writer.end();
+    if (c < N) store_pack<VEC>(partial + (size_t)blockIdx.x * N + c, sum);
 }
 
 // dx = (in place of dy); db: by sums, unless NULL:   db = Σ_rows dx. x (rows,N), N % 4 = 0; sums: space of
-// (COLUMN_BLOCKS,N)
-template <typename S>
-static void gelu_backward(cudaStream_t stream, S* dx, float* db, ColumnSums* sums, const S* x, size_t rows, int N) {
+// (COLUMN_BLOCKS,N). copy: of dx, if N % GELU_PACK = 0
+template <typename S, typename Copy>
+static void gelu_backward(cudaStream_t stream, S* dx, float* db, ColumnSums* sums, const S* x, size_t rows, int N,
+                          Copy copy) {
     const int vec = N % GELU_PACK == 0 ? GELU_PACK : 4, blocks = (int)min(rows, (size_t)COLUMN_BLOCKS);
-    const auto gelu_backward_variant = vec == 4 ? gelu_backward_kernel<S, 4> : gelu_backward_kernel<S, GELU_PACK>;
+    const auto gelu_backward_variant = !Copy::ACTIVE && vec == 4 ? gelu_backward_kernel<S, Copy::ACTIVE ? 8 : 4, Copy>
+                                                                 : gelu_backward_kernel<S, GELU_PACK, Copy>;
     float* const partial = column_partials(sums, 1, blocks, N);
     LAUNCH(gelu_backward_variant, dim3(blocks, div_up(N, GELU_THREADS * vec)), GELU_THREADS, 0, stream, dx, partial, x,
-           rows, N);
+           rows, N, copy);
     column_sum(sums, db, partial, blocks, N);
 }
 
@@ -1602,7 +1648,20 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(back,         float,   train * B * chunks * tssa_sums_size(C, NH)) \
     X(columns,      float,   train * COLUMN_BLOCKS * 17 * C) /* partial sums of a layer and ln_f, for ColumnSums */ \
     X(embed,        float,   train * (rows / (EMBED_SEGMENT / 2) + 1) * C) \
-    X(workspace,    char,    MATMUL_WORKSPACE)
+    X(workspace,    char,    MATMUL_WORKSPACE) \
+    X(fp8,          uint8_t, fp8 * rows * 4 * C)           /* copy of the next product's operand */ \
+    X(fp8_weights,  fp8_e4m3, fp8 * m->tensors.flat_size)  /* only matrices of layers; the same, transposed: */ \
+    X(fp8_weights_t, fp8_e4m3, fp8 * m->tensors.flat_size) \
+    X(fp8_scales,   Fp8Scale, fp8 * L * (FP8_SITES + Fp8Weights::COUNT))   /* of tensors, then of weights */ \
+    X(fp8_slots,    int,     fp8 * L * FP8_SITES * FP8_SLOTS * FP8_SLOT) \
+    X(fp8_most,     float,   fp8 * m->exchange.ranks * L * FP8_SITES) \
+    X(fp8_history,  float,   fp8 * FP8_HISTORY * L * FP8_SITES) \
+    X(fp8_weights_most, int, fp8 * L * Fp8Weights::COUNT)
+
+// The tensors of a layer that are copied to fp8, with --dtype fp8: the inputs of its Linears, then the gradients of their
+// outputs. Site s and site s + 4 belong to weight s of FP8_WEIGHTS.
+enum { FP8_LN_1, FP8_Y, FP8_LN_2, FP8_GELU, FP8_DW, FP8_DATTN_OUT, FP8_DFC, FP8_DMLP_OUT, FP8_SITES };
+constexpr TostRow FP8_WEIGHTS[] = {TOST_ROW_attn_w, TOST_ROW_attn_proj_w, TOST_ROW_fc_w, TOST_ROW_fc_proj_w};
 
 constexpr int DECAY_GROUP = 32;      // elements per byte of decays: tensors start at multiples of it
 
@@ -1629,6 +1688,11 @@ struct TostModel {
     double*           host_scalars;        // pinned copy of Buffers.scalars
     bool              scalars_read;        // host_scalars is up to date
     bool              grads_stale;         // to be overwritten by the next pass
+    struct {                               // --dtype fp8
+        bool scaled;                       // scales are known: not in the first step, whose products are in bf16
+        bool recording, products;          // this pass records largest values; its products are in fp8
+        bool weights_stale;                // the copies of the weights are not those of the parameters
+    } fp8;
     int32_t*          token_counts;        // (V)
     int               B, T;                // of the last forward
     int               computed_layer;      // with recompute: the layer whose activations are in memory
@@ -1670,11 +1734,16 @@ static size_t classifier_chunk(size_t rows, int V, size_t logit_bytes) {
     return even_chunk(rows, most > 2 * ROW_TILE ? most : 2 * ROW_TILE);
 }
 
+static void put_range(TostModel* m, float* dst, const float* src, size_t n) {
+    if (n) CUDA_CHECK(cudaMemcpyAsync(dst, src, n * sizeof *src, cudaMemcpyHostToDevice, m->stream));
+}
+
 // Sets every pointer into the arena and returns its size in bytes. base NULL: only computes the size.
 template <typename S> static size_t layout_buffers(TypedModel<S>* m, char* base) {
     const TostConfig* c = &m->config;
     const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = m->options.max_batch,
-                 T = m->options.max_seq, rows = B * T, chunks = div_up(T, TSSA_CHUNK), train = m->options.training;
+                 T = m->options.max_seq, rows = B * T, chunks = div_up(T, TSSA_CHUNK), train = m->options.training,
+                 fp8 = m->options.dtype == TOST_FP8;
     const size_t flat_bytes = m->tensors.flat_size * sizeof(float),
                  own_bytes = exchange_owned(&m->exchange) * sizeof(float);
     const size_t logits_rows = m->logits_rows = classifier_chunk(rows, c->vocab_size, sizeof(S));
@@ -1729,6 +1798,102 @@ template <typename S> static void model_free(TypedModel<S>* m) {
 }
 
 // ---------------------------------------------------------------------------------------------
+// fp8: operands of the products of layers in a training pass. The gradients of weights, the classifier, and all products
+// of the first step and of other passes are in bf16.
+
+// Calls f with the copy that the kernel of a site's tensor writes: none, unless the pass is recorded.
+template <typename Q, typename S, typename F> static void with_copy(TypedModel<S>* m, int l, int site, F f) {
+    if constexpr (std::is_same<S, bf16>::value) {
+        const size_t tensor = (size_t)l * FP8_SITES + site;
+        if (m->fp8.recording)
+            return f(Fp8Copy<Q>{m->fp8.products ? (Q*)m->buf.fp8 : NULL, m->buf.fp8_scales + tensor,
+                                m->buf.fp8_slots + tensor * FP8_SLOTS * FP8_SLOT});
+    }
+    f(NoCopy());
+}
+
+// The copy of a tensor whose kernel does not write it.
+template <typename Q, typename S> static void copy_tensor(TypedModel<S>* m, int l, int site, const S* x, size_t n) {
+    if constexpr (std::is_same<S, bf16>::value)
+        with_copy<Q>(m, l, site, [&](auto copy) {
+            if constexpr (decltype(copy)::ACTIVE) fp8_cast(m->stream, copy, x, n);
+        });
+}
+
+// The operands of the product that follows: the copy written last, of this site, and its weight.
+template <typename Q, typename S> static Fp8Operands<Q> fp8_operands(const TypedModel<S>* m, int l, int site) {
+    if (!m->fp8.products) return {};
+    const int L = m->config.n_layer, weight = site % Fp8Weights::COUNT;
+    const fp8_e4m3* weights = site == weight ? m->buf.fp8_weights : m->buf.fp8_weights_t;
+    const Fp8Scale* of_weights = m->buf.fp8_scales + (size_t)L * FP8_SITES;
+    return {(const Q*)m->buf.fp8, weights + tost_row_offset(&m->tensors, FP8_WEIGHTS[weight], l),
+            &m->buf.fp8_scales[(size_t)l * FP8_SITES + site].inverse,
+            &of_weights[(size_t)l * Fp8Weights::COUNT + weight].inverse};
+}
+
+// Begins a pass of `rows` rows. In training, updates the copies of the weights if necessary.
+template <typename S> static void fp8_begin(TypedModel<S>* m, bool training, size_t rows) {
+    m->fp8.recording = training && m->options.dtype == TOST_FP8;
+    m->fp8.products = m->fp8.recording && m->fp8.scaled && rows % 16 == 0;
+    if constexpr (std::is_same<S, bf16>::value) {
+        if (!m->fp8.products || !m->fp8.weights_stale) return;
+        const int L = m->config.n_layer, C = m->config.n_embd;
+        Fp8Weights w = {{}, 0, {C, C, 4 * C, C}, {C, C, C, 4 * C}};
+        for (int i = 0; i < Fp8Weights::COUNT; i++) w.offset[i] = tost_row_offset(&m->tensors, FP8_WEIGHTS[i], 0);
+        if (L > 1) w.stride = tost_row_offset(&m->tensors, FP8_WEIGHTS[0], 1) - w.offset[0];
+        fp8_weights(m->stream, m->buf.fp8_weights, m->buf.fp8_weights_t,
+                    m->buf.fp8_scales + (size_t)L * FP8_SITES, m->buf.fp8_weights_most, m->weights, w, L);
+        m->fp8.weights_stale = false;
+    }
+}
+
+template <typename S> static int fp8_tensors(const TypedModel<S>* m) {
+    return m->options.dtype == TOST_FP8 ? m->config.n_layer * FP8_SITES : 0;
+}
+
+// The scales are known from now on: graphs of the passes before have products in bf16.
+static void fp8_scaled(TostModel* m) {
+    if (m->fp8.scaled) return;
+    for (int pass : {PASS_TRAIN_FIRST, PASS_TRAIN, PASS_BACKWARD_FIRST, PASS_BACKWARD}) {
+        graph_free(&m->graph[pass]);
+        m->graph[pass] = {};
+    }
+    m->fp8.scaled = true;
+}
+
+// Ends a step: its largest values, over all ranks, determine the scales of the next one.
+template <typename S> static void fp8_end_step(TypedModel<S>* m) {
+    const int tensors = fp8_tensors(m);
+    if (tensors == 0) return;
+    const Exchange* x = &m->exchange;
+    LAUNCH(fp8_recorded_kernel, tensors, WARP, 0, m->stream, m->buf.fp8_most + (size_t)x->rank * tensors,
+           m->buf.fp8_slots);
+    exchange_share(&m->exchange, m->buf.fp8_most, tensors);
+    LAUNCH(fp8_history_kernel, div_up(tensors, 128), 128, 0, m->stream, m->buf.fp8_scales, m->buf.fp8_history,
+           m->buf.fp8_most, x->ranks, tensors, (int)FP8_SITES);
+    fp8_scaled(m);
+}
+
+template <typename S> static size_t cuda_scales(TypedModel<S>* m) { return (size_t)FP8_HISTORY * fp8_tensors(m); }
+
+template <typename S> static bool cuda_get_scales(float* dst, TypedModel<S>* m) {
+    if (!m->fp8.scaled) return false;
+    exchange_settle(&m->exchange);
+    copy_to_host(dst, m->buf.fp8_history, cuda_scales(m), m->stream);
+    return true;
+}
+
+template <typename S> static void cuda_put_scales(TypedModel<S>* m, const float* src) {
+    const int tensors = fp8_tensors(m);
+    if (tensors == 0) return;
+    put_range(m, m->buf.fp8_history, src, (size_t)FP8_HISTORY * tensors);
+    LAUNCH(fp8_scales_kernel, div_up(tensors, 128), 128, 0, m->stream, m->buf.fp8_scales, m->buf.fp8_history, tensors,
+           (int)FP8_SITES);
+    CUDA_CHECK(cudaStreamSynchronize(m->stream));
+    fp8_scaled(m);
+}
+
+// ---------------------------------------------------------------------------------------------
 // Passes over the model. A residual is added by the LayerNorm after it: layer_forward starts from a finished ln_1 and
 // ends with the LayerNorm that follows the layer; layer_backward mirrors it.
 
@@ -1760,31 +1925,49 @@ template <typename S> static void layer_branches(TypedModel<S>* m, int l, TssaSt
     const int C = m->config.n_embd, NH = m->config.n_head;
     const size_t rows = (size_t)B * T;
     Matmul* mm = &m->mm;
-    linear_forward(mm, a->w, a->ln_1, w.attn_w, w.attn_b, rows, C, C);
+    linear_forward(mm, a->w, a->ln_1, w.attn_w, w.attn_b, rows, C, C, fp8_operands<fp8_e4m3>(m, l, FP8_LN_1));
     tssa_forward(m->stream, a->y, a->u, a->pi, a->tssa_saved, states, m->buf.totals, sync, a->w, p.temp, p.denom_bias,
                  model_input(m, B, T).header, m->config.membership, m->config.block_size, B, T, C, NH);
-    linear_forward(mm, a->attn_out, a->y, w.attn_proj_w, w.attn_proj_b, rows, C, C);
+    copy_tensor<fp8_e4m3>(m, l, FP8_Y, a->y, rows * C);
+    linear_forward(mm, a->attn_out, a->y, w.attn_proj_w, w.attn_proj_b, rows, C, C,
+                   fp8_operands<fp8_e4m3>(m, l, FP8_Y));
 
-    residual_layernorm_forward(m->stream, a->x_mid, a->ln_2, a->mean_2, a->rstd_2, layer_input(m, l), a->attn_out,
-                               p.gamma1, p.ln_2_w, p.ln_2_b, rows, C);
-    linear_forward(mm, a->fc, a->ln_2, w.fc_w, w.fc_b, rows, C, 4 * C);
-    gelu_forward(m->stream, a->gelu, a->fc, rows * 4 * C);
-    linear_forward(mm, a->mlp_out, a->gelu, w.fc_proj_w, w.fc_proj_b, rows, 4 * C, C);
+    with_copy<fp8_e4m3>(m, l, FP8_LN_2, [&](auto copy) {
+        residual_layernorm_forward(m->stream, a->x_mid, a->ln_2, a->mean_2, a->rstd_2, layer_input(m, l), a->attn_out,
+                                   p.gamma1, p.ln_2_w, p.ln_2_b, rows, C, copy);
+    });
+    linear_forward(mm, a->fc, a->ln_2, w.fc_w, w.fc_b, rows, C, 4 * C, fp8_operands<fp8_e4m3>(m, l, FP8_LN_2));
+    with_copy<fp8_e4m3>(m, l, FP8_GELU,
+                        [&](auto copy) { gelu_forward(m->stream, a->gelu, a->fc, rows * 4 * C, copy); });
+    linear_forward(mm, a->mlp_out, a->gelu, w.fc_proj_w, w.fc_proj_b, rows, 4 * C, C,
+                   fp8_operands<fp8_e4m3>(m, l, FP8_GELU));
+}
+
+// Calls f with the copy of the ln_1 of layer l; l = L: of ln_f, which has none.
+template <typename S, typename F> static void with_norm_copy(TypedModel<S>* m, int l, F f) {
+    if (l == m->config.n_layer) f(NoCopy());
+    else with_copy<fp8_e4m3>(m, l, FP8_LN_1, f);
 }
 
 template <typename S> static void layer_forward(TypedModel<S>* m, int l, TssaStates states, int B, int T) {
     const LayerActivations<S>* a = &m->layer[l];
     const NextNorm<S> next = next_norm(m, l);
     layer_branches(m, l, states, m->buf.tssa_sync + l * tssa_sync_size(B, T), B, T);
-    residual_layernorm_forward(m->stream, a->x_out, next.y, next.mean, next.rstd, a->x_mid, a->mlp_out,
-                               model_params(m, TOST_PARAM, l).gamma2, next.w, next.b, (size_t)B * T, m->config.n_embd);
+    with_norm_copy(m, l + 1, [&](auto copy) {
+        residual_layernorm_forward(m->stream, a->x_out, next.y, next.mean, next.rstd, a->x_mid, a->mlp_out,
+                                   model_params(m, TOST_PARAM, l).gamma2, next.w, next.b, (size_t)B * T,
+                                   m->config.n_embd, copy);
+    });
 }
 
 // The LayerNorm after layer l, of a finished residual stream.
 template <typename S> static void norm_forward(TypedModel<S>* m, int l, int B, int T) {
     const NextNorm<S> next = next_norm(m, l);
-    residual_layernorm_forward(m->stream, (float*)NULL, next.y, next.mean, next.rstd, layer_input(m, l + 1),
-                               (const S*)NULL, (const float*)NULL, next.w, next.b, (size_t)B * T, m->config.n_embd);
+    with_norm_copy(m, l + 1, [&](auto copy) {
+        residual_layernorm_forward(m->stream, (float*)NULL, next.y, next.mean, next.rstd, layer_input(m, l + 1),
+                                   (const S*)NULL, (const float*)NULL, next.w, next.b, (size_t)B * T,
+                                   m->config.n_embd, copy);
+    });
 }
 
 // With recompute: the activations of layer l, from its input. Uses the second half of the scans' flags.
@@ -1803,26 +1986,39 @@ template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* s
     const int C = m->config.n_embd, NH = m->config.n_head;
     const size_t rows = (size_t)B * T;
     Matmul* mm = &m->mm;
-    linear_backward(mm, buf->scratch_bt4c, g.fc_proj_w, buf->dbranch, a->gelu, w.fc_proj_w, rows, 4 * C, C, add);
-    gelu_backward(m->stream, buf->scratch_bt4c, g.fc_b, sums, a->fc, rows, 4 * C);
-    linear_backward(mm, buf->scratch_btc, g.fc_w, buf->scratch_bt4c, a->ln_2, w.fc_w, rows, C, 4 * C, add);
-    layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_2_w, g.ln_2_b, g.gamma1, g.attn_proj_b, sums,
-                                buf->scratch_btc, a->x_mid, a->mean_2, a->rstd_2, p.ln_2_w, a->attn_out, p.gamma1,
-                                true, rows, C);
+    linear_backward(mm, buf->scratch_bt4c, g.fc_proj_w, buf->dbranch, a->gelu, w.fc_proj_w, rows, 4 * C, C, add,
+                    fp8_operands<fp8_e5m2>(m, l, FP8_DMLP_OUT));
+    with_copy<fp8_e5m2>(m, l, FP8_DFC, [&](auto copy) {
+        gelu_backward(m->stream, buf->scratch_bt4c, g.fc_b, sums, a->fc, rows, 4 * C, copy);
+    });
+    linear_backward(mm, buf->scratch_btc, g.fc_w, buf->scratch_bt4c, a->ln_2, w.fc_w, rows, C, 4 * C, add,
+                    fp8_operands<fp8_e5m2>(m, l, FP8_DFC));
+    with_copy<fp8_e5m2>(m, l, FP8_DATTN_OUT, [&](auto copy) {
+        layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_2_w, g.ln_2_b, g.gamma1, g.attn_proj_b,
+                                    sums, buf->scratch_btc, a->x_mid, a->mean_2, a->rstd_2, p.ln_2_w, a->attn_out,
+                                    p.gamma1, true, rows, C, copy);
+    });
 
-    linear_backward(mm, buf->scratch_btc, g.attn_proj_w, buf->dbranch, a->y, w.attn_proj_w, rows, C, C, add);
+    linear_backward(mm, buf->scratch_btc, g.attn_proj_w, buf->dbranch, a->y, w.attn_proj_w, rows, C, C, add,
+                    fp8_operands<fp8_e5m2>(m, l, FP8_DATTN_OUT));
     tssa_backward(m->stream, buf->dbranch, buf->da, buf->dtemp, buf->back, buf->totals,
                   buf->tssa_sync + l * tssa_sync_size(B, T), buf->scratch_btc, a->w, a->u, a->pi, a->tssa_saved, p.temp,
                   m->config.membership, B, T, C, NH);
-    linear_backward(mm, buf->scratch_btc, g.attn_w, buf->dbranch, a->ln_1, w.attn_w, rows, C, C, add);
+    copy_tensor<fp8_e5m2>(m, l, FP8_DW, buf->dbranch, rows * C);
+    linear_backward(mm, buf->scratch_btc, g.attn_w, buf->dbranch, a->ln_1, w.attn_w, rows, C, C, add,
+                    fp8_operands<fp8_e5m2>(m, l, FP8_DW));
     bias_backward(m->stream, g.attn_b, sums, buf->dbranch, rows, C);
     if (l > 0 && m->options.recompute) run_layer_from_input(m, l - 1, B, T);
     const TostParams<float> below = model_params(m, TOST_PARAM, l > 0 ? l - 1 : 0),
                             dbelow = model_params(m, TOST_GRAD, l > 0 ? l - 1 : 0);
-    layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_1_w, g.ln_1_b, l > 0 ? dbelow.gamma2 : NULL,
-                                l > 0 ? dbelow.fc_proj_b : NULL, sums, buf->scratch_btc, layer_input(m, l), a->mean_1,
-                                a->rstd_1, p.ln_1_w, l > 0 ? m->layer[l - 1].mlp_out : (S*)NULL, below.gamma2, true,
-                                rows, C);
+    const auto norm_backward = [&](auto copy) {
+        layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_1_w, g.ln_1_b, l > 0 ? dbelow.gamma2 : NULL,
+                                    l > 0 ? dbelow.fc_proj_b : NULL, sums, buf->scratch_btc, layer_input(m, l),
+                                    a->mean_1, a->rstd_1, p.ln_1_w, l > 0 ? m->layer[l - 1].mlp_out : (S*)NULL,
+                                    below.gamma2, true, rows, C, copy);
+    };
+    if (l > 0) with_copy<fp8_e5m2>(m, l - 1, FP8_DMLP_OUT, norm_backward);
+    else norm_backward(NoCopy());
     layer_sums(m->stream, *sums,
                {g.temp, g.denom_bias, buf->da, buf->dtemp, p.temp, model_input(m, B, T).header, m->config.membership,
                 m->config.block_size, B, T, C / NH, NH, B * div_up(T, TSSA_CHUNK)}, add);
@@ -1866,9 +2062,11 @@ template <typename S> static void model_backward(TypedModel<S>* m, TostEnd end, 
     ColumnSums sums = {};
     sums.space = buf->columns;
     clear_sync(m, B, T);
-    layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_f_w, g.ln_f_b, g.gamma2, g.fc_proj_b, &sums,
-                                buf->scratch_btc, m->layer[last].x_out, buf->mean_f, buf->rstd_f, p.ln_f_w,
-                                m->layer[last].mlp_out, p.gamma2, false, rows, C);
+    with_copy<fp8_e5m2>(m, last, FP8_DMLP_OUT, [&](auto copy) {
+        layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_f_w, g.ln_f_b, g.gamma2, g.fc_proj_b, &sums,
+                                    buf->scratch_btc, m->layer[last].x_out, buf->mean_f, buf->rstd_f, p.ln_f_w,
+                                    m->layer[last].mlp_out, p.gamma2, false, rows, C, copy);
+    });
     for (int l = last; l >= 0; l--) {
         layer_backward(m, &sums, l, B, T, add);
         sums.n = 0;
@@ -1898,6 +2096,7 @@ template <typename S> static StepInput start_forward(TypedModel<S>* m, const int
     m->B = B;
     m->T = T;
     m->computed_layer = m->config.n_layer - 1;
+    fp8_begin(m, false, rows);
     *s.header = {};
     s.header->first = first;
     memcpy(s.inputs, tokens, rows * sizeof *tokens);
@@ -1941,6 +2140,7 @@ static void cuda_forward_train(TypedModel<S>* m, const int32_t* inputs, const in
     assert(m->options.training);
     const size_t rows = (size_t)B * T;
     const StepInput s = start_forward(m, inputs, 0, B, T);
+    fp8_begin(m, true, rows);
     input_targets(m, s, targets, rows);
     s.header->grad_scale = grad_scale;
     embed_order(s.header, s, m->token_counts, (int)rows, m->config.vocab_size);
@@ -2103,8 +2303,15 @@ static void cuda_decode_score(double* losses, TypedModel<S>* m, const int32_t* t
 // ---------------------------------------------------------------------------------------------
 // Gradients and AdamW
 
-static void cuda_zero_grad(TostModel* m) {
+// Zeroes the largest values that the passes of a step record.
+template <typename S> static void fp8_clear(TypedModel<S>* m) {
+    const size_t slots = (size_t)fp8_tensors(m) * FP8_SLOTS * FP8_SLOT;
+    if (slots) CUDA_CHECK(cudaMemsetAsync(m->buf.fp8_slots, 0, slots * sizeof(int), m->stream));
+}
+
+template <typename S> static void cuda_zero_grad(TypedModel<S>* m) {
     exchange_begin(&m->exchange);
+    fp8_clear(m);
     m->grads_stale = true;
 }
 
@@ -2194,12 +2401,17 @@ template <typename S> static void cuda_update(TypedModel<S>* m, const TostAdamW*
     update_slices(m, f);
     exchange_gather(&m->exchange, m->state[TOST_PARAM]);
     if (m->exchange.comm) convert_weights(m, 0, m->tensors.flat_size);
+    m->fp8.weights_stale = true;   // mutant: fp8_weights_not_updated
+    fp8_end_step(m);
 }
 
 // ---------------------------------------------------------------------------------------------
 // The engine
 
-static bool cuda_supports(TostDtype dtype) { return dtype == TOST_FP32 || dtype == TOST_TF32 || dtype == TOST_BF16; }
+static bool cuda_supports(TostDtype dtype) { return dtype >= TOST_FP32 && dtype <= TOST_FP8; }
+
+// True if the storage type is bf16.
+static bool is_bf16(TostDtype dtype) { return dtype == TOST_BF16 || dtype == TOST_FP8; }
 
 template <typename S> static size_t model_bytes(const TostConfig* c, const TostEngineOptions* o) {
     TypedModel<S>* m = model_new<S>(c, o);
@@ -2209,7 +2421,7 @@ template <typename S> static size_t model_bytes(const TostConfig* c, const TostE
 }
 
 static size_t cuda_memory(const TostConfig* c, const TostEngineOptions* o) {
-    return o->dtype == TOST_BF16 ? model_bytes<bf16>(c, o) : model_bytes<float>(c, o);
+    return is_bf16(o->dtype) ? model_bytes<bf16>(c, o) : model_bytes<float>(c, o);
 }
 
 // True if the blocks and shared memory of the kernels can hold a row.
@@ -2223,6 +2435,21 @@ static bool fits_kernels(const TostConfig* c, TostError* err) {
     if (c->n_embd > channels)
         return tost_error(err, "--channels %d: the CUDA engine takes up to %d, in multiples of 4 up to %d", c->n_embd,
                           8 * NORM_THREADS, 12 * NORM_THREADS);
+    return true;
+}
+
+// True if --dtype fp8 can train this model on this device.
+static bool fits_fp8(const cudaDeviceProp* prop, const TostConfig* c, const TostEngineOptions* o, TostError* err) {
+    if (o->dtype != TOST_FP8) return true;
+    if (!o->training) return tost_error(err, "--dtype fp8 is for training: give --dtype bf16");
+    if (prop->major < 9)
+        return tost_error(err, "--dtype fp8: %s has compute capability %d.%d; 9.0 or later is needed (Hopper): give "
+                          "--dtype bf16", prop->name, prop->major, prop->minor);
+    if (c->n_embd % 16)
+        return tost_error(err, "--dtype fp8: --channels %d is not a multiple of 16: give --dtype bf16", c->n_embd);
+    if ((int64_t)o->max_batch * o->max_seq % 16)
+        return tost_error(err, "--dtype fp8: --batch %d times --seq %d is not a multiple of 16", o->max_batch,
+                          o->max_seq);
     return true;
 }
 
@@ -2259,6 +2486,8 @@ template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
     CUDA_CHECK(cudaMemsetAsync(m->buf.scalars, 0, 2 * sizeof(double), m->stream));
     if (!m->options.training) return true;
     put_decays(m);
+    fp8_clear(m);
+    m->fp8.weights_stale = true;
     return exchange_open(&m->exchange, m->stream, err);
 }
 
@@ -2272,9 +2501,10 @@ template <typename S> static TostModel* model_create(const TostConfig* c, const 
 // Collective if it trains with other ranks: fails on all of them if it does on one.
 static TostModel* cuda_create(const TostConfig* c, const TostEngineOptions* o, TostError* err) {
     cudaDeviceProp prop;
-    const bool ok = fits_kernels(c, err) && device_open(&prop, o->comm ? o->comm->place.local_rank : 0, err);
+    const bool ok = fits_kernels(c, err) && device_open(&prop, o->comm ? o->comm->place.local_rank : 0, err) &&
+                    fits_fp8(&prop, c, o, err);
     if (!comm_agree(o->training ? o->comm : NULL, ok, err)) return NULL;
-    return o->dtype == TOST_BF16 ? model_create<bf16>(c, o, err) : model_create<float>(c, o, err);
+    return is_bf16(o->dtype) ? model_create<bf16>(c, o, err) : model_create<float>(c, o, err);
 }
 
 // By the name of the GPU; else the rate of a square product, or 0 if memory is short.
@@ -2311,10 +2541,6 @@ template <typename S> static double cuda_peak_flops(TypedModel<S>* m) {
     return 2.0 * PRODUCTS * size * n / (ms * 1e-3);
 }
 
-static void put_range(TostModel* m, float* dst, const float* src, size_t n) {
-    if (n) CUDA_CHECK(cudaMemcpyAsync(dst, src, n * sizeof *src, cudaMemcpyHostToDevice, m->stream));
-}
-
 template <typename S> static void cuda_put(TypedModel<S>* m, TostState s, const TostTensor* t, const float* src) {
     const Exchange* x = &m->exchange;
     const Range tensor = {t->offset, t->offset + t->size};
@@ -2326,6 +2552,7 @@ template <typename S> static void cuda_put(TypedModel<S>* m, TostState s, const 
         put_range(m, m->state[s] + exchange_packed(x, x->rank, k) + (r.start - own.start), src + (r.start - t->offset),
                   range_size(r));
     }
+    if (s == TOST_PARAM) m->fp8.weights_stale = true;
     if (s == TOST_PARAM) convert_weights(m, t->offset, t->size);   // mutant: moments_into_the_weights
     CUDA_CHECK(cudaStreamSynchronize(m->stream));
 }
@@ -2346,8 +2573,12 @@ static void cuda_get(float* dst, const TostModel* model, TostState s, const Tost
 // TYPED(f): the interface's function that calls f with its TostModel* cast to the TypedModel of the model's dtype.
 template <typename S, typename T> static T typed(T x) { return x; }
 template <typename S> static TypedModel<S>* typed(TostModel* m) { return static_cast<TypedModel<S>*>(m); }
+template <typename S> static TypedModel<S>* typed(const TostModel* m) {
+    return static_cast<TypedModel<S>*>(const_cast<TostModel*>(m));
+}
 template <typename T> static bool is_bf16(T) { return false; }
-static bool is_bf16(TostModel* m) { return m->options.dtype == TOST_BF16; }
+static bool is_bf16(TostModel* m) { return is_bf16(m->options.dtype); }
+static bool is_bf16(const TostModel* m) { return is_bf16(m->options.dtype); }
 #define TYPED(f) [](auto... a) { return (is_bf16(a) || ...) ? f(typed<bf16>(a)...) : f(typed<float>(a)...); }
 
 extern "C" const TostEngine tost_cuda_engine = {
@@ -2370,12 +2601,15 @@ extern "C" const TostEngine tost_cuda_engine = {
     .read_loss = TYPED(cuda_read_loss),
     .logits = TYPED(cuda_logits),
     .activation = TYPED(cuda_activation),
-    .zero_grad = cuda_zero_grad,
+    .zero_grad = TYPED(cuda_zero_grad),
     .grad_norm = TYPED(cuda_grad_norm),
     .update = TYPED(cuda_update),
     .decode_begin = TYPED(cuda_decode_begin),
     .decode_step = TYPED(cuda_decode_step),
     .decode_score = TYPED(cuda_decode_score),
+    .scales = TYPED(cuda_scales),
+    .get_scales = TYPED(cuda_get_scales),
+    .put_scales = TYPED(cuda_put_scales),
 #ifdef TOST_NCCL
     .open_comm = nccl_open_comm,
 #else

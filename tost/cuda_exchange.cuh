@@ -348,6 +348,18 @@ static void exchange_gather(Exchange* x, float* flat) {
 #endif
 }
 
+// all (ranks,n): each rank has its row; copies all rows to all ranks.
+static void exchange_share(Exchange* x, float* all, size_t n) {
+#ifdef TOST_NCCL
+    if (!x->comm) return;
+    exchange_fork(x);
+    nccl_check(x->link, ncclAllGather(all + x->rank * n, all, n, ncclFloat, x->link->nccl, x->stream), "ncclAllGather");
+    exchange_join(x);
+#else
+    (void)x, (void)all, (void)n;
+#endif
+}
+
 #ifdef TOST_NCCL
 // Copies tensor t of bucket k to dst on rank 0. array: this rank's slices, packed, or a flat array.
 static void collect_bucket(float* dst, Exchange* x, const float* array, bool packed, Range t, int k) {

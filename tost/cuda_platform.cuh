@@ -21,6 +21,8 @@
 #endif
 
 typedef __nv_bfloat16 bf16;
+struct fp8_e4m3 { unsigned char bits; };
+struct fp8_e5m2 { unsigned char bits; };
 
 // The compute capability that this pass compiles for, e.g. 900 for 9.0; 0 for the host
 #ifdef __CUDA_ARCH__
@@ -56,6 +58,13 @@ __device__ inline void load_from_L2(float (&out)[4], const float* p) {
 }
 __device__ inline void unpack_pair(float* out, const bf16* pair) {
     for (int i = 0; i < 2; i++) out[i] = __bfloat162float(pair[i]);
+}
+
+__device__ inline void fp8_pair(fp8_e4m3* out, float a, float b) {
+    out[0].bits = cuda_on_host_to_fp8(a, 3, 7, 448.0f), out[1].bits = cuda_on_host_to_fp8(b, 3, 7, 448.0f);
+}
+__device__ inline void fp8_pair(fp8_e5m2* out, float a, float b) {
+    out[0].bits = cuda_on_host_to_fp8(a, 2, 15, 57344.0f), out[1].bits = cuda_on_host_to_fp8(b, 2, 15, 57344.0f);
 }
 
 __device__ inline float reciprocal(float x) { return cuda_on_host_flush(1.0f / cuda_on_host_flush(x)); }
@@ -142,6 +151,20 @@ __device__ inline void unpack_pair(float* out, const bf16* pair) {
     out[0] = __uint_as_float(two << 16);
     out[1] = __uint_as_float(two & 0xffff0000u);
 }
+
+// Two numbers rounded to nearest even; those out of range become the largest number, NaN stays NaN. out: 2-byte aligned.
+// Only from compute capability 9.0 on.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define FP8_PAIR(format) \
+    unsigned short two; \
+    asm("cvt.rn.satfinite." format "x2.f32 %0, %1, %2;" : "=h"(two) : "f"(b), "f"(a)); \
+    *reinterpret_cast<unsigned short*>(out) = two
+#else
+#define FP8_PAIR(format) (void)out, (void)a, (void)b
+#endif
+__device__ inline void fp8_pair(fp8_e4m3* out, float a, float b) { FP8_PAIR("e4m3"); }
+__device__ inline void fp8_pair(fp8_e5m2* out, float a, float b) { FP8_PAIR("e5m2"); }
+#undef FP8_PAIR
 
 // 1/x to 1 ulp and 2^x to 2 ulp in one instruction each; subnormal arguments and results count as zero.
 __device__ inline float reciprocal(float x) {

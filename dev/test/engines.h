@@ -237,7 +237,8 @@ static inline Limits limits_of(TostDtype dtype) {
 }
 
 static inline const char* dtype_name(TostDtype dtype) {
-    return dtype == TOST_BF16 ? "bf16" : dtype == TOST_TF32 ? "tf32" : "fp32";
+    static const char* const names[] = {"fp32", "tf32", "bf16", "fp8"};
+    return names[dtype];
 }
 
 // |a - b| / |b| over n numbers, or |a| if b is zero. NaN if either contains NaN.

@@ -623,6 +623,18 @@ uint64_t cuda_on_host_add(void* p, size_t bytes, uint64_t value) {
     return before;
 }
 
+int cuda_on_host_max(int* p, int value) {
+    Thread* t = current_thread();
+    may_switch();
+    t->polled = nullptr;
+    const int before = *p;
+    if (value > before) *p = value;
+    race_add(&t->race, p);
+    wake(p);
+    may_switch();
+    return before;
+}
+
 void __threadfence(void) {
     may_switch();
     race_fence(&current_thread()->race);

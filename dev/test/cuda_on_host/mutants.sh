@@ -83,6 +83,11 @@ row_of_another_rank | s/= r.*;/= r > 0 ? r - 1 : 0;/
 level_not_set | s/x->part.*)/true)/
 norm_by_rank | s/place\[i\]/i/
 first_device | s/count > 1 ? local_rank : 0/0/
+fp8_unscaled | s/if (p.b_inverse).*;//
+one_step_of_fp8 | s/i < FP8_HISTORY/i < 1/
+fp8_of_one_rank | s/r < ranks/r < 1/
+fp8_tile_read_early | s/__syncthreads();//
+fp8_weights_not_updated | s/m->fp8.weights_stale = true;//
 waits_forever | s/if (!\(.*\)) nccl_timed_out.*;/\1;/
 END
 
