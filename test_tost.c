@@ -51,6 +51,20 @@ static int32_t* random_ids(size_t n, int vocab_size, uint64_t seed) {
     return ids;
 }
 
+// Random ids for a model with this config. If it masks across documents, some are the document token, also next to each
+// other and at both sides of an edge of a chunk of TSSA.
+static int32_t* random_tokens(size_t n, const TostConfig* c, uint64_t seed) {
+    int32_t* ids = random_ids(n, c->vocab_size, seed);
+    for (size_t i = 0; i < n && c->document_token >= 0; i++)
+        if (i % 21 == 0 || i % 64 == 0) ids[i] = c->document_token;
+    return ids;
+}
+
+static TostConfig masked(TostConfig config, int document_token) {
+    config.document_token = document_token;
+    return config;
+}
+
 static float* subject_activation(Subject* s, TostActivation what, int layer, size_t n) {
     float* x = xmalloc(n * sizeof *x);
     s->engine->activation(x, s->model, what, layer);
@@ -192,13 +206,13 @@ static void check_difference(Checks* c, Subject* s, const TostTensor* t, const i
     free(p); free(g); free(along); free(random);
 }
 
-static void test_differences(Checks* c, const TostEngine* engine, int bias, int membership) {
+static void test_differences(Checks* c, const TostEngine* engine, int bias, int membership, int document_token) {
     const TostConfig config = {.n_layer = 2, .n_head = 3, .n_embd = 15, .block_size = 80, .vocab_size = 29,
-                               .bias = bias, .membership = membership};
+                               .bias = bias, .membership = membership, .document_token = document_token};
     const int B = 2, T = 70;
     Subject s = subject_new(engine, config, B, T, true);
     subject_randomize(&s, 11);
-    int32_t *inputs = random_ids((size_t)B * T, 29, 1), *targets = random_ids((size_t)B * T, 29, 2);
+    int32_t *inputs = random_tokens((size_t)B * T, &config, 1), *targets = random_ids((size_t)B * T, 29, 2);
     targets[3] = -1;
     engine->zero_grad(s.model);
     engine->forward_train(s.model, inputs, targets, B, T, 1.0f / (B * T - 1));
@@ -214,7 +228,8 @@ static void test_differences(Checks* c, const TostEngine* engine, int bias, int 
 // Properties of one engine
 
 static const TostConfig odd = {
-    .n_layer = 2, .n_head = 3, .n_embd = 60, .block_size = 200, .vocab_size = 257, .bias = 1};
+    .n_layer = 2, .n_head = 3, .n_embd = 60, .block_size = 200, .vocab_size = 257, .bias = 1,
+    .document_token = -1};
 
 static void test_causality(Checks* c, const TostEngine* engine) {
     enum { B = 1, T = 150 };
@@ -242,15 +257,13 @@ static void test_causality(Checks* c, const TostEngine* engine) {
 }
 
 // After prompts of several lengths, decode must give the logits of the full forward at every position.
-static void test_decode(Checks* c, const TostEngine* engine, int membership) {
+static void test_decode(Checks* c, const TostEngine* engine, TostConfig config) {
     enum { B = 2, T = 140 };
     const int prompts[] = {1, 2, 64, 100, T - 1};
-    const size_t V = odd.vocab_size;
-    TostConfig config = odd;
-    config.membership = membership;
+    const size_t V = config.vocab_size;
     Subject s = subject_new(engine, config, B, T, false);
     subject_randomize(&s, 5);
-    int32_t *ids = random_ids((size_t)B * T, odd.vocab_size, 6), *part = xmalloc((size_t)B * T * sizeof *part);
+    int32_t *ids = random_tokens((size_t)B * T, &config, 6), *part = xmalloc((size_t)B * T * sizeof *part);
     float *full = logits_of(&s, ids, B, T), *step = xmalloc(B * V * sizeof *step);
     for (size_t i = 0; i < countof(prompts); i++) {
         const int n = prompts[i];
@@ -272,18 +285,16 @@ static void test_decode(Checks* c, const TostEngine* engine, int membership) {
 
 // After prompts of several lengths, including 0, scores must be the losses of the full forward, 0 for ignored targets.
 // Scoring must not change the decode state.
-static void test_decode_score(Checks* c, const TostEngine* engine, int membership) {
+static void test_decode_score(Checks* c, const TostEngine* engine, TostConfig config) {
     enum { N = 2, COPIES = 3, B = N * COPIES, T = 40, MORE = 17 };
     const int prompts[] = {0, 1, T - MORE};
-    const size_t V = odd.vocab_size;
-    TostConfig config = odd;
-    config.membership = membership;
+    const size_t V = config.vocab_size;
     Subject s = subject_new(engine, config, B, T, false);
     subject_randomize(&s, 15);
     for (size_t i = 0; i < countof(prompts); i++) {
         const int n = prompts[i];
-        int32_t *ids = random_ids((size_t)B * T, odd.vocab_size, 16),
-                *targets = random_ids((size_t)B * MORE, odd.vocab_size, 17);
+        int32_t *ids = random_tokens((size_t)B * T, &config, 16),
+                *targets = random_ids((size_t)B * MORE, config.vocab_size, 17);
         int32_t *part = xmalloc(N * T * sizeof *part), *more = xmalloc(B * MORE * sizeof *more);
         for (int b = 0; b < B; b++) {
             const int first = b / COPIES * COPIES;   // the copies of a prompt begin with its tokens
@@ -315,7 +326,8 @@ static void test_decode_score(Checks* c, const TostEngine* engine, int membershi
 // The classifier on a batch smaller than the maximum, in chunks of rows, must not overwrite the decode state.
 static void test_few_rows(Checks* c, const TostEngine* engine) {
     enum { T = 65 };   // with this vocabulary, one row more than a chunk
-    const TostConfig wide = {.n_layer = 1, .n_head = 2, .n_embd = 4, .block_size = T, .vocab_size = 1 << 19, .bias = 0};
+    const TostConfig wide = {.n_layer = 1, .n_head = 2, .n_embd = 4, .block_size = T, .vocab_size = 1 << 19,
+                             .document_token = -1};
     Subject s = subject_new(engine, wide, 1, T, false);
     subject_randomize(&s, 18);
     const size_t V = wide.vocab_size;
@@ -445,7 +457,7 @@ static float* gradients_of(Subject* s, bool read_pi) {
     float* all = xcalloc(n, sizeof *all);
     for (size_t i = 0; i < countof(batches); i++) {
         const int B = batches[i].B, T = batches[i].T, rows = B * T;
-        int32_t* ids = random_ids(rows, s->config.vocab_size, 41 + i);
+        int32_t* ids = random_tokens(rows, &s->config, 41 + i);
         s->engine->forward_train(s->model, ids, ids, B, T, 1.0f / rows);
         if (read_pi) free(subject_activation(s, TOST_PI, 0, (size_t)rows * s->config.n_head));
         s->engine->backward(s->model, TOST_STEP_ENDS);
@@ -456,8 +468,9 @@ static float* gradients_of(Subject* s, bool read_pi) {
 }
 
 // Recompute must use less memory and give bit-identical results, also if activations are read before backward.
-static void test_recompute(Checks* c, const TostEngine* engine) {
-    const TostConfig config = {.n_layer = 4, .n_head = 3, .n_embd = 60, .block_size = 70, .vocab_size = 257, .bias = 1};
+static void test_recompute(Checks* c, const TostEngine* engine, int document_token) {
+    const TostConfig config = {.n_layer = 4, .n_head = 3, .n_embd = 60, .block_size = 70, .vocab_size = 257, .bias = 1,
+                               .document_token = document_token};
     TostEngineOptions o = {.max_batch = 3, .max_seq = 70, .training = true};
     Subject resident = subject_open(engine, config, o);
     const size_t full = engine->memory(&config, &o);
@@ -501,7 +514,9 @@ static void test_chunks(Checks* c, const TostEngine* engine, TostConfig config, 
     TostEngineOptions o = {.max_batch = B, .max_seq = T, .training = true, .recompute = recompute};
     Subject whole = subject_open(engine, config, o);
     subject_randomize(&whole, 14);
-    int32_t* ids = random_ids((size_t)B * T, config.vocab_size, 15);
+    int32_t* ids = random_tokens((size_t)B * T, &config, 15);
+    for (size_t i = 0; i < countof(chunks) && config.document_token >= 0; i++)   // documents that start with a chunk
+        if (chunks[i] < T) ids[chunks[i]] = config.document_token;
     const size_t n = whole.tensors.flat_size, V = config.vocab_size;
     float *want = xcalloc(n, sizeof *want), *got = xcalloc(n, sizeof *got), *logits = xmalloc(2 * B * V * sizeof *got);
     engine->forward_train(whole.model, ids, ids, B, T, 1.0f / (B * T));
@@ -533,6 +548,129 @@ static void test_chunks(Checks* c, const TostEngine* engine, TostConfig config, 
     }
     free(want); free(got); free(logits); free(ids);
     subject_free(&whole);
+}
+
+// Gradients of the loss of one sequence from token `start` on. free()
+static float* gradients_from(Subject* s, const int32_t* ids, int start, int T) {
+    int32_t* targets = random_ids(T, s->config.vocab_size, 71);
+    for (int t = 0; t < start; t++) targets[t] = -1;
+    float* all = xcalloc(s->tensors.flat_size, sizeof *all);
+    s->engine->zero_grad(s->model);
+    s->engine->forward_train(s->model, ids, targets, 1, T, 1.0f / (float)T);
+    s->engine->backward(s->model, TOST_STEP_ENDS);
+    subject_get_flat(all, s, TOST_GRAD);
+    free(targets);
+    return all;
+}
+
+static size_t count_unequal(const float* a, const float* b, size_t n) {
+    size_t unequal = 0;
+    for (size_t i = 0; i < n; i++) unequal += !(a[i] == b[i]);
+    return unequal;
+}
+
+// Logits and gradients of a document must be the same after any other document, and independent of its token. A document
+// token that comes first, as nothing is before it, must change no bit.
+static void test_document_context(Checks* c, const TostEngine* engine, int membership) {
+    enum { T = 150, TOKEN = 7 };
+    const int starts[] = {0, 1, 63, 64, 65, 100, T - 1};
+    TostConfig config = masked(odd, TOKEN), plain = odd;
+    config.membership = plain.membership = membership;
+    const size_t V = config.vocab_size;
+    Subject s = subject_new(engine, config, 1, T, true), unmasked = subject_new(engine, plain, 1, T, true);
+    subject_randomize(&s, 72);
+    subject_randomize(&unmasked, 72);
+    for (size_t i = 0; i < countof(starts); i++) {
+        const int start = starts[i];
+        int32_t *ids[2] = {random_ids(T, TOKEN, 73), random_ids(T, TOKEN, 74)};   // below TOKEN
+        float *logits[2], *grads[2];
+        memcpy(ids[1] + start, ids[0] + start, (T - start) * sizeof **ids);
+        ids[0][start] = ids[1][start] = TOKEN;
+        for (int k = 0; k < 2; k++) {
+            Subject* model = start == 0 && k == 1 ? &unmasked : &s;
+            logits[k] = logits_of(model, ids[k], 1, T);
+            grads[k] = gradients_from(model, ids[k], start, T);
+        }
+        check(c, memcmp(logits[0] + start * V, logits[1] + start * V, (T - start) * V * sizeof(float)) == 0,
+              "the logits of a document that starts at %d depend on the one before it", start);
+        check(c, start == 0 || memcmp(logits[0], logits[1], start * V * sizeof(float)) != 0,
+              "the document before %d does not change its own logits", start);
+        const size_t unequal = count_unequal(grads[0], grads[1], s.tensors.flat_size);
+        check(c, unequal == 0, "%zu gradients of a document that starts at %d depend on the one before it", unequal,
+              start);
+        for (int k = 0; k < 2; k++) {
+            free(ids[k]); free(logits[k]); free(grads[k]);
+        }
+    }
+    subject_free(&s);
+    subject_free(&unmasked);
+}
+
+// With the same position embedding and denom_bias at all positions, each document must have the logits that it has as a
+// sequence of its own, and the gradients of a sequence must be the sum of theirs.
+static void test_documents_alone(Checks* c, const TostEngine* engine, bool only_starts) {
+    enum { T = 150, TOKEN = 7 };
+    const TostConfig config = masked(odd, TOKEN);
+    const size_t V = config.vocab_size;
+    Subject s = subject_new(engine, config, 1, T, true);
+    subject_randomize(&s, 75);
+    for (int i = 0; i < s.tensors.count; i++) {
+        const TostTensor* t = &s.tensors.tensor[i];
+        if (t->row != TOST_ROW_wpe && t->row != TOST_ROW_denom_bias) continue;
+        const size_t period = t->row == TOST_ROW_wpe ? config.n_embd : 1;
+        float* p = subject_get(&s, TOST_PARAM, t);
+        for (size_t j = 0; j < t->size; j++) p[j] = p[j % period];
+        engine->put(s.model, TOST_PARAM, t, p);
+        free(p);
+    }
+    int32_t *ids = random_tokens(T, &config, 76), *targets = random_ids(T, config.vocab_size, 77);
+    for (int t = 0; t < T && only_starts; t++) ids[t] = TOKEN;
+    float *logits = logits_of(&s, ids, 1, T), *sum = xcalloc(s.tensors.flat_size, sizeof *sum),
+          *whole = xcalloc(s.tensors.flat_size, sizeof *whole);
+    engine->zero_grad(s.model);
+    engine->forward_train(s.model, ids, targets, 1, T, 1.0f / T);
+    engine->backward(s.model, TOST_STEP_ENDS);
+    subject_get_flat(whole, &s, TOST_GRAD);
+    engine->zero_grad(s.model);
+    for (int start = 0, end; start < T; start = end) {
+        for (end = start + 1; end < T && ids[end] != TOKEN; end++) {}
+        float* alone = logits_of(&s, ids + start, 1, end - start);
+        const double error = float_error(alone, logits + start * V, (end - start) * V);
+        check(c, error <= LIMIT_DECODE, "tokens %d to %d alone: relative L2 error of logits %.3e", start, end, error);
+        engine->forward_train(s.model, ids + start, targets + start, 1, end - start, 1.0f / T);
+        engine->backward(s.model, end < T ? TOST_MORE : TOST_STEP_ENDS);
+        free(alone);
+    }
+    subject_get_flat(sum, &s, TOST_GRAD);
+    for (int i = 0; i < s.tensors.count; i++) {
+        const TostTensor* t = &s.tensors.tensor[i];
+        if (t->row == TOST_ROW_wpe || t->row == TOST_ROW_denom_bias) continue;   // by position
+        const double error = float_error(whole + t->offset, sum + t->offset, t->size);
+        check(c, error <= LIMIT_PARAMS, "%s: gradient of %s documents, relative L2 error %.3e from each alone", t->name,
+              only_starts ? "one-token" : "several", error);
+    }
+    free(ids); free(targets); free(logits); free(sum); free(whole);
+    subject_free(&s);
+}
+
+static void test_documents(Checks* c, const TostEngine* engine) {
+    enum { TOKEN = 7 };
+    if (!engine->has_documents) {
+        skip(c, "%s: document tokens", engine->name);
+        return;
+    }
+    for (int membership = TOST_LEARNED; membership <= TOST_UNIFORM; membership++) {
+        TostConfig config = masked(odd, TOKEN);
+        config.membership = membership;
+        test_document_context(c, engine, membership);
+        test_differences(c, engine, 1, membership, TOKEN);
+        test_decode(c, engine, config);
+        test_decode_score(c, engine, config);
+        test_chunks(c, engine, config, membership == TOST_LEARNED);
+    }
+    test_documents_alone(c, engine, false);
+    test_documents_alone(c, engine, true);
+    test_recompute(c, engine, TOKEN);
 }
 
 // A sequence of a batch, or a prefix of it, must have the same logits if it is the only one.
@@ -717,14 +855,14 @@ static void test_bf16(Checks* c, const TostEngine* engine) {
 // Threads of the CPU engine
 
 // Any number of threads must give the same bits, except with a BLAS library.
-static void test_thread_counts(Checks* c) {
+static void test_thread_counts(Checks* c, int document_token) {
 #ifdef TOST_BLAS
     skip(c, "results do not depend on the number of threads: built with a BLAS library");
 #else
     float* first = NULL;
     for (int threads = 1; threads <= 5; threads++) {
         const TostEngineOptions o = {.max_batch = 3, .max_seq = 70, .training = true, .threads = threads};
-        Subject s = subject_open(&tost_cpu_engine, odd, o);
+        Subject s = subject_open(&tost_cpu_engine, masked(odd, document_token), o);
         subject_randomize(&s, 60);
         float* got = gradients_of(&s, false);
         if (!first) first = got;
@@ -859,18 +997,21 @@ static void test_engine(Checks* c, const TostEngine* engine) {
     else skip(c, "golden files in ../shared/golden not found");
     if (curve) test_curve(c, engine, curve);
     else skip(c, "recorded loss curve in ../shared/curve not found");
-    test_differences(c, engine, 0, TOST_LEARNED);
-    test_differences(c, engine, 1, TOST_LEARNED);
-    test_differences(c, engine, 1, TOST_UNIFORM);
+    test_differences(c, engine, 0, TOST_LEARNED, -1);
+    test_differences(c, engine, 1, TOST_LEARNED, -1);
+    test_differences(c, engine, 1, TOST_UNIFORM, -1);
     test_uniform(c, engine);
     test_causality(c, engine);
     for (int membership = TOST_LEARNED; membership <= TOST_UNIFORM; membership++) {
-        test_decode(c, engine, membership);
-        test_decode_score(c, engine, membership);
+        TostConfig config = odd;
+        config.membership = membership;
+        test_decode(c, engine, config);
+        test_decode_score(c, engine, config);
     }
     test_few_rows(c, engine);
     test_activation(c, engine);
-    test_recompute(c, engine);
+    test_recompute(c, engine, -1);
+    test_documents(c, engine);
     for (int uniform = 0; uniform < 2; uniform++) {
         TostConfig config = odd;
         config.membership = uniform ? TOST_UNIFORM : TOST_LEARNED;
@@ -924,7 +1065,7 @@ static void test_cuda_dtype(Checks* c, TostDtype dtype) {
 // The state after two steps of two parts: all four arrays, each flat_size. free()
 static float* states_of_parts(size_t* n, const TostEngine* engine, TostComm* comm, TostDtype dtype, bool fast) {
     enum { B = 2, T = 48, ROWS = B * T };
-    const TostConfig config = {3, 4, 128, T, 600, 1, TOST_LEARNED};
+    const TostConfig config = {3, 4, 128, T, 600, 1, TOST_LEARNED, -1};
     Subject s = subject_open(engine, config, (TostEngineOptions){.max_batch = B, .max_seq = T, .training = true,
                              .dtype = dtype, .comm = comm, .parts = 2, .fast_reduce = fast});
     subject_randomize(&s, 61);
@@ -1004,7 +1145,8 @@ int main(int argc, char** argv) {
     test_table(&c);
     test_scalars(&c);
     test_engine(&c, &tost_cpu_engine);
-    test_thread_counts(&c);
+    test_thread_counts(&c, -1);
+    test_thread_counts(&c, 7);
     test_thread_number(&c);
     test_subnormals(&c);
     test_cuda(&c);

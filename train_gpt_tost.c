@@ -15,7 +15,8 @@
 //         Π[h,t] = softmax over the HEADS h of  temp[h] · u[h,t]                membership
 //         N[t,d] = Σ_{t'≤t} s[t',d] Π[h,t'],   D[t] = Σ_{t'≤t} Π[h,t']          running second moment and mass
 //         m[t,d] = N[t,d] / (D[t] + 1e-8),   y[t,d] = -w[t,d] Π[h,t] / (1 + m[t,d])
-//     and the output is c_proj(y).
+//     and the output is c_proj(y). With --mask-across-documents, S, N and D are reset to zero before the energy
+//     of each <|endoftext|> is added.
 //
 // What TSSA does. Each head asks how much of a token's energy lies in its subspace (the HS directions of its part of
 // the projection), compared with the tokens before it. A softmax over the heads turns the answers into a membership Π,
@@ -239,6 +240,7 @@ static void tssa_energy_forward(const Tssa* a, TssaPart p) {
     if (a->uniform) return;
     if (a->saved) memcpy(tssa_saved(a, p.b, p.t0).S + at, S + at, width * sizeof *S);
     for (int t = p.t0; t < p.t1; t++) {
+        if (tssa_starts_document(a, p.b, t)) memset(S + at, 0, width * sizeof *S);
         for (int h = p.h0; h < p.h1; h++) {
             const float* w = a->w + tssa_row(a, p.b, t, h);
             double *restrict S_d = S + h * HS, ratios = 0;
@@ -275,6 +277,12 @@ static void tssa_membership_uniform(const Tssa* a, TssaPart p) {
         for (int t = p.t0; t < p.t1; t++) a->pi[tssa_head(a, p.b, h) + t] = (float)(1.0 / a->NH);
 }
 
+// N and D, or RN and RD, of the heads of a part.
+static void clear_statistics(TssaState state, const Tssa* a, TssaPart p) {
+    memset(state.N + p.h0 * a->HS, 0, (p.h1 - p.h0) * a->HS * sizeof *state.N);
+    memset(state.D + p.h0, 0, (p.h1 - p.h0) * sizeof *state.D);
+}
+
 // N, D and y
 static void tssa_statistics_forward(const Tssa* a, TssaPart p) {
     const int HS = a->HS, at = p.h0 * HS, heads = p.h1 - p.h0;
@@ -284,6 +292,7 @@ static void tssa_statistics_forward(const Tssa* a, TssaPart p) {
         memcpy(tssa_saved(a, p.b, p.t0).D + p.h0, state.D + p.h0, heads * sizeof(double));
     }
     for (int t = p.t0; t < p.t1; t++) {
+        if (tssa_starts_document(a, p.b, t)) clear_statistics(state, a, p);
         for (int h = p.h0; h < p.h1; h++) {
             const float* w = a->w + tssa_row(a, p.b, t, h);
             float* restrict y = a->y + tssa_row(a, p.b, t, h);
@@ -327,6 +336,7 @@ static void tssa_statistics_backward(const Tssa* a, TssaPart p) {
     double *dD = g + TSSA_CHUNK * (size_t)C, *scale = dD + TSSA_CHUNK * (size_t)NH;    // (TSSA_CHUNK,NH)
     memcpy(N, start.N, (C + NH) * sizeof *N);   // and D, which follows N
     for (int t = p.t0; t < p.t1; t++) {
+        if (tssa_starts_document(a, p.b, t)) clear_statistics((TssaState){NULL, N, D}, a, p);
         for (int h = p.h0; h < p.h1; h++) {
             const int i = (t - p.t0) * NH + h;
             const float *w = a->w + tssa_row(a, p.b, t, h), *dy = a->dw + tssa_row(a, p.b, t, h);
@@ -362,6 +372,7 @@ static void tssa_statistics_backward(const Tssa* a, TssaPart p) {
             R.D[h] += dD[i];
             a->da[tssa_head(a, p.b, h) + t] = (float)(dpi + R.D[h]);
         }
+        if (tssa_starts_document(a, p.b, t)) clear_statistics(R, a, p);
     }
 }
 
@@ -384,8 +395,9 @@ static void tssa_energy_backward(const Tssa* a, TssaPart p) {
     memcpy(S, tssa_saved(a, p.b, p.t0).S + at, width * sizeof *S);
     for (int t = p.t0; t < p.t1; t++) {
         const float* w = a->w + tssa_row(a, p.b, t, p.h0);
+        const bool starts = tssa_starts_document(a, p.b, t);
         double *restrict before = S + (size_t)(t - p.t0) * C, *restrict after = before + C;
-        for (int c = 0; c < width; c++) after[c] = before[c] + (double)w[c] * w[c];
+        for (int c = 0; c < width; c++) after[c] = (starts ? 0.0 : before[c]) + (double)w[c] * w[c];
     }
     for (int t = p.t1 - 1; t >= p.t0; t--) {
         for (int h = p.h0; h < p.h1; h++) {
@@ -402,6 +414,7 @@ static void tssa_energy_backward(const Tssa* a, TssaPart p) {
                 dw[d] += (float)(2.0 * w[d] * (du * inverse + RS_d[d]));
             }
         }
+        if (tssa_starts_document(a, p.b, t)) memset(RS + at, 0, width * sizeof *RS);
     }
 }
 
@@ -712,19 +725,19 @@ static Weight weight(const TostModel* m, const float* param) {
 // ---------------------------------------------------------------------------------------------
 // Passes over the model
 
-// The arguments of TSSA in a layer. first: position of the first token.
+// The arguments of TSSA in a layer. tokens: the rows of the pass; first: position of the first token.
 static Tssa layer_tssa(const LayerActivations* a, const TostParams* p, const TostConfig* c, double* state,
-                       double* saved, int first, int B, int T) {
+                       double* saved, const int32_t* tokens, int first, int B, int T) {
     return (Tssa){.B = B, .T = T, .C = c->n_embd, .NH = c->n_head, .HS = c->n_embd / c->n_head, .w = a->w,
                   .temp = p->temp, .denom_bias = p->denom_bias + first, .block_size = c->block_size,
-                  .uniform = c->membership == TOST_UNIFORM, .u = a->u, .pi = a->pi, .y = a->y, .state = state,
-                  .saved = saved};
+                  .uniform = c->membership == TOST_UNIFORM, .tokens = tokens, .document_token = c->document_token,
+                  .u = a->u, .pi = a->pi, .y = a->y, .state = state, .saved = saved};
 }
 
 // And of its backward, whose dy and dw are in scratch_btc.
 static Tssa layer_tssa_grads(const Buffers* buf, const TostParams* g, const LayerActivations* a, const TostParams* p,
                              const TostConfig* c, double* suffix, int first, int B, int T) {
-    Tssa tssa = layer_tssa(a, p, c, NULL, a->tssa_saved, first, B, T);
+    Tssa tssa = layer_tssa(a, p, c, NULL, a->tssa_saved, buf->inputs, first, B, T);
     tssa.dw = buf->scratch_btc;
     tssa.da = buf->da;
     tssa.dtemp = g->temp;
@@ -746,7 +759,7 @@ static void layer_forward(const TostModel* m, int l, double* state, double* save
     const int C = m->config.n_embd;
     const size_t rows = (size_t)m->B * m->T;
     const float* x = layer_input(m, l);
-    const Tssa tssa = layer_tssa(a, &p, &m->config, state, saved, first, m->B, m->T);
+    const Tssa tssa = layer_tssa(a, &p, &m->config, state, saved, m->buf.inputs, first, m->B, m->T);
     layernorm_forward(a->ln_1, a->mean_1, a->rstd_1, x, p.ln_1_w, p.ln_1_b, rows, C);
     linear_forward(a->w, a->ln_1, weight(m, p.attn_w), p.attn_b, rows, C, C);
     tssa_forward(&tssa);
@@ -1200,6 +1213,7 @@ const TostEngine tost_cpu_engine = {
     .name = "cpu",
     .default_dtype = TOST_FP32,
     .has_chunks = true,
+    .has_documents = true,
     .supports = cpu_supports,
     .describe = cpu_describe,
     .memory = cpu_memory,

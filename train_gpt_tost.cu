@@ -2435,6 +2435,8 @@ static bool fits_kernels(const TostConfig* c, TostError* err) {
     if (c->n_embd > channels)
         return tost_error(err, "--channels %d: the CUDA engine takes up to %d, in multiples of 4 up to %d", c->n_embd,
                           8 * NORM_THREADS, 12 * NORM_THREADS);
+    if (c->document_token >= 0)
+        return tost_error(err, "--mask-across-documents: the CUDA engine does not support it: use train_gpt_tost");
     return true;
 }
 
@@ -2585,6 +2587,7 @@ extern "C" const TostEngine tost_cuda_engine = {
     .name = "cuda",
     .default_dtype = TOST_BF16,
     .has_chunks = false,
+    .has_documents = false,
     .supports = cuda_supports,
     .describe = device_describe,
     .memory = cuda_memory,

@@ -321,6 +321,7 @@ static MetaList metadata(const CheckpointInfo* info) {
     for (size_t i = 0; i < countof(size_keys); i++)
         add_int(&m, size_keys[i].key, config_size(&info->config, &size_keys[i]));
     if (info->config.membership == TOST_UNIFORM) add_meta(&m, "membership", xstrdup("uniform"));
+    if (info->config.document_token >= 0) add_int(&m, "document_token", info->config.document_token);
     add_int(&m, "step", info->step);
     add_int(&m, "tokens", info->tokens);
     add_meta(&m, "data_sample", xasprintf("%" PRIu64, info->data_sample));
@@ -559,6 +560,13 @@ static bool read_membership(int* membership, const StFile* f, TostError* err) {
         || tost_error(err, "%s: __metadata__ 'membership' is '%.200s': expected learned or uniform", f->path, name);
 }
 
+static bool read_document_token(int* token, int vocab_size, const StFile* f, TostError* err) {
+    uint64_t id = 0;
+    const bool ok = meta_number(&id, f, "document_token", 10, (uint64_t)vocab_size - 1, false, err);
+    *token = st_meta(f, "document_token") ? (int)id : -1;
+    return ok;
+}
+
 // Derives the config from names and shapes; metadata, if present, must agree.
 static bool read_config(TostConfig* c, const StFile* f, TostError* err) {
     int wte[2], wpe[2], temp[2];
@@ -577,7 +585,7 @@ static bool read_config(TostConfig* c, const StFile* f, TostError* err) {
             return tost_error(err, "%s: __metadata__ has %s %" PRIu64 ", but the tensors have %d: the file is damaged",
                               f->path, size_keys[i].key, stored, size);
     }
-    return read_membership(&c->membership, f, err)
+    return read_membership(&c->membership, f, err) && read_document_token(&c->document_token, c->vocab_size, f, err)
         && (tost_config_check(c, err) || tost_error(err, "%s: %s", f->path, err->text));
 }
 

@@ -179,6 +179,7 @@ static void begin_json(JsonFile* json, const LoadedModel* model, const Options* 
     json_put_text(json, "data", o->data);
     json_put_text(json, "model", model->file);
     json_put_int(json, "step", model->info.step);
+    if (model->info.config.document_token >= 0) json_put_int(json, "document_token", model->info.config.document_token);
     json_put_text(json, "protocol", w->stride ? "every token once" : "random windows");
     json_put_int(json, "seq", w->T);
     if (w->stride) json_put_int(json, "stride", w->stride);
@@ -196,13 +197,13 @@ static void end_json(JsonFile* json, const Score* r) {
 }
 
 // Opens the tokenizer for bits/byte: --tokenizer, or the checkpoint's. Without either, prints the reason and sets
-// *tokenizer to NULL. Fails only if --tokenizer is given and cannot be used.
+// *tokenizer to NULL. Fails only if --tokenizer is given and cannot be used, or --mask-across-documents needs it.
 static bool find_tokenizer(Tokenizer** tokenizer, const LoadedModel* model, const Options* o, const ShardStream* data,
                            TostError* err) {
     const CheckpointInfo* info = &model->info;
     const uint32_t largest = stream_largest_id(data);
     *tokenizer = loaded_model_tokenizer(model, o, err);
-    if (!*tokenizer && o->tokenizer) return false;
+    if (!*tokenizer && (o->tokenizer || (o->mask_documents && info->config.document_token < 0))) return false;
     if (!*tokenizer && comm_rank(o->comm) == 0) print_line(stderr, "no bits/byte: %s", err->text);
     if (*tokenizer)
         warn_of_shards(o, data->dir, largest, tokenizer_path(*tokenizer), tokenizer_hash(*tokenizer),
@@ -229,14 +230,16 @@ static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, T
     model->context = &e;
     e.progress = progress_new(stderr, !first);
     e.loss = NAN;
-    bool ok = find_tokenizer(&tokenizer, model, o, data, err)
-              && loaded_model_create(model, o, e.batch, w->T, false, err)
-              && json_file_open(&json, first ? o->json : NULL, "eval", o->force, err);
+    bool ok = find_tokenizer(&tokenizer, model, o, data, err);
+    if (tokenizer) loaded_model_mask(model, o, tokenizer);
+    ok = ok && loaded_model_create(model, o, e.batch, w->T, false, err)
+         && json_file_open(&json, first ? o->json : NULL, "eval", o->force, err);
     e.tokenizer = tokenizer;
     ok = comm_agree(o->comm, ok, err);
     if (ok) {
-        if (first) print_line(stderr, "%s, step %lld; shards: %d; windows: %llu of %d tokens", model->file,
-                   (long long)model->info.step, data->count, (unsigned long long)w->count, w->T);
+        if (first) print_line(stderr, "%s, step %lld; shards: %d; windows: %llu of %d tokens%s", model->file,
+                   (long long)model->info.step, data->count, (unsigned long long)w->count, w->T,
+                   model->info.config.document_token >= 0 ? ", masked across documents" : "");
         begin_json(&json, model, o, w);
         ok = score(&r, &json, &e, err);
         end_json(&json, &r);

@@ -51,6 +51,11 @@ ModelSummary model_summary(const TostConfig* c, const TostTensors* tensors) {
              "%d layers, %d heads, %d channels, block size %d, vocabulary %d, %s bias%s", c->n_layer, c->n_head,
              c->n_embd, c->block_size, c->vocab_size, c->bias ? "with" : "no",
              c->membership == TOST_UNIFORM ? ", uniform membership" : "");
+    if (c->document_token >= 0) {
+        const size_t n = strlen(summary.sizes);
+        snprintf(summary.sizes + n, sizeof summary.sizes - n, ", masked across documents (token %d)",
+                 c->document_token);
+    }
     snprintf(summary.parameters, sizeof summary.parameters, "%s (%s without position embeddings)",
              human_count(all, (double)n), human_count(without, (double)(n - positions)));
     return summary;
@@ -170,6 +175,11 @@ Tokenizer* loaded_model_tokenizer(const LoadedModel* m, const Options* o, TostEr
     if (tokenizer) warn_of_tokenizer(o, &m->info, m->file, tokenizer);
     free(path);
     return tokenizer;
+}
+
+void loaded_model_mask(LoadedModel* m, const Options* o, const Tokenizer* tokenizer) {
+    TostConfig* c = &m->info.config;
+    if (o->mask_documents && c->document_token < 0) c->document_token = tokenizer_eot(tokenizer);
 }
 
 void loaded_model_free(LoadedModel* m) {

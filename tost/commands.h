@@ -78,6 +78,8 @@ bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engin
 bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int max_seq, bool training, TostError* err);
 // Opens --tokenizer, or by default the checkpoint's tokenizer, whose CRC-32 must match. NULL on error.
 Tokenizer* loaded_model_tokenizer(const LoadedModel* m, const Options* o, TostError* err);
+// eval --mask-across-documents: sets the config's document token. To be called before loaded_model_create.
+void loaded_model_mask(LoadedModel* m, const Options* o, const Tokenizer* tokenizer);
 void loaded_model_free(LoadedModel* m);
 
 #endif

@@ -397,6 +397,8 @@ static void report(JsonFile* json, const TaskRun* r, const Options* o, double se
     json_put_text(json, "file", o->files[0]);
     json_put_text(json, "model", r->model->file);
     json_put_int(json, "step", r->model->info.step);
+    if (r->model->info.config.document_token >= 0)
+        json_put_int(json, "document_token", r->model->info.config.document_token);
     json_put_text(json, "tokenizer", tokenizer_path(r->tokenizer));
     json_put_int(json, "seq", r->limit);
     json_put_int(json, "examples", (int64_t)r->examples.count);
@@ -424,6 +426,7 @@ bool eval_task(LoadedModel* model, const Options* o, TostError* err) {
     JsonFile json = {0};
     Tokenizer* tokenizer = loaded_model_tokenizer(model, o, err);
     r.tokenizer = tokenizer;
+    if (tokenizer) loaded_model_mask(model, o, tokenizer);
     bool ok = tokenizer && examples_read(&r.examples, r.task, o->files[0], tokenizer, err) && plan(&r, o, err)
               && loaded_model_create(model, o, r.batch * r.choices, r.max_seq, false, err)
               && json_file_open(&json, first ? o->json : NULL, "eval", o->force, err);

@@ -34,6 +34,7 @@ typedef struct {
     int vocab_size;                // V
     int bias;                      // 1: every Linear but the output head, and every LayerNorm, has a bias
     int membership;                // TostMembership
+    int document_token;            // id of <|endoftext|>, which resets TSSA's statistics; -1: no token does
 } TostConfig;
 
 // Largest sizes, on the command line and in files.
@@ -41,7 +42,7 @@ enum {
     TOST_MAX_LAYERS     = 10000,
     TOST_MAX_HEADS      = 1 << 16,
     TOST_MAX_CHANNELS   = 1 << 20,
-    TOST_MAX_BLOCK_SIZE = 1 << 28,
+    TOST_MAX_BLOCK_SIZE = INT32_MAX,
     TOST_MAX_VOCAB_SIZE = 1 << 28,
     TOST_MAX_BATCH      = 1 << 20,
 };

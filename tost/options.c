@@ -82,12 +82,19 @@ static const Row table[] = {
      .help = "1: Linear and LayerNorm layers have a bias"},
     {"membership", TRAIN, MODEL, CHOICE, AT(config.membership), NOT_SAVED, "learned|uniform",
      .help = "membership of tokens in heads: learned as published, or uniform (1/heads), for comparison"},
+    {"mask-across-documents", TRAIN, MODEL, FLAG, AT(mask_documents), NOT_SAVED, "",
+     .default_text = "off, or as in the model of --init",
+     .help = "reset TSSA's statistics at each <|endoftext|>, so that a document does not depend on those before it in "
+             "the sequence. The setting is saved with the model and holds wherever it is used"},
     {"init", TRAIN, MODEL, STRING, AT(init), NOT_SAVED, "FILE", .default_text = "random weights",
      .help = "start from the weights and model sizes of a safetensors file, checkpoint or run, with a new optimizer "
              "state"},
     {"model", SAMPLE | EVAL | INFO | INSPECT, MODEL, STRING, AT(model), NOT_SAVED, "PATH",
      .default_text = "newest run in out/",
      .help = "safetensors file, checkpoint folder, or run folder (uses its newest checkpoint)"},
+    {"mask-across-documents", EVAL, MODEL, FLAG, AT(mask_documents), NOT_SAVED, "",
+     .default_text = "as in training",
+     .help = "reset TSSA's statistics at each <|endoftext|>, even if the model was trained without this option"},
     {"weights", SAMPLE | EVAL | INFO | INSPECT, MODEL, CHOICE, AT(weights), NOT_SAVED, "trained|ema",
      .help = "the trained weights, or their moving average (train --ema)"},
     {"data", TRAIN, FILES, STRING, AT(data), OVERRIDABLE, "GLOB",
@@ -1007,6 +1014,9 @@ static bool check_same(const Options* o, const Row* row, const char* loaded, con
 bool options_take_config(Options* o, const TostConfig* config, const char* file, TostError* err) {
     const Options given = *o;
     bool same = true;
+    if (o->resume && o->mask_documents && config->document_token < 0)
+        return tost_error(err, "--mask-across-documents: %.500s was trained without it: leave it out, or start a new "
+                          "run with --init", file);
     o->config = *config;
     for (int i = 0; i < ROWS && same; i++) {
         const bool size = table[i].field >= AT(config) && table[i].field < AT(config) + sizeof o->config;

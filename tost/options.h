@@ -27,6 +27,7 @@ typedef struct {
     TostConfig  config;
     const char *model, *init, *tokenizer;  // NULL: not given
     int         weights;                   // Weights
+    bool        mask_documents;
     // data
     const char *data, *val_data, *out, *log;
     int         order;                     // DataOrder

@@ -49,6 +49,7 @@ typedef struct {
     const char*       stopped_by;      // option that ends the run early, or NULL
     int64_t           saved_step;      // step of the newest checkpoint, or -1
     bool              saved_unvalidated;   // that checkpoint has an unvalidated_row
+    double            best_saved;      // --keep-best: a validation below this loss is saved as best
 } Run;
 
 // ---- run_setup.c ----
@@ -86,8 +87,12 @@ LossSum run_read_loss(Run* r);
 bool run_save(Run* r, bool last, TostError* err);
 // Tells all ranks what rank 0 has saved, for run_save and for messages.
 void run_share_saved(Run* r);
-// --keep-best: saves the current model as best. A failure is handled as in run_save.
+// --keep-best: saves the current model as best. A failure is handled as in run_save; then best_saved is unchanged, and
+// the next validation below it is saved.
 bool run_save_best(Run* r, TostError* err);
+// Sets best_saved before the first validation that may be saved: the loss of RUN/best or, if there is none, the lowest so
+// far. Collective.
+void run_find_best(Run* r);
 // Writes a log row, on rank 0. If this fails: with --on-save-error stop, returns false; otherwise warns once and keeps
 // the row in memory for the next write. A pipe or device loses the row.
 bool run_log_step(Run* r, const LogRow* row, TostError* err);

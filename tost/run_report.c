@@ -127,7 +127,7 @@ static void report_chunks(Run* r) {
     }
     progress_text(&r->progress, "%-11s%d of up to %d tokens per sequence; 4/3 of the computation; %s of the memory is "
                   "for wpe and denom_bias, which grow with the block size", "chunks",
-                  (o->seq + o->chunk - 1) / o->chunk, o->chunk, human_bytes(memory, positions));
+                  o->seq / o->chunk + (o->seq % o->chunk != 0), o->chunk, human_bytes(memory, positions));
 }
 
 static void report_model(Run* r) {

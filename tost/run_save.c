@@ -107,14 +107,16 @@ static bool save_run(Run* r, bool last, TostError* err) {
 }
 
 void run_share_saved(Run* r) {
-    struct { int64_t step; bool unvalidated; TostError hint; } saved;
+    struct { int64_t step; double best; bool unvalidated; TostError hint; } saved;
     if (!r->comm) return;
     memset(&saved, 0, sizeof saved);
     saved.step = r->saved_step;
+    saved.best = r->best_saved;
     saved.unvalidated = r->saved_unvalidated;
     saved.hint = resume_hint(r);
     comm_broadcast(r->comm, &saved, sizeof saved, 0);
     r->saved_step = saved.step;
+    r->best_saved = saved.best;
     r->saved_unvalidated = saved.unvalidated;
     r->comm->hint = saved.hint;
 }
@@ -139,11 +141,29 @@ static bool save_best(Run* r, bool last, TostError* err) {
     TostError reason;
     if (r->replacing && !save_run(r, last, err)) return false;   // best would replace that of the old run
     if (r->replacing || !follow_folder(r, err)) return r->replacing;
-    return checkpoint_save_best(&r->folder, &r->info, r->engine, r->model, &r->tensors, &reason)
-           || write_failed(r, &reason, last, err);
+    if (!checkpoint_save_best(&r->folder, &r->info, r->engine, r->model, &r->tensors, &reason))
+        return write_failed(r, &reason, last, err);
+    r->best_saved = r->info.val_loss;
+    return true;
 }
 
 bool run_save_best(Run* r, TostError* err) { return save_together(r, save_best, false, err); }
+
+void run_find_best(Run* r) {
+    StFile file;
+    CheckpointInfo best;
+    TostError ignored;
+    char* path = path_join(r->out, "best");
+    r->best_saved = r->info.best_val_loss;
+    if (comm_rank(r->comm) == 0 && r->o.keep_best && r->o.resume && checkpoint_is_folder(path)
+        && checkpoint_open(&file, &best, path, "--model", &ignored)) {
+        if (best.step <= r->info.step) r->best_saved = best.val_loss;   // else it is computed again
+        checkpoint_info_free(&best);
+        st_close(&file);
+    }
+    free(path);
+    run_share_saved(r);
+}
 
 bool run_log_step(Run* r, const LogRow* row, TostError* err) {
     TostError reason;

@@ -159,21 +159,26 @@ static char* tokenizer_of_data(const Options* o) {
     return path;
 }
 
-// A new model's vocabulary, unless --vocab-size is given: the tokenizer's, if there is one, rounded up to a multiple of
-// 64, which makes matrix products faster. Extra ids never occur in the data.
-static bool set_vocab_size(Run* r, TostError* err) {
+// What the tokenizer of the data, if there is one, determines of the config: a new model's vocabulary, unless
+// --vocab-size is given, and the document token of --mask-across-documents. The vocabulary is rounded up to a multiple
+// of 64, which makes matrix products faster. Extra ids never occur in the data.
+static bool take_from_tokenizer(Run* r, TostError* err) {
     enum { MULTIPLE = 64 };
     Options* o = &r->o;
-    r->info.config = o->config;
-    if (r->weights || option_given(o, "vocab-size")) return true;
-    char* path = tokenizer_of_data(o);
+    const bool sets_size = !r->weights && !option_given(o, "vocab-size"), sets_token = o->mask_documents && !o->resume;
+    char* path = sets_size || sets_token ? tokenizer_of_data(o) : NULL;
     Tokenizer* tokenizer = NULL;
-    const bool ok = !path || (tokenizer = tokenizer_open(path, err));
+    bool ok = !path || (tokenizer = tokenizer_open(path, err));
     const int size = tokenizer ? tokenizer_size(tokenizer) : 0;
-    if (size) r->info.config.vocab_size = o->config.vocab_size = (size + MULTIPLE - 1) / MULTIPLE * MULTIPLE;
+    if (sets_size && size) o->config.vocab_size = (size + MULTIPLE - 1) / MULTIPLE * MULTIPLE;
+    if (sets_token && size) o->config.document_token = tokenizer_eot(tokenizer);
+    else if (sets_token && ok)
+        ok = tost_error(err, "--mask-across-documents needs the tokenizer of the shards, which has the id of "
+                        "<|endoftext|>: give --tokenizer FILE");
     tokenizer_free(tokenizer);
     free(path);
-    return ok;
+    r->info.config = o->config;
+    return ok && tost_config_check(&o->config, err);
 }
 
 static bool open_data(Run* r, TostError* err) {
@@ -185,7 +190,7 @@ static bool open_data(Run* r, TostError* err) {
                               "--data GLOB");
         o->data = r->installed;
     }
-    if (!set_vocab_size(r, err)) return false;
+    if (!take_from_tokenizer(r, err)) return false;
     const uint32_t V = (uint32_t)o->config.vocab_size;
     r->data = data_open(o->data, o->seq, V, (DataOrder)o->order, (uint64_t)o->seed, err);
     if (!r->data) return false;

@@ -73,6 +73,7 @@ static bool is_stopped(const Run* r) { return run_signal(r) || r->stopped_by; }
 static bool loop(Run* r, TostError* err) {
     progress_train(&r->progress, r->info.step, r->o.steps, micro_batches(&r->o), r->o.total_batch);
     if (r->info.step == 0 && !before_first_step(r, err)) return false;
+    run_find_best(r);
     if (r->info.unvalidated_row && !complete_resumed_step(r, err)) return false;
     while (r->info.step < r->o.steps && !is_stopped(r)) {
         const double start = now_seconds();
@@ -301,8 +302,7 @@ static bool after_step(Run* r, LogRow* row, TostError* err) {
         report_lost_output(r);
     }
     if (!run_agree(r, ok, err)) return false;
-    const bool is_best = !isnan(row->val_loss) && r->info.best_val_step == r->info.step;
-    if (r->o.keep_best && is_best && !run_save_best(r, err)) return false;
+    if (r->o.keep_best && row->val_loss < r->best_saved && !run_save_best(r, err)) return false;
     return !is_due(r, r->o.save_every) || r->info.step == r->o.steps || run_save(r, false, err);
 }
 

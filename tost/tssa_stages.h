@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "threads.h"
 
@@ -17,6 +18,8 @@ typedef struct {
     const float *temp, *denom_bias;   // (NH); (NH,block_size), from the position of the first token on
     int block_size;
     bool uniform;                     // Π = 1/NH; temp and denom_bias have no effect and no gradient
+    const int32_t* tokens;            // (B,T)
+    int document_token;               // resets the sums; -1: none
     float *u, *pi, *y;                // (B,NH,T) twice; (B,T,C)
     double *state;                    // (B,2C+NH): S, N and D of each sequence; forward continues from them
     double *saved;                    // (B,chunks,2C+NH): their values before each chunk; NULL if no backward follows
@@ -32,7 +35,7 @@ typedef struct { double *S, *N, *D; } TssaState;   // running sums of one sequen
 
 static inline size_t tssa_state_size(int C, int NH) { return 2 * (size_t)C + NH; }
 static inline size_t tssa_scratch_size(int C, int NH) { return (TSSA_CHUNK + 1) * ((size_t)C + 2 * NH); }
-static inline int    tssa_chunks(int T) { return (T + TSSA_CHUNK - 1) / TSSA_CHUNK; }
+static inline int    tssa_chunks(int T) { return T / TSSA_CHUNK + (T % TSSA_CHUNK != 0); }
 static inline TssaState tssa_state(double* states, size_t i, const Tssa* a) {   // the i-th of an array of states
     double* S = states + i * tssa_state_size(a->C, a->NH);
     return (TssaState){S, S + a->C, S + 2 * (size_t)a->C};
@@ -46,6 +49,11 @@ static inline double* tssa_scratch(const Tssa* a) {   // of the calling thread
 // Offsets: of the channels of head h in a (B,T,C) array, and of t = 0 of head h in a (B,NH,T) array.
 static inline size_t tssa_row(const Tssa* a, int b, int t, int h) { return ((size_t)b * a->T + t) * a->C + h * a->HS; }
 static inline size_t tssa_head(const Tssa* a, int b, int h) { return ((size_t)b * a->NH + h) * a->T; }
+
+// Whether token t starts a document: no sum of forward reaches it from the left, and no suffix sum goes on to its left.
+static inline bool tssa_starts_document(const Tssa* a, int b, int t) {
+    return a->tokens[(size_t)b * a->T + t] == a->document_token;
+}
 
 // Work of one thread in a stage: heads [h0,h1) of sequence b for the tokens [t0,t1) of a chunk.
 typedef struct { int b, h0, h1, t0, t1; } TssaPart;

@@ -285,7 +285,8 @@ static void bench_tssa(void) {
     double seconds[countof(lengths)][RUNS];
     for (size_t i = 0; i < countof(lengths); i++) {   // one layer of tost-base; B·T = TOKENS
         const int T = lengths[i], B = TOKENS / T;
-        const TostConfig c = {.n_layer = 1, .n_head = 12, .n_embd = 768, .block_size = T, .vocab_size = 64};
+        const TostConfig c = {.n_layer = 1, .n_head = 12, .n_embd = 768, .block_size = T, .vocab_size = 64,
+                              .document_token = -1};
         const TostEngineOptions o = {.max_batch = B, .max_seq = T, .training = true};
         TostError err;
         m[i] = tost_cpu_engine.create(&c, &o, &err);

@@ -17,7 +17,7 @@ try:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    from tost import Tost
+    from tost import OPTIONAL, Tost
 except ImportError as error:
     sys.exit(f"{error}: pip install torch safetensors numpy")
 
@@ -51,8 +51,7 @@ def read_config(folder):
         metadata = {key: str(int(config[key])) for key in keys}
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{folder}/config.json: {error} is missing or not a number") from error
-    membership = config.get("membership", "learned")
-    return metadata | ({} if membership == "learned" else {"membership": membership})
+    return metadata | {key: str(config[key]) for key in OPTIONAL if key in config}
 
 
 def read_weights(folder):

@@ -431,7 +431,7 @@ typedef struct { const Shape* shape; bool recompute; } ShapeTest;
 
 static inline Record shape_record(const TostEngine* engine, const void* test, TostDtype dtype, Rounding weights) {
     const Shape* k = ((const ShapeTest*)test)->shape;
-    const TostConfig config = {k->layers, k->heads, k->channels, k->block, k->vocab, k->bias, k->membership};
+    const TostConfig config = {k->layers, k->heads, k->channels, k->block, k->vocab, k->bias, k->membership, -1};
     // With B = 1 the buffers are exactly full, so that an overrun is detected; otherwise they are larger than needed.
     const int more = k->B > 1 ? 5 : 0, T = k->T + more < k->block ? k->T + more : k->block;
     TostEngineOptions o = engine_options(k->B + more, T, k->steps > 0, dtype);
@@ -526,7 +526,7 @@ static inline Record scores_record(const TostEngine* engine, const void* test, T
     enum { N = 2 };
     const ScoreTest* t = (const ScoreTest*)test;
     const Shape k = {2, 3, 60, 64, 257, 1, TOST_LEARNED, N * t->copies, t->T + t->prompt, 0, 0, 0};
-    const TostConfig config = {k.layers, k.heads, k.channels, k.block, k.vocab, k.bias, k.membership};
+    const TostConfig config = {k.layers, k.heads, k.channels, k.block, k.vocab, k.bias, k.membership, -1};
     const size_t rows = (size_t)k.B * k.T;
     const int32_t tokens[N] = {5, 6};
     Record r = {NULL, 0};
@@ -619,7 +619,7 @@ static inline void mixed_decode(Record* r, Subject* s, const Shape* k) {
 static inline Record mixed_record(const TostEngine* engine, const void* test, TostDtype dtype, Rounding weights) {
     (void)test;
     const Shape k = {1, 3, 60, 64, 29, 1, TOST_LEARNED, 2, 33, 0, 0, RANDOM};
-    const TostConfig config = {k.layers, k.heads, k.channels, k.block, k.vocab, k.bias, k.membership};
+    const TostConfig config = {k.layers, k.heads, k.channels, k.block, k.vocab, k.bias, k.membership, -1};
     Record r = {NULL, 0};
     TostEngineOptions o = engine_options(k.B, k.T, true, dtype);
     o.ema = true;

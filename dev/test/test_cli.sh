@@ -65,13 +65,13 @@ set -f   # the trainer expands patterns itself
 # Help
 
 for line in \
-    "train preset layers heads channels block-size vocab-size bias membership init data val-data order tokenizer out
+    "train preset layers heads channels block-size vocab-size bias membership mask-across-documents init data val-data order tokenizer out
      resume overwrite log steps batch seq chunk total-batch lr schedule decay-frac warmup min-lr-frac weight-decay beta1
      beta2 eps grad-clip ema skip-loss-z skip-grad-z max-skipped seed val-every val-batches sample-every sample-tokens
      save-every keep keep-best stop-at-val max-time on-save-error quiet temperature top-k top-p dtype threads parts
      reduce rank-timeout recompute autotune help version man bash-completion" \
     "sample model weights tokenizer prompt prompts tokens samples stop temperature top-k top-p seed dtype threads help" \
-    "eval model weights data task json force tokenizer batch seq chunk stride windows seed dtype threads rank-timeout help" \
+    "eval mask-across-documents model weights data task json force tokenizer batch seq chunk stride windows seed dtype threads rank-timeout help" \
     "tokenize tokenizer out val-frac shard-tokens jsonl seed threads quiet help" \
     "info model weights vocab-size help" \
     "inspect model weights text out force tokenizer dtype threads help"; do
@@ -323,6 +323,32 @@ refused "--membership uniform" "learned"
 LC_ALL=C sed -i 's/"membership":"uniform"/"membership":"equable"/' even/step_00000004/model.safetensors
 run 1 info even
 refused "'membership'" "'equable'"
+
+masked="$small --mask-across-documents --steps 4 --save-every 2"
+run 0 $masked --out apart
+check "train prints the document token" says "masked across documents (token 256)" stdout
+run 0 info apart
+check "info prints the document token" says "masked across documents (token 256)" stdout
+run 0 $small --steps 4 --out joined --quiet
+check "--mask-across-documents changes the training" differ apart/step_00000004/model.safetensors \
+    joined/step_00000004/model.safetensors
+run 0 $masked --out apart2 --quiet
+rm -r apart2/step_00000004
+run 0 --resume --out apart2 --quiet
+check "a run with --mask-across-documents resumes" same_checkpoint apart/step_00000004 apart2/step_00000004
+run 0 --resume --out apart2 --mask-across-documents --steps 5 --quiet
+run 0 --init apart $data --steps 0 --out from_apart --quiet
+run 0 info from_apart
+check "--init takes the document token" says "masked across documents (token 256)" stdout
+run 0 --init joined --mask-across-documents $data --steps 0 --out from_joined --quiet
+run 0 eval --model from_joined --data 'tiny_val_*.bin'
+check "eval says that documents are masked" says "masked across documents" stderr
+sed /speed/d stdout >masked_loss
+run 0 eval --model joined --mask-across-documents --data 'tiny_val_*.bin' --json masked.json
+check "eval --mask-across-documents: the loss of a model with this setting" [ "$(sed /speed/d stdout)" = "$(cat masked_loss)" ]
+check "--json names the document token" says '"document_token": 256' masked.json
+run 0 eval --model joined --data 'tiny_val_*.bin'
+check "eval without it: another loss" [ "$(sed /speed/d stdout)" != "$(cat masked_loss)" ]
 run 0 $small --steps 1 --quiet
 run 0 $small --steps 1 --quiet
 check "default folders are numbered" [ -d out/starter-001 -a -d out/starter-002 ]

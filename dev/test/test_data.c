@@ -188,6 +188,11 @@ static void test_shard_sparse(Checks* c, const char* tmp) {
               "5 GB data set: the last sample ends in %d, %d", x[63], y[63]);
         data_close(d);
     }
+    d = data_open(path, INT32_MAX, 50257, ORDER_SHUFFLED, 0, &err);
+    if (check(c, d != NULL, "5 GB data set, T = %d: %s", INT32_MAX, err.text)) {
+        check(c, data_samples(d) == 1, "5 GB data set, T = %d: %" PRIu64 " samples", INT32_MAX, data_samples(d));
+        data_close(d);
+    }
     d = data_open(path, 64, 4321, ORDER_SEQUENTIAL, 0, &err);  // too large for a check of all ids when opened
     if (check(c, d != NULL, "5 GB data set: %s", err.text)) {
         check(c, data_batch(d, x, y, last_sample - 1, 1, &err), "5 GB data set: the sample before the last: %s",

@@ -106,7 +106,8 @@ static void check_group(Checks* c, const Generator* g, Case* cases, int n) {
 }
 
 static void test_together(Checks* c, const Tokenizer* tokenizer, int threads) {
-    const TostConfig config = {.n_layer = 2, .n_head = 3, .n_embd = 36, .block_size = BLOCK_SIZE, .vocab_size = 260};
+    const TostConfig config = {.n_layer = 2, .n_head = 3, .n_embd = 36, .block_size = BLOCK_SIZE, .vocab_size = 260,
+                               .document_token = -1};
     static const size_t groups[][6] = {   // lengths of prompts of one group, repeated for more prompts
         {0, 1, 2, 5, 31, 32}, {33, 47, 40, 34, 46, 33}, {48, 63, 50, 62, 55, 49}, {64, 70, 79, 64, 65, 66},
         {80, 80, 80, 80, 80, 80}, {81, 90, 40, 41, 47, 85},
@@ -176,7 +177,7 @@ static void test_stop(Checks* c, const Tokenizer* tokenizer) {
         {"a", "abc", 9, "|", 1, FINISH_STOP},
         {"c", "abc", 3, "a|b||", 3, FINISH_STOP},                  // in the last token that is allowed
     };
-    const TostConfig config = {1, 1, 1, 64, BYTES, 0, TOST_LEARNED};
+    const TostConfig config = {1, 1, 1, 64, BYTES, 0, TOST_LEARNED, -1};
     const TostEngine engine = {.decode_begin = script_begin, .decode_step = script_step};
     for (size_t i = 0; i < countof(cases); i++) {
         Script script = {.script = cases[i].script};

@@ -102,7 +102,7 @@ static const TostEngine fake = {
 };
 
 static const TostConfig tiny = {
-    .n_layer = 2, .n_head = 2, .n_embd = 4, .block_size = 3, .vocab_size = 7, .bias = 1,
+    .n_layer = 2, .n_head = 2, .n_embd = 4, .block_size = 3, .vocab_size = 7, .bias = 1, .document_token = -1,
 };
 
 // Fills all four states with different numbers.
@@ -212,7 +212,8 @@ static void check_values(Checks* c, const TostModel* m, const TostTensor* t) {
 }
 
 static void test_init(Checks* c) {
-    const TostConfig config = {.n_layer = 2, .n_head = 4, .n_embd = 64, .block_size = 32, .vocab_size = 1200};
+    const TostConfig config = {.n_layer = 2, .n_head = 4, .n_embd = 64, .block_size = 32, .vocab_size = 1200,
+                               .document_token = -1};
     TostConfig biased = config, deep = config;
     biased.bias = 1;
     deep.n_layer = 8;
@@ -1969,7 +1970,7 @@ static const GenerateCase generate_cases[] = {
 
 static void check_generate(Checks* c, const Tokenizer* tokenizer, const GenerateCase* s) {
     TostError err;
-    const TostConfig config = {1, 1, 1, s->block_size, 260, 0, TOST_LEARNED};
+    const TostConfig config = {1, 1, 1, s->block_size, 260, 0, TOST_LEARNED, -1};
     TostModel* m = fake_new(config);
     uint32_t prompt[MAX_IDS], id;
     int32_t script[MAX_IDS];
@@ -1999,7 +2000,7 @@ static void test_generate(Checks* c) {
     TostError err;
     Tokenizer* tokenizer = byte_tokenizer();
     for (size_t i = 0; i < countof(generate_cases); i++) check_generate(c, tokenizer, &generate_cases[i]);
-    TostConfig config = {1, 1, 1, 8, 260, 0, TOST_LEARNED};
+    TostConfig config = {1, 1, 1, 8, 260, 0, TOST_LEARNED, -1};
     TostModel* m = fake_new(config);
     GenerateResult result;
     Rng rng = rng_seeded(0, 0);

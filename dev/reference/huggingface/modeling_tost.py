@@ -23,7 +23,7 @@ GAMMA_INIT = 1e-5   # initial LayerScale
 
 
 class TostState:
-    """What the past leaves behind, per layer and sequence: S and N (B,nh,hs), D (B,nh), whatever the length."""
+    """What the past leaves behind, per layer and sequence: S and N (B,nh,hs), D (B,nh,1), whatever the length."""
 
     is_compileable = False
 
@@ -50,6 +50,21 @@ class TostState:
         self.map(lambda t: t.repeat_interleave(repeats, dim=0))
 
 
+def running_sum(x, before=None, starts=None):
+    """Sums over time, dimension 2 of x (B,nh,T,...), that go on from before (B,nh,1,...). They restart where starts
+    (B,T) is true."""
+    if starts is None:
+        return x.cumsum(2) if before is None else before + x.cumsum(2)
+    cuts = starts.any(0).nonzero().flatten().tolist()  # where a document of any sequence starts
+    before, pieces = torch.zeros_like(x[:, :, :1]) if before is None else before, []
+    for piece, start in zip(x.tensor_split(cuts, 2), starts.tensor_split(cuts, 1)):
+        if piece.size(2) > 0:
+            new = start[:, :1].view(-1, *[1] * (x.dim() - 1))
+            pieces.append(torch.where(new, 0, before) + piece.cumsum(2))
+            before = pieces[-1][:, :, -1:]
+    return torch.cat(pieces, 2)
+
+
 class TostTSSA(nn.Module):
     """Each head measures how much of a token's energy lies in its subspace (the membership Π), keeps the running
     second moment of the tokens that belong to it, and shrinks the directions in which they vary."""
@@ -72,20 +87,20 @@ class TostTSSA(nn.Module):
         bias = self.denom_bias[:, positions].transpose(0, 1)  # (B,nh,T,1)
         return F.softmax(self.temp * (r + bias).sum(-1), dim=1)
 
-    def forward(self, a, positions, mask, past):
-        """a (B,T,C), positions (B,T), mask (B,1,T,1) or None, past (S, N, D) or None. Returns the output and (S, N, D).
-        Statistics are at least float32: cumulative sums in bf16 stop growing after a few hundred tokens."""
+    def forward(self, a, positions, mask, starts, past):
+        """a (B,T,C), positions (B,T), mask (B,1,T,1) or None, starts (B,T), true where a document starts, or None, past
+        (S, N, D) or None. Returns the output and (S, N, D). Statistics are at least float32: cumulative sums in bf16 stop
+        growing after a few hundred tokens."""
         w = self.c_attn(a)
         w = w.to(torch.promote_types(w.dtype, torch.float32)).unflatten(-1, (self.n_head, -1)).transpose(1, 2)
         s = w.square() if mask is None else w.square() * mask  # padding has no energy
-        S = s.cumsum(2) if past is None else past[0].unsqueeze(2) + s.cumsum(2)
+        S_past, N_past, D_past = (None, None, None) if past is None else (sums.unsqueeze(2) for sums in past)
+        S = running_sum(s, S_past, starts)
         pi = self.membership(s, S, positions).unsqueeze(-1)    # (B,nh,T,1)
         counted = pi if mask is None else pi * mask
-        N, D = (s * counted).cumsum(2), counted.cumsum(2)
-        if past is not None:
-            N, D = past[1].unsqueeze(2) + N, past[2].view(*past[2].shape, 1, 1) + D
+        N, D = running_sum(s * counted, N_past, starts), running_sum(counted, D_past, starts)
         y = -w * pi / (1 + N / (D + MASS_EPS))
-        return self.c_proj(y.transpose(1, 2).flatten(2).to(a.dtype)), (S[:, :, -1], N[:, :, -1], D[:, :, -1, 0])
+        return self.c_proj(y.transpose(1, 2).flatten(2).to(a.dtype)), (S[:, :, -1], N[:, :, -1], D[:, :, -1])
 
 
 class TostMLP(nn.Module):
@@ -110,8 +125,8 @@ class TostBlock(nn.Module):
         self.ln_2 = nn.LayerNorm(C, bias=config.bias)
         self.mlp = TostMLP(config)
 
-    def forward(self, x, positions, mask, past):
-        update, state = self.attn(self.ln_1(x), positions, mask, past)
+    def forward(self, x, positions, mask, starts, past):
+        update, state = self.attn(self.ln_1(x), positions, mask, starts, past)
         x = x + self.gamma1 * update
         return x + self.gamma2 * self.mlp(self.ln_2(x)), state
 
@@ -192,6 +207,16 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
                              "the input or max_new_tokens; the model has no position embeddings beyond it")
         return (counts - 1).clamp_min(0), counts[:, -1]
 
+    def starts(self, input_ids, mask):
+        """Where a document starts (B,T), or None if documents are not masked. Padding may have the id of the document
+        token, and starts none."""
+        if self.config.document_token < 0:
+            return None
+        if input_ids is None:
+            raise ValueError("this model resets its statistics at each document token: give input_ids, not inputs_embeds")
+        starts = input_ids == self.config.document_token
+        return starts if mask is None else starts & mask.bool()
+
     def forward(self, input_ids=None, attention_mask=None, past_key_values=None, inputs_embeds=None, labels=None,
                 use_cache=None, logits_to_keep=0, output_hidden_states=None, return_dict=None, **kwargs):
         """attention_mask (B, tokens in the state + T): 0 marks padding, on either side. labels (B,T) are shifted here,
@@ -205,12 +230,13 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
         state = past_key_values if past_key_values is not None else TostState(self.config.n_layer)
         mask = None if attention_mask is None else attention_mask[:, -T:].to(x.device)
         positions, tokens = self.positions(mask, batch, T, state, x.device)
+        starts = self.starts(input_ids, mask)
         if mask is not None:
             mask = mask[:, None, :, None].to(torch.promote_types(x.dtype, torch.float32))
         x = x + self.transformer["wpe"](positions)
         hidden, layers = [x] if output_hidden_states else None, []
         for block, past in zip(self.transformer["h"], state.layers):
-            x, layer = block(x, positions, mask, past)
+            x, layer = block(x, positions, mask, starts, past)
             layers.append(layer)
             if output_hidden_states:
                 hidden.append(x)

@@ -103,7 +103,7 @@ void test_golden_files(Checks* c, const char* dir) {
 // Device memory that the engine reserves for kernels and graphs
 constexpr size_t RESERVE = (size_t)512 << 20;
 
-const TostConfig SMALL = {1, 3, 60, 40, 257, 1, TOST_LEARNED}, DEEP = {4, 3, 60, 200, 257, 1, TOST_LEARNED};
+const TostConfig SMALL = {1, 3, 60, 40, 257, 1, TOST_LEARNED, -1}, DEEP = {4, 3, 60, 200, 257, 1, TOST_LEARNED, -1};
 
 TostEngineOptions options_of(int B, int T, bool training, TostDtype dtype, bool recompute = false) {
     TostEngineOptions o = engine_options(B, T, training, dtype);
@@ -173,8 +173,9 @@ void test_suggestions(Checks* c) {
 }
 
 void test_refusals(Checks* c) {
-    const TostConfig wide = {1, 1, 6148, 40, 257, 0, TOST_LEARNED}, odd = {1, 1, 4097, 40, 257, 0, TOST_LEARNED},
-                     heads = {1, 4096, 4096, 40, 257, 0, TOST_LEARNED};
+    const TostConfig wide = {1, 1, 6148, 40, 257, 0, TOST_LEARNED, -1},
+                     odd = {1, 1, 4097, 40, 257, 0, TOST_LEARNED, -1},
+                     heads = {1, 4096, 4096, 40, 257, 0, TOST_LEARNED, -1};
     const char* const calls[][2] = {{"cudaGetDeviceCount", "no usable GPU: cudaGetDeviceCount: out of memory"},
                                     {"cudaSetDevice", "no usable GPU: cudaSetDevice: out of memory"},
                                     {"cudaGetDeviceProperties", "no usable GPU: cudaGetDeviceProperties: out of"},

@@ -94,7 +94,7 @@ TostEngineOptions options_of(const Setup& u, TostComm* comm, int ranks) {
 }
 
 TostConfig config_of(const Shape& k) {
-    return {k.layers, k.heads, k.channels, k.block, k.vocab, k.bias, k.membership};
+    return {k.layers, k.heads, k.channels, k.block, k.vocab, k.bias, k.membership, -1};
 }
 
 void set_order(const Order& order, int devices) {
