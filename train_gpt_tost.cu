@@ -416,8 +416,8 @@ __global__ void __launch_bounds__(THREADS, THREADS <= 256 ? 3 : 1)
     }
 }
 
-// dx = or, with accumulate, +=; dbranch =; dw, db, dgamma, dbias: by sums. db and dbias may be NULL; branch, dbranch and
-// dgamma may be NULL together. sums: space of (4,COLUMN_BLOCKS,C). copy: of dbranch, if C % 4 = 0
+// dx = or, with accumulate, +=; dbranch =; dw, db, dgamma, dbias: by sums. db and dbias may be NULL; branch, dbranch
+// and dgamma may be NULL together. sums: space of (4,COLUMN_BLOCKS,C). copy: of dbranch, if C % 4 = 0
 template <typename S, typename Copy>
 static void layernorm_residual_backward(cudaStream_t stream, float* dx, S* dbranch, float* dw, float* db,
                                         float* dgamma, float* dbias, ColumnSums* sums, const S* dy, const float* x,
@@ -1658,8 +1658,8 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(fp8_history,  float,   fp8 * FP8_HISTORY * L * FP8_SITES) \
     X(fp8_weights_most, int, fp8 * L * Fp8Weights::COUNT)
 
-// The tensors of a layer that are copied to fp8, with --dtype fp8: the inputs of its Linears, then the gradients of their
-// outputs. Site s and site s + 4 belong to weight s of FP8_WEIGHTS.
+// The tensors of a layer that are copied to fp8, with --dtype fp8: the inputs of its Linears, then the gradients of
+// their outputs. Site s and site s + 4 belong to weight s of FP8_WEIGHTS.
 enum { FP8_LN_1, FP8_Y, FP8_LN_2, FP8_GELU, FP8_DW, FP8_DATTN_OUT, FP8_DFC, FP8_DMLP_OUT, FP8_SITES };
 constexpr TostRow FP8_WEIGHTS[] = {TOST_ROW_attn_w, TOST_ROW_attn_proj_w, TOST_ROW_fc_w, TOST_ROW_fc_proj_w};
 
@@ -1670,7 +1670,7 @@ template <typename S> struct LayerActivations { LAYER_ACTIVATIONS(X) LAYER_RESID
 template <typename S> struct Buffers { SHARED_BUFFERS(X) };
 #undef X
 
-// The pass after zero_grad overwrites the gradients (FIRST), so that they need not be cleared; later passes add to them.
+// The pass after zero_grad overwrites the gradients (FIRST), so that they need not be cleared; later ones add to them.
 enum { PASS_TRAIN_FIRST, PASS_TRAIN, PASS_EVAL, PASS_BACKWARD_FIRST, PASS_BACKWARD, PASS_DECODE, PASSES };
 
 struct TostModel {
@@ -1798,8 +1798,8 @@ template <typename S> static void model_free(TypedModel<S>* m) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// fp8: operands of the products of layers in a training pass. The gradients of weights, the classifier, and all products
-// of the first step and of other passes are in bf16.
+// fp8: operands of the products of layers in a training pass. The gradients of weights, the classifier, and all
+// products of the first step and of other passes are in bf16.
 
 // Calls f with the copy that the kernel of a site's tensor writes: none, unless the pass is recorded.
 template <typename Q, typename S, typename F> static void with_copy(TypedModel<S>* m, int l, int site, F f) {

@@ -108,7 +108,8 @@ __global__ void fp8_recorded_kernel(float* most, const int* slots) {
 // the first half is e4m3, the second e5m2.
 __device__ inline Fp8Scale fp8_scale_of(const float* history, int tensor, int tensors, int period) {
     float most = 0.0f;
-    for (int i = 0; i < FP8_HISTORY; i++) most = fmaxf(most, history[i * tensors + tensor]);   // mutant: one_step_of_fp8
+    for (int i = 0; i < FP8_HISTORY; i++)   // mutant: one_step_of_fp8
+        most = fmaxf(most, history[i * tensors + tensor]);
     return fp8_scale(most, tensor % period < period / 2 ? FP8_TOP<fp8_e4m3> : FP8_TOP<fp8_e5m2>);
 }
 
@@ -149,9 +150,9 @@ struct Fp8Weights {
 __global__ void fp8_weights_most_kernel(int* most, const bf16* weights, const __grid_constant__ Fp8Weights w) {
     dependency_wait();
     const bf16* matrix = weights + w.offset[blockIdx.y] + blockIdx.z * w.stride;
-    const size_t n = (size_t)w.out[blockIdx.y] * w.in[blockIdx.y];
+    const size_t n = (size_t)w.out[blockIdx.y] * w.in[blockIdx.y], stride = (size_t)gridDim.x * blockDim.x * 8;
     float largest = 0.0f;
-    for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 8; i < n; i += (size_t)gridDim.x * blockDim.x * 8) {
+    for (size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 8; i < n; i += stride) {
         float v[8];
         load_pack<8>(v, matrix + i);
         UNROLL for (int j = 0; j < 8; j++) largest = fmaxf(largest, fabsf(v[j]));
@@ -169,7 +170,8 @@ __global__ void __launch_bounds__(WEIGHT_THREADS)
     __shared__ fp8_e4m3 tile[WEIGHT_TILE][WEIGHT_TILE + 4];
     const int kind = blockIdx.y, out = w.out[kind], in = w.in[kind], tiles = (in + WEIGHT_TILE - 1) / WEIGHT_TILE;
     const int row0 = blockIdx.x / tiles * WEIGHT_TILE, column0 = blockIdx.x % tiles * WEIGHT_TILE;
-    const int i = threadIdx.x / (WEIGHT_TILE / WEIGHT_PACK), j = threadIdx.x % (WEIGHT_TILE / WEIGHT_PACK) * WEIGHT_PACK;
+    constexpr int PACKS = WEIGHT_TILE / WEIGHT_PACK;
+    const int i = threadIdx.x / PACKS, j = threadIdx.x % PACKS * WEIGHT_PACK;
     const size_t matrix = w.offset[kind] + blockIdx.z * w.stride;
     const int at = blockIdx.z * Fp8Weights::COUNT + kind;
     const float largest = __uint_as_float((unsigned)most[at]);

@@ -152,8 +152,8 @@ __device__ inline void unpack_pair(float* out, const bf16* pair) {
     out[1] = __uint_as_float(two & 0xffff0000u);
 }
 
-// Two numbers rounded to nearest even; those out of range become the largest number, NaN stays NaN. out: 2-byte aligned.
-// Only from compute capability 9.0 on.
+// Two numbers rounded to nearest even; those out of range become the largest number, NaN stays NaN. out: aligned to 2
+// bytes. Only from compute capability 9.0 on.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define FP8_PAIR(format) \
     unsigned short two; \

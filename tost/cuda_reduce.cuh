@@ -92,7 +92,7 @@ template <typename X> __device__ inline X block_tree_sum(X x, X* shared) {   // 
 constexpr int COLUMN_BLOCKS = 528;   // most blocks of such a kernel: 4 for each multiprocessor of an H100
 constexpr int SUM_WARPS = 16, SUM_THREADS = SUM_WARPS * WARP;
 
-struct ColumnSum { float* out; const float* partial; int blocks, columns; };   // out (columns), partial (blocks,columns)
+struct ColumnSum { float* out; const float* partial; int blocks, columns; };   // (columns), (blocks,columns)
 
 // Sums that wait for a launch, and the space of their partial sums.
 struct ColumnSums {

@@ -691,7 +691,7 @@ static inline void put_gradients(Subject* s, float value) {
 static inline void engine_overwrites_gradients(Checks* c, const TostEngine* engine, TostDtype dtype, int membership,
                                                bool recompute) {
     const Shape k = {2, 3, 60, 64, 29, 1, membership, 2, 33, 1, 2, RANDOM};
-    const TostConfig config = {k.layers, k.heads, k.channels, k.block, k.vocab, k.bias, k.membership};
+    const TostConfig config = {k.layers, k.heads, k.channels, k.block, k.vocab, k.bias, k.membership, -1};
     const TostEnd more[2] = {TOST_MORE, TOST_STEP_ENDS}, parts[2] = {TOST_PART_ENDS, TOST_STEP_ENDS},
                   ends[2] = {TOST_STEP_ENDS, TOST_STEP_ENDS};
     TostEngineOptions o = engine_options(k.B, k.T, true, dtype);

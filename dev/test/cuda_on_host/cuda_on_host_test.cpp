@@ -203,8 +203,8 @@ void test_refusals(Checks* c) {
                  !tost_cuda_engine.supports((TostDtype)4), "supports");
     CudaOnHostOptions ampere;
     ampere.major = 8;
-    const TostConfig narrow = {1, 2, 64, 40, 257, 0, TOST_LEARNED};
-    test_refusal(c, ampere, narrow, options_of(2, 40, true, TOST_FP8), "--dtype fp8: cuda_on_host has compute capability 8");
+    const TostConfig narrow = {1, 2, 64, 40, 257, 0, TOST_LEARNED, -1};
+    test_refusal(c, ampere, narrow, options_of(2, 40, true, TOST_FP8), "fp8: cuda_on_host has compute capability 8.0;");
     test_refusal(c, CudaOnHostOptions(), narrow, options_of(2, 40, false, TOST_FP8), "--dtype fp8 is for training");
     test_refusal(c, CudaOnHostOptions(), narrow, options_of(1, 37, true, TOST_FP8), "--batch 1 times --seq 37");
     test_refusal(c, CudaOnHostOptions(), SMALL, options_of(2, 40, true, TOST_FP8), "--channels 60 is not a multiple");

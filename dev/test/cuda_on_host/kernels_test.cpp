@@ -535,7 +535,8 @@ template <typename Q> int fp8_wrong(const Doubles& numbers, float x) {
     return wrong;
 }
 
-template <typename Q> void test_fp8_format(Checks* c, const char* name, int mantissa, int bias, int codes, double largest) {
+template <typename Q>
+void test_fp8_format(Checks* c, const char* name, int mantissa, int bias, int codes, double largest) {
     Doubles numbers;
     int wrong = 0;
     for (int code = 0; code < codes; code++) {

@@ -277,7 +277,8 @@ void test_failures(Checks* c) {
 void test_exchange(Checks* c, ExchangeTests tests) {
     const Setup deep = {DEEP, TOST_FP32, 4, 2, false, false, false},
                 linked = {SMALL, TOST_BF16, 2, 1, false, true, true},
-                six = {SMALL, TOST_FP32, 6, 1, false, false, false}, eight_bits = {EVEN, TOST_FP8, 4, 1, false, false, false};
+                six = {SMALL, TOST_FP32, 6, 1, false, false, false},
+                eight_bits = {EVEN, TOST_FP8, 4, 1, false, false, false};
     test_bits(c, linked, {2}, {exchange_first(true)}, "own communicator, bf16, recompute");
     if (tests == EXCHANGE_QUICK) return;
     test_bits(c, linked, {2}, {compute_first()}, "own communicator");
