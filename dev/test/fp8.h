@@ -11,8 +11,9 @@
 // 1.5 times what the emulation measures for this model with random parameters, whose branches are as large as the
 // residual stream; trained models begin with branches of 1e-5.
 #define LIMIT_FP8_LOSS   0.02   // absolute, nats; measured: 7e-3
-#define LIMIT_FP8_GRAD   0.33   // of a tensor, but not temp, which has two numbers; measured: 0.22
+#define LIMIT_FP8_ALL    0.21   // of all gradients together; measured: 0.14
 #define LIMIT_FP8_MEDIAN 0.18   // of the median tensor; measured: 0.12
+#define LIMIT_FP8_WORST  0.75   // of any tensor; measured: 0.50, where TSSA amplifies errors of a w near 0
 #define LEAST_FP8_MEDIAN 0.03   // bf16 is below (measured: 0.010): the products really are in fp8
 
 #define LIMIT_FP8_TRAINED 0.02  // nats, against bf16: mean loss of the last tenth of the steps
@@ -79,16 +80,21 @@ static inline void copy_states(Subject* to, const Subject* from, TostState last)
     }
 }
 
-// Relative L2 error of each gradient of a pass against that of `exact`, which gets the same parameters. Returns the
-// median; *worst: the largest but those of temp, of tensor *name.
-static inline double fp8_errors(Subject* s, Subject* exact, const Shape* k, uint64_t batch, double* loss, double* worst,
-                                const char** name) {
+typedef struct {
+    double loss;                  // difference
+    double all, median, worst;    // relative L2 errors: of all gradients, of the median tensor, of the worst,
+    const char* name;             // which is this one
+} Fp8Errors;
+
+// Errors of a pass against that of `exact`, which gets the same parameters.
+static inline Fp8Errors fp8_errors(Subject* s, Subject* exact, const Shape* k, uint64_t batch) {
+    Fp8Errors e = {0, 0, 0, 0, ""};
+    double all_difference = 0, all_norm = 0;
     copy_states(exact, s, TOST_PARAM);
     s->engine->zero_grad(s->model);
     exact->engine->zero_grad(exact->model);
-    *loss = fp8_pass(s, k, batch) - fp8_pass(exact, k, batch);
+    e.loss = fp8_pass(s, k, batch) - fp8_pass(exact, k, batch);
     double* errors = (double*)xmalloc((size_t)s->tensors.count * sizeof *errors);
-    *worst = 0;
     for (int i = 0; i < s->tensors.count; i++) {
         const TostTensor* t = &s->tensors.tensor[i];
         float *got = subject_get(s, TOST_GRAD, t), *want = subject_get(exact, TOST_GRAD, t);
@@ -98,28 +104,31 @@ static inline double fp8_errors(Subject* s, Subject* exact, const Shape* k, uint
             norm += (double)want[j] * want[j];
         }
         errors[i] = sqrt(difference / norm);
-        if (t->row != TOST_ROW_temp && !(errors[i] <= *worst)) {
-            *worst = errors[i];
-            *name = t->name;
+        all_difference += difference;
+        all_norm += norm;
+        if (!(errors[i] <= e.worst)) {
+            e.worst = errors[i];
+            e.name = t->name;
         }
         free(got);
         free(want);
     }
     qsort(errors, (size_t)s->tensors.count, sizeof *errors, compare_errors);
-    const double median = errors[s->tensors.count / 2];
+    e.median = errors[s->tensors.count / 2];
+    e.all = sqrt(all_difference / all_norm);
     free(errors);
-    return median;
+    return e;
 }
 
 static inline void fp8_near_float32(Checks* c, const char* when, Subject* s, Subject* exact, const Shape* k) {
-    double loss, worst;
-    const char* name = "";
-    const double median = fp8_errors(s, exact, k, 500, &loss, &worst, &name);
-    printf("    fp8 %s: loss %+.1e, gradients %.3f (%s), median %.3f\n", when, loss, worst, name, median);
-    check(c, fabs(loss) <= LIMIT_FP8_LOSS, "fp8 %s: the loss differs by %.3e", when, loss);
-    check(c, worst <= LIMIT_FP8_GRAD, "fp8 %s: gradient of %s: relative L2 error %.3f", when, name, worst);
-    check(c, median <= LIMIT_FP8_MEDIAN && median >= LEAST_FP8_MEDIAN,
-          "fp8 %s: median of gradients: relative L2 error %.3e", when, median);
+    const Fp8Errors e = fp8_errors(s, exact, k, 500);
+    printf("    fp8 %s: loss %+.1e, gradients %.3f, median %.3f, worst %.3f (%s)\n", when, e.loss, e.all, e.median,
+           e.worst, e.name);
+    check(c, fabs(e.loss) <= LIMIT_FP8_LOSS, "fp8 %s: the loss differs by %.3e", when, e.loss);
+    check(c, e.all <= LIMIT_FP8_ALL, "fp8 %s: gradients: relative L2 error %.3f", when, e.all);
+    check(c, e.worst <= LIMIT_FP8_WORST, "fp8 %s: gradient of %s: relative L2 error %.3f", when, e.name, e.worst);
+    check(c, e.median <= LIMIT_FP8_MEDIAN && e.median >= LEAST_FP8_MEDIAN,
+          "fp8 %s: median of gradients: relative L2 error %.3e", when, e.median);
 }
 
 // The first step has the bits of bf16; later gradients are near those of float32, with and without recompute the same.
@@ -138,10 +147,8 @@ static inline void fp8_test_gradients(Checks* c, const TostEngine* engine, const
         for (int i = 0; i < 2; i++) fp8_step(trained[i], k, step, 1e-3);
     check(c, same_states(&s, &again), "fp8: recompute changes the bits");
     fp8_near_float32(c, "after 4 steps", &s, &exact, k);
-    double loss, worst;
-    const char* name = "";
-    const double median = fp8_errors(&half, &exact, k, 500, &loss, &worst, &name);
-    check(c, median < LEAST_FP8_MEDIAN, "bf16: median of gradients: relative L2 error %.3e", median);
+    const Fp8Errors e = fp8_errors(&half, &exact, k, 500);
+    check(c, e.median < LEAST_FP8_MEDIAN, "bf16: median of gradients: relative L2 error %.3e", e.median);
     for (int i = 0; i < 3; i++) subject_free(trained[i]);
     subject_free(&exact);
 }
@@ -194,11 +201,9 @@ static inline void fp8_test_jump(Checks* c, const TostEngine* engine, const Tost
         engine->put(s.model, TOST_PARAM, t, x);
         free(x);
     }
-    double loss, worst;
-    const char* name = "";
-    fp8_errors(&s, &exact, k, 500, &loss, &worst, &name);
-    check(c, worst > LIMIT_FP8_GRAD && isfinite(worst) && isfinite(loss),
-          "fp8: after a jump: relative L2 error %.3f, loss differs by %.3f; want saturated numbers", worst, loss);
+    const Fp8Errors e = fp8_errors(&s, &exact, k, 500);
+    check(c, e.all > 2 * LIMIT_FP8_ALL && isfinite(e.worst) && isfinite(e.loss),
+          "fp8: after a jump: relative L2 error %.3f, loss differs by %.3f; want saturated numbers", e.all, e.loss);
     const TostAdamW still = {0, 0.9, 0.95, 1e-8, 0, 1.0, 3, 0.0};   // the parameters stay
     subject_step(&s, still, 1.0);
     fp8_near_float32(c, "a step after a jump", &s, &exact, k);

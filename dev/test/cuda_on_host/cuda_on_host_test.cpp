@@ -265,7 +265,7 @@ void test_quick(Checks* c) {
     test_shape(c, uniform, TOST_FP32, {SHUFFLE});
     test_plain_products(c, TOST_FP32);
     test_stale_gradients(c);
-    test_fp8(c, 0);
+    fp8_test_jump(c, &tost_cuda_engine, &tost_cpu_engine);
     test_peak(c);
     test_missing(c);
     test_refusals(c);

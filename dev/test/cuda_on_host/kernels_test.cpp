@@ -526,8 +526,9 @@ template <typename Q> int fp8_wrong(const Doubles& numbers, float x) {
     int wrong = 0;
     for (const float v : {x, nextafterf(x, -INFINITY), nextafterf(x, INFINITY)}) {
         size_t best = 0;   // nearest; of two, the even code
+        const double x_in_range = fmin(fabs(v), numbers.back());
         for (size_t i = 1; i < numbers.size(); i++) {
-            const double d = fabs(numbers[i] - fabs(v)), least = fabs(numbers[best] - fabs(v));
+            const double d = fabs(numbers[i] - x_in_range), least = fabs(numbers[best] - x_in_range);
             if (d < least || (d == least && i % 2 == 0)) best = i;
         }
         wrong += fp8_of<Q>(v) != (std::signbit(v) ? 0x80 : 0) + best;
