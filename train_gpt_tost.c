@@ -64,6 +64,7 @@
 #include <string.h>
 
 #include "tost/bf16.h"
+#include "tost/chunks.h"
 #include "tost/commands.h"
 #include "tost/engine.h"
 #include "tost/engine_memory.h"
@@ -231,24 +232,41 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
 // Only the softmax connects the heads. So the threads divide the sequences among them, or the heads if there are fewer
 // sequences than threads, chunk by chunk of TSSA_CHUNK tokens. tost/tssa_stages.h has that loop and the struct Tssa of
 // all arguments. Sums over time are taken in the order of t, so the bits do not depend on the number of threads, and in
-// double, because a float sum stalls at long T.
+// double, because a float sum stalls at long T. S, N and D are sums over the tokens of this pass, from zero, plus those
+// before it: so the sum over a chunk of a sequence can be computed where the chunks before it are not known.
+
+static void add_sums(double* sums, const double* before, const double* tokens, size_t n) {
+    for (size_t i = 0; i < n; i++) sums[i] = before[i] + tokens[i];
+}
+
+// Where a document starts: S, or RS, of the heads of a part; and N and D, or RN and RD.
+static void clear_energy(TssaState state, const Tssa* a, TssaPart p) {
+    memset(state.S + p.h0 * a->HS, 0, (p.h1 - p.h0) * a->HS * sizeof *state.S);
+}
+
+static void clear_statistics(TssaState state, const Tssa* a, TssaPart p) {
+    memset(state.N + p.h0 * a->HS, 0, (p.h1 - p.h0) * a->HS * sizeof *state.N);
+    memset(state.D + p.h0, 0, (p.h1 - p.h0) * sizeof *state.D);
+}
 
 // S and u
 static void tssa_energy_forward(const Tssa* a, TssaPart p) {
     const int HS = a->HS, at = p.h0 * HS, width = (p.h1 - p.h0) * HS;
-    double* S = tssa_state(a->state, p.b, a).S;
+    const TssaState before = tssa_state(a->before, p.b, a), sums = tssa_state(a->sums, p.b, a);
     if (a->uniform) return;
-    if (a->saved) memcpy(tssa_saved(a, p.b, p.t0).S + at, S + at, width * sizeof *S);
+    if (a->saved) add_sums(tssa_saved(a, p.b, p.t0).S + at, before.S + at, sums.S + at, width);
     for (int t = p.t0; t < p.t1; t++) {
-        if (tssa_starts_document(a, p.b, t)) memset(S + at, 0, width * sizeof *S);
+        if (tssa_starts_document(a, p.b, t)) clear_energy(before, a, p), clear_energy(sums, a, p);
         for (int h = p.h0; h < p.h1; h++) {
             const float* w = a->w + tssa_row(a, p.b, t, h);
-            double *restrict S_d = S + h * HS, ratios = 0;
+            const double* before_d = before.S + h * HS;
+            double *restrict sums_d = sums.S + h * HS, ratios = 0;
             #pragma omp simd reduction(+ : ratios)
             for (int d = 0; d < HS; d++) {
                 const double s = (double)w[d] * w[d];
-                S_d[d] += s;
-                ratios += s / (S_d[d] > TOST_ENERGY_MIN ? S_d[d] : TOST_ENERGY_MIN);
+                sums_d[d] += s;
+                const double S = before_d[d] + sums_d[d];
+                ratios += s / (S > TOST_ENERGY_MIN ? S : TOST_ENERGY_MIN);
             }
             const double bias = a->denom_bias[(size_t)h * a->block_size + t];
             a->u[tssa_head(a, p.b, h) + t] = (float)(ratios + HS * bias);
@@ -277,43 +295,45 @@ static void tssa_membership_uniform(const Tssa* a, TssaPart p) {
         for (int t = p.t0; t < p.t1; t++) a->pi[tssa_head(a, p.b, h) + t] = (float)(1.0 / a->NH);
 }
 
-// N and D, or RN and RD, of the heads of a part.
-static void clear_statistics(TssaState state, const Tssa* a, TssaPart p) {
-    memset(state.N + p.h0 * a->HS, 0, (p.h1 - p.h0) * a->HS * sizeof *state.N);
-    memset(state.D + p.h0, 0, (p.h1 - p.h0) * sizeof *state.D);
-}
-
 // N, D and y
 static void tssa_statistics_forward(const Tssa* a, TssaPart p) {
     const int HS = a->HS, at = p.h0 * HS, heads = p.h1 - p.h0;
-    const TssaState state = tssa_state(a->state, p.b, a);
+    const TssaState before = tssa_state(a->before, p.b, a), sums = tssa_state(a->sums, p.b, a);
     if (a->saved) {
-        memcpy(tssa_saved(a, p.b, p.t0).N + at, state.N + at, heads * HS * sizeof(double));
-        memcpy(tssa_saved(a, p.b, p.t0).D + p.h0, state.D + p.h0, heads * sizeof(double));
+        add_sums(tssa_saved(a, p.b, p.t0).N + at, before.N + at, sums.N + at, heads * HS);
+        add_sums(tssa_saved(a, p.b, p.t0).D + p.h0, before.D + p.h0, sums.D + p.h0, heads);
     }
     for (int t = p.t0; t < p.t1; t++) {
-        if (tssa_starts_document(a, p.b, t)) clear_statistics(state, a, p);
+        if (tssa_starts_document(a, p.b, t)) clear_statistics(before, a, p), clear_statistics(sums, a, p);
         for (int h = p.h0; h < p.h1; h++) {
             const float* w = a->w + tssa_row(a, p.b, t, h);
             float* restrict y = a->y + tssa_row(a, p.b, t, h);
-            double* restrict N = state.N + h * HS;
+            const double* before_d = before.N + h * HS;
+            double* restrict sums_d = sums.N + h * HS;
             const double pi = a->pi[tssa_head(a, p.b, h) + t];
-            state.D[h] += pi;
-            const double mass = state.D[h] + TOST_MASS_EPS;   // y = -w Π / (1 + N/mass) = -w Π mass / (mass + N)
-            for (int d = 0; d < HS; d++) {
-                N[d] += (double)w[d] * w[d] * pi;
-                y[d] = (float)(-w[d] * (pi * mass) / (mass + N[d]));
+            sums.D[h] += pi;
+            const double mass = before.D[h] + sums.D[h] + TOST_MASS_EPS;
+            for (int d = 0; d < HS; d++) {   // y = -w Π / (1 + N/mass) = -w Π mass / (mass + N)
+                sums_d[d] += (double)w[d] * w[d] * pi;
+                const double N = before_d[d] + sums_d[d];
+                y[d] = (float)(-w[d] * (pi * mass) / (mass + N));
             }
         }
     }
 }
 
-// y =; a state of zeros starts a sequence; T = 1 is a decode step
+// y =, sums =. start: zeros at the start of a sequence; T = 1 is a decode step. If each chunk of the sequences is on
+// another rank, start =: the ranks first compute the sums of their chunks, S, and with that N and D, and exchange them.
 static void tssa_forward(const Tssa* a) {
     const TssaStage stages[] = {{tssa_energy_forward, false},
                                 {a->uniform ? tssa_membership_uniform : tssa_membership_forward, true},
                                 {tssa_statistics_forward, false}};
-    tssa_run(stages, 3, a, true, (size_t)a->B * a->T > FEW_ROWS);
+    for (int missing = a->ranks ? 2 : 0; missing >= 0; missing--) {
+        memcpy(a->before, a->start, tssa_states_bytes(a));
+        memset(a->sums, 0, tssa_states_bytes(a));
+        tssa_run(stages, missing == 2 ? 1 : 3, a, true, (size_t)a->B * a->T > FEW_ROWS);
+        if (missing) chunks_sum_before(a->start, a->sums, a->B, tssa_state_size(a->C, a->NH), a->ranks, CHUNKS_FROM_FIRST);
+    }
 }
 
 // Backward, from dy to dw. First through y = -w Π g with g = 1/(1+m), m = N/(D + 1e-8). w and Π occur in it directly,
@@ -331,7 +351,8 @@ static void tssa_forward(const Tssa* a) {
 // backward in time for RN and RD.
 static void tssa_statistics_backward(const Tssa* a, TssaPart p) {
     const int C = a->C, NH = a->NH, HS = a->HS;
-    const TssaState start = tssa_saved(a, p.b, p.t0), R = tssa_state(a->suffix, p.b, a);
+    const TssaState start = tssa_saved(a, p.b, p.t0);
+    const TssaState after = tssa_state(a->after, p.b, a), sums = tssa_state(a->sums, p.b, a);
     double *N = tssa_scratch(a), *D = N + C, *g = D + NH;                              // (C), (NH), (TSSA_CHUNK,C)
     double *dD = g + TSSA_CHUNK * (size_t)C, *scale = dD + TSSA_CHUNK * (size_t)NH;    // (TSSA_CHUNK,NH)
     memcpy(N, start.N, (C + NH) * sizeof *N);   // and D, which follows N
@@ -339,7 +360,7 @@ static void tssa_statistics_backward(const Tssa* a, TssaPart p) {
         if (tssa_starts_document(a, p.b, t)) clear_statistics((TssaState){NULL, N, D}, a, p);
         for (int h = p.h0; h < p.h1; h++) {
             const int i = (t - p.t0) * NH + h;
-            const float *w = a->w + tssa_row(a, p.b, t, h), *dy = a->dw + tssa_row(a, p.b, t, h);
+            const float *w = a->w + tssa_row(a, p.b, t, h), *dy = a->dy + tssa_row(a, p.b, t, h);
             double *restrict N_d = N + h * HS, *restrict g_d = g + (size_t)i * HS, dD_h = 0;
             const double pi = a->pi[tssa_head(a, p.b, h) + t];
             D[h] += pi;
@@ -358,21 +379,23 @@ static void tssa_statistics_backward(const Tssa* a, TssaPart p) {
     for (int t = p.t1 - 1; t >= p.t0; t--) {
         for (int h = p.h0; h < p.h1; h++) {
             const int i = (t - p.t0) * NH + h;
-            const float* w = a->w + tssa_row(a, p.b, t, h);
+            const float *w = a->w + tssa_row(a, p.b, t, h), *dy = a->dy + tssa_row(a, p.b, t, h);
             float* restrict dw = a->dw + tssa_row(a, p.b, t, h);
             const double *restrict g_d = g + (size_t)i * HS, scale_i = scale[i], pi = a->pi[tssa_head(a, p.b, h) + t];
-            double *restrict RN = R.N + h * HS, dpi = 0;
+            const double* after_d = after.N + h * HS;
+            double *restrict sums_d = sums.N + h * HS, dpi = 0;
             #pragma omp simd reduction(+ : dpi)
             for (int d = 0; d < HS; d++) {
-                const double dy = dw[d], dy_w_g = dy * w[d] * g_d[d];
-                RN[d] += dy_w_g * g_d[d] * scale_i;
-                dpi += (double)w[d] * w[d] * RN[d] - dy_w_g;
-                dw[d] = (float)(pi * (2.0 * w[d] * RN[d] - dy * g_d[d]));
+                const double dy_w_g = (double)dy[d] * w[d] * g_d[d];
+                sums_d[d] += dy_w_g * g_d[d] * scale_i;
+                const double RN = after_d[d] + sums_d[d];
+                dpi += (double)w[d] * w[d] * RN - dy_w_g;
+                dw[d] = (float)(pi * (2.0 * w[d] * RN - dy[d] * g_d[d]));
             }
-            R.D[h] += dD[i];
-            a->da[tssa_head(a, p.b, h) + t] = (float)(dpi + R.D[h]);
+            sums.D[h] += dD[i];
+            a->da[tssa_head(a, p.b, h) + t] = (float)(dpi + (after.D[h] + sums.D[h]));
         }
-        if (tssa_starts_document(a, p.b, t)) clear_statistics(R, a, p);
+        if (tssa_starts_document(a, p.b, t)) clear_statistics(after, a, p), clear_statistics(sums, a, p);
     }
 }
 
@@ -391,13 +414,14 @@ static void tssa_membership_backward(const Tssa* a, TssaPart p) {
 // Through u and S: dw +=. Recomputes S forward in time, then goes backward in time for RS.
 static void tssa_energy_backward(const Tssa* a, TssaPart p) {
     const int C = a->C, HS = a->HS, at = p.h0 * HS, width = (p.h1 - p.h0) * HS;
-    double *S = tssa_scratch(a) + at, *RS = tssa_state(a->suffix, p.b, a).S;   // S (TSSA_CHUNK+1,C)
+    const TssaState after = tssa_state(a->after, p.b, a), sums = tssa_state(a->sums, p.b, a);
+    double* S = tssa_scratch(a) + at;   // (TSSA_CHUNK+1,C)
     memcpy(S, tssa_saved(a, p.b, p.t0).S + at, width * sizeof *S);
     for (int t = p.t0; t < p.t1; t++) {
         const float* w = a->w + tssa_row(a, p.b, t, p.h0);
         const bool starts = tssa_starts_document(a, p.b, t);
-        double *restrict before = S + (size_t)(t - p.t0) * C, *restrict after = before + C;
-        for (int c = 0; c < width; c++) after[c] = (starts ? 0.0 : before[c]) + (double)w[c] * w[c];
+        double *restrict S_t = S + (size_t)(t - p.t0) * C, *restrict S_next = S_t + C;
+        for (int c = 0; c < width; c++) S_next[c] = (starts ? 0.0 : S_t[c]) + (double)w[c] * w[c];
     }
     for (int t = p.t1 - 1; t >= p.t0; t--) {
         for (int h = p.h0; h < p.h1; h++) {
@@ -405,16 +429,18 @@ static void tssa_energy_backward(const Tssa* a, TssaPart p) {
             float* restrict dw = a->dw + tssa_row(a, p.b, t, h);
             const double *restrict S_d = S + (size_t)(t - p.t0 + 1) * C + h * HS - at;
             const double du = (double)a->temp[h] * a->da[tssa_head(a, p.b, h) + t];
-            double* restrict RS_d = RS + h * HS;
+            const double* after_d = after.S + h * HS;
+            double* restrict sums_d = sums.S + h * HS;
             for (int d = 0; d < HS; d++) {
                 const bool above = S_d[d] > TOST_ENERGY_MIN;
                 const double inverse = 1.0 / (above ? S_d[d] : TOST_ENERGY_MIN);
                 const double dS = -du * w[d] * w[d] * inverse * inverse;
-                RS_d[d] += above ? dS : 0.0;
-                dw[d] += (float)(2.0 * w[d] * (du * inverse + RS_d[d]));
+                sums_d[d] += above ? dS : 0.0;
+                const double RS = after_d[d] + sums_d[d];
+                dw[d] += (float)(2.0 * w[d] * (du * inverse + RS));
             }
         }
-        if (tssa_starts_document(a, p.b, t)) memset(RS + at, 0, width * sizeof *RS);
+        if (tssa_starts_document(a, p.b, t)) clear_energy(after, a, p), clear_energy(sums, a, p);
     }
 }
 
@@ -430,12 +456,16 @@ static void tssa_params_backward(const Tssa* a, int h) {   // dtemp, ddenom_bias
     a->dtemp[h] += (float)dtemp;
 }
 
-// dw =, dtemp +=, ddenom_bias +=. a->suffix: on entry the suffix sums after the last token, zero at the end of a
-// sequence; on return those from the first token on. With uniform membership only the first stage has a gradient.
+// dw =, sums =, dtemp +=, ddenom_bias +=. after: zeros at the end of a sequence; with ranks, after =: RN and RD of the
+// chunks after this one, and with that RS. With uniform membership only the first stage has a gradient.
 static void tssa_backward(const Tssa* a) {
     const TssaStage stages[] = {
         {tssa_statistics_backward, false}, {tssa_membership_backward, true}, {tssa_energy_backward, false}};
-    tssa_run(stages, a->uniform ? 1 : 3, a, false, true);
+    for (int missing = a->ranks ? 2 : 0; missing >= 0; missing--) {
+        memset(a->sums, 0, tssa_states_bytes(a));
+        tssa_run(stages, a->uniform || missing == 2 ? 1 : 3, a, false, true);
+        if (missing) chunks_sum_before(a->after, a->sums, a->B, tssa_state_size(a->C, a->NH), a->ranks, CHUNKS_FROM_LAST);
+    }
     if (a->uniform) return;
     #pragma omp parallel for schedule(static)
     for (int h = 0; h < a->NH; h++) tssa_params_backward(a, h);
@@ -600,16 +630,17 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
     X(rstd_f,       float,  rows) \
     X(logits,       float,  logits_rows * V)            /* of a chunk of rows */ \
     X(losses,       double, rows) \
-    X(tssa_now,     double, B * tssa_state_size(C, NH)) /* Tssa.state of the current layer */ \
-    X(tssa_sums,    double, L * B * tssa_state_size(C, NH)) /* of every layer: see advance_sums */ \
+    X(tssa_before,  double, B * tssa_state_size(C, NH)) /* of the current layer and chunk */ \
+    X(tssa_sums,    double, B * tssa_state_size(C, NH)) \
+    X(tssa_state,   double, L * B * tssa_state_size(C, NH)) /* S, N, D before the next chunk: see advance_layer */ \
     X(tssa_starts,  double, starts * L * B * tssa_state_size(C, NH)) /* before each chunk: see forward_sums */ \
     X(decode,       double, L * B * tssa_state_size(C, NH)) \
     X(dx,           float,  train * rows * C)           /* gradient of the residual stream */ \
-    X(dbranch,      float,  train * rows * C)           /* gradients of attn_out, mlp_out and ln_1 */ \
-    X(scratch_btc,  float,  train * rows * C)           /* gradients of ln_f, ln_2, y and w */ \
+    X(dbranch,      float,  train * rows * C)           /* gradients of attn_out, mlp_out and w */ \
+    X(scratch_btc,  float,  train * rows * C)           /* gradients of ln_f, ln_2, y and ln_1 */ \
     X(scratch_bt4c, float,  train * rows * 4 * C)       /* gradients of gelu and fc */ \
     X(da,           float,  train * rows * NH) \
-    X(tssa_suffix,  double, train * L * B * tssa_state_size(C, NH)) /* TSSA's suffix sums in backward, by layer */ \
+    X(tssa_after,   double, train * L * B * tssa_state_size(C, NH)) /* RS, RN, RD after the chunk, by layer */ \
     X(tssa_scratch, double, train * threads * tssa_scratch_size(C, NH))
 
 #define X(field, type, elements) type* field;
@@ -632,6 +663,7 @@ struct TostModel {
     void*             arena;               // the one allocation
     size_t            arena_bytes, logits_rows;
     Exchange          exchange;            // of gradients and parameters with other ranks
+    Chunks            chunks;              // sums over the chunks of a sequence
     Threads           threads;             // fewer while other processes use the cores
     int               B, T, first;         // of the last forward over a chunk; first: position of its first token
     Sequences         sequences;           // of the last forward_train
@@ -669,13 +701,14 @@ static size_t layout_buffers(TostModel* m, void* base) {
     const TostConfig* c = &m->config;
     const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = m->options.max_batch;
     const size_t rows = B * m->options.chunk, train = m->options.training, threads = m->options.threads;
-    const size_t chunks = chunks_of(m, m->options.max_seq), starts = train && chunks > 1 ? chunks : 0;
+    const size_t chunks = chunks_of(m, m->options.max_seq), starts = train ? chunks : 1;
     const size_t logits_rows = m->logits_rows = classifier_rows(rows, c->vocab_size);
     Arena arena = {.base = base, .alignment = 128, .redzone = REDZONE_BYTES, .poison = poison};
     for (int s = 0; s < (train ? TOST_EMA + m->options.ema : 1); s++)
         m->state[s] = arena_alloc(&arena, (s < TOST_M ? m->tensors.flat_size : exchange_owned(&m->exchange))
                                           * sizeof(float));
     if (train) exchange_layout(&m->exchange, &arena, m->state[TOST_GRAD]);
+    if (train && chunks > 1) chunks_layout(&m->chunks, &arena, m->options.max_batch);
 #define X(field, type, elements) m->buf.field = arena_alloc(&arena, (elements) * sizeof(type));
     SHARED_BUFFERS(X)
 #undef X
@@ -698,7 +731,8 @@ static TostModel* model_new(const TostConfig* c, const TostEngineOptions* o) {
     if (m->options.threads == 0) m->options.threads = threads_max();   // OMP_NUM_THREADS, or one per core
     if (o->chunk == 0 || o->chunk > o->max_seq) m->options.chunk = o->max_seq;
     m->tensors = tost_tensors(c);
-    m->exchange = exchange_new(&m->tensors, o->comm, o->parts);
+    m->chunks = chunks_new(c, o->comm, o->seq_ranks);
+    m->exchange = exchange_new(&m->tensors, o->comm, m->chunks.ranks, o->parts);
     m->layer = xcalloc(c->n_layer, sizeof *m->layer);
     m->arena_bytes = layout_buffers(m, NULL);
     return m;
@@ -707,6 +741,7 @@ static TostModel* model_new(const TostConfig* c, const TostEngineOptions* o) {
 static void model_free(TostModel* m) {
     if (m->arena) free_pages(m->arena, m->arena_bytes);
     exchange_free(&m->exchange);
+    chunks_free(&m->chunks);
     tost_tensors_free(&m->tensors);
     free(m->layer);
     free(m);
@@ -717,6 +752,18 @@ static TostParams model_params(const TostModel* m, TostState s, int l) {
     return tost_params(&m->tensors, m->state[s], l);
 }
 
+// Whether sequences of T tokens are divided into chunks, so that sums over the chunks are added (tost/chunks.h).
+static bool in_chunks(const TostModel* m, int T) { return m->chunks.ranks > 1 || chunks_of(m, T) > 1; }
+
+// Where the backward pass adds the gradients of layer l, and of what is outside of the layers.
+static TostParams pass_grads(const TostModel* m, int l) {
+    const TostParams whole = model_params(m, TOST_GRAD, l);
+    return in_chunks(m, m->sequences.T) ? chunks_grads(&m->chunks, &whole) : whole;
+}
+
+// The ranks that have the other chunks of the sequences, or NULL.
+static const Chunks* other_ranks(const TostModel* m) { return m->chunks.ranks > 1 ? &m->chunks : NULL; }
+
 // A parameter as the operand of a matrix product.
 static Weight weight(const TostModel* m, const float* param) {
     return (Weight){param, m->options.dtype == TOST_BF16 ? m->weights + (param - m->state[TOST_PARAM]) : NULL};
@@ -725,24 +772,26 @@ static Weight weight(const TostModel* m, const float* param) {
 // ---------------------------------------------------------------------------------------------
 // Passes over the model
 
-// The arguments of TSSA in a layer. tokens: the rows of the pass; first: position of the first token.
-static Tssa layer_tssa(const LayerActivations* a, const TostParams* p, const TostConfig* c, double* state,
-                       double* saved, const int32_t* tokens, int first, int B, int T) {
+// The arguments of TSSA in a layer, for the tokens in buf->inputs. first: position of the first one.
+static Tssa layer_tssa(const Buffers* buf, const LayerActivations* a, const TostParams* p, const TostConfig* c,
+                       double* start, double* saved, int first, int B, int T) {
     return (Tssa){.B = B, .T = T, .C = c->n_embd, .NH = c->n_head, .HS = c->n_embd / c->n_head, .w = a->w,
                   .temp = p->temp, .denom_bias = p->denom_bias + first, .block_size = c->block_size,
-                  .uniform = c->membership == TOST_UNIFORM, .tokens = tokens, .document_token = c->document_token,
-                  .u = a->u, .pi = a->pi, .y = a->y, .state = state, .saved = saved};
+                  .uniform = c->membership == TOST_UNIFORM, .tokens = buf->inputs,
+                  .document_token = c->document_token, .u = a->u, .pi = a->pi, .y = a->y, .start = start,
+                  .before = buf->tssa_before, .sums = buf->tssa_sums, .saved = saved};
 }
 
-// And of its backward, whose dy and dw are in scratch_btc.
+// And of its backward, with dy in scratch_btc and dw in dbranch.
 static Tssa layer_tssa_grads(const Buffers* buf, const TostParams* g, const LayerActivations* a, const TostParams* p,
-                             const TostConfig* c, double* suffix, int first, int B, int T) {
-    Tssa tssa = layer_tssa(a, p, c, NULL, a->tssa_saved, buf->inputs, first, B, T);
-    tssa.dw = buf->scratch_btc;
+                             const TostConfig* c, double* after, int first, int B, int T) {
+    Tssa tssa = layer_tssa(buf, a, p, c, NULL, a->tssa_saved, first, B, T);
+    tssa.dy = buf->scratch_btc;
+    tssa.dw = buf->dbranch;
     tssa.da = buf->da;
     tssa.dtemp = g->temp;
     tssa.ddenom_bias = g->denom_bias + first;
-    tssa.suffix = suffix;
+    tssa.after = after;
     tssa.scratch = buf->tssa_scratch;
     return tssa;
 }
@@ -752,14 +801,15 @@ static size_t sequence_state_size(const TostModel* m) { return tssa_state_size(m
 // The input of layer l; l = L: the output of the last layer.
 static const float* layer_input(const TostModel* m, int l) { return l > 0 ? m->layer[l - 1].x_out : m->buf.x; }
 
-// Layer l over the rows of the pass, from its input to x_out. state, saved: see Tssa; state is advanced by T tokens.
-static void layer_forward(const TostModel* m, int l, double* state, double* saved, int first) {
+// Layer l over the rows of the pass, from its input to x_out. start, saved, ranks: see Tssa.
+static void layer_forward(const TostModel* m, int l, double* start, double* saved, const Chunks* ranks) {
     const LayerActivations* a = &m->layer[l];
     const TostParams p = model_params(m, TOST_PARAM, l);
     const int C = m->config.n_embd;
     const size_t rows = (size_t)m->B * m->T;
     const float* x = layer_input(m, l);
-    const Tssa tssa = layer_tssa(a, &p, &m->config, state, saved, m->buf.inputs, first, m->B, m->T);
+    Tssa tssa = layer_tssa(&m->buf, a, &p, &m->config, start, saved, m->first, m->B, m->T);
+    tssa.ranks = ranks;
     layernorm_forward(a->ln_1, a->mean_1, a->rstd_1, x, p.ln_1_w, p.ln_1_b, rows, C);
     linear_forward(a->w, a->ln_1, weight(m, p.attn_w), p.attn_b, rows, C, C);
     tssa_forward(&tssa);
@@ -777,12 +827,14 @@ static void layer_forward(const TostModel* m, int l, double* state, double* save
 static void layer_backward(const TostModel* m, int l) {
     const LayerActivations* a = &m->layer[l];
     const Buffers* buf = &m->buf;
-    const TostParams p = model_params(m, TOST_PARAM, l), g = model_params(m, TOST_GRAD, l);
+    const TostParams p = model_params(m, TOST_PARAM, l), g = pass_grads(m, l);
     const int C = m->config.n_embd;
     const size_t rows = (size_t)m->B * m->T;
     float *dbranch = buf->dbranch, *d_btc = buf->scratch_btc, *d_bt4c = buf->scratch_bt4c;
-    double* suffix = buf->tssa_suffix + l * m->B * sequence_state_size(m);
-    const Tssa tssa = layer_tssa_grads(buf, &g, a, &p, &m->config, suffix, m->first, m->B, m->T);
+    const size_t n = m->B * sequence_state_size(m);
+    double* after = buf->tssa_after + l * n;
+    Tssa tssa = layer_tssa_grads(buf, &g, a, &p, &m->config, after, m->first, m->B, m->T);
+    tssa.ranks = other_ranks(m);
     residual_backward(dbranch, g.gamma2, buf->dx, a->mlp_out, p.gamma2, rows, C);
     linear_backward(d_bt4c, g.fc_proj_w, g.fc_proj_b, dbranch, a->gelu, weight(m, p.fc_proj_w), rows, 4 * C, C);
     gelu_backward(d_bt4c, a->fc, rows * 4 * C);
@@ -791,11 +843,11 @@ static void layer_backward(const TostModel* m, int l) {
 
     residual_backward(dbranch, g.gamma1, buf->dx, a->attn_out, p.gamma1, rows, C);
     linear_backward(d_btc, g.attn_proj_w, g.attn_proj_b, dbranch, a->y, weight(m, p.attn_proj_w), rows, C, C);
-    tssa_backward(&tssa);   // in place: d_btc
-    if (m->options.dtype == TOST_BF16) round_bf16(d_btc, rows * C);
-    linear_backward(dbranch, g.attn_w, g.attn_b, d_btc, a->ln_1, weight(m, p.attn_w), rows, C, C);
-    layernorm_backward(buf->dx, g.ln_1_w, g.ln_1_b, dbranch, layer_input(m, l), a->mean_1, a->rstd_1, p.ln_1_w, rows,
-                       C);
+    tssa_backward(&tssa);   // from d_btc to dbranch
+    add_sums(after, after, tssa.sums, n);
+    if (m->options.dtype == TOST_BF16) round_bf16(dbranch, rows * C);
+    linear_backward(d_btc, g.attn_w, g.attn_b, dbranch, a->ln_1, weight(m, p.attn_w), rows, C, C);
+    layernorm_backward(buf->dx, g.ln_1_w, g.ln_1_b, d_btc, layer_input(m, l), a->mean_1, a->rstd_1, p.ln_1_w, rows, C);
 }
 
 // The three parts of every forward: the embedding, each layer, the last LayerNorm.
@@ -810,9 +862,15 @@ static void start_forward(TostModel* m, const int32_t* inputs, int first, int B,
     embedding_forward(m->buf.x, m->buf.inputs, p.wte, p.wpe, first, B, T, m->config.n_embd);
 }
 
-static void run_layer(TostModel* m, int l, double* state, double* saved, int first) {
-    layer_forward(m, l, state, saved, first);
+static void run_layer(TostModel* m, int l, double* start, double* saved, const Chunks* ranks) {
+    layer_forward(m, l, start, saved, ranks);
     m->computed_layer = l;
+}
+
+// The same, without a backward pass to follow; end = TSSA's sums after these tokens (B,2C+NH), possibly the same array.
+static void advance_layer(TostModel* m, int l, double* end, double* start) {
+    run_layer(m, l, start, NULL, NULL);
+    add_sums(end, m->buf.tssa_before, m->buf.tssa_sums, m->B * sequence_state_size(m));
 }
 
 static void finish_forward(TostModel* m) {
@@ -822,27 +880,27 @@ static void finish_forward(TostModel* m) {
     threads_end(&m->threads);
 }
 
-// TSSA's running sums of layer l before chunk k, (B,2C+NH); k > 0.
+// TSSA's running sums of layer l before chunk k, (B,2C+NH); zeros if k is 0.
 static double* chunk_start(const TostModel* m, int k, int l) {
     return m->buf.tssa_starts + ((size_t)k * m->config.n_layer + l) * m->B * sequence_state_size(m);
 }
 
 // A layer over the current chunk, from the running sums before it.
-static void run_layer_of_chunk(TostModel* m, int l) {
-    const size_t bytes = m->B * sequence_state_size(m) * sizeof(double);
-    if (m->first == 0) memset(m->buf.tssa_now, 0, bytes);
-    else memcpy(m->buf.tssa_now, chunk_start(m, m->first / m->options.chunk, l), bytes);
-    run_layer(m, l, m->buf.tssa_now, m->options.training ? m->layer[l].tssa_saved : NULL, m->first);
+static void run_layer_of_chunk(TostModel* m, int l, const Chunks* ranks) {
+    run_layer(m, l, chunk_start(m, m->first / m->options.chunk, l),
+              m->options.training ? m->layer[l].tssa_saved : NULL, ranks);
 }
 
 // With recompute: fills the shared activations with those of layer l, unless they already are.
 static void recompute_layer(TostModel* m, int l) {
-    if (m->options.recompute && m->computed_layer != l) run_layer_of_chunk(m, l);
+    if (m->options.recompute && m->computed_layer != l) run_layer_of_chunk(m, l, NULL);
 }
 
-static void forward_chunk(TostModel* m, const int32_t* inputs, int first, int B, int T) {
-    start_forward(m, inputs, first, B, T);
-    for (int l = 0; l < m->config.n_layer; l++) run_layer_of_chunk(m, l);
+// Forward over chunk k of this rank.
+static void forward_chunk(TostModel* m, const int32_t* inputs, int k, int B, int T) {
+    start_forward(m, inputs, (m->chunks.rank + k) * m->options.chunk, B, T);
+    if (m->chunks.ranks > 1) chunks_find_cuts(&m->chunks, m->buf.inputs, B, T, m->config.document_token);
+    for (int l = 0; l < m->config.n_layer; l++) run_layer_of_chunk(m, l, other_ranks(m));
     finish_forward(m);
 }
 
@@ -863,13 +921,13 @@ static const int32_t* chunk_columns(int32_t* buf, const TostModel* m, const int3
     return buf;
 }
 
-// Forward over chunk k, which leaves the running sums after it in `sums` (L,B,2C+NH), where it finds those before it.
+// Forward over chunk k, from the running sums before it to those after it: both (L,B,2C+NH), possibly the same array.
 // first: position of the first token of the sequences.
-static void advance_sums(TostModel* m, double* sums, const Sequences* s, int k, int first) {
+static void advance_sums(TostModel* m, double* end, double* start, const Sequences* s, int k, int first) {
+    const size_t n = s->B * sequence_state_size(m);
     start_forward(m, chunk_columns(m->buf.inputs, m, s->inputs, k, s->B, s->T), first + k * m->options.chunk, s->B,
                   chunk_length(m, k, s->T));
-    for (int l = 0; l < m->config.n_layer; l++)
-        run_layer(m, l, sums + l * m->B * sequence_state_size(m), NULL, m->first);
+    for (int l = 0; l < m->config.n_layer; l++) advance_layer(m, l, end + l * n, start + l * n);
     finish_forward(m);
 }
 
@@ -890,18 +948,25 @@ static void forward_sums(TostModel* m, const Sequences* s) {
     const int chunks = chunks_of(m, s->T);
     const size_t n = (size_t)m->config.n_layer * s->B * sequence_state_size(m);
     for (int k = 0; k + 1 < chunks; k++) {
-        double* next = m->buf.tssa_starts + (k + 1) * n;
-        if (k == 0) memset(next, 0, n * sizeof *next);
-        else memcpy(next, next - n, n * sizeof *next);
-        advance_sums(m, next, s, k, 0);
+        advance_sums(m, m->buf.tssa_starts + (k + 1) * n, m->buf.tssa_starts + k * n, s, k, 0);
         if (is_abandoned(m, k + 1, s->T)) return;
     }
 }
 
-static void add_losses(TostModel* m, const int32_t* targets) {
+// Adds the losses of a chunk of sequences of T tokens.
+static void add_losses(TostModel* m, const int32_t* targets, int T, ChunkOrder order) {
+    const bool chunks = in_chunks(m, T);
+    double sum = chunks ? 0 : m->loss_sum;
+    int64_t count = chunks ? 0 : m->loss_count;
     for (size_t row = 0; row < (size_t)m->B * m->T; row++) {
-        m->loss_sum += m->buf.losses[row];
-        m->loss_count += targets[row] >= 0;
+        sum += m->buf.losses[row];
+        count += targets[row] >= 0;
+    }
+    if (chunks) {
+        chunks_add_loss(&m->loss_sum, &m->loss_count, sum, count, &m->chunks, order);
+    } else {
+        m->loss_sum = sum;
+        m->loss_count = count;
     }
 }
 
@@ -910,16 +975,16 @@ static Weight classifier_weight(const TostModel* m) { return weight(m, model_par
 static void cpu_forward_loss(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T) {
     const Sequences s = {inputs, targets, B, T, 0};
     const int chunks = chunks_of(m, T);
-    double* sums = m->buf.tssa_sums;
-    if (chunks > 1) memset(sums, 0, m->config.n_layer * B * sequence_state_size(m) * sizeof *sums);
+    double* state = m->buf.tssa_state;
+    if (chunks > 1) memset(state, 0, m->config.n_layer * B * sequence_state_size(m) * sizeof *state);
     for (int k = 0; k < chunks; k++) {
-        if (chunks > 1) advance_sums(m, sums, &s, k, 0);
+        if (chunks > 1) advance_sums(m, state, state, &s, k, 0);
         else cpu_forward(m, inputs, B, T);
         const int32_t* wanted = chunk_columns(m->buf.targets, m, targets, k, B, T);
         const size_t rows = (size_t)B * m->T;
         classifier_forward(m->buf.losses, m->buf.logits, m->buf.ln_f, classifier_weight(m), wanted, rows,
                            even_chunk(rows, m->logits_rows), m->config.vocab_size, m->config.n_embd);
-        add_losses(m, wanted);
+        add_losses(m, wanted, T, CHUNKS_FROM_FIRST);
         if (chunks > 1 && chunk_done(m, (double)(k + 1) / chunks)) return;
     }
 }
@@ -930,11 +995,11 @@ static void forward_train_chunk(TostModel* m, const Sequences* s, int k) {
     const int T = chunk_length(m, k, s->T);
     const size_t rows = (size_t)s->B * T;
     const int32_t* targets = chunk_columns(m->buf.targets, m, s->targets, k, s->B, s->T);
-    forward_chunk(m, chunk_columns(m->buf.inputs, m, s->inputs, k, s->B, s->T), k * m->options.chunk, s->B, T);
-    classifier_forward_backward(m->buf.losses, m->buf.scratch_btc, model_params(m, TOST_GRAD, 0).wte, m->buf.logits,
-                                m->buf.ln_f, classifier_weight(m), targets, s->grad_scale, rows,
-                                even_chunk(rows, m->logits_rows), m->config.vocab_size, m->config.n_embd);
-    add_losses(m, targets);
+    forward_chunk(m, chunk_columns(m->buf.inputs, m, s->inputs, k, s->B, s->T), k, s->B, T);
+    classifier_forward_backward(m->buf.losses, m->buf.scratch_btc, pass_grads(m, 0).wte, m->buf.logits, m->buf.ln_f,
+                                classifier_weight(m), targets, s->grad_scale, rows, even_chunk(rows, m->logits_rows),
+                                m->config.vocab_size, m->config.n_embd);
+    add_losses(m, targets, s->T, CHUNKS_FROM_LAST);
 }
 
 static void cpu_forward_train(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T,
@@ -947,11 +1012,17 @@ static void cpu_forward_train(TostModel* m, const int32_t* inputs, const int32_t
     if (!m->abandoned) forward_train_chunk(m, &m->sequences, chunks_of(m, T) - 1);
 }
 
+// The gradients of layer l are complete for this chunk; l < 0: those of the embedding.
+static void add_chunk_grads(TostModel* m, int l) {
+    if (in_chunks(m, m->sequences.T))
+        chunks_add_grads(&m->chunks, m->state[TOST_GRAD], &m->tensors, l, m->config.n_layer);
+}
+
 // Layer by layer, the gradients become complete from the end of the flat array to its start.
 static void backward_chunk(TostModel* m, TostEnd end) {
     const int B = m->B, T = m->T, C = m->config.n_embd, L = m->config.n_layer;
     const size_t rows = (size_t)B * T;
-    const TostParams p = model_params(m, TOST_PARAM, 0), g = model_params(m, TOST_GRAD, 0);
+    const TostParams p = model_params(m, TOST_PARAM, 0), g = pass_grads(m, 0);
     threads_set(m->threads.now);
     memset(m->buf.dx, 0, rows * C * sizeof(float));
     layernorm_backward(m->buf.dx, g.ln_f_w, g.ln_f_b, m->buf.scratch_btc, layer_input(m, L), m->buf.mean_f,
@@ -959,16 +1030,18 @@ static void backward_chunk(TostModel* m, TostEnd end) {
     for (int l = L - 1; l >= 0; l--) {
         recompute_layer(m, l);
         layer_backward(m, l);
+        add_chunk_grads(m, l);
         exchange_gradients(&m->exchange, end, tost_row_offset(&m->tensors, TOST_ROW_gamma1, l));
     }
     embedding_backward(g.wte, g.wpe, m->buf.dx, m->buf.inputs, m->first, B, T, C);
+    add_chunk_grads(m, -1);
     exchange_gradients(&m->exchange, end, 0);
 }
 
 static void cpu_backward(TostModel* m, TostEnd end) {
     const Sequences* s = &m->sequences;
     const int chunks = chunks_of(m, s->T);
-    memset(m->buf.tssa_suffix, 0, m->config.n_layer * m->B * sequence_state_size(m) * sizeof(double));
+    memset(m->buf.tssa_after, 0, m->config.n_layer * m->B * sequence_state_size(m) * sizeof(double));
     for (int k = chunks - 1; k > 0 && !m->abandoned; k--) {
         backward_chunk(m, TOST_MORE);
         if (is_abandoned(m, chunks - 1 + PASSES_OF_CHUNK * (chunks - k), s->T)) return;
@@ -1009,7 +1082,7 @@ static double* decode_state(const TostModel* m, int l, int b) {
 // Advances the decode state by T tokens per sequence.
 static void decode_forward(TostModel* m, const int32_t* tokens, int T) {
     start_forward(m, tokens, m->position, m->n_decode, T);
-    for (int l = 0; l < m->config.n_layer; l++) run_layer(m, l, decode_state(m, l, 0), NULL, m->position);
+    for (int l = 0; l < m->config.n_layer; l++) advance_layer(m, l, decode_state(m, l, 0), decode_state(m, l, 0));
     finish_forward(m);
     m->position += T;
 }
@@ -1067,9 +1140,9 @@ static void cpu_decode_score(double* losses, TostModel* m, const int32_t* tokens
                              int T) {
     const Sequences s = {tokens, targets, m->n_decode * copies, T, 0};
     const int chunks = chunks_of(m, T);
-    copy_decode_state(m->buf.tssa_sums, m, copies);
+    copy_decode_state(m->buf.tssa_state, m, copies);
     for (int k = 0; k < chunks; k++) {
-        advance_sums(m, m->buf.tssa_sums, &s, k, m->position);
+        advance_sums(m, m->buf.tssa_state, m->buf.tssa_state, &s, k, m->position);
         score_chunk(losses, m, &s, k);
         if (chunks > 1 && chunk_done(m, (double)(k + 1) / chunks)) return;
     }
@@ -1082,6 +1155,7 @@ static void cpu_zero_grad(TostModel* m) {
     float* grad = m->state[TOST_GRAD];
     #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < m->tensors.flat_size; i++) grad[i] = 0.0f;
+    chunks_clear_grads(&m->chunks);
     exchange_begin(&m->exchange);
 }
 
@@ -1213,6 +1287,7 @@ const TostEngine tost_cpu_engine = {
     .name = "cpu",
     .default_dtype = TOST_FP32,
     .has_chunks = true,
+    .has_seq_ranks = true,
     .has_documents = true,
     .supports = cpu_supports,
     .describe = cpu_describe,

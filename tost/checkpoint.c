@@ -884,12 +884,13 @@ typedef struct {
 
 typedef struct { TostState state; const char* prefix; } Part;
 
-// Which tensor rank 0 gets next; index -1: none, the save ends.
+// Which tensor rank 0 gets next; index -1: none, the save ends. Also for parameters, of which the others send nothing:
+// each request tells them that rank 0 still works, so that they wait for a tensor, not for a file.
 typedef struct { int32_t state, index; } GetRequest;
 
 static void get_tensor(float* values, const Source* s, TostState state, int i) {
     GetRequest request = {(int32_t)state, i};
-    if (state != TOST_PARAM) comm_broadcast(s->comm, &request, sizeof request, 0);
+    comm_broadcast(s->comm, &request, sizeof request, 0);
     s->engine->get(values, s->model, state, &s->tensors->tensor[i]);
 }
 
@@ -899,7 +900,8 @@ void checkpoint_send_moments(TostComm* comm, const TostEngine* engine, const Tos
         GetRequest request;
         comm_broadcast(comm, &request, sizeof request, 0);
         if (request.index < 0) return;
-        engine->get(NULL, model, (TostState)request.state, &tensors->tensor[request.index]);
+        if (request.state != TOST_PARAM)
+            engine->get(NULL, model, (TostState)request.state, &tensors->tensor[request.index]);
     }
 }
 

@@ -79,11 +79,13 @@ void comm_close(TostComm* c) {
     if (!c) return;
     c->close(c);
     free(c->places);
+    free(c->silent);
     free(c);
 }
 
 void comm_find_places(TostComm* c) {
     c->places = xcalloc((size_t)c->place.size, sizeof *c->places);
+    c->silent = xcalloc((size_t)c->place.size, sizeof *c->silent);
     c->places[c->place.rank] = c->place;
     comm_allgather(c, c->places, &c->place, sizeof c->place);
     for (int r = 0; r < c->place.size; r++) {
@@ -151,45 +153,103 @@ void comm_fail(TostComm* c, const TostError* why) {
     _exit(STATUS_RESUMABLE);
 }
 
-// Some ranks have not responded in time. The lowest rank that waits for them prints the line and ends all; a launcher
-// may do that with SIGTERM.
-static void timed_out(TostComm* c, const bool* arrived) {
-    int missing = -1, count = 0, speaker = -1;
-    for (int r = 0; r < c->place.size; r++) {
-        const bool there = arrived[r] || r == c->place.rank;
-        if (there && speaker < 0) speaker = r;
-        if (there) continue;
-        if (missing < 0) missing = r;
-        count++;
-    }
-    TostError why;
-    char others[48] = "";
-    if (count > 1) snprintf(others, sizeof others, " and %d other rank%s", count - 1, count == 2 ? "" : "s");
-    if (c->lockstep)   // the transport does not know which ranks are missing
-        tost_error(&why, "other ranks did not respond for %g s (--rank-timeout)", c->timeout);
-    else
-        tost_error(&why, "rank %d on %s%s did not respond for %g s (--rank-timeout)", missing < 0 ? 0 : missing,
-                   c->places && missing >= 0 ? c->places[missing].host : "?", others, c->timeout);
-    // Rank 0 may wait for the same rank: it speaks first.
-    const int tenths = speaker != c->place.rank ? 100 : c->place.rank > 0 ? 10 : 0;
-    for (int i = 0; i < tenths; i++) {
+static bool is_missing(const TostComm* c, int rank, const bool* arrived) {
+    return rank != c->place.rank && !(arrived && arrived[rank]) && c->silent[rank] > c->timeout;
+}
+
+// With signs of life, a rank that has become silent must be noticed first, and its last sign may be heard late.
+static double idle_limit(const TostComm* c) { return c->tell ? 2 * c->timeout : c->timeout; }
+
+// Returns after some seconds, unless a signal ends the process before: launchers end the others with SIGTERM.
+static void let_speak(double seconds) {
+    for (int i = 0; i < 10 * seconds; i++) {
         if (signals_received()) _exit(STATUS_RESUMABLE);
         nanosleep(&(struct timespec){0, 100000000}, NULL);
+    }
+}
+
+void comm_let_first_speak(const TostComm* c) {
+    enum { LAUNCHER = 6 };   // seconds within which torchrun notices that a rank has ended
+    let_speak(c->place.rank < 2 ? LAUNCHER * c->place.rank : 2 * LAUNCHER);
+}
+
+static void name_missing(TostError* why, const TostComm* c, const bool* arrived, const char* what) {
+    int first = -1, others = -1;
+    for (int r = 0; r < c->place.size; r++) {
+        if (!is_missing(c, r, arrived)) continue;
+        if (first < 0) first = r;
+        others++;
+    }
+    if (first < 0)
+        tost_error(why, "%sall ranks have waited for each other for %g s (--rank-timeout): check the network between "
+                   "the hosts", what, idle_limit(c));
+    else if (others == 0)
+        tost_error(why, "%srank %d on %s did not respond for %g s (--rank-timeout)", what, first, c->places[first].host,
+                   c->timeout);
+    else
+        tost_error(why, "%srank %d on %s and %d other rank%s did not respond for %g s (--rank-timeout)", what, first,
+                   c->places[first].host, others, others == 1 ? "" : "s", c->timeout);
+}
+
+// The lowest rank that responds prints the line and ends all.
+void comm_timed_out(TostComm* c, const bool* arrived, const char* what) {
+    enum { OTHER_RANK = 10 };   // seconds within which it does, and the launcher ends this one
+    TostError why;
+    if (c->tell) {
+        name_missing(&why, c, arrived, what);
+        int speaker = 0;
+        while (is_missing(c, speaker, arrived)) speaker++;
+        if (speaker != c->place.rank) let_speak(OTHER_RANK);
+    } else {
+        tost_error(&why, "%sother ranks did not respond for %g s (--rank-timeout)", what, c->timeout);
+        comm_let_first_speak(c);
     }
     comm_fail(c, &why);
 }
 
 // ---------------------------------------------------------------------------------------------
+// Signs of life
+
+// Sends a sign and receives those that have arrived, at most SIGNS times within the timeout.
+static void show_life(TostComm* c, bool works) {
+    enum { SIGNS = 8 };
+    const double now = now_seconds();
+    int rank;
+    bool worked;
+    if (!c->tell || c->timeout <= 0 || now - c->told < c->timeout / SIGNS) return;
+    c->told = now;
+    c->tell(c, works);
+    while (c->hear(c, &rank, &worked)) {
+        c->silent[rank] = 0;
+        if (worked) c->idle = 0;
+    }
+}
+
+void comm_works(TostComm* c) {
+    if (c) show_life(c, true);
+}
+
+// ---------------------------------------------------------------------------------------------
 // Collective operations
 
-CommWait comm_wait_begin(const TostComm* c) { return (CommWait){c, 0, now_seconds()}; }
+CommWait comm_wait_begin(TostComm* c) {
+    c->idle = 0;
+    for (int r = 0; r < c->place.size && c->silent; r++) c->silent[r] = 0;
+    return (CommWait){c, 0, now_seconds()};
+}
 
 // No pause at first; then the core is free for other ranks, which may share it.
-bool comm_wait_more(CommWait* w) {
-    const double now = now_seconds(), since = now - w->last;
-    w->waited += since < 1 ? since : 1;   // a longer time: the process was stopped
+bool comm_wait_more(CommWait* w, const bool* arrived) {
+    TostComm* c = w->comm;
+    const double now = now_seconds(), passed = now - w->last, since = passed < 1 ? passed : 1;   // more: it was stopped
+    w->waited += since;
     w->last = now;
-    if (w->comm->timeout > 0 && w->waited > w->comm->timeout) return false;
+    c->idle += since;
+    for (int r = 0; r < c->place.size && c->silent; r++) c->silent[r] += since;
+    show_life(c, false);
+    for (int r = 0; r < c->place.size && c->timeout > 0 && c->tell; r++)
+        if (is_missing(c, r, arrived)) return false;
+    if (c->timeout > 0 && c->idle > idle_limit(c)) return false;
     const struct timespec pause = {0, w->waited < 0.05 ? 20000 : 200000};
     if (w->waited > 100e-6) nanosleep(&pause, NULL);
     return true;
@@ -199,7 +259,7 @@ void comm_wait(TostComm* c, CommRequest** request) {
     if (!*request || c->test(c, request, NULL)) return;
     bool* arrived = xcalloc((size_t)c->place.size, sizeof *arrived);
     for (CommWait w = comm_wait_begin(c); !c->test(c, request, arrived);)
-        if (!comm_wait_more(&w)) timed_out(c, arrived);
+        if (!comm_wait_more(&w, arrived)) comm_timed_out(c, arrived, "");
     free(arrived);
 }
 
@@ -208,15 +268,20 @@ void comm_exchange(TostComm* c, const CommMessage* messages) {
     comm_wait(c, &request);
 }
 
-void comm_allgather(TostComm* c, void* all, const void* mine, size_t bytes) {
+void comm_group_gather(TostComm* c, int group, void* all, const void* mine, size_t bytes) {
     char* out = all;
-    const int rank = comm_rank(c), size = comm_size(c);
+    const int rank = comm_rank(c) % group, first = comm_rank(c) - rank;
     memmove(out + rank * bytes, mine, bytes);
-    if (size == 1) return;
-    CommMessage* messages = xcalloc((size_t)size, sizeof *messages);
-    for (int r = 0; r < size; r++) messages[r] = (CommMessage){out + rank * bytes, out + r * bytes, bytes, bytes};
+    if (group == 1) return;
+    CommMessage* messages = xcalloc((size_t)comm_size(c), sizeof *messages);
+    for (int r = 0; r < group; r++)
+        messages[first + r] = (CommMessage){out + rank * bytes, out + r * bytes, bytes, bytes};
     comm_exchange(c, messages);
     free(messages);
+}
+
+void comm_allgather(TostComm* c, void* all, const void* mine, size_t bytes) {
+    comm_group_gather(c, comm_size(c), all, mine, bytes);
 }
 
 void comm_broadcast(TostComm* c, void* data, size_t bytes, int root) {
@@ -250,10 +315,10 @@ bool comm_same(TostComm* c, uint64_t value, const char* what, TostError* err) {
     return comm_agree(c, first == value, err);
 }
 
-CommVote comm_vote(TostComm* c) {
+CommVote comm_vote(TostComm* c, bool listen) {
     CommVote v = {.comm = c};
     const int size = comm_size(c);
-    if (size == 1 || c->lockstep) return v;   // in lockstep, others are heard when the vote closes
+    if (size == 1 || c->lockstep || !listen) return v;   // others are heard when the vote closes
     v.stop = xcalloc((size_t)size, sizeof *v.stop);
     v.arrived = xcalloc((size_t)size, sizeof *v.arrived);
     CommMessage* messages = xcalloc((size_t)size, sizeof *messages);
@@ -264,6 +329,7 @@ CommVote comm_vote(TostComm* c) {
 }
 
 bool comm_vote_stops(CommVote* v) {
+    comm_works(v->comm);
     if (v->request) v->comm->test(v->comm, &v->request, v->arrived);
     for (int r = 0; r < comm_size(v->comm) && v->stop; r++)
         if (v->arrived[r] && v->stop[r]) return true;
@@ -273,7 +339,7 @@ bool comm_vote_stops(CommVote* v) {
 bool comm_vote_close(CommVote* v, bool stop) {
     const int rank = comm_rank(v->comm), size = comm_size(v->comm);
     if (size == 1) return stop;
-    if (v->comm->lockstep) {
+    if (!v->stop) {
         bool* all = xmalloc((size_t)size * sizeof *all);
         comm_allgather(v->comm, all, &stop, sizeof stop);
         for (int r = 0; r < size; r++) stop = stop || all[r];

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { TAG_MESSAGE, TAG_SIGN };
+
 struct CommRequest {
     int          count, left;     // MPI requests; those that are not complete
     MPI_Request* request;         // (count)
@@ -52,8 +54,10 @@ static CommRequest* mpi_start(TostComm* c, const CommMessage* messages) {
             if (bytes == 0) continue;
             if (bytes > INT_MAX) check(c, MPI_ERR_COUNT);
             MPI_Request* request = &r->request[r->count];
-            check(c, way == 0 ? MPI_Irecv(m->receive, (int)bytes, MPI_BYTE, other, 0, MPI_COMM_WORLD, request)
-                              : MPI_Isend(m->send, (int)bytes, MPI_BYTE, other, 0, MPI_COMM_WORLD, request));
+            check(c, way == 0 ? MPI_Irecv(m->receive, (int)bytes, MPI_BYTE, other, TAG_MESSAGE, MPI_COMM_WORLD,
+                                          request)
+                              : MPI_Isend(m->send, (int)bytes, MPI_BYTE, other, TAG_MESSAGE, MPI_COMM_WORLD,
+                                          request));
             r->rank[r->count++] = other;
             r->open[other]++;
         }
@@ -75,6 +79,72 @@ static bool mpi_test(TostComm* c, CommRequest** request, bool* arrived) {
     return true;
 }
 
+// ---------------------------------------------------------------------------------------------
+// Signs of life: one byte each. Errors do not matter here: without signs, the wait for the rank ends.
+
+static const char sign_bytes[] = {0, 1};   // waits, works
+
+typedef struct {
+    MPI_Request* sending;   // (size): of the last sign to each rank
+    uint64_t*    sent;      // (size)
+    uint64_t     received;
+} Signs;
+
+static Signs* signs_new(int size) {
+    Signs* s = xcalloc(1, sizeof *s);
+    s->sending = xmalloc((size_t)size * sizeof *s->sending);
+    s->sent = xcalloc((size_t)size, sizeof *s->sent);
+    for (int r = 0; r < size; r++) s->sending[r] = MPI_REQUEST_NULL;
+    return s;
+}
+
+static void mpi_tell(TostComm* c, bool works) {
+    Signs* s = c->transport;
+    for (int r = 0; r < c->place.size; r++) {
+        int done = 0;
+        if (r == c->place.rank || MPI_Test(&s->sending[r], &done, &(MPI_Status){0}) != MPI_SUCCESS || !done) continue;
+        if (MPI_Isend(&sign_bytes[works], 1, MPI_BYTE, r, TAG_SIGN, MPI_COMM_WORLD, &s->sending[r]) == MPI_SUCCESS)
+            s->sent[r]++;
+    }
+}
+
+static bool mpi_hear(TostComm* c, int* rank, bool* works) {
+    Signs* s = c->transport;
+    int there = 0;
+    char sign = 0;
+    MPI_Status status;
+    if (MPI_Iprobe(MPI_ANY_SOURCE, TAG_SIGN, MPI_COMM_WORLD, &there, &status) != MPI_SUCCESS || !there) return false;
+    *rank = status.MPI_SOURCE;
+    if (MPI_Recv(&sign, 1, MPI_BYTE, *rank, TAG_SIGN, MPI_COMM_WORLD, &status) != MPI_SUCCESS) return false;
+    *works = sign == sign_bytes[1];
+    s->received++;
+    return true;
+}
+
+// Receives all signs that are under way, as MPI_Finalize requires.
+static void signs_close(TostComm* c) {
+    Signs* s = c->transport;
+    const size_t size = (size_t)c->place.size;
+    uint64_t *sent = xcalloc(size, sizeof *sent), all = 0;
+    CommMessage* messages = xcalloc(size, sizeof *messages);
+    int rank;
+    bool works;
+    c->timeout = 0;   // sends no more
+    for (size_t r = 0; r < size; r++) messages[r] = (CommMessage){&s->sent[r], &sent[r], sizeof *sent, sizeof *sent};
+    comm_exchange(c, messages);
+    for (size_t r = 0; r < size; r++) all += sent[r];
+    for (CommWait w = comm_wait_begin(c); s->received < all; comm_wait_more(&w, NULL))
+        while (mpi_hear(c, &rank, &works)) {}
+    for (size_t r = 0; r < size; r++) MPI_Wait(&s->sending[r], &(MPI_Status){0});
+    free(messages);
+    free(sent);
+    free(s->sending);
+    free(s->sent);
+    free(s);
+}
+
+// ---------------------------------------------------------------------------------------------
+
 static void mpi_abort(TostComm* c, int status) {
     (void)c;
     MPI_Abort(MPI_COMM_WORLD, status);
@@ -87,7 +157,7 @@ void comm_abort_mpi(int status) {
 }
 
 static void mpi_close(TostComm* c) {
-    (void)c;
+    signs_close(c);
     MPI_Finalize();
 }
 
@@ -105,21 +175,27 @@ static void find_library(char* out, size_t cap) {
 bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, TostError* err) {
     int provided, size;
     *comm = NULL;
-    // Open MPI: two TCP connections per pair of ranks. With one, the handshake of a large message waits behind the data
-    // of the other direction, and both directions together are no faster than one.
+    // Two TCP connections per pair of ranks, for Open MPI and for MPICH on UCX. With one, the handshake of a large message
+    // waits behind the data of the other direction, and both directions together are no faster than one.
     setenv("OMPI_MCA_btl_tcp_links", "2", 0);
+    setenv("UCX_MAX_EAGER_LANES", "2", 0);
+    // UCX: no backtrace if the memory of a rank that has ended is read; the launcher says what happened.
+    setenv("UCX_HANDLE_ERRORS", "none", 0);
     if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS)
         return tost_error(err, "MPI cannot be initialized: check that %s belongs to the MPI library of this program",
                           launch->launcher);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     TostComm* c = xcalloc(1, sizeof *c);
-    *c = (TostComm){.place = launch->place, .start = mpi_start, .test = mpi_test, .abort = mpi_abort,
-                    .close = mpi_close};
+    *c = (TostComm){.place = launch->place, .start = mpi_start, .test = mpi_test, .tell = mpi_tell, .hear = mpi_hear,
+                    .abort = mpi_abort, .close = mpi_close};
     find_library(c->library, sizeof c->library);
     MPI_Comm_rank(MPI_COMM_WORLD, &c->place.rank);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     *comm = c;
-    if (size == launch->place.size) return true;
+    if (size == launch->place.size) {
+        c->transport = signs_new(size);
+        return true;
+    }
     tost_error(err, "%s started %d processes, but %s sees %d: use the mpirun of that library, or srun --mpi=pmix (or "
                "pmi2)", launch->launcher, launch->place.size, c->library, size);
     *comm = NULL;

@@ -105,6 +105,7 @@ typedef struct {
 // TostEngineOptions.chunk_done
 static bool show_chunk(void* context, double part) {
     Evaluation* e = context;
+    comm_works(e->comm);
     progress_show(&e->progress, ((double)e->first + e->n * part) / (double)e->windows.count, "loss %.4f", e->loss);
     return false;
 }

@@ -16,17 +16,20 @@ extern "C" {
 // ---------------------------------------------------------------------------------------------
 // Link: a communicator of all ranks. Each has one GPU.
 
+struct LinkMemory {
+    char *device, *host;             // host is pinned
+    size_t bytes;
+    bool used;
+};
+
 struct NcclLink {
     TostComm*    comm;
     ncclComm_t   nccl;
     cudaStream_t stream;             // of host messages
-    char *device, *host;             // memory of host messages; host is pinned
-    size_t used;                     // of LINK_MEMORY
-    int messages;                    // under way
+    std::vector<LinkMemory> memory;  // of host messages, reused: cudaFree would wait for kernels of NCCL
 };
 
-constexpr double CONNECT_TIMEOUT = 300;           // seconds, until the trainer sets that of --rank-timeout
-constexpr size_t LINK_MEMORY = (size_t)4 << 20;   // larger messages allocate their own
+constexpr double CONNECT_TIMEOUT = 300;   // seconds, until the trainer sets that of --rank-timeout
 
 static ncclResult_t nccl_state(const NcclLink* l) {
     ncclResult_t state = ncclSuccess;
@@ -37,23 +40,22 @@ static ncclResult_t nccl_state(const NcclLink* l) {
 [[noreturn]] static void nccl_die(const NcclLink* l, const char* what, ncclResult_t e) {
     TostError why;
     tost_error(&why, "%s: %s; NCCL_DEBUG=WARN prints the cause", what, ncclGetErrorString(e));
+    comm_let_first_speak(l->comm);   // if a rank is lost, NCCL tells all others
     comm_fail(l->comm, &why);
     _exit(STATUS_RESUMABLE);
 }
 
-// NCCL cannot say which rank is missing. The lowest rank prints the line first, which ends the others.
 [[noreturn]] static void nccl_timed_out(const NcclLink* l, const char* what) {
-    TostError why;
-    tost_error(&why, "%s: other ranks did not respond for %g s (--rank-timeout)", what, l->comm->timeout);
-    sleep(l->comm->place.rank < 3 ? 2 * l->comm->place.rank : 6);
-    comm_fail(l->comm, &why);
+    char text[64];
+    snprintf(text, sizeof text, "%s: ", what);
+    comm_timed_out(l->comm, NULL, text);
     _exit(STATUS_RESUMABLE);
 }
 
 // Checks the result of a call. Waits until the call is queued on its stream, for which NCCL may need other ranks.
 static void nccl_check(const NcclLink* l, ncclResult_t result, const char* what) {
     for (CommWait w = comm_wait_begin(l->comm); result == ncclInProgress; result = nccl_state(l))
-        if (!comm_wait_more(&w)) nccl_timed_out(l, what);
+        if (!comm_wait_more(&w, NULL)) nccl_timed_out(l, what);
     if (result != ncclSuccess) nccl_die(l, what, result);
 }
 
@@ -77,7 +79,7 @@ static bool nccl_event_query(const NcclLink* l, cudaEvent_t event) {
 
 static void nccl_event_wait(const NcclLink* l, cudaEvent_t event, const char* what) {
     for (CommWait w = comm_wait_begin(l->comm); !nccl_event_query(l, event);)
-        if (!comm_wait_more(&w)) nccl_timed_out(l, what);   // mutant: waits_forever
+        if (!comm_wait_more(&w, NULL)) nccl_timed_out(l, what);   // mutant: waits_forever
 }
 
 // Connects the ranks. Fails on all of them, or waits until the timeout for those that are missing.
@@ -90,7 +92,7 @@ static bool link_open(NcclLink* l, TostComm* comm, const ncclUniqueId* id, TostE
     ncclResult_t e = ncclCommInitRankConfig(&l->nccl, comm->place.size, *id, comm->place.rank, &config);
     while (e == ncclInProgress) {
         e = nccl_state(l);
-        if (e == ncclInProgress && !comm_wait_more(&w)) {
+        if (e == ncclInProgress && !comm_wait_more(&w, NULL)) {
             (void)ncclCommAbort(l->nccl);
             return tost_error(err, "NCCL: not all of %d ranks connected within %g s (--rank-timeout)", comm->place.size,
                               comm->timeout);
@@ -103,17 +105,17 @@ static bool link_open(NcclLink* l, TostComm* comm, const ncclUniqueId* id, TostE
                                                 : "NCCL_DEBUG=WARN prints the cause");
     }
     CUDA_CHECK(cudaStreamCreateWithFlags(&l->stream, cudaStreamNonBlocking));
-    CUDA_CHECK(cudaMalloc(&l->device, LINK_MEMORY));
-    CUDA_CHECK(cudaMallocHost(&l->host, LINK_MEMORY));
     return true;
 }
 
+// After the last message and exchange.
 static void link_close(NcclLink* l) {
-    CUDA_CHECK(cudaStreamSynchronize(l->stream));
     nccl_check(l, ncclCommFinalize(l->nccl), "ncclCommFinalize");
     (void)ncclCommDestroy(l->nccl);
-    CUDA_CHECK(cudaFreeHost(l->host));
-    CUDA_CHECK(cudaFree(l->device));
+    for (const LinkMemory& m : l->memory) {
+        CUDA_CHECK(cudaFreeHost(m.host));
+        CUDA_CHECK(cudaFree(m.device));
+    }
     CUDA_CHECK(cudaStreamDestroy(l->stream));
 }
 
@@ -122,32 +124,33 @@ static void link_close(NcclLink* l) {
 
 struct CommRequest {
     std::vector<CommMessage> messages;
+    size_t memory;                   // index in NcclLink.memory
     char *device, *host;             // what is sent to each rank, then what is received from each rank
     size_t send_bytes, receive_bytes;
-    bool own_memory;
     cudaEvent_t done;
 };
 
-static void request_allocate(CommRequest* q, NcclLink* l) {
-    const size_t bytes = q->send_bytes + q->receive_bytes, aligned = (bytes + 255) / 256 * 256;
-    q->own_memory = aligned > LINK_MEMORY - l->used;
-    if (q->own_memory) {
-        CUDA_CHECK(cudaMalloc(&q->device, bytes));
-        CUDA_CHECK(cudaMallocHost(&q->host, bytes));
-        return;
+// The smallest memory that is free and large enough, else new memory.
+static size_t link_memory(NcclLink* l, size_t bytes) {
+    constexpr size_t LEAST = (size_t)1 << 20;
+    std::vector<LinkMemory>& all = l->memory;
+    size_t best = all.size();
+    for (size_t i = 0; i < all.size(); i++)
+        if (!all[i].used && all[i].bytes >= bytes && (best == all.size() || all[i].bytes < all[best].bytes)) best = i;
+    if (best == all.size()) {
+        LinkMemory m = {NULL, NULL, LEAST, false};
+        while (m.bytes < bytes) m.bytes *= 2;
+        CUDA_CHECK(cudaMalloc(&m.device, m.bytes));
+        CUDA_CHECK(cudaMallocHost(&m.host, m.bytes));
+        all.push_back(m);
     }
-    q->device = l->device + l->used;
-    q->host = l->host + l->used;
-    l->used += aligned;
+    all[best].used = true;
+    return best;
 }
 
 static void request_free(CommRequest* q, NcclLink* l) {
-    if (q->own_memory) {
-        CUDA_CHECK(cudaFreeHost(q->host));
-        CUDA_CHECK(cudaFree(q->device));
-    }
+    l->memory[q->memory].used = false;
     CUDA_CHECK(cudaEventDestroy(q->done));
-    if (--l->messages == 0) l->used = 0;
     delete q;
 }
 
@@ -160,8 +163,9 @@ static CommRequest* nccl_start(TostComm* c, const CommMessage* messages) {
         q->send_bytes += m.send_bytes;
         q->receive_bytes += m.receive_bytes;
     }
-    request_allocate(q, l);
-    l->messages++;
+    q->memory = link_memory(l, q->send_bytes + q->receive_bytes);
+    q->device = l->memory[q->memory].device;
+    q->host = l->memory[q->memory].host;
     CUDA_CHECK(cudaEventCreateWithFlags(&q->done, cudaEventDisableTiming));
     char* out = q->host;
     for (const CommMessage& m : q->messages) {

@@ -15,6 +15,7 @@
 struct DataSet {
     ShardStream stream;
     int       T;
+    int       column, columns;   // the part of a sample that is read
     DataOrder order;
     uint64_t  seed;
     uint64_t  samples;           // per epoch
@@ -63,7 +64,7 @@ DataSet* data_open(const char* glob, int T, uint32_t vocab_size, DataOrder order
                    TostError* err) {
     assert(T > 0);
     DataSet* d = xcalloc(1, sizeof *d);
-    *d = (DataSet){.T = T, .order = order, .seed = seed, .epoch = NO_EPOCH, .at = -1};
+    *d = (DataSet){.T = T, .columns = T, .order = order, .seed = seed, .epoch = NO_EPOCH, .at = -1};
     if (stream_open(&d->stream, glob, vocab_size, err) && count_samples(d, glob, err)
         && stream_crc(&d->crc, &d->stream, err)) return d;
     data_close(d);
@@ -141,20 +142,28 @@ static uint64_t sample_start(DataSet* d, uint64_t i) {
     return d->stream.start[d->turn[k]] + d->offset + d->perm[in_epoch - d->turn_start[k]] * T;
 }
 
-// Number of samples from i on, at most n, that follow each other in the stream.
+void data_set_columns(DataSet* d, int first, int n) {
+    assert(first >= 0 && n > 0 && first + n <= d->T);
+    d->column = first;
+    d->columns = n;
+}
+
+// Number of samples from i on, at most n, whose tokens to read follow each other in the stream.
 static size_t consecutive(const DataSet* d, uint64_t i, size_t n) {
-    const uint64_t left = d->order == ORDER_SEQUENTIAL ? d->samples - i % d->samples : 1;
+    const bool whole = d->columns == d->T;
+    const uint64_t left = d->order == ORDER_SEQUENTIAL && whole ? d->samples - i % d->samples : 1;
     return left < n ? (size_t)left : n;
 }
 
 bool data_batch(DataSet* d, int32_t* inputs, int32_t* targets, uint64_t first, int B, TostError* err) {
-    const size_t T = (size_t)d->T;
+    const size_t T = (size_t)d->columns;
     stream_recheck(&d->stream);
     for (size_t b = 0, samples; b < (size_t)B; b += samples) {
         samples = consecutive(d, first + b, (size_t)B - b);
         const size_t n = samples * T;
+        const uint64_t start = sample_start(d, first + b) + (uint64_t)d->column;
         if (n > d->tokens_cap) d->tokens = xrealloc(d->tokens, ((d->tokens_cap = n) + 1) * sizeof *d->tokens);
-        if (!stream_read(d->tokens, &d->stream, sample_start(d, first + b), n + 1, err)) return false;
+        if (!stream_read(d->tokens, &d->stream, start, n + 1, err)) return false;
         memcpy(inputs + b * T, d->tokens, n * sizeof *inputs);
         memcpy(targets + b * T, d->tokens + 1, n * sizeof *targets);
     }

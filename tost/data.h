@@ -31,6 +31,8 @@ const char* data_dir(const DataSet* d);         // folder of the first shard
 uint32_t data_largest_id(const DataSet* d);     // among the ids checked when opening
 uint32_t data_crc(const DataSet* d);            // see stream_crc
 
+// From now on data_batch reads only n tokens of each sample, from its token `first` on: inputs and targets are (B,n).
+void data_set_columns(DataSet* d, int first, int n);
 // inputs, targets (B,T) of samples first … first + B - 1. An id >= vocab_size is an error.
 bool data_batch(DataSet* d, int32_t* inputs, int32_t* targets, uint64_t first, int B, TostError* err);
 

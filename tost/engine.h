@@ -26,6 +26,9 @@ typedef struct {
     int       threads;              // maximum number of CPU threads; 0: one per core
     TostComm* comm;                 // the ranks that train together; NULL: one process
     int       parts;                // parts of a step on this rank (slices.h); 0 is 1
+    int       seq_ranks;            // ranks that share sequences (chunks.h); 0 is 1. With more, inputs and targets of
+                                    // forward_loss and forward_train are this rank's chunk, of `chunk` tokens, and
+                                    // they and backward are collective within the group
     int       chunk;                // tokens of a sequence in memory at a time, 0: max_seq; see forward_loss
     // If T > chunk: called after each chunk with the part of the pass that is done, 0 to 1, unless NULL. If it returns
     // true, the pass is abandoned: losses and gradients are undefined until read_loss and zero_grad.
@@ -46,6 +49,7 @@ typedef struct {
     const char* name;                                     // "cpu", "cuda"
     TostDtype   default_dtype;
     bool        has_chunks;                               // TostEngineOptions.chunk
+    bool        has_seq_ranks;                            // TostEngineOptions.seq_ranks
     bool        has_documents;                            // TostConfig.document_token; if false, create refuses it
 
     bool (*supports)(TostDtype dtype);

@@ -6,9 +6,9 @@
 
 static size_t block_count(Range r) { return (range_size(r) + SLICE_UNIT - 1) / SLICE_UNIT; }
 
-Exchange exchange_new(const TostTensors* tensors, TostComm* comm, int parts) {
+Exchange exchange_new(const TostTensors* tensors, TostComm* comm, int group, int parts) {
     Exchange x = {.comm = comm, .rank = comm_rank(comm), .ranks = comm_size(comm), .parts = parts > 1 ? parts : 1,
-                  .size = tensors->flat_size};
+                  .group = group, .size = tensors->flat_size};
     x.slices = slices_new(tensors, x.ranks);
     x.gathers = xcalloc((size_t)x.slices.buckets, sizeof *x.gathers);
     return x;
@@ -82,7 +82,11 @@ static void sum_bucket(Exchange* x, int k) {
     const Range own = exchange_slice(x, k);
     float** row = xmalloc((size_t)x->ranks * sizeof *row);
     for (int r = 0; r < x->ranks; r++) row[r] = row_of(x, k, r);
-    tree_sum(row, x->ranks, range_size(own));
+    for (int r = 0; r < x->ranks; r += x->group) {   // one rank of the group has the gradient, the others have 0
+        for (int i = 1; i < x->group; i++) tree_add(row[r], row[r], row[r + i], range_size(own));
+        row[r / x->group] = row[r];
+    }
+    tree_sum(row, x->ranks / x->group, range_size(own));
     if (x->rank != 0) memcpy(x->grad + own.start, row[0], range_size(own) * sizeof(float));
     free(row);
 }
@@ -101,9 +105,11 @@ static void advance(Exchange* x, bool wait) {
 
 void exchange_gradients(Exchange* x, TostEnd end, size_t from) {
     if (end == TOST_PART_ENDS && from == 0) finish_part(x);
+    comm_works(x->comm);
     if (end != TOST_STEP_ENDS) return;
     add_parts(x, from);
     if (x->ranks == 1) return;
+    if (x->group > 1 && from > 0) return;   // their messages must start in the same order on all ranks
     x->ready = slices_complete(&x->slices, from);
     advance(x, from == 0);
 }

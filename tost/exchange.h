@@ -12,6 +12,7 @@ enum { EXCHANGE_LEVELS = 31, EXCHANGE_UNDER_WAY = 2 };
 typedef struct {
     TostComm* comm;                          // NULL: one rank
     int       rank, ranks, parts;            // parts of this rank
+    int       group;                         // consecutive ranks that compute the same parts (chunks.h)
     Slices    slices;
     size_t    size;                          // elements of the flat arrays
     float*    grad;
@@ -25,7 +26,7 @@ typedef struct {
 } Exchange;
 
 // Not collective.
-Exchange exchange_new(const TostTensors* tensors, TostComm* comm, int parts);
+Exchange exchange_new(const TostTensors* tensors, TostComm* comm, int group, int parts);
 void     exchange_layout(Exchange* x, Arena* arena, float* grad);   // places the buffers; grad: the flat array
 void     exchange_free(Exchange* x);
 static inline size_t exchange_owned(const Exchange* x) { return x->slices.total[x->rank]; }

@@ -95,8 +95,8 @@ static char* resume_text(const OptionHelpList* list) {
         names = longer;
     }
     char* text = xasprintf("With --resume, options that are not given keep the values of the run, except "
-                           "--autotune, --max-time, --quiet, --rank-timeout and --recompute, which apply only to one "
-                           "start. Of the others, only these may be changed: %s.", names + strlen(", "));
+                           "--autotune, --max-time, --quiet, --rank-timeout, --recompute and --seq-ranks, which "
+                           "apply only to one start. Of the others, only these may be changed: %s.", names + strlen(", "));
     free(names);
     return text;
 }

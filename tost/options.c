@@ -271,6 +271,10 @@ static const Row table[] = {
      .default_text = "one per rank",
      .help = "divide a step into N parts, whose gradients are added in a fixed order: any number of ranks that divides "
              "N gives the same results"},
+    {"seq-ranks", TRAIN, MACHINE, INT, AT(seq_ranks), NOT_SAVED, "K", .min = 1, .max = MAX_PARTS, .value = 1,
+     .default_text = "each rank has whole sequences",
+     .help = "divide every sequence among K consecutive ranks, which process K chunks of it at the same time: memory and "
+             "time of a rank fall by K. The results are those of one process with --chunk seq/K"},
     {"reduce", TRAIN, MACHINE, CHOICE, AT(reduce), OVERRIDABLE, "ordered|fast",
      .help = "how GPUs add their gradients; ordered: the same bits for any number of ranks; fast: by NCCL, with bits "
              "that depend on the number of ranks"},
@@ -700,6 +704,26 @@ bool options_check_pass(int batch, int seq, TostError* err) {
                                          "--batch or --seq", batch, seq, (long long)pass, INT_MAX);
 }
 
+// --seq-ranks: the ranks form groups, and each rank of a group has a chunk of every sequence.
+static bool divide_sequences(Options* o, TostError* err) {
+    const int K = o->seq_ranks, ranks = comm_size(o->comm);
+    const int64_t below = o->seq / K * K;
+    char lower[24] = "";
+    if (K == 1) return true;
+    if (ranks == 1)
+        return tost_error(err, "--seq-ranks %d needs %d ranks, but this is a single process: start it with mpirun -n %d, "
+                          "or use --chunk, which gives the same results", K, K, K);
+    if (ranks % K != 0)
+        return tost_error(err, "--seq-ranks %d does not divide the %d ranks: start %d ranks, or use --seq-ranks %d", K,
+                          ranks, (ranks / K + 1) * K, ranks);
+    if (below > 0) snprintf(lower, sizeof lower, "%lld or ", (long long)below);
+    if (below != o->seq)
+        return tost_error(err, "--seq %d cannot be divided among --seq-ranks %d: use --seq %s%lld", o->seq, K, lower,
+                          (long long)(below + K));
+    o->chunk = o->seq / K;
+    return true;
+}
+
 // Derives sequence length, micro-batch size, tokens per step and warm-up from sizes and preset, unless given.
 static bool derive_defaults(Options* o, TostError* err) {
     const TostPreset* preset = tost_preset_find(o->preset);
@@ -707,9 +731,11 @@ static bool derive_defaults(Options* o, TostError* err) {
     if (!option_given(o, "seq")) o->seq = block == preset->config.block_size ? preset->seq : block;
     if (o->seq > block) return tost_error(err, "--seq %d is longer than the block size %d", o->seq, block);
 
+    if (!divide_sequences(o, err)) return false;
+    const int groups = comm_size(o->comm) / o->seq_ranks;
     // A run from before the option had one part.
-    if (!option_given(o, "parts")) o->parts = o->resume ? 1 : comm_size(o->comm);
-    if (!parts_check(o->parts, comm_size(o->comm), err)) return false;
+    if (!option_given(o, "parts")) o->parts = o->resume ? 1 : groups;
+    if (!parts_check(o->parts, groups, err)) return false;
     const bool total_given = option_given(o, "total-batch");
     const int64_t part_seq = (int64_t)o->seq * o->parts, wanted = total_given ? o->total_batch : preset->total_batch;
     if (!option_given(o, "batch")) {
@@ -815,6 +841,9 @@ static bool check_train(Options* o, TostError* err) {
                           o->files[0]);
     if (o->resume && o->overwrite)
         return tost_error(err, "--resume continues a run and --overwrite deletes it: give one of them");
+    if (o->seq_ranks > 1 && option_given(o, "chunk"))
+        return tost_error(err, "--seq-ranks %d makes chunks of --seq / %d tokens, one on each rank: leave out --chunk %d",
+                          o->seq_ranks, o->seq_ranks, o->chunk);
     if (o->resume && o->init)
         return tost_error(err, "--resume loads weights from the run and --init from a file: give one of them");
     if (o->overwrite && !o->out) return tost_error(err, "--overwrite needs --out DIR, the run to replace");
@@ -870,6 +899,9 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
     if (o->chunk && !engine->has_chunks)
         return tost_error(err, "--chunk %d is not supported by the %s engine: leave it out, or use train_gpt_tost",
                           o->chunk, engine->name);
+    if (o->seq_ranks > 1 && !engine->has_seq_ranks)
+        return tost_error(err, "--seq-ranks %d is not supported by the %s engine: use train_gpt_tost, or --chunk",
+                          o->seq_ranks, engine->name);
     if (o->autotune && !engine->tune)
         return tost_error(err, "--autotune is not supported by the %s engine: leave it out", engine->name);
     if (!THREADS_MANY && o->threads > 1)

@@ -39,7 +39,7 @@ typedef struct {
     bool              replacing;       // --overwrite: the old run remains until the first checkpoint is saved
     DataSet *         data, *val;      // val: NULL without validation
     Tokenizer*        tokenizer;       // or NULL
-    int32_t *         inputs, *targets;   // (batch, seq)
+    int32_t *         inputs, *targets;   // (batch, seq / seq_ranks)
     LossSum*          part_loss;       // of this rank's parts
     RunPass           pass;
     LogFile           log;
@@ -76,7 +76,11 @@ void run_share_out(Run* r);
 bool run_agree(Run* r, bool ok, TostError* err);
 // Fails, naming a rank, if the ranks do not run the same program with the same options, data and parameters.
 bool run_compare(Run* r, TostError* err);
-static inline int run_own_parts(const Run* r) { return r->o.parts / comm_size(r->comm); }
+// --seq-ranks: groups of ranks that compute the same micro-batches, each rank a chunk of every sequence. Otherwise each
+// rank is a group.
+static inline int run_groups(const Run* r) { return comm_size(r->comm) / r->o.seq_ranks; }
+static inline int run_group(const Run* r) { return comm_rank(r->comm) / r->o.seq_ranks; }
+static inline int run_own_parts(const Run* r) { return r->o.parts / run_groups(r); }
 double run_mean_loss(const Run* r);                        // nats per token, from part_loss
 
 // ---- run_save.c ----

@@ -97,11 +97,13 @@ bool run_compare(Run* r, TostError* err) {
 // Losses and paths
 
 double run_mean_loss(const Run* r) {
-    LossSum *all = xmalloc((size_t)r->o.parts * sizeof *all), total = {0};
-    comm_allgather(r->comm, all, r->part_loss, (size_t)run_own_parts(r) * sizeof *all);
+    const int own = run_own_parts(r), K = r->o.seq_ranks;   // a group's ranks have the same losses
+    LossSum *all = xmalloc((size_t)r->o.parts * (size_t)K * sizeof *all), total = {0};
+    comm_allgather(r->comm, all, r->part_loss, (size_t)own * sizeof *all);
     for (int p = 0; p < r->o.parts; p++) {
-        total.sum += all[p].sum;
-        total.count += all[p].count;
+        const LossSum* loss = &all[p / own * K * own + p % own];
+        total.sum += loss->sum;
+        total.count += loss->count;
     }
     free(all);
     return total.sum / (double)total.count;

@@ -80,12 +80,21 @@ static void suggest(Run* r, const char* label, const char* command, const char* 
     free(out);
 }
 
+// The options with which this run was started that its checkpoints do not contain.
+static Hint options_to_repeat(const Run* r) {
+    Hint text;
+    char ranks[32] = "";
+    if (r->o.seq_ranks > 1) snprintf(ranks, sizeof ranks, " --seq-ranks %d", r->o.seq_ranks);
+    tost_error(&text, "%s%s", r->o.recompute ? " --recompute" : "", ranks);
+    return text;
+}
+
 Hint resume_hint(const Run* r) {
     Hint hint;
     char* out = shell_word(r->out);
     if (r->saved_step < 0) tost_error(&hint, "nothing is saved yet");
     else tost_error(&hint, "train --resume --out %s%s continues from step %lld", out,
-                    r->o.recompute ? " --recompute" : "", (long long)r->saved_step);
+                    options_to_repeat(r).text, (long long)r->saved_step);
     free(out);
     return hint;
 }
@@ -114,9 +123,10 @@ static char* schedule_text(const Options* o) {
     return xstrdup("then constant");
 }
 
-// For --chunk: what grows with the sequence length, and what does not.
+// For --chunk and --seq-ranks: what grows with the sequence length, and what does not.
 static void report_chunks(Run* r) {
     const Options* o = &r->o;
+    const bool on_ranks = o->seq_ranks > 1;
     if (o->chunk == 0 || o->chunk >= o->seq) return;
     double positions = 0;   // parameters, gradients and both moments
     char memory[32];
@@ -125,9 +135,10 @@ static void report_chunks(Run* r) {
         if (t->row == TOST_ROW_wpe || t->row == TOST_ROW_denom_bias)
             positions += 4.0 * sizeof(float) * (double)t->size;
     }
-    progress_text(&r->progress, "%-11s%d of up to %d tokens per sequence; 4/3 of the computation; %s of the memory is "
-                  "for wpe and denom_bias, which grow with the block size", "chunks",
-                  o->seq / o->chunk + (o->seq % o->chunk != 0), o->chunk, human_bytes(memory, positions));
+    progress_text(&r->progress, "%-11s%d of up to %d tokens per sequence; %s; %s of the memory is for wpe and "
+                  "denom_bias, which grow with the block size", "chunks",
+                  o->seq / o->chunk + (o->seq % o->chunk != 0), o->chunk,
+                  on_ranks ? "each on a rank of its own" : "4/3 of the computation", human_bytes(memory, positions));
 }
 
 static void report_model(Run* r) {
@@ -298,14 +309,15 @@ void report_end(Run* r) {
     if (isfinite(r->info.val_loss))
         progress_text(p, "%-11s%.6f after step %lld, best %.6f after step %lld%s", "val loss", r->info.val_loss,
                       (long long)r->info.val_step, r->info.best_val_loss, (long long)r->info.best_val_step,
-                      has_best ? " (best)" : "");
+                      has_best && r->best_saved == r->info.best_val_loss ? " (best)" : "");
     if (r->saved_step < 0) progress_text(p, "%-11s%s (--save-every 0)", "saved", has_best ? best : "nothing");
     free(best);
     if (r->saved_step < 0) return;
     progress_text(p, "%-11s%s/step_%08lld", "saved", r->out, (long long)r->saved_step);
     if (r->tokenizer && !stopped) suggest(r, "sample", "sample --model", " --prompt 'Once upon a time'");
-    const char* recompute = r->o.recompute ? " --recompute" : "";
-    char* rest = stopped ? xstrdup(recompute) : xasprintf(" --steps %lld%s", 2 * (steps > 0 ? steps : 1), recompute);
+    const Hint options = options_to_repeat(r);
+    char* rest = stopped ? xstrdup(options.text)
+                         : xasprintf(" --steps %lld%s", 2 * (steps > 0 ? steps : 1), options.text);
     suggest(r, "continue", "train --resume --out", rest);
     free(rest);
 }

@@ -21,21 +21,22 @@ static bool write_failed(Run* r, const TostError* reason, bool last, TostError* 
 }
 
 static double batch_loss(Run* r, uint64_t first) {
-    const size_t tokens = (size_t)r->o.batch * r->o.seq;
+    const int T = r->o.seq / r->o.seq_ranks;
+    const size_t tokens = (size_t)r->o.batch * T;
     TostError ignored;
     if (!data_batch(r->data, r->inputs, r->targets, first, r->o.batch, &ignored)) {   // use token 0 instead
         memset(r->inputs, 0, tokens * sizeof *r->inputs);
         memset(r->targets, 0, tokens * sizeof *r->targets);
     }
     r->pass = (RunPass){0};
-    r->engine->forward_loss(r->model, r->inputs, r->targets, r->o.batch, r->o.seq);
+    r->engine->forward_loss(r->model, r->inputs, r->targets, r->o.batch, T);
     const LossSum loss = run_read_loss(r);
     return loss.sum / (double)loss.count;
 }
 
 // Loss of one micro-batch with the current parameters, checked before a save so that diverged parameters do not replace
 // a good checkpoint. Uses the next micro-batch. If its loss is not finite, which its data may cause, uses the first one
-// of the last step.
+// of the last step. Collective among the ranks that share sequences with rank 0.
 static double probe_loss(Run* r) {
     const uint64_t next = r->info.data_sample;
     const uint64_t last = next - (r->info.step > 0 ? (uint64_t)(r->o.total_batch / r->o.seq) : 0);
@@ -81,15 +82,14 @@ static bool save(Run* r, TostError* err) {
     return true;
 }
 
-// Rank 0 saves.
-static bool save_run(Run* r, bool last, TostError* err) {
+// Rank 0 saves. loss: see probe_loss
+static bool save_run(Run* r, double loss, bool last, TostError* err) {
     const bool unvalidated = r->info.unvalidated_row != NULL;
     TostError reason;
     if (!follow_folder(r, err)) return false;
     if (!lock_keep(&r->lock, err))
         return tost_error(err, "run.lock was removed and %s; stopped after step %lld, which is not saved", err->text,
                           (long long)r->info.step);
-    const double loss = probe_loss(r);
     if (!isfinite(loss)) {
         tost_error(err, "after step %lld the loss is %g: not saved; %s", (long long)r->info.step, fabs(loss),
                    (last ? divergence_hint(r, "") : resume_hint(r)).text);
@@ -107,25 +107,29 @@ static bool save_run(Run* r, bool last, TostError* err) {
 }
 
 void run_share_saved(Run* r) {
-    struct { int64_t step; double best; bool unvalidated; TostError hint; } saved;
+    struct { int64_t step; double best; bool unvalidated, replacing; TostError hint; } saved;
     if (!r->comm) return;
     memset(&saved, 0, sizeof saved);
     saved.step = r->saved_step;
     saved.best = r->best_saved;
     saved.unvalidated = r->saved_unvalidated;
+    saved.replacing = r->replacing;
     saved.hint = resume_hint(r);
     comm_broadcast(r->comm, &saved, sizeof saved, 0);
     r->saved_step = saved.step;
     r->best_saved = saved.best;
     r->saved_unvalidated = saved.unvalidated;
+    r->replacing = saved.replacing;
     r->comm->hint = saved.hint;
 }
 
 // Saves on rank 0, to which the other ranks send their moments.
-static bool save_together(Run* r, bool (*save)(Run* r, bool last, TostError* err), bool last, TostError* err) {
+static bool save_together(Run* r, bool (*save)(Run* r, double loss, bool last, TostError* err), bool last,
+                          TostError* err) {
+    const double loss = run_group(r) == 0 && (save == save_run || r->replacing) ? probe_loss(r) : 0;
     bool ok = true;
     if (comm_rank(r->comm) == 0) {
-        ok = save(r, last, err);
+        ok = save(r, loss, last, err);
         checkpoint_end_save(r->comm);
     } else checkpoint_send_moments(r->comm, r->engine, r->model, &r->tensors);
     run_share_saved(r);
@@ -137,9 +141,9 @@ bool run_save(Run* r, bool last, TostError* err) {
     return save_together(r, save_run, last, err);
 }
 
-static bool save_best(Run* r, bool last, TostError* err) {
+static bool save_best(Run* r, double loss, bool last, TostError* err) {
     TostError reason;
-    if (r->replacing && !save_run(r, last, err)) return false;   // best would replace that of the old run
+    if (r->replacing && !save_run(r, loss, last, err)) return false;   // best would replace that of the old run
     if (r->replacing || !follow_folder(r, err)) return r->replacing;
     if (!checkpoint_save_best(&r->folder, &r->info, r->engine, r->model, &r->tensors, &reason))
         return write_failed(r, &reason, last, err);

@@ -181,6 +181,12 @@ static bool take_from_tokenizer(Run* r, TostError* err) {
     return ok && tost_config_check(&o->config, err);
 }
 
+// --seq-ranks: this rank's chunk of each sequence.
+static void read_own_columns(const Run* r, DataSet* data) {
+    const int n = r->o.seq / r->o.seq_ranks;
+    data_set_columns(data, comm_rank(r->comm) % r->o.seq_ranks * n, n);
+}
+
 static bool open_data(Run* r, TostError* err) {
     Options* o = &r->o;
     if (!option_given(o, "data") && !is_dir("data/starter")) {
@@ -201,6 +207,7 @@ static bool open_data(Run* r, TostError* err) {
                           (long long)o->data_tokens, (long long)o->data_crc);
     o->data_tokens = tokens;
     o->data_crc = crc;
+    read_own_columns(r, r->data);
 
     if (!o->val_data) o->val_data = r->val_glob = find_val_data(o->data);
     static const char* const validating[] = {"val-every", "keep-best", "stop-at-val"};
@@ -209,6 +216,7 @@ static bool open_data(Run* r, TostError* err) {
             return tost_error(err, "--%s needs shards to validate on: give --val-data GLOB", validating[i]);
     if (!o->val_data || o->val_every == 0) return true;
     r->val = data_open(o->val_data, o->seq, V, ORDER_SEQUENTIAL, 0, err);
+    if (r->val) read_own_columns(r, r->val);
     return r->val != NULL;
 }
 
@@ -394,13 +402,14 @@ bool run_set_up(Run* r, TostError* err) {
         .max_batch = o->batch, .max_seq = long_sample ? o->config.block_size : o->seq, .training = true,
         .chunk = o->chunk, .chunk_done = run_chunk_done, .context = r,
         .ema = o->ema > 0, .recompute = o->recompute, .dtype = (TostDtype)o->dtype, .threads = o->threads,
-        .comm = r->comm, .parts = run_own_parts(r), .fast_reduce = o->reduce == 1};
+        .comm = r->comm, .parts = run_own_parts(r), .seq_ranks = o->seq_ranks, .fast_reduce = o->reduce == 1};
     comm_broadcast(r->comm, &r->engine_options.max_seq, sizeof r->engine_options.max_seq, 0);
     char device[256];
     if (!run_agree(r, r->engine->describe(device, sizeof device, &r->engine_options, err), err)) return false;
     report_settings(r, device);
-    r->inputs = xmalloc((size_t)o->batch * o->seq * sizeof *r->inputs);
-    r->targets = xmalloc((size_t)o->batch * o->seq * sizeof *r->targets);
+    const size_t tokens = (size_t)o->batch * (size_t)(o->seq / o->seq_ranks);
+    r->inputs = xmalloc(tokens * sizeof *r->inputs);
+    r->targets = xmalloc(tokens * sizeof *r->targets);
     r->part_loss = xcalloc((size_t)run_own_parts(r), sizeof *r->part_loss);
     const bool ok = run_agree(r, create_model(r, err), err) && run_compare(r, err)
                     && run_agree(r, open_folder(r, err), err) && run_agree(r, tune_products(r, err), err);

@@ -568,12 +568,21 @@ bool st_begin_in(StWriter* w, const Folder* in, const char* name, const StTensor
     return ok;
 }
 
+// Does not leave all of a large file to the fsync at its end, which other ranks would have to wait for.
+static bool sync_sometimes(StWriter* w) {
+    enum { SYNC_BYTES = 128 << 20 };
+    if (w->unsynced < SYNC_BYTES) return true;
+    w->unsynced = 0;
+    return fflush(w->out) == 0 && sync_file(fileno(w->out));
+}
+
 bool st_append(StWriter* w, const void* data, size_t bytes, TostError* err) {
     if (bytes > w->expected - w->written) {
         return tost_error(err, "%s: %" PRIu64 " bytes of tensors were declared, but %zu follow after %" PRIu64,
                           w->path, w->expected, bytes, w->written);
     }
-    if (bytes && fwrite(data, 1, bytes, w->out) != bytes) return write_failed(w, err);
+    w->unsynced += bytes;
+    if ((bytes && fwrite(data, 1, bytes, w->out) != bytes) || !sync_sometimes(w)) return write_failed(w, err);
     w->crc = crc32_update(w->crc, data, bytes);
     w->written += bytes;
     return true;

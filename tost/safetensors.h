@@ -60,6 +60,7 @@ typedef struct {
     char *    name, *path;        // name: in that folder; path: for messages
     FILE*     out;
     uint64_t  expected, written;  // tensor bytes
+    uint64_t  unsynced;           // bytes since the last fsync
     uint32_t  crc;
     long      crc_at;             // file offset of the CRC's digits
 } StWriter;

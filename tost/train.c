@@ -26,8 +26,9 @@ int command_train(const Options* args, const TostEngine* engine) {
     TostError err;
     signals_ignore_write_errors();
     if (r.comm) r.progress.live = false;   // mpirun and srun may pass a terminal, but merge the output of all ranks
-    bool ok = run_agree(&r, run_find(&r, &err), &err);
-    if (ok && run_is_finished(&r)) report_finished(&r);
+    bool ok = run_agree(&r, run_find(&r, &err), &err), finished = ok && run_is_finished(&r);
+    comm_broadcast(r.comm, &finished, sizeof finished, 0);   // the ranks may see different folders
+    if (finished) report_finished(&r);
     else ok = ok && run_set_up(&r, &err) && train(&r, &err);
     const int signal = run_signal(&r);
     const bool out_of_time = r.stopped_by && strcmp(r.stopped_by, "--max-time") == 0 && r.info.step < r.o.steps;
@@ -116,16 +117,31 @@ static bool data_failed(Run* r, TostError* err) {
 bool run_chunk_done(void* context, double part) {
     Run* r = context;
     const double done = (double)r->pass.done + part;
+    comm_works(r->comm);
     if (r->pass.all == 0) return false;
     if (r->pass.validation)
         progress_show(&r->progress, done / (double)r->pass.all, "validation %.2f/%lld", done, (long long)r->pass.all);
-    else progress_micro_batch(&r->progress, done * comm_size(r->comm));
+    else progress_micro_batch(&r->progress, done * run_groups(r));
     r->pass.abandoned = comm_size(r->comm) == 1 && signals_received() && part < 1;
     return r->pass.abandoned;
 }
 
+// Ranks that share sequences need each other in every micro-batch: they exchange messages there, so they do not listen
+// to the vote, and one stops if all ranks of its group do.
+static CommVote open_vote(const Run* r) { return comm_vote(r->comm, r->o.seq_ranks == 1); }
+
+static bool group_stops(const Run* r, bool stop) {
+    bool* all = xmalloc((size_t)r->o.seq_ranks * sizeof *all);
+    comm_group_gather(r->comm, r->o.seq_ranks, all, &stop, sizeof stop);
+    for (int i = 0; i < r->o.seq_ranks; i++) stop = stop || all[i];
+    free(all);
+    return stop;
+}
+
 // A signal, or another rank that stops.
-static bool interrupted(CommVote* vote) { return signals_received() || comm_vote_stops(vote); }
+static bool interrupted(const Run* r, CommVote* vote) {
+    return group_stops(r, signals_received()) || comm_vote_stops(vote);
+}
 
 // What follows this rank's micro-batch i: the end of a part (parts of `each` micro-batches), or of the step.
 static TostEnd after_micro_batch(const Run* r, int64_t i, int64_t each) {
@@ -138,18 +154,19 @@ static TostEnd after_micro_batch(const Run* r, int64_t i, int64_t each) {
 static bool accumulate_gradients(bool* completed, Run* r, TostError* err) {
     const Options* o = &r->o;
     const int64_t each = micro_batches(o) / o->parts, n = each * run_own_parts(r);
-    const uint64_t first = r->info.data_sample + (uint64_t)(comm_rank(r->comm) * n * o->batch);
-    CommVote vote = comm_vote(r->comm);
+    const uint64_t first = r->info.data_sample + (uint64_t)(run_group(r) * n * o->batch);
+    CommVote vote = open_vote(r);
     r->engine->zero_grad(r->model);
     int64_t done = 0;
     bool ok = true;
-    for (*completed = false; done < n && (done == 0 || !interrupted(&vote)); done++) {
+    for (*completed = false; done < n && (done == 0 || !interrupted(r, &vote)); done++) {
         const TostEnd end = after_micro_batch(r, done, each);
-        progress_micro_batch(&r->progress, (double)(done * comm_size(r->comm)));
+        progress_micro_batch(&r->progress, (double)(done * run_groups(r)));
         r->pass = (RunPass){.done = done, .all = n};
         ok = data_batch(r->data, r->inputs, r->targets, first + (uint64_t)(done * o->batch), o->batch, err);
-        if (!ok) break;
-        r->engine->forward_train(r->model, r->inputs, r->targets, o->batch, o->seq, 1.0f / (float)o->total_batch);
+        if (group_stops(r, !ok)) break;
+        r->engine->forward_train(r->model, r->inputs, r->targets, o->batch, o->seq / o->seq_ranks,
+                                 1.0f / (float)o->total_batch);
         if (end == TOST_STEP_ENDS && !(*completed = !comm_vote_close(&vote, false))) break;
         r->engine->backward(r->model, end);
         if (r->pass.abandoned) {
@@ -164,7 +181,7 @@ static bool accumulate_gradients(bool* completed, Run* r, TostError* err) {
     if (!run_agree(r, ok, err)) return data_failed(r, err);
     if (done > 0 || r->pass.abandoned)
         progress_text(&r->progress, "step %lld is incomplete (micro-batch %lld of %lld): it is dropped",
-                      (long long)r->info.step + 1, (long long)done * comm_size(r->comm), (long long)micro_batches(o));
+                      (long long)r->info.step + 1, (long long)done * run_groups(r), (long long)micro_batches(o));
     return true;
 }
 
@@ -310,23 +327,24 @@ static bool after_step(Run* r, LogRow* row, TostError* err) {
 // rank, *completed is false.
 static bool validation_losses(bool* completed, Run* r, uint64_t sequences, TostError* err) {
     const int64_t B = r->o.batch, n = ((int64_t)sequences + B - 1) / B;
-    const int own = run_own_parts(r), first_part = comm_rank(r->comm) * own;
+    const int own = run_own_parts(r), first_part = run_group(r) * own;
     const int64_t start = part_start(n, first_part, r->o.parts);
     const int64_t all = part_start(n, first_part + own, r->o.parts) - start;
-    CommVote vote = comm_vote(r->comm);
+    CommVote vote = open_vote(r);
     int64_t done = 0;
-    bool ok = true;
-    for (int p = 0; ok && p < own; p++) {
+    bool ok = true, stop = false;
+    for (int p = 0; !stop && p < own; p++) {
         const int64_t end = part_start(n, first_part + p + 1, r->o.parts) - start;
-        for (; ok && done < end && !interrupted(&vote); done++) {
+        for (; done < end && !(stop = interrupted(r, &vote)); done++) {
             const uint64_t first = (uint64_t)((start + done) * B), left = sequences - first;
             const int rows = left < (uint64_t)B ? (int)left : (int)B;
             progress_show(&r->progress, (double)done / (double)all, "validation %lld/%lld",
                           (long long)(done * n / all), (long long)n);
             ok = data_batch(r->val, r->inputs, r->targets, first, rows, err);
             r->pass = (RunPass){.validation = true, .done = done, .all = all};
-            if (ok) r->engine->forward_loss(r->model, r->inputs, r->targets, rows, r->o.seq);
-            if (r->pass.abandoned) break;
+            if ((stop = group_stops(r, !ok))) break;
+            r->engine->forward_loss(r->model, r->inputs, r->targets, rows, r->o.seq / r->o.seq_ranks);
+            if ((stop = r->pass.abandoned)) break;
         }
         r->part_loss[p] = run_read_loss(r);
     }
@@ -359,6 +377,7 @@ typedef struct { Run* r; FILE* text; int64_t tokens; bool interrupted; } SampleT
 static bool append_piece(void* context, const char* bytes, size_t n) {
     SampleText* s = context;
     const int64_t tokens = s->r->o.sample_tokens;
+    comm_works(s->r->comm);
     fwrite(bytes, 1, n, s->text);
     s->tokens++;
     progress_show(&s->r->progress, (double)s->tokens / (double)tokens, "sample %lld/%lld tokens", (long long)s->tokens,

@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "chunks.h"
 #include "threads.h"
 
 // Tokens per chunk. Forward saves the running sums before each chunk and backward recomputes them from there; all
@@ -21,13 +22,17 @@ typedef struct {
     const int32_t* tokens;            // (B,T)
     int document_token;               // resets the sums; -1: none
     float *u, *pi, *y;                // (B,NH,T) twice; (B,T,C)
-    double *state;                    // (B,2C+NH): S, N and D of each sequence; forward continues from them
-    double *saved;                    // (B,chunks,2C+NH): their values before each chunk; NULL if no backward follows
+    const Chunks *ranks;              // that have the other chunks of the sequences: then start and after are computed
+    double *start;                    // (B,2C+NH): S, N and D before the first token of each sequence
+    double *before;                   // (B,2C+NH): working copy of start
+    double *sums;                     // (B,2C+NH): what the tokens add to them; in backward to RS, RN and RD
+    double *saved;                    // (B,chunks,2C+NH): S, N and D before each chunk; NULL if no backward follows
     // backward only
-    float *dw;                        // (B,T,C) in place: holds dy on entry
+    const float *dy;                  // (B,T,C)
+    float *dw;                        // (B,T,C)
     float *da;                        // (B,NH,T): dΠ, then da
     float *dtemp, *ddenom_bias;       // (NH), (NH,block_size): +=
-    double *suffix;                   // (B,2C+NH): RS, RN and RD of each sequence, laid out as S, N and D
+    double *after;                    // (B,2C+NH): RS, RN and RD after the last token, laid out as S, N and D
     double *scratch;                  // (threads,tssa_scratch_size)
 } Tssa;
 
@@ -35,6 +40,7 @@ typedef struct { double *S, *N, *D; } TssaState;   // running sums of one sequen
 
 static inline size_t tssa_state_size(int C, int NH) { return 2 * (size_t)C + NH; }
 static inline size_t tssa_scratch_size(int C, int NH) { return (TSSA_CHUNK + 1) * ((size_t)C + 2 * NH); }
+static inline size_t tssa_states_bytes(const Tssa* a) { return a->B * tssa_state_size(a->C, a->NH) * sizeof(double); }
 static inline int    tssa_chunks(int T) { return T / TSSA_CHUNK + (T % TSSA_CHUNK != 0); }
 static inline TssaState tssa_state(double* states, size_t i, const Tssa* a) {   // the i-th of an array of states
     double* S = states + i * tssa_state_size(a->C, a->NH);

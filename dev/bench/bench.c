@@ -260,18 +260,14 @@ static void bench_dtypes_decode(void) {
 // ---------------------------------------------------------------------------------------------
 // TSSA
 
-// Seconds of one forward and backward pass. dy is copied first, untimed, because backward overwrites it.
-static double tssa_once(TostModel* m, const float* dy, int B, int T) {
+// Seconds of one forward and backward pass, with dy in scratch_btc.
+static double tssa_once(TostModel* m, int B, int T) {
     const TostConfig* c = &m->config;
-    const int C = c->n_embd, NH = c->n_head;
     const TostParams p = model_params(m, TOST_PARAM, 0), g = model_params(m, TOST_GRAD, 0);
     const LayerActivations* a = &m->layer[0];
     const Buffers* b = &m->buf;
-    Tssa tssa = layer_tssa_grads(b, &g, a, &p, c, b->tssa_suffix, 0, B, T);
-    tssa.state = b->tssa_now;
-    memcpy(b->scratch_btc, dy, (size_t)B * T * C * sizeof *dy);
-    memset(b->tssa_now, 0, B * tssa_state_size(C, NH) * sizeof(double));
-    memset(b->tssa_suffix, 0, B * tssa_state_size(C, NH) * sizeof(double));
+    Tssa tssa = layer_tssa_grads(b, &g, a, &p, c, b->tssa_after, 0, B, T);
+    tssa.start = b->tssa_starts;
     const double start = now_seconds();
     tssa_forward(&tssa);
     tssa_backward(&tssa);
@@ -295,13 +291,13 @@ static void bench_tssa(void) {
         Rng rng = rng_seeded(3, 0);
         for (size_t j = 0; j < (size_t)TOKENS * c.n_embd; j++) {
             m[i]->layer[0].w[j] = (float)(rng_uniform(&rng) - 0.5);
-            m[i]->buf.dbranch[j] = (float)(rng_uniform(&rng) - 0.5);
+            m[i]->buf.scratch_btc[j] = (float)(rng_uniform(&rng) - 0.5);
         }
-        tssa_once(m[i], m[i]->buf.dbranch, B, T);
+        tssa_once(m[i], B, T);
     }
     for (int run = 0; run < RUNS; run++)
         for (size_t i = 0; i < countof(lengths); i++)
-            seconds[i][run] = tssa_once(m[i], m[i]->buf.dbranch, TOKENS / lengths[i], lengths[i]);
+            seconds[i][run] = tssa_once(m[i], TOKENS / lengths[i], lengths[i]);
     for (size_t i = 0; i < countof(lengths); i++) {
         char key[32];
         snprintf(key, sizeof key, "tssa_at_%d", lengths[i]);

@@ -160,7 +160,7 @@ def check_membership():
 def check_documents():
     """--mask-across-documents: train and evaluate, and PyTorch on its checkpoints."""
     eot = Vocabulary.read(Path("vocab.bpe")).eot
-    trainer("--init", "start", "--data", "tiny_train_*.bin", "--tokenizer", "vocab.bpe", "--mask-across-documents",
+    trainer("--init", "shuffled", "--data", "tiny_train_*.bin", "--tokenizer", "vocab.bpe", "--mask-across-documents",
             "--steps", 3, "--out", "masked")
     model = Tost.from_checkpoint("masked")
     for block in model.transformer.h:

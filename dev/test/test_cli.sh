@@ -69,7 +69,7 @@ for line in \
      resume overwrite log steps batch seq chunk total-batch lr schedule decay-frac warmup min-lr-frac weight-decay beta1
      beta2 eps grad-clip ema skip-loss-z skip-grad-z max-skipped seed val-every val-batches sample-every sample-tokens
      save-every keep keep-best stop-at-val max-time on-save-error quiet temperature top-k top-p dtype threads parts
-     reduce rank-timeout recompute autotune help version man bash-completion" \
+     seq-ranks reduce rank-timeout recompute autotune help version man bash-completion" \
     "sample model weights tokenizer prompt prompts tokens samples stop temperature top-k top-p seed dtype threads help" \
     "eval mask-across-documents model weights data task json force tokenizer batch seq chunk stride windows seed dtype threads rank-timeout help" \
     "tokenize tokenizer out val-frac shard-tokens jsonl seed threads quiet help" \

@@ -3,6 +3,7 @@
 #define TOST_NO_MAIN
 #include "train_gpt_tost.c"
 
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -157,7 +158,7 @@ static void exchange_rank(TostComm* comm, void* context) {
     const int own = t->parts / comm_size(comm), rank = comm_rank(comm);
     const size_t n = t->tensors.flat_size;
     float *grad = xmalloc(n * sizeof *grad), **row = new_rows(t->parts, n);
-    Exchange x = exchange_new(&t->tensors, comm, own);
+    Exchange x = exchange_new(&t->tensors, comm, 1, own);
     Arena arena = {.alignment = 128};
     exchange_layout(&x, &arena, grad);
     void* memory = xmalloc(arena.used + 128);
@@ -223,9 +224,9 @@ static void message_rank(TostComm* comm, void* context) {
     right = right && strcmp(err.text, expected) == 0;
     free(expected);
 
-    CommVote vote = comm_vote(comm);   // nobody stops
+    CommVote vote = comm_vote(comm, true);   // nobody stops
     right = right && !comm_vote_stops(&vote) && !comm_vote_close(&vote, false);
-    vote = comm_vote(comm);            // the last rank stops; the others wait until they see it
+    vote = comm_vote(comm, true);            // the last rank stops; the others wait until they see it
     while (rank != size - 1 && !comm_vote_stops(&vote)) nanosleep(&(struct timespec){0, 1000000}, NULL);
     right = right && comm_vote_close(&vote, rank == size - 1);
     t->right[rank] = right;
@@ -431,14 +432,90 @@ static void test_training(Checks* c, const char* what, const TostConfig* config,
 }
 
 // ---------------------------------------------------------------------------------------------
-// A rank that does not respond
+// Memory
+
+// Bytes of Adam's moments on a rank of tost-base, from the engine's layout of an address range that it does not touch.
+static size_t moment_bytes(int rank, int ranks) {
+    const TostConfig config = {.n_layer = 12, .n_head = 12, .n_embd = 768, .block_size = 1024, .vocab_size = 50304};
+    TostComm comm = {.place = {.rank = rank, .size = ranks}};
+    const TostEngineOptions o = {.max_batch = 1, .max_seq = 8, .training = true, .threads = 1,
+                                 .comm = &comm, .ema = true};
+    const size_t bytes = tost_cpu_engine.memory(&config, &o);
+    TostModel* m = model_new(&config, &o);
+    void* range = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (range == MAP_FAILED) abort();
+    layout_buffers(m, range);
+    const size_t moments = (size_t)((char*)m->state[TOST_EMA] - (char*)m->state[TOST_M]);
+    munmap(range, bytes);
+    model_free(m);
+    return moments;
+}
+
+static void test_moments(Checks* c) {
+#ifdef TOST_SANITIZE
+    return skip(c, "memory of the moments: the sanitizers add red zones");
+#endif
+    const size_t all = moment_bytes(0, 1);
+    for (int ranks = 2; ranks <= 8; ranks *= 2) {
+        for (int rank = 0; rank < ranks; rank++) {
+            const double share = (double)moment_bytes(rank, ranks) / (double)all * ranks;
+            check(c, fabs(share - 1) < 0.003 * ranks, "rank %d of %d: %.4f of its share of the moments", rank, ranks,
+                  share);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Ranks that do not respond
+
+// Runs f in a process of its own, which must exit with the status and print the line.
+static void check_exit(Checks* c, const char* what, void (*f)(const void* arg), const void* arg, int want_status,
+                       const char* want) {
+    int fd[2], status = 0;
+    char text[512];
+    if (!check(c, pipe(fd) == 0, "pipe")) return;
+    const pid_t child = fork();
+    if (child == 0) {
+        dup2(fd[1], STDERR_FILENO);
+        f(arg);
+        _exit(0);
+    }
+    close(fd[1]);
+    const ssize_t n = read(fd[0], text, sizeof text - 1);
+    text[n > 0 ? n : 0] = '\0';
+    close(fd[0]);
+    waitpid(child, &status, 0);
+    check(c, WIFEXITED(status) && WEXITSTATUS(status) == want_status && strcmp(text, want) == 0,
+          "%s: status %d, '%s'; want %d, '%s'", what, status, text, want_status, want);
+}
+
+// Rank 0 of four, whose transport transports nothing. signs: what each rank says as often as it is asked: '-' nothing,
+// 'W' that it waits, '!' that it works; or '.': its message has arrived. ends: number of tests after which the message
+// of all ranks has arrived, or 0.
+typedef struct { const char *what, *signs, *want; int ends; bool no_signs; } Silence;
+typedef struct { const Silence* silence; int tests, next; } SilentTransport;
 
 static CommRequest* start_nothing(TostComm* c, const CommMessage* messages) { (void)messages; return c->transport; }
 
-// Only rank 1 responds.
-static bool never_complete(TostComm* c, CommRequest** request, bool* arrived) {
-    (void)request;
-    for (int r = 0; arrived && r < c->place.size; r++) arrived[r] = !c->lockstep && r == 1;
+static bool silent_test(TostComm* c, CommRequest** request, bool* arrived) {
+    SilentTransport* t = c->transport;
+    const Silence* s = t->silence;
+    for (int r = 0; arrived && r < c->place.size; r++) arrived[r] = s->signs[r] == '.';
+    if (++t->tests != s->ends) return false;
+    *request = NULL;
+    return true;
+}
+
+static void silent_tell(TostComm* c, bool works) { (void)c, (void)works; }
+
+static bool silent_hear(TostComm* c, int* rank, bool* works) {
+    SilentTransport* t = c->transport;
+    while (++t->next < c->place.size) {
+        *rank = t->next;
+        *works = t->silence->signs[t->next] == '!';
+        if (*works || t->silence->signs[t->next] == 'W') return true;
+    }
+    t->next = 0;
     return false;
 }
 
@@ -447,36 +524,89 @@ static void exit_with(TostComm* c, int status) {
     _exit(status);
 }
 
-// A lockstep transport does not know which ranks are missing, so the message names none.
-static void test_timeout(Checks* c, bool lockstep, const char* want) {
-    CommPlace places[3] = {{.host = "a"}, {.host = "b"}, {.host = "c"}};
-    int fd[2], status = 0;
-    char text[512];
-    if (!check(c, pipe(fd) == 0, "pipe")) return;
-    const pid_t child = fork();
-    if (child == 0) {
-        TostComm comm = {.place = {.size = 3, .host = "a"}, .places = places, .timeout = 0.01, .program = "test",
-                         .lockstep = lockstep, .transport = places, .start = start_nothing, .test = never_complete,
-                         .abort = exit_with};
-        dup2(fd[1], STDERR_FILENO);
-        comm_exchange(&comm, NULL);
-        _exit(0);
+static void wait_silently(const void* arg) {
+    CommPlace places[4] = {{.host = "a"}, {.host = "b"}, {.host = "c"}, {.host = "d"}};
+    double silent[4] = {0};
+    SilentTransport transport = {arg, 0, 0};
+    TostComm comm = {.place = {.size = 4, .host = "a"}, .places = places, .silent = silent, .timeout = 0.01,
+                     .program = "test", .transport = &transport, .start = start_nothing, .test = silent_test,
+                     .tell = transport.silence->no_signs ? NULL : silent_tell, .hear = silent_hear, .abort = exit_with};
+    comm_exchange(&comm, NULL);
+}
+
+// A rank that waits or works is not named; as long as one works, the wait goes on, 20 times the timeout and more.
+static void test_silence(Checks* c) {
+    static const Silence cases[] = {
+        {"others have arrived", "..-.", "test: rank 2 on c did not respond for 0.01 s (--rank-timeout)\n", 0, false},
+        {"others wait", "WW-W", "test: rank 2 on c did not respond for 0.01 s (--rank-timeout)\n", 0, false},
+        {"another works", "WW-!", "test: rank 2 on c did not respond for 0.01 s (--rank-timeout)\n", 0, false},
+        {"two are silent", "W-W-", "test: rank 1 on b and 1 other rank did not respond for 0.01 s (--rank-timeout)\n",
+         0, false},
+        {"all wait", "WWWW", "test: all ranks have waited for each other for 0.02 s (--rank-timeout): check the "
+         "network between the hosts\n", 0, false},
+        {"without signs", "WWWW", "test: other ranks did not respond for 0.01 s (--rank-timeout)\n", 0, true},
+        {"one works for long", "WW.!", "", 2000, false},
+    };
+    for (size_t i = 0; i < countof(cases); i++)
+        check_exit(c, cases[i].what, wait_silently, &cases[i], cases[i].ends ? 0 : STATUS_RESUMABLE, cases[i].want);
+}
+
+// Rank 2 is stopped. Rank 0 waits for ranks 1 and 2, rank 1 for rank 2, rank 3 for rank 0.
+static void wait_in_a_row(TostComm* c, void* context) {
+    static const char waits_for[4][4] = {{0, 1, 1, 0}, {0, 0, 1, 0}, {0}, {1, 0, 0, 0}};
+    char byte;
+    CommMessage messages[4] = {{0}};
+    (void)context;
+    c->timeout = 0.5;
+    c->abort = exit_with;
+    if (c->place.rank == 2) sleep(600);
+    for (int r = 0; r < 4; r++)
+        if (waits_for[c->place.rank][r]) messages[r] = (CommMessage){.receive = &byte, .receive_bytes = 1};
+    comm_exchange(c, messages);
+}
+
+static void run_in_a_row(const void* arg) {
+    (void)arg;
+    run_ranks(4, wait_in_a_row, NULL);
+}
+
+// Rank 3 works for twice the timeout. Each other rank waits for the next one.
+static void wait_for_work(TostComm* c, void* context) {
+    const int rank = c->place.rank;
+    char byte = 0;
+    CommMessage messages[4] = {{0}};
+    (void)context;
+    c->timeout = 0.5;
+    c->abort = exit_with;
+    const double end = now_seconds() + 2 * c->timeout;
+    while (rank == 3 && now_seconds() < end) {
+        comm_works(c);
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
     }
-    close(fd[1]);
-    const ssize_t n = read(fd[0], text, sizeof text - 1);
-    text[n > 0 ? n : 0] = '\0';
-    close(fd[0]);
-    waitpid(child, &status, 0);
-    check(c, WIFEXITED(status) && WEXITSTATUS(status) == STATUS_RESUMABLE && strcmp(text, want) == 0,
-          "timeout: status %d, %s", status, text);
+    if (rank < 3) messages[rank + 1] = (CommMessage){.receive = &byte, .receive_bytes = 1};
+    comm_exchange(c, messages);
+    memset(messages, 0, sizeof messages);
+    if (rank > 0) messages[rank - 1] = (CommMessage){.send = &byte, .send_bytes = 1};
+    comm_exchange(c, messages);
+}
+
+static void run_for_work(const void* arg) {
+    (void)arg;
+    run_ranks(4, wait_for_work, NULL);
+}
+
+static void test_signs_of_life(Checks* c) {
+    check_exit(c, "a stopped rank", run_in_a_row, NULL, STATUS_RESUMABLE,
+               "test: rank 2 on host did not respond for 0.5 s (--rank-timeout)\n");
+    check_exit(c, "a rank that works", run_for_work, NULL, 0, "");
 }
 
 // ---------------------------------------------------------------------------------------------
 
 int main(void) {
     Checks c = {.suite = "test_comm"};
-    test_timeout(&c, false, "test: rank 2 on c did not respond for 0.01 s (--rank-timeout)\n");
-    test_timeout(&c, true, "test: other ranks did not respond for 0.01 s (--rank-timeout)\n");
+    test_silence(&c);
+    test_signs_of_life(&c);
     for (size_t i = 0; i < countof(configs); i++)
         for (int ranks = 1; ranks <= RANKS_MAX; ranks++) test_slices_of(&c, &configs[i], ranks);
     test_parts(&c);
@@ -485,6 +615,7 @@ int main(void) {
     test_launch(&c);
     test_out_of_memory(&c);
     test_exchange(&c);
+    test_moments(&c);
     test_training(&c, "fp32", &configs[0], TOST_FP32, false);
     test_training(&c, "odd sizes, biases", &configs[1], TOST_FP32, true);
     test_training(&c, "below one unit", &configs[2], TOST_FP32, false);

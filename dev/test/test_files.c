@@ -783,6 +783,32 @@ static void test_st_writer_failures(Checks* c, const char* tmp) {
 }
 
 // The reference implementation's files must be complete and contain only finite values.
+static int synced;
+
+int fsync(int fd) {   // instead of libc's
+    (void)fd;
+    synced++;
+    return 0;
+}
+
+// The last fsync of a large file has little left to do.
+static void test_st_syncs(Checks* c, const char* tmp) {
+    enum { BYTES = 16 << 20, TIMES = 17 };
+    const StTensor large = {.name = "large", .dtype = ST_U8, .ndim = 2, .shape = {TIMES, BYTES}};
+    char *path = path_join(tmp, "large.safetensors"), *data = xcalloc(BYTES, 1);
+    StWriter w;
+    TostError err;
+    bool ok = st_begin(&w, path, &large, 1, NULL, 0, &err);
+    synced = 0;
+    for (int i = 0; ok && i < TIMES; i++) ok = st_append(&w, data, BYTES, &err);
+    check(c, ok && synced == 2, "272 MiB: %d times synced before the end, want 2: %s", synced, ok ? "" : err.text);
+    if (ok) st_finish(&w, &err);
+    check(c, synced == 3, "272 MiB: %d times synced, want 3", synced);
+    unlink(path);
+    free(data);
+    free(path);
+}
+
 static void test_st_shared(Checks* c) {
     static const char* const files[] = {
         "golden/tiny.params.safetensors", "golden/tiny.expect.safetensors", "golden/bias.params.safetensors",
@@ -844,6 +870,7 @@ int main(void) {
     test_st_dtypes(&c, tmp);
     test_st_round_trip(&c, tmp);
     test_st_writer_failures(&c, tmp);
+    test_st_syncs(&c, tmp);
     test_st_shared(&c);
     drop_folder(tmp);
     return checks_verdict(&c);

@@ -880,6 +880,39 @@ static void test_full_disk(Checks* c) {
     check_same(c, "roomy", "last", 12, "resumed after the end");
 }
 
+// The step of RUN/best, or -1
+static long long best_step(const char* path) {
+    StFile f;
+    CheckpointInfo info;
+    TostError err;
+    if (!checkpoint_open(&f, &info, path, "--model", &err)) return -1;
+    const long long step = info.step;
+    checkpoint_info_free(&info);
+    st_close(&f);
+    return step;
+}
+
+// Raises the loss by more than the step that follows lowers it, but by less than the last two steps did.
+static void make_room_and_set_back(TostModel* m) {
+    make_room(m);
+    m->state[TOST_PARAM][0] += 0.3f;
+}
+
+// The best checkpoint after step 3 cannot be saved. The loss after step 4 is not the lowest, but lower than that of the
+// best saved one, after step 2.
+static void test_full_disk_at_best(Checks* c) {
+#define BEST BASE "--data good.bin --val-data good.bin --val-every 1 --val-batches 1 --save-every 4 --keep-best "
+    hooks[0] = (Hook){EVALUATING, 4, fill_disk};   // the first is before step 1
+    hooks[1] = (Hook){TRAINING, 4, make_room_and_set_back};
+    Outcome o = run(BEST "--steps 4 --on-save-error continue --out lost");
+    check(c, strstr(o.out, " after step 3\n") && !strstr(o.out, "(best)"), "the best step, 3, is not saved: %s", o.out);
+    check(c, strstr(o.err, "lost/best"), "the save that failed: %s", o.err);
+    check_run(c, o, 0, 1, "training continues", "best, until there is room");
+    check(c, best_step("lost/best") == 4, "best is of step %lld, want 4", best_step("lost/best"));
+    check_run(c, run("--resume --steps 5 --out lost"), 0, 0, NULL, "resumed after it");
+    check(c, best_step("lost/best") == 5, "best of the resumed run is of step %lld, want 5", best_step("lost/best"));
+}
+
 // ---------------------------------------------------------------------------------------------
 // Shards and logs that change during a run
 
@@ -1074,6 +1107,7 @@ int main(int argc, char** argv) {
     test_no_data(&c);
     test_default_folders(&c);
     test_full_disk(&c);
+    test_full_disk_at_best(&c);
     test_bad_data(&c);
     test_shrunk_data(&c);
     test_bad_validation_data(&c);

@@ -22,6 +22,7 @@ import equal
 import failures
 import network
 import refusals
+import sequence
 import slurm
 import world
 
@@ -71,6 +72,7 @@ def main():
         w = world.World(o.binary, os.path.join(o.built, mpis[0].name, "build/torture/faults.so"), root)
         suites = {
             "equal": lambda: equal.same_bytes(w, report, mpis, o.models.split(",")),
+            "sequence": lambda: sequence.same_bytes(w, report, mpis),
             "parts": lambda: equal.changed_parts(w, report, mpis),
             "no_mpi": lambda: refusals.not_built(w, report, mpis),
             "refusals": lambda: refusals.refusals(w, report, mpis),

@@ -61,7 +61,7 @@ def find_mpi(folder):
 def environment(more=None):
     return {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_btl_base_warn_component_unused": "0",
-            "UCX_LOG_LEVEL": "fatal", **(more or {})}
+            "UCX_LOG_LEVEL": "fatal", "PMIX_MCA_gds": "hash", **(more or {})}
 
 
 @dataclasses.dataclass
@@ -143,6 +143,12 @@ class Job:
         while len(self.ranks()) < count and self.process.poll() is None and time.monotonic() < end:
             time.sleep(0.01)
         return len(self.seen) == count
+
+    def wait_output(self, seconds=30):
+        """Waits until rank 0 has printed something: then MPI_Init has ended on all ranks."""
+        end = time.monotonic() + seconds
+        while os.path.getsize(self.stdout.name) == 0 and self.process.poll() is None and time.monotonic() < end:
+            time.sleep(0.01)
 
     def wait_steps(self, count, seconds=60):
         """Waits until the run has logged `count` more steps."""

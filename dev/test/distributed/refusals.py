@@ -24,6 +24,13 @@ def options_refused(report, case, mpi):
     refused(report, case, mpi, "parts that 3 ranks cannot share", 2, ["--parts 4", "3 ranks"], args, ranks=3)
     odd = [a if b != "--total-batch" else "320" for b, a in zip(["", *args], args)]
     refused(report, case, mpi, "an indivisible batch", 2, ["--total-batch 320", "256"], odd)
+    one = launch.run_options("plain", parts=1)
+    refused(report, case, mpi, "groups that 4 ranks cannot form", 2, ["--seq-ranks 3", "4 ranks"],
+            [*one, "--seq-ranks", "3"])
+    refused(report, case, mpi, "a sequence that 3 ranks cannot share", 2, ["--seq 32", "--seq-ranks 3", "30 or 33"],
+            [*one, "--seq-ranks", "3"], ranks=3)
+    refused(report, case, mpi, "parts that 2 groups cannot share", 2, ["--parts 3"],
+            [*launch.run_options("plain", parts=3), "--seq-ranks", "2"])
     report.check(not os.path.exists(case.path("run")), f"{mpi.name}: a usage error leaves a folder")
 
 
@@ -57,6 +64,31 @@ def differences_refused(report, case, mpi):
         refused(report, case, mpi, what, 2, fragments, args, wrapper)
 
 
+def folders_differ(report, mpi, case):
+    """On one rank, the newest checkpoint is of another step: rank 0 decides whether the run is finished."""
+    if os.geteuid() != 0:
+        return report.skip(f"{mpi.name}: another run folder on rank 1: needs root for a mount")
+    args = launch.run_options("plain", steps=12)
+    report.check(launch.run(case, mpi, 2, [*args, *world.OUT]).status == 0, f"{mpi.name}: the run to resume fails")
+    shutil.copytree(case.path("run"), case.path("older"))
+    shutil.rmtree(case.path("older", "step_00000012"))
+    for seen, status, fragment in ((("run", "older"), 0, "finished"), (("older", "run"), 1, "rank 1")):
+        os.rename(case.path(seen[0]), case.path("first"))
+        os.rename(case.path(seen[1]), case.path("second"))
+        os.makedirs(case.path("run"))
+        wrappers = [f'exec unshare --mount sh -c \'mount --bind {name} run && exec "$@"\' sh "$@"'
+                    for name in ("first", "second")]
+        result = launch.run(case, mpi, 2, ["--resume", *world.OUT, "--threads", "1"],
+                            wrapper=launch.per_rank(case.dir, 1, wrappers[1], other=wrappers[0][5:]), timeout=30)
+        texts = result.lines() if status else [line for line in result.out.splitlines() if fragment in line]
+        report.check(result.status == status and len(texts) == 1 and fragment in texts[0],
+                     f"{mpi.name}, rank 0 sees {seen[0]}, rank 1 {seen[1]}: {result.summary()} {result.out[-300:]!r}")
+        os.rmdir(case.path("run"))
+        os.rename(case.path("first"), case.path(seen[0]))
+        os.rename(case.path("second"), case.path(seen[1]))
+    shutil.rmtree(case.path("run"))
+
+
 def machine_refused(w, report, case, mpi):
     """No memory on rank 3; a full disk and a folder that cannot be written on rank 0."""
     args = launch.run_options("plain")
@@ -82,6 +114,7 @@ def refusals(w, report, mpis):
         case = w.case()
         options_refused(report, case, mpi)
         differences_refused(report, case, mpi)
+        folders_differ(report, mpi, case)
         machine_refused(w, report, case, mpi)
         case.remove()
     report.end()

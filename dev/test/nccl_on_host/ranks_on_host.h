@@ -28,7 +28,8 @@ template <typename T> struct Shared {
 };
 
 // Runs f(rank) in a process per rank, with the variables of torchrun and the address of an unused communicator.
-template <typename F> std::vector<RankEnd> run_ranks(int size, F f) {
+// launcher: ends the other ranks with SIGTERM when rank 0 has ended, as torchrun does.
+template <typename F> std::vector<RankEnd> run_ranks(int size, F f, bool launcher = false) {
     static int runs = 0;
     std::vector<pid_t> child((size_t)size);
     std::vector<FILE*> text((size_t)size);
@@ -52,6 +53,7 @@ template <typename F> std::vector<RankEnd> run_ranks(int size, F f) {
     }
     for (int r = 0; r < size; r++) {
         char part[4096];
+        if (launcher && r > 0) kill(child[(size_t)r], SIGTERM);
         waitpid(child[(size_t)r], &ends[(size_t)r].status, 0);
         rewind(text[(size_t)r]);
         for (size_t n; (n = fread(part, 1, sizeof part, text[(size_t)r])) > 0;) ends[(size_t)r].text.append(part, n);
