@@ -510,7 +510,6 @@ static void test_recompute(Checks* c, const TostEngine* engine, int document_tok
 static void test_chunks(Checks* c, const TostEngine* engine, TostConfig config, bool recompute) {
     enum { B = 2, T = 150 };
     const int chunks[] = {1, 7, 63, 64, 65, 75, 128, 149, 150, 200};
-    if (!engine->has_chunks) return;
     config.block_size = T + 1;
     TostEngineOptions o = {.max_batch = B, .max_seq = T, .training = true, .recompute = recompute};
     Subject whole = subject_open(engine, config, o);
@@ -656,10 +655,6 @@ static void test_documents_alone(Checks* c, const TostEngine* engine, bool only_
 
 static void test_documents(Checks* c, const TostEngine* engine) {
     enum { TOKEN = 7 };
-    if (!engine->has_documents) {
-        skip(c, "%s: document tokens", engine->name);
-        return;
-    }
     for (int membership = TOST_LEARNED; membership <= TOST_UNIFORM; membership++) {
         TostConfig config = masked(odd, TOKEN);
         config.membership = membership;
@@ -1061,6 +1056,7 @@ static void test_cuda_dtype(Checks* c, TostDtype dtype) {
     engines_agree(c, cuda_engine, &tost_cpu_engine, &longest, dtype, &twice);
     engines_agree_on_all_scores(c, cuda_engine, &tost_cpu_engine, dtype, chunk);
     engines_agree_on_mixed_shapes(c, cuda_engine, &tost_cpu_engine, dtype);
+    engines_agree_on_all_chunks(c, cuda_engine, &tost_cpu_engine, dtype, chunk);
 }
 
 // The state after two steps of two parts: all four arrays, each flat_size. free()

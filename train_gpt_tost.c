@@ -1286,9 +1286,7 @@ static void cpu_get(float* dst, const TostModel* m, TostState s, const TostTenso
 const TostEngine tost_cpu_engine = {
     .name = "cpu",
     .default_dtype = TOST_FP32,
-    .has_chunks = true,
     .has_seq_ranks = true,
-    .has_documents = true,
     .supports = cpu_supports,
     .describe = cpu_describe,
     .memory = cpu_memory,

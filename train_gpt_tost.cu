@@ -49,19 +49,31 @@ static_assert(sizeof(StepHeader) == 128, "the arrays after the header are aligne
 constexpr size_t STEP_HEADER = sizeof(StepHeader) / sizeof(int32_t);
 constexpr int EMBED_SEGMENT = 64;    // maximum rows of a segment in embedding_backward
 
+// Where documents start in a chunk of TSSA. resets: bit t, at its step t. before, after: the place in the scans of
+// forward and backward of the nearest chunk before it, or after it, in which one starts; -1: none.
+struct TssaDocuments {
+    uint32_t resets;
+    int32_t  before, after, unused;
+};
+constexpr size_t DOCUMENTS_SIZE = sizeof(TssaDocuments) / sizeof(int32_t);
+
 struct StepInput {
     StepHeader* header;
     int32_t *inputs, *targets;                               // (rows)
+    TssaDocuments* documents;                                // (TSSA's chunks), if the model masks across documents
     int32_t *order, *start, *dest, *big_token, *big_first;   // see EmbedOrder
 };
 
-static size_t step_input_size(size_t rows) { return STEP_HEADER + 5 * rows + 1 + 2 * (rows / EMBED_SEGMENT) + 3; }
+static size_t step_input_size(size_t rows, size_t chunks = 0) {
+    return STEP_HEADER + chunks * DOCUMENTS_SIZE + 5 * rows + 1 + 2 * (rows / EMBED_SEGMENT) + 3;
+}
 
-// Pointers into an input at `base`, on the host or on the device.
-static StepInput step_input(int32_t* base, size_t rows) {
+// Pointers into an input at `base`, on the host or on the device. chunks: elements of documents
+static StepInput step_input(int32_t* base, size_t rows, size_t chunks = 0) {
     StepInput s;
     s.header = (StepHeader*)base;
-    s.inputs = base + STEP_HEADER;
+    s.documents = chunks > 0 ? (TssaDocuments*)(base + STEP_HEADER) : NULL;
+    s.inputs = base + STEP_HEADER + chunks * DOCUMENTS_SIZE;
     s.targets = s.inputs + rows;
     s.order = s.targets + rows;
     s.start = s.order + rows;
@@ -179,7 +191,7 @@ __global__ void embedding_place_kernel(float* dwpe, const float* dx, const StepH
                                        bool add) {
     dependency_wait();
     const int t = (int)blockIdx.x - (add ? 0 : step->first), rows = t >= 0 && t < T ? B : 0;
-    float* dwpe_t = dwpe + (size_t)(step->first + t) * C;
+    float* dwpe_t = dwpe + (size_t)(step->first + t) * C;   // mutant: place_ignored
     for (int c = threadIdx.x * VEC; c < C; c += blockDim.x * VEC) {
         float sum[VEC] = {}, part[VEC];
         if (add) load_pack<VEC>(sum, dwpe_t + c);   // mutant: places_not_overwritten
@@ -529,7 +541,8 @@ static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, cons
 //
 // In both, a sum over the head's channels ends up in lane l for step l.
 //
-// The state of a sequence after any number of steps is S, N and D: 2C + NH numbers.
+// The state of a sequence after any number of steps is S, N and D: 2C + NH numbers. With --mask-across-documents, the
+// sums begin again at each step that starts a document.
 
 constexpr int TSSA_CHUNK = 32;       // time steps per block, one per lane
 constexpr int TSSA_PIECE = 8;        // time steps that a warp holds in registers at once
@@ -593,9 +606,35 @@ template <bool WIDE> __device__ inline float* tssa_totals(float* totals, int b, 
     return totals + (size_t)slot * (unsigned)z.narrow;
 }
 
-// The states of a pass. start (B/copies,2C+NH), each for `copies` adjacent sequences, or NULL: sequences start empty.
-// end (B,2C+NH): written at the end of each sequence, or NULL. start may equal end only if T is a single chunk: the
-// last chunk writes while others still read.
+// Where documents start in chunk k: bit t, at its step t. At a start, all sums begin again. Without DOCUMENTS this is a
+// constant, and the code for starts vanishes.
+template <bool DOCUMENTS>
+__device__ inline unsigned tssa_resets(const TssaDocuments* documents, TssaChunk k, TssaSize z) {
+    return DOCUMENTS ? documents[k.b * z.chunks + tssa_place(k)].resets : 0;
+}
+
+// Those up to step t, and the step of the last one, or 0.
+__device__ inline unsigned resets_until(unsigned resets, int t) { return resets & ((2u << t) - 1); }
+__device__ inline int document_of(unsigned resets, int t) {
+    const unsigned until = resets_until(resets, t);
+    return until ? 31 - __clz((int)until) : 0;
+}
+
+template <int N> __device__ inline void set_zero(float (&x)[N]) {
+    UNROLL for (int i = 0; i < N; i++) x[i] = 0.0f;
+}
+
+// D + 1e-8 at the lane's step. before: D before the chunk; pi: Π of the step
+__device__ inline float tssa_mass(float before, float pi, unsigned resets) {
+    const int lane = lane_index();
+    const float carry = resets_until(resets, lane) ? 0.0f : before;   // mutant: mass_of_the_last_document
+    return carry + warp_scan(pi, lane, document_of(resets, lane)) + (float)TOST_MASS_EPS;
+}
+
+// The states of a pass. Forward, start (B/copies,2C+NH): S, N and D before the first step, each for `copies` adjacent
+// sequences; NULL: zeros. end (B,2C+NH): those after the last step, written unless NULL. Backward, start: the sums of
+// dS, dN and dD over the steps that follow the last one; end: over these and the steps of the pass. start may equal end
+// only if T is a single chunk: the last block writes while others still read.
 struct TssaStates {
     const double* start;
     double* end;
@@ -669,10 +708,16 @@ static size_t tssa_groups_size(int HS, int NH, int threads) {
     return (TSSA_GROUPS - 1) * (size_t)NH * tssa_padded(HS) + threads / WARP * TSSA_TILE_WIDTH;
 }
 
+// The part of `starts` in the groups of steps before group g, and in it.
+__device__ inline unsigned resets_before_group(unsigned resets, int g) { return resets & ((1u << g * TSSA_STEPS) - 1); }
+__device__ inline unsigned resets_in_group(unsigned resets, int g) {
+    return resets >> g * TSSA_STEPS & ((1u << TSSA_STEPS) - 1);
+}
+
 // From each lane's sum over its group of steps: groups, and totals over the chunk. A lane takes 2 channels.
 template <int KIND>
-__device__ inline void tile_group_sums(float* totals, TssaGroups groups, const float (&sum)[TSSA_VEC], int h, int d0,
-                                       TssaTile tile, TssaSize z) {
+__device__ inline void tile_group_sums(float* totals, TssaGroups groups, const float (&sum)[TSSA_VEC], unsigned resets,
+                                       int h, int d0, TssaTile tile, TssaSize z) {
     const int padded = tssa_padded(z.HS), array = z.NH * padded, d = d0 + 2 * lane_index();
     float *starts = groups.starts + h * padded, *last = groups.last + warp_index() * TSSA_TILE_WIDTH;
     float* own = tile.group < TSSA_GROUPS - 1 ? starts + tile.group * array + tile.d : last + tile.d - d0;
@@ -684,6 +729,7 @@ __device__ inline void tile_group_sums(float* totals, TssaGroups groups, const f
         UNROLL for (int g = 1; g < TSSA_GROUPS; g++) {
             float* from = g < TSSA_GROUPS - 1 ? starts + g * array + d : last + d - d0;
             load_pack<2>(part, from);
+            if (resets_in_group(resets, g)) set_zero(total);   // mutant: groups_of_two_documents
             UNROLL for (int i = 0; i < 2; i++) total[i] += part[i];
             if (g < TSSA_GROUPS - 1) store_pack<2>(from, total);
         }
@@ -700,11 +746,12 @@ __device__ inline void tile_group_sums(float* totals, TssaGroups groups, const f
 
 // Sums before the lane's first step: before the chunk, carry (C), and over the groups before the lane's.
 template <int KIND>
-__device__ inline void tile_start(float (&sum)[TSSA_VEC], const float* carry, TssaGroups groups, int h, TssaTile tile,
-                                  TssaSize z) {
+__device__ inline void tile_start(float (&sum)[TSSA_VEC], const float* carry, TssaGroups groups, unsigned resets, int h,
+                                  TssaTile tile, TssaSize z) {
     const int padded = tssa_padded(z.HS);
     float start[TSSA_VEC] = {};
     tile_floats<KIND>(sum, carry, tile, z);
+    if (resets_before_group(resets, tile.group)) set_zero(sum);   // mutant: carry_of_the_last_document
     if (tile.group > 0 && (KIND == TILE_WHOLE || tile.d < padded))
         load_pack<TSSA_VEC>(start, groups.starts + ((tile.group - 1) * z.NH + h) * padded + tile.d);
     UNROLL for (int i = 0; i < TSSA_VEC; i++) sum[i] += start[i];   // mutant: start_of_group_dropped
@@ -716,9 +763,10 @@ template <typename F> __device__ inline void tssa_for_tiles(TssaSize z, F f) {
         for (int d0 = 0; d0 < z.HS; d0 += TSSA_TILE_WIDTH) f(h, d0);
 }
 
-// Totals of the chunk and groups: of s Π with pi (NH,32), of s if pi is nullptr.
+// Totals of the chunk, since the last start in it, and groups: of s Π with pi (NH,32), of s if pi is nullptr.
 template <int KIND, typename S, typename Pi>
-__device__ inline void tssa_chunk_totals(float* totals, TssaGroups groups, Pi pi, const S* w, TssaChunk k, TssaSize z) {
+__device__ inline void tssa_chunk_totals(float* totals, TssaGroups groups, Pi pi, const S* w, unsigned resets,
+                                         TssaChunk k, TssaSize z) {
     constexpr int ROWS = TILE_ROWS<KIND, S>;
     constexpr bool WEIGHTED = !std::is_null_pointer<Pi>::value;
     tssa_for_tiles(z, [&](int h, int d0) {
@@ -729,11 +777,12 @@ __device__ inline void tssa_chunk_totals(float* totals, TssaGroups groups, Pi pi
             tile_load<KIND>(x, w, t0, tile, k, z);
             if constexpr (WEIGHTED) load_pack<ROWS>(pi_t, pi + h * WARP + tile.group * TSSA_STEPS + t0);
             UNROLL for (int j = 0; j < ROWS; j++) {
+                if (resets_in_group(resets, tile.group) >> (t0 + j) & 1) set_zero(sum);
                 UNROLL for (int i = 0; i < TSSA_VEC; i++)
                     sum[i] += x[j][i] * (WEIGHTED ? x[j][i] * pi_t[j] : x[j][i]);
             }
         }
-        tile_group_sums<KIND>(totals, groups, sum, h, d0, tile, z);
+        tile_group_sums<KIND>(totals, groups, sum, resets, h, d0, tile, z);
     });
 }
 
@@ -744,12 +793,14 @@ template <int ROWS> __device__ inline void tile_add_channels(float& mine, float 
 }
 
 // ratios[j] = Σ over the lane's channels of s/max(S, 1e-12). energy: S, advanced past the rows. ABOVE: S > 1e-12 in all
-// of them, true except at the start of a sequence of tiny w.
+// of them, true except at the start of a document or of a sequence of tiny w. Bit j of starts: a document starts at row
+// j.
 template <bool ABOVE, int ROWS>
 __device__ inline void tile_ratios(float (&ratios)[ROWS], float (&energy)[TSSA_VEC],
-                                   const float (&x)[ROWS][TSSA_VEC]) {
+                                   const float (&x)[ROWS][TSSA_VEC], unsigned resets) {
     UNROLL for (int j = 0; j < ROWS; j++) {
         ratios[j] = 0.0f;
+        if (resets >> j & 1) set_zero(energy);   // mutant: energy_of_the_last_document
         UNROLL for (int i = 0; i < TSSA_VEC; i++) {
             const float s = x[j][i] * x[j][i];
             energy[i] += s;
@@ -760,21 +811,22 @@ __device__ inline void tile_ratios(float (&ratios)[ROWS], float (&energy)[TSSA_V
 
 // Lane t returns Σ_d s/max(S, 1e-12) of head h at step t. carry: S before the chunk.
 template <int KIND, typename S>
-__device__ inline float tssa_energy_ratios(const float* carry, TssaGroups groups, const S* w, int h, TssaChunk k,
-                                           TssaSize z) {
+__device__ inline float tssa_energy_ratios(const float* carry, TssaGroups groups, const S* w, unsigned resets, int h,
+                                           TssaChunk k, TssaSize z) {
     constexpr int ROWS = TILE_ROWS<KIND, S>;
     float mine = 0.0f;
     for (int d0 = 0; d0 < z.HS; d0 += TSSA_TILE_WIDTH) {
         const TssaTile tile(h, d0, z);
         float energy[TSSA_VEC];
-        tile_start<KIND>(energy, carry, groups, h, tile, z);
+        tile_start<KIND>(energy, carry, groups, resets, h, tile, z);
         NO_UNROLL for (int t0 = 0; t0 < TSSA_STEPS; t0 += ROWS) {
             float x[ROWS][TSSA_VEC], ratios[ROWS];
             tile_load<KIND>(x, w, t0, tile, k, z);
-            bool above = KIND == TILE_WHOLE;
+            const unsigned in_rows = resets_in_group(resets, tile.group) >> t0 & ((1u << ROWS) - 1);
+            bool above = KIND == TILE_WHOLE && !in_rows;
             UNROLL for (int i = 0; i < TSSA_VEC; i++) above = above && energy[i] > (float)TOST_ENERGY_MIN;
-            if (above) tile_ratios<true>(ratios, energy, x);
-            else tile_ratios<false>(ratios, energy, x);
+            if (above) tile_ratios<true>(ratios, energy, x, 0);
+            else tile_ratios<false>(ratios, energy, x, in_rows);
             tile_add_channels(mine, ratios, t0);
         }
     }
@@ -806,47 +858,69 @@ __device__ inline void membership_uniform(float* x, float* carry, double* end, T
     __syncthreads();
 }
 
-// Writes what a forward scan found for columns c on: the carry to `saved`, and with `states` the sums to `end`. sum:
-// over the chunks before. totals: the chunk's own
-template <bool WIDE>
-__device__ inline void tssa_scanned_forward(float* saved, TssaStates states, double (&sum)[SCAN_VEC],
-                                            const float* totals, int c, TssaChunk k, TssaSize z) {
-    const size_t size = tssa_state_size(z.C, z.NH), at = (WIDE ? z.C : 0) + c;
-    const int columns = (WIDE ? z.C + z.NH : z.C) - c;
-    UNROLL for (int n = 0; states.start && n < SCAN_VEC; n++)
-        if (n < columns) sum[n] += states.start[k.b / states.copies * size + at + n];   // mutant: state_not_continued
-    scan_store(saved + tssa_sums(k, z) + (WIDE ? z.narrow : 0) + c, sum);
-    if (!states.end || k.t0 + k.n < z.T) return;
-    UNROLL for (int n = 0; n < SCAN_VEC; n++)
-        if (n < columns) states.end[k.b * size + at + n] = sum[n] + totals[c + n];
+__device__ inline int tssa_scan_place(bool backward, TssaChunk k, TssaSize z) {
+    return backward ? z.chunks - 1 - (int)tssa_place(k) : (int)tssa_place(k);
 }
 
-// The scan of N and D if WIDE, else that of S. totals, flags: of all sequences
-template <bool WIDE>
-__device__ inline void tssa_scan_forward(float* saved, TssaStates states, float* totals, int* flags,
-                                         const TssaChunk* chunk, TssaSize z) {
-    const auto scanned = [&](int c, double (&sum)[SCAN_VEC]) {
+// Writes what a scan found for some columns: the carry and, unless end is NULL, the sums after the last chunk. start:
+// the sums before the first, or NULL. sum: over the chunks before; totals: the chunk's own; only they count if the chunk
+// `restarts` the sums. The pass is summed from zero before `start` is added, so that the sums after several passes do
+// not depend on whether they run one after another.
+__device__ inline void tssa_scanned(float* carry, double* end, const double* start, const double (&sum)[SCAN_VEC],
+                                    const float* totals, bool restarts, int columns) {
+    double first[SCAN_VEC] = {}, before[SCAN_VEC];
+    UNROLL for (int n = 0; start && n < SCAN_VEC; n++)
+        if (n < columns) first[n] = start[n];   // mutant: state_not_continued
+    UNROLL for (int n = 0; n < SCAN_VEC; n++) before[n] = first[n] + sum[n];
+    scan_store(carry, before);
+    UNROLL for (int n = 0; end && n < SCAN_VEC; n++) {
+        const double after = first[n] + (sum[n] + totals[n]);   // mutant: state_not_passed
+        if (n < columns) end[n] = restarts ? totals[n] : after;   // mutant: state_of_the_last_document
+    }
+}
+
+// The scan of N and D if WIDE, else that of S; BACKWARD, from the last chunk to the first, of dN and dD or of dS. sums
+// (B,chunks,sums): the carries. totals, flags: of all sequences
+template <bool WIDE, bool BACKWARD, bool DOCUMENTS>
+__device__ inline void tssa_scan(float* sums, TssaStates states, float* totals, int* flags,
+                                 const TssaDocuments* documents, const TssaChunk* chunk, TssaSize z) {
+    const auto from = [&](bool inclusive) {   // read again where it is used: no register holds it during the waits
+        if constexpr (!DOCUMENTS) return -1;
         const TssaChunk k = *chunk;
-        tssa_scanned_forward<WIDE>(saved, states, sum, tssa_totals<WIDE>(totals, k.b, tssa_place(k), z), c, k, z);
+        const TssaDocuments d = documents[k.b * z.chunks + tssa_place(k)];
+        return inclusive && d.resets ? tssa_scan_place(BACKWARD, k, z) : BACKWARD ? d.after : d.before;
     };
-    scan_columns(tssa_totals<WIDE>(totals, chunk->b, 0, z), flags + ((WIDE ? z.B : 0) + chunk->b) * z.slots,
-                 WIDE ? z.wide : z.narrow, tssa_place(*chunk), z.chunks, scanned);
+    const auto scanned = [&](int c, const double (&sum)[SCAN_VEC]) {
+        const TssaChunk k = *chunk;
+        const int place = tssa_scan_place(BACKWARD, k, z), sequence = BACKWARD ? k.b : k.b / states.copies;
+        const size_t size = tssa_state_size(z.C, z.NH), at = (WIDE ? z.C : 0) + c;
+        const bool first = states.start && from(false) < 0;   // mutant: state_across_a_start
+        tssa_scanned(sums + tssa_sums(k, z) + (WIDE ? z.narrow : 0) + c,
+                     states.end && place == z.chunks - 1 ? states.end + k.b * size + at : NULL,
+                     first ? states.start + sequence * size + at : NULL, sum,
+                     tssa_totals<WIDE>(totals, k.b, place, z) + c, tssa_resets<DOCUMENTS>(documents, k, z) != 0,
+                     (WIDE ? z.C + z.NH : z.C) - c);
+    };
+    scan_columns<DOCUMENTS>(tssa_totals<WIDE>(totals, chunk->b, 0, z),
+                            flags + ((WIDE != BACKWARD ? z.B : 0) + chunk->b) * z.slots, WIDE ? z.wide : z.narrow,
+                            tssa_scan_place(BACKWARD, *chunk, z), z.chunks, from, scanned);
 }
 
 // u of the chunk, and x (NH,32) = Π. scratch (NH,32)
-template <typename S>
+template <typename S, bool DOCUMENTS>
 __device__ inline void membership_learned(float* x, float* scratch, TssaGroups groups, float* u, float* saved,
                                           TssaStates states, float* totals, int* flags, const S* w, const float* temp,
                                           const float* denom_bias, const StepHeader* step, int block_size,
-                                          const TssaChunk* chunk, TssaSize z) {
+                                          const TssaDocuments* documents, const TssaChunk* chunk, TssaSize z) {
     TssaChunk k = *chunk;
     TSSA_TILES(tssa_chunk_totals, tssa_totals<false>(totals, k.b, tssa_place(k), z), groups, nullptr,
-               w + tssa_row(k, z), k, z);
-    tssa_scan_forward<false>(saved, states, totals, flags, chunk, z);
+               w + tssa_row(k, z), tssa_resets<DOCUMENTS>(documents, k, z), k, z);
+    tssa_scan<false, false, DOCUMENTS>(saved, states, totals, flags, documents, chunk, z);
     k = *chunk;
+    const unsigned resets = tssa_resets<DOCUMENTS>(documents, k, z);
     for (int h = warp_index(); h < z.NH; h += z.warps) {
         const float ratios =
-            TSSA_TILES(tssa_energy_ratios, saved + tssa_sums(k, z), groups, w + tssa_row(k, z), h, k, z);
+            TSSA_TILES(tssa_energy_ratios, saved + tssa_sums(k, z), groups, w + tssa_row(k, z), resets, h, k, z);
         const bool inside = lane_index() < k.n;   // mutant: chunk_edge_forward
         const size_t bias = (size_t)h * block_size + step->first + k.t0 + lane_index();
         const float u_t = ratios + z.HS * (inside ? denom_bias[bias] : 0.0f);
@@ -859,12 +933,13 @@ __device__ inline void membership_learned(float* x, float* scratch, TssaGroups g
 // y = -w Π / (1 + N/M) of head h. pi, inverse_mass (32): Π and 1/M. carry: N before the chunk.
 template <int KIND, typename S>
 __device__ inline void tssa_statistics_forward(S* y, const float* carry, TssaGroups groups, const float* pi,
-                                               const float* inverse_mass, const S* w, int h, TssaChunk k, TssaSize z) {
+                                               const float* inverse_mass, const S* w, unsigned resets, int h,
+                                               TssaChunk k, TssaSize z) {
     constexpr int ROWS = TILE_ROWS<KIND, S>;
     for (int d0 = 0; d0 < z.HS; d0 += TSSA_TILE_WIDTH) {
         const TssaTile tile(h, d0, z);
         float N[TSSA_VEC];
-        tile_start<KIND>(N, carry, groups, h, tile, z);
+        tile_start<KIND>(N, carry, groups, resets, h, tile, z);
         NO_UNROLL for (int t0 = 0; t0 < TSSA_STEPS; t0 += ROWS) {
             const int t = tile.group * TSSA_STEPS + t0;
             float x[ROWS][TSSA_VEC], pi_t[ROWS], inverse_t[ROWS];
@@ -872,6 +947,7 @@ __device__ inline void tssa_statistics_forward(S* y, const float* carry, TssaGro
             load_pack<ROWS>(pi_t, pi + t);
             load_pack<ROWS>(inverse_t, inverse_mass + t);
             UNROLL for (int j = 0; j < ROWS; j++) {
+                if (resets >> (t + j) & 1) set_zero(N);   // mutant: moments_of_the_last_document
                 UNROLL for (int i = 0; i < TSSA_VEC; i++) {
                     const float x_pi = x[j][i] * pi_t[j];
                     N[i] += x[j][i] * x_pi;
@@ -889,11 +965,11 @@ __device__ inline void tssa_statistics_forward(S* y, const float* carry, TssaGro
 
 // Minimum traffic per row: 2C (w) + 2C (y). Moved in addition: carries and totals, (4 + 8) (2C + NH)/32 = 0.75C, and u
 // and pi, 8 NH. sync: ticket, flags of the scan of S, flags of that of N and D; zero before the launch.
-template <typename S, bool UNIFORM> __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
+template <typename S, bool UNIFORM, bool DOCUMENTS> __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
     tssa_forward_kernel(S* __restrict__ y, float* u, float* pi, float* saved, TssaStates states, float* totals,
                         int* sync, const S* __restrict__ w, const float* __restrict__ temp,
                         const float* __restrict__ denom_bias, const StepHeader* __restrict__ step, int block_size,
-                        TssaSize z) {
+                        const TssaDocuments* __restrict__ documents, TssaSize z) {
     dependency_wait();
     DYNAMIC_SHARED(float, shared);   // (2,NH,32), and TssaGroups
     __shared__ TssaChunk chunk;
@@ -905,28 +981,29 @@ template <typename S, bool UNIFORM> __global__ void __launch_bounds__(TSSA_WARPS
         double* end = states.end && k.t0 + k.n == z.T ? states.end + k.b * tssa_state_size(z.C, z.NH) : NULL;
         membership_uniform(x, saved + tssa_sums(k, z), end, z);
     } else {
-        membership_learned(x, scratch, groups, u, saved, states, totals, sync + 1, w, temp, denom_bias, step,
-                           block_size, &chunk, z);
+        membership_learned<S, DOCUMENTS>(x, scratch, groups, u, saved, states, totals, sync + 1, w, temp, denom_bias,
+                                         step, block_size, documents, &chunk, z);
     }
     k = chunk;
+    unsigned resets = tssa_resets<DOCUMENTS>(documents, k, z);
     float* totals_k = tssa_totals<true>(totals, k.b, tssa_place(k), z);
     for (int h = warp_index(); h < z.NH; h += z.warps) {
         const float pi_t = lane_index() < k.n ? x[h * WARP + lane_index()] : 0.0f;
         if (lane_index() < k.n) pi[tssa_step(h, k, z) + lane_index()] = pi_t;
-        const float mass = warp_sum(pi_t);
+        const float mass = warp_sum(lane_index() >= document_of(resets, WARP - 1) ? pi_t : 0.0f);
         if (lane_index() == 0) totals_k[z.C + h] = mass;
     }
-    TSSA_TILES(tssa_chunk_totals, totals_k, groups, x, w + tssa_row(k, z), k, z);
-    tssa_scan_forward<true>(saved, states, totals, sync + 1, &chunk, z);
+    TSSA_TILES(tssa_chunk_totals, totals_k, groups, x, w + tssa_row(k, z), resets, k, z);
+    tssa_scan<true, false, DOCUMENTS>(saved, states, totals, sync + 1, documents, &chunk, z);
     k = chunk;
+    resets = tssa_resets<DOCUMENTS>(documents, k, z);
     const float* carry = saved + tssa_sums(k, z) + z.narrow;
     for (int h = warp_index(); h < z.NH; h += z.warps) {
         const float pi_t = lane_index() < k.n ? x[h * WARP + lane_index()] : 0.0f;
-        const float mass = carry[z.C + h] + warp_scan(pi_t, lane_index()) + (float)TOST_MASS_EPS;
-        scratch[h * WARP + lane_index()] = reciprocal(mass);
+        scratch[h * WARP + lane_index()] = reciprocal(tssa_mass(carry[z.C + h], pi_t, resets));
         __syncwarp();   // mutant: mass_unsynchronized
         TSSA_TILES(tssa_statistics_forward, y + tssa_row(k, z), carry, groups, x + h * WARP, scratch + h * WARP,
-                   w + tssa_row(k, z), h, k, z);
+                   w + tssa_row(k, z), resets, h, k, z);
     }
 }
 
@@ -938,15 +1015,17 @@ static size_t tssa_forward_shared(int C, int NH) {
 // sums: tssa_sums_size
 template <typename S>
 static void tssa_forward(cudaStream_t stream, S* y, float* u, float* pi, float* saved, TssaStates states, float* totals,
-                         int* sync, const S* w, const float* temp, const float* denom_bias, const StepHeader* step,
+                         int* sync, const S* w, const float* temp, const float* denom_bias, StepInput step,
                          int membership, int block_size, int B, int T, int C, int NH) {
     const TssaSize z = tssa_size(B, T, C, NH);
     const size_t shared = tssa_forward_shared(C, NH);
+    const bool uniform = membership == TOST_UNIFORM;
     const auto tssa_forward_variant =
-        membership == TOST_UNIFORM ? tssa_forward_kernel<S, true> : tssa_forward_kernel<S, false>;
+        step.documents ? (uniform ? tssa_forward_kernel<S, true, true> : tssa_forward_kernel<S, false, true>)
+                       : (uniform ? tssa_forward_kernel<S, true, false> : tssa_forward_kernel<S, false, false>);
     allow_shared(tssa_forward_variant, shared);
     LAUNCH(tssa_forward_variant, B * z.chunks, tssa_threads(C, NH), shared, stream, y, u, pi, saved, states, totals,
-           sync, w, temp, denom_bias, step, block_size, z);
+           sync, w, temp, denom_bias, step.header, block_size, step.documents, z);
 }
 
 // Columns. WHOLE, the usual case: the chunk has all 32 steps and the head's channels fill the lanes; no bounds checks.
@@ -995,25 +1074,27 @@ __device__ inline void tssa_keep_start(float* starts, const float (&sum)[P], int
 
 // Π and D + 1e-8 of the chunk, (NH,32) each; past the chunk's end Π is zero and D + 1e-8 stays positive.
 // mass (NH): D before the chunk.
-__device__ inline void tssa_backward_masses(float* pi_s, float* mass_s, const float* pi, const float* mass, TssaChunk k,
-                                            TssaSize z) {
+__device__ inline void tssa_backward_masses(float* pi_s, float* mass_s, const float* pi, const float* mass,
+                                            unsigned resets, TssaChunk k, TssaSize z) {
     for (int h = warp_index(); h < z.NH; h += z.warps) {
         const float pi_t = lane_index() < k.n ? pi[tssa_step(h, k, z) + lane_index()] : 0.0f;
         pi_s[h * WARP + lane_index()] = pi_t;
-        mass_s[h * WARP + lane_index()] = mass[h] + warp_scan(pi_t, lane_index()) + (float)TOST_MASS_EPS;
+        mass_s[h * WARP + lane_index()] = tssa_mass(mass[h], pi_t, resets);
     }
     __syncwarp();
 }
 
 // First phase, through y, N and D. With M = D + 1e-8, r = 1/(M + N), e = dy w r²:
 //     dN = Π M e,   dD = -Σ_d Π N e
-// totals (C+NH): Σ of dN and of dD over the chunk. With RN and RD, the sums of dN and dD over t' ≥ t,
+// totals (C+NH): Σ of dN and of dD over the chunk, up to the first start in it. With RN and RD, the sums of dN and dD
+// over t' ≥ t,
 //     dΠ[t] = Σ_d (s RN[t] - dy w M r) + RD[t]
 // dpi (NH,32) is this with minus the sums over the chunk's t' < t for RN and RD; the second phase adds the rest.
-template <bool WHOLE, typename S, int P>
+template <bool WHOLE, typename S, int P, typename Documents>
 __device__ inline void tssa_statistics_backward(float* totals, float* dpi, float* starts, const float* carry,
                                                 const float* pi_s, const float* mass_s, const S* dy, const S* w,
-                                                TssaChunk k, TssaSize z) {
+                                                Documents, unsigned resets, TssaChunk k, TssaSize z) {
+    constexpr int PIECE = Documents::value ? TSSA_BACK : TSSA_PIECE;   // with resets, registers for fewer steps
     for (int h = warp_index(); h < z.NH; h += z.warps) {
         float mine = 0.0f, total_D = 0.0f;
         for (int d = lane_index() * P; d - lane_index() * P < z.HS; d += WARP * P) {
@@ -1022,15 +1103,17 @@ __device__ inline void tssa_statistics_backward(float* totals, float* dpi, float
             const S *w_t = w + c, *dy_t = dy + c;
             float N[P], dN[P] = {}, dD = 0.0f;   // sums so far of dN and of this lane's part of -dD
             tssa_load_floats(N, carry + z.narrow + c, inside);
-            NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_PIECE) {
-                float x[TSSA_PIECE][P], dy_d[TSSA_PIECE][P], pi_t[TSSA_PIECE], M[TSSA_PIECE], part[TSSA_PIECE];
+            NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK; t0 += PIECE) {
+                float x[PIECE][P], dy_d[PIECE][P], pi_t[PIECE], M[PIECE], part[PIECE];
                 tssa_load<WHOLE>(x, w_t, t0, inside, k, z);
                 tssa_load<WHOLE>(dy_d, dy_t, t0, inside, k, z);
-                load_pack<TSSA_PIECE>(pi_t, pi_s + h * WARP + t0);
-                load_pack<TSSA_PIECE>(M, mass_s + h * WARP + t0);
-                UNROLL for (int j = 0; j < TSSA_PIECE; j++) {
+                load_pack<PIECE>(pi_t, pi_s + h * WARP + t0);
+                load_pack<PIECE>(M, mass_s + h * WARP + t0);
+                UNROLL for (int j = 0; j < PIECE; j++) {
+                    const bool counts = !resets_until(resets, t0 + j);   // mutant: sums_past_the_start
                     float e_N = 0.0f;
                     if (j % TSSA_BACK == 0 && inside) tssa_keep_start(starts, N, t0 + j, c, z);
+                    if (resets >> (t0 + j) & 1) set_zero(N);
                     part[j] = dD;
                     UNROLL for (int i = 0; i < P; i++) {
                         const float s = x[j][i] * x[j][i];
@@ -1038,15 +1121,15 @@ __device__ inline void tssa_statistics_backward(float* totals, float* dpi, float
                         const float r = reciprocal(M[j] + N[i]), dy_w_r = dy_d[j][i] * x[j][i] * r, e = dy_w_r * r;
                         part[j] -= s * dN[i];   // mutant: moments_before_dropped
                         part[j] -= dy_w_r * M[j];
-                        dN[i] += pi_t[j] * M[j] * e;
+                        if (counts) dN[i] += pi_t[j] * M[j] * e;
                         e_N += e * N[i];
                     }
-                    dD += pi_t[j] * e_N;
+                    if (counts) dD += pi_t[j] * e_N;
                 }
                 const float piece = warp_transposed_sum(part, lane_index());
-                if (lane_index() / TSSA_PIECE == t0 / TSSA_PIECE) mine += piece;
-                w_t += (size_t)TSSA_PIECE * z.C;
-                dy_t += (size_t)TSSA_PIECE * z.C;
+                if (lane_index() / PIECE == t0 / PIECE) mine += piece;
+                w_t += (size_t)PIECE * z.C;
+                dy_t += (size_t)PIECE * z.C;
             }
             total_D += dD;
             if (!inside) continue;
@@ -1115,23 +1198,25 @@ __device__ inline void membership_uniform_backward(float* du, float* behind, flo
 // w.
 template <bool ABOVE, int P>
 __device__ inline void tssa_add_energies(float (&sum)[P], float (&energy)[P], float* starts,
-                                         const float (&x)[TSSA_PIECE][P], const float (&du_t)[TSSA_PIECE], int t0,
-                                         int c, TssaSize z) {
+                                         const float (&x)[TSSA_PIECE][P], const float (&du_t)[TSSA_PIECE],
+                                         unsigned resets, int t0, int c, TssaSize z) {
     UNROLL for (int j = 0; j < TSSA_PIECE; j++) {
+        const bool counts = !resets_until(resets, t0 + j);   // mutant: energies_past_the_start
         if (j % TSSA_BACK == 0) tssa_keep_start(starts, energy, t0 + j, c, z);
+        if (resets >> (t0 + j) & 1) set_zero(energy);
         UNROLL for (int i = 0; i < P; i++) {
             energy[i] += x[j][i] * x[j][i];
             const float r = ABOVE || energy[i] > (float)TOST_ENERGY_MIN ? reciprocal(energy[i]) : 0.0f;
             const float w_r = x[j][i] * r;
-            sum[i] -= du_t[j] * (w_r * w_r);
+            if (counts) sum[i] -= du_t[j] * (w_r * w_r);
         }
     }
 }
 
-// Third phase: the chunk's totals of dS.
+// Third phase: the chunk's totals of dS, up to the first start in it.
 template <bool WHOLE, typename S, int P>
 __device__ inline void tssa_energy_backward_totals(float* totals, float* starts, const float* carry, const float* du,
-                                                   const S* w, TssaChunk k, TssaSize z) {
+                                                   const S* w, unsigned resets, TssaChunk k, TssaSize z) {
     for (int h = warp_index(); h < z.NH; h += z.warps) {
         for (int d = lane_index() * P; d < z.HS; d += WARP * P) {
             const int c = h * z.HS + d;
@@ -1142,11 +1227,11 @@ __device__ inline void tssa_energy_backward_totals(float* totals, float* starts,
                 float x[TSSA_PIECE][P], du_t[TSSA_PIECE];
                 tssa_load<WHOLE>(x, w_t, t0, true, k, z);
                 load_pack<TSSA_PIECE>(du_t, du + h * WARP + t0);
-                bool above = true;
+                bool above = !(resets >> t0 & ((1u << TSSA_PIECE) - 1));
                 UNROLL for (int i = 0; i < P; i++)
                     above = above && energy[i] + x[0][i] * x[0][i] > (float)TOST_ENERGY_MIN;
-                if (above) tssa_add_energies<true>(sum, energy, starts, x, du_t, t0, c, z);
-                else tssa_add_energies<false>(sum, energy, starts, x, du_t, t0, c, z);
+                if (above) tssa_add_energies<true>(sum, energy, starts, x, du_t, resets, t0, c, z);
+                else tssa_add_energies<false>(sum, energy, starts, x, du_t, resets, t0, c, z);
             }
             UNROLL for (int i = 0; i < P; i++) totals[c + i] = sum[i];
         }
@@ -1159,11 +1244,15 @@ template <int P> struct TssaPiece { float x[TSSA_BACK][P], S[TSSA_BACK][P], N[TS
 // Fills the piece of steps t0 on, whose rows are at w_t, and advances S and N past it.
 template <bool WHOLE, typename S, int P>
 __device__ inline void tssa_piece_forward(TssaPiece<P>& piece, float (&energy)[P], float (&N)[P], const float* pi_s,
-                                          const S* w_t, int t0, TssaChunk k, TssaSize z) {
+                                          const S* w_t, unsigned resets, int t0, TssaChunk k, TssaSize z) {
     float pi_t[TSSA_BACK];
     tssa_load<WHOLE>(piece.x, w_t, t0, true, k, z);
     load_pack<TSSA_BACK>(pi_t, pi_s + t0);
     UNROLL for (int j = 0; j < TSSA_BACK; j++) {
+        if (resets >> (t0 + j) & 1) {   // mutant: walk_past_the_start
+            set_zero(energy);
+            set_zero(N);
+        }
         UNROLL for (int i = 0; i < P; i++) {
             const float x = piece.x[j][i];
             energy[i] += x * x;
@@ -1181,15 +1270,17 @@ __device__ inline void tssa_piece_forward(TssaPiece<P>& piece, float (&energy)[P
 template <bool WHOLE, bool ABOVE, typename S, int P>
 __device__ inline void tssa_piece_backward(S* dw_t, float (&RN)[P], float (&RS)[P], const TssaPiece<P>& piece,
                                            const float (&before)[P], const float* pi_s, const float* mass_s,
-                                           const float* du_s, const S* dy_t, int t0, TssaChunk k, TssaSize z) {
+                                           const float* du_s, const S* dy_t, unsigned resets, int t0, TssaChunk k,
+                                           TssaSize z) {
     float dy[TSSA_BACK][P];
     tssa_load<WHOLE>(dy, dy_t, t0, true, k, z);
     UNROLL for (int j = TSSA_BACK - 1; j >= 0; j--) {
         const float pi = pi_s[t0 + j], M = mass_s[t0 + j], du = du_s[t0 + j], pi_M = pi * M;
+        const bool starts = resets >> (t0 + j) & 1;
         float dw[P];
         UNROLL for (int i = 0; i < P; i++) {
             const float x = piece.x[j][i], energy = piece.S[j][i],
-                        S_last = j > 0 ? piece.S[j > 0 ? j - 1 : 0][i] : before[i];
+                        S_last = starts ? 0.0f : j > 0 ? piece.S[j > 0 ? j - 1 : 0][i] : before[i];
             const float r = reciprocal(M + piece.N[j][i]), dy_r = dy[j][i] * r;
             const bool above = ABOVE || energy > (float)TOST_ENERGY_MIN;   // mutant: energy_below_its_least
             const float q = reciprocal(ABOVE ? energy : fmaxf(energy, (float)TOST_ENERGY_MIN)),
@@ -1200,6 +1291,8 @@ __device__ inline void tssa_piece_backward(S* dw_t, float (&RN)[P], float (&RS)[
             RN[i] += x * (r * through_y);
             dw[i] = 2.0f * x * (pi * RN[i] + ds) - through_y;
         }
+        if (starts) set_zero(RN);   // mutant: moments_of_the_next_document
+        if (starts) set_zero(RS);   // mutant: energy_of_the_next_document
         if (WHOLE || t0 + j < k.n) store_pack<P>(dw_t + (size_t)j * (unsigned)z.C, dw);   // mutant: chunk_edge_backward
     }
 }
@@ -1207,7 +1300,8 @@ __device__ inline void tssa_piece_backward(S* dw_t, float (&RN)[P], float (&RS)[
 // S and N before step t0, recomputed from the last start before it.
 template <bool WHOLE, typename S, int P>
 __device__ inline void tssa_walk_to(float (&energy)[P], float (&N)[P], int t0, TssaStarts starts, const float* carry,
-                                    const float* pi_s, const S* w_d, int c, TssaChunk k, TssaSize z) {
+                                    const float* pi_s, const S* w_d, unsigned resets, int c, TssaChunk k,
+                                    TssaSize z) {
     const int start = starts.N ? t0 : 0;
     if (start > 0) {
         tssa_load_floats(energy, starts.S + (start / TSSA_BACK - 1) * z.C + c, true);
@@ -1218,15 +1312,56 @@ __device__ inline void tssa_walk_to(float (&energy)[P], float (&N)[P], int t0, T
     }
     NO_UNROLL for (int t = start; t < t0; t += TSSA_BACK) {
         TssaPiece<P> piece;
-        tssa_piece_forward<WHOLE>(piece, energy, N, pi_s, w_d + t * z.C, t, k, z);
+        tssa_piece_forward<WHOLE>(piece, energy, N, pi_s, w_d + t * z.C, resets, t, k, z);
     }
 }
 
-// Reads the chunk again for each slice: its addresses are not held in registers from slice to slice.
+// Replaces the second phase in a chunk in which documents start: lane t returns dΠ[t] of head h, from a walk backward
+// in time like that of the last phase. RN and RD begin again to the left of each start.
 template <bool WHOLE, typename S, int P>
+__device__ inline float tssa_backward_documents(TssaStarts starts, const float* carry, const float* behind,
+                                                const float* pi_h, const float* mass_h, const S* dy, const S* w,
+                                                unsigned resets, int h, TssaChunk k, TssaSize z) {
+    float mine = lane_index() >= document_of(resets, WARP - 1) ? behind[z.C + h] : 0.0f;
+    for (int d = lane_index() * P; d - lane_index() * P < z.HS; d += WARP * P) {
+        const bool inside = WHOLE || d < z.HS;   // other lanes compute the first channels again
+        const int c = h * z.HS + (inside ? d : 0);
+        float RN[P], RD = 0.0f;                  // RD: this lane's part of it
+        tssa_load_floats(RN, behind + c, true);
+        NO_UNROLL for (int t0 = TSSA_CHUNK - TSSA_BACK; t0 >= 0; t0 -= TSSA_BACK) {
+            TssaPiece<P> piece;
+            float energy[P], N[P], dy_d[TSSA_BACK][P], part[TSSA_BACK];
+            tssa_walk_to<WHOLE>(energy, N, t0, starts, carry, pi_h, w + c, resets, c, k, z);
+            tssa_piece_forward<WHOLE>(piece, energy, N, pi_h, w + c + t0 * z.C, resets, t0, k, z);
+            tssa_load<WHOLE>(dy_d, dy + c + t0 * z.C, t0, true, k, z);
+            UNROLL for (int j = TSSA_BACK - 1; j >= 0; j--) {
+                float sum = 0.0f;
+                UNROLL for (int i = 0; i < P; i++) {
+                    const float x = piece.x[j][i], r = reciprocal(mass_h[t0 + j] + piece.N[j][i]),
+                                dy_w_r = dy_d[j][i] * x * r, e = pi_h[t0 + j] * dy_w_r * r;
+                    RN[i] += mass_h[t0 + j] * e;
+                    RD -= e * piece.N[j][i];
+                    sum += x * x * RN[i] - dy_w_r * mass_h[t0 + j];
+                }
+                part[j] = inside ? sum + RD : 0.0f;
+                if (resets >> (t0 + j) & 1) {   // mutant: adjoint_of_the_next_document
+                    set_zero(RN);
+                    RD = 0.0f;
+                }
+            }
+            const float sum = warp_transposed_sum(part, lane_index());
+            if (lane_index() / TSSA_BACK == t0 / TSSA_BACK) mine += sum;
+        }
+    }
+    return mine;
+}
+
+// Reads the chunk again for each slice: its addresses are not held in registers from slice to slice.
+template <bool WHOLE, typename S, int P, typename Documents>
 __device__ inline void tssa_backward_final(S* dw, TssaStarts starts, const float* back, const float* saved,
                                            const float* pi_s, const float* mass_s, const float* du, const S* dy,
-                                           const S* w, const volatile TssaChunk* chunk, TssaSize z) {
+                                           const S* w, Documents, const TssaDocuments* documents,
+                                           const volatile TssaChunk* chunk, TssaSize z) {
     for (int h = warp_index(); h < z.NH; h += z.warps) {
         const float *pi_h = pi_s + h * WARP, *mass_h = mass_s + h * WARP, *du_h = du + h * WARP;
         for (int d = lane_index() * P; d < z.HS; d += WARP * P) {
@@ -1234,6 +1369,7 @@ __device__ inline void tssa_backward_final(S* dw, TssaStarts starts, const float
             const float *carry = saved + tssa_sums(k, z), *behind = back + tssa_sums(k, z);
             const int c = h * z.HS + d;
             const size_t row = tssa_row(k, z) + c;
+            const unsigned resets = tssa_resets<Documents::value>(documents, k, z);
             float RN[P], RS[P];
             tssa_load_floats(RN, behind + z.narrow + c, true);
             tssa_load_floats(RS, behind + c, true);
@@ -1241,43 +1377,33 @@ __device__ inline void tssa_backward_final(S* dw, TssaStarts starts, const float
                 const size_t at = row + (unsigned)(t0 * z.C);
                 TssaPiece<P> piece;
                 float energy[P], N[P], before[P];
-                tssa_walk_to<WHOLE>(energy, N, t0, starts, carry, pi_h, w + row, c, k, z);
+                tssa_walk_to<WHOLE>(energy, N, t0, starts, carry, pi_h, w + row, resets, c, k, z);
                 UNROLL for (int i = 0; i < P; i++) before[i] = energy[i];
-                tssa_piece_forward<WHOLE>(piece, energy, N, pi_h, w + at, t0, k, z);
-                bool above = true;
+                tssa_piece_forward<WHOLE>(piece, energy, N, pi_h, w + at, resets, t0, k, z);
+                bool above = !(resets >> t0 & ((1u << TSSA_BACK) - 1));
                 UNROLL for (int i = 0; i < P; i++) above = above && piece.S[0][i] > (float)TOST_ENERGY_MIN;
                 if (above)
-                    tssa_piece_backward<WHOLE, true>(dw + at, RN, RS, piece, before, pi_h, mass_h, du_h, dy + at, t0,
+                    tssa_piece_backward<WHOLE, true>(dw + at, RN, RS, piece, before, pi_h, mass_h, du_h, dy + at, 0, t0,
                                                      k, z);
                 else
-                    tssa_piece_backward<WHOLE, false>(dw + at, RN, RS, piece, before, pi_h, mass_h, du_h, dy + at, t0,
-                                                      k, z);
+                    tssa_piece_backward<WHOLE, false>(dw + at, RN, RS, piece, before, pi_h, mass_h, du_h, dy + at,
+                                                      resets, t0, k, z);
             }
         }
     }
-}
-
-__device__ inline int backward_place(TssaChunk k, TssaSize z) { return z.chunks - 1 - tssa_place(k); }   // in the scans
-
-// The scan of dN and dD if WIDE, else that of dS. totals, flags: of all sequences
-template <bool WIDE>
-__device__ inline void tssa_scan_backward(float* back, float* totals, int* flags, const TssaChunk* chunk, TssaSize z) {
-    const auto scanned = [&](int c, const double (&sum)[SCAN_VEC]) {
-        scan_store(back + tssa_sums(*chunk, z) + (WIDE ? z.narrow : 0) + c, sum);
-    };
-    scan_columns(tssa_totals<WIDE>(totals, chunk->b, 0, z), flags + ((WIDE ? 0 : z.B) + chunk->b) * z.slots,
-                 WIDE ? z.wide : z.narrow, backward_place(*chunk, z), z.chunks, scanned);
 }
 
 // Minimum traffic per row: 2C (w) + 2C (dy) + 2C (dw). Moved in addition: carries, back and totals, about
 // (4 + 8 + 8) (2C + NH)/32 = 1.25C, and 3 · 4 NH. The scans run from the last chunk to the first. sync: ticket, flags
 // of the scan of dN and dD, flags of that of dS; zero before the launch. back (B,chunks,sums): sums past each chunk of
 // dS (narrow), then of dN (C) and dD (NH).
-template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
-    tssa_backward_kernel(S* __restrict__ dw, float* da, float* dtemp, float* back, float* totals, int* sync,
-                         const S* __restrict__ dy, const S* __restrict__ w, const float* __restrict__ u,
+template <typename S, int P, bool UNIFORM, bool DOCUMENTS>
+__global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
+    tssa_backward_kernel(S* __restrict__ dw, float* da, float* dtemp, float* back, TssaStates states, float* totals,
+                         int* sync, const S* __restrict__ dy, const S* __restrict__ w, const float* __restrict__ u,
                          const float* __restrict__ pi, const float* __restrict__ saved,
-                         const float* __restrict__ temp, bool keep_starts, TssaSize z) {
+                         const float* __restrict__ temp, const TssaDocuments* __restrict__ documents, bool keep_starts,
+                         TssaSize z) {
     dependency_wait();
     DYNAMIC_SHARED(float, shared);   // (4,NH,32), and TssaStarts
     __shared__ TssaChunk chunk;
@@ -1286,45 +1412,60 @@ template <typename S, int P, bool UNIFORM> __global__ void __launch_bounds__(TSS
                                           : TssaStarts{NULL, NULL};
     tssa_chunk<true>(&chunk, sync, z);
     TssaChunk k = chunk;
-    tssa_backward_masses(pi_s, mass_s, pi, saved + tssa_sums(k, z) + z.narrow + z.C, k, z);
-    TSSA_COLUMNS(tssa_statistics_backward, tssa_totals<true>(totals, k.b, backward_place(k, z), z), x,
-                 starts.N, saved + tssa_sums(k, z), pi_s, mass_s, dy + tssa_row(k, z), w + tssa_row(k, z), k, z);
-    tssa_scan_backward<true>(back, totals, sync + 1, &chunk, z);
+    unsigned resets = tssa_resets<DOCUMENTS>(documents, k, z);
+    tssa_backward_masses(pi_s, mass_s, pi, saved + tssa_sums(k, z) + z.narrow + z.C, resets, k, z);
+    TSSA_COLUMNS(tssa_statistics_backward, tssa_totals<true>(totals, k.b, tssa_scan_place(true, k, z), z), x,
+                 starts.N, saved + tssa_sums(k, z), pi_s, mass_s, dy + tssa_row(k, z), w + tssa_row(k, z),
+                 std::integral_constant<bool, DOCUMENTS>(), resets, k, z);
+    tssa_scan<true, true, DOCUMENTS>(back, states, totals, sync + 1, documents, &chunk, z);
     k = chunk;
+    resets = tssa_resets<DOCUMENTS>(documents, k, z);
     if constexpr (UNIFORM) {
         membership_uniform_backward(du, back + tssa_sums(k, z), starts.S, z);
     } else {
-        for (int h = warp_index(); h < z.NH; h += z.warps)
+        for (int h = warp_index(); resets && h < z.NH; h += z.warps)
+            x[h * WARP + lane_index()] = TSSA_COLUMNS(
+                tssa_backward_documents, starts, saved + tssa_sums(k, z), back + tssa_sums(k, z) + z.narrow,
+                pi_s + h * WARP, mass_s + h * WARP, dy + tssa_row(k, z), w + tssa_row(k, z), resets, h, k, z);
+        for (int h = warp_index(); !resets && h < z.NH; h += z.warps)
             x[h * WARP + lane_index()] += TSSA_TILES(
-                tssa_backward_membership, tssa_totals<true>(totals, k.b, backward_place(k, z), z),
+                tssa_backward_membership, tssa_totals<true>(totals, k.b, tssa_scan_place(true, k, z), z),
                 back + tssa_sums(k, z) + z.narrow, w + tssa_row(k, z), h, k, z);
         membership_backward(du, da, dtemp, x, pi_s, u, temp, k, z);
         TSSA_COLUMNS(tssa_energy_backward_totals,
-                     tssa_totals<false>(totals, k.b, backward_place(k, z), z), starts.S,
-                     saved + tssa_sums(k, z), du, w + tssa_row(k, z), k, z);
-        tssa_scan_backward<false>(back, totals, sync + 1, &chunk, z);
+                     tssa_totals<false>(totals, k.b, tssa_scan_place(true, k, z), z), starts.S,
+                     saved + tssa_sums(k, z), du, w + tssa_row(k, z), resets, k, z);
+        tssa_scan<false, true, DOCUMENTS>(back, states, totals, sync + 1, documents, &chunk, z);
     }
     k = chunk;
-    TSSA_COLUMNS(tssa_backward_final, dw, starts, back, saved, pi_s, mass_s, du, dy, w, &chunk, z);
+    TSSA_COLUMNS(tssa_backward_final, dw, starts, back, saved, pi_s, mass_s, du, dy, w,
+                 std::integral_constant<bool, DOCUMENTS>(), documents, &chunk, z);
+}
+
+template <typename S, bool DOCUMENTS> static auto tssa_backward_choice(bool pairs, bool uniform) {
+    return uniform ? (pairs ? tssa_backward_kernel<S, 2, true, DOCUMENTS>
+                            : tssa_backward_kernel<S, 1, true, DOCUMENTS>)
+                   : (pairs ? tssa_backward_kernel<S, 2, false, DOCUMENTS>
+                            : tssa_backward_kernel<S, 1, false, DOCUMENTS>);
 }
 
 // dw =; da (B,NH,T), dtemp_partial (NH,B·chunks): for TssaSums. back and totals are working space. A uniform membership
-// is a constant: no gradient passes through it to temp, denom_bias or w.
+// is a constant: no gradient passes through it to temp, denom_bias or w, and states.end has no sum of dS.
 template <typename S>
-static void tssa_backward(cudaStream_t stream, S* dw, float* da, float* dtemp_partial, float* back, float* totals,
-                          int* sync, const S* dy, const S* w, const float* u, const float* pi, const float* saved,
-                          const float* temp, int membership, int B, int T, int C, int NH) {
+static void tssa_backward(cudaStream_t stream, S* dw, float* da, float* dtemp_partial, float* back, TssaStates states,
+                          float* totals, int* sync, const S* dy, const S* w, const float* u, const float* pi,
+                          const float* saved, const float* temp, StepInput step, int membership, int B, int T, int C,
+                          int NH) {
     const TssaSize z = tssa_size(B, T, C, NH);
     const size_t least = 4 * (size_t)NH * WARP * sizeof(float), starts = 2 * TSSA_STARTS * (size_t)C * sizeof(float);
     const bool uniform = membership == TOST_UNIFORM, pairs = tssa_pairs(z),
                keep_starts = least + starts <= MAX_ALLOWED_SHARED;
     const size_t shared = least + keep_starts * starts;
-    const auto tssa_backward_variant =
-        uniform ? (pairs ? tssa_backward_kernel<S, 2, true> : tssa_backward_kernel<S, 1, true>)
-                : (pairs ? tssa_backward_kernel<S, 2, false> : tssa_backward_kernel<S, 1, false>);
+    const auto tssa_backward_variant = step.documents ? tssa_backward_choice<S, true>(pairs, uniform)
+                                                      : tssa_backward_choice<S, false>(pairs, uniform);
     allow_shared(tssa_backward_variant, shared);
     LAUNCH(tssa_backward_variant, B * z.chunks, tssa_threads(C, NH), shared, stream, dw, da,
-           dtemp_partial, back, totals, sync, dy, w, u, pi, saved, temp, keep_starts, z);
+           dtemp_partial, back, states, totals, sync, dy, w, u, pi, saved, temp, step.documents, keep_starts, z);
 }
 
 // What is left of TSSA's gradients: sums over sequences and chunks. With a uniform membership they are zero.
@@ -1359,7 +1500,7 @@ __device__ inline void denom_bias_backward_block(const TssaSums& s, int h, int b
         UNROLL_BY(4) for (int b = 0; b < s.B; b++) sum += s.da[((size_t)b * s.NH + h) * s.T + t];
         sum = s.HS * s.temp[h] * sum;
     }
-    float* out = s.ddenom_bias + (size_t)h * s.block_size + s.step->first + t;
+    float* out = s.ddenom_bias + (size_t)h * s.block_size + s.step->first + t;   // mutant: bias_place_ignored
     *out = (add ? *out : 0.0f) + sum;   // mutant: denom_bias_not_overwritten
 }
 
@@ -1604,7 +1745,7 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
 // a copy of the parameters; activations and buffers under the tables below. A training model keeps the activations of
 // every layer; otherwise all layers share one set. With recompute, only LAYER_RESIDENT is stored for every layer.
 
-// Rows: field, type, elements; rows = B·T.
+// Rows: field, type, elements; rows = B·T, where T is the length of a chunk of the sequences.
 #define LAYER_ACTIVATIONS(X) \
     X(ln_1,         S,       rows * C)                     /* ln_1(x) */ \
     X(w,            S,       rows * C)                     /* c_attn(ln_1) */ \
@@ -1627,7 +1768,7 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(x_out,        float,   rows * C)                     /* x_mid + gamma2 mlp_out */
 
 #define SHARED_BUFFERS(X) \
-    X(input,        int32_t, step_input_size(rows)) \
+    X(input,        int32_t, step_input_size(rows, documents_size(m, B, T))) \
     X(decays,       uint8_t, train * m->tensors.flat_size / DECAY_GROUP) \
     X(x,            float,   rows * C)                     /* embedding: the input of layer 0 */ \
     X(ln_f,         S,       rows * C) \
@@ -1637,6 +1778,11 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(losses,       float,   rows) \
     X(scalars,      double,  2)                            /* sum of losses since the last read_loss; Σ g² */ \
     X(decode,       double,  L * B * tssa_state_size(C, NH)) \
+    X(before,       double,  states)                       /* TSSA's sums of every layer before the chunk, */ \
+    X(after,        double,  states)                       /* and after it; see TssaStates */ \
+    X(starts,       double,  train * more_chunks * states) /* before each chunk but the first: see forward_sums */ \
+    X(right,        double,  train * states)               /* the sums of its backward past the chunk, */ \
+    X(left,         double,  train * states)               /* and from its first step on */ \
     X(totals,       float,   B * scan_slots(chunks) * tssa_sums_size(C, NH)) \
     X(tssa_sync,    int,     (1 + m->options.recompute) * L * tssa_sync_size(B, T)) \
     X(dx,           float,   train * rows * C)             /* gradient of the residual stream */ \
@@ -1671,7 +1817,10 @@ template <typename S> struct Buffers { SHARED_BUFFERS(X) };
 #undef X
 
 // The pass after zero_grad overwrites the gradients (FIRST), so that they need not be cleared; later ones add to them.
-enum { PASS_TRAIN_FIRST, PASS_TRAIN, PASS_EVAL, PASS_BACKWARD_FIRST, PASS_BACKWARD, PASS_DECODE, PASSES };
+enum { PASS_TRAIN_FIRST, PASS_TRAIN, PASS_EVAL, PASS_SUMS, PASS_BACKWARD_FIRST, PASS_BACKWARD, PASS_DECODE, PASSES };
+
+// The arguments of a pass over whole sequences. targets: NULL if it needs none
+struct Sequences { const int32_t *inputs, *targets; int B, T; float grad_scale; };
 
 struct TostModel {
     TostConfig        config;
@@ -1684,7 +1833,7 @@ struct TostModel {
     cudaStream_t      stream;
     Matmul            mm;
     Staging           staging;             // of Buffers.input
-    PassGraph         graph[PASSES];
+    PassGraph         graph[PASSES][2];    // of shorter passes; of passes over options.chunk tokens
     double*           host_scalars;        // pinned copy of Buffers.scalars
     bool              scalars_read;        // host_scalars is up to date
     bool              grads_stale;         // to be overwritten by the next pass
@@ -1694,7 +1843,9 @@ struct TostModel {
         bool weights_stale;                // the copies of the weights are not those of the parameters
     } fp8;
     int32_t*          token_counts;        // (V)
-    int               B, T;                // of the last forward
+    int               B, T;                // of the last forward over a chunk
+    Sequences         sequences;           // of the last forward_train
+    bool              abandoned;           // by chunk_done
     int               computed_layer;      // with recompute: the layer whose activations are in memory
     int               n_decode, position;  // sequences and next position of the recurrent decode
     int64_t           loss_count;          // since the last read_loss
@@ -1738,12 +1889,22 @@ static void put_range(TostModel* m, float* dst, const float* src, size_t n) {
     if (n) CUDA_CHECK(cudaMemcpyAsync(dst, src, n * sizeof *src, cudaMemcpyHostToDevice, m->stream));
 }
 
+// TSSA's chunks of a pass in which documents are looked for; 0 if the model does not mask across documents.
+static size_t documents_size(const TostModel* m, size_t B, size_t T) {
+    return m->config.document_token < 0 ? 0 : B * div_up(T, TSSA_CHUNK);
+}
+
+static int chunks_of(const TostModel* m, int T) { return div_up(T, m->options.chunk); }
+static bool has_chunks(const TostModel* m) { return m->options.chunk < m->options.max_seq; }
+
 // Sets every pointer into the arena and returns its size in bytes. base NULL: only computes the size.
 template <typename S> static size_t layout_buffers(TypedModel<S>* m, char* base) {
     const TostConfig* c = &m->config;
     const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = m->options.max_batch,
-                 T = m->options.max_seq, rows = B * T, chunks = div_up(T, TSSA_CHUNK), train = m->options.training,
+                 T = m->options.chunk, rows = B * T, chunks = div_up(T, TSSA_CHUNK), train = m->options.training,
                  fp8 = m->options.dtype == TOST_FP8;
+    const size_t more_chunks = chunks_of(m, m->options.max_seq) - 1,
+                 states = has_chunks(m) * L * B * tssa_state_size(C, NH);
     const size_t flat_bytes = m->tensors.flat_size * sizeof(float),
                  own_bytes = exchange_owned(&m->exchange) * sizeof(float);
     const size_t logits_rows = m->logits_rows = classifier_chunk(rows, c->vocab_size, sizeof(S));
@@ -1773,6 +1934,7 @@ template <typename S> static TypedModel<S>* model_new(const TostConfig* c, const
     m->config = *c;
     m->options = *o;
     m->options.recompute = o->recompute && o->training;
+    if (o->chunk == 0 || o->chunk > o->max_seq) m->options.chunk = o->max_seq;
     m->tensors = tost_tensors(c);
     m->exchange = exchange_new(&m->tensors, &m->options);
     m->layer = (LayerActivations<S>*)xcalloc(c->n_layer, sizeof *m->layer);
@@ -1785,7 +1947,8 @@ template <typename S> static TypedModel<S>* model_new(const TostConfig* c, const
 template <typename S> static void model_free(TypedModel<S>* m) {
     exchange_free(&m->exchange);
     if (m->stream) CUDA_CHECK(cudaStreamSynchronize(m->stream));
-    for (PassGraph& g : m->graph) graph_free(&g);
+    for (auto& graphs : m->graph)
+        for (PassGraph& g : graphs) graph_free(&g);
     matmul_free(&m->mm);
     staging_free(&m->staging);
     if (m->host_scalars) CUDA_CHECK(cudaFreeHost(m->host_scalars));
@@ -1855,8 +2018,10 @@ template <typename S> static int fp8_tensors(const TypedModel<S>* m) {
 static void fp8_scaled(TostModel* m) {
     if (m->fp8.scaled) return;
     for (int pass : {PASS_TRAIN_FIRST, PASS_TRAIN, PASS_BACKWARD_FIRST, PASS_BACKWARD}) {
-        graph_free(&m->graph[pass]);
-        m->graph[pass] = {};
+        for (PassGraph& graph : m->graph[pass]) {
+            graph_free(&graph);
+            graph = {};
+        }
     }
     m->fp8.scaled = true;
 }
@@ -1914,10 +2079,39 @@ template <typename S> static const float* layer_input(const TypedModel<S>* m, in
 }
 
 template <typename S> static StepInput model_input(const TypedModel<S>* m, int B, int T) {
-    return step_input(m->buf.input, (size_t)B * T);
+    return step_input(m->buf.input, (size_t)B * T, documents_size(m, B, T));
 }
 
-// Layer l over rows = B·T, from ln_1 to mlp_out. states and sync (zero): of this layer.
+// Numbers in the states of all layers, (L,B,2C+NH).
+static size_t states_size(const TostModel* m, int B) {
+    return (size_t)m->config.n_layer * B * tssa_state_size(m->config.n_embd, m->config.n_head);
+}
+
+// The states of forward and backward over a chunk: the same buffers for every chunk, so that one graph serves all.
+template <typename S> static TssaStates chunk_states(const TypedModel<S>* m) {
+    return has_chunks(m) ? TssaStates{m->buf.before, m->buf.after, 1} : NO_STATES;
+}
+template <typename S> static TssaStates chunk_adjoints(const TypedModel<S>* m) {
+    return has_chunks(m) ? TssaStates{m->buf.right, m->buf.left, 1} : NO_STATES;
+}
+
+// The states of layer l among those of all layers.
+static TssaStates layer_states(const TostModel* m, TssaStates s, int l, int B) {
+    const size_t at = l * B * tssa_state_size(m->config.n_embd, m->config.n_head);
+    if (s.start) s.start += at / s.copies;
+    if (s.end) s.end += at;
+    return s;
+}
+
+// states = from, or zeros if from is NULL; of all layers
+template <typename S> static void copy_states(TypedModel<S>* m, double* states, const double* from, int B) {
+    const size_t bytes = states_size(m, B) * sizeof(double);
+    if (!has_chunks(m)) return;
+    if (from) CUDA_CHECK(cudaMemcpyAsync(states, from, bytes, cudaMemcpyDeviceToDevice, m->stream));
+    else CUDA_CHECK(cudaMemsetAsync(states, 0, bytes, m->stream));
+}
+
+// Layer l over rows = B·T, from ln_1 to mlp_out. states: of all layers; sync (zero): of this layer.
 template <typename S> static void layer_branches(TypedModel<S>* m, int l, TssaStates states, int* sync, int B, int T) {
     const LayerActivations<S>* a = &m->layer[l];
     const TostParams<float> p = model_params(m, TOST_PARAM, l);
@@ -1926,8 +2120,9 @@ template <typename S> static void layer_branches(TypedModel<S>* m, int l, TssaSt
     const size_t rows = (size_t)B * T;
     Matmul* mm = &m->mm;
     linear_forward(mm, a->w, a->ln_1, w.attn_w, w.attn_b, rows, C, C, fp8_operands<fp8_e4m3>(m, l, FP8_LN_1));
-    tssa_forward(m->stream, a->y, a->u, a->pi, a->tssa_saved, states, m->buf.totals, sync, a->w, p.temp, p.denom_bias,
-                 model_input(m, B, T).header, m->config.membership, m->config.block_size, B, T, C, NH);
+    tssa_forward(m->stream, a->y, a->u, a->pi, a->tssa_saved, layer_states(m, states, l, B), m->buf.totals, sync, a->w,
+                 p.temp, p.denom_bias, model_input(m, B, T), m->config.membership, m->config.block_size, B, T,
+                 C, NH);
     copy_tensor<fp8_e4m3>(m, l, FP8_Y, a->y, rows * C);
     linear_forward(mm, a->attn_out, a->y, w.attn_proj_w, w.attn_proj_b, rows, C, C,
                    fp8_operands<fp8_e4m3>(m, l, FP8_Y));
@@ -1973,7 +2168,7 @@ template <typename S> static void norm_forward(TypedModel<S>* m, int l, int B, i
 // With recompute: the activations of layer l, from its input. Uses the second half of the scans' flags.
 template <typename S> static void run_layer_from_input(TypedModel<S>* m, int l, int B, int T) {
     norm_forward(m, l - 1, B, T);
-    layer_branches(m, l, NO_STATES, m->buf.tssa_sync + (m->config.n_layer + l) * tssa_sync_size(B, T), B, T);
+    layer_branches(m, l, chunk_states(m), m->buf.tssa_sync + (m->config.n_layer + l) * tssa_sync_size(B, T), B, T);
 }
 
 // buf.dx: the gradient of x_out becomes that of x. buf.dbranch: the gradient of mlp_out becomes that of the layer
@@ -2001,9 +2196,9 @@ template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* s
 
     linear_backward(mm, buf->scratch_btc, g.attn_proj_w, buf->dbranch, a->y, w.attn_proj_w, rows, C, C, add,
                     fp8_operands<fp8_e5m2>(m, l, FP8_DATTN_OUT));
-    tssa_backward(m->stream, buf->dbranch, buf->da, buf->dtemp, buf->back, buf->totals,
-                  buf->tssa_sync + l * tssa_sync_size(B, T), buf->scratch_btc, a->w, a->u, a->pi, a->tssa_saved, p.temp,
-                  m->config.membership, B, T, C, NH);
+    tssa_backward(m->stream, buf->dbranch, buf->da, buf->dtemp, buf->back, layer_states(m, chunk_adjoints(m), l, B),
+                  buf->totals, buf->tssa_sync + l * tssa_sync_size(B, T), buf->scratch_btc, a->w, a->u, a->pi,
+                  a->tssa_saved, p.temp, model_input(m, B, T), m->config.membership, B, T, C, NH);
     copy_tensor<fp8_e5m2>(m, l, FP8_DW, buf->dbranch, rows * C);
     linear_backward(mm, buf->scratch_btc, g.attn_w, buf->dbranch, a->ln_1, w.attn_w, rows, C, C, add,
                     fp8_operands<fp8_e5m2>(m, l, FP8_DW));
@@ -2038,19 +2233,14 @@ template <typename S> static void recompute_layer(TypedModel<S>* m, int l) {
     m->computed_layer = l;
 }
 
-// Embedding, layers and ln_f. states: of layer 0; those of the other layers follow.
+// Embedding, layers and ln_f. states: of all layers
 template <typename S> static void model_forward(TypedModel<S>* m, TssaStates states, int B, int T) {
-    const size_t state_size = B * tssa_state_size(m->config.n_embd, m->config.n_head);
     const TostParams<float> p = model_params(m, TOST_PARAM, 0);
     const StepInput s = model_input(m, B, T);
     clear_sync(m, B, T);
     embedding_forward(m->stream, m->buf.x, s.inputs, p.wte, p.wpe, s.header, B, T, m->config.n_embd);
     norm_forward(m, -1, B, T);
-    for (int l = 0; l < m->config.n_layer; l++) {
-        layer_forward(m, l, states, B, T);
-        if (states.start) states.start += state_size / states.copies;
-        if (states.end) states.end += state_size;
-    }
+    for (int l = 0; l < m->config.n_layer; l++) layer_forward(m, l, states, B, T);
 }
 
 // The exchange of complete gradients starts after each layer, in the pass that ends a step.
@@ -2088,25 +2278,58 @@ static void classifier_pass(TypedModel<S>* m, double* total, S* dx, float* dwte,
                                 m->config.n_embd, add);
 }
 
-// Begins the input of a pass over tokens (B,T) from position `first`. Returns the host copy, to be completed and sent.
-template <typename S> static StepInput start_forward(TypedModel<S>* m, const int32_t* tokens, int first, int B, int T) {
-    assert(B <= m->options.max_batch && T <= m->options.max_seq && first + T <= m->config.block_size);
-    const size_t rows = (size_t)B * T;
-    const StepInput s = step_input((int32_t*)staging_begin(&m->staging), rows);
-    m->B = B;
+// Tokens of chunk k of sequences of T tokens.
+static int chunk_length(const TostModel* m, int k, int T) { return min(m->options.chunk, T - k * m->options.chunk); }
+
+// dst (B,n) = the columns of chunk k of an array (B,T)
+static void chunk_columns(int32_t* dst, const TostModel* m, const int32_t* rows, int k, int B, int T) {
+    const int n = chunk_length(m, k, T);
+    for (int b = 0; b < B; b++)
+        memcpy(dst + (size_t)b * n, rows + (size_t)b * T + (size_t)k * m->options.chunk, n * sizeof *dst);
+}
+
+// Finds the documents that start in each of TSSA's chunks. tokens (B,T)
+static void find_documents(TssaDocuments* documents, const int32_t* tokens, int token, int B, int T) {
+    const int chunks = div_up(T, TSSA_CHUNK);
+    for (int b = 0; b < B; b++, documents += chunks) {
+        int last = -1;
+        for (int place = 0; place < chunks; place++) {
+            TssaDocuments* d = documents + place;
+            *d = {0, last, -1, 0};
+            for (int t = place * TSSA_CHUNK; t < min(T, (place + 1) * TSSA_CHUNK); t++)
+                d->resets |= (uint32_t)(tokens[(size_t)b * T + t] == token) << t % TSSA_CHUNK;
+            if (d->resets) last = place;
+        }
+        last = -1;
+        for (int place = chunks - 1; place >= 0; place--) {
+            documents[place].after = last;
+            if (documents[place].resets) last = chunks - 1 - place;
+        }
+    }
+}
+
+// Begins the input of a pass over chunk k of the sequences. first: position of their first token. Returns the host
+// copy, to be completed and sent.
+template <typename S> static StepInput start_forward(TypedModel<S>* m, const Sequences* q, int k, int first) {
+    const int T = chunk_length(m, k, q->T), position = first + k * m->options.chunk;
+    assert(q->B <= m->options.max_batch && T <= m->options.chunk && position + T <= m->config.block_size);
+    const StepInput s = step_input((int32_t*)staging_begin(&m->staging), (size_t)q->B * T, documents_size(m, q->B, T));
+    m->B = q->B;
     m->T = T;
     m->computed_layer = m->config.n_layer - 1;
-    fp8_begin(m, false, rows);
+    fp8_begin(m, false, 0);
     *s.header = {};
-    s.header->first = first;
-    memcpy(s.inputs, tokens, rows * sizeof *tokens);
+    s.header->first = position;   // mutant: position_ignored
+    s.header->grad_scale = q->grad_scale;
+    chunk_columns(s.inputs, m, q->inputs, k, q->B, q->T);
+    if (s.documents) find_documents(s.documents, s.inputs, m->config.document_token, q->B, T);
     return s;
 }
 
-// Adds the targets and counts them. Their losses make host_scalars out of date.
-template <typename S> static void input_targets(TypedModel<S>* m, StepInput s, const int32_t* targets, size_t rows) {
-    memcpy(s.targets, targets, rows * sizeof *targets);
-    for (size_t row = 0; row < rows; row++) m->loss_count += targets[row] >= 0;
+// Adds the targets of chunk k and counts them. Their losses make host_scalars out of date.
+template <typename S> static void input_targets(TypedModel<S>* m, StepInput s, const Sequences* q, int k) {
+    chunk_columns(s.targets, m, q->targets, k, q->B, q->T);
+    for (size_t row = 0; row < (size_t)m->B * m->T; row++) m->loss_count += s.targets[row] >= 0;
     m->scalars_read = false;
 }
 
@@ -2116,21 +2339,95 @@ template <typename S> static void input_send(TypedModel<S>* m, StepInput s, cons
     staging_copy(&m->staging, m->buf.input, (const char*)end - (const char*)s.header, m->stream);
 }
 
+// Runs pass(B, T) over the chunk of the last start_forward, as a graph of its own if it has options.chunk tokens: other
+// lengths in between, such as that of the last chunk, leave that graph as it is.
+template <typename Pass> static void run_pass(TostModel* m, int which, Pass pass) {
+    const int B = m->B, T = m->T;
+    graph_run(&m->graph[which][T == m->options.chunk], m->stream, B, T, [=] { pass(B, T); });
+}
+
+// Forward over chunk k from buf.before; leaves the sums after it in buf.after.
+template <typename S> static void run_sums(TypedModel<S>* m, StepInput s, const int32_t* end) {
+    input_send(m, s, end);
+    run_pass(m, PASS_SUMS, [=](int B, int T) { model_forward(m, chunk_states(m), B, T); });
+}
+
+// Forward over chunk k, which leaves the sums after it in buf.after, where it finds those before it if k > 0.
+template <typename S> static void advance_sums(TypedModel<S>* m, const Sequences* q, int k, int first) {
+    const StepInput s = start_forward(m, q, k, first);
+    copy_states(m, m->buf.before, k > 0 ? m->buf.after : NULL, q->B);
+    run_sums(m, s, s.targets);
+}
+
+// Reports the part of a pass that the device has been given. True if the caller abandons it.
+static bool chunk_done(const TostModel* m, double part) {
+    return m->options.chunk_done && m->options.chunk_done(m->options.context, part);
+}
+
+// The same in training, where `done` is the work in units of a forward over a chunk.
+enum { PASSES_OF_CHUNK = 3 };   // backward takes twice the time of forward
+static bool is_abandoned(TostModel* m, int done, int T) {
+    const int chunks = chunks_of(m, T);
+    return m->abandoned = chunk_done(m, (double)done / (chunks - 1 + PASSES_OF_CHUNK * (double)chunks));
+}
+
+// TSSA's sums before chunk k; NULL: zero.
+template <typename S> static double* chunk_start(const TypedModel<S>* m, int k, int B) {
+    return k > 0 ? m->buf.starts + (k - 1) * states_size(m, B) : NULL;
+}
+
+// Computes the sums before every chunk.
+template <typename S> static void forward_sums(TypedModel<S>* m, const Sequences* q) {
+    const int chunks = chunks_of(m, q->T);
+    for (int k = 0; k + 1 < chunks; k++) {
+        advance_sums(m, q, k, 0);
+        copy_states(m, chunk_start(m, k + 1, q->B), m->buf.after, q->B);
+        if (is_abandoned(m, k + 1, q->T)) return;
+    }
+}
+
 template <typename S> static void cuda_forward(TypedModel<S>* m, const int32_t* inputs, int B, int T) {
-    const StepInput s = start_forward(m, inputs, 0, B, T);
+    const Sequences q = {inputs, NULL, B, T, 0.0f};
+    const StepInput s = start_forward(m, &q, 0, 0);
+    assert(chunks_of(m, T) == 1);
     input_send(m, s, s.targets);
-    model_forward(m, NO_STATES, B, T);
+    copy_states(m, m->buf.before, NULL, B);
+    model_forward(m, chunk_states(m), B, T);
 }
 
 template <typename S>
 static void cuda_forward_loss(TypedModel<S>* m, const int32_t* inputs, const int32_t* targets, int B, int T) {
-    const size_t rows = (size_t)B * T;
-    const StepInput s = start_forward(m, inputs, 0, B, T);
-    input_targets(m, s, targets, rows);
-    input_send(m, s, s.order);
-    graph_run(&m->graph[PASS_EVAL], m->stream, B, T, [=] {
-        model_forward(m, NO_STATES, B, T);
-        classifier_pass(m, m->buf.scalars, (S*)NULL, (float*)NULL, m->buf.ln_f, model_input(m, B, T), rows, false);
+    const Sequences q = {inputs, targets, B, T, 0.0f};
+    const int chunks = chunks_of(m, T);
+    for (int k = 0; k < chunks; k++) {
+        const StepInput s = start_forward(m, &q, k, 0);
+        input_targets(m, s, &q, k);
+        input_send(m, s, s.order);
+        copy_states(m, m->buf.before, k > 0 ? m->buf.after : NULL, B);
+        run_pass(m, PASS_EVAL, [=](int B, int T) {
+            model_forward(m, chunk_states(m), B, T);
+            classifier_pass(m, m->buf.scalars, (S*)NULL, (float*)NULL, m->buf.ln_f, model_input(m, B, T),
+                            (size_t)B * T, false);
+        });
+        if (chunks > 1 && chunk_done(m, (double)(k + 1) / chunks)) return;
+    }
+}
+
+// Forward over chunk k, with the classifier's backward, because logits exist for a few rows at a time. It leaves the
+// gradient of ln_f in scratch_btc.
+template <typename S> static void forward_train_chunk(TypedModel<S>* m, const Sequences* q, int k) {
+    const StepInput s = start_forward(m, q, k, 0);
+    const size_t rows = (size_t)m->B * m->T;
+    const bool add = !m->grads_stale;
+    fp8_begin(m, true, rows);
+    input_targets(m, s, q, k);
+    embed_order(s.header, s, m->token_counts, (int)rows, m->config.vocab_size);
+    input_send(m, s, (int32_t*)s.header + step_input_size(rows, documents_size(m, m->B, m->T)));
+    copy_states(m, m->buf.before, chunk_start(m, k, q->B), q->B);
+    run_pass(m, add ? PASS_TRAIN : PASS_TRAIN_FIRST, [=](int B, int T) {
+        model_forward(m, chunk_states(m), B, T);
+        classifier_pass(m, m->buf.scalars, m->buf.scratch_btc, model_params(m, TOST_GRAD, 0).wte, m->buf.ln_f,
+                        model_input(m, B, T), (size_t)B * T, add);
     });
 }
 
@@ -2138,19 +2435,10 @@ template <typename S>
 static void cuda_forward_train(TypedModel<S>* m, const int32_t* inputs, const int32_t* targets, int B, int T,
                                float grad_scale) {
     assert(m->options.training);
-    const size_t rows = (size_t)B * T;
-    const StepInput s = start_forward(m, inputs, 0, B, T);
-    fp8_begin(m, true, rows);
-    input_targets(m, s, targets, rows);
-    s.header->grad_scale = grad_scale;
-    embed_order(s.header, s, m->token_counts, (int)rows, m->config.vocab_size);
-    input_send(m, s, (int32_t*)s.header + step_input_size(rows));
-    const bool add = !m->grads_stale;
-    graph_run(&m->graph[add ? PASS_TRAIN : PASS_TRAIN_FIRST], m->stream, B, T, [=] {
-        model_forward(m, NO_STATES, B, T);
-        classifier_pass(m, m->buf.scalars, m->buf.scratch_btc, model_params(m, TOST_GRAD, 0).wte, m->buf.ln_f,
-                        model_input(m, B, T), rows, add);
-    });
+    m->sequences = {inputs, targets, B, T, grad_scale};
+    m->abandoned = false;
+    forward_sums(m, &m->sequences);
+    if (!m->abandoned) forward_train_chunk(m, &m->sequences, chunks_of(m, T) - 1);
 }
 
 // Before gradients are read or set: if no pass has overwritten them since zero_grad, clears them.
@@ -2160,15 +2448,28 @@ static void settle_gradients(TostModel* m) {
     m->grads_stale = false;
 }
 
-// NCCL's calls are not in a graph.
-template <typename S> static void cuda_backward(TypedModel<S>* m, TostEnd end) {
-    const int B = m->B, T = m->T;
+// right: TSSA's sums over the chunks that follow; NULL: there are none. NCCL's calls are not in a graph.
+template <typename S> static void backward_chunk(TypedModel<S>* m, const double* right, TostEnd end) {
     const bool add = !m->grads_stale;
     recompute_layer(m, m->config.n_layer - 1);
-    if (m->exchange.comm && end == TOST_STEP_ENDS) model_backward(m, end, B, T, add);
-    else graph_run(&m->graph[add ? PASS_BACKWARD : PASS_BACKWARD_FIRST], m->stream, B, T,
-                   [=] { model_backward(m, TOST_MORE, B, T, add); });
+    copy_states(m, m->buf.right, right, m->B);   // mutant: adjoint_not_passed
+    if (m->exchange.comm && end == TOST_STEP_ENDS) model_backward(m, end, m->B, m->T, add);
+    else run_pass(m, add ? PASS_BACKWARD : PASS_BACKWARD_FIRST,
+                  [=](int B, int T) { model_backward(m, TOST_MORE, B, T, add); });
+    m->grads_stale = false;   // mutant: chunks_overwritten
     m->computed_layer = 0;
+}
+
+template <typename S> static void cuda_backward(TypedModel<S>* m, TostEnd end) {
+    const Sequences* q = &m->sequences;
+    const int chunks = chunks_of(m, q->T);
+    for (int k = chunks - 1; k > 0 && !m->abandoned; k--) {
+        backward_chunk(m, k < chunks - 1 ? m->buf.left : NULL, TOST_MORE);
+        if (is_abandoned(m, chunks - 1 + PASSES_OF_CHUNK * (chunks - k), q->T)) return;
+        forward_train_chunk(m, q, k - 1);
+    }
+    if (m->abandoned) return;
+    backward_chunk(m, chunks > 1 ? m->buf.left : NULL, end);
     exchange_gradients(&m->exchange, end, 0);
     m->grads_stale = end == TOST_PART_ENDS;   // mutant: parts_not_overwritten
 }
@@ -2225,26 +2526,31 @@ template <typename S> static void decode_logits(float* logits, TypedModel<S>* m)
 
 template <typename S>
 static void cuda_decode_begin(float* logits, TypedModel<S>* m, const int32_t* prompts, int n, int T) {
-    const size_t size = (size_t)m->config.n_layer * n * tssa_state_size(m->config.n_embd, m->config.n_head);
+    const Sequences q = {prompts, NULL, n, T, 0.0f};
+    const int chunks = chunks_of(m, T);
     assert(n <= m->options.max_batch);
     m->n_decode = n;
     m->position = T;
     if (T == 0) {
-        CUDA_CHECK(cudaMemsetAsync(m->buf.decode, 0, size * sizeof(double), m->stream));
+        CUDA_CHECK(cudaMemsetAsync(m->buf.decode, 0, states_size(m, n) * sizeof(double), m->stream));
         return;
     }
-    const StepInput s = start_forward(m, prompts, 0, n, T);
-    input_send(m, s, s.targets);
-    model_forward(m, {NULL, m->buf.decode, 1}, n, T);
+    if (chunks > 1) {
+        for (int k = 0; k < chunks; k++) advance_sums(m, &q, k, 0);
+        copy_states(m, m->buf.decode, m->buf.after, n);
+    } else {
+        const StepInput s = start_forward(m, &q, 0, 0);
+        input_send(m, s, s.targets);
+        model_forward(m, {NULL, m->buf.decode, 1}, n, T);
+    }
     if (logits) decode_logits(logits, m);
 }
 
 template <typename S> static void cuda_decode_step(float* logits, TypedModel<S>* m, const int32_t* tokens) {
-    const int n = m->n_decode;
-    const StepInput s = start_forward(m, tokens, m->position++, n, 1);
+    const Sequences q = {tokens, NULL, m->n_decode, 1, 0.0f};
+    const StepInput s = start_forward(m, &q, 0, m->position++);
     input_send(m, s, s.targets);
-    graph_run(&m->graph[PASS_DECODE], m->stream, n, 1,
-              [=] { model_forward(m, {m->buf.decode, m->buf.decode, 1}, n, 1); });
+    run_pass(m, PASS_DECODE, [=](int B, int T) { model_forward(m, {m->buf.decode, m->buf.decode, 1}, B, T); });
     decode_logits(logits, m);
 }
 
@@ -2259,13 +2565,20 @@ template <typename S, int VEC> __global__ void gather_rows_kernel(S* y, const S*
     }
 }
 
-// Lists the rows that have a target in s.order and s.targets, padded to a whole tile of the classifier's product: the
-// padding costs nothing, and fewer shapes need a matmul plan. Returns their number.
-static size_t score_order(StepInput s, const int32_t* targets, size_t rows) {
+// Element (row / n, row % n) of chunk k, which has n tokens, in an array (B,T)
+static size_t chunk_element(const TostModel* m, size_t row, int k, int n, int T) {
+    return row / n * T + (size_t)k * m->options.chunk + row % n;
+}
+
+// Lists the rows of chunk k that have a target in s.order and s.targets, padded to a whole tile of the classifier's
+// product: the padding costs nothing, and fewer shapes need a matmul plan. Returns their number.
+static size_t score_order(StepInput s, const TostModel* m, const Sequences* q, int k) {
+    const size_t rows = (size_t)m->B * m->T;
     size_t counted = 0;
     for (size_t row = 0; row < rows; row++) {
-        if (targets[row] < 0) continue;
-        s.targets[counted] = targets[row];
+        const int32_t target = q->targets[chunk_element(m, row, k, m->T, q->T)];
+        if (target < 0) continue;
+        s.targets[counted] = target;
         s.order[counted++] = (int32_t)row;
     }
     for (; counted < rows && counted % ROW_TILE; counted++) {
@@ -2286,18 +2599,34 @@ template <typename S> static void decode_losses(float* losses, TypedModel<S>* m,
     copy_to_host(losses, m->buf.losses, counted, m->stream);
 }
 
+// Forward over chunk k and the losses of its targets. The first chunk continues from the decode state.
+template <typename S> static void score_chunk(double* losses, TypedModel<S>* m, const Sequences* q, int k) {
+    const StepInput s = start_forward(m, q, k, m->position);
+    const size_t counted = score_order(s, m, q, k);
+    if (k > 0) {
+        copy_states(m, m->buf.before, m->buf.after, q->B);
+        run_sums(m, s, s.start);
+    } else {
+        input_send(m, s, s.start);
+        model_forward(m, {m->buf.decode, chunk_states(m).end, q->B / m->n_decode}, m->B, m->T);
+    }
+    std::vector<float> loss(counted);
+    if (counted > 0) decode_losses(loss.data(), m, counted);   // mutant: nothing_to_score
+    for (size_t row = 0, i = 0; row < (size_t)m->B * m->T; row++) {
+        const size_t at = chunk_element(m, row, k, m->T, q->T);
+        losses[at] = q->targets[at] < 0 ? 0.0 : loss[i++];
+    }
+}
+
 template <typename S>
 static void cuda_decode_score(double* losses, TypedModel<S>* m, const int32_t* tokens, const int32_t* targets,
                               int copies, int T) {
-    const int B = m->n_decode * copies;
-    const size_t rows = (size_t)B * T;
-    const StepInput s = start_forward(m, tokens, m->position, B, T);
-    const size_t counted = score_order(s, targets, rows);
-    input_send(m, s, s.start);
-    model_forward(m, {m->buf.decode, NULL, copies}, B, T);
-    std::vector<float> loss(counted);
-    if (counted > 0) decode_losses(loss.data(), m, counted);   // mutant: nothing_to_score
-    for (size_t row = 0, i = 0; row < rows; row++) losses[row] = targets[row] < 0 ? 0.0 : loss[i++];
+    const Sequences q = {tokens, targets, m->n_decode * copies, T, 0.0f};
+    const int chunks = chunks_of(m, T);
+    for (int k = 0; k < chunks; k++) {
+        score_chunk(losses, m, &q, k);
+        if (chunks > 1 && chunk_done(m, (double)(k + 1) / chunks)) return;
+    }
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -2435,8 +2764,6 @@ static bool fits_kernels(const TostConfig* c, TostError* err) {
     if (c->n_embd > channels)
         return tost_error(err, "--channels %d: the CUDA engine takes up to %d, in multiples of 4 up to %d", c->n_embd,
                           8 * NORM_THREADS, 12 * NORM_THREADS);
-    if (c->document_token >= 0)
-        return tost_error(err, "--mask-across-documents: the CUDA engine does not support it: use train_gpt_tost");
     return true;
 }
 
@@ -2449,6 +2776,8 @@ static bool fits_fp8(const cudaDeviceProp* prop, const TostConfig* c, const Tost
                           "--dtype bf16", prop->name, prop->major, prop->minor);
     if (c->n_embd % 16)
         return tost_error(err, "--dtype fp8: --channels %d is not a multiple of 16: give --dtype bf16", c->n_embd);
+    if (o->chunk && o->chunk < o->max_seq)
+        return tost_error(err, "--dtype fp8 with --chunk %d is not supported: give --dtype bf16", o->chunk);
     if ((int64_t)o->max_batch * o->max_seq % 16)
         return tost_error(err, "--dtype fp8: --batch %d times --seq %d is not a multiple of 16", o->max_batch,
                           o->max_seq);
@@ -2471,7 +2800,7 @@ template <typename S> static void put_decays(TypedModel<S>* m) {
 
 // Allocates and initialises the device's side of a model from model_new.
 template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
-    const size_t rows = (size_t)m->options.max_batch * m->options.max_seq, flat = m->tensors.flat_size;
+    const size_t rows = (size_t)m->options.max_batch * m->options.chunk, flat = m->tensors.flat_size;
     bool ok = device_fits(cuda_memory, &m->config, &m->options, m->arena_bytes, err);
     if (ok) m->arena = device_alloc(m->arena_bytes, err);
     ok = ok && m->arena;
@@ -2479,7 +2808,8 @@ template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
     layout_buffers(m, m->arena);
     CUDA_CHECK(cudaStreamCreateWithFlags(&m->stream, cudaStreamNonBlocking));
     matmul_init(&m->mm, m->stream, m->buf.workspace, m->options.dtype == TOST_TF32);
-    staging_init(&m->staging, step_input_size(rows) * sizeof(int32_t));
+    staging_init(&m->staging, step_input_size(rows, documents_size(m, m->options.max_batch, m->options.chunk))
+                              * sizeof(int32_t));
     CUDA_CHECK(cudaMallocHost(&m->host_scalars, 2 * sizeof(double)));
     for (int s = 0; s < (m->options.training ? TOST_EMA + m->options.ema : 1); s++)
         CUDA_CHECK(cudaMemsetAsync(m->state[s], 0, (s < TOST_M ? flat : exchange_owned(&m->exchange)) * sizeof(float),
@@ -2586,8 +2916,7 @@ static bool is_bf16(const TostModel* m) { return is_bf16(m->options.dtype); }
 extern "C" const TostEngine tost_cuda_engine = {
     .name = "cuda",
     .default_dtype = TOST_BF16,
-    .has_chunks = false,
-    .has_documents = false,
+    .has_seq_ranks = false,
     .supports = cuda_supports,
     .describe = device_describe,
     .memory = cuda_memory,

@@ -18,10 +18,10 @@ __device__ inline float warp_sum(float x) {   // the same in every lane
     return x;
 }
 
-__device__ inline float warp_scan(float x, int lane) {   // Σ of lanes 0…lane
+__device__ inline float warp_scan(float x, int lane, int first = 0) {   // Σ of lanes first…lane
     UNROLL for (int by = 1; by < WARP; by *= 2) {   // mutant: lane_scan_too_short
         const float below = __shfl_up_sync(FULL_WARP, x, by);
-        if (lane >= by) x += below;
+        if (lane - by >= first) x += below;
     }
     return x;
 }

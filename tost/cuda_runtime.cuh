@@ -68,6 +68,16 @@ static int largest_batch(MemoryOf memory, const TostConfig* c, TostEngineOptions
     return o.max_batch;
 }
 
+// The largest power of two, below the length of a sequence, with which --recompute --batch 1 --chunk fits; 0: none.
+static int largest_chunk(MemoryOf memory, const TostConfig* c, TostEngineOptions o, size_t available) {
+    const int most = o.chunk > 0 ? min(o.chunk, o.max_seq) : o.max_seq;
+    o.recompute = true;
+    o.max_batch = 1;
+    for (o.chunk = 1 << 30; o.chunk > 0; o.chunk /= 2)
+        if (o.chunk < most && memory(c, &o) <= available) break;
+    return o.chunk;
+}
+
 // True if a model of `bytes` fits; else *err says which options would make it fit.
 static bool device_fits(MemoryOf memory, const TostConfig* c, const TostEngineOptions* o, size_t bytes,
                         TostError* err) {
@@ -81,12 +91,14 @@ static bool device_fits(MemoryOf memory, const TostConfig* c, const TostEngineOp
                  available = free_bytes - min(free_bytes, reserved);
     if (bytes <= available) return true;
     const int batch = largest_batch(memory, c, *o, o->recompute, available),
-              recomputed = o->training ? largest_batch(memory, c, *o, true, available) : batch;
+              recomputed = o->training ? largest_batch(memory, c, *o, true, available) : batch,
+              chunk = o->training && recomputed == 0 ? largest_chunk(memory, c, *o, available) : 0;
     char need[32], reserve[32], have[32], fix[96] = "a smaller model or --seq needs less", or_batch[32] = "";
     if (batch > 0) snprintf(or_batch, sizeof or_batch, " or --batch %d", batch);
     if (recomputed == o->max_batch) snprintf(fix, sizeof fix, "--recompute%s fits", or_batch);
     else if (recomputed > batch) snprintf(fix, sizeof fix, "--recompute --batch %d%s fits", recomputed, or_batch);
     else if (batch > 0) snprintf(fix, sizeof fix, "--batch %d fits", batch);
+    else if (chunk > 0) snprintf(fix, sizeof fix, "--recompute --batch 1 --chunk %d fits", chunk);
     return tost_error(err, "not enough memory on the GPU: the model needs %s, its kernels up to %s, %s are free; %s",
                       human_bytes(need, (double)bytes), human_bytes(reserve, (double)reserved),
                       human_bytes(have, (double)free_bytes), fix);

@@ -5,6 +5,9 @@
 // totals of the level below are known, so a chain of waits is at most as long as k has octal digits. The tree of sums
 // is fixed, so every run gives the same bits. Sums across chunks are double: long sequences lose no precision.
 //
+// In a segmented scan the sums begin again in some chunks, whose totals are sums from there on. The total of a group
+// that contains such a chunk is the sum since the last one. from: the last such chunk before a position; -1: none.
+//
 // Totals are stored level by level, (slots,stride), at slot `level base + index`; stride is scan_stride(width), so
 // that a thread reads and writes 4 neighboring columns at once. flags (slots) are zero before the launch.
 #ifndef TOST_CUDA_SCAN_CUH
@@ -49,32 +52,40 @@ __device__ inline void scan_wait(const int* flags, int i, int size, bool all) {
     __syncthreads();   // mutant: wait_unsynchronized
 }
 
-// sum += the totals of the `digit` positions from `totals` on. All loads are issued before the first sum.
-__device__ inline void scan_add_level(double (&sum)[SCAN_VEC], const float* totals, int stride, int digit) {
+// sum += the totals of the `digit` positions from `totals` on; SEGMENTED, but for the first `skipped`. All loads are
+// issued before the first sum.
+template <bool SEGMENTED>
+__device__ inline void scan_add_level(double (&sum)[SCAN_VEC], const float* totals, int stride, int digit,
+                                      int skipped) {
     float x[SCAN_RADIX - 1][SCAN_VEC] = {};
     UNROLL for (int j = 0; j < SCAN_RADIX - 1; j++)
-        if (j < digit) load_from_L2(x[j], totals + j * stride);
+        if (j < digit && (!SEGMENTED || j >= skipped)) load_from_L2(x[j], totals + j * stride);
     UNROLL for (int j = 0; j < SCAN_RADIX - 1; j++) {
         if (j >= digit) break;   // mutant: dropped_group
         UNROLL for (int n = 0; n < SCAN_VEC; n++) sum[n] += x[j][n];
     }
 }
 
-// sum += the totals that precede position k, of the first `levels` levels. totals: at the thread's columns
-__device__ inline void scan_add(double (&sum)[SCAN_VEC], const float* totals, int stride, int k, int chunks,
-                                int levels) {
+// sum += the totals that precede position k, of the first `levels` levels. totals: at the thread's columns. SEGMENTED:
+// those of `from` and of groups that contain it are the first that count.
+template <bool SEGMENTED>
+__device__ inline void scan_add(double (&sum)[SCAN_VEC], const float* totals, int stride, int k, int chunks, int levels,
+                                int from) {
     int level = 0;
-    NO_UNROLL for (int i = k; i > 0 && levels > 0; i >>= SCAN_RADIX_LOG, levels--) {
+    NO_UNROLL for (int i = k; i > 0 && levels > 0; i >>= SCAN_RADIX_LOG, from >>= SCAN_RADIX_LOG, levels--) {
         const int digit = i % SCAN_RADIX;
-        scan_add_level(sum, totals + (size_t)(unsigned)(level + i - digit) * (unsigned)stride, stride, digit);
+        scan_add_level<SEGMENTED>(sum, totals + (size_t)(unsigned)(level + i - digit) * (unsigned)stride, stride, digit,
+                                  from - (i - digit));
+        if (SEGMENTED && from >= i - digit) break;   // mutant: past_the_start
         level += chunks;
         chunks >>= SCAN_RADIX_LOG;
     }
 }
 
 // Publishes the totals of the block's chunk k, which its threads have written, and those of the groups that it ends,
-// from the lowest level up: a group's total as soon as those of the level below are known.
-__device__ inline void scan_publish(float* totals, int* flags, int stride, int k, int chunks) {
+// from the lowest level up: a group's total as soon as those of the level below are known. from: see scan_columns
+template <bool SEGMENTED, typename From>
+__device__ inline void scan_publish(float* totals, int* flags, int stride, int k, int chunks, From from) {
     __syncthreads();   // mutant: flag_raised_early
     if (threadIdx.x == 0) raise_flag(flags + k);   // mutant: flag_not_raised
     int level = 0;
@@ -88,7 +99,8 @@ __device__ inline void scan_publish(float* totals, int* flags, int stride, int k
             load_from_L2(of_group, totals + (size_t)k * stride + c);
             double sum[SCAN_VEC];
             UNROLL for (int n = 0; n < SCAN_VEC; n++) sum[n] = of_group[n];   // mutant: group_without_itself
-            scan_add(sum, totals + c, stride, k, chunks, levels);
+            const int first = from(true);   // mutant: group_of_all_segments
+            scan_add<SEGMENTED>(sum, totals + c, stride, k, chunks, levels, first);
             UNROLL for (int n = 0; n < SCAN_VEC; n++) of_group[n] = (float)sum[n];
             store_pack<SCAN_VEC>(totals + (size_t)(level + i) * stride + c, of_group);
         }
@@ -99,14 +111,15 @@ __device__ inline void scan_publish(float* totals, int* flags, int stride, int k
 
 // Scans columns. totals (slots,stride) of the sequence, aligned to SCAN_VEC floats, with the chunks' own totals at
 // level 0. Calls f(c, sum) for every SCAN_VEC columns from c on, with Σ over the chunks that precede `place`, the
-// chunk's position in scan order. f's writes are visible to the block afterwards.
-template <typename F>
-__device__ inline void scan_columns(float* totals, int* flags, int stride, int place, int chunks, F f) {
-    scan_publish(totals, flags, stride, place, chunks);
+// chunk's position in scan order. f's writes are visible to the block afterwards. SEGMENTED: from(false) returns `from`
+// of `place`; from(true) the same or, if the sums begin again in this chunk, `place`.
+template <bool SEGMENTED, typename From, typename F>
+__device__ inline void scan_columns(float* totals, int* flags, int stride, int place, int chunks, From from, F f) {
+    scan_publish<SEGMENTED>(totals, flags, stride, place, chunks, from);
     scan_wait(flags, place, chunks, true);   // mutant: prefix_not_awaited
     NO_UNROLL for (int c = threadIdx.x * SCAN_VEC; c < stride; c += blockDim.x * SCAN_VEC) {
         double sum[SCAN_VEC] = {};
-        scan_add(sum, totals + c, stride, place, chunks, INT_MAX);
+        scan_add<SEGMENTED>(sum, totals + c, stride, place, chunks, INT_MAX, from(false));
         f(c, sum);
     }
     __syncthreads();   // mutant: carries_unsynchronized

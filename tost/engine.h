@@ -48,9 +48,7 @@ typedef struct {
 typedef struct {
     const char* name;                                     // "cpu", "cuda"
     TostDtype   default_dtype;
-    bool        has_chunks;                               // TostEngineOptions.chunk
     bool        has_seq_ranks;                            // TostEngineOptions.seq_ranks
-    bool        has_documents;                            // TostConfig.document_token; if false, create refuses it
 
     bool (*supports)(TostDtype dtype);
     // Writes device, threads and matmul library as one line of text. Fails if there is no device.

@@ -896,9 +896,6 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
         free(name);
         return false;
     }
-    if (o->chunk && !engine->has_chunks)
-        return tost_error(err, "--chunk %d is not supported by the %s engine: leave it out, or use train_gpt_tost",
-                          o->chunk, engine->name);
     if (o->seq_ranks > 1 && !engine->has_seq_ranks)
         return tost_error(err, "--seq-ranks %d is not supported by the %s engine: use train_gpt_tost, or --chunk",
                           o->seq_ranks, engine->name);

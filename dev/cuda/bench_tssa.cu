@@ -9,7 +9,7 @@ template <typename S> static void bench_tssa(Bench* bench, int B, int T) {
     const S *w = bench_random<S>(bench, rows * C, 0, 0.5f), *dy = bench_random<S>(bench, rows * C, 0, 1e-3f);
     const float *temp = bench_random<float>(bench, NH, 1, 0.1f),
                 *denom_bias = bench_random<float>(bench, (size_t)NH * T, 0, 0.01f);
-    const StepHeader* step = (const StepHeader*)bench_buffer<int32_t>(bench, STEP_HEADER);
+    const StepInput step = step_input(bench_buffer<int32_t>(bench, step_input_size(rows)), rows);
     S *y = bench_buffer<S>(bench, rows * C), *dw = bench_buffer<S>(bench, rows * C);
     float *u = bench_buffer<float>(bench, rows * NH), *pi = bench_buffer<float>(bench, rows * NH),
           *da = bench_buffer<float>(bench, rows * NH);
@@ -28,9 +28,9 @@ template <typename S> static void bench_tssa(Bench* bench, int B, int T) {
     });
     bench_report(bench, "tssa_backward", size, 3 * unit, [&] {
         CUDA_CHECK(cudaMemsetAsync(sync, 0, sync_size * sizeof *sync, stream));
-        tssa_backward(stream, dw, da, partial, back, totals, sync, dy, w, u, pi, saved, temp, TOST_LEARNED, B, T, C,
-                      NH);
-        layer_sums(stream, {}, {dtemp, ddenom_bias, da, partial, temp, step, TOST_LEARNED, T, B, T, C / NH, NH,
+        tssa_backward(stream, dw, da, partial, back, NO_STATES, totals, sync, dy, w, u, pi, saved, temp, step,
+                      TOST_LEARNED, B, T, C, NH);
+        layer_sums(stream, {}, {dtemp, ddenom_bias, da, partial, temp, step.header, TOST_LEARNED, T, B, T, C / NH, NH,
                                 B * chunks}, false);
     });
     bench_free_buffers(bench);

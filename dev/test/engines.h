@@ -315,20 +315,27 @@ static inline void records_same(Checks* c, const char* what, const Record* got, 
 // ---------------------------------------------------------------------------------------------
 // One shape: every function of an engine with one model and batch size
 
-// Parameters: random; those of init_params; random with subject_make_faint
-enum { RANDOM, FRESH, FAINT };
+// Parameters: random; those of init_params; random with subject_make_faint; random, and documents start at token 5
+enum { RANDOM, FRESH, FAINT, DOCUMENTS };
 
 typedef struct {
     int layers, heads, channels, block, vocab, bias, membership;
     int B, T;
     int steps, micros;   // optimizer steps; micro-batches per step
-    int values;          // parameters: RANDOM, FRESH or FAINT
+    int values;          // RANDOM, FRESH, FAINT or DOCUMENTS
 } Shape;
+
+static inline TostConfig shape_config(const Shape* k) {
+    const TostConfig c = {k->layers, k->heads, k->channels, k->block, k->vocab, k->bias, k->membership,
+                          k->values == DOCUMENTS ? 5 : -1};
+    return c;
+}
 
 static inline const char* shape_label(char* text, size_t cap, const Shape* k, TostDtype dtype) {
     snprintf(text, cap, "%s,B=%d,T=%d,L=%d,nh=%d,C=%d,V=%d%s%s%s", dtype_name(dtype), k->B, k->T, k->layers,
              k->heads, k->channels, k->vocab, k->bias ? ",bias" : "", k->membership == TOST_UNIFORM ? ",uniform" : "",
-             k->values == FRESH ? ",fresh" : k->values == FAINT ? ",faint" : "");
+             k->values == FRESH ? ",fresh" : k->values == FAINT ? ",faint"
+             : k->values == DOCUMENTS ? ",documents" : "");
     return text;
 }
 
@@ -393,7 +400,8 @@ static inline void record_steps(Record* r, Subject* s, const Shape* k, const int
     if (k->steps > 0) record_state(r, s, TOST_PARAM, RESULT_PARAM, "after.");
 }
 
-static inline void record_decode(Record* r, Subject* s, const Shape* k, const int32_t* ids) {
+// T: of a forward between two decoded tokens
+static inline void record_decode(Record* r, Subject* s, const Shape* k, const int32_t* ids, int T) {
     const size_t n = (size_t)k->B * k->vocab, rows = (size_t)k->B * k->T;
     float* logits = (float*)xmalloc(n * sizeof *logits);
     int32_t* tokens = (int32_t*)xmalloc((size_t)k->B * sizeof *tokens);
@@ -404,7 +412,7 @@ static inline void record_decode(Record* r, Subject* s, const Shape* k, const in
         s->engine->decode_step(logits, s->model, tokens);
         record_floats(r, RESULT_LOGITS, "decode.", "step", logits, n);
         if (i > 0 || k->steps == 0) continue;   // a forward must not change the decode state
-        record_logits(r, "logits_between_two_tokens", s, ids, 1, k->T);
+        record_logits(r, "logits_between_two_tokens", s, ids, 1, T);
     }
     free(logits);
     free(tokens);
@@ -431,7 +439,7 @@ typedef struct { const Shape* shape; bool recompute; } ShapeTest;
 
 static inline Record shape_record(const TostEngine* engine, const void* test, TostDtype dtype, Rounding weights) {
     const Shape* k = ((const ShapeTest*)test)->shape;
-    const TostConfig config = {k->layers, k->heads, k->channels, k->block, k->vocab, k->bias, k->membership, -1};
+    const TostConfig config = shape_config(k);
     // With B = 1 the buffers are exactly full, so that an overrun is detected; otherwise they are larger than needed.
     const int more = k->B > 1 ? 5 : 0, T = k->T + more < k->block ? k->T + more : k->block;
     TostEngineOptions o = engine_options(k->B + more, T, k->steps > 0, dtype);
@@ -444,7 +452,7 @@ static inline Record shape_record(const TostEngine* engine, const void* test, To
     if (k->values == FAINT) subject_make_faint(&s);
     subject_round(&s, weights);
     record_logits(&r, "logits", &s, ids, k->B, k->T);
-    record_decode(&r, &s, k, ids);
+    record_decode(&r, &s, k, ids, k->T);
     record_scores(&r, &s, k, ids);
     record_steps(&r, &s, k, ids);
     if (k->steps > 0) record_logits(&r, "logits_after_steps", &s, ids, k->B, k->T);
@@ -526,7 +534,7 @@ static inline Record scores_record(const TostEngine* engine, const void* test, T
     enum { N = 2 };
     const ScoreTest* t = (const ScoreTest*)test;
     const Shape k = {2, 3, 60, 64, 257, 1, TOST_LEARNED, N * t->copies, t->T + t->prompt, 0, 0, 0};
-    const TostConfig config = {k.layers, k.heads, k.channels, k.block, k.vocab, k.bias, k.membership, -1};
+    const TostConfig config = shape_config(&k);
     const size_t rows = (size_t)k.B * k.T;
     const int32_t tokens[N] = {5, 6};
     Record r = {NULL, 0};
@@ -570,13 +578,95 @@ static inline void engines_agree_on_all_scores(Checks* c, const TostEngine* engi
             }
 }
 
+// Sequences in chunks (0: whole): evaluation, decode, scores and gradients, with a sequence of `fits` tokens, which fits
+// in one chunk, in between.
+typedef struct { Shape shape; int chunk, fits; bool recompute; } ChunkTest;
+
+static inline Record chunks_record(const TostEngine* engine, const void* test, TostDtype dtype, Rounding weights) {
+    const ChunkTest* t = (const ChunkTest*)test;
+    const Shape* k = &t->shape;
+    const TostConfig config = shape_config(k);
+    const size_t rows = (size_t)k->B * k->T;
+    TostEngineOptions o = engine_options(k->B > 1 ? 2 * k->B : 1, k->T, true, dtype);   // record_scores has 2 copies
+    o.recompute = t->recompute;
+    o.chunk = t->chunk;
+    Record r = {NULL, 0};
+    Subject s = subject_open(engine, config, o);
+    subject_randomize(&s, 7);
+    subject_round(&s, weights);
+    int32_t* ids = shape_ids(k, 99);
+    engine->forward_loss(s.model, ids, ids + rows, k->B, k->T);
+    record_number(&r, RESULT_LOSS, "loss_of_evaluation", mean_loss(&s));
+    record_logits(&r, "logits_of_a_short_sequence", &s, ids, 1, t->fits);
+    record_decode(&r, &s, k, ids, t->fits);
+    record_scores(&r, &s, k, ids);
+    engine->zero_grad(s.model);
+    for (int micro = 0; micro < k->micros; micro++) {
+        int32_t* batch = shape_ids(k, (uint64_t)(100 + micro));
+        engine->forward_train(s.model, batch, batch + rows, k->B, k->T, 1.0f / (float)(k->micros * k->B * k->T));
+        engine->backward(s.model, micro + 1 < k->micros ? TOST_MORE : TOST_STEP_ENDS);
+        free(batch);
+    }
+    record_number(&r, RESULT_LOSS, "loss_of_training", mean_loss(&s));
+    record_state(&r, &s, TOST_GRAD, RESULT_GRAD, "grad.");
+    record_number(&r, RESULT_GRAD, "gradient_norm", s.engine->grad_norm(s.model));
+    free(ids);
+    subject_free(&s);
+    return r;
+}
+
+// Checks the engine's results with chunks against the reference engine's with the same chunks, and against `whole`, its
+// own without. With recompute they are bit-identical, and those without, if a chunk holds all.
+static inline void engines_agree_on_chunks(Checks* c, const TostEngine* engine, const TostEngine* reference,
+                                           TostDtype dtype, const ChunkTest* test, const Record* whole) {
+    char shape[160], what[192];
+    ChunkTest again = *test;
+    again.recompute = true;
+    shape_label(shape, sizeof shape, &test->shape, dtype);
+    snprintf(what, sizeof what, "%s,chunk=%d", shape, test->chunk);
+    Record got = chunks_record(engine, test, dtype, EXACT), recomputed = chunks_record(engine, &again, dtype, EXACT),
+           want = reference_record(chunks_record, reference, test, dtype);
+    records_near(c, what, &got, &want, limits_of(dtype));
+    records_same(c, what, &recomputed, &got, "with recompute");
+    if (test->chunk >= test->shape.T) records_same(c, what, &got, whole, "with a chunk of everything");
+    else records_near(c, what, &got, whole, limits_of(dtype));
+    record_free(&got);
+    record_free(&recomputed);
+    record_free(&want);
+}
+
+// Chunks that divide T and that do not, of one token, of one of TSSA's chunks and of several, and of everything.
+static inline void engines_agree_on_all_chunks(Checks* c, const TostEngine* engine, const TostEngine* reference,
+                                               TostDtype dtype, int chunk) {
+    const int T = 4 * chunk + 9;
+    const Shape learned = {2, 3, 60, T + 4, 257, 1, TOST_LEARNED, 2, T, 1, 2, RANDOM},
+                uniform = {2, 3, 60, T + 4, 29, 0, TOST_UNIFORM, 1, T, 1, 1, RANDOM},
+                few = {2, 3, 60, 16, 29, 1, TOST_LEARNED, 3, 7, 1, 1, RANDOM},
+                documents = {2, 3, 60, T + 4, 60, 1, TOST_LEARNED, 2, T, 1, 1, DOCUMENTS};
+    const ChunkTest tests[] = {{learned, chunk, 5, false}, {learned, chunk + 3, 5, false}, {learned, T - 1, 5, false},
+                               {learned, 2 * chunk, 5, false}, {learned, T, 5, false}, {learned, T + 2, 5, false},
+                               {uniform, chunk + 3, 5, false}, {few, 1, 1, false}, {few, 3, 1, false},
+                               {documents, chunk, 5, false}, {documents, 19, 5, false}};
+    Record whole = {NULL, 0};
+    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
+        ChunkTest without = tests[i];
+        without.chunk = 0;
+        if (i == 0 || memcmp(&tests[i].shape, &tests[i - 1].shape, sizeof(Shape)) != 0) {
+            record_free(&whole);
+            whole = chunks_record(engine, &without, dtype, EXACT);
+        }
+        engines_agree_on_chunks(c, engine, reference, dtype, &tests[i], &whole);
+    }
+    record_free(&whole);
+}
+
 // Changing shapes: evaluation and training on batches of several shapes, some repeated; an optimizer step; decode of
 // two sequences and of one; scoring with all targets ignored; a second model that continues from the parameters and
 // Adam moments of the first.
-enum { MIXED_BATCHES = 7 };
+enum { MIXED_BATCHES = 8 };
 
 static inline void mixed_forwards(Record* r, Subject* s, const Shape* k, bool train, int batches) {
-    static const int shapes[MIXED_BATCHES][2] = {{2, 33}, {2, 33}, {2, 33}, {2, 5}, {2, 5}, {1, 5}, {2, 33}};
+    static const int shapes[MIXED_BATCHES][2] = {{2, 33}, {2, 33}, {2, 33}, {2, 5}, {2, 5}, {2, 7}, {1, 7}, {2, 33}};
     const char* name = train ? "loss_of_training" : "loss_of_evaluation";
     for (int i = 0; i < batches; i++) {
         Shape of = *k;
@@ -619,7 +709,7 @@ static inline void mixed_decode(Record* r, Subject* s, const Shape* k) {
 static inline Record mixed_record(const TostEngine* engine, const void* test, TostDtype dtype, Rounding weights) {
     (void)test;
     const Shape k = {1, 3, 60, 64, 29, 1, TOST_LEARNED, 2, 33, 0, 0, RANDOM};
-    const TostConfig config = {k.layers, k.heads, k.channels, k.block, k.vocab, k.bias, k.membership, -1};
+    const TostConfig config = shape_config(&k);
     Record r = {NULL, 0};
     TostEngineOptions o = engine_options(k.B, k.T, true, dtype);
     o.ema = true;
@@ -746,7 +836,7 @@ static inline int chunk_of_source(void) {
     return chunk;
 }
 
-enum { RAGGED_SHAPES = 22 };
+enum { RAGGED_SHAPES = 26 };
 
 // Small shapes at the boundaries of chunks, warps and vector loads.
 static inline void ragged_shapes(Shape shapes[RAGGED_SHAPES], int chunk) {
@@ -774,6 +864,10 @@ static inline void ragged_shapes(Shape shapes[RAGGED_SHAPES], int chunk) {
         {1, 2, 16, 8, 9001, 0, 0, 1, 5, 1, 2, RANDOM},                   // vocabulary larger than a thread block
         {3, 3, 60, block, 257, 1, TOST_UNIFORM, 2, 3 * chunk + 5, 2, 2, RANDOM},
         {4, 3, 60, block, 29, 0, 0, 2, chunk + 5, 3, 3, RANDOM},         // deeper
+        {2, 3, 60, block, 60, 1, 0, 2, 8 * chunk + 37, 1, 2, DOCUMENTS}, // of 60 tokens on average
+        {2, 3, 192, block, 200, 1, 0, 1, 4 * chunk, 1, 2, DOCUMENTS},    // whole tiles
+        {1, 4, 136, block, 6, 0, 0, 2, chunk + 3, 1, 2, DOCUMENTS},      // short documents
+        {1, 3, 60, block, 29, 0, TOST_UNIFORM, 2, 3 * chunk, 1, 2, DOCUMENTS},
     };
     memcpy(shapes, all, sizeof all);
 }

@@ -7,9 +7,9 @@
 
 // Relative L2 errors against float32. Rounding to e4m3 (e5m2) is off by up to 2^-4 (2^-3) of a number, 2.6 % (5.2 %) on
 // average, and a sum of many such terms with random signs by as much: about 4 % per product in forward, 6 % in
-// backward. The residual stream, TSSA and the gradients of weights are not rounded, but errors add up over layers. The limits are
-// 1.5 times what the emulation measures for this model with random parameters, whose branches are as large as the
-// residual stream; trained models begin with branches of 1e-5.
+// backward. The residual stream, TSSA and the gradients of weights are not rounded, but errors add up over layers. The
+// limits are 1.5 times what the emulation measures for this model with random parameters, whose branches are as large
+// as the residual stream; trained models begin with branches of 1e-5.
 #define LIMIT_FP8_LOSS   0.02   // absolute, nats; measured: 7e-3
 #define LIMIT_FP8_ALL    0.21   // of all gradients together; measured: 0.14
 #define LIMIT_FP8_MEDIAN 0.18   // of the median tensor; measured: 0.12
@@ -19,11 +19,6 @@
 #define LIMIT_FP8_TRAINED 0.02  // nats, against bf16: mean loss of the last tenth of the steps
 
 static const Shape fp8_shape = {2, 2, 64, 48, 257, 1, TOST_LEARNED, 2, 40, 1, 1, RANDOM};
-
-static inline TostConfig shape_config(const Shape* k) {
-    const TostConfig c = {k->layers, k->heads, k->channels, k->block, k->vocab, k->bias, k->membership, -1};
-    return c;
-}
 
 static inline Subject fp8_subject(const TostEngine* engine, const Shape* k, TostDtype dtype, bool recompute) {
     TostEngineOptions o = engine_options(k->B, k->T, true, dtype);

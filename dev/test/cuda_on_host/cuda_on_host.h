@@ -165,6 +165,7 @@ uint64_t cuda_on_host_add(void* p, size_t bytes, uint64_t value);   // returns t
 int cuda_on_host_max(int* p, int value);
 void __threadfence(void);
 template <typename T> T __ldcg(const T* p) { return *p; }
+inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz((unsigned)x); }
 template <typename T> T atomicAdd(T* p, T v) {
     static_assert(std::is_integral<T>::value, "floating-point atomics are not deterministic");
     return (T)cuda_on_host_add(p, sizeof v, (uint64_t)v);

@@ -69,6 +69,22 @@ void test_scores(Checks* c, TostDtype dtype) {
     engines_agree_on_all_scores(c, &tost_cuda_engine, &tost_cpu_engine, dtype, chunk_of_source());
 }
 
+void test_chunks(Checks* c, TostDtype dtype, const Schedule& schedule) {
+    set_schedule(schedule);
+    engines_agree_on_all_chunks(c, &tost_cuda_engine, &tost_cpu_engine, dtype, chunk_of_source());
+}
+
+// One of them, with a last chunk that is shorter
+void test_few_chunks(Checks* c, TostDtype dtype) {
+    const int T = 2 * chunk_of_source() + 9;
+    const ChunkTest test = {{2, 3, 60, T + 4, 29, 1, TOST_LEARNED, 2, T, 1, 1, RANDOM}, T / 3 - 3, 5, false},
+                    without = {test.shape, 0, 5, false};
+    set_schedule(REVERSE_LATE);
+    Record whole = chunks_record(&tost_cuda_engine, &without, dtype, EXACT);
+    engines_agree_on_chunks(c, &tost_cuda_engine, &tost_cpu_engine, dtype, &test, &whole);
+    record_free(&whole);
+}
+
 void test_mixed_shapes(Checks* c, TostDtype dtype) {
     set_schedule(SHUFFLE_LATE);
     engines_agree_on_mixed_shapes(c, &tost_cuda_engine, &tost_cpu_engine, dtype);
@@ -172,6 +188,31 @@ void test_suggestions(Checks* c) {
     }
 }
 
+// A sequence that is too long: the message must suggest a length of chunks that fits, the largest power of two.
+void test_chunk_suggestion(Checks* c) {
+    const TostConfig config = {2, 3, 60, 3000, 257, 1, TOST_LEARNED, -1};
+    TostEngineOptions o = options_of(2, 3000, true, TOST_FP32), fits = options_of(1, 3000, true, TOST_FP32, true);
+    fits.chunk = 256;
+    const size_t need = test_memory(c, config, fits, 1.1);
+    test_refusal(c, machine_with(need + RESERVE), config, o, "; --recompute --batch 1 --chunk 256 fits");
+    test_refusal(c, machine_with(need + RESERVE - 1), config, o, "; --recompute --batch 1 --chunk 128 fits");
+    o.chunk = 128;   // that of the next lower power of two
+    fits.chunk = 64;
+    test_refusal(c, machine_with(tost_cuda_engine.memory(&config, &fits) + RESERVE), config, o, "--chunk 64 fits");
+}
+
+// With chunks, memory does not depend on the length of the sequences, but for the states before each chunk.
+void test_chunk_memory(Checks* c) {
+    const TostConfig config = {2, 3, 60, 1 << 20, 257, 1, TOST_LEARNED, -1};
+    TostEngineOptions o = options_of(2, 4096, true, TOST_BF16);
+    const size_t one = tost_cuda_engine.memory(&config, &o), state = 2 * 2 * (2 * 60 + 3) * sizeof(double);
+    o.chunk = 4096;
+    check(c, tost_cuda_engine.memory(&config, &o) == one, "a chunk of the whole sequence changes memory");
+    o.max_seq = 1 << 20;
+    const size_t many = tost_cuda_engine.memory(&config, &o);
+    check(c, many > one && many < one + 256 * state + 8 * (state + 4096), "256 chunks: %zu bytes, one: %zu", many, one);
+}
+
 void test_refusals(Checks* c) {
     const TostConfig wide = {1, 1, 6148, 40, 257, 0, TOST_LEARNED, -1},
                      odd = {1, 1, 4097, 40, 257, 0, TOST_LEARNED, -1},
@@ -263,6 +304,7 @@ void test_quick(Checks* c) {
     test_shape(c, edges, TOST_FP32, {SHUFFLE_LATE});
     test_shape(c, faint, TOST_BF16, {REVERSE_LATE});
     test_shape(c, uniform, TOST_FP32, {SHUFFLE});
+    test_few_chunks(c, TOST_FP32);
     test_plain_products(c, TOST_FP32);
     test_stale_gradients(c);
     fp8_test_jump(c, &tost_cuda_engine, &tost_cpu_engine);
@@ -276,6 +318,7 @@ void test_mutants(Checks* c) {
     test_kernels(c, 12);
     test_stale_gradients(c);
     test_fp8(c, 0);
+    test_few_chunks(c, TOST_FP32);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
     test_shapes(c, TOST_FP32, {FORWARD, REVERSE, SHUFFLE_LATE, RESIDENT});
     test_shape(c, long_shape(chunk_of_source()), TOST_FP32, {REVERSE});
@@ -290,6 +333,8 @@ void test_all(Checks* c) {
     test_shapes(c, TOST_FP32, {FORWARD, LATE, REVERSE_LATE, SHUFFLE, SHUFFLE_LATE, RESIDENT});
     test_shape(c, long_shape(chunk_of_source()), TOST_FP32, {REVERSE});
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_scores(c, dtype);
+    test_chunks(c, TOST_FP32, RESIDENT);
+    test_chunks(c, TOST_BF16, SHUFFLE_LATE);
     test_shapes(c, TOST_BF16, {FORWARD, REVERSE, SHUFFLE_LATE, RESIDENT});
     test_shape(c, {1, 3, 60, 40, 257, 1, TOST_LEARNED, 2, 37, 2, 2, 0}, TOST_TF32, {FORWARD});
     for (const int values : {FRESH, RANDOM}) test_wide(c, TOST_BF16, values);
@@ -306,6 +351,8 @@ void test_all(Checks* c) {
     test_missing(c);
     test_refusals(c);
     test_suggestions(c);
+    test_chunk_suggestion(c);
+    test_chunk_memory(c);
     test_nccl_emulation(c);
     test_exchange(c, EXCHANGE_ALL);
 }

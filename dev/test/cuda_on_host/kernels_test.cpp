@@ -123,83 +123,188 @@ void near_columns(Checks* c, const char* name, size_t C, const Floats& got, cons
     check(c, mean <= limit * limit, "%s of %zu channels: mean relative L2 error of columns %.3e", name, C, sqrt(mean));
 }
 
-// A StepHeader whose first token is at position `first`
-std::vector<int32_t> step_at(size_t first) {
-    std::vector<int32_t> step(STEP_HEADER);
+// A StepHeader whose first token is at position `first`; then the documents that token 1 starts, if there are tokens
+std::vector<int32_t> step_at(size_t first, const std::vector<int32_t>& tokens = {}, size_t B = 0, size_t T = 0) {
+    const size_t chunks = tokens.empty() ? 0 : B * (size_t)div_up(T, TSSA_CHUNK);
+    std::vector<int32_t> step(STEP_HEADER + chunks * DOCUMENTS_SIZE);
     step[0] = (int32_t)first;
+    if (chunks > 0) find_documents((TssaDocuments*)&step[STEP_HEADER], tokens.data(), 1, (int)B, (int)T);
     return step;
 }
 
-struct TssaCase { int C, NH, B, T; bool uniform, faint; };
+// cut: the first step of a second pass, which continues from the states of the first; 0: one pass. documents: mean
+// length of documents; 0: none, -1: only at the cut
+struct TssaCase { int C, NH, B, T; bool uniform, faint; int cut, documents; };
+
+// Where documents start. (B,T)
+std::vector<bool> document_starts(const TssaCase& k) {
+    std::vector<bool> starts((size_t)(k.B * k.T));
+    const Floats x = numbers(starts.size(), 9);
+    for (size_t i = 0; i < starts.size(); i++)
+        starts[i] = k.documents > 0   ? (x[i] + 1.0f) * (float)k.documents < 2.0f
+                    : k.documents < 0 ? (int)i % k.T == k.cut
+                                      : false;
+    return starts;
+}
+
+// x (N,T,width), of the steps [t0,t0+n) only
+Floats steps_of(const Floats& x, size_t T, size_t width, size_t t0, size_t n) {
+    Floats part;
+    for (size_t i = 0; i < x.size(); i += T * width)
+        part.insert(part.end(), x.begin() + (long)(i + t0 * width), x.begin() + (long)(i + (t0 + n) * width));
+    return part;
+}
+
+// The inverse: writes `part` to these steps of x.
+void put_steps(Floats* x, const Floats& part, size_t T, size_t width, size_t t0, size_t n) {
+    for (size_t i = 0; i < part.size() / (n * width); i++)
+        std::copy_n(part.begin() + (long)(i * n * width), n * width, x->begin() + (long)((i * T + t0) * width));
+}
+
+// TSSA over the steps [t0,t0+n) of all sequences
+template <typename S> struct TssaPass {
+    const TssaInput& in;
+    size_t t0, n, chunks, sums;
+    Device<S> w, dy, y, dw;
+    DeviceArray temp, bias, u, pi, saved, totals, da, partial, back;
+    Device<int> sync, again, input;
+
+    TssaPass(const TssaInput& input, size_t from, size_t steps)
+        : in(input), t0(from), n(steps), chunks((size_t)div_up(n, TSSA_CHUNK)),
+          sums(tssa_sums_size((int)in.C, (int)in.NH)), w(steps_of(in.w, in.T, in.C, t0, n)),
+          dy(steps_of(in.dy, in.T, in.C, t0, n)), y(w.n), dw(w.n), temp(in.temp), bias(in.bias), u(in.B * in.NH * n),
+          pi(u.n), saved(in.B * chunks * sums), totals(in.B * scan_slots(chunks) * sums), da(u.n),
+          partial(in.NH * in.B * chunks), back(saved.n), sync(std::vector<int>(tssa_sync_size(in.B, n))),
+          again(std::vector<int>(tssa_sync_size(in.B, n))),
+          input(step_at(in.first + t0, documents(), in.B, n)) {}
+
+    // The tokens of these steps: 1 starts a document. Empty if none does in any step
+    std::vector<int32_t> documents() const {
+        std::vector<int32_t> tokens;
+        if (std::count(in.starts.begin(), in.starts.end(), true) == 0) return tokens;
+        for (size_t i = 0; i < in.B * n; i++) tokens.push_back(in.starts[i / n * in.T + t0 + i % n]);
+        return tokens;
+    }
+    StepInput step() { return step_input(input.p, in.B * n, input.n > STEP_HEADER ? in.B * chunks : 0); }
+
+    void forward(TssaStates states) {
+        tssa_forward(nullptr, y.p, u.p, pi.p, saved.p, states, totals.p, sync.p, w.p, temp.p, bias.p,
+                     step(), in.uniform ? TOST_UNIFORM : TOST_LEARNED, (int)in.block, (int)in.B,
+                     (int)n, (int)in.C, (int)in.NH);
+    }
+    void backward(const DeviceArray& dtemp, const DeviceArray& dbias, TssaStates adjoints) {
+        const int membership = in.uniform ? TOST_UNIFORM : TOST_LEARNED;
+        tssa_backward(nullptr, dw.p, da.p, partial.p, back.p, adjoints, totals.p, again.p, dy.p, w.p, u.p, pi.p,
+                      saved.p, temp.p, step(), membership, (int)in.B, (int)n, (int)in.C, (int)in.NH);
+        layer_sums(nullptr, {},
+                   {dtemp.p, dbias.p, da.p, partial.p, temp.p, step().header, membership, (int)in.block, (int)in.B,
+                    (int)n, (int)(in.C / in.NH), (int)in.NH, (int)(in.B * chunks)}, true);
+    }
+};
 
 template <typename S> void test_tssa(Checks* c, const TssaCase& k) {
-    const size_t B = (size_t)k.B, T = (size_t)k.T, C = (size_t)k.C, NH = (size_t)k.NH, first = 3, block = T + first;
-    const size_t sums = tssa_sums_size(k.C, k.NH), chunks = (size_t)div_up(T, TSSA_CHUNK);
+    const size_t B = (size_t)k.B, T = (size_t)k.T, C = (size_t)k.C, NH = (size_t)k.NH, first = 3, block = T + first,
+                 cut = (size_t)k.cut;
     const float weights[] = {1, 0, 1e-7f, 5e-7f};   // energies below TOST_ENERGY_MIN
     TssaInput in = {k.uniform, B, T, C, NH, block, first, numbers(B * T * C, 1), numbers_of<S>(B * T * C, 2),
-                    numbers(NH, 3),
-                    numbers(NH * block, 4)};
+                    numbers(NH, 3), numbers(NH * block, 4), document_starts(k)};
     for (size_t i = 0; i < in.w.size(); i++)
         in.w[i] = to_float(S(in.w[i] * (k.faint ? weights[i % C % 4] : 1.0f)));
     for (float& x : in.temp) x = 1.0f + 0.3f * x;
     for (float& x : in.bias) x *= 0.05f;
     const TssaTruth truth(in);
-    const Device<S> w(in.w), dy(in.dy), y(B * T * C), dw(B * T * C);
-    const DeviceArray temp(in.temp), bias(in.bias), u(B * NH * T), pi(B * NH * T), saved(B * chunks * sums),
-        totals(B * scan_slots(chunks) * sums), da(B * NH * T), partial(NH * B * chunks), back(B * chunks * sums),
-        dtemp(Floats(NH, 1.0f)), dbias(Floats(NH * block, 1.0f));
-    const Device<int> sync(std::vector<int>(tssa_sync_size(B, T))), again(std::vector<int>(tssa_sync_size(B, T))),
-        header(step_at(first));
-    const int membership = k.uniform ? TOST_UNIFORM : TOST_LEARNED;
-    tssa_forward(nullptr, y.p, u.p, pi.p, saved.p, NO_STATES, totals.p, sync.p, w.p, temp.p, bias.p,
-                 (const StepHeader*)header.p, membership, (int)block, k.B, k.T, k.C, k.NH);
-    tssa_backward(nullptr, dw.p, da.p, partial.p, back.p, totals.p, again.p, dy.p, w.p, u.p, pi.p, saved.p, temp.p,
-                  membership, k.B, k.T, k.C, k.NH);
-    layer_sums(nullptr, {},
-               {dtemp.p, dbias.p, da.p, partial.p, temp.p, (const StepHeader*)header.p, membership, (int)block, k.B,
-                k.T, k.C / k.NH, k.NH, (int)(B * chunks)}, true);
-    near(c, "pi", k.C, pi.get(), truth.pi);
-    near_columns(c, "y", C, y.get(), truth.y, stored<S>());
-    near_columns(c, "dw", C, dw.get(), truth.dw, fmax(k.faint ? 1e-4 : 2e-5, stored<S>()));
+    const DeviceArray dtemp(Floats(NH, 1.0f)), dbias(Floats(NH * block, 1.0f));
+    const Device<double> middle(B * tssa_state_size(C, NH)), end(middle.n), right(middle.n), left(Doubles(middle.n));
+    Floats y(B * T * C), dw(B * T * C), u(B * NH * T), pi(B * NH * T);
+    std::vector<TssaPass<S>*> passes;
+    if (cut > 0) passes.push_back(new TssaPass<S>(in, 0, cut));
+    passes.push_back(new TssaPass<S>(in, cut, T - cut));
+    if (cut > 0) passes[0]->forward({NULL, middle.p, 1});
+    passes.back()->forward(cut > 0 ? TssaStates{middle.p, end.p, 1} : NO_STATES);
+    passes.back()->backward(dtemp, dbias, cut > 0 ? TssaStates{NULL, right.p, 1} : NO_STATES);
+    if (cut > 0) passes[0]->backward(dtemp, dbias, {right.p, left.p, 1});
+    for (TssaPass<S>* p : passes) {
+        put_steps(&y, p->y.get(), T, C, p->t0, p->n);
+        put_steps(&dw, p->dw.get(), T, C, p->t0, p->n);
+        put_steps(&u, p->u.get(), T, 1, p->t0, p->n);
+        put_steps(&pi, p->pi.get(), T, 1, p->t0, p->n);
+        delete p;
+    }
+    near(c, "pi", k.C, pi, truth.pi);
+    near_columns(c, "y", C, y, truth.y, stored<S>());
+    near_columns(c, "dw", C, dw, truth.dw, fmax(k.faint ? 1e-4 : 2e-5, stored<S>()));
     near(c, "dtemp", k.C, dtemp.get(), truth.dtemp);
     near(c, "ddenom_bias", k.C, dbias.get(), truth.dbias);
-    if (!k.uniform) near(c, "u", k.C, u.get(), truth.u);
+    if (!k.uniform) near(c, "u", k.C, u, truth.u);
+    if (cut > 0) near(c, "states after two passes", k.C, end.get(), truth.end);
+    if (cut > 0) near(c, "adjoints before two passes", k.C, left.get(), truth.left);
 }
 
 template <typename S> void test_tssa_variants(Checks* c) {
     const int whole = TSSA_CHUNK, ragged = TSSA_CHUNK + 9;
     const TssaCase cases[] = {
-        {1536, 24, 1, ragged, false, false},   // heads of 64: two channels per lane; starts not in shared memory
-        {1536, 24, 1, whole, true, false},
-        {1258, 37, 1, whole, false, false},    // heads of 34: idle lanes
-        {1248, 39, 1, ragged, false, false},   // heads of 32: one channel per lane
-        {1248, 39, 1, whole, true, false},
-        {96, 3, 2, ragged, true, false},       // starts in shared memory
-        {96, 3, 2, ragged, false, true},
-        {136, 4, 2, ragged, false, true},
+        {1536, 24, 1, ragged, false, false, 0, 0},   // heads of 64: two channels per lane; starts not in shared memory
+        {1536, 24, 1, whole, true, false, 0, 0},
+        {1258, 37, 1, whole, false, false, 0, 0},    // heads of 34: idle lanes
+        {1248, 39, 1, ragged, false, false, 0, 0},   // heads of 32: one channel per lane
+        {1248, 39, 1, whole, true, false, 0, 0},
+        {96, 3, 2, ragged, true, false, 0, 0},       // starts in shared memory
+        {96, 3, 2, ragged, false, true, 0, 0},
+        {136, 4, 2, ragged, false, true, 0, 0},
+        {96, 3, 2, ragged, false, false, 5, 0},   // passes shorter and longer than a chunk
+        {96, 3, 2, 5 * whole, false, false, 2 * whole, 0},
+        {96, 3, 2, 5 * whole, true, false, 3 * whole + 1, 0},
+        {136, 4, 2, ragged, false, true, whole, 0},
+        {96, 3, 2, 9 * whole + 5, false, false, 0, 40},     // documents: of a few chunks, of a few steps, of one step
+        {192, 3, 1, 9 * whole, false, false, 0, 90},
+        {192, 3, 1, 3 * whole, false, true, 0, 7},
+        {1258, 37, 1, ragged, false, false, 0, 5},
+        {1536, 24, 1, ragged, false, false, 0, 20},
+        {96, 3, 1, ragged, false, false, 0, 1},
+        {96, 3, 2, ragged, true, false, 0, 11},
+        {96, 3, 2, 5 * whole, false, false, 2 * whole, 50},
+        {96, 3, 2, 5 * whole, false, false, 2 * whole + 1, -1},
+        {96, 3, 2, 5 * whole, false, false, 2 * whole, -1},
     };
     for (const TssaCase& k : cases) test_tssa<S>(c, k);
 }
 
-// The scan of `width` columns of small integers, whose sums are exact in any order.
-__global__ void scan_kernel(float* carry, float* totals, int* sync, int width, int chunks) {
+// The scan of `width` columns of small integers, whose sums are exact in any order. from, starts (chunks): see
+// scan_columns
+template <bool SEGMENTED>
+__global__ void scan_kernel(float* carry, float* totals, int* sync, const int* from, const int* starts, int width,
+                            int chunks) {
     dependency_wait();
     __shared__ int place;
     const int stride = scan_stride(width);
     scan_ticket(sync, [&](int unit) { place = unit; });
     for (int c = threadIdx.x; c < width; c += blockDim.x) totals[(size_t)place * stride + c] = (float)((place + c) % 5);
-    scan_columns(totals, sync + 1, stride, place, chunks, [&](int c, const double (&sum)[SCAN_VEC]) {
+    const auto from_place = [&](bool inclusive) {
+        return !SEGMENTED ? -1 : inclusive && starts[place] ? place : from[place];
+    };
+    const auto store = [&](int c, const double (&sum)[SCAN_VEC]) {
         scan_store(carry + (size_t)place * stride + c, sum);
-    });
+    };
+    scan_columns<SEGMENTED>(totals, sync + 1, stride, place, chunks, from_place, store);
 }
 
-// Carries, and the longest chain of waits: one per octal digit of the last chunk's number.
-void test_scan(Checks* c, int T, int threads, int width) {
+// Carries, and the longest chain of waits: one per octal digit of the last chunk's number. apart: mean number of chunks
+// between starts; 0: none
+void test_scan(Checks* c, int T, int threads, int width, int apart = 0) {
     const int chunks = div_up((size_t)T, TSSA_CHUNK);
     const size_t columns = (size_t)scan_stride(width);
     const DeviceArray carry((size_t)chunks * columns), totals(scan_slots((size_t)chunks) * columns);
     const Device<int> sync(std::vector<int>(1 + scan_slots((size_t)chunks)));
-    LAUNCH(scan_kernel, chunks, threads, 0, nullptr, carry.p, totals.p, sync.p, width, chunks);
+    const Floats x = numbers((size_t)chunks, (unsigned)(T + apart));
+    std::vector<int> from((size_t)chunks, -1), starts((size_t)chunks);
+    for (int place = 0, last = -1; place < chunks && apart > 0; place++) {
+        from[(size_t)place] = last;
+        starts[(size_t)place] = (x[(size_t)place] + 1.0f) * (float)apart < 2.0f;
+        if (starts[(size_t)place]) last = place;
+    }
+    const Device<int> on_from(from), on_starts(starts);
+    LAUNCH(apart > 0 ? scan_kernel<true> : scan_kernel<false>, chunks, threads, 0, nullptr, carry.p, totals.p, sync.p,
+           on_from.p, on_starts.p, width, chunks);
     const Floats got = carry.get();
     Doubles sum(columns);
     int digits = 0, wrong = 0;
@@ -207,10 +312,12 @@ void test_scan(Checks* c, int T, int threads, int width) {
         for (int i = 0; i < width; i++) {
             double& before = sum[(size_t)i];
             wrong += got[(size_t)place * columns + (size_t)i] != before;
+            if (starts[(size_t)place]) before = 0;   // the total of its chunk is a sum from the start on
             before += (place + i) % 5;
         }
     for (int i = chunks - 1; i > 0; i /= SCAN_RADIX) digits++;
-    check(c, wrong == 0, "scan of %d chunks and %d columns: %d wrong carries", chunks, width, wrong);
+    check(c, wrong == 0, "scan of %d chunks and %d columns, starts %d apart: %d wrong carries", chunks, width, apart,
+          wrong);
     check(c, cuda_on_host_longest_chain() == digits, "scan of %d chunks: %d waits in a chain, want %d", chunks,
           cuda_on_host_longest_chain(), digits);
 }
@@ -220,6 +327,7 @@ void test_scans(Checks* c) {
     for (const int T : {33, 256, 257, 1024, 1 << 14, 1 << 16, 1 << 20}) test_scan(c, T, 8, 5);
     test_scan(c, 513 * TSSA_CHUNK, 32, 70);
     test_scan(c, 513 * TSSA_CHUNK, 32, 203);
+    for (const int apart : {1, 2, 9, 100, 1000}) test_scan(c, 700 * TSSA_CHUNK, 8, 5, apart);
 }
 
 // A product (n,n) added to ones, in a new process as it were.
@@ -273,8 +381,10 @@ void test_concurrent(Checks* c, int seeds) {
         cuda_on_host_set(o);
         test_scan(c, (seed % 3 ? 80 : 600) * TSSA_CHUNK, 64, 5);
         test_scan(c, (9 + seed) * TSSA_CHUNK, 32, 70);
+        test_scan(c, (70 + seed) * TSSA_CHUNK, 32, 5, 1 + seed * seed % 40);
         const int T = (8 + seed % 4) * TSSA_CHUNK + seed % TSSA_CHUNK;
-        const TssaCase small = {6, 2, 1 + seed % 2, T, seed % 4 == 3, false};
+        const TssaCase small = {6, 2, 1 + seed % 2, T, seed % 4 == 3, false, seed % 3 * 4 * TSSA_CHUNK + seed % 2,
+                                seed % 5 < 2 ? 60 : 0};
         test_tssa<float>(c, small);
         if (seed % 2) test_tssa<bf16>(c, small);
     }

@@ -45,7 +45,27 @@ serial_chain | s/false/true/
 lane_scan_too_short | s/by < WARP/by < WARP \/ 2/
 chunk_edge_forward | s/< k.n/< k.n - 1/
 chunk_edge_backward | s/t0 + j < k.n/t0 + j <= k.n/
-state_not_continued | s/+= states.start\[.*\];/+= 0.0;/
+state_not_continued | s/= start\[n\];/= 0.0;/
+state_not_passed | s/= first\[n\] + /= /
+adjoint_not_passed | s/right, right, /right, NULL, /
+position_ignored | s/= position/= 0/
+place_ignored | s/step->first + //
+bias_place_ignored | s/s.step->first + //
+past_the_start | s/if (SEGMENTED.*break;//
+state_across_a_start | s/ && from(false) < 0//
+group_of_all_segments | s/from(true)/from(false)/
+state_of_the_last_document | s/restarts ? totals\[n\] : //
+mass_of_the_last_document | s/resets_until(resets, lane)/false/
+carry_of_the_last_document | s/if (resets.*set_zero(sum);//
+groups_of_two_documents | s/if (resets.*set_zero(total);//
+energy_of_the_last_document | s/if (resets.*set_zero(energy);//
+moments_of_the_last_document | s/if (resets.*set_zero(N);//
+sums_past_the_start | s/!resets_until(resets, t0 + j)/true/
+energies_past_the_start | s/!resets_until(resets, t0 + j)/true/
+adjoint_of_the_next_document | s/resets >> (t0 + j) & 1/false/
+walk_past_the_start | s/resets >> (t0 + j) & 1/false/
+moments_of_the_next_document | s/if (starts) set_zero(RN);//
+energy_of_the_next_document | s/if (starts) set_zero(RS);//
 no_accumulation | s/add ? 1\.0f/add ? 0.0f/
 weights_not_overwritten | s/: 0\.0f/: 1.0f/
 wte_not_overwritten | s/: 0\.0f/: 1.0f/
@@ -54,6 +74,7 @@ sums_not_overwritten | s/add ? s.out\[c\] : 0.0f/s.out[c]/
 temp_not_overwritten | s/add ? s.dtemp\[h\] : 0.0f/s.dtemp[h]/
 denom_bias_not_overwritten | s/add ? \*out : 0.0f/*out/
 parts_not_overwritten | s/end == TOST_PART_ENDS/false/
+chunks_overwritten | s/m->grads_stale = false;//
 target_not_subtracted | s/v + j == target/v == target/
 segment_without_its_end | s/i < e/i + 1 < e/
 input_overwritten | s/CUDA_CHECK.*//

@@ -31,6 +31,7 @@ struct Setup {
     TostDtype dtype;
     int parts, micros;   // of a step; of a part
     bool fast, own_link, recompute;
+    int chunk = 0;       // TostEngineOptions.chunk
 };
 
 // Doubles of all results of one rank, in shared memory.
@@ -88,6 +89,7 @@ TostEngineOptions options_of(const Setup& u, TostComm* comm, int ranks) {
     o.dtype = u.dtype;
     o.comm = comm;
     o.parts = u.parts / ranks;
+    o.chunk = u.chunk;
     o.fast_reduce = u.fast;
     o.ema = true;
     return o;
@@ -279,7 +281,8 @@ void test_exchange(Checks* c, ExchangeTests tests) {
     const Setup deep = {DEEP, TOST_FP32, 4, 2, false, false, false},
                 linked = {SMALL, TOST_BF16, 2, 1, false, true, true},
                 six = {SMALL, TOST_FP32, 6, 1, false, false, false},
-                eight_bits = {EVEN, TOST_FP8, 4, 1, false, false, false};
+                eight_bits = {EVEN, TOST_FP8, 4, 1, false, false, false},
+                chunked = {DEEP, TOST_FP32, 2, 1, false, false, true, 16};   // the last chunk of 35 tokens has 3
     test_bits(c, linked, {2}, {exchange_first(true)}, "own communicator, bf16, recompute");
     if (tests == EXCHANGE_QUICK) return;
     test_bits(c, linked, {2}, {compute_first()}, "own communicator");
@@ -287,11 +290,13 @@ void test_exchange(Checks* c, ExchangeTests tests) {
     test_bits(c, deep, {4}, {exchange_first(false)}, "deep");
     test_bits(c, six, {}, {}, "six parts");
     test_bits(c, eight_bits, {2}, {exchange_first(false)}, "fp8");
+    test_bits(c, chunked, {2}, {exchange_first(false)}, "in chunks");
     test_failures(c);
     if (tests == EXCHANGE_MUTANTS) return;
     test_bits(c, deep, {1, 2, 4}, {AT_ONCE, LATE, exchange_first(false), compute_first()}, "deep");
     test_bits(c, linked, {1, 2}, {AT_ONCE, LATE, exchange_first(true), compute_first()}, "own communicator");
     test_bits(c, six, {1, 3, 6}, {exchange_first(false)}, "six parts");
     test_bits(c, eight_bits, {4}, {compute_first()}, "fp8");
+    test_bits(c, chunked, {1, 2}, {LATE, compute_first()}, "in chunks");
     for (const int ranks : {1, 2, 4}) test_fast(c, deep, ranks, exchange_first(false));
 }
