@@ -40,6 +40,10 @@
 // backward is done with it. A rank then updates its slices of the parameters, whose moments only it has, and sends them
 // to the others. The order of all sums is fixed, so the bits do not depend on the number of ranks.
 //
+// A long sequence can be cut into chunks, which only S, N and D connect, and RS, RN and RD in the backward pass: one
+// process computes the chunks one after another (--chunk), or each of several ranks computes one (--seq-ranks). The
+// gradients of a chunk are summed alone and then added, the last chunk first, so both give the same bits.
+//
 // The file, in order: each layer's forward next to its backward (Embedding, LayerNorm, Linear, TSSA, Residual, GELU,
 // Classifier); the model's memory; the passes over the model; recurrent decode; gradients and AdamW; the engine table.
 // Elsewhere in tost/: model.h has the table of parameters, gemm.c the matrix product, train.c the training loop.

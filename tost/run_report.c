@@ -170,7 +170,10 @@ static void report_ranks(Run* r) {
     char bytes[32];
     int hosts = 0;
     if (size > 1) {
-        const double moved = 2.0 * sizeof(float) * (double)r->tensors.n_params * (size - 1) / size;
+        const int K = o->seq_ranks;   // the ranks of a group also add their gradients after each micro-batch
+        const double passes = (double)(o->total_batch / ((int64_t)o->batch * o->seq) / run_groups(r));
+        const double moved = sizeof(float) * (double)r->tensors.n_params
+                             * (2.0 * (size - 1) / size + passes * (K - 1) / K);
         for (int i = 0; i < size; i++) hosts += r->comm->places[i].local_rank == 0;
         progress_text(&r->progress, "%-11s%d × %d thread%s on %d host%s (%s), %lld tokens a rank, %s sent and received "
                       "by each in a step", "ranks", size, threads, threads == 1 ? "" : "s", hosts,

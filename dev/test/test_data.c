@@ -473,6 +473,34 @@ static void test_shuffled_golden(Checks* c, const char* tmp) {
 
 // Every epoch has every sample once; the order differs between epochs and seeds, and the offset between epochs; a batch
 // at any position has the samples of sequential reading.
+// Part of each sample equals the same part of the whole sample.
+static void test_columns(Checks* c, const char* tmp) {
+    static const int lengths[] = {50, 13, 71};
+    enum { T = 6, FIRST = 2, N = 3, B = 4 };
+    char *dir = sub_folder(tmp, "columns"), *glob = path_join(dir, "s_*.bin");
+    write_set(dir, lengths, countof(lengths));
+    for (int order = ORDER_SEQUENTIAL; order <= ORDER_SHUFFLED; order++) {
+        TostError err = {{0}};
+        DataSet* whole = data_open(glob, T, 5000, (DataOrder)order, 3, &err);
+        DataSet* part = data_open(glob, T, 5000, (DataOrder)order, 3, &err);
+        if (!check(c, whole && part, "columns: %s", err.text)) return;
+        data_set_columns(part, FIRST, N);
+        int wrong = 0;
+        for (uint64_t i = 0; i < 2 * data_samples(whole); i++) {
+            int32_t x[B * T], y[B * T], own_x[B * N], own_y[B * N];
+            bool ok = data_batch(whole, x, y, i, B, &err) && data_batch(part, own_x, own_y, i, B, &err);
+            for (int b = 0; ok && b < B; b++)
+                ok = memcmp(own_x + b * N, x + b * T + FIRST, N * sizeof *x) == 0
+                     && memcmp(own_y + b * N, y + b * T + FIRST, N * sizeof *y) == 0;
+            wrong += !ok;
+        }
+        check(c, wrong == 0, "columns, order %d: %d batches are wrong", order, wrong);
+        data_close(whole);
+        data_close(part);
+    }
+    free(glob), free(dir);
+}
+
 static void test_shuffled(Checks* c, const char* tmp) {
     static const int lengths[] = {500, 9, 333, 990, 10};
     enum { N = countof(lengths), T = 9, EPOCHS = 5, SAMPLES = 55 + 0 + 36 + 109 + 1 };
@@ -733,6 +761,7 @@ int main(void) {
     test_open_limit(&c, tmp);
     test_sequential(&c, tmp);
     test_shuffled_golden(&c, tmp);
+    test_columns(&c, tmp);
     test_shuffled(&c, tmp);
     test_shared_curve(&c);
     test_writer(&c, tmp);
