@@ -10,6 +10,7 @@
 #define TOST_NO_MAIN
 #include "train_gpt_tost.c"
 
+#include "dev/test/fp8.h"
 #include "dev/test/golden.h"
 #include "tost/comm.h"
 #include "tost/data.h"
@@ -1055,6 +1056,8 @@ static void test_engine(Checks* c, const TostEngine* engine) {
     }
     test_shapes(c, engine);
     test_accumulation(c, engine);
+    for (int recompute = 0; recompute < 2; recompute++)
+        engine_overwrites_gradients(c, engine, TOST_FP32, recompute ? TOST_UNIFORM : TOST_LEARNED, recompute);
     test_determinism(c, engine);
     test_memory(c, engine);
     test_bf16(c, engine);
@@ -1145,6 +1148,20 @@ static void test_one_rank(Checks* c, const TostEngine* engine) {
     comm_close(comm);
 }
 
+// fp8.h has its limits.
+static void test_cuda_fp8(Checks* c) {
+    const TostConfig config = shape_config(&fp8_shape);
+    const TostEngineOptions o = engine_options(fp8_shape.B, fp8_shape.T, true, TOST_FP8);
+    TostError err;
+    TostModel* m = cuda_engine->create(&config, &o, &err);
+    if (!m) {
+        skip(c, "fp8: %s", err.text);
+        return;
+    }
+    cuda_engine->destroy(m);
+    fp8_tests(c, cuda_engine, &tost_cpu_engine, 150);
+}
+
 static void test_cuda(Checks* c) {
     static const char what[] = "CUDA against CPU (logits, losses, gradients, parameters after a step, decode)";
     const TostEngineOptions o = {.max_batch = 1, .max_seq = 1, .dtype = TOST_FP32};
@@ -1162,6 +1179,7 @@ static void test_cuda(Checks* c) {
     printf("CUDA: %s\n", text);
     test_engine(c, cuda_engine);
     for (TostDtype dtype = TOST_FP32; dtype <= TOST_BF16; dtype++) test_cuda_dtype(c, dtype);
+    test_cuda_fp8(c);
     test_one_rank(c, cuda_engine);
 }
 

@@ -19,6 +19,7 @@
 #include <type_traits>
 
 #include "tost/cuda_exchange.cuh"
+#include "tost/cuda_fp8.cuh"
 #include "tost/cuda_matmul.cuh"
 #include "tost/cuda_reduce.cuh"
 #include "tost/cuda_runtime.cuh"
@@ -89,6 +90,7 @@ static StepInput step_input(int32_t* base, size_t rows, size_t chunks = 0) {
 template <int VEC>
 __global__ void embedding_forward_kernel(float* x, const int32_t* tokens, const float* wte, const float* wpe,
                                          const StepHeader* step, int T, int C) {
+    dependency_wait();
     const size_t row = blockIdx.x;
     const float* token_c = wte + (size_t)tokens[row] * C;
     const float* position_c = wpe + ((size_t)step->first + row % T) * C;
@@ -150,6 +152,7 @@ static void embed_order(StepHeader* header, StepInput s, int32_t* counts, int ro
 template <int VEC>
 __global__ void embedding_segment_kernel(float* dwte, float* partial, const float* dx, EmbedOrder e,
                                          const StepHeader* step, int C) {
+    dependency_wait();
     for (int segment = blockIdx.x; segment < step->n_segments; segment += gridDim.x) {
         const int begin = e.start[segment], end = e.start[segment + 1], dest = e.dest[segment];
         for (int c = threadIdx.x * VEC; c < C; c += blockDim.x * VEC) {
@@ -170,6 +173,7 @@ __global__ void embedding_segment_kernel(float* dwte, float* partial, const floa
 
 // dwte += the partial sums of each big token, in order.
 __global__ void embedding_big_kernel(float* dwte, const float* partial, EmbedOrder e, const StepHeader* step, int C) {
+    dependency_wait();
     for (int big = blockIdx.x; big < step->n_big; big += gridDim.x) {   // mutant: big_tokens_once
         for (int c = threadIdx.x; c < C; c += blockDim.x) {
             float sum = 0.0f;
@@ -180,15 +184,18 @@ __global__ void embedding_big_kernel(float* dwte, const float* partial, EmbedOrd
     }
 }
 
-// dwpe[first + t] += Σ_b dx[b,t]. One block per t. Minimum traffic per row: 4C.
+// dwpe[first + t] = Σ_b dx[b,t], and 0 at other positions, one block per position; or with add +=, one block per t.
+// Minimum traffic per row: 4C.
 template <int VEC>
-__global__ void embedding_place_kernel(float* dwpe, const float* dx, const StepHeader* step, int B, int T, int C) {
-    const size_t t = blockIdx.x;
-    float* dwpe_t = dwpe + (step->first + t) * C;   // mutant: place_ignored
+__global__ void embedding_place_kernel(float* dwpe, const float* dx, const StepHeader* step, int B, int T, int C,
+                                       bool add) {
+    dependency_wait();
+    const int t = (int)blockIdx.x - (add ? 0 : step->first), rows = t >= 0 && t < T ? B : 0;
+    float* dwpe_t = dwpe + (size_t)(step->first + t) * C;   // mutant: place_ignored
     for (int c = threadIdx.x * VEC; c < C; c += blockDim.x * VEC) {
-        float sum[VEC], part[VEC];
-        load_pack<VEC>(sum, dwpe_t + c);
-        UNROLL_BY(4) for (int b = 0; b < B; b++) {
+        float sum[VEC] = {}, part[VEC];
+        if (add) load_pack<VEC>(sum, dwpe_t + c);   // mutant: places_not_overwritten
+        UNROLL_BY(4) for (int b = 0; b < rows; b++) {
             load_pack<VEC>(part, dx + ((size_t)b * T + t) * C + c);
             UNROLL for (int j = 0; j < VEC; j++) sum[j] += part[j];
         }
@@ -196,15 +203,15 @@ __global__ void embedding_place_kernel(float* dwpe, const float* dx, const StepH
     }
 }
 
-// dwte, dwpe +=
+// dwte +=; dwpe =, or with add +=. wpe (block_size,C)
 static void embedding_backward(cudaStream_t stream, float* dwte, float* dwpe, float* partial, const float* dx,
-                               EmbedOrder e, const StepHeader* step, int B, int T, int C) {
+                               EmbedOrder e, const StepHeader* step, int block_size, int B, int T, int C, bool add) {
     const int rows = B * T, blocks = min(rows, 4096), big_blocks = min(rows / EMBED_SEGMENT + 1, 1024);
     const int vec = channel_vec(C), threads = channel_threads(C, vec);
     const auto embedding_segment_variant = vec == 4 ? embedding_segment_kernel<4> : embedding_segment_kernel<1>;
     const auto embedding_place_variant = vec == 4 ? embedding_place_kernel<4> : embedding_place_kernel<1>;
     LAUNCH(embedding_segment_variant, blocks, threads, 0, stream, dwte, partial, dx, e, step, C);
-    LAUNCH(embedding_place_variant, T, threads, 0, stream, dwpe, dx, step, B, T, C);
+    LAUNCH(embedding_place_variant, add ? T : block_size, threads, 0, stream, dwpe, dx, step, B, T, C, add);
     LAUNCH(embedding_big_kernel, big_blocks, channel_threads(C, 1), 0, stream, dwte, partial, e, step, C);
 }
 
@@ -220,16 +227,19 @@ constexpr int NORM_THREADS = 512;      // maximum per block; up to NORM_THREADS 
 constexpr int NORM_WARPS = 8;          // rows per block if a warp computes a row
 constexpr int NORM_ROWS = 2;           // rows per block at once in backward if PACKS = 1
 
-// branch NULL: x_out = x and is not written. Minimum traffic per row: 4C (x) + 2C (branch) + 4C (x_out) + 2C (y) = 12C.
-template <typename S, int VEC, int PACKS, bool WARP_ROW>
+// branch NULL: x_out = x and is not written. copy: of y. Minimum traffic per row: 4C (x) + 2C (branch) + 4C (x_out) +
+// 2C (y) = 12C.
+template <typename S, int VEC, int PACKS, bool WARP_ROW, typename Copy>
 __global__ void __launch_bounds__(WARP_ROW ? NORM_WARPS * WARP : NORM_THREADS)
     residual_layernorm_forward_kernel(float* __restrict__ x_out, S* __restrict__ y, float* mean, float* rstd,
                                       const float* __restrict__ x, const S* __restrict__ branch,
                                       const float* __restrict__ gamma, const float* __restrict__ w,
-                                      const float* __restrict__ b, size_t rows, int C) {
+                                      const float* __restrict__ b, size_t rows, int C, Copy copy) {
+    dependency_wait();
     __shared__ float shared[WARP_ROW ? 1 : WARP];
     const size_t row = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
     if (row >= rows) return;
+    CopyWriter<Copy> writer(copy);
     const int stride = VEC * (WARP_ROW ? WARP : (int)blockDim.x), c0 = threadIdx.x * VEC;
     float v[PACKS][VEC] = {}, add[PACKS][VEC], sum[1] = {}, squares[1] = {};
     UNROLL for (int p = 0; p < PACKS; p++) {   // all loads are issued before the first use
@@ -269,28 +279,31 @@ __global__ void __launch_bounds__(WARP_ROW ? NORM_WARPS * WARP : NORM_THREADS)
         if (b) load_pack<VEC>(b_c, b + c);
         UNROLL for (int i = 0; i < VEC; i++) v[p][i] = v[p][i] * scale * w_c[i] + b_c[i];
         store_pack<VEC>(y + row * C + c, v[p]);
+        writer.template store<VEC>(row * C + c, v[p]);
     }
+    writer.end();
     if (threadIdx.x == 0) mean[row] = mean_row;
     if (threadIdx.x == 0) rstd[row] = scale;
 }
 
 static int norm_threads(int C, int vec, int packs) { return div_up(div_up(C, vec * packs), WARP) * WARP; }
 
-// x_out, y, x, branch (rows,C); mean, rstd (rows); gamma, w, b (C); b may be NULL
-template <typename S>
+// x_out, y, x, branch (rows,C); mean, rstd (rows); gamma, w, b (C); b may be NULL. copy: of y, if C % 4 = 0
+template <typename S, typename Copy>
 static void residual_layernorm_forward(cudaStream_t stream, float* x_out, S* y, float* mean, float* rstd,
                                        const float* x, const S* branch, const float* gamma, const float* w,
-                                       const float* b, size_t rows, int C) {
+                                       const float* b, size_t rows, int C, Copy copy) {
+    constexpr int ANY_VEC = Copy::ACTIVE ? 4 : 1, ANY_PACKS = Copy::ACTIVE ? 3 : 8;
     const bool vec = C % 4 == 0, warp_row = vec && C <= 4 * WARP * 16;
     const auto residual_layernorm_forward_variant =
-        vec && C <= 4 * WARP * 8 ? residual_layernorm_forward_kernel<S, 4, 8, true>
-        : warp_row               ? residual_layernorm_forward_kernel<S, 4, 16, true>
-        : vec                    ? residual_layernorm_forward_kernel<S, 4, 3, false>
-                                 : residual_layernorm_forward_kernel<S, 1, 8, false>;
+        vec && C <= 4 * WARP * 8 ? residual_layernorm_forward_kernel<S, 4, 8, true, Copy>
+        : warp_row               ? residual_layernorm_forward_kernel<S, 4, 16, true, Copy>
+        : vec                    ? residual_layernorm_forward_kernel<S, 4, 3, false, Copy>
+                                 : residual_layernorm_forward_kernel<S, ANY_VEC, ANY_PACKS, false, Copy>;
     const int blocks = warp_row ? div_up(rows, NORM_WARPS) : (int)rows;
     const dim3 threads = warp_row ? dim3(WARP, NORM_WARPS) : dim3(vec ? norm_threads(C, 4, 3) : norm_threads(C, 1, 8));
     LAUNCH(residual_layernorm_forward_variant, blocks, threads, 0, stream, x_out, y, mean, rstd, x, branch, gamma, w, b,
-           rows, C);
+           rows, C, copy);
 }
 
 // Backward of LayerNorm and of the residual before it (branch is NULL if there is none):
@@ -319,10 +332,10 @@ __device__ inline void load_residual(float (&d)[VEC], float (&branch)[VEC], cons
 }
 
 // Stores d, a pack of dx, and dbranch = gamma d; adds to the sums over rows.
-template <typename S, int VEC>
+template <typename S, int VEC, typename Copy>
 __device__ inline void store_residual(float (&dgamma)[VEC], float (&dx)[VEC], float (&d)[VEC],
                                       const float (&branch)[VEC], const float (&gamma)[VEC], const NormBackward<S>& a,
-                                      size_t at) {
+                                      size_t at, CopyWriter<Copy>& writer) {
     store_pack<VEC>(a.dx + at, d);
     if (!a.branch) return;
     UNROLL for (int i = 0; i < VEC; i++) {
@@ -331,12 +344,13 @@ __device__ inline void store_residual(float (&dgamma)[VEC], float (&dx)[VEC], fl
         d[i] *= gamma[i];
     }
     store_pack<VEC>(a.dbranch + at, d);
+    writer.template store<VEC>(at, d);
 }
 
 // ROWS rows from row0 on; FULL: none is past the end. If registers allow, all loads are issued before the first use.
-template <bool FULL, typename S, int VEC, int PACKS, int ROWS>
-__device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, const NormBackward<S>& a, size_t row0,
-                                               float* shared) {
+template <bool FULL, typename S, int VEC, int PACKS, int ROWS, typename Copy>
+__device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, CopyWriter<Copy>& writer,
+                                               const NormBackward<S>& a, size_t row0, float* shared) {
     constexpr bool AT_ONCE = PACKS == 1;
     const int C = a.C, c0 = threadIdx.x * VEC, stride = blockDim.x * VEC;
     const int valid = FULL ? ROWS : (int)min((size_t)ROWS, a.rows - row0);
@@ -381,22 +395,25 @@ __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, cons
             if (!AT_ONCE) load_residual(d[r][p], branch[r][p], a, at + r * C);
             const float mean_g = sums[2 * r] * inverse_C, mean_gn = sums[2 * r + 1] * inverse_C;
             UNROLL for (int i = 0; i < VEC; i++) d[r][p][i] += scale[r] * (g[r][p][i] - mean_g - n[r][p][i] * mean_gn);
-            store_residual(total.dgamma[p], total.dx[p], d[r][p], branch[r][p], gamma_c, a, at + r * C);
+            store_residual(total.dgamma[p], total.dx[p], d[r][p], branch[r][p], gamma_c, a, at + r * C, writer);
         }
     }
 }
 
-template <typename S, int VEC, int PACKS, int ROWS, int THREADS>
+template <typename S, int VEC, int PACKS, int ROWS, int THREADS, typename Copy>
 __global__ void __launch_bounds__(THREADS, THREADS <= 256 ? 3 : 1)
-    layernorm_residual_backward_kernel(NormBackward<S> a) {
+    layernorm_residual_backward_kernel(NormBackward<S> a, Copy copy) {
+    dependency_wait();
     __shared__ float shared[WARP * 2 * ROWS];
+    CopyWriter<Copy> writer(copy);
     NormSums<VEC, PACKS> total = {};
     for (size_t row0 = (size_t)blockIdx.x * ROWS; row0 < a.rows; row0 += (size_t)gridDim.x * ROWS) {
         if (ROWS == 1 || row0 + ROWS <= a.rows)
-            layernorm_backward_rows<true, S, VEC, PACKS, ROWS>(total, a, row0, shared);
+            layernorm_backward_rows<true, S, VEC, PACKS, ROWS>(total, writer, a, row0, shared);
         else
-            layernorm_backward_rows<false, S, VEC, PACKS, ROWS>(total, a, row0, shared);
+            layernorm_backward_rows<false, S, VEC, PACKS, ROWS>(total, writer, a, row0, shared);
     }
+    writer.end();
     const size_t array = (size_t)gridDim.x * a.C;
     UNROLL for (int p = 0; p < PACKS; p++) {
         const int c = (threadIdx.x + p * blockDim.x) * VEC;
@@ -411,46 +428,74 @@ __global__ void __launch_bounds__(THREADS, THREADS <= 256 ? 3 : 1)
     }
 }
 
-// dx = or, with accumulate, +=; dbranch =; dw, db, dgamma, dbias +=. db and dbias may be NULL; branch, dbranch and
-// dgamma may be NULL together. partial (4,COLUMN_BLOCKS,C)
-template <typename S>
+// dx = or, with accumulate, +=; dbranch =; dw, db, dgamma, dbias: by sums. db and dbias may be NULL; branch, dbranch
+// and dgamma may be NULL together. sums: space of (4,COLUMN_BLOCKS,C). copy: of dbranch, if C % 4 = 0
+template <typename S, typename Copy>
 static void layernorm_residual_backward(cudaStream_t stream, float* dx, S* dbranch, float* dw, float* db,
-                                        float* dgamma, float* dbias, float* partial, const S* dy, const float* x,
+                                        float* dgamma, float* dbias, ColumnSums* sums, const S* dy, const float* x,
                                         const float* mean, const float* rstd, const float* w, const S* branch,
-                                        const float* gamma, bool accumulate, size_t rows, int C) {
+                                        const float* gamma, bool accumulate, size_t rows, int C, Copy copy) {
+    constexpr int ANY_VEC = Copy::ACTIVE ? 4 : 1, ANY_PACKS = Copy::ACTIVE ? 3 : 8;
     const bool narrow = C % 4 == 0 && C <= 4 * 256;
     const int resident = norm_threads(C, 4, 1) <= 192 ? COLUMN_BLOCKS : COLUMN_BLOCKS / 4 * 3;   // limited by registers
     const int blocks = min(div_up(rows, narrow ? NORM_ROWS : 1), resident);
+    float *const partial = column_partials(sums, 4, blocks, C), *const outs[] = {dw, db, dgamma, dbias};
     const NormBackward<S> a = {dx, dbranch, partial, dy, x, mean, rstd, w, branch, gamma, accumulate, rows, C};
     const auto layernorm_residual_backward_variant =
-        narrow       ? layernorm_residual_backward_kernel<S, 4, 1, NORM_ROWS, 256>
-        : C % 4 == 0 ? layernorm_residual_backward_kernel<S, 4, 3, 1, NORM_THREADS>
-                     : layernorm_residual_backward_kernel<S, 1, 8, 1, NORM_THREADS>;
+        narrow       ? layernorm_residual_backward_kernel<S, 4, 1, NORM_ROWS, 256, Copy>
+        : C % 4 == 0 ? layernorm_residual_backward_kernel<S, 4, 3, 1, NORM_THREADS, Copy>
+                     : layernorm_residual_backward_kernel<S, ANY_VEC, ANY_PACKS, 1, NORM_THREADS, Copy>;
     const int threads = C % 4 == 0 ? norm_threads(C, 4, narrow ? 1 : 3) : norm_threads(C, 1, 8);
-    LAUNCH(layernorm_residual_backward_variant, blocks, threads, 0, stream, a);
-    column_sum(stream, {{dw, db, dgamma, dbias}}, 4, partial, blocks, C);
+    LAUNCH(layernorm_residual_backward_variant, blocks, threads, 0, stream, a, copy);
+    for (int i = 0; i < 4; i++) column_sum(sums, outs[i], partial + (size_t)i * blocks * C, blocks, C);
 }
 
 // ---------------------------------------------------------------------------------------------
 // Linear:  y = x · wᵀ + b
 
+// The operands of a product in fp8: x and w in forward; dy and wᵀ in backward. a NULL: the product is in S.
+template <typename Q> struct Fp8Operands {
+    const Q* a;
+    const fp8_e4m3* b;
+    const float *a_inverse, *b_inverse;
+};
+
 // y (rows,OUT); x (rows,IN); w (OUT,IN); b (OUT) or NULL
 template <typename S>
-static void linear_forward(Matmul* mm, S* y, const S* x, const S* w, const S* b, size_t rows, int IN, int OUT) {
+static void linear_forward(Matmul* mm, S* y, const S* x, const S* w, const S* b, size_t rows, int IN, int OUT,
+                           Fp8Operands<fp8_e4m3> q = {}) {
+    if constexpr (std::is_same<S, bf16>::value) {
+        if (q.a)
+            return matmul(mm, Product<fp8_e4m3, S>{y, q.a, q.b, false, true, (int)rows, OUT, IN, OUT, IN, IN, 0.0f, b,
+                                                   q.a_inverse, q.b_inverse});
+    }
     matmul(mm, Product<S, S>{y, x, w, false, true, (int)rows, OUT, IN, OUT, IN, IN, 0.0f, b});
 }
 
-// dx =; dw +=.   dx = dy · w,   dw = dyᵀ · x
+// dx =. The first of the two products of linear_backward
+template <typename S>
+static void linear_input_backward(Matmul* mm, S* dx, const S* dy, const S* w, size_t rows, int IN, int OUT,
+                                  Fp8Operands<fp8_e5m2> q) {
+    if constexpr (std::is_same<S, bf16>::value) {
+        if (q.a)
+            return matmul(mm, Product<fp8_e5m2, S, fp8_e4m3>{dx, q.a, q.b, false, true, (int)rows, IN, OUT, IN, OUT,
+                                                             OUT, 0.0f, NULL, q.a_inverse, q.b_inverse});
+    }
+    matmul(mm, Product<S, S>{dx, dy, w, false, false, (int)rows, IN, OUT, IN, OUT, IN, 0.0f, NULL});
+}
+
+// dx =; dw =, or with add +=.   dx = dy · w,   dw = dyᵀ · x
 template <typename S>
 static void linear_backward(Matmul* mm, S* dx, float* dw, const S* dy, const S* x, const S* w, size_t rows, int IN,
-                            int OUT) {
-    matmul(mm, Product<S, S>{dx, dy, w, false, false, (int)rows, IN, OUT, IN, OUT, IN, 0.0f, NULL});
+                            int OUT, bool add, Fp8Operands<fp8_e5m2> q = {}) {
+    linear_input_backward(mm, dx, dy, w, rows, IN, OUT, q);
     matmul(mm, Product<S, float>{dw, dy, x, true, false, OUT, IN, (int)rows, IN, OUT, IN,
-                                 1.0f, NULL});   // mutant: no_accumulation
+                                 add ? 1.0f : 0.0f, NULL});   // mutant: no_accumulation, weights_not_overwritten
 }
 
 // partial (blocks,N): Σ of dy over every gridDim.x-th row. Minimum traffic per row: 2N.
 template <typename S, int VEC> __global__ void bias_backward_kernel(float* partial, const S* dy, size_t rows, int N) {
+    dependency_wait();
     for (int c = (blockIdx.y * blockDim.x + threadIdx.x) * VEC; c < N; c += gridDim.y * blockDim.x * VEC) {
         float sum[VEC] = {}, part[VEC];
         UNROLL_BY(4) for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -461,15 +506,16 @@ template <typename S, int VEC> __global__ void bias_backward_kernel(float* parti
     }
 }
 
-// db +=, unless NULL:   db = Σ_rows dy. partial (COLUMN_BLOCKS,OUT). Only for c_attn: the kernels of LayerNorm and GELU
-// compute the other bias gradients.
+// db: by sums, unless NULL:   db = Σ_rows dy. sums: space of (COLUMN_BLOCKS,OUT). Only for c_attn: the kernels of
+// LayerNorm and GELU compute the other bias gradients.
 template <typename S>
-static void bias_backward(Matmul* mm, float* db, float* partial, const S* dy, size_t rows, int OUT) {
+static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, const S* dy, size_t rows, int OUT) {
     if (!db) return;
     const int vec = channel_vec(OUT), blocks = (int)min(rows, (size_t)COLUMN_BLOCKS);
     const auto bias_backward_variant = vec == 4 ? bias_backward_kernel<S, 4> : bias_backward_kernel<S, 1>;
-    LAUNCH(bias_backward_variant, dim3(blocks, div_up(OUT, 256 * vec)), 256, 0, mm->stream, partial, dy, rows, OUT);
-    column_sum(mm->stream, {{db}}, 1, partial, blocks, OUT);
+    float* const partial = column_partials(sums, 1, blocks, OUT);
+    LAUNCH(bias_backward_variant, dim3(blocks, div_up(OUT, 256 * vec)), 256, 0, stream, partial, dy, rows, OUT);
+    column_sum(sums, db, partial, blocks, OUT);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -924,6 +970,7 @@ template <typename S, bool UNIFORM, bool DOCUMENTS> __global__ void __launch_bou
                         int* sync, const S* __restrict__ w, const float* __restrict__ temp,
                         const float* __restrict__ denom_bias, const StepHeader* __restrict__ step, int block_size,
                         const TssaDocuments* __restrict__ documents, TssaSize z) {
+    dependency_wait();
     DYNAMIC_SHARED(float, shared);   // (2,NH,32), and TssaGroups
     __shared__ TssaChunk chunk;
     float *x = shared, *scratch = x + z.NH * WARP, *sums = scratch + z.NH * WARP;
@@ -1357,6 +1404,7 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
                          const float* __restrict__ pi, const float* __restrict__ saved,
                          const float* __restrict__ temp, const TssaDocuments* __restrict__ documents, bool keep_starts,
                          TssaSize z) {
+    dependency_wait();
     DYNAMIC_SHARED(float, shared);   // (4,NH,32), and TssaStarts
     __shared__ TssaChunk chunk;
     float *pi_s = shared, *mass_s = pi_s + z.NH * WARP, *x = mass_s + z.NH * WARP, *du = x + z.NH * WARP;
@@ -1394,29 +1442,6 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
                  std::integral_constant<bool, DOCUMENTS>(), documents, &chunk, z);
 }
 
-// dtemp[h] += Σ_chunks partial[h,chunk]. partial (NH,chunks of all sequences). One block per head.
-constexpr int TEMP_THREADS = 256;
-
-__global__ void __launch_bounds__(TEMP_THREADS)
-    temp_backward_kernel(float* dtemp, const float* partial, size_t chunks) {
-    __shared__ float shared[TEMP_THREADS];
-    float sum = 0.0f;
-    UNROLL_BY(8) for (size_t i = threadIdx.x; i < chunks; i += TEMP_THREADS)   // mutant: temp_of_the_first_chunks
-        sum += partial[blockIdx.x * chunks + i];
-    sum = block_tree_sum(sum, shared);
-    if (threadIdx.x == 0) dtemp[blockIdx.x] += sum;
-}
-
-// ddenom_bias[h,first+t] += Σ_b HS temp[h] da[b,h,t]. One thread per (h,t). Traffic per row: 4 NH, from L2.
-__global__ void denom_bias_backward_kernel(float* ddenom_bias, const float* da, const float* temp,
-                                           const StepHeader* step, int block_size, TssaSize z) {
-    const int t = blockIdx.x * blockDim.x + threadIdx.x, h = blockIdx.y;
-    if (t >= z.T) return;
-    float sum = 0.0f;
-    UNROLL_BY(4) for (int b = 0; b < z.B; b++) sum += da[((size_t)b * z.NH + h) * z.T + t];
-    ddenom_bias[(size_t)h * block_size + step->first + t] += z.HS * temp[h] * sum;   // mutant: bias_place_ignored
-}
-
 template <typename S, bool DOCUMENTS> static auto tssa_backward_choice(bool pairs, bool uniform) {
     return uniform ? (pairs ? tssa_backward_kernel<S, 2, true, DOCUMENTS>
                             : tssa_backward_kernel<S, 1, true, DOCUMENTS>)
@@ -1424,13 +1449,13 @@ template <typename S, bool DOCUMENTS> static auto tssa_backward_choice(bool pair
                             : tssa_backward_kernel<S, 1, false, DOCUMENTS>);
 }
 
-// dw =; dtemp, ddenom_bias +=. da (B,NH,T), dtemp_partial (NH,B·chunks), back and totals are working space. A uniform
-// membership is a constant: no gradient passes through it to temp, denom_bias or w, and states.end has no sum of dS.
+// dw =; da (B,NH,T), dtemp_partial (NH,B·chunks): for TssaSums. back and totals are working space. A uniform membership
+// is a constant: no gradient passes through it to temp, denom_bias or w, and states.end has no sum of dS.
 template <typename S>
-static void tssa_backward(cudaStream_t stream, S* dw, float* dtemp, float* ddenom_bias, float* da, float* dtemp_partial,
-                          float* back, TssaStates states, float* totals, int* sync, const S* dy, const S* w,
-                          const float* u, const float* pi, const float* saved, const float* temp,
-                          StepInput step, int membership, int block_size, int B, int T, int C, int NH) {
+static void tssa_backward(cudaStream_t stream, S* dw, float* da, float* dtemp_partial, float* back, TssaStates states,
+                          float* totals, int* sync, const S* dy, const S* w, const float* u, const float* pi,
+                          const float* saved, const float* temp, StepInput step, int membership, int B, int T, int C,
+                          int NH) {
     const TssaSize z = tssa_size(B, T, C, NH);
     const size_t least = 4 * (size_t)NH * WARP * sizeof(float), starts = 2 * TSSA_STARTS * (size_t)C * sizeof(float);
     const bool uniform = membership == TOST_UNIFORM, pairs = tssa_pairs(z),
@@ -1441,10 +1466,64 @@ static void tssa_backward(cudaStream_t stream, S* dw, float* dtemp, float* ddeno
     allow_shared(tssa_backward_variant, shared);
     LAUNCH(tssa_backward_variant, B * z.chunks, tssa_threads(C, NH), shared, stream, dw, da,
            dtemp_partial, back, states, totals, sync, dy, w, u, pi, saved, temp, step.documents, keep_starts, z);
-    if (uniform) return;
-    LAUNCH(temp_backward_kernel, NH, TEMP_THREADS, 0, stream, dtemp, dtemp_partial, (size_t)B * z.chunks);
-    LAUNCH(denom_bias_backward_kernel, dim3(div_up(T, 128), NH), 128, 0, stream, ddenom_bias, da, temp, step.header,
-           block_size, z);
+}
+
+// What is left of TSSA's gradients: sums over sequences and chunks. With a uniform membership they are zero.
+struct TssaSums {
+    float *dtemp, *ddenom_bias;      // (NH), (NH,block_size)
+    const float *da, *dtemp_partial, *temp;
+    const StepHeader* step;
+    int membership, block_size, B, T, HS, NH, chunks;   // chunks: of all sequences
+};
+
+// dtemp[h] = Σ_chunks partial[h,chunk], or with add +=. The first TEMP_THREADS of a block of SUM_THREADS add.
+constexpr int TEMP_THREADS = 256;
+
+__device__ inline void temp_backward_block(const TssaSums& s, int h, bool add, float* shared) {
+    float sum = 0.0f;
+    if (threadIdx.x < TEMP_THREADS && s.membership != TOST_UNIFORM) {
+        UNROLL_BY(8) for (int i = threadIdx.x; i < s.chunks; i += TEMP_THREADS)   // mutant: temp_of_the_first_chunks
+            sum += s.dtemp_partial[(size_t)h * s.chunks + i];
+    }
+    sum = block_tree_sum(sum, shared);
+    if (threadIdx.x == 0) s.dtemp[h] = (add ? s.dtemp[h] : 0.0f) + sum;   // mutant: temp_not_overwritten
+}
+
+// ddenom_bias[h,first+t] = Σ_b HS temp[h] da[b,h,t], and 0 at other positions; or with add +=. One thread per position
+// of a head, with add per t. Traffic per row: 4 NH, from L2.
+__device__ inline void denom_bias_backward_block(const TssaSums& s, int h, int block, bool add) {
+    const int i = block * SUM_THREADS + threadIdx.x, t = add ? i : i - s.step->first;
+    const bool inside = t >= 0 && t < s.T;
+    if (add ? !inside : i >= s.block_size) return;
+    float sum = 0.0f;
+    if (inside && s.membership != TOST_UNIFORM) {
+        UNROLL_BY(4) for (int b = 0; b < s.B; b++) sum += s.da[((size_t)b * s.NH + h) * s.T + t];
+        sum = s.HS * s.temp[h] * sum;
+    }
+    float* out = s.ddenom_bias + (size_t)h * s.block_size + s.step->first + t;   // mutant: bias_place_ignored
+    *out = (add ? *out : 0.0f) + sum;   // mutant: denom_bias_not_overwritten
+}
+
+// Blocks take column sums, then temp, then denom_bias.
+__global__ void __launch_bounds__(SUM_THREADS) layer_sums_kernel(ColumnSums columns, TssaSums tssa, bool add) {
+    dependency_wait();
+    __shared__ float shared[SUM_THREADS];
+    int block = blockIdx.x;
+    for (int i = 0; i < columns.n; i++) {
+        const int blocks = column_sum_blocks(columns.sum[i]);
+        if (block < blocks) return column_sum_block(columns.sum[i], block, add, shared);
+        block -= blocks;
+    }
+    if (block < tssa.NH) return temp_backward_block(tssa, block, add, shared);
+    block -= tssa.NH;
+    denom_bias_backward_block(tssa, block % tssa.NH, block / tssa.NH, add);
+}
+
+// The gradients of a layer that wait in these sums: =, or with add +=
+static void layer_sums(cudaStream_t stream, const ColumnSums& columns, const TssaSums& tssa, bool add) {
+    int blocks = tssa.NH * (1 + div_up(add ? tssa.T : tssa.block_size, SUM_THREADS));
+    for (int i = 0; i < columns.n; i++) blocks += column_sum_blocks(columns.sum[i]);
+    LAUNCH(layer_sums_kernel, blocks, SUM_THREADS, 0, stream, columns, tssa, add);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1457,31 +1536,40 @@ static void tssa_backward(cudaStream_t stream, S* dw, float* dtemp, float* ddeno
 constexpr int GELU_PACK = 8, GELU_THREADS = 128;
 
 // Minimum traffic per element: 2 (x) + 2 (y).
-template <typename S> __global__ void gelu_forward_kernel(S* y, const S* x, size_t n) {
+template <typename S, typename Copy> __global__ void gelu_forward_kernel(S* y, const S* x, size_t n, Copy copy) {
+    dependency_wait();
+    CopyWriter<Copy> writer(copy);
     const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * GELU_PACK;
     if (i + GELU_PACK <= n) {
         float v[GELU_PACK];
         load_pack<GELU_PACK>(v, x + i);
         UNROLL for (int j = 0; j < GELU_PACK; j++) v[j] *= normal_cdf(v[j], normal_bell(v[j]));
         store_pack<GELU_PACK>(y + i, v);
+        writer.template store<GELU_PACK>(i, v);
     } else {
         for (size_t j = i; j < n; j++) {
             const float v = to_float(x[j]);
             y[j] = from_float<S>(v * normal_cdf(v, normal_bell(v)));
         }
     }
+    writer.end();
 }
 
-template <typename S> static void gelu_forward(cudaStream_t stream, S* y, const S* x, size_t n) {
-    LAUNCH((gelu_forward_kernel<S>), div_up(n, 256 * GELU_PACK), 256, 0, stream, y, x, n);
+// copy: of y, if n % GELU_PACK = 0
+template <typename S, typename Copy>
+static void gelu_forward(cudaStream_t stream, S* y, const S* x, size_t n, Copy copy) {
+    LAUNCH((gelu_forward_kernel<S, Copy>), div_up(n, 256 * GELU_PACK), 256, 0, stream, y, x, n, copy);
 }
 
 // dx = dy (Φ(x) + x φ(x)), φ(x) = e^(-x²/2)/√(2π), in place: dx holds dy on entry. dx, x (rows,N); partial (blocks,N):
 // Σ of dx over every gridDim.x-th row. Minimum traffic per element: 4 (dx) + 2 (x).
-template <typename S, int VEC> __global__ void __launch_bounds__(GELU_THREADS)
-    gelu_backward_kernel(S* __restrict__ dx, float* __restrict__ partial, const S* __restrict__ x, size_t rows, int N) {
+template <typename S, int VEC, typename Copy> __global__ void __launch_bounds__(GELU_THREADS)
+    gelu_backward_kernel(S* __restrict__ dx, float* __restrict__ partial, const S* __restrict__ x, size_t rows, int N,
+                         Copy copy) {
+    dependency_wait();
+    CopyWriter<Copy> writer(copy);
     const int c = (blockIdx.y * GELU_THREADS + threadIdx.x) * VEC;
-    if (c >= N) return;
+    if (c >= N) rows = 0;
     float sum[VEC] = {};
     UNROLL_BY(2) for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
         float d[VEC], v[VEC];
@@ -1493,18 +1581,24 @@ template <typename S, int VEC> __global__ void __launch_bounds__(GELU_THREADS)
             sum[i] += d[i];
         }
         store_pack<VEC>(dx + row * N + c, d);
+        writer.template store<VEC>(row * N + c, d);
     }
-    store_pack<VEC>(partial + (size_t)blockIdx.x * N + c, sum);
+    writer.end();
+    if (c < N) store_pack<VEC>(partial + (size_t)blockIdx.x * N + c, sum);
 }
 
-// dx = (in place of dy); db +=, unless NULL:   db = Σ_rows dx. x (rows,N), N % 4 = 0; partial (COLUMN_BLOCKS,N)
-template <typename S>
-static void gelu_backward(cudaStream_t stream, S* dx, float* db, float* partial, const S* x, size_t rows, int N) {
+// dx = (in place of dy); db: by sums, unless NULL:   db = Σ_rows dx. x (rows,N), N % 4 = 0; sums: space of
+// (COLUMN_BLOCKS,N). copy: of dx, if N % GELU_PACK = 0
+template <typename S, typename Copy>
+static void gelu_backward(cudaStream_t stream, S* dx, float* db, ColumnSums* sums, const S* x, size_t rows, int N,
+                          Copy copy) {
     const int vec = N % GELU_PACK == 0 ? GELU_PACK : 4, blocks = (int)min(rows, (size_t)COLUMN_BLOCKS);
-    const auto gelu_backward_variant = vec == 4 ? gelu_backward_kernel<S, 4> : gelu_backward_kernel<S, GELU_PACK>;
+    const auto gelu_backward_variant = !Copy::ACTIVE && vec == 4 ? gelu_backward_kernel<S, Copy::ACTIVE ? 8 : 4, Copy>
+                                                                 : gelu_backward_kernel<S, GELU_PACK, Copy>;
+    float* const partial = column_partials(sums, 1, blocks, N);
     LAUNCH(gelu_backward_variant, dim3(blocks, div_up(N, GELU_THREADS * vec)), GELU_THREADS, 0, stream, dx, partial, x,
-           rows, N);
-    if (db) column_sum(stream, {{db}}, 1, partial, blocks, N);
+           rows, N, copy);
+    column_sum(sums, db, partial, blocks, N);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1581,6 +1675,7 @@ __device__ inline void softmax_gradient(S* l, int v, int V, int target, float sh
 template <typename S> __global__ void __launch_bounds__(CLASSIFIER_THREADS, CLASSIFIER_BLOCKS)
     cross_entropy_kernel(float* loss, S* logits, const int32_t* targets, const StepHeader* step, bool gradient, int V,
                          int ld) {
+    dependency_wait();
     __shared__ SoftmaxStatistics shared[CLASSIFIER_THREADS / WARP];
     S* l = logits + (size_t)blockIdx.x * ld;
     const int target = targets[blockIdx.x];
@@ -1616,6 +1711,7 @@ template <typename S> __global__ void __launch_bounds__(CLASSIFIER_THREADS, CLAS
 constexpr int LOSS_THREADS = 1024;
 
 __global__ void __launch_bounds__(LOSS_THREADS) loss_sum_kernel(double* total, const float* loss, size_t rows) {
+    dependency_wait();
     __shared__ double shared[LOSS_THREADS];
     double sum = 0.0;
     for (size_t row = threadIdx.x; row < rows; row += LOSS_THREADS) sum += loss[row];
@@ -1624,12 +1720,12 @@ __global__ void __launch_bounds__(LOSS_THREADS) loss_sum_kernel(double* total, c
 }
 
 // Works on chunks of rows: the (rows,V) logits are never materialized. *total += Σ of the losses, unless total is NULL.
-// dwte NULL: no gradients; else dx =, dwte +=.
+// dwte NULL: no gradients; else dx =; dwte =, or with add +=.
 // loss, targets (rows); dx, x (rows,C); dwte, wte (V,C); logits (chunk,ld): working space
 template <typename S>
 static void classifier_forward_backward(Matmul* mm, double* total, float* loss, S* dx, float* dwte, S* logits,
                                         const S* x, const S* wte, const int32_t* targets, const StepHeader* step,
-                                        size_t rows, size_t chunk, int V, int C) {
+                                        size_t rows, size_t chunk, int V, int C, bool add) {
     const int ld = (int)logits_ld(V);
     for (size_t row = 0; row < rows; row += chunk) {
         const int n = (int)(rows - row < chunk ? rows - row : chunk);
@@ -1638,7 +1734,8 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
                dwte != NULL, V, ld);
         if (!dwte) continue;
         matmul(mm, Product<S, S>{dx + row * C, logits, wte, false, false, n, C, V, C, ld, C, 0.0f, NULL});
-        matmul(mm, Product<S, float>{dwte, logits, x + row * C, true, false, V, C, n, C, ld, C, 1.0f, NULL});
+        matmul(mm, Product<S, float>{dwte, logits, x + row * C, true, false, V, C, n, C, ld, C,
+                                     add || row > 0 ? 1.0f : 0.0f, NULL});   // mutant: wte_not_overwritten
     }
     if (total) LAUNCH(loss_sum_kernel, 1, LOSS_THREADS, 0, mm->stream, total, loss, rows);
 }
@@ -1696,9 +1793,22 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(da,           float,   train * rows * NH) \
     X(dtemp,        float,   train * B * chunks * NH) \
     X(back,         float,   train * B * chunks * tssa_sums_size(C, NH)) \
-    X(columns,      float,   train * COLUMN_BLOCKS * 4 * C) /* partial sums, for column_sum */ \
+    X(columns,      float,   train * COLUMN_BLOCKS * 17 * C) /* partial sums of a layer and ln_f, for ColumnSums */ \
     X(embed,        float,   train * (rows / (EMBED_SEGMENT / 2) + 1) * C) \
-    X(workspace,    char,    MATMUL_WORKSPACE)
+    X(workspace,    char,    MATMUL_WORKSPACE) \
+    X(fp8,          uint8_t, fp8 * rows * 4 * C)           /* copy of the next product's operand */ \
+    X(fp8_weights,  fp8_e4m3, fp8 * m->tensors.flat_size)  /* only matrices of layers; the same, transposed: */ \
+    X(fp8_weights_t, fp8_e4m3, fp8 * m->tensors.flat_size) \
+    X(fp8_scales,   Fp8Scale, fp8 * L * (FP8_SITES + Fp8Weights::COUNT))   /* of tensors, then of weights */ \
+    X(fp8_slots,    int,     fp8 * L * FP8_SITES * FP8_SLOTS * FP8_SLOT) \
+    X(fp8_most,     float,   fp8 * m->exchange.ranks * L * FP8_SITES) \
+    X(fp8_history,  float,   fp8 * FP8_HISTORY * L * FP8_SITES) \
+    X(fp8_weights_most, int, fp8 * L * Fp8Weights::COUNT)
+
+// The tensors of a layer that are copied to fp8, with --dtype fp8: the inputs of its Linears, then the gradients of
+// their outputs. Site s and site s + 4 belong to weight s of FP8_WEIGHTS.
+enum { FP8_LN_1, FP8_Y, FP8_LN_2, FP8_GELU, FP8_DW, FP8_DATTN_OUT, FP8_DFC, FP8_DMLP_OUT, FP8_SITES };
+constexpr TostRow FP8_WEIGHTS[] = {TOST_ROW_attn_w, TOST_ROW_attn_proj_w, TOST_ROW_fc_w, TOST_ROW_fc_proj_w};
 
 constexpr int DECAY_GROUP = 32;      // elements per byte of decays: tensors start at multiples of it
 
@@ -1707,7 +1817,8 @@ template <typename S> struct LayerActivations { LAYER_ACTIVATIONS(X) LAYER_RESID
 template <typename S> struct Buffers { SHARED_BUFFERS(X) };
 #undef X
 
-enum { PASS_TRAIN, PASS_EVAL, PASS_SUMS, PASS_BACKWARD, PASS_DECODE, PASSES };
+// The pass after zero_grad overwrites the gradients (FIRST), so that they need not be cleared; later ones add to them.
+enum { PASS_TRAIN_FIRST, PASS_TRAIN, PASS_EVAL, PASS_SUMS, PASS_BACKWARD_FIRST, PASS_BACKWARD, PASS_DECODE, PASSES };
 
 // The arguments of a pass over whole sequences. targets: NULL if it needs none
 struct Sequences { const int32_t *inputs, *targets; int B, T; float grad_scale; };
@@ -1726,6 +1837,12 @@ struct TostModel {
     PassGraph         graph[PASSES][2];    // of shorter passes; of passes over options.chunk tokens
     double*           host_scalars;        // pinned copy of Buffers.scalars
     bool              scalars_read;        // host_scalars is up to date
+    bool              grads_stale;         // to be overwritten by the next pass
+    struct {                               // --dtype fp8
+        bool scaled;                       // scales are known: not in the first step, whose products are in bf16
+        bool recording, products;          // this pass records largest values; its products are in fp8
+        bool weights_stale;                // the copies of the weights are not those of the parameters
+    } fp8;
     int32_t*          token_counts;        // (V)
     int               B, T;                // of the last forward over a chunk
     Sequences         sequences;           // of the last forward_train
@@ -1769,6 +1886,10 @@ static size_t classifier_chunk(size_t rows, int V, size_t logit_bytes) {
     return even_chunk(rows, most > 2 * ROW_TILE ? most : 2 * ROW_TILE);
 }
 
+static void put_range(TostModel* m, float* dst, const float* src, size_t n) {
+    if (n) CUDA_CHECK(cudaMemcpyAsync(dst, src, n * sizeof *src, cudaMemcpyHostToDevice, m->stream));
+}
+
 // TSSA's chunks of a pass in which documents are looked for; 0 if the model does not mask across documents.
 static size_t documents_size(const TostModel* m, size_t B, size_t T) {
     return m->config.document_token < 0 ? 0 : B * div_up(T, TSSA_CHUNK);
@@ -1781,7 +1902,8 @@ static bool has_chunks(const TostModel* m) { return m->options.chunk < m->option
 template <typename S> static size_t layout_buffers(TypedModel<S>* m, char* base) {
     const TostConfig* c = &m->config;
     const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = m->options.max_batch,
-                 T = m->options.chunk, rows = B * T, chunks = div_up(T, TSSA_CHUNK), train = m->options.training;
+                 T = m->options.chunk, rows = B * T, chunks = div_up(T, TSSA_CHUNK), train = m->options.training,
+                 fp8 = m->options.dtype == TOST_FP8;
     const size_t more_chunks = chunks_of(m, m->options.max_seq) - 1,
                  states = has_chunks(m) * L * B * tssa_state_size(C, NH);
     const size_t flat_bytes = m->tensors.flat_size * sizeof(float),
@@ -1837,6 +1959,104 @@ template <typename S> static void model_free(TypedModel<S>* m) {
     free(m->layer);
     free(m->token_counts);
     delete m;
+}
+
+// ---------------------------------------------------------------------------------------------
+// fp8: operands of the products of layers in a training pass. The gradients of weights, the classifier, and all
+// products of the first step and of other passes are in bf16.
+
+// Calls f with the copy that the kernel of a site's tensor writes: none, unless the pass is recorded.
+template <typename Q, typename S, typename F> static void with_copy(TypedModel<S>* m, int l, int site, F f) {
+    if constexpr (std::is_same<S, bf16>::value) {
+        const size_t tensor = (size_t)l * FP8_SITES + site;
+        if (m->fp8.recording)
+            return f(Fp8Copy<Q>{m->fp8.products ? (Q*)m->buf.fp8 : NULL, m->buf.fp8_scales + tensor,
+                                m->buf.fp8_slots + tensor * FP8_SLOTS * FP8_SLOT});
+    }
+    f(NoCopy());
+}
+
+// The copy of a tensor whose kernel does not write it.
+template <typename Q, typename S> static void copy_tensor(TypedModel<S>* m, int l, int site, const S* x, size_t n) {
+    if constexpr (std::is_same<S, bf16>::value)
+        with_copy<Q>(m, l, site, [&](auto copy) {
+            if constexpr (decltype(copy)::ACTIVE) fp8_cast(m->stream, copy, x, n);
+        });
+}
+
+// The operands of the product that follows: the copy written last, of this site, and its weight.
+template <typename Q, typename S> static Fp8Operands<Q> fp8_operands(const TypedModel<S>* m, int l, int site) {
+    if (!m->fp8.products) return {};
+    const int L = m->config.n_layer, weight = site % Fp8Weights::COUNT;
+    const fp8_e4m3* weights = site == weight ? m->buf.fp8_weights : m->buf.fp8_weights_t;
+    const Fp8Scale* of_weights = m->buf.fp8_scales + (size_t)L * FP8_SITES;
+    return {(const Q*)m->buf.fp8, weights + tost_row_offset(&m->tensors, FP8_WEIGHTS[weight], l),
+            &m->buf.fp8_scales[(size_t)l * FP8_SITES + site].inverse,
+            &of_weights[(size_t)l * Fp8Weights::COUNT + weight].inverse};
+}
+
+// Begins a pass of `rows` rows. In training, updates the copies of the weights if necessary.
+template <typename S> static void fp8_begin(TypedModel<S>* m, bool training, size_t rows) {
+    m->fp8.recording = training && m->options.dtype == TOST_FP8;
+    m->fp8.products = m->fp8.recording && m->fp8.scaled && rows % 16 == 0;
+    if constexpr (std::is_same<S, bf16>::value) {
+        if (!m->fp8.products || !m->fp8.weights_stale) return;
+        const int L = m->config.n_layer, C = m->config.n_embd;
+        Fp8Weights w = {{}, 0, {C, C, 4 * C, C}, {C, C, C, 4 * C}};
+        for (int i = 0; i < Fp8Weights::COUNT; i++) w.offset[i] = tost_row_offset(&m->tensors, FP8_WEIGHTS[i], 0);
+        if (L > 1) w.stride = tost_row_offset(&m->tensors, FP8_WEIGHTS[0], 1) - w.offset[0];
+        fp8_weights(m->stream, m->buf.fp8_weights, m->buf.fp8_weights_t,
+                    m->buf.fp8_scales + (size_t)L * FP8_SITES, m->buf.fp8_weights_most, m->weights, w, L);
+        m->fp8.weights_stale = false;
+    }
+}
+
+template <typename S> static int fp8_tensors(const TypedModel<S>* m) {
+    return m->options.dtype == TOST_FP8 ? m->config.n_layer * FP8_SITES : 0;
+}
+
+// The scales are known from now on: graphs of the passes before have products in bf16.
+static void fp8_scaled(TostModel* m) {
+    if (m->fp8.scaled) return;
+    for (int pass : {PASS_TRAIN_FIRST, PASS_TRAIN, PASS_BACKWARD_FIRST, PASS_BACKWARD}) {
+        for (PassGraph& graph : m->graph[pass]) {
+            graph_free(&graph);
+            graph = {};
+        }
+    }
+    m->fp8.scaled = true;
+}
+
+// Ends a step: its largest values, over all ranks, determine the scales of the next one.
+template <typename S> static void fp8_end_step(TypedModel<S>* m) {
+    const int tensors = fp8_tensors(m);
+    if (tensors == 0) return;
+    const Exchange* x = &m->exchange;
+    LAUNCH(fp8_recorded_kernel, tensors, WARP, 0, m->stream, m->buf.fp8_most + (size_t)x->rank * tensors,
+           m->buf.fp8_slots);
+    exchange_share(&m->exchange, m->buf.fp8_most, tensors);
+    LAUNCH(fp8_history_kernel, div_up(tensors, 128), 128, 0, m->stream, m->buf.fp8_scales, m->buf.fp8_history,
+           m->buf.fp8_most, x->ranks, tensors, (int)FP8_SITES);
+    fp8_scaled(m);
+}
+
+template <typename S> static size_t cuda_scales(TypedModel<S>* m) { return (size_t)FP8_HISTORY * fp8_tensors(m); }
+
+template <typename S> static bool cuda_get_scales(float* dst, TypedModel<S>* m) {
+    if (!m->fp8.scaled) return false;
+    exchange_settle(&m->exchange);
+    copy_to_host(dst, m->buf.fp8_history, cuda_scales(m), m->stream);
+    return true;
+}
+
+template <typename S> static void cuda_put_scales(TypedModel<S>* m, const float* src) {
+    const int tensors = fp8_tensors(m);
+    if (tensors == 0) return;
+    put_range(m, m->buf.fp8_history, src, (size_t)FP8_HISTORY * tensors);
+    LAUNCH(fp8_scales_kernel, div_up(tensors, 128), 128, 0, m->stream, m->buf.fp8_scales, m->buf.fp8_history, tensors,
+           (int)FP8_SITES);
+    CUDA_CHECK(cudaStreamSynchronize(m->stream));
+    fp8_scaled(m);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1900,32 +2120,50 @@ template <typename S> static void layer_branches(TypedModel<S>* m, int l, TssaSt
     const int C = m->config.n_embd, NH = m->config.n_head;
     const size_t rows = (size_t)B * T;
     Matmul* mm = &m->mm;
-    linear_forward(mm, a->w, a->ln_1, w.attn_w, w.attn_b, rows, C, C);
+    linear_forward(mm, a->w, a->ln_1, w.attn_w, w.attn_b, rows, C, C, fp8_operands<fp8_e4m3>(m, l, FP8_LN_1));
     tssa_forward(m->stream, a->y, a->u, a->pi, a->tssa_saved, layer_states(m, states, l, B), m->buf.totals, sync, a->w,
                  p.temp, p.denom_bias, model_input(m, B, T), m->config.membership, m->config.block_size, B, T,
                  C, NH);
-    linear_forward(mm, a->attn_out, a->y, w.attn_proj_w, w.attn_proj_b, rows, C, C);
+    copy_tensor<fp8_e4m3>(m, l, FP8_Y, a->y, rows * C);
+    linear_forward(mm, a->attn_out, a->y, w.attn_proj_w, w.attn_proj_b, rows, C, C,
+                   fp8_operands<fp8_e4m3>(m, l, FP8_Y));
 
-    residual_layernorm_forward(m->stream, a->x_mid, a->ln_2, a->mean_2, a->rstd_2, layer_input(m, l), a->attn_out,
-                               p.gamma1, p.ln_2_w, p.ln_2_b, rows, C);
-    linear_forward(mm, a->fc, a->ln_2, w.fc_w, w.fc_b, rows, C, 4 * C);
-    gelu_forward(m->stream, a->gelu, a->fc, rows * 4 * C);
-    linear_forward(mm, a->mlp_out, a->gelu, w.fc_proj_w, w.fc_proj_b, rows, 4 * C, C);
+    with_copy<fp8_e4m3>(m, l, FP8_LN_2, [&](auto copy) {
+        residual_layernorm_forward(m->stream, a->x_mid, a->ln_2, a->mean_2, a->rstd_2, layer_input(m, l), a->attn_out,
+                                   p.gamma1, p.ln_2_w, p.ln_2_b, rows, C, copy);
+    });
+    linear_forward(mm, a->fc, a->ln_2, w.fc_w, w.fc_b, rows, C, 4 * C, fp8_operands<fp8_e4m3>(m, l, FP8_LN_2));
+    with_copy<fp8_e4m3>(m, l, FP8_GELU,
+                        [&](auto copy) { gelu_forward(m->stream, a->gelu, a->fc, rows * 4 * C, copy); });
+    linear_forward(mm, a->mlp_out, a->gelu, w.fc_proj_w, w.fc_proj_b, rows, 4 * C, C,
+                   fp8_operands<fp8_e4m3>(m, l, FP8_GELU));
+}
+
+// Calls f with the copy of the ln_1 of layer l; l = L: of ln_f, which has none.
+template <typename S, typename F> static void with_norm_copy(TypedModel<S>* m, int l, F f) {
+    if (l == m->config.n_layer) f(NoCopy());
+    else with_copy<fp8_e4m3>(m, l, FP8_LN_1, f);
 }
 
 template <typename S> static void layer_forward(TypedModel<S>* m, int l, TssaStates states, int B, int T) {
     const LayerActivations<S>* a = &m->layer[l];
     const NextNorm<S> next = next_norm(m, l);
     layer_branches(m, l, states, m->buf.tssa_sync + l * tssa_sync_size(B, T), B, T);
-    residual_layernorm_forward(m->stream, a->x_out, next.y, next.mean, next.rstd, a->x_mid, a->mlp_out,
-                               model_params(m, TOST_PARAM, l).gamma2, next.w, next.b, (size_t)B * T, m->config.n_embd);
+    with_norm_copy(m, l + 1, [&](auto copy) {
+        residual_layernorm_forward(m->stream, a->x_out, next.y, next.mean, next.rstd, a->x_mid, a->mlp_out,
+                                   model_params(m, TOST_PARAM, l).gamma2, next.w, next.b, (size_t)B * T,
+                                   m->config.n_embd, copy);
+    });
 }
 
 // The LayerNorm after layer l, of a finished residual stream.
 template <typename S> static void norm_forward(TypedModel<S>* m, int l, int B, int T) {
     const NextNorm<S> next = next_norm(m, l);
-    residual_layernorm_forward(m->stream, (float*)NULL, next.y, next.mean, next.rstd, layer_input(m, l + 1),
-                               (const S*)NULL, (const float*)NULL, next.w, next.b, (size_t)B * T, m->config.n_embd);
+    with_norm_copy(m, l + 1, [&](auto copy) {
+        residual_layernorm_forward(m->stream, (float*)NULL, next.y, next.mean, next.rstd, layer_input(m, l + 1),
+                                   (const S*)NULL, (const float*)NULL, next.w, next.b, (size_t)B * T,
+                                   m->config.n_embd, copy);
+    });
 }
 
 // With recompute: the activations of layer l, from its input. Uses the second half of the scans' flags.
@@ -1935,8 +2173,8 @@ template <typename S> static void run_layer_from_input(TypedModel<S>* m, int l, 
 }
 
 // buf.dx: the gradient of x_out becomes that of x. buf.dbranch: the gradient of mlp_out becomes that of the layer
-// below. With recompute the activations of the layer below replace those of this layer.
-template <typename S> static void layer_backward(TypedModel<S>* m, int l, int B, int T) {
+// below. Parameters: =, or with add +=. With recompute the activations of the layer below replace those of this layer.
+template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* sums, int l, int B, int T, bool add) {
     const LayerActivations<S>* a = &m->layer[l];
     const Buffers<S>* buf = &m->buf;
     const TostParams<float> p = model_params(m, TOST_PARAM, l), g = model_params(m, TOST_GRAD, l);
@@ -1944,27 +2182,42 @@ template <typename S> static void layer_backward(TypedModel<S>* m, int l, int B,
     const int C = m->config.n_embd, NH = m->config.n_head;
     const size_t rows = (size_t)B * T;
     Matmul* mm = &m->mm;
-    linear_backward(mm, buf->scratch_bt4c, g.fc_proj_w, buf->dbranch, a->gelu, w.fc_proj_w, rows, 4 * C, C);
-    gelu_backward(m->stream, buf->scratch_bt4c, g.fc_b, buf->columns, a->fc, rows, 4 * C);
-    linear_backward(mm, buf->scratch_btc, g.fc_w, buf->scratch_bt4c, a->ln_2, w.fc_w, rows, C, 4 * C);
-    layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_2_w, g.ln_2_b, g.gamma1, g.attn_proj_b,
-                                buf->columns, buf->scratch_btc, a->x_mid, a->mean_2, a->rstd_2, p.ln_2_w, a->attn_out,
-                                p.gamma1, true, rows, C);
+    linear_backward(mm, buf->scratch_bt4c, g.fc_proj_w, buf->dbranch, a->gelu, w.fc_proj_w, rows, 4 * C, C, add,
+                    fp8_operands<fp8_e5m2>(m, l, FP8_DMLP_OUT));
+    with_copy<fp8_e5m2>(m, l, FP8_DFC, [&](auto copy) {
+        gelu_backward(m->stream, buf->scratch_bt4c, g.fc_b, sums, a->fc, rows, 4 * C, copy);
+    });
+    linear_backward(mm, buf->scratch_btc, g.fc_w, buf->scratch_bt4c, a->ln_2, w.fc_w, rows, C, 4 * C, add,
+                    fp8_operands<fp8_e5m2>(m, l, FP8_DFC));
+    with_copy<fp8_e5m2>(m, l, FP8_DATTN_OUT, [&](auto copy) {
+        layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_2_w, g.ln_2_b, g.gamma1, g.attn_proj_b,
+                                    sums, buf->scratch_btc, a->x_mid, a->mean_2, a->rstd_2, p.ln_2_w, a->attn_out,
+                                    p.gamma1, true, rows, C, copy);
+    });
 
-    linear_backward(mm, buf->scratch_btc, g.attn_proj_w, buf->dbranch, a->y, w.attn_proj_w, rows, C, C);
-    tssa_backward(m->stream, buf->dbranch, g.temp, g.denom_bias, buf->da, buf->dtemp, buf->back,
-                  layer_states(m, chunk_adjoints(m), l, B), buf->totals, buf->tssa_sync + l * tssa_sync_size(B, T),
-                  buf->scratch_btc, a->w, a->u, a->pi, a->tssa_saved, p.temp, model_input(m, B, T),
-                  m->config.membership, m->config.block_size, B, T, C, NH);
-    linear_backward(mm, buf->scratch_btc, g.attn_w, buf->dbranch, a->ln_1, w.attn_w, rows, C, C);
-    bias_backward(mm, g.attn_b, buf->columns, buf->dbranch, rows, C);
+    linear_backward(mm, buf->scratch_btc, g.attn_proj_w, buf->dbranch, a->y, w.attn_proj_w, rows, C, C, add,
+                    fp8_operands<fp8_e5m2>(m, l, FP8_DATTN_OUT));
+    tssa_backward(m->stream, buf->dbranch, buf->da, buf->dtemp, buf->back, layer_states(m, chunk_adjoints(m), l, B),
+                  buf->totals, buf->tssa_sync + l * tssa_sync_size(B, T), buf->scratch_btc, a->w, a->u, a->pi,
+                  a->tssa_saved, p.temp, model_input(m, B, T), m->config.membership, B, T, C, NH);
+    copy_tensor<fp8_e5m2>(m, l, FP8_DW, buf->dbranch, rows * C);
+    linear_backward(mm, buf->scratch_btc, g.attn_w, buf->dbranch, a->ln_1, w.attn_w, rows, C, C, add,
+                    fp8_operands<fp8_e5m2>(m, l, FP8_DW));
+    bias_backward(m->stream, g.attn_b, sums, buf->dbranch, rows, C);
     if (l > 0 && m->options.recompute) run_layer_from_input(m, l - 1, B, T);
     const TostParams<float> below = model_params(m, TOST_PARAM, l > 0 ? l - 1 : 0),
                             dbelow = model_params(m, TOST_GRAD, l > 0 ? l - 1 : 0);
-    layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_1_w, g.ln_1_b, l > 0 ? dbelow.gamma2 : NULL,
-                                l > 0 ? dbelow.fc_proj_b : NULL, buf->columns, buf->scratch_btc, layer_input(m, l),
-                                a->mean_1, a->rstd_1, p.ln_1_w, l > 0 ? m->layer[l - 1].mlp_out : (S*)NULL,
-                                below.gamma2, true, rows, C);
+    const auto norm_backward = [&](auto copy) {
+        layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_1_w, g.ln_1_b, l > 0 ? dbelow.gamma2 : NULL,
+                                    l > 0 ? dbelow.fc_proj_b : NULL, sums, buf->scratch_btc, layer_input(m, l),
+                                    a->mean_1, a->rstd_1, p.ln_1_w, l > 0 ? m->layer[l - 1].mlp_out : (S*)NULL,
+                                    below.gamma2, true, rows, C, copy);
+    };
+    if (l > 0) with_copy<fp8_e5m2>(m, l - 1, FP8_DMLP_OUT, norm_backward);
+    else norm_backward(NoCopy());
+    layer_sums(m->stream, *sums,
+               {g.temp, g.denom_bias, buf->da, buf->dtemp, p.temp, model_input(m, B, T).header, m->config.membership,
+                m->config.block_size, B, T, C / NH, NH, B * div_up(T, TSSA_CHUNK)}, add);
 }
 
 // Zeroes the flags of the scans of all layers.
@@ -1992,30 +2245,38 @@ template <typename S> static void model_forward(TypedModel<S>* m, TssaStates sta
 }
 
 // The exchange of complete gradients starts after each layer, in the pass that ends a step.
-template <typename S> static void model_backward(TypedModel<S>* m, TostEnd end, int B, int T) {
+template <typename S> static void model_backward(TypedModel<S>* m, TostEnd end, int B, int T, bool add) {
     const int C = m->config.n_embd, last = m->config.n_layer - 1;
     const size_t rows = (size_t)B * T;
     const Buffers<S>* buf = &m->buf;
     const TostParams<float> p = model_params(m, TOST_PARAM, last), g = model_params(m, TOST_GRAD, last);
+    ColumnSums sums = {};
+    sums.space = buf->columns;
     clear_sync(m, B, T);
-    layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_f_w, g.ln_f_b, g.gamma2, g.fc_proj_b,
-                                buf->columns, buf->scratch_btc, m->layer[last].x_out, buf->mean_f, buf->rstd_f,
-                                p.ln_f_w, m->layer[last].mlp_out, p.gamma2, false, rows, C);
+    with_copy<fp8_e5m2>(m, last, FP8_DMLP_OUT, [&](auto copy) {
+        layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_f_w, g.ln_f_b, g.gamma2, g.fc_proj_b, &sums,
+                                    buf->scratch_btc, m->layer[last].x_out, buf->mean_f, buf->rstd_f, p.ln_f_w,
+                                    m->layer[last].mlp_out, p.gamma2, false, rows, C, copy);
+    });
     for (int l = last; l >= 0; l--) {
-        layer_backward(m, l, B, T);
+        layer_backward(m, &sums, l, B, T, add);
+        sums.n = 0;
+        sums.space = buf->columns;
         if (m->exchange.comm) exchange_gradients(&m->exchange, end, tost_row_offset(&m->tensors, TOST_ROW_gamma1, l));
     }
     const StepInput s = model_input(m, B, T);
     embedding_backward(m->stream, g.wte, g.wpe, buf->embed, buf->dx,
-                       {s.order, s.start, s.dest, s.big_token, s.big_first}, s.header, B, T, C);
+                       {s.order, s.start, s.dest, s.big_token, s.big_first}, s.header, m->config.block_size, B, T, C,
+                       add);
 }
 
 // The losses of n rows of x, which has a row per target; see classifier_forward_backward.
 template <typename S>
-static void classifier_pass(TypedModel<S>* m, double* total, S* dx, float* dwte, const S* x, StepInput s, size_t n) {
+static void classifier_pass(TypedModel<S>* m, double* total, S* dx, float* dwte, const S* x, StepInput s, size_t n,
+                            bool add) {
     classifier_forward_backward(&m->mm, total, m->buf.losses, dx, dwte, (S*)m->buf.logits, x, model_weights(m, 0).wte,
                                 s.targets, s.header, n, even_chunk(n, m->logits_rows), m->config.vocab_size,
-                                m->config.n_embd);
+                                m->config.n_embd, add);
 }
 
 // Tokens of chunk k of sequences of T tokens.
@@ -2057,6 +2318,7 @@ template <typename S> static StepInput start_forward(TypedModel<S>* m, const Seq
     m->B = q->B;
     m->T = T;
     m->computed_layer = m->config.n_layer - 1;
+    fp8_begin(m, false, 0);
     *s.header = {};
     s.header->first = position;   // mutant: position_ignored
     s.header->grad_scale = q->grad_scale;
@@ -2146,7 +2408,7 @@ static void cuda_forward_loss(TypedModel<S>* m, const int32_t* inputs, const int
         run_pass(m, PASS_EVAL, [=](int B, int T) {
             model_forward(m, chunk_states(m), B, T);
             classifier_pass(m, m->buf.scalars, (S*)NULL, (float*)NULL, m->buf.ln_f, model_input(m, B, T),
-                            (size_t)B * T);
+                            (size_t)B * T, false);
         });
         if (chunks > 1 && chunk_done(m, (double)(k + 1) / chunks)) return;
     }
@@ -2157,14 +2419,16 @@ static void cuda_forward_loss(TypedModel<S>* m, const int32_t* inputs, const int
 template <typename S> static void forward_train_chunk(TypedModel<S>* m, const Sequences* q, int k) {
     const StepInput s = start_forward(m, q, k, 0);
     const size_t rows = (size_t)m->B * m->T;
+    const bool add = !m->grads_stale;
+    fp8_begin(m, true, rows);
     input_targets(m, s, q, k);
     embed_order(s.header, s, m->token_counts, (int)rows, m->config.vocab_size);
     input_send(m, s, (int32_t*)s.header + step_input_size(rows, documents_size(m, m->B, m->T)));
     copy_states(m, m->buf.before, chunk_start(m, k, q->B), q->B);
-    run_pass(m, PASS_TRAIN, [=](int B, int T) {
+    run_pass(m, add ? PASS_TRAIN : PASS_TRAIN_FIRST, [=](int B, int T) {
         model_forward(m, chunk_states(m), B, T);
         classifier_pass(m, m->buf.scalars, m->buf.scratch_btc, model_params(m, TOST_GRAD, 0).wte, m->buf.ln_f,
-                        model_input(m, B, T), (size_t)B * T);
+                        model_input(m, B, T), (size_t)B * T, add);
     });
 }
 
@@ -2178,16 +2442,22 @@ static void cuda_forward_train(TypedModel<S>* m, const int32_t* inputs, const in
     if (!m->abandoned) forward_train_chunk(m, &m->sequences, chunks_of(m, T) - 1);
 }
 
-static void zero_gradients(TostModel* m) {
+// Before gradients are read or set: if no pass has overwritten them since zero_grad, clears them.
+static void settle_gradients(TostModel* m) {
+    if (!m->grads_stale) return;
     CUDA_CHECK(cudaMemsetAsync(m->state[TOST_GRAD], 0, m->tensors.flat_size * sizeof(float), m->stream));
+    m->grads_stale = false;
 }
 
 // right: TSSA's sums over the chunks that follow; NULL: there are none. NCCL's calls are not in a graph.
 template <typename S> static void backward_chunk(TypedModel<S>* m, const double* right, TostEnd end) {
+    const bool add = !m->grads_stale;
     recompute_layer(m, m->config.n_layer - 1);
     copy_states(m, m->buf.right, right, m->B);   // mutant: adjoint_not_passed
-    if (m->exchange.comm && end == TOST_STEP_ENDS) model_backward(m, end, m->B, m->T);
-    else run_pass(m, PASS_BACKWARD, [=](int B, int T) { model_backward(m, TOST_MORE, B, T); });
+    if (m->exchange.comm && end == TOST_STEP_ENDS) model_backward(m, end, m->B, m->T, add);
+    else run_pass(m, add ? PASS_BACKWARD : PASS_BACKWARD_FIRST,
+                  [=](int B, int T) { model_backward(m, TOST_MORE, B, T, add); });
+    m->grads_stale = false;   // mutant: chunks_overwritten
     m->computed_layer = 0;
 }
 
@@ -2202,7 +2472,7 @@ template <typename S> static void cuda_backward(TypedModel<S>* m, TostEnd end) {
     if (m->abandoned) return;
     backward_chunk(m, chunks > 1 ? m->buf.left : NULL, end);
     exchange_gradients(&m->exchange, end, 0);
-    if (end == TOST_PART_ENDS) zero_gradients(m);
+    m->grads_stale = end == TOST_PART_ENDS;   // mutant: parts_not_overwritten
 }
 
 // Reads the sum of losses and the gradient norm together: the only wait for the device in a training step.
@@ -2287,6 +2557,7 @@ template <typename S> static void cuda_decode_step(float* logits, TypedModel<S>*
 
 // y[i] = x[order[i]]; rows of C. Minimum traffic per row: 2C + 2C.
 template <typename S, int VEC> __global__ void gather_rows_kernel(S* y, const S* x, const int32_t* order, int C) {
+    dependency_wait();
     const S* x_row = x + (size_t)order[blockIdx.x] * C;
     for (int c = threadIdx.x * VEC; c < C; c += blockDim.x * VEC) {
         float v[VEC];
@@ -2325,7 +2596,7 @@ template <typename S> static void decode_losses(float* losses, TypedModel<S>* m,
     S* rows = m->layer[0].ln_1;
     const auto gather_rows_variant = vec == 4 ? gather_rows_kernel<S, 4> : gather_rows_kernel<S, 1>;
     LAUNCH(gather_rows_variant, (int)counted, channel_threads(C, vec), 0, m->stream, rows, m->buf.ln_f, s.order, C);
-    classifier_pass(m, (double*)NULL, (S*)NULL, (float*)NULL, rows, s, counted);
+    classifier_pass(m, (double*)NULL, (S*)NULL, (float*)NULL, rows, s, counted, false);
     copy_to_host(losses, m->buf.losses, counted, m->stream);
 }
 
@@ -2374,12 +2645,20 @@ static void cuda_decode_advance(double* losses, TypedModel<S>* m, const int32_t*
 // ---------------------------------------------------------------------------------------------
 // Gradients and AdamW
 
-static void cuda_zero_grad(TostModel* m) {
+// Zeroes the largest values that the passes of a step record.
+template <typename S> static void fp8_clear(TypedModel<S>* m) {
+    const size_t slots = (size_t)fp8_tensors(m) * FP8_SLOTS * FP8_SLOT;
+    if (slots) CUDA_CHECK(cudaMemsetAsync(m->buf.fp8_slots, 0, slots * sizeof(int), m->stream));
+}
+
+template <typename S> static void cuda_zero_grad(TypedModel<S>* m) {
     exchange_begin(&m->exchange);
-    zero_gradients(m);
+    fp8_clear(m);
+    m->grads_stale = true;
 }
 
 template <typename S> static double cuda_grad_norm(TypedModel<S>* m) {
+    settle_gradients(m);
     exchange_norm(&m->exchange, m->buf.scalars + 1);
     read_scalars(m);
     return sqrt(m->host_scalars[1]);
@@ -2394,6 +2673,7 @@ struct AdamWFactors { float decay, scale, b1, b2, c1, c2, rate, root, eps, ema_r
 template <typename S>
 __global__ void adamw_kernel(float* param, float* moment, float* variance, float* ema, S* weights, const float* grad,
                              const uint8_t* decays, size_t n, AdamWFactors a) {
+    dependency_wait();
     const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
     if (i >= n) return;
     float p[4], m[4], v[4], g[4];
@@ -2436,6 +2716,7 @@ template <typename S> static void update_slices(TypedModel<S>* m, AdamWFactors f
 }
 
 template <typename S> __global__ void convert_kernel(S* y, const float* x, size_t n) {
+    dependency_wait();
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) y[i] = from_float<S>(x[i]);
 }
@@ -2458,15 +2739,21 @@ template <typename S> static void cuda_update(TypedModel<S>* m, const TostAdamW*
     f.root = (float)(1.0 / sqrt(1.0 - pow(a->beta2, (double)a->step)));
     f.eps = (float)a->eps;
     f.ema_rate = (float)a->ema_rate;
+    settle_gradients(m);
     update_slices(m, f);
     exchange_gather(&m->exchange, m->state[TOST_PARAM]);
     if (m->exchange.comm) convert_weights(m, 0, m->tensors.flat_size);
+    m->fp8.weights_stale = true;   // mutant: fp8_weights_not_updated
+    fp8_end_step(m);
 }
 
 // ---------------------------------------------------------------------------------------------
 // The engine
 
-static bool cuda_supports(TostDtype dtype) { return dtype == TOST_FP32 || dtype == TOST_TF32 || dtype == TOST_BF16; }
+static bool cuda_supports(TostDtype dtype) { return dtype >= TOST_FP32 && dtype <= TOST_FP8; }
+
+// True if the storage type is bf16.
+static bool is_bf16(TostDtype dtype) { return dtype == TOST_BF16 || dtype == TOST_FP8; }
 
 template <typename S> static size_t model_bytes(const TostConfig* c, const TostEngineOptions* o) {
     TypedModel<S>* m = model_new<S>(c, o);
@@ -2476,7 +2763,7 @@ template <typename S> static size_t model_bytes(const TostConfig* c, const TostE
 }
 
 static size_t cuda_memory(const TostConfig* c, const TostEngineOptions* o) {
-    return o->dtype == TOST_BF16 ? model_bytes<bf16>(c, o) : model_bytes<float>(c, o);
+    return is_bf16(o->dtype) ? model_bytes<bf16>(c, o) : model_bytes<float>(c, o);
 }
 
 // True if the blocks and shared memory of the kernels can hold a row.
@@ -2490,6 +2777,23 @@ static bool fits_kernels(const TostConfig* c, TostError* err) {
     if (c->n_embd > channels)
         return tost_error(err, "--channels %d: the CUDA engine takes up to %d, in multiples of 4 up to %d", c->n_embd,
                           8 * NORM_THREADS, 12 * NORM_THREADS);
+    return true;
+}
+
+// True if --dtype fp8 can train this model on this device.
+static bool fits_fp8(const cudaDeviceProp* prop, const TostConfig* c, const TostEngineOptions* o, TostError* err) {
+    if (o->dtype != TOST_FP8) return true;
+    if (!o->training) return tost_error(err, "--dtype fp8 is for training: give --dtype bf16");
+    if (prop->major < 9)
+        return tost_error(err, "--dtype fp8: %s has compute capability %d.%d; 9.0 or later is needed (Hopper): give "
+                          "--dtype bf16", prop->name, prop->major, prop->minor);
+    if (c->n_embd % 16)
+        return tost_error(err, "--dtype fp8: --channels %d is not a multiple of 16: give --dtype bf16", c->n_embd);
+    if (o->chunk && o->chunk < o->max_seq)
+        return tost_error(err, "--dtype fp8 with --chunk %d is not supported: give --dtype bf16", o->chunk);
+    if ((int64_t)o->max_batch * o->max_seq % 16)
+        return tost_error(err, "--dtype fp8: --batch %d times --seq %d is not a multiple of 16", o->max_batch,
+                          o->max_seq);
     return true;
 }
 
@@ -2527,6 +2831,8 @@ template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
     CUDA_CHECK(cudaMemsetAsync(m->buf.scalars, 0, 2 * sizeof(double), m->stream));
     if (!m->options.training) return true;
     put_decays(m);
+    fp8_clear(m);
+    m->fp8.weights_stale = true;
     return exchange_open(&m->exchange, m->stream, err);
 }
 
@@ -2540,9 +2846,10 @@ template <typename S> static TostModel* model_create(const TostConfig* c, const 
 // Collective if it trains with other ranks: fails on all of them if it does on one.
 static TostModel* cuda_create(const TostConfig* c, const TostEngineOptions* o, TostError* err) {
     cudaDeviceProp prop;
-    const bool ok = fits_kernels(c, err) && device_open(&prop, o->comm ? o->comm->place.local_rank : 0, err);
+    const bool ok = fits_kernels(c, err) && device_open(&prop, o->comm ? o->comm->place.local_rank : 0, err) &&
+                    fits_fp8(&prop, c, o, err);
     if (!comm_agree(o->training ? o->comm : NULL, ok, err)) return NULL;
-    return o->dtype == TOST_BF16 ? model_create<bf16>(c, o, err) : model_create<float>(c, o, err);
+    return is_bf16(o->dtype) ? model_create<bf16>(c, o, err) : model_create<float>(c, o, err);
 }
 
 // By the name of the GPU; else the rate of a square product, or 0 if memory is short.
@@ -2579,20 +2886,18 @@ template <typename S> static double cuda_peak_flops(TypedModel<S>* m) {
     return 2.0 * PRODUCTS * size * n / (ms * 1e-3);
 }
 
-static void put_range(TostModel* m, float* dst, const float* src, size_t n) {
-    if (n) CUDA_CHECK(cudaMemcpyAsync(dst, src, n * sizeof *src, cudaMemcpyHostToDevice, m->stream));
-}
-
 template <typename S> static void cuda_put(TypedModel<S>* m, TostState s, const TostTensor* t, const float* src) {
     const Exchange* x = &m->exchange;
     const Range tensor = {t->offset, t->offset + t->size};
     exchange_settle(&m->exchange);
+    if (s == TOST_GRAD) settle_gradients(m);
     if (s < TOST_M) put_range(m, m->state[s] + t->offset, src, t->size);
     for (int k = 0; s >= TOST_M && k < x->slices.buckets; k++) {
         const Range own = exchange_slice(x, k), r = range_meet(own, tensor);
         put_range(m, m->state[s] + exchange_packed(x, x->rank, k) + (r.start - own.start), src + (r.start - t->offset),
                   range_size(r));
     }
+    if (s == TOST_PARAM) m->fp8.weights_stale = true;
     if (s == TOST_PARAM) convert_weights(m, t->offset, t->size);   // mutant: moments_into_the_weights
     CUDA_CHECK(cudaStreamSynchronize(m->stream));
 }
@@ -2601,9 +2906,11 @@ static bool cuda_tune(TostModel* m, const char* file, bool renew, TostError* err
     return matmul_tune(&m->mm, file, renew, err);
 }
 
-static void cuda_get(float* dst, const TostModel* m, TostState s, const TostTensor* t) {
-    Exchange* x = &const_cast<TostModel*>(m)->exchange;   // its streams' order changes, not the model
+static void cuda_get(float* dst, const TostModel* model, TostState s, const TostTensor* t) {
+    TostModel* m = const_cast<TostModel*>(model);   // what the interface shows of it does not change
+    Exchange* x = &m->exchange;
     exchange_settle(x);
+    if (s == TOST_GRAD) settle_gradients(m);
     if (s == TOST_PARAM) copy_to_host(dst, m->state[s] + t->offset, t->size, m->stream);
     else exchange_collect(dst, x, m->state[s], s >= TOST_M, t);
 }
@@ -2611,13 +2918,18 @@ static void cuda_get(float* dst, const TostModel* m, TostState s, const TostTens
 // TYPED(f): the interface's function that calls f with its TostModel* cast to the TypedModel of the model's dtype.
 template <typename S, typename T> static T typed(T x) { return x; }
 template <typename S> static TypedModel<S>* typed(TostModel* m) { return static_cast<TypedModel<S>*>(m); }
+template <typename S> static TypedModel<S>* typed(const TostModel* m) {
+    return static_cast<TypedModel<S>*>(const_cast<TostModel*>(m));
+}
 template <typename T> static bool is_bf16(T) { return false; }
-static bool is_bf16(TostModel* m) { return m->options.dtype == TOST_BF16; }
+static bool is_bf16(TostModel* m) { return is_bf16(m->options.dtype); }
+static bool is_bf16(const TostModel* m) { return is_bf16(m->options.dtype); }
 #define TYPED(f) [](auto... a) { return (is_bf16(a) || ...) ? f(typed<bf16>(a)...) : f(typed<float>(a)...); }
 
 extern "C" const TostEngine tost_cuda_engine = {
     .name = "cuda",
     .default_dtype = TOST_BF16,
+    .has_seq_ranks = false,
     .supports = cuda_supports,
     .describe = device_describe,
     .memory = cuda_memory,
@@ -2634,13 +2946,16 @@ extern "C" const TostEngine tost_cuda_engine = {
     .read_loss = TYPED(cuda_read_loss),
     .logits = TYPED(cuda_logits),
     .activation = TYPED(cuda_activation),
-    .zero_grad = cuda_zero_grad,
+    .zero_grad = TYPED(cuda_zero_grad),
     .grad_norm = TYPED(cuda_grad_norm),
     .update = TYPED(cuda_update),
     .decode_begin = TYPED(cuda_decode_begin),
     .decode_step = TYPED(cuda_decode_step),
     .decode_score = TYPED(cuda_decode_score),
     .decode_advance = TYPED(cuda_decode_advance),
+    .scales = TYPED(cuda_scales),
+    .get_scales = TYPED(cuda_get_scales),
+    .put_scales = TYPED(cuda_put_scales),
 #ifdef TOST_NCCL
     .open_comm = nccl_open_comm,
 #else

@@ -18,7 +18,7 @@
 #include "version.h"
 
 static const char model_name[] = "model.safetensors", optimizer_name[] = "optimizer.safetensors";
-static const char average_name[] = "ema.safetensors";
+static const char average_name[] = "ema.safetensors", scales_name[] = "fp8.safetensors";
 static const char wte_name[] = "transformer.wte.weight";
 static const char lm_head_name[] = "lm_head.weight";   // tied to wte; some programs store it as well
 static const char option_prefix[] = "option.";
@@ -483,6 +483,11 @@ static StTensor st_tensor(const TostTensor* t, const char* prefix) {
     return x;
 }
 
+// The only tensor of fp8.safetensors
+static StTensor scales_tensor(size_t n) {
+    return (StTensor){.name = "largest_values", .dtype = ST_F32, .ndim = 1, .shape = {(int64_t)n}};
+}
+
 // Sets the element of `known`, which is in the order of f->tensors, for the tensor.
 static bool check_tensor(bool* known, const StFile* f, const StTensor* want, TostError* err) {
     const StTensor* have = st_find(f, want->name);
@@ -760,12 +765,34 @@ static bool open_optimizer(StFile* f, const StFile* model_file, const TostTensor
     return ok;
 }
 
+// Loads the scales of fp8 products, if the engine has them and there is a file; else they begin anew.
+static bool load_scales(const TostEngine* engine, TostModel* model, const StFile* model_file, TostError* err) {
+    const size_t n = engine->scales ? engine->scales(model) : 0;
+    char *dir = path_dir(model_file->path), *path = path_join(dir, scales_name);
+    float* values = xmalloc((n + 1) * sizeof *values);
+    StFile f = {0};
+    bool ok = true;
+    if (n > 0 && path_exists(path)) {
+        const StTensor want = scales_tensor(n);
+        bool known = false;
+        ok = st_open(&f, path, err) && same_metadata(&f, model_file, err) && check_tensor(&known, &f, &want, err)
+             && check_crc(&f, err) && st_read_finite(&f, st_find(&f, want.name), 0, values, err);
+        if (ok) engine->put_scales(model, values);
+        if (f.path) st_close(&f);
+    }
+    free(values);
+    free(path);
+    free(dir);
+    return ok;
+}
+
 bool checkpoint_load_moments(const TostEngine* engine, TostModel* model, const TostTensors* tensors,
                              const StFile* model_file, TostError* err) {
     StFile f;
     if (!open_optimizer(&f, model_file, tensors, err)) return false;
     const bool ok = put_state(engine, model, TOST_M, tensors, tensors, &f, "m.", err)
-                    && put_state(engine, model, TOST_V, tensors, tensors, &f, "v.", err);
+                    && put_state(engine, model, TOST_V, tensors, tensors, &f, "v.", err)
+                    && load_scales(engine, model, model_file, err);
     st_close(&f);
     return ok;
 }
@@ -924,6 +951,23 @@ static bool write_file(const Folder* dir, const char* name, const Source* s, con
     return ok;
 }
 
+static bool write_scales(const Folder* dir, const Source* s, TostError* err) {
+    const size_t n = s->engine->scales ? s->engine->scales(s->model) : 0;
+    if (n == 0) return true;
+    const StTensor tensor = scales_tensor(n);
+    float* values = xmalloc(n * sizeof *values);
+    bool ok = true;
+    if (s->engine->get_scales(values, s->model)) {
+        StWriter w;
+        ok = st_begin_in(&w, dir, scales_name, &tensor, 1, s->meta->entry, s->meta->count, err);
+        const bool written = ok && st_append(&w, values, n * sizeof *values, err);
+        if (ok && !written) st_abandon(&w);
+        ok = written && st_finish(&w, err);
+    }
+    free(values);
+    return ok;
+}
+
 static bool entry_failed(const Folder* run, const char* name, const char* what, TostError* err) {
     return tost_error(err, "%s/%s: %s: %s", run->path, name, what, strerror(errno));
 }
@@ -939,6 +983,7 @@ static bool write_folder(const Folder* run, const char* name, const Source* s, T
     const bool ok = write_file(&dir, model_name, s, params, countof(params), err)
                     && write_file(&dir, optimizer_name, s, moments, countof(moments), err)
                     && (!s->average || write_file(&dir, average_name, s, average, countof(average), err))
+                    && write_scales(&dir, s, err)
                     && folder_sync(&dir, err);
     folder_close(&dir);
     return ok;

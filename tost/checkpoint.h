@@ -69,7 +69,8 @@ bool checkpoint_load_params(const TostEngine* engine, TostModel* model, const To
 // The same for a file with fewer positions, whose tensors are `stored`: they are extended as in init.h.
 bool checkpoint_load_extended(const TostEngine* engine, TostModel* model, const TostTensors* tensors,
                               const TostTensors* stored, const StFile* model_file, TostError* err);
-// Loads Adam's m and v from the optimizer.safetensors next to model_file; it must belong to the same checkpoint.
+// Loads Adam's m and v from the optimizer.safetensors next to model_file; it must belong to the same checkpoint. Also
+// loads the scales of --dtype fp8 from fp8.safetensors, if the engine has them and there is such a file.
 bool checkpoint_load_moments(const TostEngine* engine, TostModel* model, const TostTensors* tensors,
                              const StFile* model_file, TostError* err);
 // Loads the average of the parameters from the ema.safetensors next to model_file. *exists: whether there is one.

@@ -125,6 +125,7 @@ static void exchange_settle(Exchange* x) {
 // Parts:   dst = left + right
 
 __global__ void tree_add_kernel(float* dst, const float* left, const float* right, size_t n) {
+    dependency_wait();
     const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
     if (i >= n) return;
     float a[4], b[4];
@@ -166,6 +167,7 @@ static void add_parts(Exchange* x, Range r) {
 // binary counter above, here in registers. Minimum traffic per element: 4 ranks + 4.
 template <int LEVELS> __global__ void slice_sum_kernel(float* own, const float* received, int rank, int ranks,
                                                          size_t n) {
+    dependency_wait();
     const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
     if (i >= n) return;
     float level[LEVELS][4], sum[4];
@@ -272,6 +274,7 @@ constexpr int NORM_UNIT_THREADS = 256, NORM_TOTAL_THREADS = 1024;
 
 // sums[unit] = Σ g²; the gaps between tensors are zero. Minimum traffic per element: 4.
 __global__ void __launch_bounds__(NORM_UNIT_THREADS) grad_norm_kernel(double* sums, const float* grad, size_t n) {
+    dependency_wait();
     __shared__ double shared[NORM_UNIT_THREADS];
     const size_t start = (size_t)blockIdx.x * SLICE_UNIT;
     const int size = (int)min((size_t)SLICE_UNIT, n - start);
@@ -287,6 +290,7 @@ __global__ void __launch_bounds__(NORM_UNIT_THREADS) grad_norm_kernel(double* su
 
 __global__ void __launch_bounds__(NORM_TOTAL_THREADS)
     grad_norm_total_kernel(double* total, const double* sums, const int32_t* place, int units) {
+    dependency_wait();
     __shared__ double shared[NORM_TOTAL_THREADS];
     double sum = 0.0;
     for (int i = threadIdx.x; i < units; i += NORM_TOTAL_THREADS) sum += sums[place[i]];   // mutant: norm_by_rank
@@ -341,6 +345,18 @@ static void exchange_gather(Exchange* x, float* flat) {
     exchange_join(x);
 #else
     (void)x, (void)flat;
+#endif
+}
+
+// all (ranks,n): each rank has its row; copies all rows to all ranks.
+static void exchange_share(Exchange* x, float* all, size_t n) {
+#ifdef TOST_NCCL
+    if (!x->comm) return;
+    exchange_fork(x);
+    nccl_check(x->link, ncclAllGather(all + x->rank * n, all, n, ncclFloat, x->link->nccl, x->stream), "ncclAllGather");
+    exchange_join(x);
+#else
+    (void)x, (void)all, (void)n;
 #endif
 }
 

@@ -25,14 +25,16 @@ inline void cublas_check(cublasStatus_t s, const char* what, const char* file, i
 constexpr size_t MATMUL_WORKSPACE = (size_t)128 << 20;
 
 // c (M,N) = op(a) (M,K) · op(b) (K,N) + bias (N) + beta c, row-major. at: a is stored as (K,M); bt: b is stored as
-// (N,K). ld: elements from one row to the next as stored. The type O of c is S or float.
-template <typename S, typename O> struct Product {
-    O* c; const S* a; const S* b;
+// (N,K). ld: elements from one row to the next as stored. The type O of c is S or float. If a and b are fp8, at is
+// false and bt true, all sizes are multiples of 16, and the product is multiplied by *a_inverse and *b_inverse.
+template <typename S, typename O, typename B = S> struct Product {
+    O* c; const S* a; const B* b;
     bool at, bt;
     int M, N, K;
     int64_t ldc, lda, ldb;
     float beta;
     const O* bias;                   // or NULL
+    const float *a_inverse = NULL, *b_inverse = NULL;   // in device memory
 };
 
 // Everything that determines the algorithms of a product; the columns of MATMUL_HEADER up to `algorithm`.
@@ -73,6 +75,8 @@ struct MatmulProposals {
 
 static inline cudaDataType cuda_type(const float*) { return CUDA_R_32F; }
 static inline cudaDataType cuda_type(const bf16*) { return CUDA_R_16BF; }
+static inline cudaDataType cuda_type(const fp8_e4m3*) { return CUDA_R_8F_E4M3; }
+static inline cudaDataType cuda_type(const fp8_e5m2*) { return CUDA_R_8F_E5M2; }
 
 // The largest power of two up to 64 that divides all three addresses. Tensors start at multiples of 32 elements, so
 // that the same product has the same alignment in all layers.
@@ -89,19 +93,24 @@ static void matmul_set(cublasLtMatmulPreference_t preference, cublasLtMatmulPref
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, which, &value, sizeof value));
 }
 
+// What may differ from product to product of one plan
+template <typename P> static void matmul_set_pointers(cublasLtMatmulDesc_t desc, const P& p) {
+    if (p.bias) matmul_set(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+    if (p.a_inverse) matmul_set(desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.a_inverse);
+    if (p.b_inverse) matmul_set(desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.b_inverse);   // mutant: fp8_unscaled
+}
+
 // cuBLASLt is column-major and computes cᵀ (N,M) = op(b)ᵀ · op(a)ᵀ: b is its first operand, and its bias, one number
 // per row, is one per column of c.
-template <typename S, typename O>
-static MatmulPlan matmul_plan(MatmulProposals* proposals, const Matmul* mm, const Product<S, O>& p, int alignment) {
+template <typename P>
+static MatmulPlan matmul_plan(MatmulProposals* proposals, const Matmul* mm, const P& p, int alignment) {
     MatmulPlan plan = {};
     CUBLAS_CHECK(cublasLtMatmulDescCreate(
         &plan.desc, mm->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
     matmul_set(plan.desc, CUBLASLT_MATMUL_DESC_TRANSA, p.bt ? CUBLAS_OP_T : CUBLAS_OP_N);
     matmul_set(plan.desc, CUBLASLT_MATMUL_DESC_TRANSB, p.at ? CUBLAS_OP_T : CUBLAS_OP_N);
-    if (p.bias) {
-        matmul_set(plan.desc, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-        matmul_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
-    }
+    if (p.bias) matmul_set(plan.desc, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+    matmul_set_pointers(plan.desc, p);
     CUBLAS_CHECK(
         cublasLtMatrixLayoutCreate(&plan.first, cuda_type(p.b), p.bt ? p.K : p.N, p.bt ? p.N : p.K, p.ldb));
     CUBLAS_CHECK(
@@ -113,7 +122,7 @@ static MatmulPlan matmul_plan(MatmulProposals* proposals, const Matmul* mm, cons
     matmul_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, MATMUL_WORKSPACE);
     // partial sums of a product that is split along K are added in float, never in bf16
     matmul_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-               (uint32_t)(sizeof(O) == sizeof(float) ? CUBLASLT_REDUCTION_SCHEME_MASK
+               (uint32_t)(sizeof *p.c == sizeof(float) ? CUBLASLT_REDUCTION_SCHEME_MASK
                                                      : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
     for (cublasLtMatmulPreferenceAttributes_t which :
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
@@ -156,23 +165,23 @@ template <typename S, typename O> __device__ inline void plain_matmul_tile(const
 }
 
 template <typename S, typename O> __global__ void plain_matmul_kernel(Product<S, O> p) {
+    dependency_wait();
     for (int64_t i0 = (int64_t)blockIdx.y * PLAIN_TILE; i0 < p.M;
          i0 += (int64_t)gridDim.y * PLAIN_TILE)   // mutant: plain_rows_once
         plain_matmul_tile(p, (int)i0, blockIdx.x * PLAIN_TILE);
 }
 
 // c: instead of p.c.
-template <typename S, typename O>
-static void matmul_run(const Matmul* mm, const MatmulPlan& plan, const Product<S, O>& p, O* c) {
-    if (p.bias) matmul_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+template <typename P, typename O> static void matmul_run(const Matmul* mm, const MatmulPlan& plan, const P& p, O* c) {
+    matmul_set_pointers(plan.desc, p);
     const float one = 1.0f;
     CUBLAS_CHECK(cublasLtMatmul(mm->handle, plan.desc, &one, p.b, plan.first, p.a, plan.second, &p.beta, c, plan.out, c,
                                 plan.out, &plan.algo, mm->workspace, MATMUL_WORKSPACE, mm->stream));
 }
 
 // The least milliseconds of MATMUL_TRIALS runs, after one that is not timed. Writes to c.
-template <typename S, typename O>
-static float matmul_time(const Matmul* mm, const MatmulPlan& plan, const Product<S, O>& p, O* c) {
+template <typename P, typename O>
+static float matmul_time(const Matmul* mm, const MatmulPlan& plan, const P& p, O* c) {
     float least = INFINITY, ms;
     cudaEvent_t start, stop;
     CUDA_CHECK(cudaEventCreate(&start));
@@ -204,9 +213,9 @@ static void matmul_write_choice(const Matmul* mm, const MatmulChoice& choice, fl
 
 // Times the proposals on the operands of p, writes the fastest to the file and returns it. The result goes to a copy: p
 // may add to its own.
-template <typename S, typename O>
+template <typename S, typename O, typename B>
 static MatmulChoice matmul_choose(const Matmul* mm, const MatmulKey& key, MatmulPlan plan,
-                                  const MatmulProposals& proposals, const Product<S, O>& p) {
+                                  const MatmulProposals& proposals, const Product<S, O, B>& p) {
     MatmulChoice best = {key, 0};
     float least = INFINITY;
     O* c;
@@ -227,8 +236,8 @@ static MatmulChoice matmul_choose(const Matmul* mm, const MatmulKey& key, Matmul
 }
 
 // A plan for the shape of p, with the algorithm of mm->choices.
-template <typename S, typename O>
-static MatmulPlan matmul_new_plan(Matmul* mm, const MatmulKey& key, const Product<S, O>& p, int alignment) {
+template <typename P>
+static MatmulPlan matmul_new_plan(Matmul* mm, const MatmulKey& key, const P& p, int alignment) {
     MatmulProposals proposals = {};
     MatmulPlan plan = matmul_plan(&proposals, mm, p, alignment);
     plan.key = key;
@@ -244,7 +253,7 @@ static MatmulPlan matmul_new_plan(Matmul* mm, const MatmulKey& key, const Produc
 }
 
 // Runs p on the stream, with the plan for its shape.
-template <typename S, typename O> static void matmul(Matmul* mm, const Product<S, O>& p) {
+template <typename S, typename O, typename B> static void matmul(Matmul* mm, const Product<S, O, B>& p) {
     const int alignment = common_alignment(p.a, p.b, p.c);
     const MatmulKey key = {mm->tf32, cuda_type(p.a), cuda_type(p.c), p.at,  p.bt,           p.M,      p.N,
                            p.K,      p.ldc,          p.lda,          p.ldb, p.bias != NULL, alignment};
@@ -252,7 +261,10 @@ template <typename S, typename O> static void matmul(Matmul* mm, const Product<S
     while (i < mm->plans.size() && mm->plans[i].key != key) i++;
     if (i == mm->plans.size()) mm->plans.push_back(matmul_new_plan(mm, key, p, alignment));
     if (mm->plans[i].found) return matmul_run(mm, mm->plans[i], p, p.c);
-    LAUNCH((plain_matmul_kernel<S, O>), dim3(div_up(p.N, PLAIN_TILE), min(div_up(p.M, PLAIN_TILE), 65535)),
+    if constexpr (sizeof(S) == 1)
+        cuda_die("cublasLtMatmulAlgoGetHeuristic", "no product in fp8 for this size", "use --dtype bf16", __FILE__,
+                 __LINE__);
+    else LAUNCH((plain_matmul_kernel<S, O>), dim3(div_up(p.N, PLAIN_TILE), min(div_up(p.M, PLAIN_TILE), 65535)),
            dim3(PLAIN_TILE, PLAIN_TILE), 0, mm->stream, p);
 }
 

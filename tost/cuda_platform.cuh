@@ -21,6 +21,8 @@
 #endif
 
 typedef __nv_bfloat16 bf16;
+struct fp8_e4m3 { unsigned char bits; };
+struct fp8_e5m2 { unsigned char bits; };
 
 // The compute capability that this pass compiles for, e.g. 900 for 9.0; 0 for the host
 #ifdef __CUDA_ARCH__
@@ -38,7 +40,8 @@ constexpr int COMPILED_ARCH = __CUDA_ARCH__;
 #ifdef TOST_CUDA_ON_HOST
 
 #define PLATFORM_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
-    CUDA_ON_HOST_LAUNCH(kernel, grid, block, shared_bytes, stream, ##__VA_ARGS__)
+    CUDA_ON_HOST_LAUNCH_EARLY(kernel, grid, block, shared_bytes, stream, ##__VA_ARGS__)
+__device__ inline void dependency_wait() { cuda_on_host_dependency_wait(); }
 #define DYNAMIC_SHARED(type, name) type* name = static_cast<type*>(cuda_on_host_dynamic_shared())
 
 template <size_t BYTES> __device__ inline void load_word(void* out, const void* p) {
@@ -57,6 +60,13 @@ __device__ inline void unpack_pair(float* out, const bf16* pair) {
     for (int i = 0; i < 2; i++) out[i] = __bfloat162float(pair[i]);
 }
 
+__device__ inline void fp8_pair(fp8_e4m3* out, float a, float b) {
+    out[0].bits = cuda_on_host_to_fp8(a, 3, 7, 448.0f), out[1].bits = cuda_on_host_to_fp8(b, 3, 7, 448.0f);
+}
+__device__ inline void fp8_pair(fp8_e5m2* out, float a, float b) {
+    out[0].bits = cuda_on_host_to_fp8(a, 2, 15, 57344.0f), out[1].bits = cuda_on_host_to_fp8(b, 2, 15, 57344.0f);
+}
+
 __device__ inline float reciprocal(float x) { return cuda_on_host_flush(1.0f / cuda_on_host_flush(x)); }
 __device__ inline float power_of_2(float x) { return cuda_on_host_flush(exp2f(x)); }
 __device__ inline void  store_release(int* p, int value) { cuda_on_host_store(p, value, true); }
@@ -65,8 +75,45 @@ __device__ inline int   load_acquire(const int* p) { return cuda_on_host_load(p,
 
 #else
 
+// True if a kernel may be launched while the one before it in its stream still runs (programmatic dependent launch),
+// which hides the time of the launch: from compute capability 9.0 on, and in graphs from CUDA 12.3 on.
+inline bool launches_early() {
+    static const bool early = [] {
+        int device = 0, major = 0, driver = 0;
+        return cudaGetDevice(&device) == cudaSuccess && cudaDriverGetVersion(&driver) == cudaSuccess &&
+               cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+               major >= 9 && driver >= 12030 && CUDART_VERSION >= 12030;
+    }();
+    return early;
+}
+
+template <typename... Params, typename... Args>
+inline void platform_launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
+                            Args... args) {
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = launches_early();
+    (void)cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);   // cudaGetLastError returns its error
+}
 #define PLATFORM_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
-    kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__)
+    platform_launch(kernel, grid, block, shared_bytes, stream, ##__VA_ARGS__)
+
+// The first statement of every kernel: waits until all earlier kernels of the stream have ended and their writes are
+// visible. After that, the next kernel may start to wait in the same way.
+__device__ inline void dependency_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // The shared_bytes of the launch, as an array of `type`.
 #define DYNAMIC_SHARED(type, name) \
     extern __shared__ __align__(16) unsigned char tost_dynamic_shared[]; \
@@ -104,6 +151,20 @@ __device__ inline void unpack_pair(float* out, const bf16* pair) {
     out[0] = __uint_as_float(two << 16);
     out[1] = __uint_as_float(two & 0xffff0000u);
 }
+
+// Two numbers rounded to nearest even; those out of range become the largest number, NaN stays NaN. out: aligned to 2
+// bytes. Only from compute capability 9.0 on.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define FP8_PAIR(format) \
+    unsigned short two; \
+    asm("cvt.rn.satfinite." format "x2.f32 %0, %1, %2;" : "=h"(two) : "f"(b), "f"(a)); \
+    *reinterpret_cast<unsigned short*>(out) = two
+#else
+#define FP8_PAIR(format) (void)out, (void)a, (void)b
+#endif
+__device__ inline void fp8_pair(fp8_e4m3* out, float a, float b) { FP8_PAIR("e4m3"); }
+__device__ inline void fp8_pair(fp8_e5m2* out, float a, float b) { FP8_PAIR("e5m2"); }
+#undef FP8_PAIR
 
 // 1/x to 1 ulp and 2^x to 2 ulp in one instruction each; subnormal arguments and results count as zero.
 __device__ inline float reciprocal(float x) {

@@ -3,6 +3,8 @@
 #ifndef TOST_CUDA_REDUCE_CUH
 #define TOST_CUDA_REDUCE_CUH
 
+#include <assert.h>
+
 #include "tost/cuda_common.cuh"
 
 constexpr unsigned FULL_WARP = 0xffffffffu;
@@ -84,36 +86,54 @@ template <typename X> __device__ inline X block_tree_sum(X x, X* shared) {   // 
 }
 
 // ---------------------------------------------------------------------------------------------
-// Column sums in two stages: kernels with a row loop write one partial sum per block and column; column_sum adds those
-// of all blocks in a fixed order:   out[c] += Σ_blocks partial[block,c]
+// Column sums in two stages: kernels with a row loop write one partial sum per block and column; a later launch adds
+// those of all blocks in a fixed order, for several arrays at once:   out[c] = Σ_blocks partial[block,c], or +=
 
 constexpr int COLUMN_BLOCKS = 528;   // most blocks of such a kernel: 4 for each multiprocessor of an H100
+constexpr int SUM_WARPS = 16, SUM_THREADS = SUM_WARPS * WARP;
 
-struct ColumnSums { float* out[4]; };   // arrays (columns); NULL: skipped
+struct ColumnSum { float* out; const float* partial; int blocks, columns; };   // (columns), (blocks,columns)
 
-// partial (arrays,blocks,columns). A block owns 32 columns of one array; each of its 16 warps sums every 16th row, then
-// a tree sums over the warps.
-__global__ void column_sum_kernel(ColumnSums sums, const float* partial, int blocks, int columns) {
-    __shared__ float shared[16][WARP + 1];
-    float* out = sums.out[blockIdx.y];
-    const int c = blockIdx.x * WARP + threadIdx.x;
-    const float* partial_c = partial + (size_t)blockIdx.y * blocks * columns + c;
-    float sum = 0.0f;
-    if (out && c < columns) {
-        UNROLL_BY(8) for (int i = threadIdx.y; i < blocks; i += 16) sum += partial_c[(size_t)i * columns];
-    }
-    shared[threadIdx.y][threadIdx.x] = sum;
-    for (int by = 8; by > 0; by /= 2) {
-        __syncthreads();
-        if ((int)threadIdx.y < by) shared[threadIdx.y][threadIdx.x] += shared[threadIdx.y + by][threadIdx.x];
-    }
-    if (threadIdx.y == 0 && out && c < columns) out[c] += shared[0][threadIdx.x];
+// Sums that wait for a launch, and the space of their partial sums.
+struct ColumnSums {
+    static constexpr int MOST = 16;
+    float* space;                    // not yet used
+    int n;
+    ColumnSum sum[MOST];
+};
+
+// Space for the partial sums of `arrays` (blocks,columns).
+static float* column_partials(ColumnSums* sums, int arrays, int blocks, int columns) {
+    float* partial = sums->space;
+    sums->space += (size_t)arrays * blocks * columns;
+    return partial;
 }
 
-static void column_sum(cudaStream_t stream, ColumnSums sums, int arrays, const float* partial, int blocks,
-                       int columns) {
-    LAUNCH(column_sum_kernel, dim3(div_up(columns, WARP), arrays), dim3(WARP, 16), 0, stream, sums, partial, blocks,
-           columns);
+// Adds a sum to the list, unless out is NULL.
+static void column_sum(ColumnSums* sums, float* out, const float* partial, int blocks, int columns) {
+    if (!out) return;
+    assert(sums->n < ColumnSums::MOST);
+    sums->sum[sums->n++] = {out, partial, blocks, columns};
+}
+
+__host__ __device__ inline int column_sum_blocks(const ColumnSum& s) { return (s.columns + WARP - 1) / WARP; }
+
+// Columns 32 `block` to 32 `block` + 31 of s, by SUM_THREADS threads: each warp sums every 16th row, then a tree sums
+// over the warps. shared (SUM_THREADS)
+__device__ inline void column_sum_block(const ColumnSum& s, int block, bool add, float* shared) {
+    const int c = block * WARP + lane_index();
+    float sum = 0.0f;
+    if (c < s.columns) {
+        UNROLL_BY(8) for (int i = warp_index(); i < s.blocks; i += SUM_WARPS)
+            sum += s.partial[(size_t)i * s.columns + c];
+    }
+    shared[threadIdx.x] = sum;
+    for (int by = SUM_THREADS / 2; by >= WARP; by /= 2) {
+        __syncthreads();
+        if ((int)threadIdx.x < by) shared[threadIdx.x] += shared[threadIdx.x + by];
+    }
+    if (warp_index() == 0 && c < s.columns)
+        s.out[c] = (add ? s.out[c] : 0.0f) + shared[lane_index()];   // mutant: sums_not_overwritten
 }
 
 #endif

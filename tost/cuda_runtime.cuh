@@ -40,7 +40,7 @@ static bool device_open(cudaDeviceProp* prop, int local_rank, TostError* err) {
 }
 
 static bool device_describe(char* text, size_t cap, const TostEngineOptions* o, TostError* err) {
-    static const char* const dtypes[] = {"float32", "tf32", "bf16"};
+    static const char* const dtypes[] = {"float32", "tf32", "bf16", "fp8 (weight gradients and classifier bf16)"};
     cudaDeviceProp prop;
     char memory[32], ranks[96] = "";
     if (!device_open(&prop, o->comm ? o->comm->place.local_rank : 0, err)) return false;

@@ -12,7 +12,7 @@
 // The arrays shaped like the parameters: they, their gradients, Adam's moments, and the average of the parameters.
 typedef enum { TOST_PARAM, TOST_GRAD, TOST_M, TOST_V, TOST_EMA, TOST_STATES } TostState;
 typedef enum { TOST_W, TOST_PI, TOST_X } TostActivation;            // of a layer: w, Π, and its input x
-typedef enum { TOST_FP32, TOST_TF32, TOST_BF16 } TostDtype;
+typedef enum { TOST_FP32, TOST_TF32, TOST_BF16, TOST_FP8 } TostDtype;
 // What follows a backward pass: more micro-batches of this part; the next part; or nothing, as the step is complete.
 typedef enum { TOST_MORE, TOST_PART_ENDS, TOST_STEP_ENDS } TostEnd;
 typedef struct TostComm TostComm;       // comm.h
@@ -113,6 +113,13 @@ typedef struct {
     // Scores tokens (n,T), T <= chunk, as decode_score does with one copy, and advances the decode state: the next call
     // continues after them. So sequences of any length are scored in the memory of one call.
     void (*decode_advance)(double* losses, TostModel* m, const int32_t* tokens, const int32_t* targets, int T);
+
+    // The state by which TOST_FP8 scales its operands, saved so that a resumed run has the same bits. scales: its size
+    // in floats, 0 for another dtype; get_scales: false before the first update. Not collective. NULL if the engine has
+    // no fp8.
+    size_t (*scales)(const TostModel* m);
+    bool   (*get_scales)(float* dst, const TostModel* m);
+    void   (*put_scales)(TostModel* m, const float* src);
 
     // Connects the ranks for host messages, in builds without MPI; NULL if the engine cannot. See comm_open.
     bool (*open_comm)(TostComm** comm, TostError* err);

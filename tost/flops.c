@@ -50,7 +50,7 @@ static bool names_device(const char* device, const char* name) {
 
 double flops_peak_of(const char* device, TostDtype dtype) {
     for (size_t i = 0; i < countof(gpus); i++)
-        if (names_device(device, gpus[i].name)) return gpus[i].peak[dtype] * 1e12;
+        if (names_device(device, gpus[i].name)) return gpus[i].peak[dtype == TOST_FP8 ? TOST_BF16 : dtype] * 1e12;
     return 0;
 }
 

@@ -57,7 +57,7 @@ typedef struct {
 #define AT(field) offsetof(Options, field)
 #define TOKEN_TEXT(x) #x
 #define NUMBER_TEXT(macro) TOKEN_TEXT(macro)
-#define DTYPES "fp32|tf32|bf16"       // in the order of TostDtype
+#define DTYPES "fp32|tf32|bf16|fp8"   // in the order of TostDtype
 #define MAX_COUNT 1e9                 // of steps, windows, samples
 #define MAX_PARTS 65536
 #define MAX_SEED  9007199254740992    // 2^53: checked as a double
@@ -268,8 +268,8 @@ static const Row table[] = {
     {"seed", TOKENIZE, FILES, INT64, AT(seed), NOT_SAVED, "N", .max = MAX_SEED, .value = 1337,
      .help = "seed for the choice of validation documents"},
     {"dtype", TRAIN | SAMPLE | EVAL | INSPECT, MACHINE, CHOICE, AT(dtype), OVERRIDABLE, DTYPES,
-     .help = "precision of matrix products; bf16: operands rounded to bf16, sums and parameters in float32; tf32: "
-             "CUDA only"},
+     .help = "precision of matrix products; bf16: operands rounded to bf16, sums and parameters in float32; CUDA "
+             "only: tf32, and fp8 for training (forward and input gradients of layers in 8 bits, the rest in bf16)"},
     {"threads", TRAIN | SAMPLE | EVAL | TOKENIZE | INSPECT, MACHINE, INT, AT(threads), OVERRIDABLE, "N",
      .max = THREADS_LIMIT,
      .help = "number of CPU threads; 0: OMP_NUM_THREADS, or all cores. While other programs use the cores, fewer "

@@ -34,9 +34,9 @@ static void bench_embedding(Bench* bench, int B, int T) {
     snprintf(size, sizeof size, "B %d T %d, %zu tokens", B, T, distinct);
     bench_report(bench, "embedding_forward", size, (double)row_bytes * (rows + distinct + T),
                  [&] { embedding_forward(stream, x, s.inputs, wte, wpe, step, B, T, C); });
-    bench_report(bench, "embedding_backward", size, (double)row_bytes * (rows + 2 * distinct + 2 * T), [&] {
+    bench_report(bench, "embedding_backward", size, (double)row_bytes * (rows + 2 * distinct + T), [&] {
         embedding_backward(stream, dwte, dwpe, partial, dx,
-                           {s.order, s.start, s.dest, s.big_token, s.big_first}, step, B, T, C);
+                           {s.order, s.start, s.dest, s.big_token, s.big_first}, step, T, B, T, C, false);
     });
     bench_free_buffers(bench);
 }

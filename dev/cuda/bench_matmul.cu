@@ -29,12 +29,12 @@ template <typename S> static void bench_step(Bench* bench, int rows) {
         for (int l = 0; l < LAYERS; l++)
             for (const auto& k : linear) {
                 linear_forward(&mm, dx, x, w, (const S*)NULL, rows, k.in, k.out);
-                linear_backward(&mm, dx, dw, y, x, w, rows, k.in, k.out);
+                linear_backward(&mm, dx, dw, y, x, w, rows, k.in, k.out, false);
             }
         for (int row = 0; row < rows; row += chunk) {
             const int n = min(chunk, rows - row);
             linear_forward(&mm, logits, x, w, (const S*)NULL, n, C, V);
-            linear_backward(&mm, dx, dw, logits, x, w, n, C, V);
+            linear_backward(&mm, dx, dw, logits, x, w, n, C, V, row > 0);
         }
     });
     char size[64];

@@ -14,21 +14,30 @@ template <typename S> static void bench_norm(Bench* bench, int C) {
           *dbias = bench_buffer<float>(bench, C);
     float* partial = bench_buffer<float>(bench, (size_t)COLUMN_BLOCKS * 4 * C);
     S *y = bench_buffer<S>(bench, rows * C), *dbranch = bench_buffer<S>(bench, rows * C);
+    const auto backward = [&](auto f) {   // with the sums over rows
+        ColumnSums sums = {};
+        sums.space = partial;
+        f(&sums);
+        layer_sums(stream, sums, {}, false);
+    };
     char size[64];
     snprintf(size, sizeof size, "%s rows %zu C %d", bench_type<S>(), rows, C);
     const double cells = (double)rows * C;
     bench_report(bench, "residual_layernorm_forward", size, cells * (8 + 2 * sizeof(S)), [&] {
         residual_layernorm_forward(stream, x_out, y, mean, rstd, x, branch, gamma, w, (const float*)NULL,
-                                   rows, C);
+                                   rows, C, NoCopy());
     });
     bench_report(bench, "layernorm_residual_backward", size, cells * (12 + 3 * sizeof(S)), [&] {
-        layernorm_residual_backward(stream, dx, dbranch, dw, (float*)NULL, dgamma, dbias, partial, dy, x, mean,
-                                    rstd, w, branch, gamma, true, rows, C);
+        backward([&](ColumnSums* sums) {
+            layernorm_residual_backward(stream, dx, dbranch, dw, (float*)NULL, dgamma, dbias, sums, dy, x, mean, rstd,
+                                        w, branch, gamma, true, rows, C, NoCopy());
+        });
     });
     bench_report(bench, "gelu_forward", size, cells * 2 * sizeof(S),
-                 [&] { gelu_forward(stream, y, branch, rows * C); });
-    bench_report(bench, "gelu_backward", size, cells * 3 * sizeof(S),
-                 [&] { gelu_backward(stream, dbranch, dbias, partial, branch, rows, C); });
+                 [&] { gelu_forward(stream, y, branch, rows * C, NoCopy()); });
+    bench_report(bench, "gelu_backward", size, cells * 3 * sizeof(S), [&] {
+        backward([&](ColumnSums* sums) { gelu_backward(stream, dbranch, dbias, sums, branch, rows, C, NoCopy()); });
+    });
     bench_free_buffers(bench);
 }
 

@@ -28,8 +28,10 @@ template <typename S> static void bench_tssa(Bench* bench, int B, int T) {
     });
     bench_report(bench, "tssa_backward", size, 3 * unit, [&] {
         CUDA_CHECK(cudaMemsetAsync(sync, 0, sync_size * sizeof *sync, stream));
-        tssa_backward(stream, dw, dtemp, ddenom_bias, da, partial, back, NO_STATES, totals, sync, dy, w, u, pi, saved,
-                      temp, step, TOST_LEARNED, T, B, T, C, NH);
+        tssa_backward(stream, dw, da, partial, back, NO_STATES, totals, sync, dy, w, u, pi, saved, temp, step,
+                      TOST_LEARNED, B, T, C, NH);
+        layer_sums(stream, {}, {dtemp, ddenom_bias, da, partial, temp, step.header, TOST_LEARNED, T, B, T, C / NH, NH,
+                                B * chunks}, false);
     });
     bench_free_buffers(bench);
 }

@@ -10,7 +10,7 @@ An instruction counts once per trip of each loop around it, and not at all after
 count, unless KERNELS gives a loop a share of a trip.
 
 Without --write, compares with RECORD: exits with 1 if a kernel has over 5 % more instructions than recorded, or if the
-number of its loops changed. Both fail if TRAFFIC has a kernel that takes over 0.02 ms and has no row here. Exits with
+number of its loops changed. Both fail if TRAFFIC has a kernel that takes over 0.03 ms and has no row here. Exits with
 77 if cuobjdump or the recorded nvcc is missing. NVCC and CUOBJDUMP in the environment replace the programs of these
 names."""
 import os
@@ -21,7 +21,7 @@ import sys
 
 ARCH, SCHEDULERS, CLOCK, BANDWIDTH = "sm_90", 132 * 4, 1.755e9, 4.3e12
 GROWTH = 1.05
-UNLISTED = 0.02   # ms per step that a kernel may take without a row
+UNLISTED = 0.03   # ms per step that a kernel may take without a row
 NOT_KERNELS = {"matmul", "memset"}   # rows of TRAFFIC.md
 ROWS, LAYERS, C, HEADS, V, PARAMETERS = 65536, 12, 768, 12, 50304, 110e6   # tost-base, B 64, T 1024
 CHUNKS = ROWS / 32
@@ -37,7 +37,7 @@ SCANNING = 7 / 12   # warps that have columns in a scan; one of 12 waits for fla
 # N global loads of which one trip has several, as counted in the code.
 KERNELS = {
     "embedding_forward": ("_Z24embedding_forward_kernelILi4E", 1, ROWS * 6, 1, {}),
-    "residual_layernorm_forward": ("_Z33residual_layernorm_forward_kernelI13__nv_bfloat16Li4ELi8ELb1E",
+    "residual_layernorm_forward": ("_Z33residual_layernorm_forward_kernelI13__nv_bfloat16Li4ELi8ELb1E6NoCopy",
                                    2 * LAYERS + 1, ROWS, 0, {}),
     # The copies for whole tiles: those for others have 0 trips. Where a loop holds code that is not for this size, such
     # as a copy for small S or the states of decode, its share of a trip.
@@ -45,13 +45,13 @@ KERNELS = {
                      {2: 0, 5: 0, 8: ENDS, 10: SCANNING, 12: 2 / 12, 14: SCANNING / 2, 15: LEVELS * 2, 17: 0.6, 18: 0,
                       20: 0, 22: 0, 23: 3, 24: 0, 26: 0, 27: 0, 28: 3, 29: 0, 34: 0, 37: 0, 40: ENDS, 42: SCANNING,
                       44: 2 / 12, 46: SCANNING / 2, 47: LEVELS * 2, 50: 0, 52: 0}),
-    "gelu_forward": ("_Z19gelu_forward_kernelI13__nv_bfloat16E", LAYERS, ROWS * 4 * C / 256, 2, {0: 0, 1: 0}),
+    "gelu_forward": ("_Z19gelu_forward_kernelI13__nv_bfloat166NoCopy", LAYERS, ROWS * 4 * C / 256, 2, {0: 0, 1: 0}),
     "cross_entropy": ("_Z20cross_entropy_kernelI13__nv_bfloat16E", 4, ROWS / 4 * 32, 4,
                       {0: f"{V / 8192}/load", 1: f"{V / 8192}/load", 2: 0, 3: 0}),
     "layernorm_residual_backward": (
-        "_Z34layernorm_residual_backward_kernelI13__nv_bfloat16Li4ELi1ELi2ELi256E", 2 * LAYERS + 1, 528 * 6, 3,
+        "_Z34layernorm_residual_backward_kernelI13__nv_bfloat16Li4ELi1ELi2ELi256E6NoCopy", 2 * LAYERS + 1, 528 * 6, 3,
         {0: ROWS / 2 / 528}),
-    "gelu_backward": ("_Z20gelu_backward_kernelI13__nv_bfloat16Li8E", LAYERS, 528 * 3 * 4, 1,
+    "gelu_backward": ("_Z20gelu_backward_kernelI13__nv_bfloat16Li8E6NoCopy", LAYERS, 528 * 3 * 4, 1,
                       {0: f"{2 * ROWS / 528}/load"}),
     "tssa_backward": ("_Z20tssa_backward_kernelI13__nv_bfloat16Li2ELb0E", LAYERS, CHUNKS * 12, 48,
                       {3: 4 * 0.5, 4: 0, 7: ENDS, 9: SCANNING, 11: 2 / 12, 13: SCANNING, 14: LEVELS, 17: 2, 18: 0,
@@ -61,7 +61,7 @@ KERNELS = {
                       {0: 0, 2: f"{ROWS / 528}/load"}),
     "embedding_segment": ("_Z24embedding_segment_kernelILi4E", 1, 4096 * 6, 4,
                           {0: SEGMENTS / 4096, 1: 0, 3: ROWS / SEGMENTS / 4}),
-    "embedding_place": ("_Z22embedding_place_kernelILi4E", 1, 1024 * 6, 2, {1: "64/load"}),
+    "embedding_place": ("_Z22embedding_place_kernelILi4E", 1, 1024 * 6, 4, {0: 0, 1: 0, 3: "64/load"}),
     "grad_norm": ("_Z16grad_norm_kernel", 1, PARAMETERS / 2**14 * 8, 3, {0: 0, 1: "16/load", 2: 8}),
     "adamw": ("_Z12adamw_kernelI13__nv_bfloat16E", 1, PARAMETERS / 128, 0, {}),
 }

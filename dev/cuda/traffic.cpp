@@ -44,9 +44,10 @@ constexpr int COMMON = 4;              // one row in COMMON has token 0
 // Chunks of rows: at most 2^30 logits (2 GiB) each, in whole tiles of 128 rows.
 double classifier_chunks(const Size& z) { return ceil(z.rows / (floor(exp2(30) / z.V / 128) * 128)); }
 
-// Forward, gradient of the input, and gradient of the weights, which is added to a float32 array.
+// Forward, gradient of the input, and gradient of the weights, which is written to a float32 array; chunks but the
+// first add to it.
 double linear_bytes(double rows, double in, double out, double chunks) {
-    return 3 * 2 * rows * (in + out) + chunks * (2 * 2 + 8) * in * out;
+    return 3 * 2 * rows * (in + out) + (chunks * (2 * 2 + 8) - 4) * in * out;
 }
 
 double matmul_bytes(const Size& z) {
@@ -83,14 +84,13 @@ const Minimum minimums[] = {
     MINIMUM(layernorm_residual_backward, "row",       1.02, 1.02, (18*C*2*L + 10*C + STATS*norms) * rows),
     MINIMUM(gelu_backward,               "row",       1.02, 1.02, 24*C*L * rows),
     MINIMUM(tssa_backward,               "row",       1.25, 1.40, 6*C*L * rows),
-    MINIMUM(denom_bias_backward,         "row",       1.02, 1.02, 4*NH*L * rows + 8*NH*L * T),
     MINIMUM(embedding_segment,           "row",       1.02, 1.03,
            4*C*rows + 8*C*distinct + 4*C*common/EMBED_SEGMENT),
-    MINIMUM(embedding_place,             "row",       1.01, 1.01, 4*C*rows + 8*C*T),
+    MINIMUM(embedding_place,             "row",       1.01, 1.01, 4*C*rows + 4*C*T),
     MINIMUM(embedding_big,               "row",       1.02, 1.10, 4*C*common/EMBED_SEGMENT + 8*C),
-    MINIMUM(column_sum,                  "launch",    1.05, 1.05, 528*4*C * (2*norms - 1)),
-    MINIMUM(temp_backward,               "row",       1.10, 1.10, 4*NH*L * rows/32),
-    MINIMUM(memset,                      "parameter", 1.01, 1.01, 4*flat),
+    MINIMUM(layer_sums,                  "launch",    1.05, 1.05,
+           528*4*C * (2*norms - 1) + 4*NH*L * (rows/32 + rows + T)),
+    MINIMUM(memset,                      "row",       1.10, 1.10, 2*4*L * 2*8/7 * rows/32),
     MINIMUM(grad_norm,                   "parameter", 1.01, 1.01, 4*flat),
     MINIMUM(grad_norm_total,             "parameter", 1.01, 1.01, 12*ceil(flat/SLICE_UNIT)),
     MINIMUM(adamw,                       "parameter", 1.01, 1.01, 30*flat),
@@ -209,10 +209,10 @@ Size size_of(const TostConfig& c, double B, double T) {
 
 // Counts one optimizer step of one micro-batch. One row in COMMON has token 0, all others are distinct: more distinct
 // tokens than in text, so an upper bound for the embedding.
-Run counted(int B, int T, int layers, int block_size) {
+Run counted(int B, int T, int layers) {
     TostConfig c = base_config();
     c.n_layer = layers;
-    c.block_size = block_size;
+    c.block_size = T;
     TostEngineOptions o = {};
     o.max_batch = B;
     o.max_seq = T;
@@ -383,8 +383,8 @@ int main(int argc, char** argv) {
     const Size z = size_of(c, 64, 1024);
     Run runs[3][2];
     for (int s = 0; s < 3; s++)
-        for (int l = 0; l < 2; l++) runs[s][l] = counted(shapes[s][0], shapes[s][1], l + 1, c.block_size);
-    const Run longer = counted(1, 4096, 1, 4096);
+        for (int l = 0; l < 2; l++) runs[s][l] = counted(shapes[s][0], shapes[s][1], l + 1);
+    const Run longer = counted(1, 4096, 1);
     const Counts counts = extrapolated(runs, z);
     printf("# Memory traffic of one optimizer step of tost-base, counted on a CPU\n\nWritten by `make traffic` for "
            "commit %s, without a GPU: the bytes that the kernels load and store in bf16, in sectors of 32 bytes; "

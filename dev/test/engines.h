@@ -237,7 +237,8 @@ static inline Limits limits_of(TostDtype dtype) {
 }
 
 static inline const char* dtype_name(TostDtype dtype) {
-    return dtype == TOST_BF16 ? "bf16" : dtype == TOST_TF32 ? "tf32" : "fp32";
+    static const char* const names[] = {"fp32", "tf32", "bf16", "fp8"};
+    return names[dtype];
 }
 
 // |a - b| / |b| over n numbers, or |a| if b is zero. NaN if either contains NaN.
@@ -748,6 +749,76 @@ static inline void engines_agree_on_mixed_shapes(Checks* c, const TostEngine* en
     char what[64];
     snprintf(what, sizeof what, "%s,mixed_shapes", dtype_name(dtype));
     records_agree(c, what, mixed_record, engine, reference, NULL, dtype);
+}
+
+// The sum of the gradients of two micro-batches, all tensors at their offsets. ends: what follows each one's backward;
+// with skip, the micro-batch of that number is left out. free()
+static inline float* gradients_of_two(Subject* s, const Shape* k, const TostEnd ends[2], int skip) {
+    const size_t rows = (size_t)k->B * k->T;
+    float* all = (float*)xcalloc(s->tensors.flat_size, sizeof *all);
+    for (int i = 0; i < 2; i++) {
+        if (i == skip) continue;
+        int32_t* ids = shape_ids(k, (uint64_t)(80 + i));
+        s->engine->forward_train(s->model, ids, ids + rows, k->B, k->T, 1.0f / (float)(2 * rows));
+        s->engine->backward(s->model, ends[i]);
+        free(ids);
+    }
+    for (int i = 0; i < s->tensors.count; i++)
+        s->engine->get(all + s->tensors.tensor[i].offset, s->model, TOST_GRAD, &s->tensors.tensor[i]);
+    return all;
+}
+
+static inline void put_gradients(Subject* s, float value) {
+    for (int i = 0; i < s->tensors.count; i++) {
+        const TostTensor* t = &s->tensors.tensor[i];
+        float* x = (float*)xmalloc(t->size * sizeof *x);
+        for (size_t j = 0; j < t->size; j++) x[j] = value;
+        s->engine->put(s->model, TOST_GRAD, t, x);
+        free(x);
+    }
+}
+
+// After zero_grad and from part to part, the gradients of before must have no effect: the same bits as gradients that
+// were zero. recompute: of the engine's options
+static inline void engine_overwrites_gradients(Checks* c, const TostEngine* engine, TostDtype dtype, int membership,
+                                               bool recompute) {
+    const Shape k = {2, 3, 60, 64, 29, 1, membership, 2, 33, 1, 2, RANDOM};
+    const TostConfig config = {k.layers, k.heads, k.channels, k.block, k.vocab, k.bias, k.membership, -1};
+    const TostEnd more[2] = {TOST_MORE, TOST_STEP_ENDS}, parts[2] = {TOST_PART_ENDS, TOST_STEP_ENDS},
+                  ends[2] = {TOST_STEP_ENDS, TOST_STEP_ENDS};
+    TostEngineOptions o = engine_options(k.B, k.T, true, dtype);
+    o.recompute = recompute;
+    o.parts = 2;
+    Subject zero = subject_open(engine, config, o), stale = subject_open(engine, config, o);
+    const size_t n = zero.tensors.flat_size;
+    subject_randomize(&zero, 7);
+    subject_randomize(&stale, 7);
+    put_gradients(&stale, NAN);
+    engine->zero_grad(stale.model);
+    float *want = gradients_of_two(&zero, &k, more, -1), *got = gradients_of_two(&stale, &k, more, -1);
+    check(c, memcmp(got, want, n * sizeof *got) == 0, "%s: gradients depend on those before zero_grad",
+          dtype_name(dtype));
+    free(got);
+    free(want);
+    engine->zero_grad(stale.model);
+    const double norm = engine->grad_norm(stale.model);
+    check(c, norm == 0, "%s: the gradient norm after zero_grad is %g", dtype_name(dtype), norm);
+    float* part[2];
+    for (int i = 0; i < 2; i++) {
+        engine->zero_grad(stale.model);
+        put_gradients(&stale, 0);
+        part[i] = gradients_of_two(&stale, &k, ends, 1 - i);
+    }
+    engine->zero_grad(stale.model);
+    got = gradients_of_two(&stale, &k, parts, -1);
+    size_t differ = 0;
+    for (size_t i = 0; i < n; i++) differ += got[i] != part[0][i] + part[1][i];
+    check(c, differ == 0, "%s: %zu of %zu gradients are not the sum of two parts", dtype_name(dtype), differ, n);
+    free(got);
+    free(part[0]);
+    free(part[1]);
+    subject_free(&zero);
+    subject_free(&stale);
 }
 
 // TSSA_CHUNK, read from the source of the CUDA engine, which a C program cannot include.

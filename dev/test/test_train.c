@@ -29,7 +29,11 @@ struct TostModel {
     float*      state[TOST_STATES];
     double      loss;
     int64_t     count;
+    bool        scaled;             // with_scales: scale is known, and multiplies the gradient
+    float       scale;
 };
+
+static bool with_scales;            // of the next child: it has scales, like the CUDA engine with --dtype fp8
 
 typedef enum { TRAINING, EVALUATING, GET, PUT, EVENTS } Event;
 
@@ -90,7 +94,7 @@ static void toy_losses(TostModel* m, const int32_t* inputs, int B, int T, float 
         const double loss = id == BAD ? NAN : id == SPIKE ? 50 : 0.01 * id;
         m->loss += loss + sum;
         float* grad = m->state[TOST_GRAD] + (id == BAD ? wrong : (size_t)id % m->tensors.flat_size);
-        *grad += scale * (float)(loss + 0.5 * sum);
+        *grad += scale * (float)(loss + 0.5 * sum) * (m->scaled ? m->scale : 1);
     }
     m->count += B * T;
 }
@@ -137,13 +141,28 @@ static void toy_update(TostModel* m, const TostAdamW* a) {
         m->state[TOST_PARAM][i] -= (float)(a->lr * m_hat / (sqrt(v_hat) + a->eps));
         m->state[TOST_EMA][i] += (float)(a->ema_rate * (m->state[TOST_PARAM][i] - m->state[TOST_EMA][i]));
     }
+    m->scaled = with_scales;
+    m->scale = 0.5f * m->scale + (float)(a->step * a->step);
+}
+
+static size_t toy_scales(const TostModel* m) { return (void)m, with_scales; }
+
+static bool toy_get_scales(float* dst, const TostModel* m) {
+    *dst = m->scale;
+    return m->scaled;
+}
+
+static void toy_put_scales(TostModel* m, const float* src) {
+    m->scale = *src;
+    m->scaled = true;
 }
 
 static const TostEngine toy = {
     .name = "toy", .supports = toy_supports, .describe = toy_describe, .memory = toy_memory, .create = toy_create,
     .destroy = toy_destroy, .put = toy_put, .get = toy_get, .forward_loss = toy_forward_loss,
     .forward_train = toy_forward_train, .backward = toy_backward, .read_loss = toy_read_loss,
-    .zero_grad = toy_zero_grad, .grad_norm = toy_grad_norm, .update = toy_update,
+    .zero_grad = toy_zero_grad, .grad_norm = toy_grad_norm, .update = toy_update, .scales = toy_scales,
+    .get_scales = toy_get_scales, .put_scales = toy_put_scales,
 };
 
 // ---------------------------------------------------------------------------------------------
@@ -571,6 +590,30 @@ static void test_parts(Checks* c) {
     o = run("--resume --out stopped --steps 5 --parts 4");
     check(c, strstr(o.out, "--parts 4 instead of 2: gradients are added in another order"), "changed: %s", o.out);
     check_run(c, o, 0, 0, NULL, "resumed with other parts");
+}
+
+// The scales of --dtype fp8 are saved with a checkpoint, and must belong to it.
+static void test_scales(Checks* c) {
+#define SCALED BASE NO_VAL "--data good.bin --steps 6 --save-every 6 "
+    with_scales = true;
+    check_run(c, run(SCALED "--out scaled"), 0, 0, NULL, "with scales");
+    for (int i = 0; i < 3; i++) {
+        char *args = xasprintf(SCALED "--out scaled%d", i), *resume = xasprintf("--resume --out scaled%d", i);
+        char* file = xasprintf("scaled%d/step_00000004/fp8.safetensors", i);
+        hooks[0] = (Hook){TRAINING, 4, interrupt};
+        check_run(c, run(args), 130, 2, "a second signal", "interrupted with scales");
+        if (i == 1) must(remove(file) == 0, file, NULL);
+        if (i == 2) must(rename("scaled/step_00000006/fp8.safetensors", file) == 0, file, NULL);
+        if (i == 2) check_run(c, run(resume), 1, 1, "belong to different checkpoints", "scales of another step");
+        else check_run(c, run(resume), 0, 0, NULL, "resumed with scales");
+        if (i == 0) check_same(c, "scaled", "scaled0", 6, "resumed with scales");
+        if (i == 1)
+            check(c, !same_file("scaled", "scaled1", 6, "model.safetensors"), "resumed without the file: the same");
+        free(args);
+        free(resume);
+        free(file);
+    }
+    with_scales = false;
 }
 
 // A checkpoint whose open_row is not the row of its last step is damaged.
@@ -1053,6 +1096,7 @@ int main(int argc, char** argv) {
     test_signals(&c);
     test_signals_in_steps(&c);
     test_parts(&c);
+    test_scales(&c);
     test_open_row_damaged(&c);
     test_lock(&c);
     test_lock_notes(&c);

@@ -15,6 +15,7 @@ struct CublasOnHostDesc {
     cublasLtEpilogue_t epilogue;
     void* bias;
     int bias_type;  // cudaDataType_t; -1: the type of D
+    const float* scale[2];   // of A and B, in device memory; null: 1
 };
 struct CublasOnHostLayout {
     cudaDataType_t type;
@@ -38,9 +39,19 @@ template <typename T> T attribute(const char* name, const void* value, size_t by
     return x;
 }
 
-size_t size_of(cudaDataType_t type) { return type == CUDA_R_32F ? 4 : 2; }
+bool is_fp8(cudaDataType_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
+size_t size_of(cudaDataType_t type) { return type == CUDA_R_32F ? 4 : is_fp8(type) ? 1 : 2; }
 size_t bytes_of(const CublasOnHostLayout& l) {
     return ((size_t)l.ld * (l.cols - 1) + l.rows) * size_of(l.type);
+}
+
+float element(const void* x, cudaDataType_t type, size_t at) {
+    switch (type) {
+    case CUDA_R_32F: return ((const float*)x)[at];
+    case CUDA_R_8F_E4M3: return cuda_on_host_from_fp8(((const unsigned char*)x)[at], 3, 7);
+    case CUDA_R_8F_E5M2: return cuda_on_host_from_fp8(((const unsigned char*)x)[at], 2, 15);
+    default: return (float)((const __nv_bfloat16*)x)[at];
+    }
 }
 
 float to_tf32(float x) {  // 10 mantissa bits, rounded towards zero like a tensor core
@@ -52,9 +63,7 @@ std::vector<float> read_operand(const void* x, const CublasOnHostLayout& l, bool
     std::vector<float> out(l.rows * l.cols);
     for (uint64_t j = 0; j < l.cols; j++) {
         for (uint64_t i = 0; i < l.rows; i++) {
-            const size_t at = (size_t)l.ld * j + i;
-            const float v =
-                l.type == CUDA_R_32F ? ((const float*)x)[at] : (float)((const __nv_bfloat16*)x)[at];
+            const float v = element(x, l.type, (size_t)l.ld * j + i);
             out[transposed ? i * l.cols + j : j * l.rows + i] = tf32 ? to_tf32(v) : v;
         }
     }
@@ -73,6 +82,8 @@ struct Product {
 // Writes element (i,j) of D, given its sum over k.
 void finish(const Product& p, uint64_t i, uint64_t j, float sum) {
     float v = p.alpha * sum;
+    for (const float* scale : p.desc.scale)
+        if (scale) v *= *scale;
     if (p.beta != 0) {
         const size_t at = (size_t)p.c_layout.ld * j + i;
         v += p.beta * (p.c_layout.type == CUDA_R_32F ? ((const float*)p.c)[at]
@@ -130,8 +141,20 @@ void check_shapes(const CublasOnHostDesc& desc, const CublasOnHostLayout& a, con
     if (k != k_b || m != d.rows || n != d.cols || c.rows != d.rows || c.cols != d.cols)
         cuda_on_host_die("cublasLtMatmul: (%zu,%zu) by (%zu,%zu) into (%zu,%zu)", (size_t)m, (size_t)k,
                          (size_t)k_b, (size_t)n, (size_t)d.rows, (size_t)d.cols);
-    if (a.type != b.type || c.type != d.type || (a.type == CUDA_R_32F && d.type != CUDA_R_32F))
+    if (is_fp8(a.type) ? !is_fp8(b.type) || (a.type == CUDA_R_8F_E5M2 && b.type == CUDA_R_8F_E5M2) || is_fp8(d.type)
+                       : a.type != b.type)
+        cuda_on_host_die("cublasLtMatmul: unsupported combination of operand types");
+    if (c.type != d.type || (a.type == CUDA_R_32F && d.type != CUDA_R_32F))
         cuda_on_host_die("cublasLtMatmul: unsupported combination of types");
+    if (is_fp8(a.type) && (!desc.transposed[0] || desc.transposed[1]))
+        cuda_on_host_die("cublasLtMatmul: fp8 needs A transposed and B not transposed");
+    if (is_fp8(a.type) && (m % 16 || n % 16 || k % 16))
+        cuda_on_host_die("cublasLtMatmul: fp8 needs sizes that are multiples of 16, not %zu, %zu, %zu", (size_t)m,
+                         (size_t)n, (size_t)k);
+    if (is_fp8(a.type) && desc.compute != CUBLAS_COMPUTE_32F)
+        cuda_on_host_die("cublasLtMatmul: fp8 needs CUBLAS_COMPUTE_32F");
+    if (!is_fp8(a.type) && (desc.scale[0] || desc.scale[1]))
+        cuda_on_host_die("cublasLtMatmul: scales of operands that are not fp8");
     if (desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32 && a.type != CUDA_R_32F)
         cuda_on_host_die("cublasLtMatmul: TF32 with bfloat16 operands");
     if (desc.epilogue == CUBLASLT_EPILOGUE_BIAS && !desc.bias)
@@ -175,7 +198,7 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t h) {
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute,
                                         cudaDataType_t scale) {
     if (scale != CUDA_R_32F) cuda_on_host_die("cublasLtMatmulDescCreate: alpha and beta must be float32");
-    *desc = new CublasOnHostDesc{compute, {false, false}, CUBLASLT_EPILOGUE_DEFAULT, nullptr, -1};
+    *desc = new CublasOnHostDesc{compute, {false, false}, CUBLASLT_EPILOGUE_DEFAULT, nullptr, -1, {nullptr, nullptr}};
     live_handles++;
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -198,6 +221,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMa
             cuda_on_host_die("%s: epilogue %d is not supported", name, d->epilogue);
     } else if (a == CUBLASLT_MATMUL_DESC_BIAS_POINTER) {
         d->bias = attribute<void*>(name, value, bytes);
+    } else if (a == CUBLASLT_MATMUL_DESC_A_SCALE_POINTER || a == CUBLASLT_MATMUL_DESC_B_SCALE_POINTER) {
+        d->scale[a == CUBLASLT_MATMUL_DESC_B_SCALE_POINTER] = attribute<const float*>(name, value, bytes);
     } else {
         d->bias_type = attribute<cudaDataType_t>(name, value, bytes);
     }
@@ -248,6 +273,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               cublasLtMatmulPreference_t preference, int wanted,
                                               cublasLtMatmulHeuristicResult_t* results, int* found) {
     if (wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
+    if (is_fp8(a->type) && cuda_on_host_options().major < 9) return CUBLAS_STATUS_NOT_SUPPORTED;
     check_shapes(*desc, *a, *b, *c, *d);
     const CublasOnHostLayout* const layouts[] = {a, b, c, d};
     *found = 0;
@@ -280,6 +306,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     for (int i = 0; i < 4; i++) {
         if (i == 2 && p.beta == 0) continue;
         cuda_on_host_check_range("cublasLtMatmul", pointers[i], bytes_of(*layouts[i]));
+        if (is_fp8(a_layout->type) && ((uintptr_t)pointers[i] % 16 || layouts[i]->ld * size_of(layouts[i]->type) % 16))
+            cuda_on_host_die("cublasLtMatmul: fp8 needs matrix %c and its rows aligned to 16 bytes", "ABCD"[i]);
         if ((uintptr_t)pointers[i] % (algo ? algo->align[i] : 16) != 0)
             cuda_on_host_die(
                 "cublasLtMatmul: matrix %c at %p is not aligned to the %u bytes given to the heuristic",
@@ -300,6 +328,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
                                  p.d_layout.rows * size_of(p.desc.bias_type < 0
                                                                ? p.d_layout.type
                                                                : (cudaDataType_t)p.desc.bias_type));
+    for (const float* scale : p.desc.scale)
+        if (scale) cuda_on_host_check_range("cublasLtMatmul's scale", scale, sizeof *scale);
     const size_t scribble = algo ? algo->workspace : 0;
     cuda_on_host_enqueue(stream, [p, workspace, scribble] {
         if (scribble) memset(workspace, 0xff, scribble);

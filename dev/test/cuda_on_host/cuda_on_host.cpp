@@ -129,6 +129,7 @@ struct Thread {
     int clock;          // waits for flags in the longest chain up to here
     const int* polled;  // loaded last, and its value; null: anything else happened since
     int polled_value;
+    bool waited;        // for the kernels before
     RaceThread race;
 };
 
@@ -160,6 +161,7 @@ struct Machine {
     uint64_t rng = 0;
     const char* kernel = nullptr;  // that runs
     const std::function<void()>* body = nullptr;
+    bool early = false;            // a dependent launch
     std::vector<Bytes> static_shared;
     std::vector<std::unique_ptr<Block>> blocks;
     Block* block = nullptr;        // that runs
@@ -235,6 +237,8 @@ NO_ASAN void thread_main() {
     fiber_switch(fiber, &machine.main);
     for (;;) {
         (*machine.body)();
+        if (machine.early && !current_thread()->waited)
+            cuda_on_host_die("thread %d does not wait for the kernels before", machine.current);
         current_warp()->ready &= ~current_bit();
         current_warp()->exited |= current_bit();
         yield();
@@ -365,6 +369,7 @@ void start_block(Block* b, unsigned number, size_t shared_bytes) {
     for (int i = 0; i < machine.count; i++) {
         b->threads[i]->clock = 0;
         b->threads[i]->polled = nullptr;
+        b->threads[i]->waited = false;
         race_thread_starts(&b->threads[i]->race, &b->race, (uint16_t)i);
     }
 }
@@ -491,8 +496,10 @@ void prepare_place(Block* b, dim3 block, size_t shared_bytes) {
     b->static_shared.resize(bytes);
 }
 
-void run_grid(const char* name, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body) {
+void run_grid(const char* name, dim3 grid, dim3 block, size_t shared_bytes, bool early,
+              const std::function<void()>& body) {
     machine.kernel = name;
+    machine.early = early;
     machine.body = &body;
     if (machine.options.observer) machine.options.observer->launched(name);
     machine.count = (int)(block.x * block.y * block.z);
@@ -616,6 +623,18 @@ uint64_t cuda_on_host_add(void* p, size_t bytes, uint64_t value) {
     return before;
 }
 
+int cuda_on_host_max(int* p, int value) {
+    Thread* t = current_thread();
+    may_switch();
+    t->polled = nullptr;
+    const int before = *p;
+    if (value > before) *p = value;
+    race_add(&t->race, p);
+    wake(p);
+    may_switch();
+    return before;
+}
+
 void __threadfence(void) {
     may_switch();
     race_fence(&current_thread()->race);
@@ -633,10 +652,12 @@ cudaError_t cuda_on_host_attribute(const void* kernel, cudaFuncAttribute attribu
 }
 
 void cuda_on_host_launch(const char* name, const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
-                         cudaStream_t stream, std::function<void()> body) {
+                         cudaStream_t stream, bool early, std::function<void()> body) {
     check_launch(name, kernel, grid, block, shared_bytes);
-    cuda_on_host_enqueue(stream, [=] { run_grid(name, grid, block, shared_bytes, body); });
+    cuda_on_host_enqueue(stream, [=] { run_grid(name, grid, block, shared_bytes, early, body); });
 }
+
+void cuda_on_host_dependency_wait(void) { current_thread()->waited = true; }
 
 // ---------------------------------------------------------------------------------------------
 // Control

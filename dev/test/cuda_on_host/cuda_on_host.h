@@ -85,6 +85,7 @@ void cuda_on_host_check_range(const char* call, const void* device, size_t bytes
 #define __device__
 #define __host__
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __align__(n) alignas(n)
 
 // Shared memory is static: that of the block that runs. The emulation saves and restores it when it switches to another
@@ -161,6 +162,7 @@ inline unsigned __ballot_sync(unsigned mask, int predicate, int line = __builtin
 int cuda_on_host_load(const int* p, bool acquire);
 void cuda_on_host_store(int* p, int value, bool release);
 uint64_t cuda_on_host_add(void* p, size_t bytes, uint64_t value);   // returns the integer before
+int cuda_on_host_max(int* p, int value);
 void __threadfence(void);
 template <typename T> T __ldcg(const T* p) { return *p; }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz((unsigned)x); }
@@ -168,6 +170,8 @@ template <typename T> T atomicAdd(T* p, T v) {
     static_assert(std::is_integral<T>::value, "floating-point atomics are not deterministic");
     return (T)cuda_on_host_add(p, sizeof v, (uint64_t)v);
 }
+
+inline int atomicMax(int* p, int v) { return cuda_on_host_max(p, v); }
 
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 // Subnormals to zero
@@ -204,6 +208,32 @@ struct __nv_bfloat16 {
 };
 inline __nv_bfloat16 __float2bfloat16(float f) { return __nv_bfloat16(f); }
 inline float __bfloat162float(__nv_bfloat16 b) { return (float)b; }
+
+// ---------------------------------------------------------------------------------------------
+// 8-bit floating point of 1 sign bit, some exponent bits and `mantissa` bits: e4m3 (mantissa 3, bias 7), which has no
+// infinity and one NaN, and e5m2 (mantissa 2, bias 15)
+
+// Rounded to nearest even; above `largest`, to it; NaN to 0x7f.
+inline unsigned char cuda_on_host_to_fp8(float x, int mantissa, int bias, float largest) {
+    const unsigned char sign = std::signbit(x) ? 0x80 : 0;
+    const float a = fabsf(x);
+    int exponent;
+    if (x != x) return 0x7f;
+    if (a == 0) return sign;
+    (void)frexpf(fminf(a, largest), &exponent);   // a < 2^exponent
+    const int scale = max(exponent - 1, 1 - bias);
+    const float units = nearbyintf(ldexpf(fminf(a, largest), mantissa - scale));   // ties to even
+    return (unsigned char)(sign + ((scale + bias - 1) << mantissa) + (int)units);   // carries into the exponent
+}
+
+inline float cuda_on_host_from_fp8(unsigned char bits, int mantissa, int bias) {
+    const int exponent = (bits & 0x7f) >> mantissa, fraction = bits & ((1 << mantissa) - 1);
+    const float x = exponent == 0 ? ldexpf((float)fraction, 1 - bias - mantissa)
+                                  : ldexpf((float)(fraction + (1 << mantissa)), exponent - bias - mantissa);
+    const float special = mantissa == 2 && fraction == 0 ? INFINITY : NAN;
+    const bool is_special = mantissa == 2 ? exponent == 31 : (bits & 0x7f) == 0x7f;
+    return copysignf(is_special ? special : x, bits & 0x80 ? -1.0f : 1.0f);
+}
 
 // ---------------------------------------------------------------------------------------------
 // Runtime API
@@ -310,17 +340,21 @@ void cuda_on_host_progress(void);   // runs what is ready, of the streams that d
 void cuda_on_host_copy(void* dst, const void* src, size_t bytes);   // memcpy from or to device memory
 // Queues `work` on the stream, or records it if the stream is capturing a graph.
 void cuda_on_host_enqueue(cudaStream_t stream, std::function<void()> work);
+// early: as a dependent launch, which must call cuda_on_host_dependency_wait in every thread.
 void cuda_on_host_launch(const char* name, const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
-                         cudaStream_t stream, std::function<void()> body);
+                         cudaStream_t stream, bool early, std::function<void()> body);
+void cuda_on_host_dependency_wait(void);
 
 template <typename... Params, typename... Args>
 void cuda_on_host_call(const char* name, void (*kernel)(Params...), dim3 grid, dim3 block,
-                       size_t shared_bytes, cudaStream_t stream, Args... args) {
-    cuda_on_host_launch(name, (const void*)kernel, grid, block, shared_bytes, stream,
+                       size_t shared_bytes, cudaStream_t stream, bool early, Args... args) {
+    cuda_on_host_launch(name, (const void*)kernel, grid, block, shared_bytes, stream, early,
                         [=] { kernel(args...); });
 }
 #define CUDA_ON_HOST_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                  \
-    cuda_on_host_call(#kernel, kernel, grid, block, shared_bytes, stream, ##__VA_ARGS__)
+    cuda_on_host_call(#kernel, kernel, grid, block, shared_bytes, stream, false, ##__VA_ARGS__)
+#define CUDA_ON_HOST_LAUNCH_EARLY(kernel, grid, block, shared_bytes, stream, ...)                            \
+    cuda_on_host_call(#kernel, kernel, grid, block, shared_bytes, stream, true, ##__VA_ARGS__)
 
 #include "cublaslt_on_host.h"
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "dev/test/engines.h"
+#include "dev/test/fp8.h"
 #include "dev/test/golden.h"
 #include "dev/test/nccl_on_host/ranks_on_host.h"
 
@@ -95,6 +96,17 @@ void test_plain_products(Checks* c, TostDtype dtype) {
     const auto before = [](const void*, int) { set_schedule(FORWARD, 16); };
     const Runs runs = {1, before, nullptr};
     engines_agree(c, &tost_cuda_engine, &tost_cpu_engine, &k, dtype, &runs);
+}
+
+void test_stale_gradients(Checks* c) {
+    set_schedule(REVERSE_LATE);
+    engine_overwrites_gradients(c, &tost_cuda_engine, TOST_FP32, TOST_LEARNED, false);
+    engine_overwrites_gradients(c, &tost_cuda_engine, TOST_BF16, TOST_UNIFORM, true);
+}
+
+void test_fp8(Checks* c, int steps) {
+    set_schedule(REVERSE_LATE);
+    fp8_tests(c, &tost_cuda_engine, &tost_cpu_engine, steps);
 }
 
 void test_golden_files(Checks* c, const char* dir) {
@@ -228,7 +240,15 @@ void test_refusals(Checks* c) {
         test_refusal(c, CudaOnHostOptions(), heads, o, "heads");
         check(c, tost_cuda_engine.supports(dtype), "%s is not supported", dtype_name(dtype));
     }
-    check(c, tost_cuda_engine.supports(TOST_TF32) && !tost_cuda_engine.supports((TostDtype)3), "supports");
+    check(c, tost_cuda_engine.supports(TOST_TF32) && tost_cuda_engine.supports(TOST_FP8) &&
+                 !tost_cuda_engine.supports((TostDtype)4), "supports");
+    CudaOnHostOptions ampere;
+    ampere.major = 8;
+    const TostConfig narrow = {1, 2, 64, 40, 257, 0, TOST_LEARNED, -1};
+    test_refusal(c, ampere, narrow, options_of(2, 40, true, TOST_FP8), "fp8: cuda_on_host has compute capability 8.0;");
+    test_refusal(c, CudaOnHostOptions(), narrow, options_of(2, 40, false, TOST_FP8), "--dtype fp8 is for training");
+    test_refusal(c, CudaOnHostOptions(), narrow, options_of(1, 37, true, TOST_FP8), "--batch 1 times --seq 37");
+    test_refusal(c, CudaOnHostOptions(), SMALL, options_of(2, 40, true, TOST_FP8), "--channels 60 is not a multiple");
 }
 
 // Products of 192 × 192 (64 per multiprocessor), of which the emulation reports 10 to take 1 ms
@@ -286,6 +306,8 @@ void test_quick(Checks* c) {
     test_shape(c, uniform, TOST_FP32, {SHUFFLE});
     test_few_chunks(c, TOST_FP32);
     test_plain_products(c, TOST_FP32);
+    test_stale_gradients(c);
+    fp8_test_jump(c, &tost_cuda_engine, &tost_cpu_engine);
     test_peak(c);
     test_missing(c);
     test_refusals(c);
@@ -294,6 +316,8 @@ void test_quick(Checks* c) {
 
 void test_mutants(Checks* c) {
     test_kernels(c, 12);
+    test_stale_gradients(c);
+    test_fp8(c, 0);
     test_few_chunks(c, TOST_FP32);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
     test_shapes(c, TOST_FP32, {FORWARD, REVERSE, SHUFFLE_LATE, RESIDENT});
@@ -316,6 +340,8 @@ void test_all(Checks* c) {
     for (const int values : {FRESH, RANDOM}) test_wide(c, TOST_BF16, values);
     test_wide(c, TOST_TF32, RANDOM);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_plain_products(c, dtype);
+    test_stale_gradients(c);
+    test_fp8(c, 150);
     test_golden_files(c, "dev/test/golden");
     char* shared = shared_path("golden");
     if (shared) test_golden_files(c, shared);

@@ -430,6 +430,8 @@ void test_misuse(Checks* c) {
          [] { CUDA_ON_HOST_LAUNCH(not_in_mask, 1, 1, 0, nullptr); });
     dies(c, "two operations", "in its mask at",
          [] { CUDA_ON_HOST_LAUNCH(different_operations, 1, 32, 0, nullptr); });
+    dies(c, "dependent launch", "add_one, block (0,0,0): thread 0 does not wait for the kernels before",
+         [&] { CUDA_ON_HOST_LAUNCH_EARLY(add_one, 1, 1, 0, nullptr, (int*)x.p); });
     dies(c, "large block", "a block of (1025,1,1)",
          [&] { CUDA_ON_HOST_LAUNCH(add_one, 1, 1025, 0, nullptr, (int*)x.p); });
     dies(c, "no blocks", "a grid of (0,1,1)",

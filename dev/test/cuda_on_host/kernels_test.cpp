@@ -85,12 +85,16 @@ template <typename S> void test_norm(Checks* c, int C, size_t rows, bool bare = 
     const DeviceArray on_x(x), on_gamma(gamma), on_w(w), on_b(b), on_dx(dx), x_out(n), mean(rows), rstd(rows);
     const Device<S> on_branch(branch), on_dy(dy), y(n), dbranch(n);
     const DeviceArray dw(ones), db(ones), dgamma(ones), dbias(ones), partial(COLUMN_BLOCKS * 4 * width);
+    ColumnSums sums = {};
+    sums.space = partial.p;
     residual_layernorm_forward(nullptr, bare ? nullptr : x_out.p, y.p, mean.p, rstd.p, on_x.p,
-                               bare ? nullptr : on_branch.p, on_gamma.p, on_w.p, bare ? nullptr : on_b.p, rows, C);
+                               bare ? nullptr : on_branch.p, on_gamma.p, on_w.p, bare ? nullptr : on_b.p, rows, C,
+                               NoCopy());
     layernorm_residual_backward(nullptr, on_dx.p, bare ? nullptr : dbranch.p, dw.p, bare ? nullptr : db.p,
-                                bare ? nullptr : dgamma.p, bare ? nullptr : dbias.p, partial.p, on_dy.p,
+                                bare ? nullptr : dgamma.p, bare ? nullptr : dbias.p, &sums, on_dy.p,
                                 bare ? on_x.p : x_out.p, mean.p, rstd.p, on_w.p, bare ? nullptr : on_branch.p,
-                                on_gamma.p, !bare, rows, C);
+                                on_gamma.p, !bare, rows, C, NoCopy());
+    layer_sums(nullptr, sums, {}, true);
     near(c, "layernorm", C, y.get(), truth.y, stored<S>());
     near(c, "mean", C, mean.get(), truth.mean);
     near(c, "rstd", C, rstd.get(), truth.rstd);
@@ -189,9 +193,12 @@ template <typename S> struct TssaPass {
                      (int)n, (int)in.C, (int)in.NH);
     }
     void backward(const DeviceArray& dtemp, const DeviceArray& dbias, TssaStates adjoints) {
-        tssa_backward(nullptr, dw.p, dtemp.p, dbias.p, da.p, partial.p, back.p, adjoints, totals.p, again.p, dy.p, w.p,
-                      u.p, pi.p, saved.p, temp.p, step(), in.uniform ? TOST_UNIFORM : TOST_LEARNED, (int)in.block,
-                      (int)in.B, (int)n, (int)in.C, (int)in.NH);
+        const int membership = in.uniform ? TOST_UNIFORM : TOST_LEARNED;
+        tssa_backward(nullptr, dw.p, da.p, partial.p, back.p, adjoints, totals.p, again.p, dy.p, w.p, u.p, pi.p,
+                      saved.p, temp.p, step(), membership, (int)in.B, (int)n, (int)in.C, (int)in.NH);
+        layer_sums(nullptr, {},
+                   {dtemp.p, dbias.p, da.p, partial.p, temp.p, step().header, membership, (int)in.block, (int)in.B,
+                    (int)n, (int)(in.C / in.NH), (int)in.NH, (int)(in.B * chunks)}, true);
     }
 };
 
@@ -267,6 +274,7 @@ template <typename S> void test_tssa_variants(Checks* c) {
 template <bool SEGMENTED>
 __global__ void scan_kernel(float* carry, float* totals, int* sync, const int* from, const int* starts, int width,
                             int chunks) {
+    dependency_wait();
     __shared__ int place;
     const int stride = scan_stride(width);
     scan_ticket(sync, [&](int unit) { place = unit; });
@@ -383,15 +391,23 @@ void test_concurrent(Checks* c, int seeds) {
     cuda_on_host_set(before);
 }
 
-// More chunks than threads.
-void test_temp(Checks* c) {
-    const size_t heads = 3, chunks = 2 * TEMP_THREADS + 88;
-    const Floats x = numbers(heads * chunks, 1);
-    Doubles want(heads, 1.0);
+// More chunks than threads, and more positions than threads, of which the pass has only some.
+void test_layer_sums(Checks* c, bool add) {
+    const size_t heads = 3, chunks = 2 * TEMP_THREADS + 88, T = SUM_THREADS + 9, first = 5, block = first + T + 600;
+    const float before = add ? 1.0f : NAN;
+    const Floats x = numbers(heads * chunks, 1), da = numbers(2 * heads * T, 2), temp = numbers(heads, 3);
+    Doubles want(heads, add ? 1.0 : 0.0), bias(heads * block, add ? 1.0 : 0.0);
     for (size_t i = 0; i < x.size(); i++) want[i / chunks] += x[i];
-    const DeviceArray partial(x), dtemp(Floats(heads, 1.0f));
-    LAUNCH(temp_backward_kernel, (int)heads, TEMP_THREADS, 0, nullptr, dtemp.p, partial.p, chunks);
+    for (size_t i = 0; i < da.size(); i++)
+        bias[i / T % heads * block + first + i % T] += 4.0 * temp[i / T % heads] * da[i];
+    const DeviceArray partial(x), on_da(da), on_temp(temp), dtemp(Floats(heads, before)),
+        dbias(Floats(heads * block, before));
+    const Device<int> header(step_at(first));
+    layer_sums(nullptr, {},
+               {dtemp.p, dbias.p, on_da.p, partial.p, on_temp.p, (const StepHeader*)header.p, TOST_LEARNED, (int)block,
+                2, (int)T, 4, (int)heads, (int)chunks}, add);
     near(c, "dtemp of many chunks", (int)heads, dtemp.get(), want);
+    near(c, "ddenom_bias of some positions", (int)heads, dbias.get(), bias);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -438,8 +454,8 @@ void test_embedding_backward(Checks* c, const EmbedCase& k, const std::vector<in
     const DeviceArray on_dx(dx), on_dwte(Floats(dwte.size(), 1.0f)), on_dwpe(Floats(dwpe.size(), 1.0f)),
         partial((rows / (EMBED_SEGMENT / 2) + 1) * C);
     embedding_backward(nullptr, on_dwte.p, on_dwpe.p, partial.p, on_dx.p,
-                       {d.order, d.start, d.dest, d.big_token, d.big_first}, (const StepHeader*)on_input.p, k.B, k.T,
-                       k.C);
+                       {d.order, d.start, d.dest, d.big_token, d.big_first}, (const StepHeader*)on_input.p,
+                       (int)(first + T), k.B, k.T, k.C, true);
     near(c, "dwte", k.C, on_dwte.get(), dwte);
     near(c, "dwpe", k.C, on_dwpe.get(), dwpe);
 }
@@ -474,15 +490,17 @@ template <typename S> void test_columns(Checks* c, size_t rows, int N) {
     }
     Floats four(x);
     for (float& v : four) v *= 4.0f;
-    Matmul mm = {};
     const Device<S> on_x(four), on_y(n), on_dx(dy), on_dy(dy);
-    const DeviceArray on_db(ones), on_dbias(ones), partial(COLUMN_BLOCKS * width);
-    bias_backward(&mm, on_dbias.p, partial.p, on_dy.p, rows, N);
+    const DeviceArray on_db(ones), on_dbias(ones), partial(2 * COLUMN_BLOCKS * width);
+    ColumnSums sums = {};
+    sums.space = partial.p;
+    bias_backward(nullptr, on_dbias.p, &sums, on_dy.p, rows, N);
+    if (N % 4 == 0) gelu_backward(nullptr, on_dx.p, on_db.p, &sums, on_x.p, rows, N, NoCopy());
+    layer_sums(nullptr, sums, {}, true);
     near(c, "bias_backward", N, on_dbias.get(), dbias);
-    gelu_forward(nullptr, on_y.p, on_x.p, n);
+    gelu_forward(nullptr, on_y.p, on_x.p, n, NoCopy());
     near(c, "gelu", N, on_y.get(), y, stored<S>());
     if (N % 4 != 0) return;
-    gelu_backward(nullptr, on_dx.p, on_db.p, partial.p, on_x.p, rows, N);
     near(c, "gelu_backward", N, on_dx.get(), dx, stored<S>());
     near(c, "gelu_backward, bias", N, on_db.get(), db);
 }
@@ -597,6 +615,203 @@ void test_normal(Checks* c) {
           bell_worst);
 }
 
+// ---------------------------------------------------------------------------------------------
+// fp8: formats by their definition, scales, and the copies that kernels write
+
+// (-1)^sign · 2^(exponent - bias) · 1.fraction, subnormal if the exponent is 0; code: without the sign
+double fp8_number(int code, int mantissa, int bias) {
+    const int exponent = code >> mantissa, fraction = code & ((1 << mantissa) - 1);
+    const double part = (double)fraction / (1 << mantissa);
+    return exponent == 0 ? part * exp2(1 - bias) : (1 + part) * exp2(exponent - bias);
+}
+
+template <typename Q> unsigned char fp8_of(float x) {
+    alignas(2) Q out[2];
+    fp8_pair(out, x, -x);
+    return out[0].bits;
+}
+
+// numbers: codes of the positive finite numbers, in increasing order. Checks x and its neighbors.
+template <typename Q> int fp8_wrong(const Doubles& numbers, float x) {
+    int wrong = 0;
+    for (const float v : {x, nextafterf(x, -INFINITY), nextafterf(x, INFINITY)}) {
+        size_t best = 0;   // nearest; of two, the even code
+        const double x_in_range = fmin(fabs(v), numbers.back());
+        for (size_t i = 1; i < numbers.size(); i++) {
+            const double d = fabs(numbers[i] - x_in_range), least = fabs(numbers[best] - x_in_range);
+            if (d < least || (d == least && i % 2 == 0)) best = i;
+        }
+        wrong += fp8_of<Q>(v) != (std::signbit(v) ? 0x80 : 0) + best;
+    }
+    return wrong;
+}
+
+template <typename Q>
+void test_fp8_format(Checks* c, const char* name, int mantissa, int bias, int codes, double largest) {
+    Doubles numbers;
+    int wrong = 0;
+    for (int code = 0; code < codes; code++) {
+        numbers.push_back(fp8_number(code, mantissa, bias));
+        for (const int sign : {1, -1}) {
+            const unsigned char bits = (unsigned char)(sign > 0 ? code : code | 0x80);
+            wrong += cuda_on_host_from_fp8(bits, mantissa, bias) != (float)(sign * numbers.back());
+            wrong += fp8_of<Q>((float)(sign * numbers.back())) != bits;
+        }
+    }
+    check(c, wrong == 0 && numbers.back() == largest, "%s: %d codes are wrong, the largest number is %g", name, wrong,
+          numbers.back());
+    wrong = 0;
+    for (size_t i = 0; i + 1 < numbers.size(); i++)   // halfway between two numbers
+        wrong += fp8_wrong<Q>(numbers, (float)((numbers[i] + numbers[i + 1]) / 2));
+    for (uint32_t bits = 0; bits < 0x10000; bits += 3) {   // bf16 numbers
+        const float x = __uint_as_float(bits << 16);
+        if (!std::isnan(x)) wrong += fp8_wrong<Q>(numbers, x);
+    }
+    check(c, wrong == 0, "%s: %d numbers are rounded wrongly", name, wrong);
+    const unsigned char top = (unsigned char)(codes - 1);
+    check(c, fp8_of<Q>(INFINITY) == top && fp8_of<Q>(-1e30f) == (top | 0x80) && (fp8_of<Q>(NAN) & 0x7f) == 0x7f &&
+                 std::isnan(cuda_on_host_from_fp8(0x7f, mantissa, bias)),
+          "%s: infinity, NaN or saturation", name);
+}
+
+void test_fp8_scale(Checks* c) {
+    for (int e = -126; e < 128; e++)
+        for (const float most : {ldexpf(1.0f, e), ldexpf(1.9999f, e)}) {
+            const Fp8Scale s = fp8_scale(most, 8);
+            const float scaled = most * s.scale;
+            check(c, s.scale * s.inverse == 1 && scaled < 256 && (scaled >= 128 || e < -100), "scale of %g: %g", most,
+                  s.scale);
+        }
+    check(c, fp8_scale(0, 8).scale == 1 && fp8_scale(0, 15).inverse == 1, "scale of zero");
+}
+
+// The scale of four, which is used for `most` below 1.
+struct CopyCase {
+    Device<fp8_e4m3> out;
+    Device<float> scale;
+    Device<int> slots;
+    explicit CopyCase(size_t n) : out(n), scale(Floats{4.0f, 0.25f}), slots(std::vector<int>(FP8_SLOTS * FP8_SLOT)) {}
+    template <typename Q> Fp8Copy<Q> copy(bool write) {
+        return {write ? (Q*)out.p : nullptr, (const Fp8Scale*)scale.p, slots.p};
+    }
+    float most() const {
+        float x = 0;
+        for (size_t i = 0; i < slots.n; i++) x = fmaxf(x, __uint_as_float((unsigned)slots.at(i)));
+        return x;
+    }
+};
+
+// got: what the kernel stored in bf16. Its copy is rounded from the number before, so it may be one step off.
+template <typename Q> void check_copy(Checks* c, const char* name, const CopyCase& k, const Floats& got, double step) {
+    float most = 0;
+    size_t wrong = 0;
+    std::vector<fp8_e4m3> out(k.out.n);
+    cudaMemcpy(out.data(), k.out.p, out.size(), cudaMemcpyDeviceToHost);
+    for (size_t i = 0; i < got.size(); i++) {
+        const int mantissa = std::is_same<Q, fp8_e4m3>::value ? 3 : 2;
+        const float x = cuda_on_host_from_fp8(out[i].bits, mantissa, mantissa == 3 ? 7 : 15) / 4;
+        most = fmaxf(most, fabsf(got[i]));
+        wrong += !(fabsf(x - got[i]) <= step * fabsf(got[i]) + 0x1p-11);
+    }
+    check(c, wrong == 0, "%s: %zu of %zu copies are wrong", name, wrong, got.size());
+    check(c, fabsf(k.most() / most - 1) < 0.005, "%s: largest value %g, want %g", name, k.most(), most);
+}
+
+void test_fp8_copies(Checks* c, int C) {
+    const size_t rows = 41, n = rows * (size_t)C;
+    const double step = 0x1p-4 * 1.01, wide = 0x1p-3 * 1.01;
+    const Device<bf16> x(numbers(n, 1)), dy(numbers(n, 2)), y(n), dx(n);
+    const DeviceArray f(numbers(n, 3)), g(numbers((size_t)C, 4)), w(numbers((size_t)C, 5)), stats(rows), rstd(rows),
+        x_out(n), on_dx(Floats(n, 0.1f)), partial(COLUMN_BLOCKS * 8 * (size_t)C), out((size_t)C);
+    CopyCase norm(n), gelu(n), cast(n), dnorm(n), dgelu(n), only(n);
+    ColumnSums sums = {};
+    sums.space = partial.p;
+    residual_layernorm_forward(nullptr, x_out.p, y.p, stats.p, rstd.p, f.p, x.p, g.p, w.p, (const float*)nullptr, rows,
+                               C, norm.copy<fp8_e4m3>(true));
+    check_copy<fp8_e4m3>(c, "copy of LayerNorm", norm, y.get(), step);
+    layernorm_residual_backward(nullptr, on_dx.p, dx.p, out.p, (float*)nullptr, out.p, (float*)nullptr, &sums, dy.p,
+                                x_out.p, stats.p, rstd.p, w.p, x.p, g.p, true, rows, C, dnorm.copy<fp8_e5m2>(true));
+    check_copy<fp8_e5m2>(c, "copy of LayerNorm's gradient", dnorm, dx.get(), wide);
+    gelu_forward(nullptr, y.p, x.p, n, gelu.copy<fp8_e4m3>(true));
+    check_copy<fp8_e4m3>(c, "copy of GELU", gelu, y.get(), step);
+    gelu_backward(nullptr, dx.p, (float*)nullptr, &sums, x.p, rows, C, dgelu.copy<fp8_e5m2>(true));
+    check_copy<fp8_e5m2>(c, "copy of GELU's gradient", dgelu, dx.get(), wide);
+    fp8_cast(nullptr, cast.copy<fp8_e4m3>(true), x.p, n);
+    check_copy<fp8_e4m3>(c, "fp8_cast", cast, x.get(), step);
+    fp8_cast(nullptr, only.copy<fp8_e4m3>(false), x.p, n);
+    std::vector<unsigned char> left(n);
+    cudaMemcpy(left.data(), only.out.p, n, cudaMemcpyDeviceToHost);
+    check(c, only.most() == cast.most() && left[0] == 0xff && left[n - 1] == 0xff, "a copy that is only recorded");
+}
+
+// Weights of two layers: copies and transposes, scaled by each matrix's largest value. Tiles that are not full.
+void test_fp8_weights(Checks* c) {
+    const int C = 80, L = 2;
+    const Fp8Weights w = {{0, 6432, 12864, 38496}, 64128, {C, C, 4 * C, C}, {C, C, C, 4 * C}};
+    const size_t n = L * w.stride;
+    Floats x = numbers_of<bf16>(n, 3);
+    for (size_t i = w.offset[3]; i < w.stride; i++) x[i] *= 1024;
+    const Device<bf16> weights(x);
+    const Device<fp8_e4m3> copy(n), transposed(n);
+    const Device<float> scale(2 * L * Fp8Weights::COUNT);
+    const Device<int> most(L * Fp8Weights::COUNT);
+    std::vector<unsigned char> a(n), b(n);
+    fp8_weights(nullptr, copy.p, transposed.p, (Fp8Scale*)scale.p, most.p, weights.p, w, L);
+    cudaMemcpy(a.data(), copy.p, n, cudaMemcpyDeviceToHost);
+    cudaMemcpy(b.data(), transposed.p, n, cudaMemcpyDeviceToHost);
+    const Floats scales = scale.get();
+    size_t wrong = 0;
+    for (int l = 0; l < L; l++)
+        for (int k = 0; k < Fp8Weights::COUNT; k++) {
+            const size_t at = w.offset[k] + (size_t)l * w.stride, out = (size_t)w.out[k], in = (size_t)w.in[k];
+            const float s = scales[2 * (size_t)(l * Fp8Weights::COUNT + k)];
+            float top = 0;
+            for (size_t i = 0; i < out * in; i++) top = fmaxf(top, fabsf(x[at + i]));
+            check(c, s == fp8_scale(top, 8).scale, "scale of weight %d: %g for %g", k, s, top);
+            for (size_t i = 0; i < out; i++)
+                for (size_t j = 0; j < in; j++) {
+                    const unsigned char want = fp8_of<fp8_e4m3>(x[at + i * in + j] * s);
+                    wrong += a[at + i * in + j] != want || b[at + j * out + i] != want;
+                }
+        }
+    check(c, wrong == 0, "%zu weights are copied or transposed wrongly", wrong);
+}
+
+// Two ranks and more steps than the history holds.
+void test_fp8_history(Checks* c) {
+    const int tensors = 2 * FP8_SITES, ranks = 2;
+    const DeviceArray history(Floats(FP8_HISTORY * (size_t)tensors)), scale(2 * (size_t)tensors);
+    for (int step = 0; step < FP8_HISTORY + 2; step++) {
+        Floats most(ranks * (size_t)tensors, 0.5f);
+        if (step == 0) most[(size_t)tensors + 3] = 100;   // on rank 1
+        if (step == 0) most[6] = 100;
+        const DeviceArray on_most(most);
+        LAUNCH(fp8_history_kernel, 1, 128, 0, nullptr, (Fp8Scale*)scale.p, history.p, on_most.p, ranks, tensors,
+               (int)FP8_SITES);
+        const bool old = step < FP8_HISTORY;
+        const Floats s = scale.get();
+        check(c, s[0] == 256 && s[6] == (old ? 2 : 256) && s[2 * 6] == (old ? 256 : 32768) && s[2 * 7] == 32768,
+              "scales of step %d: %g %g %g %g", step, s[0], s[6], s[12], s[14]);
+    }
+    CopyCase k(8);
+    const DeviceArray most(1);
+    k.slots.put(5 * FP8_SLOT, (int)__float_as_uint(3.0f));
+    LAUNCH(fp8_recorded_kernel, 1, WARP, 0, nullptr, most.p, k.slots.p);
+    check(c, most.at(0) == 3, "recorded %g", most.at(0));
+    k.slots.put(7 * FP8_SLOT, (int)__float_as_uint(INFINITY));
+    LAUNCH(fp8_recorded_kernel, 1, WARP, 0, nullptr, most.p, k.slots.p);
+    check(c, most.at(0) == 0, "recorded infinity: %g", most.at(0));
+}
+
+void test_fp8_kernels(Checks* c) {
+    test_fp8_format<fp8_e4m3>(c, "e4m3", 3, 7, 0x7f, 448);
+    test_fp8_format<fp8_e5m2>(c, "e5m2", 2, 15, 0x7c, 57344);
+    test_fp8_scale(c);
+    for (const int C : {64, 1040}) test_fp8_copies(c, C);
+    test_fp8_weights(c);
+    test_fp8_history(c);
+}
+
 // Losses and gradients of the classifier for 300 rows in chunks.
 struct ClassifierResult { Doubles loss, dx, dwte; };
 
@@ -619,7 +834,7 @@ ClassifierResult classified(size_t chunk) {
     cublasLtCreate(&mm.handle);
     mm.workspace = workspace.p;
     classifier_forward_backward(&mm, (double*)nullptr, loss.p, dx.p, dwte.p, logits.p, on_x.p, on_wte.p,
-                                (const int32_t*)on_targets.p, (const StepHeader*)on_step.p, rows, chunk, V, C);
+                                (const int32_t*)on_targets.p, (const StepHeader*)on_step.p, rows, chunk, V, C, true);
     const auto doubles = [](const Floats& f) { return std::vector<double>(f.begin(), f.end()); };
     const ClassifierResult result = {doubles(loss.get()), doubles(dx.get()), doubles(dwte.get())};
     matmul_free(&mm);
@@ -668,13 +883,14 @@ void test_kernels(Checks* c, int seeds) {
     test_normal(c);
     test_errors(c);
     test_even_chunk(c);
-    test_temp(c);
+    for (const bool add : {false, true}) test_layer_sums(c, add);
     test_embeddings(c);
     test_plain_matmuls(c);
     test_tssa_variants<float>(c);
     test_tssa_variants<bf16>(c);
     test_scans(c);
     test_autotune(c);
+    test_fp8_kernels(c);
     // more rows than blocks; more columns than threads
     for (const int N : {7, 12, 16}) test_columns<float>(c, 600, N);
     for (const int N : {259, 516, 1028, 1032}) test_columns<float>(c, 3, N);

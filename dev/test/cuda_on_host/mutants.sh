@@ -50,8 +50,8 @@ state_not_passed | s/= first\[n\] + /= /
 adjoint_not_passed | s/right, right, /right, NULL, /
 position_ignored | s/= position/= 0/
 place_ignored | s/step->first + //
-bias_place_ignored | s/step->first + //
-past_the_start | s/if (SEGMENTED.*break;//
+bias_place_ignored | s/s.step->first + //
+before_the_start | s/ || j >= skipped/ || true/
 state_across_a_start | s/ && from(false) < 0//
 group_of_all_segments | s/from(true)/from(false)/
 state_of_the_last_document | s/restarts ? totals\[n\] : //
@@ -66,7 +66,15 @@ adjoint_of_the_next_document | s/resets >> (t0 + j) & 1/false/
 walk_past_the_start | s/resets >> (t0 + j) & 1/false/
 moments_of_the_next_document | s/if (starts) set_zero(RN);//
 energy_of_the_next_document | s/if (starts) set_zero(RS);//
-no_accumulation | s/1\.0f/0.0f/
+no_accumulation | s/add ? 1\.0f/add ? 0.0f/
+weights_not_overwritten | s/: 0\.0f/: 1.0f/
+wte_not_overwritten | s/: 0\.0f/: 1.0f/
+places_not_overwritten | s/if (add) //
+sums_not_overwritten | s/add ? s.out\[c\] : 0.0f/s.out[c]/
+temp_not_overwritten | s/add ? s.dtemp\[h\] : 0.0f/s.dtemp[h]/
+denom_bias_not_overwritten | s/add ? \*out : 0.0f/*out/
+parts_not_overwritten | s/end == TOST_PART_ENDS/false/
+chunks_overwritten | s/m->grads_stale = false;//
 target_not_subtracted | s/v + j == target/v == target/
 segment_without_its_end | s/i < e/i + 1 < e/
 input_overwritten | s/CUDA_CHECK.*//
@@ -96,6 +104,11 @@ row_of_another_rank | s/= r.*;/= r > 0 ? r - 1 : 0;/
 level_not_set | s/x->part.*)/true)/
 norm_by_rank | s/place\[i\]/i/
 first_device | s/count > 1 ? local_rank : 0/0/
+fp8_unscaled | s/if (p.b_inverse).*;//
+one_step_of_fp8 | s/i < FP8_HISTORY/i < 1/
+fp8_of_one_rank | s/r < ranks/r < 1/
+fp8_tile_read_early | s/__syncthreads();//
+fp8_weights_not_updated | s/m->fp8.weights_stale = true;//
 waits_forever | s/if (!\(.*\)) nccl_timed_out.*;/\1;/
 END
 

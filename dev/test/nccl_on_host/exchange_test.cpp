@@ -211,7 +211,8 @@ void check_near(Checks* c, const char* what, const Results* a, const Results* b,
 
 // Several layers, so that there are several buckets; slices of the same and of different sizes, and empty ones.
 const Shape DEEP = {3, 2, 64, 40, 257, 1, TOST_LEARNED, 1, 35, 1, 1, RANDOM},
-            SMALL = {1, 2, 64, 40, 257, 0, TOST_LEARNED, 2, 20, 1, 1, RANDOM};
+            SMALL = {1, 2, 64, 40, 257, 0, TOST_LEARNED, 2, 20, 1, 1, RANDOM},
+            EVEN = {2, 2, 64, 40, 257, 0, TOST_LEARNED, 2, 24, 1, 1, RANDOM};
 
 void test_bits(Checks* c, const Setup& u, const std::vector<int>& ranks, const std::vector<Order>& orders,
                const char* what) {
@@ -231,6 +232,34 @@ void test_fast(Checks* c, Setup u, int ranks, const Order& order) {
     u.fast = true;
     if (!run(c, out, u, ranks, order, "fast")) return;
     check_near(c, "fast", &out.p[0], &want.p[0], 1e-4);
+}
+
+// Large host messages, several at once. Their memory is used again: freeing it would wait for NCCL's kernels.
+void test_messages(Checks* c) {
+    const std::vector<RankEnd> ends = run_ranks(2, [&](int rank) {
+        set_order(LATE, 2);
+        TostComm* comm = open_comm(false, 30);
+        constexpr size_t N = (size_t)3 << 20;
+        std::vector<char> sent(N, (char)(1 + rank)), received(2 * N);
+        int live = 0;
+        for (int round = 0; round < 3; round++) {
+            CommRequest* request[2];
+            for (size_t i = 0; i < 2; i++) {
+                CommMessage messages[2] = {};
+                messages[1 - rank] = {sent.data(), received.data() + i * N, N, N};
+                request[i] = comm->start(comm, messages);
+            }
+            for (CommRequest*& q : request) comm_wait(comm, &q);
+            if (round == 0) live = cuda_on_host_live();
+        }
+        for (const char x : received)
+            if (x != 2 - rank) _exit(1);
+        if (cuda_on_host_live() != live) _exit(2);
+        comm_close(comm);
+        _exit(cuda_on_host_live() + nccl_on_host_live() == 0 ? 0 : 3);
+    });
+    for (const RankEnd& end : ends)
+        check(c, end.status == 0, "host messages: status %d: %s", end.status, end.text.c_str());
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -280,19 +309,23 @@ void test_exchange(Checks* c, ExchangeTests tests) {
     const Setup deep = {DEEP, TOST_FP32, 4, 2, false, false, false},
                 linked = {SMALL, TOST_BF16, 2, 1, false, true, true},
                 six = {SMALL, TOST_FP32, 6, 1, false, false, false},
+                eight_bits = {EVEN, TOST_FP8, 4, 1, false, false, false},
                 chunked = {DEEP, TOST_FP32, 2, 1, false, false, true, 16};   // the last chunk of 35 tokens has 3
+    test_messages(c);
     test_bits(c, linked, {2}, {exchange_first(true)}, "own communicator, bf16, recompute");
     if (tests == EXCHANGE_QUICK) return;
     test_bits(c, linked, {2}, {compute_first()}, "own communicator");
     test_bits(c, deep, {2}, {compute_first()}, "deep");
     test_bits(c, deep, {4}, {exchange_first(false)}, "deep");
     test_bits(c, six, {}, {}, "six parts");
+    test_bits(c, eight_bits, {2}, {exchange_first(false)}, "fp8");
     test_bits(c, chunked, {2}, {exchange_first(false)}, "in chunks");
     test_failures(c);
     if (tests == EXCHANGE_MUTANTS) return;
     test_bits(c, deep, {1, 2, 4}, {AT_ONCE, LATE, exchange_first(false), compute_first()}, "deep");
     test_bits(c, linked, {1, 2}, {AT_ONCE, LATE, exchange_first(true), compute_first()}, "own communicator");
     test_bits(c, six, {1, 3, 6}, {exchange_first(false)}, "six parts");
+    test_bits(c, eight_bits, {4}, {compute_first()}, "fp8");
     test_bits(c, chunked, {1, 2}, {LATE, compute_first()}, "in chunks");
     for (const int ranks : {1, 2, 4}) test_fast(c, deep, ranks, exchange_first(false));
 }
