@@ -765,9 +765,10 @@ static bool open_optimizer(StFile* f, const StFile* model_file, const TostTensor
     return ok;
 }
 
-// Loads the scales of fp8 products, if the engine has them and there is a file; else they begin anew.
+// Loads the scales of fp8 products, if the engine (NULL: only checks) has them and there is a file; else they begin
+// anew.
 static bool load_scales(const TostEngine* engine, TostModel* model, const StFile* model_file, TostError* err) {
-    const size_t n = engine->scales ? engine->scales(model) : 0;
+    const size_t n = engine && engine->scales ? engine->scales(model) : 0;
     char *dir = path_dir(model_file->path), *path = path_join(dir, scales_name);
     float* values = xmalloc((n + 1) * sizeof *values);
     StFile f = {0};
