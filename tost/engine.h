@@ -110,6 +110,9 @@ typedef struct {
     // -1, the loss is 0 and no logits are computed.
     void (*decode_score)(double* losses, TostModel* m, const int32_t* tokens, const int32_t* targets,
                          int copies, int T);
+    // Scores tokens (n,T), T <= chunk, as decode_score does with one copy, and advances the decode state: the next call
+    // continues after them. So sequences of any length are scored in the memory of one call.
+    void (*decode_advance)(double* losses, TostModel* m, const int32_t* tokens, const int32_t* targets, int T);
 
     // Connects the ranks for host messages, in builds without MPI; NULL if the engine cannot. See comm_open.
     bool (*open_comm)(TostComm** comm, TostError* err);
