@@ -69,7 +69,7 @@ EMU_FLAGS = $(EMU_SANITIZE) -Wall -Wextra -Wno-unknown-pragmas -I. -Itost
 EMU_RACES = $(if $(EMU_SANITIZE),,-fsanitize=thread -w -DCUDA_ON_HOST_RACES)
 EMU_CUDA  = -DTOST_CUDA_ON_HOST -DTOST_NCCL -Idev/test/cuda_on_host
 EMU_O     = -O2
-EMU_C     = $(patsubst %,$(EMU)/%.o,train_gpt_tost comm exchange flops folder gemm init json model output rng \
+EMU_C     = $(patsubst %,$(EMU)/%.o,train_gpt_tost chunks comm exchange flops folder gemm init json model output rng \
               safetensors schedule signals slices threads util)
 EMU_TOST  = $(patsubst tost/%.c,$(EMU)/%.o,$(wildcard tost/*.c))
 EMU_LIB   = $(patsubst %,$(EMU)/%_on_host.o,cuda cublaslt nccl runtime) $(EMU)/races.o
