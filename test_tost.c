@@ -324,6 +324,43 @@ static void test_decode_score(Checks* c, const TostEngine* engine, TostConfig co
     subject_free(&s);
 }
 
+// Scores of sequences in pieces of several lengths must be those of a single piece, also where targets are ignored, and
+// the decode state must be that after the last token.
+static void test_decode_advance(Checks* c, const TostEngine* engine, TostConfig config) {
+    enum { B = 2, T = 140 };
+    const int pieces[] = {1, 64, 3, 70, 2};   // T in all
+    const size_t V = odd.vocab_size;
+    Subject s = subject_new(engine, config, B, T, false);
+    subject_randomize(&s, 25);
+    int32_t *ids = random_tokens(B * T, &config, 26), *targets = random_ids(B * T, config.vocab_size, 27);
+    int32_t part[B * T], wanted[B * T];
+    const int32_t next[B] = {3, 4};
+    double whole[B * T], losses[B * T], worst = 0;
+    float *want = xmalloc(B * V * sizeof *want), *got = xmalloc(B * V * sizeof *got);
+    for (int i = 0; i < B * T; i += 7) targets[i] = -1;
+    engine->decode_begin(NULL, s.model, NULL, B, 0);
+    engine->decode_score(whole, s.model, ids, targets, 1, T);
+    int first = 0;
+    for (size_t i = 0; i < countof(pieces); first += pieces[i++]) {
+        const int n = pieces[i];
+        for (int b = 0; b < B; b++) {
+            memcpy(part + b * n, ids + b * T + first, n * sizeof *part);
+            memcpy(wanted + b * n, targets + b * T + first, n * sizeof *wanted);
+        }
+        engine->decode_advance(losses, s.model, part, wanted, n);
+        for (int row = 0; row < B * n; row++)
+            worst = worse(worst, fabs(losses[row] - whole[row / n * T + first + row % n]));
+    }
+    check(c, first == T && worst <= LIMIT_DECODE, "decode_advance in pieces: error %.3e", worst);
+    engine->decode_step(got, s.model, next);
+    engine->decode_begin(NULL, s.model, ids, B, T);
+    engine->decode_step(want, s.model, next);
+    worst = float_error(got, want, B * V);
+    check(c, worst <= LIMIT_DECODE, "decode after decode_advance: relative L2 error %.3e", worst);
+    free(want); free(got); free(ids); free(targets);
+    subject_free(&s);
+}
+
 // The classifier on a batch smaller than the maximum, in chunks of rows, must not overwrite the decode state.
 static void test_few_rows(Checks* c, const TostEngine* engine) {
     enum { T = 65 };   // with this vocabulary, one row more than a chunk
@@ -662,6 +699,7 @@ static void test_documents(Checks* c, const TostEngine* engine) {
         test_differences(c, engine, 1, membership, TOKEN);
         test_decode(c, engine, config);
         test_decode_score(c, engine, config);
+        test_decode_advance(c, engine, config);
         test_chunks(c, engine, config, membership == TOST_LEARNED);
     }
     test_documents_alone(c, engine, false);
@@ -1003,6 +1041,7 @@ static void test_engine(Checks* c, const TostEngine* engine) {
         config.membership = membership;
         test_decode(c, engine, config);
         test_decode_score(c, engine, config);
+        test_decode_advance(c, engine, config);
     }
     test_few_rows(c, engine);
     test_activation(c, engine);

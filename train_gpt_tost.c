@@ -1152,6 +1152,12 @@ static void cpu_decode_score(double* losses, TostModel* m, const int32_t* tokens
     }
 }
 
+static void cpu_decode_advance(double* losses, TostModel* m, const int32_t* tokens, const int32_t* targets, int T) {
+    const Sequences s = {tokens, targets, m->n_decode, T, 0};
+    decode_forward(m, tokens, T);
+    score_chunk(losses, m, &s, 0);
+}
+
 // ---------------------------------------------------------------------------------------------
 // Gradients and AdamW
 
@@ -1312,6 +1318,7 @@ const TostEngine tost_cpu_engine = {
     .decode_begin = cpu_decode_begin,
     .decode_step = cpu_decode_step,
     .decode_score = cpu_decode_score,
+    .decode_advance = cpu_decode_advance,
 };
 
 #ifndef TOST_NO_MAIN

@@ -1778,6 +1778,7 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(losses,       float,   rows) \
     X(scalars,      double,  2)                            /* sum of losses since the last read_loss; Σ g² */ \
     X(decode,       double,  L * B * tssa_state_size(C, NH)) \
+    X(decode_next,  double,  L * B * tssa_state_size(C, NH)) /* after decode_advance: blocks still read decode */ \
     X(before,       double,  states)                       /* TSSA's sums of every layer before the chunk, */ \
     X(after,        double,  states)                       /* and after it; see TssaStates */ \
     X(starts,       double,  train * more_chunks * states) /* before each chunk but the first: see forward_sums */ \
@@ -2599,8 +2600,10 @@ template <typename S> static void decode_losses(float* losses, TypedModel<S>* m,
     copy_to_host(losses, m->buf.losses, counted, m->stream);
 }
 
-// Forward over chunk k and the losses of its targets. The first chunk continues from the decode state.
-template <typename S> static void score_chunk(double* losses, TypedModel<S>* m, const Sequences* q, int k) {
+// Forward over chunk k and the losses of its targets. The first chunk continues from the decode state and leaves the
+// sums after it in `end`.
+template <typename S>
+static void score_chunk(double* losses, double* end, TypedModel<S>* m, const Sequences* q, int k) {
     const StepInput s = start_forward(m, q, k, m->position);
     const size_t counted = score_order(s, m, q, k);
     if (k > 0) {
@@ -2608,7 +2611,7 @@ template <typename S> static void score_chunk(double* losses, TypedModel<S>* m, 
         run_sums(m, s, s.start);
     } else {
         input_send(m, s, s.start);
-        model_forward(m, {m->buf.decode, chunk_states(m).end, q->B / m->n_decode}, m->B, m->T);
+        model_forward(m, {m->buf.decode, end, q->B / m->n_decode}, m->B, m->T);
     }
     std::vector<float> loss(counted);
     if (counted > 0) decode_losses(loss.data(), m, counted);   // mutant: nothing_to_score
@@ -2624,9 +2627,19 @@ static void cuda_decode_score(double* losses, TypedModel<S>* m, const int32_t* t
     const Sequences q = {tokens, targets, m->n_decode * copies, T, 0.0f};
     const int chunks = chunks_of(m, T);
     for (int k = 0; k < chunks; k++) {
-        score_chunk(losses, m, &q, k);
+        score_chunk(losses, chunk_states(m).end, m, &q, k);
         if (chunks > 1 && chunk_done(m, (double)(k + 1) / chunks)) return;
     }
+}
+
+template <typename S>
+static void cuda_decode_advance(double* losses, TypedModel<S>* m, const int32_t* tokens, const int32_t* targets,
+                                int T) {
+    const Sequences q = {tokens, targets, m->n_decode, T, 0.0f};
+    const size_t bytes = states_size(m, m->n_decode) * sizeof(double);
+    score_chunk(losses, m->buf.decode_next, m, &q, 0);
+    CUDA_CHECK(cudaMemcpyAsync(m->buf.decode, m->buf.decode_next, bytes, cudaMemcpyDeviceToDevice, m->stream));
+    m->position += T;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -2939,6 +2952,7 @@ extern "C" const TostEngine tost_cuda_engine = {
     .decode_begin = TYPED(cuda_decode_begin),
     .decode_step = TYPED(cuda_decode_step),
     .decode_score = TYPED(cuda_decode_score),
+    .decode_advance = TYPED(cuda_decode_advance),
     .scales = TYPED(cuda_scales),
     .get_scales = TYPED(cuda_get_scales),
     .put_scales = TYPED(cuda_put_scales),

@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "init.h"
 #include "platform.h"
 #include "version.h"
 
@@ -704,15 +705,18 @@ static bool check_lm_head(const StFile* f, TostError* err) {
 }
 
 // Reads all tensors of one state as float32, checks their values and copies them to the engine, unless it is NULL.
+// stored: the tensors in the file, which may have fewer positions.
 static bool put_state(const TostEngine* engine, TostModel* model, TostState state, const TostTensors* tensors,
-                      const StFile* f, const char* prefix, TostError* err) {
+                      const TostTensors* stored, const StFile* f, const char* prefix, TostError* err) {
     float* values = xmalloc(largest_tensor(tensors) * sizeof *values);
     bool ok = true;
     for (int i = 0; ok && i < tensors->count; i++) {
         const TostTensor* t = &tensors->tensor[i];
         const StTensor named = st_tensor(t, prefix);
         ok = st_read_finite(f, st_find(f, named.name), state == TOST_V ? 0 : -FLT_MAX, values, err);
-        if (ok && engine) engine->put(model, state, t, values);
+        if (!ok || !engine) continue;
+        init_extend(values, t, &stored->tensor[i]);
+        engine->put(model, state, t, values);
     }
     free(values);
     return ok;
@@ -720,8 +724,14 @@ static bool put_state(const TostEngine* engine, TostModel* model, TostState stat
 
 bool checkpoint_load_params(const TostEngine* engine, TostModel* model, const TostTensors* tensors,
                             const StFile* model_file, TostError* err) {
-    return check_tensors(model_file, tensors, false, err) && check_crc(model_file, err)
-           && check_lm_head(model_file, err) && put_state(engine, model, TOST_PARAM, tensors, model_file, "", err);
+    return checkpoint_load_extended(engine, model, tensors, tensors, model_file, err);
+}
+
+bool checkpoint_load_extended(const TostEngine* engine, TostModel* model, const TostTensors* tensors,
+                              const TostTensors* stored, const StFile* model_file, TostError* err) {
+    return check_tensors(model_file, stored, false, err) && check_crc(model_file, err)
+           && check_lm_head(model_file, err)
+           && put_state(engine, model, TOST_PARAM, tensors, stored, model_file, "", err);
 }
 
 // Both files of a checkpoint have the same metadata, except for the CRC.
@@ -780,8 +790,8 @@ bool checkpoint_load_moments(const TostEngine* engine, TostModel* model, const T
                              const StFile* model_file, TostError* err) {
     StFile f;
     if (!open_optimizer(&f, model_file, tensors, err)) return false;
-    const bool ok = put_state(engine, model, TOST_M, tensors, &f, "m.", err)
-                    && put_state(engine, model, TOST_V, tensors, &f, "v.", err)
+    const bool ok = put_state(engine, model, TOST_M, tensors, tensors, &f, "m.", err)
+                    && put_state(engine, model, TOST_V, tensors, tensors, &f, "v.", err)
                     && load_scales(engine, model, model_file, err);
     st_close(&f);
     return ok;
@@ -802,7 +812,7 @@ bool checkpoint_load_average(bool* exists, const TostEngine* engine, TostModel* 
     StFile f = {0};
     bool ok = open_average(exists, &f, model_file, err);
     if (*exists) ok = ok && check_tensors(&f, tensors, false, err) && check_crc(&f, err)
-                      && put_state(engine, model, TOST_EMA, tensors, &f, "", err);
+                      && put_state(engine, model, TOST_EMA, tensors, tensors, &f, "", err);
     if (f.path) st_close(&f);
     return ok;
 }

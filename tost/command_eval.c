@@ -51,16 +51,31 @@ static Window next_window(Windows* w, uint64_t i) {
 // ---------------------------------------------------------------------------------------------
 // Scoring
 
-typedef struct { Ratio loss; int64_t tokens; uint64_t bytes; double seconds; } Score;
+// Positions in a window are counted from 1: position n is predicted from n tokens. Bin k has 2^(k-1) < n <= 2^k.
+enum { POSITION_BINS = 32 };
 
-// Fills inputs, targets (T). Targets that are not scored are -1; inputs past the end of the data are 0.
-static bool fill_window(int32_t* inputs, int32_t* targets, ShardStream* s, const Window* w, int T, TostError* err) {
-    const size_t n = (size_t)w->end;
-    if (!stream_read(targets, s, w->start + 1, n, err) || !stream_read(inputs, s, w->start, 1, err)) return false;
-    memcpy(inputs + 1, targets, (n - 1) * sizeof *inputs);
-    for (int t = w->end; t < T; t++) inputs[t] = 0;
+typedef struct {
+    Ratio    loss, position[POSITION_BINS];   // windows as samples
+    uint64_t bytes;
+    double   seconds;
+} Score;
+
+// Losses of a window: their sum, and the sums and numbers in each bin.
+typedef struct { double nats, bin_nats[POSITION_BINS], bin_tokens[POSITION_BINS]; } WindowLoss;
+
+// Fills inputs, targets (T) for the T tokens of a window from position `first` on. Targets that are not scored are -1;
+// inputs past the end of the data are 0.
+static bool fill_chunk(int32_t* inputs, int32_t* targets, ShardStream* s, const Window* w, int first, int T,
+                       TostError* err) {
+    const int n = w->end < first ? 0 : w->end - first < T ? w->end - first : T;
+    const uint64_t start = w->start + (uint64_t)first;
+    if (n > 0) {
+        if (!stream_read(targets, s, start + 1, (size_t)n, err) || !stream_read(inputs, s, start, 1, err)) return false;
+        memcpy(inputs + 1, targets, ((size_t)n - 1) * sizeof *inputs);
+    }
+    for (int t = n; t < T; t++) inputs[t] = 0;
     for (int t = 0; t < T; t++)
-        if (t < w->skip || t >= w->end) targets[t] = -1;
+        if (first + t < w->skip || t >= n) targets[t] = -1;
     return true;
 }
 
@@ -75,17 +90,28 @@ static uint64_t count_bytes(const Tokenizer* tokenizer, const int32_t* targets, 
     return bytes;
 }
 
-// Adds the losses (T) of a window to the score and writes them to the JSON file.
-static void add_window(Score* r, JsonFile* json, const double* losses, const Window* w) {
-    double nats = 0;
-    for (int t = w->skip; t < w->end; t++) nats += losses[t];
-    ratio_add(&r->loss, nats, w->end - w->skip);
-    r->tokens += w->end - w->skip;
+// Adds the losses (T) of those tokens.
+static void add_chunk(WindowLoss* sum, const double* losses, const int32_t* targets, int first, int T) {
+    int bin = 0;
+    for (int t = 0; t < T; t++) {
+        if (targets[t] < 0) continue;
+        while ((int64_t)1 << bin < (int64_t)first + t + 1) bin++;
+        sum->nats += losses[t];
+        sum->bin_nats[bin] += losses[t];
+        sum->bin_tokens[bin]++;
+    }
+}
+
+// Adds a window to the score and writes it to the JSON file.
+static void add_window(Score* r, JsonFile* json, const WindowLoss* sum, const Window* w) {
+    ratio_add(&r->loss, sum->nats, w->end - w->skip);
+    for (int k = 0; k < POSITION_BINS; k++)
+        if (sum->bin_tokens[k] > 0) ratio_add(&r->position[k], sum->bin_nats[k], sum->bin_tokens[k]);
     json_put_open(json, NULL, '{');
     json_put_int(json, "start", (int64_t)w->start);
     json_put_int(json, "skip", w->skip);
     json_put_int(json, "tokens", w->end - w->skip);
-    json_put_real(json, "nats", nats);
+    json_put_real(json, "nats", sum->nats);
     json_put_close(json, '}');
 }
 
@@ -94,37 +120,46 @@ typedef struct {
     ShardStream*       data;
     const Tokenizer*   tokenizer;   // NULL: do not count bytes
     Windows            windows;
-    int                batch;
+    int                batch, chunk;   // windows, and tokens of each, in memory at a time
     TostComm*          comm;        // ranks share the windows
     Progress           progress;
-    uint64_t           first;       // window of the current batch
-    int                n;           // windows in it
     double             loss;        // so far
 } Evaluation;
 
-// TostEngineOptions.chunk_done
-static bool show_chunk(void* context, double part) {
-    Evaluation* e = context;
+static void show_progress(Evaluation* e, double windows) {
     comm_works(e->comm);
-    progress_show(&e->progress, ((double)e->first + e->n * part) / (double)e->windows.count, "loss %.4f", e->loss);
-    return false;
+    progress_show(&e->progress, windows / (double)e->windows.count, "loss %.4f", e->loss);
 }
 
-// Fills and scores n windows: losses (n,T).
-static bool score_batch(double* losses, uint64_t* bytes, Evaluation* e, const Window* window, int n, TostError* err) {
-    const size_t T = (size_t)e->windows.T, size = (size_t)n * T;
+// Scores n windows, chunk by chunk. done, all: windows of all ranks before and in this batch, for the progress display.
+static bool score_batch(WindowLoss* sum, uint64_t* bytes, Evaluation* e, const Window* window, int n, uint64_t done,
+                        int all, TostError* err) {
+    const TostEngine* engine = e->model->engine;
+    const size_t size = (size_t)n * e->chunk;
     int32_t *inputs = xmalloc(size * sizeof *inputs), *targets = xmalloc(size * sizeof *targets);
+    double* losses = xmalloc(size * sizeof *losses);
+    int end = 0;
     bool ok = true;
+    for (int i = 0; i < n; i++) {
+        sum[i] = (WindowLoss){0};
+        end = window[i].end > end ? window[i].end : end;
+    }
     stream_recheck(e->data);
-    for (int i = 0; i < n && ok; i++)
-        ok = fill_window(inputs + i * T, targets + i * T, e->data, &window[i], e->windows.T, err);
-    if (ok) {
-        e->model->engine->decode_begin(NULL, e->model->model, NULL, n, 0);
-        e->model->engine->decode_score(losses, e->model->model, inputs, targets, 1, e->windows.T);
-        if (e->tokenizer) *bytes += count_bytes(e->tokenizer, targets, size);
+    engine->decode_begin(NULL, e->model->model, NULL, n, 0);
+    for (int first = 0; ok && first < end; first += e->chunk) {
+        const int T = e->windows.T - first < e->chunk ? e->windows.T - first : e->chunk;
+        for (int i = 0; i < n && ok; i++)
+            ok = fill_chunk(inputs + (size_t)i * T, targets + (size_t)i * T, e->data, &window[i], first, T, err);
+        if (!ok) break;
+        engine->decode_advance(losses, e->model->model, inputs, targets, T);
+        for (int i = 0; i < n; i++)
+            add_chunk(&sum[i], losses + (size_t)i * T, targets + (size_t)i * T, first, T);
+        if (e->tokenizer) *bytes += count_bytes(e->tokenizer, targets, (size_t)n * T);
+        show_progress(e, (double)done + (double)all * (first + T) / e->windows.T);
     }
     free(inputs);
     free(targets);
+    free(losses);
     return ok;
 }
 
@@ -133,8 +168,8 @@ static bool score_batch(double* losses, uint64_t* bytes, Evaluation* e, const Wi
 static bool score(Score* r, JsonFile* json, Evaluation* e, TostError* err) {
     Windows* w = &e->windows;
     const int rank = comm_rank(e->comm), ranks = comm_size(e->comm);
-    const size_t T = (size_t)w->T, size = (size_t)e->batch * T;
-    double *own = xcalloc(size, sizeof *own), *losses = xmalloc((size_t)ranks * size * sizeof *losses);
+    WindowLoss *own = xcalloc((size_t)e->batch, sizeof *own);
+    WindowLoss* sum = xmalloc((size_t)ranks * e->batch * sizeof *sum);
     Window* window = xmalloc((size_t)ranks * e->batch * sizeof *window);
     uint64_t bytes = 0;
     bool ok = true;
@@ -143,16 +178,14 @@ static bool score(Score* r, JsonFile* json, Evaluation* e, TostError* err) {
         const uint64_t left = w->count - first, most = (uint64_t)ranks * (uint64_t)e->batch;
         const int n = left < most ? (int)left : (int)most, start = rank * e->batch;
         const int mine = n - start < e->batch ? n - start : e->batch;
-        e->first = first;
-        e->n = n;
         for (int i = 0; i < n; i++) window[i] = next_window(w, first + (uint64_t)i);
-        ok = mine <= 0 || score_batch(own, &bytes, e, window + start, mine, err);
+        ok = mine <= 0 || score_batch(own, &bytes, e, window + start, mine, first, n, err);
         if (!(ok = comm_agree(e->comm, ok, err))) break;
-        comm_allgather(e->comm, losses, own, size * sizeof *own);
-        for (int i = 0; i < n; i++) add_window(r, json, losses + i * T, &window[i]);
+        comm_allgather(e->comm, sum, own, (size_t)e->batch * sizeof *own);
+        for (int i = 0; i < n; i++) add_window(r, json, &sum[i], &window[i]);
         first += (uint64_t)n;
         e->loss = ratio_value(&r->loss);
-        progress_show(&e->progress, (double)first / (double)w->count, "loss %.4f", e->loss);
+        show_progress(e, (double)first);
     }
     progress_erase(&e->progress);
     uint64_t* all = xmalloc((size_t)ranks * sizeof *all);
@@ -161,9 +194,26 @@ static bool score(Score* r, JsonFile* json, Evaluation* e, TostError* err) {
     r->seconds = now_seconds() - e->progress.started;
     free(all);
     free(own);
-    free(losses);
+    free(sum);
     free(window);
     return ok;
+}
+
+// The positions of bin k in windows of T tokens
+static int bin_first(int k) { return k == 0 ? 1 : (1 << (k - 1)) + 1; }
+static int bin_last(int k, int T) { return T < (int64_t)1 << k ? T : 1 << k; }
+
+static void print_positions(const Score* r, int T) {
+    printf("\n%-21s  %10s  %-9s  %s\n", "position", "nats/token", "± (95%)", "tokens");
+    for (int k = 0; k < POSITION_BINS; k++) {
+        const Ratio* p = &r->position[k];
+        char bin[48], error[24] = "";
+        if (p->n == 0) continue;
+        if (k < 2) snprintf(bin, sizeof bin, "%d", bin_first(k));
+        else snprintf(bin, sizeof bin, "%d-%d", bin_first(k), bin_last(k, T));
+        if (isfinite(ratio_error(p))) snprintf(error, sizeof error, "%.6f", ratio_error(p));
+        printf("%-21s  %10.6f  %-8s  %.0f\n", bin, ratio_value(p), error, p->y);
+    }
 }
 
 static void print_score(const Score* r) {
@@ -172,8 +222,8 @@ static void print_score(const Score* r) {
     if (isfinite(error)) printf(" ± %.6f (95%%, windows as samples)", error);
     printf("\nperplexity  %.4f\n", exp(loss));
     if (r->bytes) printf("bits/byte   %.6f\n", r->loss.x / log(2) / (double)r->bytes);
-    printf("tokens      %lld\n", (long long)r->tokens);
-    printf("speed       %.0f tokens/s\n", r->seconds > 0 ? (double)r->tokens / r->seconds : 0);
+    printf("tokens      %.0f\n", r->loss.y);
+    printf("speed       %.0f tokens/s\n", r->seconds > 0 ? r->loss.y / r->seconds : 0);
 }
 
 static void begin_json(JsonFile* json, const LoadedModel* model, const Options* o, const Windows* w) {
@@ -188,9 +238,26 @@ static void begin_json(JsonFile* json, const LoadedModel* model, const Options* 
     json_put_open(json, "window", '[');
 }
 
-static void end_json(JsonFile* json, const Score* r) {
+static void put_positions(JsonFile* json, const Score* r, int T) {
+    json_put_open(json, "position", '[');
+    for (int k = 0; k < POSITION_BINS; k++) {
+        const Ratio* p = &r->position[k];
+        if (p->n == 0) continue;
+        json_put_open(json, NULL, '{');
+        json_put_int(json, "first", bin_first(k));
+        json_put_int(json, "last", bin_last(k, T));
+        json_put_int(json, "tokens", (int64_t)p->y);
+        json_put_real(json, "loss", ratio_value(p));
+        json_put_real(json, "loss_95", ratio_error(p));
+        json_put_close(json, '}');
+    }
     json_put_close(json, ']');
-    json_put_int(json, "tokens", r->tokens);
+}
+
+static void end_json(JsonFile* json, const Options* o, const Score* r, int T) {
+    json_put_close(json, ']');
+    if (o->by_position) put_positions(json, r, T);
+    json_put_int(json, "tokens", (int64_t)r->loss.y);
     json_put_real(json, "loss", ratio_value(&r->loss));
     json_put_real(json, "loss_95", ratio_error(&r->loss));
     json_put_real(json, "perplexity", exp(ratio_value(&r->loss)));
@@ -221,19 +288,18 @@ static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, T
     Evaluation e = {.model = model, .data = data, .comm = o->comm, .windows = make_windows(o, stream_tokens(data), T)};
     const Windows* w = &e.windows;
     e.batch = (uint64_t)o->batch < w->count ? o->batch : (int)w->count;
-    if (!options_check_pass(e.batch, w->T, err)) return false;
+    e.chunk = o->chunk && o->chunk < w->T ? o->chunk : w->T;
+    if (!options_check_pass(e.batch, w->T, o->chunk, err)) return false;
 
     Tokenizer* tokenizer = NULL;
     JsonFile json = {0};
     Score r = {0};
     const bool first = comm_rank(o->comm) == 0;   // the rank that writes
-    model->chunk_done = show_chunk;
-    model->context = &e;
     e.progress = progress_new(stderr, !first);
     e.loss = NAN;
     bool ok = find_tokenizer(&tokenizer, model, o, data, err);
     if (tokenizer) loaded_model_mask(model, o, tokenizer);
-    ok = ok && loaded_model_create(model, o, e.batch, w->T, false, err)
+    ok = ok && loaded_model_create(model, o, e.batch, e.chunk, false, err)
          && json_file_open(&json, first ? o->json : NULL, "eval", o->force, err);
     e.tokenizer = tokenizer;
     ok = comm_agree(o->comm, ok, err);
@@ -243,13 +309,14 @@ static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, T
                    model->info.config.document_token >= 0 ? ", masked across documents" : "");
         begin_json(&json, model, o, w);
         ok = score(&r, &json, &e, err);
-        end_json(&json, &r);
+        end_json(&json, o, &r, w->T);
         ok = ok && (isfinite(r.loss.x)
                     || tost_error(err, "%s: the loss is not finite; the weights have diverged: use an "
                                   "earlier checkpoint", model->file));
     }
     ok = json_file_close(&json, ok, err) && ok;
     if (ok && first) print_score(&r);
+    if (ok && first && o->by_position) print_positions(&r, w->T);
     tokenizer_free(tokenizer);
     return ok;
 }

@@ -127,8 +127,8 @@ bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engin
 
 bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int max_seq, bool training, TostError* err) {
     const TostEngineOptions options = {.max_batch = max_batch, .max_seq = max_seq, .training = training,
-                                       .chunk = o->chunk, .chunk_done = m->chunk_done, .context = m->context,
-                                       .dtype = (TostDtype)o->dtype, .threads = o->threads, .comm = o->comm};
+                                       .chunk = o->chunk, .dtype = (TostDtype)o->dtype, .threads = o->threads,
+                                       .comm = o->comm};
     m->model = m->engine->create(&m->info.config, &options, err);
     if (!m->model) return false;
     char* products = checkpoint_products(m->file);

@@ -68,8 +68,6 @@ typedef struct {
     CheckpointInfo info;
     TostTensors    tensors;
     TostModel*     model;     // NULL before loaded_model_create
-    bool         (*chunk_done)(void* context, double part);   // of TostEngineOptions; set before loaded_model_create
-    void*          context;
 } LoadedModel;
 
 // Finds the model of --model, by default that of the newest run in out/.

@@ -59,7 +59,8 @@ __device__ inline void scan_add_level(double (&sum)[SCAN_VEC], const float* tota
                                       int skipped) {
     float x[SCAN_RADIX - 1][SCAN_VEC] = {};
     UNROLL for (int j = 0; j < SCAN_RADIX - 1; j++)
-        if (j < digit && (!SEGMENTED || j >= skipped)) load_from_L2(x[j], totals + j * stride);
+        if (j < digit && (!SEGMENTED || j >= skipped))   // mutant: before_the_start
+            load_from_L2(x[j], totals + j * stride);
     UNROLL for (int j = 0; j < SCAN_RADIX - 1; j++) {
         if (j >= digit) break;   // mutant: dropped_group
         UNROLL for (int n = 0; n < SCAN_VEC; n++) sum[n] += x[j][n];
@@ -76,7 +77,6 @@ __device__ inline void scan_add(double (&sum)[SCAN_VEC], const float* totals, in
         const int digit = i % SCAN_RADIX;
         scan_add_level<SEGMENTED>(sum, totals + (size_t)(unsigned)(level + i - digit) * (unsigned)stride, stride, digit,
                                   from - (i - digit));
-        if (SEGMENTED && from >= i - digit) break;   // mutant: past_the_start
         level += chunks;
         chunks >>= SCAN_RADIX_LOG;
     }

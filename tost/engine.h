@@ -110,6 +110,9 @@ typedef struct {
     // -1, the loss is 0 and no logits are computed.
     void (*decode_score)(double* losses, TostModel* m, const int32_t* tokens, const int32_t* targets,
                          int copies, int T);
+    // Scores tokens (n,T), T <= chunk, as decode_score does with one copy, and advances the decode state: the next call
+    // continues after them. So sequences of any length are scored in the memory of one call.
+    void (*decode_advance)(double* losses, TostModel* m, const int32_t* tokens, const int32_t* targets, int T);
 
     // The state by which TOST_FP8 scales its operands, saved so that a resumed run has the same bits. scales: its size
     // in floats, 0 for another dtype; get_scales: false before the first update. Not collective. NULL if the engine has

@@ -91,7 +91,7 @@ static bool plan(TaskRun* r, const Options* o, TostError* err) {
     const int sequences = option_given(o, "batch") ? o->batch : by_rows;
     r->batch = sequences > r->choices ? sequences / r->choices : 1;
     if ((size_t)r->batch > r->n) r->batch = (int)r->n;
-    return options_check_pass(r->batch * r->choices, r->max_seq, err);
+    return options_check_pass(r->batch * r->choices, r->max_seq, 0, err);
 }
 
 // Size of the batch that starts with key `first`: contexts of equal length, equal numbers of choices.

@@ -89,6 +89,10 @@ static const Row table[] = {
     {"init", TRAIN, MODEL, STRING, AT(init), NOT_SAVED, "FILE", .default_text = "random weights",
      .help = "start from the weights and model sizes of a safetensors file, checkpoint or run, with a new optimizer "
              "state"},
+    {"extend-block", TRAIN, MODEL, INT, AT(extend_block), NOT_SAVED, "N", .min = 1, .max = TOST_MAX_BLOCK_SIZE,
+     .default_text = "the block size of --init",
+     .help = "with --init: extend the position parameters (wpe and denom_bias) to N positions. The new positions are copies "
+             "of the last one"},
     {"model", SAMPLE | EVAL | INFO | INSPECT, MODEL, STRING, AT(model), NOT_SAVED, "PATH",
      .default_text = "newest run in out/",
      .help = "safetensors file, checkpoint folder, or run folder (uses its newest checkpoint)"},
@@ -208,6 +212,9 @@ static const Row table[] = {
     {"windows", EVAL, EVALUATION, INT64, AT(windows), NOT_SAVED, "N", .min = 1, .max = MAX_COUNT,
      .default_text = "score every token once",
      .help = "score N windows at random positions of --data instead, as for the published figures"},
+    {"by-position", EVAL, EVALUATION, FLAG, AT(by_position), NOT_SAVED, "",
+     .help = "also report the loss of --data by position in the window: position n is predicted from n tokens; each "
+             "bin of positions ends at a power of 2"},
     {"seed", EVAL, EVALUATION, INT64, AT(seed), NOT_SAVED, "N", .max = MAX_SEED, .value = 1337,
      .help = "seed for the positions of --windows"},
     {"val-every", TRAIN, REPORTS, INT64, AT(val_every), OVERRIDABLE, "N", .max = MAX_COUNT, .unit = "steps",
@@ -698,10 +705,13 @@ void option_help_free(OptionHelpList* list) {
 // ---------------------------------------------------------------------------------------------
 // Defaults that depend on others
 
-bool options_check_pass(int batch, int seq, TostError* err) {
-    const int64_t pass = (int64_t)batch * seq;
-    return pass <= INT_MAX || tost_error(err, "--batch %d × --seq %d is %lld tokens per pass, the limit is %d: lower "
-                                         "--batch or --seq", batch, seq, (long long)pass, INT_MAX);
+bool options_check_pass(int batch, int seq, int chunk, TostError* err) {
+    const bool chunks = chunk > 0 && chunk < seq;
+    const char* name = chunks ? "chunk" : "seq";
+    const int64_t length = chunks ? chunk : seq, pass = batch * length;
+    return pass <= INT_MAX || tost_error(err, "--batch %d × --%s %lld is %lld tokens per pass, the limit is %d: lower "
+                                         "--batch or --%s", batch, name, (long long)length, (long long)pass, INT_MAX,
+                                         name);
 }
 
 // --seq-ranks: the ranks form groups, and each rank of a group has a chunk of every sequence.
@@ -743,7 +753,7 @@ static bool derive_defaults(Options* o, TostError* err) {
         if ((total_given || o->parts > 1) && wanted >= part_seq && wanted % part_seq == 0)
             while (wanted / part_seq % o->batch != 0) o->batch--;
     }
-    if (!options_check_pass(o->batch, o->seq, err)) return false;
+    if (!options_check_pass(o->batch, o->seq, 0, err)) return false;
     const int64_t pass = o->batch * part_seq;
     char parts[24] = "", product[80];
     if (o->parts > 1) snprintf(parts, sizeof parts, " × %d", o->parts);
@@ -846,6 +856,9 @@ static bool check_train(Options* o, TostError* err) {
                           o->seq_ranks, o->seq_ranks, o->chunk);
     if (o->resume && o->init)
         return tost_error(err, "--resume loads weights from the run and --init from a file: give one of them");
+    if (o->extend_block && !o->init)
+        return tost_error(err, "--extend-block %d extends the positions of a trained model: give its weights as --init "
+                          "FILE, or --block-size %d for a new model", o->extend_block, o->extend_block);
     if (o->overwrite && !o->out) return tost_error(err, "--overwrite needs --out DIR, the run to replace");
     if (!o->data && !o->resume)
         return tost_error(err, "--preset %s needs --data GLOB: token shards made with tokenize", o->preset);
@@ -854,7 +867,7 @@ static bool check_train(Options* o, TostError* err) {
 }
 
 static bool check_eval(const Options* o, TostError* err) {
-    static const char* const data_options[] = {"windows", "stride", "seed"};
+    static const char* const data_options[] = {"windows", "stride", "seed", "by-position"};
     const bool task = option_given(o, "task");
     if (o->data && task) return tost_error(err, "--data evaluates token shards and --task a FILE: give one of them");
     if (!o->data && !task)
@@ -917,7 +930,7 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
             if (o->prompt && o->prompts)
                 return tost_error(err, "--prompt continues one text and --prompts each of a file: give one of them");
             return !first || tost_error(err, "unexpected argument '%.200s': give the text as --prompt TEXT", first);
-        case COMMAND_EVAL: return options_check_pass(o->batch, o->seq, err) && check_eval(o, err);
+        case COMMAND_EVAL: return options_check_pass(o->batch, o->seq, o->chunk, err) && check_eval(o, err);
         case COMMAND_TOKENIZE: return check_tokenize(o, err);
         case COMMAND_INFO:
             if (first && o->model)
@@ -1054,6 +1067,10 @@ bool options_take_config(Options* o, const TostConfig* config, const char* file,
         same = check_same(&given, &table[i], loaded, file, err);
         free(loaded);
     }
+    if (same && o->extend_block && o->extend_block <= config->block_size)
+        same = tost_error(err, "--extend-block %d: %s has a block size of %d already: give more, or leave it out",
+                          o->extend_block, file, config->block_size);
+    if (same && o->extend_block) o->config.block_size = o->extend_block;
     return same && derive_defaults(o, err);
 }
 

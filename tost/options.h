@@ -26,6 +26,7 @@ typedef struct {
     const char* preset;
     TostConfig  config;
     const char *model, *init, *tokenizer;  // NULL: not given
+    int         extend_block;              // 0: the block size of --init
     int         weights;                   // Weights
     bool        mask_documents;
     // data
@@ -60,6 +61,7 @@ typedef struct {
     int         task, stride;              // Task, if --task is given; 0: no overlap
     int64_t     windows;                   // 0: score every token once
     const char* json;
+    bool        by_position;
     bool        force;                     // also of inspect
     // inspection
     const char* text;
@@ -84,7 +86,8 @@ const char* sample_option_given(const Options* o);   // the first option given f
 // A warning about the i-th option of train that was given but has no effect because of another option; NULL: none.
 // `o` is `given` with the values of the resumed run added. free()
 char* options_unused(const Options* given, const Options* o, int i);
-bool options_check_pass(int batch, int seq, TostError* err);   // batch × seq must fit in an int
+// batch × seq, or batch × chunk if that is less and not 0, must fit in an int.
+bool options_check_pass(int batch, int seq, int chunk, TostError* err);
 
 // For --help, the man page and completion.
 typedef struct { const char *name, *usage, *about; } CommandHelp;

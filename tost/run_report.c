@@ -150,6 +150,9 @@ static void report_model(Run* r) {
     progress_text(p, "%-11s%s, %s of memory", "parameters", summary.parameters,
                   human_bytes(memory, (double)r->engine->memory(&o->config, &r->engine_options)));
     if (r->weights) progress_text(p, "%-11s%s", o->resume ? "resumed" : "weights", r->weights);
+    const int old = r->init.config.block_size;
+    if (o->extend_block)
+        progress_text(p, "%-11spositions %d to %d are copies of position %d", "extended", old + 1, o->extend_block, old);
     progress_text(p, "%-11s%lld (%lld done); seed %lld", "steps", (long long)o->steps, (long long)r->info.step,
                   (long long)o->seed);
     const long long micro_batches = (long long)(o->total_batch / ((int64_t)o->batch * o->seq));

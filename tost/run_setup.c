@@ -276,9 +276,11 @@ static bool create_model(Run* r, TostError* err) {
         return load_average(r, err);
     }
     const StFile* file = &r->weights_file;
-    const bool ok = checkpoint_load_params(r->engine, r->model, &r->tensors, file, err)
+    TostTensors stored = tost_tensors(r->o.resume ? &r->o.config : &r->init.config);
+    const bool ok = checkpoint_load_extended(r->engine, r->model, &r->tensors, &stored, file, err)
                     && (!r->o.resume || checkpoint_load_moments(r->engine, r->model, &r->tensors, file, err))
                     && load_average(r, err);
+    tost_tensors_free(&stored);
     st_close(&r->weights_file);   // so that its disk space can be freed
     if (ok && r->weights_warning.text[0]) run_warn(r, "%s", r->weights_warning.text);
     return ok || checkpoint_suggest_older(err, r->weights, r->o.resume ? NULL : "--init");

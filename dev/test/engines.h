@@ -526,8 +526,8 @@ static inline void engines_agree(Checks* c, const TostEngine* engine, const Tost
     record_free(&first);
 }
 
-// decode_score of several continuations of two prompts, then one decode step (the decode state must be unchanged) and
-// read_loss.
+// decode_score of several continuations of two prompts, decode_advance of the first two (decode_score must not have
+// changed the decode state), one decode step and read_loss.
 typedef struct { int prompt, copies, T; } ScoreTest;
 
 static inline Record scores_record(const TostEngine* engine, const void* test, TostDtype dtype, Rounding weights) {
@@ -546,6 +546,8 @@ static inline Record scores_record(const TostEngine* engine, const void* test, T
     engine->decode_begin(NULL, s.model, t->prompt ? ids : NULL, N, t->prompt);
     double* losses = record_add(&r, RESULT_LOSS, (size_t)k.B * t->T, "", "scores");
     engine->decode_score(losses, s.model, ids + N * t->prompt, ids + rows + N * t->prompt, t->copies, t->T);
+    losses = record_add(&r, RESULT_LOSS, (size_t)N * t->T, "", "scores_of_advance");
+    engine->decode_advance(losses, s.model, ids + N * t->prompt, ids + rows + N * t->prompt, t->T);
     engine->decode_step(logits, s.model, tokens);
     record_floats(&r, RESULT_LOGITS, "", "next_token", logits, (size_t)N * k.vocab);
     double sum;

@@ -200,6 +200,22 @@ def check_round_trip(name):
               same_tensors(source, f"{name}_run/step_00000000/model.safetensors"))
 
 
+@torch.no_grad()
+def check_extended():
+    """A model of train --extend-block: its new positions are copies of the last one."""
+    trainer("--init", "model.safetensors", "--extend-block", 1500, "--data", STORIES, "--steps", 0, "--out", "extended",
+            "--quiet", "--val-every", 0, "--sample-every", 0)
+    theirs, old = exported("extended", "extended_out"), load_file("model.safetensors")
+    rows = [min(t, BLOCK - 1) for t in range(1500)]
+    state = theirs.state_dict()
+    check("an extended model: wpe", torch.equal(state["transformer.wpe.weight"], old["transformer.wpe.weight"][rows]))
+    name = "transformer.h.1.attn.denom_bias"
+    check("an extended model: denom_bias", torch.equal(state[name], old[name][:, rows]))
+    ids = torch.randint(0, 2304, (1, 1500), generator=torch.Generator().manual_seed(8))
+    want = Tost.from_checkpoint("extended")(ids)[0]
+    check("an extended model: logits up to its block size", (theirs(ids).logits - want).abs().max() <= EQUAL)
+
+
 def check_import():
     status, _, stderr = call(import_hf.main, "out", "imported")
     check(f"import_hf.py out: {stderr}", status == 0)
@@ -445,6 +461,7 @@ def main():
     check_own_tokenizer()
     for name in ("model", "biased", "uniform", "masked"):
         check_round_trip(name)
+    check_extended()
     check_import()
     check_harness()
     check_trainer(load("out"))

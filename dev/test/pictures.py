@@ -21,6 +21,7 @@ from safetensors.numpy import save_file
 
 import coding_rate
 import membership
+import position
 import recall
 import starter
 from inspected import Inspection
@@ -390,6 +391,55 @@ def check_made_recall():
     refused("--bin 0", "one.json", "--bin", "0")
 
 
+# ----------------------------------------------------------------------------------------------------------
+# position.py
+
+
+def fake_positions(path, *losses, last=4, tokens=7, **changed):
+    ends = [(1, 1), (2, 2), (3, last)]
+    bins = [{"first": first, "last": end, "tokens": tokens, "loss": loss, "loss_95": None if first == 1 else 0.25}
+            for (first, end), loss in zip(ends, losses)]
+    Path(path).write_text(json.dumps({"content": "eval", "model": f"out/{path}/step_00000100/model.safetensors",
+                                      "position": bins} | changed))
+
+
+def check_positions():
+    status, out, err = call(position.main, "position.json", "--out", "position.png")
+    check(f"position.py on eval's results: {err}",
+          status == 0 and Path("position.png").read_bytes()[:4] == b"\x89PNG")
+    result = json.loads(Path("position.json").read_text())["position"]
+    row = next(line.split() for line in out.splitlines() if line.startswith("17-32 "))
+    bin = next(b for b in result if b["first"] == 17)
+    check("a bin's loss and interval", row[1:] == [f"{bin['loss']:.4f}", "±", f"{bin['loss_95']:.4f}"])
+    fake_positions("first.json", 3.0, 2.0, 1.0)
+    fake_positions("second.json", 4.0, 2.0, 2.0)
+    fake_positions("longer.json", 3.0, 2.0, 1.0, last=5)
+    status, out, err = call(position.main, "first.json,second.json", "longer.json", "--label", "x<y", "--out", "two.svg")
+    table = [line.split() for line in out.splitlines()]
+    check(f"two lines: {err}", status == 0 and "x&lt;y" in Path("two.svg").read_text())
+    check("names and numbers of models", "1: x<y; 2 models" in out and "2: longer.json; 1 model\n" in out)
+    check("mean and standard error of two runs", ["1", "3.5000", "±", "0.5000", "3.0000", "±", "nan"] in table)
+    fake_positions("more.json", 2.5, 9.0, tokens=8, model="out/first.json/step_00000100/model.safetensors")
+    status, out, err = call(position.main, "first.json,more.json,second.json", "--line", "other=2", "--out", "more.png")
+    lines = [line.split() for line in out.splitlines()]
+    check(f"two results of a model: each bin from the one with more tokens: {out}",
+          status == 0 and ["1", "3.2500", "±", "0.7500"] in lines and ["3-4", "1.5000", "±", "0.5000"] in lines)
+    check("bins of one line only", ["3-4", "1.5000", "±", "0.5000"] in table and ["3-5", "1.0000", "±", "0.2500"] in table)
+
+    def refused(text, *arguments):
+        refuse(position.main, text, "no.png", *arguments, "--out", "no.png")
+    refused("longer.json/step_00000100/model.safetensors: evaluated at other positions than out/first.json",
+            "first.json,longer.json")
+    refused("recall.json: not a result of eval --by-position --json", "recall.json")
+    refused("seen.txt: not a result", "seen.txt")
+    for wrong in ([], [{"first": 1}], None, 3, [{"first": 0, "last": 1, "loss": 1, "loss_95": 1, "tokens": 1}]):
+        fake_positions("wrong.json", 1.0, position=wrong)
+        refused("wrong.json: no", "wrong.json")
+    refused("nowhere.json: No such file", "first.json,nowhere.json")
+    refused("--first 9: no position so late", "first.json", "--first", "9")
+    refused("--line x: give NAME=VALUE", "first.json", "--line", "x")
+
+
 def main():
     save_file({"x": np.zeros(1, np.float32)}, "plain.safetensors")
     check_page()
@@ -403,6 +453,7 @@ def main():
     check_items()
     check_recall()
     check_made_recall()
+    check_positions()
 
 
 if __name__ == "__main__":

@@ -65,13 +65,15 @@ set -f   # the trainer expands patterns itself
 # Help
 
 for line in \
-    "train preset layers heads channels block-size vocab-size bias membership mask-across-documents init data val-data order tokenizer out
-     resume overwrite log steps batch seq chunk total-batch lr schedule decay-frac warmup min-lr-frac weight-decay beta1
-     beta2 eps grad-clip ema skip-loss-z skip-grad-z max-skipped seed val-every val-batches sample-every sample-tokens
-     save-every keep keep-best stop-at-val max-time on-save-error quiet temperature top-k top-p dtype threads parts
-     seq-ranks reduce rank-timeout recompute autotune help version man bash-completion" \
+    "train preset layers heads channels block-size vocab-size bias membership mask-across-documents init extend-block
+     data val-data order tokenizer out resume overwrite log steps batch seq chunk total-batch lr schedule decay-frac
+     warmup min-lr-frac weight-decay beta1 beta2 eps grad-clip ema skip-loss-z skip-grad-z max-skipped seed val-every
+     val-batches sample-every sample-tokens save-every keep keep-best stop-at-val max-time on-save-error quiet
+     temperature top-k top-p dtype threads parts seq-ranks reduce rank-timeout recompute autotune help version man
+     bash-completion" \
     "sample model weights tokenizer prompt prompts tokens samples stop temperature top-k top-p seed dtype threads help" \
-    "eval mask-across-documents model weights data task json force tokenizer batch seq chunk stride windows seed dtype threads rank-timeout help" \
+    "eval mask-across-documents model weights data task json force tokenizer batch seq chunk stride windows by-position
+     seed dtype threads rank-timeout help" \
     "tokenize tokenizer out val-frac shard-tokens jsonl seed threads quiet help" \
     "info model weights vocab-size help" \
     "inspect model weights text out force tokenizer dtype threads help"; do
@@ -530,6 +532,57 @@ run 0 eval --model straight --data "$dir/tiny_*.bin" --windows 7 --seed 2 --json
 check "another seed, other windows" [ "$(starts first.json)" != "$(starts second.json)" ]
 run 1 eval --model straight --data "$dir/tiny_val_*.bin" --json nowhere/x.json
 refused "--json nowhere/x.json"
+
+# Loss by position, against windows that score a single position each: of --seq N --stride 1, the windows that start
+# where those of --seq 11 do. The first one scores N positions: the last one's loss is the difference from N - 1.
+of_windows() {
+    for n in 1 2 3 4 5 6 7 8 9 10 11; do
+        run 0 eval --model straight --data "$dir/tiny_val_*.bin" --seq $n --stride 1 --json position.json
+        sed -n 's/.*"start": \([0-9]*\), .*"nats": \([^}]*\)}.*/\1 \2/p' position.json | awk -v n=$n '
+            $1 == 0 { print n, $2, 0 } $1 > 0 && $1 % 11 == 0 { print n, $2, 1 }'
+    done | awk '{ if (!$3) { x = $2 - first; first = $2 } else x = $2
+                  for (bin = 0; 2 ^ bin < $1; bin++); nats[bin] += x; tokens[bin]++ }
+        END { for (bin = 0; bin in tokens; bin++) printf "%d %.9f\n", tokens[bin], nats[bin] / tokens[bin] }'
+}
+of_json() { sed -n 's/.*"first".*"tokens": \([0-9]*\), "loss": \([^,]*\),.*/\1 \2/p' "$1"; }
+same_positions() { awk 'NR == FNR { tokens[FNR] = $1; loss[FNR] = $2; n = FNR; next }
+    { good += $1 == tokens[FNR] && ($2 - loss[FNR]) ^ 2 < 1e-10 } END { exit !(n == 5 && good == n && FNR == n) }' "$@"; }
+of_windows >wanted
+for variant in "--batch 3" "--batch 3 --chunk 4" "--chunk 1" "--chunk 11" "--chunk 400"; do
+    run 0 eval --model straight --data "$dir/tiny_val_*.bin" --seq 11 $variant --by-position --json position.json
+    of_json position.json >got
+    check "--by-position $variant: $(cat wanted got)" same_positions wanted got
+    [ "$variant" != "--batch 3" ] || grep -v '^speed' stdout >first
+    grep -v '^speed' stdout >got
+    check "--by-position $variant: the report" cmp -s first got
+done
+check "--by-position: ranges and tokens on stdout" \
+    [ "$(awk '/^position/ { on = 1; next } on { print $1, $NF }' first)" = \
+      "$(awk '{ split("1 2 3-4 5-8 9-11", bin, " "); print bin[NR], $1 }' wanted)" ]
+check "--by-position: the last bin ends with the window" [ "$(grep -c '"first": 9, "last": 11' position.json)" -eq 1 ]
+run 0 eval --model straight --data "$dir/tiny_val_*.bin" --seq 11 --stride 4 --by-position --json position.json
+check "--by-position --stride: later windows score only their last positions" \
+    [ "$(of_json position.json | cut -d' ' -f1 | head -n 3 | tr '\n' ' ')" = "1 1 2 " ]
+
+# A model with more positions
+run 0 --init straight --extend-block 75 --data "$dir/tiny_train_*.bin" --steps 0 --val-every 0 --out extended --quiet
+run 0 eval --model straight --data "$dir/tiny_val_*.bin"
+grep -v '^speed' stdout >first
+run 0 eval --model extended --data "$dir/tiny_val_*.bin" --seq 32
+grep -v '^speed' stdout >got
+check "--extend-block: the same loss within the old block size" cmp -s first got
+run 0 eval --model extended --data "$dir/tiny_val_*.bin" --by-position
+check "--extend-block: positions up to the new block size" grep -q '^65-75 ' stdout
+run 0 sample --model extended --prompt "7 and" --tokens 80
+extend="--init straight --extend-block 75 $data $fast --batch 1 --total-batch 150 --steps 4 --save-every 2"
+for name in longer halves; do run 0 $extend --val-every 0 --sample-every 0 --out $name --quiet; done
+rm -r halves/step_00000004
+run 0 --resume --out halves --quiet
+check "--extend-block: a resumed run equals an uninterrupted one" \
+    same_checkpoint longer/step_00000004 halves/step_00000004
+run 1 --resume --out halves --seq 32
+refused "--seq 32" "75"
+
 # A link to /dev/stdout must not be replaced by a file.
 mkdir links
 ln -s /dev/stdout links/stdout

@@ -51,7 +51,7 @@ adjoint_not_passed | s/right, right, /right, NULL, /
 position_ignored | s/= position/= 0/
 place_ignored | s/step->first + //
 bias_place_ignored | s/s.step->first + //
-past_the_start | s/if (SEGMENTED.*break;//
+before_the_start | s/ || j >= skipped/ || true/
 state_across_a_start | s/ && from(false) < 0//
 group_of_all_segments | s/from(true)/from(false)/
 state_of_the_last_document | s/restarts ? totals\[n\] : //

@@ -234,6 +234,34 @@ void test_fast(Checks* c, Setup u, int ranks, const Order& order) {
     check_near(c, "fast", &out.p[0], &want.p[0], 1e-4);
 }
 
+// Large host messages, several at once. Their memory is used again: freeing it would wait for NCCL's kernels.
+void test_messages(Checks* c) {
+    const std::vector<RankEnd> ends = run_ranks(2, [&](int rank) {
+        set_order(LATE, 2);
+        TostComm* comm = open_comm(false, 30);
+        constexpr size_t N = (size_t)3 << 20;
+        std::vector<char> sent(N, (char)(1 + rank)), received(2 * N);
+        int live = 0;
+        for (int round = 0; round < 3; round++) {
+            CommRequest* request[2];
+            for (size_t i = 0; i < 2; i++) {
+                CommMessage messages[2] = {};
+                messages[1 - rank] = {sent.data(), received.data() + i * N, N, N};
+                request[i] = comm->start(comm, messages);
+            }
+            for (CommRequest*& q : request) comm_wait(comm, &q);
+            if (round == 0) live = cuda_on_host_live();
+        }
+        for (const char x : received)
+            if (x != 2 - rank) _exit(1);
+        if (cuda_on_host_live() != live) _exit(2);
+        comm_close(comm);
+        _exit(cuda_on_host_live() + nccl_on_host_live() == 0 ? 0 : 3);
+    });
+    for (const RankEnd& end : ends)
+        check(c, end.status == 0, "host messages: status %d: %s", end.status, end.text.c_str());
+}
+
 // ---------------------------------------------------------------------------------------------
 // Failures: one line and status 75
 
@@ -283,6 +311,7 @@ void test_exchange(Checks* c, ExchangeTests tests) {
                 six = {SMALL, TOST_FP32, 6, 1, false, false, false},
                 eight_bits = {EVEN, TOST_FP8, 4, 1, false, false, false},
                 chunked = {DEEP, TOST_FP32, 2, 1, false, false, true, 16};   // the last chunk of 35 tokens has 3
+    test_messages(c);
     test_bits(c, linked, {2}, {exchange_first(true)}, "own communicator, bf16, recompute");
     if (tests == EXCHANGE_QUICK) return;
     test_bits(c, linked, {2}, {compute_first()}, "own communicator");

@@ -1,0 +1,124 @@
+"""Plots the loss by position in the sequence: does a model predict better the more text it has read?
+
+    position.py RESULT.json[,RESULT.json…]… [--label NAME]… [--out position.png]
+
+RESULT.json is the output of `eval --data GLOB --by-position --json RESULT.json`. Each argument is a line of the plot.
+Results joined by commas belong to one line: those of the same model, with windows of different lengths, complement each
+other, and each bin is taken from the result with the most tokens; then the models, such as runs with different seeds,
+are averaged, and the bars are the standard error of that average. The bars of a single model are its 95 % interval,
+with windows as samples. Position n is predicted from n tokens. The script prints the values it draws.
+Needs Python 3.10 and matplotlib.
+"""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+from cli import fail, option_parser, run
+from figure import COLORS, add_options, check_options, padded_labels, plain, short_name, style_axes, write
+from loss import draw_lines
+import matplotlib.pyplot as plt
+
+
+def interval(b):
+    """Half the width of a bin's 95 % interval; NaN for a single window, where eval writes null."""
+    return math.nan if b["loss_95"] is None else float(b["loss_95"])
+
+
+def read_result(path):
+    """The file of the model, and {(first, last): (loss, 95 % interval or NaN, tokens)}."""
+    try:
+        result = json.loads(Path(path).read_text(encoding="utf-8"))
+        bins = {(int(b["first"]), int(b["last"])): (float(b["loss"]), interval(b), int(b["tokens"]))
+                for b in result["position"]}
+        model = str(result["model"])
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{path}: not a result of eval --by-position --json") from error
+    if not bins or not all(0 < first <= last for first, last in bins):
+        raise ValueError(f"{path}: no position was evaluated")
+    return model, bins
+
+
+class Line:
+    """name; points: [(first, last, loss, error)]; runs: number of models"""
+
+    def __init__(self, argument, label):
+        models = {}
+        for path in argument.split(","):
+            model, bins = read_result(path)
+            merged = models.setdefault(model, {})
+            for place, value in bins.items():
+                if place not in merged or value[2] > merged[place][2]:
+                    merged[place] = value
+        names, merged = list(models), list(models.values())
+        self.name, self.points, self.runs = label or short_name(names[0]), [], len(names)
+        for name, bins in zip(names, merged):
+            if bins.keys() != merged[0].keys():
+                raise ValueError(f"{name}: evaluated at other positions than {names[0]}; give both the same --seq")
+        for place in sorted(merged[0]):
+            losses = [bins[place][0] for bins in merged]
+            mean, error = sum(losses) / len(losses), merged[0][place][1]
+            if len(losses) > 1:
+                error = math.sqrt(sum((x - mean) ** 2 for x in losses) / (len(losses) - 1) / len(losses))
+            self.points.append((*place, mean, error))
+
+
+def print_table(lines):
+    bins = sorted({point[:2] for line in lines for point in line.points})
+    print(f"{'position':17}" + "".join(f"  {i:^16}" for i in range(1, len(lines) + 1)))
+    for first, last in bins:
+        text = f"{first if first == last else f'{first}-{last}':<17}"
+        for line in lines:
+            found = [point for point in line.points if point[:2] == (first, last)]
+            text += f"  {found[0][2]:.4f} ± {found[0][3]:.4f} " if found else " " * 18
+        print(text.rstrip())
+
+
+def draw(lines, args):
+    figure, axes = plt.subplots(figsize=(6.8, 4.1), layout="constrained")
+    for i, line in enumerate(lines):
+        shown = [point for point in line.points if point[0] >= args.first]
+        shift = 1 + 0.03 * (i - (len(lines) - 1) / 2)  # so that bars are apart
+        places = [math.sqrt(point[0] * point[1]) * shift for point in shown]
+        axes.errorbar(places, [point[2] for point in shown], [point[3] for point in shown], label=plain(line.name),
+                      color=COLORS[i % len(COLORS)], marker="o", markersize=4, capsize=2.5, linewidth=1.4)
+    axes.set_xscale("log", base=2)
+    draw_lines(axes, args)
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+    many = any(line.runs > 1 for line in lines)
+    axes.set(xlabel="position in the sequence, tokens",
+             ylabel=f"loss, nats per token, {'standard error of runs' if many else '95 % interval'}")
+    axes.tick_params(axis="x", labelrotation=30)
+    style_axes(axes)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    return figure
+
+
+def main(arguments=None):
+    parser = option_parser(__doc__)
+    parser.add_argument("results", nargs="+", metavar="RESULT.json[,…]", help="output of eval --by-position --json")
+    parser.add_argument("--first", type=int, default=1, metavar="N",
+                        help="draw only bins from position N on (default: %(default)s)")
+    parser.add_argument("--line", action="append", default=[], metavar="NAME=VALUE", help="draw a horizontal line")
+    parser.set_defaults(published=None)
+    add_options(parser, "position.png", "line")
+    args = parser.parse_args(arguments)
+    try:
+        check_options(args)
+        labels = padded_labels(args, len(args.results), "line")
+        lines = [Line(argument, label) for argument, label in zip(args.results, labels)]
+        if not any(point[0] >= args.first for line in lines for point in line.points):
+            raise ValueError(f"--first {args.first}: no position so late")
+        write(draw(lines, args), args)
+    except (OSError, ValueError) as error:
+        return fail(error)
+    for i, line in enumerate(lines, 1):
+        print(f"{i}: {line.name}; {line.runs} model{'s' if line.runs > 1 else ''}")
+    print_table(lines)
+    print(args.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))
