@@ -901,7 +901,7 @@ typedef struct { int32_t state, index; } GetRequest;
 
 static void get_tensor(float* values, const Source* s, TostState state, int i) {
     GetRequest request = {(int32_t)state, i};
-    comm_broadcast(s->comm, &request, sizeof request, 0);
+    comm_broadcast(s->comm, &request, sizeof request, 0);   // mutant: parameters_not_told
     s->engine->get(values, s->model, state, &s->tensors->tensor[i]);
 }
 

@@ -27,7 +27,8 @@ int command_train(const Options* args, const TostEngine* engine) {
     signals_ignore_write_errors();
     if (r.comm) r.progress.live = false;   // mpirun and srun may pass a terminal, but merge the output of all ranks
     bool ok = run_agree(&r, run_find(&r, &err), &err), finished = ok && run_is_finished(&r);
-    comm_broadcast(r.comm, &finished, sizeof finished, 0);   // the ranks may see different folders
+    // Ranks may see different folders.
+    comm_broadcast(r.comm, &finished, sizeof finished, 0);   // mutant: finished_not_shared
     if (finished) report_finished(&r);
     else ok = ok && run_set_up(&r, &err) && train(&r, &err);
     const int signal = run_signal(&r);

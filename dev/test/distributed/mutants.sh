@@ -8,7 +8,7 @@ repo=$(cd "$(dirname "$0")/../../.." && pwd)
 built=$repo/build/distributed_mutants
 tree=$built/openmpi
 cd "$repo" || exit 1
-sources=(train_gpt_tost.c tost/chunks.c tost/comm*.c tost/exchange.c tost/slices.c tost/train.c tost/run_*.c)
+sources=(train_gpt_tost.c tost/chunks.c tost/comm*.c tost/exchange.c tost/slices.c tost/train.c tost/run_*.c tost/checkpoint.c)
 chosen=("$@")
 
 # mutant | suites that must fail | sed command for its line
@@ -27,6 +27,8 @@ chunks_from_first   | sequence | s/int k = rows - 1; k >= 0; k--/int k = 0; k < 
 cut_ignored         | sequence | s/memset(sum, 0, n \* sizeof \*sum);/(void)0;/
 adjoint_not_sent    | sequence | s/k != x->rank;/k != x->rank \&\& step > 0;/
 signal_not_shared   | signals | s/stop || v->stop\[r\]/stop/
+finished_not_shared | refusals | s/comm_broadcast.*;//
+parameters_not_told | timeout | s/comm_b/if (state != TOST_PARAM) comm_b/
 END
 
 passed=0 failed=0
