@@ -181,8 +181,8 @@ static void find_library(char* out, size_t cap) {
 bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, TostError* err) {
     int provided, size;
     *comm = NULL;
-    // Two TCP connections per pair of ranks, of Open MPI and of MPICH on UCX. With one, the handshake of a large message
-    // waits behind the data of the other direction, and both directions together are no faster than one.
+    // Two TCP connections per pair of ranks, of Open MPI and of MPICH on UCX. With one, the handshake of a large
+    // message waits behind the data of the other direction, and both together are no faster than one.
     setenv("OMPI_MCA_btl_tcp_links", "2", 0);
     setenv("UCX_MAX_EAGER_LANES", "2", 0);
     // UCX: no backtrace if the memory of a rank that has ended is read; the launcher says what happened.
