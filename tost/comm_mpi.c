@@ -19,13 +19,17 @@ struct CommRequest {
     int*         open;            // (size): requests with a rank that are not complete
 };
 
-static void check(TostComm* c, int result) {
+// rank: of the other side, or -1
+static void check(TostComm* c, int result, int rank) {
     if (result == MPI_SUCCESS) return;
-    char text[MPI_MAX_ERROR_STRING] = "";
+    char text[MPI_MAX_ERROR_STRING] = "", *stack;
     int length;
     TostError why;
     MPI_Error_string(result, text, &length);
-    tost_error(&why, "communication with the other ranks failed: %s", text);
+    text[strcspn(text, "\n")] = '\0';
+    if ((stack = strstr(text, ", error stack"))) *stack = '\0';   // of MPICH, on the following lines
+    if (rank < 0) tost_error(&why, "communication with the other ranks failed: %s", text);
+    else tost_error(&why, "communication with rank %d on %s failed: %s", rank, c->places[rank].host, text);
     comm_fail(c, &why);
 }
 
@@ -52,12 +56,11 @@ static CommRequest* mpi_start(TostComm* c, const CommMessage* messages) {
         for (int way = 0; way < 2; way++) {
             const size_t bytes = way == 0 ? m->receive_bytes : m->send_bytes;
             if (bytes == 0) continue;
-            if (bytes > INT_MAX) check(c, MPI_ERR_COUNT);
+            if (bytes > INT_MAX) check(c, MPI_ERR_COUNT, other);
             MPI_Request* request = &r->request[r->count];
-            check(c, way == 0 ? MPI_Irecv(m->receive, (int)bytes, MPI_BYTE, other, TAG_MESSAGE, MPI_COMM_WORLD,
-                                          request)
-                              : MPI_Isend(m->send, (int)bytes, MPI_BYTE, other, TAG_MESSAGE, MPI_COMM_WORLD,
-                                          request));
+            check(c, way == 0 ? MPI_Irecv(m->receive, (int)bytes, MPI_BYTE, other, TAG_MESSAGE, MPI_COMM_WORLD, request)
+                              : MPI_Isend(m->send, (int)bytes, MPI_BYTE, other, TAG_MESSAGE, MPI_COMM_WORLD, request),
+                  other);
             r->rank[r->count++] = other;
             r->open[other]++;
         }
@@ -69,7 +72,10 @@ static CommRequest* mpi_start(TostComm* c, const CommMessage* messages) {
 static bool mpi_test(TostComm* c, CommRequest** request, bool* arrived) {
     CommRequest* r = *request;
     int n = 0;
-    if (r->left > 0) check(c, MPI_Testsome(r->count, r->request, &n, r->index, r->status));
+    const int result = r->left > 0 ? MPI_Testsome(r->count, r->request, &n, r->index, r->status) : MPI_SUCCESS;
+    for (int i = 0; i < n && result == MPI_ERR_IN_STATUS; i++)
+        check(c, r->status[i].MPI_ERROR, r->rank[r->index[i]]);
+    check(c, result, -1);
     for (int i = 0; i < n; i++) r->open[r->rank[r->index[i]]]--;
     r->left -= n > 0 ? n : 0;
     for (int k = 0; arrived && k < c->place.size; k++) arrived[k] = r->open[k] == 0;
@@ -175,8 +181,8 @@ static void find_library(char* out, size_t cap) {
 bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, TostError* err) {
     int provided, size;
     *comm = NULL;
-    // Two TCP connections per pair of ranks, for Open MPI and for MPICH on UCX. With one, the handshake of a large message
-    // waits behind the data of the other direction, and both directions together are no faster than one.
+    // Two TCP connections per pair of ranks, of Open MPI and of MPICH on UCX. With one, the handshake of a large
+    // message waits behind the data of the other direction, and both together are no faster than one.
     setenv("OMPI_MCA_btl_tcp_links", "2", 0);
     setenv("UCX_MAX_EAGER_LANES", "2", 0);
     // UCX: no backtrace if the memory of a rank that has ended is read; the launcher says what happened.

@@ -72,7 +72,8 @@ def kills(w, report, mpis, count, seed):
                 done, killed, slowest = done + 1, killed + 1, max(slowest, result.seconds)
                 report.check(result.seconds < launch.ENDED_WITHIN and "still" not in result.err,
                              f"{what}: ended after {result.seconds:.1f} s: {result.summary()}")
-                report.check(len(result.lines()) <= 1 and re.search(SAYS[mpi.name], result.err + result.out),
+                says = SAYS[mpi.name] + r"|communication with rank \d on \S+ failed"   # if a rank notices it first
+                report.check(len(result.lines()) <= 1 and re.search(says, result.err + result.out),
                              f"{what}: {result.err!r} {result.out[-400:]!r}")
                 case.check_checkpoints(report, what, 0, sample=False)
             ranks = rng.choice([4, 2, 1])
