@@ -52,8 +52,8 @@ static int32_t* random_ids(size_t n, int vocab_size, uint64_t seed) {
     return ids;
 }
 
-// Random ids for a model with this config. If it masks across documents, some are the document token, also next to each
-// other and at both sides of an edge of a chunk of TSSA.
+// Random ids for a model with this config. If it masks across documents, some are the document token, also two in a row
+// and on both sides of a boundary between TSSA's chunks.
 static int32_t* random_tokens(size_t n, const TostConfig* c, uint64_t seed) {
     int32_t* ids = random_ids(n, c->vocab_size, seed);
     for (size_t i = 0; i < n && c->document_token >= 0; i++)
@@ -324,8 +324,8 @@ static void test_decode_score(Checks* c, const TostEngine* engine, TostConfig co
     subject_free(&s);
 }
 
-// Scores of sequences in pieces of several lengths must be those of a single piece, also where targets are ignored, and
-// the decode state must be that after the last token.
+// Scores computed in pieces of several lengths must equal those of whole sequences, also where targets are ignored.
+// Then the decode state must be that after the last token.
 static void test_decode_advance(Checks* c, const TostEngine* engine, TostConfig config) {
     enum { B = 2, T = 140 };
     const int pieces[] = {1, 64, 3, 70, 2};   // T in all
@@ -606,8 +606,8 @@ static size_t count_unequal(const float* a, const float* b, size_t n) {
     return unequal;
 }
 
-// Logits and gradients of a document must be the same after any other document, and independent of its token. A document
-// token that comes first, as nothing is before it, must change no bit.
+// Logits and gradients of a document must not depend on the document before it. A document token at position 0 must
+// change no bit, because nothing precedes it.
 static void test_document_context(Checks* c, const TostEngine* engine, int membership) {
     enum { T = 150, TOKEN = 7 };
     const int starts[] = {0, 1, 63, 64, 65, 100, T - 1};
@@ -644,7 +644,7 @@ static void test_document_context(Checks* c, const TostEngine* engine, int membe
 }
 
 // With the same position embedding and denom_bias at all positions, each document must have the logits that it has as a
-// sequence of its own, and the gradients of a sequence must be the sum of theirs.
+// separate sequence, and the gradients of a sequence must be the sum of those of its documents.
 static void test_documents_alone(Checks* c, const TostEngine* engine, bool only_starts) {
     enum { T = 150, TOKEN = 7 };
     const TostConfig config = masked(odd, TOKEN);
@@ -681,7 +681,7 @@ static void test_documents_alone(Checks* c, const TostEngine* engine, bool only_
     subject_get_flat(sum, &s, TOST_GRAD);
     for (int i = 0; i < s.tensors.count; i++) {
         const TostTensor* t = &s.tensors.tensor[i];
-        if (t->row == TOST_ROW_wpe || t->row == TOST_ROW_denom_bias) continue;   // by position
+        if (t->row == TOST_ROW_wpe || t->row == TOST_ROW_denom_bias) continue;   // depend on the position
         const double error = float_error(whole + t->offset, sum + t->offset, t->size);
         check(c, error <= LIMIT_PARAMS, "%s: gradient of %s documents, relative L2 error %.3e from each alone", t->name,
               only_starts ? "one-token" : "several", error);
@@ -891,6 +891,7 @@ static void test_bf16(Checks* c, const TostEngine* engine) {
 // Any number of threads must give the same bits, except with a BLAS library.
 static void test_thread_counts(Checks* c, int document_token) {
 #ifdef TOST_BLAS
+    (void)document_token;
     skip(c, "results do not depend on the number of threads: built with a BLAS library");
 #else
     float* first = NULL;
@@ -1148,7 +1149,7 @@ static void test_one_rank(Checks* c, const TostEngine* engine) {
     comm_close(comm);
 }
 
-// fp8.h has its limits.
+// The limits of its errors are in fp8.h.
 static void test_cuda_fp8(Checks* c) {
     const TostConfig config = shape_config(&fp8_shape);
     const TostEngineOptions o = engine_options(fp8_shape.B, fp8_shape.T, true, TOST_FP8);

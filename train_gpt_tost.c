@@ -40,9 +40,10 @@
 // backward is done with it. A rank then updates its slices of the parameters, whose moments only it has, and sends them
 // to the others. The order of all sums is fixed, so the bits do not depend on the number of ranks.
 //
-// A long sequence can be cut into chunks, which only S, N and D connect, and RS, RN and RD in the backward pass: one
-// process computes the chunks one after another (--chunk), or each of several ranks computes one (--seq-ranks). The
-// gradients of a chunk are summed alone and then added, the last chunk first, so both give the same bits.
+// A long sequence can be divided into chunks. They are connected only by S, N and D and, in the backward pass, by the
+// suffix sums RS, RN and RD. One process computes the chunks one after another (--chunk), or each of several ranks
+// computes one (--seq-ranks). The gradients of each chunk are summed separately and then added, the last chunk first,
+// so both give the same bits.
 //
 // The file, in order: each layer's forward next to its backward (Embedding, LayerNorm, Linear, TSSA, Residual, GELU,
 // Classifier); the model's memory; the passes over the model; recurrent decode; gradients and AdamW; the engine table.
@@ -236,14 +237,14 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
 // Only the softmax connects the heads. So the threads divide the sequences among them, or the heads if there are fewer
 // sequences than threads, chunk by chunk of TSSA_CHUNK tokens. tost/tssa_stages.h has that loop and the struct Tssa of
 // all arguments. Sums over time are taken in the order of t, so the bits do not depend on the number of threads, and in
-// double, because a float sum stalls at long T. S, N and D are sums over the tokens of this pass, from zero, plus those
-// before it: so the sum over a chunk of a sequence can be computed where the chunks before it are not known.
+// double, because a float sum stalls at long T. S, N and D are kept as two parts: their values
+// before this pass, and the sums over its tokens. A rank can compute the latter without knowing the chunks before.
 
 static void add_sums(double* sums, const double* before, const double* tokens, size_t n) {
     for (size_t i = 0; i < n; i++) sums[i] = before[i] + tokens[i];
 }
 
-// Where a document starts: S, or RS, of the heads of a part; and N and D, or RN and RD.
+// These reset the sums where a document starts: S (in backward RS) of the heads of a part; N and D (RN and RD).
 static void clear_energy(TssaState state, const Tssa* a, TssaPart p) {
     memset(state.S + p.h0 * a->HS, 0, (p.h1 - p.h0) * a->HS * sizeof *state.S);
 }
@@ -326,8 +327,8 @@ static void tssa_statistics_forward(const Tssa* a, TssaPart p) {
     }
 }
 
-// y =, sums =. start: zeros at the start of a sequence; T = 1 is a decode step. If each chunk of the sequences is on
-// another rank, start =: the ranks first compute the sums of their chunks, S, and with that N and D, and exchange them.
+// Sets y and sums. start: zeros at the start of a sequence. T = 1 is a decode step. With a->ranks, also sets start: the
+// ranks compute and exchange the sums S of their chunks, then N and D, which depend on S, and only then compute y.
 static void tssa_forward(const Tssa* a) {
     const TssaStage stages[] = {{tssa_energy_forward, false},
                                 {a->uniform ? tssa_membership_uniform : tssa_membership_forward, true},
@@ -336,7 +337,8 @@ static void tssa_forward(const Tssa* a) {
         memcpy(a->before, a->start, tssa_states_bytes(a));
         memset(a->sums, 0, tssa_states_bytes(a));
         tssa_run(stages, missing == 2 ? 1 : 3, a, true, (size_t)a->B * a->T > FEW_ROWS);
-        if (missing) chunks_sum_before(a->start, a->sums, a->B, tssa_state_size(a->C, a->NH), a->ranks, CHUNKS_FROM_FIRST);
+        if (missing)
+            chunks_sum_before(a->start, a->sums, a->B, tssa_state_size(a->C, a->NH), a->ranks, CHUNKS_FROM_FIRST);
     }
 }
 
@@ -460,15 +462,17 @@ static void tssa_params_backward(const Tssa* a, int h) {   // dtemp, ddenom_bias
     a->dtemp[h] += (float)dtemp;
 }
 
-// dw =, sums =, dtemp +=, ddenom_bias +=. after: zeros at the end of a sequence; with ranks, after =: RN and RD of the
-// chunks after this one, and with that RS. With uniform membership only the first stage has a gradient.
+// Sets dw and sums, adds to dtemp and ddenom_bias. after: zeros at the end of a sequence. With a->ranks, also sets
+// after: the ranks exchange RN and RD of their chunks, then RS, which depends on them. With uniform membership only the
+// first stage has a gradient.
 static void tssa_backward(const Tssa* a) {
     const TssaStage stages[] = {
         {tssa_statistics_backward, false}, {tssa_membership_backward, true}, {tssa_energy_backward, false}};
     for (int missing = a->ranks ? 2 : 0; missing >= 0; missing--) {
         memset(a->sums, 0, tssa_states_bytes(a));
         tssa_run(stages, a->uniform || missing == 2 ? 1 : 3, a, false, true);
-        if (missing) chunks_sum_before(a->after, a->sums, a->B, tssa_state_size(a->C, a->NH), a->ranks, CHUNKS_FROM_LAST);
+        if (missing)
+            chunks_sum_before(a->after, a->sums, a->B, tssa_state_size(a->C, a->NH), a->ranks, CHUNKS_FROM_LAST);
     }
     if (a->uniform) return;
     #pragma omp parallel for schedule(static)
@@ -756,10 +760,10 @@ static TostParams model_params(const TostModel* m, TostState s, int l) {
     return tost_params(&m->tensors, m->state[s], l);
 }
 
-// Whether sequences of T tokens are divided into chunks, so that sums over the chunks are added (tost/chunks.h).
+// Whether sequences of T tokens are divided into chunks. Then each chunk's gradients and losses are summed separately.
 static bool in_chunks(const TostModel* m, int T) { return m->chunks.ranks > 1 || chunks_of(m, T) > 1; }
 
-// Where the backward pass adds the gradients of layer l, and of what is outside of the layers.
+// Where the backward pass adds the gradients of layer l and of the tensors outside the layers.
 static TostParams pass_grads(const TostModel* m, int l) {
     const TostParams whole = model_params(m, TOST_GRAD, l);
     return in_chunks(m, m->sequences.T) ? chunks_grads(&m->chunks, &whole) : whole;
@@ -786,7 +790,7 @@ static Tssa layer_tssa(const Buffers* buf, const LayerActivations* a, const Tost
                   .before = buf->tssa_before, .sums = buf->tssa_sums, .saved = saved};
 }
 
-// And of its backward, with dy in scratch_btc and dw in dbranch.
+// The arguments of its backward, with dy in scratch_btc and dw in dbranch.
 static Tssa layer_tssa_grads(const Buffers* buf, const TostParams* g, const LayerActivations* a, const TostParams* p,
                              const TostConfig* c, double* after, int first, int B, int T) {
     Tssa tssa = layer_tssa(buf, a, p, c, NULL, a->tssa_saved, first, B, T);
@@ -871,7 +875,8 @@ static void run_layer(TostModel* m, int l, double* start, double* saved, const C
     m->computed_layer = l;
 }
 
-// The same, without a backward pass to follow; end = TSSA's sums after these tokens (B,2C+NH), possibly the same array.
+// Runs a layer without a backward pass to follow. Sets end to TSSA's sums after these tokens, (B,2C+NH); it may be the
+// same array as start.
 static void advance_layer(TostModel* m, int l, double* end, double* start) {
     run_layer(m, l, start, NULL, NULL);
     add_sums(end, m->buf.tssa_before, m->buf.tssa_sums, m->B * sequence_state_size(m));
@@ -925,8 +930,8 @@ static const int32_t* chunk_columns(int32_t* buf, const TostModel* m, const int3
     return buf;
 }
 
-// Forward over chunk k, from the running sums before it to those after it: both (L,B,2C+NH), possibly the same array.
-// first: position of the first token of the sequences.
+// Forward over chunk k. start, end: running sums before and after it, (L,B,2C+NH), possibly the same array. first:
+// position of the first token of the sequences.
 static void advance_sums(TostModel* m, double* end, double* start, const Sequences* s, int k, int first) {
     const size_t n = s->B * sequence_state_size(m);
     start_forward(m, chunk_columns(m->buf.inputs, m, s->inputs, k, s->B, s->T), first + k * m->options.chunk, s->B,
@@ -1016,7 +1021,7 @@ static void cpu_forward_train(TostModel* m, const int32_t* inputs, const int32_t
     if (!m->abandoned) forward_train_chunk(m, &m->sequences, chunks_of(m, T) - 1);
 }
 
-// The gradients of layer l are complete for this chunk; l < 0: those of the embedding.
+// To be called when the gradients of layer l (l < 0: of the embedding) are complete for this chunk.
 static void add_chunk_grads(TostModel* m, int l) {
     if (in_chunks(m, m->sequences.T))
         chunks_add_grads(&m->chunks, m->state[TOST_GRAD], &m->tensors, l, m->config.n_layer);

@@ -49,8 +49,9 @@ static_assert(sizeof(StepHeader) == 128, "the arrays after the header are aligne
 constexpr size_t STEP_HEADER = sizeof(StepHeader) / sizeof(int32_t);
 constexpr int EMBED_SEGMENT = 64;    // maximum rows of a segment in embedding_backward
 
-// Where documents start in a chunk of TSSA. resets: bit t, at its step t. before, after: the place in the scans of
-// forward and backward of the nearest chunk before it, or after it, in which one starts; -1: none.
+// Where documents start in a chunk of TSSA. resets: bit t is set if one starts at the chunk's step t. before: the last
+// earlier chunk in which one starts, as its place in the scan of forward; after: the next such chunk, as its place in
+// the scan of backward; -1: none.
 struct TssaDocuments {
     uint32_t resets;
     int32_t  before, after, unused;
@@ -68,7 +69,7 @@ static size_t step_input_size(size_t rows, size_t chunks = 0) {
     return STEP_HEADER + chunks * DOCUMENTS_SIZE + 5 * rows + 1 + 2 * (rows / EMBED_SEGMENT) + 3;
 }
 
-// Pointers into an input at `base`, on the host or on the device. chunks: elements of documents
+// Pointers into an input at `base`, on the host or on the device. chunks: length of `documents`
 static StepInput step_input(int32_t* base, size_t rows, size_t chunks = 0) {
     StepInput s;
     s.header = (StepHeader*)base;
@@ -184,8 +185,8 @@ __global__ void embedding_big_kernel(float* dwte, const float* partial, EmbedOrd
     }
 }
 
-// dwpe[first + t] = Σ_b dx[b,t], and 0 at other positions, one block per position; or with add +=, one block per t.
-// Minimum traffic per row: 4C.
+// dwpe[first + t] = Σ_b dx[b,t], and 0 at other positions; one block per position. add: += instead, and one block per
+// t. Minimum traffic per row: 4C.
 template <int VEC>
 __global__ void embedding_place_kernel(float* dwpe, const float* dx, const StepHeader* step, int B, int T, int C,
                                        bool add) {
@@ -428,8 +429,9 @@ __global__ void __launch_bounds__(THREADS, THREADS <= 256 ? 3 : 1)
     }
 }
 
-// dx = or, with accumulate, +=; dbranch =; dw, db, dgamma, dbias: by sums. db and dbias may be NULL; branch, dbranch
-// and dgamma may be NULL together. sums: space of (4,COLUMN_BLOCKS,C). copy: of dbranch, if C % 4 = 0
+// Sets dx (accumulate: adds to it) and dbranch. Puts dw, db, dgamma and dbias on the list `sums`, of whose space it
+// takes (4,COLUMN_BLOCKS,C). db and dbias may be NULL; branch, dbranch and dgamma may be NULL together. copy: of
+// dbranch, if C % 4 = 0
 template <typename S, typename Copy>
 static void layernorm_residual_backward(cudaStream_t stream, float* dx, S* dbranch, float* dw, float* db,
                                         float* dgamma, float* dbias, ColumnSums* sums, const S* dy, const float* x,
@@ -453,7 +455,7 @@ static void layernorm_residual_backward(cudaStream_t stream, float* dx, S* dbran
 // ---------------------------------------------------------------------------------------------
 // Linear:  y = x · wᵀ + b
 
-// The operands of a product in fp8: x and w in forward; dy and wᵀ in backward. a NULL: the product is in S.
+// The operands of a product in fp8: x and w in forward; dy and wᵀ in backward. If a is NULL, the product is in S.
 template <typename Q> struct Fp8Operands {
     const Q* a;
     const fp8_e4m3* b;
@@ -472,7 +474,7 @@ static void linear_forward(Matmul* mm, S* y, const S* x, const S* w, const S* b,
     matmul(mm, Product<S, S>{y, x, w, false, true, (int)rows, OUT, IN, OUT, IN, IN, 0.0f, b});
 }
 
-// dx =. The first of the two products of linear_backward
+// dx = dy · w, the first of the two products of linear_backward
 template <typename S>
 static void linear_input_backward(Matmul* mm, S* dx, const S* dy, const S* w, size_t rows, int IN, int OUT,
                                   Fp8Operands<fp8_e5m2> q) {
@@ -484,7 +486,7 @@ static void linear_input_backward(Matmul* mm, S* dx, const S* dy, const S* w, si
     matmul(mm, Product<S, S>{dx, dy, w, false, false, (int)rows, IN, OUT, IN, OUT, IN, 0.0f, NULL});
 }
 
-// dx =; dw =, or with add +=.   dx = dy · w,   dw = dyᵀ · x
+// dx = dy · w,   dw = dyᵀ · x. add: dw += instead
 template <typename S>
 static void linear_backward(Matmul* mm, S* dx, float* dw, const S* dy, const S* x, const S* w, size_t rows, int IN,
                             int OUT, bool add, Fp8Operands<fp8_e5m2> q = {}) {
@@ -506,8 +508,8 @@ template <typename S, int VEC> __global__ void bias_backward_kernel(float* parti
     }
 }
 
-// db: by sums, unless NULL:   db = Σ_rows dy. sums: space of (COLUMN_BLOCKS,OUT). Only for c_attn: the kernels of
-// LayerNorm and GELU compute the other bias gradients.
+// Puts db = Σ_rows dy on the list `sums`, of whose space it takes (COLUMN_BLOCKS,OUT); does nothing if db is NULL. Only
+// for c_attn: the kernels of LayerNorm and GELU compute the other bias gradients.
 template <typename S>
 static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, const S* dy, size_t rows, int OUT) {
     if (!db) return;
@@ -542,7 +544,7 @@ static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, cons
 // In both, a sum over the head's channels ends up in lane l for step l.
 //
 // The state of a sequence after any number of steps is S, N and D: 2C + NH numbers. With --mask-across-documents, the
-// sums begin again at each step that starts a document.
+// sums restart at each step that starts a document.
 
 constexpr int TSSA_CHUNK = 32;       // time steps per block, one per lane
 constexpr int TSSA_PIECE = 8;        // time steps that a warp holds in registers at once
@@ -606,14 +608,14 @@ template <bool WIDE> __device__ inline float* tssa_totals(float* totals, int b, 
     return totals + (size_t)slot * (unsigned)z.narrow;
 }
 
-// Where documents start in chunk k: bit t, at its step t. At a start, all sums begin again. Without DOCUMENTS this is a
-// constant, and the code for starts vanishes.
+// The resets of chunk k: bit t is set if a document starts at its step t, where all sums restart. Without DOCUMENTS
+// this is the constant 0, and the compiler removes the code for resets.
 template <bool DOCUMENTS>
 __device__ inline unsigned tssa_resets(const TssaDocuments* documents, TssaChunk k, TssaSize z) {
     return DOCUMENTS ? documents[k.b * z.chunks + tssa_place(k)].resets : 0;
 }
 
-// Those up to step t, and the step of the last one, or 0.
+// The resets up to step t, and the step of the last of these, or 0.
 __device__ inline unsigned resets_until(unsigned resets, int t) { return resets & ((2u << t) - 1); }
 __device__ inline int document_of(unsigned resets, int t) {
     const unsigned until = resets_until(resets, t);
@@ -631,10 +633,10 @@ __device__ inline float tssa_mass(float before, float pi, unsigned resets) {
     return carry + warp_scan(pi, lane, document_of(resets, lane)) + (float)TOST_MASS_EPS;
 }
 
-// The states of a pass. Forward, start (B/copies,2C+NH): S, N and D before the first step, each for `copies` adjacent
-// sequences; NULL: zeros. end (B,2C+NH): those after the last step, written unless NULL. Backward, start: the sums of
-// dS, dN and dD over the steps that follow the last one; end: over these and the steps of the pass. start may equal end
-// only if T is a single chunk: the last block writes while others still read.
+// The running sums before and after a pass. Forward: start (B/copies,2C+NH) has S, N and D before the first step, each
+// row for `copies` adjacent sequences; NULL: zeros. end (B,2C+NH), unless NULL, receives those after the last step.
+// Backward: start has the sums of dS, dN and dD over the steps after the pass; end receives these plus those of the
+// pass. start may equal end only if T is a single chunk: the last block writes while others still read.
 struct TssaStates {
     const double* start;
     double* end;
@@ -708,7 +710,7 @@ static size_t tssa_groups_size(int HS, int NH, int threads) {
     return (TSSA_GROUPS - 1) * (size_t)NH * tssa_padded(HS) + threads / WARP * TSSA_TILE_WIDTH;
 }
 
-// The part of `starts` in the groups of steps before group g, and in it.
+// The resets in the groups of steps before group g, and in group g.
 __device__ inline unsigned resets_before_group(unsigned resets, int g) { return resets & ((1u << g * TSSA_STEPS) - 1); }
 __device__ inline unsigned resets_in_group(unsigned resets, int g) {
     return resets >> g * TSSA_STEPS & ((1u << TSSA_STEPS) - 1);
@@ -763,7 +765,8 @@ template <typename F> __device__ inline void tssa_for_tiles(TssaSize z, F f) {
         for (int d0 = 0; d0 < z.HS; d0 += TSSA_TILE_WIDTH) f(h, d0);
 }
 
-// Totals of the chunk, since the last start in it, and groups: of s Π with pi (NH,32), of s if pi is nullptr.
+// Sums of s Π with pi (NH,32), or of s if pi is nullptr. totals: over the chunk, from its last reset on; groups: over
+// groups of steps.
 template <int KIND, typename S, typename Pi>
 __device__ inline void tssa_chunk_totals(float* totals, TssaGroups groups, Pi pi, const S* w, unsigned resets,
                                          TssaChunk k, TssaSize z) {
@@ -793,8 +796,8 @@ template <int ROWS> __device__ inline void tile_add_channels(float& mine, float 
 }
 
 // ratios[j] = Σ over the lane's channels of s/max(S, 1e-12). energy: S, advanced past the rows. ABOVE: S > 1e-12 in all
-// of them, true except at the start of a document or of a sequence of tiny w. Bit j of starts: a document starts at row
-// j.
+// of them, which is true except at the start of a document or of a sequence, if w is tiny. Bit j of resets: a document
+// starts at row j.
 template <bool ABOVE, int ROWS>
 __device__ inline void tile_ratios(float (&ratios)[ROWS], float (&energy)[TSSA_VEC],
                                    const float (&x)[ROWS][TSSA_VEC], unsigned resets) {
@@ -862,10 +865,10 @@ __device__ inline int tssa_scan_place(bool backward, TssaChunk k, TssaSize z) {
     return backward ? z.chunks - 1 - (int)tssa_place(k) : (int)tssa_place(k);
 }
 
-// Writes what a scan found for some columns: the carry and, unless end is NULL, the sums after the last chunk. start:
-// the sums before the first, or NULL. sum: over the chunks before; totals: the chunk's own; only they count if the chunk
-// `restarts` the sums. The pass is summed from zero before `start` is added, so that the sums after several passes do
-// not depend on whether they run one after another.
+// Writes a scan's results for some columns: the carry and, unless end is NULL, the sums after the last chunk. start:
+// the sums before the first chunk, or NULL. sum: over the chunks before this one. totals: of this chunk; if it
+// `restarts` the sums, end has only these. A pass is summed from zero, and then `start` is added, so that the results
+// do not depend on whether several passes run one after another.
 __device__ inline void tssa_scanned(float* carry, double* end, const double* start, const double (&sum)[SCAN_VEC],
                                     const float* totals, bool restarts, int columns) {
     double first[SCAN_VEC] = {}, before[SCAN_VEC];
@@ -879,12 +882,12 @@ __device__ inline void tssa_scanned(float* carry, double* end, const double* sta
     }
 }
 
-// The scan of N and D if WIDE, else that of S; BACKWARD, from the last chunk to the first, of dN and dD or of dS. sums
-// (B,chunks,sums): the carries. totals, flags: of all sequences
+// Scans N and D if WIDE, else S; BACKWARD: dN and dD, or dS, from the last chunk to the first. sums (B,chunks,sums):
+// the carries. totals, flags: of all sequences
 template <bool WIDE, bool BACKWARD, bool DOCUMENTS>
 __device__ inline void tssa_scan(float* sums, TssaStates states, float* totals, int* flags,
                                  const TssaDocuments* documents, const TssaChunk* chunk, TssaSize z) {
-    const auto from = [&](bool inclusive) {   // read again where it is used: no register holds it during the waits
+    const auto from = [&](bool inclusive) {   // read at each use, so that no register holds it during the waits
         if constexpr (!DOCUMENTS) return -1;
         const TssaChunk k = *chunk;
         const TssaDocuments d = documents[k.b * z.chunks + tssa_place(k)];
@@ -1086,7 +1089,7 @@ __device__ inline void tssa_backward_masses(float* pi_s, float* mass_s, const fl
 
 // First phase, through y, N and D. With M = D + 1e-8, r = 1/(M + N), e = dy w r²:
 //     dN = Π M e,   dD = -Σ_d Π N e
-// totals (C+NH): Σ of dN and of dD over the chunk, up to the first start in it. With RN and RD, the sums of dN and dD
+// totals (C+NH): Σ of dN and of dD over the chunk, up to its first reset. With RN and RD, the sums of dN and dD
 // over t' ≥ t,
 //     dΠ[t] = Σ_d (s RN[t] - dy w M r) + RD[t]
 // dpi (NH,32) is this with minus the sums over the chunk's t' < t for RN and RD; the second phase adds the rest.
@@ -1094,7 +1097,7 @@ template <bool WHOLE, typename S, int P, typename Documents>
 __device__ inline void tssa_statistics_backward(float* totals, float* dpi, float* starts, const float* carry,
                                                 const float* pi_s, const float* mass_s, const S* dy, const S* w,
                                                 Documents, unsigned resets, TssaChunk k, TssaSize z) {
-    constexpr int PIECE = Documents::value ? TSSA_BACK : TSSA_PIECE;   // with resets, registers for fewer steps
+    constexpr int PIECE = Documents::value ? TSSA_BACK : TSSA_PIECE;   // resets need registers
     for (int h = warp_index(); h < z.NH; h += z.warps) {
         float mine = 0.0f, total_D = 0.0f;
         for (int d = lane_index() * P; d - lane_index() * P < z.HS; d += WARP * P) {
@@ -1213,7 +1216,7 @@ __device__ inline void tssa_add_energies(float (&sum)[P], float (&energy)[P], fl
     }
 }
 
-// Third phase: the chunk's totals of dS, up to the first start in it.
+// Third phase: the chunk's totals of dS, up to its first reset.
 template <bool WHOLE, typename S, int P>
 __device__ inline void tssa_energy_backward_totals(float* totals, float* starts, const float* carry, const float* du,
                                                    const S* w, unsigned resets, TssaChunk k, TssaSize z) {
@@ -1317,7 +1320,7 @@ __device__ inline void tssa_walk_to(float (&energy)[P], float (&N)[P], int t0, T
 }
 
 // Replaces the second phase in a chunk in which documents start: lane t returns dΠ[t] of head h, from a walk backward
-// in time like that of the last phase. RN and RD begin again to the left of each start.
+// in time like that of the last phase. RN and RD restart before each document start.
 template <bool WHOLE, typename S, int P>
 __device__ inline float tssa_backward_documents(TssaStarts starts, const float* carry, const float* behind,
                                                 const float* pi_h, const float* mass_h, const S* dy, const S* w,
@@ -1468,7 +1471,7 @@ static void tssa_backward(cudaStream_t stream, S* dw, float* da, float* dtemp_pa
            dtemp_partial, back, states, totals, sync, dy, w, u, pi, saved, temp, step.documents, keep_starts, z);
 }
 
-// What is left of TSSA's gradients: sums over sequences and chunks. With a uniform membership they are zero.
+// The last sums of dtemp and ddenom_bias, over sequences and chunks. With a uniform membership they are zero.
 struct TssaSums {
     float *dtemp, *ddenom_bias;      // (NH), (NH,block_size)
     const float *da, *dtemp_partial, *temp;
@@ -1476,7 +1479,7 @@ struct TssaSums {
     int membership, block_size, B, T, HS, NH, chunks;   // chunks: of all sequences
 };
 
-// dtemp[h] = Σ_chunks partial[h,chunk], or with add +=. The first TEMP_THREADS of a block of SUM_THREADS add.
+// dtemp[h] = Σ_chunks partial[h,chunk]; add: += instead. The first TEMP_THREADS threads of SUM_THREADS take part.
 constexpr int TEMP_THREADS = 256;
 
 __device__ inline void temp_backward_block(const TssaSums& s, int h, bool add, float* shared) {
@@ -1489,8 +1492,8 @@ __device__ inline void temp_backward_block(const TssaSums& s, int h, bool add, f
     if (threadIdx.x == 0) s.dtemp[h] = (add ? s.dtemp[h] : 0.0f) + sum;   // mutant: temp_not_overwritten
 }
 
-// ddenom_bias[h,first+t] = Σ_b HS temp[h] da[b,h,t], and 0 at other positions; or with add +=. One thread per position
-// of a head, with add per t. Traffic per row: 4 NH, from L2.
+// ddenom_bias[h,first+t] = Σ_b HS temp[h] da[b,h,t], and 0 at other positions; one thread per head and position. add:
+// += instead, and one thread per head and t. Traffic per row: 4 NH, from L2.
 __device__ inline void denom_bias_backward_block(const TssaSums& s, int h, int block, bool add) {
     const int i = block * SUM_THREADS + threadIdx.x, t = add ? i : i - s.step->first;
     const bool inside = t >= 0 && t < s.T;
@@ -1504,7 +1507,7 @@ __device__ inline void denom_bias_backward_block(const TssaSums& s, int h, int b
     *out = (add ? *out : 0.0f) + sum;   // mutant: denom_bias_not_overwritten
 }
 
-// Blocks take column sums, then temp, then denom_bias.
+// The first blocks compute column sums, the next ones dtemp, the last ones ddenom_bias.
 __global__ void __launch_bounds__(SUM_THREADS) layer_sums_kernel(ColumnSums columns, TssaSums tssa, bool add) {
     dependency_wait();
     __shared__ float shared[SUM_THREADS];
@@ -1519,7 +1522,7 @@ __global__ void __launch_bounds__(SUM_THREADS) layer_sums_kernel(ColumnSums colu
     denom_bias_backward_block(tssa, block % tssa.NH, block / tssa.NH, add);
 }
 
-// The gradients of a layer that wait in these sums: =, or with add +=
+// Computes the gradients of a layer from these partial sums. add: adds them, instead of overwriting
 static void layer_sums(cudaStream_t stream, const ColumnSums& columns, const TssaSums& tssa, bool add) {
     int blocks = tssa.NH * (1 + div_up(add ? tssa.T : tssa.block_size, SUM_THREADS));
     for (int i = 0; i < columns.n; i++) blocks += column_sum_blocks(columns.sum[i]);
@@ -1587,8 +1590,8 @@ template <typename S, int VEC, typename Copy> __global__ void __launch_bounds__(
     if (c < N) store_pack<VEC>(partial + (size_t)blockIdx.x * N + c, sum);
 }
 
-// dx = (in place of dy); db: by sums, unless NULL:   db = Σ_rows dx. x (rows,N), N % 4 = 0; sums: space of
-// (COLUMN_BLOCKS,N). copy: of dx, if N % GELU_PACK = 0
+// Sets dx (in place of dy). Puts db = Σ_rows dx, unless NULL, on the list `sums`, of whose space it takes
+// (COLUMN_BLOCKS,N). x (rows,N), N % 4 = 0. copy: of dx, if N % GELU_PACK = 0
 template <typename S, typename Copy>
 static void gelu_backward(cudaStream_t stream, S* dx, float* db, ColumnSums* sums, const S* x, size_t rows, int N,
                           Copy copy) {
@@ -1778,12 +1781,12 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(losses,       float,   rows) \
     X(scalars,      double,  2)                            /* sum of losses since the last read_loss; Σ g² */ \
     X(decode,       double,  L * B * tssa_state_size(C, NH)) \
-    X(decode_next,  double,  L * B * tssa_state_size(C, NH)) /* after decode_advance: blocks still read decode */ \
+    X(decode_next,  double,  L * B * tssa_state_size(C, NH)) /* written by decode_advance, as blocks read decode */ \
     X(before,       double,  states)                       /* TSSA's sums of every layer before the chunk, */ \
     X(after,        double,  states)                       /* and after it; see TssaStates */ \
     X(starts,       double,  train * more_chunks * states) /* before each chunk but the first: see forward_sums */ \
-    X(right,        double,  train * states)               /* the sums of its backward past the chunk, */ \
-    X(left,         double,  train * states)               /* and from its first step on */ \
+    X(right,        double,  train * states)               /* suffix sums of its backward after the chunk, */ \
+    X(left,         double,  train * states)               /* and from the chunk's first step on */ \
     X(totals,       float,   B * scan_slots(chunks) * tssa_sums_size(C, NH)) \
     X(tssa_sync,    int,     (1 + m->options.recompute) * L * tssa_sync_size(B, T)) \
     X(dx,           float,   train * rows * C)             /* gradient of the residual stream */ \
@@ -1797,7 +1800,7 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(embed,        float,   train * (rows / (EMBED_SEGMENT / 2) + 1) * C) \
     X(workspace,    char,    MATMUL_WORKSPACE) \
     X(fp8,          uint8_t, fp8 * rows * 4 * C)           /* copy of the next product's operand */ \
-    X(fp8_weights,  fp8_e4m3, fp8 * m->tensors.flat_size)  /* only matrices of layers; the same, transposed: */ \
+    X(fp8_weights,  fp8_e4m3, fp8 * m->tensors.flat_size)  /* matrices of the layers, and their transposes: */ \
     X(fp8_weights_t, fp8_e4m3, fp8 * m->tensors.flat_size) \
     X(fp8_scales,   Fp8Scale, fp8 * L * (FP8_SITES + Fp8Weights::COUNT))   /* of tensors, then of weights */ \
     X(fp8_slots,    int,     fp8 * L * FP8_SITES * FP8_SLOTS * FP8_SLOT) \
@@ -1890,7 +1893,7 @@ static void put_range(TostModel* m, float* dst, const float* src, size_t n) {
     if (n) CUDA_CHECK(cudaMemcpyAsync(dst, src, n * sizeof *src, cudaMemcpyHostToDevice, m->stream));
 }
 
-// TSSA's chunks of a pass in which documents are looked for; 0 if the model does not mask across documents.
+// Length of StepInput.documents for a pass; 0 if the model does not mask across documents.
 static size_t documents_size(const TostModel* m, size_t B, size_t T) {
     return m->config.document_token < 0 ? 0 : B * div_up(T, TSSA_CHUNK);
 }
@@ -1962,10 +1965,10 @@ template <typename S> static void model_free(TypedModel<S>* m) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// fp8: operands of the products of layers in a training pass. The gradients of weights, the classifier, and all
-// products of the first step and of other passes are in bf16.
+// fp8: operands of the matrix products of layers in training. The gradients of weights, the classifier, and all
+// products in the first step and in other passes are in bf16.
 
-// Calls f with the copy that the kernel of a site's tensor writes: none, unless the pass is recorded.
+// Calls f with the copy that the kernel of a site's tensor must write; with NoCopy if the pass records nothing.
 template <typename Q, typename S, typename F> static void with_copy(TypedModel<S>* m, int l, int site, F f) {
     if constexpr (std::is_same<S, bf16>::value) {
         const size_t tensor = (size_t)l * FP8_SITES + site;
@@ -1976,7 +1979,7 @@ template <typename Q, typename S, typename F> static void with_copy(TypedModel<S
     f(NoCopy());
 }
 
-// The copy of a tensor whose kernel does not write it.
+// Writes the copy of a tensor whose own kernel does not.
 template <typename Q, typename S> static void copy_tensor(TypedModel<S>* m, int l, int site, const S* x, size_t n) {
     if constexpr (std::is_same<S, bf16>::value)
         with_copy<Q>(m, l, site, [&](auto copy) {
@@ -1984,7 +1987,7 @@ template <typename Q, typename S> static void copy_tensor(TypedModel<S>* m, int 
         });
 }
 
-// The operands of the product that follows: the copy written last, of this site, and its weight.
+// The operands of the next product: the copy that was written last, which must be of this site, and the site's weight.
 template <typename Q, typename S> static Fp8Operands<Q> fp8_operands(const TypedModel<S>* m, int l, int site) {
     if (!m->fp8.products) return {};
     const int L = m->config.n_layer, weight = site % Fp8Weights::COUNT;
@@ -2015,7 +2018,7 @@ template <typename S> static int fp8_tensors(const TypedModel<S>* m) {
     return m->options.dtype == TOST_FP8 ? m->config.n_layer * FP8_SITES : 0;
 }
 
-// The scales are known from now on: graphs of the passes before have products in bf16.
+// To be called when the scales are known. Frees the graphs of earlier passes, whose products are in bf16.
 static void fp8_scaled(TostModel* m) {
     if (m->fp8.scaled) return;
     for (int pass : {PASS_TRAIN_FIRST, PASS_TRAIN, PASS_BACKWARD_FIRST, PASS_BACKWARD}) {
@@ -2083,7 +2086,7 @@ template <typename S> static StepInput model_input(const TypedModel<S>* m, int B
     return step_input(m->buf.input, (size_t)B * T, documents_size(m, B, T));
 }
 
-// Numbers in the states of all layers, (L,B,2C+NH).
+// Number of elements of the states of all layers, (L,B,2C+NH).
 static size_t states_size(const TostModel* m, int B) {
     return (size_t)m->config.n_layer * B * tssa_state_size(m->config.n_embd, m->config.n_head);
 }
@@ -2340,8 +2343,8 @@ template <typename S> static void input_send(TypedModel<S>* m, StepInput s, cons
     staging_copy(&m->staging, m->buf.input, (const char*)end - (const char*)s.header, m->stream);
 }
 
-// Runs pass(B, T) over the chunk of the last start_forward, as a graph of its own if it has options.chunk tokens: other
-// lengths in between, such as that of the last chunk, leave that graph as it is.
+// Runs pass(B, T) over the chunk of the last start_forward. Chunks of options.chunk tokens have a graph of their own,
+// which passes over other lengths, such as that of the last chunk, do not replace.
 template <typename Pass> static void run_pass(TostModel* m, int which, Pass pass) {
     const int B = m->B, T = m->T;
     graph_run(&m->graph[which][T == m->options.chunk], m->stream, B, T, [=] { pass(B, T); });
@@ -2353,14 +2356,14 @@ template <typename S> static void run_sums(TypedModel<S>* m, StepInput s, const 
     run_pass(m, PASS_SUMS, [=](int B, int T) { model_forward(m, chunk_states(m), B, T); });
 }
 
-// Forward over chunk k, which leaves the sums after it in buf.after, where it finds those before it if k > 0.
+// Forward over chunk k. If k > 0, buf.after has the sums before it on entry; it has those after it on return.
 template <typename S> static void advance_sums(TypedModel<S>* m, const Sequences* q, int k, int first) {
     const StepInput s = start_forward(m, q, k, first);
     copy_states(m, m->buf.before, k > 0 ? m->buf.after : NULL, q->B);
     run_sums(m, s, s.targets);
 }
 
-// Reports the part of a pass that the device has been given. True if the caller abandons it.
+// Reports the part of a pass that is queued on the device. True if the caller abandons the pass.
 static bool chunk_done(const TostModel* m, double part) {
     return m->options.chunk_done && m->options.chunk_done(m->options.context, part);
 }
@@ -2442,14 +2445,14 @@ static void cuda_forward_train(TypedModel<S>* m, const int32_t* inputs, const in
     if (!m->abandoned) forward_train_chunk(m, &m->sequences, chunks_of(m, T) - 1);
 }
 
-// Before gradients are read or set: if no pass has overwritten them since zero_grad, clears them.
+// To be called before gradients are read or set: clears them if no pass has overwritten them since zero_grad.
 static void settle_gradients(TostModel* m) {
     if (!m->grads_stale) return;
     CUDA_CHECK(cudaMemsetAsync(m->state[TOST_GRAD], 0, m->tensors.flat_size * sizeof(float), m->stream));
     m->grads_stale = false;
 }
 
-// right: TSSA's sums over the chunks that follow; NULL: there are none. NCCL's calls are not in a graph.
+// right: TSSA's suffix sums over the chunks that follow, or NULL. NCCL's calls are not in a graph.
 template <typename S> static void backward_chunk(TypedModel<S>* m, const double* right, TostEnd end) {
     const bool add = !m->grads_stale;
     recompute_layer(m, m->config.n_layer - 1);
@@ -2566,7 +2569,7 @@ template <typename S, int VEC> __global__ void gather_rows_kernel(S* y, const S*
     }
 }
 
-// Element (row / n, row % n) of chunk k, which has n tokens, in an array (B,T)
+// Index in an array (B,T) of element (row / n, row % n) of chunk k, which has n tokens
 static size_t chunk_element(const TostModel* m, size_t row, int k, int n, int T) {
     return row / n * T + (size_t)k * m->options.chunk + row % n;
 }
@@ -2907,7 +2910,7 @@ static bool cuda_tune(TostModel* m, const char* file, bool renew, TostError* err
 }
 
 static void cuda_get(float* dst, const TostModel* model, TostState s, const TostTensor* t) {
-    TostModel* m = const_cast<TostModel*>(model);   // what the interface shows of it does not change
+    TostModel* m = const_cast<TostModel*>(model);   // its observable state does not change
     Exchange* x = &m->exchange;
     exchange_settle(x);
     if (s == TOST_GRAD) settle_gradients(m);

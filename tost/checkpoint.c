@@ -765,8 +765,8 @@ static bool open_optimizer(StFile* f, const StFile* model_file, const TostTensor
     return ok;
 }
 
-// Loads the scales of fp8 products, if the engine (NULL: only checks) has them and there is a file; else they begin
-// anew.
+// Loads the scales of fp8 products if the engine uses them and the file exists. Otherwise the engine starts without
+// scales. engine NULL: only checks the file.
 static bool load_scales(const TostEngine* engine, TostModel* model, const StFile* model_file, TostError* err) {
     const size_t n = engine && engine->scales ? engine->scales(model) : 0;
     char *dir = path_dir(model_file->path), *path = path_join(dir, scales_name);
@@ -895,8 +895,8 @@ typedef struct {
 
 typedef struct { TostState state; const char* prefix; } Part;
 
-// Which tensor rank 0 gets next; index -1: none, the save ends. Also for parameters, of which the others send nothing:
-// each request tells them that rank 0 still works, so that they wait for a tensor, not for a file.
+// Tells the other ranks which tensor rank 0 gets next; index -1: the save ends. Also sent for parameters, although the
+// other ranks have nothing to send: each request ends a wait, so the timeout applies to a tensor, not to a file.
 typedef struct { int32_t state, index; } GetRequest;
 
 static void get_tensor(float* values, const Source* s, TostState state, int i) {

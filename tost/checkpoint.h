@@ -66,7 +66,7 @@ bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path,
 // wte; any other unknown tensor is an error that names it.
 bool checkpoint_load_params(const TostEngine* engine, TostModel* model, const TostTensors* tensors,
                             const StFile* model_file, TostError* err);
-// The same for a file with fewer positions, whose tensors are `stored`: they are extended as in init.h.
+// The same for a file with fewer positions than the model: init_extend extends its tensors, `stored`.
 bool checkpoint_load_extended(const TostEngine* engine, TostModel* model, const TostTensors* tensors,
                               const TostTensors* stored, const StFile* model_file, TostError* err);
 // Loads Adam's m and v from the optimizer.safetensors next to model_file; it must belong to the same checkpoint. Also

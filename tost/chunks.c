@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PIECE = 1 << 23 };   // most elements of grad that are exchanged at a time
+enum { PIECE = 1 << 23 };   // maximum elements of grad exchanged at a time
 
 Chunks chunks_new(const TostConfig* c, TostComm* comm, int ranks) {
     TostConfig one_layer = *c;
@@ -33,8 +33,8 @@ TostParams chunks_grads(const Chunks* x, const TostParams* whole) {
     return grads;
 }
 
-// Sends each rank its share of the elements r and receives the other ranks' gradients of this rank's. Returns it; row[q]:
-// the gradients of chunk q.
+// Sends each rank its share of the elements r and receives this rank's share from the others. Returns this share;
+// row[q]: its gradients of chunk q.
 static Range exchange_piece(const float** row, Chunks* x, Range r) {
     CommMessage* messages = xcalloc((size_t)comm_size(x->comm), sizeof *messages);
     const size_t n = range_size(r), K = (size_t)x->ranks, q = (size_t)x->rank;
@@ -52,7 +52,7 @@ static Range exchange_piece(const float** row, Chunks* x, Range r) {
     return own;
 }
 
-// dst += the n elements of all rows, those of the last chunk first
+// dst[i] += row[k][at + i] for all rows k, the last chunk's first
 static void add_rows(float* dst, const float* const* row, size_t at, size_t n, int rows) {
     #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n; i++) {

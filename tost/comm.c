@@ -157,10 +157,10 @@ static bool is_missing(const TostComm* c, int rank, const bool* arrived) {
     return rank != c->place.rank && !(arrived && arrived[rank]) && c->silent[rank] > c->timeout;
 }
 
-// With signs of life, a rank that has become silent must be noticed first, and its last sign may be heard late.
+// With signs of life, twice the timeout: a silent rank must be noticed first, and its last sign may arrive late.
 static double idle_limit(const TostComm* c) { return c->tell ? 2 * c->timeout : c->timeout; }
 
-// Returns after some seconds, unless a signal ends the process before: launchers end the others with SIGTERM.
+// Waits, but exits if a signal arrives: when a rank has ended, launchers end the others with SIGTERM.
 static void let_speak(double seconds) {
     for (int i = 0; i < 10 * seconds; i++) {
         if (signals_received()) _exit(STATUS_RESUMABLE);
@@ -191,9 +191,9 @@ static void name_missing(TostError* why, const TostComm* c, const bool* arrived,
                    c->places[first].host, others, others == 1 ? "" : "s", c->timeout);
 }
 
-// The lowest rank that responds prints the line and ends all.
+// The lowest rank that is not missing prints the error and ends all ranks.
 void comm_timed_out(TostComm* c, const bool* arrived, const char* what) {
-    enum { OTHER_RANK = 10 };   // seconds within which it does, and the launcher ends this one
+    enum { OTHER_RANK = 10 };   // seconds for that rank to print and for the launcher to end this one
     TostError why;
     if (c->tell) {
         name_missing(&why, c, arrived, what);
@@ -210,7 +210,7 @@ void comm_timed_out(TostComm* c, const bool* arrived, const char* what) {
 // ---------------------------------------------------------------------------------------------
 // Signs of life
 
-// Sends a sign and receives those that have arrived, at most SIGNS times within the timeout.
+// Sends a sign and receives those that have arrived, at most SIGNS times per timeout.
 static void show_life(TostComm* c, bool works) {
     enum { SIGNS = 8 };
     const double now = now_seconds();
@@ -241,7 +241,8 @@ CommWait comm_wait_begin(TostComm* c) {
 // No pause at first; then the core is free for other ranks, which may share it.
 bool comm_wait_more(CommWait* w, const bool* arrived) {
     TostComm* c = w->comm;
-    const double now = now_seconds(), passed = now - w->last, since = passed < 1 ? passed : 1;   // more: it was stopped
+    // If more than 1 s has passed, the process was stopped.
+    const double now = now_seconds(), passed = now - w->last, since = passed < 1 ? passed : 1;
     w->waited += since;
     w->last = now;
     c->idle += since;
@@ -318,7 +319,7 @@ bool comm_same(TostComm* c, uint64_t value, const char* what, TostError* err) {
 CommVote comm_vote(TostComm* c, bool listen) {
     CommVote v = {.comm = c};
     const int size = comm_size(c);
-    if (size == 1 || c->lockstep || !listen) return v;   // others are heard when the vote closes
+    if (size == 1 || c->lockstep || !listen) return v;   // the others' votes arrive when it is closed
     v.stop = xcalloc((size_t)size, sizeof *v.stop);
     v.arrived = xcalloc((size_t)size, sizeof *v.arrived);
     CommMessage* messages = xcalloc((size_t)size, sizeof *messages);

@@ -6,9 +6,9 @@
 // or a rank does not respond within the timeout, the process prints one line, ends all ranks and exits with
 // STATUS_RESUMABLE, after which --resume continues.
 //
-// Through MPI, ranks also send each other signs of life: a rank that waits does so by itself, a rank that works calls
-// comm_works. A wait ends when a rank that is waited for has been silent for the timeout, or when all ranks have only
-// waited for twice as long. Nothing ever waits for a sign.
+// With MPI, ranks also send each other heartbeats ("signs of life"): a waiting rank does so by itself, a working rank
+// calls comm_works. A wait fails if a rank that it needs has been silent for the timeout, or if all ranks have been
+// waiting for twice the timeout. No rank ever waits for a sign.
 #ifndef TOST_COMM_H
 #define TOST_COMM_H
 
@@ -36,7 +36,7 @@ struct TostComm {
     const char* program;          // for messages
     bool        lockstep;         // NCCL: a message waits for all that were started before it
     double*     silent;           // (size): seconds of the current wait since the last sign of each rank
-    double      idle, told;       // the same, since any rank worked; now_seconds() of this rank's last sign
+    double      idle, told;       // seconds of the wait since any rank worked; now_seconds() of this rank's last sign
     void*       transport;        // data of the functions below
 
     // Starts one message to and one from each rank (messages: (size); the own entry is ignored). Messages between two
@@ -45,10 +45,10 @@ struct TostComm {
     // Transports what it can without waiting. True if all messages have arrived and were sent; then it frees *request
     // and sets it to NULL. arrived (size), unless NULL: sets the entries of the ranks whose message is complete.
     bool (*test)(TostComm* c, CommRequest** request, bool* arrived);
-    // Sends a sign of life to each rank that has received the one before. NULL: the transport has none, and cannot say
-    // which rank is missing.
+    // Sends a sign of life to each rank that has received the previous one. NULL: the transport has no signs and cannot
+    // tell which rank is missing.
     void (*tell)(TostComm* c, bool works);
-    // Receives one: its rank, and whether that works or waits. False if none has arrived.
+    // Receives a sign: its rank, and whether that rank works or waits. False if none has arrived.
     bool (*hear)(TostComm* c, int* rank, bool* works);
     void (*abort)(TostComm* c, int status);   // ends all ranks; does not return
     void (*close)(TostComm* c);               // after the last message; frees transport
@@ -79,7 +79,7 @@ void comm_find_places(TostComm* c);
 void comm_wait(TostComm* c, CommRequest** request);
 void comm_exchange(TostComm* c, const CommMessage* messages);                        // start and wait
 void comm_allgather(TostComm* c, void* all, const void* mine, size_t bytes);         // all: (size, bytes)
-// The same among the ranks of a group: each `group` consecutive ranks. all: (group, bytes). Collective in the group.
+// The same within a group of `group` consecutive ranks. all: (group, bytes). Collective in the group.
 void comm_group_gather(TostComm* c, int group, void* all, const void* mine, size_t bytes);
 void comm_broadcast(TostComm* c, void* data, size_t bytes, int root);
 // Returns true if all ranks pass true. Otherwise returns false on all of them, with the *err of the lowest rank that
@@ -90,7 +90,8 @@ bool comm_agree(TostComm* c, bool ok, TostError* err);
 bool comm_same(TostComm* c, uint64_t value, const char* what, TostError* err);
 
 // A vote whether to stop. Each rank opens it, looks at it while it works, and closes it once; a rank that wants to stop
-// closes it early. listen: others hear of that before they close it; then no other message may be started in between.
+// closes it early. listen: comm_vote_stops sees this on the other ranks; no other message may be started until the vote
+// is closed.
 typedef struct { TostComm* comm; CommRequest* request; bool *stop, *arrived; } CommVote;
 CommVote comm_vote(TostComm* c, bool listen);
 bool     comm_vote_stops(CommVote* v);             // not collective: whether a rank has closed it with `stop`
@@ -102,13 +103,13 @@ void comm_works(TostComm* c);
 // How long this rank has waited for others, without the time in which the process was stopped.
 typedef struct { TostComm* comm; double waited, last; } CommWait;
 CommWait comm_wait_begin(TostComm* c);
-// Returns after a pause, once it has waited for a while; false: timeout. arrived (size): the ranks that it no longer
-// waits for; NULL: none.
+// To be called until the wait is over; pauses if it has lasted a while. False: timeout. arrived (size): true for ranks
+// that the wait does not need; NULL: it needs all.
 bool     comm_wait_more(CommWait* w, const bool* arrived);
-// After that: ends all ranks. Names those that do not respond, if the transport knows them. what: "" or "WHAT: ".
+// After a timeout: ends all ranks. Names those that do not respond, if the transport knows them. what: "" or "WHAT: ".
 void     comm_timed_out(TostComm* c, const bool* arrived, const char* what);
-// For errors that all ranks notice: returns on rank 0; the others wait until the launcher ends them, because rank 0 has
-// ended, and return if it does not.
+// To be called before printing an error that all ranks notice, so that only one prints it: returns at once on rank 0.
+// The other ranks wait until the launcher ends them after rank 0, and return if it does not.
 void     comm_let_first_speak(const TostComm* c);
 
 // Ends all ranks. Prints `why`, with this rank and host, before the hint.

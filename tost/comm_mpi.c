@@ -19,7 +19,7 @@ struct CommRequest {
     int*         open;            // (size): requests with a rank that are not complete
 };
 
-// rank: of the other side, or -1
+// rank: the peer, or -1
 static void check(TostComm* c, int result, int rank) {
     if (result == MPI_SUCCESS) return;
     char text[MPI_MAX_ERROR_STRING] = "", *stack;
@@ -27,7 +27,7 @@ static void check(TostComm* c, int result, int rank) {
     TostError why;
     MPI_Error_string(result, text, &length);
     text[strcspn(text, "\n")] = '\0';
-    if ((stack = strstr(text, ", error stack"))) *stack = '\0';   // of MPICH, on the following lines
+    if ((stack = strstr(text, ", error stack"))) *stack = '\0';   // MPICH appends it on further lines
     if (rank < 0) tost_error(&why, "communication with the other ranks failed: %s", text);
     else tost_error(&why, "communication with rank %d on %s failed: %s", rank, c->places[rank].host, text);
     comm_fail(c, &why);
@@ -86,7 +86,7 @@ static bool mpi_test(TostComm* c, CommRequest** request, bool* arrived) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Signs of life: one byte each. Errors do not matter here: without signs, the wait for the rank ends.
+// Signs of life: one byte each. Errors are ignored: a rank whose signs do not arrive counts as silent.
 
 static const char sign_bytes[] = {0, 1};   // waits, works
 
@@ -135,7 +135,7 @@ static void signs_close(TostComm* c) {
     CommMessage* messages = xcalloc(size, sizeof *messages);
     int rank;
     bool works;
-    c->timeout = 0;   // sends no more
+    c->timeout = 0;   // no more signs are sent
     for (size_t r = 0; r < size; r++) messages[r] = (CommMessage){&s->sent[r], &sent[r], sizeof *sent, sizeof *sent};
     comm_exchange(c, messages);
     for (size_t r = 0; r < size; r++) all += sent[r];
@@ -181,11 +181,11 @@ static void find_library(char* out, size_t cap) {
 bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, TostError* err) {
     int provided, size;
     *comm = NULL;
-    // Two TCP connections per pair of ranks, of Open MPI and of MPICH on UCX. With one, the handshake of a large
-    // message waits behind the data of the other direction, and both together are no faster than one.
+    // Two TCP connections per pair of ranks, in Open MPI and in MPICH with UCX. On a single connection, the handshake
+    // of a large message waits behind data in the other direction, so sending and receiving do not overlap.
     setenv("OMPI_MCA_btl_tcp_links", "2", 0);
     setenv("UCX_MAX_EAGER_LANES", "2", 0);
-    // UCX: no backtrace if the memory of a rank that has ended is read; the launcher says what happened.
+    // No backtrace from UCX when it accesses the memory of a rank that has ended: the launcher reports what happened.
     setenv("UCX_HANDLE_ERRORS", "none", 0);
     if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS)
         return tost_error(err, "MPI cannot be initialized: check that %s belongs to the MPI library of this program",

@@ -60,7 +60,7 @@ typedef struct {
     double   seconds;
 } Score;
 
-// Losses of a window: their sum, and the sums and numbers in each bin.
+// Losses of a window: their sum, and sum and count in each bin.
 typedef struct { double nats, bin_nats[POSITION_BINS], bin_tokens[POSITION_BINS]; } WindowLoss;
 
 // Fills inputs, targets (T) for the T tokens of a window from position `first` on. Targets that are not scored are -1;
@@ -90,7 +90,7 @@ static uint64_t count_bytes(const Tokenizer* tokenizer, const int32_t* targets, 
     return bytes;
 }
 
-// Adds the losses (T) of those tokens.
+// Adds the losses (T) of such a chunk to those of its window.
 static void add_chunk(WindowLoss* sum, const double* losses, const int32_t* targets, int first, int T) {
     int bin = 0;
     for (int t = 0; t < T; t++) {
@@ -131,7 +131,7 @@ static void show_progress(Evaluation* e, double windows) {
     progress_show(&e->progress, windows / (double)e->windows.count, "loss %.4f", e->loss);
 }
 
-// Scores n windows, chunk by chunk. done, all: windows of all ranks before and in this batch, for the progress display.
+// Scores n windows, chunk by chunk. done, all: number of windows before and in this batch, on all ranks, for progress.
 static bool score_batch(WindowLoss* sum, uint64_t* bytes, Evaluation* e, const Window* window, int n, uint64_t done,
                         int all, TostError* err) {
     const TostEngine* engine = e->model->engine;
@@ -146,8 +146,8 @@ static bool score_batch(WindowLoss* sum, uint64_t* bytes, Evaluation* e, const W
     }
     stream_recheck(e->data);
     engine->decode_begin(NULL, e->model->model, NULL, n, 0);
-    for (int first = 0; ok && first < end; first += e->chunk) {
-        const int T = e->windows.T - first < e->chunk ? e->windows.T - first : e->chunk;
+    for (int first = 0, T; ok && first < end; first += T) {
+        T = e->windows.T - first < e->chunk ? e->windows.T - first : e->chunk;
         for (int i = 0; i < n && ok; i++)
             ok = fill_chunk(inputs + (size_t)i * T, targets + (size_t)i * T, e->data, &window[i], first, T, err);
         if (!ok) break;

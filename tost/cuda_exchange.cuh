@@ -348,7 +348,7 @@ static void exchange_gather(Exchange* x, float* flat) {
 #endif
 }
 
-// all (ranks,n): each rank has its row; copies all rows to all ranks.
+// All-gather of all (ranks,n): on entry each rank has only its row, on return all rows.
 static void exchange_share(Exchange* x, float* all, size_t n) {
 #ifdef TOST_NCCL
     if (!x->comm) return;

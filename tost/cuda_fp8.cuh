@@ -4,7 +4,7 @@
 //
 // Scales are powers of two, so that scaling is exact, and delayed: the scale of a step follows from the largest values
 // of the FP8_HISTORY steps before it, and leaves room for values up to 1.75 times as large. Larger ones saturate; the
-// next step's scale has room for them. A maximum has no order of summation: the recorded values are deterministic.
+// next step's scale has room for them. A maximum does not depend on any order, so the scales are deterministic.
 #ifndef TOST_CUDA_FP8_CUH
 #define TOST_CUDA_FP8_CUH
 
@@ -12,16 +12,16 @@
 #include "tost/cuda_reduce.cuh"
 
 constexpr int FP8_HISTORY = 16;      // steps
-constexpr int FP8_SLOTS = 64, FP8_SLOT = 8;   // of a tensor's largest values: spread over sectors of 32 bytes
+constexpr int FP8_SLOTS = 64, FP8_SLOT = 8;   // slots per tensor, ints per slot: each has its own 32-byte sector
 
-// A tensor is scaled to less than 2^TOP.
+// A scale maps the largest recorded value below 2^FP8_TOP.
 template <typename Q> constexpr int FP8_TOP = 0;
 template <> constexpr int FP8_TOP<fp8_e4m3> = 8;
 template <> constexpr int FP8_TOP<fp8_e5m2> = 15;
 
 struct Fp8Scale { float scale, inverse; };
 
-// For a tensor of values up to `most`, which is finite; 1 if it is zero.
+// The scale of a tensor whose largest absolute value is `most`, which must be finite; 1 if `most` is 0.
 __device__ inline Fp8Scale fp8_scale(float most, int top) {
     const int exponent = max((int)(__float_as_uint(most) >> 23) - 126, -100);   // most < 2^exponent
     if (most == 0.0f) return {1.0f, 1.0f};
@@ -37,7 +37,7 @@ template <int N, typename Q> __device__ inline void store_fp8(Q* p, const float 
 }
 
 // ---------------------------------------------------------------------------------------------
-// The copy of a tensor that a kernel writes beside it
+// The fp8 copy that a kernel writes in addition to a tensor
 
 struct NoCopy { static constexpr bool ACTIVE = false; };
 
@@ -48,7 +48,7 @@ template <typename Q> struct Fp8Copy {
     int* slots;                      // (FP8_SLOTS,FP8_SLOT): bits of the largest values, zero before the step
 };
 
-// A thread's part. Whole warps call end.
+// Writes one thread's part of the copy. All threads of a warp must call end.
 template <typename Copy> struct CopyWriter {
     __device__ explicit CopyWriter(NoCopy) {}
     template <int N> __device__ void store(size_t, const float (&)[N]) {}
@@ -73,7 +73,7 @@ template <typename Q> struct CopyWriter<Fp8Copy<Q>> {
 
 constexpr int CAST_PACK = 8, CAST_THREADS = 256;
 
-// The copy of x (n), n % CAST_PACK = 0. Minimum traffic per element: 2 + 1.
+// Writes the copy of x (n), n % CAST_PACK = 0. Minimum traffic per element: 2 + 1.
 template <typename Q> __global__ void __launch_bounds__(CAST_THREADS)
     fp8_cast_kernel(Fp8Copy<Q> copy, const bf16* x, size_t n) {
     dependency_wait();
@@ -104,8 +104,8 @@ __global__ void fp8_recorded_kernel(float* most, const int* slots) {
     if (threadIdx.x == 0) most[blockIdx.x] = x <= 3.4e38f ? x : 0.0f;
 }
 
-// Scales from the history (FP8_HISTORY,tensors), the latest step first. Tensors are grouped in `period`: of each group,
-// the first half is e4m3, the second e5m2.
+// The scale from the history (FP8_HISTORY,tensors), the latest step first. Of every `period` tensors, the first half is
+// e4m3, the second half e5m2.
 __device__ inline Fp8Scale fp8_scale_of(const float* history, int tensor, int tensors, int period) {
     float most = 0.0f;
     for (int i = 0; i < FP8_HISTORY; i++)   // mutant: one_step_of_fp8
@@ -113,7 +113,7 @@ __device__ inline Fp8Scale fp8_scale_of(const float* history, int tensor, int te
     return fp8_scale(most, tensor % period < period / 2 ? FP8_TOP<fp8_e4m3> : FP8_TOP<fp8_e5m2>);
 }
 
-// Adds a step to the history: of each tensor, the largest of most (ranks,tensors).
+// Adds a step to the history: for each tensor, the maximum of most (ranks,tensors) over the ranks. Updates the scales.
 __global__ void fp8_history_kernel(Fp8Scale* scale, float* history, const float* most, int ranks, int tensors,
                                    int period) {
     dependency_wait();
@@ -126,7 +126,7 @@ __global__ void fp8_history_kernel(Fp8Scale* scale, float* history, const float*
     scale[tensor] = fp8_scale_of(history, tensor, tensors, period);
 }
 
-// The scales that follow from a history that was read from a file.
+// Computes the scales from a history that was read from a file.
 __global__ void fp8_scales_kernel(Fp8Scale* scale, const float* history, int tensors, int period) {
     dependency_wait();
     const int tensor = blockIdx.x * blockDim.x + threadIdx.x;
@@ -134,12 +134,12 @@ __global__ void fp8_scales_kernel(Fp8Scale* scale, const float* history, int ten
 }
 
 // ---------------------------------------------------------------------------------------------
-// Weights: their scales follow from their own values, since they change only once per step. Products need them and
-// their transposes, because cuBLASLt reads both operands along K.
+// Weights change only once per step, so their scales are computed from their current values. They are copied twice, as
+// stored and transposed, because cuBLASLt reads both operands along K.
 
 constexpr int WEIGHT_TILE = 64, WEIGHT_PACK = 16, WEIGHT_THREADS = WEIGHT_TILE * WEIGHT_TILE / WEIGHT_PACK;
 
-// Matrices of each layer: offsets in layer 0, elements from one layer to the next
+// Weight matrices of each layer. offset: in layer 0; stride: elements from one layer to the next
 struct Fp8Weights {
     static constexpr int COUNT = 4;
     size_t offset[COUNT], stride;
@@ -161,8 +161,8 @@ __global__ void fp8_weights_most_kernel(int* most, const bf16* weights, const __
     if (lane_index() == 0) atomicMax(most + blockIdx.z * Fp8Weights::COUNT + blockIdx.y, (int)__float_as_uint(largest));
 }
 
-// copy, transposed: at the offsets of the weights, (out,in) and (in,out). scale (layers,COUNT). A block takes a tile of
-// 64 × 64; grid: (tiles of the largest matrix, COUNT, layers)
+// Writes copy (out,in) and transposed (in,out), both at the offsets of the weights, and scale (layers,COUNT). A block
+// takes a tile of 64 × 64; grid: (tiles of the largest matrix, COUNT, layers)
 __global__ void __launch_bounds__(WEIGHT_THREADS)
     fp8_weights_kernel(fp8_e4m3* copy, fp8_e4m3* transposed, Fp8Scale* scale, const int* most, const bf16* weights,
                        const __grid_constant__ Fp8Weights w) {

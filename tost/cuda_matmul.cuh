@@ -34,7 +34,7 @@ template <typename S, typename O, typename B = S> struct Product {
     int64_t ldc, lda, ldb;
     float beta;
     const O* bias;                   // or NULL
-    const float *a_inverse = NULL, *b_inverse = NULL;   // in device memory
+    const float *a_inverse = NULL, *b_inverse = NULL;   // fp8: 1/scale, in device memory
 };
 
 // Everything that determines the algorithms of a product; the columns of MATMUL_HEADER up to `algorithm`.

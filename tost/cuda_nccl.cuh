@@ -26,10 +26,10 @@ struct NcclLink {
     TostComm*    comm;
     ncclComm_t   nccl;
     cudaStream_t stream;             // of host messages
-    std::vector<LinkMemory> memory;  // of host messages, reused: cudaFree would wait for kernels of NCCL
+    std::vector<LinkMemory> memory;  // of host messages; reused, because cudaFree would wait for NCCL's kernels
 };
 
-constexpr double CONNECT_TIMEOUT = 300;   // seconds, until the trainer sets that of --rank-timeout
+constexpr double CONNECT_TIMEOUT = 300;   // seconds; --rank-timeout replaces it when the options are known
 
 static ncclResult_t nccl_state(const NcclLink* l) {
     ncclResult_t state = ncclSuccess;
@@ -40,7 +40,7 @@ static ncclResult_t nccl_state(const NcclLink* l) {
 [[noreturn]] static void nccl_die(const NcclLink* l, const char* what, ncclResult_t e) {
     TostError why;
     tost_error(&why, "%s: %s; NCCL_DEBUG=WARN prints the cause", what, ncclGetErrorString(e));
-    comm_let_first_speak(l->comm);   // if a rank is lost, NCCL tells all others
+    comm_let_first_speak(l->comm);   // NCCL reports a lost rank on all others
     comm_fail(l->comm, &why);
     _exit(STATUS_RESUMABLE);
 }
@@ -130,7 +130,7 @@ struct CommRequest {
     cudaEvent_t done;
 };
 
-// The smallest memory that is free and large enough, else new memory.
+// Index of the smallest unused memory that is large enough, else of a new one.
 static size_t link_memory(NcclLink* l, size_t bytes) {
     constexpr size_t LEAST = (size_t)1 << 20;
     std::vector<LinkMemory>& all = l->memory;

@@ -106,7 +106,7 @@ inline void platform_launch(void (*kernel)(Params...), dim3 grid, dim3 block, si
     platform_launch(kernel, grid, block, shared_bytes, stream, ##__VA_ARGS__)
 
 // The first statement of every kernel: waits until all earlier kernels of the stream have ended and their writes are
-// visible. After that, the next kernel may start to wait in the same way.
+// visible. Then allows the next kernel to be launched, which waits in the same way.
 __device__ inline void dependency_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -94,10 +94,10 @@ constexpr int SUM_WARPS = 16, SUM_THREADS = SUM_WARPS * WARP;
 
 struct ColumnSum { float* out; const float* partial; int blocks, columns; };   // (columns), (blocks,columns)
 
-// Sums that wait for a launch, and the space of their partial sums.
+// Column sums collected for one launch, and the memory of their partial sums.
 struct ColumnSums {
     static constexpr int MOST = 16;
-    float* space;                    // not yet used
+    float* space;                    // the unused part
     int n;
     ColumnSum sum[MOST];
 };

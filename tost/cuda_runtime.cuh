@@ -68,7 +68,7 @@ static int largest_batch(MemoryOf memory, const TostConfig* c, TostEngineOptions
     return o.max_batch;
 }
 
-// The largest power of two, below the length of a sequence, with which --recompute --batch 1 --chunk fits; 0: none.
+// The largest power of two N below the sequence length such that --recompute --batch 1 --chunk N fits; 0: none.
 static int largest_chunk(MemoryOf memory, const TostConfig* c, TostEngineOptions o, size_t available) {
     const int most = o.chunk > 0 ? min(o.chunk, o.max_seq) : o.max_seq;
     o.recompute = true;

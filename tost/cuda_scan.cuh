@@ -5,8 +5,9 @@
 // totals of the level below are known, so a chain of waits is at most as long as k has octal digits. The tree of sums
 // is fixed, so every run gives the same bits. Sums across chunks are double: long sequences lose no precision.
 //
-// In a segmented scan the sums begin again in some chunks, whose totals are sums from there on. The total of a group
-// that contains such a chunk is the sum since the last one. from: the last such chunk before a position; -1: none.
+// In a segmented scan, sums restart inside some chunks. The total of such a chunk is its sum after the last restart;
+// the total of a group is its sum after the last restart in the group. `from` of a position: the last chunk before it
+// in which sums restart; -1: none.
 //
 // Totals are stored level by level, (slots,stride), at slot `level base + index`; stride is scan_stride(width), so
 // that a thread reads and writes 4 neighboring columns at once. flags (slots) are zero before the launch.
@@ -52,8 +53,8 @@ __device__ inline void scan_wait(const int* flags, int i, int size, bool all) {
     __syncthreads();   // mutant: wait_unsynchronized
 }
 
-// sum += the totals of the `digit` positions from `totals` on; SEGMENTED, but for the first `skipped`. All loads are
-// issued before the first sum.
+// sum += the totals of `digit` positions, the first of them at `totals`; SEGMENTED: without the first `skipped`. All
+// loads are issued before the first addition.
 template <bool SEGMENTED>
 __device__ inline void scan_add_level(double (&sum)[SCAN_VEC], const float* totals, int stride, int digit,
                                       int skipped) {
@@ -68,7 +69,7 @@ __device__ inline void scan_add_level(double (&sum)[SCAN_VEC], const float* tota
 }
 
 // sum += the totals that precede position k, of the first `levels` levels. totals: at the thread's columns. SEGMENTED:
-// those of `from` and of groups that contain it are the first that count.
+// at each level, only from position `from`, or the group that contains it, on.
 template <bool SEGMENTED>
 __device__ inline void scan_add(double (&sum)[SCAN_VEC], const float* totals, int stride, int k, int chunks, int levels,
                                 int from) {
@@ -83,7 +84,7 @@ __device__ inline void scan_add(double (&sum)[SCAN_VEC], const float* totals, in
 }
 
 // Publishes the totals of the block's chunk k, which its threads have written, and those of the groups that it ends,
-// from the lowest level up: a group's total as soon as those of the level below are known. from: see scan_columns
+// from the lowest level up: a group's total as soon as those of the level below are known. from: see scan_columns.
 template <bool SEGMENTED, typename From>
 __device__ inline void scan_publish(float* totals, int* flags, int stride, int k, int chunks, From from) {
     __syncthreads();   // mutant: flag_raised_early
@@ -112,7 +113,7 @@ __device__ inline void scan_publish(float* totals, int* flags, int stride, int k
 // Scans columns. totals (slots,stride) of the sequence, aligned to SCAN_VEC floats, with the chunks' own totals at
 // level 0. Calls f(c, sum) for every SCAN_VEC columns from c on, with Σ over the chunks that precede `place`, the
 // chunk's position in scan order. f's writes are visible to the block afterwards. SEGMENTED: from(false) returns `from`
-// of `place`; from(true) the same or, if the sums begin again in this chunk, `place`.
+// of `place`; from(true) returns `place` if the sums restart in this chunk, else the same.
 template <bool SEGMENTED, typename From, typename F>
 __device__ inline void scan_columns(float* totals, int* flags, int stride, int place, int chunks, From from, F f) {
     scan_publish<SEGMENTED>(totals, flags, stride, place, chunks, from);

@@ -26,9 +26,9 @@ typedef struct {
     int       threads;              // maximum number of CPU threads; 0: one per core
     TostComm* comm;                 // the ranks that train together; NULL: one process
     int       parts;                // parts of a step on this rank (slices.h); 0 is 1
-    int       seq_ranks;            // ranks that share sequences (chunks.h); 0 is 1. With more, inputs and targets of
-                                    // forward_loss and forward_train are this rank's chunk, of `chunk` tokens, and
-                                    // they and backward are collective within the group
+    int       seq_ranks;            // ranks that share each sequence (chunks.h); 0 is 1. If more than 1, inputs and
+                                    // targets of forward_loss and forward_train are this rank's chunk, of `chunk`
+                                    // tokens, and both functions and backward are collective in the group
     int       chunk;                // tokens of a sequence in memory at a time, 0: max_seq; see forward_loss
     // If T > chunk: called after each chunk with the part of the pass that is done, 0 to 1, unless NULL. If it returns
     // true, the pass is abandoned: losses and gradients are undefined until read_loss and zero_grad.
@@ -111,12 +111,12 @@ typedef struct {
     void (*decode_score)(double* losses, TostModel* m, const int32_t* tokens, const int32_t* targets,
                          int copies, int T);
     // Scores tokens (n,T), T <= chunk, as decode_score does with one copy, and advances the decode state: the next call
-    // continues after them. So sequences of any length are scored in the memory of one call.
+    // continues after them. Sequences of any length can be scored in the memory of one call.
     void (*decode_advance)(double* losses, TostModel* m, const int32_t* tokens, const int32_t* targets, int T);
 
-    // The state by which TOST_FP8 scales its operands, saved so that a resumed run has the same bits. scales: its size
-    // in floats, 0 for another dtype; get_scales: false before the first update. Not collective. NULL if the engine has
-    // no fp8.
+    // The values from which TOST_FP8 computes its operands' scales, saved so that a resumed run has the same bits.
+    // scales: number of these floats, 0 with another dtype. get_scales: false before the first update. Not collective.
+    // NULL if the engine has no fp8.
     size_t (*scales)(const TostModel* m);
     bool   (*get_scales)(float* dst, const TostModel* m);
     void   (*put_scales)(TostModel* m, const float* src);

@@ -109,7 +109,8 @@ void exchange_gradients(Exchange* x, TostEnd end, size_t from) {
     if (end != TOST_STEP_ENDS) return;
     add_parts(x, from);
     if (x->ranks == 1) return;
-    if (x->group > 1 && from > 0) return;   // their messages must start in the same order on all ranks
+    // Until backward ends, a group also exchanges gradients of chunks. All ranks must start messages in the same order.
+    if (x->group > 1 && from > 0) return;
     x->ready = slices_complete(&x->slices, from);
     advance(x, from == 0);
 }

@@ -14,8 +14,8 @@ extern "C" {
 // backward. TSSA takes 10 per channel and 8 per head forward, whatever T is, and twice as many backward.
 double flops_per_token(const TostConfig* c);
 
-// Peak rate of dense matrix products by the name of the GPU, from its data sheet, in operations/s; 0: unknown. fp8:
-// that of bf16, in which half of the operations still are, and so that both utilizations compare.
+// Peak rate of dense matrix products by the name of the GPU, from its data sheet, in operations/s; 0: unknown. For
+// fp8, the rate of bf16: half of the operations are in bf16, and the utilizations of both dtypes are comparable.
 double flops_peak_of(const char* device, TostDtype dtype);
 
 // The peak rate of this CPU with the current number of threads, in operations/s, measured with products of gemm.h. Not

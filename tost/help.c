@@ -96,7 +96,8 @@ static char* resume_text(const OptionHelpList* list) {
     }
     char* text = xasprintf("With --resume, options that are not given keep the values of the run, except "
                            "--autotune, --max-time, --quiet, --rank-timeout, --recompute and --seq-ranks, which "
-                           "apply only to one start. Of the others, only these may be changed: %s.", names + strlen(", "));
+                           "apply only to one start. Of the others, only these may be changed: %s.",
+                           names + strlen(", "));
     free(names);
     return text;
 }

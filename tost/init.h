@@ -9,9 +9,9 @@
 void init_params(const TostEngine* engine, TostModel* model, const TostTensors* tensors, int n_layer,
                  uint64_t seed);
 
-// Extends the values of a tensor, in place, to more positions. values: those of `from` on entry and of `to` on return,
-// which differ in at most one dimension, the positions. The new positions are copies of the last one: after many tokens
-// TSSA's sums change little from one position to the next.
+// Extends a tensor in place to more positions. values has the shape of `from` on entry and of `to` on return; these
+// shapes may differ only in the dimension of positions. The new positions are copies of the last one, because after
+// many tokens TSSA's sums change little from one position to the next.
 void init_extend(float* values, const TostTensor* to, const TostTensor* from);
 
 #endif

@@ -91,8 +91,8 @@ static const Row table[] = {
              "state"},
     {"extend-block", TRAIN, MODEL, INT, AT(extend_block), NOT_SAVED, "N", .min = 1, .max = TOST_MAX_BLOCK_SIZE,
      .default_text = "the block size of --init",
-     .help = "with --init: extend the position parameters (wpe and denom_bias) to N positions. The new positions are copies "
-             "of the last one"},
+     .help = "with --init: extend the position parameters (wpe and denom_bias) to N positions. The new positions are "
+             "copies of the last one"},
     {"model", SAMPLE | EVAL | INFO | INSPECT, MODEL, STRING, AT(model), NOT_SAVED, "PATH",
      .default_text = "newest run in out/",
      .help = "safetensors file, checkpoint folder, or run folder (uses its newest checkpoint)"},
@@ -280,8 +280,8 @@ static const Row table[] = {
              "N gives the same results"},
     {"seq-ranks", TRAIN, MACHINE, INT, AT(seq_ranks), NOT_SAVED, "K", .min = 1, .max = MAX_PARTS, .value = 1,
      .default_text = "each rank has whole sequences",
-     .help = "divide every sequence among K consecutive ranks, which process K chunks of it at the same time: memory and "
-             "time of a rank fall by K. The results are those of one process with --chunk seq/K"},
+     .help = "divide every sequence among K consecutive ranks, which process K chunks of it at the same time: memory "
+             "and time per rank fall by a factor of K. The results are those of one process with --chunk seq/K"},
     {"reduce", TRAIN, MACHINE, CHOICE, AT(reduce), OVERRIDABLE, "ordered|fast",
      .help = "how GPUs add their gradients; ordered: the same bits for any number of ranks; fast: by NCCL, with bits "
              "that depend on the number of ranks"},
@@ -721,8 +721,8 @@ static bool divide_sequences(Options* o, TostError* err) {
     char lower[24] = "";
     if (K == 1) return true;
     if (ranks == 1)
-        return tost_error(err, "--seq-ranks %d needs %d ranks, but this is a single process: start it with mpirun -n %d, "
-                          "or use --chunk, which gives the same results", K, K, K);
+        return tost_error(err, "--seq-ranks %d needs %d ranks, but this is a single process: start it with mpirun -n "
+                          "%d, or use --chunk, which gives the same results", K, K, K);
     if (ranks % K != 0)
         return tost_error(err, "--seq-ranks %d does not divide the %d ranks: start %d ranks, or use --seq-ranks %d", K,
                           ranks, (ranks / K + 1) * K, ranks);
@@ -852,7 +852,8 @@ static bool check_train(Options* o, TostError* err) {
     if (o->resume && o->overwrite)
         return tost_error(err, "--resume continues a run and --overwrite deletes it: give one of them");
     if (o->seq_ranks > 1 && option_given(o, "chunk"))
-        return tost_error(err, "--seq-ranks %d makes chunks of --seq / %d tokens, one on each rank: leave out --chunk %d",
+        return tost_error(err, "--seq-ranks %d makes chunks of --seq / %d tokens, one on each rank: leave out "
+                          "--chunk %d",
                           o->seq_ranks, o->seq_ranks, o->chunk);
     if (o->resume && o->init)
         return tost_error(err, "--resume loads weights from the run and --init from a file: give one of them");

@@ -94,8 +94,8 @@ void run_share_saved(Run* r);
 // --keep-best: saves the current model as best. A failure is handled as in run_save; then best_saved is unchanged, and
 // the next validation below it is saved.
 bool run_save_best(Run* r, TostError* err);
-// Sets best_saved before the first validation that may be saved: the loss of RUN/best or, if there is none, the lowest so
-// far. Collective.
+// Sets best_saved before the first validation that may be saved: the loss of RUN/best or, if there is none, the lowest
+// so far. Collective.
 void run_find_best(Run* r);
 // Writes a log row, on rank 0. If this fails: with --on-save-error stop, returns false; otherwise warns once and keeps
 // the row in memory for the next write. A pipe or device loses the row.

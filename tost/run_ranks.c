@@ -82,8 +82,8 @@ bool run_compare(Run* r, TostError* err) {
                      "files", err)
         && comm_same(c, r->val ? data_crc(r->val) : 0, "the shards of --val-data differ from those of rank 0: give all "
                      "hosts the same files", err)
-        && comm_same(c, (uint64_t)r->o.config.document_token, "the tokenizer's id of <|endoftext|> differs from that of "
-                     "rank 0: give all hosts the same files", err)
+        && comm_same(c, (uint64_t)r->o.config.document_token, "the tokenizer's id of <|endoftext|> differs from that "
+                     "of rank 0: give all hosts the same files", err)
         // after the shards, whose checksums are saved with the options
         && comm_same(c, hash_options(r), "the options differ from those of rank 0: give all ranks the same command "
                      "line", err)

@@ -80,7 +80,7 @@ static void suggest(Run* r, const char* label, const char* command, const char* 
     free(out);
 }
 
-// The options with which this run was started that its checkpoints do not contain.
+// Options of this start that a command with --resume must repeat, because checkpoints do not contain them.
 static Hint options_to_repeat(const Run* r) {
     Hint text;
     char ranks[32] = "";
@@ -123,7 +123,7 @@ static char* schedule_text(const Options* o) {
     return xstrdup("then constant");
 }
 
-// For --chunk and --seq-ranks: what grows with the sequence length, and what does not.
+// For --chunk and --seq-ranks: the chunks, and the memory of the parameters that grow with the block size.
 static void report_chunks(Run* r) {
     const Options* o = &r->o;
     const bool on_ranks = o->seq_ranks > 1;

@@ -143,7 +143,7 @@ bool run_save(Run* r, bool last, TostError* err) {
 
 static bool save_best(Run* r, double loss, bool last, TostError* err) {
     TostError reason;
-    if (r->replacing && !save_run(r, loss, last, err)) return false;   // best would replace that of the old run
+    if (r->replacing && !save_run(r, loss, last, err)) return false;   // it would replace the old run's best
     if (r->replacing || !follow_folder(r, err)) return r->replacing;
     if (!checkpoint_save_best(&r->folder, &r->info, r->engine, r->model, &r->tensors, &reason))
         return write_failed(r, &reason, last, err);
@@ -161,7 +161,7 @@ void run_find_best(Run* r) {
     r->best_saved = r->info.best_val_loss;
     if (comm_rank(r->comm) == 0 && r->o.keep_best && r->o.resume && checkpoint_is_folder(path)
         && checkpoint_open(&file, &best, path, "--model", &ignored)) {
-        if (best.step <= r->info.step) r->best_saved = best.val_loss;   // else it is computed again
+        if (best.step <= r->info.step) r->best_saved = best.val_loss;   // else training reaches it again
         checkpoint_info_free(&best);
         st_close(&file);
     }

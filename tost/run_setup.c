@@ -159,9 +159,9 @@ static char* tokenizer_of_data(const Options* o) {
     return path;
 }
 
-// What the tokenizer of the data, if there is one, determines of the config: a new model's vocabulary, unless
-// --vocab-size is given, and the document token of --mask-across-documents. The vocabulary is rounded up to a multiple
-// of 64, which makes matrix products faster. Extra ids never occur in the data.
+// Sets what the tokenizer of the data, if there is one, determines: a new model's vocabulary size, unless --vocab-size
+// is given, and the document token of --mask-across-documents. The vocabulary size is rounded up to a multiple of 64,
+// which makes matrix products faster. The extra ids never occur in the data.
 static bool take_from_tokenizer(Run* r, TostError* err) {
     enum { MULTIPLE = 64 };
     Options* o = &r->o;

@@ -568,7 +568,7 @@ bool st_begin_in(StWriter* w, const Folder* in, const char* name, const StTensor
     return ok;
 }
 
-// Does not leave all of a large file to the fsync at its end, which other ranks would have to wait for.
+// Syncs a large file while it is written. Otherwise other ranks would have to wait for a long fsync at its end.
 static bool sync_sometimes(StWriter* w) {
     enum { SYNC_BYTES = 128 << 20 };
     if (w->unsynced < SYNC_BYTES) return true;

@@ -27,7 +27,7 @@ int command_train(const Options* args, const TostEngine* engine) {
     signals_ignore_write_errors();
     if (r.comm) r.progress.live = false;   // mpirun and srun may pass a terminal, but merge the output of all ranks
     bool ok = run_agree(&r, run_find(&r, &err), &err), finished = ok && run_is_finished(&r);
-    // Ranks may see different folders.
+    // Rank 0 decides, because ranks may see different folders.
     comm_broadcast(r.comm, &finished, sizeof finished, 0);   // mutant: finished_not_shared
     if (finished) report_finished(&r);
     else ok = ok && run_set_up(&r, &err) && train(&r, &err);
@@ -127,8 +127,8 @@ bool run_chunk_done(void* context, double part) {
     return r->pass.abandoned;
 }
 
-// Ranks that share sequences need each other in every micro-batch: they exchange messages there, so they do not listen
-// to the vote, and one stops if all ranks of its group do.
+// Ranks that share sequences exchange messages in every micro-batch. So they do not listen to the vote meanwhile, and a
+// group stops together: if one of its ranks stops, all of them do.
 static CommVote open_vote(const Run* r) { return comm_vote(r->comm, r->o.seq_ranks == 1); }
 
 static bool group_stops(const Run* r, bool stop) {

@@ -22,10 +22,10 @@ typedef struct {
     const int32_t* tokens;            // (B,T)
     int document_token;               // resets the sums; -1: none
     float *u, *pi, *y;                // (B,NH,T) twice; (B,T,C)
-    const Chunks *ranks;              // that have the other chunks of the sequences: then start and after are computed
+    const Chunks *ranks;              // ranks with the other chunks; then TSSA computes start and after. Or NULL
     double *start;                    // (B,2C+NH): S, N and D before the first token of each sequence
     double *before;                   // (B,2C+NH): working copy of start
-    double *sums;                     // (B,2C+NH): what the tokens add to them; in backward to RS, RN and RD
+    double *sums;                     // (B,2C+NH): sums over these tokens: of S, N and D; in backward of RS, RN and RD
     double *saved;                    // (B,chunks,2C+NH): S, N and D before each chunk; NULL if no backward follows
     // backward only
     const float *dy;                  // (B,T,C)
@@ -56,7 +56,7 @@ static inline double* tssa_scratch(const Tssa* a) {   // of the calling thread
 static inline size_t tssa_row(const Tssa* a, int b, int t, int h) { return ((size_t)b * a->T + t) * a->C + h * a->HS; }
 static inline size_t tssa_head(const Tssa* a, int b, int h) { return ((size_t)b * a->NH + h) * a->T; }
 
-// Whether token t starts a document: no sum of forward reaches it from the left, and no suffix sum goes on to its left.
+// Whether token t starts a document: there the sums of forward restart, and the suffix sums of backward end.
 static inline bool tssa_starts_document(const Tssa* a, int b, int t) {
     return a->tokens[(size_t)b * a->T + t] == a->document_token;
 }

@@ -44,8 +44,8 @@ constexpr int COMMON = 4;              // one row in COMMON has token 0
 // Chunks of rows: at most 2^30 logits (2 GiB) each, in whole tiles of 128 rows.
 double classifier_chunks(const Size& z) { return ceil(z.rows / (floor(exp2(30) / z.V / 128) * 128)); }
 
-// Forward, gradient of the input, and gradient of the weights, which is written to a float32 array; chunks but the
-// first add to it.
+// Forward, gradient of the input, and gradient of the weights, which is written to a float32 array; each chunk after
+// the first adds to it.
 double linear_bytes(double rows, double in, double out, double chunks) {
     return 3 * 2 * rows * (in + out) + (chunks * (2 * 2 + 8) - 4) * in * out;
 }

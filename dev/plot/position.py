@@ -3,10 +3,10 @@
     position.py RESULT.json[,RESULT.json…]… [--label NAME]… [--out position.png]
 
 RESULT.json is the output of `eval --data GLOB --by-position --json RESULT.json`. Each argument is a line of the plot.
-Results joined by commas belong to one line: those of the same model, with windows of different lengths, complement each
-other, and each bin is taken from the result with the most tokens; then the models, such as runs with different seeds,
-are averaged, and the bars are the standard error of that average. The bars of a single model are its 95 % interval,
-with windows as samples. Position n is predicted from n tokens. The script prints the values it draws.
+Results joined by commas belong to one line. Several results of the same model, with windows of different lengths, are
+merged: each bin is taken from the result with the most tokens. Several models, such as runs with different seeds, are
+averaged, and the error bars show the standard error of the mean. The error bars of a single model show its 95 %
+interval, with windows as samples. Position n is predicted from n tokens. The script prints the values it draws.
 Needs Python 3.10 and matplotlib.
 """
 
@@ -27,7 +27,7 @@ def interval(b):
 
 
 def read_result(path):
-    """The file of the model, and {(first, last): (loss, 95 % interval or NaN, tokens)}."""
+    """Returns the model's file and {(first, last): (loss, 95 % interval or NaN, tokens)}."""
     try:
         result = json.loads(Path(path).read_text(encoding="utf-8"))
         bins = {(int(b["first"]), int(b["last"])): (float(b["loss"]), interval(b), int(b["tokens"]))
@@ -41,7 +41,7 @@ def read_result(path):
 
 
 class Line:
-    """name; points: [(first, last, loss, error)]; runs: number of models"""
+    """A line of the plot. points: [(first, last, loss, error)]; runs: number of models"""
 
     def __init__(self, argument, label):
         models = {}
@@ -79,7 +79,7 @@ def draw(lines, args):
     figure, axes = plt.subplots(figsize=(6.8, 4.1), layout="constrained")
     for i, line in enumerate(lines):
         shown = [point for point in line.points if point[0] >= args.first]
-        shift = 1 + 0.03 * (i - (len(lines) - 1) / 2)  # so that bars are apart
+        shift = 1 + 0.03 * (i - (len(lines) - 1) / 2)  # so that error bars do not overlap
         places = [math.sqrt(point[0] * point[1]) * shift for point in shown]
         axes.errorbar(places, [point[2] for point in shown], [point[3] for point in shown], label=plain(line.name),
                       color=COLORS[i % len(COLORS)], marker="o", markersize=4, capsize=2.5, linewidth=1.4)

@@ -272,7 +272,7 @@ def run_metadata(metadata, checkpoint, requested, path):
 def write_pt(path, model, metadata, moments):
     config = model.config
     sizes = {key: getattr(config, key) for key in TostConfig.__dataclass_fields__ if key not in OPTIONAL}
-    sizes |= config.optional()  # not arguments of the published model
+    sizes |= config.optional()  # the published model has no such arguments
     state = model.state_dict()
     content = {"model": state | {HEAD: state[WTE]}, "model_args": sizes | {"dropout": 0.0},
                "iter_num": int(metadata.get("step", 0)),

@@ -70,7 +70,7 @@ def randomize(model, generator):
 
 def draw_batches(args, generator):
     """inputs, targets (steps,B,T) int32. The first batch contains the lowest and the highest id; `masked` targets of
-    each batch are -1. The first sequence of each batch has document tokens at the positions `documents`."""
+    each batch are -1. The first sequence of each batch has document tokens at the positions args.documents."""
     shape = (args.steps, args.batch, args.seq)
     inputs = torch.randint(args.vocab_size, shape, generator=generator, dtype=torch.int32)
     targets = torch.randint(args.vocab_size, shape, generator=generator, dtype=torch.int32)

@@ -52,11 +52,11 @@ class TostConfig:
         return entries | {key: str(value) for key, value in self.optional().items()}
 
     def optional(self):
-        """The settings that checkpoints contain only if they are not the published ones."""
+        """The settings that checkpoints contain only if they differ from the published values."""
         return {key: getattr(self, key) for key, usual in OPTIONAL.items() if getattr(self, key) != usual}
 
     def take_optional(self, metadata, path):
-        """Sets them from a checkpoint's metadata or a published checkpoint's arguments."""
+        """Sets the optional settings from a checkpoint's metadata or a published checkpoint's arguments."""
         self.membership = metadata.get("membership", "learned")
         if self.membership not in MEMBERSHIPS:
             raise ValueError(f"{path}: membership {self.membership} in the metadata is not {' or '.join(MEMBERSHIPS)}")
@@ -83,7 +83,7 @@ PRESETS = {
 
 
 def running_sum(x, starts=None):
-    """Sums over time, dimension 2 of x (B,nh,T,...), which restart where starts (B,T) is true."""
+    """Cumulative sums over time, dimension 2 of x (B,nh,T,...), which restart where starts (B,T) is true."""
     if starts is None:
         return x.cumsum(2)
     cuts = starts.any(0).nonzero().flatten().tolist()  # where a document of any sequence starts

@@ -22,7 +22,7 @@ typedef struct World {
     int             size;
     PostList        *sends, *receives;   // (size,size): from rank, to rank
     int             mismatches;          // messages whose two sides differ in size
-    int*            signs;               // (size,size) from, to: 0 none, 1 waits, 2 works
+    int*            signs;               // (size,size), sender and receiver: 0 none, 1 waits, 2 works
 } World;
 
 static void post(PostList* list, const void* buffer, size_t bytes, CommRequest* request, int other) {

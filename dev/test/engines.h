@@ -315,7 +315,7 @@ static inline void records_same(Checks* c, const char* what, const Record* got, 
 // ---------------------------------------------------------------------------------------------
 // One shape: every function of an engine with one model and batch size
 
-// Parameters: random; those of init_params; random with subject_make_faint; random, and documents start at token 5
+// Parameters: random; from init_params; random with subject_make_faint; random, in a model whose document token is 5
 enum { RANDOM, FRESH, FAINT, DOCUMENTS };
 
 typedef struct {
@@ -400,7 +400,7 @@ static inline void record_steps(Record* r, Subject* s, const Shape* k, const int
     if (k->steps > 0) record_state(r, s, TOST_PARAM, RESULT_PARAM, "after.");
 }
 
-// T: of a forward between two decoded tokens
+// T: length of a forward pass between two decode steps
 static inline void record_decode(Record* r, Subject* s, const Shape* k, const int32_t* ids, int T) {
     const size_t n = (size_t)k->B * k->vocab, rows = (size_t)k->B * k->T;
     float* logits = (float*)xmalloc(n * sizeof *logits);
@@ -580,8 +580,8 @@ static inline void engines_agree_on_all_scores(Checks* c, const TostEngine* engi
             }
 }
 
-// Sequences in chunks (0: whole): evaluation, decode, scores and gradients, with a sequence of `fits` tokens, which fits
-// in one chunk, in between.
+// chunk: tokens per chunk; 0: whole sequences. Records evaluation, decode, scores and gradients and, in between, a
+// sequence of `fits` tokens, which fits in one chunk.
 typedef struct { Shape shape; int chunk, fits; bool recompute; } ChunkTest;
 
 static inline Record chunks_record(const TostEngine* engine, const void* test, TostDtype dtype, Rounding weights) {
@@ -617,8 +617,8 @@ static inline Record chunks_record(const TostEngine* engine, const void* test, T
     return r;
 }
 
-// Checks the engine's results with chunks against the reference engine's with the same chunks, and against `whole`, its
-// own without. With recompute they are bit-identical, and those without, if a chunk holds all.
+// Compares the engine's results in chunks with the reference engine's in the same chunks, and with `whole`, the
+// engine's own without chunks. Recompute must give the same bits; so must `whole`, if one chunk holds the sequence.
 static inline void engines_agree_on_chunks(Checks* c, const TostEngine* engine, const TostEngine* reference,
                                            TostDtype dtype, const ChunkTest* test, const Record* whole) {
     char shape[160], what[192];
@@ -637,7 +637,7 @@ static inline void engines_agree_on_chunks(Checks* c, const TostEngine* engine, 
     record_free(&want);
 }
 
-// Chunks that divide T and that do not, of one token, of one of TSSA's chunks and of several, and of everything.
+// Chunk lengths: divisors of T and others, one token, one and several of TSSA's chunks, the whole sequence.
 static inline void engines_agree_on_all_chunks(Checks* c, const TostEngine* engine, const TostEngine* reference,
                                                TostDtype dtype, int chunk) {
     const int T = 4 * chunk + 9;
@@ -751,8 +751,8 @@ static inline void engines_agree_on_mixed_shapes(Checks* c, const TostEngine* en
     records_agree(c, what, mixed_record, engine, reference, NULL, dtype);
 }
 
-// The sum of the gradients of two micro-batches, all tensors at their offsets. ends: what follows each one's backward;
-// with skip, the micro-batch of that number is left out. free()
+// The sum of the gradients of two micro-batches, all tensors at their offsets. ends: the argument of each
+// backward. skip: the micro-batch to leave out, or -1. free()
 static inline float* gradients_of_two(Subject* s, const Shape* k, const TostEnd ends[2], int skip) {
     const size_t rows = (size_t)k->B * k->T;
     float* all = (float*)xcalloc(s->tensors.flat_size, sizeof *all);
@@ -778,8 +778,8 @@ static inline void put_gradients(Subject* s, float value) {
     }
 }
 
-// After zero_grad and from part to part, the gradients of before must have no effect: the same bits as gradients that
-// were zero. recompute: of the engine's options
+// After zero_grad and at the start of each part, earlier gradients must have no effect: results must have the same bits
+// as if they were zero. recompute: as in TostEngineOptions
 static inline void engine_overwrites_gradients(Checks* c, const TostEngine* engine, TostDtype dtype, int membership,
                                                bool recompute) {
     const Shape k = {2, 3, 60, 64, 29, 1, membership, 2, 33, 1, 2, RANDOM};

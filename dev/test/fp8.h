@@ -5,11 +5,11 @@
 
 #include "engines.h"
 
-// Relative L2 errors against float32. Rounding to e4m3 (e5m2) is off by up to 2^-4 (2^-3) of a number, 2.6 % (5.2 %) on
-// average, and a sum of many such terms with random signs by as much: about 4 % per product in forward, 6 % in
-// backward. The residual stream, TSSA and the gradients of weights are not rounded, but errors add up over layers. The
-// limits are 1.5 times what the emulation measures for this model with random parameters, whose branches are as large
-// as the residual stream; trained models begin with branches of 1e-5.
+// Relative L2 errors against float32. Rounding to e4m3 (e5m2) has a relative error of up to 2^-4 (2^-3), 2.6 % (5.2 %)
+// on average. A matrix product, a sum of many rounded terms with random signs, then has an error of about 4 % in
+// forward, 6 % in backward. The residual stream, TSSA and the gradients of weights are not rounded, but errors add up
+// over layers. The limits are 1.5 times what the emulation measures for this model with random parameters, whose
+// branches are as large as the residual stream; the branches of a new model are about 1e-5 of it.
 #define LIMIT_FP8_LOSS   0.02   // absolute, nats; measured: 7e-3
 #define LIMIT_FP8_ALL    0.21   // of all gradients together; measured: 0.14
 #define LIMIT_FP8_MEDIAN 0.18   // of the median tensor; measured: 0.12
@@ -26,7 +26,7 @@ static inline Subject fp8_subject(const TostEngine* engine, const Shape* k, Tost
     return subject_open(engine, shape_config(k), o);
 }
 
-// Forward and backward of the micro-batch of this number; adds to the gradients. Returns the mean loss.
+// Forward and backward of micro-batch number `batch`; adds to the gradients. Returns the mean loss.
 static inline double fp8_pass(Subject* s, const Shape* k, uint64_t batch) {
     const size_t rows = (size_t)k->B * k->T;
     int32_t* ids = shape_ids(k, batch);
@@ -126,7 +126,7 @@ static inline void fp8_near_float32(Checks* c, const char* when, Subject* s, Sub
           "fp8 %s: median of gradients: relative L2 error %.3e", when, e.median);
 }
 
-// The first step has the bits of bf16; later gradients are near those of float32, with and without recompute the same.
+// The first step has the bits of bf16. Later gradients are near those of float32, and the same with recompute.
 static inline void fp8_test_gradients(Checks* c, const TostEngine* engine, const TostEngine* reference) {
     const Shape* k = &fp8_shape;
     Subject s = fp8_subject(engine, k, TOST_FP8, false), again = fp8_subject(engine, k, TOST_FP8, true),
@@ -181,7 +181,7 @@ static inline void fp8_test_resume(Checks* c, const TostEngine* engine) {
     subject_free(&without);
 }
 
-// Activations that become 4096 times as large saturate, and are finite; the step after has room for them.
+// Activations that become 4096 times as large saturate but stay finite; the next step's scales have room for them.
 static inline void fp8_test_jump(Checks* c, const TostEngine* engine, const TostEngine* reference) {
     const Shape* k = &fp8_shape;
     Subject s = fp8_subject(engine, k, TOST_FP8, false), exact = fp8_subject(reference, k, TOST_FP32, false);
@@ -229,7 +229,7 @@ static inline void fp8_test_training(Checks* c, const TostEngine* engine, int st
           mean[1]);
 }
 
-// steps: of the training; 0: none
+// steps: length of the training test; 0: no such test
 static inline void fp8_tests(Checks* c, const TostEngine* engine, const TostEngine* reference, int steps) {
     fp8_test_gradients(c, engine, reference);
     fp8_test_resume(c, engine);

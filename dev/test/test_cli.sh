@@ -533,8 +533,9 @@ check "another seed, other windows" [ "$(starts first.json)" != "$(starts second
 run 1 eval --model straight --data "$dir/tiny_val_*.bin" --json nowhere/x.json
 refused "--json nowhere/x.json"
 
-# Loss by position, against windows that score a single position each: of --seq N --stride 1, the windows that start
-# where those of --seq 11 do. The first one scores N positions: the last one's loss is the difference from N - 1.
+# Loss by position, against windows that score a single position each: with --seq N --stride 1, those that start where
+# the windows of --seq 11 do. Only the first window scores all N positions; the loss of position N is the difference
+# between its losses for N and N - 1.
 of_windows() {
     for n in 1 2 3 4 5 6 7 8 9 10 11; do
         run 0 eval --model straight --data "$dir/tiny_val_*.bin" --seq $n --stride 1 --json position.json

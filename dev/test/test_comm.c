@@ -489,9 +489,9 @@ static void check_exit(Checks* c, const char* what, void (*f)(const void* arg), 
           "%s: status %d, '%s'; want %d, '%s'", what, status, text, want_status, want);
 }
 
-// Rank 0 of four, whose transport transports nothing. signs: what each rank says as often as it is asked: '-' nothing,
-// 'W' that it waits, '!' that it works; or '.': its message has arrived. ends: number of tests after which the message
-// of all ranks has arrived, or 0.
+// A transport for rank 0 of four that transfers nothing. signs: the sign that each rank sends whenever hear is called:
+// 'W' it waits, '!' it works, '-' none; or '.': its message has arrived. ends: number of calls of `test` after which
+// all messages have arrived; 0: never.
 typedef struct { const char *what, *signs, *want; int ends; bool no_signs; } Silence;
 typedef struct { const Silence* silence; int tests, next; } SilentTransport;
 
@@ -534,7 +534,7 @@ static void wait_silently(const void* arg) {
     comm_exchange(&comm, NULL);
 }
 
-// A rank that waits or works is not named; as long as one works, the wait goes on, 20 times the timeout and more.
+// A rank that waits or works is not named. The wait goes on as long as one rank works, here over 20 times the timeout.
 static void test_silence(Checks* c) {
     static const Silence cases[] = {
         {"others have arrived", "..-.", "test: rank 2 on c did not respond for 0.01 s (--rank-timeout)\n", 0, false},

@@ -791,7 +791,7 @@ int fsync(int fd) {   // instead of libc's
     return 0;
 }
 
-// The last fsync of a large file has little left to do.
+// A large file is also synced while it is written.
 static void test_st_syncs(Checks* c, const char* tmp) {
     enum { BYTES = 16 << 20, TIMES = 17 };
     const StTensor large = {.name = "large", .dtype = ST_U8, .ndim = 2, .shape = {TIMES, BYTES}};

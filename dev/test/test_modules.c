@@ -249,7 +249,7 @@ static void test_init(Checks* c) {
     for (size_t i = 0; i < countof(all); i++) fake_free(all[i]);
 }
 
-// Every element of an extended tensor is the one of its definition in init.h.
+// Every element of an extended tensor must be as init.h defines it.
 static void test_extend(Checks* c) {
     const int sizes[][2] = {{8, 8}, {8, 9}, {8, 31}, {7, 20}, {1, 5}, {2, 3}};
     for (size_t i = 0; i < countof(sizes); i++) {

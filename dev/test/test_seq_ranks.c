@@ -1,5 +1,5 @@
-// test_seq_ranks.c: one sequence on several ranks (--seq-ranks), which are threads of this process. K ranks must compute
-// the same bits as one process with K chunks.
+// test_seq_ranks.c: one sequence on several ranks (--seq-ranks), which are threads of this process. K ranks must
+// compute the same bits as one process with K chunks.
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -157,7 +157,8 @@ static void compare(Checks* c, const Run* chunks, const Run* ranks, const char* 
             const TostTensor* t = &chunks->tensors.tensor[i];
             check(c, memcmp(chunks->out.state[s] + t->offset, ranks->out.state[s] + t->offset,
                             t->size * sizeof(float)) == 0,
-                  "%s, %d ranks%s: %s of %s differ from those of chunks", k->what, ranks->ranks, how, names[s], t->name);
+                  "%s, %d ranks%s: %s of %s differ from those of chunks", k->what, ranks->ranks, how, names[s],
+                  t->name);
         }
     for (int step = ranks->first; step < ranks->steps; step++) {
         const Outcome *a = &chunks->out, *b = &ranks->out;
@@ -195,10 +196,10 @@ static void test_same_bits(Checks* c, const Case* k) {
 // ---------------------------------------------------------------------------------------------
 // Across the cut
 
-// The loss of the last rank's targets, or of the first's, and its gradient, of a model whose wpe is moved along `move`.
+// The loss of the targets of one rank, the last or the first, and its gradient, after wpe was moved along `move`.
 typedef struct {
     const Case* of;
-    bool        last;          // the targets that count are those of the last rank; otherwise of the first
+    bool        last;          // only the targets of the last rank count; false: only those of the first
     int         changed;       // position whose input is changed, or -1
     const float* move;         // (BLOCK,C), or NULL
     double      step, loss;
@@ -243,8 +244,8 @@ static double probe(const Case* k, bool last, int changed, const float* move, do
     return p.loss;
 }
 
-// The losses of the last rank depend on the positions of the first only through the sums that it sends, and their
-// gradients only through the adjoints that come back. The losses of the first rank depend on nothing after it.
+// The last rank's losses must depend on the first rank's positions, which is possible only through the sums that are
+// sent and the adjoints that are sent back. The first rank's losses must not depend on later positions.
 static void test_across_cut(Checks* c, const Case* k) {
     const int T = k->config.block_size, n = T / k->seq_ranks;
     const size_t C = (size_t)k->config.n_embd, size = (size_t)T * C, first = (size_t)n * C;

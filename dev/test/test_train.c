@@ -892,7 +892,7 @@ static long long best_step(const char* path) {
     return step;
 }
 
-// Raises the loss by more than the step that follows lowers it, but by less than the last two steps did.
+// Raises the loss by more than the next step lowers it, but by less than the last two steps together lowered it.
 static void make_room_and_set_back(TostModel* m) {
     make_room(m);
     m->state[TOST_PARAM][0] += 0.3f;

@@ -23,7 +23,7 @@ GAMMA_INIT = 1e-5   # initial LayerScale
 
 
 class TostState:
-    """What the past leaves behind, per layer and sequence: S and N (B,nh,hs), D (B,nh,1), whatever the length."""
+    """The recurrent state, per layer: S and N (B,nh,hs), D (B,nh,1). Its size does not depend on the length."""
 
     is_compileable = False
 
@@ -51,8 +51,8 @@ class TostState:
 
 
 def running_sum(x, before=None, starts=None):
-    """Sums over time, dimension 2 of x (B,nh,T,...), that go on from before (B,nh,1,...). They restart where starts
-    (B,T) is true."""
+    """Cumulative sums over time, dimension 2 of x (B,nh,T,...), which continue from before (B,nh,1,...) and restart
+    where starts (B,T) is true."""
     if starts is None:
         return x.cumsum(2) if before is None else before + x.cumsum(2)
     cuts = starts.any(0).nonzero().flatten().tolist()  # where a document of any sequence starts
@@ -89,8 +89,8 @@ class TostTSSA(nn.Module):
 
     def forward(self, a, positions, mask, starts, past):
         """a (B,T,C), positions (B,T), mask (B,1,T,1) or None, starts (B,T), true where a document starts, or None, past
-        (S, N, D) or None. Returns the output and (S, N, D). Statistics are at least float32: cumulative sums in bf16 stop
-        growing after a few hundred tokens."""
+        (S, N, D) or None. Returns the output and (S, N, D). Statistics are at least float32: cumulative sums in bf16
+        stop growing after a few hundred tokens."""
         w = self.c_attn(a)
         w = w.to(torch.promote_types(w.dtype, torch.float32)).unflatten(-1, (self.n_head, -1)).transpose(1, 2)
         s = w.square() if mask is None else w.square() * mask  # padding has no energy
@@ -208,8 +208,8 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
         return (counts - 1).clamp_min(0), counts[:, -1]
 
     def starts(self, input_ids, mask):
-        """Where a document starts (B,T), or None if documents are not masked. Padding may have the id of the document
-        token, and starts none."""
+        """Where a document starts (B,T), or None if documents are not masked. Padding starts no document, even if it
+        has the id of the document token."""
         if self.config.document_token < 0:
             return None
         if input_ids is None:

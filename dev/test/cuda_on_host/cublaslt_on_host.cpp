@@ -15,7 +15,7 @@ struct CublasOnHostDesc {
     cublasLtEpilogue_t epilogue;
     void* bias;
     int bias_type;  // cudaDataType_t; -1: the type of D
-    const float* scale[2];   // of A and B, in device memory; null: 1
+    const float* scale[2];   // factors of A and B, in device memory; null: 1
 };
 struct CublasOnHostLayout {
     cudaDataType_t type;

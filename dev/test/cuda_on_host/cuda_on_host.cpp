@@ -129,7 +129,7 @@ struct Thread {
     int clock;          // waits for flags in the longest chain up to here
     const int* polled;  // loaded last, and its value; null: anything else happened since
     int polled_value;
-    bool waited;        // for the kernels before
+    bool waited;        // has waited for the earlier kernels
     RaceThread race;
 };
 

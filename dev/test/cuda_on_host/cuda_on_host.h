@@ -213,7 +213,7 @@ inline float __bfloat162float(__nv_bfloat16 b) { return (float)b; }
 // 8-bit floating point of 1 sign bit, some exponent bits and `mantissa` bits: e4m3 (mantissa 3, bias 7), which has no
 // infinity and one NaN, and e5m2 (mantissa 2, bias 15)
 
-// Rounded to nearest even; above `largest`, to it; NaN to 0x7f.
+// Rounds to nearest even. Values above `largest` become `largest`, NaN becomes 0x7f.
 inline unsigned char cuda_on_host_to_fp8(float x, int mantissa, int bias, float largest) {
     const unsigned char sign = std::signbit(x) ? 0x80 : 0;
     const float a = fabsf(x);
@@ -340,7 +340,7 @@ void cuda_on_host_progress(void);   // runs what is ready, of the streams that d
 void cuda_on_host_copy(void* dst, const void* src, size_t bytes);   // memcpy from or to device memory
 // Queues `work` on the stream, or records it if the stream is capturing a graph.
 void cuda_on_host_enqueue(cudaStream_t stream, std::function<void()> work);
-// early: as a dependent launch, which must call cuda_on_host_dependency_wait in every thread.
+// early: a programmatic dependent launch, in which every thread must call cuda_on_host_dependency_wait.
 void cuda_on_host_launch(const char* name, const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
                          cudaStream_t stream, bool early, std::function<void()> body);
 void cuda_on_host_dependency_wait(void);

@@ -74,7 +74,7 @@ void test_chunks(Checks* c, TostDtype dtype, const Schedule& schedule) {
     engines_agree_on_all_chunks(c, &tost_cuda_engine, &tost_cpu_engine, dtype, chunk_of_source());
 }
 
-// One of them, with a last chunk that is shorter
+// One of these tests, with a shorter last chunk
 void test_few_chunks(Checks* c, TostDtype dtype) {
     const int T = 2 * chunk_of_source() + 9;
     const ChunkTest test = {{2, 3, 60, T + 4, 29, 1, TOST_LEARNED, 2, T, 1, 1, RANDOM}, T / 3 - 3, 5, false},
@@ -188,7 +188,7 @@ void test_suggestions(Checks* c) {
     }
 }
 
-// A sequence that is too long: the message must suggest a length of chunks that fits, the largest power of two.
+// For a sequence that is too long, the message must suggest the largest power of two that fits as --chunk.
 void test_chunk_suggestion(Checks* c) {
     const TostConfig config = {2, 3, 60, 3000, 257, 1, TOST_LEARNED, -1};
     TostEngineOptions o = options_of(2, 3000, true, TOST_FP32), fits = options_of(1, 3000, true, TOST_FP32, true);
@@ -196,12 +196,12 @@ void test_chunk_suggestion(Checks* c) {
     const size_t need = test_memory(c, config, fits, 1.1);
     test_refusal(c, machine_with(need + RESERVE), config, o, "; --recompute --batch 1 --chunk 256 fits");
     test_refusal(c, machine_with(need + RESERVE - 1), config, o, "; --recompute --batch 1 --chunk 128 fits");
-    o.chunk = 128;   // that of the next lower power of two
+    o.chunk = 128;   // the suggestion must be below it
     fits.chunk = 64;
     test_refusal(c, machine_with(tost_cuda_engine.memory(&config, &fits) + RESERVE), config, o, "--chunk 64 fits");
 }
 
-// With chunks, memory does not depend on the length of the sequences, but for the states before each chunk.
+// With chunks, only the memory of the states before each chunk depends on the length of the sequences.
 void test_chunk_memory(Checks* c) {
     const TostConfig config = {2, 3, 60, 1 << 20, 257, 1, TOST_LEARNED, -1};
     TostEngineOptions o = options_of(2, 4096, true, TOST_BF16);
@@ -328,20 +328,20 @@ void test_mutants(Checks* c) {
 void test_all(Checks* c) {
     test_emulation(c);
     set_schedule(SHUFFLE);
-    test_kernels(c, 40);
+    test_kernels(c, 24);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
-    test_shapes(c, TOST_FP32, {FORWARD, LATE, REVERSE_LATE, SHUFFLE, SHUFFLE_LATE, RESIDENT});
+    test_shapes(c, TOST_FP32, {FORWARD, REVERSE_LATE, SHUFFLE_LATE, RESIDENT});
     test_shape(c, long_shape(chunk_of_source()), TOST_FP32, {REVERSE});
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_scores(c, dtype);
     test_chunks(c, TOST_FP32, RESIDENT);
     test_chunks(c, TOST_BF16, SHUFFLE_LATE);
-    test_shapes(c, TOST_BF16, {FORWARD, REVERSE, SHUFFLE_LATE, RESIDENT});
+    test_shapes(c, TOST_BF16, {REVERSE, SHUFFLE_LATE});
     test_shape(c, {1, 3, 60, 40, 257, 1, TOST_LEARNED, 2, 37, 2, 2, 0}, TOST_TF32, {FORWARD});
     for (const int values : {FRESH, RANDOM}) test_wide(c, TOST_BF16, values);
     test_wide(c, TOST_TF32, RANDOM);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_plain_products(c, dtype);
     test_stale_gradients(c);
-    test_fp8(c, 150);
+    test_fp8(c, 20);
     test_golden_files(c, "dev/test/golden");
     char* shared = shared_path("golden");
     if (shared) test_golden_files(c, shared);

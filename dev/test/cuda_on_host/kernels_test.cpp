@@ -123,7 +123,7 @@ void near_columns(Checks* c, const char* name, size_t C, const Floats& got, cons
     check(c, mean <= limit * limit, "%s of %zu channels: mean relative L2 error of columns %.3e", name, C, sqrt(mean));
 }
 
-// A StepHeader whose first token is at position `first`; then the documents that token 1 starts, if there are tokens
+// A StepHeader for the position `first` and, if tokens are given, the TssaDocuments after it; token 1 starts a document
 std::vector<int32_t> step_at(size_t first, const std::vector<int32_t>& tokens = {}, size_t B = 0, size_t T = 0) {
     const size_t chunks = tokens.empty() ? 0 : B * (size_t)div_up(T, TSSA_CHUNK);
     std::vector<int32_t> step(STEP_HEADER + chunks * DOCUMENTS_SIZE);
@@ -147,7 +147,7 @@ std::vector<bool> document_starts(const TssaCase& k) {
     return starts;
 }
 
-// x (N,T,width), of the steps [t0,t0+n) only
+// The steps [t0,t0+n) of x (N,T,width)
 Floats steps_of(const Floats& x, size_t T, size_t width, size_t t0, size_t n) {
     Floats part;
     for (size_t i = 0; i < x.size(); i += T * width)
@@ -269,8 +269,8 @@ template <typename S> void test_tssa_variants(Checks* c) {
     for (const TssaCase& k : cases) test_tssa<S>(c, k);
 }
 
-// The scan of `width` columns of small integers, whose sums are exact in any order. from, starts (chunks): see
-// scan_columns
+// Scans `width` columns of small integers, whose sums are exact in any order. from (chunks): see scan_columns; starts
+// (chunks): whether sums restart in a chunk
 template <bool SEGMENTED>
 __global__ void scan_kernel(float* carry, float* totals, int* sync, const int* from, const int* starts, int width,
                             int chunks) {
@@ -288,8 +288,8 @@ __global__ void scan_kernel(float* carry, float* totals, int* sync, const int* f
     scan_columns<SEGMENTED>(totals, sync + 1, stride, place, chunks, from_place, store);
 }
 
-// Carries, and the longest chain of waits: one per octal digit of the last chunk's number. apart: mean number of chunks
-// between starts; 0: none
+// Checks the carries and the length of the longest chain of waits: one per octal digit of the last chunk's number.
+// apart: mean number of chunks between restarts; 0: no restarts
 void test_scan(Checks* c, int T, int threads, int width, int apart = 0) {
     const int chunks = div_up((size_t)T, TSSA_CHUNK);
     const size_t columns = (size_t)scan_stride(width);
@@ -382,7 +382,7 @@ void test_concurrent(Checks* c, int seeds) {
         test_scan(c, (seed % 3 ? 80 : 600) * TSSA_CHUNK, 64, 5);
         test_scan(c, (9 + seed) * TSSA_CHUNK, 32, 70);
         test_scan(c, (70 + seed) * TSSA_CHUNK, 32, 5, 1 + seed * seed % 40);
-        const int T = (8 + seed % 4) * TSSA_CHUNK + seed % TSSA_CHUNK;
+        const int T = (8 + seed % 4) * TSSA_CHUNK + 1 + seed % TSSA_CHUNK;
         const TssaCase small = {6, 2, 1 + seed % 2, T, seed % 4 == 3, false, seed % 3 * 4 * TSSA_CHUNK + seed % 2,
                                 seed % 5 < 2 ? 60 : 0};
         test_tssa<float>(c, small);
@@ -391,7 +391,7 @@ void test_concurrent(Checks* c, int seeds) {
     cuda_on_host_set(before);
 }
 
-// More chunks than threads, and more positions than threads, of which the pass has only some.
+// More chunks than threads; more positions than threads, and a pass over only some of the positions.
 void test_layer_sums(Checks* c, bool add) {
     const size_t heads = 3, chunks = 2 * TEMP_THREADS + 88, T = SUM_THREADS + 9, first = 5, block = first + T + 600;
     const float before = add ? 1.0f : NAN;
@@ -685,7 +685,7 @@ void test_fp8_scale(Checks* c) {
     check(c, fp8_scale(0, 8).scale == 1 && fp8_scale(0, 15).inverse == 1, "scale of zero");
 }
 
-// The scale of four, which is used for `most` below 1.
+// Buffers of a copy with a scale of 4.
 struct CopyCase {
     Device<fp8_e4m3> out;
     Device<float> scale;
@@ -701,7 +701,7 @@ struct CopyCase {
     }
 };
 
-// got: what the kernel stored in bf16. Its copy is rounded from the number before, so it may be one step off.
+// got: what the kernel stored in bf16. The copy is rounded from the float32 value instead, so it may be one step off.
 template <typename Q> void check_copy(Checks* c, const char* name, const CopyCase& k, const Floats& got, double step) {
     float most = 0;
     size_t wrong = 0;

@@ -15,7 +15,7 @@ struct TssaInput {
     bool uniform;
     size_t B, T, C, NH, block, first;   // first: position of the first token
     Floats w, dy, temp, bias;   // (B,T,C), (B,T,C), (NH), (NH,block)
-    std::vector<bool> starts;   // (B,T): a document starts, and with it all sums
+    std::vector<bool> starts;   // (B,T): true where a document starts and all sums restart
 
     bool follows(size_t b, size_t t) const { return t > 0 && !starts[b * T + t]; }   // step t continues a document
 };

@@ -12,7 +12,7 @@ import world
 
 LOST = 75   # exit status if a rank is lost
 TIMEOUT = 3   # --rank-timeout, seconds
-# The launcher, which ends the other ranks at once
+# Message of the launcher when it ends the other ranks
 SAYS = {"openmpi": r"on signal 9", "mpich": r"KILLED BY SIGNAL: 9|Killed \(signal 9\)"}
 # What the launcher returns if it gets a signal; otherwise that of a single process. mpirun of Open MPI passes SIGINT on
 # as SIGTERM and returns 1; mpiexec of MPICH does not wait for the ranks after SIGTERM.
@@ -87,7 +87,7 @@ def kills(w, report, mpis, count, seed):
 
 
 def slow_save(w, report, mpi):
-    """A save by rank 0 that takes longer than --rank-timeout, but no tensor of it does."""
+    """A save by rank 0 takes longer than --rank-timeout, but each of its tensors less."""
     case, args = w.case(), launch.run_options("plain", steps=4, timeout=TIMEOUT)
     reference = launch.single(w, w.binary, [*args, *world.OUT])["tree"]
     wrapper = launch.per_rank(case.dir, 0, f'LD_PRELOAD={w.faults} exec "$@"')

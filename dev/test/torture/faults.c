@@ -9,7 +9,7 @@
 //              fill:E    half of the bytes of a write are written, then like stay
 //              short     a write writes half of its bytes and returns that number
 //              signal:S  raise signal S before the call      twice:S  raise it twice
-//              slow:MS   this call and all later ones that count wait MS milliseconds
+//              slow:MS   MS milliseconds pass before this and each later counted call
 //   TORTURE_JOURNAL=FILE a record per call: see journal.py
 //
 // Counted: open for writing, mkdir, rename, unlink, rmdir, and write, fsync, ftruncate and close of files opened for
