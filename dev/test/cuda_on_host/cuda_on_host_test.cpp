@@ -328,9 +328,9 @@ void test_mutants(Checks* c) {
 void test_all(Checks* c) {
     test_emulation(c);
     set_schedule(SHUFFLE);
-    test_kernels(c, 24);
+    test_kernels(c, 16);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
-    test_shapes(c, TOST_FP32, {FORWARD, REVERSE_LATE, SHUFFLE_LATE, RESIDENT});
+    test_shapes(c, TOST_FP32, {FORWARD, SHUFFLE_LATE, RESIDENT});
     test_shape(c, long_shape(chunk_of_source()), TOST_FP32, {REVERSE});
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_scores(c, dtype);
     test_chunks(c, TOST_FP32, RESIDENT);
