@@ -69,6 +69,7 @@
 #include <string.h>
 
 #include "tost/bf16.h"
+#include "tost/chunk_passes.h"
 #include "tost/chunks.h"
 #include "tost/commands.h"
 #include "tost/engine.h"
@@ -327,19 +328,30 @@ static void tssa_statistics_forward(const Tssa* a, TssaPart p) {
     }
 }
 
-// Sets y and sums. start: zeros at the start of a sequence. T = 1 is a decode step. With a->ranks, also sets start: the
-// ranks compute and exchange the sums S of their chunks, then N and D, which depend on S, and only then compute y.
-static void tssa_forward(const Tssa* a) {
+// Runs the first n stages of forward, from the sums `start`.
+static void tssa_stages_forward(const Tssa* a, int n) {
     const TssaStage stages[] = {{tssa_energy_forward, false},
                                 {a->uniform ? tssa_membership_uniform : tssa_membership_forward, true},
                                 {tssa_statistics_forward, false}};
-    for (int missing = a->ranks ? 2 : 0; missing >= 0; missing--) {
-        memcpy(a->before, a->start, tssa_states_bytes(a));
-        memset(a->sums, 0, tssa_states_bytes(a));
-        tssa_run(stages, missing == 2 ? 1 : 3, a, true, (size_t)a->B * a->T > FEW_ROWS);
-        if (missing)
-            chunks_sum_before(a->start, a->sums, a->B, tssa_state_size(a->C, a->NH), a->ranks, CHUNKS_FROM_FIRST);
+    memcpy(a->before, a->start, tssa_states_bytes(a));
+    memset(a->sums, 0, tssa_states_bytes(a));
+    tssa_run(stages, n, a, true, (size_t)a->B * a->T > FEW_ROWS);
+}
+
+// start or after = the sums of the chunks on the ranks before or after this one. Sends the sums of this chunk.
+static void exchange_sums(double* sums, const Tssa* a, ChunkOrder order) {
+    chunks_sum_before(sums, a->sums, a->B, tssa_state_size(a->C, a->NH), a->ranks, order);
+}
+
+// Sets y and sums. start: zeros at the start of a sequence. T = 1 is a decode step. With a->ranks, also sets start.
+static void tssa_forward(const Tssa* a) {
+    if (a->ranks) {
+        tssa_stages_forward(a, 1);   // S
+        exchange_sums(a->start, a, CHUNKS_FROM_FIRST);
+        tssa_stages_forward(a, 3);   // N and D, which depend on S
+        exchange_sums(a->start, a, CHUNKS_FROM_FIRST);
     }
+    tssa_stages_forward(a, 3);
 }
 
 // Backward, from dy to dw. First through y = -w Π g with g = 1/(1+m), m = N/(D + 1e-8). w and Π occur in it directly,
@@ -462,18 +474,24 @@ static void tssa_params_backward(const Tssa* a, int h) {   // dtemp, ddenom_bias
     a->dtemp[h] += (float)dtemp;
 }
 
-// Sets dw and sums, adds to dtemp and ddenom_bias. after: zeros at the end of a sequence. With a->ranks, also sets
-// after: the ranks exchange RN and RD of their chunks, then RS, which depends on them. With uniform membership only the
-// first stage has a gradient.
-static void tssa_backward(const Tssa* a) {
+// Runs the first n stages of backward, from the suffix sums `after`. With uniform membership only the first stage has a
+// gradient.
+static void tssa_stages_backward(const Tssa* a, int n) {
     const TssaStage stages[] = {
         {tssa_statistics_backward, false}, {tssa_membership_backward, true}, {tssa_energy_backward, false}};
-    for (int missing = a->ranks ? 2 : 0; missing >= 0; missing--) {
-        memset(a->sums, 0, tssa_states_bytes(a));
-        tssa_run(stages, a->uniform || missing == 2 ? 1 : 3, a, false, true);
-        if (missing)
-            chunks_sum_before(a->after, a->sums, a->B, tssa_state_size(a->C, a->NH), a->ranks, CHUNKS_FROM_LAST);
+    memset(a->sums, 0, tssa_states_bytes(a));
+    tssa_run(stages, a->uniform ? 1 : n, a, false, true);
+}
+
+// Sets dw and sums, adds to dtemp and ddenom_bias. after: zeros at the end of a sequence. With a->ranks, also sets after.
+static void tssa_backward(const Tssa* a) {
+    if (a->ranks) {
+        tssa_stages_backward(a, 1);   // RN and RD
+        exchange_sums(a->after, a, CHUNKS_FROM_LAST);
+        tssa_stages_backward(a, 3);   // RS, which depends on them
+        exchange_sums(a->after, a, CHUNKS_FROM_LAST);
     }
+    tssa_stages_backward(a, 3);
     if (a->uniform) return;
     #pragma omp parallel for schedule(static)
     for (int h = 0; h < a->NH; h++) tssa_params_backward(a, h);
@@ -699,17 +717,12 @@ static void poison(void* p, size_t bytes) {
     poison_redzone(p);
 }
 
-static int chunks_of(const TostModel* m, int T) {
-    const int chunk = m->options.chunk;
-    return T / chunk + (T % chunk != 0);
-}
-
 // Sets every pointer into the arena and returns its size in bytes. base NULL: only computes the size.
 static size_t layout_buffers(TostModel* m, void* base) {
     const TostConfig* c = &m->config;
     const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = m->options.max_batch;
     const size_t rows = B * m->options.chunk, train = m->options.training, threads = m->options.threads;
-    const size_t chunks = chunks_of(m, m->options.max_seq), starts = train ? chunks : 1;
+    const size_t chunks = chunks_of(&m->options, m->options.max_seq), starts = train ? chunks : 1;
     const size_t logits_rows = m->logits_rows = classifier_rows(rows, c->vocab_size);
     Arena arena = {.base = base, .alignment = 128, .redzone = REDZONE_BYTES, .poison = poison};
     for (int s = 0; s < (train ? TOST_EMA + m->options.ema : 1); s++)
@@ -761,7 +774,7 @@ static TostParams model_params(const TostModel* m, TostState s, int l) {
 }
 
 // Whether sequences of T tokens are divided into chunks. Then each chunk's gradients and losses are summed separately.
-static bool in_chunks(const TostModel* m, int T) { return m->chunks.ranks > 1 || chunks_of(m, T) > 1; }
+static bool in_chunks(const TostModel* m, int T) { return m->chunks.ranks > 1 || chunks_of(&m->options, T) > 1; }
 
 // Where the backward pass adds the gradients of layer l and of the tensors outside the layers.
 static TostParams pass_grads(const TostModel* m, int l) {
@@ -915,15 +928,9 @@ static void forward_chunk(TostModel* m, const int32_t* inputs, int k, int B, int
 
 static void cpu_forward(TostModel* m, const int32_t* inputs, int B, int T) { forward_chunk(m, inputs, 0, B, T); }
 
-// Tokens of chunk k of sequences of T tokens.
-static int chunk_length(const TostModel* m, int k, int T) {
-    const int first = k * m->options.chunk;
-    return T - first < m->options.chunk ? T - first : m->options.chunk;
-}
-
 // The columns of chunk k of an array (B,T), as an array (B,n) in buf; the array itself if there is only one chunk.
 static const int32_t* chunk_columns(int32_t* buf, const TostModel* m, const int32_t* rows, int k, int B, int T) {
-    const int n = chunk_length(m, k, T);
+    const int n = chunk_length(&m->options, k, T);
     if (n == T) return rows;
     for (int b = 0; b < B; b++)
         memcpy(buf + (size_t)b * n, rows + (size_t)b * T + (size_t)k * m->options.chunk, n * sizeof *buf);
@@ -935,26 +942,19 @@ static const int32_t* chunk_columns(int32_t* buf, const TostModel* m, const int3
 static void advance_sums(TostModel* m, double* end, double* start, const Sequences* s, int k, int first) {
     const size_t n = s->B * sequence_state_size(m);
     start_forward(m, chunk_columns(m->buf.inputs, m, s->inputs, k, s->B, s->T), first + k * m->options.chunk, s->B,
-                  chunk_length(m, k, s->T));
+                  chunk_length(&m->options, k, s->T));
     for (int l = 0; l < m->config.n_layer; l++) advance_layer(m, l, end + l * n, start + l * n);
     finish_forward(m);
 }
 
-// Reports the part of a pass that is done. True if the caller abandons it: its results are not needed.
-static bool chunk_done(const TostModel* m, double part) {
-    return m->options.chunk_done && m->options.chunk_done(m->options.context, part);
-}
-
-// The same in training, where `done` is the work in units of a forward over a chunk.
-enum { PASSES_OF_CHUNK = 3 };   // backward takes twice the time of forward
+// Reports the part of a training pass that is done. True if the caller abandons it.
 static bool is_abandoned(TostModel* m, int done, int T) {
-    const int chunks = chunks_of(m, T);
-    return m->abandoned = chunk_done(m, (double)done / (chunks - 1 + PASSES_OF_CHUNK * (double)chunks));
+    return m->abandoned = chunk_done_in_training(&m->options, done, T);
 }
 
 // Computes the running sums before every chunk.
 static void forward_sums(TostModel* m, const Sequences* s) {
-    const int chunks = chunks_of(m, s->T);
+    const int chunks = chunks_of(&m->options, s->T);
     const size_t n = (size_t)m->config.n_layer * s->B * sequence_state_size(m);
     for (int k = 0; k + 1 < chunks; k++) {
         advance_sums(m, m->buf.tssa_starts + (k + 1) * n, m->buf.tssa_starts + k * n, s, k, 0);
@@ -983,7 +983,7 @@ static Weight classifier_weight(const TostModel* m) { return weight(m, model_par
 
 static void cpu_forward_loss(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T) {
     const Sequences s = {inputs, targets, B, T, 0};
-    const int chunks = chunks_of(m, T);
+    const int chunks = chunks_of(&m->options, T);
     double* state = m->buf.tssa_state;
     if (chunks > 1) memset(state, 0, m->config.n_layer * B * sequence_state_size(m) * sizeof *state);
     for (int k = 0; k < chunks; k++) {
@@ -994,14 +994,14 @@ static void cpu_forward_loss(TostModel* m, const int32_t* inputs, const int32_t*
         classifier_forward(m->buf.losses, m->buf.logits, m->buf.ln_f, classifier_weight(m), wanted, rows,
                            even_chunk(rows, m->logits_rows), m->config.vocab_size, m->config.n_embd);
         add_losses(m, wanted, T, CHUNKS_FROM_FIRST);
-        if (chunks > 1 && chunk_done(m, (double)(k + 1) / chunks)) return;
+        if (chunks > 1 && chunk_done(&m->options, (double)(k + 1) / chunks)) return;
     }
 }
 
 // Forward over chunk k. The classifier's backward runs here, because logits exist for a few rows at a time. It leaves
 // the gradient of ln_f in scratch_btc.
 static void forward_train_chunk(TostModel* m, const Sequences* s, int k) {
-    const int T = chunk_length(m, k, s->T);
+    const int T = chunk_length(&m->options, k, s->T);
     const size_t rows = (size_t)s->B * T;
     const int32_t* targets = chunk_columns(m->buf.targets, m, s->targets, k, s->B, s->T);
     forward_chunk(m, chunk_columns(m->buf.inputs, m, s->inputs, k, s->B, s->T), k, s->B, T);
@@ -1018,7 +1018,7 @@ static void cpu_forward_train(TostModel* m, const int32_t* inputs, const int32_t
     m->B = B;
     m->abandoned = false;
     forward_sums(m, &m->sequences);
-    if (!m->abandoned) forward_train_chunk(m, &m->sequences, chunks_of(m, T) - 1);
+    if (!m->abandoned) forward_train_chunk(m, &m->sequences, chunks_of(&m->options, T) - 1);
 }
 
 // To be called when the gradients of layer l (l < 0: of the embedding) are complete for this chunk.
@@ -1049,7 +1049,7 @@ static void backward_chunk(TostModel* m, TostEnd end) {
 
 static void cpu_backward(TostModel* m, TostEnd end) {
     const Sequences* s = &m->sequences;
-    const int chunks = chunks_of(m, s->T);
+    const int chunks = chunks_of(&m->options, s->T);
     memset(m->buf.tssa_after, 0, m->config.n_layer * m->B * sequence_state_size(m) * sizeof(double));
     for (int k = chunks - 1; k > 0 && !m->abandoned; k--) {
         backward_chunk(m, TOST_MORE);
@@ -1107,8 +1107,8 @@ static void cpu_decode_begin(float* logits, TostModel* m, const int32_t* prompts
     m->n_decode = n;
     m->position = 0;
     memset(m->buf.decode, 0, m->config.n_layer * n * sequence_state_size(m) * sizeof(double));
-    for (int k = 0; T > 0 && k < chunks_of(m, T); k++)
-        decode_forward(m, chunk_columns(m->buf.inputs, m, prompts, k, n, T), chunk_length(m, k, T));
+    for (int k = 0; T > 0 && k < chunks_of(&m->options, T); k++)
+        decode_forward(m, chunk_columns(m->buf.inputs, m, prompts, k, n, T), chunk_length(&m->options, k, T));
     if (T > 0 && logits) decode_logits(logits, m);
 }
 
@@ -1148,12 +1148,12 @@ static void score_chunk(double* losses, TostModel* m, const Sequences* s, int k)
 static void cpu_decode_score(double* losses, TostModel* m, const int32_t* tokens, const int32_t* targets, int copies,
                              int T) {
     const Sequences s = {tokens, targets, m->n_decode * copies, T, 0};
-    const int chunks = chunks_of(m, T);
+    const int chunks = chunks_of(&m->options, T);
     copy_decode_state(m->buf.tssa_state, m, copies);
     for (int k = 0; k < chunks; k++) {
         advance_sums(m, m->buf.tssa_state, m->buf.tssa_state, &s, k, m->position);
         score_chunk(losses, m, &s, k);
-        if (chunks > 1 && chunk_done(m, (double)(k + 1) / chunks)) return;
+        if (chunks > 1 && chunk_done(&m->options, (double)(k + 1) / chunks)) return;
     }
 }
 

@@ -27,6 +27,7 @@
 #include "tost/engine_memory.h"
 
 extern "C" {
+#include "tost/chunk_passes.h"
 #include "tost/commands.h"
 #include "tost/flops.h"
 }
@@ -1898,7 +1899,6 @@ static size_t documents_size(const TostModel* m, size_t B, size_t T) {
     return m->config.document_token < 0 ? 0 : B * div_up(T, TSSA_CHUNK);
 }
 
-static int chunks_of(const TostModel* m, int T) { return div_up(T, m->options.chunk); }
 static bool has_chunks(const TostModel* m) { return m->options.chunk < m->options.max_seq; }
 
 // Sets every pointer into the arena and returns its size in bytes. base NULL: only computes the size.
@@ -1907,7 +1907,7 @@ template <typename S> static size_t layout_buffers(TypedModel<S>* m, char* base)
     const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = m->options.max_batch,
                  T = m->options.chunk, rows = B * T, chunks = div_up(T, TSSA_CHUNK), train = m->options.training,
                  fp8 = m->options.dtype == TOST_FP8;
-    const size_t more_chunks = chunks_of(m, m->options.max_seq) - 1,
+    const size_t more_chunks = chunks_of(&m->options, m->options.max_seq) - 1,
                  states = has_chunks(m) * L * B * tssa_state_size(C, NH);
     const size_t flat_bytes = m->tensors.flat_size * sizeof(float),
                  own_bytes = exchange_owned(&m->exchange) * sizeof(float);
@@ -2282,12 +2282,9 @@ static void classifier_pass(TypedModel<S>* m, double* total, S* dx, float* dwte,
                                 m->config.n_embd, add);
 }
 
-// Tokens of chunk k of sequences of T tokens.
-static int chunk_length(const TostModel* m, int k, int T) { return min(m->options.chunk, T - k * m->options.chunk); }
-
 // dst (B,n) = the columns of chunk k of an array (B,T)
 static void chunk_columns(int32_t* dst, const TostModel* m, const int32_t* rows, int k, int B, int T) {
-    const int n = chunk_length(m, k, T);
+    const int n = chunk_length(&m->options, k, T);
     for (int b = 0; b < B; b++)
         memcpy(dst + (size_t)b * n, rows + (size_t)b * T + (size_t)k * m->options.chunk, n * sizeof *dst);
 }
@@ -2315,7 +2312,7 @@ static void find_documents(TssaDocuments* documents, const int32_t* tokens, int 
 // Begins the input of a pass over chunk k of the sequences. first: position of their first token. Returns the host
 // copy, to be completed and sent.
 template <typename S> static StepInput start_forward(TypedModel<S>* m, const Sequences* q, int k, int first) {
-    const int T = chunk_length(m, k, q->T), position = first + k * m->options.chunk;
+    const int T = chunk_length(&m->options, k, q->T), position = first + k * m->options.chunk;
     assert(q->B <= m->options.max_batch && T <= m->options.chunk && position + T <= m->config.block_size);
     const StepInput s = step_input((int32_t*)staging_begin(&m->staging), (size_t)q->B * T, documents_size(m, q->B, T));
     m->B = q->B;
@@ -2363,16 +2360,9 @@ template <typename S> static void advance_sums(TypedModel<S>* m, const Sequences
     run_sums(m, s, s.targets);
 }
 
-// Reports the part of a pass that is queued on the device. True if the caller abandons the pass.
-static bool chunk_done(const TostModel* m, double part) {
-    return m->options.chunk_done && m->options.chunk_done(m->options.context, part);
-}
-
-// The same in training, where `done` is the work in units of a forward over a chunk.
-enum { PASSES_OF_CHUNK = 3 };   // backward takes twice the time of forward
+// Reports the part of a training pass that is queued on the device. True if the caller abandons it.
 static bool is_abandoned(TostModel* m, int done, int T) {
-    const int chunks = chunks_of(m, T);
-    return m->abandoned = chunk_done(m, (double)done / (chunks - 1 + PASSES_OF_CHUNK * (double)chunks));
+    return m->abandoned = chunk_done_in_training(&m->options, done, T);
 }
 
 // TSSA's sums before chunk k; NULL: zero.
@@ -2382,7 +2372,7 @@ template <typename S> static double* chunk_start(const TypedModel<S>* m, int k, 
 
 // Computes the sums before every chunk.
 template <typename S> static void forward_sums(TypedModel<S>* m, const Sequences* q) {
-    const int chunks = chunks_of(m, q->T);
+    const int chunks = chunks_of(&m->options, q->T);
     for (int k = 0; k + 1 < chunks; k++) {
         advance_sums(m, q, k, 0);
         copy_states(m, chunk_start(m, k + 1, q->B), m->buf.after, q->B);
@@ -2393,7 +2383,7 @@ template <typename S> static void forward_sums(TypedModel<S>* m, const Sequences
 template <typename S> static void cuda_forward(TypedModel<S>* m, const int32_t* inputs, int B, int T) {
     const Sequences q = {inputs, NULL, B, T, 0.0f};
     const StepInput s = start_forward(m, &q, 0, 0);
-    assert(chunks_of(m, T) == 1);
+    assert(chunks_of(&m->options, T) == 1);
     input_send(m, s, s.targets);
     copy_states(m, m->buf.before, NULL, B);
     model_forward(m, chunk_states(m), B, T);
@@ -2402,7 +2392,7 @@ template <typename S> static void cuda_forward(TypedModel<S>* m, const int32_t* 
 template <typename S>
 static void cuda_forward_loss(TypedModel<S>* m, const int32_t* inputs, const int32_t* targets, int B, int T) {
     const Sequences q = {inputs, targets, B, T, 0.0f};
-    const int chunks = chunks_of(m, T);
+    const int chunks = chunks_of(&m->options, T);
     for (int k = 0; k < chunks; k++) {
         const StepInput s = start_forward(m, &q, k, 0);
         input_targets(m, s, &q, k);
@@ -2413,7 +2403,7 @@ static void cuda_forward_loss(TypedModel<S>* m, const int32_t* inputs, const int
             classifier_pass(m, m->buf.scalars, (S*)NULL, (float*)NULL, m->buf.ln_f, model_input(m, B, T),
                             (size_t)B * T, false);
         });
-        if (chunks > 1 && chunk_done(m, (double)(k + 1) / chunks)) return;
+        if (chunks > 1 && chunk_done(&m->options, (double)(k + 1) / chunks)) return;
     }
 }
 
@@ -2442,7 +2432,7 @@ static void cuda_forward_train(TypedModel<S>* m, const int32_t* inputs, const in
     m->sequences = {inputs, targets, B, T, grad_scale};
     m->abandoned = false;
     forward_sums(m, &m->sequences);
-    if (!m->abandoned) forward_train_chunk(m, &m->sequences, chunks_of(m, T) - 1);
+    if (!m->abandoned) forward_train_chunk(m, &m->sequences, chunks_of(&m->options, T) - 1);
 }
 
 // To be called before gradients are read or set: clears them if no pass has overwritten them since zero_grad.
@@ -2466,7 +2456,7 @@ template <typename S> static void backward_chunk(TypedModel<S>* m, const double*
 
 template <typename S> static void cuda_backward(TypedModel<S>* m, TostEnd end) {
     const Sequences* q = &m->sequences;
-    const int chunks = chunks_of(m, q->T);
+    const int chunks = chunks_of(&m->options, q->T);
     for (int k = chunks - 1; k > 0 && !m->abandoned; k--) {
         backward_chunk(m, k < chunks - 1 ? m->buf.left : NULL, TOST_MORE);
         if (is_abandoned(m, chunks - 1 + PASSES_OF_CHUNK * (chunks - k), q->T)) return;
@@ -2531,7 +2521,7 @@ template <typename S> static void decode_logits(float* logits, TypedModel<S>* m)
 template <typename S>
 static void cuda_decode_begin(float* logits, TypedModel<S>* m, const int32_t* prompts, int n, int T) {
     const Sequences q = {prompts, NULL, n, T, 0.0f};
-    const int chunks = chunks_of(m, T);
+    const int chunks = chunks_of(&m->options, T);
     assert(n <= m->options.max_batch);
     m->n_decode = n;
     m->position = T;
@@ -2628,10 +2618,10 @@ template <typename S>
 static void cuda_decode_score(double* losses, TypedModel<S>* m, const int32_t* tokens, const int32_t* targets,
                               int copies, int T) {
     const Sequences q = {tokens, targets, m->n_decode * copies, T, 0.0f};
-    const int chunks = chunks_of(m, T);
+    const int chunks = chunks_of(&m->options, T);
     for (int k = 0; k < chunks; k++) {
         score_chunk(losses, chunk_states(m).end, m, &q, k);
-        if (chunks > 1 && chunk_done(m, (double)(k + 1) / chunks)) return;
+        if (chunks > 1 && chunk_done(&m->options, (double)(k + 1) / chunks)) return;
     }
 }
 
