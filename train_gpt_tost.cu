@@ -1077,9 +1077,9 @@ __device__ inline void tssa_keep_start(float* starts, const float (&sum)[P], int
     store_pack<P>(starts + t / TSSA_BACK * z.C + c, sum);   // mutant: start_not_kept
 }
 
-// Before the first step of the second half: `sum` starts again, and `first` keeps that of the first half.
-template <int P> __device__ inline void tssa_split(float (&first)[P], float (&sum)[P]) {
-    UNROLL for (int i = 0; i < P; i++) first[i] = sum[i];
+// Before each half of the chunk: `sum` starts again, and `first` keeps that of the first half.
+template <int P> __device__ inline void tssa_next_half(float (&first)[P], float (&sum)[P]) {
+    UNROLL for (int i = 0; i < P; i++) first[i] += sum[i];
     set_zero(sum);
 }
 
@@ -1129,38 +1129,39 @@ __device__ inline void tssa_statistics_backward(float* totals, TssaSteps steps, 
             float A[P], first[P] = {}, dN[P] = {}, less_D = 0.0f;   // less_D: minus this lane's part of the sum of dD
             tssa_load_floats(A, carry + z.narrow + c, inside);
             UNROLL for (int i = 0; i < P; i++) A[i] += mass;
-            NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK; t0 += PIECE) {
-                float x[PIECE][P], dy_d[PIECE][P], pi_t[PIECE], M[PIECE], pi_M[PIECE], part[PIECE];
-                tssa_load<WHOLE>(x, w_t, t0, inside, k, z);
-                tssa_load<WHOLE>(dy_d, dy_t, t0, inside, k, z);
-                load_pack<PIECE>(pi_t, steps.pi + h * WARP + t0);
-                load_pack<PIECE>(M, steps.mass + h * WARP + t0);
-                load_pack<PIECE>(pi_M, steps.pi_mass + h * WARP + t0);
-                if (t0 == TSSA_HALF) {
-                    UNROLL for (int i = 0; i < P; i++) less_D -= dN[i];
-                    tssa_split(first, dN);
-                }
-                UNROLL for (int j = 0; j < PIECE; j++) {
-                    const bool counts = !resets_until(resets, t0 + j);   // mutant: sums_past_the_start
-                    if (j % TSSA_BACK == 0 && starts.kept && inside) tssa_keep_start(starts.A, A, t0 + j, c, z);
-                    float sum = 0.0f;   // of dy w r
-                    part[j] = less_D;
-                    UNROLL for (int i = 0; i < P; i++) {
-                        const float s_1 = x[j][i] * x[j][i] + 1.0f;
-                        if (resets >> (t0 + j) & 1) A[i] = (float)TOST_MASS_EPS;
-                        A[i] += s_1 * pi_t[j];
-                        const float r = reciprocal(A[i]), dy_w_r = dy_d[j][i] * x[j][i] * r;
-                        sum += dy_w_r;
-                        part[j] -= s_1 * dN[i];   // mutant: moments_before_dropped
-                        if (counts) dN[i] += pi_M[j] * (dy_w_r * r);
+            NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK;) {
+                UNROLL for (int i = 0; i < P; i++) less_D -= dN[i];
+                tssa_next_half(first, dN);
+                NO_UNROLL for (const int end = t0 + TSSA_HALF; t0 < end; t0 += PIECE) {
+                    float x[PIECE][P], dy_d[PIECE][P], pi_t[PIECE], M[PIECE], pi_M[PIECE], part[PIECE];
+                    tssa_load<WHOLE>(x, w_t, t0, inside, k, z);
+                    tssa_load<WHOLE>(dy_d, dy_t, t0, inside, k, z);
+                    load_pack<PIECE>(pi_t, steps.pi + h * WARP + t0);
+                    load_pack<PIECE>(M, steps.mass + h * WARP + t0);
+                    load_pack<PIECE>(pi_M, steps.pi_mass + h * WARP + t0);
+                    UNROLL for (int j = 0; j < PIECE; j++) {
+                        const bool counts = !resets_until(resets, t0 + j);   // mutant: sums_past_the_start
+                        if (j % TSSA_BACK == 0 && starts.kept && inside) tssa_keep_start(starts.A, A, t0 + j, c, z);
+                        float dy_w_r[P], sum;   // over the lane's channels
+                        part[j] = less_D;
+                        UNROLL for (int i = 0; i < P; i++) {
+                            const float s_1 = x[j][i] * x[j][i] + 1.0f;
+                            if (resets >> (t0 + j) & 1) A[i] = (float)TOST_MASS_EPS;
+                            A[i] += s_1 * pi_t[j];
+                            const float r = reciprocal(A[i]);
+                            dy_w_r[i] = dy_d[j][i] * x[j][i] * r;
+                            sum = i > 0 ? sum + dy_w_r[i] : dy_w_r[i];
+                            part[j] -= s_1 * dN[i];   // mutant: moments_before_dropped
+                            if (counts) dN[i] += pi_M[j] * (dy_w_r[i] * r);
+                        }
+                        part[j] -= sum * M[j];
+                        if (counts) less_D += pi_t[j] * sum;
                     }
-                    part[j] -= sum * M[j];
-                    if (counts) less_D += pi_t[j] * sum;
+                    const float piece = warp_transposed_sum(part, lane_index());
+                    if (lane_index() / PIECE == t0 / PIECE) mine += piece;
+                    w_t += PIECE * (size_t)(unsigned)z.C;
+                    dy_t += PIECE * (size_t)(unsigned)z.C;
                 }
-                const float piece = warp_transposed_sum(part, lane_index());
-                if (lane_index() / PIECE == t0 / PIECE) mine += piece;
-                w_t = (w_t + (size_t)PIECE * (unsigned)z.C);
-                dy_t = (dy_t + (size_t)PIECE * (unsigned)z.C);
             }
             UNROLL for (int i = 0; i < P; i++) total_D += dN[i];
             total_D -= less_D;
@@ -1257,16 +1258,18 @@ __device__ inline void tssa_energy_backward_totals(float* totals, TssaStarts sta
             const S* w_t = w + c;
             float energy[P], first[P] = {}, sum[P] = {};
             tssa_load_floats(energy, carry + c, true);
-            NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_PIECE) {
-                float x[TSSA_PIECE][P], du_t[TSSA_PIECE];
-                tssa_load<WHOLE>(x, w_t, t0, true, k, z);
-                load_pack<TSSA_PIECE>(du_t, du + h * WARP + t0);
-                if (t0 == TSSA_HALF) tssa_split(first, sum);
-                bool above = WHOLE && !(resets >> t0 & ((1u << TSSA_PIECE) - 1));
-                UNROLL for (int i = 0; i < P; i++) above = above && energy[i] > (float)TOST_ENERGY_MIN;
-                if (above) tssa_add_energies<true>(sum, energy, starts, x, du_t, resets, t0, c, z);
-                else tssa_add_energies<false>(sum, energy, starts, x, du_t, resets, t0, c, z);
-                w_t = w_t + TSSA_PIECE * (size_t)(unsigned)z.C;
+            NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK;) {
+                tssa_next_half(first, sum);
+                NO_UNROLL for (const int end = t0 + TSSA_HALF; t0 < end; t0 += TSSA_PIECE) {
+                    float x[TSSA_PIECE][P], du_t[TSSA_PIECE];
+                    tssa_load<WHOLE>(x, w_t, t0, true, k, z);
+                    load_pack<TSSA_PIECE>(du_t, du + h * WARP + t0);
+                    bool above = WHOLE && !(resets >> t0 & ((1u << TSSA_PIECE) - 1));
+                    UNROLL for (int i = 0; i < P; i++) above = above && energy[i] > (float)TOST_ENERGY_MIN;
+                    if (above) tssa_add_energies<true>(sum, energy, starts, x, du_t, resets, t0, c, z);
+                    else tssa_add_energies<false>(sum, energy, starts, x, du_t, resets, t0, c, z);
+                    w_t += TSSA_PIECE * (size_t)(unsigned)z.C;
+                }
             }
             tssa_store_halves(totals, starts, starts.dS, first, sum, resets, c);
         }
@@ -1322,20 +1325,20 @@ __device__ inline void tssa_piece_backward(float (&dy)[TSSA_BACK][P], float (&RN
     load_pack<TSSA_BACK>(pi_M, steps.pi_mass + at);
     load_pack<TSSA_BACK>(du, steps.du + at);
     UNROLL for (int i = 0; i < P; i++) {
-        float s[TSSA_BACK], S_last[TSSA_BACK], S[TSSA_BACK], A_t[TSSA_BACK];
+        float S_last[TSSA_BACK], S[TSSA_BACK], A_t[TSSA_BACK];
         UNROLL for (int j = 0; j < TSSA_BACK; j++) {
             const bool starts = resets >> j & 1;   // mutant: walk_past_the_start
-            s[j] = x[j][i] * x[j][i];
+            const float w = x[j][i];
             S_last[j] = starts ? 0.0f : j > 0 ? S[j > 0 ? j - 1 : 0] : energy[i];
-            S[j] = S_last[j] + s[j];
-            A_t[j] = (starts ? (float)TOST_MASS_EPS : j > 0 ? A_t[j > 0 ? j - 1 : 0] : A[i]) + (s[j] + 1.0f) * pi[j];
+            S[j] = S_last[j] + w * w;
+            A_t[j] = (starts ? (float)TOST_MASS_EPS : j > 0 ? A_t[j > 0 ? j - 1 : 0] : A[i]) + (w * w + 1.0f) * pi[j];
         }
         UNROLL for (int j = TSSA_BACK - 1; j >= 0; j--) {
             const float r = reciprocal(A_t[j]), through_y = pi_M[j] * (dy[j][i] * r);
             const bool above = ABOVE || S[j] > (float)TOST_ENERGY_MIN;   // mutant: energy_below_its_least
             const float q = reciprocal(above ? S[j] : (float)TOST_ENERGY_MIN), du_q = du[j] * q, du_q_q = du_q * q;
             const float ds = RS[i] + (above ? du_q_q * S_last[j] : du_q);
-            if (above) RS[i] -= du_q_q * s[j];
+            if (above) RS[i] -= du_q_q * x[j][i] * x[j][i];
             RN[i] += x[j][i] * (r * through_y);
             dy[j][i] = 2.0f * x[j][i] * (pi[j] * RN[i] + ds) - through_y;
             if (resets >> j & 1) RN[i] = 0.0f;   // mutant: moments_of_the_next_document
@@ -1462,7 +1465,7 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
     const int array = z.NH * WARP;
     const TssaSteps steps = {shared, shared + array, shared + 2 * array, shared + 3 * array, shared + array};
     float* const kept = shared + 4 * array;
-    const TssaStarts starts = {keep_starts, kept, kept + TSSA_STARTS * z.C, kept + 2 * TSSA_STARTS * z.C,
+    const TssaStarts starts = {HEADS > 0 || keep_starts, kept, kept + TSSA_STARTS * z.C, kept + 2 * TSSA_STARTS * z.C,
                                kept + (2 * TSSA_STARTS + 1) * z.C};
     tssa_chunk<true>(&chunk, sync, z);
     TssaChunk k = chunk;
