@@ -1071,12 +1071,6 @@ struct TssaStarts { bool kept; float *S, *A, *dN, *dS; };
 
 constexpr int TSSA_STARTS = TSSA_CHUNK / TSSA_BACK, TSSA_HALF = TSSA_CHUNK / 2;
 
-// Saves the sum before step t.
-template <int P>
-__device__ inline void tssa_keep_start(float* starts, const float (&sum)[P], int t, int c, TssaSize z) {
-    store_pack<P>(starts + t / TSSA_BACK * z.C + c, sum);   // mutant: start_not_kept
-}
-
 // Before each half of the chunk: `sum` starts again, and `first` keeps that of the first half.
 template <int P> __device__ inline void tssa_next_half(float (&first)[P], float (&sum)[P]) {
     UNROLL for (int i = 0; i < P; i++) first[i] += sum[i];
@@ -1126,6 +1120,9 @@ __device__ inline void tssa_statistics_backward(float* totals, TssaSteps steps, 
             const bool inside = WHOLE || d < z.HS;
             const int c = h * z.HS + d;
             const S *w_t = w + c, *dy_t = dy + c;
+            const float *pi_h = steps.pi + h * WARP, *mass_h = steps.mass + h * WARP,
+                        *pi_mass_h = steps.pi_mass + h * WARP;
+            float* start = starts.A + c;
             float A[P], first[P] = {}, dN[P] = {}, less_D = 0.0f;   // less_D: minus this lane's part of the sum of dD
             tssa_load_floats(A, carry + z.narrow + c, inside);
             UNROLL for (int i = 0; i < P; i++) A[i] += mass;
@@ -1136,12 +1133,13 @@ __device__ inline void tssa_statistics_backward(float* totals, TssaSteps steps, 
                     float x[PIECE][P], dy_d[PIECE][P], pi_t[PIECE], M[PIECE], pi_M[PIECE], part[PIECE];
                     tssa_load<WHOLE>(x, w_t, t0, inside, k, z);
                     tssa_load<WHOLE>(dy_d, dy_t, t0, inside, k, z);
-                    load_pack<PIECE>(pi_t, steps.pi + h * WARP + t0);
-                    load_pack<PIECE>(M, steps.mass + h * WARP + t0);
-                    load_pack<PIECE>(pi_M, steps.pi_mass + h * WARP + t0);
+                    load_pack<PIECE>(pi_t, pi_h + t0);
+                    load_pack<PIECE>(M, mass_h + t0);
+                    load_pack<PIECE>(pi_M, pi_mass_h + t0);
                     UNROLL for (int j = 0; j < PIECE; j++) {
                         const bool counts = !resets_until(resets, t0 + j);   // mutant: sums_past_the_start
-                        if (j % TSSA_BACK == 0 && starts.kept && inside) tssa_keep_start(starts.A, A, t0 + j, c, z);
+                        if (j % TSSA_BACK == 0 && starts.kept && inside)
+                            store_pack<P>(start + j / TSSA_BACK * z.C, A);   // mutant: start_not_kept
                         float dy_w_r[P], sum;   // over the lane's channels
                         part[j] = less_D;
                         UNROLL for (int i = 0; i < P; i++) {
@@ -1158,9 +1156,10 @@ __device__ inline void tssa_statistics_backward(float* totals, TssaSteps steps, 
                         if (counts) less_D += pi_t[j] * sum;
                     }
                     const float piece = warp_transposed_sum(part, lane_index());
-                    if (lane_index() / PIECE == t0 / PIECE) mine += piece;
+                    if ((unsigned)(lane_index() - t0) < PIECE) mine += piece;
                     w_t += PIECE * (size_t)(unsigned)z.C;
                     dy_t += PIECE * (size_t)(unsigned)z.C;
+                    start += PIECE / TSSA_BACK * z.C;
                 }
             }
             UNROLL for (int i = 0; i < P; i++) total_D += dN[i];
@@ -1231,12 +1230,12 @@ __device__ inline void membership_uniform_backward(float* du, float* behind, Tss
 // before the piece to its end. ABOVE: S > 1e-12 in all of the piece, true except at the start of a sequence of tiny
 // w.
 template <bool ABOVE, int P>
-__device__ inline void tssa_add_energies(float (&sum)[P], float (&energy)[P], TssaStarts starts,
+__device__ inline void tssa_add_energies(float (&sum)[P], float (&energy)[P], float* start, bool kept,
                                          const float (&x)[TSSA_PIECE][P], const float (&du_t)[TSSA_PIECE],
-                                         unsigned resets, int t0, int c, TssaSize z) {
+                                         unsigned resets, int t0, TssaSize z) {
     UNROLL for (int j = 0; j < TSSA_PIECE; j++) {
         const bool counts = !resets_until(resets, t0 + j);   // mutant: energies_past_the_start
-        if (j % TSSA_BACK == 0 && starts.kept) tssa_keep_start(starts.S, energy, t0 + j, c, z);
+        if (j % TSSA_BACK == 0 && kept) store_pack<P>(start + j / TSSA_BACK * z.C, energy);
         if (resets >> (t0 + j) & 1) set_zero(energy);
         UNROLL for (int i = 0; i < P; i++) {
             energy[i] += x[j][i] * x[j][i];
@@ -1256,6 +1255,7 @@ __device__ inline void tssa_energy_backward_totals(float* totals, TssaStarts sta
         for (int d = lane_index() * P; d < z.HS; d += WARP * P) {
             const int c = h * z.HS + d;
             const S* w_t = w + c;
+            float* start = starts.S + c;
             float energy[P], first[P] = {}, sum[P] = {};
             tssa_load_floats(energy, carry + c, true);
             NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK;) {
@@ -1266,8 +1266,9 @@ __device__ inline void tssa_energy_backward_totals(float* totals, TssaStarts sta
                     load_pack<TSSA_PIECE>(du_t, du + h * WARP + t0);
                     bool above = WHOLE && !(resets >> t0 & ((1u << TSSA_PIECE) - 1));
                     UNROLL for (int i = 0; i < P; i++) above = above && energy[i] > (float)TOST_ENERGY_MIN;
-                    if (above) tssa_add_energies<true>(sum, energy, starts, x, du_t, resets, t0, c, z);
-                    else tssa_add_energies<false>(sum, energy, starts, x, du_t, resets, t0, c, z);
+                    if (above) tssa_add_energies<true>(sum, energy, start, starts.kept, x, du_t, resets, t0, z);
+                    else tssa_add_energies<false>(sum, energy, start, starts.kept, x, du_t, resets, t0, z);
+                    start += TSSA_PIECE / TSSA_BACK * z.C;
                     w_t += TSSA_PIECE * (size_t)(unsigned)z.C;
                 }
             }
