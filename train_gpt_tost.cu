@@ -1060,8 +1060,8 @@ static bool tssa_pairs(TssaSize z) {
     return z.HS % 2 == 0 && z.HS > WARP && (z.HS % (2 * WARP) == 0 || z.HS % WARP != 0);
 }
 
-// Per head and step of the chunk, (NH,32) each: Π, M = D + 1e-8, Π M, dΠ and du, which takes the place of M.
-struct TssaSteps { float *pi, *mass, *pi_mass, *dpi, *du; };
+// Per head and step of the chunk, (NH,32) each: Π, Π M, and one after the other M = D + 1e-8, dΠ and du.
+struct TssaSteps { float *pi, *pi_mass, *mass, *dpi, *du; };
 
 // What the first and third phase of backward save in shared memory for the last, which goes backward in time from
 // several steps at once: S and A before every TSSA_BACK-th step of the chunk, (8,C) each, and the sums of
@@ -1069,6 +1069,7 @@ struct TssaSteps { float *pi, *mass, *pi_mass, *dpi, *du; };
 // goes backward from the end of the chunk and recomputes S and A from its start.
 struct TssaStarts { bool kept; float *S, *A, *dN, *dS; };
 
+constexpr int TSSA_PRESET_HS = 64;   // HS of all presets
 constexpr int TSSA_STARTS = TSSA_CHUNK / TSSA_BACK, TSSA_HALF = TSSA_CHUNK / 2;
 
 // Before each half of the chunk: `sum` starts again, and `first` keeps that of the first half.
@@ -1077,13 +1078,12 @@ template <int P> __device__ inline void tssa_next_half(float (&first)[P], float 
     set_zero(sum);
 }
 
-// Saves the sums over the second half; totals: over the chunk, up to its first reset
+// totals, over the chunk; saves the sums over its second half.
 template <int P>
 __device__ inline void tssa_store_halves(float* totals, TssaStarts starts, float* second, float (&first)[P], const float (&sum)[P],
-                                         unsigned resets, int c) {
+                                         int c) {
     if (starts.kept) store_pack<P>(second + c, sum);
-    if (!resets_until(resets, TSSA_HALF - 1))
-        UNROLL for (int i = 0; i < P; i++) first[i] += sum[i];
+    UNROLL for (int i = 0; i < P; i++) first[i] += sum[i];
     store_pack<P>(totals + c, first);
 }
 
@@ -1108,11 +1108,11 @@ __device__ inline void tssa_backward_steps(TssaSteps steps, const float* pi, con
 //     dΠ[t] = Σ_d (s RN[t] - dy w M r) + RD[t]
 // steps.dpi is this with minus the sums over earlier steps for RN and RD: those of the chunk for RD, and of the half
 // chunk for RN. The second phase adds the rest.
-template <bool WHOLE, typename S, int P, typename Documents>
+template <bool WHOLE, typename S, int P, typename Piece>
 __device__ inline void tssa_statistics_backward(float* totals, TssaSteps steps, TssaStarts starts, const float* carry,
-                                                const S* dy, const S* w, Documents, unsigned resets, TssaChunk k,
+                                                const S* dy, const S* w, Piece, unsigned resets, TssaChunk k,
                                                 TssaSize z) {
-    constexpr int PIECE = Documents::value ? TSSA_BACK : TSSA_PIECE;   // resets need registers
+    constexpr int PIECE = Piece::value;
     for (int h = warp_index(); h < z.NH; h += z.warps) {
         const float mass = carry[z.narrow + z.C + h] + (float)TOST_MASS_EPS;
         float mine = 0.0f, total_D = 0.0f;
@@ -1127,8 +1127,10 @@ __device__ inline void tssa_statistics_backward(float* totals, TssaSteps steps, 
             tssa_load_floats(A, carry + z.narrow + c, inside);
             UNROLL for (int i = 0; i < P; i++) A[i] += mass;
             NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK;) {
-                UNROLL for (int i = 0; i < P; i++) less_D -= dN[i];
-                tssa_next_half(first, dN);
+                if (starts.kept) {
+                    UNROLL for (int i = 0; i < P; i++) less_D -= dN[i];
+                    tssa_next_half(first, dN);
+                }
                 NO_UNROLL for (const int end = t0 + TSSA_HALF; t0 < end; t0 += PIECE) {
                     float x[PIECE][P], dy_d[PIECE][P], pi_t[PIECE], M[PIECE], pi_M[PIECE], part[PIECE];
                     tssa_load<WHOLE>(x, w_t, t0, inside, k, z);
@@ -1164,10 +1166,10 @@ __device__ inline void tssa_statistics_backward(float* totals, TssaSteps steps, 
             }
             UNROLL for (int i = 0; i < P; i++) total_D += dN[i];
             total_D -= less_D;
-            if (inside) tssa_store_halves(totals, starts, starts.dN, first, dN, resets, c);
+            if (inside) tssa_store_halves(totals, starts, starts.dN, first, dN, c);
         }
-        steps.dpi[h * WARP + lane_index()] = mine;
         total_D = warp_sum(total_D);
+        if (!resets) steps.dpi[h * WARP + lane_index()] = mine;   // M is still needed where documents start
         if (lane_index() == 0) totals[z.C + h] = total_D;
     }
 }
@@ -1205,12 +1207,13 @@ __device__ inline void membership_backward(TssaSteps steps, float* da, float* dt
     __syncthreads();
     float mean = 0.0f;
     for (int h = 0; h < z.NH; h++) mean += steps.pi[h * WARP + lane_index()] * steps.dpi[h * WARP + lane_index()];
+    __syncthreads();   // du takes the place of dpi   // mutant: mean_unsynchronized
     for (int h = warp_index(); h < z.NH; h += z.warps) {
         const size_t at = tssa_step(h, k, z) + lane_index();
         const float da_t = steps.pi[h * WARP + lane_index()] * (steps.dpi[h * WARP + lane_index()] - mean);
         steps.du[h * WARP + lane_index()] = temp[h] * da_t;
         const float sum = warp_sum(lane_index() < k.n ? da_t * u[at] : 0.0f);
-        if (lane_index() == 0) dtemp[((size_t)h * z.B + k.b) * z.chunks + tssa_place(k)] = sum;
+        if (lane_index() == 0) dtemp[(size_t)(unsigned)(h * z.B + k.b) * (unsigned)z.chunks + tssa_place(k)] = sum;
         if (lane_index() < k.n) da[at] = da_t;
     }
     __syncwarp();
@@ -1229,11 +1232,11 @@ __device__ inline void membership_uniform_backward(float* du, float* behind, Tss
 // sum += Σ_t dS over the piece from step t0 on, with dS = -du s/S² if S > 1e-12, else 0. energy: S, advanced from
 // before the piece to its end. ABOVE: S > 1e-12 in all of the piece, true except at the start of a sequence of tiny
 // w.
-template <bool ABOVE, int P>
+template <bool ABOVE, int PIECE, int P>
 __device__ inline void tssa_add_energies(float (&sum)[P], float (&energy)[P], float* start, bool kept,
-                                         const float (&x)[TSSA_PIECE][P], const float (&du_t)[TSSA_PIECE],
+                                         const float (&x)[PIECE][P], const float (&du_t)[PIECE],
                                          unsigned resets, int t0, TssaSize z) {
-    UNROLL for (int j = 0; j < TSSA_PIECE; j++) {
+    UNROLL for (int j = 0; j < PIECE; j++) {
         const bool counts = !resets_until(resets, t0 + j);   // mutant: energies_past_the_start
         if (j % TSSA_BACK == 0 && kept) store_pack<P>(start + j / TSSA_BACK * z.C, energy);
         if (resets >> (t0 + j) & 1) set_zero(energy);
@@ -1247,10 +1250,11 @@ __device__ inline void tssa_add_energies(float (&sum)[P], float (&energy)[P], fl
 }
 
 // Third phase: the chunk's totals of dS, up to its first reset.
-template <bool WHOLE, typename S, int P>
+template <bool WHOLE, typename S, int P, typename Piece>
 __device__ inline void tssa_energy_backward_totals(float* totals, TssaStarts starts, const float* carry,
-                                                   const float* du, const S* w, unsigned resets, TssaChunk k,
-                                                   TssaSize z) {
+                                                   const float* du, const S* w, Piece, unsigned resets,
+                                                   TssaChunk k, TssaSize z) {
+    constexpr int PIECE = Piece::value;
     for (int h = warp_index(); h < z.NH; h += z.warps) {
         for (int d = lane_index() * P; d < z.HS; d += WARP * P) {
             const int c = h * z.HS + d;
@@ -1260,19 +1264,19 @@ __device__ inline void tssa_energy_backward_totals(float* totals, TssaStarts sta
             tssa_load_floats(energy, carry + c, true);
             NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK;) {
                 tssa_next_half(first, sum);
-                NO_UNROLL for (const int end = t0 + TSSA_HALF; t0 < end; t0 += TSSA_PIECE) {
-                    float x[TSSA_PIECE][P], du_t[TSSA_PIECE];
+                NO_UNROLL for (const int end = t0 + TSSA_HALF; t0 < end; t0 += PIECE) {
+                    float x[PIECE][P], du_t[PIECE];
                     tssa_load<WHOLE>(x, w_t, t0, true, k, z);
-                    load_pack<TSSA_PIECE>(du_t, du + h * WARP + t0);
-                    bool above = WHOLE && !(resets >> t0 & ((1u << TSSA_PIECE) - 1));
+                    load_pack<PIECE>(du_t, du + h * WARP + t0);
+                    bool above = WHOLE && !(resets >> t0 & ((1u << PIECE) - 1));
                     UNROLL for (int i = 0; i < P; i++) above = above && energy[i] > (float)TOST_ENERGY_MIN;
                     if (above) tssa_add_energies<true>(sum, energy, start, starts.kept, x, du_t, resets, t0, z);
                     else tssa_add_energies<false>(sum, energy, start, starts.kept, x, du_t, resets, t0, z);
-                    start += TSSA_PIECE / TSSA_BACK * z.C;
-                    w_t += TSSA_PIECE * (size_t)(unsigned)z.C;
+                    start += PIECE / TSSA_BACK * z.C;
+                    w_t += PIECE * (size_t)(unsigned)z.C;
                 }
             }
-            tssa_store_halves(totals, starts, starts.dS, first, sum, resets, c);
+            tssa_store_halves(totals, starts, starts.dS, first, sum, c);
         }
     }
 }
@@ -1296,7 +1300,7 @@ template <bool WHOLE, typename S, int P>
 __device__ inline void tssa_walk_to(float (&energy)[P], float (&A)[P], int t0, TssaStarts starts, const float* carry,
                                     const float* pi_h, const S* w_d, unsigned resets, int c, int h, TssaChunk k,
                                     TssaSize z) {
-    if (WHOLE || starts.kept) {
+    if (starts.kept) {
         load_pack<P>(energy, starts.S + t0 / TSSA_BACK * z.C + c);
         load_pack<P>(A, starts.A + t0 / TSSA_BACK * z.C + c);
     } else {
@@ -1304,7 +1308,7 @@ __device__ inline void tssa_walk_to(float (&energy)[P], float (&A)[P], int t0, T
         load_pack<P>(A, carry + z.narrow + c);
         UNROLL for (int i = 0; i < P; i++) A[i] += carry[z.narrow + z.C + h] + (float)TOST_MASS_EPS;
     }
-    NO_UNROLL for (int t = WHOLE || starts.kept ? t0 : 0; t < t0; t += TSSA_BACK) {
+    NO_UNROLL for (int t = starts.kept ? t0 : 0; t < t0; t += TSSA_BACK) {
         float x[TSSA_BACK][P], pi[TSSA_BACK];
         tssa_load<WHOLE>(x, w_d + t * z.C, t, true, k, z);
         load_pack<TSSA_BACK>(pi, pi_h + t);
@@ -1396,14 +1400,14 @@ __device__ inline float tssa_backward_documents(TssaSteps steps, TssaStarts star
     return mine;
 }
 
-// WHOLE, and with starts: half of the warp's lanes, with twice the channels, take each half of the chunk. Reads the
-// chunk again for each slice: its addresses are not held in registers from slice to slice.
-template <bool WHOLE, typename S, int P, typename Documents>
+// Halves: 2, which needs the starts, or 1. If WHOLE, each half of the chunk is for half of the warp's lanes, with twice
+// the channels. Reads the chunk again for each slice: its addresses are not held in registers from slice to slice.
+template <bool WHOLE, typename S, int P, typename Documents, typename Halves>
 __device__ inline void tssa_backward_final(S* dw, TssaSteps steps, TssaStarts starts, const float* back,
-                                           const float* saved, const S* dy, const S* w, Documents,
+                                           const float* saved, const S* dy, const S* w, Documents, Halves,
                                            const TssaDocuments* documents, const volatile TssaChunk* chunk,
                                            TssaSize z) {
-    constexpr int HALVES = WHOLE ? 2 : 1, VEC = HALVES * P, LANES = WARP / HALVES, STEPS = TSSA_CHUNK / HALVES;
+    constexpr int HALVES = WHOLE ? Halves::value : 1, VEC = HALVES * P, LANES = WARP / HALVES, STEPS = TSSA_CHUNK / HALVES;
     for (int h = warp_index(); h < z.NH; h += z.warps) {
         for (int d = lane_index() % LANES * VEC; d < z.HS; d += LANES * VEC) {
             const TssaChunk k = {chunk->b, chunk->t0, chunk->n};
@@ -1420,10 +1424,9 @@ __device__ inline void tssa_backward_final(S* dw, TssaSteps steps, TssaStarts st
                 float dN[VEC], dS[VEC];
                 load_pack<VEC>(dN, starts.dN + c);
                 load_pack<VEC>(dS, starts.dS + c);
-                const bool past = !(resets >> TSSA_HALF);   // mutant: sums_past_the_half
                 UNROLL for (int i = 0; i < VEC; i++) {
-                    RN[i] = (past ? RN[i] : 0.0f) + dN[i];
-                    RS[i] = (past ? RS[i] : 0.0f) + dS[i];
+                    RN[i] += dN[i];   // mutant: half_of_dN_dropped
+                    RS[i] += dS[i];   // mutant: half_of_dS_dropped
                 }
             }
             const int last = (min(k.n - first, STEPS) - 1) / TSSA_BACK * TSSA_BACK;
@@ -1457,15 +1460,16 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
                          const float* __restrict__ temp, const TssaDocuments* __restrict__ documents, bool keep_starts,
                          TssaSize z) {
     dependency_wait();
-    DYNAMIC_SHARED(float, shared);   // (4,NH,32), and TssaStarts
+    DYNAMIC_SHARED(float, shared);   // (3,NH,32), and what TssaStarts has
     __shared__ TssaChunk chunk;
     if constexpr (HEADS > 0) {
-        z.NH = HEADS, z.HS = 2 * WARP, z.C = HEADS * z.HS;
+        z.NH = HEADS, z.HS = TSSA_PRESET_HS, z.C = HEADS * z.HS;
         z.warps = tssa_threads(z.C, z.NH) / WARP, z.narrow = scan_stride(z.C), z.wide = scan_stride(z.C + z.NH);
     }
+    const std::integral_constant<int, (HEADS > 0 ? TSSA_PIECE : TSSA_BACK)> piece;   // the steps in registers at once
     const int array = z.NH * WARP;
-    const TssaSteps steps = {shared, shared + array, shared + 2 * array, shared + 3 * array, shared + array};
-    float* const kept = shared + 4 * array;
+    const TssaSteps steps = {shared, shared + array, shared + 2 * array, shared + 2 * array, shared + 2 * array};
+    float* const kept = shared + 3 * array;
     const TssaStarts starts = {HEADS > 0 || keep_starts, kept, kept + TSSA_STARTS * z.C, kept + 2 * TSSA_STARTS * z.C,
                                kept + (2 * TSSA_STARTS + 1) * z.C};
     tssa_chunk<true>(&chunk, sync, z);
@@ -1474,7 +1478,7 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
     tssa_backward_steps(steps, pi, saved + tssa_sums(k, z) + z.narrow + z.C, resets, k, z);
     TSSA_COLUMNS(tssa_statistics_backward, tssa_totals<true>(totals, k.b, tssa_scan_place(true, k, z), z), steps, starts,
                  saved + tssa_sums(k, z), dy + tssa_row(k, z), w + tssa_row(k, z),
-                 std::integral_constant<bool, DOCUMENTS>(), resets, k, z);
+                 piece, resets, k, z);
     tssa_scan<true, true, DOCUMENTS>(back, states, totals, sync + 1, documents, &chunk, z);
     k = chunk;
     resets = tssa_resets<DOCUMENTS>(documents, k, z);
@@ -1492,22 +1496,35 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
         membership_backward(steps, da, dtemp, u, temp, k, z);
         TSSA_COLUMNS(tssa_energy_backward_totals,
                      tssa_totals<false>(totals, k.b, tssa_scan_place(true, k, z), z), starts,
-                     saved + tssa_sums(k, z), steps.du, w + tssa_row(k, z), resets, k, z);
+                     saved + tssa_sums(k, z), steps.du, w + tssa_row(k, z), piece, resets, k, z);
         tssa_scan<false, true, DOCUMENTS>(back, states, totals, sync + 1, documents, &chunk, z);
     }
     k = chunk;
-    const auto documents_or_not = std::integral_constant<bool, DOCUMENTS>();
-    if (keep_starts && tssa_whole<P>(k, z))
-        tssa_backward_final<true, S, P>(dw, steps, starts, back, saved, dy, w, documents_or_not, documents, &chunk, z);
-    else
-        tssa_backward_final<false, S, P>(dw, steps, starts, back, saved, dy, w, documents_or_not, documents, &chunk, z);
+    TSSA_COLUMNS(tssa_backward_final, dw, steps, starts, back, saved, dy, w, std::integral_constant<bool, DOCUMENTS>(),
+                 std::integral_constant<int, (HEADS > 0 ? 2 : 1)>(), documents, &chunk, z);
 }
 
-template <typename S, bool DOCUMENTS> static auto tssa_backward_choice(bool pairs, bool uniform) {
-    return uniform ? (pairs ? tssa_backward_kernel<S, 2, true, DOCUMENTS>
-                            : tssa_backward_kernel<S, 1, true, DOCUMENTS>)
-                   : (pairs ? tssa_backward_kernel<S, 2, false, DOCUMENTS>
-                            : tssa_backward_kernel<S, 1, false, DOCUMENTS>);
+// The kernel for the sizes z; HEADS: as in tssa_backward_kernel, or 0
+template <typename S, int HEADS> static auto tssa_backward_instance(TssaSize z, bool uniform, bool documents) {
+    if constexpr (HEADS > 0) return tssa_backward_kernel<S, 2, false, false, HEADS>;
+    const bool pairs = tssa_pairs(z);
+    if (documents)
+        return uniform ? (pairs ? tssa_backward_kernel<S, 2, true, true, 0> : tssa_backward_kernel<S, 1, true, true, 0>)
+                       : (pairs ? tssa_backward_kernel<S, 2, false, true, 0>
+                                : tssa_backward_kernel<S, 1, false, true, 0>);
+    return uniform ? (pairs ? tssa_backward_kernel<S, 2, true, false, 0> : tssa_backward_kernel<S, 1, true, false, 0>)
+                   : (pairs ? tssa_backward_kernel<S, 2, false, false, 0>
+                            : tssa_backward_kernel<S, 1, false, false, 0>);
+}
+
+template <typename S> static auto tssa_backward_choice(TssaSize z, bool uniform, bool documents) {
+    if (std::is_same<S, bf16>::value && z.HS == TSSA_PRESET_HS && !uniform && !documents)
+        switch (z.NH) {
+        case 12: return tssa_backward_instance<S, 12>(z, uniform, documents);
+        case 16: return tssa_backward_instance<S, 16>(z, uniform, documents);
+        case 20: return tssa_backward_instance<S, 20>(z, uniform, documents);
+        }
+    return tssa_backward_instance<S, 0>(z, uniform, documents);
 }
 
 // dw =; da (B,NH,T), dtemp_partial (NH,B·chunks): for TssaSums. back and totals are working space. A uniform membership
@@ -1518,13 +1535,11 @@ static void tssa_backward(cudaStream_t stream, S* dw, float* da, float* dtemp_pa
                           const float* saved, const float* temp, StepInput step, int membership, int B, int T, int C,
                           int NH) {
     const TssaSize z = tssa_size(B, T, C, NH);
-    const size_t least = 4 * (size_t)NH * WARP * sizeof(float),
+    const size_t least = 3 * (size_t)NH * WARP * sizeof(float),
                  starts = 2 * (TSSA_STARTS + 1) * (size_t)C * sizeof(float);
-    const bool uniform = membership == TOST_UNIFORM, pairs = tssa_pairs(z),
-               keep_starts = least + starts <= MAX_ALLOWED_SHARED;
+    const bool uniform = membership == TOST_UNIFORM, keep_starts = least + starts <= MAX_ALLOWED_SHARED;
     const size_t shared = least + keep_starts * starts;
-    const auto tssa_backward_variant = step.documents ? tssa_backward_choice<S, true>(pairs, uniform)
-                                                      : tssa_backward_choice<S, false>(pairs, uniform);
+    const auto tssa_backward_variant = tssa_backward_choice<S>(z, uniform, step.documents != NULL);
     allow_shared(tssa_backward_variant, shared);
     LAUNCH(tssa_backward_variant, B * z.chunks, tssa_threads(C, NH), shared, stream, dw, da,
            dtemp_partial, back, states, totals, sync, dy, w, u, pi, saved, temp, step.documents, keep_starts, z);
