@@ -1453,7 +1453,7 @@ __device__ inline void tssa_backward_final(S* dw, TssaSteps steps, TssaStarts st
 // of the scan of dN and dD, flags of that of dS; zero before the launch. back (B,chunks,sums): sums past each chunk of
 // dS (narrow), then of dN (C) and dD (NH).
 template <typename S, int P, bool UNIFORM, bool DOCUMENTS, int HEADS>
-__global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
+__global__ void __launch_bounds__(TSSA_WARPS* WARP, DOCUMENTS && sizeof(S) > 2 ? 1 : TSSA_BLOCKS)   // for registers
     tssa_backward_kernel(S* __restrict__ dw, float* da, float* dtemp, float* back, TssaStates states, float* totals,
                          int* sync, const S* __restrict__ dy, const S* __restrict__ w, const float* __restrict__ u,
                          const float* __restrict__ pi, const float* __restrict__ saved,
