@@ -1045,7 +1045,7 @@ template <bool WHOLE, int N, int P, typename S>
 __device__ inline void tssa_load(float (&x)[N][P], const S* p, int t0, bool inside, TssaChunk k, TssaSize z) {
     UNROLL for (int j = 0; j < N; j++) {
         set_zero(x[j]);
-        if (WHOLE || (inside && t0 + j < k.n)) load_pack<P>(x[j], (p + (size_t)j * (unsigned)z.C));
+        if (WHOLE || (inside && t0 + j < k.n)) load_pack<P>(x[j], p + (size_t)j * (unsigned)z.C);
     }
 }
 
@@ -1060,17 +1060,21 @@ static bool tssa_pairs(TssaSize z) {
     return z.HS % 2 == 0 && z.HS > WARP && (z.HS % (2 * WARP) == 0 || z.HS % WARP != 0);
 }
 
-// Per head and step of the chunk, (NH,32) each: Π, Π M, and one after the other M = D + 1e-8, dΠ and du.
+// Per head and step of the chunk, (NH,32) each, in shared memory: Π, Π M, and in one place, one after the other,
+// M = D + 1e-8, dΠ and du.
 struct TssaSteps { float *pi, *pi_mass, *mass, *dpi, *du; };
 
-// What the first and third phase of backward save in shared memory for the last, which goes backward in time from
-// several steps at once: S and A before every TSSA_BACK-th step of the chunk, (8,C) each, and the sums of
-// dN and dS over the second half of the chunk, (C) each. Not kept if shared memory is too small: then the last phase
-// goes backward from the end of the chunk and recomputes S and A from its start.
+// What the first and third phase of backward save in shared memory for the last, which goes backward in time: S and A
+// (see the first phase) before every TSSA_BACK-th step of the chunk, (8,C) each, and the sums of dN and dS over the
+// second half of the chunk, (C) each. Not kept if shared memory is too small: then the last phase recomputes S and A
+// from the start of the chunk.
 struct TssaStarts { bool kept; float *S, *A, *dN, *dS; };
 
-constexpr int TSSA_PRESET_HS = 64;   // HS of all presets
 constexpr int TSSA_STARTS = TSSA_CHUNK / TSSA_BACK, TSSA_HALF = TSSA_CHUNK / 2;
+constexpr int TSSA_PRESET_HS = 64;   // HS of all presets
+
+__host__ __device__ constexpr size_t tssa_steps_size(int NH) { return 3 * (size_t)NH * WARP; }
+__host__ __device__ constexpr size_t tssa_starts_size(int C) { return 2 * (TSSA_STARTS + 1) * (size_t)C; }
 
 // Before each half of the chunk: `sum` starts again, and `first` keeps that of the first half.
 template <int P> __device__ inline void tssa_next_half(float (&first)[P], float (&sum)[P]) {
@@ -1078,12 +1082,12 @@ template <int P> __device__ inline void tssa_next_half(float (&first)[P], float 
     set_zero(sum);
 }
 
-// totals, over the chunk; saves the sums over its second half.
+// After the last half: stores the sums over it, in `second` if that is kept, and over the chunk.
 template <int P>
-__device__ inline void tssa_store_halves(float* totals, TssaStarts starts, float* second, float (&first)[P], const float (&sum)[P],
+__device__ inline void tssa_store_halves(float* totals, float* second, bool kept, float (&first)[P], float (&sum)[P],
                                          int c) {
-    if (starts.kept) store_pack<P>(second + c, sum);
-    UNROLL for (int i = 0; i < P; i++) first[i] += sum[i];
+    if (kept) store_pack<P>(second + c, sum);
+    tssa_next_half(first, sum);
     store_pack<P>(totals + c, first);
 }
 
@@ -1106,8 +1110,8 @@ __device__ inline void tssa_backward_steps(TssaSteps steps, const float* pi, con
 // totals (C+NH): Σ of dN and of dD over the chunk, up to its first reset. With RN and RD, the sums of dN and dD
 // over t' ≥ t,
 //     dΠ[t] = Σ_d (s RN[t] - dy w M r) + RD[t]
-// steps.dpi is this with minus the sums over earlier steps for RN and RD: those of the chunk for RD, and of the half
-// chunk for RN. The second phase adds the rest.
+// steps.dpi is this with minus the sums over earlier steps instead of RN and RD: for RD over those of the chunk, for RN
+// over those of the half chunk if starts are kept, else of the chunk. The second phase adds the rest.
 template <bool WHOLE, typename S, int P, typename Piece>
 __device__ inline void tssa_statistics_backward(float* totals, TssaSteps steps, TssaStarts starts, const float* carry,
                                                 const S* dy, const S* w, Piece, unsigned resets, TssaChunk k,
@@ -1166,7 +1170,7 @@ __device__ inline void tssa_statistics_backward(float* totals, TssaSteps steps, 
             }
             UNROLL for (int i = 0; i < P; i++) total_D += dN[i];
             total_D -= less_D;
-            if (inside) tssa_store_halves(totals, starts, starts.dN, first, dN, c);
+            if (inside) tssa_store_halves(totals, starts.dN, starts.kept, first, dN, c);
         }
         total_D = warp_sum(total_D);
         if (!resets) steps.dpi[h * WARP + lane_index()] = mine;   // M is still needed where documents start
@@ -1174,11 +1178,11 @@ __device__ inline void tssa_statistics_backward(float* totals, TssaSteps steps, 
     }
 }
 
-// Second phase, in tiles: lane t returns the rest of dΠ[t] of head h:   Σ_d s RN + RD, with RD at the start of the chunk
-// and RN at the start of the half chunk: the sums over the rest of the chunk plus those past it, `behind`, (C+NH) each.
+// Second phase, in tiles: lane t returns the rest of dΠ[t] of head h:   Σ_d s RN + RD, with RD at the start of the
+// chunk and RN at the start of the half chunk, or of the chunk: sums to its end plus those past it, `behind` (C+NH).
 template <int KIND, typename S>
-__device__ inline float tssa_backward_membership(const float* totals, TssaStarts starts, const float* behind, const S* w,
-                                                 int h, TssaChunk k, TssaSize z) {
+__device__ inline float tssa_backward_membership(const float* totals, TssaStarts starts, const float* behind,
+                                                 const S* w, int h, TssaChunk k, TssaSize z) {
     constexpr int ROWS = TILE_ROWS<KIND, S>;
     float mine = behind[z.C + h] + totals[z.C + h];
     for (int d0 = 0; d0 < z.HS; d0 += TSSA_TILE_WIDTH) {
@@ -1219,19 +1223,18 @@ __device__ inline void membership_backward(TssaSteps steps, float* da, float* dt
     __syncwarp();
 }
 
-// Replaces the second and third phase if membership is uniform: du, the sums of dS past the chunk, behind (C), and those
-// that the last phase starts from are zero.
+// Replaces the second and third phase if membership is uniform: du, the sums of dS past the chunk, behind (C), and the
+// starts of S are zero.
 __device__ inline void membership_uniform_backward(float* du, float* behind, TssaStarts starts, TssaSize z) {
     for (int i = threadIdx.x; i < z.NH * WARP; i += blockDim.x) du[i] = 0.0f;
     for (int c = threadIdx.x; c < z.C; c += blockDim.x) behind[c] = 0.0f;   // mutant: uniform_behind_unset
     for (int i = threadIdx.x; starts.kept && i < TSSA_STARTS * z.C; i += blockDim.x) starts.S[i] = 0.0f;
-    for (int c = threadIdx.x; starts.kept && c < z.C; c += blockDim.x) starts.dS[c] = 0.0f;
     __syncthreads();
 }
 
 // sum += Σ_t dS over the piece from step t0 on, with dS = -du s/S² if S > 1e-12, else 0. energy: S, advanced from
-// before the piece to its end. ABOVE: S > 1e-12 in all of the piece, true except at the start of a sequence of tiny
-// w.
+// before the piece to its end; start: where it is saved if kept. ABOVE: S > 1e-12 in all of the piece, true except at
+// the start of a sequence or document.
 template <bool ABOVE, int PIECE, int P>
 __device__ inline void tssa_add_energies(float (&sum)[P], float (&energy)[P], float* start, bool kept,
                                          const float (&x)[PIECE][P], const float (&du_t)[PIECE],
@@ -1264,7 +1267,7 @@ __device__ inline void tssa_energy_backward_totals(float* totals, TssaStarts sta
             tssa_load_floats(energy, carry + c, true);
             NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK;) {
                 tssa_next_half(first, sum);
-                NO_UNROLL for (const int end = t0 + TSSA_HALF; t0 < end; t0 += PIECE) {
+                UNROLL for (const int end = t0 + TSSA_HALF; t0 < end; t0 += PIECE) {
                     float x[PIECE][P], du_t[PIECE];
                     tssa_load<WHOLE>(x, w_t, t0, true, k, z);
                     load_pack<PIECE>(du_t, du + h * WARP + t0);
@@ -1276,7 +1279,7 @@ __device__ inline void tssa_energy_backward_totals(float* totals, TssaStarts sta
                     w_t += PIECE * (size_t)(unsigned)z.C;
                 }
             }
-            tssa_store_halves(totals, starts, starts.dS, first, sum, c);
+            tssa_store_halves(totals, starts.dS, starts.kept, first, sum, c);
         }
     }
 }
@@ -1295,7 +1298,7 @@ __device__ inline void tssa_advance(float (&energy)[P], float (&A)[P], const flo
     }
 }
 
-// S and A before step t0, recomputed from the last start before it.
+// S and A before step t0: kept, or recomputed from the start of the chunk.
 template <bool WHOLE, typename S, int P>
 __device__ inline void tssa_walk_to(float (&energy)[P], float (&A)[P], int t0, TssaStarts starts, const float* carry,
                                     const float* pi_h, const S* w_d, unsigned resets, int c, int h, TssaChunk k,
@@ -1330,13 +1333,12 @@ __device__ inline void tssa_piece_backward(float (&dy)[TSSA_BACK][P], float (&RN
     load_pack<TSSA_BACK>(pi_M, steps.pi_mass + at);
     load_pack<TSSA_BACK>(du, steps.du + at);
     UNROLL for (int i = 0; i < P; i++) {
-        float S_last[TSSA_BACK], S[TSSA_BACK], A_t[TSSA_BACK];
+        float S_next = energy[i], A_next = A[i], S_last[TSSA_BACK], S[TSSA_BACK], A_t[TSSA_BACK];
         UNROLL for (int j = 0; j < TSSA_BACK; j++) {
-            const bool starts = resets >> j & 1;   // mutant: walk_past_the_start
-            const float w = x[j][i];
-            S_last[j] = starts ? 0.0f : j > 0 ? S[j > 0 ? j - 1 : 0] : energy[i];
-            S[j] = S_last[j] + w * w;
-            A_t[j] = (starts ? (float)TOST_MASS_EPS : j > 0 ? A_t[j > 0 ? j - 1 : 0] : A[i]) + (w * w + 1.0f) * pi[j];
+            if (resets >> j & 1) S_next = 0.0f, A_next = (float)TOST_MASS_EPS;   // mutant: walk_past_the_start
+            S_last[j] = S_next;
+            S[j] = S_next += x[j][i] * x[j][i];
+            A_t[j] = A_next += (x[j][i] * x[j][i] + 1.0f) * pi[j];
         }
         UNROLL for (int j = TSSA_BACK - 1; j >= 0; j--) {
             const float r = reciprocal(A_t[j]), through_y = pi_M[j] * (dy[j][i] * r);
@@ -1400,22 +1402,22 @@ __device__ inline float tssa_backward_documents(TssaSteps steps, TssaStarts star
     return mine;
 }
 
-// Halves: 2, which needs the starts, or 1. If WHOLE, each half of the chunk is for half of the warp's lanes, with twice
-// the channels. Reads the chunk again for each slice: its addresses are not held in registers from slice to slice.
+// Halves: 1, or, if starts are kept and there are no documents, 2: then if WHOLE, half of the warp's lanes take each
+// half of the chunk, with twice the channels. Reads the chunk again for each slice: its addresses are not held in
+// registers from slice to slice.
 template <bool WHOLE, typename S, int P, typename Documents, typename Halves>
 __device__ inline void tssa_backward_final(S* dw, TssaSteps steps, TssaStarts starts, const float* back,
                                            const float* saved, const S* dy, const S* w, Documents, Halves,
                                            const TssaDocuments* documents, const volatile TssaChunk* chunk,
                                            TssaSize z) {
-    constexpr int HALVES = WHOLE ? Halves::value : 1, VEC = HALVES * P, LANES = WARP / HALVES, STEPS = TSSA_CHUNK / HALVES;
+    constexpr int HALVES = WHOLE ? Halves::value : 1, VEC = HALVES * P, LANES = WARP / HALVES;
+    constexpr int STEPS = TSSA_CHUNK / HALVES;
     for (int h = warp_index(); h < z.NH; h += z.warps) {
         for (int d = lane_index() % LANES * VEC; d < z.HS; d += LANES * VEC) {
             const TssaChunk k = {chunk->b, chunk->t0, chunk->n};
             const float *carry = saved + tssa_sums(k, z), *behind = back + tssa_sums(k, z);
             const int c = h * z.HS + d, first = lane_index() / LANES * STEPS;
             const size_t row = tssa_row(k, z) + c;
-            const S *w_d = w + row, *dy_row = dy + row;
-            S* const dw_row = dw + row;
             const unsigned resets = tssa_resets<Documents::value>(documents, k, z);
             float RN[VEC], RS[VEC];
             load_pack<VEC>(RN, behind + z.narrow + c);
@@ -1429,20 +1431,22 @@ __device__ inline void tssa_backward_final(S* dw, TssaSteps steps, TssaStarts st
                     RS[i] += dS[i];   // mutant: half_of_dS_dropped
                 }
             }
-            const int last = (min(k.n - first, STEPS) - 1) / TSSA_BACK * TSSA_BACK;
+            const int last = (WHOLE ? STEPS - 1 : k.n - 1) / TSSA_BACK * TSSA_BACK;
             NO_UNROLL for (int t0 = first + last; t0 >= first; t0 -= TSSA_BACK) {
+                const size_t at = row + (unsigned)(t0 * z.C);
                 float energy[VEC], A[VEC], x[TSSA_BACK][VEC], dy_d[TSSA_BACK][VEC];
-                tssa_walk_to<WHOLE>(energy, A, t0, starts, carry, steps.pi + h * WARP, w_d, resets, c, h, k, z);
-                tssa_load<WHOLE>(x, (w_d + (size_t)t0 * (unsigned)z.C), t0, true, k, z);
-                tssa_load<WHOLE>(dy_d, (dy_row + (size_t)t0 * (unsigned)z.C), t0, true, k, z);
-                S* const dw_t = (dw_row + (size_t)t0 * (unsigned)z.C);
+                tssa_walk_to<WHOLE>(energy, A, t0, starts, carry, steps.pi + h * WARP, w + row, resets, c, h, k, z);
+                tssa_load<WHOLE>(x, w + at, t0, true, k, z);
+                tssa_load<WHOLE>(dy_d, dy + at, t0, true, k, z);
                 const unsigned in_piece = resets >> t0 & ((1u << TSSA_BACK) - 1);
                 bool above = WHOLE && !in_piece;
                 UNROLL for (int i = 0; i < VEC; i++) above = above && energy[i] > (float)TOST_ENERGY_MIN;
                 if (above) tssa_piece_backward<true>(dy_d, RN, RS, energy, A, x, steps, h * WARP + t0, 0);
                 else tssa_piece_backward<false>(dy_d, RN, RS, energy, A, x, steps, h * WARP + t0, in_piece);
-                UNROLL for (int j = 0; j < TSSA_BACK; j++)
-                    if (WHOLE || t0 + j < k.n) store_pack<VEC>((dw_t + (size_t)j * (unsigned)z.C), dy_d[j]);   // mutant: chunk_edge_backward
+                UNROLL for (int j = 0; j < TSSA_BACK; j++) {
+                    S* const dw_t = dw + at + (size_t)j * (unsigned)z.C;
+                    if (WHOLE || t0 + j < k.n) store_pack<VEC>(dw_t, dy_d[j]);   // mutant: chunk_edge_backward
+                }
             }
         }
     }
@@ -1451,16 +1455,19 @@ __device__ inline void tssa_backward_final(S* dw, TssaSteps steps, TssaStarts st
 // Minimum traffic per row: 2C (w) + 2C (dy) + 2C (dw). Moved in addition: carries, back and totals, about
 // (4 + 8 + 8) (2C + NH)/32 = 1.25C, and 3 · 4 NH. The scans run from the last chunk to the first. sync: ticket, flags
 // of the scan of dN and dD, flags of that of dS; zero before the launch. back (B,chunks,sums): sums past each chunk of
-// dS (narrow), then of dN (C) and dD (NH).
+// dS (narrow), then of dN (C) and dD (NH). HEADS: if not 0, NH, of TSSA_PRESET_HS channels each: sizes known to the
+// compiler save a fifth of the instructions. Floats and documents need the registers of two blocks.
 template <typename S, int P, bool UNIFORM, bool DOCUMENTS, int HEADS>
-__global__ void __launch_bounds__(TSSA_WARPS* WARP, DOCUMENTS && sizeof(S) > 2 ? 1 : TSSA_BLOCKS)   // for registers
+__global__ void __launch_bounds__(TSSA_WARPS* WARP, DOCUMENTS && sizeof(S) > 2 ? 1 : TSSA_BLOCKS)
     tssa_backward_kernel(S* __restrict__ dw, float* da, float* dtemp, float* back, TssaStates states, float* totals,
                          int* sync, const S* __restrict__ dy, const S* __restrict__ w, const float* __restrict__ u,
                          const float* __restrict__ pi, const float* __restrict__ saved,
                          const float* __restrict__ temp, const TssaDocuments* __restrict__ documents, bool keep_starts,
                          TssaSize z) {
     dependency_wait();
-    DYNAMIC_SHARED(float, shared);   // (3,NH,32), and what TssaStarts has
+    DYNAMIC_SHARED(float, shared);   // tssa_steps_size, tssa_starts_size
+    static_assert((tssa_steps_size(HEADS) + tssa_starts_size(HEADS * TSSA_PRESET_HS)) * sizeof(float) <=
+                  MAX_ALLOWED_SHARED, "starts are kept");
     __shared__ TssaChunk chunk;
     if constexpr (HEADS > 0) {
         z.NH = HEADS, z.HS = TSSA_PRESET_HS, z.C = HEADS * z.HS;
@@ -1469,16 +1476,15 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, DOCUMENTS && sizeof(S) > 2 ?
     const std::integral_constant<int, (HEADS > 0 ? TSSA_PIECE : TSSA_BACK)> piece;   // the steps in registers at once
     const int array = z.NH * WARP;
     const TssaSteps steps = {shared, shared + array, shared + 2 * array, shared + 2 * array, shared + 2 * array};
-    float* const kept = shared + 3 * array;
+    float* const kept = shared + tssa_steps_size(z.NH);
     const TssaStarts starts = {HEADS > 0 || keep_starts, kept, kept + TSSA_STARTS * z.C, kept + 2 * TSSA_STARTS * z.C,
                                kept + (2 * TSSA_STARTS + 1) * z.C};
     tssa_chunk<true>(&chunk, sync, z);
     TssaChunk k = chunk;
     unsigned resets = tssa_resets<DOCUMENTS>(documents, k, z);
     tssa_backward_steps(steps, pi, saved + tssa_sums(k, z) + z.narrow + z.C, resets, k, z);
-    TSSA_COLUMNS(tssa_statistics_backward, tssa_totals<true>(totals, k.b, tssa_scan_place(true, k, z), z), steps, starts,
-                 saved + tssa_sums(k, z), dy + tssa_row(k, z), w + tssa_row(k, z),
-                 piece, resets, k, z);
+    TSSA_COLUMNS(tssa_statistics_backward, tssa_totals<true>(totals, k.b, tssa_scan_place(true, k, z), z), steps,
+                 starts, saved + tssa_sums(k, z), dy + tssa_row(k, z), w + tssa_row(k, z), piece, resets, k, z);
     tssa_scan<true, true, DOCUMENTS>(back, states, totals, sync + 1, documents, &chunk, z);
     k = chunk;
     resets = tssa_resets<DOCUMENTS>(documents, k, z);
@@ -1504,7 +1510,6 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, DOCUMENTS && sizeof(S) > 2 ?
                  std::integral_constant<int, (HEADS > 0 ? 2 : 1)>(), documents, &chunk, z);
 }
 
-// The kernel for the sizes z; HEADS: as in tssa_backward_kernel, or 0
 template <typename S, int HEADS> static auto tssa_backward_instance(TssaSize z, bool uniform, bool documents) {
     if constexpr (HEADS > 0) return tssa_backward_kernel<S, 2, false, false, HEADS>;
     const bool pairs = tssa_pairs(z);
@@ -1517,13 +1522,14 @@ template <typename S, int HEADS> static auto tssa_backward_instance(TssaSize z, 
                             : tssa_backward_kernel<S, 1, false, false, 0>);
 }
 
+// The presets have kernels of their own.
 template <typename S> static auto tssa_backward_choice(TssaSize z, bool uniform, bool documents) {
-    if (std::is_same<S, bf16>::value && z.HS == TSSA_PRESET_HS && !uniform && !documents)
-        switch (z.NH) {
-        case 12: return tssa_backward_instance<S, 12>(z, uniform, documents);
-        case 16: return tssa_backward_instance<S, 16>(z, uniform, documents);
-        case 20: return tssa_backward_instance<S, 20>(z, uniform, documents);
-        }
+    if constexpr (std::is_same<S, bf16>::value) {
+        const int preset = z.HS == TSSA_PRESET_HS && !uniform && !documents ? z.NH : 0;
+        if (preset == 12) return tssa_backward_instance<S, 12>(z, uniform, documents);
+        if (preset == 16) return tssa_backward_instance<S, 16>(z, uniform, documents);
+        if (preset == 20) return tssa_backward_instance<S, 20>(z, uniform, documents);
+    }
     return tssa_backward_instance<S, 0>(z, uniform, documents);
 }
 
@@ -1535,8 +1541,7 @@ static void tssa_backward(cudaStream_t stream, S* dw, float* da, float* dtemp_pa
                           const float* saved, const float* temp, StepInput step, int membership, int B, int T, int C,
                           int NH) {
     const TssaSize z = tssa_size(B, T, C, NH);
-    const size_t least = 3 * (size_t)NH * WARP * sizeof(float),
-                 starts = 2 * (TSSA_STARTS + 1) * (size_t)C * sizeof(float);
+    const size_t least = tssa_steps_size(NH) * sizeof(float), starts = tssa_starts_size(C) * sizeof(float);
     const bool uniform = membership == TOST_UNIFORM, keep_starts = least + starts <= MAX_ALLOWED_SHARED;
     const size_t shared = least + keep_starts * starts;
     const auto tssa_backward_variant = tssa_backward_choice<S>(z, uniform, step.documents != NULL);
