@@ -563,7 +563,7 @@ struct TssaSize {
 };
 
 // Enough threads for a warp per head and for a scan in one pass, up to the maximum.
-__host__ __device__ constexpr int tssa_threads(int C, int NH) {
+__host__ __device__ inline int tssa_threads(int C, int NH) {
     return WARP * max(div_up(NH, div_up(NH, TSSA_WARPS)), min(TSSA_WARPS, div_up(C + NH, WARP * SCAN_VEC)));
 }
 
