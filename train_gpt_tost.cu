@@ -232,11 +232,10 @@ constexpr int NORM_ROWS = 2;           // rows per block at once in backward if 
 // branch NULL: x_out = x and is not written. copy: of y. Minimum traffic per row: 4C (x) + 2C (branch) + 4C (x_out) +
 // 2C (y) = 12C.
 template <typename S, int VEC, int PACKS, bool WARP_ROW, typename Copy>
-__global__ void __launch_bounds__(WARP_ROW ? NORM_WARPS * WARP : NORM_THREADS)
+__global__ void __launch_bounds__(WARP_ROW ? NORM_WARPS * WARP : NORM_THREADS, WARP_ROW ? 0 : 2)
     residual_layernorm_forward_kernel(float* __restrict__ x_out, S* __restrict__ y, float* mean, float* rstd,
-                                      const float* __restrict__ x, const S* __restrict__ branch,
-                                      const float* __restrict__ gamma, const float* __restrict__ w,
-                                      const float* __restrict__ b, size_t rows, int C, Copy copy) {
+                                      const float* x, const S* branch, const float* gamma, const float* w,
+                                      const float* b, size_t rows, int C, Copy copy) {
     dependency_wait();
     __shared__ float shared[WARP_ROW ? 1 : WARP];
     const size_t row = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
@@ -970,10 +969,10 @@ __device__ inline void tssa_statistics_forward(S* y, const float* carry, TssaGro
 // Minimum traffic per row: 2C (w) + 2C (y). Moved in addition: carries and totals, (4 + 8) (2C + NH)/32 = 0.75C, and u
 // and pi, 8 NH. sync: ticket, flags of the scan of S, flags of that of N and D; zero before the launch.
 template <typename S, bool UNIFORM, bool DOCUMENTS> __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
-    tssa_forward_kernel(S* __restrict__ y, float* u, float* pi, float* saved, TssaStates states, float* totals,
-                        int* sync, const S* __restrict__ w, const float* __restrict__ temp,
-                        const float* __restrict__ denom_bias, const StepHeader* __restrict__ step, int block_size,
-                        const TssaDocuments* __restrict__ documents, TssaSize z) {
+    tssa_forward_kernel(S* y, float* u, float* pi, float* saved, TssaStates states, float* totals,
+                        int* sync, const S* w, const float* temp,
+                        const float* denom_bias, const StepHeader* step, int block_size,
+                        const TssaDocuments* documents, TssaSize z) {
     dependency_wait();
     DYNAMIC_SHARED(float, shared);   // (2,NH,32), and TssaGroups
     __shared__ TssaChunk chunk;
@@ -1404,9 +1403,9 @@ __device__ inline void tssa_backward_final(S* dw, TssaStarts starts, const float
 template <typename S, int P, bool UNIFORM, bool DOCUMENTS>
 __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
     tssa_backward_kernel(S* __restrict__ dw, float* da, float* dtemp, float* back, TssaStates states, float* totals,
-                         int* sync, const S* __restrict__ dy, const S* __restrict__ w, const float* __restrict__ u,
-                         const float* __restrict__ pi, const float* __restrict__ saved,
-                         const float* __restrict__ temp, const TssaDocuments* __restrict__ documents, bool keep_starts,
+                         int* sync, const S* dy, const S* w, const float* u,
+                         const float* pi, const float* saved,
+                         const float* temp, const TssaDocuments* documents, bool keep_starts,
                          TssaSize z) {
     dependency_wait();
     DYNAMIC_SHARED(float, shared);   // (4,NH,32), and TssaStarts
@@ -1568,7 +1567,7 @@ static void gelu_forward(cudaStream_t stream, S* y, const S* x, size_t n, Copy c
 // dx = dy (Φ(x) + x φ(x)), φ(x) = e^(-x²/2)/√(2π), in place: dx holds dy on entry. dx, x (rows,N); partial (blocks,N):
 // Σ of dx over every gridDim.x-th row. Minimum traffic per element: 4 (dx) + 2 (x).
 template <typename S, int VEC, typename Copy> __global__ void __launch_bounds__(GELU_THREADS)
-    gelu_backward_kernel(S* __restrict__ dx, float* __restrict__ partial, const S* __restrict__ x, size_t rows, int N,
+    gelu_backward_kernel(S* __restrict__ dx, float* __restrict__ partial, const S* x, size_t rows, int N,
                          Copy copy) {
     dependency_wait();
     CopyWriter<Copy> writer(copy);

@@ -106,7 +106,8 @@ inline void platform_launch(void (*kernel)(Params...), dim3 grid, dim3 block, si
     platform_launch(kernel, grid, block, shared_bytes, stream, ##__VA_ARGS__)
 
 // The first statement of every kernel: waits until all earlier kernels of the stream have ended and their writes are
-// visible. Then allows the next kernel to be launched, which waits in the same way.
+// visible. Then allows the next kernel to be launched, which waits in the same way. No parameter of a kernel may be
+// const __restrict__: nvcc would read it through the cache for constant data, which may hold old values.
 __device__ inline void dependency_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
