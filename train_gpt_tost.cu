@@ -2779,6 +2779,9 @@ static bool fits_fp8(const cudaDeviceProp* prop, const TostConfig* c, const Tost
     if (prop->major < 9)
         return tost_error(err, "--dtype fp8: %s has compute capability %d.%d; 9.0 or later is needed (Hopper): give "
                           "--dtype bf16", prop->name, prop->major, prop->minor);
+    if (kernel_arch() < 90)
+        return tost_error(err, "--dtype fp8: this build has code only for compute capability %d.%d; build it without "
+                          "GENCODE, or give --dtype bf16", kernel_arch() / 10, kernel_arch() % 10);
     if (c->n_embd % 16)
         return tost_error(err, "--dtype fp8: --channels %d is not a multiple of 16: give --dtype bf16", c->n_embd);
     if (o->chunk && o->chunk < o->max_seq)

@@ -18,7 +18,8 @@ extern "C" {
 inline const char* cuda_advice(cudaError_t e) {
     switch (e) {
     case cudaErrorMemoryAllocation: return "a smaller --batch or --seq needs less memory";
-    case cudaErrorInsufficientDriver: return "install an NVIDIA driver as new as the CUDA version of this build";
+    case cudaErrorInsufficientDriver:
+    case cudaErrorUnsupportedPtxVersion: return "install an NVIDIA driver as new as the CUDA version of this build";
     case cudaErrorNoDevice: return "no GPU was found; train_gpt_tost runs on the CPU";
     case cudaErrorNoKernelImageForDevice:
         return "this build has no code for this GPU; build it with a newer CUDA toolkit";

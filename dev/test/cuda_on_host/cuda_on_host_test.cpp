@@ -246,6 +246,10 @@ void test_refusals(Checks* c) {
     ampere.major = 8;
     const TostConfig narrow = {1, 2, 64, 40, 257, 0, TOST_LEARNED, -1};
     test_refusal(c, ampere, narrow, options_of(2, 40, true, TOST_FP8), "fp8: cuda_on_host has compute capability 8.0;");
+    CudaOnHostOptions old_code;
+    old_code.arch = 80;
+    test_refusal(c, old_code, narrow, options_of(2, 40, true, TOST_FP8), "fp8: this build has code only for compute cap"
+                 "ability 8.0;");
     test_refusal(c, CudaOnHostOptions(), narrow, options_of(2, 40, false, TOST_FP8), "--dtype fp8 is for training");
     test_refusal(c, CudaOnHostOptions(), narrow, options_of(1, 37, true, TOST_FP8), "--batch 1 times --seq 37");
     test_refusal(c, CudaOnHostOptions(), SMALL, options_of(2, 40, true, TOST_FP8), "--channels 60 is not a multiple");

@@ -242,13 +242,13 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* prop, int device) {
     NEED_DEVICE();
     if (device < 0 || device >= runtime.options.devices) return fail(cudaErrorInvalidDevice);
     *prop = {};
-    snprintf(prop->name, sizeof prop->name, "cuda_on_host");
+    snprintf(prop->name, sizeof prop->name, "%s", runtime.options.name);
     prop->totalGlobalMem = runtime.options.memory;
     prop->sharedMemPerBlock = 48 << 10;
-    prop->sharedMemPerBlockOptin = 227 << 10;
+    prop->sharedMemPerBlockOptin = 99 << 10;
     prop->sharedMemPerMultiprocessor = 228 << 10;
     prop->major = runtime.options.major;
-    prop->multiProcessorCount = 3;  // few, so that grid-stride loops have several iterations
+    prop->multiProcessorCount = runtime.options.multiprocessors;
     prop->maxThreadsPerBlock = 1024;
     prop->maxThreadsPerMultiProcessor = 2048;
     prop->regsPerBlock = 65536;
@@ -334,6 +334,7 @@ cudaError_t cudaFreeHost(void* p) {
     if (!p) return cudaSuccess;
     if (!runtime.pinned.count((char*)p))
         cuda_on_host_die("cudaFreeHost of %p, which is not from cudaMallocHost", p);
+    if (runtime.captures) cuda_on_host_die("cudaFreeHost while a stream is capturing");
     run_all();
     runtime.pinned.erase((char*)p);
     free(p);
