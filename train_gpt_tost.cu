@@ -2847,20 +2847,14 @@ static TostModel* cuda_create(const TostConfig* c, const TostEngineOptions* o, T
     return is_bf16(o->dtype) ? model_create<bf16>(c, o, err) : model_create<float>(c, o, err);
 }
 
-// By the name of the GPU; else the rate of a square product, or 0 if memory is short.
-template <typename S> static double cuda_peak_flops(TypedModel<S>* m) {
+// The rate of a square product, in operations/s; 0 if memory is short.
+template <typename S> static double measured_peak(TypedModel<S>* m, int multiprocessors) {
     constexpr int PRODUCTS = 10;
-    cudaDeviceProp prop;
     cudaEvent_t start, stop;
     S* x;
     float ms;
-    int device;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaGetDeviceProperties(&prop, device));
-    const double peak = flops_peak_of(prop.name, m->options.dtype);
-    const int n = min(4096, 64 * prop.multiProcessorCount);
+    const int n = min(4096, 64 * multiprocessors);
     const size_t size = (size_t)n * n;
-    if (peak > 0) return peak;
     if (cudaMalloc(&x, 3 * size * sizeof(S)) != cudaSuccess) {
         (void)cudaGetLastError();
         return 0;
@@ -2879,6 +2873,13 @@ template <typename S> static double cuda_peak_flops(TypedModel<S>* m) {
     CUDA_CHECK(cudaEventDestroy(stop));
     CUDA_CHECK(cudaFree(x));
     return 2.0 * PRODUCTS * size * n / (ms * 1e-3);
+}
+
+template <typename S> static double cuda_peak_flops(TypedModel<S>* m, bool* measured) {
+    const cudaDeviceProp prop = current_device();
+    const double peak = flops_peak_of(prop.name, prop.multiProcessorCount, m->options.dtype);
+    *measured = peak == 0;
+    return *measured ? measured_peak(m, prop.multiProcessorCount) : peak;
 }
 
 template <typename S> static void cuda_put(TypedModel<S>* m, TostState s, const TostTensor* t, const float* src) {

@@ -42,6 +42,15 @@ inline void cuda_check(cudaError_t e, const char* what, const char* file, int li
 }
 #define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)
 
+// The device of this process
+inline cudaDeviceProp current_device() {
+    cudaDeviceProp prop;
+    int device;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaGetDeviceProperties(&prop, device));
+    return prop;
+}
+
 // LAUNCH(kernel, grid, block, shared_bytes, stream, arguments...): a template instance needs parentheses.
 #define LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
     do { \
