@@ -2922,6 +2922,7 @@ static bool is_bf16(TostModel* m) { return is_bf16(m->options.dtype); }
 static bool is_bf16(const TostModel* m) { return is_bf16(m->options.dtype); }
 #define TYPED(f) [](auto... a) { return (is_bf16(a) || ...) ? f(typed<bf16>(a)...) : f(typed<float>(a)...); }
 
+#ifndef TOST_NO_ENGINE
 extern "C" const TostEngine tost_cuda_engine = {
     .name = "cuda",
     .default_dtype = TOST_BF16,
@@ -2958,6 +2959,7 @@ extern "C" const TostEngine tost_cuda_engine = {
     .open_comm = NULL,
 #endif
 };
+#endif
 
 #ifndef TOST_NO_MAIN
 int main(int argc, char** argv) { return tost_main(argc, argv, &tost_cuda_engine); }
