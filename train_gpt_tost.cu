@@ -233,9 +233,10 @@ constexpr int NORM_ROWS = 2;           // rows per block at once in backward if 
 // 2C (y) = 12C.
 template <typename S, int VEC, int PACKS, bool WARP_ROW, typename Copy>
 __global__ void __launch_bounds__(WARP_ROW ? NORM_WARPS * WARP : NORM_THREADS, WARP_ROW ? 0 : 2)
-    residual_layernorm_forward_kernel(float* __restrict__ x_out, S* __restrict__ y, float* mean, float* rstd,
-                                      const float* x, const S* branch, const float* gamma, const float* w,
-                                      const float* b, size_t rows, int C, Copy copy) {
+    residual_layernorm_forward_kernel(float* RESTRICT x_out, S* RESTRICT y, float* mean, float* rstd,
+                                      const float* RESTRICT x, const S* RESTRICT branch,
+                                      const float* RESTRICT gamma, const float* RESTRICT w,
+                                      const float* RESTRICT b, size_t rows, int C, Copy copy) {
     dependency_wait();
     __shared__ float shared[WARP_ROW ? 1 : WARP];
     const size_t row = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
@@ -969,10 +970,10 @@ __device__ inline void tssa_statistics_forward(S* y, const float* carry, TssaGro
 // Minimum traffic per row: 2C (w) + 2C (y). Moved in addition: carries and totals, (4 + 8) (2C + NH)/32 = 0.75C, and u
 // and pi, 8 NH. sync: ticket, flags of the scan of S, flags of that of N and D; zero before the launch.
 template <typename S, bool UNIFORM, bool DOCUMENTS> __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
-    tssa_forward_kernel(S* y, float* u, float* pi, float* saved, TssaStates states, float* totals,
-                        int* sync, const S* w, const float* temp,
-                        const float* denom_bias, const StepHeader* step, int block_size,
-                        const TssaDocuments* documents, TssaSize z) {
+    tssa_forward_kernel(S* RESTRICT y, float* u, float* pi, float* saved, TssaStates states, float* totals,
+                        int* sync, const S* RESTRICT w, const float* RESTRICT temp,
+                        const float* RESTRICT denom_bias, const StepHeader* RESTRICT step, int block_size,
+                        const TssaDocuments* RESTRICT documents, TssaSize z) {
     dependency_wait();
     DYNAMIC_SHARED(float, shared);   // (2,NH,32), and TssaGroups
     __shared__ TssaChunk chunk;
@@ -1402,10 +1403,10 @@ __device__ inline void tssa_backward_final(S* dw, TssaStarts starts, const float
 // dS (narrow), then of dN (C) and dD (NH).
 template <typename S, int P, bool UNIFORM, bool DOCUMENTS>
 __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
-    tssa_backward_kernel(S* __restrict__ dw, float* da, float* dtemp, float* back, TssaStates states, float* totals,
-                         int* sync, const S* dy, const S* w, const float* u,
-                         const float* pi, const float* saved,
-                         const float* temp, const TssaDocuments* documents, bool keep_starts,
+    tssa_backward_kernel(S* RESTRICT dw, float* da, float* dtemp, float* back, TssaStates states, float* totals,
+                         int* sync, const S* RESTRICT dy, const S* RESTRICT w, const float* RESTRICT u,
+                         const float* RESTRICT pi, const float* RESTRICT saved,
+                         const float* RESTRICT temp, const TssaDocuments* RESTRICT documents, bool keep_starts,
                          TssaSize z) {
     dependency_wait();
     DYNAMIC_SHARED(float, shared);   // (4,NH,32), and TssaStarts
@@ -1567,7 +1568,7 @@ static void gelu_forward(cudaStream_t stream, S* y, const S* x, size_t n, Copy c
 // dx = dy (Φ(x) + x φ(x)), φ(x) = e^(-x²/2)/√(2π), in place: dx holds dy on entry. dx, x (rows,N); partial (blocks,N):
 // Σ of dx over every gridDim.x-th row. Minimum traffic per element: 4 (dx) + 2 (x).
 template <typename S, int VEC, typename Copy> __global__ void __launch_bounds__(GELU_THREADS)
-    gelu_backward_kernel(S* __restrict__ dx, float* __restrict__ partial, const S* x, size_t rows, int N,
+    gelu_backward_kernel(S* RESTRICT dx, float* RESTRICT partial, const S* RESTRICT x, size_t rows, int N,
                          Copy copy) {
     dependency_wait();
     CopyWriter<Copy> writer(copy);

@@ -33,7 +33,7 @@ comma     := ,
 train_gpt_tostcu: $(CU)/train_gpt_tost.o $(BUILD)/libtost.a build/variant
 	$(call say,LINK $@) $(COMPILE) -o $@ $(filter %.o %.a,$^) $(CUDA_LIBS) $(LIBS)
 $(CU)/train_gpt_tost.o: train_gpt_tost.cu $(wildcard tost/*.h tost/*.cuh) $(CU)/gencode
-	$(call say,NVCC $< (for $(ARCHS) architectures: a minute or more)) mkdir -p $(@D) && \
+	$(call say,NVCC $< (architectures: $(ARCHS); a minute or more)) mkdir -p $(@D) && \
 	    { $(NVCC) $(CUDA_FLAGS) $(GENCODE) -Xptxas -v -c $< -o $@ 2> $@.ptxas || { cat $@.ptxas; exit 1; }; }
 # Changes only when GENCODE does.
 $(CU)/gencode: FORCE

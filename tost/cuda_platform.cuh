@@ -39,6 +39,15 @@ inline int kernel_arch() {
     return cudaFuncGetAttributes(&a, probe_kernel) == cudaSuccess ? a.ptxVersion : 0;
 }
 
+// __restrict__ for the parameters of kernels. Where a kernel may start before the one before it has ended, it would be
+// wrong: nvcc would read parameters that are const __restrict__ through the cache for constant data, and could move
+// accesses before dependency_wait.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define RESTRICT __restrict__
+#else
+#define RESTRICT
+#endif
+
 // UNROLL for (...): unrolls the loop; UNROLL_BY(n): n times; NO_UNROLL: not at all.
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("unroll 1")
@@ -113,8 +122,7 @@ inline void platform_launch(void (*kernel)(Params...), dim3 grid, dim3 block, si
     platform_launch(kernel, grid, block, shared_bytes, stream, ##__VA_ARGS__)
 
 // The first statement of every kernel: waits until all earlier kernels of the stream have ended and their writes are
-// visible. Then allows the next kernel to be launched, which waits in the same way. No parameter of a kernel may be
-// const __restrict__: nvcc would read it through the cache for constant data, which may hold old values.
+// visible. Then allows the next kernel to be launched, which waits in the same way.
 __device__ inline void dependency_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

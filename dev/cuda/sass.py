@@ -129,7 +129,7 @@ def measure(code):
 def hazards(code):
     """Failures as text. A kernel starts while the one before it still runs, so it must wait (griddepcontrol.wait, here
     ACQBULK) before it accesses global memory, and must not read what that kernel writes through the cache for constant
-    data (ld.global.nc), as nvcc does with parameters that are const __restrict__."""
+    data (ld.global.nc), as nvcc does with parameters that are const __restrict__: RESTRICT prevents both."""
     failures = []
     for name, steps in code.items():
         texts = [text for _, text in steps]
@@ -137,8 +137,7 @@ def hazards(code):
         if any(re.search(r"\b(LDG|STG|ATOMG?|REDG?|LD|ST)\b", text) for text in texts[:wait]):
             failures.append(f"{name}: accesses global memory before it waits for the kernel before it")
         if any(re.search(r"\bLDG\S*\.CONSTANT\b", text) for text in texts):
-            failures.append(f"{name}: reads through the cache for constant data: no kernel parameter may be "
-                            "const __restrict__")
+            failures.append(f"{name}: reads through the cache for constant data: use RESTRICT for its parameters")
     return failures
 
 
