@@ -47,6 +47,7 @@ struct CudaOnHostEvent {
     CudaOnHostStream* stream = nullptr;  // null: not recorded yet
     uint64_t mark = 0;                   // work items before it in the stream
     CudaOnHostGraph* capture = nullptr;
+    bool timed = true;
 };
 
 namespace {
@@ -431,9 +432,10 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     return cudaSuccess;
 }
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
     NEED_DEVICE();
     *event = *runtime.events.insert(new CudaOnHostEvent()).first;
+    (*event)->timed = !(flags & cudaEventDisableTiming);
     return cudaSuccess;
 }
 
@@ -451,7 +453,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     NEED_DEVICE();
     check_event("cudaEventRecord", event);
     CudaOnHostStream* s = stream_of("cudaEventRecord", stream);
-    *event = {s, s->capture ? s->recorded : s->queued, s->capture};
+    *event = {s, s->capture ? s->recorded : s->queued, s->capture, event->timed};
     return cudaSuccess;
 }
 
@@ -474,6 +476,8 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
     check_event("cudaEventElapsedTime", from);
     check_event("cudaEventElapsedTime", to);
+    if (!from->stream || !to->stream || !from->timed || !to->timed)
+        cuda_on_host_die("cudaEventElapsedTime of events that are not recorded or have no timing");
     *ms = cublaslt_on_host_milliseconds();
     return cudaSuccess;
 }
