@@ -79,7 +79,7 @@ def parse_log(text):
 
 
 def parse_compute(text):
-    """(operations per token, peak rate in TFLOP/s, where it is from) as the trainer prints them; None if it does not."""
+    """(operations per token, peak rate in TFLOP/s, where it is from) as the trainer prints them, or None."""
     line = re.search(r"^compute +([\d.]+) MFLOP per token; 100% MFU: .*, ([\d.e+-]+) TFLOP/s in \w+ \((.*)\)$", text,
                      re.M)
     return (float(line[1]) * 1e6, float(line[2]), line[3]) if line else None

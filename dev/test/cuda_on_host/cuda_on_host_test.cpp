@@ -275,8 +275,8 @@ void test_peak(Checks* c) {
         TostModel* m = tost_cuda_engine.create(&SMALL, &o, &err);
         bool measured = !k.measured;
         const double peak = m ? tost_cuda_engine.peak_flops(m, &measured) : 0;
-        check(c, fabs(peak - k.want) < 1e-3 * k.want && measured == k.measured, "peak of matrix products of %s: %g, want "
-              "%g", k.name, peak, k.want);
+        check(c, fabs(peak - k.want) < 1e-3 * k.want && measured == k.measured, "peak of %s: %g, want %g", k.name, peak,
+              k.want);
         if (m) tost_cuda_engine.destroy(m);
         check(c, cuda_on_host_live() == live, "peak_flops: %d CUDA objects leaked", cuda_on_host_live() - live);
     }
