@@ -264,15 +264,21 @@ static MatmulPlan matmul_new_plan(Matmul* mm, const MatmulKey& key, const P& p, 
     return plan;
 }
 
-// Runs p on the stream, with the plan for its shape.
-template <typename S, typename O, typename B> static void matmul(Matmul* mm, const Product<S, O, B>& p) {
+// The plan for the shape of p, chosen at its first use, which must not be captured in a graph.
+template <typename P> static const MatmulPlan& matmul_plan_of(Matmul* mm, const P& p) {
     const int alignment = common_alignment(p.a, p.b, p.c, p.bias);
     const MatmulKey key = {mm->tf32, cuda_type(p.a), cuda_type(p.c), p.at,  p.bt,           p.M,      p.N,
                            p.K,      p.ldc,          p.lda,          p.ldb, p.bias != NULL, alignment};
     size_t i = 0;
     while (i < mm->plans.size() && mm->plans[i].key != key) i++;
     if (i == mm->plans.size()) mm->plans.push_back(matmul_new_plan(mm, key, p, alignment));
-    if (mm->plans[i].found) return matmul_run(mm, mm->plans[i], p, p.c);
+    return mm->plans[i];
+}
+
+// Runs p on the stream, with the plan for its shape.
+template <typename S, typename O, typename B> static void matmul(Matmul* mm, const Product<S, O, B>& p) {
+    const MatmulPlan& plan = matmul_plan_of(mm, p);
+    if (plan.found) return matmul_run(mm, plan, p, p.c);
     if constexpr (sizeof(S) == 1)
         cuda_die("cublasLtMatmulAlgoGetHeuristic", "no product in fp8 for this size", "use --dtype bf16", __FILE__,
                  __LINE__);
