@@ -16,9 +16,11 @@
 #define LIMIT_FP8_WORST  0.75   // of any tensor; measured: 0.50, where TSSA amplifies errors of a w near 0
 #define LEAST_FP8_MEDIAN 0.03   // bf16 is below (measured: 0.010): the products really are in fp8
 
-// Chunks change only the last bits of TSSA's sums and of the gradients' sums, so a few roundings to bf16 and fp8 differ.
-#define LIMIT_FP8_CHUNKS 1e-2   // relative L2 error of all gradients; loss, absolute
-#define LIMIT_FP8_MAXIMA 1e-2   // relative, of the largest value of a tensor
+// Chunks change only the order of sums: in the emulation the last bits of some, on a GPU also those of products, which
+// have fewer rows, so that some roundings to bf16 and fp8 differ.
+#define LIMIT_FP8_CHUNKS 0.02   // relative L2 error of all gradients, absolute error of the loss; measured: 1e-7; if
+                                // the sums before the chunks are computed in bf16: 0.07
+#define LIMIT_FP8_MAXIMA 0.03   // relative, of the largest value of a tensor; measured: 0
 
 #define FP8_STEPS 16            // in TostEngine.scales: the largest values of so many steps, the latest first
 
@@ -309,7 +311,6 @@ static inline void fp8_tests(Checks* c, const TostEngine* engine, const TostEngi
     fp8_test_gradients(c, engine, reference);
     fp8_test_resume(c, engine);
     fp8_test_jump(c, engine, reference);
-    fp8_test_chunks(c, engine, reference, 8);
     fp8_test_chunks(c, engine, reference, 16);   // the last chunk has 8 tokens
     if (steps > 0) fp8_test_training(c, engine, steps);
 }
