@@ -1822,7 +1822,8 @@ template <typename S> struct Buffers { SHARED_BUFFERS(X) };
 #undef X
 
 // The pass after zero_grad overwrites the gradients (FIRST), so that they need not be cleared; later ones add to them.
-enum { PASS_TRAIN_FIRST, PASS_TRAIN, PASS_EVAL, PASS_SUMS, PASS_BACKWARD_FIRST, PASS_BACKWARD, PASS_DECODE, PASSES };
+enum { PASS_TRAIN_FIRST, PASS_TRAIN, PASS_TRAIN_SUMS, PASS_EVAL, PASS_SUMS, PASS_BACKWARD_FIRST, PASS_BACKWARD,
+       PASS_DECODE, PASSES };
 
 // The arguments of a pass over whole sequences. targets: NULL if it needs none
 struct Sequences { const int32_t *inputs, *targets; int B, T; float grad_scale; };
@@ -1966,7 +1967,8 @@ template <typename S> static void model_free(TypedModel<S>* m) {
 
 // ---------------------------------------------------------------------------------------------
 // fp8: operands of the matrix products of layers in training. The gradients of weights, the classifier, and all
-// products in the first step and in other passes are in bf16.
+// products in the first step and in other passes are in bf16. The scales change only between steps: all passes over a
+// chunk in a step compute the same bits and record the same largest values.
 
 // Calls f with the copy that the kernel of a site's tensor must write; with NoCopy if the pass records nothing.
 template <typename Q, typename S, typename F> static void with_copy(TypedModel<S>* m, int l, int site, F f) {
@@ -2000,7 +2002,7 @@ template <typename Q, typename S> static Fp8Operands<Q> fp8_operands(const Typed
 
 // Begins a pass of `rows` rows. In training, updates the copies of the weights if necessary.
 template <typename S> static void fp8_begin(TypedModel<S>* m, bool training, size_t rows) {
-    m->fp8.recording = training && m->options.dtype == TOST_FP8;
+    m->fp8.recording = training && m->options.dtype == TOST_FP8;   // mutant: fp8_of_one_chunk
     m->fp8.products = m->fp8.recording && m->fp8.scaled && rows % 16 == 0;
     if constexpr (std::is_same<S, bf16>::value) {
         if (!m->fp8.products || !m->fp8.weights_stale) return;
@@ -2021,7 +2023,8 @@ template <typename S> static int fp8_tensors(const TypedModel<S>* m) {
 // To be called when the scales are known. Frees the graphs of earlier passes, whose products are in bf16.
 static void fp8_scaled(TostModel* m) {
     if (m->fp8.scaled) return;
-    for (int pass : {PASS_TRAIN_FIRST, PASS_TRAIN, PASS_BACKWARD_FIRST, PASS_BACKWARD}) {
+    for (int pass : {PASS_TRAIN_FIRST, PASS_TRAIN, PASS_TRAIN_SUMS,   // mutant: sums_of_the_first_step
+                     PASS_BACKWARD_FIRST, PASS_BACKWARD}) {
         for (PassGraph& graph : m->graph[pass]) {
             graph_free(&graph);
             graph = {};
@@ -2309,16 +2312,17 @@ static void find_documents(TssaDocuments* documents, const int32_t* tokens, int 
     }
 }
 
-// Begins the input of a pass over chunk k of the sequences. first: position of their first token. Returns the host
-// copy, to be completed and sent.
-template <typename S> static StepInput start_forward(TypedModel<S>* m, const Sequences* q, int k, int first) {
+// Begins the input of a pass over chunk k of the sequences. first: position of their first token. training: the pass is
+// part of a training step. Returns the host copy, to be completed and sent.
+template <typename S>
+static StepInput start_forward(TypedModel<S>* m, const Sequences* q, int k, int first, bool training = false) {
     const int T = chunk_length(&m->options, k, q->T), position = first + k * m->options.chunk;
     assert(q->B <= m->options.max_batch && T <= m->options.chunk && position + T <= m->config.block_size);
     const StepInput s = step_input((int32_t*)staging_begin(&m->staging), (size_t)q->B * T, documents_size(m, q->B, T));
     m->B = q->B;
     m->T = T;
     m->computed_layer = m->config.n_layer - 1;
-    fp8_begin(m, false, 0);
+    fp8_begin(m, training, (size_t)q->B * T);
     *s.header = {};
     s.header->first = position;   // mutant: position_ignored
     s.header->grad_scale = q->grad_scale;
@@ -2348,16 +2352,18 @@ template <typename Pass> static void run_pass(TostModel* m, int which, Pass pass
 }
 
 // Forward over chunk k from buf.before; leaves the sums after it in buf.after.
-template <typename S> static void run_sums(TypedModel<S>* m, StepInput s, const int32_t* end) {
+template <typename S> static void run_sums(TypedModel<S>* m, StepInput s, const int32_t* end, int which = PASS_SUMS) {
     input_send(m, s, end);
-    run_pass(m, PASS_SUMS, [=](int B, int T) { model_forward(m, chunk_states(m), B, T); });
+    run_pass(m, which, [=](int B, int T) { model_forward(m, chunk_states(m), B, T); });
 }
 
-// Forward over chunk k. If k > 0, buf.after has the sums before it on entry; it has those after it on return.
-template <typename S> static void advance_sums(TypedModel<S>* m, const Sequences* q, int k, int first) {
-    const StepInput s = start_forward(m, q, k, first);
+// Forward over chunk k. If k > 0, buf.after has the sums before it on entry; it has those after it on return. In
+// training, the products of the chunk have the precision that they will have when it is recomputed.
+template <typename S>
+static void advance_sums(TypedModel<S>* m, const Sequences* q, int k, int first, bool training = false) {
+    const StepInput s = start_forward(m, q, k, first, training);   // mutant: sums_in_bf16
     copy_states(m, m->buf.before, k > 0 ? m->buf.after : NULL, q->B);
-    run_sums(m, s, s.targets);
+    run_sums(m, s, s.targets, training ? PASS_TRAIN_SUMS : PASS_SUMS);   // mutant: sums_of_another_pass
 }
 
 // Reports the part of a training pass that is queued on the device. True if the caller abandons it.
@@ -2374,7 +2380,7 @@ template <typename S> static double* chunk_start(const TypedModel<S>* m, int k, 
 template <typename S> static void forward_sums(TypedModel<S>* m, const Sequences* q) {
     const int chunks = chunks_of(&m->options, q->T);
     for (int k = 0; k + 1 < chunks; k++) {
-        advance_sums(m, q, k, 0);
+        advance_sums(m, q, k, 0, true);
         copy_states(m, chunk_start(m, k + 1, q->B), m->buf.after, q->B);
         if (is_abandoned(m, k + 1, q->T)) return;
     }
@@ -2410,10 +2416,9 @@ static void cuda_forward_loss(TypedModel<S>* m, const int32_t* inputs, const int
 // Forward over chunk k, with the classifier's backward, because logits exist for a few rows at a time. It leaves the
 // gradient of ln_f in scratch_btc.
 template <typename S> static void forward_train_chunk(TypedModel<S>* m, const Sequences* q, int k) {
-    const StepInput s = start_forward(m, q, k, 0);
+    const StepInput s = start_forward(m, q, k, 0, true);
     const size_t rows = (size_t)m->B * m->T;
     const bool add = !m->grads_stale;
-    fp8_begin(m, true, rows);
     input_targets(m, s, q, k);
     embed_order(s.header, s, m->token_counts, (int)rows, m->config.vocab_size);
     input_send(m, s, (int32_t*)s.header + step_input_size(rows, documents_size(m, m->B, m->T)));
@@ -2773,6 +2778,13 @@ static bool fits_kernels(const TostConfig* c, TostError* err) {
     return true;
 }
 
+// True if a pass over `length` tokens, the value of option `name`, has a number of rows that products in fp8 can have.
+static bool fp8_rows_fit(const char* name, int batch, int length, TostError* err) {
+    return (int64_t)batch * length % 16 == 0 ||
+           tost_error(err, "--dtype fp8: --batch %d times --%s %d is not a multiple of 16: change --batch or --%s, or "
+                      "give --dtype bf16", batch, name, length, name);
+}
+
 // True if --dtype fp8 can train this model on this device.
 static bool fits_fp8(const cudaDeviceProp* prop, const TostConfig* c, const TostEngineOptions* o, TostError* err) {
     if (o->dtype != TOST_FP8) return true;
@@ -2785,12 +2797,8 @@ static bool fits_fp8(const cudaDeviceProp* prop, const TostConfig* c, const Tost
                           "GENCODE, or give --dtype bf16", kernel_arch() / 10, kernel_arch() % 10);
     if (c->n_embd % 16)
         return tost_error(err, "--dtype fp8: --channels %d is not a multiple of 16: give --dtype bf16", c->n_embd);
-    if (o->chunk && o->chunk < o->max_seq)
-        return tost_error(err, "--dtype fp8 with --chunk %d is not supported: give --dtype bf16", o->chunk);
-    if ((int64_t)o->max_batch * o->max_seq % 16)
-        return tost_error(err, "--dtype fp8: --batch %d times --seq %d is not a multiple of 16", o->max_batch,
-                          o->max_seq);
-    return true;
+    return fp8_rows_fit("seq", o->max_batch, o->max_seq, err) &&
+           (o->chunk == 0 || o->chunk >= o->max_seq || fp8_rows_fit("chunk", o->max_batch, o->chunk, err));
 }
 
 // Sets which groups of elements decay.

@@ -78,6 +78,7 @@ void cuda_on_host_poison(void* device, size_t bytes);
 // Internal to the emulation
 void cuda_on_host_scheduler_set(const CudaOnHostOptions& options);
 int cublaslt_on_host_live(void);
+bool cuda_on_host_capturing(void);   // a stream is capturing
 // Aborts if the range is not inside one device allocation.
 void cuda_on_host_check_range(const char* call, const void* device, size_t bytes);
 

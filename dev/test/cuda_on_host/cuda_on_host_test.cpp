@@ -202,9 +202,9 @@ void test_chunk_suggestion(Checks* c) {
 }
 
 // With chunks, only the memory of the states before each chunk depends on the length of the sequences.
-void test_chunk_memory(Checks* c) {
+void test_chunk_memory(Checks* c, TostDtype dtype) {
     const TostConfig config = {2, 3, 60, 1 << 20, 257, 1, TOST_LEARNED, -1};
-    TostEngineOptions o = options_of(2, 4096, true, TOST_BF16);
+    TostEngineOptions o = options_of(2, 4096, true, dtype);
     const size_t one = tost_cuda_engine.memory(&config, &o), state = 2 * 2 * (2 * 60 + 3) * sizeof(double);
     o.chunk = 4096;
     check(c, tost_cuda_engine.memory(&config, &o) == one, "a chunk of the whole sequence changes memory");
@@ -253,6 +253,9 @@ void test_refusals(Checks* c) {
     test_refusal(c, CudaOnHostOptions(), narrow, options_of(2, 40, false, TOST_FP8), "--dtype fp8 is for training");
     test_refusal(c, CudaOnHostOptions(), narrow, options_of(1, 37, true, TOST_FP8), "--batch 1 times --seq 37");
     test_refusal(c, CudaOnHostOptions(), SMALL, options_of(2, 40, true, TOST_FP8), "--channels 60 is not a multiple");
+    TostEngineOptions in_chunks = options_of(2, 40, true, TOST_FP8);
+    in_chunks.chunk = 12;
+    test_refusal(c, CudaOnHostOptions(), narrow, in_chunks, "--batch 2 times --chunk 12 is not a multiple of 16: change");
 }
 
 // From the data sheet, or of products of 192 × 192 (64 per multiprocessor), of which the emulation reports 10 to take
@@ -355,7 +358,7 @@ void test_first_half(Checks* c) {
     test_refusals(c);
     test_suggestions(c);
     test_chunk_suggestion(c);
-    test_chunk_memory(c);
+    for (const TostDtype dtype : {TOST_BF16, TOST_FP8}) test_chunk_memory(c, dtype);
     test_nccl_emulation(c);
     test_exchange(c, EXCHANGE_ALL);
 }

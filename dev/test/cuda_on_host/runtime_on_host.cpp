@@ -195,6 +195,8 @@ void cuda_on_host_set(const CudaOnHostOptions& options) {
 
 const CudaOnHostOptions& cuda_on_host_options(void) { return runtime.options; }
 
+bool cuda_on_host_capturing(void) { return runtime.captures > 0; }
+
 int cuda_on_host_live(void) {
     int streams = 0;
     for (auto& s : runtime.streams) streams += s->alive;
