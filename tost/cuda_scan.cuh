@@ -15,8 +15,6 @@
 #ifndef TOST_CUDA_SCAN_CUH
 #define TOST_CUDA_SCAN_CUH
 
-#include <limits.h>
-
 #include <type_traits>
 
 #include "tost/cuda_common.cuh"
@@ -68,7 +66,7 @@ __device__ inline void scan_wait_level(const int* flags, unsigned k) {
 // Waits for the totals that precede position k in its groups at all levels, with 8 threads of a warp for each level, so
 // that the levels wait at the same time.
 __device__ inline void scan_wait_levels(const int* flags, unsigned k, unsigned chunks) {
-    const unsigned threads = min(blockDim.x, WARP);
+    const unsigned threads = min((int)blockDim.x, WARP);
     NO_UNROLL while (threadIdx.x < threads && k > 0) {
         const int* flag = NULL;
         NO_UNROLL for (unsigned first = 0; first < threads && k > 0; first += SCAN_RADIX) {

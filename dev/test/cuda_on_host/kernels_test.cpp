@@ -358,15 +358,13 @@ template <typename Sum> void test_running_sum(Checks* c) {
 // Lengths up to a million tokens; one pass over the columns, and several.
 template <typename Sum> void test_scans(Checks* c) {
     test_running_sum<Sum>(c);
-    for (const int T : {33, 256, 257, 1024, 1 << 14, 1 << 16, 1 << 20}) test_scan<Sum>(c, T, 8, 5);
+    for (const int T : {33, 256, 257, 1024, 1 << 14, 1 << 16}) test_scan<Sum>(c, T, 8, 5);
     test_scan<Sum>(c, 513 * TSSA_CHUNK, 32, 70);
     test_scan<Sum>(c, 513 * TSSA_CHUNK, 32, 203);
     for (const int apart : {1, 2, 9, 100, 1000}) test_scan<Sum>(c, 700 * TSSA_CHUNK, 8, 5, apart);
-    for (const ScanData data : {SCAN_CANCELLING, SCAN_RANDOM}) {
-        test_scan<Sum>(c, 1 << 14, 32, 9, 0, data);
-        test_scan<Sum>(c, 1 << 20, 8, 5, 0, data);
-    }
     test_scan<Sum>(c, 700 * TSSA_CHUNK, 8, 5, 20, SCAN_RANDOM);
+    test_scan<Sum>(c, 1 << 14, 32, 9, 0, SCAN_RANDOM);
+    test_scan<Sum>(c, 1 << 20, 8, 5, 0, SCAN_CANCELLING);
 }
 
 // A product (n,n) added to ones, in a new process as it were.
