@@ -870,15 +870,15 @@ __device__ inline int tssa_scan_place(bool backward, TssaChunk k, TssaSize z) {
 // the sums before the first chunk, or NULL. sum: over the chunks before this one. totals: of this chunk; if it
 // `restarts` the sums, end has only these. A pass is summed from zero, and then `start` is added, so that the results
 // do not depend on whether several passes run one after another.
-__device__ inline void tssa_scanned(float* carry, double* end, const double* start, const double (&sum)[SCAN_VEC],
+__device__ inline void tssa_scanned(float* carry, double* end, const double* start, const ScanSum (&sum)[SCAN_VEC],
                                     const float* totals, bool restarts, int columns) {
     double first[SCAN_VEC] = {}, before[SCAN_VEC];
     UNROLL for (int n = 0; start && n < SCAN_VEC; n++)
         if (n < columns) first[n] = start[n];   // mutant: state_not_continued
-    UNROLL for (int n = 0; n < SCAN_VEC; n++) before[n] = first[n] + sum[n];
+    UNROLL for (int n = 0; n < SCAN_VEC; n++) before[n] = first[n] + to_double(sum[n]);
     scan_store(carry, before);
     UNROLL for (int n = 0; end && n < SCAN_VEC; n++) {
-        const double after = first[n] + (sum[n] + totals[n]);   // mutant: state_not_passed
+        const double after = first[n] + (to_double(sum[n]) + totals[n]);   // mutant: state_not_passed
         if (n < columns) end[n] = restarts ? totals[n] : after;   // mutant: state_of_the_last_document
     }
 }
@@ -888,25 +888,28 @@ __device__ inline void tssa_scanned(float* carry, double* end, const double* sta
 template <bool WIDE, bool BACKWARD, bool DOCUMENTS>
 __device__ inline void tssa_scan(float* sums, TssaStates states, float* totals, int* flags,
                                  const TssaDocuments* documents, const TssaChunk* chunk, TssaSize z) {
-    const auto from = [&](bool inclusive) {   // read at each use, so that no register holds it during the waits
+    // These read *chunk at each use, so that no registers hold them during the waits.
+    const auto own_flags = [&] { return flags + ((WIDE != BACKWARD ? z.B : 0) + chunk->b) * z.slots; };
+    const auto from = [&](bool inclusive) {
         if constexpr (!DOCUMENTS) return -1;
         const TssaChunk k = *chunk;
         const TssaDocuments d = documents[k.b * z.chunks + tssa_place(k)];
         return inclusive && d.resets ? tssa_scan_place(BACKWARD, k, z) : BACKWARD ? d.after : d.before;
     };
-    const auto scanned = [&](int c, const double (&sum)[SCAN_VEC]) {
+    const auto scanned = [&](int c, const ScanSum (&sum)[SCAN_VEC]) {
         const TssaChunk k = *chunk;
+        float* carry = sums + tssa_sums(k, z) + (WIDE ? z.narrow : 0) + c;
+        if (!states.start && !states.end) return scan_store(carry, sum);
         const int place = tssa_scan_place(BACKWARD, k, z), sequence = BACKWARD ? k.b : k.b / states.copies;
         const size_t size = tssa_state_size(z.C, z.NH), at = (WIDE ? z.C : 0) + c;
         const bool first = states.start && from(false) < 0;   // mutant: state_across_a_start
-        tssa_scanned(sums + tssa_sums(k, z) + (WIDE ? z.narrow : 0) + c,
+        tssa_scanned(carry,
                      states.end && place == z.chunks - 1 ? states.end + k.b * size + at : NULL,
                      first ? states.start + sequence * size + at : NULL, sum,
                      tssa_totals<WIDE>(totals, k.b, place, z) + c, tssa_resets<DOCUMENTS>(documents, k, z) != 0,
                      (WIDE ? z.C + z.NH : z.C) - c);
     };
-    scan_columns<DOCUMENTS>(tssa_totals<WIDE>(totals, chunk->b, 0, z),
-                            flags + ((WIDE != BACKWARD ? z.B : 0) + chunk->b) * z.slots, WIDE ? z.wide : z.narrow,
+    scan_columns<DOCUMENTS>(tssa_totals<WIDE>(totals, chunk->b, 0, z), own_flags, WIDE ? z.wide : z.narrow,
                             tssa_scan_place(BACKWARD, *chunk, z), z.chunks, from, scanned);
 }
 

@@ -48,6 +48,10 @@ inline int kernel_arch() {
 #define RESTRICT
 #endif
 
+// Whether doubles are added at 1/64 of the rate of floats, or may be: on all GPUs but those of compute capability 8.0,
+// 9.0 and 10.0. The code for 8.0 also runs on 8.6 and 8.9.
+constexpr bool SLOW_DOUBLES = COMPILED_ARCH != 0 && COMPILED_ARCH != 900 && COMPILED_ARCH != 1000;
+
 // UNROLL for (...): unrolls the loop; UNROLL_BY(n): n times; NO_UNROLL: not at all.
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("unroll 1")
