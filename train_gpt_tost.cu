@@ -1156,7 +1156,7 @@ __device__ inline void tssa_statistics_backward(float* totals, TssaSteps steps, 
                             if (resets >> (t0 + j) & 1) A[i] = (float)TOST_MASS_EPS;
                             A[i] += s_1 * pi_t[j];
                             const float r = reciprocal(A[i]);
-                            dy_w_r[i] = dy_d[j][i] * x[j][i] * r;
+                            dy_w_r[i] = dy_d[j][i] * r * x[j][i];
                             sum = i > 0 ? sum + dy_w_r[i] : dy_w_r[i];
                             part[j] -= s_1 * dN[i];   // mutant: moments_before_dropped
                             if (counts) dN[i] += pi_M[j] * (dy_w_r[i] * r);
