@@ -557,6 +557,7 @@ constexpr int TSSA_MAX_HEADS = MAX_DYNAMIC_SHARED / (4 * WARP * sizeof(float)); 
 
 struct TssaSize {
     int B, T, C, NH, HS, chunks, warps;        // warps: of a block
+    int heads;                                 // NH, or the room for heads in forward's shared memory
     int narrow, wide;                          // strides of the scans of C and of C + NH columns
     int slots;                                 // of the scan of one sequence
     size_t narrow_totals;                      // floats of the totals of C columns, of all sequences
@@ -570,7 +571,7 @@ static int tssa_threads(int C, int NH) {
 static TssaSize tssa_size(int B, int T, int C, int NH) {
     const int chunks = div_up(T, TSSA_CHUNK), narrow = scan_stride(C), wide = scan_stride(C + NH);
     const size_t slots = scan_slots(chunks);
-    return {B, T, C, NH, C / NH, chunks, tssa_threads(C, NH) / WARP, narrow, wide, (int)slots, B * slots * narrow};
+    return {B, T, C, NH, C / NH, chunks, tssa_threads(C, NH) / WARP, NH, narrow, wide, (int)slots, B * slots * narrow};
 }
 
 __host__ __device__ inline size_t tssa_state_size(size_t C, size_t NH) { return 2 * C + NH; }
@@ -584,8 +585,8 @@ struct TssaChunk { int b, t0, n; };   // the block's work: steps t0 to t0 + n - 
 // registers hold them during the scans.
 template <bool BACKWARD> __device__ inline void tssa_chunk(TssaChunk* chunk, int* sync, TssaSize z) {
     scan_ticket(sync, [&](int unit) {
-        const int place = unit / z.B, t0 = (BACKWARD ? z.chunks - 1 - place : place) * TSSA_CHUNK;
-        *chunk = {unit % z.B, t0, min(z.T - t0, TSSA_CHUNK)};
+        const int place = (unsigned)unit / (unsigned)z.B, t0 = (BACKWARD ? z.chunks - 1 - place : place) * TSSA_CHUNK;
+        *chunk = {unit - place * z.B, t0, min(z.T - t0, TSSA_CHUNK)};
     });
 }
 
@@ -677,6 +678,11 @@ struct TssaTile {
         : group(lane_index() / TSSA_LANES), d(d0 + lane_index() % TSSA_LANES * TSSA_VEC), c(h * z.HS + d) {}
 };
 
+// Offset of the lane's channels at step t0 of its group, in rows of C
+__device__ inline size_t tile_row(int t0, TssaTile tile, TssaChunk k, TssaSize z) {
+    return (size_t)(unsigned)(k.b * z.T + k.t0 + tile.group * TSSA_STEPS + t0) * (unsigned)z.C + (unsigned)tile.c;
+}
+
 // The lane's channels of N rows from step t0 of its group on. p: the chunk's first row. Zeros, the identity of every
 // sum here, past the chunk's end and outside of the head.
 template <int KIND, int N, typename S>
@@ -693,6 +699,31 @@ __device__ inline void tile_load(float (&x)[N][TSSA_VEC], const S* p, int t0, Ts
     }
 }
 
+// The rows of w of a chunk, in memory. HELD: of the warp's only tile, which it loads once: in shared memory, where a lane
+// reads what it wrote itself.
+template <typename S, bool HELD> struct TssaRows {
+    const S* w;                      // the chunk's first row
+    S* tile;                         // (TSSA_STEPS,threads,TSSA_VEC)
+
+    __device__ S* held(int j) const { return tile + (j * TSSA_WARPS * WARP + threadIdx.x) * TSSA_VEC; }
+};
+
+template <int KIND, int N, typename S, bool HELD>
+__device__ inline void tile_load(float (&x)[N][TSSA_VEC], TssaRows<S, HELD> w, int t0, TssaTile tile, TssaChunk k,
+                                 TssaSize z) {
+    if constexpr (!HELD) return tile_load<KIND>(x, w.w, t0, tile, k, z);
+    UNROLL for (int j = 0; j < N; j++) load_pack<TSSA_VEC>(x[j], w.held(t0 + j));
+}
+
+// Loads the tile that the warp holds.
+template <typename S> __device__ inline void tile_hold(TssaRows<S, true> w, TssaChunk k, TssaSize z) {
+    const TssaTile tile(warp_index(), 0, z);
+    const S* row = w.w + tile_row(0, tile, k, z);
+    S x[TSSA_STEPS][TSSA_VEC];
+    UNROLL for (int j = 0; j < TSSA_STEPS; j++, row += z.C) load_word<sizeof x[j]>(x[j], row);
+    UNROLL for (int j = 0; j < TSSA_STEPS; j++) store_word<sizeof x[j]>(w.held(j), x[j]);
+}
+
 // The lane's channels of an array over all channels (C); zeros outside of the head.
 template <int KIND>
 __device__ inline void tile_floats(float (&x)[TSSA_VEC], const float* p, TssaTile tile, TssaSize z) {
@@ -702,14 +733,31 @@ __device__ inline void tile_floats(float (&x)[TSSA_VEC], const float* p, TssaTil
         if (tile.d + i < z.HS) x[i] = p[tile.c + i];
 }
 
-// Shared memory for sums over groups of steps. starts (3,NH,padded HS): Σ over groups 0 to g; last (warps,64): of group
-// 3, until it is added.
-struct TssaGroups { float *starts, *last; };
-
 __host__ __device__ inline int tssa_padded(int HS) { return (HS + TSSA_VEC - 1) / TSSA_VEC * TSSA_VEC; }
 static size_t tssa_groups_size(int HS, int NH, int threads) {
     return (TSSA_GROUPS - 1) * (size_t)NH * tssa_padded(HS) + threads / WARP * TSSA_TILE_WIDTH;
 }
+
+// Shared memory for sums over groups of steps. starts (3,NH,padded HS): Σ over groups 0 to g; last (64), the warp's own: of
+// group 3, until it is added. HELD: starts (warps,4,64), which is 8 channels of each thread.
+template <bool HELD> struct TssaGroups {
+    float *starts, *last;
+
+    __device__ TssaGroups(float* space, TssaSize z)
+        : starts(space),
+          last(space + (TSSA_GROUPS - 1) * z.NH * tssa_padded(z.HS) + warp_index() * TSSA_TILE_WIDTH) {}
+
+    __device__ float* at(int g, int h, int d, TssaSize z) const {   // of group g, from channel d of head h on
+        if (HELD) return starts + (h * TSSA_GROUPS + g) * TSSA_TILE_WIDTH + d;
+        return g < TSSA_GROUPS - 1 ? starts + (g * z.NH + h) * tssa_padded(z.HS) + d : last + d % TSSA_TILE_WIDTH;
+    }
+    __device__ float* own(int h, TssaTile tile, TssaSize z) const {   // of the lane's group and channels
+        return HELD ? starts + threadIdx.x * TSSA_VEC : at(tile.group, h, tile.d, z);
+    }
+    __device__ const float* before(int h, TssaTile tile, TssaSize z) const {   // of the group before it
+        return HELD ? own(h, tile, z) - TSSA_TILE_WIDTH : at(tile.group - 1, h, tile.d, z);
+    }
+};
 
 // The resets in the groups of steps before group g, and in group g.
 __device__ inline unsigned resets_before_group(unsigned resets, int g) { return resets & ((1u << g * TSSA_STEPS) - 1); }
@@ -718,19 +766,17 @@ __device__ inline unsigned resets_in_group(unsigned resets, int g) {
 }
 
 // From each lane's sum over its group of steps: groups, and totals over the chunk. A lane takes 2 channels.
-template <int KIND>
-__device__ inline void tile_group_sums(float* totals, TssaGroups groups, const float (&sum)[TSSA_VEC], unsigned resets,
-                                       int h, int d0, TssaTile tile, TssaSize z) {
-    const int padded = tssa_padded(z.HS), array = z.NH * padded, d = d0 + 2 * lane_index();
-    float *starts = groups.starts + h * padded, *last = groups.last + warp_index() * TSSA_TILE_WIDTH;
-    float* own = tile.group < TSSA_GROUPS - 1 ? starts + tile.group * array + tile.d : last + tile.d - d0;
-    if (KIND == TILE_WHOLE || tile.d < padded) store_pack<TSSA_VEC>(own, sum);
+template <int KIND, bool HELD>
+__device__ inline void tile_group_sums(float* totals, TssaGroups<HELD> groups, const float (&sum)[TSSA_VEC],
+                                       unsigned resets, int h, int d0, TssaTile tile, TssaSize z) {
+    const int padded = tssa_padded(z.HS), d = d0 + 2 * lane_index();
+    if (KIND == TILE_WHOLE || tile.d < padded) store_pack<TSSA_VEC>(groups.own(h, tile, z), sum);
     __syncwarp();   // mutant: group_sums_unsynchronized
     if (KIND == TILE_WHOLE || d < padded) {
         float total[2], part[2];
-        load_pack<2>(total, starts + d);
+        load_pack<2>(total, groups.at(0, h, d, z));
         UNROLL for (int g = 1; g < TSSA_GROUPS; g++) {
-            float* from = g < TSSA_GROUPS - 1 ? starts + g * array + d : last + d - d0;
+            float* from = groups.at(g, h, d, z);
             load_pack<2>(part, from);
             if (resets_in_group(resets, g)) set_zero(total);   // mutant: groups_of_two_documents
             UNROLL for (int i = 0; i < 2; i++) total[i] += part[i];
@@ -748,38 +794,38 @@ __device__ inline void tile_group_sums(float* totals, TssaGroups groups, const f
 }
 
 // Sums before the lane's first step: before the chunk, carry (C), and over the groups before the lane's.
-template <int KIND>
-__device__ inline void tile_start(float (&sum)[TSSA_VEC], const float* carry, TssaGroups groups, unsigned resets, int h,
-                                  TssaTile tile, TssaSize z) {
-    const int padded = tssa_padded(z.HS);
+template <int KIND, bool HELD>
+__device__ inline void tile_start(float (&sum)[TSSA_VEC], const float* carry, TssaGroups<HELD> groups, unsigned resets,
+                                  int h, TssaTile tile, TssaSize z) {
     float start[TSSA_VEC] = {};
     tile_floats<KIND>(sum, carry, tile, z);
     if (resets_before_group(resets, tile.group)) set_zero(sum);   // mutant: carry_of_the_last_document
-    if (tile.group > 0 && (KIND == TILE_WHOLE || tile.d < padded))
-        load_pack<TSSA_VEC>(start, groups.starts + ((tile.group - 1) * z.NH + h) * padded + tile.d);
+    if (tile.group > 0 && (KIND == TILE_WHOLE || tile.d < tssa_padded(z.HS)))
+        load_pack<TSSA_VEC>(start, groups.before(h, tile, z));
     UNROLL for (int i = 0; i < TSSA_VEC; i++) sum[i] += start[i];   // mutant: start_of_group_dropped
 }
 
-// Calls f(h, d0) for the tiles of this warp's heads.
-template <typename F> __device__ inline void tssa_for_tiles(TssaSize z, F f) {
-    for (int h = warp_index(); h < z.NH; h += z.warps)
-        for (int d0 = 0; d0 < z.HS; d0 += TSSA_TILE_WIDTH) f(h, d0);
+// Calls f(h) for this warp's heads. ONE: it has exactly one.
+template <bool ONE, typename F> __device__ inline void tssa_for_heads(TssaSize z, F f) {
+    if constexpr (ONE) f(warp_index());
+    else
+        for (int h = warp_index(); h < z.NH; h += z.warps) f(h);
 }
 
-// Sums of s Π with pi (NH,32), or of s if pi is nullptr. totals: over the chunk, from its last reset on; groups: over
-// groups of steps.
-template <int KIND, typename S, typename Pi>
-__device__ inline void tssa_chunk_totals(float* totals, TssaGroups groups, Pi pi, const S* w, unsigned resets,
-                                         TssaChunk k, TssaSize z) {
+// Sums of head h: of s Π with pi (32), or of s if pi is nullptr. totals: over the chunk, from its last reset on; groups:
+// over groups of steps.
+template <int KIND, typename S, bool HELD, typename Pi>
+__device__ inline void tssa_chunk_totals(float* totals, TssaGroups<HELD> groups, Pi pi, TssaRows<S, HELD> w,
+                                         unsigned resets, int h, TssaChunk k, TssaSize z) {
     constexpr int ROWS = TILE_ROWS<KIND, S>;
     constexpr bool WEIGHTED = !std::is_null_pointer<Pi>::value;
-    tssa_for_tiles(z, [&](int h, int d0) {
+    for (int d0 = 0; d0 < z.HS; d0 += TSSA_TILE_WIDTH) {
         const TssaTile tile(h, d0, z);
         float sum[TSSA_VEC] = {};
         NO_UNROLL for (int t0 = 0; t0 < TSSA_STEPS; t0 += ROWS) {
             float x[ROWS][TSSA_VEC], pi_t[ROWS];
             tile_load<KIND>(x, w, t0, tile, k, z);
-            if constexpr (WEIGHTED) load_pack<ROWS>(pi_t, pi + h * WARP + tile.group * TSSA_STEPS + t0);
+            if constexpr (WEIGHTED) load_pack<ROWS>(pi_t, pi + tile.group * TSSA_STEPS + t0);
             UNROLL for (int j = 0; j < ROWS; j++) {
                 if (resets_in_group(resets, tile.group) >> (t0 + j) & 1) set_zero(sum);
                 UNROLL for (int i = 0; i < TSSA_VEC; i++)
@@ -787,7 +833,7 @@ __device__ inline void tssa_chunk_totals(float* totals, TssaGroups groups, Pi pi
             }
         }
         tile_group_sums<KIND>(totals, groups, sum, resets, h, d0, tile, z);
-    });
+    }
 }
 
 // mine += Σ over the head's channels of x[j], for the lane of step t0 + j of the lane's group.
@@ -814,52 +860,61 @@ __device__ inline void tile_ratios(float (&ratios)[ROWS], float (&energy)[TSSA_V
 }
 
 // Lane t returns Σ_d s/max(S, 1e-12) of head h at step t. carry: S before the chunk.
-template <int KIND, typename S>
-__device__ inline float tssa_energy_ratios(const float* carry, TssaGroups groups, const S* w, unsigned resets, int h,
-                                           TssaChunk k, TssaSize z) {
-    constexpr int ROWS = TILE_ROWS<KIND, S>;
+template <int KIND, typename S, bool HELD>
+__device__ inline float tssa_energy_ratios(const float* carry, TssaGroups<HELD> groups, TssaRows<S, HELD> w,
+                                           unsigned resets, int h, TssaChunk k, TssaSize z) {
+    constexpr int ROWS = TILE_ROWS<KIND, S>, SLOW_ROWS = KIND == TILE_WHOLE ? 1 : ROWS;
     float mine = 0.0f;
     for (int d0 = 0; d0 < z.HS; d0 += TSSA_TILE_WIDTH) {
         const TssaTile tile(h, d0, z);
         float energy[TSSA_VEC];
         tile_start<KIND>(energy, carry, groups, resets, h, tile, z);
-        NO_UNROLL for (int t0 = 0; t0 < TSSA_STEPS; t0 += ROWS) {
-            float x[ROWS][TSSA_VEC], ratios[ROWS];
+        bool above = KIND == TILE_WHOLE && resets == 0;
+        UNROLL for (int i = 0; i < TSSA_VEC; i++) above = above && energy[i] > (float)TOST_ENERGY_MIN;
+        int t0 = 0;
+        if (__all_sync(FULL_WARP, above)) {
+            NO_UNROLL for (; t0 < TSSA_STEPS; t0 += ROWS) {
+                float x[ROWS][TSSA_VEC], ratios[ROWS];
+                tile_load<KIND>(x, w, t0, tile, k, z);
+                tile_ratios<true>(ratios, energy, x, 0);
+                tile_add_channels(mine, ratios, t0);
+            }
+        }
+        NO_UNROLL for (; t0 < TSSA_STEPS; t0 += SLOW_ROWS) {
+            float x[SLOW_ROWS][TSSA_VEC], ratios[SLOW_ROWS];
             tile_load<KIND>(x, w, t0, tile, k, z);
-            const unsigned in_rows = resets_in_group(resets, tile.group) >> t0 & ((1u << ROWS) - 1);
-            bool above = KIND == TILE_WHOLE && !in_rows;
-            UNROLL for (int i = 0; i < TSSA_VEC; i++) above = above && energy[i] > (float)TOST_ENERGY_MIN;
-            if (above) tile_ratios<true>(ratios, energy, x, 0);
-            else tile_ratios<false>(ratios, energy, x, in_rows);
+            tile_ratios<false>(ratios, energy, x, resets_in_group(resets, tile.group) >> t0);
             tile_add_channels(mine, ratios, t0);
         }
     }
     return mine;
 }
 
-// x (NH,32) becomes its softmax over the heads, column by column; scratch (NH,32).
-__device__ inline void membership_forward(float* x, float* scratch, TssaSize z) {
-    __syncthreads();   // mutant: softmax_unsynchronized
-    float top = -INFINITY;
-    for (int h = 0; h < z.NH; h++) top = fmaxf(top, x[h * WARP + lane_index()]);
-    for (int h = warp_index(); h < z.NH; h += z.warps)
-        scratch[h * WARP + lane_index()] = expf(x[h * WARP + lane_index()] - top);
-    __syncthreads();
-    float sum = 0.0f;
-    for (int h = 0; h < z.NH; h++) sum += scratch[h * WARP + lane_index()];   // mutant: softmax_over_time
-    for (int h = warp_index(); h < z.NH; h += z.warps)
-        x[h * WARP + lane_index()] = scratch[h * WARP + lane_index()] * reciprocal(sum);
-    __syncthreads();
+// The logits of membership, temp u, in shared memory: x (32,stride), from one step to the next an odd number of packs
+// of 4 heads, so that 8 lanes read packs of 8 steps without bank conflicts. The heads past NH are -infinity.
+constexpr int TSSA_PACK = 4;
+__host__ __device__ inline int tssa_logits_stride(int heads) {
+    return ((heads + TSSA_PACK - 1) / TSSA_PACK | 1) * TSSA_PACK;
 }
 
-// x (NH,32) = 1/NH. S is not computed: carry (C), and end (C) unless NULL, are set to zero.
-__device__ inline void membership_uniform(float* x, float* carry, double* end, TssaSize z) {
-    for (int i = threadIdx.x; i < z.NH * WARP; i += blockDim.x) x[i] = 1.0f / z.NH;
+// Π[h] = softmax over the heads = 1 / Σ_h' e^(x[h'] - x[h]), at the lane's step
+__device__ inline float membership_forward(const float* x, int h, TssaSize z) {
+    x += lane_index() * tssa_logits_stride(z.heads);
+    const float own = x[h];
+    float sum = 0.0f, part[TSSA_PACK];
+    for (int i = 0; i < z.heads; i += TSSA_PACK) {
+        load_pack<TSSA_PACK>(part, x + i);
+        UNROLL for (int j = 0; j < TSSA_PACK; j++) sum += power_of_2(LOG2_E * (part[j] - own));
+    }
+    return reciprocal(sum);
+}
+
+// S is not computed: carry (C), and end (C) unless NULL, are set to zero.
+__device__ inline void membership_uniform(float* carry, double* end, TssaSize z) {
     for (int c = threadIdx.x; c < z.C; c += blockDim.x) {
         carry[c] = 0.0f;
         if (end) end[c] = 0.0;
     }
-    __syncthreads();
 }
 
 __device__ inline int tssa_scan_place(bool backward, TssaChunk k, TssaSize z) {
@@ -910,39 +965,42 @@ __device__ inline void tssa_scan(float* sums, TssaStates states, float* totals, 
                             tssa_scan_place(BACKWARD, *chunk, z), z.chunks, from, scanned);
 }
 
-// u of the chunk, and x (NH,32) = Π. scratch (NH,32)
-template <typename S, bool DOCUMENTS>
-__device__ inline void membership_learned(float* x, float* scratch, TssaGroups groups, float* u, float* saved,
-                                          TssaStates states, float* totals, int* flags, const S* w, const float* temp,
+// u of the chunk, and x (32,stride): the logits of membership
+template <typename S, bool HELD, bool DOCUMENTS>
+__device__ inline void membership_learned(float* x, TssaGroups<HELD> groups, float* u, float* saved, TssaStates states,
+                                          float* totals, int* flags, TssaRows<S, HELD> w, const float* temp,
                                           const float* denom_bias, const StepHeader* step, int block_size,
-                                          const TssaDocuments* documents, const TssaChunk* chunk, TssaSize z) {
-    TssaChunk k = *chunk;
-    TSSA_TILES(tssa_chunk_totals, tssa_totals<false>(totals, k.b, tssa_place(k), z), groups, nullptr,
-               w + tssa_row(k, z), tssa_resets<DOCUMENTS>(documents, k, z), k, z);
-    tssa_scan<false, false, DOCUMENTS>(saved, states, totals, flags, documents, chunk, z);
-    k = *chunk;
+                                          const TssaDocuments* documents, const TssaChunk* chunk, TssaChunk k,
+                                          TssaSize z) {
     const unsigned resets = tssa_resets<DOCUMENTS>(documents, k, z);
-    for (int h = warp_index(); h < z.NH; h += z.warps) {
-        const float ratios =
-            TSSA_TILES(tssa_energy_ratios, saved + tssa_sums(k, z), groups, w + tssa_row(k, z), resets, h, k, z);
+    tssa_for_heads<HELD>(z, [&](int h) {
+        TSSA_TILES(tssa_chunk_totals, tssa_totals<false>(totals, k.b, tssa_place(k), z), groups, nullptr, w, resets, h,
+                   k, z);
+    });
+    tssa_scan<false, false, DOCUMENTS>(saved, states, totals, flags, documents, chunk, z);
+    const int stride = tssa_logits_stride(z.heads);
+    tssa_for_heads<HELD>(z, [&](int h) {
+        const float ratios = TSSA_TILES(tssa_energy_ratios, saved + tssa_sums(k, z), groups, w, resets, h, k, z);
         const bool inside = lane_index() < k.n;   // mutant: chunk_edge_forward
-        const size_t bias = (size_t)h * block_size + step->first + k.t0 + lane_index();
+        const unsigned bias = h * block_size + step->first + k.t0 + lane_index();
         const float u_t = ratios + z.HS * (inside ? denom_bias[bias] : 0.0f);
         if (inside) u[tssa_step(h, k, z) + lane_index()] = u_t;
-        x[h * WARP + lane_index()] = temp[h] * u_t;
-    }
-    membership_forward(x, scratch, z);
+        x[lane_index() * stride + h] = temp[h] * u_t;
+    });
+    NO_UNROLL for (int h = z.NH + warp_index(); h < stride; h += z.warps) x[lane_index() * stride + h] = -INFINITY;
+    __syncthreads();   // mutant: softmax_unsynchronized
 }
 
 // y = -w Π / (1 + N/M) of head h. pi, inverse_mass (32): Π and 1/M. carry: N before the chunk.
-template <int KIND, typename S>
-__device__ inline void tssa_statistics_forward(S* y, const float* carry, TssaGroups groups, const float* pi,
-                                               const float* inverse_mass, const S* w, unsigned resets, int h,
-                                               TssaChunk k, TssaSize z) {
+template <int KIND, typename S, bool HELD>
+__device__ inline void tssa_statistics_forward(S* y, const float* carry, TssaGroups<HELD> groups, const float* pi,
+                                               const float* inverse_mass, TssaRows<S, HELD> w, unsigned resets,
+                                               int h, TssaChunk k, TssaSize z) {
     constexpr int ROWS = TILE_ROWS<KIND, S>;
     for (int d0 = 0; d0 < z.HS; d0 += TSSA_TILE_WIDTH) {
         const TssaTile tile(h, d0, z);
         float N[TSSA_VEC];
+        S* y_t = y + tile_row(0, tile, k, z);
         tile_start<KIND>(N, carry, groups, resets, h, tile, z);
         NO_UNROLL for (int t0 = 0; t0 < TSSA_STEPS; t0 += ROWS) {
             const int t = tile.group * TSSA_STEPS + t0;
@@ -957,7 +1015,7 @@ __device__ inline void tssa_statistics_forward(S* y, const float* carry, TssaGro
                     N[i] += x[j][i] * x_pi;
                     x[j][i] = -x_pi * reciprocal(1.0f + N[i] * inverse_t[j]);
                 }
-                S* row = y + (unsigned)t * (unsigned)z.C + tile.c + (size_t)j * (unsigned)z.C;
+                S* row = y_t + (size_t)(t0 + j) * (unsigned)z.C;
                 const int inside = t + j < k.n ? z.HS - tile.d : 0;
                 if (KIND == TILE_WHOLE || (KIND == TILE_PACKS && inside > 0)) store_pack<TSSA_VEC>(row, x[j]);
                 UNROLL for (int i = 0; KIND == TILE_CHANNELS && i < TSSA_VEC; i++)
@@ -969,50 +1027,58 @@ __device__ inline void tssa_statistics_forward(S* y, const float* carry, TssaGro
 
 // Minimum traffic per row: 2C (w) + 2C (y). Moved in addition: carries and totals, (4 + 8) (2C + NH)/32 = 0.75C, and u
 // and pi, 8 NH. sync: ticket, flags of the scan of S, flags of that of N and D; zero before the launch.
-template <typename S, bool UNIFORM, bool DOCUMENTS> __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
+template <typename S, bool HELD, bool UNIFORM, bool DOCUMENTS>
+__global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
     tssa_forward_kernel(S* __restrict__ y, float* u, float* pi, float* saved, TssaStates states, float* totals,
                         int* sync, const S* __restrict__ w, const float* __restrict__ temp,
                         const float* __restrict__ denom_bias, const StepHeader* __restrict__ step, int block_size,
                         const TssaDocuments* __restrict__ documents, TssaSize z) {
     dependency_wait();
-    DYNAMIC_SHARED(float, shared);   // (2,NH,32), and TssaGroups
+    DYNAMIC_SHARED(float, x);   // (32,stride); (2,NH,32): Π, and D, then 1/M; TssaGroups
     __shared__ TssaChunk chunk;
-    float *x = shared, *scratch = x + z.NH * WARP, *sums = scratch + z.NH * WARP;
-    const TssaGroups groups = {sums, sums + (TSSA_GROUPS - 1) * z.NH * tssa_padded(z.HS)};
+    if (HELD) z.HS = TSSA_TILE_WIDTH, z.heads = TSSA_WARPS;
+    float *pi_s = x + WARP * tssa_logits_stride(z.heads), *mass_s = pi_s + z.heads * WARP, *sums = mass_s + z.heads * WARP;
+    const TssaGroups<HELD> groups(sums, z);
     tssa_chunk<false>(&chunk, sync, z);
     TssaChunk k = chunk;
+    if (HELD) k.n = TSSA_CHUNK;
+    const TssaRows<S, HELD> rows = {HELD ? w : w + tssa_row(k, z), (S*)(sums + TSSA_WARPS * TSSA_GROUPS * TSSA_TILE_WIDTH)};
+    if constexpr (HELD) tile_hold(rows, k, z);
+    const unsigned resets = tssa_resets<DOCUMENTS>(documents, k, z);
     if constexpr (UNIFORM) {
         double* end = states.end && k.t0 + k.n == z.T ? states.end + k.b * tssa_state_size(z.C, z.NH) : NULL;
-        membership_uniform(x, saved + tssa_sums(k, z), end, z);
+        membership_uniform(saved + tssa_sums(k, z), end, z);
     } else {
-        membership_learned<S, DOCUMENTS>(x, scratch, groups, u, saved, states, totals, sync + 1, w, temp, denom_bias,
-                                         step, block_size, documents, &chunk, z);
+        membership_learned<S, HELD, DOCUMENTS>(x, groups, u, saved, states, totals, sync + 1, rows, temp, denom_bias,
+                                               step, block_size, documents, &chunk, k, z);
     }
-    k = chunk;
-    unsigned resets = tssa_resets<DOCUMENTS>(documents, k, z);
-    float* totals_k = tssa_totals<true>(totals, k.b, tssa_place(k), z);
-    for (int h = warp_index(); h < z.NH; h += z.warps) {
-        const float pi_t = lane_index() < k.n ? x[h * WARP + lane_index()] : 0.0f;
-        if (lane_index() < k.n) pi[tssa_step(h, k, z) + lane_index()] = pi_t;
-        const float mass = warp_sum(lane_index() >= document_of(resets, WARP - 1) ? pi_t : 0.0f);
-        if (lane_index() == 0) totals_k[z.C + h] = mass;
-    }
-    TSSA_TILES(tssa_chunk_totals, totals_k, groups, x, w + tssa_row(k, z), resets, k, z);
+    tssa_for_heads<HELD>(z, [&](int h) {
+        const bool inside = lane_index() < k.n;
+        const float pi_t = !inside ? 0.0f : UNIFORM ? 1.0f / z.NH : membership_forward(x, h, z);
+        if (inside) pi[tssa_step(h, k, z) + lane_index()] = pi_t;
+        float* totals_k = tssa_totals<true>(totals, k.b, tssa_place(k), z);
+        const float mass = warp_scan(pi_t, lane_index(), document_of(resets, lane_index()));
+        if (lane_index() == WARP - 1) totals_k[z.C + h] = mass;
+        pi_s[h * WARP + lane_index()] = pi_t;
+        mass_s[h * WARP + lane_index()] = mass;
+        __syncwarp();
+        TSSA_TILES(tssa_chunk_totals, totals_k, groups, pi_s + h * WARP, rows, resets, h, k, z);
+    });
     tssa_scan<true, false, DOCUMENTS>(saved, states, totals, sync + 1, documents, &chunk, z);
-    k = chunk;
-    resets = tssa_resets<DOCUMENTS>(documents, k, z);
     const float* carry = saved + tssa_sums(k, z) + z.narrow;
-    for (int h = warp_index(); h < z.NH; h += z.warps) {
-        const float pi_t = lane_index() < k.n ? x[h * WARP + lane_index()] : 0.0f;
-        scratch[h * WARP + lane_index()] = reciprocal(tssa_mass(carry[z.C + h], pi_t, resets));
+    tssa_for_heads<HELD>(z, [&](int h) {
+        const float before = resets_until(resets, lane_index()) ? 0.0f : carry[z.C + h];
+        float* mass_h = mass_s + h * WARP;
+        mass_h[lane_index()] = reciprocal(before + mass_h[lane_index()] + (float)TOST_MASS_EPS);
         __syncwarp();   // mutant: mass_unsynchronized
-        TSSA_TILES(tssa_statistics_forward, y + tssa_row(k, z), carry, groups, x + h * WARP, scratch + h * WARP,
-                   w + tssa_row(k, z), resets, h, k, z);
-    }
+        TSSA_TILES(tssa_statistics_forward, y, carry, groups, pi_s + h * WARP, mass_h, rows, resets, h,
+                   k, z);
+    });
 }
 
 static size_t tssa_forward_shared(int C, int NH) {
-    return (2 * NH * WARP + tssa_groups_size(C / NH, NH, tssa_threads(C, NH))) * sizeof(float);
+    return (WARP * (tssa_logits_stride(NH) + 2 * NH) + tssa_groups_size(C / NH, NH, tssa_threads(C, NH))) *
+           sizeof(float);
 }
 
 // y, w (B,T,C); u, pi (B,NH,T); saved (B,chunks,sums); totals (B,slots,sums); temp (NH); denom_bias (NH,block_size);
