@@ -557,7 +557,6 @@ constexpr int TSSA_MAX_HEADS = MAX_DYNAMIC_SHARED / (4 * WARP * sizeof(float)); 
 
 struct TssaSize {
     int B, T, C, NH, HS, chunks, warps;        // warps: of a block
-    int heads;                                 // NH, or the room for heads in forward's shared memory
     int narrow, wide;                          // strides of the scans of C and of C + NH columns
     int slots;                                 // of the scan of one sequence
     size_t narrow_totals;                      // floats of the totals of C columns, of all sequences
@@ -571,7 +570,7 @@ static int tssa_threads(int C, int NH) {
 static TssaSize tssa_size(int B, int T, int C, int NH) {
     const int chunks = div_up(T, TSSA_CHUNK), narrow = scan_stride(C), wide = scan_stride(C + NH);
     const size_t slots = scan_slots(chunks);
-    return {B, T, C, NH, C / NH, chunks, tssa_threads(C, NH) / WARP, NH, narrow, wide, (int)slots, B * slots * narrow};
+    return {B, T, C, NH, C / NH, chunks, tssa_threads(C, NH) / WARP, narrow, wide, (int)slots, B * slots * narrow};
 }
 
 __host__ __device__ inline size_t tssa_state_size(size_t C, size_t NH) { return 2 * C + NH; }
@@ -662,6 +661,8 @@ enum { TILE_CHANNELS, TILE_PACKS, TILE_WHOLE };
 template <int KIND, typename S>
 constexpr int TILE_ROWS = KIND == TILE_CHANNELS ? 1 : KIND == TILE_PACKS || sizeof(S) > 2 ? 2 : TSSA_STEPS;
 
+__host__ __device__ inline int tssa_padded(int HS) { return (HS + TSSA_VEC - 1) / TSSA_VEC * TSSA_VEC; }
+
 __device__ inline bool tssa_whole_tiles(TssaChunk k, TssaSize z) {
     return k.n == TSSA_CHUNK && z.HS % TSSA_TILE_WIDTH == 0;   // mutant: whole_tile_unasked
 }
@@ -678,9 +679,9 @@ struct TssaTile {
         : group(lane_index() / TSSA_LANES), d(d0 + lane_index() % TSSA_LANES * TSSA_VEC), c(h * z.HS + d) {}
 };
 
-// Offset of the lane's channels at step t0 of its group, in rows of C
-__device__ inline size_t tile_row(int t0, TssaTile tile, TssaChunk k, TssaSize z) {
-    return (size_t)(unsigned)(k.b * z.T + k.t0 + tile.group * TSSA_STEPS + t0) * (unsigned)z.C + (unsigned)tile.c;
+// Offset of the lane's channels in the first row of its group, in rows of C
+__device__ inline size_t tile_row(TssaTile tile, TssaChunk k, TssaSize z) {
+    return (size_t)(unsigned)(k.b * z.T + k.t0 + tile.group * TSSA_STEPS) * (unsigned)z.C + (unsigned)tile.c;
 }
 
 // The lane's channels of N rows from step t0 of its group on. p: the chunk's first row. Zeros, the identity of every
@@ -699,31 +700,6 @@ __device__ inline void tile_load(float (&x)[N][TSSA_VEC], const S* p, int t0, Ts
     }
 }
 
-// The rows of w of a chunk, in memory. HELD: of the warp's only tile, which it loads once: in shared memory, where a lane
-// reads what it wrote itself.
-template <typename S, bool HELD> struct TssaRows {
-    const S* w;                      // the chunk's first row
-    S* tile;                         // (TSSA_STEPS,threads,TSSA_VEC)
-
-    __device__ S* held(int j) const { return tile + (j * TSSA_WARPS * WARP + threadIdx.x) * TSSA_VEC; }
-};
-
-template <int KIND, int N, typename S, bool HELD>
-__device__ inline void tile_load(float (&x)[N][TSSA_VEC], TssaRows<S, HELD> w, int t0, TssaTile tile, TssaChunk k,
-                                 TssaSize z) {
-    if constexpr (!HELD) return tile_load<KIND>(x, w.w, t0, tile, k, z);
-    UNROLL for (int j = 0; j < N; j++) load_pack<TSSA_VEC>(x[j], w.held(t0 + j));
-}
-
-// Loads the tile that the warp holds.
-template <typename S> __device__ inline void tile_hold(TssaRows<S, true> w, TssaChunk k, TssaSize z) {
-    const TssaTile tile(warp_index(), 0, z);
-    const S* row = w.w + tile_row(0, tile, k, z);
-    S x[TSSA_STEPS][TSSA_VEC];
-    UNROLL for (int j = 0; j < TSSA_STEPS; j++, row += z.C) load_word<sizeof x[j]>(x[j], row);
-    UNROLL for (int j = 0; j < TSSA_STEPS; j++) store_word<sizeof x[j]>(w.held(j), x[j]);
-}
-
 // The lane's channels of an array over all channels (C); zeros outside of the head.
 template <int KIND>
 __device__ inline void tile_floats(float (&x)[TSSA_VEC], const float* p, TssaTile tile, TssaSize z) {
@@ -733,31 +709,52 @@ __device__ inline void tile_floats(float (&x)[TSSA_VEC], const float* p, TssaTil
         if (tile.d + i < z.HS) x[i] = p[tile.c + i];
 }
 
-__host__ __device__ inline int tssa_padded(int HS) { return (HS + TSSA_VEC - 1) / TSSA_VEC * TSSA_VEC; }
-static size_t tssa_groups_size(int HS, int NH, int threads) {
-    return (TSSA_GROUPS - 1) * (size_t)NH * tssa_padded(HS) + threads / WARP * TSSA_TILE_WIDTH;
+// What a warp with a single whole tile holds in shared memory: sums over its groups of steps, and its rows of w, which it
+// reads from memory only once. A lane reads the rows that it wrote itself.
+template <typename S> struct TssaHeld {
+    alignas(16) float groups[TSSA_GROUPS][TSSA_TILE_WIDTH];
+    alignas(16) S rows[TSSA_STEPS][WARP][TSSA_VEC];
+};
+
+// Heads that the arrays over heads in shared memory have room for
+template <bool HELD> __device__ inline int tssa_room(TssaSize z) { return HELD ? TSSA_WARPS : z.NH; }
+
+// Rows of w: in memory or, if HELD, where the warp holds them.
+template <typename S, bool HELD> struct TssaRows { const S* w; TssaHeld<S>* held; };
+
+template <typename S> __device__ inline void tile_hold(TssaRows<S, true> rows, TssaTile tile, TssaChunk k, TssaSize z) {
+    const S* row = rows.w + tile_row(tile, k, z);
+    S x[TSSA_STEPS][TSSA_VEC];
+    UNROLL for (int j = 0; j < TSSA_STEPS; j++, row += z.C) load_word<sizeof x[j]>(x[j], row);
+    UNROLL for (int j = 0; j < TSSA_STEPS; j++) store_word<sizeof x[j]>(rows.held->rows[j][lane_index()], x[j]);
 }
 
-// Shared memory for sums over groups of steps. starts (3,NH,padded HS): Σ over groups 0 to g; last (64), the warp's own: of
-// group 3, until it is added. HELD: starts (warps,4,64), which is 8 channels of each thread.
+template <int KIND, int N, typename S, bool HELD>
+__device__ inline void tile_load(float (&x)[N][TSSA_VEC], TssaRows<S, HELD> rows, int t0, TssaTile tile, TssaChunk k,
+                                 TssaSize z) {
+    if constexpr (HELD) {
+        UNROLL for (int j = 0; j < N; j++) load_pack<TSSA_VEC>(x[j], rows.held->rows[t0 + j][lane_index()]);
+    } else {
+        tile_load<KIND>(x, rows.w + tssa_row(k, z), t0, tile, k, z);
+    }
+}
+
+// Shared memory for sums over groups of steps. starts (3,NH,padded HS): Σ over groups 0 to g; last (warps,64): of group
+// 3, until it is added. If a warp holds its tile: starts (4,64) of the warp.
 template <bool HELD> struct TssaGroups {
     float *starts, *last;
 
-    __device__ TssaGroups(float* space, TssaSize z)
-        : starts(space),
-          last(space + (TSSA_GROUPS - 1) * z.NH * tssa_padded(z.HS) + warp_index() * TSSA_TILE_WIDTH) {}
-
-    __device__ float* at(int g, int h, int d, TssaSize z) const {   // of group g, from channel d of head h on
-        if (HELD) return starts + (h * TSSA_GROUPS + g) * TSSA_TILE_WIDTH + d;
-        return g < TSSA_GROUPS - 1 ? starts + (g * z.NH + h) * tssa_padded(z.HS) + d : last + d % TSSA_TILE_WIDTH;
-    }
-    __device__ float* own(int h, TssaTile tile, TssaSize z) const {   // of the lane's group and channels
-        return HELD ? starts + threadIdx.x * TSSA_VEC : at(tile.group, h, tile.d, z);
-    }
-    __device__ const float* before(int h, TssaTile tile, TssaSize z) const {   // of the group before it
-        return HELD ? own(h, tile, z) - TSSA_TILE_WIDTH : at(tile.group - 1, h, tile.d, z);
+    // Of group g, from channel d of head h on
+    __device__ float* at(int g, int h, int d, TssaSize z) const {
+        if (HELD) return starts + g * TSSA_TILE_WIDTH + d;
+        if (g < TSSA_GROUPS - 1) return starts + (g * z.NH + h) * tssa_padded(z.HS) + d;
+        return last + warp_index() * TSSA_TILE_WIDTH + d % TSSA_TILE_WIDTH;
     }
 };
+
+static size_t tssa_groups_size(int HS, int NH, int threads) {
+    return (TSSA_GROUPS - 1) * (size_t)NH * tssa_padded(HS) + threads / WARP * TSSA_TILE_WIDTH;
+}
 
 // The resets in the groups of steps before group g, and in group g.
 __device__ inline unsigned resets_before_group(unsigned resets, int g) { return resets & ((1u << g * TSSA_STEPS) - 1); }
@@ -770,7 +767,7 @@ template <int KIND, bool HELD>
 __device__ inline void tile_group_sums(float* totals, TssaGroups<HELD> groups, const float (&sum)[TSSA_VEC],
                                        unsigned resets, int h, int d0, TssaTile tile, TssaSize z) {
     const int padded = tssa_padded(z.HS), d = d0 + 2 * lane_index();
-    if (KIND == TILE_WHOLE || tile.d < padded) store_pack<TSSA_VEC>(groups.own(h, tile, z), sum);
+    if (KIND == TILE_WHOLE || tile.d < padded) store_pack<TSSA_VEC>(groups.at(tile.group, h, tile.d, z), sum);
     __syncwarp();   // mutant: group_sums_unsynchronized
     if (KIND == TILE_WHOLE || d < padded) {
         float total[2], part[2];
@@ -801,21 +798,20 @@ __device__ inline void tile_start(float (&sum)[TSSA_VEC], const float* carry, Ts
     tile_floats<KIND>(sum, carry, tile, z);
     if (resets_before_group(resets, tile.group)) set_zero(sum);   // mutant: carry_of_the_last_document
     if (tile.group > 0 && (KIND == TILE_WHOLE || tile.d < tssa_padded(z.HS)))
-        load_pack<TSSA_VEC>(start, groups.before(h, tile, z));
+        load_pack<TSSA_VEC>(start, groups.at(tile.group - 1, h, tile.d, z));
     UNROLL for (int i = 0; i < TSSA_VEC; i++) sum[i] += start[i];   // mutant: start_of_group_dropped
 }
 
 // Calls f(h) for this warp's heads. ONE: it has exactly one.
 template <bool ONE, typename F> __device__ inline void tssa_for_heads(TssaSize z, F f) {
     if constexpr (ONE) f(warp_index());
-    else
-        for (int h = warp_index(); h < z.NH; h += z.warps) f(h);
+    else NO_UNROLL for (int h = warp_index(); h < z.NH; h += z.warps) f(h);
 }
 
 // Sums of head h: of s Π with pi (32), or of s if pi is nullptr. totals: over the chunk, from its last reset on; groups:
 // over groups of steps.
 template <int KIND, typename S, bool HELD, typename Pi>
-__device__ inline void tssa_chunk_totals(float* totals, TssaGroups<HELD> groups, Pi pi, TssaRows<S, HELD> w,
+__device__ inline void tssa_chunk_totals(float* totals, TssaGroups<HELD> groups, Pi pi, TssaRows<S, HELD> rows,
                                          unsigned resets, int h, TssaChunk k, TssaSize z) {
     constexpr int ROWS = TILE_ROWS<KIND, S>;
     constexpr bool WEIGHTED = !std::is_null_pointer<Pi>::value;
@@ -824,7 +820,7 @@ __device__ inline void tssa_chunk_totals(float* totals, TssaGroups<HELD> groups,
         float sum[TSSA_VEC] = {};
         NO_UNROLL for (int t0 = 0; t0 < TSSA_STEPS; t0 += ROWS) {
             float x[ROWS][TSSA_VEC], pi_t[ROWS];
-            tile_load<KIND>(x, w, t0, tile, k, z);
+            tile_load<KIND>(x, rows, t0, tile, k, z);
             if constexpr (WEIGHTED) load_pack<ROWS>(pi_t, pi + tile.group * TSSA_STEPS + t0);
             UNROLL for (int j = 0; j < ROWS; j++) {
                 if (resets_in_group(resets, tile.group) >> (t0 + j) & 1) set_zero(sum);
@@ -861,7 +857,7 @@ __device__ inline void tile_ratios(float (&ratios)[ROWS], float (&energy)[TSSA_V
 
 // Lane t returns Σ_d s/max(S, 1e-12) of head h at step t. carry: S before the chunk.
 template <int KIND, typename S, bool HELD>
-__device__ inline float tssa_energy_ratios(const float* carry, TssaGroups<HELD> groups, TssaRows<S, HELD> w,
+__device__ inline float tssa_energy_ratios(const float* carry, TssaGroups<HELD> groups, TssaRows<S, HELD> rows,
                                            unsigned resets, int h, TssaChunk k, TssaSize z) {
     constexpr int ROWS = TILE_ROWS<KIND, S>, SLOW_ROWS = KIND == TILE_WHOLE ? 1 : ROWS;
     float mine = 0.0f;
@@ -875,14 +871,14 @@ __device__ inline float tssa_energy_ratios(const float* carry, TssaGroups<HELD> 
         if (__all_sync(FULL_WARP, above)) {
             NO_UNROLL for (; t0 < TSSA_STEPS; t0 += ROWS) {
                 float x[ROWS][TSSA_VEC], ratios[ROWS];
-                tile_load<KIND>(x, w, t0, tile, k, z);
+                tile_load<KIND>(x, rows, t0, tile, k, z);
                 tile_ratios<true>(ratios, energy, x, 0);
                 tile_add_channels(mine, ratios, t0);
             }
         }
         NO_UNROLL for (; t0 < TSSA_STEPS; t0 += SLOW_ROWS) {
             float x[SLOW_ROWS][TSSA_VEC], ratios[SLOW_ROWS];
-            tile_load<KIND>(x, w, t0, tile, k, z);
+            tile_load<KIND>(x, rows, t0, tile, k, z);
             tile_ratios<false>(ratios, energy, x, resets_in_group(resets, tile.group) >> t0);
             tile_add_channels(mine, ratios, t0);
         }
@@ -890,19 +886,18 @@ __device__ inline float tssa_energy_ratios(const float* carry, TssaGroups<HELD> 
     return mine;
 }
 
-// The logits of membership, temp u, in shared memory: x (32,stride), from one step to the next an odd number of packs
-// of 4 heads, so that 8 lanes read packs of 8 steps without bank conflicts. The heads past NH are -infinity.
+// The logits of membership, temp u, of a step are neighbors in shared memory: (32,stride), with an odd number of packs of
+// 4 heads per step, so that 8 lanes can read packs of 8 steps at once. Those past the last head are -infinity.
 constexpr int TSSA_PACK = 4;
 __host__ __device__ inline int tssa_logits_stride(int heads) {
     return ((heads + TSSA_PACK - 1) / TSSA_PACK | 1) * TSSA_PACK;
 }
 
-// Π[h] = softmax over the heads = 1 / Σ_h' e^(x[h'] - x[h]), at the lane's step
-__device__ inline float membership_forward(const float* x, int h, TssaSize z) {
-    x += lane_index() * tssa_logits_stride(z.heads);
+// Π[h] = softmax over the heads = 1 / Σ_h' e^(x[h'] - x[h]). x (heads): the logits of the step
+__device__ inline float membership_forward(const float* x, int h, int heads) {
     const float own = x[h];
     float sum = 0.0f, part[TSSA_PACK];
-    for (int i = 0; i < z.heads; i += TSSA_PACK) {
+    for (int i = 0; i < heads; i += TSSA_PACK) {
         load_pack<TSSA_PACK>(part, x + i);
         UNROLL for (int j = 0; j < TSSA_PACK; j++) sum += power_of_2(LOG2_E * (part[j] - own));
     }
@@ -968,19 +963,19 @@ __device__ inline void tssa_scan(float* sums, TssaStates states, float* totals, 
 // u of the chunk, and x (32,stride): the logits of membership
 template <typename S, bool HELD, bool DOCUMENTS>
 __device__ inline void membership_learned(float* x, TssaGroups<HELD> groups, float* u, float* saved, TssaStates states,
-                                          float* totals, int* flags, TssaRows<S, HELD> w, const float* temp,
+                                          float* totals, int* flags, TssaRows<S, HELD> rows, const float* temp,
                                           const float* denom_bias, const StepHeader* step, int block_size,
                                           const TssaDocuments* documents, const TssaChunk* chunk, TssaChunk k,
                                           TssaSize z) {
     const unsigned resets = tssa_resets<DOCUMENTS>(documents, k, z);
     tssa_for_heads<HELD>(z, [&](int h) {
-        TSSA_TILES(tssa_chunk_totals, tssa_totals<false>(totals, k.b, tssa_place(k), z), groups, nullptr, w, resets, h,
+        TSSA_TILES(tssa_chunk_totals, tssa_totals<false>(totals, k.b, tssa_place(k), z), groups, nullptr, rows, resets, h,
                    k, z);
     });
     tssa_scan<false, false, DOCUMENTS>(saved, states, totals, flags, documents, chunk, z);
-    const int stride = tssa_logits_stride(z.heads);
+    const int stride = tssa_logits_stride(tssa_room<HELD>(z));
     tssa_for_heads<HELD>(z, [&](int h) {
-        const float ratios = TSSA_TILES(tssa_energy_ratios, saved + tssa_sums(k, z), groups, w, resets, h, k, z);
+        const float ratios = TSSA_TILES(tssa_energy_ratios, saved + tssa_sums(k, z), groups, rows, resets, h, k, z);
         const bool inside = lane_index() < k.n;   // mutant: chunk_edge_forward
         const unsigned bias = h * block_size + step->first + k.t0 + lane_index();
         const float u_t = ratios + z.HS * (inside ? denom_bias[bias] : 0.0f);
@@ -994,18 +989,18 @@ __device__ inline void membership_learned(float* x, TssaGroups<HELD> groups, flo
 // y = -w Π / (1 + N/M) of head h. pi, inverse_mass (32): Π and 1/M. carry: N before the chunk.
 template <int KIND, typename S, bool HELD>
 __device__ inline void tssa_statistics_forward(S* y, const float* carry, TssaGroups<HELD> groups, const float* pi,
-                                               const float* inverse_mass, TssaRows<S, HELD> w, unsigned resets,
+                                               const float* inverse_mass, TssaRows<S, HELD> rows, unsigned resets,
                                                int h, TssaChunk k, TssaSize z) {
     constexpr int ROWS = TILE_ROWS<KIND, S>;
     for (int d0 = 0; d0 < z.HS; d0 += TSSA_TILE_WIDTH) {
         const TssaTile tile(h, d0, z);
         float N[TSSA_VEC];
-        S* y_t = y + tile_row(0, tile, k, z);
+        S* y_t = y + tile_row(tile, k, z);
         tile_start<KIND>(N, carry, groups, resets, h, tile, z);
         NO_UNROLL for (int t0 = 0; t0 < TSSA_STEPS; t0 += ROWS) {
             const int t = tile.group * TSSA_STEPS + t0;
             float x[ROWS][TSSA_VEC], pi_t[ROWS], inverse_t[ROWS];
-            tile_load<KIND>(x, w, t0, tile, k, z);
+            tile_load<KIND>(x, rows, t0, tile, k, z);
             load_pack<ROWS>(pi_t, pi + t);
             load_pack<ROWS>(inverse_t, inverse_mass + t);
             UNROLL for (int j = 0; j < ROWS; j++) {
@@ -1034,16 +1029,18 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
                         const float* __restrict__ denom_bias, const StepHeader* __restrict__ step, int block_size,
                         const TssaDocuments* __restrict__ documents, TssaSize z) {
     dependency_wait();
-    DYNAMIC_SHARED(float, x);   // (32,stride); (2,NH,32): Π, and D, then 1/M; TssaGroups
+    DYNAMIC_SHARED(float, x);   // TssaForwardShared
     __shared__ TssaChunk chunk;
-    if (HELD) z.HS = TSSA_TILE_WIDTH, z.heads = TSSA_WARPS;
-    float *pi_s = x + WARP * tssa_logits_stride(z.heads), *mass_s = pi_s + z.heads * WARP, *sums = mass_s + z.heads * WARP;
-    const TssaGroups<HELD> groups(sums, z);
+    if (HELD) z.HS = TSSA_TILE_WIDTH;
+    const int room = tssa_room<HELD>(z), stride = tssa_logits_stride(room);
+    float *pi_s = x + WARP * stride, *mass_s = HELD ? pi_s + room * WARP : x, *sums = (HELD ? mass_s : pi_s) + room * WARP;
     tssa_chunk<false>(&chunk, sync, z);
     TssaChunk k = chunk;
-    if (HELD) k.n = TSSA_CHUNK;
-    const TssaRows<S, HELD> rows = {HELD ? w : w + tssa_row(k, z), (S*)(sums + TSSA_WARPS * TSSA_GROUPS * TSSA_TILE_WIDTH)};
-    if constexpr (HELD) tile_hold(rows, k, z);
+    if (HELD) k.n = TSSA_CHUNK;   // known to the compiler
+    TssaHeld<S>* held = reinterpret_cast<TssaHeld<S>*>(sums) + warp_index();
+    const TssaRows<S, HELD> rows = {w, held};
+    const TssaGroups<HELD> groups = {HELD ? held->groups[0] : sums, sums + (TSSA_GROUPS - 1) * z.NH * tssa_padded(z.HS)};
+    if constexpr (HELD) tile_hold(rows, TssaTile(warp_index(), 0, z), k, z);
     const unsigned resets = tssa_resets<DOCUMENTS>(documents, k, z);
     if constexpr (UNIFORM) {
         double* end = states.end && k.t0 + k.n == z.T ? states.end + k.b * tssa_state_size(z.C, z.NH) : NULL;
@@ -1054,31 +1051,59 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
     }
     tssa_for_heads<HELD>(z, [&](int h) {
         const bool inside = lane_index() < k.n;
-        const float pi_t = !inside ? 0.0f : UNIFORM ? 1.0f / z.NH : membership_forward(x, h, z);
+        const float pi_t = UNIFORM ? 1.0f / z.NH : membership_forward(x + lane_index() * stride, h, room);
         if (inside) pi[tssa_step(h, k, z) + lane_index()] = pi_t;
-        float* totals_k = tssa_totals<true>(totals, k.b, tssa_place(k), z);
-        const float mass = warp_scan(pi_t, lane_index(), document_of(resets, lane_index()));
+        pi_s[h * WARP + lane_index()] = inside ? pi_t : 0.0f;
+    });
+    if (!HELD) __syncthreads();   // mass_s takes the place of x
+    float* totals_k = tssa_totals<true>(totals, k.b, tssa_place(k), z);
+    tssa_for_heads<HELD>(z, [&](int h) {
+        const float mass = warp_scan(pi_s[h * WARP + lane_index()], lane_index(), document_of(resets, lane_index()));
         if (lane_index() == WARP - 1) totals_k[z.C + h] = mass;
-        pi_s[h * WARP + lane_index()] = pi_t;
         mass_s[h * WARP + lane_index()] = mass;
-        __syncwarp();
+        __syncwarp();   // mutant: membership_unsynchronized
         TSSA_TILES(tssa_chunk_totals, totals_k, groups, pi_s + h * WARP, rows, resets, h, k, z);
     });
     tssa_scan<true, false, DOCUMENTS>(saved, states, totals, sync + 1, documents, &chunk, z);
     const float* carry = saved + tssa_sums(k, z) + z.narrow;
     tssa_for_heads<HELD>(z, [&](int h) {
         const float before = resets_until(resets, lane_index()) ? 0.0f : carry[z.C + h];
-        float* mass_h = mass_s + h * WARP;
-        mass_h[lane_index()] = reciprocal(before + mass_h[lane_index()] + (float)TOST_MASS_EPS);
+        float* mass = mass_s + h * WARP;
+        mass[lane_index()] = reciprocal(before + mass[lane_index()] + (float)TOST_MASS_EPS);
         __syncwarp();   // mutant: mass_unsynchronized
-        TSSA_TILES(tssa_statistics_forward, y, carry, groups, pi_s + h * WARP, mass_h, rows, resets, h,
-                   k, z);
+        TSSA_TILES(tssa_statistics_forward, y, carry, groups, pi_s + h * WARP, mass, rows, resets, h, k, z);
     });
 }
 
 static size_t tssa_forward_shared(int C, int NH) {
-    return (WARP * (tssa_logits_stride(NH) + 2 * NH) + tssa_groups_size(C / NH, NH, tssa_threads(C, NH))) *
-           sizeof(float);
+    return (WARP * (tssa_logits_stride(NH) + NH) + tssa_groups_size(C / NH, NH, tssa_threads(C, NH))) * sizeof(float);
+}
+template <typename S> static size_t tssa_held_shared(int warps) {
+    return WARP * (tssa_logits_stride(TSSA_WARPS) + 2 * TSSA_WARPS) * sizeof(float) + warps * sizeof(TssaHeld<S>);
+}
+
+static size_t multiprocessor_shared() {   // bytes of shared memory; the system takes 1 KiB of each block
+    static const size_t bytes = [] {
+        int device;
+        cudaDeviceProp prop;
+        CUDA_CHECK(cudaGetDevice(&device));
+        CUDA_CHECK(cudaGetDeviceProperties(&prop, device));
+        return prop.sharedMemPerMultiprocessor;
+    }();
+    return bytes;
+}
+
+// True if each warp has a single whole tile, and shared memory can hold those of as many blocks as have registers.
+template <typename S> static bool tssa_holds(TssaSize z) {
+    const int blocks = 2 * TSSA_WARPS / z.warps;
+    return std::is_same<S, bf16>::value && z.HS == TSSA_TILE_WIDTH && z.NH <= TSSA_WARPS && z.T % TSSA_CHUNK == 0 &&
+           blocks * (tssa_held_shared<S>(z.warps) + 1024) <= multiprocessor_shared();
+}
+
+template <typename S, bool HELD> static auto tssa_forward_choice(bool uniform, bool documents) {
+    return documents ? (uniform ? tssa_forward_kernel<S, HELD, true, true> : tssa_forward_kernel<S, HELD, false, true>)
+                     : (uniform ? tssa_forward_kernel<S, HELD, true, false>
+                                : tssa_forward_kernel<S, HELD, false, false>);
 }
 
 // y, w (B,T,C); u, pi (B,NH,T); saved (B,chunks,sums); totals (B,slots,sums); temp (NH); denom_bias (NH,block_size);
@@ -1088,11 +1113,11 @@ static void tssa_forward(cudaStream_t stream, S* y, float* u, float* pi, float* 
                          int* sync, const S* w, const float* temp, const float* denom_bias, StepInput step,
                          int membership, int block_size, int B, int T, int C, int NH) {
     const TssaSize z = tssa_size(B, T, C, NH);
-    const size_t shared = tssa_forward_shared(C, NH);
-    const bool uniform = membership == TOST_UNIFORM;
-    const auto tssa_forward_variant =
-        step.documents ? (uniform ? tssa_forward_kernel<S, true, true> : tssa_forward_kernel<S, false, true>)
-                       : (uniform ? tssa_forward_kernel<S, true, false> : tssa_forward_kernel<S, false, false>);
+    const bool uniform = membership == TOST_UNIFORM, documents = step.documents, holds = tssa_holds<S>(z);
+    const size_t shared = holds ? tssa_held_shared<S>(z.warps) : tssa_forward_shared(C, NH);
+    auto tssa_forward_variant = tssa_forward_choice<S, false>(uniform, documents);
+    if constexpr (std::is_same<S, bf16>::value)
+        if (holds) tssa_forward_variant = tssa_forward_choice<S, true>(uniform, documents);
     allow_shared(tssa_forward_variant, shared);
     LAUNCH(tssa_forward_variant, B * z.chunks, tssa_threads(C, NH), shared, stream, y, u, pi, saved, states, totals,
            sync, w, temp, denom_bias, step.header, block_size, step.documents, z);
@@ -1226,7 +1251,7 @@ __device__ inline float tssa_backward_membership(const float* totals, const floa
         UNROLL for (int i = 0; i < TSSA_VEC; i++) RN[i] += total[i];
         NO_UNROLL for (int t0 = 0; t0 < TSSA_STEPS; t0 += ROWS) {
             float x[ROWS][TSSA_VEC], of_w[ROWS] = {};
-            tile_load<KIND>(x, w, t0, tile, k, z);
+            tile_load<KIND>(x, rows, t0, tile, k, z);
             UNROLL for (int j = 0; j < ROWS; j++) {
                 UNROLL for (int i = 0; i < TSSA_VEC; i++) of_w[j] += x[j][i] * (x[j][i] * RN[i]);
             }
