@@ -709,12 +709,17 @@ __device__ inline void tile_floats(float (&x)[TSSA_VEC], const float* p, TssaTil
         if (tile.d + i < z.HS) x[i] = p[tile.c + i];
 }
 
-// What a warp with a single whole tile holds in shared memory: sums over its groups of steps, and its rows of w, which it
-// reads from memory only once. A lane reads the rows that it wrote itself.
+// What a warp with a single whole tile holds in shared memory: sums over its groups of steps, and its rows of w, which
+// it reads from memory only once. A lane reads the rows that it wrote itself.
 template <typename S> struct TssaHeld {
     alignas(16) float groups[TSSA_GROUPS][TSSA_TILE_WIDTH];
     alignas(16) S rows[TSSA_STEPS][WARP][TSSA_VEC];
 };
+
+// The block's chunk. With a constant length, the compiler removes checks.
+template <bool HELD> __device__ inline TssaChunk tssa_chunk_of(const TssaChunk* chunk) {
+    return {chunk->b, chunk->t0, HELD ? TSSA_CHUNK : chunk->n};
+}
 
 // Heads that the arrays over heads in shared memory have room for
 template <bool HELD> __device__ inline int tssa_room(TssaSize z) { return HELD ? TSSA_WARPS : z.NH; }
@@ -808,8 +813,8 @@ template <bool ONE, typename F> __device__ inline void tssa_for_heads(TssaSize z
     else NO_UNROLL for (int h = warp_index(); h < z.NH; h += z.warps) f(h);
 }
 
-// Sums of head h: of s Π with pi (32), or of s if pi is nullptr. totals: over the chunk, from its last reset on; groups:
-// over groups of steps.
+// Sums of head h: of s Π with pi (32), or of s if pi is nullptr. totals: over the chunk, from its last reset on;
+// groups: over groups of steps.
 template <int KIND, typename S, bool HELD, typename Pi>
 __device__ inline void tssa_chunk_totals(float* totals, TssaGroups<HELD> groups, Pi pi, TssaRows<S, HELD> rows,
                                          unsigned resets, int h, TssaChunk k, TssaSize z) {
@@ -886,22 +891,26 @@ __device__ inline float tssa_energy_ratios(const float* carry, TssaGroups<HELD> 
     return mine;
 }
 
-// The logits of membership, temp u, of a step are neighbors in shared memory: (32,stride), with an odd number of packs of
-// 4 heads per step, so that 8 lanes can read packs of 8 steps at once. Those past the last head are -infinity.
+// The logits of membership, temp u, of a step are neighbors in shared memory: (32,stride), with an odd number of packs
+// of 4 heads per step, so that 8 lanes can read packs of 8 steps at once. Those past the last head are -infinity.
 constexpr int TSSA_PACK = 4;
 __host__ __device__ inline int tssa_logits_stride(int heads) {
     return ((heads + TSSA_PACK - 1) / TSSA_PACK | 1) * TSSA_PACK;
 }
 
-// Π[h] = softmax over the heads = 1 / Σ_h' e^(x[h'] - x[h]). x (heads): the logits of the step
-__device__ inline float membership_forward(const float* x, int h, int heads) {
+// Π[h], softmax over the heads. x (heads): the logits of the step. In bf16 as 1 / Σ_h' e^(x[h'] - x[h]), which needs no
+// maximum: if the sum overflows, Π is 0.
+template <typename S> __device__ inline float membership_forward(const float* x, int h, int heads) {
+    constexpr bool FLOAT = std::is_same<S, float>::value;
     const float own = x[h];
-    float sum = 0.0f, part[TSSA_PACK];
+    float top = own, sum = 0.0f, part[TSSA_PACK];
+    for (int i = 0; FLOAT && i < heads; i++) top = fmaxf(top, x[i]);
     for (int i = 0; i < heads; i += TSSA_PACK) {
-        load_pack<TSSA_PACK>(part, x + i);
-        UNROLL for (int j = 0; j < TSSA_PACK; j++) sum += power_of_2(LOG2_E * (part[j] - own));
+        load_pack<TSSA_PACK>(part, x + i);   // mutant: softmax_over_time
+        UNROLL for (int j = 0; j < TSSA_PACK; j++)
+            sum += FLOAT ? expf(part[j] - top) : power_of_2(LOG2_E * (part[j] - top));
     }
-    return reciprocal(sum);
+    return (FLOAT ? expf(own - top) : 1.0f) * reciprocal(sum);
 }
 
 // S is not computed: carry (C), and end (C) unless NULL, are set to zero.
@@ -965,14 +974,16 @@ template <typename S, bool HELD, bool DOCUMENTS>
 __device__ inline void membership_learned(float* x, TssaGroups<HELD> groups, float* u, float* saved, TssaStates states,
                                           float* totals, int* flags, TssaRows<S, HELD> rows, const float* temp,
                                           const float* denom_bias, const StepHeader* step, int block_size,
-                                          const TssaDocuments* documents, const TssaChunk* chunk, TssaChunk k,
-                                          TssaSize z) {
-    const unsigned resets = tssa_resets<DOCUMENTS>(documents, k, z);
+                                          const TssaDocuments* documents, const TssaChunk* chunk, TssaSize z) {
+    TssaChunk k = tssa_chunk_of<HELD>(chunk);
+    unsigned resets = tssa_resets<DOCUMENTS>(documents, k, z);
     tssa_for_heads<HELD>(z, [&](int h) {
-        TSSA_TILES(tssa_chunk_totals, tssa_totals<false>(totals, k.b, tssa_place(k), z), groups, nullptr, rows, resets, h,
-                   k, z);
+        TSSA_TILES(tssa_chunk_totals, tssa_totals<false>(totals, k.b, tssa_place(k), z), groups, nullptr, rows, resets,
+                   h, k, z);
     });
     tssa_scan<false, false, DOCUMENTS>(saved, states, totals, flags, documents, chunk, z);
+    k = tssa_chunk_of<HELD>(chunk);
+    resets = tssa_resets<DOCUMENTS>(documents, k, z);
     const int stride = tssa_logits_stride(tssa_room<HELD>(z));
     tssa_for_heads<HELD>(z, [&](int h) {
         const float ratios = TSSA_TILES(tssa_energy_ratios, saved + tssa_sums(k, z), groups, rows, resets, h, k, z);
@@ -1029,33 +1040,35 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
                         const float* __restrict__ denom_bias, const StepHeader* __restrict__ step, int block_size,
                         const TssaDocuments* __restrict__ documents, TssaSize z) {
     dependency_wait();
-    DYNAMIC_SHARED(float, x);   // TssaForwardShared
+    DYNAMIC_SHARED(float, x);   // (32,stride); (heads,32): Π; TssaGroups; HELD: (2,heads,32); (warps) TssaHeld
     __shared__ TssaChunk chunk;
     if (HELD) z.HS = TSSA_TILE_WIDTH;
     const int room = tssa_room<HELD>(z), stride = tssa_logits_stride(room);
-    float *pi_s = x + WARP * stride, *mass_s = HELD ? pi_s + room * WARP : x, *sums = (HELD ? mass_s : pi_s) + room * WARP;
+    float *pi_s = x + WARP * stride, *sums = pi_s + (HELD ? 2 : 1) * room * WARP;
+    float* mass_s = HELD ? pi_s + room * WARP : x;   // in place of x, which saves shared memory if that is short
     tssa_chunk<false>(&chunk, sync, z);
-    TssaChunk k = chunk;
-    if (HELD) k.n = TSSA_CHUNK;   // known to the compiler
+    TssaChunk k = tssa_chunk_of<HELD>(&chunk);
     TssaHeld<S>* held = reinterpret_cast<TssaHeld<S>*>(sums) + warp_index();
     const TssaRows<S, HELD> rows = {w, held};
-    const TssaGroups<HELD> groups = {HELD ? held->groups[0] : sums, sums + (TSSA_GROUPS - 1) * z.NH * tssa_padded(z.HS)};
+    const TssaGroups<HELD> groups = {HELD ? held->groups[0] : sums,
+                                     sums + (TSSA_GROUPS - 1) * z.NH * tssa_padded(z.HS)};
     if constexpr (HELD) tile_hold(rows, TssaTile(warp_index(), 0, z), k, z);
-    const unsigned resets = tssa_resets<DOCUMENTS>(documents, k, z);
     if constexpr (UNIFORM) {
         double* end = states.end && k.t0 + k.n == z.T ? states.end + k.b * tssa_state_size(z.C, z.NH) : NULL;
         membership_uniform(saved + tssa_sums(k, z), end, z);
     } else {
         membership_learned<S, HELD, DOCUMENTS>(x, groups, u, saved, states, totals, sync + 1, rows, temp, denom_bias,
-                                               step, block_size, documents, &chunk, k, z);
+                                               step, block_size, documents, &chunk, z);
     }
+    k = tssa_chunk_of<HELD>(&chunk);
+    unsigned resets = tssa_resets<DOCUMENTS>(documents, k, z);
     tssa_for_heads<HELD>(z, [&](int h) {
         const bool inside = lane_index() < k.n;
-        const float pi_t = UNIFORM ? 1.0f / z.NH : membership_forward(x + lane_index() * stride, h, room);
+        const float pi_t = UNIFORM ? 1.0f / z.NH : membership_forward<S>(x + lane_index() * stride, h, room);
         if (inside) pi[tssa_step(h, k, z) + lane_index()] = pi_t;
         pi_s[h * WARP + lane_index()] = inside ? pi_t : 0.0f;
     });
-    if (!HELD) __syncthreads();   // mass_s takes the place of x
+    if (!HELD) __syncthreads();   // mutant: mass_before_the_softmax
     float* totals_k = tssa_totals<true>(totals, k.b, tssa_place(k), z);
     tssa_for_heads<HELD>(z, [&](int h) {
         const float mass = warp_scan(pi_s[h * WARP + lane_index()], lane_index(), document_of(resets, lane_index()));
@@ -1065,6 +1078,8 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
         TSSA_TILES(tssa_chunk_totals, totals_k, groups, pi_s + h * WARP, rows, resets, h, k, z);
     });
     tssa_scan<true, false, DOCUMENTS>(saved, states, totals, sync + 1, documents, &chunk, z);
+    k = tssa_chunk_of<HELD>(&chunk);
+    resets = tssa_resets<DOCUMENTS>(documents, k, z);
     const float* carry = saved + tssa_sums(k, z) + z.narrow;
     tssa_for_heads<HELD>(z, [&](int h) {
         const float before = resets_until(resets, lane_index()) ? 0.0f : carry[z.C + h];
@@ -1251,7 +1266,7 @@ __device__ inline float tssa_backward_membership(const float* totals, const floa
         UNROLL for (int i = 0; i < TSSA_VEC; i++) RN[i] += total[i];
         NO_UNROLL for (int t0 = 0; t0 < TSSA_STEPS; t0 += ROWS) {
             float x[ROWS][TSSA_VEC], of_w[ROWS] = {};
-            tile_load<KIND>(x, rows, t0, tile, k, z);
+            tile_load<KIND>(x, w, t0, tile, k, z);
             UNROLL for (int j = 0; j < ROWS; j++) {
                 UNROLL for (int i = 0; i < TSSA_VEC; i++) of_w[j] += x[j][i] * (x[j][i] * RN[i]);
             }

@@ -155,6 +155,9 @@ T __shfl_xor_sync(unsigned mask, T v, int bits, int width = 32, int line = __bui
 inline unsigned __ballot_sync(unsigned mask, int predicate, int line = __builtin_LINE()) {
     return (unsigned)cuda_on_host_warp(CUDA_OP_BALLOT, mask, predicate != 0, 0, line);
 }
+inline int __all_sync(unsigned mask, int predicate, int line = __builtin_LINE()) {
+    return __ballot_sync(mask, predicate, line) == mask;
+}
 
 // Atomics, and a logical clock: a flag has the clock of the thread that stores it, the clock of a thread that loads it
 // becomes at least one more, and barriers pass on the latest clock. A thread that loads the same value again waits

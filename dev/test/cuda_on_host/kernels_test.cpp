@@ -251,6 +251,11 @@ template <typename S> void test_tssa_variants(Checks* c) {
         {96, 3, 2, ragged, true, false, 0, 0},       // starts in shared memory
         {96, 3, 2, ragged, false, true, 0, 0},
         {136, 4, 2, ragged, false, true, 0, 0},
+        {768, 12, 1, whole, false, false, 0, 0},     // in bf16, warps hold their tiles
+        {320, 5, 2, 4 * whole, false, true, whole, 0},
+        {192, 3, 2, 3 * whole, true, false, whole, 0},
+        {192, 3, 2, 3 * whole, true, false, 0, 11},
+        {832, 13, 1, 2 * whole, false, true, 0, 40},   // too many heads for that
         {96, 3, 2, ragged, false, false, 5, 0},   // passes shorter and longer than a chunk
         {96, 3, 2, 5 * whole, false, false, 2 * whole, 0},
         {96, 3, 2, 5 * whole, true, false, 3 * whole + 1, 0},

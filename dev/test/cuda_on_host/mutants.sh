@@ -37,7 +37,9 @@ group_not_awaited | s/scan_wait.*;//
 prefix_not_awaited | s/scan_wait.*;//
 softmax_unsynchronized | s/__syncthreads();//
 mass_unsynchronized | s/__syncwarp();//
-softmax_over_time | s/h \* WARP + lane_index()/h/
+membership_unsynchronized | s/__syncwarp();//
+mass_before_the_softmax | s/__syncthreads();//
+softmax_over_time | s/x + i/x/
 dropped_carry | s/(float)sum\[n\]/0.0f/
 dropped_group | s/j >= digit/j + 1 >= digit/
 group_without_itself | s/sum\[n\] = of_group\[n\]/sum[n] = 0.0/
