@@ -1082,7 +1082,7 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
     resets = tssa_resets<DOCUMENTS>(documents, k, z);
     const float* carry = saved + tssa_sums(k, z) + z.narrow;
     tssa_for_heads<HELD>(z, [&](int h) {
-        const float before = resets_until(resets, lane_index()) ? 0.0f : carry[z.C + h];
+        const float before = resets_until(resets, lane_index()) ? 0.0f : carry[z.C + h];   // mutant: mass_past_the_start
         float* mass = mass_s + h * WARP;
         mass[lane_index()] = reciprocal(before + mass[lane_index()] + (float)TOST_MASS_EPS);
         __syncwarp();   // mutant: mass_unsynchronized
