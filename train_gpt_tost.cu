@@ -1082,8 +1082,8 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
     resets = tssa_resets<DOCUMENTS>(documents, k, z);
     const float* carry = saved + tssa_sums(k, z) + z.narrow;
     tssa_for_heads<HELD>(z, [&](int h) {
-        const float before = resets_until(resets, lane_index()) ? 0.0f : carry[z.C + h];   // mutant: mass_past_the_start
-        float* mass = mass_s + h * WARP;
+        float *mass = mass_s + h * WARP, before = carry[z.C + h];
+        if (resets_until(resets, lane_index())) before = 0.0f;   // mutant: mass_past_the_start
         mass[lane_index()] = reciprocal(before + mass[lane_index()] + (float)TOST_MASS_EPS);
         __syncwarp();   // mutant: mass_unsynchronized
         TSSA_TILES(tssa_statistics_forward, y, carry, groups, pi_s + h * WARP, mass, rows, resets, h, k, z);
@@ -1097,22 +1097,11 @@ template <typename S> static size_t tssa_held_shared(int warps) {
     return WARP * (tssa_logits_stride(TSSA_WARPS) + 2 * TSSA_WARPS) * sizeof(float) + warps * sizeof(TssaHeld<S>);
 }
 
-static size_t multiprocessor_shared() {   // bytes of shared memory; the system takes 1 KiB of each block
-    static const size_t bytes = [] {
-        int device;
-        cudaDeviceProp prop;
-        CUDA_CHECK(cudaGetDevice(&device));
-        CUDA_CHECK(cudaGetDeviceProperties(&prop, device));
-        return prop.sharedMemPerMultiprocessor;
-    }();
-    return bytes;
-}
-
 // True if each warp has a single whole tile, and shared memory can hold those of as many blocks as have registers.
 template <typename S> static bool tssa_holds(TssaSize z) {
     const int blocks = 2 * TSSA_WARPS / z.warps;
     return std::is_same<S, bf16>::value && z.HS == TSSA_TILE_WIDTH && z.NH <= TSSA_WARPS && z.T % TSSA_CHUNK == 0 &&
-           blocks * (tssa_held_shared<S>(z.warps) + 1024) <= multiprocessor_shared();
+           blocks * (tssa_held_shared<S>(z.warps) + BLOCK_SHARED) <= multiprocessor_shared();
 }
 
 template <typename S, bool HELD> static auto tssa_forward_choice(bool uniform, bool documents) {

@@ -31,6 +31,8 @@ constexpr int COMPILED_ARCH = __CUDA_ARCH__;
 [[maybe_unused]] constexpr int COMPILED_ARCH = 0;
 #endif
 
+constexpr size_t BLOCK_SHARED = 1024;   // see multiprocessor_shared
+
 // UNROLL for (...): unrolls the loop; UNROLL_BY(n): n times; NO_UNROLL: not at all.
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("unroll 1")
@@ -45,6 +47,8 @@ constexpr size_t MATMUL_WORKSPACE = 4096;
     CUDA_ON_HOST_LAUNCH_EARLY(kernel, grid, block, shared_bytes, stream, ##__VA_ARGS__)
 __device__ inline void dependency_wait() { cuda_on_host_dependency_wait(); }
 #define DYNAMIC_SHARED(type, name) type* name = static_cast<type*>(cuda_on_host_dynamic_shared())
+
+inline size_t multiprocessor_shared() { return 228 << 10; }
 
 template <size_t BYTES> __device__ inline void load_word(void* out, const void* p) {
     cuda_on_host_aligned(p, BYTES);
@@ -90,6 +94,18 @@ inline bool launches_early() {
                major >= 9 && driver >= 12030 && CUDART_VERSION >= 12030;
     }();
     return early;
+}
+
+// Bytes of shared memory of a multiprocessor of this device. Each block takes BLOCK_SHARED more than it asks for.
+inline size_t multiprocessor_shared() {
+    static const int bytes = [] {
+        int device = 0, value = 0;
+        const bool known =
+            cudaGetDevice(&device) == cudaSuccess &&
+            cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device) == cudaSuccess;
+        return known ? value : 0;
+    }();
+    return (size_t)bytes;
 }
 
 template <typename... Params, typename... Args>

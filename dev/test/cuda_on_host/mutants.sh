@@ -57,7 +57,7 @@ before_the_start | s/ || j >= skipped/ || true/
 state_across_a_start | s/ && from(false) < 0//
 group_of_all_segments | s/from(true)/from(false)/
 state_of_the_last_document | s/restarts ? totals\[n\] : //
-mass_past_the_start | s/resets_until(resets, lane_index())/false/
+mass_past_the_start | s/if (resets.*0.0f;//
 mass_of_the_last_document | s/resets_until(resets, lane)/false/
 carry_of_the_last_document | s/if (resets.*set_zero(sum);//
 groups_of_two_documents | s/if (resets.*set_zero(total);//
