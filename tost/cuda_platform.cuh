@@ -33,6 +33,23 @@ constexpr int COMPILED_ARCH = __CUDA_ARCH__;
 
 constexpr size_t BLOCK_SHARED = 1024;   // see multiprocessor_shared
 
+// The compute capability that the kernels in use were compiled for, e.g. 90 for 9.0: not that of the device if nvcc was
+// told to compile for an earlier one.
+static __global__ void probe_kernel() {}
+inline int kernel_arch() {
+    cudaFuncAttributes a;
+    return cudaFuncGetAttributes(&a, probe_kernel) == cudaSuccess ? a.ptxVersion : 0;
+}
+
+// __restrict__ for the parameters of kernels. Where a kernel may start before the one before it has ended, it would be
+// wrong: nvcc would read parameters that are const __restrict__ through the cache for constant data, and could move
+// accesses before dependency_wait.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define RESTRICT __restrict__
+#else
+#define RESTRICT
+#endif
+
 // UNROLL for (...): unrolls the loop; UNROLL_BY(n): n times; NO_UNROLL: not at all.
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("unroll 1")
@@ -85,13 +102,12 @@ __device__ inline int   load_acquire(const int* p) { return cuda_on_host_load(p,
 constexpr size_t MATMUL_WORKSPACE = (size_t)128 << 20;
 
 // True if a kernel may be launched while the one before it in its stream still runs (programmatic dependent launch),
-// which hides the time of the launch: from compute capability 9.0 on, and in graphs from CUDA 12.3 on.
+// which hides the time of the launch: if dependency_wait waits, and in graphs from CUDA 12.3 on.
 inline bool launches_early() {
     static const bool early = [] {
-        int device = 0, major = 0, driver = 0;
-        return cudaGetDevice(&device) == cudaSuccess && cudaDriverGetVersion(&driver) == cudaSuccess &&
-               cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-               major >= 9 && driver >= 12030 && CUDART_VERSION >= 12030;
+        int driver = 0;
+        return kernel_arch() >= 90 && cudaDriverGetVersion(&driver) == cudaSuccess && driver >= 12030 &&
+               CUDART_VERSION >= 12030;
     }();
     return early;
 }
