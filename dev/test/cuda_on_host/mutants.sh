@@ -38,7 +38,7 @@ prefix_not_awaited | s/scan_wait.*;//
 softmax_unsynchronized | s/__syncthreads();//
 mass_unsynchronized | s/__syncwarp();//
 membership_unsynchronized | s/__syncwarp();//
-mass_before_the_softmax | s/__syncthreads();//
+mass_before_the_softmax | s/if (!HELD) __syncthreads();//
 softmax_over_time | s/x + i/x/
 dropped_carry | s/(float)sum\[n\]/0.0f/
 dropped_group | s/j >= digit/j + 1 >= digit/
