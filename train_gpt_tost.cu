@@ -888,9 +888,7 @@ __device__ inline void tssa_scanned(float* carry, double* end, const double* sta
 template <bool WIDE, bool BACKWARD, bool DOCUMENTS>
 __device__ inline void tssa_scan(float* sums, TssaStates states, float* totals, int* flags,
                                  const TssaDocuments* documents, const TssaChunk* chunk, TssaSize z) {
-    // These read *chunk at each use, so that no registers hold them during the waits.
-    const auto own_flags = [&] { return flags + ((WIDE != BACKWARD ? z.B : 0) + chunk->b) * z.slots; };
-    const auto from = [&](bool inclusive) {
+    const auto from = [&](bool inclusive) {   // read at each use, so that no register holds it during the waits
         if constexpr (!DOCUMENTS) return -1;
         const TssaChunk k = *chunk;
         const TssaDocuments d = documents[k.b * z.chunks + tssa_place(k)];
@@ -909,7 +907,8 @@ __device__ inline void tssa_scan(float* sums, TssaStates states, float* totals, 
                      tssa_totals<WIDE>(totals, k.b, place, z) + c, tssa_resets<DOCUMENTS>(documents, k, z) != 0,
                      (WIDE ? z.C + z.NH : z.C) - c);
     };
-    scan_columns<DOCUMENTS>(tssa_totals<WIDE>(totals, chunk->b, 0, z), own_flags, WIDE ? z.wide : z.narrow,
+    scan_columns<DOCUMENTS>(tssa_totals<WIDE>(totals, chunk->b, 0, z),
+                            flags + ((WIDE != BACKWARD ? z.B : 0) + chunk->b) * z.slots, WIDE ? z.wide : z.narrow,
                             tssa_scan_place(BACKWARD, *chunk, z), z.chunks, from, scanned);
 }
 

@@ -296,7 +296,7 @@ __global__ void scan_kernel(float* carry, float* totals, int* sync, const int* f
     };
     float* own_carry = carry + (size_t)place * stride;
     const auto store = [&](int c, const Sum (&sum)[SCAN_VEC]) { scan_store(own_carry + c, sum); };
-    scan_columns<SEGMENTED, Sum>(totals, [&] { return sync + 1; }, stride, place, chunks, from_place, store);
+    scan_columns<SEGMENTED, Sum>(totals, sync + 1, stride, place, chunks, from_place, store);
 }
 
 // Checks the carries and the length of the longest chain of waits: one per octal digit of the last chunk's number.

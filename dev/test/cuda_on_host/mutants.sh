@@ -42,7 +42,7 @@ softmax_over_time | s/h \* WARP + lane_index()/h/
 dropped_carry | s/to_float(sum\[n\])/0.0f/
 dropped_group | s/digit - skipped/max(digit - skipped, 1u) - 1/
 group_without_itself | s/of_group\[n\]/0.0f/
-serial_chain | s/scan_wait_level(flags + level, i)/scan_wait_levels([\&] { return flags + level; }, i, size)/
+serial_chain | s/scan_wait_level(flags + level, i)/scan_wait_levels(flags + level, i, size)/
 lane_scan_too_short | s/by < WARP/by < WARP \/ 2/
 chunk_edge_forward | s/< k.n/< k.n - 1/
 chunk_edge_backward | s/t0 + j < k.n/t0 + j <= k.n/
