@@ -10,9 +10,9 @@ An instruction counts once per trip of each loop around it, and not at all after
 count, unless KERNELS gives a loop a share of a trip.
 
 Without --write, compares with RECORD: exits with 1 if a kernel has over 5 % more instructions than recorded, or if the
-number of its loops changed. Both fail if TRAFFIC has a kernel that takes over 0.03 ms and has no row here. Exits with
-77 if cuobjdump or the recorded nvcc is missing. NVCC and CUOBJDUMP in the environment replace the programs of these
-names."""
+number of its loops changed. Both fail if TRAFFIC has a kernel that takes over 0.03 ms and has no row here, and if a
+kernel may read what the kernel before it still writes (hazards). Exits with 77 if cuobjdump or the recorded nvcc is
+missing. NVCC and CUOBJDUMP in the environment replace the programs of these names."""
 import os
 import re
 import shutil
@@ -131,6 +131,21 @@ def measure(code):
     return found, failures
 
 
+def hazards(code):
+    """Failures as text. A kernel starts while the one before it still runs, so it must wait (griddepcontrol.wait, here
+    ACQBULK) before it accesses global memory, and must not read what that kernel writes through the cache for constant
+    data (ld.global.nc), as nvcc does with parameters that are const __restrict__: RESTRICT prevents both."""
+    failures = []
+    for name, steps in code.items():
+        texts = [text for _, text in steps]
+        wait = next((i for i, text in enumerate(texts) if "ACQBULK" in text), len(texts))
+        if any(re.search(r"\b(LDG|STG|ATOMG?|REDG?|LD|ST)\b", text) for text in texts[:wait]):
+            failures.append(f"{name}: accesses global memory before it waits for the kernel before it")
+        if any(re.search(r"\bLDG\S*\.CONSTANT\b", text) for text in texts):
+            failures.append(f"{name}: reads through the cache for constant data: use RESTRICT for its parameters")
+    return failures
+
+
 def traffic_of(path):
     """({kernel: GB per step}, milliseconds of the matrix products' FLOPs) from TRAFFIC.md."""
     with open(path) as file:
@@ -214,6 +229,10 @@ def self_test():
         "a kernel without a row": [line.split(":")[0] for line in unlisted(traffic)] == ["made_up"],
         "bound by bytes": "| adamw | 200 | 171.9 | 0.185 | 0.767 | bytes |" in table,
         "bound by issue": "| 1.855 | 0.767 | issue |" in record({"adamw": 2000.0}, "x", traffic, 50),
+        "no hazard": hazards({"k": [(0, "MOV R1, c[0x0][0x28]"), (16, "ACQBULK"), (32, "LDG.E.128 R4, [R2]")]}) == [],
+        "a load before the wait": len(hazards({"k": [(0, "@!P0 LDG.E R4, [R2]"), (16, "ACQBULK")]})) == 1,
+        "a store without a wait": len(hazards({"k": [(0, "STG.E.64 [R2], R4")]})) == 1,
+        "a load of constant data": len(hazards({"k": [(0, "ACQBULK"), (16, "LDG.E.128.CONSTANT R4, [R2]")]})) == 1,
         "the sum of the floors": "add up to 50.8 ms: 50.0 ms" in table,
     }
     for what, ok in checks.items():
@@ -232,17 +251,19 @@ def main():
     if not shutil.which(cuobjdump):
         skip(f"no {cuobjdump}; it is part of the CUDA toolkit, or pip install nvidia-cuda-cuobjdump")
     compiler = "nvcc " + re.search(r"V([\d.]+)", output_of(nvcc, "--version")).group(1)
-    found, failures = measure(functions(output_of(cuobjdump, "-sass", "-arch", ARCH, paths[0])))
+    code = functions(output_of(cuobjdump, "-sass", "-arch", ARCH, paths[0]))
+    found, failures = measure(code)
     gigabytes, flops_ms = traffic_of(paths[2])
-    failures += unlisted(gigabytes)
+    failures += unlisted(gigabytes) + hazards(code)
     if write and not failures:
         with open(paths[1], "w") as file:
             file.write(record(found, compiler, gigabytes, flops_ms))
     with open(paths[1]) as file:
         recorded = file.read()
-    if compiler not in recorded:
+    if compiler in recorded:
+        failures += grown(found, recorded)
+    elif not failures:
         skip(f"{paths[1]} was recorded with another compiler than {compiler}")
-    failures += grown(found, recorded)
     for failure in failures:
         print("FAILED sass:", failure)
     print(f"sass: {len(found)} passed, {len(failures)} failed, 0 skipped")

@@ -106,11 +106,18 @@ row_of_another_rank | s/= r.*;/= r > 0 ? r - 1 : 0;/
 level_not_set | s/x->part.*)/true)/
 norm_by_rank | s/place\[i\]/i/
 first_device | s/count > 1 ? local_rank : 0/0/
+split_anywhere | s/if (p.K.*;//
+split_in_place | s/staged |/staged | CUBLASLT_REDUCTION_SCHEME_INPLACE |/
+bias_of_the_first_layer | s/? alignment/? (uintptr_t)p.bias/
 fp8_unscaled | s/if (p.b_inverse).*;//
 one_step_of_fp8 | s/i < FP8_HISTORY/i < 1/
 fp8_of_one_rank | s/r < ranks/r < 1/
 fp8_tile_read_early | s/__syncthreads();//
 fp8_weights_not_updated | s/m->fp8.weights_stale = true;//
+fp8_of_one_chunk | s/training \&\&/training \&\& m->grads_stale \&\&/
+sums_in_bf16 | s/, training)/)/
+sums_of_another_pass | s/PASS_TRAIN_SUMS/PASS_SUMS/
+sums_of_the_first_step | s/, PASS_TRAIN_SUMS//
 waits_forever | s/if (!\(.*\)) nccl_timed_out.*;/\1;/
 END
 
