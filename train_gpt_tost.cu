@@ -232,11 +232,11 @@ constexpr int NORM_ROWS = 2;           // rows per block at once in backward if 
 // branch NULL: x_out = x and is not written. copy: of y. Minimum traffic per row: 4C (x) + 2C (branch) + 4C (x_out) +
 // 2C (y) = 12C.
 template <typename S, int VEC, int PACKS, bool WARP_ROW, typename Copy>
-__global__ void __launch_bounds__(WARP_ROW ? NORM_WARPS * WARP : NORM_THREADS)
-    residual_layernorm_forward_kernel(float* __restrict__ x_out, S* __restrict__ y, float* mean, float* rstd,
-                                      const float* __restrict__ x, const S* __restrict__ branch,
-                                      const float* __restrict__ gamma, const float* __restrict__ w,
-                                      const float* __restrict__ b, size_t rows, int C, Copy copy) {
+__global__ void __launch_bounds__(WARP_ROW ? NORM_WARPS * WARP : NORM_THREADS, WARP_ROW ? 0 : 2)
+    residual_layernorm_forward_kernel(float* RESTRICT x_out, S* RESTRICT y, float* mean, float* rstd,
+                                      const float* RESTRICT x, const S* RESTRICT branch,
+                                      const float* RESTRICT gamma, const float* RESTRICT w,
+                                      const float* RESTRICT b, size_t rows, int C, Copy copy) {
     dependency_wait();
     __shared__ float shared[WARP_ROW ? 1 : WARP];
     const size_t row = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
@@ -870,15 +870,15 @@ __device__ inline int tssa_scan_place(bool backward, TssaChunk k, TssaSize z) {
 // the sums before the first chunk, or NULL. sum: over the chunks before this one. totals: of this chunk; if it
 // `restarts` the sums, end has only these. A pass is summed from zero, and then `start` is added, so that the results
 // do not depend on whether several passes run one after another.
-__device__ inline void tssa_scanned(float* carry, double* end, const double* start, const double (&sum)[SCAN_VEC],
+__device__ inline void tssa_scanned(float* carry, double* end, const double* start, const ScanSum (&sum)[SCAN_VEC],
                                     const float* totals, bool restarts, int columns) {
     double first[SCAN_VEC] = {}, before[SCAN_VEC];
     UNROLL for (int n = 0; start && n < SCAN_VEC; n++)
         if (n < columns) first[n] = start[n];   // mutant: state_not_continued
-    UNROLL for (int n = 0; n < SCAN_VEC; n++) before[n] = first[n] + sum[n];
+    UNROLL for (int n = 0; n < SCAN_VEC; n++) before[n] = first[n] + to_double(sum[n]);
     scan_store(carry, before);
     UNROLL for (int n = 0; end && n < SCAN_VEC; n++) {
-        const double after = first[n] + (sum[n] + totals[n]);   // mutant: state_not_passed
+        const double after = first[n] + (to_double(sum[n]) + totals[n]);   // mutant: state_not_passed
         if (n < columns) end[n] = restarts ? totals[n] : after;   // mutant: state_of_the_last_document
     }
 }
@@ -888,25 +888,28 @@ __device__ inline void tssa_scanned(float* carry, double* end, const double* sta
 template <bool WIDE, bool BACKWARD, bool DOCUMENTS>
 __device__ inline void tssa_scan(float* sums, TssaStates states, float* totals, int* flags,
                                  const TssaDocuments* documents, const TssaChunk* chunk, TssaSize z) {
-    const auto from = [&](bool inclusive) {   // read at each use, so that no register holds it during the waits
+    // These read *chunk at each use, so that no registers hold them during the waits.
+    const auto own_flags = [&] { return flags + ((WIDE != BACKWARD ? z.B : 0) + chunk->b) * z.slots; };
+    const auto from = [&](bool inclusive) {
         if constexpr (!DOCUMENTS) return -1;
         const TssaChunk k = *chunk;
         const TssaDocuments d = documents[k.b * z.chunks + tssa_place(k)];
         return inclusive && d.resets ? tssa_scan_place(BACKWARD, k, z) : BACKWARD ? d.after : d.before;
     };
-    const auto scanned = [&](int c, const double (&sum)[SCAN_VEC]) {
+    const auto scanned = [&](int c, const ScanSum (&sum)[SCAN_VEC]) {
         const TssaChunk k = *chunk;
+        float* carry = sums + tssa_sums(k, z) + (WIDE ? z.narrow : 0) + c;
+        if (!states.start && !states.end) return scan_store(carry, sum);
         const int place = tssa_scan_place(BACKWARD, k, z), sequence = BACKWARD ? k.b : k.b / states.copies;
         const size_t size = tssa_state_size(z.C, z.NH), at = (WIDE ? z.C : 0) + c;
         const bool first = states.start && from(false) < 0;   // mutant: state_across_a_start
-        tssa_scanned(sums + tssa_sums(k, z) + (WIDE ? z.narrow : 0) + c,
+        tssa_scanned(carry,
                      states.end && place == z.chunks - 1 ? states.end + k.b * size + at : NULL,
                      first ? states.start + sequence * size + at : NULL, sum,
                      tssa_totals<WIDE>(totals, k.b, place, z) + c, tssa_resets<DOCUMENTS>(documents, k, z) != 0,
                      (WIDE ? z.C + z.NH : z.C) - c);
     };
-    scan_columns<DOCUMENTS>(tssa_totals<WIDE>(totals, chunk->b, 0, z),
-                            flags + ((WIDE != BACKWARD ? z.B : 0) + chunk->b) * z.slots, WIDE ? z.wide : z.narrow,
+    scan_columns<DOCUMENTS>(tssa_totals<WIDE>(totals, chunk->b, 0, z), own_flags, WIDE ? z.wide : z.narrow,
                             tssa_scan_place(BACKWARD, *chunk, z), z.chunks, from, scanned);
 }
 
@@ -970,10 +973,10 @@ __device__ inline void tssa_statistics_forward(S* y, const float* carry, TssaGro
 // Minimum traffic per row: 2C (w) + 2C (y). Moved in addition: carries and totals, (4 + 8) (2C + NH)/32 = 0.75C, and u
 // and pi, 8 NH. sync: ticket, flags of the scan of S, flags of that of N and D; zero before the launch.
 template <typename S, bool UNIFORM, bool DOCUMENTS> __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
-    tssa_forward_kernel(S* __restrict__ y, float* u, float* pi, float* saved, TssaStates states, float* totals,
-                        int* sync, const S* __restrict__ w, const float* __restrict__ temp,
-                        const float* __restrict__ denom_bias, const StepHeader* __restrict__ step, int block_size,
-                        const TssaDocuments* __restrict__ documents, TssaSize z) {
+    tssa_forward_kernel(S* RESTRICT y, float* u, float* pi, float* saved, TssaStates states, float* totals,
+                        int* sync, const S* RESTRICT w, const float* RESTRICT temp,
+                        const float* RESTRICT denom_bias, const StepHeader* RESTRICT step, int block_size,
+                        const TssaDocuments* RESTRICT documents, TssaSize z) {
     dependency_wait();
     DYNAMIC_SHARED(float, shared);   // (2,NH,32), and TssaGroups
     __shared__ TssaChunk chunk;
@@ -1403,10 +1406,10 @@ __device__ inline void tssa_backward_final(S* dw, TssaStarts starts, const float
 // dS (narrow), then of dN (C) and dD (NH).
 template <typename S, int P, bool UNIFORM, bool DOCUMENTS>
 __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
-    tssa_backward_kernel(S* __restrict__ dw, float* da, float* dtemp, float* back, TssaStates states, float* totals,
-                         int* sync, const S* __restrict__ dy, const S* __restrict__ w, const float* __restrict__ u,
-                         const float* __restrict__ pi, const float* __restrict__ saved,
-                         const float* __restrict__ temp, const TssaDocuments* __restrict__ documents, bool keep_starts,
+    tssa_backward_kernel(S* RESTRICT dw, float* da, float* dtemp, float* back, TssaStates states, float* totals,
+                         int* sync, const S* RESTRICT dy, const S* RESTRICT w, const float* RESTRICT u,
+                         const float* RESTRICT pi, const float* RESTRICT saved,
+                         const float* RESTRICT temp, const TssaDocuments* RESTRICT documents, bool keep_starts,
                          TssaSize z) {
     dependency_wait();
     DYNAMIC_SHARED(float, shared);   // (4,NH,32), and TssaStarts
@@ -1568,7 +1571,7 @@ static void gelu_forward(cudaStream_t stream, S* y, const S* x, size_t n, Copy c
 // dx = dy (Φ(x) + x φ(x)), φ(x) = e^(-x²/2)/√(2π), in place: dx holds dy on entry. dx, x (rows,N); partial (blocks,N):
 // Σ of dx over every gridDim.x-th row. Minimum traffic per element: 4 (dx) + 2 (x).
 template <typename S, int VEC, typename Copy> __global__ void __launch_bounds__(GELU_THREADS)
-    gelu_backward_kernel(S* __restrict__ dx, float* __restrict__ partial, const S* __restrict__ x, size_t rows, int N,
+    gelu_backward_kernel(S* RESTRICT dx, float* RESTRICT partial, const S* RESTRICT x, size_t rows, int N,
                          Copy copy) {
     dependency_wait();
     CopyWriter<Copy> writer(copy);
@@ -2792,6 +2795,9 @@ static bool fits_fp8(const cudaDeviceProp* prop, const TostConfig* c, const Tost
     if (prop->major < 9)
         return tost_error(err, "--dtype fp8: %s has compute capability %d.%d; 9.0 or later is needed (Hopper): give "
                           "--dtype bf16", prop->name, prop->major, prop->minor);
+    if (kernel_arch() < 90)
+        return tost_error(err, "--dtype fp8: this build has code only for compute capability %d.%d; build it without "
+                          "GENCODE, or give --dtype bf16", kernel_arch() / 10, kernel_arch() % 10);
     if (c->n_embd % 16)
         return tost_error(err, "--dtype fp8: --channels %d is not a multiple of 16: give --dtype bf16", c->n_embd);
     return fp8_rows_fit("seq", o->max_batch, o->max_seq, err) &&
@@ -2853,20 +2859,14 @@ static TostModel* cuda_create(const TostConfig* c, const TostEngineOptions* o, T
     return is_bf16(o->dtype) ? model_create<bf16>(c, o, err) : model_create<float>(c, o, err);
 }
 
-// By the name of the GPU; else the rate of a square product, or 0 if memory is short.
-template <typename S> static double cuda_peak_flops(TypedModel<S>* m) {
+// The rate of a square product, in operations/s; 0 if memory is short.
+template <typename S> static double measured_peak(TypedModel<S>* m, int multiprocessors) {
     constexpr int PRODUCTS = 10;
-    cudaDeviceProp prop;
     cudaEvent_t start, stop;
     S* x;
     float ms;
-    int device;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaGetDeviceProperties(&prop, device));
-    const double peak = flops_peak_of(prop.name, m->options.dtype);
-    const int n = min(4096, 64 * prop.multiProcessorCount);
+    const int n = min(4096, 64 * multiprocessors);
     const size_t size = (size_t)n * n;
-    if (peak > 0) return peak;
     if (cudaMalloc(&x, 3 * size * sizeof(S)) != cudaSuccess) {
         (void)cudaGetLastError();
         return 0;
@@ -2885,6 +2885,13 @@ template <typename S> static double cuda_peak_flops(TypedModel<S>* m) {
     CUDA_CHECK(cudaEventDestroy(stop));
     CUDA_CHECK(cudaFree(x));
     return 2.0 * PRODUCTS * size * n / (ms * 1e-3);
+}
+
+template <typename S> static double cuda_peak_flops(TypedModel<S>* m, bool* measured) {
+    const cudaDeviceProp prop = current_device();
+    const double peak = flops_peak_of(prop.name, prop.multiProcessorCount, m->options.dtype);
+    *measured = peak == 0;
+    return *measured ? measured_peak(m, prop.multiProcessorCount) : peak;
 }
 
 template <typename S> static void cuda_put(TypedModel<S>* m, TostState s, const TostTensor* t, const float* src) {
@@ -2927,6 +2934,7 @@ static bool is_bf16(TostModel* m) { return is_bf16(m->options.dtype); }
 static bool is_bf16(const TostModel* m) { return is_bf16(m->options.dtype); }
 #define TYPED(f) [](auto... a) { return (is_bf16(a) || ...) ? f(typed<bf16>(a)...) : f(typed<float>(a)...); }
 
+#ifndef TOST_NO_ENGINE
 extern "C" const TostEngine tost_cuda_engine = {
     .name = "cuda",
     .default_dtype = TOST_BF16,
@@ -2963,6 +2971,7 @@ extern "C" const TostEngine tost_cuda_engine = {
     .open_comm = NULL,
 #endif
 };
+#endif
 
 #ifndef TOST_NO_MAIN
 int main(int argc, char** argv) { return tost_main(argc, argv, &tost_cuda_engine); }

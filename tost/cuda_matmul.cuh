@@ -298,10 +298,8 @@ static bool matmul_read_choice(MatmulChoice* choice, const char* line, const std
 
 // Sets the file of the choices, before the first product: reads it if it exists, or starts a new one with autotune.
 static bool matmul_tune(Matmul* mm, const char* file, bool autotune, TostError* err) {
-    cudaDeviceProp prop;
-    CUDA_CHECK(cudaGetDeviceProperties(&prop, 0));
     mm->file = file;
-    mm->machine = std::to_string(cublasLtGetVersion()) + "," + prop.name;
+    mm->machine = std::to_string(cublasLtGetVersion()) + "," + current_device().name;
     mm->autotune = autotune;
     FILE* f = fopen(file, autotune ? "w" : "r");
     if (!f && !autotune && errno == ENOENT) return true;

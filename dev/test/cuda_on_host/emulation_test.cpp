@@ -540,12 +540,34 @@ void test_misuse(Checks* c) {
         cublasLtMatrixLayout_t l;
         cublasLtMatrixLayoutCreate(&l, CUDA_R_32F, 4, 2, 3);
     });
-    dies(c, "pageable copy in a capture", "pageable", [&] {
-        cudaStream_t s;
-        cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
-        cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal);
-        cudaMemcpyAsync(x.p, host, sizeof host, cudaMemcpyHostToDevice, s);
+    check(c, cudaFuncSetAttribute(add_one, cudaFuncAttributeMaxDynamicSharedMemorySize, 99 << 10) != cudaSuccess,
+          "more shared memory than GPUs of compute capability 8.6 have");
+    dies(c, "times of events without timing", "have no timing", [] {
+        cudaEvent_t e;
+        float ms;
+        cudaEventCreateWithFlags(&e, cudaEventDisableTiming);
+        cudaEventRecord(e);
+        cudaEventElapsedTime(&ms, e, e);
     });
+    const auto in_capture = [&](const char* what, const char* message, std::function<void(cudaStream_t)> misuse) {
+        dies(c, what, message, [&] {
+            cudaStream_t s;
+            cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
+            cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal);
+            misuse(s);
+        });
+    };
+    float* pinned;
+    cudaMallocHost(&pinned, sizeof host);
+    in_capture("pageable copy in a capture", "pageable",
+               [&](cudaStream_t s) { cudaMemcpyAsync(x.p, host, sizeof host, cudaMemcpyHostToDevice, s); });
+    in_capture("allocation in a capture", "allocation while", [](cudaStream_t) {
+        float* p;
+        cudaMalloc(&p, 4);
+    });
+    in_capture("cudaFreeHost in a capture", "cudaFreeHost while", [&](cudaStream_t) { cudaFreeHost(pinned); });
+    in_capture("waiting in a capture", "is capturing", [](cudaStream_t s) { cudaStreamSynchronize(s); });
+    cudaFreeHost(pinned);
 #ifdef CUDA_ON_HOST_ASAN
     dies(c, "write past the end", "AddressSanitizer",
          [&] { CUDA_ON_HOST_LAUNCH(write_at, 1, 1, 0, nullptr, x.p, 64); });
