@@ -929,15 +929,15 @@ __device__ inline int tssa_scan_place(bool backward, TssaChunk k, TssaSize z) {
 // the sums before the first chunk, or NULL. sum: over the chunks before this one. totals: of this chunk; if it
 // `restarts` the sums, end has only these. A pass is summed from zero, and then `start` is added, so that the results
 // do not depend on whether several passes run one after another.
-__device__ inline void tssa_scanned(float* carry, double* end, const double* start, const double (&sum)[SCAN_VEC],
+__device__ inline void tssa_scanned(float* carry, double* end, const double* start, const ScanSum (&sum)[SCAN_VEC],
                                     const float* totals, bool restarts, int columns) {
     double first[SCAN_VEC] = {}, before[SCAN_VEC];
     UNROLL for (int n = 0; start && n < SCAN_VEC; n++)
         if (n < columns) first[n] = start[n];   // mutant: state_not_continued
-    UNROLL for (int n = 0; n < SCAN_VEC; n++) before[n] = first[n] + sum[n];
+    UNROLL for (int n = 0; n < SCAN_VEC; n++) before[n] = first[n] + to_double(sum[n]);
     scan_store(carry, before);
     UNROLL for (int n = 0; end && n < SCAN_VEC; n++) {
-        const double after = first[n] + (sum[n] + totals[n]);   // mutant: state_not_passed
+        const double after = first[n] + (to_double(sum[n]) + totals[n]);   // mutant: state_not_passed
         if (n < columns) end[n] = restarts ? totals[n] : after;   // mutant: state_of_the_last_document
     }
 }
@@ -953,12 +953,14 @@ __device__ inline void tssa_scan(float* sums, TssaStates states, float* totals, 
         const TssaDocuments d = documents[k.b * z.chunks + tssa_place(k)];
         return inclusive && d.resets ? tssa_scan_place(BACKWARD, k, z) : BACKWARD ? d.after : d.before;
     };
-    const auto scanned = [&](int c, const double (&sum)[SCAN_VEC]) {
+    const auto scanned = [&](int c, const ScanSum (&sum)[SCAN_VEC]) {
         const TssaChunk k = *chunk;
+        float* carry = sums + tssa_sums(k, z) + (WIDE ? z.narrow : 0) + c;
+        if (!states.start && !states.end) return scan_store(carry, sum);
         const int place = tssa_scan_place(BACKWARD, k, z), sequence = BACKWARD ? k.b : k.b / states.copies;
         const size_t size = tssa_state_size(z.C, z.NH), at = (WIDE ? z.C : 0) + c;
         const bool first = states.start && from(false) < 0;   // mutant: state_across_a_start
-        tssa_scanned(sums + tssa_sums(k, z) + (WIDE ? z.narrow : 0) + c,
+        tssa_scanned(carry,
                      states.end && place == z.chunks - 1 ? states.end + k.b * size + at : NULL,
                      first ? states.start + sequence * size + at : NULL, sum,
                      tssa_totals<WIDE>(totals, k.b, place, z) + c, tssa_resets<DOCUMENTS>(documents, k, z) != 0,

@@ -25,12 +25,19 @@ UNLISTED = 0.03   # ms per step that a kernel may take without a row
 NOT_KERNELS = {"matmul", "memset"}   # rows of TRAFFIC.md
 ROWS, LAYERS, C, HEADS, V, PARAMETERS = 65536, 12, 768, 12, 50304, 110e6   # tost-base, B 64, T 1024
 CHUNKS = ROWS / 32
-ENDS = 1 / 8 + 1 / 64   # groups that a chunk ends, on average
 SEGMENTS = ROWS * 0.75   # of embedding_backward: one per distinct token, as in TRAFFIC.md
-# Levels of a scan with totals to add: octal digits of the numbers 0 to 31 of chunks. A level skips the sums of the
-# totals that it does not have, a quarter of its instructions.
-LEVELS = (7 + 2 * 24) / 32 * 0.75
-SCANNING = 7 / 12   # warps that have columns in a scan; one of 12 waits for flags
+# The scan over 32 chunks. ENDS: groups that a chunk ends, on average; LEVELS: octal digits of a chunk's number. The code
+# of a level has a branch for each number of totals, of which a chunk takes one; that of the columns has one for the
+# states of decode and --chunk, which is not taken.
+ENDS, LEVELS, OF_LEVEL, STATELESS = 1 / 8, (31 + 24) / 32, 0.155, 0.27
+
+
+def scan_trips(first, warps):
+    """Trips of the loops of a scan: over the groups that a chunk ends (a flag, columns, their levels), levels to wait
+    for (each of 4, a flag), columns (levels). first: number of the first loop; warps: how many of 12 have columns."""
+    return {first: ENDS, first + 2: warps / 12, first + 4: 1 / 12, first + 5: LEVELS,
+            first + 7: warps / 12 * STATELESS, first + 8: LEVELS * OF_LEVEL / STATELESS}
+
 
 # name: (mangled name starts with, launches per step, warps per launch, loops in the code, trips by loop)
 # Loops are in the order of their first instruction, outer before inner; trips not given are 1. "N/load": a loop over
@@ -40,11 +47,9 @@ KERNELS = {
     "residual_layernorm_forward": ("_Z33residual_layernorm_forward_kernelI13__nv_bfloat16Li4ELi8ELb1E6NoCopy",
                                    2 * LAYERS + 1, ROWS, 0, {}),
     # The variant whose warps hold their tiles. Energies are compared with their least value step by step only in the
-    # first of 32 chunks. Code that is not for this size, such as that for the states of decode, counts unless it is a
-    # loop; so does the ticket's, which one of 12 warps runs.
-    "tssa_forward": ("_Z19tssa_forward_kernelI13__nv_bfloat16Lb1ELb0ELb0E", LAYERS, CHUNKS * 12, 18,
-                     {0: ENDS, 2: SCANNING, 4: 2 / 12, 6: SCANNING, 7: LEVELS, 8: 8 / 32, 9: 0, 10: ENDS, 12: SCANNING,
-                      14: 2 / 12, 16: SCANNING, 17: LEVELS}),
+    # first of 32 chunks. The ticket's code counts for all 12 warps, of which one runs it.
+    "tssa_forward": ("_Z19tssa_forward_kernelI13__nv_bfloat16Lb1ELb0ELb0E", LAYERS, CHUNKS * 12, 20,
+                     {**scan_trips(0, 6), 9: 8 / 32, 10: 0, **scan_trips(11, 7)}),
     "gelu_forward": ("_Z19gelu_forward_kernelI13__nv_bfloat166NoCopy", LAYERS, ROWS * 4 * C / 256, 2, {0: 0, 1: 0}),
     "cross_entropy": ("_Z20cross_entropy_kernelI13__nv_bfloat16E", 4, ROWS / 4 * 32, 4,
                       {0: f"{V / 8192}/load", 1: f"{V / 8192}/load", 2: 0, 3: 0}),
@@ -55,10 +60,9 @@ KERNELS = {
                       {0: f"{2 * ROWS / 528}/load"}),
     # The copies for whole tiles: those for others have 0 trips. Where a loop holds code that is not for this size, its
     # share of a trip.
-    "tssa_backward": ("_Z20tssa_backward_kernelI13__nv_bfloat16Li2ELb0E", LAYERS, CHUNKS * 12, 48,
-                      {3: 4 * 0.5, 4: 0, 7: ENDS, 9: SCANNING, 11: 2 / 12, 13: SCANNING, 14: LEVELS, 17: 2, 18: 0,
-                       20: 0, 22: 0, 23: 3, 24: 0, 28: 4 * 0.3, 29: 0, 32: ENDS, 34: SCANNING, 36: 2 / 12,
-                       38: SCANNING, 39: LEVELS, 42: 8 * 0.62, 43: 0, 44: 0}),
+    "tssa_backward": ("_Z20tssa_backward_kernelI13__nv_bfloat16Li2ELb0E", LAYERS, CHUNKS * 12, 50,
+                      {3: 4 * 0.5, 4: 0, **scan_trips(7, 7), 18: 2, 19: 0, 21: 0, 23: 0, 24: 3, 25: 0, 29: 4 * 0.3,
+                       30: 0, **scan_trips(33, 6), 44: 8 * 0.62, 45: 0, 46: 0}),
     "bias_backward": ("_Z20bias_backward_kernelI13__nv_bfloat16Li4E", LAYERS, 528 * 8, 3,
                       {0: 0, 2: f"{ROWS / 528}/load"}),
     "embedding_segment": ("_Z24embedding_segment_kernelILi4E", 1, 4096 * 6, 4,

@@ -180,6 +180,8 @@ template <typename T> T atomicAdd(T* p, T v) {
 
 inline int atomicMax(int* p, int v) { return cuda_on_host_max(p, v); }
 
+inline float __fadd_rn(float x, float y) { return x + y; }
+inline float __fsub_rn(float x, float y) { return x - y; }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 // Subnormals to zero
 inline float cuda_on_host_flush(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; }

@@ -29,6 +29,7 @@ flag_not_released | s/store_release(flag, 1)/cuda_on_host_store(flag, 1, false)/
 flag_not_awaited | s/while.*{}//
 flag_not_acquired | s/load_acquire(flag);//
 wait_unsynchronized | s/__syncthreads();//
+group_wait_unsynchronized | s/__syncthreads();//
 flag_raised_early | s/__syncthreads();//
 group_flag_raised_early | s/__syncthreads();//
 flag_not_raised | s/if (threadIdx.x == 0) raise_flag.*;//
@@ -40,10 +41,10 @@ mass_unsynchronized | s/__syncwarp();//
 membership_unsynchronized | s/__syncwarp();//
 mass_before_the_softmax | s/if (!HELD) __syncthreads();//
 softmax_over_time | s/x + i/x/
-dropped_carry | s/(float)sum\[n\]/0.0f/
-dropped_group | s/j >= digit/j + 1 >= digit/
-group_without_itself | s/sum\[n\] = of_group\[n\]/sum[n] = 0.0/
-serial_chain | s/false/true/
+dropped_carry | s/to_float(sum\[n\])/0.0f/
+dropped_group | s/digit - skipped/max(digit - skipped, 1u) - 1/
+group_without_itself | s/of_group\[n\]/0.0f/
+serial_chain | s/scan_wait_level(flags + level, i)/scan_wait_levels(flags + level, i, size)/
 lane_scan_too_short | s/by < WARP/by < WARP \/ 2/
 chunk_edge_forward | s/< k.n/< k.n - 1/
 chunk_edge_backward | s/t0 + j < k.n/t0 + j <= k.n/
@@ -53,7 +54,8 @@ adjoint_not_passed | s/right, right, /right, NULL, /
 position_ignored | s/= position/= 0/
 place_ignored | s/step->first + //
 bias_place_ignored | s/s.step->first + //
-before_the_start | s/ || j >= skipped/ || true/
+before_the_start | s/SEGMENTED ? .* : 0/0/
+low_part_dropped | s/__fadd_rn(sum.lo, error)/0.0f/
 state_across_a_start | s/ && from(false) < 0//
 group_of_all_segments | s/from(true)/from(false)/
 state_of_the_last_document | s/restarts ? totals\[n\] : //
