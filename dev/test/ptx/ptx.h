@@ -79,6 +79,7 @@ enum PtxSpecial : uint16_t {
 };
 
 struct PtxModule {
+    int target = 0;                             // compute capability, e.g. 90
     std::map<std::string, PtxKernel> kernels;   // by mangled name
     std::map<int, std::string> files;           // of .loc
     std::set<std::string> opcodes;

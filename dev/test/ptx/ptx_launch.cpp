@@ -76,7 +76,6 @@ template <typename V> V at(const char* p) {
 }
 double float_of(const char* p) { return at<float>(p); }
 double double_of(const char* p) { return at<double>(p); }
-double int_of(const char* p) { return at<int32_t>(p); }
 double bf16_of(const char* p) { return __uint_as_float((unsigned)at<uint16_t>(p) << 16); }
 double e4m3_of(const char* p) { return cuda_on_host_from_fp8(at<unsigned char>(p), 3, 7); }
 double e5m2_of(const char* p) { return cuda_on_host_from_fp8(at<unsigned char>(p), 2, 15); }
@@ -86,7 +85,7 @@ const struct {
     size_t bytes;
     double (*value)(const char* p);
 } types[] = {{PTX_F32, 4, float_of}, {PTX_F64, 8, double_of}, {PTX_BITS, 2, bf16_of},
-             {PTX_BITS, 4, int_of},  {PTX_BITS, 1, e4m3_of},  {PTX_BITS, 1, e5m2_of}};
+             {PTX_BITS, 1, e4m3_of}, {PTX_BITS, 1, e5m2_of}};
 constexpr size_t TYPES = sizeof types / sizeof *types;
 
 // ---------------------------------------------------------------------------------------------
@@ -137,13 +136,15 @@ struct Runner : CudaOnHostRunner {
             return run(l);
         }
         check_launch(l, *k);
-        PtxLaunch p = {module, k, std::vector<char>(k->param_bytes), {}, k->shared_bytes + l.shared_bytes, l.early, {}};
+        const bool early = l.early && module->target >= 90;   // before, launches are never early
+        PtxLaunch p = {module, k, std::vector<char>(k->param_bytes), {}, k->shared_bytes + l.shared_bytes, early, {}};
         for (size_t i = 0; i < k->params.size(); i++)
             std::copy(l.arguments[i].begin(), l.arguments[i].end(), p.params.begin() + (long)k->params[i].at);
         cuda_on_host_ranges([&](char* begin, char* end) { p.ranges.push_back({begin, end}); });
         p.stored.resize(p.ranges.size());
         CudaOnHostLaunch interpreted = l;
         interpreted.shared_bytes = 2 * p.shared_bytes;
+        interpreted.early = early;
         interpreted.body = [&p] { ptx_run_thread(&p); };
         PtxReport* report = &reports[k->name];
         report->launches++;

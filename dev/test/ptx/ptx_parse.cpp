@@ -74,8 +74,11 @@ Declared declared(const std::string& text, int line) {
     Declared d;
     size_t element = 1, count = 1;
     const Words words = split(text, " \t\r\n");
+    bool pointer = false;   // what follows is of the memory it points to
     for (size_t i = 0; i < words.size(); i++) {
-        if (words[i] == ".align" && i + 1 < words.size()) d.align = std::stoul(words[++i]);
+        if (words[i] == ".ptr") pointer = true;
+        else if (words[i] == ".align" && i + 1 < words.size()) d.align = pointer ? (i++, d.align) : std::stoul(words[++i]);
+        else if (pointer && words[i][0] == '.') continue;   // a state space
         else if (words[i][0] == '.') element = bytes_of_type(words[i].substr(1), line);
         else d.name = words[i];
     }
@@ -404,7 +407,8 @@ struct Parser {
             if (text[at] != '.') refuse(line, "unknown text " + read_line());
             const size_t end = text.find_first_of(" \t\n", at);
             const std::string word = text.substr(at, end - at);
-            if (word == ".version" || word == ".target" || word == ".address_size") read_line();
+            if (word == ".version" || word == ".address_size") read_line();
+            else if (word == ".target") module->target = std::stoi(read_line().substr(strlen(".target sm_")));
             else if (word == ".file") {
                 const Words w = split(read_line(), " \t\"");
                 module->files[std::stoi(w.at(1))] = w.at(2);

@@ -255,6 +255,7 @@ void add_conversions(Opcodes& all) {
     OP1("cvt.s64.s16", int64_t, int16_t, a);
     OP1("cvt.s32.s8", int32_t, int8_t, a);
     OP1("cvt.s16.s8", int16_t, int8_t, a);
+    OP1("cvt.s8.s32", int8_t, int32_t, a);
     OP1("cvt.u64.u32", uint64_t, uint32_t, a);
     OP1("cvt.u64.u16", uint64_t, uint16_t, a);
     OP1("cvt.u32.u64", uint32_t, uint64_t, a);
