@@ -58,7 +58,8 @@ void record_write(const void* p, size_t bytes) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Difference of two versions of an array, of the type that its stores have; for PTX_BITS, the type in which it is least
+// Difference of two versions of an array, of the type that its stores have. PTX_BITS may also be floats in packs, if
+// their lower halves do not look like bf16; else it is the difference of bf16 or, if that is less, of fp8.
 
 struct Distance {
     double difference = 0, norm = 0;
@@ -187,11 +188,14 @@ struct Runner : CudaOnHostRunner {
         for (size_t i = 0; i < launch.ranges.size(); i++) {
             const PtxRange& r = launch.ranges[i];
             Distance distance[TYPES];
+            size_t words = 0, like_bf16 = 0;
             for (; w != wanted.end() && w->first < r.end; ++w) {
                 char *const begin = std::max(w->first, r.begin), *const end = std::min(w->first + PIECE, r.end);
                 const auto want = [&](const char* p) { return w->second.data() + (p - w->first); };   // of the C++ kernel
                 for (char* p = begin; p + 4 <= end; p += 4) {
-                    report->words++;
+                    const int exponent = at<uint16_t>(p) >> 7 & 255;
+                    words++;
+                    like_bf16 += exponent == 0 || (exponent > 90 && exponent < 140);
                     report->different += memcmp(p, want(p), 4) != 0;
                 }
                 for (size_t t = 0; t < TYPES; t++)
@@ -199,7 +203,9 @@ struct Runner : CudaOnHostRunner {
                         distance[t].add(types[t].value(want(p)), types[t].value(p),
                                         memcmp(p, want(p), types[t].bytes) == 0);
             }
-            add_distance(report, distance, launch.stored[i]);
+            report->words += words;
+            const bool packed_floats = launch.stored[i] & PTX_BITS && like_bf16 < words / 2;
+            add_distance(report, distance, packed_floats ? (uint8_t)PTX_F32 : launch.stored[i]);
         }
     }
 
