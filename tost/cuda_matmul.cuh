@@ -21,9 +21,6 @@ inline void cublas_check(cublasStatus_t s, const char* what, const char* file, i
 }
 #define CUBLAS_CHECK(call) cublas_check((call), #call, __FILE__, __LINE__)
 
-// Weight gradients are split along K: a partial sum of (768,3072) floats takes 9 MiB.
-constexpr size_t MATMUL_WORKSPACE = (size_t)128 << 20;
-
 // c (M,N) = op(a) (M,K) · op(b) (K,N) + bias (N) + beta c, row-major. at: a is stored as (K,M); bt: b is stored as
 // (N,K). ld: elements from one row to the next as stored. The type O of c is S or float. If a and b are fp8, at is
 // false and bt true, all sizes are multiples of 16, and the product is multiplied by *a_inverse and *b_inverse.

@@ -39,6 +39,8 @@ constexpr int COMPILED_ARCH = __CUDA_ARCH__;
 
 #ifdef TOST_CUDA_ON_HOST
 
+constexpr size_t MATMUL_WORKSPACE = 4096;
+
 #define PLATFORM_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
     CUDA_ON_HOST_LAUNCH_EARLY(kernel, grid, block, shared_bytes, stream, ##__VA_ARGS__)
 __device__ inline void dependency_wait() { cuda_on_host_dependency_wait(); }
@@ -74,6 +76,9 @@ __device__ inline int   load_relaxed(const int* p) { return cuda_on_host_load(p,
 __device__ inline int   load_acquire(const int* p) { return cuda_on_host_load(p, true); }
 
 #else
+
+// Bytes for cuBLASLt. Weight gradients are split along K: a partial sum of (768,3072) floats takes 9 MiB.
+constexpr size_t MATMUL_WORKSPACE = (size_t)128 << 20;
 
 // True if a kernel may be launched while the one before it in its stream still runs (programmatic dependent launch),
 // which hides the time of the launch: from compute capability 9.0 on, and in graphs from CUDA 12.3 on.

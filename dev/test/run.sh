@@ -36,13 +36,14 @@ print_done() {
 }
 
 bad=0 number=0
+list() { number=$((number + 1)); printf '%s\0%s\0' $number "$*"; }
 for program in "$@" ./test_tost dev/test/test_*.sh; do
-    case $program in
-        *.sh) program="$program ./train_gpt_tost" ;;
-        */cuda_on_host/test) [ -z "$QUICK" ] || program="$program --quick" ;;
+    case $program${QUICK:+1} in
+        */cuda_on_host/test) list "$program" --first-half; list "$program" --second-half ;;
+        */cuda_on_host/test1) list "$program" --quick ;;
+        *.sh | *.sh1) list "$program" ./train_gpt_tost ;;
+        *) list "$program" ;;
     esac
-    number=$((number + 1))
-    printf '%s\0%s\0' $number "$program"
 done > "$work/programs"
 xargs -0 -n 2 -P "${JOBS:-$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)}" sh "$work/run_one" < "$work/programs" &
 while [ $number -gt 0 ]; do

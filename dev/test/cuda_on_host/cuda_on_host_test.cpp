@@ -1,7 +1,7 @@
 // cuda_on_host_test.cpp: tests the CUDA engine compiled for the CPU emulation against golden files and the CPU engine,
 // on small shapes and several thread schedules.
 //
-//     cuda_on_host_test              all tests
+//     cuda_on_host_test              all tests; --first-half or --second-half runs one half of them
 //     cuda_on_host_test --mutants    the tests of mutants.sh: all float32 shapes, three schedules
 //     cuda_on_host_test --exchange   the tests of mutants.sh for several ranks
 //     cuda_on_host_test --quick      the tests of `make test`: every kernel, few shapes
@@ -325,15 +325,28 @@ void test_mutants(Checks* c) {
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_scores(c, dtype);
 }
 
-void test_all(Checks* c) {
+// The tests are divided into two halves, which take equal time, to run in parallel.
+void test_first_half(Checks* c) {
     test_emulation(c);
     set_schedule(SHUFFLE);
     test_kernels(c, 16);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
     test_shapes(c, TOST_FP32, {FORWARD, SHUFFLE_LATE, RESIDENT});
     test_shape(c, long_shape(chunk_of_source()), TOST_FP32, {REVERSE});
-    for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_scores(c, dtype);
     test_chunks(c, TOST_FP32, RESIDENT);
+    test_peak(c);
+    test_missing(c);
+    test_refusals(c);
+    test_suggestions(c);
+    test_chunk_suggestion(c);
+    test_chunk_memory(c);
+    test_nccl_emulation(c);
+    test_exchange(c, EXCHANGE_ALL);
+}
+
+void test_second_half(Checks* c) {
+    set_schedule(SHUFFLE);
+    for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_scores(c, dtype);
     test_chunks(c, TOST_BF16, SHUFFLE_LATE);
     test_shapes(c, TOST_BF16, {REVERSE, SHUFFLE_LATE});
     test_shape(c, {1, 3, 60, 40, 257, 1, TOST_LEARNED, 2, 37, 2, 2, 0}, TOST_TF32, {FORWARD});
@@ -347,14 +360,6 @@ void test_all(Checks* c) {
     if (shared) test_golden_files(c, shared);
     else skip(c, "golden files in ../shared/golden not found");
     free(shared);
-    test_peak(c);
-    test_missing(c);
-    test_refusals(c);
-    test_suggestions(c);
-    test_chunk_suggestion(c);
-    test_chunk_memory(c);
-    test_nccl_emulation(c);
-    test_exchange(c, EXCHANGE_ALL);
 }
 
 }  // namespace
@@ -362,8 +367,9 @@ void test_all(Checks* c) {
 int main(int argc, char** argv) {
     Checks c = {"cuda_on_host", 0, 0, 0};
     const std::string mode = argc == 1 ? "" : argc == 2 ? argv[1] : "?";
-    if (!mode.empty() && mode != "--quick" && mode != "--mutants" && mode != "--exchange") {
-        fprintf(stderr, "usage: cuda_on_host_test [--quick | --mutants | --exchange]\n");
+    const bool all = mode.empty(), first = mode == "--first-half", second = mode == "--second-half";
+    if (!all && !first && !second && mode != "--quick" && mode != "--mutants" && mode != "--exchange") {
+        fprintf(stderr, "usage: cuda_on_host_test [--first-half | --second-half | --quick | --mutants | --exchange]\n");
         return STATUS_USAGE;
     }
     setvbuf(stdout, nullptr, _IOLBF, 0);
@@ -371,7 +377,8 @@ int main(int argc, char** argv) {
     if (mode == "--quick") test_quick(&c);
     else if (mode == "--mutants") test_mutants(&c);
     else if (mode == "--exchange") test_exchange(&c, EXCHANGE_MUTANTS);
-    else test_all(&c);
+    if (all || first) test_first_half(&c);
+    if (all || second) test_second_half(&c);
     check(&c, cuda_on_host_live() == 0, "%d CUDA objects leaked", cuda_on_host_live());
     return checks_verdict(&c);
 }
