@@ -44,8 +44,9 @@ struct PtxInstruction {
     bool is_signed = false;
     uint8_t type = 0;                // of stores: a bit of PtxType
     int64_t offset = 0;              // added to an address; target of a branch
-    int line = 0, source = 0;        // in the PTX; in the source file `file`
-    int file = 0;
+    int line = 0;                    // in the PTX
+    int file = 0, source = 0;        // file and line of the source
+    int from_file = 0, from = 0;     // if that is in an inlined function: of the call
     const char* opcode = nullptr;
     mutable uint32_t range = 0;      // of device memory, found last
     mutable bool reached = false;
@@ -83,6 +84,7 @@ struct PtxModule {
     std::map<std::string, PtxKernel> kernels;   // by mangled name
     std::map<int, std::string> files;           // of .loc
     std::set<std::string> opcodes;
+    std::string source_of(const PtxInstruction& i) const;   // FILE:LINE, not in the toolkit's headers
     explicit PtxModule(const std::string& text);   // aborts on what it does not know
 };
 

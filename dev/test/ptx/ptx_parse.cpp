@@ -98,7 +98,7 @@ struct Parser {
     const std::string& text;
     size_t at = 0;
     int line = 1;
-    int loc_file = 0, loc_line = 0;
+    PtxInstruction located;   // with the last .loc
     // of the kernel
     PtxKernel* k = nullptr;
     std::unordered_map<std::string, uint16_t> registers;
@@ -289,10 +289,8 @@ struct Parser {
     }
 
     void instruction(std::string s) {
-        PtxInstruction i;
+        PtxInstruction i = located;
         i.line = line;
-        i.source = loc_line;
-        i.file = loc_file;
         if (s[0] == '@') {
             const size_t end = s.find_first_of(" \t");
             i.unless = s[1] == '!';
@@ -316,8 +314,13 @@ struct Parser {
 
     void location() {   // .loc FILE LINE COLUMN [, function_name …, inlined_at FILE LINE COLUMN]
         const Words w = split(read_line(), " \t,");
-        loc_file = std::stoi(w[1]);
-        loc_line = std::stoi(w[2]);
+        located = PtxInstruction();
+        located.file = std::stoi(w.at(1));
+        located.source = std::stoi(w.at(2));
+        const auto call = std::find(w.begin(), w.end(), "inlined_at");
+        if (w.end() - call < 3) return;
+        located.from_file = std::stoi(call[1]);
+        located.from = std::stoi(call[2]);
     }
 
     void statement() {   // up to and with its semicolon or colon
@@ -435,5 +438,13 @@ struct Parser {
 };
 
 }  // namespace
+
+std::string PtxModule::source_of(const PtxInstruction& i) const {
+    const auto inner = files.find(i.file), outer = files.find(i.from_file);
+    const bool toolkit = inner != files.end() && inner->second.find("/include/") != std::string::npos;
+    const auto file = toolkit && outer != files.end() ? outer : inner;
+    if (file == files.end()) return "?";
+    return file->second.substr(file->second.rfind('/') + 1) + ":" + std::to_string(file == inner ? i.source : i.from);
+}
 
 PtxModule::PtxModule(const std::string& text) { Parser(this, text).parse(); }

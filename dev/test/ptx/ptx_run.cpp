@@ -22,11 +22,8 @@ void fail(const T* t, const I& i, const char* format, ...) {
     va_start(ap, format);
     vsnprintf(what, sizeof what, format, ap);
     va_end(ap);
-    const auto file = t->launch->module->files.find(i.file);
-    const std::string path = file == t->launch->module->files.end() ? "?" : file->second;
-    cuda_on_host_die("thread (%u,%u,%u), PTX line %d (%s; %s:%d): %s", (unsigned)t->R[PTX_TID],
-                     (unsigned)t->R[PTX_TID + 1], (unsigned)t->R[PTX_TID + 2], i.line, i.opcode,
-                     path.substr(path.rfind('/') + 1).c_str(), i.source, what);
+    cuda_on_host_die("thread (%u,%u,%u), PTX line %d (%s; %s): %s", (unsigned)t->R[PTX_TID], (unsigned)t->R[PTX_TID + 1],
+                     (unsigned)t->R[PTX_TID + 2], i.line, i.opcode, t->launch->module->source_of(i).c_str(), what);
 }
 
 // ---------------------------------------------------------------------------------------------
