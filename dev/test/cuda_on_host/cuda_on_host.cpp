@@ -676,7 +676,8 @@ void cuda_on_host_die(const char* format, ...) {
     fflush(stdout);
     fprintf(stderr, "cuda_on_host: ");
     if (machine.kernel)
-        fprintf(stderr, "%s, block (%u,%u,%u): ", machine.kernel, blockIdx.x, blockIdx.y, blockIdx.z);
+        fprintf(stderr, "%s, block (%u,%u,%u)%s: ", machine.kernel, blockIdx.x, blockIdx.y, blockIdx.z,
+                machine.runner ? machine.runner->place().c_str() : "");
     va_start(ap, format);
     vfprintf(stderr, format, ap);
     va_end(ap);

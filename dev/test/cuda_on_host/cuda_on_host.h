@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -358,6 +359,7 @@ struct CudaOnHostLaunch {
 // Runs launches in place of the emulation: may change shared_bytes and body, and call run more than once.
 struct CudaOnHostRunner {
     virtual void launch(const CudaOnHostLaunch& l, void (*run)(const CudaOnHostLaunch& l)) = 0;
+    virtual std::string place() const = 0;   // of the thread that runs, for messages; "": of C++ code
 };
 void cuda_on_host_set_runner(CudaOnHostRunner* runner);   // null: none
 // Calls f for each range of device memory that kernels may access, in increasing order.

@@ -53,8 +53,9 @@ struct Writes {
 
 Writes* recording = nullptr;
 
-void record_write(const void* p, size_t bytes) {
-    if (recording) recording->add((const char*)p, bytes);
+void record(Writes* w) {   // null: stops
+    recording = w;
+    race_on_write = [](const void* p, size_t bytes) { if (recording) recording->add((const char*)p, bytes); };
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -94,6 +95,7 @@ constexpr size_t TYPES = sizeof types / sizeof *types;
 struct Runner : CudaOnHostRunner {
     const PtxModule* module = nullptr;
     bool compare = false;
+    const PtxLaunch* launched = nullptr;             // that is interpreted
     std::map<const void*, const PtxKernel*> found;   // by kernel; null: not in the module
     std::map<std::string, PtxReport> reports;
     std::map<std::string, size_t> others;
@@ -138,7 +140,7 @@ struct Runner : CudaOnHostRunner {
         }
         check_launch(l, *k);
         const bool early = l.early && module->target >= 90;   // before, launches are never early
-        PtxLaunch p = {module, k, std::vector<char>(k->param_bytes), {}, k->shared_bytes + l.shared_bytes, early, {}};
+        PtxLaunch p = {module, k, std::vector<char>(k->param_bytes), {}, k->shared_bytes + l.shared_bytes, early, {}, nullptr};
         for (size_t i = 0; i < k->params.size(); i++)
             std::copy(l.arguments[i].begin(), l.arguments[i].end(), p.params.begin() + (long)k->params[i].at);
         cuda_on_host_ranges([&](char* begin, char* end) { p.ranges.push_back({begin, end}); });
@@ -150,28 +152,45 @@ struct Runner : CudaOnHostRunner {
         PtxReport* report = &reports[k->name];
         report->launches++;
         report->threads += (size_t)l.grid.x * l.grid.y * l.grid.z * l.block.x * l.block.y * l.block.z;
-        if (compare) run_both(report, p, l, interpreted, run);
+        Writes by_source;
+        if (compare) by_source = run_source(p, l, run);
+        launched = &p;
+        if (compare) compare_with(report, p, by_source, interpreted, run);
         else run(interpreted);
+        launched = nullptr;
     }
 
-    static void run_both(PtxReport* report, const PtxLaunch& p, const CudaOnHostLaunch& l,
-                         const CudaOnHostLaunch& interpreted, void (*run)(const CudaOnHostLaunch& l)) {
-        const std::vector<PtxRange>& ranges = p.ranges;
-        Writes by_source, by_ptx;
-        by_source.ranges = by_ptx.ranges = &ranges;
-        race_on_write = record_write;
-        recording = &by_source;
+    std::string place() const override {
+        if (!launched || !launched->now) return "";
+        const PtxInstruction& i = *launched->now;
+        return ", PTX line " + std::to_string(i.line) + " (" + i.opcode + "; " + module->source_of(i) + ")";
+    }
+
+    // Runs the C++ kernel and takes back what it wrote. Returns that, not what was there before.
+    static Writes run_source(const PtxLaunch& p, const CudaOnHostLaunch& l, void (*run)(const CudaOnHostLaunch& l)) {
+        Writes by_source;
+        by_source.ranges = &p.ranges;
+        record(&by_source);
         run(l);
-        std::map<char*, Piece> wanted = by_source.before;   // then: what the C++ kernel made of them
-        for (auto& w : wanted) {
-            const PtxRange& r = *by_source.range_of(std::max(w.first, first_byte(ranges, w.first)));
-            Writes::copy(&w.second, w.first, r, false);
-            Writes::copy(&by_source.before[w.first], w.first, r, true);
+        record(nullptr);
+        for (auto& w : by_source.before) {
+            const PtxRange& r = *by_source.range_of(std::max(w.first, first_byte(p.ranges, w.first)));
+            Piece written = Piece();
+            Writes::copy(&written, w.first, r, false);
+            Writes::copy(&w.second, w.first, r, true);
+            w.second = written;
         }
-        recording = &by_ptx;
+        return by_source;
+    }
+
+    static void compare_with(PtxReport* report, const PtxLaunch& p, const Writes& by_source,
+                             const CudaOnHostLaunch& interpreted, void (*run)(const CudaOnHostLaunch& l)) {
+        Writes by_ptx;
+        by_ptx.ranges = &p.ranges;
+        record(&by_ptx);
         run(interpreted);
-        recording = nullptr;
-        race_on_write = nullptr;
+        record(nullptr);
+        std::map<char*, Piece> wanted = by_source.before;
         for (const auto& b : by_ptx.before) wanted.insert(b);   // what only the PTX has written
         measure(report, p, wanted);
     }

@@ -16,14 +16,14 @@ typedef PtxThread T;
 typedef PtxInstruction I;
 
 [[noreturn]] void fail(const T* t, const I& i, const char* format, ...) __attribute__((format(printf, 3, 4)));
-void fail(const T* t, const I& i, const char* format, ...) {
+void fail(const T* t, const I&, const char* format, ...) {
     char what[512];
     va_list ap;
     va_start(ap, format);
     vsnprintf(what, sizeof what, format, ap);
     va_end(ap);
-    cuda_on_host_die("thread (%u,%u,%u), PTX line %d (%s; %s): %s", (unsigned)t->R[PTX_TID], (unsigned)t->R[PTX_TID + 1],
-                     (unsigned)t->R[PTX_TID + 2], i.line, i.opcode, t->launch->module->source_of(i).c_str(), what);
+    cuda_on_host_die("thread (%u,%u,%u): %s", (unsigned)t->R[PTX_TID], (unsigned)t->R[PTX_TID + 1],
+                     (unsigned)t->R[PTX_TID + 2], what);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -502,11 +502,13 @@ void barrier(T* t, const I& i) {
 void sync_warp(T* t, const I& i) {
     cuda_on_host_warp(CUDA_OP_SYNC, get<uint32_t>(t, i.r[0]), 0, 0, i.line);
 }
-void ballot(T* t, const I& i) {
-    const uint64_t x = get<bool>(t, i.r[1]);
-    if (t->U[i.r[1]]) fail(t, i, "the predicate is undefined");
-    t->R[i.r[0]] = cuda_on_host_warp(CUDA_OP_BALLOT, get<uint32_t>(t, i.r[2]), x, 0, i.line);
-    t->U[i.r[0]] = t->U[i.r[2]];
+enum Vote { BALLOT, ALL, ANY };
+template <Vote V> void vote(T* t, const I& i) {
+    const uint32_t mask = get<uint32_t>(t, i.r[2]);
+    if (t->U[i.r[1]] || t->U[i.r[2]]) fail(t, i, "an operand is undefined");
+    const uint32_t lanes = (uint32_t)cuda_on_host_warp(CUDA_OP_BALLOT, mask, get<bool>(t, i.r[1]), 0, i.line);
+    t->R[i.r[0]] = V == BALLOT ? lanes : V == ALL ? lanes == mask : lanes != 0;
+    t->U[i.r[0]] = 0;
 }
 
 enum Shuffle { UP, DOWN, BUTTERFLY, INDEX };
@@ -530,7 +532,9 @@ template <Shuffle S> void shuffle(T* t, const I& i) {
 void add_threads(Opcodes& all) {
     all["bar.sync"] = all["barrier.sync"] = {barrier, "s"};
     all["bar.warp.sync"] = {sync_warp, "s"};
-    all["vote.sync.ballot.b32"] = {ballot, "dss"};
+    all["vote.sync.ballot.b32"] = {vote<BALLOT>, "dss"};
+    all["vote.sync.all.pred"] = {vote<ALL>, "dss"};
+    all["vote.sync.any.pred"] = {vote<ANY>, "dss"};
     all["shfl.sync.up.b32"] = {shuffle<UP>, "pssss"};
     all["shfl.sync.down.b32"] = {shuffle<DOWN>, "pssss"};
     all["shfl.sync.bfly.b32"] = {shuffle<BUTTERFLY>, "pssss"};
@@ -635,6 +639,7 @@ void ptx_run_thread(const PtxLaunch* l) {
     while (!t.done) {
         if (t.pc >= k.code.size()) cuda_on_host_die("%s runs past its end", k.name.c_str());
         const PtxInstruction& i = k.code[t.pc++];
+        l->now = &i;
         if (t.U[i.guard]) fail(&t, i, "the predicate is undefined");
         if ((t.R[i.guard] & 1) == i.unless) continue;
         i.reached = true;

@@ -18,6 +18,7 @@ struct PtxLaunch {
     size_t shared_bytes;            // static and dynamic; as many bytes after them tell which are undefined
     bool early;
     mutable std::vector<uint8_t> stored;   // by range: types of the stores
+    mutable const PtxInstruction* now;     // that runs
 };
 
 struct PtxThread {

@@ -139,6 +139,17 @@ std::string reversed(const char* barrier) {
                      "\nsub.s32 %r5, %r2, %r1;\nld.shared.u32 %r6, [%r5+252];\nst.global.u32 [%rd3], %r6;");
 }
 
+void test_votes(Checks* c) {
+    const auto voted = [](const char* than, const char* kind, const char* result) {
+        return run(kernel_of(ADDRESS + std::string("setp.gt.u32 %p1, %r0, ") + than + ";\nvote.sync." + kind + ", %p1, -1;\n" +
+                             result + "st.global.u32 [%rd3], %r2;"), {0}, 32)[5];
+    };
+    const char select[] = "selp.b32 %r2, 1, 0, %p2;\n";
+    check(c, voted("29", "ballot.b32 %r2", "") == 3u << 30, "ballot");
+    check(c, !voted("0", "all.pred %p2", select) && !voted("31", "any.pred %p2", select) &&
+                 voted("30", "any.pred %p2", select), "votes");
+}
+
 void test_parameters(Checks* c) {
     const std::string text = HEAD + std::string(
         ".visible .entry ptx_numbers(\n.param .u8 a,\n.param .u64 b,\n.param .u64 out\n)\n{\n.reg .b16 %rs<2>;\n.reg .b32 "
@@ -223,6 +234,7 @@ void test_interpreter(Checks* c) {
     for (size_t i = 0; i < 64; i++) in[i] = want[63 - i] = (uint32_t)(3 * i);
     test_instructions(c);
     test_shuffles(c);
+    test_votes(c);
     test_parameters(c);
     check(c, run(reversed("bar.sync 0;"), in, 64, 256) == want, "values exchanged in shared memory are wrong");
     dies(c, "a missing barrier", "an undefined value is stored", reversed(""), 64, 256, false);
