@@ -1,7 +1,7 @@
 # make [TARGET] [VARIABLE=VALUE ...]
 #
 #   train_gpt_tost     the CPU trainer (default target); needs a C11 compiler
-#   train_gpt_tostcu   the CUDA trainer; needs the CUDA toolkit (nvcc, cuBLASLt)
+#   train_gpt_tostcu   the CUDA trainer, for GPUs of compute capability 8.0 and later; needs the CUDA toolkit
 #   test               builds and runs the quick tests
 #   test_all           builds and runs all tests
 #   bench              measures speed and memory; compares with PyTorch and tiktoken if PYTHON has them
@@ -14,7 +14,9 @@
 #   BLAS=openblas      use OpenBLAS (or mkl, blis, accelerate) instead of the built-in matrix product
 #   OPENMP=0           build without OpenMP (single-threaded)
 #   MPI=1              build for several processes, started with mpirun or srun; MPICC=mpicc is the compiler wrapper
-#   NCCL=1             build train_gpt_tostcu for several GPUs; NCCL_HOME=DIR is where NCCL is, if not in the toolkit
+#   NCCL=1             build train_gpt_tostcu for several GPUs, started with torchrun; with MPI=1 also mpirun and srun.
+#                      NCCL_HOME=DIR is where NCCL is, if not in the toolkit
+#   GENCODE=-arch=sm_90  build train_gpt_tostcu for one compute capability, here 9.0, in less time
 #   CUDA=0             build the tests without the CUDA engine; CUDA=always: with it, even without a GPU
 #   EMULATION=0        skip the tests of the CUDA emulation
 #   SANITIZE=1         build with the address and undefined-behavior sanitizers

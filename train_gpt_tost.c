@@ -1279,7 +1279,10 @@ static TostModel* cpu_create(const TostConfig* c, const TostEngineOptions* o, To
     return m;
 }
 
-static double cpu_peak_flops(TostModel* m) { return flops_measure_cpu(m->options.dtype); }
+static double cpu_peak_flops(TostModel* m, bool* measured) {
+    *measured = true;
+    return flops_measure_cpu(m->options.dtype);
+}
 
 static void cpu_put(TostModel* m, TostState s, const TostTensor* t, const float* src) {
     const Exchange* x = &m->exchange;

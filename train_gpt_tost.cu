@@ -232,11 +232,11 @@ constexpr int NORM_ROWS = 2;           // rows per block at once in backward if 
 // branch NULL: x_out = x and is not written. copy: of y. Minimum traffic per row: 4C (x) + 2C (branch) + 4C (x_out) +
 // 2C (y) = 12C.
 template <typename S, int VEC, int PACKS, bool WARP_ROW, typename Copy>
-__global__ void __launch_bounds__(WARP_ROW ? NORM_WARPS * WARP : NORM_THREADS)
-    residual_layernorm_forward_kernel(float* __restrict__ x_out, S* __restrict__ y, float* mean, float* rstd,
-                                      const float* __restrict__ x, const S* __restrict__ branch,
-                                      const float* __restrict__ gamma, const float* __restrict__ w,
-                                      const float* __restrict__ b, size_t rows, int C, Copy copy) {
+__global__ void __launch_bounds__(WARP_ROW ? NORM_WARPS * WARP : NORM_THREADS, WARP_ROW ? 0 : 2)
+    residual_layernorm_forward_kernel(float* RESTRICT x_out, S* RESTRICT y, float* mean, float* rstd,
+                                      const float* RESTRICT x, const S* RESTRICT branch,
+                                      const float* RESTRICT gamma, const float* RESTRICT w,
+                                      const float* RESTRICT b, size_t rows, int C, Copy copy) {
     dependency_wait();
     __shared__ float shared[WARP_ROW ? 1 : WARP];
     const size_t row = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
@@ -870,15 +870,15 @@ __device__ inline int tssa_scan_place(bool backward, TssaChunk k, TssaSize z) {
 // the sums before the first chunk, or NULL. sum: over the chunks before this one. totals: of this chunk; if it
 // `restarts` the sums, end has only these. A pass is summed from zero, and then `start` is added, so that the results
 // do not depend on whether several passes run one after another.
-__device__ inline void tssa_scanned(float* carry, double* end, const double* start, const double (&sum)[SCAN_VEC],
+__device__ inline void tssa_scanned(float* carry, double* end, const double* start, const ScanSum (&sum)[SCAN_VEC],
                                     const float* totals, bool restarts, int columns) {
     double first[SCAN_VEC] = {}, before[SCAN_VEC];
     UNROLL for (int n = 0; start && n < SCAN_VEC; n++)
         if (n < columns) first[n] = start[n];   // mutant: state_not_continued
-    UNROLL for (int n = 0; n < SCAN_VEC; n++) before[n] = first[n] + sum[n];
+    UNROLL for (int n = 0; n < SCAN_VEC; n++) before[n] = first[n] + to_double(sum[n]);
     scan_store(carry, before);
     UNROLL for (int n = 0; end && n < SCAN_VEC; n++) {
-        const double after = first[n] + (sum[n] + totals[n]);   // mutant: state_not_passed
+        const double after = first[n] + (to_double(sum[n]) + totals[n]);   // mutant: state_not_passed
         if (n < columns) end[n] = restarts ? totals[n] : after;   // mutant: state_of_the_last_document
     }
 }
@@ -888,25 +888,28 @@ __device__ inline void tssa_scanned(float* carry, double* end, const double* sta
 template <bool WIDE, bool BACKWARD, bool DOCUMENTS>
 __device__ inline void tssa_scan(float* sums, TssaStates states, float* totals, int* flags,
                                  const TssaDocuments* documents, const TssaChunk* chunk, TssaSize z) {
-    const auto from = [&](bool inclusive) {   // read at each use, so that no register holds it during the waits
+    // These read *chunk at each use, so that no registers hold them during the waits.
+    const auto own_flags = [&] { return flags + ((WIDE != BACKWARD ? z.B : 0) + chunk->b) * z.slots; };
+    const auto from = [&](bool inclusive) {
         if constexpr (!DOCUMENTS) return -1;
         const TssaChunk k = *chunk;
         const TssaDocuments d = documents[k.b * z.chunks + tssa_place(k)];
         return inclusive && d.resets ? tssa_scan_place(BACKWARD, k, z) : BACKWARD ? d.after : d.before;
     };
-    const auto scanned = [&](int c, const double (&sum)[SCAN_VEC]) {
+    const auto scanned = [&](int c, const ScanSum (&sum)[SCAN_VEC]) {
         const TssaChunk k = *chunk;
+        float* carry = sums + tssa_sums(k, z) + (WIDE ? z.narrow : 0) + c;
+        if (!states.start && !states.end) return scan_store(carry, sum);
         const int place = tssa_scan_place(BACKWARD, k, z), sequence = BACKWARD ? k.b : k.b / states.copies;
         const size_t size = tssa_state_size(z.C, z.NH), at = (WIDE ? z.C : 0) + c;
         const bool first = states.start && from(false) < 0;   // mutant: state_across_a_start
-        tssa_scanned(sums + tssa_sums(k, z) + (WIDE ? z.narrow : 0) + c,
+        tssa_scanned(carry,
                      states.end && place == z.chunks - 1 ? states.end + k.b * size + at : NULL,
                      first ? states.start + sequence * size + at : NULL, sum,
                      tssa_totals<WIDE>(totals, k.b, place, z) + c, tssa_resets<DOCUMENTS>(documents, k, z) != 0,
                      (WIDE ? z.C + z.NH : z.C) - c);
     };
-    scan_columns<DOCUMENTS>(tssa_totals<WIDE>(totals, chunk->b, 0, z),
-                            flags + ((WIDE != BACKWARD ? z.B : 0) + chunk->b) * z.slots, WIDE ? z.wide : z.narrow,
+    scan_columns<DOCUMENTS>(tssa_totals<WIDE>(totals, chunk->b, 0, z), own_flags, WIDE ? z.wide : z.narrow,
                             tssa_scan_place(BACKWARD, *chunk, z), z.chunks, from, scanned);
 }
 
@@ -970,10 +973,10 @@ __device__ inline void tssa_statistics_forward(S* y, const float* carry, TssaGro
 // Minimum traffic per row: 2C (w) + 2C (y). Moved in addition: carries and totals, (4 + 8) (2C + NH)/32 = 0.75C, and u
 // and pi, 8 NH. sync: ticket, flags of the scan of S, flags of that of N and D; zero before the launch.
 template <typename S, bool UNIFORM, bool DOCUMENTS> __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
-    tssa_forward_kernel(S* __restrict__ y, float* u, float* pi, float* saved, TssaStates states, float* totals,
-                        int* sync, const S* __restrict__ w, const float* __restrict__ temp,
-                        const float* __restrict__ denom_bias, const StepHeader* __restrict__ step, int block_size,
-                        const TssaDocuments* __restrict__ documents, TssaSize z) {
+    tssa_forward_kernel(S* RESTRICT y, float* u, float* pi, float* saved, TssaStates states, float* totals,
+                        int* sync, const S* RESTRICT w, const float* RESTRICT temp,
+                        const float* RESTRICT denom_bias, const StepHeader* RESTRICT step, int block_size,
+                        const TssaDocuments* RESTRICT documents, TssaSize z) {
     dependency_wait();
     DYNAMIC_SHARED(float, shared);   // (2,NH,32), and TssaGroups
     __shared__ TssaChunk chunk;
@@ -1403,10 +1406,10 @@ __device__ inline void tssa_backward_final(S* dw, TssaStarts starts, const float
 // dS (narrow), then of dN (C) and dD (NH).
 template <typename S, int P, bool UNIFORM, bool DOCUMENTS>
 __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
-    tssa_backward_kernel(S* __restrict__ dw, float* da, float* dtemp, float* back, TssaStates states, float* totals,
-                         int* sync, const S* __restrict__ dy, const S* __restrict__ w, const float* __restrict__ u,
-                         const float* __restrict__ pi, const float* __restrict__ saved,
-                         const float* __restrict__ temp, const TssaDocuments* __restrict__ documents, bool keep_starts,
+    tssa_backward_kernel(S* RESTRICT dw, float* da, float* dtemp, float* back, TssaStates states, float* totals,
+                         int* sync, const S* RESTRICT dy, const S* RESTRICT w, const float* RESTRICT u,
+                         const float* RESTRICT pi, const float* RESTRICT saved,
+                         const float* RESTRICT temp, const TssaDocuments* RESTRICT documents, bool keep_starts,
                          TssaSize z) {
     dependency_wait();
     DYNAMIC_SHARED(float, shared);   // (4,NH,32), and TssaStarts
@@ -1568,7 +1571,7 @@ static void gelu_forward(cudaStream_t stream, S* y, const S* x, size_t n, Copy c
 // dx = dy (Φ(x) + x φ(x)), φ(x) = e^(-x²/2)/√(2π), in place: dx holds dy on entry. dx, x (rows,N); partial (blocks,N):
 // Σ of dx over every gridDim.x-th row. Minimum traffic per element: 4 (dx) + 2 (x).
 template <typename S, int VEC, typename Copy> __global__ void __launch_bounds__(GELU_THREADS)
-    gelu_backward_kernel(S* __restrict__ dx, float* __restrict__ partial, const S* __restrict__ x, size_t rows, int N,
+    gelu_backward_kernel(S* RESTRICT dx, float* RESTRICT partial, const S* RESTRICT x, size_t rows, int N,
                          Copy copy) {
     dependency_wait();
     CopyWriter<Copy> writer(copy);
@@ -1822,7 +1825,8 @@ template <typename S> struct Buffers { SHARED_BUFFERS(X) };
 #undef X
 
 // The pass after zero_grad overwrites the gradients (FIRST), so that they need not be cleared; later ones add to them.
-enum { PASS_TRAIN_FIRST, PASS_TRAIN, PASS_EVAL, PASS_SUMS, PASS_BACKWARD_FIRST, PASS_BACKWARD, PASS_DECODE, PASSES };
+enum { PASS_TRAIN_FIRST, PASS_TRAIN, PASS_TRAIN_SUMS, PASS_EVAL, PASS_SUMS, PASS_BACKWARD_FIRST, PASS_BACKWARD,
+       PASS_DECODE, PASSES };
 
 // The arguments of a pass over whole sequences. targets: NULL if it needs none
 struct Sequences { const int32_t *inputs, *targets; int B, T; float grad_scale; };
@@ -1966,7 +1970,8 @@ template <typename S> static void model_free(TypedModel<S>* m) {
 
 // ---------------------------------------------------------------------------------------------
 // fp8: operands of the matrix products of layers in training. The gradients of weights, the classifier, and all
-// products in the first step and in other passes are in bf16.
+// products in the first step and in other passes are in bf16. The scales change only between steps: all passes over a
+// chunk in a step compute the same bits and record the same largest values.
 
 // Calls f with the copy that the kernel of a site's tensor must write; with NoCopy if the pass records nothing.
 template <typename Q, typename S, typename F> static void with_copy(TypedModel<S>* m, int l, int site, F f) {
@@ -2000,7 +2005,7 @@ template <typename Q, typename S> static Fp8Operands<Q> fp8_operands(const Typed
 
 // Begins a pass of `rows` rows. In training, updates the copies of the weights if necessary.
 template <typename S> static void fp8_begin(TypedModel<S>* m, bool training, size_t rows) {
-    m->fp8.recording = training && m->options.dtype == TOST_FP8;
+    m->fp8.recording = training && m->options.dtype == TOST_FP8;   // mutant: fp8_of_one_chunk
     m->fp8.products = m->fp8.recording && m->fp8.scaled && rows % 16 == 0;
     if constexpr (std::is_same<S, bf16>::value) {
         if (!m->fp8.products || !m->fp8.weights_stale) return;
@@ -2021,7 +2026,8 @@ template <typename S> static int fp8_tensors(const TypedModel<S>* m) {
 // To be called when the scales are known. Frees the graphs of earlier passes, whose products are in bf16.
 static void fp8_scaled(TostModel* m) {
     if (m->fp8.scaled) return;
-    for (int pass : {PASS_TRAIN_FIRST, PASS_TRAIN, PASS_BACKWARD_FIRST, PASS_BACKWARD}) {
+    for (int pass : {PASS_TRAIN_FIRST, PASS_TRAIN, PASS_TRAIN_SUMS,   // mutant: sums_of_the_first_step
+                     PASS_BACKWARD_FIRST, PASS_BACKWARD}) {
         for (PassGraph& graph : m->graph[pass]) {
             graph_free(&graph);
             graph = {};
@@ -2309,16 +2315,17 @@ static void find_documents(TssaDocuments* documents, const int32_t* tokens, int 
     }
 }
 
-// Begins the input of a pass over chunk k of the sequences. first: position of their first token. Returns the host
-// copy, to be completed and sent.
-template <typename S> static StepInput start_forward(TypedModel<S>* m, const Sequences* q, int k, int first) {
+// Begins the input of a pass over chunk k of the sequences. first: position of their first token. training: the pass is
+// part of a training step. Returns the host copy, to be completed and sent.
+template <typename S>
+static StepInput start_forward(TypedModel<S>* m, const Sequences* q, int k, int first, bool training = false) {
     const int T = chunk_length(&m->options, k, q->T), position = first + k * m->options.chunk;
     assert(q->B <= m->options.max_batch && T <= m->options.chunk && position + T <= m->config.block_size);
     const StepInput s = step_input((int32_t*)staging_begin(&m->staging), (size_t)q->B * T, documents_size(m, q->B, T));
     m->B = q->B;
     m->T = T;
     m->computed_layer = m->config.n_layer - 1;
-    fp8_begin(m, false, 0);
+    fp8_begin(m, training, (size_t)q->B * T);
     *s.header = {};
     s.header->first = position;   // mutant: position_ignored
     s.header->grad_scale = q->grad_scale;
@@ -2348,16 +2355,18 @@ template <typename Pass> static void run_pass(TostModel* m, int which, Pass pass
 }
 
 // Forward over chunk k from buf.before; leaves the sums after it in buf.after.
-template <typename S> static void run_sums(TypedModel<S>* m, StepInput s, const int32_t* end) {
+template <typename S> static void run_sums(TypedModel<S>* m, StepInput s, const int32_t* end, int which = PASS_SUMS) {
     input_send(m, s, end);
-    run_pass(m, PASS_SUMS, [=](int B, int T) { model_forward(m, chunk_states(m), B, T); });
+    run_pass(m, which, [=](int B, int T) { model_forward(m, chunk_states(m), B, T); });
 }
 
-// Forward over chunk k. If k > 0, buf.after has the sums before it on entry; it has those after it on return.
-template <typename S> static void advance_sums(TypedModel<S>* m, const Sequences* q, int k, int first) {
-    const StepInput s = start_forward(m, q, k, first);
+// Forward over chunk k. If k > 0, buf.after has the sums before it on entry; it has those after it on return. In
+// training, the products of the chunk have the precision that they will have when it is recomputed.
+template <typename S>
+static void advance_sums(TypedModel<S>* m, const Sequences* q, int k, int first, bool training = false) {
+    const StepInput s = start_forward(m, q, k, first, training);   // mutant: sums_in_bf16
     copy_states(m, m->buf.before, k > 0 ? m->buf.after : NULL, q->B);
-    run_sums(m, s, s.targets);
+    run_sums(m, s, s.targets, training ? PASS_TRAIN_SUMS : PASS_SUMS);   // mutant: sums_of_another_pass
 }
 
 // Reports the part of a training pass that is queued on the device. True if the caller abandons it.
@@ -2374,7 +2383,7 @@ template <typename S> static double* chunk_start(const TypedModel<S>* m, int k, 
 template <typename S> static void forward_sums(TypedModel<S>* m, const Sequences* q) {
     const int chunks = chunks_of(&m->options, q->T);
     for (int k = 0; k + 1 < chunks; k++) {
-        advance_sums(m, q, k, 0);
+        advance_sums(m, q, k, 0, true);
         copy_states(m, chunk_start(m, k + 1, q->B), m->buf.after, q->B);
         if (is_abandoned(m, k + 1, q->T)) return;
     }
@@ -2410,10 +2419,9 @@ static void cuda_forward_loss(TypedModel<S>* m, const int32_t* inputs, const int
 // Forward over chunk k, with the classifier's backward, because logits exist for a few rows at a time. It leaves the
 // gradient of ln_f in scratch_btc.
 template <typename S> static void forward_train_chunk(TypedModel<S>* m, const Sequences* q, int k) {
-    const StepInput s = start_forward(m, q, k, 0);
+    const StepInput s = start_forward(m, q, k, 0, true);
     const size_t rows = (size_t)m->B * m->T;
     const bool add = !m->grads_stale;
-    fp8_begin(m, true, rows);
     input_targets(m, s, q, k);
     embed_order(s.header, s, m->token_counts, (int)rows, m->config.vocab_size);
     input_send(m, s, (int32_t*)s.header + step_input_size(rows, documents_size(m, m->B, m->T)));
@@ -2773,6 +2781,13 @@ static bool fits_kernels(const TostConfig* c, TostError* err) {
     return true;
 }
 
+// True if a pass over `length` tokens, the value of option `name`, has a number of rows that products in fp8 can have.
+static bool fp8_rows_fit(const char* name, int batch, int length, TostError* err) {
+    return (int64_t)batch * length % 16 == 0 ||
+           tost_error(err, "--dtype fp8: --batch %d times --%s %d is not a multiple of 16: change --batch or --%s, or "
+                      "give --dtype bf16", batch, name, length, name);
+}
+
 // True if --dtype fp8 can train this model on this device.
 static bool fits_fp8(const cudaDeviceProp* prop, const TostConfig* c, const TostEngineOptions* o, TostError* err) {
     if (o->dtype != TOST_FP8) return true;
@@ -2780,14 +2795,13 @@ static bool fits_fp8(const cudaDeviceProp* prop, const TostConfig* c, const Tost
     if (prop->major < 9)
         return tost_error(err, "--dtype fp8: %s has compute capability %d.%d; 9.0 or later is needed (Hopper): give "
                           "--dtype bf16", prop->name, prop->major, prop->minor);
+    if (kernel_arch() < 90)
+        return tost_error(err, "--dtype fp8: this build has code only for compute capability %d.%d; build it without "
+                          "GENCODE, or give --dtype bf16", kernel_arch() / 10, kernel_arch() % 10);
     if (c->n_embd % 16)
         return tost_error(err, "--dtype fp8: --channels %d is not a multiple of 16: give --dtype bf16", c->n_embd);
-    if (o->chunk && o->chunk < o->max_seq)
-        return tost_error(err, "--dtype fp8 with --chunk %d is not supported: give --dtype bf16", o->chunk);
-    if ((int64_t)o->max_batch * o->max_seq % 16)
-        return tost_error(err, "--dtype fp8: --batch %d times --seq %d is not a multiple of 16", o->max_batch,
-                          o->max_seq);
-    return true;
+    return fp8_rows_fit("seq", o->max_batch, o->max_seq, err) &&
+           (o->chunk == 0 || o->chunk >= o->max_seq || fp8_rows_fit("chunk", o->max_batch, o->chunk, err));
 }
 
 // Sets which groups of elements decay.
@@ -2845,20 +2859,14 @@ static TostModel* cuda_create(const TostConfig* c, const TostEngineOptions* o, T
     return is_bf16(o->dtype) ? model_create<bf16>(c, o, err) : model_create<float>(c, o, err);
 }
 
-// By the name of the GPU; else the rate of a square product, or 0 if memory is short.
-template <typename S> static double cuda_peak_flops(TypedModel<S>* m) {
+// The rate of a square product, in operations/s; 0 if memory is short.
+template <typename S> static double measured_peak(TypedModel<S>* m, int multiprocessors) {
     constexpr int PRODUCTS = 10;
-    cudaDeviceProp prop;
     cudaEvent_t start, stop;
     S* x;
     float ms;
-    int device;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaGetDeviceProperties(&prop, device));
-    const double peak = flops_peak_of(prop.name, m->options.dtype);
-    const int n = min(4096, 64 * prop.multiProcessorCount);
+    const int n = min(4096, 64 * multiprocessors);
     const size_t size = (size_t)n * n;
-    if (peak > 0) return peak;
     if (cudaMalloc(&x, 3 * size * sizeof(S)) != cudaSuccess) {
         (void)cudaGetLastError();
         return 0;
@@ -2877,6 +2885,13 @@ template <typename S> static double cuda_peak_flops(TypedModel<S>* m) {
     CUDA_CHECK(cudaEventDestroy(stop));
     CUDA_CHECK(cudaFree(x));
     return 2.0 * PRODUCTS * size * n / (ms * 1e-3);
+}
+
+template <typename S> static double cuda_peak_flops(TypedModel<S>* m, bool* measured) {
+    const cudaDeviceProp prop = current_device();
+    const double peak = flops_peak_of(prop.name, prop.multiProcessorCount, m->options.dtype);
+    *measured = peak == 0;
+    return *measured ? measured_peak(m, prop.multiProcessorCount) : peak;
 }
 
 template <typename S> static void cuda_put(TypedModel<S>* m, TostState s, const TostTensor* t, const float* src) {
@@ -2919,6 +2934,7 @@ static bool is_bf16(TostModel* m) { return is_bf16(m->options.dtype); }
 static bool is_bf16(const TostModel* m) { return is_bf16(m->options.dtype); }
 #define TYPED(f) [](auto... a) { return (is_bf16(a) || ...) ? f(typed<bf16>(a)...) : f(typed<float>(a)...); }
 
+#ifndef TOST_NO_ENGINE
 extern "C" const TostEngine tost_cuda_engine = {
     .name = "cuda",
     .default_dtype = TOST_BF16,
@@ -2955,6 +2971,7 @@ extern "C" const TostEngine tost_cuda_engine = {
     .open_comm = NULL,
 #endif
 };
+#endif
 
 #ifndef TOST_NO_MAIN
 int main(int argc, char** argv) { return tost_main(argc, argv, &tost_cuda_engine); }

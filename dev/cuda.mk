@@ -11,6 +11,7 @@ EMULATION ?= 1
 KNOWN      = $(shell $(NVCC) --list-gpu-arch | sed -n 's/^compute_//p' | sort -n)
 GENCODE    = $(foreach arch,$(sort $(filter 80 90 100 120,$(KNOWN)) $(lastword $(KNOWN))),\
                  -gencode arch=compute_$(arch),code=sm_$(arch)) -gencode arch=compute_90,code=compute_90
+ARCHS      = $(or $(filter-out 0,$(words $(filter -gencode,$(GENCODE)))),1)
 # NCCL=1: several ranks, with the NCCL of the toolkit, or that of NCCL_HOME
 NCCL      ?= 0
 ifneq ($(if $(filter-out clean help,$(or $(MAKECMDGOALS),all)),$(filter-out 0,$(NCCL))),)
@@ -31,9 +32,12 @@ comma     := ,
 
 train_gpt_tostcu: $(CU)/train_gpt_tost.o $(BUILD)/libtost.a build/variant
 	$(call say,LINK $@) $(COMPILE) -o $@ $(filter %.o %.a,$^) $(CUDA_LIBS) $(LIBS)
-$(CU)/train_gpt_tost.o: train_gpt_tost.cu $(wildcard tost/*.h tost/*.cuh)
-	$(call say,NVCC $< (for $(words $(filter -gencode,$(GENCODE))) architectures: a minute or more)) mkdir -p $(@D) && \
+$(CU)/train_gpt_tost.o: train_gpt_tost.cu $(wildcard tost/*.h tost/*.cuh) $(CU)/gencode
+	$(call say,NVCC $< (architectures: $(ARCHS); a minute or more)) mkdir -p $(@D) && \
 	    { $(NVCC) $(CUDA_FLAGS) $(GENCODE) -Xptxas -v -c $< -o $@ 2> $@.ptxas || { cat $@.ptxas; exit 1; }; }
+# Changes only when GENCODE does.
+$(CU)/gencode: FORCE
+	@mkdir -p $(@D); [ "$$(cat $@ 2>/dev/null)" = "$(strip $(GENCODE))" ] || echo "$(strip $(GENCODE))" > $@
 # The engine for test_tost: the same object file without main.
 $(CU)/engine.o: $(CU)/train_gpt_tost.o
 	@$(OBJCOPY) --keep-global-symbol=tost_cuda_engine $< $@

@@ -18,7 +18,8 @@ extern "C" {
 inline const char* cuda_advice(cudaError_t e) {
     switch (e) {
     case cudaErrorMemoryAllocation: return "a smaller --batch or --seq needs less memory";
-    case cudaErrorInsufficientDriver: return "install an NVIDIA driver as new as the CUDA version of this build";
+    case cudaErrorInsufficientDriver:
+    case cudaErrorUnsupportedPtxVersion: return "install an NVIDIA driver as new as the CUDA version of this build";
     case cudaErrorNoDevice: return "no GPU was found; train_gpt_tost runs on the CPU";
     case cudaErrorNoKernelImageForDevice:
         return "this build has no code for this GPU; build it with a newer CUDA toolkit";
@@ -40,6 +41,15 @@ inline void cuda_check(cudaError_t e, const char* what, const char* file, int li
     if (e != cudaSuccess) cuda_die(what, cudaGetErrorString(e), cuda_advice(e), file, line);
 }
 #define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)
+
+// The device of this process
+inline cudaDeviceProp current_device() {
+    cudaDeviceProp prop;
+    int device;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaGetDeviceProperties(&prop, device));
+    return prop;
+}
 
 // LAUNCH(kernel, grid, block, shared_bytes, stream, arguments...): a template instance needs parentheses.
 #define LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \

@@ -24,6 +24,7 @@ inline void cublas_check(cublasStatus_t s, const char* what, const char* file, i
 // c (M,N) = op(a) (M,K) · op(b) (K,N) + bias (N) + beta c, row-major. at: a is stored as (K,M); bt: b is stored as
 // (N,K). ld: elements from one row to the next as stored. The type O of c is S or float. If a and b are fp8, at is
 // false and bt true, all sizes are multiples of 16, and the product is multiplied by *a_inverse and *b_inverse.
+// cuBLASLt's fast accumulation, which adds products of fp8 in fewer bits, stays off.
 template <typename S, typename O, typename B = S> struct Product {
     O* c; const S* a; const B* b;
     bool at, bt;
@@ -75,10 +76,10 @@ static inline cudaDataType cuda_type(const bf16*) { return CUDA_R_16BF; }
 static inline cudaDataType cuda_type(const fp8_e4m3*) { return CUDA_R_8F_E4M3; }
 static inline cudaDataType cuda_type(const fp8_e5m2*) { return CUDA_R_8F_E5M2; }
 
-// The largest power of two up to 64 that divides all three addresses. Tensors start at multiples of 32 elements, so
-// that the same product has the same alignment in all layers.
-static int common_alignment(const void* a, const void* b, const void* c) {
-    const uintptr_t bits = (uintptr_t)a | (uintptr_t)b | (uintptr_t)c | 64;
+// The largest power of two up to 64 that divides all addresses; bias may be NULL. Tensors start at multiples of 32
+// elements, so that the same product has the same alignment in all layers.
+static int common_alignment(const void* a, const void* b, const void* c, const void* bias) {
+    const uintptr_t bits = (uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)bias | 64;
     return (int)(bits & (0 - bits));
 }
 
@@ -97,6 +98,17 @@ template <typename P> static void matmul_set_pointers(cublasLtMatmulDesc_t desc,
     if (p.b_inverse) matmul_set(desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.b_inverse);   // mutant: fp8_unscaled
 }
 
+// How the partial sums of a product that is split along K may be added: in a fixed order, so not in place, where the
+// order is that in which they arrive; and in float, never in bf16. A product whose K is not a multiple of SPLIT_TILE is
+// not split: cuBLASLt 12.8 and 13.1 are reported to leave out the elements behind the last whole tile.
+constexpr int SPLIT_TILE = 128;      // a multiple of the extent along K of any kernel's tile
+
+template <typename P> static uint32_t matmul_reductions(const P& p) {
+    const uint32_t staged = sizeof *p.c == sizeof(float) ? CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE : 0;
+    if (p.K % SPLIT_TILE) return CUBLASLT_REDUCTION_SCHEME_NONE;   // mutant: split_anywhere
+    return staged | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;   // mutant: split_in_place
+}
+
 // cuBLASLt is column-major and computes cᵀ (N,M) = op(b)ᵀ · op(a)ᵀ: b is its first operand, and its bias, one number
 // per row, is one per column of c.
 template <typename P>
@@ -108,6 +120,9 @@ static MatmulPlan matmul_plan(MatmulProposals* proposals, const Matmul* mm, cons
     matmul_set(plan.desc, CUBLASLT_MATMUL_DESC_TRANSB, p.at ? CUBLAS_OP_T : CUBLAS_OP_N);
     if (p.bias) matmul_set(plan.desc, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
     matmul_set_pointers(plan.desc, p);
+    // The heuristic does not read the bias, but takes its alignment from its address, which differs between layers.
+    const uintptr_t bias = p.bias ? alignment : 0;   // mutant: bias_of_the_first_layer
+    matmul_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     CUBLAS_CHECK(
         cublasLtMatrixLayoutCreate(&plan.first, cuda_type(p.b), p.bt ? p.K : p.N, p.bt ? p.N : p.K, p.ldb));
     CUBLAS_CHECK(
@@ -117,10 +132,7 @@ static MatmulPlan matmul_plan(MatmulProposals* proposals, const Matmul* mm, cons
     cublasLtMatmulPreference_t preference;
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
     matmul_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, MATMUL_WORKSPACE);
-    // partial sums of a product that is split along K are added in float, never in bf16
-    matmul_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-               (uint32_t)(sizeof *p.c == sizeof(float) ? CUBLASLT_REDUCTION_SCHEME_MASK
-                                                     : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+    matmul_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, matmul_reductions(p));
     for (cublasLtMatmulPreferenceAttributes_t which :
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
@@ -249,15 +261,21 @@ static MatmulPlan matmul_new_plan(Matmul* mm, const MatmulKey& key, const P& p, 
     return plan;
 }
 
-// Runs p on the stream, with the plan for its shape.
-template <typename S, typename O, typename B> static void matmul(Matmul* mm, const Product<S, O, B>& p) {
-    const int alignment = common_alignment(p.a, p.b, p.c);
+// The plan for the shape of p, chosen at its first use, which must not be captured in a graph.
+template <typename P> static const MatmulPlan& matmul_plan_of(Matmul* mm, const P& p) {
+    const int alignment = common_alignment(p.a, p.b, p.c, p.bias);
     const MatmulKey key = {mm->tf32, cuda_type(p.a), cuda_type(p.c), p.at,  p.bt,           p.M,      p.N,
                            p.K,      p.ldc,          p.lda,          p.ldb, p.bias != NULL, alignment};
     size_t i = 0;
     while (i < mm->plans.size() && mm->plans[i].key != key) i++;
     if (i == mm->plans.size()) mm->plans.push_back(matmul_new_plan(mm, key, p, alignment));
-    if (mm->plans[i].found) return matmul_run(mm, mm->plans[i], p, p.c);
+    return mm->plans[i];
+}
+
+// Runs p on the stream, with the plan for its shape.
+template <typename S, typename O, typename B> static void matmul(Matmul* mm, const Product<S, O, B>& p) {
+    const MatmulPlan& plan = matmul_plan_of(mm, p);
+    if (plan.found) return matmul_run(mm, plan, p, p.c);
     if constexpr (sizeof(S) == 1)
         cuda_die("cublasLtMatmulAlgoGetHeuristic", "no product in fp8 for this size", "use --dtype bf16", __FILE__,
                  __LINE__);
@@ -280,10 +298,8 @@ static bool matmul_read_choice(MatmulChoice* choice, const char* line, const std
 
 // Sets the file of the choices, before the first product: reads it if it exists, or starts a new one with autotune.
 static bool matmul_tune(Matmul* mm, const char* file, bool autotune, TostError* err) {
-    cudaDeviceProp prop;
-    CUDA_CHECK(cudaGetDeviceProperties(&prop, 0));
     mm->file = file;
-    mm->machine = std::to_string(cublasLtGetVersion()) + "," + prop.name;
+    mm->machine = std::to_string(cublasLtGetVersion()) + "," + current_device().name;
     mm->autotune = autotune;
     FILE* f = fopen(file, autotune ? "w" : "r");
     if (!f && !autotune && errno == ENOENT) return true;

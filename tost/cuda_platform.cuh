@@ -31,6 +31,27 @@ constexpr int COMPILED_ARCH = __CUDA_ARCH__;
 [[maybe_unused]] constexpr int COMPILED_ARCH = 0;
 #endif
 
+// The compute capability that the kernels in use were compiled for, e.g. 90 for 9.0: not that of the device if nvcc was
+// told to compile for an earlier one.
+static __global__ void probe_kernel() {}
+inline int kernel_arch() {
+    cudaFuncAttributes a;
+    return cudaFuncGetAttributes(&a, probe_kernel) == cudaSuccess ? a.ptxVersion : 0;
+}
+
+// __restrict__ for the parameters of kernels. Where a kernel may start before the one before it has ended, it would be
+// wrong: nvcc would read parameters that are const __restrict__ through the cache for constant data, and could move
+// accesses before dependency_wait.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define RESTRICT __restrict__
+#else
+#define RESTRICT
+#endif
+
+// Whether doubles are added at 1/64 of the rate of floats, or may be: on all GPUs but those of compute capability 8.0,
+// 9.0 and 10.0. The code for 8.0 also runs on 8.6 and 8.9.
+constexpr bool SLOW_DOUBLES = COMPILED_ARCH != 0 && COMPILED_ARCH != 900 && COMPILED_ARCH != 1000;
+
 // UNROLL for (...): unrolls the loop; UNROLL_BY(n): n times; NO_UNROLL: not at all.
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("unroll 1")
@@ -81,13 +102,12 @@ __device__ inline int   load_acquire(const int* p) { return cuda_on_host_load(p,
 constexpr size_t MATMUL_WORKSPACE = (size_t)128 << 20;
 
 // True if a kernel may be launched while the one before it in its stream still runs (programmatic dependent launch),
-// which hides the time of the launch: from compute capability 9.0 on, and in graphs from CUDA 12.3 on.
+// which hides the time of the launch: if dependency_wait waits, and in graphs from CUDA 12.3 on.
 inline bool launches_early() {
     static const bool early = [] {
-        int device = 0, major = 0, driver = 0;
-        return cudaGetDevice(&device) == cudaSuccess && cudaDriverGetVersion(&driver) == cudaSuccess &&
-               cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
-               major >= 9 && driver >= 12030 && CUDART_VERSION >= 12030;
+        int driver = 0;
+        return kernel_arch() >= 90 && cudaDriverGetVersion(&driver) == cudaSuccess && driver >= 12030 &&
+               CUDART_VERSION >= 12030;
     }();
     return early;
 }

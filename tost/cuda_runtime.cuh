@@ -14,8 +14,6 @@ extern "C" {
 // ---------------------------------------------------------------------------------------------
 // Device
 
-static __global__ void probe_kernel() {}
-
 // Selects the device of a rank by its number on this host, if it can run this build's kernels. If there is only one, as
 // when the launcher hides those of other ranks, takes that.
 static bool device_open(cudaDeviceProp* prop, int local_rank, TostError* err) {

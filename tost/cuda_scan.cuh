@@ -3,7 +3,8 @@
 // of every 8 chunks publishes the total of the 8, the last of 64 that of the 64, and so on. The prefix at chunk k is a
 // sum of at most 7 totals per level, selected by the octal digits of k. A group's total is published as soon as the
 // totals of the level below are known, so a chain of waits is at most as long as k has octal digits. The tree of sums
-// is fixed, so every run gives the same bits. Sums across chunks are double: long sequences lose no precision.
+// is fixed, so every run gives the same bits. Sums across chunks have about 48 bits or more (ScanSum): long sequences
+// lose no precision.
 //
 // In a segmented scan, sums restart inside some chunks. The total of such a chunk is its sum after the last restart;
 // the total of a group is its sum after the last restart in the group. `from` of a position: the last chunk before it
@@ -14,7 +15,7 @@
 #ifndef TOST_CUDA_SCAN_CUH
 #define TOST_CUDA_SCAN_CUH
 
-#include <limits.h>
+#include <type_traits>
 
 #include "tost/cuda_common.cuh"
 
@@ -28,6 +29,24 @@ __host__ __device__ inline size_t scan_slots(size_t chunks) {
 
 constexpr int SCAN_VEC = 4;          // neighboring columns of a thread
 
+// A running sum of floats: a double or, where these are slow, two floats, hi + lo, which hold about 48 bits.
+struct FloatPair { float hi, lo; };
+typedef std::conditional_t<SLOW_DOUBLES, FloatPair, double> ScanSum;
+
+__device__ inline float  to_float(double sum) { return (float)sum; }
+__device__ inline float  to_float(FloatPair sum) { return __fadd_rn(sum.hi, sum.lo); }
+__device__ inline double to_double(double sum) { return sum; }
+__device__ inline double to_double(FloatPair sum) { return (double)sum.hi + sum.lo; }
+
+// sum += x. Two floats: hi becomes the rounded sum of hi and x, and its rounding error, which is a float, goes to lo
+// (two-sum). These intrinsics are never fused with a multiplication, which would change the error.
+__device__ inline void sum_add(double& sum, float x) { sum += x; }
+__device__ inline void sum_add(FloatPair& sum, float x) {
+    const float hi = __fadd_rn(sum.hi, x), of_x = __fsub_rn(hi, sum.hi), of_hi = __fsub_rn(hi, of_x);
+    const float error = __fadd_rn(__fsub_rn(sum.hi, of_hi), __fsub_rn(x, of_x));
+    sum = {hi, __fadd_rn(sum.lo, error)};   // mutant: low_part_dropped
+}
+
 // Floats from one row of totals to the next. The columns past `width` are not used.
 __host__ __device__ inline int scan_stride(int width) { return (width + SCAN_VEC - 1) / SCAN_VEC * SCAN_VEC; }
 
@@ -38,71 +57,95 @@ template <typename F> __device__ inline void scan_ticket(int* ticket, F f) {
     __syncthreads();   // mutant: ticket_read_early
 }
 
-// Waits for the totals that precede position i in its group, at a level of `size` positions whose flags start at
-// `flags`. With `all`, waits at all higher levels too.
-__device__ inline void scan_wait(const int* flags, int i, int size, bool all) {
-    if (threadIdx.x < SCAN_RADIX) {
-        do {
-            const int digit = i % SCAN_RADIX;
-            if ((int)threadIdx.x < digit) wait_flag(flags + i - digit + threadIdx.x);
-            flags += size;
-            size >>= SCAN_RADIX_LOG;
-            i >>= SCAN_RADIX_LOG;
-        } while (all && i > 0);
+// Waits for the totals that precede position k in its group, at the level whose flags start at `flags`.
+__device__ inline void scan_wait_level(const int* flags, unsigned k) {
+    if (threadIdx.x < k % SCAN_RADIX) wait_flag(flags + k / SCAN_RADIX * SCAN_RADIX + threadIdx.x);
+    __syncthreads();   // mutant: group_wait_unsynchronized
+}
+
+// Waits for the totals that precede position k in its groups at all levels, with 8 threads of a warp for each level, so
+// that the levels wait at the same time. flags(): see scan_columns
+template <typename Flags> __device__ inline void scan_wait_levels(Flags flags, unsigned k, unsigned chunks) {
+    const unsigned threads = min((int)blockDim.x, WARP);
+    if (threadIdx.x < threads) {
+        const int* level = flags();
+        NO_UNROLL while (k > 0) {
+            const int* mine = NULL;
+            NO_UNROLL for (unsigned first = 0; first < threads && k > 0; first += SCAN_RADIX) {
+                const unsigned i = threadIdx.x - first;
+                if (i < k % SCAN_RADIX) mine = level + k / SCAN_RADIX * SCAN_RADIX + i;
+                level += chunks;
+                chunks /= SCAN_RADIX;
+                k /= SCAN_RADIX;
+            }
+            if (mine) wait_flag(mine);
+        }
     }
     __syncthreads();   // mutant: wait_unsynchronized
 }
 
-// sum += the totals of `digit` positions, the first of them at `totals`; SEGMENTED: without the first `skipped`. All
-// loads are issued before the first addition.
-template <bool SEGMENTED>
-__device__ inline void scan_add_level(double (&sum)[SCAN_VEC], const float* totals, int stride, int digit,
-                                      int skipped) {
-    float x[SCAN_RADIX - 1][SCAN_VEC] = {};
-    UNROLL for (int j = 0; j < SCAN_RADIX - 1; j++)
-        if (j < digit && (!SEGMENTED || j >= skipped))   // mutant: before_the_start
-            load_from_L2(x[j], totals + j * stride);
-    UNROLL for (int j = 0; j < SCAN_RADIX - 1; j++) {
-        if (j >= digit) break;   // mutant: dropped_group
-        UNROLL for (int n = 0; n < SCAN_VEC; n++) sum[n] += x[j][n];
+// sum += ROWS rows from `totals` on. All loads are issued before the first addition.
+template <int ROWS, typename Sum>
+__device__ inline void scan_add_rows(Sum (&sum)[SCAN_VEC], const float* totals, unsigned stride) {
+    float x[ROWS][SCAN_VEC];
+    UNROLL for (int j = 0; j < ROWS; j++) load_from_L2(x[j], totals + (size_t)j * stride);
+    UNROLL for (int j = 0; j < ROWS; j++)
+        UNROLL for (int n = 0; n < SCAN_VEC; n++) sum_add(sum[n], x[j][n]);
+}
+
+// The same with a number of rows that is known at run time. A branch for each number takes fewer instructions than a
+// predicate for each row, whose registers would also have to be cleared.
+template <typename Sum>
+__device__ inline void scan_add_level(Sum (&sum)[SCAN_VEC], const float* totals, unsigned stride, unsigned rows) {
+    static_assert(SCAN_RADIX == 8, "a case for each digit");
+    switch (rows) {
+    case 1: return scan_add_rows<1>(sum, totals, stride);
+    case 2: return scan_add_rows<2>(sum, totals, stride);
+    case 3: return scan_add_rows<3>(sum, totals, stride);
+    case 4: return scan_add_rows<4>(sum, totals, stride);
+    case 5: return scan_add_rows<5>(sum, totals, stride);
+    case 6: return scan_add_rows<6>(sum, totals, stride);
+    case 7: return scan_add_rows<7>(sum, totals, stride);
     }
 }
 
-// sum += the totals that precede position k, of the first `levels` levels. totals: at the thread's columns. SEGMENTED:
-// at each level, only from position `from`, or the group that contains it, on.
-template <bool SEGMENTED>
-__device__ inline void scan_add(double (&sum)[SCAN_VEC], const float* totals, int stride, int k, int chunks, int levels,
-                                int from) {
-    int level = 0;
-    NO_UNROLL for (int i = k; i > 0 && levels > 0; i >>= SCAN_RADIX_LOG, from >>= SCAN_RADIX_LOG, levels--) {
-        const int digit = i % SCAN_RADIX;
-        scan_add_level<SEGMENTED>(sum, totals + (size_t)(unsigned)(level + i - digit) * (unsigned)stride, stride, digit,
-                                  from - (i - digit));
-        level += chunks;
-        chunks >>= SCAN_RADIX_LOG;
+// sum += the totals that precede position k, of the levels below the one at which it is in group `end`. totals: at the
+// thread's columns. SEGMENTED: at each level, only from position `from`, or the group that contains it, on. GROUP: k is
+// the last of its group at each of the levels.
+template <bool SEGMENTED, bool GROUP, typename Sum>
+__device__ inline void scan_add(Sum (&sum)[SCAN_VEC], const float* totals, unsigned stride, unsigned k, unsigned end,
+                                unsigned chunks, int from) {
+    NO_UNROLL for (; k != end; k /= SCAN_RADIX, chunks /= SCAN_RADIX, from >>= SCAN_RADIX_LOG) {
+        const unsigned digit = k % SCAN_RADIX, first = k - digit;
+        const unsigned skipped = SEGMENTED ? max(from - (int)first, 0) : 0;   // mutant: before_the_start
+        const float* row = totals + (size_t)(first + skipped) * stride;
+        if constexpr (GROUP && !SEGMENTED) scan_add_rows<SCAN_RADIX - 1>(sum, row, stride);
+        else scan_add_level(sum, row, stride, digit - skipped);   // mutant: dropped_group
+        totals += (size_t)chunks * stride;
     }
 }
 
 // Publishes the totals of the block's chunk k, which its threads have written, and those of the groups that it ends,
 // from the lowest level up: a group's total as soon as those of the level below are known. from: see scan_columns.
-template <bool SEGMENTED, typename From>
-__device__ inline void scan_publish(float* totals, int* flags, int stride, int k, int chunks, From from) {
+template <bool SEGMENTED, typename Sum, typename From>
+__device__ inline void scan_publish(float* totals, int* flags, unsigned stride, unsigned k, unsigned chunks,
+                                    From from) {
     __syncthreads();   // mutant: flag_raised_early
     if (threadIdx.x == 0) raise_flag(flags + k);   // mutant: flag_not_raised
-    int level = 0;
-    NO_UNROLL for (int i = k, size = chunks, levels = 1; i % SCAN_RADIX == SCAN_RADIX - 1; levels++) {
-        scan_wait(flags + level, i, size, false);   // mutant: serial_chain, group_not_awaited
+    unsigned level = 0;
+    NO_UNROLL for (unsigned i = k, size = chunks; i % SCAN_RADIX == SCAN_RADIX - 1;) {
+        scan_wait_level(flags + level, i);   // mutant: serial_chain, group_not_awaited
         level += size;
-        size >>= SCAN_RADIX_LOG;
-        i >>= SCAN_RADIX_LOG;
-        NO_UNROLL for (int c = threadIdx.x * SCAN_VEC; c < stride; c += blockDim.x * SCAN_VEC) {
+        size /= SCAN_RADIX;
+        i /= SCAN_RADIX;
+        NO_UNROLL for (unsigned c = threadIdx.x * SCAN_VEC; c < stride; c += blockDim.x * SCAN_VEC) {
             float of_group[SCAN_VEC];
             load_from_L2(of_group, totals + (size_t)k * stride + c);
-            double sum[SCAN_VEC];
-            UNROLL for (int n = 0; n < SCAN_VEC; n++) sum[n] = of_group[n];   // mutant: group_without_itself
+            Sum sum[SCAN_VEC] = {};
+            UNROLL for (int n = 0; n < SCAN_VEC; n++) sum_add(sum[n], of_group[n]);   // mutant: group_without_itself
             const int first = from(true);   // mutant: group_of_all_segments
-            scan_add<SEGMENTED>(sum, totals + c, stride, k, chunks, levels, first);
-            UNROLL for (int n = 0; n < SCAN_VEC; n++) of_group[n] = (float)sum[n];
+            scan_add<SEGMENTED, true>(sum, totals + c, stride, k, i, chunks, first);
+            UNROLL for (int n = 0; n < SCAN_VEC; n++) of_group[n] = to_float(sum[n]);
             store_pack<SCAN_VEC>(totals + (size_t)(level + i) * stride + c, of_group);
         }
         __syncthreads();   // mutant: group_flag_raised_early
@@ -111,24 +154,26 @@ __device__ inline void scan_publish(float* totals, int* flags, int stride, int k
 }
 
 // Scans columns. totals (slots,stride) of the sequence, aligned to SCAN_VEC floats, with the chunks' own totals at
-// level 0. Calls f(c, sum) for every SCAN_VEC columns from c on, with Σ over the chunks that precede `place`, the
-// chunk's position in scan order. f's writes are visible to the block afterwards. SEGMENTED: from(false) returns `from`
-// of `place`; from(true) returns `place` if the sums restart in this chunk, else the same.
-template <bool SEGMENTED, typename From, typename F>
-__device__ inline void scan_columns(float* totals, int* flags, int stride, int place, int chunks, From from, F f) {
-    scan_publish<SEGMENTED>(totals, flags, stride, place, chunks, from);
-    scan_wait(flags, place, chunks, true);   // mutant: prefix_not_awaited
-    NO_UNROLL for (int c = threadIdx.x * SCAN_VEC; c < stride; c += blockDim.x * SCAN_VEC) {
-        double sum[SCAN_VEC] = {};
-        scan_add<SEGMENTED>(sum, totals + c, stride, place, chunks, INT_MAX, from(false));
+// level 0. flags() returns those of the sequence. Calls f(c, sum) for every SCAN_VEC columns from c on, with Σ over the
+// chunks that precede `place`, the chunk's position in scan order. f's writes are visible to the block afterwards.
+// SEGMENTED: from(false) returns `from` of `place`; from(true) returns `place` if the sums restart in this chunk, else
+// the same.
+template <bool SEGMENTED, typename Sum = ScanSum, typename Flags, typename From, typename F>
+__device__ inline void scan_columns(float* totals, Flags flags, unsigned stride, unsigned place, unsigned chunks,
+                                    From from, F f) {
+    scan_publish<SEGMENTED, Sum>(totals, flags(), stride, place, chunks, from);
+    scan_wait_levels(flags, place, chunks);   // mutant: prefix_not_awaited
+    NO_UNROLL for (unsigned c = threadIdx.x * SCAN_VEC; c < stride; c += blockDim.x * SCAN_VEC) {
+        Sum sum[SCAN_VEC] = {};
+        scan_add<SEGMENTED, false>(sum, totals + c, stride, place, 0, chunks, from(false));
         f(c, sum);
     }
     __syncthreads();   // mutant: carries_unsynchronized
 }
 
-__device__ inline void scan_store(float* carry, const double (&sum)[SCAN_VEC]) {
+template <typename Sum> __device__ inline void scan_store(float* carry, const Sum (&sum)[SCAN_VEC]) {
     float x[SCAN_VEC];
-    UNROLL for (int n = 0; n < SCAN_VEC; n++) x[n] = (float)sum[n];   // mutant: dropped_carry
+    UNROLL for (int n = 0; n < SCAN_VEC; n++) x[n] = to_float(sum[n]);   // mutant: dropped_carry
     store_pack<SCAN_VEC>(carry, x);
 }
 

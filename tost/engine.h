@@ -59,9 +59,9 @@ typedef struct {
     // Parameters, moments and gradients start at zero. Returns NULL and sets *err if memory or a device is missing.
     TostModel* (*create)(const TostConfig* c, const TostEngineOptions* o, TostError* err);
     void (*destroy)(TostModel* m);
-    // Rate of dense matrix products of the model's device and dtype, in operations/s: by its name, or measured; 0:
-    // unknown.
-    double (*peak_flops)(TostModel* m);
+    // Peak rate of dense matrix products of the model's device and dtype, in operations/s, from the data sheet, or
+    // measured: sets *measured. 0: unknown.
+    double (*peak_flops)(TostModel* m, bool* measured);
 
     // Call before the first pass. Matrix products use the algorithms that `file` names, if it exists; with `renew`,
     // they are timed, each shape at its first product, and the fastest are written to it. NULL: nothing to choose.

@@ -13,31 +13,30 @@ double flops_per_token(const TostConfig* c) {
     return 6 * weights + 3 * L * (10 * C + 8 * nh);
 }
 
-// Dense peaks in TFLOP/s: float32 without tensor cores, tf32, bf16 with float32 sums. The first name that the device's
-// contains counts.
-static const struct { const char* name; double peak[3]; } gpus[] = {
-    {"GB200",         {80, 1250, 2500}},
-    {"B200",          {75, 1100, 2250}},
-    {"GH200",         {66.9, 494.7, 989.4}},
-    {"H200 NVL",      {60, 417.5, 835.5}},
-    {"H200",          {66.9, 494.7, 989.4}},
-    {"H100 PCIe",     {51.2, 378, 756}},
-    {"H100 NVL",      {60, 417.5, 835.5}},
-    {"H100",          {66.9, 494.7, 989.4}},
-    {"H800",          {66.9, 494.7, 989.4}},
-    {"H20",           {44, 74, 148}},
-    {"A100",          {19.5, 156, 312}},
-    {"A800",          {19.5, 156, 312}},
-    {"A30",           {10.3, 82, 165}},
-    {"A40",           {37.4, 74.8, 149.7}},
-    {"L40S",          {91.6, 183, 362}},
-    {"L40",           {90.5, 90.5, 181}},
-    {"L4",            {30.3, 60, 121}},
-    {"RTX 6000 Ada",  {91.1, 182.1, 364.2}},
-    {"RTX A6000",     {38.7, 77.4, 154.8}},
-    {"RTX 5090",      {104.8, 104.8, 209.5}},
-    {"RTX 4090",      {82.6, 82.6, 165.2}},
-    {"RTX 3090",      {35.6, 35.6, 71}},
+// Peaks in TFLOP/s, dense, without sparsity, from data sheets: float32 without tensor cores, tf32, bf16 with float32
+// sums. The first name that the device's contains counts.
+static const struct { const char* name; int multiprocessors; double peak[3]; } gpus[] = {
+    {"GB200",        152, {80, 1250, 2500}},
+    {"B200",         148, {75, 1100, 2250}},
+    {"GH200",        132, {66.9, 494.7, 989.4}},
+    {"H200 NVL",     132, {60, 417.5, 835.5}},
+    {"H200",         132, {66.9, 494.7, 989.4}},
+    {"H100 PCIe",    114, {51.2, 378, 756}},
+    {"H100 NVL",     132, {60, 417.5, 835.5}},
+    {"H100",         132, {66.9, 494.7, 989.4}},
+    {"H20",           78, {44, 74, 148}},
+    {"A100",         108, {19.5, 156, 312}},
+    {"A40",           84, {37.4, 74.8, 149.7}},
+    {"A30",           56, {10.3, 82, 165}},
+    {"A10",           72, {31.2, 62.5, 125}},
+    {"L40S",         142, {91.6, 183, 362}},
+    {"L40",          142, {90.5, 90.5, 181}},
+    {"L4",            58, {30.3, 60, 121}},
+    {"RTX 6000 Ada", 142, {91.1, 182.1, 364.2}},
+    {"RTX A6000",     84, {38.7, 77.4, 154.8}},
+    {"RTX 5090",     170, {104.8, 104.8, 209.5}},
+    {"RTX 4090",     128, {82.6, 82.6, 165.2}},
+    {"RTX 3090",      82, {35.6, 35.6, 71}},
 };
 
 // True if the words of `name` are words of the device's name: "L4" is not in "NVIDIA L40S".
@@ -48,10 +47,11 @@ static bool names_device(const char* device, const char* name) {
     return false;
 }
 
-double flops_peak_of(const char* device, TostDtype dtype) {
-    for (size_t i = 0; i < countof(gpus); i++)
-        if (names_device(device, gpus[i].name)) return gpus[i].peak[dtype == TOST_FP8 ? TOST_BF16 : dtype] * 1e12;
-    return 0;
+double flops_peak_of(const char* device, int multiprocessors, TostDtype dtype) {
+    size_t i = 0;
+    while (i < countof(gpus) && !names_device(device, gpus[i].name)) i++;
+    if (i == countof(gpus) || gpus[i].multiprocessors != multiprocessors) return 0;
+    return gpus[i].peak[dtype == TOST_FP8 ? TOST_BF16 : dtype] * 1e12;
 }
 
 // Products of n³ multiplications, with the same number per thread on every machine. The fastest of several counts.

@@ -255,12 +255,18 @@ void report_settings(Run* r, const char* device) {
 }
 
 void report_flops(Run* r) {
+    static const char* const dtypes[] = {"float32", "tf32", "bf16", "bf16"};
     if (r->progress.quiet) return;
+    bool measured = false;
     const double per_token = flops_per_token(&r->o.config);
-    const double peak = (r->engine->peak_flops ? r->engine->peak_flops(r->model) : 0) * comm_size(r->comm);
-    char text[64] = "";
-    if (peak > 0) snprintf(text, sizeof text, "; peak of matrix products %.4g TFLOP/s", peak * 1e-12);
+    const double peak =
+        r->engine->peak_flops ? r->engine->peak_flops(r->model, &measured) * comm_size(r->comm) : 0;
+    char text[128] = "", rate[32];
     r->progress.peak_tokens_per_s = peak / per_token;
+    if (peak > 0)
+        snprintf(text, sizeof text, "; 100%% MFU: %s tokens/s, %.4g TFLOP/s in %s (%s)",
+                 human_count(rate, peak / per_token), peak * 1e-12, dtypes[r->o.dtype],
+                 measured ? "measured" : "data sheet");
     progress_text(&r->progress, "%-11s%.4g MFLOP per token%s", "compute", per_token * 1e-6, text);
 }
 

@@ -41,7 +41,6 @@ STAGES = ("tssa", "tests", "kernels", "matmuls", "trainer", "decode", "curve", "
 NEED_TORCH = {"curve", "peers_short", "peers_long"}
 TOOLKIT = Path("/usr/local/cuda")   # used if its programs are not on PATH
 WARM_STEPS = 5   # of the trainer, not counted
-FLOPS_PER_TOKEN = 6 * (12 * 10 * 768**2 + 50304 * 768)   # tost-base: 6 per weight of a matrix product
 
 
 # ---- parsers of program outputs ------------------------------------------------------------------------------------
@@ -79,11 +78,28 @@ def parse_log(text):
     return [(int(row["step"]), float(row["train_loss"]), float(row["ms"])) for row in rows]
 
 
+def parse_compute(text):
+    """(operations per token, peak rate in TFLOP/s, where it is from) as the trainer prints them, or None."""
+    line = re.search(r"^compute +([\d.]+) MFLOP per token; 100% MFU: .*, ([\d.e+-]+) TFLOP/s in \w+ \((.*)\)$", text,
+                     re.M)
+    return (float(line[1]) * 1e6, float(line[2]), line[3]) if line else None
+
+
+def utilization(tflops, compute, square):
+    """Text: a rate of model operations in TFLOP/s, as a share of the peak and of a measured product."""
+    parts = [f"{tflops:.0f} TFLOP/s"]
+    if compute:
+        parts.append(f"MFU {100 * tflops / compute[1]:.1f}% of {compute[1]:.4g} TFLOP/s ({compute[2]})")
+    if square:
+        parts.append(f"{100 * tflops / square:.0f}% of the square product")
+    return ", ".join(parts)
+
+
 def parse_sanitizer(text):
     """The number of errors in compute-sanitizer's summary (None if there is no summary), and the kernels it names,
     which may belong to cuBLAS."""
     found = re.findall(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)", text)
-    kernels = sorted(set(re.findall(r"^=+ +(?:at|in kernel) (?:void )?([A-Za-z_]\w*)", text, re.M)))
+    kernels = sorted(set(re.findall(r"^=+ +(?:at|in kernel|.*\baccess at) (?:void )?([A-Za-z_]\w*)", text, re.M)))
     return sum(int(a or b) for a, b in found) if found else None, kernels
 
 
@@ -166,7 +182,8 @@ class Sizes:
         self.curve_batch = (2, 64) if rehearse else (8, 1024)
         self.vocab = 2304 if rehearse else VOCAB
         toy = "--layers 2 --heads 2 --channels 32 --vocab-size 2304".split()
-        self.model = ["--preset", "tost-base", *(toy if rehearse else []), "--dtype", "fp32" if rehearse else "bf16"]
+        self.model = ["--preset", "tost-base", *(toy if rehearse else [])]
+        self.dtype = "fp32" if rehearse else "bf16"
         self.peer = ["--device", "cpu", "--toy", "--eager", "--steps", "2"] if rehearse else []
 
 
@@ -177,7 +194,11 @@ class Run:
         self.end = time.monotonic() + limit
         self.started = []   # processes
         self.python = os.environ.get("PYTHON", sys.executable)
-        self.matmul_ms = self.peak = None    # ms of a step's matrix products; TFLOP/s of the square product
+        self.matmul_ms = self.square = None  # ms of a step's matrix products; TFLOP/s of the square product
+        self.compute = None                  # of parse_compute
+        capability = output_of("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader").split("\n")[0].strip()
+        known = re.fullmatch(r"\d+\.\d", capability) and not sizes.rehearse
+        self.arch = int(capability.replace(".", "")) if known else 0   # e.g. 90; 0: unknown
         self.tssa_us, self.rates = {}, {}    # both by T: µs of TSSA forward + backward; the trainer's tokens/s
 
     def command(self, words, limit, keep=False):
@@ -239,12 +260,12 @@ class Run:
             path.write_bytes((ids * (n // len(ids) + 1))[:n].tobytes())
         return path
 
-    def train(self, name, T, batch, steps, extra=(), limit=60):
+    def train(self, name, T, batch, steps, extra=(), limit=60, dtype=None):
         """Runs the trainer. Returns (command, output, log), or (command, None, reason) if it fails."""
         out = self.work / name
-        words = [self.sizes.trainer, *self.sizes.model, "--block-size", T, "--seq", T, "--batch", batch,
-                 "--total-batch", batch * T, "--steps", steps, "--val-every", 0, "--sample-every", 0,
-                 "--out", out, *extra]
+        words = [self.sizes.trainer, *self.sizes.model, "--dtype", dtype or self.sizes.dtype, "--block-size", T,
+                 "--seq", T, "--batch", batch, "--total-batch", batch * T, "--steps", steps, "--val-every", 0,
+                 "--sample-every", 0, "--out", out, *extra]
         output, reason = self.command(words, limit)
         if output is None:
             return words, None, reason
@@ -255,8 +276,7 @@ class Run:
 
     def architecture(self):
         """The make variable for this GPU's architecture. Without a GPU, nvcc's `native` is an old one."""
-        capability = output_of("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader").split("\n")[0].strip()
-        return [f"BENCH_ARCH=sm_{capability.replace('.', '')}"] if re.fullmatch(r"\d+\.\d", capability) else []
+        return [f"BENCH_ARCH=sm_{self.arch}"] if self.arch else []
 
     def build(self, requested):
         """Builds everything. Measures TSSA as soon as its benchmark is built, while the rest is being built."""
@@ -303,14 +323,15 @@ class Run:
         every = "--vocab-size 257 --steps 2 --val-every 0 --sample-every 0 --save-every 0".split()
         small = {"ragged": "--layers 1 --heads 3 --channels 60 --bias 1 --block-size 70 --seq 37 --batch 3 "
                            "--total-batch 222",
-                 "whole tiles": "--layers 2 --heads 3 --channels 192 --block-size 80 --seq 70 --batch 3 "
-                                "--total-batch 420 --recompute"}
+                 "whole tiles": "--layers 2 --heads 3 --channels 192 --block-size 80 --seq 80 --batch 3 "
+                                "--total-batch 480 --recompute"}
+        runs = [("bf16", "whole tiles"), ("fp32", "ragged"), ("bf16", "ragged")]
         ids = array.array("H", (i * 7919 % 257 for i in range(2000)))
         shard = self.work / "small.bin"
         shard.write_bytes(ids.tobytes())
         filters = sanitizer_filters(output_of("compute-sanitizer", "--help"))
         for tool in ("memcheck", "racecheck", "synccheck"):
-            for dtype, shape in (("bf16", "whole tiles"), ("fp32", "ragged"), ("bf16", "ragged")):
+            for dtype, shape in runs + [("fp8", "whole tiles")] * (tool == "memcheck" and self.arch >= 90):
                 name = f"{tool}, {dtype}, {shape}"
                 words = ["compute-sanitizer", "--tool", tool, *filters, self.sizes.trainer, *small[shape].split(),
                          *every, "--dtype", dtype, "--data", shard, "--out", self.work / re.sub(r"\W+", "_", name)]
@@ -353,33 +374,41 @@ class Run:
             if name == "step_matmuls":
                 self.matmul_ms = us / 1e3
             if name == "square_matmul":
-                self.peak = rate
+                self.square = rate
 
     def trainer(self):
-        first = self.sizes.lengths[0]
         for T in self.sizes.lengths:
-            words, output, log = self.train(f"train_{T}", T, self.sizes.tokens // T, self.sizes.steps,
-                                            ["--data", self.random_shard(), "--save-every", 0])
-            ms = median_step(log) if output else None
-            if ms is None:
-                self.table.note(f"trainer at T = {T}", log if output is None else "no step in its log")
-                continue
-            rate = self.rates[T] = self.sizes.tokens / ms * 1e3
-            flops = rate * FLOPS_PER_TOKEN * 1e-12
-            memory = re.search(r", (\S+ \S+) of memory", output)
-            parts = [f"{ms:.2f} ms per step", f"{memory[1]} of memory" if memory else ""]
-            if not self.sizes.rehearse:
-                parts.append(f"{flops:.0f} TFLOP/s" + (f", {100 * flops / self.peak:.0f}% of the square product"
-                                                       if self.peak else ""))
-            if self.matmul_ms:
-                parts.append(f"{ms / self.matmul_ms:.2f} × its matrix products alone (target 1.4)")
-            if T in self.tssa_us:
-                parts.append(f"TSSA {100 * 12 * self.tssa_us[T] / 1e3 / ms:.0f}%")
-            if T != first and first in self.rates:
-                parts.append(f"{rate / self.rates[first]:.3f} of T = {first}")
-            target = "650,000" if T == 1024 else "0.9 of T = 1,024" if T == 65536 else ""
-            self.table.row(f"trainer, T = {T}, tokens/s", f"{rate:,.0f}", ", ".join(filter(None, parts)), target,
-                           self.shown(words))
+            self.trainer_row(T, self.sizes.dtype)
+        if self.arch >= 90:
+            self.trainer_row(self.sizes.lengths[0], "fp8")
+
+    def trainer_row(self, T, dtype):
+        first, fp8 = self.sizes.lengths[0], dtype == "fp8"
+        what = f"trainer, T = {T}{', fp8' if fp8 else ''}"
+        words, output, log = self.train(f"train_{T}_{dtype}", T, self.sizes.tokens // T, self.sizes.steps,
+                                        ["--data", self.random_shard(), "--save-every", 0], dtype=dtype)
+        ms = median_step(log) if output else None
+        if ms is None:
+            self.table.note(what, log if output is None else "no step in its log")
+            return
+        rate = self.sizes.tokens / ms * 1e3
+        memory = re.search(r", (\S+ \S+) of memory", output)
+        parts = [f"{ms:.2f} ms per step", f"{memory[1]} of memory" if memory else ""]
+        self.compute = parse_compute(output)
+        if self.compute and not self.sizes.rehearse:
+            parts.append(utilization(rate * self.compute[0] * 1e-12, self.compute, self.square))
+        if self.matmul_ms and not fp8:
+            parts.append(f"{ms / self.matmul_ms:.2f} × its matrix products alone (target 1.3)")
+        if T in self.tssa_us:
+            parts.append(f"TSSA {100 * 12 * self.tssa_us[T] / 1e3 / ms:.0f}%")
+        if fp8 and T in self.rates:
+            parts.append(f"{rate / self.rates[T]:.3f} × as fast as bf16")
+        if T != first and first in self.rates:
+            parts.append(f"{rate / self.rates[first]:.3f} of T = {first}")
+        target = "75 ms" if fp8 else "650,000" if T == 1024 else "0.9 of T = 1,024" if T == 65536 else ""
+        self.table.row(f"{what}, tokens/s", f"{rate:,.0f}", ", ".join(filter(None, parts)), target, self.shown(words))
+        if not fp8:
+            self.rates[T] = rate
 
     def decode(self):
         words = ["build/cuda/bench_decode"]
@@ -441,8 +470,8 @@ class Run:
                 parts = [f"{found['step']:.2f} ms per step"]
                 if "memory" in found:
                     parts.append(f"{found['memory']:.1f} GiB")
-                if self.peak:
-                    parts.append(f"{100 * found['model_flops'] / self.peak:.0f}% of the square product")
+                if not self.sizes.rehearse:
+                    parts.append(utilization(found["model_flops"], self.compute, self.square))
                 if T in self.rates:
                     parts.append(f"the trainer is {self.rates[T] / found['tokens_per_s']:.2f} × as fast")
                 self.table.row(f"PyTorch {model}{'' if '--eager' in words else ', compiled'}, T = {T}, tokens/s",
@@ -531,11 +560,20 @@ def self_test():
     counts = "x: 1 passed, 0 failed, 0 skipped\ntest_tost: 12 passed, 3 failed, 1 skipped\n"
     check("counts", parse_counts(counts), (12, 3, 1))
     check("no counts", parse_counts("Segmentation fault\n"), None)
+    printed = ("compute    651.3 MFLOP per token; 100% MFU: 1.519M tokens/s, 989.4 TFLOP/s in bf16 (data sheet)\n")
+    check("compute", parse_compute("tost\n" + printed), (651.3e6, 989.4, "data sheet"))
+    check("no compute", parse_compute("compute    651.3 MFLOP per token\n"), None)
+    check("utilization", utilization(423.4, parse_compute(printed), 790),
+          "423 TFLOP/s, MFU 42.8% of 989.4 TFLOP/s (data sheet), 54% of the square product")
+    check("utilization of an unknown peak", utilization(423.4, None, None), "423 TFLOP/s")
     check("memcheck", parse_sanitizer("========= Invalid __global__ read of size 4 bytes\n"
                                       "=========     at void made_up_kernel<float>(float*)+0x10\n"
                                       "========= ERROR SUMMARY: 2 errors\n"), (2, ["made_up_kernel"]))
-    check("racecheck", parse_sanitizer("========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)\n"),
-          (1, []))
+    check("racecheck", parse_sanitizer(
+        "========= Error: Race reported between Write access at void made_up_kernel<float>(float*)+0x10 in x.cu:3\n"
+        "=========     and Read access at other_kernel(int)+0x20 in x.cu:4 [16 hazards]\n"
+        "========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)\n"),
+        (1, ["made_up_kernel", "other_kernel"]))
     check("no summary", parse_sanitizer("========= COMPUTE-SANITIZER\n"), (None, []))
     check("filters", sanitizer_filters("  --kernel-name arg  Filters\n  --kernel-name-exclude arg  Filters\n"),
           ["--kernel-name", "kns=_kernel", "--kernel-name-exclude", "kns=splitKreduce"])

@@ -10,9 +10,9 @@ An instruction counts once per trip of each loop around it, and not at all after
 count, unless KERNELS gives a loop a share of a trip.
 
 Without --write, compares with RECORD: exits with 1 if a kernel has over 5 % more instructions than recorded, or if the
-number of its loops changed. Both fail if TRAFFIC has a kernel that takes over 0.03 ms and has no row here. Exits with
-77 if cuobjdump or the recorded nvcc is missing. NVCC and CUOBJDUMP in the environment replace the programs of these
-names."""
+number of its loops changed. Both fail if TRAFFIC has a kernel that takes over 0.03 ms and has no row here, and if a
+kernel may read what the kernel before it still writes (hazards). Exits with 77 if cuobjdump or the recorded nvcc is
+missing. NVCC and CUOBJDUMP in the environment replace the programs of these names."""
 import os
 import re
 import shutil
@@ -25,12 +25,19 @@ UNLISTED = 0.03   # ms per step that a kernel may take without a row
 NOT_KERNELS = {"matmul", "memset"}   # rows of TRAFFIC.md
 ROWS, LAYERS, C, HEADS, V, PARAMETERS = 65536, 12, 768, 12, 50304, 110e6   # tost-base, B 64, T 1024
 CHUNKS = ROWS / 32
-ENDS = 1 / 8 + 1 / 64   # groups that a chunk ends, on average
 SEGMENTS = ROWS * 0.75   # of embedding_backward: one per distinct token, as in TRAFFIC.md
-# Levels of a scan with totals to add: octal digits of the numbers 0 to 31 of chunks. A level skips the sums of the
-# totals that it does not have, a quarter of its instructions.
-LEVELS = (7 + 2 * 24) / 32 * 0.75
-SCANNING = 7 / 12   # warps that have columns in a scan; one of 12 waits for flags
+# The scan over 32 chunks. ENDS: groups that a chunk ends, on average; LEVELS: octal digits of a chunk's number. The code
+# of a level has a branch for each number of totals, of which a chunk takes one; that of the columns has one for the
+# states of decode and --chunk, which is not taken.
+ENDS, LEVELS, OF_LEVEL, STATELESS = 1 / 8, (31 + 24) / 32, 0.155, 0.27
+
+
+def scan_trips(first, warps):
+    """Trips of the loops of a scan: over the groups that a chunk ends (a flag, columns, their levels), levels to wait
+    for (each of 4, a flag), columns (levels). first: number of the first loop; warps: how many of 12 have columns."""
+    return {first: ENDS, first + 2: warps / 12, first + 4: 1 / 12, first + 5: LEVELS,
+            first + 7: warps / 12 * STATELESS, first + 8: LEVELS * OF_LEVEL / STATELESS}
+
 
 # name: (mangled name starts with, launches per step, warps per launch, loops in the code, trips by loop)
 # Loops are in the order of their first instruction, outer before inner; trips not given are 1. "N/load": a loop over
@@ -41,10 +48,9 @@ KERNELS = {
                                    2 * LAYERS + 1, ROWS, 0, {}),
     # The copies for whole tiles: those for others have 0 trips. Where a loop holds code that is not for this size, such
     # as a copy for small S or the states of decode, its share of a trip.
-    "tssa_forward": ("_Z19tssa_forward_kernelI13__nv_bfloat16Lb0E", LAYERS, CHUNKS * 12, 54,
-                     {2: 0, 5: 0, 8: ENDS, 10: SCANNING, 12: 2 / 12, 14: SCANNING / 2, 15: LEVELS * 2, 17: 0.6, 18: 0,
-                      20: 0, 22: 0, 23: 3, 24: 0, 26: 0, 27: 0, 28: 3, 29: 0, 34: 0, 37: 0, 40: ENDS, 42: SCANNING,
-                      44: 2 / 12, 46: SCANNING / 2, 47: LEVELS * 2, 50: 0, 52: 0}),
+    "tssa_forward": ("_Z19tssa_forward_kernelI13__nv_bfloat16Lb0E", LAYERS, CHUNKS * 12, 56,
+                     {2: 0, 5: 0, **scan_trips(8, 6), 18: 0.6, 19: 0, 21: 0, 23: 0, 24: 3, 25: 0, 27: 0, 28: 0, 29: 3,
+                      30: 0, 35: 0, 38: 0, **scan_trips(41, 7), 52: 0, 54: 0}),
     "gelu_forward": ("_Z19gelu_forward_kernelI13__nv_bfloat166NoCopy", LAYERS, ROWS * 4 * C / 256, 2, {0: 0, 1: 0}),
     "cross_entropy": ("_Z20cross_entropy_kernelI13__nv_bfloat16E", 4, ROWS / 4 * 32, 4,
                       {0: f"{V / 8192}/load", 1: f"{V / 8192}/load", 2: 0, 3: 0}),
@@ -53,10 +59,9 @@ KERNELS = {
         {0: ROWS / 2 / 528}),
     "gelu_backward": ("_Z20gelu_backward_kernelI13__nv_bfloat16Li8E6NoCopy", LAYERS, 528 * 3 * 4, 1,
                       {0: f"{2 * ROWS / 528}/load"}),
-    "tssa_backward": ("_Z20tssa_backward_kernelI13__nv_bfloat16Li2ELb0E", LAYERS, CHUNKS * 12, 48,
-                      {3: 4 * 0.5, 4: 0, 7: ENDS, 9: SCANNING, 11: 2 / 12, 13: SCANNING, 14: LEVELS, 17: 2, 18: 0,
-                       20: 0, 22: 0, 23: 3, 24: 0, 28: 4 * 0.3, 29: 0, 32: ENDS, 34: SCANNING, 36: 2 / 12,
-                       38: SCANNING, 39: LEVELS, 42: 8 * 0.62, 43: 0, 44: 0}),
+    "tssa_backward": ("_Z20tssa_backward_kernelI13__nv_bfloat16Li2ELb0E", LAYERS, CHUNKS * 12, 50,
+                      {3: 4 * 0.5, 4: 0, **scan_trips(7, 7), 18: 2, 19: 0, 21: 0, 23: 0, 24: 3, 25: 0, 29: 4 * 0.3,
+                       30: 0, **scan_trips(33, 6), 44: 8 * 0.62, 45: 0, 46: 0}),
     "bias_backward": ("_Z20bias_backward_kernelI13__nv_bfloat16Li4E", LAYERS, 528 * 8, 3,
                       {0: 0, 2: f"{ROWS / 528}/load"}),
     "embedding_segment": ("_Z24embedding_segment_kernelILi4E", 1, 4096 * 6, 4,
@@ -124,6 +129,21 @@ def measure(code):
             failures.append(f"{kernel}: {len(loops)} loops, but the trips in sass.py are for {expected}")
         found[kernel] = instructions(steps, loops, trips)
     return found, failures
+
+
+def hazards(code):
+    """Failures as text. A kernel starts while the one before it still runs, so it must wait (griddepcontrol.wait, here
+    ACQBULK) before it accesses global memory, and must not read what that kernel writes through the cache for constant
+    data (ld.global.nc), as nvcc does with parameters that are const __restrict__: RESTRICT prevents both."""
+    failures = []
+    for name, steps in code.items():
+        texts = [text for _, text in steps]
+        wait = next((i for i, text in enumerate(texts) if "ACQBULK" in text), len(texts))
+        if any(re.search(r"\b(LDG|STG|ATOMG?|REDG?|LD|ST)\b", text) for text in texts[:wait]):
+            failures.append(f"{name}: accesses global memory before it waits for the kernel before it")
+        if any(re.search(r"\bLDG\S*\.CONSTANT\b", text) for text in texts):
+            failures.append(f"{name}: reads through the cache for constant data: use RESTRICT for its parameters")
+    return failures
 
 
 def traffic_of(path):
@@ -209,6 +229,10 @@ def self_test():
         "a kernel without a row": [line.split(":")[0] for line in unlisted(traffic)] == ["made_up"],
         "bound by bytes": "| adamw | 200 | 171.9 | 0.185 | 0.767 | bytes |" in table,
         "bound by issue": "| 1.855 | 0.767 | issue |" in record({"adamw": 2000.0}, "x", traffic, 50),
+        "no hazard": hazards({"k": [(0, "MOV R1, c[0x0][0x28]"), (16, "ACQBULK"), (32, "LDG.E.128 R4, [R2]")]}) == [],
+        "a load before the wait": len(hazards({"k": [(0, "@!P0 LDG.E R4, [R2]"), (16, "ACQBULK")]})) == 1,
+        "a store without a wait": len(hazards({"k": [(0, "STG.E.64 [R2], R4")]})) == 1,
+        "a load of constant data": len(hazards({"k": [(0, "ACQBULK"), (16, "LDG.E.128.CONSTANT R4, [R2]")]})) == 1,
         "the sum of the floors": "add up to 50.8 ms: 50.0 ms" in table,
     }
     for what, ok in checks.items():
@@ -227,17 +251,19 @@ def main():
     if not shutil.which(cuobjdump):
         skip(f"no {cuobjdump}; it is part of the CUDA toolkit, or pip install nvidia-cuda-cuobjdump")
     compiler = "nvcc " + re.search(r"V([\d.]+)", output_of(nvcc, "--version")).group(1)
-    found, failures = measure(functions(output_of(cuobjdump, "-sass", "-arch", ARCH, paths[0])))
+    code = functions(output_of(cuobjdump, "-sass", "-arch", ARCH, paths[0]))
+    found, failures = measure(code)
     gigabytes, flops_ms = traffic_of(paths[2])
-    failures += unlisted(gigabytes)
+    failures += unlisted(gigabytes) + hazards(code)
     if write and not failures:
         with open(paths[1], "w") as file:
             file.write(record(found, compiler, gigabytes, flops_ms))
     with open(paths[1]) as file:
         recorded = file.read()
-    if compiler not in recorded:
+    if compiler in recorded:
+        failures += grown(found, recorded)
+    elif not failures:
         skip(f"{paths[1]} was recorded with another compiler than {compiler}")
-    failures += grown(found, recorded)
     for failure in failures:
         print("FAILED sass:", failure)
     print(f"sass: {len(found)} passed, {len(failures)} failed, 0 skipped")

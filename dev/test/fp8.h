@@ -16,14 +16,29 @@
 #define LIMIT_FP8_WORST  0.75   // of any tensor; measured: 0.50, where TSSA amplifies errors of a w near 0
 #define LEAST_FP8_MEDIAN 0.03   // bf16 is below (measured: 0.010): the products really are in fp8
 
+// Chunks change only the order of sums: in the emulation the last bits of some, on a GPU also those of products, which
+// have fewer rows, so that some roundings to bf16 and fp8 differ.
+#define LIMIT_FP8_CHUNKS 0.02   // relative L2 error of all gradients, absolute error of the loss; measured: 1e-7; if
+                                // the sums before the chunks are computed in bf16: 0.07
+#define LIMIT_FP8_MAXIMA 0.03   // relative, of the largest value of a tensor; measured: 0
+
+#define FP8_STEPS 16            // in TostEngine.scales: the largest values of so many steps, the latest first
+
 #define LIMIT_FP8_TRAINED 0.02  // nats, against bf16: mean loss of the last tenth of the steps
 
 static const Shape fp8_shape = {2, 2, 64, 48, 257, 1, TOST_LEARNED, 2, 40, 1, 1, RANDOM};
 
-static inline Subject fp8_subject(const TostEngine* engine, const Shape* k, TostDtype dtype, bool recompute) {
+// chunk: as in TostEngineOptions
+static inline Subject fp8_subject_in_chunks(const TostEngine* engine, const Shape* k, TostDtype dtype, bool recompute,
+                                            int chunk) {
     TostEngineOptions o = engine_options(k->B, k->T, true, dtype);
     o.recompute = recompute;
+    o.chunk = chunk;
     return subject_open(engine, shape_config(k), o);
+}
+
+static inline Subject fp8_subject(const TostEngine* engine, const Shape* k, TostDtype dtype, bool recompute) {
+    return fp8_subject_in_chunks(engine, k, dtype, recompute, 0);
 }
 
 // Forward and backward of micro-batch number `batch`; adds to the gradients. Returns the mean loss.
@@ -206,6 +221,68 @@ static inline void fp8_test_jump(Checks* c, const TostEngine* engine, const Tost
     subject_free(&exact);
 }
 
+// The largest values of the first step, whose products are in bf16, must not depend on the chunks.
+static inline void fp8_same_maxima(Checks* c, const Subject* got, const Subject* want) {
+    const size_t n = want->engine->scales(want->model), tensors = n / FP8_STEPS;
+    float *a = (float*)xmalloc(n * sizeof *a), *b = (float*)xmalloc(n * sizeof *b);
+    double worst = 0;
+    if (check(c, got->engine->scales(got->model) == n && got->engine->get_scales(a, got->model) &&
+                 want->engine->get_scales(b, want->model), "fp8 in chunks: no scales after a step"))
+        for (size_t i = 0; i < tensors; i++) worst = fmax(worst, fabs(a[i] / b[i] - 1.0));
+    printf("    fp8 in chunks: largest values differ by up to %.1e\n", worst);
+    check(c, worst <= LIMIT_FP8_MAXIMA, "fp8 in chunks: a largest value differs by %.1e", worst);
+    free(a);
+    free(b);
+}
+
+// A prompt longer than a chunk gives the logits of the same parameters in bf16.
+static inline void fp8_decodes_as_bf16(Checks* c, Subject* s, Subject* half, const Shape* k) {
+    const size_t n = (size_t)k->B * k->vocab;
+    float *got = (float*)xmalloc(n * sizeof *got), *want = (float*)xmalloc(n * sizeof *want);
+    int32_t* ids = shape_ids(k, 401);
+    copy_states(half, s, TOST_PARAM);
+    s->engine->decode_begin(got, s->model, ids, k->B, k->T);
+    half->engine->decode_begin(want, half->model, ids, k->B, k->T);
+    check(c, memcmp(got, want, n * sizeof *got) == 0, "fp8 in chunks: logits of a prompt differ from bf16");
+    free(got);
+    free(want);
+    free(ids);
+}
+
+// Sequences in chunks: the first step has the bits of bf16 in the same chunks; recompute and decode between steps
+// change no bits; gradients are near those of whole sequences, with the same scales, and of float32.
+static inline void fp8_test_chunks(Checks* c, const TostEngine* engine, const TostEngine* reference, int chunk) {
+    const Shape* k = &fp8_shape;
+    Subject s = fp8_subject_in_chunks(engine, k, TOST_FP8, false, chunk),
+            again = fp8_subject_in_chunks(engine, k, TOST_FP8, true, chunk),
+            half = fp8_subject_in_chunks(engine, k, TOST_BF16, false, chunk),
+            whole = fp8_subject(engine, k, TOST_FP8, false), exact = fp8_subject(reference, k, TOST_FP32, false);
+    Subject* const trained[] = {&s, &again, &whole, &half};
+    for (int i = 0; i < 4; i++) {
+        subject_randomize(trained[i], 7);
+        fp8_step(trained[i], k, 0, 1e-3);
+    }
+    check(c, same_states(&s, &half), "fp8 in chunks: the first step differs from bf16");
+    fp8_same_maxima(c, &s, &whole);
+    for (int step = 1; step < 4; step++) {
+        for (int i = 0; i < 3; i++) fp8_step(trained[i], k, step, 1e-3);
+        fp8_decodes_as_bf16(c, &again, &half, k);
+    }
+    check(c, same_states(&s, &again), "fp8 in chunks: recompute or decode changes the bits");
+    fp8_near_float32(c, "in chunks", &s, &exact, k);
+    float* scales = (float*)xmalloc(engine->scales(s.model) * sizeof *scales);
+    check(c, engine->get_scales(scales, s.model), "fp8 in chunks: no scales");
+    engine->put_scales(whole.model, scales);
+    const Fp8Errors e = fp8_errors(&s, &whole, k, 500);
+    printf("    fp8 in chunks of %d: gradients %.1e from whole sequences, worst %.1e (%s), loss %+.1e\n", chunk, e.all,
+           e.worst, e.name, e.loss);
+    check(c, e.all <= LIMIT_FP8_CHUNKS && fabs(e.loss) <= LIMIT_FP8_CHUNKS,
+          "fp8 in chunks of %d: gradients %.1e from whole sequences, loss %.1e", chunk, e.all, e.loss);
+    free(scales);
+    for (int i = 0; i < 4; i++) subject_free(trained[i]);
+    subject_free(&exact);
+}
+
 // Trains from initial parameters on a repeating set of batches, in fp8 and in bf16.
 static inline void fp8_test_training(Checks* c, const TostEngine* engine, int steps) {
     const Shape k = {2, 2, 32, 24, 64, 0, TOST_LEARNED, 2, 24, 1, 1, FRESH};
@@ -234,6 +311,7 @@ static inline void fp8_tests(Checks* c, const TostEngine* engine, const TostEngi
     fp8_test_gradients(c, engine, reference);
     fp8_test_resume(c, engine);
     fp8_test_jump(c, engine, reference);
+    fp8_test_chunks(c, engine, reference, 16);   // the last chunk has 8 tokens
     if (steps > 0) fp8_test_training(c, engine, steps);
 }
 

@@ -45,6 +45,21 @@ else
     skip 'version: no git'
 fi
 
+# Another GENCODE compiles the CUDA engine again, with an nvcc that only notes its arguments.
+cp "$repo/train_gpt_tost.cu" copy
+cat >nvcc <<'END'
+#!/bin/sh
+echo "$*" >>calls
+while [ "$1" != -o ]; do shift; done
+touch "$2"
+END
+chmod +x nvcc
+for arch in 80 80 90; do
+    make -s -C copy CC=cc NVCC="$dir/nvcc" GENCODE=-arch=sm_$arch build/cuda/train_gpt_tost.o >/dev/null
+done
+check "the CUDA engine by GENCODE: $(cat copy/calls)" \
+    [ "$(grep -o 'arch=[^ ]*' copy/calls | tr '\n' ' ')" = 'arch=sm_80 arch=sm_90 ' ]
+
 # A BLAS that pkg-config names by the path of its library, as MKL's package for pip does.
 if ! command -v pkg-config > /dev/null; then
     skip 'BLAS=mkl: no pkg-config'

@@ -109,8 +109,9 @@ check "errors use the program's name" [ "$(./other_name info nowhere 2>&1 | cut 
 run 0 $tiny --steps 6 --save-every 3 --val-every 2 --sample-every 2 --out straight
 check "nothing on stderr" empty stderr
 check "lines of the first and the last step" [ "$(grep -c '^step [16]/6  loss' stdout)" -eq 2 ]
-check "operations per token and the peak rate" \
-    grep -Eq '^compute    [0-9.]+ MFLOP per token; peak of matrix products [0-9.e-]+ TFLOP/s$' stdout
+n='[0-9.e-]+'
+check "operations per token and the peak rate" grep -Eq \
+    "^compute    $n MFLOP per token; 100% MFU: $n[KMG]? tokens/s, $n TFLOP/s in float32 \(measured\)\$" stdout
 check "model FLOPs utilization" grep -Eq '^step 6/6 .* tok/s  [0-9.]+% MFU$' stdout
 check "a sample" grep -q 'sample after step 6' stdout
 check "a row per step and a header" [ "$(wc -l <straight/log.csv)" -eq 7 ]

@@ -22,6 +22,9 @@ status=$?
 check "sass.py --self-test: $(tail -1 "$dir/log")" [ $status -eq 0 ]
 counted "$dir/log"
 
+restricted=$(grep -n '^[^/#]*__restrict__' "$repo/train_gpt_tost.cu" "$repo"/tost/*.cuh)
+check "__restrict__ instead of RESTRICT: $restricted" [ -z "$restricted" ]
+
 # A PATH without nvidia-smi, in case the machine has a GPU
 PATH=$dir "$("$python" -c 'import sys; print(sys.executable)')" "$repo/dev/bench/gpu.py" --out "$dir/results" \
     >"$dir/out" 2>"$dir/err"
@@ -59,7 +62,8 @@ case $name in
     bench_matmul) echo 'step_matmuls bf16 65536 rows 60000.0 us 716.0 TFLOP/s' ;;
     test_tost) echo 'test_tost: 12 passed, 0 failed, 0 skipped' ;;
     train_gpt_tostcu)
-        echo '2 GB of memory'
+        echo 'model      12 layers, 2 GB of memory'
+        echo 'compute    650 MFLOP per token; 100% MFU: 1.52M tokens/s, 989.4 TFLOP/s in bf16 (data sheet)'
         while [ "$1" != --out ]; do shift; done
         mkdir -p "$2" && echo 'step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s' >"$2/log.csv"
         for step in 0 1 2 3 4 5 6 7; do echo "$step,1,3.0,,1e-4,1,100,1000" >>"$2/log.csv"; done ;;
@@ -95,6 +99,8 @@ if [ -n "${QUICK:-}" ]; then
 else
     bench all --limit 100 --stages tssa,tests,kernels,matmuls,trainer,decode,sanitizers
     check "trainer: $table" has_row 'trainer, T = 65536, tokens/s | 655,360'
+    check "MFU: $table" has_row 'trainer, T = 1024, tokens/s | .*, 426 TFLOP/s, MFU 43.1% of 989.4 TFLOP/s (data sheet)'
+    check "fp8: $table" has_row 'trainer, T = 1024, fp8, tokens/s | .* 1.000 × as fast as bf16'
 fi
 check "fake run: status $status, $(cat "$dir/err")" [ $status -eq 0 ]
 check "TSSA is measured before the build ends" calls_before bench_tssa 'make_rest ends'
@@ -139,7 +145,15 @@ elif has torch safetensors; then
         "$python" "$repo/dev/bench/gpu_peers.py" $model --device cpu --toy --eager --seq 16 --tokens 32 --steps 1 \
             >"$dir/out" 2>"$dir/err"
         check "PyTorch $model: status $?, $(tail -1 "$dir/err")" grep -q '^tokens_per_s [1-9]' "$dir/out"
+        [ $model = gpt2 ] || per_token=$(awk '$1 == "tokens_per_s" { rate = $2 } $1 == "model_flops" { flops = $2 }
+            END { printf "%.4g", flops * 1e6 / rate }' "$dir/out")
     done
+    head -c 4000 /dev/zero >"$dir/zeros.bin"
+    "$binary" --layers 2 --heads 2 --channels 32 --vocab-size 257 --block-size 16 --seq 16 --batch 1 --total-batch 16 \
+        --steps 1 --val-every 0 --sample-every 0 --save-every 0 --data "$dir/zeros.bin" --out "$dir/run" \
+        >"$dir/out" 2>&1
+    check "$per_token MFLOP per token, as the trainer prints: $(grep -a '^compute' "$dir/out")" \
+        grep -q "^compute *$per_token MFLOP" "$dir/out"
 else
     skip "the PyTorch models: $python has no torch or safetensors"
 fi

@@ -782,20 +782,26 @@ static void test_flops(Checks* c) {
     tost_tensors_free(&t);
     const double want = 6 * products + 3 * 12 * (10 * 768 + 8 * 12);
     check(c, flops_per_token(&base) == want, "flops_per_token: %.0f, want %.0f", flops_per_token(&base), want);
-    static const struct { const char* device; double peak[3]; } known[] = {
-        {"NVIDIA H200", {66.9, 494.7, 989.4}},
-        {"NVIDIA H100 80GB HBM3", {66.9, 494.7, 989.4}},
-        {"NVIDIA H100 PCIe", {51.2, 378, 756}},
-        {"NVIDIA A100-SXM4-80GB", {19.5, 156, 312}},
-        {"NVIDIA L40S", {91.6, 183, 362}},
-        {"NVIDIA GeForce RTX 4090", {82.6, 82.6, 165.2}},
-        {"NVIDIA GeForce GTX 1080", {0, 0, 0}},
-        {"NVIDIA L400", {0, 0, 0}},
+    static const struct { const char* device; int multiprocessors; double peak[3]; } known[] = {
+        {"NVIDIA H200", 132, {66.9, 494.7, 989.4}},
+        {"NVIDIA H200 NVL", 132, {60, 417.5, 835.5}},
+        {"NVIDIA GH200 480GB", 132, {66.9, 494.7, 989.4}},
+        {"NVIDIA H100 80GB HBM3", 132, {66.9, 494.7, 989.4}},
+        {"NVIDIA H100 PCIe", 114, {51.2, 378, 756}},
+        {"NVIDIA A100-SXM4-80GB", 108, {19.5, 156, 312}},
+        {"NVIDIA L40S", 142, {91.6, 183, 362}},
+        {"NVIDIA GeForce RTX 4090", 128, {82.6, 82.6, 165.2}},
+        {"NVIDIA GeForce RTX 4090 D", 114, {0, 0, 0}},
+        {"NVIDIA GeForce RTX 3090 Ti", 84, {0, 0, 0}},
+        {"NVIDIA H100 80GB HBM3 MIG 3g.40gb", 60, {0, 0, 0}},
+        {"NVIDIA GeForce GTX 1080", 20, {0, 0, 0}},
+        {"NVIDIA L400", 142, {0, 0, 0}},
     };
     for (size_t i = 0; i < countof(known); i++)
-        for (int dtype = TOST_FP32; dtype <= TOST_BF16; dtype++) {
-            const double peak = flops_peak_of(known[i].device, (TostDtype)dtype) * 1e-12;
-            check(c, fabs(peak - known[i].peak[dtype]) < 1e-6, "peak of %s: %g TFLOP/s", known[i].device, peak);
+        for (int dtype = TOST_FP32; dtype <= TOST_FP8; dtype++) {
+            const double peak = flops_peak_of(known[i].device, known[i].multiprocessors, (TostDtype)dtype) * 1e-12;
+            const double want = known[i].peak[dtype == TOST_FP8 ? TOST_BF16 : dtype];
+            check(c, fabs(peak - want) < 1e-6, "peak of %s: %g TFLOP/s", known[i].device, peak);
         }
     for (int i = 0; i < 2; i++) {
         const double rate = flops_measure_cpu(i ? TOST_BF16 : TOST_FP32);

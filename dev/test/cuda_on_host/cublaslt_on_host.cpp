@@ -24,12 +24,13 @@ struct CublasOnHostLayout {
 };
 struct CublasOnHostPreference {
     size_t workspace;
-    uint32_t align[4];
+    uint32_t align[4], reductions;   // reductions: of products that are split along K; 0: they are not split
 };
 
 namespace {
 
 int live_handles = 0, last_algorithm = 0;
+unsigned in_place = 0;   // products that were added in place
 
 template <typename T> T attribute(const char* name, const void* value, size_t bytes) {
     T x;
@@ -77,6 +78,7 @@ struct Product {
     void* d;
     float alpha, beta;
     int algorithm;
+    uint32_t reductions;
 };
 
 // Writes element (i,j) of D, given its sum over k.
@@ -115,16 +117,22 @@ bool observe_product(const Product& p) {
                                           m * n * result, m, n, k);
 }
 
+// The sum over k starts at a part that depends on the algorithm. Products that may be split behave like the worst that
+// is reported of cuBLASLt: added in place, the order changes from call to call; elements behind the last tile are
+// missing.
 void run_product(const Product& p) {
+    constexpr uint64_t TILE = 64;
     const bool tf32 = p.desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
     const std::vector<float> a = read_operand(p.a, p.a_layout, p.desc.transposed[0], tf32);
     const std::vector<float> b = read_operand(p.b, p.b_layout, p.desc.transposed[1], tf32);
     const uint64_t m = p.d_layout.rows, n = p.d_layout.cols,
                    k = p.desc.transposed[0] ? p.a_layout.rows : p.a_layout.cols;
+    const uint64_t used = p.reductions && k > TILE ? k - k % TILE : k,
+                   part = p.reductions & CUBLASLT_REDUCTION_SCHEME_INPLACE ? in_place++ % 8 : (uint64_t)p.algorithm;
     std::vector<float> sum(m);
     for (uint64_t j = 0; j < n; j++) {
         std::fill(sum.begin(), sum.end(), 0.0f);
-        for (uint64_t i = 0, l = k * (uint64_t)p.algorithm / 8; i < k; i++, l = l + 1 < k ? l + 1 : 0)
+        for (uint64_t i = 0, l = used * part / 8; i < used; i++, l = l + 1 < used ? l + 1 : 0)
             add_column(sum.data(), a.data() + l * m, b[j * k + l], m);
         for (uint64_t i = 0; i < m; i++) finish(p, i, j, sum[i]);
     }
@@ -151,6 +159,11 @@ void check_shapes(const CublasOnHostDesc& desc, const CublasOnHostLayout& a, con
     if (is_fp8(a.type) && (m % 16 || n % 16 || k % 16))
         cuda_on_host_die("cublasLtMatmul: fp8 needs sizes that are multiples of 16, not %zu, %zu, %zu", (size_t)m,
                          (size_t)n, (size_t)k);
+    if (is_fp8(a.type) && d.type == CUDA_R_32F && desc.epilogue == CUBLASLT_EPILOGUE_BIAS &&
+        desc.bias_type != CUDA_R_16BF)
+        cuda_on_host_die("cublasLtMatmul: fp8 with float32 results needs a bias in bfloat16");
+    if (!is_fp8(a.type) && desc.bias_type >= 0 && desc.bias_type != d.type)
+        cuda_on_host_die("cublasLtMatmul: the bias must have the type of D");
     if (is_fp8(a.type) && desc.compute != CUBLAS_COMPUTE_32F)
         cuda_on_host_die("cublasLtMatmul: fp8 needs CUBLAS_COMPUTE_32F");
     if (!is_fp8(a.type) && (desc.scale[0] || desc.scale[1]))
@@ -159,6 +172,14 @@ void check_shapes(const CublasOnHostDesc& desc, const CublasOnHostLayout& a, con
         cuda_on_host_die("cublasLtMatmul: TF32 with bfloat16 operands");
     if (desc.epilogue == CUBLASLT_EPILOGUE_BIAS && !desc.bias)
         cuda_on_host_die("cublasLtMatmul: bias epilogue without a bias");
+    if (desc.epilogue == CUBLASLT_EPILOGUE_BIAS && (uintptr_t)desc.bias % 16)
+        cuda_on_host_die("cublasLtMatmul: the bias at %p is not aligned to 16 bytes", desc.bias);
+}
+
+// The alignment that cuBLASLt assumes of a pointer: the largest power of two up to 256 that divides it.
+uint32_t alignment_of(const void* p) {
+    const uintptr_t bits = (uintptr_t)p | 256;
+    return (uint32_t)(bits & (0 - bits));
 }
 
 // Hash of the problem for which a heuristic result is valid: everything except the pointers.
@@ -223,8 +244,10 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMa
         d->bias = attribute<void*>(name, value, bytes);
     } else if (a == CUBLASLT_MATMUL_DESC_A_SCALE_POINTER || a == CUBLASLT_MATMUL_DESC_B_SCALE_POINTER) {
         d->scale[a == CUBLASLT_MATMUL_DESC_B_SCALE_POINTER] = attribute<const float*>(name, value, bytes);
-    } else {
+    } else if (a == CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE) {
         d->bias_type = attribute<cudaDataType_t>(name, value, bytes);
+    } else {
+        cuda_on_host_die("%s: attribute %d is not supported", name, a);
     }
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -246,7 +269,7 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) {
 }
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* p) {
-    *p = new CublasOnHostPreference{0, {256, 256, 256, 256}};
+    *p = new CublasOnHostPreference{0, {256, 256, 256, 256}, CUBLASLT_REDUCTION_SCHEME_MASK};
     live_handles++;
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -262,7 +285,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
                                                     size_t bytes) {
     const char* name = "cublasLtMatmulPreferenceSetAttribute";
     if (a == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) p->workspace = attribute<uint64_t>(name, value, bytes);
-    else if (a == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) (void)attribute<uint32_t>(name, value, bytes);
+    else if (a == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) p->reductions = attribute<uint32_t>(name, value, bytes);
     else p->align[a - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES] = attribute<uint32_t>(name, value, bytes);
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -273,6 +296,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               cublasLtMatmulPreference_t preference, int wanted,
                                               cublasLtMatmulHeuristicResult_t* results, int* found) {
     if (wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
+    if (cuda_on_host_capturing()) cuda_on_host_die("cublasLtMatmulAlgoGetHeuristic while a stream is capturing");
     if (is_fp8(a->type) && cuda_on_host_options().major < 9) return CUBLAS_STATUS_NOT_SUPPORTED;
     check_shapes(*desc, *a, *b, *c, *d);
     const CublasOnHostLayout* const layouts[] = {a, b, c, d};
@@ -285,7 +309,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
         cublasLtMatmulHeuristicResult_t& r = results[*found];
         r = {};
         r.workspaceSize = std::min(preference->workspace, (size_t)4096);
-        r.algo = {shape_hash(*desc, layouts), r.workspaceSize, {}, *found, ALGO_MAGIC};
+        r.algo = {shape_hash(*desc, layouts), r.workspaceSize, {}, alignment_of(desc->bias), preference->reductions,
+                  *found, ALGO_MAGIC};
         memcpy(r.algo.align, preference->align, sizeof preference->align);
     }
     return CUBLAS_STATUS_SUCCESS;
@@ -299,7 +324,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     const CublasOnHostLayout* const layouts[] = {a_layout, b_layout, c_layout, d_layout};
     const void* const pointers[] = {a, b, c, d};
     const Product p = {*desc, *a_layout, *b_layout, *c_layout, *d_layout, a, b, c, d, *(const float*)alpha,
-                       *(const float*)beta, algo ? algo->index : 0};
+                       *(const float*)beta, algo ? algo->index : 0, algo ? algo->reductions : 0};
     check_shapes(*desc, *a_layout, *b_layout, *c_layout, *d_layout);
     if (algo && (algo->magic != ALGO_MAGIC || algo->shape != shape_hash(*desc, layouts)))
         cuda_on_host_die("cublasLtMatmul: the algorithm belongs to another problem");
@@ -323,6 +348,11 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     if (algo && workspace_bytes < algo->workspace)
         cuda_on_host_die("cublasLtMatmul: less workspace than the algorithm needs");
     if (workspace_bytes) cuda_on_host_check_range("cublasLtMatmul's workspace", workspace, workspace_bytes);
+    if ((uintptr_t)workspace % 256)
+        cuda_on_host_die("cublasLtMatmul: the workspace at %p is not aligned to 256 bytes", workspace);
+    if (p.desc.epilogue == CUBLASLT_EPILOGUE_BIAS && algo && alignment_of(p.desc.bias) < algo->bias_align)
+        cuda_on_host_die("cublasLtMatmul: the bias at %p is not aligned to the %u bytes of the heuristic's bias",
+                         p.desc.bias, algo->bias_align);
     if (p.desc.epilogue == CUBLASLT_EPILOGUE_BIAS)
         cuda_on_host_check_range("cublasLtMatmul's bias", p.desc.bias,
                                  p.d_layout.rows * size_of(p.desc.bias_type < 0

@@ -38,7 +38,13 @@ enum cublasLtMatmulPreferenceAttributes_t {
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8
 };
 
-enum cublasLtReductionScheme_t { CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2, CUBLASLT_REDUCTION_SCHEME_MASK = 7 };
+enum cublasLtReductionScheme_t {
+    CUBLASLT_REDUCTION_SCHEME_NONE = 0,
+    CUBLASLT_REDUCTION_SCHEME_INPLACE = 1,
+    CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2,
+    CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE = 4,
+    CUBLASLT_REDUCTION_SCHEME_MASK = 7
+};
 
 typedef struct CublasOnHostHandle* cublasLtHandle_t;
 typedef struct CublasOnHostDesc* cublasLtMatmulDesc_t;
@@ -47,7 +53,7 @@ typedef struct CublasOnHostPreference* cublasLtMatmulPreference_t;
 
 struct cublasLtMatmulAlgo_t {
     uint64_t shape, workspace;
-    uint32_t align[4];
+    uint32_t align[4], bias_align, reductions;
     int index;   // the sum over k starts at the index-th part of 8
     uint64_t magic;
 };

@@ -60,6 +60,9 @@ struct CudaOnHostOptions {
     uint32_t matmul_alignment = 1;  // bytes; cuBLASLt rejects matrices or rows with less
     CudaOnHostObserver* observer = nullptr;
     int major = 9;                  // compute capability
+    int arch = 90;                  // that the kernels are compiled for
+    const char* name = "cuda_on_host";   // of the device
+    int multiprocessors = 3;        // few, so that grid-stride loops have several iterations
     int fastest = 0;                // algorithm of cuBLASLt that takes the least time
     const char* failing = nullptr;  // this call returns cudaErrorMemoryAllocation
 };
@@ -79,6 +82,7 @@ void cuda_on_host_poison(void* device, size_t bytes);
 // Internal to the emulation
 void cuda_on_host_scheduler_set(const CudaOnHostOptions& options);
 int cublaslt_on_host_live(void);
+bool cuda_on_host_capturing(void);   // a stream is capturing
 // Aborts if the range is not inside one device allocation.
 void cuda_on_host_check_range(const char* call, const void* device, size_t bytes);
 
@@ -177,6 +181,8 @@ template <typename T> T atomicAdd(T* p, T v) {
 
 inline int atomicMax(int* p, int v) { return cuda_on_host_max(p, v); }
 
+inline float __fadd_rn(float x, float y) { return x + y; }
+inline float __fsub_rn(float x, float y) { return x - y; }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 // Subnormals to zero
 inline float cuda_on_host_flush(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; }
@@ -249,6 +255,7 @@ enum cudaError_t {
     cudaErrorInsufficientDriver = 35,
     cudaErrorNoDevice = 100,
     cudaErrorNoKernelImageForDevice = 209,
+    cudaErrorUnsupportedPtxVersion = 222,
     cudaErrorIllegalAddress = 700,
     cudaErrorIllegalInstruction = 715,
     cudaErrorMisalignedAddress = 716,
@@ -328,6 +335,13 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
 cudaError_t cuda_on_host_attribute(const void* kernel, cudaFuncAttribute attribute, int value);
 template <typename F> cudaError_t cudaFuncSetAttribute(F* kernel, cudaFuncAttribute attribute, int value) {
     return cuda_on_host_attribute((const void*)kernel, attribute, value);
+}
+struct cudaFuncAttributes {
+    int ptxVersion;
+};
+template <typename F> cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* a, F*) {
+    a->ptxVersion = cuda_on_host_options().arch;
+    return cudaSuccess;
 }
 template <typename F>
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, F*, int block, size_t) {

@@ -413,6 +413,97 @@ void test_product(Checks* c, bool ta, bool tb) {
     cublasLtDestroy(handle);
 }
 
+// D (32,16) = Aᵀ B of ones in fp8, K = 48, with scales 2 and 0.5 and a bias of ones, that cuBLASLt supports as long as no
+// field is changed.
+struct Fp8Product {
+    cudaDataType_t a = CUDA_R_8F_E4M3, b = CUDA_R_8F_E5M2, d = CUDA_R_16BF, of_bias = CUDA_R_16BF;
+    cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
+    cublasOperation_t tb = CUBLAS_OP_N;
+    uint64_t n = 16, k = 48;
+    int64_t ldb = 48;
+    size_t a_at = 0, bias_at = 0, workspace_at = 0;   // bytes from an address aligned to 256 bytes
+    bool host_scale = false, captures = false;
+
+    std::vector<float> run() const;
+};
+
+std::vector<float> Fp8Product::run() const {
+    constexpr uint64_t M = 32, BYTES = 4096;
+    const float one = 1.0f, zero = 0.0f, scales[2] = {2.0f, 0.5f};
+    const uint32_t alignment = 16;
+    const size_t workspace_bytes = 1024;
+    const cublasOperation_t transposed = CUBLAS_OP_T;
+    const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+    const std::vector<unsigned char> ones(BYTES, a == CUDA_R_8F_E4M3 ? 0x38 : 0x3c), ones_b(BYTES, 0x3c);
+    const Device<unsigned char> on_a(ones), on_b(ones_b), workspace(BYTES);
+    const Device<__nv_bfloat16> out(BYTES), bias(std::vector<float>(BYTES, 1.0f));
+    const Device<float> scale(std::vector<float>{scales[0], scales[1]});
+    const float* const of[2] = {host_scale ? scales : scale.p, scale.p + 1};
+    const void* const bias_pointer = (const char*)bias.p + bias_at;
+    cublasLtHandle_t handle;
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t la, lb, ld;
+    cublasLtMatmulPreference_t preference;
+    cublasLtMatmulHeuristicResult_t result;
+    cudaStream_t stream;
+    int found;
+    cublasLtCreate(&handle);
+    cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    cublasLtMatmulDescCreate(&desc, compute, CUDA_R_32F);
+    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
+    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb);
+    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias_pointer, sizeof bias_pointer);
+    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &of_bias, sizeof of_bias);
+    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &of[0], sizeof of[0]);
+    cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &of[1], sizeof of[1]);
+    cublasLtMatrixLayoutCreate(&la, a, k, M, (int64_t)k);
+    cublasLtMatrixLayoutCreate(&lb, b, tb == CUBLAS_OP_N ? k : n, tb == CUBLAS_OP_N ? n : k, ldb);
+    cublasLtMatrixLayoutCreate(&ld, d, M, n, M);
+    cublasLtMatmulPreferenceCreate(&preference);
+    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes,
+                                         sizeof workspace_bytes);
+    for (const auto which : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                             CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+        cublasLtMatmulPreferenceSetAttribute(preference, which, &alignment, sizeof alignment);
+    if (captures) cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+    cublasLtMatmulAlgoGetHeuristic(handle, desc, la, lb, ld, ld, preference, 1, &result, &found);
+    cublasLtMatmul(handle, desc, &one, on_a.p + a_at, la, on_b.p, lb, &zero, out.p, ld, out.p, ld, &result.algo,
+                   workspace.p + workspace_at, workspace_bytes, stream);
+    cudaStreamSynchronize(stream);
+    cublasLtMatmulPreferenceDestroy(preference);
+    for (cublasLtMatrixLayout_t l : {la, lb, ld}) cublasLtMatrixLayoutDestroy(l);
+    cublasLtMatmulDescDestroy(desc);
+    cublasLtDestroy(handle);
+    cudaStreamDestroy(stream);
+    std::vector<float> all = out.get();
+    all.resize(M * n);
+    return all;
+}
+
+// What cuBLASLt requires of products in fp8, of its bias and of its workspace
+void test_fp8_product(Checks* c) {
+    for (const float x : Fp8Product().run()) check(c, x == 49.0f, "product in fp8: %g, want 49", (double)x);
+    const auto dies_with = [c](const char* message, auto change) {
+        Fp8Product p;
+        change(p);
+        dies(c, message, message, [&] { p.run(); });
+    };
+    dies_with("unsupported combination of operand types", [](Fp8Product& p) { p.a = CUDA_R_8F_E5M2; });
+    dies_with("unsupported combination of operand types", [](Fp8Product& p) { p.b = CUDA_R_16BF; });
+    dies_with("needs a bias in bfloat16", [](Fp8Product& p) { p.d = p.of_bias = CUDA_R_32F; });
+    dies_with("needs CUBLAS_COMPUTE_32F", [](Fp8Product& p) { p.compute = CUBLAS_COMPUTE_32F_FAST_TF32; });
+    dies_with("needs A transposed and B not", [](Fp8Product& p) { p.tb = CUBLAS_OP_T; });
+    dies_with("multiples of 16, not 32, 24, 48", [](Fp8Product& p) { p.n = 24; });
+    dies_with("multiples of 16, not 32, 16, 40", [](Fp8Product& p) { p.k = 40; });
+    dies_with("fp8 needs matrix A and its rows aligned", [](Fp8Product& p) { p.a_at = 8; });
+    dies_with("fp8 needs matrix B and its rows aligned", [](Fp8Product& p) { p.ldb = 56; });
+    dies_with("scale: ", [](Fp8Product& p) { p.host_scale = true; });
+    dies_with("is not aligned to 16 bytes", [](Fp8Product& p) { p.bias_at = 8; });
+    dies_with("workspace at", [](Fp8Product& p) { p.workspace_at = 128; });
+    dies_with("while a stream is capturing", [](Fp8Product& p) { p.captures = true; });
+}
+
 // ---------------------------------------------------------------------------------------------
 // Misuse must abort with a message
 
@@ -449,12 +540,34 @@ void test_misuse(Checks* c) {
         cublasLtMatrixLayout_t l;
         cublasLtMatrixLayoutCreate(&l, CUDA_R_32F, 4, 2, 3);
     });
-    dies(c, "pageable copy in a capture", "pageable", [&] {
-        cudaStream_t s;
-        cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
-        cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal);
-        cudaMemcpyAsync(x.p, host, sizeof host, cudaMemcpyHostToDevice, s);
+    check(c, cudaFuncSetAttribute(add_one, cudaFuncAttributeMaxDynamicSharedMemorySize, 99 << 10) != cudaSuccess,
+          "more shared memory than GPUs of compute capability 8.6 have");
+    dies(c, "times of events without timing", "have no timing", [] {
+        cudaEvent_t e;
+        float ms;
+        cudaEventCreateWithFlags(&e, cudaEventDisableTiming);
+        cudaEventRecord(e);
+        cudaEventElapsedTime(&ms, e, e);
     });
+    const auto in_capture = [&](const char* what, const char* message, std::function<void(cudaStream_t)> misuse) {
+        dies(c, what, message, [&] {
+            cudaStream_t s;
+            cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
+            cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal);
+            misuse(s);
+        });
+    };
+    float* pinned;
+    cudaMallocHost(&pinned, sizeof host);
+    in_capture("pageable copy in a capture", "pageable",
+               [&](cudaStream_t s) { cudaMemcpyAsync(x.p, host, sizeof host, cudaMemcpyHostToDevice, s); });
+    in_capture("allocation in a capture", "allocation while", [](cudaStream_t) {
+        float* p;
+        cudaMalloc(&p, 4);
+    });
+    in_capture("cudaFreeHost in a capture", "cudaFreeHost while", [&](cudaStream_t) { cudaFreeHost(pinned); });
+    in_capture("waiting in a capture", "is capturing", [](cudaStream_t s) { cudaStreamSynchronize(s); });
+    cudaFreeHost(pinned);
 #ifdef CUDA_ON_HOST_ASAN
     dies(c, "write past the end", "AddressSanitizer",
          [&] { CUDA_ON_HOST_LAUNCH(write_at, 1, 1, 0, nullptr, x.p, 64); });
@@ -484,6 +597,7 @@ void test_emulation(Checks* c) {
     test_graphs(c);
     test_limits(c);
     for (int i = 0; i < 4; i++) test_product(c, i & 1, i & 2);
+    test_fp8_product(c);
     test_misuse(c);
     check(c, cuda_on_host_live() == live, "%d CUDA objects leaked", cuda_on_host_live() - live);
 }

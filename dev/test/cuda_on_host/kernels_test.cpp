@@ -269,28 +269,40 @@ template <typename S> void test_tssa_variants(Checks* c) {
     for (const TssaCase& k : cases) test_tssa<S>(c, k);
 }
 
-// Scans `width` columns of small integers, whose sums are exact in any order. from (chunks): see scan_columns; starts
-// (chunks): whether sums restart in a chunk
-template <bool SEGMENTED>
-__global__ void scan_kernel(float* carry, float* totals, int* sync, const int* from, const int* starts, int width,
-                            int chunks) {
+// The totals of a scan: small integers; integers of which the large ones cancel within each group of 8, so that all
+// sums are exact if a running sum has 48 bits; random numbers over 20 powers of 2.
+enum ScanData { SCAN_COUNTS, SCAN_CANCELLING, SCAN_RANDOM };
+
+__host__ __device__ inline float scan_total(int data, unsigned place, unsigned c) {
+    const unsigned hash = (place * 2654435761u + c * 40503u) * 2246822519u;
+    if (data == SCAN_COUNTS) return (float)((place + c) % 5);
+    const float small = (float)(hash >> 24) - 100.0f, large = (float)(1 + (place / 8 + c) % 50) * 0x1p40f;
+    if (data == SCAN_CANCELLING) return place % 8 == 1 ? large : place % 8 == 6 ? -large : small;
+    return ldexpf((float)(hash >> 8) * 0x1p-24f - 0.4f, (int)(hash % 20));
+}
+
+// Scans `width` columns of scan_total. from (chunks): see scan_columns; starts (chunks): whether sums restart there
+template <bool SEGMENTED, typename Sum>
+__global__ void scan_kernel(float* carry, float* totals, int* sync, const int* from, const int* starts, int data,
+                            int width, int chunks) {
     dependency_wait();
     __shared__ int place;
     const int stride = scan_stride(width);
     scan_ticket(sync, [&](int unit) { place = unit; });
-    for (int c = threadIdx.x; c < width; c += blockDim.x) totals[(size_t)place * stride + c] = (float)((place + c) % 5);
+    float* own = totals + (size_t)place * stride;
+    for (int c = threadIdx.x; c < width; c += blockDim.x) own[c] = scan_total(data, place, c);
     const auto from_place = [&](bool inclusive) {
         return !SEGMENTED ? -1 : inclusive && starts[place] ? place : from[place];
     };
-    const auto store = [&](int c, const double (&sum)[SCAN_VEC]) {
-        scan_store(carry + (size_t)place * stride + c, sum);
-    };
-    scan_columns<SEGMENTED>(totals, sync + 1, stride, place, chunks, from_place, store);
+    float* own_carry = carry + (size_t)place * stride;
+    const auto store = [&](int c, const Sum (&sum)[SCAN_VEC]) { scan_store(own_carry + c, sum); };
+    scan_columns<SEGMENTED, Sum>(totals, [&] { return sync + 1; }, stride, place, chunks, from_place, store);
 }
 
 // Checks the carries and the length of the longest chain of waits: one per octal digit of the last chunk's number.
 // apart: mean number of chunks between restarts; 0: no restarts
-void test_scan(Checks* c, int T, int threads, int width, int apart = 0) {
+template <typename Sum>
+void test_scan(Checks* c, int T, int threads, int width, int apart = 0, ScanData data = SCAN_COUNTS) {
     const int chunks = div_up((size_t)T, TSSA_CHUNK);
     const size_t columns = (size_t)scan_stride(width);
     const DeviceArray carry((size_t)chunks * columns), totals(scan_slots((size_t)chunks) * columns);
@@ -303,31 +315,56 @@ void test_scan(Checks* c, int T, int threads, int width, int apart = 0) {
         if (starts[(size_t)place]) last = place;
     }
     const Device<int> on_from(from), on_starts(starts);
-    LAUNCH(apart > 0 ? scan_kernel<true> : scan_kernel<false>, chunks, threads, 0, nullptr, carry.p, totals.p, sync.p,
-           on_from.p, on_starts.p, width, chunks);
+    LAUNCH((apart > 0 ? scan_kernel<true, Sum> : scan_kernel<false, Sum>), chunks, threads, 0, nullptr, carry.p,
+           totals.p, sync.p, on_from.p, on_starts.p, data, width, chunks);
     const Floats got = carry.get();
-    Doubles sum(columns);
+    std::vector<long double> sum(columns), size(columns);   // size: of the terms
     int digits = 0, wrong = 0;
+    for (int i = chunks - 1; i > 0; i /= SCAN_RADIX) digits++;
     for (int place = 0; place < chunks; place++)
         for (int i = 0; i < width; i++) {
-            double& before = sum[(size_t)i];
-            wrong += got[(size_t)place * columns + (size_t)i] != before;
-            if (starts[(size_t)place]) before = 0;   // the total of its chunk is a sum from the start on
-            before += (place + i) % 5;
+            long double &before = sum[(size_t)i], &of_terms = size[(size_t)i];
+            // A carry is rounded to float. So are the totals of groups, at each level, unless they are small integers.
+            const long double limit = 0x1p-24l * (data == SCAN_RANDOM ? digits * of_terms : fabsl(before));
+            wrong += !(fabsl(got[(size_t)place * columns + (size_t)i] - before) <= limit);
+            if (starts[(size_t)place]) before = of_terms = 0;   // the total of its chunk is a sum from the start on
+            before += scan_total(data, (unsigned)place, (unsigned)i);
+            of_terms += fabsf(scan_total(data, (unsigned)place, (unsigned)i));
         }
-    for (int i = chunks - 1; i > 0; i /= SCAN_RADIX) digits++;
-    check(c, wrong == 0, "scan of %d chunks and %d columns, starts %d apart: %d wrong carries", chunks, width, apart,
-          wrong);
+    const char* type = std::is_same<Sum, double>::value ? "double" : "two floats";
+    check(c, wrong == 0, "scan of %d chunks and %d columns, starts %d apart, totals %d, sums in %s: %d wrong carries",
+          chunks, width, apart, data, type, wrong);
     check(c, cuda_on_host_longest_chain() == digits, "scan of %d chunks: %d waits in a chain, want %d", chunks,
           cuda_on_host_longest_chain(), digits);
 }
 
+// A running sum of as many totals as a scan of a million chunks adds.
+template <typename Sum> void test_running_sum(Checks* c) {
+    for (unsigned column = 0; column < 100; column++) {
+        Sum sum = {};
+        long double exact = 0, of_terms = 0;
+        for (unsigned i = 0; i < 7 * (SCAN_RADIX - 1); i++) {
+            const float x = scan_total(SCAN_RANDOM, i, column);
+            sum_add(sum, x);
+            exact += x;
+            of_terms += fabsf(x);
+        }
+        const double got = to_double(sum);
+        check(c, fabsl(got - exact) <= 0x1p-46l * of_terms, "a sum of %.20Lg: %.20g", exact, got);
+        check(c, to_float(sum) == (float)got, "a sum of %.20g as a float: %.9g", got, to_float(sum));
+    }
+}
+
 // Lengths up to a million tokens; one pass over the columns, and several.
-void test_scans(Checks* c) {
-    for (const int T : {33, 256, 257, 1024, 1 << 14, 1 << 16, 1 << 20}) test_scan(c, T, 8, 5);
-    test_scan(c, 513 * TSSA_CHUNK, 32, 70);
-    test_scan(c, 513 * TSSA_CHUNK, 32, 203);
-    for (const int apart : {1, 2, 9, 100, 1000}) test_scan(c, 700 * TSSA_CHUNK, 8, 5, apart);
+template <typename Sum> void test_scans(Checks* c) {
+    test_running_sum<Sum>(c);
+    for (const int T : {33, 256, 257, 1024, 1 << 14, 1 << 16}) test_scan<Sum>(c, T, 8, 5);
+    test_scan<Sum>(c, 513 * TSSA_CHUNK, 32, 70);
+    test_scan<Sum>(c, 513 * TSSA_CHUNK, 32, 203);
+    for (const int apart : {1, 2, 9, 100, 1000}) test_scan<Sum>(c, 700 * TSSA_CHUNK, 8, 5, apart);
+    test_scan<Sum>(c, 700 * TSSA_CHUNK, 8, 5, 20, SCAN_RANDOM);
+    test_scan<Sum>(c, 1 << 14, 32, 9, 0, SCAN_RANDOM);
+    test_scan<Sum>(c, 1 << 20, 8, 5, 0, SCAN_CANCELLING);
 }
 
 // A product (n,n) added to ones, in a new process as it were.
@@ -379,9 +416,9 @@ void test_concurrent(Checks* c, int seeds) {
         o.seed = (uint64_t)seed;
         o.resident = 2 + seed % 9;
         cuda_on_host_set(o);
-        test_scan(c, (seed % 3 ? 80 : 600) * TSSA_CHUNK, 64, 5);
-        test_scan(c, (9 + seed) * TSSA_CHUNK, 32, 70);
-        test_scan(c, (70 + seed) * TSSA_CHUNK, 32, 5, 1 + seed * seed % 40);
+        test_scan<double>(c, (seed % 3 ? 80 : 600) * TSSA_CHUNK, 64, 5);
+        test_scan<FloatPair>(c, (9 + seed) * TSSA_CHUNK, 32, 70, 0, SCAN_CANCELLING);
+        test_scan<double>(c, (70 + seed) * TSSA_CHUNK, 32, 5, 1 + seed * seed % 40);
         const int T = (8 + seed % 4) * TSSA_CHUNK + 1 + seed % TSSA_CHUNK;
         const TssaCase small = {6, 2, 1 + seed % 2, T, seed % 4 == 3, false, seed % 3 * 4 * TSSA_CHUNK + seed % 2,
                                 seed % 5 < 2 ? 60 : 0};
@@ -559,10 +596,11 @@ void test_plain_matmul_limit(Checks* c) {
     cudaGraph_t graph = nullptr;
     cublasLtCreate(&mm.handle);
     cudaStreamCreate(&mm.stream);
+    const Product<float, float> p = {one.p, one.p, one.p, false, true, 65536 * PLAIN_TILE, 1, 1, 1, 1, 1, 0.0f, NULL};
+    check(c, !matmul_plan_of(&mm, p).found, "an algorithm for rows that are not aligned");
     cudaStreamBeginCapture(mm.stream, cudaStreamCaptureModeThreadLocal);
-    matmul(&mm, Product<float, float>{one.p, one.p, one.p, false, true, 65536 * PLAIN_TILE, 1, 1, 1, 1, 1, 0.0f, NULL});
-    check(c, cudaStreamEndCapture(mm.stream, &graph) == cudaSuccess && !mm.plans[0].found,
-          "plain matmul with 65,536 tiles of rows");
+    matmul(&mm, p);
+    check(c, cudaStreamEndCapture(mm.stream, &graph) == cudaSuccess, "plain matmul with 65,536 tiles of rows");
     cudaGraphDestroy(graph);
     cudaStreamDestroy(mm.stream);
     matmul_free(&mm);
@@ -888,7 +926,8 @@ void test_kernels(Checks* c, int seeds) {
     test_plain_matmuls(c);
     test_tssa_variants<float>(c);
     test_tssa_variants<bf16>(c);
-    test_scans(c);
+    test_scans<double>(c);
+    test_scans<FloatPair>(c);
     test_autotune(c);
     if (cuda_on_host_options().major >= 9) test_fp8_kernels(c);
     // more rows than blocks; more columns than threads

@@ -29,6 +29,7 @@ flag_not_released | s/store_release(flag, 1)/cuda_on_host_store(flag, 1, false)/
 flag_not_awaited | s/while.*{}//
 flag_not_acquired | s/load_acquire(flag);//
 wait_unsynchronized | s/__syncthreads();//
+group_wait_unsynchronized | s/__syncthreads();//
 flag_raised_early | s/__syncthreads();//
 group_flag_raised_early | s/__syncthreads();//
 flag_not_raised | s/if (threadIdx.x == 0) raise_flag.*;//
@@ -38,10 +39,10 @@ prefix_not_awaited | s/scan_wait.*;//
 softmax_unsynchronized | s/__syncthreads();//
 mass_unsynchronized | s/__syncwarp();//
 softmax_over_time | s/h \* WARP + lane_index()/h/
-dropped_carry | s/(float)sum\[n\]/0.0f/
-dropped_group | s/j >= digit/j + 1 >= digit/
-group_without_itself | s/sum\[n\] = of_group\[n\]/sum[n] = 0.0/
-serial_chain | s/false/true/
+dropped_carry | s/to_float(sum\[n\])/0.0f/
+dropped_group | s/digit - skipped/max(digit - skipped, 1u) - 1/
+group_without_itself | s/of_group\[n\]/0.0f/
+serial_chain | s/scan_wait_level(flags + level, i)/scan_wait_levels([\&] { return flags + level; }, i, size)/
 lane_scan_too_short | s/by < WARP/by < WARP \/ 2/
 chunk_edge_forward | s/< k.n/< k.n - 1/
 chunk_edge_backward | s/t0 + j < k.n/t0 + j <= k.n/
@@ -51,7 +52,8 @@ adjoint_not_passed | s/right, right, /right, NULL, /
 position_ignored | s/= position/= 0/
 place_ignored | s/step->first + //
 bias_place_ignored | s/s.step->first + //
-before_the_start | s/ || j >= skipped/ || true/
+before_the_start | s/SEGMENTED ? .* : 0/0/
+low_part_dropped | s/__fadd_rn(sum.lo, error)/0.0f/
 state_across_a_start | s/ && from(false) < 0//
 group_of_all_segments | s/from(true)/from(false)/
 state_of_the_last_document | s/restarts ? totals\[n\] : //
@@ -104,11 +106,18 @@ row_of_another_rank | s/= r.*;/= r > 0 ? r - 1 : 0;/
 level_not_set | s/x->part.*)/true)/
 norm_by_rank | s/place\[i\]/i/
 first_device | s/count > 1 ? local_rank : 0/0/
+split_anywhere | s/if (p.K.*;//
+split_in_place | s/staged |/staged | CUBLASLT_REDUCTION_SCHEME_INPLACE |/
+bias_of_the_first_layer | s/? alignment/? (uintptr_t)p.bias/
 fp8_unscaled | s/if (p.b_inverse).*;//
 one_step_of_fp8 | s/i < FP8_HISTORY/i < 1/
 fp8_of_one_rank | s/r < ranks/r < 1/
 fp8_tile_read_early | s/__syncthreads();//
 fp8_weights_not_updated | s/m->fp8.weights_stale = true;//
+fp8_of_one_chunk | s/training \&\&/training \&\& m->grads_stale \&\&/
+sums_in_bf16 | s/, training)/)/
+sums_of_another_pass | s/PASS_TRAIN_SUMS/PASS_SUMS/
+sums_of_the_first_step | s/, PASS_TRAIN_SUMS//
 waits_forever | s/if (!\(.*\)) nccl_timed_out.*;/\1;/
 END
 

@@ -48,6 +48,7 @@ struct CudaOnHostEvent {
     CudaOnHostStream* stream = nullptr;  // null: not recorded yet
     uint64_t mark = 0;                   // work items before it in the stream
     CudaOnHostGraph* capture = nullptr;
+    bool timed = true;
 };
 
 namespace {
@@ -195,6 +196,8 @@ void cuda_on_host_set(const CudaOnHostOptions& options) {
 
 const CudaOnHostOptions& cuda_on_host_options(void) { return runtime.options; }
 
+bool cuda_on_host_capturing(void) { return runtime.captures > 0; }
+
 int cuda_on_host_live(void) {
     int streams = 0;
     for (auto& s : runtime.streams) streams += s->alive;
@@ -256,13 +259,13 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* prop, int device) {
     NEED_DEVICE();
     if (device < 0 || device >= runtime.options.devices) return fail(cudaErrorInvalidDevice);
     *prop = {};
-    snprintf(prop->name, sizeof prop->name, "cuda_on_host");
+    snprintf(prop->name, sizeof prop->name, "%s", runtime.options.name);
     prop->totalGlobalMem = runtime.options.memory;
     prop->sharedMemPerBlock = 48 << 10;
-    prop->sharedMemPerBlockOptin = 227 << 10;
+    prop->sharedMemPerBlockOptin = 99 << 10;
     prop->sharedMemPerMultiprocessor = 228 << 10;
     prop->major = runtime.options.major;
-    prop->multiProcessorCount = 3;  // few, so that grid-stride loops have several iterations
+    prop->multiProcessorCount = runtime.options.multiprocessors;
     prop->maxThreadsPerBlock = 1024;
     prop->maxThreadsPerMultiProcessor = 2048;
     prop->regsPerBlock = 65536;
@@ -348,6 +351,7 @@ cudaError_t cudaFreeHost(void* p) {
     if (!p) return cudaSuccess;
     if (!runtime.pinned.count((char*)p))
         cuda_on_host_die("cudaFreeHost of %p, which is not from cudaMallocHost", p);
+    if (runtime.captures) cuda_on_host_die("cudaFreeHost while a stream is capturing");
     run_all();
     runtime.pinned.erase((char*)p);
     free(p);
@@ -444,9 +448,10 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     return cudaSuccess;
 }
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
     NEED_DEVICE();
     *event = *runtime.events.insert(new CudaOnHostEvent()).first;
+    (*event)->timed = !(flags & cudaEventDisableTiming);
     return cudaSuccess;
 }
 
@@ -464,7 +469,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     NEED_DEVICE();
     check_event("cudaEventRecord", event);
     CudaOnHostStream* s = stream_of("cudaEventRecord", stream);
-    *event = {s, s->capture ? s->recorded : s->queued, s->capture};
+    *event = {s, s->capture ? s->recorded : s->queued, s->capture, event->timed};
     return cudaSuccess;
 }
 
@@ -487,6 +492,8 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
     check_event("cudaEventElapsedTime", from);
     check_event("cudaEventElapsedTime", to);
+    if (!from->stream || !to->stream || !from->timed || !to->timed)
+        cuda_on_host_die("cudaEventElapsedTime of events that are not recorded or have no timing");
     *ms = cublaslt_on_host_milliseconds();
     return cudaSuccess;
 }

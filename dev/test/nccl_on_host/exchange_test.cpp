@@ -310,7 +310,8 @@ void test_exchange(Checks* c, ExchangeTests tests) {
                 linked = {SMALL, TOST_BF16, 2, 1, false, true, true},
                 six = {SMALL, TOST_FP32, 6, 1, false, false, false},
                 eight_bits = {EVEN, TOST_FP8, 4, 1, false, false, false},
-                chunked = {DEEP, TOST_FP32, 2, 1, false, false, true, 16};   // the last chunk of 35 tokens has 3
+                chunked = {DEEP, TOST_FP32, 2, 1, false, false, true, 16},   // the last chunk of 35 tokens has 3
+                chunked_eight_bits = {EVEN, TOST_FP8, 2, 1, false, false, false, 16};
     test_messages(c);
     test_bits(c, linked, {2}, {exchange_first(true)}, "own communicator, bf16, recompute");
     if (tests == EXCHANGE_QUICK) return;
@@ -327,5 +328,6 @@ void test_exchange(Checks* c, ExchangeTests tests) {
     test_bits(c, six, {1, 3, 6}, {exchange_first(false)}, "six parts");
     test_bits(c, eight_bits, {4}, {compute_first()}, "fp8");
     test_bits(c, chunked, {1, 2}, {LATE, compute_first()}, "in chunks");
+    test_bits(c, chunked_eight_bits, {2}, {LATE}, "fp8 in chunks");
     for (const int ranks : {1, 2, 4}) test_fast(c, deep, ranks, exchange_first(false));
 }
