@@ -199,7 +199,8 @@ bool race_written(const void* p, size_t bytes) {
     const Memory m = memory_of((const char*)p);
     if (!m.cells) return false;
     const RaceCell* c = m.cells + (size_t)((const char*)p - m.begin) / UNIT;
-    return std::any_of(c, c + (bytes + UNIT - 1) / UNIT, [](const RaceCell& x) { return x.written.block >= races.first; });
+    const auto written = [](const RaceCell& x) { return x.written.block >= races.first; };
+    return std::any_of(c, c + (bytes + UNIT - 1) / UNIT, written);
 }
 
 void race_memory(const void* p, size_t bytes, bool shared) {

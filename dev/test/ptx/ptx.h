@@ -98,8 +98,8 @@ const std::unordered_map<std::string, PtxOpcode>& ptx_opcodes();
 PtxRun* ptx_memory_run(const std::string& base, const std::vector<std::string>& modifiers, bool* needs_sources);
 PtxRun* ptx_branch_run();
 
-// Runs the emulation's launches with this module. compare: runs the C++ kernels first, from the same memory, and records
-// how much the results differ.
+// Runs the emulation's launches with this module. compare: runs the C++ kernels first, from the same memory, and
+// records how much the results differ.
 struct PtxReport {
     size_t launches = 0, threads = 0, reached = 0, instructions = 0;
     double floats = 0, bits = 0;       // largest relative L2 error of an array of floats or doubles, and of others

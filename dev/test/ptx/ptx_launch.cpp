@@ -119,10 +119,10 @@ struct Runner : CudaOnHostRunner {
                      limit = l.shared_limit ? SHARED_AT_MOST : SHARED_WITHOUT_ASKING;
         if (threads > most)
             cuda_on_host_die("launch of %s: a block of %u threads; %u at most%s", l.name, threads, most,
-                             k.max_threads ? " by its .maxntid" : " are sure to have enough registers without .maxntid");
+                             k.max_threads ? " by its .maxntid" : " have enough registers without .maxntid");
         if (shared > limit)
-            cuda_on_host_die("launch of %s: %zu bytes of shared memory, %zu of them static; at most %zu", l.name, shared,
-                             k.shared_bytes, limit);
+            cuda_on_host_die("launch of %s: %zu bytes of shared memory, %zu of them static; at most %zu", l.name,
+                             shared, k.shared_bytes, limit);
         if (l.arguments.size() != k.params.size())
             cuda_on_host_die("launch of %s: %zu arguments for %zu parameters", l.name, l.arguments.size(),
                              k.params.size());
@@ -140,7 +140,8 @@ struct Runner : CudaOnHostRunner {
         }
         check_launch(l, *k);
         const bool early = l.early && module->target >= 90;   // before, launches are never early
-        PtxLaunch p = {module, k, std::vector<char>(k->param_bytes), {}, k->shared_bytes + l.shared_bytes, early, {}, nullptr};
+        PtxLaunch p = {module, k, std::vector<char>(k->param_bytes), {}, k->shared_bytes + l.shared_bytes, early,
+                       {}, nullptr};
         for (size_t i = 0; i < k->params.size(); i++)
             std::copy(l.arguments[i].begin(), l.arguments[i].end(), p.params.begin() + (long)k->params[i].at);
         cuda_on_host_ranges([&](char* begin, char* end) { p.ranges.push_back({begin, end}); });
@@ -210,7 +211,7 @@ struct Runner : CudaOnHostRunner {
             size_t words = 0, like_bf16 = 0;
             for (; w != wanted.end() && w->first < r.end; ++w) {
                 char *const begin = std::max(w->first, r.begin), *const end = std::min(w->first + PIECE, r.end);
-                const auto want = [&](const char* p) { return w->second.data() + (p - w->first); };   // of the C++ kernel
+                const auto want = [&](const char* p) { return w->second.data() + (p - w->first); };   // of C++
                 for (char* p = begin; p + 4 <= end; p += 4) {
                     const int exponent = at<uint16_t>(p) >> 7 & 255;
                     words++;

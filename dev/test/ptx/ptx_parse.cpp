@@ -77,7 +77,10 @@ Declared declared(const std::string& text, int line) {
     bool pointer = false;   // what follows is of the memory it points to
     for (size_t i = 0; i < words.size(); i++) {
         if (words[i] == ".ptr") pointer = true;
-        else if (words[i] == ".align" && i + 1 < words.size()) d.align = pointer ? (i++, d.align) : std::stoul(words[++i]);
+        else if (words[i] == ".align" && i + 1 < words.size()) {
+            i++;
+            if (!pointer) d.align = std::stoul(words[i]);
+        }
         else if (pointer && words[i][0] == '.') continue;   // a state space
         else if (words[i][0] == '.') element = bytes_of_type(words[i].substr(1), line);
         else d.name = words[i];
@@ -300,7 +303,7 @@ struct Parser {
         const size_t space = s.find_first_of(" \t\n");
         const std::string opcode = s.substr(0, space);
         i.opcode = module->opcodes.insert(opcode).first->c_str();
-        const Words parts = split(opcode, "."), ops = space == std::string::npos ? Words() : operands_of(s.substr(space));
+        const Words parts = split(opcode, "."), ops = operands_of(s.substr(std::min(space, s.size())));
         if (parts[0] == "bra") {
             i.run = ptx_branch_run();
             branches.push_back({k->code.size(), ops.at(0)});

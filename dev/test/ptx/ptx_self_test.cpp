@@ -100,7 +100,8 @@ const Case cases[] = {
 void test_instructions(Checks* c) {
     for (const Case& k : cases) {
         const std::string body = "ld.global.u32 %r1, [%rd1];\nld.global.v2.u32 {%r2, %r3}, [%rd1+8];\n"
-                                 "mov.b32 %f1, %r1;\nmov.b32 %f2, %r2;\nmov.b32 %f3, %r3;\n" + std::string(k.instruction) +
+                                 "mov.b32 %f1, %r1;\nmov.b32 %f2, %r2;\nmov.b32 %f3, %r3;\n" +
+                                 std::string(k.instruction) +
                                  "\nst.global.u32 [%rd0], %r4;";
         const uint32_t got = run(kernel_of(body), {k.a, 0, k.b, k.c})[0];
         check(c, got == k.want, "%s of %08x, %08x, %08x: %08x, want %08x", k.instruction, k.a, k.b, k.c, got, k.want);
@@ -122,7 +123,8 @@ void test_shuffles(Checks* c) {
     for (const auto& k : all) {
         const std::string body = "add.s32 %r1, %r0, 100;\nshfl.sync." + std::string(k.mode) + ".b32 %r2|%p1, %r1, " +
                                  std::to_string(k.by) + ", " + std::to_string(k.clamp) +
-                                 ", -1;\nmul.wide.u32 %rd2, %r0, 4;\nadd.s64 %rd2, %rd0, %rd2;\nst.global.u32 [%rd2], %r2;";
+                                 ", -1;\nmul.wide.u32 %rd2, %r0, 4;\nadd.s64 %rd2, %rd0, %rd2;\n"
+                                 "st.global.u32 [%rd2], %r2;";
         const Words got = run(kernel_of(body), {0}, 32);
         int wrong = 0;
         for (int l = 0; l < 32; l++) wrong += got[(size_t)l] != 100u + (uint32_t)k.from(l);
@@ -141,7 +143,8 @@ std::string reversed(const char* barrier) {
 
 void test_votes(Checks* c) {
     const auto voted = [](const char* than, const char* kind, const char* result) {
-        return run(kernel_of(ADDRESS + std::string("setp.gt.u32 %p1, %r0, ") + than + ";\nvote.sync." + kind + ", %p1, -1;\n" +
+        return run(kernel_of(ADDRESS + std::string("setp.gt.u32 %p1, %r0, ") + than + ";\nvote.sync." + kind +
+                             ", %p1, -1;\n" +
                              result + "st.global.u32 [%rd3], %r2;"), {0}, 32)[5];
     };
     const char select[] = "selp.b32 %r2, 1, 0, %p2;\n";
@@ -152,8 +155,8 @@ void test_votes(Checks* c) {
 
 void test_parameters(Checks* c) {
     const std::string text = HEAD + std::string(
-        ".visible .entry ptx_numbers(\n.param .u8 a,\n.param .u64 b,\n.param .u64 out\n)\n{\n.reg .b16 %rs<2>;\n.reg .b32 "
-        "%r<2>;\n.reg .b64 %rd<3>;\nld.param.u8 %rs1, [a];\nld.param.u32 %r1, [b+4];\nld.param.u64 %rd1, [out];\n"
+        ".visible .entry ptx_numbers(\n.param .u8 a,\n.param .u64 b,\n.param .u64 out\n)\n{\n.reg .b16 %rs<2>;\n"
+        ".reg .b32 %r<2>;\n.reg .b64 %rd<3>;\nld.param.u8 %rs1, [a];\nld.param.u32 %r1, [b+4];\nld.param.u64 %rd1, [out];\n"
         "st.global.u16 [%rd1], %rs1;\nst.global.u32 [%rd1+4], %r1;\nret;\n}\n");
     const PtxModule module(text);
     const Device<uint32_t> out(2);
@@ -186,7 +189,8 @@ const Error errors[] = {
     {"an undefined register", "add.s32 %r2, %r1, 1;\nst.global.u32 [%rd0], %r2;", "an undefined value is stored", 1,
      false},
     {"an undefined branch", "setp.eq.s32 %p1, %r1, 1;\n@%p1 bra $end;\n$end:", "the predicate is undefined", 1, false},
-    {"an undefined address", "add.s64 %rd2, %rd0, %rd3;\nst.global.u32 [%rd2], %r0;", "the address is undefined", 1, false},
+    {"an undefined address", "add.s64 %rd2, %rd0, %rd3;\nst.global.u32 [%rd2], %r0;", "the address is undefined", 1,
+     false},
     {"shared memory that was not written", "ld.shared.u32 %r1, [fixed+4];\nst.global.u32 [%rd0], %r1;",
      "an undefined value is stored", 1, false},
     {"a lane that does not take part in a shuffle",

@@ -177,7 +177,8 @@ void check_reports(Checks* c, const PtxModule& module) {
         check(c, r.floats <= LIMIT_FLOATS && r.bits <= (fp8 ? LIMIT_FP8 : LIMIT_BF16),
               "%s: PTX and C++ differ by %.1e (floats), %.1e (others)", k.first.c_str(), r.floats, r.bits);
     }
-    for (const auto& o : ptx_not_interpreted()) printf("%9zu launches of %s, not in the PTX\n", o.second, o.first.c_str());
+    for (const auto& o : ptx_not_interpreted())
+        printf("%9zu launches of %s, not in the PTX\n", o.second, o.first.c_str());
 }
 
 }  // namespace
