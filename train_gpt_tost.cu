@@ -563,7 +563,7 @@ struct TssaSize {
 };
 
 // Enough threads for a warp per head and for a scan in one pass, up to the maximum.
-static int tssa_threads(int C, int NH) {
+__host__ __device__ inline int tssa_threads(int C, int NH) {
     return WARP * max(div_up(NH, div_up(NH, TSSA_WARPS)), min(TSSA_WARPS, div_up(C + NH, WARP * SCAN_VEC)));
 }
 
@@ -1141,17 +1141,15 @@ template <int P> __device__ inline bool tssa_whole(TssaChunk k, TssaSize z) {
 template <bool WHOLE, int N, int P, typename S>
 __device__ inline void tssa_load(float (&x)[N][P], const S* p, int t0, bool inside, TssaChunk k, TssaSize z) {
     UNROLL for (int j = 0; j < N; j++) {
-        if (WHOLE || (inside && t0 + j < k.n)) {
-            load_pack<P>(x[j], p + (size_t)j * (unsigned)z.C);
-        } else {
-            UNROLL for (int i = 0; i < P; i++) x[j][i] = 0.0f;
-        }
+        set_zero(x[j]);
+        if (WHOLE || (inside && t0 + j < k.n)) load_pack<P>(x[j], p + (size_t)j * (unsigned)z.C);
     }
 }
 
-// P floats, aligned to 4 bytes only.
+// P floats of an array over all channels; zeros outside of the head.
 template <int P> __device__ inline void tssa_load_floats(float (&x)[P], const float* p, bool inside) {
-    UNROLL for (int i = 0; i < P; i++) x[i] = inside ? p[i] : 0.0f;
+    set_zero(x);
+    if (inside) load_pack<P>(x, p);
 }
 
 // True if lanes take two channels each: HS is even and above a warp, unless only single channels fill all lanes.
@@ -1159,101 +1157,137 @@ static bool tssa_pairs(TssaSize z) {
     return z.HS % 2 == 0 && z.HS > WARP && (z.HS % (2 * WARP) == 0 || z.HS % WARP != 0);
 }
 
-// N and S before every TSSA_BACK-th step of the chunk but the first, (7,C) each: the first and third phase of backward
-// save them for the last, which goes backward in time and recomputes N and S from there. NULL if shared memory is too
-// small: then it recomputes from the start of the chunk.
-constexpr int TSSA_STARTS = TSSA_CHUNK / TSSA_BACK - 1;
+// Per head and step of the chunk, (NH,32) each, in shared memory: Π, Π M, and in one place, one after the other,
+// M = D + 1e-8, dΠ and du.
+struct TssaSteps { float *pi, *pi_mass, *mass, *dpi, *du; };
 
-struct TssaStarts { float *N, *S; };
+// What the first and third phase of backward save in shared memory for the last, which goes backward in time: S and A
+// (see the first phase) before every TSSA_BACK-th step of the chunk, (8,C) each, and the sums of dN and dS over the
+// second half of the chunk, (C) each. Not kept if shared memory is too small: then the last phase recomputes S and A
+// from the start of the chunk.
+struct TssaStarts { bool kept; float *S, *A, *dN, *dS; };
 
-// Saves the sum before step t.
-template <int P>
-__device__ inline void tssa_keep_start(float* starts, const float (&sum)[P], int t, int c, TssaSize z) {
-    if (!starts || t == 0 || t % TSSA_BACK != 0) return;
-    UNROLL for (int i = 0; i < P; i++) starts[(t / TSSA_BACK - 1) * z.C + c + i] = sum[i];   // mutant: start_not_kept
+constexpr int TSSA_STARTS = TSSA_CHUNK / TSSA_BACK, TSSA_HALF = TSSA_CHUNK / 2;
+constexpr int TSSA_PRESET_HS = 64;   // HS of all presets
+
+__host__ __device__ constexpr size_t tssa_steps_size(int NH) { return 3 * (size_t)NH * WARP; }
+__host__ __device__ constexpr size_t tssa_starts_size(int C) { return 2 * (TSSA_STARTS + 1) * (size_t)C; }
+
+// Before each half of the chunk: `sum` starts again, and `first` keeps that of the first half.
+template <int P> __device__ inline void tssa_next_half(float (&first)[P], float (&sum)[P]) {
+    UNROLL for (int i = 0; i < P; i++) first[i] += sum[i];
+    set_zero(sum);
 }
 
-// Π and D + 1e-8 of the chunk, (NH,32) each; past the chunk's end Π is zero and D + 1e-8 stays positive.
-// mass (NH): D before the chunk.
-__device__ inline void tssa_backward_masses(float* pi_s, float* mass_s, const float* pi, const float* mass,
-                                            unsigned resets, TssaChunk k, TssaSize z) {
+// After the last half: stores the sums over it, in `second` if that is kept, and over the chunk.
+template <int P>
+__device__ inline void tssa_store_halves(float* totals, float* second, bool kept, float (&first)[P], float (&sum)[P],
+                                         int c) {
+    if (kept) store_pack<P>(second + c, sum);
+    tssa_next_half(first, sum);
+    store_pack<P>(totals + c, first);
+}
+
+// Π, M and Π M; past the chunk's end Π is zero and M stays positive. mass (NH): D before the chunk.
+__device__ inline void tssa_backward_steps(TssaSteps steps, const float* pi, const float* mass, unsigned resets,
+                                           TssaChunk k, TssaSize z) {
     for (int h = warp_index(); h < z.NH; h += z.warps) {
         const float pi_t = lane_index() < k.n ? pi[tssa_step(h, k, z) + lane_index()] : 0.0f;
-        pi_s[h * WARP + lane_index()] = pi_t;
-        mass_s[h * WARP + lane_index()] = tssa_mass(mass[h], pi_t, resets);
+        const float mass_t = tssa_mass(mass[h], pi_t, resets);
+        const int at = h * WARP + lane_index();
+        steps.pi[at] = pi_t;
+        steps.mass[at] = mass_t;
+        steps.pi_mass[at] = pi_t * mass_t;
     }
     __syncwarp();
 }
 
-// First phase, through y, N and D. With M = D + 1e-8, r = 1/(M + N), e = dy w r²:
-//     dN = Π M e,   dD = -Σ_d Π N e
+// First phase, through y = -w Π M/A, where A[t] = M + N = 1e-8 + Σ_{t'≤t} Π (1 + s). With r = 1/A:
+//     dN = Π M dy w r²,   dD = Σ_d (dN - Π dy w r)
 // totals (C+NH): Σ of dN and of dD over the chunk, up to its first reset. With RN and RD, the sums of dN and dD
 // over t' ≥ t,
 //     dΠ[t] = Σ_d (s RN[t] - dy w M r) + RD[t]
-// dpi (NH,32) is this with minus the sums over the chunk's t' < t for RN and RD; the second phase adds the rest.
-template <bool WHOLE, typename S, int P, typename Documents>
-__device__ inline void tssa_statistics_backward(float* totals, float* dpi, float* starts, const float* carry,
-                                                const float* pi_s, const float* mass_s, const S* dy, const S* w,
-                                                Documents, unsigned resets, TssaChunk k, TssaSize z) {
-    constexpr int PIECE = Documents::value ? TSSA_BACK : TSSA_PIECE;   // resets need registers
+// steps.dpi is this with minus the sums over earlier steps instead of RN and RD: for RD over those of the chunk, for RN
+// over those of the half chunk if starts are kept, else of the chunk. The second phase adds the rest.
+template <bool WHOLE, typename S, int P, typename Piece>
+__device__ inline void tssa_statistics_backward(float* totals, TssaSteps steps, TssaStarts starts, const float* carry,
+                                                const S* dy, const S* w, Piece, unsigned resets, TssaChunk k,
+                                                TssaSize z) {
+    constexpr int PIECE = Piece::value;
     for (int h = warp_index(); h < z.NH; h += z.warps) {
+        const float mass = carry[z.narrow + z.C + h] + (float)TOST_MASS_EPS;
         float mine = 0.0f, total_D = 0.0f;
         for (int d = lane_index() * P; d - lane_index() * P < z.HS; d += WARP * P) {
             const bool inside = WHOLE || d < z.HS;
             const int c = h * z.HS + d;
             const S *w_t = w + c, *dy_t = dy + c;
-            float N[P], dN[P] = {}, dD = 0.0f;   // sums so far of dN and of this lane's part of -dD
-            tssa_load_floats(N, carry + z.narrow + c, inside);
-            NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK; t0 += PIECE) {
-                float x[PIECE][P], dy_d[PIECE][P], pi_t[PIECE], M[PIECE], part[PIECE];
-                tssa_load<WHOLE>(x, w_t, t0, inside, k, z);
-                tssa_load<WHOLE>(dy_d, dy_t, t0, inside, k, z);
-                load_pack<PIECE>(pi_t, pi_s + h * WARP + t0);
-                load_pack<PIECE>(M, mass_s + h * WARP + t0);
-                UNROLL for (int j = 0; j < PIECE; j++) {
-                    const bool counts = !resets_until(resets, t0 + j);   // mutant: sums_past_the_start
-                    float e_N = 0.0f;
-                    if (j % TSSA_BACK == 0 && inside) tssa_keep_start(starts, N, t0 + j, c, z);
-                    if (resets >> (t0 + j) & 1) set_zero(N);
-                    part[j] = dD;
-                    UNROLL for (int i = 0; i < P; i++) {
-                        const float s = x[j][i] * x[j][i];
-                        N[i] += s * pi_t[j];
-                        const float r = reciprocal(M[j] + N[i]), dy_w_r = dy_d[j][i] * x[j][i] * r, e = dy_w_r * r;
-                        part[j] -= s * dN[i];   // mutant: moments_before_dropped
-                        part[j] -= dy_w_r * M[j];
-                        if (counts) dN[i] += pi_t[j] * M[j] * e;
-                        e_N += e * N[i];
-                    }
-                    if (counts) dD += pi_t[j] * e_N;
+            const float *pi_h = steps.pi + h * WARP, *mass_h = steps.mass + h * WARP,
+                        *pi_mass_h = steps.pi_mass + h * WARP;
+            float* start = starts.A + c;
+            float A[P], first[P] = {}, dN[P] = {}, less_D = 0.0f;   // less_D: minus this lane's part of the sum of dD
+            tssa_load_floats(A, carry + z.narrow + c, inside);
+            UNROLL for (int i = 0; i < P; i++) A[i] += mass;
+            NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK;) {
+                if (starts.kept) {
+                    UNROLL for (int i = 0; i < P; i++) less_D -= dN[i];
+                    tssa_next_half(first, dN);
                 }
-                const float piece = warp_transposed_sum(part, lane_index());
-                if (lane_index() / PIECE == t0 / PIECE) mine += piece;
-                w_t += (size_t)PIECE * z.C;
-                dy_t += (size_t)PIECE * z.C;
+                NO_UNROLL for (const int end = t0 + TSSA_HALF; t0 < end; t0 += PIECE) {
+                    float x[PIECE][P], dy_d[PIECE][P], pi_t[PIECE], M[PIECE], pi_M[PIECE], part[PIECE];
+                    tssa_load<WHOLE>(x, w_t, t0, inside, k, z);
+                    tssa_load<WHOLE>(dy_d, dy_t, t0, inside, k, z);
+                    load_pack<PIECE>(pi_t, pi_h + t0);
+                    load_pack<PIECE>(M, mass_h + t0);
+                    load_pack<PIECE>(pi_M, pi_mass_h + t0);
+                    UNROLL for (int j = 0; j < PIECE; j++) {
+                        const bool counts = !resets_until(resets, t0 + j);   // mutant: sums_past_the_start
+                        if (j % TSSA_BACK == 0 && starts.kept && inside)
+                            store_pack<P>(start + j / TSSA_BACK * z.C, A);   // mutant: start_not_kept
+                        float dy_w_r[P], sum;   // over the lane's channels
+                        part[j] = less_D;
+                        UNROLL for (int i = 0; i < P; i++) {
+                            const float s_1 = x[j][i] * x[j][i] + 1.0f;
+                            if (resets >> (t0 + j) & 1) A[i] = (float)TOST_MASS_EPS;
+                            A[i] += s_1 * pi_t[j];
+                            const float r = reciprocal(A[i]);
+                            dy_w_r[i] = dy_d[j][i] * x[j][i] * r;
+                            sum = i > 0 ? sum + dy_w_r[i] : dy_w_r[i];
+                            part[j] -= s_1 * dN[i];   // mutant: moments_before_dropped
+                            if (counts) dN[i] += pi_M[j] * (dy_w_r[i] * r);
+                        }
+                        part[j] -= sum * M[j];
+                        if (counts) less_D += pi_t[j] * sum;
+                    }
+                    const float piece = warp_transposed_sum(part, lane_index());
+                    if ((unsigned)(lane_index() - t0) < PIECE) mine += piece;
+                    w_t += PIECE * (size_t)(unsigned)z.C;
+                    dy_t += PIECE * (size_t)(unsigned)z.C;
+                    start += PIECE / TSSA_BACK * z.C;
+                }
             }
-            total_D += dD;
-            if (!inside) continue;
-            UNROLL for (int i = 0; i < P; i++) totals[c + i] = dN[i];
+            UNROLL for (int i = 0; i < P; i++) total_D += dN[i];
+            total_D -= less_D;
+            if (inside) tssa_store_halves(totals, starts.dN, starts.kept, first, dN, c);
         }
-        dpi[h * WARP + lane_index()] = mine;
         total_D = warp_sum(total_D);
-        if (lane_index() == 0) totals[z.C + h] = -total_D;
+        if (!resets) steps.dpi[h * WARP + lane_index()] = mine;   // M is still needed where documents start
+        if (lane_index() == 0) totals[z.C + h] = total_D;
     }
 }
 
-// Second phase, in tiles: lane t returns the rest of dΠ[t] of head h:   Σ_d s RN + RD, with RN and RD at the start of
-// the chunk: the chunk's totals plus the sums past the chunk, `behind`, (C+NH) each.
+// Second phase, in tiles: lane t returns the rest of dΠ[t] of head h:   Σ_d s RN + RD, with RD at the start of the
+// chunk and RN at the start of the half chunk, or of the chunk: sums to its end plus those past it, `behind` (C+NH).
 template <int KIND, typename S>
-__device__ inline float tssa_backward_membership(const float* totals, const float* behind, const S* w, int h,
-                                                 TssaChunk k, TssaSize z) {
-    constexpr int ROWS = KIND == TILE_WHOLE ? 4 : 1;
+__device__ inline float tssa_backward_membership(const float* totals, TssaStarts starts, const float* behind,
+                                                 const S* w, int h, TssaChunk k, TssaSize z) {
+    constexpr int ROWS = TILE_ROWS<KIND, S>;
     float mine = behind[z.C + h] + totals[z.C + h];
     for (int d0 = 0; d0 < z.HS; d0 += TSSA_TILE_WIDTH) {
         const TssaTile tile(h, d0, z);
         float RN[TSSA_VEC], total[TSSA_VEC];
         tile_floats<KIND>(RN, behind, tile, z);
-        tile_floats<KIND>(total, totals, tile, z);
+        if (starts.kept && tile.group * TSSA_STEPS >= TSSA_HALF) tile_floats<KIND>(total, starts.dN, tile, z);
+        else tile_floats<KIND>(total, totals, tile, z);
         UNROLL for (int i = 0; i < TSSA_VEC; i++) RN[i] += total[i];
         NO_UNROLL for (int t0 = 0; t0 < TSSA_STEPS; t0 += ROWS) {
             float x[ROWS][TSSA_VEC], of_w[ROWS] = {};
@@ -1267,43 +1301,44 @@ __device__ inline float tssa_backward_membership(const float* totals, const floa
     return mine;
 }
 
-// From x (NH,32) = dΠ:   da[h] = Π[h] (dΠ[h] - Σ_h' Π[h'] dΠ[h']),   du = temp da,   dtemp[h,chunk] = Σ_t da u
-// du (NH,32); da (B,NH,T); dtemp (NH,chunks of all sequences)
-__device__ inline void membership_backward(float* du, float* da, float* dtemp, const float* x, const float* pi_s,
-                                           const float* u, const float* temp, TssaChunk k, TssaSize z) {
+// From dΠ:   da[h] = Π[h] (dΠ[h] - Σ_h' Π[h'] dΠ[h']),   du = temp da,   dtemp[h,chunk] = Σ_t da u
+// da (B,NH,T); dtemp (NH,chunks of all sequences)
+__device__ inline void membership_backward(TssaSteps steps, float* da, float* dtemp, const float* u, const float* temp,
+                                           TssaChunk k, TssaSize z) {
     __syncthreads();
     float mean = 0.0f;
-    for (int h = 0; h < z.NH; h++) mean += pi_s[h * WARP + lane_index()] * x[h * WARP + lane_index()];
+    for (int h = 0; h < z.NH; h++) mean += steps.pi[h * WARP + lane_index()] * steps.dpi[h * WARP + lane_index()];
+    __syncthreads();   // du takes the place of dpi   // mutant: mean_unsynchronized
     for (int h = warp_index(); h < z.NH; h += z.warps) {
         const size_t at = tssa_step(h, k, z) + lane_index();
-        const float da_t = pi_s[h * WARP + lane_index()] * (x[h * WARP + lane_index()] - mean);
-        du[h * WARP + lane_index()] = temp[h] * da_t;
+        const float da_t = steps.pi[h * WARP + lane_index()] * (steps.dpi[h * WARP + lane_index()] - mean);
+        steps.du[h * WARP + lane_index()] = temp[h] * da_t;
         const float sum = warp_sum(lane_index() < k.n ? da_t * u[at] : 0.0f);
-        if (lane_index() == 0) dtemp[((size_t)h * z.B + k.b) * z.chunks + tssa_place(k)] = sum;
+        if (lane_index() == 0) dtemp[(size_t)(unsigned)(h * z.B + k.b) * (unsigned)z.chunks + tssa_place(k)] = sum;
         if (lane_index() < k.n) da[at] = da_t;
     }
     __syncwarp();
 }
 
-// Replaces the second and third phase if membership is uniform: du (NH,32), the sums of dS past the chunk, behind (C),
-// and the starts of S are zero.
-__device__ inline void membership_uniform_backward(float* du, float* behind, float* starts, TssaSize z) {
+// Replaces the second and third phase if membership is uniform: du, the sums of dS past the chunk, behind (C), and the
+// starts of S are zero.
+__device__ inline void membership_uniform_backward(float* du, float* behind, TssaStarts starts, TssaSize z) {
     for (int i = threadIdx.x; i < z.NH * WARP; i += blockDim.x) du[i] = 0.0f;
     for (int c = threadIdx.x; c < z.C; c += blockDim.x) behind[c] = 0.0f;   // mutant: uniform_behind_unset
-    for (int i = threadIdx.x; starts && i < TSSA_STARTS * z.C; i += blockDim.x) starts[i] = 0.0f;
+    for (int i = threadIdx.x; starts.kept && i < TSSA_STARTS * z.C; i += blockDim.x) starts.S[i] = 0.0f;
     __syncthreads();
 }
 
 // sum += Σ_t dS over the piece from step t0 on, with dS = -du s/S² if S > 1e-12, else 0. energy: S, advanced from
-// before the piece to its end. ABOVE: S > 1e-12 in all of the piece, true except at the start of a sequence of tiny
-// w.
-template <bool ABOVE, int P>
-__device__ inline void tssa_add_energies(float (&sum)[P], float (&energy)[P], float* starts,
-                                         const float (&x)[TSSA_PIECE][P], const float (&du_t)[TSSA_PIECE],
-                                         unsigned resets, int t0, int c, TssaSize z) {
-    UNROLL for (int j = 0; j < TSSA_PIECE; j++) {
+// before the piece to its end; start: where it is saved if kept. ABOVE: S > 1e-12 in all of the piece, true except at
+// the start of a sequence or document.
+template <bool ABOVE, int PIECE, int P>
+__device__ inline void tssa_add_energies(float (&sum)[P], float (&energy)[P], float* start, bool kept,
+                                         const float (&x)[PIECE][P], const float (&du_t)[PIECE],
+                                         unsigned resets, int t0, TssaSize z) {
+    UNROLL for (int j = 0; j < PIECE; j++) {
         const bool counts = !resets_until(resets, t0 + j);   // mutant: energies_past_the_start
-        if (j % TSSA_BACK == 0) tssa_keep_start(starts, energy, t0 + j, c, z);
+        if (j % TSSA_BACK == 0 && kept) store_pack<P>(start + j / TSSA_BACK * z.C, energy);
         if (resets >> (t0 + j) & 1) set_zero(energy);
         UNROLL for (int i = 0; i < P; i++) {
             energy[i] += x[j][i] * x[j][i];
@@ -1315,134 +1350,141 @@ __device__ inline void tssa_add_energies(float (&sum)[P], float (&energy)[P], fl
 }
 
 // Third phase: the chunk's totals of dS, up to its first reset.
-template <bool WHOLE, typename S, int P>
-__device__ inline void tssa_energy_backward_totals(float* totals, float* starts, const float* carry, const float* du,
-                                                   const S* w, unsigned resets, TssaChunk k, TssaSize z) {
+template <bool WHOLE, typename S, int P, typename Piece>
+__device__ inline void tssa_energy_backward_totals(float* totals, TssaStarts starts, const float* carry,
+                                                   const float* du, const S* w, Piece, unsigned resets,
+                                                   TssaChunk k, TssaSize z) {
+    constexpr int PIECE = Piece::value;
     for (int h = warp_index(); h < z.NH; h += z.warps) {
         for (int d = lane_index() * P; d < z.HS; d += WARP * P) {
             const int c = h * z.HS + d;
             const S* w_t = w + c;
-            float energy[P], sum[P] = {};
+            float* start = starts.S + c;
+            float energy[P], first[P] = {}, sum[P] = {};
             tssa_load_floats(energy, carry + c, true);
-            NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_PIECE, w_t += (size_t)TSSA_PIECE * z.C) {
-                float x[TSSA_PIECE][P], du_t[TSSA_PIECE];
-                tssa_load<WHOLE>(x, w_t, t0, true, k, z);
-                load_pack<TSSA_PIECE>(du_t, du + h * WARP + t0);
-                bool above = !(resets >> t0 & ((1u << TSSA_PIECE) - 1));
-                UNROLL for (int i = 0; i < P; i++)
-                    above = above && energy[i] + x[0][i] * x[0][i] > (float)TOST_ENERGY_MIN;
-                if (above) tssa_add_energies<true>(sum, energy, starts, x, du_t, resets, t0, c, z);
-                else tssa_add_energies<false>(sum, energy, starts, x, du_t, resets, t0, c, z);
+            NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK;) {
+                tssa_next_half(first, sum);
+                UNROLL for (const int end = t0 + TSSA_HALF; t0 < end; t0 += PIECE) {
+                    float x[PIECE][P], du_t[PIECE];
+                    tssa_load<WHOLE>(x, w_t, t0, true, k, z);
+                    load_pack<PIECE>(du_t, du + h * WARP + t0);
+                    bool above = WHOLE && !(resets >> t0 & ((1u << PIECE) - 1));
+                    UNROLL for (int i = 0; i < P; i++) above = above && energy[i] > (float)TOST_ENERGY_MIN;
+                    if (above) tssa_add_energies<true>(sum, energy, start, starts.kept, x, du_t, resets, t0, z);
+                    else tssa_add_energies<false>(sum, energy, start, starts.kept, x, du_t, resets, t0, z);
+                    start += PIECE / TSSA_BACK * z.C;
+                    w_t += PIECE * (size_t)(unsigned)z.C;
+                }
             }
-            UNROLL for (int i = 0; i < P; i++) totals[c + i] = sum[i];
+            tssa_store_halves(totals, starts.dS, starts.kept, first, sum, c);
         }
     }
 }
 
-// w, S and N of TSSA_BACK steps, for the last phase to walk backward over.
-template <int P> struct TssaPiece { float x[TSSA_BACK][P], S[TSSA_BACK][P], N[TSSA_BACK][P]; };
-
-// Fills the piece of steps t0 on, whose rows are at w_t, and advances S and N past it.
-template <bool WHOLE, typename S, int P>
-__device__ inline void tssa_piece_forward(TssaPiece<P>& piece, float (&energy)[P], float (&N)[P], const float* pi_s,
-                                          const S* w_t, unsigned resets, int t0, TssaChunk k, TssaSize z) {
-    float pi_t[TSSA_BACK];
-    tssa_load<WHOLE>(piece.x, w_t, t0, true, k, z);
-    load_pack<TSSA_BACK>(pi_t, pi_s + t0);
+// The sums A and S, advanced over TSSA_BACK rows of w; bit j of resets: a document starts at row j
+template <int P>
+__device__ inline void tssa_advance(float (&energy)[P], float (&A)[P], const float (&x)[TSSA_BACK][P],
+                                    const float (&pi)[TSSA_BACK], unsigned resets) {
     UNROLL for (int j = 0; j < TSSA_BACK; j++) {
-        if (resets >> (t0 + j) & 1) {   // mutant: walk_past_the_start
-            set_zero(energy);
-            set_zero(N);
-        }
         UNROLL for (int i = 0; i < P; i++) {
-            const float x = piece.x[j][i];
-            energy[i] += x * x;
-            N[i] += x * (x * pi_t[j]);
-            piece.S[j][i] = energy[i];
-            piece.N[j][i] = N[i];
+            if (resets >> j & 1) energy[i] = 0.0f, A[i] = (float)TOST_MASS_EPS;
+            const float s = x[j][i] * x[j][i];
+            energy[i] += s;
+            A[i] += (s + 1.0f) * pi[j];
         }
+    }
+}
+
+// S and A before step t0: kept, or recomputed from the start of the chunk.
+template <bool WHOLE, typename S, int P>
+__device__ inline void tssa_walk_to(float (&energy)[P], float (&A)[P], int t0, TssaStarts starts, const float* carry,
+                                    const float* pi_h, const S* w_d, unsigned resets, int c, int h, TssaChunk k,
+                                    TssaSize z) {
+    if (starts.kept) {
+        load_pack<P>(energy, starts.S + t0 / TSSA_BACK * z.C + c);
+        load_pack<P>(A, starts.A + t0 / TSSA_BACK * z.C + c);
+    } else {
+        load_pack<P>(energy, carry + c);
+        load_pack<P>(A, carry + z.narrow + c);
+        UNROLL for (int i = 0; i < P; i++) A[i] += carry[z.narrow + z.C + h] + (float)TOST_MASS_EPS;
+    }
+    NO_UNROLL for (int t = starts.kept ? t0 : 0; t < t0; t += TSSA_BACK) {
+        float x[TSSA_BACK][P], pi[TSSA_BACK];
+        tssa_load<WHOLE>(x, w_d + t * z.C, t, true, k, z);
+        load_pack<TSSA_BACK>(pi, pi_h + t);
+        tssa_advance(energy, A, x, pi, resets >> t);
     }
 }
 
 // Last phase, backward in time, in the terms of the first phase:
 //     dw = 2 w (Π RN + ds) - Π M dy r,   ds = du/max(S, 1e-12) + Σ_{t'≥t} dS[t']
 // The sum's own term is merged with the first one: du/S - du s/S² = du S[t-1]/S², without cancellation if S is close to
-// s. RN, RS: sums of dN and dS past the piece, advanced to its start. before: S before the piece. ABOVE: as above.
-template <bool WHOLE, bool ABOVE, typename S, int P>
-__device__ inline void tssa_piece_backward(S* dw_t, float (&RN)[P], float (&RS)[P], const TssaPiece<P>& piece,
-                                           const float (&before)[P], const float* pi_s, const float* mass_s,
-                                           const float* du_s, const S* dy_t, unsigned resets, int t0, TssaChunk k,
-                                           TssaSize z) {
-    float dy[TSSA_BACK][P];
-    tssa_load<WHOLE>(dy, dy_t, t0, true, k, z);
-    UNROLL for (int j = TSSA_BACK - 1; j >= 0; j--) {
-        const float pi = pi_s[t0 + j], M = mass_s[t0 + j], du = du_s[t0 + j], pi_M = pi * M;
-        const bool starts = resets >> (t0 + j) & 1;
-        float dw[P];
-        UNROLL for (int i = 0; i < P; i++) {
-            const float x = piece.x[j][i], energy = piece.S[j][i],
-                        S_last = starts ? 0.0f : j > 0 ? piece.S[j > 0 ? j - 1 : 0][i] : before[i];
-            const float r = reciprocal(M + piece.N[j][i]), dy_r = dy[j][i] * r;
-            const bool above = ABOVE || energy > (float)TOST_ENERGY_MIN;   // mutant: energy_below_its_least
-            const float q = reciprocal(ABOVE ? energy : fmaxf(energy, (float)TOST_ENERGY_MIN)),
-                        w_q = above ? x * q : 0.0f;
-            const float ds = RS[i] + du * q * (above ? S_last * q : 1.0f);
-            const float through_y = pi_M * dy_r;
-            RS[i] -= du * (w_q * w_q);
-            RN[i] += x * (r * through_y);
-            dw[i] = 2.0f * x * (pi * RN[i] + ds) - through_y;
+// s. Over the TSSA_BACK steps from t0 on: dy becomes dw. RN, RS: sums of dN and dS past these, advanced to their start.
+// energy, A: before them. Bit j of resets: a document starts at row j. ABOVE: as above.
+template <bool ABOVE, int P>
+__device__ inline void tssa_piece_backward(float (&dy)[TSSA_BACK][P], float (&RN)[P], float (&RS)[P],
+                                           const float (&energy)[P], const float (&A)[P],
+                                           const float (&x)[TSSA_BACK][P], TssaSteps steps, int at, unsigned resets) {
+    float pi[TSSA_BACK], pi_M[TSSA_BACK], du[TSSA_BACK];
+    load_pack<TSSA_BACK>(pi, steps.pi + at);
+    load_pack<TSSA_BACK>(pi_M, steps.pi_mass + at);
+    load_pack<TSSA_BACK>(du, steps.du + at);
+    UNROLL for (int i = 0; i < P; i++) {
+        float S_next = energy[i], A_next = A[i], S_last[TSSA_BACK], S[TSSA_BACK], A_t[TSSA_BACK];
+        UNROLL for (int j = 0; j < TSSA_BACK; j++) {
+            if (resets >> j & 1) S_next = 0.0f, A_next = (float)TOST_MASS_EPS;   // mutant: walk_past_the_start
+            S_last[j] = S_next;
+            S[j] = S_next += x[j][i] * x[j][i];
+            A_t[j] = A_next += (x[j][i] * x[j][i] + 1.0f) * pi[j];
         }
-        if (starts) set_zero(RN);   // mutant: moments_of_the_next_document
-        if (starts) set_zero(RS);   // mutant: energy_of_the_next_document
-        if (WHOLE || t0 + j < k.n) store_pack<P>(dw_t + (size_t)j * (unsigned)z.C, dw);   // mutant: chunk_edge_backward
-    }
-}
-
-// S and N before step t0, recomputed from the last start before it.
-template <bool WHOLE, typename S, int P>
-__device__ inline void tssa_walk_to(float (&energy)[P], float (&N)[P], int t0, TssaStarts starts, const float* carry,
-                                    const float* pi_s, const S* w_d, unsigned resets, int c, TssaChunk k,
-                                    TssaSize z) {
-    const int start = starts.N ? t0 : 0;
-    if (start > 0) {
-        tssa_load_floats(energy, starts.S + (start / TSSA_BACK - 1) * z.C + c, true);
-        tssa_load_floats(N, starts.N + (start / TSSA_BACK - 1) * z.C + c, true);
-    } else {
-        tssa_load_floats(energy, carry + c, true);
-        tssa_load_floats(N, carry + z.narrow + c, true);
-    }
-    NO_UNROLL for (int t = start; t < t0; t += TSSA_BACK) {
-        TssaPiece<P> piece;
-        tssa_piece_forward<WHOLE>(piece, energy, N, pi_s, w_d + t * z.C, resets, t, k, z);
+        UNROLL for (int j = TSSA_BACK - 1; j >= 0; j--) {
+            const float r = reciprocal(A_t[j]), through_y = pi_M[j] * (dy[j][i] * r);
+            const bool above = ABOVE || S[j] > (float)TOST_ENERGY_MIN;   // mutant: energy_below_its_least
+            const float q = reciprocal(above ? S[j] : (float)TOST_ENERGY_MIN), du_q = du[j] * q, du_q_q = du_q * q;
+            const float ds = RS[i] + (above ? du_q_q * S_last[j] : du_q);
+            if (above) RS[i] -= du_q_q * x[j][i] * x[j][i];
+            RN[i] += x[j][i] * (r * through_y);
+            dy[j][i] = 2.0f * x[j][i] * (pi[j] * RN[i] + ds) - through_y;
+            if (resets >> j & 1) RN[i] = 0.0f;   // mutant: moments_of_the_next_document
+            if (resets >> j & 1) RS[i] = 0.0f;   // mutant: energy_of_the_next_document
+        }
     }
 }
 
 // Replaces the second phase in a chunk in which documents start: lane t returns dΠ[t] of head h, from a walk backward
 // in time like that of the last phase. RN and RD restart before each document start.
 template <bool WHOLE, typename S, int P>
-__device__ inline float tssa_backward_documents(TssaStarts starts, const float* carry, const float* behind,
-                                                const float* pi_h, const float* mass_h, const S* dy, const S* w,
-                                                unsigned resets, int h, TssaChunk k, TssaSize z) {
+__device__ inline float tssa_backward_documents(TssaSteps steps, TssaStarts starts, const float* carry,
+                                                const float* behind, const S* dy, const S* w, unsigned resets, int h,
+                                                TssaChunk k, TssaSize z) {
+    const float *pi_h = steps.pi + h * WARP, *mass_h = steps.mass + h * WARP;
     float mine = lane_index() >= document_of(resets, WARP - 1) ? behind[z.C + h] : 0.0f;
     for (int d = lane_index() * P; d - lane_index() * P < z.HS; d += WARP * P) {
         const bool inside = WHOLE || d < z.HS;   // other lanes compute the first channels again
         const int c = h * z.HS + (inside ? d : 0);
         float RN[P], RD = 0.0f;                  // RD: this lane's part of it
-        tssa_load_floats(RN, behind + c, true);
+        load_pack<P>(RN, behind + c);
         NO_UNROLL for (int t0 = TSSA_CHUNK - TSSA_BACK; t0 >= 0; t0 -= TSSA_BACK) {
-            TssaPiece<P> piece;
-            float energy[P], N[P], dy_d[TSSA_BACK][P], part[TSSA_BACK];
-            tssa_walk_to<WHOLE>(energy, N, t0, starts, carry, pi_h, w + c, resets, c, k, z);
-            tssa_piece_forward<WHOLE>(piece, energy, N, pi_h, w + c + t0 * z.C, resets, t0, k, z);
+            float energy[P], A[P], A_t[TSSA_BACK][P], x[TSSA_BACK][P], dy_d[TSSA_BACK][P], pi[TSSA_BACK];
+            float part[TSSA_BACK];
+            tssa_walk_to<WHOLE>(energy, A, t0, starts, carry, pi_h, w + c, resets, c, h, k, z);
+            tssa_load<WHOLE>(x, w + c + t0 * z.C, t0, true, k, z);
             tssa_load<WHOLE>(dy_d, dy + c + t0 * z.C, t0, true, k, z);
+            load_pack<TSSA_BACK>(pi, pi_h + t0);
+            UNROLL for (int j = 0; j < TSSA_BACK; j++) {
+                UNROLL for (int i = 0; i < P; i++) {
+                    if (resets >> (t0 + j) & 1) A[i] = (float)TOST_MASS_EPS;
+                    A_t[j][i] = A[i] += (x[j][i] * x[j][i] + 1.0f) * pi[j];
+                }
+            }
             UNROLL for (int j = TSSA_BACK - 1; j >= 0; j--) {
                 float sum = 0.0f;
                 UNROLL for (int i = 0; i < P; i++) {
-                    const float x = piece.x[j][i], r = reciprocal(mass_h[t0 + j] + piece.N[j][i]),
-                                dy_w_r = dy_d[j][i] * x * r, e = pi_h[t0 + j] * dy_w_r * r;
-                    RN[i] += mass_h[t0 + j] * e;
-                    RD -= e * piece.N[j][i];
-                    sum += x * x * RN[i] - dy_w_r * mass_h[t0 + j];
+                    const float r = reciprocal(A_t[j][i]), dy_w_r = dy_d[j][i] * x[j][i] * r,
+                                dN = pi[j] * mass_h[t0 + j] * (dy_w_r * r);
+                    RN[i] += dN;
+                    RD += dN - pi[j] * dy_w_r;
+                    sum += x[j][i] * x[j][i] * RN[i] - dy_w_r * mass_h[t0 + j];
                 }
                 part[j] = inside ? sum + RD : 0.0f;
                 if (resets >> (t0 + j) & 1) {   // mutant: adjoint_of_the_next_document
@@ -1457,38 +1499,51 @@ __device__ inline float tssa_backward_documents(TssaStarts starts, const float* 
     return mine;
 }
 
-// Reads the chunk again for each slice: its addresses are not held in registers from slice to slice.
-template <bool WHOLE, typename S, int P, typename Documents>
-__device__ inline void tssa_backward_final(S* dw, TssaStarts starts, const float* back, const float* saved,
-                                           const float* pi_s, const float* mass_s, const float* du, const S* dy,
-                                           const S* w, Documents, const TssaDocuments* documents,
-                                           const volatile TssaChunk* chunk, TssaSize z) {
+// Halves: 1, or, if starts are kept and there are no documents, 2: then if WHOLE, half of the warp's lanes take each
+// half of the chunk, with twice the channels. Reads the chunk again for each slice: its addresses are not held in
+// registers from slice to slice.
+template <bool WHOLE, typename S, int P, typename Documents, typename Halves>
+__device__ inline void tssa_backward_final(S* dw, TssaSteps steps, TssaStarts starts, const float* back,
+                                           const float* saved, const S* dy, const S* w, Documents, Halves,
+                                           const TssaDocuments* documents, const volatile TssaChunk* chunk,
+                                           TssaSize z) {
+    constexpr int HALVES = WHOLE ? Halves::value : 1, VEC = HALVES * P, LANES = WARP / HALVES;
+    constexpr int STEPS = TSSA_CHUNK / HALVES;
     for (int h = warp_index(); h < z.NH; h += z.warps) {
-        const float *pi_h = pi_s + h * WARP, *mass_h = mass_s + h * WARP, *du_h = du + h * WARP;
-        for (int d = lane_index() * P; d < z.HS; d += WARP * P) {
+        for (int d = lane_index() % LANES * VEC; d < z.HS; d += LANES * VEC) {
             const TssaChunk k = {chunk->b, chunk->t0, chunk->n};
             const float *carry = saved + tssa_sums(k, z), *behind = back + tssa_sums(k, z);
-            const int c = h * z.HS + d;
+            const int c = h * z.HS + d, first = lane_index() / LANES * STEPS;
             const size_t row = tssa_row(k, z) + c;
             const unsigned resets = tssa_resets<Documents::value>(documents, k, z);
-            float RN[P], RS[P];
-            tssa_load_floats(RN, behind + z.narrow + c, true);
-            tssa_load_floats(RS, behind + c, true);
-            NO_UNROLL for (int t0 = (k.n - 1) / TSSA_BACK * TSSA_BACK; t0 >= 0; t0 -= TSSA_BACK) {
+            float RN[VEC], RS[VEC];
+            load_pack<VEC>(RN, behind + z.narrow + c);
+            load_pack<VEC>(RS, behind + c);
+            if (first + STEPS < TSSA_CHUNK) {
+                float dN[VEC], dS[VEC];
+                load_pack<VEC>(dN, starts.dN + c);
+                load_pack<VEC>(dS, starts.dS + c);
+                UNROLL for (int i = 0; i < VEC; i++) {
+                    RN[i] += dN[i];   // mutant: half_of_dN_dropped
+                    RS[i] += dS[i];   // mutant: half_of_dS_dropped
+                }
+            }
+            const int last = (WHOLE ? STEPS - 1 : k.n - 1) / TSSA_BACK * TSSA_BACK;
+            NO_UNROLL for (int t0 = first + last; t0 >= first; t0 -= TSSA_BACK) {
                 const size_t at = row + (unsigned)(t0 * z.C);
-                TssaPiece<P> piece;
-                float energy[P], N[P], before[P];
-                tssa_walk_to<WHOLE>(energy, N, t0, starts, carry, pi_h, w + row, resets, c, k, z);
-                UNROLL for (int i = 0; i < P; i++) before[i] = energy[i];
-                tssa_piece_forward<WHOLE>(piece, energy, N, pi_h, w + at, resets, t0, k, z);
-                bool above = !(resets >> t0 & ((1u << TSSA_BACK) - 1));
-                UNROLL for (int i = 0; i < P; i++) above = above && piece.S[0][i] > (float)TOST_ENERGY_MIN;
-                if (above)
-                    tssa_piece_backward<WHOLE, true>(dw + at, RN, RS, piece, before, pi_h, mass_h, du_h, dy + at, 0, t0,
-                                                     k, z);
-                else
-                    tssa_piece_backward<WHOLE, false>(dw + at, RN, RS, piece, before, pi_h, mass_h, du_h, dy + at,
-                                                      resets, t0, k, z);
+                float energy[VEC], A[VEC], x[TSSA_BACK][VEC], dy_d[TSSA_BACK][VEC];
+                tssa_walk_to<WHOLE>(energy, A, t0, starts, carry, steps.pi + h * WARP, w + row, resets, c, h, k, z);
+                tssa_load<WHOLE>(x, w + at, t0, true, k, z);
+                tssa_load<WHOLE>(dy_d, dy + at, t0, true, k, z);
+                const unsigned in_piece = resets >> t0 & ((1u << TSSA_BACK) - 1);
+                bool above = WHOLE && !in_piece;
+                UNROLL for (int i = 0; i < VEC; i++) above = above && energy[i] > (float)TOST_ENERGY_MIN;
+                if (above) tssa_piece_backward<true>(dy_d, RN, RS, energy, A, x, steps, h * WARP + t0, 0);
+                else tssa_piece_backward<false>(dy_d, RN, RS, energy, A, x, steps, h * WARP + t0, in_piece);
+                UNROLL for (int j = 0; j < TSSA_BACK; j++) {
+                    S* const dw_t = dw + at + (size_t)j * (unsigned)z.C;
+                    if (WHOLE || t0 + j < k.n) store_pack<VEC>(dw_t, dy_d[j]);   // mutant: chunk_edge_backward
+                }
             }
         }
     }
@@ -1497,57 +1552,82 @@ __device__ inline void tssa_backward_final(S* dw, TssaStarts starts, const float
 // Minimum traffic per row: 2C (w) + 2C (dy) + 2C (dw). Moved in addition: carries, back and totals, about
 // (4 + 8 + 8) (2C + NH)/32 = 1.25C, and 3 · 4 NH. The scans run from the last chunk to the first. sync: ticket, flags
 // of the scan of dN and dD, flags of that of dS; zero before the launch. back (B,chunks,sums): sums past each chunk of
-// dS (narrow), then of dN (C) and dD (NH).
-template <typename S, int P, bool UNIFORM, bool DOCUMENTS>
-__global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
+// dS (narrow), then of dN (C) and dD (NH). HEADS: if not 0, NH, of TSSA_PRESET_HS channels each: sizes known to the
+// compiler save most of the address arithmetic. Floats and documents need the registers of two blocks.
+template <typename S, int P, bool UNIFORM, bool DOCUMENTS, int HEADS>
+__global__ void __launch_bounds__(TSSA_WARPS* WARP, DOCUMENTS && sizeof(S) > 2 ? 1 : TSSA_BLOCKS)
     tssa_backward_kernel(S* RESTRICT dw, float* da, float* dtemp, float* back, TssaStates states, float* totals,
                          int* sync, const S* RESTRICT dy, const S* RESTRICT w, const float* RESTRICT u,
                          const float* RESTRICT pi, const float* RESTRICT saved,
                          const float* RESTRICT temp, const TssaDocuments* RESTRICT documents, bool keep_starts,
                          TssaSize z) {
     dependency_wait();
-    DYNAMIC_SHARED(float, shared);   // (4,NH,32), and TssaStarts
+    DYNAMIC_SHARED(float, shared);   // tssa_steps_size, tssa_starts_size
+    static_assert((tssa_steps_size(HEADS) + tssa_starts_size(HEADS * TSSA_PRESET_HS)) * sizeof(float) <=
+                  MAX_ALLOWED_SHARED, "starts are kept");
     __shared__ TssaChunk chunk;
-    float *pi_s = shared, *mass_s = pi_s + z.NH * WARP, *x = mass_s + z.NH * WARP, *du = x + z.NH * WARP;
-    const TssaStarts starts = keep_starts ? TssaStarts{du + z.NH * WARP, du + z.NH * WARP + TSSA_STARTS * z.C}
-                                          : TssaStarts{NULL, NULL};
+    if constexpr (HEADS > 0) {
+        z.NH = HEADS, z.HS = TSSA_PRESET_HS, z.C = HEADS * z.HS;
+        z.warps = tssa_threads(z.C, z.NH) / WARP, z.narrow = scan_stride(z.C), z.wide = scan_stride(z.C + z.NH);
+    }
+    const std::integral_constant<int, (HEADS > 0 ? TSSA_PIECE : TSSA_BACK)> piece;   // the steps in registers at once
+    const int array = z.NH * WARP;
+    const TssaSteps steps = {shared, shared + array, shared + 2 * array, shared + 2 * array, shared + 2 * array};
+    float* const kept = shared + tssa_steps_size(z.NH);
+    const TssaStarts starts = {HEADS > 0 || keep_starts, kept, kept + TSSA_STARTS * z.C, kept + 2 * TSSA_STARTS * z.C,
+                               kept + (2 * TSSA_STARTS + 1) * z.C};
     tssa_chunk<true>(&chunk, sync, z);
     TssaChunk k = chunk;
     unsigned resets = tssa_resets<DOCUMENTS>(documents, k, z);
-    tssa_backward_masses(pi_s, mass_s, pi, saved + tssa_sums(k, z) + z.narrow + z.C, resets, k, z);
-    TSSA_COLUMNS(tssa_statistics_backward, tssa_totals<true>(totals, k.b, tssa_scan_place(true, k, z), z), x,
-                 starts.N, saved + tssa_sums(k, z), pi_s, mass_s, dy + tssa_row(k, z), w + tssa_row(k, z),
-                 std::integral_constant<bool, DOCUMENTS>(), resets, k, z);
+    tssa_backward_steps(steps, pi, saved + tssa_sums(k, z) + z.narrow + z.C, resets, k, z);
+    TSSA_COLUMNS(tssa_statistics_backward, tssa_totals<true>(totals, k.b, tssa_scan_place(true, k, z), z), steps,
+                 starts, saved + tssa_sums(k, z), dy + tssa_row(k, z), w + tssa_row(k, z), piece, resets, k, z);
     tssa_scan<true, true, DOCUMENTS>(back, states, totals, sync + 1, documents, &chunk, z);
     k = chunk;
     resets = tssa_resets<DOCUMENTS>(documents, k, z);
     if constexpr (UNIFORM) {
-        membership_uniform_backward(du, back + tssa_sums(k, z), starts.S, z);
+        membership_uniform_backward(steps.du, back + tssa_sums(k, z), starts, z);
     } else {
         for (int h = warp_index(); resets && h < z.NH; h += z.warps)
-            x[h * WARP + lane_index()] = TSSA_COLUMNS(
-                tssa_backward_documents, starts, saved + tssa_sums(k, z), back + tssa_sums(k, z) + z.narrow,
-                pi_s + h * WARP, mass_s + h * WARP, dy + tssa_row(k, z), w + tssa_row(k, z), resets, h, k, z);
+            steps.dpi[h * WARP + lane_index()] = TSSA_COLUMNS(
+                tssa_backward_documents, steps, starts, saved + tssa_sums(k, z), back + tssa_sums(k, z) + z.narrow,
+                dy + tssa_row(k, z), w + tssa_row(k, z), resets, h, k, z);
         for (int h = warp_index(); !resets && h < z.NH; h += z.warps)
-            x[h * WARP + lane_index()] += TSSA_TILES(
-                tssa_backward_membership, tssa_totals<true>(totals, k.b, tssa_scan_place(true, k, z), z),
+            steps.dpi[h * WARP + lane_index()] += TSSA_TILES(
+                tssa_backward_membership, tssa_totals<true>(totals, k.b, tssa_scan_place(true, k, z), z), starts,
                 back + tssa_sums(k, z) + z.narrow, w + tssa_row(k, z), h, k, z);
-        membership_backward(du, da, dtemp, x, pi_s, u, temp, k, z);
+        membership_backward(steps, da, dtemp, u, temp, k, z);
         TSSA_COLUMNS(tssa_energy_backward_totals,
-                     tssa_totals<false>(totals, k.b, tssa_scan_place(true, k, z), z), starts.S,
-                     saved + tssa_sums(k, z), du, w + tssa_row(k, z), resets, k, z);
+                     tssa_totals<false>(totals, k.b, tssa_scan_place(true, k, z), z), starts,
+                     saved + tssa_sums(k, z), steps.du, w + tssa_row(k, z), piece, resets, k, z);
         tssa_scan<false, true, DOCUMENTS>(back, states, totals, sync + 1, documents, &chunk, z);
     }
     k = chunk;
-    TSSA_COLUMNS(tssa_backward_final, dw, starts, back, saved, pi_s, mass_s, du, dy, w,
-                 std::integral_constant<bool, DOCUMENTS>(), documents, &chunk, z);
+    TSSA_COLUMNS(tssa_backward_final, dw, steps, starts, back, saved, dy, w, std::integral_constant<bool, DOCUMENTS>(),
+                 std::integral_constant<int, (HEADS > 0 ? 2 : 1)>(), documents, &chunk, z);
 }
 
-template <typename S, bool DOCUMENTS> static auto tssa_backward_choice(bool pairs, bool uniform) {
-    return uniform ? (pairs ? tssa_backward_kernel<S, 2, true, DOCUMENTS>
-                            : tssa_backward_kernel<S, 1, true, DOCUMENTS>)
-                   : (pairs ? tssa_backward_kernel<S, 2, false, DOCUMENTS>
-                            : tssa_backward_kernel<S, 1, false, DOCUMENTS>);
+template <typename S, int HEADS> static auto tssa_backward_instance(TssaSize z, bool uniform, bool documents) {
+    if constexpr (HEADS > 0) return tssa_backward_kernel<S, 2, false, false, HEADS>;
+    const bool pairs = tssa_pairs(z);
+    if (documents)
+        return uniform ? (pairs ? tssa_backward_kernel<S, 2, true, true, 0> : tssa_backward_kernel<S, 1, true, true, 0>)
+                       : (pairs ? tssa_backward_kernel<S, 2, false, true, 0>
+                                : tssa_backward_kernel<S, 1, false, true, 0>);
+    return uniform ? (pairs ? tssa_backward_kernel<S, 2, true, false, 0> : tssa_backward_kernel<S, 1, true, false, 0>)
+                   : (pairs ? tssa_backward_kernel<S, 2, false, false, 0>
+                            : tssa_backward_kernel<S, 1, false, false, 0>);
+}
+
+// The presets have kernels of their own.
+template <typename S> static auto tssa_backward_choice(TssaSize z, bool uniform, bool documents) {
+    if constexpr (std::is_same<S, bf16>::value) {
+        const int preset = z.HS == TSSA_PRESET_HS && !uniform && !documents ? z.NH : 0;
+        if (preset == 12) return tssa_backward_instance<S, 12>(z, uniform, documents);
+        if (preset == 16) return tssa_backward_instance<S, 16>(z, uniform, documents);
+        if (preset == 20) return tssa_backward_instance<S, 20>(z, uniform, documents);
+    }
+    return tssa_backward_instance<S, 0>(z, uniform, documents);
 }
 
 // dw =; da (B,NH,T), dtemp_partial (NH,B·chunks): for TssaSums. back and totals are working space. A uniform membership
@@ -1558,12 +1638,10 @@ static void tssa_backward(cudaStream_t stream, S* dw, float* da, float* dtemp_pa
                           const float* saved, const float* temp, StepInput step, int membership, int B, int T, int C,
                           int NH) {
     const TssaSize z = tssa_size(B, T, C, NH);
-    const size_t least = 4 * (size_t)NH * WARP * sizeof(float), starts = 2 * TSSA_STARTS * (size_t)C * sizeof(float);
-    const bool uniform = membership == TOST_UNIFORM, pairs = tssa_pairs(z),
-               keep_starts = least + starts <= MAX_ALLOWED_SHARED;
+    const size_t least = tssa_steps_size(NH) * sizeof(float), starts = tssa_starts_size(C) * sizeof(float);
+    const bool uniform = membership == TOST_UNIFORM, keep_starts = least + starts <= MAX_ALLOWED_SHARED;
     const size_t shared = least + keep_starts * starts;
-    const auto tssa_backward_variant = step.documents ? tssa_backward_choice<S, true>(pairs, uniform)
-                                                      : tssa_backward_choice<S, false>(pairs, uniform);
+    const auto tssa_backward_variant = tssa_backward_choice<S>(z, uniform, step.documents != NULL);
     allow_shared(tssa_backward_variant, shared);
     LAUNCH(tssa_backward_variant, B * z.chunks, tssa_threads(C, NH), shared, stream, dw, da,
            dtemp_partial, back, states, totals, sync, dy, w, u, pi, saved, temp, step.documents, keep_starts, z);

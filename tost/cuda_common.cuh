@@ -69,7 +69,7 @@ template <typename K> inline void allow_shared(K* kernel, size_t bytes) {
         CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
 }
 
-static inline int div_up(size_t n, size_t by) { return (int)((n + by - 1) / by); }
+__host__ __device__ constexpr int div_up(size_t n, size_t by) { return (int)((n + by - 1) / by); }
 
 // ---------------------------------------------------------------------------------------------
 // Storage types: arrays hold float or bf16, arithmetic is float.

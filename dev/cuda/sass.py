@@ -58,11 +58,9 @@ KERNELS = {
         {0: ROWS / 2 / 528}),
     "gelu_backward": ("_Z20gelu_backward_kernelI13__nv_bfloat16Li8E6NoCopy", LAYERS, 528 * 3 * 4, 1,
                       {0: f"{2 * ROWS / 528}/load"}),
-    # The copies for whole tiles: those for others have 0 trips. Where a loop holds code that is not for this size, its
-    # share of a trip.
-    "tssa_backward": ("_Z20tssa_backward_kernelI13__nv_bfloat16Li2ELb0E", LAYERS, CHUNKS * 12, 50,
-                      {3: 4 * 0.5, 4: 0, **scan_trips(7, 7), 18: 2, 19: 0, 21: 0, 23: 0, 24: 3, 25: 0, 29: 4 * 0.3,
-                       30: 0, **scan_trips(33, 6), 44: 8 * 0.62, 45: 0, 46: 0}),
+    "tssa_backward": ("_Z20tssa_backward_kernelI13__nv_bfloat16Li2ELb0ELb0ELi12E", LAYERS, CHUNKS * 12, 29,
+                      {0: 0, 4: 2, 5: 2, **scan_trips(6, 7), 15: 0, 16: 0, 17: 2 * 0.51, **scan_trips(18, 6), 27: 0,
+                       28: 4 * 0.54}),
     "bias_backward": ("_Z20bias_backward_kernelI13__nv_bfloat16Li4E", LAYERS, 528 * 8, 3,
                       {0: 0, 2: f"{ROWS / 528}/load"}),
     "embedding_segment": ("_Z24embedding_segment_kernelILi4E", 1, 4096 * 6, 4,

@@ -245,6 +245,9 @@ template <typename S> void test_tssa_variants(Checks* c) {
     const TssaCase cases[] = {
         {1536, 24, 1, ragged, false, false, 0, 0},   // heads of 64: two channels per lane; starts not in shared memory
         {1536, 24, 1, whole, true, false, 0, 0},
+        {768, 12, 1, ragged, false, false, 0, 0},    // presets: kernels of their own in bf16
+        {768, 12, 1, 2 * whole, false, true, whole, 0},
+        {1280, 20, 1, whole, false, false, 0, 0},
         {1258, 37, 1, whole, false, false, 0, 0},    // heads of 34: idle lanes
         {1248, 39, 1, ragged, false, false, 0, 0},   // heads of 32: one channel per lane
         {1248, 39, 1, whole, true, false, 0, 0},

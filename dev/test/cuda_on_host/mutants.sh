@@ -68,9 +68,9 @@ moments_of_the_last_document | s/if (resets.*set_zero(N);//
 sums_past_the_start | s/!resets_until(resets, t0 + j)/true/
 energies_past_the_start | s/!resets_until(resets, t0 + j)/true/
 adjoint_of_the_next_document | s/resets >> (t0 + j) & 1/false/
-walk_past_the_start | s/resets >> (t0 + j) & 1/false/
-moments_of_the_next_document | s/if (starts) set_zero(RN);//
-energy_of_the_next_document | s/if (starts) set_zero(RS);//
+walk_past_the_start | s/resets >> j & 1/false/
+moments_of_the_next_document | s/if (resets.*= 0.0f;//
+energy_of_the_next_document | s/if (resets.*= 0.0f;//
 no_accumulation | s/add ? 1\.0f/add ? 0.0f/
 weights_not_overwritten | s/: 0\.0f/: 1.0f/
 wte_not_overwritten | s/: 0\.0f/: 1.0f/
@@ -88,7 +88,10 @@ whole_tile_unasked | s/k.n == TSSA_CHUNK/true/
 whole_columns_unasked | s/k.n == TSSA_CHUNK/true/
 group_sums_unsynchronized | s/__syncwarp();//
 start_of_group_dropped | s/+= start\[i\]/+= 0.0f/
-start_not_kept | s/sum\[i\]/0.0f/
+start_not_kept | s/store_pack.*;/{}/
+half_of_dN_dropped | s/+= dN\[i\]/+= 0.0f/
+half_of_dS_dropped | s/+= dS\[i\]/+= 0.0f/
+mean_unsynchronized | s/__syncthreads();//
 moments_before_dropped | s/part.*;//
 bias_of_the_branch_unscaled | s/total.*;/;/
 energy_below_its_least | s/= ABOVE.*/= true;/
