@@ -584,8 +584,8 @@ struct TssaChunk { int b, t0, n; };   // the block's work: steps t0 to t0 + n - 
 // registers hold them during the scans.
 template <bool BACKWARD> __device__ inline void tssa_chunk(TssaChunk* chunk, int* sync, TssaSize z) {
     scan_ticket(sync, [&](int unit) {
-        const int place = unit / z.B, t0 = (BACKWARD ? z.chunks - 1 - place : place) * TSSA_CHUNK;
-        *chunk = {unit % z.B, t0, min(z.T - t0, TSSA_CHUNK)};
+        const int place = (unsigned)unit / (unsigned)z.B, t0 = (BACKWARD ? z.chunks - 1 - place : place) * TSSA_CHUNK;
+        *chunk = {unit - place * z.B, t0, min(z.T - t0, TSSA_CHUNK)};
     });
 }
 
@@ -661,6 +661,8 @@ enum { TILE_CHANNELS, TILE_PACKS, TILE_WHOLE };
 template <int KIND, typename S>
 constexpr int TILE_ROWS = KIND == TILE_CHANNELS ? 1 : KIND == TILE_PACKS || sizeof(S) > 2 ? 2 : TSSA_STEPS;
 
+__host__ __device__ inline int tssa_padded(int HS) { return (HS + TSSA_VEC - 1) / TSSA_VEC * TSSA_VEC; }
+
 __device__ inline bool tssa_whole_tiles(TssaChunk k, TssaSize z) {
     return k.n == TSSA_CHUNK && z.HS % TSSA_TILE_WIDTH == 0;   // mutant: whole_tile_unasked
 }
@@ -676,6 +678,11 @@ struct TssaTile {
     __device__ TssaTile(int h, int d0, TssaSize z)
         : group(lane_index() / TSSA_LANES), d(d0 + lane_index() % TSSA_LANES * TSSA_VEC), c(h * z.HS + d) {}
 };
+
+// Offset of the lane's channels in the first row of its group, in rows of C
+__device__ inline size_t tile_row(TssaTile tile, TssaChunk k, TssaSize z) {
+    return (size_t)(unsigned)(k.b * z.T + k.t0 + tile.group * TSSA_STEPS) * (unsigned)z.C + (unsigned)tile.c;
+}
 
 // The lane's channels of N rows from step t0 of its group on. p: the chunk's first row. Zeros, the identity of every
 // sum here, past the chunk's end and outside of the head.
@@ -702,11 +709,54 @@ __device__ inline void tile_floats(float (&x)[TSSA_VEC], const float* p, TssaTil
         if (tile.d + i < z.HS) x[i] = p[tile.c + i];
 }
 
-// Shared memory for sums over groups of steps. starts (3,NH,padded HS): Σ over groups 0 to g; last (warps,64): of group
-// 3, until it is added.
-struct TssaGroups { float *starts, *last; };
+// What a warp with a single whole tile holds in shared memory: sums over its groups of steps, and its rows of w, which
+// it reads from memory only once. A lane reads the rows that it wrote itself.
+template <typename S> struct TssaHeld {
+    alignas(16) float groups[TSSA_GROUPS][TSSA_TILE_WIDTH];
+    alignas(16) S rows[TSSA_STEPS][WARP][TSSA_VEC];
+};
 
-__host__ __device__ inline int tssa_padded(int HS) { return (HS + TSSA_VEC - 1) / TSSA_VEC * TSSA_VEC; }
+// The block's chunk. With a constant length, the compiler removes checks.
+template <bool HELD> __device__ inline TssaChunk tssa_chunk_of(const TssaChunk* chunk) {
+    return {chunk->b, chunk->t0, HELD ? TSSA_CHUNK : chunk->n};
+}
+
+// Heads that the arrays over heads in shared memory have room for
+template <bool HELD> __device__ inline int tssa_room(TssaSize z) { return HELD ? TSSA_WARPS : z.NH; }
+
+// Rows of w: in memory or, if HELD, where the warp holds them.
+template <typename S, bool HELD> struct TssaRows { const S* w; TssaHeld<S>* held; };
+
+template <typename S> __device__ inline void tile_hold(TssaRows<S, true> rows, TssaTile tile, TssaChunk k, TssaSize z) {
+    const S* row = rows.w + tile_row(tile, k, z);
+    S x[TSSA_STEPS][TSSA_VEC];
+    UNROLL for (int j = 0; j < TSSA_STEPS; j++, row += z.C) load_word<sizeof x[j]>(x[j], row);
+    UNROLL for (int j = 0; j < TSSA_STEPS; j++) store_word<sizeof x[j]>(rows.held->rows[j][lane_index()], x[j]);
+}
+
+template <int KIND, int N, typename S, bool HELD>
+__device__ inline void tile_load(float (&x)[N][TSSA_VEC], TssaRows<S, HELD> rows, int t0, TssaTile tile, TssaChunk k,
+                                 TssaSize z) {
+    if constexpr (HELD) {
+        UNROLL for (int j = 0; j < N; j++) load_pack<TSSA_VEC>(x[j], rows.held->rows[t0 + j][lane_index()]);
+    } else {
+        tile_load<KIND>(x, rows.w + tssa_row(k, z), t0, tile, k, z);
+    }
+}
+
+// Shared memory for sums over groups of steps. starts (3,NH,padded HS): Σ over groups 0 to g; last (warps,64): of group
+// 3, until it is added. If a warp holds its tile: starts (4,64) of the warp.
+template <bool HELD> struct TssaGroups {
+    float *starts, *last;
+
+    // Of group g, from channel d of head h on
+    __device__ float* at(int g, int h, int d, TssaSize z) const {
+        if (HELD) return starts + g * TSSA_TILE_WIDTH + d;
+        if (g < TSSA_GROUPS - 1) return starts + (g * z.NH + h) * tssa_padded(z.HS) + d;
+        return last + warp_index() * TSSA_TILE_WIDTH + d % TSSA_TILE_WIDTH;
+    }
+};
+
 static size_t tssa_groups_size(int HS, int NH, int threads) {
     return (TSSA_GROUPS - 1) * (size_t)NH * tssa_padded(HS) + threads / WARP * TSSA_TILE_WIDTH;
 }
@@ -718,19 +768,17 @@ __device__ inline unsigned resets_in_group(unsigned resets, int g) {
 }
 
 // From each lane's sum over its group of steps: groups, and totals over the chunk. A lane takes 2 channels.
-template <int KIND>
-__device__ inline void tile_group_sums(float* totals, TssaGroups groups, const float (&sum)[TSSA_VEC], unsigned resets,
-                                       int h, int d0, TssaTile tile, TssaSize z) {
-    const int padded = tssa_padded(z.HS), array = z.NH * padded, d = d0 + 2 * lane_index();
-    float *starts = groups.starts + h * padded, *last = groups.last + warp_index() * TSSA_TILE_WIDTH;
-    float* own = tile.group < TSSA_GROUPS - 1 ? starts + tile.group * array + tile.d : last + tile.d - d0;
-    if (KIND == TILE_WHOLE || tile.d < padded) store_pack<TSSA_VEC>(own, sum);
+template <int KIND, bool HELD>
+__device__ inline void tile_group_sums(float* totals, TssaGroups<HELD> groups, const float (&sum)[TSSA_VEC],
+                                       unsigned resets, int h, int d0, TssaTile tile, TssaSize z) {
+    const int padded = tssa_padded(z.HS), d = d0 + 2 * lane_index();
+    if (KIND == TILE_WHOLE || tile.d < padded) store_pack<TSSA_VEC>(groups.at(tile.group, h, tile.d, z), sum);
     __syncwarp();   // mutant: group_sums_unsynchronized
     if (KIND == TILE_WHOLE || d < padded) {
         float total[2], part[2];
-        load_pack<2>(total, starts + d);
+        load_pack<2>(total, groups.at(0, h, d, z));
         UNROLL for (int g = 1; g < TSSA_GROUPS; g++) {
-            float* from = g < TSSA_GROUPS - 1 ? starts + g * array + d : last + d - d0;
+            float* from = groups.at(g, h, d, z);
             load_pack<2>(part, from);
             if (resets_in_group(resets, g)) set_zero(total);   // mutant: groups_of_two_documents
             UNROLL for (int i = 0; i < 2; i++) total[i] += part[i];
@@ -748,38 +796,37 @@ __device__ inline void tile_group_sums(float* totals, TssaGroups groups, const f
 }
 
 // Sums before the lane's first step: before the chunk, carry (C), and over the groups before the lane's.
-template <int KIND>
-__device__ inline void tile_start(float (&sum)[TSSA_VEC], const float* carry, TssaGroups groups, unsigned resets, int h,
-                                  TssaTile tile, TssaSize z) {
-    const int padded = tssa_padded(z.HS);
+template <int KIND, bool HELD>
+__device__ inline void tile_start(float (&sum)[TSSA_VEC], const float* carry, TssaGroups<HELD> groups, unsigned resets,
+                                  int h, TssaTile tile, TssaSize z) {
     float start[TSSA_VEC] = {};
     tile_floats<KIND>(sum, carry, tile, z);
     if (resets_before_group(resets, tile.group)) set_zero(sum);   // mutant: carry_of_the_last_document
-    if (tile.group > 0 && (KIND == TILE_WHOLE || tile.d < padded))
-        load_pack<TSSA_VEC>(start, groups.starts + ((tile.group - 1) * z.NH + h) * padded + tile.d);
+    if (tile.group > 0 && (KIND == TILE_WHOLE || tile.d < tssa_padded(z.HS)))
+        load_pack<TSSA_VEC>(start, groups.at(tile.group - 1, h, tile.d, z));
     UNROLL for (int i = 0; i < TSSA_VEC; i++) sum[i] += start[i];   // mutant: start_of_group_dropped
 }
 
-// Calls f(h, d0) for the tiles of this warp's heads.
-template <typename F> __device__ inline void tssa_for_tiles(TssaSize z, F f) {
-    for (int h = warp_index(); h < z.NH; h += z.warps)
-        for (int d0 = 0; d0 < z.HS; d0 += TSSA_TILE_WIDTH) f(h, d0);
+// Calls f(h) for this warp's heads. ONE: it has exactly one.
+template <bool ONE, typename F> __device__ inline void tssa_for_heads(TssaSize z, F f) {
+    if constexpr (ONE) f(warp_index());
+    else NO_UNROLL for (int h = warp_index(); h < z.NH; h += z.warps) f(h);
 }
 
-// Sums of s Π with pi (NH,32), or of s if pi is nullptr. totals: over the chunk, from its last reset on; groups: over
-// groups of steps.
-template <int KIND, typename S, typename Pi>
-__device__ inline void tssa_chunk_totals(float* totals, TssaGroups groups, Pi pi, const S* w, unsigned resets,
-                                         TssaChunk k, TssaSize z) {
+// Sums of head h: of s Π with pi (32), or of s if pi is nullptr. totals: over the chunk, from its last reset on;
+// groups: over groups of steps.
+template <int KIND, typename S, bool HELD, typename Pi>
+__device__ inline void tssa_chunk_totals(float* totals, TssaGroups<HELD> groups, Pi pi, TssaRows<S, HELD> rows,
+                                         unsigned resets, int h, TssaChunk k, TssaSize z) {
     constexpr int ROWS = TILE_ROWS<KIND, S>;
     constexpr bool WEIGHTED = !std::is_null_pointer<Pi>::value;
-    tssa_for_tiles(z, [&](int h, int d0) {
+    for (int d0 = 0; d0 < z.HS; d0 += TSSA_TILE_WIDTH) {
         const TssaTile tile(h, d0, z);
         float sum[TSSA_VEC] = {};
         NO_UNROLL for (int t0 = 0; t0 < TSSA_STEPS; t0 += ROWS) {
             float x[ROWS][TSSA_VEC], pi_t[ROWS];
-            tile_load<KIND>(x, w, t0, tile, k, z);
-            if constexpr (WEIGHTED) load_pack<ROWS>(pi_t, pi + h * WARP + tile.group * TSSA_STEPS + t0);
+            tile_load<KIND>(x, rows, t0, tile, k, z);
+            if constexpr (WEIGHTED) load_pack<ROWS>(pi_t, pi + tile.group * TSSA_STEPS + t0);
             UNROLL for (int j = 0; j < ROWS; j++) {
                 if (resets_in_group(resets, tile.group) >> (t0 + j) & 1) set_zero(sum);
                 UNROLL for (int i = 0; i < TSSA_VEC; i++)
@@ -787,7 +834,7 @@ __device__ inline void tssa_chunk_totals(float* totals, TssaGroups groups, Pi pi
             }
         }
         tile_group_sums<KIND>(totals, groups, sum, resets, h, d0, tile, z);
-    });
+    }
 }
 
 // mine += Σ over the head's channels of x[j], for the lane of step t0 + j of the lane's group.
@@ -814,52 +861,64 @@ __device__ inline void tile_ratios(float (&ratios)[ROWS], float (&energy)[TSSA_V
 }
 
 // Lane t returns Σ_d s/max(S, 1e-12) of head h at step t. carry: S before the chunk.
-template <int KIND, typename S>
-__device__ inline float tssa_energy_ratios(const float* carry, TssaGroups groups, const S* w, unsigned resets, int h,
-                                           TssaChunk k, TssaSize z) {
-    constexpr int ROWS = TILE_ROWS<KIND, S>;
+template <int KIND, typename S, bool HELD>
+__device__ inline float tssa_energy_ratios(const float* carry, TssaGroups<HELD> groups, TssaRows<S, HELD> rows,
+                                           unsigned resets, int h, TssaChunk k, TssaSize z) {
+    constexpr int ROWS = TILE_ROWS<KIND, S>, SLOW_ROWS = KIND == TILE_WHOLE ? 1 : ROWS;
     float mine = 0.0f;
     for (int d0 = 0; d0 < z.HS; d0 += TSSA_TILE_WIDTH) {
         const TssaTile tile(h, d0, z);
         float energy[TSSA_VEC];
         tile_start<KIND>(energy, carry, groups, resets, h, tile, z);
-        NO_UNROLL for (int t0 = 0; t0 < TSSA_STEPS; t0 += ROWS) {
-            float x[ROWS][TSSA_VEC], ratios[ROWS];
-            tile_load<KIND>(x, w, t0, tile, k, z);
-            const unsigned in_rows = resets_in_group(resets, tile.group) >> t0 & ((1u << ROWS) - 1);
-            bool above = KIND == TILE_WHOLE && !in_rows;
-            UNROLL for (int i = 0; i < TSSA_VEC; i++) above = above && energy[i] > (float)TOST_ENERGY_MIN;
-            if (above) tile_ratios<true>(ratios, energy, x, 0);
-            else tile_ratios<false>(ratios, energy, x, in_rows);
+        bool above = KIND == TILE_WHOLE && resets == 0;
+        UNROLL for (int i = 0; i < TSSA_VEC; i++) above = above && energy[i] > (float)TOST_ENERGY_MIN;
+        int t0 = 0;
+        if (__all_sync(FULL_WARP, above)) {
+            NO_UNROLL for (; t0 < TSSA_STEPS; t0 += ROWS) {
+                float x[ROWS][TSSA_VEC], ratios[ROWS];
+                tile_load<KIND>(x, rows, t0, tile, k, z);
+                tile_ratios<true>(ratios, energy, x, 0);
+                tile_add_channels(mine, ratios, t0);
+            }
+        }
+        NO_UNROLL for (; t0 < TSSA_STEPS; t0 += SLOW_ROWS) {
+            float x[SLOW_ROWS][TSSA_VEC], ratios[SLOW_ROWS];
+            tile_load<KIND>(x, rows, t0, tile, k, z);
+            tile_ratios<false>(ratios, energy, x, resets_in_group(resets, tile.group) >> t0);
             tile_add_channels(mine, ratios, t0);
         }
     }
     return mine;
 }
 
-// x (NH,32) becomes its softmax over the heads, column by column; scratch (NH,32).
-__device__ inline void membership_forward(float* x, float* scratch, TssaSize z) {
-    __syncthreads();   // mutant: softmax_unsynchronized
-    float top = -INFINITY;
-    for (int h = 0; h < z.NH; h++) top = fmaxf(top, x[h * WARP + lane_index()]);
-    for (int h = warp_index(); h < z.NH; h += z.warps)
-        scratch[h * WARP + lane_index()] = expf(x[h * WARP + lane_index()] - top);
-    __syncthreads();
-    float sum = 0.0f;
-    for (int h = 0; h < z.NH; h++) sum += scratch[h * WARP + lane_index()];   // mutant: softmax_over_time
-    for (int h = warp_index(); h < z.NH; h += z.warps)
-        x[h * WARP + lane_index()] = scratch[h * WARP + lane_index()] * reciprocal(sum);
-    __syncthreads();
+// The logits of membership, temp u, of a step are neighbors in shared memory: (32,stride), with an odd number of packs
+// of 4 heads per step, so that 8 lanes can read packs of 8 steps at once. Those past the last head are -infinity.
+constexpr int TSSA_PACK = 4;
+__host__ __device__ inline int tssa_logits_stride(int heads) {
+    return ((heads + TSSA_PACK - 1) / TSSA_PACK | 1) * TSSA_PACK;
 }
 
-// x (NH,32) = 1/NH. S is not computed: carry (C), and end (C) unless NULL, are set to zero.
-__device__ inline void membership_uniform(float* x, float* carry, double* end, TssaSize z) {
-    for (int i = threadIdx.x; i < z.NH * WARP; i += blockDim.x) x[i] = 1.0f / z.NH;
+// Π[h], softmax over the heads. x (heads): the logits of the step. In bf16 as 1 / Σ_h' e^(x[h'] - x[h]), which needs no
+// maximum: if the sum overflows, Π is 0.
+template <typename S> __device__ inline float membership_forward(const float* x, int h, int heads) {
+    constexpr bool FLOAT = std::is_same<S, float>::value;
+    const float own = x[h];
+    float top = own, sum = 0.0f, part[TSSA_PACK];
+    for (int i = 0; FLOAT && i < heads; i++) top = fmaxf(top, x[i]);
+    for (int i = 0; i < heads; i += TSSA_PACK) {
+        load_pack<TSSA_PACK>(part, x + i);   // mutant: softmax_over_time
+        UNROLL for (int j = 0; j < TSSA_PACK; j++)
+            sum += FLOAT ? expf(part[j] - top) : power_of_2(LOG2_E * (part[j] - top));
+    }
+    return (FLOAT ? expf(own - top) : 1.0f) * reciprocal(sum);
+}
+
+// S is not computed: carry (C), and end (C) unless NULL, are set to zero.
+__device__ inline void membership_uniform(float* carry, double* end, TssaSize z) {
     for (int c = threadIdx.x; c < z.C; c += blockDim.x) {
         carry[c] = 0.0f;
         if (end) end[c] = 0.0;
     }
-    __syncthreads();
 }
 
 __device__ inline int tssa_scan_place(bool backward, TssaChunk k, TssaSize z) {
@@ -888,9 +947,7 @@ __device__ inline void tssa_scanned(float* carry, double* end, const double* sta
 template <bool WIDE, bool BACKWARD, bool DOCUMENTS>
 __device__ inline void tssa_scan(float* sums, TssaStates states, float* totals, int* flags,
                                  const TssaDocuments* documents, const TssaChunk* chunk, TssaSize z) {
-    // These read *chunk at each use, so that no registers hold them during the waits.
-    const auto own_flags = [&] { return flags + ((WIDE != BACKWARD ? z.B : 0) + chunk->b) * z.slots; };
-    const auto from = [&](bool inclusive) {
+    const auto from = [&](bool inclusive) {   // read at each use, so that no register holds it during the waits
         if constexpr (!DOCUMENTS) return -1;
         const TssaChunk k = *chunk;
         const TssaDocuments d = documents[k.b * z.chunks + tssa_place(k)];
@@ -909,48 +966,54 @@ __device__ inline void tssa_scan(float* sums, TssaStates states, float* totals, 
                      tssa_totals<WIDE>(totals, k.b, place, z) + c, tssa_resets<DOCUMENTS>(documents, k, z) != 0,
                      (WIDE ? z.C + z.NH : z.C) - c);
     };
-    scan_columns<DOCUMENTS>(tssa_totals<WIDE>(totals, chunk->b, 0, z), own_flags, WIDE ? z.wide : z.narrow,
+    scan_columns<DOCUMENTS>(tssa_totals<WIDE>(totals, chunk->b, 0, z),
+                            flags + ((WIDE != BACKWARD ? z.B : 0) + chunk->b) * z.slots, WIDE ? z.wide : z.narrow,
                             tssa_scan_place(BACKWARD, *chunk, z), z.chunks, from, scanned);
 }
 
-// u of the chunk, and x (NH,32) = Π. scratch (NH,32)
-template <typename S, bool DOCUMENTS>
-__device__ inline void membership_learned(float* x, float* scratch, TssaGroups groups, float* u, float* saved,
-                                          TssaStates states, float* totals, int* flags, const S* w, const float* temp,
+// u of the chunk, and x (32,stride): the logits of membership
+template <typename S, bool HELD, bool DOCUMENTS>
+__device__ inline void membership_learned(float* x, TssaGroups<HELD> groups, float* u, float* saved, TssaStates states,
+                                          float* totals, int* flags, TssaRows<S, HELD> rows, const float* temp,
                                           const float* denom_bias, const StepHeader* step, int block_size,
                                           const TssaDocuments* documents, const TssaChunk* chunk, TssaSize z) {
-    TssaChunk k = *chunk;
-    TSSA_TILES(tssa_chunk_totals, tssa_totals<false>(totals, k.b, tssa_place(k), z), groups, nullptr,
-               w + tssa_row(k, z), tssa_resets<DOCUMENTS>(documents, k, z), k, z);
+    TssaChunk k = tssa_chunk_of<HELD>(chunk);
+    unsigned resets = tssa_resets<DOCUMENTS>(documents, k, z);
+    tssa_for_heads<HELD>(z, [&](int h) {
+        TSSA_TILES(tssa_chunk_totals, tssa_totals<false>(totals, k.b, tssa_place(k), z), groups, nullptr, rows, resets,
+                   h, k, z);
+    });
     tssa_scan<false, false, DOCUMENTS>(saved, states, totals, flags, documents, chunk, z);
-    k = *chunk;
-    const unsigned resets = tssa_resets<DOCUMENTS>(documents, k, z);
-    for (int h = warp_index(); h < z.NH; h += z.warps) {
-        const float ratios =
-            TSSA_TILES(tssa_energy_ratios, saved + tssa_sums(k, z), groups, w + tssa_row(k, z), resets, h, k, z);
+    k = tssa_chunk_of<HELD>(chunk);
+    resets = tssa_resets<DOCUMENTS>(documents, k, z);
+    const int stride = tssa_logits_stride(tssa_room<HELD>(z));
+    tssa_for_heads<HELD>(z, [&](int h) {
+        const float ratios = TSSA_TILES(tssa_energy_ratios, saved + tssa_sums(k, z), groups, rows, resets, h, k, z);
         const bool inside = lane_index() < k.n;   // mutant: chunk_edge_forward
-        const size_t bias = (size_t)h * block_size + step->first + k.t0 + lane_index();
+        const unsigned bias = h * block_size + step->first + k.t0 + lane_index();
         const float u_t = ratios + z.HS * (inside ? denom_bias[bias] : 0.0f);
         if (inside) u[tssa_step(h, k, z) + lane_index()] = u_t;
-        x[h * WARP + lane_index()] = temp[h] * u_t;
-    }
-    membership_forward(x, scratch, z);
+        x[lane_index() * stride + h] = temp[h] * u_t;
+    });
+    NO_UNROLL for (int h = z.NH + warp_index(); h < stride; h += z.warps) x[lane_index() * stride + h] = -INFINITY;
+    __syncthreads();   // mutant: softmax_unsynchronized
 }
 
 // y = -w Π / (1 + N/M) of head h. pi, inverse_mass (32): Π and 1/M. carry: N before the chunk.
-template <int KIND, typename S>
-__device__ inline void tssa_statistics_forward(S* y, const float* carry, TssaGroups groups, const float* pi,
-                                               const float* inverse_mass, const S* w, unsigned resets, int h,
-                                               TssaChunk k, TssaSize z) {
+template <int KIND, typename S, bool HELD>
+__device__ inline void tssa_statistics_forward(S* y, const float* carry, TssaGroups<HELD> groups, const float* pi,
+                                               const float* inverse_mass, TssaRows<S, HELD> rows, unsigned resets,
+                                               int h, TssaChunk k, TssaSize z) {
     constexpr int ROWS = TILE_ROWS<KIND, S>;
     for (int d0 = 0; d0 < z.HS; d0 += TSSA_TILE_WIDTH) {
         const TssaTile tile(h, d0, z);
         float N[TSSA_VEC];
+        S* y_t = y + tile_row(tile, k, z);
         tile_start<KIND>(N, carry, groups, resets, h, tile, z);
         NO_UNROLL for (int t0 = 0; t0 < TSSA_STEPS; t0 += ROWS) {
             const int t = tile.group * TSSA_STEPS + t0;
             float x[ROWS][TSSA_VEC], pi_t[ROWS], inverse_t[ROWS];
-            tile_load<KIND>(x, w, t0, tile, k, z);
+            tile_load<KIND>(x, rows, t0, tile, k, z);
             load_pack<ROWS>(pi_t, pi + t);
             load_pack<ROWS>(inverse_t, inverse_mass + t);
             UNROLL for (int j = 0; j < ROWS; j++) {
@@ -960,7 +1023,7 @@ __device__ inline void tssa_statistics_forward(S* y, const float* carry, TssaGro
                     N[i] += x[j][i] * x_pi;
                     x[j][i] = -x_pi * reciprocal(1.0f + N[i] * inverse_t[j]);
                 }
-                S* row = y + (unsigned)t * (unsigned)z.C + tile.c + (size_t)j * (unsigned)z.C;
+                S* row = y_t + (size_t)(t0 + j) * (unsigned)z.C;
                 const int inside = t + j < k.n ? z.HS - tile.d : 0;
                 if (KIND == TILE_WHOLE || (KIND == TILE_PACKS && inside > 0)) store_pack<TSSA_VEC>(row, x[j]);
                 UNROLL for (int i = 0; KIND == TILE_CHANNELS && i < TSSA_VEC; i++)
@@ -972,50 +1035,81 @@ __device__ inline void tssa_statistics_forward(S* y, const float* carry, TssaGro
 
 // Minimum traffic per row: 2C (w) + 2C (y). Moved in addition: carries and totals, (4 + 8) (2C + NH)/32 = 0.75C, and u
 // and pi, 8 NH. sync: ticket, flags of the scan of S, flags of that of N and D; zero before the launch.
-template <typename S, bool UNIFORM, bool DOCUMENTS> __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
+template <typename S, bool HELD, bool UNIFORM, bool DOCUMENTS>
+__global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
     tssa_forward_kernel(S* RESTRICT y, float* u, float* pi, float* saved, TssaStates states, float* totals,
                         int* sync, const S* RESTRICT w, const float* RESTRICT temp,
                         const float* RESTRICT denom_bias, const StepHeader* RESTRICT step, int block_size,
                         const TssaDocuments* RESTRICT documents, TssaSize z) {
     dependency_wait();
-    DYNAMIC_SHARED(float, shared);   // (2,NH,32), and TssaGroups
+    DYNAMIC_SHARED(float, x);   // (32,stride); (heads,32): Π; TssaGroups; HELD: (2,heads,32); (warps) TssaHeld
     __shared__ TssaChunk chunk;
-    float *x = shared, *scratch = x + z.NH * WARP, *sums = scratch + z.NH * WARP;
-    const TssaGroups groups = {sums, sums + (TSSA_GROUPS - 1) * z.NH * tssa_padded(z.HS)};
+    if (HELD) z.HS = TSSA_TILE_WIDTH;
+    const int room = tssa_room<HELD>(z), stride = tssa_logits_stride(room);
+    float *pi_s = x + WARP * stride, *sums = pi_s + (HELD ? 2 : 1) * room * WARP;
+    float* mass_s = HELD ? pi_s + room * WARP : x;   // in place of x, which saves shared memory if that is short
     tssa_chunk<false>(&chunk, sync, z);
-    TssaChunk k = chunk;
+    TssaChunk k = tssa_chunk_of<HELD>(&chunk);
+    TssaHeld<S>* held = reinterpret_cast<TssaHeld<S>*>(sums) + warp_index();
+    const TssaRows<S, HELD> rows = {w, held};
+    const TssaGroups<HELD> groups = {HELD ? held->groups[0] : sums,
+                                     sums + (TSSA_GROUPS - 1) * z.NH * tssa_padded(z.HS)};
+    if constexpr (HELD) tile_hold(rows, TssaTile(warp_index(), 0, z), k, z);
     if constexpr (UNIFORM) {
         double* end = states.end && k.t0 + k.n == z.T ? states.end + k.b * tssa_state_size(z.C, z.NH) : NULL;
-        membership_uniform(x, saved + tssa_sums(k, z), end, z);
+        membership_uniform(saved + tssa_sums(k, z), end, z);
     } else {
-        membership_learned<S, DOCUMENTS>(x, scratch, groups, u, saved, states, totals, sync + 1, w, temp, denom_bias,
-                                         step, block_size, documents, &chunk, z);
+        membership_learned<S, HELD, DOCUMENTS>(x, groups, u, saved, states, totals, sync + 1, rows, temp, denom_bias,
+                                               step, block_size, documents, &chunk, z);
     }
-    k = chunk;
+    k = tssa_chunk_of<HELD>(&chunk);
     unsigned resets = tssa_resets<DOCUMENTS>(documents, k, z);
+    tssa_for_heads<HELD>(z, [&](int h) {
+        const bool inside = lane_index() < k.n;
+        const float pi_t = UNIFORM ? 1.0f / z.NH : membership_forward<S>(x + lane_index() * stride, h, room);
+        if (inside) pi[tssa_step(h, k, z) + lane_index()] = pi_t;
+        pi_s[h * WARP + lane_index()] = inside ? pi_t : 0.0f;
+    });
+    if (!HELD) __syncthreads();   // mutant: mass_before_the_softmax
     float* totals_k = tssa_totals<true>(totals, k.b, tssa_place(k), z);
-    for (int h = warp_index(); h < z.NH; h += z.warps) {
-        const float pi_t = lane_index() < k.n ? x[h * WARP + lane_index()] : 0.0f;
-        if (lane_index() < k.n) pi[tssa_step(h, k, z) + lane_index()] = pi_t;
-        const float mass = warp_sum(lane_index() >= document_of(resets, WARP - 1) ? pi_t : 0.0f);
-        if (lane_index() == 0) totals_k[z.C + h] = mass;
-    }
-    TSSA_TILES(tssa_chunk_totals, totals_k, groups, x, w + tssa_row(k, z), resets, k, z);
+    tssa_for_heads<HELD>(z, [&](int h) {
+        const float mass = warp_scan(pi_s[h * WARP + lane_index()], lane_index(), document_of(resets, lane_index()));
+        if (lane_index() == WARP - 1) totals_k[z.C + h] = mass;
+        mass_s[h * WARP + lane_index()] = mass;
+        __syncwarp();   // mutant: membership_unsynchronized
+        TSSA_TILES(tssa_chunk_totals, totals_k, groups, pi_s + h * WARP, rows, resets, h, k, z);
+    });
     tssa_scan<true, false, DOCUMENTS>(saved, states, totals, sync + 1, documents, &chunk, z);
-    k = chunk;
+    k = tssa_chunk_of<HELD>(&chunk);
     resets = tssa_resets<DOCUMENTS>(documents, k, z);
     const float* carry = saved + tssa_sums(k, z) + z.narrow;
-    for (int h = warp_index(); h < z.NH; h += z.warps) {
-        const float pi_t = lane_index() < k.n ? x[h * WARP + lane_index()] : 0.0f;
-        scratch[h * WARP + lane_index()] = reciprocal(tssa_mass(carry[z.C + h], pi_t, resets));
+    tssa_for_heads<HELD>(z, [&](int h) {
+        float *mass = mass_s + h * WARP, before = carry[z.C + h];
+        if (resets_until(resets, lane_index())) before = 0.0f;   // mutant: mass_past_the_start
+        mass[lane_index()] = reciprocal(before + mass[lane_index()] + (float)TOST_MASS_EPS);
         __syncwarp();   // mutant: mass_unsynchronized
-        TSSA_TILES(tssa_statistics_forward, y + tssa_row(k, z), carry, groups, x + h * WARP, scratch + h * WARP,
-                   w + tssa_row(k, z), resets, h, k, z);
-    }
+        TSSA_TILES(tssa_statistics_forward, y, carry, groups, pi_s + h * WARP, mass, rows, resets, h, k, z);
+    });
 }
 
 static size_t tssa_forward_shared(int C, int NH) {
-    return (2 * NH * WARP + tssa_groups_size(C / NH, NH, tssa_threads(C, NH))) * sizeof(float);
+    return (WARP * (tssa_logits_stride(NH) + NH) + tssa_groups_size(C / NH, NH, tssa_threads(C, NH))) * sizeof(float);
+}
+template <typename S> static size_t tssa_held_shared(int warps) {
+    return WARP * (tssa_logits_stride(TSSA_WARPS) + 2 * TSSA_WARPS) * sizeof(float) + warps * sizeof(TssaHeld<S>);
+}
+
+// True if each warp has a single whole tile, and shared memory can hold those of as many blocks as have registers.
+template <typename S> static bool tssa_holds(TssaSize z) {
+    const int blocks = 2 * TSSA_WARPS / z.warps;
+    return std::is_same<S, bf16>::value && z.HS == TSSA_TILE_WIDTH && z.NH <= TSSA_WARPS && z.T % TSSA_CHUNK == 0 &&
+           blocks * (tssa_held_shared<S>(z.warps) + BLOCK_SHARED) <= multiprocessor_shared();
+}
+
+template <typename S, bool HELD> static auto tssa_forward_choice(bool uniform, bool documents) {
+    return documents ? (uniform ? tssa_forward_kernel<S, HELD, true, true> : tssa_forward_kernel<S, HELD, false, true>)
+                     : (uniform ? tssa_forward_kernel<S, HELD, true, false>
+                                : tssa_forward_kernel<S, HELD, false, false>);
 }
 
 // y, w (B,T,C); u, pi (B,NH,T); saved (B,chunks,sums); totals (B,slots,sums); temp (NH); denom_bias (NH,block_size);
@@ -1025,11 +1119,11 @@ static void tssa_forward(cudaStream_t stream, S* y, float* u, float* pi, float* 
                          int* sync, const S* w, const float* temp, const float* denom_bias, StepInput step,
                          int membership, int block_size, int B, int T, int C, int NH) {
     const TssaSize z = tssa_size(B, T, C, NH);
-    const size_t shared = tssa_forward_shared(C, NH);
-    const bool uniform = membership == TOST_UNIFORM;
-    const auto tssa_forward_variant =
-        step.documents ? (uniform ? tssa_forward_kernel<S, true, true> : tssa_forward_kernel<S, false, true>)
-                       : (uniform ? tssa_forward_kernel<S, true, false> : tssa_forward_kernel<S, false, false>);
+    const bool uniform = membership == TOST_UNIFORM, documents = step.documents, holds = tssa_holds<S>(z);
+    const size_t shared = holds ? tssa_held_shared<S>(z.warps) : tssa_forward_shared(C, NH);
+    auto tssa_forward_variant = tssa_forward_choice<S, false>(uniform, documents);
+    if constexpr (std::is_same<S, bf16>::value)
+        if (holds) tssa_forward_variant = tssa_forward_choice<S, true>(uniform, documents);
     allow_shared(tssa_forward_variant, shared);
     LAUNCH(tssa_forward_variant, B * z.chunks, tssa_threads(C, NH), shared, stream, y, u, pi, saved, states, totals,
            sync, w, temp, denom_bias, step.header, block_size, step.documents, z);

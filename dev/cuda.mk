@@ -119,6 +119,28 @@ mutants: $(EMU_CPP) $(EMU_C)
 	@dev/test/cuda_on_host/mutants.sh "$(EMU_CXX)" "-O1 $(EMU_FLAGS) $(EMU_RACES) $(EMU_CUDA)" \
 	    "$(filter-out $(EMU)/kernels_test.o,$(EMU_CPP) $(EMU_C))" $(MUTANTS)
 
+# ---- PTX of the kernels -------------------------------------------------------------------------------------------
+# Interprets the PTX that nvcc makes of the kernels for compute capability PTX_ARCH, in the CUDA emulation without the
+# sanitizers. Needs nvcc, but no GPU.
+PTX_ARCH  ?= 90
+PTX_CPP    = $(patsubst dev/test/ptx/%.cpp,$(EMU)/%.o,$(wildcard dev/test/ptx/*.cpp))
+PTX_ENGINE = build/cuda/engine_$(PTX_ARCH).ptx
+vpath %.cpp dev/test/ptx
+$(PTX_CPP): $(EMU)/%.o: %.cpp
+	$(call say,CXX $<) mkdir -p $(@D) && $(EMU_CXX) $(EMU_O) $(EMU_FLAGS) $(EMU_CUDA) -MMD -MP -c $< -o $@
+$(EMU)/ptx_test: $(PTX_CPP) $(filter-out $(EMU)/cuda_on_host_test.o,$(EMU_CPP)) $(EMU_C)
+	$(call say,LINK $@) $(EMU_CXX) -o $@ $^ -lm -ldl -rdynamic   # without the library of -fsanitize=thread
+# With the kernels for several ranks, if there is an nccl.h
+$(PTX_ENGINE): train_gpt_tost.cu $(wildcard tost/*.h tost/*.cuh)
+	$(call say,NVCC $< (PTX)) mkdir -p $(@D) && \
+	    nccl=$$(printf '\043include <nccl.h>\n' | $(NVCC) -x cu -E - > /dev/null 2>&1 && echo -DTOST_NCCL); \
+	    $(NVCC) -O3 -std=c++17 -I. -Itost $$nccl -lineinfo -ptx -arch=compute_$(PTX_ARCH) $< -o $@
+test_ptx:
+	@if command -v $(NVCC) > /dev/null; then \
+	    $(MAKE) --no-print-directory EMU=build/mutants EMU_SANITIZE= build/mutants/ptx_test $(PTX_ENGINE) && \
+	    build/mutants/ptx_test $(PTX_ENGINE); \
+	else echo "test_ptx: skipped: no $(NVCC)"; fi
+
 # ---- bytes moved by the kernels -----------------------------------------------------------------------------------
 # clang instruments every load and store of the emulated kernels to count the bytes. memcpy must remain a call, and
 # loops must not become memcpy calls, so that their bytes are counted too.
@@ -154,4 +176,4 @@ build/cuda/bench_%.o: dev/cuda/bench_%.cu dev/cuda/bench.cuh train_gpt_tost.cu $
 build/cuda/bench_%: build/cuda/bench_%.o $(BUILD)/libtost.a
 	$(call say,LINK $@) $(COMPILE) -o $@ $^ $(CUDA_LIBS) $(LIBS)
 
-.PHONY: test_cuda_on_host test_mutants mutants traffic sass sass_check bench_cuda
+.PHONY: test_cuda_on_host test_ptx test_mutants mutants traffic sass sass_check bench_cuda

@@ -31,6 +31,8 @@ constexpr int COMPILED_ARCH = __CUDA_ARCH__;
 [[maybe_unused]] constexpr int COMPILED_ARCH = 0;
 #endif
 
+constexpr size_t BLOCK_SHARED = 1024;   // see multiprocessor_shared
+
 // The compute capability that the kernels in use were compiled for, e.g. 90 for 9.0: not that of the device if nvcc was
 // told to compile for an earlier one.
 static __global__ void probe_kernel() {}
@@ -48,8 +50,9 @@ inline int kernel_arch() {
 #define RESTRICT
 #endif
 
-// Whether doubles are added at 1/64 of the rate of floats, or may be: on all GPUs but those of compute capability 8.0,
-// 9.0 and 10.0. The code for 8.0 also runs on 8.6 and 8.9.
+// Whether doubles are added at 1/64 of the rate of floats: not on compute capability 9.0 and 10.0. Nor on 8.0, but its
+// code also runs on 8.6 and 8.9, where they are. Two floats take 4 % more instructions in TSSA's forward kernel; code
+// for 8.6 would take as long to compile as each other architecture, and 3.5 MB.
 constexpr bool SLOW_DOUBLES = COMPILED_ARCH != 0 && COMPILED_ARCH != 900 && COMPILED_ARCH != 1000;
 
 // UNROLL for (...): unrolls the loop; UNROLL_BY(n): n times; NO_UNROLL: not at all.
@@ -66,6 +69,8 @@ constexpr size_t MATMUL_WORKSPACE = 4096;
     CUDA_ON_HOST_LAUNCH_EARLY(kernel, grid, block, shared_bytes, stream, ##__VA_ARGS__)
 __device__ inline void dependency_wait() { cuda_on_host_dependency_wait(); }
 #define DYNAMIC_SHARED(type, name) type* name = static_cast<type*>(cuda_on_host_dynamic_shared())
+
+inline size_t multiprocessor_shared() { return 228 << 10; }
 
 template <size_t BYTES> __device__ inline void load_word(void* out, const void* p) {
     cuda_on_host_aligned(p, BYTES);
@@ -110,6 +115,18 @@ inline bool launches_early() {
                CUDART_VERSION >= 12030;
     }();
     return early;
+}
+
+// Bytes of shared memory of a multiprocessor of this device. Each block takes BLOCK_SHARED more than it asks for.
+inline size_t multiprocessor_shared() {
+    static const int bytes = [] {
+        int device = 0, value = 0;
+        const bool known =
+            cudaGetDevice(&device) == cudaSuccess &&
+            cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device) == cudaSuccess;
+        return known ? value : 0;
+    }();
+    return (size_t)bytes;
 }
 
 template <typename... Params, typename... Args>

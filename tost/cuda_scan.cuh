@@ -64,22 +64,19 @@ __device__ inline void scan_wait_level(const int* flags, unsigned k) {
 }
 
 // Waits for the totals that precede position k in its groups at all levels, with 8 threads of a warp for each level, so
-// that the levels wait at the same time. flags(): see scan_columns
-template <typename Flags> __device__ inline void scan_wait_levels(Flags flags, unsigned k, unsigned chunks) {
+// that the levels wait at the same time.
+__device__ inline void scan_wait_levels(const int* flags, unsigned k, unsigned chunks) {
     const unsigned threads = min((int)blockDim.x, WARP);
-    if (threadIdx.x < threads) {
-        const int* level = flags();
-        NO_UNROLL while (k > 0) {
-            const int* mine = NULL;
-            NO_UNROLL for (unsigned first = 0; first < threads && k > 0; first += SCAN_RADIX) {
-                const unsigned i = threadIdx.x - first;
-                if (i < k % SCAN_RADIX) mine = level + k / SCAN_RADIX * SCAN_RADIX + i;
-                level += chunks;
-                chunks /= SCAN_RADIX;
-                k /= SCAN_RADIX;
-            }
-            if (mine) wait_flag(mine);
+    NO_UNROLL while (threadIdx.x < threads && k > 0) {
+        const int* flag = NULL;
+        NO_UNROLL for (unsigned first = 0; first < threads && k > 0; first += SCAN_RADIX) {
+            const unsigned i = threadIdx.x - first;
+            if (i < k % SCAN_RADIX) flag = flags + k / SCAN_RADIX * SCAN_RADIX + i;
+            flags += chunks;
+            chunks /= SCAN_RADIX;
+            k /= SCAN_RADIX;
         }
+        if (flag) wait_flag(flag);
     }
     __syncthreads();   // mutant: wait_unsynchronized
 }
@@ -154,14 +151,13 @@ __device__ inline void scan_publish(float* totals, int* flags, unsigned stride, 
 }
 
 // Scans columns. totals (slots,stride) of the sequence, aligned to SCAN_VEC floats, with the chunks' own totals at
-// level 0. flags() returns those of the sequence. Calls f(c, sum) for every SCAN_VEC columns from c on, with Σ over the
-// chunks that precede `place`, the chunk's position in scan order. f's writes are visible to the block afterwards.
-// SEGMENTED: from(false) returns `from` of `place`; from(true) returns `place` if the sums restart in this chunk, else
-// the same.
-template <bool SEGMENTED, typename Sum = ScanSum, typename Flags, typename From, typename F>
-__device__ inline void scan_columns(float* totals, Flags flags, unsigned stride, unsigned place, unsigned chunks,
+// level 0. Calls f(c, sum) for every SCAN_VEC columns from c on, with Σ over the chunks that precede `place`, the
+// chunk's position in scan order. f's writes are visible to the block afterwards. SEGMENTED: from(false) returns `from`
+// of `place`; from(true) returns `place` if the sums restart in this chunk, else the same.
+template <bool SEGMENTED, typename Sum = ScanSum, typename From, typename F>
+__device__ inline void scan_columns(float* totals, int* flags, unsigned stride, unsigned place, unsigned chunks,
                                     From from, F f) {
-    scan_publish<SEGMENTED, Sum>(totals, flags(), stride, place, chunks, from);
+    scan_publish<SEGMENTED, Sum>(totals, flags, stride, place, chunks, from);
     scan_wait_levels(flags, place, chunks);   // mutant: prefix_not_awaited
     NO_UNROLL for (unsigned c = threadIdx.x * SCAN_VEC; c < stride; c += blockDim.x * SCAN_VEC) {
         Sum sum[SCAN_VEC] = {};

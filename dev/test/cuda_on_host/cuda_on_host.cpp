@@ -172,6 +172,7 @@ struct Machine {
     int lane_order[32], lane_after[32];  // schedule; cyclic successor of each lane
     Fiber main;
     std::map<const void*, int> shared_limit;  // by kernel
+    CudaOnHostRunner* runner = nullptr;
     std::unordered_map<const int*, int> flag_clocks;
     int longest_chain = 0;                    // of this launch
 };
@@ -462,11 +463,12 @@ void find_shared() {
     race_static_shared(first.at, (size_t)(last.at + last.count - first.at));
 }
 
-void check_launch(const char* name, const void* kernel, dim3 grid, dim3 block, size_t shared_bytes) {
+void check_launch(const CudaOnHostLaunch& l) {
+    const char* name = l.name;
+    const dim3 grid = l.grid, block = l.block;
     const uint64_t threads = (uint64_t)block.x * block.y * block.z;
-    const auto limit = machine.shared_limit.find(kernel);
     // static shared memory counts too: 64 bytes are reserved for it
-    const size_t most = limit == machine.shared_limit.end() ? (48 << 10) - 64 : (size_t)limit->second;
+    const size_t shared_bytes = l.shared_bytes, most = l.shared_limit > 0 ? l.shared_limit : (48 << 10) - 64;
     if (threads == 0 || threads > 1024 || block.z > 64)
         cuda_on_host_die("launch of %s: a block of (%u,%u,%u) threads", name, block.x, block.y, block.z);
     if (grid.x == 0 || grid.x > INT32_MAX || grid.y == 0 || grid.y > 65535 || grid.z == 0 || grid.z > 65535)
@@ -496,12 +498,13 @@ void prepare_place(Block* b, dim3 block, size_t shared_bytes) {
     b->static_shared.resize(bytes);
 }
 
-void run_grid(const char* name, dim3 grid, dim3 block, size_t shared_bytes, bool early,
-              const std::function<void()>& body) {
-    machine.kernel = name;
-    machine.early = early;
-    machine.body = &body;
-    if (machine.options.observer) machine.options.observer->launched(name);
+void run_grid(const CudaOnHostLaunch& l) {
+    const dim3 grid = l.grid, block = l.block;
+    const size_t shared_bytes = l.shared_bytes;
+    machine.kernel = l.name;
+    machine.early = l.early;
+    machine.body = &l.body;
+    if (machine.options.observer) machine.options.observer->launched(l.name);
     machine.count = (int)(block.x * block.y * block.z);
     machine.warp_order.resize((size_t)(machine.count + 31) / 32);
     gridDim = grid;
@@ -602,8 +605,8 @@ void cuda_on_host_store(int* p, int value, bool release) {
     Thread* t = current_thread();
     may_switch();
     t->polled = nullptr;
-    *p = value;
     race_store(&t->race, p, release);
+    *p = value;
     machine.flag_clocks[p] = t->clock;
     wake(p);
     may_switch();
@@ -616,8 +619,8 @@ uint64_t cuda_on_host_add(void* p, size_t bytes, uint64_t value) {
     t->polled = nullptr;
     memcpy(&before, p, bytes);   // little-endian
     const uint64_t sum = before + value;
-    memcpy(p, &sum, bytes);
     race_add(&t->race, p);
+    memcpy(p, &sum, bytes);
     wake(p);
     may_switch();
     return before;
@@ -628,8 +631,8 @@ int cuda_on_host_max(int* p, int value) {
     may_switch();
     t->polled = nullptr;
     const int before = *p;
-    if (value > before) *p = value;
     race_add(&t->race, p);
+    if (value > before) *p = value;
     wake(p);
     may_switch();
     return before;
@@ -651,11 +654,17 @@ cudaError_t cuda_on_host_attribute(const void* kernel, cudaFuncAttribute attribu
     return cudaSuccess;
 }
 
-void cuda_on_host_launch(const char* name, const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
-                         cudaStream_t stream, bool early, std::function<void()> body) {
-    check_launch(name, kernel, grid, block, shared_bytes);
-    cuda_on_host_enqueue(stream, [=] { run_grid(name, grid, block, shared_bytes, early, body); });
+void cuda_on_host_launch(CudaOnHostLaunch l, cudaStream_t stream) {
+    const auto limit = machine.shared_limit.find(l.kernel);
+    if (limit != machine.shared_limit.end()) l.shared_limit = (size_t)limit->second;
+    check_launch(l);
+    cuda_on_host_enqueue(stream, [l] {
+        if (machine.runner) machine.runner->launch(l, run_grid);
+        else run_grid(l);
+    });
 }
+
+void cuda_on_host_set_runner(CudaOnHostRunner* runner) { machine.runner = runner; }
 
 void cuda_on_host_dependency_wait(void) { current_thread()->waited = true; }
 
@@ -667,7 +676,8 @@ void cuda_on_host_die(const char* format, ...) {
     fflush(stdout);
     fprintf(stderr, "cuda_on_host: ");
     if (machine.kernel)
-        fprintf(stderr, "%s, block (%u,%u,%u): ", machine.kernel, blockIdx.x, blockIdx.y, blockIdx.z);
+        fprintf(stderr, "%s, block (%u,%u,%u)%s: ", machine.kernel, blockIdx.x, blockIdx.y, blockIdx.z,
+                machine.runner ? machine.runner->place().c_str() : "");
     va_start(ap, format);
     vfprintf(stderr, format, ap);
     va_end(ap);

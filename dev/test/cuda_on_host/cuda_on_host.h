@@ -21,7 +21,11 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <string>
+#include <tuple>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
 #define CUDA_ON_HOST_ASAN 1
@@ -158,6 +162,9 @@ T __shfl_xor_sync(unsigned mask, T v, int bits, int width = 32, int line = __bui
 }
 inline unsigned __ballot_sync(unsigned mask, int predicate, int line = __builtin_LINE()) {
     return (unsigned)cuda_on_host_warp(CUDA_OP_BALLOT, mask, predicate != 0, 0, line);
+}
+inline int __all_sync(unsigned mask, int predicate, int line = __builtin_LINE()) {
+    return __ballot_sync(mask, predicate, line) == mask;
 }
 
 // Atomics, and a logical clock: a flag has the clock of the thread that stores it, the clock of a thread that loads it
@@ -354,16 +361,39 @@ void cuda_on_host_progress(void);   // runs what is ready, of the streams that d
 void cuda_on_host_copy(void* dst, const void* src, size_t bytes);   // memcpy from or to device memory
 // Queues `work` on the stream, or records it if the stream is capturing a graph.
 void cuda_on_host_enqueue(cudaStream_t stream, std::function<void()> work);
-// early: a programmatic dependent launch, in which every thread must call cuda_on_host_dependency_wait.
-void cuda_on_host_launch(const char* name, const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
-                         cudaStream_t stream, bool early, std::function<void()> body);
+
+// early: a programmatic dependent launch, in which every thread must call cuda_on_host_dependency_wait. shared_limit:
+// the kernel's cudaFuncAttributeMaxDynamicSharedMemorySize, 0 if it is not set. body runs one thread.
+struct CudaOnHostLaunch {
+    const char* name;
+    const void* kernel;
+    dim3 grid, block;
+    size_t shared_bytes, shared_limit;
+    bool early;
+    std::function<void()> body;
+    std::vector<std::vector<char>> arguments;   // the bytes of each
+};
+// Runs launches in place of the emulation: may change shared_bytes and body, and call run more than once.
+struct CudaOnHostRunner {
+    virtual void launch(const CudaOnHostLaunch& l, void (*run)(const CudaOnHostLaunch& l)) = 0;
+    virtual std::string place() const = 0;   // of the thread that runs, for messages; "": of C++ code
+};
+void cuda_on_host_set_runner(CudaOnHostRunner* runner);   // null: none
+// Calls f for each range of device memory that kernels may access, in increasing order.
+void cuda_on_host_ranges(const std::function<void(char* begin, char* end)>& f);
+
+void cuda_on_host_launch(CudaOnHostLaunch l, cudaStream_t stream);
 void cuda_on_host_dependency_wait(void);
 
 template <typename... Params, typename... Args>
 void cuda_on_host_call(const char* name, void (*kernel)(Params...), dim3 grid, dim3 block,
                        size_t shared_bytes, cudaStream_t stream, bool early, Args... args) {
-    cuda_on_host_launch(name, (const void*)kernel, grid, block, shared_bytes, stream, early,
-                        [=] { kernel(args...); });
+    const std::tuple<Params...> params(static_cast<Params>(args)...);
+    std::vector<std::vector<char>> bytes;
+    const auto add = [&](const auto& p) { bytes.emplace_back((const char*)&p, (const char*)&p + sizeof p); };
+    std::apply([&](const auto&... p) { (add(p), ...); }, params);
+    cuda_on_host_launch({name, (const void*)kernel, grid, block, shared_bytes, 0, early,
+                         [=] { std::apply(kernel, params); }, std::move(bytes)}, stream);
 }
 #define CUDA_ON_HOST_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                  \
     cuda_on_host_call(#kernel, kernel, grid, block, shared_bytes, stream, false, ##__VA_ARGS__)

@@ -413,7 +413,7 @@ void test_product(Checks* c, bool ta, bool tb) {
     cublasLtDestroy(handle);
 }
 
-// D (32,16) = Aᵀ B of ones in fp8, K = 48, with scales 2 and 0.5 and a bias of ones, that cuBLASLt supports as long as no
+// D (32,16) = Aᵀ B of ones in fp8, K = 48, with scales 2 and 0.5 and a bias of ones. cuBLASLt supports it as long as no
 // field is changed.
 struct Fp8Product {
     cudaDataType_t a = CUDA_R_8F_E4M3, b = CUDA_R_8F_E5M2, d = CUDA_R_16BF, of_bias = CUDA_R_16BF;

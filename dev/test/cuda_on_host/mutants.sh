@@ -38,11 +38,13 @@ group_not_awaited | s/scan_wait.*;//
 prefix_not_awaited | s/scan_wait.*;//
 softmax_unsynchronized | s/__syncthreads();//
 mass_unsynchronized | s/__syncwarp();//
-softmax_over_time | s/h \* WARP + lane_index()/h/
+membership_unsynchronized | s/__syncwarp();//
+mass_before_the_softmax | s/if (!HELD) __syncthreads();//
+softmax_over_time | s/x + i/x/
 dropped_carry | s/to_float(sum\[n\])/0.0f/
 dropped_group | s/digit - skipped/max(digit - skipped, 1u) - 1/
 group_without_itself | s/of_group\[n\]/0.0f/
-serial_chain | s/scan_wait_level(flags + level, i)/scan_wait_levels([\&] { return flags + level; }, i, size)/
+serial_chain | s/scan_wait_level(flags + level, i)/scan_wait_levels(flags + level, i, size)/
 lane_scan_too_short | s/by < WARP/by < WARP \/ 2/
 chunk_edge_forward | s/< k.n/< k.n - 1/
 chunk_edge_backward | s/t0 + j < k.n/t0 + j <= k.n/
@@ -57,6 +59,7 @@ low_part_dropped | s/__fadd_rn(sum.lo, error)/0.0f/
 state_across_a_start | s/ && from(false) < 0//
 group_of_all_segments | s/from(true)/from(false)/
 state_of_the_last_document | s/restarts ? totals\[n\] : //
+mass_past_the_start | s/if (resets.*0.0f;//
 mass_of_the_last_document | s/resets_until(resets, lane)/false/
 carry_of_the_last_document | s/if (resets.*set_zero(sum);//
 groups_of_two_documents | s/if (resets.*set_zero(total);//

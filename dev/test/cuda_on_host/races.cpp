@@ -10,6 +10,7 @@
 #include "cuda_on_host.h"
 
 RaceThread* race_current = nullptr;
+void (*race_on_write)(const void* p, size_t bytes) = nullptr;
 
 // ---------------------------------------------------------------------------------------------
 // Cells: the last accesses of each 2 bytes, the smallest unit that the engine stores
@@ -141,6 +142,7 @@ void record_read(RaceCell* c, const RaceThread& t, bool atomic) {
 
 void access(const void* p, size_t bytes, bool write, bool atomic) {
     RaceThread* t = race_current;
+    if (t && write && race_on_write) race_on_write(p, bytes);
     if (!t || !races.checked) return;
     const Memory m = memory_of((const char*)p);
     if (!m.cells) return;
@@ -189,6 +191,17 @@ bool RaceKnowledge::covers(const RaceStamp& event) const {
 
 // ---------------------------------------------------------------------------------------------
 // Memory, launches, synchronizations
+
+void race_access(const void* p, size_t bytes, bool write) { access(p, bytes, write, false); }
+
+bool race_written(const void* p, size_t bytes) {
+    if (!races.checked) return false;
+    const Memory m = memory_of((const char*)p);
+    if (!m.cells) return false;
+    const RaceCell* c = m.cells + (size_t)((const char*)p - m.begin) / UNIT;
+    const auto written = [](const RaceCell& x) { return x.written.block >= races.first; };
+    return std::any_of(c, c + (bytes + UNIT - 1) / UNIT, written);
+}
 
 void race_memory(const void* p, size_t bytes, bool shared) {
     races.memory[(const char*)p] = {(const char*)p, bytes, shared, nullptr};

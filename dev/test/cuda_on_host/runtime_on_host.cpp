@@ -3,6 +3,7 @@
 #include "cuda_on_host.h"
 #include "races.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
@@ -217,6 +218,19 @@ void cuda_on_host_check_range(const char* call, const void* p, size_t bytes) {
     if ((const char*)p + bytes > a->first + a->second)
         cuda_on_host_die("%s: %zu bytes at offset %zu of an allocation of %zu bytes", call, bytes,
                          (size_t)((const char*)p - a->first), a->second);
+}
+
+void cuda_on_host_ranges(const std::function<void(char*, char*)>& f) {
+    std::map<char*, char*> forbidden;
+    for (const auto& g : runtime.redzones) forbidden[g.first] = std::max(forbidden[g.first], g.first + g.second);
+    for (const auto& a : runtime.device) {
+        char *begin = a.first, *const end = a.first + a.second;
+        for (auto g = forbidden.lower_bound(begin); g != forbidden.end() && g->first < end; ++g) {
+            if (begin < g->first) f(begin, g->first);
+            begin = std::max(begin, g->second);
+        }
+        if (begin < end) f(begin, end);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------
