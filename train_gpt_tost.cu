@@ -1270,6 +1270,7 @@ __device__ inline void tssa_statistics_backward(float* totals, TssaSteps steps, 
             if (inside) tssa_store_halves(totals, starts.dN, starts.kept, first, dN, c);
         }
         total_D = warp_sum(total_D);
+        __syncwarp();   // dpi takes the place of M   // mutant: mass_overwritten_early
         if (!resets) steps.dpi[h * WARP + lane_index()] = mine;   // M is still needed where documents start
         if (lane_index() == 0) totals[z.C + h] = total_D;
     }
@@ -1496,6 +1497,7 @@ __device__ inline float tssa_backward_documents(TssaSteps steps, TssaStarts star
             if (lane_index() / TSSA_BACK == t0 / TSSA_BACK) mine += sum;
         }
     }
+    __syncwarp();   // dpi takes the place of M
     return mine;
 }
 

@@ -92,6 +92,7 @@ start_not_kept | s/store_pack.*;/{}/
 half_of_dN_dropped | s/+= dN\[i\]/+= 0.0f/
 half_of_dS_dropped | s/+= dS\[i\]/+= 0.0f/
 mean_unsynchronized | s/__syncthreads();//
+mass_overwritten_early | s/__syncwarp();//
 moments_before_dropped | s/part.*;//
 bias_of_the_branch_unscaled | s/total.*;/;/
 energy_below_its_least | s/= ABOVE.*/= true;/
