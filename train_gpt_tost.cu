@@ -1270,7 +1270,8 @@ __device__ inline void tssa_statistics_backward(float* totals, TssaSteps steps, 
             if (inside) tssa_store_halves(totals, starts.dN, starts.kept, first, dN, c);
         }
         total_D = warp_sum(total_D);
-        if (!resets) steps.dpi[h * WARP + lane_index()] = mine;   // M is still needed where documents start
+        __syncwarp();   // dpi takes the place of M, which is still needed where documents start
+        if (!resets) steps.dpi[h * WARP + lane_index()] = mine;
         if (lane_index() == 0) totals[z.C + h] = total_D;
     }
 }
