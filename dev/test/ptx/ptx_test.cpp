@@ -77,7 +77,7 @@ struct Mutant {
     const char *kernel, *part, *replacement;   // parts of the kernel's name and of the instructions; null: drops them
 };
 
-const char FORWARD[] = "tssa_forward_kernelIfLb0ELb0E", BACKWARD[] = "tssa_backward_kernelIfLi1ELb0ELb0E",
+const char FORWARD[] = "tssa_forward_kernelIfLb0ELb0ELb0E", BACKWARD[] = "tssa_backward_kernelIfLi1ELb0ELb0E",
            NORM[] = "residual_layernorm_forward_kernelIfLi4ELi8", LOSS[] = "cross_entropy_kernelIf";
 
 const Mutant mutants[] = {
@@ -158,7 +158,8 @@ void test_barriers(Checks* c, const std::string& text) {
 // ---------------------------------------------------------------------------------------------
 // Results of all launches
 
-constexpr double LIMIT_FLOATS = 5e-5, LIMIT_BF16 = 1e-3, LIMIT_FP8 = 3e-2;   // where the last bit may differ
+// Where the last bit may differ. Floats: most for the sums of dD in TSSA, small differences of large sums.
+constexpr double LIMIT_FLOATS = 2e-4, LIMIT_BF16 = 1e-3, LIMIT_FP8 = 3e-2;
 
 // reached: share of a kernel's instructions; different: share of the words that it writes
 void check_reports(Checks* c, const PtxModule& module) {
