@@ -1454,23 +1454,23 @@ __device__ inline void tssa_piece_backward(float (&dy)[TSSA_BACK][P], float (&RN
 
 // Replaces the second phase in a chunk in which documents start: lane t returns dΠ[t] of head h, from a walk backward
 // in time like that of the last phase. RN and RD restart before each document start.
-template <bool WHOLE, typename S, int P>
+template <typename S, int P>
 __device__ inline float tssa_backward_documents(TssaSteps steps, TssaStarts starts, const float* carry,
                                                 const float* behind, const S* dy, const S* w, unsigned resets, int h,
                                                 TssaChunk k, TssaSize z) {
     const float *pi_h = steps.pi + h * WARP, *mass_h = steps.mass + h * WARP;
     float mine = lane_index() >= document_of(resets, WARP - 1) ? behind[z.C + h] : 0.0f;
     for (int d = lane_index() * P; d - lane_index() * P < z.HS; d += WARP * P) {
-        const bool inside = WHOLE || d < z.HS;   // other lanes compute the first channels again
+        const bool inside = d < z.HS;   // other lanes compute the first channels again
         const int c = h * z.HS + (inside ? d : 0);
         float RN[P], RD = 0.0f;                  // RD: this lane's part of it
         load_pack<P>(RN, behind + c);
         NO_UNROLL for (int t0 = TSSA_CHUNK - TSSA_BACK; t0 >= 0; t0 -= TSSA_BACK) {
             float energy[P], A[P], A_t[TSSA_BACK][P], x[TSSA_BACK][P], dy_d[TSSA_BACK][P], pi[TSSA_BACK];
             float part[TSSA_BACK];
-            tssa_walk_to<WHOLE>(energy, A, t0, starts, carry, pi_h, w + c, resets, c, h, k, z);
-            tssa_load<WHOLE>(x, w + c + t0 * z.C, t0, true, k, z);
-            tssa_load<WHOLE>(dy_d, dy + c + t0 * z.C, t0, true, k, z);
+            tssa_walk_to<false>(energy, A, t0, starts, carry, pi_h, w + c, resets, c, h, k, z);
+            tssa_load<false>(x, w + c + t0 * z.C, t0, true, k, z);
+            tssa_load<false>(dy_d, dy + c + t0 * z.C, t0, true, k, z);
             load_pack<TSSA_BACK>(pi, pi_h + t0);
             UNROLL for (int j = 0; j < TSSA_BACK; j++) {
                 UNROLL for (int i = 0; i < P; i++) {
@@ -1591,9 +1591,9 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, DOCUMENTS && sizeof(S) > 2 ?
         membership_uniform_backward(steps.du, back + tssa_sums(k, z), starts, z);
     } else {
         for (int h = warp_index(); resets && h < z.NH; h += z.warps)
-            steps.dpi[h * WARP + lane_index()] = TSSA_COLUMNS(
-                tssa_backward_documents, steps, starts, saved + tssa_sums(k, z), back + tssa_sums(k, z) + z.narrow,
-                dy + tssa_row(k, z), w + tssa_row(k, z), resets, h, k, z);
+            steps.dpi[h * WARP + lane_index()] = tssa_backward_documents<S, P>(
+                steps, starts, saved + tssa_sums(k, z), back + tssa_sums(k, z) + z.narrow, dy + tssa_row(k, z),
+                w + tssa_row(k, z), resets, h, k, z);
         for (int h = warp_index(); !resets && h < z.NH; h += z.warps)
             steps.dpi[h * WARP + lane_index()] += TSSA_TILES(
                 tssa_backward_membership, tssa_totals<true>(totals, k.b, tssa_scan_place(true, k, z), z), starts,
