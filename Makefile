@@ -14,9 +14,9 @@
 #   BLAS=openblas      use OpenBLAS (or mkl, blis, accelerate) instead of the built-in matrix product
 #   OPENMP=0           build without OpenMP (single-threaded)
 #   MPI=1              build for several processes, started with mpirun or srun; MPICC=mpicc is the compiler wrapper
-#   NCCL=1             build train_gpt_tostcu for several GPUs, started with torchrun; with MPI=1 also mpirun and srun.
-#                      NCCL_HOME=DIR is where NCCL is, if not in the toolkit
-#   GENCODE=-arch=sm_90  build train_gpt_tostcu for one compute capability, here 9.0, in less time
+#   NCCL=1             build train_gpt_tostcu for several GPUs, started with torchrun or, with MPI=1, with mpirun or
+#                      srun; NCCL_HOME=DIR is the folder of NCCL if it is not in the toolkit
+#   GENCODE=-arch=sm_90  build train_gpt_tostcu faster, for one compute capability only, here 9.0
 #   CUDA=0             build the tests without the CUDA engine; CUDA=always: with it, even without a GPU
 #   EMULATION=0        skip the tests of the CUDA emulation
 #   SANITIZE=1         build with the address and undefined-behavior sanitizers

@@ -338,7 +338,8 @@ static void tssa_stages_forward(const Tssa* a, int n) {
     tssa_run(stages, n, a, true, (size_t)a->B * a->T > FEW_ROWS);
 }
 
-// start or after = the sums of the chunks on the ranks before or after this one. Sends the sums of this chunk.
+// Sends this rank's a->sums to the others. Sets `sums` to the sums over the chunks of the ranks before this one in the
+// given order.
 static void exchange_sums(double* sums, const Tssa* a, ChunkOrder order) {
     chunks_sum_before(sums, a->sums, a->B, tssa_state_size(a->C, a->NH), a->ranks, order);
 }
@@ -483,7 +484,8 @@ static void tssa_stages_backward(const Tssa* a, int n) {
     tssa_run(stages, a->uniform ? 1 : n, a, false, true);
 }
 
-// Sets dw and sums, adds to dtemp and ddenom_bias. after: zeros at the end of a sequence. With a->ranks, also sets after.
+// Sets dw and sums, adds to dtemp and ddenom_bias. after: zeros at the end of a sequence. With a->ranks, also sets
+// after.
 static void tssa_backward(const Tssa* a) {
     if (a->ranks) {
         tssa_stages_backward(a, 1);   // RN and RD
@@ -947,7 +949,7 @@ static void advance_sums(TostModel* m, double* end, double* start, const Sequenc
     finish_forward(m);
 }
 
-// Reports the part of a training pass that is done. True if the caller abandons it.
+// Reports the part of a training pass that is done. Returns true if the caller abandons the pass.
 static bool is_abandoned(TostModel* m, int done, int T) {
     return m->abandoned = chunk_done_in_training(&m->options, done, T);
 }

@@ -531,10 +531,10 @@ static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, cons
 //     y[t,d] = -w[t,d] Π[t] / (1 + m[t,d]),   m[t,d] = N[t,d] / (D[t] + 1e-8)
 //
 // Time is cut into chunks of 32 steps. A block computes one chunk of one sequence, all heads; a warp takes a head.
-// Scans (cuda_scan.cuh) connect the chunks, shared memory the heads at one t. Each phase reads the block's 32 rows of
-// w again, but from a cache: L1 before the first scan, L2 after it, since a fence invalidates L1. So w is read from
-// device memory once. Instructions limit these kernels before bandwidth does (dev/cuda/SASS.md), so a warp divides a
-// head in two ways:
+// Scans (cuda_scan.cuh) connect the chunks, shared memory the heads at one t. w is read from device memory once: each
+// phase reads the block's 32 rows of w again, from shared memory (TssaHeld) or from a cache: L1 before the first scan,
+// L2 after it, since a fence invalidates L1. The instruction rate limits these kernels about as much as bandwidth does,
+// or more (dev/cuda/SASS.md), so a warp divides a head in two ways:
 //
 //   tiles     In forward, 64 channels at a time: a lane takes 8 neighboring channels of 8 steps, 8 lanes share the
 //             channels, 4 groups of lanes the steps. A row of 8 channels is one load, and a sum over the channels takes
@@ -548,8 +548,8 @@ static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, cons
 // sums restart at each step that starts a document.
 
 constexpr int TSSA_CHUNK = 32;       // time steps per block, one per lane
-constexpr int TSSA_PIECE = 8;        // time steps that a warp holds in registers at once
-constexpr int TSSA_BACK = 4;         // in the last phase of backward, which needs more registers
+constexpr int TSSA_PIECE = 8;        // in backward: time steps in registers at once
+constexpr int TSSA_BACK = 4;         // the same in the last phase and if HEADS is 0: these need more registers
 constexpr int TSSA_WARPS = 12;       // maximum per block; with more heads, a warp takes several
 // Blocks per multiprocessor, so that one works while another waits; from sm_100 on, two leave too few registers.
 [[maybe_unused]] constexpr int TSSA_BLOCKS = COMPILED_ARCH >= 1000 ? 1 : 2;
@@ -679,7 +679,7 @@ struct TssaTile {
         : group(lane_index() / TSSA_LANES), d(d0 + lane_index() % TSSA_LANES * TSSA_VEC), c(h * z.HS + d) {}
 };
 
-// Offset of the lane's channels in the first row of its group, in rows of C
+// Offset in an array (B,T,C) of the lane's first channel in the first row of its group
 __device__ inline size_t tile_row(TssaTile tile, TssaChunk k, TssaSize z) {
     return (size_t)(unsigned)(k.b * z.T + k.t0 + tile.group * TSSA_STEPS) * (unsigned)z.C + (unsigned)tile.c;
 }
@@ -710,23 +710,24 @@ __device__ inline void tile_floats(float (&x)[TSSA_VEC], const float* p, TssaTil
 }
 
 // What a warp with a single whole tile holds in shared memory: sums over its groups of steps, and its rows of w, which
-// it reads from memory only once. A lane reads the rows that it wrote itself.
+// it reads from device memory only once. Each lane reads only elements that it wrote itself.
 template <typename S> struct TssaHeld {
     alignas(16) float groups[TSSA_GROUPS][TSSA_TILE_WIDTH];
     alignas(16) S rows[TSSA_STEPS][WARP][TSSA_VEC];
 };
 
-// The block's chunk. With a constant length, the compiler removes checks.
+// The block's chunk. HELD: all chunks are whole. With a constant length, the compiler removes bounds checks.
 template <bool HELD> __device__ inline TssaChunk tssa_chunk_of(const TssaChunk* chunk) {
     return {chunk->b, chunk->t0, HELD ? TSSA_CHUNK : chunk->n};
 }
 
-// Heads that the arrays over heads in shared memory have room for
+// Capacity in heads of the arrays in shared memory that have an element or row per head
 template <bool HELD> __device__ inline int tssa_room(TssaSize z) { return HELD ? TSSA_WARPS : z.NH; }
 
-// Rows of w: in memory or, if HELD, where the warp holds them.
+// Rows of w: in device memory or, if HELD, in the warp's TssaHeld in shared memory.
 template <typename S, bool HELD> struct TssaRows { const S* w; TssaHeld<S>* held; };
 
+// Copies the lane's part of the rows from device memory to shared memory.
 template <typename S> __device__ inline void tile_hold(TssaRows<S, true> rows, TssaTile tile, TssaChunk k, TssaSize z) {
     const S* row = rows.w + tile_row(tile, k, z);
     S x[TSSA_STEPS][TSSA_VEC];
@@ -744,12 +745,12 @@ __device__ inline void tile_load(float (&x)[N][TSSA_VEC], TssaRows<S, HELD> rows
     }
 }
 
-// Shared memory for sums over groups of steps. starts (3,NH,padded HS): Σ over groups 0 to g; last (warps,64): of group
-// 3, until it is added. If a warp holds its tile: starts (4,64) of the warp.
+// Sums over groups of steps, in shared memory. starts (3,NH,padded HS): sums over groups 0 to g, for g from 0 to 2;
+// last (warps,64): sums over group 3, until they are added to the totals. HELD: only starts (4,64), of this warp.
 template <bool HELD> struct TssaGroups {
     float *starts, *last;
 
-    // Of group g, from channel d of head h on
+    // Address for group g, channel d of head h
     __device__ float* at(int g, int h, int d, TssaSize z) const {
         if (HELD) return starts + g * TSSA_TILE_WIDTH + d;
         if (g < TSSA_GROUPS - 1) return starts + (g * z.NH + h) * tssa_padded(z.HS) + d;
@@ -767,7 +768,7 @@ __device__ inline unsigned resets_in_group(unsigned resets, int g) {
     return resets >> g * TSSA_STEPS & ((1u << TSSA_STEPS) - 1);
 }
 
-// From each lane's sum over its group of steps: groups, and totals over the chunk. A lane takes 2 channels.
+// Computes `groups` and the chunk's `totals` from each lane's sum over its group of steps. A lane adds 2 channels.
 template <int KIND, bool HELD>
 __device__ inline void tile_group_sums(float* totals, TssaGroups<HELD> groups, const float (&sum)[TSSA_VEC],
                                        unsigned resets, int h, int d0, TssaTile tile, TssaSize z) {
@@ -807,14 +808,14 @@ __device__ inline void tile_start(float (&sum)[TSSA_VEC], const float* carry, Ts
     UNROLL for (int i = 0; i < TSSA_VEC; i++) sum[i] += start[i];   // mutant: start_of_group_dropped
 }
 
-// Calls f(h) for this warp's heads. ONE: it has exactly one.
+// Calls f(h) for each head h of this warp. ONE: the warp has exactly one head.
 template <bool ONE, typename F> __device__ inline void tssa_for_heads(TssaSize z, F f) {
     if constexpr (ONE) f(warp_index());
     else NO_UNROLL for (int h = warp_index(); h < z.NH; h += z.warps) f(h);
 }
 
-// Sums of head h: of s Π with pi (32), or of s if pi is nullptr. totals: over the chunk, from its last reset on;
-// groups: over groups of steps.
+// Sums of head h: of s Π, with Π in pi (32), or of s if pi is nullptr. totals: sums over the chunk, from its last reset
+// on; groups: sums over groups of steps.
 template <int KIND, typename S, bool HELD, typename Pi>
 __device__ inline void tssa_chunk_totals(float* totals, TssaGroups<HELD> groups, Pi pi, TssaRows<S, HELD> rows,
                                          unsigned resets, int h, TssaChunk k, TssaSize z) {
@@ -891,15 +892,16 @@ __device__ inline float tssa_energy_ratios(const float* carry, TssaGroups<HELD> 
     return mine;
 }
 
-// The logits of membership, temp u, of a step are neighbors in shared memory: (32,stride), with an odd number of packs
-// of 4 heads per step, so that 8 lanes can read packs of 8 steps at once. Those past the last head are -infinity.
+// The membership logits temp u are in shared memory as (32,stride), with the heads of a step adjacent. stride is an odd
+// number of packs of 4 heads, so that 8 lanes read the packs of 8 steps without bank conflicts. Logits past the last
+// head are -infinity.
 constexpr int TSSA_PACK = 4;
 __host__ __device__ inline int tssa_logits_stride(int heads) {
     return ((heads + TSSA_PACK - 1) / TSSA_PACK | 1) * TSSA_PACK;
 }
 
-// Π[h], softmax over the heads. x (heads): the logits of the step. In bf16 as 1 / Σ_h' e^(x[h'] - x[h]), which needs no
-// maximum: if the sum overflows, Π is 0.
+// Π[h], softmax over the heads. x (heads): the logits of the step. In bf16, computes 1 / Σ_h' e^(x[h'] - x[h]), which
+// does not need the maximum: if the sum overflows, the result is 0.
 template <typename S> __device__ inline float membership_forward(const float* x, int h, int heads) {
     constexpr bool FLOAT = std::is_same<S, float>::value;
     const float own = x[h];
@@ -913,7 +915,7 @@ template <typename S> __device__ inline float membership_forward(const float* x,
     return (FLOAT ? expf(own - top) : 1.0f) * reciprocal(sum);
 }
 
-// S is not computed: carry (C), and end (C) unless NULL, are set to zero.
+// Uniform membership does not use S: sets carry (C), and end (C) unless NULL, to zero.
 __device__ inline void membership_uniform(float* carry, double* end, TssaSize z) {
     for (int c = threadIdx.x; c < z.C; c += blockDim.x) {
         carry[c] = 0.0f;
@@ -971,7 +973,7 @@ __device__ inline void tssa_scan(float* sums, TssaStates states, float* totals, 
                             tssa_scan_place(BACKWARD, *chunk, z), z.chunks, from, scanned);
 }
 
-// u of the chunk, and x (32,stride): the logits of membership
+// Computes u of the chunk, and x (32,stride): the membership logits.
 template <typename S, bool HELD, bool DOCUMENTS>
 __device__ inline void membership_learned(float* x, TssaGroups<HELD> groups, float* u, float* saved, TssaStates states,
                                           float* totals, int* flags, TssaRows<S, HELD> rows, const float* temp,
@@ -1042,12 +1044,13 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
                         const float* RESTRICT denom_bias, const StepHeader* RESTRICT step, int block_size,
                         const TssaDocuments* RESTRICT documents, TssaSize z) {
     dependency_wait();
-    DYNAMIC_SHARED(float, x);   // (32,stride); (heads,32): Π; TssaGroups; HELD: (2,heads,32); (warps) TssaHeld
+    // (32,stride): logits; (heads,32): Π; then TssaGroups or, if HELD, (heads,32): mass, and a TssaHeld per warp
+    DYNAMIC_SHARED(float, x);
     __shared__ TssaChunk chunk;
     if (HELD) z.HS = TSSA_TILE_WIDTH;
     const int room = tssa_room<HELD>(z), stride = tssa_logits_stride(room);
     float *pi_s = x + WARP * stride, *sums = pi_s + (HELD ? 2 : 1) * room * WARP;
-    float* mass_s = HELD ? pi_s + room * WARP : x;   // in place of x, which saves shared memory if that is short
+    float* mass_s = HELD ? pi_s + room * WARP : x;   // overwrites x to save shared memory
     tssa_chunk<false>(&chunk, sync, z);
     TssaChunk k = tssa_chunk_of<HELD>(&chunk);
     TssaHeld<S>* held = reinterpret_cast<TssaHeld<S>*>(sums) + warp_index();
@@ -1099,7 +1102,7 @@ template <typename S> static size_t tssa_held_shared(int warps) {
     return WARP * (tssa_logits_stride(TSSA_WARPS) + 2 * TSSA_WARPS) * sizeof(float) + warps * sizeof(TssaHeld<S>);
 }
 
-// True if each warp has a single whole tile, and shared memory can hold those of as many blocks as have registers.
+// True if each warp has a single whole tile, and shared memory does not limit occupancy more than registers do.
 template <typename S> static bool tssa_holds(TssaSize z) {
     const int blocks = 2 * TSSA_WARPS / z.warps;
     return std::is_same<S, bf16>::value && z.HS == TSSA_TILE_WIDTH && z.NH <= TSSA_WARPS && z.T % TSSA_CHUNK == 0 &&
@@ -1146,7 +1149,7 @@ __device__ inline void tssa_load(float (&x)[N][P], const S* p, int t0, bool insi
     }
 }
 
-// P floats of an array over all channels; zeros outside of the head.
+// P floats of an array (C); zeros for lanes outside of the head.
 template <int P> __device__ inline void tssa_load_floats(float (&x)[P], const float* p, bool inside) {
     set_zero(x);
     if (inside) load_pack<P>(x, p);
@@ -1157,14 +1160,14 @@ static bool tssa_pairs(TssaSize z) {
     return z.HS % 2 == 0 && z.HS > WARP && (z.HS % (2 * WARP) == 0 || z.HS % WARP != 0);
 }
 
-// Per head and step of the chunk, (NH,32) each, in shared memory: Π, Π M, and in one place, one after the other,
-// M = D + 1e-8, dΠ and du.
+// Arrays (NH,32) in shared memory, with an element per head and step of the chunk: Π and Π M. mass, dpi and du are the
+// same array, which holds M = D + 1e-8, then dΠ, then du.
 struct TssaSteps { float *pi, *pi_mass, *mass, *dpi, *du; };
 
-// What the first and third phase of backward save in shared memory for the last, which goes backward in time: S and A
-// (see the first phase) before every TSSA_BACK-th step of the chunk, (8,C) each, and the sums of dN and dS over the
-// second half of the chunk, (C) each. Not kept if shared memory is too small: then the last phase recomputes S and A
-// from the start of the chunk.
+// What the first and third phases of backward save in shared memory for the last phase, which goes backward in time: S
+// and A (see the first phase) before every TSSA_BACK-th step of the chunk, (8,C) each, and the sums of dN and dS over
+// the second half of the chunk, (C) each. If shared memory is too small, these are not kept, and the last phase
+// recomputes S and A from the start of the chunk.
 struct TssaStarts { bool kept; float *S, *A, *dN, *dS; };
 
 constexpr int TSSA_STARTS = TSSA_CHUNK / TSSA_BACK, TSSA_HALF = TSSA_CHUNK / 2;
@@ -1173,13 +1176,13 @@ constexpr int TSSA_PRESET_HS = 64;   // HS of all presets
 __host__ __device__ constexpr size_t tssa_steps_size(int NH) { return 3 * (size_t)NH * WARP; }
 __host__ __device__ constexpr size_t tssa_starts_size(int C) { return 2 * (TSSA_STARTS + 1) * (size_t)C; }
 
-// Before each half of the chunk: `sum` starts again, and `first` keeps that of the first half.
+// Called before each half of the chunk: adds `sum` to `first` and clears `sum`.
 template <int P> __device__ inline void tssa_next_half(float (&first)[P], float (&sum)[P]) {
     UNROLL for (int i = 0; i < P; i++) first[i] += sum[i];
     set_zero(sum);
 }
 
-// After the last half: stores the sums over it, in `second` if that is kept, and over the chunk.
+// Called after the second half of the chunk: stores its sums in `second` if kept, and the chunk's sums in `totals`.
 template <int P>
 __device__ inline void tssa_store_halves(float* totals, float* second, bool kept, float (&first)[P], float (&sum)[P],
                                          int c) {
@@ -1188,7 +1191,7 @@ __device__ inline void tssa_store_halves(float* totals, float* second, bool kept
     store_pack<P>(totals + c, first);
 }
 
-// Π, M and Π M; past the chunk's end Π is zero and M stays positive. mass (NH): D before the chunk.
+// Sets Π, M and Π M. Past the chunk's end, Π is zero and M stays positive. mass (NH): D before the chunk.
 __device__ inline void tssa_backward_steps(TssaSteps steps, const float* pi, const float* mass, unsigned resets,
                                            TssaChunk k, TssaSize z) {
     for (int h = warp_index(); h < z.NH; h += z.warps) {
@@ -1207,8 +1210,9 @@ __device__ inline void tssa_backward_steps(TssaSteps steps, const float* pi, con
 // totals (C+NH): Σ of dN and of dD over the chunk, up to its first reset. With RN and RD, the sums of dN and dD
 // over t' ≥ t,
 //     dΠ[t] = Σ_d (s RN[t] - dy w M r) + RD[t]
-// steps.dpi is this with minus the sums over earlier steps instead of RN and RD: for RD over those of the chunk, for RN
-// over those of the half chunk if starts are kept, else of the chunk. The second phase adds the rest.
+// This phase sets steps.dpi to dΠ with RN and RD replaced by minus the sums of dN and dD over earlier steps: dD over
+// those of the chunk; dN over those of the same half of the chunk if starts are kept, else over those of the chunk. The
+// second phase adds the rest.
 template <bool WHOLE, typename S, int P, typename Piece>
 __device__ inline void tssa_statistics_backward(float* totals, TssaSteps steps, TssaStarts starts, const float* carry,
                                                 const S* dy, const S* w, Piece, unsigned resets, TssaChunk k,
@@ -1224,7 +1228,8 @@ __device__ inline void tssa_statistics_backward(float* totals, TssaSteps steps, 
             const float *pi_h = steps.pi + h * WARP, *mass_h = steps.mass + h * WARP,
                         *pi_mass_h = steps.pi_mass + h * WARP;
             float* start = starts.A + c;
-            float A[P], first[P] = {}, dN[P] = {}, less_D = 0.0f;   // less_D: minus this lane's part of the sum of dD
+            // less_D: minus this lane's part of the sum of dD, except the terms that are in dN
+            float A[P], first[P] = {}, dN[P] = {}, less_D = 0.0f;
             tssa_load_floats(A, carry + z.narrow + c, inside);
             UNROLL for (int i = 0; i < P; i++) A[i] += mass;
             NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK;) {
@@ -1270,14 +1275,15 @@ __device__ inline void tssa_statistics_backward(float* totals, TssaSteps steps, 
             if (inside) tssa_store_halves(totals, starts.dN, starts.kept, first, dN, c);
         }
         total_D = warp_sum(total_D);
-        __syncwarp();   // dpi takes the place of M   // mutant: mass_overwritten_early
-        if (!resets) steps.dpi[h * WARP + lane_index()] = mine;   // M is still needed where documents start
+        __syncwarp();   // dpi overwrites M   // mutant: mass_overwritten_early
+        if (!resets) steps.dpi[h * WARP + lane_index()] = mine;   // tssa_backward_documents still needs M
         if (lane_index() == 0) totals[z.C + h] = total_D;
     }
 }
 
 // Second phase, in tiles: lane t returns the rest of dΠ[t] of head h:   Σ_d s RN + RD, with RD at the start of the
-// chunk and RN at the start of the half chunk, or of the chunk: sums to its end plus those past it, `behind` (C+NH).
+// chunk, and RN at the start of the half chunk if starts are kept, else of the chunk. Each is the sum from there to the
+// chunk's end plus the sum over later chunks, `behind` (C+NH).
 template <int KIND, typename S>
 __device__ inline float tssa_backward_membership(const float* totals, TssaStarts starts, const float* behind,
                                                  const S* w, int h, TssaChunk k, TssaSize z) {
@@ -1309,7 +1315,7 @@ __device__ inline void membership_backward(TssaSteps steps, float* da, float* dt
     __syncthreads();
     float mean = 0.0f;
     for (int h = 0; h < z.NH; h++) mean += steps.pi[h * WARP + lane_index()] * steps.dpi[h * WARP + lane_index()];
-    __syncthreads();   // du takes the place of dpi   // mutant: mean_unsynchronized
+    __syncthreads();   // du overwrites dpi   // mutant: mean_unsynchronized
     for (int h = warp_index(); h < z.NH; h += z.warps) {
         const size_t at = tssa_step(h, k, z) + lane_index();
         const float da_t = steps.pi[h * WARP + lane_index()] * (steps.dpi[h * WARP + lane_index()] - mean);
@@ -1321,8 +1327,8 @@ __device__ inline void membership_backward(TssaSteps steps, float* da, float* dt
     __syncwarp();
 }
 
-// Replaces the second and third phase if membership is uniform: du, the sums of dS past the chunk, behind (C), and the
-// starts of S are zero.
+// Replaces the second and third phases if membership is uniform: sets du, the sums of dS past the chunk, behind (C),
+// and the starts of S to zero.
 __device__ inline void membership_uniform_backward(float* du, float* behind, TssaStarts starts, TssaSize z) {
     for (int i = threadIdx.x; i < z.NH * WARP; i += blockDim.x) du[i] = 0.0f;
     for (int c = threadIdx.x; c < z.C; c += blockDim.x) behind[c] = 0.0f;   // mutant: uniform_behind_unset
@@ -1331,8 +1337,8 @@ __device__ inline void membership_uniform_backward(float* du, float* behind, Tss
 }
 
 // sum += Σ_t dS over the piece from step t0 on, with dS = -du s/S² if S > 1e-12, else 0. energy: S, advanced from
-// before the piece to its end; start: where it is saved if kept. ABOVE: S > 1e-12 in all of the piece, true except at
-// the start of a sequence or document.
+// before the piece to its end; if kept, saved at `start` before every TSSA_BACK-th step. ABOVE: S > 1e-12 in the whole
+// piece, which is usually true except at the start of a sequence or document.
 template <bool ABOVE, int PIECE, int P>
 __device__ inline void tssa_add_energies(float (&sum)[P], float (&energy)[P], float* start, bool kept,
                                          const float (&x)[PIECE][P], const float (&du_t)[PIECE],
@@ -1382,7 +1388,7 @@ __device__ inline void tssa_energy_backward_totals(float* totals, TssaStarts sta
     }
 }
 
-// The sums A and S, advanced over TSSA_BACK rows of w; bit j of resets: a document starts at row j
+// Advances the sums S (energy) and A over TSSA_BACK rows of w. Bit j of resets: a document starts at row j.
 template <int P>
 __device__ inline void tssa_advance(float (&energy)[P], float (&A)[P], const float (&x)[TSSA_BACK][P],
                                     const float (&pi)[TSSA_BACK], unsigned resets) {
@@ -1396,7 +1402,7 @@ __device__ inline void tssa_advance(float (&energy)[P], float (&A)[P], const flo
     }
 }
 
-// S and A before step t0: kept, or recomputed from the start of the chunk.
+// S and A before step t0: loaded from `starts` if kept, else recomputed from the start of the chunk.
 template <bool WHOLE, typename S, int P>
 __device__ inline void tssa_walk_to(float (&energy)[P], float (&A)[P], int t0, TssaStarts starts, const float* carry,
                                     const float* pi_h, const S* w_d, unsigned resets, int c, int h, TssaChunk k,
@@ -1420,8 +1426,9 @@ __device__ inline void tssa_walk_to(float (&energy)[P], float (&A)[P], int t0, T
 // Last phase, backward in time, in the terms of the first phase:
 //     dw = 2 w (Π RN + ds) - Π M dy r,   ds = du/max(S, 1e-12) + Σ_{t'≥t} dS[t']
 // The sum's own term is merged with the first one: du/S - du s/S² = du S[t-1]/S², without cancellation if S is close to
-// s. Over the TSSA_BACK steps from t0 on: dy becomes dw. RN, RS: sums of dN and dS past these, advanced to their start.
-// energy, A: before them. Bit j of resets: a document starts at row j. ABOVE: as above.
+// s. Replaces dy by dw for TSSA_BACK steps. at: offset of the head and the first step in the arrays of `steps`. RN, RS:
+// sums of dN and dS past these steps, advanced to their start. energy, A: S and A before them. Bit j of resets: a
+// document starts at row j. ABOVE: see tssa_add_energies.
 template <bool ABOVE, int P>
 __device__ inline void tssa_piece_backward(float (&dy)[TSSA_BACK][P], float (&RN)[P], float (&RS)[P],
                                            const float (&energy)[P], const float (&A)[P],
@@ -1497,13 +1504,13 @@ __device__ inline float tssa_backward_documents(TssaSteps steps, TssaStarts star
             if (lane_index() / TSSA_BACK == t0 / TSSA_BACK) mine += sum;
         }
     }
-    __syncwarp();   // dpi takes the place of M
+    __syncwarp();   // the caller overwrites M with dpi
     return mine;
 }
 
-// Halves: 1, or, if starts are kept and there are no documents, 2: then if WHOLE, half of the warp's lanes take each
-// half of the chunk, with twice the channels. Reads the chunk again for each slice: its addresses are not held in
-// registers from slice to slice.
+// Halves: 1, or 2, which requires that starts are kept and that there are no documents. With 2 and WHOLE, each half of
+// the warp's lanes takes half of the chunk, with twice as many channels per lane. Reads `chunk` again for each slice of
+// channels, so that no registers hold addresses from slice to slice.
 template <bool WHOLE, typename S, int P, typename Documents, typename Halves>
 __device__ inline void tssa_backward_final(S* dw, TssaSteps steps, TssaStarts starts, const float* back,
                                            const float* saved, const S* dy, const S* w, Documents, Halves,
@@ -1554,8 +1561,9 @@ __device__ inline void tssa_backward_final(S* dw, TssaSteps steps, TssaStarts st
 // Minimum traffic per row: 2C (w) + 2C (dy) + 2C (dw). Moved in addition: carries, back and totals, about
 // (4 + 8 + 8) (2C + NH)/32 = 1.25C, and 3 · 4 NH. The scans run from the last chunk to the first. sync: ticket, flags
 // of the scan of dN and dD, flags of that of dS; zero before the launch. back (B,chunks,sums): sums past each chunk of
-// dS (narrow), then of dN (C) and dD (NH). HEADS: if not 0, NH, of TSSA_PRESET_HS channels each: sizes known to the
-// compiler save most of the address arithmetic. Floats and documents need the registers of two blocks.
+// dS (narrow), then of dN (C) and dD (NH). HEADS: 0, or NH if it is known at compile time and HS is
+// TSSA_PRESET_HS: constant sizes save most of the address arithmetic. With float32 and documents, a kernel needs so
+// many registers that only one block fits on a multiprocessor.
 template <typename S, int P, bool UNIFORM, bool DOCUMENTS, int HEADS>
 __global__ void __launch_bounds__(TSSA_WARPS* WARP, DOCUMENTS && sizeof(S) > 2 ? 1 : TSSA_BLOCKS)
     tssa_backward_kernel(S* RESTRICT dw, float* da, float* dtemp, float* back, TssaStates states, float* totals,
@@ -1572,7 +1580,7 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, DOCUMENTS && sizeof(S) > 2 ?
         z.NH = HEADS, z.HS = TSSA_PRESET_HS, z.C = HEADS * z.HS;
         z.warps = tssa_threads(z.C, z.NH) / WARP, z.narrow = scan_stride(z.C), z.wide = scan_stride(z.C + z.NH);
     }
-    const std::integral_constant<int, (HEADS > 0 ? TSSA_PIECE : TSSA_BACK)> piece;   // the steps in registers at once
+    const std::integral_constant<int, (HEADS > 0 ? TSSA_PIECE : TSSA_BACK)> piece;   // steps in registers at once
     const int array = z.NH * WARP;
     const TssaSteps steps = {shared, shared + array, shared + 2 * array, shared + 2 * array, shared + 2 * array};
     float* const kept = shared + tssa_steps_size(z.NH);
@@ -1621,7 +1629,7 @@ template <typename S, int HEADS> static auto tssa_backward_instance(TssaSize z, 
                             : tssa_backward_kernel<S, 1, false, false, 0>);
 }
 
-// The presets have kernels of their own.
+// The presets, which have 12, 16 and 20 heads, use kernels compiled for their sizes.
 template <typename S> static auto tssa_backward_choice(TssaSize z, bool uniform, bool documents) {
     if constexpr (std::is_same<S, bf16>::value) {
         const int preset = z.HS == TSSA_PRESET_HS && !uniform && !documents ? z.NH : 0;
@@ -2144,8 +2152,8 @@ template <typename S> static void model_free(TypedModel<S>* m) {
 
 // ---------------------------------------------------------------------------------------------
 // fp8: operands of the matrix products of layers in training. The gradients of weights, the classifier, and all
-// products in the first step and in other passes are in bf16. The scales change only between steps: all passes over a
-// chunk in a step compute the same bits and record the same largest values.
+// products in the first step and in other passes are in bf16. The scales change only between steps, so all passes over
+// a chunk in one step compute the same bits and record the same largest values.
 
 // Calls f with the copy that the kernel of a site's tensor must write; with NoCopy if the pass records nothing.
 template <typename Q, typename S, typename F> static void with_copy(TypedModel<S>* m, int l, int site, F f) {
@@ -2535,7 +2543,7 @@ template <typename S> static void run_sums(TypedModel<S>* m, StepInput s, const 
 }
 
 // Forward over chunk k. If k > 0, buf.after has the sums before it on entry; it has those after it on return. In
-// training, the products of the chunk have the precision that they will have when it is recomputed.
+// training, matrix products use the same precision (fp8 or bf16) as when the chunk is recomputed.
 template <typename S>
 static void advance_sums(TypedModel<S>* m, const Sequences* q, int k, int first, bool training = false) {
     const StepInput s = start_forward(m, q, k, first, training);   // mutant: sums_in_bf16
@@ -2543,7 +2551,7 @@ static void advance_sums(TypedModel<S>* m, const Sequences* q, int k, int first,
     run_sums(m, s, s.targets, training ? PASS_TRAIN_SUMS : PASS_SUMS);   // mutant: sums_of_another_pass
 }
 
-// Reports the part of a training pass that is queued on the device. True if the caller abandons it.
+// Reports the part of a training pass that is queued on the device. Returns true if the caller abandons the pass.
 static bool is_abandoned(TostModel* m, int done, int T) {
     return m->abandoned = chunk_done_in_training(&m->options, done, T);
 }
@@ -2955,7 +2963,8 @@ static bool fits_kernels(const TostConfig* c, TostError* err) {
     return true;
 }
 
-// True if a pass over `length` tokens, the value of option `name`, has a number of rows that products in fp8 can have.
+// True if the rows of a pass, `batch` sequences of `length` tokens, are a multiple of 16, as fp8 requires. name: the
+// option that sets `length`.
 static bool fp8_rows_fit(const char* name, int batch, int length, TostError* err) {
     return (int64_t)batch * length % 16 == 0 ||
            tost_error(err, "--dtype fp8: --batch %d times --%s %d is not a multiple of 16: change --batch or --%s, or "
@@ -3033,7 +3042,7 @@ static TostModel* cuda_create(const TostConfig* c, const TostEngineOptions* o, T
     return is_bf16(o->dtype) ? model_create<bf16>(c, o, err) : model_create<float>(c, o, err);
 }
 
-// The rate of a square product, in operations/s; 0 if memory is short.
+// Measures the rate of a square matrix product, in operations/s. Returns 0 if memory is short.
 template <typename S> static double measured_peak(TypedModel<S>* m, int multiprocessors) {
     constexpr int PRODUCTS = 10;
     cudaEvent_t start, stop;

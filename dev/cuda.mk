@@ -35,7 +35,7 @@ train_gpt_tostcu: $(CU)/train_gpt_tost.o $(BUILD)/libtost.a build/variant
 $(CU)/train_gpt_tost.o: train_gpt_tost.cu $(wildcard tost/*.h tost/*.cuh) $(CU)/gencode
 	$(call say,NVCC $< (architectures: $(ARCHS); a minute or more)) mkdir -p $(@D) && \
 	    { $(NVCC) $(CUDA_FLAGS) $(GENCODE) -Xptxas -v -c $< -o $@ 2> $@.ptxas || { cat $@.ptxas; exit 1; }; }
-# Changes only when GENCODE does.
+# Written only if GENCODE has changed.
 $(CU)/gencode: FORCE
 	@mkdir -p $(@D); [ "$$(cat $@ 2>/dev/null)" = "$(strip $(GENCODE))" ] || echo "$(strip $(GENCODE))" > $@
 # The engine for test_tost: the same object file without main.
@@ -120,8 +120,8 @@ mutants: $(EMU_CPP) $(EMU_C)
 	    "$(filter-out $(EMU)/kernels_test.o,$(EMU_CPP) $(EMU_C))" $(MUTANTS)
 
 # ---- PTX of the kernels -------------------------------------------------------------------------------------------
-# Interprets the PTX that nvcc makes of the kernels for compute capability PTX_ARCH, in the CUDA emulation without the
-# sanitizers. Needs nvcc, but no GPU.
+# Interprets the PTX that nvcc generates for compute capability PTX_ARCH, in the CUDA emulation without the sanitizers.
+# Needs nvcc, but no GPU.
 PTX_ARCH  ?= 90
 PTX_CPP    = $(patsubst dev/test/ptx/%.cpp,$(EMU)/%.o,$(wildcard dev/test/ptx/*.cpp))
 PTX_ENGINE = build/cuda/engine_$(PTX_ARCH).ptx
@@ -129,8 +129,8 @@ vpath %.cpp dev/test/ptx
 $(PTX_CPP): $(EMU)/%.o: %.cpp
 	$(call say,CXX $<) mkdir -p $(@D) && $(EMU_CXX) $(EMU_O) $(EMU_FLAGS) $(EMU_CUDA) -MMD -MP -c $< -o $@
 $(EMU)/ptx_test: $(PTX_CPP) $(filter-out $(EMU)/cuda_on_host_test.o,$(EMU_CPP)) $(EMU_C)
-	$(call say,LINK $@) $(EMU_CXX) -o $@ $^ -lm -ldl -rdynamic   # without the library of -fsanitize=thread
-# With the kernels for several ranks, if there is an nccl.h
+	$(call say,LINK $@) $(EMU_CXX) -o $@ $^ -lm -ldl -rdynamic   # races.cpp replaces the library of -fsanitize=thread
+# Includes the kernels for several ranks if nccl.h is found.
 $(PTX_ENGINE): train_gpt_tost.cu $(wildcard tost/*.h tost/*.cuh)
 	$(call say,NVCC $< (PTX)) mkdir -p $(@D) && \
 	    nccl=$$(printf '\043include <nccl.h>\n' | $(NVCC) -x cu -E - > /dev/null 2>&1 && echo -DTOST_NCCL); \

@@ -42,7 +42,7 @@ inline void cuda_check(cudaError_t e, const char* what, const char* file, int li
 }
 #define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)
 
-// The device of this process
+// Properties of the device that this process uses
 inline cudaDeviceProp current_device() {
     cudaDeviceProp prop;
     int device;

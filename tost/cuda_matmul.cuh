@@ -24,7 +24,7 @@ inline void cublas_check(cublasStatus_t s, const char* what, const char* file, i
 // c (M,N) = op(a) (M,K) · op(b) (K,N) + bias (N) + beta c, row-major. at: a is stored as (K,M); bt: b is stored as
 // (N,K). ld: elements from one row to the next as stored. The type O of c is S or float. If a and b are fp8, at is
 // false and bt true, all sizes are multiples of 16, and the product is multiplied by *a_inverse and *b_inverse.
-// cuBLASLt's fast accumulation, which adds products of fp8 in fewer bits, stays off.
+// cuBLASLt's fast accumulation for fp8, which is less precise, is not used.
 template <typename S, typename O, typename B = S> struct Product {
     O* c; const S* a; const B* b;
     bool at, bt;
@@ -98,10 +98,11 @@ template <typename P> static void matmul_set_pointers(cublasLtMatmulDesc_t desc,
     if (p.b_inverse) matmul_set(desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.b_inverse);   // mutant: fp8_unscaled
 }
 
-// How the partial sums of a product that is split along K may be added: in a fixed order, so not in place, where the
-// order is that in which they arrive; and in float, never in bf16. A product whose K is not a multiple of SPLIT_TILE is
-// not split: cuBLASLt 12.8 and 13.1 are reported to leave out the elements behind the last whole tile.
-constexpr int SPLIT_TILE = 128;      // a multiple of the extent along K of any kernel's tile
+// Reduction schemes that cuBLASLt may use for a product that is split along K. In-place reduction is excluded, because
+// it adds partial sums in the order in which they arrive, so that results are not reproducible. Partial sums are added
+// in float, never in bf16. A product whose K is not a multiple of SPLIT_TILE is not split: cuBLASLt 12.8 and 13.1 are
+// reported to omit the elements after the last whole tile.
+constexpr int SPLIT_TILE = 128;      // a multiple of the tile size along K of every kernel
 
 template <typename P> static uint32_t matmul_reductions(const P& p) {
     const uint32_t staged = sizeof *p.c == sizeof(float) ? CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE : 0;
@@ -120,7 +121,8 @@ static MatmulPlan matmul_plan(MatmulProposals* proposals, const Matmul* mm, cons
     matmul_set(plan.desc, CUBLASLT_MATMUL_DESC_TRANSB, p.at ? CUBLAS_OP_T : CUBLAS_OP_N);
     if (p.bias) matmul_set(plan.desc, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
     matmul_set_pointers(plan.desc, p);
-    // The heuristic does not read the bias, but takes its alignment from its address, which differs between layers.
+    // The heuristic does not read the bias, but derives its alignment from the pointer. Biases of different layers have
+    // different addresses, so the pointer is set to an address that has only the alignment common to all of them.
     const uintptr_t bias = p.bias ? alignment : 0;   // mutant: bias_of_the_first_layer
     matmul_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     CUBLAS_CHECK(
@@ -261,7 +263,7 @@ static MatmulPlan matmul_new_plan(Matmul* mm, const MatmulKey& key, const P& p, 
     return plan;
 }
 
-// The plan for the shape of p, chosen at its first use, which must not be captured in a graph.
+// Returns the plan for the shape of p. The first call for a shape chooses the plan and must not be in a graph capture.
 template <typename P> static const MatmulPlan& matmul_plan_of(Matmul* mm, const P& p) {
     const int alignment = common_alignment(p.a, p.b, p.c, p.bias);
     const MatmulKey key = {mm->tf32, cuda_type(p.a), cuda_type(p.c), p.at,  p.bt,           p.M,      p.N,

@@ -31,28 +31,29 @@ constexpr int COMPILED_ARCH = __CUDA_ARCH__;
 [[maybe_unused]] constexpr int COMPILED_ARCH = 0;
 #endif
 
-constexpr size_t BLOCK_SHARED = 1024;   // see multiprocessor_shared
+constexpr size_t BLOCK_SHARED = 1024;   // bytes of shared memory that CUDA reserves per block
 
-// The compute capability that the kernels in use were compiled for, e.g. 90 for 9.0: not that of the device if nvcc was
-// told to compile for an earlier one.
+// The compute capability that the kernels in use were compiled for, e.g. 90 for 9.0. It is lower than the device's if
+// the build has no code for the device's own. 0 if it is unknown.
 static __global__ void probe_kernel() {}
 inline int kernel_arch() {
     cudaFuncAttributes a;
     return cudaFuncGetAttributes(&a, probe_kernel) == cudaSuccess ? a.ptxVersion : 0;
 }
 
-// __restrict__ for the parameters of kernels. Where a kernel may start before the one before it has ended, it would be
-// wrong: nvcc would read parameters that are const __restrict__ through the cache for constant data, and could move
-// accesses before dependency_wait.
+// __restrict__ for kernel parameters, only below compute capability 9.0. From 9.0 on, a kernel may start while the
+// previous kernel still writes its inputs (programmatic dependent launch). There, nvcc would read const __restrict__
+// parameters with ld.global.nc, which may return stale data, and could move loads before dependency_wait.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #define RESTRICT __restrict__
 #else
 #define RESTRICT
 #endif
 
-// Whether doubles are added at 1/64 of the rate of floats: not on compute capability 9.0 and 10.0. Nor on 8.0, but its
-// code also runs on 8.6 and 8.9, where they are. Two floats take 4 % more instructions in TSSA's forward kernel; code
-// for 8.6 would take as long to compile as each other architecture, and 3.5 MB.
+// True if additions of doubles may run at 1/64 of the rate of floats. They are fast on compute capability 8.0, 9.0 and
+// 10.0, but code for 8.0 also runs on 8.6 and 8.9, where they are slow. Sums of two floats instead of doubles (ScanSum)
+// take 4 % more instructions in TSSA's forward kernel. There is no separate code for 8.6, which would add 3.5 MB to the
+// program and as much compile time as any other architecture.
 constexpr bool SLOW_DOUBLES = COMPILED_ARCH != 0 && COMPILED_ARCH != 900 && COMPILED_ARCH != 1000;
 
 // UNROLL for (...): unrolls the loop; UNROLL_BY(n): n times; NO_UNROLL: not at all.
@@ -103,11 +104,12 @@ __device__ inline int   load_acquire(const int* p) { return cuda_on_host_load(p,
 
 #else
 
-// Bytes for cuBLASLt. Weight gradients are split along K: a partial sum of (768,3072) floats takes 9 MiB.
+// Bytes of cuBLASLt's workspace. Weight gradients are split along K: a partial sum of (768,3072) floats takes 9 MiB.
 constexpr size_t MATMUL_WORKSPACE = (size_t)128 << 20;
 
 // True if a kernel may be launched while the one before it in its stream still runs (programmatic dependent launch),
-// which hides the time of the launch: if dependency_wait waits, and in graphs from CUDA 12.3 on.
+// which hides the launch latency. dependency_wait has an effect only in code for compute capability 9.0 or later, and
+// graphs support these launches from CUDA 12.3 on.
 inline bool launches_early() {
     static const bool early = [] {
         int driver = 0;
@@ -117,7 +119,7 @@ inline bool launches_early() {
     return early;
 }
 
-// Bytes of shared memory of a multiprocessor of this device. Each block takes BLOCK_SHARED more than it asks for.
+// Bytes of shared memory per multiprocessor of this device. Each block takes BLOCK_SHARED in addition to its own.
 inline size_t multiprocessor_shared() {
     static const int bytes = [] {
         int device = 0, value = 0;

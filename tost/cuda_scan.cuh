@@ -3,8 +3,8 @@
 // of every 8 chunks publishes the total of the 8, the last of 64 that of the 64, and so on. The prefix at chunk k is a
 // sum of at most 7 totals per level, selected by the octal digits of k. A group's total is published as soon as the
 // totals of the level below are known, so a chain of waits is at most as long as k has octal digits. The tree of sums
-// is fixed, so every run gives the same bits. Sums across chunks have about 48 bits or more (ScanSum): long sequences
-// lose no precision.
+// is fixed, so every run gives the same bits. Sums across chunks have about 48 bits of precision or more (ScanSum), so
+// long sequences lose no precision.
 //
 // In a segmented scan, sums restart inside some chunks. The total of such a chunk is its sum after the last restart;
 // the total of a group is its sum after the last restart in the group. `from` of a position: the last chunk before it
@@ -29,7 +29,7 @@ __host__ __device__ inline size_t scan_slots(size_t chunks) {
 
 constexpr int SCAN_VEC = 4;          // neighboring columns of a thread
 
-// A running sum of floats: a double or, where these are slow, two floats, hi + lo, which hold about 48 bits.
+// A running sum of floats: a double or, where doubles are slow, two floats whose sum hi + lo has about 48 bits.
 struct FloatPair { float hi, lo; };
 typedef std::conditional_t<SLOW_DOUBLES, FloatPair, double> ScanSum;
 
@@ -38,8 +38,9 @@ __device__ inline float  to_float(FloatPair sum) { return __fadd_rn(sum.hi, sum.
 __device__ inline double to_double(double sum) { return sum; }
 __device__ inline double to_double(FloatPair sum) { return (double)sum.hi + sum.lo; }
 
-// sum += x. Two floats: hi becomes the rounded sum of hi and x, and its rounding error, which is a float, goes to lo
-// (two-sum). These intrinsics are never fused with a multiplication, which would change the error.
+// sum += x. FloatPair: hi becomes the rounded sum of hi and x; the rounding error, which a float represents exactly, is
+// added to lo (Knuth's TwoSum). nvcc never contracts these intrinsics into fused multiply-adds, which would change the
+// error.
 __device__ inline void sum_add(double& sum, float x) { sum += x; }
 __device__ inline void sum_add(FloatPair& sum, float x) {
     const float hi = __fadd_rn(sum.hi, x), of_x = __fsub_rn(hi, sum.hi), of_hi = __fsub_rn(hi, of_x);
@@ -63,8 +64,8 @@ __device__ inline void scan_wait_level(const int* flags, unsigned k) {
     __syncthreads();   // mutant: group_wait_unsynchronized
 }
 
-// Waits for the totals that precede position k in its groups at all levels, with 8 threads of a warp for each level, so
-// that the levels wait at the same time.
+// Waits for the totals that precede position k in its groups at all levels. 8 threads of a warp wait for each level, so
+// that the waits of up to 4 levels overlap.
 __device__ inline void scan_wait_levels(const int* flags, unsigned k, unsigned chunks) {
     const unsigned threads = min((int)blockDim.x, WARP);
     NO_UNROLL while (threadIdx.x < threads && k > 0) {
@@ -81,7 +82,7 @@ __device__ inline void scan_wait_levels(const int* flags, unsigned k, unsigned c
     __syncthreads();   // mutant: wait_unsynchronized
 }
 
-// sum += ROWS rows from `totals` on. All loads are issued before the first addition.
+// sum += the first ROWS rows of `totals`. All loads are issued before the first addition.
 template <int ROWS, typename Sum>
 __device__ inline void scan_add_rows(Sum (&sum)[SCAN_VEC], const float* totals, unsigned stride) {
     float x[ROWS][SCAN_VEC];
@@ -90,8 +91,8 @@ __device__ inline void scan_add_rows(Sum (&sum)[SCAN_VEC], const float* totals, 
         UNROLL for (int n = 0; n < SCAN_VEC; n++) sum_add(sum[n], x[j][n]);
 }
 
-// The same with a number of rows that is known at run time. A branch for each number takes fewer instructions than a
-// predicate for each row, whose registers would also have to be cleared.
+// scan_add_rows for a number of rows that is known only at run time. A branch for each number takes fewer instructions
+// than a predicated load for each row, which also needs its registers cleared.
 template <typename Sum>
 __device__ inline void scan_add_level(Sum (&sum)[SCAN_VEC], const float* totals, unsigned stride, unsigned rows) {
     static_assert(SCAN_RADIX == 8, "a case for each digit");
@@ -106,9 +107,9 @@ __device__ inline void scan_add_level(Sum (&sum)[SCAN_VEC], const float* totals,
     }
 }
 
-// sum += the totals that precede position k, of the levels below the one at which it is in group `end`. totals: at the
-// thread's columns. SEGMENTED: at each level, only from position `from`, or the group that contains it, on. GROUP: k is
-// the last of its group at each of the levels.
+// sum += the totals that precede position k at each level below that at which the group of k has number `end`; 0: at
+// all levels. totals: at the thread's columns. SEGMENTED: at each level, only the totals from position `from`, or from
+// the group that contains it, on. GROUP: at each of these levels, k is the last position of its group.
 template <bool SEGMENTED, bool GROUP, typename Sum>
 __device__ inline void scan_add(Sum (&sum)[SCAN_VEC], const float* totals, unsigned stride, unsigned k, unsigned end,
                                 unsigned chunks, int from) {

@@ -59,8 +59,8 @@ typedef struct {
     // Parameters, moments and gradients start at zero. Returns NULL and sets *err if memory or a device is missing.
     TostModel* (*create)(const TostConfig* c, const TostEngineOptions* o, TostError* err);
     void (*destroy)(TostModel* m);
-    // Peak rate of dense matrix products of the model's device and dtype, in operations/s, from the data sheet, or
-    // measured: sets *measured. 0: unknown.
+    // Returns the peak rate of dense matrix products for the model's device and dtype, in operations/s; 0: unknown.
+    // Sets *measured: true if the rate was measured, false if it is from the data sheet.
     double (*peak_flops)(TostModel* m, bool* measured);
 
     // Call before the first pass. Matrix products use the algorithms that `file` names, if it exists; with `renew`,

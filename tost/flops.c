@@ -13,8 +13,8 @@ double flops_per_token(const TostConfig* c) {
     return 6 * weights + 3 * L * (10 * C + 8 * nh);
 }
 
-// Peaks in TFLOP/s, dense, without sparsity, from data sheets: float32 without tensor cores, tf32, bf16 with float32
-// sums. The first name that the device's contains counts.
+// Dense peak rates (without sparsity) in TFLOP/s from data sheets: float32 without tensor cores, tf32, bf16 with
+// float32 accumulation. The first entry whose name is in the device's name applies.
 static const struct { const char* name; int multiprocessors; double peak[3]; } gpus[] = {
     {"GB200",        152, {80, 1250, 2500}},
     {"B200",         148, {75, 1100, 2250}},

@@ -1,5 +1,5 @@
-// flops.h: model FLOPs utilization (MFU): the operations per second that the model needs, recomputed ones not counted,
-// over the peak rate of the device:   MFU = flops_per_token · tokens/s / (peak rate · ranks)
+// flops.h: model FLOPs utilization (MFU): the rate of the floating-point operations that the model needs, without
+// recomputation, divided by the peak rate of the devices:   MFU = flops_per_token · tokens/s / (peak rate · ranks)
 #ifndef TOST_FLOPS_H
 #define TOST_FLOPS_H
 
@@ -14,9 +14,10 @@ extern "C" {
 // backward. TSSA takes 10 per channel and 8 per head forward, whatever T is, and twice as many backward.
 double flops_per_token(const TostConfig* c);
 
-// Peak rate of dense matrix products of a GPU, from its data sheet, in operations/s; 0: unknown. A device that has the
-// name of a GPU but another number of multiprocessors is unknown: a part of the GPU (MIG), or another model, such as
-// RTX 4090 D. For fp8, the rate of bf16: half of the operations are in bf16, and the utilizations are comparable.
+// Peak rate of dense matrix products of a GPU, from its data sheet, in operations/s; 0: unknown. Also 0 if the device
+// has the name of a known GPU but another number of multiprocessors: it is a part of that GPU (MIG) or another model,
+// such as the RTX 4090 D. For fp8, returns the rate of bf16: half of the operations are in bf16, and the utilizations
+// of both dtypes are comparable.
 double flops_peak_of(const char* device, int multiprocessors, TostDtype dtype);
 
 // The peak rate of this CPU with the current number of threads, in operations/s, measured with products of gemm.h. Not

@@ -79,14 +79,14 @@ def parse_log(text):
 
 
 def parse_compute(text):
-    """(operations per token, peak rate in TFLOP/s, where it is from) as the trainer prints them, or None."""
+    """(FLOPs per token, peak rate in TFLOP/s, source of the peak rate) from the trainer's output, or None."""
     line = re.search(r"^compute +([\d.]+) MFLOP per token; 100% MFU: .*, ([\d.e+-]+) TFLOP/s in \w+ \((.*)\)$", text,
                      re.M)
     return (float(line[1]) * 1e6, float(line[2]), line[3]) if line else None
 
 
 def utilization(tflops, compute, square):
-    """Text: a rate of model operations in TFLOP/s, as a share of the peak and of a measured product."""
+    """Text: the model's FLOP rate in TFLOP/s, and its shares of the peak rate and of a measured product's rate."""
     parts = [f"{tflops:.0f} TFLOP/s"]
     if compute:
         parts.append(f"MFU {100 * tflops / compute[1]:.1f}% of {compute[1]:.4g} TFLOP/s ({compute[2]})")
@@ -195,7 +195,7 @@ class Run:
         self.started = []   # processes
         self.python = os.environ.get("PYTHON", sys.executable)
         self.matmul_ms = self.square = None  # ms of a step's matrix products; TFLOP/s of the square product
-        self.compute = None                  # of parse_compute
+        self.compute = None                  # result of parse_compute
         capability = output_of("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader").split("\n")[0].strip()
         known = re.fullmatch(r"\d+\.\d", capability) and not sizes.rehearse
         self.arch = int(capability.replace(".", "")) if known else 0   # e.g. 90; 0: unknown

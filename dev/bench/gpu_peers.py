@@ -33,8 +33,8 @@ def build(name, sizes, seq):
 
 
 def flops_per_token(name, sizes, seq):
-    """Forward and backward: 6 per weight of a matrix product, plus causal attention (half of the T × T products), or
-    TSSA as in tost/flops.h."""
+    """FLOPs of forward and backward: 6 per weight of a matrix product, plus causal attention (half of the T × T
+    products) or, as in tost/flops.h, TSSA."""
     layers, heads, channels, vocab = sizes
     weights = layers * (12 if name == "gpt2" else 10) * channels**2 + vocab * channels
     attention = 6 * layers * channels * seq if name == "gpt2" else 3 * layers * (10 * channels + 8 * heads)

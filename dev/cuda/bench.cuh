@@ -7,9 +7,9 @@
 #define TOST_BENCH_CUH
 
 #define TOST_NO_MAIN
-#ifndef BENCH_ENGINE                 // only the kernels that the bench launches: compiles in a fraction of the time
+#ifndef BENCH_ENGINE                 // without the engine, nvcc compiles only the kernels that the benchmark launches
 #define TOST_NO_ENGINE
-#pragma nv_diag_suppress 177         // functions that are not used
+#pragma nv_diag_suppress 177         // unused functions
 #pragma GCC diagnostic ignored "-Wunused-function"
 #endif
 #include "train_gpt_tost.cu"

@@ -9,10 +9,11 @@ A multiprocessor issues at most one instruction per cycle on each of its 4 sched
 An instruction counts once per trip of each loop around it, and not at all after the last EXIT. Both sides of a branch
 count, unless KERNELS gives a loop a share of a trip.
 
-Without --write, compares with RECORD: exits with 1 if a kernel has over 5 % more instructions than recorded, or if the
-number of its loops changed. Both fail if TRAFFIC has a kernel that takes over 0.03 ms and has no row here, and if a
-kernel may read what the kernel before it still writes (hazards). Exits with 77 if cuobjdump or the recorded nvcc is
-missing. NVCC and CUOBJDUMP in the environment replace the programs of these names."""
+Without --write, compares with RECORD: exits with 1 if a kernel has over 5 % more instructions than recorded. With and
+without --write, exits with 1 if the number of a kernel's loops differs from KERNELS, if TRAFFIC has a kernel that takes
+over 0.03 ms but is not in KERNELS, or if a kernel may read data that the previous kernel still writes (hazards). Exits
+with 77 if cuobjdump is missing or if RECORD is of another version of nvcc. The environment variables NVCC and CUOBJDUMP
+replace the programs of these names."""
 import os
 import re
 import shutil
@@ -26,15 +27,16 @@ NOT_KERNELS = {"matmul", "memset"}   # rows of TRAFFIC.md
 ROWS, LAYERS, C, HEADS, V, PARAMETERS = 65536, 12, 768, 12, 50304, 110e6   # tost-base, B 64, T 1024
 CHUNKS = ROWS / 32
 SEGMENTS = ROWS * 0.75   # of embedding_backward: one per distinct token, as in TRAFFIC.md
-# The scan over 32 chunks. ENDS: groups that a chunk ends, on average; LEVELS: octal digits of a chunk's number. The code
-# of a level has a branch for each number of totals, of which a chunk takes one; that of the columns has one for the
-# states of decode and --chunk, which is not taken.
+# Averages over the 32 chunks of a scan. ENDS: groups that a chunk ends. LEVELS: octal digits of a chunk's number.
+# OF_LEVEL: share of a level's code that runs, since it has a branch for each number of totals. STATELESS: share of the
+# column loop's code that runs, since the code for the states of decode and --chunk does not.
 ENDS, LEVELS, OF_LEVEL, STATELESS = 1 / 8, (31 + 24) / 32, 0.155, 0.27
 
 
 def scan_trips(first, warps):
-    """Trips of the loops of a scan: over the groups that a chunk ends (a flag, columns, their levels), levels to wait
-    for (each of 4, a flag), columns (levels). first: number of the first loop; warps: how many of 12 have columns."""
+    """Trips of a scan's loops, with inner loops in parentheses: groups that a chunk ends (polls of a flag; columns;
+    levels), sets of 4 levels to wait for (levels; polls of a flag), columns (levels). first: number of the first loop.
+    warps: how many of the 12 warps have columns."""
     return {first: ENDS, first + 2: warps / 12, first + 4: 1 / 12, first + 5: LEVELS,
             first + 7: warps / 12 * STATELESS, first + 8: LEVELS * OF_LEVEL / STATELESS}
 
@@ -46,8 +48,8 @@ KERNELS = {
     "embedding_forward": ("_Z24embedding_forward_kernelILi4E", 1, ROWS * 6, 1, {}),
     "residual_layernorm_forward": ("_Z33residual_layernorm_forward_kernelI13__nv_bfloat16Li4ELi8ELb1E6NoCopy",
                                    2 * LAYERS + 1, ROWS, 0, {}),
-    # The variant whose warps hold their tiles. Energies are compared with their least value step by step only in the
-    # first of 32 chunks. The ticket's code counts for all 12 warps, of which one runs it.
+    # The variant whose warps hold their tiles. Only the first of 32 chunks compares S with 1e-12 at each step. The code
+    # of the ticket, which only one warp runs, counts for all 12.
     "tssa_forward": ("_Z19tssa_forward_kernelI13__nv_bfloat16Lb1ELb0ELb0E", LAYERS, CHUNKS * 12, 20,
                      {**scan_trips(0, 6), 9: 8 / 32, 10: 0, **scan_trips(11, 7)}),
     "gelu_forward": ("_Z19gelu_forward_kernelI13__nv_bfloat166NoCopy", LAYERS, ROWS * 4 * C / 256, 2, {0: 0, 1: 0}),
@@ -131,9 +133,9 @@ def measure(code):
 
 
 def hazards(code):
-    """Failures as text. A kernel starts while the one before it still runs, so it must wait (griddepcontrol.wait, here
-    ACQBULK) before it accesses global memory, and must not read what that kernel writes through the cache for constant
-    data (ld.global.nc), as nvcc does with parameters that are const __restrict__: RESTRICT prevents both."""
+    """Failures as text. A kernel may start while the previous kernel still runs. So it must wait (griddepcontrol.wait,
+    ACQBULK in SASS) before it accesses global memory, and must not use non-coherent loads (ld.global.nc), which nvcc
+    generates for const __restrict__ parameters. RESTRICT prevents both."""
     failures = []
     for name, steps in code.items():
         texts = [text for _, text in steps]

@@ -16,13 +16,13 @@
 #define LIMIT_FP8_WORST  0.75   // of any tensor; measured: 0.50, where TSSA amplifies errors of a w near 0
 #define LEAST_FP8_MEDIAN 0.03   // bf16 is below (measured: 0.010): the products really are in fp8
 
-// Chunks change only the order of sums: in the emulation the last bits of some, on a GPU also those of products, which
-// have fewer rows, so that some roundings to bf16 and fp8 differ.
-#define LIMIT_FP8_CHUNKS 0.02   // relative L2 error of all gradients, absolute error of the loss; measured: 1e-7; if
-                                // the sums before the chunks are computed in bf16: 0.07
+// Chunks change only the order of sums. In the emulation this changes the last bits of some of them. On a GPU it also
+// changes those of matrix products, which have fewer rows, so that some roundings to bf16 and fp8 differ.
+#define LIMIT_FP8_CHUNKS 0.02   // relative L2 error of all gradients, absolute error of the loss; measured: 1e-7;
+                                // 0.07 if the sums before the chunks are computed in bf16
 #define LIMIT_FP8_MAXIMA 0.03   // relative, of the largest value of a tensor; measured: 0
 
-#define FP8_STEPS 16            // in TostEngine.scales: the largest values of so many steps, the latest first
+#define FP8_STEPS 16            // steps whose largest values TostEngine.scales has, the latest first
 
 #define LIMIT_FP8_TRAINED 0.02  // nats, against bf16: mean loss of the last tenth of the steps
 
@@ -221,7 +221,7 @@ static inline void fp8_test_jump(Checks* c, const TostEngine* engine, const Tost
     subject_free(&exact);
 }
 
-// The largest values of the first step, whose products are in bf16, must not depend on the chunks.
+// The largest values that the first step records, whose products are in bf16, must not depend on the chunks.
 static inline void fp8_same_maxima(Checks* c, const Subject* got, const Subject* want) {
     const size_t n = want->engine->scales(want->model), tensors = n / FP8_STEPS;
     float *a = (float*)xmalloc(n * sizeof *a), *b = (float*)xmalloc(n * sizeof *b);
@@ -235,7 +235,7 @@ static inline void fp8_same_maxima(Checks* c, const Subject* got, const Subject*
     free(b);
 }
 
-// A prompt longer than a chunk gives the logits of the same parameters in bf16.
+// With a prompt longer than a chunk, decode in fp8 gives the same logits as in bf16 with the same parameters.
 static inline void fp8_decodes_as_bf16(Checks* c, Subject* s, Subject* half, const Shape* k) {
     const size_t n = (size_t)k->B * k->vocab;
     float *got = (float*)xmalloc(n * sizeof *got), *want = (float*)xmalloc(n * sizeof *want);
@@ -249,8 +249,8 @@ static inline void fp8_decodes_as_bf16(Checks* c, Subject* s, Subject* half, con
     free(ids);
 }
 
-// Sequences in chunks: the first step has the bits of bf16 in the same chunks; recompute and decode between steps
-// change no bits; gradients are near those of whole sequences, with the same scales, and of float32.
+// Sequences in chunks: the first step gives the same bits as bf16 with the same chunks; recompute and decode between
+// steps change no bits; gradients are close to those of float32, and to those of whole sequences with the same scales.
 static inline void fp8_test_chunks(Checks* c, const TostEngine* engine, const TostEngine* reference, int chunk) {
     const Shape* k = &fp8_shape;
     Subject s = fp8_subject_in_chunks(engine, k, TOST_FP8, false, chunk),
@@ -277,7 +277,8 @@ static inline void fp8_test_chunks(Checks* c, const TostEngine* engine, const To
     printf("    fp8 in chunks of %d: gradients %.1e from whole sequences, worst %.1e (%s), loss %+.1e\n", chunk, e.all,
            e.worst, e.name, e.loss);
     check(c, e.all <= LIMIT_FP8_CHUNKS && fabs(e.loss) <= LIMIT_FP8_CHUNKS,
-          "fp8 in chunks of %d: gradients %.1e from whole sequences, loss %.1e", chunk, e.all, e.loss);
+          "fp8 in chunks of %d: gradients differ by %.1e from those of whole sequences, loss by %.1e", chunk, e.all,
+          e.loss);
     free(scales);
     for (int i = 0; i < 4; i++) subject_free(trained[i]);
     subject_free(&exact);

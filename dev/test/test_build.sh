@@ -45,7 +45,7 @@ else
     skip 'version: no git'
 fi
 
-# Another GENCODE compiles the CUDA engine again, with an nvcc that only notes its arguments.
+# Changing GENCODE recompiles the CUDA engine. This nvcc only records its arguments.
 cp "$repo/train_gpt_tost.cu" copy
 cat >nvcc <<'END'
 #!/bin/sh

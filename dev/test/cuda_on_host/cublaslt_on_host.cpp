@@ -24,13 +24,13 @@ struct CublasOnHostLayout {
 };
 struct CublasOnHostPreference {
     size_t workspace;
-    uint32_t align[4], reductions;   // reductions: of products that are split along K; 0: they are not split
+    uint32_t align[4], reductions;   // reductions: mask of schemes for split-K; 0: no split-K
 };
 
 namespace {
 
 int live_handles = 0, last_algorithm = 0;
-unsigned in_place = 0;   // products that were added in place
+unsigned in_place = 0;   // number of products with in-place reduction
 
 template <typename T> T attribute(const char* name, const void* value, size_t bytes) {
     T x;
@@ -117,9 +117,9 @@ bool observe_product(const Product& p) {
                                           m * n * result, m, n, k);
 }
 
-// The sum over k starts at a part that depends on the algorithm. Products that may be split behave like the worst that
-// is reported of cuBLASLt: added in place, the order changes from call to call; elements behind the last tile are
-// missing.
+// The sum over k starts at a position that depends on the algorithm. Products that may be split along K behave like the
+// worst that is reported of cuBLASLt: with in-place reduction, the order of the sum changes from call to call; elements
+// after the last whole tile are omitted.
 void run_product(const Product& p) {
     constexpr uint64_t TILE = 64;
     const bool tf32 = p.desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32;

@@ -649,7 +649,7 @@ void* cuda_on_host_dynamic_shared(void) { return machine.block->dynamic_shared; 
 
 cudaError_t cuda_on_host_attribute(const void* kernel, cudaFuncAttribute attribute, int value) {
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
-    if (value < 0 || value > (99 << 10) - 64) return cudaErrorInvalidValue;   // what all GPUs since 8.0 have
+    if (value < 0 || value > (99 << 10) - 64) return cudaErrorInvalidValue;   // the limit of compute capability 8.6
     machine.shared_limit[kernel] = value;
     return cudaSuccess;
 }

@@ -60,8 +60,8 @@ struct CudaOnHostOptions {
     uint32_t matmul_alignment = 1;  // bytes; cuBLASLt rejects matrices or rows with less
     CudaOnHostObserver* observer = nullptr;
     int major = 9;                  // compute capability
-    int arch = 90;                  // that the kernels are compiled for
-    const char* name = "cuda_on_host";   // of the device
+    int arch = 90;                  // compute capability that the kernels are compiled for
+    const char* name = "cuda_on_host";   // name of the device
     int multiprocessors = 3;        // few, so that grid-stride loops have several iterations
     int fastest = 0;                // algorithm of cuBLASLt that takes the least time
     const char* failing = nullptr;  // this call returns cudaErrorMemoryAllocation
@@ -82,7 +82,7 @@ void cuda_on_host_poison(void* device, size_t bytes);
 // Internal to the emulation
 void cuda_on_host_scheduler_set(const CudaOnHostOptions& options);
 int cublaslt_on_host_live(void);
-bool cuda_on_host_capturing(void);   // a stream is capturing
+bool cuda_on_host_capturing(void);   // whether a stream is capturing
 // Aborts if the range is not inside one device allocation.
 void cuda_on_host_check_range(const char* call, const void* device, size_t bytes);
 
@@ -363,7 +363,7 @@ void cuda_on_host_copy(void* dst, const void* src, size_t bytes);   // memcpy fr
 void cuda_on_host_enqueue(cudaStream_t stream, std::function<void()> work);
 
 // early: a programmatic dependent launch, in which every thread must call cuda_on_host_dependency_wait. shared_limit:
-// the kernel's cudaFuncAttributeMaxDynamicSharedMemorySize, 0 if it is not set. body runs one thread.
+// the kernel's cudaFuncAttributeMaxDynamicSharedMemorySize, or 0 if it is not set. body: runs the current thread.
 struct CudaOnHostLaunch {
     const char* name;
     const void* kernel;
@@ -371,12 +371,13 @@ struct CudaOnHostLaunch {
     size_t shared_bytes, shared_limit;
     bool early;
     std::function<void()> body;
-    std::vector<std::vector<char>> arguments;   // the bytes of each
+    std::vector<std::vector<char>> arguments;   // the bytes of each argument
 };
-// Runs launches in place of the emulation: may change shared_bytes and body, and call run more than once.
+// Replaces how the emulation runs launches. `run` runs a launch on the emulation's fibers; `launch` may call it more
+// than once, with other shared_bytes and another body.
 struct CudaOnHostRunner {
     virtual void launch(const CudaOnHostLaunch& l, void (*run)(const CudaOnHostLaunch& l)) = 0;
-    virtual std::string place() const = 0;   // of the thread that runs, for messages; "": of C++ code
+    virtual std::string place() const = 0;   // of the current thread, for messages; "" in C++ code
 };
 void cuda_on_host_set_runner(CudaOnHostRunner* runner);   // null: none
 // Calls f for each range of device memory that kernels may access, in increasing order.

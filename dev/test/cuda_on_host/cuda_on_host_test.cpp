@@ -1,7 +1,7 @@
 // cuda_on_host_test.cpp: tests the CUDA engine compiled for the CPU emulation against golden files and the CPU engine,
 // on small shapes and several thread schedules.
 //
-//     cuda_on_host_test              all tests; --first-half or --second-half runs one half of them
+//     cuda_on_host_test              all tests; --first-half and --second-half each run half of them
 //     cuda_on_host_test --mutants    the tests of mutants.sh: all float32 shapes, three schedules
 //     cuda_on_host_test --exchange   the tests of mutants.sh for several ranks
 //     cuda_on_host_test --quick      the tests of `make test`: every kernel, few shapes
@@ -258,8 +258,8 @@ void test_refusals(Checks* c) {
     test_refusal(c, CudaOnHostOptions(), narrow, in_chunks, "--batch 2 times --chunk 12 is not a multiple of 16: change");
 }
 
-// From the data sheet, or of products of 192 × 192 (64 per multiprocessor), of which the emulation reports 10 to take
-// 1 ms.
+// The peak rate is from the data sheet, or measured with products of 192 × 192 matrices (64 per multiprocessor). The
+// emulation reports 1 ms for 10 of them.
 void test_peak(Checks* c) {
     const double square = 10 * 2.0 * 192 * 192 * 192 * 1e3;
     const struct { const char* name; int multiprocessors; TostDtype dtype; bool measured; double want; } cases[] = {
@@ -344,7 +344,7 @@ void test_mutants(Checks* c) {
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_scores(c, dtype);
 }
 
-// The tests are divided into two halves, which take equal time, to run in parallel.
+// The tests are divided into two halves that take about the same time, so that they can run in parallel.
 void test_first_half(Checks* c) {
     test_emulation(c);
     set_schedule(SHUFFLE);

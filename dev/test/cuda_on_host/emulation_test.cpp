@@ -413,8 +413,8 @@ void test_product(Checks* c, bool ta, bool tb) {
     cublasLtDestroy(handle);
 }
 
-// D (32,16) = Aᵀ B of ones in fp8, K = 48, with scales 2 and 0.5 and a bias of ones. cuBLASLt supports it as long as no
-// field is changed.
+// D (32,16) = Aᵀ B of ones in fp8, K = 48, with scales 2 and 0.5 and a bias of ones. cuBLASLt supports it with the
+// default values of all fields; each test changes some.
 struct Fp8Product {
     cudaDataType_t a = CUDA_R_8F_E4M3, b = CUDA_R_8F_E5M2, d = CUDA_R_16BF, of_bias = CUDA_R_16BF;
     cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
@@ -481,7 +481,7 @@ std::vector<float> Fp8Product::run() const {
     return all;
 }
 
-// What cuBLASLt requires of products in fp8, of its bias and of its workspace
+// cuBLASLt's requirements on fp8 products, on the bias and on the workspace
 void test_fp8_product(Checks* c) {
     for (const float x : Fp8Product().run()) check(c, x == 49.0f, "product in fp8: %g, want 49", (double)x);
     const auto dies_with = [c](const char* message, auto change) {

@@ -245,7 +245,7 @@ template <typename S> void test_tssa_variants(Checks* c) {
     const TssaCase cases[] = {
         {1536, 24, 1, ragged, false, false, 0, 0},   // heads of 64: two channels per lane; starts not in shared memory
         {1536, 24, 1, whole, true, false, 0, 0},
-        {768, 12, 1, ragged, false, false, 0, 0},    // presets: kernels of their own in bf16
+        {768, 12, 1, ragged, false, false, 0, 0},    // presets: in bf16, kernels compiled for their sizes
         {768, 12, 1, 2 * whole, false, true, whole, 0},
         {1280, 20, 1, whole, false, false, 0, 0},
         {1258, 37, 1, whole, false, false, 0, 0},    // heads of 34: idle lanes
@@ -254,11 +254,11 @@ template <typename S> void test_tssa_variants(Checks* c) {
         {96, 3, 2, ragged, true, false, 0, 0},       // starts in shared memory
         {96, 3, 2, ragged, false, true, 0, 0},
         {136, 4, 2, ragged, false, true, 0, 0},
-        {768, 12, 1, whole, false, false, 0, 0},     // in bf16, warps hold their tiles
+        {768, 12, 1, whole, false, false, 0, 0},     // in bf16, warps hold their tiles in shared memory
         {320, 5, 2, 4 * whole, false, true, whole, 0},
         {192, 3, 2, 3 * whole, true, false, whole, 0},
         {192, 3, 2, 3 * whole, true, false, 0, 11},
-        {832, 13, 1, 2 * whole, false, true, 0, 40},   // too many heads for that
+        {832, 13, 1, 2 * whole, false, true, 0, 40},   // too many heads to hold tiles
         {96, 3, 2, ragged, false, false, 5, 0},   // passes shorter and longer than a chunk
         {96, 3, 2, 5 * whole, false, false, 2 * whole, 0},
         {96, 3, 2, 5 * whole, true, false, 3 * whole + 1, 0},
@@ -277,8 +277,8 @@ template <typename S> void test_tssa_variants(Checks* c) {
     for (const TssaCase& k : cases) test_tssa<S>(c, k);
 }
 
-// The totals of a scan: small integers; integers of which the large ones cancel within each group of 8, so that all
-// sums are exact if a running sum has 48 bits; random numbers over 20 powers of 2.
+// The totals of a scan. COUNTS: small integers. CANCELLING: integers of which the large ones cancel within each group
+// of 8, so that all sums are exact if a running sum has 48 bits. RANDOM: random numbers over 20 powers of 2.
 enum ScanData { SCAN_COUNTS, SCAN_CANCELLING, SCAN_RANDOM };
 
 __host__ __device__ inline float scan_total(int data, unsigned place, unsigned c) {
@@ -289,7 +289,7 @@ __host__ __device__ inline float scan_total(int data, unsigned place, unsigned c
     return ldexpf((float)(hash >> 8) * 0x1p-24f - 0.4f, (int)(hash % 20));
 }
 
-// Scans `width` columns of scan_total. from (chunks): see scan_columns; starts (chunks): whether sums restart there
+// Scans `width` columns of scan_total. from (chunks): see scan_columns. starts (chunks): 1 where sums restart
 template <bool SEGMENTED, typename Sum>
 __global__ void scan_kernel(float* carry, float* totals, int* sync, const int* from, const int* starts, int data,
                             int width, int chunks) {
@@ -326,13 +326,13 @@ void test_scan(Checks* c, int T, int threads, int width, int apart = 0, ScanData
     LAUNCH((apart > 0 ? scan_kernel<true, Sum> : scan_kernel<false, Sum>), chunks, threads, 0, nullptr, carry.p,
            totals.p, sync.p, on_from.p, on_starts.p, data, width, chunks);
     const Floats got = carry.get();
-    std::vector<long double> sum(columns), size(columns);   // size: of the terms
+    std::vector<long double> sum(columns), size(columns);   // size: sum of the terms' magnitudes
     int digits = 0, wrong = 0;
     for (int i = chunks - 1; i > 0; i /= SCAN_RADIX) digits++;
     for (int place = 0; place < chunks; place++)
         for (int i = 0; i < width; i++) {
             long double &before = sum[(size_t)i], &of_terms = size[(size_t)i];
-            // A carry is rounded to float. So are the totals of groups, at each level, unless they are small integers.
+            // A carry is rounded to float. So are the totals of groups at each level, unless they are exact.
             const long double limit = 0x1p-24l * (data == SCAN_RANDOM ? digits * of_terms : fabsl(before));
             wrong += !(fabsl(got[(size_t)place * columns + (size_t)i] - before) <= limit);
             if (starts[(size_t)place]) before = of_terms = 0;   // the total of its chunk is a sum from the start on
@@ -346,7 +346,7 @@ void test_scan(Checks* c, int T, int threads, int width, int apart = 0, ScanData
           cuda_on_host_longest_chain(), digits);
 }
 
-// A running sum of as many totals as a scan of a million chunks adds.
+// A running sum of 49 totals: scans of 8^6 to 8^7 chunks add up to 7 totals at each of 7 levels.
 template <typename Sum> void test_running_sum(Checks* c) {
     for (unsigned column = 0; column < 100; column++) {
         Sum sum = {};

@@ -58,10 +58,10 @@ struct RaceThread {
 // The thread that runs; null outside of kernels.
 extern RaceThread* race_current;
 
-extern void (*race_on_write)(const void* p, size_t bytes);   // before each write, if it is set
+extern void (*race_on_write)(const void* p, size_t bytes);   // unless null, called before each write
 
-void race_access(const void* p, size_t bytes, bool write);   // by race_current
-bool race_written(const void* p, size_t bytes);              // by this launch
+void race_access(const void* p, size_t bytes, bool write);   // records an access by race_current
+bool race_written(const void* p, size_t bytes);              // whether this launch has written any of these bytes
 void race_memory(const void* p, size_t bytes, bool shared);   // device memory, or a block's dynamic shared memory
 void race_memory_freed(const void* p);
 void race_static_shared(const void* p, size_t bytes);   // a range that contains all static shared memory

@@ -1,4 +1,5 @@
-// ptx_launch.cpp: runs the launches of the emulation with a PTX module, and compares results with the C++ kernels.
+// ptx_launch.cpp: runs the emulation's launches with the kernels of a PTX module, and compares their results with those
+// of the C++ kernels.
 #include "ptx_run.h"
 
 #include <array>
@@ -11,12 +12,12 @@
 
 namespace {
 
-// What every GPU since compute capability 8.0 has
+// Limits per block on all GPUs of compute capability 8.0 and later
 constexpr size_t SHARED_WITHOUT_ASKING = 48 << 10, SHARED_AT_MOST = 99 << 10;
 constexpr unsigned MAX_REGISTERS = 255, REGISTERS_OF_BLOCK = 65536;
 
 // ---------------------------------------------------------------------------------------------
-// The memory that a launch writes, and its bytes before
+// Which memory a launch writes, and its contents before
 
 constexpr size_t PIECE = 64;
 typedef std::array<char, PIECE> Piece;
@@ -24,14 +25,14 @@ typedef std::array<char, PIECE> Piece;
 struct Writes {
     const std::vector<PtxRange>* ranges = nullptr;
     PtxRange last = {nullptr, nullptr};
-    std::map<char*, Piece> before;   // by address, a multiple of PIECE
+    std::map<char*, Piece> before;   // by the piece's address, a multiple of PIECE
 
     const PtxRange* range_of(const char* p) const {
         const auto after = std::upper_bound(ranges->begin(), ranges->end(), p,
                                             [](const char* x, const PtxRange& r) { return x < r.begin; });
         return after == ranges->begin() || p >= (after - 1)->end ? nullptr : &*(after - 1);
     }
-    // Only the bytes of a piece that belong to the range of p
+    // Copies memory at p to `piece` or, if `back`, from it: only the bytes that belong to range r.
     static void copy(Piece* piece, char* p, const PtxRange& r, bool back) {
         char* const begin = std::max(p, r.begin);
         const size_t n = (size_t)(std::min(p + PIECE, r.end) - begin), at = (size_t)(begin - p);
@@ -53,14 +54,14 @@ struct Writes {
 
 Writes* recording = nullptr;
 
-void record(Writes* w) {   // null: stops
+void record(Writes* w) {   // starts recording writes in w; null: stops
     recording = w;
     race_on_write = [](const void* p, size_t bytes) { if (recording) recording->add((const char*)p, bytes); };
 }
 
 // ---------------------------------------------------------------------------------------------
-// Difference of two versions of an array, of the type that its stores have. PTX_BITS may also be floats in packs, if
-// their lower halves do not look like bf16; else it is the difference of bf16 or, if that is less, of fp8.
+// The difference of two versions of an array, whose type is that of the stores to it. PTX_BITS: float if the lower
+// halves of the words do not look like bf16; else bf16 or fp8, whichever gives the least difference.
 
 struct Distance {
     double difference = 0, norm = 0;
@@ -95,10 +96,10 @@ constexpr size_t TYPES = sizeof types / sizeof *types;
 struct Runner : CudaOnHostRunner {
     const PtxModule* module = nullptr;
     bool compare = false;
-    const PtxLaunch* launched = nullptr;             // that is interpreted
-    std::map<const void*, const PtxKernel*> found;   // by kernel; null: not in the module
-    std::map<std::string, PtxReport> reports;
-    std::map<std::string, size_t> others;
+    const PtxLaunch* launched = nullptr;             // the launch that is being interpreted
+    std::map<const void*, const PtxKernel*> found;   // by address of the C++ kernel; null: not in the module
+    std::map<std::string, PtxReport> reports;        // by kernel
+    std::map<std::string, size_t> others;            // launches by kernel, of kernels that are not in the module
 
     const PtxKernel* kernel_of(const void* kernel) {
         const auto known = found.find(kernel);
@@ -139,7 +140,7 @@ struct Runner : CudaOnHostRunner {
             return run(l);
         }
         check_launch(l, *k);
-        const bool early = l.early && module->target >= 90;   // before, launches are never early
+        const bool early = l.early && module->target >= 90;   // earlier GPUs have no early launches
         PtxLaunch p = {module, k, std::vector<char>(k->param_bytes), {}, k->shared_bytes + l.shared_bytes, early,
                        {}, nullptr};
         for (size_t i = 0; i < k->params.size(); i++)
@@ -167,7 +168,7 @@ struct Runner : CudaOnHostRunner {
         return ", PTX line " + std::to_string(i.line) + " (" + i.opcode + "; " + module->source_of(i) + ")";
     }
 
-    // Runs the C++ kernel and takes back what it wrote. Returns that, not what was there before.
+    // Runs the C++ kernel, then restores the memory that it wrote. Returns what it wrote.
     static Writes run_source(const PtxLaunch& p, const CudaOnHostLaunch& l, void (*run)(const CudaOnHostLaunch& l)) {
         Writes by_source;
         by_source.ranges = &p.ranges;
@@ -192,7 +193,7 @@ struct Runner : CudaOnHostRunner {
         run(interpreted);
         record(nullptr);
         std::map<char*, Piece> wanted = by_source.before;
-        for (const auto& b : by_ptx.before) wanted.insert(b);   // what only the PTX has written
+        for (const auto& b : by_ptx.before) wanted.insert(b);   // memory that only the PTX wrote
         measure(report, p, wanted);
     }
 
@@ -211,7 +212,7 @@ struct Runner : CudaOnHostRunner {
             size_t words = 0, like_bf16 = 0;
             for (; w != wanted.end() && w->first < r.end; ++w) {
                 char *const begin = std::max(w->first, r.begin), *const end = std::min(w->first + PIECE, r.end);
-                const auto want = [&](const char* p) { return w->second.data() + (p - w->first); };   // of C++
+                const auto want = [&](const char* p) { return w->second.data() + (p - w->first); };   // from C++
                 for (char* p = begin; p + 4 <= end; p += 4) {
                     const int exponent = at<uint16_t>(p) >> 7 & 255;
                     words++;

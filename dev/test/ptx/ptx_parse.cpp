@@ -30,7 +30,7 @@ Words split(const std::string& s, const char* separators) {
     return words;
 }
 
-// At commas outside of braces and brackets
+// Splits operands at the commas that are outside of braces and brackets.
 Words operands_of(const std::string& s) {
     Words all(1);
     int depth = 0;
@@ -45,7 +45,7 @@ Words operands_of(const std::string& s) {
     return all;
 }
 
-// No static variables in functions: the emulation takes them for shared memory (cuda_on_host.h).
+// Not static variables in functions, which the emulation treats as shared memory (cuda_on_host.h).
 const std::map<std::string, size_t> type_bytes = {{"b8", 1},  {"u8", 1},  {"s8", 1},  {"b16", 2}, {"u16", 2},
                                                   {"s16", 2}, {"b32", 4}, {"u32", 4}, {"s32", 4}, {"f32", 4},
                                                   {"b64", 8}, {"u64", 8}, {"s64", 8}, {"f64", 8}};
@@ -74,7 +74,7 @@ Declared declared(const std::string& text, int line) {
     Declared d;
     size_t element = 1, count = 1;
     const Words words = split(text, " \t\r\n");
-    bool pointer = false;   // what follows is of the memory it points to
+    bool pointer = false;   // after .ptr, attributes describe the memory that the parameter points to
     for (size_t i = 0; i < words.size(); i++) {
         if (words[i] == ".ptr") pointer = true;
         else if (words[i] == ".align" && i + 1 < words.size()) {
@@ -101,8 +101,8 @@ struct Parser {
     const std::string& text;
     size_t at = 0;
     int line = 1;
-    PtxInstruction located;   // with the last .loc
-    // of the kernel
+    PtxInstruction located;   // empty, with the source location of the last .loc
+    // Of the current kernel
     PtxKernel* k = nullptr;
     std::unordered_map<std::string, uint16_t> registers;
     std::map<std::pair<uint64_t, int>, uint16_t> constants;   // value, unused
@@ -127,7 +127,7 @@ struct Parser {
             else break;
         }
     }
-    // Up to the first of `ends`, which is skipped
+    // Reads up to the first character in `ends`, and skips that. Removes comments.
     std::string read_until(const char* ends) {
         std::string s;
         for (; at < text.size() && !strchr(ends, text[at]); advance()) {
@@ -157,7 +157,7 @@ struct Parser {
         k->shared_bytes = offset + d.bytes;
         return shared[d.name] = PTX_SHARED_BASE + (uint32_t)offset;
     }
-    // The constant address of a symbol, or false
+    // Sets *r to the register that holds the address of a symbol. Returns false if there is no such symbol.
     bool symbol(const std::string& name, uint16_t* r) {
         const auto p = params.find(name);
         if (p != params.end()) return *r = constant((uint64_t)p->second), true;
@@ -195,7 +195,7 @@ struct Parser {
         if (known == registers.end()) refuse(line, "unknown destination " + s);
         return known->second;
     }
-    // {a, b, …} or a
+    // Registers of {a, b, …} or a
     std::vector<uint16_t> vector_of(const std::string& s, bool written) {
         std::vector<uint16_t> all;
         const std::string inner = s[0] == '{' ? s.substr(1, s.size() - 2) : s;
@@ -285,7 +285,7 @@ struct Parser {
             }
             const size_t bar = ops[n].find('|');
             i->r[to++] = destination(ops[n].substr(0, bar));
-            if (form[n] == 'p')   // the second destination, or one that nobody reads
+            if (form[n] == 'p')   // the predicate, or an unused register
                 i->r[to++] = bar == std::string::npos ? new_register(0, false) : destination(ops[n].substr(bar + 1));
             else if (bar != std::string::npos) refuse(line, "unknown form of " + opcode);
         }
@@ -326,7 +326,7 @@ struct Parser {
         located.from = std::stoi(call[2]);
     }
 
-    void statement() {   // up to and with its semicolon or colon
+    void statement() {   // including its semicolon or colon
         if (text[at] == '{' || text[at] == '}') return advance();
         if (text.compare(at, 4, ".loc") == 0) return location();
         const int first = line;

@@ -1,4 +1,4 @@
-// ptx_run.cpp: the instructions, and threads that run them.
+// ptx_run.cpp: implements the PTX instructions, and runs a thread.
 #include "ptx_run.h"
 
 #include <cfenv>
@@ -27,7 +27,7 @@ void fail(const T* t, const I&, const char* format, ...) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Registers: 64 bits, of which an instruction reads the low ones that its type needs
+// Registers have 64 bits. An instruction reads as many of the low bits as its operand type has.
 
 template <typename V> V get(const T* t, uint16_t r) {
     V v;
@@ -43,7 +43,7 @@ template <typename V> void put(T* t, uint16_t r, V v) {
         t->R[r] = bits;
     }
 }
-// The result is undefined if a source is.
+// Marks the result as undefined if a source is.
 void taint(T* t, const I& i, int sources) {
     uint8_t u = 0;
     for (int n = 1; n <= sources; n++) u |= t->U[i.r[n]];
@@ -108,7 +108,8 @@ uint32_t funnel_right(uint32_t low, uint32_t high, uint32_t by) {
     return (uint32_t)(((uint64_t)high << 32 | low) >> (by & 31));
 }
 
-// OP1 to OP3(name, D, A, …, expression of a, b, c): D d = expression
+// OP1 to OP3(name, D, A, …, expression): add an opcode with 1 to 3 sources a, b, c of types A, B, C, which sets the
+// destination, of type D, to the expression.
 #define BODY(count, D, expression) \
     put<D>(t, i.r[0], (D)(expression)); \
     taint(t, i, count)
@@ -133,7 +134,7 @@ uint32_t funnel_right(uint32_t low, uint32_t high, uint32_t by) {
 
 typedef std::unordered_map<std::string, PtxOpcode> Opcodes;
 
-// Integers of one width; U: unsigned, S: signed, W: unsigned of twice the width
+// Bitwise operations, shifts and moves of one width
 template <typename U, typename S> void add_logic(Opcodes& all, const std::string& b) {
     OP2("and." + b, U, U, U, a & b);
     OP2("or." + b, U, U, U, a | b);
@@ -305,7 +306,7 @@ void add_bits(Opcodes& all) {
 // ---------------------------------------------------------------------------------------------
 // Memory
 
-// The place of an address in the array that contains it or is nearest
+// Describes an address relative to the array that contains it or, within 4 KiB, is nearest to it.
 const char* address_text(char* text, size_t cap, const T* t, uint64_t a) {
     const PtxRange* nearest = nullptr;
     uint64_t least = 4096;
@@ -364,7 +365,7 @@ char* in_local(T* t, const I& i, uint64_t a) {
     return t->local + a;
 }
 
-// Generic addresses are addresses of the host.
+// Generic addresses are host addresses. Converts *a to an address in its state space.
 enum Space { GLOBAL, SHARED, LOCAL };
 Space space_of(const T* t, uint64_t* a) {
     const uint64_t in_shared = *a - (uint64_t)t->shared, in_local = *a - (uint64_t)t->local;
@@ -512,7 +513,8 @@ template <Vote V> void vote(T* t, const I& i) {
 }
 
 enum Shuffle { UP, DOWN, BUTTERFLY, INDEX };
-// r: result, predicate, value, lane or offset, clamp and segment mask, mask. Bit 32 of the exchanged values: undefined
+// i.r: result, predicate, value, lane or offset, clamp and segment mask, member mask. Bit 32 of an exchanged value is
+// set if the value is undefined.
 template <Shuffle S> void shuffle(T* t, const I& i) {
     for (int n = 3; n < 6; n++)
         if (t->U[i.r[n]]) fail(t, i, "an operand is undefined");

@@ -1,12 +1,12 @@
-// ptx_self_test.cpp: tests the interpreter with small kernels in PTX: results of single instructions, and errors that
-// must be detected.
+// ptx_self_test.cpp: tests the interpreter itself with small PTX kernels: the results of single instructions, and the
+// errors that it must detect.
 #include <cstring>
 #include <string>
 
 #include "dev/test/cuda_on_host/emulation_test.h"
 #include "ptx_test.h"
 
-// The interpreter finds the PTX of these kernels by their names.
+// Launched by the tests. The interpreter runs the PTX kernels of the same names instead.
 extern "C" {
 __global__ void ptx_words(uint32_t*, const uint32_t*) {}
 __global__ void ptx_numbers(uint8_t, uint64_t, uint32_t*) {}
@@ -18,7 +18,7 @@ typedef std::vector<uint32_t> Words;
 
 const char HEAD[] = ".version 9.0\n.target sm_90\n.address_size 64\n.extern .shared .align 16 .b8 dynamic[];\n";
 
-// A kernel with the words to write at %rd0 and those to read at %rd1; %r0: its thread
+// A kernel whose body finds the address of `out` in %rd0, that of `in` in %rd1 and the thread's number in %r0
 std::string kernel_of(const std::string& body, const std::string& directives = "") {
     return HEAD + (".visible .entry ptx_words(\n.param .u64 out,\n.param .u64 in\n)\n" + directives) +
            "{\n.reg .pred %p<9>;\n.reg .b16 %rs<9>;\n.reg .b32 %r<20>;\n.reg .f32 %f<20>;\n.reg .b64 %rd<20>;\n"
@@ -26,7 +26,7 @@ std::string kernel_of(const std::string& body, const std::string& directives = "
            "ld.param.u64 %rd0, [out];\nld.param.u64 %rd1, [in];\nmov.u32 %r0, %tid.x;\n" + body + "\nret;\n}\n";
 }
 
-// Runs it in one block. Returns `out`, of 64 words.
+// Runs such a kernel in one block. Returns the 64 words of `out`.
 Words run(const std::string& text, const Words& in, unsigned threads = 1, size_t shared_bytes = 0, bool early = false) {
     const PtxModule module(text);
     const Device<uint32_t> on_in(in), out(64);
@@ -40,7 +40,7 @@ Words run(const std::string& text, const Words& in, unsigned threads = 1, size_t
 }
 
 // ---------------------------------------------------------------------------------------------
-// Results: of instructions with the operands %r1, %r2, %r3 (also as %f1 … and %rs1 …), in %r4
+// Results of instructions. The operands a, b, c are in %r1 to %r3 and, as floats, in %f1 to %f3; the result is in %r4.
 
 struct Case {
     const char* instruction;
@@ -78,8 +78,8 @@ const Case cases[] = {
     {"max.f32 %f4, %f1, %f2; mov.b32 %r4, %f4;", 0x7fc00000, 0xbf800000, 0, 0xbf800000},
     {"cvt.sat.f32.f32 %f4, %f1; mov.b32 %r4, %f4;", 0x40000000, 0, 0, 0x3f800000},
     {"cvt.sat.f32.f32 %f4, %f1; mov.b32 %r4, %f4;", 0x7fc00000, 0, 0, 0},
-    {"rcp.approx.ftz.f32 %f4, %f1; mov.b32 %r4, %f4;", 0x00000001, 0, 0, 0x7f800000},   // subnormal
-    {"rcp.approx.ftz.f32 %f4, %f1; mov.b32 %r4, %f4;", 0xff000000, 0, 0, 0x80000000},   // result
+    {"rcp.approx.ftz.f32 %f4, %f1; mov.b32 %r4, %f4;", 0x00000001, 0, 0, 0x7f800000},   // subnormal operand
+    {"rcp.approx.ftz.f32 %f4, %f1; mov.b32 %r4, %f4;", 0xff000000, 0, 0, 0x80000000},   // subnormal result
     {"ex2.approx.ftz.f32 %f4, %f1; mov.b32 %r4, %f4;", 0xc3000000, 0, 0, 0},            // 2^-128
     {"ex2.approx.ftz.f32 %f4, %f1; mov.b32 %r4, %f4;", 0x40400000, 0, 0, 0x41000000},
     {"rsqrt.approx.f32 %f4, %f1; mov.b32 %r4, %f4;", 0x40800000, 0, 0, 0x3f000000},
@@ -108,7 +108,7 @@ void test_instructions(Checks* c) {
     }
 }
 
-// out[thread] = result of the shuffle of 100 + thread
+// Each lane contributes 100 + its number and stores the shuffle's result.
 void test_shuffles(Checks* c) {
     const struct {
         const char* mode;
@@ -135,7 +135,7 @@ void test_shuffles(Checks* c) {
 const char ADDRESS[] = "mul.wide.u32 %rd2, %r0, 4;\nadd.s64 %rd3, %rd0, %rd2;\nadd.s64 %rd4, %rd1, %rd2;\n"
                        "shl.b32 %r1, %r0, 2;\nmov.u32 %r2, dynamic;\nadd.s32 %r3, %r2, %r1;\n";
 
-// The threads of a block exchange values in dynamic shared memory: out[i] = in[63 - i].
+// A kernel whose threads exchange values through dynamic shared memory: out[i] = in[63 - i].
 std::string reversed(const char* barrier) {
     return kernel_of(ADDRESS + std::string("ld.global.nc.u32 %r4, [%rd4];\nst.shared.u32 [%r3], %r4;\n") + barrier +
                      "\nsub.s32 %r5, %r2, %r1;\nld.shared.u32 %r6, [%r5+252];\nst.global.u32 [%rd3], %r6;");
@@ -181,11 +181,11 @@ const Error errors[] = {
      false},
     {"a misaligned load of shared memory", "mov.u32 %r1, dynamic;\nld.shared.v2.u32 {%r2, %r3}, [%r1+4];", "misaligned",
      1, false},
-    {"a load behind an array", "ld.global.u32 %r1, [%rd1+256];", "out of bounds", 1, false},
+    {"a load past the end of an array", "ld.global.u32 %r1, [%rd1+256];", "out of bounds", 1, false},
     {"a store before an array", "mov.u32 %r1, 1;\nst.global.u32 [%rd0+-4], %r1;", "out of bounds", 1, false},
-    {"a load behind shared memory", "mov.u32 %r1, dynamic;\nld.shared.u32 %r2, [%r1+256];", "out of bounds", 1, false},
+    {"a load past shared memory", "mov.u32 %r1, dynamic;\nld.shared.u32 %r2, [%r1+256];", "out of bounds", 1, false},
     {"a load of shared memory at 0", "ld.shared.u32 %r2, [0];", "out of bounds", 1, false},
-    {"a load behind the parameters", "ld.param.u32 %r1, [in+8];", "outside of the parameters", 1, false},
+    {"a load past the parameters", "ld.param.u32 %r1, [in+8];", "outside of the parameters", 1, false},
     {"an undefined register", "add.s32 %r2, %r1, 1;\nst.global.u32 [%rd0], %r2;", "an undefined value is stored", 1,
      false},
     {"an undefined branch", "setp.eq.s32 %p1, %r1, 1;\n@%p1 bra $end;\n$end:", "the predicate is undefined", 1, false},
@@ -198,7 +198,8 @@ const Error errors[] = {
      "st.global.u32 [%rd0], %r1;\n$end:", "an undefined value is stored", 32, false},
     {"a shuffle that a lane does not reach", "setp.eq.s32 %p1, %r0, 3;\n@%p1 bra $sync;\n"
      "shfl.sync.bfly.b32 %r1|%p2, %r0, 1, 31, -1;\n$sync:\nbar.sync 0;", "deadlock", 32, false},
-    {"two barriers", "setp.eq.s32 %p1, %r0, 3;\n@%p1 bra $second;\nbar.sync 0;\nbra.uni $end;\n$second:\nbar.sync 0;\n"
+    {"threads at two barriers",
+     "setp.eq.s32 %p1, %r0, 3;\n@%p1 bra $second;\nbar.sync 0;\nbra.uni $end;\n$second:\nbar.sync 0;\n"
      "$end:", "different __syncthreads", 32, false},
     {"an access before griddepcontrol.wait", "ld.global.u32 %r1, [%rd1];\ngriddepcontrol.wait;",
      "before griddepcontrol.wait", 1, true},
@@ -209,7 +210,7 @@ const Error errors[] = {
     {"an unknown instruction", "add.cc.u32 %r1, %r0, %r0;", "unknown instruction add.cc.u32", 1, false},
     {"an unknown load", "ld.global.L2::128B.u32 %r1, [%rd1];", "unknown instruction", 1, false},
     {"a loop without end", "$again:\nbra.uni $again;", "a loop does not end", 1, false},
-    {"more threads than registers", "", "65 threads; 64 at most by its .maxntid", 65, false},
+    {"more threads than .maxntid", "", "65 threads; 64 at most by its .maxntid", 65, false},
 };
 
 void dies(Checks* c, const char* what, const char* message, const std::string& text, unsigned threads, size_t shared,

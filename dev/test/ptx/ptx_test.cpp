@@ -1,8 +1,8 @@
-// ptx_test.cpp: runs the tests of the CUDA engine with the PTX that nvcc makes of its kernels.
+// ptx_test.cpp: runs tests of the CUDA engine on the PTX that nvcc generates for its kernels.
 //
-//     ptx_test FILE.ptx              all tests
-//     ptx_test FILE.ptx SUITE...     interpreter, kernels, steps, engine, mutants, barriers (drops each in turn; not
-//                                    in all tests)
+//     ptx_test FILE.ptx              all suites except barriers
+//     ptx_test FILE.ptx SUITE...     interpreter, kernels, steps, engine, mutants, barriers (removes one barrier at a
+//                                    time and prints which removals the tests detect)
 //
 // The exit status is 0 only if every check passed.
 #include <cstdio>
@@ -20,7 +20,7 @@ extern "C" const TostEngine tost_cuda_engine;
 
 namespace {
 
-// target: the compute capability of the PTX, e.g. 90; resident: blocks that run at once
+// target: the compute capability of the PTX, e.g. 90; resident: number of blocks that run concurrently
 void set_schedule(int target, uint64_t seed, int resident) {
     CudaOnHostOptions o;
     o.order = CUDA_ORDER_SHUFFLE;
@@ -50,7 +50,7 @@ void test_steps(Checks* c, int target) {
     if (target >= 90) fp8_test_jump(c, &tost_cuda_engine, &tost_cpu_engine);
 }
 
-// Documents, changing shapes, decode, scores, chunks, resumed fp8, golden files and several ranks
+// Documents, changing shapes, decode, scores, chunks, resuming in fp8, golden files and several ranks
 void test_engine(Checks* c, int target) {
     const int chunk = chunk_of_source();
     const TostEngine *cuda = &tost_cuda_engine, *cpu = &tost_cpu_engine;
@@ -71,10 +71,10 @@ void test_engine(Checks* c, int target) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Mutants: the PTX with some instructions changed must fail
+// Mutants: with some instructions changed, the tests must fail
 
 struct Mutant {
-    const char *kernel, *part, *replacement;   // parts of the kernel's name and of the instructions; null: drops them
+    const char *kernel, *part, *replacement;   // parts of the kernel's name and of the lines; null: removes these lines
 };
 
 const char FORWARD[] = "tssa_forward_kernelIfLb0ELb0ELb0E", BACKWARD[] = "tssa_backward_kernelIfLi1ELb0ELb0E",
@@ -92,7 +92,7 @@ const Mutant mutants[] = {
     {NORM, "rsqrt.approx.f32", "rcp.rn.f32"},
 };
 
-// Changes all lines of the kernel that contain `part`. Returns their number.
+// Changes all lines of the kernel that contain `part`. Returns the number of these lines.
 int mutate(std::string* text, const Mutant& m) {
     int lines = 0;
     for (size_t at = text->find(m.kernel, text->find(".entry"));; lines++) {
@@ -106,7 +106,8 @@ int mutate(std::string* text, const Mutant& m) {
     }
 }
 
-// Runs a small model with this PTX in a child process, with three schedules. Returns its message; empty: it passes.
+// Runs a small model with this PTX in a child process, with three schedules. Returns its error message, or "" if its
+// checks pass.
 std::string run_mutant(Checks* c, const std::string& text) {
     int status = 0;
     const std::string said = child_stderr(c, &status, [&] {
@@ -131,11 +132,11 @@ void test_mutants(Checks* c, const std::string& text) {
         if (!check(c, lines > 0, "mutant: %s has no %s", m.kernel, m.part)) continue;
         const std::string said = run_mutant(c, changed);
         printf("%s, %d times %s: %.150s\n", m.kernel, lines, m.part, said.c_str());
-        check(c, !said.empty(), "mutant: %s without %s passes the test", m.kernel, m.part);
+        check(c, !said.empty(), "mutant: %s with its %s changed passes the tests", m.kernel, m.part);
     }
 }
 
-// Drops each barrier that the small model reaches, and prints those that nothing misses.
+// Removes each barrier that the small model reaches, one at a time, and prints how the tests fail, or that they pass.
 void test_barriers(Checks* c, const std::string& text) {
     const PtxModule module(text);
     set_schedule(module.target, 0, 3);
@@ -151,17 +152,17 @@ void test_barriers(Checks* c, const std::string& text) {
             changed.replace(at, changed.find('\n', at) - at, "");
             const std::string said = run_mutant(c, changed);
             printf("%s, PTX line %d (%s): %s\n", k.first.c_str(), i.line, module.source_of(i).c_str(),
-                   said.empty() ? "not missed" : said.c_str());
+                   said.empty() ? "not detected" : said.c_str());
         }
 }
 
 // ---------------------------------------------------------------------------------------------
-// Results of all launches
+// Comparison of PTX and C++ over all launches
 
 // Where the last bit may differ. Floats: most for the sums of dD in TSSA, small differences of large sums.
 constexpr double LIMIT_FLOATS = 2e-4, LIMIT_BF16 = 1e-3, LIMIT_FP8 = 3e-2;
 
-// reached: share of a kernel's instructions; different: share of the words that it writes
+// Columns: reached: share of the kernel's instructions that ran; different: share of the words it writes that differ
 void check_reports(Checks* c, const PtxModule& module) {
     printf("%9s %9s %9s %9s %9s  kernel\n", "launches", "reached", "different", "floats", "bits");
     for (const auto& k : module.kernels) {
