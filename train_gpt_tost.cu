@@ -730,7 +730,7 @@ template <typename S, bool HELD> struct TssaRows { const S* w; TssaHeld<S>* held
 // Copies the lane's part of the rows from device memory to shared memory.
 template <typename S> __device__ inline void tile_hold(TssaRows<S, true> rows, TssaTile tile, TssaChunk k, TssaSize z) {
     const S* row = rows.w + tile_row(tile, k, z);
-    S x[TSSA_STEPS][TSSA_VEC];
+    alignas(16) S x[TSSA_STEPS][TSSA_VEC];
     UNROLL for (int j = 0; j < TSSA_STEPS; j++, row += z.C) load_word<sizeof x[j]>(x[j], row);
     UNROLL for (int j = 0; j < TSSA_STEPS; j++) store_word<sizeof x[j]>(rows.held->rows[j][lane_index()], x[j]);
 }
@@ -1206,7 +1206,8 @@ __device__ inline void tssa_backward_steps(TssaSteps steps, const float* pi, con
 }
 
 // First phase, through y = -w Π M/A, where A[t] = M + N = 1e-8 + Σ_{t'≤t} Π (1 + s). With r = 1/A:
-//     dN = Π M dy w r²,   dD = Σ_d (dN - Π dy w r)
+//     dN = Π M dy w r²,   dD = -Σ_d Π N dy w r² = Σ_d (dN - Π dy w r)
+// The last form takes fewer instructions, but is less exact if N is much smaller than M. EXACT: uses the first.
 // totals (C+NH): Σ of dN and of dD over the chunk, up to its first reset. With RN and RD, the sums of dN and dD
 // over t' ≥ t,
 //     dΠ[t] = Σ_d (s RN[t] - dy w M r) + RD[t]
@@ -1218,6 +1219,7 @@ __device__ inline void tssa_statistics_backward(float* totals, TssaSteps steps, 
                                                 const S* dy, const S* w, Piece, unsigned resets, TssaChunk k,
                                                 TssaSize z) {
     constexpr int PIECE = Piece::value;
+    constexpr bool EXACT = sizeof(S) > 2;   // float32
     for (int h = warp_index(); h < z.NH; h += z.warps) {
         const float mass = carry[z.narrow + z.C + h] + (float)TOST_MASS_EPS;
         float mine = 0.0f, total_D = 0.0f;
@@ -1228,13 +1230,13 @@ __device__ inline void tssa_statistics_backward(float* totals, TssaSteps steps, 
             const float *pi_h = steps.pi + h * WARP, *mass_h = steps.mass + h * WARP,
                         *pi_mass_h = steps.pi_mass + h * WARP;
             float* start = starts.A + c;
-            // less_D: minus this lane's part of the sum of dD, except the terms that are in dN
-            float A[P], first[P] = {}, dN[P] = {}, less_D = 0.0f;
-            tssa_load_floats(A, carry + z.narrow + c, inside);
-            UNROLL for (int i = 0; i < P; i++) A[i] += mass;
+            // less_D: minus this lane's part of the sum of dD; unless EXACT, without the terms that are in dN
+            float A[P], N[P], first[P] = {}, dN[P] = {}, less_D = 0.0f;
+            tssa_load_floats(N, carry + z.narrow + c, inside);
+            UNROLL for (int i = 0; i < P; i++) A[i] = N[i] + mass;
             NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK;) {
                 if (starts.kept) {
-                    UNROLL for (int i = 0; i < P; i++) less_D -= dN[i];
+                    UNROLL for (int i = 0; i < P && !EXACT; i++) less_D -= dN[i];
                     tssa_next_half(first, dN);
                 }
                 NO_UNROLL for (const int end = t0 + TSSA_HALF; t0 < end; t0 += PIECE) {
@@ -1248,20 +1250,24 @@ __device__ inline void tssa_statistics_backward(float* totals, TssaSteps steps, 
                         const bool counts = !resets_until(resets, t0 + j);   // mutant: sums_past_the_start
                         if (j % TSSA_BACK == 0 && starts.kept && inside)
                             store_pack<P>(start + j / TSSA_BACK * z.C, A);   // mutant: start_not_kept
-                        float dy_w_r[P], sum;   // over the lane's channels
+                        float dy_w_r[P], sum, sum_N = 0.0f;   // over the lane's channels
                         part[j] = less_D;
                         UNROLL for (int i = 0; i < P; i++) {
-                            const float s_1 = x[j][i] * x[j][i] + 1.0f;
-                            if (resets >> (t0 + j) & 1) A[i] = (float)TOST_MASS_EPS;
-                            A[i] += s_1 * pi_t[j];
+                            const float s = x[j][i] * x[j][i];
+                            if (resets >> (t0 + j) & 1) A[i] = (float)TOST_MASS_EPS, N[i] = 0.0f;
+                            A[i] += (s + 1.0f) * pi_t[j];
                             const float r = reciprocal(A[i]);
                             dy_w_r[i] = dy_d[j][i] * r * x[j][i];
                             sum = i > 0 ? sum + dy_w_r[i] : dy_w_r[i];
-                            part[j] -= s_1 * dN[i];   // mutant: moments_before_dropped
+                            if constexpr (EXACT) {
+                                N[i] += s * pi_t[j];
+                                sum_N += dy_w_r[i] * r * N[i];
+                            }
+                            part[j] -= (EXACT ? s : s + 1.0f) * dN[i];   // mutant: moments_before_dropped
                             if (counts) dN[i] += pi_M[j] * (dy_w_r[i] * r);
                         }
                         part[j] -= sum * M[j];
-                        if (counts) less_D += pi_t[j] * sum;
+                        if (counts) less_D += pi_t[j] * (EXACT ? sum_N : sum);   // mutant: mass_terms_dropped
                     }
                     const float piece = warp_transposed_sum(part, lane_index());
                     if ((unsigned)(lane_index() - t0) < PIECE) mine += piece;
@@ -1270,7 +1276,7 @@ __device__ inline void tssa_statistics_backward(float* totals, TssaSteps steps, 
                     start += PIECE / TSSA_BACK * z.C;
                 }
             }
-            UNROLL for (int i = 0; i < P; i++) total_D += dN[i];
+            UNROLL for (int i = 0; i < P && !EXACT; i++) total_D += dN[i];
             total_D -= less_D;
             if (inside) tssa_store_halves(totals, starts.dN, starts.kept, first, dN, c);
         }
@@ -1562,10 +1568,10 @@ __device__ inline void tssa_backward_final(S* dw, TssaSteps steps, TssaStarts st
 // (4 + 8 + 8) (2C + NH)/32 = 1.25C, and 3 · 4 NH. The scans run from the last chunk to the first. sync: ticket, flags
 // of the scan of dN and dD, flags of that of dS; zero before the launch. back (B,chunks,sums): sums past each chunk of
 // dS (narrow), then of dN (C) and dD (NH). HEADS: 0, or NH if it is known at compile time and HS is
-// TSSA_PRESET_HS: constant sizes save most of the address arithmetic. With float32 and documents, a kernel needs so
-// many registers that only one block fits on a multiprocessor.
+// TSSA_PRESET_HS: constant sizes save most of the address arithmetic. With float32, a kernel needs so many registers that
+// only one block fits on a multiprocessor.
 template <typename S, int P, bool UNIFORM, bool DOCUMENTS, int HEADS>
-__global__ void __launch_bounds__(TSSA_WARPS* WARP, DOCUMENTS && sizeof(S) > 2 ? 1 : TSSA_BLOCKS)
+__global__ void __launch_bounds__(TSSA_WARPS* WARP, sizeof(S) > 2 ? 1 : TSSA_BLOCKS)
     tssa_backward_kernel(S* RESTRICT dw, float* da, float* dtemp, float* back, TssaStates states, float* totals,
                          int* sync, const S* RESTRICT dy, const S* RESTRICT w, const float* RESTRICT u,
                          const float* RESTRICT pi, const float* RESTRICT saved,

@@ -94,6 +94,7 @@ half_of_dS_dropped | s/+= dS\[i\]/+= 0.0f/
 mean_unsynchronized | s/__syncthreads();//
 mass_overwritten_early | s/__syncwarp();//
 moments_before_dropped | s/part.*;//
+mass_terms_dropped | s/if (counts).*;//
 bias_of_the_branch_unscaled | s/total.*;/;/
 energy_below_its_least | s/= ABOVE.*/= true;/
 plain_rows_once | s/(int64_t)gridDim.y \* PLAIN_TILE/p.M/
