@@ -553,7 +553,8 @@ constexpr int TSSA_BACK = 4;         // the same in the last phase and if HEADS 
 constexpr int TSSA_WARPS = 12;       // maximum per block; with more heads, a warp takes several
 // Blocks per multiprocessor, so that one works while another waits; from sm_100 on, two leave too few registers.
 [[maybe_unused]] constexpr int TSSA_BLOCKS = COMPILED_ARCH >= 1000 ? 1 : 2;
-constexpr int TSSA_MAX_HEADS = MAX_DYNAMIC_SHARED / (4 * WARP * sizeof(float));   // four arrays (NH,32) of floats
+// For at most four arrays (NH,32) of floats in shared memory
+constexpr int TSSA_MAX_HEADS = MAX_DYNAMIC_SHARED / (4 * WARP * sizeof(float));
 
 struct TssaSize {
     int B, T, C, NH, HS, chunks, warps;        // warps: of a block
@@ -1568,8 +1569,8 @@ __device__ inline void tssa_backward_final(S* dw, TssaSteps steps, TssaStarts st
 // (4 + 8 + 8) (2C + NH)/32 = 1.25C, and 3 · 4 NH. The scans run from the last chunk to the first. sync: ticket, flags
 // of the scan of dN and dD, flags of that of dS; zero before the launch. back (B,chunks,sums): sums past each chunk of
 // dS (narrow), then of dN (C) and dD (NH). HEADS: 0, or NH if it is known at compile time and HS is
-// TSSA_PRESET_HS: constant sizes save most of the address arithmetic. With float32, a kernel needs so many registers that
-// only one block fits on a multiprocessor.
+// TSSA_PRESET_HS: constant sizes save most of the address arithmetic. With float32, a kernel needs so many registers
+// that only one block fits on a multiprocessor.
 template <typename S, int P, bool UNIFORM, bool DOCUMENTS, int HEADS>
 __global__ void __launch_bounds__(TSSA_WARPS* WARP, sizeof(S) > 2 ? 1 : TSSA_BLOCKS)
     tssa_backward_kernel(S* RESTRICT dw, float* da, float* dtemp, float* back, TssaStates states, float* totals,
