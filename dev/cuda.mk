@@ -138,7 +138,7 @@ $(PTX_ENGINE): train_gpt_tost.cu $(wildcard tost/*.h tost/*.cuh)
 test_ptx:
 	@if command -v $(NVCC) > /dev/null; then \
 	    $(MAKE) --no-print-directory EMU=build/mutants EMU_SANITIZE= build/mutants/ptx_test $(PTX_ENGINE) && \
-	    build/mutants/ptx_test $(PTX_ENGINE); \
+	    build/mutants/ptx_test $(PTX_ENGINE) $(PTX_SUITES); \
 	else echo "test_ptx: skipped: no $(NVCC)"; fi
 
 # ---- bytes moved by the kernels -----------------------------------------------------------------------------------
