@@ -105,9 +105,9 @@ template <typename P> static void matmul_set_pointers(cublasLtMatmulDesc_t desc,
 constexpr int SPLIT_TILE = 128;      // a multiple of the tile size along K of every kernel
 
 template <typename P> static uint32_t matmul_reductions(const P& p) {
-    const uint32_t staged = sizeof *p.c == sizeof(float) ? CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE : 0;
+    const uint32_t output_type = sizeof *p.c == sizeof(float) ? CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE : 0;
     if (p.K % SPLIT_TILE) return CUBLASLT_REDUCTION_SCHEME_NONE;   // mutant: split_anywhere
-    return staged | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;   // mutant: split_in_place
+    return output_type | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;   // mutant: split_in_place
 }
 
 // cuBLASLt is column-major and computes cᵀ (N,M) = op(b)ᵀ · op(a)ᵀ: b is its first operand, and its bias, one number

@@ -98,7 +98,7 @@ struct PtxOpcode {
 const std::unordered_map<std::string, PtxOpcode>& ptx_opcodes();
 // For loads, stores and atomics: selects the function by the state space and the other modifiers. Sets the last
 // argument to true if the operation is a store. Returns null if the combination is not implemented.
-PtxRun* ptx_memory_run(const std::string& base, const std::vector<std::string>& modifiers, bool* needs_sources);
+PtxRun* ptx_memory_run(const std::string& base, const std::vector<std::string>& modifiers, bool* from_registers);
 PtxRun* ptx_branch_run();
 
 // After ptx_start, the emulation's launches run the kernels of this module. compare: runs each C++ kernel first, from

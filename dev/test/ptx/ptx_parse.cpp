@@ -105,7 +105,7 @@ struct Parser {
     // Of the current kernel
     PtxKernel* k = nullptr;
     std::unordered_map<std::string, uint16_t> registers;
-    std::map<std::pair<uint64_t, int>, uint16_t> constants;   // value, unused
+    std::map<uint64_t, uint16_t> constants;   // by value
     std::unordered_map<std::string, int64_t> labels, params, local;
     std::unordered_map<std::string, uint32_t> shared;
     std::vector<std::pair<size_t, std::string>> branches;
@@ -148,9 +148,9 @@ struct Parser {
         return (uint16_t)(k->registers.size() - 1);
     }
     uint16_t constant(uint64_t value) {
-        const auto found = constants.find({value, 0});
+        const auto found = constants.find(value);
         if (found != constants.end()) return found->second;
-        return constants[{value, 0}] = new_register(value, true);
+        return constants[value] = new_register(value, true);
     }
     uint32_t shared_address(const Declared& d) {
         const size_t offset = round_up(k->shared_bytes, d.align);
@@ -380,8 +380,8 @@ struct Parser {
         registers.clear(), constants.clear(), labels.clear(), params.clear(), shared.clear(), local.clear();
         branches.clear();
         for (int r = 0; r < PTX_SPECIALS; r++) new_register(r == PTX_TRUE, true);
-        constants[{1, 0}] = PTX_TRUE;
-        constants[{0, 0}] = PTX_ZERO;
+        constants[1] = PTX_TRUE;
+        constants[0] = PTX_ZERO;
         parameters(read_until(")"));
         for (const std::string& d : split(read_until("{"), "\n")) {
             const Words w = split(d, " \t,");

@@ -135,7 +135,7 @@ uint32_t funnel_right(uint32_t low, uint32_t high, uint32_t by) {
 typedef std::unordered_map<std::string, PtxOpcode> Opcodes;
 
 // Bitwise operations, shifts and moves of one width
-template <typename U, typename S> void add_logic(Opcodes& all, const std::string& b) {
+template <typename U> void add_logic(Opcodes& all, const std::string& b) {
     OP2("and." + b, U, U, U, a & b);
     OP2("or." + b, U, U, U, a | b);
     OP2("xor." + b, U, U, U, a ^ b);
@@ -558,9 +558,9 @@ void add_threads(Opcodes& all) {
 
 Opcodes all_opcodes() {
     Opcodes all;
-    add_logic<uint16_t, int16_t>(all, "b16");
-    add_logic<uint32_t, int32_t>(all, "b32");
-    add_logic<uint64_t, int64_t>(all, "b64");
+    add_logic<uint16_t>(all, "b16");
+    add_logic<uint32_t>(all, "b32");
+    add_logic<uint64_t>(all, "b64");
     add_integer<int16_t, uint16_t>(all, "s16");
     add_integer<uint16_t, uint16_t>(all, "u16");
     add_integer<int32_t, uint32_t>(all, "s32");

@@ -156,7 +156,8 @@ void test_votes(Checks* c) {
 void test_parameters(Checks* c) {
     const std::string text = HEAD + std::string(
         ".visible .entry ptx_numbers(\n.param .u8 a,\n.param .u64 b,\n.param .u64 out\n)\n{\n.reg .b16 %rs<2>;\n"
-        ".reg .b32 %r<2>;\n.reg .b64 %rd<3>;\nld.param.u8 %rs1, [a];\nld.param.u32 %r1, [b+4];\nld.param.u64 %rd1, [out];\n"
+        ".reg .b32 %r<2>;\n.reg .b64 %rd<3>;\nld.param.u8 %rs1, [a];\nld.param.u32 %r1, [b+4];\n"
+        "ld.param.u64 %rd1, [out];\n"
         "st.global.u16 [%rd1], %rs1;\nst.global.u32 [%rd1+4], %r1;\nret;\n}\n");
     const PtxModule module(text);
     const Device<uint32_t> out(2);
