@@ -102,13 +102,16 @@ TOST_CFLAGS = -std=c11 -D_GNU_SOURCE -I. -Itost $(ARCH) -ffp-contract=fast -fno-
               $(if $(filter-out 0,$(SANITIZE)),-DTOST_SANITIZE -g $(SANITIZERS) -fno-omit-frame-pointer)
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all
 COMPILE     = $(CC) $(TOST_CFLAGS) $(CPPFLAGS) $(CFLAGS)
+# For Zen, gcc splits some multiply-adds of a chain in two, so that copies of one loop round differently.
+KEEP_FMA   := --param=avoid-fma-max-bits=0
+FLAGS_gemm := $(if $(call compiles,int main(void) { return 0; },$(KEEP_FMA)),$(KEEP_FMA))
 BUILT_FOR  := $(shell $(CC) $(ARCH) $(CPPFLAGS) $(CFLAGS) -dM -E -x c /dev/null 2>/dev/null | \
                 sed -n 's/^.define __\([A-Z0-9_]*[A-Z0-9]\)_* 1$$/\1/p')
 LIBS       := $(LDFLAGS) $(if $(HAVE_BLAS),$(BLAS_LIBS)) $(if $(HAVE_MPI),$(MPI_LIBS)) \
               $(if $(HAVE_OPENMP),$(OMP_LIBS)) -lm
 BUILD      := build/$(notdir $(lastword $(filter-out -%,$(CC))))$(if $(HAVE_OPENMP),-openmp)$(if \
               $(HAVE_BLAS),-$(BLAS))$(if $(HAVE_MPI),-$(notdir $(MPICC)))$(if $(filter-out 0,$(SANITIZE)),-sanitize)
-LIB_OBJ    := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tost/*.c))
+LIB_OBJ    := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tost/*.c tost/*/*.c))
 SUMMARY     = $(shell $(CC) --version | head -1), $(or $(ARCH),default processor), OpenMP: $(or $(HAVE_OPENMP),no), \
               matrix product: $(if $(HAVE_BLAS),$(BLAS),built-in)$(if $(HAVE_MPI),$(comma) MPI: $(MPICC))
 
@@ -130,8 +133,8 @@ $(BUILD)/%.o: %.c $(BUILD)/flags
 	$(call say,CC $<) mkdir -p $(@D) && $(COMPILE) $(FLAGS_$(*F)) -MMD -MP -c $< -o $@
 
 # Checks at start that the processor has the features the other files are compiled for.
-$(BUILD)/tost/processor.o: private TOST_CFLAGS += -DBUILT_FOR='" $(BUILT_FOR) "'
-$(BUILD)/tost/processor.o: private override ARCH :=
+$(BUILD)/tost/base/processor.o: private TOST_CFLAGS += -DBUILT_FOR='" $(BUILT_FOR) "'
+$(BUILD)/tost/base/processor.o: private override ARCH :=
 
 # The version in CITATION.cff and the commit, with "+" if files differ from it. Keeps the commit if git cannot read the
 # repository, as in `sudo make install`; without a repository there is none.
@@ -141,8 +144,8 @@ $(BUILD)/version: FORCE
 	    [ -z "$$commit" ] || git --no-optional-locks diff --quiet HEAD 2>/dev/null || commit=$$commit+; fi; \
 	version="$$number$${commit:+ ($$commit)}"; \
 	[ "$$(cat $@ 2>/dev/null)" = "$$version" ] || echo "$$version" > $@
-$(BUILD)/tost/version.o: $(BUILD)/version
-$(BUILD)/tost/version.o: private TOST_CFLAGS += -DTOST_VERSION='"$(shell cat $(BUILD)/version)"'
+$(BUILD)/tost/base/version.o: $(BUILD)/version
+$(BUILD)/tost/base/version.o: private TOST_CFLAGS += -DTOST_VERSION='"$(shell cat $(BUILD)/version)"'
 
 # Both files change only when the flags do. build/variant relinks the programs when the variant changes.
 build/variant: FORCE

@@ -15,8 +15,7 @@
 //         Π[h,t] = softmax over the HEADS h of  temp[h] · u[h,t]                membership
 //         N[t,d] = Σ_{t'≤t} s[t',d] Π[h,t'],   D[t] = Σ_{t'≤t} Π[h,t']          running second moment and mass
 //         m[t,d] = N[t,d] / (D[t] + 1e-8),   y[t,d] = -w[t,d] Π[h,t] / (1 + m[t,d])
-//     and the output is c_proj(y). With --mask-across-documents, S, N and D are reset to zero before the energy
-//     of each <|endoftext|> is added.
+//     and the output is c_proj(y).
 //
 // What TSSA does. Each head asks how much of a token's energy lies in its subspace (the HS directions of its part of
 // the projection), compared with the tokens before it. A softmax over the heads turns the answers into a membership Π,
@@ -40,10 +39,8 @@
 // backward is done with it. A rank then updates its slices of the parameters, whose moments only it has, and sends them
 // to the others. The order of all sums is fixed, so the bits do not depend on the number of ranks.
 //
-// A long sequence can be divided into chunks. They are connected only by S, N and D and, in the backward pass, by the
-// suffix sums RS, RN and RD. One process computes the chunks one after another (--chunk), or each of several ranks
-// computes one (--seq-ranks). The gradients of each chunk are summed separately and then added, the last chunk first,
-// so both give the same bits.
+// A long sequence can be processed in chunks (--chunk), which share only the running sums S, N, D, and their gradients in
+// backward.
 //
 // The file, in order: each layer's forward next to its backward (Embedding, LayerNorm, Linear, TSSA, Residual, GELU,
 // Classifier); the model's memory; the passes over the model; recurrent decode; gradients and AdamW; the engine table.
@@ -68,18 +65,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tost/bf16.h"
+#include "tost/base/error.h"
+#include "tost/base/memory.h"
+#include "tost/base/text.h"
+#include "tost/base/bf16.h"
 #include "tost/chunk_passes.h"
-#include "tost/chunks.h"
-#include "tost/commands.h"
+#include "tost/commands/commands.h"
 #include "tost/engine.h"
-#include "tost/engine_memory.h"
-#include "tost/exchange.h"
+#include "tost/ranks/exchange.h"
 #include "tost/flops.h"
-#include "tost/gemm.h"
-#include "tost/threads.h"
-#include "tost/tssa_stages.h"
-#include "tost/vector_math.h"
+#include "tost/cpu/gemm.h"
+#include "tost/cpu/threads.h"
+#include "tost/cpu/tssa_stages.h"
+#include "tost/base/vector_math.h"
 
 // Up to this many rows (a decode step), threading a loop over rows costs more than it saves.
 enum { FEW_ROWS = 8 };
@@ -235,57 +233,37 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
 // TSSA, token statistics self-attention. Forward has three stages: the running sum S gives u, the softmax over the
 // heads gives Π, and the running sums N and D give y. Backward runs the same stages in reverse.
 //
-// Only the softmax connects the heads. So the threads divide the sequences among them, or the heads if there are fewer
-// sequences than threads, chunk by chunk of TSSA_CHUNK tokens. tost/tssa_stages.h has that loop and the struct Tssa of
-// all arguments. Sums over time are taken in the order of t, so the bits do not depend on the number of threads, and in
-// double, because a float sum stalls at long T. S, N and D are kept as two parts: their values
-// before this pass, and the sums over its tokens. A rank can compute the latter without knowing the chunks before.
-
-static void add_sums(double* sums, const double* before, const double* tokens, size_t n) {
-    for (size_t i = 0; i < n; i++) sums[i] = before[i] + tokens[i];
-}
-
-// These reset the sums where a document starts: S (in backward RS) of the heads of a part; N and D (RN and RD).
-static void clear_energy(TssaState state, const Tssa* a, TssaPart p) {
-    memset(state.S + p.h0 * a->HS, 0, (p.h1 - p.h0) * a->HS * sizeof *state.S);
-}
-
-static void clear_statistics(TssaState state, const Tssa* a, TssaPart p) {
-    memset(state.N + p.h0 * a->HS, 0, (p.h1 - p.h0) * a->HS * sizeof *state.N);
-    memset(state.D + p.h0, 0, (p.h1 - p.h0) * sizeof *state.D);
-}
+// Threads take whole sequences, or heads if there are too few sequences. They work in blocks of 64 tokens:
+// tost/cpu/tssa_stages.h has that loop and the struct Tssa of all arguments. Sums over time are taken in the order of t,
+// so the bits do not depend on the number of threads, and in double, because a float sum stalls at long T.
 
 // S and u
-static void tssa_energy_forward(const Tssa* a, TssaPart p) {
-    const int HS = a->HS, at = p.h0 * HS, width = (p.h1 - p.h0) * HS;
-    const TssaState before = tssa_state(a->before, p.b, a), sums = tssa_state(a->sums, p.b, a);
-    if (a->uniform) return;
-    if (a->saved) add_sums(tssa_saved(a, p.b, p.t0).S + at, before.S + at, sums.S + at, width);
-    for (int t = p.t0; t < p.t1; t++) {
-        if (tssa_starts_document(a, p.b, t)) clear_energy(before, a, p), clear_energy(sums, a, p);
-        for (int h = p.h0; h < p.h1; h++) {
-            const float* w = a->w + tssa_row(a, p.b, t, h);
-            const double* before_d = before.S + h * HS;
-            double *restrict sums_d = sums.S + h * HS, ratios = 0;
+static void tssa_energy_forward(const Tssa* a, TssaRange r) {
+    const int HS = a->HS, at = r.h0 * HS, width = (r.h1 - r.h0) * HS;
+    double* S = tssa_state(a->state, r.b, a).S;
+    if (a->saved) memcpy(tssa_saved(a, r.b, r.t0).S + at, S + at, width * sizeof *S);
+    for (int t = r.t0; t < r.t1; t++) {
+        for (int h = r.h0; h < r.h1; h++) {
+            const float* w = a->w + tssa_row(a, r.b, t, h);
+            double *restrict S_d = S + h * HS, ratios = 0;
             #pragma omp simd reduction(+ : ratios)
             for (int d = 0; d < HS; d++) {
                 const double s = (double)w[d] * w[d];
-                sums_d[d] += s;
-                const double S = before_d[d] + sums_d[d];
-                ratios += s / (S > TOST_ENERGY_MIN ? S : TOST_ENERGY_MIN);
+                S_d[d] += s;
+                ratios += s / (S_d[d] > TOST_ENERGY_MIN ? S_d[d] : TOST_ENERGY_MIN);
             }
             const double bias = a->denom_bias[(size_t)h * a->block_size + t];
-            a->u[tssa_head(a, p.b, h) + t] = (float)(ratios + HS * bias);
+            a->u[tssa_head(a, r.b, h) + t] = (float)(ratios + HS * bias);
         }
     }
 }
 
 // Π[h,t] = softmax over h of temp[h] · u[h,t]
-static void tssa_membership_forward(const Tssa* a, TssaPart p) {
+static void tssa_membership_forward(const Tssa* a, TssaRange r) {
     const size_t T = a->T;
-    for (int t = p.t0; t < p.t1; t++) {
-        const float* u = a->u + tssa_head(a, p.b, 0) + t;   // of head h: u[h * T]
-        float* pi = a->pi + tssa_head(a, p.b, 0) + t;
+    for (int t = r.t0; t < r.t1; t++) {
+        const float* u = a->u + tssa_head(a, r.b, 0) + t;   // of head h: u[h * T]
+        float* pi = a->pi + tssa_head(a, r.b, 0) + t;
         double largest = -INFINITY, sum = 0;
         for (int h = 0; h < a->NH; h++) {   // not fmax, on which gcc 12 for aarch64 fails
             const double score = (double)a->temp[h] * u[h * T];
@@ -296,63 +274,36 @@ static void tssa_membership_forward(const Tssa* a, TssaPart p) {
     }
 }
 
-static void tssa_membership_uniform(const Tssa* a, TssaPart p) {
-    for (int h = 0; h < a->NH; h++)
-        for (int t = p.t0; t < p.t1; t++) a->pi[tssa_head(a, p.b, h) + t] = (float)(1.0 / a->NH);
-}
-
 // N, D and y
-static void tssa_statistics_forward(const Tssa* a, TssaPart p) {
-    const int HS = a->HS, at = p.h0 * HS, heads = p.h1 - p.h0;
-    const TssaState before = tssa_state(a->before, p.b, a), sums = tssa_state(a->sums, p.b, a);
+static void tssa_statistics_forward(const Tssa* a, TssaRange r) {
+    const int HS = a->HS, at = r.h0 * HS, heads = r.h1 - r.h0;
+    const TssaState sums = tssa_state(a->state, r.b, a);
     if (a->saved) {
-        add_sums(tssa_saved(a, p.b, p.t0).N + at, before.N + at, sums.N + at, heads * HS);
-        add_sums(tssa_saved(a, p.b, p.t0).D + p.h0, before.D + p.h0, sums.D + p.h0, heads);
+        const TssaState saved = tssa_saved(a, r.b, r.t0);
+        memcpy(saved.N + at, sums.N + at, heads * HS * sizeof *sums.N);
+        memcpy(saved.D + r.h0, sums.D + r.h0, heads * sizeof *sums.D);
     }
-    for (int t = p.t0; t < p.t1; t++) {
-        if (tssa_starts_document(a, p.b, t)) clear_statistics(before, a, p), clear_statistics(sums, a, p);
-        for (int h = p.h0; h < p.h1; h++) {
-            const float* w = a->w + tssa_row(a, p.b, t, h);
-            float* restrict y = a->y + tssa_row(a, p.b, t, h);
-            const double* before_d = before.N + h * HS;
-            double* restrict sums_d = sums.N + h * HS;
-            const double pi = a->pi[tssa_head(a, p.b, h) + t];
+    for (int t = r.t0; t < r.t1; t++) {
+        for (int h = r.h0; h < r.h1; h++) {
+            const float* w = a->w + tssa_row(a, r.b, t, h);
+            float* restrict y = a->y + tssa_row(a, r.b, t, h);
+            double* restrict N_d = sums.N + h * HS;
+            const double pi = a->pi[tssa_head(a, r.b, h) + t];
             sums.D[h] += pi;
-            const double mass = before.D[h] + sums.D[h] + TOST_MASS_EPS;
+            const double mass = sums.D[h] + TOST_MASS_EPS;
             for (int d = 0; d < HS; d++) {   // y = -w Π / (1 + N/mass) = -w Π mass / (mass + N)
-                sums_d[d] += (double)w[d] * w[d] * pi;
-                const double N = before_d[d] + sums_d[d];
-                y[d] = (float)(-w[d] * (pi * mass) / (mass + N));
+                N_d[d] += (double)w[d] * w[d] * pi;
+                y[d] = (float)(-w[d] * (pi * mass) / (mass + N_d[d]));
             }
         }
     }
 }
 
-// Runs the first n stages of forward, from the sums `start`.
-static void tssa_stages_forward(const Tssa* a, int n) {
-    const TssaStage stages[] = {{tssa_energy_forward, false},
-                                {a->uniform ? tssa_membership_uniform : tssa_membership_forward, true},
-                                {tssa_statistics_forward, false}};
-    memcpy(a->before, a->start, tssa_states_bytes(a));
-    memset(a->sums, 0, tssa_states_bytes(a));
-    tssa_run(stages, n, a, true, (size_t)a->B * a->T > FEW_ROWS);
-}
-
-// Sends this rank's a->sums to the others. Sets `sums` to the sums over the chunks of the ranks before this one in the
-// given order.
-static void exchange_sums(double* sums, const Tssa* a, ChunkOrder order) {
-    chunks_sum_before(sums, a->sums, a->B, tssa_state_size(a->C, a->NH), a->ranks, order);
-}
-
-// Sets y and sums. start: zeros at the start of a sequence. T = 1 is a decode step. With a->ranks, also sets start.
+// Sets y, and advances the state by these tokens. T = 1 is a decode step.
 static void tssa_forward(const Tssa* a) {
-    if (a->ranks) {
-        tssa_stages_forward(a, 1);   // S
-        exchange_sums(a->start, a, CHUNKS_FROM_FIRST);
-        tssa_stages_forward(a, 3);   // N and D, which depend on S
-        exchange_sums(a->start, a, CHUNKS_FROM_FIRST);
-    }
-    tssa_stages_forward(a, 3);
+    static const TssaStage stages[] = {
+        {tssa_energy_forward, false}, {tssa_membership_forward, true}, {tssa_statistics_forward, false}};
+    tssa_run(stages, 3, a, true, (size_t)a->B * a->T > FEW_ROWS);
 }
 
 // Backward, from dy to dw. First through y = -w Π g with g = 1/(1+m), m = N/(D + 1e-8). w and Π occur in it directly,
@@ -368,20 +319,18 @@ static void tssa_forward(const Tssa* a) {
 
 // Through y, N and D: dw =, dΠ =. Recomputes N and D forward in time and stores g, dD and Π/(D + 1e-8); then goes
 // backward in time for RN and RD.
-static void tssa_statistics_backward(const Tssa* a, TssaPart p) {
+static void tssa_statistics_backward(const Tssa* a, TssaRange r) {
     const int C = a->C, NH = a->NH, HS = a->HS;
-    const TssaState start = tssa_saved(a, p.b, p.t0);
-    const TssaState after = tssa_state(a->after, p.b, a), sums = tssa_state(a->sums, p.b, a);
-    double *N = tssa_scratch(a), *D = N + C, *g = D + NH;                              // (C), (NH), (TSSA_CHUNK,C)
-    double *dD = g + TSSA_CHUNK * (size_t)C, *scale = dD + TSSA_CHUNK * (size_t)NH;    // (TSSA_CHUNK,NH)
-    memcpy(N, start.N, (C + NH) * sizeof *N);   // and D, which follows N
-    for (int t = p.t0; t < p.t1; t++) {
-        if (tssa_starts_document(a, p.b, t)) clear_statistics((TssaState){NULL, N, D}, a, p);
-        for (int h = p.h0; h < p.h1; h++) {
-            const int i = (t - p.t0) * NH + h;
-            const float *w = a->w + tssa_row(a, p.b, t, h), *dy = a->dy + tssa_row(a, p.b, t, h);
+    const TssaState after = tssa_state(a->adjoint, r.b, a);   // RN and RD of the tokens that follow
+    double *N = tssa_scratch(a), *D = N + C, *g = D + NH;                              // (C), (NH), (TSSA_BLOCK,C)
+    double *dD = g + TSSA_BLOCK * (size_t)C, *scale = dD + TSSA_BLOCK * (size_t)NH;    // (TSSA_BLOCK,NH)
+    memcpy(N, tssa_saved(a, r.b, r.t0).N, (C + NH) * sizeof *N);   // and D, which follows N
+    for (int t = r.t0; t < r.t1; t++) {
+        for (int h = r.h0; h < r.h1; h++) {
+            const int i = (t - r.t0) * NH + h;
+            const float *w = a->w + tssa_row(a, r.b, t, h), *dy = a->dy + tssa_row(a, r.b, t, h);
             double *restrict N_d = N + h * HS, *restrict g_d = g + (size_t)i * HS, dD_h = 0;
-            const double pi = a->pi[tssa_head(a, p.b, h) + t];
+            const double pi = a->pi[tssa_head(a, r.b, h) + t];
             D[h] += pi;
             const double inverse = 1.0 / (D[h] + TOST_MASS_EPS);
             #pragma omp simd reduction(+ : dD_h)
@@ -395,35 +344,32 @@ static void tssa_statistics_backward(const Tssa* a, TssaPart p) {
             scale[i] = pi * inverse;
         }
     }
-    for (int t = p.t1 - 1; t >= p.t0; t--) {
-        for (int h = p.h0; h < p.h1; h++) {
-            const int i = (t - p.t0) * NH + h;
-            const float *w = a->w + tssa_row(a, p.b, t, h), *dy = a->dy + tssa_row(a, p.b, t, h);
-            float* restrict dw = a->dw + tssa_row(a, p.b, t, h);
-            const double *restrict g_d = g + (size_t)i * HS, scale_i = scale[i], pi = a->pi[tssa_head(a, p.b, h) + t];
-            const double* after_d = after.N + h * HS;
-            double *restrict sums_d = sums.N + h * HS, dpi = 0;
+    for (int t = r.t1 - 1; t >= r.t0; t--) {
+        for (int h = r.h0; h < r.h1; h++) {
+            const int i = (t - r.t0) * NH + h;
+            const float *w = a->w + tssa_row(a, r.b, t, h), *dy = a->dy + tssa_row(a, r.b, t, h);
+            float* restrict dw = a->dw + tssa_row(a, r.b, t, h);
+            const double *restrict g_d = g + (size_t)i * HS, scale_i = scale[i], pi = a->pi[tssa_head(a, r.b, h) + t];
+            double *restrict RN = after.N + h * HS, dpi = 0;
             #pragma omp simd reduction(+ : dpi)
             for (int d = 0; d < HS; d++) {
                 const double dy_w_g = (double)dy[d] * w[d] * g_d[d];
-                sums_d[d] += dy_w_g * g_d[d] * scale_i;
-                const double RN = after_d[d] + sums_d[d];
-                dpi += (double)w[d] * w[d] * RN - dy_w_g;
-                dw[d] = (float)(pi * (2.0 * w[d] * RN - dy[d] * g_d[d]));
+                RN[d] += dy_w_g * g_d[d] * scale_i;
+                dpi += (double)w[d] * w[d] * RN[d] - dy_w_g;
+                dw[d] = (float)(pi * (2.0 * w[d] * RN[d] - dy[d] * g_d[d]));
             }
-            sums.D[h] += dD[i];
-            a->da[tssa_head(a, p.b, h) + t] = (float)(dpi + (after.D[h] + sums.D[h]));
+            after.D[h] += dD[i];
+            a->da[tssa_head(a, r.b, h) + t] = (float)(dpi + after.D[h]);
         }
-        if (tssa_starts_document(a, p.b, t)) clear_statistics(after, a, p), clear_statistics(sums, a, p);
     }
 }
 
 // From dΠ to da
-static void tssa_membership_backward(const Tssa* a, TssaPart p) {
+static void tssa_membership_backward(const Tssa* a, TssaRange r) {
     const size_t T = a->T;
-    for (int t = p.t0; t < p.t1; t++) {
-        const float* pi = a->pi + tssa_head(a, p.b, 0) + t;
-        float* da = a->da + tssa_head(a, p.b, 0) + t;
+    for (int t = r.t0; t < r.t1; t++) {
+        const float* pi = a->pi + tssa_head(a, r.b, 0) + t;
+        float* da = a->da + tssa_head(a, r.b, 0) + t;
         double mean = 0;
         for (int h = 0; h < a->NH; h++) mean += (double)pi[h * T] * da[h * T];
         for (int h = 0; h < a->NH; h++) da[h * T] = (float)(pi[h * T] * (da[h * T] - mean));
@@ -431,35 +377,30 @@ static void tssa_membership_backward(const Tssa* a, TssaPart p) {
 }
 
 // Through u and S: dw +=. Recomputes S forward in time, then goes backward in time for RS.
-static void tssa_energy_backward(const Tssa* a, TssaPart p) {
-    const int C = a->C, HS = a->HS, at = p.h0 * HS, width = (p.h1 - p.h0) * HS;
-    const TssaState after = tssa_state(a->after, p.b, a), sums = tssa_state(a->sums, p.b, a);
-    double* S = tssa_scratch(a) + at;   // (TSSA_CHUNK+1,C)
-    memcpy(S, tssa_saved(a, p.b, p.t0).S + at, width * sizeof *S);
-    for (int t = p.t0; t < p.t1; t++) {
-        const float* w = a->w + tssa_row(a, p.b, t, p.h0);
-        const bool starts = tssa_starts_document(a, p.b, t);
-        double *restrict S_t = S + (size_t)(t - p.t0) * C, *restrict S_next = S_t + C;
-        for (int c = 0; c < width; c++) S_next[c] = (starts ? 0.0 : S_t[c]) + (double)w[c] * w[c];
+static void tssa_energy_backward(const Tssa* a, TssaRange r) {
+    const int C = a->C, HS = a->HS, at = r.h0 * HS, width = (r.h1 - r.h0) * HS;
+    double *RS = tssa_state(a->adjoint, r.b, a).S, *S = tssa_scratch(a) + at;   // S (TSSA_BLOCK+1,C)
+    memcpy(S, tssa_saved(a, r.b, r.t0).S + at, width * sizeof *S);
+    for (int t = r.t0; t < r.t1; t++) {
+        const float* w = a->w + tssa_row(a, r.b, t, r.h0);
+        double *restrict S_t = S + (size_t)(t - r.t0) * C, *restrict S_next = S_t + C;
+        for (int c = 0; c < width; c++) S_next[c] = S_t[c] + (double)w[c] * w[c];
     }
-    for (int t = p.t1 - 1; t >= p.t0; t--) {
-        for (int h = p.h0; h < p.h1; h++) {
-            const float* w = a->w + tssa_row(a, p.b, t, h);
-            float* restrict dw = a->dw + tssa_row(a, p.b, t, h);
-            const double *restrict S_d = S + (size_t)(t - p.t0 + 1) * C + h * HS - at;
-            const double du = (double)a->temp[h] * a->da[tssa_head(a, p.b, h) + t];
-            const double* after_d = after.S + h * HS;
-            double* restrict sums_d = sums.S + h * HS;
+    for (int t = r.t1 - 1; t >= r.t0; t--) {
+        for (int h = r.h0; h < r.h1; h++) {
+            const float* w = a->w + tssa_row(a, r.b, t, h);
+            float* restrict dw = a->dw + tssa_row(a, r.b, t, h);
+            const double *restrict S_d = S + (size_t)(t - r.t0 + 1) * C + h * HS - at;
+            const double du = (double)a->temp[h] * a->da[tssa_head(a, r.b, h) + t];
+            double* restrict RS_d = RS + h * HS;
             for (int d = 0; d < HS; d++) {
                 const bool above = S_d[d] > TOST_ENERGY_MIN;
                 const double inverse = 1.0 / (above ? S_d[d] : TOST_ENERGY_MIN);
                 const double dS = -du * w[d] * w[d] * inverse * inverse;
-                sums_d[d] += above ? dS : 0.0;
-                const double RS = after_d[d] + sums_d[d];
-                dw[d] += (float)(2.0 * w[d] * (du * inverse + RS));
+                RS_d[d] += above ? dS : 0.0;
+                dw[d] += (float)(2.0 * w[d] * (du * inverse + RS_d[d]));
             }
         }
-        if (tssa_starts_document(a, p.b, t)) clear_energy(after, a, p), clear_energy(sums, a, p);
     }
 }
 
@@ -472,29 +413,14 @@ static void tssa_params_backward(const Tssa* a, int h) {   // dtemp, ddenom_bias
             a->ddenom_bias[(size_t)h * a->block_size + t] += (float)((double)a->HS * a->temp[h] * da);
         }
     }
-    a->dtemp[h] += (float)dtemp;
+    if (a->dtemp) a->dtemp[h] += (float)dtemp;
 }
 
-// Runs the first n stages of backward, from the suffix sums `after`. With uniform membership only the first stage has a
-// gradient.
-static void tssa_stages_backward(const Tssa* a, int n) {
-    const TssaStage stages[] = {
-        {tssa_statistics_backward, false}, {tssa_membership_backward, true}, {tssa_energy_backward, false}};
-    memset(a->sums, 0, tssa_states_bytes(a));
-    tssa_run(stages, a->uniform ? 1 : n, a, false, true);
-}
-
-// Sets dw and sums, adds to dtemp and ddenom_bias. after: zeros at the end of a sequence. With a->ranks, also sets
-// after.
+// Sets dw, adds to dtemp and ddenom_bias, and moves the adjoint of the state from the end of these tokens to the start.
 static void tssa_backward(const Tssa* a) {
-    if (a->ranks) {
-        tssa_stages_backward(a, 1);   // RN and RD
-        exchange_sums(a->after, a, CHUNKS_FROM_LAST);
-        tssa_stages_backward(a, 3);   // RS, which depends on them
-        exchange_sums(a->after, a, CHUNKS_FROM_LAST);
-    }
-    tssa_stages_backward(a, 3);
-    if (a->uniform) return;
+    static const TssaStage stages[] = {
+        {tssa_statistics_backward, false}, {tssa_membership_backward, true}, {tssa_energy_backward, false}};
+    tssa_run(stages, 3, a, false, true);
     #pragma omp parallel for schedule(static)
     for (int h = 0; h < a->NH; h++) tssa_params_backward(a, h);
 }
@@ -635,7 +561,7 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
     X(w,          float,  rows * C)                     /* c_attn(ln_1) */ \
     X(u,          float,  rows * NH)                    /* (B,NH,T) */ \
     X(pi,         float,  rows * NH)                    /* (B,NH,T) */ \
-    X(tssa_saved, double, (rows / TSSA_CHUNK + B) * tssa_state_size(C, NH)) \
+    X(tssa_saved, double, (rows / TSSA_BLOCK + B) * tssa_state_size(C, NH)) \
     X(y,          float,  rows * C) \
     X(attn_out,   float,  rows * C)                     /* c_proj(y) */ \
     X(x_mid,      float,  rows * C)                     /* x + gamma1 attn_out */ \
@@ -658,8 +584,7 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
     X(rstd_f,       float,  rows) \
     X(logits,       float,  logits_rows * V)            /* of a chunk of rows */ \
     X(losses,       double, rows) \
-    X(tssa_before,  double, B * tssa_state_size(C, NH)) /* of the current layer and chunk */ \
-    X(tssa_sums,    double, B * tssa_state_size(C, NH)) \
+    X(tssa_pass,    double, B * tssa_state_size(C, NH)) /* of a layer, if its state after the pass is not needed */ \
     X(tssa_state,   double, L * B * tssa_state_size(C, NH)) /* S, N, D before the next chunk: see advance_layer */ \
     X(tssa_starts,  double, starts * L * B * tssa_state_size(C, NH)) /* before each chunk: see forward_sums */ \
     X(decode,       double, L * B * tssa_state_size(C, NH)) \
@@ -668,7 +593,7 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
     X(scratch_btc,  float,  train * rows * C)           /* gradients of ln_f, ln_2, y and ln_1 */ \
     X(scratch_bt4c, float,  train * rows * 4 * C)       /* gradients of gelu and fc */ \
     X(da,           float,  train * rows * NH) \
-    X(tssa_after,   double, train * L * B * tssa_state_size(C, NH)) /* RS, RN, RD after the chunk, by layer */ \
+    X(tssa_adjoint, double, train * L * B * tssa_state_size(C, NH)) /* RS, RN, RD after the chunk */ \
     X(tssa_scratch, double, train * threads * tssa_scratch_size(C, NH))
 
 #define X(field, type, elements) type* field;
@@ -691,7 +616,6 @@ struct TostModel {
     void*             arena;               // the one allocation
     size_t            arena_bytes, logits_rows;
     Exchange          exchange;            // of gradients and parameters with other ranks
-    Chunks            chunks;              // sums over the chunks of a sequence
     Threads           threads;             // fewer while other processes use the cores
     int               B, T, first;         // of the last forward over a chunk; first: position of its first token
     Sequences         sequences;           // of the last forward_train
@@ -731,7 +655,6 @@ static size_t layout_buffers(TostModel* m, void* base) {
         m->state[s] = arena_alloc(&arena, (s < TOST_M ? m->tensors.flat_size : exchange_owned(&m->exchange))
                                           * sizeof(float));
     if (train) exchange_layout(&m->exchange, &arena, m->state[TOST_GRAD]);
-    if (train && chunks > 1) chunks_layout(&m->chunks, &arena, m->options.max_batch);
 #define X(field, type, elements) m->buf.field = arena_alloc(&arena, (elements) * sizeof(type));
     SHARED_BUFFERS(X)
 #undef X
@@ -754,8 +677,7 @@ static TostModel* model_new(const TostConfig* c, const TostEngineOptions* o) {
     if (m->options.threads == 0) m->options.threads = threads_max();   // OMP_NUM_THREADS, or one per core
     if (o->chunk == 0 || o->chunk > o->max_seq) m->options.chunk = o->max_seq;
     m->tensors = tost_tensors(c);
-    m->chunks = chunks_new(c, o->comm, o->seq_ranks);
-    m->exchange = exchange_new(&m->tensors, o->comm, m->chunks.ranks, o->parts);
+    m->exchange = exchange_new(&m->tensors, o->comm, o->parts);
     m->layer = xcalloc(c->n_layer, sizeof *m->layer);
     m->arena_bytes = layout_buffers(m, NULL);
     return m;
@@ -764,7 +686,6 @@ static TostModel* model_new(const TostConfig* c, const TostEngineOptions* o) {
 static void model_free(TostModel* m) {
     if (m->arena) free_pages(m->arena, m->arena_bytes);
     exchange_free(&m->exchange);
-    chunks_free(&m->chunks);
     tost_tensors_free(&m->tensors);
     free(m->layer);
     free(m);
@@ -775,18 +696,6 @@ static TostParams model_params(const TostModel* m, TostState s, int l) {
     return tost_params(&m->tensors, m->state[s], l);
 }
 
-// Whether sequences of T tokens are divided into chunks. Then each chunk's gradients and losses are summed separately.
-static bool in_chunks(const TostModel* m, int T) { return m->chunks.ranks > 1 || chunks_of(&m->options, T) > 1; }
-
-// Where the backward pass adds the gradients of layer l and of the tensors outside the layers.
-static TostParams pass_grads(const TostModel* m, int l) {
-    const TostParams whole = model_params(m, TOST_GRAD, l);
-    return in_chunks(m, m->sequences.T) ? chunks_grads(&m->chunks, &whole) : whole;
-}
-
-// The ranks that have the other chunks of the sequences, or NULL.
-static const Chunks* other_ranks(const TostModel* m) { return m->chunks.ranks > 1 ? &m->chunks : NULL; }
-
 // A parameter as the operand of a matrix product.
 static Weight weight(const TostModel* m, const float* param) {
     return (Weight){param, m->options.dtype == TOST_BF16 ? m->weights + (param - m->state[TOST_PARAM]) : NULL};
@@ -795,44 +704,43 @@ static Weight weight(const TostModel* m, const float* param) {
 // ---------------------------------------------------------------------------------------------
 // Passes over the model
 
-// The arguments of TSSA in a layer, for the tokens in buf->inputs. first: position of the first one.
-static Tssa layer_tssa(const Buffers* buf, const LayerActivations* a, const TostParams* p, const TostConfig* c,
-                       double* start, double* saved, int first, int B, int T) {
-    return (Tssa){.B = B, .T = T, .C = c->n_embd, .NH = c->n_head, .HS = c->n_embd / c->n_head, .w = a->w,
-                  .temp = p->temp, .denom_bias = p->denom_bias + first, .block_size = c->block_size,
-                  .uniform = c->membership == TOST_UNIFORM, .tokens = buf->inputs,
-                  .document_token = c->document_token, .u = a->u, .pi = a->pi, .y = a->y, .start = start,
-                  .before = buf->tssa_before, .sums = buf->tssa_sums, .saved = saved};
+static size_t sequence_state_size(const TostModel* m) { return tssa_state_size(m->config.n_embd, m->config.n_head); }
+
+// The arguments of TSSA in a layer, for the tokens of the pass.
+static Tssa layer_tssa(const TostModel* m, int l, double* state, double* saved) {
+    const TostConfig* c = &m->config;
+    const LayerActivations* a = &m->layer[l];
+    const TostParams p = model_params(m, TOST_PARAM, l);
+    return (Tssa){.B = m->B, .T = m->T, .C = c->n_embd, .NH = c->n_head, .HS = c->n_embd / c->n_head, .w = a->w,
+                  .temp = p.temp, .denom_bias = p.denom_bias + m->first, .block_size = c->block_size, .u = a->u,
+                  .pi = a->pi, .y = a->y, .state = state, .saved = saved};
 }
 
 // The arguments of its backward, with dy in scratch_btc and dw in dbranch.
-static Tssa layer_tssa_grads(const Buffers* buf, const TostParams* g, const LayerActivations* a, const TostParams* p,
-                             const TostConfig* c, double* after, int first, int B, int T) {
-    Tssa tssa = layer_tssa(buf, a, p, c, NULL, a->tssa_saved, first, B, T);
-    tssa.dy = buf->scratch_btc;
-    tssa.dw = buf->dbranch;
-    tssa.da = buf->da;
-    tssa.dtemp = g->temp;
-    tssa.ddenom_bias = g->denom_bias + first;
-    tssa.after = after;
-    tssa.scratch = buf->tssa_scratch;
+static Tssa layer_tssa_grads(const TostModel* m, int l) {
+    Tssa tssa = layer_tssa(m, l, NULL, m->layer[l].tssa_saved);
+    const TostParams g = model_params(m, TOST_GRAD, l);
+    tssa.dy = m->buf.scratch_btc;
+    tssa.dw = m->buf.dbranch;
+    tssa.da = m->buf.da;
+    tssa.dtemp = m->config.membership == TOST_UNIFORM ? NULL : g.temp;
+    tssa.ddenom_bias = g.denom_bias + m->first;
+    tssa.adjoint = m->buf.tssa_adjoint + l * m->B * sequence_state_size(m);
+    tssa.scratch = m->buf.tssa_scratch;
     return tssa;
 }
-
-static size_t sequence_state_size(const TostModel* m) { return tssa_state_size(m->config.n_embd, m->config.n_head); }
 
 // The input of layer l; l = L: the output of the last layer.
 static const float* layer_input(const TostModel* m, int l) { return l > 0 ? m->layer[l - 1].x_out : m->buf.x; }
 
-// Layer l over the rows of the pass, from its input to x_out. start, saved, ranks: see Tssa.
-static void layer_forward(const TostModel* m, int l, double* start, double* saved, const Chunks* ranks) {
+// Layer l over the rows of the pass, from its input to x_out. state, saved: see Tssa.
+static void layer_forward(const TostModel* m, int l, double* state, double* saved) {
     const LayerActivations* a = &m->layer[l];
     const TostParams p = model_params(m, TOST_PARAM, l);
     const int C = m->config.n_embd;
     const size_t rows = (size_t)m->B * m->T;
     const float* x = layer_input(m, l);
-    Tssa tssa = layer_tssa(&m->buf, a, &p, &m->config, start, saved, m->first, m->B, m->T);
-    tssa.ranks = ranks;
+    const Tssa tssa = layer_tssa(m, l, state, saved);
     layernorm_forward(a->ln_1, a->mean_1, a->rstd_1, x, p.ln_1_w, p.ln_1_b, rows, C);
     linear_forward(a->w, a->ln_1, weight(m, p.attn_w), p.attn_b, rows, C, C);
     tssa_forward(&tssa);
@@ -850,14 +758,11 @@ static void layer_forward(const TostModel* m, int l, double* start, double* save
 static void layer_backward(const TostModel* m, int l) {
     const LayerActivations* a = &m->layer[l];
     const Buffers* buf = &m->buf;
-    const TostParams p = model_params(m, TOST_PARAM, l), g = pass_grads(m, l);
+    const TostParams p = model_params(m, TOST_PARAM, l), g = model_params(m, TOST_GRAD, l);
     const int C = m->config.n_embd;
     const size_t rows = (size_t)m->B * m->T;
     float *dbranch = buf->dbranch, *d_btc = buf->scratch_btc, *d_bt4c = buf->scratch_bt4c;
-    const size_t n = m->B * sequence_state_size(m);
-    double* after = buf->tssa_after + l * n;
-    Tssa tssa = layer_tssa_grads(buf, &g, a, &p, &m->config, after, m->first, m->B, m->T);
-    tssa.ranks = other_ranks(m);
+    const Tssa tssa = layer_tssa_grads(m, l);
     residual_backward(dbranch, g.gamma2, buf->dx, a->mlp_out, p.gamma2, rows, C);
     linear_backward(d_bt4c, g.fc_proj_w, g.fc_proj_b, dbranch, a->gelu, weight(m, p.fc_proj_w), rows, 4 * C, C);
     gelu_backward(d_bt4c, a->fc, rows * 4 * C);
@@ -867,7 +772,6 @@ static void layer_backward(const TostModel* m, int l) {
     residual_backward(dbranch, g.gamma1, buf->dx, a->attn_out, p.gamma1, rows, C);
     linear_backward(d_btc, g.attn_proj_w, g.attn_proj_b, dbranch, a->y, weight(m, p.attn_proj_w), rows, C, C);
     tssa_backward(&tssa);   // from d_btc to dbranch
-    add_sums(after, after, tssa.sums, n);
     if (m->options.dtype == TOST_BF16) round_bf16(dbranch, rows * C);
     linear_backward(d_btc, g.attn_w, g.attn_b, dbranch, a->ln_1, weight(m, p.attn_w), rows, C, C);
     layernorm_backward(buf->dx, g.ln_1_w, g.ln_1_b, d_btc, layer_input(m, l), a->mean_1, a->rstd_1, p.ln_1_w, rows, C);
@@ -885,16 +789,20 @@ static void start_forward(TostModel* m, const int32_t* inputs, int first, int B,
     embedding_forward(m->buf.x, m->buf.inputs, p.wte, p.wpe, first, B, T, m->config.n_embd);
 }
 
-static void run_layer(TostModel* m, int l, double* start, double* saved, const Chunks* ranks) {
-    layer_forward(m, l, start, saved, ranks);
+// Runs a layer from the state `start`, NULL: zeros. Sets `end` to the state after these tokens, unless it is NULL; it may
+// be the same array as start.
+static void run_layer(TostModel* m, int l, double* end, const double* start, double* saved) {
+    double* state = end ? end : m->buf.tssa_pass;
+    const size_t bytes = m->B * sequence_state_size(m) * sizeof *state;
+    if (!start) memset(state, 0, bytes);
+    else if (start != state) memcpy(state, start, bytes);
+    layer_forward(m, l, state, saved);
     m->computed_layer = l;
 }
 
-// Runs a layer without a backward pass to follow. Sets end to TSSA's sums after these tokens, (B,2C+NH); it may be the
-// same array as start.
-static void advance_layer(TostModel* m, int l, double* end, double* start) {
-    run_layer(m, l, start, NULL, NULL);
-    add_sums(end, m->buf.tssa_before, m->buf.tssa_sums, m->B * sequence_state_size(m));
+// A layer without a backward pass to follow.
+static void advance_layer(TostModel* m, int l, double* end, const double* start) {
+    run_layer(m, l, end, start, NULL);
 }
 
 static void finish_forward(TostModel* m) {
@@ -910,21 +818,20 @@ static double* chunk_start(const TostModel* m, int k, int l) {
 }
 
 // A layer over the current chunk, from the running sums before it.
-static void run_layer_of_chunk(TostModel* m, int l, const Chunks* ranks) {
-    run_layer(m, l, chunk_start(m, m->first / m->options.chunk, l),
-              m->options.training ? m->layer[l].tssa_saved : NULL, ranks);
+static void run_layer_of_chunk(TostModel* m, int l) {
+    run_layer(m, l, NULL, chunk_start(m, m->first / m->options.chunk, l),
+              m->options.training ? m->layer[l].tssa_saved : NULL);
 }
 
 // With recompute: fills the shared activations with those of layer l, unless they already are.
 static void recompute_layer(TostModel* m, int l) {
-    if (m->options.recompute && m->computed_layer != l) run_layer_of_chunk(m, l, NULL);
+    if (m->options.recompute && m->computed_layer != l) run_layer_of_chunk(m, l);
 }
 
-// Forward over chunk k of this rank.
+// Forward over chunk k.
 static void forward_chunk(TostModel* m, const int32_t* inputs, int k, int B, int T) {
-    start_forward(m, inputs, (m->chunks.rank + k) * m->options.chunk, B, T);
-    if (m->chunks.ranks > 1) chunks_find_cuts(&m->chunks, m->buf.inputs, B, T, m->config.document_token);
-    for (int l = 0; l < m->config.n_layer; l++) run_layer_of_chunk(m, l, other_ranks(m));
+    start_forward(m, inputs, k * m->options.chunk, B, T);
+    for (int l = 0; l < m->config.n_layer; l++) run_layer_of_chunk(m, l);
     finish_forward(m);
 }
 
@@ -941,7 +848,7 @@ static const int32_t* chunk_columns(int32_t* buf, const TostModel* m, const int3
 
 // Forward over chunk k. start, end: running sums before and after it, (L,B,2C+NH), possibly the same array. first:
 // position of the first token of the sequences.
-static void advance_sums(TostModel* m, double* end, double* start, const Sequences* s, int k, int first) {
+static void advance_sums(TostModel* m, double* end, const double* start, const Sequences* s, int k, int first) {
     const size_t n = s->B * sequence_state_size(m);
     start_forward(m, chunk_columns(m->buf.inputs, m, s->inputs, k, s->B, s->T), first + k * m->options.chunk, s->B,
                   chunk_length(&m->options, k, s->T));
@@ -964,20 +871,10 @@ static void forward_sums(TostModel* m, const Sequences* s) {
     }
 }
 
-// Adds the losses of a chunk of sequences of T tokens.
-static void add_losses(TostModel* m, const int32_t* targets, int T, ChunkOrder order) {
-    const bool chunks = in_chunks(m, T);
-    double sum = chunks ? 0 : m->loss_sum;
-    int64_t count = chunks ? 0 : m->loss_count;
+static void add_losses(TostModel* m, const int32_t* targets) {
     for (size_t row = 0; row < (size_t)m->B * m->T; row++) {
-        sum += m->buf.losses[row];
-        count += targets[row] >= 0;
-    }
-    if (chunks) {
-        chunks_add_loss(&m->loss_sum, &m->loss_count, sum, count, &m->chunks, order);
-    } else {
-        m->loss_sum = sum;
-        m->loss_count = count;
+        m->loss_sum += m->buf.losses[row];
+        m->loss_count += targets[row] >= 0;
     }
 }
 
@@ -995,7 +892,7 @@ static void cpu_forward_loss(TostModel* m, const int32_t* inputs, const int32_t*
         const size_t rows = (size_t)B * m->T;
         classifier_forward(m->buf.losses, m->buf.logits, m->buf.ln_f, classifier_weight(m), wanted, rows,
                            even_chunk(rows, m->logits_rows), m->config.vocab_size, m->config.n_embd);
-        add_losses(m, wanted, T, CHUNKS_FROM_FIRST);
+        add_losses(m, wanted);
         if (chunks > 1 && chunk_done(&m->options, (double)(k + 1) / chunks)) return;
     }
 }
@@ -1007,10 +904,10 @@ static void forward_train_chunk(TostModel* m, const Sequences* s, int k) {
     const size_t rows = (size_t)s->B * T;
     const int32_t* targets = chunk_columns(m->buf.targets, m, s->targets, k, s->B, s->T);
     forward_chunk(m, chunk_columns(m->buf.inputs, m, s->inputs, k, s->B, s->T), k, s->B, T);
-    classifier_forward_backward(m->buf.losses, m->buf.scratch_btc, pass_grads(m, 0).wte, m->buf.logits, m->buf.ln_f,
+    classifier_forward_backward(m->buf.losses, m->buf.scratch_btc, model_params(m, TOST_GRAD, 0).wte, m->buf.logits, m->buf.ln_f,
                                 classifier_weight(m), targets, s->grad_scale, rows, even_chunk(rows, m->logits_rows),
                                 m->config.vocab_size, m->config.n_embd);
-    add_losses(m, targets, s->T, CHUNKS_FROM_LAST);
+    add_losses(m, targets);
 }
 
 static void cpu_forward_train(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T,
@@ -1023,17 +920,11 @@ static void cpu_forward_train(TostModel* m, const int32_t* inputs, const int32_t
     if (!m->abandoned) forward_train_chunk(m, &m->sequences, chunks_of(&m->options, T) - 1);
 }
 
-// To be called when the gradients of layer l (l < 0: of the embedding) are complete for this chunk.
-static void add_chunk_grads(TostModel* m, int l) {
-    if (in_chunks(m, m->sequences.T))
-        chunks_add_grads(&m->chunks, m->state[TOST_GRAD], &m->tensors, l, m->config.n_layer);
-}
-
 // Layer by layer, the gradients become complete from the end of the flat array to its start.
 static void backward_chunk(TostModel* m, TostEnd end) {
     const int B = m->B, T = m->T, C = m->config.n_embd, L = m->config.n_layer;
     const size_t rows = (size_t)B * T;
-    const TostParams p = model_params(m, TOST_PARAM, 0), g = pass_grads(m, 0);
+    const TostParams p = model_params(m, TOST_PARAM, 0), g = model_params(m, TOST_GRAD, 0);
     threads_set(m->threads.now);
     memset(m->buf.dx, 0, rows * C * sizeof(float));
     layernorm_backward(m->buf.dx, g.ln_f_w, g.ln_f_b, m->buf.scratch_btc, layer_input(m, L), m->buf.mean_f,
@@ -1041,18 +932,16 @@ static void backward_chunk(TostModel* m, TostEnd end) {
     for (int l = L - 1; l >= 0; l--) {
         recompute_layer(m, l);
         layer_backward(m, l);
-        add_chunk_grads(m, l);
         exchange_gradients(&m->exchange, end, tost_row_offset(&m->tensors, TOST_ROW_gamma1, l));
     }
     embedding_backward(g.wte, g.wpe, m->buf.dx, m->buf.inputs, m->first, B, T, C);
-    add_chunk_grads(m, -1);
     exchange_gradients(&m->exchange, end, 0);
 }
 
 static void cpu_backward(TostModel* m, TostEnd end) {
     const Sequences* s = &m->sequences;
     const int chunks = chunks_of(&m->options, s->T);
-    memset(m->buf.tssa_after, 0, m->config.n_layer * m->B * sequence_state_size(m) * sizeof(double));
+    memset(m->buf.tssa_adjoint, 0, m->config.n_layer * m->B * sequence_state_size(m) * sizeof(double));
     for (int k = chunks - 1; k > 0 && !m->abandoned; k--) {
         backward_chunk(m, TOST_MORE);
         if (is_abandoned(m, chunks - 1 + PASSES_OF_CHUNK * (chunks - k), s->T)) return;
@@ -1172,7 +1061,6 @@ static void cpu_zero_grad(TostModel* m) {
     float* grad = m->state[TOST_GRAD];
     #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < m->tensors.flat_size; i++) grad[i] = 0.0f;
-    chunks_clear_grads(&m->chunks);
     exchange_begin(&m->exchange);
 }
 
@@ -1306,7 +1194,6 @@ static void cpu_get(float* dst, const TostModel* m, TostState s, const TostTenso
 const TostEngine tost_cpu_engine = {
     .name = "cpu",
     .default_dtype = TOST_FP32,
-    .has_seq_ranks = true,
     .supports = cpu_supports,
     .describe = cpu_describe,
     .memory = cpu_memory,

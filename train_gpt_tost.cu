@@ -18,17 +18,15 @@
 
 #include <type_traits>
 
-#include "tost/cuda_exchange.cuh"
-#include "tost/cuda_fp8.cuh"
-#include "tost/cuda_matmul.cuh"
-#include "tost/cuda_reduce.cuh"
-#include "tost/cuda_runtime.cuh"
-#include "tost/cuda_scan.cuh"
-#include "tost/engine_memory.h"
+#include "tost/cuda/exchange.cuh"
+#include "tost/cuda/matmul.cuh"
+#include "tost/cuda/reduce.cuh"
+#include "tost/cuda/runtime.cuh"
+#include "tost/cuda/scan.cuh"
 
 extern "C" {
 #include "tost/chunk_passes.h"
-#include "tost/commands.h"
+#include "tost/commands/commands.h"
 #include "tost/flops.h"
 }
 
@@ -92,7 +90,6 @@ static StepInput step_input(int32_t* base, size_t rows, size_t chunks = 0) {
 template <int VEC>
 __global__ void embedding_forward_kernel(float* x, const int32_t* tokens, const float* wte, const float* wpe,
                                          const StepHeader* step, int T, int C) {
-    dependency_wait();
     const size_t row = blockIdx.x;
     const float* token_c = wte + (size_t)tokens[row] * C;
     const float* position_c = wpe + ((size_t)step->first + row % T) * C;
@@ -154,7 +151,6 @@ static void embed_order(StepHeader* header, StepInput s, int32_t* counts, int ro
 template <int VEC>
 __global__ void embedding_segment_kernel(float* dwte, float* partial, const float* dx, EmbedOrder e,
                                          const StepHeader* step, int C) {
-    dependency_wait();
     for (int segment = blockIdx.x; segment < step->n_segments; segment += gridDim.x) {
         const int begin = e.start[segment], end = e.start[segment + 1], dest = e.dest[segment];
         for (int c = threadIdx.x * VEC; c < C; c += blockDim.x * VEC) {
@@ -175,7 +171,6 @@ __global__ void embedding_segment_kernel(float* dwte, float* partial, const floa
 
 // dwte += the partial sums of each big token, in order.
 __global__ void embedding_big_kernel(float* dwte, const float* partial, EmbedOrder e, const StepHeader* step, int C) {
-    dependency_wait();
     for (int big = blockIdx.x; big < step->n_big; big += gridDim.x) {   // mutant: big_tokens_once
         for (int c = threadIdx.x; c < C; c += blockDim.x) {
             float sum = 0.0f;
@@ -191,7 +186,6 @@ __global__ void embedding_big_kernel(float* dwte, const float* partial, EmbedOrd
 template <int VEC>
 __global__ void embedding_place_kernel(float* dwpe, const float* dx, const StepHeader* step, int B, int T, int C,
                                        bool add) {
-    dependency_wait();
     const int t = (int)blockIdx.x - (add ? 0 : step->first), rows = t >= 0 && t < T ? B : 0;
     float* dwpe_t = dwpe + (size_t)(step->first + t) * C;   // mutant: place_ignored
     for (int c = threadIdx.x * VEC; c < C; c += blockDim.x * VEC) {
@@ -229,19 +223,17 @@ constexpr int NORM_THREADS = 512;      // maximum per block; up to NORM_THREADS 
 constexpr int NORM_WARPS = 8;          // rows per block if a warp computes a row
 constexpr int NORM_ROWS = 2;           // rows per block at once in backward if PACKS = 1
 
-// branch NULL: x_out = x and is not written. copy: of y. Minimum traffic per row: 4C (x) + 2C (branch) + 4C (x_out) +
+// branch NULL: x_out = x and is not written. Minimum traffic per row: 4C (x) + 2C (branch) + 4C (x_out) +
 // 2C (y) = 12C.
-template <typename S, int VEC, int PACKS, bool WARP_ROW, typename Copy>
+template <typename S, int VEC, int PACKS, bool WARP_ROW>
 __global__ void __launch_bounds__(WARP_ROW ? NORM_WARPS * WARP : NORM_THREADS, WARP_ROW ? 0 : 2)
-    residual_layernorm_forward_kernel(float* RESTRICT x_out, S* RESTRICT y, float* mean, float* rstd,
-                                      const float* RESTRICT x, const S* RESTRICT branch,
-                                      const float* RESTRICT gamma, const float* RESTRICT w,
-                                      const float* RESTRICT b, size_t rows, int C, Copy copy) {
-    dependency_wait();
+    residual_layernorm_forward_kernel(float* x_out, S* y, float* mean, float* rstd,
+                                      const float* x, const S* branch,
+                                      const float* gamma, const float* w,
+                                      const float* b, size_t rows, int C) {
     __shared__ float shared[WARP_ROW ? 1 : WARP];
     const size_t row = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
     if (row >= rows) return;
-    CopyWriter<Copy> writer(copy);
     const int stride = VEC * (WARP_ROW ? WARP : (int)blockDim.x), c0 = threadIdx.x * VEC;
     float v[PACKS][VEC] = {}, add[PACKS][VEC], sum[1] = {}, squares[1] = {};
     UNROLL for (int p = 0; p < PACKS; p++) {   // all loads are issued before the first use
@@ -281,31 +273,28 @@ __global__ void __launch_bounds__(WARP_ROW ? NORM_WARPS * WARP : NORM_THREADS, W
         if (b) load_pack<VEC>(b_c, b + c);
         UNROLL for (int i = 0; i < VEC; i++) v[p][i] = v[p][i] * scale * w_c[i] + b_c[i];
         store_pack<VEC>(y + row * C + c, v[p]);
-        writer.template store<VEC>(row * C + c, v[p]);
     }
-    writer.end();
     if (threadIdx.x == 0) mean[row] = mean_row;
     if (threadIdx.x == 0) rstd[row] = scale;
 }
 
 static int norm_threads(int C, int vec, int packs) { return div_up(div_up(C, vec * packs), WARP) * WARP; }
 
-// x_out, y, x, branch (rows,C); mean, rstd (rows); gamma, w, b (C); b may be NULL. copy: of y, if C % 4 = 0
-template <typename S, typename Copy>
+// x_out, y, x, branch (rows,C); mean, rstd (rows); gamma, w, b (C); b may be NULL
+template <typename S>
 static void residual_layernorm_forward(cudaStream_t stream, float* x_out, S* y, float* mean, float* rstd,
                                        const float* x, const S* branch, const float* gamma, const float* w,
-                                       const float* b, size_t rows, int C, Copy copy) {
-    constexpr int ANY_VEC = Copy::ACTIVE ? 4 : 1, ANY_PACKS = Copy::ACTIVE ? 3 : 8;
+                                       const float* b, size_t rows, int C) {
     const bool vec = C % 4 == 0, warp_row = vec && C <= 4 * WARP * 16;
     const auto residual_layernorm_forward_variant =
-        vec && C <= 4 * WARP * 8 ? residual_layernorm_forward_kernel<S, 4, 8, true, Copy>
-        : warp_row               ? residual_layernorm_forward_kernel<S, 4, 16, true, Copy>
-        : vec                    ? residual_layernorm_forward_kernel<S, 4, 3, false, Copy>
-                                 : residual_layernorm_forward_kernel<S, ANY_VEC, ANY_PACKS, false, Copy>;
+        vec && C <= 4 * WARP * 8 ? residual_layernorm_forward_kernel<S, 4, 8, true>
+        : warp_row               ? residual_layernorm_forward_kernel<S, 4, 16, true>
+        : vec                    ? residual_layernorm_forward_kernel<S, 4, 3, false>
+                                 : residual_layernorm_forward_kernel<S, 1, 8, false>;
     const int blocks = warp_row ? div_up(rows, NORM_WARPS) : (int)rows;
     const dim3 threads = warp_row ? dim3(WARP, NORM_WARPS) : dim3(vec ? norm_threads(C, 4, 3) : norm_threads(C, 1, 8));
     LAUNCH(residual_layernorm_forward_variant, blocks, threads, 0, stream, x_out, y, mean, rstd, x, branch, gamma, w, b,
-           rows, C, copy);
+           rows, C);
 }
 
 // Backward of LayerNorm and of the residual before it (branch is NULL if there is none):
@@ -334,10 +323,10 @@ __device__ inline void load_residual(float (&d)[VEC], float (&branch)[VEC], cons
 }
 
 // Stores d, a pack of dx, and dbranch = gamma d; adds to the sums over rows.
-template <typename S, int VEC, typename Copy>
+template <typename S, int VEC>
 __device__ inline void store_residual(float (&dgamma)[VEC], float (&dx)[VEC], float (&d)[VEC],
                                       const float (&branch)[VEC], const float (&gamma)[VEC], const NormBackward<S>& a,
-                                      size_t at, CopyWriter<Copy>& writer) {
+                                      size_t at) {
     store_pack<VEC>(a.dx + at, d);
     if (!a.branch) return;
     UNROLL for (int i = 0; i < VEC; i++) {
@@ -346,13 +335,12 @@ __device__ inline void store_residual(float (&dgamma)[VEC], float (&dx)[VEC], fl
         d[i] *= gamma[i];
     }
     store_pack<VEC>(a.dbranch + at, d);
-    writer.template store<VEC>(at, d);
 }
 
 // ROWS rows from row0 on; FULL: none is past the end. If registers allow, all loads are issued before the first use.
-template <bool FULL, typename S, int VEC, int PACKS, int ROWS, typename Copy>
-__device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, CopyWriter<Copy>& writer,
-                                               const NormBackward<S>& a, size_t row0, float* shared) {
+template <bool FULL, typename S, int VEC, int PACKS, int ROWS>
+__device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, const NormBackward<S>& a, size_t row0,
+                                               float* shared) {
     constexpr bool AT_ONCE = PACKS == 1;
     const int C = a.C, c0 = threadIdx.x * VEC, stride = blockDim.x * VEC;
     const int valid = FULL ? ROWS : (int)min((size_t)ROWS, a.rows - row0);
@@ -397,25 +385,22 @@ __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, Copy
             if (!AT_ONCE) load_residual(d[r][p], branch[r][p], a, at + r * C);
             const float mean_g = sums[2 * r] * inverse_C, mean_gn = sums[2 * r + 1] * inverse_C;
             UNROLL for (int i = 0; i < VEC; i++) d[r][p][i] += scale[r] * (g[r][p][i] - mean_g - n[r][p][i] * mean_gn);
-            store_residual(total.dgamma[p], total.dx[p], d[r][p], branch[r][p], gamma_c, a, at + r * C, writer);
+            store_residual(total.dgamma[p], total.dx[p], d[r][p], branch[r][p], gamma_c, a, at + r * C);
         }
     }
 }
 
-template <typename S, int VEC, int PACKS, int ROWS, int THREADS, typename Copy>
+template <typename S, int VEC, int PACKS, int ROWS, int THREADS>
 __global__ void __launch_bounds__(THREADS, THREADS <= 256 ? 3 : 1)
-    layernorm_residual_backward_kernel(NormBackward<S> a, Copy copy) {
-    dependency_wait();
+    layernorm_residual_backward_kernel(NormBackward<S> a) {
     __shared__ float shared[WARP * 2 * ROWS];
-    CopyWriter<Copy> writer(copy);
     NormSums<VEC, PACKS> total = {};
     for (size_t row0 = (size_t)blockIdx.x * ROWS; row0 < a.rows; row0 += (size_t)gridDim.x * ROWS) {
         if (ROWS == 1 || row0 + ROWS <= a.rows)
-            layernorm_backward_rows<true, S, VEC, PACKS, ROWS>(total, writer, a, row0, shared);
+            layernorm_backward_rows<true, S, VEC, PACKS, ROWS>(total, a, row0, shared);
         else
-            layernorm_backward_rows<false, S, VEC, PACKS, ROWS>(total, writer, a, row0, shared);
+            layernorm_backward_rows<false, S, VEC, PACKS, ROWS>(total, a, row0, shared);
     }
-    writer.end();
     const size_t array = (size_t)gridDim.x * a.C;
     UNROLL for (int p = 0; p < PACKS; p++) {
         const int c = (threadIdx.x + p * blockDim.x) * VEC;
@@ -431,74 +416,46 @@ __global__ void __launch_bounds__(THREADS, THREADS <= 256 ? 3 : 1)
 }
 
 // Sets dx (accumulate: adds to it) and dbranch. Puts dw, db, dgamma and dbias on the list `sums`, of whose space it
-// takes (4,COLUMN_BLOCKS,C). db and dbias may be NULL; branch, dbranch and dgamma may be NULL together. copy: of
-// dbranch, if C % 4 = 0
-template <typename S, typename Copy>
+// takes (4,COLUMN_BLOCKS,C). db and dbias may be NULL; branch, dbranch and dgamma may be NULL together
+template <typename S>
 static void layernorm_residual_backward(cudaStream_t stream, float* dx, S* dbranch, float* dw, float* db,
                                         float* dgamma, float* dbias, ColumnSums* sums, const S* dy, const float* x,
                                         const float* mean, const float* rstd, const float* w, const S* branch,
-                                        const float* gamma, bool accumulate, size_t rows, int C, Copy copy) {
-    constexpr int ANY_VEC = Copy::ACTIVE ? 4 : 1, ANY_PACKS = Copy::ACTIVE ? 3 : 8;
+                                        const float* gamma, bool accumulate, size_t rows, int C) {
     const bool narrow = C % 4 == 0 && C <= 4 * 256;
     const int resident = norm_threads(C, 4, 1) <= 192 ? COLUMN_BLOCKS : COLUMN_BLOCKS / 4 * 3;   // limited by registers
     const int blocks = min(div_up(rows, narrow ? NORM_ROWS : 1), resident);
     float *const partial = column_partials(sums, 4, blocks, C), *const outs[] = {dw, db, dgamma, dbias};
     const NormBackward<S> a = {dx, dbranch, partial, dy, x, mean, rstd, w, branch, gamma, accumulate, rows, C};
     const auto layernorm_residual_backward_variant =
-        narrow       ? layernorm_residual_backward_kernel<S, 4, 1, NORM_ROWS, 256, Copy>
-        : C % 4 == 0 ? layernorm_residual_backward_kernel<S, 4, 3, 1, NORM_THREADS, Copy>
-                     : layernorm_residual_backward_kernel<S, ANY_VEC, ANY_PACKS, 1, NORM_THREADS, Copy>;
+        narrow       ? layernorm_residual_backward_kernel<S, 4, 1, NORM_ROWS, 256>
+        : C % 4 == 0 ? layernorm_residual_backward_kernel<S, 4, 3, 1, NORM_THREADS>
+                     : layernorm_residual_backward_kernel<S, 1, 8, 1, NORM_THREADS>;
     const int threads = C % 4 == 0 ? norm_threads(C, 4, narrow ? 1 : 3) : norm_threads(C, 1, 8);
-    LAUNCH(layernorm_residual_backward_variant, blocks, threads, 0, stream, a, copy);
+    LAUNCH(layernorm_residual_backward_variant, blocks, threads, 0, stream, a);
     for (int i = 0; i < 4; i++) column_sum(sums, outs[i], partial + (size_t)i * blocks * C, blocks, C);
 }
 
 // ---------------------------------------------------------------------------------------------
 // Linear:  y = x · wᵀ + b
 
-// The operands of a product in fp8: x and w in forward; dy and wᵀ in backward. If a is NULL, the product is in S.
-template <typename Q> struct Fp8Operands {
-    const Q* a;
-    const fp8_e4m3* b;
-    const float *a_inverse, *b_inverse;
-};
-
 // y (rows,OUT); x (rows,IN); w (OUT,IN); b (OUT) or NULL
 template <typename S>
-static void linear_forward(Matmul* mm, S* y, const S* x, const S* w, const S* b, size_t rows, int IN, int OUT,
-                           Fp8Operands<fp8_e4m3> q = {}) {
-    if constexpr (std::is_same<S, bf16>::value) {
-        if (q.a)
-            return matmul(mm, Product<fp8_e4m3, S>{y, q.a, q.b, false, true, (int)rows, OUT, IN, OUT, IN, IN, 0.0f, b,
-                                                   q.a_inverse, q.b_inverse});
-    }
+static void linear_forward(Matmul* mm, S* y, const S* x, const S* w, const S* b, size_t rows, int IN, int OUT) {
     matmul(mm, Product<S, S>{y, x, w, false, true, (int)rows, OUT, IN, OUT, IN, IN, 0.0f, b});
 }
 
-// dx = dy · w, the first of the two products of linear_backward
-template <typename S>
-static void linear_input_backward(Matmul* mm, S* dx, const S* dy, const S* w, size_t rows, int IN, int OUT,
-                                  Fp8Operands<fp8_e5m2> q) {
-    if constexpr (std::is_same<S, bf16>::value) {
-        if (q.a)
-            return matmul(mm, Product<fp8_e5m2, S, fp8_e4m3>{dx, q.a, q.b, false, true, (int)rows, IN, OUT, IN, OUT,
-                                                             OUT, 0.0f, NULL, q.a_inverse, q.b_inverse});
-    }
-    matmul(mm, Product<S, S>{dx, dy, w, false, false, (int)rows, IN, OUT, IN, OUT, IN, 0.0f, NULL});
-}
-
-// dx = dy · w,   dw = dyᵀ · x. add: dw += instead
+// dx =; dw =, or with add +=.   dx = dy · w,   dw = dyᵀ · x
 template <typename S>
 static void linear_backward(Matmul* mm, S* dx, float* dw, const S* dy, const S* x, const S* w, size_t rows, int IN,
-                            int OUT, bool add, Fp8Operands<fp8_e5m2> q = {}) {
-    linear_input_backward(mm, dx, dy, w, rows, IN, OUT, q);
+                            int OUT, bool add) {
+    matmul(mm, Product<S, S>{dx, dy, w, false, false, (int)rows, IN, OUT, IN, OUT, IN, 0.0f, NULL});
     matmul(mm, Product<S, float>{dw, dy, x, true, false, OUT, IN, (int)rows, IN, OUT, IN,
                                  add ? 1.0f : 0.0f, NULL});   // mutant: no_accumulation, weights_not_overwritten
 }
 
 // partial (blocks,N): Σ of dy over every gridDim.x-th row. Minimum traffic per row: 2N.
 template <typename S, int VEC> __global__ void bias_backward_kernel(float* partial, const S* dy, size_t rows, int N) {
-    dependency_wait();
     for (int c = (blockIdx.y * blockDim.x + threadIdx.x) * VEC; c < N; c += gridDim.y * blockDim.x * VEC) {
         float sum[VEC] = {}, part[VEC];
         UNROLL_BY(4) for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -1040,11 +997,10 @@ __device__ inline void tssa_statistics_forward(S* y, const float* carry, TssaGro
 // and pi, 8 NH. sync: ticket, flags of the scan of S, flags of that of N and D; zero before the launch.
 template <typename S, bool HELD, bool UNIFORM, bool DOCUMENTS>
 __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
-    tssa_forward_kernel(S* RESTRICT y, float* u, float* pi, float* saved, TssaStates states, float* totals,
-                        int* sync, const S* RESTRICT w, const float* RESTRICT temp,
-                        const float* RESTRICT denom_bias, const StepHeader* RESTRICT step, int block_size,
-                        const TssaDocuments* RESTRICT documents, TssaSize z) {
-    dependency_wait();
+    tssa_forward_kernel(S* y, float* u, float* pi, float* saved, TssaStates states, float* totals,
+                        int* sync, const S* w, const float* temp,
+                        const float* denom_bias, const StepHeader* step, int block_size,
+                        const TssaDocuments* documents, TssaSize z) {
     // (32,stride): logits; (heads,32): Π; then TssaGroups or, if HELD, (heads,32): mass, and a TssaHeld per warp
     DYNAMIC_SHARED(float, x);
     __shared__ TssaChunk chunk;
@@ -1573,12 +1529,11 @@ __device__ inline void tssa_backward_final(S* dw, TssaSteps steps, TssaStarts st
 // that only one block fits on a multiprocessor.
 template <typename S, int P, bool UNIFORM, bool DOCUMENTS, int HEADS>
 __global__ void __launch_bounds__(TSSA_WARPS* WARP, sizeof(S) > 2 ? 1 : TSSA_BLOCKS)
-    tssa_backward_kernel(S* RESTRICT dw, float* da, float* dtemp, float* back, TssaStates states, float* totals,
-                         int* sync, const S* RESTRICT dy, const S* RESTRICT w, const float* RESTRICT u,
-                         const float* RESTRICT pi, const float* RESTRICT saved,
-                         const float* RESTRICT temp, const TssaDocuments* RESTRICT documents, bool keep_starts,
+    tssa_backward_kernel(S* dw, float* da, float* dtemp, float* back, TssaStates states, float* totals,
+                         int* sync, const S* dy, const S* w, const float* u,
+                         const float* pi, const float* saved,
+                         const float* temp, const TssaDocuments* documents, bool keep_starts,
                          TssaSize z) {
-    dependency_wait();
     DYNAMIC_SHARED(float, shared);   // tssa_steps_size, tssa_starts_size
     static_assert((tssa_steps_size(HEADS) + tssa_starts_size(HEADS * TSSA_PRESET_HS)) * sizeof(float) <=
                   MAX_ALLOWED_SHARED, "starts are kept");
@@ -1702,7 +1657,6 @@ __device__ inline void denom_bias_backward_block(const TssaSums& s, int h, int b
 
 // The first blocks compute column sums, the next ones dtemp, the last ones ddenom_bias.
 __global__ void __launch_bounds__(SUM_THREADS) layer_sums_kernel(ColumnSums columns, TssaSums tssa, bool add) {
-    dependency_wait();
     __shared__ float shared[SUM_THREADS];
     int block = blockIdx.x;
     for (int i = 0; i < columns.n; i++) {
@@ -1732,38 +1686,29 @@ static void layer_sums(cudaStream_t stream, const ColumnSums& columns, const Tss
 constexpr int GELU_PACK = 8, GELU_THREADS = 128;
 
 // Minimum traffic per element: 2 (x) + 2 (y).
-template <typename S, typename Copy> __global__ void gelu_forward_kernel(S* y, const S* x, size_t n, Copy copy) {
-    dependency_wait();
-    CopyWriter<Copy> writer(copy);
+template <typename S> __global__ void gelu_forward_kernel(S* y, const S* x, size_t n) {
     const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * GELU_PACK;
     if (i + GELU_PACK <= n) {
         float v[GELU_PACK];
         load_pack<GELU_PACK>(v, x + i);
         UNROLL for (int j = 0; j < GELU_PACK; j++) v[j] *= normal_cdf(v[j], normal_bell(v[j]));
         store_pack<GELU_PACK>(y + i, v);
-        writer.template store<GELU_PACK>(i, v);
     } else {
         for (size_t j = i; j < n; j++) {
             const float v = to_float(x[j]);
             y[j] = from_float<S>(v * normal_cdf(v, normal_bell(v)));
         }
     }
-    writer.end();
 }
 
-// copy: of y, if n % GELU_PACK = 0
-template <typename S, typename Copy>
-static void gelu_forward(cudaStream_t stream, S* y, const S* x, size_t n, Copy copy) {
-    LAUNCH((gelu_forward_kernel<S, Copy>), div_up(n, 256 * GELU_PACK), 256, 0, stream, y, x, n, copy);
+template <typename S> static void gelu_forward(cudaStream_t stream, S* y, const S* x, size_t n) {
+    LAUNCH((gelu_forward_kernel<S>), div_up(n, 256 * GELU_PACK), 256, 0, stream, y, x, n);
 }
 
 // dx = dy (Φ(x) + x φ(x)), φ(x) = e^(-x²/2)/√(2π), in place: dx holds dy on entry. dx, x (rows,N); partial (blocks,N):
 // Σ of dx over every gridDim.x-th row. Minimum traffic per element: 4 (dx) + 2 (x).
-template <typename S, int VEC, typename Copy> __global__ void __launch_bounds__(GELU_THREADS)
-    gelu_backward_kernel(S* RESTRICT dx, float* RESTRICT partial, const S* RESTRICT x, size_t rows, int N,
-                         Copy copy) {
-    dependency_wait();
-    CopyWriter<Copy> writer(copy);
+template <typename S, int VEC> __global__ void __launch_bounds__(GELU_THREADS)
+    gelu_backward_kernel(S* dx, float* partial, const S* x, size_t rows, int N) {
     const int c = (blockIdx.y * GELU_THREADS + threadIdx.x) * VEC;
     if (c >= N) rows = 0;
     float sum[VEC] = {};
@@ -1777,23 +1722,19 @@ template <typename S, int VEC, typename Copy> __global__ void __launch_bounds__(
             sum[i] += d[i];
         }
         store_pack<VEC>(dx + row * N + c, d);
-        writer.template store<VEC>(row * N + c, d);
     }
-    writer.end();
     if (c < N) store_pack<VEC>(partial + (size_t)blockIdx.x * N + c, sum);
 }
 
 // Sets dx (in place of dy). Puts db = Σ_rows dx, unless NULL, on the list `sums`, of whose space it takes
-// (COLUMN_BLOCKS,N). x (rows,N), N % 4 = 0. copy: of dx, if N % GELU_PACK = 0
-template <typename S, typename Copy>
-static void gelu_backward(cudaStream_t stream, S* dx, float* db, ColumnSums* sums, const S* x, size_t rows, int N,
-                          Copy copy) {
+// (COLUMN_BLOCKS,N). x (rows,N), N % 4 = 0
+template <typename S>
+static void gelu_backward(cudaStream_t stream, S* dx, float* db, ColumnSums* sums, const S* x, size_t rows, int N) {
     const int vec = N % GELU_PACK == 0 ? GELU_PACK : 4, blocks = (int)min(rows, (size_t)COLUMN_BLOCKS);
-    const auto gelu_backward_variant = !Copy::ACTIVE && vec == 4 ? gelu_backward_kernel<S, Copy::ACTIVE ? 8 : 4, Copy>
-                                                                 : gelu_backward_kernel<S, GELU_PACK, Copy>;
+    const auto gelu_backward_variant = vec == 4 ? gelu_backward_kernel<S, 4> : gelu_backward_kernel<S, GELU_PACK>;
     float* const partial = column_partials(sums, 1, blocks, N);
     LAUNCH(gelu_backward_variant, dim3(blocks, div_up(N, GELU_THREADS * vec)), GELU_THREADS, 0, stream, dx, partial, x,
-           rows, N, copy);
+           rows, N);
     column_sum(sums, db, partial, blocks, N);
 }
 
@@ -1871,7 +1812,6 @@ __device__ inline void softmax_gradient(S* l, int v, int V, int target, float sh
 template <typename S> __global__ void __launch_bounds__(CLASSIFIER_THREADS, CLASSIFIER_BLOCKS)
     cross_entropy_kernel(float* loss, S* logits, const int32_t* targets, const StepHeader* step, bool gradient, int V,
                          int ld) {
-    dependency_wait();
     __shared__ SoftmaxStatistics shared[CLASSIFIER_THREADS / WARP];
     S* l = logits + (size_t)blockIdx.x * ld;
     const int target = targets[blockIdx.x];
@@ -1907,7 +1847,6 @@ template <typename S> __global__ void __launch_bounds__(CLASSIFIER_THREADS, CLAS
 constexpr int LOSS_THREADS = 1024;
 
 __global__ void __launch_bounds__(LOSS_THREADS) loss_sum_kernel(double* total, const float* loss, size_t rows) {
-    dependency_wait();
     __shared__ double shared[LOSS_THREADS];
     double sum = 0.0;
     for (size_t row = threadIdx.x; row < rows; row += LOSS_THREADS) sum += loss[row];
@@ -1991,20 +1930,7 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(back,         float,   train * B * chunks * tssa_sums_size(C, NH)) \
     X(columns,      float,   train * COLUMN_BLOCKS * 17 * C) /* partial sums of a layer and ln_f, for ColumnSums */ \
     X(embed,        float,   train * (rows / (EMBED_SEGMENT / 2) + 1) * C) \
-    X(workspace,    char,    MATMUL_WORKSPACE) \
-    X(fp8,          uint8_t, fp8 * rows * 4 * C)           /* copy of the next product's operand */ \
-    X(fp8_weights,  fp8_e4m3, fp8 * m->tensors.flat_size)  /* matrices of the layers, and their transposes: */ \
-    X(fp8_weights_t, fp8_e4m3, fp8 * m->tensors.flat_size) \
-    X(fp8_scales,   Fp8Scale, fp8 * L * (FP8_SITES + Fp8Weights::COUNT))   /* of tensors, then of weights */ \
-    X(fp8_slots,    int,     fp8 * L * FP8_SITES * FP8_SLOTS * FP8_SLOT) \
-    X(fp8_most,     float,   fp8 * m->exchange.ranks * L * FP8_SITES) \
-    X(fp8_history,  float,   fp8 * FP8_HISTORY * L * FP8_SITES) \
-    X(fp8_weights_most, int, fp8 * L * Fp8Weights::COUNT)
-
-// The tensors of a layer that are copied to fp8, with --dtype fp8: the inputs of its Linears, then the gradients of
-// their outputs. Site s and site s + 4 belong to weight s of FP8_WEIGHTS.
-enum { FP8_LN_1, FP8_Y, FP8_LN_2, FP8_GELU, FP8_DW, FP8_DATTN_OUT, FP8_DFC, FP8_DMLP_OUT, FP8_SITES };
-constexpr TostRow FP8_WEIGHTS[] = {TOST_ROW_attn_w, TOST_ROW_attn_proj_w, TOST_ROW_fc_w, TOST_ROW_fc_proj_w};
+    X(workspace,    char,    MATMUL_WORKSPACE)
 
 constexpr int DECAY_GROUP = 32;      // elements per byte of decays: tensors start at multiples of it
 
@@ -2014,8 +1940,7 @@ template <typename S> struct Buffers { SHARED_BUFFERS(X) };
 #undef X
 
 // The pass after zero_grad overwrites the gradients (FIRST), so that they need not be cleared; later ones add to them.
-enum { PASS_TRAIN_FIRST, PASS_TRAIN, PASS_TRAIN_SUMS, PASS_EVAL, PASS_SUMS, PASS_BACKWARD_FIRST, PASS_BACKWARD,
-       PASS_DECODE, PASSES };
+enum { PASS_TRAIN_FIRST, PASS_TRAIN, PASS_EVAL, PASS_SUMS, PASS_BACKWARD_FIRST, PASS_BACKWARD, PASS_DECODE, PASSES };
 
 // The arguments of a pass over whole sequences. targets: NULL if it needs none
 struct Sequences { const int32_t *inputs, *targets; int B, T; float grad_scale; };
@@ -2035,11 +1960,6 @@ struct TostModel {
     double*           host_scalars;        // pinned copy of Buffers.scalars
     bool              scalars_read;        // host_scalars is up to date
     bool              grads_stale;         // to be overwritten by the next pass
-    struct {                               // --dtype fp8
-        bool scaled;                       // scales are known: not in the first step, whose products are in bf16
-        bool recording, products;          // this pass records largest values; its products are in fp8
-        bool weights_stale;                // the copies of the weights are not those of the parameters
-    } fp8;
     int32_t*          token_counts;        // (V)
     int               B, T;                // of the last forward over a chunk
     Sequences         sequences;           // of the last forward_train
@@ -2089,7 +2009,7 @@ static void put_range(TostModel* m, float* dst, const float* src, size_t n) {
 
 // Length of StepInput.documents for a pass; 0 if the model does not mask across documents.
 static size_t documents_size(const TostModel* m, size_t B, size_t T) {
-    return m->config.document_token < 0 ? 0 : B * div_up(T, TSSA_CHUNK);
+    return 0 * (m->config.n_layer + B * div_up(T, TSSA_CHUNK));
 }
 
 static bool has_chunks(const TostModel* m) { return m->options.chunk < m->options.max_seq; }
@@ -2098,8 +2018,7 @@ static bool has_chunks(const TostModel* m) { return m->options.chunk < m->option
 template <typename S> static size_t layout_buffers(TypedModel<S>* m, char* base) {
     const TostConfig* c = &m->config;
     const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = m->options.max_batch,
-                 T = m->options.chunk, rows = B * T, chunks = div_up(T, TSSA_CHUNK), train = m->options.training,
-                 fp8 = m->options.dtype == TOST_FP8;
+                 T = m->options.chunk, rows = B * T, chunks = div_up(T, TSSA_CHUNK), train = m->options.training;
     const size_t more_chunks = chunks_of(&m->options, m->options.max_seq) - 1,
                  states = has_chunks(m) * L * B * tssa_state_size(C, NH);
     const size_t flat_bytes = m->tensors.flat_size * sizeof(float),
@@ -2155,106 +2074,6 @@ template <typename S> static void model_free(TypedModel<S>* m) {
     free(m->layer);
     free(m->token_counts);
     delete m;
-}
-
-// ---------------------------------------------------------------------------------------------
-// fp8: operands of the matrix products of layers in training. The gradients of weights, the classifier, and all
-// products in the first step and in other passes are in bf16. The scales change only between steps, so all passes over
-// a chunk in one step compute the same bits and record the same largest values.
-
-// Calls f with the copy that the kernel of a site's tensor must write; with NoCopy if the pass records nothing.
-template <typename Q, typename S, typename F> static void with_copy(TypedModel<S>* m, int l, int site, F f) {
-    if constexpr (std::is_same<S, bf16>::value) {
-        const size_t tensor = (size_t)l * FP8_SITES + site;
-        if (m->fp8.recording)
-            return f(Fp8Copy<Q>{m->fp8.products ? (Q*)m->buf.fp8 : NULL, m->buf.fp8_scales + tensor,
-                                m->buf.fp8_slots + tensor * FP8_SLOTS * FP8_SLOT});
-    }
-    f(NoCopy());
-}
-
-// Writes the copy of a tensor whose own kernel does not.
-template <typename Q, typename S> static void copy_tensor(TypedModel<S>* m, int l, int site, const S* x, size_t n) {
-    if constexpr (std::is_same<S, bf16>::value)
-        with_copy<Q>(m, l, site, [&](auto copy) {
-            if constexpr (decltype(copy)::ACTIVE) fp8_cast(m->stream, copy, x, n);
-        });
-}
-
-// The operands of the next product: the copy that was written last, which must be of this site, and the site's weight.
-template <typename Q, typename S> static Fp8Operands<Q> fp8_operands(const TypedModel<S>* m, int l, int site) {
-    if (!m->fp8.products) return {};
-    const int L = m->config.n_layer, weight = site % Fp8Weights::COUNT;
-    const fp8_e4m3* weights = site == weight ? m->buf.fp8_weights : m->buf.fp8_weights_t;
-    const Fp8Scale* of_weights = m->buf.fp8_scales + (size_t)L * FP8_SITES;
-    return {(const Q*)m->buf.fp8, weights + tost_row_offset(&m->tensors, FP8_WEIGHTS[weight], l),
-            &m->buf.fp8_scales[(size_t)l * FP8_SITES + site].inverse,
-            &of_weights[(size_t)l * Fp8Weights::COUNT + weight].inverse};
-}
-
-// Begins a pass of `rows` rows. In training, updates the copies of the weights if necessary.
-template <typename S> static void fp8_begin(TypedModel<S>* m, bool training, size_t rows) {
-    m->fp8.recording = training && m->options.dtype == TOST_FP8;   // mutant: fp8_of_one_chunk
-    m->fp8.products = m->fp8.recording && m->fp8.scaled && rows % 16 == 0;
-    if constexpr (std::is_same<S, bf16>::value) {
-        if (!m->fp8.products || !m->fp8.weights_stale) return;
-        const int L = m->config.n_layer, C = m->config.n_embd;
-        Fp8Weights w = {{}, 0, {C, C, 4 * C, C}, {C, C, C, 4 * C}};
-        for (int i = 0; i < Fp8Weights::COUNT; i++) w.offset[i] = tost_row_offset(&m->tensors, FP8_WEIGHTS[i], 0);
-        if (L > 1) w.stride = tost_row_offset(&m->tensors, FP8_WEIGHTS[0], 1) - w.offset[0];
-        fp8_weights(m->stream, m->buf.fp8_weights, m->buf.fp8_weights_t,
-                    m->buf.fp8_scales + (size_t)L * FP8_SITES, m->buf.fp8_weights_most, m->weights, w, L);
-        m->fp8.weights_stale = false;
-    }
-}
-
-template <typename S> static int fp8_tensors(const TypedModel<S>* m) {
-    return m->options.dtype == TOST_FP8 ? m->config.n_layer * FP8_SITES : 0;
-}
-
-// To be called when the scales are known. Frees the graphs of earlier passes, whose products are in bf16.
-static void fp8_scaled(TostModel* m) {
-    if (m->fp8.scaled) return;
-    for (int pass : {PASS_TRAIN_FIRST, PASS_TRAIN, PASS_TRAIN_SUMS,   // mutant: sums_of_the_first_step
-                     PASS_BACKWARD_FIRST, PASS_BACKWARD}) {
-        for (PassGraph& graph : m->graph[pass]) {
-            graph_free(&graph);
-            graph = {};
-        }
-    }
-    m->fp8.scaled = true;
-}
-
-// Ends a step: its largest values, over all ranks, determine the scales of the next one.
-template <typename S> static void fp8_end_step(TypedModel<S>* m) {
-    const int tensors = fp8_tensors(m);
-    if (tensors == 0) return;
-    const Exchange* x = &m->exchange;
-    LAUNCH(fp8_recorded_kernel, tensors, WARP, 0, m->stream, m->buf.fp8_most + (size_t)x->rank * tensors,
-           m->buf.fp8_slots);
-    exchange_share(&m->exchange, m->buf.fp8_most, tensors);
-    LAUNCH(fp8_history_kernel, div_up(tensors, 128), 128, 0, m->stream, m->buf.fp8_scales, m->buf.fp8_history,
-           m->buf.fp8_most, x->ranks, tensors, (int)FP8_SITES);
-    fp8_scaled(m);
-}
-
-template <typename S> static size_t cuda_scales(TypedModel<S>* m) { return (size_t)FP8_HISTORY * fp8_tensors(m); }
-
-template <typename S> static bool cuda_get_scales(float* dst, TypedModel<S>* m) {
-    if (!m->fp8.scaled) return false;
-    exchange_settle(&m->exchange);
-    copy_to_host(dst, m->buf.fp8_history, cuda_scales(m), m->stream);
-    return true;
-}
-
-template <typename S> static void cuda_put_scales(TypedModel<S>* m, const float* src) {
-    const int tensors = fp8_tensors(m);
-    if (tensors == 0) return;
-    put_range(m, m->buf.fp8_history, src, (size_t)FP8_HISTORY * tensors);
-    LAUNCH(fp8_scales_kernel, div_up(tensors, 128), 128, 0, m->stream, m->buf.fp8_scales, m->buf.fp8_history, tensors,
-           (int)FP8_SITES);
-    CUDA_CHECK(cudaStreamSynchronize(m->stream));
-    fp8_scaled(m);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -2318,50 +2137,32 @@ template <typename S> static void layer_branches(TypedModel<S>* m, int l, TssaSt
     const int C = m->config.n_embd, NH = m->config.n_head;
     const size_t rows = (size_t)B * T;
     Matmul* mm = &m->mm;
-    linear_forward(mm, a->w, a->ln_1, w.attn_w, w.attn_b, rows, C, C, fp8_operands<fp8_e4m3>(m, l, FP8_LN_1));
+    linear_forward(mm, a->w, a->ln_1, w.attn_w, w.attn_b, rows, C, C);
     tssa_forward(m->stream, a->y, a->u, a->pi, a->tssa_saved, layer_states(m, states, l, B), m->buf.totals, sync, a->w,
                  p.temp, p.denom_bias, model_input(m, B, T), m->config.membership, m->config.block_size, B, T,
                  C, NH);
-    copy_tensor<fp8_e4m3>(m, l, FP8_Y, a->y, rows * C);
-    linear_forward(mm, a->attn_out, a->y, w.attn_proj_w, w.attn_proj_b, rows, C, C,
-                   fp8_operands<fp8_e4m3>(m, l, FP8_Y));
+    linear_forward(mm, a->attn_out, a->y, w.attn_proj_w, w.attn_proj_b, rows, C, C);
 
-    with_copy<fp8_e4m3>(m, l, FP8_LN_2, [&](auto copy) {
-        residual_layernorm_forward(m->stream, a->x_mid, a->ln_2, a->mean_2, a->rstd_2, layer_input(m, l), a->attn_out,
-                                   p.gamma1, p.ln_2_w, p.ln_2_b, rows, C, copy);
-    });
-    linear_forward(mm, a->fc, a->ln_2, w.fc_w, w.fc_b, rows, C, 4 * C, fp8_operands<fp8_e4m3>(m, l, FP8_LN_2));
-    with_copy<fp8_e4m3>(m, l, FP8_GELU,
-                        [&](auto copy) { gelu_forward(m->stream, a->gelu, a->fc, rows * 4 * C, copy); });
-    linear_forward(mm, a->mlp_out, a->gelu, w.fc_proj_w, w.fc_proj_b, rows, 4 * C, C,
-                   fp8_operands<fp8_e4m3>(m, l, FP8_GELU));
-}
-
-// Calls f with the copy of the ln_1 of layer l; l = L: of ln_f, which has none.
-template <typename S, typename F> static void with_norm_copy(TypedModel<S>* m, int l, F f) {
-    if (l == m->config.n_layer) f(NoCopy());
-    else with_copy<fp8_e4m3>(m, l, FP8_LN_1, f);
+    residual_layernorm_forward(m->stream, a->x_mid, a->ln_2, a->mean_2, a->rstd_2, layer_input(m, l), a->attn_out,
+                               p.gamma1, p.ln_2_w, p.ln_2_b, rows, C);
+    linear_forward(mm, a->fc, a->ln_2, w.fc_w, w.fc_b, rows, C, 4 * C);
+    gelu_forward(m->stream, a->gelu, a->fc, rows * 4 * C);
+    linear_forward(mm, a->mlp_out, a->gelu, w.fc_proj_w, w.fc_proj_b, rows, 4 * C, C);
 }
 
 template <typename S> static void layer_forward(TypedModel<S>* m, int l, TssaStates states, int B, int T) {
     const LayerActivations<S>* a = &m->layer[l];
     const NextNorm<S> next = next_norm(m, l);
     layer_branches(m, l, states, m->buf.tssa_sync + l * tssa_sync_size(B, T), B, T);
-    with_norm_copy(m, l + 1, [&](auto copy) {
-        residual_layernorm_forward(m->stream, a->x_out, next.y, next.mean, next.rstd, a->x_mid, a->mlp_out,
-                                   model_params(m, TOST_PARAM, l).gamma2, next.w, next.b, (size_t)B * T,
-                                   m->config.n_embd, copy);
-    });
+    residual_layernorm_forward(m->stream, a->x_out, next.y, next.mean, next.rstd, a->x_mid, a->mlp_out,
+                               model_params(m, TOST_PARAM, l).gamma2, next.w, next.b, (size_t)B * T, m->config.n_embd);
 }
 
 // The LayerNorm after layer l, of a finished residual stream.
 template <typename S> static void norm_forward(TypedModel<S>* m, int l, int B, int T) {
     const NextNorm<S> next = next_norm(m, l);
-    with_norm_copy(m, l + 1, [&](auto copy) {
-        residual_layernorm_forward(m->stream, (float*)NULL, next.y, next.mean, next.rstd, layer_input(m, l + 1),
-                                   (const S*)NULL, (const float*)NULL, next.w, next.b, (size_t)B * T,
-                                   m->config.n_embd, copy);
-    });
+    residual_layernorm_forward(m->stream, (float*)NULL, next.y, next.mean, next.rstd, layer_input(m, l + 1),
+                               (const S*)NULL, (const float*)NULL, next.w, next.b, (size_t)B * T, m->config.n_embd);
 }
 
 // With recompute: the activations of layer l, from its input. Uses the second half of the scans' flags.
@@ -2380,39 +2181,26 @@ template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* s
     const int C = m->config.n_embd, NH = m->config.n_head;
     const size_t rows = (size_t)B * T;
     Matmul* mm = &m->mm;
-    linear_backward(mm, buf->scratch_bt4c, g.fc_proj_w, buf->dbranch, a->gelu, w.fc_proj_w, rows, 4 * C, C, add,
-                    fp8_operands<fp8_e5m2>(m, l, FP8_DMLP_OUT));
-    with_copy<fp8_e5m2>(m, l, FP8_DFC, [&](auto copy) {
-        gelu_backward(m->stream, buf->scratch_bt4c, g.fc_b, sums, a->fc, rows, 4 * C, copy);
-    });
-    linear_backward(mm, buf->scratch_btc, g.fc_w, buf->scratch_bt4c, a->ln_2, w.fc_w, rows, C, 4 * C, add,
-                    fp8_operands<fp8_e5m2>(m, l, FP8_DFC));
-    with_copy<fp8_e5m2>(m, l, FP8_DATTN_OUT, [&](auto copy) {
-        layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_2_w, g.ln_2_b, g.gamma1, g.attn_proj_b,
-                                    sums, buf->scratch_btc, a->x_mid, a->mean_2, a->rstd_2, p.ln_2_w, a->attn_out,
-                                    p.gamma1, true, rows, C, copy);
-    });
+    linear_backward(mm, buf->scratch_bt4c, g.fc_proj_w, buf->dbranch, a->gelu, w.fc_proj_w, rows, 4 * C, C, add);
+    gelu_backward(m->stream, buf->scratch_bt4c, g.fc_b, sums, a->fc, rows, 4 * C);
+    linear_backward(mm, buf->scratch_btc, g.fc_w, buf->scratch_bt4c, a->ln_2, w.fc_w, rows, C, 4 * C, add);
+    layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_2_w, g.ln_2_b, g.gamma1, g.attn_proj_b, sums,
+                                buf->scratch_btc, a->x_mid, a->mean_2, a->rstd_2, p.ln_2_w, a->attn_out, p.gamma1,
+                                true, rows, C);
 
-    linear_backward(mm, buf->scratch_btc, g.attn_proj_w, buf->dbranch, a->y, w.attn_proj_w, rows, C, C, add,
-                    fp8_operands<fp8_e5m2>(m, l, FP8_DATTN_OUT));
+    linear_backward(mm, buf->scratch_btc, g.attn_proj_w, buf->dbranch, a->y, w.attn_proj_w, rows, C, C, add);
     tssa_backward(m->stream, buf->dbranch, buf->da, buf->dtemp, buf->back, layer_states(m, chunk_adjoints(m), l, B),
                   buf->totals, buf->tssa_sync + l * tssa_sync_size(B, T), buf->scratch_btc, a->w, a->u, a->pi,
                   a->tssa_saved, p.temp, model_input(m, B, T), m->config.membership, B, T, C, NH);
-    copy_tensor<fp8_e5m2>(m, l, FP8_DW, buf->dbranch, rows * C);
-    linear_backward(mm, buf->scratch_btc, g.attn_w, buf->dbranch, a->ln_1, w.attn_w, rows, C, C, add,
-                    fp8_operands<fp8_e5m2>(m, l, FP8_DW));
+    linear_backward(mm, buf->scratch_btc, g.attn_w, buf->dbranch, a->ln_1, w.attn_w, rows, C, C, add);
     bias_backward(m->stream, g.attn_b, sums, buf->dbranch, rows, C);
     if (l > 0 && m->options.recompute) run_layer_from_input(m, l - 1, B, T);
     const TostParams<float> below = model_params(m, TOST_PARAM, l > 0 ? l - 1 : 0),
                             dbelow = model_params(m, TOST_GRAD, l > 0 ? l - 1 : 0);
-    const auto norm_backward = [&](auto copy) {
-        layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_1_w, g.ln_1_b, l > 0 ? dbelow.gamma2 : NULL,
-                                    l > 0 ? dbelow.fc_proj_b : NULL, sums, buf->scratch_btc, layer_input(m, l),
-                                    a->mean_1, a->rstd_1, p.ln_1_w, l > 0 ? m->layer[l - 1].mlp_out : (S*)NULL,
-                                    below.gamma2, true, rows, C, copy);
-    };
-    if (l > 0) with_copy<fp8_e5m2>(m, l - 1, FP8_DMLP_OUT, norm_backward);
-    else norm_backward(NoCopy());
+    layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_1_w, g.ln_1_b, l > 0 ? dbelow.gamma2 : NULL,
+                                l > 0 ? dbelow.fc_proj_b : NULL, sums, buf->scratch_btc, layer_input(m, l), a->mean_1,
+                                a->rstd_1, p.ln_1_w, l > 0 ? m->layer[l - 1].mlp_out : (S*)NULL, below.gamma2, true,
+                                rows, C);
     layer_sums(m->stream, *sums,
                {g.temp, g.denom_bias, buf->da, buf->dtemp, p.temp, model_input(m, B, T).header, m->config.membership,
                 m->config.block_size, B, T, C / NH, NH, B * div_up(T, TSSA_CHUNK)}, add);
@@ -2451,11 +2239,9 @@ template <typename S> static void model_backward(TypedModel<S>* m, TostEnd end, 
     ColumnSums sums = {};
     sums.space = buf->columns;
     clear_sync(m, B, T);
-    with_copy<fp8_e5m2>(m, last, FP8_DMLP_OUT, [&](auto copy) {
-        layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_f_w, g.ln_f_b, g.gamma2, g.fc_proj_b, &sums,
-                                    buf->scratch_btc, m->layer[last].x_out, buf->mean_f, buf->rstd_f, p.ln_f_w,
-                                    m->layer[last].mlp_out, p.gamma2, false, rows, C, copy);
-    });
+    layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_f_w, g.ln_f_b, g.gamma2, g.fc_proj_b, &sums,
+                                buf->scratch_btc, m->layer[last].x_out, buf->mean_f, buf->rstd_f, p.ln_f_w,
+                                m->layer[last].mlp_out, p.gamma2, false, rows, C);
     for (int l = last; l >= 0; l--) {
         layer_backward(m, &sums, l, B, T, add);
         sums.n = 0;
@@ -2504,22 +2290,20 @@ static void find_documents(TssaDocuments* documents, const int32_t* tokens, int 
     }
 }
 
-// Begins the input of a pass over chunk k of the sequences. first: position of their first token. training: the pass is
-// part of a training step. Returns the host copy, to be completed and sent.
-template <typename S>
-static StepInput start_forward(TypedModel<S>* m, const Sequences* q, int k, int first, bool training = false) {
+// Begins the input of a pass over chunk k of the sequences. first: position of their first token. Returns the host
+// copy, to be completed and sent.
+template <typename S> static StepInput start_forward(TypedModel<S>* m, const Sequences* q, int k, int first) {
     const int T = chunk_length(&m->options, k, q->T), position = first + k * m->options.chunk;
     assert(q->B <= m->options.max_batch && T <= m->options.chunk && position + T <= m->config.block_size);
     const StepInput s = step_input((int32_t*)staging_begin(&m->staging), (size_t)q->B * T, documents_size(m, q->B, T));
     m->B = q->B;
     m->T = T;
     m->computed_layer = m->config.n_layer - 1;
-    fp8_begin(m, training, (size_t)q->B * T);
     *s.header = {};
     s.header->first = position;   // mutant: position_ignored
     s.header->grad_scale = q->grad_scale;
     chunk_columns(s.inputs, m, q->inputs, k, q->B, q->T);
-    if (s.documents) find_documents(s.documents, s.inputs, m->config.document_token, q->B, T);
+    if (s.documents) find_documents(s.documents, s.inputs, -1, q->B, T);
     return s;
 }
 
@@ -2544,18 +2328,16 @@ template <typename Pass> static void run_pass(TostModel* m, int which, Pass pass
 }
 
 // Forward over chunk k from buf.before; leaves the sums after it in buf.after.
-template <typename S> static void run_sums(TypedModel<S>* m, StepInput s, const int32_t* end, int which = PASS_SUMS) {
+template <typename S> static void run_sums(TypedModel<S>* m, StepInput s, const int32_t* end) {
     input_send(m, s, end);
-    run_pass(m, which, [=](int B, int T) { model_forward(m, chunk_states(m), B, T); });
+    run_pass(m, PASS_SUMS, [=](int B, int T) { model_forward(m, chunk_states(m), B, T); });
 }
 
-// Forward over chunk k. If k > 0, buf.after has the sums before it on entry; it has those after it on return. In
-// training, matrix products use the same precision (fp8 or bf16) as when the chunk is recomputed.
-template <typename S>
-static void advance_sums(TypedModel<S>* m, const Sequences* q, int k, int first, bool training = false) {
-    const StepInput s = start_forward(m, q, k, first, training);   // mutant: sums_in_bf16
+// Forward over chunk k. If k > 0, buf.after has the sums before it on entry; it has those after it on return.
+template <typename S> static void advance_sums(TypedModel<S>* m, const Sequences* q, int k, int first) {
+    const StepInput s = start_forward(m, q, k, first);
     copy_states(m, m->buf.before, k > 0 ? m->buf.after : NULL, q->B);
-    run_sums(m, s, s.targets, training ? PASS_TRAIN_SUMS : PASS_SUMS);   // mutant: sums_of_another_pass
+    run_sums(m, s, s.targets);
 }
 
 // Reports the part of a training pass that is queued on the device. Returns true if the caller abandons the pass.
@@ -2572,7 +2354,7 @@ template <typename S> static double* chunk_start(const TypedModel<S>* m, int k, 
 template <typename S> static void forward_sums(TypedModel<S>* m, const Sequences* q) {
     const int chunks = chunks_of(&m->options, q->T);
     for (int k = 0; k + 1 < chunks; k++) {
-        advance_sums(m, q, k, 0, true);
+        advance_sums(m, q, k, 0);
         copy_states(m, chunk_start(m, k + 1, q->B), m->buf.after, q->B);
         if (is_abandoned(m, k + 1, q->T)) return;
     }
@@ -2608,7 +2390,7 @@ static void cuda_forward_loss(TypedModel<S>* m, const int32_t* inputs, const int
 // Forward over chunk k, with the classifier's backward, because logits exist for a few rows at a time. It leaves the
 // gradient of ln_f in scratch_btc.
 template <typename S> static void forward_train_chunk(TypedModel<S>* m, const Sequences* q, int k) {
-    const StepInput s = start_forward(m, q, k, 0, true);
+    const StepInput s = start_forward(m, q, k, 0);
     const size_t rows = (size_t)m->B * m->T;
     const bool add = !m->grads_stale;
     input_targets(m, s, q, k);
@@ -2747,7 +2529,6 @@ template <typename S> static void cuda_decode_step(float* logits, TypedModel<S>*
 
 // y[i] = x[order[i]]; rows of C. Minimum traffic per row: 2C + 2C.
 template <typename S, int VEC> __global__ void gather_rows_kernel(S* y, const S* x, const int32_t* order, int C) {
-    dependency_wait();
     const S* x_row = x + (size_t)order[blockIdx.x] * C;
     for (int c = threadIdx.x * VEC; c < C; c += blockDim.x * VEC) {
         float v[VEC];
@@ -2835,15 +2616,8 @@ static void cuda_decode_advance(double* losses, TypedModel<S>* m, const int32_t*
 // ---------------------------------------------------------------------------------------------
 // Gradients and AdamW
 
-// Zeroes the largest values that the passes of a step record.
-template <typename S> static void fp8_clear(TypedModel<S>* m) {
-    const size_t slots = (size_t)fp8_tensors(m) * FP8_SLOTS * FP8_SLOT;
-    if (slots) CUDA_CHECK(cudaMemsetAsync(m->buf.fp8_slots, 0, slots * sizeof(int), m->stream));
-}
-
 template <typename S> static void cuda_zero_grad(TypedModel<S>* m) {
     exchange_begin(&m->exchange);
-    fp8_clear(m);
     m->grads_stale = true;
 }
 
@@ -2863,7 +2637,6 @@ struct AdamWFactors { float decay, scale, b1, b2, c1, c2, rate, root, eps, ema_r
 template <typename S>
 __global__ void adamw_kernel(float* param, float* moment, float* variance, float* ema, S* weights, const float* grad,
                              const uint8_t* decays, size_t n, AdamWFactors a) {
-    dependency_wait();
     const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
     if (i >= n) return;
     float p[4], m[4], v[4], g[4];
@@ -2906,7 +2679,6 @@ template <typename S> static void update_slices(TypedModel<S>* m, AdamWFactors f
 }
 
 template <typename S> __global__ void convert_kernel(S* y, const float* x, size_t n) {
-    dependency_wait();
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) y[i] = from_float<S>(x[i]);
 }
@@ -2933,17 +2705,12 @@ template <typename S> static void cuda_update(TypedModel<S>* m, const TostAdamW*
     update_slices(m, f);
     exchange_gather(&m->exchange, m->state[TOST_PARAM]);
     if (m->exchange.comm) convert_weights(m, 0, m->tensors.flat_size);
-    m->fp8.weights_stale = true;   // mutant: fp8_weights_not_updated
-    fp8_end_step(m);
 }
 
 // ---------------------------------------------------------------------------------------------
 // The engine
 
-static bool cuda_supports(TostDtype dtype) { return dtype >= TOST_FP32 && dtype <= TOST_FP8; }
-
-// True if the storage type is bf16.
-static bool is_bf16(TostDtype dtype) { return dtype == TOST_BF16 || dtype == TOST_FP8; }
+static bool cuda_supports(TostDtype dtype) { return dtype >= TOST_FP32 && dtype <= TOST_BF16; }
 
 template <typename S> static size_t model_bytes(const TostConfig* c, const TostEngineOptions* o) {
     TypedModel<S>* m = model_new<S>(c, o);
@@ -2953,7 +2720,7 @@ template <typename S> static size_t model_bytes(const TostConfig* c, const TostE
 }
 
 static size_t cuda_memory(const TostConfig* c, const TostEngineOptions* o) {
-    return is_bf16(o->dtype) ? model_bytes<bf16>(c, o) : model_bytes<float>(c, o);
+    return o->dtype == TOST_BF16 ? model_bytes<bf16>(c, o) : model_bytes<float>(c, o);
 }
 
 // True if the blocks and shared memory of the kernels can hold a row.
@@ -2968,30 +2735,6 @@ static bool fits_kernels(const TostConfig* c, TostError* err) {
         return tost_error(err, "--channels %d: the CUDA engine takes up to %d, in multiples of 4 up to %d", c->n_embd,
                           8 * NORM_THREADS, 12 * NORM_THREADS);
     return true;
-}
-
-// True if the rows of a pass, `batch` sequences of `length` tokens, are a multiple of 16, as fp8 requires. name: the
-// option that sets `length`.
-static bool fp8_rows_fit(const char* name, int batch, int length, TostError* err) {
-    return (int64_t)batch * length % 16 == 0 ||
-           tost_error(err, "--dtype fp8: --batch %d times --%s %d is not a multiple of 16: change --batch or --%s, or "
-                      "give --dtype bf16", batch, name, length, name);
-}
-
-// True if --dtype fp8 can train this model on this device.
-static bool fits_fp8(const cudaDeviceProp* prop, const TostConfig* c, const TostEngineOptions* o, TostError* err) {
-    if (o->dtype != TOST_FP8) return true;
-    if (!o->training) return tost_error(err, "--dtype fp8 is for training: give --dtype bf16");
-    if (prop->major < 9)
-        return tost_error(err, "--dtype fp8: %s has compute capability %d.%d; 9.0 or later is needed (Hopper): give "
-                          "--dtype bf16", prop->name, prop->major, prop->minor);
-    if (kernel_arch() < 90)
-        return tost_error(err, "--dtype fp8: this build has code only for compute capability %d.%d; build it without "
-                          "GENCODE, or give --dtype bf16", kernel_arch() / 10, kernel_arch() % 10);
-    if (c->n_embd % 16)
-        return tost_error(err, "--dtype fp8: --channels %d is not a multiple of 16: give --dtype bf16", c->n_embd);
-    return fp8_rows_fit("seq", o->max_batch, o->max_seq, err) &&
-           (o->chunk == 0 || o->chunk >= o->max_seq || fp8_rows_fit("chunk", o->max_batch, o->chunk, err));
 }
 
 // Sets which groups of elements decay.
@@ -3028,8 +2771,6 @@ template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
     CUDA_CHECK(cudaMemsetAsync(m->buf.scalars, 0, 2 * sizeof(double), m->stream));
     if (!m->options.training) return true;
     put_decays(m);
-    fp8_clear(m);
-    m->fp8.weights_stale = true;
     return exchange_open(&m->exchange, m->stream, err);
 }
 
@@ -3043,10 +2784,9 @@ template <typename S> static TostModel* model_create(const TostConfig* c, const 
 // Collective if it trains with other ranks: fails on all of them if it does on one.
 static TostModel* cuda_create(const TostConfig* c, const TostEngineOptions* o, TostError* err) {
     cudaDeviceProp prop;
-    const bool ok = fits_kernels(c, err) && device_open(&prop, o->comm ? o->comm->place.local_rank : 0, err) &&
-                    fits_fp8(&prop, c, o, err);
+    const bool ok = fits_kernels(c, err) && device_open(&prop, o->comm ? o->comm->place.local_rank : 0, err);
     if (!comm_agree(o->training ? o->comm : NULL, ok, err)) return NULL;
-    return is_bf16(o->dtype) ? model_create<bf16>(c, o, err) : model_create<float>(c, o, err);
+    return o->dtype == TOST_BF16 ? model_create<bf16>(c, o, err) : model_create<float>(c, o, err);
 }
 
 // Measures the rate of a square matrix product, in operations/s. Returns 0 if memory is short.
@@ -3095,13 +2835,8 @@ template <typename S> static void cuda_put(TypedModel<S>* m, TostState s, const 
         put_range(m, m->state[s] + exchange_packed(x, x->rank, k) + (r.start - own.start), src + (r.start - t->offset),
                   range_size(r));
     }
-    if (s == TOST_PARAM) m->fp8.weights_stale = true;
     if (s == TOST_PARAM) convert_weights(m, t->offset, t->size);   // mutant: moments_into_the_weights
     CUDA_CHECK(cudaStreamSynchronize(m->stream));
-}
-
-static bool cuda_tune(TostModel* m, const char* file, bool renew, TostError* err) {
-    return matmul_tune(&m->mm, file, renew, err);
 }
 
 static void cuda_get(float* dst, const TostModel* model, TostState s, const TostTensor* t) {
@@ -3116,26 +2851,20 @@ static void cuda_get(float* dst, const TostModel* model, TostState s, const Tost
 // TYPED(f): the interface's function that calls f with its TostModel* cast to the TypedModel of the model's dtype.
 template <typename S, typename T> static T typed(T x) { return x; }
 template <typename S> static TypedModel<S>* typed(TostModel* m) { return static_cast<TypedModel<S>*>(m); }
-template <typename S> static TypedModel<S>* typed(const TostModel* m) {
-    return static_cast<TypedModel<S>*>(const_cast<TostModel*>(m));
-}
 template <typename T> static bool is_bf16(T) { return false; }
-static bool is_bf16(TostModel* m) { return is_bf16(m->options.dtype); }
-static bool is_bf16(const TostModel* m) { return is_bf16(m->options.dtype); }
+static bool is_bf16(TostModel* m) { return m->options.dtype == TOST_BF16; }
 #define TYPED(f) [](auto... a) { return (is_bf16(a) || ...) ? f(typed<bf16>(a)...) : f(typed<float>(a)...); }
 
 #ifndef TOST_NO_ENGINE
 extern "C" const TostEngine tost_cuda_engine = {
     .name = "cuda",
     .default_dtype = TOST_BF16,
-    .has_seq_ranks = false,
     .supports = cuda_supports,
     .describe = device_describe,
     .memory = cuda_memory,
     .create = cuda_create,
     .destroy = TYPED(model_free),
     .peak_flops = TYPED(cuda_peak_flops),
-    .tune = cuda_tune,
     .put = TYPED(cuda_put),
     .get = cuda_get,
     .forward = TYPED(cuda_forward),
@@ -3152,9 +2881,6 @@ extern "C" const TostEngine tost_cuda_engine = {
     .decode_step = TYPED(cuda_decode_step),
     .decode_score = TYPED(cuda_decode_score),
     .decode_advance = TYPED(cuda_decode_advance),
-    .scales = TYPED(cuda_scales),
-    .get_scales = TYPED(cuda_get_scales),
-    .put_scales = TYPED(cuda_put_scales),
 #ifdef TOST_NCCL
     .open_comm = nccl_open_comm,
 #else

@@ -30,9 +30,11 @@ CUDA_LIBS  = $(CUDA_DIRS) $(patsubst "-L%,"-Wl$(comma)-rpath$(comma)%,$(filter-o
              $(NCCL_LIBS) -lcublasLt -lcudart_static -lstdc++ -ldl -lrt -lpthread
 comma     := ,
 
+CUDA_H     = $(wildcard tost/*.h tost/*/*.h tost/cuda/*.cuh)
+
 train_gpt_tostcu: $(CU)/train_gpt_tost.o $(BUILD)/libtost.a build/variant
 	$(call say,LINK $@) $(COMPILE) -o $@ $(filter %.o %.a,$^) $(CUDA_LIBS) $(LIBS)
-$(CU)/train_gpt_tost.o: train_gpt_tost.cu $(wildcard tost/*.h tost/*.cuh) $(CU)/gencode
+$(CU)/train_gpt_tost.o: train_gpt_tost.cu $(CUDA_H) $(CU)/gencode
 	$(call say,NVCC $< (architectures: $(ARCHS); a minute or more)) mkdir -p $(@D) && \
 	    { $(NVCC) $(CUDA_FLAGS) $(GENCODE) -Xptxas -v -c $< -o $@ 2> $@.ptxas || { cat $@.ptxas; exit 1; }; }
 # Written only if GENCODE has changed.
@@ -71,14 +73,16 @@ EMU_FLAGS = $(EMU_SANITIZE) -Wall -Wextra -Wno-unknown-pragmas -I. -Itost
 # Without the address sanitizer, the compiler reports loads and stores to races.cpp instead, and the library of the
 # thread sanitizer is not linked. -w: the other build shows the warnings.
 EMU_RACES = $(if $(EMU_SANITIZE),,-fsanitize=thread -w -DCUDA_ON_HOST_RACES)
-EMU_CUDA  = -DTOST_CUDA_ON_HOST -DTOST_NCCL -Idev/test/cuda_on_host
+EMU_CUDA  = -DTOST_CUDA_ON_HOST -DTOST_NCCL -Idev/test/cuda
 EMU_O     = -O2
-EMU_C     = $(patsubst %,$(EMU)/%.o,train_gpt_tost chunks comm exchange flops folder gemm init json model output rng \
-              safetensors schedule signals slices threads util)
-EMU_TOST  = $(patsubst tost/%.c,$(EMU)/%.o,$(wildcard tost/*.c))
-EMU_LIB   = $(patsubst %,$(EMU)/%_on_host.o,cuda cublaslt nccl runtime) $(EMU)/races.o
-EMU_CPP   = $(filter-out $(EMU)/program.o,$(patsubst %.cpp,$(EMU)/%.o,$(notdir \
-              $(wildcard dev/test/cuda_on_host/*.cpp dev/test/nccl_on_host/*.cpp))))
+# The modules that the engine needs, and all of them
+EMU_C     = $(patsubst %,$(EMU)/%.o,train_gpt_tost $(patsubst %,tost/%,flops init model base/crc32 base/error base/files base/folder base/json \
+              base/memory base/output base/rng base/signals base/text cpu/gemm cpu/threads ranks/comm ranks/exchange \
+              ranks/slices run/safetensors run/schedule))
+EMU_TOST  = $(patsubst %.c,$(EMU)/%.o,$(wildcard tost/*.c tost/*/*.c))
+EMU_LIB   = $(patsubst %,$(EMU)/dev/test/cuda/%.o,cuda_on_host cublaslt_on_host nccl_on_host runtime_on_host races)
+EMU_MAIN  = $(EMU)/dev/test/cuda/program.o
+EMU_CPP   = $(filter-out $(EMU_MAIN),$(patsubst %.cpp,$(EMU)/%.o,$(wildcard dev/test/cuda/*.cpp)))
 
 # NO_EMULATION: why the tests skip the emulation; empty if they run it
 ifneq ($(filter test test_all,$(MAKECMDGOALS)),)
@@ -89,24 +93,22 @@ ifneq ($(filter test test_all,$(MAKECMDGOALS)),)
   endif
 endif
 
-vpath %.c tost
 $(sort $(EMU_C) $(EMU_TOST)): $(EMU)/%.o: %.c
 	$(call say,CC $< (for the emulation)) mkdir -p $(@D) && \
 	    $(CC) -std=c11 -D_GNU_SOURCE -DTOST_NO_MAIN -O2 $(EMU_FLAGS) -MMD -MP -c $< -o $@
-vpath %.cpp dev/test/cuda_on_host dev/test/nccl_on_host
-$(EMU_CPP) $(EMU)/program.o: $(EMU)/%.o: %.cpp
+$(EMU_CPP) $(EMU_MAIN): $(EMU)/%.o: %.cpp
 	$(call say,CXX $<) mkdir -p $(@D) && $(EMU_CXX) $(EMU_O) $(EMU_FLAGS) $(EMU_CUDA) -MMD -MP -c $< -o $@
-$(EMU)/kernels_test.o: EMU_O = -O1   # -O2 costs more compile time than it saves
-$(EMU)/kernels_test.o $(EMU)/emulation_test.o: EMU_FLAGS += $(EMU_RACES)
+$(EMU)/dev/test/cuda/kernels_test.o: EMU_O = -O1   # -O2 costs more compile time than it saves
+$(EMU)/dev/test/cuda/kernels_test.o $(EMU)/dev/test/cuda/emulation_test.o: EMU_FLAGS += $(EMU_RACES)
 $(EMU)/test: $(EMU_CPP) $(EMU_C)
 	$(call say,LINK $@) $(EMU_CXX) $(EMU_FLAGS) -o $@ $^ -lm -ldl -rdynamic
 
 # The whole program, for tests of several ranks
-$(EMU)/processor.o: private EMU_FLAGS += -DBUILT_FOR='""'
-$(EMU)/engine.o: train_gpt_tost.cu $(wildcard tost/*.h tost/*.cuh dev/test/*_on_host/*.h)
+$(EMU)/tost/base/processor.o: private EMU_FLAGS += -DBUILT_FOR='""'
+$(EMU)/engine.o: train_gpt_tost.cu $(CUDA_H) $(wildcard dev/test/cuda/*.h)
 	$(call say,CXX $< (for the emulation)) mkdir -p $(@D) && \
 	    $(EMU_CXX) $(EMU_O) $(EMU_FLAGS) $(EMU_CUDA) -DTOST_NO_MAIN -x c++ -c $< -o $@
-$(EMU)/train_gpt_tostcu: $(EMU)/program.o $(EMU)/engine.o $(EMU_LIB) $(EMU_TOST)
+$(EMU)/train_gpt_tostcu: $(EMU_MAIN) $(EMU)/engine.o $(EMU_LIB) $(EMU_TOST)
 	$(call say,LINK $@) $(EMU_CXX) $(EMU_FLAGS) -o $@ $^ -lm -ldl -rdynamic
 
 test_cuda_on_host: $(EMU)/test
@@ -116,30 +118,8 @@ test_cuda_on_host: $(EMU)/test
 test_mutants:
 	@$(MAKE) --no-print-directory EMU=build/mutants EMU_SANITIZE= mutants
 mutants: $(EMU_CPP) $(EMU_C)
-	@dev/test/cuda_on_host/mutants.sh "$(EMU_CXX)" "-O1 $(EMU_FLAGS) $(EMU_RACES) $(EMU_CUDA)" \
-	    "$(filter-out $(EMU)/kernels_test.o,$(EMU_CPP) $(EMU_C))" $(MUTANTS)
-
-# ---- PTX of the kernels -------------------------------------------------------------------------------------------
-# Interprets the PTX that nvcc generates for compute capability PTX_ARCH, in the CUDA emulation without the sanitizers.
-# Needs nvcc, but no GPU.
-PTX_ARCH  ?= 90
-PTX_CPP    = $(patsubst dev/test/ptx/%.cpp,$(EMU)/%.o,$(wildcard dev/test/ptx/*.cpp))
-PTX_ENGINE = build/cuda/engine_$(PTX_ARCH).ptx
-vpath %.cpp dev/test/ptx
-$(PTX_CPP): $(EMU)/%.o: %.cpp
-	$(call say,CXX $<) mkdir -p $(@D) && $(EMU_CXX) $(EMU_O) $(EMU_FLAGS) $(EMU_CUDA) -MMD -MP -c $< -o $@
-$(EMU)/ptx_test: $(PTX_CPP) $(filter-out $(EMU)/cuda_on_host_test.o,$(EMU_CPP)) $(EMU_C)
-	$(call say,LINK $@) $(EMU_CXX) -o $@ $^ -lm -ldl -rdynamic   # races.cpp replaces the library of -fsanitize=thread
-# Includes the kernels for several ranks if nccl.h is found.
-$(PTX_ENGINE): train_gpt_tost.cu $(wildcard tost/*.h tost/*.cuh)
-	$(call say,NVCC $< (PTX)) mkdir -p $(@D) && \
-	    nccl=$$(printf '\043include <nccl.h>\n' | $(NVCC) -x cu -E - > /dev/null 2>&1 && echo -DTOST_NCCL); \
-	    $(NVCC) -O3 -std=c++17 -I. -Itost $$nccl -lineinfo -ptx -arch=compute_$(PTX_ARCH) $< -o $@
-test_ptx:
-	@if command -v $(NVCC) > /dev/null; then \
-	    $(MAKE) --no-print-directory EMU=build/mutants EMU_SANITIZE= build/mutants/ptx_test $(PTX_ENGINE) && \
-	    build/mutants/ptx_test $(PTX_ENGINE) $(PTX_SUITES); \
-	else echo "test_ptx: skipped: no $(NVCC)"; fi
+	@dev/test/cuda/mutants.sh "$(EMU_CXX)" "-O1 $(EMU_FLAGS) $(EMU_RACES) $(EMU_CUDA)" \
+	    "$(filter-out %/kernels_test.o,$(EMU_CPP) $(EMU_C))" $(MUTANTS)
 
 # ---- bytes moved by the kernels -----------------------------------------------------------------------------------
 # clang instruments every load and store of the emulated kernels to count the bytes. memcpy must remain a call, and
@@ -148,7 +128,7 @@ TRAFFIC_CXX  ?= clang++
 TRAFFIC_COUNT = -O2 -fno-builtin -fno-vectorize -fno-slp-vectorize -Wno-pass-failed \
                 -fsanitize-coverage=func,trace-loads,trace-stores
 TRAFFIC_OBJ   = $(filter-out $(EMU)/train_gpt_tost.o,$(EMU_C)) $(EMU_LIB)
-$(EMU)/counted.o: train_gpt_tost.cu $(wildcard tost/*.h tost/*.cuh dev/test/cuda_on_host/*.h)
+$(EMU)/counted.o: train_gpt_tost.cu $(CUDA_H) $(wildcard dev/test/cuda/*.h)
 	$(call say,CXX $<) mkdir -p $(@D) && \
 	    $(EMU_CXX) $(TRAFFIC_COUNT) $(EMU_FLAGS) $(EMU_CUDA) -DTOST_NO_MAIN -x c++ -c $< -o $@ && \
 	    $(OBJCOPY) --redefine-sym memcpy=traffic_memcpy $@
@@ -171,9 +151,9 @@ sass_check: $(CU)/train_gpt_tost.o
 # ---- benchmarks of the kernel families, for the GPU of this machine ------------------------------------------------
 BENCH_ARCH ?= native
 bench_cuda: $(patsubst dev/cuda/%.cu,build/cuda/%,$(wildcard dev/cuda/bench_*.cu))
-build/cuda/bench_%.o: dev/cuda/bench_%.cu dev/cuda/bench.cuh train_gpt_tost.cu $(wildcard tost/*.h tost/*.cuh)
+build/cuda/bench_%.o: dev/cuda/bench_%.cu dev/cuda/bench.cuh train_gpt_tost.cu $(CUDA_H)
 	$(call say,NVCC $<) mkdir -p $(@D) && $(NVCC) $(CUDA_FLAGS) -arch=$(BENCH_ARCH) -c $< -o $@
 build/cuda/bench_%: build/cuda/bench_%.o $(BUILD)/libtost.a
 	$(call say,LINK $@) $(COMPILE) -o $@ $^ $(CUDA_LIBS) $(LIBS)
 
-.PHONY: test_cuda_on_host test_ptx test_mutants mutants traffic sass sass_check bench_cuda
+.PHONY: test_cuda_on_host test_mutants mutants traffic sass sass_check bench_cuda

@@ -176,7 +176,7 @@ evaluation_data() {
     sets=$here/data
     if [ -n "$smoke" ]; then
         sets=$out/sets
-        [ -e "$sets/.complete" ] || { run "$python" dev/test/small_sets.py "$sets" && touch "$sets/.complete"; } ||
+        [ -e "$sets/.complete" ] || { run "$python" dev/test/cli/small_sets.py "$sets" && touch "$sets/.complete"; } ||
             fail "the sets of the smoke test could not be made"
         return
     fi

@@ -1,6 +1,7 @@
 # test.mk: tests, torture tests and fuzzing, described in dev/test/README.md.
 
-TESTS = $(patsubst dev/test/%.c,$(BUILD)/dev/test/%,$(wildcard dev/test/test_*.c)) $(BUILD)/dev/test/test_gemm_amx
+TESTS = $(patsubst dev/test/%.c,$(BUILD)/dev/test/%,$(wildcard dev/test/*/test_*.c)) \
+        $(BUILD)/dev/test/engine/test_gemm_amx
 
 # The emulation comes first because it takes longest to compile.
 test_all: $(if $(NO_EMULATION),,$(EMU)/train_gpt_tostcu)
@@ -18,8 +19,8 @@ $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/libtost.a
 	$(call say,LINK $@) $(COMPILE) -o $@ $^ $(LIBS)
 
 # test_gemm_bf16 with the kernel for AMX on any processor: amx_twin.h implements its instructions.
-$(BUILD)/dev/test/test_gemm_amx: dev/test/test_gemm_bf16.c tost/gemm.c $(BUILD)/libtost.a dev/test/amx_twin.h
-	$(call say,CC $@) mkdir -p $(@D) && $(COMPILE) -Wno-psabi -DTOST_AMX_HEADER='"dev/test/amx_twin.h"' -MMD -MP -MF $@.d -o $@ \
+$(BUILD)/dev/test/engine/test_gemm_amx: dev/test/engine/test_gemm_bf16.c tost/cpu/gemm.c $(BUILD)/libtost.a dev/test/engine/amx_twin.h
+	$(call say,CC $@) mkdir -p $(@D) && $(COMPILE) -Wno-psabi -DTOST_AMX_HEADER='"dev/test/engine/amx_twin.h"' -MMD -MP -MF $@.d -o $@ \
 	    $(wordlist 1,3,$^) $(LIBS)
 
 # The numeric tests for aarch64 on any machine: with a cross-compiler, under qemu's user-mode emulation.
@@ -27,9 +28,9 @@ AARCH64_CC ?= aarch64-linux-gnu-gcc
 AARCH64    ?= OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive qemu-aarch64 -L /usr/aarch64-linux-gnu
 test_aarch64:
 	@$(MAKE) --no-print-directory CC=$(AARCH64_CC) ARCH= CUDA=0 test_tost aarch64
-aarch64: test_tost train_gpt_tost $(BUILD)/dev/test/test_gemm $(BUILD)/dev/test/test_gemm_bf16
-	QUICK=1 $(AARCH64) $(BUILD)/dev/test/test_gemm
-	$(AARCH64) $(BUILD)/dev/test/test_gemm_bf16
+aarch64: test_tost train_gpt_tost $(BUILD)/dev/test/engine/test_gemm $(BUILD)/dev/test/engine/test_gemm_bf16
+	QUICK=1 $(AARCH64) $(BUILD)/dev/test/engine/test_gemm
+	$(AARCH64) $(BUILD)/dev/test/engine/test_gemm_bf16
 	$(AARCH64) ./test_tost --golden dev/test/golden
 	$(AARCH64) ./train_gpt_tost --steps 2 --val-every 0 --sample-every 0 --out build/aarch64_run --overwrite \
 	    > build/aarch64.log
@@ -43,15 +44,15 @@ KILLS     ?= 100
 EVERY     ?= 1
 RACES_CC  ?= clang
 PLAIN      = -std=c11 -D_GNU_SOURCE -I. -Itost -O1 -g -ffp-contract=fast -Wno-unknown-pragmas -Wno-pass-failed
-PLAIN_SRC  = $(wildcard tost/*.c tost/*.h)
+PLAIN_SRC  = $(wildcard tost/*.c tost/*/*.c tost/*.h tost/*/*.h)
 RACES      = $(RACES_CC) $(PLAIN) -fopenmp -fsanitize=thread
 
-$(TORTURE)/faults.so: dev/test/torture/faults.c
+$(TORTURE)/faults.so: dev/test/faults/faults.c
 	$(call say,CC $<) mkdir -p $(@D) && $(CC) -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -shared -fPIC -o $@ $< -ldl
 $(TORTURE)/valgrind: train_gpt_tost.c $(PLAIN_SRC)
 	$(call say,CC $@) mkdir -p $(@D) && $(CC) $(PLAIN) -o $@ $(filter %.c,$^) -lm
 # If a program cannot be built, torture.py skips its tests and says so.
-$(TORTURE)/races: train_gpt_tost.c dev/test/test_gemm.c dev/test/torture/race_probe.c $(PLAIN_SRC)
+$(TORTURE)/races: train_gpt_tost.c dev/test/engine/test_gemm.c dev/test/faults/race_probe.c $(PLAIN_SRC)
 	@mkdir -p $@
 	-$(call say,CC $@/train_gpt_tost) $(RACES) -o $@/train_gpt_tost $< $(filter tost/%.c,$^) -lm
 	-$(call say,CC $@/test_gemm) $(RACES) -o $@/test_gemm $(word 2,$^) $(filter tost/%.c,$^) -lm
@@ -59,7 +60,7 @@ $(TORTURE)/races: train_gpt_tost.c dev/test/test_gemm.c dev/test/torture/race_pr
 	@touch $@
 
 torture: train_gpt_tost $(TORTURE)/faults.so $(TORTURE)/valgrind $(TORTURE)/races
-	@$(or $(PYTHON),python3) dev/test/torture/torture.py --binary ./train_gpt_tost --built $(TORTURE) --kills $(KILLS) \
+	@$(or $(PYTHON),python3) dev/test/faults/torture.py --binary ./train_gpt_tost --built $(TORTURE) --kills $(KILLS) \
 	    --every $(EVERY) $(TORTURE_FLAGS)
 torture_short:
 	@$(MAKE) --no-print-directory torture KILLS=12 EVERY=24
@@ -69,19 +70,19 @@ FUZZ_DIR      = build/fuzz
 FUZZ_CC      ?= clang
 FUZZ_SECONDS ?= 20
 FUZZ_RUNS    ?= -1
-FUZZ         ?= $(patsubst dev/test/fuzz/fuzz_%.c,%,$(wildcard dev/test/fuzz/fuzz_*.c))
+FUZZ         ?= $(patsubst dev/test/faults/fuzz/fuzz_%.c,%,$(wildcard dev/test/faults/fuzz/fuzz_*.c))
 FUZZ_FLAGS    = -std=c11 -D_GNU_SOURCE -I. -Itost -O1 -g -Wall -Wextra -Wno-unknown-pragmas -Wno-pass-failed \
                 -DTOST_SANITIZE -DTOST_NO_MAIN $(SANITIZERS) -fno-omit-frame-pointer
-FUZZ_OBJ      = $(patsubst %.c,$(FUZZ_DIR)/%.o,train_gpt_tost.c $(wildcard tost/*.c))
+FUZZ_OBJ      = $(patsubst %.c,$(FUZZ_DIR)/%.o,train_gpt_tost.c $(wildcard tost/*.c tost/*/*.c))
 
 $(FUZZ_DIR)/%.o: %.c
 	$(call say,CC $<) mkdir -p $(@D) && $(FUZZ_CC) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c $< -o $@
-$(FUZZ_DIR)/fuzz_%: $(FUZZ_DIR)/dev/test/fuzz/fuzz_%.o $(FUZZ_OBJ)
+$(FUZZ_DIR)/fuzz_%: $(FUZZ_DIR)/dev/test/faults/fuzz/fuzz_%.o $(FUZZ_OBJ)
 	$(call say,LINK $@) $(FUZZ_CC) $(FUZZ_FLAGS) -fsanitize=fuzzer -o $@ $^ -lm
-$(FUZZ_DIR)/seeds: $(FUZZ_DIR)/dev/test/fuzz/seeds.o $(FUZZ_OBJ)
+$(FUZZ_DIR)/seeds: $(FUZZ_DIR)/dev/test/faults/fuzz/seeds.o $(FUZZ_OBJ)
 	$(call say,LINK $@) $(FUZZ_CC) $(FUZZ_FLAGS) -o $@ $^ -lm
 fuzz_built: $(FUZZ_DIR)/seeds $(patsubst %,$(FUZZ_DIR)/fuzz_%,$(FUZZ))
 fuzz:
-	@FUZZ_CC="$(FUZZ_CC)" MAKE="$(MAKE)" dev/test/fuzz/run.sh $(FUZZ_DIR) $(FUZZ_SECONDS) $(FUZZ_RUNS) $(FUZZ)
+	@FUZZ_CC="$(FUZZ_CC)" MAKE="$(MAKE)" dev/test/faults/fuzz/run.sh $(FUZZ_DIR) $(FUZZ_SECONDS) $(FUZZ_RUNS) $(FUZZ)
 
 .PHONY: test test_all test_aarch64 aarch64 torture torture_short fuzz fuzz_built

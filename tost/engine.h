@@ -7,12 +7,13 @@
 #ifndef TOST_ENGINE_H
 #define TOST_ENGINE_H
 
+#include "base/error.h"
 #include "model.h"
 
 // The arrays shaped like the parameters: they, their gradients, Adam's moments, and the average of the parameters.
 typedef enum { TOST_PARAM, TOST_GRAD, TOST_M, TOST_V, TOST_EMA, TOST_STATES } TostState;
 typedef enum { TOST_W, TOST_PI, TOST_X } TostActivation;            // of a layer: w, Π, and its input x
-typedef enum { TOST_FP32, TOST_TF32, TOST_BF16, TOST_FP8 } TostDtype;
+typedef enum { TOST_FP32, TOST_TF32, TOST_BF16 } TostDtype;
 // What follows a backward pass: more micro-batches of this part; the next part; or nothing, as the step is complete.
 typedef enum { TOST_MORE, TOST_PART_ENDS, TOST_STEP_ENDS } TostEnd;
 typedef struct TostComm TostComm;       // comm.h
@@ -26,9 +27,6 @@ typedef struct {
     int       threads;              // maximum number of CPU threads; 0: one per core
     TostComm* comm;                 // the ranks that train together; NULL: one process
     int       parts;                // parts of a step on this rank (slices.h); 0 is 1
-    int       seq_ranks;            // ranks that share each sequence (chunks.h); 0 is 1. If more than 1, inputs and
-                                    // targets of forward_loss and forward_train are this rank's chunk, of `chunk`
-                                    // tokens, and both functions and backward are collective in the group
     int       chunk;                // tokens of a sequence in memory at a time, 0: max_seq; see forward_loss
     // If T > chunk: called after each chunk with the part of the pass that is done, 0 to 1, unless NULL. If it returns
     // true, the pass is abandoned: losses and gradients are undefined until read_loss and zero_grad.
@@ -48,7 +46,6 @@ typedef struct {
 typedef struct {
     const char* name;                                     // "cpu", "cuda"
     TostDtype   default_dtype;
-    bool        has_seq_ranks;                            // TostEngineOptions.seq_ranks
 
     bool (*supports)(TostDtype dtype);
     // Writes device, threads and matmul library as one line of text. Fails if there is no device.
@@ -62,10 +59,6 @@ typedef struct {
     // Returns the peak rate of dense matrix products for the model's device and dtype, in operations/s; 0: unknown.
     // Sets *measured: true if the rate was measured, false if it is from the data sheet.
     double (*peak_flops)(TostModel* m, bool* measured);
-
-    // Call before the first pass. Matrix products use the algorithms that `file` names, if it exists; with `renew`,
-    // they are timed, each shape at its first product, and the fastest are written to it. NULL: nothing to choose.
-    bool (*tune)(TostModel* m, const char* file, bool renew, TostError* err);
 
     // Copies one tensor of one state, t->size elements, from or to the host. With several ranks, put stores what this
     // rank has of m, v and ema. get of parameters is not collective; get of another state is, and writes dst only on
@@ -113,13 +106,6 @@ typedef struct {
     // Scores tokens (n,T), T <= chunk, as decode_score does with one copy, and advances the decode state: the next call
     // continues after them. Sequences of any length can be scored in the memory of one call.
     void (*decode_advance)(double* losses, TostModel* m, const int32_t* tokens, const int32_t* targets, int T);
-
-    // The values from which TOST_FP8 computes its operands' scales, saved so that a resumed run has the same bits.
-    // scales: number of these floats, 0 with another dtype. get_scales: false before the first update. Not collective.
-    // NULL if the engine has no fp8.
-    size_t (*scales)(const TostModel* m);
-    bool   (*get_scales)(float* dst, const TostModel* m);
-    void   (*put_scales)(TostModel* m, const float* src);
 
     // Connects the ranks for host messages, in builds without MPI; NULL if the engine cannot. See comm_open.
     bool (*open_comm)(TostComm** comm, TostError* err);

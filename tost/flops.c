@@ -5,8 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "gemm.h"
-#include "threads.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "cpu/gemm.h"
+#include "cpu/threads.h"
 
 double flops_per_token(const TostConfig* c) {
     const double L = c->n_layer, C = c->n_embd, nh = c->n_head, weights = L * 10 * C * C + (double)c->vocab_size * C;
@@ -51,7 +54,7 @@ double flops_peak_of(const char* device, int multiprocessors, TostDtype dtype) {
     size_t i = 0;
     while (i < countof(gpus) && !names_device(device, gpus[i].name)) i++;
     if (i == countof(gpus) || gpus[i].multiprocessors != multiprocessors) return 0;
-    return gpus[i].peak[dtype == TOST_FP8 ? TOST_BF16 : dtype] * 1e12;
+    return gpus[i].peak[dtype] * 1e12;
 }
 
 // Products of n³ multiplications, with the same number per thread on every machine. The fastest of several counts.

@@ -16,8 +16,7 @@ double flops_per_token(const TostConfig* c);
 
 // Peak rate of dense matrix products of a GPU, from its data sheet, in operations/s; 0: unknown. Also 0 if the device
 // has the name of a known GPU but another number of multiprocessors: it is a part of that GPU (MIG) or another model,
-// such as the RTX 4090 D. For fp8, returns the rate of bf16: half of the operations are in bf16, and the utilizations
-// of both dtypes are comparable.
+// such as the RTX 4090 D.
 double flops_peak_of(const char* device, int multiprocessors, TostDtype dtype);
 
 // The peak rate of this CPU with the current number of threads, in operations/s, measured with products of gemm.h. Not

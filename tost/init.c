@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "rng.h"
+#include "base/memory.h"
+#include "base/rng.h"
 
 // Normal random numbers are drawn in blocks of 65,536, in parallel, each block from its own random stream. The stream
 // number is the 64-bit FNV-1a hash (Fowler, Noll and Vo) of the tensor's name followed by the block's index as eight

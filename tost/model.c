@@ -5,6 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/error.h"
+#include "base/memory.h"
+
 // ---------------------------------------------------------------------------------------------
 // Sizes
 
@@ -27,9 +30,6 @@ bool tost_config_check(const TostConfig* c, TostError* err) {
     if (c->bias != 0 && c->bias != 1) return tost_error(err, "--bias %d is not 0 or 1", c->bias);
     if (c->membership != TOST_LEARNED && c->membership != TOST_UNIFORM)
         return tost_error(err, "--membership %d is not 0 (learned) or 1 (uniform)", c->membership);
-    if (c->document_token < -1 || c->document_token >= c->vocab_size)
-        return tost_error(err, "the document token %d is not -1 (none) or an id below --vocab-size %d",
-                          c->document_token, c->vocab_size);
     return true;
 }
 
@@ -54,6 +54,7 @@ static void expand_rows(RowFacts rows[TOST_ROWS], const TostConfig* c) {
     TOST_PARAMS(X)
 #undef X
 #undef SHAPE
+    if (c->membership == TOST_UNIFORM) rows[TOST_ROW_temp].init = TOST_ZERO;
 }
 
 static void append_tensor(TostTensors* t, const RowFacts* row, TostRow id, int layer) {
@@ -119,26 +120,22 @@ size_t tost_row_offset(const TostTensors* t, TostRow row, int layer) {
 
 static const TostPreset presets[] = {
     {.name = "starter",
-     .config = {.n_layer = 6, .n_head = 16, .n_embd = 128, .block_size = 256, .vocab_size = 2304, .bias = 0,
-                .document_token = -1},
+     .config = {.n_layer = 6, .n_head = 16, .n_embd = 128, .block_size = 256, .vocab_size = 2304, .bias = 0},
      .lr = 1.5e-2, .min_lr_frac = 0.1, .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .grad_clip = 1.0,
      .warmup = 50, .steps = 1600, .batch = 4, .seq = 256, .total_batch = 1024,
      .val_every = 200, .sample_every = 400, .save_every = 800},
     {.name = "tost-base",
-     .config = {.n_layer = 12, .n_head = 12, .n_embd = 768, .block_size = 1024, .vocab_size = 50304, .bias = 0,
-                .document_token = -1},
+     .config = {.n_layer = 12, .n_head = 12, .n_embd = 768, .block_size = 1024, .vocab_size = 50304, .bias = 0},
      .lr = 6e-4, .min_lr_frac = 0.1, .weight_decay = 0.01, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .grad_clip = 1.0,
      .warmup = 2000, .steps = 600000, .batch = 1, .seq = 1024, .total_batch = 480 * 1024,
      .val_every = 1000, .sample_every = 1000, .save_every = 1000},
     {.name = "tost-medium",
-     .config = {.n_layer = 24, .n_head = 16, .n_embd = 1024, .block_size = 1024, .vocab_size = 50304, .bias = 0,
-                .document_token = -1},
+     .config = {.n_layer = 24, .n_head = 16, .n_embd = 1024, .block_size = 1024, .vocab_size = 50304, .bias = 0},
      .lr = 6e-4, .min_lr_frac = 0.1, .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .grad_clip = 1.0,
      .warmup = 2000, .steps = 600000, .batch = 1, .seq = 1024, .total_batch = 480 * 1024,
      .val_every = 1000, .sample_every = 1000, .save_every = 1000},
     {.name = "tost-large",
-     .config = {.n_layer = 36, .n_head = 20, .n_embd = 1280, .block_size = 1024, .vocab_size = 50304, .bias = 0,
-                .document_token = -1},
+     .config = {.n_layer = 36, .n_head = 20, .n_embd = 1280, .block_size = 1024, .vocab_size = 50304, .bias = 0},
      .lr = 6e-4, .min_lr_frac = 0.1, .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .grad_clip = 1.0,
      .warmup = 2000, .steps = 600000, .batch = 1, .seq = 1024, .total_batch = 480 * 1024,
      .val_every = 1000, .sample_every = 1000, .save_every = 1000},

@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "util.h"
+#include "base/error.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -24,8 +24,8 @@ extern "C" {
 // ---------------------------------------------------------------------------------------------
 // Sizes
 
-// TSSA's membership Π: learned, as published, or 1/heads for every head and token, an ablation in which temp and
-// denom_bias have no effect.
+// TSSA's membership Π: learned, as published, or 1/heads for every head and token, an ablation: temp is 0 and has no
+// gradient.
 typedef enum { TOST_LEARNED, TOST_UNIFORM } TostMembership;
 
 typedef struct {
@@ -34,7 +34,6 @@ typedef struct {
     int vocab_size;                // V
     int bias;                      // 1: every Linear but the output head, and every LayerNorm, has a bias
     int membership;                // TostMembership
-    int document_token;            // id of <|endoftext|>, which resets TSSA's statistics; -1: no token does
 } TostConfig;
 
 // Largest sizes, on the command line and in files.
@@ -144,4 +143,37 @@ const TostPreset* tost_preset_at(int i);                // NULL after the last
 #ifdef __cplusplus
 }
 #endif
+
+// ---------------------------------------------------------------------------------------------
+// Pointers into one flat array of parameters, gradients or Adam's moments: the tensors outside of the layers and those
+// of one layer, one field per row of the table; NULL if this config has no such tensor.
+
+#define X_SET(field, place, name, shape, init, decay, when) { \
+        const size_t offset = tost_row_offset(tensors, TOST_ROW_##field, layer); \
+        p.field = offset == SIZE_MAX ? NULL : flat + offset; }
+#ifdef __cplusplus
+extern "C++" {
+#define X(field, place, name, shape, init, decay, when) T* field;
+template <typename T> struct TostParams { TOST_PARAMS(X) };
+#undef X
+
+template <typename T> static inline TostParams<T> tost_params(const TostTensors* tensors, T* flat, int layer) {
+    TostParams<T> p;
+    TOST_PARAMS(X_SET)
+    return p;
+}
+}
+#else
+#define X(field, place, name, shape, init, decay, when) float* field;
+typedef struct { TOST_PARAMS(X) } TostParams;
+#undef X
+
+static inline TostParams tost_params(const TostTensors* tensors, float* flat, int layer) {
+    TostParams p;
+    TOST_PARAMS(X_SET)
+    return p;
+}
+#endif
+#undef X_SET
+
 #endif

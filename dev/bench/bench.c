@@ -10,12 +10,15 @@
 // Times are medians. Measurements that are compared alternate, because other programs may use the machine.
 
 #define TOST_NO_MAIN
+#include "tost/base/clock.h"
+#include "tost/base/error.h"
+#include "tost/base/memory.h"
 #include "train_gpt_tost.c"
 
 #include <sys/resource.h>
 
 #include "tost/init.h"
-#include "tost/rng.h"
+#include "tost/base/rng.h"
 
 // ---------------------------------------------------------------------------------------------
 // Helpers
@@ -262,12 +265,10 @@ static void bench_dtypes_decode(void) {
 
 // Seconds of one forward and backward pass, with dy in scratch_btc.
 static double tssa_once(TostModel* m, int B, int T) {
-    const TostConfig* c = &m->config;
-    const TostParams p = model_params(m, TOST_PARAM, 0), g = model_params(m, TOST_GRAD, 0);
-    const LayerActivations* a = &m->layer[0];
-    const Buffers* b = &m->buf;
-    Tssa tssa = layer_tssa_grads(b, &g, a, &p, c, b->tssa_after, 0, B, T);
-    tssa.start = b->tssa_starts;
+    m->B = B;
+    m->T = T;
+    Tssa tssa = layer_tssa_grads(m, 0);
+    tssa.state = m->buf.tssa_pass;
     const double start = now_seconds();
     tssa_forward(&tssa);
     tssa_backward(&tssa);
@@ -281,8 +282,7 @@ static void bench_tssa(void) {
     double seconds[countof(lengths)][RUNS];
     for (size_t i = 0; i < countof(lengths); i++) {   // one layer of tost-base; B·T = TOKENS
         const int T = lengths[i], B = TOKENS / T;
-        const TostConfig c = {.n_layer = 1, .n_head = 12, .n_embd = 768, .block_size = T, .vocab_size = 64,
-                              .document_token = -1};
+        const TostConfig c = {.n_layer = 1, .n_head = 12, .n_embd = 768, .block_size = T, .vocab_size = 64};
         const TostEngineOptions o = {.max_batch = B, .max_seq = T, .training = true};
         TostError err;
         m[i] = tost_cpu_engine.create(&c, &o, &err);

@@ -45,7 +45,7 @@ class Bench:
     def __init__(self, args, folder):
         self.args, self.folder = args, folder
         built = os.path.join(REPO, "build", "distributed")
-        subprocess.run([os.path.join(REPO, "dev/test/distributed/build.sh"), built, args.mpi, "exchange_bench"],
+        subprocess.run([os.path.join(REPO, "dev/test/ranks/build.sh"), built, args.mpi, "exchange_bench"],
                        check=True, stdout=subprocess.DEVNULL)
         found = [m for m in launch.find_mpi(built) if m.name == args.mpi]
         if not found:

@@ -1,4 +1,4 @@
-// exchange_bench.c: rate of the exchange between ranks, with the messages of tost/comm.h. Started by mpirun.
+// exchange_bench.c: rate of the exchange between ranks, with the messages of tost/ranks/comm.h. Started by mpirun.
 //
 //     mpirun -n N exchange_bench BYTES ROUNDS
 //
@@ -8,8 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tost/comm.h"
-#include "tost/util.h"
+#include "tost/base/clock.h"
+#include "tost/base/error.h"
+#include "tost/base/memory.h"
+#include "tost/ranks/comm.h"
 
 static int compare_doubles(const void* a, const void* b) {
     const double x = *(const double*)a, y = *(const double*)b;

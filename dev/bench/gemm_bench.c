@@ -7,9 +7,11 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "gemm.h"
-#include "threads.h"
-#include "util.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "cpu/gemm.h"
+#include "cpu/threads.h"
 
 enum { MAX_REPETITIONS = 101, CACHE_LINE_FLOATS = 16 };
 

@@ -331,7 +331,7 @@ class Run:
         shard.write_bytes(ids.tobytes())
         filters = sanitizer_filters(output_of("compute-sanitizer", "--help"))
         for tool in ("memcheck", "racecheck", "synccheck"):
-            for dtype, shape in runs + [("fp8", "whole tiles")] * (tool == "memcheck" and self.arch >= 90):
+            for dtype, shape in runs:
                 name = f"{tool}, {dtype}, {shape}"
                 words = ["compute-sanitizer", "--tool", tool, *filters, self.sizes.trainer, *small[shape].split(),
                          *every, "--dtype", dtype, "--data", shard, "--out", self.work / re.sub(r"\W+", "_", name)]
@@ -379,12 +379,9 @@ class Run:
     def trainer(self):
         for T in self.sizes.lengths:
             self.trainer_row(T, self.sizes.dtype)
-        if self.arch >= 90:
-            self.trainer_row(self.sizes.lengths[0], "fp8")
 
     def trainer_row(self, T, dtype):
-        first, fp8 = self.sizes.lengths[0], dtype == "fp8"
-        what = f"trainer, T = {T}{', fp8' if fp8 else ''}"
+        first, what = self.sizes.lengths[0], f"trainer, T = {T}"
         words, output, log = self.train(f"train_{T}_{dtype}", T, self.sizes.tokens // T, self.sizes.steps,
                                         ["--data", self.random_shard(), "--save-every", 0], dtype=dtype)
         ms = median_step(log) if output else None
@@ -397,18 +394,15 @@ class Run:
         self.compute = parse_compute(output)
         if self.compute and not self.sizes.rehearse:
             parts.append(utilization(rate * self.compute[0] * 1e-12, self.compute, self.square))
-        if self.matmul_ms and not fp8:
+        if self.matmul_ms:
             parts.append(f"{ms / self.matmul_ms:.2f} × its matrix products alone (target 1.3)")
         if T in self.tssa_us:
             parts.append(f"TSSA {100 * 12 * self.tssa_us[T] / 1e3 / ms:.0f}%")
-        if fp8 and T in self.rates:
-            parts.append(f"{rate / self.rates[T]:.3f} × as fast as bf16")
         if T != first and first in self.rates:
             parts.append(f"{rate / self.rates[first]:.3f} of T = {first}")
-        target = "870,000" if fp8 else "650,000" if T == 1024 else "0.9 of T = 1,024" if T == 65536 else ""
+        target = "650,000" if T == 1024 else "0.9 of T = 1,024" if T == 65536 else ""
         self.table.row(f"{what}, tokens/s", f"{rate:,.0f}", ", ".join(filter(None, parts)), target, self.shown(words))
-        if not fp8:
-            self.rates[T] = rate
+        self.rates[T] = rate
 
     def decode(self):
         words = ["build/cuda/bench_decode"]

@@ -6,11 +6,13 @@
 //     sampler_bench together [THREADS]     tokens/s of texts that tost-base generates together, and the ratio to one
 //                                          text alone; measured in turns, the best of each
 #define TOST_NO_MAIN
+#include "tost/base/error.h"
+#include "tost/base/memory.h"
 #include "train_gpt_tost.c"
 
 #include <time.h>
 
-#include "tost/generate.h"
+#include "tost/run/generate.h"
 #include "tost/init.h"
 
 enum { V = 50304, DRAWS = 200 };

@@ -28,7 +28,6 @@ __device__ inline uint32_t hashed(uint64_t x) {   // the output function of spli
 // Uniform in (centre - √3 spread, centre + √3 spread), whose standard deviation is spread.
 template <typename S>
 __global__ void random_kernel(S* x, size_t n, uint64_t seed, float centre, float spread) {
-    dependency_wait();
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
         x[i] =
             from_float<S>(centre + spread * 3.46410162f *

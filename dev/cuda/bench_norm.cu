@@ -25,18 +25,18 @@ template <typename S> static void bench_norm(Bench* bench, int C) {
     const double cells = (double)rows * C;
     bench_report(bench, "residual_layernorm_forward", size, cells * (8 + 2 * sizeof(S)), [&] {
         residual_layernorm_forward(stream, x_out, y, mean, rstd, x, branch, gamma, w, (const float*)NULL,
-                                   rows, C, NoCopy());
+                                   rows, C);
     });
     bench_report(bench, "layernorm_residual_backward", size, cells * (12 + 3 * sizeof(S)), [&] {
         backward([&](ColumnSums* sums) {
             layernorm_residual_backward(stream, dx, dbranch, dw, (float*)NULL, dgamma, dbias, sums, dy, x, mean, rstd,
-                                        w, branch, gamma, true, rows, C, NoCopy());
+                                        w, branch, gamma, true, rows, C);
         });
     });
     bench_report(bench, "gelu_forward", size, cells * 2 * sizeof(S),
-                 [&] { gelu_forward(stream, y, branch, rows * C, NoCopy()); });
+                 [&] { gelu_forward(stream, y, branch, rows * C); });
     bench_report(bench, "gelu_backward", size, cells * 3 * sizeof(S), [&] {
-        backward([&](ColumnSums* sums) { gelu_backward(stream, dbranch, dbias, sums, branch, rows, C, NoCopy()); });
+        backward([&](ColumnSums* sums) { gelu_backward(stream, dbranch, dbias, sums, branch, rows, C); });
     });
     bench_free_buffers(bench);
 }

@@ -10,9 +10,8 @@ An instruction counts once per trip of each loop around it, and not at all after
 count, unless KERNELS gives a loop a share of a trip.
 
 Without --write, compares with RECORD: exits with 1 if a kernel has over 5 % more instructions than recorded. With and
-without --write, exits with 1 if the number of a kernel's loops differs from KERNELS, if TRAFFIC has a kernel that takes
-over 0.03 ms but is not in KERNELS, or if a kernel may read data that the previous kernel still writes (hazards). Exits
-with 77 if cuobjdump is missing or if RECORD is of another version of nvcc. The environment variables NVCC and CUOBJDUMP
+without --write, exits with 1 if the number of a kernel's loops differs from KERNELS, or if TRAFFIC has a kernel that
+takes over 0.03 ms but is not in KERNELS. Exits with 77 if cuobjdump is missing or if RECORD is of another version of nvcc. The environment variables NVCC and CUOBJDUMP
 replace the programs of these names."""
 import os
 import re
@@ -46,19 +45,19 @@ def scan_trips(first, warps):
 # N global loads of which one trip has several, as counted in the code.
 KERNELS = {
     "embedding_forward": ("_Z24embedding_forward_kernelILi4E", 1, ROWS * 6, 1, {}),
-    "residual_layernorm_forward": ("_Z33residual_layernorm_forward_kernelI13__nv_bfloat16Li4ELi8ELb1E6NoCopy",
+    "residual_layernorm_forward": ("_Z33residual_layernorm_forward_kernelI13__nv_bfloat16Li4ELi8ELb1E",
                                    2 * LAYERS + 1, ROWS, 0, {}),
     # The variant whose warps hold their tiles. Only the first of 32 chunks compares S with 1e-12 at each step. The code
     # of the ticket, which only one warp runs, counts for all 12.
     "tssa_forward": ("_Z19tssa_forward_kernelI13__nv_bfloat16Lb1ELb0ELb0E", LAYERS, CHUNKS * 12, 20,
                      {**scan_trips(0, 6), 9: 8 / 32, 10: 0, **scan_trips(11, 7)}),
-    "gelu_forward": ("_Z19gelu_forward_kernelI13__nv_bfloat166NoCopy", LAYERS, ROWS * 4 * C / 256, 2, {0: 0, 1: 0}),
+    "gelu_forward": ("_Z19gelu_forward_kernelI13__nv_bfloat16", LAYERS, ROWS * 4 * C / 256, 2, {0: 0, 1: 0}),
     "cross_entropy": ("_Z20cross_entropy_kernelI13__nv_bfloat16E", 4, ROWS / 4 * 32, 4,
                       {0: f"{V / 8192}/load", 1: f"{V / 8192}/load", 2: 0, 3: 0}),
     "layernorm_residual_backward": (
-        "_Z34layernorm_residual_backward_kernelI13__nv_bfloat16Li4ELi1ELi2ELi256E6NoCopy", 2 * LAYERS + 1, 528 * 6, 3,
+        "_Z34layernorm_residual_backward_kernelI13__nv_bfloat16Li4ELi1ELi2ELi256E", 2 * LAYERS + 1, 528 * 6, 3,
         {0: ROWS / 2 / 528}),
-    "gelu_backward": ("_Z20gelu_backward_kernelI13__nv_bfloat16Li8E6NoCopy", LAYERS, 528 * 3 * 4, 1,
+    "gelu_backward": ("_Z20gelu_backward_kernelI13__nv_bfloat16Li8E", LAYERS, 528 * 3 * 4, 1,
                       {0: f"{2 * ROWS / 528}/load"}),
     "tssa_backward": ("_Z20tssa_backward_kernelI13__nv_bfloat16Li2ELb0ELb0ELi12E", LAYERS, CHUNKS * 12, 29,
                       {0: 0, 4: 2, 5: 2, **scan_trips(6, 7), 15: 0, 16: 0, 17: 2 * 0.51, **scan_trips(18, 6), 27: 0,
@@ -130,21 +129,6 @@ def measure(code):
             failures.append(f"{kernel}: {len(loops)} loops, but the trips in sass.py are for {expected}")
         found[kernel] = instructions(steps, loops, trips)
     return found, failures
-
-
-def hazards(code):
-    """Failures as text. A kernel may start while the previous kernel still runs. So it must wait (griddepcontrol.wait,
-    ACQBULK in SASS) before it accesses global memory, and must not use non-coherent loads (ld.global.nc), which nvcc
-    generates for const __restrict__ parameters. RESTRICT prevents both."""
-    failures = []
-    for name, steps in code.items():
-        texts = [text for _, text in steps]
-        wait = next((i for i, text in enumerate(texts) if "ACQBULK" in text), len(texts))
-        if any(re.search(r"\b(LDG|STG|ATOMG?|REDG?|LD|ST)\b", text) for text in texts[:wait]):
-            failures.append(f"{name}: accesses global memory before it waits for the kernel before it")
-        if any(re.search(r"\bLDG\S*\.CONSTANT\b", text) for text in texts):
-            failures.append(f"{name}: reads through the cache for constant data: use RESTRICT for its parameters")
-    return failures
 
 
 def traffic_of(path):
@@ -230,10 +214,6 @@ def self_test():
         "a kernel without a row": [line.split(":")[0] for line in unlisted(traffic)] == ["made_up"],
         "bound by bytes": "| adamw | 200 | 171.9 | 0.185 | 0.767 | bytes |" in table,
         "bound by issue": "| 1.855 | 0.767 | issue |" in record({"adamw": 2000.0}, "x", traffic, 50),
-        "no hazard": hazards({"k": [(0, "MOV R1, c[0x0][0x28]"), (16, "ACQBULK"), (32, "LDG.E.128 R4, [R2]")]}) == [],
-        "a load before the wait": len(hazards({"k": [(0, "@!P0 LDG.E R4, [R2]"), (16, "ACQBULK")]})) == 1,
-        "a store without a wait": len(hazards({"k": [(0, "STG.E.64 [R2], R4")]})) == 1,
-        "a load of constant data": len(hazards({"k": [(0, "ACQBULK"), (16, "LDG.E.128.CONSTANT R4, [R2]")]})) == 1,
         "the sum of the floors": "add up to 50.8 ms: 50.0 ms" in table,
     }
     for what, ok in checks.items():
@@ -255,7 +235,7 @@ def main():
     code = functions(output_of(cuobjdump, "-sass", "-arch", ARCH, paths[0]))
     found, failures = measure(code)
     gigabytes, flops_ms = traffic_of(paths[2])
-    failures += unlisted(gigabytes) + hazards(code)
+    failures += unlisted(gigabytes)
     if write and not failures:
         with open(paths[1], "w") as file:
             file.write(record(found, compiler, gigabytes, flops_ms))

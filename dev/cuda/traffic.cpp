@@ -26,7 +26,7 @@
 
 #include "cuda_on_host.h"
 #include "tost/engine.h"
-#include "tost/slices.h"
+#include "tost/ranks/slices.h"
 
 extern "C" const TostEngine tost_cuda_engine;
 

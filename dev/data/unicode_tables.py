@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Generates tost/unicode_tables.h: for every code point, its character class in GPT-2's pre-tokenization pattern; and
-tost/unicode_lower.h, lower-case letters.
+"""Generates tost/data/unicode_tables.h: for every code point, its character class in GPT-2's pre-tokenization pattern; and
+tost/base/unicode_lower.h, lower-case letters.
 
-    python3 dev/data/unicode_tables.py > tost/unicode_tables.h
-    python3 dev/data/unicode_tables.py lower > tost/unicode_lower.h
+    python3 dev/data/unicode_tables.py > tost/data/unicode_tables.h
+    python3 dev/data/unicode_tables.py lower > tost/base/unicode_lower.h
 
 The classes are \\p{L}, \\p{N} and \\s (White_Space) of Unicode 16.0, as in tiktoken 0.14 and Python 3.14. With another
 Python version, pip install unicodedata2==16.0.0 provides the same tables. Lower case is that of the running Python.

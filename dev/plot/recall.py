@@ -40,7 +40,7 @@ class Result:
             self.name = label or f"{short_name(result['model'])} on {Path(result['file']).name}"  # in the legend
             items, limit = items or Path(result["file"]), int(result["seq"]) + 1
             for example in result["example"]:
-                # the context's last token is an input of the endings: see tost/eval_task.c
+                # the context's last token is an input of the endings: see tost/commands/eval_task.c
                 line, context, ending = int(example["line"]), int(example["context"]), max(map(int, example["tokens"]))
                 if context + ending >= limit:
                     self.cut += 1

@@ -12,7 +12,7 @@ start both from the same weights:
     python dev/reference/train.py --init out/start --like out/c --out out/torch
     python dev/plot/loss.py out/c out/torch --difference --out loss.png
 
-Losses of the two agree to 1e-6 at first; dev/test/exchange.py requires 1e-4 over 24 steps of a small model. Float32
+Losses of the two agree to 1e-6 at first; dev/test/cli/exchange.py requires 1e-4 over 24 steps of a small model. Float32
 runs of the starter preset diverge sooner, since its first steps are unstable and amplify rounding: with its defaults
 the losses agree to 1e-6 for 7 steps and then differ by up to 7e-2, with --lr 1e-3 they agree for 18 steps and then
 differ by up to 3e-2 (100 steps). Compare the first steps, or smoothed curves.
@@ -105,7 +105,7 @@ def complete(args, block_size):
 
 
 def schedule_lr(step, args):
-    """Learning rate of a step, counted from 0: linear warm-up, then cosine decay; see tost/schedule.h."""
+    """Learning rate of a step, counted from 0: linear warm-up, then cosine decay; see tost/run/schedule.h."""
     low = args.min_lr_frac * args.lr
     if step >= args.steps:
         return low

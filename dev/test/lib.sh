@@ -1,4 +1,4 @@
-# lib.sh: shared by the shell tests. Each test_NAME.sh BINARY sources it with `. "$(dirname "$0")/lib.sh"`. It sets
+# lib.sh: shared by the shell tests. Each test_NAME.sh BINARY sources it with `. "$(dirname "$0")/../lib.sh"`. It sets
 #   binary, repo, python    absolute paths; PYTHON overrides python3
 #   dir                     a new empty working directory, removed at exit
 # shellcheck shell=sh
@@ -10,7 +10,7 @@ if [ $# -ne 1 ] || [ ! -x "$binary" ]; then
     echo "usage: test_$suite.sh BINARY" >&2
     exit 2
 fi
-repo=$(cd "$(dirname "$0")/../.." && pwd)
+repo=$(cd "$(dirname "$0")/../../.." && pwd)
 python=$(command -v "${PYTHON:-python3}" || echo "${PYTHON:-python3}")
 case $python in /*) ;; */*) python=$PWD/$python ;; esac
 dir=$(mktemp -d) || exit 1

@@ -1,5 +1,5 @@
 #!/bin/sh
-# run.sh PROGRAM...: runs the reference test, the given test programs and the scripts dev/test/test_*.sh, one per core
+# run.sh PROGRAM...: runs the reference test, the given test programs and the scripts dev/test/*/test_*.sh, one per core
 # at a time, and prints the output of each when it ends. The last line is the sum of their summary lines. The exit
 # status is 0 only if every program passed and printed its summary line.
 #   QUICK=1               fewer cases (make test)
@@ -37,7 +37,7 @@ print_done() {
 
 bad=0 number=0
 list() { number=$((number + 1)); printf '%s\0%s\0' $number "$*"; }
-for program in "$@" ./test_tost dev/test/test_*.sh; do
+for program in "$@" ./test_tost dev/test/*/test_*.sh; do
     case $program${QUICK:+1} in
         */cuda_on_host/test) list "$program" --first-half; list "$program" --second-half ;;
         */cuda_on_host/test1) list "$program" --quick ;;

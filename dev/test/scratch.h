@@ -2,14 +2,16 @@
 #ifndef TOST_SCRATCH_H
 #define TOST_SCRATCH_H
 
-#include "check.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "dev/test/check.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
 #include <sys/resource.h>
 
-#include "folder.h"
+#include "base/folder.h"
 
 // Checks that a call failed with a one-line message that contains `expected`.
 static inline void check_refused(Checks* c, bool ok, const TostError* err, const char* expected, const char* what) {

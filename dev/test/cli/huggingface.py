@@ -1,0 +1,472 @@
+"""huggingface.py BINARY: the part of test_huggingface.sh in Python. Runs in an empty folder and writes model.safetensors,
+a model with random parameters. Prints one line per check, starting with "ok", "FAILED" or "skipped"."""
+
+import importlib.util
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(REPO / "dev/reference"))
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, PreTrainedTokenizerFast
+
+import export_hf
+import import_hf
+from golden import randomize
+from gpt2_encoding import gpt2_encoding, load_tokenizer
+from script_calls import call
+from tost import Tost, TostConfig, generate
+from vocabulary import Vocabulary
+
+BINARY = sys.argv[1]
+VOCAB = REPO / "data/starter/vocab.bpe"
+STORIES = REPO / "data/starter/starter_val_000000.bin"
+BLOCK = 640
+EQUAL = 1e-5
+
+
+def check(what, good):
+    print(f"{'ok' if good else 'FAILED huggingface:'} {what}", flush=True)
+
+
+def missing(package, what):
+    if importlib.util.find_spec(package):
+        return False
+    print(f"skipped huggingface: Python has no {package}: {what}")
+    return True
+
+
+def trainer(*arguments):
+    done = subprocess.run([BINARY, *map(str, arguments)], capture_output=True)
+    check(f"{' '.join(map(str, arguments))} succeeds: {done.stderr.decode(errors='replace')[-200:]!r}"
+          if done.returncode else f"{arguments[0]} succeeds", done.returncode == 0)
+    return done.stdout
+
+
+def make_model(path, seed=1, padding=32, **sizes):
+    """A model with random parameters that names the starter's tokenizer. It has `padding` rows after the last token."""
+    torch.manual_seed(seed)
+    vocabulary = Vocabulary.read(VOCAB)
+    model = Tost(TostConfig(3, 4, 48, BLOCK, vocabulary.size + padding, **sizes))
+    randomize(model, torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        model.transformer.wte.weight[vocabulary.size:] *= 3  # likely choices, if nothing excluded them
+    model.save(path, {"step": "7", "tokens": "7000", "tokenizer": str(VOCAB),
+                      "tokenizer_hash": f"{vocabulary.hash():08x}", "best_val_loss": "2.5", "option.data": "a_*.bin"})
+    return model
+
+
+def exported(path, out):
+    status, stdout, stderr = call(export_hf.main, path, out)
+    check(f"export_hf.py {path} {out}: {stderr}", status == 0 and stdout.strip() == out)
+    return load(out)
+
+
+def load(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+
+
+def text_of_stories():
+    encoding = gpt2_encoding(VOCAB)
+    return encoding.decode(np.fromfile(STORIES, "<u2")[512:20512].tolist())
+
+
+@torch.no_grad()
+def check_model(ours, theirs):
+    ids = torch.randint(0, 2304, (2, BLOCK), generator=torch.Generator().manual_seed(3))
+    want = ours(ids)[0]
+    got = theirs(ids).logits
+    check("logits", (got - want).abs().max() <= EQUAL)
+    state = theirs(ids[:, :300]).past_key_values
+    sizes = [t.numel() for layer in state.layers for t in layer]
+    check("the state has 2C + nh numbers per layer and sequence", sizes == 3 * [2 * 48, 2 * 48, 2 * 4])
+    rest = theirs(ids[:, 300:], past_key_values=state).logits
+    check("logits of tokens after a state", (rest - want[:, 300:]).abs().max() <= EQUAL)
+    loss = ours(ids[:, :-1], ids[:, 1:])[1]
+    check("labels give the loss", abs(theirs(ids, labels=ids).loss - loss) <= EQUAL)
+    mask = torch.ones_like(ids[:, :100])
+    mask[0, :60] = 0
+    padded = theirs(ids[:, :100], attention_mask=mask).logits
+    check("padding on the left changes no logits", (padded[0, 60:] - ours(ids[:1, 60:100])[0][0]).abs().max() <= EQUAL)
+    check("nor those of the other sequence", (padded[1] - want[1, :100]).abs().max() <= EQUAL)
+    right = theirs(ids[:, :100], attention_mask=mask.flip(1)).logits
+    check("padding on the right changes no logits", (right[0, :40] - want[0, :40]).abs().max() <= EQUAL)
+    half = load("out").to(torch.bfloat16)(ids).logits.float()
+    check("bfloat16", (half - want).norm() / want.norm() < 0.1)
+    try:
+        theirs(torch.zeros(1, BLOCK + 1, dtype=torch.long))
+        refused = ""
+    except ValueError as error:
+        refused = str(error)
+    check("a sequence beyond the block size is refused", f"{BLOCK + 1} tokens" in refused and str(BLOCK) in refused)
+
+
+def check_generation(model, tokenizer):
+    prompt = "Once upon a time"
+    out = model.generate(**tokenizer(prompt, return_tensors="pt"), max_new_tokens=500, do_sample=False, eos_token_id=-1)[0]
+    sample = trainer("sample", "--model", "model.safetensors", "--prompt", prompt, "--tokens", 500, "--temperature", 0)
+    written = load_tokenizer("model.safetensors").decode_bytes(out.tolist())
+    check("500 greedy tokens equal sample --temperature 0", sample == written + b"\n" and len(set(out.tolist())) > 20)
+    texts = ["The cat", "Once upon a time there was a little", "A"]
+    batch = tokenizer(texts, return_tensors="pt", padding=True)
+    together = model.generate(**batch, max_new_tokens=40, do_sample=False, eos_token_id=-1)[:, -40:]
+    alone = [model.generate(**tokenizer(text, return_tensors="pt"), max_new_tokens=40, do_sample=False,
+                            eos_token_id=-1)[0, -40:] for text in texts]
+    check("a padded batch gives the tokens of each text alone", torch.equal(together, torch.stack(alone)))
+    uncached = model.generate(**batch, max_new_tokens=40, do_sample=False, eos_token_id=-1, use_cache=False)[:, -40:]
+    check("without a state the tokens are the same", torch.equal(together, uncached))
+    beams = model.generate(**batch, max_new_tokens=10, num_beams=3, do_sample=False, eos_token_id=-1)
+    uncached = model.generate(**batch, max_new_tokens=10, num_beams=3, do_sample=False, eos_token_id=-1, use_cache=False)
+    check("beam search with a state gives the same tokens as without", torch.equal(beams, uncached))
+
+
+@torch.no_grad()
+def check_documents():
+    """A model with --mask-across-documents, on texts with <|endoftext|>; padding has the same id."""
+    eot = Vocabulary.read(VOCAB).eot
+    ours = make_model("masked.safetensors", seed=4, document_token=eot)
+    theirs = exported("masked.safetensors", "documents")
+    ids = torch.randint(0, eot, (2, 200), generator=torch.Generator().manual_seed(5))
+    ids[0, [0, 50, 51, 120]] = ids[1, [30, 120, 150]] = eot
+    want = ours(ids)[0]
+    check("masked: logits", (theirs(ids).logits - want).abs().max() <= EQUAL)
+    check("masked: resets change the logits", (load_unmasked(ours)(ids)[0] - want).abs().max() > 100 * EQUAL)
+    for cut in (50, 51, 100, 120):
+        state = theirs(ids[:, :cut]).past_key_values
+        rest = theirs(ids[:, cut:], past_key_values=state).logits
+        check(f"masked: logits after a state of {cut} tokens", (rest - want[:, cut:]).abs().max() <= EQUAL)
+    padded = torch.cat([torch.full((2, 60), eot), ids], 1)
+    mask = (torch.arange(260) >= 60).long().expand(2, -1)
+    got = theirs(padded, attention_mask=mask).logits[:, 60:]
+    check("masked: padding on the left changes no logits", (got - want).abs().max() <= EQUAL)
+    right = theirs(padded.flip(1), attention_mask=mask.flip(1)).past_key_values
+    check("masked: padding on the right does not reset the state",
+          all(torch.allclose(a, b, atol=EQUAL) for x, y in zip(right.layers, theirs(ids.flip(1)).past_key_values.layers)
+              for a, b in zip(x, y)))
+    check("masked: the model card says so", "resets the statistics" in Path("documents/README.md").read_text())
+    try:
+        theirs(inputs_embeds=torch.zeros(1, 3, 48))
+        refused = ""
+    except ValueError as error:
+        refused = str(error)
+    check("masked: inputs_embeds are refused", "input_ids" in refused)
+    check_masked_generation(ours, theirs, eot)
+
+
+def load_unmasked(model):
+    unmasked = Tost(replace(model.config, document_token=-1))
+    unmasked.load_state_dict(model.state_dict())
+    return unmasked
+
+
+def check_masked_generation(ours, theirs, eot):
+    """Greedy, with resets in the prompt and possibly after it."""
+    prompt = [5, 6, eot, 7, 8]
+    mine = list(generate(ours, prompt, 60, eot + 1, stop=-1))
+    ids = torch.tensor([prompt])
+    text = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=60, do_sample=False,
+                           eos_token_id=-1)[0]
+    check("masked: greedy tokens after a prompt with <|endoftext|>", text[len(prompt):].tolist() == mine)
+
+
+def same_tensors(a, b):
+    a, b = load_file(a), load_file(b)
+    return a.keys() == b.keys() and all(a[name].dtype == b[name].dtype and torch.equal(a[name], b[name]) for name in a)
+
+
+def check_round_trip(name):
+    source, folder = f"{name}.safetensors", f"{name}_saved"
+    model = exported(source, f"{name}_out") if name != "model" else load("out")
+    model.save_pretrained(folder)
+    status, _, stderr = call(import_hf.main, folder, f"{name}_back")
+    check(f"import_hf.py {folder}: {stderr}", status == 0)
+    check(f"{name}: import_hf.py after save_pretrained gives the same weights",
+          same_tensors(source, f"{name}_back/model.safetensors"))
+    ours, back = Tost.from_checkpoint(source), Tost.from_checkpoint(f"{name}_back")
+    check(f"{name}: and the same config", ours.config == back.config)
+    if ours.config.membership == "learned":
+        trainer("--init", f"{folder}/model.safetensors", "--data", STORIES, "--steps", 0, "--out", f"{name}_run", "--quiet",
+                "--val-every", 0, "--sample-every", 0)
+        check(f"{name}: save_pretrained, then --init: the same weights",
+              same_tensors(source, f"{name}_run/step_00000000/model.safetensors"))
+
+
+@torch.no_grad()
+def check_extended():
+    """A model of train --extend-block: its new positions are copies of the last one."""
+    trainer("--init", "model.safetensors", "--extend-block", 1500, "--data", STORIES, "--steps", 0, "--out", "extended",
+            "--quiet", "--val-every", 0, "--sample-every", 0)
+    theirs, old = exported("extended", "extended_out"), load_file("model.safetensors")
+    rows = [min(t, BLOCK - 1) for t in range(1500)]
+    state = theirs.state_dict()
+    check("an extended model: wpe", torch.equal(state["transformer.wpe.weight"], old["transformer.wpe.weight"][rows]))
+    name = "transformer.h.1.attn.denom_bias"
+    check("an extended model: denom_bias", torch.equal(state[name], old[name][:, rows]))
+    ids = torch.randint(0, 2304, (1, 1500), generator=torch.Generator().manual_seed(8))
+    want = Tost.from_checkpoint("extended")(ids)[0]
+    check("an extended model: logits up to its block size", (theirs(ids).logits - want).abs().max() <= EQUAL)
+
+
+def check_import():
+    status, _, stderr = call(import_hf.main, "out", "imported")
+    check(f"import_hf.py out: {stderr}", status == 0)
+    same = Path("imported/vocab.bpe").read_bytes() == VOCAB.read_bytes()
+    check("import_hf.py writes the vocab.bpe of tokenizer.json", same)
+    text = trainer("sample", "--model", "imported", "--prompt", "The", "--tokens", 20, "--temperature", 0)
+    check("the imported model finds its tokenizer",
+          text == trainer("sample", "--model", "model.safetensors", "--prompt", "The", "--tokens", 20, "--temperature", 0))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Tokenizer
+
+
+def hostile_texts():
+    rng = random.Random(5)
+    pieces = ["a", "b", " ", "  ", "\n", "\r\n", "\t", "'s", "'LL", "it's", "12", "½", "é", "日本", "\U0001f44d", "\u00a0",
+              "\u3000", "\u2009", "\x85", "\x1c", "<|endoftext|>", "<|endoftext", "ſ", "İ", "!", "...", "\u200b", "\0", "x" * 30]
+    return ["".join(rng.choices(pieces, k=rng.randrange(1, 60))) for _ in range(400)]
+
+
+def trainer_ids(tokenizer, texts):
+    """Ids of the texts, each followed by <|endoftext|>."""
+    Path("texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    for path in Path().glob("ids_*"):
+        path.unlink()
+    trainer("tokenize", "--tokenizer", tokenizer, "--val-frac", 0, "--out", "ids", "--quiet", "texts.jsonl")
+    return np.fromfile("ids_train_000000.bin", "<u2")[512:].tolist()
+
+
+def check_tokenizer(tokenizer):
+    check("AutoTokenizer gives a fast tokenizer", isinstance(tokenizer, PreTrainedTokenizerFast))
+    texts = hostile_texts()
+    theirs = [i for text in texts for i in tokenizer.encode(text) + [tokenizer.eos_token_id]]
+    check("hostile texts have the trainer's ids", theirs == trainer_ids(VOCAB, texts))
+    check("the trainer reads tokenizer.json", theirs == trainer_ids("out/tokenizer.json", texts))
+    check("tokenizer_hash of tokenizer.json is that of vocab.bpe",
+          Vocabulary.read("out/tokenizer.json").hash() == Vocabulary.read(VOCAB).hash())
+    check("decoding gives the text", all(tokenizer.decode(tokenizer.encode(text)) == text for text in texts))
+    shared = os.environ.get("TOST_SHARED")
+    if not shared or not Path(shared, "data/tokens/hostile_a.u16").is_file():
+        print("skipped huggingface: no data/tokens/hostile_a.txt in TOST_SHARED")
+        return
+    vocabulary = Vocabulary.read(Path(shared, "data/gpt2/vocab.bpe"))
+    Path("gpt2.json").write_text(json.dumps(vocabulary.tokenizer_json()), encoding="utf-8")
+    gpt2 = PreTrainedTokenizerFast(tokenizer_file="gpt2.json", split_special_tokens=True)
+    for name in ("hostile_a.txt", "shakespeare.txt"):
+        folder = "tokens" if name.startswith("hostile") else "text"
+        text = Path(shared, "data", folder, name).read_bytes().decode()
+        want = np.fromfile(Path(shared, "data/tokens", name.replace(".txt", ".u16")), "<u2").tolist()
+        check(f"GPT-2's ids of {name}", gpt2.encode(text) == want)
+
+
+def check_own_tokenizer():
+    """A tokenizer.json of the tokenizers library, with special tokens first, in export, import and the trainer."""
+    from tokenizers import ByteLevelBPETokenizer, Tokenizer
+    learner = ByteLevelBPETokenizer()
+    learner.train_from_iterator([text_of_stories()], vocab_size=600, special_tokens=["<pad>", "<|endoftext|>"],
+                                show_progress=False)
+    learner.save("own.json")
+    learner = Tokenizer.from_file("own.json")
+    learner.encode_special_tokens = True
+    texts = hostile_texts()
+    theirs = [i for text in texts for i in learner.encode(text).ids + [1]]
+    check("the trainer's ids of a tokenizer with special tokens first", theirs == trainer_ids("own.json", texts))
+    encoding = gpt2_encoding("own.json")
+    check("tiktoken's too", theirs == [i for text in texts for i in encoding.encode_ordinary(text) + [encoding.eot_token]])
+    model = Tost(TostConfig(1, 2, 8, 32, 600))
+    model.save("own.safetensors", {"tokenizer": "own.json", "tokenizer_hash": f"{Vocabulary.read('own.json').hash():08x}"})
+    status, _, stderr = call(export_hf.main, "own.safetensors", "own_out")
+    check(f"export with this tokenizer: {stderr}", status == 0)
+    status, _, stderr = call(import_hf.main, "own_out", "own_back")
+    check(f"import with this tokenizer: {stderr}", status == 0)
+    a = trainer("sample", "--model", "own.safetensors", "--prompt", "The", "--tokens", 5, "--temperature", 0)
+    check("and the trainer accepts both", a == trainer("sample", "--model", "own_back", "--prompt", "The", "--tokens", 5,
+                                                       "--temperature", 0))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Trainer and harness
+
+
+def check_trainer(model):
+    if missing("accelerate", "Hugging Face's Trainer"):
+        return
+    from transformers import Trainer, TrainingArguments
+    ids = torch.randint(0, 2304, (4, 50), generator=torch.Generator().manual_seed(4))
+    rows = [{"input_ids": row, "labels": row} for row in ids]
+    arguments = TrainingArguments(output_dir="trained", max_steps=2, per_device_train_batch_size=4, learning_rate=1e-3,
+                                  report_to=[], use_cpu=True, save_strategy="no", logging_strategy="no",
+                                  disable_tqdm=True)
+    before = model(ids, labels=ids).loss.item()
+    result = Trainer(model=model, args=arguments, train_dataset=rows).train()
+    after = model.eval()(ids, labels=ids).loss.item()
+    check(f"the Hugging Face Trainer trains: {before:.4f}, {after:.4f}", result.global_step == 2 and after < before - 0.01)
+
+
+def lambada_examples(model, encoding):
+    """Texts whose last word is, in every other example, the one that the model writes."""
+    words, examples = text_of_stories().replace("<|endoftext|>", " ").split(), []
+    for i in range(60):
+        context = " ".join(words[20 * i:20 * i + 20])
+        word = encoding.decode(list(generate(model, encoding.encode_ordinary(context), 1, encoding.n_vocab, encoding.eot_token)))
+        known = i % 2 == 0 and word.startswith(" ") and word[1:].isalpha()
+        examples.append({"text": context + (word if known else " " + words[20 * i + 20])})
+    return examples
+
+
+def hellaswag_examples():
+    words, examples = text_of_stories().replace("<|endoftext|>", " ").split(), []
+    rng = random.Random(6)
+    for i in range(40):
+        part = words[30 * i:30 * i + 30]
+        endings = [" ".join(rng.sample(part, rng.randrange(2, 8))) + rng.choice(["", " [step]", " [title] And"]) for _ in range(4)]
+        examples.append({"activity_label": part[0], "ctx_a": " ".join(part[1:15]) + rng.choice([".", ". [header]"]),
+                         "ctx_b": rng.choice(["", "the " + part[20].upper()]), "endings": endings,
+                         "label": rng.randrange(4)})
+    return examples
+
+
+TASK = """task: {name}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {file}}}}}
+test_split: test
+"""
+LAMBADA = TASK + """output_type: loglikelihood
+doc_to_text: "{{{{text.split(' ')[:-1]|join(' ')}}}}"
+doc_to_target: "{{{{' '+text.split(' ')[-1]}}}}"
+metric_list: [{{metric: perplexity, aggregation: perplexity}}, {{metric: acc, aggregation: mean}}]
+"""
+HELLASWAG = TASK + """output_type: multiple_choice
+process_docs: !function hellaswag_utils.process_docs
+doc_to_text: "{{{{query}}}}"
+doc_to_target: "{{{{label}}}}"
+doc_to_choice: choices
+metric_list: [{{metric: acc, aggregation: mean}}, {{metric: acc_norm, aggregation: mean}}]
+"""
+
+
+def write_tasks():
+    import lm_eval
+    utils = Path(lm_eval.__file__).parent / "tasks/hellaswag/utils.py"
+    Path("tasks").mkdir()
+    Path("tasks/hellaswag_utils.py").write_text(utils.read_text())
+    for name, text in (("local_lambada", LAMBADA), ("local_hellaswag", HELLASWAG)):
+        file = Path(f"{name}.jsonl").resolve()
+        Path(f"tasks/{name}.yaml").write_text(text.format(name=name, file=file))
+
+
+def check_harness():
+    """With a model without padding rows, which the harness would choose."""
+    if missing("lm_eval", "lm-evaluation-harness"):
+        return
+    ours = make_model("harness.safetensors", padding=0)
+    exported("harness.safetensors", "harness")
+    import lm_eval.models  # noqa: F401, registers hf
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    import lm_eval_tost  # noqa: F401, registers the model
+    examples = {"lambada": lambada_examples(ours, load_tokenizer("harness.safetensors")), "hellaswag": hellaswag_examples()}
+    want = {}
+    for task, rows in examples.items():
+        file = f"local_{task}.jsonl"
+        Path(file).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        trainer("eval", "--model", "harness.safetensors", "--task", task, file, "--json", f"{task}.json")
+        want[task] = json.loads(Path(f"{task}.json").read_text())
+    check("some examples are solved", 0.2 < want["lambada"]["accuracy"] < 0.9 and 0 < want["hellaswag"]["acc"] < 1)
+    write_tasks()
+    tasks = TaskManager(include_path="tasks", include_defaults=False)
+    for model, arguments in (("hf", "pretrained=harness,trust_remote_code=True"), ("tost", "path=harness.safetensors")):
+        results = simple_evaluate(model, arguments, ["local_lambada", "local_hellaswag"], batch_size=8, device="cpu",
+                                  task_manager=tasks, bootstrap_iters=0, verbosity="ERROR")["results"]
+        lambada, hellaswag = results["local_lambada"], results["local_hellaswag"]
+        check(f"lm_eval --model {model}: acc of LAMBADA", lambada["acc,none"] == want["lambada"]["accuracy"])
+        error = abs(lambada["perplexity,none"] / want["lambada"]["perplexity_word"] - 1)
+        check(f"lm_eval --model {model}: perplexity of LAMBADA is that per word: {error:.1e}", error <= 1e-5)
+        check(f"lm_eval --model {model}: acc of HellaSwag", hellaswag["acc,none"] == want["hellaswag"]["acc"])
+        check(f"lm_eval --model {model}: acc_norm of HellaSwag",
+              hellaswag["acc_norm,none"] == want["hellaswag"]["acc_norm"])
+
+
+# ----------------------------------------------------------------------------------------------------------
+
+
+def refused(main, arguments, *texts):
+    status, _, stderr = call(main, *arguments)
+    check(f"{main.__module__} {' '.join(map(str, arguments))}: one line with {texts}: {stderr!r}",
+          status == 1 and stderr.count("\n") == 1 and all(text in stderr for text in texts))
+
+
+def check_refusals():
+    refused(export_hf.main, ["model.safetensors", "out"], "out", "already exists")
+    refused(export_hf.main, ["nowhere", "new"], "nowhere", "No such file")
+    Tost(TostConfig(1, 2, 8, 16, 300)).save("plain.safetensors")
+    refused(export_hf.main, ["plain.safetensors", "new"], "plain.safetensors", "does not name a tokenizer", "--tokenizer FILE")
+    refused(export_hf.main, ["plain.safetensors", "new", "--tokenizer", VOCAB], "2304 tokens", "300")
+    refused(export_hf.main, ["model.safetensors", "new", "--tokenizer", "own.json"], "own.json", "CRC-32")
+    Path("wrong.json").write_text('{"model": {"type": "Unigram"}, "pre_tokenizer": null}')
+    refused(export_hf.main, ["plain.safetensors", "new", "--tokenizer", "wrong.json"], "wrong.json", "Unigram", "BPE")
+    Path("wrong.json").write_text('{"model": {"type": "WordPiece"}}')
+    refused(export_hf.main, ["plain.safetensors", "new", "--tokenizer", "wrong.json"], "wrong.json", "WordPiece", "BPE")
+    check("a refused export writes nothing", not Path("new").exists() and not Path("new.tmp").exists())
+    GPT2Config().save_pretrained("gpt2")
+    refused(import_hf.main, ["gpt2", "new"], "gpt2", "architecture", "TostForCausalLM")
+    refused(import_hf.main, ["tasks" if Path("tasks").exists() else "trained", "new"], "config.json")
+    refused(import_hf.main, ["out", "imported"], "imported", "already exists")
+    Path("part").mkdir()
+    Path("part/config.json").write_text(Path("out/config.json").read_text())
+    refused(import_hf.main, ["part", "new"], "part", "model.safetensors")
+    Path("part/model.safetensors.index.json").write_text('{"weight_map": 3}')
+    refused(import_hf.main, ["part", "new"], "part/model.safetensors.index.json", "weight_map")
+    check("a refused import writes nothing", not Path("new").exists())
+
+
+def check_card():
+    card = Path("out/README.md").read_text(encoding="utf-8")
+    check("the model card has steps, tokens, data and losses",
+          all(text in card for text in ("7, 7,000", "`a_*.bin`", "2.5000", "library_name: transformers", "640 tokens")))
+    check("model.safetensors is copied", Path("out/model.safetensors").read_bytes() == Path("model.safetensors").read_bytes())
+
+
+def check_foreign_log():
+    Path("other/model").mkdir(parents=True)
+    shutil.copyfile("model.safetensors", "other/model/model.safetensors")
+    Path("other/log.csv").write_text("a,b\n1,2\n")
+    status, _, stderr = call(export_hf.main, "other/model", "other_out", "--tokenizer", VOCAB)
+    check(f"export_hf.py beside the log.csv of another program: {stderr}", status == 0)
+
+
+def main():
+    ours = make_model("model.safetensors")
+    make_model("biased.safetensors", seed=2, bias=True)
+    make_model("uniform.safetensors", seed=3, membership="uniform")
+    theirs = exported("model.safetensors", "out")
+    tokenizer = AutoTokenizer.from_pretrained("out", trust_remote_code=True)
+    check_card()
+    check_foreign_log()
+    check_model(ours, theirs)
+    check_generation(theirs, tokenizer)
+    check_documents()
+    check_tokenizer(tokenizer)
+    check_own_tokenizer()
+    for name in ("model", "biased", "uniform", "masked"):
+        check_round_trip(name)
+    check_extended()
+    check_import()
+    check_harness()
+    check_trainer(load("out"))
+    check_refusals()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,460 @@
+"""pictures.py: the part of test_exchange.sh that needs numpy, safetensors and matplotlib, in one process.
+
+Runs in the folder prepared by test_exchange.sh: trained.safetensors and start.safetensors from inspect on seen.txt,
+other.safetensors on another text; recall.jsonl and blind.jsonl from starter.py, and recall.json and blind.json from
+eval on them. Prints one line per check, starting with "ok" or "FAILED".
+"""
+
+import base64
+import html.parser
+import json
+import re
+import struct
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[2] / folder) for folder in ("plot", "data")]
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+import coding_rate
+import membership
+import position
+import recall
+import starter
+from inspected import Inspection
+from script_calls import call, check
+
+EXACT = 1e-12  # tolerance between two float64 computations
+
+
+def refuse(main, text, out, *arguments):
+    status, _, err = call(main, *arguments)
+    check(f"{' '.join(map(str, arguments))}: expected '{text}', got {err!r}",
+          status == 1 and text in err and err.count("\n") == 1)
+    check("no file is written", not Path(out).exists() and not Path(f"{out}.tmp").exists())
+
+
+# ----------------------------------------------------------------------------------------------------------
+# membership.py
+
+
+class Page(html.parser.HTMLParser):
+    """The text of each token without escapes, the JSON data, and all URLs that the page refers to."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.spans, self.data, self.urls, self.open = {}, "", [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.urls += [value for name, value in attributes.items() if name in ("src", "href")]
+        self.open.append((tag, attributes.get("id") or ""))
+        if tag == "span":
+            self.spans.setdefault(attributes.get("id"), "")
+        if tag in ("meta", "input", "canvas", "link", "img", "br"):
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        if self.open and self.open[-1][0] == tag:
+            self.open.pop()
+
+    def handle_data(self, text):
+        tag, name = self.open[-1] if self.open else ("", "")
+        if tag == "span":
+            self.spans[name] += text
+        elif name == "data":
+            self.data += text
+
+
+def unpack(packed, shape):
+    raw = base64.b64decode(packed)
+    return np.array(struct.unpack(f"<{len(raw) // 2}H", raw)).reshape(shape) / 65535
+
+
+def check_page():
+    status, out, err = call(membership.main, "trained.safetensors", "--initial", "start.safetensors",
+                            "--title", "a <b> & c", "--out", "page.html")
+    check(f"membership.py: {err}", status == 0)
+    text = Path("page.html").read_text(encoding="utf-8")
+    trained, start = Inspection("trained.safetensors"), Inspection("start.safetensors")
+    page, T = Page(text), trained.length
+    data = json.loads(page.data)
+    check("the page loads nothing", not page.urls and "http:" not in text and "https:" not in text
+          and "url(" not in text and "@import" not in text)
+    check("the title is escaped", "<title>a &lt;b&gt; &amp; c</title>" in text)
+    check("one span per token",
+          [f"t{t}" for t in range(T)] == [name for name in page.spans if re.match("t[0-9]", name)])
+    shown = "".join(page.spans[f"t{t}"] for t in range(T))
+    check("the page contains the text", shown == Path("seen.txt").read_text(encoding="utf-8", errors="ignore")
+          .replace("\x01", "").replace("\u202e", ""))
+    escapes = re.findall(r"<i>([^<]*)</i>", text[text.index('id="t0"'):])
+    check(f"characters without a glyph are escaped: {set(escapes)}",
+          {"\\xff", "\\u{1}", "\\u{202e}", "\u21b5", "\u21e5", "\u00b7"} <= set(escapes))
+    for name, one in (("pi", trained), ("initial", start)):
+        check(f"the page's {name} equals the file's",
+              np.abs(unpack(data[name], one.pi.shape) - one.pi).max() <= 0.51 / 65535)
+    check("ids and losses, the first loss null", data["loss"][0] is None
+          and np.allclose(data["loss"][1:], trained.loss[1:], atol=1e-4) and data["ids"] == trained.tokens.tolist())
+    layer, token = data["start"]
+    letters = [trained.text[a:b].decode("utf-8", "replace").isalpha()
+               and a >= len(trained.text) // 4 for a, b in zip(trained.offsets, trained.offsets[1:])]
+    margin = membership.margins(trained.pi)[layer]
+    check("the page opens at the layer that changed most, at the letter with the largest margin",
+          layer == np.abs(trained.pi - start.pi).sum(1).mean(1).argmax() and letters[token]
+          and margin[token] == margin[letters].max())
+    distance = [0.5 * np.abs(trained.pi[l] - start.pi[l]).sum(0).mean() for l in range(trained.layers)]
+    printed = [float(line.split()[3]) for line in out.splitlines()[1:-1]]
+    check("printed distances from initialization",
+          np.allclose(printed, distance, atol=1e-4) and max(distance) > 0.01)
+    check("the same files give the same page", call(membership.main, "trained.safetensors", "--initial",
+          "start.safetensors", "--title", "a <b> & c", "--out", "again.html")[0] == 0
+          and Path("again.html").read_text() == text)
+    status, _, err = call(membership.main, "trained.safetensors", "--out", "alone.html")
+    alone = Path("alone.html").read_text()
+    check(f"without --initial: {err}", status == 0 and 'value="1" disabled' in alone
+          and json.loads(Page(alone).data)["initial"] is None and 'value="1" disabled' not in text)
+
+
+def synthetic(path, layers=2, heads=2, hs=3, text=b"abcd", model="synthetic", step=0, seed=0, w=None, pi=None):
+    """A file like those of inspect, with one token per byte."""
+    rng, T = np.random.default_rng(seed), len(text)
+    pi = rng.dirichlet(np.ones(heads), (layers, T)).transpose(0, 2, 1) if pi is None else pi
+    w = rng.normal(size=(layers, T, heads * hs)) if w is None else w
+    tensors = {"tokens": np.frombuffer(text, np.uint8).astype(np.int32), "offsets": np.arange(T + 1, dtype=np.int32),
+               "loss": np.ones(T, np.float32), "text": np.frombuffer(text, np.uint8),
+               "pi": np.ascontiguousarray(pi, np.float32), "w": np.ascontiguousarray(w, np.float32)}
+    save_file(tensors, path, {"content": "inspect", "model": model, "step": str(step)})
+    return tensors
+
+
+def check_margins():
+    values = np.array([[[0.5, 0.1], [0.2, 0.8], [0.3, 0.1]]])  # (1,3,2)
+    check("margin: largest minus second-largest value", np.allclose(membership.margins(values), [[0.2, 0.7]]))
+    check("a single head has margin 1", np.array_equal(membership.margins(values[:, :1]), [[1, 1]]))
+    check("share of the busiest head", membership.busiest(np.array([[[0.5, 0.1, 0.9], [0.2, 0.8, 0.05]]])) == [2 / 3])
+    synthetic("large.safetensors", layers=12, heads=12, hs=1, text=bytes(range(256)) * 4)
+    status, _, err = call(membership.main, "large.safetensors", "--initial", "large.safetensors", "--out", "large.html")
+    check(f"1,024 tokens, 12 layers of 12 heads: under 2 MB: {err}",
+          status == 0 and Path("large.html").stat().st_size < 2e6)
+
+
+def change(path, **changed):
+    """Copies trained.safetensors with changed tensors; None removes a tensor."""
+    with safe_open("trained.safetensors", framework="np") as file:
+        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()
+    tensors = {name: np.ascontiguousarray(one) for name, one in (tensors | changed).items() if one is not None}
+    save_file(tensors, path, metadata)
+    return tensors
+
+
+def check_invalid_files():
+    """A folder, files of other types and incomplete files are each a one-line error."""
+    Path("folder").mkdir(exist_ok=True)
+    Path("empty").touch()
+    Path("text.txt").write_text("text\n")
+    Path("bad.json").write_text("{")
+    Path("deep.json").write_text("[" * 100000)
+    Path("list.json").write_text("[1, 2]")
+    Path("cut.safetensors").write_bytes(Path("trained.safetensors").read_bytes()[:3000])
+    for main, out in ((membership.main, "no.html"), (coding_rate.main, "no.png")):
+        refuse(main, "folder: is a folder; give the file", out, "folder", "--out", out)
+        for name in ("empty", "text.txt", "bad.json", "deep.json", "cut.safetensors"):
+            refuse(main, f"{name}: not a complete safetensors file of inspect", out, name, "--out", out)
+        refuse(main, "a?b: cannot be read: No such file", out, "a\nb", "--out", out)
+        for name in ("tokens", "offsets", "loss", "pi", "w", "text"):
+            change("less.safetensors", **{name: None})
+            refuse(main, f"less.safetensors: tensor '{name}' is missing", out, "less.safetensors", "--out", out)
+        pi = change("odd.safetensors")["pi"]
+        for changed, text in ((pi.astype(np.float64), "'pi' is F64"), (pi[0], "'pi' is F32 ("),
+                              (pi[:, :0], "'pi' is F32 ("), (pi * 2, "'pi' is not a membership")):
+            change("odd.safetensors", pi=changed)
+            refuse(main, f"odd.safetensors: {text}", out, "odd.safetensors", "--out", out)
+        refuse(main, f"--out folder/x/{out} cannot be written: No such file", out, "trained.safetensors", "--out",
+               f"folder/x/{out}")
+    not_json = ("empty", "text.txt", "bad.json", "deep.json", "cut.safetensors")
+    for name, text in (("folder", "cannot be read: Is a directory"), *((name, "not JSON") for name in not_json),
+                       ("list.json", "not a result of eval --task --json")):
+        refuse(recall.main, f"{name}: {text}", "no.png", name, "--out", "no.png")
+    refuse(recall.main, "folder: cannot be read: Is a directory; give the items with --items", "no.png", "recall.json",
+           "--items", "folder", "--out", "no.png")
+    refuse(recall.main, "--dpi 0: give 1 to", "no.png", "recall.json", "--dpi", "0", "--out", "no.png")
+
+
+def check_page_refusals():
+    trained = "trained.safetensors"
+    refuse(membership.main, "not the text of trained.safetensors", "no.html",
+           trained, "--initial", "other.safetensors", "--out", "no.html")
+    refuse(membership.main, "not a file of `train_gpt_tost", "no.html", "plain.safetensors", "--out", "no.html")
+    Path("cut.safetensors").write_bytes(Path(trained).read_bytes()[:3000])
+    refuse(membership.main, "cut.safetensors", "no.html", "cut.safetensors", "--out", "no.html")
+    refuse(membership.main, "nowhere", "no.html", "nowhere", "--out", "no.html")
+    refuse(membership.main, "nowhere", "nowhere", trained, "--out", "nowhere/x.html")
+    a, text = "synthetic.safetensors", b"abcd"
+    synthetic(a, text=text)
+    synthetic("three.safetensors", heads=3, text=text)
+    refuse(membership.main, "2 layers of 3 heads", "no.html", a, "--initial", "three.safetensors", "--out", "no.html")
+    synthetic("odd.safetensors", w=np.zeros((2, 3, 6)))   # one token missing
+    refuse(membership.main, "'w' has shape (2, 3, 6)", "no.html", "odd.safetensors", "--out", "no.html")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# coding_rate.py
+
+
+def rate_by_tokens(w, pi):
+    """R^c from the Gram matrix over tokens instead of channels: det(I + AᵀA) = det(I + AAᵀ) (Sylvester)."""
+    total, T, hs = 0.0, pi.shape[1], w.shape[1] // len(pi)
+    for h, p in enumerate(pi.astype(np.float64)):
+        a = w[:, h * hs:(h + 1) * hs].astype(np.float64) * np.sqrt(p / p.sum())[:, None]
+        total += p.sum() / T * 0.5 * np.log1p(np.linalg.eigvalsh(a @ a.T).clip(0)).sum()
+    return total
+
+
+def second_moment(w, pi, h, d):
+    """m[h,d], summed term by term."""
+    hs = w.shape[1] // len(pi)
+    return sum(float(p) * float(x) ** 2 for p, x in zip(pi[h], w[:, h * hs + d])) / sum(map(float, pi[h]))
+
+
+def check_rates():
+    rng = np.random.default_rng(3)
+    for T, heads, hs in ((7, 2, 3), (3, 3, 5), (40, 1, 4), (1, 2, 2)):
+        pi = rng.dirichlet(np.ones(heads), T).T
+        w = rng.normal(size=(T, heads * hs)) * rng.uniform(0.1, 3, heads * hs)
+        rate, bound, mean, spread = coding_rate.layer_rates(w, pi)
+        label = f"T {T}, {heads} heads of {hs}"
+        check(f"{label}: R^c equals that of the tokens' Gram matrix",
+              abs(rate - rate_by_tokens(w, pi)) < EXACT * max(1, rate))
+        m = [[second_moment(w, pi, h, d) for d in range(hs)] for h in range(heads)]
+        share = pi.sum(1) / T
+        expected = sum(s * 0.5 * np.log(1 + x) for s, row in zip(share, m) for x in row)
+        check(f"{label}: the bound equals its formula", abs(bound - expected) < EXACT * max(1, bound))
+        check(f"{label}: mean m", abs(mean - sum(s * np.mean(row) for s, row in zip(share, m))) < EXACT * max(1, mean))
+        check(f"{label}: R^c <= bound <= rate with equal energy in all directions", rate <= bound + EXACT
+              and bound <= sum(s * hs / 2 * np.log(1 + np.mean(row)) for s, row in zip(share, m)) + EXACT)
+        check(f"{label}: the spread is between 0 and 1", 0 < spread <= 1)
+        again = coding_rate.layer_rates(w * np.repeat(rng.uniform(0.1, 9, heads), hs), pi)[3]
+        check(f"{label}: scaling a head does not change the spread", abs(again - spread) < 1e-9)
+
+
+def check_known_rates():
+    ones = np.ones((1, 2))
+    rate, bound, mean, spread = coding_rate.layer_rates(np.diag([2.0, 4.0]), ones)  # M = diag(2, 8)
+    check("uncorrelated directions: R^c = bound = ½ (log 3 + log 9)",
+          abs(rate - 0.5 * np.log(27)) < EXACT and abs(bound - rate) < EXACT and abs(mean - 5) < EXACT)
+    check("spread of uncorrelated directions", abs(spread - (np.log(1.4) + np.log(2.6)) / (2 * np.log(2))) < EXACT)
+    rate, bound, _, spread = coding_rate.layer_rates(np.ones((5, 4)), np.ones((1, 5)))
+    check("one direction: R^c = ½ log(1 + hs)", abs(rate - 0.5 * np.log(5)) < EXACT
+          and abs(bound - 2 * np.log(2)) < EXACT and abs(spread - np.log(5) / (4 * np.log(2))) < EXACT)
+    spread = coding_rate.layer_rates(np.eye(4) * 7, np.ones((1, 4)))[3]
+    check("equal energy in all directions: the spread is 1", abs(spread - 1) < EXACT)
+    rates = coding_rate.layer_rates(np.ones((3, 4)), np.array([[1, 1, 1], [0, 0, 0]]))
+    check("a head without tokens adds nothing", np.isfinite(rates).all() and abs(rates[0] - 0.5 * np.log(3)) < EXACT)
+    # TSSA's 1/(1+m) is the derivative of the bound's log(1+m)
+    w, pi, step = np.array([[0.3, -1.2], [0.8, 0.5]]), np.ones((1, 2)), 1e-6
+    up, down = w.copy(), w.copy()
+    up[0, 1] += step
+    down[0, 1] -= step
+    slope = (coding_rate.layer_rates(up, pi)[1] - coding_rate.layer_rates(down, pi)[1]) / (2 * step)
+    check("the bound's gradient is TSSA's w Π / (1+m), over n",
+          abs(slope - w[0, 1] / (1 + second_moment(w, pi, 0, 1)) / 2) < 1e-8)
+
+
+def check_rate_pictures():
+    status, out, err = call(coding_rate.main, "trained.safetensors", "start.safetensors", "--label", "trained & done",
+                            "--out", "rate.svg")
+    check(f"coding_rate.py: {err}", status == 0 and "trained &amp; done" in Path("rate.svg").read_text())
+    trained = Inspection("trained.safetensors")
+    printed = [[float(x) for x in line.split()[1:]] for line in out.splitlines()[2:2 + trained.layers]]
+    check("printed R^c of each layer", np.allclose([row[0] for row in printed],
+          [rate_by_tokens(w, pi) for w, pi in zip(trained.w, trained.pi)], atol=1e-5))
+    check("a model without --label has its file name", "start/step_00000000/model.safetensors, step 0" in out)
+    for text in (b"abcd", b"wxyzwxyz"):
+        for step in (0, 9):
+            synthetic(f"{text[0]}{step}.safetensors", text=text, step=step, seed=text[0] + step)
+    files = [f"{t}{s}.safetensors" for t in (97, 119) for s in (0, 9)]
+    status, out, err = call(coding_rate.main, *files, "--out", "rate.png")
+    check(f"two models on two texts: {err}", status == 0 and out.count("mean of 2 texts") == 2
+          and Path("rate.png").read_bytes()[:4] == b"\x89PNG")
+    one, two = (coding_rate.rates(Inspection(f"{t}9.safetensors")) for t in (97, 119))
+    check("printed mean over the texts", f"{np.mean([one[0, 0], two[0, 0]]):.6f}" in out)
+
+
+def check_rate_refusals():
+    def refused(text, *arguments):
+        refuse(coding_rate.main, text, "no.png", *arguments, "--out", "no.png")
+    refused("were not inspected on the same texts", "trained.safetensors", "other.safetensors")
+    refused("were not inspected on the same texts", "970.safetensors", "979.safetensors", "1199.safetensors")
+    refused("is given twice", "970.safetensors", "970.safetensors")
+    refused("more labels than models", "970.safetensors", "--label", "a", "--label", "b")
+    refused("two models have the same name", "970.safetensors", "979.safetensors", "--label", "a", "--label", "a")
+    refused("not a file of `train_gpt_tost inspect`", "plain.safetensors")
+    pi = np.full((2, 2, 4), 0.5)
+    pi[0, 0, 0] = np.nan
+    synthetic("nan.safetensors", pi=pi)
+    refused("contains NaN or infinity", "nan.safetensors")
+    refuse(coding_rate.main, ".png or .svg", "rate.gif", "970.safetensors", "--out", "rate.gif")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# starter.py --recall and recall.py
+
+
+def read_lines(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def check_items():
+    items, blind = read_lines("recall.jsonl"), read_lines("blind.jsonl")
+    kinds = {item["kind"] for item in items}
+    check(f"{len(items)} items of kinds {sorted(kinds)}",
+          len(items) > 30 and len(kinds) > 4 and kinds <= set(starter.RECALLED))
+    for item in items:
+        words = re.findall(r"\w+", item["ctx"])
+        good = (item["endings"][item["label"]] == item["answer"] and len(set(item["endings"])) == 4
+                and words[-item["distance"]] == item["answer"]
+                and item["answer"] not in words[len(words) - item["distance"] + 1:]
+                and not set(words) & (set(item["endings"]) - {item["answer"]})
+                and set(item["endings"]) <= set(starter.RECALLED[item["kind"]].split("|")) and item["ctx"][-1] != " ")
+        if not good:
+            check(f"valid item: {item}", False)
+    check("the answer has every position among the endings", {item["label"] for item in items} == {0, 1, 2, 3})
+    check("--blind: same items without the story", len(blind) == len(items) and all(
+        {**item, "ctx": ""} == {**other, "ctx": ""} and item["ctx"].endswith(other["ctx"]) and "?" in other["ctx"]
+        and "\n" not in other["ctx"] and len(other["ctx"]) < len(item["ctx"]) for item, other in zip(items, blind)))
+    check("--blind: exactly one question per item", all(item["ctx"].count("?") == 1 for item in blind))
+
+
+def check_recall():
+    status, out, err = call(recall.main, "recall.json", "blind.json", "--out", "recall.png", "--bin", "20")
+    check(f"recall.py on eval's results: {err}", status == 0 and Path("recall.png").read_bytes()[:4] == b"\x89PNG")
+    items, result = read_lines("recall.jsonl"), json.loads(Path("recall.json").read_text())
+    hits = [example["acc"] for example in result["example"]]
+    row = next(line.split() for line in out.splitlines() if line.startswith("all "))
+    check("all: items and accuracy", row[1] == str(len(items)) and row[2] == f"{np.mean(hits):.3f}")
+    near = [hit for hit, item in zip(hits, items) if item["distance"] <= 20]
+    row = next(line.split() for line in out.splitlines() if line.startswith("1-20 words"))
+    check("the first bin: items and accuracy", row[2] == str(len(near)) and row[3] == f"{np.mean(near):.3f}")
+    rows, _ = recall.bins([recall.Result("recall.json", None, None)], 20)
+    check("the bins contain each item once", sorted(line for _, _, lines in rows for line in lines)
+          == list(range(1, len(items) + 1)))
+    low, high = recall.wilson(50, 100)
+    check("Wilson's interval of 50 in 100: 0.404 to 0.596", abs(low - 0.40383) < 1e-5 and abs(high - 0.59617) < 1e-5)
+    check("Wilson's interval of 0 and of 4 in 4", recall.wilson(0, 4)[0] == 0 and recall.wilson(4, 4)[1] == 1)
+
+
+def fake_result(path, solved, items="made.jsonl", cut=(), **changed):
+    """A result like eval's; solved: a bool per item; cut: lines of items that exceed the block size."""
+    example = [{"line": i, "context": 63 if i in cut else 20, "label": 0, "tokens": [2, 1, 1, 2], "acc": hit}
+               for i, hit in enumerate(solved, 1)]
+    Path(path).write_text(json.dumps({"task": "hellaswag", "file": items, "model": path, "seq": 64, "example": example}
+                                     | changed))
+
+
+def check_made_recall():
+    with open("made.jsonl", "w") as file:
+        for distance in (1, 16, 17, 40):
+            print(json.dumps({"distance": distance, "kind": "hue"}), file=file)
+    fake_result("one.json", [True, True, False, True])
+    fake_result("two.json", [True, False, False, False], cut=(4,))
+    status, out, err = call(recall.main, "one.json", "two.json", "--label", "first", "--out", "made.svg")
+    table = [line.split() for line in out.splitlines()]
+    check(f"two runs: {err}", status == 0 and "2: two.json on made.jsonl; 1 items left out" in out)
+    check("an item cut in one run is left out for all",
+          [row[:5] for row in table if row[0] == "all"] == [["all", "3", "0.667", "(0.208-0.939)", "0.333"]])
+    check("number of items per bin", [row[2] for row in table if "words" in row] == ["2", "1"])
+    check("paired difference", "+0.333 ± 0.653" in out)  # of 0, 1, 0: 1.96 · sqrt(1/3 / 3)
+    many = [i % 5 == 0 for i in range(4)]
+    fake_result("wrong.json", many, task="lambada")
+
+    def refused(text, *arguments):
+        refuse(recall.main, text, "no.png", *arguments, "--out", "no.png")
+    refused("task lambada", "wrong.json")
+    fake_result("wrong.json", many, cut=(1, 2, 3, 4))
+    refused("no item whose whole story fits", "wrong.json")
+    whole = {"line": 1, "context": 20, "label": 0, "tokens": [2, 1, 1, 2], "acc": True}
+    for example in ([{"line": 1}], None, 3, "abc", [whole | {"tokens": []}], [whole | {"line": [1]}]):
+        fake_result("wrong.json", many, example=example)
+        refused("wrong.json: not a result of eval --task --json", "wrong.json")
+    fake_result("wrong.json", many, file="nonesuch")
+    refused("nonesuch: cannot be read: No such file or directory; give the items with --items", "wrong.json")
+    fake_result("wrong.json", many + [True])
+    refused("line 5 is not an item of made.jsonl", "wrong.json")
+    fake_result("wrong.json", many, items="seen.txt")
+    refused("seen.txt: line 1 is not an item", "wrong.json")
+    refused("evaluate all runs on the same recall test", "one.json", "recall.json")
+    refused("seen.txt: ", "seen.txt")
+    refused("--bin 0", "one.json", "--bin", "0")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# position.py
+
+
+def fake_positions(path, *losses, last=4, tokens=7, **changed):
+    ends = [(1, 1), (2, 2), (3, last)]
+    bins = [{"first": first, "last": end, "tokens": tokens, "loss": loss, "loss_95": None if first == 1 else 0.25}
+            for (first, end), loss in zip(ends, losses)]
+    Path(path).write_text(json.dumps({"content": "eval", "model": f"out/{path}/step_00000100/model.safetensors",
+                                      "position": bins} | changed))
+
+
+def check_positions():
+    status, out, err = call(position.main, "position.json", "--out", "position.png")
+    check(f"position.py on eval's results: {err}",
+          status == 0 and Path("position.png").read_bytes()[:4] == b"\x89PNG")
+    result = json.loads(Path("position.json").read_text())["position"]
+    row = next(line.split() for line in out.splitlines() if line.startswith("17-32 "))
+    bin = next(b for b in result if b["first"] == 17)
+    check("a bin's loss and interval", row[1:] == [f"{bin['loss']:.4f}", "±", f"{bin['loss_95']:.4f}"])
+    fake_positions("first.json", 3.0, 2.0, 1.0)
+    fake_positions("second.json", 4.0, 2.0, 2.0)
+    fake_positions("longer.json", 3.0, 2.0, 1.0, last=5)
+    status, out, err = call(position.main, "first.json,second.json", "longer.json", "--label", "x<y", "--out", "two.svg")
+    table = [line.split() for line in out.splitlines()]
+    check(f"two lines: {err}", status == 0 and "x&lt;y" in Path("two.svg").read_text())
+    check("names and numbers of models", "1: x<y; 2 models" in out and "2: longer.json; 1 model\n" in out)
+    check("mean and standard error of two runs", ["1", "3.5000", "±", "0.5000", "3.0000", "±", "nan"] in table)
+    fake_positions("more.json", 2.5, 9.0, tokens=8, model="out/first.json/step_00000100/model.safetensors")
+    status, out, err = call(position.main, "first.json,more.json,second.json", "--line", "other=2", "--out", "more.png")
+    lines = [line.split() for line in out.splitlines()]
+    check(f"two results of a model: each bin from the one with more tokens: {out}",
+          status == 0 and ["1", "3.2500", "±", "0.7500"] in lines and ["3-4", "1.5000", "±", "0.5000"] in lines)
+    check("bins of one line only", ["3-4", "1.5000", "±", "0.5000"] in table and ["3-5", "1.0000", "±", "0.2500"] in table)
+
+    def refused(text, *arguments):
+        refuse(position.main, text, "no.png", *arguments, "--out", "no.png")
+    refused("longer.json/step_00000100/model.safetensors: evaluated at other positions than out/first.json",
+            "first.json,longer.json")
+    refused("recall.json: not a result of eval --by-position --json", "recall.json")
+    refused("seen.txt: not a result", "seen.txt")
+    for wrong in ([], [{"first": 1}], None, 3, [{"first": 0, "last": 1, "loss": 1, "loss_95": 1, "tokens": 1}]):
+        fake_positions("wrong.json", 1.0, position=wrong)
+        refused("wrong.json: no", "wrong.json")
+    refused("nowhere.json: No such file", "first.json,nowhere.json")
+    refused("--first 9: no position so late", "first.json", "--first", "9")
+    refused("--line x: give NAME=VALUE", "first.json", "--line", "x")
+
+
+def main():
+    save_file({"x": np.zeros(1, np.float32)}, "plain.safetensors")
+    check_page()
+    check_margins()
+    check_page_refusals()
+    check_invalid_files()
+    check_rates()
+    check_known_rates()
+    check_rate_pictures()
+    check_rate_refusals()
+    check_items()
+    check_recall()
+    check_made_recall()
+    check_positions()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Writes small evaluation sets, in the formats of the published ones, made of the starter stories of another seed.
+
+    small_sets.py FOLDER     for dev/reproduce.sh --smoke
+"""
+
+import json
+import random
+import re
+import struct
+import sys
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(REPO / "dev" / "data"))
+
+import starter
+
+EXAMPLES, STREAM = 24, 3000  # examples of a task, tokens of a stream
+CBT_CONTEXT = 20
+
+
+def write_lines(path, lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+def cbt_example(text, rng):
+    """20 numbered sentences and a question about the last word of the 21st; None if the text is too short."""
+    sentences = re.findall(r"[^.?!\n]+[.?!]", text)[: CBT_CONTEXT + 1]
+    words = sorted({word for word in re.findall(r"[a-z]{4,}", text)})
+    if len(sentences) <= CBT_CONTEXT or len(words) < 10:
+        return None
+    question = sentences.pop().strip()
+    answer = re.findall(r"\w+", question)[-1]
+    others = rng.sample([word for word in words if word != answer], 9)
+    gap = re.sub(rf"\b{answer}\b", "XXXXX", question)
+    lines = [f"{i} {sentence.strip()}\n" for i, sentence in enumerate(sentences, 1)]
+    return "".join(lines) + f"21 {gap}\t{answer}\t\t{'|'.join(sorted([answer, *others]))}\n\n"
+
+
+def stream_of_validation(part):
+    """A shard with a part of the starter's validation tokens."""
+    raw = (REPO / "data/starter/starter_val_000000.bin").read_bytes()[1024:]
+    tokens = raw[2 * STREAM * part: 2 * STREAM * (part + 1)]
+    return struct.pack("<256i", 20240520, 1, len(tokens) // 2, *[0] * 253) + tokens
+
+
+def main():
+    out, rng = Path(sys.argv[1]), random.Random(7)
+    marked = list(starter.stories(17, 200))
+    texts = [starter.plain(text) for text in marked]
+    recall = [item for text in marked for item in starter.recall(text, rng)]
+    cbt = [example for example in (cbt_example("\n".join(texts[i:i + 4]), rng) for i in range(0, 200, 4)) if example]
+    write_lines(out / "eval/lambada_test.jsonl",
+                [json.dumps({"text": text.rstrip(" .?!\n")}) + "\n" for text in texts[:EXAMPLES]])
+    write_lines(out / "eval/hellaswag_val.jsonl", [json.dumps(item) + "\n" for item in recall[:EXAMPLES]])
+    for i, kind in enumerate(("CN", "NE")):
+        write_lines(out / f"eval/cbtest_{kind}_test_2500ex.txt", cbt[8 * i: 8 * (i + 1)])
+    for part, name in enumerate(("lambada", "wikitext2", "ptb")):
+        path = out / "published" / f"{name}_test_000000.bin"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(stream_of_validation(part))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,235 @@
+#!/bin/sh
+# test_sizes.sh BINARY: unusual input that must work: sizes of 1, files smaller than a batch, prime sizes, 100,000
+# shards, paths of 4,000 bytes, unusual file names and environments. QUICK=1 runs fewer cases.
+
+[ "$TMPDIR" ] || [ ! -w /dev/shm ] || export TMPDIR=/dev/shm   # thousands of files: disks are slow
+. "$(dirname "$0")/../lib.sh"
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
+
+# figure NAME: a number printed by eval.
+figure() { awk -v name="$1" '$1 == name { print $2 }' stdout; }
+near() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a != "" && b != "" && (a - b) ^ 2 < 1e-10) }'; }
+same_run() { same_log "$1/log.csv" "$2/log.csv"; }
+rows() { echo $(($(wc -l <"$1/log.csv") - 1)); }
+
+mkdir plain   # shards without a vocab.bpe next to them
+: >vocab.bpe
+# shellcheck disable=SC2046
+shard $(seq 1 200) >d.bin
+cp d.bin plain/d.bin
+# shellcheck disable=SC2046
+shard $(awk 'BEGIN { for (i = 0; i < 100; i++) print i % 2 }') >plain/bits.bin
+head -c 200 /dev/zero >plain/zeros.bin
+shard 1 2 3 4 5 6 7 8 9 >nine.bin
+one="--layers 1 --heads 1 --channels 1"
+small="--layers 1 --heads 1 --channels 8 --vocab-size 257"
+eights="$small --block-size 8 --batch 2 --total-batch 16"
+eight="$eights --steps 2"
+set -f   # the trainer expands patterns itself
+# shellcheck disable=SC2086  # the lists above must be split into words
+{
+# ---------------------------------------------------------------------------------------------
+# Sizes of 1
+
+run $one --block-size 1 --vocab-size 1 --batch 1 --total-batch 1 --steps 2 --save-every 1 --data plain/zeros.bin \
+    --val-data plain/zeros.bin --val-every 1 --out v1
+check "a vocabulary of one token: loss 0" \
+    [ "$(sed 1d v1/log.csv | cut -d, -f3,4,6 | uniq)" = "0.000000000,0.000000000,0.000000000" ]
+run eval --model v1 --data plain/zeros.bin
+check "a vocabulary of one token: perplexity 1" [ "$(figure perplexity)" = 1.0000 ]
+run info v1
+run $one --block-size 1 --vocab-size 2 --batch 1 --total-batch 1 --steps 2 --save-every 1 --data plain/bits.bin \
+    --val-data plain/bits.bin --val-every 1 --out v2
+check "a vocabulary of two tokens: a loss of log 2" \
+    [ "$(sed -n 2p v2/log.csv | cut -d, -f3,4)" = "0.693147181,0.693147181" ]
+run eval --model v2 --data plain/bits.bin --seq 1 --stride 1 --batch 1
+check "windows of one token score every token but the first" [ "$(figure tokens)" -eq 99 ]
+run $small --block-size 1 --batch 1 --total-batch 1 --steps 2 --save-every 1 --sample-every 1 --data d.bin --out t1
+check "T = 1: a sample after the last step" grep -q 'sample after step 2' stdout
+run sample --model t1 --prompt "longer than one" --tokens 5
+run --resume --out t1 --steps 3 --quiet
+check "T = 1: the run resumes" [ "$(rows t1)" -eq 3 ]
+run eval --model t1 --data d.bin --windows 1 --batch 1000000
+check "one window of one token" [ "$(figure tokens)" -eq 1 ]
+run $small --block-size 64 --seq 1 --batch 1 --total-batch 1 --steps 2 --save-every 1 --data d.bin --out t2 --quiet
+run sample --model t2 --prompt hello --tokens 200 --top-k 100000
+check "a sample longer than the block size, with --top-k larger than the vocabulary" [ "$(wc -c <stdout)" -gt 100 ]
+a=$(head -c 1000 /dev/zero | tr '\0' a)
+run sample --model t2 --prompt "$a" --tokens 3
+check "a prompt longer than the block size is printed completely" says "$a" stdout
+run eval --model t2 --data d.bin --seq 1
+check "--seq 1 scores every token but the first" [ "$(figure tokens)" -eq 199 ]
+
+# ---------------------------------------------------------------------------------------------
+# Data smaller than a batch, no steps
+
+run $small --block-size 8 --batch 4 --total-batch 32 --steps 2 --data nine.bin --val-data nine.bin --val-every 1 \
+    --val-batches 1000000000 --save-every 1 --out nine
+check "one sequence, four times in a batch, once in validation" grep -q 'validation after step 2' stdout
+loss=$(sed -n 3p nine/log.csv | cut -d, -f4)
+run eval --model nine --data nine.bin
+check "the validation loss of one sequence equals eval: $loss" near "$loss" "$(figure loss)"
+run $small --block-size 7 --batch 3 --total-batch 21 --steps 2 --data d.bin --val-data d.bin --val-every 2 \
+    --val-batches 999999999 --save-every 2 --out huge --quiet
+loss=$(sed -n 3p huge/log.csv | cut -d, -f4)
+# shellcheck disable=SC2046
+shard $(seq 1 197) >plain/whole.bin   # the part of d.bin that validation uses: 28 windows of 7 tokens, and a target
+run eval --model huge --data plain/whole.bin
+check "--val-batches larger than the data: every sequence once" near "$loss" "$(figure loss)"
+run $eights --steps 0 --save-every 1 --data d.bin --out zero --quiet
+run sample --model zero --tokens 4
+run eval --model zero --data nine.bin
+run $small --block-size 8 --batch 2 --total-batch 16 --steps 5 --save-every 1 --keep 1 --data d.bin --out kept --quiet
+check "--keep 1 keeps the newest checkpoint" [ "$(ls kept)" = "log.csv
+step_00000005" ]
+run --layers 3 --heads 5 --channels 35 --block-size 13 --vocab-size 263 --batch 3 --total-batch 117 --steps 2 \
+    --save-every 2 --data d.bin --val-data d.bin --val-every 1 --out prime --quiet
+run eval --model prime --data d.bin --seq 11 --stride 7 --batch 5
+check "prime sizes: eval scores every token but the first" [ "$(figure tokens)" -eq 199 ]
+run $eight --data d.bin --save-every 2 --out normal --quiet
+if "$binary" $eight --data d.bin --save-every 2 --threads 1000 --out threads --quiet 2>stderr; then
+    check "more threads than cores: the same losses" same_run normal threads
+elif says "built without OpenMP" stderr; then
+    skip "--threads: a build without OpenMP"
+else
+    check "more threads than cores: $(cat stderr)" false
+fi
+
+# ---------------------------------------------------------------------------------------------
+# More tokens in a batch than fit in an int
+
+run $one --block-size 2048 --seq 50 --batch 1 --vocab-size 2 --steps 0 --data plain/bits.bin --save-every 1 --quiet \
+    --out long
+head -c 8192 /dev/zero >plain/long.bin
+"$binary" eval --model long --data plain/long.bin --windows 1048576 --batch 1048576 >stdout 2>stderr
+check "a batch of 2^31 tokens: status 1" [ $? -eq 1 ]
+check "a batch of 2^31 tokens: $(cat stderr)" grep -q -e '--batch 1048576 × --seq 2048 .*2147483648 tokens' stderr
+run eval --model long --data plain/long.bin --batch 1048576
+check "a large --batch with few windows" [ "$(figure tokens)" -eq 4095 ]
+
+# ---------------------------------------------------------------------------------------------
+# Many files, long paths, unusual names
+
+shards=100000 cut=800000   # more than Linux maps at a time (vm.max_map_count)
+[ -z "$QUICK" ] || shards=100 cut=800
+mkdir many
+LC_ALL=C awk -v n=$cut 'BEGIN { for (i = 0; i < n; i++) printf "%c%c", i * i % 251 + 1, 0 }' >plain/all.bin
+(cd many && split -b 16 -a 4 ../plain/all.bin s)
+limit=$(ulimit -n)
+ulimit -Sn 20
+run $small --block-size 7 --batch 2 --total-batch 14 --steps 2 --data 'many/s*' --save-every 2 --out many_run
+check "many shards with 20 open files" says ": $shards shards," stdout
+ulimit -Sn "$limit"
+run eval --model many_run --data 'many/s*'
+check "all their tokens are scored" [ "$(figure tokens)" -eq $((cut - 1)) ]
+loss=$(figure loss)
+run eval --model many_run --data plain/all.bin
+check "many shards and one file give the same loss" [ "$(figure loss)" = "$loss" ]
+
+deep=$dir/deep d=$(head -c 200 /dev/zero | tr '\0' d)
+while [ ${#deep} -lt 3800 ]; do deep=$deep/$d; done
+mkdir -p "$deep" && cp d.bin "$deep/d.bin"
+run $eight --data "$deep/d.b*" --save-every 2 --out "$deep/out"
+check "a path of ${#deep} bytes" same_run normal "$deep/out"
+run info "$deep/out"
+printf "a story of some words, told to be cut in two\n" >story.txt
+run tokenize --tokenizer vocab.bpe --out "$deep/t" story.txt
+"$binary" $eight --data "$deep/none" --out none >stdout 2>stderr
+check "an error shows both ends of a long path: $(cat stderr)" \
+    grep -q "^$(basename "$binary"): $dir/deep/.* … .*/none: no file" stderr
+
+odd="it's a
+strange \$name ü 語"
+mkdir "$odd"
+cp d.bin "$odd/-dash d.bin"
+cp vocab.bpe "$odd"
+run $eight --data "$odd/*.bin" --sample-every 2 --save-every 2 --out "$odd/out"
+check "the tokenizer next to the shards is found" says "vocab.bpe: 257 tokens" stdout
+sed -n '/--resume/,$p' stdout | sed "1s/^[a-z ]*  *\([^ ]*$(basename "$binary") \)/\1/" >again   # the printed command
+sh again >stdout 2>stderr
+status=$?
+check "the suggested command runs: $(cat again stderr)" [ $status -eq 0 ]
+check "the suggested command continues the run" [ -f "$odd/out/step_00000004/model.safetensors" ]
+run sample --model "$odd/out" --tokens 3
+run eval --model "$odd/out" --data "$odd/-dash d.bin" --json "$odd/json"
+run info "$odd/out"
+cd "$odd" || exit 1
+run $eight --data '-dash d.bin' --save-every 2 --out -out --quiet
+check "a name that starts with a dash" same_run ../normal ./-out
+run info -- -out
+run --resume --out -out --steps 3 --quiet
+printf 'text' >-text
+run tokenize --tokenizer vocab.bpe --out -t -- -text
+cd .. || exit 1
+
+# ---------------------------------------------------------------------------------------------
+# Unusual environments must not change the run
+
+# in_environment NAME=VALUE…: trains with these variables. The OpenMP runtime may print warnings.
+in_environment() {
+    rm -rf other
+    env "$@" "$binary" $eight --data d.bin --save-every 2 --sample-every 2 --out other >stdout 2>stderr </dev/null
+    status=$?
+    if grep -q '^OMP: Error' stderr; then   # libomp exits on an invalid value
+        skip "$*: the OpenMP runtime exits"
+        return
+    fi
+    check "$*: succeeds: $(cat stderr)" [ $status -eq 0 ]
+    check "$*: no other output on stderr: $(cat stderr)" [ -z "$(grep -v -i 'omp\|^$' stderr)" ]
+    check "$*: the same losses" same_run normal other
+    check "$*: decimal points, not commas" [ "$(sed -n 2p other/log.csv | tr -cd , | wc -c)" -eq 7 ]
+}
+in_environment HOME=/nowhere TMPDIR=/nowhere
+in_environment COLUMNS=99999999999999999999
+in_environment LC_ALL=de_DE.UTF-8 LANG=de_DE.UTF-8 LC_NUMERIC=de_DE.UTF-8
+in_environment POSIXLY_CORRECT=1
+if [ -z "$QUICK" ]; then
+    in_environment -u HOME
+    in_environment TERM=dumb COLUMNS=1 LINES=0
+    in_environment TERM= COLUMNS=-5
+    in_environment TZ=Pacific/Kiritimati
+fi
+in_environment OMP_NUM_THREADS=bad
+in_environment OMP_NUM_THREADS=0
+in_environment OMP_NUM_THREADS=1000
+# shallow ARGUMENTS…: runs the binary with the stacks of a small embedded system.
+shallow() {
+    (ulimit -s 64 && exec env OMP_STACKSIZE=16k OMP_NUM_THREADS=2 "$binary" "$@") >stdout 2>stderr </dev/null
+    status=$?
+    check "a stack of 64 KiB: '$*' succeeds: $status $(head -c 300 stderr)" [ $status -eq 0 ]
+}
+"$binary" $eight --data d.bin --out probe --overwrite >probe_output 2>&1 </dev/null
+if grep -q __asan_init "$binary"; then
+    skip "small stacks: the address sanitizer needs more"
+elif ! grep -q 'matmul built in' probe_output; then
+    skip "small stacks: the BLAS library needs more"
+else
+    in_environment OMP_STACKSIZE=16k OMP_NUM_THREADS=2
+    shallow $eight --data d.bin --save-every 2 --sample-every 2 --out shallow
+    check "a stack of 64 KiB: the same losses" same_run normal shallow
+    shallow train --resume --out shallow --steps 3
+    shallow eval --model shallow --data d.bin
+    shallow sample --model shallow --tokens 20
+    shallow inspect --model shallow --text "some text" --out shallow.safetensors
+    shallow tokenize --tokenizer vocab.bpe --out shallow_t story.txt
+    shallow info shallow
+fi
+env -i "$binary" info normal >stdout 2>stderr
+check "an empty environment: status 0" [ $? -eq 0 ]
+"$binary" info normal <&- >stdout 2>stderr
+check "stdin closed: status 0" [ $? -eq 0 ]
+"$binary" $eight --data d.bin --out no_stderr >/dev/null 2>&-
+check "stderr closed: status 0" [ $? -eq 0 ]
+check "stderr closed: the same losses" same_run normal no_stderr
+"$binary" $eight --data d.bin --out no_stdout >&- 2>stderr
+check "stdout closed: status 0" [ $? -eq 0 ]
+check "stdout closed: a warning" grep -q 'stdout cannot be written' stderr
+check "stdout closed: the same losses" same_run normal no_stdout
+"$binary" $eight --data d.bin --out no_stdout --overwrite --quiet <&- >&- 2>&-
+check "all three closed: status 0" [ $? -eq 0 ]
+check "all three closed: the same losses" same_run normal no_stdout
+(ulimit -n 20 && exec "$binary" $eight --data d.bin --save-every 2 --out few) >stdout 2>stderr
+status=$?
+check "20 file descriptors, the least that POSIX allows, are enough: $(cat stderr)" [ $status -eq 0 ]
+}
+finish

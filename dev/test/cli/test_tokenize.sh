@@ -1,0 +1,136 @@
+#!/bin/sh
+# test_tokenize.sh BINARY: tokenize stopped by signals, limits and a second process; byte order marks and FIFOs; shards
+# that change while train and eval read them.
+
+[ "$TMPDIR" ] || [ ! -w /dev/shm ] || export TMPDIR=/dev/shm
+. "$(dirname "$0")/../lib.sh"
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
+
+: >vocab.bpe
+printf 'hello\n' >text.txt
+mkfifo slow
+args="tokenize --tokenizer vocab.bpe --val-frac 0"
+
+# until_true COMMAND…: waits until it succeeds, for at most a minute.
+until_true() {
+    tries=0
+    until "$@" 2>/dev/null; do
+        [ $((tries += 1)) -le 600 ] || return 1
+        sleep 0.1
+    done
+}
+# begin ARGUMENTS…: starts the binary, which runs until `end`, with its output in stdout.bg and stderr.bg.
+begin() {
+    : >stderr.bg
+    "$binary" "$@" >stdout.bg 2>stderr.bg &
+    process=$!
+}
+# end STATUS TEXT: waits for that process.
+end() {
+    wait $process 2>/dev/null
+    status=$?
+    check "$2: exit status $status, expected $1: $(tail -c 300 stderr.bg)" [ $status -eq "$1" ]
+}
+# tokens PREFIX: the tokens in its first training shard, from info
+tokens() { "$binary" info "$1_train_000000.bin" | sed 's/.* \([0-9]*\) tokens.*/\1/'; }
+nothing_left() { check "$1: nothing is left: $(echo ./*.tmp ./"$2"_*)" [ -z "$(find . -name "$2*")" ]; }
+
+# shellcheck disable=SC2086  # the lists above must be split into words
+{
+# ---------------------------------------------------------------------------------------------
+# A second process with the same --out
+
+begin $args --out a slow
+check "tokenize says that it waits for a FIFO" until_true says "slow: waiting for a process" stderr.bg
+"$binary" $args --out a text.txt >stdout 2>stderr
+check "a second tokenize with the same --out fails: $(cat stderr)" [ $? -eq 1 ]
+check "the second one names the first" says "in use by process $process" stderr
+check "the second one writes one line" one_line stderr
+run $args --out a2 text.txt   # another prefix that begins with the first
+echo hello >slow
+end 0 "the first tokenize"
+check "its shards are complete" [ "$(tokens a)" -eq 7 ]
+check "no temporary folder is left" [ ! -e a_train.tmp -a ! -e a_val.tmp ]
+
+# Of several that start together, one succeeds.
+for i in 1 2 3 4 5 6; do
+    "$binary" $args --out race text.txt >/dev/null 2>"race.err$i" && echo $i >>winners &
+done
+wait
+check "of six tokenize with one --out, one succeeds: $(cat race.err*)" one_line winners
+check "and its shard is complete" [ "$(tokens race)" -eq 7 ]
+
+# ---------------------------------------------------------------------------------------------
+# Signals and limits
+
+for signal in INT TERM HUP; do
+    if [ $signal = HUP ] && (sh -c 'kill -HUP $$; exit 0') 2>/dev/null; then
+        skip "SIGHUP is ignored, as under nohup"
+        continue
+    fi
+    begin $args --out stopped slow
+    check "tokenize waits" until_true says "slow: waiting" stderr.bg
+    kill -$signal $process
+    case $signal in INT) end 130 SIGINT ;; TERM) end 143 SIGTERM ;; HUP) end 129 SIGHUP ;; esac
+    check "SIG$signal: no shards were written" says "no shards were written" stderr.bg
+    nothing_left "SIG$signal" stopped
+done
+
+begin $args --out killed slow
+check "tokenize waits" until_true says "slow: waiting" stderr.bg
+kill -KILL $process
+wait $process 2>/dev/null
+head -c 5000 /dev/zero >killed_train.tmp/000007.bin   # as if it had written more
+run $args --out killed text.txt
+check "the next run removes what a killed one left" [ "$(echo killed*)" = killed_train_000000.bin ]
+check "and writes its shards" [ "$(tokens killed)" -eq 7 ]
+
+(ulimit -f 2; exec "$binary" $args --out limited text.txt) >stdout 2>stderr
+check "a limit on the size of files: exit status" [ $? -eq 1 ]
+check "a limit on the size of files: one line" one_line stderr
+nothing_left "a limit on the size of files" limited
+
+# ---------------------------------------------------------------------------------------------
+# Byte order marks
+
+printf '\357\273\277hello' >mark.txt
+printf '\357\273\277{"text": "hello"}\n' >mark.jsonl
+for name in mark.txt mark.jsonl; do
+    run $args --out $name $name
+    check "$name: the mark is not part of the text" [ "$(tokens $name)" -eq 6 ]
+    check "$name: a note" says "$name: skipped the byte order mark" stderr
+    run $args --out $name.quiet --quiet $name
+    check "$name: no note with --quiet" empty stderr
+done
+
+# ---------------------------------------------------------------------------------------------
+# Shards that change while they are read
+
+model="--layers 1 --heads 1 --channels 8 --vocab-size 257 --block-size 8 --batch 2 --total-batch 16"
+yes 'a text' | head -c 20000 >long.txt
+run $args --out long long.txt
+mv vocab.bpe text.bpe   # for eval, below
+cp long_train_000000.bin d.bin
+
+begin $model --data d.bin --steps 1000000 --save-every 0 --out run
+check "training begins" until_true grep -q '^1,' run/log.csv
+head -c 2000 long_train_000000.bin >d.bin
+end 1 "train on a shard that is truncated"
+check "train names the shard: $(tail -n 1 stderr.bg)" says "d.bin: was truncated while in use" stderr.bg
+
+cp long_train_000000.bin d.bin
+run $model --data d.bin --steps 1 --out run --overwrite --quiet
+begin eval --model run --data d.bin --windows 1000000000 --seq 8
+check "eval begins" until_true says "windows: " stderr.bg
+little 2 999 999 999 999 | dd of=d.bin bs=1 seek=21000 conv=notrunc 2>/dev/null
+end 1 "eval on a shard that is overwritten"
+check "eval names the token: $(tail -n 1 stderr.bg)" grep -q 'd.bin: .* is 999, but the vocabulary has 257' stderr.bg
+
+cp long_train_000000.bin d.bin
+begin eval --model run --data d.bin --windows 1000000000 --seq 8
+check "eval begins" until_true says "windows: " stderr.bg
+head -c 2000 long_train_000000.bin >d.bin
+end 1 "eval on a shard that is truncated"
+check "eval names the shard: $(tail -n 1 stderr.bg)" says "d.bin: was truncated while in use" stderr.bg
+}
+finish

@@ -1,0 +1,313 @@
+// cublaslt_on_host.cpp: matrix products with float32 sums, and checks of the arguments that cuBLASLt does not check.
+#include "cuda_on_host.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+struct CublasOnHostHandle {
+    int unused;
+};
+struct CublasOnHostDesc {
+    cublasComputeType_t compute;
+    bool transposed[2];
+    cublasLtEpilogue_t epilogue;
+    void* bias;
+};
+struct CublasOnHostLayout {
+    cudaDataType_t type;
+    uint64_t rows, cols;
+    int64_t ld;
+};
+struct CublasOnHostPreference {
+    size_t workspace;
+    uint32_t align[4], reductions;   // reductions: mask of schemes for split-K; 0: no split-K
+};
+
+namespace {
+
+int live_handles = 0;
+unsigned in_place = 0;   // number of products with in-place reduction
+
+template <typename T> T attribute(const char* name, const void* value, size_t bytes) {
+    T x;
+    if (!value || bytes != sizeof x)
+        cuda_on_host_die("%s: value of %zu bytes, want %zu", name, bytes, sizeof x);
+    memcpy(&x, value, sizeof x);
+    return x;
+}
+
+size_t size_of(cudaDataType_t type) { return type == CUDA_R_32F ? 4 : 2; }
+size_t bytes_of(const CublasOnHostLayout& l) {
+    return ((size_t)l.ld * (l.cols - 1) + l.rows) * size_of(l.type);
+}
+
+float element(const void* x, cudaDataType_t type, size_t at) {
+    return type == CUDA_R_32F ? ((const float*)x)[at] : (float)((const __nv_bfloat16*)x)[at];
+}
+
+float to_tf32(float x) {  // 10 mantissa bits, rounded towards zero like a tensor core
+    return __uint_as_float(__float_as_uint(x) & ~0x1fffu);
+}
+
+// op(X) as floats, column-major without gaps.
+std::vector<float> read_operand(const void* x, const CublasOnHostLayout& l, bool transposed, bool tf32) {
+    std::vector<float> out(l.rows * l.cols);
+    for (uint64_t j = 0; j < l.cols; j++) {
+        for (uint64_t i = 0; i < l.rows; i++) {
+            const float v = element(x, l.type, (size_t)l.ld * j + i);
+            out[transposed ? i * l.cols + j : j * l.rows + i] = tf32 ? to_tf32(v) : v;
+        }
+    }
+    return out;
+}
+
+struct Product {
+    CublasOnHostDesc desc;
+    CublasOnHostLayout a_layout, b_layout, c_layout, d_layout;
+    const void *a, *b, *c;
+    void* d;
+    float alpha, beta;
+    uint32_t reductions;
+};
+
+// Writes element (i,j) of D, given its sum over k.
+void finish(const Product& p, uint64_t i, uint64_t j, float sum) {
+    float v = p.alpha * sum;
+    if (p.beta != 0) v += p.beta * element(p.c, p.c_layout.type, (size_t)p.c_layout.ld * j + i);
+    if (p.desc.epilogue == CUBLASLT_EPILOGUE_BIAS) v += element(p.desc.bias, p.d_layout.type, i);
+    const size_t at = (size_t)p.d_layout.ld * j + i;
+    if (p.d_layout.type == CUDA_R_32F) ((float*)p.d)[at] = v;
+    else ((__nv_bfloat16*)p.d)[at] = __nv_bfloat16(v);
+}
+
+// sum[i] += a[i] · b. Not sanitized, for speed: the operands are buffers of this file.
+__attribute__((no_sanitize_address)) void add_column(float* sum, const float* a, float b, size_t n) {
+    for (size_t i = 0; i < n; i++) sum[i] += a[i] * b;
+}
+
+// False if the observer skips the computation.
+bool observe_product(const Product& p) {
+    const double m = (double)p.d_layout.rows, n = (double)p.d_layout.cols,
+                 k = (double)(p.desc.transposed[0] ? p.a_layout.rows : p.a_layout.cols);
+    const double operand = (double)size_of(p.a_layout.type), result = (double)size_of(p.d_layout.type);
+    CudaOnHostObserver* observer = cuda_on_host_options().observer;
+    return !observer || observer->product((m * k + k * n) * operand + (p.beta != 0 ? m * n * result : 0) +
+                                              (p.desc.epilogue == CUBLASLT_EPILOGUE_BIAS ? m * result : 0),
+                                          m * n * result, m, n, k);
+}
+
+// Products that may be split along K behave like the worst that is reported of cuBLASLt: with in-place reduction, the
+// order of the sum changes from call to call; elements after the last whole tile are omitted.
+void run_product(const Product& p) {
+    constexpr uint64_t TILE = 64;
+    const bool tf32 = p.desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+    const std::vector<float> a = read_operand(p.a, p.a_layout, p.desc.transposed[0], tf32);
+    const std::vector<float> b = read_operand(p.b, p.b_layout, p.desc.transposed[1], tf32);
+    const uint64_t m = p.d_layout.rows, n = p.d_layout.cols,
+                   k = p.desc.transposed[0] ? p.a_layout.rows : p.a_layout.cols;
+    const uint64_t used = p.reductions && k > TILE ? k - k % TILE : k,
+                   part = p.reductions & CUBLASLT_REDUCTION_SCHEME_INPLACE ? in_place++ % 8 : 0;
+    std::vector<float> sum(m);
+    for (uint64_t j = 0; j < n; j++) {
+        std::fill(sum.begin(), sum.end(), 0.0f);
+        for (uint64_t i = 0, l = used * part / 8; i < used; i++, l = l + 1 < used ? l + 1 : 0)
+            add_column(sum.data(), a.data() + l * m, b[j * k + l], m);
+        for (uint64_t i = 0; i < m; i++) finish(p, i, j, sum[i]);
+    }
+}
+
+bool overlap(const void* x, size_t nx, const void* y, size_t ny) {
+    return (const char*)x < (const char*)y + ny && (const char*)y < (const char*)x + nx;
+}
+
+void check_shapes(const CublasOnHostDesc& desc, const CublasOnHostLayout& a, const CublasOnHostLayout& b,
+                  const CublasOnHostLayout& c, const CublasOnHostLayout& d) {
+    const uint64_t m = desc.transposed[0] ? a.cols : a.rows, k = desc.transposed[0] ? a.rows : a.cols;
+    const uint64_t k_b = desc.transposed[1] ? b.cols : b.rows, n = desc.transposed[1] ? b.rows : b.cols;
+    if (k != k_b || m != d.rows || n != d.cols || c.rows != d.rows || c.cols != d.cols)
+        cuda_on_host_die("cublasLtMatmul: (%zu,%zu) by (%zu,%zu) into (%zu,%zu)", (size_t)m, (size_t)k,
+                         (size_t)k_b, (size_t)n, (size_t)d.rows, (size_t)d.cols);
+    if (a.type != b.type) cuda_on_host_die("cublasLtMatmul: operands of different types");
+    if (c.type != d.type || (a.type == CUDA_R_32F && d.type != CUDA_R_32F))
+        cuda_on_host_die("cublasLtMatmul: unsupported combination of types");
+    if (desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32 && a.type != CUDA_R_32F)
+        cuda_on_host_die("cublasLtMatmul: TF32 with bfloat16 operands");
+    if (desc.epilogue == CUBLASLT_EPILOGUE_BIAS && !desc.bias)
+        cuda_on_host_die("cublasLtMatmul: bias epilogue without a bias");
+    if (desc.epilogue == CUBLASLT_EPILOGUE_BIAS && (uintptr_t)desc.bias % 16)
+        cuda_on_host_die("cublasLtMatmul: the bias at %p is not aligned to 16 bytes", desc.bias);
+}
+
+// The alignment that cuBLASLt assumes of a pointer: the largest power of two up to 256 that divides it.
+uint32_t alignment_of(const void* p) {
+    const uintptr_t bits = (uintptr_t)p | 256;
+    return (uint32_t)(bits & (0 - bits));
+}
+
+// Hash of the problem for which a heuristic result is valid: everything except the pointers.
+uint64_t shape_hash(const CublasOnHostDesc& desc, const CublasOnHostLayout* const* layouts) {
+    uint64_t h =
+        (uint64_t)desc.compute * 64 + (uint64_t)desc.transposed[0] * 2 + (uint64_t)desc.transposed[1];
+    h = h * 1000003u + (uint64_t)desc.epilogue;
+    for (int i = 0; i < 4; i++) {
+        const CublasOnHostLayout& l = *layouts[i];
+        for (const uint64_t x : {(uint64_t)l.type, l.rows, l.cols, (uint64_t)l.ld}) h = h * 1000003u + x;
+    }
+    return h;
+}
+
+constexpr uint64_t ALGO_MAGIC = 0x6f6e5f686f7374;
+
+}  // namespace
+
+int cublaslt_on_host_live(void) { return live_handles; }
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+    int devices;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess) return CUBLAS_STATUS_NOT_INITIALIZED;
+    *handle = new CublasOnHostHandle();
+    live_handles++;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t h) {
+    delete h;
+    live_handles--;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute,
+                                        cudaDataType_t scale) {
+    if (scale != CUDA_R_32F) cuda_on_host_die("cublasLtMatmulDescCreate: alpha and beta must be float32");
+    *desc = new CublasOnHostDesc{compute, {false, false}, CUBLASLT_EPILOGUE_DEFAULT, nullptr};
+    live_handles++;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) {
+    delete d;
+    live_handles--;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t a,
+                                              const void* value, size_t bytes) {
+    const char* name = "cublasLtMatmulDescSetAttribute";
+    if (a == CUBLASLT_MATMUL_DESC_TRANSA || a == CUBLASLT_MATMUL_DESC_TRANSB) {
+        d->transposed[a == CUBLASLT_MATMUL_DESC_TRANSB] =
+            attribute<cublasOperation_t>(name, value, bytes) == CUBLAS_OP_T;
+    } else if (a == CUBLASLT_MATMUL_DESC_EPILOGUE) {
+        d->epilogue = attribute<cublasLtEpilogue_t>(name, value, bytes);
+        if (d->epilogue != CUBLASLT_EPILOGUE_DEFAULT && d->epilogue != CUBLASLT_EPILOGUE_BIAS)
+            cuda_on_host_die("%s: epilogue %d is not supported", name, d->epilogue);
+    } else if (a == CUBLASLT_MATMUL_DESC_BIAS_POINTER) {
+        d->bias = attribute<void*>(name, value, bytes);
+    } else {
+        cuda_on_host_die("%s: attribute %d is not supported", name, a);
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType_t type, uint64_t rows,
+                                          uint64_t cols, int64_t ld) {
+    if (rows == 0 || cols == 0 || ld < (int64_t)rows)
+        cuda_on_host_die("cublasLtMatrixLayoutCreate: %zu rows, %zu columns, leading dimension %lld",
+                         (size_t)rows, (size_t)cols, (long long)ld);
+    *layout = new CublasOnHostLayout{type, rows, cols, ld};
+    live_handles++;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) {
+    delete l;
+    live_handles--;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* p) {
+    *p = new CublasOnHostPreference{0, {256, 256, 256, 256}, CUBLASLT_REDUCTION_SCHEME_MASK};
+    live_handles++;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) {
+    delete p;
+    live_handles--;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
+                                                    cublasLtMatmulPreferenceAttributes_t a, const void* value,
+                                                    size_t bytes) {
+    const char* name = "cublasLtMatmulPreferenceSetAttribute";
+    if (a == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) p->workspace = attribute<uint64_t>(name, value, bytes);
+    else if (a == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) p->reductions = attribute<uint32_t>(name, value, bytes);
+    else p->align[a - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES] = attribute<uint32_t>(name, value, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int wanted,
+                                              cublasLtMatmulHeuristicResult_t* results, int* found) {
+    if (wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
+    if (cuda_on_host_capturing()) cuda_on_host_die("cublasLtMatmulAlgoGetHeuristic while a stream is capturing");
+    check_shapes(*desc, *a, *b, *c, *d);
+    const CublasOnHostLayout* const layouts[] = {a, b, c, d};
+    cublasLtMatmulHeuristicResult_t& r = results[0];
+    r = {};
+    r.workspaceSize = std::min(preference->workspace, (size_t)4096);
+    r.algo = {shape_hash(*desc, layouts), r.workspaceSize, {}, alignment_of(desc->bias), preference->reductions,
+              ALGO_MAGIC};
+    memcpy(r.algo.align, preference->align, sizeof preference->align);
+    *found = 1;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void* alpha, const void* a,
+                              cublasLtMatrixLayout_t a_layout, const void* b, cublasLtMatrixLayout_t b_layout,
+                              const void* beta, const void* c, cublasLtMatrixLayout_t c_layout, void* d,
+                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algo,
+                              void* workspace, size_t workspace_bytes, cudaStream_t stream) {
+    const CublasOnHostLayout* const layouts[] = {a_layout, b_layout, c_layout, d_layout};
+    const void* const pointers[] = {a, b, c, d};
+    const Product p = {*desc, *a_layout, *b_layout, *c_layout, *d_layout, a, b, c, d, *(const float*)alpha,
+                       *(const float*)beta, algo ? algo->reductions : 0};
+    check_shapes(*desc, *a_layout, *b_layout, *c_layout, *d_layout);
+    if (algo && (algo->magic != ALGO_MAGIC || algo->shape != shape_hash(*desc, layouts)))
+        cuda_on_host_die("cublasLtMatmul: the algorithm belongs to another problem");
+    for (int i = 0; i < 4; i++) {
+        if (i == 2 && p.beta == 0) continue;
+        cuda_on_host_check_range("cublasLtMatmul", pointers[i], bytes_of(*layouts[i]));
+        if ((uintptr_t)pointers[i] % (algo ? algo->align[i] : 16) != 0)
+            cuda_on_host_die(
+                "cublasLtMatmul: matrix %c at %p is not aligned to the %u bytes given to the heuristic",
+                "ABCD"[i], pointers[i], algo ? algo->align[i] : 16);
+    }
+    for (int i = 0; i < 2; i++)
+        if (overlap(pointers[i], bytes_of(*layouts[i]), d, bytes_of(*d_layout)))
+            cuda_on_host_die("cublasLtMatmul: %c overlaps D", "AB"[i]);
+    if (p.beta != 0 && c != d && overlap(c, bytes_of(*c_layout), d, bytes_of(*d_layout)))
+        cuda_on_host_die("cublasLtMatmul: C overlaps D");
+    if (p.beta != 0 && c == d && c_layout->ld != d_layout->ld)
+        cuda_on_host_die("cublasLtMatmul: C is D with another leading dimension");
+    if (algo && workspace_bytes < algo->workspace)
+        cuda_on_host_die("cublasLtMatmul: less workspace than the algorithm needs");
+    if (workspace_bytes) cuda_on_host_check_range("cublasLtMatmul's workspace", workspace, workspace_bytes);
+    if ((uintptr_t)workspace % 256)
+        cuda_on_host_die("cublasLtMatmul: the workspace at %p is not aligned to 256 bytes", workspace);
+    if (p.desc.epilogue == CUBLASLT_EPILOGUE_BIAS && algo && alignment_of(p.desc.bias) < algo->bias_align)
+        cuda_on_host_die("cublasLtMatmul: the bias at %p is not aligned to the %u bytes of the heuristic's bias",
+                         p.desc.bias, algo->bias_align);
+    if (p.desc.epilogue == CUBLASLT_EPILOGUE_BIAS)
+        cuda_on_host_check_range("cublasLtMatmul's bias", p.desc.bias, p.d_layout.rows * size_of(p.d_layout.type));
+    const size_t scribble = algo ? algo->workspace : 0;
+    cuda_on_host_enqueue(stream, [p, workspace, scribble] {
+        if (scribble) memset(workspace, 0xff, scribble);
+        if (observe_product(p)) run_product(p);
+    });
+    return CUBLAS_STATUS_SUCCESS;
+}

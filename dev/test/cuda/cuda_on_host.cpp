@@ -1,0 +1,665 @@
+// cuda_on_host.cpp: runs the threads of a block as fibers: schedule, barriers, shared memory.
+#include "cuda_on_host.h"
+#include "races.h"
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <elf.h>
+#include <link.h>
+#include <sys/mman.h>
+#ifndef __x86_64__
+#include <ucontext.h>
+#endif
+
+#ifdef CUDA_ON_HOST_ASAN
+#include <sanitizer/common_interface_defs.h>
+#define NO_ASAN __attribute__((no_sanitize_address))
+#else
+#define NO_ASAN
+#endif
+
+uint3 threadIdx, blockIdx;
+dim3 blockDim, gridDim;
+
+// ---------------------------------------------------------------------------------------------
+// Fibers: each has a stack with a guard page below it and runs one function forever
+
+namespace {
+
+constexpr size_t STACK_BYTES = (size_t)256 << 10, PAGE = 4096;
+
+struct Fiber {
+#ifdef __x86_64__
+    void* stack_pointer = nullptr;
+#else
+    ucontext_t context;
+#endif
+    void* fake_stack = nullptr;  // of the address sanitizer
+    const void* bottom = nullptr;
+    size_t bytes = 0;
+};
+
+}  // namespace
+
+#ifdef __x86_64__
+// void cuda_on_host_switch(void** save, void* load): saves the registers on the stack, the stack pointer in *save, and
+// switches to the stack `load`. swapcontext would make a system call per switch.
+asm(R"(
+    .text
+    .globl cuda_on_host_switch
+    .type cuda_on_host_switch, @function
+cuda_on_host_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+    .size cuda_on_host_switch, .-cuda_on_host_switch
+)");
+extern "C" void cuda_on_host_switch(void** save, void* load);
+#endif
+
+namespace {
+
+void fiber_create(Fiber* f, void (*run)()) {
+    char* p = (char*)mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED || mprotect(p, PAGE, PROT_NONE) != 0)
+        cuda_on_host_die("no memory for the stack of a fiber");
+    f->bottom = p + PAGE;
+    f->bytes = STACK_BYTES - PAGE;
+#ifdef __x86_64__
+    void** top = (void**)(p + STACK_BYTES);
+    *--top = nullptr;  // return address of run; keeps its frame aligned
+    *--top = (void*)run;
+    f->stack_pointer = top - 6;  // six registers, zero
+#else
+    getcontext(&f->context);
+    f->context.uc_stack.ss_sp = p + PAGE;
+    f->context.uc_stack.ss_size = f->bytes;
+    makecontext(&f->context, run, 0);
+#endif
+}
+
+NO_ASAN void fiber_switch(Fiber* from, Fiber* to) {
+#ifdef CUDA_ON_HOST_ASAN
+    __sanitizer_start_switch_fiber(&from->fake_stack, to->bottom, to->bytes);
+#endif
+#ifdef __x86_64__
+    cuda_on_host_switch(&from->stack_pointer, to->stack_pointer);
+#else
+    swapcontext(&from->context, &to->context);
+#endif
+#ifdef CUDA_ON_HOST_ASAN
+    __sanitizer_finish_switch_fiber(from->fake_stack, nullptr, nullptr);
+#endif
+}
+
+// ---------------------------------------------------------------------------------------------
+// The device
+
+struct Thread {
+    Fiber fiber;
+    uint3 index;
+    const char* place;  // the barrier at which it waits
+    int line;           // source line of that barrier
+    CudaOnHostOp op;    // of a warp barrier
+    unsigned mask;
+    uint64_t value;     // the thread's own value; after the exchange, the received one
+    int source;
+    int clock;          // waits for flags in the longest chain up to here
+    const int* polled;  // loaded last, and its value; null: anything else happened since
+    int polled_value;
+    RaceThread race;
+};
+
+// Masks of the lanes that can run, that wait at a warp barrier, at a block barrier and for a flag, and that have
+// returned or do not exist.
+struct Warp {
+    unsigned ready, at_warp, at_block, at_flag, exited;
+};
+
+struct Bytes {
+    char* at;
+    size_t count;
+};
+
+// A place for a block that has started and not ended.
+struct Block {
+    std::vector<std::unique_ptr<Thread>> threads;  // enough for the largest block so far
+    std::vector<RaceThread*> race_threads;
+    std::vector<Warp> warps;
+    uint3 index;
+    bool alive = false;
+    void* dynamic_shared = nullptr;
+    std::vector<char> static_shared;   // while another block runs
+    RaceBlock race;
+};
+
+struct Machine {
+    CudaOnHostOptions options;
+    uint64_t rng = 0;
+    const char* kernel = nullptr;  // that runs
+    const std::function<void()>* body = nullptr;
+    std::vector<Bytes> static_shared;
+    std::vector<std::unique_ptr<Block>> blocks;
+    Block* block = nullptr;        // that runs
+    Block* installed = nullptr;    // whose static shared memory is in place
+    bool preempted = false;        // another block is to run
+    int count = 0, current = -1;   // threads of a block; the thread that runs
+    std::vector<int> warp_order;
+    int lane_order[32], lane_after[32];  // schedule; cyclic successor of each lane
+    Fiber main;
+    std::map<const void*, int> shared_limit;  // by kernel
+    std::unordered_map<const int*, int> flag_clocks;
+    int longest_chain = 0;                    // of this launch
+};
+
+Machine machine;
+
+uint64_t random_u64() {  // splitmix64
+    uint64_t z = machine.rng += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+// order = 0 … n-1, ordered by the schedule.
+void draw_order(int* order, int n) {
+    std::iota(order, order + n, 0);
+    for (int i = n - 1; i > 0 && machine.options.order == CUDA_ORDER_SHUFFLE; i--)
+        std::swap(order[i], order[random_u64() % (uint64_t)(i + 1)]);
+    for (int i = 0; i < n / 2 && machine.options.order == CUDA_ORDER_REVERSE; i++)
+        std::swap(order[i], order[n - 1 - i]);
+}
+
+Thread* current_thread() { return machine.block->threads[machine.current].get(); }
+Warp* current_warp() { return &machine.block->warps[machine.current / 32]; }
+unsigned current_bit() { return 1u << (machine.current & 31); }
+
+void go(Fiber* from, int to) {
+    machine.current = to;
+    threadIdx = current_thread()->index;
+    race_current = &current_thread()->race;
+    fiber_switch(from, &current_thread()->fiber);
+}
+
+void go_to_main() { fiber_switch(&current_thread()->fiber, &machine.main); }
+
+// If several blocks run at once, sometimes lets another one run.
+void may_switch() {
+    if (machine.options.resident == 1 || random_u64() % 2) return;
+    machine.preempted = true;
+    go_to_main();
+}
+
+// Switches to the next ready thread of the warp, or to the scheduler.
+void yield() {
+    const int first = machine.current & ~31;
+    const unsigned ready = current_warp()->ready;
+    Fiber* from = &current_thread()->fiber;
+    int l = machine.lane_after[machine.current & 31];
+    if (!ready) {
+        go_to_main();
+        return;
+    }
+    while (!(ready >> l & 1)) l = machine.lane_after[l];
+    go(from, first + l);
+}
+
+// The first switch to a fiber only records the scheduler's stack; after that it runs one block after another.
+NO_ASAN void thread_main() {
+    Fiber* fiber = &machine.block->threads.back()->fiber;
+#ifdef CUDA_ON_HOST_ASAN
+    __sanitizer_finish_switch_fiber(nullptr, &machine.main.bottom, &machine.main.bytes);
+#endif
+    fiber_switch(fiber, &machine.main);
+    for (;;) {
+        (*machine.body)();
+        current_warp()->ready &= ~current_bit();
+        current_warp()->exited |= current_bit();
+        yield();
+    }
+}
+
+// If every lane in the mask of thread i has arrived or returned, exchanges the values, makes the lanes ready and
+// returns true.
+bool complete_warp(int i) {
+    const int first = i & ~31;
+    const Thread& t = *machine.block->threads[i];
+    const unsigned mask = t.mask;
+    Warp* warp = &machine.block->warps[i / 32];
+    if ((mask & ~(warp->at_warp | warp->exited)) != 0) return false;
+    const unsigned part = mask & warp->at_warp;
+    uint64_t given[32], ballot = 0;
+    int clock = 0;
+    size_t n = 0;
+    RaceThread* synced[32];
+    for (int l = 0; l < 32; l++) {
+        if (!(part >> l & 1)) continue;
+        const Thread& other = *machine.block->threads[first + l];
+        if (other.mask != mask) return false;
+        if (other.op != t.op)
+            cuda_on_host_die("thread %d waits at %s (line %d) but thread %d in its mask at %s (line %d)", i,
+                             t.place, t.line, first + l, other.place, other.line);
+        given[l] = other.value;
+        ballot |= (uint64_t)(other.value != 0) << l;
+        clock = max(clock, other.clock);
+        synced[n++] = &machine.block->threads[first + l]->race;
+    }
+    if (t.op == CUDA_OP_SYNC) race_sync_warp(synced, n);
+    for (int l = 0; l < 32; l++) {
+        if (!(part >> l & 1)) continue;
+        Thread& other = *machine.block->threads[first + l];
+        const int source = other.source & 31;
+        other.clock = clock;
+        other.value = other.op == CUDA_OP_BALLOT ? ballot : part >> source & 1 ? given[source] : ~(uint64_t)0;
+    }
+    warp->at_warp &= ~part;
+    warp->ready |= part;
+    return true;
+}
+
+// No lane of the warp can run, and some wait at a warp barrier.
+[[noreturn]] void abort_deadlock(int first, const Warp& w) {
+    const int i = first + __builtin_ctz(w.at_warp);
+    const Thread& t = *machine.block->threads[i];
+    if (t.mask & w.at_block) {
+        const int other = first + __builtin_ctz(t.mask & w.at_block);
+        cuda_on_host_die(
+            "deadlock: thread %d waits at %s (line %d) but thread %d in its mask at __syncthreads (line %d)", i,
+            t.place, t.line, other, machine.block->threads[other]->line);
+    }
+    cuda_on_host_die("deadlock: thread %d waits at %s (line %d) for lanes 0x%x, which use other masks", i,
+                     t.place, t.line, t.mask);
+}
+
+// Runs the threads of a warp until each waits for a block barrier or a flag or has returned, or another block is to
+// run.
+void run_warp(int warp) {
+    Warp* w = &machine.block->warps[warp];
+    do {
+        for (int l : machine.lane_order)
+            if (w->ready >> l & 1 && !machine.preempted) go(&machine.main, warp * 32 + l);
+        race_current = nullptr;
+        if (machine.preempted) return;
+        for (int l = 0; l < 32 && !w->ready; l++)
+            if (w->at_warp >> l & 1) complete_warp(warp * 32 + l);  // the lanes it waits for may have returned
+    } while (w->ready);
+    if (w->at_warp && !w->at_flag) abort_deadlock(warp * 32, *w);
+}
+
+// Releases the block barrier, at which every thread that has not returned waits. Returns false if all have returned.
+bool release_block() {
+    Block* b = machine.block;
+    const Thread* first = nullptr;
+    int clock = 0;
+    for (int i = 0; i < machine.count; i++) {
+        const Thread& t = *b->threads[i];
+        clock = max(clock, t.clock);
+        if (!(b->warps[i / 32].at_block >> (i & 31) & 1)) continue;
+        if (!first) first = &t;
+        if (t.line != first->line)
+            cuda_on_host_die("threads of a block wait at different __syncthreads: lines %d and %d (thread %d)",
+                             first->line, t.line, i);
+    }
+    machine.longest_chain = max(machine.longest_chain, clock);
+    for (int i = 0; i < machine.count; i++) b->threads[i]->clock = clock;
+    race_barrier(&b->race, b->race_threads.data(), b->race_threads.size());
+    for (Warp& w : b->warps) {
+        w.ready = w.at_block;
+        w.at_block = 0;
+    }
+    return first != nullptr;
+}
+
+// Not memset, which the sanitizer would check; volatile, because compilers would replace the loop by memset.
+NO_ASAN void fill_nan(char* p, size_t n) {
+    size_t i = 0;
+    for (; (uintptr_t)p % 8 == 0 && i + 8 <= n; i += 8) *(volatile uint64_t*)(p + i) = ~(uint64_t)0;
+    for (; i < n; i++) *(volatile char*)(p + i) = (char)0xff;
+}
+
+// Puts the block's static shared memory in place.
+void install(Block* b) {
+    Block* out = machine.installed;
+    machine.installed = b;
+    if (b == out) return;
+    size_t at = 0;
+    for (const Bytes& s : machine.static_shared) {
+        if (out && out->alive) memcpy(out->static_shared.data() + at, s.at, s.count);
+        if (b->alive) memcpy(s.at, b->static_shared.data() + at, s.count);
+        at += s.count;
+    }
+}
+
+// Starts the block with this number in a free place.
+void start_block(Block* b, unsigned number, size_t shared_bytes) {
+    install(b);
+    b->alive = true;
+    b->index = {number % gridDim.x, number / gridDim.x % gridDim.y, number / gridDim.x / gridDim.y};
+    for (const Bytes& s : machine.static_shared) fill_nan(s.at, s.count);
+    if (shared_bytes) memset(b->dynamic_shared, 0xff, shared_bytes);
+    for (Warp& w : b->warps) w = {~0u, 0, 0, 0, 0};
+    if (machine.count % 32) b->warps.back() = {~(~0u << machine.count % 32), 0, 0, 0, ~0u << machine.count % 32};
+    race_block_starts(&b->race, number);
+    for (int i = 0; i < machine.count; i++) {
+        b->threads[i]->clock = 0;
+        b->threads[i]->polled = nullptr;
+        race_thread_starts(&b->threads[i]->race, &b->race, (uint16_t)i);
+    }
+}
+
+bool can_run(const Block& b) {
+    unsigned at_flag = 0;
+    for (const Warp& w : b.warps) {
+        if (w.ready) return true;
+        at_flag |= w.at_flag;
+    }
+    return !at_flag;
+}
+
+// Runs the block until it ends or waits for another block, or another one is to run.
+void run_block(Block* b) {
+    install(b);
+    machine.block = b;
+    blockIdx = b->index;
+    machine.preempted = false;
+    while (!machine.preempted && can_run(*b)) {
+        draw_order(machine.warp_order.data(), (int)machine.warp_order.size());
+        draw_order(machine.lane_order, 32);
+        for (int l = 0; l < 32; l++)
+            machine.lane_after[machine.lane_order[l]] = machine.lane_order[(l + 1) % 32];
+        for (int w : machine.warp_order)
+            if (!machine.preempted) run_warp(w);
+        bool waiting = machine.preempted;
+        for (const Warp& w : b->warps) waiting = waiting || w.ready || w.at_flag;
+        if (waiting) continue;
+        b->alive = release_block();
+        if (!b->alive) return;
+        machine.preempted = machine.options.resident > 1 && random_u64() % 4 == 0;
+    }
+}
+
+[[noreturn]] void die_of_flags() {
+    for (const auto& b : machine.blocks) {
+        for (int i = 0; b->alive && i < machine.count; i++) {
+            if (!(b->warps[i / 32].at_flag >> (i & 31) & 1)) continue;
+            blockIdx = b->index;
+            cuda_on_host_die("deadlock: thread %d waits for a flag, and no thread that could store it can run", i);
+        }
+    }
+    cuda_on_host_die("deadlock");
+}
+
+// ---------------------------------------------------------------------------------------------
+// Static shared memory: uninitialized static variables of C++ functions, found in the program's symbol table
+
+void add_shared(const char* file, const ElfW(Ehdr) * head, uintptr_t base) {
+    const ElfW(Shdr)* sections = (const ElfW(Shdr)*)(file + head->e_shoff);
+    const char* section_names = file + sections[head->e_shstrndx].sh_offset;
+    for (int i = 0; i < head->e_shnum; i++) {
+        if (sections[i].sh_type != SHT_SYMTAB) continue;
+        const char* names = file + sections[sections[i].sh_link].sh_offset;
+        const ElfW(Sym)* symbols = (const ElfW(Sym)*)(file + sections[i].sh_offset);
+        for (size_t j = 0; j < sections[i].sh_size / sizeof *symbols; j++) {
+            const ElfW(Sym)& s = symbols[j];
+            const char* name = names + s.st_name;
+            if ((s.st_info & 15) != STT_OBJECT || strncmp(name, "_ZZ", 3) != 0 || s.st_shndx >= head->e_shnum)
+                continue;
+            const ElfW(Shdr)& home = sections[s.st_shndx];
+            if (CUDA_ON_HOST_SHARED_NAMED ? strcmp(section_names + home.sh_name, "cuda.shared") == 0
+                                          : home.sh_type == SHT_NOBITS)
+                machine.static_shared.push_back({(char*)(base + s.st_value), s.st_size});
+        }
+    }
+}
+
+void find_shared() {
+    uintptr_t base = 0;  // load address of the program: the first object
+    dl_iterate_phdr(
+        [](dl_phdr_info* info, size_t, void* out) {
+            *(uintptr_t*)out = info->dlpi_addr;
+            return 1;
+        },
+        &base);
+    std::vector<char> file;
+    char part[1 << 16];
+    FILE* f = fopen("/proc/self/exe", "rb");
+    for (size_t n; f && (n = fread(part, 1, sizeof part, f)) > 0;) file.insert(file.end(), part, part + n);
+    if (f) fclose(f);
+    if (file.size() < sizeof(ElfW(Ehdr)))
+        cuda_on_host_die("cannot read /proc/self/exe to find shared memory");
+    add_shared(file.data(), (const ElfW(Ehdr)*)file.data(), base);
+    if (machine.static_shared.empty()) return;
+    const auto by_address = [](const Bytes& a, const Bytes& b) { return a.at < b.at; };
+    std::sort(machine.static_shared.begin(), machine.static_shared.end(), by_address);
+    const Bytes &first = machine.static_shared.front(), &last = machine.static_shared.back();
+    race_static_shared(first.at, (size_t)(last.at + last.count - first.at));
+}
+
+void check_launch(const CudaOnHostLaunch& l) {
+    const char* name = l.name;
+    const dim3 grid = l.grid, block = l.block;
+    const uint64_t threads = (uint64_t)block.x * block.y * block.z;
+    // static shared memory counts too: 64 bytes are reserved for it
+    const size_t shared_bytes = l.shared_bytes, most = l.shared_limit > 0 ? l.shared_limit : (48 << 10) - 64;
+    if (threads == 0 || threads > 1024 || block.z > 64)
+        cuda_on_host_die("launch of %s: a block of (%u,%u,%u) threads", name, block.x, block.y, block.z);
+    if (grid.x == 0 || grid.x > INT32_MAX || grid.y == 0 || grid.y > 65535 || grid.z == 0 || grid.z > 65535)
+        cuda_on_host_die("launch of %s: a grid of (%u,%u,%u) blocks", name, grid.x, grid.y, grid.z);
+    if (shared_bytes > most)
+        cuda_on_host_die("launch of %s: %zu bytes of shared memory, at most %zu", name, shared_bytes, most);
+}
+
+// Makes a place for a block of this launch.
+void prepare_place(Block* b, dim3 block, size_t shared_bytes) {
+    machine.block = b;
+    while ((int)b->threads.size() < machine.count) {
+        b->threads.emplace_back(new Thread());
+        fiber_create(&b->threads.back()->fiber, thread_main);
+        fiber_switch(&machine.main, &b->threads.back()->fiber);
+    }
+    b->race_threads.clear();
+    for (unsigned i = 0; i < (unsigned)machine.count; i++) {
+        b->threads[i]->index = {i % block.x, i / block.x % block.y, i / block.x / block.y};
+        b->race_threads.push_back(&b->threads[i]->race);
+    }
+    b->warps.resize((size_t)(machine.count + 31) / 32);
+    b->dynamic_shared = malloc(shared_bytes);
+    if (shared_bytes) race_memory(b->dynamic_shared, shared_bytes, true);
+    size_t bytes = 0;
+    for (const Bytes& s : machine.static_shared) bytes += s.count;
+    b->static_shared.resize(bytes);
+}
+
+void run_grid(const CudaOnHostLaunch& l) {
+    const dim3 grid = l.grid, block = l.block;
+    const size_t shared_bytes = l.shared_bytes;
+    machine.kernel = l.name;
+    machine.body = &l.body;
+    if (machine.options.observer) machine.options.observer->launched(l.name);
+    machine.count = (int)(block.x * block.y * block.z);
+    machine.warp_order.resize((size_t)(machine.count + 31) / 32);
+    gridDim = grid;
+    blockDim = block;
+    machine.flag_clocks.clear();
+    machine.longest_chain = 0;
+    machine.installed = nullptr;
+    std::vector<int> order((size_t)grid.x * grid.y * grid.z);
+    draw_order(order.data(), (int)order.size());
+    const size_t places = min((size_t)machine.options.resident, order.size());
+    while (machine.blocks.size() < places) machine.blocks.emplace_back(new Block());
+    for (size_t i = 0; i < places; i++) prepare_place(machine.blocks[i].get(), block, shared_bytes);
+    race_launch((uint32_t)order.size());
+    for (size_t started = 0;;) {
+        std::vector<Block*> able;   // to run, or to start a block
+        for (size_t i = 0; i < places; i++) {
+            Block* b = machine.blocks[i].get();
+            if (b->alive ? can_run(*b) : started < order.size()) able.push_back(b);
+        }
+        if (able.empty()) break;
+        Block* b = able[able.size() == 1 ? 0 : random_u64() % able.size()];
+        if (!b->alive) start_block(b, (unsigned)order[started++], shared_bytes);
+        run_block(b);
+    }
+    for (size_t i = 0; i < places; i++) {
+        Block* b = machine.blocks[i].get();
+        if (b->alive) die_of_flags();
+        if (shared_bytes) race_memory_freed(b->dynamic_shared);
+        free(b->dynamic_shared);
+    }
+    machine.kernel = nullptr;
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------------------------------------
+// Called by kernels and launches
+
+void cuda_on_host_sync_threads(int line) {
+    current_thread()->polled = nullptr;
+    current_thread()->place = "__syncthreads";
+    current_thread()->line = line;
+    current_warp()->ready &= ~current_bit();
+    current_warp()->at_block |= current_bit();
+    yield();
+}
+
+int cuda_on_host_lane(void) { return machine.current & 31; }
+
+uint64_t cuda_on_host_warp(CudaOnHostOp op, unsigned mask, uint64_t value, int source, int line) {
+    static const char* const places[] = {"__syncwarp", "a shuffle", "a ballot"};
+    Thread* t = current_thread();
+    if (!(mask & current_bit()))
+        cuda_on_host_die("line %d: thread %d is not in its own mask 0x%x", line, machine.current, mask);
+    t->polled = nullptr;
+    t->place = places[op];
+    t->line = line;
+    t->op = op;
+    t->mask = mask;
+    t->value = value;
+    t->source = source;
+    current_warp()->ready &= ~current_bit();
+    current_warp()->at_warp |= current_bit();
+    if (!complete_warp(machine.current)) yield();
+    return t->value;
+}
+
+int cuda_on_host_load(const int* p, bool acquire) {
+    Thread* t = current_thread();
+    may_switch();
+    if (!acquire && t->polled == p && t->polled_value == *p) {
+        current_warp()->ready &= ~current_bit();
+        current_warp()->at_flag |= current_bit();
+        yield();
+    }
+    t->polled = acquire ? nullptr : p;
+    t->polled_value = *p;
+    race_load(&t->race, p, acquire);
+    const auto clock = machine.flag_clocks.find(p);
+    if (clock != machine.flag_clocks.end()) t->clock = max(t->clock, clock->second + 1);
+    return *p;
+}
+
+// Lets the threads run that wait for another value of *p.
+static void wake(const void* p) {
+    for (const auto& b : machine.blocks) {
+        for (int i = 0; b->alive && i < machine.count; i++) {
+            Warp* w = &b->warps[i / 32];
+            const unsigned bit = 1u << (i & 31);
+            if (!(w->at_flag & bit) || b->threads[i]->polled != p) continue;
+            w->at_flag &= ~bit;
+            w->ready |= bit;
+        }
+    }
+}
+
+void cuda_on_host_store(int* p, int value, bool release) {
+    Thread* t = current_thread();
+    may_switch();
+    t->polled = nullptr;
+    race_store(&t->race, p, release);
+    *p = value;
+    machine.flag_clocks[p] = t->clock;
+    wake(p);
+    may_switch();
+}
+
+uint64_t cuda_on_host_add(void* p, size_t bytes, uint64_t value) {
+    Thread* t = current_thread();
+    uint64_t before = 0;
+    may_switch();
+    t->polled = nullptr;
+    memcpy(&before, p, bytes);   // little-endian
+    const uint64_t sum = before + value;
+    race_add(&t->race, p);
+    memcpy(p, &sum, bytes);
+    wake(p);
+    may_switch();
+    return before;
+}
+
+void __threadfence(void) {
+    may_switch();
+    race_fence(&current_thread()->race);
+}
+
+int cuda_on_host_longest_chain(void) { return machine.longest_chain; }
+
+void* cuda_on_host_dynamic_shared(void) { return machine.block->dynamic_shared; }
+
+cudaError_t cuda_on_host_attribute(const void* kernel, cudaFuncAttribute attribute, int value) {
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
+    if (value < 0 || value > (99 << 10) - 64) return cudaErrorInvalidValue;   // the limit of compute capability 8.6
+    machine.shared_limit[kernel] = value;
+    return cudaSuccess;
+}
+
+void cuda_on_host_launch(CudaOnHostLaunch l, cudaStream_t stream) {
+    const auto limit = machine.shared_limit.find(l.kernel);
+    if (limit != machine.shared_limit.end()) l.shared_limit = (size_t)limit->second;
+    check_launch(l);
+    cuda_on_host_enqueue(stream, [l] { run_grid(l); });
+}
+
+// ---------------------------------------------------------------------------------------------
+// Control
+
+void cuda_on_host_die(const char* format, ...) {
+    va_list ap;
+    fflush(stdout);
+    fprintf(stderr, "cuda_on_host: ");
+    if (machine.kernel)
+        fprintf(stderr, "%s, block (%u,%u,%u): ", machine.kernel, blockIdx.x, blockIdx.y, blockIdx.z);
+    va_start(ap, format);
+    vfprintf(stderr, format, ap);
+    va_end(ap);
+    fprintf(stderr, "\n");
+    abort();
+}
+
+void cuda_on_host_scheduler_set(const CudaOnHostOptions& options) {
+    if (machine.static_shared.empty()) find_shared();
+    machine.options = options;
+    machine.rng = options.seed;
+}

@@ -1,0 +1,368 @@
+// cuda_on_host_test.cpp: tests the CUDA engine compiled for the CPU emulation against golden files and the CPU engine,
+// on small shapes and several thread schedules.
+//
+//     cuda_on_host_test              all tests; --first-half and --second-half each run half of them
+//     cuda_on_host_test --mutants    the tests of mutants.sh: all float32 shapes, three schedules
+//     cuda_on_host_test --exchange   the tests of mutants.sh for several ranks
+//     cuda_on_host_test --quick      the tests of `make test`: every kernel, few shapes
+//
+// The exit status is 0 only if every check passed.
+#include "emulation_test.h"
+
+#include <string>
+#include <vector>
+
+#include "dev/test/engine/engines.h"
+#include "dev/test/engine/golden.h"
+#include "dev/test/cuda/ranks_on_host.h"
+
+extern "C" const TostEngine tost_cuda_engine;
+
+namespace {
+
+struct Schedule {
+    CudaOnHostOrder order;
+    uint64_t seed;
+    bool late;
+    int resident = 1;
+};
+const Schedule FORWARD = {CUDA_ORDER_FORWARD, 0, false}, LATE = {CUDA_ORDER_FORWARD, 0, true},
+               REVERSE = {CUDA_ORDER_REVERSE, 0, false}, REVERSE_LATE = {CUDA_ORDER_REVERSE, 0, true},
+               SHUFFLE = {CUDA_ORDER_SHUFFLE, 1, false}, SHUFFLE_LATE = {CUDA_ORDER_SHUFFLE, 2, true},
+               RESIDENT = {CUDA_ORDER_SHUFFLE, 3, false, 5};
+
+void set_schedule(const Schedule& s) {
+    CudaOnHostOptions o;
+    o.order = s.order;
+    o.seed = s.seed;
+    o.late = s.late;
+    o.resident = s.resident;
+    cuda_on_host_set(o);
+}
+
+// Runs the CUDA engine once per schedule.
+void test_shape(Checks* c, const Shape& k, TostDtype dtype, const std::vector<Schedule>& schedules) {
+    const auto before = [](const void* all, int run) { set_schedule(static_cast<const Schedule*>(all)[run]); };
+    const Runs runs = {(int)schedules.size(), before, schedules.data()};
+    engines_agree(c, &tost_cuda_engine, &tost_cpu_engine, &k, dtype, &runs);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Shapes
+
+void test_shapes(Checks* c, TostDtype dtype, const std::vector<Schedule>& all) {
+    Shape shapes[RAGGED_SHAPES];
+    ragged_shapes(shapes, chunk_of_source());
+    for (int i = 0; i < RAGGED_SHAPES; i++)
+        test_shape(c, shapes[i], dtype, i == 1 ? all : std::vector<Schedule>{FORWARD, REVERSE_LATE});
+}
+
+// The channels of tost-base, with initial or random parameters.
+void test_wide(Checks* c, TostDtype dtype, int values) {
+    test_shape(c, {1, 12, 768, 128, 257, 0, TOST_LEARNED, 1, 100, 1, 1, values}, dtype, {FORWARD});
+}
+
+void test_scores(Checks* c, TostDtype dtype) {
+    set_schedule(REVERSE_LATE);
+    engines_agree_on_all_scores(c, &tost_cuda_engine, &tost_cpu_engine, dtype, chunk_of_source());
+}
+
+void test_chunks(Checks* c, TostDtype dtype, const Schedule& schedule) {
+    set_schedule(schedule);
+    engines_agree_on_all_chunks(c, &tost_cuda_engine, &tost_cpu_engine, dtype, chunk_of_source());
+}
+
+// One of these tests, with a shorter last chunk
+void test_few_chunks(Checks* c, TostDtype dtype) {
+    const int T = 2 * chunk_of_source() + 9;
+    const ChunkTest test = {{2, 3, 60, T + 4, 29, 1, TOST_LEARNED, 2, T, 1, 1, RANDOM}, T / 3 - 3, 5, false},
+                    without = {test.shape, 0, 5, false};
+    set_schedule(REVERSE_LATE);
+    Record whole = chunks_record(&tost_cuda_engine, &without, dtype, EXACT);
+    engines_agree_on_chunks(c, &tost_cuda_engine, &tost_cpu_engine, dtype, &test, &whole);
+    record_free(&whole);
+}
+
+void test_mixed_shapes(Checks* c, TostDtype dtype) {
+    set_schedule(SHUFFLE_LATE);
+    engines_agree_on_mixed_shapes(c, &tost_cuda_engine, &tost_cpu_engine, dtype);
+}
+
+void test_stale_gradients(Checks* c) {
+    set_schedule(REVERSE_LATE);
+    engine_overwrites_gradients(c, &tost_cuda_engine, TOST_FP32, TOST_LEARNED, false);
+    engine_overwrites_gradients(c, &tost_cuda_engine, TOST_BF16, TOST_UNIFORM, true);
+}
+
+void test_golden_files(Checks* c, const char* dir) {
+    test_golden(c, &tost_cuda_engine, dir, nullptr, [](int pair) { set_schedule(pair % 2 ? SHUFFLE : REVERSE_LATE); });
+}
+
+// ---------------------------------------------------------------------------------------------
+// Missing device or memory: create must fail with one line and free everything
+
+// Device memory that the engine reserves for kernels and graphs
+constexpr size_t RESERVE = (size_t)512 << 20;
+
+const TostConfig SMALL = {1, 3, 60, 40, 257, 1, TOST_LEARNED}, DEEP = {4, 3, 60, 200, 257, 1, TOST_LEARNED};
+
+TostEngineOptions options_of(int B, int T, bool training, TostDtype dtype, bool recompute = false) {
+    TostEngineOptions o = engine_options(B, T, training, dtype);
+    o.recompute = recompute;
+    return o;
+}
+
+// Checks that create allocates about as many bytes as memory predicts. Returns the prediction.
+size_t test_memory(Checks* c, const TostConfig& config, const TostEngineOptions& o, double tolerance) {
+    size_t free_bytes = 0, total = 0;
+    TostError err = {};
+    cuda_on_host_set(CudaOnHostOptions());
+    const size_t need = tost_cuda_engine.memory(&config, &o);
+    TostModel* m = tost_cuda_engine.create(&config, &o, &err);
+    cudaMemGetInfo(&free_bytes, &total);
+    const size_t used = total - free_bytes;
+    check(c, m && used <= need && (double)need <= tolerance * (double)used,
+          "memory predicts %zu bytes, create allocated %zu", need, used);
+    if (m) tost_cuda_engine.destroy(m);
+    return need;
+}
+
+// create must fail on this machine with one line that contains `want`. Returns the line.
+std::string test_refusal(Checks* c, const CudaOnHostOptions& machine, const TostConfig& config,
+                         const TostEngineOptions& o, const char* want) {
+    const int live = cuda_on_host_live();
+    TostError err = {};
+    cuda_on_host_set(machine);
+    TostModel* m = tost_cuda_engine.create(&config, &o, &err);
+    check(c, !m && err.text[0] && strstr(err.text, want) && !strchr(err.text, '\n'), "create: \"%s\", want \"%s\"",
+          err.text, want);
+    if (m) tost_cuda_engine.destroy(m);
+    check(c, cuda_on_host_live() == live && cudaPeekAtLastError() == cudaSuccess,
+          "%s: %d CUDA objects leaked, error %d", want, cuda_on_host_live() - live, cudaPeekAtLastError());
+    return err.text;
+}
+
+CudaOnHostOptions machine_with(size_t memory) {
+    CudaOnHostOptions machine;
+    machine.memory = memory;
+    return machine;
+}
+
+// Too little memory: the message must suggest options that fit.
+void test_suggestions(Checks* c) {
+    const struct {
+        const char* want;
+        bool recompute;
+    } suggestions[] = {{"--recompute or --batch", true}, {"--recompute --batch", true}, {"seq", false}};
+    const TostEngineOptions o = options_of(8, 200, true, TOST_BF16), one = options_of(1, 200, true, TOST_BF16),
+                            recompute = options_of(8, 200, true, TOST_BF16, true);
+    const size_t need = test_memory(c, DEEP, o, 1.01), less = test_memory(c, DEEP, recompute, 1.01),
+                 batch_of_one = tost_cuda_engine.memory(&DEEP, &one);
+    check(c, less < need, "recompute: %zu bytes, without %zu", less, need);
+    const size_t memories[] = {less, batch_of_one - 1, batch_of_one / 2};
+    for (int i = 0; i < 3; i++) {
+        const std::string text = test_refusal(c, machine_with(memories[i] + RESERVE), DEEP, o, suggestions[i].want);
+        if (!suggestions[i].recompute) continue;
+        const char* batch = strstr(text.c_str(), "--recompute --batch ");
+        TostEngineOptions suggested = recompute;
+        TostError err = {};
+        if (batch) suggested.max_batch = atoi(batch + strlen("--recompute --batch "));
+        TostModel* m = tost_cuda_engine.create(&DEEP, &suggested, &err);
+        check(c, m != nullptr, "\"%s\": the suggestion fails: \"%s\"", text.c_str(), err.text);
+        if (m) tost_cuda_engine.destroy(m);
+    }
+}
+
+// For a sequence that is too long, the message must suggest the largest power of two that fits as --chunk.
+void test_chunk_suggestion(Checks* c) {
+    const TostConfig config = {2, 3, 60, 3000, 257, 1, TOST_LEARNED};
+    TostEngineOptions o = options_of(2, 3000, true, TOST_FP32), fits = options_of(1, 3000, true, TOST_FP32, true);
+    fits.chunk = 256;
+    const size_t need = test_memory(c, config, fits, 1.1);
+    test_refusal(c, machine_with(need + RESERVE), config, o, "; --recompute --batch 1 --chunk 256 fits");
+    test_refusal(c, machine_with(need + RESERVE - 1), config, o, "; --recompute --batch 1 --chunk 128 fits");
+    o.chunk = 128;   // the suggestion must be below it
+    fits.chunk = 64;
+    test_refusal(c, machine_with(tost_cuda_engine.memory(&config, &fits) + RESERVE), config, o, "--chunk 64 fits");
+}
+
+// With chunks, only the memory of the states before each chunk depends on the length of the sequences.
+void test_chunk_memory(Checks* c, TostDtype dtype) {
+    const TostConfig config = {2, 3, 60, 1 << 20, 257, 1, TOST_LEARNED};
+    TostEngineOptions o = options_of(2, 4096, true, dtype);
+    const size_t one = tost_cuda_engine.memory(&config, &o), state = 2 * 2 * (2 * 60 + 3) * sizeof(double);
+    o.chunk = 4096;
+    check(c, tost_cuda_engine.memory(&config, &o) == one, "a chunk of the whole sequence changes memory");
+    o.max_seq = 1 << 20;
+    const size_t many = tost_cuda_engine.memory(&config, &o);
+    check(c, many > one && many < one + 256 * state + 8 * (state + 4096), "256 chunks: %zu bytes, one: %zu", many, one);
+}
+
+void test_refusals(Checks* c) {
+    const TostConfig wide = {1, 1, 6148, 40, 257, 0, TOST_LEARNED},
+                     odd = {1, 1, 4097, 40, 257, 0, TOST_LEARNED},
+                     heads = {1, 4096, 4096, 40, 257, 0, TOST_LEARNED};
+    const char* const calls[][2] = {{"cudaGetDeviceCount", "no usable GPU: cudaGetDeviceCount: out of memory"},
+                                    {"cudaSetDevice", "no usable GPU: cudaSetDevice: out of memory"},
+                                    {"cudaGetDeviceProperties", "no usable GPU: cudaGetDeviceProperties: out of"},
+                                    {"cudaMemGetInfo", "cudaMemGetInfo: out of memory; a smaller --batch"},
+                                    {"cuda_on_host_malloc", ": out of memory; a smaller --batch"}};
+    for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) {
+        const TostEngineOptions o = options_of(8, 33, false, dtype), recompute = options_of(8, 33, false, dtype, true);
+        const size_t need = tost_cuda_engine.memory(&SMALL, &o);
+        check(c, tost_cuda_engine.memory(&SMALL, &recompute) == need, "recompute changes memory without training");
+        for (const auto& call : calls) {
+            CudaOnHostOptions machine;
+            machine.failing = call[0];
+            test_refusal(c, machine, SMALL, o, call[1]);
+        }
+        CudaOnHostOptions old;
+        old.major = 7;
+        test_refusal(c, old, SMALL, o, "compute capability 7.0; 8.0 or later is needed");
+        test_refusal(c, machine_with(RESERVE + need - 1), SMALL, o, "free; --batch 7 fits");
+        test_refusal(c, CudaOnHostOptions(), wide, o, "--channels 6148: the CUDA engine takes up to 4096, in");
+        test_refusal(c, CudaOnHostOptions(), odd, o, "--channels 4097: the CUDA engine takes up to 4096, in");
+        test_refusal(c, CudaOnHostOptions(), heads, o, "heads");
+        check(c, tost_cuda_engine.supports(dtype), "%s is not supported", dtype_name(dtype));
+    }
+    check(c, tost_cuda_engine.supports(TOST_TF32) && !tost_cuda_engine.supports((TostDtype)3), "supports");
+}
+
+// The peak rate is from the data sheet, or measured with products of 192 × 192 matrices (64 per multiprocessor). The
+// emulation reports 1 ms for 10 of them.
+void test_peak(Checks* c) {
+    const double square = 10 * 2.0 * 192 * 192 * 192 * 1e3;
+    const struct { const char* name; int multiprocessors; TostDtype dtype; bool measured; double want; } cases[] = {
+        {"cuda_on_host", 3, TOST_FP32, true, square},   {"cuda_on_host", 3, TOST_BF16, true, square},
+        {"NVIDIA H200", 132, TOST_BF16, false, 989.4e12}, {"NVIDIA H200", 132, TOST_TF32, false, 494.7e12},
+        {"NVIDIA H200 MIG 1g.18gb", 3, TOST_BF16, true, square},
+    };
+    for (const auto& k : cases) {
+        CudaOnHostOptions machine;
+        machine.name = k.name;
+        machine.multiprocessors = k.multiprocessors;
+        cuda_on_host_set(machine);
+        const TostEngineOptions o = options_of(1, 8, true, k.dtype);
+        const int live = cuda_on_host_live();
+        TostError err = {};
+        TostModel* m = tost_cuda_engine.create(&SMALL, &o, &err);
+        bool measured = !k.measured;
+        const double peak = m ? tost_cuda_engine.peak_flops(m, &measured) : 0;
+        check(c, fabs(peak - k.want) < 1e-3 * k.want && measured == k.measured, "peak of %s: %g, want %g", k.name, peak,
+              k.want);
+        if (m) tost_cuda_engine.destroy(m);
+        check(c, cuda_on_host_live() == live, "peak_flops: %d CUDA objects leaked", cuda_on_host_live() - live);
+    }
+}
+
+void test_missing(Checks* c) {
+    const TostEngineOptions o = options_of(2, 33, true, TOST_FP32);
+    TostError err = {};
+    char text[256];
+    const size_t need = test_memory(c, SMALL, o, 1.25);
+    for (const size_t memory : {RESERVE + need - 1, need, (size_t)1000})
+        test_refusal(c, machine_with(memory), SMALL, o, "memory");
+    CudaOnHostOptions none;
+    none.devices = 0;
+    cuda_on_host_set(none);
+    check(c, !tost_cuda_engine.create(&SMALL, &o, &err) && err.text[0] && !strchr(err.text, '\n'),
+          "create without a device: \"%s\"", err.text);
+    err.text[0] = '\0';
+    check(c, !tost_cuda_engine.describe(text, sizeof text, &o, &err) && err.text[0],
+          "describe without a device: \"%s\"", err.text);
+    cuda_on_host_set(CudaOnHostOptions());
+    check(c, tost_cuda_engine.describe(text, sizeof text, &o, &err), "describe: \"%s\"", err.text);
+}
+
+// ---------------------------------------------------------------------------------------------
+
+// Small shapes only; test_kernels and test_mixed_shapes launch every kernel.
+void test_quick(Checks* c) {
+    const int chunk = chunk_of_source(), block = 2 * chunk + 8;
+    const Shape edges = {2, 3, 60, block, 257, 1, TOST_LEARNED, 1, chunk + 1, 1, 2, RANDOM},
+                faint = {1, 3, 60, block, 29, 1, TOST_LEARNED, 2, 2 * chunk + 6, 1, 1, FAINT},
+                uniform = {1, 1, 64, block, 29, 0, TOST_UNIFORM, 1, chunk + 6, 1, 1, RANDOM};
+    test_emulation(c);
+    set_schedule(SHUFFLE);
+    test_kernels(c, 4);
+    for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) {
+        test_mixed_shapes(c, dtype);
+        set_schedule(REVERSE_LATE);
+        engines_agree_on_scores(c, &tost_cuda_engine, &tost_cpu_engine, dtype, {7, 3, chunk + 5});
+    }
+    test_shape(c, edges, TOST_FP32, {SHUFFLE_LATE});
+    test_shape(c, faint, TOST_BF16, {REVERSE_LATE});
+    test_shape(c, uniform, TOST_FP32, {SHUFFLE});
+    test_few_chunks(c, TOST_FP32);
+    test_stale_gradients(c);
+    test_peak(c);
+    test_missing(c);
+    test_refusals(c);
+    test_exchange(c, EXCHANGE_QUICK);
+}
+
+void test_mutants(Checks* c) {
+    test_kernels(c, 12);
+    test_stale_gradients(c);
+    test_few_chunks(c, TOST_FP32);
+    for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
+    test_shapes(c, TOST_FP32, {FORWARD, REVERSE, SHUFFLE_LATE, RESIDENT});
+    test_shape(c, long_shape(chunk_of_source()), TOST_FP32, {REVERSE});
+    for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_scores(c, dtype);
+}
+
+// The tests are divided into two halves that take about the same time, so that they can run in parallel.
+void test_first_half(Checks* c) {
+    test_emulation(c);
+    set_schedule(SHUFFLE);
+    test_kernels(c, 16);
+    for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
+    test_shapes(c, TOST_FP32, {FORWARD, SHUFFLE_LATE, RESIDENT});
+    test_shape(c, long_shape(chunk_of_source()), TOST_FP32, {REVERSE});
+    test_chunks(c, TOST_FP32, RESIDENT);
+    test_peak(c);
+    test_missing(c);
+    test_refusals(c);
+    test_suggestions(c);
+    test_chunk_suggestion(c);
+    test_chunk_memory(c, TOST_BF16);
+    test_nccl_emulation(c);
+    test_exchange(c, EXCHANGE_ALL);
+}
+
+void test_second_half(Checks* c) {
+    set_schedule(SHUFFLE);
+    for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_scores(c, dtype);
+    test_chunks(c, TOST_BF16, SHUFFLE_LATE);
+    test_shapes(c, TOST_BF16, {REVERSE, SHUFFLE_LATE});
+    test_shape(c, {1, 3, 60, 40, 257, 1, TOST_LEARNED, 2, 37, 2, 2, 0}, TOST_TF32, {FORWARD});
+    for (const int values : {FRESH, RANDOM}) test_wide(c, TOST_BF16, values);
+    test_wide(c, TOST_TF32, RANDOM);
+    test_stale_gradients(c);
+    test_golden_files(c, "dev/test/golden");
+    char* shared = shared_path("golden");
+    if (shared) test_golden_files(c, shared);
+    else skip(c, "golden files in ../shared/golden not found");
+    free(shared);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    Checks c = {"cuda_on_host", 0, 0, 0};
+    const std::string mode = argc == 1 ? "" : argc == 2 ? argv[1] : "?";
+    const bool all = mode.empty(), first = mode == "--first-half", second = mode == "--second-half";
+    if (!all && !first && !second && mode != "--quick" && mode != "--mutants" && mode != "--exchange") {
+        fprintf(stderr, "usage: cuda_on_host_test [--first-half | --second-half | --quick | --mutants | --exchange]\n");
+        return STATUS_USAGE;
+    }
+    setvbuf(stdout, nullptr, _IOLBF, 0);
+    set_schedule(SHUFFLE);
+    if (mode == "--quick") test_quick(&c);
+    else if (mode == "--mutants") test_mutants(&c);
+    else if (mode == "--exchange") test_exchange(&c, EXCHANGE_MUTANTS);
+    if (all || first) test_first_half(&c);
+    if (all || second) test_second_half(&c);
+    check(&c, cuda_on_host_live() == 0, "%d CUDA objects leaked", cuda_on_host_live());
+    return checks_verdict(&c);
+}

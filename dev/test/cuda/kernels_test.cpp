@@ -1,0 +1,662 @@
+// kernels_test.cpp: includes the CUDA engine and tests its kernels one by one, with sizes that small models do not use.
+#define TOST_NO_MAIN
+#include "train_gpt_tost.cu"
+
+#include "emulation_test.h"
+#include "tssa_truth.h"
+
+namespace {
+
+typedef Device<float> DeviceArray;
+
+// Pseudorandom numbers in [-1, 1).
+Floats numbers(size_t n, unsigned seed) {
+    Floats x(n);
+    for (float& v : x) {
+        seed = seed * 1664525u + 1013904223u;
+        v = (float)(seed >> 8) / (float)(1 << 23) - 1.0f;
+    }
+    return x;
+}
+
+// The same, rounded to S.
+template <typename S> Floats numbers_of(size_t n, unsigned seed) {
+    const Floats x = numbers(n, seed);
+    const std::vector<S> narrow(x.begin(), x.end());
+    return Floats(narrow.begin(), narrow.end());
+}
+
+// Limits of relative L2 error: of float sums; of results rounded to S
+constexpr double SUMS = 1e-5;
+template <typename S> double stored() { return sizeof(S) == sizeof(float) ? SUMS : 0x1p-8; }
+
+void near(Checks* c, const char* name, int C, const Floats& got, const Doubles& want, double limit = SUMS) {
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < want.size(); i++) {
+        difference += (got[i] - want[i]) * (got[i] - want[i]);
+        norm += want[i] * want[i];
+    }
+    check(c, difference <= limit * limit * norm, "%s of %d channels: relative L2 error %.3e", name, C,
+          sqrt(difference / norm));
+}
+
+// Residual + LayerNorm, forward and backward, in double.
+struct NormTruth {
+    Doubles x_out, y, mean, rstd, dx, dbranch, dw, db, dgamma, dbias;
+    NormTruth(const Floats& x, const Floats& branch, const Floats& gamma, const Floats& w, const Floats& b,
+              const Floats& dy, const Floats& dx_in, size_t rows, size_t C)
+        : x_out(rows * C), y(rows * C), mean(rows), rstd(rows), dx(rows * C), dbranch(rows * C), dw(C, 1.0),
+          db(C, 1.0), dgamma(C, 1.0), dbias(C, 1.0) {
+        for (size_t r = 0; r < rows; r++) {
+            double variance = 0, mean_g = 0, mean_gn = 0;
+            const size_t at = r * C;
+            for (size_t i = 0; i < C; i++) {
+                x_out[at + i] = x[at + i] + (double)gamma[i] * branch[at + i];
+                mean[r] += x_out[at + i] / (double)C;
+            }
+            for (size_t i = 0; i < C; i++) variance += pow(x_out[at + i] - mean[r], 2) / (double)C;
+            rstd[r] = 1 / sqrt(variance + TOST_LN_EPS);
+            for (size_t i = 0; i < C; i++) {
+                const double n = (x_out[at + i] - mean[r]) * rstd[r], g = (double)dy[at + i] * w[i];
+                y[at + i] = n * w[i] + b[i];
+                mean_g += g / (double)C;
+                mean_gn += g * n / (double)C;
+            }
+            for (size_t i = 0; i < C; i++) {
+                const double n = (x_out[at + i] - mean[r]) * rstd[r], g = (double)dy[at + i] * w[i];
+                dx[at + i] = dx_in[at + i] + rstd[r] * (g - mean_g - n * mean_gn);
+                dbranch[at + i] = gamma[i] * dx[at + i];
+                dw[i] += dy[at + i] * n;
+                db[i] += dy[at + i];
+                dgamma[i] += dx[at + i] * branch[at + i];
+                dbias[i] += dbranch[at + i];
+            }
+        }
+    }
+};
+
+// bare: without a branch, biases and an earlier gradient of x.
+template <typename S> void test_norm(Checks* c, int C, size_t rows, bool bare = false) {
+    const size_t n = rows * (size_t)C, width = (size_t)C;
+    const Floats none(n), no_bias(width), x = numbers(n, 1), branch = bare ? none : numbers_of<S>(n, 2),
+                 gamma = numbers(width, 3), w = numbers(width, 4), b = bare ? no_bias : numbers(width, 5),
+                 dy = numbers_of<S>(n, 6), dx = numbers(n, 7), ones(width, 1.0f);
+    const NormTruth truth(x, branch, gamma, w, b, dy, bare ? none : dx, rows, width);
+    const DeviceArray on_x(x), on_gamma(gamma), on_w(w), on_b(b), on_dx(dx), x_out(n), mean(rows), rstd(rows);
+    const Device<S> on_branch(branch), on_dy(dy), y(n), dbranch(n);
+    const DeviceArray dw(ones), db(ones), dgamma(ones), dbias(ones), partial(COLUMN_BLOCKS * 4 * width);
+    ColumnSums sums = {};
+    sums.space = partial.p;
+    residual_layernorm_forward(nullptr, bare ? nullptr : x_out.p, y.p, mean.p, rstd.p, on_x.p,
+                               bare ? nullptr : on_branch.p, on_gamma.p, on_w.p, bare ? nullptr : on_b.p, rows, C);
+    layernorm_residual_backward(nullptr, on_dx.p, bare ? nullptr : dbranch.p, dw.p, bare ? nullptr : db.p,
+                                bare ? nullptr : dgamma.p, bare ? nullptr : dbias.p, &sums, on_dy.p,
+                                bare ? on_x.p : x_out.p, mean.p, rstd.p, on_w.p, bare ? nullptr : on_branch.p,
+                                on_gamma.p, !bare, rows, C);
+    layer_sums(nullptr, sums, {}, true);
+    near(c, "layernorm", C, y.get(), truth.y, stored<S>());
+    near(c, "mean", C, mean.get(), truth.mean);
+    near(c, "rstd", C, rstd.get(), truth.rstd);
+    near(c, "dx", C, on_dx.get(), truth.dx);
+    near(c, "dw", C, dw.get(), truth.dw);
+    if (bare) return;
+    near(c, "residual", C, x_out.get(), truth.x_out);
+    near(c, "dbranch", C, dbranch.get(), truth.dbranch, stored<S>());
+    near(c, "db", C, db.get(), truth.db);
+    near(c, "dgamma", C, dgamma.get(), truth.dgamma);
+    near(c, "dbias", C, dbias.get(), truth.dbias);
+}
+
+// ---------------------------------------------------------------------------------------------
+// TSSA
+
+// Relative L2 error averaged over columns, so that columns of small values count as much as others.
+void near_columns(Checks* c, const char* name, size_t C, const Floats& got, const Doubles& want, double limit) {
+    Doubles difference(C), norm(C);
+    double mean = 0;
+    for (size_t i = 0; i < want.size(); i++) {
+        difference[i % C] += (got[i] - want[i]) * (got[i] - want[i]);
+        norm[i % C] += want[i] * want[i];
+    }
+    for (size_t i = 0; i < C; i++) mean += (norm[i] > 0 ? difference[i] / norm[i] : difference[i]) / (double)C;
+    check(c, mean <= limit * limit, "%s of %zu channels: mean relative L2 error of columns %.3e", name, C, sqrt(mean));
+}
+
+// A StepHeader for the position `first` and, if tokens are given, the TssaDocuments after it; token 1 starts a document
+std::vector<int32_t> step_at(size_t first, const std::vector<int32_t>& tokens = {}, size_t B = 0, size_t T = 0) {
+    const size_t chunks = tokens.empty() ? 0 : B * (size_t)div_up(T, TSSA_CHUNK);
+    std::vector<int32_t> step(STEP_HEADER + chunks * DOCUMENTS_SIZE);
+    step[0] = (int32_t)first;
+    if (chunks > 0) find_documents((TssaDocuments*)&step[STEP_HEADER], tokens.data(), 1, (int)B, (int)T);
+    return step;
+}
+
+// cut: the first step of a second pass, which continues from the states of the first; 0: one pass. documents: mean
+// length of documents; 0: none, -1: only at the cut
+// faint: 1: w is tiny in some channels; 2: w is small, and tiny in the first steps
+struct TssaCase { int C, NH, B, T; bool uniform; int faint, cut, documents; };
+
+// Where documents start. (B,T)
+std::vector<bool> document_starts(const TssaCase& k) {
+    std::vector<bool> starts((size_t)(k.B * k.T));
+    const Floats x = numbers(starts.size(), 9);
+    for (size_t i = 0; i < starts.size(); i++)
+        starts[i] = k.documents > 0   ? (x[i] + 1.0f) * (float)k.documents < 2.0f
+                    : k.documents < 0 ? (int)i % k.T == k.cut
+                                      : false;
+    return starts;
+}
+
+// The steps [t0,t0+n) of x (N,T,width)
+Floats steps_of(const Floats& x, size_t T, size_t width, size_t t0, size_t n) {
+    Floats part;
+    for (size_t i = 0; i < x.size(); i += T * width)
+        part.insert(part.end(), x.begin() + (long)(i + t0 * width), x.begin() + (long)(i + (t0 + n) * width));
+    return part;
+}
+
+// The inverse: writes `part` to these steps of x.
+void put_steps(Floats* x, const Floats& part, size_t T, size_t width, size_t t0, size_t n) {
+    for (size_t i = 0; i < part.size() / (n * width); i++)
+        std::copy_n(part.begin() + (long)(i * n * width), n * width, x->begin() + (long)((i * T + t0) * width));
+}
+
+// TSSA over the steps [t0,t0+n) of all sequences
+template <typename S> struct TssaPass {
+    const TssaInput& in;
+    size_t t0, n, chunks, sums;
+    Device<S> w, dy, y, dw;
+    DeviceArray temp, bias, u, pi, saved, totals, da, partial, back;
+    Device<int> sync, again, input;
+
+    TssaPass(const TssaInput& input, size_t from, size_t steps)
+        : in(input), t0(from), n(steps), chunks((size_t)div_up(n, TSSA_CHUNK)),
+          sums(tssa_sums_size((int)in.C, (int)in.NH)), w(steps_of(in.w, in.T, in.C, t0, n)),
+          dy(steps_of(in.dy, in.T, in.C, t0, n)), y(w.n), dw(w.n), temp(in.temp), bias(in.bias), u(in.B * in.NH * n),
+          pi(u.n), saved(in.B * chunks * sums), totals(in.B * scan_slots(chunks) * sums), da(u.n),
+          partial(in.NH * in.B * chunks), back(saved.n), sync(std::vector<int>(tssa_sync_size(in.B, n))),
+          again(std::vector<int>(tssa_sync_size(in.B, n))),
+          input(step_at(in.first + t0, documents(), in.B, n)) {}
+
+    // The tokens of these steps: 1 starts a document. Empty if none does in any step
+    std::vector<int32_t> documents() const {
+        std::vector<int32_t> tokens;
+        if (std::count(in.starts.begin(), in.starts.end(), true) == 0) return tokens;
+        for (size_t i = 0; i < in.B * n; i++) tokens.push_back(in.starts[i / n * in.T + t0 + i % n]);
+        return tokens;
+    }
+    StepInput step() { return step_input(input.p, in.B * n, input.n > STEP_HEADER ? in.B * chunks : 0); }
+
+    void forward(TssaStates states) {
+        tssa_forward(nullptr, y.p, u.p, pi.p, saved.p, states, totals.p, sync.p, w.p, temp.p, bias.p,
+                     step(), in.uniform ? TOST_UNIFORM : TOST_LEARNED, (int)in.block, (int)in.B,
+                     (int)n, (int)in.C, (int)in.NH);
+    }
+    void backward(const DeviceArray& dtemp, const DeviceArray& dbias, TssaStates adjoints) {
+        const int membership = in.uniform ? TOST_UNIFORM : TOST_LEARNED;
+        tssa_backward(nullptr, dw.p, da.p, partial.p, back.p, adjoints, totals.p, again.p, dy.p, w.p, u.p, pi.p,
+                      saved.p, temp.p, step(), membership, (int)in.B, (int)n, (int)in.C, (int)in.NH);
+        layer_sums(nullptr, {},
+                   {dtemp.p, dbias.p, da.p, partial.p, temp.p, step().header, membership, (int)in.block, (int)in.B,
+                    (int)n, (int)(in.C / in.NH), (int)in.NH, (int)(in.B * chunks)}, true);
+    }
+};
+
+template <typename S> void test_tssa(Checks* c, const TssaCase& k) {
+    const size_t B = (size_t)k.B, T = (size_t)k.T, C = (size_t)k.C, NH = (size_t)k.NH, first = 3, block = T + first,
+                 cut = (size_t)k.cut;
+    const float weights[] = {1, 0, 1e-7f, 5e-7f};   // energies below TOST_ENERGY_MIN
+    TssaInput in = {k.uniform, B, T, C, NH, block, first, numbers(B * T * C, 1), numbers_of<S>(B * T * C, 2),
+                    numbers(NH, 3), numbers(NH * block, 4), document_starts(k)};
+    for (size_t i = 0; i < in.w.size(); i++)
+        in.w[i] = to_float(S(in.w[i] * (k.faint == 1   ? weights[i % C % 4]
+                                        : k.faint == 2 ? i / C % T < 16 ? 1e-6f : 3e-2f
+                                                       : 1.0f)));
+    for (float& x : in.temp) x = 1.0f + 0.3f * x;
+    for (float& x : in.bias) x *= 0.05f;
+    const TssaTruth truth(in);
+    const DeviceArray dtemp(Floats(NH, 1.0f)), dbias(Floats(NH * block, 1.0f));
+    const Device<double> middle(B * tssa_state_size(C, NH)), end(middle.n), right(middle.n), left(Doubles(middle.n));
+    Floats y(B * T * C), dw(B * T * C), u(B * NH * T), pi(B * NH * T);
+    std::vector<TssaPass<S>*> passes;
+    if (cut > 0) passes.push_back(new TssaPass<S>(in, 0, cut));
+    passes.push_back(new TssaPass<S>(in, cut, T - cut));
+    if (cut > 0) passes[0]->forward({NULL, middle.p, 1});
+    passes.back()->forward(cut > 0 ? TssaStates{middle.p, end.p, 1} : NO_STATES);
+    passes.back()->backward(dtemp, dbias, cut > 0 ? TssaStates{NULL, right.p, 1} : NO_STATES);
+    if (cut > 0) passes[0]->backward(dtemp, dbias, {right.p, left.p, 1});
+    for (TssaPass<S>* p : passes) {
+        put_steps(&y, p->y.get(), T, C, p->t0, p->n);
+        put_steps(&dw, p->dw.get(), T, C, p->t0, p->n);
+        put_steps(&u, p->u.get(), T, 1, p->t0, p->n);
+        put_steps(&pi, p->pi.get(), T, 1, p->t0, p->n);
+        delete p;
+    }
+    near(c, "pi", k.C, pi, truth.pi);
+    near_columns(c, "y", C, y, truth.y, stored<S>());
+    near_columns(c, "dw", C, dw, truth.dw, fmax(k.faint == 1 ? 1e-4 : 2e-5, stored<S>()));
+    near(c, "dtemp", k.C, dtemp.get(), truth.dtemp);
+    near(c, "ddenom_bias", k.C, dbias.get(), truth.dbias);
+    if (!k.uniform) near(c, "u", k.C, u, truth.u);
+    if (cut > 0) near(c, "states after two passes", k.C, end.get(), truth.end);
+    if (cut > 0) near(c, "adjoints before two passes", k.C, left.get(), truth.left);
+}
+
+template <typename S> void test_tssa_variants(Checks* c) {
+    const int whole = TSSA_CHUNK, ragged = TSSA_CHUNK + 9;
+    const TssaCase cases[] = {
+        {1536, 24, 1, ragged, false, false, 0, 0},   // heads of 64: two channels per lane; starts not in shared memory
+        {1536, 24, 1, whole, true, false, 0, 0},
+        {768, 12, 1, ragged, false, false, 0, 0},    // presets: in bf16, kernels compiled for their sizes
+        {768, 12, 1, 2 * whole, false, true, whole, 0},
+        {1024, 16, 1, ragged, false, false, 0, 0},
+        {1280, 20, 1, whole, false, false, 0, 0},
+        {1258, 37, 1, whole, false, false, 0, 0},    // heads of 34: idle lanes
+        {1248, 39, 1, ragged, false, false, 0, 0},   // heads of 32: one channel per lane
+        {1248, 39, 1, whole, true, false, 0, 0},
+        {96, 3, 2, ragged, true, false, 0, 0},       // starts in shared memory
+        {96, 3, 2, ragged, false, true, 0, 0},
+        {136, 4, 2, ragged, false, true, 0, 0},
+        {768, 12, 1, whole, false, false, 0, 0},     // in bf16, warps hold their tiles in shared memory
+        {320, 5, 2, 4 * whole, false, true, whole, 0},
+        {192, 3, 2, 3 * whole, true, false, whole, 0},
+        {192, 3, 2, 3 * whole, true, false, 0, 11},
+        {832, 13, 1, 2 * whole, false, true, 0, 40},   // too many heads to hold tiles
+        {384, 12, 1, whole, false, 2, 0, 0},
+        {96, 3, 2, ragged, false, false, 5, 0},   // passes shorter and longer than a chunk
+        {96, 3, 2, 5 * whole, false, false, 2 * whole, 0},
+        {96, 3, 2, 5 * whole, true, false, 3 * whole + 1, 0},
+        {136, 4, 2, ragged, false, true, whole, 0},
+        {96, 3, 2, 9 * whole + 5, false, false, 0, 40},     // documents: of a few chunks, of a few steps, of one step
+        {192, 3, 1, 9 * whole, false, false, 0, 90},
+        {192, 3, 1, 3 * whole, false, true, 0, 7},
+        {1258, 37, 1, ragged, false, false, 0, 5},
+        {1536, 24, 1, ragged, false, false, 0, 20},
+        {96, 3, 1, ragged, false, false, 0, 1},
+        {96, 3, 2, ragged, true, false, 0, 11},
+        {96, 3, 2, 5 * whole, false, false, 2 * whole, 50},
+        {96, 3, 2, 5 * whole, false, false, 2 * whole + 1, -1},
+        {96, 3, 2, 5 * whole, false, false, 2 * whole, -1},
+    };
+    for (const TssaCase& k : cases) test_tssa<S>(c, k);
+}
+
+// The totals of a scan. COUNTS: small integers. CANCELLING: integers of which the large ones cancel within each group
+// of 8, so that all sums are exact if a running sum has 48 bits. RANDOM: random numbers over 20 powers of 2.
+enum ScanData { SCAN_COUNTS, SCAN_CANCELLING, SCAN_RANDOM };
+
+__host__ __device__ inline float scan_total(int data, unsigned place, unsigned c) {
+    const unsigned hash = (place * 2654435761u + c * 40503u) * 2246822519u;
+    if (data == SCAN_COUNTS) return (float)((place + c) % 5);
+    const float small = (float)(hash >> 24) - 100.0f, large = (float)(1 + (place / 8 + c) % 50) * 0x1p40f;
+    if (data == SCAN_CANCELLING) return place % 8 == 1 ? large : place % 8 == 6 ? -large : small;
+    return ldexpf((float)(hash >> 8) * 0x1p-24f - 0.4f, (int)(hash % 20));
+}
+
+// Scans `width` columns of scan_total. from (chunks): see scan_columns. starts (chunks): 1 where sums restart
+template <bool SEGMENTED, typename Sum>
+__global__ void scan_kernel(float* carry, float* totals, int* sync, const int* from, const int* starts, int data,
+                            int width, int chunks) {
+    __shared__ int place;
+    const int stride = scan_stride(width);
+    scan_ticket(sync, [&](int unit) { place = unit; });
+    float* own = totals + (size_t)place * stride;
+    for (int c = threadIdx.x; c < width; c += blockDim.x) own[c] = scan_total(data, place, c);
+    const auto from_place = [&](bool inclusive) {
+        return !SEGMENTED ? -1 : inclusive && starts[place] ? place : from[place];
+    };
+    float* own_carry = carry + (size_t)place * stride;
+    const auto store = [&](int c, const Sum (&sum)[SCAN_VEC]) { scan_store(own_carry + c, sum); };
+    scan_columns<SEGMENTED, Sum>(totals, sync + 1, stride, place, chunks, from_place, store);
+}
+
+// Checks the carries and the length of the longest chain of waits: one per octal digit of the last chunk's number.
+// apart: mean number of chunks between restarts; 0: no restarts
+template <typename Sum>
+void test_scan(Checks* c, int T, int threads, int width, int apart = 0, ScanData data = SCAN_COUNTS) {
+    const int chunks = div_up((size_t)T, TSSA_CHUNK);
+    const size_t columns = (size_t)scan_stride(width);
+    const DeviceArray carry((size_t)chunks * columns), totals(scan_slots((size_t)chunks) * columns);
+    const Device<int> sync(std::vector<int>(1 + scan_slots((size_t)chunks)));
+    const Floats x = numbers((size_t)chunks, (unsigned)(T + apart));
+    std::vector<int> from((size_t)chunks, -1), starts((size_t)chunks);
+    for (int place = 0, last = -1; place < chunks && apart > 0; place++) {
+        from[(size_t)place] = last;
+        starts[(size_t)place] = (x[(size_t)place] + 1.0f) * (float)apart < 2.0f;
+        if (starts[(size_t)place]) last = place;
+    }
+    const Device<int> on_from(from), on_starts(starts);
+    LAUNCH((apart > 0 ? scan_kernel<true, Sum> : scan_kernel<false, Sum>), chunks, threads, 0, nullptr, carry.p,
+           totals.p, sync.p, on_from.p, on_starts.p, data, width, chunks);
+    const Floats got = carry.get();
+    std::vector<long double> sum(columns), size(columns);   // size: sum of the terms' magnitudes
+    int digits = 0, wrong = 0;
+    for (int i = chunks - 1; i > 0; i /= SCAN_RADIX) digits++;
+    for (int place = 0; place < chunks; place++)
+        for (int i = 0; i < width; i++) {
+            long double &before = sum[(size_t)i], &of_terms = size[(size_t)i];
+            // A carry is rounded to float. So are the totals of groups at each level, unless they are exact.
+            const long double limit = 0x1p-24l * (data == SCAN_RANDOM ? digits * of_terms : fabsl(before));
+            wrong += !(fabsl(got[(size_t)place * columns + (size_t)i] - before) <= limit);
+            if (starts[(size_t)place]) before = of_terms = 0;   // the total of its chunk is a sum from the start on
+            before += scan_total(data, (unsigned)place, (unsigned)i);
+            of_terms += fabsf(scan_total(data, (unsigned)place, (unsigned)i));
+        }
+    const char* type = std::is_same<Sum, double>::value ? "double" : "two floats";
+    check(c, wrong == 0, "scan of %d chunks and %d columns, starts %d apart, totals %d, sums in %s: %d wrong carries",
+          chunks, width, apart, data, type, wrong);
+    check(c, cuda_on_host_longest_chain() == digits, "scan of %d chunks: %d waits in a chain, want %d", chunks,
+          cuda_on_host_longest_chain(), digits);
+}
+
+// A running sum of 49 totals: scans of 8^6 to 8^7 chunks add up to 7 totals at each of 7 levels.
+template <typename Sum> void test_running_sum(Checks* c) {
+    for (unsigned column = 0; column < 100; column++) {
+        Sum sum = {};
+        long double exact = 0, of_terms = 0;
+        for (unsigned i = 0; i < 7 * (SCAN_RADIX - 1); i++) {
+            const float x = scan_total(SCAN_RANDOM, i, column);
+            sum_add(sum, x);
+            exact += x;
+            of_terms += fabsf(x);
+        }
+        const double got = to_double(sum);
+        check(c, fabsl(got - exact) <= 0x1p-46l * of_terms, "a sum of %.20Lg: %.20g", exact, got);
+        check(c, to_float(sum) == (float)got, "a sum of %.20g as a float: %.9g", got, to_float(sum));
+    }
+}
+
+// Lengths up to a million tokens; one pass over the columns, and several.
+template <typename Sum> void test_scans(Checks* c) {
+    test_running_sum<Sum>(c);
+    for (const int T : {33, 256, 257, 1024, 1 << 14, 1 << 16}) test_scan<Sum>(c, T, 8, 5);
+    test_scan<Sum>(c, 513 * TSSA_CHUNK, 32, 70);
+    test_scan<Sum>(c, 513 * TSSA_CHUNK, 32, 203);
+    for (const int apart : {1, 2, 9, 100, 1000}) test_scan<Sum>(c, 700 * TSSA_CHUNK, 8, 5, apart);
+    test_scan<Sum>(c, 700 * TSSA_CHUNK, 8, 5, 20, SCAN_RANDOM);
+    test_scan<Sum>(c, 1 << 14, 32, 9, 0, SCAN_RANDOM);
+    test_scan<Sum>(c, 1 << 20, 8, 5, 0, SCAN_CANCELLING);
+}
+
+// Kernels whose blocks communicate, with several blocks at once.
+void test_concurrent(Checks* c, int seeds) {
+    const CudaOnHostOptions before = cuda_on_host_options();
+    CudaOnHostOptions o;
+    o.order = CUDA_ORDER_SHUFFLE;
+    for (int seed = 1; seed <= seeds; seed++) {
+        o.seed = (uint64_t)seed;
+        o.resident = 2 + seed % 9;
+        cuda_on_host_set(o);
+        test_scan<double>(c, (seed % 3 ? 80 : 600) * TSSA_CHUNK, 64, 5);
+        test_scan<FloatPair>(c, (9 + seed) * TSSA_CHUNK, 32, 70, 0, SCAN_CANCELLING);
+        test_scan<double>(c, (70 + seed) * TSSA_CHUNK, 32, 5, 1 + seed * seed % 40);
+        const int T = (8 + seed % 4) * TSSA_CHUNK + 1 + seed % TSSA_CHUNK;
+        const TssaCase small = {6, 2, 1 + seed % 2, T, seed % 4 == 3, false, seed % 3 * 4 * TSSA_CHUNK + seed % 2,
+                                seed % 5 < 2 ? 60 : 0};
+        test_tssa<float>(c, small);
+        if (seed % 2) test_tssa<bf16>(c, small);
+    }
+    cuda_on_host_set(before);
+}
+
+// More chunks than threads; more positions than threads, and a pass over only some of the positions.
+void test_layer_sums(Checks* c, bool add) {
+    const size_t heads = 3, chunks = 2 * TEMP_THREADS + 88, T = SUM_THREADS + 9, first = 5, block = first + T + 600;
+    const float before = add ? 1.0f : NAN;
+    const Floats x = numbers(heads * chunks, 1), da = numbers(2 * heads * T, 2), temp = numbers(heads, 3);
+    Doubles want(heads, add ? 1.0 : 0.0), bias(heads * block, add ? 1.0 : 0.0);
+    for (size_t i = 0; i < x.size(); i++) want[i / chunks] += x[i];
+    for (size_t i = 0; i < da.size(); i++)
+        bias[i / T % heads * block + first + i % T] += 4.0 * temp[i / T % heads] * da[i];
+    const DeviceArray partial(x), on_da(da), on_temp(temp), dtemp(Floats(heads, before)),
+        dbias(Floats(heads * block, before));
+    const Device<int> header(step_at(first));
+    layer_sums(nullptr, {},
+               {dtemp.p, dbias.p, on_da.p, partial.p, on_temp.p, (const StepHeader*)header.p, TOST_LEARNED, (int)block,
+                2, (int)T, 4, (int)heads, (int)chunks}, add);
+    near(c, "dtemp of many chunks", (int)heads, dtemp.get(), want);
+    near(c, "ddenom_bias of some positions", (int)heads, dbias.get(), bias);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Embedding
+
+struct EmbedCase { int C, B, T, V; };
+
+std::vector<int32_t> embed_tokens(const EmbedCase& k) {
+    std::vector<int32_t> tokens((size_t)k.B * (size_t)k.T);
+    for (size_t row = 0; row < tokens.size(); row++) tokens[row] = (int32_t)(row * row % (size_t)k.V);
+    return tokens;
+}
+
+void test_embedding(Checks* c, const EmbedCase& k) {
+    const size_t C = (size_t)k.C, T = (size_t)k.T, first = 2;
+    const std::vector<int32_t> tokens = embed_tokens(k);
+    const Floats wte = numbers((size_t)k.V * C, 1), wpe = numbers((first + T) * C, 2);
+    Doubles want(tokens.size() * C);
+    for (size_t i = 0; i < want.size(); i++)
+        want[i] = (double)wte[(size_t)tokens[i / C] * C + i % C] + wpe[(first + i / C % T) * C + i % C];
+    const DeviceArray on_wte(wte), on_wpe(wpe), x(want.size());
+    const Device<int32_t> on_tokens(tokens), on_step(step_at(first));
+    embedding_forward(nullptr, x.p, on_tokens.p, on_wte.p, on_wpe.p, (const StepHeader*)on_step.p, k.B, k.T, k.C);
+    near(c, "embedding", k.C, x.get(), want);
+}
+
+void test_embedding_backward(Checks* c, const EmbedCase& k, const std::vector<int32_t>& tokens) {
+    const size_t C = (size_t)k.C, T = (size_t)k.T, rows = tokens.size(), first = 2;
+    const Floats dx = numbers(rows * C, 1);
+    Doubles dwte((size_t)k.V * C, 1.0), dwpe((first + T) * C, 1.0);
+    for (size_t i = 0; i < dx.size(); i++) {
+        dwte[(size_t)tokens[i / C] * C + i % C] += dx[i];
+        dwpe[(first + i / C % T) * C + i % C] += dx[i];
+    }
+    std::vector<int32_t> input(step_input_size(rows)), counts((size_t)k.V);
+    const StepInput s = step_input(input.data(), rows);
+    StepHeader header = {};
+    header.first = (int32_t)first;
+    std::copy(tokens.begin(), tokens.end(), s.inputs);
+    embed_order(&header, s, counts.data(), (int)rows, k.V);
+    memcpy(input.data(), &header, sizeof header);
+    const Device<int32_t> on_input(input);
+    const StepInput d = step_input(on_input.p, rows);
+    const DeviceArray on_dx(dx), on_dwte(Floats(dwte.size(), 1.0f)), on_dwpe(Floats(dwpe.size(), 1.0f)),
+        partial((rows / (EMBED_SEGMENT / 2) + 1) * C);
+    embedding_backward(nullptr, on_dwte.p, on_dwpe.p, partial.p, on_dx.p,
+                       {d.order, d.start, d.dest, d.big_token, d.big_first}, (const StepHeader*)on_input.p,
+                       (int)(first + T), k.B, k.T, k.C, true);
+    near(c, "dwte", k.C, on_dwte.get(), dwte);
+    near(c, "dwpe", k.C, on_dwpe.get(), dwpe);
+}
+
+// More channels than threads, tokens with several segments, more tokens and segments than blocks.
+void test_embeddings(Checks* c) {
+    for (const EmbedCase& k : {EmbedCase{3, 2, 90, 5}, EmbedCase{259, 1, 70, 3}, EmbedCase{1028, 1, 70, 3}}) {
+        test_embedding(c, k);
+        test_embedding_backward(c, k, embed_tokens(k));
+    }
+    const EmbedCase many = {4, 700, 99, 3380};
+    const size_t bigs = 1030, rows_of_big = bigs * (EMBED_SEGMENT + 1);
+    std::vector<int32_t> tokens((size_t)many.B * (size_t)many.T);
+    for (size_t row = 0; row < tokens.size(); row++)
+        tokens[row] = (int32_t)(row < rows_of_big ? row % bigs : bigs + row - rows_of_big);
+    test_embedding_backward(c, many, tokens);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Bias, GELU, gather
+
+template <typename S> void test_columns(Checks* c, size_t rows, int N) {
+    const size_t width = (size_t)N, n = rows * width;
+    const Floats x = numbers_of<S>(n, 1), dy = numbers_of<S>(n, 2), ones(width, 1.0f);
+    Doubles y(n), dx(n), db(width, 1.0), dbias(width, 1.0);
+    for (size_t i = 0; i < n; i++) {
+        const double v = 4.0 * x[i], cdf = 0.5 * erfc(-v / sqrt(2.0));
+        y[i] = v * cdf;
+        dx[i] = dy[i] * (cdf + v * exp(-0.5 * v * v) * 0.3989422804014327);
+        db[i % width] += dx[i];
+        dbias[i % width] += dy[i];
+    }
+    Floats four(x);
+    for (float& v : four) v *= 4.0f;
+    const Device<S> on_x(four), on_y(n), on_dx(dy), on_dy(dy);
+    const DeviceArray on_db(ones), on_dbias(ones), partial(2 * COLUMN_BLOCKS * width);
+    ColumnSums sums = {};
+    sums.space = partial.p;
+    bias_backward(nullptr, on_dbias.p, &sums, on_dy.p, rows, N);
+    if (N % 4 == 0) gelu_backward(nullptr, on_dx.p, on_db.p, &sums, on_x.p, rows, N);
+    layer_sums(nullptr, sums, {}, true);
+    near(c, "bias_backward", N, on_dbias.get(), dbias);
+    gelu_forward(nullptr, on_y.p, on_x.p, n);
+    near(c, "gelu", N, on_y.get(), y, stored<S>());
+    if (N % 4 != 0) return;
+    near(c, "gelu_backward", N, on_dx.get(), dx, stored<S>());
+    near(c, "gelu_backward, bias", N, on_db.get(), db);
+}
+
+template <typename S> void test_gather(Checks* c, int C) {
+    const std::vector<int32_t> order = {4, 0, 0, 2};
+    const Floats x = numbers_of<S>(5 * (size_t)C, 1);
+    Doubles want;
+    for (const int32_t row : order) want.insert(want.end(), x.begin() + row * C, x.begin() + (row + 1) * C);
+    const Device<S> on_x(x), y(want.size());
+    const Device<int32_t> on_order(order);
+    if (C % 4 == 0)
+        LAUNCH((gather_rows_kernel<S, 4>), (int)order.size(), channel_threads(C, 4), 0, nullptr, y.p, on_x.p,
+               on_order.p, C);
+    else
+        LAUNCH((gather_rows_kernel<S, 1>), (int)order.size(), channel_threads(C, 1), 0, nullptr, y.p, on_x.p,
+               on_order.p, C);
+    near(c, "gather_rows", C, y.get(), want);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Other functions
+
+// even_chunk returns at most `most` rows, and no more chunks than necessary.
+void test_even_chunk(Checks* c) {
+    for (const size_t most : {128, 256, 1280})
+        for (size_t rows = 1; rows < 3000; rows += 7) {
+            const size_t chunk = even_chunk(rows, most);
+            check(c, chunk <= most && (rows + chunk - 1) / chunk == (rows + most - 1) / most &&
+                         (chunk >= rows || chunk % ROW_TILE == 0),
+                  "even_chunk(%zu, %zu) = %zu", rows, most, chunk);
+        }
+}
+
+// normal_cdf and normal_bell at every bf16 number.
+void test_normal(Checks* c) {
+    double cdf_worst = 0, tail_worst = 0, bell_worst = 0;
+    bool finite = true;
+    for (uint32_t bits = 0; bits < 0x10000; bits++) {
+        float x;
+        const uint32_t word = bits << 16;
+        memcpy(&x, &word, sizeof x);
+        if (std::isnan(x)) continue;
+        const float bell = normal_bell(x), cdf = normal_cdf(x, bell);
+        const double truth = 0.5 * erfc(-(double)x / sqrt(2.0));
+        finite = finite && std::isfinite(cdf) && std::isfinite(bell);
+        cdf_worst = fmax(cdf_worst, fabs(cdf - truth));
+        if (x > -9 && x < 0) tail_worst = fmax(tail_worst, fabs(cdf / truth - 1));
+        bell_worst = fmax(bell_worst, fabs(bell - exp(-0.5 * (double)x * x)));
+    }
+    check(c, finite && cdf_worst < 4e-7 && tail_worst < 5e-6 && bell_worst < 4e-7,
+          "normal_cdf: error %.2e, relative in the lower tail %.2e; normal_bell: error %.2e", cdf_worst, tail_worst,
+          bell_worst);
+}
+
+// Losses and gradients of the classifier for 300 rows in chunks.
+struct ClassifierResult { Doubles loss, dx, dwte; };
+
+ClassifierResult classified(size_t chunk) {
+    const size_t rows = 300;
+    const int C = 8, V = 43;
+    const Floats x = numbers(rows * C, 1), wte = numbers((size_t)V * C, 2);
+    StepHeader header = {};
+    header.grad_scale = 0.25f;
+    Floats step(sizeof header / sizeof(float)), targets(rows);
+    memcpy(step.data(), &header, sizeof header);
+    for (size_t row = 0; row < rows; row++) {
+        const int32_t target = row % 7 == 3 ? -1 : (int32_t)(row % (size_t)V);
+        memcpy(&targets[row], &target, sizeof target);
+    }
+    const DeviceArray on_x(x), on_wte(wte), on_step(step), on_targets(targets), loss{Floats(rows)},
+        dx{Floats(rows * C)}, dwte{Floats((size_t)V * C)}, logits{Floats(chunk * logits_ld(V))},
+        workspace{Floats(MATMUL_WORKSPACE / sizeof(float))};
+    Matmul mm = {};
+    cublasLtCreate(&mm.handle);
+    mm.workspace = workspace.p;
+    classifier_forward_backward(&mm, (double*)nullptr, loss.p, dx.p, dwte.p, logits.p, on_x.p, on_wte.p,
+                                (const int32_t*)on_targets.p, (const StepHeader*)on_step.p, rows, chunk, V, C, true);
+    const auto doubles = [](const Floats& f) { return std::vector<double>(f.begin(), f.end()); };
+    const ClassifierResult result = {doubles(loss.get()), doubles(dx.get()), doubles(dwte.get())};
+    matmul_free(&mm);
+    return result;
+}
+
+void test_classifier_chunks(Checks* c) {
+    const ClassifierResult whole = classified(300), parts = classified(128);
+    const auto floats = [](const std::vector<double>& d) { return Floats(d.begin(), d.end()); };
+    near(c, "losses in chunks", 8, floats(parts.loss), whole.loss);
+    near(c, "dx in chunks", 8, floats(parts.dx), whole.dx);
+    near(c, "dwte in chunks", 8, floats(parts.dwte), whole.dwte);
+}
+
+// The call must exit with STATUS_FAILED and one line that contains `want`.
+void test_fatal(Checks* c, void (*call)(), const char* want) {
+    int status = 0;
+    const std::string text = child_stderr(c, &status, call);
+    check(c, WIFEXITED(status) && WEXITSTATUS(status) == STATUS_FAILED && text.find(want) != std::string::npos &&
+                 text.find('\n') == text.size() - 1,
+          "fatal error: status %d, \"%s\", want \"%s\"", status, text.c_str(), want);
+}
+
+void test_errors(Checks* c) {
+    const struct {
+        cudaError_t error;
+        const char* advice;
+    } all[] = {{cudaErrorMemoryAllocation, "less memory"}, {cudaErrorInsufficientDriver, "driver"},
+               {cudaErrorNoDevice, "no GPU"}, {cudaErrorNoKernelImageForDevice, "no code for this GPU"},
+               {cudaErrorIllegalAddress, "compute-sanitizer"}, {cudaErrorLaunchFailure, "compute-sanitizer"},
+               {cudaErrorMisalignedAddress, "compute-sanitizer"}, {cudaErrorIllegalInstruction, "compute-sanitizer"},
+               {cudaErrorInvalidValue, "nvidia-smi"}};
+    for (const auto& of : all)
+        check(c, strstr(cuda_advice(of.error), of.advice), "advice for error %d: %s", of.error, cuda_advice(of.error));
+    test_fatal(c, [] { CUDA_CHECK(cudaErrorMemoryAllocation); },
+               ": cudaErrorMemoryAllocation: out of memory; a smaller --batch or --seq needs less memory");
+    test_fatal(c, [] { CUBLAS_CHECK(CUBLAS_STATUS_ALLOC_FAILED); },
+               ": CUBLAS_STATUS_ALLOC_FAILED: cuBLASLt status 3; cuBLASLt must be");
+    test_fatal(c, [] { CUBLAS_CHECK(CUBLAS_STATUS_NOT_SUPPORTED); }, "status 15; it has no algorithm for these sizes");
+}
+
+}  // namespace
+
+void test_kernels(Checks* c, int seeds) {
+    test_concurrent(c, seeds);
+    test_classifier_chunks(c);
+    test_normal(c);
+    test_errors(c);
+    test_even_chunk(c);
+    for (const bool add : {false, true}) test_layer_sums(c, add);
+    test_embeddings(c);
+    test_tssa_variants<float>(c);
+    test_tssa_variants<bf16>(c);
+    test_scans<double>(c);
+    test_scans<FloatPair>(c);
+    // more rows than blocks; more columns than threads
+    for (const int N : {7, 12, 16}) test_columns<float>(c, 600, N);
+    for (const int N : {259, 516, 1028, 1032}) test_columns<float>(c, 3, N);
+    for (const int N : {259, 516, 1032}) test_columns<bf16>(c, 3, N);
+    for (const int C : {259, 1028}) test_gather<float>(c, C);
+    for (const int C : {259, 1028}) test_gather<bf16>(c, C);
+    // at and just above the maximum of each kernel variant
+    for (const int C : {3, 768, 1024, 1028, 2048, 2049, 2052, 4095, 6144}) {
+        test_norm<float>(c, C, 5);
+        test_norm<bf16>(c, C, 5);
+    }
+    for (const int C : {768, 1028, 2049, 2052}) {
+        test_norm<float>(c, C, 5, true);
+        test_norm<bf16>(c, C, 5, true);
+    }
+    // more rows than blocks
+    for (const int C : {3, 60, 1028}) test_norm<float>(c, C, 1200);
+}

@@ -1,0 +1,877 @@
+// engines.h: compares two engines: runs the same models on both, records all results, and checks relative L2 errors.
+// Included by C11 (test_tost.c) and by C++17 (dev/test/cuda).
+#ifndef TOST_ENGINES_H
+#define TOST_ENGINES_H
+
+#include <math.h>
+#include <string.h>
+
+#include "dev/test/check.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+#include "tost/base/memory.h"
+#include "tost/base/rng.h"
+#include "tost/engine.h"
+#include "tost/init.h"
+#ifdef __cplusplus
+}
+#endif
+
+// ---------------------------------------------------------------------------------------------
+// A model under test
+
+typedef struct {
+    const TostEngine* engine;
+    TostConfig        config;
+    TostTensors       tensors;
+    TostModel*        model;
+} Subject;
+
+// Exits if ok is false: a file or memory is missing. Without its closing line the test counts as failed.
+static inline void require(bool ok, const TostError* err) {
+    if (ok) return;
+    printf("FAILED: %s\n", err->text);
+    exit(STATUS_FAILED);
+}
+
+static inline Subject subject_open(const TostEngine* engine, TostConfig config, TostEngineOptions o) {
+    TostError err;
+    Subject s = {engine, config, tost_tensors(&config), NULL};
+    require(tost_config_check(&config, &err), &err);
+    s.model = engine->create(&config, &o, &err);
+    require(s.model != NULL, &err);
+    return s;
+}
+
+static inline TostEngineOptions engine_options(int B, int T, bool training, TostDtype dtype) {
+    TostEngineOptions o;
+    memset(&o, 0, sizeof o);
+    o.max_batch = B;
+    o.max_seq = T;
+    o.training = training;
+    o.dtype = dtype;
+    return o;
+}
+
+static inline Subject subject_of(const TostEngine* engine, TostConfig config, int B, int T, bool training,
+                                 TostDtype dtype) {
+    return subject_open(engine, config, engine_options(B, T, training, dtype));
+}
+
+static inline void subject_free(Subject* s) {
+    s->engine->destroy(s->model);
+    tost_tensors_free(&s->tensors);
+}
+
+// Random values for every parameter, so that no gradient is zero.
+static inline void subject_randomize(Subject* s, uint64_t seed) {
+    Rng rng = rng_seeded(seed, 1);
+    for (int i = 0; i < s->tensors.count; i++) {
+        const TostTensor* t = &s->tensors.tensor[i];
+        const double centre = t->init == TOST_ONE ? 1.0 : t->init == TOST_GAMMA ? 0.5 : 0.0;
+        const bool fixed = s->config.membership == TOST_UNIFORM && t->row == TOST_ROW_temp;
+        const double spread = fixed ? 0 : t->ndim == 1 || t->init == TOST_ONE ? 0.2 : t->init == TOST_ZERO ? 0.02 : 0.15;
+        float* x = (float*)xmalloc(t->size * sizeof *x);
+        for (size_t j = 0; j < t->size; j++) x[j] = (float)(centre + spread * rng_normal(&rng));
+        s->engine->put(s->model, TOST_PARAM, t, x);
+        free(x);
+    }
+}
+
+static inline float* subject_get(const Subject* s, TostState state, const TostTensor* t) {
+    float* x = (float*)xmalloc(t->size * sizeof *x);
+    s->engine->get(x, s->model, state, t);
+    return x;
+}
+
+// Scales three of four channels of w to zero or almost zero, so that their energy stays below TOST_ENERGY_MIN.
+static inline void subject_make_faint(Subject* s) {
+    static const float scales[4] = {1, 0, 1e-7f, 5e-7f};
+    for (int i = 0; i < s->tensors.count; i++) {
+        const TostTensor* t = &s->tensors.tensor[i];
+        if (t->row != TOST_ROW_attn_w && t->row != TOST_ROW_attn_b) continue;
+        const size_t width = t->size / (size_t)t->shape[0];
+        float* x = subject_get(s, TOST_PARAM, t);
+        for (size_t j = 0; j < t->size; j++) x[j] *= scales[j / width % 4];
+        s->engine->put(s->model, TOST_PARAM, t, x);
+        free(x);
+    }
+}
+
+// x with the mantissa bits of dtype: rounded to nearest for bf16, towards zero for tf32, because tensor cores ignore
+// the lower bits of a float.
+static inline float rounded(float x, TostDtype dtype) {
+    const int dropped = dtype == TOST_BF16 ? 16 : dtype == TOST_TF32 ? 13 : 0;
+    uint32_t bits;
+    if (dropped == 0) return x;
+    memcpy(&bits, &x, sizeof bits);
+    if (dtype == TOST_BF16) bits += 1u << (dropped - 1);
+    bits = bits >> dropped << dropped;
+    memcpy(&x, &bits, sizeof bits);
+    return x;
+}
+
+// Rounds weights to the precision of dtype. Each draw scales the rounding grid, so that the errors are independent.
+typedef struct { TostDtype dtype; int draw; } Rounding;
+
+enum { ROUNDING_DRAWS = 3 };
+static const Rounding EXACT = {TOST_FP32, 0};
+
+// Rounds the weights of embeddings and matrix products, which are the tensors with weight decay.
+static inline void subject_round(Subject* s, Rounding r) {
+    const float grid = 1.0f + 0.3f * (float)r.draw;
+    for (int i = 0; i < s->tensors.count; i++) {
+        const TostTensor* t = &s->tensors.tensor[i];
+        if (t->decay != TOST_DECAY || r.dtype == TOST_FP32) continue;
+        float* x = subject_get(s, TOST_PARAM, t);
+        for (size_t j = 0; j < t->size; j++) x[j] = rounded(grid * x[j], r.dtype) / grid;
+        s->engine->put(s->model, TOST_PARAM, t, x);
+        free(x);
+    }
+}
+
+static inline float* logits_of(Subject* s, const int32_t* inputs, int B, int T) {   // (B,T,V)
+    float* x = (float*)xmalloc((size_t)B * T * s->config.vocab_size * sizeof *x);
+    s->engine->forward(s->model, inputs, B, T);
+    s->engine->logits(x, s->model);
+    return x;
+}
+
+static inline double mean_loss(Subject* s) {
+    double sum;
+    int64_t count;
+    s->engine->read_loss(&sum, &count, s->model);
+    return sum / (double)count;
+}
+
+// Clips the gradient and runs AdamW like the training loop. Returns the norm before clipping.
+static inline double subject_step(Subject* s, TostAdamW a, double clip) {
+    const double norm = s->engine->grad_norm(s->model);
+    a.grad_scale = fmin(1.0, clip / (norm + TOST_CLIP_EPS));
+    s->engine->update(s->model, &a);
+    return norm;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Results of an engine
+
+typedef enum { RESULT_LOGITS, RESULT_GRAD, RESULT_PARAM, RESULT_LOSS, RESULT_KINDS } ResultKind;
+
+typedef struct {
+    char      name[TOST_NAME_MAX + 32];
+    ResultKind kind;
+    size_t    n;
+    double*   values;
+    double    sensitivity;   // see Limits
+} Result;
+
+typedef struct {
+    Result* result;
+    int     count;
+} Record;
+
+// Adds a result of n numbers, which the caller fills.
+static inline double* record_add(Record* r, ResultKind kind, size_t n, const char* prefix, const char* name) {
+    r->result = (Result*)xrealloc(r->result, (size_t)(r->count + 1) * sizeof *r->result);
+    Result* p = &r->result[r->count++];
+    snprintf(p->name, sizeof p->name, "%s%s", prefix, name);
+    p->kind = kind;
+    p->n = n;
+    p->sensitivity = 0;
+    return p->values = (double*)xmalloc(n * sizeof *p->values);
+}
+
+static inline void record_floats(Record* r, ResultKind kind, const char* prefix, const char* name, const float* x,
+                                 size_t n) {
+    double* values = record_add(r, kind, n, prefix, name);
+    for (size_t i = 0; i < n; i++) values[i] = x[i];
+}
+
+static inline void record_number(Record* r, ResultKind kind, const char* name, double x) {
+    *record_add(r, kind, 1, "", name) = x;
+}
+
+static inline void record_logits(Record* r, const char* name, Subject* s, const int32_t* inputs, int B, int T) {
+    float* x = logits_of(s, inputs, B, T);
+    record_floats(r, RESULT_LOGITS, "", name, x, (size_t)B * T * s->config.vocab_size);
+    free(x);
+}
+
+static inline void record_state(Record* r, const Subject* s, TostState state, ResultKind kind, const char* prefix) {
+    for (int i = 0; i < s->tensors.count; i++) {
+        float* x = subject_get(s, state, &s->tensors.tensor[i]);
+        record_floats(r, kind, prefix, s->tensors.tensor[i].name, x, s->tensors.tensor[i].size);
+        free(x);
+    }
+}
+
+static inline void record_free(Record* r) {
+    for (int i = 0; i < r->count; i++) free(r->result[i].values);
+    free(r->result);
+    r->result = NULL;
+    r->count = 0;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Comparing two records
+
+// Limits of the relative L2 error against the CPU engine in the same dtype or golden files, by kind of result: of each
+// result, and of the median of a kind. In bf16 both engines round at the same points, so nearly all results agree as
+// closely as in float32. But where a sum lies close to the middle between two bf16 numbers, its rounding depends on the
+// order of summation, and TSSA amplifies the difference if w is near 0 early in a sequence. The limits are 1.5 to 7
+// times the largest error measured on these shapes; a missing rounding exceeds them in several shapes.
+//
+// The CPU engine has no tf32. There each result has a sensitivity: the change of the CPU engine's float32 result when
+// only the weights are rounded (maximum of ROUNDING_DRAWS). An engine also rounds activations, so its limit is
+// SENSITIVITY_FACTOR times the sensitivity, but at least the limit of the kind and at most LIMIT_MAX.
+typedef struct { double of[RESULT_KINDS], median[RESULT_KINDS]; } Limits;
+
+#define SENSITIVITY_FACTOR 3.0
+#define LIMIT_MAX          0.5
+
+static inline Limits limits_of(TostDtype dtype) {
+    const Limits fp32 = {{1e-5, 1e-4, 1e-4, 1e-5}, {1e-5, 1e-4, 1e-4, 1e-5}},
+                 tf32 = {{5e-3, 1e-2, 5e-3, 5e-3}, {LIMIT_MAX, LIMIT_MAX, LIMIT_MAX, LIMIT_MAX}},
+                 bf16 = {{3e-2, 3e-2, 1e-2, 3e-3}, {3e-3, 5e-3, 2e-3, 2e-3}};
+    return dtype == TOST_BF16 ? bf16 : dtype == TOST_TF32 ? tf32 : fp32;
+}
+
+static inline const char* dtype_name(TostDtype dtype) {
+    static const char* const names[] = {"fp32", "tf32", "bf16"};
+    return names[dtype];
+}
+
+// |a - b| / |b| over n numbers, or |a| if b is zero. NaN if either contains NaN.
+static inline double relative_distance(const double* a, const double* b, size_t n) {
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < n; i++) {
+        difference += (a[i] - b[i]) * (a[i] - b[i]);
+        norm += b[i] * b[i];
+    }
+    return norm > 0 ? sqrt(difference / norm) : sqrt(difference);
+}
+
+// Raises the sensitivities of `want` to its distances from `rounded`, the results with rounded weights.
+static inline void record_sensitivity(Record* want, const Record* rounded) {
+    for (int i = 0; i < want->count; i++) {
+        Result* p = &want->result[i];
+        p->sensitivity = fmax(p->sensitivity, relative_distance(rounded->result[i].values, p->values, p->n));
+    }
+}
+
+static inline int compare_errors(const void* a, const void* b) {
+    const double x = *(const double*)a, y = *(const double*)b;
+    return (x > y) - (x < y);
+}
+
+// Checks the median error of the results of a kind.
+static inline void median_near(Checks* c, const char* what, ResultKind kind, double* errors, int n, double limit) {
+    static const char* const names[RESULT_KINDS] = {"logits", "gradients", "parameters", "losses"};
+    if (n == 0) return;
+    qsort(errors, (size_t)n, sizeof *errors, compare_errors);
+    check(c, errors[n / 2] <= limit, "%s: median of %s: relative L2 error %.3e, limit %.1e", what, names[kind],
+          errors[n / 2], limit);
+    printf("    %s: median of %-30s %9.2e of %.1e\n", what, names[kind], errors[n / 2], limit);
+}
+
+// Checks each result against its limit. Prints for each kind the result closest to its limit.
+static inline void records_near(Checks* c, const char* what, const Record* got, const Record* want, Limits limits) {
+    double worst[RESULT_KINDS] = {0}, limit_of_worst[RESULT_KINDS] = {1, 1, 1, 1};
+    const char* worst_name[RESULT_KINDS] = {0};
+    if (!check(c, got->count == want->count, "%s: %d results, want %d", what, got->count, want->count)) return;
+    double* errors = (double*)xmalloc((size_t)RESULT_KINDS * (size_t)want->count * sizeof *errors);
+    int n[RESULT_KINDS] = {0};
+    for (int i = 0; i < got->count; i++) {
+        const Result *g = &got->result[i], *w = &want->result[i];
+        if (!check(c, g->n == w->n && strcmp(g->name, w->name) == 0, "%s: %zu of %s, want %zu of %s", what, g->n,
+                   g->name, w->n, w->name)) continue;
+        const double error = relative_distance(g->values, w->values, w->n),
+                     limit = fmin(fmax(limits.of[g->kind], SENSITIVITY_FACTOR * w->sensitivity), LIMIT_MAX);
+        check(c, error <= limit, "%s: %s: relative L2 error %.3e, limit %.1e", what, g->name, error, limit);
+        errors[g->kind * want->count + n[g->kind]++] = error;
+        if (worst_name[g->kind] && error / limit <= worst[g->kind] / limit_of_worst[g->kind]) continue;
+        worst[g->kind] = error;
+        limit_of_worst[g->kind] = limit;
+        worst_name[g->kind] = g->name;
+    }
+    for (int kind = 0; kind < RESULT_KINDS; kind++)
+        if (worst_name[kind])
+            printf("    %s:%-40s %9.2e of %.1e\n", what, worst_name[kind], worst[kind], limit_of_worst[kind]);
+    for (int kind = 0; kind < RESULT_KINDS; kind++)
+        median_near(c, what, (ResultKind)kind, errors + kind * want->count, n[kind], limits.median[kind]);
+    free(errors);
+}
+
+static inline void records_same(Checks* c, const char* what, const Record* got, const Record* first, const char* run) {
+    if (!check(c, got->count == first->count, "%s: run %s has %d results, want %d", what, run, got->count,
+               first->count))
+        return;
+    for (int i = 0; i < got->count; i++)
+        check(c, got->result[i].n == first->result[i].n && strcmp(got->result[i].name, first->result[i].name) == 0
+              && memcmp(got->result[i].values, first->result[i].values, first->result[i].n * sizeof(double)) == 0,
+              "%s: %s: run %s is not bit-identical to the first run", what, got->result[i].name, run);
+}
+
+// ---------------------------------------------------------------------------------------------
+// One shape: every function of an engine with one model and batch size
+
+// Parameters: random; from init_params; random with subject_make_faint
+enum { RANDOM, FRESH, FAINT };
+
+typedef struct {
+    int layers, heads, channels, block, vocab, bias, membership;
+    int B, T;
+    int steps, micros;   // optimizer steps; micro-batches per step
+    int values;          // RANDOM, FRESH or FAINT
+} Shape;
+
+static inline TostConfig shape_config(const Shape* k) {
+    const TostConfig c = {k->layers, k->heads, k->channels, k->block, k->vocab, k->bias, k->membership};
+    return c;
+}
+
+static inline const char* shape_label(char* text, size_t cap, const Shape* k, TostDtype dtype) {
+    snprintf(text, cap, "%s,B=%d,T=%d,L=%d,nh=%d,C=%d,V=%d%s%s%s", dtype_name(dtype), k->B, k->T, k->layers,
+             k->heads, k->channels, k->vocab, k->bias ? ",bias" : "", k->membership == TOST_UNIFORM ? ",uniform" : "",
+             k->values == FRESH ? ",fresh" : k->values == FAINT ? ",faint" : "");
+    return text;
+}
+
+// Ids of a micro-batch: inputs, then targets. One input in eight is token 3, so that one row of wte sums many
+// gradients; one target in five is ignored (-1).
+static inline int32_t* shape_ids(const Shape* k, uint64_t seed) {
+    Rng rng = rng_seeded(seed, 2);
+    const size_t rows = (size_t)k->B * k->T;
+    int32_t* ids = (int32_t*)xmalloc(2 * rows * sizeof *ids);
+    for (size_t i = 0; i < rows; i++) {
+        ids[i] = rng_below(&rng, 8) == 0 ? 3 : (int32_t)rng_below(&rng, (uint64_t)k->vocab);
+        ids[rows + i] = rng_below(&rng, 5) == 0 ? -1 : (int32_t)rng_below(&rng, (uint64_t)k->vocab);
+    }
+    ids[2 * rows - 1] = 1;
+    return ids;
+}
+
+// Activations of the last forward. Reads the layers in descending order: with recompute, the last layer read is the
+// farthest from the one with which backward starts.
+static inline void record_activations(Record* r, const Subject* s, const Shape* k) {
+    static const TostActivation kinds[] = {TOST_W, TOST_PI, TOST_X};
+    static const char* const names[] = {"w", "pi", "x"};
+    const size_t rows = (size_t)k->B * k->T;
+    float* x = (float*)xmalloc(rows * (size_t)(k->channels > k->heads ? k->channels : k->heads) * sizeof *x);
+    char layer[16];
+    for (int l = k->layers; l >= 0; l--)
+        for (int i = 0; i < 3; i++) {
+            if (l == k->layers && kinds[i] != TOST_X) continue;
+            s->engine->activation(x, s->model, kinds[i], l);
+            snprintf(layer, sizeof layer, ".%d", l);
+            record_floats(r, RESULT_LOGITS, names[i], layer, x,
+                          rows * (size_t)(kinds[i] == TOST_PI ? k->heads : k->channels));
+        }
+    free(x);
+}
+
+static inline void record_steps(Record* r, Subject* s, const Shape* k, const int32_t* ids) {
+    const size_t rows = (size_t)k->B * k->T;
+    char name[32];
+    for (int i = 0; i < k->steps; i++) {
+        s->engine->zero_grad(s->model);
+        for (int micro = 0; micro < k->micros; micro++) {
+            int32_t* batch = shape_ids(k, (uint64_t)(100 + k->micros * i + micro));
+            s->engine->forward_train(s->model, batch, batch + rows, k->B, k->T,
+                                     1.0f / (float)(k->micros * k->B * k->T));
+            memset(batch, 0, 2 * rows * sizeof *batch);   // the engine must have copied it
+            if (i > 0) record_activations(r, s, k);       // must not change backward
+            s->engine->backward(s->model, TOST_STEP_ENDS);
+            free(batch);
+        }
+        if (i == 0) {
+            record_state(r, s, TOST_GRAD, RESULT_GRAD, "grad.");
+            record_activations(r, s, k);
+        }
+        const TostAdamW a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, i + 1, 0.0};
+        const double norm = subject_step(s, a, 1.0);
+        if (i == 0) record_number(r, RESULT_GRAD, "gradient_norm", norm);
+        if (i == 0) record_logits(r, "logits_of_a_shorter_batch", s, ids, 1, (k->T + 1) / 2);
+        snprintf(name, sizeof name, "loss_of_step_%d", i);
+        record_number(r, RESULT_LOSS, name, mean_loss(s));
+    }
+    if (k->steps > 0) record_state(r, s, TOST_PARAM, RESULT_PARAM, "after.");
+}
+
+// T: length of a forward pass between two decode steps
+static inline void record_decode(Record* r, Subject* s, const Shape* k, const int32_t* ids, int T) {
+    const size_t n = (size_t)k->B * k->vocab, rows = (size_t)k->B * k->T;
+    float* logits = (float*)xmalloc(n * sizeof *logits);
+    int32_t* tokens = (int32_t*)xmalloc((size_t)k->B * sizeof *tokens);
+    s->engine->decode_begin(logits, s->model, ids, k->B, k->T);
+    record_floats(r, RESULT_LOGITS, "decode.", "prompt", logits, n);
+    for (int i = 0; i < 3 && k->T + i < k->block; i++) {
+        for (int b = 0; b < k->B; b++) tokens[b] = ids[(size_t)(b + i) % rows];
+        s->engine->decode_step(logits, s->model, tokens);
+        record_floats(r, RESULT_LOGITS, "decode.", "step", logits, n);
+        if (i > 0 || k->steps == 0) continue;   // a forward must not change the decode state
+        record_logits(r, "logits_between_two_tokens", s, ids, 1, T);
+    }
+    free(logits);
+    free(tokens);
+}
+
+// Scores continuations of the first half of each sequence, twice: scoring must not change the decode state.
+static inline void record_scores(Record* r, Subject* s, const Shape* k, const int32_t* ids) {
+    const int prompt = k->T / 2, T = k->T - prompt, copies = k->B > 1 ? 2 : 1;
+    const size_t rows = (size_t)k->B * copies * T, n = (size_t)k->B * k->T;
+    int32_t* tokens = (int32_t*)xmalloc(2 * rows * sizeof *tokens);
+    for (size_t i = 0; i < rows; i++) {
+        tokens[i] = ids[i * 7 % n];
+        tokens[rows + i] = ids[n + i * 5 % n];
+    }
+    s->engine->decode_begin(NULL, s->model, ids, k->B, prompt);
+    for (int again = 0; again < 2; again++) {
+        double* losses = record_add(r, RESULT_LOSS, rows, "scores", again ? "_again" : "");
+        s->engine->decode_score(losses, s->model, tokens, tokens + rows, copies, T);
+    }
+    free(tokens);
+}
+
+typedef struct { const Shape* shape; bool recompute; } ShapeTest;
+
+static inline Record shape_record(const TostEngine* engine, const void* test, TostDtype dtype, Rounding weights) {
+    const Shape* k = ((const ShapeTest*)test)->shape;
+    const TostConfig config = shape_config(k);
+    // With B = 1 the buffers are exactly full, so that an overrun is detected; otherwise they are larger than needed.
+    const int more = k->B > 1 ? 5 : 0, T = k->T + more < k->block ? k->T + more : k->block;
+    TostEngineOptions o = engine_options(k->B + more, T, k->steps > 0, dtype);
+    o.recompute = ((const ShapeTest*)test)->recompute;
+    Record r = {NULL, 0};
+    Subject s = subject_open(engine, config, o);
+    int32_t* ids = shape_ids(k, 99);
+    if (k->values == FRESH) init_params(engine, s.model, &s.tensors, k->layers, 7);
+    else subject_randomize(&s, 7);
+    if (k->values == FAINT) subject_make_faint(&s);
+    subject_round(&s, weights);
+    record_logits(&r, "logits", &s, ids, k->B, k->T);
+    record_decode(&r, &s, k, ids, k->T);
+    record_scores(&r, &s, k, ids);
+    record_steps(&r, &s, k, ids);
+    if (k->steps > 0) record_logits(&r, "logits_after_steps", &s, ids, k->B, k->T);
+    free(ids);
+    subject_free(&s);
+    return r;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Comparing two engines
+
+// Runs a test on an engine and returns its results. weights: how to round the weights first
+typedef Record Recorder(const TostEngine* engine, const void* test, TostDtype dtype, Rounding weights);
+
+// The results of the reference engine in dtype or, if it does not support it, in float32 with sensitivities to dtype.
+static inline Record reference_record(Recorder* run, const TostEngine* reference, const void* test, TostDtype dtype) {
+    if (reference->supports(dtype)) return run(reference, test, dtype, EXACT);
+    Record want = run(reference, test, TOST_FP32, EXACT);
+    for (int draw = 0; draw < ROUNDING_DRAWS; draw++) {
+        const Rounding weights = {dtype, draw};
+        Record rounded = run(reference, test, TOST_FP32, weights);
+        record_sensitivity(&want, &rounded);
+        record_free(&rounded);
+    }
+    return want;
+}
+
+// Checks that an engine's results are near those of the reference engine.
+static inline void records_agree(Checks* c, const char* what, Recorder* run, const TostEngine* engine,
+                                 const TostEngine* reference, const void* test, TostDtype dtype) {
+    Record got = run(engine, test, dtype, EXACT), want = reference_record(run, reference, test, dtype);
+    records_near(c, what, &got, &want, limits_of(dtype));
+    record_free(&got);
+    record_free(&want);
+}
+
+// Runs of the engine under test. before, if not NULL, is called before each run, to change the thread schedule.
+typedef struct {
+    int         runs;
+    void      (*before)(const void* context, int run);
+    const void* context;
+} Runs;
+
+// Checks that the engine's results are near the reference engine's, and that all runs and a run with recompute are
+// bit-identical.
+static inline void engines_agree(Checks* c, const TostEngine* engine, const TostEngine* reference, const Shape* k,
+                                 TostDtype dtype, const Runs* runs) {
+    char what[160], run[16];
+    const ShapeTest resident = {k, false}, recompute = {k, true};
+    Record first = {NULL, 0};
+    shape_label(what, sizeof what, k, dtype);
+    for (int i = 0; i < runs->runs; i++) {
+        if (runs->before) runs->before(runs->context, i);
+        Record got = shape_record(engine, &resident, dtype, EXACT);
+        if (i == 0) {
+            Record want = reference_record(shape_record, reference, &resident, dtype);
+            records_near(c, what, &got, &want, limits_of(dtype));
+            record_free(&want);
+            first = got;
+            continue;
+        }
+        snprintf(run, sizeof run, "%d", i);
+        records_same(c, what, &got, &first, run);
+        record_free(&got);
+    }
+    if (k->layers > 1 && k->steps > 0) {
+        Record again = shape_record(engine, &recompute, dtype, EXACT);
+        records_same(c, what, &again, &first, "with recompute");
+        record_free(&again);
+    }
+    record_free(&first);
+}
+
+// decode_score of several continuations of two prompts, decode_advance of the first two (decode_score must not have
+// changed the decode state), one decode step and read_loss.
+typedef struct { int prompt, copies, T; } ScoreTest;
+
+static inline Record scores_record(const TostEngine* engine, const void* test, TostDtype dtype, Rounding weights) {
+    enum { N = 2 };
+    const ScoreTest* t = (const ScoreTest*)test;
+    const Shape k = {2, 3, 60, 64, 257, 1, TOST_LEARNED, N * t->copies, t->T + t->prompt, 0, 0, 0};
+    const TostConfig config = shape_config(&k);
+    const size_t rows = (size_t)k.B * k.T;
+    const int32_t tokens[N] = {5, 6};
+    Record r = {NULL, 0};
+    Subject s = subject_of(engine, config, k.B, k.T, false, dtype);
+    subject_randomize(&s, 8);
+    subject_round(&s, weights);
+    int32_t* ids = shape_ids(&k, 98);
+    float* logits = (float*)xmalloc((size_t)N * k.vocab * sizeof *logits);
+    engine->decode_begin(NULL, s.model, t->prompt ? ids : NULL, N, t->prompt);
+    double* losses = record_add(&r, RESULT_LOSS, (size_t)k.B * t->T, "", "scores");
+    engine->decode_score(losses, s.model, ids + N * t->prompt, ids + rows + N * t->prompt, t->copies, t->T);
+    losses = record_add(&r, RESULT_LOSS, (size_t)N * t->T, "", "scores_of_advance");
+    engine->decode_advance(losses, s.model, ids + N * t->prompt, ids + rows + N * t->prompt, t->T);
+    engine->decode_step(logits, s.model, tokens);
+    record_floats(&r, RESULT_LOGITS, "", "next_token", logits, (size_t)N * k.vocab);
+    double sum;
+    int64_t count;
+    engine->read_loss(&sum, &count, s.model);
+    record_number(&r, RESULT_LOSS, "sum_of_losses", sum);
+    record_number(&r, RESULT_LOSS, "count_of_losses", (double)count);
+    free(ids);
+    free(logits);
+    subject_free(&s);
+    return r;
+}
+
+static inline void engines_agree_on_scores(Checks* c, const TostEngine* engine, const TostEngine* reference,
+                                           TostDtype dtype, ScoreTest t) {
+    char what[96];
+    snprintf(what, sizeof what, "%s,decode_score,prompt=%d,copies=%d,T=%d", dtype_name(dtype), t.prompt, t.copies, t.T);
+    records_agree(c, what, scores_record, engine, reference, &t, dtype);
+}
+
+// Continuations shorter and longer than a chunk, with and without a prompt.
+static inline void engines_agree_on_all_scores(Checks* c, const TostEngine* engine, const TostEngine* reference,
+                                               TostDtype dtype, int chunk) {
+    const int lengths[] = {1, 5, chunk + 5};
+    for (int prompt = 0; prompt <= 7; prompt += 7)
+        for (int copies = 1; copies <= 3; copies += 2)
+            for (int i = 0; i < 3; i++) {
+                const ScoreTest t = {prompt, copies, lengths[i]};
+                engines_agree_on_scores(c, engine, reference, dtype, t);
+            }
+}
+
+// chunk: tokens per chunk; 0: whole sequences. Records evaluation, decode, scores and gradients and, in between, a
+// sequence of `fits` tokens, which fits in one chunk.
+typedef struct { Shape shape; int chunk, fits; bool recompute; } ChunkTest;
+
+static inline Record chunks_record(const TostEngine* engine, const void* test, TostDtype dtype, Rounding weights) {
+    const ChunkTest* t = (const ChunkTest*)test;
+    const Shape* k = &t->shape;
+    const TostConfig config = shape_config(k);
+    const size_t rows = (size_t)k->B * k->T;
+    TostEngineOptions o = engine_options(k->B > 1 ? 2 * k->B : 1, k->T, true, dtype);   // record_scores has 2 copies
+    o.recompute = t->recompute;
+    o.chunk = t->chunk;
+    Record r = {NULL, 0};
+    Subject s = subject_open(engine, config, o);
+    subject_randomize(&s, 7);
+    subject_round(&s, weights);
+    int32_t* ids = shape_ids(k, 99);
+    engine->forward_loss(s.model, ids, ids + rows, k->B, k->T);
+    record_number(&r, RESULT_LOSS, "loss_of_evaluation", mean_loss(&s));
+    record_logits(&r, "logits_of_a_short_sequence", &s, ids, 1, t->fits);
+    record_decode(&r, &s, k, ids, t->fits);
+    record_scores(&r, &s, k, ids);
+    engine->zero_grad(s.model);
+    for (int micro = 0; micro < k->micros; micro++) {
+        int32_t* batch = shape_ids(k, (uint64_t)(100 + micro));
+        engine->forward_train(s.model, batch, batch + rows, k->B, k->T, 1.0f / (float)(k->micros * k->B * k->T));
+        engine->backward(s.model, micro + 1 < k->micros ? TOST_MORE : TOST_STEP_ENDS);
+        free(batch);
+    }
+    record_number(&r, RESULT_LOSS, "loss_of_training", mean_loss(&s));
+    record_state(&r, &s, TOST_GRAD, RESULT_GRAD, "grad.");
+    record_number(&r, RESULT_GRAD, "gradient_norm", s.engine->grad_norm(s.model));
+    free(ids);
+    subject_free(&s);
+    return r;
+}
+
+// Compares the engine's results in chunks with the reference engine's in the same chunks, and with `whole`, the
+// engine's own without chunks. Recompute must give the same bits; so must `whole`, if one chunk holds the sequence.
+static inline void engines_agree_on_chunks(Checks* c, const TostEngine* engine, const TostEngine* reference,
+                                           TostDtype dtype, const ChunkTest* test, const Record* whole) {
+    char shape[160], what[192];
+    ChunkTest again = *test;
+    again.recompute = true;
+    shape_label(shape, sizeof shape, &test->shape, dtype);
+    snprintf(what, sizeof what, "%s,chunk=%d", shape, test->chunk);
+    Record got = chunks_record(engine, test, dtype, EXACT), recomputed = chunks_record(engine, &again, dtype, EXACT),
+           want = reference_record(chunks_record, reference, test, dtype);
+    records_near(c, what, &got, &want, limits_of(dtype));
+    records_same(c, what, &recomputed, &got, "with recompute");
+    if (test->chunk >= test->shape.T) records_same(c, what, &got, whole, "with a chunk of everything");
+    else records_near(c, what, &got, whole, limits_of(dtype));
+    record_free(&got);
+    record_free(&recomputed);
+    record_free(&want);
+}
+
+// Chunk lengths: divisors of T and others, one token, one and several of TSSA's chunks, the whole sequence.
+static inline void engines_agree_on_all_chunks(Checks* c, const TostEngine* engine, const TostEngine* reference,
+                                               TostDtype dtype, int chunk) {
+    const int T = 4 * chunk + 9;
+    const Shape learned = {2, 3, 60, T + 4, 257, 1, TOST_LEARNED, 2, T, 1, 2, RANDOM},
+                uniform = {2, 3, 60, T + 4, 29, 0, TOST_UNIFORM, 1, T, 1, 1, RANDOM},
+                few = {2, 3, 60, 16, 29, 1, TOST_LEARNED, 3, 7, 1, 1, RANDOM};
+    const ChunkTest tests[] = {{learned, chunk, 5, false}, {learned, chunk + 3, 5, false}, {learned, T - 1, 5, false},
+                               {learned, 2 * chunk, 5, false}, {learned, T, 5, false}, {learned, T + 2, 5, false},
+                               {uniform, chunk + 3, 5, false}, {few, 1, 1, false}, {few, 3, 1, false}};
+    Record whole = {NULL, 0};
+    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
+        ChunkTest without = tests[i];
+        without.chunk = 0;
+        if (i == 0 || memcmp(&tests[i].shape, &tests[i - 1].shape, sizeof(Shape)) != 0) {
+            record_free(&whole);
+            whole = chunks_record(engine, &without, dtype, EXACT);
+        }
+        engines_agree_on_chunks(c, engine, reference, dtype, &tests[i], &whole);
+    }
+    record_free(&whole);
+}
+
+// Changing shapes: evaluation and training on batches of several shapes, some repeated; an optimizer step; decode of
+// two sequences and of one; scoring with all targets ignored; a second model that continues from the parameters and
+// Adam moments of the first.
+enum { MIXED_BATCHES = 8 };
+
+static inline void mixed_forwards(Record* r, Subject* s, const Shape* k, bool train, int batches) {
+    static const int shapes[MIXED_BATCHES][2] = {{2, 33}, {2, 33}, {2, 33}, {2, 5}, {2, 5}, {2, 7}, {1, 7}, {2, 33}};
+    const char* name = train ? "loss_of_training" : "loss_of_evaluation";
+    for (int i = 0; i < batches; i++) {
+        Shape of = *k;
+        of.B = shapes[i][0];
+        of.T = shapes[i][1];
+        int32_t* ids = shape_ids(&of, (uint64_t)(50 + i));
+        const size_t rows = (size_t)of.B * of.T;
+        if (train) {
+            s->engine->forward_train(s->model, ids, ids + rows, of.B, of.T, 1.0f / (float)rows);
+            s->engine->backward(s->model, TOST_STEP_ENDS);
+        } else {
+            s->engine->forward_loss(s->model, ids, ids + rows, of.B, of.T);
+        }
+        free(ids);
+        record_number(r, RESULT_LOSS, name, mean_loss(s));
+    }
+}
+
+static inline void mixed_decode(Record* r, Subject* s, const Shape* k) {
+    const int sequences[] = {2, 1, 2};
+    float* logits = (float*)xmalloc(2 * (size_t)k->vocab * sizeof *logits);
+    int32_t* ids = shape_ids(k, 60);
+    for (int i = 0; i < 3; i++) {
+        const int n = sequences[i];
+        s->engine->decode_begin(NULL, s->model, ids, n, 4 + i);
+        for (int step = 0; step < 3; step++) {
+            s->engine->decode_step(logits, s->model, ids + 20 + step);
+            record_floats(r, RESULT_LOGITS, "", "decoded_token", logits, (size_t)n * k->vocab);
+        }
+    }
+    int32_t ignored[2 * 5];
+    for (int i = 0; i < 2 * 5; i++) ignored[i] = -1;
+    double* losses = record_add(r, RESULT_LOSS, 2 * 5, "", "scores_without_targets");
+    for (int i = 0; i < 2 * 5; i++) losses[i] = 1;
+    s->engine->decode_score(losses, s->model, ids, ignored, 1, 5);
+    free(ids);
+    free(logits);
+}
+
+static inline Record mixed_record(const TostEngine* engine, const void* test, TostDtype dtype, Rounding weights) {
+    (void)test;
+    const Shape k = {1, 3, 60, 64, 29, 1, TOST_LEARNED, 2, 33, 0, 0, RANDOM};
+    const TostConfig config = shape_config(&k);
+    Record r = {NULL, 0};
+    TostEngineOptions o = engine_options(k.B, k.T, true, dtype);
+    o.ema = true;
+    Subject s = subject_open(engine, config, o);
+    TostAdamW a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 1, 0.3};
+    subject_randomize(&s, 7);
+    subject_round(&s, weights);
+    mixed_forwards(&r, &s, &k, false, MIXED_BATCHES);
+    s.engine->zero_grad(s.model);
+    mixed_forwards(&r, &s, &k, true, MIXED_BATCHES);
+    record_state(&r, &s, TOST_GRAD, RESULT_GRAD, "grad.");
+    subject_step(&s, a, 1.0);
+    mixed_decode(&r, &s, &k);
+    Subject again = subject_open(engine, config, o);
+    const TostState states[] = {TOST_PARAM, TOST_M, TOST_V, TOST_EMA};
+    for (int i = 0; i < again.tensors.count; i++)
+        for (int j = 0; j < 4; j++) {
+            float* x = subject_get(&s, states[j], &s.tensors.tensor[i]);
+            engine->put(again.model, states[j], &again.tensors.tensor[i], x);
+            free(x);
+        }
+    subject_free(&s);
+    a.step = 2;
+    mixed_forwards(&r, &again, &k, true, 1);
+    subject_step(&again, a, 1.0);
+    mixed_forwards(&r, &again, &k, false, 1);
+    record_state(&r, &again, TOST_PARAM, RESULT_PARAM, "after.");
+    record_state(&r, &again, TOST_EMA, RESULT_PARAM, "ema.");
+    subject_free(&again);
+    return r;
+}
+
+static inline void engines_agree_on_mixed_shapes(Checks* c, const TostEngine* engine, const TostEngine* reference,
+                                                 TostDtype dtype) {
+    char what[64];
+    snprintf(what, sizeof what, "%s,mixed_shapes", dtype_name(dtype));
+    records_agree(c, what, mixed_record, engine, reference, NULL, dtype);
+}
+
+// The sum of the gradients of two micro-batches, all tensors at their offsets. ends: the argument of each
+// backward. skip: the micro-batch to leave out, or -1. free()
+static inline float* gradients_of_two(Subject* s, const Shape* k, const TostEnd ends[2], int skip) {
+    const size_t rows = (size_t)k->B * k->T;
+    float* all = (float*)xcalloc(s->tensors.flat_size, sizeof *all);
+    for (int i = 0; i < 2; i++) {
+        if (i == skip) continue;
+        int32_t* ids = shape_ids(k, (uint64_t)(80 + i));
+        s->engine->forward_train(s->model, ids, ids + rows, k->B, k->T, 1.0f / (float)(2 * rows));
+        s->engine->backward(s->model, ends[i]);
+        free(ids);
+    }
+    for (int i = 0; i < s->tensors.count; i++)
+        s->engine->get(all + s->tensors.tensor[i].offset, s->model, TOST_GRAD, &s->tensors.tensor[i]);
+    return all;
+}
+
+static inline void put_gradients(Subject* s, float value) {
+    for (int i = 0; i < s->tensors.count; i++) {
+        const TostTensor* t = &s->tensors.tensor[i];
+        float* x = (float*)xmalloc(t->size * sizeof *x);
+        for (size_t j = 0; j < t->size; j++) x[j] = value;
+        s->engine->put(s->model, TOST_GRAD, t, x);
+        free(x);
+    }
+}
+
+// After zero_grad and at the start of each part, earlier gradients must have no effect: results must have the same bits
+// as if they were zero. recompute: as in TostEngineOptions
+static inline void engine_overwrites_gradients(Checks* c, const TostEngine* engine, TostDtype dtype, int membership,
+                                               bool recompute) {
+    const Shape k = {2, 3, 60, 64, 29, 1, membership, 2, 33, 1, 2, RANDOM};
+    const TostConfig config = {k.layers, k.heads, k.channels, k.block, k.vocab, k.bias, k.membership};
+    const TostEnd more[2] = {TOST_MORE, TOST_STEP_ENDS}, parts[2] = {TOST_PART_ENDS, TOST_STEP_ENDS},
+                  ends[2] = {TOST_STEP_ENDS, TOST_STEP_ENDS};
+    TostEngineOptions o = engine_options(k.B, k.T, true, dtype);
+    o.recompute = recompute;
+    o.parts = 2;
+    Subject zero = subject_open(engine, config, o), stale = subject_open(engine, config, o);
+    const size_t n = zero.tensors.flat_size;
+    subject_randomize(&zero, 7);
+    subject_randomize(&stale, 7);
+    put_gradients(&stale, NAN);
+    engine->zero_grad(stale.model);
+    float *want = gradients_of_two(&zero, &k, more, -1), *got = gradients_of_two(&stale, &k, more, -1);
+    check(c, memcmp(got, want, n * sizeof *got) == 0, "%s: gradients depend on those before zero_grad",
+          dtype_name(dtype));
+    free(got);
+    free(want);
+    engine->zero_grad(stale.model);
+    const double norm = engine->grad_norm(stale.model);
+    check(c, norm == 0, "%s: the gradient norm after zero_grad is %g", dtype_name(dtype), norm);
+    float* part[2];
+    for (int i = 0; i < 2; i++) {
+        engine->zero_grad(stale.model);
+        put_gradients(&stale, 0);
+        part[i] = gradients_of_two(&stale, &k, ends, 1 - i);
+    }
+    engine->zero_grad(stale.model);
+    got = gradients_of_two(&stale, &k, parts, -1);
+    size_t differ = 0;
+    for (size_t i = 0; i < n; i++) differ += got[i] != part[0][i] + part[1][i];
+    check(c, differ == 0, "%s: %zu of %zu gradients are not the sum of two parts", dtype_name(dtype), differ, n);
+    free(got);
+    free(part[0]);
+    free(part[1]);
+    subject_free(&zero);
+    subject_free(&stale);
+}
+
+// TSSA_CHUNK, read from the source of the CUDA engine, which a C program cannot include.
+static inline int chunk_of_source(void) {
+    static const char key[] = "constexpr int TSSA_CHUNK = ";
+    char line[512];
+    int chunk = 0;
+    FILE* f = fopen("train_gpt_tost.cu", "r");
+    while (f && fgets(line, sizeof line, f)) {
+        const char* p = strstr(line, key);
+        if (p) chunk = atoi(p + strlen(key));
+    }
+    if (f) fclose(f);
+    TostError err;
+    require((chunk > 1 && chunk <= 256)
+               || tost_error(&err, "train_gpt_tost.cu: no line `%sN;` (run from the root)", key), &err);
+    return chunk;
+}
+
+enum { RAGGED_SHAPES = 22 };
+
+// Small shapes at the boundaries of chunks, warps and vector loads.
+static inline void ragged_shapes(Shape shapes[RAGGED_SHAPES], int chunk) {
+    const int block = 8 * chunk + 40;
+    const Shape all[RAGGED_SHAPES] = {
+        {2, 3, 60, block, 257, 1, 0, 1, chunk + 1, 10, 2, RANDOM},       // heads of 20 channels
+        {2, 3, 60, block, 257, 1, 0, 3, chunk + 1, 2, 2, RANDOM},
+        {2, 3, 60, block, 257, 0, 0, 1, 1, 2, 5, RANDOM},
+        {1, 3, 60, block, 257, 1, 0, 3, chunk - 1, 1, 2, RANDOM},
+        {1, 3, 60, block, 257, 0, 0, 1, chunk, 1, 2, RANDOM},
+        {1, 2, 4, block, 11, 1, 0, 2, 8 * chunk + 37, 1, 2, RANDOM},     // several chunks, the last one ragged
+        {1, 3, 15, 2 * chunk, 29, 1, 0, 3, chunk + 5, 1, 2, RANDOM},     // channels not divisible by 4
+        {1, 17, 34, 2 * chunk, 29, 0, 0, 1, chunk + 3, 1, 2, RANDOM},    // more heads than warps
+        {1, 95, 95, 2 * chunk, 29, 0, 0, 1, chunk + 3, 1, 2, RANDOM},    // maximum number of heads
+        {1, 4, 136, 2 * chunk, 29, 0, 0, 1, chunk + 3, 1, 2, RANDOM},    // heads of 34 channels: wider than a warp
+        {1, 1, 70, 2 * chunk, 29, 0, 0, 1, chunk + 3, 1, 2, RANDOM},     // one head, of 70 channels
+        {1, 3, 96, 2 * chunk, 29, 0, 0, 1, chunk + 3, 1, 2, RANDOM},     // heads of 32 channels: one per lane
+        {1, 3, 192, 2 * chunk, 29, 1, 0, 2, chunk + 9, 1, 2, RANDOM},    // heads of 64 channels: two per lane
+        {1, 1, 128, 2 * chunk + 8, 29, 0, 0, 1, 2 * chunk + 6, 1, 2, RANDOM},   // two slices of whole tiles
+        {1, 1, 64, 2 * chunk + 8, 29, 0, TOST_UNIFORM, 1, 2 * chunk + 6, 1, 2, RANDOM},
+        {1, 95, 95, 2 * chunk, 29, 0, TOST_UNIFORM, 1, chunk + 3, 1, 2, RANDOM},
+        {1, 3, 60, 2 * chunk + 8, 29, 1, 0, 2, 2 * chunk + 6, 1, 2, FAINT},
+        {1, 3, 192, 2 * chunk + 8, 29, 0, 0, 1, 2 * chunk, 1, 2, FAINT},
+        {1, 3, 129, 2 * chunk, 29, 1, 0, 1, 7, 1, 2, RANDOM},            // heads of 43 channels: several warps
+        {1, 2, 16, 8, 9001, 0, 0, 1, 5, 1, 2, RANDOM},                   // vocabulary larger than a thread block
+        {3, 3, 60, block, 257, 1, TOST_UNIFORM, 2, 3 * chunk + 5, 2, 2, RANDOM},
+        {4, 3, 60, block, 29, 0, 0, 2, chunk + 5, 3, 3, RANDOM},         // deeper
+    };
+    memcpy(shapes, all, sizeof all);
+}
+
+// A sequence of more than 64 chunks: three levels of the scan.
+static inline Shape long_shape(int chunk) {
+    const Shape k = {1, 2, 4, 66 * chunk + 8, 7, 0, 0, 1, 66 * chunk + 5, 1, 2, RANDOM};
+    return k;
+}
+
+#endif

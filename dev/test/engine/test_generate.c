@@ -1,0 +1,263 @@
+// test_generate.c: texts generated together with the CPU engine equal those generated alone; stop texts; prompt files.
+#define TOST_NO_MAIN
+#include "tost/base/crc32.h"
+#include "tost/base/error.h"
+#include "tost/base/files.h"
+#include "tost/base/memory.h"
+#include "train_gpt_tost.c"
+
+#include "dev/test/scratch.h"
+
+#include "tost/run/generate.h"
+#include "tost/commands/prompts.h"
+#include "tost/base/rng.h"
+
+static Tokenizer* byte_tokenizer(void) {
+    TostError err;
+    char *dir = new_folder(), *path = path_join(dir, "bytes.bpe");
+    write_text(path, "#version: 0.2\n");
+    Tokenizer* tokenizer = tokenizer_open(path, &err);
+    must(tokenizer != NULL, "tokenizer_open", &err);
+    free(path);
+    drop_folder(dir);
+    return tokenizer;
+}
+
+typedef struct { char data[256]; size_t n; } Output;
+
+static bool take_piece(void* context, const char* bytes, size_t n) {
+    Output* out = context;
+    must(out->n + n <= sizeof out->data, "the text fits", NULL);
+    memcpy(out->data + out->n, bytes, n);
+    out->n += n;
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Texts together
+
+// With a BLAS library the bits of a row may depend on the number of rows. Such builds test only short prompts and a
+// small block size: their products have few rows and are always built in.
+#ifdef TOST_BLAS
+enum { BLOCK_SIZE = 2 * GEMM_FEW_ROWS, GROUPS = 1 };
+#else
+enum { BLOCK_SIZE = 80, GROUPS = 6 };
+#endif
+enum { BYTES = 257, LONGEST = 90, MAX_TOKENS = 120 };
+
+// The CPU engine, but the logits of each sequence are replaced by those that choose one token, a hash of their bits: a
+// text then depends on every bit of all logits before it.
+static void choose_by_bits(float* logits, int n, int V) {
+    for (int i = 0; logits && i < n; i++) {
+        float* row = logits + (size_t)i * V;
+        const uint32_t choice = crc32_update(0, row, (size_t)V * sizeof *row) % BYTES;
+        for (int v = 0; v < V; v++) row[v] = v == (int)choice;
+    }
+}
+
+static void bits_begin(float* logits, TostModel* m, const int32_t* prompts, int n, int T) {
+    tost_cpu_engine.decode_begin(logits, m, prompts, n, T);
+    choose_by_bits(logits, T > 0 ? n : 0, m->config.vocab_size);
+}
+
+static void bits_step(float* logits, TostModel* m, const int32_t* tokens) {
+    tost_cpu_engine.decode_step(logits, m, tokens);
+    choose_by_bits(logits, m->n_decode, m->config.vocab_size);
+}
+
+static TostModel* new_model(const TostConfig* config, int threads) {
+    const TostEngineOptions o = {.max_batch = MAX_TEXTS_TOGETHER, .max_seq = config->block_size, .threads = threads};
+    TostError err;
+    TostModel* m = tost_cpu_engine.create(config, &o, &err);
+    must(m != NULL, "create", &err);
+    Rng rng = rng_seeded(3, 0);
+    for (size_t i = 0; i < m->tensors.flat_size; i++) m->state[TOST_PARAM][i] = (float)(0.3 * rng_normal(&rng));
+    return m;
+}
+
+typedef struct { size_t n_prompt; uint32_t prompt[LONGEST]; Output out; Text text; } Case;
+
+static void make_case(Case* k, size_t n_prompt, Rng* rng) {
+    *k = (Case){.n_prompt = n_prompt};
+    for (size_t i = 0; i < n_prompt; i++) k->prompt[i] = (uint32_t)rng_below(rng, BYTES - 1);
+}
+
+static void check_group(Checks* c, const Generator* g, Case* cases, int n) {
+    TostError err;
+    Text texts[MAX_TEXTS_TOGETHER];
+    double seconds = 0;
+    bool any_end = false;
+    for (int i = 0; i < n; i++) {
+        cases[i].out.n = 0;
+        texts[i] = (Text){.prompt = cases[i].prompt, .n_prompt = cases[i].n_prompt, .context = &cases[i].out};
+    }
+    const bool ok = generate_together(texts, n, &seconds, g, MAX_TOKENS, &err);
+    check(c, ok, "%d texts together: %s", n, ok ? "" : err.text);
+    for (int i = 0; i < n; i++) {
+        Output alone = {.n = 0};
+        Generator one = *g;
+        GenerateResult result;
+        Rng rng = {{0}};
+        one.context = &alone;
+        must(generate(&result, &one, cases[i].prompt, cases[i].n_prompt, MAX_TOKENS, &rng, &err), "generate", &err);
+        const bool same = alone.n == cases[i].out.n && memcmp(alone.data, cases[i].out.data, alone.n) == 0;
+        check(c, same && result.tokens == texts[i].tokens,
+              "text %d of %d together, with a prompt of %zu tokens, differs from the same text alone", i, n,
+              cases[i].n_prompt);
+        any_end |= texts[i].finish == FINISH_END_OF_TEXT;
+    }
+    check(c, n < 16 || any_end, "at least one of %d texts must end before the others", n);
+}
+
+static void test_together(Checks* c, const Tokenizer* tokenizer, int threads) {
+    const TostConfig config = {.n_layer = 2, .n_head = 3, .n_embd = 36, .block_size = BLOCK_SIZE, .vocab_size = 260};
+    static const size_t groups[][6] = {   // lengths of prompts of one group, repeated for more prompts
+        {0, 1, 2, 5, 31, 32}, {33, 47, 40, 34, 46, 33}, {48, 63, 50, 62, 55, 49}, {64, 70, 79, 64, 65, 66},
+        {80, 80, 80, 80, 80, 80}, {81, 90, 40, 41, 47, 85},
+    };
+    static const int counts[] = {2, 6, 17, MAX_TEXTS_TOGETHER};
+    TostEngine engine = tost_cpu_engine;
+    engine.decode_begin = bits_begin;
+    engine.decode_step = bits_step;
+    TostModel* m = new_model(&config, threads);
+    const Generator g = {.engine = &engine, .model = m, .config = &config, .tokenizer = tokenizer,
+                         .options = {.temperature = 0}, .piece = take_piece};
+    Case* cases = xmalloc(MAX_TEXTS_TOGETHER * sizeof *cases);
+    Rng rng = rng_seeded(5, (uint64_t)threads);
+    if (GROUPS == 1 && threads == 1) skip(c, "the matrix product of a library: only short prompts are tested");
+    for (size_t i = 0; i < GROUPS; i++)
+        for (size_t k = 0; k < countof(counts); k++) {
+            for (int j = 0; j < counts[k]; j++) {
+                make_case(&cases[j], groups[i][j % 6], &rng);
+                check(c, generate_group(&config, cases[j].n_prompt) == generate_group(&config, groups[i][0]),
+                      "a prompt of %zu tokens is in the group of one of %zu", cases[j].n_prompt, groups[i][0]);
+            }
+            check_group(c, &g, cases, counts[k]);
+        }
+    free(cases);
+    tost_cpu_engine.destroy(m);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Stop texts, with an engine that writes a given text
+
+typedef struct { const char* script; size_t at; } Script;
+
+static void script_logits(float* logits, TostModel* m) {
+    Script* s = (Script*)m;
+    const char next = s->script[s->at++];
+    memset(logits, 0, BYTES * sizeof *logits);
+    logits[next == '.' ? BYTES - 1 : next - '!'] = 1;   // GPT-2's order of bytes begins with '!'; '.': end of text
+}
+
+static void script_begin(float* logits, TostModel* m, const int32_t* prompts, int n, int T) {
+    (void)prompts; (void)n; (void)T;
+    script_logits(logits, m);
+}
+
+static void script_step(float* logits, TostModel* m, const int32_t* tokens) {
+    (void)tokens;
+    script_logits(logits, m);
+}
+
+// Collects the text, with a '|' after each call.
+static bool take_marked(void* context, const char* bytes, size_t n) {
+    return take_piece(context, bytes, n) && take_piece(context, "|", 1);
+}
+
+static void test_stop(Checks* c, const Tokenizer* tokenizer) {
+    static const struct { const char *stop, *script; int max_tokens; const char* text; int tokens; Finish finish; }
+    cases[] = {
+        {NULL, "abcd", 3, "a|b|c|", 3, FINISH_LENGTH},
+        {"bc", "abcd", 9, "a|||", 3, FINISH_STOP},                 // one call per token, also without bytes
+        {"ab", "aab", 9, "|a||", 3, FINISH_STOP},
+        {"aab", "xaaaab", 9, "x|||a|a||", 6, FINISH_STOP},
+        {"abab", "ababac", 4, "||||", 4, FINISH_STOP},
+        {"abac", "abababacx", 9, "|||ab||ab|||", 8, FINISH_STOP},
+        {"abc", "xabd", 4, "x|||abd|", 4, FINISH_LENGTH},
+        {"abc", "xab", 3, "x|||ab|", 3, FINISH_LENGTH},            // held bytes are written at the end
+        {"abc", "xab.", 9, "x|||ab|", 3, FINISH_END_OF_TEXT},
+        {"a", "abc", 9, "|", 1, FINISH_STOP},
+        {"c", "abc", 3, "a|b||", 3, FINISH_STOP},                  // in the last token that is allowed
+    };
+    const TostConfig config = {1, 1, 1, 64, BYTES, 0, TOST_LEARNED};
+    const TostEngine engine = {.decode_begin = script_begin, .decode_step = script_step};
+    for (size_t i = 0; i < countof(cases); i++) {
+        Script script = {.script = cases[i].script};
+        Output out = {.n = 0};
+        const Generator g = {.engine = &engine, .model = (TostModel*)&script, .config = &config, .tokenizer = tokenizer,
+                             .piece = take_marked, .stop = cases[i].stop};
+        Text text = {.context = &out};
+        double seconds = 0;
+        TostError err;
+        const bool ok = generate_together(&text, 1, &seconds, &g, cases[i].max_tokens, &err);
+        check(c, ok && out.n == strlen(cases[i].text) && memcmp(out.data, cases[i].text, out.n) == 0,
+              "stop %s in %s: expected %s, got %.*s", cases[i].stop, cases[i].script, cases[i].text, (int)out.n,
+              out.data);
+        check(c, text.tokens == cases[i].tokens && text.finish == cases[i].finish,
+              "stop %s in %s: expected %d tokens and finish %d, got %d and %d", cases[i].stop, cases[i].script,
+              cases[i].tokens, cases[i].finish, (int)text.tokens, text.finish);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Prompt files
+
+static void append_error(void* context, const TostError* line) {
+    char** all = context;
+    *all = append_text(*all, "%s;", line->text);
+}
+
+static void test_prompts(Checks* c) {
+    // prompts: LINE=TEXT; of each. errors: parts of the messages of bad lines, in order
+    static const struct { const char *name, *file, *prompts; size_t bad; const char* errors[4]; } cases[] = {
+        {"a.txt", "one\ntwo", "1=one;2=two;", 0, {0}},
+        {"a.txt", "one\r\n\n three \n", "1=one;2=;3= three ;", 0, {0}},
+        {"a.txt", "\n", "1=;", 0, {0}},
+        {"a.txt", "\xef\xbb\xbf" "one\n", "1=one;", 0, {0}},
+        {"a.txt", "\xef\xbb\xbf{\"prompt\": \"one\"}", "1=one;", 0, {0}},
+        {"a.txt", "not {json}\n{\"prompt\": 1}\n", "1=not {json};2={\"prompt\": 1};", 0, {0}},
+        {"a.txt", "{\"prompt\": \"a\\nb\"}\n\n{\"x\": [1, {}], \"prompt\": \"\"}", "1=a\nb;3=;", 0, {0}},
+        {"a.txt", "\xef\xbb\xbf\n {\"prompt\": \"a\"}\n", "2=a;", 0, {0}},
+        {"a.jsonl", "plain\n{\"prompt\": \"b\"}\n", "2=b;", 1, {"line 1", "an object"}},
+        {"A.JSONL", "{\"prompt\": \"b\"} {}\n{\"prompt\": \"c\", \"prompt\": \"dd\"}\r\n", "2=dd;", 1,
+         {"line 1", "the end"}},
+        {"a.jsonl", "{\"text\": \"b\"}\n{\"prompt\": 5}\n{\"prompt\": \"c\"", "", 3,
+         {"line 1", "no \"prompt\"", "line 2: \"prompt\" is not a string", "line 3"}},
+        {"a.jsonl", "{\"prompt\": \"\xff\"}\n[\"prompt\"]\n{\"prompt\": \"ok\", \"key\": \"value\"}\n", "3=ok;", 2,
+         {"line 1", "UTF-8", "line 2"}},
+    };
+    char* dir = new_folder();
+    for (size_t i = 0; i < countof(cases); i++) {
+        char *path = path_join(dir, cases[i].name), *errors = xstrdup(""), *got = xstrdup("");
+        Prompts p;
+        size_t bad;
+        TostError err;
+        write_text(path, cases[i].file);
+        must(prompts_read(&p, &bad, path, append_error, &errors, &err), "prompts_read", &err);
+        for (size_t k = 0; k < p.count; k++)
+            got = append_text(got, "%zu=%.*s;", p.prompt[k].line, (int)p.prompt[k].n, p.prompt[k].text);
+        check(c, strcmp(got, cases[i].prompts) == 0 && bad == cases[i].bad, "prompts of case %zu: expected %s, got %s",
+              i, cases[i].prompts, got);
+        const char* at = errors;
+        for (size_t k = 0; at && k < countof(cases[i].errors) && cases[i].errors[k]; k++)
+            at = strstr(at, cases[i].errors[k]);
+        check(c, at && (bad > 0) == (strstr(errors, path) != NULL), "prompts of case %zu: errors %s", i, errors);
+        prompts_free(&p);
+        free(got);
+        free(errors);
+        free(path);
+    }
+    drop_folder(dir);
+}
+
+int main(void) {
+    Checks c = {.suite = "generate"};
+    Tokenizer* tokenizer = byte_tokenizer();
+    test_together(&c, tokenizer, 1);
+    if (THREADS_MANY) test_together(&c, tokenizer, 3);
+    test_stop(&c, tokenizer);
+    test_prompts(&c);
+    tokenizer_free(tokenizer);
+    return checks_verdict(&c);
+}

@@ -1,0 +1,56 @@
+// fuzz.h: shared by the fuzz targets: checks and temporary files.
+#ifndef TOST_FUZZ_H
+#define TOST_FUZZ_H
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tost/base/error.h"
+#include "tost/base/files.h"
+#include "tost/base/memory.h"
+#include "tost/base/folder.h"
+
+// Called by libFuzzer with arbitrary bytes; returns 0.
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
+
+static inline void must_hold(bool holds, const char* what) {
+    if (holds) return;
+    fprintf(stderr, "broken: %s\n", what);
+    abort();
+}
+
+// An error message must be one non-empty line without control characters.
+static inline void check_message(const TostError* err) {
+    must_hold(err->text[0] != 0, "empty error message");
+    for (const char* p = err->text; *p; p++)
+        must_hold((unsigned char)*p >= 0x20 && *p != 0x7F, "control character in an error message");
+}
+
+// This process's folder in TMPDIR. free()
+static inline char* fuzz_folder(void) {
+    const char* base = getenv("TMPDIR");
+    char* path = xasprintf("%s/tost_fuzz_%ld", base ? base : "/tmp", (long)getpid());
+    TostError err;
+    must_hold(make_dirs(path, &err), "cannot make the input folder");
+    return path;
+}
+
+// Writes a file into fuzz_folder() and returns its path. free()
+static inline char* fuzz_file(const char* name, const uint8_t* data, size_t size) {
+    char *folder = fuzz_folder(), *path = path_join(folder, name);
+    FILE* f = fopen(path, "wb");
+    must_hold(f && fwrite(data, 1, size, f) == size && fclose(f) == 0, "cannot write the input file");
+    free(folder);
+    return path;
+}
+
+// Removes and returns the first byte of the input; 0 if it is empty.
+static inline uint8_t take_byte(const uint8_t** data, size_t* size) {
+    if (*size == 0) return 0;
+    (*size)--;
+    return *(*data)++;
+}
+
+#endif

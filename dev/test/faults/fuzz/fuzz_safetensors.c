@@ -1,0 +1,41 @@
+// fuzz_safetensors.c: safetensors files. Accepted tensors must lie inside the file and be readable.
+#include "tost/base/error.h"
+#include "tost/base/memory.h"
+#include "fuzz.h"
+
+#include <math.h>
+
+#include "tost/run/safetensors.h"
+
+static void read_tensor(const StFile* f, const StTensor* t) {
+    TostError err = {0};
+    must_hold(t->offset >= f->data_start && t->bytes <= f->file_size && t->offset <= f->file_size - t->bytes,
+              "tensor outside the file");
+    must_hold(t->count <= t->bytes, "more elements than bytes");
+    must_hold(st_find(f, t->name) == t, "tensor not found by name");
+    double* x = xmalloc((t->count + 1) * sizeof *x);
+    x[t->count] = 0;
+    if (!st_read_f64(f, t, x, &err)) check_message(&err);
+    if (!st_read_f32(f, t, (float*)x, &err)) check_message(&err);
+    if (!st_read_i32(f, t, (int32_t*)x, &err)) check_message(&err);
+    free(x);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    TostError err = {0};
+    StFile f;
+    char* path = fuzz_file("any.safetensors", data, size);
+    if (st_open(&f, path, &err)) {
+        uint32_t crc;
+        for (int i = 0; i < f.n_tensors; i++) {
+            const uint64_t begin = i ? f.tensors[i - 1].offset + f.tensors[i - 1].bytes : f.data_start;
+            must_hold(f.tensors[i].offset == begin, "overlap or gap between tensors");
+            read_tensor(&f, &f.tensors[i]);
+        }
+        for (int i = 0; i < f.n_meta; i++) must_hold(st_meta(&f, f.meta[i].key) != NULL, "metadata not found by key");
+        must_hold(st_crc32(&f, &crc, &err), "CRC of an accepted file failed");
+        st_close(&f);
+    } else check_message(&err);
+    free(path);
+    return 0;
+}

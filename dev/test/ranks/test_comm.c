@@ -1,0 +1,627 @@
+// test_comm.c: slices and parts, the tree sum, messages between ranks, and training on 1, 2 and 4 ranks, which are
+// threads of this process: gradients, norms, parameters and moments must be equal bit for bit.
+#define TOST_NO_MAIN
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "train_gpt_tost.c"
+
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "dev/test/check.h"
+#include "comm_threads.h"
+#include "init.h"
+#include "base/rng.h"
+
+enum { RANKS_MAX = 17 };
+
+static const TostConfig configs[] = {
+    {.n_layer = 3, .n_head = 4, .n_embd = 96, .block_size = 24, .vocab_size = 700},
+    {.n_layer = 2, .n_head = 5, .n_embd = 95, .block_size = 19, .vocab_size = 311, .bias = 1},   // odd sizes
+    {.n_layer = 1, .n_head = 1, .n_embd = 4, .block_size = 3, .vocab_size = 5},   // below one unit
+    {.n_layer = 1, .n_head = 1, .n_embd = 128, .block_size = 8, .vocab_size = 80000},   // wte: several buckets
+};
+
+static uint32_t bits(float x) {
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Slices
+
+static void test_slices_of(Checks* c, const TostConfig* config, int ranks) {
+    TostTensors tensors = tost_tensors(config);
+    Slices s = slices_new(&tensors, ranks);
+    const size_t n = tensors.flat_size, largest = (n / SLICE_UNIT + 1 + (size_t)s.buckets * ranks) / ranks * SLICE_UNIT;
+    unsigned char* owners = xcalloc(n, 1);
+    bool aligned = true, balanced = true, packed = true, order = s.bucket[0].end == n;
+    size_t longest = 0;
+    for (int k = 0; k < s.buckets; k++) {
+        longest = range_size(s.bucket[k]) > longest ? range_size(s.bucket[k]) : longest;
+        if (k > 0) order = order && s.bucket[k].end == s.bucket[k - 1].start;
+    }
+    for (int r = 0; r < ranks; r++) {
+        size_t next = 0;
+        for (int k = s.buckets - 1; k >= 0; k--) {
+            const Range own = slices_of(&s, r, k);
+            packed = packed && s.packed[(size_t)r * s.buckets + k] == next;
+            next += range_size(own);
+            aligned = aligned && (range_size(own) == 0 || own.start % SLICE_UNIT == 0)
+                      && (own.end % SLICE_UNIT == 0 || own.end == n || range_size(own) == 0);
+            for (size_t i = own.start; i < own.end; i++) owners[i]++;
+        }
+        packed = packed && s.total[r] == next;
+        balanced = balanced && s.total[r] <= largest;
+    }
+    size_t wrong = 0;
+    for (size_t i = 0; i < n; i++) wrong += owners[i] != 1;
+    check(c, wrong == 0, "%d ranks, %d channels: %zu elements do not have one owner", ranks, config->n_embd, wrong);
+    check(c, order && s.bucket[s.buckets - 1].start == 0, "%d ranks: buckets do not go from end to start", ranks);
+    check(c, aligned && packed, "%d ranks: aligned %d, packed in order %d", ranks, aligned, packed);
+    check(c, balanced, "%d ranks, %d channels: a rank has more than %zu elements", ranks, config->n_embd, largest);
+    check(c, ranks == 1 || longest <= (size_t)BUCKET_UNITS * SLICE_UNIT, "a bucket of %zu elements", longest);
+    for (size_t from = n + 1; from-- > 0;) {
+        const int k = slices_complete(&s, from);
+        const bool right = (k == 0 || s.bucket[k - 1].start >= from) && (k == s.buckets || s.bucket[k].start < from);
+        if (!check(c, right, "complete from %zu: %d buckets", from, k)) break;
+        c->passed--;
+        from -= from > 997 ? 996 : 0;
+    }
+    free(owners);
+    slices_free(&s);
+    tost_tensors_free(&tensors);
+}
+
+static void test_parts(Checks* c) {
+    static const struct { int parts, ranks; bool fits; const char* text; } cases[] = {
+        {1, 1, true, ""}, {6, 1, true, ""}, {4, 2, true, ""}, {6, 3, true, ""}, {12, 3, true, ""}, {4, 4, true, ""},
+        {1, 2, false, "use --parts 2 "}, {6, 2, false, "use --parts 4 or 8 "}, {9, 3, false, "--parts 6 or 12 "},
+        {5, 4, false, "--parts 4 or 8 "},
+    };
+    for (size_t i = 0; i < countof(cases); i++) {
+        TostError err = {""};
+        const bool ok = parts_check(cases[i].parts, cases[i].ranks, &err);
+        check(c, ok == cases[i].fits && strstr(err.text, cases[i].text), "%d parts, %d ranks: %d, %s", cases[i].parts,
+              cases[i].ranks, ok, err.text);
+    }
+    bool right = true;
+    for (int parts = 1; parts <= 17; parts++) {
+        for (int64_t n = 0; n < 40; n++) {
+            right = right && part_start(n, 0, parts) == 0 && part_start(n, parts, parts) == n;
+            for (int p = 0; p < parts; p++) {
+                const int64_t size = part_start(n, p + 1, parts) - part_start(n, p, parts);
+                right = right && (size == n / parts || size == n / parts + 1);
+            }
+        }
+    }
+    check(c, right, "parts of 0 to 39 items differ by more than one, or do not cover them");
+}
+
+// ---------------------------------------------------------------------------------------------
+// The tree
+
+// The definition, for element i of `n` rows.
+static float tree(float* const* row, int n, size_t i) {
+    int half = 1;
+    if (n == 1) return row[0][i];
+    while (2 * half < n) half *= 2;
+    return tree(row, half, i) + tree(row + half, n - half, i);
+}
+
+// Row r of the test data: numbers of very different sizes, and in a few elements of one row a NaN or infinity.
+static float element(int r, size_t i) {
+    Rng rng = rng_seeded(7, (uint64_t)r << 32 | i);
+    const float x = (float)((rng_uniform(&rng) - 0.5) * pow(10, 6 * rng_uniform(&rng)));
+    if (i % 97 == (size_t)r) return i % 2 ? NAN : -INFINITY;
+    return x;
+}
+
+static float** new_rows(int n, size_t size) {
+    float** row = xmalloc((size_t)n * sizeof *row);
+    for (int r = 0; r < n; r++) {
+        row[r] = xmalloc(size * sizeof **row);
+        for (size_t i = 0; i < size; i++) row[r][i] = element(r, i);
+    }
+    return row;
+}
+
+static void free_rows(float** row, int n) {
+    for (int r = 0; r < n; r++) free(row[r]);
+    free(row);
+}
+
+static void test_tree(Checks* c) {
+    enum { SIZE = 1003 };
+    for (int n = 1; n <= RANKS_MAX; n++) {
+        float **row = new_rows(n, SIZE), *expected = xmalloc(SIZE * sizeof *expected);
+        for (size_t i = 0; i < SIZE; i++) expected[i] = tree(row, n, i);
+        tree_sum(row, n, SIZE);
+        size_t wrong = 0;
+        for (size_t i = 0; i < SIZE; i++) wrong += bits(row[0][i]) != bits(expected[i]);
+        check(c, wrong == 0, "tree of %d rows: %zu of %d elements differ from the definition", n, wrong, SIZE);
+        free(expected);
+        free_rows(row, n);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// The exchange: each part's gradients are a row; the ranks' slices must be the tree over all rows.
+
+typedef struct { TostTensors tensors; int parts; size_t wrong; pthread_mutex_t lock; } ExchangeTest;
+
+static void exchange_rank(TostComm* comm, void* context) {
+    ExchangeTest* t = context;
+    const int own = t->parts / comm_size(comm), rank = comm_rank(comm);
+    const size_t n = t->tensors.flat_size;
+    float *grad = xmalloc(n * sizeof *grad), **row = new_rows(t->parts, n);
+    Exchange x = exchange_new(&t->tensors, comm, own);
+    Arena arena = {.alignment = 128};
+    exchange_layout(&x, &arena, grad);
+    void* memory = xmalloc(arena.used + 128);
+    arena = (Arena){.base = memory, .alignment = 128};
+    exchange_layout(&x, &arena, grad);
+    exchange_begin(&x);
+    memset(grad, 0, n * sizeof *grad);
+    for (int p = 0; p < own; p++) {
+        const TostEnd end = p + 1 == own ? TOST_STEP_ENDS : TOST_PART_ENDS;
+        for (size_t i = 0; i < n; i++) grad[i] += row[rank * own + p][i];
+        for (int i = t->tensors.count - 1; i >= 0; i--) exchange_gradients(&x, end, t->tensors.tensor[i].offset);
+    }
+    size_t wrong = 0;
+    for (int k = 0; k < x.slices.buckets; k++) {
+        const Range r = exchange_slice(&x, k);
+        for (size_t i = r.start; i < r.end; i++) wrong += bits(grad[i]) != bits(tree(row, t->parts, i) + 0.0f);
+    }
+    pthread_mutex_lock(&t->lock);
+    t->wrong += wrong;
+    pthread_mutex_unlock(&t->lock);
+    exchange_free(&x);
+    free(memory);
+    free(grad);
+    free_rows(row, t->parts);
+}
+
+static void test_exchange(Checks* c) {
+    static const struct { int ranks, parts; } cases[] = {{1, 1}, {1, 7}, {2, 2}, {2, 8}, {3, 3}, {3, 6}, {4, 4},
+                                                              {5, 5}};
+    for (size_t i = 0; i < countof(cases); i++) {
+        ExchangeTest t = {.tensors = tost_tensors(&configs[i % 2]), .parts = cases[i].parts};
+        pthread_mutex_init(&t.lock, NULL);
+        const int lost = run_ranks(cases[i].ranks, exchange_rank, &t);
+        check(c, lost == 0 && t.wrong == 0, "%d ranks, %d parts: %zu elements differ from the tree over the parts, %d "
+              "messages are lost", cases[i].ranks, cases[i].parts, t.wrong, lost);
+        pthread_mutex_destroy(&t.lock);
+        tost_tensors_free(&t.tensors);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Host messages
+
+typedef struct { bool right[RANKS_MAX]; } MessageTest;
+
+static void message_rank(TostComm* comm, void* context) {
+    MessageTest* t = context;
+    const int rank = comm_rank(comm), size = comm_size(comm);
+    int all[RANKS_MAX] = {0}, value = 100 + rank;
+    TostError err;
+    comm_allgather(comm, all, &value, sizeof value);
+    bool right = comm->places[size - 1].rank == size - 1 && comm->place.local_rank == rank;
+    for (int r = 0; r < size; r++) right = right && all[r] == 100 + r;
+    for (int root = 0; root < size; root++) {
+        value = rank == root ? 7 * root : -1;
+        comm_broadcast(comm, &value, sizeof value, root);
+        right = right && value == 7 * root;
+    }
+    right = right && comm_agree(comm, true, &err);
+    tost_error(&err, "no memory");
+    right = right && !comm_agree(comm, rank != size - 1, &err);
+    char* expected = xasprintf("%sno memory", comm_prefix(comm, size - 1).text);
+    right = right && strcmp(err.text, expected) == 0;
+    free(expected);
+
+    CommVote vote = comm_vote(comm, true);   // nobody stops
+    right = right && !comm_vote_stops(&vote) && !comm_vote_close(&vote, false);
+    vote = comm_vote(comm, true);            // the last rank stops; the others wait until they see it
+    while (rank != size - 1 && !comm_vote_stops(&vote)) nanosleep(&(struct timespec){0, 1000000}, NULL);
+    right = right && comm_vote_close(&vote, rank == size - 1);
+    t->right[rank] = right;
+}
+
+static void test_messages(Checks* c) {
+    for (int size = 1; size <= 5; size++) {
+        MessageTest t = {{false}};
+        const int lost = run_ranks(size, message_rank, &t);
+        for (int r = 0; r < size; r++) check(c, t.right[r], "%d ranks: wrong messages on rank %d", size, r);
+        check(c, lost == 0, "%d ranks: %d messages are lost", size, lost);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Launchers
+
+// What the environment of each launcher says.
+static void test_launch(Checks* c) {
+    static const struct { char* env[10]; const char* launcher; int rank, size; } cases[] = {
+        {{"HOME=/"}, NULL, 0, 1},
+        {{"OMPI_COMM_WORLD_RANK=2", "OMPI_COMM_WORLD_SIZE=4"}, "mpirun", 2, 4},
+        {{"PMI_RANK=1", "PMI_SIZE=3"}, "mpirun", 1, 3},
+        {{"RANK=3", "WORLD_SIZE=5"}, "torchrun", 3, 5},
+        {{"SLURM_PROCID=1", "SLURM_STEP_NUM_TASKS=2", "SLURM_NTASKS=2"}, "srun", 1, 2},
+        // a batch script, and shells of salloc: outside of a step, and in one of its own
+        {{"SLURM_PROCID=0", "SLURM_NTASKS=4", "SLURM_LOCALID=0"}, NULL, 0, 1},
+        {{"SLURM_NTASKS=4", "SLURM_NNODES=2"}, NULL, 0, 1},
+        {{"SLURM_PROCID=0", "SLURM_NTASKS=4", "SLURM_STEP_ID=0", "SLURM_STEP_NUM_TASKS=1"}, NULL, 0, 1},
+        // srun or mpirun start torchrun once per host
+        {{"SLURM_PROCID=1", "SLURM_STEP_NUM_TASKS=2", "RANK=9", "WORLD_SIZE=16", "LOCAL_RANK=1",
+          "LOCAL_WORLD_SIZE=8", "TORCHELASTIC_RUN_ID=none"}, "torchrun", 9, 16},
+        {{"OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_SIZE=2", "RANK=3", "WORLD_SIZE=4",
+          "TORCHELASTIC_RUN_ID=none"}, "torchrun", 3, 4},
+        // variables that a container or a script sets for another launcher
+        {{"OMPI_COMM_WORLD_RANK=1", "OMPI_COMM_WORLD_SIZE=2", "RANK=0", "WORLD_SIZE=4"}, "mpirun", 1, 2},
+        {{"WORLD_SIZE=4"}, NULL, 0, 1},
+        {{"RANK=4", "WORLD_SIZE=4"}, NULL, 0, 1},
+    };
+    char** before = environ;
+    for (size_t i = 0; i < countof(cases); i++) {
+        environ = (char**)(uintptr_t)cases[i].env;
+        const CommLaunch l = comm_launch();
+        environ = before;
+        check(c, l.place.rank == cases[i].rank && l.place.size == cases[i].size
+                 && (cases[i].launcher ? l.launcher && strcmp(l.launcher, cases[i].launcher) == 0 : !l.launcher),
+              "launch %zu: rank %d of %d by %s", i, l.place.rank, l.place.size, l.launcher ? l.launcher : "none");
+    }
+}
+
+static void test_out_of_memory(Checks* c) {
+#if defined TOST_SANITIZE || defined __SANITIZE_THREAD__
+    return skip(c, "out of memory: the sanitizers stop at the allocation");
+#endif
+    int fds[2], status = 0;
+    char line[256] = "", expected[128];
+    if (pipe(fds) != 0) return;
+    const pid_t child = fork();
+    if (child == 0) {
+        dup2(fds[1], STDERR_FILENO);
+        setenv("OMPI_COMM_WORLD_RANK", "3", 1);
+        setenv("OMPI_COMM_WORLD_SIZE", "4", 1);
+        TostComm* comm;
+        TostError err;
+        comm_open(&comm, &tost_cpu_engine, "test_comm", &err);   // fails without MPI
+        volatile size_t bytes = PTRDIFF_MAX;
+        free(xmalloc(bytes));
+        _exit(0);
+    }
+    close(fds[1]);
+    ssize_t n = read(fds[0], line, sizeof line - 1);
+    close(fds[0]);
+    waitpid(child, &status, 0);
+    snprintf(expected, sizeof expected, "rank 3 on %s: out of memory: ", comm_launch().place.host);
+    check(c, n > 0 && strncmp(line, expected, strlen(expected)) == 0, "out of memory: '%s'", line);
+    check(c, WIFEXITED(status) && WEXITSTATUS(status) == STATUS_FAILED, "out of memory: status %d", status);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Training
+
+enum { PARTS = 4, PER_PART = 2, STEPS = 10, B = 2 };
+
+// state: of the first rank; params: of each rank, which must be equal
+typedef struct { double norm[STEPS], loss[STEPS]; float* state[TOST_STATES]; float* params[PARTS]; } Outcome;
+
+typedef struct {
+    TostConfig  config;
+    TostTensors tensors;
+    TostDtype   dtype;
+    bool        recompute;
+    int         first, steps;      // steps first … steps - 1
+    const Outcome* start;          // state to continue from, or NULL
+    Outcome     out;
+} Training;
+
+static void random_batch(int32_t* inputs, int32_t* targets, const Training* t, int step, int micro_batch) {
+    Rng rng = rng_seeded(11, (uint64_t)(step * PARTS * PER_PART + micro_batch));
+    for (int i = 0; i < B * t->config.block_size; i++) {
+        inputs[i] = (int32_t)rng_below(&rng, (uint64_t)t->config.vocab_size);
+        targets[i] = i % 5 == 0 ? -1 : (int32_t)rng_below(&rng, (uint64_t)t->config.vocab_size);
+    }
+}
+
+static double train_step_on(TostModel* m, const Training* t, TostComm* comm, int step) {
+    const int own = PARTS / comm_size(comm), T = t->config.block_size, first = comm_rank(comm) * own * PER_PART;
+    int32_t *inputs = xmalloc((size_t)B * T * sizeof *inputs), *targets = xmalloc((size_t)B * T * sizeof *targets);
+    double sums[PARTS], all[PARTS], loss = 0;
+    int64_t count;
+    tost_cpu_engine.zero_grad(m);
+    for (int i = 0; i < own * PER_PART; i++) {
+        const bool part_ends = i % PER_PART == PER_PART - 1;
+        random_batch(inputs, targets, t, step, first + i);
+        tost_cpu_engine.forward_train(m, inputs, targets, B, T, 1.0f / (float)(PARTS * PER_PART * B * T));
+        tost_cpu_engine.backward(m, !part_ends ? TOST_MORE : i + 1 < own * PER_PART ? TOST_PART_ENDS : TOST_STEP_ENDS);
+        if (part_ends) tost_cpu_engine.read_loss(&sums[i / PER_PART], &count, m);
+    }
+    comm_allgather(comm, all, sums, (size_t)own * sizeof *sums);
+    for (int p = 0; p < PARTS; p++) loss += all[p];
+    free(inputs);
+    free(targets);
+    return loss;
+}
+
+static void copy_state(float* dst, const TostModel* m, TostState s, const TostTensors* tensors) {
+    for (int i = 0; i < tensors->count; i++)
+        tost_cpu_engine.get(dst ? dst + tensors->tensor[i].offset : NULL, m, s, &tensors->tensor[i]);
+}
+
+static void train_rank(TostComm* comm, void* context) {
+    Training* t = context;
+    const TostEngineOptions o = {.max_batch = B, .max_seq = t->config.block_size, .training = true, .dtype = t->dtype,
+                                 .recompute = t->recompute, .threads = 1, .comm = comm, .ema = true,
+                                 .parts = PARTS / comm_size(comm)};
+    const int rank = comm_rank(comm);
+    TostError err;
+    TostModel* m = tost_cpu_engine.create(&t->config, &o, &err);
+    if (!m) abort();
+    if (!t->start) init_params(&tost_cpu_engine, m, &t->tensors, t->config.n_layer, 5);
+    for (int s = 0; t->start && s < TOST_STATES; s++)
+        for (int i = 0; i < t->tensors.count && s != TOST_GRAD; i++)
+            tost_cpu_engine.put(m, (TostState)s, &t->tensors.tensor[i],
+                                t->start->state[s] + t->tensors.tensor[i].offset);
+    for (int step = t->first; step < t->steps; step++) {
+        const double loss = train_step_on(m, t, comm, step), norm = tost_cpu_engine.grad_norm(m);
+        if (rank == 0) t->out.loss[step] = loss, t->out.norm[step] = norm;
+        if (step + 1 == t->steps) copy_state(rank == 0 ? t->out.state[TOST_GRAD] : NULL, m, TOST_GRAD, &t->tensors);
+        const TostAdamW adamw = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1,
+                                 .grad_scale = norm > 1 ? 1 / norm : 1, .step = step + 1, .ema_rate = 0.2};
+        tost_cpu_engine.update(m, &adamw);
+    }
+    copy_state(t->out.params[rank], m, TOST_PARAM, &t->tensors);
+    for (int s = TOST_M; s <= TOST_EMA; s++)
+        copy_state(rank == 0 ? t->out.state[s] : NULL, m, (TostState)s, &t->tensors);
+    tost_cpu_engine.destroy(m);
+}
+
+// Trains on `ranks` ranks.
+static Training train(Checks* c, const TostConfig* config, TostDtype dtype, bool recompute, int ranks, int first,
+                      int steps, const Outcome* start) {
+    Training t = {.config = *config, .tensors = tost_tensors(config), .dtype = dtype, .recompute = recompute,
+                  .first = first, .steps = steps, .start = start};
+    for (int s = 0; s < TOST_STATES; s++) t.out.state[s] = xcalloc(t.tensors.flat_size, sizeof(float));
+    for (int r = 0; r < PARTS; r++) t.out.params[r] = xcalloc(t.tensors.flat_size, sizeof(float));
+    const int lost = run_ranks(ranks, train_rank, &t);
+    check(c, lost == 0, "training on %d ranks: %d messages are lost", ranks, lost);
+    memcpy(t.out.state[TOST_PARAM], t.out.params[0], t.tensors.flat_size * sizeof(float));
+    return t;
+}
+
+static void training_free(Training* t) {
+    for (int s = 0; s < TOST_STATES; s++) free(t->out.state[s]);
+    for (int r = 0; r < PARTS; r++) free(t->out.params[r]);
+    tost_tensors_free(&t->tensors);
+}
+
+static void compare(Checks* c, const Training* a, const Training* b, int ranks, const char* what) {
+    static const char* const names[] = {"parameters", "gradients", "m", "v", "ema"};
+    const size_t bytes = a->tensors.flat_size * sizeof(float);
+    for (int s = 0; s < TOST_STATES; s++)
+        check(c, memcmp(a->out.state[s], b->out.state[s], bytes) == 0, "%s, %d ranks: %s differ from one rank", what,
+              ranks, names[s]);
+    for (int r = 1; r < ranks; r++)
+        check(c, memcmp(b->out.params[r], b->out.params[0], bytes) == 0, "%s: rank %d of %d has other parameters", what,
+              r, ranks);
+    for (int step = b->first; step < b->steps; step++)
+        check(c, a->out.norm[step] == b->out.norm[step] && a->out.loss[step] == b->out.loss[step],
+              "%s, %d ranks, step %d: norm %.17g, loss %.17g; one rank: %.17g, %.17g", what, ranks, step,
+              b->out.norm[step], b->out.loss[step], a->out.norm[step], a->out.loss[step]);
+}
+
+static void test_training(Checks* c, const char* what, const TostConfig* config, TostDtype dtype, bool recompute) {
+    Training one = train(c, config, dtype, recompute, 1, 0, STEPS, NULL);
+    for (int ranks = 2; ranks <= PARTS; ranks *= 2) {
+        Training t = train(c, config, dtype, recompute, ranks, 0, STEPS, NULL);
+        compare(c, &one, &t, ranks, what);
+        training_free(&t);
+    }
+    Training half = train(c, config, dtype, recompute, 4, 0, STEPS / 2, NULL);   // continues on another number of ranks
+    Training rest = train(c, config, dtype, recompute, 2, STEPS / 2, STEPS, &half.out);
+    compare(c, &one, &rest, 2, "continued");
+    check(c, one.out.norm[0] > 0 && one.out.loss[STEPS - 1] != one.out.loss[0], "%s: nothing is trained", what);
+    training_free(&half);
+    training_free(&rest);
+    training_free(&one);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Memory
+
+// Bytes of Adam's moments on a rank of tost-base, from the engine's layout of an address range that it does not touch.
+static size_t moment_bytes(int rank, int ranks) {
+    const TostConfig config = {.n_layer = 12, .n_head = 12, .n_embd = 768, .block_size = 1024, .vocab_size = 50304};
+    TostComm comm = {.place = {.rank = rank, .size = ranks}};
+    const TostEngineOptions o = {.max_batch = 1, .max_seq = 8, .training = true, .threads = 1,
+                                 .comm = &comm, .ema = true};
+    const size_t bytes = tost_cpu_engine.memory(&config, &o);
+    TostModel* m = model_new(&config, &o);
+    void* range = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (range == MAP_FAILED) abort();
+    layout_buffers(m, range);
+    const size_t moments = (size_t)((char*)m->state[TOST_EMA] - (char*)m->state[TOST_M]);
+    munmap(range, bytes);
+    model_free(m);
+    return moments;
+}
+
+static void test_moments(Checks* c) {
+#ifdef TOST_SANITIZE
+    return skip(c, "memory of the moments: the sanitizers add red zones");
+#endif
+    const size_t all = moment_bytes(0, 1);
+    for (int ranks = 2; ranks <= 8; ranks *= 2) {
+        for (int rank = 0; rank < ranks; rank++) {
+            const double share = (double)moment_bytes(rank, ranks) / (double)all * ranks;
+            check(c, fabs(share - 1) < 0.003 * ranks, "rank %d of %d: %.4f of its share of the moments", rank, ranks,
+                  share);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Ranks that do not respond
+
+// Runs f in a process of its own, which must exit with the status and print the line.
+static void check_exit(Checks* c, const char* what, void (*f)(const void* arg), const void* arg, int want_status,
+                       const char* want) {
+    int fd[2], status = 0;
+    char text[512];
+    if (!check(c, pipe(fd) == 0, "pipe")) return;
+    const pid_t child = fork();
+    if (child == 0) {
+        dup2(fd[1], STDERR_FILENO);
+        f(arg);
+        _exit(0);
+    }
+    close(fd[1]);
+    const ssize_t n = read(fd[0], text, sizeof text - 1);
+    text[n > 0 ? n : 0] = '\0';
+    close(fd[0]);
+    waitpid(child, &status, 0);
+    check(c, WIFEXITED(status) && WEXITSTATUS(status) == want_status && strcmp(text, want) == 0,
+          "%s: status %d, '%s'; want %d, '%s'", what, status, text, want_status, want);
+}
+
+// A transport for rank 0 of four that transfers nothing. signs: the sign that each rank sends whenever hear is called:
+// 'W' it waits, '!' it works, '-' none; or '.': its message has arrived. ends: number of calls of `test` after which
+// all messages have arrived; 0: never.
+typedef struct { const char *what, *signs, *want; int ends; bool no_signs; } Silence;
+typedef struct { const Silence* silence; int tests, next; } SilentTransport;
+
+static CommRequest* start_nothing(TostComm* c, const CommMessage* messages) { (void)messages; return c->transport; }
+
+static bool silent_test(TostComm* c, CommRequest** request, bool* arrived) {
+    SilentTransport* t = c->transport;
+    const Silence* s = t->silence;
+    for (int r = 0; arrived && r < c->place.size; r++) arrived[r] = s->signs[r] == '.';
+    if (++t->tests != s->ends) return false;
+    *request = NULL;
+    return true;
+}
+
+static void silent_tell(TostComm* c, bool works) { (void)c, (void)works; }
+
+static bool silent_hear(TostComm* c, int* rank, bool* works) {
+    SilentTransport* t = c->transport;
+    while (++t->next < c->place.size) {
+        *rank = t->next;
+        *works = t->silence->signs[t->next] == '!';
+        if (*works || t->silence->signs[t->next] == 'W') return true;
+    }
+    t->next = 0;
+    return false;
+}
+
+static void exit_with(TostComm* c, int status) {
+    (void)c;
+    _exit(status);
+}
+
+static void wait_silently(const void* arg) {
+    CommPlace places[4] = {{.host = "a"}, {.host = "b"}, {.host = "c"}, {.host = "d"}};
+    double silent[4] = {0};
+    SilentTransport transport = {arg, 0, 0};
+    TostComm comm = {.place = {.size = 4, .host = "a"}, .places = places, .silent = silent, .timeout = 0.01,
+                     .program = "test", .transport = &transport, .start = start_nothing, .test = silent_test,
+                     .tell = transport.silence->no_signs ? NULL : silent_tell, .hear = silent_hear, .abort = exit_with};
+    comm_exchange(&comm, NULL);
+}
+
+// A rank that waits or works is not named. The wait goes on as long as one rank works, here over 20 times the timeout.
+static void test_silence(Checks* c) {
+    static const Silence cases[] = {
+        {"others have arrived", "..-.", "test: rank 2 on c did not respond for 0.01 s (--rank-timeout)\n", 0, false},
+        {"others wait", "WW-W", "test: rank 2 on c did not respond for 0.01 s (--rank-timeout)\n", 0, false},
+        {"another works", "WW-!", "test: rank 2 on c did not respond for 0.01 s (--rank-timeout)\n", 0, false},
+        {"two are silent", "W-W-", "test: rank 1 on b and 1 other rank did not respond for 0.01 s (--rank-timeout)\n",
+         0, false},
+        {"all wait", "WWWW", "test: all ranks have waited for each other for 0.02 s (--rank-timeout): check the "
+         "network between the hosts\n", 0, false},
+        {"without signs", "WWWW", "test: other ranks did not respond for 0.01 s (--rank-timeout)\n", 0, true},
+        {"one works for long", "WW.!", "", 2000, false},
+    };
+    for (size_t i = 0; i < countof(cases); i++)
+        check_exit(c, cases[i].what, wait_silently, &cases[i], cases[i].ends ? 0 : STATUS_RESUMABLE, cases[i].want);
+}
+
+// Rank 2 is stopped. Rank 0 waits for ranks 1 and 2, rank 1 for rank 2, rank 3 for rank 0.
+static void wait_in_a_row(TostComm* c, void* context) {
+    static const char waits_for[4][4] = {{0, 1, 1, 0}, {0, 0, 1, 0}, {0}, {1, 0, 0, 0}};
+    char byte;
+    CommMessage messages[4] = {{0}};
+    (void)context;
+    c->timeout = 0.5;
+    c->abort = exit_with;
+    if (c->place.rank == 2) sleep(600);
+    for (int r = 0; r < 4; r++)
+        if (waits_for[c->place.rank][r]) messages[r] = (CommMessage){.receive = &byte, .receive_bytes = 1};
+    comm_exchange(c, messages);
+}
+
+static void run_in_a_row(const void* arg) {
+    (void)arg;
+    run_ranks(4, wait_in_a_row, NULL);
+}
+
+// Rank 3 works for twice the timeout. Each other rank waits for the next one.
+static void wait_for_work(TostComm* c, void* context) {
+    const int rank = c->place.rank;
+    char byte = 0;
+    CommMessage messages[4] = {{0}};
+    (void)context;
+    c->timeout = 0.5;
+    c->abort = exit_with;
+    const double end = now_seconds() + 2 * c->timeout;
+    while (rank == 3 && now_seconds() < end) {
+        comm_works(c);
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    }
+    if (rank < 3) messages[rank + 1] = (CommMessage){.receive = &byte, .receive_bytes = 1};
+    comm_exchange(c, messages);
+    memset(messages, 0, sizeof messages);
+    if (rank > 0) messages[rank - 1] = (CommMessage){.send = &byte, .send_bytes = 1};
+    comm_exchange(c, messages);
+}
+
+static void run_for_work(const void* arg) {
+    (void)arg;
+    run_ranks(4, wait_for_work, NULL);
+}
+
+static void test_signs_of_life(Checks* c) {
+    check_exit(c, "a stopped rank", run_in_a_row, NULL, STATUS_RESUMABLE,
+               "test: rank 2 on host did not respond for 0.5 s (--rank-timeout)\n");
+    check_exit(c, "a rank that works", run_for_work, NULL, 0, "");
+}
+
+// ---------------------------------------------------------------------------------------------
+
+int main(void) {
+    Checks c = {.suite = "test_comm"};
+    test_silence(&c);
+    test_signs_of_life(&c);
+    for (size_t i = 0; i < countof(configs); i++)
+        for (int ranks = 1; ranks <= RANKS_MAX; ranks++) test_slices_of(&c, &configs[i], ranks);
+    test_parts(&c);
+    test_tree(&c);
+    test_messages(&c);
+    test_launch(&c);
+    test_out_of_memory(&c);
+    test_exchange(&c);
+    test_moments(&c);
+    test_training(&c, "fp32", &configs[0], TOST_FP32, false);
+    test_training(&c, "odd sizes, biases", &configs[1], TOST_FP32, true);
+    test_training(&c, "below one unit", &configs[2], TOST_FP32, false);
+    test_training(&c, "bf16", &configs[0], TOST_BF16, false);
+    return checks_verdict(&c);
+}

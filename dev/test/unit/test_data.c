@@ -1,0 +1,747 @@
+// test_data.c: valid and invalid shards of all formats; sequential and shuffled samples; the shard writer.
+#include "base/error.h"
+#include "base/files.h"
+#include "base/memory.h"
+#include "dev/test/scratch.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdint.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+
+#include "data/samples.h"
+#include "data/shard_writer.h"
+#include "data/shards.h"
+
+// Replaces libc's pread, so that reads of shards can fail. Faults need state that outlives the call.
+typedef enum { READ_ALL, READ_SLOWLY, READ_UNTIL } Reading;
+static struct { Reading how; _Atomic int calls; int last; } reading;   // READ_UNTIL: calls after `last` fail with EIO
+
+// READ_SLOWLY: every third call is interrupted, the others read a few bytes.
+ssize_t pread(int fd, void* data, size_t n, off_t at) {
+    const int call = ++reading.calls;
+    if (reading.how == READ_SLOWLY) n = n < 1000 ? n : 1000;
+    errno = reading.how == READ_SLOWLY ? EINTR : EIO;
+    if (reading.how == READ_SLOWLY && call % 3 == 0) return -1;
+    if (reading.how == READ_UNTIL && call > reading.last) return -1;
+    return preadv(fd, &(struct iovec){data, n}, 1, at);
+}
+
+enum { MAGIC_U16 = SHARD_MAGIC_U16, MAGIC_U32 = SHARD_MAGIC_U32 };
+
+// A shard whose header declares `claims` tokens, followed by n tokens of 2 or 4 bytes, depending on magic.
+static void write_shard(const char* path, uint32_t magic, uint32_t version, uint32_t claims,
+                        const uint32_t* ids, size_t n) {
+    uint32_t header[256] = {magic, version, claims};
+    size_t width = magic == MAGIC_U32 ? 4 : 2;
+    char* bytes = xmalloc(sizeof header + n * width);
+    memcpy(bytes, header, sizeof header);
+    for (size_t i = 0; i < n; i++) memcpy(bytes + sizeof header + i * width, &ids[i], width);
+    write_bytes(path, bytes, sizeof header + n * width);
+    free(bytes);
+}
+
+// Writes DIR/s_0.bin … of the given lengths; token i of shard s is 1000·s + i.
+static void write_set(const char* dir, const int* lengths, int n) {
+    for (int s = 0; s < n; s++) {
+        uint32_t* ids = xmalloc((size_t)lengths[s] * sizeof *ids);
+        for (int i = 0; i < lengths[s]; i++) ids[i] = (uint32_t)(1000 * s + i);
+        char* path = xasprintf("%s/s_%d.bin", dir, s);
+        write_shard(path, s % 2 ? MAGIC_U32 : MAGIC_U16, s % 2 ? 7 : 1, (uint32_t)lengths[s], ids,
+                    (size_t)lengths[s]);
+        free(path);
+        free(ids);
+    }
+}
+
+// Token i of a shard; UINT32_MAX if it cannot be read.
+static uint32_t token_at(Shard* s, uint64_t i) {
+    uint32_t id = UINT32_MAX;
+    TostError err;
+    return shard_read(&id, s, i, 1, &err) ? id : UINT32_MAX;
+}
+
+static char* sub_folder(const char* tmp, const char* name) {
+    TostError err;
+    char* dir = path_join(tmp, name);
+    must(make_dirs(dir, &err), dir, &err);
+    return dir;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Shards
+
+static void test_shard_kinds(Checks* c, const char* tmp) {
+    static const uint32_t ids[] = {0, 1, 50256, 65535, 7};
+    static const uint16_t raw[] = {0, 1, 50256, 65535, 7};
+    char* path = path_join(tmp, "kind.anything");
+    for (int kind = 0; kind < 3; kind++) {
+        static const char* const names[] = {"uint16", "uint32", "raw uint16"};
+        TostError err = {{0}};
+        Shard s;
+        if (kind == 0) write_shard(path, MAGIC_U16, 1, 5, ids, 5);
+        if (kind == 1) write_shard(path, MAGIC_U32, 7, 5, ids, 5);
+        if (kind == 2) write_bytes(path, raw, sizeof raw);
+        if (!check(c, shard_open(&s, path, &err), "%s shard: %s", names[kind], err.text)) continue;
+        check(c, s.n_tokens == 5 && s.width == (kind == 1 ? 4 : 2),
+              "%s shard: %" PRIu64 " tokens of %d bytes", names[kind], s.n_tokens, s.width);
+        for (uint64_t i = 0; i < 5; i++) {
+            check(c, token_at(&s, i) == ids[i], "%s token %" PRIu64 ": got %" PRIu32, names[kind], i,
+                  token_at(&s, i));
+        }
+        check(c, shard_check_ids(&s, 65536, &err), "%s ids below 65536: %s", names[kind], err.text);
+        check_refused(c, shard_check_ids(&s, 65535, &err), &err,
+                      " is 65535, but the vocabulary has 65535", names[kind]);
+        check_refused(c, shard_check_ids(&s, 50257, &err), &err,
+                      kind < 2 ? "token 3 at byte 10" : "token 3 at byte 6 is 65535", names[kind]);
+        check_refused(c, shard_check_ids(&s, 2, &err), &err, " is 50256, but the vocabulary has 2 ids",
+                      names[kind]);
+        check(c, strstr(err.text, "--vocab-size") && strstr(err.text, "kind.anything"),
+              "the error must name the file and the option: %s", err.text);
+        shard_close(&s);
+    }
+    static const uint32_t high[] = {1, 0xffffffff};
+    TostError err = {{0}};
+    Shard s;
+    write_shard(path, MAGIC_U32, 7, 2, high, 2);
+    if (check(c, shard_open(&s, path, &err), "%s", err.text)) {
+        check_refused(c, shard_check_ids(&s, 100277, &err), &err, "token 1 at byte 1028 is 4294967295", "id 2^32 - 1");
+        shard_close(&s);
+    }
+    free(path);
+}
+
+static void test_shards_refused(Checks* c, const char* tmp) {
+    static const struct { uint32_t magic, version, claims; size_t n; const char* error; } cases[] = {
+        {MAGIC_U16, 1, 10, 9, "truncated: offset 8 says 10 tokens, but the file of 1042 bytes has 9"},
+        {MAGIC_U16, 1, 10, 0, "truncated: offset 8 says 10 tokens, but the file of 1024 bytes has 0"},
+        {MAGIC_U32, 7, 10, 9, "truncated: offset 8 says 10 tokens, but the file of 1060 bytes has 9"},
+        {MAGIC_U16, 1, 0xffffffff, 4, "truncated: offset 8 says 4294967295 tokens"},
+        {MAGIC_U32, 7, 0xffffffff, 4, "truncated: offset 8 says 4294967295 tokens"},
+        {MAGIC_U16, 1, 9, 10, "offset 8 says 9 tokens, but 2 bytes follow them"},
+        {MAGIC_U32, 7, 9, 10, "offset 8 says 9 tokens, but 4 bytes follow them"},
+        {MAGIC_U16, 1, 0, 1, "offset 8 says 0 tokens"}, {MAGIC_U16, 1, 0, 0, "no tokens"},
+        {MAGIC_U32, 7, 0, 0, "no tokens"},
+        {MAGIC_U16, 2, 5, 5, "version 2 at offset 4, but shards with magic 20240520 have version 1"},
+        {MAGIC_U16, 7, 5, 5, "version 7 at offset 4"}, {MAGIC_U16, 0, 5, 5, "version 0 at offset 4"},
+        {MAGIC_U32, 1, 5, 5, "version 1 at offset 4, but shards with magic 20240801 have version 7"},
+    };
+    static const struct { const char* bytes; size_t n; const char* error; } small[] = {
+        {"", 0, "empty"}, {"a", 1, "1 bytes without a shard header"},
+        {"abc", 3, "raw uint16 ids has an even size"},
+        {"\x88\xd8\x34\x01", 4, "truncated: 4 bytes, but the header has 1024"},
+        {"\xa1\xd9\x34\x01\7\0\0\0", 8, "truncated: 8 bytes, but the header has 1024"},
+        {"\x93NUMPY\1\0v\0{'descr': '<u2'}", 26, "a NumPy .npy file"},
+        {"It was the best of times, it was the worst of times, it was the a", 64, "text, not token ids"},
+    };
+    static const uint32_t ids[10] = {1, 2, 3};
+    TostError err;
+    Shard s;
+    char* path = path_join(tmp, "invalid");
+    for (size_t i = 0; i < countof(cases); i++) {
+        write_shard(path, cases[i].magic, cases[i].version, cases[i].claims, ids, cases[i].n);
+        check_refused(c, shard_open(&s, path, &err), &err, cases[i].error, "invalid shard");
+        check(c, strstr(err.text, "/invalid: "), "the error must name the file: %s", err.text);
+    }
+    for (size_t i = 0; i < countof(small); i++) {
+        write_bytes(path, small[i].bytes, small[i].n);
+        check_refused(c, shard_open(&s, path, &err), &err, small[i].error, "small file");
+    }
+    check_refused(c, shard_open(&s, tmp, &err), &err, "a folder, not a shard", "folder");
+    check_refused(c, shard_open(&s, "/dev/zero", &err), &err, "not a regular file", "device");
+    unlink(path);
+    check_refused(c, shard_open(&s, path, &err), &err, "invalid: cannot be opened", "missing file");
+    free(path);
+}
+
+// A sparse file of 5 GB: more than 2^31 tokens, zeros except for two ids at the end.
+static void test_shard_sparse(Checks* c, const char* tmp) {
+    const uint64_t tokens = 2500000001u;  // the last sample of T = 64 ends on the last token
+    const uint64_t last_sample = (tokens - 1) / 64 - 1;
+    const uint32_t header[256] = {MAGIC_U16, 1, (uint32_t)tokens};
+    const uint16_t tail[2] = {4321, 1234};
+    char* path = path_join(tmp, "sparse.bin");
+    TostError err = {{0}};
+    write_bytes(path, header, sizeof header);
+    FILE* f = fopen(path, "r+b");
+    bool made = f && fseeko(f, (off_t)(1024 + 2 * (tokens - 2)), SEEK_SET) == 0 && fwrite(tail, 2, 2, f) == 2;
+    struct stat st = {0};
+    made = f && fclose(f) == 0 && made && stat(path, &st) == 0;
+    if (!made || (uint64_t)st.st_size != 1024 + 2 * tokens) {
+        skip(c, "5 GB shard: %s cannot store one", tmp);
+        unlink(path);
+        free(path);
+        return;
+    }
+    Shard s;
+    if (check(c, shard_open(&s, path, &err), "%s", err.text)) {
+        check(c, s.n_tokens == tokens, "5 GB shard: %" PRIu64 " tokens", s.n_tokens);
+        check(c, token_at(&s, tokens - 1) == 1234 && token_at(&s, tokens - 2) == 4321,
+              "5 GB shard: last ids");
+        check(c, token_at(&s, tokens - 3) == 0, "5 GB shard: tokens in the hole must be 0");
+        shard_close(&s);
+    }
+    int32_t x[64], y[64];
+    DataSet* d = data_open(path, 64, 50257, ORDER_SEQUENTIAL, 0, &err);
+    if (check(c, d != NULL, "5 GB data set: %s", err.text)) {
+        check(c, data_batch(d, x, y, last_sample, 1, &err) && y[63] == 1234 && x[63] == 4321 && y[62] == 4321
+              && x[62] == 0,
+              "5 GB data set: the last sample ends in %d, %d", x[63], y[63]);
+        data_close(d);
+    }
+    d = data_open(path, INT32_MAX, 50257, ORDER_SHUFFLED, 0, &err);
+    if (check(c, d != NULL, "5 GB data set, T = %d: %s", INT32_MAX, err.text)) {
+        check(c, data_samples(d) == 1, "5 GB data set, T = %d: %" PRIu64 " samples", INT32_MAX, data_samples(d));
+        data_close(d);
+    }
+    d = data_open(path, 64, 4321, ORDER_SEQUENTIAL, 0, &err);  // too large for a check of all ids when opened
+    if (check(c, d != NULL, "5 GB data set: %s", err.text)) {
+        check(c, data_batch(d, x, y, last_sample - 1, 1, &err), "5 GB data set: the sample before the last: %s",
+              err.text);
+        check_refused(c, data_batch(d, x, y, last_sample, 1, &err), &err,
+                      "sparse.bin: token 2499999999 at byte 5000001022 is 4321", "invalid id at the end");
+        data_close(d);
+    }
+    unlink(path);
+    free(path);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Shards that change while they are read
+
+// Allows this many open files; 0: as many as before the first call.
+static void limit_open_files(rlim_t most) {
+    static rlim_t before;
+    struct rlimit limit;
+    must(getrlimit(RLIMIT_NOFILE, &limit) == 0, "getrlimit", NULL);
+    if (!before) before = limit.rlim_cur;
+    limit.rlim_cur = most ? most : before;
+    must(setrlimit(RLIMIT_NOFILE, &limit) == 0, "setrlimit", NULL);
+}
+
+static void set_modified(const char* path, time_t seconds) {
+    const struct timespec times[2] = {{.tv_sec = seconds}, {.tv_sec = seconds}};
+    must(utimensat(AT_FDCWD, path, times, 0) == 0, path, NULL);
+}
+
+// 5000 tokens; 7 of them in the middle differ from 5.
+static void write_middle(const char* path, uint32_t id) {
+    uint32_t ids[5000];
+    for (int i = 0; i < 5000; i++) ids[i] = i >= 2400 && i < 2407 ? id : (uint32_t)(i % 100);
+    write_shard(path, MAGIC_U16, 1, 5000, ids, 5000);
+}
+
+// Changes of s_0.bin between two batches, and the error of the second batch; NULL: none.
+typedef enum { TOUCHED, COPIED, REMOVED, OVERWRITTEN_MIDDLE, TRUNCATED, EMPTIED, OVERWRITTEN, RENAMED, FIFO } Change;
+static const struct { Change change; const char *error_open, *error_closed; } changes[] = {
+    {TOUCHED, NULL, NULL}, {COPIED, NULL, NULL},
+    {REMOVED, NULL, "cannot be opened again: No such file"},
+    {OVERWRITTEN_MIDDLE, "token 2400 at byte 5824 is 999", "token 2400 at byte 5824 is 999"},
+    {TRUNCATED, "truncated while in use: its tokens end at byte 11024", "truncated while in use"},
+    {EMPTIED, "truncated while in use", "truncated while in use"},
+    {OVERWRITTEN, "was replaced or changed while in use", "was replaced or changed while in use"},
+    {RENAMED, NULL, "was replaced or changed while in use"},
+    {FIFO, NULL, "failed: "},
+};
+
+static void apply_change(Change change, const char* path, const char* spare) {
+    static const uint32_t other[5000] = {1, 2, 3};
+    switch (change) {
+        case TOUCHED: set_modified(path, 1000); break;
+        case COPIED: write_middle(spare, 5); must(rename(spare, path) == 0, path, NULL); break;
+        case REMOVED: unlink(path); break;
+        case OVERWRITTEN_MIDDLE: write_middle(path, 999); break;
+        case TRUNCATED: must(truncate(path, 6000) == 0, path, NULL); break;
+        case EMPTIED: must(truncate(path, 0) == 0, path, NULL); break;
+        case OVERWRITTEN: write_shard(path, MAGIC_U16, 1, 5000, other, 5000); set_modified(path, 1000); break;
+        case RENAMED: write_shard(spare, MAGIC_U16, 1, 5000, other, 5000); rename(spare, path); break;
+        case FIFO: unlink(path); must(mkfifo(path, 0600) == 0, path, NULL); break;
+    }
+}
+
+// Reads a sample of s_0.bin, changes the file, and reads it again. With few open files, it is closed in between, since
+// a sample of s_1.bin is read.
+static void test_change(Checks* c, const char* dir, size_t i, bool few_files) {
+    char *glob = path_join(dir, "s_*.bin"), *path = path_join(dir, "s_0.bin"), *other = path_join(dir, "s_1.bin");
+    char* spare = path_join(dir, "spare");
+    int32_t x[999], y[999], again[999];
+    TostError err = {{0}};
+    unlink(path);
+    write_middle(path, 5);
+    write_middle(other, 5);
+    if (few_files) limit_open_files(7);
+    DataSet* d = data_open(glob, 999, 500, ORDER_SEQUENTIAL, 0, &err);
+    limit_open_files(0);
+    bool ok = d && (!few_files || data_batch(d, x, y, 6, 1, &err)) && data_batch(d, x, y, 2, 1, &err)
+              && (!few_files || data_batch(d, again, y, 6, 1, &err));
+    if (check(c, ok, "%s", err.text)) {
+        const char* error = few_files ? changes[i].error_closed : changes[i].error_open;
+        apply_change(changes[i].change, path, spare);
+        ok = data_batch(d, again, y, 2, 1, &err);
+        if (!error) check(c, ok && memcmp(x, again, sizeof x) == 0, "change %zu: other tokens: %s", i, err.text);
+        else {
+            check_refused(c, ok, &err, error, "changed shard");
+            check(c, strstr(err.text, "/s_0.bin: ") != NULL, "change %zu: no shard named in: %s", i, err.text);
+        }
+    }
+    data_close(d);
+    free(spare), free(other), free(path), free(glob);
+}
+
+static void test_changes(Checks* c, const char* tmp) {
+    char* dir = sub_folder(tmp, "changed");
+    for (size_t i = 0; i < countof(changes); i++) {
+        test_change(c, dir, i, false);
+        test_change(c, dir, i, true);
+    }
+    free(dir);
+}
+
+static int open_files(void) {
+    int n = 0;
+    for (int fd = 0; fd < 4096; fd++) n += fcntl(fd, F_GETFD) >= 0;
+    return n;
+}
+
+// Reads that are short, interrupted, or fail at any call.
+static void test_reads(Checks* c, const char* tmp) {
+    char *dir = sub_folder(tmp, "reads"), *glob = path_join(dir, "s_*.bin");
+    static const int lengths[] = {5000, 700};
+    int32_t x[3 * 999], y[3 * 999], slow[3 * 999];
+    write_set(dir, lengths, 2);
+    const int before = open_files();
+    int failed = 0;
+    bool ok = false;
+    for (int last = -2; !ok && last < 100; last++) {
+        TostError err = {{0}};
+        reading.how = last == -2 ? READ_ALL : last == -1 ? READ_SLOWLY : READ_UNTIL;
+        reading.calls = 0;
+        reading.last = last;
+        DataSet* d = data_open(glob, 999, 6000, ORDER_SHUFFLED, 0, &err);
+        ok = d && data_batch(d, last == -1 ? slow : x, y, 0, 3, &err);
+        data_close(d);
+        if (last < 0) check(c, ok, "reading %d: %s", last, err.text);
+        else if (!ok) {
+            failed++;
+            check(c, strstr(err.text, "/s_") && strstr(err.text, strerror(EIO)), "call %d fails: %s", last, err.text);
+        }
+        ok = ok && last >= 0;
+    }
+    reading.how = READ_ALL;
+    check(c, memcmp(x, slow, sizeof x) == 0, "short reads give other tokens");
+    check(c, failed > 5 && failed < 99, "%d calls failed", failed);
+    check(c, open_files() == before, "a failed read leaves a file open");
+    free(glob), free(dir);
+}
+
+// A shard that several threads check: the first of its invalid ids, and a read that fails.
+static void test_check_ids(Checks* c, const char* tmp) {
+    enum { N = 3000000, FIRST = 1200007, SECOND = 2999999 };
+    char* path = path_join(tmp, "large.bin");
+    uint32_t* ids = xcalloc(N, sizeof *ids);
+    TostError err = {{0}};
+    Shard s;
+    ids[FIRST] = ids[SECOND] = 300;
+    ids[5] = 256;
+    write_shard(path, MAGIC_U16, 1, N, ids, N);
+    if (check(c, shard_open(&s, path, &err), "%s", err.text)) {
+        check(c, shard_check_ids(&s, 301, &err) && s.largest_id == 300, "the largest id is 300: %s", err.text);
+        check_refused(c, shard_check_ids(&s, 300, &err), &err, "token 1200007 at byte 2401038 is 300",
+                      "two invalid ids");
+        check(c, strstr(err.text, "invalid ids in this shard: 2") != NULL, "two invalid ids: %s", err.text);
+        reading.how = READ_UNTIL;
+        reading.calls = 0;
+        reading.last = 30;
+        check_refused(c, shard_check_ids(&s, 301, &err), &err, strerror(EIO), "a read that fails");
+        reading.how = READ_ALL;
+        shard_close(&s);
+    }
+    unlink(path);
+    free(ids), free(path);
+}
+
+// 300 shards of 5 tokens, with at most 40 and 20 open files: a quarter of them may be shards.
+static void test_open_limit(Checks* c, const char* tmp) {
+    enum { SHARDS = 300, T = 7 };
+    char *dir = sub_folder(tmp, "many"), *glob = path_join(dir, "*.bin");
+    for (int s = 0; s < SHARDS; s++) {
+        char* path = xasprintf("%s/%03d.bin", dir, s);
+        uint32_t ids[5];
+        for (int i = 0; i < 5; i++) ids[i] = (uint32_t)(5 * s + i);
+        write_shard(path, MAGIC_U16, 1, 5, ids, 5);
+        free(path);
+    }
+    static const struct { rlim_t limit; int most; } cases[] = {{0, MAX_OPEN_SHARDS}, {40, 10}, {20, 5}};
+    for (size_t i = 0; i < countof(cases); i++) {
+        TostError err = {{0}};
+        int32_t x[T], y[T];
+        const int before = open_files();
+        limit_open_files(cases[i].limit);
+        DataSet* d = data_open(glob, T, 5 * SHARDS, ORDER_SEQUENTIAL, 0, &err);
+        bool ok = check(c, d != NULL, "%s", err.text);
+        for (uint64_t k = 0; ok && k < data_samples(d); k++) {
+            ok = data_batch(d, x, y, k * 31, 1, &err) && x[0] == (int32_t)(k * 31 % data_samples(d) * T);
+        }
+        check(c, ok, "at most %d files: %s", (int)cases[i].limit, err.text);
+        check(c, open_files() - before == cases[i].most, "at most %d files: %d shards are open", (int)cases[i].limit,
+              open_files() - before);
+        limit_open_files(0);
+        data_close(d);
+        check(c, open_files() == before, "data_close leaves files open");
+    }
+    free(glob), free(dir);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Samples
+
+static void test_sequential(Checks* c, const char* tmp) {
+    static const int lengths[] = {10, 3, 1, 25, 14};
+    enum { N = countof(lengths), TOTAL = 53, LONGEST = 52 };
+    char* dir = sub_folder(tmp, "sequential");
+    char* glob = path_join(dir, "s_*.bin");
+    int32_t stream[TOTAL], n = 0;
+    for (int s = 0; s < N; s++) {
+        for (int i = 0; i < lengths[s]; i++) stream[n++] = 1000 * s + i;
+    }
+    write_set(dir, lengths, N);
+    for (int T = 1; T <= LONGEST; T++) {
+        TostError err = {{0}};
+        DataSet* d = data_open(glob, T, 5000, ORDER_SEQUENTIAL, 0, &err);
+        if (!check(c, d != NULL, "T %d: %s", T, err.text)) continue;
+        uint64_t samples = (TOTAL - 1) / (uint64_t)T;
+        check(c, data_shards(d) == N && data_tokens(d) == TOTAL && data_samples(d) == samples
+              && strcmp(data_dir(d), dir) == 0,
+              "T %d: %d shards, %" PRIu64 " tokens, %" PRIu64 " samples in %s", T, data_shards(d), data_tokens(d),
+              data_samples(d), data_dir(d));
+        int32_t x[2 * LONGEST], y[2 * LONGEST];
+        size_t wrong = 0;
+        for (uint64_t i = 0; i < 2 * samples + 3; i++) {
+            if (!check(c, data_batch(d, x, y, i, 2, &err), "T %d: %s", T, err.text)) break;
+            for (int k = 0; k < 2 * T; k++) {
+                const int32_t* at = stream + (i + (uint64_t)(k / T)) % samples * (uint64_t)T + k % T;
+                wrong += x[k] != at[0] || y[k] != at[1];
+            }
+        }
+        check(c, wrong == 0, "sequential, T %d: %zu ids are wrong", T, wrong);
+        data_close(d);
+    }
+    TostError err;
+    check_refused(c, data_open(glob, 53, 5000, ORDER_SEQUENTIAL, 0, &err), &err,
+                  "53 tokens in 5 shards, but --seq 53 needs at least 54", "one token too few");
+    check_refused(c, data_open(glob, 30, 5000, ORDER_SHUFFLED, 0, &err), &err,
+                  "no shard has the 31 tokens that --seq 30 needs", "no shard long enough");
+    check_refused(c, data_open(glob, 4, 4013, ORDER_SEQUENTIAL, 0, &err), &err,
+                  "s_4.bin: token 13 at byte 1050 is 4013", "invalid id");
+    char* none = path_join(dir, "t_*.bin");
+    check_refused(c, data_open(none, 4, 5000, ORDER_SEQUENTIAL, 0, &err), &err, "no file matches",
+                  "no files");
+    free(none), free(glob), free(dir);
+}
+
+// Checks the shuffled order of n samples. order: the first token of each sample, 1000·shard + token.
+static void check_order(Checks* c, const char* glob, int T, uint64_t seed, const int32_t* order,
+                        uint64_t epoch, uint64_t n) {
+    TostError err = {{0}};
+    DataSet* d = data_open(glob, T, 5000, ORDER_SHUFFLED, seed, &err);
+    if (check(c, d && data_samples(d) == epoch, "shuffled: %s", err.text)) {
+        int32_t x[16], y[16];
+        for (uint64_t i = 0; i < n; i++) {
+            bool ok = data_batch(d, x, y, i, 1, &err);
+            for (int k = 0; k < T; k++) ok = ok && x[k] == order[i] + k && y[k] == order[i] + k + 1;
+            check(c, ok, "shuffled sample %" PRIu64 ": expected %d …, got %d …", i, order[i], x[0]);
+        }
+    }
+    data_close(d);
+}
+
+// The order defined in data.h, computed by an independent program.
+static void test_shuffled_golden(Checks* c, const char* tmp) {
+    static const int lengths[] = {23, 4, 50, 31};
+    static const int32_t all[28] = {
+        3016, 3009, 3023, 3002, 8, 15, 1, 2021, 2000, 2007, 2035, 2028, 2014, 2042,
+        8, 15, 1, 2042, 2014, 2035, 2021, 2007, 2000, 2028, 3023, 3002, 3009, 3016,
+    };
+    static const int32_t one[15] = {17, 5, 13, 1, 9, 5, 13, 1, 17, 9, 6, 10, 18, 2, 14};
+    char* dir = sub_folder(tmp, "golden");
+    char* glob = path_join(dir, "s_*.bin");
+    char* first = path_join(dir, "s_0.bin");
+    write_set(dir, lengths, countof(lengths));
+    check_order(c, glob, 7, 99, all, 14, countof(all));
+    check_order(c, first, 4, 7, one, 5, countof(one));
+    free(first), free(glob), free(dir);
+}
+
+// Every epoch has every sample once; the order differs between epochs and seeds, and the offset between epochs; a batch
+// at any position has the samples of sequential reading.
+static void test_shuffled(Checks* c, const char* tmp) {
+    static const int lengths[] = {500, 9, 333, 990, 10};
+    enum { N = countof(lengths), T = 9, EPOCHS = 5, SAMPLES = 55 + 0 + 36 + 109 + 1 };
+    char* dir = sub_folder(tmp, "shuffled");
+    char* glob = path_join(dir, "s_*.bin");
+    TostError err = {{0}};
+    write_set(dir, lengths, N);
+    DataSet* d = data_open(glob, T, 5000, ORDER_SHUFFLED, 1, &err);
+    DataSet* other = data_open(glob, T, 5000, ORDER_SHUFFLED, 2, &err);
+    if (!check(c, d && other && data_samples(d) == SAMPLES, "shuffled: %s", err.text)) return;
+    int32_t x[EPOCHS * SAMPLES][T], y[T], first[EPOCHS * SAMPLES];
+    int other_seed = 0, other_epoch = 0, grids = 0;
+    for (int i = 0; i < EPOCHS * SAMPLES; i++) {
+        bool ok = data_batch(other, x[i], y, (uint64_t)i, 1, &err);
+        int32_t theirs = x[i][0];
+        ok = ok && data_batch(d, x[i], y, (uint64_t)i, 1, &err);
+        for (int k = 0; ok && k < T; k++) ok = x[i][k] == x[i][0] + k && y[k] == x[i][k] + 1;
+        check(c, ok, "shuffled sample %d is not a run of consecutive tokens: %s", i, err.text);
+        first[i] = x[i][0];
+        other_seed += theirs != first[i];
+        other_epoch += i >= SAMPLES && first[i] != first[i - SAMPLES];
+    }
+    check(c, other_seed > EPOCHS * SAMPLES / 2, "another seed: only %d samples differ", other_seed);
+    check(c, other_epoch > EPOCHS * SAMPLES / 2, "other epochs: only %d samples differ", other_epoch);
+    for (int e = 0; e < EPOCHS; e++) {
+        int offset[N], count[N] = {0}, twice = 0;
+        char seen[N][1000] = {{0}};
+        for (int s = 0; s < N; s++) offset[s] = -1;
+        for (int i = e * SAMPLES; i < (e + 1) * SAMPLES; i++) {
+            int s = first[i] / 1000, token = first[i] % 1000;
+            if (offset[s] < 0) offset[s] = token % T;
+            check(c, token % T == offset[s], "epoch %d, shard %d: token %d is off the grid at %d", e, s,
+                  token, offset[s]);
+            twice += seen[s][token]++;
+            count[s]++;
+        }
+        check(c, twice == 0, "epoch %d: %d samples appear twice", e, twice);
+        for (int s = 0; s < N; s++) {
+            check(c, count[s] == (lengths[s] - 1) / T, "epoch %d, shard %d: %d samples", e, s, count[s]);
+        }
+        grids += e && offset[3] != first[0] % 1000 % T;
+    }
+    static const int starts[] = {0, 1, 54, 55, 200, 201, 202, 400, 600, 700, 3, 996};
+    int32_t bx[8][T], by[8][T];
+    for (size_t i = 0; i < countof(starts); i++) {  // also backwards and across shards and epochs
+        bool ok = data_batch(d, bx[0], by[0], (uint64_t)starts[i], 8, &err);
+        check(c, ok && memcmp(bx, x[starts[i]], sizeof bx) == 0,
+              "the batch at sample %d differs from sequential reading", starts[i]);
+    }
+    data_close(d);
+    data_close(other);
+    free(glob), free(dir);
+    check(c, grids > 0, "the offset of the samples is the same in every epoch");
+}
+
+// Sequential batches against the bytes of the file: step s has tokens [s·B·T, (s+1)·B·T].
+static void test_shared_curve(Checks* c) {
+    enum { B = 8, T = 64 };
+    char* path = shared_path("curve/wiki.shard.bin");
+    if (!path) {
+        skip(c, "sequential batches: curve/wiki.shard.bin not found");
+        return;
+    }
+    TostError err = {{0}};
+    Bytes file = {0};
+    DataSet* d = data_open(path, T, 257, ORDER_SEQUENTIAL, 0, &err);
+    if (check(c, d && read_file(&file, path, &err), "%s", err.text)) {
+        size_t steps = (file.size - 1024 - 2) / 2 / (B * T), wrong = 0;
+        check(c, steps >= 150, "%s: only %zu steps", path, steps);
+        for (size_t s = 0; s < steps; s++) {
+            int32_t x[B * T], y[B * T];
+            const unsigned char* raw = (unsigned char*)file.data + 1024 + 2 * s * B * T;
+            if (!check(c, data_batch(d, x, y, s * B, B, &err), "%s", err.text)) break;
+            for (int k = 0; k < B * T; k++, raw += 2) {
+                wrong += x[k] != raw[0] + 256 * raw[1] || y[k] != raw[2] + 256 * raw[3];
+            }
+        }
+        check(c, wrong == 0, "%s: %zu ids are wrong", path, wrong);
+    }
+    data_close(d);
+    free(file.data);
+    free(path);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The writer
+
+static void test_writer(Checks* c, const char* tmp) {
+    static const struct { uint32_t vocab; uint64_t shard_tokens; int n, shards; } cases[] = {
+        {50257, 100, 0, 0}, {50257, 100, 99, 1}, {50257, 100, 100, 1}, {50257, 100, 101, 2},
+        {50257, 100, 1000, 10},
+        {65536, 7, 20, 3}, {65537, 7, 21, 3}, {100277, 5000, 20001, 5}, {257, 100000, 20001, 1},
+    };
+    for (size_t i = 0; i < countof(cases); i++) {
+        int n = cases[i].n;
+        char* dir = xasprintf("%s/written/%zu", tmp, i);
+        char* prefix = path_join(dir, "my_train");
+        TostError err = {{0}};
+        uint32_t* ids = xmalloc((size_t)(n + 1) * sizeof *ids);
+        for (int k = 0; k < n; k++) ids[k] = (uint32_t)(((uint64_t)k * 2654435761u + 12345) % cases[i].vocab);
+        if (n) ids[n - 1] = cases[i].vocab - 1;
+        ShardWriter* w = shard_writer_open(prefix, cases[i].vocab, cases[i].shard_tokens, &err);
+        bool ok = w != NULL;
+        for (int k = 0, m = 1; ok && k < n; k += m, m = m * 2 + 1) {
+            if (m > n - k) m = n - k;
+            ok = shard_writer_append(w, ids + k, (size_t)m, &err);
+        }
+        uint64_t tokens = 99;
+        int shards = 99;
+        ok = ok && shard_writer_close(w, &tokens, &shards, &err);
+        check(c, ok && tokens == (uint64_t)n && shards == cases[i].shards,
+              "writer %zu: %" PRIu64 " tokens, %d shards: %s", i, tokens, shards, err.text);
+        int read = 0, wrong = 0;
+        for (int s = 0; s < shards; s++) {
+            char* path = xasprintf("%s_%06d.bin", prefix, s);
+            Shard shard;
+            if (check(c, shard_open(&shard, path, &err), "%s", err.text)) {
+                check(c, shard.width == (cases[i].vocab > 65536 ? 4 : 2), "%s: %d bytes per token", path,
+                      shard.width);
+                check(c, s == shards - 1 || shard.n_tokens == cases[i].shard_tokens, "%s: %" PRIu64 " tokens",
+                      path, shard.n_tokens);
+                for (uint64_t k = 0; k < shard.n_tokens && read < n; k++) {
+                    wrong += token_at(&shard, k) != ids[read++];
+                }
+                shard_close(&shard);
+            }
+            free(path);
+        }
+        check(c, read == n && wrong == 0, "writer %zu: %d of %d tokens read, %d wrong", i, read, n, wrong);
+        char* left = path_join(dir, "*.tmp");
+        PathList list;
+        check(c, !expand_glob(&list, left, &err), "writer %zu: a .tmp file remains", i);
+        free_paths(&list);
+        free(ids), free(left), free(prefix), free(dir);
+    }
+}
+
+static int count_files(const char* dir) {
+    TostError err;
+    PathList list;
+    char* all = path_join(dir, "*");
+    int n = expand_glob(&list, all, &err) ? list.count : 0;
+    free_paths(&list);
+    free(all);
+    return n;
+}
+
+static void test_writer_refuses(Checks* c, const char* tmp) {
+    char* dir = sub_folder(tmp, "refused");
+    char* prefix = path_join(dir, "a");
+    char* old = path_join(dir, "a_000001.bin");
+    char* older = path_join(dir, "a_000000.bin");
+    char* below = path_join(old, "b");
+    TostError err;
+    write_text(old, "x");
+    check_refused(c, shard_writer_open(prefix, 50257, 4, &err), &err, "a_000001.bin: exists already",
+                  "old shard");
+    write_text(older, "x");
+    check_refused(c, shard_writer_open(prefix, 50257, 4, &err), &err, "a_000000.bin and 1 more",
+                  "two old shards");
+    check_refused(c, shard_writer_open(below, 50257, 4, &err), &err, "a_000001.bin: ", "file in place of a folder");
+    check(c, count_files(dir) == 2, "an error must write nothing");
+    check_refused(c, shard_writer_open("", 50257, 4, &err), &err, "--out ''", "empty prefix");
+    check_refused(c, shard_writer_open("dir/", 50257, 4, &err), &err, "--out 'dir/'", "folder as prefix");
+    check_refused(c, shard_writer_open(prefix, 50257, 0, &err), &err, "--shard-tokens 0",
+                  "0 tokens per shard");
+    check_refused(c, shard_writer_open(prefix, 50257, (uint64_t)1 << 31, &err), &err,
+                  "--shard-tokens 2147483648", "2^31 tokens per shard");
+    free(below), free(older), free(old), free(prefix), free(dir);
+}
+
+static const uint32_t ten_ids[10] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
+
+// A writer with three shards of ten_ids, the last of them incomplete.
+static ShardWriter* three_shards(Checks* c, const char* prefix) {
+    TostError err = {{0}};
+    ShardWriter* w = shard_writer_open(prefix, 50257, 4, &err);
+    check(c, w && shard_writer_append(w, ten_ids, 10, &err), "%s", err.text);
+    return w;
+}
+
+static void test_writer_fails(Checks* c, const char* tmp) {
+    char* dir = sub_folder(tmp, "failed");
+    char* prefix = path_join(dir, "a");
+    char* folder = path_join(dir, "a.tmp");
+    char* like = path_join(dir, "a_train_000000.bin");
+    char* blocked = path_join(dir, "a_000002.bin");  // a folder with the name of the last shard
+    TostError err;
+    uint64_t tokens;
+    int shards;
+    write_text(like, "x");
+    ShardWriter* w = three_shards(c, prefix);
+    check(c, count_files(dir) == 2 && count_files(folder) == 4,
+          "expected three shards and a lock in a.tmp, got %d files", count_files(folder));
+    shard_writer_abandon(w);
+    check(c, count_files(dir) == 1 && path_exists(like), "shard_writer_abandon must remove exactly the files it wrote");
+
+    signal(SIGXFSZ, SIG_IGN);
+    w = shard_writer_open(prefix, 50257, 4, &err);
+    limit_file_size(1026);
+    const bool appended = shard_writer_append(w, ten_ids, 3, &err);   // fails if stdio's buffer is small
+    const bool closed = appended && shard_writer_close(w, &tokens, &shards, &err);
+    limit_file_size(RLIM_INFINITY);
+    if (!appended) shard_writer_abandon(w);
+    check_refused(c, closed, &err, "a.tmp/000000.bin: write failed after ", "full disk");
+    check(c, count_files(dir) == 1, "full disk: no file must remain, got %d", count_files(dir) - 1);
+
+    w = three_shards(c, prefix);
+    check(c, make_dirs(blocked, &err), "%s", err.text);
+    check_refused(c, shard_writer_close(w, &tokens, &shards, &err), &err, "cannot rename",
+                  "name in use");
+    check(c, count_files(dir) == 2, "failed close: no file must remain, got %d", count_files(dir) - 2);
+    free(blocked), free(like), free(folder), free(prefix), free(dir);
+}
+
+// Two writers with one prefix; what a killed writer leaves.
+static void test_writer_alone(Checks* c, const char* tmp) {
+    char* dir = sub_folder(tmp, "alone");
+    char* prefix = path_join(dir, "a");
+    char* other = path_join(dir, "b");
+    char* folder = path_join(dir, "b.tmp");
+    char* first = path_join(dir, "b_000000.bin");
+    char* names[] = {path_join(folder, "000000.bin"), path_join(folder, "123456.bin"), path_join(folder, "note.bin")};
+    TostError err;
+    uint64_t tokens;
+    int shards;
+    ShardWriter* w = three_shards(c, prefix);
+    check_refused(c, shard_writer_open(prefix, 50257, 4, &err), &err, "a.tmp is in use by process", "second writer");
+    check(c, strstr(err.text, "--out") != NULL, "second writer: no way out in: %s", err.text);
+
+    must(make_dirs(folder, &err), folder, &err);
+    for (size_t i = 0; i < countof(names); i++) write_text(names[i], "left by a killed process, or by someone else");
+    ShardWriter* beside = three_shards(c, other);   // another prefix in the same folder
+    check(c, !path_exists(names[1]) && path_exists(names[2]), "only shards of a killed process must be removed");
+    check(c, shard_writer_close(beside, &tokens, &shards, &err) && shards == 3, "%s", err.text);
+    check(c, path_exists(names[2]) && count_files(folder) == 1, "files of others must remain");
+    check(c, shard_writer_close(w, &tokens, &shards, &err) && tokens == 10, "%s", err.text);
+    check(c, count_files(dir) == 7, "expected 2 × 3 shards and b.tmp, got %d", count_files(dir));
+    DataSet* d = data_open(first, 3, 50257, ORDER_SEQUENTIAL, 0, &err);
+    check(c, d != NULL, "files of others in b.tmp: %s", err.text);
+    data_close(d);
+    write_text(names[1], "the rest, if the writer was killed while it renamed shards");
+    check_refused(c, data_open(first, 3, 50257, ORDER_SEQUENTIAL, 0, &err), &err,
+                  "b_000000.bin: the shards that follow", "incomplete set");
+    for (size_t i = 0; i < countof(names); i++) free(names[i]);
+    free(first), free(folder), free(other), free(prefix), free(dir);
+}
+
+int main(void) {
+    Checks c = {.suite = "data"};
+    char* tmp = new_folder();
+    test_shard_kinds(&c, tmp);
+    test_shards_refused(&c, tmp);
+    test_shard_sparse(&c, tmp);
+    test_changes(&c, tmp);
+    test_reads(&c, tmp);
+    test_check_ids(&c, tmp);
+    test_open_limit(&c, tmp);
+    test_sequential(&c, tmp);
+    test_shuffled_golden(&c, tmp);
+    test_shuffled(&c, tmp);
+    test_shared_curve(&c);
+    test_writer(&c, tmp);
+    test_writer_refuses(&c, tmp);
+    test_writer_fails(&c, tmp);
+    test_writer_alone(&c, tmp);
+    drop_folder(tmp);
+    return checks_verdict(&c);
+}

@@ -1,0 +1,985 @@
+// test_tokenizer.c: tokenizer.c against published ids and a simple BPE, and with invalid vocab.bpe files; tokenize.c
+// with many batch sizes.
+#include "base/crc32.h"
+#include "base/error.h"
+#include "base/files.h"
+#include "base/memory.h"
+#include "dev/test/scratch.h"
+
+#include <sys/stat.h>
+#include <sys/uio.h>
+
+#include "base/rng.h"
+#include "data/shards.h"
+#include "data/tokenize.h"
+#include "data/tokenizer.h"
+
+// ---------------------------------------------------------------------------------------------
+// A generated vocabulary and a simple BPE
+
+enum { MAX_IDS = 640, MAX_PIECE = 16 };
+
+typedef struct {
+    int    size;                        // number of ids: 256 bytes, then merges
+    int    left[MAX_IDS], right[MAX_IDS];
+    char   piece[MAX_IDS][MAX_PIECE];
+    size_t len[MAX_IDS];
+    int    merged[MAX_IDS][MAX_IDS];    // id, or 0 for no merge
+} Vocab;
+
+// The byte of an id below 256, in GPT-2's order: '!' to '~', 0xa1 to 0xac, 0xae to 0xff, then the others in ascending
+// order.
+static int byte_of(int id) {
+    if (id < 94) return '!' + id;
+    if (id < 106) return 0xa1 + id - 94;
+    if (id < 188) return 0xae + id - 106;
+    int hidden = id - 188;
+    return hidden <= ' ' ? hidden : hidden < 67 ? 0x7f + hidden - 33 : 0xad;
+}
+
+static int id_of_byte(char byte) {
+    int id = 0;
+    while ((char)byte_of(id) != byte) id++;
+    return id;
+}
+
+static Vocab* vocab_new(void) {
+    Vocab* v = xcalloc(1, sizeof *v);
+    for (; v->size < 256; v->size++) {
+        v->piece[v->size][0] = (char)byte_of(v->size);
+        v->len[v->size] = 1;
+    }
+    return v;
+}
+
+// Adds a merge, unless its piece exists or is too long.
+static void vocab_add(Vocab* v, int left, int right) {
+    char piece[2 * MAX_PIECE];
+    size_t len = v->len[left] + v->len[right];
+    if (v->size == MAX_IDS || len > MAX_PIECE) return;
+    memcpy(piece, v->piece[left], v->len[left]);
+    memcpy(piece + v->len[left], v->piece[right], v->len[right]);
+    for (int i = 0; i < v->size; i++) {
+        if (v->len[i] == len && memcmp(v->piece[i], piece, len) == 0) return;
+    }
+    memcpy(v->piece[v->size], piece, len);
+    v->len[v->size] = len;
+    v->left[v->size] = left;
+    v->right[v->size] = right;
+    v->merged[left][right] = v->size++;
+}
+
+// One piece in GPT-2's alphabet, as UTF-8: ids below 188 are Latin-1 characters, the others U+0100 and up.
+static void print_piece(FILE* f, const Vocab* v, int id) {
+    for (size_t i = 0; i < v->len[id]; i++) {
+        int byte = id_of_byte(v->piece[id][i]), c = byte < 188 ? byte_of(byte) : 0x100 + byte - 188;
+        if (c < 0x80) fputc(c, f);
+        else fprintf(f, "%c%c", 0xc0 | c >> 6, 0x80 | (c & 0x3f));
+    }
+}
+
+static Tokenizer* vocab_open(const Vocab* v, const char* path) {
+    FILE* f = fopen(path, "wb");
+    must(f != NULL, path, NULL);
+    fprintf(f, "#version: 0.2\n");
+    for (int id = 256; id < v->size; id++) {
+        print_piece(f, v, v->left[id]);
+        fputc(' ', f);
+        print_piece(f, v, v->right[id]);
+        fputc('\n', f);
+    }
+    fclose(f);
+    TostError err;
+    Tokenizer* t = tokenizer_open(path, &err);
+    must(t != NULL, path, &err);
+    return t;
+}
+
+// BPE of one piece by definition: repeatedly merges the leftmost pair with the smallest id.
+static size_t slow_bpe(const Vocab* v, uint32_t* ids, const char* piece, size_t n) {
+    for (size_t i = 0; i < n; i++) ids[i] = (uint32_t)id_of_byte(piece[i]);
+    for (;;) {
+        int best = MAX_IDS;
+        size_t at = 0;
+        for (size_t i = 0; i + 1 < n; i++) {
+            int id = v->merged[ids[i]][ids[i + 1]];
+            if (!id || id >= best) continue;
+            best = id;
+            at = i;
+        }
+        if (best == MAX_IDS) return n;
+        ids[at] = (uint32_t)best;
+        memmove(ids + at + 1, ids + at + 2, (n - at - 2) * sizeof *ids);
+        n--;
+    }
+}
+
+static bool same_ids(const uint32_t* a, size_t n_a, const uint32_t* b, size_t n_b) {
+    return n_a == n_b && memcmp(a, b, n_a * sizeof *a) == 0;
+}
+
+// Encodes a text and checks that the ids are the same with the cache (called twice) and decode to the text. Returns the
+// number of ids.
+static size_t encode(Checks* c, const Tokenizer* t, TokenizerCache* cache, uint32_t* ids, const char* text,
+                     size_t n) {
+    size_t count = tokenizer_encode(t, ids, text, n), at = 0;
+    uint32_t* again = xmalloc(n * sizeof *again);
+    bool same = true, decoded = count <= n;
+    for (int i = 0; i < 2; i++) {
+        size_t cached = tokenizer_encode_cached(t, cache, again, text, n);
+        same &= same_ids(ids, count, again, cached);
+    }
+    for (size_t i = 0; decoded && i < count; i++) {
+        size_t len;
+        const char* piece = tokenizer_piece(t, ids[i], &len);
+        decoded = piece && len <= n - at && memcmp(text + at, piece, len) == 0;
+        at += len;
+    }
+    int shown = n < 40 ? (int)n : 40;
+    check(c, same, "%zu bytes '%.*s': the cache changes the ids", n, shown, text);
+    check(c, decoded && at == n, "%zu bytes '%.*s' do not decode to themselves", n, shown, text);
+    free(again);
+    return count;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Published ids
+
+static void test_published(Checks* c, const char* text_path, const char* ids_path) {
+    char *vocab = shared_path("data/gpt2/vocab.bpe"), *text = shared_path(text_path);
+    char* truth = shared_path(ids_path);
+    TostError err;
+    Bytes in, want;
+    if (!vocab || !text || !truth) {
+        skip(c, "%s against %s: not found", text_path, ids_path);
+    } else {
+        Tokenizer* t = tokenizer_open(vocab, &err);
+        bool ok = t && read_file(&in, text, &err) && read_file(&want, truth, &err);
+        if (check(c, ok, "%s", ok ? "" : err.text)) {
+            uint32_t* ids = xmalloc(in.size * sizeof *ids);
+            TokenizerCache* cache = tokenizer_cache_new();
+            size_t n = encode(c, t, cache, ids, in.data, in.size), bad = 0;
+            check(c, tokenizer_size(t) == 50257 && tokenizer_eot(t) == 50256, "%d ids", tokenizer_size(t));
+            check(c, n == want.size / 2, "%s: %zu tokens, not %zu", text_path, n, want.size / 2);
+            for (uint16_t id; bad < n && bad < want.size / 2; bad++) {
+                memcpy(&id, want.data + 2 * bad, 2);
+                if (ids[bad] != id) break;
+            }
+            check(c, bad == n, "%s: token %zu differs", text_path, bad);
+            tokenizer_cache_free(cache);
+            free(ids);
+            free(in.data);
+            free(want.data);
+        }
+        tokenizer_free(t);
+    }
+    free(vocab);
+    free(text);
+    free(truth);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The split pattern: texts with | between their pieces
+
+static const char* const split_texts[] = {
+    // contractions
+    "don|'t", "we|'ll|'ve", "I|'m| you|'re| he|'d| it|'s|'", "DON|'|T", "'s|a", "!'|s", " '|s", "''|s",
+    "'|r", "'|l", "'re", "'|x", "rock|'|n|'|roll", "x|'", "can|'t|'t|s",
+    // letters, numbers, others
+    "AZazAZaz|@|azAZaz|[|AZazAZ|`|azAZazAZaz|{|azAZaz", "abc|123|abc", "a| 1|b", "x|²", "1½Ⅷ",
+    "straße日本| 日", "e|\u0301|a", " !?|a", "$|1|,|234|.|5", "\U0001f44d\u200d\U0001f469|a", "१२|ह",
+    // white space: the last character of a run belongs to the next piece
+    "a| b", "a| | b", "a|  | b", "a|\n|b", "a|\n|\n|b", "a| |\n|b", "a| \n| b", "a| ", "a|  ", "\n\n", " ",
+    "a|\t|b", "  | !", "a|\r|\n|b", "a|\x0b|b", "a| \t \n| 1",
+    // Unicode white space, and similar characters
+    "a|\u00a0|b", "a| |\u00a0|b", "a|\u3000| b", "\xc2\x85|\xc2\x85|b", "a|\u2028|!", "\u1680\u2003",
+    "a|\u200b|b", "a| \u200b|b", "a| \x1c|b", "a|\u180e|b",
+    // invalid UTF-8: stray, truncated, overlong, surrogate, above U+10FFFF
+    "a|\xff|b", "a|\xe6\x97|b", " \xff", "a|\xf0\x9f\x98", "\xc0\xaf|a", "\xed\xa0\x80|a",
+    "\xf4\x90\x80\x80|a", "\xe0\x80\xa0!", "a|\xe0\x81\xa1|b", "a|\xf0\x80\x81\xa1|b", "a|\xc1\xa1|b",
+    "a|\xc3| b", "a|\xc2| |\xc2\xa0|b", "\x80\x80|a",
+};
+
+// A vocabulary that merges every pair of adjacent bytes in the texts, in random order: a wrong split changes the ids
+// for some orders.
+static Vocab* pair_vocab(Rng* rng) {
+    static int pairs[256 * 256][2];
+    int n = 0;
+    for (size_t k = 0; k < countof(split_texts); k++) {
+        char last = 0;
+        for (const char* p = split_texts[k]; *p; p++) {
+            if (*p == '|') continue;
+            pairs[n][0] = id_of_byte(last);
+            pairs[n][1] = id_of_byte(*p);
+            n += last != 0;
+            last = *p;
+        }
+    }
+    Vocab* v = vocab_new();
+    for (; n > 0; n--) {
+        int k = (int)rng_below(rng, (uint64_t)n);
+        vocab_add(v, pairs[k][0], pairs[k][1]);
+        memcpy(pairs[k], pairs[n - 1], sizeof pairs[k]);
+    }
+    return v;
+}
+
+static void test_split(Checks* c, const char* path) {
+    Rng rng = rng_seeded(1, 0);
+    for (int order = 0; order < 24; order++) {
+        Vocab* v = pair_vocab(&rng);
+        Tokenizer* t = vocab_open(v, path);
+        TokenizerCache* cache = tokenizer_cache_new();
+        for (size_t k = 0; k < countof(split_texts); k++) {
+            char text[64];
+            uint32_t want[64], got[64];
+            size_t n = 0, n_want = 0;
+            for (const char* p = split_texts[k]; *p;) {
+                size_t len = strcspn(p, "|");
+                n_want += slow_bpe(v, want + n_want, p, len);
+                memcpy(text + n, p, len);
+                n += len;
+                p += len + (p[len] == '|');
+            }
+            size_t n_got = encode(c, t, cache, got, text, n);
+            check(c, same_ids(want, n_want, got, n_got), "text %zu is not split as '%s'", k, split_texts[k]);
+        }
+        tokenizer_cache_free(cache);
+        tokenizer_free(t);
+        free(v);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Merging, long words, cuts
+
+// Random merges of the letters of an alphabet and of earlier merges.
+static Vocab* random_vocab(Rng* rng, const char* alphabet, int merges) {
+    Vocab* v = vocab_new();
+    size_t n = strlen(alphabet);
+    for (int tries = 0; v->size < 256 + merges && tries < 100 * merges; tries++) {
+        int part[2];
+        for (int i = 0; i < 2; i++) {
+            bool byte = v->size == 256 || rng_below(rng, 2);
+            part[i] = byte ? id_of_byte(alphabet[rng_below(rng, n)])
+                           : 256 + (int)rng_below(rng, (uint64_t)v->size - 256);
+        }
+        vocab_add(v, part[0], part[1]);
+    }
+    return v;
+}
+
+// Words around the length at which merging switches from scans to a heap.
+static void test_merging(Checks* c, const char* path) {
+    Rng rng = rng_seeded(2, 0);
+    uint32_t want[400], got[400];
+    char word[400];
+    for (int round = 0; round < 30; round++) {
+        Vocab* v = random_vocab(&rng, "abc", 10 + round * 8);
+        Tokenizer* t = vocab_open(v, path);
+        TokenizerCache* cache = tokenizer_cache_new();
+        for (size_t n = 1; n < countof(word); n += 1 + n / 40) {
+            for (size_t i = 0; i < n; i++) word[i] = "abc"[rng_below(&rng, 3)];
+            size_t n_want = slow_bpe(v, want, word, n), n_got = encode(c, t, cache, got, word, n);
+            check(c, same_ids(want, n_want, got, n_got), "word of %zu letters: wrong ids", n);
+        }
+        tokenizer_cache_free(cache);
+        tokenizer_free(t);
+        free(v);
+    }
+}
+
+// Words of more than a megabyte: quadratic merging would take minutes.
+static void test_long_words(Checks* c, const char* path) {
+    enum { N = 3 << 19 };
+    Vocab* v = vocab_new();
+    int a = id_of_byte('a'), x = id_of_byte('\xe6');
+    vocab_add(v, a, a);
+    vocab_add(v, 256, 256);
+    vocab_add(v, 257, 257);
+    vocab_add(v, x, id_of_byte('\x97'));
+    vocab_add(v, 259, id_of_byte('\xa5'));
+    vocab_add(v, 260, 260);
+    Tokenizer* t = vocab_open(v, path);
+    TokenizerCache* cache = tokenizer_cache_new();
+    char* text = xmalloc(N + 5);
+    uint32_t* ids = xmalloc((N + 5) * sizeof *ids);
+    memset(text, 'a', N + 5);
+    size_t n = encode(c, t, cache, ids, text, N + 5);
+    bool ends = ids[0] == 258 && ids[n - 3] == 258 && ids[n - 2] == 257 && ids[n - 1] == (uint32_t)a;
+    check(c, n == N / 8 + 2 && ends, "%d letters a: %zu tokens", N + 5, n);
+    for (size_t i = 0; i < N; i++) text[i] = "\xe6\x97\xa5"[i % 3];
+    n = encode(c, t, cache, ids, text, N);
+    check(c, n == N / 6 && ids[0] == 261 && ids[n - 1] == 261, "%d bytes of CJK: %zu tokens", N, n);
+    memset(text, ' ', N);
+    check(c, encode(c, t, cache, ids, text, N) == N, "%d spaces", N);
+    free(ids);
+    free(text);
+    tokenizer_cache_free(cache);
+    tokenizer_free(t);
+    free(v);
+}
+
+static const char* const hostile_chars[] = {
+    "a", "b", "a", "b", " ", " ", "\n", "\r", "'", "s", "ll", "1", "!", "\t", "<|endoftext|>",
+    "é", "日", "\U0001f44d", "\u00a0", "\u3000", "\u2009", "\xc2\x85", "\xff", "\xe3", "\x80", "\xc2",
+    "\xe2\x80", "\xf0\x9f", "\x85",
+};
+
+static size_t hostile_text(Rng* rng, char* text, size_t n) {
+    size_t at = 0;
+    while (at < n) {
+        const char* s = hostile_chars[rng_below(rng, countof(hostile_chars))];
+        for (; *s && at < n; s++) text[at++] = *s;
+    }
+    return n;
+}
+
+// Splitting a text at tokenizer_last_cut of any of its prefixes must not change the ids.
+static void test_cuts(Checks* c, const char* path) {
+    static const struct { const char* text; size_t cut; } known[] = {
+        {"hello world", 5}, {"hello  ", 5}, {"a\nb c", 3}, {"hello", 0}, {" hello", 0}, {"\n\n a", 0},
+        {"a\r\nb", 0}, {"a\tb", 0}, {"a\u00a0 b", 0}, {"a\u3000\nb", 0}, {"a\u2009 b", 0}, {"é b", 2},
+        {"\x80 b", 1}, {"日\n", 3}, {"", 0},
+    };
+    for (size_t i = 0; i < countof(known); i++) {
+        size_t cut = tokenizer_last_cut(known[i].text, strlen(known[i].text));
+        check(c, cut == known[i].cut, "known text %zu: cut at %zu, expected %zu", i, cut, known[i].cut);
+    }
+    Rng rng = rng_seeded(3, 0);
+    Vocab* v = random_vocab(&rng, "ab \n'sl1!\xc2\xa0\xe3\x80\x85\xe2\x89\xff", 300);
+    Tokenizer* t = vocab_open(v, path);
+    TokenizerCache* cache = tokenizer_cache_new();
+    int cuts = 0, bad = 0;
+    for (int round = 0; round < 4000; round++) {
+        char text[100];
+        uint32_t whole[100], parts[100];
+        size_t n = hostile_text(&rng, text, 1 + rng_below(&rng, 99)), prefix = 1 + rng_below(&rng, n);
+        size_t cut = tokenizer_last_cut(text, prefix);
+        size_t n_whole = encode(c, t, cache, whole, text, n), n_parts = tokenizer_encode(t, parts, text, cut);
+        n_parts += tokenizer_encode(t, parts + n_parts, text + cut, n - cut);
+        bad += cut >= prefix || !same_ids(whole, n_whole, parts, n_parts);
+        cuts += cut > 0;
+    }
+    check(c, bad == 0 && cuts > 1000, "%d of %d cuts change the ids", bad, cuts);
+    tokenizer_cache_free(cache);
+    tokenizer_free(t);
+    free(v);
+}
+
+static void test_random_bytes(Checks* c, const char* path) {
+    enum { N = 1 << 16 };
+    Rng rng = rng_seeded(4, 0);
+    Vocab* v = random_vocab(&rng, "abcde 123'\xc3\xa9\xe6\x97", 300);
+    Tokenizer* t = vocab_open(v, path);
+    TokenizerCache* cache = tokenizer_cache_new();
+    char* text = xmalloc(N);
+    uint32_t* ids = xmalloc(N * sizeof *ids);
+    for (int round = 0; round < 4; round++) {
+        for (size_t i = 0; i < N; i++) text[i] = (char)rng_below(&rng, 256);
+        encode(c, t, cache, ids, text, N);
+        encode(c, t, cache, ids, text, hostile_text(&rng, text, N));
+    }
+    for (size_t n = 0; n < 40; n++) encode(c, t, cache, ids, text, n);  // texts that end within a read of 16 bytes
+    free(ids);
+    free(text);
+    tokenizer_cache_free(cache);
+    tokenizer_free(t);
+    free(v);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Valid and invalid vocab.bpe files
+
+static void test_byte_tokenizer(Checks* c, const char* path) {
+    static const char* const files[] = {"", "#version: 0.2\n", "#version: 0.2", "#version: 0.2\r\n"};
+    for (size_t k = 0; k < countof(files); k++) {
+        TostError err;
+        write_text(path, files[k]);
+        Tokenizer* t = tokenizer_open(path, &err);
+        if (!check(c, t != NULL, "byte tokenizer: %s", t ? "" : err.text)) continue;
+        check(c, tokenizer_size(t) == 257 && tokenizer_eot(t) == 256, "size is %d", tokenizer_size(t));
+        check(c, strcmp(tokenizer_path(t), path) == 0, "path is %s", tokenizer_path(t));
+        check(c, tokenizer_hash(t) == crc32_update(0, files[k], strlen(files[k])), "hash of the file");
+        size_t len;
+        bool order = true;
+        for (int id = 0; id < 256; id++) {
+            const char* piece = tokenizer_piece(t, (uint32_t)id, &len);
+            order &= len == 1 && *piece == (char)byte_of(id);
+        }
+        check(c, order, "byte tokens are not in GPT-2's order");
+        const char* eot = tokenizer_piece(t, 256, &len);
+        check(c, len == 13 && memcmp(eot, "<|endoftext|>", 13) == 0, "bytes of <|endoftext|>");
+        check(c, !tokenizer_piece(t, 257, &len), "id 257 must have no bytes");
+        check(c, !tokenizer_piece(t, UINT32_MAX, &len), "id 2^32 - 1 must have no bytes");
+        uint32_t ids[13];
+        check(c, tokenizer_encode(t, ids, "<|endoftext|>", 13) == 13, "<|endoftext|> must be ordinary text");
+        check(c, tokenizer_encode(t, ids, "", 0) == 0, "empty text must have no tokens");
+        tokenizer_free(t);
+    }
+}
+
+static void test_valid_files(Checks* c, const char* path) {
+    static const struct { const char* text; int size; } valid[] = {
+        {"#version: 0.2\r\na b\r\nab c\r\n", 259}, {"a b\nab c", 259}, {"# #\n## #\n", 259}, {"Ġ t\n", 258},
+        {"#version: 0.2\n# v\n", 258}, {"ÿ Ń\n", 258},
+    };
+    for (size_t k = 0; k < countof(valid); k++) {
+        TostError err;
+        write_text(path, valid[k].text);
+        Tokenizer* t = tokenizer_open(path, &err);
+        if (!check(c, t != NULL, "valid file %zu: %s", k, t ? "" : err.text)) continue;
+        check(c, tokenizer_size(t) == valid[k].size, "valid file %zu: %d tokens", k, tokenizer_size(t));
+        tokenizer_free(t);
+    }
+}
+
+static void refused(Checks* c, const char* path, const char* what, const char* place, const char* reason) {
+    TostError err = {""};
+    Tokenizer* t = tokenizer_open(path, &err);
+    bool named = strstr(err.text, path) && strstr(err.text, place) && strstr(err.text, reason);
+    check(c, !t && named, "%s: expected '%s' and '%s', got '%s'", what, place, reason, t ? "none" : err.text);
+    tokenizer_free(t);
+}
+
+static void test_invalid_files(Checks* c, const char* path) {
+    static const struct { const char *text, *place, *reason; } invalid[] = {
+        {"#version: 0.2\na b c\n", "line 2:", "two parts"},
+        {"ab\n", "line 1:", "two parts"},
+        {"a \n", "line 1:", "two parts"},
+        {" a\n", "line 1:", "two parts"},
+        {"a  b\n", "line 1:", "two parts"},
+        {"a b\n\nb c\n", "line 2:", "two parts"},
+        {"#version: 0.2\n#version: 0.2\n", "line 2:", "neither"},
+        {"a b\nab cd\n", "line 2:", "'cd' is neither"},
+        {"a b\nxy c\n", "line 2:", "'xy' is neither"},
+        {"a b\nc d\na b\n", "line 3:", "id 256"},
+        {"a b\nb c\nab c\na bc\n", "line 4:", "id 258"},
+        {"a b\r\na \xc4", "line 2:", "0xc4 is not UTF-8"},
+        {"a \xe2\x82\n", "line 1:", "0xe2 is not UTF-8"},
+        {"\xc1\x81 a\n", "line 1:", "0xc1 is not UTF-8"},
+        {"a \xe2\x82\xac\n", "line 1:", "U+20AC"},
+        {"a \xc5\x84\n", "line 1:", "U+0144"},
+        {"a \x01\n", "line 1:", "U+0001"},
+        {"a \xc2\xad\n", "line 1:", "U+00AD"},
+        {"a b\r\r\n", "line 1:", "U+000D"},
+        {"\xef\xbb\xbf#version: 0.2\na b\n", "line 1:", "U+FEFF"},
+        {"{\"!\": 0, \"a\": 1}\n", "without a \"model\"", "tokenizer.json"},
+    };
+    for (size_t k = 0; k < countof(invalid); k++) {
+        write_text(path, invalid[k].text);
+        refused(c, path, invalid[k].text, invalid[k].place, invalid[k].reason);
+    }
+    write_bytes(path, "a \0\n", 4);
+    refused(c, path, "a NUL", "line 1:", "U+0000");
+    if (truncate(path, 1 << 30) == 0) refused(c, path, "a gigabyte", "1073741824 bytes", "at most");
+    size_t n = 17 << 20;
+    char* lines = xmalloc(n);
+    memset(lines, '\n', n);
+    write_bytes(path, lines, n);
+    free(lines);
+    refused(c, path, "17 million lines", "lines", "at most");
+    unlink(path);
+    refused(c, path, "missing file", "No such file", "");
+}
+
+// ---------------------------------------------------------------------------------------------
+// tokenizer.json
+
+// Writes the vocabulary; ids are `shift` larger than in a vocab.bpe, and the first are of other added tokens. Merges
+// are strings as in older files, or pairs. `stages` replaces the default pre_tokenizer and other parts.
+static void write_json(const Vocab* v, const char* path, int shift, bool pairs, const char* stages) {
+    FILE* f = fopen(path, "wb");
+    must(f != NULL, path, NULL);
+    fprintf(f, "{\"version\": \"1.0\", \"added_tokens\": [");
+    for (int i = 0; i < shift; i++) fprintf(f, "{\"id\": %d, \"content\": \"<%d>\", \"special\": true}, ", i, i);
+    fprintf(f, "{\"id\": %d, \"special\": true, \"content\": \"<|endoftext|>\"}], %s, \"model\": {\"type\": \"BPE\", "
+            "\"dropout\": null, \"end_of_word_suffix\": \"\", \"vocab\": {\"<|endoftext|>\": %d", shift + v->size,
+            stages, shift + v->size);
+    for (int id = 0; id < v->size; id++) {
+        const bool escaped = id < 256 && v->piece[id][0] && strchr("\"\\", v->piece[id][0]);
+        fprintf(f, ", \"%s", escaped ? "\\" : "");
+        print_piece(f, v, id);
+        fprintf(f, "\": %d", shift + id);
+    }
+    fprintf(f, "}, \"merges\": [");
+    for (int id = 256; id < v->size; id++) {
+        fprintf(f, pairs ? "%s[\"" : "%s\"", id > 256 ? ", " : "");
+        print_piece(f, v, v->left[id]);
+        fprintf(f, pairs ? "\", \"" : " ");
+        print_piece(f, v, v->right[id]);
+        fprintf(f, pairs ? "\"]" : "\"");
+    }
+    fprintf(f, "]}}\n");
+    fclose(f);
+}
+
+static const char gpt2_stages[] =
+    "\"normalizer\": null, "
+    "\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true}, "
+    "\"post_processor\": {\"type\": \"ByteLevel\"}";
+
+static void test_json_files(Checks* c, const char* path) {
+    Rng rng = rng_seeded(7, 0);
+    Vocab* v = random_vocab(&rng, "ab \ne", 60);
+    Tokenizer* bpe = vocab_open(v, path);
+    for (int shift = 0; shift < 4; shift += 3) {
+        TostError err = {""};
+        write_json(v, path, shift, shift > 0, gpt2_stages);
+        Tokenizer* t = tokenizer_open(path, &err);
+        check(c, t != NULL, "tokenizer.json, ids shifted by %d: %s", shift, err.text);
+        if (!t) continue;
+        check(c, tokenizer_size(t) == v->size + shift + 1 && tokenizer_eot(t) == v->size + shift, "size, last token");
+        check(c, (tokenizer_hash(t) == tokenizer_hash(bpe)) == (shift == 0), "the checksum depends on merges and ids");
+        TokenizerCache* cache = tokenizer_cache_new();
+        int bad = 0;
+        for (int round = 0; round < 200; round++) {
+            char text[300];
+            uint32_t want[300], got[300];
+            size_t n = 1 + rng_below(&rng, countof(text) - 1), len;
+            for (size_t i = 0; i < n; i++) text[i] = "ab \ne\xc3"[rng_below(&rng, 6)];
+            size_t n_want = tokenizer_encode(bpe, want, text, n), n_got = encode(c, t, cache, got, text, n);
+            bad += n_got != n_want;
+            for (size_t i = 0; i < n_want && i < n_got; i++) {
+                size_t len_want;
+                const char *a = tokenizer_piece(bpe, want[i], &len_want), *b = tokenizer_piece(t, got[i], &len);
+                bad += got[i] != want[i] + (uint32_t)shift || len != len_want || memcmp(a, b, len) != 0;
+            }
+        }
+        check(c, bad == 0, "tokenizer.json, ids shifted by %d: %d wrong texts", shift, bad);
+        tokenizer_cache_free(cache);
+        tokenizer_free(t);
+    }
+    tokenizer_free(bpe);
+    free(v);
+}
+
+// The text of a valid file with `from` replaced.
+static void test_json_refusal(Checks* c, const char* path, const Vocab* v, const char* from, const char* to,
+                              const char* place, const char* reason) {
+    TostError err;
+    Bytes file;
+    write_json(v, path, 0, true, gpt2_stages);
+    must(read_file(&file, path, &err), path, &err);
+    const char* at = strstr(file.data, from);
+    must(at != NULL, from, NULL);
+    char* text = xasprintf("%.*s%s%s", (int)(at - file.data), file.data, to, at + strlen(from));
+    write_text(path, text);
+    refused(c, path, to, place, reason);
+    free(file.data);
+    free(text);
+}
+
+static void test_json_refusals(Checks* c, const char* path) {
+    static const struct { const char *from, *to, *place, *reason; } cases[] = {
+        {"\"BPE\"", "\"Unigram\"", "model is \"Unigram\"", "not BPE"},
+        {"\"BPE\"", "\"WordPiece\"", "model is \"WordPiece\"", "not BPE"},
+        {"\"ByteLevel\"", "\"Metaspace\"", "pre_tokenizer is \"Metaspace\"", "not ByteLevel"},
+        {"\"ByteLevel\"", "\"Sequence\", \"pretokenizers\": []", "pre_tokenizer is \"Sequence\"", "not ByteLevel"},
+        {"{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true}", "null",
+         "pre_tokenizer is null", "not"},
+        {"\"pre_tokenizer\"", "\"other\"", "pre_tokenizer is missing", "not ByteLevel"},
+        {"\"add_prefix_space\": false", "\"add_prefix_space\": true", "add_prefix_space is true", "not false"},
+        {"\"trim_offsets\": true", "\"use_regex\": false", "use_regex is false", "not true"},
+        {"\"normalizer\": null", "\"normalizer\": {\"type\": \"NFC\"}", "normalizer is \"NFC\"", "not null"},
+        {"{\"type\": \"ByteLevel\"}", "{\"type\": \"TemplateProcessing\"}",
+         "post_processor is \"TemplateProcessing\"", "not"},
+        {"\"dropout\": null", "\"dropout\": 0.1", "dropout is 0.1", "not null"},
+        {"\"dropout\": null", "\"byte_fallback\": true", "byte_fallback is true", "not null"},
+        {"\"dropout\": null", "\"ignore_merges\": true", "ignore_merges is true", "not null"},
+        {"\"end_of_word_suffix\": \"\"", "\"end_of_word_suffix\": \"</w>\"", "subwords is \"</w>\"", "not null"},
+        {"\"<|endoftext|>\"}", "\"</s>\"}", "'<|endoftext|>' is neither", "merge"},
+        {"\"!\": 0", "\"!\": 1", "id 1 of another", "token"},
+        {"\"!\": 0", "\"!\": 258", "id 258, but there are 258", "0 to 257"},
+        {"\"!\": 0", "\"!\": 0.5", "integer", "not a tokenizer.json"},
+        {"\"!\": 0, ", "", "byte 0x21 has", "no token"},
+        {", \"ab\": 256", "", "merge 1 has", "no id"},
+        {", \"ab\": 256", ", \"ac\": 256", "'ac' is neither", "merge"},
+        {"[\"a\", \"b\"]", "[\"a\", \"b\", \"c\"]", "merge 1:", "two parts"},
+        {"[\"a\", \"b\"]", "[\"a\", \"b\"], [\"a\", \"b\"]", "merge 2:", "id 256"},
+        {"[\"a\", \"b\"]", "[\"a\", \"b\\n\"]", "line break", "tokenizer.json"},
+        {"\"merges\"", "\"mergers\"", "no merges", "BPE"},
+        {"]}}", "]}", "expected", "not a tokenizer.json"},
+    };
+    Vocab* v = vocab_new();
+    vocab_add(v, id_of_byte('a'), id_of_byte('b'));
+    for (size_t k = 0; k < countof(cases); k++)
+        test_json_refusal(c, path, v, cases[k].from, cases[k].to, cases[k].place, cases[k].reason);
+    free(v);
+    write_text(path, "{ \"\n");   // the merge of a brace and a quote
+    TostError err;
+    Tokenizer* t = tokenizer_open(path, &err);
+    check(c, t && tokenizer_size(t) == 258, "a vocab.bpe that begins with a brace");
+    tokenizer_free(t);
+}
+
+// ---------------------------------------------------------------------------------------------
+// From files to shards
+
+typedef struct { uint32_t* ids; size_t n; } Ids;
+
+static void append_ids(Ids* to, const uint32_t* ids, size_t n) {
+    to->ids = xrealloc(to->ids, (to->n + n + 1) * sizeof *to->ids);
+    if (n) memcpy(to->ids + to->n, ids, n * sizeof *ids);
+    to->n += n;
+}
+
+// All tokens of PREFIX_KIND_000000.bin, PREFIX_KIND_000001.bin, ….
+static Ids read_shards(Checks* c, const char* prefix, const char* kind, int shards) {
+    Ids all = {0};
+    append_ids(&all, NULL, 0);
+    for (int k = 0; k < shards; k++) {
+        char* path = xasprintf("%s_%s_%06d.bin", prefix, kind, k);
+        TostError err;
+        Shard s;
+        if (check(c, shard_open(&s, path, &err), "%s", path)) {
+            all.ids = xrealloc(all.ids, (all.n + (size_t)s.n_tokens + 1) * sizeof *all.ids);
+            check(c, shard_read(all.ids + all.n, &s, 0, (size_t)s.n_tokens, &err), "%s: %s", path, err.text);
+            all.n += (size_t)s.n_tokens;
+            shard_close(&s);
+        }
+        free(path);
+    }
+    return all;
+}
+
+// True if train and val together have the documents of `all`, each in the same order.
+static bool is_partition(const Ids* all, const Ids* train, const Ids* val, uint32_t eot) {
+    size_t t = 0, v = 0;
+    for (size_t i = 0, n; i < all->n; i += n) {
+        for (n = 1; all->ids[i + n - 1] != eot;) n++;
+        if (n <= train->n - t && memcmp(all->ids + i, train->ids + t, n * sizeof *all->ids) == 0) t += n;
+        else if (n <= val->n - v && memcmp(all->ids + i, val->ids + v, n * sizeof *all->ids) == 0) v += n;
+        else return false;
+    }
+    return t == train->n && v == val->n;
+}
+
+// Replaces libc's read, so that reads of texts can fail. Faults need state that outlives the call.
+static struct { bool slow; int calls, fail_at; } reading;   // fail_at: the call that fails with EIO, or 0
+
+// Slow: two of four calls fail with EINTR or EAGAIN, the others read a few bytes.
+ssize_t read(int fd, void* data, size_t n) {
+    static const int errors[4] = {EINTR, EAGAIN};
+    const int error = ++reading.calls == reading.fail_at ? EIO : reading.slow ? errors[reading.calls % 4] : 0;
+    errno = error;
+    return error ? -1 : readv(fd, &(struct iovec){data, reading.slow && n > 50 ? 50 : n}, 1);
+}
+
+typedef struct {
+    char*      dir;
+    char*      vocab;    // path of a vocabulary
+    Tokenizer* t;        // the tokenizer of that vocabulary
+    int        runs;
+} Fixture;
+
+// Tokenizes files into a new folder.
+static bool run(Fixture* b, TokenizeOptions* o, TokenizeResult* r, TostError* err, char** prefix) {
+    *prefix = xasprintf("%s/run%d/x", b->dir, b->runs++);
+    o->tokenizer = b->vocab;
+    o->out = *prefix;
+    o->quiet = true;
+    if (!o->shard_tokens) o->shard_tokens = 1000;
+    return tokenize_files(o, r, err);
+}
+
+// Tokenizes files with many batch sizes and one or two threads: the tokens must always be `want`.
+static void check_runs(Checks* c, Fixture* b, const char* what, char** files, int n_files, const Ids* want) {
+    static const struct { size_t batch; int threads; bool slow; } runs[] = {
+        {0, 1, false}, {0, 2, false}, {1, 1, false}, {2, 1, false}, {3, 1, true}, {7, 1, false}, {40, 1, false},
+        {40, 2, false}, {500, 1, true}, {500, 2, false}, {3000, 2, false}, {0, 1, true},
+    };
+    Ids first_val = {0};
+    for (size_t k = 0; k < countof(runs); k++) {
+        TokenizeOptions o = {.files = files, .n_files = n_files, .threads = runs[k].threads, .seed = 5,
+                             .val_frac = 0.4, .batch_bytes = runs[k].batch};
+        TokenizeResult r;
+        TostError err = {""};
+        char* prefix;
+        reading.slow = runs[k].slow;
+        bool ok = run(b, &o, &r, &err, &prefix);
+        reading.slow = false;
+        if (check(c, ok, "%s: %s", what, err.text)) {
+            Ids train = read_shards(c, prefix, "train", r.train_shards);
+            Ids val = read_shards(c, prefix, "val", r.val_shards);
+            bool counts = r.tokens == want->n && r.train_tokens == train.n && r.val_tokens == val.n;
+            check(c, counts, "%s: %zu + %zu tokens, not %zu", what, train.n, val.n, want->n);
+            bool partition = is_partition(want, &train, &val, (uint32_t)tokenizer_eot(b->t));
+            check(c, partition, "%s: wrong tokens with batches of %zu bytes", what, o.batch_bytes);
+            if (k == 0) append_ids(&first_val, val.ids, val.n);
+            bool same_val = same_ids(first_val.ids, first_val.n, val.ids, val.n);
+            check(c, same_val, "%s: validation documents depend on the batch size", what);
+            free(train.ids);
+            free(val.ids);
+        }
+        free(prefix);
+    }
+    free(first_val.ids);
+}
+
+typedef struct { char* text; size_t n; } Buffer;
+
+static void append(Buffer* b, const char* text, size_t n) {
+    b->text = xrealloc(b->text, b->n + n + 1);
+    if (n) memcpy(b->text + b->n, text, n);
+    b->n += n;
+}
+
+// A random document without separator lines. It does not end in CR, which would join a following LF.
+static size_t random_document(Rng* rng, char* text, size_t cap) {
+    size_t n = hostile_text(rng, text, rng_below(rng, rng_below(rng, 8) ? 80 : cap));
+    for (size_t i = 0; i + 13 <= n; i++) {
+        if ((i == 0 || text[i - 1] == '\n') && memcmp(text + i, "<|endoftext|>", 13) == 0) text[i] = 'x';
+    }
+    if (n && text[n - 1] == '\r') text[n - 1] = '.';
+    return n;
+}
+
+static void append_document(const Fixture* b, Ids* want, const char* text, size_t n) {
+    uint32_t* ids = xmalloc((n + 1) * sizeof *ids);
+    size_t count = tokenizer_encode(b->t, ids, text, n);
+    ids[count] = (uint32_t)tokenizer_eot(b->t);
+    if (n) append_ids(want, ids, count + 1);
+    free(ids);
+}
+
+static void test_plain_text(Checks* c, Fixture* b) {
+    Rng rng = rng_seeded(6, 0);
+    char* files[2] = {xasprintf("%s/a.txt", b->dir), xasprintf("%s/b.txt", b->dir)};
+    Ids want = {0};
+    for (int k = 0; k < 2; k++) {
+        Buffer file = {0};
+        if (k) append(&file, "<|endoftext|>\n", 14);
+        for (int i = 0; i < 60; i++) {
+            char text[1500];
+            size_t n = random_document(&rng, text, sizeof text);
+            const char* feed = rng_below(&rng, 3) ? "\n" : "\r\n";
+            append(&file, text, n);
+            append_document(b, &want, text, n);
+            if (k && i == 59) break;
+            append(&file, feed, n ? strlen(feed) : 0);
+            append(&file, "<|endoftext|>", 13);
+            if (i < 59) append(&file, feed, strlen(feed));
+        }
+        write_bytes(files[k], file.text, file.n);
+        free(file.text);
+    }
+    check_runs(c, b, "plain text", files, 2, &want);
+    for (int k = 0; k < 2; k++) free(files[k]);
+    free(want.ids);
+}
+
+static void test_jsonl(Checks* c, Fixture* b) {
+    static const struct { const char *line, *text; } lines[] = {
+        {"{\"text\": \"hello world\"}\n", "hello world"},
+        {"{\"id\": 7, \"text\":\"tab\\t \\\"q\\\" \\u00e9\\ud83d\\ude00\", \"meta\": {\"text\": \"no\"}}\r\n",
+         "tab\t \"q\" é\U0001f600"},
+        {"\n", ""}, {" \t \r\n", ""}, {"{\"text\": \"\"}\n", ""},
+        {"{\"text\": \"first\", \"text\": \"last\"}\n", "last"},
+        {"{\"a key that is longer than the text\": [1, {\"b\": null}], \"text\": \"\\n<|endoftext|>\\n\"}\n",
+         "\n<|endoftext|>\n"},
+        {"{\"text\":\"no line end\"}", "no line end"},
+    };
+    Ids want = {0};
+    Buffer file = {0};
+    for (int round = 0; round < 20; round++) {
+        for (size_t i = 0; i < countof(lines); i++) {
+            append(&file, lines[i].line, strlen(lines[i].line));
+            append_document(b, &want, lines[i].text, strlen(lines[i].text));
+        }
+        if (round < 19) append(&file, "\n", 1);
+    }
+    char* files[] = {xasprintf("%s/c.jsonl", b->dir)};
+    write_bytes(files[0], file.text, file.n);
+    check_runs(c, b, "JSONL", files, 1, &want);
+    for (int k = 0; k < 2; k++) {  // from the file, then from standard input
+        char* input[] = {k ? "-" : files[0]};
+        TokenizeOptions o = {.files = input, .n_files = 1, .jsonl = k};
+        TokenizeResult r;
+        TostError err = {""};
+        char* prefix = NULL;
+        bool ok = (!k || freopen(files[0], "rb", stdin)) && run(b, &o, &r, &err, &prefix);
+        ok = ok && r.tokens == want.n && r.bytes == file.n && r.documents == 100 && r.val_shards == 0;
+        check(c, ok, "input %s: %s", input[0], err.text);
+        free(prefix);
+    }
+    free(files[0]);
+    free(file.text);
+    free(want.ids);
+}
+
+static void fails(Checks* c, Fixture* b, TokenizeOptions o, const char* text, const char* name,
+                  const char* expected) {
+    TokenizeResult r;
+    TostError err = {""};
+    char *path = path_join(b->dir, name), *prefix, *files[] = {path};
+    if (text) write_text(path, text);
+    o.files = files;
+    o.n_files = 1;
+    o.threads = 2;
+    bool ok = run(b, &o, &r, &err, &prefix);
+    check(c, !ok && strstr(err.text, expected), "%s: expected '%s', got '%s'", name, expected, err.text);
+    char* dir = path_dir(prefix);
+    check(c, rmdir(dir) == 0 || !path_exists(dir), "%s: files remain after the error", name);
+    free(dir);
+    free(path);
+    free(prefix);
+}
+
+static void test_failures(Checks* c, Fixture* b) {
+    const TokenizeOptions plain = {.batch_bytes = 8, .shard_tokens = 2};
+    const TokenizeOptions val_required = {.val_frac = 0.01, .seed = 5, .val_required = true};
+    fails(c, b, plain, NULL, "absent.txt", "absent.txt: cannot be read");
+    fails(c, b, plain, "", "empty.txt", "no document");
+    fails(c, b, plain, "<|endoftext|>\n<|endoftext|>\r\n\n<|endoftext|>", "separators.txt", "no document");
+    fails(c, b, plain, "\n \n", "blank.jsonl", "no document");
+    fails(c, b, val_required, "only one", "one.txt", "went to the validation shards; separate documents");
+    fails(c, b, (TokenizeOptions){.val_frac = 1}, "x", "frac.txt", "--val-frac 1");
+    fails(c, b, plain, "{\"text\": \"good\"}\n\n{\"title\": \"text\"}\n", "none.jsonl",
+          "none.jsonl: line 3: the object has no \"text\"");
+    fails(c, b, plain, "{\"text\": \"good\"}\n{\"text\": 1}\n{", "number.jsonl",
+          "line 2: \"text\" is not a string");
+    fails(c, b, plain, "{\"text\": \"good\"}\n{\"text\": \"cut", "cut.jsonl", "line 2: byte 13");
+    fails(c, b, plain, "{\"text\": \"good\"} x\n", "left.jsonl", "line 1: byte 17");
+    fails(c, b, plain, "[\"text\"]\n", "array.jsonl", "line 1: byte 0");
+    fails(c, b, plain, "{\"text\": \"\xff\"}\n", "utf8.jsonl", "line 1: byte 10");
+    fails(c, b, (TokenizeOptions){.jsonl = true}, "plain text\n", "forced.txt", "line 1: byte 0");
+    char* sub = path_join(b->dir, "folder.txt");
+    TostError err;
+    check(c, make_dirs(sub, &err), "%s", sub);
+    free(sub);
+    fails(c, b, plain, NULL, "folder.txt", "a folder");
+}
+
+// The last tokens of a single document are the validation data, wherever shards begin and end.
+static void test_lone_document(Checks* c, Fixture* b) {
+    static const char text[] = "0 1 2 3 4 5 6 7 8 9 a b";
+    char *files[] = {path_join(b->dir, "long.txt")}, *prefix;
+    Ids want = {0};
+    write_text(files[0], text);
+    append_document(b, &want, text, sizeof text - 1);
+    for (int size = 1; size <= 26; size++) {
+        for (int tenths = 0; tenths < 10; tenths++) {
+            TokenizeOptions o = {.files = files, .n_files = 1, .val_frac = 0.1 * tenths,
+                                 .shard_tokens = (uint64_t)size};
+            TokenizeResult r;
+            TostError err = {""};
+            const bool ok = run(b, &o, &r, &err, &prefix);
+            const uint64_t val = (uint64_t)(o.val_frac * (double)r.tokens);
+            check(c, ok && r.val_tokens == val && r.train_tokens == r.tokens - val,
+                  "shards of %d, --val-frac %g: %d and %d of %d tokens: %s", size, o.val_frac, (int)r.train_tokens,
+                  (int)r.val_tokens, (int)r.tokens, err.text);
+            Ids train = read_shards(c, prefix, "train", r.train_shards);
+            Ids tail = read_shards(c, prefix, "val", r.val_shards);
+            append_ids(&train, tail.ids, tail.n);
+            check(c, same_ids(train.ids, train.n, want.ids, want.n), "shards of %d, --val-frac %g: wrong tokens", size,
+                  o.val_frac);
+            free(train.ids);
+            free(tail.ids);
+            free(prefix);
+        }
+    }
+    free(want.ids);
+    free(files[0]);
+}
+
+// Without val_required, a single document goes to the training shards.
+static void test_no_validation(Checks* c, Fixture* b) {
+    char *files[] = {path_join(b->dir, "lone.txt")}, *prefix;
+    write_text(files[0], "only one");
+    TokenizeOptions o = {.files = files, .n_files = 1, .val_frac = 0.01, .seed = 5};
+    TokenizeResult r;
+    TostError err = {""};
+    const bool ok = run(b, &o, &r, &err, &prefix);
+    check(c, ok && r.documents == 1 && r.train_shards == 1 && r.val_shards == 0, "one document: %s", err.text);
+    free(prefix);
+    free(files[0]);
+}
+
+// Whichever read fails, tokenize reports an error and leaves no files.
+static void test_reads(Checks* c, Fixture* b) {
+    char *files[] = {path_join(b->dir, "read.txt")}, *prefix;
+    TokenizeOptions o = {.files = files, .n_files = 1, .threads = 1, .batch_bytes = 8};
+    TokenizeResult r;
+    write_text(files[0], "\xef\xbb\xbf" "a text that is longer than one batch, and has a byte order mark");
+    int failed = 0;
+    for (bool ok = false; !ok && failed < 100; failed += !ok) {
+        TostError err = {""};
+        reading.calls = 0;
+        reading.fail_at = failed + 1;
+        ok = run(b, &o, &r, &err, &prefix);
+        check(c, ok || strstr(err.text, strerror(EIO)), "read %d: %s", failed, err.text);
+        char* dir = path_dir(prefix);
+        check(c, ok || !path_exists(dir), "read %d: files remain after the error", failed);
+        free(dir);
+        free(prefix);
+    }
+    reading.fail_at = 0;
+    check(c, failed >= 5 && failed < 100, "%d reads failed", failed);
+    check(c, r.bytes == 66 && r.tokens <= 64 && r.documents == 1, "%d bytes, %d tokens", (int)r.bytes, (int)r.tokens);
+    free(files[0]);
+}
+
+static void test_compressed(Checks* c, Fixture* b) {
+    const TokenizeOptions plain = {0};
+    fails(c, b, plain, "\x1f\x8b\x08 and more", "a.gz",
+          "a.gz: compressed by gzip; pipe it through a filter: gzip -dc FILE |");
+    fails(c, b, plain, "\xfd" "7zXZ", "a.xz", "xz -dc FILE |");
+    fails(c, b, plain, "\x28\xb5\x2f\xfd and more", "a.jsonl.zst", "zstd -dc FILE |");
+    fails(c, b, plain, "\x04\x22\x4d\x18 and more", "a.lz4", "lz4 -dc FILE |");
+    fails(c, b, plain, "BZh91AY&SY", "a.bz2", "bzip2 -dc FILE |");
+    fails(c, b, plain, "PK\x03\x04 and more", "a.zip", "unzip -p FILE |");
+    fails(c, b, plain, "PAR1\x15 and more", "a.parquet", "a Parquet file, not text");
+    char *compressed = path_join(b->dir, "a.gz"), *prefix = NULL, *input[] = {"-"};
+    TokenizeOptions o = {.files = input, .n_files = 1};
+    TokenizeResult r;
+    TostError err = {""};
+    const bool ok = freopen(compressed, "rb", stdin) && run(b, &o, &r, &err, &prefix);
+    check(c, !ok && strstr(err.text, "standard input: compressed by gzip"), "compressed input: got '%s'",
+          err.text);
+    free(prefix);
+    free(compressed);
+}
+
+static void test_tokenize(Checks* c, const char* dir, const char* path) {
+    Rng rng = rng_seeded(7, 0);
+    Vocab* v = random_vocab(&rng, "ab \n'sl1!\xc2\xa0\xe3\x80\x85\xe2\x89\xff", 300);
+    Fixture b = {.dir = xasprintf("%s/tokenize", dir), .vocab = xstrdup(path), .t = vocab_open(v, path)};
+    TostError err;
+    if (check(c, make_dirs(b.dir, &err), "%s", b.dir)) {
+        test_plain_text(c, &b);
+        test_jsonl(c, &b);
+        test_failures(c, &b);
+        test_lone_document(c, &b);
+        test_no_validation(c, &b);
+        test_reads(c, &b);
+        test_compressed(c, &b);
+    }
+    tokenizer_free(b.t);
+    free(b.vocab);
+    free(b.dir);
+    free(v);
+}
+
+int main(void) {
+    Checks c = {"tokenizer", 0, 0, 0};
+    char* dir = new_folder();
+    char* path = path_join(dir, "vocab.bpe");
+    test_published(&c, "data/tokens/hostile_a.txt", "data/tokens/hostile_a.u16");
+    test_published(&c, "data/text/shakespeare.txt", "data/tokens/shakespeare.u16");
+    test_published(&c, "data/text/wikitext-2/wiki.valid.tokens", "data/tokens/wikitext2_valid.u16");
+    test_split(&c, path);
+    test_merging(&c, path);
+    test_long_words(&c, path);
+    test_cuts(&c, path);
+    test_random_bytes(&c, path);
+    test_byte_tokenizer(&c, path);
+    test_valid_files(&c, path);
+    test_invalid_files(&c, path);
+    test_json_files(&c, path);
+    test_json_refusals(&c, path);
+    test_tokenize(&c, dir, path);
+    drop_folder(dir);
+    free(path);
+    return checks_verdict(&c);
+}

@@ -1,0 +1,1080 @@
+// test_train.c: training runs under failures: losses that are not finite, outliers, signals, concurrent runs, full
+// disks, closed pipes. Each run is a child process that calls tost_main with a toy engine. Its losses depend on the
+// tokens, so the data decides when they are not finite; a hook runs at a chosen forward pass or tensor copy.
+#include "base/error.h"
+#include "base/files.h"
+#include "base/memory.h"
+#include "dev/test/scratch.h"
+
+#include <fcntl.h>
+#include <math.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "run/checkpoint.h"
+#include "commands/commands.h"
+#include "data/samples.h"
+#include "run/outlier.h"
+#include "base/lock.h"
+#include "run/log.h"
+#include "run/schedule.h"
+
+// ---------------------------------------------------------------------------------------------
+// The toy engine. The loss of a token is 0.01 · id + 0.001 · (sum of the parameters); its gradient goes to one
+// parameter. A token BAD makes loss and gradient NaN, a token SPIKE makes them large.
+
+enum { BAD = 200, SPIKE = 201, WRONG_TENSOR = 3 };
+
+struct TostModel {
+    TostTensors tensors;
+    float*      state[TOST_STATES];
+    double      loss;
+    int64_t     count;
+};
+
+typedef enum { TRAINING, EVALUATING, GET, PUT, EVENTS } Event;
+
+typedef struct {
+    Event event;
+    int   at;                       // runs at this event of its kind, counted from 1
+    void (*action)(TostModel* m);   // NULL: none
+} Hook;
+
+static Hook hooks[2];               // of the next child
+static int  events[EVENTS];         // events of this process, by kind
+
+static void trigger(Event event, const TostModel* m) {
+    events[event]++;
+    for (size_t i = 0; i < countof(hooks); i++)
+        if (hooks[i].action && hooks[i].event == event && hooks[i].at == events[event]) hooks[i].action((TostModel*)m);
+}
+
+static bool toy_supports(TostDtype dtype) { return dtype == TOST_FP32; }
+
+static bool toy_describe(char* text, size_t cap, const TostEngineOptions* o, TostError* err) {
+    (void)o, (void)err;
+    return snprintf(text, cap, "a toy") > 0;
+}
+
+static size_t toy_memory(const TostConfig* c, const TostEngineOptions* o) { return (void)c, (void)o, 1; }
+
+static TostModel* toy_create(const TostConfig* c, const TostEngineOptions* o, TostError* err) {
+    (void)o, (void)err;
+    TostModel* m = xcalloc(1, sizeof *m);
+    m->tensors = tost_tensors(c);
+    for (int s = 0; s < TOST_STATES; s++) m->state[s] = xcalloc(m->tensors.flat_size, sizeof(float));
+    return m;
+}
+
+static void toy_destroy(TostModel* m) {
+    for (int s = 0; s < TOST_STATES; s++) free(m->state[s]);
+    tost_tensors_free(&m->tensors);
+    free(m);
+}
+
+static void toy_put(TostModel* m, TostState s, const TostTensor* t, const float* src) {
+    trigger(PUT, m);
+    memcpy(m->state[s] + t->offset, src, t->size * sizeof *src);
+}
+
+static void toy_get(float* dst, const TostModel* m, TostState s, const TostTensor* t) {
+    trigger(GET, m);
+    memcpy(dst, m->state[s] + t->offset, t->size * sizeof *dst);
+}
+
+static void toy_losses(TostModel* m, const int32_t* inputs, int B, int T, float scale) {
+    const size_t wrong = m->tensors.tensor[WRONG_TENSOR].offset;
+    double sum = 0;
+    for (size_t i = 0; i < m->tensors.flat_size; i++) sum += 1e-3 * m->state[TOST_PARAM][i];
+    for (int i = 0; i < B * T; i++) {
+        const int id = inputs[i];
+        const double loss = id == BAD ? NAN : id == SPIKE ? 50 : 0.01 * id;
+        m->loss += loss + sum;
+        float* grad = m->state[TOST_GRAD] + (id == BAD ? wrong : (size_t)id % m->tensors.flat_size);
+        *grad += scale * (float)(loss + 0.5 * sum);
+    }
+    m->count += B * T;
+}
+
+static void toy_forward_loss(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T) {
+    (void)targets;
+    trigger(EVALUATING, m);
+    toy_losses(m, inputs, B, T, 0);
+}
+
+static void toy_forward_train(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T, float scale) {
+    (void)targets;
+    trigger(TRAINING, m);
+    toy_losses(m, inputs, B, T, scale);
+}
+
+static void toy_backward(TostModel* m, TostEnd end) { (void)m, (void)end; }
+
+static void toy_read_loss(double* sum, int64_t* count, TostModel* m) {
+    *sum = m->loss;
+    *count = m->count;
+    m->loss = 0;
+    m->count = 0;
+}
+
+static void toy_zero_grad(TostModel* m) { memset(m->state[TOST_GRAD], 0, m->tensors.flat_size * sizeof(float)); }
+
+static double toy_grad_norm(TostModel* m) {
+    double sum = 0;
+    for (size_t i = 0; i < m->tensors.flat_size; i++) sum += pow(m->state[TOST_GRAD][i], 2);
+    return sqrt(sum);
+}
+
+// Adam; appends a line "step lr" to the file optimizer_steps.
+static void toy_update(TostModel* m, const TostAdamW* a) {
+    FILE* f = fopen("optimizer_steps", "a");
+    must(f && fprintf(f, "%lld %.9e\n", (long long)a->step, a->lr) > 0 && fclose(f) == 0, "optimizer_steps", NULL);
+    for (size_t i = 0; i < m->tensors.flat_size; i++) {
+        const double g = a->grad_scale * m->state[TOST_GRAD][i];
+        const double first = m->state[TOST_M][i] = (float)(a->beta1 * m->state[TOST_M][i] + (1 - a->beta1) * g);
+        const double second = m->state[TOST_V][i] = (float)(a->beta2 * m->state[TOST_V][i] + (1 - a->beta2) * g * g);
+        const double m_hat = first / (1 - pow(a->beta1, (double)a->step));
+        const double v_hat = second / (1 - pow(a->beta2, (double)a->step));
+        m->state[TOST_PARAM][i] -= (float)(a->lr * m_hat / (sqrt(v_hat) + a->eps));
+        m->state[TOST_EMA][i] += (float)(a->ema_rate * (m->state[TOST_PARAM][i] - m->state[TOST_EMA][i]));
+    }
+}
+
+static const TostEngine toy = {
+    .name = "toy", .supports = toy_supports, .describe = toy_describe, .memory = toy_memory, .create = toy_create,
+    .destroy = toy_destroy, .put = toy_put, .get = toy_get, .forward_loss = toy_forward_loss,
+    .forward_train = toy_forward_train, .backward = toy_backward, .read_loss = toy_read_loss,
+    .zero_grad = toy_zero_grad, .grad_norm = toy_grad_norm, .update = toy_update,
+};
+
+// ---------------------------------------------------------------------------------------------
+// Runs
+
+#define TOY "--layers 1 --heads 1 --channels 4 --block-size 8 --vocab-size 257 --seq 8 --batch 2 " \
+            "--order sequential --sample-every 0 --warmup 2 --lr 0.01 --keep 0 "
+#define BASE TOY "--total-batch 16 "
+#define NO_VAL "--val-every 0 "
+
+enum { TOKENS = 16, STEPS = 200 };   // tokens per step, steps per shard
+
+// A shard of raw uint16 with one token `id` in each of the steps first … last, counted from 0.
+static void write_shard(const char* path, int id, int first, int last) {
+    uint16_t ids[STEPS * TOKENS + 1];
+    for (int i = 0; i <= STEPS * TOKENS; i++) {
+        const int step = i / TOKENS;
+        ids[i] = (uint16_t)(step >= first && step <= last && i % TOKENS == 5 ? id : (i * 37 + i / 7) % 100);
+    }
+    write_bytes(path, ids, sizeof ids);
+}
+
+typedef struct { int status; char *out, *err; } Outcome;   // status: 1000 + signal if killed by one
+
+static char* text_of(const char* path) {
+    TostError err;
+    Bytes b;
+    return read_file(&b, path, &err) ? b.data : xstrdup("");
+}
+
+static int toy_main(const char* args) {
+    memset(events, 0, sizeof events);
+    char *words = xstrdup(args), *argv[80] = {"train_gpt_tost"};
+    int argc = 1;
+    for (char* w = strtok(words, " "); w; w = strtok(NULL, " ")) argv[argc++] = w;
+    const int status = tost_main(argc, argv, &toy);
+    free(words);
+    return status;
+}
+
+enum { READ = -1, CLOSED = -2 };   // instead of a descriptor for stdout; CLOSED closes stdin, stdout and stderr
+
+// Runs the program in a child process with these descriptors for stdout and stderr. exec: calls exec after fork, which
+// is needed if this process has OpenMP threads.
+static int run_child(const char* args, int out, int err, bool exec) {
+    fflush(stdout);
+    const pid_t id = fork();
+    must(id >= 0, "fork", NULL);
+    if (id == 0) {
+        for (int fd = 0; fd <= 2; fd++)
+            if (out == CLOSED) close(fd);
+        if (out != CLOSED) must(dup2(out, STDOUT_FILENO) >= 0 && dup2(err, STDERR_FILENO) >= 0, "dup2", NULL);
+        if (exec) execl("/proc/self/exe", "test_train", args, (char*)NULL);
+        must(!exec, "execl", NULL);
+        exit(toy_main(args));
+    }
+    int status;
+    must(waitpid(id, &status, 0) == id, "waitpid", NULL);
+    return WIFSIGNALED(status) ? 1000 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+// Reads a pipe to its end. free()
+static char* drain(int pipe_end[2]) {
+    enum { CAP = 1 << 16 };   // capacity of a pipe
+    char* text = xcalloc(CAP + 1, 1);
+    ssize_t n = 0;
+    close(pipe_end[1]);
+    for (size_t at = 0; at < CAP && (n = read(pipe_end[0], text + at, CAP - at)) > 0;) at += (size_t)n;
+    close(pipe_end[0]);
+    return text;
+}
+
+// A run whose stdout is `out`. Its output goes to pipes, which a file size limit does not affect.
+static Outcome run_into(const char* args, int out) {
+    int o[2], e[2];
+    must(pipe(o) == 0 && pipe(e) == 0, "pipe", NULL);
+    remove("optimizer_steps");
+    const int status = run_child(args, out == READ ? o[1] : out, e[1], false);
+    memset(hooks, 0, sizeof hooks);
+    return (Outcome){status, drain(o), drain(e)};
+}
+
+static Outcome run(const char* args) { return run_into(args, READ); }
+
+static int lines(const char* text) {
+    int n = 0;
+    for (; *text; text++) n += *text == '\n';
+    return n;
+}
+
+// Checks the exit status and the number of lines on stderr, and that stderr contains `says` (unless NULL). Frees o.
+static void check_run(Checks* c, Outcome o, int status, int err_lines, const char* says, const char* what) {
+    check(c, o.status == status, "%s: expected status %d, got %d: %s", what, status, o.status, o.err);
+    check(c, lines(o.err) == err_lines, "%s: expected %d lines on stderr: %s", what, err_lines, o.err);
+    if (says) check(c, strstr(o.err, says) != NULL, "%s: expected '%s': %s", what, says, o.err);
+    free(o.out);
+    free(o.err);
+}
+
+// The log without its time columns. free()
+static char* log_without_times(const char* run) {
+    char* path = path_join(run, "log.csv");
+    char *text = text_of(path), *to = text;
+    int commas = 0;
+    for (const char* p = text; *p; p++) {
+        commas = *p == '\n' ? 0 : commas + (*p == ',');
+        if (commas < 6) *to++ = *p;
+    }
+    *to = 0;
+    free(path);
+    return text;
+}
+
+static bool same_file(const char* a, const char* b, int step, const char* name) {
+    TostError err;
+    char *first = xasprintf("%s/step_%08d/%s", a, step, name), *second = xasprintf("%s/step_%08d/%s", b, step, name);
+    Bytes x = {0}, y = {0};
+    const bool same = read_file(&x, first, &err) && read_file(&y, second, &err) && x.size == y.size
+                      && memcmp(x.data, y.data, x.size) == 0;
+    free(x.data);
+    free(y.data);
+    free(first);
+    free(second);
+    return same;
+}
+
+// Checks that two runs have the same checkpoint at `step` and the same log.
+static void check_same(Checks* c, const char* a, const char* b, int step, const char* what) {
+    char *first = log_without_times(a), *second = log_without_times(b);
+    check(c, same_file(a, b, step, "model.safetensors"), "%s: model.safetensors differs", what);
+    check(c, same_file(a, b, step, "optimizer.safetensors"), "%s: optimizer.safetensors differs", what);
+    check(c, *first && strcmp(first, second) == 0, "%s: logs differ:\n%s\n%s", what, first, second);
+    free(first);
+    free(second);
+}
+
+static bool saved(const char* run, int step) {
+    Folder folder;
+    TostError err;
+    const bool exists = folder_open(&folder, NULL, run, &err) && checkpoint_exists(&folder, step);
+    folder_close(&folder);
+    return exists;
+}
+
+// Row `step` of a run's log; step -1 if there is none.
+static LogRow row_of(const char* run, int step) {
+    char* path = path_join(run, "log.csv");
+    char *text = text_of(path), *line = text;
+    LogRow row = {.step = -1};
+    for (int i = 0; i <= step && line; i++) line = (line = strchr(line, '\n')) ? line + 1 : NULL;
+    char* end = line ? strchr(line, '\n') : NULL;
+    if (end) {
+        end[1] = 0;
+        log_row_parse(&row, line);
+    }
+    free(text);
+    free(path);
+    return row;
+}
+
+// ---------------------------------------------------------------------------------------------
+// The outlier detector
+
+static void test_outlier_detector(Checks* c) {
+    OutlierDetector g = {0};
+    for (int i = 0; i < OUTLIER_WINDOW; i++) {
+        check(c, outlier_z(&g.loss, 1e9) == 0, "z is not 0 before the window is full, at %d", i);
+        outlier_accept(&g, i % 2 ? 3 : 1, i);   // mean 2, deviation 1
+    }
+    check(c, outlier_z(&g.loss, 5) == 3 && outlier_z(&g.loss, -1) == -3, "z of 5: %g", outlier_z(&g.loss, 5));
+    // 0 … 127: mean 63.5, variance (128² - 1) / 12
+    const double deviation = sqrt((128.0 * 128.0 - 1) / 12);
+    check(c, fabs(outlier_z(&g.norm, 200) - (200 - 63.5) / deviation) < 1e-12, "z of 200: %g", outlier_z(&g.norm, 200));
+    for (int i = 0; i < 50; i++) outlier_accept(&g, 1.0 / (3 + i), 128 + i);
+    // 50 … 177
+    check(c, fabs(outlier_z(&g.norm, 200) - (200 - 113.5) / deviation) < 1e-12, "the oldest values are dropped");
+    outlier_skip(&g);
+    outlier_skip(&g);
+    check(c, g.skipped == 2 && g.in_a_row == 2, "two skipped steps");
+    outlier_accept(&g, 1, 1);
+    check(c, g.skipped == 2 && g.in_a_row == 0, "an accepted step after two skipped ones");
+    OutlierWindow read, flat = {0};
+    for (int i = 0; i < 1000; i++) outlier_accept(&g, 3 + sin(i) / 3, 1);
+    char* text = outlier_window_text(&g.loss);
+    check(c, outlier_window_parse(&read, text), "the text of a window is not parsed");
+    int differ = 0;   // the z scores must have the same bits, although the ring buffer starts elsewhere
+    OutlierDetector resumed = {.loss = read};
+    for (int i = 0; i < 300; i++) {
+        differ += outlier_z(&resumed.loss, 0.02 * i) != outlier_z(&g.loss, 0.02 * i);
+        outlier_accept(&resumed, cos(i), 1);
+        outlier_accept(&g, cos(i), 1);
+    }
+    check(c, differ == 0, "%d of 300 z scores differ after parsing", differ);
+    free(text);
+    text = outlier_window_text(&flat);
+    check(c, !*text && outlier_window_parse(&read, "") && read.count == 0, "an empty window");
+    free(text);
+    flat.count = OUTLIER_WINDOW;
+    check(c, outlier_z(&flat, 1) == 0, "z of a window of zeros is 0");
+    for (int i = 0; i < OUTLIER_WINDOW; i++) flat.value[i] = 0.1;   // the mean is rounded
+    check(c, outlier_z(&flat, 0.2) == 0, "z of equal values is 0: %g", outlier_z(&flat, 0.2));
+    static const char* const wrong[] = {"x", "1 x", "1,2", "nan", "1 inf", "1e999", "1;", " "};
+    for (size_t i = 0; i < countof(wrong); i++)
+        check(c, !outlier_window_parse(&read, wrong[i]), "'%s' is parsed", wrong[i]);
+    char* long_text = xstrdup("");
+    for (int i = 0; i <= OUTLIER_WINDOW; i++) long_text = append_text(long_text, "%s1", i ? " " : "");
+    check(c, !outlier_window_parse(&read, long_text), "one value too many is parsed");
+    free(long_text);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Skipped steps
+
+// Checks the optimizer steps of a run of `steps` steps of which `count` were skipped, starting with `first`.
+static void check_optimizer_steps(Checks* c, const char* what, int first, int count, int steps) {
+    const Schedule schedule = {.kind = SCHEDULE_COSINE, .steps = steps, .warmup = 2, .peak = 0.01, .min_frac = 0.1};
+    char *is = text_of("optimizer_steps"), *wanted = xstrdup("");
+    for (int s = 0, made = 0; s < steps; s++) {
+        if (s >= first && s < first + count) continue;
+        wanted = append_text(wanted, "%d %.9e\n", ++made, schedule_lr(&schedule, s));
+    }
+    size_t same = 0;
+    while (is[same] && is[same] == wanted[same]) same++;
+    check(c, strcmp(is, wanted) == 0, "%s: optimizer steps differ at '%.20s', expected '%.20s'", what, is + same,
+          wanted + same);
+    free(is);
+    free(wanted);
+}
+
+static void poison(TostModel* m) { m->state[TOST_PARAM][m->tensors.tensor[5].offset] = NAN; }
+
+static void kill_process(TostModel* m) { (void)m, raise(SIGKILL); }
+
+static void test_not_finite(Checks* c) {
+    write_shard("bad.bin", BAD, 5, 6);
+    Outcome o = run(BASE NO_VAL "--data bad.bin --steps 12 --min-lr-frac 0.1 --save-every 4 --out bad");
+    check(c, strstr(o.out, "skipped    2 of 12 steps") != NULL, "the summary must count skipped steps: %s", o.out);
+    check(c, strstr(o.err, "step 6 is skipped: loss nan, gradient norm nan, first in the gradient of "
+                           "transformer.h.0.") != NULL,
+          "the warning must name the first tensor that is not finite: %s", o.err);
+    check_run(c, o, 0, 2, "step 7 is skipped: loss nan", "two bad steps");
+    check_optimizer_steps(c, "two bad steps", 5, 2, 12);
+    const LogRow row = row_of("bad", 6), next = row_of("bad", 7);
+    check(c, row.step == 6 && isnan(row.train_loss) && isnan(row.grad_norm) && row.lr == 0 && row.tokens == 7 * TOKENS,
+          "the row of a skipped step");
+    check(c, next.step == 7 && next.train_loss > 0 && next.lr > 0, "the row after it");
+
+    hooks[0] = (Hook){TRAINING, 11, kill_process};
+    check_run(c, run(BASE NO_VAL "--data bad.bin --steps 12 --min-lr-frac 0.1 --save-every 4 --out bad2"),
+              1000 + SIGKILL, 2, NULL, "killed after bad steps");
+    check_run(c, run("--resume --out bad2"), 0, 0, NULL, "resumed after bad steps");
+    check_same(c, "bad", "bad2", 12, "resumed after bad steps");
+
+    const char* args = BASE NO_VAL "--data bad.bin --steps 12 --save-every 5 --max-skipped 1 --out bad3";
+    check_run(c, run(args), 1, 2,
+              "step 7: loss nan, gradient norm nan, first in the gradient of transformer.h.0.",
+              "too many skipped in a row");
+    check(c, saved("bad3", 5), "bad data alone does not prevent a save");
+    check_run(c, run(BASE NO_VAL "--data bad.bin --steps 12 --save-every 3 --max-skipped 0 --out bad4"), 1, 1,
+              "train --resume --out bad4 continues from step 3", "--max-skipped 0");
+    check_run(c, run("--resume --out bad4 --max-skipped 2"), 0, 3, "step 7 is skipped", "another --max-skipped");
+    check(c, !saved("bad4", 6) && saved("bad4", 9), "a save between bad data is postponed");
+    write_shard("next.bin", BAD, 12, 12);
+    check_run(c, run(BASE NO_VAL "--data next.bin --steps 12 --save-every 3 --out bad6"), 0, 0, NULL,
+              "bad data after the end");
+    hooks[0] = (Hook){TRAINING, 4, poison};
+    o = run(BASE NO_VAL "--data bad.bin --steps 12 --save-every 3 --out bad5");
+    check(c, strstr(o.err, "stopped without changing the parameters, after 10 consecutive") == NULL
+             || strstr(o.err, "first in the parameter ") != NULL,
+          "the error must name the parameter that is not finite: %s", o.err);
+    check(c, saved("bad5", 3) && !saved("bad5", 6), "parameters that are not finite are not saved");
+    check_run(c, o, 1, 9 + 2 + 1, "not saved", "a parameter that is not finite");
+}
+
+static void test_outliers(Checks* c) {
+#define WINDOWED BASE NO_VAL "--data spike.bin --steps 150 --save-every 50 "
+    write_shard("spike.bin", SPIKE, 140, 141);
+    check_run(c, run(WINDOWED "--out plain"), 0, 0, NULL, "off by default");
+    check_run(c, run(WINDOWED "--skip-loss-z 6 --out loss"), 0, 2, "step 142 is skipped: loss ", "--skip-loss-z");
+    check_optimizer_steps(c, "--skip-loss-z", 140, 2, 150);
+    check(c, row_of("loss", 140).lr == 0 && row_of("loss", 140).train_loss > 1, "the row of an outlier");
+    check_run(c, run(WINDOWED "--skip-grad-z 6 --out norm"), 0, 2, "step 141 is skipped: gradient norm ",
+              "--skip-grad-z");
+    hooks[0] = (Hook){TRAINING, 142, kill_process};
+    check_run(c, run(WINDOWED "--skip-loss-z 6 --out loss2"), 1000 + SIGKILL, 1, NULL, "killed after an outlier");
+    check_run(c, run("--resume --out loss2"), 0, 2, "step 142 is skipped", "the window is resumed");
+    check_same(c, "loss", "loss2", 150, "the window is resumed");
+    write_shard("spike.bin", SPIKE, 127, 127);
+    check_run(c, run(WINDOWED "--skip-loss-z 6 --out early"), 0, 0, NULL, "no outliers before 128 steps");
+    write_shard("spike.bin", SPIKE, 128, 199);
+    check_run(c, run(WINDOWED "--skip-loss-z 6 --max-skipped 3 --out many"), 1, 4,
+              "step 132: loss ", "outliers in a row");
+    check_run(c, run("--resume --out many --max-skipped 3 --skip-loss-z 0"), 0, 0, NULL, "outliers off again");
+#undef WINDOWED
+}
+
+// The outlier window in a checkpoint must contain the losses and gradient norms of the accepted steps, as in the log.
+static void test_window_saved(Checks* c) {
+    TostError err;
+    CheckpointInfo info;
+    StFile file;
+    const bool ok = checkpoint_open(&file, &info, "bad/step_00000012/model.safetensors", "--model", &err);
+    if (!check(c, ok, "%s", err.text)) return;
+    st_close(&file);
+    const OutlierDetector* d = &info.outliers;
+    check(c, d->loss.count == 10 && d->norm.count == 10 && d->skipped == 2 && d->in_a_row == 0, "saved counts");
+    for (int step = 0, i = 0; step < 12; step++) {
+        const LogRow row = row_of("bad", step);
+        if (step == 5 || step == 6) continue;
+        check(c, fabs(d->loss.value[i] - row.train_loss) < 1e-9 && fabs(d->norm.value[i] - row.grad_norm) < 1e-9,
+              "step %d: loss %g, norm %g are saved", step, d->loss.value[i], d->norm.value[i]);
+        i++;
+    }
+    checkpoint_info_free(&info);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Signals
+
+static void interrupt(TostModel* m) { (void)m, raise(SIGINT); }
+static void terminate_twice(TostModel* m) { (void)m, raise(SIGINT), raise(SIGTERM); }
+static void hang_up(TostModel* m) { (void)m, raise(SIGHUP), raise(SIGHUP); }
+
+static void use_cpu(TostModel* m) { (void)m, raise(SIGXCPU), raise(SIGXCPU); }
+static void warn(TostModel* m) { (void)m, raise(SIGUSR1), raise(SIGHUP); }
+
+// Evaluation passes: one before each save, three per validation: before the first step and after steps 4, 8, 12.
+#define VALIDATED BASE "--data good.bin --val-data good.bin --val-every 4 --val-batches 3 --steps 12 --save-every 6 "
+
+static void test_signals(Checks* c) {
+    // saved: the step of the newest checkpoint. Each run is resumed until it ends.
+    static const struct { const char* what; Hook first, second; int status, saved; const char* says; } cases[] = {
+        {"in a step", {TRAINING, 7, interrupt}, {0}, 130, 7, NULL},
+        {"before the first step", {EVALUATING, 2, interrupt}, {0}, 130, 0, NULL},
+        {"in a validation", {EVALUATING, 5, interrupt}, {0}, 130, 4, "after step 4 was interrupted: --resume"},
+        {"after a validation", {EVALUATING, 6, interrupt}, {0}, 130, 4, NULL},
+        {"in a validation after a save", {EVALUATING, 8, interrupt}, {0}, 130, 8, "after step 8 was interrupted"},
+        {"in the last validation", {EVALUATING, 12, interrupt}, {0}, 130, 12, "after step 12 was interrupted"},
+        {"in a save", {GET, 3, interrupt}, {0}, 130, 6, NULL},
+        {"a terminal that closes", {TRAINING, 7, hang_up}, {0}, 129, 7, NULL},
+        {"twice", {TRAINING, 8, terminate_twice}, {0}, 143, 6, NULL},
+        {"again in a save", {TRAINING, 7, interrupt}, {GET, 60, interrupt}, 130, 6, NULL},
+        {"the CPU time limit, twice", {TRAINING, 7, use_cpu}, {0}, 128 + SIGXCPU, 7, NULL},
+        {"a warning of the batch system", {TRAINING, 7, warn}, {0}, 128 + SIGUSR1, 7, NULL},
+    };
+    write_shard("good.bin", 0, -1, -1);
+    check_run(c, run(VALIDATED "--out reference"), 0, 0, NULL, "the uninterrupted run");
+    for (size_t i = 0; i < countof(cases); i++) {
+        const char* what = cases[i].what;
+        char* out = xasprintf("signal%d", (int)i);
+        char *args = xasprintf(VALIDATED "--out %s", out), *resume = xasprintf("--resume --out %s", out);
+        hooks[0] = cases[i].first;
+        hooks[1] = cases[i].second;
+        Outcome o = run(args);
+        check(c, o.status == cases[i].status, "%s: expected status %d, got %d", what, cases[i].status, o.status);
+        check(c, saved(out, cases[i].saved), "%s: step %d is not saved: %s", what, cases[i].saved, o.out);
+        if (cases[i].says) check(c, strstr(o.out, cases[i].says), "%s: expected '%s': %s", what, cases[i].says, o.out);
+        free(o.out);
+        free(o.err);
+        if (cases[i].says) {   // interrupt the repeated validation too
+            hooks[0] = (Hook){EVALUATING, 2, interrupt};
+            o = run(resume);
+            check(c, o.status == 130 && strstr(o.out, cases[i].says), "%s, twice: %d %s", what, o.status, o.out);
+            free(o.out);
+            free(o.err);
+            hooks[0] = (Hook){EVALUATING, 3, kill_process};
+            check_run(c, run(resume), 1000 + SIGKILL, 0, NULL, what);
+        }
+        check_run(c, run(resume), 0, 0, NULL, what);
+        check_same(c, "reference", out, 12, what);
+        free(out);
+        free(args);
+        free(resume);
+    }
+}
+
+// Steps of 4 micro-batches: a signal in one of the first three drops the step; after the fourth the step is completed.
+static void test_signals_in_steps(Checks* c) {
+#define ACCUMULATED TOY NO_VAL "--data good.bin --total-batch 64 --steps 6 --save-every 6 "
+    check_run(c, run(ACCUMULATED "--out whole"), 0, 0, NULL, "the uninterrupted run");
+    for (int at = 1; at <= 12; at++) {
+        char *args = xasprintf(ACCUMULATED "--out part%d", at), *out = xasprintf("part%d", at);
+        char* resume = xasprintf("--resume --out %s", out);
+        char* says = xasprintf("step %d is incomplete (micro-batch %d of 4): it is dropped", at / 4 + 1, at % 4);
+        hooks[0] = (Hook){TRAINING, at, interrupt};
+        Outcome o = run(args);
+        check(c, o.status == 130 && saved(out, at / 4), "at micro-batch %d: status %d: %s", at, o.status, o.out);
+        check(c, (strstr(o.out, says) != NULL) == (at % 4 > 0), "at micro-batch %d: expected '%s': %s", at, says,
+              o.out);
+        check(c, row_of(out, at / 4).step == -1, "%s: the row of an incomplete step", out);
+        free(o.out);
+        free(o.err);
+        check_run(c, run(resume), 0, 0, NULL, "resumed within a step");
+        check_same(c, "whole", out, 6, "resumed within a step");
+        free(args);
+        free(out);
+        free(resume);
+        free(says);
+    }
+}
+
+// Steps of 2 parts of 2 micro-batches: the losses of the parts are added, a signal drops the step, and the resumed run
+// keeps the parts unless others are given.
+static void test_parts(Checks* c) {
+#define PARTS TOY "--val-every 2 --data good.bin --val-data good.bin --total-batch 64 --steps 4 --save-every 4 "
+    check_run(c, run(PARTS "--out one_part"), 0, 0, NULL, "one part");
+    check_run(c, run(PARTS "--parts 2 --out parts"), 0, 0, NULL, "two parts");
+    for (int step = 0; step < 4; step++) {
+        const LogRow one = row_of("one_part", step), two = row_of("parts", step);
+        check(c, two.step == step && fabs(one.train_loss - two.train_loss) < 1e-8
+                 && isnan(one.val_loss) == isnan(two.val_loss) && !(fabs(one.val_loss - two.val_loss) > 1e-8),
+              "step %d: loss %.9f, validation %.9f; in parts: %.9f, %.9f", step, one.train_loss, one.val_loss,
+              two.train_loss, two.val_loss);
+    }
+    hooks[0] = (Hook){TRAINING, 7, interrupt};
+    Outcome o = run(PARTS "--parts 2 --out stopped");
+    check(c, o.status == 130 && strstr(o.out, "step 2 is incomplete (micro-batch 3 of 4)"), "status %d: %s", o.status,
+          o.out);
+    free(o.out);
+    free(o.err);
+    o = run("--resume --out stopped");
+    check(c, strstr(o.out, "parts      2 × 32 tokens") && !strstr(o.out, "changed"), "resumed: %s", o.out);
+    check_run(c, o, 0, 0, NULL, "resumed with the saved parts");
+    check_same(c, "parts", "stopped", 4, "resumed with the saved parts");
+    o = run("--resume --out stopped --steps 5 --parts 4");
+    check(c, strstr(o.out, "--parts 4 instead of 2: gradients are added in another order"), "changed: %s", o.out);
+    check_run(c, o, 0, 0, NULL, "resumed with other parts");
+}
+
+// A checkpoint whose open_row is not the row of its last step is damaged.
+static void test_open_row_damaged(Checks* c) {
+    static char* const rows[] = {"", "x", "4,80,1,,1,1,1,1\n", "5,96,1,,1,1,1\n", "5,96,1,,1,1,1,1"};
+    TostError err;
+    CheckpointInfo info;
+    StFile file;
+    Folder odd;
+    const char* path = "reference/step_00000006";
+    must(checkpoint_open(&file, &info, path, "--model", &err), "checkpoint_open", &err);
+    TostModel* m = toy_create(&info.config, NULL, &err);
+    must(checkpoint_load_params(&toy, m, &m->tensors, &file, &err), "checkpoint_load_params", &err);
+    st_close(&file);
+    must(make_dirs("odd", &err) && folder_open(&odd, NULL, "odd", &err), "odd", &err);
+    for (size_t i = 0; i < countof(rows); i++) {
+        info.unvalidated_row = rows[i];
+        must(checkpoint_save(&odd, &info, &toy, m, &m->tensors, 0, &err), "checkpoint_save", &err);
+        check_run(c, run("--resume --out odd"), 1, 1, "__metadata__ 'open_row' is not a log row of step 5", rows[i]);
+    }
+    info.unvalidated_row = NULL;
+    folder_close(&odd);
+    checkpoint_info_free(&info);
+    toy_destroy(m);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Concurrent runs
+
+#define SAVING BASE NO_VAL "--data good.bin --steps 12 --save-every 3 "
+
+static char* second_args;   // of the run that the first one's hook starts
+
+static void run_second(TostModel* m) {
+    (void)m;
+    const int err = open("second.err", O_WRONLY | O_CREAT | O_TRUNC, 0666), out = open("/dev/null", O_WRONLY);
+    const int status = run_child(second_args, out, err, true);
+    close(err);
+    close(out);
+    FILE* f = fopen("second.status", "w");
+    must(f && fprintf(f, "%d", status) > 0 && fclose(f) == 0, "second.status", NULL);
+}
+
+static void test_lock(Checks* c) {
+    static const char in_use[] = "first is in use by process ";
+    static const struct { const char *what, *args; int status; const char* says; } cases[] = {
+        {"plain", BASE NO_VAL "--data good.bin --steps 3 --out first", 1, in_use},
+        {"resume", "--resume --out first", 1, in_use},
+        {"overwrite", BASE NO_VAL "--data good.bin --steps 3 --out first --overwrite", 1, in_use},
+        {"the same log", BASE NO_VAL "--data good.bin --steps 3 --out other --log first/log.csv", 1,
+         "already exists"},
+        {"the same log, to overwrite",
+         BASE NO_VAL "--data good.bin --steps 3 --out other --overwrite --log first/log.csv", 1,
+         "first/log.csv is being written by another run: give another --log"},
+        {"info", "info first", 0, NULL},
+        {"another folder", BASE NO_VAL "--data good.bin --steps 3 --out other", 0, NULL},
+    };
+    check_run(c, run(SAVING "--out alone"), 0, 0, NULL, "a run alone");
+    check(c, !path_exists("alone/run.lock"), "the lock file is removed");
+    for (size_t i = 0; i < countof(cases); i++) {
+        TostError err;
+        must(remove_tree("first", &err) && remove_tree("other", &err), "remove_tree", &err);
+        second_args = (char*)cases[i].args;
+        hooks[0] = (Hook){TRAINING, 8, run_second};
+        check_run(c, run(SAVING "--out first"), 0, 0, NULL, cases[i].what);
+        char* status = text_of("second.status");
+        Outcome second = {atoi(status), NULL, text_of("second.err")};
+        if (cases[i].says) check(c, strstr(second.err, cases[i].says), "%s: %s", cases[i].what, second.err);
+        check_run(c, second, cases[i].status, cases[i].status, NULL, cases[i].what);
+        check_same(c, "alone", "first", 12, cases[i].what);
+        free(status);
+    }
+    hooks[0] = (Hook){TRAINING, 8, kill_process};
+    check_run(c, run(SAVING "--out killed"), 1000 + SIGKILL, 0, NULL, "killed");
+    check(c, path_exists("killed/run.lock"), "the lock file is left");
+    check_run(c, run("--resume --out killed"), 0, 0, NULL, "it locks nothing");
+    check_same(c, "alone", "killed", 12, "resumed after a kill");
+
+    Lock lock = {0};
+    Folder folder;
+    TostError err;
+    must(mkdir("removed", 0777) == 0 && folder_open(&folder, NULL, "removed", &err) && rmdir("removed") == 0, "removed",
+         &err);
+    check(c, lock_take(&lock, &folder, &err) == LOCK_FAILED && strstr(err.text, "removed/run.lock"), "no folder");
+    lock_release(&lock);
+    folder_close(&folder);
+    must(mkdir("linked", 0777) == 0 && symlink("../good.bin", "linked/run.lock") == 0, "symlink", NULL);
+    must(folder_open(&folder, NULL, "linked", &err), "linked", &err);
+    check(c, lock_take(&lock, &folder, &err) == LOCK_FAILED, "a symbolic link is not followed");
+    folder_close(&folder);
+}
+
+// The message of a second process names the first one as its lock file does: "PROCESS HOST".
+static void test_lock_notes(Checks* c) {
+    static const struct { const char *note, *says; } cases[] = {
+        {"77 elsewhere\n", "noted is in use by process 77 on elsewhere: wait"},
+        {"77", "noted is in use by process 77: wait"},
+        {"", "noted is in use by another process: wait"},
+        {"nonsense\n", "noted is in use by another process: wait"},
+        {"77 \033[2Jx", "noted is in use by process 77 on \\x1b[2Jx: wait"},
+    };
+    Folder folder;
+    TostError error;
+    must(mkdir("noted", 0777) == 0 && folder_open(&folder, NULL, "noted", &error), "noted", &error);
+    for (size_t i = 0; i < countof(cases); i++) {
+        Lock lock = {0};
+        TostError err;
+        const int fd = open("noted/run.lock", O_RDWR | O_CREAT | O_TRUNC, 0666);
+        const ssize_t n = (ssize_t)strlen(cases[i].note);
+        must(fd >= 0 && flock(fd, LOCK_EX) == 0 && write(fd, cases[i].note, (size_t)n) == n, "noted/run.lock", NULL);
+        const bool busy = lock_take(&lock, &folder, &err) == LOCK_BUSY;
+        check(c, busy && strstr(err.text, cases[i].says), "a lock with the note '%s': %s", cases[i].note, err.text);
+        close(fd);
+        check(c, lock_take(&lock, &folder, &err) == LOCK_TAKEN, "a lock that is free: %s", err.text);
+        lock_release(&lock);
+        check(c, !path_exists("noted/run.lock"), "a released lock leaves its file");
+    }
+    folder_close(&folder);
+}
+
+// If another run starts and ends in the same folder during set-up, its files must not be replaced.
+static void test_overtaken(Checks* c) {
+    second_args = SAVING "--out overtaken";
+    hooks[0] = (Hook){PUT, 1, run_second};
+    check_run(c, run(SAVING "--seed 5 --out overtaken"), 1, 1, "--out overtaken already contains a run", "overtaken");
+    check_same(c, "alone", "overtaken", 12, "overtaken");
+}
+
+// Default folders: two runs that start at the same time get two numbers.
+static void test_default_folders(Checks* c) {
+    second_args = BASE NO_VAL "--data good.bin --steps 3 --save-every 1";
+    hooks[0] = (Hook){TRAINING, 1, run_second};
+    check_run(c, run(BASE NO_VAL "--data good.bin --steps 3 --save-every 1"), 0, 0, NULL, "a default folder");
+    check(c, saved("out/starter-001", 3) && saved("out/starter-002", 3), "each run has its own folder");
+}
+
+// ---------------------------------------------------------------------------------------------
+// Folders that are moved or removed, and runs that are replaced
+
+static void move_run(TostModel* m) { (void)m, must(rename("here", "there") == 0, "rename", NULL); }
+
+static void remove_run(TostModel* m) {
+    TostError err;
+    (void)m, must(remove_tree("here", &err), "remove_tree", &err);
+}
+
+// A run whose folder is renamed continues in it, and another run may take the old name.
+static void test_moved(Checks* c) {
+    second_args = SAVING "--seed 5 --out here";
+    hooks[0] = (Hook){TRAINING, 5, move_run};
+    hooks[1] = (Hook){TRAINING, 8, run_second};
+    check_run(c, run(SAVING "--out here"), 0, 1, "here was moved: the run continues in there", "moved");
+    check_same(c, "alone", "there", 12, "moved");
+    check_run(c, run(SAVING "--seed 5 --out five"), 0, 0, NULL, "a run of another seed");
+    check_same(c, "five", "here", 12, "a run in the place of the moved one");
+    check(c, !path_exists("here/run.lock") && !path_exists("there/run.lock"), "the lock files are removed");
+    hooks[0] = (Hook){TRAINING, 8, remove_run};
+    check_run(c, run(SAVING "--overwrite --out here"), 1, 1, "here was removed", "removed");
+    check(c, !path_exists("here"), "a removed folder is not made again");
+}
+
+// --overwrite: the old run must be intact until the first checkpoint of the new one is complete.
+static void test_overwrite(Checks* c) {
+#define REPLACING BASE NO_VAL "--data good.bin --steps 8 --seed 5 "
+#define SAVED "--save-every 4 "
+    static const struct { Hook hook; const char* what; } kills[] = {
+        {{TRAINING, 1, kill_process}, "killed in the first step"},
+        {{TRAINING, 4, kill_process}, "killed before the first checkpoint"},
+        {{GET, 1, kill_process}, "killed in the first checkpoint"},
+        {{GET, 30, kill_process}, "killed later in the first checkpoint"},
+    };
+    check_run(c, run(SAVING "--out old"), 0, 0, NULL, "the old run");
+    check_run(c, run(REPLACING SAVED "--overwrite --out old --log typo/x.csv"), 1, 1, "typo/x.csv", "no such folder");
+    check_same(c, "alone", "old", 12, "after a run that cannot start");
+    for (size_t i = 0; i < countof(kills); i++) {
+        hooks[0] = kills[i].hook;
+        check_run(c, run(REPLACING SAVED "--overwrite --out old"), 1000 + SIGKILL, 0, NULL, kills[i].what);
+        check_same(c, "alone", "old", 12, kills[i].what);
+        check_run(c, run("--resume --out old"), 0, 0, NULL, kills[i].what);
+    }
+    check_run(c, run(REPLACING SAVED "--out new"), 0, 0, NULL, "the new run alone");
+    check_run(c, run(REPLACING SAVED "--overwrite --out old"), 0, 0, NULL, "replaced");
+    check_same(c, "new", "old", 8, "replaced");
+    check(c, !saved("old", 12) && !saved("old", 3) && saved("old", 4) && !path_exists("old/log.csv.new"),
+          "the old checkpoints are removed");
+    check_run(c, run("--layers 1 --heads 1 --channels 4 --block-size 8 --vocab-size 257 --batch 2 --total-batch 16 "
+                     "--data good.bin --sample-every 0 --save-every 0 --steps 7 --overwrite --out old"), 0, 0, NULL,
+              "replaced without checkpoints");
+    check(c, !saved("old", 8) && row_of("old", 6).step == 6 && row_of("old", 7).step == -1, "the log is replaced");
+#undef REPLACING
+#undef SAVED
+}
+
+// A replacement that was interrupted after its first checkpoint was complete is finished by the next run.
+static void test_overwrite_interrupted(Checks* c) {
+    check_run(c, run(SAVING "--out half"), 0, 0, NULL, "the old run");
+    hooks[0] = (Hook){TRAINING, 6, kill_process};
+    check_run(c, run(BASE NO_VAL "--data good.bin --steps 8 --save-every 4 --seed 5 --out other_half"), 1000 + SIGKILL,
+              0, NULL, "killed");
+    must(rename("other_half/step_00000004", "half/step_00000004.new") == 0, "rename", NULL);
+    must(rename("other_half/log.csv", "half/log.csv.new") == 0, "rename", NULL);
+    check_run(c, run("--resume --out half"), 0, 0, NULL, "resumed");
+    check_same(c, "new", "half", 8, "resumed");
+    check(c, !saved("half", 12) && saved("half", 4) && !path_exists("half/log.csv.new"), "only the new run remains");
+}
+
+// A checkpoint without the option data, which --preset does not give either.
+static void test_no_data(Checks* c) {
+    TostError err;
+    CheckpointInfo info;
+    StFile file;
+    Folder folder;
+    must(checkpoint_open(&file, &info, "alone", "--model", &err), "checkpoint_open", &err);
+    st_close(&file);
+    TostModel* m = toy_create(&info.config, NULL, &err);
+    const int n = info.n_options;
+    info.n_options = 0;
+    for (int i = 0; i < n; i++) {
+        const StMeta option = info.options[i];
+        if (strcmp(option.key, "data") == 0 || strcmp(option.key, "preset") == 0) continue;
+        info.options[i] = info.options[info.n_options];
+        info.options[info.n_options++] = option;
+    }
+    must(make_dirs("bare", &err) && folder_open(&folder, NULL, "bare", &err), "bare", &err);
+    must(checkpoint_save(&folder, &info, &toy, m, &m->tensors, 0, &err), "checkpoint_save", &err);
+    folder_close(&folder);
+    check_run(c, run("--resume --out bare --steps 20 --preset tost-base"), 1, 1,
+              "bare/step_00000012/model.safetensors does not contain the option data: give --data GLOB", "no data");
+    info.n_options = n;
+    checkpoint_info_free(&info);
+    toy_destroy(m);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Full disks
+
+static void fill_disk(TostModel* m) { (void)m, limit_file_size(333); }   // in the middle of a row
+static void make_room(TostModel* m) { (void)m, limit_file_size(RLIM_INFINITY); }
+
+static void test_full_disk(Checks* c) {
+    check_run(c, run(SAVING "--on-save-error continue --out roomy"), 0, 0, NULL, "a disk with room");
+    hooks[0] = (Hook){TRAINING, 5, fill_disk};
+    check_run(c, run(SAVING "--on-save-error stop --out full"), 1, 1,
+              "full/log.csv: cannot be written: File too large; stopped; train --resume --out full continues from "
+              "step 3",
+              "stop");
+    check(c, saved("full", 3) && !path_exists("full/step_00000006.tmp"), "the good checkpoint is kept");
+    check_run(c, run("--resume --out full --on-save-error continue"), 0, 0, NULL, "resumed with room");
+    check_same(c, "roomy", "full", 12, "resumed with room");
+
+    hooks[0] = (Hook){TRAINING, 5, fill_disk};
+    hooks[1] = (Hook){TRAINING, 9, make_room};
+    Outcome o = run(SAVING "--on-save-error continue --out spell");
+    check(c, strstr(o.err, "training continues, and the next save tries again"), "continue: %s",
+          o.err);
+    check_run(c, o, 0, 3, "spell/log.csv can be written again; ", "continue, until there is room");
+    check(c, !saved("spell", 6) && saved("spell", 9), "the save that failed, and the next");
+    check_same(c, "roomy", "spell", 12, "continue, until there is room");
+
+    hooks[0] = (Hook){TRAINING, 8, fill_disk};
+    check_run(c, run(SAVING "--on-save-error continue --out last"), 1, 3,
+              "stopped; train --resume --out last continues from step 6", "continue, to the end");
+    check_run(c, run("--resume --out last"), 0, 0, NULL, "resumed after the end");
+    check_same(c, "roomy", "last", 12, "resumed after the end");
+}
+
+// The step of RUN/best, or -1
+static long long best_step(const char* path) {
+    StFile f;
+    CheckpointInfo info;
+    TostError err;
+    if (!checkpoint_open(&f, &info, path, "--model", &err)) return -1;
+    const long long step = info.step;
+    checkpoint_info_free(&info);
+    st_close(&f);
+    return step;
+}
+
+// Raises the loss by more than the next step lowers it, but by less than the last two steps together lowered it.
+static void make_room_and_set_back(TostModel* m) {
+    make_room(m);
+    m->state[TOST_PARAM][0] += 0.3f;
+}
+
+// The best checkpoint after step 3 cannot be saved. The loss after step 4 is not the lowest, but lower than that of the
+// best saved one, after step 2.
+static void test_full_disk_at_best(Checks* c) {
+#define BEST BASE "--data good.bin --val-data good.bin --val-every 1 --val-batches 1 --save-every 4 --keep-best "
+    hooks[0] = (Hook){EVALUATING, 4, fill_disk};   // the first is before step 1
+    hooks[1] = (Hook){TRAINING, 4, make_room_and_set_back};
+    Outcome o = run(BEST "--steps 4 --on-save-error continue --out lost");
+    check(c, strstr(o.out, " after step 3\n") && !strstr(o.out, "(best)"), "the best step, 3, is not saved: %s", o.out);
+    check(c, strstr(o.err, "lost/best"), "the save that failed: %s", o.err);
+    check_run(c, o, 0, 1, "training continues", "best, until there is room");
+    check(c, best_step("lost/best") == 4, "best is of step %lld, want 4", best_step("lost/best"));
+    check_run(c, run("--resume --steps 5 --out lost"), 0, 0, NULL, "resumed after it");
+    check(c, best_step("lost/best") == 5, "best of the resumed run is of step %lld, want 5", best_step("lost/best"));
+}
+
+// ---------------------------------------------------------------------------------------------
+// Shards and logs that change during a run
+
+// Overwrites one token of changing.bin in the data of step 8, counted from 1.
+static void poke_token(uint16_t id) {
+    FILE* f = fopen("changing.bin", "r+");
+    must(f && fseek(f, 2 * (7 * TOKENS + 5), SEEK_SET) == 0 && fwrite(&id, 2, 1, f) == 1 && fclose(f) == 0,
+         "changing.bin", NULL);
+}
+static void spoil_data(TostModel* m) { (void)m, poke_token(60000); }
+
+// If the data cannot be read, the steps before are saved, and the run continues once the shard is repaired.
+static void test_bad_data(Checks* c) {
+#define CHANGING "--data changing.bin --steps 12 --save-every 10 "
+    write_shard("changing.bin", 0, -1, -1);
+    check_run(c, run(BASE NO_VAL CHANGING "--out intact"), 0, 0, NULL, "an intact shard");
+    hooks[0] = (Hook){TRAINING, 3, spoil_data};
+    Outcome o = run(BASE NO_VAL CHANGING "--out spoiled");
+    check(c, strstr(o.err, "changing.bin: ") && strstr(o.err, "; stopped after step "), "a bad id: %s", o.err);
+    check_run(c, o, 1, 1, "; train --resume --out spoiled continues from step ", "a bad id");
+    check_run(c, run("--resume --out spoiled"), 1, 1, "token 117 ", "a bad id that is still there");
+    write_shard("changing.bin", 0, -1, -1);
+    check_run(c, run("--resume --out spoiled"), 0, 0, NULL, "a repaired shard");
+    check_same(c, "intact", "spoiled", 12, "a repaired shard");
+}
+
+static void shrink_data(TostModel* m) { (void)m, must(truncate("changing.bin", 2 * 100) == 0, "truncate", NULL); }
+
+// A shard that becomes shorter during a run. data_batch may read ahead, so the step is not known.
+static void test_shrunk_data(Checks* c) {
+    hooks[0] = (Hook){TRAINING, 3, shrink_data};
+    check_run(c, run(BASE NO_VAL CHANGING "--out shrunk"), 1, 1, "; train --resume --out shrunk continues from step ",
+              "a shard that becomes shorter");
+    write_shard("changing.bin", 0, -1, -1);
+    check_run(c, run("--resume --out shrunk"), 0, 0, NULL, "a shard with its old length");
+    check_same(c, "intact", "shrunk", 12, "a shard with its old length");
+}
+
+static void test_bad_validation_data(Checks* c) {
+#define VALIDATING BASE "--data good.bin --val-data changing.bin --val-every 4 --val-batches 30 --steps 8 " \
+                   "--save-every 8 "
+    check_run(c, run(VALIDATING "--out valid"), 0, 0, NULL, "intact validation data");
+    hooks[0] = (Hook){TRAINING, 3, spoil_data};
+    check_run(c, run(VALIDATING "--out invalid"), 1, 1, "stopped after step 4; train --resume --out invalid continues "
+              "from step 4", "bad validation data");
+    write_shard("changing.bin", 0, -1, -1);
+    check_run(c, run("--resume --out invalid"), 0, 0, NULL, "repaired validation data");
+    check_same(c, "valid", "invalid", 8, "repaired validation data");
+}
+
+static void cut_log(TostModel* m) { (void)m, must(truncate("cut/log.csv", 90) == 0, "truncate", NULL); }
+static void remove_log(TostModel* m) { (void)m, must(remove("gone/log.csv") == 0, "remove", NULL); }
+
+static void test_log_changed(Checks* c) {
+    hooks[0] = (Hook){TRAINING, 5, cut_log};
+    check_run(c, run(SAVING "--out cut"), 0, 1, "cut/log.csv was removed or changed by another program: the rows from "
+              "here on are in cut/log.csv.2", "a log that was truncated");
+    hooks[0] = (Hook){TRAINING, 5, remove_log};
+    check_run(c, run(SAVING "--out gone"), 0, 1, "in a new gone/log.csv", "a log that was removed");
+    char *cut = text_of("cut/log.csv.2"), *gone = text_of("gone/log.csv");
+    check(c, lines(cut) == 9 && strstr(cut, "\n4,80,"), "the other rows of a truncated log:\n%s", cut);
+    check(c, lines(gone) == 9 && row_of("gone", 0).step == 4, "the other rows of a removed log:\n%s", gone);
+    free(cut);
+    free(gone);
+    check_run(c, run("--resume --out gone --steps 14"), 0, 0, NULL, "a log that begins at a later step");
+}
+
+// ---------------------------------------------------------------------------------------------
+// Output to closed pipes and streams
+
+// A run with stdout and stderr on these descriptors, whose readers have stopped.
+static void check_unread(Checks* c, int out, int err, const char* what) {
+    hooks[0] = (Hook){TRAINING, 7, interrupt};
+    const char* args = BASE NO_VAL "--data good.bin --steps 12 --save-every 12 --out unread";
+    const int status = run_child(args, out, err, false);
+    memset(hooks, 0, sizeof hooks);
+    check(c, status == 130 && saved("unread", 7), "%s: status %d, saved %d", what, status, saved("unread", 7));
+    TostError ignored;
+    must(remove_tree("unread", &ignored), "unread", NULL);
+}
+
+// A signal saves although nothing reads the output.
+static void test_unread_output(Checks* c) {
+    int full[2], e[2];
+    must(pipe(full) == 0 && pipe(e) == 0, "pipe", NULL);
+    fill_pipe(full[1]);
+    check_unread(c, full[1], e[1], "a full pipe for stdout");
+    char* text = drain(e);
+    check(c, strstr(text, "stdout is not read: training continues"), "a full pipe for stdout: %s", text);
+    free(text);
+    check_unread(c, full[1], full[1], "a full pipe for stdout and stderr");
+    const int master = posix_openpt(O_RDWR | O_NOCTTY);
+    const bool ready = master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0;
+    const int slave = ready ? open(ptsname(master), O_RDWR | O_NOCTTY) : -1;
+    if (slave < 0) {
+        skip(c, "no pseudo-terminal: Ctrl-S not tested");
+        return;
+    }
+    must(write(master, "\023", 1) == 1, "Ctrl-S", NULL);
+    setenv("TERM", "xterm", 1);
+    check_unread(c, slave, slave, "Ctrl-S");
+    setenv("TERM", "dumb", 1);
+    close(slave);
+    close(master);
+    close(full[0]);
+    close(full[1]);
+}
+
+static void fill_log(TostModel* m) {
+    const int fd = open("log.fifo", O_WRONLY);
+    must(fd >= 0, "log.fifo", NULL);
+    fill_pipe(fd);
+    interrupt(m);
+}
+
+// A signal saves although nothing reads the log.
+static void test_unread_log(Checks* c) {
+    must(mkfifo("log.fifo", 0600) == 0, "mkfifo", NULL);
+    const int reader = open("log.fifo", O_RDONLY | O_NONBLOCK);
+    hooks[0] = (Hook){TRAINING, 7, fill_log};
+    check_run(c, run(BASE NO_VAL "--data good.bin --steps 12 --save-every 12 --log log.fifo --out piped"), 130, 3,
+              "log.fifo: its reader has stopped", "a log that is a full FIFO");
+    check(c, saved("piped", 7), "a log that is a full FIFO: no checkpoint of step 7");
+    close(reader);
+}
+
+static void test_lost_output(Checks* c) {
+    int ends[2];
+    must(pipe(ends) == 0 && close(ends[0]) == 0, "pipe", NULL);
+    check_run(c, run_into(SAVING "--on-save-error continue --out unread", ends[1]), 0, 1,
+              "stdout cannot be written: Broken pipe; training continues", "a closed pipe");
+    close(ends[1]);
+    check_same(c, "roomy", "unread", 12, "a closed pipe");
+    // with stdout and stderr closed, messages must not be written into files that get their descriptors
+    hooks[0] = (Hook){TRAINING, 7, interrupt};
+    check_run(c, run_into(SAVING "--on-save-error continue --out closed", CLOSED), 130, 0, NULL, "closed streams");
+    check_run(c, run("--resume --out closed"), 0, 0, NULL, "closed streams");
+    check_same(c, "roomy", "closed", 12, "closed streams");
+    const int full = open("/dev/full", O_WRONLY);
+    if (full < 0) {
+        skip(c, "stdout on a full disk: no /dev/full");
+        return;
+    }
+    check_run(c, run_into(SAVING "--out unread2", full), 0, 1,
+              "stdout cannot be written: No space left on device", "a full disk under stdout");
+    close(full);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Resuming with other options and other data
+
+static void test_changes(Checks* c) {
+    write_shard("same.bin", 0, -1, -1);
+    check_run(c, run(BASE NO_VAL "--data same.bin --steps 3 --save-every 3 --out changed"), 0, 0, NULL, "first run");
+    Outcome o = run("--resume --out changed --steps 6 --keep 2 --threads 1");
+    check(c, strstr(o.out, "--steps 6 instead of 3\n"), "--steps: %s", o.out);
+    check(c, strstr(o.out, "--keep 2 instead of 0\n"), "--keep: %s", o.out);
+    check(c, strstr(o.out, "--threads 1 instead of 0\n"), "--threads: %s", o.out);
+    check_run(c, o, 0, 0, NULL, "changed options are listed");
+    o = run("--resume --out changed --steps 7");
+    check(c, !strstr(o.out, "--keep"), "earlier changes are not listed again: %s", o.out);
+    check_run(c, o, 0, 0, NULL, "resumed again");
+    write_shard("same.bin", 33, 3, 3);
+    check_run(c, run("--resume --out changed --steps 9"), 1, 1,
+              ", but the run in changed was trained on 3201 (", "another shard of the same size");
+    write_shard("moved.bin", 0, -1, -1);
+    check_run(c, run("--resume --out changed --steps 9 --data moved.bin"), 0, 0, NULL, "the same shard elsewhere");
+}
+
+int main(int argc, char** argv) {
+    signal(SIGHUP, SIG_DFL);   // nohup ignores it
+    if (argc > 1) return toy_main(argv[1]);   // as run_second does
+    Checks c = {.suite = "train"};
+    char* dir = new_folder();
+    must(chdir(dir) == 0, "chdir", NULL);
+    setenv("TERM", "dumb", 1);
+    test_outlier_detector(&c);
+    test_not_finite(&c);
+    test_window_saved(&c);
+    test_outliers(&c);
+    test_signals(&c);
+    test_signals_in_steps(&c);
+    test_parts(&c);
+    test_open_row_damaged(&c);
+    test_lock(&c);
+    test_lock_notes(&c);
+    test_overtaken(&c);
+    test_moved(&c);
+    test_overwrite(&c);
+    test_overwrite_interrupted(&c);
+    test_no_data(&c);
+    test_default_folders(&c);
+    test_full_disk(&c);
+    test_full_disk_at_best(&c);
+    test_bad_data(&c);
+    test_shrunk_data(&c);
+    test_bad_validation_data(&c);
+    test_log_changed(&c);
+    test_unread_output(&c);
+    test_unread_log(&c);
+    test_lost_output(&c);
+    test_changes(&c);
+    drop_folder(dir);
+    return checks_verdict(&c);
+}

@@ -1,0 +1,28 @@
+// files.h: files, paths and globs.
+#ifndef TOST_FILES_H
+#define TOST_FILES_H
+
+#include <sys/types.h>
+
+#include "base/error.h"
+
+typedef struct { char* data; size_t size; } Bytes;  // data is followed by a NUL, not counted in size
+
+enum { MAX_FILE_BYTES = 1 << 30 };                                 // limit of read_file: /dev/zero has no end
+bool  read_file(Bytes* out, const char* path, TostError* err);     // all of it; "-" is stdin. free(out->data)
+// Like pread, but returns fewer than n bytes only at the end of the file.
+ssize_t read_at(int fd, void* out, size_t n, uint64_t offset);
+// True if nothing is lost when the file is replaced: it does not exist, or it is a regular file that is empty or has
+// this text at this offset, which shows who wrote it. Links are not followed.
+bool  file_is_ours(const char* path, long offset, const char* text);
+bool  path_exists(const char* path);
+bool  is_dir(const char* path);
+char* path_join(const char* dir, const char* name);                // free()
+char* program_path(const char* argv0);                             // resolved, or NULL if not found; free()
+char* path_dir(const char* path);                                  // "a/b" -> "a", "b" -> "."; free()
+
+typedef struct { int count; char** paths; } PathList;
+bool expand_glob(PathList* out, const char* pattern, TostError* err);  // an error if nothing matches
+void free_paths(PathList* list);
+
+#endif

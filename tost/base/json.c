@@ -1,0 +1,312 @@
+// json.c: JSON pull parser and string writer.
+#include "base/json.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/text.h"
+
+Json json_open(const char* text, size_t n, TostError* err) {
+    return (Json){.start = text, .p = text, .end = text + n, .err = err};
+}
+
+static bool expected(Json* j, const char* what) {
+    size_t at = (size_t)(j->p - j->start);
+    if (j->p == j->end) return tost_error(j->err, "byte %zu: expected %s, found the end", at, what);
+    unsigned char c = (unsigned char)*j->p;
+    if (c >= 0x20 && c < 0x7f) return tost_error(j->err, "byte %zu: expected %s, found '%c'", at, what, c);
+    return tost_error(j->err, "byte %zu: expected %s, found byte 0x%02x", at, what, c);
+}
+
+static void skip_space(Json* j) {
+    while (j->p < j->end && (*j->p == ' ' || *j->p == '\t' || *j->p == '\n' || *j->p == '\r')) j->p++;
+}
+
+static bool take(Json* j, char c) {
+    if (j->p == j->end || *j->p != c) return false;
+    j->p++;
+    return true;
+}
+
+static bool digit_ahead(const Json* j) { return j->p < j->end && *j->p >= '0' && *j->p <= '9'; }
+
+JsonKind json_peek(Json* j) {
+    skip_space(j);
+    if (j->p == j->end) return JSON_BAD;
+    switch (*j->p) {
+        case '{': return JSON_OBJECT;
+        case '[': return JSON_ARRAY;
+        case '"': return JSON_STRING;
+        case 't': return JSON_TRUE;
+        case 'f': return JSON_FALSE;
+        case 'n': return JSON_NULL;
+        default:  return digit_ahead(j) || *j->p == '-' ? JSON_NUMBER : JSON_BAD;
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Objects and arrays
+
+bool json_enter(Json* j, JsonKind kind) {
+    bool object = kind == JSON_OBJECT;
+    skip_space(j);
+    if (j->p < j->end && *j->p == (object ? '{' : '[') && j->depth == JSON_MAX_DEPTH) {
+        size_t at = (size_t)(j->p - j->start);
+        return tost_error(j->err, "byte %zu: nested deeper than %d", at, JSON_MAX_DEPTH);
+    }
+    if (!take(j, object ? '{' : '[')) return expected(j, object ? "an object" : "an array");
+    uint64_t bit = (uint64_t)1 << j->depth++;
+    j->objects = object ? j->objects | bit : j->objects & ~bit;
+    j->fresh = true;
+    return true;
+}
+
+int json_next(Json* j) {
+    bool object = j->depth && j->objects >> (j->depth - 1) & 1;
+    bool fresh = j->fresh;
+    j->fresh = false;
+    skip_space(j);
+    if (j->depth && take(j, object ? '}' : ']')) {
+        j->depth--;
+        return 0;
+    }
+    if (fresh || take(j, ',')) return 1;
+    expected(j, object ? "',' or '}'" : "',' or ']'");
+    return -1;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Strings
+
+static bool hex4(Json* j, uint32_t* out) {
+    *out = 0;
+    for (int i = 0; i < 4; i++, j->p++) {
+        char c = j->p < j->end ? *j->p : 0;
+        int v = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10
+              : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+        if (v < 0) return expected(j, "a hexadecimal digit");
+        *out = *out << 4 | (uint32_t)v;
+    }
+    return true;
+}
+
+// Decodes \uXXXX, with j->p after the u, or a surrogate pair of two such escapes.
+static bool unicode_escape(Json* j, uint32_t* c) {
+    const uint32_t replacement = 0xfffd;
+    if (!hex4(j, c)) return false;
+    if (*c < 0xd800 || *c > 0xdfff) return true;
+    bool high = *c < 0xdc00;
+    if (high && j->end - j->p >= 2 && j->p[0] == '\\' && j->p[1] == 'u') {
+        const char* before = j->p;
+        uint32_t low;
+        j->p += 2;
+        if (!hex4(j, &low)) return false;
+        if (low >= 0xdc00 && low <= 0xdfff) {
+            *c = 0x10000 + ((*c - 0xd800) << 10) + (low - 0xdc00);
+            return true;
+        }
+        j->p = before;  // not a pair
+    }
+    *c = replacement;
+    return true;
+}
+
+// Decodes the escape at j->p, a backslash. Returns the number of bytes, 0 on error.
+static int escape(Json* j, char out[4]) {
+    static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
+    j->p++;
+    if (take(j, 'u')) {
+        uint32_t c;
+        return unicode_escape(j, &c) ? utf8_encode(out, c) : 0;
+    }
+    const char* at = j->p < j->end && *j->p ? strchr(from, *j->p) : NULL;
+    if (!at) {
+        expected(j, "one of \"\\/bfnrtu after a backslash");
+        return 0;
+    }
+    j->p++;
+    out[0] = to[at - from];
+    return 1;
+}
+
+// Reads a string; if out is NULL, only checks it.
+static bool read_string(Json* j, char* out, size_t cap, size_t* len, const char* what) {
+    skip_space(j);
+    size_t at = (size_t)(j->p - j->start), n = 0;
+    if (!take(j, '"')) return expected(j, what);
+    while (!take(j, '"')) {
+        char decoded[4];
+        const char* bytes = j->p;
+        int m;
+        if (j->p == j->end) return expected(j, "the closing quote of a string");
+        if ((unsigned char)*j->p < 0x20) return expected(j, "an escape instead of a control character");
+        if (*j->p == '\\') {
+            m = escape(j, decoded);
+            bytes = decoded;
+            if (!m) return false;
+        } else {
+            m = utf8_length(j->p, j->end);
+            if (!m) return expected(j, "valid UTF-8");
+            j->p += m;
+        }
+        if (out) {
+            if (n + (size_t)m >= cap) {
+                return tost_error(j->err, "byte %zu: a string longer than %zu bytes", at, cap - 1);
+            }
+            for (int i = 0; i < m; i++) out[n + (size_t)i] = bytes[i];
+        }
+        n += (size_t)m;
+    }
+    if (out) out[n] = 0;
+    if (len) *len = n;
+    return true;
+}
+
+static bool read_colon(Json* j) {
+    skip_space(j);
+    return take(j, ':') || expected(j, "':'");
+}
+
+bool json_key(Json* j, char* out, size_t cap, size_t* len) {
+    return read_string(j, out, cap, len, "a \"key\"") && read_colon(j);
+}
+
+bool json_string(Json* j, char* out, size_t cap, size_t* len) {
+    return read_string(j, out, cap, len, "a string");
+}
+
+// ---------------------------------------------------------------------------------------------
+// Numbers and other values
+
+// Skips a number. Sets *integer to true if it has no fraction and no exponent.
+static bool scan_number(Json* j, bool* integer) {
+    *integer = true;
+    take(j, '-');
+    if (!digit_ahead(j)) return expected(j, "a digit");
+    if (take(j, '0')) {
+        if (digit_ahead(j)) return expected(j, "no digit after a leading 0");
+    }
+    while (digit_ahead(j)) j->p++;
+    if (take(j, '.')) {
+        *integer = false;
+        if (!digit_ahead(j)) return expected(j, "a digit after the point");
+        while (digit_ahead(j)) j->p++;
+    }
+    if (take(j, 'e') || take(j, 'E')) {
+        *integer = false;
+        if (!take(j, '+')) take(j, '-');
+        if (!digit_ahead(j)) return expected(j, "a digit in the exponent");
+        while (digit_ahead(j)) j->p++;
+    }
+    return true;
+}
+
+bool json_u64(Json* j, uint64_t* out) {
+    bool integer;
+    uint64_t v = 0;
+    skip_space(j);
+    const char* first = j->p;
+    if (!digit_ahead(j)) return expected(j, "a non-negative integer");
+    if (!scan_number(j, &integer)) return false;
+    size_t at = (size_t)(first - j->start);
+    if (!integer) return tost_error(j->err, "byte %zu: expected an integer without fraction or exponent", at);
+    for (const char* p = first; p < j->p; p++) {
+        uint64_t digit = (uint64_t)(*p - '0');
+        if (__builtin_mul_overflow(v, (uint64_t)10, &v) || __builtin_add_overflow(v, digit, &v)) {
+            return tost_error(j->err, "byte %zu: an integer over 2^64 - 1", at);
+        }
+    }
+    *out = v;
+    return true;
+}
+
+bool json_double(Json* j, double* out) {
+    enum { LONGEST = 400 };  // bytes; 17 digits and an exponent are enough for any double
+    char text[LONGEST + 1];
+    bool integer;
+    skip_space(j);
+    const char* first = j->p;
+    if (json_peek(j) != JSON_NUMBER) return expected(j, "a number");
+    if (!scan_number(j, &integer)) return false;
+    size_t n = (size_t)(j->p - first), at = (size_t)(first - j->start);
+    if (n > LONGEST) return tost_error(j->err, "byte %zu: a number of more than %d characters", at, LONGEST);
+    memcpy(text, first, n);
+    text[n] = 0;
+    *out = strtod(text, NULL);
+    return isfinite(*out) || tost_error(j->err, "byte %zu: %s is outside the range of a double", at, text);
+}
+
+static bool skip_word(Json* j, const char* word) {
+    size_t n = strlen(word);
+    if ((size_t)(j->end - j->p) < n || memcmp(j->p, word, n) != 0) return expected(j, "true, false or null");
+    j->p += n;
+    return true;
+}
+
+bool json_skip(Json* j) {
+    bool integer;
+    JsonKind kind = json_peek(j);
+    switch (kind) {
+        case JSON_STRING: return json_string(j, NULL, 0, NULL);
+        case JSON_NUMBER: return scan_number(j, &integer);
+        case JSON_TRUE:   return skip_word(j, "true");
+        case JSON_FALSE:  return skip_word(j, "false");
+        case JSON_NULL:   return skip_word(j, "null");
+        case JSON_BAD:    return expected(j, "a value");
+        default:          break;
+    }
+    int more;
+    if (!json_enter(j, kind)) return false;
+    while ((more = json_next(j)) == 1) {  // recursion depth is at most JSON_MAX_DEPTH
+        if (kind == JSON_OBJECT && !json_key(j, NULL, 0, NULL)) return false;
+        if (!json_skip(j)) return false;
+    }
+    return more == 0;
+}
+
+bool json_at_end(Json* j) {
+    skip_space(j);
+    if (j->depth) return expected(j, "the end of an object or array");
+    return j->p == j->end || expected(j, "the end of the text");
+}
+
+// ---------------------------------------------------------------------------------------------
+// Writing
+
+void json_write_string(FILE* out, const char* text, size_t n) {
+    static const char short_escapes[] = {['"'] = '"', ['\\'] = '\\', ['\n'] = 'n', ['\r'] = 'r', ['\t'] = 't'};
+    const char* end = text + n;
+    fputc('"', out);
+    while (text < end) {
+        const unsigned char c = (unsigned char)*text;
+        const int bytes = utf8_length(text, end);
+        if (c < sizeof short_escapes && short_escapes[c]) fprintf(out, "\\%c", short_escapes[c]);
+        else if (c < 0x20) fprintf(out, "\\u%04x", c);
+        else if (bytes > 0) fwrite(text, 1, (size_t)bytes, out);
+        else fputs("\xef\xbf\xbd", out);  // U+FFFD
+        text += bytes > 0 ? bytes : 1;
+    }
+    fputc('"', out);
+}
+
+bool json_text_field(char* text, size_t* n_text, const char* json, size_t n, const char* name, TostError* err) {
+    Json j = json_open(json, n, err);
+    bool found = false;
+    int more;
+    *n_text = 0;
+    if (!json_enter(&j, JSON_OBJECT)) return false;
+    while ((more = json_next(&j)) > 0) {
+        // Keys are decoded after the text: a decoded string is not longer than its JSON, so n + 1 bytes suffice.
+        char* key = text + *n_text;
+        size_t n_key;
+        if (!json_key(&j, key, n + 1 - *n_text, &n_key)) return false;
+        const bool wanted = n_key == strlen(name) && memcmp(key, name, n_key) == 0;
+        if (wanted && json_peek(&j) != JSON_STRING) return tost_error(err, "\"%s\" is not a string", name);
+        if (wanted ? !json_string(&j, text, n + 1, n_text) : !json_skip(&j)) return false;
+        found |= wanted;
+    }
+    if (more < 0 || !json_at_end(&j)) return false;
+    return found || tost_error(err, "the object has no \"%s\"", name);
+}

@@ -1,0 +1,36 @@
+// json_write.h: writes a JSON file value by value; it gets its final name when it is complete.
+#ifndef TOST_JSON_WRITE_H
+#define TOST_JSON_WRITE_H
+
+#include <stdio.h>
+
+#include "base/error.h"
+
+// If the path is NULL, all functions do nothing.
+typedef struct {
+    char* path;
+    char* tmp;        // PATH.tmp, renamed at the end; NULL for a device or pipe
+    FILE* file;
+    int   depth;      // open objects and arrays
+    bool  fresh;      // the innermost one has no element yet
+} JsonFile;
+
+// Opens PATH.tmp; a device or pipe is opened directly. Begins the outermost object with "content": content. Fails if
+// PATH or PATH.tmp is a file with data but not with this content, unless `force`. Call it before the computation to
+// report errors early.
+bool json_file_open(JsonFile* j, const char* path, const char* content, bool force, TostError* err);
+// If `keep`, ends the object and renames PATH.tmp to PATH; otherwise, and on failure, removes it. A zeroed JsonFile may
+// be closed.
+bool json_file_close(JsonFile* j, bool keep, TostError* err);
+
+// key NULL: an element of an array.
+void json_put_open(JsonFile* j, const char* key, char bracket);           // '{' or '['
+void json_put_close(JsonFile* j, char bracket);                           // '}' or ']'
+// Bytes that are not UTF-8 become U+FFFD.
+void json_put_bytes(JsonFile* j, const char* key, const char* text, size_t n);
+void json_put_text(JsonFile* j, const char* key, const char* text);       // NULL: null
+void json_put_int(JsonFile* j, const char* key, int64_t value);
+void json_put_real(JsonFile* j, const char* key, double value);  // exact; null if not finite
+void json_put_bool(JsonFile* j, const char* key, bool value);
+
+#endif

@@ -1,0 +1,55 @@
+// signals.c: handlers that ask a run to stop.
+#include "base/signals.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stddef.h>
+#include <unistd.h>
+
+#include "base/output.h"
+
+static const struct { int number; const char* name; } handled[] = {
+    {SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}, {SIGHUP, "SIGHUP"}, {SIGUSR1, "SIGUSR1"}, {SIGXCPU, "SIGXCPU"},
+};
+enum { HANDLED = sizeof handled / sizeof handled[0] };
+
+static volatile sig_atomic_t received, silent;   // global, because a signal handler has no arguments of its own
+
+// SIGINT and SIGTERM are requests: a second one quits immediately, and they are caught even if ignored, as SIGINT is in
+// a background job. The others report an event, which may repeat: kernel and shell both send SIGHUP when a terminal
+// closes, and SIGXCPU comes every second. They stay ignored if they were, as SIGHUP is under nohup.
+static bool is_request(int number) { return number == SIGINT || number == SIGTERM; }
+
+static void on_signal(int number) {
+    static const char note[] = "\nstopping; a second signal quits immediately\n";
+    const int saved_errno = errno;
+    if (received && !is_request(number)) return;
+    if (received) _exit(128 + number);
+    received = number;
+    if (!silent) output_write(STDERR_FILENO, note, sizeof note - 1, 0);
+    errno = saved_errno;
+}
+
+void signals_catch(bool announce) {
+    silent = !announce;
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, before;
+    sigemptyset(&action.sa_mask);
+    for (size_t i = 0; i < HANDLED; i++) {
+        const int number = handled[i].number;
+        if (is_request(number) || (sigaction(number, NULL, &before) == 0 && before.sa_handler != SIG_IGN))
+            sigaction(number, &action, NULL);
+    }
+}
+
+int signals_received(void) { return received; }
+
+const char* signals_name(int number) {
+    for (size_t i = 0; i < HANDLED; i++)
+        if (handled[i].number == number) return handled[i].name;
+    return NULL;
+}
+
+void signals_ignore_write_errors(void) {
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
+}

@@ -1,0 +1,101 @@
+// text.c: UTF-8, printable text, numbers for people.
+#include "base/text.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+
+int utf8_length(const char* p, const char* end) {
+    const unsigned char* u = (const unsigned char*)p;
+    size_t left = (size_t)(end - p);
+    if (!left) return 0;
+    int n = u[0] < 0x80 ? 1 : u[0] < 0xc2 ? 0 : u[0] < 0xe0 ? 2 : u[0] < 0xf0 ? 3 : u[0] < 0xf5 ? 4 : 0;
+    if ((size_t)n > left) return 0;
+    for (int i = 1; i < n; i++) {
+        if ((u[i] & 0xc0) != 0x80) return 0;
+    }
+    bool overlong = (u[0] == 0xe0 && u[1] < 0xa0) || (u[0] == 0xf0 && u[1] < 0x90);
+    bool surrogate = u[0] == 0xed && u[1] > 0x9f, too_large = u[0] == 0xf4 && u[1] > 0x8f;  // over U+10FFFF
+    return overlong || surrogate || too_large ? 0 : n;
+}
+
+int utf8_encode(char out[4], uint32_t c) {
+    if (c < 0x80) {
+        out[0] = (char)c;
+        return 1;
+    }
+    int n = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+    for (int i = n - 1; i > 0; i--, c >>= 6) out[i] = (char)(0x80 | (c & 0x3f));
+    out[0] = (char)((0xf00 >> n & 0xff) | c);  // n ones, then a zero: 110…, 1110…, 11110…
+    return n;
+}
+
+// True for a UTF-8 character of n bytes that a terminal interprets instead of showing: C0 and C1 control characters,
+// line and paragraph separators, and marks that change the direction of text. False for an invalid one, n = 0.
+static bool is_control(const unsigned char* u, int n) {
+    if (n == 1) return u[0] < 0x20 || u[0] == 0x7f;
+    if (n == 2) return u[0] == 0xc2 && u[1] < 0xa0;                                     // U+0080 to U+009F
+    if (n != 3 || u[0] != 0xe2) return false;
+    if (u[1] == 0x80) return u[2] == 0x8e || u[2] == 0x8f || (u[2] >= 0xa8 && u[2] <= 0xae);   // U+200E, U+2028, …
+    return u[1] == 0x81 && u[2] >= 0xa6 && u[2] <= 0xa9;                                // U+2066 to U+2069
+}
+
+// Backslashes are not escaped, so that printable text stays as it is when it becomes part of another text.
+char* printable_text(const char* text) {
+    static const char from[] = "\n\r\t", to[] = "nrt";
+    const char* end = text + strlen(text);
+    char *escaped = xmalloc(4 * (size_t)(end - text) + 1), *p = escaped;
+    while (text < end) {
+        const int n = utf8_length(text, end);
+        const bool raw = n > 0 && !is_control((const unsigned char*)text, n);
+        for (int i = 0; i < (n > 0 ? n : 1); i++, text++) {
+            const char* at = strchr(from, *text);
+            if (raw) *p++ = *text;
+            else if (at) p += sprintf(p, "\\%c", to[at - from]);
+            else p += sprintf(p, "\\x%02x", (unsigned char)*text);
+        }
+    }
+    *p = 0;
+    return escaped;
+}
+
+char* vprintable_text(const char* fmt, va_list ap) {
+    char *text = xvasprintf(fmt, ap), *escaped = printable_text(text);
+    free(text);
+    return escaped;
+}
+
+void print_line(FILE* out, const char* fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    char* line = vprintable_text(fmt, ap);
+    va_end(ap);
+    fprintf(out, "%s\n", line);
+    free(line);
+}
+
+char* human_count(char buf[32], double n) {
+    static const char units[] = "KMBT";
+    if (!(fabs(n) >= 1000)) {
+        snprintf(buf, 32, n == floor(n) ? "%.0f" : "%.1f", n);
+        return buf;
+    }
+    int u = 0;
+    for (n /= 1000; fabs(n) >= 999.95 && u < 3; u++) n /= 1000;  // 999.95 would be printed as 1000.0
+    snprintf(buf, 32, fabs(n) < 1e9 ? "%.1f%c" : "%.3g%c", n, units[u]);
+    return buf;
+}
+
+char* human_bytes(char buf[32], double n) {
+    static const char units[] = "KMGTPE";
+    if (!(fabs(n) >= 1024)) {
+        snprintf(buf, 32, "%.0f B", n);
+        return buf;
+    }
+    int u = 0;
+    for (n /= 1024; fabs(n) >= 1023.995 && u < 5; u++) n /= 1024;
+    snprintf(buf, 32, fabs(n) < 1e9 ? "%.2f %ciB" : "%.3g %ciB", n, units[u]);
+    return buf;
+}

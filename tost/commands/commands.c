@@ -1,0 +1,181 @@
+// commands.c: error lines, text arguments, loading trained models and their tokenizers.
+#include "commands/commands.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "base/memory.h"
+#include "base/output.h"
+#include "base/text.h"
+
+// ---------------------------------------------------------------------------------------------
+// Errors and text arguments
+
+void print_error(const Options* o, const TostError* err) {
+    if (comm_rank(o->comm) != 0) return;
+    char *program = printable_text(options_program(o)), *line = xasprintf("%s: %s\n", program, err->text);
+    fflush(stdout);
+    output_write(STDERR_FILENO, line, strlen(line), OUTPUT_TIMEOUT);
+    free(program);
+    free(line);
+}
+
+int command_failed(const Options* o, const TostError* err) {
+    print_error(o, err);
+    return STATUS_FAILED;
+}
+
+bool read_text(Bytes* text, const char* option, const char* value, const char* hint, TostError* err) {
+    const bool from_file = value[0] == '@', from_stdin = strcmp(value, "-") == 0;
+    *text = (Bytes){0};
+    if (!from_file && !from_stdin) {
+        *text = (Bytes){xstrdup(value), strlen(value)};
+        return true;
+    }
+    if (from_file && !value[1]) return tost_error(err, "%s @ names no file; give @FILE", option);
+    if (!read_file(text, from_file ? value + 1 : value, err)) {
+        *text = (Bytes){0};
+        return false;
+    }
+    return text->size > 0 || tost_error(err, "%s %s is empty%s", option, value, hint);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Models and their tokenizers
+
+ModelSummary model_summary(const TostConfig* c, const TostTensors* tensors) {
+    const size_t n = tensors->n_params, positions = (size_t)c->block_size * c->n_embd;
+    char all[32], without[32];
+    ModelSummary summary;
+    snprintf(summary.sizes, sizeof summary.sizes,
+             "%d layers, %d heads, %d channels, block size %d, vocabulary %d, %s bias%s", c->n_layer, c->n_head,
+             c->n_embd, c->block_size, c->vocab_size, c->bias ? "with" : "no",
+             c->membership == TOST_UNIFORM ? ", uniform membership" : "");
+    snprintf(summary.parameters, sizeof summary.parameters, "%s (%s without position embeddings)",
+             human_count(all, (double)n), human_count(without, (double)(n - positions)));
+    return summary;
+}
+
+Tokenizer* model_tokenizer(const CheckpointInfo* info, const char* path, bool check_hash, const char* weights,
+                           TostError* err) {
+    Tokenizer* tokenizer = tokenizer_open(path, err);
+    if (!tokenizer) return NULL;
+    const uint32_t hash = tokenizer_hash(tokenizer);
+    const int size = tokenizer_size(tokenizer), rows = info->config.vocab_size;
+    if (check_hash && hash != info->tokenizer_hash)
+        tost_error(err, "%s was trained with a tokenizer of CRC-32 %08x, but %s has %08x; give the original file as "
+                   "--tokenizer", weights, (unsigned)info->tokenizer_hash, path, (unsigned)hash);
+    else if (size > rows)
+        tost_error(err, "the tokenizer %s has %d tokens, more than the vocabulary of %d; %s", path, size, rows,
+                   weights ? "give the tokenizer of these weights as --tokenizer" : "raise --vocab-size");
+    else return tokenizer;
+    tokenizer_free(tokenizer);
+    return NULL;
+}
+
+static const char warning[] = "the ids may not mean what the model was trained on";
+
+void warn_of_tokenizer(const Options* o, const CheckpointInfo* info, const char* weights, const Tokenizer* tokenizer) {
+    TostError line;
+    const char* path = tokenizer_path(tokenizer);
+    const int size = tokenizer_size(tokenizer), rows = info->config.vocab_size;
+    const uint32_t hash = tokenizer_hash(tokenizer);
+    if (info->tokenizer && hash != info->tokenizer_hash)
+        tost_error(&line, "%s was trained with the tokenizer %s of CRC-32 %08x, but %s has %08x: %s", weights,
+                   info->tokenizer, (unsigned)info->tokenizer_hash, path, (unsigned)hash, warning);
+    else if (!info->tokenizer && size < rows / 2)   // a vocabulary may be padded, but not doubled
+        tost_error(&line, "the tokenizer %s has %d tokens, but the vocabulary of %s has %d: if it is not the original "
+                   "tokenizer, %s", path, size, weights, rows, warning);
+    else return;
+    print_error(o, &line);
+}
+
+void warn_of_shards(const Options* o, const char* dir, uint32_t largest_id, const char* tokenizer, uint32_t hash,
+                    int size) {
+    TostError line = {""}, ignored;
+    char* path = tokenizer_beside(dir);
+    Tokenizer* other = path ? tokenizer_open(path, &ignored) : NULL;
+    if (other && tokenizer_hash(other) != hash)
+        tost_error(&line, "%s next to the shards has CRC-32 %08x, but the tokenizer %s has %08x: if the shards were "
+                   "made with the former, %s", path, (unsigned)tokenizer_hash(other), tokenizer, (unsigned)hash,
+                   warning);
+    else if (size && largest_id >= (uint32_t)size)
+        tost_error(&line, "the shards contain the id %u, but the tokenizer %s has only %d tokens: if they were made "
+                   "with another, %s", (unsigned)largest_id, tokenizer, size, warning);
+    if (line.text[0]) print_error(o, &line);
+    tokenizer_free(other);
+    free(path);
+}
+
+bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engine, TostError* err) {
+    *m = (LoadedModel){.engine = engine};
+    char* path = o->model ? xstrdup(o->model) : NULL;
+    const bool ok = (path || checkpoint_newest_run(&path, "out", "--model PATH", err))
+                    && checkpoint_open(&m->weights, &m->info, path, "--model", err);
+    free(path);
+    if (!ok || (o->weights == WEIGHTS_EMA && !checkpoint_open_average(&m->weights, err))) return false;
+    if (err->text[0]) print_error(o, err);
+    m->file = xstrdup(m->weights.path);
+    m->tensors = tost_tensors(&m->info.config);
+    return true;
+}
+
+bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int max_seq, bool training, TostError* err) {
+    const TostEngineOptions options = {.max_batch = max_batch, .max_seq = max_seq, .training = training,
+                                       .chunk = o->chunk, .dtype = (TostDtype)o->dtype, .threads = o->threads,
+                                       .comm = o->comm};
+    m->model = m->engine->create(&m->info.config, &options, err);
+    if (!m->model) return false;
+    const bool ok = checkpoint_load_params(m->engine, m->model, &m->tensors, &m->weights, err);
+    st_close(&m->weights);
+    return ok || checkpoint_suggest_older(err, m->file, "--model");
+}
+
+// Finds the tokenizer file named in the checkpoint: at this path or, since the working directory may have changed,
+// relative to a folder above the model file. NULL if there is none. free()
+static char* find_named_tokenizer(const LoadedModel* m) {
+    const char* name = m->info.tokenizer;
+    if (path_exists(name)) return xstrdup(name);
+    char *dir = path_dir(m->file), *found = NULL;
+    while (name[0] != '/' && !found) {
+        char *path = path_join(dir, name), *parent = path_dir(dir);
+        const bool top = strcmp(parent, dir) == 0;
+        if (path_exists(path)) found = path;
+        else free(path);
+        free(dir);
+        dir = parent;
+        if (top) break;
+    }
+    free(dir);
+    return found;
+}
+
+Tokenizer* loaded_model_tokenizer(const LoadedModel* m, const Options* o, TostError* err) {
+    if (!o->tokenizer && !m->info.tokenizer) {
+        tost_error(err, "%s does not name a tokenizer; give --tokenizer FILE, the vocab.bpe or tokenizer.json it was "
+                   "trained with", m->file);
+        return NULL;
+    }
+    char* path = o->tokenizer ? xstrdup(o->tokenizer) : find_named_tokenizer(m);
+    if (!path) {
+        tost_error(err, "%s was trained with the tokenizer %s, which cannot be found; give --tokenizer FILE",
+                   m->file, m->info.tokenizer);
+        return NULL;
+    }
+    Tokenizer* tokenizer = model_tokenizer(&m->info, path, !o->tokenizer, m->file, err);
+    if (tokenizer) warn_of_tokenizer(o, &m->info, m->file, tokenizer);
+    free(path);
+    return tokenizer;
+}
+
+void loaded_model_free(LoadedModel* m) {
+    if (m->model) m->engine->destroy(m->model);
+    tost_tensors_free(&m->tensors);
+    checkpoint_info_free(&m->info);
+    if (m->weights.path) st_close(&m->weights);
+    free(m->file);
+}

@@ -1,0 +1,351 @@
+// eval.c: computes the loss of a trained model on token shards: every token but the first is scored once, in
+// windows that may overlap, or windows at random positions are scored. --task is in eval_task.c.
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/json_write.h"
+#include "base/memory.h"
+#include "base/rng.h"
+#include "base/signals.h"
+#include "base/text.h"
+#include "commands/commands.h"
+#include "commands/eval_report.h"
+#include "commands/eval_task.h"
+#include "data/shards.h"
+#include "run/progress.h"
+
+// ---------------------------------------------------------------------------------------------
+// Windows
+
+// T inputs starting at token `start`; only targets skip … end - 1 are scored.
+typedef struct { uint64_t start; int skip, end; } Window;
+
+typedef struct {
+    uint64_t count;
+    int      T, stride;   // stride 0: random positions
+    uint64_t tokens;      // in the shards
+    Rng      rng;
+} Windows;
+
+static Windows make_windows(const Options* o, uint64_t tokens, int T) {
+    Windows w = {.T = T, .tokens = tokens, .rng = rng_seeded((uint64_t)o->seed, 0)};
+    if ((uint64_t)T > tokens - 1) w.T = (int)(tokens - 1);
+    if (o->windows) {
+        w.count = (uint64_t)o->windows;
+        return w;
+    }
+    w.stride = o->stride && o->stride < w.T ? (int)o->stride : w.T;
+    w.count = 1 + (tokens - 1 - (uint64_t)w.T + (uint64_t)w.stride - 1) / (uint64_t)w.stride;
+    return w;
+}
+
+// Window i; call it in order of i, since random positions come from one generator. With a stride, the first window
+// scores all its targets and each later one only its last `stride` targets, or fewer at the end of the data.
+static Window next_window(Windows* w, uint64_t i) {
+    const uint64_t targets = w->tokens - 1;
+    if (!w->stride) return (Window){rng_below(&w->rng, w->tokens - (uint64_t)w->T), 0, w->T};
+    const uint64_t start = i * (uint64_t)w->stride, left = targets - start;
+    return (Window){start, i == 0 ? 0 : w->T - w->stride, left < (uint64_t)w->T ? (int)left : w->T};
+}
+
+// ---------------------------------------------------------------------------------------------
+// Scoring
+
+// Positions in a window are counted from 1: position n is predicted from n tokens. Bin k has 2^(k-1) < n <= 2^k.
+enum { POSITION_BINS = 32 };
+
+typedef struct {
+    Ratio    loss, position[POSITION_BINS];   // windows as samples
+    uint64_t bytes;
+    double   seconds;
+} Score;
+
+// Losses of a window: their sum, and sum and count in each bin.
+typedef struct { double nats, bin_nats[POSITION_BINS], bin_tokens[POSITION_BINS]; } WindowLoss;
+
+// Fills inputs, targets (T) for the T tokens of a window from position `first` on. Targets that are not scored are -1;
+// inputs past the end of the data are 0.
+static bool fill_chunk(int32_t* inputs, int32_t* targets, ShardStream* s, const Window* w, int first, int T,
+                       TostError* err) {
+    const int n = w->end < first ? 0 : w->end - first < T ? w->end - first : T;
+    const uint64_t start = w->start + (uint64_t)first;
+    if (n > 0) {
+        if (!stream_read(targets, s, start + 1, (size_t)n, err) || !stream_read(inputs, s, start, 1, err)) return false;
+        memcpy(inputs + 1, targets, ((size_t)n - 1) * sizeof *inputs);
+    }
+    for (int t = n; t < T; t++) inputs[t] = 0;
+    for (int t = 0; t < T; t++)
+        if (first + t < w->skip || t >= n) targets[t] = -1;
+    return true;
+}
+
+// Bytes of text in the targets. <|endoftext|> and ids outside the tokenizer's vocabulary count as 0.
+static uint64_t count_bytes(const Tokenizer* tokenizer, const int32_t* targets, size_t n) {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < n; i++) {
+        size_t len;
+        if (targets[i] < 0 || targets[i] == tokenizer_eot(tokenizer)) continue;
+        if (tokenizer_piece(tokenizer, (uint32_t)targets[i], &len)) bytes += len;
+    }
+    return bytes;
+}
+
+// Adds the losses (T) of such a chunk to those of its window.
+static void add_chunk(WindowLoss* sum, const double* losses, const int32_t* targets, int first, int T) {
+    int bin = 0;
+    for (int t = 0; t < T; t++) {
+        if (targets[t] < 0) continue;
+        while ((int64_t)1 << bin < (int64_t)first + t + 1) bin++;
+        sum->nats += losses[t];
+        sum->bin_nats[bin] += losses[t];
+        sum->bin_tokens[bin]++;
+    }
+}
+
+// Adds a window to the score and writes it to the JSON file.
+static void add_window(Score* r, JsonFile* json, const WindowLoss* sum, const Window* w) {
+    ratio_add(&r->loss, sum->nats, w->end - w->skip);
+    for (int k = 0; k < POSITION_BINS; k++)
+        if (sum->bin_tokens[k] > 0) ratio_add(&r->position[k], sum->bin_nats[k], sum->bin_tokens[k]);
+    json_put_open(json, NULL, '{');
+    json_put_int(json, "start", (int64_t)w->start);
+    json_put_int(json, "skip", w->skip);
+    json_put_int(json, "tokens", w->end - w->skip);
+    json_put_real(json, "nats", sum->nats);
+    json_put_close(json, '}');
+}
+
+typedef struct {
+    LoadedModel*       model;
+    ShardStream*       data;
+    const Tokenizer*   tokenizer;   // NULL: do not count bytes
+    Windows            windows;
+    int                batch, chunk;   // windows, and tokens of each, in memory at a time
+    TostComm*          comm;        // ranks share the windows
+    Progress           progress;
+    double             loss;        // so far
+} Evaluation;
+
+static void show_progress(Evaluation* e, double windows) {
+    comm_works(e->comm);
+    progress_show(&e->progress, windows / (double)e->windows.count, "loss %.4f", e->loss);
+}
+
+// Scores n windows, chunk by chunk. done, all: number of windows before and in this batch, on all ranks, for progress.
+static bool score_batch(WindowLoss* sum, uint64_t* bytes, Evaluation* e, const Window* window, int n, uint64_t done,
+                        int all, TostError* err) {
+    const TostEngine* engine = e->model->engine;
+    const size_t size = (size_t)n * e->chunk;
+    int32_t *inputs = xmalloc(size * sizeof *inputs), *targets = xmalloc(size * sizeof *targets);
+    double* losses = xmalloc(size * sizeof *losses);
+    int end = 0;
+    bool ok = true;
+    for (int i = 0; i < n; i++) {
+        sum[i] = (WindowLoss){0};
+        end = window[i].end > end ? window[i].end : end;
+    }
+    stream_recheck(e->data);
+    engine->decode_begin(NULL, e->model->model, NULL, n, 0);
+    for (int first = 0, T; ok && first < end; first += T) {
+        T = e->windows.T - first < e->chunk ? e->windows.T - first : e->chunk;
+        for (int i = 0; i < n && ok; i++)
+            ok = fill_chunk(inputs + (size_t)i * T, targets + (size_t)i * T, e->data, &window[i], first, T, err);
+        if (!ok) break;
+        engine->decode_advance(losses, e->model->model, inputs, targets, T);
+        for (int i = 0; i < n; i++)
+            add_chunk(&sum[i], losses + (size_t)i * T, targets + (size_t)i * T, first, T);
+        if (e->tokenizer) *bytes += count_bytes(e->tokenizer, targets, (size_t)n * T);
+        show_progress(e, (double)done + (double)all * (first + T) / e->windows.T);
+    }
+    free(inputs);
+    free(targets);
+    free(losses);
+    return ok;
+}
+
+// The next windows of all ranks, at most a batch for each, are scored together and added in order: so the result does
+// not depend on the number of ranks.
+static bool score(Score* r, JsonFile* json, Evaluation* e, TostError* err) {
+    Windows* w = &e->windows;
+    const int rank = comm_rank(e->comm), ranks = comm_size(e->comm);
+    WindowLoss *own = xcalloc((size_t)e->batch, sizeof *own);
+    WindowLoss* sum = xmalloc((size_t)ranks * e->batch * sizeof *sum);
+    Window* window = xmalloc((size_t)ranks * e->batch * sizeof *window);
+    uint64_t bytes = 0;
+    bool ok = true;
+    progress_start(&e->progress);
+    for (uint64_t first = 0; ok && first < w->count;) {
+        const uint64_t left = w->count - first, most = (uint64_t)ranks * (uint64_t)e->batch;
+        const int n = left < most ? (int)left : (int)most, start = rank * e->batch;
+        const int mine = n - start < e->batch ? n - start : e->batch;
+        for (int i = 0; i < n; i++) window[i] = next_window(w, first + (uint64_t)i);
+        ok = mine <= 0 || score_batch(own, &bytes, e, window + start, mine, first, n, err);
+        if (!(ok = comm_agree(e->comm, ok, err))) break;
+        comm_allgather(e->comm, sum, own, (size_t)e->batch * sizeof *own);
+        for (int i = 0; i < n; i++) add_window(r, json, &sum[i], &window[i]);
+        first += (uint64_t)n;
+        e->loss = ratio_value(&r->loss);
+        show_progress(e, (double)first);
+    }
+    progress_erase(&e->progress);
+    uint64_t* all = xmalloc((size_t)ranks * sizeof *all);
+    if (ok) comm_allgather(e->comm, all, &bytes, sizeof bytes);
+    for (int i = 0; ok && i < ranks; i++) r->bytes += all[i];
+    r->seconds = now_seconds() - e->progress.started;
+    free(all);
+    free(own);
+    free(sum);
+    free(window);
+    return ok;
+}
+
+// The positions of bin k in windows of T tokens
+static int bin_first(int k) { return k == 0 ? 1 : (1 << (k - 1)) + 1; }
+static int bin_last(int k, int T) { return T < (int64_t)1 << k ? T : 1 << k; }
+
+static void print_positions(const Score* r, int T) {
+    printf("\n%-21s  %10s  %-9s  %s\n", "position", "nats/token", "± (95%)", "tokens");
+    for (int k = 0; k < POSITION_BINS; k++) {
+        const Ratio* p = &r->position[k];
+        char bin[48], error[24] = "";
+        if (p->n == 0) continue;
+        if (k < 2) snprintf(bin, sizeof bin, "%d", bin_first(k));
+        else snprintf(bin, sizeof bin, "%d-%d", bin_first(k), bin_last(k, T));
+        if (isfinite(ratio_error(p))) snprintf(error, sizeof error, "%.6f", ratio_error(p));
+        printf("%-21s  %10.6f  %-8s  %.0f\n", bin, ratio_value(p), error, p->y);
+    }
+}
+
+static void print_score(const Score* r) {
+    const double loss = ratio_value(&r->loss), error = ratio_error(&r->loss);
+    printf("loss        %.6f nats/token", loss);
+    if (isfinite(error)) printf(" ± %.6f (95%%, windows as samples)", error);
+    printf("\nperplexity  %.4f\n", exp(loss));
+    if (r->bytes) printf("bits/byte   %.6f\n", r->loss.x / log(2) / (double)r->bytes);
+    printf("tokens      %.0f\n", r->loss.y);
+    printf("speed       %.0f tokens/s\n", r->seconds > 0 ? r->loss.y / r->seconds : 0);
+}
+
+static void begin_json(JsonFile* json, const LoadedModel* model, const Options* o, const Windows* w) {
+    json_put_text(json, "data", o->data);
+    json_put_text(json, "model", model->file);
+    json_put_int(json, "step", model->info.step);
+    json_put_text(json, "protocol", w->stride ? "every token once" : "random windows");
+    json_put_int(json, "seq", w->T);
+    if (w->stride) json_put_int(json, "stride", w->stride);
+    else json_put_int(json, "seed", o->seed);
+    json_put_open(json, "window", '[');
+}
+
+static void put_positions(JsonFile* json, const Score* r, int T) {
+    json_put_open(json, "position", '[');
+    for (int k = 0; k < POSITION_BINS; k++) {
+        const Ratio* p = &r->position[k];
+        if (p->n == 0) continue;
+        json_put_open(json, NULL, '{');
+        json_put_int(json, "first", bin_first(k));
+        json_put_int(json, "last", bin_last(k, T));
+        json_put_int(json, "tokens", (int64_t)p->y);
+        json_put_real(json, "loss", ratio_value(p));
+        json_put_real(json, "loss_95", ratio_error(p));
+        json_put_close(json, '}');
+    }
+    json_put_close(json, ']');
+}
+
+static void end_json(JsonFile* json, const Options* o, const Score* r, int T) {
+    json_put_close(json, ']');
+    if (o->by_position) put_positions(json, r, T);
+    json_put_int(json, "tokens", (int64_t)r->loss.y);
+    json_put_real(json, "loss", ratio_value(&r->loss));
+    json_put_real(json, "loss_95", ratio_error(&r->loss));
+    json_put_real(json, "perplexity", exp(ratio_value(&r->loss)));
+    json_put_real(json, "bits_per_byte", r->bytes ? r->loss.x / log(2) / (double)r->bytes : NAN);
+}
+
+// Opens the tokenizer for bits/byte: --tokenizer, or the checkpoint's. Without either, prints the reason and sets
+// *tokenizer to NULL. Fails only if --tokenizer is given and cannot be used.
+static bool find_tokenizer(Tokenizer** tokenizer, const LoadedModel* model, const Options* o, const ShardStream* data,
+                           TostError* err) {
+    const CheckpointInfo* info = &model->info;
+    const uint32_t largest = stream_largest_id(data);
+    *tokenizer = loaded_model_tokenizer(model, o, err);
+    if (!*tokenizer && o->tokenizer) return false;
+    if (!*tokenizer && comm_rank(o->comm) == 0) print_line(stderr, "no bits/byte: %s", err->text);
+    if (*tokenizer)
+        warn_of_shards(o, data->dir, largest, tokenizer_path(*tokenizer), tokenizer_hash(*tokenizer),
+                       tokenizer_size(*tokenizer));
+    else if (info->tokenizer) warn_of_shards(o, data->dir, largest, info->tokenizer, info->tokenizer_hash, 0);
+    return true;
+}
+
+static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, TostError* err) {
+    const int block = model->info.config.block_size, T = o->seq ? o->seq : block;
+    if (stream_tokens(data) < 2)
+        return tost_error(err, "--data %s: %llu tokens; eval needs at least two", o->data,
+                          (unsigned long long)stream_tokens(data));
+    Evaluation e = {.model = model, .data = data, .comm = o->comm, .windows = make_windows(o, stream_tokens(data), T)};
+    const Windows* w = &e.windows;
+    e.batch = (uint64_t)o->batch < w->count ? o->batch : (int)w->count;
+    e.chunk = o->chunk && o->chunk < w->T ? o->chunk : w->T;
+    if (!options_check_pass(e.batch, w->T, o->chunk, err)) return false;
+
+    Tokenizer* tokenizer = NULL;
+    JsonFile json = {0};
+    Score r = {0};
+    const bool first = comm_rank(o->comm) == 0;   // the rank that writes
+    e.progress = progress_new(stderr, !first);
+    e.loss = NAN;
+    bool ok = find_tokenizer(&tokenizer, model, o, data, err);
+    ok = ok && loaded_model_create(model, o, e.batch, e.chunk, false, err)
+         && json_file_open(&json, first ? o->json : NULL, "eval", o->force, err);
+    e.tokenizer = tokenizer;
+    ok = comm_agree(o->comm, ok, err);
+    if (ok) {
+        if (first) print_line(stderr, "%s, step %lld; shards: %d; windows: %llu of %d tokens", model->file,
+                   (long long)model->info.step, data->count, (unsigned long long)w->count, w->T);
+        begin_json(&json, model, o, w);
+        ok = score(&r, &json, &e, err);
+        end_json(&json, o, &r, w->T);
+        ok = ok && (isfinite(r.loss.x)
+                    || tost_error(err, "%s: the loss is not finite; the weights have diverged: use an "
+                                  "earlier checkpoint", model->file));
+    }
+    ok = json_file_close(&json, ok, err) && ok;
+    if (ok && first) print_score(&r);
+    if (ok && first && o->by_position) print_positions(&r, w->T);
+    tokenizer_free(tokenizer);
+    return ok;
+}
+
+static bool check_lengths(const LoadedModel* model, const Options* o, TostError* err) {
+    const int block = model->info.config.block_size, T = o->seq ? o->seq : block;
+    if (T > block)
+        return tost_error(err, "--seq %d is longer than the block size %d of %s", T, block, model->file);
+    return o->stride <= T || tost_error(err, "--stride %d is longer than the window of %d tokens", o->stride, T);
+}
+
+int command_eval(const Options* o, const TostEngine* engine) {
+    TostError err;
+    LoadedModel model;
+    ShardStream data = {0};
+    signals_ignore_write_errors();
+    uint32_t crc = 0;
+    bool ok = loaded_model_find(&model, o, engine, &err) && check_lengths(&model, o, &err);
+    if (ok && o->data)
+        ok = stream_open(&data, o->data, (uint32_t)model.info.config.vocab_size, &err) && stream_crc(&crc, &data, &err);
+    ok = comm_agree(o->comm, ok, &err)
+         && comm_same(o->comm, crc, "the shards of --data differ from those of rank 0: give all hosts the same files",
+                      &err)
+         && comm_same(o->comm, (uint64_t)model.info.step, "the checkpoint of --model is of another step than on rank "
+                      "0: all hosts must see the same files", &err)
+         && (o->data ? eval_data(&model, o, &data, &err) : eval_task(&model, o, &err));
+    ok = comm_agree(o->comm, ok, &err);
+    stream_close(&data);
+    loaded_model_free(&model);
+    return ok ? 0 : command_failed(o, &err);
+}

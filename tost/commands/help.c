@@ -1,0 +1,289 @@
+// help.c: --help, --version, the man page and the completion for bash, from the table of options.
+#include "commands/help.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "base/terminal.h"
+#include "base/text.h"
+#include "base/version.h"
+
+enum { NAME_COLUMN = 32, PAGE_WIDTH = 100, PAGE_NARROW = 60 };
+
+typedef struct { const char *about, *arguments; } Example;
+
+static const Example train_examples[] = {
+    {"the starter model, on the stories in data/starter: one to two minutes", ""},
+    {"the published model on your own text, converted with tokenize",
+     " --preset tost-base --data 'data/mine_train_*.bin' --out out/mine"},
+    {"continue that run after an interruption", " --resume --out out/mine"},
+};
+
+static const char exit_status[] = "0 success, 1 failure, 2 invalid command line, 75 stopped by --max-time or the loss "
+                                  "of a rank (--resume continues), 128 + N stopped by signal N.";
+
+// ---------------------------------------------------------------------------------------------
+// --help
+
+// Columns of the page: those of the terminal, if stdout is one.
+static int page_width(void) {
+    const int columns = terminal_columns(STDOUT_FILENO);
+    return columns == 0 || columns > PAGE_WIDTH ? PAGE_WIDTH : columns < PAGE_NARROW ? PAGE_NARROW : columns;
+}
+
+// Prints text that begins in column `indent`, wrapped; lines after the first are indented.
+static void print_wrapped(const char* text, int indent) {
+    char *spaces = xasprintf("%*s", indent, ""), *wrapped = wrap_text(text, indent, page_width(), spaces);
+    printf("%s\n", wrapped);
+    free(wrapped);
+    free(spaces);
+}
+
+static void print_option(const OptionHelp* h) {
+    int column = printf("  --%s%s%s", h->name, *h->metavar ? " " : "", h->metavar);
+    if (column >= NAME_COLUMN) {
+        putchar('\n');
+        column = 0;
+    }
+    printf("%*s", NAME_COLUMN - column, "");
+    print_wrapped(h->text, NAME_COLUMN);
+}
+
+// How the results of eval compare with those of other programs.
+typedef struct { const char *name, *text; } Protocol;
+static const Protocol protocols[] = {
+    {"lambada",
+     "accuracy and perplexity per word are acc and perplexity of lambada_openai in lm-evaluation-harness; "
+     "perplexity per token is smaller, since many words have several tokens. accuracy_within_10 follows "
+     "eval_lambada.py of the ToST code: a line break, then the stripped text with \" for curly quotes; 10 greedy "
+     "tokens; both sides in lower case; the text of <|endoftext|> counts. The loss in the paper's table is that of "
+     "dev/data/published.py lambada."},
+    {"hellaswag",
+     "acc and acc_norm as in lm-evaluation-harness: highest log-likelihood, and highest per character. The "
+     "original file is prepared as there; a file without ctx_a, ctx_b and activity_label is used as it is. "
+     "acc_token: highest per token, as in llm.c."},
+    {"cbt",
+     "as eval_cbt.py of the ToST code: log-likelihood of the whole text after <|endoftext|>. The paper uses the "
+     "validation files, from dev/data/cbt.py --validation."},
+    {"all tasks",
+     "As in lm-evaluation-harness, a context is truncated on the left for each choice, and white space at its end "
+     "belongs to the choice. Unlike there, generated ids are those of the tokenizer, without padding rows, and a "
+     "choice longer than --seq is refused, not truncated."},
+    {"shards",
+     "--data scores every token but the first once; --windows scores windows at random positions, as nanoGPT and the "
+     "paper do (16,000 windows of 1,024 tokens; shards of OpenWebText from dev/data/openwebtext.py, the others "
+     "from dev/data/published.py, which encodes each line alone)."},
+};
+
+static void print_protocols(void) {
+    enum { TEXT_COLUMN = 14 };
+    printf("\nProtocols\n");
+    for (size_t i = 0; i < sizeof protocols / sizeof *protocols; i++) {
+        printf("  %-*s", TEXT_COLUMN - 2, protocols[i].name);
+        print_wrapped(protocols[i].text, TEXT_COLUMN);
+    }
+}
+
+// What --resume does with the options of train. free()
+static char* resume_text(const OptionHelpList* list) {
+    char* names = xstrdup("");
+    for (int i = 0; i < list->count; i++) {
+        if (!list->option[i].overridable) continue;
+        char* longer = xasprintf("%s, --%s", names, list->option[i].name);
+        free(names);
+        names = longer;
+    }
+    char* text = xasprintf("With --resume, options that are not given keep the values of the run, except "
+                           "--max-time, --quiet, --rank-timeout and --recompute, which apply only "
+                           "to one start. Of the others, only these may be changed: %s.",
+                           names + strlen(", "));
+    free(names);
+    return text;
+}
+
+static void print_examples(const Options* o) {
+    printf("\nExamples\n");
+    for (size_t i = 0; i < countof(train_examples); i++) {
+        printf("  # %s\n", train_examples[i].about);
+        print_line(stdout, "  %s%s", options_program(o), train_examples[i].arguments);
+    }
+}
+
+static void print_help(const Options* o, bool all_commands) {
+    for (int c = 0; c < COMMANDS; c++) {
+        if (!all_commands && c != (int)o->command) continue;
+        const CommandHelp* command = command_help((Command)c);
+        print_line(stdout, "%s %s %s", c == 0 || !all_commands ? "usage:" : "      ", options_program(o),
+                   command->usage);
+        printf("           %s\n", command->about);
+    }
+    if (o->command == COMMAND_TRAIN) print_examples(o);
+    if (all_commands) printf("\nCOMMAND --help lists the options of a command. Options of train:\n");
+    OptionHelpList list = options_help(o);
+    const char* group = NULL;
+    for (int i = 0; i < list.count; i++) {
+        if (list.option[i].group != group) printf("\n%s\n", group = list.option[i].group);
+        print_option(&list.option[i]);
+    }
+    if (o->command == COMMAND_TRAIN) {
+        char* text = resume_text(&list);
+        printf("\n");
+        print_wrapped(text, 0);
+        free(text);
+    }
+    if (o->command == COMMAND_EVAL) print_protocols();
+    print_wrapped(exit_status, printf("\nExit status: ") - 1);
+    option_help_free(&list);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The man page
+
+// Prints text so that roff does not change it.
+static void print_roff(const char* text) {
+    if (*text == '.' || *text == '\'') printf("\\&");
+    for (; *text; text++) {
+        if (*text == '\\') printf("\\e");
+        else if (*text == '-') printf("\\-");
+        else putchar(*text);
+    }
+}
+
+static void print_paragraph(const char* macro, const char* text) {
+    printf("%s\n", macro);
+    print_roff(text);
+    putchar('\n');
+}
+
+static void print_synopsis(void) {
+    printf(".SH SYNOPSIS\n.nf\n");
+    for (int c = 0; c < COMMANDS; c++) {
+        printf("\\fBtrain_gpt_tost\\fR ");
+        print_roff(command_help((Command)c)->usage);
+        putchar('\n');
+    }
+    printf(".fi\n");
+}
+
+static void print_manual_options(const Options* o) {
+    OptionHelpList list = options_help(o);
+    const char* group = NULL;
+    for (int i = 0; i < list.count; i++) {
+        const OptionHelp* h = &list.option[i];
+        if (h->group != group) printf(".SS %s\n", group = h->group);
+        printf(".TP\n\\fB\\-\\-");
+        print_roff(h->name);
+        printf("\\fR%s\\fI", *h->metavar ? " " : "");
+        print_roff(h->metavar);
+        printf("\\fR\n");
+        print_roff(h->text);
+        putchar('\n');
+    }
+    if (o->command == COMMAND_TRAIN) {
+        char* text = resume_text(&list);
+        print_paragraph(".PP", text);
+        free(text);
+    }
+    option_help_free(&list);
+}
+
+static void print_manual(const TostEngine* engine) {
+    printf(".TH TRAIN_GPT_TOST 1\n.SH NAME\ntrain_gpt_tost \\- train and use the Token Statistics Transformer\n");
+    print_synopsis();
+    print_paragraph(".SH DESCRIPTION", "Trains the Token Statistics Transformer (Wu et al., ICLR 2025), a language "
+                    "model with attention in linear time. Without arguments, trains a small model on the starter "
+                    "data in data/starter or, if that folder does not exist, on the installed copy. Checkpoints and "
+                    "log.csv are written to a new folder in out/.");
+    for (int c = 0; c < COMMANDS; c++) {
+        print_paragraph(".TP\n.B", command_help((Command)c)->name);
+        print_roff(command_help((Command)c)->about);
+        putchar('\n');
+    }
+    for (int c = 0; c < COMMANDS; c++) {
+        const Options o = options_default((Command)c, engine);
+        printf(".SH OPTIONS OF %s\n", command_help((Command)c)->name);
+        print_manual_options(&o);
+    }
+    print_paragraph(".SH EXIT STATUS", exit_status);
+    printf(".SH EXAMPLES\n.nf\n");
+    for (size_t i = 0; i < countof(train_examples); i++) {
+        char* example = xasprintf("# %s\ntrain_gpt_tost%s\n", train_examples[i].about, train_examples[i].arguments);
+        print_roff(example);
+        free(example);
+    }
+    print_roff("# generate text; show what a run contains\n");
+    print_roff("train_gpt_tost sample --model out/mine --prompt \"Once upon a time\"\n");
+    print_roff("train_gpt_tost info out/mine\n");
+    printf(".fi\n");
+}
+
+// ---------------------------------------------------------------------------------------------
+// Completion for bash
+
+// A case for the options whose values are files, or else those whose values are neither files nor words.
+static void print_kind(const OptionHelpList* list, bool file) {
+    int n = 0;
+    for (int i = 0; i < list->count; i++) {
+        const OptionHelp* h = &list->option[i];
+        if (*h->metavar && !h->values && h->file == file) printf("%s--%s", n++ ? "|" : "                ", h->name);
+    }
+    if (n > 0) printf(") kind=%s ;;\n", file ? "file" : "number");
+}
+
+static void print_command_completion(const Options* o) {
+    OptionHelpList list = options_help(o);
+    printf("        %s)\n            options='", command_help(o->command)->name);
+    for (int i = 0; i < list.count; i++) printf("%s--%s", i ? " " : "", list.option[i].name);
+    printf("'\n            case $option in\n");
+    for (int i = 0; i < list.count; i++) {
+        const OptionHelp* h = &list.option[i];
+        if (!h->values) continue;
+        printf("                --%s) kind=words words='", h->name);
+        for (const char* p = h->values; *p; p++) putchar(*p == '|' ? ' ' : *p);
+        printf("' ;;\n");
+    }
+    print_kind(&list, true);
+    print_kind(&list, false);
+    printf("            esac ;;\n");
+    option_help_free(&list);
+}
+
+static void print_completion(const TostEngine* engine) {
+    printf("# Completion for bash, written by train_gpt_tost --bash-completion\n"
+           "_train_gpt_tost() {\n"
+           "    local word=${COMP_WORDS[COMP_CWORD]} option=${COMP_WORDS[COMP_CWORD-1]} command=train\n"
+           "    local commands='");
+    for (int c = 0; c < COMMANDS; c++) printf("%s%s", c ? " " : "", command_help((Command)c)->name);
+    printf("' options kind words\n"
+           "    [ \"$word\" = = ] && word=''                                        # --option=\n"
+           "    [ \"$option\" = = ] && option=${COMP_WORDS[COMP_CWORD-2]}           # --option=word\n"
+           "    case \" $commands \" in\n"
+           "        *\" ${COMP_WORDS[1]} \"*) [ \"$COMP_CWORD\" -eq 1 ] || command=${COMP_WORDS[1]} ;;\n"
+           "    esac\n"
+           "    case $command in\n");
+    for (int c = 0; c < COMMANDS; c++) {
+        const Options o = options_default((Command)c, engine);
+        print_command_completion(&o);
+    }
+    printf("    esac\n"
+           "    [ \"$COMP_CWORD\" -eq 1 ] && options=\"$commands $options\"\n"
+           "    case $kind in\n"
+           "        words) COMPREPLY=($(compgen -W \"$words\" -- \"$word\")) ;;\n"
+           "        number) COMPREPLY=(); compopt +o default 2>/dev/null ;;      # no file names\n"
+           "        file) COMPREPLY=() ;;                                        # bash completes file names\n"
+           "        *) COMPREPLY=($(compgen -W \"$options\" -- \"$word\")) ;;\n"
+           "    esac\n"
+           "}\n"
+           "complete -o default -F _train_gpt_tost train_gpt_tost train_gpt_tostcu\n");
+}
+
+void print_page(const Options* o, const TostEngine* engine) {
+    if (strcmp(o->page, "man") == 0) print_manual(engine);
+    else if (strcmp(o->page, "bash-completion") == 0) print_completion(engine);
+    else if (strcmp(o->page, "version") == 0) printf("train_gpt_tost %s, %s engine\n", tost_version(), engine->name);
+    else print_help(o, !o->named);
+}

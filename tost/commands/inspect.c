@@ -1,0 +1,237 @@
+// inspect.c: runs a model on a text and writes its activations to a safetensors file for plotting:
+//   tokens   I32 (T)        ids of the text
+//   offsets  I32 (T+1)      token t is text[offsets[t] .. offsets[t+1])
+//   loss     F32 (T)        -log p(token t | tokens before it), nats; NaN for the first
+//   pi       F32 (L,NH,T)   membership of each token in each head
+//   w        F32 (L,T,C)    tokens projected to the heads' subspaces: head h has channels [h·C/NH, (h+1)·C/NH)
+//   text     U8  (bytes)
+// __metadata__ has the model's config with the keys of a checkpoint, content "inspect", model, step, tokenizer and
+// text_tokens: the number of tokens in the whole text; only the first T = min(block_size, text_tokens) are used.
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "base/memory.h"
+#include "base/text.h"
+#include "commands/commands.h"
+
+// ---------------------------------------------------------------------------------------------
+// The text
+
+typedef struct {
+    int      T;
+    int32_t* ids;       // (T)
+    int32_t* offsets;   // (T+1)
+    char*    bytes;     // of the T tokens
+    size_t   total;     // tokens in the whole text
+} Tokens;
+
+static void tokens_free(Tokens* k) {
+    free(k->ids);
+    free(k->offsets);
+    free(k->bytes);
+}
+
+// At most the first block_size tokens.
+static Tokens first_tokens(const Tokenizer* tokenizer, const Bytes* text, int block_size) {
+    uint32_t* ids = xmalloc((text->size + 1) * sizeof *ids);
+    Tokens k = {.total = encode_documents(ids, tokenizer, text->data, text->size)};
+    k.T = k.total < (size_t)block_size ? (int)k.total : block_size;
+    k.ids = xmalloc((size_t)k.T * sizeof *k.ids);
+    k.offsets = xcalloc((size_t)k.T + 1, sizeof *k.offsets);
+    for (int t = 0; t < k.T; t++) {
+        size_t len;
+        const char* piece = tokenizer_piece(tokenizer, ids[t], &len);
+        k.ids[t] = (int32_t)ids[t];
+        k.offsets[t + 1] = k.offsets[t] + (int32_t)len;
+        k.bytes = xrealloc(k.bytes, (size_t)k.offsets[t + 1] + 1);
+        memcpy(k.bytes + k.offsets[t], piece, len);
+    }
+    free(ids);
+    return k;
+}
+
+// ---------------------------------------------------------------------------------------------
+// The model
+
+// loss (T) of each token given the tokens before it; NaN for the first. Returns the sum over the others.
+static double score_tokens(float* loss, const LoadedModel* m, const Tokens* k) {
+    double sum = 0, *nats = xmalloc((size_t)k->T * sizeof *nats);
+    if (k->T > 1) {
+        m->engine->decode_begin(NULL, m->model, NULL, 1, 0);
+        m->engine->decode_score(nats, m->model, k->ids, k->ids + 1, 1, k->T - 1);
+    }
+    loss[0] = NAN;
+    for (int i = 1; i < k->T; i++) {
+        loss[i] = (float)nats[i - 1];
+        sum += nats[i - 1];
+    }
+    free(nats);
+    return sum;
+}
+
+// ---------------------------------------------------------------------------------------------
+// The file
+
+enum { TENSORS = 6, META = 16 };
+
+static void declare_tensors(StTensor tensors[TENSORS], const TostConfig* c, const Tokens* k) {
+    const int64_t T = k->T;
+    const StTensor all[TENSORS] = {
+        {.name = "tokens",  .dtype = ST_I32, .ndim = 1, .shape = {T}},
+        {.name = "offsets", .dtype = ST_I32, .ndim = 1, .shape = {T + 1}},
+        {.name = "loss",    .dtype = ST_F32, .ndim = 1, .shape = {T}},
+        {.name = "pi",      .dtype = ST_F32, .ndim = 3, .shape = {c->n_layer, c->n_head, T}},
+        {.name = "w",       .dtype = ST_F32, .ndim = 3, .shape = {c->n_layer, T, c->n_embd}},
+        {.name = "text",    .dtype = ST_U8,  .ndim = 1, .shape = {k->offsets[T]}},
+    };
+    memcpy(tensors, all, sizeof all);
+}
+
+static StMeta* make_metadata(int* n, const LoadedModel* m, const Tokenizer* tokenizer, const Tokens* k) {
+    const TostConfig* c = &m->info.config;
+    const struct { const char* key; long long value; } numbers[] = {
+        {"n_layer", c->n_layer}, {"n_head", c->n_head}, {"n_embd", c->n_embd}, {"block_size", c->block_size},
+        {"vocab_size", c->vocab_size}, {"bias", c->bias}, {"step", m->info.step},
+        {"text_tokens", (long long)k->total}};
+    const struct { const char *key, *value; } strings[] = {
+        {"format", "pt"}, {"content", "inspect"}, {"model", m->file}, {"tokenizer", tokenizer_path(tokenizer)},
+        {"membership", c->membership == TOST_UNIFORM ? "uniform" : "learned"}};
+    _Static_assert(countof(numbers) + countof(strings) <= META, "META entries are enough");
+    StMeta* meta = xcalloc(META, sizeof *meta);
+    *n = 0;
+    for (size_t i = 0; i < countof(strings); i++)
+        meta[(*n)++] = (StMeta){xstrdup(strings[i].key), xstrdup(strings[i].value)};
+    for (size_t i = 0; i < countof(numbers); i++)
+        meta[(*n)++] = (StMeta){xstrdup(numbers[i].key), xasprintf("%lld", numbers[i].value)};
+    return meta;
+}
+
+// One activation of every layer, n values each.
+static bool append_layers(StWriter* w, const LoadedModel* m, TostActivation what, size_t n, TostError* err) {
+    float* values = xmalloc(n * sizeof *values);
+    bool ok = true;
+    for (int l = 0; ok && l < m->info.config.n_layer; l++) {
+        m->engine->activation(values, m->model, what, l);
+        ok = st_append(w, values, n * sizeof *values, err);
+    }
+    free(values);
+    return ok;
+}
+
+static bool append_all(StWriter* w, const LoadedModel* m, const Tokens* k, const float* loss, TostError* err) {
+    const TostConfig* c = &m->info.config;
+    const size_t T = (size_t)k->T;
+    return st_append(w, k->ids, T * sizeof *k->ids, err)
+        && st_append(w, k->offsets, (T + 1) * sizeof *k->offsets, err)
+        && st_append(w, loss, T * sizeof *loss, err)
+        && append_layers(w, m, TOST_PI, c->n_head * T, err)
+        && append_layers(w, m, TOST_W, c->n_embd * T, err)
+        && st_append(w, k->bytes, (size_t)k->offsets[T], err);
+}
+
+// Runs the model and writes the file. *sum: see score_tokens.
+static bool write_file(double* sum, const char* path, const LoadedModel* m, const Tokenizer* tokenizer,
+                       const Tokens* k, TostError* err) {
+    StTensor tensors[TENSORS];
+    int n_meta;
+    StMeta* meta = make_metadata(&n_meta, m, tokenizer, k);
+    declare_tensors(tensors, &m->info.config, k);
+    StWriter w;
+    bool ok = st_begin(&w, path, tensors, TENSORS, meta, n_meta, err);
+    float* loss = xmalloc((size_t)k->T * sizeof *loss);
+    if (ok) {
+        *sum = score_tokens(loss, m, k);
+        m->engine->forward(m->model, k->ids, 1, k->T);
+        ok = (isfinite(*sum)
+              || tost_error(err, "%s: the loss is not finite; the weights have diverged: use an earlier checkpoint",
+                            m->file))
+             && append_all(&w, m, k, loss, err);
+    }
+    if (!ok) st_abandon(&w);
+    ok = ok && st_finish(&w, err);
+    free(loss);
+    st_free_meta(meta, n_meta);
+    return ok;
+}
+
+// True for a complete file of inspect, and for an incomplete one that was left behind.
+static bool is_inspection(const char* path) {
+    static const char begin[] = "{\"__metadata__\":{\"format\":\"pt\",\"content\":\"inspect\"";
+    StFile f;
+    TostError ignored;
+    if (file_is_ours(path, 8, begin)) return true;
+    if (!st_open(&f, path, &ignored)) return false;
+    const char* content = st_meta(&f, "content");
+    const bool ours = content && strcmp(content, "inspect") == 0;
+    st_close(&f);
+    return ours;
+}
+
+// Only a file written by inspect may be overwritten, never a model or a text.
+static bool check_out(const char* out, const char* tmp, bool force, TostError* err) {
+    const char* const paths[] = {out, tmp};
+    struct stat st;
+    if (is_dir(out)) return tost_error(err, "--out %s is a folder; name a file", out);
+    if (lstat(out, &st) == 0 && !S_ISREG(st.st_mode))   // renaming would replace the device or link
+        return tost_error(err, "--out %s is not a regular file; choose another file", out);
+    for (size_t i = 0; i < countof(paths) && !force; i++)
+        if (!is_inspection(paths[i]))
+            return tost_error(err, "--out %s: %s was not written by inspect; choose another file, or replace it with "
+                              "--force", out, i == 0 ? "it" : tmp);
+    return unlink(tmp) == 0 || errno == ENOENT
+        || tost_error(err, "--out %s: %s cannot be removed: %s", out, tmp, strerror(errno));
+}
+
+static bool write_inspection(double* sum, const LoadedModel* m, const Tokenizer* tokenizer, const Tokens* k,
+                             const char* out, const char* tmp, TostError* err) {
+    bool ok = write_file(sum, tmp, m, tokenizer, k, err);
+    if (ok && rename(tmp, out) != 0) {
+        ok = tost_error(err, "--out %s cannot be written: %s", out, strerror(errno));
+        unlink(tmp);
+    }
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------
+
+static bool inspect(LoadedModel* m, const Tokenizer* tokenizer, const Options* o, const Bytes* text,
+                    TostError* err) {
+    char* tmp = xasprintf("%s.tmp", o->out);
+    Tokens k = first_tokens(tokenizer, text, m->info.config.block_size);
+    double sum = 0;
+    bool ok = check_out(o->out, tmp, o->force, err) && loaded_model_create(m, o, 1, k.T, true, err);
+    if (ok) {
+        print_line(stderr, "%s, step %lld", m->file, (long long)m->info.step);
+        if (k.total > (size_t)k.T)
+            fprintf(stderr, "the text has %zu tokens; only the first %d (the block size) are used\n", k.total, k.T);
+        ok = write_inspection(&sum, m, tokenizer, &k, o->out, tmp, err);
+    }
+    if (ok) {
+        printf("%-12s%d\n", "tokens", k.T);
+        if (k.T > 1) printf("%-12s%.6f nats/token, excluding the first token\n", "loss", sum / (k.T - 1));
+        print_line(stdout, "%-12s%s", "written", o->out);
+    }
+    tokens_free(&k);
+    free(tmp);
+    return ok;
+}
+
+int command_inspect(const Options* o, const TostEngine* engine) {
+    TostError err;
+    LoadedModel m;
+    Bytes text = {0};
+    Tokenizer* tokenizer = NULL;
+    const bool ok = loaded_model_find(&m, o, engine, &err) && (tokenizer = loaded_model_tokenizer(&m, o, &err))
+                    && read_text(&text, "--text", o->text, "", &err) && inspect(&m, tokenizer, o, &text, &err);
+    free(text.data);
+    tokenizer_free(tokenizer);
+    loaded_model_free(&m);
+    return ok ? 0 : command_failed(o, &err);
+}

@@ -1,0 +1,94 @@
+// main.c: parses the command line and runs a command.
+#include "base/crc32.h"
+#include "base/error.h"
+#include "base/processor.h"
+#include "commands/commands.h"
+#include "commands/help.h"
+#include "cpu/threads.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+// Sets the number of threads of all parallel regions: --threads or, up to the same limit, OMP_NUM_THREADS. By default,
+// ranks that share cores divide them.
+static void set_threads(const Options* o) {
+    const int sharing = getenv("OMP_NUM_THREADS") ? 1 : comm_sharing_cores(o->comm);
+    const int own = threads_max() / sharing > 0 ? threads_max() / sharing : 1, threads = o->threads ? o->threads : own;
+    TostError line;
+    if (threads > THREADS_LIMIT) {
+        tost_error(&line, "OMP_NUM_THREADS is %d: limited to %d threads", threads, THREADS_LIMIT);
+        print_error(o, &line);
+    }
+    threads_set(threads < THREADS_LIMIT ? threads : THREADS_LIMIT);
+}
+
+static int run_command(const Options* o, const TostEngine* engine) {
+    switch (o->command) {
+        case COMMAND_TRAIN: return command_train(o, engine);
+        case COMMAND_SAMPLE: return command_sample(o, engine);
+        case COMMAND_EVAL: return command_eval(o, engine);
+        case COMMAND_TOKENIZE: return command_tokenize(o);
+        case COMMAND_INFO: return command_info(o);
+        case COMMAND_INSPECT: return command_inspect(o, engine);
+        case COMMANDS: break;
+    }
+    return STATUS_FAILED;
+}
+
+// If a standard stream is closed, the next file opened would get its descriptor and receive the program's output. Opens
+// /dev/null instead, with the opposite access mode, so that using the stream still fails.
+static void reserve_standard_streams(void) {
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd) return;
+}
+
+// Several processes could not connect. The first one prints the error, and the launcher then ends the others. If only
+// another process has an error, it prints its own after a pause.
+static int not_connected(const char* program, const TostError* err) {
+    const Options o = {.program = program};
+    TostError line;
+    if (comm_launch().place.rank > 0) sleep(2);
+    tost_error(&line, "%s%s", comm_launch_prefix().text, err->text);
+    print_error(&o, &line);
+    return STATUS_USAGE;
+}
+
+// The arguments, such as --max-time, decide which messages the ranks exchange.
+static bool same_arguments(TostComm* comm, int argc, char** argv, TostError* err) {
+    uint32_t crc = 0;
+    for (int i = 1; i < argc; i++) crc = crc32_update(crc, argv[i], strlen(argv[i]) + 1);
+    return comm_same(comm, crc, "the command line differs from that of rank 0: give all ranks the same options", err);
+}
+
+int tost_main(int argc, char** argv, const TostEngine* engine) {
+    processor_check();
+    reserve_standard_streams();
+    Options o;
+    TostError err;
+    TostComm* comm;
+    int status = 0;
+    const char* program = argc > 0 && *argv[0] ? argv[0] : "train_gpt_tost";
+    if (!comm_open(&comm, engine, program, &err)) return not_connected(program, &err);
+    const bool parsed = comm_agree(comm, options_parse(&o, argc, argv, engine, comm, &err), &err);
+    if (!parsed || !same_arguments(comm, argc, argv, &err)) {
+        print_error(&o, &err);
+        status = STATUS_USAGE;
+    } else if (o.page) {
+        if (comm_rank(comm) == 0) print_page(&o, engine);
+    } else {
+        if (comm) comm->timeout = o.rank_timeout;
+        set_threads(&o);
+        status = run_command(&o, engine);
+    }
+    options_free(&o);
+    if (status == 0 && (fflush(stdout) != 0 || ferror(stdout))) {
+        tost_error(&err, "stdout cannot be written: %s", strerror(errno));
+        status = command_failed(&o, &err);
+    }
+    comm_close(comm);
+    return status;
+}

@@ -1,0 +1,414 @@
+// gemm.c: matrix products. Products of few rows with a weight are dot products that read the weight once. All others
+// use the packed and cache-blocked kernel below, which follows Goto and van de Geijn, "Anatomy of high-performance
+// matrix multiplication" (2008), or cblas_sgemm if the build names a BLAS (TOST_BLAS).
+#include "cpu/gemm.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#ifdef TOST_BLAS
+#include TOST_BLAS_HEADER
+#endif
+
+#include "base/memory.h"
+#include "cpu/gemm_kernels.h"
+#include "cpu/gemm_partition.h"
+#include "cpu/threads.h"
+
+enum {
+    KC = 384,                          // depth of a pass: a panel of a (KC x MR) fits in L1
+    CHUNK_M = 192, CHUNK_N = 256,      // chunk of c: its panels of a and b for one pass fit in 1 MiB of L2
+    BLOCK_N = 1536, BLOCK_PASSES = 3,  // columns and passes of b packed at a time: at most 7 MB per thread, for L3
+};
+
+INLINE int round_up(int a, int b) { return ceil_div(a, b) * b; }
+INLINE Word* next_cache_line(void* p) { return (Word*)((char*)p + (CACHE_LINE - (uintptr_t)p % CACHE_LINE)); }
+
+// All threads or one. One core takes about 5 us for 2^18 multiply-adds, as long as it takes to wake the others. Never a
+// number in between: libgomp ends the threads that a smaller team does not use and has to start them again.
+static int threads_for(int M, int N, int K) {
+    return (double)M * N * K > 1 << 18 ? threads_max() : 1;
+}
+
+// ---------------------------------------------------------------------------------------------
+// The product that one thread computes: c (M,N) = a · b + beta · c.
+
+typedef struct { float* c; size_t ldc; Operand a, b; int M, N, K; float beta; Format format; } Product;
+
+// One pass over a chunk of c (m,n), with panels starting at pa and pb. A panel of a stays in L1, the panels of b in L2.
+static void chunk(float* c, size_t ldc, const Word* pa, const Word* pb, Format f, int m, int n, int words, float beta) {
+    const int rows = rows_of_kernel(f);
+    for (int i = 0; i < m; i += rows)
+        for (int j = 0; j < n; j += NR) {
+            float* at = c + i*ldc + j;
+            const Word *a = pa + (size_t)i*words, *b = pb + (size_t)j*words;
+            if (i + rows <= m && j + NR <= n) tile(at, ldc, a, b, f, words, beta);
+            else tile_ragged(at, ldc, a, b, f, words, beta, min_int(rows, m - i), min_int(NR, n - j));
+        }
+}
+
+// n columns of c from depth k to k + depth, for which b is packed. pa is memory for one pass of a chunk.
+static void block(const Product* p, float* c, int n, size_t k, int depth, int kc, const Word* pb, Word* pa) {
+    const size_t columns = round_up(n, NR);
+    for (size_t i = 0; i < (size_t)p->M; i += CHUNK_M)
+        for (int from = 0; from < depth; from += kc) {
+            const int m = min_int(CHUNK_M, p->M - (int)i), deep = min_int(kc, depth - from);
+            pack_a(pa, operand_at(p->a, i, k + from), p->format, m, deep, kc);
+            const int words = words_of(p->format, deep);
+            const Word* pass = pb + words_of(p->format, from)*columns;
+            for (int j = 0; j < n; j += CHUNK_N)
+                chunk(c + i*p->ldc + j, p->ldc, pa, pass + (size_t)j*words, p->format, m, min_int(CHUNK_N, n - j),
+                      words, k + from == 0 ? p->beta : 1);
+        }
+}
+
+static void product_packed(const Product* p) {
+    const int even = ceil_div(p->K, ceil_div(p->K, KC));     // passes of nearly equal depth
+    const int kc = round_up(even, depth_unit(p->format)), deepest = min_int(p->K, BLOCK_PASSES * kc);
+    const size_t mp = round_up(min_int(p->M, CHUNK_M), rows_of_kernel(p->format));
+    const size_t np = round_up(min_int(p->N, BLOCK_N), NR);
+    const size_t b_words = np * words_of(p->format, deepest), a_words = mp * words_of(p->format, kc);
+    void* memory = xmalloc((b_words + a_words) * sizeof(Word) + 2*CACHE_LINE);   // pack_a may write LANES words more
+    Word* pb = next_cache_line(memory);
+    if (p->format == TILES) amx_begin();
+    for (size_t j = 0; j < (size_t)p->N; j += BLOCK_N)
+        for (size_t k = 0; k < (size_t)p->K; k += deepest) {
+            const int n = min_int(BLOCK_N, p->N - (int)j), depth = min_int(deepest, p->K - (int)k);
+            pack_b(pb, operand_at(p->b, j, k), p->format, n, depth, kc);
+            block(p, p->c + j, n, k, depth, kc, pb, pb + b_words);
+        }
+    if (p->format == TILES) amx_end();
+    free(memory);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Threads: each computes one slice of c, with the kernel or with cblas.
+
+static void gemm_sliced(void (*multiply)(const Product*), const Product* all) {
+    const int threads = threads_for(all->M, all->N, all->K);
+    const Partition parts = partition_of(all->M, all->N, rows_of_panel(all->format), NR, threads);
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int t = 0; t < threads; t++) {
+        const Slice s = partition_slice(&parts, t);
+        Product slice = *all;
+        slice.c = all->c + s.i*all->ldc + s.j;
+        slice.a = operand_at(all->a, s.i, 0);
+        slice.b = operand_at(all->b, s.j, 0);
+        slice.M = s.m;
+        slice.N = s.n;
+        if (s.m > 0 && s.n > 0) multiply(&slice);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Few rows: c (M,N) = a (M,K) · b (N,K)ᵀ + beta · c, limited by reading b. Each thread reads one contiguous part of b,
+// in vectors of LANES words. a is stored to match, in parts: FLOATS: a vector of floats. PAIRS: a vector of pairs.
+// ROUNDED, for pairs of b: a vector of the upper halves and one of the lower halves, as floats.
+
+enum { VECTOR_BYTES = LANES * sizeof(Word), GROUP_ROWS = 4, GROUP_COLS = LANES == 8 ? 1 : 3 };
+
+typedef struct {
+    float* c;
+    const Word* a;      // (M, parts of a row, words of a part)
+    const char* b;      // (N, row_bytes)
+    size_t row_bytes;
+    int M, N;
+    float beta;
+    Format format;
+} FewRows;
+
+INLINE int words_of_part(Format f) { return f == ROUNDED ? 2*LANES : LANES; }
+INLINE int parts_of_row(size_t row_bytes) { return (int)((row_bytes + VECTOR_BYTES - 1) / VECTOR_BYTES); }
+
+static void row_parts(Word* out, const float* a, Format f, int K, int parts) {
+    if (f == FLOATS) memcpy(out, a, K * sizeof *a);
+    if (f == PAIRS) bf16_from_floats((uint16_t*)out, a, K);
+    if (f == ROUNDED)
+        for (int t = 0; t < parts; t++)
+            for (int i = 0; i < LANES; i++) {
+                const size_t part = (size_t)t*2*LANES, k = part + 2*i;
+                out[part + i] = k + 1 < (size_t)K ? (Word)bf16_from_float(a[k + 1]) << 16 : 0;
+                out[part + LANES + i] = k < (size_t)K ? (Word)bf16_from_float(a[k]) << 16 : 0;
+            }
+}
+
+// free(*memory)
+static Word* few_rows_operand(void** memory, const float* a, Format f, int M, int K, int parts) {
+    const size_t words = (size_t)parts * words_of_part(f);
+    *memory = xcalloc(M * words + CACHE_LINE, sizeof(Word));
+    Word* out = next_cache_line(*memory);
+    for (int i = 0; i < M; i++) row_parts(out + i*words, a + (size_t)i*K, f, K, parts);
+    return out;
+}
+
+INLINE float sum_lanes(Vec v) {
+    typedef float Quad __attribute__((vector_size(16)));
+    union { Vec v; Quad q[LANES/4]; } u = { v };
+    Quad q = u.q[0];
+#pragma GCC unroll 4
+    for (int i = 1; i < LANES/4; i++) q += u.q[i];
+    return (q[0] + q[1]) + (q[2] + q[3]);
+}
+
+// sum += the products of a vector of a and one of b, both in this format.
+INLINE Vec add_products(Vec sum, Format f, VecWord a, VecWord b) {
+#ifdef __AVX512BF16__
+    if (f == PAIRS) return dot_pairs(sum, a, b);
+#endif
+    (void)f;
+    return sum + (Vec)a * (Vec)b;
+}
+
+// Adds the products of one part of each row of a with vectors of b. ROUNDED: of the upper (half 0) or lower halves.
+INLINE void add_half(Vec sum[][GROUP_COLS][2], int u, Format f, const Word* a, size_t stride, const VecWord* b,
+                     int half, int rows, int cols) {
+    VecWord bv[GROUP_COLS];
+#pragma GCC unroll 4
+    for (int col = 0; col < cols; col++) {
+        bv[col] = b[col];
+        if (f == ROUNDED && half == 0) bv[col] &= 0xffff0000;
+        if (f == ROUNDED && half == 1) bv[col] <<= 16;
+    }
+#pragma GCC unroll 4
+    for (int row = 0; row < rows; row++) {
+        const VecWord av = *(const VecWord*)(a + row*stride + half*LANES);
+#pragma GCC unroll 4
+        for (int col = 0; col < cols; col++) sum[row][col][u] = add_products(sum[row][col][u], f, av, bv[col]);
+    }
+}
+
+INLINE void add_part(Vec sum[][GROUP_COLS][2], int u, Format f, const Word* a, size_t stride, const VecWord* b,
+                     int rows, int cols) {
+    add_half(sum, u, f, a, stride, b, 0, rows, cols);
+    if (f == ROUNDED) add_half(sum, u, f, a, stride, b, 1, rows, cols);
+}
+
+// c at rows i… and columns j…. rows, cols, prefetch and the format are constants at every call, so that after inlining
+// the sums stay in registers. The order of a sum does not depend on rows and cols. prefetch: of the next columns.
+INLINE void dots(const FewRows* p, Format f, int i, int j, int rows, int cols, bool prefetch) {
+    Vec sum[GROUP_ROWS][GROUP_COLS][2] = {0};
+    const int parts = parts_of_row(p->row_bytes), whole = (int)(p->row_bytes / VECTOR_BYTES);
+    const size_t words = words_of_part(f), stride = parts * words;
+    const Word* a = p->a + i*stride;
+    const char* b = p->b + j*p->row_bytes;
+    VecWord bv[GROUP_COLS];
+    for (int t = 0; t + 2 <= whole; t += 2)
+#pragma GCC unroll 2
+        for (int u = 0; u < 2; u++) {
+#pragma GCC unroll 4
+            for (int col = 0; col < cols; col++) {
+                const char* at = b + col*p->row_bytes + (size_t)(t + u)*VECTOR_BYTES;
+                bv[col] = *(const VecWordU*)at;
+                if (prefetch) __builtin_prefetch(at + cols*p->row_bytes);
+            }
+            add_part(sum, u, f, a + (t + u)*words, stride, bv, rows, cols);
+        }
+    for (int t = whole / 2 * 2; t < parts; t++) {    // at most one whole vector and a partial one
+        const size_t bytes = t < whole ? VECTOR_BYTES : p->row_bytes % VECTOR_BYTES;
+#pragma GCC unroll 4
+        for (int col = 0; col < cols; col++) {
+            bv[col] = (VecWord) {0};
+            memcpy(&bv[col], b + col*p->row_bytes + (size_t)t*VECTOR_BYTES, bytes);
+        }
+        add_part(sum, 0, f, a + t*words, stride, bv, rows, cols);
+    }
+#pragma GCC unroll 4
+    for (int row = 0; row < rows; row++)
+#pragma GCC unroll 4
+        for (int col = 0; col < cols; col++) {
+            float* at = p->c + (size_t)(i + row)*p->N + j + col;
+            const float dot = sum_lanes(sum[row][col][0] + sum[row][col][1]);
+            *at = p->beta == 0 ? dot : p->beta * *at + dot;
+        }
+}
+
+INLINE void dots_of_rows(const FewRows* p, Format f, int j, int cols) {
+    int i = 0;
+    if (p->M > GROUP_ROWS) {   // the other groups find these columns in a cache, so memory would be idle
+        dots(p, f, 0, j, GROUP_ROWS, cols, true);
+        i = GROUP_ROWS;
+    }
+    for (; i + GROUP_ROWS <= p->M; i += GROUP_ROWS) dots(p, f, i, j, GROUP_ROWS, cols, false);
+    switch (p->M - i) {
+    case 1: dots(p, f, i, j, 1, cols, false); break;
+    case 2: dots(p, f, i, j, 2, cols, false); break;
+    case 3: dots(p, f, i, j, 3, cols, false); break;
+    }
+}
+
+// All rows, and columns j to end. For one group of rows, memory is the limit: it reads one row of b at a time, a single
+// stream, which is twice as fast as several.
+INLINE void few_rows_slice(const FewRows* p, Format f, int j, int end) {
+    if (p->M > GROUP_ROWS)
+        for (; j + GROUP_COLS <= end; j += GROUP_COLS) dots_of_rows(p, f, j, GROUP_COLS);
+    for (; j < end; j++) dots_of_rows(p, f, j, 1);
+}
+
+static void few_rows_floats(const FewRows* p, int j, int end) { few_rows_slice(p, FLOATS, j, end); }
+static void few_rows_rounded(const FewRows* p, int j, int end) { few_rows_slice(p, ROUNDED, j, end); }
+static void few_rows_pairs(const FewRows* p, int j, int end) { few_rows_slice(p, PAIRS, j, end); }
+
+// b (N,K) has row_bytes bytes per row.
+static void gemm_few_rows(float* c, const float* a, const void* b, size_t row_bytes, Format f,
+                          int M, int N, int K, float beta) {
+    void* memory;
+    const Word* operand = few_rows_operand(&memory, a, f, M, K, parts_of_row(row_bytes));
+    const FewRows p = { c, operand, b, row_bytes, M, N, beta, f };
+    const int threads = threads_for(M, N, K);
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int t = 0; t < threads; t++) {
+        const int j = partition_cut(N, GROUP_COLS, t, threads), end = partition_cut(N, GROUP_COLS, t + 1, threads);
+        if (f == FLOATS) few_rows_floats(&p, j, end);
+        else if (f == PAIRS) few_rows_pairs(&p, j, end);
+        else few_rows_rounded(&p, j, end);
+    }
+    free(memory);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Entry points
+
+static void scale(float* c, size_t n, float beta) {
+    for (size_t i = 0; i < n; i++) c[i] = beta == 0 ? 0 : beta * c[i];
+}
+
+static bool few_rows(int M, bool at, bool bt) { return M <= GEMM_FEW_ROWS && bt && !at; }
+
+static Operand float_operand(const float* p, bool lanes_side, int lanes, int depth) {
+    return (Operand) { (const char*)p, lanes_side ? lanes : depth, lanes_side, false };
+}
+
+static void gemm_by(void (*multiply)(const Product*), float* c, const float* a, bool at,
+                    const float* b, bool bt, int M, int N, int K, float beta) {
+    if (M == 0 || N == 0) return;
+    if (K == 0) scale(c, (size_t)M*N, beta);
+    else if (few_rows(M, at, bt)) gemm_few_rows(c, a, b, K * sizeof(float), FLOATS, M, N, K, beta);
+    else {
+        const Product p = { c, N, float_operand(a, at, M, K), float_operand(b, !bt, N, K), M, N, K, beta, FLOATS };
+        gemm_sliced(multiply, &p);
+    }
+}
+
+void gemm_builtin(float* c, const float* a, bool at, const float* b, bool bt,
+                  int M, int N, int K, float beta) {
+    gemm_by(product_packed, c, a, at, b, bt, M, N, K, beta);
+}
+
+// VDPBF16PS does the work of two FMA instructions. Zen 4 and later issue both at the same rate; Sapphire Rapids issues
+// VDPBF16PS at a quarter of that rate. Both formats give the same bits, so a run may resume with the other.
+#ifdef __AVX512BF16__
+static bool pairs_are_faster(void) {
+    static _Atomic int known;   // 0: not measured yet, 1: no, 2: yes
+    if (!known) known = 1 + (kernel_seconds(PAIRS) < 1.8 * kernel_seconds(ROUNDED));
+    return known - 1;
+}
+#else
+static bool pairs_are_faster(void) { return false; }
+#endif
+
+// AMX gives other bits, so it is not chosen by time: it is used wherever it is available.
+static bool has_amx(void) {
+    static _Atomic int known;   // 0: not asked yet, 1: no, 2: yes
+    if (!known) known = 1 + amx_enable();
+    return known - 1;
+}
+
+// Products of few rows are limited by memory, and their bits are those of a row alone.
+static Format bf16_format(bool few) { return !few && has_amx() ? TILES : pairs_are_faster() ? PAIRS : ROUNDED; }
+
+void gemm_bf16_weight(float* c, const float* a, const uint16_t* b, int M, int N, int K, float beta) {
+    if (M == 0 || N == 0) return;
+    const bool few = few_rows(M, false, true);
+    const Format f = bf16_format(few);
+    if (K == 0) scale(c, (size_t)M*N, beta);
+    else if (few) gemm_few_rows(c, a, b, K * sizeof *b, f, M, N, K, beta);
+    else {
+        const Product p = { c, N, float_operand(a, false, M, K), { (const char*)b, K, false, true }, M, N, K, beta, f };
+        gemm_sliced(product_packed, &p);
+    }
+}
+
+static void gemm_in_format(Format f, float* c, const float* a, bool at, const float* b, bool bt,
+                           int M, int N, int K, float beta) {
+    if (M == 0 || N == 0) return;
+    if (K == 0) scale(c, (size_t)M*N, beta);
+    else if (few_rows(M, at, bt)) {
+        uint16_t* weight = xmalloc(((size_t)N*K + 1) * sizeof *weight);
+        bf16_from_floats(weight, b, (size_t)N*K);
+        gemm_few_rows(c, a, weight, K * sizeof *weight, f, M, N, K, beta);
+        free(weight);
+    } else {
+        const Product p = { c, N, float_operand(a, at, M, K), float_operand(b, !bt, N, K), M, N, K, beta, f };
+        gemm_sliced(product_packed, &p);
+    }
+}
+
+void gemm_bf16(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta) {
+    gemm_in_format(bf16_format(few_rows(M, at, bt)), c, a, at, b, bt, M, N, K, beta);
+}
+
+bool gemm_has(GemmBf16 kernel) {
+#ifdef __AVX512BF16__
+    if (kernel == GEMM_VDPBF16PS) return true;
+#endif
+    return kernel == GEMM_FMA || (kernel == GEMM_AMX && has_amx());
+}
+
+void gemm_bf16_by(GemmBf16 kernel, float* c, const float* a, bool at, const float* b, bool bt,
+                  int M, int N, int K, float beta) {
+    static const Format formats[] = { ROUNDED, PAIRS, TILES };
+    const bool few = few_rows(M, at, bt);
+    gemm_in_format(few && kernel == GEMM_AMX ? bf16_format(true) : formats[kernel], c, a, at, b, bt, M, N, K, beta);
+}
+
+static char* builtin_name(char* name, size_t cap, bool bf16) {
+    snprintf(name, cap, "built in (%s)", bf16 && has_amx() ? "AMX" : KERNEL_NAME);
+    return name;
+}
+
+#ifdef TOST_BLAS
+
+// Of OpenBLAS, BLIS and MKL; NULL with other libraries.
+int openblas_get_parallel(void) __attribute__((weak));
+void openblas_set_num_threads(int threads) __attribute__((weak));
+char* openblas_get_config(void) __attribute__((weak));
+void bli_thread_set_num_threads(int64_t threads) __attribute__((weak));
+void MKL_Set_Num_Threads(int threads) __attribute__((weak));
+
+static void product_blas(const Product* p) {
+    cblas_sgemm(CblasRowMajor, p->a.lanes_side ? CblasTrans : CblasNoTrans,
+                p->b.lanes_side ? CblasNoTrans : CblasTrans, p->M, p->N, p->K,
+                1, (const float*)p->a.p, p->a.ld, (const float*)p->b.p, p->b.ld, p->beta, p->c, p->ldc);
+}
+
+void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta) {
+#ifdef _OPENMP
+    // Limit an OpenBLAS built on pthreads to one thread: its threads would compete with OpenMP's. One built on OpenMP
+    // uses one thread inside a parallel region anyway, and setting its number of threads would change OpenMP's.
+    enum { PTHREADS = 1 };
+    if (openblas_get_parallel && openblas_get_parallel() == PTHREADS) openblas_set_num_threads(1);
+    // BLIS would wait for threads that OpenMP does not start inside a parallel region; MKL has its own OpenMP.
+    if (bli_thread_set_num_threads) bli_thread_set_num_threads(1);
+    if (MKL_Set_Num_Threads) MKL_Set_Num_Threads(1);
+#endif
+    gemm_by(product_blas, c, a, at, b, bt, M, N, K, beta);
+}
+
+// The first two words of OpenBLAS's description: name and version. Others: the name that the build was given.
+char* gemm_library(char* name, size_t cap, bool bf16) {
+    if (bf16) return builtin_name(name, cap, bf16);
+    const char* config = openblas_get_config ? openblas_get_config() : TOST_BLAS;
+    const size_t word = strcspn(config, " "), rest = config[word] ? 1 + strcspn(config + word + 1, " ") : 0;
+    snprintf(name, cap, "%.*s", (int)(word + rest), config);
+    return name;
+}
+
+#else
+
+void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta) {
+    gemm_builtin(c, a, at, b, bt, M, N, K, beta);
+}
+
+char* gemm_library(char* name, size_t cap, bool bf16) { return builtin_name(name, cap, bf16); }
+
+#endif

@@ -1,0 +1,463 @@
+// gemm_kernels.h: vectors, packing and the kernel of the built-in matrix product, private to gemm.c. GCC's vector
+// extensions express them for any processor; AVX-512 BF16 adds one instruction, AMX adds tiles.
+#ifndef TOST_GEMM_KERNELS_H
+#define TOST_GEMM_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
+#include "base/clock.h"
+#include "base/bf16.h"
+#include "cpu/gemm_amx.h"
+
+// A vector has LANES floats. A tile of c, MR x NR sums, takes 2·MR vector registers; two more hold a row of b.
+#if defined(__AVX512F__) || defined(TOST_AMX_HEADER)
+enum { LANES = 16, MR = 12 };
+#define KERNEL_NAME "AVX-512"
+#elif defined(__AVX__)
+enum { LANES = 8, MR = 6 };
+#define KERNEL_NAME "AVX"
+#elif defined(__aarch64__)
+enum { LANES = 4, MR = 12 };
+#define KERNEL_NAME "NEON"
+#else
+enum { LANES = 4, MR = 6 };
+#define KERNEL_NAME "128-bit vectors"
+#endif
+
+enum { NR = 2 * LANES, CACHE_LINE = 64 };
+
+typedef uint32_t Word;                                   // a float, or two bf16
+typedef float FloatWord __attribute__((may_alias));
+typedef float Vec __attribute__((vector_size(LANES * sizeof(float)), may_alias));
+typedef float VecU __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float)), may_alias));
+typedef Word VecWord __attribute__((vector_size(LANES * sizeof(Word)), may_alias));
+typedef Word VecWordU __attribute__((vector_size(LANES * sizeof(Word)), aligned(2), may_alias));
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE int min_int(int a, int b) { return a < b ? a : b; }
+INLINE int ceil_div(int a, int b) { return a / b + (a % b != 0); }
+
+// ---------------------------------------------------------------------------------------------
+// Shuffles
+
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (VecWord) { __VA_ARGS__ })
+#endif
+
+#if defined(__AVX512F__) || defined(TOST_AMX_HEADER)
+#define LOW_HALVES  0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define HIGH_HALVES 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#define EVENS       0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
+#define ODDS        1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+#elif defined(__AVX__)
+#define LOW_HALVES  0, 8, 1, 9, 2, 10, 3, 11
+#define HIGH_HALVES 4, 12, 5, 13, 6, 14, 7, 15
+#define EVENS       0, 2, 4, 6, 8, 10, 12, 14
+#define ODDS        1, 3, 5, 7, 9, 11, 13, 15
+#else
+#define LOW_HALVES  0, 4, 1, 5
+#define HIGH_HALVES 2, 6, 3, 7
+#define EVENS       0, 2, 4, 6
+#define ODDS        1, 3, 5, 7
+#endif
+
+// Interleaves the low or the high halves of a and b.
+INLINE VecWord zip_low(VecWord a, VecWord b) { return SHUFFLE(a, b, LOW_HALVES); }
+INLINE VecWord zip_high(VecWord a, VecWord b) { return SHUFFLE(a, b, HIGH_HALVES); }
+INLINE VecWord evens(VecWord a, VecWord b) { return SHUFFLE(a, b, EVENS); }
+INLINE VecWord odds(VecWord a, VecWord b) { return SHUFFLE(a, b, ODDS); }
+
+// LANES x LANES: every pass moves one bit of the row number to the column number.
+INLINE void transpose(VecWord x[LANES]) {
+#pragma GCC unroll 4
+    for (int bit = 1; bit < LANES; bit *= 2) {
+        VecWord y[LANES];
+#pragma GCC unroll 8
+        for (int i = 0; i < LANES / 2; i++) {
+            y[2*i] = zip_low(x[i], x[i + LANES/2]);
+            y[2*i + 1] = zip_high(x[i], x[i + LANES/2]);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) x[i] = y[i];
+    }
+}
+
+// bf16_from_float in the upper half of each word; the lower half is zero.
+INLINE VecWord round_words(VecWord x) {
+    const VecWord nan = (VecWord)((Vec)x != (Vec)x);
+    const VecWord rounded = x + 0x7fff + (x >> 16 & 1), quiet = x | 0x400000;
+    return ((nan & quiet) | (~nan & rounded)) & 0xffff0000;
+}
+
+// pair_neighbors: pairs of neighbors in x, y. pair_words: pairs with the lower halves from x and the upper from y.
+#ifdef __AVX512BF16__
+INLINE VecWord pair_neighbors(VecWord x, VecWord y) {
+    return (VecWord)_mm512_cvtne2ps_pbh((__m512)y, (__m512)x);
+}
+INLINE VecWord pair_words(VecWord x, VecWord y) {
+    const VecWord apart = pair_neighbors(x, y);
+    typedef uint16_t Halves __attribute__((vector_size(sizeof(VecWord))));
+    const VecWord lane = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
+    return (VecWord)_mm512_permutexvar_epi16((__m512i)(lane | (lane + LANES) << 16), (__m512i)(Halves)apart);
+}
+#else
+INLINE VecWord pair_words(VecWord x, VecWord y) { return round_words(y) | round_words(x) >> 16; }
+INLINE VecWord pair_neighbors(VecWord x, VecWord y) { return pair_words(evens(x, y), odds(x, y)); }
+#endif
+
+// ---------------------------------------------------------------------------------------------
+// Operands: a matrix of lanes (rows of op(a) or columns of op(b)) by depth (K). Stored rows are ld elements apart; a
+// stored row has all lanes at one depth if lanes_side, otherwise all depths of one lane. bf16 is never lanes_side.
+
+typedef struct { const char* p; size_t ld; bool lanes_side, bf16; } Operand;
+
+INLINE size_t element_size(Operand o) { return o.bf16 ? sizeof(uint16_t) : sizeof(float); }
+
+INLINE Operand operand_at(Operand o, size_t lane, size_t k) {
+    o.p += element_size(o) * (o.lanes_side ? lane + k*o.ld : lane*o.ld + k);
+    return o;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Packing. A panel has W lanes, interleaved: panel[k*W + lane]. Missing lanes are zero. The words are
+//   FLOATS   one value each
+//   PAIRS    two values rounded to bf16, of depths 2k (lower half) and 2k + 1
+//   ROUNDED  one value rounded to bf16 each, of depths 1, 0, 3, 2, … Sums in this order have the bits of VDPBF16PS,
+//            which adds the product of the upper halves first.
+//   TILES    PAIRS, with zeros up to a multiple of TILE_WORDS words. A panel of b holds tiles of TILE_WORDS words by
+//            LANES lanes side by side. A panel of a is TILE_ROWS = LANES lanes wide and consists of transposed tiles:
+//            panel[w / TILE_WORDS][lane][w % TILE_WORDS].
+
+typedef enum { FLOATS, ROUNDED, PAIRS, TILES } Format;
+
+enum { TILE_WORDS = TILE_ROW_BYTES / sizeof(Word) };
+
+INLINE bool is_paired(Format f) { return f == PAIRS || f == TILES; }
+INLINE int depth_unit(Format f) { return f == FLOATS ? 1 : f == TILES ? 2*TILE_WORDS : 2; }
+INLINE int words_of(Format f, int depth) {
+    return ceil_div(depth, depth_unit(f)) * depth_unit(f) / (is_paired(f) ? 2 : 1);
+}
+
+INLINE int rows_of_panel(Format f) { return f == TILES ? TILE_ROWS : MR; }
+INLINE int rows_of_kernel(Format f) { return f == TILES ? 2*TILE_ROWS : MR; }
+enum { MAX_ROWS = 2*TILE_ROWS > MR ? 2*TILE_ROWS : MR };
+
+INLINE bool transposed_tiles(Format f, int W) { return f == TILES && W == TILE_ROWS; }   // a panel of a
+
+INLINE size_t place_in_panel(Format f, int w, int lane, int W) {
+    if (transposed_tiles(f, W)) return ((size_t)w / TILE_WORDS * W + lane) * TILE_WORDS + w % TILE_WORDS;
+    return (size_t)w*W + lane;
+}
+
+// The bf16 value at (lane, k) in the upper half of a word; zero past the last depth.
+INLINE Word upper_half(Operand o, int lane, int k, int depth) {
+    if (k >= depth) return 0;
+    const char* p = operand_at(o, lane, k).p;
+    uint16_t half;
+    float value;
+    if (o.bf16) memcpy(&half, p, sizeof half);
+    else memcpy(&value, p, sizeof value), half = bf16_from_float(value);
+    return (Word)half << 16;
+}
+
+INLINE Word word_at(Operand o, Format f, int lane, int w, int depth) {
+    Word word;
+    if (f == ROUNDED) return upper_half(o, lane, w ^ 1, depth);
+    if (is_paired(f)) return upper_half(o, lane, 2*w + 1, depth) | upper_half(o, lane, 2*w, depth) >> 16;
+    memcpy(&word, operand_at(o, lane, w).p, sizeof word);
+    return word;
+}
+
+// LANES words of one lane, if depth is contiguous.
+INLINE VecWord words_at(Operand o, Format f, int lane, int w) {
+    VecWord words;
+    if (o.bf16 && f == ROUNDED) {
+        for (int i = 0; i < LANES; i++) words[i] = upper_half(o, lane, (w + i) ^ 1, w + i + 2);
+        return words;
+    }
+    const VecWordU* from = (const VecWordU*)operand_at(o, lane, is_paired(f) ? 2*w : w).p;
+    if (f == FLOATS || o.bf16) return from[0];
+    if (is_paired(f)) return pair_neighbors(from[0], from[1]);
+    words = round_words(from[0]);
+    return zip_low(odds(words, words), evens(words, words));
+}
+
+// For contiguous depth: packs the words of a panel that can be read as whole vectors. Uses one cache line of each lane
+// at a time: if ld is a multiple of the page size, the lines of all lanes compete for a few sets of L1.
+INLINE void pack_transpose(Word* dst, Operand o, Format f, int lanes, int words, int W) {
+    enum { RUN = CACHE_LINE / sizeof(Word) };
+    for (int run = 0; run < words; run += RUN)
+        for (int lane = 0; lane < W; lane += LANES)
+            for (int w = run; w < run + RUN; w += LANES) {
+                VecWord x[LANES];
+                const int stored = W - lane < LANES ? W - lane : LANES;
+#pragma GCC unroll 16
+                for (int i = 0; i < LANES; i++)
+                    x[i] = i < stored && lane + i < lanes ? words_at(o, f, lane + i, w) : (VecWord) {0};
+                if (!transposed_tiles(f, W)) transpose(x);
+#pragma GCC unroll 16
+                for (int i = 0; i < LANES; i++) {
+                    Word* at = dst + (size_t)(w + i)*W + lane;
+                    if (W < LANES) *(VecWordU*)at = x[i];       // the rest of it is overwritten by the next words
+                    else memcpy(at, &x[i], stored * sizeof(Word));
+                }
+            }
+}
+
+INLINE void pack_words(Word* dst, Operand o, Format f, int lanes, int from, int depth, int W) {
+    for (int w = from; w < words_of(f, depth); w++)
+        for (int i = 0; i < W; i++) dst[place_in_panel(f, w, i, W)] = i < lanes ? word_at(o, f, i, w, depth) : 0;
+}
+
+INLINE void pack_by_lane(Word* dst, Operand o, Format f, int lanes, int depth, int W) {
+    enum { RUN = CACHE_LINE / sizeof(Word) };
+    const size_t panel = (size_t)words_of(f, depth) * W;
+    const int whole = (f == FLOATS ? depth : is_paired(f) ? depth / 2 : depth / 2 * 2) / RUN * RUN;
+    for (int i = 0; i < lanes; i += W, dst += panel) {
+        const Operand first = operand_at(o, i, 0);
+        if (lanes - i >= W) pack_transpose(dst, first, f, W, whole, W);
+        else pack_transpose(dst, first, f, lanes - i, whole, W);
+        pack_words(dst, first, f, min_int(W, lanes - i), whole, depth, W);
+    }
+}
+
+enum { PACK_LANES = 192 };   // lanes packed at a time, a multiple of MR, NR and TILE_ROWS
+
+// A row of words: those at depth w of all lanes, rounded to bf16.
+INLINE void row_of_words(Word* row, Operand o, Format f, int lanes, int w, int depth) {
+    const char *x = operand_at(o, 0, 2*w).p, *y = operand_at(o, 0, 2*w + 1).p;
+    int i = 0;
+    if (f == ROUNDED && (w ^ 1) < depth)
+        for (const VecWordU* from = (const VecWordU*)operand_at(o, 0, w ^ 1).p; i + LANES <= lanes; i += LANES)
+            *(VecWordU*)(row + i) = round_words(*from++);
+    if (is_paired(f) && 2*w + 1 < depth)
+        for (; i + LANES <= lanes; i += LANES)
+            *(VecWordU*)(row + i) = pair_words(((const VecWordU*)x)[i / LANES], ((const VecWordU*)y)[i / LANES]);
+    for (; i < lanes; i++) row[i] = word_at(o, f, i, w, depth);
+}
+
+// lanes_side: copies a stored row into many panels, so that it is read in a long run.
+INLINE void pack_by_depth(Word* dst, Operand o, Format f, int lanes, int depth, int W) {
+    const int words = words_of(f, depth), panels = ceil_div(lanes, W);
+    Word row[PACK_LANES + W];
+    for (int w = 0; w < words; w++) {
+        const char* from = operand_at(o, 0, w).p;
+        if (f != FLOATS) row_of_words(row, o, f, lanes, w, depth);
+        else if (lanes % W) memcpy(row, from, lanes * sizeof(Word));
+        if (lanes % W) memset(row + lanes, 0, W * sizeof(Word));
+        if (f != FLOATS || lanes % W) from = (const char*)row;
+        for (int p = 0; p < panels; p++)
+            memcpy(dst + ((size_t)p*words + w)*W, from + (size_t)p*W * sizeof(Word), W * sizeof(Word));
+    }
+    if (transposed_tiles(f, W))
+        for (VecWord *tile = (VecWord*)dst, *end = tile + (size_t)panels*words; tile < end; tile += LANES)
+            transpose(tile);
+}
+
+// dst (passes, panels, words of a pass, W). All passes are kc deep, but the last may be shallower.
+INLINE void pack(Word* dst, Operand o, Format f, int lanes, int depth, int kc, int W) {
+    for (int k = 0; k < depth; k += kc)
+        for (int i = 0, deep = min_int(kc, depth - k); i < lanes; i += PACK_LANES) {
+            const int n = min_int(PACK_LANES, lanes - i);
+            if (o.lanes_side) pack_by_depth(dst, operand_at(o, i, k), f, n, deep, W);
+            else pack_by_lane(dst, operand_at(o, i, k), f, n, deep, W);
+            dst += (size_t)ceil_div(n, W) * W * words_of(f, deep);
+        }
+}
+
+static __attribute__((noinline)) void pack_a(Word* dst, Operand o, Format f, int lanes, int depth, int kc) {
+    if (f == TILES) pack(dst, o, f, lanes, depth, kc, TILE_ROWS);
+    else pack(dst, o, f, lanes, depth, kc, MR);
+}
+
+static __attribute__((noinline)) void pack_b(Word* dst, Operand o, Format f, int lanes, int depth, int kc) {
+    pack(dst, o, f, lanes, depth, kc, NR);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The kernels: c (MR,NR) = pa (words,MR)ᵀ · pb (words,NR) + beta · c. Each element is summed in the order of the words.
+// With AMX, c is (2·TILE_ROWS,NR), with other sums: see rows_tiles.
+
+// rows, at most MR, is a constant at every call, so that after inlining the sums stay in registers.
+INLINE void tile_store(float* c, size_t ldc, Vec acc[MR][2], float beta, int rows) {
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; i++) {
+        VecU* row = (VecU*)(c + i*ldc);
+        if (beta != 0) { acc[i][0] += beta * row[0]; acc[i][1] += beta * row[1]; }
+        row[0] = acc[i][0];
+        row[1] = acc[i][1];
+    }
+}
+
+INLINE void tile_prefetch(const float* c, size_t ldc, int rows) {
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < NR; j += CACHE_LINE / sizeof(float)) __builtin_prefetch(c + i*ldc + j, 1);
+}
+
+INLINE void rows_floats(float* c, size_t ldc, const Word* pa, const Word* pb, int words, float beta, int rows) {
+    Vec acc[MR][2] = {0};
+    tile_prefetch(c, ldc, rows);
+    for (int w = 0; w < words; w++, pa += MR, pb += NR) {
+        const Vec b0 = *(const Vec*)pb, b1 = *(const Vec*)(pb + LANES);
+        const FloatWord* a = (const FloatWord*)pa;
+#pragma GCC unroll 16
+        for (int i = 0; i < rows; i++) {
+            acc[i][0] += a[i] * b0;
+            acc[i][1] += a[i] * b1;
+        }
+    }
+    tile_store(c, ldc, acc, beta, rows);
+}
+
+#ifdef __AVX512BF16__
+
+INLINE Vec dot_pairs(Vec sum, VecWord a, VecWord b) {
+    return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+}
+
+INLINE void rows_pairs(float* c, size_t ldc, const Word* pa, const Word* pb, int words, float beta, int rows) {
+    Vec acc[MR][2] = {0};
+    tile_prefetch(c, ldc, rows);
+    for (int w = 0; w < words; w++, pa += MR, pb += NR) {
+        const VecWord b0 = *(const VecWord*)pb, b1 = *(const VecWord*)(pb + LANES);
+#pragma GCC unroll 16
+        for (int i = 0; i < rows; i++) {
+            const VecWord a = pa[i] - (VecWord){0};
+            acc[i][0] = dot_pairs(acc[i][0], a, b0);
+            acc[i][1] = dot_pairs(acc[i][1], a, b1);
+        }
+    }
+    tile_store(c, ldc, acc, beta, rows);
+}
+
+#else
+#define rows_pairs rows_floats   // never called: PAIRS is not used
+#endif
+
+#define TILE(name, kernel, rows) \
+    static __attribute__((noinline)) \
+    void name(float* c, size_t ldc, const Word* pa, const Word* pb, int words, float beta) { \
+        kernel(c, ldc, pa, pb, words, beta, rows); \
+    }
+TILE(tile_floats, rows_floats, MR)
+TILE(tile_floats_low, rows_floats, MR * 2/3)
+TILE(tile_floats_lowest, rows_floats, MR / 3)
+TILE(tile_pairs, rows_pairs, MR)
+TILE(tile_pairs_low, rows_pairs, MR * 2/3)
+TILE(tile_pairs_lowest, rows_pairs, MR / 3)
+
+#ifdef HAVE_AMX
+
+_Static_assert((int)LANES == TILE_ROWS && (int)LANES == TILE_WORDS, "AMX needs vectors of the length of a tile");
+
+static __attribute__((noinline)) void scale_rows(float* c, size_t ldc, float beta, int rows) {
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < NR; j++) c[i*ldc + j] *= beta;
+}
+
+// TILE_ROWS rows of c are in tiles 0 and 1, and TILE_ROWS more in 2 and 3. Each pair of a and b (tiles 4, 5 and 6, 7)
+// adds the sum of TILE_WORDS pairs, where TDPBF16PS sums even and odd depths apart.
+AMX_TARGET INLINE void rows_tiles(float* c, size_t ldc, const Word* pa, const Word* pb, int words, float beta,
+                                  int rows) {
+    const bool both = rows > TILE_ROWS;
+    const size_t stride = ldc * sizeof(float);
+    float* c_low = c + TILE_ROWS*ldc;
+    const Word* pa_low = pa + (size_t)words*TILE_ROWS;
+    if (beta != 0 && beta != 1) scale_rows(c, ldc, beta, rows);
+    AMX_READS(c);
+    if (beta == 0) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    } else {
+        _tile_loadd(0, c, stride);
+        _tile_loadd(1, c + LANES, stride);
+        if (both) _tile_loadd(2, c_low, stride);
+        if (both) _tile_loadd(3, c_low + LANES, stride);
+    }
+    for (int w = 0; w < words; w += TILE_WORDS, pa += TILE_ROWS*TILE_WORDS, pa_low += TILE_ROWS*TILE_WORDS) {
+        const Word* b = pb + (size_t)w*NR;
+        _tile_loadd(4, pa, TILE_ROW_BYTES);
+        _tile_loadd(6, b, NR * sizeof(Word));
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, b + LANES, NR * sizeof(Word));
+        _tile_dpbf16ps(1, 4, 7);
+        if (!both) continue;
+        _tile_loadd(5, pa_low, TILE_ROW_BYTES);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, c, stride);
+    _tile_stored(1, c + LANES, stride);
+    if (!both) return;
+    _tile_stored(2, c_low, stride);
+    _tile_stored(3, c_low + LANES, stride);
+}
+
+AMX_TARGET TILE(tile_amx, rows_tiles, 2*TILE_ROWS)
+AMX_TARGET TILE(tile_amx_low, rows_tiles, TILE_ROWS)
+
+#else
+#define tile_amx tile_floats       // never called: TILES is not used
+#define tile_amx_low tile_floats
+#endif
+#undef TILE
+
+INLINE void tile(float* c, size_t ldc, const Word* pa, const Word* pb, Format f, int words, float beta) {
+    if (f == TILES) tile_amx(c, ldc, pa, pb, words, beta);
+    else if (f == PAIRS) tile_pairs(c, ldc, pa, pb, words, beta);
+    else tile_floats(c, ldc, pa, pb, words, beta);
+}
+
+// Seconds for REPEATS tiles of operands in L1, the least of several measurements. f: not TILES
+static inline double kernel_seconds(Format f) {
+    enum { WORDS = 64, REPEATS = 4, MEASUREMENTS = 16 };
+    _Alignas(CACHE_LINE) static const Word zeros[WORDS * NR];
+    _Alignas(CACHE_LINE) float c[MR * NR];
+    double least = 1;
+    for (int m = 0; m < MEASUREMENTS; m++) {
+        const double start = now_seconds();
+        for (int i = 0; i < REPEATS; i++) {
+            tile(c, NR, zeros, zeros, f, WORDS, 0);
+            __asm__ volatile("" : : "r"(c) : "memory");   // c is read: the tile must be computed
+        }
+        const double seconds = now_seconds() - start;
+        if (seconds < least) least = seconds;
+    }
+    return least;
+}
+
+// A tile of at least m rows
+static void tile_of_rows(float* c, size_t ldc, const Word* pa, const Word* pb, Format f, int words, float beta, int m) {
+    static void (*const tiles[2][3])(float*, size_t, const Word*, const Word*, int, float) = {
+        { tile_floats_lowest, tile_floats_low, tile_floats }, { tile_pairs_lowest, tile_pairs_low, tile_pairs },
+    };
+    if (f == TILES) (m > TILE_ROWS ? tile_amx : tile_amx_low)(c, ldc, pa, pb, words, beta);
+    else tiles[f == PAIRS][(m - 1) / (MR / 3)](c, ldc, pa, pb, words, beta);
+}
+
+// A tile at the edge of c, of which m x n is inside: computed as a larger tile, so the bits are the same.
+static void tile_ragged(float* c, size_t ldc, const Word* pa, const Word* pb, Format f, int words, float beta,
+                        int m, int n) {
+    _Alignas(CACHE_LINE) float whole[MAX_ROWS*NR];
+    if (beta != 0) {
+        memset(whole, 0, sizeof(whole));
+        for (int i = 0; i < m; i++) memcpy(whole + i*NR, c + i*ldc, n * sizeof(float));
+    }
+    tile_of_rows(whole, NR, pa, pb, f, words, beta, m);
+    for (int i = 0; i < m; i++) memcpy(c + i*ldc, whole + i*NR, n * sizeof(float));
+}
+
+#endif

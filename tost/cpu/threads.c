@@ -1,0 +1,87 @@
+// threads.c: the number of threads that a pass uses, and flushing of subnormal numbers to zero.
+#include "cpu/threads.h"
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#include <time.h>
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+
+#include "base/clock.h"
+#endif
+
+#ifdef TOST_BLAS
+enum { ADAPT = 0 };
+#else
+enum { ADAPT = THREADS_MANY };
+#endif
+
+extern char** environ;
+
+// Subnormal operands and results become zero. Other processors keep them, which only costs time.
+static void flush_subnormals(void) {
+#if defined(__x86_64__)
+    enum { FLUSH_TO_ZERO = 1 << 15, DENORMALS_ARE_ZERO = 1 << 6 };
+    _mm_setcsr(_mm_getcsr() | FLUSH_TO_ZERO | DENORMALS_ARE_ZERO);
+#elif defined(__aarch64__)
+    const uint64_t flush_to_zero = (uint64_t)1 << 24;   // of results and operands
+    uint64_t control;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(control));
+    __asm__ volatile("msr fpcr, %0" : : "r"(control | flush_to_zero));
+#endif
+}
+
+// True if the user may have set the number of threads or how they wait.
+static bool openmp_is_configured(void) {
+    for (char** e = environ; e && *e; e++)
+        if (strncmp(*e, "OMP_", 4) == 0 || strncmp(*e, "GOMP_", 5) == 0 || strncmp(*e, "KMP_", 4) == 0) return true;
+    return false;
+}
+
+Threads threads_start(int n) {
+    const int max = n > 0 ? n : threads_max();
+    threads_set(max);
+    flush_subnormals();   // threads that start later inherit it
+    #pragma omp parallel
+    flush_subnormals();
+    return (Threads){.max = max, .now = max, .fixed = !ADAPT || openmp_is_configured()};
+}
+
+static double process_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+void threads_begin(Threads* t) {
+    t->began = now_seconds();
+    if (t->now < t->max && t->began >= t->retry) {
+        t->now = t->max;
+        t->cpu = t->wall = 0;
+    }
+    threads_set(t->now);
+    t->cpu_began = process_seconds();
+}
+
+void threads_end(Threads* t) {
+    const double window = t->decided ? 0.25 : 0.05;       // seconds; short at first, for short programs
+    const double first_pause = 2, longest_pause = 64;     // seconds
+    const double lost = 0.35;                             // of a thread's time
+    if (t->fixed || t->now == 1) return;
+    t->wall += now_seconds() - t->began;
+    t->cpu += process_seconds() - t->cpu_began;
+    if (t->wall < window) return;
+    t->decided = true;
+    const double missing = t->now - t->cpu / t->wall;
+    t->cpu = t->wall = 0;
+    if (missing < lost) {
+        if (t->began >= t->retry + t->pause) t->pause = 0;
+        return;
+    }
+    t->now = missing < t->now - 1 ? t->now - (int)ceil(missing) : 1;
+    t->pause = t->pause == 0 ? first_pause : fmin(2 * t->pause, longest_pause);
+    t->retry = t->began + t->pause;
+    threads_set(t->now);
+}

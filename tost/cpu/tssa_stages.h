@@ -1,0 +1,87 @@
+// tssa_stages.h: the arguments of TSSA on the CPU, and how its stages are divided among threads.
+#ifndef TOST_TSSA_STAGES_H
+#define TOST_TSSA_STAGES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cpu/threads.h"
+
+// Tokens per block. Forward saves the running sums before each block and backward recomputes them from there; all
+// stages pass over a block while it is in cache.
+enum { TSSA_BLOCK = 64 };
+
+// The state of a sequence is its running sums S, N (C) and D (NH), one after another. Its adjoint is laid out alike.
+typedef struct {
+    int B, T, C, NH, HS;
+    const float *w;                   // (B,T,C): the projection
+    const float *temp, *denom_bias;   // (NH); (NH,block_size), from the position of the first token on
+    int block_size;
+    float *u, *pi, *y;                // (B,NH,T) twice; (B,T,C)
+    double *state;                    // (B,2C+NH): S, N and D before these tokens, then after them
+    double *saved;                    // (B,blocks,2C+NH): S, N and D before each block; NULL if no backward follows
+    // backward only
+    const float *dy;                  // (B,T,C)
+    float *dw;                        // (B,T,C)
+    float *da;                        // (B,NH,T): dΠ, then da
+    float *dtemp, *ddenom_bias;       // (NH), NULL if membership is uniform; (NH,block_size): +=
+    double *adjoint;                  // (B,2C+NH): RS, RN and RD after these tokens, then at the first one
+    double *scratch;                  // (threads,tssa_scratch_size)
+} Tssa;
+
+typedef struct { double *S, *N, *D; } TssaState;
+
+static inline size_t tssa_state_size(int C, int NH) { return 2 * (size_t)C + NH; }
+static inline size_t tssa_scratch_size(int C, int NH) { return (TSSA_BLOCK + 1) * ((size_t)C + 2 * NH); }
+static inline int    tssa_blocks(int T) { return T / TSSA_BLOCK + (T % TSSA_BLOCK != 0); }
+static inline TssaState tssa_state(double* states, size_t i, const Tssa* a) {   // the i-th of an array of states
+    double* S = states + i * tssa_state_size(a->C, a->NH);
+    return (TssaState){S, S + a->C, S + 2 * (size_t)a->C};
+}
+static inline TssaState tssa_saved(const Tssa* a, int b, int t) {   // before the block of token t
+    return tssa_state(a->saved, (size_t)b * tssa_blocks(a->T) + t / TSSA_BLOCK, a);
+}
+static inline double* tssa_scratch(const Tssa* a) {   // of the calling thread
+    return a->scratch + thread_index() * tssa_scratch_size(a->C, a->NH);
+}
+// Offsets: of the channels of head h in a (B,T,C) array, and of t = 0 of head h in a (B,NH,T) array.
+static inline size_t tssa_row(const Tssa* a, int b, int t, int h) { return ((size_t)b * a->T + t) * a->C + h * a->HS; }
+static inline size_t tssa_head(const Tssa* a, int b, int h) { return ((size_t)b * a->NH + h) * a->T; }
+
+// Work of one thread in a stage: heads [h0,h1) of sequence b for the tokens [t0,t1) of a block.
+typedef struct { int b, h0, h1, t0, t1; } TssaRange;
+
+typedef struct {
+    void (*run)(const Tssa* a, TssaRange r);
+    bool all_heads;   // each range has all heads and some of the tokens; else all tokens of the block and some heads
+} TssaStage;
+
+// Runs the stages on every block, the first block first or last. Each thread works on one sequence at a time. If there
+// are fewer sequences than threads, they share each sequence, and a stage starts when all have finished the previous
+// one.
+static inline void tssa_run(const TssaStage* stages, int n_stages, const Tssa* a, bool first_to_last, bool parallel) {
+    const int threads = threads_max(), blocks = tssa_blocks(a->T);
+    (void)parallel;   // unused without OpenMP
+    #pragma omp parallel if (parallel)
+    for (int b0 = 0; b0 < a->B; b0 += threads) {
+        const int sequences = a->B - b0 < threads ? a->B - b0 : threads, shares = threads / sequences;
+        for (int k = 0; k < blocks * n_stages; k++) {
+            const TssaStage stage = stages[k % n_stages];
+            const int block = first_to_last ? k / n_stages : blocks - 1 - k / n_stages, t0 = block * TSSA_BLOCK;
+            const int n = a->T - t0 < TSSA_BLOCK ? a->T - t0 : TSSA_BLOCK, width = stage.all_heads ? n : a->NH;
+            #pragma omp for schedule(static) nowait
+            for (int i = 0; i < sequences * shares; i++) {
+                const int from = i % shares * width / shares, to = (i % shares + 1) * width / shares;
+                const int b = b0 + i / shares;
+                stage.run(a, stage.all_heads ? (TssaRange){b, 0, a->NH, t0 + from, t0 + to}
+                                             : (TssaRange){b, from, to, t0, t0 + n});
+            }
+            if (shares > 1) {
+                #pragma omp barrier
+            }
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,137 @@
+// common.cuh: error checks, kernel launches, and packed access to float and bf16 arrays.
+#ifndef TOST_CUDA_COMMON_CUH
+#define TOST_CUDA_COMMON_CUH
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "tost/cuda/platform.cuh"
+
+extern "C" {
+#include "tost/base/error.h"
+#include "tost/base/memory.h"
+#include "tost/base/text.h"
+}
+
+// ---------------------------------------------------------------------------------------------
+// Error checks. A failed call prints where and what failed and what to do, in one line, and exits with STATUS_FAILED.
+
+// What to do about an error.
+inline const char* cuda_advice(cudaError_t e) {
+    switch (e) {
+    case cudaErrorMemoryAllocation: return "a smaller --batch or --seq needs less memory";
+    case cudaErrorInsufficientDriver:
+    case cudaErrorUnsupportedPtxVersion: return "install an NVIDIA driver as new as the CUDA version of this build";
+    case cudaErrorNoDevice: return "no GPU was found; train_gpt_tost runs on the CPU";
+    case cudaErrorNoKernelImageForDevice:
+        return "this build has no code for this GPU; build it with a newer CUDA toolkit";
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchFailure:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorIllegalInstruction:
+        return "an earlier kernel failed; compute-sanitizer or CUDA_LAUNCH_BLOCKING=1 shows which one";
+    default: return "a GPU of compute capability 8.0 or later and its driver are needed; check them with nvidia-smi";
+    }
+}
+
+[[noreturn]] inline void cuda_die(const char* what, const char* error, const char* advice, const char* file, int line) {
+    fprintf(stderr, "%s:%d: %s: %s; %s\n", file, line, what, error, advice);
+    exit(STATUS_FAILED);
+}
+
+inline void cuda_check(cudaError_t e, const char* what, const char* file, int line) {
+    if (e != cudaSuccess) cuda_die(what, cudaGetErrorString(e), cuda_advice(e), file, line);
+}
+#define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)
+
+// Properties of the device that this process uses
+inline cudaDeviceProp current_device() {
+    cudaDeviceProp prop;
+    int device;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaGetDeviceProperties(&prop, device));
+    return prop;
+}
+
+// LAUNCH(kernel, grid, block, shared_bytes, stream, arguments...): a template instance needs parentheses.
+#define LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
+    do { \
+        PLATFORM_LAUNCH(kernel, grid, block, shared_bytes, stream, ##__VA_ARGS__); \
+        cuda_check(cudaGetLastError(), #kernel, __FILE__, __LINE__); \
+    } while (0)
+
+// Most dynamic shared memory of a block: 48 KiB minus the static shared memory of the kernels that use it.
+constexpr size_t MAX_DYNAMIC_SHARED = (48 << 10) - 64;
+// With allow_shared: 99 KiB, which every GPU since compute capability 8.0 has.
+constexpr size_t MAX_ALLOWED_SHARED = (99 << 10) - 64;
+
+// Before launches of `kernel` with more than MAX_DYNAMIC_SHARED bytes.
+template <typename K> inline void allow_shared(K* kernel, size_t bytes) {
+    if (bytes > MAX_DYNAMIC_SHARED)
+        CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+}
+
+__host__ __device__ constexpr int div_up(size_t n, size_t by) { return (int)((n + by - 1) / by); }
+
+// ---------------------------------------------------------------------------------------------
+// Storage types: arrays hold float or bf16, arithmetic is float.
+
+constexpr int WARP = 32;
+
+__host__ __device__ inline float to_float(float x) { return x; }
+__host__ __device__ inline float to_float(bf16 x) { return __bfloat162float(x); }
+template <typename S> __device__ inline S from_float(float x);
+template <> __device__ inline float from_float<float>(float x) { return x; }
+template <> __device__ inline bf16  from_float<bf16>(float x) { return __float2bfloat16(x); }
+
+template <int N> __device__ inline void unpack(float* out, const float (&part)[N]) {
+    UNROLL for (int j = 0; j < N; j++) out[j] = part[j];
+}
+template <int N> __device__ inline void unpack(float* out, const bf16 (&part)[N]) {
+    UNROLL for (int j = 0; j < N / 2; j++) unpack_pair(out + 2 * j, part + 2 * j);
+    if (N % 2) out[N - 1] = to_float(part[N - 1]);
+}
+
+// N neighboring elements in accesses of up to 16 bytes, to which p is aligned.
+template <int N, typename S> __device__ inline void load_pack(float (&out)[N], const S* p) {
+    constexpr int COUNT = N * sizeof(S) > 16 ? 16 / (int)sizeof(S) : N;
+    UNROLL for (int i = 0; i < N; i += COUNT) {
+        alignas(16) S part[COUNT];
+        load_word<sizeof part>(part, p + i);
+        unpack(out + i, part);
+    }
+}
+
+template <int N, typename S> __device__ inline void store_pack(S* p, const float (&in)[N]) {
+    constexpr int COUNT = N * sizeof(S) > 16 ? 16 / (int)sizeof(S) : N;
+    UNROLL for (int i = 0; i < N; i += COUNT) {
+        alignas(16) S part[COUNT];
+        UNROLL for (int j = 0; j < COUNT; j++) part[j] = from_float<S>(in[i + j]);
+        store_word<sizeof part>(p + i, part);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Scalar functions
+
+constexpr float LOG2_E = 1.44269504f;
+
+// e^(-x²/2)
+__device__ inline float normal_bell(float x) { return power_of_2(x * (x * -0.72134752f)); }
+
+// Φ(x) = 1 - Φ(-x), and for z ≥ 0:  Φ(-z) = P(t) e^(-z²/2),  t = 1/(1 + z/4). P is fitted for the least relative error:
+// 9e-8 up to z = 9, before rounding. Takes half the instructions of erff; the derivative also uses e^(-z²/2), `bell`.
+__device__ inline float normal_cdf(float x, float bell) {
+    const float t = reciprocal(1.0f + 0.25f * fabsf(x));
+    float p = -9.92023535e-2f;
+    p = p * t + 3.78244357e-1f;
+    p = p * t - 3.40745135e-1f;
+    p = p * t + 3.61256631e-1f;
+    p = p * t - 2.56326757e-2f;
+    p = p * t + 1.30510810e-1f;
+    p = p * t + 9.52933651e-2f;
+    p = (p * t + 2.75036677e-4f) * bell;
+    return x < 0.0f ? p : 1.0f - p;
+}
+
+#endif

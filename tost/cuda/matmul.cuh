@@ -1,0 +1,157 @@
+// matmul.cuh: matrix products by cuBLASLt, with the algorithm that its heuristic proposes first for a shape.
+#ifndef TOST_CUDA_MATMUL_CUH
+#define TOST_CUDA_MATMUL_CUH
+
+#include <array>
+#include <vector>
+
+#include "tost/cuda/common.cuh"
+
+inline void cublas_check(cublasStatus_t s, const char* what, const char* file, int line) {
+    if (s == CUBLAS_STATUS_SUCCESS) return;
+    char error[48];
+    snprintf(error, sizeof error, "cuBLASLt status %d", (int)s);
+    const char* advice = s == CUBLAS_STATUS_NOT_SUPPORTED
+                             ? "it has no algorithm for these sizes: give --channels and --heads multiples of 8"
+                             : "cuBLASLt must be of this build's CUDA version, and enough GPU memory free";
+    cuda_die(what, error, advice, file, line);
+}
+#define CUBLAS_CHECK(call) cublas_check((call), #call, __FILE__, __LINE__)
+
+// c (M,N) = op(a) (M,K) · op(b) (K,N) + bias (N) + beta c, row-major. at: a is stored as (K,M); bt: b is stored as
+// (N,K). ld: elements from one row to the next as stored. The type O of c is S or float.
+template <typename S, typename O> struct Product {
+    O* c; const S *a, *b;
+    bool at, bt;
+    int M, N, K;
+    int64_t ldc, lda, ldb;
+    float beta;
+    const O* bias;                   // or NULL
+};
+
+// Everything that determines the algorithm of a product
+typedef std::array<int64_t, 13> MatmulKey;
+
+// What cuBLASLt needs for one shape, chosen at the first call.
+struct MatmulPlan {
+    MatmulKey key;
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t first, second, out;
+    cublasLtMatmulAlgo_t algo;
+};
+
+struct Matmul {
+    cublasLtHandle_t handle;
+    cudaStream_t stream;
+    void* workspace;                 // MATMUL_WORKSPACE bytes
+    bool tf32;
+    std::vector<MatmulPlan> plans;
+};
+
+static inline cudaDataType cuda_type(const float*) { return CUDA_R_32F; }
+static inline cudaDataType cuda_type(const bf16*) { return CUDA_R_16BF; }
+
+// The largest power of two up to 64 that divides all addresses; bias may be NULL. Tensors start at multiples of 32
+// elements, so that the same product has the same alignment in all layers.
+static int common_alignment(const void* a, const void* b, const void* c, const void* bias) {
+    const uintptr_t bits = (uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)bias | 64;
+    return (int)(bits & (0 - bits));
+}
+
+template <typename T> static void matmul_set(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t which, T value) {
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(desc, which, &value, sizeof value));
+}
+template <typename T>
+static void matmul_set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t which, T value) {
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, which, &value, sizeof value));
+}
+
+// Reduction schemes that cuBLASLt may use for a product that is split along K. In-place reduction is excluded, because
+// it adds partial sums in the order in which they arrive, so that results are not reproducible. Partial sums are added
+// in float, never in bf16. A product whose K is not a multiple of SPLIT_TILE is not split: cuBLASLt 12.8 and 13.1 are
+// reported to omit the elements after the last whole tile.
+constexpr int SPLIT_TILE = 128;      // a multiple of the tile size along K of every kernel
+
+template <typename P> static uint32_t matmul_reductions(const P& p) {
+    const uint32_t output_type = sizeof *p.c == sizeof(float) ? CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE : 0;
+    if (p.K % SPLIT_TILE) return CUBLASLT_REDUCTION_SCHEME_NONE;   // mutant: split_anywhere
+    return output_type | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;   // mutant: split_in_place
+}
+
+// cuBLASLt is column-major and computes cᵀ (N,M) = op(b)ᵀ · op(a)ᵀ: b is its first operand, and its bias, one number
+// per row, is one per column of c.
+template <typename P>
+static MatmulPlan matmul_plan(const Matmul* mm, const MatmulKey& key, const P& p, int alignment) {
+    MatmulPlan plan = {};
+    plan.key = key;
+    CUBLAS_CHECK(cublasLtMatmulDescCreate(
+        &plan.desc, mm->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    matmul_set(plan.desc, CUBLASLT_MATMUL_DESC_TRANSA, p.bt ? CUBLAS_OP_T : CUBLAS_OP_N);
+    matmul_set(plan.desc, CUBLASLT_MATMUL_DESC_TRANSB, p.at ? CUBLAS_OP_T : CUBLAS_OP_N);
+    if (p.bias) matmul_set(plan.desc, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+    // The heuristic does not read the bias, but derives its alignment from the pointer. Biases of different layers have
+    // different addresses, so the pointer is set to an address that has only the alignment common to all of them.
+    const uintptr_t bias = p.bias ? alignment : 0;   // mutant: bias_of_the_first_layer
+    matmul_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    CUBLAS_CHECK(
+        cublasLtMatrixLayoutCreate(&plan.first, cuda_type(p.b), p.bt ? p.K : p.N, p.bt ? p.N : p.K, p.ldb));
+    CUBLAS_CHECK(
+        cublasLtMatrixLayoutCreate(&plan.second, cuda_type(p.a), p.at ? p.M : p.K, p.at ? p.K : p.M, p.lda));
+    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.out, cuda_type(p.c), p.N, p.M, p.ldc));
+
+    cublasLtMatmulPreference_t preference;
+    CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
+    matmul_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, MATMUL_WORKSPACE);
+    matmul_set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, matmul_reductions(p));
+    for (cublasLtMatmulPreferenceAttributes_t which :
+         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+        matmul_set(preference, which, (uint32_t)alignment);
+    cublasLtMatmulHeuristicResult_t result = {};
+    int found = 0;
+    CUBLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(mm->handle, plan.desc, plan.first, plan.second, plan.out, plan.out,
+                                                preference, 1, &result, &found));
+    CUBLAS_CHECK(found > 0 ? result.state : CUBLAS_STATUS_NOT_SUPPORTED);
+    plan.algo = result.algo;
+    CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
+    return plan;
+}
+
+// Returns the plan for the shape of p. The first call for a shape chooses the plan and must not be in a graph capture.
+template <typename P> static const MatmulPlan& matmul_plan_of(Matmul* mm, const P& p) {
+    const int alignment = common_alignment(p.a, p.b, p.c, p.bias);
+    const MatmulKey key = {mm->tf32, cuda_type(p.a), cuda_type(p.c), p.at,  p.bt,           p.M,      p.N,
+                           p.K,      p.ldc,          p.lda,          p.ldb, p.bias != NULL, alignment};
+    size_t i = 0;
+    while (i < mm->plans.size() && mm->plans[i].key != key) i++;
+    if (i == mm->plans.size()) mm->plans.push_back(matmul_plan(mm, key, p, alignment));
+    return mm->plans[i];
+}
+
+// Runs p on the stream, with the plan for its shape.
+template <typename S, typename O> static void matmul(Matmul* mm, const Product<S, O>& p) {
+    const MatmulPlan& plan = matmul_plan_of(mm, p);
+    const float one = 1.0f;
+    if (p.bias) matmul_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+    CUBLAS_CHECK(cublasLtMatmul(mm->handle, plan.desc, &one, p.b, plan.first, p.a, plan.second, &p.beta, p.c, plan.out,
+                                p.c, plan.out, &plan.algo, mm->workspace, MATMUL_WORKSPACE, mm->stream));
+}
+
+static void matmul_init(Matmul* mm, cudaStream_t stream, void* workspace, bool tf32) {
+    CUBLAS_CHECK(cublasLtCreate(&mm->handle));
+    mm->stream = stream;
+    mm->workspace = workspace;
+    mm->tf32 = tf32;
+}
+
+static void matmul_free(Matmul* mm) {
+    for (MatmulPlan& plan : mm->plans) {
+        CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan.first));
+        CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan.second));
+        CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan.out));
+        CUBLAS_CHECK(cublasLtMatmulDescDestroy(plan.desc));
+    }
+    if (mm->handle) CUBLAS_CHECK(cublasLtDestroy(mm->handle));
+}
+
+#endif

@@ -1,0 +1,272 @@
+// nccl.cuh: NCCL communicators, and host messages over NCCL for builds without MPI. NCCL never blocks the host:
+// communicators are nonblocking, and every wait asks for errors and ends after the timeout of the ranks.
+#ifndef TOST_CUDA_NCCL_CUH
+#define TOST_CUDA_NCCL_CUH
+
+#include <unistd.h>
+
+#include <vector>
+
+#include "tost/cuda/runtime.cuh"
+
+extern "C" {
+#include "tost/ranks/comm.h"
+}
+
+// ---------------------------------------------------------------------------------------------
+// Link: a communicator of all ranks. Each has one GPU.
+
+struct LinkMemory {
+    char *device, *host;             // host is pinned
+    size_t bytes;
+    bool used;
+};
+
+struct NcclLink {
+    TostComm*    comm;
+    ncclComm_t   nccl;
+    cudaStream_t stream;             // of host messages
+    std::vector<LinkMemory> memory;  // of host messages; reused, because cudaFree would wait for NCCL's kernels
+};
+
+constexpr double CONNECT_TIMEOUT = 300;   // seconds; --rank-timeout replaces it when the options are known
+
+static ncclResult_t nccl_state(const NcclLink* l) {
+    ncclResult_t state = ncclSuccess;
+    const ncclResult_t e = ncclCommGetAsyncError(l->nccl, &state);
+    return e == ncclSuccess ? state : e;
+}
+
+[[noreturn]] static void nccl_die(const NcclLink* l, const char* what, ncclResult_t e) {
+    TostError why;
+    tost_error(&why, "%s: %s; NCCL_DEBUG=WARN prints the cause", what, ncclGetErrorString(e));
+    comm_let_first_speak(l->comm);   // NCCL reports a lost rank on all others
+    comm_fail(l->comm, &why);
+    _exit(STATUS_RESUMABLE);
+}
+
+[[noreturn]] static void nccl_timed_out(const NcclLink* l, const char* what) {
+    char text[64];
+    snprintf(text, sizeof text, "%s: ", what);
+    comm_timed_out(l->comm, NULL, text);
+    _exit(STATUS_RESUMABLE);
+}
+
+// Checks the result of a call. Waits until the call is queued on its stream, for which NCCL may need other ranks.
+static void nccl_check(const NcclLink* l, ncclResult_t result, const char* what) {
+    for (CommWait w = comm_wait_begin(l->comm); result == ncclInProgress; result = nccl_state(l))
+        if (!comm_wait_more(&w, NULL)) nccl_timed_out(l, what);
+    if (result != ncclSuccess) nccl_die(l, what, result);
+}
+
+// For calls inside of a group, which are queued only by ncclGroupEnd.
+static void nccl_add(const NcclLink* l, ncclResult_t result, const char* what) {
+    if (result != ncclSuccess && result != ncclInProgress) nccl_die(l, what, result);
+}
+#define NCCL_ADD(link, call) nccl_add(link, call, #call)
+static void nccl_group_end(const NcclLink* l) { nccl_check(l, ncclGroupEnd(), "ncclGroupEnd"); }
+
+// True if the event has occurred. Ends the process if NCCL reports an error, as when another rank has failed.
+static bool nccl_event_query(const NcclLink* l, cudaEvent_t event) {
+    const cudaError_t e = cudaEventQuery(event);
+    if (e == cudaSuccess) return true;
+    if (e != cudaErrorNotReady) CUDA_CHECK(e);
+    (void)cudaGetLastError();   // "not ready" counts as an error
+    const ncclResult_t state = nccl_state(l);
+    if (state != ncclSuccess && state != ncclInProgress) nccl_die(l, "NCCL", state);
+    return false;
+}
+
+static void nccl_event_wait(const NcclLink* l, cudaEvent_t event, const char* what) {
+    for (CommWait w = comm_wait_begin(l->comm); !nccl_event_query(l, event);)
+        if (!comm_wait_more(&w, NULL)) nccl_timed_out(l, what);   // mutant: waits_forever
+}
+
+// Connects the ranks. Fails on all of them, or waits until the timeout for those that are missing.
+static bool link_open(NcclLink* l, TostComm* comm, const ncclUniqueId* id, TostError* err) {
+    *l = {};
+    l->comm = comm;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    CommWait w = comm_wait_begin(comm);
+    ncclResult_t e = ncclCommInitRankConfig(&l->nccl, comm->place.size, *id, comm->place.rank, &config);
+    while (e == ncclInProgress) {
+        e = nccl_state(l);
+        if (e == ncclInProgress && !comm_wait_more(&w, NULL)) {
+            (void)ncclCommAbort(l->nccl);
+            return tost_error(err, "NCCL: not all of %d ranks connected within %g s (--rank-timeout)", comm->place.size,
+                              comm->timeout);
+        }
+    }
+    if (e != ncclSuccess) {
+        if (l->nccl) (void)ncclCommAbort(l->nccl);
+        return tost_error(err, "NCCL cannot connect %d ranks: %s; %s", comm->place.size, ncclGetErrorString(e),
+                          e == ncclInvalidUsage ? "every process needs a GPU of its own"
+                                                : "NCCL_DEBUG=WARN prints the cause");
+    }
+    CUDA_CHECK(cudaStreamCreateWithFlags(&l->stream, cudaStreamNonBlocking));
+    return true;
+}
+
+// After the last message and exchange.
+static void link_close(NcclLink* l) {
+    nccl_check(l, ncclCommFinalize(l->nccl), "ncclCommFinalize");
+    (void)ncclCommDestroy(l->nccl);
+    for (const LinkMemory& m : l->memory) {
+        CUDA_CHECK(cudaFreeHost(m.host));
+        CUDA_CHECK(cudaFree(m.device));
+    }
+    CUDA_CHECK(cudaStreamDestroy(l->stream));
+}
+
+// ---------------------------------------------------------------------------------------------
+// Host messages: a transport of comm.h. They pass through pinned and device memory.
+
+struct CommRequest {
+    std::vector<CommMessage> messages;
+    size_t memory;                   // index in NcclLink.memory
+    char *device, *host;             // what is sent to each rank, then what is received from each rank
+    size_t send_bytes, receive_bytes;
+    cudaEvent_t done;
+};
+
+// Index of the smallest unused memory that is large enough, else of a new one.
+static size_t link_memory(NcclLink* l, size_t bytes) {
+    constexpr size_t LEAST = (size_t)1 << 20;
+    std::vector<LinkMemory>& all = l->memory;
+    size_t best = all.size();
+    for (size_t i = 0; i < all.size(); i++)
+        if (!all[i].used && all[i].bytes >= bytes && (best == all.size() || all[i].bytes < all[best].bytes)) best = i;
+    if (best == all.size()) {
+        LinkMemory m = {NULL, NULL, LEAST, false};
+        while (m.bytes < bytes) m.bytes *= 2;
+        CUDA_CHECK(cudaMalloc(&m.device, m.bytes));
+        CUDA_CHECK(cudaMallocHost(&m.host, m.bytes));
+        all.push_back(m);
+    }
+    all[best].used = true;
+    return best;
+}
+
+static void request_free(CommRequest* q, NcclLink* l) {
+    l->memory[q->memory].used = false;
+    CUDA_CHECK(cudaEventDestroy(q->done));
+    delete q;
+}
+
+static CommRequest* nccl_start(TostComm* c, const CommMessage* messages) {
+    NcclLink* l = (NcclLink*)c->transport;
+    CommRequest* q = new CommRequest();
+    q->messages.assign(messages, messages + c->place.size);
+    q->messages[c->place.rank] = {};
+    for (const CommMessage& m : q->messages) {
+        q->send_bytes += m.send_bytes;
+        q->receive_bytes += m.receive_bytes;
+    }
+    q->memory = link_memory(l, q->send_bytes + q->receive_bytes);
+    q->device = l->memory[q->memory].device;
+    q->host = l->memory[q->memory].host;
+    CUDA_CHECK(cudaEventCreateWithFlags(&q->done, cudaEventDisableTiming));
+    char* out = q->host;
+    for (const CommMessage& m : q->messages) {
+        if (m.send_bytes) memcpy(out, m.send, m.send_bytes);
+        out += m.send_bytes;
+    }
+    CUDA_CHECK(cudaMemcpyAsync(q->device, q->host, q->send_bytes, cudaMemcpyHostToDevice, l->stream));
+    char *send = q->device, *receive = q->device + q->send_bytes;
+    NCCL_ADD(l, ncclGroupStart());
+    for (int r = 0; r < c->place.size; r++) {
+        const CommMessage& m = q->messages[r];
+        if (m.send_bytes) NCCL_ADD(l, ncclSend(send, m.send_bytes, ncclInt8, r, l->nccl, l->stream));
+        if (m.receive_bytes) NCCL_ADD(l, ncclRecv(receive, m.receive_bytes, ncclInt8, r, l->nccl, l->stream));
+        send += m.send_bytes;
+        receive += m.receive_bytes;
+    }
+    nccl_group_end(l);
+    CUDA_CHECK(cudaMemcpyAsync(q->host + q->send_bytes, q->device + q->send_bytes, q->receive_bytes,
+                               cudaMemcpyDeviceToHost, l->stream));
+    CUDA_CHECK(cudaEventRecord(q->done, l->stream));
+    return q;
+}
+
+static bool nccl_test(TostComm* c, CommRequest** request, bool* arrived) {
+    NcclLink* l = (NcclLink*)c->transport;
+    CommRequest* q = *request;
+    const bool done = nccl_event_query(l, q->done);
+    for (int r = 0; arrived && r < c->place.size; r++) arrived[r] = done;
+    if (!done) return false;
+    const char* in = q->host + q->send_bytes;
+    for (const CommMessage& m : q->messages) {
+        if (m.receive_bytes) memcpy(m.receive, in, m.receive_bytes);
+        in += m.receive_bytes;
+    }
+    request_free(q, l);
+    *request = NULL;
+    return true;
+}
+
+static void nccl_abort(TostComm* c, int status) {
+    (void)ncclCommAbort(((NcclLink*)c->transport)->nccl);
+    _exit(status);
+}
+
+static void nccl_close(TostComm* c) {
+    NcclLink* l = (NcclLink*)c->transport;
+    link_close(l);
+    delete l;
+}
+
+// The link of a comm whose messages NCCL transports; NULL for others.
+static NcclLink* link_of(const TostComm* c) { return c->start == nccl_start ? (NcclLink*)c->transport : NULL; }
+
+// Where rank 0 listens, for ncclGetUniqueId: NCCL_COMM_ID, or the port after MASTER_PORT of MASTER_ADDR, since torchrun
+// itself listens on MASTER_PORT. One rank needs neither.
+static bool set_nccl_comm_id(int ranks, TostError* err) {
+    const char *host = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
+    if (ranks == 1 || getenv("NCCL_COMM_ID")) return true;
+    if (!host || !*host || !port || !*port)
+        return tost_error(err, "several processes, but no MASTER_ADDR and MASTER_PORT: set them to the host of rank 0 "
+                          "and a free port, use torchrun, or build with make NCCL=1 MPI=1");
+    const int number = atoi(port);
+    if (number < 1 || number > 65535)
+        return tost_error(err, "MASTER_PORT=%s: not a port; give a number from 1 to 65535", port);
+    const bool v6 = strchr(host, ':') != NULL;
+    char* id = xasprintf(v6 ? "[%s]:%d" : "%s:%d", host, number < 65535 ? number + 1 : number - 1);
+    setenv("NCCL_COMM_ID", id, 1);
+    free(id);
+    return true;
+}
+
+// TostEngine.open_comm
+static bool nccl_open_comm(TostComm** comm, TostError* err) {
+    const CommLaunch launch = comm_launch();
+    cudaDeviceProp prop;
+    ncclUniqueId id;
+    if (!set_nccl_comm_id(launch.place.size, err) || !device_open(&prop, launch.place.local_rank, err)) return false;
+    const ncclResult_t e = ncclGetUniqueId(&id);
+    if (e != ncclSuccess)
+        return tost_error(err, "NCCL_COMM_ID=%s: %s; give HOST:PORT of rank 0", getenv("NCCL_COMM_ID"),
+                          ncclGetErrorString(e));
+    TostComm* c = (TostComm*)xcalloc(1, sizeof *c);
+    NcclLink* l = new NcclLink();
+    int version = 0;
+    c->place = launch.place;
+    c->timeout = CONNECT_TIMEOUT;
+    c->lockstep = true;
+    c->transport = l;
+    c->start = nccl_start;
+    c->test = nccl_test;
+    c->abort = nccl_abort;
+    c->close = nccl_close;
+    (void)ncclGetVersion(&version);
+    snprintf(c->library, sizeof c->library, "NCCL %d.%d.%d", version / 10000, version / 100 % 100, version % 100);
+    if (link_open(l, c, &id, err)) {
+        *comm = c;
+        return true;
+    }
+    delete l;
+    free(c);
+    return false;
+}
+
+#endif

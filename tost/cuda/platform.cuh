@@ -1,0 +1,176 @@
+// platform.cuh: everything that differs between nvcc and the CUDA emulation on a CPU (TOST_CUDA_ON_HOST,
+// dev/test/cuda). The emulation's version of each function comes first; nvcc's is documented.
+#ifndef TOST_CUDA_PLATFORM_CUH
+#define TOST_CUDA_PLATFORM_CUH
+
+#include <stdint.h>
+#include <string.h>
+
+#ifdef TOST_CUDA_ON_HOST
+#include "dev/test/cuda/cuda_on_host.h"   // also CUDA_REDZONE_BYTES and cuda_on_host_poison
+#ifdef TOST_NCCL
+#include "dev/test/cuda/nccl_on_host.h"
+#endif
+#else
+#include <cublasLt.h>
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#ifdef TOST_NCCL
+#include <nccl.h>
+#endif
+#endif
+
+typedef __nv_bfloat16 bf16;
+
+// The compute capability that this pass compiles for, e.g. 900 for 9.0; 0 for the host
+#ifdef __CUDA_ARCH__
+constexpr int COMPILED_ARCH = __CUDA_ARCH__;
+#else
+[[maybe_unused]] constexpr int COMPILED_ARCH = 0;
+#endif
+
+constexpr size_t BLOCK_SHARED = 1024;   // bytes of shared memory that CUDA reserves per block
+
+static __global__ void probe_kernel() {}   // to find out whether this build has code for the device
+
+// True if additions of doubles may run at 1/64 of the rate of floats. They are fast on compute capability 8.0, 9.0 and
+// 10.0, but code for 8.0 also runs on 8.6 and 8.9, where they are slow. Sums of two floats instead of doubles (ScanSum)
+// take 4 % more instructions in TSSA's forward kernel. There is no separate code for 8.6, which would add 3.5 MB to the
+// program and as much compile time as any other architecture.
+constexpr bool SLOW_DOUBLES = COMPILED_ARCH != 0 && COMPILED_ARCH != 900 && COMPILED_ARCH != 1000;
+
+// UNROLL for (...): unrolls the loop; UNROLL_BY(n): n times; NO_UNROLL: not at all.
+#define UNROLL _Pragma("unroll")
+#define NO_UNROLL _Pragma("unroll 1")
+#define UNROLL_BY(n) UNROLL_PRAGMA(unroll n)
+#define UNROLL_PRAGMA(text) _Pragma(#text)
+
+#ifdef TOST_CUDA_ON_HOST
+
+constexpr size_t MATMUL_WORKSPACE = 4096;
+
+#define PLATFORM_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
+    CUDA_ON_HOST_LAUNCH(kernel, grid, block, shared_bytes, stream, ##__VA_ARGS__)
+#define DYNAMIC_SHARED(type, name) type* name = static_cast<type*>(cuda_on_host_dynamic_shared())
+
+inline size_t multiprocessor_shared() { return 228 << 10; }
+
+template <size_t BYTES> __device__ inline void load_word(void* out, const void* p) {
+    cuda_on_host_aligned(p, BYTES);
+    memcpy(out, p, BYTES);
+}
+template <size_t BYTES> __device__ inline void store_word(void* p, const void* in) {
+    cuda_on_host_aligned(p, BYTES);
+    memcpy(p, in, BYTES);
+}
+__device__ inline void load_from_L2(float (&out)[4], const float* p) {
+    cuda_on_host_aligned(p, sizeof out);
+    for (int i = 0; i < 4; i++) out[i] = __ldcg(p + i);
+}
+__device__ inline void unpack_pair(float* out, const bf16* pair) {
+    for (int i = 0; i < 2; i++) out[i] = __bfloat162float(pair[i]);
+}
+
+__device__ inline float reciprocal(float x) { return cuda_on_host_flush(1.0f / cuda_on_host_flush(x)); }
+__device__ inline float power_of_2(float x) { return cuda_on_host_flush(exp2f(x)); }
+__device__ inline void  store_release(int* p, int value) { cuda_on_host_store(p, value, true); }
+__device__ inline int   load_relaxed(const int* p) { return cuda_on_host_load(p, false); }
+__device__ inline int   load_acquire(const int* p) { return cuda_on_host_load(p, true); }
+
+#else
+
+// Bytes of cuBLASLt's workspace. Weight gradients are split along K: a partial sum of (768,3072) floats takes 9 MiB.
+constexpr size_t MATMUL_WORKSPACE = (size_t)128 << 20;
+
+// Bytes of shared memory per multiprocessor of this device. Each block takes BLOCK_SHARED in addition to its own.
+inline size_t multiprocessor_shared() {
+    static const int bytes = [] {
+        int device = 0, value = 0;
+        const bool known =
+            cudaGetDevice(&device) == cudaSuccess &&
+            cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device) == cudaSuccess;
+        return known ? value : 0;
+    }();
+    return (size_t)bytes;
+}
+
+#define PLATFORM_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
+    kernel<<<grid, block, shared_bytes, stream>>>(__VA_ARGS__)
+
+// The shared_bytes of the launch, as an array of `type`.
+#define DYNAMIC_SHARED(type, name) \
+    extern __shared__ __align__(16) unsigned char tost_dynamic_shared[]; \
+    type* name = reinterpret_cast<type*>(tost_dynamic_shared)
+
+// Bytes after each array that no kernel may touch, and the call that marks them: for the emulation only.
+#define CUDA_REDZONE_BYTES 0
+inline void cuda_on_host_poison(void*, size_t) {}
+
+// One access of BYTES bytes, to which p is aligned; out and in are register arrays.
+template <size_t BYTES> struct Word;
+template <> struct Word<2>  { typedef unsigned short type; };
+template <> struct Word<4>  { typedef unsigned type; };
+template <> struct Word<8>  { typedef uint2 type; };
+template <> struct Word<16> { typedef uint4 type; };
+
+template <size_t BYTES> __device__ inline void load_word(void* out, const void* p) {
+    typedef typename Word<BYTES>::type Access;
+    *reinterpret_cast<Access*>(out) = *reinterpret_cast<const Access*>(p);
+}
+template <size_t BYTES> __device__ inline void store_word(void* p, const void* in) {
+    typedef typename Word<BYTES>::type Access;
+    *reinterpret_cast<Access*>(p) = *reinterpret_cast<const Access*>(in);
+}
+
+// Values that other blocks wrote: read from L2, since L1 is not coherent.
+__device__ inline void load_from_L2(float (&out)[4], const float* p) {
+    const float4 four = __ldcg(reinterpret_cast<const float4*>(p));
+    out[0] = four.x, out[1] = four.y, out[2] = four.z, out[3] = four.w;
+}
+
+// Two bf16 as floats, whose upper halves they are, in one instruction each.
+__device__ inline void unpack_pair(float* out, const bf16* pair) {
+    const unsigned two = *reinterpret_cast<const unsigned*>(pair);
+    out[0] = __uint_as_float(two << 16);
+    out[1] = __uint_as_float(two & 0xffff0000u);
+}
+
+// 1/x to 1 ulp and 2^x to 2 ulp in one instruction each; subnormal arguments and results count as zero.
+__device__ inline float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ inline float power_of_2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ inline void store_release(int* p, int value) {
+    asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
+}
+__device__ inline int load_relaxed(const int* p) {
+    int value;
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
+    return value;
+}
+__device__ inline int load_acquire(const int* p) {
+    int value;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
+    return value;
+}
+
+#endif
+
+// *flag = 1 with release semantics: a thread that has waited for the flag, and threads that then synchronize with it,
+// see all earlier writes of this thread and of the threads that it has synchronized with.
+__device__ inline void raise_flag(int* flag) { store_release(flag, 1); }   // mutant: flag_not_released
+
+// Waits until *flag is not 0. Only the last read has acquire semantics: it invalidates L1 of the whole multiprocessor.
+__device__ inline void wait_flag(const int* flag) {
+    while (!load_relaxed(flag)) {}   // mutant: flag_not_awaited
+    load_acquire(flag);   // mutant: flag_not_acquired
+}
+
+#endif

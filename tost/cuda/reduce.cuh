@@ -1,0 +1,139 @@
+// reduce.cuh: sums over a warp, a block and the rows of a matrix, each in a fixed order. All threads of the warp
+// or block take part.
+#ifndef TOST_CUDA_REDUCE_CUH
+#define TOST_CUDA_REDUCE_CUH
+
+#include <assert.h>
+
+#include "tost/cuda/common.cuh"
+
+constexpr unsigned FULL_WARP = 0xffffffffu;
+
+__device__ inline int lane_index() { return threadIdx.x % WARP; }
+__device__ inline int warp_index() { return threadIdx.x / WARP; }
+__device__ inline int block_warps() { return (blockDim.x + WARP - 1) / WARP; }
+
+__device__ inline float warp_sum(float x) {   // the same in every lane
+    UNROLL for (int by = 16; by > 0; by /= 2) x += __shfl_xor_sync(FULL_WARP, x, by);
+    return x;
+}
+
+__device__ inline float warp_scan(float x, int lane, int first = 0) {   // Σ of lanes first…lane
+    UNROLL for (int by = 1; by < WARP; by *= 2) {   // mutant: lane_scan_too_short
+        const float below = __shfl_up_sync(FULL_WARP, x, by);
+        if (lane - by >= first) x += below;
+    }
+    return x;
+}
+
+__device__ inline float warp_max(float x) {   // the same in every lane
+    UNROLL for (int by = 16; by > 0; by /= 2) x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, by));
+    return x;
+}
+
+// One step of warp_transposed_sum: lanes HALF apart exchange halves of their values; each adds up the half it keeps.
+template <int HALF, int N> __device__ inline void warp_fold(float (&v)[N], int lane) {
+    const bool upper = lane & HALF;
+    UNROLL for (int i = 0; i < HALF; i++) {
+        const float give = upper ? v[i] : v[i + HALF], keep = upper ? v[i + HALF] : v[i];
+        v[i] = keep + __shfl_xor_sync(FULL_WARP, give, HALF);
+    }
+    if constexpr (HALF > 1) warp_fold<HALF / 2>(v, lane);
+}
+
+// Lane l receives the sum of v[l % N] over its group of LANES neighboring lanes; N and LANES are powers of two, N at
+// most LANES. Overwrites v.
+template <int LANES, int N> __device__ inline float group_transposed_sum(float (&v)[N], int lane) {
+    if constexpr (N > 1) warp_fold<N / 2>(v, lane);
+    UNROLL for (int by = N; by < LANES; by *= 2) v[0] += __shfl_xor_sync(FULL_WARP, v[0], by);
+    return v[0];
+}
+
+// The same over all lanes. For N = 8 it takes 9 shuffles where N calls of warp_sum take 40.
+template <int N> __device__ inline float warp_transposed_sum(float (&v)[N], int lane) {
+    return group_transposed_sum<WARP>(v, lane);
+}
+
+// v[i] = Σ of v[i] over the block, the same in every thread; N is a power of two. shared (32,N): free again after the
+// next barrier.
+template <int N> __device__ inline void block_sum(float (&v)[N], float* shared) {
+    const int lane = lane_index();
+    const float mine = warp_transposed_sum(v, lane);
+    __syncthreads();   // shared may hold sums that others still read   // mutant: block_sum_reuses_early
+    if (lane < N) shared[warp_index() * N + lane] = mine;
+    __syncthreads();   // mutant: block_sum_reads_early
+    float sum = 0.0f;   // of v[lane % N], over every (32/N)-th warp
+    NO_UNROLL for (int i = lane; i < block_warps() * N; i += WARP) sum += shared[i];
+    UNROLL for (int by = N; by < WARP; by *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, by);
+    UNROLL for (int i = 0; i < N; i++) v[i] = __shfl_sync(FULL_WARP, sum, i);
+}
+
+// Sum over the threads of a row: a warp or the whole block.
+template <bool WARP_ROW> __device__ inline void row_sum(float (&v)[1], float* shared) {
+    if constexpr (WARP_ROW) v[0] = warp_sum(v[0]);
+    else block_sum<1>(v, shared);
+}
+
+// Σ of x over the block, whose size is a power of two, in a fixed tree; valid in thread 0.
+template <typename X> __device__ inline X block_tree_sum(X x, X* shared) {   // shared (blockDim.x)
+    shared[threadIdx.x] = x;
+    __syncthreads();
+    for (int by = blockDim.x / 2; by > 0; by /= 2) {
+        if ((int)threadIdx.x < by) shared[threadIdx.x] += shared[threadIdx.x + by];
+        __syncthreads();   // mutant: tree_sum_unsynchronized
+    }
+    return shared[0];
+}
+
+// ---------------------------------------------------------------------------------------------
+// Column sums in two stages: kernels with a row loop write one partial sum per block and column; a later launch adds
+// those of all blocks in a fixed order, for several arrays at once:   out[c] = Σ_blocks partial[block,c], or +=
+
+constexpr int COLUMN_BLOCKS = 528;   // most blocks of such a kernel: 4 for each multiprocessor of an H100
+constexpr int SUM_WARPS = 16, SUM_THREADS = SUM_WARPS * WARP;
+
+struct ColumnSum { float* out; const float* partial; int blocks, columns; };   // (columns), (blocks,columns)
+
+// Column sums collected for one launch, and the memory of their partial sums.
+struct ColumnSums {
+    static constexpr int MOST = 16;
+    float* space;                    // the unused part
+    int n;
+    ColumnSum sum[MOST];
+};
+
+// Space for the partial sums of `arrays` (blocks,columns).
+static float* column_partials(ColumnSums* sums, int arrays, int blocks, int columns) {
+    float* partial = sums->space;
+    sums->space += (size_t)arrays * blocks * columns;
+    return partial;
+}
+
+// Adds a sum to the list, unless out is NULL.
+static void column_sum(ColumnSums* sums, float* out, const float* partial, int blocks, int columns) {
+    if (!out) return;
+    assert(sums->n < ColumnSums::MOST);
+    sums->sum[sums->n++] = {out, partial, blocks, columns};
+}
+
+__host__ __device__ inline int column_sum_blocks(const ColumnSum& s) { return (s.columns + WARP - 1) / WARP; }
+
+// Columns 32 `block` to 32 `block` + 31 of s, by SUM_THREADS threads: each warp sums every 16th row, then a tree sums
+// over the warps. shared (SUM_THREADS)
+__device__ inline void column_sum_block(const ColumnSum& s, int block, bool add, float* shared) {
+    const int c = block * WARP + lane_index();
+    float sum = 0.0f;
+    if (c < s.columns) {
+        UNROLL_BY(8) for (int i = warp_index(); i < s.blocks; i += SUM_WARPS)
+            sum += s.partial[(size_t)i * s.columns + c];
+    }
+    shared[threadIdx.x] = sum;
+    for (int by = SUM_THREADS / 2; by >= WARP; by /= 2) {
+        __syncthreads();
+        if ((int)threadIdx.x < by) shared[threadIdx.x] += shared[threadIdx.x + by];
+    }
+    if (warp_index() == 0 && c < s.columns)
+        s.out[c] = (add ? s.out[c] : 0.0f) + shared[lane_index()];   // mutant: sums_not_overwritten
+}
+
+#endif

@@ -1,0 +1,193 @@
+// runtime.cuh: the device, its memory, pinned staging buffers and CUDA graphs. It knows the types of engine.h, but
+// nothing of the model.
+#ifndef TOST_CUDA_RUNTIME_CUH
+#define TOST_CUDA_RUNTIME_CUH
+
+#include <vector>
+
+#include "tost/cuda/common.cuh"
+
+extern "C" {
+#include "tost/ranks/comm.h"
+}
+
+// ---------------------------------------------------------------------------------------------
+// Device
+
+// Selects the device of a rank by its number on this host, if it can run this build's kernels. If there is only one, as
+// when the launcher hides those of other ranks, takes that.
+static bool device_open(cudaDeviceProp* prop, int local_rank, TostError* err) {
+    int count = 0, blocks = 0;
+    const char* call = "cudaGetDeviceCount";
+    cudaError_t e = cudaGetDeviceCount(&count);
+    if (e == cudaSuccess && count == 0) e = cudaErrorNoDevice;
+    if (e == cudaSuccess && count > 1 && local_rank >= count)
+        return tost_error(err, "process %d of this host, which has %d GPUs: start one process per GPU", local_rank + 1,
+                          count);
+    const int device = count > 1 ? local_rank : 0;   // mutant: first_device
+    if (e == cudaSuccess) e = (call = "cudaSetDevice", cudaSetDevice(device));
+    if (e == cudaSuccess) e = (call = "cudaGetDeviceProperties", cudaGetDeviceProperties(prop, device));
+    if (e == cudaSuccess && prop->major < 8)
+        return tost_error(err, "%s has compute capability %d.%d; 8.0 or later is needed, or train_gpt_tost on the CPU",
+                          prop->name, prop->major, prop->minor);
+    if (e == cudaSuccess)
+        e = (call = "loading a kernel", cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, probe_kernel, WARP, 0));
+    if (e == cudaSuccess) return true;
+    (void)cudaGetLastError();
+    return tost_error(err, "no usable GPU: %s: %s; %s", call, cudaGetErrorString(e), cuda_advice(e));
+}
+
+static bool device_describe(char* text, size_t cap, const TostEngineOptions* o, TostError* err) {
+    static const char* const dtypes[] = {"float32", "tf32", "bf16"};
+    cudaDeviceProp prop;
+    char memory[32], ranks[96] = "";
+    if (!device_open(&prop, o->comm ? o->comm->place.local_rank : 0, err)) return false;
+    if (o->comm)
+        snprintf(ranks, sizeof ranks, ", %d ranks, gradients added %s", o->comm->place.size,
+                 o->fast_reduce ? "by NCCL (bits depend on the number of ranks)" : "in order");
+    snprintf(text, cap, "%s (compute capability %d.%d, %d multiprocessors, %s), %s, matmul cuBLASLt%s", prop.name,
+             prop.major, prop.minor, prop.multiProcessorCount, human_bytes(memory, (double)prop.totalGlobalMem),
+             dtypes[o->dtype], ranks);
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Memory
+
+typedef size_t MemoryOf(const TostConfig* c, const TostEngineOptions* o);   // TostEngine.memory
+
+// Left for kernels, graphs and cuBLASLt, most of which allocate at their first use; with NCCL, twice as much.
+constexpr size_t MEMORY_RESERVE = (size_t)512 << 20;
+
+// The largest batch whose model fits, searched in steps of a sixteenth; 0: none.
+static int largest_batch(MemoryOf memory, const TostConfig* c, TostEngineOptions o, bool recompute, size_t available) {
+    o.recompute = recompute;
+    while (o.max_batch > 0 && memory(c, &o) > available) o.max_batch -= (o.max_batch + 15) / 16;
+    return o.max_batch;
+}
+
+// The largest power of two N below the sequence length such that --recompute --batch 1 --chunk N fits; 0: none.
+static int largest_chunk(MemoryOf memory, const TostConfig* c, TostEngineOptions o, size_t available) {
+    const int most = o.chunk > 0 ? min(o.chunk, o.max_seq) : o.max_seq;
+    o.recompute = true;
+    o.max_batch = 1;
+    for (o.chunk = 1 << 30; o.chunk > 0; o.chunk /= 2)
+        if (o.chunk < most && memory(c, &o) <= available) break;
+    return o.chunk;
+}
+
+// True if a model of `bytes` fits; else *err says which options would make it fit.
+static bool device_fits(MemoryOf memory, const TostConfig* c, const TostEngineOptions* o, size_t bytes,
+                        TostError* err) {
+    size_t free_bytes = 0, total = 0;
+    const cudaError_t e = cudaMemGetInfo(&free_bytes, &total);
+    if (e != cudaSuccess) {
+        (void)cudaGetLastError();
+        return tost_error(err, "cudaMemGetInfo: %s; %s", cudaGetErrorString(e), cuda_advice(e));
+    }
+    const size_t reserved = o->comm ? 2 * MEMORY_RESERVE : MEMORY_RESERVE,
+                 available = free_bytes - min(free_bytes, reserved);
+    if (bytes <= available) return true;
+    const int batch = largest_batch(memory, c, *o, o->recompute, available),
+              recomputed = o->training ? largest_batch(memory, c, *o, true, available) : batch,
+              chunk = o->training && recomputed == 0 ? largest_chunk(memory, c, *o, available) : 0;
+    char need[32], reserve[32], have[32], fix[96] = "a smaller model or --seq needs less", or_batch[32] = "";
+    if (batch > 0) snprintf(or_batch, sizeof or_batch, " or --batch %d", batch);
+    if (recomputed == o->max_batch) snprintf(fix, sizeof fix, "--recompute%s fits", or_batch);
+    else if (recomputed > batch) snprintf(fix, sizeof fix, "--recompute --batch %d%s fits", recomputed, or_batch);
+    else if (batch > 0) snprintf(fix, sizeof fix, "--batch %d fits", batch);
+    else if (chunk > 0) snprintf(fix, sizeof fix, "--recompute --batch 1 --chunk %d fits", chunk);
+    return tost_error(err, "not enough memory on the GPU: the model needs %s, its kernels up to %s, %s are free; %s",
+                      human_bytes(need, (double)bytes), human_bytes(reserve, (double)reserved),
+                      human_bytes(have, (double)free_bytes), fix);
+}
+
+static char* device_alloc(size_t bytes, TostError* err) {   // NULL: *err says why
+    char *p = NULL, size[32];
+    const cudaError_t e = cudaMalloc(&p, bytes);
+    if (e == cudaSuccess) return p;
+    (void)cudaGetLastError();
+    human_bytes(size, (double)bytes);
+    tost_error(err, "cudaMalloc of %s: %s; %s", size, cudaGetErrorString(e), cuda_advice(e));
+    return NULL;
+}
+
+// Copies n elements to the host and waits until they are there; bf16 becomes float.
+template <typename T> static void copy_to_host(T* dst, const T* src, size_t n, cudaStream_t stream) {
+    CUDA_CHECK(cudaMemcpyAsync(dst, src, n * sizeof(T), cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+static inline void copy_to_host(float* dst, const bf16* src, size_t n, cudaStream_t stream) {
+    std::vector<bf16> x(n);
+    copy_to_host(x.data(), src, n, stream);
+    for (size_t i = 0; i < n; i++) dst[i] = to_float(x[i]);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Staging: host-to-device copies from two pinned buffers in turn. The host fills one while the other is being copied.
+
+struct Staging {
+    void*       buffer[2];
+    cudaEvent_t copied[2];
+    int         turn;
+};
+
+static void staging_init(Staging* s, size_t bytes) {
+    for (int i = 0; i < 2; i++) {
+        CUDA_CHECK(cudaMallocHost(&s->buffer[i], bytes));
+        CUDA_CHECK(cudaEventCreateWithFlags(&s->copied[i], cudaEventDisableTiming));
+    }
+}
+
+// The buffer to fill. Waits until its last copy is done; it is, unless the host is two steps ahead of the device.
+static void* staging_begin(Staging* s) {
+    CUDA_CHECK(cudaEventSynchronize(s->copied[s->turn]));   // mutant: input_overwritten
+    return s->buffer[s->turn];
+}
+
+static void staging_copy(Staging* s, void* device, size_t bytes, cudaStream_t stream) {
+    CUDA_CHECK(cudaMemcpyAsync(device, s->buffer[s->turn], bytes, cudaMemcpyHostToDevice, stream));
+    CUDA_CHECK(cudaEventRecord(s->copied[s->turn], stream));
+    s->turn = 1 - s->turn;
+}
+
+static void staging_free(Staging* s) {
+    for (int i = 0; i < 2; i++) {
+        if (s->copied[i]) CUDA_CHECK(cudaEventDestroy(s->copied[i]));
+        if (s->buffer[i]) CUDA_CHECK(cudaFreeHost(s->buffer[i]));
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Graphs: a pass as one launch. The first call of a shape launches its kernels one by one, which loads them and chooses
+// matmul algorithms; the second captures them as a graph; later calls launch the graph.
+
+struct PassGraph {
+    int B, T;                        // shape of the last call; 0: none yet
+    cudaGraphExec_t exec;            // NULL: not captured
+};
+
+static void graph_free(PassGraph* g) {
+    if (g->exec) CUDA_CHECK(cudaGraphExecDestroy(g->exec));
+}
+
+// Runs pass(), which only launches on `stream` and whose launches depend on nothing but the shape.
+template <typename Pass> static void graph_run(PassGraph* g, cudaStream_t stream, int B, int T, Pass pass) {
+    if (g->B != B || g->T != T) {   // mutant: graph_of_another_shape
+        graph_free(g);
+        *g = {B, T, NULL};
+        pass();
+        return;
+    }
+    if (!g->exec) {
+        cudaGraph_t graph;
+        CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        pass();
+        CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+        CUDA_CHECK(cudaGraphInstantiate(&g->exec, graph, 0));
+        CUDA_CHECK(cudaGraphDestroy(graph));
+    }
+    CUDA_CHECK(cudaGraphLaunch(g->exec, stream));
+}
+
+#endif

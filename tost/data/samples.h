@@ -1,0 +1,36 @@
+// samples.h: training samples from token shards: T inputs and the T targets that follow them.
+#ifndef TOST_DATA_H
+#define TOST_DATA_H
+
+#include "base/error.h"
+
+typedef enum { ORDER_SEQUENTIAL, ORDER_SHUFFLED } DataOrder;
+
+//   sequential: sample i is tokens [i·T, i·T + T] of the stream; the last sample is followed by the first
+//   shuffled:   each epoch permutes the shards and, within a shard, its samples; samples start at a random offset
+//               so that epochs split the text at different positions; shards of fewer than T + 1 tokens are skipped
+// Sample i is a pure function of (files, T, order, seed, i), so a run resumes by starting at another i.
+//
+// The shuffled order, exactly: shard s (0-based, in name order) with n_s tokens has k_s = (n_s - 1) / T
+// samples; an epoch has N = Σ k_s; sample i is number i mod N of epoch e = i / N. Random numbers come from
+// rng_seeded(seed, 0xda7a·2^48 + e·2^24 + slot):
+//   slot 0      permute all shards
+//   slot 1 + s  o = rng_below(n_s - k_s·T), then permute the samples 0 … k_s - 1;
+//               sample j is tokens [o + j·T, o + j·T + T]
+// Permuting n entries: for i = n - 1 down to 1, swap entries i and rng_below(i + 1).
+typedef struct DataSet DataSet;
+
+DataSet* data_open(const char* glob, int T, uint32_t vocab_size, DataOrder order, uint64_t seed,
+                   TostError* err);
+void     data_close(DataSet* d);
+int      data_shards(const DataSet* d);
+uint64_t data_tokens(const DataSet* d);
+uint64_t data_samples(const DataSet* d);        // per epoch, at least 1
+const char* data_dir(const DataSet* d);         // folder of the first shard
+uint32_t data_largest_id(const DataSet* d);     // among the ids checked when opening
+uint32_t data_crc(const DataSet* d);            // see stream_crc
+
+// inputs, targets (B,T) of samples first … first + B - 1. An id >= vocab_size is an error.
+bool data_batch(DataSet* d, int32_t* inputs, int32_t* targets, uint64_t first, int B, TostError* err);
+
+#endif

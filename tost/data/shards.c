@@ -1,0 +1,451 @@
+// shards.c: reads token shards by pread, through a small set of open files.
+#include "data/shards.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/crc32.h"
+#include "base/error.h"
+#include "base/files.h"
+#include "base/memory.h"
+#include "base/platform.h"
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "shards are little-endian and used as read");
+
+// ---------------------------------------------------------------------------------------------
+// Formats
+
+typedef struct { uint32_t magic, version; int width; } ShardKind;
+
+static const ShardKind shard_kinds[] = {
+    {SHARD_MAGIC_U16, SHARD_VERSION_U16, 2},
+    {SHARD_MAGIC_U32, SHARD_VERSION_U32, 4},
+};
+
+// The kind of a file that begins with these n bytes; NULL if it has no shard's magic.
+static const ShardKind* find_kind(const char* head, size_t n) {
+    uint32_t magic;
+    if (n < sizeof magic) return NULL;
+    memcpy(&magic, head, sizeof magic);
+    for (size_t k = 0; k < countof(shard_kinds); k++)
+        if (magic == shard_kinds[k].magic) return &shard_kinds[k];
+    return NULL;
+}
+
+bool shard_begins(const char* head, size_t n) {
+    const ShardKind* kind = find_kind(head, n);
+    return kind && n >= 8 && memcmp(head + 4, &kind->version, 4) == 0;
+}
+
+bool shard_is_named(const char* name, const char* start) {
+    const size_t n = strlen(start);
+    if (strncmp(name, start, n) != 0) return false;
+    const size_t digits = strspn(name + n, "0123456789");
+    return digits == SHARD_DIGITS && strcmp(name + n + digits, ".bin") == 0;
+}
+
+static bool is_text(unsigned char c) { return (c >= 0x20 && c < 0x7f) || c == '\t' || c == '\n' || c == '\r'; }
+
+// Any file of even size could be a raw shard. Rejects likely mistakes: .npy files of NumPy, and text. The first 32 or
+// more real ids never consist of printable bytes only.
+static bool raw_is_plausible(const char* path, const char* head, size_t n, TostError* err) {
+    static const char npy[] = "\x93NUMPY";
+    if (n >= sizeof npy - 1 && memcmp(head, npy, sizeof npy - 1) == 0)
+        return tost_error(err, "%s: a NumPy .npy file; write raw uint16 ids with tofile() instead", path);
+    size_t printable = 0;
+    if (n > 512) n = 512;
+    while (printable < n && is_text((unsigned char)head[printable])) printable++;
+    return n < 64 || printable < n
+        || tost_error(err, "%s: text, not token ids; convert it with `tokenize` first", path);
+}
+
+// Sets width, first and n_tokens of a file of `size` bytes that begins with the n bytes of head.
+static bool shard_layout(Shard* s, uint64_t size, const char* head, size_t n, TostError* err) {
+    const ShardKind* kind = find_kind(head, n);
+    if (!kind) {
+        s->width = 2;
+        s->first = 0;
+        s->n_tokens = size / 2;
+        if (size % 2) {
+            return tost_error(err, "%s: %" PRIu64 " bytes without a shard header, but a file of raw uint16 "
+                              "ids has an even size; copy or make it again", s->path, size);
+        }
+        return raw_is_plausible(s->path, head, n, err);
+    }
+    if (size < SHARD_HEADER_BYTES) {
+        return tost_error(err, "%s: truncated: %" PRIu64 " bytes, but the header has %d; copy or make it "
+                          "again", s->path, size, SHARD_HEADER_BYTES);
+    }
+    uint32_t version, n_tokens;
+    memcpy(&version, head + 4, sizeof version);
+    memcpy(&n_tokens, head + 8, sizeof n_tokens);
+    s->width = kind->width;
+    s->first = SHARD_HEADER_BYTES;
+    s->n_tokens = n_tokens;
+    if (version != kind->version) {
+        return tost_error(err, "%s: version %" PRIu32 " at offset 4, but shards with magic %" PRIu32
+                          " have version %" PRIu32, s->path, version, kind->magic, kind->version);
+    }
+    uint64_t bytes = size - SHARD_HEADER_BYTES, claimed = s->n_tokens * (uint64_t)s->width;
+    if (bytes < claimed) {
+        return tost_error(err, "%s: truncated: offset 8 says %" PRIu64 " tokens, but the file of %" PRIu64
+                          " bytes has %" PRIu64 "; copy or make it again", s->path, s->n_tokens, size,
+                          bytes / (uint64_t)s->width);
+    }
+    if (bytes > claimed) {
+        return tost_error(err, "%s: too long: offset 8 says %" PRIu64 " tokens, but %" PRIu64 " bytes follow "
+                          "them; copy or make it again", s->path, s->n_tokens, bytes - claimed);
+    }
+    return s->n_tokens > 0 || tost_error(err, "%s: no tokens; copy or make it again", s->path);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Reading the file that was opened
+
+enum { TRUNCATED = -1 };   // instead of an errno
+
+// Reads tokens without widening them. Returns 0, an errno or TRUNCATED.
+static int read_stored(void* out, const Shard* s, uint64_t first, size_t n) {
+    const size_t bytes = n * (size_t)s->width;
+    const ssize_t got = read_at(s->fd, out, bytes, s->first + first * (uint64_t)s->width);
+    return got < 0 ? errno : (size_t)got < bytes ? TRUNCATED : 0;
+}
+
+// Reads uint16 ids into the second half of the buffer and widens them block by block; no block overwrites a later one.
+static int read_ids(uint32_t* ids, const Shard* s, uint64_t first, size_t n) {
+    enum { BLOCK = 1024 };
+    uint16_t block[BLOCK];
+    if (s->width == 4) return read_stored(ids, s, first, n);
+    char* stored = (char*)ids + n * sizeof *block;
+    const int why = read_stored(stored, s, first, n);
+    for (size_t i = 0, m; !why && i < n; i += m) {
+        m = n - i < BLOCK ? n - i : BLOCK;
+        memcpy(block, stored + i * sizeof *block, m * sizeof *block);
+        for (size_t k = 0; k < m; k++) ids[i + k] = block[k];
+    }
+    return why;
+}
+
+// Reports why the tokens from `first` on could not be read.
+static bool read_error(const Shard* s, uint64_t first, int why, TostError* err) {
+    if (why == TRUNCATED)
+        return tost_error(err, "%s: was truncated while in use: its tokens end at byte %" PRIu64 "; restore the shard",
+                          s->path, s->first + s->n_tokens * (uint64_t)s->width);
+    return tost_error(err, "%s: reading at byte %" PRIu64 " failed: %s", s->path,
+                      s->first + first * (uint64_t)s->width, strerror(why));
+}
+
+static bool get_ids(uint32_t* ids, const Shard* s, uint64_t first, size_t n, TostError* err) {
+    const int why = read_ids(ids, s, first, n);
+    return !why || read_error(s, first, why, err);
+}
+
+// Updates *crc with the number of tokens and the tokens at both ends.
+static bool ends_crc(uint32_t* crc, const Shard* s, TostError* err) {
+    uint32_t ids[SHARD_CRC_TOKENS / 2];
+    const uint64_t n = s->n_tokens, skipped = n > 2 * SHARD_CRC_TOKENS ? n - 2 * SHARD_CRC_TOKENS : 0;
+    *crc = crc32_update(*crc, &n, sizeof n);
+    for (uint64_t i = 0; i < n;) {
+        const uint64_t left = (skipped && i < SHARD_CRC_TOKENS ? SHARD_CRC_TOKENS : n) - i;
+        const size_t m = left < countof(ids) ? (size_t)left : countof(ids);
+        if (!get_ids(ids, s, i, m, err)) return false;
+        *crc = crc32_update(*crc, ids, m * sizeof *ids);
+        i += m;
+        if (skipped && i == SHARD_CRC_TOKENS) i += skipped;
+    }
+    return true;
+}
+
+static bool open_file(Shard* s) {
+    s->fd = open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);   // do not wait on a FIFO
+    return s->fd >= 0;
+}
+
+static FileStamp stamp_of(const struct stat* st) {
+    return (FileStamp){st->st_dev, st->st_ino, st->st_size, st->st_mtim};
+}
+
+static bool same_stamp(const FileStamp* a, const FileStamp* b) {
+    return a->device == b->device && a->inode == b->inode && a->bytes == b->bytes
+        && a->modified.tv_sec == b->modified.tv_sec && a->modified.tv_nsec == b->modified.tv_nsec;
+}
+
+// Opens the file if it is closed, and checks that it has the tokens of the file that shard_open found. The content is
+// compared only if the stamp changed: a shard may be touched, or moved to another disk and linked.
+static bool ensure_same(Shard* s, TostError* err) {
+    struct stat st;
+    uint32_t crc = 0;
+    if (s->fd < 0 && !open_file(s))
+        return tost_error(err, "%s: cannot be opened again: %s; restore the shard", s->path, strerror(errno));
+    if (fstat(s->fd, &st) != 0) return tost_error(err, "%s: cannot read its status: %s", s->path, strerror(errno));
+    const FileStamp now = stamp_of(&st);
+    if (same_stamp(&now, &s->stamp)) return true;
+    if (!ends_crc(&crc, s, err)) return false;
+    if (crc != s->crc)
+        return tost_error(err, "%s: was replaced or changed while in use; restore the original shard", s->path);
+    s->stamp = now;
+    return true;
+}
+
+bool shard_read(uint32_t* ids, Shard* s, uint64_t first, size_t n, TostError* err) {
+    return ensure_same(s, err) && get_ids(ids, s, first, n, err);
+}
+
+static bool read_layout(Shard* s, TostError* err) {
+    struct stat st;
+    char head[SHARD_HEADER_BYTES];
+    if (fstat(s->fd, &st) != 0) return tost_error(err, "%s: cannot read its status: %s", s->path, strerror(errno));
+    if (S_ISDIR(st.st_mode))
+        return tost_error(err, "%s: a folder, not a shard; give its files, such as '%s/*.bin'", s->path, s->path);
+    if (!S_ISREG(st.st_mode)) return tost_error(err, "%s: not a regular file; a shard must be one", s->path);
+    s->stamp = stamp_of(&st);
+    if (st.st_size == 0) return tost_error(err, "%s: empty; copy or make it again", s->path);
+    const ssize_t n = read_at(s->fd, head, sizeof head, 0);
+    if (n < 0) return tost_error(err, "%s: cannot be read: %s", s->path, strerror(errno));
+    return shard_layout(s, (uint64_t)st.st_size, head, (size_t)n, err) && ends_crc(&s->crc, s, err);
+}
+
+bool shard_open(Shard* s, const char* path, TostError* err) {
+    *s = (Shard){.path = xstrdup(path)};
+    const bool ok = open_file(s) ? read_layout(s, err)
+                                 : tost_error(err, "%s: cannot be opened: %s", path, strerror(errno));
+    if (!ok) shard_close(s);
+    return ok;
+}
+
+static void close_file(Shard* s) {
+    if (s->fd >= 0) close(s->fd);
+    s->fd = -1;
+}
+
+void shard_close(Shard* s) {
+    close_file(s);
+    free(s->path);
+    *s = (Shard){.fd = -1};
+}
+
+// ---------------------------------------------------------------------------------------------
+// Checking ids
+
+// Plain loops, so that compilers vectorize them.
+static uint32_t largest_of(const uint32_t* ids, size_t n) {
+    uint32_t top = 0;
+    for (size_t i = 0; i < n; i++) top = ids[i] > top ? ids[i] : top;
+    return top;
+}
+
+// Reports token i, whose id is invalid; `note` ends the message.
+static bool id_error(const Shard* s, uint64_t i, uint32_t id, uint32_t vocab_size, const char* note, TostError* err) {
+    return tost_error(err, "%s: token %" PRIu64 " at byte %" PRIu64 " is %" PRIu32 ", but the vocabulary has %" PRIu32
+                      " ids; use shards made with the model's tokenizer, or raise --vocab-size; %s", s->path, i,
+                      s->first + i * (uint64_t)s->width, id, vocab_size, note);
+}
+
+typedef struct {
+    uint32_t largest, first_id;    // first_id: the first invalid id, at position `first`
+    uint64_t invalid, first;
+} IdCounts;
+
+// Counts n tokens, the first of which is at position `at`.
+static void count_ids(IdCounts* c, const uint32_t* ids, uint64_t at, size_t n, uint32_t vocab_size) {
+    const uint32_t top = largest_of(ids, n);
+    c->largest = top > c->largest ? top : c->largest;
+    for (size_t i = 0; top >= vocab_size && i < n; i++) {
+        if (ids[i] < vocab_size) continue;
+        if (c->invalid++) continue;
+        c->first = at + i;
+        c->first_id = ids[i];
+    }
+}
+
+static void add_counts(IdCounts* to, const IdCounts* c) {
+    to->largest = c->largest > to->largest ? c->largest : to->largest;
+    if (c->invalid && (!to->invalid || c->first < to->first)) {
+        to->first = c->first;
+        to->first_id = c->first_id;
+    }
+    to->invalid += c->invalid;
+}
+
+// Threads may have small stacks: errors are reported after the loop.
+bool shard_check_ids(Shard* s, uint32_t vocab_size, TostError* err) {
+    enum { BLOCK = 1 << 16 };
+    const int64_t blocks = (int64_t)((s->n_tokens + BLOCK - 1) / BLOCK);
+    IdCounts all = {0};
+    uint64_t failed_at = 0;
+    int failed = 0;
+    if (!ensure_same(s, err)) return false;
+    #pragma omp parallel if (blocks > 16)
+    {
+        IdCounts mine = {0};
+        uint64_t at = 0;
+        int why = 0;
+        uint32_t* block = xmalloc(BLOCK * sizeof *block);
+        #pragma omp for schedule(static)
+        for (int64_t b = 0; b < blocks; b++) {
+            if (why) continue;
+            at = (uint64_t)b * BLOCK;
+            const size_t n = s->n_tokens - at < BLOCK ? (size_t)(s->n_tokens - at) : BLOCK;
+            why = read_ids(block, s, at, n);
+            if (!why) count_ids(&mine, block, at, n, vocab_size);
+        }
+        free(block);
+        #pragma omp critical
+        {
+            if (why) {
+                failed = why;
+                failed_at = at;
+            }
+            add_counts(&all, &mine);
+        }
+    }
+    if (failed) return read_error(s, failed_at, failed, err);
+    s->largest_id = all.largest;
+    if (!all.invalid) return true;
+    char note[64];
+    snprintf(note, sizeof note, "invalid ids in this shard: %" PRIu64, all.invalid);
+    return id_error(s, all.first, all.first_id, vocab_size, note, err);
+}
+
+// ---------------------------------------------------------------------------------------------
+// All shards as one stream
+
+static const int64_t CHECK_BYTES = 1 << 30;   // ids checked when opening
+
+int find_interval(const uint64_t* start, int n, uint64_t x) {
+    int lo = 0, hi = n;
+    while (hi - lo > 1) {
+        int mid = lo + (hi - lo) / 2;
+        if (start[mid] <= x) lo = mid; else hi = mid;
+    }
+    return lo;
+}
+
+// A stream opens at most a quarter of the files that the process may open: two streams leave enough for checkpoints.
+static int open_limit(void) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur / 4 >= MAX_OPEN_SHARDS) return MAX_OPEN_SHARDS;
+    return limit.rlim_cur < 8 ? 1 : (int)(limit.rlim_cur / 4);
+}
+
+// Call before reading shard k: moves it to the front of the open shards. If there are too many, closes the last one.
+static void use_shard(ShardStream* s, int k) {
+    int at = 0;
+    while (at < s->n_open && s->open[at] != k) at++;
+    if (at == s->n_open && s->n_open == s->max_open) close_file(&s->shards[s->open[--at]]);
+    else if (at == s->n_open) s->n_open++;
+    memmove(s->open + 1, s->open, (size_t)at * sizeof *s->open);
+    s->open[0] = k;
+}
+
+static bool enter_shard(ShardStream* s, int k, TostError* err) {
+    if (k == s->current) return true;
+    use_shard(s, k);
+    s->current = -1;
+    if (!ensure_same(&s->shards[k], err)) return false;
+    s->current = k;
+    return true;
+}
+
+void stream_recheck(ShardStream* s) { s->current = -1; }
+
+// *bytes: of all shards so far
+static bool add_shard(ShardStream* s, int64_t* bytes, const char* path, TostError* err) {
+    const int k = s->count;
+    Shard* shard = &s->shards[k];
+    if (!shard_open(shard, path, err)) return false;
+    s->count++;
+    use_shard(s, k);
+    s->start[k + 1] = s->start[k] + shard->n_tokens;
+    *bytes += shard->stamp.bytes;
+    return *bytes > CHECK_BYTES || shard_check_ids(shard, s->vocab_size, err);
+}
+
+// A killed tokenize may leave PREFIX_000000.bin and PREFIX.tmp/000001.bin (shard_writer.c). Checks this for one shard.
+static bool check_published(const char* path, TostError* err) {
+    const size_t end = sizeof ".bin" + SHARD_DIGITS, n = strlen(path);
+    if (n <= end || path[n - end] != '_' || !shard_is_named(path + n - end + 1, "")) return true;
+    char* folder = xasprintf("%.*s.tmp", (int)(n - end), path);
+    DIR* entries = opendir(folder);
+    bool ok = true;
+    for (struct dirent* e; ok && entries && (e = readdir(entries));)
+        ok = !shard_is_named(e->d_name, "")
+            || tost_error(err, "%s: the shards that follow it are still in %s, because tokenize was killed or is not "
+                          "finished: remove both and tokenize again, or only the folder if no shard is missing",
+                          path, folder);
+    if (entries) closedir(entries);
+    free(folder);
+    return ok;
+}
+
+bool stream_open(ShardStream* s, const char* glob, uint32_t vocab_size, TostError* err) {
+    PathList list;
+    *s = (ShardStream){.vocab_size = vocab_size, .max_open = open_limit(), .current = -1};
+    if (!expand_glob(&list, glob, err)) return false;
+    s->shards = xcalloc((size_t)list.count, sizeof *s->shards);
+    s->start = xcalloc((size_t)list.count + 1, sizeof *s->start);
+    s->dir = path_dir(list.paths[0]);
+    int64_t bytes = 0;
+    bool ok = check_published(list.paths[0], err);
+    for (int i = 0; i < list.count && ok; i++) ok = add_shard(s, &bytes, list.paths[i], err);
+    free_paths(&list);
+    if (!ok) stream_close(s);
+    return ok;
+}
+
+void stream_close(ShardStream* s) {
+    for (int i = 0; i < s->count; i++) shard_close(&s->shards[i]);
+    free(s->shards);
+    free(s->start);
+    free(s->dir);
+    *s = (ShardStream){0};
+}
+
+uint64_t stream_tokens(const ShardStream* s) { return s->start[s->count]; }
+
+uint32_t stream_largest_id(const ShardStream* s) {
+    uint32_t largest = 0;
+    for (int i = 0; i < s->count; i++)
+        if (s->shards[i].largest_id > largest) largest = s->shards[i].largest_id;
+    return largest;
+}
+
+// Reports the first invalid id among n ids; there must be one.
+static bool stream_id_error(const Shard* s, const uint32_t* ids, uint64_t at, uint32_t vocab_size, TostError* err) {
+    size_t i = 0;
+    while (ids[i] < vocab_size) i++;
+    char note[64];
+    snprintf(note, sizeof note, "`info --vocab-size %" PRIu32 " SHARD` checks a whole shard", vocab_size);
+    return id_error(s, at + i, ids[i], vocab_size, note, err);
+}
+
+bool stream_read(int32_t* out, ShardStream* s, uint64_t first, size_t n, TostError* err) {
+    uint32_t* ids = (uint32_t*)out;
+    for (int k = n ? find_interval(s->start, s->count, first) : 0; n; k++) {
+        const uint64_t left = s->start[k + 1] - first, at = first - s->start[k];
+        const size_t here = left < n ? (size_t)left : n;
+        if (!enter_shard(s, k, err) || !get_ids(ids, &s->shards[k], at, here, err)) return false;
+        if (largest_of(ids, here) >= s->vocab_size)
+            return stream_id_error(&s->shards[k], ids, at, s->vocab_size, err);
+        ids += here;
+        first += here;
+        n -= here;
+    }
+    return true;
+}
+
+bool stream_crc(uint32_t* crc, ShardStream* s, TostError* err) {
+    *crc = 0;
+    for (int k = 0; k < s->count; k++) {
+        if (!enter_shard(s, k, err) || !ends_crc(crc, &s->shards[k], err)) return false;
+    }
+    return true;
+}

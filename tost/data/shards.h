@@ -1,0 +1,79 @@
+// shards.h: opens, checks and reads token shards. Files are read, never mapped: a shard that shrinks, disappears or is
+// replaced while a run reads it causes a read error, not a signal.
+#ifndef TOST_SHARDS_H
+#define TOST_SHARDS_H
+
+#include <sys/types.h>
+#include <time.h>
+
+#include "base/error.h"
+
+// ---------------------------------------------------------------------------------------------
+// One shard: llm.c's uint16 format, uint32 with a header, or raw uint16. The format is detected from the content.
+
+typedef struct { dev_t device; ino_t inode; off_t bytes; struct timespec modified; } FileStamp;
+
+typedef struct {
+    char*     path;
+    int       fd;            // -1: closed; reading opens it again
+    int       width;         // bytes per token: 2 or 4
+    FileStamp stamp;         // of the file when its content was last compared
+    uint64_t  first;         // byte offset of token 0
+    uint64_t  n_tokens;
+    uint32_t  crc;           // of its length and its first and last SHARD_CRC_TOKENS tokens
+    uint32_t  largest_id;    // set by shard_check_ids, else 0
+} Shard;
+
+enum {
+    SHARD_MAGIC_U16 = 20240520, SHARD_VERSION_U16 = 1,
+    SHARD_MAGIC_U32 = 20240801, SHARD_VERSION_U32 = 7,
+    SHARD_HEADER_BYTES = 1024,   // 256 int32: magic, version, number of tokens, zeros
+    SHARD_CRC_TOKENS = 2048,
+    SHARD_DIGITS = 6,            // of the number in a name, as in PREFIX_000000.bin
+};
+
+bool shard_begins(const char* head, size_t n);   // true if a file's first n bytes are those of a shard header
+bool shard_is_named(const char* name, const char* start);   // true if name is START followed by NNNNNN.bin
+bool shard_open(Shard* s, const char* path, TostError* err);
+void shard_close(Shard* s);
+// Copies tokens first … first + n - 1; first + n <= n_tokens. Fails if the file is no longer the one that was opened:
+// its stamp and its CRC have changed, or it is too short.
+bool shard_read(uint32_t* ids, Shard* s, uint64_t first, size_t n, TostError* err);
+
+// Reads all tokens and sets largest_id. Fails if ids are >= vocab_size: the error has the first, its position and their
+// number.
+bool shard_check_ids(Shard* s, uint32_t vocab_size, TostError* err);
+
+// ---------------------------------------------------------------------------------------------
+// The shards of a glob, concatenated in name order. Only the most recently read ones have an open file.
+
+enum { MAX_OPEN_SHARDS = 64 };
+
+typedef struct {
+    int       count;
+    Shard*    shards;
+    uint64_t* start;         // (count + 1) position of each shard's first token; start[count] is the total
+    uint32_t  vocab_size;
+    char*     dir;           // folder of the first shard
+    int       open[MAX_OPEN_SHARDS];   // shards with an open file, most recently read first
+    int       n_open, max_open;
+    int       current;       // the last shard read, if its file was compared since stream_recheck; else -1
+} ShardStream;
+
+// Fails if tokenize was killed while it renamed these shards. Checks the ids of the first GiB of shards; stream_read
+// checks the ids that it reads.
+bool     stream_open(ShardStream* s, const char* glob, uint32_t vocab_size, TostError* err);
+void     stream_close(ShardStream* s);                          // does nothing if zeroed
+uint64_t stream_tokens(const ShardStream* s);
+uint32_t stream_largest_id(const ShardStream* s);               // among the ids checked when opening
+// Copies n tokens starting at position `first`; first + n <= stream_tokens. An id >= vocab_size is an error.
+bool     stream_read(int32_t* out, ShardStream* s, uint64_t first, size_t n, TostError* err);
+// Call it before each batch: the next reads compare the files with those that were opened, once per shard.
+void     stream_recheck(ShardStream* s);
+// A cheap fingerprint of the data: CRC-32 over each shard's length and its first and last SHARD_CRC_TOKENS tokens. It
+// does not depend on the format.
+bool     stream_crc(uint32_t* crc, ShardStream* s, TostError* err);
+// The last k with start[k] <= x. start (n + 1) is sorted, and start[0] <= x < start[n].
+int      find_interval(const uint64_t* start, int n, uint64_t x);
+
+#endif

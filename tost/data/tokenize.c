@@ -1,0 +1,506 @@
+// tokenize.c: tokenizes text files into shards. Input is read in batches; a batch is split into parts that are encoded
+// in parallel, and one thread writes the ids in order. Memory is bounded for documents of any size, except for a
+// JSONL line, or text without white space, that is longer than a batch.
+#include "data/tokenize.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <math.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/files.h"
+#include "base/json.h"
+#include "base/memory.h"
+#include "base/rng.h"
+#include "base/signals.h"
+#include "base/text.h"
+#include "cpu/threads.h"
+#include "data/shard_writer.h"
+#include "data/shards.h"
+#include "data/tokenizer.h"
+#include "run/progress.h"
+#include "run/safetensors.h"
+
+enum {
+    BATCH_BYTES = 16 << 20,  // input bytes per batch
+    BATCH_PARTS = 256,       // parts of a batch that is one long document
+};
+
+// A unit of work for one thread: a short document, or a section of a long one between two safe cuts.
+typedef struct {
+    const char* text;
+    size_t      n;          // bytes
+    size_t      first_id;   // its position in the batch's ids
+    size_t      n_ids;      // set by encode_parts
+    bool        ends;       // followed by <|endoftext|>
+    bool        val;        // part of a validation document
+} Part;
+
+// One line of JSONL and its decoded text.
+typedef struct {
+    const char* json;
+    size_t      n;
+    uint64_t    number;     // 1-based
+    char*       text;       // room for n + 1 bytes
+    size_t      n_text;
+} Line;
+
+typedef struct {
+    const TokenizeOptions* o;
+    TokenizeResult*  r;
+    Tokenizer*       tokenizer;
+    size_t           batch_bytes, part_bytes;
+    int              threads;
+    TokenizerCache** caches;         // (threads)
+    ShardWriter     *train, *val;
+    // current batch
+    Part*            parts;
+    size_t           n_parts, parts_cap;
+    Line*            lines;          // of JSONL
+    size_t           n_lines, lines_cap;
+    uint32_t*        ids;            // a part of n bytes gets room for n + 1 ids
+    size_t           n_ids, ids_cap;
+    bool             in_document;    // the current document has begun
+    bool             document_val;   // and goes to the validation shards
+    Progress         progress;
+} Job;
+
+// A file being read: data[0 .. n) has been read and not yet processed.
+typedef struct {
+    const char* name;                // for messages
+    int         fd;
+    mode_t      mode;                // type of the file
+    char*       data;
+    size_t      n, cap;
+    uint64_t    read;                // bytes read so far
+    bool        end;                 // end of file reached
+} Source;
+
+static bool is_stdin(const char* path) { return strcmp(path, "-") == 0; }
+
+// ---------------------------------------------------------------------------------------------
+// A batch: collecting parts, encoding and writing them
+
+static void add_part(Job* job, const char* text, size_t n, bool ends) {
+    if (job->n_parts == job->parts_cap) {
+        job->parts_cap = job->parts_cap * 2 + 1024;
+        job->parts = xrealloc(job->parts, job->parts_cap * sizeof *job->parts);
+    }
+    job->parts[job->n_parts++] = (Part){text, n, job->n_ids, 0, ends, job->document_val};
+    job->n_ids += n + 1;
+}
+
+// Adds the next n bytes of the current document; ends: the document ends after them.
+static void add_text(Job* job, const char* text, size_t n, bool ends) {
+    if (n && !job->in_document) {
+        Rng rng = rng_seeded(job->o->seed, job->r->documents);
+        job->document_val = rng_uniform(&rng) < job->o->val_frac && job->r->documents > 0;
+        job->in_document = true;
+        job->r->documents++;
+    }
+    if (!job->in_document) return;
+    for (size_t want = job->part_bytes; want < n;) {
+        size_t cut = tokenizer_last_cut(text, want);
+        if (cut) {
+            add_part(job, text, cut, false);
+            text += cut;
+            n -= cut;
+        }
+        want = cut ? job->part_bytes : want * 2;
+    }
+    add_part(job, text, n, ends);
+    if (ends) job->in_document = false;
+}
+
+static void encode_parts(Job* job) {
+    if (job->n_ids > job->ids_cap) {
+        free(job->ids);
+        job->ids = xmalloc(job->n_ids * sizeof *job->ids);
+        job->ids_cap = job->n_ids;
+    }
+    #pragma omp parallel for schedule(dynamic) num_threads(job->threads) if (job->n_parts > 1)
+    for (size_t i = 0; i < job->n_parts; i++) {
+        Part* part = job->parts + i;
+        uint32_t* ids = job->ids + part->first_id;
+        TokenizerCache* cache = job->caches[thread_index()];
+        part->n_ids = tokenizer_encode_cached(job->tokenizer, cache, ids, part->text, part->n);
+        if (part->ends) ids[part->n_ids++] = (uint32_t)tokenizer_eot(job->tokenizer);
+    }
+}
+
+static void show_progress(Job* job) {
+    char bytes[32], tokens[32];
+    progress_show(&job->progress, NAN, "%s read, %s tokens, %.1f MB/s", human_bytes(bytes, (double)job->r->bytes),
+                  human_count(tokens, (double)job->r->tokens),
+                  1e-6 * (double)job->r->bytes / (now_seconds() - job->progress.started));
+}
+
+static bool interrupted(TostError* err) { return tost_error(err, "interrupted; no shards were written"); }
+
+// Encodes and writes the parts collected so far.
+static bool finish_batch(Job* job, TostError* err) {
+    encode_parts(job);
+    for (size_t i = 0; i < job->n_parts; i++) {
+        const Part* part = job->parts + i;
+        ShardWriter* w = part->val ? job->val : job->train;
+        if (!shard_writer_append(w, job->ids + part->first_id, part->n_ids, err)) return false;
+        *(part->val ? &job->r->val_tokens : &job->r->train_tokens) += part->n_ids;
+        job->r->tokens += part->n_ids;
+    }
+    job->n_parts = job->n_ids = 0;
+    show_progress(job);
+    return !signals_received() || interrupted(err);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Reading
+
+bool text_check_head(size_t* skip, const char* name, const char* head, size_t n, TostError* err) {
+    static const char mark[] = "\xef\xbb\xbf";
+    static const struct { const char *magic, *kind, *filter; } kinds[] = {
+        {"\x1f\x8b", "compressed by gzip", "gzip -dc"},
+        {"\xfd" "7zXZ", "compressed by xz", "xz -dc"},
+        {"\x28\xb5\x2f\xfd", "compressed by zstd", "zstd -dc"},
+        {"\x04\x22\x4d\x18", "compressed by lz4", "lz4 -dc"},
+        {"BZh91AY", "compressed by bzip2", "bzip2 -dc"},
+        {"PK\x03\x04", "a zip archive", "unzip -p"},
+        {"\xff\xfe", "UTF-16 instead of UTF-8", "iconv -f UTF-16 -t UTF-8"},
+        {"\xfe\xff", "UTF-16 instead of UTF-8", "iconv -f UTF-16 -t UTF-8"},
+    };
+    for (size_t i = 0; i < countof(kinds); i++) {
+        const size_t len = strlen(kinds[i].magic);
+        if (n >= len && memcmp(head, kinds[i].magic, len) == 0)
+            return tost_error(err, "%s: %s; pipe it through a filter: %s FILE | … -", name, kinds[i].kind,
+                              kinds[i].filter);
+    }
+    if (n >= 5 && memcmp(head, "PAR1\x15", 5) == 0)
+        return tost_error(err, "%s: a Parquet file, not text; write its text as JSONL first", name);
+    if (shard_begins(head, n)) return tost_error(err, "%s: a token shard, not text; use it as --data", name);
+    if (st_begins(head, n)) return tost_error(err, "%s: a safetensors file, not text; give a text file", name);
+    *skip = n >= sizeof mark - 1 && memcmp(head, mark, sizeof mark - 1) == 0 ? sizeof mark - 1 : 0;
+    return true;
+}
+
+// Does not wait for the writer of a FIFO; wait_for_input does.
+static bool source_open(Source* s, const char* path, TostError* err) {
+    struct stat st;
+    const bool standard = is_stdin(path);
+    *s = (Source){.name = standard ? "standard input" : path,
+                  .fd = standard ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
+    if (s->fd < 0) return tost_error(err, "%s: cannot be opened: %s", path, strerror(errno));
+    s->mode = fstat(s->fd, &st) == 0 ? st.st_mode : 0;
+    return true;
+}
+
+static void source_close(Source* s) {
+    if (s->fd >= 0 && s->fd != STDIN_FILENO) close(s->fd);
+    free(s->data);
+}
+
+// Even with --quiet: otherwise the program would seem to hang.
+static void print_wait(Job* job, const char* name) {
+    progress_erase(&job->progress);
+    print_line(stderr, "%s: waiting for a process that writes to this FIFO", name);
+}
+
+// Waits until a pipe or terminal can be read; false if a signal arrives. poll has a timeout, since the signal may come
+// just before it.
+static bool wait_for_input(const Source* s) {
+    enum { MILLISECONDS = 200 };
+    struct pollfd in = {.fd = s->fd, .events = POLLIN};
+    int ready = S_ISREG(s->mode);
+    while (!ready && !signals_received()) {
+        ready = poll(&in, 1, MILLISECONDS);
+        if (ready < 0 && (errno == EINTR || errno == EAGAIN)) ready = 0;
+    }
+    return !signals_received();
+}
+
+// Reads n bytes, or fewer at the end of the file: s->end.
+static bool source_fill(Source* s, char* to, size_t n, Job* job, TostError* err) {
+    bool first = S_ISFIFO(s->mode) && s->read == 0 && s->fd != STDIN_FILENO;
+    for (size_t done = 0; done < n && !s->end;) {
+        if (!first && !wait_for_input(s)) return interrupted(err);
+        const ssize_t got = read(s->fd, to + done, n - done);
+        if (got < 0 && errno != EINTR && errno != EAGAIN)
+            return tost_error(err, "%s: reading failed after %" PRIu64 " bytes: %s", s->name, s->read, strerror(errno));
+        if (got == 0 && first) print_wait(job, s->name);   // nothing has opened the FIFO for writing
+        else s->end = got == 0;
+        first = false;
+        done += got > 0 ? (size_t)got : 0;
+        s->read += got > 0 ? (uint64_t)got : 0;
+    }
+    return true;
+}
+
+// Checks the beginning of the file, and removes a byte order mark from it.
+static bool source_begin(Source* s, Job* job, TostError* err) {
+    size_t skip;
+    if (!text_check_head(&skip, s->name, s->data, s->n, err)) return false;
+    if (!skip) return true;
+    memmove(s->data, s->data + skip, s->n -= skip);
+    progress_text(&job->progress, "%s: skipped the byte order mark at its beginning", s->name);
+    return true;
+}
+
+// Removes the first `used` bytes and reads at least half a batch more.
+static bool source_read(Source* s, size_t used, Job* job, TostError* err) {
+    s->n -= used;
+    if (s->n) memmove(s->data, s->data + used, s->n);
+    if (s->cap - s->n <= job->batch_bytes / 2) {
+        s->cap = s->cap * 2 + job->batch_bytes + TEXT_HEAD_BYTES;
+        s->data = xrealloc(s->data, s->cap);
+    }
+    const uint64_t before = s->read;
+    if (!source_fill(s, s->data + s->n, s->cap - s->n, job, err)) return false;
+    s->n += (size_t)(s->read - before);
+    job->r->bytes += s->read - before;
+    return before > 0 || source_begin(s, job, err);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Plain text
+
+// Adds the complete documents in s, and the incomplete one after them up to its last safe cut. The rest begins with the
+// white space at the cut, so it includes the line end before a separator line. Returns the number of bytes used.
+static size_t add_documents(Job* job, const Source* s) {
+    size_t p = 0, end, next;
+    for (; document_ends(&end, &next, s->data, p, s->n, s->end); p = next)
+        add_text(job, s->data + p, end - p, true);
+    size_t rest = s->end ? s->n - p : tokenizer_last_cut(s->data + p, s->n - p);
+    add_text(job, s->data + p, rest, s->end);
+    return p + rest;
+}
+
+static bool tokenize_text(Job* job, Source* s, TostError* err) {
+    size_t used = 0;
+    while (!s->end) {
+        if (!source_read(s, used, job, err)) return false;
+        used = add_documents(job, s);
+        if (!finish_batch(job, err)) return false;
+    }
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------
+// JSONL
+
+// Decodes the lines in parallel. On an error, err is that of the first invalid line.
+static bool decode_lines(Job* job, const char* name, TostError* err) {
+    size_t bad = SIZE_MAX;
+    #pragma omp parallel for schedule(dynamic, 16) num_threads(job->threads) if (job->n_lines > 16)
+    for (size_t i = 0; i < job->n_lines; i++) {
+        TostError e;
+        Line* line = job->lines + i;
+        if (json_text_field(line->text, &line->n_text, line->json, line->n, "text", &e)) continue;
+        #pragma omp critical
+        if (i < bad) {
+            bad = i;
+            tost_error(err, "%s: line %" PRIu64 ": %s", name, job->lines[i].number, e.text);
+        }
+    }
+    return bad == SIZE_MAX;
+}
+
+static bool blank(const char* s, size_t n) {
+    size_t i = 0;
+    while (i < n && (s[i] == ' ' || s[i] == '\t' || s[i] == '\r')) i++;
+    return i == n;
+}
+
+// Collects the complete, non-blank lines of s; *number counts the lines of the file. A line's text will be decoded to
+// the same position in text (s->n + 1 bytes). Returns the number of bytes used.
+static size_t collect_lines(Job* job, const Source* s, char* text, uint64_t* number) {
+    size_t p = 0;
+    job->n_lines = 0;
+    while (p < s->n) {
+        const char* feed = memchr(s->data + p, '\n', s->n - p);
+        if (!feed && !s->end) break;
+        size_t n = feed ? (size_t)(feed - s->data) - p : s->n - p;
+        ++*number;
+        if (!blank(s->data + p, n)) {
+            if (job->n_lines == job->lines_cap) {
+                job->lines_cap = job->lines_cap * 2 + 1024;
+                job->lines = xrealloc(job->lines, job->lines_cap * sizeof *job->lines);
+            }
+            job->lines[job->n_lines++] = (Line){s->data + p, n, *number, text + p, 0};
+        }
+        p += n + (feed != NULL);
+    }
+    return p;
+}
+
+static bool tokenize_jsonl(Job* job, Source* s, TostError* err) {
+    uint64_t number = 0;
+    size_t used = 0, text_cap = 0;
+    char* text = NULL;
+    bool ok = true;
+    while (ok && !s->end) {
+        ok = source_read(s, used, job, err);
+        if (!ok) break;
+        if (text_cap < s->n + 1) {
+            free(text);
+            text = xmalloc(text_cap = s->cap + 1);
+        }
+        used = collect_lines(job, s, text, &number);
+        ok = decode_lines(job, s->name, err);
+        for (size_t i = 0; ok && i < job->n_lines; i++) {
+            add_text(job, job->lines[i].text, job->lines[i].n_text, true);
+        }
+        ok = ok && finish_batch(job, err);
+    }
+    free(text);
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------
+// The command
+
+static bool has_suffix(const char* name, const char* suffix) {
+    size_t n = strlen(name), m = strlen(suffix);
+    return n >= m && strcasecmp(name + n - m, suffix) == 0;
+}
+
+static bool tokenize_file(Job* job, const char* path, TostError* err) {
+    Source s;
+    if (!source_open(&s, path, err)) return false;
+    bool jsonl = job->o->jsonl || has_suffix(path, ".jsonl");
+    bool ok = jsonl ? tokenize_jsonl(job, &s, err) : tokenize_text(job, &s, err);
+    source_close(&s);
+    return ok;
+}
+
+// Checks an input file before the work begins. The content of pipes and devices is checked when they are read.
+static bool check_file(const char* path, TostError* err) {
+    struct stat st;
+    if (access(path, R_OK) != 0 || stat(path, &st) != 0) {
+        return tost_error(err, "%s: cannot be read: %s", path, strerror(errno));
+    }
+    if (S_ISDIR(st.st_mode)) return tost_error(err, "%s: a folder; give the files in it", path);
+    if (!S_ISREG(st.st_mode)) return true;
+    Source s;
+    char head[TEXT_HEAD_BYTES];
+    if (!source_open(&s, path, err)) return false;
+    ssize_t n;
+    do n = read(s.fd, head, sizeof head);
+    while (n < 0 && (errno == EINTR || errno == EAGAIN));
+    size_t skip;
+    bool ok = n < 0 ? tost_error(err, "%s: cannot be read: %s", path, strerror(errno))
+                    : text_check_head(&skip, path, head, (size_t)n, err);
+    source_close(&s);
+    return ok;
+}
+
+// Checks everything that can be checked before the work begins.
+static bool check_options(const TokenizeOptions* o, TostError* err) {
+    if (!(o->val_frac >= 0 && o->val_frac < 1)) {
+        return tost_error(err, "--val-frac %g: out of range; give 0 to 0.999999", o->val_frac);
+    }
+    if (o->n_files < 1) return tost_error(err, "no input; give text files, or - for standard input");
+    int stdins = 0;
+    for (int i = 0; i < o->n_files; i++) {
+        if (is_stdin(o->files[i])) stdins++;
+        else if (!check_file(o->files[i], err)) return false;
+    }
+    return stdins < 2 || tost_error(err, "-: standard input is given %d times, but can be read only once", stdins);
+}
+
+// If there is only one document, all of it is in the training shards: moves its last tokens to the validation shards.
+static bool split_document(Job* job, TostError* err) {
+    TokenizeResult* r = job->r;
+    const uint64_t n = (uint64_t)(job->o->val_frac * (double)r->train_tokens);
+    if (r->documents != 1 || n == 0) return true;
+    r->train_tokens -= n;
+    r->val_tokens += n;
+    return shard_writer_move_tail(job->val, job->train, n, err);
+}
+
+static bool check_result(const Job* job, TostError* err) {
+    const TokenizeResult* r = job->r;
+    double frac = job->o->val_frac;
+    if (!r->documents) return tost_error(err, "no document in the %" PRIu64 " bytes of input", r->bytes);
+    if (job->o->val_required && frac > 0 && !r->val_tokens) {
+        return tost_error(err, "--val-frac %g: none of %" PRIu64 " documents went to the validation shards; separate "
+                          "documents by lines of " END_OF_TEXT ", or change --val-frac (0: no validation) or --seed",
+                          frac, r->documents);
+    }
+    return true;
+}
+
+// Removes the shards of a closed writer.
+static void remove_shards(const char* prefix, int shards) {
+    for (int i = 0; i < shards; i++) {
+        char* path = xasprintf("%s_%06d.bin", prefix, i);
+        unlink(path);
+        free(path);
+    }
+}
+
+// Closes both writers: all shards are renamed, or all are removed.
+static bool close_shards(Job* job, const char* val_prefix, TostError* err) {
+    TokenizeResult* r = job->r;
+    ShardWriter *train = job->train, *val = job->val;
+    job->train = job->val = NULL;
+    if (!shard_writer_close(val, &r->val_tokens, &r->val_shards, err)) {
+        shard_writer_abandon(train);
+        return false;
+    }
+    if (shard_writer_close(train, &r->train_tokens, &r->train_shards, err)) return true;
+    remove_shards(val_prefix, r->val_shards);
+    return false;
+}
+
+// Opens both writers even without validation documents: this checks that no shards with these prefixes exist.
+static bool run_job(Job* job, const char* train_prefix, const char* val_prefix, TostError* err) {
+    const TokenizeOptions* o = job->o;
+    job->tokenizer = tokenizer_open(o->tokenizer, err);
+    if (!job->tokenizer) return false;
+    uint32_t size = (uint32_t)tokenizer_size(job->tokenizer);
+    job->train = shard_writer_open(train_prefix, size, o->shard_tokens, err);
+    if (!job->train) return false;
+    job->val = shard_writer_open(val_prefix, size, o->shard_tokens, err);
+    if (!job->val) return false;
+    job->threads = o->threads > 0 ? o->threads : threads_max();
+    job->caches = xmalloc((size_t)job->threads * sizeof *job->caches);
+    for (int i = 0; i < job->threads; i++) job->caches[i] = tokenizer_cache_new();
+    for (int i = 0; i < o->n_files; i++) {
+        if (!tokenize_file(job, o->files[i], err)) return false;
+    }
+    return split_document(job, err) && check_result(job, err) && close_shards(job, val_prefix, err);
+}
+
+bool tokenize_files(const TokenizeOptions* o, TokenizeResult* r, TostError* err) {
+    *r = (TokenizeResult){0};
+    if (!check_options(o, err)) return false;
+    Job job = {.o = o, .r = r, .progress = progress_new(stderr, o->quiet)};
+    job.batch_bytes = o->batch_bytes ? o->batch_bytes : BATCH_BYTES;
+    job.part_bytes = job.batch_bytes / BATCH_PARTS + 1;
+    char* train_prefix = xasprintf("%s_train", o->out);
+    char* val_prefix = xasprintf("%s_val", o->out);
+    char* dir = path_dir(o->out);
+    const bool dir_existed = path_exists(dir);
+    bool ok = run_job(&job, train_prefix, val_prefix, err);
+    progress_erase(&job.progress);
+    shard_writer_abandon(job.train);
+    shard_writer_abandon(job.val);
+    if (!ok && !dir_existed) rmdir(dir);
+    for (int i = 0; job.caches && i < job.threads; i++) tokenizer_cache_free(job.caches[i]);
+    free(job.caches);
+    free(job.parts);
+    free(job.lines);
+    free(job.ids);
+    free(dir);
+    free(train_prefix);
+    free(val_prefix);
+    tokenizer_free(job.tokenizer);
+    return ok;
+}

@@ -1,0 +1,43 @@
+// tokenize.h: tokenizes text files into shards, streaming and in parallel. The output does not depend on the number of
+// threads.
+#ifndef TOST_TOKENIZE_H
+#define TOST_TOKENIZE_H
+
+#include "base/error.h"
+
+typedef struct {
+    const char*  tokenizer;      // path of a vocab.bpe
+    const char*  out;            // writes OUT_train_000000.bin … and OUT_val_000000.bin …
+    char* const* files;          // "-" is standard input
+    int          n_files;
+    double       val_frac;       // probability that a document goes to the validation shards, [0, 1); the first one
+                                 // never does. Of a single document: the fraction of its tokens, the last ones
+    bool         val_required;   // fail if there are no validation documents
+    uint64_t     seed;           // a document's split depends only on seed and document number
+    uint64_t     shard_tokens;   // tokens per shard
+    int          threads;        // 0: OpenMP's default
+    size_t       batch_bytes;    // input bytes read at a time, 0: 16 MiB; does not affect the output
+    bool         jsonl;          // read every input as JSONL, for any file name
+    bool         quiet;          // show no progress
+} TokenizeOptions;
+
+typedef struct {
+    uint64_t bytes;              // read
+    uint64_t documents, tokens;  // written; tokens include an <|endoftext|> after each document
+    uint64_t train_tokens, val_tokens;
+    int      train_shards, val_shards;
+} TokenizeResult;
+
+// Rejects compressed and binary files by their first n bytes, at most TEXT_HEAD_BYTES of them. Returns false with an
+// error, or sets *skip to the length of a UTF-8 byte order mark.
+enum { TEXT_HEAD_BYTES = 16 };
+bool text_check_head(size_t* skip, const char* name, const char* head, size_t n, TostError* err);
+
+// Input files are plain text with documents separated by lines of <|endoftext|> (see document_ends), or, if named
+// *.jsonl or *.JSONL, JSON objects, one per line, with the document in "text"; blank lines are skipped. A document ends
+// at the end of its file. Empty documents are skipped. See text_check_head for what is rejected.
+// A signal (signals.h) stops it with an error.
+// Fails if the training shards would be empty. On failure all shards are removed.
+bool tokenize_files(const TokenizeOptions* o, TokenizeResult* r, TostError* err);
+
+#endif

@@ -1,0 +1,764 @@
+// tokenizer.c: GPT-2's byte-level BPE. GPT-2's pattern splits a document into pieces; the bytes of a piece are merged
+// pair by pair, lowest rank first (Sennrich et al., 2016; Radford et al., 2019).
+#include "data/tokenizer.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/crc32.h"
+#include "base/error.h"
+#include "base/files.h"
+#include "base/memory.h"
+#include "data/tokenizer_json.h"
+#include "data/unicode_tables.h"
+
+enum {
+    BYTES       = 256,        // number of byte tokens
+    MAX_TOKENS  = 1 << 24,    // an id has 24 bits, so that a 64-bit heap key has room for an id and a position
+    MAX_FILE    = 1 << 28,    // bytes of the file
+    MAX_ADDED   = 10000,      // added tokens of a tokenizer.json
+    SHORT_PIECE = 96,         // pieces of up to this many bytes are merged by repeated scans, longer ones with a heap
+    NO_TOKEN    = 0x7fffffff, // no merge; greater than every id
+};
+
+typedef struct { uint32_t left, right, merged; } Merge;  // merged == NO_TOKEN: free slot
+
+struct Tokenizer {
+    char*    path;
+    uint32_t hash;              // CRC-32 of the vocab.bpe, or of the equivalent one
+    int      size;              // number of tokens
+    int      eot;               // <|endoftext|>
+    char*    bytes;             // all pieces, concatenated
+    size_t*  first;             // (size + 1) token id is bytes[first[id] .. first[id + 1])
+    uint32_t byte_id[BYTES];    // byte -> token
+    Merge*   merges;            // hash table (left, right) -> merged
+    unsigned merge_bits;        // 2^merge_bits slots
+};
+
+// ---------------------------------------------------------------------------------------------
+// Text: UTF-8 and GPT-2's pattern
+//
+//     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+//
+// The first matching alternative wins. Together they match any text, so the pieces cover it. An invalid UTF-8 byte
+// counts as one character that is neither letter, number nor white space.
+
+typedef struct { CharClass class; unsigned bytes; } Char;
+
+// Code point and length of the UTF-8 sequence at s, n > 0 bytes left; UNICODE_LIMIT and 1 if it is invalid.
+static inline uint32_t utf8_decode(unsigned* len, const unsigned char* s, size_t n) {
+    static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};  // smaller code points are overlong
+    *len = 1;
+    if (s[0] < 0x80) return s[0];
+    unsigned want = s[0] < 0xc2 ? 0 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : s[0] < 0xf5 ? 4 : 0;
+    if (want == 0 || n < want) return UNICODE_LIMIT;
+    uint32_t c = s[0] & (0x7f >> want);
+    for (unsigned i = 1; i < want; i++) {
+        if ((s[i] & 0xc0) != 0x80) return UNICODE_LIMIT;
+        c = c << 6 | (s[i] & 0x3f);
+    }
+    if (c < least[want]) return UNICODE_LIMIT;
+    *len = want;  // surrogates and code points above U+10FFFF are accepted: they are CHAR_OTHER either way
+    return c;
+}
+
+static inline Char char_at(const unsigned char* s, size_t p, size_t n) {
+    Char c;
+    c.class = unicode_class(utf8_decode(&c.bytes, s + p, n - p));
+    return c;
+}
+
+// End of the run of characters of one class starting at p.
+static size_t run_end(const unsigned char* s, size_t p, size_t n, CharClass class) {
+    while (p < n) {
+        Char c = char_at(s, p, n);
+        if (c.class != class) break;
+        p += c.bytes;
+    }
+    return p;
+}
+
+// End of a run of ASCII letters, eight bytes at a time (little-endian).
+static inline size_t ascii_letters_end(const unsigned char* s, size_t p, size_t n) {
+    const uint64_t ones = 0x0101010101010101, tops = 0x80 * ones;
+    for (; p + 8 <= n; p += 8) {
+        uint64_t v;
+        memcpy(&v, s + p, 8);
+        uint64_t lower = (v | 0x20 * ones) & ~tops;
+        uint64_t from_a = lower + (0x80 - 'a') * ones;        // top bit of a byte: >= 'a'
+        uint64_t over_z = lower + (0x80 - 'z' - 1) * ones;    // top bit of a byte: > 'z'
+        uint64_t others = ~(from_a & ~over_z & ~v) & tops;
+        if (others) return p + (size_t)__builtin_ctzll(others) / 8;
+    }
+    while (p < n && (unsigned char)((s[p] | 0x20) - 'a') < 26) p++;
+    return p;
+}
+
+// Length of the contraction at s, n bytes left: 's 't 're 've 'm 'll 'd; 0 if there is none.
+static size_t contraction(const unsigned char* s, size_t n) {
+    if (n < 2 || s[0] != '\'') return 0;
+    if (s[1] == 's' || s[1] == 't' || s[1] == 'm' || s[1] == 'd') return 2;
+    if (n < 3) return 0;
+    bool three = (s[1] == 'r' && s[2] == 'e') || (s[1] == 'v' && s[2] == 'e') || (s[1] == 'l' && s[2] == 'l');
+    return three ? 3 : 0;
+}
+
+// End of the piece of white space starting at p. If other text follows, \s+(?!\S) excludes the last character, which
+// then begins the next piece.
+static size_t space_end(const unsigned char* s, size_t p, size_t n) {
+    size_t end = p, last = p;
+    while (end < n) {
+        Char c = char_at(s, end, n);
+        if (c.class != CHAR_SPACE) return last > p ? last : end;
+        last = end;
+        end += c.bytes;
+    }
+    return end;
+}
+
+// End of the piece starting at p < n.
+static inline size_t piece_end(const unsigned char* s, size_t p, size_t n) {
+    size_t start = p + (s[p] == ' ' && p + 1 < n);
+    size_t end = ascii_letters_end(s, start, n);
+    if (end > start) return end < n && s[end] >= 0x80 ? run_end(s, end, n, CHAR_LETTER) : end;
+    size_t short_form = contraction(s + p, n - p);
+    if (short_form) return p + short_form;
+    Char c = char_at(s, start, n);
+    return c.class == CHAR_SPACE ? space_end(s, p, n) : run_end(s, start + c.bytes, n, c.class);
+}
+
+// Splitting at c is safe if s[c] is a space or line feed and the character before it is not white space:
+//   - no piece spans c: no alternative has white space after another character;
+//   - the pieces before c do not change: each depends on its own characters and the next one. A run that reaches c
+//     ends there in both cases, no contraction contains white space, and the (?!\S) of earlier white space looks at
+//     a character before c. s[c] is ASCII, so no UTF-8 sequence spans c;
+//   - the pieces after c do not change: the pattern has no look-behind.
+static bool safe_cut(const unsigned char* s, size_t c) {
+    if (c == 0 || (s[c] != ' ' && s[c] != '\n')) return false;
+    if (s[c - 1] < 0x80) return char_at(s, c - 1, c).class != CHAR_SPACE;
+    for (size_t len = 2; len <= 3 && len <= c; len++) {  // non-ASCII white space has two or three bytes
+        Char before = char_at(s, c - len, c);
+        if (before.class == CHAR_SPACE && before.bytes == len) return false;
+    }
+    return true;
+}
+
+size_t tokenizer_last_cut(const char* text, size_t n) {
+    for (size_t c = n; c-- > 1;) {
+        if (safe_cut((const unsigned char*)text, c)) return c;
+    }
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Documents
+
+// The next separator line in s[from .. n): it starts at *begin, the line after it at *next.
+static bool find_separator(size_t* begin, size_t* next, const char* s, size_t from, size_t n, bool last) {
+    const size_t len = sizeof END_OF_TEXT - 1;
+    for (const char* hit; (hit = memmem(s + from, n - from, END_OF_TEXT, len)); from = *begin + 1) {
+        *begin = (size_t)(hit - s);
+        *next = *begin + len;
+        if (*begin && s[*begin - 1] != '\n') continue;
+        if (*next == n) return last;
+        if (s[*next] == '\r' && *next + 1 < n) ++*next;
+        if (s[(*next)++] == '\n') return true;
+    }
+    return false;
+}
+
+bool document_ends(size_t* end, size_t* next, const char* s, size_t from, size_t n, bool last) {
+    if (!find_separator(end, next, s, from, n, last)) return false;
+    if (*end > from && s[*end - 1] == '\n') --*end;
+    if (*end > from && s[*end - 1] == '\r') --*end;
+    return true;
+}
+
+size_t encode_documents(uint32_t* ids, const Tokenizer* t, const char* text, size_t n) {
+    size_t n_ids = 0, from = 0, end, next;
+    for (; document_ends(&end, &next, text, from, n, true); from = next) {
+        n_ids += tokenizer_encode(t, ids + n_ids, text + from, end - from);
+        ids[n_ids++] = (uint32_t)tokenizer_eot(t);
+    }
+    return n_ids + tokenizer_encode(t, ids + n_ids, text + from, n - from);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Merging the bytes of a piece
+
+static inline size_t merge_slot(uint32_t left, uint32_t right, unsigned bits) {
+    return (size_t)((((uint64_t)left << 32 | right) * 0x9e3779b97f4a7c15) >> (64 - bits));
+}
+
+// The token that (left, right) merges into, or NO_TOKEN. Ids are in rank order: the smallest id is merged first.
+static inline uint32_t merged(const Tokenizer* t, uint32_t left, uint32_t right) {
+    size_t mask = ((size_t)1 << t->merge_bits) - 1;
+    for (size_t i = merge_slot(left, right, t->merge_bits);; i = (i + 1) & mask) {
+        const Merge* m = t->merges + i;
+        if (m->merged == NO_TOKEN || (m->left == left && m->right == right)) return m->merged;
+    }
+}
+
+// n <= SHORT_PIECE bytes. pair[i] is the token that id[i] and id[i + 1] merge into. GPT-2 merges all equal pairs in one
+// pass; merging the leftmost first gives the same, since merges of the new token have higher ids.
+static size_t merge_short(const Tokenizer* t, uint32_t* ids, const unsigned char* s, size_t n) {
+    uint32_t id[SHORT_PIECE], pair[SHORT_PIECE];
+    for (size_t i = 0; i < n; i++) id[i] = t->byte_id[s[i]];
+    for (size_t i = 0; i + 1 < n; i++) pair[i] = merged(t, id[i], id[i + 1]);
+    pair[n - 1] = NO_TOKEN;
+    for (;;) {
+        size_t at = 0;
+        for (size_t i = 1; i < n; i++) {
+            if (pair[i] < pair[at]) at = i;
+        }
+        if (pair[at] == NO_TOKEN) break;
+        id[at] = pair[at];
+        n--;
+        memmove(id + at + 1, id + at + 2, (n - at - 1) * sizeof *id);
+        memmove(pair + at, pair + at + 1, (n - at) * sizeof *pair);
+        if (at + 1 < n) pair[at] = merged(t, id[at], id[at + 1]);
+        if (at > 0) pair[at - 1] = merged(t, id[at - 1], id[at]);
+    }
+    memcpy(ids, id, n * sizeof *id);
+    return n;
+}
+
+// A min-heap of possible merges, merged id << 40 | position, so that equal merges are taken from left to right.
+typedef struct { uint64_t* keys; size_t count, cap; } Heap;
+
+static void heap_push(Heap* h, uint64_t key) {
+    if (h->count == h->cap) h->keys = xrealloc(h->keys, (h->cap = h->cap * 2 + 1024) * sizeof *h->keys);
+    size_t i = h->count++;
+    for (; i > 0 && key < h->keys[(i - 1) / 2]; i = (i - 1) / 2) h->keys[i] = h->keys[(i - 1) / 2];
+    h->keys[i] = key;
+}
+
+static uint64_t heap_pop(Heap* h) {
+    uint64_t top = h->keys[0], key = h->keys[--h->count];
+    size_t i = 0;
+    for (size_t child; (child = 2 * i + 1) < h->count; i = child) {
+        if (child + 1 < h->count && h->keys[child + 1] < h->keys[child]) child++;
+        if (key <= h->keys[child]) break;
+        h->keys[i] = h->keys[child];
+    }
+    h->keys[i] = key;
+    return top;
+}
+
+typedef struct { size_t prev, next; uint32_t id; } Node;  // id NO_TOKEN: merged into a node to the left
+
+static void push_merge(Heap* h, const Tokenizer* t, const Node* nodes, size_t i, size_t n) {
+    if (nodes[i].next >= n) return;
+    uint32_t id = merged(t, nodes[i].id, nodes[nodes[i].next].id);
+    if (id != NO_TOKEN) heap_push(h, (uint64_t)id << 40 | i);
+}
+
+// n < 2^40 bytes in O(n log n): a linked list of tokens and a heap of their merges. Heap entries of pairs that have
+// changed since are skipped: no two merges produce the same id, so such a pair no longer merges into its key's id.
+static size_t merge_long(const Tokenizer* t, uint32_t* ids, const unsigned char* s, size_t n) {
+    Node* nodes = xmalloc(n * sizeof *nodes);
+    Heap heap = {0};
+    for (size_t i = 0; i < n; i++) nodes[i] = (Node){.prev = i - 1, .next = i + 1, .id = t->byte_id[s[i]]};
+    for (size_t i = 0; i < n; i++) push_merge(&heap, t, nodes, i, n);
+    while (heap.count) {
+        uint64_t key = heap_pop(&heap);
+        size_t i = key & (((uint64_t)1 << 40) - 1), right = nodes[i].next;
+        if (nodes[i].id == NO_TOKEN || right >= n) continue;
+        if (merged(t, nodes[i].id, nodes[right].id) != key >> 40) continue;
+        nodes[i].id = (uint32_t)(key >> 40);
+        nodes[i].next = nodes[right].next;
+        nodes[right].id = NO_TOKEN;
+        if (nodes[i].next < n) nodes[nodes[i].next].prev = i;
+        push_merge(&heap, t, nodes, i, n);
+        if (i > 0) push_merge(&heap, t, nodes, nodes[i].prev, n);
+    }
+    size_t count = 0;
+    for (size_t i = 0; i < n; i = nodes[i].next) ids[count++] = nodes[i].id;
+    free(heap.keys);
+    free(nodes);
+    return count;
+}
+
+static size_t merge_piece(const Tokenizer* t, uint32_t* ids, const unsigned char* s, size_t n) {
+    return n <= SHORT_PIECE ? merge_short(t, ids, s, n) : merge_long(t, ids, s, n);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Encoding
+//
+// Most words of a text occur repeatedly. The cache is two-way set-associative and replaces the older entry of a set: it
+// maps pieces of up to 15 bytes to up to 4 ids. 2^15 sets are 2 MiB.
+
+enum { CACHE_BITS = 15, CACHED_BYTES = 15, CACHED_IDS = 4 };
+
+typedef struct {
+    uint64_t key[2];             // bytes of the piece, zero padding, length in the last byte (little-endian); 0: empty
+    uint32_t ids[CACHED_IDS];    // unused ones are NO_TOKEN
+} CachedPiece;
+
+typedef struct { CachedPiece way[2]; } CacheSet;  // the newer entry first
+_Static_assert(sizeof(CacheSet) == 64, "a set is one cache line");
+
+struct TokenizerCache {
+    CacheSet* sets;     // 2^CACHE_BITS
+    void*     memory;   // the allocation; sets is aligned within it
+};
+
+TokenizerCache* tokenizer_cache_new(void) {
+    TokenizerCache* cache = xmalloc(sizeof *cache);
+    cache->memory = xcalloc(((size_t)1 << CACHE_BITS) + 1, sizeof(CacheSet));
+    uintptr_t past = (uintptr_t)cache->memory % sizeof(CacheSet);
+    cache->sets = (CacheSet*)((char*)cache->memory + (past ? sizeof(CacheSet) - past : 0));
+    return cache;
+}
+
+void tokenizer_cache_free(TokenizerCache* cache) {
+    if (!cache) return;
+    free(cache->memory);
+    free(cache);
+}
+
+// key (2) of the len bytes at s; s has `readable` bytes.
+static inline void cache_key(uint64_t* key, const unsigned char* s, size_t len, size_t readable) {
+    static const unsigned char mask_bytes[32] = {
+        255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255,
+    };
+    uint64_t mask[2];
+    memcpy(mask, mask_bytes + 16 - len, 16);
+    key[0] = key[1] = 0;
+    memcpy(key, s, readable >= 16 ? 16 : len);
+    key[0] &= mask[0];
+    key[1] = (key[1] & mask[1]) | (uint64_t)len << 56;
+}
+
+// Encodes a piece that is not in its set, and stores it if an entry has room for its ids.
+static size_t cache_miss(const Tokenizer* t, CacheSet* set, const uint64_t* key, uint32_t* ids,
+                         const unsigned char* s, size_t len) {
+    size_t count = merge_short(t, ids, s, len);
+    if (count > CACHED_IDS) return count;
+    CachedPiece entry = {{key[0], key[1]}, {NO_TOKEN, NO_TOKEN, NO_TOKEN, NO_TOKEN}};
+    memcpy(entry.ids, ids, count * sizeof *ids);
+    set->way[1] = set->way[0];
+    set->way[0] = entry;
+    return count;
+}
+
+size_t tokenizer_encode_cached(const Tokenizer* t, TokenizerCache* cache, uint32_t* ids, const char* text,
+                               size_t n) {
+    const unsigned char* s = (const unsigned char*)text;
+    size_t count = 0;
+    for (size_t p = 0, end; p < n; p = end) {
+        end = piece_end(s, p, n);
+        size_t len = end - p;
+        if (len > CACHED_BYTES) {
+            count += merge_piece(t, ids + count, s + p, len);
+            continue;
+        }
+        uint64_t key[2];
+        cache_key(key, s + p, len, n - p);
+        uint64_t h = (key[0] ^ key[1] * 0xff51afd7ed558ccd) * 0x9e3779b97f4a7c15;
+        CacheSet* set = cache->sets + (h >> (64 - CACHE_BITS));
+        const CachedPiece* hit = set->way;
+        if (hit->key[0] != key[0] || hit->key[1] != key[1]) hit++;
+        if (hit->key[0] != key[0] || hit->key[1] != key[1]) {
+            count += cache_miss(t, set, key, ids + count, s + p, len);
+            continue;
+        }
+        unsigned found = 1;
+        for (unsigned i = 1; i < CACHED_IDS; i++) found += hit->ids[i] != NO_TOKEN;
+        // A token has at least one byte, so count <= p: copying four ids is safe unless the text ends here.
+        memcpy(ids + count, hit->ids, (p + CACHED_IDS <= n ? CACHED_IDS : found) * sizeof *ids);
+        count += found;
+    }
+    return count;
+}
+
+size_t tokenizer_encode(const Tokenizer* t, uint32_t* ids, const char* text, size_t n) {
+    const unsigned char* s = (const unsigned char*)text;
+    size_t count = 0;
+    for (size_t p = 0, end; p < n; p = end) {
+        end = piece_end(s, p, n);
+        count += merge_piece(t, ids + count, s + p, end - p);
+    }
+    return count;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Reading vocab.bpe, and the merges of a tokenizer.json
+
+// GPT-2 writes a byte as a character: printable Latin-1 as itself, the other 68 bytes as U+0100, U+0101 and so on. Byte
+// tokens are ordered by these characters.
+static bool printable(unsigned b) { return (b >= '!' && b <= '~') || (b >= 0xa1 && b != 0xad && b <= 0xff); }
+
+// The byte of a character of GPT-2's alphabet, -1 for other characters.
+static int alphabet_byte(uint32_t c) {
+    if (c < BYTES) return printable(c) ? (int)c : -1;
+    for (unsigned b = 0, hidden = 0x100; b < BYTES; b++) {
+        if (!printable(b) && hidden++ == c) return (int)b;
+    }
+    return -1;
+}
+
+typedef struct {
+    Tokenizer*  t;
+    TostError*  err;
+    const char* unit;       // "line", or "merge" of a tokenizer.json
+    const char* doubt;      // end of error messages
+    size_t      line;       // 1-based
+    uint32_t*   pieces;     // hash table bytes -> id + 1 of the tokens so far; 0: free slot
+    size_t      mask;
+} Loader;
+
+enum { QUOTED = 40 };  // bytes of an invalid line shown in the error
+
+// Slot of a piece in the loader's table: its id + 1, or 0 if it has none.
+static uint32_t* piece_slot(const Loader* l, const char* bytes, size_t n) {
+    size_t i = crc32_update(0, bytes, n) & l->mask;
+    for (; l->pieces[i]; i = (i + 1) & l->mask) {
+        size_t first = l->t->first[l->pieces[i] - 1], len = l->t->first[l->pieces[i]] - first;
+        if (len == n && memcmp(l->t->bytes + first, bytes, n) == 0) break;
+    }
+    return l->pieces + i;
+}
+
+// Assigns the next id to the n bytes after the last piece.
+static void add_piece(Tokenizer* t, size_t n) {
+    t->size++;
+    t->first[t->size] = t->first[t->size - 1] + n;
+}
+
+// Decodes one part of a line, text[0 .. n), into bytes. Returns their number, 0 on error.
+static size_t read_part(const Loader* l, char* out, const char* text, size_t n) {
+    size_t count = 0;
+    unsigned len;
+    for (size_t p = 0; p < n; p += len) {
+        uint32_t c = utf8_decode(&len, (const unsigned char*)text + p, n - p);
+        if (len == 1 && (unsigned char)text[p] >= 0x80) {
+            return tost_error(l->err, "%s: %s %zu: byte 0x%02x is not UTF-8%s", l->t->path, l->unit, l->line,
+                              (unsigned char)text[p], l->doubt);
+        }
+        int byte = alphabet_byte(c);
+        if (byte < 0) {
+            return tost_error(l->err, "%s: %s %zu: U+%04X is not in GPT-2's alphabet of bytes%s", l->t->path, l->unit,
+                              l->line, (unsigned)c, l->doubt);
+        }
+        out[count++] = (char)byte;
+    }
+    return count;
+}
+
+// The id of one part of a merge, -1 on error. Writes its bytes to out.
+static int part_id(const Loader* l, char* out, size_t* bytes, const char* text, size_t n) {
+    *bytes = read_part(l, out, text, n);
+    if (!*bytes) return -1;
+    int id = (int)*piece_slot(l, out, *bytes) - 1;
+    if (id < 0) {
+        tost_error(l->err, "%s: %s %zu: '%.*s' is neither a byte nor a token of an earlier %s", l->t->path, l->unit,
+                   l->line, (int)(n < QUOTED ? n : QUOTED), text, l->unit);
+    }
+    return id;
+}
+
+// Adds the merge of (left, right) into the next id.
+static void add_merge(Tokenizer* t, uint32_t left, uint32_t right) {
+    size_t mask = ((size_t)1 << t->merge_bits) - 1, i = merge_slot(left, right, t->merge_bits);
+    while (t->merges[i].merged != NO_TOKEN) i = (i + 1) & mask;
+    t->merges[i] = (Merge){left, right, (uint32_t)t->size};
+}
+
+// One line: "left right".
+static bool read_merge(Loader* l, const char* text, size_t n) {
+    Tokenizer* t = l->t;
+    int shown = (int)(n < QUOTED ? n : QUOTED);
+    const char* space = memchr(text, ' ', n);
+    size_t n_left = space ? (size_t)(space - text) : 0, n_right = space ? n - n_left - 1 : 0;
+    if (!n_left || !n_right || memchr(space + 1, ' ', n_right)) {
+        return tost_error(l->err, "%s: %s %zu: '%.*s' is not two parts separated by one space%s", t->path, l->unit,
+                          l->line, shown, text, l->doubt);
+    }
+    char* out = t->bytes + t->first[t->size];
+    size_t left_bytes, right_bytes;
+    int left = part_id(l, out, &left_bytes, text, n_left);
+    int right = left < 0 ? -1 : part_id(l, out + left_bytes, &right_bytes, space + 1, n_right);
+    if (right < 0) return false;
+    uint32_t* slot = piece_slot(l, out, left_bytes + right_bytes);
+    if (*slot) {
+        return tost_error(l->err, "%s: %s %zu: '%.*s' repeats the token with id %u", t->path, l->unit, l->line,
+                          shown, text, (unsigned)*slot - 1);
+    }
+    add_merge(t, (uint32_t)left, (uint32_t)right);
+    add_piece(t, left_bytes + right_bytes);
+    *slot = (uint32_t)t->size;
+    return true;
+}
+
+static bool read_lines(Loader* l, const char* text, size_t size) {
+    static const char version[] = "#version";
+    for (size_t p = 0; p < size; l->line++) {
+        const char* feed = memchr(text + p, '\n', size - p);
+        size_t n = feed ? (size_t)(feed - text) - p : size - p, next = p + n + (feed != NULL);
+        if (n && text[p + n - 1] == '\r') n--;
+        bool head = l->line == 1 && n >= sizeof version - 1 && memcmp(text, version, sizeof version - 1) == 0;
+        if (!head && !read_merge(l, text + p, n)) return false;
+        p = next;
+    }
+    return true;
+}
+
+// Allocates the tables for a file of n_lines and adds the byte tokens.
+static void prepare(Loader* l, size_t n_lines, size_t file_size) {
+    Tokenizer* t = l->t;
+    size_t n = n_lines + BYTES + 1;
+    t->merge_bits = 10;
+    while ((size_t)1 << t->merge_bits < 2 * n) t->merge_bits++;
+    size_t slots = (size_t)1 << t->merge_bits;
+    t->merges = xmalloc(slots * sizeof *t->merges);
+    for (size_t i = 0; i < slots; i++) t->merges[i].merged = NO_TOKEN;
+    t->first = xcalloc(n + 1, sizeof *t->first);
+    t->bytes = xmalloc(BYTES + file_size + sizeof END_OF_TEXT);  // a merge has fewer bytes than its line
+    l->pieces = xcalloc(slots, sizeof *l->pieces);
+    l->mask = slots - 1;
+    for (int hidden = 0; hidden < 2; hidden++) {
+        for (unsigned b = 0; b < BYTES; b++) {
+            if (printable(b) == hidden) continue;
+            t->byte_id[b] = (uint32_t)t->size;
+            t->bytes[t->size] = (char)b;
+            *piece_slot(l, t->bytes + t->size, 1) = (uint32_t)t->size + 1;
+            add_piece(t, 1);
+        }
+    }
+}
+
+// Reads the merges. Ids are in rank order: bytes, merges, then <|endoftext|>, which is not added yet.
+static bool load_merges(Loader* l, const Bytes* text) {
+    size_t n_lines = 1;
+    for (size_t i = 0; i < text->size; i++) n_lines += text->data[i] == '\n';
+    if (n_lines > MAX_TOKENS - BYTES - 1) {
+        return tost_error(l->err, "%s: %zu %ss, but a tokenizer has at most %d", l->t->path, n_lines, l->unit,
+                          MAX_TOKENS - BYTES - 1);
+    }
+    prepare(l, n_lines, text->size);
+    return read_lines(l, text->data, text->size);
+}
+
+static void add_end_of_text(Tokenizer* t) {
+    memcpy(t->bytes + t->first[t->size], END_OF_TEXT, sizeof END_OF_TEXT - 1);
+    t->eot = t->size;
+    add_piece(t, sizeof END_OF_TEXT - 1);
+}
+
+static bool load_vocab_bpe(Tokenizer* t, const Bytes* file, TostError* err) {
+    Loader l = {.t = t, .err = err, .unit = "line", .doubt = "; is this a vocab.bpe?", .line = 1};
+    const bool ok = load_merges(&l, file);
+    free(l.pieces);
+    if (!ok) return false;
+    add_end_of_text(t);
+    t->hash = crc32_update(0, file->data, file->size);
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Reading tokenizer.json
+
+typedef struct { const char* text; size_t n; } Piece;
+
+typedef struct {
+    const Loader*        loader;
+    const TokenizerJson* json;
+    Piece*               piece;     // (size) by id; text NULL: none yet
+    uint32_t*            id_of;     // (loader->t->size) rank -> id; NO_TOKEN: none yet
+    int                  size;
+    int                  eot;       // -1: none yet
+} Ids;
+
+static bool same_name(const TokenizerJson* j, const NamedId* a, const NamedId* b) {
+    return a->n == b->n && memcmp(j->names.data + a->text, j->names.data + b->text, a->n) == 0;
+}
+
+static bool set_piece(Ids* ids, const NamedId* id, Piece piece) {
+    const Loader* l = ids->loader;
+    const int shown = (int)(id->n < QUOTED ? id->n : QUOTED);
+    const char* name = ids->json->names.data + id->text;
+    if (id->id >= (uint32_t)ids->size) {
+        return tost_error(l->err, "%s: '%.*s' has id %u, but there are %d tokens: ids must be 0 to %d", l->t->path,
+                          shown, name, (unsigned)id->id, ids->size, ids->size - 1);
+    }
+    if (ids->piece[id->id].text)
+        return tost_error(l->err, "%s: '%.*s' has the id %u of another token", l->t->path, shown, name,
+                          (unsigned)id->id);
+    ids->piece[id->id] = piece;
+    return true;
+}
+
+static bool is_added(const TokenizerJson* j, const NamedId* id) {
+    for (size_t i = 0; i < j->added.count; i++)
+        if (same_name(j, &j->added.id[i], id)) return true;
+    return false;
+}
+
+// Assigns the id of a byte or of a merge. Added tokens may also be in the vocabulary.
+static bool assign_vocab(Ids* ids, const NamedId* id) {
+    const Loader* l = ids->loader;
+    const Tokenizer* t = l->t;
+    const char* name = ids->json->names.data + id->text;
+    TostError unused;
+    Loader quiet = *l;
+    quiet.err = &unused;
+    char* bytes = xmalloc(id->n + 1);
+    const size_t n = read_part(&quiet, bytes, name, id->n);
+    const uint32_t rank = n ? *piece_slot(l, bytes, n) : 0;   // plus 1
+    free(bytes);
+    if (!rank) {
+        return is_added(ids->json, id)
+               || tost_error(l->err, "%s: the token '%.*s' is neither a byte nor the result of a merge", t->path,
+                             (int)(id->n < QUOTED ? id->n : QUOTED), name);
+    }
+    ids->id_of[rank - 1] = id->id;
+    return set_piece(ids, id, (Piece){t->bytes + t->first[rank - 1], t->first[rank] - t->first[rank - 1]});
+}
+
+static bool assign_ids(Ids* ids) {
+    const TokenizerJson* j = ids->json;
+    const Loader* l = ids->loader;
+    if (j->added.count > MAX_ADDED || j->vocab.count > (size_t)l->t->size + j->added.count) {
+        return tost_error(l->err, "%s: %zu merges, %zu added tokens (at most %d), but %zu tokens in the vocabulary",
+                          l->t->path, (size_t)l->t->size - BYTES, j->added.count, MAX_ADDED, j->vocab.count);
+    }
+    for (size_t i = 0; i < j->vocab.count; i++)
+        if (!assign_vocab(ids, &j->vocab.id[i])) return false;
+    for (size_t i = 0; i < j->added.count; i++) {
+        const NamedId* id = &j->added.id[i];
+        const Piece piece = {j->names.data + id->text, id->n};
+        if (!set_piece(ids, id, piece)) return false;
+        if (id->n == sizeof END_OF_TEXT - 1 && memcmp(piece.text, END_OF_TEXT, id->n) == 0) ids->eot = (int)id->id;
+    }
+    if (ids->eot < 0)
+        return tost_error(l->err, "%s: no added token " END_OF_TEXT ", which separates documents", l->t->path);
+    for (int rank = 0; rank < l->t->size; rank++) {
+        const bool found = ids->id_of[rank] != NO_TOKEN;
+        if (found && (rank <= BYTES || ids->id_of[rank] > ids->id_of[rank - 1])) continue;
+        if (!found && rank < BYTES)
+            return tost_error(l->err, "%s: byte 0x%02x has no token", l->t->path,
+                              (unsigned char)l->t->bytes[l->t->first[rank]]);
+        return tost_error(l->err, "%s: merge %d %s", l->t->path, rank - BYTES + 1,
+                          found ? "has a smaller id than the merge before it" : "has no id in the vocabulary");
+    }
+    return true;
+}
+
+// Renumbers a tokenizer from ranks to ids.
+static void renumber(Tokenizer* t, const Ids* ids) {
+    size_t total = 0, slots = (size_t)1 << t->merge_bits;
+    for (int i = 0; i < ids->size; i++) total += ids->piece[i].n;
+    char* bytes = xmalloc(total + 1);
+    size_t* first = xcalloc((size_t)ids->size + 1, sizeof *first);
+    for (int i = 0; i < ids->size; i++) {
+        memcpy(bytes + first[i], ids->piece[i].text, ids->piece[i].n);
+        first[i + 1] = first[i] + ids->piece[i].n;
+    }
+    Merge* old = t->merges;
+    t->merges = xmalloc(slots * sizeof *t->merges);
+    for (size_t i = 0; i < slots; i++) t->merges[i].merged = NO_TOKEN;
+    for (size_t i = 0; i < slots; i++) {
+        if (old[i].merged == NO_TOKEN) continue;
+        t->size = (int)ids->id_of[old[i].merged];   // the id that add_merge gives
+        add_merge(t, ids->id_of[old[i].left], ids->id_of[old[i].right]);
+    }
+    for (int b = 0; b < BYTES; b++) t->byte_id[b] = ids->id_of[t->byte_id[b]];
+    free(old);
+    free(t->bytes);
+    free(t->first);
+    t->bytes = bytes;
+    t->first = first;
+    t->size = ids->size;
+    t->eot = ids->eot;
+}
+
+// CRC-32 of the equivalent vocab.bpe, and of the ids in rank order if they differ from its ids.
+static uint32_t json_hash(const TokenizerJson* j, const Ids* ids, int ranks) {
+    static const char head[] = "#version: 0.2\n";
+    uint32_t hash = crc32_update(crc32_update(0, head, sizeof head - 1), j->merges.data, j->merges.size);
+    bool same = ids->eot == ranks && ids->size == ranks + 1;
+    for (int i = 0; i < ranks; i++) same = same && ids->id_of[i] == (uint32_t)i;
+    for (int i = 0; i <= ranks && !same; i++) {
+        const uint32_t id = i < ranks ? ids->id_of[i] : (uint32_t)ids->eot;
+        const unsigned char little[4] = {id & 255, id >> 8 & 255, id >> 16 & 255, id >> 24};
+        hash = crc32_update(hash, little, sizeof little);
+    }
+    return hash;
+}
+
+static bool load_json(Tokenizer* t, const Bytes* file, TostError* err) {
+    TokenizerJson json;
+    if (!tokenizer_json_read(&json, t->path, file, err)) return false;
+    Loader l = {.t = t, .err = err, .unit = "merge", .doubt = "", .line = 1};
+    bool ok = load_merges(&l, &json.merges);
+    if (ok) {
+        Ids ids = {.loader = &l, .json = &json, .eot = -1};
+        ids.size = t->size + (int)json.added.count;
+        ids.piece = xcalloc((size_t)ids.size, sizeof *ids.piece);
+        ids.id_of = xmalloc((size_t)t->size * sizeof *ids.id_of);
+        for (int i = 0; i < t->size; i++) ids.id_of[i] = NO_TOKEN;
+        ok = assign_ids(&ids);
+        if (ok) {
+            t->hash = json_hash(&json, &ids, t->size);
+            renumber(t, &ids);
+        }
+        free(ids.piece);
+        free(ids.id_of);
+    }
+    free(l.pieces);
+    tokenizer_json_free(&json);
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------
+
+Tokenizer* tokenizer_open(const char* path, TostError* err) {
+    struct stat st;
+    if (stat(path, &st) == 0 && st.st_size > MAX_FILE) {
+        tost_error(err, "%s: %lld bytes, but a vocab.bpe or tokenizer.json has at most %d", path,
+                   (long long)st.st_size, MAX_FILE);
+        return NULL;
+    }
+    Bytes file;
+    if (!read_file(&file, path, err)) return NULL;
+    Tokenizer* t = xcalloc(1, sizeof *t);
+    t->path = xstrdup(path);
+    bool ok = (tokenizer_json_detect(file.data, file.size) ? load_json : load_vocab_bpe)(t, &file, err);
+    free(file.data);
+    if (ok) return t;
+    tokenizer_free(t);
+    return NULL;
+}
+
+char* tokenizer_beside(const char* dir) {
+    static const char* const names[] = {"vocab.bpe", "tokenizer.json"};
+    for (size_t i = 0; i < countof(names); i++) {
+        char* path = path_join(dir, names[i]);
+        if (path_exists(path)) return path;
+        free(path);
+    }
+    return NULL;
+}
+
+void tokenizer_free(Tokenizer* t) {
+    if (!t) return;
+    free(t->path);
+    free(t->bytes);
+    free(t->first);
+    free(t->merges);
+    free(t);
+}
+
+int tokenizer_size(const Tokenizer* t) { return t->size; }
+int tokenizer_eot(const Tokenizer* t) { return t->eot; }
+const char* tokenizer_path(const Tokenizer* t) { return t->path; }
+uint32_t tokenizer_hash(const Tokenizer* t) { return t->hash; }
+
+const char* tokenizer_piece(const Tokenizer* t, uint32_t id, size_t* len) {
+    if (id >= (uint32_t)t->size) return NULL;
+    *len = t->first[id + 1] - t->first[id];
+    return t->bytes + t->first[id];
+}

@@ -1,0 +1,48 @@
+// tokenizer.h: GPT-2's byte-level BPE with identical token ids. A vocab.bpe (or merges.txt) defines the vocabulary:
+// 256 byte tokens in GPT-2's order, one token per merge, <|endoftext|> last. So does a tokenizer.json of Hugging Face
+// tokenizers with such a model, whose ids may be in another order.
+#ifndef TOST_TOKENIZER_H
+#define TOST_TOKENIZER_H
+
+#include "base/error.h"
+
+#define END_OF_TEXT "<|endoftext|>"   // the last token, and the separator line between documents of plain text
+
+typedef struct Tokenizer Tokenizer;
+typedef struct TokenizerCache TokenizerCache;
+
+Tokenizer*  tokenizer_open(const char* path, TostError* err);   // NULL on error; without merges: one token per byte
+char*       tokenizer_beside(const char* dir);                  // vocab.bpe or tokenizer.json in dir, or NULL. free()
+void        tokenizer_free(Tokenizer* t);
+int         tokenizer_size(const Tokenizer* t);                 // number of tokens, <|endoftext|> included
+int         tokenizer_eot(const Tokenizer* t);                  // id of <|endoftext|>: size - 1 with a vocab.bpe
+const char* tokenizer_path(const Tokenizer* t);
+uint32_t    tokenizer_hash(const Tokenizer* t);                 // CRC-32 of the vocab.bpe, or of the equivalent one
+const char* tokenizer_piece(const Tokenizer* t, uint32_t id, size_t* len);  // bytes of a token; NULL if id >= size
+
+// Encodes n bytes as one document and returns the number of tokens, at most n. Any bytes are valid; "<|endoftext|>" is
+// ordinary text. Thread-safe.
+size_t tokenizer_encode(const Tokenizer* t, uint32_t* ids, const char* text, size_t n);
+
+// The same ids, several times faster for long texts: the cache stores the ids of recent words. Each thread needs its
+// own cache, and a cache is for one tokenizer.
+TokenizerCache* tokenizer_cache_new(void);
+void            tokenizer_cache_free(TokenizerCache* cache);
+size_t          tokenizer_encode_cached(const Tokenizer* t, TokenizerCache* cache, uint32_t* ids,
+                                        const char* text, size_t n);
+
+// The last position c in (0, n) where the text can be split: encoding the two parts gives the same ids as encoding the
+// whole, for any text after text[n - 1]. 0 if there is none, that is, if no space or line feed follows a character that
+// is not white space.
+size_t tokenizer_last_cut(const char* text, size_t n);
+
+// Documents of plain text are separated by lines that are exactly <|endoftext|>, ended by LF or CRLF. Neither that line
+// nor the line end before it belongs to a document. Finds the first separator in s[from .. n), where s begins a line:
+// the document is s[from .. *end), the next one begins at *next. Returns false if there is none. `last`: s[n - 1] ends
+// the input; otherwise an incomplete last line is not a separator.
+bool document_ends(size_t* end, size_t* next, const char* s, size_t from, size_t n, bool last);
+
+// Encodes text with separator lines; each becomes the id of <|endoftext|>. At most n ids.
+size_t encode_documents(uint32_t* ids, const Tokenizer* t, const char* text, size_t n);
+
+#endif

@@ -1,0 +1,365 @@
+// comm.c: how the program was launched, and collective operations on host memory, built on the transport's messages.
+#include "ranks/comm.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/crc32.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "base/output.h"
+#include "base/signals.h"
+
+// ---------------------------------------------------------------------------------------------
+// Launchers
+
+static int env_number(const char* name, int otherwise) {
+    const char* text = name ? getenv(name) : NULL;
+    return text && *text ? atoi(text) : otherwise;
+}
+
+// The variables of launchers for rank, number of processes, and the same on this host, and one that only this launcher
+// sets. The first one that started several processes counts: srun may have started torchrun, once per host. A batch
+// script or shell of Slurm has SLURM_PROCID and SLURM_NTASKS too, but only processes of srun have SLURM_STEP_NUM_TASKS.
+static const struct { const char *launcher, *rank, *size, *local_rank, *local_size, *own; } launchers[] = {
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"},
+    {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE", NULL},
+    {"mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", NULL},
+    {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", NULL, NULL},
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", NULL},
+};
+
+CommLaunch comm_launch(void) {
+    CommLaunch launch = {.place = {.size = 1, .local_size = 1}};
+    for (size_t i = 0; i < countof(launchers); i++) {
+        const int rank = env_number(launchers[i].rank, -1), size = env_number(launchers[i].size, -1);
+        if (rank < 0 || size <= 1 || rank >= size || (launchers[i].own && !getenv(launchers[i].own))) continue;
+        launch.launcher = launchers[i].launcher;
+        launch.place = (CommPlace){.rank = rank, .size = size,
+                                   .local_rank = env_number(launchers[i].local_rank, 0),
+                                   .local_size = env_number(launchers[i].local_size, 1)};
+        break;
+    }
+    gethostname(launch.place.host, sizeof launch.place.host - 1);
+    return launch;
+}
+
+#ifndef TOST_MPI
+bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, TostError* err) {
+    *comm = NULL;
+    return tost_error(err, "started as one of %d processes by %s, but built without MPI: build with make MPI=1 and use "
+                      "mpirun or srun --mpi=pmix, or start a single process", launch->place.size, launch->launcher);
+}
+
+void comm_abort_mpi(int status) { (void)status; }
+#endif
+
+// With several ranks, all must end.
+static void out_of_memory(size_t bytes) {
+    fprintf(stderr, "%sout of memory: %zu bytes could not be allocated\n", comm_launch_prefix().text, bytes);
+    if (comm_launch().place.size > 1) comm_abort_mpi(STATUS_FAILED);
+    exit(STATUS_FAILED);
+}
+
+bool comm_open(TostComm** comm, const TostEngine* engine, const char* program, TostError* err) {
+    const CommLaunch launch = comm_launch();
+    memory_on_failure(out_of_memory);
+    *comm = NULL;
+    if (launch.place.size == 1) return true;
+#ifdef TOST_MPI
+    const bool own = strcmp(launch.launcher, "torchrun") == 0;
+#else
+    const bool own = true;
+#endif
+    if (strcmp(engine->name, "cuda") == 0 && !engine->open_comm)
+        return tost_error(err, "started as one of %d processes by %s, but built without NCCL: build with make NCCL=1, "
+                          "or start a single process", launch.place.size, launch.launcher);
+    const bool ok = own && engine->open_comm ? engine->open_comm(comm, err) : comm_open_mpi(comm, &launch, err);
+    if (!ok) return false;
+    (*comm)->program = program;
+    comm_find_places(*comm);
+    return true;
+}
+
+void comm_close(TostComm* c) {
+    if (!c) return;
+    c->close(c);
+    free(c->places);
+    free(c->silent);
+    free(c);
+}
+
+void comm_find_places(TostComm* c) {
+    c->places = xcalloc((size_t)c->place.size, sizeof *c->places);
+    c->silent = xcalloc((size_t)c->place.size, sizeof *c->silent);
+    c->places[c->place.rank] = c->place;
+    comm_allgather(c, c->places, &c->place, sizeof c->place);
+    for (int r = 0; r < c->place.size; r++) {
+        CommPlace* p = &c->places[r];
+        p->local_rank = p->local_size = 0;
+        for (int other = 0; other < c->place.size; other++) {
+            if (strcmp(c->places[other].host, p->host) != 0) continue;
+            p->local_rank += other < r;
+            p->local_size++;
+        }
+    }
+    c->place = c->places[c->place.rank];
+}
+
+// The launcher may have bound each rank to cores of its own.
+int comm_sharing_cores(TostComm* c) {
+    typedef struct { char host[COMM_HOST_MAX]; uint32_t cores; } Cores;   // cores: CRC-32 of their set
+    Cores own = {.cores = 0};
+    if (!c) return 1;
+    memcpy(own.host, c->place.host, sizeof own.host);
+#ifdef __linux__
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) own.cores = crc32_update(0, &set, sizeof set);
+#endif
+    Cores* all = xmalloc((size_t)c->place.size * sizeof *all);
+    comm_allgather(c, all, &own, sizeof own);
+    int sharing = 0;
+    for (int r = 0; r < c->place.size; r++) sharing += memcmp(&all[r], &own, sizeof own) == 0;
+    free(all);
+    return sharing;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Failures
+
+static CommPrefix prefix_of(const CommPlace* place) {
+    CommPrefix prefix = {""};
+    if (place->rank > 0) snprintf(prefix.text, sizeof prefix.text, "rank %d on %s: ", place->rank, place->host);
+    return prefix;
+}
+
+CommPrefix comm_prefix(const TostComm* c, int rank) {
+    return c && rank > 0 ? prefix_of(&c->places[rank]) : (CommPrefix){""};
+}
+
+CommPrefix comm_launch_prefix(void) {
+    const CommLaunch launch = comm_launch();
+    return prefix_of(&launch.place);
+}
+
+void comm_fail(TostComm* c, const TostError* why) {
+    TostError line;
+    const bool hint = c->hint.text[0];
+    tost_error(&line, "%s%s%s%s", comm_prefix(c, c->place.rank).text, why->text, hint ? "; " : "", c->hint.text);
+    const char* slash = strrchr(c->program, '/');
+    char* text = xasprintf("%s: %s\n", slash ? slash + 1 : c->program, line.text);
+    output_write(STDERR_FILENO, text, strlen(text), OUTPUT_TIMEOUT);
+    free(text);
+    c->abort(c, STATUS_RESUMABLE);
+    _exit(STATUS_RESUMABLE);
+}
+
+static bool is_missing(const TostComm* c, int rank, const bool* arrived) {
+    return rank != c->place.rank && !(arrived && arrived[rank]) && c->silent[rank] > c->timeout;
+}
+
+// With signs of life, twice the timeout: a silent rank must be noticed first, and its last sign may arrive late.
+static double idle_limit(const TostComm* c) { return c->tell ? 2 * c->timeout : c->timeout; }
+
+// Waits, but exits if a signal arrives: when a rank has ended, launchers end the others with SIGTERM.
+static void let_speak(double seconds) {
+    for (int i = 0; i < 10 * seconds; i++) {
+        if (signals_received()) _exit(STATUS_RESUMABLE);
+        nanosleep(&(struct timespec){0, 100000000}, NULL);
+    }
+}
+
+void comm_let_first_speak(const TostComm* c) {
+    enum { LAUNCHER = 6 };   // seconds within which torchrun notices that a rank has ended
+    let_speak(c->place.rank < 2 ? LAUNCHER * c->place.rank : 2 * LAUNCHER);
+}
+
+static void name_missing(TostError* why, const TostComm* c, const bool* arrived, const char* what) {
+    int first = -1, others = -1;
+    for (int r = 0; r < c->place.size; r++) {
+        if (!is_missing(c, r, arrived)) continue;
+        if (first < 0) first = r;
+        others++;
+    }
+    if (first < 0)
+        tost_error(why, "%sall ranks have waited for each other for %g s (--rank-timeout): check the network between "
+                   "the hosts", what, idle_limit(c));
+    else if (others == 0)
+        tost_error(why, "%srank %d on %s did not respond for %g s (--rank-timeout)", what, first, c->places[first].host,
+                   c->timeout);
+    else
+        tost_error(why, "%srank %d on %s and %d other rank%s did not respond for %g s (--rank-timeout)", what, first,
+                   c->places[first].host, others, others == 1 ? "" : "s", c->timeout);
+}
+
+// The lowest rank that is not missing prints the error and ends all ranks.
+void comm_timed_out(TostComm* c, const bool* arrived, const char* what) {
+    enum { OTHER_RANK = 10 };   // seconds for that rank to print and for the launcher to end this one
+    TostError why;
+    if (c->tell) {
+        name_missing(&why, c, arrived, what);
+        int speaker = 0;
+        while (is_missing(c, speaker, arrived)) speaker++;
+        if (speaker != c->place.rank) let_speak(OTHER_RANK);
+    } else {
+        tost_error(&why, "%sother ranks did not respond for %g s (--rank-timeout)", what, c->timeout);
+        comm_let_first_speak(c);
+    }
+    comm_fail(c, &why);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Signs of life
+
+// Sends a sign and receives those that have arrived, at most SIGNS times per timeout.
+static void show_life(TostComm* c, bool works) {
+    enum { SIGNS = 8 };
+    const double now = now_seconds();
+    int rank;
+    bool worked;
+    if (!c->tell || c->timeout <= 0 || now - c->told < c->timeout / SIGNS) return;
+    c->told = now;
+    c->tell(c, works);
+    while (c->hear(c, &rank, &worked)) {
+        c->silent[rank] = 0;
+        if (worked) c->idle = 0;
+    }
+}
+
+void comm_works(TostComm* c) {
+    if (c) show_life(c, true);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Collective operations
+
+CommWait comm_wait_begin(TostComm* c) {
+    c->idle = 0;
+    for (int r = 0; r < c->place.size && c->silent; r++) c->silent[r] = 0;
+    return (CommWait){c, 0, now_seconds()};
+}
+
+// No pause at first; then the core is free for other ranks, which may share it.
+bool comm_wait_more(CommWait* w, const bool* arrived) {
+    TostComm* c = w->comm;
+    // If more than 1 s has passed, the process was stopped.
+    const double now = now_seconds(), passed = now - w->last, since = passed < 1 ? passed : 1;
+    w->waited += since;
+    w->last = now;
+    c->idle += since;
+    for (int r = 0; r < c->place.size && c->silent; r++) c->silent[r] += since;
+    show_life(c, false);
+    for (int r = 0; r < c->place.size && c->timeout > 0 && c->tell; r++)
+        if (is_missing(c, r, arrived)) return false;
+    if (c->timeout > 0 && c->idle > idle_limit(c)) return false;
+    const struct timespec pause = {0, w->waited < 0.05 ? 20000 : 200000};
+    if (w->waited > 100e-6) nanosleep(&pause, NULL);
+    return true;
+}
+
+void comm_wait(TostComm* c, CommRequest** request) {
+    if (!*request || c->test(c, request, NULL)) return;
+    bool* arrived = xcalloc((size_t)c->place.size, sizeof *arrived);
+    for (CommWait w = comm_wait_begin(c); !c->test(c, request, arrived);)
+        if (!comm_wait_more(&w, arrived)) comm_timed_out(c, arrived, "");
+    free(arrived);
+}
+
+void comm_exchange(TostComm* c, const CommMessage* messages) {
+    CommRequest* request = c->start(c, messages);
+    comm_wait(c, &request);
+}
+
+void comm_allgather(TostComm* c, void* all, const void* mine, size_t bytes) {
+    char* out = all;
+    const int rank = comm_rank(c), size = comm_size(c);
+    memmove(out + (size_t)rank * bytes, mine, bytes);
+    if (size == 1) return;
+    CommMessage* messages = xcalloc((size_t)size, sizeof *messages);
+    for (int r = 0; r < size; r++)
+        messages[r] = (CommMessage){out + (size_t)rank * bytes, out + (size_t)r * bytes, bytes, bytes};
+    comm_exchange(c, messages);
+    free(messages);
+}
+
+void comm_broadcast(TostComm* c, void* data, size_t bytes, int root) {
+    const int rank = comm_rank(c), size = comm_size(c);
+    if (size == 1) return;
+    CommMessage* messages = xcalloc((size_t)size, sizeof *messages);
+    if (rank != root) messages[root] = (CommMessage){.receive = data, .receive_bytes = bytes};
+    else for (int r = 0; r < size; r++) messages[r] = (CommMessage){.send = data, .send_bytes = bytes};
+    comm_exchange(c, messages);
+    free(messages);
+}
+
+bool comm_agree(TostComm* c, bool ok, TostError* err) {
+    const int size = comm_size(c);
+    if (size == 1) return ok;
+    bool* all = xmalloc((size_t)size * sizeof *all);
+    comm_allgather(c, all, &ok, sizeof ok);
+    int failed = 0;
+    while (failed < size && all[failed]) failed++;
+    free(all);
+    if (failed == size) return true;
+    TostError first = *err;
+    comm_broadcast(c, &first, sizeof first, failed);
+    return tost_error(err, "%s%s", comm_prefix(c, failed).text, first.text);
+}
+
+bool comm_same(TostComm* c, uint64_t value, const char* what, TostError* err) {
+    uint64_t first = value;
+    comm_broadcast(c, &first, sizeof first, 0);
+    if (first != value) tost_error(err, "%s", what);
+    return comm_agree(c, first == value, err);
+}
+
+CommVote comm_vote(TostComm* c, bool listen) {
+    CommVote v = {.comm = c};
+    const int size = comm_size(c);
+    if (size == 1 || c->lockstep || !listen) return v;   // the others' votes arrive when it is closed
+    v.stop = xcalloc((size_t)size, sizeof *v.stop);
+    v.arrived = xcalloc((size_t)size, sizeof *v.arrived);
+    CommMessage* messages = xcalloc((size_t)size, sizeof *messages);
+    for (int r = 0; r < size; r++) messages[r] = (CommMessage){.receive = &v.stop[r], .receive_bytes = sizeof *v.stop};
+    v.request = c->start(c, messages);
+    free(messages);
+    return v;
+}
+
+bool comm_vote_stops(CommVote* v) {
+    comm_works(v->comm);
+    if (v->request) v->comm->test(v->comm, &v->request, v->arrived);
+    for (int r = 0; r < comm_size(v->comm) && v->stop; r++)
+        if (v->arrived[r] && v->stop[r]) return true;
+    return false;
+}
+
+bool comm_vote_close(CommVote* v, bool stop) {
+    const int rank = comm_rank(v->comm), size = comm_size(v->comm);
+    if (size == 1) return stop;
+    if (!v->stop) {
+        bool* all = xmalloc((size_t)size * sizeof *all);
+        comm_allgather(v->comm, all, &stop, sizeof stop);
+        for (int r = 0; r < size; r++) stop = stop || all[r];
+        free(all);
+        *v = (CommVote){0};
+        return stop;
+    }
+    CommMessage* messages = xcalloc((size_t)size, sizeof *messages);
+    for (int r = 0; r < size; r++) messages[r] = (CommMessage){.send = &stop, .send_bytes = sizeof stop};
+    comm_exchange(v->comm, messages);
+    comm_wait(v->comm, &v->request);
+    v->stop[rank] = stop;
+    for (int r = 0; r < size; r++) stop = stop || v->stop[r];   // mutant: signal_not_shared
+    free(messages);
+    free(v->stop);
+    free(v->arrived);
+    *v = (CommVote){0};
+    return stop;
+}

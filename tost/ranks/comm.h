@@ -1,0 +1,124 @@
+// comm.h: communication between the processes ("ranks") of one run. A launcher (mpirun, srun, torchrun) starts them;
+// MPI or, for small messages of the CUDA engine, NCCL transports the bytes. All buffers are in host memory. A TostComm*
+// of NULL is a single process: then the functions do nothing but copy.
+//
+// All ranks call the same functions in the same order ("collective"). They do not return errors: if the transport fails
+// or a rank does not respond within the timeout, the process prints one line, ends all ranks and exits with
+// STATUS_RESUMABLE, after which --resume continues.
+//
+// With MPI, ranks also send each other heartbeats ("signs of life"): a waiting rank does so by itself, a working rank
+// calls comm_works. A wait fails if a rank that it needs has been silent for the timeout, or if all ranks have been
+// waiting for twice the timeout. No rank ever waits for a sign.
+#ifndef TOST_COMM_H
+#define TOST_COMM_H
+
+#include "base/error.h"
+#include "engine.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { COMM_HOST_MAX = 64 };
+
+// What one rank sends to and receives from another one. 0 bytes: nothing.
+typedef struct { const void* send; void* receive; size_t send_bytes, receive_bytes; } CommMessage;
+
+typedef struct CommRequest CommRequest;   // messages under way; belongs to the transport
+
+typedef struct { int rank, size, local_rank, local_size; char host[COMM_HOST_MAX]; } CommPlace;   // local: on this host
+
+struct TostComm {
+    CommPlace   place;
+    CommPlace*  places;           // (size), of all ranks
+    char        library[64];      // "Open MPI 4.1.4"
+    double      timeout;          // seconds to wait for a rank; 0: forever
+    TostError   hint;             // appended to the line that a failed rank causes: how to resume
+    const char* program;          // for messages
+    bool        lockstep;         // NCCL: a message waits for all that were started before it
+    double*     silent;           // (size): seconds of the current wait since the last sign of each rank
+    double      idle, told;       // seconds of the wait since any rank worked; now_seconds() of this rank's last sign
+    void*       transport;        // data of the functions below
+
+    // Starts one message to and one from each rank (messages: (size); the own entry is ignored). Messages between two
+    // ranks arrive in the order in which they were started. Buffers must stay valid until test returns true.
+    CommRequest* (*start)(TostComm* c, const CommMessage* messages);
+    // Transports what it can without waiting. True if all messages have arrived and were sent; then it frees *request
+    // and sets it to NULL. arrived (size), unless NULL: sets the entries of the ranks whose message is complete.
+    bool (*test)(TostComm* c, CommRequest** request, bool* arrived);
+    // Sends a sign of life to each rank that has received the previous one. NULL: the transport has no signs and cannot
+    // tell which rank is missing.
+    void (*tell)(TostComm* c, bool works);
+    // Receives a sign: its rank, and whether that rank works or waits. False if none has arrived.
+    bool (*hear)(TostComm* c, int* rank, bool* works);
+    void (*abort)(TostComm* c, int status);   // ends all ranks; does not return
+    void (*close)(TostComm* c);               // after the last message; frees transport
+};
+
+// Ranks of this host that may run on the same cores as this one, itself included. Collective.
+int comm_sharing_cores(TostComm* c);
+
+static inline int comm_rank(const TostComm* c) { return c ? c->place.rank : 0; }
+static inline int comm_size(const TostComm* c) { return c ? c->place.size : 1; }
+
+// What the environment says about the launcher. size 1: none, or a single process.
+typedef struct { CommPlace place; const char* launcher; } CommLaunch;
+CommLaunch comm_launch(void);
+
+// *comm = NULL for a single process. An error if a launcher started several but the program was built without the
+// library: otherwise each would train a run of its own. program: argv[0].
+bool comm_open(TostComm** comm, const TostEngine* engine, const char* program, TostError* err);
+void comm_close(TostComm* c);
+
+// Opens the MPI transport; an error in builds without MPI=1.
+bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, TostError* err);
+void comm_abort_mpi(int status);   // ends all ranks; returns if MPI is not in use
+// Fills in places, with messages between the ranks. comm_open calls it; tests call it for transports of their own.
+void comm_find_places(TostComm* c);
+
+// Waits until all messages are complete.
+void comm_wait(TostComm* c, CommRequest** request);
+void comm_exchange(TostComm* c, const CommMessage* messages);                        // start and wait
+void comm_allgather(TostComm* c, void* all, const void* mine, size_t bytes);         // all: (size, bytes)
+void comm_broadcast(TostComm* c, void* data, size_t bytes, int root);
+// Returns true if all ranks pass true. Otherwise returns false on all of them, with the *err of the lowest rank that
+// passed false, which begins with its rank and host unless it is rank 0.
+bool comm_agree(TostComm* c, bool ok, TostError* err);
+// Fails, on all ranks, if they pass different values. what: names it in the message of the first rank that differs from
+// rank 0, as in "the shards of --data differ".
+bool comm_same(TostComm* c, uint64_t value, const char* what, TostError* err);
+
+// A vote whether to stop. Each rank opens it, looks at it while it works, and closes it once; a rank that wants to stop
+// closes it early. listen: comm_vote_stops sees this on the other ranks; no other message may be started until the vote
+// is closed.
+typedef struct { TostComm* comm; CommRequest* request; bool *stop, *arrived; } CommVote;
+CommVote comm_vote(TostComm* c, bool listen);
+bool     comm_vote_stops(CommVote* v);             // not collective: whether a rank has closed it with `stop`
+bool     comm_vote_close(CommVote* v, bool stop);  // waits for all; true if any rank stops
+
+// To be called at least a few times within the timeout by a rank that works while others may wait. Not collective.
+void comm_works(TostComm* c);
+
+// How long this rank has waited for others, without the time in which the process was stopped.
+typedef struct { TostComm* comm; double waited, last; } CommWait;
+CommWait comm_wait_begin(TostComm* c);
+// To be called until the wait is over; pauses if it has lasted a while. False: timeout. arrived (size): true for ranks
+// that the wait does not need; NULL: it needs all.
+bool     comm_wait_more(CommWait* w, const bool* arrived);
+// After a timeout: ends all ranks. Names those that do not respond, if the transport knows them. what: "" or "WHAT: ".
+void     comm_timed_out(TostComm* c, const bool* arrived, const char* what);
+// To be called before printing an error that all ranks notice, so that only one prints it: returns at once on rank 0.
+// The other ranks wait until the launcher ends them after rank 0, and return if it does not.
+void     comm_let_first_speak(const TostComm* c);
+
+// Ends all ranks. Prints `why`, with this rank and host, before the hint.
+void comm_fail(TostComm* c, const TostError* why);
+// "rank 2 on node7: "; empty for rank 0 and for a single process
+typedef struct { char text[COMM_HOST_MAX + 32]; } CommPrefix;
+CommPrefix comm_prefix(const TostComm* c, int rank);
+CommPrefix comm_launch_prefix(void);   // of this process, where no TostComm is at hand
+
+#ifdef __cplusplus
+}
+#endif
+#endif

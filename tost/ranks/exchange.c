@@ -1,0 +1,176 @@
+// exchange.c: sums gradients over parts and ranks, and gathers parameters, moments and block sums.
+#include "ranks/exchange.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+
+static size_t block_count(Range r) { return (range_size(r) + SLICE_UNIT - 1) / SLICE_UNIT; }
+
+Exchange exchange_new(const TostTensors* tensors, TostComm* comm, int parts) {
+    Exchange x = {.comm = comm, .rank = comm_rank(comm), .ranks = comm_size(comm), .parts = parts > 1 ? parts : 1,
+                  .size = tensors->flat_size};
+    x.slices = slices_new(tensors, x.ranks);
+    x.gathers = xcalloc((size_t)x.slices.buckets, sizeof *x.gathers);
+    return x;
+}
+
+void exchange_layout(Exchange* x, Arena* arena, float* grad) {
+    size_t largest = 0;
+    for (int k = 0; k < x->slices.buckets; k++) {
+        const size_t slice = range_size(exchange_slice(x, k));
+        if (slice > largest) largest = slice;
+    }
+    x->grad = grad;
+    for (int j = 0; (x->parts - 1) >> j > 0; j++) x->level[j] = arena_alloc(arena, x->size * sizeof(float));
+    for (int i = 0; x->ranks > 1 && i < EXCHANGE_UNDER_WAY; i++)
+        x->received[i] = arena_alloc(arena, (size_t)x->ranks * largest * sizeof(float));
+}
+
+void exchange_free(Exchange* x) {
+    slices_free(&x->slices);
+    free(x->gathers);
+}
+
+void exchange_begin(Exchange* x) {
+    x->part = x->ready = x->started = x->summed = 0;
+    x->from = x->size;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Gradients
+
+// Adds the gradients of a complete part to those of the parts before it: like a binary counter, in which level j holds
+// the sum of 2^j parts. Then starts the next part.
+static void finish_part(Exchange* x) {
+    float* grad = x->grad;
+    int j = 0;
+    for (; x->part >> j & 1; j++) tree_add(grad, x->level[j], grad, x->size);   // mutant: parts_in_a_row
+    float* sum = x->level[j];
+    #pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < x->size; i++) {
+        sum[i] = grad[i];
+        grad[i] = 0.0f;
+    }
+    x->part++;
+}
+
+// Completes this rank's sum over its parts from element `from` on. grad holds those of the last part.
+static void add_parts(Exchange* x, size_t from) {
+    for (int j = 0; x->part >> j > 0; j++)
+        if (x->part >> j & 1) tree_add(x->grad + from, x->level[j] + from, x->grad + from, x->from - from);
+    x->from = from;
+}
+
+static float* row_of(const Exchange* x, int k, int rank) {
+    const Range own = exchange_slice(x, k);
+    return rank == x->rank ? x->grad + own.start : x->received[k % EXCHANGE_UNDER_WAY] + rank * range_size(own);
+}
+
+// Sends each rank its slice of the bucket and receives the other ranks' gradients of this rank's slice.
+static void start_bucket(Exchange* x, int k) {
+    const size_t bytes = range_size(exchange_slice(x, k)) * sizeof(float);
+    CommMessage* messages = xcalloc((size_t)x->ranks, sizeof *messages);
+    for (int r = 0; r < x->ranks; r++) {
+        const Range theirs = slices_of(&x->slices, r, k);   // mutant: wrong_slice
+        messages[r] = (CommMessage){x->grad + theirs.start, row_of(x, k, r), range_size(theirs) * sizeof(float), bytes};
+    }
+    x->under_way[k % EXCHANGE_UNDER_WAY] = x->comm->start(x->comm, messages);
+    free(messages);
+}
+
+static void sum_bucket(Exchange* x, int k) {
+    const Range own = exchange_slice(x, k);
+    float** row = xmalloc((size_t)x->ranks * sizeof *row);
+    for (int r = 0; r < x->ranks; r++) row[r] = row_of(x, k, r);
+    tree_sum(row, x->ranks, range_size(own));
+    if (x->rank != 0) memcpy(x->grad + own.start, row[0], range_size(own) * sizeof(float));
+    free(row);
+}
+
+// Starts and sums the buckets that can be. wait: until all ready ones are summed.
+static void advance(Exchange* x, bool wait) {
+    for (;;) {
+        while (x->started < x->ready && x->started < x->summed + EXCHANGE_UNDER_WAY) start_bucket(x, x->started++);
+        if (x->summed == x->started) return;
+        CommRequest** oldest = &x->under_way[x->summed % EXCHANGE_UNDER_WAY];
+        if (wait) comm_wait(x->comm, oldest);   // mutant: missing_wait
+        else if (!x->comm->test(x->comm, oldest, NULL)) return;
+        sum_bucket(x, x->summed++);
+    }
+}
+
+void exchange_gradients(Exchange* x, TostEnd end, size_t from) {
+    if (end == TOST_PART_ENDS && from == 0) finish_part(x);
+    comm_works(x->comm);
+    if (end != TOST_STEP_ENDS) return;
+    add_parts(x, from);
+    if (x->ranks == 1) return;
+    x->ready = slices_complete(&x->slices, from);
+    advance(x, from == 0);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Gathering
+
+double exchange_sum(const Exchange* x, const double* own) {
+    const int buckets = x->slices.buckets;
+    double **sums = xcalloc((size_t)x->ranks, sizeof *sums), total = 0;
+    CommMessage* messages = xcalloc((size_t)x->ranks, sizeof *messages);
+    const size_t bytes = (exchange_owned(x) + SLICE_UNIT - 1) / SLICE_UNIT * sizeof(double);
+    for (int r = 0; r < x->ranks; r++) {
+        const size_t theirs = (x->slices.total[r] + SLICE_UNIT - 1) / SLICE_UNIT * sizeof(double);
+        sums[r] = xmalloc(theirs + 1);
+        messages[r] = (CommMessage){own, sums[r], bytes, theirs};
+    }
+    memcpy(sums[x->rank], own, bytes);
+    if (x->ranks > 1) comm_exchange(x->comm, messages);
+    size_t* next = xcalloc((size_t)x->ranks, sizeof *next);
+    for (int k = buckets - 1; k >= 0; k--)   // in the order of the flat array
+        for (int r = 0; r < x->ranks; r++)
+            for (size_t i = block_count(slices_of(&x->slices, r, k)); i > 0; i--) total += sums[r][next[r]++];
+    for (int r = 0; r < x->ranks; r++) free(sums[r]);
+    free(next);
+    free(messages);
+    free(sums);
+    return total;
+}
+
+void exchange_gather(Exchange* x, float* flat, int k) {
+    if (x->ranks == 1) return;
+    const Range own = exchange_slice(x, k);
+    CommMessage* messages = xcalloc((size_t)x->ranks, sizeof *messages);
+    for (int r = 0; r < x->ranks; r++) {
+        const Range theirs = slices_of(&x->slices, r, k);
+        messages[r] = (CommMessage){flat + own.start, flat + theirs.start, range_size(own) * sizeof(float),
+                                    range_size(theirs) * sizeof(float)};
+    }
+    x->gathers[k] = x->comm->start(x->comm, messages);
+    free(messages);
+}
+
+void exchange_gather_wait(Exchange* x) {
+    for (int k = 0; x->ranks > 1 && k < x->slices.buckets; k++)
+        comm_wait(x->comm, &x->gathers[k]);   // mutant: gather_not_awaited
+}
+
+void exchange_collect(float* dst, const Exchange* x, const float* array, bool packed, const TostTensor* t) {
+    const Range tensor = {t->offset, t->offset + t->size};
+    CommMessage* messages = xcalloc((size_t)x->ranks, sizeof *messages);
+    for (int k = 0; k < x->slices.buckets; k++) {
+        if (range_size(range_meet(x->slices.bucket[k], tensor)) == 0) continue;
+        const Range own = exchange_slice(x, k), mine = range_meet(own, tensor);
+        const float* from = array + (packed ? exchange_packed(x, k) + mine.start - own.start : mine.start);
+        memset(messages, 0, (size_t)x->ranks * sizeof *messages);
+        for (int r = 1; r < x->ranks && x->rank == 0; r++) {
+            const Range theirs = range_meet(slices_of(&x->slices, r, k), tensor);
+            messages[r] = (CommMessage){.receive = dst + (theirs.start - tensor.start),
+                                        .receive_bytes = range_size(theirs) * sizeof(float)};
+        }
+        if (x->rank == 0) memcpy(dst + (mine.start - tensor.start), from, range_size(mine) * sizeof(float));
+        else messages[0] = (CommMessage){.send = from, .send_bytes = range_size(mine) * sizeof(float)};
+        if (x->ranks > 1) comm_exchange(x->comm, messages);
+    }
+    free(messages);
+}

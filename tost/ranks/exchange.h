@@ -1,0 +1,52 @@
+// exchange.h: the gradients and parameters that the ranks of the CPU engine exchange in a step. With one rank and one
+// part, every function does nothing or works on the whole arrays. Collective, except where noted.
+#ifndef TOST_EXCHANGE_H
+#define TOST_EXCHANGE_H
+
+#include "base/memory.h"
+#include "ranks/comm.h"
+#include "ranks/slices.h"
+
+enum { EXCHANGE_LEVELS = 31, EXCHANGE_UNDER_WAY = 2 };
+
+typedef struct {
+    TostComm* comm;                          // NULL: one rank
+    int       rank, ranks, parts;            // parts of this rank
+    Slices    slices;
+    size_t    size;                          // elements of the flat arrays
+    float*    grad;
+    float*    level[EXCHANGE_LEVELS];        // level[j]: the sum of 2^j parts, if bit j of `part` is set
+    int       part;                          // parts of this step that are complete
+    size_t    from;                          // the sums of this rank's parts are complete from this element on
+    int       ready, started, summed;        // buckets that are complete on this rank, sent, and summed over the ranks
+    float*    received[EXCHANGE_UNDER_WAY];  // (ranks, slice) of a bucket
+    CommRequest* under_way[EXCHANGE_UNDER_WAY];
+    CommRequest** gathers;                   // (buckets)
+} Exchange;
+
+// Not collective.
+Exchange exchange_new(const TostTensors* tensors, TostComm* comm, int parts);
+void     exchange_layout(Exchange* x, Arena* arena, float* grad);   // places the buffers; grad: the flat array
+void     exchange_free(Exchange* x);
+static inline size_t exchange_owned(const Exchange* x) { return x->slices.total[x->rank]; }
+static inline Range  exchange_slice(const Exchange* x, int k) { return slices_of(&x->slices, x->rank, k); }
+static inline size_t exchange_packed(const Exchange* x, int k) {
+    return x->slices.packed[(size_t)x->rank * x->slices.buckets + k];
+}
+
+// The step starts.
+void exchange_begin(Exchange* x);
+// During the backward pass: its gradients from element `from` on are complete. Starts the exchange of complete buckets
+// after the last part; when from is 0, waits for all of them: then this rank's slices of grad are sums over all parts.
+void exchange_gradients(Exchange* x, TostEnd end, size_t from);
+// Sum of one number per block of SLICE_UNIT elements, in the order of the blocks. own: the numbers of this rank's
+// blocks, in the order in which its slices are packed.
+double exchange_sum(const Exchange* x, const double* own);
+// Starts sending this rank's slice of bucket k of a flat array to all; the other slices are overwritten.
+void exchange_gather(Exchange* x, float* flat, int k);
+void exchange_gather_wait(Exchange* x);
+// Copies one tensor, t->size elements, to dst on rank 0; other ranks may pass NULL. array: this rank's slices, packed,
+// or a flat array.
+void exchange_collect(float* dst, const Exchange* x, const float* array, bool packed, const TostTensor* t);
+
+#endif

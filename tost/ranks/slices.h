@@ -1,0 +1,69 @@
+// slices.h: how the ranks of a run share the work of a step. Pure functions for both engines, without communication.
+//
+// Gradients and parameters are flat arrays (tost/model.h). Each is cut into units of SLICE_UNIT elements, the blocks of
+// the gradient norm. Backward completes the gradients from the end of the flat array to its start, layer by layer. The
+// units completed by one layer form buckets; each rank owns an equal slice of every bucket: it sums the gradients of
+// the slice, keeps its Adam moments and updates its parameters. So the exchange of a layer is spread over all ranks and
+// may start while backward is still at the layers below.
+#ifndef TOST_SLICES_H
+#define TOST_SLICES_H
+
+#include "base/error.h"
+#include "model.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    SLICE_UNIT = 1 << 14,          // elements
+    BUCKET_UNITS = 512,            // most units per bucket: 32 MiB of float32
+};
+
+typedef struct { size_t start, end; } Range;   // elements start … end - 1 of the flat array
+
+typedef struct {
+    int     ranks, buckets;
+    Range*  bucket;    // (buckets), in the order in which backward completes them: from the end of the array
+    size_t* packed;    // (ranks, buckets): where a rank's slice of a bucket starts in the array of its slices
+    size_t* total;     // (ranks): elements of all slices of a rank
+} Slices;
+
+// For one rank: one bucket with everything, whose packed array is the flat array.
+Slices slices_new(const TostTensors* tensors, int ranks);
+void   slices_free(Slices* s);
+// What a rank owns of bucket k. A rank's slices are packed in the order of the flat array.
+Range  slices_of(const Slices* s, int rank, int k);
+// Number of leading buckets that are complete if all gradients from element `from` on are.
+int    slices_complete(const Slices* s, size_t from);
+
+static inline size_t range_size(Range r) { return r.end - r.start; }
+static inline Range range_meet(Range a, Range b) {   // empty: start = end
+    const size_t start = a.start > b.start ? a.start : b.start, end = a.end < b.end ? a.end : b.end;
+    const Range meet = {start, end > start ? end : start};
+    return meet;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Parts. The micro-batches of a step form `parts` equal runs. Each part's gradients are accumulated one after another;
+// the sums of the parts are added in a fixed tree, whatever the number of ranks:
+//
+//     tree(n parts) = tree(first p) + tree(other n - p),   p: the largest power of two below n
+//
+// A rank computes parts/ranks consecutive parts: a power of two, unless there is one rank, so its sum is a subtree.
+
+// Fails, naming the nearest values, if the parts cannot be divided among the ranks.
+bool parts_check(int parts, int ranks, TostError* err);
+
+// The first of n items of part p, if the parts divide them as equally as possible.
+static inline int64_t part_start(int64_t n, int p, int parts) { return n / parts * p + (n % parts) * p / parts; }
+
+// dst = left + right; dst may be one of them.
+void tree_add(float* dst, const float* left, const float* right, size_t n);
+// The tree over n rows; the result is in row[0], the others are overwritten.
+void tree_sum(float* const* row, int n, size_t size);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,297 @@
+// generate.c: generating texts with a model. Texts that are generated together are rows of the engine's decode state,
+// all at the same position. While one row reads the rest of its prompt, another may already be past its own.
+//
+// A text must not depend on the other rows. Products of at most GEMM_FEW_ROWS rows have one order of summation and
+// larger ones another, so the kind of each product depends only on the text's prompt:
+//   up to GEMM_FEW_ROWS tokens   products of few rows: one pass if all rows together are few, or else token by token
+//   more                         one pass over a multiple of BEGIN_MULTIPLE tokens, then token by token
+// The multiple lets prompts of different lengths begin together.
+#include "run/generate.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "cpu/threads.h"
+
+enum { BEGIN_MULTIPLE = 16 };
+
+typedef struct {
+    Text*           text;
+    int32_t*        ids;       // (block_size) its tokens in the decode state
+    const uint32_t* rest;      // (n_rest) tokens of the prompt that are not in the decode state yet
+    size_t          n_rest;
+    char*           held;      // (n_held) bytes not passed to the sink yet, which may begin the stop text
+    size_t          n_held;
+    bool            done;      // the row stays in the decode state until that is rebuilt
+} Row;
+
+typedef struct {
+    const Generator* g;
+    int64_t  max_tokens;
+    uint32_t eot;
+    int      n, count;         // rows; tokens of each in the decode state
+    Row*     rows;
+    int32_t* next;             // (n) the next token of each row
+    int32_t* tokens;           // (n,T) for the engine
+    float*   logits;           // (n,V) after the last token
+    Sampler* samplers;         // (n_samplers) one per thread
+    int      n_samplers;
+    int      threads;          // of the next draw: the engine may change the number between passes
+} Batch;
+
+// ---------------------------------------------------------------------------------------------
+// Lengths
+
+static int tokens_to_keep(int block_size) { return block_size / 2 > 1 ? block_size / 2 : 1; }
+
+// Tokens of a prompt that are used: an empty one is <|endoftext|>.
+static int prompt_length(const TostConfig* c, size_t n_prompt) {
+    if (n_prompt > (size_t)c->block_size) return tokens_to_keep(c->block_size);
+    return n_prompt > 0 ? (int)n_prompt : 1;
+}
+
+int generate_group(const TostConfig* c, size_t n_prompt) {
+    const int length = prompt_length(c, n_prompt);
+    return length <= GEMM_FEW_ROWS ? 0 : length - length % BEGIN_MULTIPLE;
+}
+
+int generate_max_seq(const TostConfig* c, size_t n_prompt, int64_t max_tokens) {
+    const int length = prompt_length(c, n_prompt), group = generate_group(c, n_prompt);
+    const int first = group ? group : length, again = length + max_tokens > c->block_size
+                                                      ? tokens_to_keep(c->block_size) : 1;
+    return first > again ? first : again;
+}
+
+// ---------------------------------------------------------------------------------------------
+// The decode state
+
+// Starts the decode state with the first T ids of each row.
+static void batch_begin(Batch* b, int T) {
+    const TostEngine* engine = b->g->engine;
+    TostModel* model = b->g->model;
+    b->count = T;
+    if (T > GEMM_FEW_ROWS || b->n * T <= GEMM_FEW_ROWS) {
+        for (int r = 0; r < b->n; r++) memcpy(b->tokens + (size_t)r * T, b->rows[r].ids, (size_t)T * sizeof *b->tokens);
+        engine->decode_begin(b->logits, model, b->tokens, b->n, T);
+        return;
+    }
+    engine->decode_begin(NULL, model, NULL, b->n, 0);
+    for (int t = 0; t < T; t++) {
+        for (int r = 0; r < b->n; r++) b->tokens[r] = b->rows[r].ids[t];
+        engine->decode_step(b->logits, model, b->tokens);
+    }
+}
+
+static void drop_done_rows(Batch* b) {
+    int kept = 0;
+    for (int r = 0; r < b->n; r++) {
+        if (b->rows[r].done) continue;
+        const Row dropped = b->rows[kept];   // swapped: its buffers are freed at the end
+        b->rows[kept] = b->rows[r];
+        b->rows[r] = dropped;
+        b->next[kept++] = b->next[r];
+    }
+    b->n = kept;
+}
+
+// Appends the next token of each row, or rebuilds the decode state from the last ones if all positions are used.
+static void batch_append(Batch* b) {
+    const int block = b->g->config->block_size;
+    if (b->count < block) {
+        for (int r = 0; r < b->n; r++) b->rows[r].ids[b->count] = b->next[r];
+        b->count++;
+        b->g->engine->decode_step(b->logits, b->g->model, b->next);
+        return;
+    }
+    const int keep = tokens_to_keep(block);
+    drop_done_rows(b);
+    for (int r = 0; r < b->n; r++) {
+        int32_t* ids = b->rows[r].ids;
+        memmove(ids, ids + block - (keep - 1), (size_t)(keep - 1) * sizeof *ids);
+        ids[keep - 1] = b->next[r];
+    }
+    batch_begin(b, keep);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Rows
+
+static void row_finish(Row* row, Finish finish) {
+    row->text->finish = finish;
+    row->done = true;
+}
+
+// Passes the bytes of a token to the sink, up to the stop text. Holds back those that may begin it.
+static void row_write(Row* row, const Generator* g, const char* bytes, size_t n) {
+    const size_t n_stop = g->stop ? strlen(g->stop) : 0;
+    row->held = xrealloc(row->held, row->n_held + n + 1);
+    memcpy(row->held + row->n_held, bytes, n);
+    row->n_held += n;
+    const char* found = n_stop ? memmem(row->held, row->n_held, g->stop, n_stop) : NULL;
+    size_t hold = 0;
+    if (!found && n_stop)
+        for (hold = row->n_held < n_stop ? row->n_held : n_stop - 1; hold > 0; hold--)
+            if (memcmp(row->held + row->n_held - hold, g->stop, hold) == 0) break;
+    const size_t ready = found ? (size_t)(found - row->held) : row->n_held - hold;
+    if (found) row_finish(row, FINISH_STOP);
+    if (!g->piece(row->text->context, row->held, ready) && !found) row_finish(row, FINISH_SINK);
+    memmove(row->held, row->held + ready, hold);
+    row->n_held = hold;
+}
+
+// Adds a sampled token to its text. If the text ends without the stop text, passes on the bytes held back for it.
+static void row_take(Row* row, const Batch* b, int32_t id) {
+    const Generator* g = b->g;
+    if (id == (int32_t)b->eot) {
+        row_finish(row, FINISH_END_OF_TEXT);
+    } else {
+        size_t n;
+        const char* bytes = tokenizer_piece(g->tokenizer, (uint32_t)id, &n);
+        row->text->tokens++;
+        row_write(row, g, bytes, n);
+        if (!row->done && row->text->tokens >= b->max_tokens) row_finish(row, FINISH_LENGTH);
+    }
+    if (row->done && row->text->finish != FINISH_SINK && row->n_held > 0)
+        g->piece(row->text->context, row->held, row->n_held);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The loop
+
+// True if the row's next token is sampled, not part of its prompt.
+static bool samples_next(const Row* row) { return !row->done && row->n_rest == 0; }
+
+// Chooses the next token of each row: from its prompt, or sampled. The token of a row that is done is not used.
+static void choose_tokens(Batch* b) {
+    const size_t V = (size_t)b->g->config->vocab_size;
+    b->threads = threads_max() < b->n_samplers ? threads_max() : b->n_samplers;
+    #pragma omp parallel for schedule(static) num_threads(b->threads) if (b->n > 1)
+    for (int r = 0; r < b->n; r++) {
+        Row* row = &b->rows[r];
+        if (samples_next(row))
+            b->next[r] = sampler_draw(&b->samplers[thread_index()], b->logits + r * V, &b->g->options, &row->text->rng);
+        else b->next[r] = row->n_rest > 0 ? (int32_t)*row->rest : 0;
+    }
+}
+
+// Adds the sampled tokens to the texts. Sets *left to the number of rows that are not done.
+static bool take_tokens(int* left, Batch* b, TostError* err) {
+    *left = 0;
+    for (int r = 0; r < b->n; r++) {
+        Row* row = &b->rows[r];
+        if (samples_next(row)) {
+            if (b->next[r] < 0)
+                return tost_error(err, "the logits after %lld tokens are not numbers; the weights have diverged: use "
+                                  "an earlier checkpoint (--model)", (long long)row->text->tokens);
+            row_take(row, b, b->next[r]);
+        } else if (row->n_rest > 0) {
+            row->rest++;
+            row->n_rest--;
+        }
+        *left += !row->done;
+    }
+    return true;
+}
+
+static bool any_samples_next(const Batch* b) {
+    for (int r = 0; r < b->n; r++)
+        if (samples_next(&b->rows[r])) return true;
+    return false;
+}
+
+static bool batch_run(Batch* b, double* seconds, TostError* err) {
+    double start = 0;
+    int left = b->n;
+    bool ok = true;
+    while (ok && left > 0) {
+        if (start == 0 && any_samples_next(b)) start = now_seconds();
+        choose_tokens(b);
+        ok = take_tokens(&left, b, err);
+        if (ok && left > 0) batch_append(b);
+    }
+    *seconds += now_seconds() - start;
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Set-up
+
+static bool check_prompt(const Generator* g, const Text* text, TostError* err) {
+    const int size = tokenizer_size(g->tokenizer), rows = g->config->vocab_size;
+    if (size > rows)
+        return tost_error(err, "%s: %d tokens, but the model's vocabulary has %d; give the tokenizer it was "
+                          "trained with as --tokenizer FILE", tokenizer_path(g->tokenizer), size, rows);
+    for (size_t i = 0; i < text->n_prompt; i++)
+        if (text->prompt[i] >= (uint32_t)size)
+            return tost_error(err, "prompt: token %zu has the id %u, but %s has ids 0 to %d", i, text->prompt[i],
+                              tokenizer_path(g->tokenizer), size - 1);
+    return true;
+}
+
+// Number of tokens of each prompt with which the decode state begins.
+static int begin_length(const Batch* b, const Text* texts) {
+    const TostConfig* c = b->g->config;
+    int shortest = prompt_length(c, texts[0].n_prompt);
+    for (int i = 1; i < b->n; i++) {
+        const int length = prompt_length(c, texts[i].n_prompt);
+        shortest = length < shortest ? length : shortest;
+    }
+    const int group = generate_group(c, texts[0].n_prompt);
+    return group ? group : shortest;
+}
+
+static void row_start(Row* row, const Batch* b, Text* text, int begin) {
+    const TostConfig* c = b->g->config;
+    const int length = prompt_length(c, text->n_prompt);
+    const uint32_t* prompt = text->n_prompt > 0 ? text->prompt + text->n_prompt - length : &b->eot;
+    *row = (Row){.text = text, .ids = xmalloc((size_t)c->block_size * sizeof *row->ids), .rest = prompt + begin,
+                 .n_rest = (size_t)(length - begin)};
+    for (int i = 0; i < begin; i++) row->ids[i] = (int32_t)prompt[i];
+    text->tokens = 0;
+    text->finish = FINISH_LENGTH;
+}
+
+bool generate_together(Text* texts, int n, double* seconds, const Generator* g, int64_t max_tokens, TostError* err) {
+    for (int i = 0; i < n; i++)
+        if (!check_prompt(g, &texts[i], err)) return false;
+    Batch b = {.g = g, .max_tokens = max_tokens, .eot = (uint32_t)tokenizer_eot(g->tokenizer), .n = n};
+    const size_t longest = (size_t)g->config->block_size, V = (size_t)g->config->vocab_size;
+    const int begin = begin_length(&b, texts);
+    b.rows = xmalloc((size_t)n * sizeof *b.rows);
+    b.next = xmalloc((size_t)n * sizeof *b.next);
+    b.tokens = xmalloc((size_t)n * longest * sizeof *b.tokens);
+    b.logits = xmalloc((size_t)n * V * sizeof *b.logits);
+    for (int i = 0; i < n; i++) row_start(&b.rows[i], &b, &texts[i], begin);
+    bool ok = true;
+    if (max_tokens > 0) {
+        batch_begin(&b, begin);
+        b.n_samplers = n > 1 ? threads_max() : 1;
+        b.samplers = xmalloc((size_t)b.n_samplers * sizeof *b.samplers);
+        for (int i = 0; i < b.n_samplers; i++) b.samplers[i] = sampler_new(tokenizer_size(g->tokenizer));
+        ok = batch_run(&b, seconds, err);
+    }
+    for (int i = 0; i < b.n_samplers; i++) sampler_free(&b.samplers[i]);
+    for (int i = 0; i < n; i++) {
+        free(b.rows[i].ids);
+        free(b.rows[i].held);
+    }
+    free(b.samplers);
+    free(b.logits);
+    free(b.tokens);
+    free(b.next);
+    free(b.rows);
+    return ok;
+}
+
+bool generate(GenerateResult* result, const Generator* g, const uint32_t* prompt, size_t n_prompt, int64_t max_tokens,
+              Rng* rng, TostError* err) {
+    Text text = {.prompt = prompt, .n_prompt = n_prompt, .rng = *rng, .context = g->context};
+    *result = (GenerateResult){0};
+    const bool ok = generate_together(&text, 1, &result->seconds, g, max_tokens, err);
+    *rng = text.rng;
+    result->tokens = text.tokens;
+    return ok;
+}

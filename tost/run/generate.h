@@ -1,0 +1,62 @@
+// generate.h: generating texts with a model, several together.
+#ifndef TOST_GENERATE_H
+#define TOST_GENERATE_H
+
+#include "base/error.h"
+#include "engine.h"
+#include "cpu/gemm.h"
+#include "run/sampler.h"
+#include "data/tokenizer.h"
+
+// Receives the raw bytes of each generated token (a UTF-8 character may span several tokens); returns false to stop.
+typedef bool (*PieceSink)(void* context, const char* bytes, size_t n);
+
+typedef struct {
+    const TostEngine* engine;
+    TostModel*        model;
+    const TostConfig* config;
+    const Tokenizer*  tokenizer;
+    SamplerOptions    options;
+    PieceSink         piece;
+    void*             context;   // passed to piece by generate
+    const char*       stop;      // a text ends before its first occurrence; NULL: none
+} Generator;
+
+typedef enum { FINISH_LENGTH, FINISH_END_OF_TEXT, FINISH_STOP, FINISH_SINK } Finish;   // SINK: piece returned false
+
+typedef struct {
+    const uint32_t* prompt;      // (n_prompt) ids
+    size_t          n_prompt;
+    Rng             rng;
+    void*           context;     // passed to piece
+    // results
+    int64_t         tokens;      // including those of the stop text
+    Finish          finish;
+} Text;
+
+typedef struct { int64_t tokens; double seconds; } GenerateResult;   // seconds: excluding the prompt
+
+// Maximum number of texts generated together. In a product of up to this many rows, the bits of a row do not depend on
+// the number of rows.
+enum { MAX_TEXTS_TOGETHER = GEMM_FEW_ROWS };
+
+// Generates up to max_tokens tokens after a prompt with the recurrent decode. Stops at <|endoftext|>, which is neither
+// passed to piece nor counted. An empty prompt starts from <|endoftext|>.
+// A prompt longer than block_size is truncated to its last max(1, block_size/2) tokens. When all block_size positions
+// are used, the next token rebuilds the decode state from the last max(1, block_size/2) tokens including itself.
+// If a stop text is given, bytes that may be its beginning are held back until it is certain that they are not.
+// Fails if the tokenizer is larger than the vocabulary, the prompt has invalid ids, or all logits are NaN or -infinity.
+bool generate(GenerateResult* result, const Generator* g, const uint32_t* prompt, size_t n_prompt, int64_t max_tokens,
+              Rng* rng, TostError* err);
+
+// The same for n texts, at most MAX_TEXTS_TOGETHER and the model's max_batch. Their prompts must have the same
+// generate_group. With the CPU engine's built-in products each text is the same as if generated alone. Adds the time,
+// excluding the prompts, to *seconds.
+bool generate_together(Text* texts, int n, double* seconds, const Generator* g, int64_t max_tokens, TostError* err);
+
+// Prompts of one group can be decoded together.
+int generate_group(const TostConfig* c, size_t n_prompt);
+// The smallest max_seq of the model for a prompt of this length.
+int generate_max_seq(const TostConfig* c, size_t n_prompt, int64_t max_tokens);
+
+#endif

@@ -1,0 +1,53 @@
+// log.h: log.csv, one row per training step.
+#ifndef TOST_LOG_H
+#define TOST_LOG_H
+
+#include <math.h>
+
+#include "base/error.h"
+
+typedef struct {
+    int64_t step;          // counted from 0
+    int64_t tokens;        // seen in training, this step included
+    double  train_loss;    // nats per token, mean over the step
+    double  val_loss;      // NAN if not measured
+    double  lr, grad_norm;
+    double  ms, tokens_per_s;
+} LogRow;
+
+// OUT/log.csv: header step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s; losses and norms with nine
+// decimals, val_loss empty if not measured. Each row is written immediately. If the disk is full, the bytes not written
+// stay pending in memory and are written before the next row, so that no row is lost or duplicated. If another program
+// removes, renames, replaces or changes the file, a new one is created and the rows continue there.
+typedef struct {
+    char*     path;           // NULL: closed
+    int       fd;
+    bool      regular;        // false: a device or a pipe, for which nothing stays pending
+    char*     pending;        // rows that are not or not completely in the file
+    size_t    n_pending, written;   // bytes of pending; those of the first row that are in the file
+    int64_t   pending_rows;
+    int64_t   end, synced;    // the file's size now, and at the last successful sync
+    bool      sync_failed;    // the last sync failed
+    TostError moved;          // a warning: rows go to a new file or are dropped; else empty. The caller resets it
+} LogFile;
+
+// True if a new log may be started at path: the file does not exist, is empty, is not a regular file, or, with
+// `overwrite`, starts with the header of a log.
+bool log_check_fresh(const char* path, bool overwrite, TostError* err);
+// Starts a new log (resume_step -1), or truncates an existing one to the rows before resume_step. A missing row is an
+// error, but a log that does not exist or has no rows starts at resume_step. A last line without a newline is removed.
+// A log that another process is writing is an error, and so is a FIFO that no process reads.
+bool log_open(LogFile* log, const char* path, int64_t resume_step, TostError* err);
+// False if rows stay pending; the next call tries again.
+bool log_row(LogFile* log, const LogRow* row, TostError* err);
+// Call it before saving a checkpoint: after a power failure the log must have the rows of all steps in the checkpoint.
+bool log_sync(LogFile* log, TostError* err);
+bool log_close(LogFile* log, TostError* err);         // does nothing if the log is closed or zeroed
+
+char* log_row_text(const LogRow* row);                // the row as a line with its newline. free()
+bool  log_row_parse(LogRow* row, const char* text);   // false if text is not such a line
+
+// Removes the sign of a NaN, which printf may print.
+static inline double plain_nan(double x) { return isnan(x) ? NAN : x; }
+
+#endif

@@ -1,0 +1,121 @@
+// options.h: the command line, from one table of options. Parsed with getopt_long.
+#ifndef TOST_OPTIONS_H
+#define TOST_OPTIONS_H
+
+#include "base/error.h"
+#include "ranks/comm.h"
+#include "data/samples.h"
+#include "run/safetensors.h"
+#include "run/schedule.h"
+
+typedef enum {
+    COMMAND_TRAIN, COMMAND_SAMPLE, COMMAND_EVAL, COMMAND_TOKENIZE, COMMAND_INFO, COMMAND_INSPECT, COMMANDS
+} Command;
+
+typedef enum { SAVE_ERROR_STOP, SAVE_ERROR_CONTINUE } OnSaveError;
+typedef enum { WEIGHTS_TRAINED, WEIGHTS_EMA } Weights;
+
+enum { OPTION_ROWS_MAX = 128 };
+
+typedef struct {
+    Command     command;
+    bool        named;                     // the user named it; otherwise it is train
+    TostComm*   comm;                      // NULL: one process
+    const char* program;                   // argv[0], for messages and suggested commands
+    const char* page;                      // the option that asks for --help, the man page or completion, or NULL
+    // model
+    const char* preset;
+    TostConfig  config;
+    const char *model, *init, *tokenizer;  // NULL: not given
+    int         extend_block;              // 0: the block size of --init
+    int         weights;                   // Weights
+    // data
+    const char *data, *val_data, *out, *log;
+    int         order;                     // DataOrder
+    int64_t     data_tokens, data_crc;     // tokens and CRC of a resumed run's shards; else 0
+    // training
+    int     batch, seq, chunk;             // chunk 0: whole sequences
+    int64_t total_batch, steps, warmup;
+    int     schedule;                      // ScheduleKind
+    double  lr, min_lr_frac, decay_frac, weight_decay, beta1, beta2, eps, grad_clip;
+    double  ema;                           // 0: off
+    double  skip_loss_z, skip_grad_z;      // 0: off
+    int64_t max_skipped;
+    int64_t seed;
+    int64_t val_every, val_batches, sample_every, sample_tokens, save_every, keep;
+    double  stop_at_val, max_time;         // 0: off; nats per token; seconds
+    int     on_save_error;                 // OnSaveError
+    bool    resume, overwrite, quiet, keep_best;
+    int     dtype, threads;                // TostDtype; 0: OpenMP's default
+    int     parts;                         // of a step, over all ranks (slices.h)
+    int     reduce;                        // 1: TostEngineOptions.fast_reduce
+    double  rank_timeout;                  // seconds; 0: none
+    bool    recompute;
+    // sampling
+    const char *prompt, *prompts, *stop;   // NULL: not given
+    int64_t     tokens, samples;
+    double      temperature, top_p;
+    int         top_k;
+    // evaluation
+    int         task, stride;              // Task, if --task is given; 0: no overlap
+    int64_t     windows;                   // 0: score every token once
+    const char* json;
+    bool        by_position;
+    bool        force;                     // also of inspect
+    // inspection
+    const char* text;
+    // tokenizing
+    double      val_frac;
+    int64_t     shard_tokens;
+    bool        jsonl;
+    // operands, pointing into argv
+    int    n_files;
+    char** files;
+    bool given[OPTION_ROWS_MAX];           // options set by the user or a resumed run, by row of the table
+} Options;
+
+// Parses argv into *o. Returns false with one line in *err (exit with STATUS_USAGE) for an unknown, malformed,
+// out-of-range, unexpected or, unless o->page is set, contradictory argument. Opens no file. Call options_free in any
+// case.
+bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, TostComm* comm, TostError* err);
+void options_free(Options* o);
+const char* options_program(const Options* o);   // the program's name, without its folder
+bool option_given(const Options* o, const char* name);
+const char* sample_option_given(const Options* o);   // the first option given for train's samples, or NULL
+// A warning about the i-th option of train that was given but has no effect because of another option; NULL: none.
+// `o` is `given` with the values of the resumed run added. free()
+char* options_unused(const Options* given, const Options* o, int i);
+// batch × seq, or batch × chunk if that is less and not 0, must fit in an int.
+bool options_check_pass(int batch, int seq, int chunk, TostError* err);
+
+// For --help, the man page and completion.
+typedef struct { const char *name, *usage, *about; } CommandHelp;
+typedef struct {
+    const char *group, *name, *metavar;    // metavar "": a flag
+    bool        file;                      // the value may be a file name
+    bool        overridable;               // may be changed with --resume
+    char*       values;                    // "a|b|c", if it is one of these, or NULL
+    char*       text;                      // what the option does, and its default
+} OptionHelp;
+typedef struct { int count; OptionHelp* option; } OptionHelpList;
+
+const CommandHelp* command_help(Command command);
+OptionHelpList options_help(const Options* o);   // of o's command, in order of groups; defaults are o's values
+void option_help_free(OptionHelpList* list);
+Options options_default(Command command, const TostEngine* engine);   // without files; nothing to free
+
+// Takes the sizes from a model file and derives batch size and sequence length from them, unless given. Fails, naming
+// the option, if a given size differs.
+bool options_take_config(Options* o, const TostConfig* config, const char* file, TostError* err);
+
+Schedule options_schedule(const Options* o);
+
+// The options of a training run that its checkpoints save: *n keys and values. st_free_meta
+StMeta* options_echo(const Options* o, int* n);
+// For --resume: options not given get the saved values and then count as given. Fails, naming the option, if a given
+// value differs and must not change. `run` names the run in the message. *o then points into `saved`.
+bool options_resume(Options* o, const StMeta* saved, int n_saved, const char* run, TostError* err);
+// After options_resume: "--steps 9 instead of 6" if the saved option was overridden, else NULL. free()
+char* options_changed(const Options* o, const StMeta* saved);
+
+#endif

@@ -1,0 +1,115 @@
+// run.h: the state of a training run, shared by train.c (the loop), run_setup.c (start and resume), run_save.c (log and
+// checkpoints) and run_report.c (output).
+#ifndef TOST_RUN_H
+#define TOST_RUN_H
+
+#include "base/error.h"
+#include "run/checkpoint.h"
+#include "commands/commands.h"
+#include "data/samples.h"
+#include "base/lock.h"
+#include "run/log.h"
+#include "run/progress.h"
+
+typedef struct { double sum; int64_t count; } LossSum;   // of losses (nats), and how many
+
+// The pass of the engine that is under way, for run_chunk_done: micro-batch `done` of `all`; 0 of 0 is
+// neither shown nor abandoned.
+typedef struct { bool validation, abandoned; int64_t done, all; } RunPass;
+
+typedef struct {
+    const Options*    args;            // the command line
+    Options           o;               // args, completed from the checkpoint and the data
+    TostComm*         comm;            // NULL: one process
+    int               signal;          // with several ranks: a signal that one of them received, or 0; see run_signal
+    const TostEngine* engine;
+    TostEngineOptions engine_options;
+    TostModel*        model;
+    TostTensors       tensors;
+    CheckpointInfo    info;            // run state, saved in checkpoints
+    CheckpointInfo    init;            // metadata of the --init weights
+    StMeta*           resumed;         // options saved in the resumed checkpoint; strings in o point into them
+    int               n_resumed;
+    char*             weights;         // model.safetensors to start from, or NULL
+    StFile            weights_file;    // the same, open until the model has its parameters
+    TostError         weights_warning; // printed once they are loaded
+    char *            out, *installed, *val_glob, *log_path;   // installed: path of the starter data
+    char*             newest;          // the run of --resume without --out
+    Folder            folder;          // out
+    Lock              lock;            // on out
+    bool              replacing;       // --overwrite: the old run remains until the first checkpoint is saved
+    DataSet *         data, *val;      // val: NULL without validation
+    Tokenizer*        tokenizer;       // or NULL
+    int32_t *         inputs, *targets;   // (batch, seq)
+    LossSum*          part_loss;       // of this rank's parts
+    RunPass           pass;
+    LogFile           log;
+    bool              log_failing;     // the last row could not be written; a warning was printed
+    Progress          progress;
+    double            began, longest;  // now_seconds() at the start; seconds of the longest step, for --max-time
+    const char*       stopped_by;      // option that ends the run early, or NULL
+    int64_t           saved_step;      // step of the newest checkpoint, or -1
+    bool              saved_unvalidated;   // that checkpoint has an unvalidated_row
+    double            best_saved;      // --keep-best: a validation below this loss is saved as best
+} Run;
+
+// ---- run_setup.c ----
+// Finds the checkpoint to start from and completes the options. Writes only the lock file of an existing folder.
+bool run_find(Run* r, TostError* err);
+bool run_is_finished(const Run* r);          // resumed, but no step is left
+// Opens the data, creates the model, then the folder and its log; prints the settings.
+bool run_set_up(Run* r, TostError* err);
+void run_free(Run* r);
+// --overwrite, or the rest of an interrupted one: renames the new log to log_path and removes the old checkpoints.
+bool run_finish_replacement(Run* r, TostError* err);
+
+// ---- train.c ----
+// TostEngineOptions.chunk_done: shows the progress within a micro-batch. A signal abandons it.
+bool run_chunk_done(void* context, double part);
+
+// ---- run_ranks.c: what the ranks of a run decide together; collective, except for run_signal ----
+// The number of the signal that stops the run, or 0. All ranks learn of a signal in run_agree.
+int  run_signal(const Run* r);
+const char* run_signal_name(const Run* r);
+// Tells all ranks the run folder, for messages.
+void run_share_out(Run* r);
+// True if all ranks pass true. Otherwise false on all, with the same *err.
+bool run_agree(Run* r, bool ok, TostError* err);
+// Fails, naming a rank, if the ranks do not run the same program with the same options, data and parameters.
+bool run_compare(Run* r, TostError* err);
+static inline int run_own_parts(const Run* r) { return r->o.parts / comm_size(r->comm); }
+double run_mean_loss(const Run* r);                        // nats per token, from part_loss
+
+// ---- run_save.c ----
+// Losses of the forward passes since the last call. Synchronizes with the device.
+LossSum run_read_loss(Run* r);
+// Saves a checkpoint, unless this step is already saved. Returns false if the run must end: a save failed with
+// --on-save-error stop, or the last one failed (`last`). Otherwise a failure is a warning.
+bool run_save(Run* r, bool last, TostError* err);
+// Tells all ranks what rank 0 has saved, for run_save and for messages.
+void run_share_saved(Run* r);
+// --keep-best: saves the current model as best. A failure is handled as in run_save; then best_saved is unchanged, and
+// the next validation below it is saved.
+bool run_save_best(Run* r, TostError* err);
+// Sets best_saved before the first validation that may be saved: the loss of RUN/best or, if there is none, the lowest
+// so far. Collective.
+void run_find_best(Run* r);
+// Writes a log row, on rank 0. If this fails: with --on-save-error stop, returns false; otherwise warns once and keeps
+// the row in memory for the next write. A pipe or device loses the row.
+bool run_log_step(Run* r, const LogRow* row, TostError* err);
+
+// ---- run_report.c ----
+typedef TostError Hint;   // appended to a message
+void run_warn(Run* r, const char* fmt, ...) PRINTF_LIKE(2, 3);   // one line on stderr
+Hint resume_hint(const Run* r);                                  // how to resume the run, and from which step
+Hint divergence_hint(const Run* r, const char* remedy);          // the same, and suggests `remedy` and a lower --lr
+void report_settings(Run* r, const char* device);
+void report_flops(Run* r);                                       // and sets p->peak_tokens_per_s
+void report_validation(Run* r);
+void report_sample(Run* r, char* text, size_t n, bool interrupted);
+void report_finished(Run* r);                                    // for run_is_finished
+void report_end(Run* r);
+void report_lost_output(Run* r);                                 // warns once if stdout cannot be written
+void report_log(Run* r);                                         // warns if the log continues in another file
+
+#endif

@@ -1,0 +1,80 @@
+// safetensors.h: the safetensors format: 8-byte header length, JSON header, raw tensors. Reading checks header length,
+// JSON, dtypes, shapes, offsets, overlaps, gaps and file size.
+#ifndef TOST_SAFETENSORS_H
+#define TOST_SAFETENSORS_H
+
+#include <stdio.h>
+#include "base/error.h"
+#include "base/folder.h"
+
+enum { ST_MAX_DIMS = 8, ST_NAME_MAX = 160 };
+typedef enum { ST_F64, ST_F32, ST_F16, ST_BF16, ST_I64, ST_I32, ST_U8, ST_DTYPES } StDtype;
+
+typedef struct {
+    char     name[ST_NAME_MAX];
+    StDtype  dtype;
+    int      ndim;                // 0 for a scalar
+    int64_t  shape[ST_MAX_DIMS];
+    uint64_t count;               // elements
+    uint64_t offset, bytes;       // from the start of the file
+} StTensor;
+
+typedef struct { char *key, *value; } StMeta;
+
+void st_free_meta(StMeta* meta, int n);   // the array and its strings
+
+// ---------------------------------------------------------------------------------------------
+// Reading
+
+typedef struct {
+    char*     path;
+    int       fd;
+    uint64_t  file_size, data_start;
+    int       n_tensors, n_meta;
+    StTensor* tensors;            // in file order
+    const StTensor** by_name;     // sorted by name
+    StMeta*   meta;               // in file order
+    const StMeta**   by_key;      // sorted by key
+} StFile;
+
+bool            st_begins(const char* head, size_t n);                  // true if a file begins like a safetensors file
+bool            st_open(StFile* f, const char* path, TostError* err);   // on failure there is nothing to close
+bool            st_open_in(StFile* f, const Folder* in, const char* name, TostError* err);   // sets errno
+void            st_close(StFile* f);
+const StTensor* st_find(const StFile* f, const char* name);             // NULL if absent
+const char*     st_meta(const StFile* f, const char* key);              // NULL if absent
+bool st_read_f32(const StFile* f, const StTensor* t, float* out, TostError* err);    // F64, F32, F16, BF16
+// Like st_read_f32, but fails if an element is NaN, infinite or below min, and names it. -FLT_MAX: no minimum.
+bool st_read_finite(const StFile* f, const StTensor* t, float min, float* out, TostError* err);
+bool st_read_f64(const StFile* f, const StTensor* t, double* out, TostError* err);   // F64, F32, F16, BF16
+bool st_read_i32(const StFile* f, const StTensor* t, int32_t* out, TostError* err);  // I32, I64 (in range)
+bool st_crc32(const StFile* f, uint32_t* crc, TostError* err);          // of all tensor data
+
+// ---------------------------------------------------------------------------------------------
+// Writing: declare all tensors and metadata, then append the tensors' bytes in that order, then finish. The CRC-32 of
+// the tensor bytes is stored in __metadata__ as "crc32" (8 hexadecimal digits); a "crc32" in meta is ignored. Tensor
+// data starts at a multiple of 8. Metadata may be any bytes but NUL; a byte that is not UTF-8 is written as two
+// characters (U+0000, and U+00FF for 0xff), since JSON strings are Unicode, and reading restores it.
+
+typedef struct {
+    const Folder* in;             // of the file, or NULL
+    char *    name, *path;        // name: in that folder; path: for messages
+    FILE*     out;
+    uint64_t  expected, written;  // tensor bytes
+    uint64_t  unsynced;           // bytes since the last fsync
+    uint32_t  crc;
+    long      crc_at;             // file offset of the CRC's digits
+} StWriter;
+
+// Uses name, dtype, ndim and shape of each tensor.
+bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tensors,
+              const StMeta* meta, int n_meta, TostError* err);
+bool st_begin_in(StWriter* w, const Folder* in, const char* name, const StTensor* tensors, int n_tensors,
+                 const StMeta* meta, int n_meta, TostError* err);
+bool st_append(StWriter* w, const void* data, size_t bytes, TostError* err);
+bool st_finish(StWriter* w, TostError* err);  // writes the CRC, fsyncs, closes; removes the file on failure
+void st_abandon(StWriter* w);                 // closes and removes the file; allowed after any failure and after itself
+
+const char* st_dtype_name(StDtype d);
+
+#endif

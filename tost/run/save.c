@@ -1,0 +1,190 @@
+// save.c: writes the log rows and checkpoints of a run, and handles write errors.
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "base/memory.h"
+#include "run/run.h"
+
+LossSum run_read_loss(Run* r) {
+    LossSum loss;
+    r->engine->read_loss(&loss.sum, &loss.count, r->model);
+    return loss;
+}
+
+// The log or a checkpoint could not be written: stops the run or warns.
+static bool write_failed(Run* r, const TostError* reason, bool last, TostError* err) {
+    const Hint hint = resume_hint(r);
+    if (r->o.on_save_error == SAVE_ERROR_STOP || last)
+        return tost_error(err, "%s; stopped; %s", reason->text, hint.text);
+    run_warn(r, "%s; training continues, and the next save tries again; until then, %s", reason->text, hint.text);
+    return true;
+}
+
+static double batch_loss(Run* r, uint64_t first) {
+    const size_t tokens = (size_t)r->o.batch * (size_t)r->o.seq;
+    TostError ignored;
+    if (!data_batch(r->data, r->inputs, r->targets, first, r->o.batch, &ignored)) {   // use token 0 instead
+        memset(r->inputs, 0, tokens * sizeof *r->inputs);
+        memset(r->targets, 0, tokens * sizeof *r->targets);
+    }
+    r->pass = (RunPass){0};
+    r->engine->forward_loss(r->model, r->inputs, r->targets, r->o.batch, r->o.seq);
+    const LossSum loss = run_read_loss(r);
+    return loss.sum / (double)loss.count;
+}
+
+// Loss of one micro-batch with the current parameters, checked before a save so that diverged parameters do not replace
+// a good checkpoint. Uses the next micro-batch. If its loss is not finite, which its data may cause, uses the first one
+// of the last step.
+static double probe_loss(Run* r) {
+    const uint64_t next = r->info.data_sample;
+    const uint64_t last = next - (r->info.step > 0 ? (uint64_t)(r->o.total_batch / r->o.seq) : 0);
+    const double loss = batch_loss(r, next);
+    return isfinite(loss) ? loss : batch_loss(r, last);
+}
+
+// Replaces the folder `from` at the beginning of a path.
+static void move_path(char** path, const char* from, const char* to) {
+    size_t n = strlen(from);
+    while (n > 1 && from[n - 1] == '/') n--;
+    if (strncmp(*path, from, n) != 0 || (*path)[n] != '/') return;
+    char* moved = path_join(to, *path + n + 1);
+    free(*path);
+    *path = moved;
+}
+
+// If the run folder was moved, the run continues there. False if it was removed.
+static bool follow_folder(Run* r, TostError* err) {
+    const FolderState state = folder_check(&r->folder);
+    if (state == FOLDER_REMOVED)
+        return tost_error(err, "%s was removed while the run was using it: stopped after step %lld, which is not saved",
+                          r->out, (long long)r->info.step);
+    if (state == FOLDER_SAME) return true;
+    run_warn(r, "%s was moved: the run continues in %s", r->out, r->folder.path);
+    move_path(&r->log_path, r->out, r->folder.path);
+    move_path(&r->log.path, r->out, r->folder.path);
+    free(r->out);
+    r->out = xstrdup(r->folder.path);
+    return true;
+}
+
+// Saves a checkpoint. With --overwrite, the first one replaces the old run.
+static bool save(Run* r, TostError* err) {
+    if (!r->replacing)
+        return checkpoint_save(&r->folder, &r->info, r->engine, r->model, &r->tensors, (int)r->o.keep, err);
+    if (!checkpoint_save_replacement(&r->folder, &r->info, r->engine, r->model, &r->tensors, err)) return false;
+    r->replacing = !run_finish_replacement(r, err);
+    if (r->replacing)   // the next save tries again
+        tost_error(err, "step %lld is saved, but the old run could not be removed: %s", (long long)r->info.step,
+                   err->text);
+    else err->text[0] = 0;
+    return true;
+}
+
+// Rank 0 saves. loss: see probe_loss
+static bool save_run(Run* r, double loss, bool last, TostError* err) {
+    const bool unvalidated = r->info.unvalidated_row != NULL;
+    TostError reason;
+    if (!follow_folder(r, err)) return false;
+    if (!lock_keep(&r->lock, err))
+        return tost_error(err, "run.lock was removed and %s; stopped after step %lld, which is not saved", err->text,
+                          (long long)r->info.step);
+    if (!isfinite(loss)) {
+        tost_error(err, "after step %lld the loss is %g: not saved; %s", (long long)r->info.step, fabs(loss),
+                   (last ? divergence_hint(r, "") : resume_hint(r)).text);
+        if (!last) run_warn(r, "%s", err->text);
+        return !last;
+    }
+    const bool ok = log_sync(&r->log, &reason) && save(r, &reason);
+    // A failed save may still have completed the checkpoint.
+    if (ok || (r->saved_step != r->info.step && checkpoint_exists(&r->folder, r->info.step))) {
+        r->saved_step = r->info.step;
+        r->saved_unvalidated = unvalidated;
+    }
+    if (ok && reason.text[0]) run_warn(r, "%s", reason.text);   // an old checkpoint could not be removed
+    return ok || write_failed(r, &reason, last, err);
+}
+
+void run_share_saved(Run* r) {
+    struct { int64_t step; double best; bool unvalidated, replacing; TostError hint; } saved;
+    if (!r->comm) return;
+    memset(&saved, 0, sizeof saved);
+    saved.step = r->saved_step;
+    saved.best = r->best_saved;
+    saved.unvalidated = r->saved_unvalidated;
+    saved.replacing = r->replacing;
+    saved.hint = resume_hint(r);
+    comm_broadcast(r->comm, &saved, sizeof saved, 0);
+    r->saved_step = saved.step;
+    r->best_saved = saved.best;
+    r->saved_unvalidated = saved.unvalidated;
+    r->replacing = saved.replacing;
+    r->comm->hint = saved.hint;
+}
+
+// Saves on rank 0, to which the other ranks send their moments.
+static bool save_together(Run* r, bool (*save)(Run* r, double loss, bool last, TostError* err), bool last,
+                          TostError* err) {
+    const double loss = comm_rank(r->comm) == 0 && (save == save_run || r->replacing) ? probe_loss(r) : 0;
+    bool ok = true;
+    if (comm_rank(r->comm) == 0) {
+        ok = save(r, loss, last, err);
+        checkpoint_end_save(r->comm);
+    } else checkpoint_send_moments(r->comm, r->engine, r->model, &r->tensors);
+    run_share_saved(r);
+    return run_agree(r, ok, err);
+}
+
+bool run_save(Run* r, bool last, TostError* err) {
+    if (r->saved_step == r->info.step && r->saved_unvalidated == (r->info.unvalidated_row != NULL)) return true;
+    return save_together(r, save_run, last, err);
+}
+
+static bool save_best(Run* r, double loss, bool last, TostError* err) {
+    TostError reason;
+    if (r->replacing && !save_run(r, loss, last, err)) return false;   // it would replace the old run's best
+    if (r->replacing || !follow_folder(r, err)) return r->replacing;
+    if (!checkpoint_save_best(&r->folder, &r->info, r->engine, r->model, &r->tensors, &reason))
+        return write_failed(r, &reason, last, err);
+    r->best_saved = r->info.val_loss;
+    return true;
+}
+
+bool run_save_best(Run* r, TostError* err) { return save_together(r, save_best, false, err); }
+
+void run_find_best(Run* r) {
+    StFile file;
+    CheckpointInfo best;
+    TostError ignored;
+    char* path = path_join(r->out, "best");
+    r->best_saved = r->info.best_val_loss;
+    if (comm_rank(r->comm) == 0 && r->o.keep_best && r->o.resume && checkpoint_is_folder(path)
+        && checkpoint_open(&file, &best, path, "--model", &ignored)) {
+        if (best.step <= r->info.step) r->best_saved = best.val_loss;   // else training reaches it again
+        checkpoint_info_free(&best);
+        st_close(&file);
+    }
+    free(path);
+    run_share_saved(r);
+}
+
+bool run_log_step(Run* r, const LogRow* row, TostError* err) {
+    TostError reason;
+    if (comm_rank(r->comm) != 0) return true;
+    if (!follow_folder(r, err)) return false;
+    const bool was_failing = r->log_failing;
+    const long long pending = (long long)r->log.pending_rows;
+    r->log_failing = !log_row(&r->log, row, &reason);
+    if (!r->log_failing) {
+        if (was_failing) run_warn(r, "%s can be written again; %lld pending rows were written", r->log_path, pending);
+        return true;
+    }
+    if (r->o.on_save_error == SAVE_ERROR_STOP) return write_failed(r, &reason, false, err);
+    if (!was_failing)
+        run_warn(r, "%s; training continues; rows are %s", reason.text,
+                 r->log.regular ? "kept in memory until they can be written" : "lost until it can be written");
+    return true;
+}

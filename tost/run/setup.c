@@ -1,0 +1,426 @@
+// setup.c: starts or resumes a training run. Finds its checkpoint, opens data and tokenizer, creates the model and
+// the run folder.
+#include <errno.h>
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "base/memory.h"
+#include "init.h"
+#include "run/run.h"
+
+// ---------------------------------------------------------------------------------------------
+// Where the run starts
+
+static char* log_path(const Run* r) { return r->o.log ? xstrdup(r->o.log) : path_join(r->out, "log.csv"); }   // free()
+
+bool run_is_finished(const Run* r) {
+    return r->o.resume && r->info.step >= r->o.steps && !r->info.unvalidated_row;
+}
+
+static bool run_exists(const Run* r, TostError* err) {
+    if (!checkpoint_is_complete(&r->folder))
+        return tost_error(err, "--out %s contains a run without a complete checkpoint: --overwrite starts the run over",
+                          r->out);
+    return tost_error(err, "--out %s already contains a run: --resume continues it, --overwrite replaces it", r->out);
+}
+
+// Rejects --out if it is too long or a checkpoint folder, and --log if it has the name of a checkpoint.
+static bool check_paths(const Options* o, TostError* err) {
+    const size_t longest = PATH_MAX - sizeof "/step_000000000000000000.old.tmp/optimizer.safetensors";
+    if (o->out && strlen(o->out) > longest)
+        return tost_error(err, "--out %s: a path of %zu bytes: give one of at most %zu, so that paths of checkpoints "
+                          "are not too long", o->out, strlen(o->out), longest);
+    if (o->out && checkpoint_is_folder(o->out)) {
+        char* run = path_dir(o->out);
+        if (checkpoint_is_name(o->out))
+            tost_error(err, "--out %s is a checkpoint: give the folder of its run, %s, or a new one", o->out, run);
+        else tost_error(err, "--out %s contains weights but no run: --init %s starts a run from them; "
+                        "dev/reference/convert.py --run converts a PyTorch checkpoint to a run", o->out, o->out);
+        free(run);
+        return false;
+    }
+    return !o->log || !checkpoint_is_name(o->log)
+           || tost_error(err, "--log %s is the name of a checkpoint: give another name", o->log);
+}
+
+// Opens the weights to start from and reads their metadata.
+static bool open_weights(CheckpointInfo* info, Run* r, TostError* err) {
+    const Options* o = &r->o;
+    if (!checkpoint_open(&r->weights_file, info, o->resume ? r->out : o->init, o->resume ? NULL : "--init", err))
+        return false;
+    r->weights = xstrdup(r->weights_file.path);
+    r->weights_warning = *err;
+    return true;
+}
+
+// The newest checkpoint in --out. Its options apply unless the command line gives them.
+static bool find_resumed(Run* r, TostError* err) {
+    Options* o = &r->o;
+    bool is_run = true;
+    if (comm_rank(r->comm) == 0 && !checkpoint_is_run(&is_run, &r->folder, err)) return false;
+    if (!is_run)
+        return tost_error(err, "--resume --out %s: there is no run in this folder; leave out --resume to start one",
+                          r->out);
+    if (!open_weights(&r->info, r, err)) return false;
+    r->resumed = r->info.options;
+    r->n_resumed = r->info.n_options;
+    r->info.options = NULL;
+    r->info.n_options = 0;
+    r->saved_step = r->info.step;
+    r->saved_unvalidated = r->info.unvalidated_row != NULL;
+    if (r->n_resumed == 0)
+        return tost_error(err, "%s contains no training options and cannot be resumed; --init %s starts a run "
+                          "from its weights", r->weights, r->weights);
+    if (!options_resume(o, r->resumed, r->n_resumed, r->out, err)) return false;
+    if (!o->data) return tost_error(err, "%s does not contain the option data: give --data GLOB", r->weights);
+    if (!r->engine->supports((TostDtype)o->dtype))
+        return tost_error(err, "the run in %s was trained with a --dtype that the %s engine does not support: give "
+                          "another --dtype", r->out, r->engine->name);
+    r->log_path = log_path(r);
+    return options_take_config(o, &r->info.config, r->weights, err);
+}
+
+// A new run, from random weights or those of --init.
+static bool find_fresh(Run* r, TostError* err) {
+    Options* o = &r->o;
+    bool is_run;
+    if (!checkpoint_is_run(&is_run, &r->folder, err)) return false;
+    if (is_run && !o->overwrite) return run_exists(r, err);
+    if (o->out || o->log) r->log_path = log_path(r);
+    if (comm_rank(r->comm) == 0 && r->log_path && !log_check_fresh(r->log_path, o->overwrite, err)) return false;
+    return !o->init || (open_weights(&r->init, r, err) && options_take_config(o, &r->init.config, r->weights, err));
+}
+
+// Only rank 0 uses the folder; the others read checkpoints.
+bool run_find(Run* r, TostError* err) {
+    TostError lock_error;
+    if (r->o.resume && !r->o.out) {
+        if (!checkpoint_newest_run(&r->newest, "out", "--out DIR", err)) return false;
+        r->o.out = r->newest;
+    }
+    const char* out = r->o.out;
+    if (!check_paths(&r->o, err)) return false;
+    if (out) r->out = xstrdup(out);   // otherwise claim_folder chooses a numbered folder
+    if (out && comm_rank(r->comm) == 0 && is_dir(out) && !folder_open(&r->folder, NULL, out, err))
+        return tost_error(err, "%s--out %s", r->o.resume ? "--resume " : "", err->text);
+    const LockResult lock = r->folder.path ? lock_take(&r->lock, &r->folder, &lock_error) : LOCK_TAKEN;
+    if (lock == LOCK_BUSY) return tost_error(err, "%s", lock_error.text);
+    if (!(r->o.resume ? find_resumed(r, err) : find_fresh(r, err))) return false;
+    return lock == LOCK_TAKEN || run_is_finished(r) || tost_error(err, "%s", lock_error.text);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Data and tokenizer
+
+// The glob with the last "train" of its file name replaced by "val", if it matches files; else NULL. free()
+static char* find_val_data(const char* glob) {
+    const char* name = strrchr(glob, '/');
+    const char* at = NULL;
+    for (const char* p = name ? name : glob; (p = strstr(p, "train")); p++) at = p;
+    if (!at) return NULL;
+    char* val = xasprintf("%.*sval%s", (int)(at - glob), glob, at + strlen("train"));
+    PathList files;
+    TostError ignored;
+    if (expand_glob(&files, val, &ignored)) {
+        free_paths(&files);
+        return val;
+    }
+    free(val);
+    return NULL;
+}
+
+// The starter data of "make install", in PREFIX/share for a program in PREFIX/bin; NULL if there is none. free()
+static char* installed_data(const char* program) {
+    char* path = program_path(program);
+    if (!path) return NULL;
+    char *bin = path_dir(path), *prefix = path_dir(bin);
+    char* data = path_join(prefix, "share/train_gpt_tost/starter/starter_train_000000.bin");
+    free(prefix);
+    free(bin);
+    free(path);
+    if (path_exists(data)) return data;
+    free(data);
+    return NULL;
+}
+
+// The path of --tokenizer, or of the tokenizer next to the shards, or NULL. free()
+static char* tokenizer_of_data(const Options* o) {
+    PathList files;
+    TostError ignored;
+    if (o->tokenizer) return xstrdup(o->tokenizer);
+    if (!expand_glob(&files, o->data, &ignored)) return NULL;   // data_open reports it
+    char *dir = path_dir(files.paths[0]), *path = tokenizer_beside(dir);
+    free(dir);
+    free_paths(&files);
+    return path;
+}
+
+// A new model has the vocabulary size of the data's tokenizer, unless --vocab-size is given or there is no tokenizer. The
+// size is rounded up to a multiple of 64, which makes matrix products faster. The extra ids never occur in the data.
+static bool take_from_tokenizer(Run* r, TostError* err) {
+    enum { MULTIPLE = 64 };
+    Options* o = &r->o;
+    char* path = !r->weights && !option_given(o, "vocab-size") ? tokenizer_of_data(o) : NULL;
+    Tokenizer* tokenizer = NULL;
+    bool ok = !path || (tokenizer = tokenizer_open(path, err));
+    const int size = tokenizer ? tokenizer_size(tokenizer) : 0;
+    if (size) o->config.vocab_size = (size + MULTIPLE - 1) / MULTIPLE * MULTIPLE;
+    tokenizer_free(tokenizer);
+    free(path);
+    r->info.config = o->config;
+    return ok && tost_config_check(&o->config, err);
+}
+
+static bool open_data(Run* r, TostError* err) {
+    Options* o = &r->o;
+    if (!option_given(o, "data") && !is_dir("data/starter")) {
+        r->installed = installed_data(o->program);
+        if (!r->installed)
+            return tost_error(err, "data/starter not found: run in the repository root or after make install, or give "
+                              "--data GLOB");
+        o->data = r->installed;
+    }
+    if (!take_from_tokenizer(r, err)) return false;
+    const uint32_t V = (uint32_t)o->config.vocab_size;
+    r->data = data_open(o->data, o->seq, V, (DataOrder)o->order, (uint64_t)o->seed, err);
+    if (!r->data) return false;
+    const int64_t tokens = (int64_t)data_tokens(r->data), crc = (int64_t)data_crc(r->data);
+    if ((o->data_tokens && o->data_tokens != tokens) || (o->data_crc && o->data_crc != crc))
+        return tost_error(err, "--data %s has %lld tokens (CRC-32 %08llx), but the run in %s was trained on %lld "
+                          "(%08llx): resume with the same shards", o->data, (long long)tokens, (long long)crc, r->out,
+                          (long long)o->data_tokens, (long long)o->data_crc);
+    o->data_tokens = tokens;
+    o->data_crc = crc;
+
+    if (!o->val_data) o->val_data = r->val_glob = find_val_data(o->data);
+    static const char* const validating[] = {"val-every", "keep-best", "stop-at-val"};
+    for (size_t i = 0; i < countof(validating) && !o->val_data && o->val_every > 0; i++)
+        if (option_given(r->args, validating[i]))
+            return tost_error(err, "--%s needs shards to validate on: give --val-data GLOB", validating[i]);
+    if (!o->val_data || o->val_every == 0) return true;
+    r->val = data_open(o->val_data, o->seq, V, ORDER_SEQUENTIAL, 0, err);
+    return r->val != NULL;
+}
+
+// --tokenizer, else the resumed run's tokenizer if it still exists, else the one next to the shards, if any. Only on
+// rank 0, which writes the samples.
+static bool open_tokenizer(Run* r, TostError* err) {
+    if (comm_rank(r->comm) != 0) return true;
+    const Options* o = &r->o;
+    char* beside = tokenizer_beside(data_dir(r->data));
+    const char* path = o->tokenizer ? o->tokenizer : r->info.tokenizer ? r->info.tokenizer : beside;
+    bool ok = true;
+    if (o->tokenizer || (path && path_exists(path))) {
+        r->tokenizer = model_tokenizer(&r->info, path, r->info.tokenizer != NULL, r->weights, err);
+        ok = r->tokenizer != NULL;
+    } else if (o->sample_every > 0 && sample_option_given(r->args))
+        ok = tost_error(err, "--%s needs a tokenizer: give --tokenizer FILE", sample_option_given(r->args));
+    if (r->tokenizer) {
+        if (o->init) warn_of_tokenizer(o, &r->init, r->weights, r->tokenizer);
+        warn_of_shards(o, data_dir(r->data), data_largest_id(r->data), path, tokenizer_hash(r->tokenizer),
+                       tokenizer_size(r->tokenizer));
+        r->info.tokenizer_hash = tokenizer_hash(r->tokenizer);
+        free(r->info.tokenizer);
+        r->info.tokenizer = xstrdup(tokenizer_path(r->tokenizer));
+    }
+    free(beside);
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Model and folder
+
+// --ema: the average of the resumed checkpoint. If that has none, or this is a new run, the average begins with the
+// present weights.
+static bool load_average(Run* r, TostError* err) {
+    bool exists = false;
+    if (r->o.ema == 0) return true;
+    if (r->o.resume
+        && !checkpoint_load_average(&exists, r->engine, r->model, &r->tensors, &r->weights_file, err)) return false;
+    for (int i = 0; !exists && i < r->tensors.count; i++) {
+        const TostTensor* t = &r->tensors.tensor[i];
+        float* values = xmalloc(t->size * sizeof *values);
+        r->engine->get(values, r->model, TOST_PARAM, t);
+        r->engine->put(r->model, TOST_EMA, t, values);
+        free(values);
+    }
+    if (r->o.resume && !exists)
+        progress_text(&r->progress, "%-11sthe checkpoint has no average: it begins with the weights of step %lld",
+                      "ema", (long long)r->info.step);
+    return true;
+}
+
+static bool create_model(Run* r, TostError* err) {
+    r->model = r->engine->create(&r->o.config, &r->engine_options, err);
+    if (!r->model) return false;
+    if (!r->weights) {
+        init_params(r->engine, r->model, &r->tensors, r->o.config.n_layer, (uint64_t)r->o.seed);
+        return load_average(r, err);
+    }
+    const StFile* file = &r->weights_file;
+    TostTensors stored = tost_tensors(r->o.resume ? &r->o.config : &r->init.config);
+    const bool ok = checkpoint_load_extended(r->engine, r->model, &r->tensors, &stored, file, err)
+                    && (!r->o.resume || checkpoint_load_moments(r->engine, r->model, &r->tensors, file, err))
+                    && load_average(r, err);
+    tost_tensors_free(&stored);
+    st_close(&r->weights_file);   // so that its disk space can be freed
+    if (ok && r->weights_warning.text[0]) run_warn(r, "%s", r->weights_warning.text);
+    return ok || checkpoint_suggest_older(err, r->weights, r->o.resume ? NULL : "--init");
+}
+
+// Creates and locks the folder. A default folder gets the next free number, even if two runs start at the same time.
+// *existing: the part of its path that existed.
+static bool claim_folder(size_t* existing, Run* r, TostError* err) {
+    const Options* o = &r->o;
+    for (;;) {
+        if (!r->out) r->out = checkpoint_next_run("out", o->preset);
+        *existing = existing_dirs(r->out);
+        if (!make_dirs(r->out, err)) return false;
+        if (!r->folder.path && !folder_open(&r->folder, NULL, r->out, err)) return false;
+        const LockResult lock = r->lock.path ? LOCK_TAKEN : lock_take(&r->lock, &r->folder, err);
+        bool is_run = false;
+        if (lock == LOCK_FAILED || !checkpoint_is_run(&is_run, &r->folder, err)) return false;
+        const bool taken = is_run && !o->resume && !o->overwrite;
+        if (lock == LOCK_TAKEN && !taken) return true;
+        if (o->out) return lock == LOCK_TAKEN ? run_exists(r, err) : false;
+        lock_release(&r->lock);
+        folder_close(&r->folder);
+        free(r->out);
+        r->out = NULL;
+    }
+}
+
+// log_path, or the file that it links to. free()
+static char* log_target(const Run* r) {
+    struct stat st;
+    const bool link = lstat(r->log_path, &st) == 0 && S_ISLNK(st.st_mode);
+    char* target = link ? realpath(r->log_path, NULL) : NULL;
+    return target ? target : xstrdup(r->log_path);
+}
+
+bool run_finish_replacement(Run* r, TostError* err) {
+    char *target = log_target(r), *new_log = xasprintf("%s.new", target), *dir = path_dir(target);
+    const char* from = r->log.path ? r->log.path : new_log;
+    const bool rename_log = r->log.path ? r->log.regular && strcmp(from, r->log_path) != 0 : path_exists(new_log);
+    bool ok = true;
+    if (rename_log && rename(from, target) != 0)
+        ok = tost_error(err, "%s: cannot be renamed to %s: %s", from, target, strerror(errno));
+    else if (rename_log) ok = sync_dir(dir, err);
+    if (ok && rename_log && r->log.path) {
+        free(r->log.path);
+        r->log.path = xstrdup(r->log_path);
+    }
+    free(dir);
+    free(new_log);
+    free(target);
+    return ok && checkpoint_finish_replacement(&r->folder, err);
+}
+
+static bool is_stream(const char* path) {   // a device or a pipe
+    struct stat st;
+    return stat(path, &st) == 0 && !S_ISREG(st.st_mode);
+}
+
+// Opens the log. --overwrite keeps the old run until the first checkpoint; without checkpoints, removes it now.
+static bool start_log(Run* r, TostError* err) {
+    const int64_t first = r->o.resume ? r->info.step - (r->info.unvalidated_row != NULL) : -1;
+    bool is_run, interrupted;
+    if (!checkpoint_has_replacement(&interrupted, &r->folder, err)) return false;
+    if (interrupted && !run_finish_replacement(r, err)) return false;
+    if (!checkpoint_is_run(&is_run, &r->folder, err)) return false;
+    const bool replaces = r->o.overwrite && (is_run || path_exists(r->log_path));
+    char* target = log_target(r);
+    char* path = replaces && !is_stream(target) ? xasprintf("%s.new", target) : xstrdup(r->log_path);
+    bool ok = log_open(&r->log, path, first, err);
+    r->replacing = ok && replaces && r->o.save_every > 0;
+    if (r->replacing)
+        progress_text(&r->progress, "%-11sthe first checkpoint replaces the run in %s; until then the log is %s",
+                      "overwrite", r->out, path);
+    else if (ok && replaces) ok = checkpoint_clear(&r->folder, err) && run_finish_replacement(r, err);
+    free(target);
+    free(path);
+    return ok;
+}
+
+// Opens folder and log, last, so that a run that cannot start writes nothing.
+static bool open_folder(Run* r, TostError* err) {
+    if (comm_rank(r->comm) != 0) return true;
+    size_t existing;
+    bool ok = claim_folder(&existing, r, err);
+    if (ok && r->lock.unsupported)
+        run_warn(r, "%s: %s: the file system does not support locks: make sure that no other run writes here",
+                 r->lock.path, strerror(r->lock.unsupported));
+    if (ok && !r->log_path) r->log_path = log_path(r);
+    ok = ok && start_log(r, err);
+    if (ok) progress_text(&r->progress, "%-11s%s", "out", r->out);
+    else if (r->out) {   // remove new folders, which are empty
+        lock_release(&r->lock);
+        remove_new_dirs(r->out, existing);
+    }
+    return ok;
+}
+
+bool run_set_up(Run* r, TostError* err) {
+    Options* o = &r->o;
+    r->info.comm = r->comm;
+    r->info.average = o->ema > 0;
+    if (!run_agree(r, open_data(r, err) && open_tokenizer(r, err), err)) return false;
+    if (!o->resume) {
+        r->info.seed = (uint64_t)o->seed;
+        r->info.val_loss = r->info.best_val_loss = INFINITY;
+    }
+    r->info.options = options_echo(o, &r->info.n_options);
+    r->tensors = tost_tensors(&o->config);
+    // Sampling beyond the block size processes half a block again, which may be longer than --seq.
+    const bool long_sample = r->tokenizer && o->sample_every > 0 && o->sample_tokens >= o->config.block_size;
+    r->engine_options = (TostEngineOptions){
+        .max_batch = o->batch, .max_seq = long_sample ? o->config.block_size : o->seq, .training = true,
+        .chunk = o->chunk, .chunk_done = run_chunk_done, .context = r,
+        .ema = o->ema > 0, .recompute = o->recompute, .dtype = (TostDtype)o->dtype, .threads = o->threads,
+        .comm = r->comm, .parts = run_own_parts(r), .fast_reduce = o->reduce == 1};
+    comm_broadcast(r->comm, &r->engine_options.max_seq, sizeof r->engine_options.max_seq, 0);
+    char device[256];
+    if (!run_agree(r, r->engine->describe(device, sizeof device, &r->engine_options, err), err)) return false;
+    report_settings(r, device);
+    const size_t tokens = (size_t)o->batch * (size_t)o->seq;
+    r->inputs = xmalloc(tokens * sizeof *r->inputs);
+    r->targets = xmalloc(tokens * sizeof *r->targets);
+    r->part_loss = xcalloc((size_t)run_own_parts(r), sizeof *r->part_loss);
+    const bool ok = run_agree(r, create_model(r, err), err) && run_compare(r, err)
+                    && run_agree(r, open_folder(r, err), err);
+    if (!ok) return false;
+    run_share_out(r);
+    run_share_saved(r);
+    report_flops(r);
+    return true;
+}
+
+void run_free(Run* r) {
+    lock_release(&r->lock);
+    folder_close(&r->folder);
+    if (r->weights_file.path) st_close(&r->weights_file);
+    if (r->model) r->engine->destroy(r->model);
+    if (r->data) data_close(r->data);
+    if (r->val) data_close(r->val);
+    if (r->tokenizer) tokenizer_free(r->tokenizer);
+    tost_tensors_free(&r->tensors);
+    checkpoint_info_free(&r->info);
+    checkpoint_info_free(&r->init);
+    st_free_meta(r->resumed, r->n_resumed);
+    free(r->weights);
+    free(r->newest);
+    free(r->out);
+    free(r->installed);
+    free(r->val_glob);
+    free(r->log_path);
+    free(r->part_loss);
+    free(r->inputs);
+    free(r->targets);
+}

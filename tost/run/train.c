@@ -1,0 +1,397 @@
+// train.c: the training loop. Each step is followed by a log row and, if due, validation, a sample and a checkpoint.
+// Data and learning rate of a step depend only on the options, the seed and the step number, so a resumed run computes
+// the same bits as an uninterrupted one.
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "base/signals.h"
+#include "ranks/slices.h"
+#include "run/generate.h"
+#include "run/run.h"
+
+static bool train(Run* r, TostError* err);
+static bool train_step(bool* completed, LogRow* row, Run* r, TostError* err);
+static bool after_step(Run* r, LogRow* row, TostError* err);
+static bool validate(bool* completed, Run* r, TostError* err);
+static bool write_sample(Run* r, TostError* err);
+
+static int64_t micro_batches(const Options* o) { return o->total_batch / ((int64_t)o->batch * o->seq); }
+
+int command_train(const Options* args, const TostEngine* engine) {
+    Run r = {.args = args, .o = *args, .comm = args->comm, .engine = engine, .began = now_seconds(),
+             .saved_step = -1,
+             .progress = progress_new(stdout, args->quiet || comm_rank(args->comm) != 0)};
+    TostError err;
+    signals_ignore_write_errors();
+    if (r.comm) r.progress.live = false;   // mpirun and srun may pass a terminal, but merge the output of all ranks
+    bool ok = run_agree(&r, run_find(&r, &err), &err), finished = ok && run_is_finished(&r);
+    // Rank 0 decides, because ranks may see different folders.
+    comm_broadcast(r.comm, &finished, sizeof finished, 0);   // mutant: finished_not_shared
+    if (finished) report_finished(&r);
+    else ok = ok && run_set_up(&r, &err) && train(&r, &err);
+    const int signal = run_signal(&r);
+    const bool out_of_time = r.stopped_by && strcmp(r.stopped_by, "--max-time") == 0 && r.info.step < r.o.steps;
+    run_free(&r);
+    if (!ok) return command_failed(args, &err);
+    if (signal) return 128 + signal;
+    return out_of_time ? STATUS_RESUMABLE : 0;
+}
+
+// ---------------------------------------------------------------------------------------------
+// The loop
+
+// Validates and samples the initial model, as a baseline.
+static bool before_first_step(Run* r, TostError* err) {
+    bool completed = false;
+    if (r->val && !validate(&completed, r, err)) return false;
+    if (completed) report_validation(r);
+    return run_agree(r, write_sample(r, err), err);
+}
+
+// The resumed checkpoint was saved during an interrupted validation: repeats the validation and finishes the step.
+static bool complete_resumed_step(Run* r, TostError* err) {
+    LogRow row;
+    if (!log_row_parse(&row, r->info.unvalidated_row) || row.step != r->info.step - 1)
+        return tost_error(err, "%s: __metadata__ 'open_row' is not a log row of step %lld: the file is damaged; use "
+                          "another checkpoint", r->weights, (long long)r->info.step - 1);
+    free(r->info.unvalidated_row);
+    r->info.unvalidated_row = NULL;
+    return after_step(r, &row, err);
+}
+
+// Whether another step would exceed --max-time, by the clock of rank 0. seconds: of the last step.
+static bool is_out_of_time(Run* r, double seconds) {
+    if (r->o.max_time == 0) return false;
+    r->longest = fmax(r->longest, seconds);
+    bool out = now_seconds() - r->began + r->longest > r->o.max_time;
+    comm_broadcast(r->comm, &out, sizeof out, 0);
+    return out;
+}
+
+static bool is_stopped(const Run* r) { return run_signal(r) || r->stopped_by; }
+
+static bool loop(Run* r, TostError* err) {
+    progress_train(&r->progress, r->info.step, r->o.steps, micro_batches(&r->o), r->o.total_batch);
+    if (r->info.step == 0 && !before_first_step(r, err)) return false;
+    run_find_best(r);
+    if (r->info.unvalidated_row && !complete_resumed_step(r, err)) return false;
+    while (r->info.step < r->o.steps && !is_stopped(r)) {
+        const double start = now_seconds();
+        LogRow row;
+        bool completed = false;
+        if (!train_step(&completed, &row, r, err)) return false;
+        if (completed && !after_step(r, &row, err)) return false;
+        if (!r->stopped_by && is_out_of_time(r, now_seconds() - start)) r->stopped_by = "--max-time";
+    }
+    return r->o.save_every == 0 || run_save(r, true, err);
+}
+
+// Trains until the last step or a signal.
+static bool train(Run* r, TostError* err) {
+    report_lost_output(r);
+    signals_catch(comm_rank(r->comm) == 0);
+    bool ok = loop(r, err);
+    progress_end(&r->progress);
+    report_log(r);
+    TostError closing;
+    if (!log_close(&r->log, ok ? err : &closing)) ok = false;
+    ok = run_agree(r, ok, err);
+    if (ok) report_end(r);
+    report_lost_output(r);
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------
+// One training step
+
+// Called if a rank cannot read the data. Saves the completed steps and adds to the error how to resume from them.
+static bool data_failed(Run* r, TostError* err) {
+    TostError save;
+    if (r->info.step > 0 && r->o.save_every > 0 && !run_save(r, true, &save)) run_warn(r, "%s", save.text);
+    return tost_error(err, "%s; stopped after step %lld; %s", err->text, (long long)r->info.step, resume_hint(r).text);
+}
+
+// TostEngineOptions.chunk_done. With several ranks, a signal stops the run only between micro-batches: in the middle of
+// one, other ranks may already wait for this rank's gradients.
+bool run_chunk_done(void* context, double part) {
+    Run* r = context;
+    const double done = (double)r->pass.done + part;
+    comm_works(r->comm);
+    if (r->pass.all == 0) return false;
+    if (r->pass.validation)
+        progress_show(&r->progress, done / (double)r->pass.all, "validation %.2f/%lld", done, (long long)r->pass.all);
+    else progress_micro_batch(&r->progress, done * comm_size(r->comm));
+    r->pass.abandoned = comm_size(r->comm) == 1 && signals_received() && part < 1;
+    return r->pass.abandoned;
+}
+
+// A signal, or another rank that stops.
+static bool interrupted(CommVote* vote) { return signals_received() || comm_vote_stops(vote); }
+
+// What follows this rank's micro-batch i: the end of a part (parts of `each` micro-batches), or of the step.
+static TostEnd after_micro_batch(const Run* r, int64_t i, int64_t each) {
+    if ((i + 1) % each != 0) return TOST_MORE;
+    return i + 1 == each * run_own_parts(r) ? TOST_STEP_ENDS : TOST_PART_ENDS;
+}
+
+// Gradients of total_batch tokens, accumulated over the micro-batches of this rank's parts. If a signal interrupts a
+// rank, *completed is false. The ranks decide that before the last backward pass, in which they exchange gradients.
+static bool accumulate_gradients(bool* completed, Run* r, TostError* err) {
+    const Options* o = &r->o;
+    const int64_t each = micro_batches(o) / o->parts, n = each * run_own_parts(r);
+    const uint64_t first = r->info.data_sample + (uint64_t)(comm_rank(r->comm) * n * o->batch);
+    CommVote vote = comm_vote(r->comm, true);
+    r->engine->zero_grad(r->model);
+    int64_t done = 0;
+    bool ok = true;
+    for (*completed = false; done < n && (done == 0 || !interrupted(&vote)); done++) {
+        const TostEnd end = after_micro_batch(r, done, each);
+        progress_micro_batch(&r->progress, (double)(done * comm_size(r->comm)));
+        r->pass = (RunPass){.done = done, .all = n};
+        ok = data_batch(r->data, r->inputs, r->targets, first + (uint64_t)(done * o->batch), o->batch, err);
+        if (!ok) break;
+        r->engine->forward_train(r->model, r->inputs, r->targets, o->batch, o->seq, 1.0f / (float)o->total_batch);
+        if (end == TOST_STEP_ENDS && !(*completed = !comm_vote_close(&vote, false))) break;
+        r->engine->backward(r->model, end);
+        if (r->pass.abandoned) {
+            *completed = false;
+            break;
+        }
+        if (end == TOST_PART_ENDS) r->part_loss[done / each] = run_read_loss(r);
+    }
+    if (*completed) return true;
+    comm_vote_close(&vote, true);
+    run_read_loss(r);   // resets the sum
+    if (!run_agree(r, ok, err)) return data_failed(r, err);
+    if (done > 0 || r->pass.abandoned)
+        progress_text(&r->progress, "step %lld is incomplete (micro-batch %lld of %lld): it is dropped",
+                      (long long)r->info.step + 1, (long long)done * comm_size(r->comm), (long long)micro_batches(o));
+    return true;
+}
+
+// Clips the gradients and updates the parameters. Returns the learning rate.
+static double optimizer_step(Run* r, double norm) {
+    const Options* o = &r->o;
+    const int64_t step = r->info.step, n = step + 1 - r->info.outliers.skipped;   // skipped ones changed nothing
+    const Schedule schedule = options_schedule(o);
+    const double clip = o->grad_clip / (norm + TOST_CLIP_EPS);
+    const TostAdamW adamw = {
+        .lr = schedule_lr(&schedule, step),
+        .beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps, .weight_decay = o->weight_decay,
+        .grad_scale = o->grad_clip > 0 && clip < 1 ? clip : 1,
+        .step = n,
+        .ema_rate = 1 - fmin(o->ema, (double)n / (double)(n + 9))};   // the first steps replace the initial weights
+    r->engine->update(r->model, &adamw);
+    return adamw.lr;
+}
+
+static bool all_finite(const Run* r, TostState state, const TostTensor* t) {
+    float* values = xcalloc(t->size, sizeof *values);
+    r->engine->get(values, r->model, state, t);
+    size_t k = 0;
+    while (k < t->size && isfinite(values[k])) k++;
+    bool finite = k == t->size;
+    comm_broadcast(r->comm, &finite, sizeof finite, 0);
+    free(values);
+    return finite;
+}
+
+// Names the first parameter or, if there is none, the first gradient with a non-finite value.
+static void find_not_finite(char* text, size_t cap, const Run* r) {
+    static const struct { TostState state; const char* name; } states[] = {
+        {TOST_PARAM, "the parameter"}, {TOST_GRAD, "the gradient of"}};
+    for (size_t s = 0; s < countof(states); s++) {
+        for (int i = 0; i < r->tensors.count; i++) {
+            const TostTensor* t = &r->tensors.tensor[i];
+            if (all_finite(r, states[s].state, t)) continue;
+            snprintf(text, cap, "first in %s %s", states[s].name, t->name);
+            return;
+        }
+    }
+    snprintf(text, cap, "although all parameters and gradients are finite");
+}
+
+// Returns false with the reason if the step must be skipped: loss or gradient norm is not finite, or is an outlier.
+static bool check_step(const Run* r, double loss, double norm, TostError* reason) {
+    const Options* o = &r->o;
+    if (!isfinite(loss) || !isfinite(norm)) {
+        char where[ST_NAME_MAX + 64];
+        find_not_finite(where, sizeof where, r);
+        return tost_error(reason, "loss %g, gradient norm %g, %s", fabs(loss), fabs(norm), where);
+    }
+    const struct { const char *what, *option; double value, z, limit; } tests[] = {
+        {"loss", "skip-loss-z", loss, outlier_z(&r->info.outliers.loss, loss), o->skip_loss_z},
+        {"gradient norm", "skip-grad-z", norm, outlier_z(&r->info.outliers.norm, norm), o->skip_grad_z},
+    };
+    for (size_t i = 0; i < countof(tests); i++)
+        if (tests[i].limit > 0 && tests[i].z > tests[i].limit)
+            return tost_error(reason, "%s %g is %.1f standard deviations above the mean of the last %d accepted steps "
+                              "(limit: --%s %g)", tests[i].what, tests[i].value, tests[i].z, OUTLIER_WINDOW,
+                              tests[i].option, tests[i].limit);
+    return true;
+}
+
+// Leaves the parameters unchanged. Fails, which ends the run, if too many consecutive steps were skipped.
+static bool skip_step(Run* r, const TostError* reason, TostError* err) {
+    OutlierDetector* d = &r->info.outliers;
+    const long long number = (long long)r->info.step + 1;
+    if (d->in_a_row >= r->o.max_skipped)
+        return tost_error(err, "step %lld: %s; stopped without changing the parameters, after %lld consecutive "
+                          "skipped steps (--max-skipped); %s", number, reason->text, (long long)d->in_a_row,
+                          divergence_hint(r, "a higher --max-skipped or ").text);
+    outlier_skip(d);
+    run_warn(r, "step %lld is skipped: %s (skipped so far: %lld; consecutive: %lld, limit %lld)", number, reason->text,
+             (long long)d->skipped, (long long)d->in_a_row, (long long)r->o.max_skipped);
+    return true;
+}
+
+// A skipped step consumes its data and advances the schedule. Its log row has a learning rate of 0. A signal drops an
+// incomplete step: *completed is false, parameters and run state are unchanged, and a resumed run computes the step.
+static bool train_step(bool* completed, LogRow* row, Run* r, TostError* err) {
+    const Options* o = &r->o;
+    const double start = now_seconds();
+    double lr = 0;
+    TostError reason;
+    if (!accumulate_gradients(completed, r, err)) return false;
+    if (!*completed) return true;
+    const double norm = r->engine->grad_norm(r->model);
+    r->part_loss[run_own_parts(r) - 1] = run_read_loss(r);   // one synchronization per part
+    const double loss = run_mean_loss(r);
+    if (check_step(r, loss, norm, &reason)) {
+        lr = optimizer_step(r, norm);
+        outlier_accept(&r->info.outliers, loss, norm);
+    } else if (!skip_step(r, &reason, err)) return false;
+    const int64_t step = r->info.step++;
+    r->info.tokens += o->total_batch;
+    r->info.data_sample += (uint64_t)(o->total_batch / o->seq);
+    const double seconds = now_seconds() - start;
+    *row = (LogRow){.step = step, .tokens = r->info.tokens, .train_loss = loss, .val_loss = NAN,
+                    .lr = lr, .grad_norm = norm, .ms = 1e3 * seconds,
+                    .tokens_per_s = (double)o->total_batch / seconds};
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------
+// After a step
+
+static bool is_due(const Run* r, int64_t every) {
+    return every > 0 && (r->info.step % every == 0 || r->info.step == r->o.steps);
+}
+
+// A signal interrupts validation and sampling. If a validation is interrupted or its data cannot be read, the
+// checkpoint stores the unfinished log row, and the resumed run repeats the validation.
+static bool after_step(Run* r, LogRow* row, TostError* err) {
+    if (r->val && is_due(r, r->o.val_every)) {
+        bool completed;
+        if (r->o.save_every > 0) r->info.unvalidated_row = log_row_text(row);
+        if (!validate(&completed, r, err)) return false;
+        if (!completed && r->info.unvalidated_row) {
+            progress_text(&r->progress, "validation after step %lld was interrupted: --resume repeats it",
+                          (long long)r->info.step);
+            return true;
+        }
+        free(r->info.unvalidated_row);
+        r->info.unvalidated_row = NULL;
+        if (completed) row->val_loss = r->info.val_loss;
+    }
+    bool ok = run_log_step(r, row, err);
+    if (ok) {
+        progress_step(&r->progress, row);
+        if (!isnan(row->val_loss)) report_validation(r);
+        ok = !is_due(r, r->o.sample_every) || write_sample(r, err);
+        report_log(r);
+        report_lost_output(r);
+    }
+    if (!run_agree(r, ok, err)) return false;
+    if (r->o.keep_best && row->val_loss < r->best_saved && !run_save_best(r, err)) return false;
+    return !is_due(r, r->o.save_every) || r->info.step == r->o.steps || run_save(r, false, err);
+}
+
+// Losses of the first `sequences` of the validation shards, each rank those of its parts. If a signal interrupts a
+// rank, *completed is false.
+static bool validation_losses(bool* completed, Run* r, uint64_t sequences, TostError* err) {
+    const int64_t B = r->o.batch, n = ((int64_t)sequences + B - 1) / B;
+    const int own = run_own_parts(r), first_part = comm_rank(r->comm) * own;
+    const int64_t start = part_start(n, first_part, r->o.parts);
+    const int64_t all = part_start(n, first_part + own, r->o.parts) - start;
+    CommVote vote = comm_vote(r->comm, true);
+    int64_t done = 0;
+    bool ok = true, stop = false;
+    for (int p = 0; !stop && p < own; p++) {
+        const int64_t end = part_start(n, first_part + p + 1, r->o.parts) - start;
+        for (; done < end && !(stop = interrupted(&vote)); done++) {
+            const uint64_t first = (uint64_t)((start + done) * B), left = sequences - first;
+            const int rows = left < (uint64_t)B ? (int)left : (int)B;
+            progress_show(&r->progress, (double)done / (double)all, "validation %lld/%lld",
+                          (long long)(done * n / all), (long long)n);
+            ok = data_batch(r->val, r->inputs, r->targets, first, rows, err);
+            r->pass = (RunPass){.validation = true, .done = done, .all = all};
+            if ((stop = !ok)) break;
+            r->engine->forward_loss(r->model, r->inputs, r->targets, rows, r->o.seq);
+            if ((stop = r->pass.abandoned)) break;
+        }
+        r->part_loss[p] = run_read_loss(r);
+    }
+    *completed = !comm_vote_close(&vote, !ok || done < all);
+    return *completed || run_agree(r, ok, err);
+}
+
+// Mean loss over the first val_batches micro-batches of the validation shards, or over all of them if there are fewer.
+// If a signal interrupts it, *completed is false and val_loss is unchanged.
+static bool validate(bool* completed, Run* r, TostError* err) {
+    const uint64_t wanted = (uint64_t)r->o.val_batches * (uint64_t)r->o.batch, available = data_samples(r->val);
+    progress_start(&r->progress);
+    if (!validation_losses(completed, r, wanted < available ? wanted : available, err)) return data_failed(r, err);
+    if (!*completed) return true;
+    const double loss = run_mean_loss(r);
+    if (!isfinite(loss))
+        return tost_error(err, "after step %lld the validation loss is %g: stopped; %s", (long long)r->info.step,
+                          fabs(loss), divergence_hint(r, "").text);
+    r->info.val_loss = loss;
+    r->info.val_step = r->info.step;
+    if (loss <= r->o.stop_at_val && r->info.step > 0) r->stopped_by = "--stop-at-val";
+    if (loss >= r->info.best_val_loss) return true;
+    r->info.best_val_loss = loss;
+    r->info.best_val_step = r->info.step;
+    return true;
+}
+
+typedef struct { Run* r; FILE* text; int64_t tokens; bool interrupted; } SampleText;
+
+static bool append_piece(void* context, const char* bytes, size_t n) {
+    SampleText* s = context;
+    const int64_t tokens = s->r->o.sample_tokens;
+    comm_works(s->r->comm);
+    fwrite(bytes, 1, n, s->text);
+    s->tokens++;
+    progress_show(&s->r->progress, (double)s->tokens / (double)tokens, "sample %lld/%lld tokens", (long long)s->tokens,
+                  (long long)tokens);
+    s->interrupted = signals_received() && s->tokens < tokens;
+    return !s->interrupted;
+}
+
+// Prints a sample, unless there is no tokenizer or --quiet is given. Its random numbers depend only on seed and step.
+static bool write_sample(Run* r, TostError* err) {
+    enum { SAMPLE_STREAM = 0x5A3 };
+    const Options* o = &r->o;
+    if (!r->tokenizer || o->sample_every == 0 || r->progress.quiet || signals_received()) return true;
+    Rng rng = rng_seeded((uint64_t)o->seed, (uint64_t)SAMPLE_STREAM << 48 | (uint64_t)r->info.step);
+    GenerateResult result;
+    char* text = NULL;
+    size_t n = 0;
+    SampleText sample = {r, open_memstream(&text, &n), 0, false};
+    const Generator generator = {.engine = r->engine, .model = r->model, .config = &o->config,
+                                 .tokenizer = r->tokenizer, .options = {o->temperature, o->top_k, o->top_p},
+                                 .piece = append_piece, .context = &sample};
+    progress_start(&r->progress);
+    const bool ok = generate(&result, &generator, NULL, 0, o->sample_tokens, &rng, err);
+    fclose(sample.text);
+    if (ok) report_sample(r, text, n, sample.interrupted);
+    free(text);
+    return ok;
+}
