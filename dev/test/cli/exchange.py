@@ -14,7 +14,7 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "reference"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "dev/reference"))
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ import train
 from script_calls import call, check
 from shards import Rng, Shards
 from tost import Tost
-from vocabulary import Vocabulary
 
 BINARY = sys.argv[1]
 EQUAL = 1e-5  # nats per token: same weights in the trainer and PyTorch
@@ -155,35 +154,6 @@ def check_membership():
     checkpoint = torch.load("uniform.pt", weights_only=True)
     torch.save(checkpoint | {"model_args": checkpoint["model_args"] | {"membership": "none"}}, "wrong.pt")
     refuse("membership none in the metadata", "wrong.pt", "refused/model")
-
-
-def check_documents():
-    """--mask-across-documents: train and evaluate, and PyTorch on its checkpoints."""
-    eot = Vocabulary.read(Path("vocab.bpe")).eot
-    trainer("--init", "shuffled", "--data", "tiny_train_*.bin", "--tokenizer", "vocab.bpe", "--mask-across-documents",
-            "--steps", 3, "--out", "masked")
-    model = Tost.from_checkpoint("masked")
-    for block in model.transformer.h:
-        torch.nn.init.ones_(block.gamma1)
-    model.save("masked.safetensors")
-    plain = Tost(replace(model.config, document_token=-1))
-    plain.load_state_dict(model.state_dict())
-    plain.save("plain.safetensors")
-    check("train records the id of <|endoftext|>", model.config.document_token == eot)
-    losses = python_loss(model), python_loss(plain)
-    check("masking changes the loss", abs(losses[0] - losses[1]) > 100 * EQUAL)
-    for file, options, want in (("masked.safetensors", [], losses[0]), ("plain.safetensors", [], losses[1]),
-                                ("plain.safetensors", ["--mask-across-documents", "--tokenizer", "vocab.bpe"], losses[0])):
-        ours = trainer_loss(file, *options)
-        check(f"{file} {options}: loss {want:.7f} in PyTorch, {ours:.6f} in the trainer", abs(want - ours) <= EQUAL)
-    for source, dest in (("masked", "masked.pt"), ("masked.pt", "masked_back")):
-        status, _, err = call(convert.main, source, dest)
-        check(f"{source} converts to {dest}: {err}", status == 0)
-    check("the document token converts back", metadata("masked_back/model.safetensors").get("document_token") == str(eot))
-    check("without masking it is not in the metadata", "document_token" not in metadata("plain.safetensors"))
-    checkpoint = torch.load("masked.pt", weights_only=True)
-    torch.save(checkpoint | {"model_args": checkpoint["model_args"] | {"document_token": 100000}}, "wrong.pt")
-    refuse("document_token 100000 in the metadata", "wrong.pt", "refused/model")
 
 
 def check_pt_variants():
@@ -482,7 +452,6 @@ def main():
     check_inspect("start", "shuffled", "biased")
     check_round_trip()
     check_membership()
-    check_documents()
     check_inspect("uniform")
     check_refusals(check_pt_variants())
     check_file_refusals()

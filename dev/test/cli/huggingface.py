@@ -8,7 +8,6 @@ import random
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[3]
@@ -130,54 +129,6 @@ def check_generation(model, tokenizer):
 
 
 @torch.no_grad()
-def check_documents():
-    """A model with --mask-across-documents, on texts with <|endoftext|>; padding has the same id."""
-    eot = Vocabulary.read(VOCAB).eot
-    ours = make_model("masked.safetensors", seed=4, document_token=eot)
-    theirs = exported("masked.safetensors", "documents")
-    ids = torch.randint(0, eot, (2, 200), generator=torch.Generator().manual_seed(5))
-    ids[0, [0, 50, 51, 120]] = ids[1, [30, 120, 150]] = eot
-    want = ours(ids)[0]
-    check("masked: logits", (theirs(ids).logits - want).abs().max() <= EQUAL)
-    check("masked: resets change the logits", (load_unmasked(ours)(ids)[0] - want).abs().max() > 100 * EQUAL)
-    for cut in (50, 51, 100, 120):
-        state = theirs(ids[:, :cut]).past_key_values
-        rest = theirs(ids[:, cut:], past_key_values=state).logits
-        check(f"masked: logits after a state of {cut} tokens", (rest - want[:, cut:]).abs().max() <= EQUAL)
-    padded = torch.cat([torch.full((2, 60), eot), ids], 1)
-    mask = (torch.arange(260) >= 60).long().expand(2, -1)
-    got = theirs(padded, attention_mask=mask).logits[:, 60:]
-    check("masked: padding on the left changes no logits", (got - want).abs().max() <= EQUAL)
-    right = theirs(padded.flip(1), attention_mask=mask.flip(1)).past_key_values
-    check("masked: padding on the right does not reset the state",
-          all(torch.allclose(a, b, atol=EQUAL) for x, y in zip(right.layers, theirs(ids.flip(1)).past_key_values.layers)
-              for a, b in zip(x, y)))
-    check("masked: the model card says so", "resets the statistics" in Path("documents/README.md").read_text())
-    try:
-        theirs(inputs_embeds=torch.zeros(1, 3, 48))
-        refused = ""
-    except ValueError as error:
-        refused = str(error)
-    check("masked: inputs_embeds are refused", "input_ids" in refused)
-    check_masked_generation(ours, theirs, eot)
-
-
-def load_unmasked(model):
-    unmasked = Tost(replace(model.config, document_token=-1))
-    unmasked.load_state_dict(model.state_dict())
-    return unmasked
-
-
-def check_masked_generation(ours, theirs, eot):
-    """Greedy, with resets in the prompt and possibly after it."""
-    prompt = [5, 6, eot, 7, 8]
-    mine = list(generate(ours, prompt, 60, eot + 1, stop=-1))
-    ids = torch.tensor([prompt])
-    text = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=60, do_sample=False,
-                           eos_token_id=-1)[0]
-    check("masked: greedy tokens after a prompt with <|endoftext|>", text[len(prompt):].tolist() == mine)
-
-
 def same_tensors(a, b):
     a, b = load_file(a), load_file(b)
     return a.keys() == b.keys() and all(a[name].dtype == b[name].dtype and torch.equal(a[name], b[name]) for name in a)
@@ -456,10 +407,9 @@ def main():
     check_foreign_log()
     check_model(ours, theirs)
     check_generation(theirs, tokenizer)
-    check_documents()
     check_tokenizer(tokenizer)
     check_own_tokenizer()
-    for name in ("model", "biased", "uniform", "masked"):
+    for name in ("model", "biased", "uniform"):
         check_round_trip(name)
     check_extended()
     check_import()

@@ -13,7 +13,7 @@ import struct
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[2] / folder) for folder in ("plot", "data")]
+sys.path[:0] = [str(Path(__file__).resolve().parents[3] / "dev" / folder) for folder in ("plot", "data")]
 
 import numpy as np
 from safetensors import safe_open

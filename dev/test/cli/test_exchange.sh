@@ -106,27 +106,14 @@ else
         run eval --model letters --task hellaswag $part.jsonl --json $part.json
     done
     run eval --model letters --data 'tiny_val_*.bin' --seq 50 --by-position --json position.json
-    "$python" "$repo/dev/test/pictures.py" >report 2>errors
+    "$python" "$repo/dev/test/cli/pictures.py" >report 2>errors
     status=$?
-    check "dev/test/pictures.py completes: $(tail -n 2 errors)" [ $status -eq 0 ]
+    check "dev/test/cli/pictures.py completes: $(tail -n 2 errors)" [ $status -eq 0 ]
     counted report
     "$python" "$repo/dev/plot/membership.py" trained.safetensors --out cli.html >stdout 2>stderr
     status=$?
     check "membership.py as a command: $(cat stderr)" [ $status -eq 0 -a -s cli.html ]
     full_disk plot/membership.py trained.safetensors --out unread.html
-    if "$python" -c "import sys; sys.path.insert(0, '$repo/dev/test'); import browser; sys.exit(not browser.find())"
-    then
-        "$python" "$repo/dev/plot/membership.py" trained.safetensors --initial start.safetensors --out both.html \
-            >stdout 2>stderr
-        for page in cli.html both.html; do
-            "$python" "$repo/dev/test/page.py" $page >report 2>errors
-            status=$?
-            check "dev/test/page.py $page completes: $(tail -n 2 errors)" [ $status -eq 0 ]
-            counted report
-        done
-    else
-        skip "no chromium: the page of membership.py in a browser"
-    fi
     if command -v node >/dev/null; then
         sed -n '/^"use strict";$/,/^<\/script>$/p' cli.html | sed '$d' >page.js
         node --check page.js 2>stderr

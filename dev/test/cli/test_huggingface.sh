@@ -18,9 +18,9 @@ if ! has torch safetensors transformers tokenizers tiktoken; then
     skip "$python has no torch, safetensors, transformers, tokenizers or tiktoken: export to Hugging Face"
     finish
 fi
-"$python" "$repo/dev/test/huggingface.py" "$binary" >report 2>errors
+"$python" "$repo/dev/test/cli/huggingface.py" "$binary" >report 2>errors
 status=$?
-check "dev/test/huggingface.py completes: $(tail -n 3 errors)" [ $status -eq 0 ]
+check "dev/test/cli/huggingface.py completes: $(tail -n 3 errors)" [ $status -eq 0 ]
 counted report
 grep '^skipped' report && skipped=$((skipped + $(grep -c '^skipped' report)))
 "$python" "$repo/dev/reference/export_hf.py" model.safetensors cli >stdout 2>stderr
