@@ -131,7 +131,6 @@ typedef struct {
 } Evaluation;
 
 static void show_progress(Evaluation* e, double windows) {
-    comm_works(e->comm);
     progress_show(&e->progress, windows / (double)e->windows.count, "loss %.4f", e->loss);
 }
 

@@ -236,7 +236,6 @@ static bool score_all(TaskRun* r, TostError* err) {
         const int n = batch_size(r, first);
         first += (size_t)n;
         if (turn != rank) continue;
-        comm_works(r->comm);
         read_contexts(r, key, n);
         finite = score_choices(r, key, n) && (r->task != TASK_LAMBADA || generate_greedily(r, key, n));
         for (int i = 0; i < n; i++) {

@@ -29,8 +29,6 @@ struct NcclLink {
     std::vector<LinkMemory> memory;  // of host messages; reused, because cudaFree would wait for NCCL's kernels
 };
 
-constexpr double CONNECT_TIMEOUT = 300;   // seconds; --rank-timeout replaces it when the options are known
-
 static ncclResult_t nccl_state(const NcclLink* l) {
     ncclResult_t state = ncclSuccess;
     const ncclResult_t e = ncclCommGetAsyncError(l->nccl, &state);
@@ -55,7 +53,7 @@ static ncclResult_t nccl_state(const NcclLink* l) {
 // Checks the result of a call. Waits until the call is queued on its stream, for which NCCL may need other ranks.
 static void nccl_check(const NcclLink* l, ncclResult_t result, const char* what) {
     for (CommWait w = comm_wait_begin(l->comm); result == ncclInProgress; result = nccl_state(l))
-        if (!comm_wait_more(&w, NULL)) nccl_timed_out(l, what);
+        if (!comm_wait_more(&w)) nccl_timed_out(l, what);
     if (result != ncclSuccess) nccl_die(l, what, result);
 }
 
@@ -79,7 +77,7 @@ static bool nccl_event_query(const NcclLink* l, cudaEvent_t event) {
 
 static void nccl_event_wait(const NcclLink* l, cudaEvent_t event, const char* what) {
     for (CommWait w = comm_wait_begin(l->comm); !nccl_event_query(l, event);)
-        if (!comm_wait_more(&w, NULL)) nccl_timed_out(l, what);   // mutant: waits_forever
+        if (!comm_wait_more(&w)) nccl_timed_out(l, what);   // mutant: waits_forever
 }
 
 // Connects the ranks. Fails on all of them, or waits until the timeout for those that are missing.
@@ -92,7 +90,7 @@ static bool link_open(NcclLink* l, TostComm* comm, const ncclUniqueId* id, TostE
     ncclResult_t e = ncclCommInitRankConfig(&l->nccl, comm->place.size, *id, comm->place.rank, &config);
     while (e == ncclInProgress) {
         e = nccl_state(l);
-        if (e == ncclInProgress && !comm_wait_more(&w, NULL)) {
+        if (e == ncclInProgress && !comm_wait_more(&w)) {
             (void)ncclCommAbort(l->nccl);
             return tost_error(err, "NCCL: not all of %d ranks connected within %g s (--rank-timeout)", comm->place.size,
                               comm->timeout);
@@ -251,7 +249,7 @@ static bool nccl_open_comm(TostComm** comm, TostError* err) {
     NcclLink* l = new NcclLink();
     int version = 0;
     c->place = launch.place;
-    c->timeout = CONNECT_TIMEOUT;
+    c->timeout = COMM_TIMEOUT;
     c->lockstep = true;
     c->transport = l;
     c->start = nccl_start;

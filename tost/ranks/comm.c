@@ -91,13 +91,11 @@ void comm_close(TostComm* c) {
     if (!c) return;
     c->close(c);
     free(c->places);
-    free(c->silent);
     free(c);
 }
 
 void comm_find_places(TostComm* c) {
     c->places = xcalloc((size_t)c->place.size, sizeof *c->places);
-    c->silent = xcalloc((size_t)c->place.size, sizeof *c->silent);
     c->places[c->place.rank] = c->place;
     comm_allgather(c, c->places, &c->place, sizeof c->place);
     for (int r = 0; r < c->place.size; r++) {
@@ -160,13 +158,6 @@ void comm_fail(TostComm* c, const TostError* why) {
     _exit(STATUS_RESUMABLE);
 }
 
-static bool is_missing(const TostComm* c, int rank, const bool* arrived) {
-    return rank != c->place.rank && !(arrived && arrived[rank]) && c->silent[rank] > c->timeout;
-}
-
-// With signs of life, twice the timeout: a silent rank must be noticed first, and its last sign may arrive late.
-static double idle_limit(const TostComm* c) { return c->tell ? 2 * c->timeout : c->timeout; }
-
 // Waits, but exits if a signal arrives: when a rank has ended, launchers end the others with SIGTERM.
 static void let_speak(double seconds) {
     for (int i = 0; i < 10 * seconds; i++) {
@@ -180,84 +171,37 @@ void comm_let_first_speak(const TostComm* c) {
     let_speak(c->place.rank < 2 ? LAUNCHER * c->place.rank : 2 * LAUNCHER);
 }
 
-static void name_missing(TostError* why, const TostComm* c, const bool* arrived, const char* what) {
-    int first = -1, others = -1;
-    for (int r = 0; r < c->place.size; r++) {
-        if (!is_missing(c, r, arrived)) continue;
-        if (first < 0) first = r;
-        others++;
-    }
-    if (first < 0)
-        tost_error(why, "%sall ranks have waited for each other for %g s (--rank-timeout): check the network between "
-                   "the hosts", what, idle_limit(c));
-    else if (others == 0)
-        tost_error(why, "%srank %d on %s did not respond for %g s (--rank-timeout)", what, first, c->places[first].host,
-                   c->timeout);
-    else
-        tost_error(why, "%srank %d on %s and %d other rank%s did not respond for %g s (--rank-timeout)", what, first,
-                   c->places[first].host, others, others == 1 ? "" : "s", c->timeout);
-}
-
-// The lowest rank that is not missing prints the error and ends all ranks.
+// NCCL does not tell which rank is missing.
 void comm_timed_out(TostComm* c, const bool* arrived, const char* what) {
-    enum { OTHER_RANK = 10 };   // seconds for that rank to print and for the launcher to end this one
     TostError why;
-    if (c->tell) {
-        name_missing(&why, c, arrived, what);
-        int speaker = 0;
-        while (is_missing(c, speaker, arrived)) speaker++;
-        if (speaker != c->place.rank) let_speak(OTHER_RANK);
-    } else {
-        tost_error(&why, "%sother ranks did not respond for %g s (--rank-timeout)", what, c->timeout);
-        comm_let_first_speak(c);
+    int first = -1, missing = 0;
+    for (int r = c->place.size - 1; r >= 0; r--) {
+        if (r == c->place.rank || (arrived && arrived[r])) continue;
+        first = r;
+        missing++;
     }
+    if (!arrived) tost_error(&why, "%sother ranks did not respond for %g s (--rank-timeout)", what, c->timeout);
+    else if (missing == 1)
+        tost_error(&why, "%srank %d on %s did not respond for %g s (--rank-timeout)", what, first,
+                   c->places[first].host, c->timeout);
+    else tost_error(&why, "%srank %d on %s and %d more did not respond for %g s (--rank-timeout)", what, first,
+                    c->places[first].host, missing - 1, c->timeout);
+    comm_let_first_speak(c);
     comm_fail(c, &why);
-}
-
-// ---------------------------------------------------------------------------------------------
-// Signs of life
-
-// Sends a sign and receives those that have arrived, at most SIGNS times per timeout.
-static void show_life(TostComm* c, bool works) {
-    enum { SIGNS = 8 };
-    const double now = now_seconds();
-    int rank;
-    bool worked;
-    if (!c->tell || c->timeout <= 0 || now - c->told < c->timeout / SIGNS) return;
-    c->told = now;
-    c->tell(c, works);
-    while (c->hear(c, &rank, &worked)) {
-        c->silent[rank] = 0;
-        if (worked) c->idle = 0;
-    }
-}
-
-void comm_works(TostComm* c) {
-    if (c) show_life(c, true);
 }
 
 // ---------------------------------------------------------------------------------------------
 // Collective operations
 
-CommWait comm_wait_begin(TostComm* c) {
-    c->idle = 0;
-    for (int r = 0; r < c->place.size && c->silent; r++) c->silent[r] = 0;
-    return (CommWait){c, 0, now_seconds()};
-}
+CommWait comm_wait_begin(TostComm* c) { return (CommWait){c, 0, now_seconds()}; }
 
 // No pause at first; then the core is free for other ranks, which may share it.
-bool comm_wait_more(CommWait* w, const bool* arrived) {
-    TostComm* c = w->comm;
+bool comm_wait_more(CommWait* w) {
     // If more than 1 s has passed, the process was stopped.
-    const double now = now_seconds(), passed = now - w->last, since = passed < 1 ? passed : 1;
-    w->waited += since;
+    const double now = now_seconds(), passed = now - w->last;
+    w->waited += passed < 1 ? passed : 1;
     w->last = now;
-    c->idle += since;
-    for (int r = 0; r < c->place.size && c->silent; r++) c->silent[r] += since;
-    show_life(c, false);
-    for (int r = 0; r < c->place.size && c->timeout > 0 && c->tell; r++)
-        if (is_missing(c, r, arrived)) return false;
-    if (c->timeout > 0 && c->idle > idle_limit(c)) return false;
+    if (w->comm->timeout > 0 && w->waited > w->comm->timeout) return false;
     const struct timespec pause = {0, w->waited < 0.05 ? 20000 : 200000};
     if (w->waited > 100e-6) nanosleep(&pause, NULL);
     return true;
@@ -267,7 +211,7 @@ void comm_wait(TostComm* c, CommRequest** request) {
     if (!*request || c->test(c, request, NULL)) return;
     bool* arrived = xcalloc((size_t)c->place.size, sizeof *arrived);
     for (CommWait w = comm_wait_begin(c); !c->test(c, request, arrived);)
-        if (!comm_wait_more(&w, arrived)) comm_timed_out(c, arrived, "");
+        if (!comm_wait_more(&w)) comm_timed_out(c, c->lockstep ? NULL : arrived, "");
     free(arrived);
 }
 
@@ -333,7 +277,6 @@ CommVote comm_vote(TostComm* c, bool listen) {
 }
 
 bool comm_vote_stops(CommVote* v) {
-    comm_works(v->comm);
     if (v->request) v->comm->test(v->comm, &v->request, v->arrived);
     for (int r = 0; r < comm_size(v->comm) && v->stop; r++)
         if (v->arrived[r] && v->stop[r]) return true;

@@ -3,12 +3,8 @@
 // of NULL is a single process: then the functions do nothing but copy.
 //
 // All ranks call the same functions in the same order ("collective"). They do not return errors: if the transport fails
-// or a rank does not respond within the timeout, the process prints one line, ends all ranks and exits with
-// STATUS_RESUMABLE, after which --resume continues.
-//
-// With MPI, ranks also send each other heartbeats ("signs of life"): a waiting rank does so by itself, a working rank
-// calls comm_works. A wait fails if a rank that it needs has been silent for the timeout, or if all ranks have been
-// waiting for twice the timeout. No rank ever waits for a sign.
+// or a wait lasts longer than the timeout, the process prints one line, ends all ranks and exits with STATUS_RESUMABLE,
+// after which --resume continues.
 #ifndef TOST_COMM_H
 #define TOST_COMM_H
 
@@ -19,7 +15,7 @@
 extern "C" {
 #endif
 
-enum { COMM_HOST_MAX = 64 };
+enum { COMM_HOST_MAX = 64, COMM_TIMEOUT = 600 };   // default of --rank-timeout, in seconds
 
 // What one rank sends to and receives from another one. 0 bytes: nothing.
 typedef struct { const void* send; void* receive; size_t send_bytes, receive_bytes; } CommMessage;
@@ -32,12 +28,10 @@ struct TostComm {
     CommPlace   place;
     CommPlace*  places;           // (size), of all ranks
     char        library[64];      // "Open MPI 4.1.4"
-    double      timeout;          // seconds to wait for a rank; 0: forever
+    double      timeout;          // longest wait, in seconds; 0: forever
     TostError   hint;             // appended to the line that a failed rank causes: how to resume
     const char* program;          // for messages
     bool        lockstep;         // NCCL: a message waits for all that were started before it
-    double*     silent;           // (size): seconds of the current wait since the last sign of each rank
-    double      idle, told;       // seconds of the wait since any rank worked; now_seconds() of this rank's last sign
     void*       transport;        // data of the functions below
 
     // Starts one message to and one from each rank (messages: (size); the own entry is ignored). Messages between two
@@ -46,11 +40,6 @@ struct TostComm {
     // Transports what it can without waiting. True if all messages have arrived and were sent; then it frees *request
     // and sets it to NULL. arrived (size), unless NULL: sets the entries of the ranks whose message is complete.
     bool (*test)(TostComm* c, CommRequest** request, bool* arrived);
-    // Sends a sign of life to each rank that has received the previous one. NULL: the transport has no signs and cannot
-    // tell which rank is missing.
-    void (*tell)(TostComm* c, bool works);
-    // Receives a sign: its rank, and whether that rank works or waits. False if none has arrived.
-    bool (*hear)(TostComm* c, int* rank, bool* works);
     void (*abort)(TostComm* c, int status);   // ends all ranks; does not return
     void (*close)(TostComm* c);               // after the last message; frees transport
 };
@@ -96,16 +85,13 @@ CommVote comm_vote(TostComm* c, bool listen);
 bool     comm_vote_stops(CommVote* v);             // not collective: whether a rank has closed it with `stop`
 bool     comm_vote_close(CommVote* v, bool stop);  // waits for all; true if any rank stops
 
-// To be called at least a few times within the timeout by a rank that works while others may wait. Not collective.
-void comm_works(TostComm* c);
-
 // How long this rank has waited for others, without the time in which the process was stopped.
 typedef struct { TostComm* comm; double waited, last; } CommWait;
 CommWait comm_wait_begin(TostComm* c);
-// To be called until the wait is over; pauses if it has lasted a while. False: timeout. arrived (size): true for ranks
-// that the wait does not need; NULL: it needs all.
-bool     comm_wait_more(CommWait* w, const bool* arrived);
-// After a timeout: ends all ranks. Names those that do not respond, if the transport knows them. what: "" or "WHAT: ".
+// To be called until the wait is over; pauses if it has lasted a while. False: timeout.
+bool     comm_wait_more(CommWait* w);
+// After a timeout: ends all ranks. arrived (size): the ranks that the wait did not need any more; NULL: it is not known.
+// what: "" or "WHAT: ".
 void     comm_timed_out(TostComm* c, const bool* arrived, const char* what);
 // To be called before printing an error that all ranks notice, so that only one prints it: returns at once on rank 0.
 // The other ranks wait until the launcher ends them after rank 0, and return if it does not.

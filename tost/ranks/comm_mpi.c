@@ -7,10 +7,9 @@
 
 #include <limits.h>
 #include <mpi.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { TAG_MESSAGE, TAG_SIGN };
 
 struct CommRequest {
     int          count, left;     // MPI requests; those that are not complete
@@ -60,8 +59,8 @@ static CommRequest* mpi_start(TostComm* c, const CommMessage* messages) {
             if (bytes == 0) continue;
             if (bytes > INT_MAX) check(c, MPI_ERR_COUNT, other);
             MPI_Request* request = &r->request[r->count];
-            check(c, way == 0 ? MPI_Irecv(m->receive, (int)bytes, MPI_BYTE, other, TAG_MESSAGE, MPI_COMM_WORLD, request)
-                              : MPI_Isend(m->send, (int)bytes, MPI_BYTE, other, TAG_MESSAGE, MPI_COMM_WORLD, request),
+            check(c, way == 0 ? MPI_Irecv(m->receive, (int)bytes, MPI_BYTE, other, 0, MPI_COMM_WORLD, request)
+                              : MPI_Isend(m->send, (int)bytes, MPI_BYTE, other, 0, MPI_COMM_WORLD, request),
                   other);
             r->rank[r->count++] = other;
             r->open[other]++;
@@ -87,72 +86,6 @@ static bool mpi_test(TostComm* c, CommRequest** request, bool* arrived) {
     return true;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Signs of life: one byte each. Errors are ignored: a rank whose signs do not arrive counts as silent.
-
-static const char sign_bytes[] = {0, 1};   // waits, works
-
-typedef struct {
-    MPI_Request* sending;   // (size): of the last sign to each rank
-    uint64_t*    sent;      // (size)
-    uint64_t     received;
-} Signs;
-
-static Signs* signs_new(int size) {
-    Signs* s = xcalloc(1, sizeof *s);
-    s->sending = xmalloc((size_t)size * sizeof *s->sending);
-    s->sent = xcalloc((size_t)size, sizeof *s->sent);
-    for (int r = 0; r < size; r++) s->sending[r] = MPI_REQUEST_NULL;
-    return s;
-}
-
-static void mpi_tell(TostComm* c, bool works) {
-    Signs* s = c->transport;
-    for (int r = 0; r < c->place.size; r++) {
-        int done = 0;
-        if (r == c->place.rank || MPI_Test(&s->sending[r], &done, &(MPI_Status){0}) != MPI_SUCCESS || !done) continue;
-        if (MPI_Isend(&sign_bytes[works], 1, MPI_BYTE, r, TAG_SIGN, MPI_COMM_WORLD, &s->sending[r]) == MPI_SUCCESS)
-            s->sent[r]++;
-    }
-}
-
-static bool mpi_hear(TostComm* c, int* rank, bool* works) {
-    Signs* s = c->transport;
-    int there = 0;
-    char sign = 0;
-    MPI_Status status;
-    if (MPI_Iprobe(MPI_ANY_SOURCE, TAG_SIGN, MPI_COMM_WORLD, &there, &status) != MPI_SUCCESS || !there) return false;
-    *rank = status.MPI_SOURCE;
-    if (MPI_Recv(&sign, 1, MPI_BYTE, *rank, TAG_SIGN, MPI_COMM_WORLD, &status) != MPI_SUCCESS) return false;
-    *works = sign == sign_bytes[1];
-    s->received++;
-    return true;
-}
-
-// Receives all signs that are under way, as MPI_Finalize requires.
-static void signs_close(TostComm* c) {
-    Signs* s = c->transport;
-    const size_t size = (size_t)c->place.size;
-    uint64_t *sent = xcalloc(size, sizeof *sent), all = 0;
-    CommMessage* messages = xcalloc(size, sizeof *messages);
-    int rank;
-    bool works;
-    c->timeout = 0;   // no more signs are sent
-    for (size_t r = 0; r < size; r++) messages[r] = (CommMessage){&s->sent[r], &sent[r], sizeof *sent, sizeof *sent};
-    comm_exchange(c, messages);
-    for (size_t r = 0; r < size; r++) all += sent[r];
-    for (CommWait w = comm_wait_begin(c); s->received < all; comm_wait_more(&w, NULL))
-        while (mpi_hear(c, &rank, &works)) {}
-    for (size_t r = 0; r < size; r++) MPI_Wait(&s->sending[r], &(MPI_Status){0});
-    free(messages);
-    free(sent);
-    free(s->sending);
-    free(s->sent);
-    free(s);
-}
-
-// ---------------------------------------------------------------------------------------------
-
 static void mpi_abort(TostComm* c, int status) {
     (void)c;
     MPI_Abort(MPI_COMM_WORLD, status);
@@ -165,7 +98,7 @@ void comm_abort_mpi(int status) {
 }
 
 static void mpi_close(TostComm* c) {
-    signs_close(c);
+    (void)c;
     MPI_Finalize();
 }
 
@@ -194,16 +127,13 @@ bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, TostError* err) {
                           launch->launcher);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     TostComm* c = xcalloc(1, sizeof *c);
-    *c = (TostComm){.place = launch->place, .start = mpi_start, .test = mpi_test, .tell = mpi_tell, .hear = mpi_hear,
-                    .abort = mpi_abort, .close = mpi_close};
+    *c = (TostComm){.place = launch->place, .timeout = COMM_TIMEOUT, .start = mpi_start,
+                    .test = mpi_test, .abort = mpi_abort, .close = mpi_close};
     find_library(c->library, sizeof c->library);
     MPI_Comm_rank(MPI_COMM_WORLD, &c->place.rank);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     *comm = c;
-    if (size == launch->place.size) {
-        c->transport = signs_new(size);
-        return true;
-    }
+    if (size == launch->place.size) return true;
     tost_error(err, "%s started %d processes, but %s sees %d: use the mpirun of that library, or srun --mpi=pmix (or "
                "pmi2)", launch->launcher, launch->place.size, c->library, size);
     *comm = NULL;

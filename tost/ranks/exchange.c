@@ -103,7 +103,6 @@ static void advance(Exchange* x, bool wait) {
 
 void exchange_gradients(Exchange* x, TostEnd end, size_t from) {
     if (end == TOST_PART_ENDS && from == 0) finish_part(x);
-    comm_works(x->comm);
     if (end != TOST_STEP_ENDS) return;
     add_parts(x, from);
     if (x->ranks == 1) return;

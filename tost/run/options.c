@@ -14,6 +14,7 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "cpu/threads.h"
+#include "ranks/comm.h"
 #include "ranks/slices.h"
 #include "run/outlier.h"
 
@@ -277,8 +278,9 @@ static const Row table[] = {
     {"reduce", TRAIN, MACHINE, CHOICE, AT(reduce), OVERRIDABLE, "ordered|fast",
      .help = "how GPUs add their gradients; ordered: the same bits for any number of ranks; fast: by NCCL, with bits "
              "that depend on the number of ranks"},
-    {"rank-timeout", TRAIN | EVAL, MACHINE, REAL, AT(rank_timeout), NOT_SAVED, "X", .max = 1e6, .value = 600,
-     .unit = "seconds", .help = "stop if another rank does not respond for X seconds; 0: wait forever"},
+    {"rank-timeout", TRAIN | EVAL, MACHINE, REAL, AT(rank_timeout), NOT_SAVED, "X", .max = 1e6,
+     .value = COMM_TIMEOUT, .unit = "seconds",
+     .help = "stop if a wait for other ranks takes longer than X seconds; 0: wait forever"},
     {"recompute", TRAIN, MACHINE, FLAG, AT(recompute), NOT_SAVED, "",
      .help = "activation checkpointing: store only the input of each layer and recompute the rest in the backward "
              "pass; less memory, more time, same results"},

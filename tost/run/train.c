@@ -121,7 +121,6 @@ static bool data_failed(Run* r, TostError* err) {
 bool run_chunk_done(void* context, double part) {
     Run* r = context;
     const double done = (double)r->pass.done + part;
-    comm_works(r->comm);
     if (r->pass.all == 0) return false;
     if (r->pass.validation)
         progress_show(&r->progress, done / (double)r->pass.all, "validation %.2f/%lld", done, (long long)r->pass.all);
@@ -366,7 +365,6 @@ typedef struct { Run* r; FILE* text; int64_t tokens; bool interrupted; } SampleT
 static bool append_piece(void* context, const char* bytes, size_t n) {
     SampleText* s = context;
     const int64_t tokens = s->r->o.sample_tokens;
-    comm_works(s->r->comm);
     fwrite(bytes, 1, n, s->text);
     s->tokens++;
     progress_show(&s->r->progress, (double)s->tokens / (double)tokens, "sample %lld/%lld tokens", (long long)s->tokens,

@@ -9,7 +9,6 @@
 //              fill:E    half of the bytes of a write are written, then like stay
 //              short     a write writes half of its bytes and returns that number
 //              signal:S  raise signal S before the call      twice:S  raise it twice
-//              slow:MS   MS milliseconds pass before this and each later counted call
 //   TORTURE_JOURNAL=FILE a record per call: see journal.py
 //
 // Counted: open for writing, mkdir, rename, unlink, rmdir, and write, fsync, ftruncate and close of files opened for
@@ -32,10 +31,10 @@
 
 enum { FDS = 1024, PATH_CAP = 512, STDERR_END = 3 };
 
-typedef enum { NOTHING, BEFORE, AFTER, HALF, FAIL, STAY, FILL, SHORT, SIGNAL, TWICE, SLOW } Fault;
+typedef enum { NOTHING, BEFORE, AFTER, HALF, FAIL, STAY, FILL, SHORT, SIGNAL, TWICE } Fault;
 
 static const char* const fault_names[] = {"", "before", "after", "half", "fail", "stay", "fill", "short", "signal",
-                                         "twice", "slow"};
+                                         "twice"};
 
 // An interposer can keep its state only in global variables.
 static struct {
@@ -61,7 +60,7 @@ static void set_up(void) {
     const char *at = getenv("TORTURE_AT"), *what = getenv("TORTURE_DO"), *journal = getenv("TORTURE_JOURNAL");
     self.at = at ? atol(at) : 0;
     self.only = getenv("TORTURE_ONLY");
-    for (int w = BEFORE; what && w <= SLOW; w++) {
+    for (int w = BEFORE; what && w <= TWICE; w++) {
         const size_t n = strlen(fault_names[w]);
         if (strncmp(what, fault_names[w], n) != 0 || (what[n] && what[n] != ':')) continue;
         self.fault = (Fault)w;
@@ -124,12 +123,10 @@ static Action next_action(const char* name, const char* path) {
         errno = self.number;
         return FAIL_CALL;
     }
-    if (self.fault == SLOW && matches && self.at > 0 && self.matched >= self.at) usleep(1000 * (useconds_t)self.number);
     if (!here) return DO;
     self.acted = true;
     switch (self.fault) {
-        case NOTHING:
-        case SLOW:    return DO;
+        case NOTHING: return DO;
         case BEFORE:  kill_here("before", name, path); break;
         case AFTER:   return DO_THEN_KILL;
         case HALF:    if (write) return DO_HALF_THEN_KILL;

@@ -23,7 +23,6 @@ typedef struct World {
     int             size;
     PostList        *sends, *receives;   // (size,size): from rank, to rank
     int             mismatches;          // messages whose two sides differ in size
-    int*            signs;               // (size,size), sender and receiver: 0 none, 1 waits, 2 works
 } World;
 
 static void post(PostList* list, const void* buffer, size_t bytes, CommRequest* request, int other) {
@@ -78,28 +77,6 @@ static bool threads_test(TostComm* c, CommRequest** request, bool* arrived) {
     return true;
 }
 
-static void threads_tell(TostComm* c, bool works) {
-    World* w = c->transport;
-    pthread_mutex_lock(&w->lock);
-    for (int r = 0; r < w->size; r++) w->signs[c->place.rank * w->size + r] = 1 + works;
-    pthread_mutex_unlock(&w->lock);
-}
-
-static bool threads_hear(TostComm* c, int* rank, bool* works) {
-    World* w = c->transport;
-    pthread_mutex_lock(&w->lock);
-    int r = 0, sign = 0;
-    for (; r < w->size && !sign; r++) {
-        int* from = &w->signs[r * w->size + c->place.rank];
-        sign = *from;
-        *from = 0;
-    }
-    pthread_mutex_unlock(&w->lock);
-    *rank = r - 1;
-    *works = sign == 2;
-    return sign != 0;
-}
-
 static void threads_abort(TostComm* c, int status) {
     fprintf(stderr, "rank %d aborts with status %d\n", c->place.rank, status);
     abort();
@@ -114,7 +91,7 @@ static void* rank_main(void* arg) {
     TostComm* c = xcalloc(1, sizeof *c);
     *c = (TostComm){.place = {.rank = t->rank, .size = t->world->size, .host = "host"},
                     .program = "test", .transport = t->world, .start = threads_start_messages, .test = threads_test,
-                    .tell = threads_tell, .hear = threads_hear, .abort = threads_abort, .close = threads_close};
+                    .abort = threads_abort, .close = threads_close};
     snprintf(c->library, sizeof c->library, "threads");
     comm_find_places(c);
     t->run(c, t->context);
@@ -129,7 +106,6 @@ static int run_ranks(int size, void (*run)(TostComm* c, void* context), void* co
     const size_t pairs = (size_t)size * size;
     w.sends = xcalloc(pairs, sizeof *w.sends);
     w.receives = xcalloc(pairs, sizeof *w.receives);
-    w.signs = xcalloc(pairs, sizeof *w.signs);
     pthread_mutex_init(&w.lock, NULL);
     pthread_t* thread = xmalloc((size_t)size * sizeof *thread);
     RankThread* rank = xmalloc((size_t)size * sizeof *rank);
@@ -143,7 +119,6 @@ static int run_ranks(int size, void (*run)(TostComm* c, void* context), void* co
         bad += w.sends[i].end - w.sends[i].first + w.receives[i].end - w.receives[i].first;
     free(w.sends);
     free(w.receives);
-    free(w.signs);
     free(thread);
     free(rank);
     pthread_mutex_destroy(&w.lock);

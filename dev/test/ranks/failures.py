@@ -86,28 +86,11 @@ def kills(w, report, mpis, count, seed):
     report.end()
 
 
-def slow_save(w, report, mpi):
-    """A save by rank 0 takes longer than --rank-timeout, but each of its tensors less."""
-    case, args = w.case(), launch.run_options("plain", steps=4, timeout=TIMEOUT)
-    reference = launch.single(w, w.binary, [*args, *world.OUT])["tree"]
-    wrapper = launch.per_rank(case.dir, 0, f'LD_PRELOAD={w.faults} exec "$@"')
-    began = time.monotonic()
-    result = launch.run(case, mpi, 4, [*args, *world.OUT], wrapper=wrapper,
-                        more={"TORTURE_AT": "1", "TORTURE_DO": "slow:250", "TORTURE_ONLY": "/step_"})
-    seconds = time.monotonic() - began
-    report.check(result.status == 0 and seconds > 2 * TIMEOUT,
-                 f"{mpi.name}, a slow save: after {seconds:.1f} s: {result.summary()}")
-    case.check_same(report, f"{mpi.name}, a slow save", reference, older=False)
-    report.figure(f"{mpi.name}, a save of about {seconds:.0f} s with --rank-timeout {TIMEOUT}")
-    case.remove()
-
-
 def stopped_rank(w, report, mpis):
     """A rank that does not respond ends the run after --rank-timeout; the line names the rank."""
     report.begin("timeout")
     args = launch.run_options("plain", steps=100000, timeout=TIMEOUT)
     for mpi in mpis:
-        slow_save(w, report, mpi)
         for rank in (2, 0):
             case, what = w.case(), f"{mpi.name}, SIGSTOP of rank {rank}"
             job = launch.start(case, mpi, 4, [*args, *world.OUT])

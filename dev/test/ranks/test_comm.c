@@ -492,116 +492,38 @@ static void check_exit(Checks* c, const char* what, void (*f)(const void* arg), 
           "%s: status %d, '%s'; want %d, '%s'", what, status, text, want_status, want);
 }
 
-// A transport for rank 0 of four that transfers nothing. signs: the sign that each rank sends whenever hear is called:
-// 'W' it waits, '!' it works, '-' none; or '.': its message has arrived. ends: number of calls of `test` after which
-// all messages have arrived; 0: never.
-typedef struct { const char *what, *signs, *want; int ends; bool no_signs; } Silence;
-typedef struct { const Silence* silence; int tests, next; } SilentTransport;
-
-static CommRequest* start_nothing(TostComm* c, const CommMessage* messages) { (void)messages; return c->transport; }
-
-static bool silent_test(TostComm* c, CommRequest** request, bool* arrived) {
-    SilentTransport* t = c->transport;
-    const Silence* s = t->silence;
-    for (int r = 0; arrived && r < c->place.size; r++) arrived[r] = s->signs[r] == '.';
-    if (++t->tests != s->ends) return false;
-    *request = NULL;
-    return true;
-}
-
-static void silent_tell(TostComm* c, bool works) { (void)c, (void)works; }
-
-static bool silent_hear(TostComm* c, int* rank, bool* works) {
-    SilentTransport* t = c->transport;
-    while (++t->next < c->place.size) {
-        *rank = t->next;
-        *works = t->silence->signs[t->next] == '!';
-        if (*works || t->silence->signs[t->next] == 'W') return true;
-    }
-    t->next = 0;
-    return false;
-}
-
 static void exit_with(TostComm* c, int status) {
     (void)c;
     _exit(status);
 }
 
-static void wait_silently(const void* arg) {
-    CommPlace places[4] = {{.host = "a"}, {.host = "b"}, {.host = "c"}, {.host = "d"}};
-    double silent[4] = {0};
-    SilentTransport transport = {arg, 0, 0};
-    TostComm comm = {.place = {.size = 4, .host = "a"}, .places = places, .silent = silent, .timeout = 0.01,
-                     .program = "test", .transport = &transport, .start = start_nothing, .test = silent_test,
-                     .tell = transport.silence->no_signs ? NULL : silent_tell, .hear = silent_hear, .abort = exit_with};
-    comm_exchange(&comm, NULL);
+typedef struct { const char* what; double timeout, late; bool lockstep; const char* want; } Silence;
+
+// The ranks wait for rank 2 of four, which is late.
+static void wait_for_rank_2(TostComm* c, void* context) {
+    const Silence* s = context;
+    int all[4];
+    c->timeout = s->timeout;
+    c->lockstep = s->lockstep;
+    c->abort = exit_with;
+    if (c->place.rank == 2) nanosleep(&(struct timespec){(time_t)s->late, (long)(s->late * 1e9) % 1000000000}, NULL);
+    comm_allgather(c, all, &c->place.rank, sizeof *all);
 }
 
-// A rank that waits or works is not named. The wait goes on as long as one rank works, here over 20 times the timeout.
+static void run_silence(const void* arg) {
+    Silence s = *(const Silence*)arg;
+    run_ranks(4, wait_for_rank_2, &s);
+}
+
 static void test_silence(Checks* c) {
     static const Silence cases[] = {
-        {"others have arrived", "..-.", "test: rank 2 on c did not respond for 0.01 s (--rank-timeout)\n", 0, false},
-        {"others wait", "WW-W", "test: rank 2 on c did not respond for 0.01 s (--rank-timeout)\n", 0, false},
-        {"another works", "WW-!", "test: rank 2 on c did not respond for 0.01 s (--rank-timeout)\n", 0, false},
-        {"two are silent", "W-W-", "test: rank 1 on b and 1 other rank did not respond for 0.01 s (--rank-timeout)\n",
-         0, false},
-        {"all wait", "WWWW", "test: all ranks have waited for each other for 0.02 s (--rank-timeout): check the "
-         "network between the hosts\n", 0, false},
-        {"without signs", "WWWW", "test: other ranks did not respond for 0.01 s (--rank-timeout)\n", 0, true},
-        {"one works for long", "WW.!", "", 2000, false},
+        {"a silent rank", 0.3, 600, false, "test: rank 2 on host did not respond for 0.3 s (--rank-timeout)\n"},
+        {"a silent rank with NCCL", 0.3, 600, true, "test: other ranks did not respond for 0.3 s (--rank-timeout)\n"},
+        {"a late rank", 5, 0.5, false, ""},
+        {"no timeout", 0, 0.5, false, ""},
     };
     for (size_t i = 0; i < countof(cases); i++)
-        check_exit(c, cases[i].what, wait_silently, &cases[i], cases[i].ends ? 0 : STATUS_RESUMABLE, cases[i].want);
-}
-
-// Rank 2 is stopped. Rank 0 waits for ranks 1 and 2, rank 1 for rank 2, rank 3 for rank 0.
-static void wait_in_a_row(TostComm* c, void* context) {
-    static const char waits_for[4][4] = {{0, 1, 1, 0}, {0, 0, 1, 0}, {0}, {1, 0, 0, 0}};
-    char byte;
-    CommMessage messages[4] = {{0}};
-    (void)context;
-    c->timeout = 0.5;
-    c->abort = exit_with;
-    if (c->place.rank == 2) sleep(600);
-    for (int r = 0; r < 4; r++)
-        if (waits_for[c->place.rank][r]) messages[r] = (CommMessage){.receive = &byte, .receive_bytes = 1};
-    comm_exchange(c, messages);
-}
-
-static void run_in_a_row(const void* arg) {
-    (void)arg;
-    run_ranks(4, wait_in_a_row, NULL);
-}
-
-// Rank 3 works for twice the timeout. Each other rank waits for the next one.
-static void wait_for_work(TostComm* c, void* context) {
-    const int rank = c->place.rank;
-    char byte = 0;
-    CommMessage messages[4] = {{0}};
-    (void)context;
-    c->timeout = 0.5;
-    c->abort = exit_with;
-    const double end = now_seconds() + 2 * c->timeout;
-    while (rank == 3 && now_seconds() < end) {
-        comm_works(c);
-        nanosleep(&(struct timespec){0, 1000000}, NULL);
-    }
-    if (rank < 3) messages[rank + 1] = (CommMessage){.receive = &byte, .receive_bytes = 1};
-    comm_exchange(c, messages);
-    memset(messages, 0, sizeof messages);
-    if (rank > 0) messages[rank - 1] = (CommMessage){.send = &byte, .send_bytes = 1};
-    comm_exchange(c, messages);
-}
-
-static void run_for_work(const void* arg) {
-    (void)arg;
-    run_ranks(4, wait_for_work, NULL);
-}
-
-static void test_signs_of_life(Checks* c) {
-    check_exit(c, "a stopped rank", run_in_a_row, NULL, STATUS_RESUMABLE,
-               "test: rank 2 on host did not respond for 0.5 s (--rank-timeout)\n");
-    check_exit(c, "a rank that works", run_for_work, NULL, 0, "");
+        check_exit(c, cases[i].what, run_silence, &cases[i], cases[i].want[0] ? STATUS_RESUMABLE : 0, cases[i].want);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -609,7 +531,6 @@ static void test_signs_of_life(Checks* c) {
 int main(void) {
     Checks c = {.suite = "test_comm"};
     test_silence(&c);
-    test_signs_of_life(&c);
     for (size_t i = 0; i < countof(configs); i++)
         for (int ranks = 1; ranks <= RANKS_MAX; ranks++) test_slices_of(&c, &configs[i], ranks);
     test_parts(&c);
