@@ -16,29 +16,24 @@ typedef struct {
 } LogRow;
 
 // OUT/log.csv: header step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s; losses and norms with nine
-// decimals, val_loss empty if not measured. Each row is written immediately. If the disk is full, the bytes not written
-// stay pending in memory and are written before the next row, so that no row is lost or duplicated. If another program
-// removes, renames, replaces or changes the file, a new one is created and the rows continue there.
+// decimals, val_loss empty if not measured. Each row is appended immediately. If the disk is full, the bytes not written
+// stay pending in memory and are written before the next row, so that no row is lost or duplicated.
 typedef struct {
-    char*     path;           // NULL: closed
-    int       fd;
-    bool      regular;        // false: a device or a pipe, for which nothing stays pending
-    char*     pending;        // rows that are not or not completely in the file
-    size_t    n_pending, written;   // bytes of pending; those of the first row that are in the file
-    int64_t   pending_rows;
-    int64_t   end, synced;    // the file's size now, and at the last successful sync
-    bool      sync_failed;    // the last sync failed
-    TostError moved;          // a warning: rows go to a new file or are dropped; else empty. The caller resets it
+    char*  path;        // NULL: closed
+    int    fd;
+    bool   regular;     // false: a device or a pipe, for which nothing stays pending
+    char*  pending;     // bytes that are not in the file
+    size_t n_pending;
 } LogFile;
 
 // True if a new log may be started at path: the file does not exist, is empty, is not a regular file, or, with
 // `overwrite`, starts with the header of a log.
 bool log_check_fresh(const char* path, bool overwrite, TostError* err);
-// Starts a new log (resume_step -1), or truncates an existing one to the rows before resume_step. A missing row is an
-// error, but a log that does not exist or has no rows starts at resume_step. A last line without a newline is removed.
-// A log that another process is writing is an error, and so is a FIFO that no process reads.
+// Starts a new log (resume_step -1), or cuts an existing one after the row of step resume_step - 1. If that row is
+// missing, it is an error, except that a log without rows before resume_step starts there. A log that another process
+// is writing is an error, and so is a FIFO that no process reads.
 bool log_open(LogFile* log, const char* path, int64_t resume_step, TostError* err);
-// False if rows stay pending; the next call tries again.
+// False if the row stays pending; the next call tries again.
 bool log_row(LogFile* log, const LogRow* row, TostError* err);
 // Call it before saving a checkpoint: after a power failure the log must have the rows of all steps in the checkpoint.
 bool log_sync(LogFile* log, TostError* err);

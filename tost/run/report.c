@@ -41,11 +41,6 @@ void report_lost_output(Run* r) {
                   "written", strerror(why));
 }
 
-void report_log(Run* r) {
-    if (r->log.moved.text[0]) run_warn(r, "%s", r->log.moved.text);
-    r->log.moved.text[0] = 0;
-}
-
 // Quotes a word for the shell as "$(printf '…')", with octal escapes for all but printable ASCII. free()
 static char* escaped_word(const char* word) {
     char *escaped = xmalloc(4 * strlen(word) + 1), *p = escaped;

@@ -110,6 +110,5 @@ void report_sample(Run* r, char* text, size_t n, bool interrupted);
 void report_finished(Run* r);                                    // for run_is_finished
 void report_end(Run* r);
 void report_lost_output(Run* r);                                 // warns once if stdout cannot be written
-void report_log(Run* r);                                         // warns if the log continues in another file
 
 #endif

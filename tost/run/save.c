@@ -176,10 +176,9 @@ bool run_log_step(Run* r, const LogRow* row, TostError* err) {
     if (comm_rank(r->comm) != 0) return true;
     if (!follow_folder(r, err)) return false;
     const bool was_failing = r->log_failing;
-    const long long pending = (long long)r->log.pending_rows;
     r->log_failing = !log_row(&r->log, row, &reason);
     if (!r->log_failing) {
-        if (was_failing) run_warn(r, "%s can be written again; %lld pending rows were written", r->log_path, pending);
+        if (was_failing) run_warn(r, "%s can be written again; the pending rows were written", r->log_path);
         return true;
     }
     if (r->o.on_save_error == SAVE_ERROR_STOP) return write_failed(r, &reason, false, err);

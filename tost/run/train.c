@@ -97,7 +97,6 @@ static bool train(Run* r, TostError* err) {
     signals_catch(comm_rank(r->comm) == 0);
     bool ok = loop(r, err);
     progress_end(&r->progress);
-    report_log(r);
     TostError closing;
     if (!log_close(&r->log, ok ? err : &closing)) ok = false;
     ok = run_agree(r, ok, err);
@@ -303,8 +302,7 @@ static bool after_step(Run* r, LogRow* row, TostError* err) {
         progress_step(&r->progress, row);
         if (!isnan(row->val_loss)) report_validation(r);
         ok = !is_due(r, r->o.sample_every) || write_sample(r, err);
-        report_log(r);
-        report_lost_output(r);
+            report_lost_output(r);
     }
     if (!run_agree(r, ok, err)) return false;
     if (r->o.keep_best && row->val_loss < r->best_saved && !run_save_best(r, err)) return false;

@@ -874,7 +874,7 @@ static void test_full_disk_at_best(Checks* c) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Shards and logs that change during a run
+// Shards that change during a run
 
 // Overwrites one token of changing.bin in the data of step 8, counted from 1.
 static void poke_token(uint16_t id) {
@@ -921,23 +921,6 @@ static void test_bad_validation_data(Checks* c) {
     write_shard("changing.bin", 0, -1, -1);
     check_run(c, run("--resume --out invalid"), 0, 0, NULL, "repaired validation data");
     check_same(c, "valid", "invalid", 8, "repaired validation data");
-}
-
-static void cut_log(TostModel* m) { (void)m, must(truncate("cut/log.csv", 90) == 0, "truncate", NULL); }
-static void remove_log(TostModel* m) { (void)m, must(remove("gone/log.csv") == 0, "remove", NULL); }
-
-static void test_log_changed(Checks* c) {
-    hooks[0] = (Hook){TRAINING, 5, cut_log};
-    check_run(c, run(SAVING "--out cut"), 0, 1, "cut/log.csv was removed or changed by another program: the rows from "
-              "here on are in cut/log.csv.2", "a log that was truncated");
-    hooks[0] = (Hook){TRAINING, 5, remove_log};
-    check_run(c, run(SAVING "--out gone"), 0, 1, "in a new gone/log.csv", "a log that was removed");
-    char *cut = text_of("cut/log.csv.2"), *gone = text_of("gone/log.csv");
-    check(c, lines(cut) == 9 && strstr(cut, "\n4,80,"), "the other rows of a truncated log:\n%s", cut);
-    check(c, lines(gone) == 9 && row_of("gone", 0).step == 4, "the other rows of a removed log:\n%s", gone);
-    free(cut);
-    free(gone);
-    check_run(c, run("--resume --out gone --steps 14"), 0, 0, NULL, "a log that begins at a later step");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -993,8 +976,8 @@ static void test_unread_log(Checks* c) {
     must(mkfifo("log.fifo", 0600) == 0, "mkfifo", NULL);
     const int reader = open("log.fifo", O_RDONLY | O_NONBLOCK);
     hooks[0] = (Hook){TRAINING, 7, fill_log};
-    check_run(c, run(BASE NO_VAL "--data good.bin --steps 12 --save-every 12 --log log.fifo --out piped"), 130, 3,
-              "log.fifo: its reader has stopped", "a log that is a full FIFO");
+    check_run(c, run(BASE NO_VAL "--data good.bin --steps 12 --save-every 12 --log log.fifo --out piped"), 130, 2,
+              NULL, "a log that is a full FIFO");
     check(c, saved("piped", 7), "a log that is a full FIFO: no checkpoint of step 7");
     close(reader);
 }
@@ -1070,7 +1053,6 @@ int main(int argc, char** argv) {
     test_bad_data(&c);
     test_shrunk_data(&c);
     test_bad_validation_data(&c);
-    test_log_changed(&c);
     test_unread_output(&c);
     test_unread_log(&c);
     test_lost_output(&c);
