@@ -263,46 +263,11 @@ bool comm_same(TostComm* c, uint64_t value, const char* what, TostError* err) {
     return comm_agree(c, first == value, err);
 }
 
-CommVote comm_vote(TostComm* c, bool listen) {
-    CommVote v = {.comm = c};
-    const int size = comm_size(c);
-    if (size == 1 || c->lockstep || !listen) return v;   // the others' votes arrive when it is closed
-    v.stop = xcalloc((size_t)size, sizeof *v.stop);
-    v.arrived = xcalloc((size_t)size, sizeof *v.arrived);
-    CommMessage* messages = xcalloc((size_t)size, sizeof *messages);
-    for (int r = 0; r < size; r++) messages[r] = (CommMessage){.receive = &v.stop[r], .receive_bytes = sizeof *v.stop};
-    v.request = c->start(c, messages);
-    free(messages);
-    return v;
-}
-
-bool comm_vote_stops(CommVote* v) {
-    if (v->request) v->comm->test(v->comm, &v->request, v->arrived);
-    for (int r = 0; r < comm_size(v->comm) && v->stop; r++)
-        if (v->arrived[r] && v->stop[r]) return true;
-    return false;
-}
-
-bool comm_vote_close(CommVote* v, bool stop) {
-    const int rank = comm_rank(v->comm), size = comm_size(v->comm);
-    if (size == 1) return stop;
-    if (!v->stop) {
-        bool* all = xmalloc((size_t)size * sizeof *all);
-        comm_allgather(v->comm, all, &stop, sizeof stop);
-        for (int r = 0; r < size; r++) stop = stop || all[r];
-        free(all);
-        *v = (CommVote){0};
-        return stop;
-    }
-    CommMessage* messages = xcalloc((size_t)size, sizeof *messages);
-    for (int r = 0; r < size; r++) messages[r] = (CommMessage){.send = &stop, .send_bytes = sizeof stop};
-    comm_exchange(v->comm, messages);
-    comm_wait(v->comm, &v->request);
-    v->stop[rank] = stop;
-    for (int r = 0; r < size; r++) stop = stop || v->stop[r];   // mutant: signal_not_shared
-    free(messages);
-    free(v->stop);
-    free(v->arrived);
-    *v = (CommVote){0};
-    return stop;
+bool comm_any(TostComm* c, bool own) {
+    if (!c) return own;
+    bool any = own, *all = xmalloc((size_t)c->place.size * sizeof *all);
+    comm_allgather(c, all, &own, sizeof own);
+    for (int r = 0; r < c->place.size; r++) any = any || all[r];   // mutant: signal_not_shared
+    free(all);
+    return any;
 }

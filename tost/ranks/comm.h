@@ -77,13 +77,8 @@ bool comm_agree(TostComm* c, bool ok, TostError* err);
 // rank 0, as in "the shards of --data differ".
 bool comm_same(TostComm* c, uint64_t value, const char* what, TostError* err);
 
-// A vote whether to stop. Each rank opens it, looks at it while it works, and closes it once; a rank that wants to stop
-// closes it early. listen: comm_vote_stops sees this on the other ranks; no other message may be started until the vote
-// is closed.
-typedef struct { TostComm* comm; CommRequest* request; bool *stop, *arrived; } CommVote;
-CommVote comm_vote(TostComm* c, bool listen);
-bool     comm_vote_stops(CommVote* v);             // not collective: whether a rank has closed it with `stop`
-bool     comm_vote_close(CommVote* v, bool stop);  // waits for all; true if any rank stops
+// True on all ranks if any passes true.
+bool comm_any(TostComm* c, bool own);
 
 // How long this rank has waited for others, without the time in which the process was stopped.
 typedef struct { TostComm* comm; double waited, last; } CommWait;

@@ -128,8 +128,12 @@ bool run_chunk_done(void* context, double part) {
     return r->pass.abandoned;
 }
 
-// A signal, or another rank that stops.
-static bool interrupted(CommVote* vote) { return signals_received() || comm_vote_stops(vote); }
+// Whether a signal or `failed` ends a pass between micro-batches; with MPI, on all ranks at the same one. Messages of NCCL
+// would wait for the kernels of the micro-batch before: its ranks find out at the end of the pass.
+static bool interrupted(const Run* r, bool failed) {
+    if (r->comm && r->comm->lockstep) return false;
+    return comm_any(r->comm, failed || signals_received());
+}
 
 // What follows this rank's micro-batch i: the end of a part (parts of `each` micro-batches), or of the step.
 static TostEnd after_micro_batch(const Run* r, int64_t i, int64_t each) {
@@ -143,27 +147,21 @@ static bool accumulate_gradients(bool* completed, Run* r, TostError* err) {
     const Options* o = &r->o;
     const int64_t each = micro_batches(o) / o->parts, n = each * run_own_parts(r);
     const uint64_t first = r->info.data_sample + (uint64_t)(comm_rank(r->comm) * n * o->batch);
-    CommVote vote = comm_vote(r->comm, true);
     r->engine->zero_grad(r->model);
     int64_t done = 0;
     bool ok = true;
-    for (*completed = false; done < n && (done == 0 || !interrupted(&vote)); done++) {
+    for (; done < n && (done == 0 || !interrupted(r, !ok)); done++) {
         const TostEnd end = after_micro_batch(r, done, each);
         progress_micro_batch(&r->progress, (double)(done * comm_size(r->comm)));
         r->pass = (RunPass){.done = done, .all = n};
-        ok = data_batch(r->data, r->inputs, r->targets, first + (uint64_t)(done * o->batch), o->batch, err);
-        if (!ok) break;
-        r->engine->forward_train(r->model, r->inputs, r->targets, o->batch, o->seq, 1.0f / (float)o->total_batch);
-        if (end == TOST_STEP_ENDS && !(*completed = !comm_vote_close(&vote, false))) break;
-        r->engine->backward(r->model, end);
-        if (r->pass.abandoned) {
-            *completed = false;
-            break;
-        }
+        ok = ok && data_batch(r->data, r->inputs, r->targets, first + (uint64_t)(done * o->batch), o->batch, err);
+        if (ok) r->engine->forward_train(r->model, r->inputs, r->targets, o->batch, o->seq, 1.0f / (float)o->total_batch);
+        if (end == TOST_STEP_ENDS && comm_any(r->comm, !ok)) break;
+        if (ok) r->engine->backward(r->model, end);
+        if (r->pass.abandoned) break;
         if (end == TOST_PART_ENDS) r->part_loss[done / each] = run_read_loss(r);
     }
-    if (*completed) return true;
-    comm_vote_close(&vote, true);
+    if ((*completed = done == n)) return true;
     run_read_loss(r);   // resets the sum
     if (!run_agree(r, ok, err)) return data_failed(r, err);
     if (done > 0 || r->pass.abandoned)
@@ -316,25 +314,25 @@ static bool validation_losses(bool* completed, Run* r, uint64_t sequences, TostE
     const int own = run_own_parts(r), first_part = comm_rank(r->comm) * own;
     const int64_t start = part_start(n, first_part, r->o.parts);
     const int64_t all = part_start(n, first_part + own, r->o.parts) - start;
-    CommVote vote = comm_vote(r->comm, true);
+    const int64_t longest = (n + r->o.parts - 1) / r->o.parts;   // micro-batches of a part; some have one less
     int64_t done = 0;
     bool ok = true, stop = false;
     for (int p = 0; !stop && p < own; p++) {
         const int64_t end = part_start(n, first_part + p + 1, r->o.parts) - start;
-        for (; done < end && !(stop = interrupted(&vote)); done++) {
+        for (int64_t i = 0; i < longest && !(stop = interrupted(r, !ok)); i++) {
+            if (!ok || done == end) continue;
             const uint64_t first = (uint64_t)((start + done) * B), left = sequences - first;
             const int rows = left < (uint64_t)B ? (int)left : (int)B;
             progress_show(&r->progress, (double)done / (double)all, "validation %lld/%lld",
                           (long long)(done * n / all), (long long)n);
             ok = data_batch(r->val, r->inputs, r->targets, first, rows, err);
             r->pass = (RunPass){.validation = true, .done = done, .all = all};
-            if ((stop = !ok)) break;
-            r->engine->forward_loss(r->model, r->inputs, r->targets, rows, r->o.seq);
-            if ((stop = r->pass.abandoned)) break;
+            if (ok) r->engine->forward_loss(r->model, r->inputs, r->targets, rows, r->o.seq);
+            if (ok && !r->pass.abandoned) done++;
         }
         r->part_loss[p] = run_read_loss(r);
     }
-    *completed = !comm_vote_close(&vote, !ok || done < all);
+    *completed = !comm_any(r->comm, !ok || done < all);
     return *completed || run_agree(r, ok, err);
 }
 

@@ -23,7 +23,7 @@ gather_not_awaited  | equal   | s/comm_wait(\(.*\));/x->comm->test(\1, NULL);/
 parts_in_a_row      | equal   | s/for.*/if (x->part > 0) tree_add(grad, x->level[0], grad, x->size);/
 bucket_left_out     | equal   | s/>= from/> from/
 wrong_tree          | equal   | s/row\[i\] *, row\[i\]/row[0], row[0]/
-signal_not_shared   | signals | s/stop || v->stop\[r\]/stop/
+signal_not_shared   | signals | s/any || all\[r\]/any/
 finished_not_shared | refusals | s/comm_broadcast.*;//
 parameters_not_told | timeout | s/comm_b/if (state != TOST_PARAM) comm_b/
 END
