@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "cpu/gemm.h"
-#include "cpu/threads.h"
+#include "base/openmp.h"
 
 enum { MAX_REPETITIONS = 101, CACHE_LINE_FLOATS = 16 };
 

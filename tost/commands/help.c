@@ -26,6 +26,18 @@ static const Example train_examples[] = {
 static const char exit_status[] = "0 success, 1 failure, 2 invalid command line, 75 stopped by --max-time or the loss "
                                   "of a rank (--resume continues), 128 + N stopped by signal N.";
 
+static const char on_resume[] = "* may be changed on --resume. Options that are not given keep the values of the run, "
+                                "except --max-time, --quiet, --rank-timeout and --recompute.";
+
+// Help and default of an option; an asterisk if --resume may change it. free()
+static char* help_text(const Options* o, const Option* row) {
+    char *text = option_text(o, row), *marked = NULL;
+    if (o->command != COMMAND_TRAIN || row->saved != OVERRIDABLE) return text;
+    marked = xasprintf("%s *", text);
+    free(text);
+    return marked;
+}
+
 // ---------------------------------------------------------------------------------------------
 // --help
 
@@ -43,14 +55,13 @@ static void print_wrapped(const char* text, int indent) {
     free(spaces);
 }
 
-static void print_option(const OptionHelp* h) {
-    int column = printf("  --%s%s%s", h->name, *h->metavar ? " " : "", h->metavar);
-    if (column >= NAME_COLUMN) {
-        putchar('\n');
-        column = 0;
-    }
+static void print_option(const Options* o, const Option* row) {
+    int column = printf("  --%s%s%s", row->name, *row->metavar ? " " : "", row->metavar);
+    if (column >= NAME_COLUMN) column = printf("\n") - 1;
     printf("%*s", NAME_COLUMN - column, "");
-    print_wrapped(h->text, NAME_COLUMN);
+    char* text = help_text(o, row);
+    print_wrapped(text, NAME_COLUMN);
+    free(text);
 }
 
 // How the results of eval compare with those of other programs.
@@ -88,23 +99,6 @@ static void print_protocols(void) {
     }
 }
 
-// What --resume does with the options of train. free()
-static char* resume_text(const OptionHelpList* list) {
-    char* names = xstrdup("");
-    for (int i = 0; i < list->count; i++) {
-        if (!list->option[i].overridable) continue;
-        char* longer = xasprintf("%s, --%s", names, list->option[i].name);
-        free(names);
-        names = longer;
-    }
-    char* text = xasprintf("With --resume, options that are not given keep the values of the run, except "
-                           "--max-time, --quiet, --rank-timeout and --recompute, which apply only "
-                           "to one start. Of the others, only these may be changed: %s.",
-                           names + strlen(", "));
-    free(names);
-    return text;
-}
-
 static void print_examples(const Options* o) {
     printf("\nExamples\n");
     for (size_t i = 0; i < countof(train_examples); i++) {
@@ -116,28 +110,25 @@ static void print_examples(const Options* o) {
 static void print_help(const Options* o, bool all_commands) {
     for (int c = 0; c < COMMANDS; c++) {
         if (!all_commands && c != (int)o->command) continue;
-        const CommandHelp* command = command_help((Command)c);
+        const CommandHelp* command = &command_table[c];
         print_line(stdout, "%s %s %s", c == 0 || !all_commands ? "usage:" : "      ", options_program(o),
                    command->usage);
         printf("           %s\n", command->about);
     }
     if (o->command == COMMAND_TRAIN) print_examples(o);
     if (all_commands) printf("\nCOMMAND --help lists the options of a command. Options of train:\n");
-    OptionHelpList list = options_help(o);
     const char* group = NULL;
-    for (int i = 0; i < list.count; i++) {
-        if (list.option[i].group != group) printf("\n%s\n", group = list.option[i].group);
-        print_option(&list.option[i]);
+    for (const Option* row = option_table; row < option_table + option_count; row++) {
+        if (!option_belongs(row, o->command)) continue;
+        if (row->group != group) printf("\n%s\n", group = row->group);
+        print_option(o, row);
     }
     if (o->command == COMMAND_TRAIN) {
-        char* text = resume_text(&list);
         printf("\n");
-        print_wrapped(text, 0);
-        free(text);
+        print_wrapped(on_resume, 0);
     }
     if (o->command == COMMAND_EVAL) print_protocols();
     print_wrapped(exit_status, printf("\nExit status: ") - 1);
-    option_help_free(&list);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -163,32 +154,28 @@ static void print_synopsis(void) {
     printf(".SH SYNOPSIS\n.nf\n");
     for (int c = 0; c < COMMANDS; c++) {
         printf("\\fBtrain_gpt_tost\\fR ");
-        print_roff(command_help((Command)c)->usage);
+        print_roff(command_table[c].usage);
         putchar('\n');
     }
     printf(".fi\n");
 }
 
 static void print_manual_options(const Options* o) {
-    OptionHelpList list = options_help(o);
     const char* group = NULL;
-    for (int i = 0; i < list.count; i++) {
-        const OptionHelp* h = &list.option[i];
-        if (h->group != group) printf(".SS %s\n", group = h->group);
+    for (const Option* row = option_table; row < option_table + option_count; row++) {
+        if (!option_belongs(row, o->command)) continue;
+        if (row->group != group) printf(".SS %s\n", group = row->group);
         printf(".TP\n\\fB\\-\\-");
-        print_roff(h->name);
-        printf("\\fR%s\\fI", *h->metavar ? " " : "");
-        print_roff(h->metavar);
+        print_roff(row->name);
+        printf("\\fR%s\\fI", *row->metavar ? " " : "");
+        char* text = help_text(o, row);
+        print_roff(row->metavar);
         printf("\\fR\n");
-        print_roff(h->text);
+        print_roff(text);
         putchar('\n');
-    }
-    if (o->command == COMMAND_TRAIN) {
-        char* text = resume_text(&list);
-        print_paragraph(".PP", text);
         free(text);
     }
-    option_help_free(&list);
+    if (o->command == COMMAND_TRAIN) print_paragraph(".PP", on_resume);
 }
 
 static void print_manual(const TostEngine* engine) {
@@ -199,13 +186,13 @@ static void print_manual(const TostEngine* engine) {
                     "data in data/starter or, if that folder does not exist, on the installed copy. Checkpoints and "
                     "log.csv are written to a new folder in out/.");
     for (int c = 0; c < COMMANDS; c++) {
-        print_paragraph(".TP\n.B", command_help((Command)c)->name);
-        print_roff(command_help((Command)c)->about);
+        print_paragraph(".TP\n.B", command_table[c].name);
+        print_roff(command_table[c].about);
         putchar('\n');
     }
     for (int c = 0; c < COMMANDS; c++) {
         const Options o = options_default((Command)c, engine);
-        printf(".SH OPTIONS OF %s\n", command_help((Command)c)->name);
+        printf(".SH OPTIONS OF %s\n", command_table[c].name);
         print_manual_options(&o);
     }
     print_paragraph(".SH EXIT STATUS", exit_status);
@@ -224,66 +211,48 @@ static void print_manual(const TostEngine* engine) {
 // ---------------------------------------------------------------------------------------------
 // Completion for bash
 
-// A case for the options whose values are files, or else those whose values are neither files nor words.
-static void print_kind(const OptionHelpList* list, bool file) {
-    int n = 0;
-    for (int i = 0; i < list->count; i++) {
-        const OptionHelp* h = &list->option[i];
-        if (*h->metavar && !h->values && h->file == file) printf("%s--%s", n++ ? "|" : "                ", h->name);
+static void print_command_completion(Command command) {
+    printf("        %s)\n            options='", command_table[command].name);
+    const char* space = "";
+    for (const Option* row = option_table; row < option_table + option_count; row++) {
+        if (!option_belongs(row, command)) continue;
+        printf("%s--%s", space, row->name);
+        space = " ";
     }
-    if (n > 0) printf(") kind=%s ;;\n", file ? "file" : "number");
-}
-
-static void print_command_completion(const Options* o) {
-    OptionHelpList list = options_help(o);
-    printf("        %s)\n            options='", command_help(o->command)->name);
-    for (int i = 0; i < list.count; i++) printf("%s--%s", i ? " " : "", list.option[i].name);
     printf("'\n            case $option in\n");
-    for (int i = 0; i < list.count; i++) {
-        const OptionHelp* h = &list.option[i];
-        if (!h->values) continue;
-        printf("                --%s) kind=words words='", h->name);
-        for (const char* p = h->values; *p; p++) putchar(*p == '|' ? ' ' : *p);
-        printf("' ;;\n");
-    }
-    print_kind(&list, true);
-    print_kind(&list, false);
+    for (const Option* row = option_table; row < option_table + option_count; row++)
+        if (option_belongs(row, command) && *row->metavar)
+            printf("                --%s) value=1 words='%s' ;;\n", row->name,
+                   row->kind == OPT_CHOICE ? row->metavar : "");
     printf("            esac ;;\n");
-    option_help_free(&list);
 }
 
-static void print_completion(const TostEngine* engine) {
+// Values that are not words are completed as file names.
+static void print_completion(void) {
     printf("# Completion for bash, written by train_gpt_tost --bash-completion\n"
            "_train_gpt_tost() {\n"
            "    local word=${COMP_WORDS[COMP_CWORD]} option=${COMP_WORDS[COMP_CWORD-1]} command=train\n"
            "    local commands='");
-    for (int c = 0; c < COMMANDS; c++) printf("%s%s", c ? " " : "", command_help((Command)c)->name);
-    printf("' options kind words\n"
+    for (int c = 0; c < COMMANDS; c++) printf("%s%s", c ? " " : "", command_table[c].name);
+    printf("' options value words\n"
            "    [ \"$word\" = = ] && word=''                                        # --option=\n"
            "    [ \"$option\" = = ] && option=${COMP_WORDS[COMP_CWORD-2]}           # --option=word\n"
            "    case \" $commands \" in\n"
            "        *\" ${COMP_WORDS[1]} \"*) [ \"$COMP_CWORD\" -eq 1 ] || command=${COMP_WORDS[1]} ;;\n"
            "    esac\n"
            "    case $command in\n");
-    for (int c = 0; c < COMMANDS; c++) {
-        const Options o = options_default((Command)c, engine);
-        print_command_completion(&o);
-    }
+    for (int c = 0; c < COMMANDS; c++) print_command_completion((Command)c);
     printf("    esac\n"
            "    [ \"$COMP_CWORD\" -eq 1 ] && options=\"$commands $options\"\n"
-           "    case $kind in\n"
-           "        words) COMPREPLY=($(compgen -W \"$words\" -- \"$word\")) ;;\n"
-           "        number) COMPREPLY=(); compopt +o default 2>/dev/null ;;      # no file names\n"
-           "        file) COMPREPLY=() ;;                                        # bash completes file names\n"
-           "        *) COMPREPLY=($(compgen -W \"$options\" -- \"$word\")) ;;\n"
-           "    esac\n"
+           "    [ \"$value\" ] && options=${words//|/ }\n"
+           "    COMPREPLY=($(compgen -W \"$options\" -- \"$word\"))\n"
            "}\n"
            "complete -o default -F _train_gpt_tost train_gpt_tost train_gpt_tostcu\n");
 }
 
 void print_page(const Options* o, const TostEngine* engine) {
     if (strcmp(o->page, "man") == 0) print_manual(engine);
-    else if (strcmp(o->page, "bash-completion") == 0) print_completion(engine);
+    else if (strcmp(o->page, "bash-completion") == 0) print_completion();
     else if (strcmp(o->page, "version") == 0) printf("train_gpt_tost %s, %s engine\n", tost_version(), engine->name);
     else print_help(o, !o->named);
 }

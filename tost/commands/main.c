@@ -1,10 +1,10 @@
 // main.c: parses the command line and runs a command.
 #include "base/crc32.h"
 #include "base/error.h"
+#include "base/openmp.h"
 #include "base/processor.h"
 #include "commands/commands.h"
 #include "commands/help.h"
-#include "cpu/threads.h"
 
 #include <errno.h>
 #include <fcntl.h>

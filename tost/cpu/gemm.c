@@ -11,9 +11,9 @@
 #endif
 
 #include "base/memory.h"
+#include "base/openmp.h"
 #include "cpu/gemm_kernels.h"
 #include "cpu/gemm_partition.h"
-#include "cpu/threads.h"
 
 enum {
     KC = 384,                          // depth of a pass: a panel of a (KC x MR) fits in L1

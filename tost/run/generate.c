@@ -14,7 +14,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
-#include "cpu/threads.h"
+#include "base/openmp.h"
 
 enum { BEGIN_MULTIPLE = 16 };
 

@@ -1,4 +1,4 @@
-// options.h: the command line, from one table of options. Parsed with getopt_long.
+// options.h: the command line, from one table of options.
 #ifndef TOST_OPTIONS_H
 #define TOST_OPTIONS_H
 
@@ -24,7 +24,7 @@ typedef struct {
     const char* program;                   // argv[0], for messages and suggested commands
     const char* page;                      // the option that asks for --help, the man page or completion, or NULL
     // model
-    const char* preset;
+    int         preset;                    // tost_preset_at
     TostConfig  config;
     const char *model, *init, *tokenizer;  // NULL: not given
     int         extend_block;              // 0: the block size of --init
@@ -88,20 +88,38 @@ char* options_unused(const Options* given, const Options* o, int i);
 // batch × seq, or batch × chunk if that is less and not 0, must fit in an int.
 bool options_check_pass(int batch, int seq, int chunk, TostError* err);
 
-// For --help, the man page and completion.
-typedef struct { const char *name, *usage, *about; } CommandHelp;
-typedef struct {
-    const char *group, *name, *metavar;    // metavar "": a flag
-    bool        file;                      // the value may be a file name
-    bool        overridable;               // may be changed with --resume
-    char*       values;                    // "a|b|c", if it is one of these, or NULL
-    char*       text;                      // what the option does, and its default
-} OptionHelp;
-typedef struct { int count; OptionHelp* option; } OptionHelpList;
+// The table of options, also for --help, the man page and completion.
+typedef enum { OPT_HELP, OPT_FLAG, OPT_INT, OPT_INT64, OPT_REAL, OPT_DURATION, OPT_STRING, OPT_CHOICE } OptionKind;
 
-const CommandHelp* command_help(Command command);
-OptionHelpList options_help(const Options* o);   // of o's command, in order of groups; defaults are o's values
-void option_help_free(OptionHelpList* list);
+// How checkpoints and --resume treat an option.
+typedef enum {
+    NOT_SAVED,
+    OVERRIDABLE,   // saved; may be changed on --resume
+    FIXED,         // saved; must not be changed on --resume, because it determines the results
+} OptionSaved;
+
+typedef struct {
+    const char* name;
+    unsigned    commands;      // bit mask; 0: not an option, only saved in checkpoints
+    const char* group;         // in --help
+    OptionKind  kind;          // CHOICE: "a|b|c" in metavar is 0, 1, 2; DURATION: a double, in seconds
+    OptionSaved saved;
+    size_t      field;         // offset in Options
+    const char* metavar;       // "": takes no value
+    const char* help;
+    double      min, max;      // inclusive range of numbers
+    double      value;         // default of numbers, unless the preset has one
+    const char* unit;          // of the default value, in --help
+    const char* default_text;  // the default in words; NULL: the default value, if any
+} Option;
+
+typedef struct { const char *name, *usage, *about; } CommandHelp;
+
+extern const Option option_table[];
+extern const int option_count;
+extern const CommandHelp command_table[COMMANDS];
+bool option_belongs(const Option* row, Command command);
+char* option_text(const Options* o, const Option* row);   // help and default, which is o's value; free()
 Options options_default(Command command, const TostEngine* engine);   // without files; nothing to free
 
 // Takes the sizes from a model file and derives batch size and sequence length from them, unless given. Fails, naming

@@ -9,9 +9,9 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/memory.h"
+#include "base/openmp.h"
 #include "base/text.h"
 #include "base/version.h"
-#include "cpu/threads.h"
 #include "flops.h"
 #include "run/run.h"
 

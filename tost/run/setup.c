@@ -280,7 +280,7 @@ static bool create_model(Run* r, TostError* err) {
 static bool claim_folder(size_t* existing, Run* r, TostError* err) {
     const Options* o = &r->o;
     for (;;) {
-        if (!r->out) r->out = checkpoint_next_run("out", o->preset);
+        if (!r->out) r->out = checkpoint_next_run("out", tost_preset_at(o->preset)->name);
         *existing = existing_dirs(r->out);
         if (!make_dirs(r->out, err)) return false;
         if (!r->folder.path && !folder_open(&r->folder, NULL, r->out, err)) return false;

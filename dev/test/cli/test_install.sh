@@ -84,9 +84,6 @@ if command -v bash >/dev/null; then
     completes "hellaswag" eval --task = h
     completes "lambada hellaswag cbt" eval --task =
     completes "--samples" sample --samp
-    completes "" sample --steps
-    completes "" --out ''
-    completes "" --steps 1
     completes "" info out
 else
     skip "no bash: completion"

@@ -1,6 +1,7 @@
 // test_gemm.c: gemm and gemm_builtin against sums in double precision, with sizes around every block size.
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/openmp.h"
 #include "dev/test/check.h"
 
 #include <limits.h>
@@ -9,7 +10,6 @@
 
 #include "gemm_case.h"
 #include "cpu/gemm_partition.h"
-#include "cpu/threads.h"
 
 static const struct { const char* name; Gemm* gemm; } variants[] = {
     { "gemm", gemm }, { "gemm_builtin", gemm_builtin },

@@ -2,6 +2,7 @@
 // test_gemm_amx runs the same tests with AMX's instructions in plain C (amx_twin.h), on any processor.
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/openmp.h"
 #include "dev/test/check.h"
 
 #include <stdint.h>
@@ -11,7 +12,6 @@
 
 #include "base/bf16.h"
 #include "gemm_case.h"
-#include "cpu/threads.h"
 
 #ifdef TOST_AMX_HEADER
 enum { TWIN = 1 };

@@ -2,6 +2,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/memory.h"
+#include "base/openmp.h"
 #include "dev/test/scratch.h"
 
 #include <fcntl.h>
@@ -24,7 +25,6 @@
 #include "commands/prompts.h"
 #include "run/schedule.h"
 #include "base/terminal.h"
-#include "cpu/threads.h"
 
 static Bytes bytes_of(const char* path) {
     TostError err;

@@ -572,7 +572,7 @@ static void test_parts(Checks* c) {
     check_run(c, o, 0, 0, NULL, "resumed with the saved parts");
     check_same(c, "parts", "stopped", 4, "resumed with the saved parts");
     o = run("--resume --out stopped --steps 5 --parts 4");
-    check(c, strstr(o.out, "--parts 4 instead of 2: gradients are added in another order"), "changed: %s", o.out);
+    check(c, strstr(o.out, "--parts 4 instead of 2"), "changed: %s", o.out);
     check_run(c, o, 0, 0, NULL, "resumed with other parts");
 }
 

@@ -1,0 +1,23 @@
+// openmp.h: OpenMP's thread count and index, with single-thread versions for builds without OpenMP.
+#ifndef TOST_OPENMP_H
+#define TOST_OPENMP_H
+
+enum { THREADS_LIMIT = 4096 };   // of --threads and OMP_NUM_THREADS; creating more takes minutes
+
+#ifdef _OPENMP
+#include <omp.h>
+enum { THREADS_MANY = 1 };   // true if this build can run more than one thread
+static inline void threads_set(int n) { omp_set_num_threads(n); }
+static inline int  threads_max(void) {
+    const int n = omp_get_max_threads(), limit = omp_get_thread_limit();   // OMP_NUM_THREADS, OMP_THREAD_LIMIT
+    return n < limit ? n : limit;
+}
+static inline int  thread_index(void) { return omp_get_thread_num(); }     // in a parallel region
+#else
+enum { THREADS_MANY = 0 };
+static inline void threads_set(int n) { (void)n; }
+static inline int  threads_max(void) { return 1; }
+static inline int  thread_index(void) { return 0; }
+#endif
+
+#endif
