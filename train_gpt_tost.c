@@ -1171,7 +1171,7 @@ static TostModel* cpu_create(const TostConfig* c, const TostEngineOptions* o, To
 
 static double cpu_peak_flops(TostModel* m, bool* measured) {
     *measured = true;
-    return flops_measure_cpu(m->options.dtype);
+    return gemm_measure(m->options.dtype == TOST_BF16);
 }
 
 static void cpu_put(TostModel* m, TostState s, const TostTensor* t, const float* src) {

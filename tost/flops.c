@@ -1,15 +1,9 @@
 // flops.c: operations of a token, and peak rates.
 #include "flops.h"
 
-#include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/error.h"
-#include "base/memory.h"
-#include "cpu/gemm.h"
-#include "cpu/threads.h"
 
 double flops_per_token(const TostConfig* c) {
     const double L = c->n_layer, C = c->n_embd, nh = c->n_head, weights = L * 10 * C * C + (double)c->vocab_size * C;
@@ -55,23 +49,4 @@ double flops_peak_of(const char* device, int multiprocessors, TostDtype dtype) {
     while (i < countof(gpus) && !names_device(device, gpus[i].name)) i++;
     if (i == countof(gpus) || gpus[i].multiprocessors != multiprocessors) return 0;
     return gpus[i].peak[dtype] * 1e12;
-}
-
-// Products of n³ multiplications, with the same number per thread on every machine. The fastest of several counts.
-double flops_measure_cpu(TostDtype dtype) {
-    enum { PRODUCTS = 4, PER_THREAD = 384 };   // the first product starts the threads
-    static const double MOST_SECONDS = 0.05;
-    const int n = (int)(PER_THREAD * cbrt((double)threads_max())) / 64 * 64;
-    const size_t size = (size_t)n * (size_t)n;
-    float* x = xmalloc(3 * size * sizeof *x);
-    for (size_t i = 0; i < 3 * size; i++) x[i] = (float)((i * 2654435761u >> 8) % 255) / 255.0f - 0.5f;
-    const double start = now_seconds();
-    double best = INFINITY;
-    for (int i = 0; i < PRODUCTS && (i < 2 || now_seconds() - start < MOST_SECONDS); i++) {
-        const double before = now_seconds();
-        (dtype == TOST_BF16 ? gemm_bf16 : gemm)(x, x + size, false, x + 2 * size, true, n, n, n, 0.0f);
-        best = fmin(best, now_seconds() - before);
-    }
-    free(x);
-    return best > 0 ? 2.0 * (double)size * n / best : 0;
 }

@@ -19,10 +19,6 @@ double flops_per_token(const TostConfig* c);
 // such as the RTX 4090 D.
 double flops_peak_of(const char* device, int multiprocessors, TostDtype dtype);
 
-// The peak rate of this CPU with the current number of threads, in operations/s, measured with products of gemm.h. Not
-// to be called in a parallel region.
-double flops_measure_cpu(TostDtype dtype);
-
 #ifdef __cplusplus
 }
 #endif

@@ -5,6 +5,7 @@
 #include "base/processor.h"
 #include "commands/commands.h"
 #include "commands/help.h"
+#include "run/run.h"
 
 #include <errno.h>
 #include <fcntl.h>

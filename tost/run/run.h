@@ -5,9 +5,9 @@
 
 #include "base/error.h"
 #include "run/checkpoint.h"
-#include "commands/commands.h"
 #include "data/samples.h"
 #include "base/lock.h"
+#include "run/loaded_model.h"
 #include "run/log.h"
 #include "run/progress.h"
 
@@ -52,6 +52,8 @@ typedef struct {
     bool              saved_unvalidated;   // that checkpoint has an unvalidated_row
     double            best_saved;      // --keep-best: a validation below this loss is saved as best
 } Run;
+
+int command_train(const Options* o, const TostEngine* engine);   // the exit status
 
 // ---- run_setup.c ----
 // Finds the checkpoint to start from and completes the options. Writes only the lock file of an existing folder.

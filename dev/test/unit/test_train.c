@@ -14,7 +14,7 @@
 #include <sys/wait.h>
 
 #include "run/checkpoint.h"
-#include "commands/commands.h"
+#include "run/run.h"
 #include "data/samples.h"
 #include "run/outlier.h"
 #include "base/lock.h"

@@ -1,5 +1,5 @@
-// commands.c: error lines, text arguments, loading trained models and their tokenizers.
-#include "commands/commands.h"
+// loaded_model.c: error lines, text arguments, loading trained models and their tokenizers.
+#include "run/loaded_model.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,0 +1,61 @@
+// loaded_model.h: what commands share: error lines, text arguments, trained models and their tokenizers.
+#ifndef TOST_LOADED_MODEL_H
+#define TOST_LOADED_MODEL_H
+
+#include "base/error.h"
+#include "base/files.h"
+#include "data/tokenizer.h"
+#include "engine.h"
+#include "run/checkpoint.h"
+#include "run/options.h"
+
+// Prints the error on stderr as one line that begins with the program's name. Of several ranks, only rank 0 prints:
+// errors are shared by comm_agree.
+void print_error(const Options* o, const TostError* err);
+// Calls print_error and returns STATUS_FAILED.
+int command_failed(const Options* o, const TostError* err);
+
+// Reads a text given as TEXT, @FILE or - (stdin). Empty files and empty stdin are errors; `hint` is appended to the
+// message. Call free(text->data) even after an error.
+bool read_text(Bytes* text, const char* option, const char* value, const char* hint, TostError* err);
+
+// ---------------------------------------------------------------------------------------------
+// Models and their tokenizers
+
+// Human-readable sizes and parameter count: "6 layers, …, no bias" and "1.6M (1.5M without position embeddings)".
+typedef struct { char sizes[160], parameters[96]; } ModelSummary;
+
+ModelSummary model_summary(const TostConfig* c, const TostTensors* tensors);
+
+// Opens a tokenizer for a model with info's vocabulary; NULL on error. check_hash: its CRC-32 must be the one in info.
+// weights: the model's file for messages, NULL for a new model.
+Tokenizer* model_tokenizer(const CheckpointInfo* info, const char* path, bool check_hash, const char* weights,
+                           TostError* err);
+
+// Prints a warning on stderr if the tokenizer is probably not the one that the weights of `info` were trained with.
+void warn_of_tokenizer(const Options* o, const CheckpointInfo* info, const char* weights, const Tokenizer* tokenizer);
+// Prints a warning on stderr if the shards in `dir` were probably not made with the tokenizer of this CRC-32 and size
+// (0: unknown): dir has a different vocab.bpe, or largest_id >= size.
+void warn_of_shards(const Options* o, const char* dir, uint32_t largest_id, const char* tokenizer, uint32_t hash,
+                    int size);
+
+// A trained model for sample, eval, info and inspect. loaded_model_find reads its config and metadata;
+// loaded_model_create loads the parameters, once max_batch and max_seq are known.
+typedef struct {
+    const TostEngine* engine;
+    char*          file;      // path of its model.safetensors
+    StFile         weights;   // the same; open from loaded_model_find to loaded_model_create
+    CheckpointInfo info;
+    TostTensors    tensors;
+    TostModel*     model;     // NULL before loaded_model_create
+} LoadedModel;
+
+// Finds the model of --model, by default that of the newest run in out/.
+bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engine, TostError* err);
+// training: store the activations of every layer (TostEngineOptions.training).
+bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int max_seq, bool training, TostError* err);
+// Opens --tokenizer, or by default the checkpoint's tokenizer, whose CRC-32 must match. NULL on error.
+Tokenizer* loaded_model_tokenizer(const LoadedModel* m, const Options* o, TostError* err);
+void loaded_model_free(LoadedModel* m);
+
+#endif
