@@ -180,10 +180,10 @@ evaluation_data() {
             fail "the sets of the smoke test could not be made"
         return
     fi
-    fetch "$sets/eval/lambada_test.jsonl" lambada.py
-    fetch "$sets/eval/hellaswag_val.jsonl" hellaswag.py
-    fetch "$sets/eval/cbtest_CN_test_2500ex.txt" cbt.py
     local stream
+    fetch "$sets/eval/lambada.jsonl" evalset.py lambada
+    fetch "$sets/eval/hellaswag.jsonl" evalset.py hellaswag
+    fetch "$sets/eval/cbt_CN.jsonl" evalset.py cbt
     for stream in $streams; do
         fetch "$sets/published/${stream}_test_000000.bin" published.py "$stream" --tokenizer "$tokenizer" \
             --binary "$program"
@@ -258,12 +258,9 @@ evaluations() {
         file=$sets/published/${stream}_test_000000.bin
         evaluate "${stream}_loss" "$file" --data "$file" --windows "$windows"
     done
-    for task in "lambada lambada_test.jsonl lambada" "hellaswag hellaswag_val.jsonl hellaswag" \
-        "cbt_cn cbtest_CN_test_2500ex.txt cbt" "cbt_ne cbtest_NE_test_2500ex.txt cbt"; do
-        # shellcheck disable=SC2086
-        set -- $task
-        file=$sets/eval/$2
-        evaluate "$1" "$file" --task "$3" "$file"
+    for task in lambada lambada_published hellaswag cbt_CN cbt_NE; do
+        file=$sets/eval/$task.jsonl
+        evaluate $task "$file" --task "$file"
     done
 }
 

@@ -1,45 +1,147 @@
-"""Downloads evaluation sets, in their original format, into data/eval for `train_gpt_tost eval --task`.
+#!/usr/bin/env python3
+"""Writes an evaluation set to data/eval, in the format of `train_gpt_tost eval --task FILE`: one JSON object per line,
+{"context": text, "choices": [texts], "answer": index of the correct choice}.
 
-Shared by lambada.py, hellaswag.py and cbt.py, each of which describes one EvalSet.
+    dev/data/evalset.py lambada [--from PATH]
+        lambada.jsonl            the last word of each text of GPT-2's LAMBADA test set, as in lm-evaluation-harness
+        lambada_published.jsonl  the same with the prompts of ToST's eval_lambada.py, for accuracy_within_10
+    dev/data/evalset.py hellaswag [--from PATH]
+        hellaswag.jsonl          HellaSwag's validation set (Zellers et al., 2019), as in lm-evaluation-harness
+    dev/data/evalset.py cbt [--validation] [--from PATH]
+        cbt_CN.jsonl, cbt_NE.jsonl  Children's Book Test (Hill et al., 2016), common nouns and named entities, as in
+                                 ToST's eval_cbt.py; --validation: cbt_CN_valid.jsonl, cbt_NE_valid.jsonl, which the
+                                 paper uses. PATH: CBTest.tgz, its files, or a folder with them
 
-A file is copied to its destination only if all its examples are valid. Needs Python 3.10; tqdm to download.
+Downloads are in data/source. All examples are checked before a file is written. Needs Python 3.10; tqdm to download.
 """
 import json
 import os
+import re
 import tarfile
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import fetch
 from fetch import DATA, OneLineParser, Refused, shown
 
 ARCHIVES = (".tgz", ".tar.gz", ".tar")
+GAP = "XXXXX"     # the missing word in a question of CBT
+CBT_LINES = 21    # of an example: 20 lines of context, then the question
+GPT2 = "https://openaipublic.blob.core.windows.net/gpt-2/data/"
 
 
-@dataclass(frozen=True)
-class EvalSet:
-    name: str
-    files: tuple               # (file name, SHA-256 or None)
-    examples: int              # published number in each file
-    read: Callable             # path -> its examples; raises Refused for a malformed one
-    urls: tuple                # (URL, file name, SHA-256 or None) of the files, or of an archive with them
+# ----------------------------------------------------------------------------------------------------------
+# Examples. Each function returns (context, choices, answer), or raises ValueError.
+
+def last_word(text):
+    context, word = text.rsplit(" ", 1)
+    if not context.strip():
+        raise ValueError('"text" has fewer than two words')
+    return context, [" " + word], 0
 
 
-def read_jsonl(check):
-    """Returns a reader of one JSON object per line. `check` returns what is wrong with an object, or None."""
-    def read(path):
-        with open(path, "rb") as lines:
-            for number, line in enumerate(lines, 1):
-                try:
-                    example = json.loads(line)
-                    wrong = check(example) if isinstance(example, dict) else "not a JSON object"
-                except ValueError as error:
-                    wrong = f"not valid JSON: {error}"
-                if wrong:
-                    raise Refused(f"{shown(path)}: line {number}: {wrong}")
-                yield example
-    return read
+def text_of(line):
+    text = json.loads(line).get("text")
+    if not isinstance(text, str) or len(text.split()) < 2:
+        raise ValueError('"text" is missing or has fewer than two words')
+    return text
+
+
+def lambada(line):
+    return last_word(text_of(line).rstrip())
+
+
+def lambada_published(line):
+    return last_word("\n" + text_of(line).replace("“", '"').replace("”", '"').strip())
+
+
+def prepare(text):
+    """WikiHow's "[title]" ends a sentence; other marks in brackets are removed."""
+    return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
+
+
+def hellaswag(line):
+    """Of the original file, or of one whose "ctx" and "endings" are already prepared."""
+    example = json.loads(line)
+    context, endings, label = example.get("ctx"), example.get("endings"), int(example.get("label", -1))
+    if not isinstance(endings, list) or len(endings) != 4 or not all(isinstance(e, str) and e for e in endings):
+        raise ValueError('"endings" is not a list of 4 texts')
+    if label not in range(4):
+        raise ValueError(f'"label" is {label}, not an integer from 0 to 3')
+    if {"activity_label", "ctx_a", "ctx_b"} <= example.keys():
+        context = prepare(f"{example['activity_label']}: {example['ctx_a']} {example['ctx_b'].capitalize()}")
+        endings = [prepare(ending) for ending in endings]
+    if not isinstance(context, str):
+        raise ValueError('"ctx" is missing or not a text')
+    return context, [" " + ending for ending in endings], label
+
+
+def cbt(lines):
+    """lines: "1 …" to "20 …", then "21 question<tab>answer<tab><tab>candidate|…". The log-likelihood of the whole text
+    after <|endoftext|> differs from that of the choice by a constant. The context ends at a space, where splitting a
+    text does not change its tokens."""
+    question, answer, _, candidates = lines[-1].split(" ", 1)[1].split("\t")
+    candidates = candidates.split("|")
+    text = " ".join([line.split(" ", 1)[1] for line in lines[:-1]] + [question])
+    cut = text.rindex(" ", 0, text.index(GAP))
+    choices = [text[cut:].replace(GAP, word) for word in candidates]
+    return "<|endoftext|>\n" + text[:cut], choices, candidates.index(answer)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Files: (line number, text) of each example
+
+def read_jsonl(path):
+    with open(path, encoding="utf-8") as lines:
+        yield from ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+
+
+def read_cbt(path):
+    """Examples are lists of lines. In the file an empty line follows each example."""
+    example = []
+    with open(path, encoding="utf-8", errors="replace", newline="\n") as lines:
+        for at, line in enumerate(lines, 1):
+            line = line.rstrip("\r\n")
+            if not line and not example:
+                continue
+            example.append(line)
+            if not line.startswith(f"{len(example)} "):
+                raise Refused(f"{shown(path)}: line {at}: does not start with {len(example)}: expected line "
+                              f"{len(example)} of the {CBT_LINES} lines of an example")
+            if len(example) == CBT_LINES:
+                yield at, example
+                example = []
+    if example:
+        raise Refused(f"{shown(path)}: truncated: the last example has {len(example)} of {CBT_LINES} lines")
+
+
+def cbt_set(part, count):
+    files = {f"cbtest_{kind}_{part}_{count}ex.txt": (None, {f"cbt_{kind}{'_valid' * (part == 'valid')}.jsonl": cbt})
+             for kind in ("CN", "NE")}
+    return read_cbt, count, files, (("http://www.thespermwhale.com/jaseweston/babi/CBTest.tgz", "CBTest.tgz", None),)
+
+
+LAMBADA_SHA256 = "4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226"
+HELLASWAG_SHA256 = "0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588"
+# (reader, published number of examples, {file: (SHA-256, {written file: example})}, downloads)
+SETS = {
+    "lambada": (read_jsonl, 5153, {"lambada_test.jsonl": (LAMBADA_SHA256, {
+        "lambada.jsonl": lambada, "lambada_published.jsonl": lambada_published})},
+        ((GPT2 + "lambada_test.jsonl", "lambada_test.jsonl", LAMBADA_SHA256),)),
+    "hellaswag": (read_jsonl, 10042, {"hellaswag_val.jsonl": (HELLASWAG_SHA256, {"hellaswag.jsonl": hellaswag})},
+                  (("https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl",
+                    "hellaswag_val.jsonl", HELLASWAG_SHA256),)),
+    "cbt": cbt_set("test", 2500),
+}
+
+
+def convert(path, read, example):
+    """The lines of the written file."""
+    for number, source in read(path):
+        try:
+            context, choices, answer = example(source)
+        except (ValueError, AttributeError, TypeError) as error:
+            raise Refused(f"{shown(path)}: line {number}: {error or 'not an example'}") from error
+        yield json.dumps({"context": context, "choices": choices, "answer": answer}, ensure_ascii=False) + "\n"
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -52,71 +154,63 @@ def unpack(archive, names, folder):
             for member in tar:
                 name = os.path.basename(member.name)
                 if member.isfile() and name in names:
-                    path = folder / name
                     folder.mkdir(parents=True, exist_ok=True)
-                    temporary = path.with_name(name + ".tmp")
-                    temporary.write_bytes(tar.extractfile(member).read())
-                    os.replace(temporary, path)
-                    found.append(path)
+                    fetch.write(folder / name, tar.extractfile(member).read())
+                    found.append(folder / name)
     except (tarfile.TarError, EOFError, OSError) as error:
         raise Refused(f"{shown(archive)}: cannot be unpacked: {error}") from error
     return found
 
 
-def locate(evalset, sources, folder):
-    """Finds the set's files in files, folders and archives; archives are unpacked into `folder`.
-    Returns {file name: path}."""
-    names = [name for name, _ in evalset.files]
+def locate(names, sources, folder):
+    """Finds the named files in files, folders and archives; archives are unpacked into `folder`. {name: path}"""
     candidates = []
     for source in sources:
         if not source.exists():
             raise Refused(f"{source}: not found")
-        inside = sorted(source.rglob("*")) if source.is_dir() else [source]
-        for path in inside:
+        for path in sorted(source.rglob("*")) if source.is_dir() else [source]:
             candidates += unpack(path, names, folder) if path.name.endswith(ARCHIVES) else [path]
     found = {path.name: path for path in candidates if path.name in names}
     if not found and len(names) == len(sources) == 1 and sources[0].is_file():
-        return {names[0]: sources[0]}  # a single file may have any name
+        return {next(iter(names)): sources[0]}  # a single file may have any name
     missing = [name for name in names if name not in found]
     if missing:
         raise Refused(f"{' '.join(map(str, sources))}: does not contain {' or '.join(missing)}")
     return found
 
 
-def check(evalset, path, expected):
-    """Raises Refused if the file is not the published one. Returns a description of the file."""
-    count = sum(1 for _ in evalset.read(path))
-    if count != evalset.examples:
-        raise Refused(f"{shown(path)}: {count:,} examples, not the {evalset.examples:,} published: "
-                      "truncated, or a different split")
-    same = expected and fetch.sha256(path) == expected
-    return f"{count:,} examples{', SHA-256 as published' if same else ''}"
+def build(args):
+    if args.validation and args.name != "cbt":
+        raise Refused("--validation is for cbt")
+    read, count, files, urls = cbt_set("valid", 2000) if args.validation else SETS[args.name]
+    folder = DATA / "source" / args.name
+    if not args.source:
+        fetch.download_all(urls, folder)
+    found = locate(files, args.source or [folder], folder)
+    made = {}
+    for name, (digest, written) in files.items():
+        for out, example in written.items():
+            made[out] = list(convert(found[name], read, example))
+            if len(made[out]) != count:
+                raise Refused(f"{shown(found[name])}: {len(made[out]):,} examples, not the {count:,} published: "
+                              "truncated, or a different split")
+        if digest and fetch.sha256(found[name]) == digest:
+            print(f"{shown(found[name])}: SHA-256 as published")
+    args.out.mkdir(parents=True, exist_ok=True)
+    for out, lines in made.items():
+        fetch.write(args.out / out, "".join(lines).encode())
+        print(f"{shown(args.out / out)}: {len(lines):,} examples")
 
 
-def build(evalset, args):
-    folder = DATA / "source" / evalset.name
-    targets = {name: args.out / name for name, _ in evalset.files}
-    if args.source:
-        found = locate(evalset, args.source, folder)
-    elif all(path.exists() for path in targets.values()):
-        found = targets
-    else:
-        fetch.download_all(evalset.urls, folder)
-        found = locate(evalset, [folder], folder)
-    checked = {name: check(evalset, found[name], expected) for name, expected in evalset.files}
-    for name, description in checked.items():
-        fetch.place(found[name], targets[name])
-        print(f"{shown(targets[name])}: {description}")
-
-
-def main(evalset, validation=None):
-    """`validation`: the EvalSet of --validation."""
+def main():
     parser = OneLineParser()
+    parser.add_argument("name", choices=SETS, metavar="|".join(SETS))
     parser.add_argument("--from", dest="source", type=Path, nargs="+", metavar="PATH",
                         help="local files, folders or archives to use instead of downloading")
-    parser.add_argument("--out", type=Path, default=DATA / "eval", metavar="FOLDER",
-                        help="default: data/eval")
-    if validation:
-        parser.add_argument("--validation", action="store_true", help="the validation set instead of the test set")
-    args = parser.parse_args()
-    fetch.run(lambda: build(validation if validation and args.validation else evalset, args))
+    parser.add_argument("--validation", action="store_true", help="cbt: the validation sets instead of the test sets")
+    parser.add_argument("--out", type=Path, default=DATA / "eval", metavar="FOLDER", help="default: data/eval")
+    build(parser.parse_args())
+
+
+if __name__ == "__main__":
+    fetch.run(main)

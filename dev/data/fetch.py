@@ -150,6 +150,13 @@ def download_all(urls, folder):
         download(url, folder / name, expected, what, folder)
 
 
+def write(path, content):
+    """Writes bytes atomically."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)
+
+
 def place(source, path):
     """Copies source to path atomically; does nothing if they are the same file."""
     if path.exists() and source.samefile(path):

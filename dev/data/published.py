@@ -9,9 +9,9 @@ and followed by <|endoftext|>.
     ./train_gpt_tost eval --data data/published/wikitext2_test_000000.bin --windows 16000 --seq 1024
 
 A line of WikiText keeps its line break, and its blank lines are empty; lines of PTB and LAMBADA have no line break.
-Other uses of these sets score the whole text (wikitext2.py, ptb.py) or the last word of OpenAI's LAMBADA (eval --task
-lambada): the losses are not comparable. Needs Python 3.10 and numpy; to download, also huggingface_hub, pyarrow and
-tqdm.
+Other uses of these sets score the whole text (wikitext2.py, ptb.py) or the last word of GPT-2's LAMBADA
+(evalset.py lambada): the losses are not comparable. Needs Python 3.10 and numpy; to download, also huggingface_hub,
+pyarrow and tqdm.
 """
 import json
 import os
@@ -86,9 +86,7 @@ def write_shard(path, ids):
     header = numpy.zeros(HEADER_INTS, dtype="<i4")
     header[:3] = (*MAGIC[ids.itemsize], len(ids))
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(header.tobytes() + ids.tobytes())
-    os.replace(temporary, path)
+    fetch.write(path, header.tobytes() + ids.tobytes())
 
 
 def build(args):

@@ -2,7 +2,7 @@
 """Generates the starter stories: simple English from a seeded grammar, all different.
 
     starter.py --seed 1 --stories 7800 --out FILE           stories, separated by lines <|endoftext|>
-    starter.py --seed 3 --stories 4000 --recall --out FILE  a recall test for eval --task hellaswag
+    starter.py --seed 3 --stories 4000 --recall --out FILE  a recall test for eval --task
 
 A story combines a theme (bakery, sea, …) with a plot (trouble, lost, skill, …). A plot is a list of beats; each
 beat has a table of sentences. A story ends with questions about facts stated earlier (name, village, food, pet,
@@ -13,16 +13,16 @@ word, so words with many continuations ("the", "was") are rare, and questions re
 Template syntax: [a|b] is one of the alternatives; {slot} is a value of the story; <{slot}> is also an answer in the
 recall test.
 
-The recall test has one item per answer, in HellaSwag's format: "ctx" is the story up to the answer, "endings" the
-answer and three values of the same kind that are not in the story, "label" the index of the answer. Extra fields are
-"kind", "answer" and "distance", the number of words back to the last occurrence of the answer. Chance is 1 in 4.
+The recall test has one item per answer, for eval --task: "context" is the story up to the answer, "choices" the
+answer and three values of the same kind that are not in the story, "answer" the index of the answer. Extra fields are
+"kind" and "distance", the number of words back to the last occurrence of the answer. Chance is 1 in 4.
 Two kinds of fact are left out because the story contains other clues: a pet's behaviour reveals the animal, and the
 theme reveals the helper. --blind keeps only the question, to measure what a model guesses without the story.
 dev/plot/recall.py plots accuracy over distance:
 
     starter.py --seed 3 --stories 4000 --recall --out recall.jsonl
     train_gpt_tost --membership learned --out out/learned ; train_gpt_tost --membership uniform --out out/uniform
-    train_gpt_tost eval --model out/learned --task hellaswag recall.jsonl --json learned.json     (and uniform)
+    train_gpt_tost eval --model out/learned --task recall.jsonl --json learned.json     (and uniform)
     recall.py learned.json uniform.json --out recall.png
 """
 import argparse
@@ -516,11 +516,11 @@ def recall(text, rng, blind=False):
             continue
         before = plain(text[:mark.start()]).rstrip(" ")
         words = [word.strip(string.punctuation) for word in before.split()]
-        endings = wrong_answers(kind, answer, story_words, rng) + [answer]
-        rng.shuffle(endings)
+        choices = wrong_answers(kind, answer, story_words, rng) + [answer]
+        rng.shuffle(choices)
         question = re.search(r"[^.?!\n]*\?[^?]*$", before)[0].lstrip()
-        yield {"ctx": question if blind else before, "endings": endings, "label": endings.index(answer), "kind": kind,
-               "answer": answer, "distance": words[::-1].index(answer) + 1}
+        yield {"context": question if blind else before, "choices": [" " + choice for choice in choices],
+               "answer": choices.index(answer), "kind": kind, "distance": words[::-1].index(answer) + 1}
 
 
 def main():

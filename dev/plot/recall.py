@@ -2,9 +2,9 @@
 
     recall.py RESULT.json… [--label NAME]… [--out recall.png]
 
-RESULT.json is the output of `eval --task hellaswag ITEMS --json RESULT.json` on a recall test; dev/data/starter.py
+RESULT.json is the output of `eval --task ITEMS --json RESULT.json` on a recall test; dev/data/starter.py
 --help lists the commands. It contains the path of ITEMS, which has the "distance" and "kind" of each item. An item is
-solved if the answer has the lowest total loss of the four endings. The script prints the number of items and, per
+solved if the answer has the lowest total loss of the four choices. The script prints the number of items and, per
 run, the accuracy with its 95 % Wilson interval, for each distance bin (--bin words wide) and each kind of fact;
 chance is 0.25. For two runs it adds their difference with the 95 % interval for paired items. Items whose story
 exceeds the model's block size are excluded and counted, since the fact may have been cut off. The plot shows the
@@ -32,17 +32,14 @@ class Result:
     def __init__(self, path, items, label):
         result = read_json(path)
         self.solved, self.cut = {}, 0
-        task = result.get("task", "hellaswag") if isinstance(result, dict) else "hellaswag"
-        if task != "hellaswag":
-            raise ValueError(f"{path}: task {task}; recall tests are evaluated as hellaswag")
         try:
             self.label = label or f"{result['model']} on {Path(result['file']).name}"
             self.name = label or f"{short_name(result['model'])} on {Path(result['file']).name}"  # in the legend
             items, limit = items or Path(result["file"]), int(result["seq"]) + 1
             for example in result["example"]:
-                # the context's last token is an input of the endings: see tost/commands/eval_task.c
-                line, context, ending = int(example["line"]), int(example["context"]), max(map(int, example["tokens"]))
-                if context + ending >= limit:
+                # the context's last token is an input of the choices: see tost/commands/eval_task.c
+                line, context, choice = int(example["line"]), int(example["context"]), max(map(int, example["tokens"]))
+                if context + choice >= limit:
                     self.cut += 1
                 else:
                     self.solved[line] = bool(example["acc"])
@@ -183,7 +180,7 @@ def same_items(results):
 
 def main(arguments=None):
     parser = option_parser(__doc__)
-    parser.add_argument("results", nargs="+", metavar="RESULT.json", help="output of eval --task hellaswag --json")
+    parser.add_argument("results", nargs="+", metavar="RESULT.json", help="output of eval --task --json")
     parser.add_argument("--items", metavar="FILE", help="the items, if they are not at the path in RESULT.json")
     parser.add_argument("--bin", type=int, default=16, metavar="WORDS", help="width of a bin (default: %(default)s)")
     add_options(parser, "recall.png", "run")

@@ -4,9 +4,8 @@
                   --hellaswag hellaswag_val.jsonl [--examples 40] [--model PATH]
 
 The expected values come from the model in PyTorch (tost.py) in float64, with one forward pass per continuation, and
-from tiktoken with the merges of vocab.bpe. Texts are prepared as in lm-evaluation-harness and the published ToST
-scripts. CBT examples are made from LAMBADA texts, since CBT's own files cannot be redistributed, and HellaSwag's
-original format from the prepared one. The script compares token counts, log-likelihoods and all accuracies of every
+from tiktoken with the merges of vocab.bpe. Examples are those of dev/data/evalset.py; CBT's are made from LAMBADA texts,
+since its own files cannot be redistributed. The script compares token counts, log-likelihoods and all accuracies of every
 example, every window of --data in both modes, and the totals. Exit status 1 on any disagreement.
 """
 
@@ -14,7 +13,6 @@ import argparse
 import codecs
 import json
 import math
-import re
 import subprocess
 import sys
 import tempfile
@@ -23,6 +21,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "data"))
+import evalset
 from golden import randomize
 from gpt2_encoding import gpt2_encoding
 from tost import Tost, TostConfig, write_safetensors
@@ -40,14 +40,6 @@ class Checker:
 
     def ids(self, text):
         return self.encoding.encode_ordinary(text)
-
-    def pair(self, context, choice):
-        """Ids of the context and of the choice after it, as in lm-evaluation-harness, which truncates on the left."""
-        spaces = len(context) - len(context.rstrip())
-        context, choice = context[:len(context) - spaces], context[len(context) - spaces:] + choice
-        first, whole = self.ids(context), self.ids(context + choice)
-        choice = whole[len(first):]
-        return first[-(self.limit + 1 - len(choice)):], choice
 
     def equal(self, what, got, want):
         self.compared += 1
@@ -83,101 +75,57 @@ class Checker:
         return b"".join(self.encoding.decode_single_token_bytes(i) for i in ids)
 
 
-def check_lambada(c, example, got):
-    text = json.loads(example)["text"]
-    context, word = text.rstrip().rsplit(" ", 1)
-    context, target = c.pair(context, " " + word)
-    c.equal("context", got["context"], len(context))
-    c.equal("tokens", got["tokens"], [len(target)])
-    c.close("nats", got["nats"][0], c.nats(context, target))
-    c.equal("accuracy", got["accuracy"], c.greedy(context, len(target)) == target)
-    prompt, word = ("\n" + text.replace("“", '"').replace("”", '"').strip()).rsplit(" ", 1)
-    prompt = c.ids(prompt)[-(c.limit + 1 - WITHIN):]
-    written = c.text_of(c.greedy(prompt, WITHIN)).decode("utf-8", "each_byte")
-    c.equal("prompt", got["prompt"], len(prompt))
-    c.equal("written", got["written"], written)
-    c.equal("accuracy_within_10", got["accuracy_within_10"], word.lower() in written.lower())
-
-
-def check_choices(c, got, pairs, label, sizes):
-    """pairs: ids of (context, choice). sizes: {accuracy rule: divisor of each choice's loss}."""
+def check_example(c, example, got):
+    """The choices are those of lm-evaluation-harness, which moves white space at the end of a context to them."""
+    context, choices = example["context"], example["choices"]
+    context = context[:len(context.rstrip(" \t\r\n"))]
+    eot = context.startswith("<|endoftext|>")
+    def ids(text):
+        return [c.encoding.eot_token] + c.ids(text.removeprefix("<|endoftext|>\n")) if eot else c.ids(text)
+    first = ids(context)
+    choices = [ids(example["context"] + choice)[len(first):] for choice in choices]
+    pairs = [(first[-(c.limit + 1 - len(choice)):], choice) for choice in choices]
     nats = [c.nats(*pair) for pair in pairs]
-    c.equal("context", got["context"], min(len(context) for context, _ in pairs))
-    c.equal("tokens", got["tokens"], [len(choice) for _, choice in pairs])
-    c.equal("label", got["label"], label)
+    c.equal("context", got["context"], len(first))
+    c.equal("tokens", got["tokens"], list(map(len, choices)))
+    c.equal("answer", got["answer"], example["answer"])
     for i, (want, loss) in enumerate(zip(nats, got["nats"], strict=True)):
         c.close(f"nats of choice {i}", loss, want)
-    for rule, size in sizes.items():
+    if len(choices) == 1:
+        (context, choice), = pairs
+        written = c.greedy(context, min(max(WITHIN, len(choice)), c.limit + 1 - len(context)))
+        text = c.text_of(written[:WITHIN]).decode("utf-8", "each_byte")
+        c.equal("written", got["written"], text)
+        c.equal("accuracy", got["accuracy"], written[:len(choice)] == choice)
+        c.equal("accuracy_within_10", got["accuracy_within_10"],
+                example["choices"][0].lstrip().lower() in text.lower())
+        return
+    chars = [len(choice.removeprefix(" ")) for choice in example["choices"]]
+    for rule, size in (("acc", [1] * len(nats)), ("acc_norm", chars), ("acc_token", list(map(len, choices)))):
         scores = [loss / by for loss, by in zip(nats, size, strict=True)]
-        c.equal(rule, got[rule], scores.index(min(scores)) == label)
+        c.equal(rule, got[rule], scores.index(min(scores)) == example["answer"])
 
 
 def solvable(c, examples, limit):
     """Examples that the model solves: the last word is the one that it generates, unchanged or in capitals."""
     made = []
     for example in examples:
-        context = json.loads(example)["text"].rstrip().rsplit(" ", 1)[0]
+        context = example["context"]
         word = c.text_of(c.greedy(c.ids(context)[-(c.limit - WITHIN):], 1))
         if word[:1] == b" " and word[1:].isalpha() and len(made) < limit:
-            made += [json.dumps({"text": context + w}) for w in (word.decode(), word.decode().upper())]
+            made += [example | {"choices": [w]} for w in (word.decode(), word.decode().upper())]
     return made
-
-
-def prepare(text):
-    return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
-
-
-def check_hellaswag(c, example, got):
-    example = json.loads(example)
-    context, endings = example["ctx"], example["endings"]
-    if "ctx_a" in example:
-        context = prepare(f"{example['activity_label']}: {example['ctx_a']} {example['ctx_b'].capitalize()}")
-        endings = list(map(prepare, endings))
-    pairs = [c.pair(context, " " + ending) for ending in endings]
-    check_choices(c, got, pairs, example["label"],
-                  {"acc": [1] * 4, "acc_norm": list(map(len, endings)), "acc_token": [len(ids) for _, ids in pairs]})
-
-
-def make_original(hellaswag):
-    """Examples in HellaSwag's original format, with the marks and spaces that it contains."""
-    examples = []
-    for i, line in enumerate(hellaswag):
-        example = json.loads(line)
-        label, text = example["ctx"].split(": ", 1)
-        a, _, b = text.rpartition(". ")
-        marks = [(" [title] ", ""), ("[header] ", " [step] "), (" [substeps] x", "  [b\n]")][i % 3]
-        example |= {"activity_label": label, "ctx_a": marks[0] + a + ".", "ctx_b": ["", "élan VITAL ÀÉ", b][i // 3 % 3]}
-        example["endings"] = [ending + marks[1] for ending in example["endings"]]
-        examples.append(json.dumps(example))
-    return examples
-
-
-def check_cbt(c, example, got):
-    lines = example.split("\n")
-    query, answer, _, candidates = lines[20].split("\t")
-    candidates = candidates.split("|")
-    context = " ".join(line.split(" ", 1)[1] for line in lines[:20])
-    query = query.split(" ", 1)[1]
-    whole = [[c.encoding.eot_token] + c.ids(context + " " + query.replace("XXXXX", word)) for word in candidates]
-    common = 0  # length of the common prefix, which is the context
-    while common < min(map(len, whole)) - 1 and len({tuple(w[: common + 1]) for w in whole}) == 1:
-        common += 1
-    pairs = [(ids[:common][-(c.limit + 1 - len(ids[common:])):], ids[common:]) for ids in whole]
-    check_choices(c, got, pairs, candidates.index(answer), {"accuracy": [1] * 10})
 
 
 def make_cbt(lambada, n):
     """Examples in CBT's format: twenty lines of text, then a question with one word removed."""
     words = " ".join(json.loads(line)["text"] for line in lambada[: 4 * n]).split()
-    examples = []
     for i in range(n):
         part = words[i * 150:(i + 1) * 150]
         lines = [f"{k + 1} " + " ".join(part[7 * k: 7 * k + 7]) for k in range(20)]
         candidates = sorted({w for w in part if w.isalpha()})[:10]
         query = " ".join(part[140:145] + ["XXXXX"] + part[146:])
-        lines.append(f"21 {query}\t{candidates[i % 10]}\t\t{'|'.join(candidates)}")
-        examples.append("\n".join(lines) + "\n")
-    return examples
+        yield lines + [f"21 {query}\t{candidates[i % 10]}\t\t{'|'.join(candidates)}"]
 
 
 def run_eval(args, folder, *options):
@@ -190,24 +138,23 @@ def run_eval(args, folder, *options):
     return json.loads(out.read_text(encoding="utf-8"))
 
 
-def check_task(c, args, folder, task, examples, check):
-    path = folder / f"{task}.txt"
-    path.write_text("\n".join(examples) + "\n", encoding="utf-8")
-    result = run_eval(args, folder, "--task", task, path, "--tokenizer", args.vocab, "--seq", c.limit)
-    c.equal(f"{task}: examples", result["examples"], len(examples))
-    for example, got in zip(examples, result["example"], strict=True):
-        before = c.wrong
-        check(c, example, got)
-        if c.wrong > before:
-            print(f"  … in {task}, line {got['line']}")
+def check_task(c, args, folder, task, examples):
+    path = folder / f"{task}.jsonl"
+    path.write_text("".join(json.dumps(example) + "\n" for example in examples), encoding="utf-8")
+    result = run_eval(args, folder, "--task", path, "--tokenizer", args.vocab, "--seq", c.limit)
     got = result["example"]
-    solved = sum(g["accuracy" if task != "hellaswag" else "acc"] for g in got)
+    c.equal(f"{task}: examples", result["examples"], len(examples))
+    for example, one in zip(examples, got, strict=True):
+        before = c.wrong
+        check_example(c, example, one)
+        if c.wrong > before:
+            print(f"  … in {task}, line {one['line']}")
+    solved = sum(g["accuracy" if "accuracy" in g else "acc"] for g in got)
     c.equal(f"{task}: some examples are solved, some not", 0 < solved < len(got), True)
-    right = [g["label"] if "label" in g else 0 for g in got]
-    nats, tokens = sum(g["nats"][r] for g, r in zip(got, right)), sum(g["tokens"][r] for g, r in zip(got, right))
+    nats, tokens = sum(g["nats"][g["answer"]] for g in got), sum(g["tokens"][g["answer"]] for g in got)
     c.close(f"{task}: loss", result["loss"], nats / tokens)
     c.close(f"{task}: perplexity per token", result["perplexity_token"], math.exp(nats / tokens))
-    if task == "lambada":
+    if "perplexity_word" in result:
         c.close(f"{task}: perplexity per word", result["perplexity_word"], math.exp(nats / len(got)))
     for rule in [key for key in result if key.startswith("acc") and not key.endswith("_95")]:
         c.close(f"{task}: {rule}", result[rule], sum(g[rule] for g in got) / len(got))
@@ -266,15 +213,16 @@ def main():
             make_model(args.model, encoding.n_vocab + 7)
         model = Tost.from_checkpoint(args.model)
         c = Checker(model.double(), encoding, model.config.block_size)
-        lambada_examples = lambada[: args.examples]
-        lambada_examples += solvable(c, lambada_examples, 8)
-        hellaswag = args.hellaswag.read_text(encoding="utf-8").split("\n")
-        for task, examples, check in (("lambada", lambada_examples, check_lambada),
-                                      ("hellaswag", hellaswag[: args.examples], check_hellaswag),
-                                      ("hellaswag", make_original(hellaswag[: args.examples]), check_hellaswag),
-                                      ("cbt", make_cbt(lambada, args.examples // 4 + 1), check_cbt)):
+        def made(example, sources):
+            return [dict(zip(("context", "choices", "answer"), example(source))) for source in sources]
+        words, published = (made(f, lambada[: args.examples]) for f in (evalset.lambada, evalset.lambada_published))
+        hellaswag = args.hellaswag.read_text(encoding="utf-8").split("\n")[: args.examples]
+        for task, examples in (("lambada", words + solvable(c, words, 8)),
+                               ("lambada_published", published + solvable(c, published, 8)),
+                               ("hellaswag", made(evalset.hellaswag, hellaswag)),
+                               ("cbt", made(evalset.cbt, make_cbt(lambada, args.examples // 4 + 1)))):
             before = c.compared, c.wrong
-            check_task(c, args, folder, task, examples, check)
+            check_task(c, args, folder, task, examples)
             print(f"{task}: {c.compared - before[0]} comparisons, {c.wrong - before[1]} wrong")
         before = c.compared, c.wrong
         check_data(c, args, folder, json.loads(lambada[0])["text"] + json.loads(lambada[1])["text"])

@@ -1,6 +1,7 @@
-// eval_task.c: scores the examples of a task in batches with the recurrent decode and prints accuracy and loss.
+// eval_task.c: scores examples in batches with the recurrent decode and prints accuracy and loss.
 #include "commands/eval_task.h"
 
+#include <ctype.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,20 +9,21 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/files.h"
 #include "base/json_write.h"
 #include "base/memory.h"
 #include "base/text.h"
 #include "commands/eval_report.h"
 #include "commands/examples.h"
-#include "commands/str.h"
 #include "run/progress.h"
 #include "run/sampler.h"
 
+enum { WITHIN = 10 };   // tokens generated after the context of an example with one choice
+
 typedef struct {
-    int       context;             // context tokens used for the longest choice
-    double    nats[MAX_CHOICES];   // negative log-likelihood of each choice
-    uint32_t* generated;           // (greedy) tokens
+    double   nats[MAX_CHOICES];   // negative log-likelihood of each choice
+    int      exact;               // 1: greedy decoding gives the only choice
+    int      written;             // tokens generated after the context
+    uint32_t text[WITHIN];        // they
 } Outcome;
 
 // Choices of an example that follow the same context tokens.
@@ -30,14 +32,12 @@ typedef struct { int context, longest; size_t index; int first, choices; } Key;
 typedef struct {
     LoadedModel*     model;
     TostComm*        comm;         // ranks share the batches
-    Task             task;
     const Tokenizer* tokenizer;
     Examples         examples;
-    size_t           n;            // examples.count * examples.per
-    Outcome*         outcome;      // (n)
+    bool             single;       // examples have one choice
+    Outcome*         outcome;      // (examples)
     Key*             key;          // (n_keys) in the order of processing
     size_t           n_keys;
-    int              choices;      // of every example
     int              limit;        // longest sequence in tokens
     int              batch;        // examples per pass
     int              max_seq;
@@ -62,41 +62,38 @@ static bool add_key(TaskRun* r, size_t index, int first, int choices, const Opti
     const Example* e = &r->examples.example[index];
     int longest = 0;
     for (int i = first; i < first + choices; i++) longest = e->length[i] > longest ? e->length[i] : longest;
-    const int after = longest > e->greedy ? longest : e->greedy;
-    if (after > r->limit)
-        return tost_error(err, "%s line %d: %d tokens after the context, but sequences have at most %d; use a longer "
-                          "--seq or another model", o->files[0], e->line, after, r->limit);
-    const int room = r->limit + 1 - after, context = e->context < room ? e->context : room;
+    if (longest > r->limit)
+        return tost_error(err, "%s line %d: a choice of %d tokens, but sequences have at most %d; use a longer --seq or "
+                          "another model", o->task, e->line, longest, r->limit);
+    const int room = r->limit + 1 - longest, context = e->context < room ? e->context : room;
     // As in lm-evaluation-harness, each choice follows as much of the context as fits with it.
     if (context < e->context && choices > 1) {
         for (int i = first; i < first + choices; i++)
             if (!add_key(r, index, i, 1, o, err)) return false;
-        r->outcome[index].context = context;
         return true;
     }
-    r->outcome[index].context = context;
     r->key[r->n_keys++] = (Key){context, longest, index, first, choices};
-    if (context - 1 > r->max_seq) r->max_seq = context - 1;
-    if (longest > r->max_seq) r->max_seq = longest;
+    const int seq = context - 1 > longest ? context - 1 : longest;
+    r->max_seq = seq > r->max_seq ? seq : r->max_seq;
     return true;
 }
 
 static bool plan(TaskRun* r, const Options* o, TostError* err) {
-    r->n = r->examples.count * (size_t)r->examples.per;
-    r->choices = r->examples.example[0].choices;
-    r->outcome = xcalloc(r->n, sizeof *r->outcome);
-    r->key = xcalloc(r->n * (size_t)r->choices, sizeof *r->key);
+    const Examples* e = &r->examples;
+    r->single = e->choices == 1;
+    r->outcome = xcalloc(e->count, sizeof *r->outcome);
+    r->key = xcalloc(e->count * (size_t)e->choices, sizeof *r->key);
     r->max_seq = 1;
-    for (size_t i = 0; i < r->n; i++)
-        if (!add_key(r, i, 0, r->choices, o, err)) return false;
+    for (size_t i = 0; i < e->count; i++)
+        if (!add_key(r, i, 0, e->example[i].choices, o, err)) return false;
     qsort(r->key, r->n_keys, sizeof *r->key, compare_keys);
     // Default batch: enough rows for efficient matrix products at moderate memory use.
     enum { ROWS = 8192, MAX_BATCH = 64 };
     const int by_rows = ROWS / r->max_seq < MAX_BATCH ? ROWS / r->max_seq : MAX_BATCH;
     const int sequences = option_given(o, "batch") ? o->batch : by_rows;
-    r->batch = sequences > r->choices ? sequences / r->choices : 1;
-    if ((size_t)r->batch > r->n) r->batch = (int)r->n;
-    return options_check_pass(r->batch * r->choices, r->max_seq, 0, err);
+    r->batch = sequences > e->choices ? sequences / e->choices : 1;
+    if ((size_t)r->batch > e->count) r->batch = (int)e->count;
+    return options_check_pass(r->batch * e->choices, r->max_seq, 0, err);
 }
 
 // Size of the batch that starts with key `first`: contexts of equal length, equal numbers of choices.
@@ -161,23 +158,26 @@ static bool score_choices(TaskRun* r, const Key* key, int n) {
 // Decodes greedily, starting with the last token of each context. Returns false if the logits are NaN.
 static bool generate_greedily(TaskRun* r, const Key* key, int n) {
     const int V = r->model->info.config.vocab_size, n_ids = tokenizer_size(r->tokenizer);
+    const int room = r->limit - (key->context - 1);
     float* logits = xmalloc((size_t)n * V * sizeof *logits);
     int32_t* tokens = xmalloc((size_t)n * sizeof *tokens);
-    int steps = 0;
+    int steps = WITHIN;
     bool finite = true;
     for (int i = 0; i < n; i++) {
         const Example* e = &r->examples.example[key[i].index];
-        r->outcome[key[i].index].generated = xcalloc((size_t)e->greedy, sizeof(uint32_t));
-        steps = e->greedy > steps ? e->greedy : steps;
+        r->outcome[key[i].index].exact = 1;
+        steps = key[i].longest > steps ? key[i].longest : steps;
         tokens[i] = (int32_t)e->ids[e->context - 1];
     }
-    for (int s = 0; s < steps && finite; s++) {
+    for (int s = 0; s < steps && s < room && finite; s++) {
         r->model->engine->decode_step(logits, r->model->model, tokens);
         for (int i = 0; i < n; i++) {
+            const Example* e = &r->examples.example[key[i].index];
+            Outcome* out = &r->outcome[key[i].index];
             tokens[i] = argmax(logits + (size_t)i * V, n_ids);
             finite = finite && tokens[i] >= 0;
-            if (s < r->examples.example[key[i].index].greedy)
-                r->outcome[key[i].index].generated[s] = (uint32_t)tokens[i];
+            if (s < WITHIN) out->text[out->written++] = (uint32_t)tokens[i];
+            if (s < key[i].longest && (uint32_t)tokens[i] != e->ids[e->context + s]) out->exact = 0;
         }
     }
     free(logits);
@@ -189,37 +189,18 @@ static int work_of(const Key* key) { return key->context + key->choices * key->l
 
 // Every number of the outcomes was computed by one rank and is 0 on the others: adds them up.
 static void share_outcomes(TaskRun* r) {
-    const int ranks = comm_size(r->comm);
-    size_t tokens = 0, at = 0;
+    const size_t ranks = (size_t)comm_size(r->comm), n = r->examples.count;
     if (ranks == 1) return;
-    for (size_t i = 0; i < r->n; i++) tokens += (size_t)r->examples.example[i].greedy;
-    const size_t n = r->n * MAX_CHOICES, bytes = n * sizeof(double) + tokens * sizeof(uint32_t);
-    char *own = xcalloc(bytes + 1, 1), *all = xmalloc((size_t)ranks * bytes + 1);
-    for (size_t i = 0; i < r->n; i++) {
-        Outcome* out = &r->outcome[i];
-        const size_t greedy = (size_t)r->examples.example[i].greedy;
-        memcpy(own + i * sizeof out->nats, out->nats, sizeof out->nats);
-        if (out->generated) memcpy(own + n * sizeof(double) + at, out->generated, greedy * sizeof(uint32_t));
-        else if (greedy) out->generated = xcalloc(greedy, sizeof(uint32_t));
-        at += greedy * sizeof(uint32_t);
+    Outcome* all = xmalloc(ranks * n * sizeof *all);
+    comm_allgather(r->comm, all, r->outcome, n * sizeof *all);
+    memset(r->outcome, 0, n * sizeof *all);
+    for (size_t i = 0; i < ranks * n; i++) {
+        Outcome* out = &r->outcome[i % n];
+        for (int c = 0; c < MAX_CHOICES; c++) out->nats[c] += all[i].nats[c];
+        for (int k = 0; k < WITHIN; k++) out->text[k] += all[i].text[k];
+        out->exact += all[i].exact;
+        out->written += all[i].written;
     }
-    comm_allgather(r->comm, all, own, bytes);
-    for (int k = 0; k < ranks; k++) {
-        const char *nats = all + (size_t)k * bytes, *generated = nats + n * sizeof(double);
-        if (k == comm_rank(r->comm)) continue;
-        for (size_t i = 0; i < r->n; i++) {
-            Outcome* out = &r->outcome[i];
-            double theirs[MAX_CHOICES];
-            memcpy(theirs, nats + i * sizeof theirs, sizeof theirs);
-            for (int c = 0; c < MAX_CHOICES; c++) out->nats[c] += theirs[c];
-            for (int g = 0; g < r->examples.example[i].greedy; g++, generated += sizeof(uint32_t)) {
-                uint32_t token;
-                memcpy(&token, generated, sizeof token);
-                out->generated[g] += token;
-            }
-        }
-    }
-    free(own);
     free(all);
 }
 
@@ -237,11 +218,11 @@ static bool score_all(TaskRun* r, TostError* err) {
         first += (size_t)n;
         if (turn != rank) continue;
         read_contexts(r, key, n);
-        finite = score_choices(r, key, n) && (r->task != TASK_LAMBADA || generate_greedily(r, key, n));
+        finite = score_choices(r, key, n) && (!r->single || generate_greedily(r, key, n));
         for (int i = 0; i < n; i++) {
             const Example* e = &r->examples.example[key[i].index];
-            if (e->label >= key[i].first && e->label < key[i].first + key[i].choices)
-                ratio_add(&loss, r->outcome[key[i].index].nats[e->label], e->length[e->label]);
+            if (e->answer >= key[i].first && e->answer < key[i].first + key[i].choices)
+                ratio_add(&loss, r->outcome[key[i].index].nats[e->answer], e->length[e->answer]);
             done += work_of(&key[i]);
         }
         progress_show(&progress, fmin(1, done * ranks / work), "loss %.4f", ratio_value(&loss));
@@ -258,27 +239,22 @@ static bool score_all(TaskRun* r, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // Metrics
 
-// How an example is judged to be correct.
-typedef enum { WORD_EXACT, WORD_WITHIN, BY_TOKEN, BY_CHAR, BY_SUM } Rule;
-enum { MAX_METRICS = 3 };
-
+typedef enum { EXACT, CONTAINED, BY_SUM, BY_CHAR, BY_TOKEN } Rule;   // how an example is judged to be correct
 typedef struct { const char* name; Rule rule; const char* about; } Metric;
+typedef struct { const Metric* metric; int n; } Metrics;
 
-static const struct { int n; Metric metric[MAX_METRICS]; } metrics[TASKS] = {
-    [TASK_LAMBADA] = {2, {
-        {"accuracy", WORD_EXACT, "greedy decoding gives the last word (lm-evaluation-harness: acc)"},
-        {"accuracy_within_10", WORD_WITHIN, "10 greedy tokens contain the last word (ToST's eval_lambada.py)"}}},
-    [TASK_HELLASWAG] = {3, {
+static Metrics metrics_of(const TaskRun* r) {
+    static const Metric of_word[] = {
+        {"accuracy", EXACT, "greedy decoding gives the choice (lm-evaluation-harness: acc of LAMBADA)"},
+        {"accuracy_within_10", CONTAINED, "10 greedy tokens contain it (ToST's eval_lambada.py)"},
+    };
+    static const Metric of_choice[] = {
         {"acc", BY_SUM, "highest log-likelihood (lm-evaluation-harness: acc)"},
         {"acc_norm", BY_CHAR, "highest log-likelihood per character (lm-evaluation-harness: acc_norm)"},
-        {"acc_token", BY_TOKEN, "highest log-likelihood per token (llm.c, build-nanogpt)"}}},
-    [TASK_CBT] = {1, {
-        {"accuracy", BY_SUM, "highest log-likelihood of the text (ToST's eval_cbt.py)"}}},
-};
-
-// Example i of the file, and LAMBADA's prompt of the published script
-static size_t at_example(const TaskRun* r, size_t i) { return i * (size_t)r->examples.per; }
-static size_t at_prompt(const TaskRun* r, size_t i) { return at_example(r, i) + (size_t)r->examples.per - 1; }
+        {"acc_token", BY_TOKEN, "highest log-likelihood per token (llm.c, build-nanogpt)"},
+    };
+    return r->single ? (Metrics){of_word, countof(of_word)} : (Metrics){of_choice, countof(of_choice)};
+}
 
 // The choice with the smallest loss; the first one on ties.
 static int best_choice(const Example* e, const Outcome* out, Rule rule) {
@@ -295,12 +271,11 @@ static int best_choice(const Example* e, const Outcome* out, Rule rule) {
     return best;
 }
 
-// The text of the tokens generated after a prompt. free()
-static Bytes generated_text(const TaskRun* r, size_t at) {
+static Bytes text_of(const TaskRun* r, const uint32_t* ids, int n) {
     Bytes text = {xstrdup(""), 0};
-    for (int i = 0; i < r->examples.example[at].greedy; i++) {
+    for (int i = 0; i < n; i++) {
         size_t len;
-        const char* piece = tokenizer_piece(r->tokenizer, r->outcome[at].generated[i], &len);
+        const char* piece = tokenizer_piece(r->tokenizer, ids[i], &len);
         text.data = xrealloc(text.data, text.size + len + 1);
         memcpy(text.data + text.size, piece, len);
         text.size += len;
@@ -309,48 +284,49 @@ static Bytes generated_text(const TaskRun* r, size_t at) {
     return text;
 }
 
-// As in the published script, the text of <|endoftext|> counts, and both are lowered.
-static bool contains_word(const TaskRun* r, size_t at) {
-    Bytes text = generated_text(r, at), lower = text_lower((Span){text.data, text.size});
-    Bytes word = text_lower(span_of(r->examples.example[at].word));
-    const bool found = memmem(lower.data, lower.size, word.data, word.size) != NULL;
+static void lower(Bytes text) {
+    for (size_t i = 0; i < text.size; i++) text.data[i] = (char)tolower((unsigned char)text.data[i]);
+}
+
+// As in the published script, upper and lower case (of ASCII) are the same, and the text of <|endoftext|> counts.
+static bool contains_word(const TaskRun* r, const Example* e, const Outcome* out) {
+    Bytes text = text_of(r, out->text, out->written), word = text_of(r, e->ids + e->context, e->length[0]);
+    const size_t space = strspn(word.data, " \t\r\n");
+    lower(text);
+    lower(word);
+    const bool found = memmem(text.data, text.size, word.data + space, word.size - space) != NULL;
     free(text.data);
-    free(lower.data);
     free(word.data);
     return found;
 }
 
 static bool is_correct(const TaskRun* r, size_t i, Rule rule) {
-    const size_t at = at_example(r, i);
-    const Example* e = &r->examples.example[at];
-    const Outcome* out = &r->outcome[at];
-    if (rule == WORD_EXACT)
-        return memcmp(out->generated, e->ids + e->context, (size_t)e->length[0] * sizeof *e->ids) == 0;
-    if (rule == WORD_WITHIN) return contains_word(r, at_prompt(r, i));
-    return best_choice(e, out, rule) == e->label;
+    const Example* e = &r->examples.example[i];
+    const Outcome* out = &r->outcome[i];
+    if (rule == EXACT) return out->exact;
+    return rule == CONTAINED ? contains_word(r, e, out) : best_choice(e, out, rule) == e->answer;
 }
 
 static void write_example(JsonFile* json, const TaskRun* r, size_t i) {
-    const Example* e = &r->examples.example[at_example(r, i)];
-    const Outcome* out = &r->outcome[at_example(r, i)];
+    const Example* e = &r->examples.example[i];
+    const Outcome* out = &r->outcome[i];
+    const Metrics all = metrics_of(r);
     json_put_open(json, NULL, '{');
     json_put_int(json, "line", e->line);
-    json_put_int(json, "context", out->context);
-    if (e->word) {
-        Bytes text = generated_text(r, at_prompt(r, i));
-        json_put_text(json, "word", e->word);
-        json_put_int(json, "prompt", r->outcome[at_prompt(r, i)].context);
-        json_put_bytes(json, "written", text.data, text.size);
-        free(text.data);
-    } else json_put_int(json, "label", e->label);
+    json_put_int(json, "context", e->context);
+    json_put_int(json, "answer", e->answer);
     json_put_open(json, "tokens", '[');
     for (int c = 0; c < e->choices; c++) json_put_int(json, NULL, e->length[c]);
     json_put_close(json, ']');
     json_put_open(json, "nats", '[');
     for (int c = 0; c < e->choices; c++) json_put_real(json, NULL, out->nats[c]);
     json_put_close(json, ']');
-    for (int f = 0; f < metrics[r->task].n; f++)
-        json_put_bool(json, metrics[r->task].metric[f].name, is_correct(r, i, metrics[r->task].metric[f].rule));
+    if (r->single) {
+        Bytes text = text_of(r, out->text, out->written);
+        json_put_bytes(json, "written", text.data, text.size);
+        free(text.data);
+    }
+    for (int f = 0; f < all.n; f++) json_put_bool(json, all.metric[f].name, is_correct(r, i, all.metric[f].rule));
     json_put_close(json, '}');
 }
 
@@ -380,32 +356,32 @@ static void report_perplexity(JsonFile* json, const char* name, const char* key,
 static void report_loss(JsonFile* json, const TaskRun* r) {
     Ratio by_token = {0}, by_word = {0};
     for (size_t i = 0; i < r->examples.count; i++) {
-        const Example* e = &r->examples.example[at_example(r, i)];
-        const double nats = r->outcome[at_example(r, i)].nats[e->label];
-        ratio_add(&by_token, nats, e->length[e->label]);
+        const Example* e = &r->examples.example[i];
+        const double nats = r->outcome[i].nats[e->answer];
+        ratio_add(&by_token, nats, e->length[e->answer]);
         ratio_add(&by_word, nats, 1);
     }
     const double error = ratio_error(&by_token);
     printf("%-20s  %.4f", "loss", ratio_value(&by_token));
     if (isfinite(error)) printf(" ± %.4f", error);
-    printf(" nats/token of %s\n", r->task == TASK_LAMBADA ? "the last word" : "the correct choice");
+    printf(" nats/token of the %s\n", r->single ? "choice" : "correct choice");
     json_put_real(json, "loss", ratio_value(&by_token));
     json_put_real(json, "loss_95", error);
-    if (r->task == TASK_LAMBADA)
+    if (r->single)
         report_perplexity(json, "perplexity per word", "perplexity_word", &by_word,
                           "(lm-evaluation-harness: perplexity)");
     report_perplexity(json, "perplexity per token", "perplexity_token", &by_token, "");
 }
 
 static void report(JsonFile* json, const TaskRun* r, const Options* o, double seconds) {
-    json_put_text(json, "task", task_name(r->task));
-    json_put_text(json, "file", o->files[0]);
+    const Metrics all = metrics_of(r);
+    json_put_text(json, "file", o->task);
     json_put_text(json, "model", r->model->file);
     json_put_int(json, "step", r->model->info.step);
     json_put_text(json, "tokenizer", tokenizer_path(r->tokenizer));
     json_put_int(json, "seq", r->limit);
     json_put_int(json, "examples", (int64_t)r->examples.count);
-    for (int f = 0; f < metrics[r->task].n; f++) report_metric(json, r, &metrics[r->task].metric[f]);
+    for (int f = 0; f < all.n; f++) report_metric(json, r, &all.metric[f]);
     report_loss(json, r);
     printf("%-20s  %zu in %.1f s\n", "examples", r->examples.count, seconds);
     json_put_open(json, "example", '[');
@@ -415,38 +391,28 @@ static void report(JsonFile* json, const TaskRun* r, const Options* o, double se
 
 // ---------------------------------------------------------------------------------------------
 
-static void task_free(TaskRun* r) {
-    for (size_t i = 0; r->outcome && i < r->n; i++) free(r->outcome[i].generated);
-    free(r->outcome);
-    free(r->key);
-    examples_free(&r->examples);
-}
-
 bool eval_task(LoadedModel* model, const Options* o, TostError* err) {
     const bool first = comm_rank(o->comm) == 0;   // the rank that writes
-    TaskRun r = {.model = model, .comm = o->comm, .task = (Task)o->task,
-                 .limit = o->seq ? o->seq : model->info.config.block_size};
+    TaskRun r = {.model = model, .comm = o->comm, .limit = o->seq ? o->seq : model->info.config.block_size};
     JsonFile json = {0};
     Tokenizer* tokenizer = loaded_model_tokenizer(model, o, err);
     r.tokenizer = tokenizer;
-    bool ok = tokenizer && examples_read(&r.examples, r.task, o->files[0], tokenizer, err) && plan(&r, o, err)
-              && loaded_model_create(model, o, r.batch * r.choices, r.max_seq, false, err)
+    bool ok = tokenizer && examples_read(&r.examples, o->task, tokenizer, err) && plan(&r, o, err)
+              && loaded_model_create(model, o, r.batch * r.examples.choices, r.max_seq, false, err)
               && json_file_open(&json, first ? o->json : NULL, "eval", o->force, err);
     ok = comm_agree(o->comm, ok, err)
-         && comm_same(o->comm, r.n_keys, "the FILE of --task differs from that of rank 0: give all hosts the same file",
+         && comm_same(o->comm, r.n_keys, "the file of --task differs from that of rank 0: give all hosts the same file",
                       err);
-    if (ok && first) {
-        print_line(stderr, "%s, step %lld; examples of %s in %s: %zu", model->file, (long long)model->info.step,
-                   task_name(r.task), o->files[0], r.examples.count);
-        if (r.examples.prepared)
-            print_line(stderr, "%s is the original file: texts are prepared as in lm-evaluation-harness", o->files[0]);
-        if (r.examples.mark) print_line(stderr, "%s: skipped the byte order mark at its beginning", o->files[0]);
-    }
+    if (ok && first)
+        print_line(stderr, "%s, step %lld; examples in %s: %zu", model->file, (long long)model->info.step, o->task,
+                   r.examples.count);
     const double start = now_seconds();
     ok = ok && score_all(&r, err);
     if (ok && first) report(&json, &r, o, now_seconds() - start);
     ok = json_file_close(&json, ok, err) && ok;
-    task_free(&r);
+    free(r.outcome);
+    free(r.key);
+    examples_free(&r.examples);
     tokenizer_free(tokenizer);
     return ok;
 }

@@ -67,23 +67,17 @@ static void print_option(const Options* o, const Option* row) {
 // How the results of eval compare with those of other programs.
 typedef struct { const char *name, *text; } Protocol;
 static const Protocol protocols[] = {
-    {"lambada",
-     "accuracy and perplexity per word are acc and perplexity of lambada_openai in lm-evaluation-harness; "
-     "perplexity per token is smaller, since many words have several tokens. accuracy_within_10 follows "
-     "eval_lambada.py of the ToST code: a line break, then the stripped text with \" for curly quotes; 10 greedy "
-     "tokens; both sides in lower case; the text of <|endoftext|> counts. The loss in the paper's table is that of "
-     "dev/data/published.py lambada."},
-    {"hellaswag",
-     "acc and acc_norm as in lm-evaluation-harness: highest log-likelihood, and highest per character. The "
-     "original file is prepared as there; a file without ctx_a, ctx_b and activity_label is used as it is. "
-     "acc_token: highest per token, as in llm.c."},
-    {"cbt",
-     "as eval_cbt.py of the ToST code: log-likelihood of the whole text after <|endoftext|>. The paper uses the "
-     "validation files, from dev/data/cbt.py --validation."},
-    {"all tasks",
-     "As in lm-evaluation-harness, a context is truncated on the left for each choice, and white space at its end "
-     "belongs to the choice. Unlike there, generated ids are those of the tokenizer, without padding rows, and a "
-     "choice longer than --seq is refused, not truncated."},
+    {"examples",
+     "dev/data/evalset.py writes LAMBADA, HellaSwag and CBT. As in lm-evaluation-harness, a context is truncated on "
+     "the left for each choice, and white space at its end belongs to the choice. Unlike there, generated ids are "
+     "those of the tokenizer, without padding rows, and a choice longer than --seq is refused, not truncated."},
+    {"one choice",
+     "accuracy (greedy decoding gives it) and perplexity per word are acc and perplexity of LAMBADA in the harness. "
+     "accuracy_within_10: up to 10 greedy tokens contain it, in lower or upper case; on lambada_published.jsonl as "
+     "eval_lambada.py of the ToST code. The loss in the paper's table is that of dev/data/published.py lambada."},
+    {"several",
+     "acc and acc_norm as in the harness: highest log-likelihood, and highest per character. acc_token: highest per "
+     "token, as in llm.c. CBT: acc, as eval_cbt.py of the ToST code; the paper uses the validation sets."},
     {"shards",
      "--data scores every token but the first once; --windows scores windows at random positions, as nanoGPT and the "
      "paper do (16,000 windows of 1,024 tokens; shards of OpenWebText from dev/data/openwebtext.py, the others "

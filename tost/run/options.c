@@ -74,8 +74,8 @@ const Option option_table[] = {
      .help = "token shards to train on; quote the pattern"},
     {"data", EVAL, FILES, OPT_STRING, NOT_SAVED, AT(data), "GLOB",
      .help = "token shards to evaluate; quote the pattern. Either this or --task is required", .default_text = "none"},
-    {"task", EVAL, FILES, OPT_CHOICE, NOT_SAVED, AT(task), "lambada|hellaswag|cbt",
-     .help = "evaluate FILE: LAMBADA or HellaSwag (JSONL), or a Children's Book Test file; see Protocols",
+    {"task", EVAL, FILES, OPT_STRING, NOT_SAVED, AT(task), "FILE",
+     .help = "examples to evaluate, JSONL of {\"context\", \"choices\", \"answer\"}; see Protocols",
      .default_text = "none"},
     {"json", EVAL, FILES, OPT_STRING, NOT_SAVED, AT(json), "FILE",
      .help = "also write the results as JSON, including those of each window or example", .default_text = "none"},
@@ -274,7 +274,7 @@ const int option_count = ROWS;
 const CommandHelp command_table[COMMANDS] = {
     {"train",    "[train] [options]", "train a model; without options, the starter model"},
     {"sample",   "sample [options]", "generate text"},
-    {"eval",     "eval (--data GLOB | --task NAME FILE) [options]", "evaluate a model on token shards or on a task"},
+    {"eval",     "eval (--data GLOB | --task FILE) [options]", "evaluate a model on token shards or on examples"},
     {"tokenize", "tokenize --tokenizer FILE --out PREFIX [options] FILE…", "convert text to token shards"},
     {"info",     "info [PATH | SHARD…]", "show what a model file, checkpoint or run contains; check token shards"},
     {"inspect",  "inspect --text TEXT --out FILE [options]", "save memberships and projected tokens for a text"},
@@ -691,12 +691,13 @@ static bool check_required(const Options* o, TostError* err) {
 static bool check_operands(Options* o, TostError* err) {
     static const struct { int most; const char* instead; } operands[COMMANDS] = {
         [COMMAND_TRAIN] = {0, "train takes only options, and the command comes first"},
-        [COMMAND_SAMPLE] = {0, "give the text as --prompt TEXT"}, [COMMAND_EVAL] = {1, "--task takes one FILE"},
+        [COMMAND_SAMPLE] = {0, "give the text as --prompt TEXT"},
+        [COMMAND_EVAL] = {0, "--task takes a FILE of examples, which dev/data/evalset.py writes"},
         [COMMAND_TOKENIZE] = {INT_MAX, NULL}, [COMMAND_INFO] = {INT_MAX, NULL},
         [COMMAND_INSPECT] = {0, "give the text as --text TEXT"},
     };
     const bool info = o->command == COMMAND_INFO, eval = o->command == COMMAND_EVAL;
-    const int most = (eval && o->data) || (info && o->model) ? 0 : operands[o->command].most;
+    const int most = info && o->model ? 0 : operands[o->command].most;
     const char* instead = eval && o->data ? "quote the pattern of --data"
                         : info ? "info takes one PATH, or shards" : operands[o->command].instead;
     for (int i = 0; i < o->n_files; i++)
@@ -715,9 +716,7 @@ static bool check_train(Options* o, TostError* err) {
 }
 
 static bool check_eval(const Options* o, TostError* err) {
-    const bool task = option_given(o, "task");
-    if (!o->data && !task) return tost_error(err, "eval needs --data GLOB, token shards, or --task NAME FILE");
-    if (task && o->n_files == 0) return tost_error(err, "--task needs a FILE of examples");
+    if (!o->data && !o->task) return tost_error(err, "eval needs --data GLOB, token shards, or --task FILE, examples");
     if (o->seq && o->stride > o->seq)
         return tost_error(err, "--stride %d is longer than --seq %d: it would skip tokens", o->stride, o->seq);
     return options_check_pass(o->batch, o->seq, o->chunk, err);

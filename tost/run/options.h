@@ -57,7 +57,8 @@ typedef struct {
     double      temperature, top_p;
     int         top_k;
     // evaluation
-    int         task, stride;              // Task, if --task is given; 0: no overlap
+    const char* task;                      // NULL: not given
+    int         stride;                    // 0: no overlap
     int64_t     windows;                   // 0: score every token once
     const char* json;
     bool        by_position;

@@ -11,13 +11,14 @@ import sys
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(REPO / "dev/reference"))
+sys.path[:0] = [str(REPO / "dev/reference"), str(REPO / "dev/data")]
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, PreTrainedTokenizerFast
 
+import evalset
 import export_hf
 import import_hf
 from golden import randomize
@@ -330,9 +331,11 @@ def check_harness():
     examples = {"lambada": lambada_examples(ours, load_tokenizer("harness.safetensors")), "hellaswag": hellaswag_examples()}
     want = {}
     for task, rows in examples.items():
-        file = f"local_{task}.jsonl"
-        Path(file).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        trainer("eval", "--model", "harness.safetensors", "--task", task, file, "--json", f"{task}.json")
+        lines = [json.dumps(row) + "\n" for row in rows]
+        Path(f"local_{task}.jsonl").write_text("".join(lines), encoding="utf-8")
+        made = evalset.convert(f"local_{task}.jsonl", evalset.read_jsonl, getattr(evalset, task))
+        Path(f"{task}.jsonl").write_text("".join(made), encoding="utf-8")
+        trainer("eval", "--model", "harness.safetensors", "--task", f"{task}.jsonl", "--json", f"{task}.json")
         want[task] = json.loads(Path(f"{task}.json").read_text())
     check("some examples are solved", 0.2 < want["lambada"]["accuracy"] < 0.9 and 0 < want["hellaswag"]["acc"] < 1)
     write_tasks()

@@ -314,19 +314,18 @@ def check_items():
     check(f"{len(items)} items of kinds {sorted(kinds)}",
           len(items) > 30 and len(kinds) > 4 and kinds <= set(starter.RECALLED))
     for item in items:
-        words = re.findall(r"\w+", item["ctx"])
-        good = (item["endings"][item["label"]] == item["answer"] and len(set(item["endings"])) == 4
-                and words[-item["distance"]] == item["answer"]
-                and item["answer"] not in words[len(words) - item["distance"] + 1:]
-                and not set(words) & (set(item["endings"]) - {item["answer"]})
-                and set(item["endings"]) <= set(starter.RECALLED[item["kind"]].split("|")) and item["ctx"][-1] != " ")
+        words, choices = re.findall(r"\w+", item["context"]), {choice.removeprefix(" ") for choice in item["choices"]}
+        answer = item["choices"][item["answer"]].removeprefix(" ")
+        good = (len(choices) == 4 and words[-item["distance"]] == answer
+                and answer not in words[len(words) - item["distance"] + 1:] and not set(words) & (choices - {answer})
+                and choices <= set(starter.RECALLED[item["kind"]].split("|")) and item["context"][-1] != " ")
         if not good:
             check(f"valid item: {item}", False)
-    check("the answer has every position among the endings", {item["label"] for item in items} == {0, 1, 2, 3})
+    check("the answer has every position among the choices", {item["answer"] for item in items} == {0, 1, 2, 3})
     check("--blind: same items without the story", len(blind) == len(items) and all(
-        {**item, "ctx": ""} == {**other, "ctx": ""} and item["ctx"].endswith(other["ctx"]) and "?" in other["ctx"]
-        and "\n" not in other["ctx"] and len(other["ctx"]) < len(item["ctx"]) for item, other in zip(items, blind)))
-    check("--blind: exactly one question per item", all(item["ctx"].count("?") == 1 for item in blind))
+        {**item, "context": ""} == {**other, "context": ""} and item["context"].endswith(other["context"])
+        and "?" in other["context"] and "\n" not in other["context"] and len(other["context"]) < len(item["context"]) for item, other in zip(items, blind)))
+    check("--blind: exactly one question per item", all(item["context"].count("?") == 1 for item in blind))
 
 
 def check_recall():
@@ -349,9 +348,9 @@ def check_recall():
 
 def fake_result(path, solved, items="made.jsonl", cut=(), **changed):
     """A result like eval's; solved: a bool per item; cut: lines of items that exceed the block size."""
-    example = [{"line": i, "context": 63 if i in cut else 20, "label": 0, "tokens": [2, 1, 1, 2], "acc": hit}
+    example = [{"line": i, "context": 63 if i in cut else 20, "answer": 0, "tokens": [2, 1, 1, 2], "acc": hit}
                for i, hit in enumerate(solved, 1)]
-    Path(path).write_text(json.dumps({"task": "hellaswag", "file": items, "model": path, "seq": 64, "example": example}
+    Path(path).write_text(json.dumps({"file": items, "model": path, "seq": 64, "example": example}
                                      | changed))
 
 
@@ -369,14 +368,12 @@ def check_made_recall():
     check("number of items per bin", [row[2] for row in table if "words" in row] == ["2", "1"])
     check("paired difference", "+0.333 ± 0.653" in out)  # of 0, 1, 0: 1.96 · sqrt(1/3 / 3)
     many = [i % 5 == 0 for i in range(4)]
-    fake_result("wrong.json", many, task="lambada")
 
     def refused(text, *arguments):
         refuse(recall.main, text, "no.png", *arguments, "--out", "no.png")
-    refused("task lambada", "wrong.json")
     fake_result("wrong.json", many, cut=(1, 2, 3, 4))
     refused("no item whose whole story fits", "wrong.json")
-    whole = {"line": 1, "context": 20, "label": 0, "tokens": [2, 1, 1, 2], "acc": True}
+    whole = {"line": 1, "context": 20, "answer": 0, "tokens": [2, 1, 1, 2], "acc": True}
     for example in ([{"line": 1}], None, 3, "abc", [whole | {"tokens": []}], [whole | {"line": [1]}]):
         fake_result("wrong.json", many, example=example)
         refused("wrong.json: not a result of eval --task --json", "wrong.json")

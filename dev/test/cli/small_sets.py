@@ -1,4 +1,4 @@
-"""Writes small evaluation sets, in the formats of the published ones, made of the starter stories of another seed.
+"""Writes small evaluation sets like those of dev/data/evalset.py, made of the starter stories of another seed.
 
     small_sets.py FOLDER     for dev/reproduce.sh --smoke
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(REPO / "dev" / "data"))
 
+import evalset
 import starter
 
 EXAMPLES, STREAM = 24, 3000  # examples of a task, tokens of a stream
@@ -34,8 +35,8 @@ def cbt_example(text, rng):
     answer = re.findall(r"\w+", question)[-1]
     others = rng.sample([word for word in words if word != answer], 9)
     gap = re.sub(rf"\b{answer}\b", "XXXXX", question)
-    lines = [f"{i} {sentence.strip()}\n" for i, sentence in enumerate(sentences, 1)]
-    return "".join(lines) + f"21 {gap}\t{answer}\t\t{'|'.join(sorted([answer, *others]))}\n\n"
+    lines = [f"{i} {sentence.strip()}" for i, sentence in enumerate(sentences, 1)]
+    return evalset.cbt([*lines, f"21 {gap}\t{answer}\t\t{'|'.join(sorted([answer, *others]))}"])
 
 
 def stream_of_validation(part):
@@ -51,11 +52,12 @@ def main():
     texts = [starter.plain(text) for text in marked]
     recall = [item for text in marked for item in starter.recall(text, rng)]
     cbt = [example for example in (cbt_example("\n".join(texts[i:i + 4]), rng) for i in range(0, 200, 4)) if example]
-    write_lines(out / "eval/lambada_test.jsonl",
-                [json.dumps({"text": text.rstrip(" .?!\n")}) + "\n" for text in texts[:EXAMPLES]])
-    write_lines(out / "eval/hellaswag_val.jsonl", [json.dumps(item) + "\n" for item in recall[:EXAMPLES]])
-    for i, kind in enumerate(("CN", "NE")):
-        write_lines(out / f"eval/cbtest_{kind}_test_2500ex.txt", cbt[8 * i: 8 * (i + 1)])
+    words = [evalset.last_word(text.rstrip(" .?!\n")) for text in texts[:EXAMPLES]]
+    recall = [(item["context"], item["choices"], item["answer"]) for item in recall[:EXAMPLES]]
+    for name, examples in (("lambada", words), ("lambada_published", words), ("hellaswag", recall), ("cbt_CN", cbt[:8]),
+                           ("cbt_NE", cbt[8:16])):
+        lines = [json.dumps(dict(zip(("context", "choices", "answer"), example))) + "\n" for example in examples]
+        write_lines(out / f"eval/{name}.jsonl", lines)
     for part, name in enumerate(("lambada", "wikitext2", "ptb")):
         path = out / "published" / f"{name}_test_000000.bin"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -615,56 +615,44 @@ nats() {
 }
 difference() { awk -v a="$1" -v b="$2" 'BEGIN { printf "%.9f", a - b }'; }
 
-printf '{"text": "%s"}\n' '3 and 2 make 5' '1 and 4 make five' 'a text that is longer than the block size holds' \
-    >lambada.jsonl
-run 0 eval --model straight --task lambada lambada.jsonl --json task.json
-check "lambada: the loss of a word is the loss of the text minus the loss of its context" \
+example() { printf '{"context": "%s", "choices": [%s], "answer": %d}\n' "$@"; }
+{ example "3 and 2 make" '" 5"' 0; example "1 and 4 make" '" five"' 0
+  example "a text that is longer than the block size" '" holds"' 0; } >words.jsonl
+run 0 eval --model straight --task words.jsonl --json task.json
+check "one choice: its loss is the loss of the text minus the loss of its context" \
     near "$(figure nats task.json)" "$(difference "$(nats "3 and 2 make 5")" "$(nats "3 and 2 make")")"
-check "lambada: three examples" [ "$(figure examples task.json)" -eq 3 ]
-check "lambada: a long context is truncated to leave room for the word" \
-    [ "$(grep -c '"context": 27,' task.json)" -eq 1 ]
-check "lambada: a long prompt is truncated to leave room for ten tokens" \
-    [ "$(grep -c '"prompt": 23,' task.json)" -eq 1 ]
-check "lambada: perplexity per word and per token" \
+check "three examples" [ "$(figure examples task.json)" -eq 3 ]
+check "perplexity per word and per token" \
     [ "$(grep -c -e '^perplexity per word ' -e '^perplexity per token ' stdout)" -eq 2 ]
-check "lambada: accuracy with its confidence interval" grep -q '^accuracy_within_10 .*(95%: ' stdout
+check "accuracy with its confidence interval" grep -q '^accuracy_within_10 .*(95%: ' stdout
 grep '^[al]' stdout >first
-run 0 eval --model straight --task lambada lambada.jsonl --batch 1
-check "lambada: the results do not depend on the batch size" [ "$(cat first)" = "$(grep '^[al]' stdout)" ]
+run 0 eval --model straight --task words.jsonl --batch 1
+check "one choice: the results do not depend on the batch size" [ "$(cat first)" = "$(grep '^[al]' stdout)" ]
 
-printf '{"ind": 4, "ctx": "2 and 2", "label": 1, "endings": ["make 4", "is", "and 3 and", "makes"]}\n' >swag.jsonl
-printf '{"ctx": "9 and 2", "label": 0, "endings": ["make 11", "x", "y", "z"]}\n' >>swag.jsonl
-run 0 eval --model straight --task hellaswag swag.jsonl --json task.json
-check "hellaswag: the loss of a choice" \
+{ example "2 and 2" '" make 4", " is", " and 3 and", " makes"' 1; example "9 and 2" '" make 11", " x"' 0; } >swag.jsonl
+run 0 eval --model straight --task swag.jsonl --json task.json
+check "several choices: the loss of a choice" \
     near "$(figure nats task.json)" "$(difference "$(nats "2 and 2 make 4")" "$(nats "2 and 2")")"
-check "hellaswag: tokens of each choice" says '"tokens": [7, 3, 10, 6]' task.json
+check "tokens of each choice" says '"tokens": [7, 3, 10, 6]' task.json
+check "the index of the answer" says '"answer": 1,' task.json
 grep '^[al]' stdout >first
-run 0 eval --model straight --task hellaswag swag.jsonl --batch 4
-check "hellaswag: the results do not depend on the batch size" [ "$(cat first)" = "$(grep '^[al]' stdout)" ]
+run 0 eval --model straight --task swag.jsonl --batch 4
+check "several choices: the results do not depend on the batch size" [ "$(cat first)" = "$(grep '^[al]' stdout)" ]
 
-awk 'BEGIN { for (k = 1; k <= 20; k++) print k " " k " and 1."
-             print "21 so XXXXX is\t7\t\t1|2|3|4|5|6|7|8|9|10\n" }' >cbt.txt
-run 0 eval --model straight --task cbt cbt.txt --json task.json
-check "cbt: the context is truncated to the block size" says '"context": 28,' task.json
-check "cbt: the text after the gap is scored" says '"tokens": [4, 4, 4, 4, 4, 4, 4, 4, 4, 5]' task.json
-check "cbt: the index of the answer" says '"label": 6,' task.json
-
-for task in lambada hellaswag cbt; do
-    run 1 eval --model straight --task $task text.txt --json bad.json
-    refused "text.txt" "line 1"
-    run 1 eval --model straight --task $task nowhere.jsonl --json bad.json
-    refused "nowhere.jsonl"
-done
+run 1 eval --model straight --task text.txt --json bad.json
+refused "text.txt" "line 1"
+run 1 eval --model straight --task nowhere.jsonl --json bad.json
+refused "nowhere.jsonl"
 head -c 70 swag.jsonl >cut.jsonl
-run 1 eval --model straight --task hellaswag cut.jsonl --json bad.json
+run 1 eval --model straight --task cut.jsonl --json bad.json
 refused "cut.jsonl" "line 1" "byte 70"
-run 1 eval --model straight --task lambada lambada.jsonl --tokenizer other.bpe --json bad.json
+run 1 eval --model straight --task words.jsonl --tokenizer other.bpe --json bad.json
 refused "other.bpe" "258"
-run 1 eval --model straight --task lambada lambada.jsonl --seq 9 --json bad.json
-refused "lambada.jsonl" "line 1" "10 tokens" "9"
-run 1 eval --model straight --task lambada lambada.jsonl --seq 33 --json bad.json
+run 1 eval --model straight --task words.jsonl --seq 4 --json bad.json
+refused "words.jsonl" "line 2" "5 tokens" "4"
+run 1 eval --model straight --task words.jsonl --seq 33 --json bad.json
 refused "--seq 33" "block size 32"
-run 1 eval --model straight --task lambada lambada.jsonl --json "$dir"
+run 1 eval --model straight --task words.jsonl --json "$dir"
 refused "--json $dir" "folder"
 check "nothing is written if a task fails" [ ! -e bad.json -a ! -e bad.json.tmp ]
 

@@ -67,42 +67,62 @@ awk 'BEGIN { for (e = 0; e < 2500; e++) { for (i = 1; i <= 20; i++) printf "%d T
              print "21 Then XXXXX slept .\tcat\t\ta|b|cat|d|e|f|g|h|i|j\n" } }' >CBTest/data/cbtest_CN_test_2500ex.txt
 cp CBTest/data/cbtest_CN_test_2500ex.txt CBTest/data/cbtest_NE_test_2500ex.txt
 tar -czf CBTest.tgz CBTest
-run 0 cbt.py --from CBTest.tgz --out eval
-check "the archive's files are unpacked" cmp -s eval/cbtest_NE_test_2500ex.txt CBTest/data/cbtest_NE_test_2500ex.txt
+run 0 evalset.py cbt --from CBTest.tgz --out eval
+check "the archive's files are converted: $(head -n 1 eval/cbt_NE.jsonl)" grep -q -x \
+    '{"context": "<|endoftext|>\\nThe cat .* mat 0 . Then", "choices": \[" a slept .", .*" j slept ."\], "answer": 2}' \
+    eval/cbt_NE.jsonl
 mkdir valid
 for kind in CN NE; do head -n 44000 CBTest/data/cbtest_${kind}_test_2500ex.txt >valid/cbtest_${kind}_valid_2000ex.txt; done
-run 0 cbt.py --from valid --validation --out eval
-check "the validation sets have 2,000 examples" says "cbtest_NE_valid_2000ex.txt: 2,000 examples" stdout
-run 1 cbt.py --from CBTest --validation --out eval2
+run 0 evalset.py cbt --from valid --validation --out eval
+check "the validation sets have 2,000 examples" says "cbt_NE_valid.jsonl: 2,000 examples" stdout
+run 1 evalset.py cbt --from CBTest --validation --out eval2
 refused CBTest cbtest_CN_valid_2000ex.txt
 head -c 3000 CBTest.tgz >cut.tgz
-run 1 cbt.py --from cut.tgz --out eval2
+run 1 evalset.py cbt --from cut.tgz --out eval2
 refused "cut.tgz: cannot be unpacked"
-sed '20s/^20/19/' eval/cbtest_CN_test_2500ex.txt >CBTest/data/cbtest_CN_test_2500ex.txt
-run 1 cbt.py --from CBTest --out eval2
+sed -i '20s/^20/19/' CBTest/data/cbtest_CN_test_2500ex.txt
+run 1 evalset.py cbt --from CBTest --out eval2
 refused cbtest_CN_test_2500ex.txt "line 20"
-head -n 52490 eval/cbtest_CN_test_2500ex.txt >CBTest/data/cbtest_CN_test_2500ex.txt
-run 1 cbt.py --from CBTest --out eval2
+head -n 52490 CBTest/data/cbtest_NE_test_2500ex.txt >CBTest/data/cbtest_CN_test_2500ex.txt
+run 1 evalset.py cbt --from CBTest --out eval2
 refused cbtest_CN_test_2500ex.txt truncated
 printf '{"text": "one two"}\n{"txt": ""}\n' >lambada_test.jsonl
-run 1 lambada.py --from lambada_test.jsonl --out eval2
+run 1 evalset.py lambada --from lambada_test.jsonl --out eval2
 refused 'lambada_test.jsonl: line 2: "text"'
-run 1 lambada.py --from CBTest --out eval2
+run 1 evalset.py lambada --from CBTest --out eval2
 refused CBTest lambada_test.jsonl
 printf '{"ctx": "a", "endings": ["b", "c", "d"], "label": 1}\n' >hellaswag_val.jsonl
-run 1 hellaswag.py --from hellaswag_val.jsonl --out eval2
+run 1 evalset.py hellaswag --from hellaswag_val.jsonl --out eval2
 refused 'hellaswag_val.jsonl: line 1: "endings"'
 check "a refused evaluation set is not written" [ ! -e eval2 ]
+cat >preparation.py <<'PYTHON'
+import sys
+
+sys.path.insert(0, sys.argv[1])
+import evalset
+from evalset import hellaswag, lambada, lambada_published
+
+text = '{"text": " \\u201ca\\u201d \\u2019b\\n \\u201cC\\u201d "}'
+assert lambada(text) == (" “a” ’b\n", [" “C”"], 0), lambada(text)
+assert lambada_published(text) == ('\n"a" ’b\n', [' "C"'], 0), lambada_published(text)
+text = """{"ctx": "unused", "activity_label": "Run", "ctx_a": "[header] Go [title] Now. ", "ctx_b": "éa BC", "label": "0",
+          "endings": [" a [step]", "b [title] c", "[x\\ny] d", "e    f"]}"""
+assert hellaswag(text) == ("Run: Go. Now. Éa bc", [" a ", " b. c", " [x\ny] d", " e  f"], 0), hellaswag(text)
+assert hellaswag('{"ctx": "x [y]", "endings": ["a", "b", "c", "d"], "label": 3}') == ("x [y]", [" a", " b", " c", " d"], 3)
+PYTHON
+"$python" preparation.py "$scripts" 2>stderr
+status=$?
+check "texts are prepared as in lm-evaluation-harness and ToST's scripts: $(tail -n 1 stderr)" [ $status -eq 0 ]
 if [ -d "$shared/data/eval" ]; then
-    run 0 lambada.py --from "$shared/data/eval" --out eval
-    check "LAMBADA is the published file" says "5,153 examples, SHA-256 as published" stdout
-    run 0 hellaswag.py --from "$shared/data/eval" --out eval
+    run 0 evalset.py lambada --from "$shared/data/eval" --out eval
+    check "LAMBADA is the published file" says "SHA-256 as published" stdout
+    run 0 evalset.py hellaswag --from "$shared/data/eval" --out eval
     check "HellaSwag has all its examples" says "10,042 examples" stdout
+    cp eval/lambada.jsonl whole.jsonl
     head -n 5152 "$shared/data/eval/lambada_test.jsonl" >lambada_test.jsonl
-    run 1 lambada.py --from lambada_test.jsonl --out eval
+    run 1 evalset.py lambada --from lambada_test.jsonl --out eval
     refused "5,152 examples" "5,153 published"
-    check "a refused file does not replace an existing one" \
-        cmp -s eval/lambada_test.jsonl "$shared/data/eval/lambada_test.jsonl"
+    check "a refused file does not replace an existing one" cmp -s eval/lambada.jsonl whole.jsonl
 else
     skip "LAMBADA and HellaSwag: no shared/data/eval"
 fi
@@ -167,7 +187,7 @@ fi
 https_proxy=http://nowhere.invalid:9 run 1 vocab.py --out new/vocab.bpe
 refused "openaipublic.blob.core.windows.net cannot be reached"
 refused gpt-2/encodings/main/vocab.bpe "--from new/vocab.bpe"
-https_proxy=http://nowhere.invalid:9 run 1 lambada.py --out eval2
+https_proxy=http://nowhere.invalid:9 run 1 evalset.py lambada --out eval2
 refused gpt-2/data/lambada_test.jsonl clone/data/source/lambada
 
 cat >downloads.py <<'PYTHON'

@@ -103,7 +103,7 @@ else
     for part in recall blind; do
         [ $part = blind ] && blind=--blind || blind=
         "$python" "$repo/dev/data/starter.py" --seed 3 --stories 30 --recall $blind --out $part.jsonl
-        run eval --model letters --task hellaswag $part.jsonl --json $part.json
+        run eval --model letters --task $part.jsonl --json $part.json
     done
     run eval --model letters --data 'tiny_val_*.bin' --seq 50 --by-position --json position.json
     "$python" "$repo/dev/test/cli/pictures.py" >report 2>errors

@@ -81,8 +81,8 @@ if command -v bash >/dev/null; then
     completes "--steps" --ste
     completes "starter tost-base tost-medium tost-large" --preset ''
     completes "tost-base tost-medium tost-large" train --preset to
-    completes "hellaswag" eval --task = h
-    completes "lambada hellaswag cbt" eval --task =
+    completes "ema" eval --weights = e
+    completes "trained ema" eval --weights =
     completes "--samples" sample --samp
     completes "" info out
 else

@@ -4,7 +4,7 @@
 #   vocab.bpe, other.bpe    a tokenizer without merges (tokens are bytes), and one with one merge
 #   good.bin                a shard of 64 tokens
 #   run                     a run of a small model with checkpoints of steps 1 and 2
-#   tiny, a.jsonl, swag.jsonl, cbt.txt    text, and examples of the three tasks
+#   tiny, a.jsonl, swag.jsonl             text, and an example of eval --task
 # and must not write to it.
 
 [ "$TMPDIR" ] || [ ! -w /dev/shm ] || export TMPDIR=/dev/shm   # hundreds of small files: disks are slow
@@ -58,8 +58,7 @@ printf 'a b\n' >other.bpe
 shard $(seq 1 64) >good.bin
 echo 'some text' >tiny
 echo '{"text": "1 2 3"}' >a.jsonl
-echo '{"ctx": "1", "label": 1, "endings": ["2", "3", "4", "5"]}' >swag.jsonl
-awk 'BEGIN { for (k = 1; k <= 20; k++) print k " a"; print "21 XXXXX b\t3\t\t1|2|3|4|5|6|7|8|9|0" }' >cbt.txt
+echo '{"context": "1", "answer": 1, "choices": [" 2", " 3", " 4", " 5"]}' >swag.jsonl
 # shellcheck disable=SC2086
 tost ${model% --steps 1} --data good.bin --steps 2 --save-every 1 --quiet --out run 2>../stderr
 check "the small model is trained: $(cat ../stderr)" [ -f $second/model.safetensors ]

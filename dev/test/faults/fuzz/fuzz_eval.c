@@ -1,18 +1,16 @@
-// fuzz_eval.c: files of LAMBADA, HellaSwag and the Children's Book Test. Accepted examples must be valid.
+// fuzz_eval.c: files of examples for eval --task. Accepted examples must be valid.
 #include "tost/base/error.h"
 #include "fuzz.h"
 
 #include "tost/commands/examples.h"
 
-static void check_example(const Example* e, Task task, const Tokenizer* t) {
-    static const int choices[TASKS] = {1, 4, 10};
-    must_hold(e->line >= 1 && e->choices == choices[task], "wrong number of choices");
-    must_hold(e->label >= 0 && e->label < e->choices, "label out of range");
-    must_hold(e->context >= 1 && (e->word != NULL) == (task == TASK_LAMBADA), "empty context or wrong word");
+static void check_example(const Example* e, const Tokenizer* t) {
+    must_hold(e->line >= 1 && e->choices >= 1 && e->choices <= MAX_CHOICES, "wrong number of choices");
+    must_hold(e->answer >= 0 && e->answer < e->choices, "answer out of range");
+    must_hold(e->context >= 1, "empty context");
     size_t n = (size_t)e->context;
     for (int i = 0; i < e->choices; i++) {
-        must_hold(e->length[i] >= 1, "choice without tokens");
-        must_hold(e->chars[i] >= (task == TASK_CBT ? 0 : 1), "empty choice");   // CBT allows an empty candidate
+        must_hold(e->length[i] >= 1 && e->chars[i] >= 1, "empty choice");
         n += (size_t)e->length[i];
     }
     for (size_t i = 0; i < n; i++) must_hold(e->ids[i] < (uint32_t)tokenizer_size(t), "id outside the vocabulary");
@@ -32,15 +30,13 @@ static const Tokenizer* byte_tokenizer(void) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-    const Task task = (Task)(take_byte(&data, &size) % TASKS);
     TostError err = {0};
     Examples examples;
-    char* path = fuzz_file("task.txt", data, size);
+    char* path = fuzz_file("task.jsonl", data, size);
     const Tokenizer* t = byte_tokenizer();
-    if (examples_read(&examples, task, path, t, &err)) {
+    if (examples_read(&examples, path, t, &err)) {
         must_hold(examples.count >= 1, "accepted a file without an example");
-        const size_t n = examples.count * (size_t)examples.per;
-        for (size_t i = 0; i < n; i++) check_example(&examples.example[i], task, t);
+        for (size_t i = 0; i < examples.count; i++) check_example(&examples.example[i], t);
         examples_free(&examples);
     } else check_message(&err);
     free(path);

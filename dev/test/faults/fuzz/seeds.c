@@ -114,12 +114,10 @@ static void text_seeds(const char* root) {
     SEED(root, "tokenize", "text", "\0One story.\n<|endoftext|>\nAnother,\r\n<|endoftext|>\r\n\n");
     SEED(root, "tokenize", "lines", "\3{\"text\": \"One \\u00e9 \\ud83d\\ude00\", \"n\": [1, 2.5e3, null]}\n\n"
          "{\"text\":\"x\"}\n");
-    SEED(root, "eval", "lambada", "\0{\"text\": \"He ate the pie and the cake\"}\n{\"text\":\"a b\"}\n");
-    SEED(root, "eval", "hellaswag", "\1{\"ctx\": \"She sat\", \"endings\": [\"down.\", \"up.\", \"in.\", \"out.\"], "
-         "\"label\": 2, \"source_id\": \"a\"}\n");
-    SEED(root, "eval", "original", "\1{\"activity_label\": \"Run\", \"ctx_a\": \"Go [title] now.\", "
-         "\"ctx_b\": \"the \\u0130\", "
-         "\"endings\": [\"a [x]\", \"b\", \"c\", \"d\"], \"label\": 0}\n");
+    SEED(root, "eval", "word", "{\"context\": \"He ate the pie and\", \"choices\": [\" the cake\"], \"answer\": 0}\n\n"
+         "{\"context\":\"a \",\"choices\":[\"b\"],\"answer\":0}\n");
+    SEED(root, "eval", "choices", "{\"context\": \"<|endoftext|>\\nShe sat\", \"choices\": [\" down.\", \" \\u00e9\"], "
+         "\"answer\": 1, \"source_id\": \"a\"}\n");
     SEED(root, "json", "values", "{\"a\": [1, -2.5e-3, true, false, null, \"\\u00e9\\n\\ud83d\\ude00\"], "
          "\"b\": {\"c\": {}}}");
     SEED(root, "log", "rows", "\2step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s\n"
@@ -127,15 +125,7 @@ static void text_seeds(const char* root) {
     SEED(root, "options", "train", "--preset\0tost-base\0--steps=10\0--lr\0" "6e-4\0--batch\0"
          "2\0--data\0a*.bin\0--resume\0--out\0o");
     SEED(root, "options", "sample", "sample\0--prompt\0Once\0--top-k\0" "40\0--temperature=0.8\0--model\0m");
-    SEED(root, "options", "eval", "eval\0--task\0lambada\0f.jsonl\0--json\0o.json\0--batch\0" "4\0--seq=32");
-}
-
-static void cbt_seed(const char* root) {
-    char text[1200] = "\2";
-    size_t n = 1;
-    for (int i = 1; i <= 20; i++) n += (size_t)snprintf(text + n, sizeof text - n, "%d The fox saw %d hens .\n", i, i);
-    n += (size_t)snprintf(text + n, sizeof text - n, "21 He ate the XXXXX .\thens\t\thens|fox|a|b|c|d|e|f|g|i\n\n");
-    seed(root, "eval", "cbt", text, n);
+    SEED(root, "options", "eval", "eval\0--task\0f.jsonl\0--json\0o.json\0--batch\0" "4\0--seq=32");
 }
 
 int main(int argc, char** argv) {
@@ -153,6 +143,5 @@ int main(int argc, char** argv) {
     tensor_seed(argv[1], "gap", 4, 5);
     tensor_seed(argv[1], "empty_past_the_end", 0, 90);
     text_seeds(argv[1]);
-    cbt_seed(argv[1]);
     return 0;
 }
