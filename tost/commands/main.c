@@ -52,8 +52,9 @@ static void reserve_standard_streams(void) {
 static int not_connected(const char* program, const TostError* err) {
     const Options o = {.program = program};
     TostError line;
-    if (comm_launch().place.rank > 0) sleep(2);
-    tost_error(&line, "%s%s", comm_launch_prefix().text, err->text);
+    const CommPlace place = comm_launch().place;
+    if (place.rank > 0) sleep(2);
+    tost_error(&line, "%s%s", comm_prefix(&place).text, err->text);
     print_error(&o, &line);
     return STATUS_USAGE;
 }

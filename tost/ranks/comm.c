@@ -19,34 +19,36 @@
 // Launchers
 
 static int env_number(const char* name, int otherwise) {
-    const char* text = name ? getenv(name) : NULL;
+    const char* text = getenv(name);
     return text && *text ? atoi(text) : otherwise;
 }
 
-// The variables of launchers for rank, number of processes, and the same on this host, and one that only this launcher
-// sets. The first one that started several processes counts: srun may have started torchrun, once per host. A batch
-// script or shell of Slurm has SLURM_PROCID and SLURM_NTASKS too, but only processes of srun have SLURM_STEP_NUM_TASKS.
-static const struct { const char *launcher, *rank, *size, *local_rank, *local_size, *own; } launchers[] = {
-    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"},
-    {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-     "OMPI_COMM_WORLD_LOCAL_SIZE", NULL},
-    {"mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", NULL},
-    {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", NULL, NULL},
-    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", NULL},
+// The variables of launchers for rank, number of processes and rank on this host, and one that only this launcher sets.
+// The first one that started several processes counts: srun may have started torchrun, once per host. A batch script or
+// shell of Slurm has SLURM_PROCID and SLURM_NTASKS too, but only processes of srun have SLURM_STEP_NUM_TASKS.
+static const struct { const char *launcher, *rank, *size, *local_rank, *own; } launchers[] = {
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"},
+    {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", NULL},
+    {"mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", NULL},
+    {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", NULL},
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", NULL},
 };
 
 CommLaunch comm_launch(void) {
-    CommLaunch launch = {.place = {.size = 1, .local_size = 1}};
+    CommLaunch launch = {.place = {.size = 1}};
     for (size_t i = 0; i < countof(launchers); i++) {
         const int rank = env_number(launchers[i].rank, -1), size = env_number(launchers[i].size, -1);
         if (rank < 0 || size <= 1 || rank >= size || (launchers[i].own && !getenv(launchers[i].own))) continue;
         launch.launcher = launchers[i].launcher;
         launch.place = (CommPlace){.rank = rank, .size = size,
-                                   .local_rank = env_number(launchers[i].local_rank, 0),
-                                   .local_size = env_number(launchers[i].local_size, 1)};
+                                   .local_rank = env_number(launchers[i].local_rank, 0)};
         break;
     }
     gethostname(launch.place.host, sizeof launch.place.host - 1);
+#ifdef __linux__
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) launch.place.cores = crc32_update(0, &set, sizeof set);
+#endif
     return launch;
 }
 
@@ -62,8 +64,9 @@ void comm_abort_mpi(int status) { (void)status; }
 
 // With several ranks, all must end.
 static void out_of_memory(size_t bytes) {
-    fprintf(stderr, "%sout of memory: %zu bytes could not be allocated\n", comm_launch_prefix().text, bytes);
-    if (comm_launch().place.size > 1) comm_abort_mpi(STATUS_FAILED);
+    const CommPlace place = comm_launch().place;
+    fprintf(stderr, "%sout of memory: %zu bytes could not be allocated\n", comm_prefix(&place).text, bytes);
+    if (place.size > 1) comm_abort_mpi(STATUS_FAILED);
     exit(STATUS_FAILED);
 }
 
@@ -100,56 +103,32 @@ void comm_find_places(TostComm* c) {
     comm_allgather(c, c->places, &c->place, sizeof c->place);
     for (int r = 0; r < c->place.size; r++) {
         CommPlace* p = &c->places[r];
-        p->local_rank = p->local_size = 0;
-        for (int other = 0; other < c->place.size; other++) {
-            if (strcmp(c->places[other].host, p->host) != 0) continue;
-            p->local_rank += other < r;
-            p->local_size++;
-        }
+        p->local_rank = 0;
+        for (int other = 0; other < r; other++) p->local_rank += strcmp(c->places[other].host, p->host) == 0;
     }
     c->place = c->places[c->place.rank];
 }
 
-// The launcher may have bound each rank to cores of its own.
-int comm_sharing_cores(TostComm* c) {
-    typedef struct { char host[COMM_HOST_MAX]; uint32_t cores; } Cores;   // cores: CRC-32 of their set
-    Cores own = {.cores = 0};
-    if (!c) return 1;
-    memcpy(own.host, c->place.host, sizeof own.host);
-#ifdef __linux__
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) own.cores = crc32_update(0, &set, sizeof set);
-#endif
-    Cores* all = xmalloc((size_t)c->place.size * sizeof *all);
-    comm_allgather(c, all, &own, sizeof own);
-    int sharing = 0;
-    for (int r = 0; r < c->place.size; r++) sharing += memcmp(&all[r], &own, sizeof own) == 0;
-    free(all);
+int comm_sharing_cores(const TostComm* c) {
+    int sharing = c ? 0 : 1;
+    for (int r = 0; c && r < c->place.size; r++)
+        sharing += c->places[r].cores == c->place.cores && strcmp(c->places[r].host, c->place.host) == 0;
     return sharing;
 }
 
 // ---------------------------------------------------------------------------------------------
 // Failures
 
-static CommPrefix prefix_of(const CommPlace* place) {
+CommPrefix comm_prefix(const CommPlace* place) {
     CommPrefix prefix = {""};
     if (place->rank > 0) snprintf(prefix.text, sizeof prefix.text, "rank %d on %s: ", place->rank, place->host);
     return prefix;
 }
 
-CommPrefix comm_prefix(const TostComm* c, int rank) {
-    return c && rank > 0 ? prefix_of(&c->places[rank]) : (CommPrefix){""};
-}
-
-CommPrefix comm_launch_prefix(void) {
-    const CommLaunch launch = comm_launch();
-    return prefix_of(&launch.place);
-}
-
 void comm_fail(TostComm* c, const TostError* why) {
     TostError line;
     const bool hint = c->hint.text[0];
-    tost_error(&line, "%s%s%s%s", comm_prefix(c, c->place.rank).text, why->text, hint ? "; " : "", c->hint.text);
+    tost_error(&line, "%s%s%s%s", comm_prefix(&c->place).text, why->text, hint ? "; " : "", c->hint.text);
     const char* slash = strrchr(c->program, '/');
     char* text = xasprintf("%s: %s\n", slash ? slash + 1 : c->program, line.text);
     output_write(STDERR_FILENO, text, strlen(text), OUTPUT_TIMEOUT);
@@ -158,34 +137,28 @@ void comm_fail(TostComm* c, const TostError* why) {
     _exit(STATUS_RESUMABLE);
 }
 
-// Waits, but exits if a signal arrives: when a rank has ended, launchers end the others with SIGTERM.
-static void let_speak(double seconds) {
+// When a rank has ended, launchers end the others with SIGTERM.
+void comm_let_first_speak(const TostComm* c) {
+    enum { LAUNCHER = 6 };   // seconds within which torchrun notices that a rank has ended
+    const int seconds = c->place.rank < 2 ? LAUNCHER * c->place.rank : 2 * LAUNCHER;
     for (int i = 0; i < 10 * seconds; i++) {
         if (signals_received()) _exit(STATUS_RESUMABLE);
         nanosleep(&(struct timespec){0, 100000000}, NULL);
     }
 }
 
-void comm_let_first_speak(const TostComm* c) {
-    enum { LAUNCHER = 6 };   // seconds within which torchrun notices that a rank has ended
-    let_speak(c->place.rank < 2 ? LAUNCHER * c->place.rank : 2 * LAUNCHER);
-}
-
-// NCCL does not tell which rank is missing.
 void comm_timed_out(TostComm* c, const bool* arrived, const char* what) {
-    TostError why;
+    TostError who, why;
     int first = -1, missing = 0;
     for (int r = c->place.size - 1; r >= 0; r--) {
         if (r == c->place.rank || (arrived && arrived[r])) continue;
         first = r;
         missing++;
     }
-    if (!arrived) tost_error(&why, "%sother ranks did not respond for %g s (--rank-timeout)", what, c->timeout);
-    else if (missing == 1)
-        tost_error(&why, "%srank %d on %s did not respond for %g s (--rank-timeout)", what, first,
-                   c->places[first].host, c->timeout);
-    else tost_error(&why, "%srank %d on %s and %d more did not respond for %g s (--rank-timeout)", what, first,
-                    c->places[first].host, missing - 1, c->timeout);
+    tost_error(&who, "rank %d on %s", first, c->places[first].host);
+    if (missing > 1) tost_error(&who, "%s and %d more", who.text, missing - 1);
+    tost_error(&why, "%s%s did not respond for %g s (--rank-timeout)", what, arrived ? who.text : "other ranks",
+               c->timeout);
     comm_let_first_speak(c);
     comm_fail(c, &why);
 }
@@ -253,7 +226,7 @@ bool comm_agree(TostComm* c, bool ok, TostError* err) {
     if (failed == size) return true;
     TostError first = *err;
     comm_broadcast(c, &first, sizeof first, failed);
-    return tost_error(err, "%s%s", comm_prefix(c, failed).text, first.text);
+    return tost_error(err, "%s%s", comm_prefix(&c->places[failed]).text, first.text);
 }
 
 bool comm_same(TostComm* c, uint64_t value, const char* what, TostError* err) {

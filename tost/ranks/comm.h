@@ -22,12 +22,13 @@ typedef struct { const void* send; void* receive; size_t send_bytes, receive_byt
 
 typedef struct CommRequest CommRequest;   // messages under way; belongs to the transport
 
-typedef struct { int rank, size, local_rank, local_size; char host[COMM_HOST_MAX]; } CommPlace;   // local: on this host
+// local_rank: among those on this host; cores: CRC-32 of the set of cores to which it is bound
+typedef struct { int rank, size, local_rank; uint32_t cores; char host[COMM_HOST_MAX]; } CommPlace;
 
 struct TostComm {
     CommPlace   place;
     CommPlace*  places;           // (size), of all ranks
-    char        library[64];      // "Open MPI 4.1.4"
+    char        library[64];      // "Open MPI v4.1.4"
     double      timeout;          // longest wait, in seconds; 0: forever
     TostError   hint;             // appended to the line that a failed rank causes: how to resume
     const char* program;          // for messages
@@ -44,11 +45,11 @@ struct TostComm {
     void (*close)(TostComm* c);               // after the last message; frees transport
 };
 
-// Ranks of this host that may run on the same cores as this one, itself included. Collective.
-int comm_sharing_cores(TostComm* c);
-
 static inline int comm_rank(const TostComm* c) { return c ? c->place.rank : 0; }
 static inline int comm_size(const TostComm* c) { return c ? c->place.size : 1; }
+
+// Ranks of this host that may run on the same cores as this one, itself included.
+int comm_sharing_cores(const TostComm* c);
 
 // What the environment says about the launcher. size 1: none, or a single process.
 typedef struct { CommPlace place; const char* launcher; } CommLaunch;
@@ -76,7 +77,6 @@ bool comm_agree(TostComm* c, bool ok, TostError* err);
 // Fails, on all ranks, if they pass different values. what: names it in the message of the first rank that differs from
 // rank 0, as in "the shards of --data differ".
 bool comm_same(TostComm* c, uint64_t value, const char* what, TostError* err);
-
 // True on all ranks if any passes true.
 bool comm_any(TostComm* c, bool own);
 
@@ -85,8 +85,7 @@ typedef struct { TostComm* comm; double waited, last; } CommWait;
 CommWait comm_wait_begin(TostComm* c);
 // To be called until the wait is over; pauses if it has lasted a while. False: timeout.
 bool     comm_wait_more(CommWait* w);
-// After a timeout: ends all ranks. arrived (size): the ranks that the wait did not need any more; NULL: it is not known.
-// what: "" or "WHAT: ".
+// After a timeout: ends all ranks. arrived (size): those that were not waited for; NULL: unknown. what: "" or "WHAT: ".
 void     comm_timed_out(TostComm* c, const bool* arrived, const char* what);
 // To be called before printing an error that all ranks notice, so that only one prints it: returns at once on rank 0.
 // The other ranks wait until the launcher ends them after rank 0, and return if it does not.
@@ -96,8 +95,7 @@ void     comm_let_first_speak(const TostComm* c);
 void comm_fail(TostComm* c, const TostError* why);
 // "rank 2 on node7: "; empty for rank 0 and for a single process
 typedef struct { char text[COMM_HOST_MAX + 32]; } CommPrefix;
-CommPrefix comm_prefix(const TostComm* c, int rank);
-CommPrefix comm_launch_prefix(void);   // of this process, where no TostComm is at hand
+CommPrefix comm_prefix(const CommPlace* place);
 
 #ifdef __cplusplus
 }

@@ -11,16 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct CommRequest {
-    int          count, left;     // MPI requests; those that are not complete
-    MPI_Request* request;         // (count)
-    int*         rank;            // (count): of the other side
-    int*         index;           // (count): working space of test, like status
-    MPI_Status*  status;
-    int*         open;            // (size): requests with a rank that are not complete
-};
+struct CommRequest { MPI_Request receive, send; };   // (size); null if complete
 
-// rank: the peer, or -1
 static void check(TostComm* c, int result, int rank) {
     if (result == MPI_SUCCESS) return;
     char text[MPI_MAX_ERROR_STRING] = "", *stack;
@@ -29,66 +21,40 @@ static void check(TostComm* c, int result, int rank) {
     MPI_Error_string(result, text, &length);
     text[strcspn(text, "\n")] = '\0';
     if ((stack = strstr(text, ", error stack"))) *stack = '\0';   // MPICH appends it on further lines
-    if (rank < 0) tost_error(&why, "communication with the other ranks failed: %s", text);
-    else tost_error(&why, "communication with rank %d on %s failed: %s", rank, c->places[rank].host, text);
+    tost_error(&why, "communication with rank %d on %s failed: %s", rank, c->places[rank].host, text);
     comm_fail(c, &why);
 }
 
-static void request_free(CommRequest* r) {
-    free(r->request);
-    free(r->rank);
-    free(r->index);
-    free(r->status);
-    free(r->open);
-    free(r);
-}
-
 static CommRequest* mpi_start(TostComm* c, const CommMessage* messages) {
-    const size_t size = (size_t)c->place.size;
-    CommRequest* r = xcalloc(1, sizeof *r);
-    r->request = xmalloc(2 * size * sizeof *r->request);
-    r->rank = xmalloc(2 * size * sizeof *r->rank);
-    r->index = xmalloc(2 * size * sizeof *r->index);
-    r->status = xmalloc(2 * size * sizeof *r->status);
-    r->open = xcalloc(size, sizeof *r->open);
-    for (int step = 1; step < c->place.size; step++) {   // each rank starts with another one
-        const int other = (c->place.rank + step) % c->place.size;
+    const int size = c->place.size;
+    CommRequest* r = xmalloc((size_t)size * sizeof *r);
+    for (int i = 0; i < size; i++) r[i] = (CommRequest){MPI_REQUEST_NULL, MPI_REQUEST_NULL};
+    for (int step = 1; step < size; step++) {   // each rank starts with another one
+        const int other = (c->place.rank + step) % size;
         const CommMessage* m = &messages[other];
-        for (int way = 0; way < 2; way++) {
-            const size_t bytes = way == 0 ? m->receive_bytes : m->send_bytes;
-            if (bytes == 0) continue;
-            if (bytes > INT_MAX) check(c, MPI_ERR_COUNT, other);
-            MPI_Request* request = &r->request[r->count];
-            check(c, way == 0 ? MPI_Irecv(m->receive, (int)bytes, MPI_BYTE, other, 0, MPI_COMM_WORLD, request)
-                              : MPI_Isend(m->send, (int)bytes, MPI_BYTE, other, 0, MPI_COMM_WORLD, request),
-                  other);
-            r->rank[r->count++] = other;
-            r->open[other]++;
-        }
+        const int in = (int)m->receive_bytes, out = (int)m->send_bytes;
+        if (m->receive_bytes > INT_MAX || m->send_bytes > INT_MAX) check(c, MPI_ERR_COUNT, other);
+        if (in) check(c, MPI_Irecv(m->receive, in, MPI_BYTE, other, 0, MPI_COMM_WORLD, &r[other].receive), other);
+        if (out) check(c, MPI_Isend(m->send, out, MPI_BYTE, other, 0, MPI_COMM_WORLD, &r[other].send), other);
     }
-    r->left = r->count;
     return r;
 }
 
 static bool mpi_test(TostComm* c, CommRequest** request, bool* arrived) {
     CommRequest* r = *request;
-    int n = 0;
-    const int result = r->left > 0 ? MPI_Testsome(r->count, r->request, &n, r->index, r->status) : MPI_SUCCESS;
-    for (int i = 0; i < n && result == MPI_ERR_IN_STATUS; i++)
-        check(c, r->status[i].MPI_ERROR, r->rank[r->index[i]]);
-    check(c, result, -1);
-    for (int i = 0; i < n; i++) r->open[r->rank[r->index[i]]]--;
-    r->left -= n > 0 ? n : 0;
-    for (int k = 0; arrived && k < c->place.size; k++) arrived[k] = r->open[k] == 0;
-    if (r->left > 0) return false;
-    request_free(r);
+    bool all = true;
+    for (int rank = 0; rank < c->place.size; rank++) {
+        int received = 0, sent = 0;
+        MPI_Status status;
+        check(c, MPI_Test(&r[rank].receive, &received, &status), rank);
+        check(c, MPI_Test(&r[rank].send, &sent, &status), rank);
+        if (arrived) arrived[rank] = received && sent;
+        all = all && received && sent;
+    }
+    if (!all) return false;
+    free(r);
     *request = NULL;
     return true;
-}
-
-static void mpi_abort(TostComm* c, int status) {
-    (void)c;
-    MPI_Abort(MPI_COMM_WORLD, status);
 }
 
 void comm_abort_mpi(int status) {
@@ -97,24 +63,19 @@ void comm_abort_mpi(int status) {
         MPI_Abort(MPI_COMM_WORLD, status);
 }
 
+static void mpi_abort(TostComm* c, int status) {
+    (void)c;
+    comm_abort_mpi(status);
+}
+
 static void mpi_close(TostComm* c) {
     (void)c;
     MPI_Finalize();
 }
 
-// "Open MPI 4.1.4" or "MPICH 4.0.2", from the library's longer text.
-static void find_library(char* out, size_t cap) {
-    char text[MPI_MAX_LIBRARY_VERSION_STRING] = "", *at;
-    int length;
-    MPI_Get_library_version(text, &length);
-    const bool open_mpi = strncmp(text, "Open MPI", 8) == 0, mpich = strncmp(text, "MPICH", 5) == 0;
-    const char* name = open_mpi ? "Open MPI" : mpich ? "MPICH" : "MPI";
-    at = text + strcspn(text, "0123456789");
-    snprintf(out, cap, "%s %.*s", name, (int)strspn(at, "0123456789."), at);
-}
-
 bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, TostError* err) {
-    int provided, size;
+    char version[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+    int provided, size, length;
     *comm = NULL;
     // Two TCP connections per pair of ranks, in Open MPI and in MPICH with UCX. On a single connection, the handshake
     // of a large message waits behind data in the other direction, so sending and receiving do not overlap.
@@ -126,19 +87,19 @@ bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, TostError* err) {
         return tost_error(err, "MPI cannot be initialized: check that %s belongs to the MPI library of this program",
                           launch->launcher);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
-    TostComm* c = xcalloc(1, sizeof *c);
-    *c = (TostComm){.place = launch->place, .timeout = COMM_TIMEOUT, .start = mpi_start,
-                    .test = mpi_test, .abort = mpi_abort, .close = mpi_close};
-    find_library(c->library, sizeof c->library);
+    MPI_Get_library_version(version, &length);
+    version[strcspn(version, ",\n")] = '\0';
+    if (size != launch->place.size) {
+        MPI_Finalize();
+        return tost_error(err, "%s started %d processes, but %s sees %d: use the mpirun of that library, or srun "
+                          "--mpi=pmix (or pmi2)", launch->launcher, launch->place.size, version, size);
+    }
+    TostComm* c = *comm = xcalloc(1, sizeof *c);
+    *c = (TostComm){.place = launch->place, .timeout = COMM_TIMEOUT, .start = mpi_start, .test = mpi_test,
+                    .abort = mpi_abort, .close = mpi_close};
+    snprintf(c->library, sizeof c->library, "%s", version);
     MPI_Comm_rank(MPI_COMM_WORLD, &c->place.rank);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-    *comm = c;
-    if (size == launch->place.size) return true;
-    tost_error(err, "%s started %d processes, but %s sees %d: use the mpirun of that library, or srun --mpi=pmix (or "
-               "pmi2)", launch->launcher, launch->place.size, c->library, size);
-    *comm = NULL;
-    free(c);
-    MPI_Finalize();
-    return false;
+    return true;
 }
 #endif

@@ -128,8 +128,8 @@ bool run_chunk_done(void* context, double part) {
     return r->pass.abandoned;
 }
 
-// Whether a signal or `failed` ends a pass between micro-batches; with MPI, on all ranks at the same one. Messages of NCCL
-// would wait for the kernels of the micro-batch before: its ranks find out at the end of the pass.
+// Whether a signal or `failed` ends a pass between micro-batches; with MPI, on all ranks at the same one. Messages of
+// NCCL would wait for the kernels of the micro-batch before: its ranks find out at the end of the pass.
 static bool interrupted(const Run* r, bool failed) {
     if (r->comm && r->comm->lockstep) return false;
     return comm_any(r->comm, failed || signals_received());
@@ -155,7 +155,8 @@ static bool accumulate_gradients(bool* completed, Run* r, TostError* err) {
         progress_micro_batch(&r->progress, (double)(done * comm_size(r->comm)));
         r->pass = (RunPass){.done = done, .all = n};
         ok = ok && data_batch(r->data, r->inputs, r->targets, first + (uint64_t)(done * o->batch), o->batch, err);
-        if (ok) r->engine->forward_train(r->model, r->inputs, r->targets, o->batch, o->seq, 1.0f / (float)o->total_batch);
+        if (ok)
+            r->engine->forward_train(r->model, r->inputs, r->targets, o->batch, o->seq, 1.0f / (float)o->total_batch);
         if (end == TOST_STEP_ENDS && comm_any(r->comm, !ok)) break;
         if (ok) r->engine->backward(r->model, end);
         if (r->pass.abandoned) break;

@@ -220,7 +220,7 @@ static void message_rank(TostComm* comm, void* context) {
     right = right && comm_agree(comm, true, &err);
     tost_error(&err, "no memory");
     right = right && !comm_agree(comm, rank != size - 1, &err);
-    char* expected = xasprintf("%sno memory", comm_prefix(comm, size - 1).text);
+    char* expected = xasprintf("%sno memory", comm_prefix(&comm->places[size - 1]).text);
     right = right && strcmp(err.text, expected) == 0;
     free(expected);
 
