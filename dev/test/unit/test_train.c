@@ -14,7 +14,7 @@
 #include <sys/wait.h>
 
 #include "run/checkpoint.h"
-#include "run/run.h"
+#include "commands/commands.h"
 #include "data/samples.h"
 #include "run/outlier.h"
 #include "base/lock.h"
