@@ -56,7 +56,7 @@ static inline void limit_file_size(rlim_t bytes) {
 }
 
 // Like rm -rf.
-static inline bool remove_tree(const char* path, TostError* err) { return folder_remove(NULL, path, err); }
+static inline bool remove_tree(const char* path, TostError* err) { return folder_remove(path, err); }
 
 // Creates an empty folder, in /dev/shm if possible because saves call fsync. Remove it with drop_folder.
 static inline char* new_folder(void) {

@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/error.h"
+#include "base/files.h"
 
 static const char file_name[] = "run.lock";
 enum { NOTE_BYTES = 128 };
@@ -37,56 +37,46 @@ static void write_note(int fd) {
 }
 
 // False if the file was removed or replaced in the meantime.
-static bool same_file(int fd, const Folder* in) {
+static bool same_file(int fd, const char* path) {
     struct stat a, b;
-    return fstat(fd, &a) == 0 && fstatat(in->fd, file_name, &b, AT_SYMLINK_NOFOLLOW) == 0 && a.st_ino == b.st_ino
-           && a.st_dev == b.st_dev;
+    return fstat(fd, &a) == 0 && lstat(path, &b) == 0 && a.st_ino == b.st_ino && a.st_dev == b.st_dev;
 }
 
-LockResult lock_take(Lock* lock, const Folder* in, TostError* err) {
-    int fd, unsupported = 0;
+static LockResult take(Lock* lock, const char* folder, TostError* err) {
     for (;;) {
-        fd = openat(in->fd, file_name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
-        if (fd < 0) {
-            tost_error(err, "%s/%s: cannot be created, so the folder cannot be locked: %s", in->path, file_name,
-                       strerror(errno));
+        lock->fd = open(lock->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+        if (lock->fd < 0) {
+            tost_error(err, "%s: cannot be created, so the folder cannot be locked: %s", lock->path, strerror(errno));
             return LOCK_FAILED;
         }
-        unsupported = flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
-        if (unsupported == EWOULDBLOCK) {
+        lock->unsupported = flock(lock->fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
+        if (lock->unsupported == EWOULDBLOCK) {
             char who[2 * NOTE_BYTES];
-            name_holder(who, fd);
-            tost_error(err, "%s is in use by %s: wait until it ends, stop it, or give another --out", in->path, who);
-            close(fd);
+            name_holder(who, lock->fd);
+            tost_error(err, "%s is in use by %s: wait until it ends, stop it, or give another --out", folder, who);
+            close(lock->fd);
             return LOCK_BUSY;
         }
-        if (unsupported != EINTR && same_file(fd, in)) break;
-        close(fd);
+        if (lock->unsupported != EINTR && same_file(lock->fd, lock->path)) return LOCK_TAKEN;
+        close(lock->fd);
     }
-    if (!unsupported) write_note(fd);
-    *lock = (Lock){.path = folder_path(in, file_name), .fd = fd, .in = in, .unsupported = unsupported};
-    return LOCK_TAKEN;
 }
 
-static void drop(Lock* lock) {
-    close(lock->fd);
+LockResult lock_take(Lock* lock, const char* folder, TostError* err) {
+    *lock = (Lock){.path = path_join(folder, file_name)};
+    const LockResult result = take(lock, folder, err);
+    if (result == LOCK_TAKEN && !lock->unsupported) write_note(lock->fd);
+    if (result == LOCK_TAKEN) return result;
     free(lock->path);
     *lock = (Lock){0};
-}
-
-bool lock_keep(Lock* lock, TostError* err) {
-    Lock again;
-    if (!lock->path || same_file(lock->fd, lock->in)) return true;
-    const LockResult result = lock_take(&again, lock->in, err);
-    if (result != LOCK_TAKEN) return result != LOCK_BUSY;
-    drop(lock);
-    *lock = again;
-    return true;
+    return result;
 }
 
 // Removes the file before unlocking: a process that opened it earlier notices in same_file.
 void lock_release(Lock* lock) {
     if (!lock->path) return;
-    if (same_file(lock->fd, lock->in)) unlinkat(lock->in->fd, file_name, 0);
-    drop(lock);
+    if (same_file(lock->fd, lock->path)) unlink(lock->path);
+    close(lock->fd);
+    free(lock->path);
+    *lock = (Lock){0};
 }

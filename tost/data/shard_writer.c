@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/folder.h"
 #include "base/lock.h"
 #include "base/memory.h"
 #include "base/platform.h"
@@ -22,7 +23,6 @@ enum { MAX_SHARDS = 1000000 };  // SHARD_DIGITS digits, so that name order is to
 struct ShardWriter {
     char*    prefix;
     char*    folder;        // PREFIX.tmp
-    Folder   in;            // it, open
     Lock     lock;          // on it
     uint32_t vocab_size;
     uint64_t shard_tokens;
@@ -72,19 +72,16 @@ static bool lock_folder(ShardWriter* w, TostError* err) {
     bool made;
     LockResult result = LOCK_FAILED;
     do {
-        folder_close(&w->in);
         made = make_dirs(w->folder, err);
-        if (made && folder_open(&w->in, NULL, w->folder, err)) result = lock_take(&w->lock, &w->in, err);
+        if (made) result = lock_take(&w->lock, w->folder, err);
     } while (made && result == LOCK_FAILED && !path_exists(w->folder));
     if (made && result == LOCK_TAKEN) return true;
-    folder_close(&w->in);
     rmdir(w->folder);   // fails if it has files, such as the lock of another process
     return false;
 }
 
 static void unlock_folder(ShardWriter* w) {
     lock_release(&w->lock);
-    folder_close(&w->in);
     rmdir(w->folder);   // fails if it has other files, or a process has just locked it
 }
 
@@ -288,9 +285,7 @@ bool shard_writer_close(ShardWriter* w, uint64_t* tokens, int* shards, TostError
         ok = rename_shard(w, renamed, err);
         renamed += ok;
     }
-    char* dir = path_dir(w->prefix);
-    ok = ok && sync_dir(dir, err);
-    free(dir);
+    ok = ok && sync_parent(w->prefix, err);
     *tokens = w->total;
     *shards = w->shards;
     if (ok) w->shards = 0;  // nothing to remove

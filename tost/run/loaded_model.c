@@ -118,7 +118,6 @@ bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engin
                     && checkpoint_open(&m->weights, &m->info, path, "--model", err);
     free(path);
     if (!ok || (o->weights == WEIGHTS_EMA && !checkpoint_open_average(&m->weights, err))) return false;
-    if (err->text[0]) print_error(o, err);
     m->file = xstrdup(m->weights.path);
     m->tensors = tost_tensors(&m->info.config);
     return true;
@@ -130,7 +129,8 @@ bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int ma
                                        .comm = o->comm};
     m->model = m->engine->create(&m->info.config, &options, err);
     if (!m->model) return false;
-    const bool ok = checkpoint_load_params(m->engine, m->model, &m->tensors, &m->weights, err);
+    const CheckpointModel loaded = {m->engine, m->model, &m->tensors, NULL};
+    const bool ok = checkpoint_load_params(&loaded, &m->tensors, &m->weights, err);
     st_close(&m->weights);
     return ok || checkpoint_suggest_older(err, m->file, "--model");
 }

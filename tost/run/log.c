@@ -73,21 +73,22 @@ static bool find_end(off_t* keep, FILE* in, const char* path, int64_t resume_ste
     char* line = NULL;
     size_t cap = 0;
     int64_t last = -1, step = 0;
-    long long number = 1;
+    long long number = 1;   // of the line of step `last`
     ssize_t n = getline(&line, &cap, in);
     const bool is_log = n <= 0 || starts_log(line, (size_t)n);
     *keep = is_log && n > 0 && strcmp(line, header) == 0 ? n : 0;
     while (*keep && last < resume_step - 1 && (n = getline(&line, &cap, in)) > 0 && line[n - 1] == '\n') {
-        number++;
         step = row_step(line, (size_t)n);
         if (step < 0 || step >= resume_step) break;
         last = step;
+        number++;
         *keep += n;
     }
     free(line);
     if (!is_log) return foreign_log(path, err);
     if (ferror(in)) return tost_error(err, "%s: cannot be read: %s", path, strerror(errno));
-    if (step < 0) return tost_error(err, "%s: line %lld is not a row of numbers; %s", path, number, remedy);
+    if (step < 0) return tost_error(err, "%s: line %lld is not a row of numbers; %s", path, number + 1,
+                                     remedy);
     return last < 0 || last == resume_step - 1
         || tost_error(err, "%s: line %lld is step %lld, but the run resumes at step %lld: rows are missing; %s", path,
                       number, (long long)last, (long long)resume_step, remedy);
@@ -104,13 +105,6 @@ static bool cut(bool* empty, LogFile* log, int64_t resume_step, TostError* err) 
     return ok && (ftruncate(log->fd, keep) == 0
                   || tost_error(err, "%s: cannot be truncated to %lld bytes: %s", log->path, (long long)keep,
                                 strerror(errno)));
-}
-
-static bool sync_name(const LogFile* log, TostError* err) {   // so that the file's name survives a power failure
-    char* dir = path_dir(log->path);
-    const bool ok = sync_dir(dir, err);
-    free(dir);
-    return ok;
 }
 
 // Waits for the reader of a pipe until the run is to stop; what it has not taken by then is dropped.
@@ -150,7 +144,7 @@ static bool start(LogFile* log, int64_t resume_step, TostError* err) {
     if (log->regular && flock(log->fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         return being_written(log->path, err);
     if (log->regular && !cut(&empty, log, resume_step, err)) return false;
-    return (!empty || write_text(log, header, err)) && (!log->regular || sync_name(log, err));
+    return (!empty || write_text(log, header, err)) && (!log->regular || sync_parent(log->path, err));
 }
 
 static void drop(LogFile* log) {

@@ -16,8 +16,8 @@ typedef struct {
 } LogRow;
 
 // OUT/log.csv: header step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s; losses and norms with nine
-// decimals, val_loss empty if not measured. Each row is appended immediately. If the disk is full, the bytes not written
-// stay pending in memory and are written before the next row, so that no row is lost or duplicated.
+// decimals, val_loss empty if not measured. Each row is appended immediately. If the disk is full, the bytes that were
+// not written stay in memory and are written before the next row, so that no row is lost or duplicated.
 typedef struct {
     char*  path;        // NULL: closed
     int    fd;

@@ -32,10 +32,8 @@ typedef struct {
     int               n_resumed;
     char*             weights;         // model.safetensors to start from, or NULL
     StFile            weights_file;    // the same, open until the model has its parameters
-    TostError         weights_warning; // printed once they are loaded
     char *            out, *installed, *val_glob, *log_path;   // installed: path of the starter data
     char*             newest;          // the run of --resume without --out
-    Folder            folder;          // out
     Lock              lock;            // on out
     bool              replacing;       // --overwrite: the old run remains until the first checkpoint is saved
     DataSet *         data, *val;      // val: NULL without validation

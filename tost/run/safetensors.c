@@ -300,11 +300,9 @@ bool st_begins(const char* head, size_t n) {
     return header >= 2 && header <= HEADER_MAX && head[sizeof header] == '{';
 }
 
-bool st_open(StFile* f, const char* path, TostError* err) { return st_open_in(f, NULL, path, err); }
-
-bool st_open_in(StFile* f, const Folder* in, const char* name, TostError* err) {
-    *f = (StFile){.path = folder_path(in, name)};
-    f->fd = openat(folder_fd(in), name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);   // do not wait for the writer of a FIFO
+bool st_open(StFile* f, const char* path, TostError* err) {
+    *f = (StFile){.path = xstrdup(path)};
+    f->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);   // do not wait for the writer of a FIFO
     const int why = f->fd < 0 ? errno : 0;
     if (why) tost_error(err, "%s: cannot be opened: %s", f->path, strerror(why));
     else if (open_checked(f, err)) return true;
@@ -544,14 +542,9 @@ static bool write_failed(const StWriter* w, TostError* err) {
 
 bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tensors, const StMeta* meta,
               int n_meta, TostError* err) {
-    return st_begin_in(w, NULL, path, tensors, n_tensors, meta, n_meta, err);
-}
-
-bool st_begin_in(StWriter* w, const Folder* in, const char* name, const StTensor* tensors, int n_tensors,
-                 const StMeta* meta, int n_meta, TostError* err) {
     char* header = NULL;
     size_t n = 0;
-    *w = (StWriter){.in = in, .name = xstrdup(name), .path = folder_path(in, name)};
+    *w = (StWriter){.path = xstrdup(path)};
     FILE* memory = open_memstream(&header, &n);
     if (!memory) return tost_error(err, "%s: no memory for the header: %s", w->path, strerror(errno));
     bool ok = put_header(w, memory, tensors, n_tensors, meta, n_meta, err);
@@ -559,10 +552,8 @@ bool st_begin_in(StWriter* w, const Folder* in, const char* name, const StTensor
         ok = tost_error(err, "%s: no memory for the header: %s", w->path, strerror(errno));
     }
     if (ok) {
-        const int fd = openat(folder_fd(in), name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-        w->out = fd < 0 ? NULL : fdopen(fd, "wb");
+        w->out = fopen(path, "wbe");
         if (!w->out) ok = tost_error(err, "%s: cannot be created: %s", w->path, strerror(errno));
-        if (fd >= 0 && !w->out) close(fd);
     }
     if (ok) {
         uint64_t length = n;
@@ -594,7 +585,6 @@ bool st_append(StWriter* w, const void* data, size_t bytes, TostError* err) {
 }
 
 static void drop_writer(StWriter* w) {
-    free(w->name);
     free(w->path);
     *w = (StWriter){0};
 }
@@ -609,7 +599,7 @@ bool st_finish(StWriter* w, TostError* err) {
         if (!ok) write_failed(w, err);
     }
     if (fclose(w->out) != 0 && ok) ok = write_failed(w, err);
-    if (!ok) unlinkat(folder_fd(w->in), w->name, 0);
+    if (!ok) unlink(w->path);
     drop_writer(w);
     return ok;
 }
@@ -617,7 +607,7 @@ bool st_finish(StWriter* w, TostError* err) {
 void st_abandon(StWriter* w) {
     if (w->out) {  // otherwise st_begin did not create the file
         fclose(w->out);
-        unlinkat(folder_fd(w->in), w->name, 0);
+        unlink(w->path);
     }
     drop_writer(w);
 }

@@ -5,7 +5,6 @@
 
 #include <stdio.h>
 #include "base/error.h"
-#include "base/folder.h"
 
 enum { ST_MAX_DIMS = 8, ST_NAME_MAX = 160 };
 typedef enum { ST_F64, ST_F32, ST_F16, ST_BF16, ST_I64, ST_I32, ST_U8, ST_DTYPES } StDtype;
@@ -38,8 +37,7 @@ typedef struct {
 } StFile;
 
 bool            st_begins(const char* head, size_t n);                  // true if a file begins like a safetensors file
-bool            st_open(StFile* f, const char* path, TostError* err);   // on failure there is nothing to close
-bool            st_open_in(StFile* f, const Folder* in, const char* name, TostError* err);   // sets errno
+bool            st_open(StFile* f, const char* path, TostError* err);   // on failure sets errno; nothing to close
 void            st_close(StFile* f);
 const StTensor* st_find(const StFile* f, const char* name);             // NULL if absent
 const char*     st_meta(const StFile* f, const char* key);              // NULL if absent
@@ -57,8 +55,7 @@ bool st_crc32(const StFile* f, uint32_t* crc, TostError* err);          // of al
 // characters (U+0000, and U+00FF for 0xff), since JSON strings are Unicode, and reading restores it.
 
 typedef struct {
-    const Folder* in;             // of the file, or NULL
-    char *    name, *path;        // name: in that folder; path: for messages
+    char*     path;
     FILE*     out;
     uint64_t  expected, written;  // tensor bytes
     uint64_t  unsynced;           // bytes since the last fsync
@@ -69,8 +66,6 @@ typedef struct {
 // Uses name, dtype, ndim and shape of each tensor.
 bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tensors,
               const StMeta* meta, int n_meta, TostError* err);
-bool st_begin_in(StWriter* w, const Folder* in, const char* name, const StTensor* tensors, int n_tensors,
-                 const StMeta* meta, int n_meta, TostError* err);
 bool st_append(StWriter* w, const void* data, size_t bytes, TostError* err);
 bool st_finish(StWriter* w, TostError* err);  // writes the CRC, fsyncs, closes; removes the file on failure
 void st_abandon(StWriter* w);                 // closes and removes the file; allowed after any failure and after itself

@@ -46,41 +46,19 @@ static double probe_loss(Run* r) {
     return isfinite(loss) ? loss : batch_loss(r, last);
 }
 
-// Replaces the folder `from` at the beginning of a path.
-static void move_path(char** path, const char* from, const char* to) {
-    size_t n = strlen(from);
-    while (n > 1 && from[n - 1] == '/') n--;
-    if (strncmp(*path, from, n) != 0 || (*path)[n] != '/') return;
-    char* moved = path_join(to, *path + n + 1);
-    free(*path);
-    *path = moved;
+static CheckpointModel checkpoint_model(const Run* r) {
+    return (CheckpointModel){r->engine, r->model, &r->tensors, r->comm};
 }
 
-// If the run folder was moved, the run continues there. False if it was removed.
-static bool follow_folder(Run* r, TostError* err) {
-    const FolderState state = folder_check(&r->folder);
-    if (state == FOLDER_REMOVED)
-        return tost_error(err, "%s was removed while the run was using it: stopped after step %lld, which is not saved",
-                          r->out, (long long)r->info.step);
-    if (state == FOLDER_SAME) return true;
-    run_warn(r, "%s was moved: the run continues in %s", r->out, r->folder.path);
-    move_path(&r->log_path, r->out, r->folder.path);
-    move_path(&r->log.path, r->out, r->folder.path);
-    free(r->out);
-    r->out = xstrdup(r->folder.path);
-    return true;
-}
-
-// Saves a checkpoint. With --overwrite, the first one replaces the old run.
+// Saves a checkpoint and removes old ones. With --overwrite, the first one replaces the old run.
 static bool save(Run* r, TostError* err) {
-    if (!r->replacing)
-        return checkpoint_save(&r->folder, &r->info, r->engine, r->model, &r->tensors, (int)r->o.keep, err);
-    if (!checkpoint_save_replacement(&r->folder, &r->info, r->engine, r->model, &r->tensors, err)) return false;
-    r->replacing = !run_finish_replacement(r, err);
-    if (r->replacing)   // the next save tries again
-        tost_error(err, "step %lld is saved, but the old run could not be removed: %s", (long long)r->info.step,
-                   err->text);
-    else err->text[0] = 0;
+    const CheckpointModel m = checkpoint_model(r);
+    if (!checkpoint_save(r->out, r->replacing ? SAVE_REPLACEMENT : SAVE_STEP, &r->info, &m, err)) return false;
+    const bool removed = r->replacing ? run_finish_replacement(r, err)
+                                      : checkpoint_prune(r->out, r->info.step, (int)r->o.keep, err);
+    if (removed) r->replacing = false;
+    else   // the next save tries again
+        run_warn(r, "step %lld is saved, but older files could not be removed: %s", (long long)r->info.step, err->text);
     return true;
 }
 
@@ -88,10 +66,6 @@ static bool save(Run* r, TostError* err) {
 static bool save_run(Run* r, double loss, bool last, TostError* err) {
     const bool unvalidated = r->info.unvalidated_row != NULL;
     TostError reason;
-    if (!follow_folder(r, err)) return false;
-    if (!lock_keep(&r->lock, err))
-        return tost_error(err, "run.lock was removed and %s; stopped after step %lld, which is not saved", err->text,
-                          (long long)r->info.step);
     if (!isfinite(loss)) {
         tost_error(err, "after step %lld the loss is %g: not saved; %s", (long long)r->info.step, fabs(loss),
                    (last ? divergence_hint(r, "") : resume_hint(r)).text);
@@ -100,11 +74,10 @@ static bool save_run(Run* r, double loss, bool last, TostError* err) {
     }
     const bool ok = log_sync(&r->log, &reason) && save(r, &reason);
     // A failed save may still have completed the checkpoint.
-    if (ok || (r->saved_step != r->info.step && checkpoint_exists(&r->folder, r->info.step))) {
+    if (ok || (r->saved_step != r->info.step && checkpoint_exists(r->out, r->info.step))) {
         r->saved_step = r->info.step;
         r->saved_unvalidated = unvalidated;
     }
-    if (ok && reason.text[0]) run_warn(r, "%s", reason.text);   // an old checkpoint could not be removed
     return ok || write_failed(r, &reason, last, err);
 }
 
@@ -133,7 +106,10 @@ static bool save_together(Run* r, bool (*save)(Run* r, double loss, bool last, T
     if (comm_rank(r->comm) == 0) {
         ok = save(r, loss, last, err);
         checkpoint_end_save(r->comm);
-    } else checkpoint_send_moments(r->comm, r->engine, r->model, &r->tensors);
+    } else {
+        const CheckpointModel m = checkpoint_model(r);
+        checkpoint_send_moments(&m);
+    }
     run_share_saved(r);
     return run_agree(r, ok, err);
 }
@@ -146,8 +122,9 @@ bool run_save(Run* r, bool last, TostError* err) {
 static bool save_best(Run* r, double loss, bool last, TostError* err) {
     TostError reason;
     if (r->replacing && !save_run(r, loss, last, err)) return false;   // it would replace the old run's best
-    if (r->replacing || !follow_folder(r, err)) return r->replacing;
-    if (!checkpoint_save_best(&r->folder, &r->info, r->engine, r->model, &r->tensors, &reason))
+    if (r->replacing) return true;
+    const CheckpointModel m = checkpoint_model(r);
+    if (!checkpoint_save(r->out, SAVE_BEST, &r->info, &m, &reason))
         return write_failed(r, &reason, last, err);
     r->best_saved = r->info.val_loss;
     return true;
@@ -174,7 +151,6 @@ void run_find_best(Run* r) {
 bool run_log_step(Run* r, const LogRow* row, TostError* err) {
     TostError reason;
     if (comm_rank(r->comm) != 0) return true;
-    if (!follow_folder(r, err)) return false;
     const bool was_failing = r->log_failing;
     r->log_failing = !log_row(&r->log, row, &reason);
     if (!r->log_failing) {

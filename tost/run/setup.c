@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/folder.h"
 #include "base/memory.h"
 #include "init.h"
 #include "run/run.h"
@@ -25,7 +26,9 @@ bool run_is_finished(const Run* r) {
 }
 
 static bool run_exists(const Run* r, TostError* err) {
-    if (!checkpoint_is_complete(&r->folder))
+    char* newest = checkpoint_newest(r->out);
+    free(newest);
+    if (!newest)
         return tost_error(err, "--out %s contains a run without a complete checkpoint: --overwrite starts the run over",
                           r->out);
     return tost_error(err, "--out %s already contains a run: --resume continues it, --overwrite replaces it", r->out);
@@ -39,14 +42,14 @@ static bool check_paths(const Options* o, TostError* err) {
                           "are not too long", o->out, strlen(o->out), longest);
     if (o->out && checkpoint_is_folder(o->out)) {
         char* run = path_dir(o->out);
-        if (checkpoint_is_name(o->out))
+        if (checkpoint_is_name(o->out, NULL, NULL))
             tost_error(err, "--out %s is a checkpoint: give the folder of its run, %s, or a new one", o->out, run);
         else tost_error(err, "--out %s contains weights but no run: --init %s starts a run from them; "
                         "dev/reference/convert.py --run converts a PyTorch checkpoint to a run", o->out, o->out);
         free(run);
         return false;
     }
-    return !o->log || !checkpoint_is_name(o->log)
+    return !o->log || !checkpoint_is_name(o->log, NULL, NULL)
            || tost_error(err, "--log %s is the name of a checkpoint: give another name", o->log);
 }
 
@@ -56,7 +59,6 @@ static bool open_weights(CheckpointInfo* info, Run* r, TostError* err) {
     if (!checkpoint_open(&r->weights_file, info, o->resume ? r->out : o->init, o->resume ? NULL : "--init", err))
         return false;
     r->weights = xstrdup(r->weights_file.path);
-    r->weights_warning = *err;
     return true;
 }
 
@@ -64,7 +66,7 @@ static bool open_weights(CheckpointInfo* info, Run* r, TostError* err) {
 static bool find_resumed(Run* r, TostError* err) {
     Options* o = &r->o;
     bool is_run = true;
-    if (comm_rank(r->comm) == 0 && !checkpoint_is_run(&is_run, &r->folder, err)) return false;
+    if (comm_rank(r->comm) == 0 && !checkpoint_is_run(&is_run, r->out, err)) return false;
     if (!is_run)
         return tost_error(err, "--resume --out %s: there is no run in this folder; leave out --resume to start one",
                           r->out);
@@ -90,8 +92,8 @@ static bool find_resumed(Run* r, TostError* err) {
 // A new run, from random weights or those of --init.
 static bool find_fresh(Run* r, TostError* err) {
     Options* o = &r->o;
-    bool is_run;
-    if (!checkpoint_is_run(&is_run, &r->folder, err)) return false;
+    bool is_run = false;
+    if (o->out && comm_rank(r->comm) == 0 && !checkpoint_is_run(&is_run, r->out, err)) return false;
     if (is_run && !o->overwrite) return run_exists(r, err);
     if (o->out || o->log) r->log_path = log_path(r);
     if (comm_rank(r->comm) == 0 && r->log_path && !log_check_fresh(r->log_path, o->overwrite, err)) return false;
@@ -108,9 +110,8 @@ bool run_find(Run* r, TostError* err) {
     const char* out = r->o.out;
     if (!check_paths(&r->o, err)) return false;
     if (out) r->out = xstrdup(out);   // otherwise claim_folder chooses a numbered folder
-    if (out && comm_rank(r->comm) == 0 && is_dir(out) && !folder_open(&r->folder, NULL, out, err))
-        return tost_error(err, "%s--out %s", r->o.resume ? "--resume " : "", err->text);
-    const LockResult lock = r->folder.path ? lock_take(&r->lock, &r->folder, &lock_error) : LOCK_TAKEN;
+    const bool locks = out && comm_rank(r->comm) == 0 && is_dir(out);
+    const LockResult lock = locks ? lock_take(&r->lock, out, &lock_error) : LOCK_TAKEN;
     if (lock == LOCK_BUSY) return tost_error(err, "%s", lock_error.text);
     if (!(r->o.resume ? find_resumed(r, err) : find_fresh(r, err))) return false;
     return lock == LOCK_TAKEN || run_is_finished(r) || tost_error(err, "%s", lock_error.text);
@@ -242,8 +243,8 @@ static bool open_tokenizer(Run* r, TostError* err) {
 static bool load_average(Run* r, TostError* err) {
     bool exists = false;
     if (r->o.ema == 0) return true;
-    if (r->o.resume
-        && !checkpoint_load_average(&exists, r->engine, r->model, &r->tensors, &r->weights_file, err)) return false;
+    const CheckpointModel m = {r->engine, r->model, &r->tensors, NULL};
+    if (r->o.resume && !checkpoint_load_average(&exists, &m, &r->weights_file, err)) return false;
     for (int i = 0; !exists && i < r->tensors.count; i++) {
         const TostTensor* t = &r->tensors.tensor[i];
         float* values = xmalloc(t->size * sizeof *values);
@@ -266,12 +267,12 @@ static bool create_model(Run* r, TostError* err) {
     }
     const StFile* file = &r->weights_file;
     TostTensors stored = tost_tensors(r->o.resume ? &r->o.config : &r->init.config);
-    const bool ok = checkpoint_load_extended(r->engine, r->model, &r->tensors, &stored, file, err)
-                    && (!r->o.resume || checkpoint_load_moments(r->engine, r->model, &r->tensors, file, err))
+    const CheckpointModel m = {r->engine, r->model, &r->tensors, NULL};
+    const bool ok = checkpoint_load_params(&m, &stored, file, err)
+                    && (!r->o.resume || checkpoint_load_moments(&m, file, err))
                     && load_average(r, err);
     tost_tensors_free(&stored);
     st_close(&r->weights_file);   // so that its disk space can be freed
-    if (ok && r->weights_warning.text[0]) run_warn(r, "%s", r->weights_warning.text);
     return ok || checkpoint_suggest_older(err, r->weights, r->o.resume ? NULL : "--init");
 }
 
@@ -283,15 +284,13 @@ static bool claim_folder(size_t* existing, Run* r, TostError* err) {
         if (!r->out) r->out = checkpoint_next_run("out", tost_preset_at(o->preset)->name);
         *existing = existing_dirs(r->out);
         if (!make_dirs(r->out, err)) return false;
-        if (!r->folder.path && !folder_open(&r->folder, NULL, r->out, err)) return false;
-        const LockResult lock = r->lock.path ? LOCK_TAKEN : lock_take(&r->lock, &r->folder, err);
+        const LockResult lock = r->lock.path ? LOCK_TAKEN : lock_take(&r->lock, r->out, err);
         bool is_run = false;
-        if (lock == LOCK_FAILED || !checkpoint_is_run(&is_run, &r->folder, err)) return false;
+        if (lock == LOCK_FAILED || !checkpoint_is_run(&is_run, r->out, err)) return false;
         const bool taken = is_run && !o->resume && !o->overwrite;
         if (lock == LOCK_TAKEN && !taken) return true;
         if (o->out) return lock == LOCK_TAKEN ? run_exists(r, err) : false;
         lock_release(&r->lock);
-        folder_close(&r->folder);
         free(r->out);
         r->out = NULL;
     }
@@ -306,21 +305,17 @@ static char* log_target(const Run* r) {
 }
 
 bool run_finish_replacement(Run* r, TostError* err) {
-    char *target = log_target(r), *new_log = xasprintf("%s.new", target), *dir = path_dir(target);
+    char *target = log_target(r), *new_log = xasprintf("%s.new", target);
     const char* from = r->log.path ? r->log.path : new_log;
     const bool rename_log = r->log.path ? r->log.regular && strcmp(from, r->log_path) != 0 : path_exists(new_log);
-    bool ok = true;
-    if (rename_log && rename(from, target) != 0)
-        ok = tost_error(err, "%s: cannot be renamed to %s: %s", from, target, strerror(errno));
-    else if (rename_log) ok = sync_dir(dir, err);
+    bool ok = !rename_log || rename_synced(from, target, err);
     if (ok && rename_log && r->log.path) {
         free(r->log.path);
         r->log.path = xstrdup(r->log_path);
     }
-    free(dir);
     free(new_log);
     free(target);
-    return ok && checkpoint_finish_replacement(&r->folder, err);
+    return ok && checkpoint_finish_replacement(r->out, err);
 }
 
 static bool is_stream(const char* path) {   // a device or a pipe
@@ -332,9 +327,9 @@ static bool is_stream(const char* path) {   // a device or a pipe
 static bool start_log(Run* r, TostError* err) {
     const int64_t first = r->o.resume ? r->info.step - (r->info.unvalidated_row != NULL) : -1;
     bool is_run, interrupted;
-    if (!checkpoint_has_replacement(&interrupted, &r->folder, err)) return false;
+    if (!checkpoint_has_replacement(&interrupted, r->out, err)) return false;
     if (interrupted && !run_finish_replacement(r, err)) return false;
-    if (!checkpoint_is_run(&is_run, &r->folder, err)) return false;
+    if (!checkpoint_is_run(&is_run, r->out, err)) return false;
     const bool replaces = r->o.overwrite && (is_run || path_exists(r->log_path));
     char* target = log_target(r);
     char* path = replaces && !is_stream(target) ? xasprintf("%s.new", target) : xstrdup(r->log_path);
@@ -343,7 +338,7 @@ static bool start_log(Run* r, TostError* err) {
     if (r->replacing)
         progress_text(&r->progress, "%-11sthe first checkpoint replaces the run in %s; until then the log is %s",
                       "overwrite", r->out, path);
-    else if (ok && replaces) ok = checkpoint_clear(&r->folder, err) && run_finish_replacement(r, err);
+    else if (ok && replaces) ok = checkpoint_clear(r->out, err) && run_finish_replacement(r, err);
     free(target);
     free(path);
     return ok;
@@ -369,7 +364,6 @@ static bool open_folder(Run* r, TostError* err) {
 
 bool run_set_up(Run* r, TostError* err) {
     Options* o = &r->o;
-    r->info.comm = r->comm;
     r->info.average = o->ema > 0;
     if (!run_agree(r, open_data(r, err) && open_tokenizer(r, err), err)) return false;
     if (!o->resume) {
@@ -404,7 +398,6 @@ bool run_set_up(Run* r, TostError* err) {
 
 void run_free(Run* r) {
     lock_release(&r->lock);
-    folder_close(&r->folder);
     if (r->weights_file.path) st_close(&r->weights_file);
     if (r->model) r->engine->destroy(r->model);
     if (r->data) data_close(r->data);

@@ -999,12 +999,14 @@ static CheckpointInfo info_of(int64_t step) {
     };
 }
 
+static CheckpointModel model_of(const TostModel* m) {
+    return (CheckpointModel){&fake, (TostModel*)m, &m->tensors, NULL};
+}
+
 static bool save_info(const char* run, const CheckpointInfo* info, const TostModel* m, int keep, TostError* err) {
-    Folder folder;
-    if (!make_dirs(run, err) || !folder_open(&folder, NULL, run, err)) return false;
-    const bool ok = checkpoint_save(&folder, info, &fake, m, &m->tensors, keep, err);
-    folder_close(&folder);
-    return ok;
+    const CheckpointModel model = model_of(m);
+    return make_dirs(run, err) && checkpoint_save(run, SAVE_STEP, info, &model, err)
+           && checkpoint_prune(run, info->step, keep, err);
 }
 
 static void save(const char* run, const TostModel* m, int64_t step, int keep) {
@@ -1023,7 +1025,8 @@ static bool read_info(CheckpointInfo* info, const char* path, TostError* err) {
 static bool load_params(TostModel* m, const char* file, TostError* err) {
     StFile f;
     if (!st_open(&f, file, err)) return false;
-    const bool ok = checkpoint_load_params(&fake, m, &m->tensors, &f, err);
+    const CheckpointModel model = model_of(m);
+    const bool ok = checkpoint_load_params(&model, &m->tensors, &f, err);
     st_close(&f);
     return ok;
 }
@@ -1031,7 +1034,8 @@ static bool load_params(TostModel* m, const char* file, TostError* err) {
 static bool load_moments(TostModel* m, const char* file, TostError* err) {
     StFile f;
     if (!st_open(&f, file, err)) return false;
-    const bool ok = checkpoint_load_moments(&fake, m, &m->tensors, &f, err);
+    const CheckpointModel model = model_of(m);
+    const bool ok = checkpoint_load_moments(&model, &f, err);
     st_close(&f);
     return ok;
 }
@@ -1049,8 +1053,8 @@ static void check_found(Checks* c, const char* path, int64_t step, const TostMod
                err.text))
         return;
     TostModel* m = fake_new(tiny);
-    bool ok = checkpoint_load_params(&fake, m, &m->tensors, &f, &err)
-           && checkpoint_load_moments(&fake, m, &m->tensors, &f, &err);
+    const CheckpointModel model = model_of(m);
+    bool ok = checkpoint_load_params(&model, &m->tensors, &f, &err) && checkpoint_load_moments(&model, &f, &err);
     if (check(c, ok, "%s: %s", what, err.text)) {
         check(c, info.step == step, "%s: expected step %d, got %d", what, (int)step, (int)info.step);
         check(c, same_state(m, saved, TOST_PARAM) && same_moments(m, saved), "%s: the loaded values differ", what);
@@ -1119,11 +1123,8 @@ static void check_find_refused(Checks* c, const char* path, const char* expected
 
 static bool is_run(const char* path) {
     TostError err;
-    Folder folder;
     bool result = false;
-    must(folder_open(&folder, NULL, path, &err) && checkpoint_is_run(&result, &folder, &err), "checkpoint_is_run",
-         &err);
-    folder_close(&folder);
+    must(checkpoint_is_run(&result, path, &err), "checkpoint_is_run", &err);
     return result;
 }
 
@@ -1159,11 +1160,8 @@ static void test_find(Checks* c) {
     check_found(c, gone, 99999999, m, "the file itself");
     char* note = path_join(run, "note.txt");
     write_text(note, "mine");
-    Folder open_run;
-    must(folder_open(&open_run, NULL, run, &err), "folder_open", &err);
-    check(c, checkpoint_clear(&open_run, &err) && !is_run(run) && path_exists(note),
+    check(c, checkpoint_clear(run, &err) && !is_run(run) && path_exists(note),
           "checkpoint_clear must remove only checkpoints");
-    folder_close(&open_run);
     must(remove(note) == 0, "remove", NULL);
     char* log = path_join(run, "log.csv");
     write_text(log, "");
@@ -1301,136 +1299,37 @@ static void test_killed(Checks* c) {
     drop_folder(dir);
 }
 
-// A checkpoint whose folder was renamed is used and pruned by the step in its metadata.
-static void test_renamed(Checks* c) {
-    TostError err;
-    CheckpointInfo info;
-    char *dir = new_folder(), *two = path_join(dir, "step_00000002"), *far = path_join(dir, "step_00000099");
-    TostModel* m = fake_new(tiny);
-    for (int64_t step = 1; step <= 3; step++) {
-        fake_fill(m, (float)step);
-        save(dir, m, step, 0);
-    }
-    must(rename(two, far) == 0, "rename", NULL);
-    check_found(c, dir, 3, m, "a renamed folder");
-    check(c, read_info(&info, dir, &err) && strstr(err.text, "step_00000099 contains step 2"), "warning: %s", err.text);
-    checkpoint_info_free(&info);
-    save(dir, m, 4, 2);
-    check_listing(c, dir, "step_00000003 step_00000004 ", "a renamed folder is pruned");
-    char *four = path_join(dir, "step_00000004"), *zero = path_join(dir, "step_00000000");
-    must(rename(four, zero) == 0, "rename", NULL);
-    check_found(c, dir, 4, m, "the newest checkpoint under a smaller number");
-    save(dir, m, 5, 0);
-    char* six = path_join(dir, "step_00000006");
-    must(rename(zero, six) == 0, "rename", NULL);
-    save(dir, m, 6, 0);
-    check_listing(c, dir, "step_00000003 step_00000004 step_00000005 step_00000006 ",
-                  "a checkpoint that has the name of a new one");
-    free(six);
-    char* paths[] = {two, far, four, zero};
-    for (size_t i = 0; i < countof(paths); i++) free(paths[i]);
-    fake_free(m);
-    drop_folder(dir);
-}
-
-// A run folder that is renamed during a run while another folder gets its name, and that is then removed.
-static void test_moved(Checks* c) {
-    TostError err;
-    Folder folder;
-    Lock lock, other;
-    char *dir = new_folder(), *old = path_join(dir, "old"), *new = path_join(dir, "new");
-    TostModel* m = fake_new(tiny);
-    CheckpointInfo info = info_of(2);
-    save(old, m, 1, 0);
-    must(folder_open(&folder, NULL, old, &err) && lock_take(&lock, &folder, &err) == LOCK_TAKEN, "lock", &err);
-    check(c, folder_check(&folder) == FOLDER_SAME && strcmp(folder.path, old) == 0, "a folder that is not moved");
-    must(rename(old, new) == 0 && mkdir(old, 0777) == 0, "rename", NULL);
-    Folder there;
-    must(folder_open(&there, NULL, old, &err), "folder_open", &err);
-    check(c, lock_take(&other, &there, &err) == LOCK_TAKEN, "the new folder can be locked: %s", err.text);
-    check(c, checkpoint_save(&folder, &info, &fake, m, &m->tensors, 1, &err), "a save: %s", err.text);
-    lock_release(&lock);
-    check_listing(c, old, "run.lock ", "the folder that has the old name");
-    check_listing(c, new, "step_00000002 ", "the moved folder");
-    check(c, folder_check(&folder) == FOLDER_MOVED && strcmp(folder.path, new) == 0, "moved to %s", folder.path);
-    // the lock file is removed by the user
-    must(lock_take(&lock, &folder, &err) == LOCK_TAKEN && unlinkat(folder.fd, "run.lock", 0) == 0, "lock", &err);
-    check(c, lock_keep(&lock, &err), "the lock is taken again: %s", err.text);
-    must(unlinkat(folder.fd, "run.lock", 0) == 0, "unlinkat", NULL);
-    Lock second;
-    check(c, lock_take(&second, &folder, &err) == LOCK_TAKEN && !lock_keep(&lock, &err) && strstr(err.text, "in use"),
-          "another process took the lock");
-    lock_release(&lock);
-    check_listing(c, new, "run.lock step_00000002 ", "the lock file of the other process remains");
-    lock_release(&second);
-    lock_release(&other);
-    must(remove_tree(new, &err), "remove_tree", &err);
-    check(c, folder_check(&folder) == FOLDER_REMOVED, "a removed folder");
-    bool ok = checkpoint_save(&folder, &info, &fake, m, &m->tensors, 1, &err);
-    check_refused(c, ok, &err, "step_00000002.tmp", "a save to a removed folder");
-    folder_close(&folder);
-    folder_close(&there);
-    fake_free(m);
-    free(old);
-    free(new);
-    drop_folder(dir);
-}
-
 // The first checkpoint of a run that replaces another one.
 static void test_replacement(Checks* c) {
     TostError err;
-    Folder folder;
     char* dir = new_folder();
     TostModel *old = fake_new(tiny), *new = fake_new(tiny);
     fake_fill(old, 1);
     fake_fill(new, 2);
     for (int64_t step = 3; step <= 9; step += 6) {   // 9: the old run has a checkpoint of the same step
         const CheckpointInfo info = info_of(step);
+        const CheckpointModel model = model_of(new);
         bool has;
         save(dir, old, 8, 0);
         save(dir, old, 9, 0);
-        must(folder_open(&folder, NULL, dir, &err), "folder_open", &err);
-        check(c, checkpoint_finish_replacement(&folder, &err), "nothing to finish: %s", err.text);
-        check(c, checkpoint_has_replacement(&has, &folder, &err) && !has, "no replacement");
+        check(c, checkpoint_finish_replacement(dir, &err), "nothing to finish: %s", err.text);
+        check(c, checkpoint_has_replacement(&has, dir, &err) && !has, "no replacement");
         check_found(c, dir, 9, old, "before the replacement");
-        bool ok = checkpoint_save_replacement(&folder, &info, &fake, new, &new->tensors, &err);
+        bool ok = checkpoint_save(dir, SAVE_REPLACEMENT, &info, &model, &err);
         char* listed = xasprintf("%sstep_00000008 step_00000009 %s", step < 8 ? "step_00000003.new " : "",
                                  step < 8 ? "" : "step_00000009.new ");
         check(c, ok, "save_replacement: %s", err.text);
         check_listing(c, dir, listed, "after the replacement is saved");
         free(listed);
         check_found(c, dir, step, new, "the replacement counts");
-        check(c, checkpoint_has_replacement(&has, &folder, &err) && has, "a replacement");
-        check(c, checkpoint_finish_replacement(&folder, &err), "finish: %s", err.text);
+        check(c, checkpoint_has_replacement(&has, dir, &err) && has, "a replacement");
+        check(c, checkpoint_finish_replacement(dir, &err), "finish: %s", err.text);
         check_listing(c, dir, step < 8 ? "step_00000003 " : "step_00000009 ", "after the replacement");
         check_found(c, dir, step, new, "after the replacement");
-        check(c, checkpoint_clear(&folder, &err), "clear: %s", err.text);
-        folder_close(&folder);
+        check(c, checkpoint_clear(dir, &err), "clear: %s", err.text);
     }
     fake_free(old);
     fake_free(new);
-    drop_folder(dir);
-}
-
-// NFS renames a removed file that a process has open to .nfs…, so that its folder cannot be removed.
-static void test_nfs_leftovers(Checks* c) {
-    TostError err;
-    char *dir = new_folder(), *stale = path_join(dir, "step_00000001.tmp"), *left = path_join(stale, ".nfs0001");
-    TostModel* m = fake_new(tiny);
-    CheckpointInfo info = info_of(2);
-    must(mkdir(stale, 0777) == 0, "mkdir", NULL);
-    write_text(left, "");
-    check(c, save_info(dir, &info, m, 1, &err) && !err.text[0], "a file in use: %s", err.text);
-    check_listing(c, dir, "step_00000001.tmp step_00000002 ", "a file in use");
-    info = info_of(1);
-    check(c, save_info(dir, &info, m, 0, &err) && !err.text[0], "a folder in use: %s", err.text);
-    check_listing(c, dir, "step_00000001 step_00000002 ", "a folder in use");
-    free(left);
-    left = step_path(dir, 1, ".nfs0001");
-    must(remove(left) == 0, "remove", NULL);
-    free(left);
-    free(stale);
-    fake_free(m);
     drop_folder(dir);
 }
 
@@ -1461,7 +1360,8 @@ static void test_readers(Checks* c) {
             continue;
         }
         fake_fill(m, (float)info.step);
-        if (!checkpoint_load_params(&fake, is, &is->tensors, &f, &err)) failed++;
+        const CheckpointModel model = model_of(is);
+        if (!checkpoint_load_params(&model, &is->tensors, &f, &err)) failed++;
         else differ += !same_state(is, m, TOST_PARAM);
         checkpoint_info_free(&info);
         st_close(&f);
@@ -1699,11 +1599,11 @@ static const Damage damages[] = {
     {"a missing tensor", "model", DROP, "transformer.h.1.attn.temp", "", "info", "h.1.attn.temp' is missing"},
     {"no wte", "model", DROP, "transformer.wte.weight", "", "info", "wte.weight' is missing"},
     {"a missing bias", "model", DROP, "transformer.h.0.mlp.c_fc.bias", "", "info", "c_fc.bias' is missing"},
-    {"no final bias", "model", DROP, "transformer.ln_f.bias", "", "info", "bias 1, but the tensors have 0"},
+    {"no final bias", "model", DROP, "transformer.ln_f.bias", "", "info", "'bias' is '1', expected the size"},
     {"an unknown tensor", "model", COPY, "transformer.ln_f.bias", "head.bias",
      "info", "'head.bias' does not belong"},
     {"an extra layer", "model", COPY, "transformer.ln_f.bias", "transformer.h.2.ln_1.bias",
-     "info", "n_layer 2, but the tensors have 3"},
+     "info", "'n_layer' is '2', expected the size"},
     {"a renamed tensor", "model", RENAME, "transformer.h.1.gamma1", "transformer.h.1.gamma3",
      "info", "h.1.gamma1' is missing"},
     {"a wrong shape", "model", SHAPE, "transformer.h.1.mlp.c_fc.bias", "",
@@ -1711,15 +1611,15 @@ static const Damage damages[] = {
     {"an extra dimension", "model", SPLIT, "transformer.h.0.gamma2", "",
      "info", "has shape (4, 1), expected (4)"},
     {"wte of three dimensions", "model", SPLIT, "transformer.wte.weight", "", "info", "has shape (7, 4, 1)"},
-    {"another vocabulary", "model", SHAPE, "transformer.wte.weight", "", "info", "vocab_size 7, but the tensors"},
-    {"another block size", "model", SHAPE, "transformer.wpe.weight", "", "info", "block_size 3, but the tensors"},
+    {"another vocabulary", "model", SHAPE, "transformer.wte.weight", "", "info", "'vocab_size' is '7', expected the size"},
+    {"another block size", "model", SHAPE, "transformer.wpe.weight", "", "info", "'block_size' is '3', expected the size"},
     {"integers", "model", TO_I32, "transformer.h.1.gamma2", "", "info", "is I32"},
-    {"heads that do not divide", "model", SHAPE, "transformer.h.0.attn.temp", "", "info", "n_head 2, but the tensors"},
+    {"heads that do not divide", "model", SHAPE, "transformer.h.0.attn.temp", "", "info", "'n_head' is '2', expected the size"},
     {"an equal lm_head", "model", COPY, "transformer.wte.weight", "lm_head.weight", NULL, NULL},
     {"another lm_head", "model", COPY, "transformer.wpe.weight", "lm_head.weight",
      "info", "lm_head.weight' has shape"},
     {"a newer format", "model", META, "format_version", "2", "info", "format_version 2"},
-    {"another config", "model", META, "n_layer", "3", "info", "n_layer 3, but the tensors have 2"},
+    {"another config", "model", META, "n_layer", "3", "info", "'n_layer' is '3', expected the size"},
     {"no step", "model", META, "step", NULL, "info", "no 'step'"},
     {"a negative step", "model", META, "step", "-1", "info", "'step' is '-1'"},
     {"a step with other characters", "model", META, "step", "7x", "info", "'step' is '7x'"},
@@ -1728,8 +1628,8 @@ static const Damage damages[] = {
     {"a seed over 64 bits", "model", META, "seed", "18446744073709551616", "info", "'seed'"},
     {"no loss", "model", META, "best_val_loss", "low", "info", "'best_val_loss' is 'low'"},
     {"a negative number of skipped steps", "model", META, "skipped", "-1", "info", "'skipped' is '-1'"},
-    {"more steps skipped than done", "model", META, "skipped", "99999999", "info", "99999999 steps skipped"},
-    {"losses that are not numbers", "model", META, "last_losses", "1 x", "info", "'last_losses' is '1 x…'"},
+    {"more steps skipped than done", "model", META, "skipped", "99999999", "info", "more steps validated or skipped"},
+    {"losses that are not numbers", "model", META, "last_losses", "1 x", "info", "'last_losses' is '1 x'"},
     {"norms that are not finite", "model", META, "last_grad_norms", "nan", "info", "'last_grad_norms'"},
     {"a malformed hash", "model", META, "tokenizer_hash", "c0ffeez", "info", "'tokenizer_hash'"},
     {"no config", "model", META, "bias", NULL, "info", "no 'bias'"},
@@ -1750,7 +1650,7 @@ static const Damage damages[] = {
      "moments", "option.lr is '1', but '0.003'"},
     {"moments without an option", "optimizer", META, "option.lr", NULL,
      "moments", "option.lr is '0.003', but ''"},
-    {"moments without metadata", "optimizer", META, NULL, NULL, "moments", "no 'step'"},
+    {"moments without metadata", "optimizer", META, NULL, NULL, "moments", "different checkpoints"},
     {"flipped moments", "optimizer", FLIP, "", "", "moments", "CRC-32"},
     {"moments cut short", "optimizer", CUT, "", "", "moments", "optimizer.safetensors"},
     {"no moments", "optimizer", REMOVE, "", "", "moments", "optimizer.safetensors"},
@@ -2050,10 +1950,7 @@ int main(void) {
     test_newest_run(&c);
     test_keep(&c);
     test_killed(&c);
-    test_renamed(&c);
-    test_moved(&c);
     test_replacement(&c);
-    test_nfs_leftovers(&c);
     test_readers(&c);
     test_save_fails(&c);
     test_damage(&c);

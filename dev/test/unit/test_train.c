@@ -283,12 +283,10 @@ static void check_same(Checks* c, const char* a, const char* b, int step, const 
     free(second);
 }
 
+static CheckpointModel checkpoint_model(TostModel* m) { return (CheckpointModel){&toy, m, &m->tensors, NULL}; }
+
 static bool saved(const char* run, int step) {
-    Folder folder;
-    TostError err;
-    const bool exists = folder_open(&folder, NULL, run, &err) && checkpoint_exists(&folder, step);
-    folder_close(&folder);
-    return exists;
+    return checkpoint_exists(run, step);
 }
 
 // Row `step` of a run's log; step -1 if there is none.
@@ -582,20 +580,19 @@ static void test_open_row_damaged(Checks* c) {
     TostError err;
     CheckpointInfo info;
     StFile file;
-    Folder odd;
     const char* path = "reference/step_00000006";
     must(checkpoint_open(&file, &info, path, "--model", &err), "checkpoint_open", &err);
     TostModel* m = toy_create(&info.config, NULL, &err);
-    must(checkpoint_load_params(&toy, m, &m->tensors, &file, &err), "checkpoint_load_params", &err);
+    const CheckpointModel model = checkpoint_model(m);
+    must(checkpoint_load_params(&model, &m->tensors, &file, &err), "checkpoint_load_params", &err);
     st_close(&file);
-    must(make_dirs("odd", &err) && folder_open(&odd, NULL, "odd", &err), "odd", &err);
+    must(mkdir("odd", 0777) == 0, "odd", NULL);
     for (size_t i = 0; i < countof(rows); i++) {
         info.unvalidated_row = rows[i];
-        must(checkpoint_save(&odd, &info, &toy, m, &m->tensors, 0, &err), "checkpoint_save", &err);
+        must(checkpoint_save("odd", SAVE_STEP, &info, &model, &err), "checkpoint_save", &err);
         check_run(c, run("--resume --out odd"), 1, 1, "__metadata__ 'open_row' is not a log row of step 5", rows[i]);
     }
     info.unvalidated_row = NULL;
-    folder_close(&odd);
     checkpoint_info_free(&info);
     toy_destroy(m);
 }
@@ -653,17 +650,10 @@ static void test_lock(Checks* c) {
     check_same(c, "alone", "killed", 12, "resumed after a kill");
 
     Lock lock = {0};
-    Folder folder;
     TostError err;
-    must(mkdir("removed", 0777) == 0 && folder_open(&folder, NULL, "removed", &err) && rmdir("removed") == 0, "removed",
-         &err);
-    check(c, lock_take(&lock, &folder, &err) == LOCK_FAILED && strstr(err.text, "removed/run.lock"), "no folder");
-    lock_release(&lock);
-    folder_close(&folder);
+    check(c, lock_take(&lock, "removed", &err) == LOCK_FAILED && strstr(err.text, "removed/run.lock"), "no folder");
     must(mkdir("linked", 0777) == 0 && symlink("../good.bin", "linked/run.lock") == 0, "symlink", NULL);
-    must(folder_open(&folder, NULL, "linked", &err), "linked", &err);
-    check(c, lock_take(&lock, &folder, &err) == LOCK_FAILED, "a symbolic link is not followed");
-    folder_close(&folder);
+    check(c, lock_take(&lock, "linked", &err) == LOCK_FAILED, "a symbolic link is not followed");
 }
 
 // The message of a second process names the first one as its lock file does: "PROCESS HOST".
@@ -675,23 +665,20 @@ static void test_lock_notes(Checks* c) {
         {"nonsense\n", "noted is in use by another process: wait"},
         {"77 \033[2Jx", "noted is in use by process 77 on \\x1b[2Jx: wait"},
     };
-    Folder folder;
-    TostError error;
-    must(mkdir("noted", 0777) == 0 && folder_open(&folder, NULL, "noted", &error), "noted", &error);
+    must(mkdir("noted", 0777) == 0, "noted", NULL);
     for (size_t i = 0; i < countof(cases); i++) {
         Lock lock = {0};
         TostError err;
         const int fd = open("noted/run.lock", O_RDWR | O_CREAT | O_TRUNC, 0666);
         const ssize_t n = (ssize_t)strlen(cases[i].note);
         must(fd >= 0 && flock(fd, LOCK_EX) == 0 && write(fd, cases[i].note, (size_t)n) == n, "noted/run.lock", NULL);
-        const bool busy = lock_take(&lock, &folder, &err) == LOCK_BUSY;
+        const bool busy = lock_take(&lock, "noted", &err) == LOCK_BUSY;
         check(c, busy && strstr(err.text, cases[i].says), "a lock with the note '%s': %s", cases[i].note, err.text);
         close(fd);
-        check(c, lock_take(&lock, &folder, &err) == LOCK_TAKEN, "a lock that is free: %s", err.text);
+        check(c, lock_take(&lock, "noted", &err) == LOCK_TAKEN, "a lock that is free: %s", err.text);
         lock_release(&lock);
         check(c, !path_exists("noted/run.lock"), "a released lock leaves its file");
     }
-    folder_close(&folder);
 }
 
 // If another run starts and ends in the same folder during set-up, its files must not be replaced.
@@ -711,27 +698,17 @@ static void test_default_folders(Checks* c) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Folders that are moved or removed, and runs that are replaced
-
-static void move_run(TostModel* m) { (void)m, must(rename("here", "there") == 0, "rename", NULL); }
+// Folders that are removed, and runs that are replaced
 
 static void remove_run(TostModel* m) {
     TostError err;
     (void)m, must(remove_tree("here", &err), "remove_tree", &err);
 }
 
-// A run whose folder is renamed continues in it, and another run may take the old name.
-static void test_moved(Checks* c) {
-    second_args = SAVING "--seed 5 --out here";
-    hooks[0] = (Hook){TRAINING, 5, move_run};
-    hooks[1] = (Hook){TRAINING, 8, run_second};
-    check_run(c, run(SAVING "--out here"), 0, 1, "here was moved: the run continues in there", "moved");
-    check_same(c, "alone", "there", 12, "moved");
-    check_run(c, run(SAVING "--seed 5 --out five"), 0, 0, NULL, "a run of another seed");
-    check_same(c, "five", "here", 12, "a run in the place of the moved one");
-    check(c, !path_exists("here/run.lock") && !path_exists("there/run.lock"), "the lock files are removed");
+// A run whose folder is removed ends.
+static void test_removed(Checks* c) {
     hooks[0] = (Hook){TRAINING, 8, remove_run};
-    check_run(c, run(SAVING "--overwrite --out here"), 1, 1, "here was removed", "removed");
+    check_run(c, run(SAVING "--out here"), 1, 1, "here/log.csv was removed", "removed");
     check(c, !path_exists("here"), "a removed folder is not made again");
 }
 
@@ -785,7 +762,6 @@ static void test_no_data(Checks* c) {
     TostError err;
     CheckpointInfo info;
     StFile file;
-    Folder folder;
     must(checkpoint_open(&file, &info, "alone", "--model", &err), "checkpoint_open", &err);
     st_close(&file);
     TostModel* m = toy_create(&info.config, NULL, &err);
@@ -797,9 +773,9 @@ static void test_no_data(Checks* c) {
         info.options[i] = info.options[info.n_options];
         info.options[info.n_options++] = option;
     }
-    must(make_dirs("bare", &err) && folder_open(&folder, NULL, "bare", &err), "bare", &err);
-    must(checkpoint_save(&folder, &info, &toy, m, &m->tensors, 0, &err), "checkpoint_save", &err);
-    folder_close(&folder);
+    const CheckpointModel model = checkpoint_model(m);
+    must(mkdir("bare", 0777) == 0, "bare", NULL);
+    must(checkpoint_save("bare", SAVE_STEP, &info, &model, &err), "checkpoint_save", &err);
     check_run(c, run("--resume --out bare --steps 20 --preset tost-base"), 1, 1,
               "bare/step_00000012/model.safetensors does not contain the option data: give --data GLOB", "no data");
     info.n_options = n;
@@ -1043,7 +1019,7 @@ int main(int argc, char** argv) {
     test_lock(&c);
     test_lock_notes(&c);
     test_overtaken(&c);
-    test_moved(&c);
+    test_removed(&c);
     test_overwrite(&c);
     test_overwrite_interrupted(&c);
     test_no_data(&c);

@@ -18,8 +18,9 @@ static void load(const TostConfig* c, const StFile* file) {
     TostTensors tensors = tost_tensors(c);
     TostModel* m = tost_cpu_engine.create(c, &o, &err);
     must_hold(m != NULL, "cannot create a small model");
-    if (!checkpoint_load_params(&tost_cpu_engine, m, &tensors, file, &err)) check_message(&err);
-    else if (!checkpoint_load_moments(&tost_cpu_engine, m, &tensors, file, &err)) check_message(&err);
+    const CheckpointModel model = {&tost_cpu_engine, m, &tensors, NULL};
+    if (!checkpoint_load_params(&model, &tensors, file, &err) || !checkpoint_load_moments(&model, file, &err))
+        check_message(&err);
     tost_cpu_engine.destroy(m);
     tost_tensors_free(&tensors);
 }

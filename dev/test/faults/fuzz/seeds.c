@@ -50,10 +50,8 @@ static void checkpoint_seeds(const char* root, int bias, const char* name) {
     TostModel* m = tost_cpu_engine.create(&config, &o, &err);
     init_params(&tost_cpu_engine, m, &tensors, 1, 1);
     char* run = fuzz_folder();
-    Folder folder;
-    must_hold(folder_open(&folder, NULL, run, &err), "cannot open the run folder");
-    must_hold(checkpoint_save(&folder, &info, &tost_cpu_engine, m, &tensors, 1, &err), "cannot save the checkpoint");
-    folder_close(&folder);
+    const CheckpointModel model = {&tost_cpu_engine, m, &tensors, NULL};
+    must_hold(checkpoint_save(run, SAVE_STEP, &info, &model, &err), "cannot save the checkpoint");
     char *dir = path_join(run, "step_00000003"), *file = path_join(dir, "model.safetensors");
     char* optimizer = path_join(dir, "optimizer.safetensors");
     Bytes a, b;
@@ -65,7 +63,7 @@ static void checkpoint_seeds(const char* root, int bias, const char* name) {
     memcpy(both + 2, a.data, a.size);
     memcpy(both + 2 + a.size, b.data, b.size);
     seed(root, "checkpoint", name, both, 2 + a.size + b.size);
-    must_hold(folder_remove(NULL, run, &err), "cannot remove the checkpoint");
+    must_hold(folder_remove(run, &err), "cannot remove the checkpoint");
     tost_cpu_engine.destroy(m);
     tost_tensors_free(&tensors);
     free(a.data), free(b.data), free(both), free(run), free(file), free(dir), free(optimizer);

@@ -1,0 +1,324 @@
+// find.c: the folders of runs, and the checkpoints in them.
+#include "run/find.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/files.h"
+#include "base/folder.h"
+#include "base/memory.h"
+#include "base/platform.h"
+
+// ---------------------------------------------------------------------------------------------
+// Contents of a run folder
+
+typedef enum {
+    STALE,        // "….tmp": left behind by a process that ended while writing, replacing or removing it
+    NORMAL,
+    REPLACEMENT   // "….new": replaces all others
+} EntryKind;
+
+typedef struct {
+    int64_t   step;
+    EntryKind kind;
+    char*     path;
+} Entry;
+
+typedef struct { int count; Entry* entry; } Entries;   // ordered by kind, then by step
+
+char* checkpoint_name(const char* run, int64_t step, const char* suffix) {
+    return xasprintf("%s/step_%08" PRId64 "%s", run, step, suffix);
+}
+
+// Parses "step_N", optionally followed by ".new" or by something that ends in ".tmp".
+static bool parse_entry(Entry* e, const char* name) {
+    if (strncmp(name, "step_", 5) != 0) return false;
+    size_t digits = strspn(name + 5, "0123456789");
+    if (digits == 0 || digits > 18) return false;
+    const char* rest = name + 5 + digits;
+    const size_t n = strlen(rest);
+    e->step = strtoll(name + 5, NULL, 10);
+    e->kind = n >= 4 && strcmp(rest + n - 4, ".tmp") == 0 ? STALE : strcmp(rest, ".new") == 0 ? REPLACEMENT : NORMAL;
+    return n == 0 || e->kind != NORMAL;
+}
+
+static int compare_entries(const void* a, const void* b) {
+    const Entry *x = a, *y = b;
+    if (x->kind != y->kind) return x->kind < y->kind ? -1 : 1;
+    return x->step != y->step ? (x->step < y->step ? -1 : 1) : strcmp(x->path, y->path);
+}
+
+static void free_entries(Entries* list) {
+    for (int i = 0; i < list->count; i++) free(list->entry[i].path);
+    free(list->entry);
+    *list = (Entries){0};
+}
+
+// All checkpoints of a run, complete or not.
+static bool list_entries(Entries* out, const char* run, TostError* err) {
+    PathList names;
+    *out = (Entries){0};
+    if (!folder_list(&names, run, err)) return false;
+    out->entry = xcalloc((size_t)names.count, sizeof *out->entry);
+    for (int i = 0; i < names.count; i++) {
+        Entry* e = &out->entry[out->count];
+        if (!parse_entry(e, names.paths[i])) continue;
+        e->path = path_join(run, names.paths[i]);
+        out->count++;
+    }
+    free_paths(&names);
+    if (out->count > 0) qsort(out->entry, (size_t)out->count, sizeof *out->entry, compare_entries);
+    return true;
+}
+
+static bool has_file(const char* dir, const char* name) {
+    char* path = path_join(dir, name);
+    struct stat st;
+    const bool exists = stat(path, &st) == 0 && S_ISREG(st.st_mode);
+    free(path);
+    return exists;
+}
+
+static bool is_complete(const char* path) { return has_file(path, MODEL_FILE) && has_file(path, OPTIMIZER_FILE); }
+
+// ---------------------------------------------------------------------------------------------
+// Finding
+
+bool checkpoint_is_name(const char* path, int64_t* step, bool* stale) {
+    Entry e;
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/') n--;
+    size_t start = n;
+    while (start > 0 && path[start - 1] != '/') start--;
+    char* name = xasprintf("%.*s", (int)(n - start), path + start);
+    const bool ok = parse_entry(&e, name);
+    if (ok && step) *step = e.step;
+    if (stale) *stale = ok && e.kind == STALE;
+    free(name);
+    return ok;
+}
+
+bool checkpoint_is_folder(const char* dir) { return has_file(dir, MODEL_FILE); }
+
+bool checkpoint_is_run(bool* is_run, const char* run, TostError* err) {
+    Entries list;
+    *is_run = false;
+    if (!is_dir(run)) return true;
+    if (!list_entries(&list, run, err)) return false;
+    char* best = path_join(run, "best");
+    *is_run = list.count > 0 || has_file(best, MODEL_FILE) || has_file(run, "log.csv");
+    free(best);
+    free_entries(&list);
+    return true;
+}
+
+bool checkpoint_exists(const char* run, int64_t step) {
+    char* path = checkpoint_name(run, step, "");
+    const bool exists = is_complete(path);
+    free(path);
+    return exists;
+}
+
+enum { MAX_TRIES = 100 };   // while another process saves and removes checkpoints
+
+char* checkpoint_before(const char* run, int64_t* step) {
+    Entries list;
+    TostError ignored;
+    char* found = NULL;
+    bool again = true;
+    for (int tries = 0; again && !found && tries < MAX_TRIES; tries++) {
+        if (!list_entries(&list, run, &ignored)) return NULL;
+        again = false;
+        for (int i = list.count - 1; i >= 0 && !found; i--) {
+            const Entry* e = &list.entry[i];
+            if (e->kind != STALE && e->step < *step && is_complete(e->path)) {
+                found = xstrdup(e->path);
+                *step = e->step;
+            } else again |= !path_exists(e->path);   // renamed or removed since it was listed
+        }
+        free_entries(&list);
+    }
+    return found;
+}
+
+char* checkpoint_newest(const char* run) {
+    int64_t step = INT64_MAX;
+    return checkpoint_before(run, &step);
+}
+
+// When the newest complete checkpoint of a run was written. False if there is none.
+static bool newest_time(struct timespec* time, const char* run) {
+    char* newest;
+    bool known = false;
+    for (int tries = 0; !known && tries < MAX_TRIES && (newest = checkpoint_newest(run)); tries++) {
+        struct stat st;
+        char* file = path_join(newest, MODEL_FILE);
+        known = stat(file, &st) == 0;
+        if (known) *time = st.st_mtim;
+        free(file);
+        free(newest);
+    }
+    return known;
+}
+
+static bool is_later(const struct timespec* a, const struct timespec* b) {
+    return a->tv_sec != b->tv_sec ? a->tv_sec > b->tv_sec : a->tv_nsec > b->tv_nsec;
+}
+
+bool checkpoint_newest_run(char** run, const char* root, const char* option, TostError* err) {
+    PathList names = {0};
+    TostError ignored;
+    struct timespec newest = {0}, time;
+    *run = newest_time(&newest, root) ? xstrdup(root) : NULL;   // root may itself be a run
+    folder_list(&names, root, &ignored);
+    for (int i = 0; i < names.count; i++) {
+        char* path = path_join(root, names.paths[i]);
+        const bool later = newest_time(&time, path)
+                           && (!*run || is_later(&time, &newest)
+                               || (!is_later(&newest, &time) && strcmp(path, *run) > 0));   // equal: by name
+        free(later ? *run : path);
+        if (later) {
+            *run = path;
+            newest = time;
+        }
+    }
+    free_paths(&names);
+    return *run || tost_error(err, "%s: no run with a complete checkpoint: train one first (train without options "
+                              "makes a small model) or give %s", root, option);
+}
+
+char* checkpoint_next_run(const char* root, const char* preset) {
+    enum { MAX_DIGITS = 15 };   // this program gives no run a longer number
+    const size_t n = strlen(preset);
+    PathList names = {0};
+    TostError ignored;
+    int64_t number = 0;
+    folder_list(&names, root, &ignored);
+    for (int i = 0; i < names.count; i++) {
+        const char* name = names.paths[i];
+        if (strncmp(name, preset, n) != 0 || name[n] != '-') continue;
+        const size_t digits = strspn(name + n + 1, "0123456789");
+        if (digits == 0 || digits > MAX_DIGITS || name[n + 1 + digits] != 0) continue;
+        const int64_t other = strtoll(name + n + 1, NULL, 10);
+        if (other > number) number = other;
+    }
+    free_paths(&names);
+    for (;;) {
+        char* path = xasprintf("%s/%s-%03" PRId64, root, preset, ++number);
+        if (!path_exists(path)) return path;
+        free(path);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Replacing and removing
+
+// Exchanges two names atomically. False if the system or the file system does not support it.
+static bool exchange(const char* a, const char* b) {
+#ifdef RENAME_EXCHANGE
+    return renameat2(AT_FDCWD, a, AT_FDCWD, b, RENAME_EXCHANGE) == 0;
+#elif defined(RENAME_SWAP)
+    return renamex_np(a, b, RENAME_SWAP) == 0;
+#else
+    (void)a, (void)b;
+    return false;
+#endif
+}
+
+// Renames to a stale name, so that an interruption leaves no folder that looks complete. free(*stale)
+static bool set_aside(char** stale, const char* path, TostError* err) {
+    *stale = xasprintf("%s.old.tmp", path);
+    return folder_remove(*stale, err) && (rename(path, *stale) == 0
+                                          || tost_error(err, "%s: cannot be removed: %s", path, strerror(errno)));
+}
+
+static bool remove_entry(const Entry* e, TostError* err) {
+    if (e->kind == STALE) return folder_remove(e->path, err);
+    char* stale;
+    const bool ok = set_aside(&stale, e->path, err) && folder_remove(stale, err);
+    free(stale);
+    return ok;
+}
+
+bool checkpoint_publish(const char* finished, const char* name, TostError* err) {
+    if (rename(finished, name) == 0 || exchange(finished, name)) return true;
+    TostError ignored;
+    char* aside;
+    set_aside(&aside, name, &ignored);   // on failure the next rename fails too and reports it
+    const bool ok = rename(finished, name) == 0;
+    if (!ok) {
+        tost_error(err, "%s: cannot be renamed to %s: %s", finished, name, strerror(errno));
+        rename(aside, name);
+    }
+    free(aside);
+    return ok;
+}
+
+bool checkpoint_prune(const char* run, int64_t step, int keep, TostError* err) {
+    Entries list;
+    if (!list_entries(&list, run, err)) return false;
+    bool ok = true;
+    int kept = 1;   // the new one
+    for (int i = list.count - 1; i >= 0; i--) {
+        const Entry* e = &list.entry[i];
+        const bool old = e->kind != STALE && e->step < step && is_complete(e->path);
+        if (old) kept++;
+        if (e->kind == STALE || (old && keep > 0 && kept > keep)) ok = remove_entry(e, err) && ok;
+    }
+    free_entries(&list);
+    return ok;
+}
+
+// Removes the folder best, or one left by an interruption, if it is a checkpoint.
+static bool remove_best(const char* run, TostError* err) {
+    char *best = path_join(run, "best"), *unfinished = path_join(run, "best.tmp");
+    const bool ok = (!has_file(best, MODEL_FILE) || folder_remove(best, err)) && folder_remove(unfinished, err);
+    free(best);
+    free(unfinished);
+    return ok;
+}
+
+bool checkpoint_clear(const char* run, TostError* err) {
+    Entries list;
+    if (!list_entries(&list, run, err)) return false;
+    bool ok = remove_best(run, err);
+    for (int i = 0; i < list.count && ok; i++) ok = remove_entry(&list.entry[i], err);
+    free_entries(&list);
+    return ok;
+}
+
+bool checkpoint_has_replacement(bool* has, const char* run, TostError* err) {
+    Entries list;
+    if (!list_entries(&list, run, err)) return false;
+    *has = list.count > 0 && list.entry[list.count - 1].kind == REPLACEMENT;
+    free_entries(&list);
+    return true;
+}
+
+bool checkpoint_finish_replacement(const char* run, TostError* err) {
+    Entries list;
+    if (!list_entries(&list, run, err)) return false;
+    const Entry* last = list.count > 0 ? &list.entry[list.count - 1] : NULL;
+    bool ok = true;
+    if (last && last->kind == REPLACEMENT) {
+        char *name = checkpoint_name(run, last->step, ""), *stale;
+        ok = remove_best(run, err);
+        for (int i = 0; ok && i < list.count - 1; i++) {
+            if (list.entry[i].kind == STALE) continue;
+            ok = set_aside(&stale, list.entry[i].path, err);
+            free(stale);
+        }
+        ok = ok && rename_synced(last->path, name, err);
+        TostError ignored;
+        if (ok) checkpoint_prune(run, last->step, 0, &ignored);   // the next save repeats it and reports a failure
+        free(name);
+    }
+    free_entries(&list);
+    return ok;
+}

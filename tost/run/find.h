@@ -1,0 +1,48 @@
+// find.h: the folders of runs, and the checkpoints in them.
+//   RUN/step_00001000/model.safetensors, optimizer.safetensors      a complete checkpoint; with --ema: ema.safetensors
+//   RUN/step_….tmp/                                                  an incomplete one
+//   RUN/best/                                                        with --keep-best
+//   RUN/step_….new/                                                  the first one of a run that replaces another
+// A checkpoint is written to a .tmp folder that is renamed when it is complete, and is renamed to .tmp again before it
+// is removed.
+#ifndef TOST_FIND_H
+#define TOST_FIND_H
+
+#include "base/error.h"
+
+#define MODEL_FILE     "model.safetensors"
+#define OPTIMIZER_FILE "optimizer.safetensors"
+#define AVERAGE_FILE   "ema.safetensors"
+
+// *is_run: whether the folder exists and contains a checkpoint, complete or not, or a log.
+bool checkpoint_is_run(bool* is_run, const char* run, TostError* err);
+bool checkpoint_is_folder(const char* dir);    // true if a folder contains a model file itself
+// Parses the last component of a path as the name of a checkpoint. *step, *stale (a .tmp folder): may be NULL
+bool checkpoint_is_name(const char* path, int64_t* step, bool* stale);
+bool checkpoint_exists(const char* run, int64_t step);   // true if the run has a complete checkpoint of this step
+// Folder of the newest complete checkpoint before *step, which it sets, or NULL; INT64_MAX: the newest one. Another
+// process may save to the run and remove checkpoints meanwhile. free()
+char* checkpoint_before(const char* run, int64_t* step);
+char* checkpoint_newest(const char* run);      // the newest one, or NULL. free()
+// Finds the run in `root` ("out"), which may itself be a run, whose newest complete checkpoint was written last.
+// free(*run). `option` names the alternative in the message.
+bool checkpoint_newest_run(char** run, const char* root, const char* option, TostError* err);
+// "root/preset-NNN" with the next free number; not created. free()
+char* checkpoint_next_run(const char* root, const char* preset);
+
+char* checkpoint_name(const char* run, int64_t step, const char* suffix);   // RUN/step_NNNNNNNN + suffix; free()
+// Renames a finished folder; it replaces one that has the name.
+bool checkpoint_publish(const char* finished, const char* name, TostError* err);
+// After saving `step`, removes stale folders and all but the newest `keep` complete checkpoints (0: keeps all).
+bool checkpoint_prune(const char* run, int64_t step, int keep, TostError* err);
+// Removes the checkpoints of a run, complete or not, and nothing else.
+bool checkpoint_clear(const char* run, TostError* err);
+
+// For --overwrite: a new run in the folder of an old one. The first checkpoint is saved as RUN/step_NNNNNNNN.new/. From
+// that rename on it is the only checkpoint of the run; until then, the old run is complete.
+bool checkpoint_has_replacement(bool* has, const char* run, TostError* err);
+// Removes the checkpoints of the old run and renames the new one to RUN/step_NNNNNNNN. Does nothing if there is no
+// replacement. If it was interrupted, call it again.
+bool checkpoint_finish_replacement(const char* run, TostError* err);
+
+#endif

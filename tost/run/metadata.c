@@ -1,0 +1,212 @@
+// metadata.c: the metadata of checkpoints, from one table.
+#include "run/metadata.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "base/version.h"
+
+static const char option_prefix[] = "option.";
+enum { FORMAT_VERSION = 1 };
+
+typedef enum {
+    SIZE,         // int, which the tensors also have
+    MEMBERSHIP,   // absent: learned
+    COUNT,        // int64_t, not negative
+    BITS,         // uint64_t
+    HASH,         // uint32_t of the tokenizer, in hexadecimal
+    LOSS,         // double, with 17 digits
+    WINDOW,       // OutlierWindow
+    TEXT          // char*; absent: NULL
+} Kind;
+
+static const char* const expected[] = {
+    [SIZE] = "the size that the tensors have", [MEMBERSHIP] = "learned or uniform",
+    [COUNT] = "an integer of 0 to 2^63 - 1", [BITS] = "an integer of 0 to 2^64 - 1",
+    [HASH] = "8 hexadecimal digits", [LOSS] = "a number", [WINDOW] = "up to 128 numbers",
+};
+_Static_assert(OUTLIER_WINDOW == 128, "see expected[WINDOW]");
+
+typedef struct { const char* key; Kind kind; bool required; size_t offset; } Field;
+#define FIELD(key, kind, required, member) {key, kind, required, offsetof(CheckpointInfo, member)}
+static const Field fields[] = {   // in the order of the file
+    FIELD("n_layer", SIZE, true, config.n_layer),
+    FIELD("n_head", SIZE, true, config.n_head),
+    FIELD("n_embd", SIZE, true, config.n_embd),
+    FIELD("block_size", SIZE, true, config.block_size),
+    FIELD("vocab_size", SIZE, true, config.vocab_size),
+    FIELD("bias", SIZE, true, config.bias),
+    FIELD("membership", MEMBERSHIP, false, config.membership),
+    FIELD("step", COUNT, true, step),
+    FIELD("tokens", COUNT, true, tokens),
+    FIELD("data_sample", BITS, true, data_sample),
+    FIELD("seed", BITS, true, seed),
+    FIELD("val_loss", LOSS, false, val_loss),
+    FIELD("val_step", COUNT, false, val_step),
+    FIELD("best_val_loss", LOSS, true, best_val_loss),
+    FIELD("best_val_step", COUNT, false, best_val_step),
+    FIELD("skipped", COUNT, false, outliers.skipped),
+    FIELD("skipped_in_a_row", COUNT, false, outliers.in_a_row),
+    FIELD("last_losses", WINDOW, false, outliers.loss),
+    FIELD("last_grad_norms", WINDOW, false, outliers.norm),
+    FIELD("open_row", TEXT, false, unvalidated_row),
+    FIELD("tokenizer", TEXT, false, tokenizer),
+    FIELD("tokenizer_hash", HASH, false, tokenizer_hash),
+};
+
+// ---------------------------------------------------------------------------------------------
+// Writing
+
+// The text of a field; NULL: it is left out. free()
+static char* field_text(const Field* field, const CheckpointInfo* info) {
+    const void* at = (const char*)info + field->offset;
+    switch (field->kind) {
+        case SIZE:       return xasprintf("%d", *(const int*)at);
+        case MEMBERSHIP: return *(const int*)at == TOST_UNIFORM ? xstrdup("uniform") : NULL;
+        case COUNT:      return xasprintf("%" PRId64, *(const int64_t*)at);
+        case BITS:       return xasprintf("%" PRIu64, *(const uint64_t*)at);
+        case HASH:       return info->tokenizer ? xasprintf("%08" PRIx32, *(const uint32_t*)at) : NULL;
+        case LOSS:       return xasprintf("%.17g", *(const double*)at);
+        case WINDOW:     return outlier_window_text(at);
+        case TEXT:       return *(char* const*)at ? xstrdup(*(char* const*)at) : NULL;
+    }
+    return NULL;
+}
+
+// Takes ownership of key and value.
+static void add(MetaList* list, char* key, char* value) { list->entry[list->count++] = (StMeta){key, value}; }
+
+MetaList metadata_list(const CheckpointInfo* info) {
+    MetaList m = {.entry = xcalloc(3 + countof(fields) + (size_t)info->n_options, sizeof(StMeta))};
+    add(&m, xstrdup("format"), xstrdup("pt"));   // expected by Python loaders
+    add(&m, xstrdup("program"), xasprintf("train_gpt_tost %s", tost_version()));
+    add(&m, xstrdup("format_version"), xasprintf("%d", FORMAT_VERSION));
+    for (size_t i = 0; i < countof(fields); i++) {
+        char* text = field_text(&fields[i], info);
+        if (text) add(&m, xstrdup(fields[i].key), text);
+    }
+    for (int i = 0; i < info->n_options; i++)
+        add(&m, xasprintf("%s%s", option_prefix, info->options[i].key), xstrdup(info->options[i].value));
+    return m;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Reading
+
+static bool missing(const StFile* f, const char* key, TostError* err) {
+    return tost_error(err, "%s: __metadata__ has no '%s': the file is damaged", f->path, key);
+}
+
+static bool malformed(const StFile* f, const char* key, const char* text, Kind kind, TostError* err) {
+    return tost_error(err, "%s: __metadata__ '%s' is '%.80s', expected %s: the file is damaged; use another checkpoint",
+                      f->path, key, text, expected[kind]);
+}
+
+static bool parse_number(uint64_t* out, const char* text, int base, uint64_t max) {
+    errno = 0;
+    *out = strtoull(text, NULL, base);
+    const char* digits = base == 16 ? "0123456789abcdefABCDEF" : "0123456789";
+    return text[0] && !text[strspn(text, digits)] && !errno && *out <= max;
+}
+
+// False if the text is malformed.
+static bool parse_field(CheckpointInfo* info, const Field* field, const char* text) {
+    void* at = (char*)info + field->offset;
+    uint64_t n;
+    char* end;
+    bool ok = true;
+    switch (field->kind) {
+        case SIZE: return parse_number(&n, text, 10, INT_MAX) && (int)n == *(int*)at;
+        case MEMBERSHIP:
+            *(int*)at = strcmp(text, "uniform") == 0 ? TOST_UNIFORM : TOST_LEARNED;
+            return *(int*)at == TOST_UNIFORM || strcmp(text, "learned") == 0;
+        case COUNT:
+            ok = parse_number(&n, text, 10, INT64_MAX);
+            *(int64_t*)at = (int64_t)n;
+            return ok;
+        case BITS: return parse_number(at, text, 10, UINT64_MAX);
+        case HASH:
+            ok = parse_number(&n, text, 16, UINT32_MAX);
+            *(uint32_t*)at = (uint32_t)n;
+            return ok;
+        case LOSS:
+            *(double*)at = strtod(text, &end);
+            return end != text && !*end;
+        case WINDOW: return outlier_window_parse(at, text);
+        case TEXT:
+            *(char**)at = xstrdup(text);
+            return true;
+    }
+    return false;
+}
+
+// Sets *ours to true if this program wrote the file; then no required key may be absent. Fails on an unknown version.
+static bool is_ours(bool* ours, const StFile* f, TostError* err) {
+    const char* version = st_meta(f, "format_version");
+    *ours = version != NULL;
+    return !*ours || strtol(version, NULL, 10) == FORMAT_VERSION
+        || tost_error(err, "%s: format_version %.20s, but this program reads %d: use a newer program", f->path, version,
+                      FORMAT_VERSION);
+}
+
+bool metadata_crc(uint32_t* crc, bool* has, const StFile* f, TostError* err) {
+    const char* text = st_meta(f, "crc32");
+    uint64_t n = 0;
+    bool ours;
+    *has = text != NULL;
+    if (!is_ours(&ours, f, err)) return false;
+    if (!text) return !ours || missing(f, "crc32", err);
+    if (!parse_number(&n, text, 16, UINT32_MAX)) return malformed(f, "crc32", text, HASH, err);
+    *crc = (uint32_t)n;
+    return true;
+}
+
+static bool read_fields(CheckpointInfo* info, const StFile* f, TostError* err) {
+    const OutlierDetector* d = &info->outliers;
+    bool ours;
+    if (!is_ours(&ours, f, err)) return false;
+    if (st_meta(f, "document_token"))
+        return tost_error(err, "%s: trained with --mask-across-documents, which this version does not support",
+                          f->path);
+    for (size_t i = 0; i < countof(fields); i++) {
+        const Field* field = &fields[i];
+        const char* text = st_meta(f, field->key);
+        const bool required = field->kind == HASH ? info->tokenizer != NULL : field->required;
+        if (!text && ours && required) return missing(f, field->key, err);
+        if (text && !parse_field(info, field, text)) return malformed(f, field->key, text, field->kind, err);
+    }
+    return (info->val_step <= info->step && info->best_val_step <= info->step && d->skipped <= info->step
+            && d->in_a_row <= d->skipped)
+        || tost_error(err, "%s: __metadata__ counts more steps validated or skipped than the %" PRId64 " done: the "
+                      "file is damaged; use another checkpoint", f->path, info->step);
+}
+
+bool metadata_read(CheckpointInfo* info, const StFile* f, TostError* err) {
+    const size_t n = sizeof option_prefix - 1;
+    info->val_loss = info->best_val_loss = INFINITY;
+    if (!read_fields(info, f, err)) {
+        checkpoint_info_free(info);
+        return false;
+    }
+    info->program = st_meta(f, "program") ? xstrdup(st_meta(f, "program")) : NULL;
+    info->options = xcalloc((size_t)f->n_meta, sizeof *info->options);
+    for (int i = 0; i < f->n_meta; i++) {
+        const StMeta* m = &f->meta[i];
+        if (strncmp(m->key, option_prefix, n) == 0)
+            info->options[info->n_options++] = (StMeta){xstrdup(m->key + n), xstrdup(m->value)};
+    }
+    return true;
+}
+
+void checkpoint_info_free(CheckpointInfo* info) {
+    free(info->tokenizer);
+    free(info->program);
+    free(info->unvalidated_row);
+    st_free_meta(info->options, info->n_options);
+    *info = (CheckpointInfo){0};
+}

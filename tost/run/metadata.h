@@ -1,0 +1,38 @@
+// metadata.h: everything in a checkpoint except the tensors; stored in __metadata__ of its files.
+#ifndef TOST_METADATA_H
+#define TOST_METADATA_H
+
+#include "base/error.h"
+#include "model.h"
+#include "run/outlier.h"
+#include "run/safetensors.h"
+
+typedef struct {
+    TostConfig config;
+    int64_t    step;              // steps done
+    int64_t    tokens;            // tokens seen in training
+    uint64_t   data_sample;       // next sample of the data loader
+    uint64_t   seed;
+    double     val_loss, best_val_loss;   // the last and the lowest, in nats per token; infinity if never measured
+    int64_t    val_step, best_val_step;   // steps done when they were measured
+    OutlierDetector outliers;     // recent losses and gradient norms, number of skipped steps
+    char*      program;           // that wrote the file, with its version; NULL: unknown. Not for writing
+    char*      unvalidated_row;   // log row of the last step if its validation was interrupted, or NULL
+    char*      tokenizer;         // path of the tokenizer used in training, or NULL
+    uint32_t   tokenizer_hash;    // CRC-32 of that file
+    bool       average;           // write ema.safetensors. Not stored
+    int        n_options;         // options of the run, to compare with those of a resumed run
+    StMeta*    options;
+} CheckpointInfo;
+
+typedef struct { int count; StMeta* entry; } MetaList;
+
+MetaList metadata_list(const CheckpointInfo* info);   // st_free_meta
+// Reads what the file has into *info, whose config has the sizes of the file's tensors. Files from other programs may
+// have no metadata: then val_loss and best_val_loss are infinity, and everything else is 0 or NULL.
+bool metadata_read(CheckpointInfo* info, const StFile* f, TostError* err);
+// *crc: the checksum of the tensors. *has: false if the file is from another program and has none.
+bool metadata_crc(uint32_t* crc, bool* has, const StFile* f, TostError* err);
+void checkpoint_info_free(CheckpointInfo* info);
+
+#endif
