@@ -48,32 +48,21 @@ static_assert(sizeof(StepHeader) == 128, "the arrays after the header are aligne
 constexpr size_t STEP_HEADER = sizeof(StepHeader) / sizeof(int32_t);
 constexpr int EMBED_SEGMENT = 64;    // maximum rows of a segment in embedding_backward
 
-// Where documents start in a chunk of TSSA. resets: bit t is set if one starts at the chunk's step t. before: the last
-// earlier chunk in which one starts, as its place in the scan of forward; after: the next such chunk, as its place in
-// the scan of backward; -1: none.
-struct TssaDocuments {
-    uint32_t resets;
-    int32_t  before, after, unused;
-};
-constexpr size_t DOCUMENTS_SIZE = sizeof(TssaDocuments) / sizeof(int32_t);
-
 struct StepInput {
     StepHeader* header;
     int32_t *inputs, *targets;                               // (rows)
-    TssaDocuments* documents;                                // (TSSA's chunks), if the model masks across documents
     int32_t *order, *start, *dest, *big_token, *big_first;   // see EmbedOrder
 };
 
-static size_t step_input_size(size_t rows, size_t chunks = 0) {
-    return STEP_HEADER + chunks * DOCUMENTS_SIZE + 5 * rows + 1 + 2 * (rows / EMBED_SEGMENT) + 3;
+static size_t step_input_size(size_t rows) {
+    return STEP_HEADER + 5 * rows + 1 + 2 * (rows / EMBED_SEGMENT) + 3;
 }
 
-// Pointers into an input at `base`, on the host or on the device. chunks: length of `documents`
-static StepInput step_input(int32_t* base, size_t rows, size_t chunks = 0) {
+// Pointers into an input at `base`, on the host or on the device.
+static StepInput step_input(int32_t* base, size_t rows) {
     StepInput s;
     s.header = (StepHeader*)base;
-    s.documents = chunks > 0 ? (TssaDocuments*)(base + STEP_HEADER) : NULL;
-    s.inputs = base + STEP_HEADER + chunks * DOCUMENTS_SIZE;
+    s.inputs = base + STEP_HEADER;
     s.targets = s.inputs + rows;
     s.order = s.targets + rows;
     s.start = s.order + rows;
@@ -215,26 +204,28 @@ static void embedding_backward(cudaStream_t stream, float* dwte, float* dwpe, fl
 // LayerNorm, fused with the residual and LayerScale that precede it:
 //     x_out = x + gamma · branch,   y = (x_out - mean) · rstd · w + b,   rstd = 1/√(variance + 1e-5)
 //
-// A thread holds PACKS packs of VEC neighboring channels of a row in registers, so that each byte moves once. Forward,
-// a warp computes a row, or a block does if C is too large for a warp's registers or not a multiple of 4. Backward, a
-// block computes a row, and its threads keep their channels from row to row for the sums over rows.
+// A thread holds packs of neighboring channels of a row in registers, so that each byte moves once. Forward, a warp
+// computes a row, or a block does if C is too large for a warp's registers. Backward, a block computes a row, or two at
+// once, and its threads keep their channels from row to row for the sums over rows. Kernels with VEC = 4 are for C that
+// are multiples of 4, in backward up to 3,072; those with VEC = 1 for any C.
 
-constexpr int NORM_THREADS = 512;      // maximum per block; up to NORM_THREADS · PACKS · VEC channels
+constexpr int NORM_THREADS = 512;      // maximum per block
+constexpr int NORM_VEC_THREADS = 768;  // the same in backward if VEC = 4: it limits a thread to 80 registers
 constexpr int NORM_WARPS = 8;          // rows per block if a warp computes a row
-constexpr int NORM_ROWS = 2;           // rows per block at once in backward if PACKS = 1
+constexpr int NORM_CHANNELS = 12 * NORM_THREADS;   // most channels
+
+// Threads that cover C channels with `packs` packs of `vec` channels each
+static int norm_threads(int C, int vec, int packs) { return div_up(div_up(C, vec * packs), WARP) * WARP; }
 
 // branch NULL: x_out = x and is not written. Minimum traffic per row: 4C (x) + 2C (branch) + 4C (x_out) +
 // 2C (y) = 12C.
-template <typename S, int VEC, int PACKS, bool WARP_ROW>
-__global__ void __launch_bounds__(WARP_ROW ? NORM_WARPS * WARP : NORM_THREADS, WARP_ROW ? 0 : 2)
-    residual_layernorm_forward_kernel(float* x_out, S* y, float* mean, float* rstd,
-                                      const float* x, const S* branch,
-                                      const float* gamma, const float* w,
-                                      const float* b, size_t rows, int C) {
-    __shared__ float shared[WARP_ROW ? 1 : WARP];
+template <typename S, int VEC, int PACKS> __global__ void __launch_bounds__(NORM_THREADS)
+    residual_layernorm_forward_kernel(float* x_out, S* y, float* mean, float* rstd, const float* x, const S* branch,
+                                      const float* gamma, const float* w, const float* b, size_t rows, int C) {
+    __shared__ float shared[WARP];
     const size_t row = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
     if (row >= rows) return;
-    const int stride = VEC * (WARP_ROW ? WARP : (int)blockDim.x), c0 = threadIdx.x * VEC;
+    const int stride = VEC * (int)blockDim.x, c0 = threadIdx.x * VEC;
     float v[PACKS][VEC] = {}, add[PACKS][VEC], sum[1] = {}, squares[1] = {};
     UNROLL for (int p = 0; p < PACKS; p++) {   // all loads are issued before the first use
         const int c = c0 + p * stride;
@@ -253,7 +244,7 @@ __global__ void __launch_bounds__(WARP_ROW ? NORM_WARPS * WARP : NORM_THREADS, W
         }
         UNROLL for (int i = 0; i < VEC; i++) sum[0] += v[p][i];
     }
-    row_sum<WARP_ROW>(sum, shared);
+    row_sum(sum, shared);
     const float inverse_C = 1.0f / C, mean_row = sum[0] * inverse_C;
     UNROLL for (int p = 0; p < PACKS; p++) {
         if (c0 + p * stride >= C) continue;
@@ -262,7 +253,7 @@ __global__ void __launch_bounds__(WARP_ROW ? NORM_WARPS * WARP : NORM_THREADS, W
             squares[0] += v[p][i] * v[p][i];
         }
     }
-    row_sum<WARP_ROW>(squares, shared);
+    row_sum(squares, shared);
     const float variance = squares[0] * inverse_C + (float)TOST_LN_EPS;
     const float scale = rsqrtf(variance) + 0.0f * variance;   // NaN if the variance is infinite, not y = b
     UNROLL for (int p = 0; p < PACKS; p++) {
@@ -278,23 +269,18 @@ __global__ void __launch_bounds__(WARP_ROW ? NORM_WARPS * WARP : NORM_THREADS, W
     if (threadIdx.x == 0) rstd[row] = scale;
 }
 
-static int norm_threads(int C, int vec, int packs) { return div_up(div_up(C, vec * packs), WARP) * WARP; }
-
 // x_out, y, x, branch (rows,C); mean, rstd (rows); gamma, w, b (C); b may be NULL
 template <typename S>
 static void residual_layernorm_forward(cudaStream_t stream, float* x_out, S* y, float* mean, float* rstd,
                                        const float* x, const S* branch, const float* gamma, const float* w,
                                        const float* b, size_t rows, int C) {
-    const bool vec = C % 4 == 0, warp_row = vec && C <= 4 * WARP * 16;
+    const bool vec = C % 4 == 0;
     const auto residual_layernorm_forward_variant =
-        vec && C <= 4 * WARP * 8 ? residual_layernorm_forward_kernel<S, 4, 8, true>
-        : warp_row               ? residual_layernorm_forward_kernel<S, 4, 16, true>
-        : vec                    ? residual_layernorm_forward_kernel<S, 4, 3, false>
-                                 : residual_layernorm_forward_kernel<S, 1, 8, false>;
-    const int blocks = warp_row ? div_up(rows, NORM_WARPS) : (int)rows;
-    const dim3 threads = warp_row ? dim3(WARP, NORM_WARPS) : dim3(vec ? norm_threads(C, 4, 3) : norm_threads(C, 1, 8));
-    LAUNCH(residual_layernorm_forward_variant, blocks, threads, 0, stream, x_out, y, mean, rstd, x, branch, gamma, w, b,
-           rows, C);
+        vec ? residual_layernorm_forward_kernel<S, 4, 8> : residual_layernorm_forward_kernel<S, 1, 12>;
+    const dim3 threads(vec ? norm_threads(C, 4, 8) : norm_threads(C, 1, 12), 1);
+    const dim3 block(threads.x, threads.x == WARP ? NORM_WARPS : 1);
+    LAUNCH(residual_layernorm_forward_variant, div_up(rows, block.y), block, 0, stream, x_out, y, mean, rstd, x, branch,
+           gamma, w, b, rows, C);
 }
 
 // Backward of LayerNorm and of the residual before it (branch is NULL if there is none):
@@ -337,13 +323,13 @@ __device__ inline void store_residual(float (&dgamma)[VEC], float (&dx)[VEC], fl
     store_pack<VEC>(a.dbranch + at, d);
 }
 
-// ROWS rows from row0 on; FULL: none is past the end. If registers allow, all loads are issued before the first use.
-template <bool FULL, typename S, int VEC, int PACKS, int ROWS>
+// ROWS rows from row0 on. If registers allow, all loads are issued before the first use.
+template <int ROWS, typename S, int VEC, int PACKS>
 __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, const NormBackward<S>& a, size_t row0,
                                                float* shared) {
     constexpr bool AT_ONCE = PACKS == 1;
     const int C = a.C, c0 = threadIdx.x * VEC, stride = blockDim.x * VEC;
-    const int valid = FULL ? ROWS : (int)min((size_t)ROWS, a.rows - row0);
+    const int valid = (int)min((size_t)ROWS, a.rows - row0);
     const float inverse_C = 1.0f / C;
     float g[ROWS][PACKS][VEC] = {}, n[ROWS][PACKS][VEC] = {}, d[ROWS][PACKS][VEC] = {}, branch[ROWS][PACKS][VEC] = {};
     float scale[ROWS], sums[2 * ROWS] = {};   // sums: of g, g n
@@ -390,17 +376,13 @@ __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, cons
     }
 }
 
-template <typename S, int VEC, int PACKS, int ROWS, int THREADS>
-__global__ void __launch_bounds__(THREADS, THREADS <= 256 ? 3 : 1)
+template <typename S, int VEC, int PACKS, int ROWS>
+__global__ void __launch_bounds__(VEC == 4 ? NORM_VEC_THREADS : NORM_THREADS)
     layernorm_residual_backward_kernel(NormBackward<S> a) {
     __shared__ float shared[WARP * 2 * ROWS];
     NormSums<VEC, PACKS> total = {};
-    for (size_t row0 = (size_t)blockIdx.x * ROWS; row0 < a.rows; row0 += (size_t)gridDim.x * ROWS) {
-        if (ROWS == 1 || row0 + ROWS <= a.rows)
-            layernorm_backward_rows<true, S, VEC, PACKS, ROWS>(total, a, row0, shared);
-        else
-            layernorm_backward_rows<false, S, VEC, PACKS, ROWS>(total, a, row0, shared);
-    }
+    for (size_t row0 = (size_t)blockIdx.x * ROWS; row0 < a.rows; row0 += (size_t)gridDim.x * ROWS)
+        layernorm_backward_rows<ROWS>(total, a, row0, shared);
     const size_t array = (size_t)gridDim.x * a.C;
     UNROLL for (int p = 0; p < PACKS; p++) {
         const int c = (threadIdx.x + p * blockDim.x) * VEC;
@@ -422,16 +404,14 @@ static void layernorm_residual_backward(cudaStream_t stream, float* dx, S* dbran
                                         float* dgamma, float* dbias, ColumnSums* sums, const S* dy, const float* x,
                                         const float* mean, const float* rstd, const float* w, const S* branch,
                                         const float* gamma, bool accumulate, size_t rows, int C) {
-    const bool narrow = C % 4 == 0 && C <= 4 * 256;
-    const int resident = norm_threads(C, 4, 1) <= 192 ? COLUMN_BLOCKS : COLUMN_BLOCKS / 4 * 3;   // limited by registers
-    const int blocks = min(div_up(rows, narrow ? NORM_ROWS : 1), resident);
+    const bool vec = C % 4 == 0 && C <= 4 * NORM_VEC_THREADS;
+    const int threads = vec ? norm_threads(C, 4, 1) : norm_threads(C, 1, 12);
+    const int resident = COLUMN_BLOCKS / 4 * min(max(NORM_VEC_THREADS / threads, 1), 4);   // limited by registers
+    const int blocks = min(div_up(rows, vec ? 2 : 1), resident);
     float *const partial = column_partials(sums, 4, blocks, C), *const outs[] = {dw, db, dgamma, dbias};
     const NormBackward<S> a = {dx, dbranch, partial, dy, x, mean, rstd, w, branch, gamma, accumulate, rows, C};
     const auto layernorm_residual_backward_variant =
-        narrow       ? layernorm_residual_backward_kernel<S, 4, 1, NORM_ROWS, 256>
-        : C % 4 == 0 ? layernorm_residual_backward_kernel<S, 4, 3, 1, NORM_THREADS>
-                     : layernorm_residual_backward_kernel<S, 1, 8, 1, NORM_THREADS>;
-    const int threads = C % 4 == 0 ? norm_threads(C, 4, narrow ? 1 : 3) : norm_threads(C, 1, 8);
+        vec ? layernorm_residual_backward_kernel<S, 4, 1, 2> : layernorm_residual_backward_kernel<S, 1, 12, 1>;
     LAUNCH(layernorm_residual_backward_variant, blocks, threads, 0, stream, a);
     for (int i = 0; i < 4; i++) column_sum(sums, outs[i], partial + (size_t)i * blocks * C, blocks, C);
 }
@@ -479,123 +459,38 @@ static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, cons
 }
 
 // ---------------------------------------------------------------------------------------------
-// TSSA, token statistics self-attention. For each sequence and head, d over the head's channels:
-//
-//     s[t,d] = w[t,d]²,   S[t,d] = Σ_{t'≤t} s[t',d]                        running energy
-//     u[t]   = Σ_d s[t,d] / max(S[t,d], 1e-12) + HS · denom_bias[h,t]
-//     Π[h,t] = softmax over the HEADS h of temp[h] · u[h,t]                 membership
-//     N[t,d] = Σ_{t'≤t} s[t',d] Π[t'],   D[t] = Σ_{t'≤t} Π[t']              running second moment and mass
-//     y[t,d] = -w[t,d] Π[t] / (1 + m[t,d]),   m[t,d] = N[t,d] / (D[t] + 1e-8)
+// TSSA, token statistics self-attention: the formulas and their backward are in train_gpt_tost.c.
 //
 // Time is cut into chunks of 32 steps. A block computes one chunk of one sequence, all heads; a warp takes a head.
-// Scans (cuda_scan.cuh) connect the chunks, shared memory the heads at one t. w is read from device memory once: each
-// phase reads the block's 32 rows of w again, from shared memory (TssaHeld) or from a cache: L1 before the first scan,
-// L2 after it, since a fence invalidates L1. The instruction rate limits these kernels about as much as bandwidth does,
-// or more (dev/cuda/SASS.md), so a warp divides a head in two ways:
+// Scans (scan.cuh) connect the chunks, shared memory the heads at one t. The instruction rate limits these kernels about
+// as much as bandwidth does, or more (dev/cuda/SASS.md), so a warp divides a head in two ways:
 //
-//   tiles     In forward, 64 channels at a time: a lane takes 8 neighboring channels of 8 steps, 8 lanes share the
-//             channels, 4 groups of lanes the steps. A row of 8 channels is one load, and a sum over the channels takes
-//             7 shuffles per chunk. Running sums also need the sum over the groups before a lane's own: its `start`.
-//   columns   In backward, where the starts would cost another pass: a lane takes P neighboring channels (in slices if
-//             the head is wider than the warp) and walks over the chunk's time steps.
+//   tiles     64 channels at a time: a lane takes 8 neighboring channels of 8 steps, 8 lanes share the channels, 4
+//             groups of lanes the steps. A row of 8 channels is one load, and a sum over the channels takes 7 shuffles
+//             per chunk. Running sums also need the sum over the groups before a lane's own.
+//   columns   In backward, where those sums would cost another pass: a lane takes 2 neighboring channels, again 64 at a
+//             time, and walks over the chunk's time steps.
 //
-// In both, a sum over the head's channels ends up in lane l for step l.
-//
-// The state of a sequence after any number of steps is S, N and D: 2C + NH numbers. With --mask-across-documents, the
-// sums restart at each step that starts a document.
+// In both, a sum over the head's channels ends up in lane l for step l. A function of a template parameter WHOLE checks
+// no bounds if it is true: the chunk has all 32 steps and HS is a multiple of 64, the usual case.
 
 constexpr int TSSA_CHUNK = 32;       // time steps per block, one per lane
-constexpr int TSSA_PIECE = 8;        // in backward: time steps in registers at once
-constexpr int TSSA_BACK = 4;         // the same in the last phase and if HEADS is 0: these need more registers
 constexpr int TSSA_WARPS = 12;       // maximum per block; with more heads, a warp takes several
+constexpr int TSSA_WIDTH = 64;       // channels of a head that a warp takes at once
+constexpr int TSSA_VEC = 8;          // channels and steps of a lane in a tile
+constexpr int TSSA_LANES = TSSA_WIDTH / TSSA_VEC;    // lanes that share the channels
+constexpr int TSSA_ROWS = 4;         // in columns: time steps in registers at once
+static_assert(WARP / TSSA_LANES * TSSA_VEC == TSSA_CHUNK, "a tile covers a chunk");
 // Blocks per multiprocessor, so that one works while another waits; from sm_100 on, two leave too few registers.
 [[maybe_unused]] constexpr int TSSA_BLOCKS = COMPILED_ARCH >= 1000 ? 1 : 2;
-// For at most four arrays (NH,32) of floats in shared memory
-constexpr int TSSA_MAX_HEADS = MAX_DYNAMIC_SHARED / (4 * WARP * sizeof(float));
 
-struct TssaSize {
-    int B, T, C, NH, HS, chunks, warps;        // warps: of a block
-    int narrow, wide;                          // strides of the scans of C and of C + NH columns
-    int slots;                                 // of the scan of one sequence
-    size_t narrow_totals;                      // floats of the totals of C columns, of all sequences
-};
-
-// Enough threads for a warp per head and for a scan in one pass, up to the maximum.
-__host__ __device__ inline int tssa_threads(int C, int NH) {
-    return WARP * max(div_up(NH, div_up(NH, TSSA_WARPS)), min(TSSA_WARPS, div_up(C + NH, WARP * SCAN_VEC)));
-}
-
-static TssaSize tssa_size(int B, int T, int C, int NH) {
-    const int chunks = div_up(T, TSSA_CHUNK), narrow = scan_stride(C), wide = scan_stride(C + NH);
-    const size_t slots = scan_slots(chunks);
-    return {B, T, C, NH, C / NH, chunks, tssa_threads(C, NH) / WARP, narrow, wide, (int)slots, B * slots * narrow};
-}
-
-__host__ __device__ inline size_t tssa_state_size(size_t C, size_t NH) { return 2 * C + NH; }
-// Floats of the sums before a chunk: S (narrow), then N and D (wide)
-static size_t   tssa_sums_size(int C, int NH) { return (size_t)scan_stride(C) + scan_stride(C + NH); }
-static size_t   tssa_sync_size(size_t B, size_t T) { return 1 + 2 * B * scan_slots(div_up(T, TSSA_CHUNK)); }
-
-struct TssaChunk { int b, t0, n; };   // the block's work: steps t0 to t0 + n - 1 of sequence b
-
-// chunk: in shared memory. Each phase of a kernel reads it again and computes its addresses from it, so that no
-// registers hold them during the scans.
-template <bool BACKWARD> __device__ inline void tssa_chunk(TssaChunk* chunk, int* sync, TssaSize z) {
-    scan_ticket(sync, [&](int unit) {
-        const int place = (unsigned)unit / (unsigned)z.B, t0 = (BACKWARD ? z.chunks - 1 - place : place) * TSSA_CHUNK;
-        *chunk = {unit - place * z.B, t0, min(z.T - t0, TSSA_CHUNK)};
-    });
-}
-
-// Offsets of the chunk: of its first row in rows of C; in (B,NH,T), at head h; in (B,chunks,narrow + wide). Rows and
-// chunks of all sequences fit in 32 bits, so that a product takes one instruction.
-__device__ inline unsigned tssa_place(TssaChunk k) { return (unsigned)k.t0 / TSSA_CHUNK; }
-__device__ inline size_t tssa_row(TssaChunk k, TssaSize z) {
-    return (size_t)(unsigned)(k.b * z.T + k.t0) * (unsigned)z.C;
-}
-__device__ inline size_t tssa_step(int h, TssaChunk k, TssaSize z) {
-    return (size_t)(unsigned)(k.b * z.NH + h) * (unsigned)z.T + (unsigned)k.t0;
-}
-__device__ inline size_t tssa_sums(TssaChunk k, TssaSize z) {
-    return (size_t)(k.b * z.chunks + tssa_place(k)) * (unsigned)(z.narrow + z.wide);
-}
-
-// The totals of a scan of sequence b, at position `place`. totals: B times (slots,narrow), then B times (slots,wide)
-template <bool WIDE> __device__ inline float* tssa_totals(float* totals, int b, unsigned place, TssaSize z) {
-    const unsigned slot = b * z.slots + place;
-    if (WIDE) return totals + z.narrow_totals + (size_t)slot * (unsigned)z.wide;
-    return totals + (size_t)slot * (unsigned)z.narrow;
-}
-
-// The resets of chunk k: bit t is set if a document starts at its step t, where all sums restart. Without DOCUMENTS
-// this is the constant 0, and the compiler removes the code for resets.
-template <bool DOCUMENTS>
-__device__ inline unsigned tssa_resets(const TssaDocuments* documents, TssaChunk k, TssaSize z) {
-    return DOCUMENTS ? documents[k.b * z.chunks + tssa_place(k)].resets : 0;
-}
-
-// The resets up to step t, and the step of the last of these, or 0.
-__device__ inline unsigned resets_until(unsigned resets, int t) { return resets & ((2u << t) - 1); }
-__device__ inline int document_of(unsigned resets, int t) {
-    const unsigned until = resets_until(resets, t);
-    return until ? 31 - __clz((int)until) : 0;
-}
-
-template <int N> __device__ inline void set_zero(float (&x)[N]) {
-    UNROLL for (int i = 0; i < N; i++) x[i] = 0.0f;
-}
-
-// D + 1e-8 at the lane's step. before: D before the chunk; pi: Π of the step
-__device__ inline float tssa_mass(float before, float pi, unsigned resets) {
-    const int lane = lane_index();
-    const float carry = resets_until(resets, lane) ? 0.0f : before;   // mutant: mass_of_the_last_document
-    return carry + warp_scan(pi, lane, document_of(resets, lane)) + (float)TOST_MASS_EPS;
-}
+// Steps in registers at once in a tile
+template <bool WHOLE, typename S> constexpr int TILE_ROWS = !WHOLE ? 1 : sizeof(S) > 2 ? 2 : TSSA_VEC;
 
 // The running sums before and after a pass. Forward: start (B/copies,2C+NH) has S, N and D before the first step, each
 // row for `copies` adjacent sequences; NULL: zeros. end (B,2C+NH), unless NULL, receives those after the last step.
-// Backward: start has the sums of dS, dN and dD over the steps after the pass; end receives these plus those of the
-// pass. start may equal end only if T is a single chunk: the last block writes while others still read.
+// Backward: start has RS, RN and RD, the sums of dS, dN and dD over the steps after the pass; end receives these plus
+// those of the pass. start may equal end only if T is a single chunk: the last block writes while others still read.
 struct TssaStates {
     const double* start;
     double* end;
@@ -604,664 +499,451 @@ struct TssaStates {
 
 constexpr TssaStates NO_STATES = {NULL, NULL, 1};
 
-constexpr int TSSA_VEC = 8;          // channels of a lane in a tile
-constexpr int TSSA_STEPS = 8;        // steps of a lane in a tile
-constexpr int TSSA_LANES = 8;        // lanes that share the channels
-constexpr int TSSA_TILE_WIDTH = TSSA_LANES * TSSA_VEC;
-constexpr int TSSA_GROUPS = WARP / TSSA_LANES;
-static_assert(TSSA_GROUPS * TSSA_STEPS == TSSA_CHUNK, "a tile covers a chunk");
+// Sizes, and the arguments of TSSA. tssa_sizes sets the sizes; the caller sets the arguments.
+template <typename S> struct Tssa {
+    int B, T, C, NH, HS, chunks;
+    int narrow, wide, slots;          // strides of the scans of C and of C + NH columns, and their slots per sequence
+    int warps;                        // of a block
+    int start_log;                    // log2 of the steps between two TssaStarts
+    const S* w;                       // (B,T,C): the projection
+    const float *temp, *denom_bias;   // (NH); (NH,block_size)
+    int block_size;
+    const StepHeader* step;
+    float *u, *pi;                    // (B,NH,T)
+    S* y;                             // (B,T,C)
+    TssaStates state;
+    float* saved;                     // (B,chunks,narrow + wide): S, then N and D, before each chunk
+    float* totals;                    // (B,slots,narrow), (B,slots,wide): of the scans
+    int* sync;                        // tssa_sync_size: ticket, flags of two scans; zero before the launch
+    // backward only
+    const S* dy;                      // (B,T,C)
+    S* dw;                            // (B,T,C)
+    float *da, *dtemp_chunk;          // (B,NH,T); (NH,B,chunks): dtemp of each chunk
+    float *dtemp, *ddenom_bias;       // (NH); (NH,block_size)
+    bool fixed_temp;                  // temp has no gradient: membership is uniform
+    TssaStates adjoint;
+    float* back;                      // like saved: RS, then RN and RD, after each chunk
+};
 
-// Tiles inside of the chunk and the head, the usual case, need no bounds checks. Others check each pack of channels, or
-// each channel if HS is not a multiple of a pack.
-enum { TILE_CHANNELS, TILE_PACKS, TILE_WHOLE };
+__host__ __device__ inline size_t tssa_state_size(size_t C, size_t NH) { return 2 * C + NH; }
+static size_t tssa_sums_size(int C, int NH) { return (size_t)scan_stride(C) + scan_stride(C + NH); }
+static size_t tssa_sync_size(size_t B, size_t T) { return 1 + 2 * B * scan_slots(div_up(T, TSSA_CHUNK)); }
 
-// Steps in registers at once
-template <int KIND, typename S>
-constexpr int TILE_ROWS = KIND == TILE_CHANNELS ? 1 : KIND == TILE_PACKS || sizeof(S) > 2 ? 2 : TSSA_STEPS;
-
-__host__ __device__ inline int tssa_padded(int HS) { return (HS + TSSA_VEC - 1) / TSSA_VEC * TSSA_VEC; }
-
-__device__ inline bool tssa_whole_tiles(TssaChunk k, TssaSize z) {
-    return k.n == TSSA_CHUNK && z.HS % TSSA_TILE_WIDTH == 0;   // mutant: whole_tile_unasked
+// Floats of shared memory: of forward, see tssa_forward_kernel; of backward, see TssaSteps and TssaStarts.
+__host__ __device__ inline int tssa_logits_stride(int NH) { return (div_up(NH, 4) | 1) * 4; }
+static size_t tssa_forward_shared(int C, int NH) {
+    return (WARP * (tssa_logits_stride(NH) + NH) + (size_t)NH * div_up(C / NH, TSSA_WIDTH) * WARP * TSSA_VEC) *
+           sizeof(float);
 }
-#define TSSA_TILES(function, ...) \
-    (tssa_whole_tiles(k, z)   ? function<TILE_WHOLE>(__VA_ARGS__) \
-     : z.HS % TSSA_VEC == 0 ? function<TILE_PACKS>(__VA_ARGS__) \
-                            : function<TILE_CHANNELS>(__VA_ARGS__))
+static size_t tssa_backward_shared(int C, int NH, int start_log) {
+    return (3 * NH * WARP + 2 * ((size_t)TSSA_CHUNK >> start_log) * C) * sizeof(float);
+}
 
-// A tile of head h, from channel d0 of the head on, as a lane sees it
+// A block has enough threads for a warp per head and for a scan in one pass, up to the maximum.
+template <typename S> static Tssa<S> tssa_sizes(int B, int T, int C, int NH) {
+    Tssa<S> a = {};
+    a.B = B, a.T = T, a.C = C, a.NH = NH, a.HS = C / NH, a.chunks = div_up(T, TSSA_CHUNK);
+    a.narrow = scan_stride(C), a.wide = scan_stride(C + NH), a.slots = (int)scan_slots(a.chunks);
+    a.warps = max(div_up(NH, div_up(NH, TSSA_WARPS)), min(TSSA_WARPS, div_up(C + NH, WARP * SCAN_VEC)));
+    a.start_log = 2;
+    while (tssa_backward_shared(C, NH, a.start_log) > MAX_ALLOWED_SHARED && TSSA_CHUNK >> a.start_log > 1)
+        a.start_log++;
+    return a;
+}
+
+struct TssaChunk { int b, t0, n; };   // the block's work: steps t0 to t0 + n - 1 of sequence b
+
+// chunk: in shared memory. Each phase of a kernel reads it again and computes its addresses from it, so that no
+// registers hold them during the scans.
+template <bool BACKWARD, typename S> __device__ inline void tssa_chunk(TssaChunk* chunk, const Tssa<S>& a) {
+    scan_ticket(a.sync, [&](int unit) {
+        const int place = (unsigned)unit / (unsigned)a.B, t0 = (BACKWARD ? a.chunks - 1 - place : place) * TSSA_CHUNK;
+        *chunk = {unit - place * a.B, t0, min(a.T - t0, TSSA_CHUNK)};
+    });
+}
+
+// Offsets of the chunk: of channel c in its step t, in (B,T,C); in (B,NH,T), at head h; in (B,chunks,narrow + wide).
+// Rows and chunks of all sequences fit in 32 bits, so that a product takes one instruction.
+__device__ inline unsigned tssa_place(TssaChunk k) { return (unsigned)k.t0 / TSSA_CHUNK; }
+template <typename S> __device__ inline size_t tssa_row(int t, int c, TssaChunk k, const Tssa<S>& a) {
+    return (size_t)(unsigned)(k.b * a.T + k.t0 + t) * (unsigned)a.C + (unsigned)c;
+}
+template <typename S> __device__ inline size_t tssa_head(int h, TssaChunk k, const Tssa<S>& a) {
+    return (size_t)(unsigned)(k.b * a.NH + h) * (unsigned)a.T + (unsigned)k.t0;
+}
+template <typename S> __device__ inline size_t tssa_sums(TssaChunk k, const Tssa<S>& a) {
+    return (size_t)(k.b * a.chunks + tssa_place(k)) * (unsigned)(a.narrow + a.wide);
+}
+
+// The place of a chunk in a scan, and the scan's totals at this place.
+template <bool BACKWARD, typename S> __device__ inline int tssa_scan_place(TssaChunk k, const Tssa<S>& a) {
+    return BACKWARD ? a.chunks - 1 - (int)tssa_place(k) : (int)tssa_place(k);
+}
+template <bool WIDE, typename S> __device__ inline float* tssa_totals(int b, unsigned place, const Tssa<S>& a) {
+    const size_t slot = b * a.slots + place;
+    return WIDE ? a.totals + (size_t)(unsigned)(a.B * a.slots) * (unsigned)a.narrow + slot * (unsigned)a.wide
+                : a.totals + slot * (unsigned)a.narrow;
+}
+
+// Calls function<WHOLE>(...) for head h of chunk k.
+template <typename S> __device__ inline bool tssa_whole(TssaChunk k, const Tssa<S>& a) {
+    return k.n == TSSA_CHUNK && a.HS % TSSA_WIDTH == 0;   // mutant: whole_unasked
+}
+#define TSSA_CALL(function, ...) (tssa_whole(k, a) ? function<true>(__VA_ARGS__) : function<false>(__VA_ARGS__))
+
+// Stores a scan's results for some columns: the carry and, unless end is NULL, the sums after the last chunk. start:
+// the sums before the first chunk, or NULL. sum: over the chunks before this one; totals: of this chunk. A pass is
+// summed from zero, and then `start` is added, so that the results do not depend on whether several passes run one
+// after another.
+__device__ inline void tssa_carry(float* carry, double* end, const double* start, const FloatPair (&sum)[SCAN_VEC],
+                                  const float* totals, int columns) {
+    float before[SCAN_VEC];
+    UNROLL for (int n = 0; n < SCAN_VEC; n++) {
+        const double first = start && n < columns ? start[n] : 0.0;   // mutant: state_not_continued
+        before[n] = (float)(first + to_double(sum[n]));
+        if (end && n < columns) end[n] = first + (to_double(sum[n]) + totals[n]);   // mutant: state_not_passed
+    }
+    store_pack<SCAN_VEC>(carry, before);
+}
+
+// Scans N and D if WIDE, else S; BACKWARD: dN and dD, or dS, from the last chunk to the first.
+template <bool WIDE, bool BACKWARD, typename S> __device__ inline void tssa_scan(const TssaChunk* chunk,
+                                                                                 const Tssa<S>& a) {
+    const auto scanned = [&](int c, const FloatPair (&sum)[SCAN_VEC]) {
+        const TssaChunk k = *chunk;
+        const TssaStates states = BACKWARD ? a.adjoint : a.state;
+        float* carry = (BACKWARD ? a.back : a.saved) + tssa_sums(k, a) + (WIDE ? a.narrow : 0) + c;
+        if (!states.start && !states.end) {
+            float before[SCAN_VEC];
+            UNROLL for (int n = 0; n < SCAN_VEC; n++) before[n] = to_float(sum[n]);   // mutant: dropped_carry
+            return store_pack<SCAN_VEC>(carry, before);
+        }
+        const int place = tssa_scan_place<BACKWARD>(k, a), sequence = BACKWARD ? k.b : k.b / states.copies;
+        const size_t size = tssa_state_size(a.C, a.NH), at = (WIDE ? a.C : 0) + c;
+        tssa_carry(carry, states.end && place == a.chunks - 1 ? states.end + k.b * size + at : NULL,
+                   states.start ? states.start + sequence * size + at : NULL, sum,
+                   tssa_totals<WIDE>(k.b, place, a) + c, (WIDE ? a.C + a.NH : a.C) - c);
+    };
+    scan_columns(tssa_totals<WIDE>(chunk->b, 0, a),
+                 a.sync + 1 + ((WIDE != BACKWARD ? a.B : 0) + chunk->b) * a.slots, WIDE ? a.wide : a.narrow,
+                 tssa_scan_place<BACKWARD>(*chunk, a), a.chunks, scanned);
+}
+
+// A tile of head h as a lane sees it: its first step; its first channel in the row and how many channels the head has
+// from there on; the lane's place in `groups`, see tile_scan.
 struct TssaTile {
-    int group, d, c;                 // group of steps; first channel, in the head and in the row
-
-    __device__ TssaTile(int h, int d0, TssaSize z)
-        : group(lane_index() / TSSA_LANES), d(d0 + lane_index() % TSSA_LANES * TSSA_VEC), c(h * z.HS + d) {}
+    int t, c, inside, lane;
+    __device__ TssaTile(int h, int d0, int HS)
+        : t(lane_index() / TSSA_LANES * TSSA_VEC), c(h * HS + d0 + lane_index() % TSSA_LANES * TSSA_VEC),
+          inside(HS - d0 - lane_index() % TSSA_LANES * TSSA_VEC),
+          lane((h * div_up(HS, TSSA_WIDTH) + d0 / TSSA_WIDTH) * WARP + lane_index()) {}
 };
 
-// Offset in an array (B,T,C) of the lane's first channel in the first row of its group
-__device__ inline size_t tile_row(TssaTile tile, TssaChunk k, TssaSize z) {
-    return (size_t)(unsigned)(k.b * z.T + k.t0 + tile.group * TSSA_STEPS) * (unsigned)z.C + (unsigned)tile.c;
+// N channels from c on of ROWS rows of an array (B,T,C) from step t on. Zeros, the identity of every sum here, past the
+// chunk's end and from channel `inside` on.
+template <bool WHOLE, int ROWS, int N, typename S>
+__device__ inline void tssa_load(float (&x)[ROWS][N], const S* p, int t, int c, int inside, TssaChunk k,
+                                 const Tssa<S>& a) {
+    p += tssa_row(t, c, k, a);
+    UNROLL for (int j = 0; j < ROWS; j++)
+        load_part<WHOLE>(x[j], p + (size_t)j * (unsigned)a.C, t + j < k.n ? inside : 0);
 }
 
-// The lane's channels of N rows from step t0 of its group on. p: the chunk's first row. Zeros, the identity of every
-// sum here, past the chunk's end and outside of the head.
-template <int KIND, int N, typename S>
-__device__ inline void tile_load(float (&x)[N][TSSA_VEC], const S* p, int t0, TssaTile tile, TssaChunk k, TssaSize z) {
-    const int t = tile.group * TSSA_STEPS + t0;
-    p += (unsigned)t * (unsigned)z.C + tile.c;
-    UNROLL for (int j = 0; j < N; j++) {
-        const S* row = p + (size_t)j * (unsigned)z.C;
-        const int inside = t + j < k.n ? z.HS - tile.d : 0;
-        UNROLL for (int i = 0; i < TSSA_VEC; i++) x[j][i] = 0.0f;
-        if (KIND == TILE_WHOLE || (KIND == TILE_PACKS && inside > 0)) load_pack<TSSA_VEC>(x[j], row);
-        UNROLL for (int i = 0; KIND == TILE_CHANNELS && i < TSSA_VEC; i++)
-            if (i < inside) x[j][i] = to_float(row[i]);
-    }
-}
-
-// The lane's channels of an array over all channels (C); zeros outside of the head.
-template <int KIND>
-__device__ inline void tile_floats(float (&x)[TSSA_VEC], const float* p, TssaTile tile, TssaSize z) {
-    UNROLL for (int i = 0; i < TSSA_VEC; i++) x[i] = 0.0f;
-    if (KIND == TILE_WHOLE || (KIND == TILE_PACKS && tile.d < z.HS)) load_pack<TSSA_VEC>(x, p + tile.c);
-    UNROLL for (int i = 0; KIND == TILE_CHANNELS && i < TSSA_VEC; i++)
-        if (tile.d + i < z.HS) x[i] = p[tile.c + i];
-}
-
-// What a warp with a single whole tile holds in shared memory: sums over its groups of steps, and its rows of w, which
-// it reads from device memory only once. Each lane reads only elements that it wrote itself.
-template <typename S> struct TssaHeld {
-    alignas(16) float groups[TSSA_GROUPS][TSSA_TILE_WIDTH];
-    alignas(16) S rows[TSSA_STEPS][WARP][TSSA_VEC];
-};
-
-// The block's chunk. HELD: all chunks are whole. With a constant length, the compiler removes bounds checks.
-template <bool HELD> __device__ inline TssaChunk tssa_chunk_of(const TssaChunk* chunk) {
-    return {chunk->b, chunk->t0, HELD ? TSSA_CHUNK : chunk->n};
-}
-
-// Capacity in heads of the arrays in shared memory that have an element or row per head
-template <bool HELD> __device__ inline int tssa_room(TssaSize z) { return HELD ? TSSA_WARPS : z.NH; }
-
-// Rows of w: in device memory or, if HELD, in the warp's TssaHeld in shared memory.
-template <typename S, bool HELD> struct TssaRows { const S* w; TssaHeld<S>* held; };
-
-// Copies the lane's part of the rows from device memory to shared memory.
-template <typename S> __device__ inline void tile_hold(TssaRows<S, true> rows, TssaTile tile, TssaChunk k, TssaSize z) {
-    const S* row = rows.w + tile_row(tile, k, z);
-    alignas(16) S x[TSSA_STEPS][TSSA_VEC];
-    UNROLL for (int j = 0; j < TSSA_STEPS; j++, row += z.C) load_word<sizeof x[j]>(x[j], row);
-    UNROLL for (int j = 0; j < TSSA_STEPS; j++) store_word<sizeof x[j]>(rows.held->rows[j][lane_index()], x[j]);
-}
-
-template <int KIND, int N, typename S, bool HELD>
-__device__ inline void tile_load(float (&x)[N][TSSA_VEC], TssaRows<S, HELD> rows, int t0, TssaTile tile, TssaChunk k,
-                                 TssaSize z) {
-    if constexpr (HELD) {
-        UNROLL for (int j = 0; j < N; j++) load_pack<TSSA_VEC>(x[j], rows.held->rows[t0 + j][lane_index()]);
-    } else {
-        tile_load<KIND>(x, rows.w + tssa_row(k, z), t0, tile, k, z);
-    }
-}
-
-// Sums over groups of steps, in shared memory. starts (3,NH,padded HS): sums over groups 0 to g, for g from 0 to 2;
-// last (warps,64): sums over group 3, until they are added to the totals. HELD: only starts (4,64), of this warp.
-template <bool HELD> struct TssaGroups {
-    float *starts, *last;
-
-    // Address for group g, channel d of head h
-    __device__ float* at(int g, int h, int d, TssaSize z) const {
-        if (HELD) return starts + g * TSSA_TILE_WIDTH + d;
-        if (g < TSSA_GROUPS - 1) return starts + (g * z.NH + h) * tssa_padded(z.HS) + d;
-        return last + warp_index() * TSSA_TILE_WIDTH + d % TSSA_TILE_WIDTH;
-    }
-};
-
-static size_t tssa_groups_size(int HS, int NH, int threads) {
-    return (TSSA_GROUPS - 1) * (size_t)NH * tssa_padded(HS) + threads / WARP * TSSA_TILE_WIDTH;
-}
-
-// The resets in the groups of steps before group g, and in group g.
-__device__ inline unsigned resets_before_group(unsigned resets, int g) { return resets & ((1u << g * TSSA_STEPS) - 1); }
-__device__ inline unsigned resets_in_group(unsigned resets, int g) {
-    return resets >> g * TSSA_STEPS & ((1u << TSSA_STEPS) - 1);
-}
-
-// Computes `groups` and the chunk's `totals` from each lane's sum over its group of steps. A lane adds 2 channels.
-template <int KIND, bool HELD>
-__device__ inline void tile_group_sums(float* totals, TssaGroups<HELD> groups, const float (&sum)[TSSA_VEC],
-                                       unsigned resets, int h, int d0, TssaTile tile, TssaSize z) {
-    const int padded = tssa_padded(z.HS), d = d0 + 2 * lane_index();
-    if (KIND == TILE_WHOLE || tile.d < padded) store_pack<TSSA_VEC>(groups.at(tile.group, h, tile.d, z), sum);
-    __syncwarp();   // mutant: group_sums_unsynchronized
-    if (KIND == TILE_WHOLE || d < padded) {
-        float total[2], part[2];
-        load_pack<2>(total, groups.at(0, h, d, z));
-        UNROLL for (int g = 1; g < TSSA_GROUPS; g++) {
-            float* from = groups.at(g, h, d, z);
-            load_pack<2>(part, from);
-            if (resets_in_group(resets, g)) set_zero(total);   // mutant: groups_of_two_documents
-            UNROLL for (int i = 0; i < 2; i++) total[i] += part[i];
-            if (g < TSSA_GROUPS - 1) store_pack<2>(from, total);
+// sum: the lane's sum over its steps. Sets the lane's place in groups (NH,tiles of a head,32,8) to the sum over its
+// group of steps and those before, and the chunk's totals.
+template <bool WHOLE>
+__device__ inline void tile_scan(float* totals, float* groups, float (&sum)[TSSA_VEC], TssaTile tile) {
+    UNROLL for (int by = TSSA_LANES; by < WARP; by *= 2)
+        UNROLL for (int i = 0; i < TSSA_VEC; i++) {
+            const float before = __shfl_up_sync(FULL_WARP, sum[i], by);
+            if (lane_index() >= by) sum[i] += before;
         }
-        totals += h * z.HS + d;
-        if (KIND != TILE_CHANNELS) {
-            if (KIND == TILE_WHOLE || d < z.HS) store_pack<2>(totals, total);
-        } else {
-            UNROLL for (int i = 0; i < 2; i++)
-                if (d + i < z.HS) totals[i] = total[i];
-        }
-    }
-    __syncwarp();
+    store_pack<TSSA_VEC>(groups + tile.lane * TSSA_VEC, sum);
+    if (lane_index() >= WARP - TSSA_LANES) store_part<WHOLE>(totals + tile.c, sum, tile.inside);
 }
 
 // Sums before the lane's first step: before the chunk, carry (C), and over the groups before the lane's.
-template <int KIND, bool HELD>
-__device__ inline void tile_start(float (&sum)[TSSA_VEC], const float* carry, TssaGroups<HELD> groups, unsigned resets,
-                                  int h, TssaTile tile, TssaSize z) {
-    float start[TSSA_VEC] = {};
-    tile_floats<KIND>(sum, carry, tile, z);
-    if (resets_before_group(resets, tile.group)) set_zero(sum);   // mutant: carry_of_the_last_document
-    if (tile.group > 0 && (KIND == TILE_WHOLE || tile.d < tssa_padded(z.HS)))
-        load_pack<TSSA_VEC>(start, groups.at(tile.group - 1, h, tile.d, z));
-    UNROLL for (int i = 0; i < TSSA_VEC; i++) sum[i] += start[i];   // mutant: start_of_group_dropped
-}
-
-// Calls f(h) for each head h of this warp. ONE: the warp has exactly one head.
-template <bool ONE, typename F> __device__ inline void tssa_for_heads(TssaSize z, F f) {
-    if constexpr (ONE) f(warp_index());
-    else NO_UNROLL for (int h = warp_index(); h < z.NH; h += z.warps) f(h);
-}
-
-// Sums of head h: of s Π, with Π in pi (32), or of s if pi is nullptr. totals: sums over the chunk, from its last reset
-// on; groups: sums over groups of steps.
-template <int KIND, typename S, bool HELD, typename Pi>
-__device__ inline void tssa_chunk_totals(float* totals, TssaGroups<HELD> groups, Pi pi, TssaRows<S, HELD> rows,
-                                         unsigned resets, int h, TssaChunk k, TssaSize z) {
-    constexpr int ROWS = TILE_ROWS<KIND, S>;
-    constexpr bool WEIGHTED = !std::is_null_pointer<Pi>::value;
-    for (int d0 = 0; d0 < z.HS; d0 += TSSA_TILE_WIDTH) {
-        const TssaTile tile(h, d0, z);
-        float sum[TSSA_VEC] = {};
-        NO_UNROLL for (int t0 = 0; t0 < TSSA_STEPS; t0 += ROWS) {
-            float x[ROWS][TSSA_VEC], pi_t[ROWS];
-            tile_load<KIND>(x, rows, t0, tile, k, z);
-            if constexpr (WEIGHTED) load_pack<ROWS>(pi_t, pi + tile.group * TSSA_STEPS + t0);
-            UNROLL for (int j = 0; j < ROWS; j++) {
-                if (resets_in_group(resets, tile.group) >> (t0 + j) & 1) set_zero(sum);
-                UNROLL for (int i = 0; i < TSSA_VEC; i++)
-                    sum[i] += x[j][i] * (WEIGHTED ? x[j][i] * pi_t[j] : x[j][i]);
-            }
-        }
-        tile_group_sums<KIND>(totals, groups, sum, resets, h, d0, tile, z);
-    }
+template <bool WHOLE>
+__device__ inline void tile_start(float (&sum)[TSSA_VEC], const float* carry, const float* groups, TssaTile tile) {
+    float before[TSSA_VEC] = {};
+    load_part<WHOLE>(sum, carry + tile.c, tile.inside);
+    if (tile.t > 0) load_pack<TSSA_VEC>(before, groups + (tile.lane - TSSA_LANES) * TSSA_VEC);
+    UNROLL for (int i = 0; i < TSSA_VEC; i++) sum[i] += before[i];   // mutant: start_of_group_dropped
 }
 
 // mine += Σ over the head's channels of x[j], for the lane of step t0 + j of the lane's group.
 template <int ROWS> __device__ inline void tile_add_channels(float& mine, float (&x)[ROWS], int t0) {
     const float sum = group_transposed_sum<TSSA_LANES>(x, lane_index());
-    if (lane_index() % TSSA_STEPS / ROWS == t0 / ROWS) mine += sum;
+    if (lane_index() % TSSA_VEC / ROWS == t0 / ROWS) mine += sum;
 }
 
-// ratios[j] = Σ over the lane's channels of s/max(S, 1e-12). energy: S, advanced past the rows. ABOVE: S > 1e-12 in all
-// of them, which is true except at the start of a document or of a sequence, if w is tiny. Bit j of resets: a document
-// starts at row j.
-template <bool ABOVE, int ROWS>
-__device__ inline void tile_ratios(float (&ratios)[ROWS], float (&energy)[TSSA_VEC],
-                                   const float (&x)[ROWS][TSSA_VEC], unsigned resets) {
-    UNROLL for (int j = 0; j < ROWS; j++) {
-        ratios[j] = 0.0f;
-        if (resets >> j & 1) set_zero(energy);   // mutant: energy_of_the_last_document
-        UNROLL for (int i = 0; i < TSSA_VEC; i++) {
-            const float s = x[j][i] * x[j][i];
-            energy[i] += s;
-            ratios[j] += s * reciprocal(ABOVE ? energy[i] : fmaxf(energy[i], (float)TOST_ENERGY_MIN));
+// Sums of head h over the chunk: of s Π, with Π in pi (32), or of s if pi is nullptr.
+template <bool WHOLE, typename S, typename Pi>
+__device__ inline void tssa_chunk_totals(float* totals, float* groups, Pi pi, int h, TssaChunk k, const Tssa<S>& a) {
+    constexpr int ROWS = TILE_ROWS<WHOLE, S>;
+    constexpr bool WEIGHTED = !std::is_null_pointer<Pi>::value;
+    for (int d0 = 0; d0 < a.HS; d0 += TSSA_WIDTH) {
+        const TssaTile tile(h, d0, a.HS);
+        float sum[TSSA_VEC] = {};
+        NO_UNROLL for (int t0 = 0; t0 < TSSA_VEC; t0 += ROWS) {
+            float x[ROWS][TSSA_VEC], pi_t[ROWS];
+            tssa_load<WHOLE>(x, a.w, tile.t + t0, tile.c, tile.inside, k, a);
+            if constexpr (WEIGHTED) load_pack<ROWS>(pi_t, pi + tile.t + t0);
+            UNROLL for (int j = 0; j < ROWS; j++) {
+                UNROLL for (int i = 0; i < TSSA_VEC; i++)
+                    sum[i] += x[j][i] * (WEIGHTED ? x[j][i] * pi_t[j] : x[j][i]);
+            }
         }
+        tile_scan<WHOLE>(totals, groups, sum, tile);
     }
 }
 
-// Lane t returns Σ_d s/max(S, 1e-12) of head h at step t. carry: S before the chunk.
-template <int KIND, typename S, bool HELD>
-__device__ inline float tssa_energy_ratios(const float* carry, TssaGroups<HELD> groups, TssaRows<S, HELD> rows,
-                                           unsigned resets, int h, TssaChunk k, TssaSize z) {
-    constexpr int ROWS = TILE_ROWS<KIND, S>, SLOW_ROWS = KIND == TILE_WHOLE ? 1 : ROWS;
+// Lane t returns Σ_d s/max(S, 1e-12) of head h at step t.
+template <bool WHOLE, typename S>
+__device__ inline float tssa_energy_ratios(const float* groups, int h, TssaChunk k, const Tssa<S>& a) {
+    constexpr int ROWS = TILE_ROWS<WHOLE, S>;
     float mine = 0.0f;
-    for (int d0 = 0; d0 < z.HS; d0 += TSSA_TILE_WIDTH) {
-        const TssaTile tile(h, d0, z);
+    for (int d0 = 0; d0 < a.HS; d0 += TSSA_WIDTH) {
+        const TssaTile tile(h, d0, a.HS);
         float energy[TSSA_VEC];
-        tile_start<KIND>(energy, carry, groups, resets, h, tile, z);
-        bool above = KIND == TILE_WHOLE && resets == 0;
-        UNROLL for (int i = 0; i < TSSA_VEC; i++) above = above && energy[i] > (float)TOST_ENERGY_MIN;
-        int t0 = 0;
-        if (__all_sync(FULL_WARP, above)) {
-            NO_UNROLL for (; t0 < TSSA_STEPS; t0 += ROWS) {
-                float x[ROWS][TSSA_VEC], ratios[ROWS];
-                tile_load<KIND>(x, rows, t0, tile, k, z);
-                tile_ratios<true>(ratios, energy, x, 0);
-                tile_add_channels(mine, ratios, t0);
+        tile_start<WHOLE>(energy, a.saved + tssa_sums(k, a), groups, tile);
+        NO_UNROLL for (int t0 = 0; t0 < TSSA_VEC; t0 += ROWS) {
+            float x[ROWS][TSSA_VEC], ratios[ROWS] = {};
+            tssa_load<WHOLE>(x, a.w, tile.t + t0, tile.c, tile.inside, k, a);
+            UNROLL for (int j = 0; j < ROWS; j++) {
+                UNROLL for (int i = 0; i < TSSA_VEC; i++) {
+                    const float s = x[j][i] * x[j][i];
+                    energy[i] += s;
+                    ratios[j] += s * reciprocal(fmaxf(energy[i], (float)TOST_ENERGY_MIN));
+                }
             }
-        }
-        NO_UNROLL for (; t0 < TSSA_STEPS; t0 += SLOW_ROWS) {
-            float x[SLOW_ROWS][TSSA_VEC], ratios[SLOW_ROWS];
-            tile_load<KIND>(x, rows, t0, tile, k, z);
-            tile_ratios<false>(ratios, energy, x, resets_in_group(resets, tile.group) >> t0);
             tile_add_channels(mine, ratios, t0);
         }
     }
     return mine;
 }
 
-// The membership logits temp u are in shared memory as (32,stride), with the heads of a step adjacent. stride is an odd
-// number of packs of 4 heads, so that 8 lanes read the packs of 8 steps without bank conflicts. Logits past the last
-// head are -infinity.
-constexpr int TSSA_PACK = 4;
-__host__ __device__ inline int tssa_logits_stride(int heads) {
-    return ((heads + TSSA_PACK - 1) / TSSA_PACK | 1) * TSSA_PACK;
+// S and u. x (32,stride): the membership logits temp u, with the heads of a step adjacent; -infinity past the last head.
+// stride is an odd number of packs of 4 heads, so that 8 lanes read the packs of 8 steps without bank conflicts.
+template <typename S>
+__device__ inline void tssa_energy_forward(float* x, float* groups, const TssaChunk* chunk, const Tssa<S>& a) {
+    TssaChunk k = *chunk;
+    for (int h = warp_index(); h < a.NH; h += a.warps)
+        TSSA_CALL(tssa_chunk_totals, tssa_totals<false>(k.b, tssa_place(k), a), groups, nullptr, h, k, a);
+    tssa_scan<false, false>(chunk, a);
+    k = *chunk;
+    const int stride = tssa_logits_stride(a.NH), lane = lane_index();
+    for (int h = warp_index(); h < a.NH; h += a.warps) {
+        const float ratios = TSSA_CALL(tssa_energy_ratios, groups, h, k, a);
+        const bool inside = lane < k.n;   // mutant: chunk_edge_forward
+        const unsigned bias = h * a.block_size + a.step->first + k.t0 + lane;
+        const float u_t = ratios + a.HS * (inside ? a.denom_bias[bias] : 0.0f);
+        if (inside) a.u[tssa_head(h, k, a) + lane] = u_t;
+        x[lane * stride + h] = a.temp[h] * u_t;
+    }
+    NO_UNROLL for (int h = a.NH + warp_index(); h < stride; h += a.warps) x[lane * stride + h] = -INFINITY;
+    __syncthreads();   // mutant: softmax_unsynchronized
 }
 
-// Π[h], softmax over the heads. x (heads): the logits of the step. In bf16, computes 1 / Σ_h' e^(x[h'] - x[h]), which
-// does not need the maximum: if the sum overflows, the result is 0.
-template <typename S> __device__ inline float membership_forward(const float* x, int h, int heads) {
+// Π[h], softmax over the heads. x (NH): the logits of a step. In bf16, computes 1 / Σ_h' e^(x[h'] - x[h]), which does
+// not need the maximum: if the sum overflows, the result is 0.
+template <typename S> __device__ inline float softmax_over_heads(const float* x, int h, int NH) {
     constexpr bool FLOAT = std::is_same<S, float>::value;
     const float own = x[h];
-    float top = own, sum = 0.0f, part[TSSA_PACK];
-    for (int i = 0; FLOAT && i < heads; i++) top = fmaxf(top, x[i]);
-    for (int i = 0; i < heads; i += TSSA_PACK) {
-        load_pack<TSSA_PACK>(part, x + i);   // mutant: softmax_over_time
-        UNROLL for (int j = 0; j < TSSA_PACK; j++)
+    float top = own, sum = 0.0f, part[4];
+    for (int i = 0; FLOAT && i < NH; i++) top = fmaxf(top, x[i]);
+    for (int i = 0; i < NH; i += 4) {
+        load_pack<4>(part, x + i);   // mutant: softmax_over_time
+        UNROLL for (int j = 0; j < 4; j++)
             sum += FLOAT ? expf(part[j] - top) : power_of_2(LOG2_E * (part[j] - top));
     }
     return (FLOAT ? expf(own - top) : 1.0f) * reciprocal(sum);
 }
 
-// Uniform membership does not use S: sets carry (C), and end (C) unless NULL, to zero.
-__device__ inline void membership_uniform(float* carry, double* end, TssaSize z) {
-    for (int c = threadIdx.x; c < z.C; c += blockDim.x) {
-        carry[c] = 0.0f;
-        if (end) end[c] = 0.0;
+// pi (NH,32): Π, 0 past the chunk's end. x: the logits
+template <typename S>
+__device__ inline void tssa_membership_forward(float* pi, const float* x, const TssaChunk* chunk, const Tssa<S>& a) {
+    const TssaChunk k = *chunk;
+    const int lane = lane_index(), stride = tssa_logits_stride(a.NH);
+    for (int h = warp_index(); h < a.NH; h += a.warps) {
+        const float pi_t = softmax_over_heads<S>(x + lane * stride, h, a.NH);
+        if (lane < k.n) a.pi[tssa_head(h, k, a) + lane] = pi_t;
+        pi[h * WARP + lane] = lane < k.n ? pi_t : 0.0f;
     }
+    __syncthreads();   // mutant: mass_before_the_softmax
 }
 
-__device__ inline int tssa_scan_place(bool backward, TssaChunk k, TssaSize z) {
-    return backward ? z.chunks - 1 - (int)tssa_place(k) : (int)tssa_place(k);
-}
-
-// Writes a scan's results for some columns: the carry and, unless end is NULL, the sums after the last chunk. start:
-// the sums before the first chunk, or NULL. sum: over the chunks before this one. totals: of this chunk; if it
-// `restarts` the sums, end has only these. A pass is summed from zero, and then `start` is added, so that the results
-// do not depend on whether several passes run one after another.
-__device__ inline void tssa_scanned(float* carry, double* end, const double* start, const ScanSum (&sum)[SCAN_VEC],
-                                    const float* totals, bool restarts, int columns) {
-    double first[SCAN_VEC] = {}, before[SCAN_VEC];
-    UNROLL for (int n = 0; start && n < SCAN_VEC; n++)
-        if (n < columns) first[n] = start[n];   // mutant: state_not_continued
-    UNROLL for (int n = 0; n < SCAN_VEC; n++) before[n] = first[n] + to_double(sum[n]);
-    scan_store(carry, before);
-    UNROLL for (int n = 0; end && n < SCAN_VEC; n++) {
-        const double after = first[n] + (to_double(sum[n]) + totals[n]);   // mutant: state_not_passed
-        if (n < columns) end[n] = restarts ? totals[n] : after;   // mutant: state_of_the_last_document
-    }
-}
-
-// Scans N and D if WIDE, else S; BACKWARD: dN and dD, or dS, from the last chunk to the first. sums (B,chunks,sums):
-// the carries. totals, flags: of all sequences
-template <bool WIDE, bool BACKWARD, bool DOCUMENTS>
-__device__ inline void tssa_scan(float* sums, TssaStates states, float* totals, int* flags,
-                                 const TssaDocuments* documents, const TssaChunk* chunk, TssaSize z) {
-    const auto from = [&](bool inclusive) {   // read at each use, so that no register holds it during the waits
-        if constexpr (!DOCUMENTS) return -1;
-        const TssaChunk k = *chunk;
-        const TssaDocuments d = documents[k.b * z.chunks + tssa_place(k)];
-        return inclusive && d.resets ? tssa_scan_place(BACKWARD, k, z) : BACKWARD ? d.after : d.before;
-    };
-    const auto scanned = [&](int c, const ScanSum (&sum)[SCAN_VEC]) {
-        const TssaChunk k = *chunk;
-        float* carry = sums + tssa_sums(k, z) + (WIDE ? z.narrow : 0) + c;
-        if (!states.start && !states.end) return scan_store(carry, sum);
-        const int place = tssa_scan_place(BACKWARD, k, z), sequence = BACKWARD ? k.b : k.b / states.copies;
-        const size_t size = tssa_state_size(z.C, z.NH), at = (WIDE ? z.C : 0) + c;
-        const bool first = states.start && from(false) < 0;   // mutant: state_across_a_start
-        tssa_scanned(carry,
-                     states.end && place == z.chunks - 1 ? states.end + k.b * size + at : NULL,
-                     first ? states.start + sequence * size + at : NULL, sum,
-                     tssa_totals<WIDE>(totals, k.b, place, z) + c, tssa_resets<DOCUMENTS>(documents, k, z) != 0,
-                     (WIDE ? z.C + z.NH : z.C) - c);
-    };
-    scan_columns<DOCUMENTS>(tssa_totals<WIDE>(totals, chunk->b, 0, z),
-                            flags + ((WIDE != BACKWARD ? z.B : 0) + chunk->b) * z.slots, WIDE ? z.wide : z.narrow,
-                            tssa_scan_place(BACKWARD, *chunk, z), z.chunks, from, scanned);
-}
-
-// Computes u of the chunk, and x (32,stride): the membership logits.
-template <typename S, bool HELD, bool DOCUMENTS>
-__device__ inline void membership_learned(float* x, TssaGroups<HELD> groups, float* u, float* saved, TssaStates states,
-                                          float* totals, int* flags, TssaRows<S, HELD> rows, const float* temp,
-                                          const float* denom_bias, const StepHeader* step, int block_size,
-                                          const TssaDocuments* documents, const TssaChunk* chunk, TssaSize z) {
-    TssaChunk k = tssa_chunk_of<HELD>(chunk);
-    unsigned resets = tssa_resets<DOCUMENTS>(documents, k, z);
-    tssa_for_heads<HELD>(z, [&](int h) {
-        TSSA_TILES(tssa_chunk_totals, tssa_totals<false>(totals, k.b, tssa_place(k), z), groups, nullptr, rows, resets,
-                   h, k, z);
-    });
-    tssa_scan<false, false, DOCUMENTS>(saved, states, totals, flags, documents, chunk, z);
-    k = tssa_chunk_of<HELD>(chunk);
-    resets = tssa_resets<DOCUMENTS>(documents, k, z);
-    const int stride = tssa_logits_stride(tssa_room<HELD>(z));
-    tssa_for_heads<HELD>(z, [&](int h) {
-        const float ratios = TSSA_TILES(tssa_energy_ratios, saved + tssa_sums(k, z), groups, rows, resets, h, k, z);
-        const bool inside = lane_index() < k.n;   // mutant: chunk_edge_forward
-        const unsigned bias = h * block_size + step->first + k.t0 + lane_index();
-        const float u_t = ratios + z.HS * (inside ? denom_bias[bias] : 0.0f);
-        if (inside) u[tssa_step(h, k, z) + lane_index()] = u_t;
-        x[lane_index() * stride + h] = temp[h] * u_t;
-    });
-    NO_UNROLL for (int h = z.NH + warp_index(); h < stride; h += z.warps) x[lane_index() * stride + h] = -INFINITY;
-    __syncthreads();   // mutant: softmax_unsynchronized
-}
-
-// y = -w Π / (1 + N/M) of head h. pi, inverse_mass (32): Π and 1/M. carry: N before the chunk.
-template <int KIND, typename S, bool HELD>
-__device__ inline void tssa_statistics_forward(S* y, const float* carry, TssaGroups<HELD> groups, const float* pi,
-                                               const float* inverse_mass, TssaRows<S, HELD> rows, unsigned resets,
-                                               int h, TssaChunk k, TssaSize z) {
-    constexpr int ROWS = TILE_ROWS<KIND, S>;
-    for (int d0 = 0; d0 < z.HS; d0 += TSSA_TILE_WIDTH) {
-        const TssaTile tile(h, d0, z);
+// y = -w Π / (1 + N/M) of head h. pi, inverse_mass (32): Π and 1/M, where M = D + 1e-8
+template <bool WHOLE, typename S>
+__device__ inline void tssa_shrink(const float* groups, const float* pi, const float* inverse_mass, int h, TssaChunk k,
+                                   const Tssa<S>& a) {
+    constexpr int ROWS = TILE_ROWS<WHOLE, S>;
+    for (int d0 = 0; d0 < a.HS; d0 += TSSA_WIDTH) {
+        const TssaTile tile(h, d0, a.HS);
         float N[TSSA_VEC];
-        S* y_t = y + tile_row(tile, k, z);
-        tile_start<KIND>(N, carry, groups, resets, h, tile, z);
-        NO_UNROLL for (int t0 = 0; t0 < TSSA_STEPS; t0 += ROWS) {
-            const int t = tile.group * TSSA_STEPS + t0;
+        tile_start<WHOLE>(N, a.saved + tssa_sums(k, a) + a.narrow, groups, tile);
+        NO_UNROLL for (int t0 = 0; t0 < TSSA_VEC; t0 += ROWS) {
+            const int t = tile.t + t0;
             float x[ROWS][TSSA_VEC], pi_t[ROWS], inverse_t[ROWS];
-            tile_load<KIND>(x, rows, t0, tile, k, z);
+            S* y = a.y + tssa_row(t, tile.c, k, a);
+            tssa_load<WHOLE>(x, a.w, t, tile.c, tile.inside, k, a);
             load_pack<ROWS>(pi_t, pi + t);
             load_pack<ROWS>(inverse_t, inverse_mass + t);
             UNROLL for (int j = 0; j < ROWS; j++) {
-                if (resets >> (t + j) & 1) set_zero(N);   // mutant: moments_of_the_last_document
                 UNROLL for (int i = 0; i < TSSA_VEC; i++) {
                     const float x_pi = x[j][i] * pi_t[j];
                     N[i] += x[j][i] * x_pi;
                     x[j][i] = -x_pi * reciprocal(1.0f + N[i] * inverse_t[j]);
                 }
-                S* row = y_t + (size_t)(t0 + j) * (unsigned)z.C;
-                const int inside = t + j < k.n ? z.HS - tile.d : 0;
-                if (KIND == TILE_WHOLE || (KIND == TILE_PACKS && inside > 0)) store_pack<TSSA_VEC>(row, x[j]);
-                UNROLL for (int i = 0; KIND == TILE_CHANNELS && i < TSSA_VEC; i++)
-                    if (i < inside) row[i] = from_float<S>(x[j][i]);
+                store_part<WHOLE>(y + (size_t)j * (unsigned)a.C, x[j], t + j < k.n ? tile.inside : 0);
             }
         }
     }
 }
 
-// Minimum traffic per row: 2C (w) + 2C (y). Moved in addition: carries and totals, (4 + 8) (2C + NH)/32 = 0.75C, and u
-// and pi, 8 NH. sync: ticket, flags of the scan of S, flags of that of N and D; zero before the launch.
-template <typename S, bool HELD, bool UNIFORM, bool DOCUMENTS>
-__global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS)
-    tssa_forward_kernel(S* y, float* u, float* pi, float* saved, TssaStates states, float* totals,
-                        int* sync, const S* w, const float* temp,
-                        const float* denom_bias, const StepHeader* step, int block_size,
-                        const TssaDocuments* documents, TssaSize z) {
-    // (32,stride): logits; (heads,32): Π; then TssaGroups or, if HELD, (heads,32): mass, and a TssaHeld per warp
-    DYNAMIC_SHARED(float, x);
-    __shared__ TssaChunk chunk;
-    if (HELD) z.HS = TSSA_TILE_WIDTH;
-    const int room = tssa_room<HELD>(z), stride = tssa_logits_stride(room);
-    float *pi_s = x + WARP * stride, *sums = pi_s + (HELD ? 2 : 1) * room * WARP;
-    float* mass_s = HELD ? pi_s + room * WARP : x;   // overwrites x to save shared memory
-    tssa_chunk<false>(&chunk, sync, z);
-    TssaChunk k = tssa_chunk_of<HELD>(&chunk);
-    TssaHeld<S>* held = reinterpret_cast<TssaHeld<S>*>(sums) + warp_index();
-    const TssaRows<S, HELD> rows = {w, held};
-    const TssaGroups<HELD> groups = {HELD ? held->groups[0] : sums,
-                                     sums + (TSSA_GROUPS - 1) * z.NH * tssa_padded(z.HS)};
-    if constexpr (HELD) tile_hold(rows, TssaTile(warp_index(), 0, z), k, z);
-    if constexpr (UNIFORM) {
-        double* end = states.end && k.t0 + k.n == z.T ? states.end + k.b * tssa_state_size(z.C, z.NH) : NULL;
-        membership_uniform(saved + tssa_sums(k, z), end, z);
-    } else {
-        membership_learned<S, HELD, DOCUMENTS>(x, groups, u, saved, states, totals, sync + 1, rows, temp, denom_bias,
-                                               step, block_size, documents, &chunk, z);
-    }
-    k = tssa_chunk_of<HELD>(&chunk);
-    unsigned resets = tssa_resets<DOCUMENTS>(documents, k, z);
-    tssa_for_heads<HELD>(z, [&](int h) {
-        const bool inside = lane_index() < k.n;
-        const float pi_t = UNIFORM ? 1.0f / z.NH : membership_forward<S>(x + lane_index() * stride, h, room);
-        if (inside) pi[tssa_step(h, k, z) + lane_index()] = pi_t;
-        pi_s[h * WARP + lane_index()] = inside ? pi_t : 0.0f;
-    });
-    if (!HELD) __syncthreads();   // mutant: mass_before_the_softmax
-    float* totals_k = tssa_totals<true>(totals, k.b, tssa_place(k), z);
-    tssa_for_heads<HELD>(z, [&](int h) {
-        const float mass = warp_scan(pi_s[h * WARP + lane_index()], lane_index(), document_of(resets, lane_index()));
-        if (lane_index() == WARP - 1) totals_k[z.C + h] = mass;
-        mass_s[h * WARP + lane_index()] = mass;
-        __syncwarp();   // mutant: membership_unsynchronized
-        TSSA_TILES(tssa_chunk_totals, totals_k, groups, pi_s + h * WARP, rows, resets, h, k, z);
-    });
-    tssa_scan<true, false, DOCUMENTS>(saved, states, totals, sync + 1, documents, &chunk, z);
-    k = tssa_chunk_of<HELD>(&chunk);
-    resets = tssa_resets<DOCUMENTS>(documents, k, z);
-    const float* carry = saved + tssa_sums(k, z) + z.narrow;
-    tssa_for_heads<HELD>(z, [&](int h) {
-        float *mass = mass_s + h * WARP, before = carry[z.C + h];
-        if (resets_until(resets, lane_index())) before = 0.0f;   // mutant: mass_past_the_start
-        mass[lane_index()] = reciprocal(before + mass[lane_index()] + (float)TOST_MASS_EPS);
-        __syncwarp();   // mutant: mass_unsynchronized
-        TSSA_TILES(tssa_statistics_forward, y, carry, groups, pi_s + h * WARP, mass, rows, resets, h, k, z);
-    });
-}
-
-static size_t tssa_forward_shared(int C, int NH) {
-    return (WARP * (tssa_logits_stride(NH) + NH) + tssa_groups_size(C / NH, NH, tssa_threads(C, NH))) * sizeof(float);
-}
-template <typename S> static size_t tssa_held_shared(int warps) {
-    return WARP * (tssa_logits_stride(TSSA_WARPS) + 2 * TSSA_WARPS) * sizeof(float) + warps * sizeof(TssaHeld<S>);
-}
-
-// True if each warp has a single whole tile, and shared memory does not limit occupancy more than registers do.
-template <typename S> static bool tssa_holds(TssaSize z) {
-    const int blocks = 2 * TSSA_WARPS / z.warps;
-    return std::is_same<S, bf16>::value && z.HS == TSSA_TILE_WIDTH && z.NH <= TSSA_WARPS && z.T % TSSA_CHUNK == 0 &&
-           blocks * (tssa_held_shared<S>(z.warps) + BLOCK_SHARED) <= multiprocessor_shared();
-}
-
-template <typename S, bool HELD> static auto tssa_forward_choice(bool uniform, bool documents) {
-    return documents ? (uniform ? tssa_forward_kernel<S, HELD, true, true> : tssa_forward_kernel<S, HELD, false, true>)
-                     : (uniform ? tssa_forward_kernel<S, HELD, true, false>
-                                : tssa_forward_kernel<S, HELD, false, false>);
-}
-
-// y, w (B,T,C); u, pi (B,NH,T); saved (B,chunks,sums); totals (B,slots,sums); temp (NH); denom_bias (NH,block_size);
-// sums: tssa_sums_size
+// N, D and y. mass (NH,32): working space
 template <typename S>
-static void tssa_forward(cudaStream_t stream, S* y, float* u, float* pi, float* saved, TssaStates states, float* totals,
-                         int* sync, const S* w, const float* temp, const float* denom_bias, StepInput step,
-                         int membership, int block_size, int B, int T, int C, int NH) {
-    const TssaSize z = tssa_size(B, T, C, NH);
-    const bool uniform = membership == TOST_UNIFORM, documents = step.documents, holds = tssa_holds<S>(z);
-    const size_t shared = holds ? tssa_held_shared<S>(z.warps) : tssa_forward_shared(C, NH);
-    auto tssa_forward_variant = tssa_forward_choice<S, false>(uniform, documents);
-    if constexpr (std::is_same<S, bf16>::value)
-        if (holds) tssa_forward_variant = tssa_forward_choice<S, true>(uniform, documents);
-    allow_shared(tssa_forward_variant, shared);
-    LAUNCH(tssa_forward_variant, B * z.chunks, tssa_threads(C, NH), shared, stream, y, u, pi, saved, states, totals,
-           sync, w, temp, denom_bias, step.header, block_size, step.documents, z);
-}
-
-// Columns. WHOLE, the usual case: the chunk has all 32 steps and the head's channels fill the lanes; no bounds checks.
-template <int P> __device__ inline bool tssa_whole(TssaChunk k, TssaSize z) {
-    return k.n == TSSA_CHUNK && z.HS % (WARP * P) == 0;   // mutant: whole_columns_unasked
-}
-#define TSSA_COLUMNS(function, ...) \
-    (tssa_whole<P>(k, z) ? function<true, S, P>(__VA_ARGS__) : function<false, S, P>(__VA_ARGS__))
-
-// P channels of N rows, C apart, from step t0 on. Zeros, the identity of every sum here, past the chunk's end and for
-// lanes outside of the head.
-template <bool WHOLE, int N, int P, typename S>
-__device__ inline void tssa_load(float (&x)[N][P], const S* p, int t0, bool inside, TssaChunk k, TssaSize z) {
-    UNROLL for (int j = 0; j < N; j++) {
-        set_zero(x[j]);
-        if (WHOLE || (inside && t0 + j < k.n)) load_pack<P>(x[j], p + (size_t)j * (unsigned)z.C);
+__device__ inline void tssa_statistics_forward(float* mass, float* groups, const float* pi, const TssaChunk* chunk,
+                                               const Tssa<S>& a) {
+    TssaChunk k = *chunk;
+    float* totals = tssa_totals<true>(k.b, tssa_place(k), a);
+    for (int h = warp_index(); h < a.NH; h += a.warps) {
+        const float mass_t = warp_scan(pi[h * WARP + lane_index()], lane_index());
+        if (lane_index() == WARP - 1) totals[a.C + h] = mass_t;
+        mass[h * WARP + lane_index()] = mass_t;
+        TSSA_CALL(tssa_chunk_totals, totals, groups, pi + h * WARP, h, k, a);
+    }
+    tssa_scan<true, false>(chunk, a);
+    k = *chunk;
+    for (int h = warp_index(); h < a.NH; h += a.warps) {
+        const float before = a.saved[tssa_sums(k, a) + a.narrow + a.C + h];
+        float* mass_t = mass + h * WARP + lane_index();
+        *mass_t = reciprocal(before + *mass_t + (float)TOST_MASS_EPS);
+        __syncwarp();   // mutant: mass_unsynchronized
+        TSSA_CALL(tssa_shrink, groups, pi + h * WARP, mass + h * WARP, h, k, a);
     }
 }
 
-// P floats of an array (C); zeros for lanes outside of the head.
-template <int P> __device__ inline void tssa_load_floats(float (&x)[P], const float* p, bool inside) {
-    set_zero(x);
-    if (inside) load_pack<P>(x, p);
+// Minimum traffic per row: 2C (w) + 2C (y). Moved in addition: carries and totals, (4 + 8) (2C + NH)/32 = 0.75C, and u
+// and pi, 8 NH.
+template <typename S> __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS) tssa_forward_kernel(Tssa<S> a) {
+    DYNAMIC_SHARED(float, x);            // (32,stride): logits, then M; (NH,32): Π; then groups
+    __shared__ TssaChunk chunk;
+    float *const pi = x + WARP * tssa_logits_stride(a.NH), *const groups = pi + a.NH * WARP;
+    tssa_chunk<false>(&chunk, a);
+    tssa_energy_forward(x, groups, &chunk, a);
+    tssa_membership_forward(pi, x, &chunk, a);
+    tssa_statistics_forward(x, groups, pi, &chunk, a);
 }
 
-// True if lanes take two channels each: HS is even and above a warp, unless only single channels fill all lanes.
-static bool tssa_pairs(TssaSize z) {
-    return z.HS % 2 == 0 && z.HS > WARP && (z.HS % (2 * WARP) == 0 || z.HS % WARP != 0);
+template <typename S> static void tssa_forward(cudaStream_t stream, const Tssa<S>& a) {
+    const size_t shared = tssa_forward_shared(a.C, a.NH);
+    allow_shared(tssa_forward_kernel<S>, shared);
+    LAUNCH((tssa_forward_kernel<S>), a.B * a.chunks, a.warps * WARP, shared, stream, a);
 }
 
 // Arrays (NH,32) in shared memory, with an element per head and step of the chunk: Π and Π M. mass, dpi and du are the
 // same array, which holds M = D + 1e-8, then dΠ, then du.
 struct TssaSteps { float *pi, *pi_mass, *mass, *dpi, *du; };
 
-// What the first and third phases of backward save in shared memory for the last phase, which goes backward in time: S
-// and A (see the first phase) before every TSSA_BACK-th step of the chunk, (8,C) each, and the sums of dN and dS over
-// the second half of the chunk, (C) each. If shared memory is too small, these are not kept, and the last phase
-// recomputes S and A from the start of the chunk.
-struct TssaStarts { bool kept; float *S, *A, *dN, *dS; };
+// S and A (see tssa_statistics_totals) before some of the chunk's steps, each (32 >> start_log,C) in shared memory, for
+// the last phase, which goes backward in time. Every 4th step, or fewer if shared memory is too small for these.
+struct TssaStarts { float *S, *A; };
 
-constexpr int TSSA_STARTS = TSSA_CHUNK / TSSA_BACK, TSSA_HALF = TSSA_CHUNK / 2;
-constexpr int TSSA_PRESET_HS = 64;   // HS of all presets
-
-__host__ __device__ constexpr size_t tssa_steps_size(int NH) { return 3 * (size_t)NH * WARP; }
-__host__ __device__ constexpr size_t tssa_starts_size(int C) { return 2 * (TSSA_STARTS + 1) * (size_t)C; }
-
-// Called before each half of the chunk: adds `sum` to `first` and clears `sum`.
-template <int P> __device__ inline void tssa_next_half(float (&first)[P], float (&sum)[P]) {
-    UNROLL for (int i = 0; i < P; i++) first[i] += sum[i];
-    set_zero(sum);
+// Stores x, the sums before step t, among the starts of the lane's channels, from `inside` of which on there are none.
+template <bool WHOLE, typename S>
+__device__ inline void tssa_store_start(float* starts, int t, float (&x)[2], int c, int inside, const Tssa<S>& a) {
+    if (t >> a.start_log << a.start_log == t) store_part<WHOLE>(starts + (t >> a.start_log) * a.C + c, x, inside);
 }
 
-// Called after the second half of the chunk: stores its sums in `second` if kept, and the chunk's sums in `totals`.
-template <int P>
-__device__ inline void tssa_store_halves(float* totals, float* second, bool kept, float (&first)[P], float (&sum)[P],
-                                         int c) {
-    if (kept) store_pack<P>(second + c, sum);
-    tssa_next_half(first, sum);
-    store_pack<P>(totals + c, first);
-}
-
-// Sets Π, M and Π M. Past the chunk's end, Π is zero and M stays positive. mass (NH): D before the chunk.
-__device__ inline void tssa_backward_steps(TssaSteps steps, const float* pi, const float* mass, unsigned resets,
-                                           TssaChunk k, TssaSize z) {
-    for (int h = warp_index(); h < z.NH; h += z.warps) {
-        const float pi_t = lane_index() < k.n ? pi[tssa_step(h, k, z) + lane_index()] : 0.0f;
-        const float mass_t = tssa_mass(mass[h], pi_t, resets);
+// Sets Π, M and Π M. Past the chunk's end, Π is zero and M stays positive.
+template <typename S> __device__ inline void tssa_backward_steps(TssaSteps steps, TssaChunk k, const Tssa<S>& a) {
+    const float* mass = a.saved + tssa_sums(k, a) + a.narrow + a.C;   // D before the chunk
+    for (int h = warp_index(); h < a.NH; h += a.warps) {
         const int at = h * WARP + lane_index();
-        steps.pi[at] = pi_t;
-        steps.mass[at] = mass_t;
-        steps.pi_mass[at] = pi_t * mass_t;
+        const float pi = lane_index() < k.n ? a.pi[tssa_head(h, k, a) + lane_index()] : 0.0f;
+        steps.pi[at] = pi;
+        steps.mass[at] = mass[h] + warp_scan(pi, lane_index()) + (float)TOST_MASS_EPS;
+        steps.pi_mass[at] = pi * steps.mass[at];
     }
     __syncwarp();
 }
 
-// First phase, through y = -w Π M/A, where A[t] = M + N = 1e-8 + Σ_{t'≤t} Π (1 + s). With r = 1/A:
+// Through y = -w Π M/A, where A[t] = M + N = 1e-8 + Σ_{t'≤t} Π (1 + s). With r = 1/A:
 //     dN = Π M dy w r²,   dD = -Σ_d Π N dy w r² = Σ_d (dN - Π dy w r)
 // The last form takes fewer instructions, but is less exact if N is much smaller than M. EXACT: uses the first.
-// totals (C+NH): Σ of dN and of dD over the chunk, up to its first reset. With RN and RD, the sums of dN and dD
-// over t' ≥ t,
+// totals (C+NH): Σ of dN and of dD over the chunk. With RN and RD, the sums of dN and dD over t' ≥ t,
 //     dΠ[t] = Σ_d (s RN[t] - dy w M r) + RD[t]
-// This phase sets steps.dpi to dΠ with RN and RD replaced by minus the sums of dN and dD over earlier steps: dD over
-// those of the chunk; dN over those of the same half of the chunk if starts are kept, else over those of the chunk. The
-// second phase adds the rest.
-template <bool WHOLE, typename S, int P, typename Piece>
-__device__ inline void tssa_statistics_backward(float* totals, TssaSteps steps, TssaStarts starts, const float* carry,
-                                                const S* dy, const S* w, Piece, unsigned resets, TssaChunk k,
-                                                TssaSize z) {
-    constexpr int PIECE = Piece::value;
+// This sets steps.dpi to dΠ with RN and RD replaced by minus the sums of dN and dD over earlier steps of the chunk.
+template <bool WHOLE, typename S>
+__device__ inline void tssa_statistics_totals(float* totals, TssaSteps steps, TssaStarts starts, int h, TssaChunk k,
+                                              const Tssa<S>& a) {
     constexpr bool EXACT = sizeof(S) > 2;   // float32
-    for (int h = warp_index(); h < z.NH; h += z.warps) {
-        const float mass = carry[z.narrow + z.C + h] + (float)TOST_MASS_EPS;
-        float mine = 0.0f, total_D = 0.0f;
-        for (int d = lane_index() * P; d - lane_index() * P < z.HS; d += WARP * P) {
-            const bool inside = WHOLE || d < z.HS;
-            const int c = h * z.HS + d;
-            const S *w_t = w + c, *dy_t = dy + c;
-            const float *pi_h = steps.pi + h * WARP, *mass_h = steps.mass + h * WARP,
-                        *pi_mass_h = steps.pi_mass + h * WARP;
-            float* start = starts.A + c;
-            // less_D: minus this lane's part of the sum of dD; unless EXACT, without the terms that are in dN
-            float A[P], N[P], first[P] = {}, dN[P] = {}, less_D = 0.0f;
-            tssa_load_floats(N, carry + z.narrow + c, inside);
-            UNROLL for (int i = 0; i < P; i++) A[i] = N[i] + mass;
-            NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK;) {
-                if (starts.kept) {
-                    UNROLL for (int i = 0; i < P && !EXACT; i++) less_D -= dN[i];
-                    tssa_next_half(first, dN);
-                }
-                NO_UNROLL for (const int end = t0 + TSSA_HALF; t0 < end; t0 += PIECE) {
-                    float x[PIECE][P], dy_d[PIECE][P], pi_t[PIECE], M[PIECE], pi_M[PIECE], part[PIECE];
-                    tssa_load<WHOLE>(x, w_t, t0, inside, k, z);
-                    tssa_load<WHOLE>(dy_d, dy_t, t0, inside, k, z);
-                    load_pack<PIECE>(pi_t, pi_h + t0);
-                    load_pack<PIECE>(M, mass_h + t0);
-                    load_pack<PIECE>(pi_M, pi_mass_h + t0);
-                    UNROLL for (int j = 0; j < PIECE; j++) {
-                        const bool counts = !resets_until(resets, t0 + j);   // mutant: sums_past_the_start
-                        if (j % TSSA_BACK == 0 && starts.kept && inside)
-                            store_pack<P>(start + j / TSSA_BACK * z.C, A);   // mutant: start_not_kept
-                        float dy_w_r[P], sum, sum_N = 0.0f;   // over the lane's channels
-                        part[j] = less_D;
-                        UNROLL for (int i = 0; i < P; i++) {
-                            const float s = x[j][i] * x[j][i];
-                            if (resets >> (t0 + j) & 1) A[i] = (float)TOST_MASS_EPS, N[i] = 0.0f;
-                            A[i] += (s + 1.0f) * pi_t[j];
-                            const float r = reciprocal(A[i]);
-                            dy_w_r[i] = dy_d[j][i] * r * x[j][i];
-                            sum = i > 0 ? sum + dy_w_r[i] : dy_w_r[i];
-                            if constexpr (EXACT) {
-                                N[i] += s * pi_t[j];
-                                sum_N += dy_w_r[i] * r * N[i];
-                            }
-                            part[j] -= (EXACT ? s : s + 1.0f) * dN[i];   // mutant: moments_before_dropped
-                            if (counts) dN[i] += pi_M[j] * (dy_w_r[i] * r);
-                        }
-                        part[j] -= sum * M[j];
-                        if (counts) less_D += pi_t[j] * (EXACT ? sum_N : sum);   // mutant: mass_terms_dropped
+    constexpr int ROWS = TSSA_ROWS;
+    const float* carry = a.saved + tssa_sums(k, a) + a.narrow;
+    const float mass = carry[a.C + h] + (float)TOST_MASS_EPS;
+    float mine = 0.0f, total_D = 0.0f;
+    for (int d0 = 0; d0 < a.HS; d0 += TSSA_WIDTH) {
+        const int d = d0 + 2 * lane_index(), c = h * a.HS + d, inside = a.HS - d;
+        // less_D: minus this lane's part of the sum of dD; unless EXACT, without the terms that are in dN
+        float A[2], N[2], dN[2] = {}, less_D = 0.0f;
+        load_part<WHOLE>(N, carry + c, inside);
+        UNROLL for (int i = 0; i < 2; i++) A[i] = N[i] + mass;
+        NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK; t0 += ROWS) {
+            float x[ROWS][2], dy[ROWS][2], pi[ROWS], M[ROWS], pi_M[ROWS], part[ROWS];
+            tssa_load<WHOLE>(x, a.w, t0, c, inside, k, a);
+            tssa_load<WHOLE>(dy, a.dy, t0, c, inside, k, a);
+            load_pack<ROWS>(pi, steps.pi + h * WARP + t0);
+            load_pack<ROWS>(M, steps.mass + h * WARP + t0);
+            load_pack<ROWS>(pi_M, steps.pi_mass + h * WARP + t0);
+            tssa_store_start<WHOLE>(starts.A, t0, A, c, inside, a);   // mutant: start_not_kept
+            UNROLL for (int j = 0; j < ROWS; j++) {
+                float sum = 0.0f, sum_N = 0.0f;   // over the lane's channels
+                part[j] = less_D;
+                UNROLL for (int i = 0; i < 2; i++) {
+                    const float s = x[j][i] * x[j][i];
+                    A[i] += (s + 1.0f) * pi[j];
+                    const float r = reciprocal(A[i]), dy_w_r = dy[j][i] * r * x[j][i];
+                    sum += dy_w_r;
+                    if constexpr (EXACT) {
+                        N[i] += s * pi[j];
+                        sum_N += dy_w_r * r * N[i];
                     }
-                    const float piece = warp_transposed_sum(part, lane_index());
-                    if ((unsigned)(lane_index() - t0) < PIECE) mine += piece;
-                    w_t += PIECE * (size_t)(unsigned)z.C;
-                    dy_t += PIECE * (size_t)(unsigned)z.C;
-                    start += PIECE / TSSA_BACK * z.C;
+                    part[j] -= (EXACT ? s : s + 1.0f) * dN[i];   // mutant: moments_before_dropped
+                    dN[i] += pi_M[j] * (dy_w_r * r);
                 }
+                part[j] -= sum * M[j];
+                less_D += pi[j] * (EXACT ? sum_N : sum);   // mutant: mass_terms_dropped
             }
-            UNROLL for (int i = 0; i < P && !EXACT; i++) total_D += dN[i];
-            total_D -= less_D;
-            if (inside) tssa_store_halves(totals, starts.dN, starts.kept, first, dN, c);
+            const float sums = warp_transposed_sum(part, lane_index());
+            if ((unsigned)(lane_index() - t0) < ROWS) mine += sums;
         }
-        total_D = warp_sum(total_D);
-        __syncwarp();   // dpi overwrites M   // mutant: mass_overwritten_early
-        if (!resets) steps.dpi[h * WARP + lane_index()] = mine;   // tssa_backward_documents still needs M
-        if (lane_index() == 0) totals[z.C + h] = total_D;
+        UNROLL for (int i = 0; i < 2 && !EXACT; i++) total_D += dN[i];
+        total_D -= less_D;
+        store_part<WHOLE>(totals + c, dN, inside);
     }
+    total_D = warp_sum(total_D);
+    __syncwarp();   // dpi overwrites M   // mutant: mass_overwritten_early
+    steps.dpi[h * WARP + lane_index()] = mine;
+    if (lane_index() == 0) totals[a.C + h] = total_D;
 }
 
-// Second phase, in tiles: lane t returns the rest of dΠ[t] of head h:   Σ_d s RN + RD, with RD at the start of the
-// chunk, and RN at the start of the half chunk if starts are kept, else of the chunk. Each is the sum from there to the
-// chunk's end plus the sum over later chunks, `behind` (C+NH).
-template <int KIND, typename S>
-__device__ inline float tssa_backward_membership(const float* totals, TssaStarts starts, const float* behind,
-                                                 const S* w, int h, TssaChunk k, TssaSize z) {
-    constexpr int ROWS = TILE_ROWS<KIND, S>;
-    float mine = behind[z.C + h] + totals[z.C + h];
-    for (int d0 = 0; d0 < z.HS; d0 += TSSA_TILE_WIDTH) {
-        const TssaTile tile(h, d0, z);
+// Lane t returns the rest of dΠ[t] of head h:   Σ_d s RN + RD, with RN and RD at the start of the chunk: the chunk's
+// totals plus the sums over later chunks.
+template <bool WHOLE, typename S>
+__device__ inline float tssa_later_statistics(const float* totals, int h, TssaChunk k, const Tssa<S>& a) {
+    constexpr int ROWS = TILE_ROWS<WHOLE, S>;
+    const float* behind = a.back + tssa_sums(k, a) + a.narrow;
+    float mine = behind[a.C + h] + totals[a.C + h];
+    for (int d0 = 0; d0 < a.HS; d0 += TSSA_WIDTH) {
+        const TssaTile tile(h, d0, a.HS);
         float RN[TSSA_VEC], total[TSSA_VEC];
-        tile_floats<KIND>(RN, behind, tile, z);
-        if (starts.kept && tile.group * TSSA_STEPS >= TSSA_HALF) tile_floats<KIND>(total, starts.dN, tile, z);
-        else tile_floats<KIND>(total, totals, tile, z);
+        load_part<WHOLE>(RN, behind + tile.c, tile.inside);
+        load_part<WHOLE>(total, totals + tile.c, tile.inside);
         UNROLL for (int i = 0; i < TSSA_VEC; i++) RN[i] += total[i];
-        NO_UNROLL for (int t0 = 0; t0 < TSSA_STEPS; t0 += ROWS) {
+        NO_UNROLL for (int t0 = 0; t0 < TSSA_VEC; t0 += ROWS) {
             float x[ROWS][TSSA_VEC], of_w[ROWS] = {};
-            tile_load<KIND>(x, w, t0, tile, k, z);
+            tssa_load<WHOLE>(x, a.w, tile.t + t0, tile.c, tile.inside, k, a);
             UNROLL for (int j = 0; j < ROWS; j++) {
                 UNROLL for (int i = 0; i < TSSA_VEC; i++) of_w[j] += x[j][i] * (x[j][i] * RN[i]);
             }
@@ -1271,392 +953,204 @@ __device__ inline float tssa_backward_membership(const float* totals, TssaStarts
     return mine;
 }
 
-// From dΠ:   da[h] = Π[h] (dΠ[h] - Σ_h' Π[h'] dΠ[h']),   du = temp da,   dtemp[h,chunk] = Σ_t da u
-// da (B,NH,T); dtemp (NH,chunks of all sequences)
-__device__ inline void membership_backward(TssaSteps steps, float* da, float* dtemp, const float* u, const float* temp,
-                                           TssaChunk k, TssaSize z) {
+// Through y, N and D: steps.dpi becomes dΠ.
+template <typename S>
+__device__ inline void tssa_statistics_backward(TssaSteps steps, TssaStarts starts, const TssaChunk* chunk,
+                                                const Tssa<S>& a) {
+    TssaChunk k = *chunk;
+    tssa_backward_steps(steps, k, a);
+    for (int h = warp_index(); h < a.NH; h += a.warps)
+        TSSA_CALL(tssa_statistics_totals, tssa_totals<true>(k.b, tssa_scan_place<true>(k, a), a), steps, starts, h, k,
+                  a);
+    tssa_scan<true, true>(chunk, a);
+    k = *chunk;
+    for (int h = warp_index(); h < a.NH; h += a.warps)
+        steps.dpi[h * WARP + lane_index()] +=
+            TSSA_CALL(tssa_later_statistics, tssa_totals<true>(k.b, tssa_scan_place<true>(k, a), a), h, k, a);
     __syncthreads();
+}
+
+// From dΠ:   da[h] = Π[h] (dΠ[h] - Σ_h' Π[h'] dΠ[h']),   du = temp da,   dtemp[h,chunk] = Σ_t da u
+template <typename S>
+__device__ inline void tssa_membership_backward(TssaSteps steps, const TssaChunk* chunk, const Tssa<S>& a) {
+    const TssaChunk k = *chunk;
+    const int lane = lane_index();
     float mean = 0.0f;
-    for (int h = 0; h < z.NH; h++) mean += steps.pi[h * WARP + lane_index()] * steps.dpi[h * WARP + lane_index()];
+    for (int h = 0; h < a.NH; h++) mean += steps.pi[h * WARP + lane] * steps.dpi[h * WARP + lane];
     __syncthreads();   // du overwrites dpi   // mutant: mean_unsynchronized
-    for (int h = warp_index(); h < z.NH; h += z.warps) {
-        const size_t at = tssa_step(h, k, z) + lane_index();
-        const float da_t = steps.pi[h * WARP + lane_index()] * (steps.dpi[h * WARP + lane_index()] - mean);
-        steps.du[h * WARP + lane_index()] = temp[h] * da_t;
-        const float sum = warp_sum(lane_index() < k.n ? da_t * u[at] : 0.0f);
-        if (lane_index() == 0) dtemp[(size_t)(unsigned)(h * z.B + k.b) * (unsigned)z.chunks + tssa_place(k)] = sum;
-        if (lane_index() < k.n) da[at] = da_t;
+    for (int h = warp_index(); h < a.NH; h += a.warps) {
+        const size_t at = tssa_head(h, k, a) + lane;
+        const float da = steps.pi[h * WARP + lane] * (steps.dpi[h * WARP + lane] - mean);
+        steps.du[h * WARP + lane] = a.temp[h] * da;
+        const float sum = warp_sum(lane < k.n ? da * a.u[at] : 0.0f);
+        if (lane == 0) a.dtemp_chunk[(size_t)(unsigned)(h * a.B + k.b) * (unsigned)a.chunks + tssa_place(k)] = sum;
+        if (lane < k.n) a.da[at] = da;
     }
     __syncwarp();
 }
 
-// Replaces the second and third phases if membership is uniform: sets du, the sums of dS past the chunk, behind (C),
-// and the starts of S to zero.
-__device__ inline void membership_uniform_backward(float* du, float* behind, TssaStarts starts, TssaSize z) {
-    for (int i = threadIdx.x; i < z.NH * WARP; i += blockDim.x) du[i] = 0.0f;
-    for (int c = threadIdx.x; c < z.C; c += blockDim.x) behind[c] = 0.0f;   // mutant: uniform_behind_unset
-    for (int i = threadIdx.x; starts.kept && i < TSSA_STARTS * z.C; i += blockDim.x) starts.S[i] = 0.0f;
-    __syncthreads();
-}
-
-// sum += Σ_t dS over the piece from step t0 on, with dS = -du s/S² if S > 1e-12, else 0. energy: S, advanced from
-// before the piece to its end; if kept, saved at `start` before every TSSA_BACK-th step. ABOVE: S > 1e-12 in the whole
-// piece, which is usually true except at the start of a sequence or document.
-template <bool ABOVE, int PIECE, int P>
-__device__ inline void tssa_add_energies(float (&sum)[P], float (&energy)[P], float* start, bool kept,
-                                         const float (&x)[PIECE][P], const float (&du_t)[PIECE],
-                                         unsigned resets, int t0, TssaSize z) {
-    UNROLL for (int j = 0; j < PIECE; j++) {
-        const bool counts = !resets_until(resets, t0 + j);   // mutant: energies_past_the_start
-        if (j % TSSA_BACK == 0 && kept) store_pack<P>(start + j / TSSA_BACK * z.C, energy);
-        if (resets >> (t0 + j) & 1) set_zero(energy);
-        UNROLL for (int i = 0; i < P; i++) {
-            energy[i] += x[j][i] * x[j][i];
-            const float r = ABOVE || energy[i] > (float)TOST_ENERGY_MIN ? reciprocal(energy[i]) : 0.0f;
-            const float w_r = x[j][i] * r;
-            if (counts) sum[i] -= du_t[j] * (w_r * w_r);
-        }
-    }
-}
-
-// Third phase: the chunk's totals of dS, up to its first reset.
-template <bool WHOLE, typename S, int P, typename Piece>
-__device__ inline void tssa_energy_backward_totals(float* totals, TssaStarts starts, const float* carry,
-                                                   const float* du, const S* w, Piece, unsigned resets,
-                                                   TssaChunk k, TssaSize z) {
-    constexpr int PIECE = Piece::value;
-    for (int h = warp_index(); h < z.NH; h += z.warps) {
-        for (int d = lane_index() * P; d < z.HS; d += WARP * P) {
-            const int c = h * z.HS + d;
-            const S* w_t = w + c;
-            float* start = starts.S + c;
-            float energy[P], first[P] = {}, sum[P] = {};
-            tssa_load_floats(energy, carry + c, true);
-            NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK;) {
-                tssa_next_half(first, sum);
-                UNROLL for (const int end = t0 + TSSA_HALF; t0 < end; t0 += PIECE) {
-                    float x[PIECE][P], du_t[PIECE];
-                    tssa_load<WHOLE>(x, w_t, t0, true, k, z);
-                    load_pack<PIECE>(du_t, du + h * WARP + t0);
-                    bool above = WHOLE && !(resets >> t0 & ((1u << PIECE) - 1));
-                    UNROLL for (int i = 0; i < P; i++) above = above && energy[i] > (float)TOST_ENERGY_MIN;
-                    if (above) tssa_add_energies<true>(sum, energy, start, starts.kept, x, du_t, resets, t0, z);
-                    else tssa_add_energies<false>(sum, energy, start, starts.kept, x, du_t, resets, t0, z);
-                    start += PIECE / TSSA_BACK * z.C;
-                    w_t += PIECE * (size_t)(unsigned)z.C;
+// The chunk's totals of dS of head h, with dS = -du s/S² if S > 1e-12, else 0
+template <bool WHOLE, typename S>
+__device__ inline void tssa_energy_totals(float* totals, TssaSteps steps, TssaStarts starts, int h, TssaChunk k,
+                                          const Tssa<S>& a) {
+    for (int d = 2 * lane_index(); d < a.HS; d += TSSA_WIDTH) {
+        const int c = h * a.HS + d, inside = a.HS - d;
+        float energy[2], sum[2] = {};
+        load_part<WHOLE>(energy, a.saved + tssa_sums(k, a) + c, inside);
+        NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_ROWS) {
+            float x[TSSA_ROWS][2], du[TSSA_ROWS];
+            tssa_load<WHOLE>(x, a.w, t0, c, inside, k, a);
+            load_pack<TSSA_ROWS>(du, steps.du + h * WARP + t0);
+            tssa_store_start<WHOLE>(starts.S, t0, energy, c, inside, a);
+            UNROLL for (int j = 0; j < TSSA_ROWS; j++) {
+                UNROLL for (int i = 0; i < 2; i++) {
+                    energy[i] += x[j][i] * x[j][i];
+                    const float r = energy[i] > (float)TOST_ENERGY_MIN ? reciprocal(energy[i]) : 0.0f;
+                    const float w_r = x[j][i] * r;
+                    sum[i] -= du[j] * (w_r * w_r);
                 }
             }
-            tssa_store_halves(totals, starts.dS, starts.kept, first, sum, c);
         }
+        store_part<WHOLE>(totals + c, sum, inside);
     }
 }
 
-// Advances the sums S (energy) and A over TSSA_BACK rows of w. Bit j of resets: a document starts at row j.
-template <int P>
-__device__ inline void tssa_advance(float (&energy)[P], float (&A)[P], const float (&x)[TSSA_BACK][P],
-                                    const float (&pi)[TSSA_BACK], unsigned resets) {
-    UNROLL for (int j = 0; j < TSSA_BACK; j++) {
-        UNROLL for (int i = 0; i < P; i++) {
-            if (resets >> j & 1) energy[i] = 0.0f, A[i] = (float)TOST_MASS_EPS;
-            const float s = x[j][i] * x[j][i];
+// S and A of the lane's channels before step t0: from the start before it, advanced.
+template <bool WHOLE, typename S>
+__device__ inline void tssa_walk_to(float (&energy)[2], float (&A)[2], int t0, const float* pi, TssaStarts starts,
+                                    int c, int inside, TssaChunk k, const Tssa<S>& a) {
+    const int first = t0 >> a.start_log;
+    load_part<WHOLE>(energy, starts.S + first * a.C + c, inside);
+    load_part<WHOLE>(A, starts.A + first * a.C + c, inside);
+    NO_UNROLL for (int t = first << a.start_log; t < t0; t++) {
+        float x[1][2];
+        tssa_load<WHOLE>(x, a.w, t, c, inside, k, a);
+        UNROLL for (int i = 0; i < 2; i++) {
+            const float s = x[0][i] * x[0][i];
             energy[i] += s;
-            A[i] += (s + 1.0f) * pi[j];
+            A[i] += (s + 1.0f) * pi[t];
         }
     }
 }
 
-// S and A before step t0: loaded from `starts` if kept, else recomputed from the start of the chunk.
-template <bool WHOLE, typename S, int P>
-__device__ inline void tssa_walk_to(float (&energy)[P], float (&A)[P], int t0, TssaStarts starts, const float* carry,
-                                    const float* pi_h, const S* w_d, unsigned resets, int c, int h, TssaChunk k,
-                                    TssaSize z) {
-    if (starts.kept) {
-        load_pack<P>(energy, starts.S + t0 / TSSA_BACK * z.C + c);
-        load_pack<P>(A, starts.A + t0 / TSSA_BACK * z.C + c);
-    } else {
-        load_pack<P>(energy, carry + c);
-        load_pack<P>(A, carry + z.narrow + c);
-        UNROLL for (int i = 0; i < P; i++) A[i] += carry[z.narrow + z.C + h] + (float)TOST_MASS_EPS;
-    }
-    NO_UNROLL for (int t = starts.kept ? t0 : 0; t < t0; t += TSSA_BACK) {
-        float x[TSSA_BACK][P], pi[TSSA_BACK];
-        tssa_load<WHOLE>(x, w_d + t * z.C, t, true, k, z);
-        load_pack<TSSA_BACK>(pi, pi_h + t);
-        tssa_advance(energy, A, x, pi, resets >> t);
-    }
-}
-
-// Last phase, backward in time, in the terms of the first phase:
+// Replaces dy by dw for TSSA_ROWS steps, in the terms of tssa_statistics_totals:
 //     dw = 2 w (Π RN + ds) - Π M dy r,   ds = du/max(S, 1e-12) + Σ_{t'≥t} dS[t']
 // The sum's own term is merged with the first one: du/S - du s/S² = du S[t-1]/S², without cancellation if S is close to
-// s. Replaces dy by dw for TSSA_BACK steps. at: offset of the head and the first step in the arrays of `steps`. RN, RS:
-// sums of dN and dS past these steps, advanced to their start. energy, A: S and A before them. Bit j of resets: a
-// document starts at row j. ABOVE: see tssa_add_energies.
-template <bool ABOVE, int P>
-__device__ inline void tssa_piece_backward(float (&dy)[TSSA_BACK][P], float (&RN)[P], float (&RS)[P],
-                                           const float (&energy)[P], const float (&A)[P],
-                                           const float (&x)[TSSA_BACK][P], TssaSteps steps, int at, unsigned resets) {
-    float pi[TSSA_BACK], pi_M[TSSA_BACK], du[TSSA_BACK];
-    load_pack<TSSA_BACK>(pi, steps.pi + at);
-    load_pack<TSSA_BACK>(pi_M, steps.pi_mass + at);
-    load_pack<TSSA_BACK>(du, steps.du + at);
-    UNROLL for (int i = 0; i < P; i++) {
-        float S_next = energy[i], A_next = A[i], S_last[TSSA_BACK], S[TSSA_BACK], A_t[TSSA_BACK];
-        UNROLL for (int j = 0; j < TSSA_BACK; j++) {
-            if (resets >> j & 1) S_next = 0.0f, A_next = (float)TOST_MASS_EPS;   // mutant: walk_past_the_start
+// s. at: offset of the head and the first step in the arrays of `steps`. RN, RS: sums of dN and dS past these steps,
+// advanced to their start. energy, A: S and A before them.
+__device__ inline void tssa_rows_backward(float (&dy)[TSSA_ROWS][2], float (&RN)[2], float (&RS)[2],
+                                          const float (&energy)[2], const float (&A)[2],
+                                          const float (&x)[TSSA_ROWS][2], TssaSteps steps, int at) {
+    float pi[TSSA_ROWS], pi_M[TSSA_ROWS], du[TSSA_ROWS];
+    load_pack<TSSA_ROWS>(pi, steps.pi + at);
+    load_pack<TSSA_ROWS>(pi_M, steps.pi_mass + at);
+    load_pack<TSSA_ROWS>(du, steps.du + at);
+    UNROLL for (int i = 0; i < 2; i++) {
+        float S_next = energy[i], A_next = A[i], S_last[TSSA_ROWS], S[TSSA_ROWS], A_t[TSSA_ROWS];
+        UNROLL for (int j = 0; j < TSSA_ROWS; j++) {
             S_last[j] = S_next;
             S[j] = S_next += x[j][i] * x[j][i];
             A_t[j] = A_next += (x[j][i] * x[j][i] + 1.0f) * pi[j];
         }
-        UNROLL for (int j = TSSA_BACK - 1; j >= 0; j--) {
+        UNROLL for (int j = TSSA_ROWS - 1; j >= 0; j--) {
             const float r = reciprocal(A_t[j]), through_y = pi_M[j] * (dy[j][i] * r);
-            const bool above = ABOVE || S[j] > (float)TOST_ENERGY_MIN;   // mutant: energy_below_its_least
+            const bool above = S[j] > (float)TOST_ENERGY_MIN;   // mutant: energy_below_its_least
             const float q = reciprocal(above ? S[j] : (float)TOST_ENERGY_MIN), du_q = du[j] * q, du_q_q = du_q * q;
             const float ds = RS[i] + (above ? du_q_q * S_last[j] : du_q);
             if (above) RS[i] -= du_q_q * x[j][i] * x[j][i];
             RN[i] += x[j][i] * (r * through_y);
             dy[j][i] = 2.0f * x[j][i] * (pi[j] * RN[i] + ds) - through_y;
-            if (resets >> j & 1) RN[i] = 0.0f;   // mutant: moments_of_the_next_document
-            if (resets >> j & 1) RS[i] = 0.0f;   // mutant: energy_of_the_next_document
         }
     }
 }
 
-// Replaces the second phase in a chunk in which documents start: lane t returns dΠ[t] of head h, from a walk backward
-// in time like that of the last phase. RN and RD restart before each document start.
-template <typename S, int P>
-__device__ inline float tssa_backward_documents(TssaSteps steps, TssaStarts starts, const float* carry,
-                                                const float* behind, const S* dy, const S* w, unsigned resets, int h,
-                                                TssaChunk k, TssaSize z) {
-    const float *pi_h = steps.pi + h * WARP, *mass_h = steps.mass + h * WARP;
-    float mine = lane_index() >= document_of(resets, WARP - 1) ? behind[z.C + h] : 0.0f;
-    for (int d = lane_index() * P; d - lane_index() * P < z.HS; d += WARP * P) {
-        const bool inside = d < z.HS;   // other lanes compute the first channels again
-        const int c = h * z.HS + (inside ? d : 0);
-        float RN[P], RD = 0.0f;                  // RD: this lane's part of it
-        load_pack<P>(RN, behind + c);
-        NO_UNROLL for (int t0 = TSSA_CHUNK - TSSA_BACK; t0 >= 0; t0 -= TSSA_BACK) {
-            float energy[P], A[P], A_t[TSSA_BACK][P], x[TSSA_BACK][P], dy_d[TSSA_BACK][P], pi[TSSA_BACK];
-            float part[TSSA_BACK];
-            tssa_walk_to<false>(energy, A, t0, starts, carry, pi_h, w + c, resets, c, h, k, z);
-            tssa_load<false>(x, w + c + t0 * z.C, t0, true, k, z);
-            tssa_load<false>(dy_d, dy + c + t0 * z.C, t0, true, k, z);
-            load_pack<TSSA_BACK>(pi, pi_h + t0);
-            UNROLL for (int j = 0; j < TSSA_BACK; j++) {
-                UNROLL for (int i = 0; i < P; i++) {
-                    if (resets >> (t0 + j) & 1) A[i] = (float)TOST_MASS_EPS;
-                    A_t[j][i] = A[i] += (x[j][i] * x[j][i] + 1.0f) * pi[j];
-                }
-            }
-            UNROLL for (int j = TSSA_BACK - 1; j >= 0; j--) {
-                float sum = 0.0f;
-                UNROLL for (int i = 0; i < P; i++) {
-                    const float r = reciprocal(A_t[j][i]), dy_w_r = dy_d[j][i] * x[j][i] * r,
-                                dN = pi[j] * mass_h[t0 + j] * (dy_w_r * r);
-                    RN[i] += dN;
-                    RD += dN - pi[j] * dy_w_r;
-                    sum += x[j][i] * x[j][i] * RN[i] - dy_w_r * mass_h[t0 + j];
-                }
-                part[j] = inside ? sum + RD : 0.0f;
-                if (resets >> (t0 + j) & 1) {   // mutant: adjoint_of_the_next_document
-                    set_zero(RN);
-                    RD = 0.0f;
-                }
-            }
-            const float sum = warp_transposed_sum(part, lane_index());
-            if (lane_index() / TSSA_BACK == t0 / TSSA_BACK) mine += sum;
+// dw of head h, backward in time
+template <bool WHOLE, typename S>
+__device__ inline void tssa_dw(TssaSteps steps, TssaStarts starts, int h, TssaChunk k, const Tssa<S>& a) {
+    for (int d = 2 * lane_index(); d < a.HS; d += TSSA_WIDTH) {
+        const int c = h * a.HS + d, inside = a.HS - d;
+        const float* behind = a.back + tssa_sums(k, a);
+        float RN[2], RS[2];
+        load_part<WHOLE>(RN, behind + a.narrow + c, inside);
+        load_part<WHOLE>(RS, behind + c, inside);
+        NO_UNROLL for (int t0 = ((WHOLE ? TSSA_CHUNK : k.n) - 1) / TSSA_ROWS * TSSA_ROWS; t0 >= 0; t0 -= TSSA_ROWS) {
+            float energy[2], A[2], x[TSSA_ROWS][2], dy[TSSA_ROWS][2];
+            S* dw = a.dw + tssa_row(t0, c, k, a);
+            tssa_load<WHOLE>(x, a.w, t0, c, inside, k, a);
+            tssa_load<WHOLE>(dy, a.dy, t0, c, inside, k, a);
+            tssa_walk_to<WHOLE>(energy, A, t0, steps.pi + h * WARP, starts, c, inside, k, a);
+            tssa_rows_backward(dy, RN, RS, energy, A, x, steps, h * WARP + t0);
+            UNROLL for (int j = 0; j < TSSA_ROWS; j++)
+                store_part<WHOLE>(dw + (size_t)j * (unsigned)a.C, dy[j],
+                                  t0 + j < k.n ? inside : 0);   // mutant: chunk_edge_backward
         }
     }
-    __syncwarp();   // the caller overwrites M with dpi
-    return mine;
 }
 
-// Halves: 1, or 2, which requires that starts are kept and that there are no documents. With 2 and WHOLE, each half of
-// the warp's lanes takes half of the chunk, with twice as many channels per lane. Reads `chunk` again for each slice of
-// channels, so that no registers hold addresses from slice to slice.
-template <bool WHOLE, typename S, int P, typename Documents, typename Halves>
-__device__ inline void tssa_backward_final(S* dw, TssaSteps steps, TssaStarts starts, const float* back,
-                                           const float* saved, const S* dy, const S* w, Documents, Halves,
-                                           const TssaDocuments* documents, const volatile TssaChunk* chunk,
-                                           TssaSize z) {
-    constexpr int HALVES = WHOLE ? Halves::value : 1, VEC = HALVES * P, LANES = WARP / HALVES;
-    constexpr int STEPS = TSSA_CHUNK / HALVES;
-    for (int h = warp_index(); h < z.NH; h += z.warps) {
-        for (int d = lane_index() % LANES * VEC; d < z.HS; d += LANES * VEC) {
-            const TssaChunk k = {chunk->b, chunk->t0, chunk->n};
-            const float *carry = saved + tssa_sums(k, z), *behind = back + tssa_sums(k, z);
-            const int c = h * z.HS + d, first = lane_index() / LANES * STEPS;
-            const size_t row = tssa_row(k, z) + c;
-            const unsigned resets = tssa_resets<Documents::value>(documents, k, z);
-            float RN[VEC], RS[VEC];
-            load_pack<VEC>(RN, behind + z.narrow + c);
-            load_pack<VEC>(RS, behind + c);
-            if (first + STEPS < TSSA_CHUNK) {
-                float dN[VEC], dS[VEC];
-                load_pack<VEC>(dN, starts.dN + c);
-                load_pack<VEC>(dS, starts.dS + c);
-                UNROLL for (int i = 0; i < VEC; i++) {
-                    RN[i] += dN[i];   // mutant: half_of_dN_dropped
-                    RS[i] += dS[i];   // mutant: half_of_dS_dropped
-                }
-            }
-            const int last = (WHOLE ? STEPS - 1 : k.n - 1) / TSSA_BACK * TSSA_BACK;
-            NO_UNROLL for (int t0 = first + last; t0 >= first; t0 -= TSSA_BACK) {
-                const size_t at = row + (unsigned)(t0 * z.C);
-                float energy[VEC], A[VEC], x[TSSA_BACK][VEC], dy_d[TSSA_BACK][VEC];
-                tssa_walk_to<WHOLE>(energy, A, t0, starts, carry, steps.pi + h * WARP, w + row, resets, c, h, k, z);
-                tssa_load<WHOLE>(x, w + at, t0, true, k, z);
-                tssa_load<WHOLE>(dy_d, dy + at, t0, true, k, z);
-                const unsigned in_piece = resets >> t0 & ((1u << TSSA_BACK) - 1);
-                bool above = WHOLE && !in_piece;
-                UNROLL for (int i = 0; i < VEC; i++) above = above && energy[i] > (float)TOST_ENERGY_MIN;
-                if (above) tssa_piece_backward<true>(dy_d, RN, RS, energy, A, x, steps, h * WARP + t0, 0);
-                else tssa_piece_backward<false>(dy_d, RN, RS, energy, A, x, steps, h * WARP + t0, in_piece);
-                UNROLL for (int j = 0; j < TSSA_BACK; j++) {
-                    S* const dw_t = dw + at + (size_t)j * (unsigned)z.C;
-                    if (WHOLE || t0 + j < k.n) store_pack<VEC>(dw_t, dy_d[j]);   // mutant: chunk_edge_backward
-                }
-            }
-        }
-    }
+// Through u and S, and from all gradients to dw.
+template <typename S>
+__device__ inline void tssa_energy_backward(TssaSteps steps, TssaStarts starts, const TssaChunk* chunk,
+                                            const Tssa<S>& a) {
+    TssaChunk k = *chunk;
+    for (int h = warp_index(); h < a.NH; h += a.warps)
+        TSSA_CALL(tssa_energy_totals, tssa_totals<false>(k.b, tssa_scan_place<true>(k, a), a), steps, starts, h, k, a);
+    tssa_scan<false, true>(chunk, a);
+    k = *chunk;
+    for (int h = warp_index(); h < a.NH; h += a.warps) TSSA_CALL(tssa_dw, steps, starts, h, k, a);
 }
 
 // Minimum traffic per row: 2C (w) + 2C (dy) + 2C (dw). Moved in addition: carries, back and totals, about
-// (4 + 8 + 8) (2C + NH)/32 = 1.25C, and 3 · 4 NH. The scans run from the last chunk to the first. sync: ticket, flags
-// of the scan of dN and dD, flags of that of dS; zero before the launch. back (B,chunks,sums): sums past each chunk of
-// dS (narrow), then of dN (C) and dD (NH). HEADS: 0, or NH if it is known at compile time and HS is
-// TSSA_PRESET_HS: constant sizes save most of the address arithmetic. With float32, a kernel needs so many registers
-// that only one block fits on a multiprocessor.
-template <typename S, int P, bool UNIFORM, bool DOCUMENTS, int HEADS>
-__global__ void __launch_bounds__(TSSA_WARPS* WARP, sizeof(S) > 2 ? 1 : TSSA_BLOCKS)
-    tssa_backward_kernel(S* dw, float* da, float* dtemp, float* back, TssaStates states, float* totals,
-                         int* sync, const S* dy, const S* w, const float* u,
-                         const float* pi, const float* saved,
-                         const float* temp, const TssaDocuments* documents, bool keep_starts,
-                         TssaSize z) {
-    DYNAMIC_SHARED(float, shared);   // tssa_steps_size, tssa_starts_size
-    static_assert((tssa_steps_size(HEADS) + tssa_starts_size(HEADS * TSSA_PRESET_HS)) * sizeof(float) <=
-                  MAX_ALLOWED_SHARED, "starts are kept");
+// (4 + 8 + 8) (2C + NH)/32 = 1.25C, and 3 · 4 NH. The scans run from the last chunk to the first. With float32, the
+// kernel needs so many registers that only one block fits on a multiprocessor.
+template <typename S> __global__ void __launch_bounds__(TSSA_WARPS* WARP, sizeof(S) > 2 ? 1 : TSSA_BLOCKS)
+    tssa_backward_kernel(Tssa<S> a) {
+    DYNAMIC_SHARED(float, shared);
     __shared__ TssaChunk chunk;
-    if constexpr (HEADS > 0) {
-        z.NH = HEADS, z.HS = TSSA_PRESET_HS, z.C = HEADS * z.HS;
-        z.warps = tssa_threads(z.C, z.NH) / WARP, z.narrow = scan_stride(z.C), z.wide = scan_stride(z.C + z.NH);
-    }
-    const std::integral_constant<int, (HEADS > 0 ? TSSA_PIECE : TSSA_BACK)> piece;   // steps in registers at once
-    const int array = z.NH * WARP;
-    const TssaSteps steps = {shared, shared + array, shared + 2 * array, shared + 2 * array, shared + 2 * array};
-    float* const kept = shared + tssa_steps_size(z.NH);
-    const TssaStarts starts = {HEADS > 0 || keep_starts, kept, kept + TSSA_STARTS * z.C, kept + 2 * TSSA_STARTS * z.C,
-                               kept + (2 * TSSA_STARTS + 1) * z.C};
-    tssa_chunk<true>(&chunk, sync, z);
-    TssaChunk k = chunk;
-    unsigned resets = tssa_resets<DOCUMENTS>(documents, k, z);
-    tssa_backward_steps(steps, pi, saved + tssa_sums(k, z) + z.narrow + z.C, resets, k, z);
-    TSSA_COLUMNS(tssa_statistics_backward, tssa_totals<true>(totals, k.b, tssa_scan_place(true, k, z), z), steps,
-                 starts, saved + tssa_sums(k, z), dy + tssa_row(k, z), w + tssa_row(k, z), piece, resets, k, z);
-    tssa_scan<true, true, DOCUMENTS>(back, states, totals, sync + 1, documents, &chunk, z);
-    k = chunk;
-    resets = tssa_resets<DOCUMENTS>(documents, k, z);
-    if constexpr (UNIFORM) {
-        membership_uniform_backward(steps.du, back + tssa_sums(k, z), starts, z);
-    } else {
-        for (int h = warp_index(); resets && h < z.NH; h += z.warps)
-            steps.dpi[h * WARP + lane_index()] = tssa_backward_documents<S, P>(
-                steps, starts, saved + tssa_sums(k, z), back + tssa_sums(k, z) + z.narrow, dy + tssa_row(k, z),
-                w + tssa_row(k, z), resets, h, k, z);
-        for (int h = warp_index(); !resets && h < z.NH; h += z.warps)
-            steps.dpi[h * WARP + lane_index()] += TSSA_TILES(
-                tssa_backward_membership, tssa_totals<true>(totals, k.b, tssa_scan_place(true, k, z), z), starts,
-                back + tssa_sums(k, z) + z.narrow, w + tssa_row(k, z), h, k, z);
-        membership_backward(steps, da, dtemp, u, temp, k, z);
-        TSSA_COLUMNS(tssa_energy_backward_totals,
-                     tssa_totals<false>(totals, k.b, tssa_scan_place(true, k, z), z), starts,
-                     saved + tssa_sums(k, z), steps.du, w + tssa_row(k, z), piece, resets, k, z);
-        tssa_scan<false, true, DOCUMENTS>(back, states, totals, sync + 1, documents, &chunk, z);
-    }
-    k = chunk;
-    TSSA_COLUMNS(tssa_backward_final, dw, steps, starts, back, saved, dy, w, std::integral_constant<bool, DOCUMENTS>(),
-                 std::integral_constant<int, (HEADS > 0 ? 2 : 1)>(), documents, &chunk, z);
+    float *const mass = shared + 2 * a.NH * WARP, *const kept = mass + a.NH * WARP;
+    const TssaSteps steps = {shared, shared + a.NH * WARP, mass, mass, mass};
+    const TssaStarts starts = {kept, kept + (TSSA_CHUNK >> a.start_log) * a.C};
+    tssa_chunk<true>(&chunk, a);
+    tssa_statistics_backward(steps, starts, &chunk, a);
+    tssa_membership_backward(steps, &chunk, a);
+    tssa_energy_backward(steps, starts, &chunk, a);
 }
 
-template <typename S, int HEADS> static auto tssa_backward_instance(TssaSize z, bool uniform, bool documents) {
-    if constexpr (HEADS > 0) return tssa_backward_kernel<S, 2, false, false, HEADS>;
-    const bool pairs = tssa_pairs(z);
-    if (documents)
-        return uniform ? (pairs ? tssa_backward_kernel<S, 2, true, true, 0> : tssa_backward_kernel<S, 1, true, true, 0>)
-                       : (pairs ? tssa_backward_kernel<S, 2, false, true, 0>
-                                : tssa_backward_kernel<S, 1, false, true, 0>);
-    return uniform ? (pairs ? tssa_backward_kernel<S, 2, true, false, 0> : tssa_backward_kernel<S, 1, true, false, 0>)
-                   : (pairs ? tssa_backward_kernel<S, 2, false, false, 0>
-                            : tssa_backward_kernel<S, 1, false, false, 0>);
+// Sets dw, and what layer_sums needs for the gradients of temp and denom_bias.
+template <typename S> static void tssa_backward(cudaStream_t stream, const Tssa<S>& a) {
+    const size_t shared = tssa_backward_shared(a.C, a.NH, a.start_log);
+    allow_shared(tssa_backward_kernel<S>, shared);
+    LAUNCH((tssa_backward_kernel<S>), a.B * a.chunks, a.warps * WARP, shared, stream, a);
 }
 
-// The presets, which have 12, 16 and 20 heads, use kernels compiled for their sizes.
-template <typename S> static auto tssa_backward_choice(TssaSize z, bool uniform, bool documents) {
-    if constexpr (std::is_same<S, bf16>::value) {
-        const int preset = z.HS == TSSA_PRESET_HS && !uniform && !documents ? z.NH : 0;
-        if (preset == 12) return tssa_backward_instance<S, 12>(z, uniform, documents);
-        if (preset == 16) return tssa_backward_instance<S, 16>(z, uniform, documents);
-        if (preset == 20) return tssa_backward_instance<S, 20>(z, uniform, documents);
-    }
-    return tssa_backward_instance<S, 0>(z, uniform, documents);
-}
-
-// dw =; da (B,NH,T), dtemp_partial (NH,B·chunks): for TssaSums. back and totals are working space. A uniform membership
-// is a constant: no gradient passes through it to temp, denom_bias or w, and states.end has no sum of dS.
-template <typename S>
-static void tssa_backward(cudaStream_t stream, S* dw, float* da, float* dtemp_partial, float* back, TssaStates states,
-                          float* totals, int* sync, const S* dy, const S* w, const float* u, const float* pi,
-                          const float* saved, const float* temp, StepInput step, int membership, int B, int T, int C,
-                          int NH) {
-    const TssaSize z = tssa_size(B, T, C, NH);
-    const size_t least = tssa_steps_size(NH) * sizeof(float), starts = tssa_starts_size(C) * sizeof(float);
-    const bool uniform = membership == TOST_UNIFORM, keep_starts = least + starts <= MAX_ALLOWED_SHARED;
-    const size_t shared = least + keep_starts * starts;
-    const auto tssa_backward_variant = tssa_backward_choice<S>(z, uniform, step.documents != NULL);
-    allow_shared(tssa_backward_variant, shared);
-    LAUNCH(tssa_backward_variant, B * z.chunks, tssa_threads(C, NH), shared, stream, dw, da,
-           dtemp_partial, back, states, totals, sync, dy, w, u, pi, saved, temp, step.documents, keep_starts, z);
-}
-
-// The last sums of dtemp and ddenom_bias, over sequences and chunks. With a uniform membership they are zero.
-struct TssaSums {
-    float *dtemp, *ddenom_bias;      // (NH), (NH,block_size)
-    const float *da, *dtemp_partial, *temp;
-    const StepHeader* step;
-    int membership, block_size, B, T, HS, NH, chunks;   // chunks: of all sequences
-};
-
-// dtemp[h] = Σ_chunks partial[h,chunk]; add: += instead. The first TEMP_THREADS threads of SUM_THREADS take part.
+// dtemp[h] = Σ_chunks dtemp_chunk[h,chunk]; add: += instead. The first TEMP_THREADS threads of SUM_THREADS take part.
 constexpr int TEMP_THREADS = 256;
 
-__device__ inline void temp_backward_block(const TssaSums& s, int h, bool add, float* shared) {
+template <typename S> __device__ inline void temp_backward_block(const Tssa<S>& a, int h, bool add, float* shared) {
+    const int chunks = a.B * a.chunks;
     float sum = 0.0f;
-    if (threadIdx.x < TEMP_THREADS && s.membership != TOST_UNIFORM) {
-        UNROLL_BY(8) for (int i = threadIdx.x; i < s.chunks; i += TEMP_THREADS)   // mutant: temp_of_the_first_chunks
-            sum += s.dtemp_partial[(size_t)h * s.chunks + i];
+    if (threadIdx.x < TEMP_THREADS && !a.fixed_temp) {
+        UNROLL_BY(8) for (int i = threadIdx.x; i < chunks; i += TEMP_THREADS)   // mutant: temp_of_the_first_chunks
+            sum += a.dtemp_chunk[(size_t)h * chunks + i];
     }
     sum = block_tree_sum(sum, shared);
-    if (threadIdx.x == 0) s.dtemp[h] = (add ? s.dtemp[h] : 0.0f) + sum;   // mutant: temp_not_overwritten
+    if (threadIdx.x == 0) a.dtemp[h] = (add ? a.dtemp[h] : 0.0f) + sum;   // mutant: temp_not_overwritten
 }
 
 // ddenom_bias[h,first+t] = Σ_b HS temp[h] da[b,h,t], and 0 at other positions; one thread per head and position. add:
 // += instead, and one thread per head and t. Traffic per row: 4 NH, from L2.
-__device__ inline void denom_bias_backward_block(const TssaSums& s, int h, int block, bool add) {
-    const int i = block * SUM_THREADS + threadIdx.x, t = add ? i : i - s.step->first;
-    const bool inside = t >= 0 && t < s.T;
-    if (add ? !inside : i >= s.block_size) return;
+template <typename S> __device__ inline void denom_bias_backward_block(const Tssa<S>& a, int h, int block, bool add) {
+    const int i = block * SUM_THREADS + threadIdx.x, t = add ? i : i - a.step->first;
+    const bool inside = t >= 0 && t < a.T;
+    if (add ? !inside : i >= a.block_size) return;
     float sum = 0.0f;
-    if (inside && s.membership != TOST_UNIFORM) {
-        UNROLL_BY(4) for (int b = 0; b < s.B; b++) sum += s.da[((size_t)b * s.NH + h) * s.T + t];
-        sum = s.HS * s.temp[h] * sum;
-    }
-    float* out = s.ddenom_bias + (size_t)h * s.block_size + s.step->first + t;   // mutant: bias_place_ignored
-    *out = (add ? *out : 0.0f) + sum;   // mutant: denom_bias_not_overwritten
+    UNROLL_BY(4) for (int b = 0; inside && b < a.B; b++) sum += a.da[((size_t)b * a.NH + h) * a.T + t];
+    float* out = a.ddenom_bias + (size_t)h * a.block_size + a.step->first + t;   // mutant: bias_place_ignored
+    *out = (add ? *out : 0.0f) + a.HS * a.temp[h] * sum;   // mutant: denom_bias_not_overwritten
 }
 
 // The first blocks compute column sums, the next ones dtemp, the last ones ddenom_bias.
-__global__ void __launch_bounds__(SUM_THREADS) layer_sums_kernel(ColumnSums columns, TssaSums tssa, bool add) {
+template <typename S>
+__global__ void __launch_bounds__(SUM_THREADS) layer_sums_kernel(ColumnSums columns, Tssa<S> tssa, bool add) {
     __shared__ float shared[SUM_THREADS];
     int block = blockIdx.x;
     for (int i = 0; i < columns.n; i++) {
@@ -1670,10 +1164,11 @@ __global__ void __launch_bounds__(SUM_THREADS) layer_sums_kernel(ColumnSums colu
 }
 
 // Computes the gradients of a layer from these partial sums. add: adds them, instead of overwriting
-static void layer_sums(cudaStream_t stream, const ColumnSums& columns, const TssaSums& tssa, bool add) {
+template <typename S>
+static void layer_sums(cudaStream_t stream, const ColumnSums& columns, const Tssa<S>& tssa, bool add) {
     int blocks = tssa.NH * (1 + div_up(add ? tssa.T : tssa.block_size, SUM_THREADS));
     for (int i = 0; i < columns.n; i++) blocks += column_sum_blocks(columns.sum[i]);
-    LAUNCH(layer_sums_kernel, blocks, SUM_THREADS, 0, stream, columns, tssa, add);
+    LAUNCH((layer_sums_kernel<S>), blocks, SUM_THREADS, 0, stream, columns, tssa, add);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1903,7 +1398,7 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(x_out,        float,   rows * C)                     /* x_mid + gamma2 mlp_out */
 
 #define SHARED_BUFFERS(X) \
-    X(input,        int32_t, step_input_size(rows, documents_size(m, B, T))) \
+    X(input,        int32_t, step_input_size(rows)) \
     X(decays,       uint8_t, train * m->tensors.flat_size / DECAY_GROUP) \
     X(x,            float,   rows * C)                     /* embedding: the input of layer 0 */ \
     X(ln_f,         S,       rows * C) \
@@ -2007,11 +1502,6 @@ static void put_range(TostModel* m, float* dst, const float* src, size_t n) {
     if (n) CUDA_CHECK(cudaMemcpyAsync(dst, src, n * sizeof *src, cudaMemcpyHostToDevice, m->stream));
 }
 
-// Length of StepInput.documents for a pass; 0 if the model does not mask across documents.
-static size_t documents_size(const TostModel* m, size_t B, size_t T) {
-    return 0 * (m->config.n_layer + B * div_up(T, TSSA_CHUNK));
-}
-
 static bool has_chunks(const TostModel* m) { return m->options.chunk < m->options.max_seq; }
 
 // Sets every pointer into the arena and returns its size in bytes. base NULL: only computes the size.
@@ -2097,7 +1587,7 @@ template <typename S> static const float* layer_input(const TypedModel<S>* m, in
 }
 
 template <typename S> static StepInput model_input(const TypedModel<S>* m, int B, int T) {
-    return step_input(m->buf.input, (size_t)B * T, documents_size(m, B, T));
+    return step_input(m->buf.input, (size_t)B * T);
 }
 
 // Number of elements of the states of all layers, (L,B,2C+NH).
@@ -2129,18 +1619,53 @@ template <typename S> static void copy_states(TypedModel<S>* m, double* states, 
     else CUDA_CHECK(cudaMemsetAsync(states, 0, bytes, m->stream));
 }
 
+// TSSA of layer l. states: of all layers; sync (zero): of this layer
+template <typename S> static Tssa<S> layer_tssa(const TypedModel<S>* m, int l, TssaStates states, int* sync, int B,
+                                                int T) {
+    const LayerActivations<S>* a = &m->layer[l];
+    const TostParams<float> p = model_params(m, TOST_PARAM, l);
+    Tssa<S> tssa = tssa_sizes<S>(B, T, m->config.n_embd, m->config.n_head);
+    tssa.w = a->w;
+    tssa.temp = p.temp;
+    tssa.denom_bias = p.denom_bias;
+    tssa.block_size = m->config.block_size;
+    tssa.step = model_input(m, B, T).header;
+    tssa.u = a->u;
+    tssa.pi = a->pi;
+    tssa.y = a->y;
+    tssa.state = layer_states(m, states, l, B);
+    tssa.saved = a->tssa_saved;
+    tssa.totals = m->buf.totals;
+    tssa.sync = sync;
+    return tssa;
+}
+
+// With the arguments of its backward, from scratch_btc to dbranch
+template <typename S> static Tssa<S> layer_tssa_grads(const TypedModel<S>* m, int l, int B, int T) {
+    const TostParams<float> g = model_params(m, TOST_GRAD, l);
+    Tssa<S> tssa = layer_tssa(m, l, NO_STATES, m->buf.tssa_sync + l * tssa_sync_size(B, T), B, T);
+    tssa.dy = m->buf.scratch_btc;
+    tssa.dw = m->buf.dbranch;
+    tssa.da = m->buf.da;
+    tssa.dtemp_chunk = m->buf.dtemp;
+    tssa.dtemp = g.temp;
+    tssa.ddenom_bias = g.denom_bias;
+    tssa.fixed_temp = m->config.membership == TOST_UNIFORM;
+    tssa.adjoint = layer_states(m, chunk_adjoints(m), l, B);
+    tssa.back = m->buf.back;
+    return tssa;
+}
+
 // Layer l over rows = B·T, from ln_1 to mlp_out. states: of all layers; sync (zero): of this layer.
 template <typename S> static void layer_branches(TypedModel<S>* m, int l, TssaStates states, int* sync, int B, int T) {
     const LayerActivations<S>* a = &m->layer[l];
     const TostParams<float> p = model_params(m, TOST_PARAM, l);
     const TostParams<S> w = model_weights(m, l);
-    const int C = m->config.n_embd, NH = m->config.n_head;
+    const int C = m->config.n_embd;
     const size_t rows = (size_t)B * T;
     Matmul* mm = &m->mm;
     linear_forward(mm, a->w, a->ln_1, w.attn_w, w.attn_b, rows, C, C);
-    tssa_forward(m->stream, a->y, a->u, a->pi, a->tssa_saved, layer_states(m, states, l, B), m->buf.totals, sync, a->w,
-                 p.temp, p.denom_bias, model_input(m, B, T), m->config.membership, m->config.block_size, B, T,
-                 C, NH);
+    tssa_forward(m->stream, layer_tssa(m, l, states, sync, B, T));
     linear_forward(mm, a->attn_out, a->y, w.attn_proj_w, w.attn_proj_b, rows, C, C);
 
     residual_layernorm_forward(m->stream, a->x_mid, a->ln_2, a->mean_2, a->rstd_2, layer_input(m, l), a->attn_out,
@@ -2178,7 +1703,8 @@ template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* s
     const Buffers<S>* buf = &m->buf;
     const TostParams<float> p = model_params(m, TOST_PARAM, l), g = model_params(m, TOST_GRAD, l);
     const TostParams<S> w = model_weights(m, l);
-    const int C = m->config.n_embd, NH = m->config.n_head;
+    const Tssa<S> tssa = layer_tssa_grads(m, l, B, T);
+    const int C = m->config.n_embd;
     const size_t rows = (size_t)B * T;
     Matmul* mm = &m->mm;
     linear_backward(mm, buf->scratch_bt4c, g.fc_proj_w, buf->dbranch, a->gelu, w.fc_proj_w, rows, 4 * C, C, add);
@@ -2189,9 +1715,7 @@ template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* s
                                 true, rows, C);
 
     linear_backward(mm, buf->scratch_btc, g.attn_proj_w, buf->dbranch, a->y, w.attn_proj_w, rows, C, C, add);
-    tssa_backward(m->stream, buf->dbranch, buf->da, buf->dtemp, buf->back, layer_states(m, chunk_adjoints(m), l, B),
-                  buf->totals, buf->tssa_sync + l * tssa_sync_size(B, T), buf->scratch_btc, a->w, a->u, a->pi,
-                  a->tssa_saved, p.temp, model_input(m, B, T), m->config.membership, B, T, C, NH);
+    tssa_backward(m->stream, tssa);   // from scratch_btc to dbranch
     linear_backward(mm, buf->scratch_btc, g.attn_w, buf->dbranch, a->ln_1, w.attn_w, rows, C, C, add);
     bias_backward(m->stream, g.attn_b, sums, buf->dbranch, rows, C);
     if (l > 0 && m->options.recompute) run_layer_from_input(m, l - 1, B, T);
@@ -2201,9 +1725,7 @@ template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* s
                                 l > 0 ? dbelow.fc_proj_b : NULL, sums, buf->scratch_btc, layer_input(m, l), a->mean_1,
                                 a->rstd_1, p.ln_1_w, l > 0 ? m->layer[l - 1].mlp_out : (S*)NULL, below.gamma2, true,
                                 rows, C);
-    layer_sums(m->stream, *sums,
-               {g.temp, g.denom_bias, buf->da, buf->dtemp, p.temp, model_input(m, B, T).header, m->config.membership,
-                m->config.block_size, B, T, C / NH, NH, B * div_up(T, TSSA_CHUNK)}, add);
+    layer_sums(m->stream, *sums, tssa, add);
 }
 
 // Zeroes the flags of the scans of all layers.
@@ -2270,32 +1792,12 @@ static void chunk_columns(int32_t* dst, const TostModel* m, const int32_t* rows,
         memcpy(dst + (size_t)b * n, rows + (size_t)b * T + (size_t)k * m->options.chunk, n * sizeof *dst);
 }
 
-// Finds the documents that start in each of TSSA's chunks. tokens (B,T)
-static void find_documents(TssaDocuments* documents, const int32_t* tokens, int token, int B, int T) {
-    const int chunks = div_up(T, TSSA_CHUNK);
-    for (int b = 0; b < B; b++, documents += chunks) {
-        int last = -1;
-        for (int place = 0; place < chunks; place++) {
-            TssaDocuments* d = documents + place;
-            *d = {0, last, -1, 0};
-            for (int t = place * TSSA_CHUNK; t < min(T, (place + 1) * TSSA_CHUNK); t++)
-                d->resets |= (uint32_t)(tokens[(size_t)b * T + t] == token) << t % TSSA_CHUNK;
-            if (d->resets) last = place;
-        }
-        last = -1;
-        for (int place = chunks - 1; place >= 0; place--) {
-            documents[place].after = last;
-            if (documents[place].resets) last = chunks - 1 - place;
-        }
-    }
-}
-
 // Begins the input of a pass over chunk k of the sequences. first: position of their first token. Returns the host
 // copy, to be completed and sent.
 template <typename S> static StepInput start_forward(TypedModel<S>* m, const Sequences* q, int k, int first) {
     const int T = chunk_length(&m->options, k, q->T), position = first + k * m->options.chunk;
     assert(q->B <= m->options.max_batch && T <= m->options.chunk && position + T <= m->config.block_size);
-    const StepInput s = step_input((int32_t*)staging_begin(&m->staging), (size_t)q->B * T, documents_size(m, q->B, T));
+    const StepInput s = step_input((int32_t*)staging_begin(&m->staging), (size_t)q->B * T);
     m->B = q->B;
     m->T = T;
     m->computed_layer = m->config.n_layer - 1;
@@ -2303,7 +1805,6 @@ template <typename S> static StepInput start_forward(TypedModel<S>* m, const Seq
     s.header->first = position;   // mutant: position_ignored
     s.header->grad_scale = q->grad_scale;
     chunk_columns(s.inputs, m, q->inputs, k, q->B, q->T);
-    if (s.documents) find_documents(s.documents, s.inputs, -1, q->B, T);
     return s;
 }
 
@@ -2395,7 +1896,7 @@ template <typename S> static void forward_train_chunk(TypedModel<S>* m, const Se
     const bool add = !m->grads_stale;
     input_targets(m, s, q, k);
     embed_order(s.header, s, m->token_counts, (int)rows, m->config.vocab_size);
-    input_send(m, s, (int32_t*)s.header + step_input_size(rows, documents_size(m, m->B, m->T)));
+    input_send(m, s, (int32_t*)s.header + step_input_size(rows));
     copy_states(m, m->buf.before, chunk_start(m, k, q->B), q->B);
     run_pass(m, add ? PASS_TRAIN : PASS_TRAIN_FIRST, [=](int B, int T) {
         model_forward(m, chunk_states(m), B, T);
@@ -2725,15 +2226,12 @@ static size_t cuda_memory(const TostConfig* c, const TostEngineOptions* o) {
 
 // True if the blocks and shared memory of the kernels can hold a row.
 static bool fits_kernels(const TostConfig* c, TostError* err) {
-    const int channels = c->n_embd % 4 == 0 ? 12 * NORM_THREADS : 8 * NORM_THREADS;
-    if (c->n_head > TSSA_MAX_HEADS)
-        return tost_error(err, "--heads %d: the CUDA engine takes up to %d", c->n_head, TSSA_MAX_HEADS);
-    if (tssa_forward_shared(c->n_embd, c->n_head) > MAX_ALLOWED_SHARED)
-        return tost_error(err, "--heads %d: heads of %d channels do not fit in the shared memory of the CUDA engine; "
-                          "give heads of a multiple of %d channels", c->n_head, c->n_embd / c->n_head, TSSA_VEC);
-    if (c->n_embd > channels)
-        return tost_error(err, "--channels %d: the CUDA engine takes up to %d, in multiples of 4 up to %d", c->n_embd,
-                          8 * NORM_THREADS, 12 * NORM_THREADS);
+    if (c->n_embd > NORM_CHANNELS)
+        return tost_error(err, "--channels %d: the CUDA engine takes up to %d", c->n_embd, NORM_CHANNELS);
+    if (max(tssa_forward_shared(c->n_embd, c->n_head), tssa_backward_shared(c->n_embd, c->n_head, 5)) >
+        MAX_ALLOWED_SHARED)
+        return tost_error(err, "--heads %d: %d heads of %d channels do not fit in the shared memory of the CUDA engine; "
+                          "give fewer heads or channels", c->n_head, c->n_head, c->n_embd / c->n_head);
     return true;
 }
 
@@ -2761,8 +2259,7 @@ template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
     layout_buffers(m, m->arena);
     CUDA_CHECK(cudaStreamCreateWithFlags(&m->stream, cudaStreamNonBlocking));
     matmul_init(&m->mm, m->stream, m->buf.workspace, m->options.dtype == TOST_TF32);
-    staging_init(&m->staging, step_input_size(rows, documents_size(m, m->options.max_batch, m->options.chunk))
-                              * sizeof(int32_t));
+    staging_init(&m->staging, step_input_size(rows) * sizeof(int32_t));
     CUDA_CHECK(cudaMallocHost(&m->host_scalars, 2 * sizeof(double)));
     for (int s = 0; s < (m->options.training ? TOST_EMA + m->options.ema : 1); s++)
         CUDA_CHECK(cudaMemsetAsync(m->state[s], 0, (s < TOST_M ? flat : exchange_owned(&m->exchange)) * sizeof(float),

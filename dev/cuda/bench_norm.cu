@@ -18,7 +18,7 @@ template <typename S> static void bench_norm(Bench* bench, int C) {
         ColumnSums sums = {};
         sums.space = partial;
         f(&sums);
-        layer_sums(stream, sums, {}, false);
+        layer_sums<S>(stream, sums, {}, false);
     };
     char size[64];
     snprintf(size, sizeof size, "%s rows %zu C %d", bench_type<S>(), rows, C);

@@ -2,36 +2,37 @@
 #include "bench.cuh"
 
 template <typename S> static void bench_tssa(Bench* bench, int B, int T) {
-    const int C = 768, NH = 12, chunks = div_up(T, TSSA_CHUNK);
-    const size_t rows = (size_t)B * T, states = (size_t)B * chunks * tssa_sums_size(C, NH),
-                 sync_size = tssa_sync_size(B, T);
+    const int C = 768, NH = 12;
+    const size_t rows = (size_t)B * T, sync_size = tssa_sync_size(B, T);
     const cudaStream_t stream = bench->stream;
-    const S *w = bench_random<S>(bench, rows * C, 0, 0.5f), *dy = bench_random<S>(bench, rows * C, 0, 1e-3f);
-    const float *temp = bench_random<float>(bench, NH, 1, 0.1f),
-                *denom_bias = bench_random<float>(bench, (size_t)NH * T, 0, 0.01f);
-    const StepInput step = step_input(bench_buffer<int32_t>(bench, step_input_size(rows)), rows);
-    S *y = bench_buffer<S>(bench, rows * C), *dw = bench_buffer<S>(bench, rows * C);
-    float *u = bench_buffer<float>(bench, rows * NH), *pi = bench_buffer<float>(bench, rows * NH),
-          *da = bench_buffer<float>(bench, rows * NH);
-    float *saved = bench_buffer<float>(bench, states), *back = bench_buffer<float>(bench, states);
-    float *totals = bench_buffer<float>(bench, B * scan_slots(chunks) * tssa_sums_size(C, NH));
-    float *dtemp = bench_buffer<float>(bench, NH), *ddenom_bias = bench_buffer<float>(bench, (size_t)NH * T);
-    float* partial = bench_buffer<float>(bench, (size_t)B * chunks * NH);
-    int* sync = bench_buffer<int>(bench, sync_size);
+    Tssa<S> a = tssa_sizes<S>(B, T, C, NH);
+    const size_t states = (size_t)B * a.chunks * tssa_sums_size(C, NH);
+    a.w = bench_random<S>(bench, rows * C, 0, 0.5f);
+    a.dy = bench_random<S>(bench, rows * C, 0, 1e-3f);
+    a.temp = bench_random<float>(bench, NH, 1, 0.1f);
+    a.denom_bias = bench_random<float>(bench, (size_t)NH * T, 0, 0.01f);
+    a.block_size = T;
+    a.step = step_input(bench_buffer<int32_t>(bench, step_input_size(rows)), rows).header;
+    a.y = bench_buffer<S>(bench, rows * C);
+    a.dw = bench_buffer<S>(bench, rows * C);
+    for (float** p : {&a.u, &a.pi, &a.da}) *p = bench_buffer<float>(bench, rows * NH);
+    for (float** p : {&a.saved, &a.back}) *p = bench_buffer<float>(bench, states);
+    a.totals = bench_buffer<float>(bench, (size_t)B * a.slots * tssa_sums_size(C, NH));
+    a.dtemp = bench_buffer<float>(bench, NH);
+    a.ddenom_bias = bench_buffer<float>(bench, (size_t)NH * T);
+    a.dtemp_chunk = bench_buffer<float>(bench, (size_t)B * a.chunks * NH);
+    a.sync = bench_buffer<int>(bench, sync_size);
     char size[64];
     snprintf(size, sizeof size, "%s B %d T %d C %d", bench_type<S>(), B, T, C);
     const double unit = (double)rows * C * sizeof(S);
     bench_report(bench, "tssa_forward", size, 2 * unit, [&] {
-        CUDA_CHECK(cudaMemsetAsync(sync, 0, sync_size * sizeof *sync, stream));
-        tssa_forward(stream, y, u, pi, saved, NO_STATES, totals, sync, w, temp, denom_bias, step,
-                     TOST_LEARNED, T, B, T, C, NH);
+        CUDA_CHECK(cudaMemsetAsync(a.sync, 0, sync_size * sizeof *a.sync, stream));
+        tssa_forward(stream, a);
     });
     bench_report(bench, "tssa_backward", size, 3 * unit, [&] {
-        CUDA_CHECK(cudaMemsetAsync(sync, 0, sync_size * sizeof *sync, stream));
-        tssa_backward(stream, dw, da, partial, back, NO_STATES, totals, sync, dy, w, u, pi, saved, temp, step,
-                      TOST_LEARNED, B, T, C, NH);
-        layer_sums(stream, {}, {dtemp, ddenom_bias, da, partial, temp, step.header, TOST_LEARNED, T, B, T, C / NH, NH,
-                                B * chunks}, false);
+        CUDA_CHECK(cudaMemsetAsync(a.sync, 0, sync_size * sizeof *a.sync, stream));
+        tssa_backward(stream, a);
+        layer_sums(stream, {}, a, false);
     });
     bench_free_buffers(bench);
 }

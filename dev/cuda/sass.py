@@ -36,7 +36,7 @@ def scan_trips(first, warps):
     """Trips of a scan's loops, with inner loops in parentheses: groups that a chunk ends (polls of a flag; columns;
     levels), sets of 4 levels to wait for (levels; polls of a flag), columns (levels). first: number of the first loop.
     warps: how many of the 12 warps have columns."""
-    return {first: ENDS, first + 2: warps / 12, first + 4: 1 / 12, first + 5: LEVELS,
+    return {first: ENDS, first + 2: warps / 12, first + 3: 7 / 28, first + 4: 1 / 12, first + 5: LEVELS,
             first + 7: warps / 12 * STATELESS, first + 8: LEVELS * OF_LEVEL / STATELESS}
 
 
@@ -45,23 +45,22 @@ def scan_trips(first, warps):
 # N global loads of which one trip has several, as counted in the code.
 KERNELS = {
     "embedding_forward": ("_Z24embedding_forward_kernelILi4E", 1, ROWS * 6, 1, {}),
-    "residual_layernorm_forward": ("_Z33residual_layernorm_forward_kernelI13__nv_bfloat16Li4ELi8ELb1E",
-                                   2 * LAYERS + 1, ROWS, 0, {}),
-    # The variant whose warps hold their tiles. Only the first of 32 chunks compares S with 1e-12 at each step. The code
-    # of the ticket, which only one warp runs, counts for all 12.
-    "tssa_forward": ("_Z19tssa_forward_kernelI13__nv_bfloat16Lb1ELb0ELb0E", LAYERS, CHUNKS * 12, 20,
-                     {**scan_trips(0, 6), 9: 8 / 32, 10: 0, **scan_trips(11, 7)}),
+    "residual_layernorm_forward": ("_Z33residual_layernorm_forward_kernelI13__nv_bfloat16Li4ELi8E",
+                                   2 * LAYERS + 1, ROWS, 2, {0: 0, 1: 0}),
+    # Functions of WHOLE = false do not run. The code of the ticket, which only one warp runs, counts for all 12.
+    "tssa_forward": ("_Z19tssa_forward_kernelI13__nv_bfloat16E", LAYERS, CHUNKS * 12, 37,
+                     {2: 0, **scan_trips(4, 6), 15: 0, 17: 0, 19: 0, 22: 0, **scan_trips(24, 7), 35: 0}),
     "gelu_forward": ("_Z19gelu_forward_kernelI13__nv_bfloat16", LAYERS, ROWS * 4 * C / 256, 2, {0: 0, 1: 0}),
     "cross_entropy": ("_Z20cross_entropy_kernelI13__nv_bfloat16E", 4, ROWS / 4 * 32, 4,
                       {0: f"{V / 8192}/load", 1: f"{V / 8192}/load", 2: 0, 3: 0}),
     "layernorm_residual_backward": (
-        "_Z34layernorm_residual_backward_kernelI13__nv_bfloat16Li4ELi1ELi2ELi256E", 2 * LAYERS + 1, 528 * 6, 3,
+        "_Z34layernorm_residual_backward_kernelI13__nv_bfloat16Li4ELi1ELi2E", 2 * LAYERS + 1, 528 * 6, 2,
         {0: ROWS / 2 / 528}),
     "gelu_backward": ("_Z20gelu_backward_kernelI13__nv_bfloat16Li8E", LAYERS, 528 * 3 * 4, 1,
                       {0: f"{2 * ROWS / 528}/load"}),
-    "tssa_backward": ("_Z20tssa_backward_kernelI13__nv_bfloat16Li2ELb0ELb0ELi12E", LAYERS, CHUNKS * 12, 29,
-                      {0: 0, 4: 2, 5: 2, **scan_trips(6, 7), 15: 0, 16: 0, 17: 2 * 0.51, **scan_trips(18, 6), 27: 0,
-                       28: 4 * 0.54}),
+    "tssa_backward": ("_Z20tssa_backward_kernelI13__nv_bfloat16E", LAYERS, CHUNKS * 12, 44,
+                      {3: 8, 4: 0, **scan_trips(6, 7), 17: 0, 19: 0, 20: 3, 21: 0, 25: 8, 26: 0, **scan_trips(28, 6),
+                       39: 8, 40: 0, 41: 0}),
     "bias_backward": ("_Z20bias_backward_kernelI13__nv_bfloat16Li4E", LAYERS, 528 * 8, 3,
                       {0: 0, 2: f"{ROWS / 528}/load"}),
     "embedding_segment": ("_Z24embedding_segment_kernelILi4E", 1, 4096 * 6, 4,

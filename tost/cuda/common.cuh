@@ -111,6 +111,33 @@ template <int N, typename S> __device__ inline void store_pack(S* p, const float
     }
 }
 
+// True if N elements are inside of an array and in words of up to 16 bytes.
+template <int N, typename S> __device__ inline bool is_pack(const S* p, int inside) {
+    return inside >= N && (uintptr_t)p % (N * sizeof(S) < 16 ? N * sizeof(S) : 16) == 0;
+}
+
+// The first `inside` of N neighboring elements; load_part sets the others to 0. WHOLE: is_pack is true.
+template <bool WHOLE, int N, typename S> __device__ inline void load_part(float (&out)[N], const S* p, int inside) {
+    if constexpr (!WHOLE) {
+        if (!is_pack<N>(p, inside)) {
+            UNROLL for (int i = 0; i < N; i++) out[i] = i < inside ? to_float(p[i]) : 0.0f;
+            return;
+        }
+    }
+    load_pack<N>(out, p);
+}
+
+template <bool WHOLE, int N, typename S> __device__ inline void store_part(S* p, const float (&in)[N], int inside) {
+    if constexpr (!WHOLE) {
+        if (!is_pack<N>(p, inside)) {
+            UNROLL for (int i = 0; i < N; i++)
+                if (i < inside) p[i] = from_float<S>(in[i]);
+            return;
+        }
+    }
+    store_pack<N>(p, in);
+}
+
 // ---------------------------------------------------------------------------------------------
 // Scalar functions
 

@@ -29,15 +29,7 @@ constexpr int COMPILED_ARCH = __CUDA_ARCH__;
 [[maybe_unused]] constexpr int COMPILED_ARCH = 0;
 #endif
 
-constexpr size_t BLOCK_SHARED = 1024;   // bytes of shared memory that CUDA reserves per block
-
 static __global__ void probe_kernel() {}   // to find out whether this build has code for the device
-
-// True if additions of doubles may run at 1/64 of the rate of floats. They are fast on compute capability 8.0, 9.0 and
-// 10.0, but code for 8.0 also runs on 8.6 and 8.9, where they are slow. Sums of two floats instead of doubles (ScanSum)
-// take 4 % more instructions in TSSA's forward kernel. There is no separate code for 8.6, which would add 3.5 MB to the
-// program and as much compile time as any other architecture.
-constexpr bool SLOW_DOUBLES = COMPILED_ARCH != 0 && COMPILED_ARCH != 900 && COMPILED_ARCH != 1000;
 
 // UNROLL for (...): unrolls the loop; UNROLL_BY(n): n times; NO_UNROLL: not at all.
 #define UNROLL _Pragma("unroll")
@@ -52,8 +44,6 @@ constexpr size_t MATMUL_WORKSPACE = 4096;
 #define PLATFORM_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
     CUDA_ON_HOST_LAUNCH(kernel, grid, block, shared_bytes, stream, ##__VA_ARGS__)
 #define DYNAMIC_SHARED(type, name) type* name = static_cast<type*>(cuda_on_host_dynamic_shared())
-
-inline size_t multiprocessor_shared() { return 228 << 10; }
 
 template <size_t BYTES> __device__ inline void load_word(void* out, const void* p) {
     cuda_on_host_aligned(p, BYTES);
@@ -81,18 +71,6 @@ __device__ inline int   load_acquire(const int* p) { return cuda_on_host_load(p,
 
 // Bytes of cuBLASLt's workspace. Weight gradients are split along K: a partial sum of (768,3072) floats takes 9 MiB.
 constexpr size_t MATMUL_WORKSPACE = (size_t)128 << 20;
-
-// Bytes of shared memory per multiprocessor of this device. Each block takes BLOCK_SHARED in addition to its own.
-inline size_t multiprocessor_shared() {
-    static const int bytes = [] {
-        int device = 0, value = 0;
-        const bool known =
-            cudaGetDevice(&device) == cudaSuccess &&
-            cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device) == cudaSuccess;
-        return known ? value : 0;
-    }();
-    return (size_t)bytes;
-}
 
 #define PLATFORM_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
     kernel<<<grid, block, shared_bytes, stream>>>(__VA_ARGS__)

@@ -18,10 +18,10 @@ __device__ inline float warp_sum(float x) {   // the same in every lane
     return x;
 }
 
-__device__ inline float warp_scan(float x, int lane, int first = 0) {   // Σ of lanes first…lane
+__device__ inline float warp_scan(float x, int lane) {   // Σ of lanes 0…lane
     UNROLL for (int by = 1; by < WARP; by *= 2) {   // mutant: lane_scan_too_short
         const float below = __shfl_up_sync(FULL_WARP, x, by);
-        if (lane - by >= first) x += below;
+        if (lane >= by) x += below;
     }
     return x;
 }
@@ -69,8 +69,8 @@ template <int N> __device__ inline void block_sum(float (&v)[N], float* shared) 
 }
 
 // Sum over the threads of a row: a warp or the whole block.
-template <bool WARP_ROW> __device__ inline void row_sum(float (&v)[1], float* shared) {
-    if constexpr (WARP_ROW) v[0] = warp_sum(v[0]);
+__device__ inline void row_sum(float (&v)[1], float* shared) {
+    if (blockDim.x == WARP) v[0] = warp_sum(v[0]);
     else block_sum<1>(v, shared);
 }
 

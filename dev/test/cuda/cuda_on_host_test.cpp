@@ -200,7 +200,6 @@ void test_chunk_memory(Checks* c, TostDtype dtype) {
 
 void test_refusals(Checks* c) {
     const TostConfig wide = {1, 1, 6148, 40, 257, 0, TOST_LEARNED},
-                     odd = {1, 1, 4097, 40, 257, 0, TOST_LEARNED},
                      heads = {1, 4096, 4096, 40, 257, 0, TOST_LEARNED};
     const char* const calls[][2] = {{"cudaGetDeviceCount", "no usable GPU: cudaGetDeviceCount: out of memory"},
                                     {"cudaSetDevice", "no usable GPU: cudaSetDevice: out of memory"},
@@ -220,8 +219,7 @@ void test_refusals(Checks* c) {
         old.major = 7;
         test_refusal(c, old, SMALL, o, "compute capability 7.0; 8.0 or later is needed");
         test_refusal(c, machine_with(RESERVE + need - 1), SMALL, o, "free; --batch 7 fits");
-        test_refusal(c, CudaOnHostOptions(), wide, o, "--channels 6148: the CUDA engine takes up to 4096, in");
-        test_refusal(c, CudaOnHostOptions(), odd, o, "--channels 4097: the CUDA engine takes up to 4096, in");
+        test_refusal(c, CudaOnHostOptions(), wide, o, "--channels 6148: the CUDA engine takes up to 6144");
         test_refusal(c, CudaOnHostOptions(), heads, o, "heads");
         check(c, tost_cuda_engine.supports(dtype), "%s is not supported", dtype_name(dtype));
     }

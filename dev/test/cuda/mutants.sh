@@ -38,69 +38,47 @@ group_not_awaited | s/scan_wait.*;//
 prefix_not_awaited | s/scan_wait.*;//
 softmax_unsynchronized | s/__syncthreads();//
 mass_unsynchronized | s/__syncwarp();//
-membership_unsynchronized | s/__syncwarp();//
-mass_before_the_softmax | s/if (!HELD) __syncthreads();//
+mass_before_the_softmax | s/__syncthreads();//
 softmax_over_time | s/x + i/x/
 dropped_carry | s/to_float(sum\[n\])/0.0f/
-dropped_group | s/digit - skipped/max(digit - skipped, 1u) - 1/
+dropped_group | s/= k % SCAN_RADIX/= max((int)(k % SCAN_RADIX), 1) - 1/
 group_without_itself | s/of_group\[n\]/0.0f/
 serial_chain | s/scan_wait_level(flags + level, i)/scan_wait_levels(flags + level, i, size)/
 lane_scan_too_short | s/by < WARP/by < WARP \/ 2/
 chunk_edge_forward | s/< k.n/< k.n - 1/
 chunk_edge_backward | s/t0 + j < k.n/t0 + j <= k.n/
-state_not_continued | s/= start\[n\];/= 0.0;/
-state_not_passed | s/= first\[n\] + /= /
+state_not_continued | s/? start\[n\]/? 0.0/
+state_not_passed | s/= first + /= /
 adjoint_not_passed | s/right, right, /right, NULL, /
 position_ignored | s/= position/= 0/
 place_ignored | s/step->first + //
-bias_place_ignored | s/s.step->first + //
-before_the_start | s/SEGMENTED ? .* : 0/0/
+bias_place_ignored | s/a.step->first + //
 low_part_dropped | s/__fadd_rn(sum.lo, error)/0.0f/
-state_across_a_start | s/ && from(false) < 0//
-group_of_all_segments | s/from(true)/from(false)/
-state_of_the_last_document | s/restarts ? totals\[n\] : //
-mass_past_the_start | s/if (resets.*0.0f;//
-mass_of_the_last_document | s/resets_until(resets, lane)/false/
-carry_of_the_last_document | s/if (resets.*set_zero(sum);//
-groups_of_two_documents | s/if (resets.*set_zero(total);//
-energy_of_the_last_document | s/if (resets.*set_zero(energy);//
-moments_of_the_last_document | s/if (resets.*set_zero(N);//
-sums_past_the_start | s/!resets_until(resets, t0 + j)/true/
-energies_past_the_start | s/!resets_until(resets, t0 + j)/true/
-adjoint_of_the_next_document | s/resets >> (t0 + j) & 1/false/
-walk_past_the_start | s/resets >> j & 1/false/
-moments_of_the_next_document | s/if (resets.*= 0.0f;//
-energy_of_the_next_document | s/if (resets.*= 0.0f;//
 no_accumulation | s/add ? 1\.0f/add ? 0.0f/
 weights_not_overwritten | s/: 0\.0f/: 1.0f/
 wte_not_overwritten | s/: 0\.0f/: 1.0f/
 places_not_overwritten | s/if (add) //
 sums_not_overwritten | s/add ? s.out\[c\] : 0.0f/s.out[c]/
-temp_not_overwritten | s/add ? s.dtemp\[h\] : 0.0f/s.dtemp[h]/
+temp_not_overwritten | s/add ? a.dtemp\[h\] : 0.0f/a.dtemp[h]/
 denom_bias_not_overwritten | s/add ? \*out : 0.0f/*out/
 parts_not_overwritten | s/end == TOST_PART_ENDS/false/
 chunks_overwritten | s/m->grads_stale = false;//
 target_not_subtracted | s/v + j == target/v == target/
 segment_without_its_end | s/i < e/i + 1 < e/
 input_overwritten | s/CUDA_CHECK.*//
-uniform_behind_unset | s/behind\[c\] = 0.0f;/continue;/
-whole_tile_unasked | s/k.n == TSSA_CHUNK/true/
-whole_columns_unasked | s/k.n == TSSA_CHUNK/true/
-group_sums_unsynchronized | s/__syncwarp();//
-start_of_group_dropped | s/+= start\[i\]/+= 0.0f/
-start_not_kept | s/store_pack.*;/{}/
-half_of_dN_dropped | s/+= dN\[i\]/+= 0.0f/
-half_of_dS_dropped | s/+= dS\[i\]/+= 0.0f/
+whole_unasked | s/k.n == TSSA_CHUNK/true/
+start_of_group_dropped | s/+= before\[i\]/+= 0.0f/
+start_not_kept | s/tssa_store_start.*;//
 mean_unsynchronized | s/__syncthreads();//
 mass_overwritten_early | s/__syncwarp();//
 moments_before_dropped | s/part.*;//
-mass_terms_dropped | s/if (counts).*;//
+mass_terms_dropped | s/less_D += .*;//
 bias_of_the_branch_unscaled | s/total.*;/;/
-energy_below_its_least | s/= ABOVE.*/= true;/
+energy_below_its_least | s/= S.*/= true;/
 big_tokens_once | s/big += gridDim.x/big += step->n_big/
 temp_of_the_first_chunks | s/i += TEMP_THREADS/i += chunks/
 graph_of_another_shape | s/g->T != T/false/
-moments_into_the_weights | s/s == TOST_PARAM && //
+moments_into_the_weights | s/if (s == TOST_PARAM) //
 nothing_to_score | s/if (counted > 0) //
 decay_everywhere | s/t->decay == TOST_DECAY/1/
 sent_before_computed | s/CUDA_CHECK.*//
@@ -113,7 +91,7 @@ level_not_set | s/x->part.*)/true)/
 norm_by_rank | s/place\[i\]/i/
 first_device | s/count > 1 ? local_rank : 0/0/
 split_anywhere | s/if (p.K.*;//
-split_in_place | s/staged |/staged | CUBLASLT_REDUCTION_SCHEME_INPLACE |/
+split_in_place | s/output_type |/output_type | CUBLASLT_REDUCTION_SCHEME_INPLACE |/
 bias_of_the_first_layer | s/? alignment/? (uintptr_t)p.bias/
 waits_forever | s/if (!\(.*\)) nccl_timed_out.*;/\1;/
 END

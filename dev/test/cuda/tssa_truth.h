@@ -12,18 +12,15 @@ typedef std::vector<double> Doubles;
 typedef std::vector<float> Floats;
 
 struct TssaInput {
-    bool uniform;
+    bool uniform;                       // temp is 0 and has no gradient
     size_t B, T, C, NH, block, first;   // first: position of the first token
     Floats w, dy, temp, bias;   // (B,T,C), (B,T,C), (NH), (NH,block)
-    std::vector<bool> starts;   // (B,T): true where a document starts and all sums restart
-
-    bool follows(size_t b, size_t t) const { return t > 0 && !starts[b * T + t]; }   // step t continues a document
 };
 
 struct TssaTruth {
     size_t T, C, NH, HS;
     Doubles y, u, pi, dw, dtemp, dbias;   // u, pi (B,NH,T); dtemp and dbias start at 1
-    Doubles end, left;   // (B,2C+NH): S, N, D after the last step; RS, RN, RD at the first. Uniform: S and RS are 0
+    Doubles end, left;   // (B,2C+NH): S, N, D after the last step; RS, RN, RD at the first
 
     explicit TssaTruth(const TssaInput& in)
         : T(in.T), C(in.C), NH(in.NH), HS(in.C / in.NH), y(in.B * T * C), u(in.B * NH * T), pi(in.B * NH * T),
@@ -49,7 +46,7 @@ private:
             for (size_t h = 0; h < NH; h++) sum += exp(in.temp[h] * u[(b * NH + h) * T + t] - top);
             for (size_t h = 0; h < NH; h++) {
                 const size_t at = (b * NH + h) * T + t;
-                pi[at] = in.uniform ? 1.0 / (double)NH : exp(in.temp[h] * u[at] - top) / sum;
+                pi[at] = exp(in.temp[h] * u[at] - top) / sum;
             }
         }
     }
@@ -57,30 +54,29 @@ private:
     void sequence(const TssaInput& in, size_t b) {
         const float* w = in.w.data() + b * T * C;
         Doubles S(T * C), N(T * C), M(NH * T, TOST_MASS_EPS), dPi(NH * T), du(NH * T);
-        for (size_t i = 0; i < T * C; i++) S[i] = squared(w[i]) + (in.follows(b, i / C) ? S[i - C] : 0.0);
+        for (size_t i = 0; i < T * C; i++) S[i] = squared(w[i]) + (i >= C ? S[i - C] : 0.0);
         membership(in, b, S);
         const double* p = pi.data() + b * NH * T;
         for (size_t h = 0; h < NH; h++)
             for (size_t t = 0; t < T; t++)
-                M[h * T + t] = p[h * T + t] + (in.follows(b, t) ? M[h * T + t - 1] : TOST_MASS_EPS);
+                M[h * T + t] = p[h * T + t] + (t > 0 ? M[h * T + t - 1] : TOST_MASS_EPS);
         for (size_t i = 0; i < T * C; i++) {
             const size_t at = i % C / HS * T + i / C;
-            N[i] = squared(w[i]) * p[at] + (in.follows(b, i / C) ? N[i - C] : 0.0);
+            N[i] = squared(w[i]) * p[at] + (i >= C ? N[i - C] : 0.0);
             y[b * T * C + i] = -w[i] * p[at] / (1.0 + N[i] / M[at]);
         }
         double *end_b = &end[b * (2 * C + NH)], *left_b = &left[b * (2 * C + NH)];
-        for (size_t c = 0; c < C; c++) end_b[c] = in.uniform ? 0.0 : S[(T - 1) * C + c];
+        for (size_t c = 0; c < C; c++) end_b[c] = S[(T - 1) * C + c];
         for (size_t c = 0; c < C; c++) end_b[C + c] = N[(T - 1) * C + c];
         for (size_t h = 0; h < NH; h++) end_b[2 * C + h] = M[h * T + T - 1] - TOST_MASS_EPS;
         statistics(in, b, p, N, M, dw.data() + b * T * C, dPi, left_b + C);
-        if (in.uniform) return;
         for (size_t t = 0; t < T; t++) {
             double mean = 0;
             for (size_t h = 0; h < NH; h++) mean += p[h * T + t] * dPi[h * T + t];
             for (size_t h = 0; h < NH; h++) {
                 const double da = p[h * T + t] * (dPi[h * T + t] - mean);
                 du[h * T + t] = in.temp[h] * da;
-                dtemp[h] += da * u[(b * NH + h) * T + t];
+                dtemp[h] += in.uniform ? 0.0 : da * u[(b * NH + h) * T + t];
                 dbias[h * in.block + in.first + t] += (double)HS * du[h * T + t];
             }
         }
@@ -106,9 +102,6 @@ private:
                     dw_b[i] = 2.0 * w[i] * p[at] * RN[d] - p[at] * M[at] * r * dy[i];
                 }
                 dPi[at] = direct + RD;
-                if (!in.starts[b * T + t]) continue;
-                std::fill(RN.begin(), RN.end(), 0.0);
-                RD = 0;
             }
             std::copy(RN.begin(), RN.end(), left_b + h * HS);
             left_b[C + h] = RD;
@@ -125,7 +118,6 @@ private:
                 const double s = squared(w[t * C + c]), S_t = S[t * C + c], du_t = du[c / HS * T + t];
                 if (S_t > TOST_ENERGY_MIN) RS -= du_t * s / squared(S_t);
                 dw_b[t * C + c] += 2.0 * w[t * C + c] * (du_t / fmax(S_t, TOST_ENERGY_MIN) + RS);
-                if (in.starts[b * T + t]) RS = 0;
             }
             left_b[c] = RS;
         }
