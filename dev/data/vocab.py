@@ -1,27 +1,45 @@
 #!/usr/bin/env python3
-"""Downloads GPT-2's vocab.bpe (50,000 merges) to data/vocab.bpe and checks its SHA-256.
+"""Downloads GPT-2's vocab.bpe (50,000 merges) to data/vocab.bpe and checks its SHA-256, or converts a tokenizer.json.
 
     dev/data/vocab.py [--from FILE] [--out FILE]
 
-Needs Python 3.10, and tqdm to download.
+A tokenizer.json of Hugging Face tokenizers can be converted if it is byte-level BPE with GPT-2's pattern. The ids of a
+vocab.bpe are in its order: bytes, merges, <|endoftext|>. Needs Python 3.10, and tqdm to download.
 """
+import sys
 from pathlib import Path
 
-from fetch import DATA, OneLineParser, Refused, check_sha256, download, place, run, shown
+from fetch import DATA, OneLineParser, Refused, check_sha256, download, place, run, shown, write
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "reference"))
+from vocabulary import EOT, Vocabulary
 
 URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe"
 SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 VOCAB = DATA / "vocab.bpe"
 
 
+def convert(source, out):
+    try:
+        vocabulary = Vocabulary.read(source)
+    except ValueError as error:
+        raise Refused(error) from error
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write(out, vocabulary.vocab_bpe())
+    note = "" if vocabulary.standard else f"; its ids (bytes, merges, {EOT}) are not those of {shown(source)}"
+    print(f"{shown(out)}: {len(vocabulary.merges):,} merges{note}")
+
+
 def main():
     parser = OneLineParser()
-    parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="copy a local file instead")
+    parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="copy or convert a local file instead")
     parser.add_argument("--out", type=Path, default=VOCAB, metavar="FILE", help="default: data/vocab.bpe")
     args = parser.parse_args()
     if args.source:
         if not args.source.is_file():
-            raise Refused(f"--from {args.source}: not a file: give the path of a vocab.bpe")
+            raise Refused(f"--from {args.source}: not a file: give the path of a vocab.bpe or tokenizer.json")
+        if args.source.read_bytes().lstrip().startswith(b"{"):
+            return convert(args.source, args.out)
         check_sha256(args.source, SHA256, shown(args.source))
         place(args.source, args.out)
     elif args.out.exists():

@@ -1,7 +1,6 @@
 """Converts a folder of export_hf.py, or of its model's save_pretrained, to a model that the trainer reads.
 
-    import_hf.py FOLDER OUT         writes OUT/model.safetensors and, if FOLDER has a tokenizer.json, OUT/vocab.bpe or,
-                                    if its ids are not in the order of a vocab.bpe, OUT/tokenizer.json
+    import_hf.py FOLDER OUT         writes OUT/model.safetensors and, if FOLDER has a tokenizer.json, OUT/vocab.bpe
 
 Use OUT with --init, sample --model or eval --model. Weights become float32. FOLDER may have one model.safetensors or
 several listed in model.safetensors.index.json. Needs Python 3.10, torch 2.1 and safetensors.
@@ -24,7 +23,7 @@ except ImportError as error:
 sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
 
 from cli import describe, fail, option_parser, run
-from vocabulary import Vocabulary
+from vocabulary import EOT, Vocabulary
 
 
 def read_json(path):
@@ -71,16 +70,14 @@ def read_weights(folder):
 
 
 def write_tokenizer(source, folder):
-    """Writes vocab.bpe or, if its ids are in another order, tokenizer.json. Returns the metadata that names it."""
+    """Writes vocab.bpe. Returns the metadata that names it."""
     if not source.is_file():
         return {}
     vocabulary = Vocabulary.read(source)
-    name = "vocab.bpe" if vocabulary.standard else "tokenizer.json"
-    if vocabulary.standard:
-        (folder / name).write_bytes(vocabulary.vocab_bpe())
-    else:
-        shutil.copyfile(source, folder / name)
-    return {"tokenizer": name, "tokenizer_hash": f"{vocabulary.hash():08x}"}
+    if not vocabulary.standard:
+        raise ValueError(f"{source}: its ids are not those of a vocab.bpe (bytes, merges, {EOT}), which the trainer needs")
+    (folder / "vocab.bpe").write_bytes(vocabulary.vocab_bpe())
+    return {"tokenizer": "vocab.bpe", "tokenizer_hash": f"{vocabulary.hash():08x}"}
 
 
 def convert(folder, out):

@@ -5,7 +5,6 @@ Pieces are written in GPT-2's alphabet, which has a printable character for each
 
 import json
 import re
-import struct
 import zlib
 from pathlib import Path
 
@@ -37,13 +36,8 @@ class Vocabulary:
         return "".join(f"{line}\n" for line in [VERSION_LINE, *map(" ".join, self.merges)]).encode()
 
     def hash(self):
-        """The trainer's checksum of a tokenizer.json: that of the equivalent vocab.bpe, if there is one."""
-        ids = b"" if self.standard else struct.pack(f"<{len(self.ids) + 1}I",
-                                                    *(self.ids[p] for p in self.pieces()), self.eot)
-        return zlib.crc32(ids, zlib.crc32(self.vocab_bpe()))
-
-    def pieces(self):
-        return ALPHABET + [left + right for left, right in self.merges]
+        """The trainer's checksum of the vocab.bpe with these merges."""
+        return zlib.crc32(self.vocab_bpe())
 
     def tokenizer_json(self):
         """The content of the tokenizer.json of Hugging Face tokenizers that encodes texts in the same way."""
@@ -74,13 +68,22 @@ class Vocabulary:
         model, split = content.get("model"), content.get("pre_tokenizer") or {}
         if not isinstance(model, dict):
             raise ValueError(f"model is {json.dumps(model)}, not an object")
+        after = content.get("post_processor") or {}
         found = [("model", model.get("type", "BPE"), "BPE"), ("normalizer", content.get("normalizer"), None),
                  ("pre_tokenizer", split.get("type"), "ByteLevel"),
                  ("add_prefix_space", split.get("add_prefix_space"), False),
-                 ("use_regex", split.get("use_regex", True), True)]
+                 ("use_regex", split.get("use_regex", True), True),
+                 ("post_processor", after.get("type", "ByteLevel"), "ByteLevel"),
+                 ("dropout", model.get("dropout") or None, None),
+                 ("continuing_subword_prefix", model.get("continuing_subword_prefix") or None, None),
+                 ("end_of_word_suffix", model.get("end_of_word_suffix") or None, None),
+                 ("byte_fallback", model.get("byte_fallback") or False, False),
+                 ("ignore_merges", model.get("ignore_merges") or False, False)]
         for what, value, wanted in found:
             if value != wanted:
                 raise ValueError(f"{what} is {json.dumps(value)}, not {json.dumps(wanted)}")
+        if "merges" not in model:
+            raise ValueError("the model has no merges")
         merges = [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in model["merges"]]
         added = {token["content"]: token["id"] for token in content.get("added_tokens", [])}
         if EOT not in added:
@@ -99,8 +102,8 @@ def find_tokenizer(metadata, model_file, given):
     have been another folder above the model file."""
     name = metadata.get("tokenizer")
     if not given and not name:
-        raise ValueError(f"{model_file} does not name a tokenizer: give --tokenizer FILE, the vocab.bpe or "
-                         "tokenizer.json it was trained with")
+        raise ValueError(f"{model_file} does not name a tokenizer: give --tokenizer FILE, the vocab.bpe it was "
+                         "trained with")
     folders = [Path(), *model_file.resolve().parents]
     found = given or next((folder / name for folder in folders if (folder / name).is_file()), None)
     if not found:
@@ -108,7 +111,7 @@ def find_tokenizer(metadata, model_file, given):
                          "FILE")
     vocabulary = Vocabulary.read(found)
     wanted = metadata.get("tokenizer_hash")
-    sums = {f"{zlib.crc32(Path(found).read_bytes()):08x}", f"{vocabulary.hash():08x}"}
+    sums = {f"{zlib.crc32(Path(found).read_bytes()):08x}", f"{vocabulary.hash():08x}"}   # the latter: tokenizer.json
     if wanted and wanted not in sums:
         raise ValueError(f"{model_file} was trained with a tokenizer of CRC-32 {wanted}, but {found} has "
                          f"{' or '.join(sorted(sums))}: give the original file as --tokenizer")

@@ -8,17 +8,8 @@
 #include "base/memory.h"
 
 int utf8_length(const char* p, const char* end) {
-    const unsigned char* u = (const unsigned char*)p;
-    size_t left = (size_t)(end - p);
-    if (!left) return 0;
-    int n = u[0] < 0x80 ? 1 : u[0] < 0xc2 ? 0 : u[0] < 0xe0 ? 2 : u[0] < 0xf0 ? 3 : u[0] < 0xf5 ? 4 : 0;
-    if ((size_t)n > left) return 0;
-    for (int i = 1; i < n; i++) {
-        if ((u[i] & 0xc0) != 0x80) return 0;
-    }
-    bool overlong = (u[0] == 0xe0 && u[1] < 0xa0) || (u[0] == 0xf0 && u[1] < 0x90);
-    bool surrogate = u[0] == 0xed && u[1] > 0x9f, too_large = u[0] == 0xf4 && u[1] > 0x8f;  // over U+10FFFF
-    return overlong || surrogate || too_large ? 0 : n;
+    int n;
+    return p < end && utf8_decode(&n, p, end) != UTF8_INVALID ? n : 0;
 }
 
 int utf8_encode(char out[4], uint32_t c) {

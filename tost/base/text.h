@@ -11,9 +11,27 @@
 // Text. File names, metadata and arguments may contain any bytes. The program prints them only through these functions
 // and tost_error, so that they cannot control the terminal or add lines.
 
-// Length of the UTF-8 character at p, 1 to 4 bytes; 0 if it is invalid (surrogates and overlong encodings included) or
-// truncated at end.
-int   utf8_length(const char* p, const char* end);
+enum { UTF8_INVALID = 0x110000 };
+
+// The character at p < end; sets *n to its length in bytes. If it is invalid (also if it is overlong, a surrogate, or
+// truncated at end), UTF8_INVALID and 1.
+static inline uint32_t utf8_decode(int* n, const char* p, const char* end) {
+    static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};   // smaller ones are overlong
+    const unsigned char* u = (const unsigned char*)p;
+    *n = 1;
+    if (u[0] < 0x80) return u[0];
+    const int bytes = u[0] < 0xc2 ? 0 : u[0] < 0xe0 ? 2 : u[0] < 0xf0 ? 3 : u[0] < 0xf5 ? 4 : 0;
+    if (bytes == 0 || end - p < bytes) return UTF8_INVALID;
+    uint32_t c = u[0] & (0x7f >> bytes);
+    for (int i = 1; i < bytes; i++) {
+        if ((u[i] & 0xc0) != 0x80) return UTF8_INVALID;
+        c = c << 6 | (u[i] & 0x3f);
+    }
+    if (c < least[bytes] || (c >= 0xd800 && c < 0xe000) || c >= UTF8_INVALID) return UTF8_INVALID;
+    *n = bytes;
+    return c;
+}
+int   utf8_length(const char* p, const char* end);   // bytes of the character at p; 0 if it is invalid or p is end
 int   utf8_encode(char out[4], uint32_t c);   // writes a code point; returns the number of bytes
 // A copy with control characters and bytes that are not UTF-8 written as \n, \r, \t or \xHH. free()
 char* printable_text(const char* text);

@@ -10,14 +10,13 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/memory.h"
-#include "data/tokenizer_json.h"
+#include "base/text.h"
 #include "data/unicode_tables.h"
 
 enum {
     BYTES       = 256,        // number of byte tokens
     MAX_TOKENS  = 1 << 24,    // an id has 24 bits, so that a 64-bit heap key has room for an id and a position
     MAX_FILE    = 1 << 28,    // bytes of the file
-    MAX_ADDED   = 10000,      // added tokens of a tokenizer.json
     SHORT_PIECE = 96,         // pieces of up to this many bytes are merged by repeated scans, longer ones with a heap
     NO_TOKEN    = 0x7fffffff, // no merge; greater than every id
 };
@@ -26,9 +25,8 @@ typedef struct { uint32_t left, right, merged; } Merge;  // merged == NO_TOKEN: 
 
 struct Tokenizer {
     char*    path;
-    uint32_t hash;              // CRC-32 of the vocab.bpe, or of the equivalent one
+    uint32_t hash;              // CRC-32 of the file
     int      size;              // number of tokens
-    int      eot;               // <|endoftext|>
     char*    bytes;             // all pieces, concatenated
     size_t*  first;             // (size + 1) token id is bytes[first[id] .. first[id + 1])
     uint32_t byte_id[BYTES];    // byte -> token
@@ -44,28 +42,11 @@ struct Tokenizer {
 // The first matching alternative wins. Together they match any text, so the pieces cover it. An invalid UTF-8 byte
 // counts as one character that is neither letter, number nor white space.
 
-typedef struct { CharClass class; unsigned bytes; } Char;
-
-// Code point and length of the UTF-8 sequence at s, n > 0 bytes left; UNICODE_LIMIT and 1 if it is invalid.
-static inline uint32_t utf8_decode(unsigned* len, const unsigned char* s, size_t n) {
-    static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};  // smaller code points are overlong
-    *len = 1;
-    if (s[0] < 0x80) return s[0];
-    unsigned want = s[0] < 0xc2 ? 0 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : s[0] < 0xf5 ? 4 : 0;
-    if (want == 0 || n < want) return UNICODE_LIMIT;
-    uint32_t c = s[0] & (0x7f >> want);
-    for (unsigned i = 1; i < want; i++) {
-        if ((s[i] & 0xc0) != 0x80) return UNICODE_LIMIT;
-        c = c << 6 | (s[i] & 0x3f);
-    }
-    if (c < least[want]) return UNICODE_LIMIT;
-    *len = want;  // surrogates and code points above U+10FFFF are accepted: they are CHAR_OTHER either way
-    return c;
-}
+typedef struct { CharClass class; int bytes; } Char;
 
 static inline Char char_at(const unsigned char* s, size_t p, size_t n) {
     Char c;
-    c.class = unicode_class(utf8_decode(&c.bytes, s + p, n - p));
+    c.class = unicode_class(utf8_decode(&c.bytes, (const char*)s + p, (const char*)s + n));
     return c;
 }
 
@@ -74,7 +55,7 @@ static size_t run_end(const unsigned char* s, size_t p, size_t n, CharClass clas
     while (p < n) {
         Char c = char_at(s, p, n);
         if (c.class != class) break;
-        p += c.bytes;
+        p += (size_t)c.bytes;
     }
     return p;
 }
@@ -112,7 +93,7 @@ static size_t space_end(const unsigned char* s, size_t p, size_t n) {
         Char c = char_at(s, end, n);
         if (c.class != CHAR_SPACE) return last > p ? last : end;
         last = end;
-        end += c.bytes;
+        end += (size_t)c.bytes;
     }
     return end;
 }
@@ -125,7 +106,7 @@ static inline size_t piece_end(const unsigned char* s, size_t p, size_t n) {
     size_t short_form = contraction(s + p, n - p);
     if (short_form) return p + short_form;
     Char c = char_at(s, start, n);
-    return c.class == CHAR_SPACE ? space_end(s, p, n) : run_end(s, start + c.bytes, n, c.class);
+    return c.class == CHAR_SPACE ? space_end(s, p, n) : run_end(s, start + (size_t)c.bytes, n, c.class);
 }
 
 // Splitting at c is safe if s[c] is a space or line feed and the character before it is not white space:
@@ -139,7 +120,7 @@ static bool safe_cut(const unsigned char* s, size_t c) {
     if (s[c - 1] < 0x80) return char_at(s, c - 1, c).class != CHAR_SPACE;
     for (size_t len = 2; len <= 3 && len <= c; len++) {  // non-ASCII white space has two or three bytes
         Char before = char_at(s, c - len, c);
-        if (before.class == CHAR_SPACE && before.bytes == len) return false;
+        if (before.class == CHAR_SPACE && (size_t)before.bytes == len) return false;
     }
     return true;
 }
@@ -351,7 +332,7 @@ size_t tokenizer_encode_cached(const Tokenizer* t, TokenizerCache* cache, uint32
     for (size_t p = 0, end; p < n; p = end) {
         end = piece_end(s, p, n);
         size_t len = end - p;
-        if (len > CACHED_BYTES) {
+        if (!cache || len > CACHED_BYTES) {
             count += merge_piece(t, ids + count, s + p, len);
             continue;
         }
@@ -375,17 +356,11 @@ size_t tokenizer_encode_cached(const Tokenizer* t, TokenizerCache* cache, uint32
 }
 
 size_t tokenizer_encode(const Tokenizer* t, uint32_t* ids, const char* text, size_t n) {
-    const unsigned char* s = (const unsigned char*)text;
-    size_t count = 0;
-    for (size_t p = 0, end; p < n; p = end) {
-        end = piece_end(s, p, n);
-        count += merge_piece(t, ids + count, s + p, end - p);
-    }
-    return count;
+    return tokenizer_encode_cached(t, NULL, ids, text, n);
 }
 
 // ---------------------------------------------------------------------------------------------
-// Reading vocab.bpe, and the merges of a tokenizer.json
+// Reading vocab.bpe
 
 // GPT-2 writes a byte as a character: printable Latin-1 as itself, the other 68 bytes as U+0100, U+0101 and so on. Byte
 // tokens are ordered by these characters.
@@ -403,14 +378,15 @@ static int alphabet_byte(uint32_t c) {
 typedef struct {
     Tokenizer*  t;
     TostError*  err;
-    const char* unit;       // "line", or "merge" of a tokenizer.json
-    const char* doubt;      // end of error messages
     size_t      line;       // 1-based
     uint32_t*   pieces;     // hash table bytes -> id + 1 of the tokens so far; 0: free slot
     size_t      mask;
 } Loader;
 
-enum { QUOTED = 40 };  // bytes of an invalid line shown in the error
+static bool line_error(const Loader* l, const char* text, size_t n, const char* what) {
+    enum { QUOTED = 40 };  // bytes of the text that are shown
+    return tost_error(l->err, "%s: line %zu: '%.*s' %s", l->t->path, l->line, (int)(n < QUOTED ? n : QUOTED), text, what);
+}
 
 // Slot of a piece in the loader's table: its id + 1, or 0 if it has none.
 static uint32_t* piece_slot(const Loader* l, const char* bytes, size_t n) {
@@ -428,35 +404,20 @@ static void add_piece(Tokenizer* t, size_t n) {
     t->first[t->size] = t->first[t->size - 1] + n;
 }
 
-// Decodes one part of a line, text[0 .. n), into bytes. Returns their number, 0 on error.
-static size_t read_part(const Loader* l, char* out, const char* text, size_t n) {
-    size_t count = 0;
-    unsigned len;
-    for (size_t p = 0; p < n; p += len) {
-        uint32_t c = utf8_decode(&len, (const unsigned char*)text + p, n - p);
-        if (len == 1 && (unsigned char)text[p] >= 0x80) {
-            return tost_error(l->err, "%s: %s %zu: byte 0x%02x is not UTF-8%s", l->t->path, l->unit, l->line,
-                              (unsigned char)text[p], l->doubt);
-        }
-        int byte = alphabet_byte(c);
-        if (byte < 0) {
-            return tost_error(l->err, "%s: %s %zu: U+%04X is not in GPT-2's alphabet of bytes%s", l->t->path, l->unit,
-                              l->line, (unsigned)c, l->doubt);
-        }
-        out[count++] = (char)byte;
-    }
-    return count;
-}
-
 // The id of one part of a merge, -1 on error. Writes its bytes to out.
 static int part_id(const Loader* l, char* out, size_t* bytes, const char* text, size_t n) {
-    *bytes = read_part(l, out, text, n);
-    if (!*bytes) return -1;
-    int id = (int)*piece_slot(l, out, *bytes) - 1;
-    if (id < 0) {
-        tost_error(l->err, "%s: %s %zu: '%.*s' is neither a byte nor a token of an earlier %s", l->t->path, l->unit,
-                   l->line, (int)(n < QUOTED ? n : QUOTED), text, l->unit);
+    int len;
+    *bytes = 0;
+    for (const char* p = text; p < text + n; p += len) {
+        const int byte = alphabet_byte(utf8_decode(&len, p, text + n));
+        if (byte < 0) {
+            line_error(l, text, n, "has a character that is not in GPT-2's alphabet of bytes; is this a vocab.bpe?");
+            return -1;
+        }
+        out[(*bytes)++] = (char)byte;
     }
+    const int id = (int)*piece_slot(l, out, *bytes) - 1;
+    if (id < 0) line_error(l, text, n, "is neither a byte nor a token of an earlier line");
     return id;
 }
 
@@ -470,23 +431,17 @@ static void add_merge(Tokenizer* t, uint32_t left, uint32_t right) {
 // One line: "left right".
 static bool read_merge(Loader* l, const char* text, size_t n) {
     Tokenizer* t = l->t;
-    int shown = (int)(n < QUOTED ? n : QUOTED);
     const char* space = memchr(text, ' ', n);
     size_t n_left = space ? (size_t)(space - text) : 0, n_right = space ? n - n_left - 1 : 0;
-    if (!n_left || !n_right || memchr(space + 1, ' ', n_right)) {
-        return tost_error(l->err, "%s: %s %zu: '%.*s' is not two parts separated by one space%s", t->path, l->unit,
-                          l->line, shown, text, l->doubt);
-    }
+    if (!n_left || !n_right || memchr(space + 1, ' ', n_right))
+        return line_error(l, text, n, "is not two parts separated by one space; is this a vocab.bpe?");
     char* out = t->bytes + t->first[t->size];
     size_t left_bytes, right_bytes;
     int left = part_id(l, out, &left_bytes, text, n_left);
     int right = left < 0 ? -1 : part_id(l, out + left_bytes, &right_bytes, space + 1, n_right);
     if (right < 0) return false;
     uint32_t* slot = piece_slot(l, out, left_bytes + right_bytes);
-    if (*slot) {
-        return tost_error(l->err, "%s: %s %zu: '%.*s' repeats the token with id %u", t->path, l->unit, l->line,
-                          shown, text, (unsigned)*slot - 1);
-    }
+    if (*slot) return line_error(l, text, n, "repeats an earlier token");
     add_merge(t, (uint32_t)left, (uint32_t)right);
     add_piece(t, left_bytes + right_bytes);
     *slot = (uint32_t)t->size;
@@ -530,203 +485,37 @@ static void prepare(Loader* l, size_t n_lines, size_t file_size) {
     }
 }
 
-// Reads the merges. Ids are in rank order: bytes, merges, then <|endoftext|>, which is not added yet.
-static bool load_merges(Loader* l, const Bytes* text) {
+// Ids are in rank order: bytes, merges, <|endoftext|>.
+static bool load(Tokenizer* t, const Bytes* file, TostError* err) {
     size_t n_lines = 1;
-    for (size_t i = 0; i < text->size; i++) n_lines += text->data[i] == '\n';
-    if (n_lines > MAX_TOKENS - BYTES - 1) {
-        return tost_error(l->err, "%s: %zu %ss, but a tokenizer has at most %d", l->t->path, n_lines, l->unit,
-                          MAX_TOKENS - BYTES - 1);
-    }
-    prepare(l, n_lines, text->size);
-    return read_lines(l, text->data, text->size);
-}
-
-static void add_end_of_text(Tokenizer* t) {
-    memcpy(t->bytes + t->first[t->size], END_OF_TEXT, sizeof END_OF_TEXT - 1);
-    t->eot = t->size;
-    add_piece(t, sizeof END_OF_TEXT - 1);
-}
-
-static bool load_vocab_bpe(Tokenizer* t, const Bytes* file, TostError* err) {
-    Loader l = {.t = t, .err = err, .unit = "line", .doubt = "; is this a vocab.bpe?", .line = 1};
-    const bool ok = load_merges(&l, file);
+    for (size_t i = 0; i < file->size; i++) n_lines += file->data[i] == '\n';
+    if (n_lines > MAX_TOKENS - BYTES - 1)
+        return tost_error(err, "%s: %zu lines, but a vocab.bpe has at most %d", t->path, n_lines, MAX_TOKENS - BYTES - 1);
+    Loader l = {.t = t, .err = err, .line = 1};
+    prepare(&l, n_lines, file->size);
+    const bool ok = read_lines(&l, file->data, file->size);
     free(l.pieces);
+    if (!ok && file->size > 0 && file->data[0] == '{')
+        return tost_error(err, "%s: not a vocab.bpe; dev/data/vocab.py --from FILE --out vocab.bpe converts a "
+                          "tokenizer.json", t->path);
     if (!ok) return false;
-    add_end_of_text(t);
+    memcpy(t->bytes + t->first[t->size], END_OF_TEXT, sizeof END_OF_TEXT - 1);
+    add_piece(t, sizeof END_OF_TEXT - 1);
     t->hash = crc32_update(0, file->data, file->size);
     return true;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Reading tokenizer.json
-
-typedef struct { const char* text; size_t n; } Piece;
-
-typedef struct {
-    const Loader*        loader;
-    const TokenizerJson* json;
-    Piece*               piece;     // (size) by id; text NULL: none yet
-    uint32_t*            id_of;     // (loader->t->size) rank -> id; NO_TOKEN: none yet
-    int                  size;
-    int                  eot;       // -1: none yet
-} Ids;
-
-static bool same_name(const TokenizerJson* j, const NamedId* a, const NamedId* b) {
-    return a->n == b->n && memcmp(j->names.data + a->text, j->names.data + b->text, a->n) == 0;
-}
-
-static bool set_piece(Ids* ids, const NamedId* id, Piece piece) {
-    const Loader* l = ids->loader;
-    const int shown = (int)(id->n < QUOTED ? id->n : QUOTED);
-    const char* name = ids->json->names.data + id->text;
-    if (id->id >= (uint32_t)ids->size) {
-        return tost_error(l->err, "%s: '%.*s' has id %u, but there are %d tokens: ids must be 0 to %d", l->t->path,
-                          shown, name, (unsigned)id->id, ids->size, ids->size - 1);
-    }
-    if (ids->piece[id->id].text)
-        return tost_error(l->err, "%s: '%.*s' has the id %u of another token", l->t->path, shown, name,
-                          (unsigned)id->id);
-    ids->piece[id->id] = piece;
-    return true;
-}
-
-static bool is_added(const TokenizerJson* j, const NamedId* id) {
-    for (size_t i = 0; i < j->added.count; i++)
-        if (same_name(j, &j->added.id[i], id)) return true;
-    return false;
-}
-
-// Assigns the id of a byte or of a merge. Added tokens may also be in the vocabulary.
-static bool assign_vocab(Ids* ids, const NamedId* id) {
-    const Loader* l = ids->loader;
-    const Tokenizer* t = l->t;
-    const char* name = ids->json->names.data + id->text;
-    TostError unused;
-    Loader quiet = *l;
-    quiet.err = &unused;
-    char* bytes = xmalloc(id->n + 1);
-    const size_t n = read_part(&quiet, bytes, name, id->n);
-    const uint32_t rank = n ? *piece_slot(l, bytes, n) : 0;   // plus 1
-    free(bytes);
-    if (!rank) {
-        return is_added(ids->json, id)
-               || tost_error(l->err, "%s: the token '%.*s' is neither a byte nor the result of a merge", t->path,
-                             (int)(id->n < QUOTED ? id->n : QUOTED), name);
-    }
-    ids->id_of[rank - 1] = id->id;
-    return set_piece(ids, id, (Piece){t->bytes + t->first[rank - 1], t->first[rank] - t->first[rank - 1]});
-}
-
-static bool assign_ids(Ids* ids) {
-    const TokenizerJson* j = ids->json;
-    const Loader* l = ids->loader;
-    if (j->added.count > MAX_ADDED || j->vocab.count > (size_t)l->t->size + j->added.count) {
-        return tost_error(l->err, "%s: %zu merges, %zu added tokens (at most %d), but %zu tokens in the vocabulary",
-                          l->t->path, (size_t)l->t->size - BYTES, j->added.count, MAX_ADDED, j->vocab.count);
-    }
-    for (size_t i = 0; i < j->vocab.count; i++)
-        if (!assign_vocab(ids, &j->vocab.id[i])) return false;
-    for (size_t i = 0; i < j->added.count; i++) {
-        const NamedId* id = &j->added.id[i];
-        const Piece piece = {j->names.data + id->text, id->n};
-        if (!set_piece(ids, id, piece)) return false;
-        if (id->n == sizeof END_OF_TEXT - 1 && memcmp(piece.text, END_OF_TEXT, id->n) == 0) ids->eot = (int)id->id;
-    }
-    if (ids->eot < 0)
-        return tost_error(l->err, "%s: no added token " END_OF_TEXT ", which separates documents", l->t->path);
-    for (int rank = 0; rank < l->t->size; rank++) {
-        const bool found = ids->id_of[rank] != NO_TOKEN;
-        if (found && (rank <= BYTES || ids->id_of[rank] > ids->id_of[rank - 1])) continue;
-        if (!found && rank < BYTES)
-            return tost_error(l->err, "%s: byte 0x%02x has no token", l->t->path,
-                              (unsigned char)l->t->bytes[l->t->first[rank]]);
-        return tost_error(l->err, "%s: merge %d %s", l->t->path, rank - BYTES + 1,
-                          found ? "has a smaller id than the merge before it" : "has no id in the vocabulary");
-    }
-    return true;
-}
-
-// Renumbers a tokenizer from ranks to ids.
-static void renumber(Tokenizer* t, const Ids* ids) {
-    size_t total = 0, slots = (size_t)1 << t->merge_bits;
-    for (int i = 0; i < ids->size; i++) total += ids->piece[i].n;
-    char* bytes = xmalloc(total + 1);
-    size_t* first = xcalloc((size_t)ids->size + 1, sizeof *first);
-    for (int i = 0; i < ids->size; i++) {
-        memcpy(bytes + first[i], ids->piece[i].text, ids->piece[i].n);
-        first[i + 1] = first[i] + ids->piece[i].n;
-    }
-    Merge* old = t->merges;
-    t->merges = xmalloc(slots * sizeof *t->merges);
-    for (size_t i = 0; i < slots; i++) t->merges[i].merged = NO_TOKEN;
-    for (size_t i = 0; i < slots; i++) {
-        if (old[i].merged == NO_TOKEN) continue;
-        t->size = (int)ids->id_of[old[i].merged];   // the id that add_merge gives
-        add_merge(t, ids->id_of[old[i].left], ids->id_of[old[i].right]);
-    }
-    for (int b = 0; b < BYTES; b++) t->byte_id[b] = ids->id_of[t->byte_id[b]];
-    free(old);
-    free(t->bytes);
-    free(t->first);
-    t->bytes = bytes;
-    t->first = first;
-    t->size = ids->size;
-    t->eot = ids->eot;
-}
-
-// CRC-32 of the equivalent vocab.bpe, and of the ids in rank order if they differ from its ids.
-static uint32_t json_hash(const TokenizerJson* j, const Ids* ids, int ranks) {
-    static const char head[] = "#version: 0.2\n";
-    uint32_t hash = crc32_update(crc32_update(0, head, sizeof head - 1), j->merges.data, j->merges.size);
-    bool same = ids->eot == ranks && ids->size == ranks + 1;
-    for (int i = 0; i < ranks; i++) same = same && ids->id_of[i] == (uint32_t)i;
-    for (int i = 0; i <= ranks && !same; i++) {
-        const uint32_t id = i < ranks ? ids->id_of[i] : (uint32_t)ids->eot;
-        const unsigned char little[4] = {id & 255, id >> 8 & 255, id >> 16 & 255, id >> 24};
-        hash = crc32_update(hash, little, sizeof little);
-    }
-    return hash;
-}
-
-static bool load_json(Tokenizer* t, const Bytes* file, TostError* err) {
-    TokenizerJson json;
-    if (!tokenizer_json_read(&json, t->path, file, err)) return false;
-    Loader l = {.t = t, .err = err, .unit = "merge", .doubt = "", .line = 1};
-    bool ok = load_merges(&l, &json.merges);
-    if (ok) {
-        Ids ids = {.loader = &l, .json = &json, .eot = -1};
-        ids.size = t->size + (int)json.added.count;
-        ids.piece = xcalloc((size_t)ids.size, sizeof *ids.piece);
-        ids.id_of = xmalloc((size_t)t->size * sizeof *ids.id_of);
-        for (int i = 0; i < t->size; i++) ids.id_of[i] = NO_TOKEN;
-        ok = assign_ids(&ids);
-        if (ok) {
-            t->hash = json_hash(&json, &ids, t->size);
-            renumber(t, &ids);
-        }
-        free(ids.piece);
-        free(ids.id_of);
-    }
-    free(l.pieces);
-    tokenizer_json_free(&json);
-    return ok;
-}
-
-// ---------------------------------------------------------------------------------------------
-
 Tokenizer* tokenizer_open(const char* path, TostError* err) {
     struct stat st;
     if (stat(path, &st) == 0 && st.st_size > MAX_FILE) {
-        tost_error(err, "%s: %lld bytes, but a vocab.bpe or tokenizer.json has at most %d", path,
-                   (long long)st.st_size, MAX_FILE);
+        tost_error(err, "%s: %lld bytes, but a vocab.bpe has at most %d", path, (long long)st.st_size, MAX_FILE);
         return NULL;
     }
     Bytes file;
     if (!read_file(&file, path, err)) return NULL;
     Tokenizer* t = xcalloc(1, sizeof *t);
     t->path = xstrdup(path);
-    bool ok = (tokenizer_json_detect(file.data, file.size) ? load_json : load_vocab_bpe)(t, &file, err);
+    const bool ok = load(t, &file, err);
     free(file.data);
     if (ok) return t;
     tokenizer_free(t);
@@ -734,12 +523,9 @@ Tokenizer* tokenizer_open(const char* path, TostError* err) {
 }
 
 char* tokenizer_beside(const char* dir) {
-    static const char* const names[] = {"vocab.bpe", "tokenizer.json"};
-    for (size_t i = 0; i < countof(names); i++) {
-        char* path = path_join(dir, names[i]);
-        if (path_exists(path)) return path;
-        free(path);
-    }
+    char* path = path_join(dir, "vocab.bpe");
+    if (path_exists(path)) return path;
+    free(path);
     return NULL;
 }
 
@@ -753,7 +539,7 @@ void tokenizer_free(Tokenizer* t) {
 }
 
 int tokenizer_size(const Tokenizer* t) { return t->size; }
-int tokenizer_eot(const Tokenizer* t) { return t->eot; }
+int tokenizer_eot(const Tokenizer* t) { return t->size - 1; }
 const char* tokenizer_path(const Tokenizer* t) { return t->path; }
 uint32_t tokenizer_hash(const Tokenizer* t) { return t->hash; }
 

@@ -1,6 +1,5 @@
 // tokenizer.h: GPT-2's byte-level BPE with identical token ids. A vocab.bpe (or merges.txt) defines the vocabulary:
-// 256 byte tokens in GPT-2's order, one token per merge, <|endoftext|> last. So does a tokenizer.json of Hugging Face
-// tokenizers with such a model, whose ids may be in another order.
+// 256 byte tokens in GPT-2's order, one token per merge, <|endoftext|> last.
 #ifndef TOST_TOKENIZER_H
 #define TOST_TOKENIZER_H
 
@@ -12,12 +11,12 @@ typedef struct Tokenizer Tokenizer;
 typedef struct TokenizerCache TokenizerCache;
 
 Tokenizer*  tokenizer_open(const char* path, TostError* err);   // NULL on error; without merges: one token per byte
-char*       tokenizer_beside(const char* dir);                  // vocab.bpe or tokenizer.json in dir, or NULL. free()
+char*       tokenizer_beside(const char* dir);                  // vocab.bpe in dir, or NULL. free()
 void        tokenizer_free(Tokenizer* t);
 int         tokenizer_size(const Tokenizer* t);                 // number of tokens, <|endoftext|> included
-int         tokenizer_eot(const Tokenizer* t);                  // id of <|endoftext|>: size - 1 with a vocab.bpe
+int         tokenizer_eot(const Tokenizer* t);                  // id of <|endoftext|>, the last token
 const char* tokenizer_path(const Tokenizer* t);
-uint32_t    tokenizer_hash(const Tokenizer* t);                 // CRC-32 of the vocab.bpe, or of the equivalent one
+uint32_t    tokenizer_hash(const Tokenizer* t);                 // CRC-32 of the vocab.bpe
 const char* tokenizer_piece(const Tokenizer* t, uint32_t id, size_t* len);  // bytes of a token; NULL if id >= size
 
 // Encodes n bytes as one document and returns the number of tokens, at most n. Any bytes are valid; "<|endoftext|>" is
@@ -25,7 +24,7 @@ const char* tokenizer_piece(const Tokenizer* t, uint32_t id, size_t* len);  // b
 size_t tokenizer_encode(const Tokenizer* t, uint32_t* ids, const char* text, size_t n);
 
 // The same ids, several times faster for long texts: the cache stores the ids of recent words. Each thread needs its
-// own cache, and a cache is for one tokenizer.
+// own cache, and a cache is for one tokenizer; NULL is none.
 TokenizerCache* tokenizer_cache_new(void);
 void            tokenizer_cache_free(TokenizerCache* cache);
 size_t          tokenizer_encode_cached(const Tokenizer* t, TokenizerCache* cache, uint32_t* ids,

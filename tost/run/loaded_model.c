@@ -156,8 +156,8 @@ static char* find_named_tokenizer(const LoadedModel* m) {
 
 Tokenizer* loaded_model_tokenizer(const LoadedModel* m, const Options* o, TostError* err) {
     if (!o->tokenizer && !m->info.tokenizer) {
-        tost_error(err, "%s does not name a tokenizer; give --tokenizer FILE, the vocab.bpe or tokenizer.json it was "
-                   "trained with", m->file);
+        tost_error(err, "%s does not name a tokenizer; give --tokenizer FILE, the vocab.bpe it was trained with",
+                   m->file);
         return NULL;
     }
     char* path = o->tokenizer ? xstrdup(o->tokenizer) : find_named_tokenizer(m);

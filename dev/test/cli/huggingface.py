@@ -25,6 +25,7 @@ from golden import randomize
 from gpt2_encoding import gpt2_encoding, load_tokenizer
 from script_calls import call
 from tost import Tost, TostConfig, generate
+import vocab
 from vocabulary import Vocabulary
 
 BINARY = sys.argv[1]
@@ -203,9 +204,8 @@ def check_tokenizer(tokenizer):
     texts = hostile_texts()
     theirs = [i for text in texts for i in tokenizer.encode(text) + [tokenizer.eos_token_id]]
     check("hostile texts have the trainer's ids", theirs == trainer_ids(VOCAB, texts))
-    check("the trainer reads tokenizer.json", theirs == trainer_ids("out/tokenizer.json", texts))
-    check("tokenizer_hash of tokenizer.json is that of vocab.bpe",
-          Vocabulary.read("out/tokenizer.json").hash() == Vocabulary.read(VOCAB).hash())
+    vocab.convert(Path("out/tokenizer.json"), Path("back.bpe"))
+    check("vocab.py makes the vocab.bpe of tokenizer.json", Path("back.bpe").read_bytes() == Path(VOCAB).read_bytes())
     check("decoding gives the text", all(tokenizer.decode(tokenizer.encode(text)) == text for text in texts))
     shared = os.environ.get("TOST_SHARED")
     if not shared or not Path(shared, "data/tokens/hostile_a.u16").is_file():
@@ -222,7 +222,7 @@ def check_tokenizer(tokenizer):
 
 
 def check_own_tokenizer():
-    """A tokenizer.json of the tokenizers library, with special tokens first, in export, import and the trainer."""
+    """A tokenizer.json of the tokenizers library, with special tokens first."""
     from tokenizers import ByteLevelBPETokenizer, Tokenizer
     learner = ByteLevelBPETokenizer()
     learner.train_from_iterator([text_of_stories()], vocab_size=600, special_tokens=["<pad>", "<|endoftext|>"],
@@ -232,18 +232,18 @@ def check_own_tokenizer():
     learner.encode_special_tokens = True
     texts = hostile_texts()
     theirs = [i for text in texts for i in learner.encode(text).ids + [1]]
-    check("the trainer's ids of a tokenizer with special tokens first", theirs == trainer_ids("own.json", texts))
     encoding = gpt2_encoding("own.json")
-    check("tiktoken's too", theirs == [i for text in texts for i in encoding.encode_ordinary(text) + [encoding.eot_token]])
+    check("tiktoken's ids of a tokenizer with special tokens first",
+          theirs == [i for text in texts for i in encoding.encode_ordinary(text) + [encoding.eot_token]])
+    vocab.convert(Path("own.json"), Path("own.bpe"))
+    order = [learner.token_to_id(piece) for piece in Vocabulary.read("own.bpe").ids] + [1]
+    check("the trainer's ids with the converted vocab.bpe", theirs == [order[i] for i in trainer_ids("own.bpe", texts)])
     model = Tost(TostConfig(1, 2, 8, 32, 600))
     model.save("own.safetensors", {"tokenizer": "own.json", "tokenizer_hash": f"{Vocabulary.read('own.json').hash():08x}"})
     status, _, stderr = call(export_hf.main, "own.safetensors", "own_out")
     check(f"export with this tokenizer: {stderr}", status == 0)
     status, _, stderr = call(import_hf.main, "own_out", "own_back")
-    check(f"import with this tokenizer: {stderr}", status == 0)
-    a = trainer("sample", "--model", "own.safetensors", "--prompt", "The", "--tokens", 5, "--temperature", 0)
-    check("and the trainer accepts both", a == trainer("sample", "--model", "own_back", "--prompt", "The", "--tokens", 5,
-                                                       "--temperature", 0))
+    check(f"import needs ids in the order of a vocab.bpe: {stderr}", status == 1 and "its ids" in stderr)
 
 
 # ----------------------------------------------------------------------------------------------------------

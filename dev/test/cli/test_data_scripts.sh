@@ -10,6 +10,8 @@ shared=$(cd "$repo/../shared" 2>/dev/null && pwd)
 # Run a copy of the scripts, because they write to data/ in their repository.
 mkdir -p clone/dev
 cp -r "$repo/dev/data" clone/dev/data
+mkdir clone/dev/reference
+cp "$repo/dev/reference/vocabulary.py" clone/dev/reference
 rm -rf clone/dev/data/__pycache__
 scripts=$dir/clone/dev/data
 export OMP_NUM_THREADS=1 HF_HOME="$dir/hf" HF_HUB_DISABLE_TELEMETRY=1 PYTHONDONTWRITEBYTECODE=1
@@ -57,6 +59,37 @@ if [ -f "$shared/data/gpt2/vocab.bpe" ]; then
 else
     skip "the published vocab.bpe: no shared/data/gpt2"
 fi
+
+cat >convert.py <<'PYTHON'
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from vocabulary import Vocabulary
+
+def edited(name, change):
+    content = Vocabulary([("a", "b"), ("ab", "c")]).tokenizer_json()
+    change(content)
+    with open(name, "w") as file:
+        json.dump(content, file)
+for name, part in (("whole", {}), ("unigram", {"type": "Unigram"}), ("suffix", {"end_of_word_suffix": "</w>"}),
+                   ("fallback", {"byte_fallback": True}), ("merges", {"merges": [["a", "b"]]})):
+    edited(name + ".json", lambda content: content["model"].update(part))
+for name, part in (("nfc", {"normalizer": {"type": "NFC"}}), ("bare", {"pre_tokenizer": None}),
+                   ("template", {"post_processor": {"type": "TemplateProcessing"}}), ("ends", {"added_tokens": []})):
+    edited(name + ".json", lambda content: content.update(part))
+edited("pad.json", lambda content: content["added_tokens"].append({"id": 259, "content": "<pad>"}))
+PYTHON
+"$python" convert.py clone/dev/reference
+printf '#version: 0.2\na b\nab c\n' >abc.bpe
+run 0 vocab.py --from whole.json --out own.bpe
+check "tokenizer.json is converted" cmp -s own.bpe abc.bpe
+run 0 vocab.py --from pad.json --out own.bpe
+check "other added tokens are noted" says "not those of pad.json" stdout
+for case in 'unigram model is "Unigram", not "BPE"' 'suffix end_of_word_suffix is "</w>"' \
+    'fallback byte_fallback is true' 'merges "abc" is neither' 'nfc normalizer is' 'bare pre_tokenizer is null' \
+    'template post_processor is "TemplateProcessing"' 'ends no added token <|endoftext|>'; do
+    run 1 vocab.py --from "${case%% *}.json" --out got.bpe
+    refused "${case%% *}.json: " "${case#* }"
+done
 
 # ---------------------------------------------------------------------------------------------
 # Evaluation sets

@@ -1,4 +1,4 @@
-// fuzz_tokenizer.c: a vocab.bpe or tokenizer.json, a zero byte and a text. An accepted vocabulary must encode and
+// fuzz_tokenizer.c: a vocab.bpe, a zero byte and a text. An accepted vocabulary must encode and
 // decode any text.
 #include "tost/base/error.h"
 #include "tost/base/memory.h"

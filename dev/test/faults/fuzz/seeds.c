@@ -79,26 +79,7 @@ static void tensor_seed(const char* root, const char* name, int elements, int be
     seed(root, "safetensors", name, text, (size_t)(n + 12 + elements));
 }
 
-// A tokenizer.json of the 256 bytes and one merge, with a text after its zero byte.
-static void json_seed(const char* root) {
-    char text[4000], piece[4];
-    int n = snprintf(text, sizeof text, "{\"added_tokens\":[{\"id\":257,\"content\":\"<|endoftext|>\"}],"
-                     "\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},"
-                     "\"model\":{\"type\":\"BPE\",\"vocab\":{\"th\":256");
-    for (uint32_t id = 0; id < 256; id++) {
-        const uint32_t c = id < 94 ? 0x21 + id : id < 106 ? 0xa1 + id - 94 : id < 188 ? 0xae + id - 106
-                         : 0x100 + id - 188;
-        const char* escape = c == '"' || c == '\\' ? "\\" : "";
-        const int bytes = utf8_encode(piece, c);
-        n += snprintf(text + n, sizeof text - (size_t)n, ",\"%s%.*s\":%u", escape, bytes, piece, (unsigned)id);
-    }
-    n += snprintf(text + n, sizeof text - (size_t)n, "},\"merges\":[[\"t\",\"h\"]]}}");
-    n += 1 + snprintf(text + n + 1, sizeof text - (size_t)n - 1, "the tin hat");
-    seed(root, "tokenizer", "json", text, (size_t)n);
-}
-
 static void text_seeds(const char* root) {
-    json_seed(root);
     static const char merges[] = "#version: 0.2\n\xC4\xA0 t\nh e\n\xC4\xA0t he\ni n\n";
     static const char texts[][40] = {"the tin hat\n it's 12 \xC3\xA9t\xC3\xA9", "\xFF\xFE  \t\r\n<|endoftext|>\n the"};
     for (size_t i = 0; i < countof(texts); i++) {
