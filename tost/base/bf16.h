@@ -13,12 +13,19 @@ static inline float bf16_to_float(uint16_t x) {
     return f;
 }
 
-// Rounds to nearest, ties to even. A NaN stays a NaN.
-static inline uint16_t bf16_from_float(float f) {
-    uint32_t bits;
-    memcpy(&bits, &f, sizeof bits);
-    const uint32_t rounded = bits + 0x7fff + (bits >> 16 & 1), quiet_nan = bits | 0x400000;
-    return (uint16_t)((f == f ? rounded : quiet_nan) >> 16);
+// The bits of a float32, or a vector of them, with the upper half rounded to nearest, ties to even. Not for NaN.
+#define BF16_ROUND(bits) ((bits) + 0x7fff + ((bits) >> 16 & 1))
+
+// x rounded to bf16. A NaN stays a NaN.
+static inline float rounded_bf16(float x) {
+    union { float f; uint32_t u; } bits = {.f = x}, r;
+    r.u = BF16_ROUND(bits.u) & 0xffff0000u;
+    return x == x ? r.f : x;
+}
+
+static inline uint16_t bf16_from_float(float x) {
+    union { float f; uint32_t u; } bits = {.f = x};
+    return (uint16_t)((x == x ? BF16_ROUND(bits.u) : bits.u | 0x400000) >> 16);
 }
 
 static inline void bf16_from_floats(uint16_t* out, const float* x, size_t n) {

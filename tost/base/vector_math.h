@@ -1,17 +1,10 @@
-// vector_math.h: rounding to bf16, e^x and the normal distribution function in float32, without branches or library
-// calls, so that loops over them vectorize.
+// vector_math.h: e^x and the normal distribution function in float32, without branches or library calls, so that loops
+// over them vectorize.
 #ifndef TOST_VECTOR_MATH_H
 #define TOST_VECTOR_MATH_H
 
 #include <math.h>
 #include <stdint.h>
-
-// x rounded to bf16: the upper 16 bits of a float32, to nearest, ties to even. A NaN stays a NaN.
-static inline float rounded_bf16(float x) {
-    union { float f; uint32_t u; } bits = {.f = x}, r;
-    r.u = (bits.u + 0x7fffu + (bits.u >> 16 & 1)) & 0xffff0000u;
-    return x == x ? r.f : x;
-}
 
 // e^x for x in [-87, 88], to 2 ulp. Values outside are clamped to that range; NaN gives NaN.
 // x = n ln2 + r with |r| <= ln2/2. e^r is a minimax polynomial (relative error 2e-9); 2^n is written into the exponent

@@ -86,7 +86,9 @@ static void product_packed(const Product* p) {
 // ---------------------------------------------------------------------------------------------
 // Threads: each computes one slice of c, with the kernel or with cblas.
 
-static void gemm_sliced(void (*multiply)(const Product*), const Product* all) {
+typedef void Multiply(const Product*);
+
+static void gemm_sliced(Multiply* multiply, const Product* all) {
     const int threads = threads_for(all->M, all->N, all->K);
     const Partition parts = partition_of(all->M, all->N, rows_of_panel(all->format), NR, threads);
 #pragma omp parallel for schedule(static) num_threads(threads)
@@ -270,40 +272,37 @@ static void gemm_few_rows(float* c, const float* a, const void* b, size_t row_by
 // ---------------------------------------------------------------------------------------------
 // Entry points
 
-static void scale(float* c, size_t n, float beta) {
-    for (size_t i = 0; i < n; i++) c[i] = beta == 0 ? 0 : beta * c[i];
-}
-
 static bool few_rows(int M, bool at, bool bt) { return M <= GEMM_FEW_ROWS && bt && !at; }
 
-static Operand float_operand(const float* p, bool lanes_side, int lanes, int depth) {
-    return (Operand) { (const char*)p, lanes_side ? lanes : depth, lanes_side, false };
-}
-
-static void gemm_by(void (*multiply)(const Product*), float* c, const float* a, bool at,
-                    const float* b, bool bt, int M, int N, int K, float beta) {
+// b16: the weight b is stored in bf16.
+static void gemm_by(Multiply* multiply, Format f, float* c, const float* a, bool at, const void* b, bool bt, bool b16,
+                    int M, int N, int K, float beta) {
     if (M == 0 || N == 0) return;
-    if (K == 0) scale(c, (size_t)M*N, beta);
-    else if (few_rows(M, at, bt)) gemm_few_rows(c, a, b, K * sizeof(float), FLOATS, M, N, K, beta);
-    else {
-        const Product p = { c, N, float_operand(a, at, M, K), float_operand(b, !bt, N, K), M, N, K, beta, FLOATS };
+    if (K == 0) {
+        for (size_t i = 0; i < (size_t)M*N; i++) c[i] = beta == 0 ? 0 : beta * c[i];
+    } else if (!few_rows(M, at, bt)) {
+        const Operand left = { (const char*)a, at ? M : K, at, false }, right = { b, bt ? K : N, !bt, b16 };
+        const Product p = { c, N, left, right, M, N, K, beta, f };
         gemm_sliced(multiply, &p);
+    } else if (f == FLOATS || b16) {
+        gemm_few_rows(c, a, b, K * (b16 ? sizeof(uint16_t) : sizeof(float)), f, M, N, K, beta);
+    } else {
+        uint16_t* weight = xmalloc(((size_t)N*K + 1) * sizeof *weight);
+        bf16_from_floats(weight, b, (size_t)N*K);
+        gemm_few_rows(c, a, weight, K * sizeof *weight, f, M, N, K, beta);
+        free(weight);
     }
 }
 
 void gemm_builtin(float* c, const float* a, bool at, const float* b, bool bt,
                   int M, int N, int K, float beta) {
-    gemm_by(product_packed, c, a, at, b, bt, M, N, K, beta);
+    gemm_by(product_packed, FLOATS, c, a, at, b, bt, false, M, N, K, beta);
 }
 
-// VDPBF16PS does the work of two FMA instructions. Zen 4 and later issue both at the same rate; Sapphire Rapids issues
+// VDPBF16PS does the work of two FMA instructions. AMD's processors issue both at the same rate; Sapphire Rapids issues
 // VDPBF16PS at a quarter of that rate. Both formats give the same bits, so a run may resume with the other.
 #ifdef __AVX512BF16__
-static bool pairs_are_faster(void) {
-    static _Atomic int known;   // 0: not measured yet, 1: no, 2: yes
-    if (!known) known = 1 + (kernel_seconds(PAIRS) < 1.8 * kernel_seconds(ROUNDED));
-    return known - 1;
-}
+static bool pairs_are_faster(void) { return __builtin_cpu_is("amd"); }
 #else
 static bool pairs_are_faster(void) { return false; }
 #endif
@@ -319,34 +318,11 @@ static bool has_amx(void) {
 static Format bf16_format(bool few) { return !few && has_amx() ? TILES : pairs_are_faster() ? PAIRS : ROUNDED; }
 
 void gemm_bf16_weight(float* c, const float* a, const uint16_t* b, int M, int N, int K, float beta) {
-    if (M == 0 || N == 0) return;
-    const bool few = few_rows(M, false, true);
-    const Format f = bf16_format(few);
-    if (K == 0) scale(c, (size_t)M*N, beta);
-    else if (few) gemm_few_rows(c, a, b, K * sizeof *b, f, M, N, K, beta);
-    else {
-        const Product p = { c, N, float_operand(a, false, M, K), { (const char*)b, K, false, true }, M, N, K, beta, f };
-        gemm_sliced(product_packed, &p);
-    }
-}
-
-static void gemm_in_format(Format f, float* c, const float* a, bool at, const float* b, bool bt,
-                           int M, int N, int K, float beta) {
-    if (M == 0 || N == 0) return;
-    if (K == 0) scale(c, (size_t)M*N, beta);
-    else if (few_rows(M, at, bt)) {
-        uint16_t* weight = xmalloc(((size_t)N*K + 1) * sizeof *weight);
-        bf16_from_floats(weight, b, (size_t)N*K);
-        gemm_few_rows(c, a, weight, K * sizeof *weight, f, M, N, K, beta);
-        free(weight);
-    } else {
-        const Product p = { c, N, float_operand(a, at, M, K), float_operand(b, !bt, N, K), M, N, K, beta, f };
-        gemm_sliced(product_packed, &p);
-    }
+    gemm_by(product_packed, bf16_format(few_rows(M, false, true)), c, a, false, b, true, true, M, N, K, beta);
 }
 
 void gemm_bf16(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta) {
-    gemm_in_format(bf16_format(few_rows(M, at, bt)), c, a, at, b, bt, M, N, K, beta);
+    gemm_by(product_packed, bf16_format(few_rows(M, at, bt)), c, a, at, b, bt, false, M, N, K, beta);
 }
 
 bool gemm_has(GemmBf16 kernel) {
@@ -359,13 +335,8 @@ bool gemm_has(GemmBf16 kernel) {
 void gemm_bf16_by(GemmBf16 kernel, float* c, const float* a, bool at, const float* b, bool bt,
                   int M, int N, int K, float beta) {
     static const Format formats[] = { ROUNDED, PAIRS, TILES };
-    const bool few = few_rows(M, at, bt);
-    gemm_in_format(few && kernel == GEMM_AMX ? bf16_format(true) : formats[kernel], c, a, at, b, bt, M, N, K, beta);
-}
-
-static char* builtin_name(char* name, size_t cap, bool bf16) {
-    snprintf(name, cap, "built in (%s)", bf16 && has_amx() ? "AMX" : KERNEL_NAME);
-    return name;
+    const Format f = few_rows(M, at, bt) && kernel == GEMM_AMX ? bf16_format(true) : formats[kernel];
+    gemm_by(product_packed, f, c, a, at, b, bt, false, M, N, K, beta);
 }
 
 #ifdef TOST_BLAS
@@ -393,16 +364,7 @@ void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int
     if (bli_thread_set_num_threads) bli_thread_set_num_threads(1);
     if (MKL_Set_Num_Threads) MKL_Set_Num_Threads(1);
 #endif
-    gemm_by(product_blas, c, a, at, b, bt, M, N, K, beta);
-}
-
-// The first two words of OpenBLAS's description: name and version. Others: the name that the build was given.
-char* gemm_library(char* name, size_t cap, bool bf16) {
-    if (bf16) return builtin_name(name, cap, bf16);
-    const char* config = openblas_get_config ? openblas_get_config() : TOST_BLAS;
-    const size_t word = strcspn(config, " "), rest = config[word] ? 1 + strcspn(config + word + 1, " ") : 0;
-    snprintf(name, cap, "%.*s", (int)(word + rest), config);
-    return name;
+    gemm_by(product_blas, FLOATS, c, a, at, b, bt, false, M, N, K, beta);
 }
 
 #else
@@ -411,9 +373,18 @@ void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int
     gemm_builtin(c, a, at, b, bt, M, N, K, beta);
 }
 
-char* gemm_library(char* name, size_t cap, bool bf16) { return builtin_name(name, cap, bf16); }
-
 #endif
+
+char* gemm_library(char* name, size_t cap, bool bf16) {
+    snprintf(name, cap, "built in (%s)", bf16 && has_amx() ? "AMX" : KERNEL_NAME);
+#ifdef TOST_BLAS
+    // The first two words of OpenBLAS's description: name and version. Others: the name that the build was given.
+    const char* config = openblas_get_config ? openblas_get_config() : TOST_BLAS;
+    const size_t word = strcspn(config, " "), rest = config[word] ? 1 + strcspn(config + word + 1, " ") : 0;
+    if (!bf16) snprintf(name, cap, "%.*s", (int)(word + rest), config);
+#endif
+    return name;
+}
 
 // Products of n³ multiplications, with the same number per thread on every machine. The fastest of several counts.
 double gemm_measure(bool bf16) {

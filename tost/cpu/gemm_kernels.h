@@ -12,7 +12,6 @@
 #include <immintrin.h>
 #endif
 
-#include "base/clock.h"
 #include "base/bf16.h"
 #include "cpu/gemm_amx.h"
 
@@ -95,8 +94,7 @@ INLINE void transpose(VecWord x[LANES]) {
 // bf16_from_float in the upper half of each word; the lower half is zero.
 INLINE VecWord round_words(VecWord x) {
     const VecWord nan = (VecWord)((Vec)x != (Vec)x);
-    const VecWord rounded = x + 0x7fff + (x >> 16 & 1), quiet = x | 0x400000;
-    return ((nan & quiet) | (~nan & rounded)) & 0xffff0000;
+    return ((nan & (x | 0x400000)) | (~nan & BF16_ROUND(x))) & 0xffff0000;
 }
 
 // pair_neighbors: pairs of neighbors in x, y. pair_words: pairs with the lower halves from x and the upper from y.
@@ -419,24 +417,6 @@ INLINE void tile(float* c, size_t ldc, const Word* pa, const Word* pb, Format f,
     if (f == TILES) tile_amx(c, ldc, pa, pb, words, beta);
     else if (f == PAIRS) tile_pairs(c, ldc, pa, pb, words, beta);
     else tile_floats(c, ldc, pa, pb, words, beta);
-}
-
-// Seconds for REPEATS tiles of operands in L1, the least of several measurements. f: not TILES
-static inline double kernel_seconds(Format f) {
-    enum { WORDS = 64, REPEATS = 4, MEASUREMENTS = 16 };
-    _Alignas(CACHE_LINE) static const Word zeros[WORDS * NR];
-    _Alignas(CACHE_LINE) float c[MR * NR];
-    double least = 1;
-    for (int m = 0; m < MEASUREMENTS; m++) {
-        const double start = now_seconds();
-        for (int i = 0; i < REPEATS; i++) {
-            tile(c, NR, zeros, zeros, f, WORDS, 0);
-            __asm__ volatile("" : : "r"(c) : "memory");   // c is read: the tile must be computed
-        }
-        const double seconds = now_seconds() - start;
-        if (seconds < least) least = seconds;
-    }
-    return least;
 }
 
 // A tile of at least m rows
