@@ -12,6 +12,7 @@
 #include <sys/resource.h>
 
 #include "base/folder.h"
+#include "data/tokenizer.h"
 
 // Checks that a call failed with a one-line message that contains `expected`.
 static inline void check_refused(Checks* c, bool ok, const TostError* err, const char* expected, const char* what) {
@@ -71,6 +72,25 @@ static inline void drop_folder(char* path) {
     TostError err;
     must(remove_tree(path, &err), "remove_tree", &err);
     free(path);
+}
+
+static inline Bytes bytes_of(const char* path) {
+    TostError err;
+    Bytes b;
+    must(read_file(&b, path, &err), "read_file", &err);
+    return b;
+}
+
+// A tokenizer whose tokens are the 256 bytes and <|endoftext|>.
+static inline Tokenizer* byte_tokenizer(void) {
+    TostError err;
+    char *dir = new_folder(), *path = path_join(dir, "bytes.bpe");
+    write_text(path, "#version: 0.2\n");
+    Tokenizer* tokenizer = tokenizer_open(path, &err);
+    must(tokenizer != NULL, "tokenizer_open", &err);
+    free(path);
+    drop_folder(dir);
+    return tokenizer;
 }
 
 static inline void set_waiting(int fd, bool waiting) {

@@ -12,17 +12,6 @@
 #include "tost/commands/prompts.h"
 #include "tost/base/rng.h"
 
-static Tokenizer* byte_tokenizer(void) {
-    TostError err;
-    char *dir = new_folder(), *path = path_join(dir, "bytes.bpe");
-    write_text(path, "#version: 0.2\n");
-    Tokenizer* tokenizer = tokenizer_open(path, &err);
-    must(tokenizer != NULL, "tokenizer_open", &err);
-    free(path);
-    drop_folder(dir);
-    return tokenizer;
-}
-
 typedef struct { char data[256]; size_t n; } Output;
 
 static bool take_piece(void* context, const char* bytes, size_t n) {

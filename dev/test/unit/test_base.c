@@ -1,0 +1,461 @@
+// test_base.c: error, text, memory, files, folders, rng and json: known values and invalid input.
+#include <inttypes.h>
+#include <math.h>
+#include <stdint.h>
+
+#include "base/crc32.h"
+#include "base/json.h"
+#include "base/rng.h"
+#include "base/terminal.h"
+#include "base/text.h"
+#include "dev/test/scratch.h"
+
+// ---------------------------------------------------------------------------------------------
+// Errors, text, memory
+
+static void test_errors(Checks* c) {
+    TostError err;
+    check(c, !tost_error(&err, "%s: %d", "file", 7) && strcmp(err.text, "file: 7") == 0, "tost_error: %s", err.text);
+    tost_error(&err, "outer: %s", err.text);
+    check(c, strcmp(err.text, "outer: file: 7") == 0, "an error may contain its own earlier text: %s", err.text);
+    tost_error(&err, "a\nb\x1b[31m%s", "\x7f");
+    check(c, strcmp(err.text, "a\\nb\\x1b[31m\\x7f") == 0, "control characters: %s", err.text);
+    for (int shift = 0; shift < 3; shift++) {   // characters of three bytes must not be split
+        char text[3004] = "file ";
+        for (int i = 0; i < 990; i++) strcat(text, "…");
+        tost_error(&err, "%s%s: what is wrong", &"ab"[2 - shift], text);
+        const size_t n = strlen(err.text);
+        int whole = 0;
+        for (const char* p = err.text; (p = strstr(p, "…")); p += 3) whole++;
+        check(c, n > sizeof err.text - 6 && n == 22 + (size_t)shift + 3 * (size_t)whole
+              && strncmp(err.text + shift, "file …", 8) == 0 && strcmp(err.text + n - 15, ": what is wrong") == 0,
+              "a long error keeps its ends and complete characters: %s", err.text);
+    }
+}
+
+static void test_printable_text(Checks* c) {
+    static const struct { const char *text, *printed; } cases[] = {
+        {"", ""}, {"plain \\ text", "plain \\ text"}, {"é … 😀 ×", "é … 😀 ×"}, {"a\tb\r\n", "a\\tb\\r\\n"},
+        {"\x1b]0;title\x07\x7f", "\\x1b]0;title\\x07\\x7f"}, {"caf\xe9", "caf\\xe9"}, {"\xe2\x80", "\\xe2\\x80"},
+        {"\xc2\x9b" "31m\xc2\xa0", "\\xc2\\x9b31m\xc2\xa0"},                            // U+009B is CSI
+        {"\xe2\x80\xae" "cod\xe2\x81\xa6", "\\xe2\\x80\\xaecod\\xe2\\x81\\xa6"},          // right to left
+        {"\xe2\x80\xa8\xe2\x80\xaf", "\\xe2\\x80\\xa8\xe2\x80\xaf"},                     // line separator, space
+        {"\xed\xa0\x80\xc0\xaf", "\\xed\\xa0\\x80\\xc0\\xaf"},                         // surrogate, overlong
+    };
+    for (size_t i = 0; i < countof(cases); i++) {
+        char *once = printable_text(cases[i].text), *twice = printable_text(once);
+        check(c, strcmp(once, cases[i].printed) == 0 && strcmp(once, twice) == 0, "printable text: got %s, want %s",
+              once, cases[i].printed);
+        free(once);
+        free(twice);
+    }
+}
+
+static void test_memory(Checks* c) {
+    static const size_t sizes[] = {0, 1, 4095, 4096, 4097, (4 << 20) - 1, 4 << 20, (6 << 20) + 5};
+    for (size_t i = 0; i < countof(sizes); i++) {
+        unsigned char* p = alloc_pages(sizes[i]);
+        const size_t align = sizes[i] >= 4 << 20 ? 2 << 20 : 64;
+        size_t dirty = 0;
+        for (size_t k = 0; p && k < sizes[i]; k++) dirty += p[k] != 0;
+        check(c, p && (uintptr_t)p % align == 0 && dirty == 0, "alloc_pages(%zu): %p, %zu bytes are not zero", sizes[i],
+              (void*)p, dirty);
+        if (sizes[i]) p[sizes[i] - 1] = 1;
+        free_pages(p, sizes[i]);
+    }
+    check(c, !alloc_pages(SIZE_MAX) && !alloc_pages(SIZE_MAX / 2), "alloc_pages of half the address space must fail");
+    free_pages(NULL, 0);
+    free(xmalloc(0));
+    free(xcalloc(0, 8));
+}
+
+static void test_crc(Checks* c) {
+    enum { N = 5000 };
+    unsigned char data[N];
+    for (int i = 0; i < N; i++) data[i] = (unsigned char)(i * 7 + i / 256);
+    const uint32_t known = crc32_update(0, "123456789", 9);
+    check(c, known == 0xcbf43926 && crc32_update(0, NULL, 0) == 0, "CRC-32 of 123456789: got %08" PRIx32, known);
+    for (int cut = 0; cut <= N; cut += 613) {   // pieces below and above the length at which the algorithm changes
+        const uint32_t joined = crc32_update(crc32_update(0, data, (size_t)cut), data + cut, (size_t)(N - cut));
+        check(c, joined == 0xa4f08d8e, "CRC-32 cut at %d: expected zlib's a4f08d8e, got %08" PRIx32, cut, joined);
+    }
+}
+
+static void test_human(Checks* c) {
+    static const struct { double n; const char *count, *bytes; } cases[] = {
+        {0, "0", "0 B"}, {999, "999", "999 B"}, {1000, "1.0K", "1000 B"}, {1024, "1.0K", "1.00 KiB"},
+        {109604352, "109.6M", "104.53 MiB"}, {2684354560, "2.7B", "2.50 GiB"}, {999949, "999.9K", "976.51 KiB"},
+        {999960, "1.0M", "976.52 KiB"}, {1048575, "1.0M", "1.00 MiB"}, {1.5e12, "1.5T", "1.36 TiB"},
+    };
+    for (size_t i = 0; i < countof(cases); i++) {
+        char count[32], bytes[32];
+        human_count(count, cases[i].n);
+        human_bytes(bytes, cases[i].n);
+        check(c, strcmp(count, cases[i].count) == 0 && strcmp(bytes, cases[i].bytes) == 0,
+              "%g: expected %s, %s, got %s, %s", cases[i].n, cases[i].count, cases[i].bytes, count, bytes);
+    }
+}
+
+static void test_wrap(Checks* c) {
+    static const struct { const char *text, *wanted; int width; } wraps[] = {
+        {"  | one two three", "  | one\n  | two\n  | three", 9},
+        {"", "", 5},
+        {"  |  two  spaces ", "  |  two  spaces ", 80},
+        {"alongwordthatcannotbesplit x", "alongwordthatcannotbesplit\n  | x", 10},
+        {"\u00e9\u00e9\u00e9\u00e9 b", "\u00e9\u00e9\u00e9\u00e9 b", 6},
+        {"\u65e5\u672c\u8a9e b", "\u65e5\u672c\u8a9e\n  | b", 7},   // two columns each
+    };
+    for (size_t i = 0; i < countof(wraps); i++) {
+        char* wrapped = wrap_text(wraps[i].text, 0, wraps[i].width, "  | ");
+        check(c, strcmp(wrapped, wraps[i].wanted) == 0, "wrapped to %d columns: got '%s', expected '%s'",
+              wraps[i].width, wrapped, wraps[i].wanted);
+        free(wrapped);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Files and folders
+
+static void test_paths(Checks* c) {
+    static const char* const dirs[][2] = {
+        {"a/b", "a"}, {"b", "."}, {"/b", "/"}, {"a/b/", "a"}, {"a//b", "a"}, {"/", "/"}, {"", "."},
+    };
+    for (size_t i = 0; i < countof(dirs); i++) {
+        char* dir = path_dir(dirs[i][0]);
+        check(c, strcmp(dir, dirs[i][1]) == 0, "path_dir(%s): expected %s, got %s", dirs[i][0], dirs[i][1], dir);
+        free(dir);
+    }
+    char* joined = path_join("a/", "b");
+    check(c, strcmp(joined, "a/b") == 0, "path_join(a/, b): got %s", joined);
+    free(joined);
+}
+
+static void test_folders(Checks* c) {
+    TostError err;
+    char* vast = xasprintf("x/made/here/%0300d", 0);
+    check(c, make_dirs("x/y//z/", &err) && is_dir("x/y/z") && make_dirs("x/y/z", &err), "make_dirs: %s", err.text);
+    write_bytes("x/y/file", "hello\0you", 9);
+    check_refused(c, make_dirs("x/y/file/z", &err), &err, "x/y/file: the folder cannot be created", "below a file");
+    check_refused(c, make_dirs(vast, &err), &err, "ame too long", "make_dirs with a name of 300 bytes");
+    check(c, existing_dirs("x/made/here") == 1 && existing_dirs("x/y//z/") == 7, "make_dirs must remove what it made");
+    remove_new_dirs("x/y/z/", 1);
+    check(c, is_dir("x"), "remove_new_dirs keeps what existed");
+    must(make_dirs("x/y/z", &err) && make_dirs("outside", &err), "make_dirs", &err);
+    check(c, sync_dir("x", &err) && rename_synced("x/y/file", "x/file", &err) && path_exists("x/file"), "%s", err.text);
+    check_refused(c, sync_dir("x/file", &err), &err, "cannot be opened", "sync_dir of a file");
+    check_refused(c, rename_synced("x/none", "x/file", &err), &err, "x/none: cannot be renamed to x/file", "no file");
+    must(symlink("../outside", "x/link") == 0, "symlink", NULL);
+    check(c, remove_tree("x", &err) && !path_exists("x") && remove_tree("x", &err), "remove_tree");
+    check(c, is_dir("outside"), "remove_tree must not follow links");
+    free(vast);
+}
+
+static void test_read_file(Checks* c) {
+    TostError err;
+    Bytes b;
+    write_bytes("content", "hello\0you", 9);
+    check(c, read_file(&b, "content", &err) && b.size == 9 && memcmp(b.data, "hello\0you", 10) == 0, "read_file");
+    free(b.data);
+    check(c, read_file(&b, "/dev/null", &err) && b.size == 0 && b.data[0] == 0, "read_file of nothing");
+    free(b.data);
+    check_refused(c, read_file(&b, ".", &err), &err, "is a folder", "read_file of a folder");
+    unlink("content");
+    check_refused(c, read_file(&b, "content", &err), &err, "content: cannot be opened", "read_file of an absent file");
+    int ends[2], before = dup(STDIN_FILENO);
+    must(pipe(ends) == 0 && write(ends[1], "piped", 5) == 5, "pipe", NULL);
+    dup2(ends[0], STDIN_FILENO);
+    close(ends[0]), close(ends[1]);
+    check(c, read_file(&b, "-", &err) && b.size == 5 && strcmp(b.data, "piped") == 0, "read_file of stdin");
+    free(b.data);
+    dup2(before, STDIN_FILENO);
+    close(before);
+}
+
+static void test_glob(Checks* c) {
+    static const char* const names[] = {"g_2.bin", "g_10.bin", "g_1.bin", "g[1].bin", "G_1.bin"};
+    static const char* const sorted[] = {"g_1.bin", "g_10.bin", "g_2.bin"};
+    TostError err;
+    PathList list;
+    for (size_t i = 0; i < countof(names); i++) write_text(names[i], "x");
+    check(c, expand_glob(&list, "g_*.bin", &err) && list.count == 3, "expand_glob: %d files", list.count);
+    for (int i = 0; i < list.count && i < 3; i++)
+        check(c, strcmp(list.paths[i], sorted[i]) == 0, "expand_glob %d: expected %s, got %s", i, sorted[i],
+              list.paths[i]);
+    free_paths(&list);
+    check(c, expand_glob(&list, "g[1].bin", &err) && list.count == 1 && strcmp(list.paths[0], "g[1].bin") == 0,
+          "a file name with brackets");
+    free_paths(&list);
+    check_refused(c, expand_glob(&list, "none_*.bin", &err), &err, "none_*.bin: no file matches", "no match");
+}
+
+// ---------------------------------------------------------------------------------------------
+// rng: expected values were computed by another program from the papers' definitions
+
+static void test_rng(Checks* c) {
+    Rng known = {{1, 2, 3, 4}};
+    static const uint64_t published[] = {
+        41943041, 58720359, 3588806011781223, 3591011842654386, 9228616714210784205u, 9973669472204895162u,
+    };
+    for (size_t i = 0; i < countof(published); i++) {
+        const uint64_t x = rng_u64(&known);
+        check(c, x == published[i], "xoshiro256++ %zu: expected %" PRIu64 ", got %" PRIu64, i, published[i], x);
+    }
+    static const struct { uint64_t seed, stream, first[2]; } seeds[] = {
+        {0, 0, {0x3ed1653f0682083a, 0x852cecd8e7418ff7}}, {1234, 0, {0xd06b7457bb069ce3, 0xa495eb4fad032cda}},
+        {1234, 7, {0x13ea4fd4caab36e4, 0x25f6db5e615ba12d}},
+        {UINT64_MAX, UINT64_MAX, {0x31295067a409d2da, 0x5dff231d5e61c914}},
+    };
+    for (size_t i = 0; i < countof(seeds); i++) {
+        Rng r = rng_seeded(seeds[i].seed, seeds[i].stream);
+        for (int k = 0; k < 2; k++) {
+            const uint64_t x = rng_u64(&r);
+            check(c, x == seeds[i].first[k], "seeds %zu, number %d: expected %" PRIx64 ", got %" PRIx64, i, k,
+                  seeds[i].first[k], x);
+        }
+    }
+}
+
+static void test_rng_ranges(Checks* c) {
+    static const uint64_t digits[] = {8, 5, 4, 1, 1, 4, 2, 3, 4, 7, 1, 0};
+    static const uint64_t wide[] = {0x7fdf8aad5431ed59, 0x437cbe153f853db1, 0x8f64130728822433, 0x7a98f557e024db5e};
+    static const double uniform[] = {0.4453467333079868, 0.6477713910386264, 0.8117194497908141};
+    static const double normal[] = {2.3004035930789857, -0.8021940445935899, -0.39664555680986013};
+    enum { N = 100000 };
+    int wrong = 0;
+    Rng r = rng_seeded(42, 1);
+    for (size_t i = 0; i < countof(digits); i++) wrong += rng_below(&r, 10) != digits[i];
+    r = rng_seeded(42, 1);
+    for (size_t i = 0; i < countof(wide); i++) wrong += rng_below(&r, 3ull << 62) != wide[i];   // 1/4 is rejected
+    check(c, wrong == 0, "rng_below: %d numbers are wrong", wrong);
+    r = rng_seeded(42, 2);
+    for (size_t i = 0; i < countof(uniform); i++) wrong += rng_uniform(&r) != uniform[i];
+    check(c, wrong == 0, "rng_uniform: %d numbers are wrong", wrong);
+    r = rng_seeded(42, 3);
+    for (size_t i = 0; i < countof(normal); i++) wrong += !(fabs(rng_normal(&r) - normal[i]) <= 1e-14);
+    check(c, wrong == 0 && rng_below(&r, 1) == 0, "rng_normal: %d numbers are wrong", wrong);
+    double sum = 0, squares = 0;
+    for (int i = 0; i < N; i++) {
+        const double x = rng_normal(&r);
+        sum += x;
+        squares += x * x;
+    }
+    check(c, fabs(sum / N) < 0.013 && fabs(squares / N - 1) < 0.018,   // 4 sigma
+          "rng_normal: mean %g, variance %g of %d", sum / N, squares / N, N);
+}
+
+// ---------------------------------------------------------------------------------------------
+// json
+
+static bool accepts(const char* text, size_t n, TostError* err) {
+    char* exact = xmalloc(n);  // exact size, so that a sanitizer detects reads past the end
+    memcpy(exact, text, n);
+    Json j = json_open(exact, n, err);
+    bool ok = json_skip(&j) && json_at_end(&j);
+    free(exact);
+    return ok;
+}
+
+static void test_json_accepts(Checks* c) {
+    static const char* const good[] = {
+        "{}", "[]", " [ ] ", "0", "-0", "1e5", "-1.5E-3", "\"\"", "true", "false", "null", "[1,2 , 3]",
+        "\t{\"a\":[{}]}\r\n",
+        "\"\\u0000\\ud83d\\ude00\\ud800\"", "\"h\xc3\xa9 \xf0\x9f\x98\x80\"", "[[],{},[[]]]",
+        "{\"\":0,\"\":0}",
+        "123456789012345678901234567890", "\"\x7f\"",
+    };
+    TostError err;
+    for (size_t i = 0; i < countof(good); i++) {
+        check(c, accepts(good[i], strlen(good[i]), &err), "json %s: %s", good[i], err.text);
+    }
+    char deep[2 * JSON_MAX_DEPTH];
+    memset(deep, '[', JSON_MAX_DEPTH);
+    memset(deep + JSON_MAX_DEPTH, ']', JSON_MAX_DEPTH);
+    check(c, accepts(deep, sizeof deep, &err), "json nested %d deep: %s", JSON_MAX_DEPTH, err.text);
+}
+
+static void test_json_refuses(Checks* c) {
+    static const char* const bad[][2] = {
+        {"", "byte 0: expected a value, found the end"}, {"   ", "byte 3: expected a value"},
+        {"\xef\xbb\xbf{}", "byte 0"},
+        {"{", "byte 1: expected a \"key\""}, {"[", "byte 1: expected a value"},
+        {"[1", "byte 2: expected ',' or ']'"},
+        {"[1,]", "byte 3: expected a value, found ']'"}, {"[,1]", "byte 1: expected a value"},
+        {"[1 2]", "byte 3: expected ',' or ']'"},
+        {"[1}", "byte 2: expected ',' or ']', found '}'"},
+        {"{\"a\":1]", "byte 6: expected ',' or '}', found ']'"},
+        {"{\"a\"}", "byte 4: expected ':'"}, {"{\"a\":}", "byte 5: expected a value"},
+        {"{\"a\":1,}", "byte 7: expected a \"key\""},
+        {"{a:1}", "byte 1: expected a \"key\", found 'a'"}, {"{1:1}", "byte 1: expected a \"key\""},
+        {"{'a':1}", "byte 1: expected a \"key\""},
+        {"]", "byte 0: expected a value, found ']'"}, {"{}{}", "byte 2: expected the end of the text"},
+        {"1 2", "byte 2: expected the end of the text"},
+        {"tru", "byte 0: expected true, false or null"}, {"nulL", "byte 0: expected true, false or null"},
+        {"trues", "byte 4: expected the end of the text"},
+        {"NaN", "byte 0: expected a value, found 'N'"}, {"Infinity", "byte 0: expected a value"},
+        {"-Infinity", "byte 1: expected a digit"},
+        {"01", "byte 1: expected no digit after a leading 0"}, {"-", "byte 1: expected a digit"},
+        {"+1", "byte 0: expected a value, found '+'"},
+        {".5", "byte 0: expected a value"}, {"1.", "byte 2: expected a digit after the point"},
+        {"1.e3", "byte 2: expected a digit after the point"},
+        {"1e", "byte 2: expected a digit in the exponent"}, {"1e+-2", "byte 3: expected a digit in the exponent"},
+        {"0x10", "byte 1: expected the end"},
+        {"\"", "byte 1: expected the closing quote"}, {"\"abc", "byte 4: expected the closing quote"},
+        {"\"a\nb\"", "byte 2: expected an escape instead"},
+        {"\"\\x41\"", "byte 2: expected one of"}, {"\"\\", "byte 2: expected one of"},
+        {"\"\\u12", "byte 5: expected a hexadecimal digit"},
+        {"\"\\u12g4\"", "byte 5: expected a hexadecimal digit, found 'g'"},
+        {"\"\\ud800\\u00z0\"", "byte 11: expected a hexadecimal digit"},
+        {"\"\xff\"", "byte 1: expected valid UTF-8, found byte 0xff"}, {"\"\xc0\x80\"", "byte 1: expected valid UTF-8"},
+        {"\"\xc3\"", "byte 1: expected valid UTF-8"}, {"\"\xe0\x80\x80\"", "byte 1: expected valid UTF-8"},
+        {"\"\xed\xa0\x80\"", "byte 1: expected valid"},
+        {"\"\xf4\x90\x80\x80\"", "byte 1: expected valid UTF-8"}, {"\"\xf0\x9f\x98", "byte 1: expected valid UTF-8"},
+        {"// x\n1", "byte 0: expected a value"},
+    };
+    TostError err;
+    for (size_t i = 0; i < countof(bad); i++) {
+        bool ok = accepts(bad[i][0], strlen(bad[i][0]), &err);
+        check_refused(c, ok, &err, bad[i][1], bad[i][0]);
+    }
+    check_refused(c, accepts("\"a\0\"", 4, &err), &err, "byte 2: expected an escape", "a NUL in a string");
+    check_refused(c, accepts("1\0", 2, &err), &err, "byte 1: expected the end of the text, found byte 0x00",
+                  "a NUL after a number");
+    enum { DEEP = 100000 };
+    char* deep = xmalloc(DEEP);
+    memset(deep, '[', DEEP);
+    check_refused(c, accepts(deep, DEEP, &err), &err, "byte 64: nested deeper than 64", "100000 brackets");
+    for (int i = 0; i + 5 <= DEEP; i += 5) memcpy(deep + i, "{\"a\":", 5);
+    check_refused(c, accepts(deep, DEEP, &err), &err, "byte 320: nested deeper than 64", "20000 braces");
+    free(deep);
+}
+
+static void test_json_strings(Checks* c) {
+    static const struct { const char *text, *decoded; size_t len; } cases[] = {
+        {"\"\"", "", 0}, {"\"plain\"", "plain", 5}, {"\"\\\"\\\\\\/\\b\\f\\n\\r\\t\"", "\"\\/\b\f\n\r\t", 8},
+        {"\"\\u0041\\u00e9\\u20AC\"", "A\xc3\xa9\xe2\x82\xac", 6},
+        {"\"\\ud83d\\ude00\"", "\xf0\x9f\x98\x80", 4},
+        {"\"\\ud800\"", "\xef\xbf\xbd", 3}, {"\"\\udc00x\"", "\xef\xbf\xbdx", 4},
+        {"\"a\\u0000b\"", "a\0b", 3},
+        {"\"\\ud800\\u0041\"", "\xef\xbf\xbd" "A", 4},
+        {"\"\\ud800\\ud83d\\ude00\"", "\xef\xbf\xbd\xf0\x9f\x98\x80", 7},
+        {"\"\\udbff\\udfff\"", "\xf4\x8f\xbf\xbf", 4}, {"\"\xe2\x82\xac\"", "\xe2\x82\xac", 3},
+    };
+    TostError err = {{0}};
+    for (size_t i = 0; i < countof(cases); i++) {
+        char out[32];
+        size_t len = 99;
+        Json j = json_open(cases[i].text, strlen(cases[i].text), &err);
+        bool ok = json_string(&j, out, sizeof out, &len) && json_at_end(&j);
+        check(c, ok && len == cases[i].len && memcmp(out, cases[i].decoded, len + 1) == 0,
+              "json string %s: got %zu bytes %s",
+              cases[i].text, len, ok ? out : err.text);
+        if (!ok || len == 0) continue;
+        j = json_open(cases[i].text, strlen(cases[i].text), &err);
+        check_refused(c, json_string(&j, out, len, &len), &err, "byte 0: a string longer than",
+                      "a string in too small a buffer");
+    }
+}
+
+static void test_json_write_string(Checks* c) {
+    static const char text[] = "a\"\\/\n\r\t\0\x1f\x7f\xc3\xa9\xff";
+    static const char expected[] = "\"a\\\"\\\\/\\n\\r\\t\\u0000\\u001f\x7f\xc3\xa9\xef\xbf\xbd\"";
+    char* written = NULL;
+    size_t n = 0;
+    FILE* out = open_memstream(&written, &n);
+    json_write_string(out, text, sizeof text - 1);
+    fclose(out);
+    check(c, strcmp(written, expected) == 0, "json_write_string: expected %s, got %s", expected, written);
+    free(written);
+}
+
+static void test_json_numbers(Checks* c) {
+    static const struct { const char* text; uint64_t value; const char* error; } whole[] = {
+        {"0", 0, NULL}, {"18446744073709551615", UINT64_MAX, NULL}, {" 42 ", 42, NULL},
+        {"18446744073709551616", 0, "byte 0: an integer over 2^64 - 1"},
+        {"99999999999999999999999", 0, "over 2^64"},
+        {"-1", 0, "expected a non-negative integer, found '-'"}, {"1.0", 0, "without fraction"},
+        {"1e3", 0, "without fraction"},
+        {"\"1\"", 0, "a non-negative integer"}, {"007", 0, "no digit after a leading 0"},
+        {"", 0, "found the end"},
+    };
+    static const struct { const char* text; double value; const char* error; } real[] = {
+        {"0", 0, NULL}, {"-1.25e2", -125, NULL}, {"4.9e-324", 4.9e-324, NULL}, {"1e-999", 0, NULL},
+        {"0.1", 0.1, NULL},
+        {"1e999", 0, "outside the range"}, {"-", 0, "expected a digit"}, {"nan", 0, "expected a number"},
+        {"inf", 0, "a number"},
+    };
+    TostError err;
+    for (size_t i = 0; i < countof(whole); i++) {
+        uint64_t v = 7;
+        Json j = json_open(whole[i].text, strlen(whole[i].text), &err);
+        bool ok = json_u64(&j, &v);
+        if (whole[i].error) check_refused(c, ok, &err, whole[i].error, whole[i].text);
+        else check(c, ok && v == whole[i].value, "json_u64 %s: got %" PRIu64, whole[i].text, v);
+    }
+    for (size_t i = 0; i < countof(real); i++) {
+        double v = 7;
+        Json j = json_open(real[i].text, strlen(real[i].text), &err);
+        bool ok = json_double(&j, &v);
+        if (real[i].error) check_refused(c, ok, &err, real[i].error, real[i].text);
+        else check(c, ok && v == real[i].value, "json_double %s: got %g", real[i].text, v);
+    }
+    char digits[1000];
+    memset(digits, '1', sizeof digits);
+    double v;
+    Json j = json_open(digits, sizeof digits, &err);
+    check_refused(c, json_double(&j, &v), &err, "more than 400 characters", "a number of 1000 digits");
+}
+
+static void test_json_walk(Checks* c) {
+    const char text[] = "{\"endings\": [\"a\", \"b\"], \"skip\": {\"x\": [1, {}]}, \"label\": 3}";
+    TostError err = {{0}};
+    Json j = json_open(text, sizeof text - 1, &err);
+    char key[16], value[16];
+    int endings = 0;
+    uint64_t label = 0;
+    bool ok = json_peek(&j) == JSON_OBJECT && json_enter(&j, JSON_OBJECT);
+    while (ok && json_next(&j) == 1) {
+        ok = json_key(&j, key, sizeof key, NULL);
+        if (ok && strcmp(key, "endings") == 0) {
+            ok = json_enter(&j, JSON_ARRAY);
+            while (ok && json_next(&j) == 1) {
+                ok = json_string(&j, value, sizeof value, NULL) && value[0] == 'a' + endings;
+                endings++;
+            }
+        } else if (ok) {
+            ok = strcmp(key, "label") == 0 ? json_u64(&j, &label) : json_skip(&j);
+        }
+    }
+    check(c, ok && json_at_end(&j) && endings == 2 && label == 3, "walking an object: %s", err.text);
+    j = json_open("[1]", 3, &err);
+    check_refused(c, json_enter(&j, JSON_OBJECT), &err, "byte 0: expected an object, found '['",
+                  "entering the wrong kind");
+    check(c, json_enter(&j, JSON_ARRAY) && json_next(&j) == 1 && json_peek(&j) == JSON_NUMBER,
+          "entering the right kind");
+    check_refused(c, json_at_end(&j), &err, "the end of an object or array", "json_at_end inside an array");
+}
+
+int main(void) {
+    Checks c = {.suite = "base"};
+    char* dir = new_folder();
+    must(chdir(dir) == 0, "chdir", NULL);
+    test_errors(&c);
+    test_printable_text(&c);
+    test_memory(&c);
+    test_crc(&c);
+    test_human(&c);
+    test_wrap(&c);
+    test_paths(&c);
+    test_folders(&c);
+    test_read_file(&c);
+    test_glob(&c);
+    test_rng(&c);
+    test_rng_ranges(&c);
+    test_json_accepts(&c);
+    test_json_refuses(&c);
+    test_json_strings(&c);
+    test_json_write_string(&c);
+    test_json_numbers(&c);
+    test_json_walk(&c);
+    drop_folder(dir);
+    return checks_verdict(&c);
+}

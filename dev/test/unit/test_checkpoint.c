@@ -1,0 +1,843 @@
+// test_checkpoint.c: safetensors and checkpoints: writing and reading back, finding, invalid and damaged files.
+#include <fcntl.h>
+#include <inttypes.h>
+#include <math.h>
+#include <signal.h>
+#include <stdint.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "base/crc32.h"
+#include "dev/test/unit/fake_engine.h"
+#include "run/checkpoint.h"
+
+// ---------------------------------------------------------------------------------------------
+// safetensors
+
+// Writes a file: `length` in 8 bytes, the header of n bytes, `data` zero bytes.
+static void make_st(const char* path, const char* header, size_t n, size_t data, uint64_t length) {
+    char* bytes = xcalloc(1, 8 + n + data);
+    memcpy(bytes, &length, 8);
+    memcpy(bytes + 8, header, n);
+    write_bytes(path, bytes, 8 + n + data);
+    free(bytes);
+}
+
+#define FIFTY "01234567890123456789012345678901234567890123456789"
+#define T_(name, dtype, shape, from, to) \
+    "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":[" shape "],\"data_offsets\":[" from "," to "]}"
+
+static const struct { const char* header; size_t data; const char* error; } invalid_headers[] = {
+    {"[]", 0, "no '{' at offset 8"}, {"  {}", 0, "no '{' at offset 8"},
+    {"{}x", 0, "byte 2: expected the end of the text"},
+    {"{\"a\":1}", 0, "tensor 'a': byte 5: expected an object"},
+    {"{\"a\":{}}", 0, "tensor 'a': dtype is missing"},
+    {"{\"a\":{\"dtype\":\"F32\"}}", 0, "shape is missing"}, {"{ ", 0, "found the end"},
+    {"{\"a", 0, "closing quote"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[]}}", 0, "data_offsets is missing"},
+    {"{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\"}}", 0, "dtype appears twice"},
+    {"{\"a\":{\"dtype\":7}}", 0, "expected a string"},
+    {"{" T_("a", "Q8", "", "0", "4") "}", 4, "tensor 'a': dtype 'Q8'"},
+    {"{" T_("a", "f32", "", "0", "4") "}", 4, "dtype 'f32'"},
+    {"{" T_("a", "F32", "-1", "0", "4") "}", 4, "found '-'"},
+    {"{" T_("a", "F32", "1.0", "0", "4") "}", 4, "without fraction"},
+    {"{" T_("a", "F32", "1,1,1,1,1,1,1,1,1", "0", "4") "}", 4, "more than 8 dimensions"},
+    {"{" T_("a", "F32", "9223372036854775808", "0", "4") "}", 4, "over 2^63 - 1"},
+    {"{" T_("a", "F32", "4294967296,4294967296", "0", "4") "}", 4, "more bytes than 64 bits"},
+    {"{" T_("a", "F64", "2305843009213693952", "0", "0") "}", 0, "more bytes than 64 bits"},
+    {"{" T_("a", "F32", "4611686018427387904,2,2", "0", "0") "}", 0, "more bytes than 64 bits"},
+    {"{" T_("a", "F32", "2", "0", "4") "}", 4, "dtype and shape, which take 8 bytes"},
+    {"{" T_("a", "F32", "1", "4", "0") "}", 4, "data_offsets [4, 0]"},
+    {"{" T_("a", "F32", "1", "0", "18446744073709551616") "}", 4, "over 2^64 - 1"},
+    {"{" T_("a", "F32", "1", "18446744073709551612", "0") "}", 4,
+     "data_offsets [18446744073709551612, 0]"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", 4, "expected two numbers"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4,8]}}", 4, "expected two numbers"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":4,\"data_offsets\":[0,4]}}", 4, "expected an array, found '4'"},
+    {"{" T_("a", "F32", "2", "0", "8") "}", 4,
+     "truncated: tensor 'a' has 8 bytes at 0 of the data, which has 4"},
+    {"{" T_("a", "F32", "1", "0", "4") "}", 5, "1 extra bytes after the last tensor"},
+    {"{}", 1, "1 extra bytes after the last"},
+    {"{" T_("a", "F32", "1", "4", "8") "}", 8,
+     "tensor 'a' starts at byte 4 of the data, but the one before it ends at 0: gap"},
+    {"{" T_("a", "F32", "1", "0", "4") "," T_("b", "F32", "1", "8", "12") "}", 12,
+     "tensor 'b' starts at byte 8"},
+    {"{" T_("a", "F32", "2", "0", "8") "," T_("b", "F32", "1", "4", "8") "}", 8, "overlap"},
+    {"{" T_("a", "F32", "1", "0", "4") "," T_("b", "F32", "1", "0", "4") "}", 4,
+     "tensor 'b' starts at byte 0"},
+    {"{" T_("a", "F32", "1", "0", "4") "," T_("a", "F32", "1", "4", "8") "}", 8,
+     "tensor 'a' appears twice"},
+    {"{" T_("a", "F32", "0", "0", "0") "," T_("\\u0061", "F32", "0", "0", "0") "}", 0,
+     "'a' appears twice"},
+    {"{" T_("a\\u0000b", "F32", "", "0", "4") "}", 4, "a NUL in the name 'a'"},
+    {"{\"__metadata__\":{\"k\":1}}", 0, "expected a string"},
+    {"{\"__metadata__\":null}", 0, "expected an object"},
+    {"{\"__metadata__\":{\"k\":\"v\\u0000\"}}", 0, "a NUL in 'v'"},
+    {"{\"__metadata__\":{\"k\":\"v\\u0000w\"}}", 0, "a NUL in 'v'"},
+    {"{\"__metadata__\":{\"k\":\"v\\u0000\\u007f\"}}", 0, "a NUL in 'v'"},
+    {"{\"__metadata__\":{\"k\":\"v\\u0000\\u0100\"}}", 0, "a NUL in 'v'"},
+    {"{\"__metadata__\":{}", 0, "found the end"},
+    {"{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}}", 0, "__metadata__ 'k' appears twice"},
+    {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, "__metadata__ appears twice"},
+    {"{\"a\":{\"x\":[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[", 0,
+     "nested deeper"},
+    {"{" T_(FIFTY FIFTY FIFTY "0123456789", "F32", "", "0", "4") "}", 4, "longer than 159 bytes"},
+};
+
+static void test_st_refuses(Checks* c) {
+    static const struct { uint64_t length; const char* error; } lengths[] = {
+        {0, "header of 0 bytes"}, {1, "header of 1 bytes"}, {3, "truncated: header of 3 bytes in a file of 10"},
+        {100000000, "truncated: header of 100000000"},
+        {100000001, "header of 100000001 bytes, expected 2 to 100000000"},
+        {UINT64_MAX, "header of 18446744073709551615 bytes"}, {UINT64_MAX - 7, "header of 18446744073709551608"},
+    };
+    TostError err;
+    StFile f;
+    for (size_t i = 0; i < countof(invalid_headers); i++) {
+        const size_t n = strlen(invalid_headers[i].header);
+        make_st("invalid", invalid_headers[i].header, n, invalid_headers[i].data, n);
+        check_refused(c, st_open(&f, "invalid", &err), &err, invalid_headers[i].error, invalid_headers[i].header);
+        check(c, strncmp(err.text, "invalid: ", 9) == 0, "the error must name the file: %s", err.text);
+    }
+    for (size_t i = 0; i < countof(lengths); i++) {
+        make_st("length", "{}", 2, 0, lengths[i].length);
+        check_refused(c, st_open(&f, "length", &err), &err, lengths[i].error, "a wrong header length");
+    }
+    for (size_t n = 0; n < 8; n++) {
+        write_bytes("length", "\2\0\0\0\0\0\0\0", n);
+        check_refused(c, st_open(&f, "length", &err), &err, "truncated", "a file of less than 8 bytes");
+    }
+    check_refused(c, st_open(&f, "absent", &err), &err, "absent: cannot be opened", "an absent file");
+    check_refused(c, st_open(&f, ".", &err), &err, "a folder, not a safetensors file", "a folder");
+    check_refused(c, st_open(&f, "/dev/zero", &err), &err, "not a regular file", "a device");
+}
+
+static void test_st_accepts(Checks* c) {
+    static const struct { const char* header; size_t data; int tensors; } cases[] = {
+        {"{}", 0, 0}, {"{}      ", 0, 0}, {"{\"__metadata__\":{}}", 0, 0},
+        {"{" T_("a", "F32", "", "0", "4") "}", 4, 1},
+        {"{" T_("a", "F32", "0,9", "0", "0") "}", 0, 1}, {"{" T_("", "U8", "1", "0", "1") "}", 1, 1},
+        {"{" T_("b", "F32", "1", "4", "8") "," T_("a", "I32", "1", "0", "4") "}", 8, 2},
+        {"{" T_("b", "F32", "1", "0", "4") "," T_("a", "I32", "0", "0", "0") "}", 4, 2},
+        {"{\"a\":{\"note\":[1,{}],\"data_offsets\":[0,2],\"shape\":[1,1],\"dtype\":\"BF16\"}}", 2, 1},
+    };
+    TostError err;
+    StFile f;
+    for (size_t i = 0; i < countof(cases); i++) {
+        size_t n = strlen(cases[i].header);
+        make_st("good", cases[i].header, n, cases[i].data, n);
+        bool ok = st_open(&f, "good", &err);
+        if (!check(c, ok, "safetensors %s: %s", cases[i].header, err.text)) continue;
+        check(c, f.n_tensors == cases[i].tensors, "%s: %d tensors", cases[i].header, f.n_tensors);
+        for (int k = 1; k < f.n_tensors; k++) {
+            check(c, f.tensors[k - 1].offset <= f.tensors[k].offset, "%s: not in file order",
+                  cases[i].header);
+        }
+        st_close(&f);
+    }
+}
+
+// Bits and values of F16 and BF16
+static const struct { uint16_t bits; double value; } half[] = {
+    {0x0000, 0}, {0x3c00, 1}, {0xc000, -2}, {0x3555, 0.333251953125}, {0x7bff, 65504}, {0x0400, 0x1p-14},
+    {0x03ff, 1023 * 0x1p-24}, {0x0001, 0x1p-24}, {0x8001, -0x1p-24}, {0x7c00, INFINITY},
+    {0xfc00, -INFINITY},
+};
+static const struct { uint16_t bits; double value; } brain[] = {
+    {0x0000, 0}, {0x3f80, 1}, {0xc000, -2}, {0x3eab, 0.333984375}, {0x7f7f, 0x1.fep127},
+    {0x0001, 0x1p-133},
+    {0x7f80, INFINITY},
+};
+
+static void test_st_dtypes(Checks* c) {
+    enum { NH = countof(half), NB = countof(brain), MANY = 20000 };
+    StTensor tensors[] = {
+        {.name = "half", .dtype = ST_F16, .ndim = 1, .shape = {NH}},
+        {.name = "brain", .dtype = ST_BF16, .ndim = 1, .shape = {NB}},
+        {.name = "nan", .dtype = ST_F16, .ndim = 0},
+        {.name = "wide", .dtype = ST_I64, .ndim = 1, .shape = {3}},
+        {.name = "many", .dtype = ST_F64, .ndim = 2, .shape = {MANY / 8, 8}},
+        {.name = "u8", .dtype = ST_U8, .ndim = 1, .shape = {3}},
+        {.name = "none", .dtype = ST_F32, .ndim = 2, .shape = {0, 5}},
+    };
+    const int64_t wide[3] = {INT32_MAX, INT32_MIN, (int64_t)INT32_MAX + 1};
+    uint16_t bits[NH + NB + 1];
+    for (int i = 0; i < NH; i++) bits[i] = half[i].bits;
+    for (int i = 0; i < NB; i++) bits[NH + i] = brain[i].bits;
+    bits[NH + NB] = 0x7e00;
+    double *many = xmalloc(MANY * sizeof *many), v[NH + NB];
+    float* back = xmalloc(MANY * sizeof *back);
+    for (int i = 0; i < MANY; i++) many[i] = (i - MANY / 2) / 3.0;
+    TostError err;
+    StWriter w;
+    StFile f;
+    must(st_begin(&w, "dtypes", tensors, countof(tensors), NULL, 0, &err) && st_append(&w, bits, sizeof bits, &err)
+         && st_append(&w, wide, sizeof wide, &err) && st_append(&w, many, MANY * sizeof *many, &err)
+         && st_append(&w, "abc", 3, &err) && st_finish(&w, &err) && st_open(&f, "dtypes", &err), "dtypes", &err);
+    int32_t ints[3];
+    must(st_read_f64(&f, st_find(&f, "half"), v, &err) && st_read_f64(&f, st_find(&f, "brain"), v + NH, &err), "halves",
+         &err);
+    for (int i = 0; i < NH; i++) check(c, v[i] == half[i].value, "F16 %04x: got %g", half[i].bits, v[i]);
+    for (int i = 0; i < NB; i++) check(c, v[NH + i] == brain[i].value, "BF16 %04x: got %g", brain[i].bits, v[NH + i]);
+    check(c, st_read_f64(&f, st_find(&f, "nan"), v, &err) && v[0] != v[0], "F16 NaN: got %g", v[0]);
+    check(c, st_read_f32(&f, st_find(&f, "half"), back, &err) && back[3] == 0.333251953125f, "F16 as float");
+    check(c, st_read_f32(&f, st_find(&f, "many"), back, &err), "F64 as float: %s", err.text);
+    size_t wrong = 0;
+    for (int i = 0; i < MANY; i++) wrong += back[i] != (float)many[i];
+    check(c, wrong == 0, "F64 as float: %zu of %d values are wrong", wrong, MANY);
+    check(c, st_read_f32(&f, st_find(&f, "none"), NULL, &err), "an empty tensor: %s", err.text);
+    check_refused(c, st_read_i32(&f, st_find(&f, "wide"), ints, &err), &err, "element 2 is 2147483648", "a wide I64");
+    check(c, ints[0] == INT32_MAX && ints[1] == INT32_MIN, "I64 as int32: got %d, %d", ints[0], ints[1]);
+    check_refused(c, st_read_f32(&f, st_find(&f, "wide"), back, &err), &err, "'wide' is I64", "I64 as float");
+    check_refused(c, st_read_f64(&f, st_find(&f, "u8"), v, &err), &err, "'u8' is U8", "U8 as double");
+    check_refused(c, st_read_i32(&f, st_find(&f, "half"), ints, &err), &err, "'half' is F16", "F16 as int");
+    st_close(&f);
+    free(many), free(back);
+}
+
+static void test_st_round_trip(Checks* c) {
+    static char* const nasty = "\"quote\" \\ \n\t\x01 \xc3\xa9 \xf0\x9f\x98\x80";
+    static const float values[6] = {1, -2, 3.5f, 0, 1e-30f, 6};
+    static const int32_t id = -7;
+    const StMeta meta[] = {{"step", "12"}, {"nasty \"key\"", nasty}, {"crc32", "stale"},
+                           {"bad \xfe", "a\xff\x80\xc0" "b\xc3"}};
+    const StTensor tensors[] = {
+        {.name = "transformer.wte.weight", .dtype = ST_F32, .ndim = 2, .shape = {2, 3}},
+        {.name = "sc\"alar", .dtype = ST_I32, .ndim = 0},
+    };
+    TostError err;
+    StWriter w;
+    StFile f;
+    must(st_begin(&w, "round", tensors, 2, meta, 4, &err) && st_append(&w, values, 8, &err)
+         && st_append(&w, values + 2, 16, &err) && st_append(&w, &id, 4, &err) && st_finish(&w, &err)
+         && st_open(&f, "round", &err), "round trip", &err);
+    float back[6];
+    int32_t id_back = 0;
+    uint32_t crc = 0;
+    char digits[16];
+    check(c, f.data_start % 8 == 0, "tensor data starts at %" PRIu64 ", not at a multiple of 8", f.data_start);
+    const StTensor* t = st_find(&f, "transformer.wte.weight");
+    check(c, t && t->ndim == 2 && t->shape[0] == 2 && t->shape[1] == 3 && t->count == 6 && t->bytes == 24, "shape");
+    check(c, t && st_read_f32(&f, t, back, &err) && memcmp(back, values, sizeof back) == 0, "values: %s", err.text);
+    t = st_find(&f, "sc\"alar");
+    check(c, t && t->ndim == 0 && st_read_i32(&f, t, &id_back, &err) && id_back == id, "scalar: got %d", id_back);
+    check(c, !st_find(&f, "absent") && !st_meta(&f, "absent"), "absent names are not found");
+    check(c, strcmp(st_meta(&f, "step"), "12") == 0 && strcmp(st_meta(&f, meta[1].key), nasty) == 0
+             && strcmp(st_meta(&f, meta[3].key), meta[3].value) == 0, "metadata");
+    const uint32_t direct = crc32_update(crc32_update(0, values, sizeof values), &id, sizeof id);
+    snprintf(digits, sizeof digits, "%08" PRIx32, direct);
+    check(c, st_crc32(&f, &crc, &err) && crc == direct && strcmp(st_meta(&f, "crc32"), digits) == 0,
+          "crc32: expected %s, in the file %s, computed %08" PRIx32, digits, st_meta(&f, "crc32"), crc);
+    must(truncate("round", (off_t)f.file_size - 8) == 0, "truncate", NULL);
+    check_refused(c, st_read_f32(&f, &f.tensors[0], back, &err), &err, "the file was truncated", "truncated");
+    check_refused(c, st_crc32(&f, &crc, &err), &err, "the file was truncated", "the CRC of a truncated file");
+    st_close(&f);
+}
+
+static void test_st_writer_failures(Checks* c) {
+    const StTensor one = {.name = "a", .dtype = ST_F32, .ndim = 1, .shape = {2}};
+    const StTensor vast = {.name = "vast", .dtype = ST_F32, .ndim = 2, .shape = {INT64_MAX, 8}};
+    const float values[3] = {1, 2, 3};
+    TostError err;
+    StWriter w;
+    must(st_begin(&w, "fail", &one, 1, NULL, 0, &err) && st_append(&w, values, 4, &err), "begin", &err);
+    check_refused(c, st_append(&w, values, 8, &err), &err, "tensors were declared, but 8 follow", "too many");
+    st_abandon(&w);
+    st_abandon(&w);
+    check(c, !path_exists("fail"), "st_abandon removes the file");
+    must(st_begin(&w, "fail", &one, 1, NULL, 0, &err) && st_append(&w, values, 4, &err), "begin again", &err);
+    check_refused(c, st_finish(&w, &err), &err, "8 bytes of tensors were declared, but 4 written", "too few bytes");
+    check(c, !path_exists("fail"), "a failed st_finish removes the file");
+    check_refused(c, st_begin(&w, "no/folder", &one, 1, NULL, 0, &err), &err, "cannot be created", "no folder");
+    st_abandon(&w);
+    check_refused(c, st_begin(&w, "fail", &vast, 1, NULL, 0, &err), &err, "'vast' has more bytes", "a vast tensor");
+    st_abandon(&w);
+    must(symlink("/dev/full", "fail") == 0, "symlink", NULL);
+    check_refused(c, st_begin(&w, "fail", &one, 1, NULL, 0, &err) && st_append(&w, values, 8, &err)
+                     && st_finish(&w, &err), &err, "fail: cannot be written", "a full disk");
+    st_abandon(&w);
+    check(c, !path_exists("fail"), "no file is left after a full disk");
+}
+
+static int synced;
+
+int fsync(int fd) {   // instead of libc's
+    (void)fd;
+    synced++;
+    return 0;
+}
+
+// A large file is also synced while it is written.
+static void test_st_syncs(Checks* c) {
+    enum { BYTES = 16 << 20, TIMES = 17 };
+    const StTensor large = {.name = "large", .dtype = ST_U8, .ndim = 2, .shape = {TIMES, BYTES}};
+    char* data = xcalloc(BYTES, 1);
+    StWriter w;
+    TostError err;
+    bool ok = st_begin(&w, "large", &large, 1, NULL, 0, &err);
+    synced = 0;
+    for (int i = 0; ok && i < TIMES; i++) ok = st_append(&w, data, BYTES, &err);
+    check(c, ok && synced == 2, "272 MiB: %d times synced before the end, want 2: %s", synced, ok ? "" : err.text);
+    st_abandon(&w);
+    free(data);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Checkpoints: round trip and finding
+
+static const TostConfig tiny = {.n_layer = 2, .n_head = 2, .n_embd = 4, .block_size = 3, .vocab_size = 7, .bias = 1};
+
+static TostModel* new_model(TostConfig config) { return fake_create(&config, NULL, NULL); }
+
+// Fills all states with different numbers.
+static void fill(TostModel* m, float salt) {
+    for (int s = 0; s < TOST_STATES; s++)
+        for (size_t k = 0; k < m->tensors.flat_size; k++) m->state[s][k] = salt + (float)s + 0.001f * (float)k;
+}
+
+static bool same_state(const TostModel* a, const TostModel* b, TostState s) {
+    for (int i = 0; i < a->tensors.count; i++) {
+        const TostTensor* t = &a->tensors.tensor[i];
+        if (memcmp(a->state[s] + t->offset, b->state[s] + t->offset, t->size * sizeof(float)) != 0) return false;
+    }
+    return true;
+}
+
+static bool same_moments(const TostModel* a, const TostModel* b) {
+    return same_state(a, b, TOST_M) && same_state(a, b, TOST_V);
+}
+
+static StMeta some_options[] = {{"lr", "0.003"}, {"data", "a \"b\"/*.bin"}};
+
+static CheckpointInfo info_of(int64_t step) {
+    return (CheckpointInfo){
+        .config = tiny, .step = step, .tokens = step * 4096, .data_sample = UINT64_MAX - 1, .seed = 42,
+        .best_val_loss = 3.1415926535897931, .tokenizer = "data/starter/vocab.bpe",
+        .outliers = {.loss = {.count = 2, .next = 2, .value = {0.1, 1e-300}}, .skipped = step, .in_a_row = step / 2},
+        .unvalidated_row = "999,64,2.5,,1e-3,0.75,12.5,5120\n", .tokenizer_hash = 0x00c0ffee,
+        .n_options = countof(some_options), .options = some_options,
+    };
+}
+
+static CheckpointModel model_of(TostModel* m) { return (CheckpointModel){&fake, m, &m->tensors, NULL}; }
+
+static bool save_info(const char* run, const CheckpointInfo* info, TostModel* m, int keep, TostError* err) {
+    const CheckpointModel model = model_of(m);
+    return make_dirs(run, err) && checkpoint_save(run, SAVE_STEP, info, &model, err)
+           && checkpoint_prune(run, info->step, keep, err);
+}
+
+static void save(const char* run, TostModel* m, int64_t step, int keep) {
+    TostError err;
+    const CheckpointInfo info = info_of(step);
+    must(save_info(run, &info, m, keep, &err), "checkpoint_save", &err);
+}
+
+// The stages of loading: "info", "params", "moments"; NULL if all succeed.
+static const char* load(TostModel* m, CheckpointInfo* info, const char* path, TostError* err) {
+    StFile f;
+    const CheckpointModel model = model_of(m);
+    if (!checkpoint_open(&f, info, path, "--model", err)) return "info";
+    const char* failed = !checkpoint_load_params(&model, &m->tensors, &f, err) ? "params"
+                         : !checkpoint_load_moments(&model, &f, err) ? "moments" : NULL;
+    st_close(&f);
+    return failed;
+}
+
+// Checks that `path` leads to the checkpoint of that step, and that it loads what was saved.
+static void check_found(Checks* c, const char* path, int64_t step, const TostModel* saved, const char* what) {
+    TostError err;
+    CheckpointInfo info;
+    TostModel* m = new_model(tiny);
+    const char* failed = load(m, &info, path, &err);
+    if (check(c, !failed, "%s: expected step %d, got: %s", what, (int)step, err.text))
+        check(c, info.step == step && same_state(m, saved, TOST_PARAM) && same_moments(m, saved),
+              "%s: expected step %d, got %d, or the values differ", what, (int)step, (int)info.step);
+    checkpoint_info_free(&info);
+    fake_destroy(m);
+}
+
+static void check_not_found(Checks* c, const char* path, const char* expected) {
+    TostError err;
+    StFile f;
+    CheckpointInfo info;
+    check_refused(c, checkpoint_open(&f, &info, path, "--model", &err), &err, expected, path);
+}
+
+static void test_round_trip(Checks* c) {
+    TostError err;
+    TostModel* m = new_model(tiny);
+    CheckpointInfo wanted = info_of(1000), is, bare = {.config = tiny, .step = 1001, .best_val_loss = INFINITY};
+    StFile f;
+    fill(m, 1);
+    events[GET] = 0;
+    save("made/when/needed", m, 1000, 0);
+    check(c, events[GET] == 3 * m->tensors.count, "a save must read each tensor once: %d gets", events[GET]);
+    check_found(c, "made/when/needed", 1000, m, "round trip");
+    must(checkpoint_open(&f, &is, "made/when/needed", "--model", &err), "checkpoint_open", &err);
+    bool same = is.n_options == wanted.n_options, names = f.n_tensors == m->tensors.count;
+    for (int i = 0; same && i < is.n_options; i++)
+        same = strcmp(is.options[i].key, some_options[i].key) == 0
+               && strcmp(is.options[i].value, some_options[i].value) == 0;
+    for (int i = 0; names && i < f.n_tensors; i++)
+        names = strcmp(f.tensors[i].name, m->tensors.tensor[i].name) == 0 && f.tensors[i].dtype == ST_F32;
+    check(c, memcmp(&is.config, &tiny, sizeof tiny) == 0 && is.step == 1000 && is.tokens == 4096000
+             && is.data_sample == wanted.data_sample && is.seed == 42 && is.best_val_loss == wanted.best_val_loss,
+          "numbers differ");
+    check(c, is.tokenizer_hash == wanted.tokenizer_hash && strcmp(is.tokenizer, wanted.tokenizer) == 0
+             && strcmp(is.unvalidated_row, wanted.unvalidated_row) == 0 && same, "texts and options differ");
+    check(c, memcmp(&is.outliers, &wanted.outliers, sizeof is.outliers) == 0, "outlier windows differ");
+    check(c, names && strcmp(st_meta(&f, "format"), "pt") == 0, "the tensors of the table, F32, format pt");
+    st_close(&f);
+    checkpoint_info_free(&is);
+    must(save_info("made/when/needed", &bare, m, 0, &err)
+         && checkpoint_open(&f, &is, "made/when/needed", "--model", &err), "optional fields", &err);
+    check(c, isinf(is.best_val_loss) && !is.tokenizer && is.n_options == 0, "without optional fields");
+    st_close(&f);
+    checkpoint_info_free(&is);
+    fake_destroy(m);
+}
+
+static bool is_run(const char* path) {
+    TostError err;
+    bool result = false;
+    must(checkpoint_is_run(&result, path, &err), "checkpoint_is_run", &err);
+    return result;
+}
+
+static void test_find(Checks* c) {
+    TostError err;
+    TostModel* m = new_model(tiny);
+    fill(m, 2);
+    check_not_found(c, "find", "cannot be found: No such file");
+    must(make_dirs("find", &err), "make_dirs", &err);
+    check_not_found(c, "find", "no complete checkpoint");
+    check(c, !is_run("find") && !is_run("absent"), "an empty folder is not a run");
+    save("find", m, 300, 0);
+    must(rename("find/step_00000300", "find/step_00000300.tmp") == 0, "rename", NULL);
+    check_not_found(c, "find", "no complete checkpoint");
+    check_not_found(c, "find/step_00000300.tmp", "incomplete checkpoint");
+    check(c, is_run("find"), "a folder with an unfinished checkpoint is a run");
+    save("find", m, 100000000, 0);
+    check(c, !path_exists("find/step_00000300.tmp"), "a save must remove unfinished folders");
+    save("find", m, 99999999, 0);
+    check_found(c, "find", 100000000, m, "steps are compared as numbers");
+    must(remove("find/step_100000000/optimizer.safetensors") == 0, "remove", NULL);
+    check_found(c, "find", 99999999, m, "a folder that lacks a file is ignored");
+    check_found(c, "find/step_99999999/", 99999999, m, "a checkpoint folder");
+    check_found(c, "find/step_99999999/model.safetensors", 99999999, m, "the file itself");
+    write_text("find/note.txt", "mine");
+    check(c, checkpoint_clear("find", &err) && !is_run("find") && path_exists("find/note.txt"),
+          "checkpoint_clear must remove only checkpoints");
+    write_text("find/log.csv", "");
+    check(c, is_run("find"), "a folder with a log is a run");
+    fake_destroy(m);
+}
+
+static void test_newest_run(Checks* c) {
+    TostError err;
+    char* found = NULL;
+    TostModel* m = new_model(tiny);
+    must(make_dirs("all", &err), "make_dirs", &err);
+    check_refused(c, checkpoint_newest_run(&found, "all", "--model PATH", &err), &err, "train", "no run");
+    check_refused(c, checkpoint_newest_run(&found, "absent", "--model PATH", &err), &err, "train", "no root");
+    static const struct { const char* name; int64_t step; time_t s; long ns; } runs[] = {
+        {"all/b-001", 10, 5000, 7}, {"all/a-002", 500, 5000, 9}, {"all/c-003", 700, 4000, 999},
+        {"all/d-004", 9, 5000, 9},  {"all/e-005", 9, 5000, 8},
+    };
+    for (size_t i = 0; i < countof(runs); i++) {
+        const struct timespec time[2] = {{runs[i].s, runs[i].ns}, {runs[i].s, runs[i].ns}};
+        save(runs[i].name, m, runs[i].step, 0);
+        char* file = xasprintf("%s/step_%08d/model.safetensors", runs[i].name, (int)runs[i].step);
+        must(utimensat(AT_FDCWD, file, time, 0) == 0, "utimensat", NULL);
+        free(file);
+        const char* wanted = i == 0 ? "all/b-001" : i < 3 ? "all/a-002" : "all/d-004";   // equal times: the later name
+        check(c, checkpoint_newest_run(&found, "all", "--model PATH", &err) && strcmp(found, wanted) == 0,
+              "newest of %zu runs: expected %s, got %s", i + 1, wanted, found ? found : err.text);
+        free(found);
+    }
+    static const struct { const char *make, *preset, *next; } numbers[] = {
+        {NULL, "starter", "all/starter-001"},       {"all/starter-001", "starter", "all/starter-002"},
+        {"all/starter-041", "starter", "all/starter-042"}, {"all/starter-9x", "starter", "all/starter-042"},
+        {"all/starter-999", "starter", "all/starter-1000"}, {"all/start-7", "starter", "all/starter-1000"},
+        {NULL, "start", "all/start-008"},           {"all/start-99999999", "start", "all/start-100000000"},
+        {"all/start-9999999999999999999", "start", "all/start-100000000"},
+        {"all/start-999999999999999", "start", "all/start-1000000000000000"},
+    };
+    for (size_t i = 0; i < countof(numbers); i++) {
+        if (numbers[i].make) must(make_dirs(numbers[i].make, &err), "make_dirs", &err);
+        char* next = checkpoint_next_run("all", numbers[i].preset);
+        check(c, strcmp(next, numbers[i].next) == 0, "next run: expected %s, got %s", numbers[i].next, next);
+        free(next);
+    }
+    fake_destroy(m);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Checkpoints: saving
+
+// The entries of a folder must be `wanted`, "name name … ", sorted.
+static void check_listing(Checks* c, const char* dir, const char* wanted, const char* what) {
+    TostError err;
+    PathList list;
+    char *all = path_join(dir, "*"), *is = xstrdup("");
+    if (expand_glob(&list, all, &err)) {
+        for (int i = 0; i < list.count; i++) is = append_text(is, "%s ", strrchr(list.paths[i], '/') + 1);
+        free_paths(&list);
+    }
+    check(c, strcmp(is, wanted) == 0, "%s: expected %s, got %s", what, wanted, is);
+    free(all);
+    free(is);
+}
+
+static void test_keep(Checks* c) {
+    TostError err;
+    TostModel* m = new_model(tiny);
+    must(make_dirs("keep", &err), "make_dirs", &err);
+    write_text("keep/step_note.txt", "mine");
+    for (int64_t step = 1; step <= 4; step++) save("keep", m, step, 0);
+    check_listing(c, "keep", "step_00000001 step_00000002 step_00000003 step_00000004 step_note.txt ", "keep 0");
+    save("keep", m, 5, 3);
+    check_listing(c, "keep", "step_00000003 step_00000004 step_00000005 step_note.txt ", "keep 3");
+    save("keep", m, 4, 1);
+    check_listing(c, "keep", "step_00000004 step_00000005 step_note.txt ", "keep 1 removes older ones only");
+    fill(m, 9);
+    save("keep", m, 5, 2);
+    check_listing(c, "keep", "step_00000004 step_00000005 step_note.txt ", "a step saved twice");
+    check_found(c, "keep", 5, m, "the second save of a step replaces the first");
+    fake_destroy(m);
+}
+
+// Kills the process while it saves tensor n, for every n: the previous checkpoint must survive.
+static void test_killed(Checks* c) {
+    TostModel *m = new_model(tiny), *later = new_model(tiny);
+    fill(m, 1);
+    fill(later, 2);
+    save("killed", m, 8, 0);
+    for (int n = 1; n <= 3 * m->tensors.count; n++) {
+        fflush(stdout);
+        const pid_t child = fork();
+        must(child >= 0, "fork", NULL);
+        if (child == 0) {
+            events[GET] = 0;
+            hooks[0] = (Hook){GET, n, kill_process};
+            save("killed", later, 9, 1);
+            _exit(0);
+        }
+        int status;
+        must(waitpid(child, &status, 0) == child, "waitpid", NULL);
+        check(c, WIFSIGNALED(status), "the process must be killed at tensor %d", n);
+        check_listing(c, "killed", "step_00000008 step_00000009.tmp ", "after a kill");
+        check_found(c, "killed", 8, m, "after a kill");
+    }
+    save("killed", later, 9, 1);
+    check_listing(c, "killed", "step_00000009 ", "a save after a kill");
+    check_found(c, "killed", 9, later, "a save after a kill");
+    fake_destroy(m);
+    fake_destroy(later);
+}
+
+// The first checkpoint of a run that replaces another one.
+static void test_replacement(Checks* c) {
+    TostError err;
+    TostModel *old = new_model(tiny), *new = new_model(tiny);
+    const CheckpointModel model = model_of(new);
+    fill(old, 1);
+    fill(new, 2);
+    for (int64_t step = 3; step <= 9; step += 6) {   // 9: the old run has a checkpoint of the same step
+        const CheckpointInfo info = info_of(step);
+        bool has;
+        save("replaced", old, 8, 0);
+        save("replaced", old, 9, 0);
+        check(c, checkpoint_finish_replacement("replaced", &err), "nothing to finish: %s", err.text);
+        check(c, checkpoint_has_replacement(&has, "replaced", &err) && !has, "no replacement");
+        check_found(c, "replaced", 9, old, "before the replacement");
+        check(c, checkpoint_save("replaced", SAVE_REPLACEMENT, &info, &model, &err), "SAVE_REPLACEMENT: %s", err.text);
+        check_listing(c, "replaced", step < 8 ? "step_00000003.new step_00000008 step_00000009 "
+                                              : "step_00000008 step_00000009 step_00000009.new ", "when it is saved");
+        check_found(c, "replaced", step, new, "the replacement counts");
+        check(c, checkpoint_has_replacement(&has, "replaced", &err) && has, "a replacement");
+        check(c, checkpoint_finish_replacement("replaced", &err), "finish: %s", err.text);
+        check_listing(c, "replaced", step < 8 ? "step_00000003 " : "step_00000009 ", "after the replacement");
+        check_found(c, "replaced", step, new, "after the replacement");
+        check(c, checkpoint_clear("replaced", &err), "clear: %s", err.text);
+    }
+    fake_destroy(old);
+    fake_destroy(new);
+}
+
+// A process saves and prunes as fast as it can: a run must always open, with the values of one checkpoint.
+static void test_readers(Checks* c) {
+    TostError err;
+    TostModel *m = new_model(tiny), *is = new_model(tiny);
+    const CheckpointModel model = model_of(is);
+    fill(m, 1);
+    save("read", m, 1, 1);
+    fflush(stdout);
+    const pid_t child = fork();
+    must(child >= 0, "fork", NULL);
+    for (int64_t step = 2; child == 0; step++) {
+        fill(m, (float)step);
+        save("read", m, step, 1);
+    }
+    int failed = 0, differ = 0;
+    char* found = NULL;
+    for (int i = 0; i < 1000; i++) {
+        StFile f;
+        CheckpointInfo info;
+        if (!checkpoint_open(&f, &info, "read", "--model", &err)) {
+            failed++;
+            continue;
+        }
+        fill(m, (float)info.step);
+        if (!checkpoint_load_params(&model, &is->tensors, &f, &err)) failed++;
+        else differ += !same_state(is, m, TOST_PARAM);
+        checkpoint_info_free(&info);
+        st_close(&f);
+        if (i % 10 == 0 && !checkpoint_newest_run(&found, ".", "--model PATH", &err)) failed++;
+        else if (i % 10 == 0) free(found);
+    }
+    must(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child, "kill", NULL);
+    check(c, failed == 0 && differ == 0, "beside a run that saves, %d of 1000 failed to open, %d differ: %s", failed,
+          differ, failed ? err.text : "");
+    fake_destroy(m);
+    fake_destroy(is);
+}
+
+static void test_save_fails(Checks* c) {
+    TostError err;
+    TostModel *m = new_model(tiny), *later = new_model(tiny);
+    const CheckpointInfo info = info_of(2);
+    struct stat st;
+    write_text("file", "x");
+    check_refused(c, save_info("file", &info, m, 1, &err), &err, "file", "a run that is a file");
+    fill(m, 3);
+    save("full", m, 1, 0);
+    must(stat("full/step_00000001/model.safetensors", &st) == 0, "stat", NULL);
+    const struct { rlim_t bytes; const char* file; } limits[] = {   // a write fails in the middle of either file
+        {100, "model.safetensors"}, {(rlim_t)st.st_size - 1, "model.safetensors"},
+        {(rlim_t)st.st_size + 1, "optimizer.safetensors"}};
+    signal(SIGXFSZ, SIG_IGN);
+    for (size_t i = 0; i < countof(limits); i++) {
+        limit_file_size(limits[i].bytes);
+        const bool ok = save_info("full", &info, later, 1, &err);
+        limit_file_size(RLIM_INFINITY);
+        check_refused(c, ok, &err, limits[i].file, "a full disk");
+        check(c, strstr(err.text, "File too large; step 2 is not saved"), "expected the reason: %s", err.text);
+        check_listing(c, "full", "step_00000001 ", "after a failed save");
+        check_found(c, "full", 1, m, "after a failed save");
+    }
+    signal(SIGXFSZ, SIG_DFL);
+    fake_destroy(m);
+    fake_destroy(later);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Checkpoints: damage
+
+// from, to: texts of equal length in the header; or, with VALUE, a tensor and the new value of its element 3.
+typedef struct {
+    const char *what, *file;             // file: "model" or "optimizer"
+    enum { TEXT, VALUE, FLIP, CUT, REMOVE } change;
+    const char *from, *to;
+    const char *refused_by, *error;      // refused_by: see load
+} Damage;
+
+static const Damage damages[] = {
+    {"a flipped bit", "model", FLIP, "", "", "params", "CRC-32"},
+    {"the last byte missing", "model", CUT, "", "", "info", "model.safetensors"},
+    {"no file", "model", REMOVE, "", "", "info", "model.safetensors"},
+    {"a missing tensor", "model", TEXT, "h.1.attn.temp", "h.1.attn.tmep", "info", "h.1.attn.temp' is missing"},
+    {"no wte", "model", TEXT, "transformer.wte.", "transformer.wtf.", "info", "wte.weight' is missing"},
+    {"no final bias", "model", TEXT, "transformer.ln_f.bias", "transformer.ln_f.bios", "info", "'bias' is '1'"},
+    {"an extra layer", "model", TEXT, "h.1.ln_1.bias", "h.2.ln_1.bias", "info", "'n_layer' is '2'"},
+    {"a wrong shape", "model", TEXT, "[16,4]", "[4,16]", "info", "has shape (4, 16), expected (16, 4)"},
+    {"another vocabulary", "model", TEXT, "vocab_size\":\"7\"", "vocab_size\":\"8\"", "info", "'vocab_size' is '8'"},
+    {"integers", "model", TEXT, "temp\":{\"dtype\":\"F32\"", "temp\":{\"dtype\":\"I32\"", "info", "is I32"},
+    {"a newer format", "model", TEXT, "format_version\":\"1", "format_version\":\"2", "info", "format_version 2"},
+    {"no step", "model", TEXT, "\"step\"", "\"stop\"", "info", "no 'step'"},
+    {"a negative step", "model", TEXT, "\"step\":\"77\"", "\"step\":\"-7\"", "info", "'step' is '-7'"},
+    {"a step with a letter", "model", TEXT, "\"step\":\"77\"", "\"step\":\"7x\"", "info", "'step' is '7x'"},
+    {"a seed that is not a number", "model", TEXT, "\"seed\":\"42\"", "\"seed\":\"4.\"", "info", "'seed' is '4.'"},
+    {"no loss", "model", TEXT, "loss\":\"3.1415", "loss\":\"low...", "info", "'best_val_loss' is 'low"},
+    {"more steps skipped than done", "model", TEXT, "skipped\":\"77\"", "skipped\":\"78\"", "info", "more steps"},
+    {"losses that are not numbers", "model", TEXT, "losses\":\"0", "losses\":\"x", "info", "'last_losses' is 'x."},
+    {"a malformed hash", "model", TEXT, "00c0ffee", "00c0ffez", "info", "'tokenizer_hash'"},
+    {"a NaN", "model", VALUE, "transformer.wpe.weight", "nan", "params",
+     "tensor 'transformer.wpe.weight' has nan at [0, 3], expected a finite number"},
+    {"an infinite parameter", "model", VALUE, "transformer.h.1.mlp.c_fc.weight", "-inf", "params", "-inf at [0, 3]"},
+    {"a NaN in a first moment", "optimizer", VALUE, "m.transformer.ln_f.bias", "nan", "moments", "has nan at [3]"},
+    {"a negative second moment", "optimizer", VALUE, "v.transformer.wte.weight", "-1e-30", "moments",
+     "has -1e-30 at [0, 3], expected a finite number of at least 0"},
+    {"moments of another step", "optimizer", TEXT, "step\":\"77\"", "step\":\"78\"", "moments", "different checkpoints"},
+    {"moments of another run", "optimizer", TEXT, "0.003", "0.004", "moments", "option.lr is '0.004', but '0.003'"},
+    {"moments without an option", "optimizer", TEXT, "option.lr", "nottin.lr", "moments", "different checkpoints"},
+    {"flipped moments", "optimizer", FLIP, "", "", "moments", "CRC-32"},
+    {"moments cut short", "optimizer", CUT, "", "", "moments", "optimizer.safetensors"},
+    {"no moments", "optimizer", REMOVE, "", "", "moments", "optimizer.safetensors"},
+    {"no m of a tensor", "optimizer", TEXT, "m.transformer.h.0.gamma1", "n.transformer.h.0.gamma1", "moments",
+     "'m.transformer.h.0.gamma1' is missing"},
+};
+
+// Sets element 3 of a tensor, and the CRC-32.
+static void change_value(const char* path, const char* name, float value) {
+    TostError err;
+    StFile f;
+    uint32_t crc;
+    must(st_open(&f, path, &err), "st_open", &err);
+    FILE* out = fopen(path, "r+b");
+    must(fseek(out, (long)st_find(&f, name)->offset + 12, SEEK_SET) == 0 && fwrite(&value, 4, 1, out) == 1
+         && fflush(out) == 0 && st_crc32(&f, &crc, &err), path, NULL);
+    Bytes b = bytes_of(path);
+    const char* at = memmem(b.data, b.size, "\"crc32\":\"", 9);
+    must(at && fseek(out, at + 9 - b.data, SEEK_SET) == 0 && fprintf(out, "%08" PRIx32, crc) == 8 && fclose(out) == 0,
+         path, NULL);
+    free(b.data);
+    st_close(&f);
+}
+
+static void damage_file(const char* path, const Damage* d) {
+    if (d->change == REMOVE) must(remove(path) == 0, path, NULL);
+    if (d->change == VALUE) change_value(path, d->from, strtof(d->to, NULL));
+    if (d->change == REMOVE || d->change == VALUE) return;
+    Bytes b = bytes_of(path);
+    if (d->change != TEXT) b.data[b.size - 1] ^= 1;
+    char* at = d->change == TEXT ? memmem(b.data, b.size, d->from, strlen(d->from)) : NULL;
+    must(at || d->change != TEXT, d->what, NULL);
+    if (at) memcpy(at, d->to, strlen(d->from));
+    write_bytes(path, b.data, d->change == CUT ? b.size - 1 : b.size);
+    free(b.data);
+}
+
+static void test_damage(Checks* c) {
+    TostError err;
+    CheckpointInfo info;
+    TostModel* m = new_model(tiny);
+    fill(m, 5);
+    for (size_t i = 0; i < countof(damages); i++) {
+        const Damage* d = &damages[i];
+        TostModel* into = new_model(tiny);
+        save("damaged", m, 77, 0);
+        char* path = xasprintf("damaged/step_00000077/%s.safetensors", d->file);
+        damage_file(path, d);
+        const char* failed = load(into, &info, "damaged/step_00000077/model.safetensors", &err);
+        check(c, failed && strcmp(failed, d->refused_by) == 0, "%s: refused at %s", d->what, failed ? failed : "none");
+        check_refused(c, !failed, &err, d->error, d->what);
+        checkpoint_info_free(&info);
+        fake_destroy(into);
+        free(path);
+    }
+    fake_destroy(m);
+}
+
+// Writes a model file as another program does: without metadata; with an lm_head, whose element 27 is wte's plus `off`.
+static void write_foreign(const TostModel* m, float off) {
+    enum { ROOM = 64 };
+    TostError err;
+    StWriter w;
+    StTensor t[ROOM] = {{.ndim = 0}};
+    const int n = m->tensors.count;
+    const TostTensor* wte = tost_tensor_find(&m->tensors, "transformer.wte.weight");
+    for (int i = 0; i <= n; i++) {
+        const TostTensor* from = i < n ? &m->tensors.tensor[i] : wte;
+        t[i].dtype = ST_F32;
+        t[i].ndim = from->ndim;
+        snprintf(t[i].name, sizeof t[i].name, "%s", i < n ? from->name : "lm_head.weight");
+        for (int d = 0; d < from->ndim; d++) t[i].shape[d] = from->shape[d];
+    }
+    float* head = xmalloc(wte->size * sizeof *head);
+    memcpy(head, m->state[TOST_PARAM] + wte->offset, wte->size * sizeof *head);
+    head[27] += off;
+    bool ok = st_begin(&w, "foreign", t, n + 1, NULL, 0, &err);
+    for (int i = 0; ok && i < n; i++) {
+        const TostTensor* from = &m->tensors.tensor[i];
+        ok = st_append(&w, m->state[TOST_PARAM] + from->offset, from->size * sizeof(float), &err);
+    }
+    must(ok && st_append(&w, head, wte->size * sizeof *head, &err) && st_finish(&w, &err), "foreign", &err);
+    free(head);
+}
+
+static void test_foreign_files(Checks* c) {
+    TostError err;
+    CheckpointInfo info;
+    TostConfig larger = tiny;
+    larger.n_embd = 8;
+    TostModel *m = new_model(tiny), *is = new_model(tiny), *large = new_model(larger);
+    fill(m, 6);
+    write_foreign(m, 0);
+    const char* failed = load(is, &info, "foreign", &err);
+    check(c, failed && strcmp(failed, "moments") == 0 && same_state(is, m, TOST_PARAM), "parameters: %s", err.text);
+    check(c, memcmp(&info.config, &tiny, sizeof tiny) == 0 && info.step == 0 && info.tokens == 0 && !info.tokenizer
+             && info.n_options == 0 && isinf(info.best_val_loss), "the config follows from names and shapes");
+    checkpoint_info_free(&info);
+    check_refused(c, !load(large, &info, "foreign", &err), &err, "has shape (7, 4), expected (7, 8)", "a larger model");
+    checkpoint_info_free(&info);
+    write_foreign(m, 1);
+    events[PUT] = 0;
+    check(c, load(is, &info, "foreign", &err) && strstr(err.text, "differs from transformer.wte.weight at element 27")
+             && events[PUT] == 0, "an untied lm_head: %s", err.text);
+    checkpoint_info_free(&info);
+    fake_destroy(m);
+    fake_destroy(is);
+    fake_destroy(large);
+}
+
+// Flips one bit in each byte of the file, then truncates it: the file must be rejected or loaded with the same values.
+static void test_every_byte(Checks* c) {
+    static const char file[] = "bytes/step_00000007/model.safetensors";
+    TostError err;
+    CheckpointInfo info;
+    TostModel *m = new_model(tiny), *into = new_model(tiny);
+    fill(m, 7);
+    save("bytes", m, 7, 0);
+    const Bytes good = bytes_of(file);
+    int wrong = 0, accepted = 0;
+    for (size_t i = 0; i < good.size; i++) {
+        good.data[i] ^= 1 << i % 7;
+        write_bytes(file, good.data, good.size);
+        good.data[i] ^= 1 << i % 7;
+        const char* failed = load(into, &info, file, &err);
+        const bool ok = !failed || strcmp(failed, "moments") == 0;   // those are of another file
+        accepted += ok;
+        wrong += ok ? memcmp(&info.config, &tiny, sizeof tiny) != 0 || !same_state(into, m, TOST_PARAM)
+                    : !err.text[0] || strchr(err.text, '\n');
+        checkpoint_info_free(&info);
+    }
+    check(c, wrong == 0 && accepted > 0 && accepted < 1000, "%d of %zu flipped bits misread, %d accepted", wrong,
+          good.size, accepted);
+    for (size_t n = 0; n < good.size; n += 13) {
+        write_bytes(file, good.data, n);
+        const char* failed = load(into, &info, file, &err);
+        wrong += !failed || strcmp(failed, "moments") == 0;
+        checkpoint_info_free(&info);
+    }
+    check(c, wrong == 0, "%d truncated files were accepted", wrong);
+    free(good.data);
+    fake_destroy(m);
+    fake_destroy(into);
+}
+
+int main(void) {
+    Checks c = {.suite = "checkpoint"};
+    char* dir = new_folder();
+    must(chdir(dir) == 0, "chdir", NULL);
+    test_st_refuses(&c);
+    test_st_accepts(&c);
+    test_st_dtypes(&c);
+    test_st_round_trip(&c);
+    test_st_writer_failures(&c);
+    test_st_syncs(&c);
+    test_round_trip(&c);
+    test_find(&c);
+    test_newest_run(&c);
+    test_keep(&c);
+    test_killed(&c);
+    test_replacement(&c);
+    test_readers(&c);
+    test_save_fails(&c);
+    test_damage(&c);
+    test_foreign_files(&c);
+    test_every_byte(&c);
+    drop_folder(dir);
+    return checks_verdict(&c);
+}

@@ -1,0 +1,169 @@
+// test_core.c: initial values, extended positions, floating-point operations.
+#include <math.h>
+
+#include "base/openmp.h"
+#include "base/rng.h"
+#include "cpu/gemm.h"
+#include "dev/test/unit/fake_engine.h"
+#include "flops.h"
+#include "init.h"
+
+// ---------------------------------------------------------------------------------------------
+// Initial values
+
+static TostModel* fake_init(TostConfig config, uint64_t seed) {
+    TostModel* m = fake_create(&config, NULL, NULL);
+    init_params(&fake, m, &m->tensors, config.n_layer, seed);
+    return m;
+}
+
+static bool same_params(const TostModel* a, const TostModel* b) {
+    return memcmp(a->state[TOST_PARAM], b->state[TOST_PARAM], a->tensors.flat_size * sizeof(float)) == 0;
+}
+
+static const float* param(const TostModel* m, const char* name) {
+    const TostTensor* t = tost_tensor_find(&m->tensors, name);
+    must(t != NULL, name, NULL);
+    return m->state[TOST_PARAM] + t->offset;
+}
+
+static void check_values(Checks* c, const TostModel* m, const TostTensor* t) {
+    const double residual = 0.02 / sqrt(2.0 * m->config.n_layer);
+    const double std = t->init == TOST_NORMAL ? 0.02 : t->init == TOST_RESIDUAL ? residual : 0;
+    const double constant = t->init == TOST_ONE ? 1 : t->init == TOST_GAMMA ? 1e-5f : 0;
+    const float* x = m->state[TOST_PARAM] + t->offset;
+    double sum = 0, squares = 0, inside = 0;
+    const double n = (double)t->size;
+    for (size_t i = 0; i < t->size; i++) {
+        sum += x[i] - constant;
+        squares += (x[i] - constant) * (x[i] - constant);
+        inside += fabs(x[i] - constant) < std;
+    }
+    if (std == 0) {
+        check(c, squares == 0, "%s: expected %g everywhere", t->name, constant);
+        return;
+    }
+    // Five standard errors of the mean, the variance, and the fraction within one standard deviation
+    check(c, fabs(sum / n) < 5 * std / sqrt(n), "%s: mean %g of N(0, %g)", t->name, sum / n, std);
+    check(c, fabs(squares / n / (std * std) - 1) < 5 * sqrt(2 / n), "%s: standard deviation %g, expected %g",
+          t->name, sqrt(squares / n), std);
+    check(c, fabs(inside / n - 0.682689) < 5 * sqrt(0.2166 / n), "%s: a fraction of %g within one deviation",
+          t->name, inside / n);
+}
+
+static void test_init(Checks* c) {
+    const TostConfig config = {.n_layer = 2, .n_head = 4, .n_embd = 64, .block_size = 32, .vocab_size = 1200};
+    TostConfig biased = config, deep = config;
+    biased.bias = 1;
+    deep.n_layer = 8;
+    const int threads = threads_max();
+    threads_set(1);
+    TostModel* a = fake_init(config, 7);
+    threads_set(3);
+    TostModel* again = fake_init(config, 7);
+    threads_set(threads);
+    TostModel *other = fake_init(config, 8), *b = fake_init(biased, 7), *d = fake_init(deep, 7);
+    for (int i = 0; i < a->tensors.count; i++) check_values(c, a, &a->tensors.tensor[i]);
+    check(c, same_params(a, again), "init_params: 3 threads give other values than 1");
+    const char *wte = "transformer.wte.weight", *proj = "transformer.h.1.attn.c_proj.weight";
+    const char *q0 = "transformer.h.0.attn.c_attn.weight", *q1 = "transformer.h.1.attn.c_attn.weight";
+    check(c, param(a, wte)[0] != param(other, wte)[0], "init_params: seeds 7 and 8 give the same wte");
+    check(c, memcmp(param(a, q1), param(b, q1), 64 * 64 * sizeof(float)) == 0,
+          "init_params: bias tensors change c_attn");
+    check(c, param(a, q0)[0] != param(a, q1)[0], "init_params: two layers have the same values");
+    check(c, param(a, wte)[0] != param(a, wte)[65536], "init_params: two blocks of a tensor are equal");
+    check(c, fabsf(param(a, proj)[5] / param(d, proj)[5] - 2) < 1e-5f,
+          "init_params: residual projections of 2 and 8 layers: expected the ratio 2, got %g",
+          param(a, proj)[5] / param(d, proj)[5]);
+    // Stream numbers, FNV-1a of name and block index, computed by another program.
+    static const struct { size_t at; uint64_t stream; } blocks[] = {
+        {0, 0xfe332bd6eea0110e}, {65536, 0x1d2df2dff98f5b2f}};
+    for (size_t i = 0; i < countof(blocks); i++) {
+        Rng rng = rng_seeded(7, blocks[i].stream);
+        const float wanted = (float)(0.02 * rng_normal(&rng)), is = param(a, wte)[blocks[i].at];
+        check(c, fabsf(is - wanted) < 1e-8f, "init_params: wte[%zu]: expected %.9g, got %.9g", blocks[i].at,
+              wanted, is);
+    }
+    TostModel* all[] = {a, again, other, b, d};
+    for (size_t i = 0; i < countof(all); i++) fake_destroy(all[i]);
+}
+
+// Every element of an extended tensor must be as init.h defines it.
+static void test_extend(Checks* c) {
+    const int sizes[][2] = {{8, 8}, {8, 9}, {8, 31}, {7, 20}, {1, 5}, {2, 3}};
+    for (size_t i = 0; i < countof(sizes); i++) {
+        const int n = sizes[i][0], end = sizes[i][1];
+        TostConfig config = {.n_layer = 1, .n_head = 3, .n_embd = 6, .block_size = n, .vocab_size = 5};
+        TostTensors from = tost_tensors(&config);
+        config.block_size = end;
+        TostTensors to = tost_tensors(&config);
+        for (int k = 0; k < to.count; k++) {
+            const TostTensor* t = &to.tensor[k];
+            const size_t arrays = t->row == TOST_ROW_denom_bias ? 3 : 1, old = from.tensor[k].size / arrays;
+            const size_t now = t->size / arrays, width = t->row == TOST_ROW_wpe ? 6 : 1;
+            const bool grows = t->row == TOST_ROW_wpe || t->row == TOST_ROW_denom_bias;
+            float* values = xmalloc(t->size * sizeof *values);
+            int wrong = 0;
+            for (size_t j = 0; j < from.tensor[k].size; j++) values[j] = (float)j;
+            init_extend(values, t, &from.tensor[k]);
+            for (size_t j = 0; j < t->size; j++) {
+                int at = (int)(j % now / width);
+                if (grows && at >= n) at = n - 1;
+                const size_t source = j / now * old + (grows ? (size_t)at * width + j % width : j % now);
+                wrong += values[j] != (float)source;
+            }
+            check(c, wrong == 0, "init_extend of %s from %d to %d: %d elements are wrong", t->name, n, end, wrong);
+            free(values);
+        }
+        tost_tensors_free(&from);
+        tost_tensors_free(&to);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Model FLOPs utilization
+
+static void test_flops(Checks* c) {
+    const TostConfig base = tost_preset_find("tost-base")->config;
+    TostTensors t = tost_tensors(&base);
+    double products = 0;
+    for (int i = 0; i < t.count; i++)
+        if (t.tensor[i].ndim == 2 && t.tensor[i].row != TOST_ROW_wpe && t.tensor[i].row != TOST_ROW_temp)
+            products += (double)t.tensor[i].size;
+    tost_tensors_free(&t);
+    const double want = 6 * products + 3 * 12 * (10 * 768 + 8 * 12);
+    check(c, flops_per_token(&base) == want, "flops_per_token: %.0f, want %.0f", flops_per_token(&base), want);
+    static const struct { const char* device; int multiprocessors; double peak[3]; } known[] = {
+        {"NVIDIA H200", 132, {66.9, 494.7, 989.4}},
+        {"NVIDIA H200 NVL", 132, {60, 417.5, 835.5}},
+        {"NVIDIA GH200 480GB", 132, {66.9, 494.7, 989.4}},
+        {"NVIDIA H100 80GB HBM3", 132, {66.9, 494.7, 989.4}},
+        {"NVIDIA H100 PCIe", 114, {51.2, 378, 756}},
+        {"NVIDIA A100-SXM4-80GB", 108, {19.5, 156, 312}},
+        {"NVIDIA L40S", 142, {91.6, 183, 362}},
+        {"NVIDIA GeForce RTX 4090", 128, {82.6, 82.6, 165.2}},
+        {"NVIDIA GeForce RTX 4090 D", 114, {0, 0, 0}},
+        {"NVIDIA GeForce RTX 3090 Ti", 84, {0, 0, 0}},
+        {"NVIDIA H100 80GB HBM3 MIG 3g.40gb", 60, {0, 0, 0}},
+        {"NVIDIA GeForce GTX 1080", 20, {0, 0, 0}},
+        {"NVIDIA L400", 142, {0, 0, 0}},
+    };
+    for (size_t i = 0; i < countof(known); i++)
+        for (int dtype = TOST_FP32; dtype <= TOST_BF16; dtype++) {
+            const double peak = flops_peak_of(known[i].device, known[i].multiprocessors, (TostDtype)dtype) * 1e-12;
+            const double want = known[i].peak[dtype];
+            check(c, fabs(peak - want) < 1e-6, "peak of %s: %g TFLOP/s", known[i].device, peak);
+        }
+    for (int i = 0; i < 2; i++) {
+        const double rate = gemm_measure(i != 0);
+        check(c, rate > 1e6 && rate < 1e15, "measured peak of the CPU: %g", rate);
+    }
+}
+
+int main(void) {
+    Checks c = {.suite = "core"};
+    test_init(&c);
+    test_extend(&c);
+    test_flops(&c);
+    return checks_verdict(&c);
+}

@@ -1,0 +1,334 @@
+// test_sample.c: sampler, generation with a scripted engine, text with document separators.
+#include <math.h>
+
+#include "commands/prompts.h"
+#include "dev/test/unit/fake_engine.h"
+#include "run/generate.h"
+#include "run/sampler.h"
+
+// ---------------------------------------------------------------------------------------------
+// Sampler
+
+enum { DRAWS = 20000, CASE_IDS = 6 };
+
+// Draws many times and compares the counts with the expected probabilities by chi-square. An id of probability 0 must
+// never be drawn.
+static void check_draws(Checks* c, const char* what, const float* logits, int n, SamplerOptions o,
+                        const double* wanted) {
+    int* count = xcalloc((size_t)n, sizeof *count);
+    Sampler s = sampler_new(n);
+    Rng rng = rng_seeded(1, 2);
+    int impossible = 0;
+    for (int i = 0; i < DRAWS; i++) {
+        int32_t id = sampler_draw(&s, logits, &o, &rng);
+        if (id >= 0 && id < n && wanted[id] > 0) count[id]++;
+        else impossible++;
+    }
+    check(c, impossible == 0, "%s: %d draws of ids of probability 0", what, impossible);
+    double chi = 0;
+    int degrees = -1;
+    for (int i = 0; i < n; i++) {
+        if (wanted[i] == 0) continue;
+        const double off = count[i] - wanted[i] * DRAWS;
+        chi += off * off / (wanted[i] * DRAWS);
+        degrees++;
+    }
+    // Five standard deviations above the mean of the distribution
+    check(c, chi <= degrees + 5 * sqrt(2.0 * degrees), "%s: chi-square %.1f of %d degrees of freedom", what,
+          chi, degrees);
+    sampler_free(&s);
+    free(count);
+}
+
+#define LN2 0.69314718f
+
+static void test_distributions(Checks* c) {
+    // logits of 1 : 2 : 4 : 8 : 8 : 16, shuffled
+    static const float logits[CASE_IDS] = {3 * LN2, 0, 4 * LN2, LN2, 3 * LN2, 2 * LN2};
+    static const float odd[CASE_IDS] = {NAN, 0, -INFINITY, LN2, NAN, -1e30f};
+    static const float infinite[CASE_IDS] = {0, INFINITY, 3, NAN, INFINITY, -INFINITY};
+    static const struct {
+        const char* what; const float* logits; int n; SamplerOptions o; double weight[CASE_IDS];
+    } cases[] = {
+        {"plain",                  logits, 6, {1, 0, 1},       {8, 1, 16, 2, 8, 4}},
+        {"temperature 0.5",        logits, 6, {0.5, 0, 1},     {64, 1, 256, 4, 64, 16}},
+        {"temperature 2",          logits, 6, {2, 0, 1},       {2.82842712, 1, 4, 1.41421356, 2.82842712, 2}},
+        {"top-k 1",                logits, 6, {1, 1, 1},       {0, 0, 1, 0, 0, 0}},
+        {"top-k 2 in a tie",       logits, 6, {1, 2, 1},       {8, 0, 16, 0, 0, 0}},
+        {"top-k 4",                logits, 6, {1, 4, 1},       {8, 0, 16, 0, 8, 4}},
+        {"top-k of all",           logits, 6, {1, 6, 1},       {8, 1, 16, 2, 8, 4}},
+        {"top-k beyond all",       logits, 6, {1, 100, 1},     {8, 1, 16, 2, 8, 4}},
+        {"top-p 0.01",             logits, 6, {1, 0, 0.01},    {0, 0, 1, 0, 0, 0}},
+        {"top-p 0",                logits, 6, {1, 0, 0},       {0, 0, 1, 0, 0, 0}},
+        {"top-p 0.5",              logits, 6, {1, 0, 0.5},     {8, 0, 16, 0, 0, 0}},       // 24/39 > 0.5
+        {"top-p 0.7",              logits, 6, {1, 0, 0.7},     {8, 0, 16, 0, 8, 0}},       // 24/39 < 0.7
+        {"top-p 0.999999",         logits, 6, {1, 0, 0.999999}, {8, 1, 16, 2, 8, 4}},
+        {"temperature 0.5, top-p 0.7", logits, 6, {0.5, 0, 0.7}, {64, 0, 256, 0, 0, 0}},   // 256/405 = 0.63
+        {"top-k 4, top-p 0.8",     logits, 6, {1, 4, 0.8},     {8, 0, 16, 0, 8, 0}},       // 24/36 < 0.8
+        {"top-k 4, top-p 0.65",    logits, 6, {1, 4, 0.65},    {8, 0, 16, 0, 0, 0}},       // 24/36 > 0.65
+        {"ids below the vocabulary", logits, 2, {1, 0, 1},     {8, 1}},
+        {"ids below, top-k",       logits, 2, {1, 5, 1},       {8, 1}},
+        {"NaN and -inf",           odd,    6, {1, 0, 1},       {0, 1, 0, 2, 0, 0}},
+        {"NaN and -inf, top-k 5",  odd,    6, {1, 5, 1},       {0, 1, 0, 2, 0, 0}},
+        {"NaN and -inf, top-p",    odd,    6, {1, 0, 0.9},     {0, 1, 0, 2, 0, 0}},
+        {"+inf",                   infinite, 6, {1, 0, 1},     {0, 1, 0, 0, 1, 0}},
+        {"tiny temperature",       logits, 6, {1e-300, 0, 1},  {0, 0, 1, 0, 0, 0}},
+    };
+    for (size_t i = 0; i < countof(cases); i++) {
+        double wanted[CASE_IDS], sum = 0;
+        for (int k = 0; k < CASE_IDS; k++) sum += cases[i].weight[k];
+        for (int k = 0; k < CASE_IDS; k++) wanted[k] = cases[i].weight[k] / sum;
+        check_draws(c, cases[i].what, cases[i].logits, cases[i].n, cases[i].o, wanted);
+    }
+}
+
+typedef struct { float logit; int32_t id; double weight; } Ranked;
+
+static int compare_keys(const void* a, const void* b) {   // by decreasing logit, then by increasing id
+    const Ranked *x = a, *y = b;
+    return x->logit != y->logit ? (x->logit < y->logit) - (x->logit > y->logit) : (x->id > y->id) - (x->id < y->id);
+}
+
+// The ids that top-k and top-p keep, by a full sort. Returns their number.
+static int sorted_cut(Ranked* r, int n, const SamplerOptions* o) {
+    double total = 0, sum = 0;
+    qsort(r, (size_t)n, sizeof *r, compare_keys);
+    const int k = o->top_k > 0 && o->top_k < n ? o->top_k : n;
+    for (int i = 0; i < k; i++) total += r[i].weight;
+    if (!(o->top_p < 1)) return k;
+    int kept = 0;
+    do sum += r[kept++].weight; while (kept < k && sum < o->top_p * total);
+    return kept;
+}
+
+// Which ids of a large vocabulary are kept, against a full sort: with many ties, NaN and zeros of both signs.
+static void test_cut(Checks* c) {
+    enum { N = 50304 };
+    static const struct { const char* what; double spread, step; } kinds[] = {
+        {"a random model", 0.3, 0}, {"a trained model", 3, 0}, {"many ties", 2, 0.5}, {"all equal", 0, 1},
+        {"tiny numbers", 1e-42, 0}, {"wide", 60, 0.25},
+    };
+    static const SamplerOptions options[] = {
+        {1, 1, 1}, {1, 40, 1}, {0.8, 5000, 1}, {1, N - 1, 1}, {1, 0, 0.95}, {0.7, 0, 0.5}, {1, 0, 1e-9},
+        {1, 0, 0.999999}, {1, 40, 0.9}, {1.5, 40000, 0.6}, {1000, 100, 0.37}, {0.01, 0, 0.9},
+    };
+    float* logits = xmalloc(N * sizeof *logits);
+    Ranked* r = xmalloc(N * sizeof *r);
+    Sampler s = sampler_new(N);
+    Rng rng = rng_seeded(7, 7);
+    for (size_t k = 0; k < countof(kinds); k++) {
+        for (int i = 0; i < N; i++) {
+            const double x = kinds[k].spread * rng_normal(&rng);
+            logits[i] = (float)(kinds[k].step > 0 ? kinds[k].step * rint(x / kinds[k].step) : x);
+            if (i % 1000 == 999) logits[i] = i % 2000 == 999 ? NAN : -INFINITY;
+        }
+        for (size_t j = 0; j < countof(options); j++) {
+            const double temperature = options[j].temperature;
+            const float max = logits[argmax(logits, N)];
+            for (int i = 0; i < N; i++) {
+                const float logit = isnan(logits[i]) ? -INFINITY : logits[i];
+                r[i] = (Ranked){logit, i, exp(((double)logit - max) / temperature)};
+            }
+            const int32_t id = sampler_draw(&s, logits, &options[j], &rng);
+            const int kept = sorted_cut(r, N, &options[j]);
+            // Probabilities in float32 may move the cut of top-p, but by no more than their error
+            const double off = abs(s.n - kept) / (double)kept;
+            bool *in = xcalloc(N, 1), same = id >= 0;
+            for (int i = 0; i < s.n; i++) in[r[i].id] = true;
+            for (int i = 0; i < s.n; i++) same &= in[s.id[i]] && (i == 0 || s.id[i] > s.id[i - 1]);
+            check(c, same && (options[j].top_p < 1 ? off <= 1e-4 : s.n == kept) && in[id],
+                  "%s, temperature %g, top-k %d, top-p %g: %d ids kept, %d by sorting; %s", kinds[k].what, temperature,
+                  options[j].top_k, options[j].top_p, s.n, kept, same ? "the most likely" : "others");
+            free(in);
+        }
+    }
+    sampler_free(&s);
+    free(r);
+    free(logits);
+}
+
+static void test_greedy(Checks* c) {
+    static const struct { const char* what; float logits[5]; int n; int32_t id; } cases[] = {
+        {"the largest",         {1, 5, 3, -2, 4}, 5, 1},
+        {"ties: the lowest id", {1, 5, 3, 5, 5}, 5, 1},
+        {"all equal",           {2, 2, 2, 2, 2}, 5, 0},
+        {"past the ids",        {1, 2, 3, 4, 9}, 3, 2},
+        {"a NaN is the lowest", {NAN, -3, NAN, -2, -4}, 5, 3},
+        {"infinite",            {1, INFINITY, 2, INFINITY, 0}, 5, 1},
+        {"no number",           {NAN, NAN, -INFINITY, NAN, NAN}, 5, -1},
+        {"all -inf",            {-INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY}, 5, -1},
+    };
+    Rng rng = rng_seeded(1, 1);
+    for (size_t i = 0; i < countof(cases); i++) {
+        Sampler s = sampler_new(cases[i].n);
+        int32_t id = sampler_draw(&s, cases[i].logits, &(SamplerOptions){0, 3, 0.5}, &rng);
+        check(c, id == cases[i].id, "greedy, %s: expected %d, got %d", cases[i].what, (int)cases[i].id,
+              (int)id);
+        if (cases[i].id < 0) {
+            id = sampler_draw(&s, cases[i].logits, &(SamplerOptions){1, 2, 0.5}, &rng);
+            check(c, id == -1, "drawing, %s: expected -1, got %d", cases[i].what, (int)id);
+        }
+        sampler_free(&s);
+    }
+    Rng a = rng_seeded(9, 9), b = a;
+    Sampler s = sampler_new(5);
+    for (int i = 0; i < 3; i++) sampler_draw(&s, cases[0].logits, &(SamplerOptions){1, i, 0.9}, &a);
+    for (int i = 0; i < 3; i++) rng_u64(&b);
+    check(c, rng_u64(&a) == rng_u64(&b), "a draw must consume one random number for any top-k and top-p");
+    sampler_free(&s);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Generation
+
+typedef struct { char text[64]; size_t n, stop_at; } Sink;   // stops generation after stop_at bytes; 0: never
+
+static bool take_piece(void* context, const char* bytes, size_t n) {
+    Sink* s = context;
+    must(s->n + n < sizeof s->text, "sink", NULL);
+    memcpy(s->text + s->n, bytes, n);
+    s->n += n;
+    return s->n != s->stop_at;
+}
+
+// The decode calls as text: "|begin abc|step d", with <> for <|endoftext|>. free()
+static char* calls_text(const TostModel* m, const Tokenizer* tokenizer) {
+    char* text = xstrdup("");
+    for (int i = 0; i < m->n_calls; i++) {
+        const Call* call = &m->calls[i];
+        text = append_text(text, "%s", call->T ? "|begin " : "|step ");
+        for (int k = 0; k < (call->T ? call->T : 1); k++) {
+            size_t n;
+            const char* piece = tokenizer_piece(tokenizer, (uint32_t)call->ids[k], &n);
+            text = append_text(text, "%.*s", call->ids[k] == 256 ? 2 : (int)n, call->ids[k] == 256 ? "<>" : piece);
+        }
+    }
+    return text;
+}
+
+typedef struct {
+    const char* what;
+    int         block_size;
+    const char *prompt, *script;   // script: the model's output; '.' for <|endoftext|>, '?' for NaN logits
+    int         max_tokens;
+    size_t      stop_at;
+    const char *text, *calls;
+    int         tokens;
+    const char* error;
+} GenerateCase;
+
+static const GenerateCase generate_cases[] = {
+    {"an empty prompt", 8, "", "abc", 3, 0, "abc", "|begin <>|step a|step b", 3, NULL},
+    {"a prompt", 8, "xyz", "ab", 2, 0, "ab", "|begin xyz|step a", 2, NULL},
+    {"one token", 8, "xyz", "a", 1, 0, "a", "|begin xyz", 1, NULL},
+    {"no tokens", 8, "xyz", "a", 0, 0, "", "", 0, NULL},
+    {"the end of text", 8, "xyz", "ab.cd", 5, 0, "ab", "|begin xyz|step a|step b", 2, NULL},
+    {"the end at once", 8, "xyz", ".abc", 4, 0, "", "|begin xyz", 0, NULL},
+    {"a sink that stops", 8, "xyz", "abcd", 4, 2, "ab", "|begin xyz|step a", 2, NULL},
+    {"more tokens than the block size", 8, "uvwxyz", "abcdefghij", 10, 0, "abcdefghij",
+     "|begin uvwxyz|step a|step b|begin zabc|step d|step e|step f|step g|begin efgh|step i", 10, NULL},
+    {"a prompt of the block size", 8, "stuvwxyz", "abc", 3, 0, "abc", "|begin stuvwxyz|begin xyza|step b", 3, NULL},
+    {"a prompt longer than the block size", 8, "rstuvwxyz", "abc", 3, 0, "abc", "|begin wxyz|step a|step b", 3, NULL},
+    {"an odd block size", 5, "xyz", "abcdef", 6, 0, "abcdef",
+     "|begin xyz|step a|step b|begin bc|step d|step e", 6, NULL},
+    {"a block size of 1", 1, "xyz", "abc", 3, 0, "abc", "|begin z|begin a|begin b", 3, NULL},
+    {"bytes that are not UTF-8", 8, "\xff", "\xc3\x28\x80", 3, 0, "\xc3\x28\x80",
+     "|begin \xff|step \xc3|step (", 3, NULL},
+    {"logits of NaN", 8, "xyz", "a?", 3, 0, "a", "|begin xyz|step a", 1, "not numbers"},
+};
+
+static void check_generate(Checks* c, const Tokenizer* tokenizer, const GenerateCase* s) {
+    TostError err;
+    const TostConfig config = {1, 1, 1, s->block_size, 260, 0, TOST_LEARNED};
+    TostModel* m = fake_create(&config, NULL, NULL);
+    uint32_t prompt[MAX_IDS], id;
+    int32_t script[MAX_IDS];
+    for (size_t i = 0; s->script[i]; i++) {
+        must(tokenizer_encode(tokenizer, &id, &s->script[i], 1) == 1, "tokenizer_encode", NULL);
+        script[i] = s->script[i] == '.' ? tokenizer_eot(tokenizer) : s->script[i] == '?' ? -1 : (int32_t)id;
+    }
+    m->script = script;
+    const size_t n = tokenizer_encode(tokenizer, prompt, s->prompt, strlen(s->prompt));
+    Sink sink = {.stop_at = s->stop_at};
+    GenerateResult result;
+    Rng rng = rng_seeded(0, 0);
+    const Generator generator = {&fake, m, &config, tokenizer, {0, 0, 1}, take_piece, &sink, NULL};
+    bool ok = generate(&result, &generator, prompt, n, s->max_tokens, &rng, &err);
+    if (s->error) check_refused(c, ok, &err, s->error, s->what);
+    else check(c, ok, "%s: %s", s->what, err.text);
+    check(c, strcmp(sink.text, s->text) == 0, "%s: expected '%s', got '%s'", s->what, s->text, sink.text);
+    check(c, result.tokens == s->tokens && result.seconds >= 0, "%s: expected %d tokens, got %d", s->what,
+          s->tokens, (int)result.tokens);
+    char* calls = calls_text(m, tokenizer);
+    check(c, strcmp(calls, s->calls) == 0, "%s: expected the calls %s, got %s", s->what, s->calls, calls);
+    free(calls);
+    fake_destroy(m);
+}
+
+static void test_generate(Checks* c) {
+    TostError err;
+    Tokenizer* tokenizer = byte_tokenizer();
+    for (size_t i = 0; i < countof(generate_cases); i++) check_generate(c, tokenizer, &generate_cases[i]);
+    TostConfig config = {1, 1, 1, 8, 260, 0, TOST_LEARNED};
+    TostModel* m = fake_create(&config, NULL, NULL);
+    GenerateResult result;
+    Rng rng = rng_seeded(0, 0);
+    Sink sink = {0};
+    const uint32_t unknown[] = {1, 257};
+    const Generator generator = {&fake, m, &config, tokenizer, {0, 0, 1}, take_piece, &sink, NULL};
+    bool ok = generate(&result, &generator, unknown, 2, 4, &rng, &err);
+    check_refused(c, ok, &err, "token 1 has the id 257", "an unknown id in the prompt");
+    config.vocab_size = 256;
+    ok = generate(&result, &generator, unknown, 1, 4, &rng, &err);
+    check_refused(c, ok, &err, "257 tokens, but the model's vocabulary has 256",
+                  "a tokenizer that is too large");
+    check(c, m->n_calls == 0 && sink.n == 0, "no engine call after an error");
+    fake_destroy(m);
+    tokenizer_free(tokenizer);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Text with document separators, as inspect reads it
+
+static void test_documents(Checks* c) {
+    // $: <|endoftext|>
+    static const struct { const char *text, *ids; } cases[] = {
+        {"one", "one"},
+        {"one\n", "one\n"},
+        {"one\n<|endoftext|>\ntwo\n", "one$two\n"},
+        {"one\r\n<|endoftext|>\r\ntwo", "one$two"},
+        {"one\n\n<|endoftext|>", "one\n$"},
+        {"<|endoftext|>\n", "$"},
+        {"<|endoftext|>\n<|endoftext|>\n\nx", "$$\nx"},
+        {"one\n<|endoftext|>\r", "one\n<|endoftext|>\r"},   // neither LF nor CRLF
+    };
+    Tokenizer* tokenizer = byte_tokenizer();
+    for (size_t i = 0; i < countof(cases); i++) {
+        const size_t n = strlen(cases[i].text);
+        uint32_t* ids = xmalloc(n * sizeof *ids);
+        char* is = xcalloc(n + 1, 1);
+        const size_t n_ids = encode_documents(ids, tokenizer, cases[i].text, n);
+        for (size_t k = 0; k < n_ids; k++) {
+            size_t len;
+            is[k] = (int)ids[k] == tokenizer_eot(tokenizer) ? '$' : *tokenizer_piece(tokenizer, ids[k], &len);
+        }
+        check(c, strcmp(is, cases[i].ids) == 0, "text %zu: expected '%s', got '%s'", i, cases[i].ids, is);
+        free(ids);
+        free(is);
+    }
+    static const char inside[] = "a <|endoftext|>\n<|endoftext|> b";   // not on lines of their own
+    uint32_t ids[sizeof inside];
+    check(c, encode_documents(ids, tokenizer, inside, sizeof inside - 1) == sizeof inside - 1,
+          "a separator within a line is ordinary text");
+    tokenizer_free(tokenizer);
+}
+
+int main(void) {
+    Checks c = {.suite = "sample"};
+    test_cut(&c);
+    test_greedy(&c);
+    test_distributions(&c);
+    test_generate(&c);
+    test_documents(&c);
+    return checks_verdict(&c);
+}
