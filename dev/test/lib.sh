@@ -58,6 +58,12 @@ sys.exit(any(u.find_spec(package) is None for package in sys.argv[1:]))' "$@" 2>
 says() { grep -qF -e "$1" "$2"; }
 one_line() { [ "$(wc -l <"$1")" -eq 1 ]; }
 empty() { [ ! -s "$1" ]; }
+refused_alone() { one_line stderr && empty stdout; }
+# refused FRAGMENT…: the last run printed one line on stderr with all fragments, and nothing on stdout.
+refused() {
+    check "one line on stderr, none on stdout: $(cat stderr)" refused_alone
+    for fragment in "$@"; do check "the error contains '$fragment': $(cat stderr)" says "$fragment" stderr; done
+}
 # The columns of a log that do not contain times.
 timeless() { cut -d, -f1-6 "$1"; }
 same_log() { [ -s "$1" ] && [ "$(timeless "$1")" = "$(timeless "$2")" ]; }

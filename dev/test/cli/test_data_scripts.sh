@@ -26,12 +26,6 @@ run() {
     status=$?
     check "'$script $*': expected exit status $wanted, got $status: $(tail -n 3 stderr)" [ $status -eq "$wanted" ]
 }
-# refused TEXT...: the last run printed one line on stderr that contains each text, and nothing on stdout.
-refused() {
-    for text; do check "expected '$text' on stderr: $(cat stderr)" says "$text" stderr; done
-    check "one line on stderr: $(cat stderr)" one_line stderr
-    check "nothing on stdout" [ ! -s stdout ]
-}
 # ids FILE...: the tokens of shards, without headers.
 ids() { for shard; do tail -c +1025 "$shard"; done; }
 

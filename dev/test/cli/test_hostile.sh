@@ -38,14 +38,7 @@ for name in "$(printf 'caf\351')" "$(printf 'a\nb\tc\033[31m')" "$(printf '\303\
     check "the printed command to continue works: $(cat command)" sh -c "'$binary' $(cat command) --quiet" 2>stderr
     run info "$name/run"
     check "info of a run in '$name' is printable" printable stdout
-    if has safetensors numpy; then
-        "$python" -c 'import sys, safetensors
-with safetensors.safe_open(sys.argv[1], "numpy") as file: print(len(file.metadata()["option.data"]))' \
-            "$name/run/step_00000003/model.safetensors" >stdout 2>stderr
-        check "Python reads a checkpoint of a run in '$name': $(head -c 200 stderr)" [ -s stdout ]
-    fi
 done
-has safetensors numpy || skip "$python has no safetensors and numpy"
 
 # ---------------------------------------------------------------------------------------------
 # A checkpoint whose metadata would control the terminal
