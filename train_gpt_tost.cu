@@ -478,9 +478,10 @@ constexpr int TSSA_CHUNK = 32;       // time steps per block, one per lane
 constexpr int TSSA_WARPS = 12;       // maximum per block; with more heads, a warp takes several
 constexpr int TSSA_WIDTH = 64;       // channels of a head that a warp takes at once
 constexpr int TSSA_VEC = 8;          // channels and steps of a lane in a tile
-constexpr int TSSA_LANES = TSSA_WIDTH / TSSA_VEC;    // lanes that share the channels
+constexpr int TSSA_LANES = TSSA_WIDTH / TSSA_VEC;    // lanes that share the channels of a tile
+constexpr int TSSA_GROUPS = WARP / TSSA_LANES;       // groups of lanes that share its steps
 constexpr int TSSA_ROWS = 4;         // in columns: time steps in registers at once
-static_assert(WARP / TSSA_LANES * TSSA_VEC == TSSA_CHUNK, "a tile covers a chunk");
+static_assert(TSSA_GROUPS * TSSA_VEC == TSSA_CHUNK, "a tile covers a chunk");
 // Blocks per multiprocessor, so that one works while another waits; from sm_100 on, two leave too few registers.
 [[maybe_unused]] constexpr int TSSA_BLOCKS = COMPILED_ARCH >= 1000 ? 1 : 2;
 
@@ -531,8 +532,9 @@ static size_t tssa_sync_size(size_t B, size_t T) { return 1 + 2 * B * scan_slots
 
 // Floats of shared memory: of forward, see tssa_forward_kernel; of backward, see TssaSteps and TssaStarts.
 __host__ __device__ inline int tssa_logits_stride(int NH) { return (div_up(NH, 4) | 1) * 4; }
+__host__ __device__ inline int tssa_padded(int HS) { return div_up(HS, TSSA_VEC) * TSSA_VEC; }
 static size_t tssa_forward_shared(int C, int NH) {
-    return (WARP * (tssa_logits_stride(NH) + NH) + (size_t)NH * div_up(C / NH, TSSA_WIDTH) * WARP * TSSA_VEC) *
+    return (WARP * (tssa_logits_stride(NH) + NH) + (TSSA_GROUPS - 1) * (size_t)NH * tssa_padded(C / NH)) *
            sizeof(float);
 }
 static size_t tssa_backward_shared(int C, int NH, int start_log) {
@@ -629,14 +631,13 @@ template <bool WIDE, bool BACKWARD, typename S> __device__ inline void tssa_scan
                  tssa_scan_place<BACKWARD>(*chunk, a), a.chunks, scanned);
 }
 
-// A tile of head h as a lane sees it: its first step; its first channel in the row and how many channels the head has
-// from there on; the lane's place in `groups`, see tile_scan.
+// A tile of head h as a lane sees it: its group of lanes and first step; its first channel in the head and in the row,
+// and how many channels the head has from there on.
 struct TssaTile {
-    int t, c, inside, lane;
+    int group, t, d, c, inside;
     __device__ TssaTile(int h, int d0, int HS)
-        : t(lane_index() / TSSA_LANES * TSSA_VEC), c(h * HS + d0 + lane_index() % TSSA_LANES * TSSA_VEC),
-          inside(HS - d0 - lane_index() % TSSA_LANES * TSSA_VEC),
-          lane((h * div_up(HS, TSSA_WIDTH) + d0 / TSSA_WIDTH) * WARP + lane_index()) {}
+        : group(lane_index() / TSSA_LANES), t(group * TSSA_VEC), d(d0 + lane_index() % TSSA_LANES * TSSA_VEC),
+          c(h * HS + d), inside(HS - d) {}
 };
 
 // N channels from c on of ROWS rows of an array (B,T,C) from step t on. Zeros, the identity of every sum here, past the
@@ -649,25 +650,33 @@ __device__ inline void tssa_load(float (&x)[ROWS][N], const S* p, int t, int c, 
         load_part<WHOLE>(x[j], p + (size_t)j * (unsigned)a.C, t + j < k.n ? inside : 0);
 }
 
-// sum: the lane's sum over its steps. Sets the lane's place in groups (NH,tiles of a head,32,8) to the sum over its
-// group of steps and those before, and the chunk's totals.
-template <bool WHOLE>
-__device__ inline void tile_scan(float* totals, float* groups, float (&sum)[TSSA_VEC], TssaTile tile) {
+// The sums up to and including a group of lanes. groups (TSSA_GROUPS-1,NH,padded HS): in shared memory
+template <typename S>
+__device__ inline float* tssa_group(float* groups, int group, int h, TssaTile tile, const Tssa<S>& a) {
+    return groups + (group * a.NH + h) * tssa_padded(a.HS) + tile.d;
+}
+
+// sum: the lane's sum over its steps. Sets `groups` and the chunk's totals.
+template <bool WHOLE, typename S>
+__device__ inline void tile_scan(float* totals, float* groups, float (&sum)[TSSA_VEC], int h, TssaTile tile,
+                                 const Tssa<S>& a) {
     UNROLL for (int by = TSSA_LANES; by < WARP; by *= 2)
         UNROLL for (int i = 0; i < TSSA_VEC; i++) {
             const float before = __shfl_up_sync(FULL_WARP, sum[i], by);
             if (lane_index() >= by) sum[i] += before;
         }
-    store_pack<TSSA_VEC>(groups + tile.lane * TSSA_VEC, sum);
-    if (lane_index() >= WARP - TSSA_LANES) store_part<WHOLE>(totals + tile.c, sum, tile.inside);
+    if (tile.group == TSSA_GROUPS - 1) store_part<WHOLE>(totals + tile.c, sum, tile.inside);
+    else if (WHOLE || tile.inside > 0) store_pack<TSSA_VEC>(tssa_group(groups, tile.group, h, tile, a), sum);
 }
 
 // Sums before the lane's first step: before the chunk, carry (C), and over the groups before the lane's.
-template <bool WHOLE>
-__device__ inline void tile_start(float (&sum)[TSSA_VEC], const float* carry, const float* groups, TssaTile tile) {
+template <bool WHOLE, typename S>
+__device__ inline void tile_start(float (&sum)[TSSA_VEC], const float* carry, float* groups, int h, TssaTile tile,
+                                  const Tssa<S>& a) {
     float before[TSSA_VEC] = {};
     load_part<WHOLE>(sum, carry + tile.c, tile.inside);
-    if (tile.t > 0) load_pack<TSSA_VEC>(before, groups + (tile.lane - TSSA_LANES) * TSSA_VEC);
+    if (tile.group > 0 && (WHOLE || tile.inside > 0))
+        load_pack<TSSA_VEC>(before, tssa_group(groups, tile.group - 1, h, tile, a));
     UNROLL for (int i = 0; i < TSSA_VEC; i++) sum[i] += before[i];   // mutant: start_of_group_dropped
 }
 
@@ -694,19 +703,19 @@ __device__ inline void tssa_chunk_totals(float* totals, float* groups, Pi pi, in
                     sum[i] += x[j][i] * (WEIGHTED ? x[j][i] * pi_t[j] : x[j][i]);
             }
         }
-        tile_scan<WHOLE>(totals, groups, sum, tile);
+        tile_scan<WHOLE>(totals, groups, sum, h, tile, a);
     }
 }
 
 // Lane t returns Σ_d s/max(S, 1e-12) of head h at step t.
 template <bool WHOLE, typename S>
-__device__ inline float tssa_energy_ratios(const float* groups, int h, TssaChunk k, const Tssa<S>& a) {
+__device__ inline float tssa_energy_ratios(float* groups, int h, TssaChunk k, const Tssa<S>& a) {
     constexpr int ROWS = TILE_ROWS<WHOLE, S>;
     float mine = 0.0f;
     for (int d0 = 0; d0 < a.HS; d0 += TSSA_WIDTH) {
         const TssaTile tile(h, d0, a.HS);
         float energy[TSSA_VEC];
-        tile_start<WHOLE>(energy, a.saved + tssa_sums(k, a), groups, tile);
+        tile_start<WHOLE>(energy, a.saved + tssa_sums(k, a), groups, h, tile, a);
         NO_UNROLL for (int t0 = 0; t0 < TSSA_VEC; t0 += ROWS) {
             float x[ROWS][TSSA_VEC], ratios[ROWS] = {};
             tssa_load<WHOLE>(x, a.w, tile.t + t0, tile.c, tile.inside, k, a);
@@ -775,13 +784,13 @@ __device__ inline void tssa_membership_forward(float* pi, const float* x, const 
 
 // y = -w Π / (1 + N/M) of head h. pi, inverse_mass (32): Π and 1/M, where M = D + 1e-8
 template <bool WHOLE, typename S>
-__device__ inline void tssa_shrink(const float* groups, const float* pi, const float* inverse_mass, int h, TssaChunk k,
+__device__ inline void tssa_shrink(float* groups, const float* pi, const float* inverse_mass, int h, TssaChunk k,
                                    const Tssa<S>& a) {
     constexpr int ROWS = TILE_ROWS<WHOLE, S>;
     for (int d0 = 0; d0 < a.HS; d0 += TSSA_WIDTH) {
         const TssaTile tile(h, d0, a.HS);
         float N[TSSA_VEC];
-        tile_start<WHOLE>(N, a.saved + tssa_sums(k, a) + a.narrow, groups, tile);
+        tile_start<WHOLE>(N, a.saved + tssa_sums(k, a) + a.narrow, groups, h, tile, a);
         NO_UNROLL for (int t0 = 0; t0 < TSSA_VEC; t0 += ROWS) {
             const int t = tile.t + t0;
             float x[ROWS][TSSA_VEC], pi_t[ROWS], inverse_t[ROWS];
@@ -1122,10 +1131,10 @@ template <typename S> static void tssa_backward(cudaStream_t stream, const Tssa<
     LAUNCH((tssa_backward_kernel<S>), a.B * a.chunks, a.warps * WARP, shared, stream, a);
 }
 
-// dtemp[h] = Σ_chunks dtemp_chunk[h,chunk]; add: += instead. The first TEMP_THREADS threads of SUM_THREADS take part.
+// dtemp[h] = Σ_chunks dtemp_chunk[h,chunk]. The first TEMP_THREADS threads of SUM_THREADS take part.
 constexpr int TEMP_THREADS = 256;
 
-template <typename S> __device__ inline void temp_backward_block(const Tssa<S>& a, int h, bool add, float* shared) {
+template <typename S> __device__ inline void tssa_temp_backward(const Tssa<S>& a, int h, bool add, float* shared) {
     const int chunks = a.B * a.chunks;
     float sum = 0.0f;
     if (threadIdx.x < TEMP_THREADS && !a.fixed_temp) {
@@ -1136,11 +1145,14 @@ template <typename S> __device__ inline void temp_backward_block(const Tssa<S>& 
     if (threadIdx.x == 0) a.dtemp[h] = (add ? a.dtemp[h] : 0.0f) + sum;   // mutant: temp_not_overwritten
 }
 
-// ddenom_bias[h,first+t] = Σ_b HS temp[h] da[b,h,t], and 0 at other positions; one thread per head and position. add:
-// += instead, and one thread per head and t. Traffic per row: 4 NH, from L2.
-template <typename S> __device__ inline void denom_bias_backward_block(const Tssa<S>& a, int h, int block, bool add) {
-    const int i = block * SUM_THREADS + threadIdx.x, t = add ? i : i - a.step->first;
+// dtemp, and ddenom_bias[h,first+t] = Σ_b HS temp[h] da[b,h,t]: =, with 0 at other positions; with add +=. The first NH
+// blocks compute dtemp; the others ddenom_bias, one thread per head and position, with add only those of this pass.
+// Traffic per row: 4 NH, from L2.
+template <typename S>
+__device__ inline void tssa_params_backward(const Tssa<S>& a, int block, bool add, float* shared) {
+    const int h = block % a.NH, i = (block / a.NH - 1) * SUM_THREADS + threadIdx.x, t = add ? i : i - a.step->first;
     const bool inside = t >= 0 && t < a.T;
+    if (block < a.NH) return tssa_temp_backward(a, h, add, shared);
     if (add ? !inside : i >= a.block_size) return;
     float sum = 0.0f;
     UNROLL_BY(4) for (int b = 0; inside && b < a.B; b++) sum += a.da[((size_t)b * a.NH + h) * a.T + t];
@@ -1148,7 +1160,7 @@ template <typename S> __device__ inline void denom_bias_backward_block(const Tss
     *out = (add ? *out : 0.0f) + a.HS * a.temp[h] * sum;   // mutant: denom_bias_not_overwritten
 }
 
-// The first blocks compute column sums, the next ones dtemp, the last ones ddenom_bias.
+// The first blocks compute column sums, the others tssa_params_backward.
 template <typename S>
 __global__ void __launch_bounds__(SUM_THREADS) layer_sums_kernel(ColumnSums columns, Tssa<S> tssa, bool add) {
     __shared__ float shared[SUM_THREADS];
@@ -1158,9 +1170,7 @@ __global__ void __launch_bounds__(SUM_THREADS) layer_sums_kernel(ColumnSums colu
         if (block < blocks) return column_sum_block(columns.sum[i], block, add, shared);
         block -= blocks;
     }
-    if (block < tssa.NH) return temp_backward_block(tssa, block, add, shared);
-    block -= tssa.NH;
-    denom_bias_backward_block(tssa, block % tssa.NH, block / tssa.NH, add);
+    tssa_params_backward(tssa, block, add, shared);
 }
 
 // Computes the gradients of a layer from these partial sums. add: adds them, instead of overwriting

@@ -77,7 +77,7 @@ const Minimum minimums[] = {
     MINIMUM(matmul,                      "row",       1.00, 1.00, matmul_bytes(z)),
     MINIMUM(embedding_forward,           "row",       1.02, 1.80, 4*C*rows + 4*C*distinct),
     MINIMUM(residual_layernorm_forward,  "row",       1.01, 1.40, (12*C*2*L + 6*C + STATS*norms) * rows),
-    MINIMUM(tssa_forward,                "row",       1.25, 2.00, 4*C*L * rows),
+    MINIMUM(tssa_forward,                "row",       1.25, 1.50, 4*C*L * rows),
     MINIMUM(gelu_forward,                "row",       1.01, 1.01, 16*C*L * rows),
     MINIMUM(cross_entropy,               "row",       1.01, 1.01, 4*V * rows),
     MINIMUM(loss_sum,                    "row",       1.01, 1.01, 4*rows),

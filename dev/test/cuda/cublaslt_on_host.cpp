@@ -28,6 +28,18 @@ struct CublasOnHostPreference {
 namespace {
 
 int live_handles = 0;
+
+template <typename T> cublasStatus_t create(T** p, const T& value) {
+    *p = new T(value);
+    live_handles++;
+    return CUBLAS_STATUS_SUCCESS;
+}
+template <typename T> cublasStatus_t destroy(T* p) {
+    delete p;
+    live_handles--;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
 unsigned in_place = 0;   // number of products with in-place reduction
 
 template <typename T> T attribute(const char* name, const void* value, size_t bytes) {
@@ -167,30 +179,18 @@ int cublaslt_on_host_live(void) { return live_handles; }
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
     int devices;
     if (cudaGetDeviceCount(&devices) != cudaSuccess) return CUBLAS_STATUS_NOT_INITIALIZED;
-    *handle = new CublasOnHostHandle();
-    live_handles++;
-    return CUBLAS_STATUS_SUCCESS;
+    return create(handle, {});
 }
 
-cublasStatus_t cublasLtDestroy(cublasLtHandle_t h) {
-    delete h;
-    live_handles--;
-    return CUBLAS_STATUS_SUCCESS;
-}
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t h) { return destroy(h); }
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute,
                                         cudaDataType_t scale) {
     if (scale != CUDA_R_32F) cuda_on_host_die("cublasLtMatmulDescCreate: alpha and beta must be float32");
-    *desc = new CublasOnHostDesc{compute, {false, false}, CUBLASLT_EPILOGUE_DEFAULT, nullptr};
-    live_handles++;
-    return CUBLAS_STATUS_SUCCESS;
+    return create(desc, {compute, {false, false}, CUBLASLT_EPILOGUE_DEFAULT, nullptr});
 }
 
-cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) {
-    delete d;
-    live_handles--;
-    return CUBLAS_STATUS_SUCCESS;
-}
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) { return destroy(d); }
 
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t a,
                                               const void* value, size_t bytes) {
@@ -215,28 +215,16 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDa
     if (rows == 0 || cols == 0 || ld < (int64_t)rows)
         cuda_on_host_die("cublasLtMatrixLayoutCreate: %zu rows, %zu columns, leading dimension %lld",
                          (size_t)rows, (size_t)cols, (long long)ld);
-    *layout = new CublasOnHostLayout{type, rows, cols, ld};
-    live_handles++;
-    return CUBLAS_STATUS_SUCCESS;
+    return create(layout, {type, rows, cols, ld});
 }
 
-cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) {
-    delete l;
-    live_handles--;
-    return CUBLAS_STATUS_SUCCESS;
-}
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) { return destroy(l); }
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* p) {
-    *p = new CublasOnHostPreference{0, {256, 256, 256, 256}, CUBLASLT_REDUCTION_SCHEME_MASK};
-    live_handles++;
-    return CUBLAS_STATUS_SUCCESS;
+    return create(p, {0, {256, 256, 256, 256}, CUBLASLT_REDUCTION_SCHEME_MASK});
 }
 
-cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) {
-    delete p;
-    live_handles--;
-    return CUBLAS_STATUS_SUCCESS;
-}
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) { return destroy(p); }
 
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
                                                     cublasLtMatmulPreferenceAttributes_t a, const void* value,
@@ -248,11 +236,10 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc,
-                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
-                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-                                              cublasLtMatmulPreference_t preference, int wanted,
-                                              cublasLtMatmulHeuristicResult_t* results, int* found) {
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
+                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+                                              cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference,
+                                              int wanted, cublasLtMatmulHeuristicResult_t* results, int* found) {
     if (wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
     if (cuda_on_host_capturing()) cuda_on_host_die("cublasLtMatmulAlgoGetHeuristic while a stream is capturing");
     check_shapes(*desc, *a, *b, *c, *d);
@@ -275,17 +262,16 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     const CublasOnHostLayout* const layouts[] = {a_layout, b_layout, c_layout, d_layout};
     const void* const pointers[] = {a, b, c, d};
     const Product p = {*desc, *a_layout, *b_layout, *c_layout, *d_layout, a, b, c, d, *(const float*)alpha,
-                       *(const float*)beta, algo ? algo->reductions : 0};
+                       *(const float*)beta, algo->reductions};
     check_shapes(*desc, *a_layout, *b_layout, *c_layout, *d_layout);
-    if (algo && (algo->magic != ALGO_MAGIC || algo->shape != shape_hash(*desc, layouts)))
+    if (algo->magic != ALGO_MAGIC || algo->shape != shape_hash(*desc, layouts))
         cuda_on_host_die("cublasLtMatmul: the algorithm belongs to another problem");
     for (int i = 0; i < 4; i++) {
         if (i == 2 && p.beta == 0) continue;
         cuda_on_host_check_range("cublasLtMatmul", pointers[i], bytes_of(*layouts[i]));
-        if ((uintptr_t)pointers[i] % (algo ? algo->align[i] : 16) != 0)
-            cuda_on_host_die(
-                "cublasLtMatmul: matrix %c at %p is not aligned to the %u bytes given to the heuristic",
-                "ABCD"[i], pointers[i], algo ? algo->align[i] : 16);
+        if ((uintptr_t)pointers[i] % algo->align[i] != 0)
+            cuda_on_host_die("cublasLtMatmul: matrix %c at %p is not aligned to the %u bytes given to the heuristic",
+                             "ABCD"[i], pointers[i], algo->align[i]);
     }
     for (int i = 0; i < 2; i++)
         if (overlap(pointers[i], bytes_of(*layouts[i]), d, bytes_of(*d_layout)))
@@ -294,17 +280,17 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
         cuda_on_host_die("cublasLtMatmul: C overlaps D");
     if (p.beta != 0 && c == d && c_layout->ld != d_layout->ld)
         cuda_on_host_die("cublasLtMatmul: C is D with another leading dimension");
-    if (algo && workspace_bytes < algo->workspace)
+    if (workspace_bytes < algo->workspace)
         cuda_on_host_die("cublasLtMatmul: less workspace than the algorithm needs");
     if (workspace_bytes) cuda_on_host_check_range("cublasLtMatmul's workspace", workspace, workspace_bytes);
     if ((uintptr_t)workspace % 256)
         cuda_on_host_die("cublasLtMatmul: the workspace at %p is not aligned to 256 bytes", workspace);
-    if (p.desc.epilogue == CUBLASLT_EPILOGUE_BIAS && algo && alignment_of(p.desc.bias) < algo->bias_align)
+    if (p.desc.epilogue == CUBLASLT_EPILOGUE_BIAS && alignment_of(p.desc.bias) < algo->bias_align)
         cuda_on_host_die("cublasLtMatmul: the bias at %p is not aligned to the %u bytes of the heuristic's bias",
                          p.desc.bias, algo->bias_align);
     if (p.desc.epilogue == CUBLASLT_EPILOGUE_BIAS)
         cuda_on_host_check_range("cublasLtMatmul's bias", p.desc.bias, p.d_layout.rows * size_of(p.d_layout.type));
-    const size_t scribble = algo ? algo->workspace : 0;
+    const size_t scribble = algo->workspace;
     cuda_on_host_enqueue(stream, [p, workspace, scribble] {
         if (scribble) memset(workspace, 0xff, scribble);
         if (observe_product(p)) run_product(p);

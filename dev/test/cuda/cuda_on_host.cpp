@@ -250,7 +250,7 @@ bool complete_warp(int i) {
     Warp* warp = &machine.block->warps[i / 32];
     if ((mask & ~(warp->at_warp | warp->exited)) != 0) return false;
     const unsigned part = mask & warp->at_warp;
-    uint64_t given[32], ballot = 0;
+    uint64_t given[32];
     int clock = 0;
     size_t n = 0;
     RaceThread* synced[32];
@@ -262,7 +262,6 @@ bool complete_warp(int i) {
             cuda_on_host_die("thread %d waits at %s (line %d) but thread %d in its mask at %s (line %d)", i,
                              t.place, t.line, first + l, other.place, other.line);
         given[l] = other.value;
-        ballot |= (uint64_t)(other.value != 0) << l;
         clock = max(clock, other.clock);
         synced[n++] = &machine.block->threads[first + l]->race;
     }
@@ -272,7 +271,7 @@ bool complete_warp(int i) {
         Thread& other = *machine.block->threads[first + l];
         const int source = other.source & 31;
         other.clock = clock;
-        other.value = other.op == CUDA_OP_BALLOT ? ballot : part >> source & 1 ? given[source] : ~(uint64_t)0;
+        other.value = part >> source & 1 ? given[source] : ~(uint64_t)0;
     }
     warp->at_warp &= ~part;
     warp->ready |= part;
@@ -548,7 +547,7 @@ void cuda_on_host_sync_threads(int line) {
 int cuda_on_host_lane(void) { return machine.current & 31; }
 
 uint64_t cuda_on_host_warp(CudaOnHostOp op, unsigned mask, uint64_t value, int source, int line) {
-    static const char* const places[] = {"__syncwarp", "a shuffle", "a ballot"};
+    static const char* const places[] = {"__syncwarp", "a shuffle"};
     Thread* t = current_thread();
     if (!(mask & current_bit()))
         cuda_on_host_die("line %d: thread %d is not in its own mask 0x%x", line, machine.current, mask);
@@ -612,16 +611,11 @@ uint64_t cuda_on_host_add(void* p, size_t bytes, uint64_t value) {
     t->polled = nullptr;
     memcpy(&before, p, bytes);   // little-endian
     const uint64_t sum = before + value;
-    race_add(&t->race, p);
+    race_add(p);
     memcpy(p, &sum, bytes);
     wake(p);
     may_switch();
     return before;
-}
-
-void __threadfence(void) {
-    may_switch();
-    race_fence(&current_thread()->race);
 }
 
 int cuda_on_host_longest_chain(void) { return machine.longest_chain; }

@@ -27,6 +27,8 @@
 #include <utility>
 #include <vector>
 
+#include "tost/base/bf16.h"
+
 #if defined(__SANITIZE_ADDRESS__)
 #define CUDA_ON_HOST_ASAN 1
 #elif defined(__has_feature)
@@ -90,7 +92,6 @@ void cuda_on_host_check_range(const char* call, const void* device, size_t bytes
 #define __device__
 #define __host__
 #define __launch_bounds__(...)
-#define __grid_constant__
 #define __align__(n) alignas(n)
 
 // Shared memory is static: that of the block that runs. The emulation saves and restores it when it switches to another
@@ -114,13 +115,12 @@ struct dim3 {
 
 extern uint3 threadIdx, blockIdx;
 extern dim3 blockDim, gridDim;
-constexpr int warpSize = 32;
 
 void cuda_on_host_sync_threads(int line);
 int cuda_on_host_lane(void);
 // A barrier of the lanes in mask, which must all use the same operation. Returns the value of lane `source`, or NaN
-// bytes if that lane does not participate; for a ballot, the mask of lanes with a nonzero value.
-enum CudaOnHostOp { CUDA_OP_SYNC, CUDA_OP_SHUFFLE, CUDA_OP_BALLOT };
+// bytes if that lane does not participate.
+enum CudaOnHostOp { CUDA_OP_SYNC, CUDA_OP_SHUFFLE };
 uint64_t cuda_on_host_warp(CudaOnHostOp op, unsigned mask, uint64_t value, int source, int line);
 void* cuda_on_host_dynamic_shared(void);
 
@@ -137,31 +137,15 @@ template <typename T> T cuda_on_host_shuffle(unsigned mask, T value, int source,
     memcpy(&value, &bits, sizeof value);
     return value;
 }
-template <typename T>
-T __shfl_sync(unsigned mask, T v, int source, int width = 32, int line = __builtin_LINE()) {
-    const int first = cuda_on_host_lane() & ~(width - 1);
-    return cuda_on_host_shuffle(mask, v, first + (source & (width - 1)), line);
+template <typename T> T __shfl_sync(unsigned mask, T v, int source, int line = __builtin_LINE()) {
+    return cuda_on_host_shuffle(mask, v, source & 31, line);
 }
-template <typename T>
-T __shfl_up_sync(unsigned mask, T v, unsigned by, int width = 32, int line = __builtin_LINE()) {
-    const int lane = cuda_on_host_lane(), first = lane & ~(width - 1), from = lane - (int)by;
-    return cuda_on_host_shuffle(mask, v, from < first ? lane : from, line);
+template <typename T> T __shfl_up_sync(unsigned mask, T v, unsigned by, int line = __builtin_LINE()) {
+    const int lane = cuda_on_host_lane(), from = lane - (int)by;
+    return cuda_on_host_shuffle(mask, v, from < 0 ? lane : from, line);
 }
-template <typename T>
-T __shfl_down_sync(unsigned mask, T v, unsigned by, int width = 32, int line = __builtin_LINE()) {
-    const int lane = cuda_on_host_lane(), last = lane | (width - 1), from = lane + (int)by;
-    return cuda_on_host_shuffle(mask, v, from > last ? lane : from, line);
-}
-template <typename T>
-T __shfl_xor_sync(unsigned mask, T v, int bits, int width = 32, int line = __builtin_LINE()) {
-    const int lane = cuda_on_host_lane(), last = lane | (width - 1), from = lane ^ bits;
-    return cuda_on_host_shuffle(mask, v, from > last ? lane : from, line);
-}
-inline unsigned __ballot_sync(unsigned mask, int predicate, int line = __builtin_LINE()) {
-    return (unsigned)cuda_on_host_warp(CUDA_OP_BALLOT, mask, predicate != 0, 0, line);
-}
-inline int __all_sync(unsigned mask, int predicate, int line = __builtin_LINE()) {
-    return __ballot_sync(mask, predicate, line) == mask;
+template <typename T> T __shfl_xor_sync(unsigned mask, T v, int bits, int line = __builtin_LINE()) {
+    return cuda_on_host_shuffle(mask, v, cuda_on_host_lane() ^ bits, line);
 }
 
 // Atomics, and a logical clock: a flag has the clock of the thread that stores it, the clock of a thread that loads it
@@ -170,9 +154,7 @@ inline int __all_sync(unsigned mask, int predicate, int line = __builtin_LINE())
 int cuda_on_host_load(const int* p, bool acquire);
 void cuda_on_host_store(int* p, int value, bool release);
 uint64_t cuda_on_host_add(void* p, size_t bytes, uint64_t value);   // returns the integer before
-void __threadfence(void);
 template <typename T> T __ldcg(const T* p) { return *p; }
-inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz((unsigned)x); }
 template <typename T> T atomicAdd(T* p, T v) {
     static_assert(std::is_integral<T>::value, "floating-point atomics are not deterministic");
     return (T)cuda_on_host_add(p, sizeof v, (uint64_t)v);
@@ -202,16 +184,13 @@ inline void cuda_on_host_aligned(const void* p, size_t bytes) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// bfloat16: the upper half of a float, rounded to nearest even; NaN becomes 0x7fff as on the device
+// bfloat16
 
 struct __nv_bfloat16 {
     unsigned short x;
     __nv_bfloat16() = default;
-    __nv_bfloat16(float f) {
-        const unsigned u = __float_as_uint(f);
-        x = (unsigned short)(f != f ? 0x7fffu : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
-    }
-    operator float() const { return __uint_as_float((unsigned)x << 16); }
+    __nv_bfloat16(float f) : x(bf16_from_float(f)) {}
+    operator float() const { return bf16_to_float(x); }
 };
 inline __nv_bfloat16 __float2bfloat16(float f) { return __nv_bfloat16(f); }
 inline float __bfloat162float(__nv_bfloat16 b) { return (float)b; }
@@ -238,8 +217,7 @@ enum cudaMemcpyKind {
     cudaMemcpyHostToHost,
     cudaMemcpyHostToDevice,
     cudaMemcpyDeviceToHost,
-    cudaMemcpyDeviceToDevice,
-    cudaMemcpyDefault
+    cudaMemcpyDeviceToDevice
 };
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
 enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal };
@@ -252,9 +230,8 @@ typedef struct CudaOnHostGraph* cudaGraphExec_t;
 
 struct cudaDeviceProp {
     char name[256];
-    size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor;
-    int major, minor, multiProcessorCount, maxThreadsPerBlock, maxThreadsPerMultiProcessor, regsPerBlock,
-        warpSize, l2CacheSize;
+    size_t totalGlobalMem;
+    int major, minor, multiProcessorCount;
 };
 
 cudaError_t cudaGetDeviceCount(int* count);
@@ -284,7 +261,6 @@ cudaError_t cudaMemsetAsync(void* dst, int byte, size_t bytes, cudaStream_t stre
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority);
 cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest);
-cudaError_t cudaStreamCreate(cudaStream_t* stream);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags = 0);

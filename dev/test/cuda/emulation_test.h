@@ -39,25 +39,51 @@ template <typename T> struct Device {
     void put(size_t i, T x) { cudaMemcpy(p + i, &x, sizeof x, cudaMemcpyHostToDevice); }
 };
 
-// Runs f in a child process. Returns its stderr and, in *status, its wait status.
-template <typename F> std::string child_stderr(Checks* c, int* status, F f) {
-    int ends[2];
-    char part[4096];
-    std::string text;
+struct RankEnd {
+    int status;         // wait status
+    std::string text;   // of stderr
+};
+
+// Runs f(rank) in a process per rank, with the variables of torchrun and the address of an unused communicator.
+// launcher: ends the other ranks with SIGTERM when rank 0 has ended, as torchrun does.
+template <typename F> std::vector<RankEnd> run_ranks(int size, F f, bool launcher = false) {
+    static int runs = 0;
+    std::vector<pid_t> child((size_t)size);
+    std::vector<FILE*> text((size_t)size);
+    std::vector<RankEnd> ends((size_t)size);
+    const std::string id = std::to_string(getpid()) + "." + std::to_string(runs++);
     fflush(stdout);
-    if (!check(c, pipe(ends) == 0, "pipe failed")) return text;
-    const pid_t child = fork();
-    if (child == 0) {
+    for (int r = 0; r < size; r++) {
+        text[(size_t)r] = tmpfile();
+        child[(size_t)r] = fork();
+        if (child[(size_t)r] != 0) continue;
         signal(SIGABRT, SIG_DFL);
-        dup2(ends[1], STDERR_FILENO);
-        f();
+        dup2(fileno(text[(size_t)r]), STDERR_FILENO);
+        setenv("NCCL_COMM_ID", id.c_str(), 1);
+        setenv("RANK", std::to_string(r).c_str(), 1);
+        setenv("LOCAL_RANK", std::to_string(r).c_str(), 1);
+        setenv("WORLD_SIZE", std::to_string(size).c_str(), 1);
+        setenv("LOCAL_WORLD_SIZE", std::to_string(size).c_str(), 1);
+        f(r);
+        fflush(stdout);
         _exit(0);
     }
-    close(ends[1]);
-    for (ssize_t n; (n = read(ends[0], part, sizeof part)) > 0;) text.append(part, (size_t)n);
-    close(ends[0]);
-    waitpid(child, status, 0);
-    return text;
+    for (int r = 0; r < size; r++) {
+        char part[4096];
+        if (launcher && r > 0) kill(child[(size_t)r], SIGTERM);
+        waitpid(child[(size_t)r], &ends[(size_t)r].status, 0);
+        rewind(text[(size_t)r]);
+        for (size_t n; (n = fread(part, 1, sizeof part, text[(size_t)r])) > 0;) ends[(size_t)r].text.append(part, n);
+        fclose(text[(size_t)r]);
+    }
+    return ends;
+}
+
+// Runs f in a child process. Returns its stderr and, in *status, its wait status.
+template <typename F> std::string child_stderr(int* status, F f) {
+    const RankEnd end = run_ranks(1, [&](int) { f(); })[0];
+    *status = end.status;
+    return end.text;
 }
 
 #endif

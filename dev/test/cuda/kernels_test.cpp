@@ -546,7 +546,7 @@ void test_classifier_chunks(Checks* c) {
 // The call must exit with STATUS_FAILED and one line that contains `want`.
 void test_fatal(Checks* c, void (*call)(), const char* want) {
     int status = 0;
-    const std::string text = child_stderr(c, &status, call);
+    const std::string text = child_stderr(&status, call);
     check(c, WIFEXITED(status) && WEXITSTATUS(status) == STATUS_FAILED && text.find(want) != std::string::npos &&
                  text.find('\n') == text.size() - 1,
           "fatal error: status %d, \"%s\", want \"%s\"", status, text.c_str(), want);

@@ -1,23 +1,16 @@
 #!/usr/bin/env bash
-# mutants.sh CXX FLAGS "OBJECTS" [NAME...]: mutation test. Changes one line of the CUDA engine at a time and runs
-# cuda_on_host_test --mutants or --exchange, which must fail for each mutant and pass for the unchanged engine.
-#
-# A mutant changes the line that ends with `// mutant: NAME` (or `// mutant: A, B`) in train_gpt_tost.cu or
-# tost/cuda/*.cuh. OBJECTS: the test's objects except kernels_test.o, which contains the engine. JOBS mutants run in
-# parallel (default: one per core). Run it from the repository root; it changes no file there.
+# mutants.sh CXX FLAGS "OBJECTS" [NAME...]: mutation test of the CUDA engine (see ../mutants.sh), with
+# cuda_on_host_test --mutants or --exchange. OBJECTS: the test's objects except kernels_test.o, which contains the
+# engine. Run it from the repository root.
 set -u
 if [ $# -lt 3 ]; then echo "usage: $0 CXX FLAGS OBJECTS [NAME...]" >&2; exit 2; fi
 cxx=$1 flags=$2 objects=$3
 shift 3
-chosen=("$@")
-test_folder=dev/test/cuda
+# shellcheck source=dev/test/mutants.sh
+. dev/test/mutants.sh
 sources=(train_gpt_tost.cu tost/cuda/*.cuh)
-work=$(mktemp -d) || exit 1
-trap 'rm -rf "$work"' EXIT
-jobs=${JOBS:-$(nproc 2>/dev/null || echo 1)}
 
 # mutant | sed command for its line
-declare -A edits=()
 while IFS='|' read -r name edit; do edits[${name// /}]=${edit# }; done << 'END'
 carries_unsynchronized | s/__syncthreads();//
 block_sum_reuses_early | s/__syncthreads();//
@@ -96,85 +89,40 @@ bias_of_the_first_layer | s/? alignment/? (uintptr_t)p.bias/
 waits_forever | s/if (!\(.*\)) nccl_timed_out.*;/\1;/
 END
 
-# mutate NAME FOLDER: copies the engine to FOLDER with one line changed.
-mutate() {
-    local found file line
-    mkdir -p "$2/tost/cuda" && cp train_gpt_tost.cu "$2/" && cp tost/cuda/*.cuh "$2/tost/cuda/" || return 1
-    found=$(grep -nE "// mutant: ([a-z0-9_]+, )*$1(,|\$)" "${sources[@]}")
-    if [ "$(grep -c . <<< "$found")" -ne 1 ]; then
-        echo "\`// mutant: $1\` marks $(grep -c . <<< "$found") lines of ${sources[*]}; it must mark one"
-        return 1
-    fi
-    IFS=: read -r file line _ <<< "$found"
-    sed "$line${edits[$1]}" "$file" > "$2/$file" || return 1
-    if cmp -s "$file" "$2/$file"; then
-        echo "$file:$line: ${edits[$1]} changes nothing"
-        return 1
-    fi
-}
-
 # build NAME FOLDER: builds the test with the engine in FOLDER. flags and objects are lists of words.
 build() {
-    $cxx "-I$2" $flags -c $test_folder/kernels_test.cpp -o "$work/$1.o" &&
+    $cxx "-I$2" $flags -c dev/test/cuda/kernels_test.cpp -o "$work/$1.o" &&
         $cxx -o "$work/$1" "$work/$1.o" $objects -lm -ldl -rdynamic   # without the library of -fsanitize=thread
 }
 
-# mode NAME: the tests that a mutant must fail
+# mode NAME FILE: the tests that the mutant must fail
 mode() {
-    case $1 in
-        first_device) echo --exchange ;;
-        *) if grep -q "// mutant: $1\$" tost/cuda/exchange.cuh tost/cuda/nccl.cuh; then echo --exchange
-           else echo --mutants; fi ;;
+    if [ "$1" = first_device ] || [[ $2 == */exchange.cuh || $2 == */nccl.cuh ]]; then echo --exchange
+    else echo --mutants; fi
+}
+
+try_mutant() {
+    local file found folder=$work/$1.d
+    for file in "${sources[@]}"; do
+        mkdir -p "$folder/$(dirname "$file")"
+        [ "$file" = "$2" ] || cp "$file" "$folder/$file"
+    done
+    if ! build "$1" "$folder" > "$work/$1.log" 2>&1; then echo "does not build: $(tail -5 "$work/$1.log")"; return 1; fi
+    found=$({ timeout 120 "$work/$1" "$(mode "$1" "$2")"; echo "exit status $?"; } 2>&1 |
+        grep -m1 -E '^FAILED|^cuda_on_host: [^0-9]|^exit status|AddressSanitizer|runtime error')
+    rm -f "$work/$1" "$work/$1.o" "$work/$1.log"
+    case $found in
+        'exit status 139' | 'exit status 134') echo "it accesses memory that is not its own" ;;   # a signal
+        'exit status'*) echo "passed the test: $found"; return 1 ;;
+        *) echo "$found" ;;
     esac
 }
-
-# run_mutant NAME: builds a mutant and runs it up to the first failed check; prints the result and saves it in
-# $work/NAME.result.
-run_mutant() {
-    local name=$1 log=$work/$1.log found
-    if ! mutate "$name" "$work/$name.d" > "$log" 2>&1 || ! build "$name" "$work/$name.d" >> "$log" 2>&1; then
-        echo "FAILED mutants: $name: does not build: $(tail -5 "$log")"
-    else
-        found=$({ timeout 120 "$work/$name" "$(mode "$name")"; echo "exit status $?"; } 2>&1 |
-            grep -m1 -E '^FAILED|^cuda_on_host: [^0-9]|^exit status|AddressSanitizer|runtime error')
-        case $found in
-            'exit status 0') echo "FAILED mutants: $name passed the test" ;;
-            'exit status 139' | 'exit status 134')   # a signal, or the C library finds its heap overwritten
-                echo "$name: it accesses memory that is not its own" ;;
-            'exit status'*) echo "FAILED mutants: $name: $found without a failed check" ;;
-            *) echo "$name: ${found:0:150}" ;;
-        esac
-    fi > "$work/$name.result"
-    cat "$work/$name.result"
-    rm -f "$work/$name" "$work/$name.o"
-}
-
-passed=0 failed=0
-fail() { echo "FAILED mutants: $1"; failed=$((failed + 1)); }
 
 if build engine . > "$work/log" 2>&1 && "$work/engine" --mutants > "$work/log" 2>&1 &&
     "$work/engine" --exchange > "$work/log" 2>&1; then
     passed=1
-else
-    tail -5 "$work/log"
-    fail "the unchanged engine does not pass"
-    echo "mutants: 0 passed, 1 failed, 0 skipped"
-    exit 1
+    run_mutants "$@"
 fi
-for name in $(sed -n 's/.*\/\/ mutant: //p' "${sources[@]}" | tr ',' ' '); do
-    [ -n "${edits[$name]:-}" ] || fail "the tag \`// mutant: $name\` has no edit in mutants.sh"
-done
-names=()
-for name in $(if [ ${#chosen[@]} -gt 0 ]; then echo "${chosen[@]}"; else printf '%s\n' "${!edits[@]}" | sort; fi); do
-    if [ -n "${edits[$name]:-}" ]; then names+=("$name"); else fail "no mutant is named $name"; fi
-done
-for name in "${names[@]}"; do
-    run_mutant "$name" &
-    while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n; done
-done
-wait
-for name in "${names[@]}"; do
-    if grep -q '^FAILED' "$work/$name.result"; then failed=$((failed + 1)); else passed=$((passed + 1)); fi
-done
-echo "mutants: $passed passed, $failed failed, 0 skipped"
-[ $failed -eq 0 ]
+tail -5 "$work/log"
+fail "the unchanged engine does not pass"
+verdict

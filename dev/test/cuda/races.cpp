@@ -250,63 +250,37 @@ void race_load(RaceThread* t, const void* p, bool acquire) {
     access(p, sizeof(int), false, true);
     const auto m = races.messages.find(p);
     if (!races.checked || m == races.messages.end()) return;
-    (acquire ? t->acquired : t->loaded).push_back(m->second);
+    if (acquire) t->acquired.push_back(m->second);
 }
 
 void race_store(RaceThread* t, const void* p, bool release) {
     access(p, sizeof(int), true, true);
     if (!races.checked) return;
-    const RaceMessage m = release ? published(t) : t->fence;
-    if (m) races.messages[p] = m;
+    if (release) races.messages[p] = published(t);
     else races.messages.erase(p);
 }
 
-// Relaxed: synchronizes only with fences. What earlier additions released stays released.
-void race_add(RaceThread* t, const void* p) {
-    access(p, sizeof(int), true, true);
-    if (!races.checked) return;
-    RaceMessage& at = races.messages[p];
-    if (at) t->loaded.push_back(at);
-    if (!t->fence) return;
-    auto both = std::make_shared<RaceKnowledge>(*t->fence);
-    if (at) both->learn(*at);
-    at = both;
-}
-
-void race_fence(RaceThread* t) {
-    if (!races.checked) return;
-    t->acquired.insert(t->acquired.end(), t->loaded.begin(), t->loaded.end());
-    t->loaded.clear();
-    t->fence = published(t);
-}
+void race_add(const void* p) { access(p, sizeof(int), true, true); }
 
 // ---------------------------------------------------------------------------------------------
 // Called by code that is compiled with -fsanitize=thread
 
 #define READ(n) access(p, n, false, false)
 #define WRITE(n) access(p, n, true, false)
+#define CALLS(n) \
+    void __tsan_read##n(void* p) { READ(n); } \
+    void __tsan_write##n(void* p) { WRITE(n); } \
+    void __tsan_unaligned_read##n(void* p) { READ(n); } \
+    void __tsan_unaligned_write##n(void* p) { WRITE(n); }
 extern "C" {
+CALLS(1)
+CALLS(2)
+CALLS(4)
+CALLS(8)
+CALLS(16)
 void __tsan_init(void) {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit(void) {}
-void __tsan_read1(void* p) { READ(1); }
-void __tsan_read2(void* p) { READ(2); }
-void __tsan_read4(void* p) { READ(4); }
-void __tsan_read8(void* p) { READ(8); }
-void __tsan_read16(void* p) { READ(16); }
-void __tsan_write1(void* p) { WRITE(1); }
-void __tsan_write2(void* p) { WRITE(2); }
-void __tsan_write4(void* p) { WRITE(4); }
-void __tsan_write8(void* p) { WRITE(8); }
-void __tsan_write16(void* p) { WRITE(16); }
-void __tsan_unaligned_read2(void* p) { READ(2); }
-void __tsan_unaligned_read4(void* p) { READ(4); }
-void __tsan_unaligned_read8(void* p) { READ(8); }
-void __tsan_unaligned_read16(void* p) { READ(16); }
-void __tsan_unaligned_write2(void* p) { WRITE(2); }
-void __tsan_unaligned_write4(void* p) { WRITE(4); }
-void __tsan_unaligned_write8(void* p) { WRITE(8); }
-void __tsan_unaligned_write16(void* p) { WRITE(16); }
 void __tsan_read_range(void* p, long n) { READ((size_t)n); }
 void __tsan_write_range(void* p, long n) { WRITE((size_t)n); }
 void __tsan_vptr_read(void*) {}

@@ -8,9 +8,8 @@
 // library. In other builds nothing is reported, and no race is found.
 //
 //   __syncthreads      orders all accesses of the block's threads before it before those after it
-//   __syncwarp         the same for the lanes in its mask; shuffles and ballots order nothing
+//   __syncwarp         the same for the lanes in its mask; shuffles order nothing
 //   store, release     publishes what is ordered before it; load, acquire: orders that before what follows
-//   __threadfence      makes relaxed atomics before and after it release and acquire
 //   atomics            race with plain accesses only
 #ifndef RACES_H
 #define RACES_H
@@ -51,8 +50,6 @@ struct RaceThread {
     uint16_t thread = 0, releases = 0;
     uint32_t syncs = 0;
     std::vector<RaceMessage> acquired;   // since the last barrier
-    std::vector<RaceMessage> loaded;     // by relaxed atomics; acquired by the next fence
-    RaceMessage fence;                   // what the last fence releases
 };
 
 // The thread that runs; null outside of kernels.
@@ -68,7 +65,6 @@ void race_barrier(RaceBlock* block, RaceThread* const* threads, size_t n);   // 
 void race_sync_warp(RaceThread* const* threads, size_t n);                   // warp that take part
 void race_load(RaceThread* thread, const void* p, bool acquire);             // atomics
 void race_store(RaceThread* thread, const void* p, bool release);
-void race_add(RaceThread* thread, const void* p);
-void race_fence(RaceThread* thread);
+void race_add(const void* p);
 
 #endif

@@ -40,14 +40,11 @@ struct CudaOnHostStream {
     std::deque<Item> queue;
     uint64_t queued = 0, done = 0;       // number of work items since its creation
     CudaOnHostGraph* capture = nullptr;  // the graph it records into
-    CudaOnHostStream* origin = nullptr;  // the stream on which that capture began
-    uint64_t recorded = 0, joined = 0;   // captured work items; those that the origin waits for
 };
 
 struct CudaOnHostEvent {
     CudaOnHostStream* stream = nullptr;  // null: not recorded yet
     uint64_t mark = 0;                   // work items before it in the stream
-    CudaOnHostGraph* capture = nullptr;
     bool timed = true;
 };
 
@@ -152,7 +149,6 @@ void enqueue(CudaOnHostStream* s, Work work, std::function<bool()> ready = nullp
     if (s->capture) {
         if (ready) cuda_on_host_die("a capturing stream waits for work outside of the graph");
         s->capture->nodes.push_back(std::move(work));
-        s->recorded++;
         return;
     }
     s->queue.push_back({std::move(work), std::move(ready)});
@@ -248,16 +244,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* prop, int device) {
     *prop = {};
     snprintf(prop->name, sizeof prop->name, "%s", runtime.options.name);
     prop->totalGlobalMem = runtime.options.memory;
-    prop->sharedMemPerBlock = 48 << 10;
-    prop->sharedMemPerBlockOptin = 99 << 10;
-    prop->sharedMemPerMultiprocessor = 228 << 10;
     prop->major = runtime.options.major;
     prop->multiProcessorCount = runtime.options.multiprocessors;
-    prop->maxThreadsPerBlock = 1024;
-    prop->maxThreadsPerMultiProcessor = 2048;
-    prop->regsPerBlock = 65536;
-    prop->warpSize = 32;
-    prop->l2CacheSize = 50 << 20;
     return cudaSuccess;
 }
 
@@ -353,7 +341,7 @@ cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t bytes, cudaMemcpy
     const bool from = find_allocation(runtime.device, src), to = find_allocation(runtime.device, dst);
     const cudaMemcpyKind found = from ? (to ? cudaMemcpyDeviceToDevice : cudaMemcpyDeviceToHost)
                                       : (to ? cudaMemcpyHostToDevice : cudaMemcpyHostToHost);
-    if (kind != found && kind != cudaMemcpyDefault)
+    if (kind != found)
         cuda_on_host_die("cudaMemcpyAsync: kind %d, but the pointers are of kind %d", kind, found);
     if (from) cuda_on_host_check_range("cudaMemcpyAsync", src, bytes);
     if (to) cuda_on_host_check_range("cudaMemcpyAsync", dst, bytes);
@@ -364,15 +352,9 @@ cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t bytes, cudaMemcpy
         cuda_on_host_die("cudaMemcpyAsync: pageable memory in a capture; the graph would read it later");
     if (pageable && !from) {  // the caller may reuse the source when the call returns
         const std::vector<char> copy((const char*)src, (const char*)src + bytes);
-        enqueue(s, [=] {
-            const DeviceOpen open;
-            memcpy(dst, copy.data(), bytes);
-        });
+        enqueue(s, [=] { cuda_on_host_copy(dst, copy.data(), bytes); });
     } else {
-        enqueue(s, [=] {
-            const DeviceOpen open;
-            memcpy(dst, src, bytes);
-        });
+        enqueue(s, [=] { cuda_on_host_copy(dst, src, bytes); });
     }
     if (pageable && !to) wait_for("cudaMemcpyAsync", s);
     return cudaSuccess;
@@ -408,8 +390,6 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
     *stream = runtime.streams.back().get();
     return cudaSuccess;
 }
-
-cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithFlags(stream, 0); }
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
     return cudaStreamCreateWithFlags(stream, flags);
@@ -456,14 +436,14 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     NEED_DEVICE();
     check_event("cudaEventRecord", event);
     CudaOnHostStream* s = stream_of("cudaEventRecord", stream);
-    *event = {s, s->capture ? s->recorded : s->queued, s->capture, event->timed};
+    if (s->capture) cuda_on_host_die("cudaEventRecord in a capture");
+    *event = {s, s->queued, event->timed};
     return cudaSuccess;
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     NEED_DEVICE();
     check_event("cudaEventSynchronize", event);
-    if (event->capture) cuda_on_host_die("cudaEventSynchronize of an event recorded in a capture");
     if (event->stream) run_until(event->stream, event->mark);
     return cudaSuccess;
 }
@@ -472,7 +452,6 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 cudaError_t cudaEventQuery(cudaEvent_t event) {
     NEED_DEVICE();
     check_event("cudaEventQuery", event);
-    if (event->capture) cuda_on_host_die("cudaEventQuery of an event recorded in a capture");
     return !event->stream || try_until(event->stream, event->mark) ? cudaSuccess : cudaErrorNotReady;
 }
 
@@ -491,21 +470,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     CudaOnHostStream* s = stream_of("cudaStreamWaitEvent", stream);
     const CudaOnHostEvent e = *event;
     if (!e.stream) return cudaSuccess;
-    if (e.capture) {
-        if (!e.stream->capture) cuda_on_host_die("cudaStreamWaitEvent: the event's capture has ended");
-        if (s->capture && s->capture != e.capture)
-            cuda_on_host_die("cudaStreamWaitEvent: the event belongs to another capture");
-        if (!s->capture) {
-            s->capture = e.capture;
-            s->origin = e.stream->origin;
-            s->recorded = s->joined = 0;
-        }
-        if (s->origin == s && e.stream->joined < e.mark) e.stream->joined = e.mark;
-    } else if (s->capture) {
-        cuda_on_host_die("cudaStreamWaitEvent: a capturing stream waits for work outside the capture");
-    } else if (e.stream != s) {
-        enqueue(s, nullptr, [e] { return try_until(e.stream, e.mark); });
-    }
+    if (s->capture) cuda_on_host_die("cudaStreamWaitEvent: a capturing stream waits for work outside the capture");
+    if (e.stream != s) enqueue(s, nullptr, [e] { return try_until(e.stream, e.mark); });
     return cudaSuccess;
 }
 
@@ -518,8 +484,6 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
     if (!stream) cuda_on_host_die("cudaStreamBeginCapture of the default stream");
     if (s->capture) cuda_on_host_die("cudaStreamBeginCapture of a capturing stream");
     s->capture = *runtime.graphs.insert(new CudaOnHostGraph()).first;
-    s->origin = s;
-    s->recorded = s->joined = 0;
     runtime.captures++;
     return cudaSuccess;
 }
@@ -527,16 +491,9 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     NEED_DEVICE();
     CudaOnHostStream* s = stream_of("cudaStreamEndCapture", stream);
-    if (!s->capture || s->origin != s)
-        cuda_on_host_die("cudaStreamEndCapture of a stream on which no capture began");
+    if (!s->capture) cuda_on_host_die("cudaStreamEndCapture of a stream that is not capturing");
     *graph = s->capture;
-    for (auto& other : runtime.streams) {
-        if (other->capture != *graph) continue;
-        if (other.get() != s && other->joined < other->recorded)
-            cuda_on_host_die(
-                "cudaStreamEndCapture: the stream does not wait for captured work of another stream");
-        other->capture = nullptr;
-    }
+    s->capture = nullptr;
     runtime.captures--;
     return cudaSuccess;
 }

@@ -1,0 +1,62 @@
+# mutants.sh: what the mutation tests share; they source it. A mutant changes the line of a source that ends with
+# `// mutant: NAME` (or `// mutant: A, B`), and the tests must fail for it. A mutation test sets
+#
+#     sources                 the files with tags
+#     edits[NAME]             the sed command for the line of each mutant
+#     try_mutant NAME FILE    builds with $work/NAME.d/FILE in place of FILE and runs the tests. Prints the failed check
+#                             and succeeds if they fail; else prints why not
+#
+# and calls run_mutants [NAME...]. $JOBS mutants run in parallel (default: one per core). It changes no file in the
+# repository.
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+passed=0 failed=0
+declare -A edits=()
+
+fail() { echo "FAILED mutants: $1"; failed=$((failed + 1)); }
+verdict() {
+    echo "mutants: $passed passed, $failed failed, 0 skipped"
+    [ $failed -eq 0 ]
+    exit
+}
+
+# mutate NAME: writes the changed source to $work/NAME.d and sets `mutated` to its name, or prints why it cannot.
+mutate() {
+    local found line
+    found=$(grep -nE "// mutant: ([a-z0-9_]+, )*$1(,|\$)" "${sources[@]}")
+    if [ "$(grep -c . <<< "$found")" -ne 1 ]; then
+        echo "\`// mutant: $1\` marks $(grep -c . <<< "$found") lines of ${sources[*]}; it must mark one"
+        return 1
+    fi
+    IFS=: read -r mutated line _ <<< "$found"
+    mkdir -p "$work/$1.d/$(dirname "$mutated")"
+    sed "$line${edits[$1]}" "$mutated" > "$work/$1.d/$mutated" || return 1
+    ! cmp -s "$mutated" "$work/$1.d/$mutated" && return
+    echo "$mutated:$line: ${edits[$1]} changes nothing"
+    return 1
+}
+
+run_mutant() {
+    local text
+    if mutate "$1" > "$work/$1.log" && text=$(try_mutant "$1" "$mutated"); then echo "$1: ${text:0:150}"
+    else echo "FAILED mutants: $1: $(cat "$work/$1.log") $text"; fi | tee "$work/$1.result"
+}
+
+run_mutants() {
+    local name names=()
+    for name in $(sed -n 's/.*\/\/ mutant: //p' "${sources[@]}" | tr ',' ' '); do
+        [ -n "${edits[$name]:-}" ] || fail "the tag \`// mutant: $name\` has no edit in $0"
+    done
+    for name in $(if [ $# -gt 0 ]; then echo "$@"; else printf '%s\n' "${!edits[@]}" | sort; fi); do
+        if [ -n "${edits[$name]:-}" ]; then names+=("$name"); else fail "no mutant is named $name"; fi
+    done
+    for name in "${names[@]}"; do
+        run_mutant "$name" &
+        while [ "$(jobs -rp | wc -l)" -ge "${JOBS:-$(nproc)}" ]; do wait -n; done
+    done
+    wait
+    for name in "${names[@]}"; do
+        if grep -q '^FAILED' "$work/$name.result"; then failed=$((failed + 1)); else passed=$((passed + 1)); fi
+    done
+    verdict
+}
