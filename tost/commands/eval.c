@@ -147,7 +147,6 @@ static bool score_batch(WindowLoss* sum, uint64_t* bytes, Evaluation* e, const W
         sum[i] = (WindowLoss){0};
         end = window[i].end > end ? window[i].end : end;
     }
-    stream_recheck(e->data);
     engine->decode_begin(NULL, e->model->model, NULL, n, 0);
     for (int first = 0, T; ok && first < end; first += T) {
         T = e->windows.T - first < e->chunk ? e->windows.T - first : e->chunk;

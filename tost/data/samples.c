@@ -151,7 +151,6 @@ static size_t consecutive(const DataSet* d, uint64_t i, size_t n) {
 
 bool data_batch(DataSet* d, int32_t* inputs, int32_t* targets, uint64_t first, int B, TostError* err) {
     const size_t T = (size_t)d->T;
-    stream_recheck(&d->stream);
     for (size_t b = 0, samples; b < (size_t)B; b += samples) {
         samples = consecutive(d, first + b, (size_t)B - b);
         const size_t n = samples * T;

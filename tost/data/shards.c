@@ -1,4 +1,4 @@
-// shards.c: reads token shards by pread, through a small set of open files.
+// shards.c: reads token shards by pread.
 #include "data/shards.h"
 
 #include <dirent.h>
@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -108,15 +107,15 @@ static bool shard_layout(Shard* s, uint64_t size, const char* head, size_t n, To
 }
 
 // ---------------------------------------------------------------------------------------------
-// Reading the file that was opened
+// Reading
 
-enum { TRUNCATED = -1 };   // instead of an errno
+enum { SHORT_READ = 1 << 20 };   // instead of an errno; greater than all of them
 
-// Reads tokens without widening them. Returns 0, an errno or TRUNCATED.
+// Reads tokens without widening them. Returns 0, an errno or SHORT_READ.
 static int read_stored(void* out, const Shard* s, uint64_t first, size_t n) {
     const size_t bytes = n * (size_t)s->width;
     const ssize_t got = read_at(s->fd, out, bytes, s->first + first * (uint64_t)s->width);
-    return got < 0 ? errno : (size_t)got < bytes ? TRUNCATED : 0;
+    return got < 0 ? errno : (size_t)got < bytes ? SHORT_READ : 0;
 }
 
 // Reads uint16 ids into the second half of the buffer and widens them block by block; no block overwrites a later one.
@@ -134,96 +133,63 @@ static int read_ids(uint32_t* ids, const Shard* s, uint64_t first, size_t n) {
     return why;
 }
 
+static bool changed(const Shard* s, TostError* err) {
+    return tost_error(err, "%s: changed while in use: restore the shard", s->path);
+}
+
 // Reports why the tokens from `first` on could not be read.
 static bool read_error(const Shard* s, uint64_t first, int why, TostError* err) {
-    if (why == TRUNCATED)
-        return tost_error(err, "%s: was truncated while in use: its tokens end at byte %" PRIu64 "; restore the shard",
-                          s->path, s->first + s->n_tokens * (uint64_t)s->width);
+    if (why == SHORT_READ) return changed(s, err);
     return tost_error(err, "%s: reading at byte %" PRIu64 " failed: %s", s->path,
                       s->first + first * (uint64_t)s->width, strerror(why));
 }
 
-static bool get_ids(uint32_t* ids, const Shard* s, uint64_t first, size_t n, TostError* err) {
-    const int why = read_ids(ids, s, first, n);
-    return !why || read_error(s, first, why, err);
-}
-
-// Updates *crc with the number of tokens and the tokens at both ends.
-static bool ends_crc(uint32_t* crc, const Shard* s, TostError* err) {
-    uint32_t ids[SHARD_CRC_TOKENS / 2];
-    const uint64_t n = s->n_tokens, skipped = n > 2 * SHARD_CRC_TOKENS ? n - 2 * SHARD_CRC_TOKENS : 0;
-    *crc = crc32_update(*crc, &n, sizeof n);
-    for (uint64_t i = 0; i < n;) {
-        const uint64_t left = (skipped && i < SHARD_CRC_TOKENS ? SHARD_CRC_TOKENS : n) - i;
-        const size_t m = left < countof(ids) ? (size_t)left : countof(ids);
-        if (!get_ids(ids, s, i, m, err)) return false;
-        *crc = crc32_update(*crc, ids, m * sizeof *ids);
-        i += m;
-        if (skipped && i == SHARD_CRC_TOKENS) i += skipped;
-    }
-    return true;
-}
-
-static bool open_file(Shard* s) {
-    s->fd = open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);   // do not wait on a FIFO
-    return s->fd >= 0;
-}
-
-static FileStamp stamp_of(const struct stat* st) {
-    return (FileStamp){st->st_dev, st->st_ino, st->st_size, st->st_mtim};
-}
-
-static bool same_stamp(const FileStamp* a, const FileStamp* b) {
-    return a->device == b->device && a->inode == b->inode && a->bytes == b->bytes
-        && a->modified.tv_sec == b->modified.tv_sec && a->modified.tv_nsec == b->modified.tv_nsec;
-}
-
-// Opens the file if it is closed, and checks that it has the tokens of the file that shard_open found. The content is
-// compared only if the stamp changed: a shard may be touched, or moved to another disk and linked.
-static bool ensure_same(Shard* s, TostError* err) {
-    struct stat st;
-    uint32_t crc = 0;
-    if (s->fd < 0 && !open_file(s))
-        return tost_error(err, "%s: cannot be opened again: %s; restore the shard", s->path, strerror(errno));
-    if (fstat(s->fd, &st) != 0) return tost_error(err, "%s: cannot read its status: %s", s->path, strerror(errno));
-    const FileStamp now = stamp_of(&st);
-    if (same_stamp(&now, &s->stamp)) return true;
-    if (!ends_crc(&crc, s, err)) return false;
-    if (crc != s->crc)
-        return tost_error(err, "%s: was replaced or changed while in use; restore the original shard", s->path);
-    s->stamp = now;
-    return true;
-}
-
-bool shard_read(uint32_t* ids, Shard* s, uint64_t first, size_t n, TostError* err) {
-    return ensure_same(s, err) && get_ids(ids, s, first, n, err);
-}
-
-static bool read_layout(Shard* s, TostError* err) {
-    struct stat st;
-    char head[SHARD_HEADER_BYTES];
-    if (fstat(s->fd, &st) != 0) return tost_error(err, "%s: cannot read its status: %s", s->path, strerror(errno));
-    if (S_ISDIR(st.st_mode))
-        return tost_error(err, "%s: a folder, not a shard; give its files, such as '%s/*.bin'", s->path, s->path);
-    if (!S_ISREG(st.st_mode)) return tost_error(err, "%s: not a regular file; a shard must be one", s->path);
-    s->stamp = stamp_of(&st);
-    if (st.st_size == 0) return tost_error(err, "%s: empty; copy or make it again", s->path);
-    const ssize_t n = read_at(s->fd, head, sizeof head, 0);
-    if (n < 0) return tost_error(err, "%s: cannot be read: %s", s->path, strerror(errno));
-    return shard_layout(s, (uint64_t)st.st_size, head, (size_t)n, err) && ends_crc(&s->crc, s, err);
-}
-
-bool shard_open(Shard* s, const char* path, TostError* err) {
-    *s = (Shard){.path = xstrdup(path)};
-    const bool ok = open_file(s) ? read_layout(s, err)
-                                 : tost_error(err, "%s: cannot be opened: %s", path, strerror(errno));
-    if (!ok) shard_close(s);
-    return ok;
+// Opens the file and gets its status.
+static bool open_file(Shard* s, struct stat* st, TostError* err) {
+    if (s->fd < 0) s->fd = open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);   // do not wait on a FIFO
+    return (s->fd >= 0 && fstat(s->fd, st) == 0)
+        || tost_error(err, "%s: cannot be opened: %s", s->path, strerror(errno));
 }
 
 static void close_file(Shard* s) {
     if (s->fd >= 0) close(s->fd);
     s->fd = -1;
+}
+
+// Opens the file if it is closed, and checks that it is the one that shard_open found.
+static bool ensure_same(Shard* s, TostError* err) {
+    struct stat st;
+    if (!open_file(s, &st, err)) return false;
+    const bool same = S_ISREG(st.st_mode) && st.st_size == s->bytes && st.st_mtim.tv_sec == s->modified.tv_sec
+        && st.st_mtim.tv_nsec == s->modified.tv_nsec;
+    return same || changed(s, err);
+}
+
+bool shard_read(uint32_t* ids, Shard* s, uint64_t first, size_t n, TostError* err) {
+    if (!ensure_same(s, err)) return false;
+    const int why = read_ids(ids, s, first, n);
+    return !why || read_error(s, first, why, err);
+}
+
+static bool read_layout(Shard* s, const struct stat* st, TostError* err) {
+    char head[SHARD_HEADER_BYTES];
+    if (S_ISDIR(st->st_mode))
+        return tost_error(err, "%s: a folder, not a shard; give its files, such as '%s/*.bin'", s->path, s->path);
+    if (!S_ISREG(st->st_mode)) return tost_error(err, "%s: not a regular file; a shard must be one", s->path);
+    s->bytes = st->st_size;
+    s->modified = st->st_mtim;
+    if (st->st_size == 0) return tost_error(err, "%s: empty; copy or make it again", s->path);
+    const ssize_t n = read_at(s->fd, head, sizeof head, 0);
+    if (n < 0) return tost_error(err, "%s: cannot be read: %s", s->path, strerror(errno));
+    return shard_layout(s, (uint64_t)st->st_size, head, (size_t)n, err);
+}
+
+bool shard_open(Shard* s, const char* path, TostError* err) {
+    struct stat st;
+    *s = (Shard){.path = xstrdup(path), .fd = -1};
+    const bool ok = open_file(s, &st, err) && read_layout(s, &st, err);
+    if (!ok) shard_close(s);
+    return ok;
 }
 
 void shard_close(Shard* s) {
@@ -235,7 +201,7 @@ void shard_close(Shard* s) {
 // ---------------------------------------------------------------------------------------------
 // Checking ids
 
-// Plain loops, so that compilers vectorize them.
+// A plain loop, so that compilers vectorize it.
 static uint32_t largest_of(const uint32_t* ids, size_t n) {
     uint32_t top = 0;
     for (size_t i = 0; i < n; i++) top = ids[i] > top ? ids[i] : top;
@@ -249,70 +215,39 @@ static bool id_error(const Shard* s, uint64_t i, uint32_t id, uint32_t vocab_siz
                       s->first + i * (uint64_t)s->width, id, vocab_size, note);
 }
 
-typedef struct {
-    uint32_t largest, first_id;    // first_id: the first invalid id, at position `first`
-    uint64_t invalid, first;
-} IdCounts;
-
-// Counts n tokens, the first of which is at position `at`.
-static void count_ids(IdCounts* c, const uint32_t* ids, uint64_t at, size_t n, uint32_t vocab_size) {
-    const uint32_t top = largest_of(ids, n);
-    c->largest = top > c->largest ? top : c->largest;
-    for (size_t i = 0; top >= vocab_size && i < n; i++) {
-        if (ids[i] < vocab_size) continue;
-        if (c->invalid++) continue;
-        c->first = at + i;
-        c->first_id = ids[i];
-    }
-}
-
-static void add_counts(IdCounts* to, const IdCounts* c) {
-    to->largest = c->largest > to->largest ? c->largest : to->largest;
-    if (c->invalid && (!to->invalid || c->first < to->first)) {
-        to->first = c->first;
-        to->first_id = c->first_id;
-    }
-    to->invalid += c->invalid;
-}
-
-// Threads may have small stacks: errors are reported after the loop.
 bool shard_check_ids(Shard* s, uint32_t vocab_size, TostError* err) {
     enum { BLOCK = 1 << 16 };
     const int64_t blocks = (int64_t)((s->n_tokens + BLOCK - 1) / BLOCK);
-    IdCounts all = {0};
-    uint64_t failed_at = 0;
-    int failed = 0;
+    uint32_t largest = 0, id;
+    uint64_t invalid = 0, first = UINT64_MAX, failed_at = UINT64_MAX;   // first: position of the first invalid id
+    int why = 0;
     if (!ensure_same(s, err)) return false;
-    #pragma omp parallel if (blocks > 16)
-    {
-        IdCounts mine = {0};
-        uint64_t at = 0;
-        int why = 0;
-        uint32_t* block = xmalloc(BLOCK * sizeof *block);
-        #pragma omp for schedule(static)
-        for (int64_t b = 0; b < blocks; b++) {
-            if (why) continue;
-            at = (uint64_t)b * BLOCK;
-            const size_t n = s->n_tokens - at < BLOCK ? (size_t)(s->n_tokens - at) : BLOCK;
-            why = read_ids(block, s, at, n);
-            if (!why) count_ids(&mine, block, at, n, vocab_size);
+    #pragma omp parallel for schedule(static) if (blocks > 16) reduction(max : largest, why) reduction(+ : invalid) \
+        reduction(min : first, failed_at)
+    for (int64_t b = 0; b < blocks; b++) {
+        const uint64_t at = (uint64_t)b * BLOCK;
+        const size_t n = s->n_tokens - at < BLOCK ? (size_t)(s->n_tokens - at) : BLOCK;
+        uint32_t* ids = xmalloc(BLOCK * sizeof *ids);   // threads may have small stacks
+        const int failed = why > 0 ? why : read_ids(ids, s, at, n);   // a thread's copy starts below 0
+        const uint32_t top = failed ? 0 : largest_of(ids, n);
+        if (failed) {
+            why = failed;
+            failed_at = at < failed_at ? at : failed_at;
         }
-        free(block);
-        #pragma omp critical
-        {
-            if (why) {
-                failed = why;
-                failed_at = at;
-            }
-            add_counts(&all, &mine);
+        largest = top > largest ? top : largest;
+        for (size_t i = 0; top >= vocab_size && i < n; i++) {
+            if (ids[i] < vocab_size) continue;
+            invalid++;
+            first = at + i < first ? at + i : first;
         }
+        free(ids);
     }
-    if (failed) return read_error(s, failed_at, failed, err);
-    s->largest_id = all.largest;
-    if (!all.invalid) return true;
+    if (why > 0) return read_error(s, failed_at, why, err);
+    s->largest_id = largest;
+    if (!invalid) return true;
     char note[64];
-    snprintf(note, sizeof note, "invalid ids in this shard: %" PRIu64, all.invalid);
-    return id_error(s, all.first, all.first_id, vocab_size, note, err);
+    snprintf(note, sizeof note, "invalid ids in this shard: %" PRIu64, invalid);
+    return shard_read(&id, s, first, 1, err) && id_error(s, first, id, vocab_size, note, err);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -329,43 +264,20 @@ int find_interval(const uint64_t* start, int n, uint64_t x) {
     return lo;
 }
 
-// A stream opens at most a quarter of the files that the process may open: two streams leave enough for checkpoints.
-static int open_limit(void) {
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur / 4 >= MAX_OPEN_SHARDS) return MAX_OPEN_SHARDS;
-    return limit.rlim_cur < 8 ? 1 : (int)(limit.rlim_cur / 4);
-}
-
-// Call before reading shard k: moves it to the front of the open shards. If there are too many, closes the last one.
-static void use_shard(ShardStream* s, int k) {
-    int at = 0;
-    while (at < s->n_open && s->open[at] != k) at++;
-    if (at == s->n_open && s->n_open == s->max_open) close_file(&s->shards[s->open[--at]]);
-    else if (at == s->n_open) s->n_open++;
-    memmove(s->open + 1, s->open, (size_t)at * sizeof *s->open);
-    s->open[0] = k;
-}
-
-static bool enter_shard(ShardStream* s, int k, TostError* err) {
-    if (k == s->current) return true;
-    use_shard(s, k);
-    s->current = -1;
-    if (!ensure_same(&s->shards[k], err)) return false;
+// Closes the file of the shard read before, if it is another one.
+static Shard* enter_shard(ShardStream* s, int k) {
+    if (k != s->current) close_file(&s->shards[s->current]);
     s->current = k;
-    return true;
+    return &s->shards[k];
 }
-
-void stream_recheck(ShardStream* s) { s->current = -1; }
 
 // *bytes: of all shards so far
 static bool add_shard(ShardStream* s, int64_t* bytes, const char* path, TostError* err) {
-    const int k = s->count;
-    Shard* shard = &s->shards[k];
+    Shard* shard = enter_shard(s, s->count);
     if (!shard_open(shard, path, err)) return false;
     s->count++;
-    use_shard(s, k);
-    s->start[k + 1] = s->start[k] + shard->n_tokens;
-    *bytes += shard->stamp.bytes;
+    s->start[s->count] = s->start[s->count - 1] + shard->n_tokens;
+    *bytes += shard->bytes;
     return *bytes > CHECK_BYTES || shard_check_ids(shard, s->vocab_size, err);
 }
 
@@ -388,7 +300,7 @@ static bool check_published(const char* path, TostError* err) {
 
 bool stream_open(ShardStream* s, const char* glob, uint32_t vocab_size, TostError* err) {
     PathList list;
-    *s = (ShardStream){.vocab_size = vocab_size, .max_open = open_limit(), .current = -1};
+    *s = (ShardStream){.vocab_size = vocab_size};
     if (!expand_glob(&list, glob, err)) return false;
     s->shards = xcalloc((size_t)list.count, sizeof *s->shards);
     s->start = xcalloc((size_t)list.count + 1, sizeof *s->start);
@@ -432,9 +344,9 @@ bool stream_read(int32_t* out, ShardStream* s, uint64_t first, size_t n, TostErr
     for (int k = n ? find_interval(s->start, s->count, first) : 0; n; k++) {
         const uint64_t left = s->start[k + 1] - first, at = first - s->start[k];
         const size_t here = left < n ? (size_t)left : n;
-        if (!enter_shard(s, k, err) || !get_ids(ids, &s->shards[k], at, here, err)) return false;
-        if (largest_of(ids, here) >= s->vocab_size)
-            return stream_id_error(&s->shards[k], ids, at, s->vocab_size, err);
+        Shard* shard = enter_shard(s, k);
+        if (!shard_read(ids, shard, at, here, err)) return false;
+        if (largest_of(ids, here) >= s->vocab_size) return stream_id_error(shard, ids, at, s->vocab_size, err);
         ids += here;
         first += here;
         n -= here;
@@ -442,10 +354,22 @@ bool stream_read(int32_t* out, ShardStream* s, uint64_t first, size_t n, TostErr
     return true;
 }
 
+// Updates *crc with the number of tokens and the tokens at both ends.
+static bool ends_crc(uint32_t* crc, Shard* s, TostError* err) {
+    uint32_t ids[SHARD_CRC_TOKENS];
+    const uint64_t n = s->n_tokens, head = n < SHARD_CRC_TOKENS ? n : SHARD_CRC_TOKENS;
+    const uint64_t tail = n - head < SHARD_CRC_TOKENS ? n - head : SHARD_CRC_TOKENS;
+    *crc = crc32_update(*crc, &n, sizeof n);
+    if (!shard_read(ids, s, 0, (size_t)head, err)) return false;
+    *crc = crc32_update(*crc, ids, (size_t)head * sizeof *ids);
+    if (!shard_read(ids, s, n - tail, (size_t)tail, err)) return false;
+    *crc = crc32_update(*crc, ids, (size_t)tail * sizeof *ids);
+    return true;
+}
+
 bool stream_crc(uint32_t* crc, ShardStream* s, TostError* err) {
     *crc = 0;
-    for (int k = 0; k < s->count; k++) {
-        if (!enter_shard(s, k, err) || !ends_crc(crc, &s->shards[k], err)) return false;
-    }
+    for (int k = 0; k < s->count; k++)
+        if (!ends_crc(crc, enter_shard(s, k), err)) return false;
     return true;
 }

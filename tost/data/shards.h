@@ -1,5 +1,5 @@
-// shards.h: opens, checks and reads token shards. Files are read, never mapped: a shard that shrinks, disappears or is
-// replaced while a run reads it causes a read error, not a signal.
+// shards.h: opens, checks and reads token shards. Files are read, never mapped: a shard that changes while a run reads it
+// causes a read error that names it, not a signal.
 #ifndef TOST_SHARDS_H
 #define TOST_SHARDS_H
 
@@ -11,16 +11,14 @@
 // ---------------------------------------------------------------------------------------------
 // One shard: llm.c's uint16 format, uint32 with a header, or raw uint16. The format is detected from the content.
 
-typedef struct { dev_t device; ino_t inode; off_t bytes; struct timespec modified; } FileStamp;
-
 typedef struct {
     char*     path;
     int       fd;            // -1: closed; reading opens it again
     int       width;         // bytes per token: 2 or 4
-    FileStamp stamp;         // of the file when its content was last compared
+    off_t     bytes;         // size of the file, and
+    struct timespec modified;   // when it was written
     uint64_t  first;         // byte offset of token 0
     uint64_t  n_tokens;
-    uint32_t  crc;           // of its length and its first and last SHARD_CRC_TOKENS tokens
     uint32_t  largest_id;    // set by shard_check_ids, else 0
 } Shard;
 
@@ -36,8 +34,8 @@ bool shard_begins(const char* head, size_t n);   // true if a file's first n byt
 bool shard_is_named(const char* name, const char* start);   // true if name is START followed by NNNNNN.bin
 bool shard_open(Shard* s, const char* path, TostError* err);
 void shard_close(Shard* s);
-// Copies tokens first … first + n - 1; first + n <= n_tokens. Fails if the file is no longer the one that was opened:
-// its stamp and its CRC have changed, or it is too short.
+// Copies tokens first … first + n - 1; first + n <= n_tokens. A file whose size or time has changed since shard_open is
+// an error.
 bool shard_read(uint32_t* ids, Shard* s, uint64_t first, size_t n, TostError* err);
 
 // Reads all tokens and sets largest_id. Fails if ids are >= vocab_size: the error has the first, its position and their
@@ -45,9 +43,7 @@ bool shard_read(uint32_t* ids, Shard* s, uint64_t first, size_t n, TostError* er
 bool shard_check_ids(Shard* s, uint32_t vocab_size, TostError* err);
 
 // ---------------------------------------------------------------------------------------------
-// The shards of a glob, concatenated in name order. Only the most recently read ones have an open file.
-
-enum { MAX_OPEN_SHARDS = 64 };
+// The shards of a glob, concatenated in name order. Only the one read last has an open file.
 
 typedef struct {
     int       count;
@@ -55,9 +51,7 @@ typedef struct {
     uint64_t* start;         // (count + 1) position of each shard's first token; start[count] is the total
     uint32_t  vocab_size;
     char*     dir;           // folder of the first shard
-    int       open[MAX_OPEN_SHARDS];   // shards with an open file, most recently read first
-    int       n_open, max_open;
-    int       current;       // the last shard read, if its file was compared since stream_recheck; else -1
+    int       current;       // the shard read last
 } ShardStream;
 
 // Fails if tokenize was killed while it renamed these shards. Checks the ids of the first GiB of shards; stream_read
@@ -68,8 +62,6 @@ uint64_t stream_tokens(const ShardStream* s);
 uint32_t stream_largest_id(const ShardStream* s);               // among the ids checked when opening
 // Copies n tokens starting at position `first`; first + n <= stream_tokens. An id >= vocab_size is an error.
 bool     stream_read(int32_t* out, ShardStream* s, uint64_t first, size_t n, TostError* err);
-// Call it before each batch: the next reads compare the files with those that were opened, once per shard.
-void     stream_recheck(ShardStream* s);
 // A cheap fingerprint of the data: CRC-32 over each shard's length and its first and last SHARD_CRC_TOKENS tokens. It
 // does not depend on the format.
 bool     stream_crc(uint32_t* crc, ShardStream* s, TostError* err);

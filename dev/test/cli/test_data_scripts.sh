@@ -526,7 +526,7 @@ refused("data/vocab.bpe: not found | dev/data/vocab.py", "ptb.py", "--binary", b
 refused("train_gpt_tost: not found | make train_gpt_tost", "ptb.py", "--tokenizer", "bytes.bpe", "--out", "e/x")
 refused("--shard-documents 0: | 1", "ptb.py", "--shard-documents", "0", status=2)
 check("refused files write no shards", not Path("e").exists())
-refused(f"g/x_train_000000.bin: {Path(binary).name}: docs.jsonl, byte ", "openwebtext.py", "--tokenizer", "docs.jsonl",
+refused(f"g/x_train_000000.bin: {Path(binary).name}: docs.jsonl: not a vocab.bpe", "openwebtext.py", "--tokenizer", "docs.jsonl",
         "--binary", binary, "--out", "g/x", "--from", "docs.jsonl")
 check("a failure of the tokenizer leaves no files", list(Path("g").iterdir()) == [])
 

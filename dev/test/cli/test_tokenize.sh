@@ -116,7 +116,7 @@ begin $model --data d.bin --steps 1000000 --save-every 0 --out run
 check "training begins" until_true grep -q '^1,' run/log.csv
 head -c 2000 long_train_000000.bin >d.bin
 end 1 "train on a shard that is truncated"
-check "train names the shard: $(tail -n 1 stderr.bg)" says "d.bin: was truncated while in use" stderr.bg
+check "train names the shard: $(tail -n 1 stderr.bg)" says "d.bin: changed while in use" stderr.bg
 
 cp long_train_000000.bin d.bin
 run $model --data d.bin --steps 1 --out run --overwrite --quiet
@@ -131,6 +131,6 @@ begin eval --model run --data d.bin --windows 1000000000 --seq 8
 check "eval begins" until_true says "windows: " stderr.bg
 head -c 2000 long_train_000000.bin >d.bin
 end 1 "eval on a shard that is truncated"
-check "eval names the shard: $(tail -n 1 stderr.bg)" says "d.bin: was truncated while in use" stderr.bg
+check "eval names the shard: $(tail -n 1 stderr.bg)" says "d.bin: changed while in use" stderr.bg
 }
 finish
