@@ -367,7 +367,7 @@ typedef struct { int32_t state, index; } GetRequest;
 
 static void get_tensor(float* values, const CheckpointModel* m, TostState state, int i) {
     GetRequest request = {(int32_t)state, i};
-    comm_broadcast(m->comm, &request, sizeof request, 0);   // mutant: parameters_not_told
+    comm_broadcast(m->comm, &request, sizeof request, 0);
     m->engine->get(values, m->model, state, &m->tensors->tensor[i]);
 }
 

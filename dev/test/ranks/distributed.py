@@ -20,12 +20,10 @@ sys.dont_write_bytecode = True
 import launch
 import equal
 import failures
-import network
 import refusals
-import slurm
 import world
 
-SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "cluster", "train.sbatch")
+NAMES = "equal,parts,refusals,signals,kill,timeout,network"
 
 
 def options():
@@ -34,11 +32,14 @@ def options():
     p.add_argument("--built", required=True, help="folder of build.sh, with the trainers built with MPI")
     p.add_argument("--kills", type=int, default=50, help="number of kills per MPI library")
     p.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10 ** 6), help="of kills and signals")
-    p.add_argument("--mpi", help="openmpi, mpich or openmpi,mpich (default: all that are built)")
+    p.add_argument("--mpi", default="openmpi,mpich")
     p.add_argument("--models", default=",".join(launch.MODELS), help=f"of equal: some of {', '.join(launch.MODELS)}")
     p.add_argument("--first", action="store_true", help="stop at the first failed check")
-    p.add_argument("--suites", help="comma-separated names (default: all but slurm and limit)")
-    return p.parse_args()
+    p.add_argument("--suites", default=NAMES, help=f"some of {NAMES}")
+    o = p.parse_args()
+    if set(o.suites.split(",")) - set(NAMES.split(",")):
+        p.error(f"--suites {o.suites}: there are {NAMES}")
+    return o
 
 
 class FirstFailure(world.Report):
@@ -50,21 +51,12 @@ class FirstFailure(world.Report):
         return True
 
 
-def run(report, suite):
-    """Runs a suite. An exception counts as a failed check, and the other suites still run."""
-    try:
-        suite()
-    except Exception:
-        report.check(False, traceback.format_exc())
-        report.end()
-
-
 def main():
     o = options()
     report = (FirstFailure if o.first else world.Report)("distributed")
-    mpis = [m for m in launch.find_mpi(o.built) if not o.mpi or m.name in o.mpi.split(",")]
+    mpis = [m for m in launch.find_mpi(o.built) if m.name in o.mpi.split(",")]
     if not mpis:
-        raise SystemExit(f"--built {o.built}: no trainer of {o.mpi or 'any MPI library'}; see build.sh")
+        raise SystemExit(f"--built {o.built}: no trainer of {o.mpi}; see build.sh")
     root = tempfile.mkdtemp(prefix="distributed.", dir=os.environ.get("TMPDIR"))
     print(f"seed {o.seed}, scratch {root}, {', '.join(m.name for m in mpis)}")
     try:
@@ -72,21 +64,19 @@ def main():
         suites = {
             "equal": lambda: equal.same_bytes(w, report, mpis, o.models.split(",")),
             "parts": lambda: equal.changed_parts(w, report, mpis),
-            "no_mpi": lambda: refusals.not_built(w, report, mpis),
             "refusals": lambda: refusals.refusals(w, report, mpis),
             "signals": lambda: failures.signals(w, report, mpis, o.seed),
-            "timeout": lambda: failures.stopped_rank(w, report, mpis),
             "kill": lambda: failures.kills(w, report, mpis, o.kills, o.seed),
-            "network": lambda: network.network(w, report, mpis),
-            "slurm": lambda: slurm.requeues(w, report, mpis, SCRIPT, time_limit=False),
-            "limit": lambda: slurm.requeues(w, report, mpis, SCRIPT, time_limit=True),
+            "timeout": lambda: failures.stopped_rank(w, report, mpis),
+            "network": lambda: equal.network(w, report, mpis),
         }
-        wanted = o.suites.split(",") if o.suites else [name for name in suites if name not in ("slurm", "limit")]
-        if set(wanted) - set(suites):
-            unknown = ", ".join(sorted(set(wanted) - set(suites)))
-            raise SystemExit(f"--suites {unknown}: unknown; there are {', '.join(suites)}")
-        for name in wanted:
-            run(report, suites[name])
+        for name in o.suites.split(","):
+            report.begin(name)
+            try:
+                suites[name]()
+            except Exception:   # the other suites still run
+                report.check(False, traceback.format_exc())
+            report.end()
     finally:
         shutil.rmtree(root, ignore_errors=True)
     return report.close()

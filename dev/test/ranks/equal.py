@@ -1,7 +1,6 @@
-"""equal.py: the results do not depend on the number of ranks, the number of threads, or the MPI library."""
+"""equal.py: the results do not depend on the number of ranks or hosts, or on the MPI library."""
 
-import re
-
+import hosts
 import launch
 import world
 
@@ -11,48 +10,62 @@ def samples(text):
     return [line for line in text.splitlines() if line.startswith("  |")]
 
 
-def compare(w, report, mpi, model, args, reference, ranks):
-    what = f"{mpi.name}, {model}, {ranks} ranks"
-    case = w.case()
-    result = launch.run(case, mpi, ranks, [*args, *world.OUT])
-    report.check(result.status == 0, f"{what}: {result.summary()}")
-    case.check_same(report, what, reference["tree"])
-    report.check(samples(result.out) == samples(reference["out"]) != [], f"{what}: the samples differ")
-    ends = re.findall(r"^done: +30 steps", result.out, re.M)
-    report.check(len(ends) == 1, f"{what}: {len(ends)} ranks print the end of the run: {result.out[-300:]}")
-    case.remove()
-
-
 def same_bytes(w, report, mpis, models):
     """30 steps with accumulation, validation, sampling and saving: equal checkpoints, and logs but for times."""
-    report.begin("equal")
     for model in models:
         args = launch.run_options(model)
-        reference = launch.single(w, w.binary, [*args, *world.OUT])
+        reference = launch.single(w, w.binary, args)
         for mpi in mpis:
-            alone = launch.single(w, mpi.binary, [*args, *world.OUT])
+            alone = launch.single(w, mpi.binary, args)
             report.check(world.comparable(alone["tree"], True) == world.comparable(reference["tree"], True),
                          f"{model}, {mpi.name}: one process differs from a build without MPI")
             for ranks in (1, 2, 4):
-                compare(w, report, mpi, model, args, reference, ranks)
-    report.end()
+                what, case = f"{mpi.name}, {model}, {ranks} ranks", w.case()
+                result = launch.run(case, mpi, ranks, args)
+                report.check(result.status == 0 and result.out.count("\ndone: ") == 1, f"{what}: {result.summary()}")
+                report.check(samples(result.out) == samples(reference["out"]) != [], f"{what}: the samples differ")
+                case.check_same(report, what, reference["tree"])
+                case.remove()
 
 
 def changed_parts(w, report, mpis):
-    """The sum of the gradients is ordered by --parts: a resumed run may change it, and says what that means."""
-    report.begin("parts")
-    args = launch.run_options("plain", steps=6)
+    """A resumed run may change --parts, and says so."""
     for mpi in mpis:
         case = w.case()
-        report.check(launch.run(case, mpi, 2, [*args, *world.OUT]).status == 0, f"{mpi.name}: the run to resume fails")
+        report.check(launch.run(case, mpi, 2, launch.run_options(steps=6)).status == 0, f"{mpi.name}: no run to resume")
         tree = case.tree()
         for parts, says in (("4", False), ("2", True)):
             again = w.case(tree)
-            result = launch.run(again, mpi, 2, ["--resume", *world.OUT, "--threads", "1", "--steps", "8", "--parts",
-                                                parts])
-            text = [line for line in (result.out + result.err).splitlines() if "--parts" in line and "order" in line]
-            report.check(result.status == 0 and len(text) == says,
-                         f"{mpi.name}, --parts {parts} after 4: {result.summary()}, of the order: {text}")
+            result = launch.run(again, mpi, 2, [*launch.resumed(again), "--steps", "8", "--parts", parts])
+            said = (result.out + result.err).count(f"--parts {parts} instead of 4")
+            report.check(result.status == 0 and said == says,
+                         f"{mpi.name}, --parts {parts} after 4: {result.summary()}: said {said} times")
             again.remove()
         case.remove()
-    report.end()
+
+
+def network(w, report, mpis):
+    """Four hosts (network namespaces) with TCP between them. A link that goes down ends the run on both sides of it."""
+    timeout, args = 3, launch.run_options("odd")
+    why = hosts.unavailable()
+    if why:
+        return report.skip(why)
+    reference = launch.single(w, w.binary, args)["tree"]
+    for mpi in mpis:
+        with hosts.Hosts(4, w.root) as four:
+            place = {"on": four.on(1), "options": four.mpi_options(mpi)}
+            case, what = w.case(), f"{mpi.name}, 4 hosts"
+            result = launch.run(case, mpi, 4, args, **place)
+            report.check(result.status == 0, f"{what}: {result.summary()}")
+            case.check_same(report, what, reference)
+            case, what = w.case(), f"{mpi.name}, the link of host 3 goes down"
+            job = launch.Job(case.dir, mpi, 4, launch.run_options(steps=100000, timeout=timeout), **place)
+            report.check(job.wait_steps(20), f"{what}: does not train")
+            four.cut(3)
+            job.signal(0)   # the time counts from here
+            result = job.finish()
+            report.check(result.status == 75 and result.seconds < timeout + launch.ENDED_WITHIN
+                         and [line for line in result.lines() if "rank 2 on host3" in line] == result.lines() != [],
+                         f"{what}: after {result.seconds:.1f} s: {result.summary()}")
+            report.figure(f"{what}: all had ended after {result.seconds:.1f} s")
+            case.check_checkpoints(report, what, 6, sample=False)

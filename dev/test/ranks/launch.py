@@ -1,4 +1,4 @@
-"""launch.py: starts the trainer on several ranks with MPI, and finds its processes."""
+"""launch.py: starts the trainer on several ranks with MPI."""
 
 import dataclasses
 import os
@@ -16,22 +16,24 @@ import world   # of the torture tests
 # Slices are units of 16,384 parameters. The three models have 7, 4 and 6 units, so that the slices of 4 ranks differ.
 MODELS = {
     "plain": "--layers 2 --heads 4 --channels 64 --block-size 32 --vocab-size 257 --seq 32",
-    "biased": "--layers 1 --heads 2 --channels 60 --block-size 24 --vocab-size 257 --seq 24 --bias 1",
+    "chunk": "--layers 1 --heads 2 --channels 60 --block-size 24 --vocab-size 257 --seq 24 --bias 1 --chunk 10",
     "odd": "--layers 3 --heads 3 --channels 51 --block-size 17 --vocab-size 263 --seq 13 --bias 1",
 }
-SEQ = {"plain": 32, "biased": 24, "odd": 13}
-RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANK")
-RANK_IN_SHELL = "${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-${SLURM_PROCID:-0}}}"
+SEQ = {"plain": 32, "chunk": 24, "odd": 13}
 ENDED_WITHIN = 30   # seconds until all processes of a failed run must have ended; the figures have the measured times
 
 
-def run_options(model, parts=4, micro_batches=2, steps=30, batch=2, timeout=60):
-    """Training with accumulation, validation, sampling and saving: parts × micro_batches micro-batches a step."""
-    total = parts * micro_batches * batch * SEQ[model]
-    return [*MODELS[model].split(), *world.DATA, "--batch", str(batch), "--total-batch", str(total), "--steps",
-            str(steps), "--warmup", "2", "--lr", "0.01", "--val-every", "5", "--val-batches", "5", "--sample-every", "10",
-            "--sample-tokens", "8", "--save-every", "6", "--keep", "2", "--threads", "1", "--parts", str(parts),
-            "--rank-timeout", str(timeout)]
+def run_options(model="plain", steps=30, timeout=60):
+    """Training with accumulation, validation, sampling and saving: four parts of two micro-batches of two sequences."""
+    return [*MODELS[model].split(), *world.DATA, *world.OUT, "--batch", "2", "--total-batch", str(16 * SEQ[model]),
+            "--parts", "4", "--steps", str(steps), "--warmup", "2", "--lr", "0.01", "--val-every", "5",
+            "--val-batches", "5", "--sample-every", "10", "--sample-tokens", "8", "--save-every", "6", "--keep", "2",
+            "--threads", "1", "--rank-timeout", str(timeout)]
+
+
+def changed(args, option, value):
+    """The arguments with another value of one option."""
+    return [value if before == option else arg for before, arg in zip(["", *args], args)]
 
 
 @dataclasses.dataclass
@@ -42,9 +44,8 @@ class Mpi:
     binary: str
 
     def command(self, ranks, options=()):
-        if self.name == "openmpi":
-            return [self.launcher, "--oversubscribe", "--bind-to", "none", *options, "-n", str(ranks)]
-        return [self.launcher, "-bind-to", "none", *options, "-n", str(ranks)]
+        own = ["--oversubscribe", "--bind-to", "none"] if self.name == "openmpi" else ["-bind-to", "none"]
+        return [self.launcher, *own, *options, "-n", str(ranks)]
 
 
 def find_mpi(folder):
@@ -76,7 +77,7 @@ class Result:
         return [line for line in self.err.splitlines() if re.search(r"\btrain_gpt_tost: ", line)]
 
     def summary(self):
-        return f"status {self.status}: {self.err.strip()[-400:]!r}"
+        return f"status {self.status}: {self.err.strip()[-400:]!r} {self.out[-200:]!r}"
 
 
 def runs(pid):
@@ -88,130 +89,90 @@ def runs(pid):
         return False
 
 
-def rank_of(pid, binary):
-    """The rank of a process that runs `binary`, or None."""
-    try:
-        if os.readlink(f"/proc/{pid}/exe") != binary:
-            return None
-        with open(f"/proc/{pid}/environ") as f:
-            variables = dict(entry.partition("=")[::2] for entry in f.read().split("\0"))
-    except OSError:
-        return None
-    return next((int(variables[v]) for v in RANK_VARIABLES if v in variables), None)
-
-
-def find_ranks(binary, cwd):
-    """Process ids by rank, of the processes that run `binary` in `cwd`."""
-    binary, found = os.path.realpath(binary), {}
-    for entry in os.listdir("/proc"):
-        try:
-            if entry.isdigit() and os.readlink(f"/proc/{entry}/cwd") == os.path.realpath(cwd):
-                rank = rank_of(entry, binary)
-                if rank is not None:
-                    found[rank] = int(entry)
-        except OSError:
-            pass
-    return found
-
-
-def logged_steps(cwd):
-    try:
-        with open(os.path.join(cwd, "run", "log.csv"), "rb") as f:
-            return len(f.read().splitlines())
-    except OSError:
-        return 0
-
-
 class Job:
-    """A started launcher and its ranks."""
+    """A started launcher and its ranks. per_rank: shell commands that replace `exec "$@"` on some ranks; on: words that
+    run mpirun on another host."""
 
-    def __init__(self, command, binary, cwd, env):
-        self.binary, self.cwd, self.began = os.path.realpath(binary), cwd, time.monotonic()
-        self.stdout = open(os.path.join(cwd, "stdout"), "w+")
-        self.stderr = open(os.path.join(cwd, "stderr"), "w+")
-        self.process = subprocess.Popen(command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=self.stdout,
-                                        stderr=self.stderr, start_new_session=True)
-        self.seen = {}
+    def __init__(self, folder, mpi, ranks, args, per_rank=None, more=None, options=(), on=(), binary=None):
+        self.folder, self.count, self.began = folder, ranks, time.monotonic()
+        cases = "".join(f"{rank}) {then} ;;\n" for rank, then in (per_rank or {}).items())
+        with open(self.path("start.sh"), "w") as f:
+            f.write('rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}\n'
+                    f'echo $$ > pid.$rank\ncase $rank in\n{cases}*) exec "$@" ;;\nesac\n')
+        for rank in range(ranks):
+            with open(self.path(f"pid.{rank}"), "w"):
+                pass
+        self.files = [open(self.path(name), "w+", errors="replace") for name in ("stdout", "stderr")]
+        self.process = subprocess.Popen([*on, *mpi.command(ranks, options), "sh", "start.sh", binary or mpi.binary,
+                                         *args], cwd=folder, env=environment(more), stdin=subprocess.DEVNULL,
+                                        stdout=self.files[0], stderr=self.files[1], start_new_session=True)
 
-    def ranks(self):
-        """Process ids by rank, also of those that have ended."""
-        self.seen.update(find_ranks(self.binary, self.cwd))
-        return self.seen
+    def path(self, name):
+        return os.path.join(self.folder, name)
 
-    def wait_ranks(self, count, seconds=30):
+    def pid(self, rank):
+        with open(self.path(f"pid.{rank}")) as f:
+            return int(f.read() or 0)
+
+    def alive(self):
+        return [pid for pid in map(self.pid, range(self.count)) if pid and runs(pid)]
+
+    def wait(self, condition, seconds=60):
+        """Waits for a condition, or for the end of the run. Returns the condition."""
         end = time.monotonic() + seconds
-        while len(self.ranks()) < count and self.process.poll() is None and time.monotonic() < end:
-            time.sleep(0.01)
-        return len(self.seen) == count
+        while not condition() and self.process.poll() is None and time.monotonic() < end:
+            time.sleep(0.001)
+        return condition()
 
-    def wait_output(self, seconds=30):
+    def wait_output(self):
         """Waits until rank 0 has printed something: then MPI_Init has ended on all ranks."""
-        end = time.monotonic() + seconds
-        while os.path.getsize(self.stdout.name) == 0 and self.process.poll() is None and time.monotonic() < end:
-            time.sleep(0.01)
+        return self.wait(lambda: os.path.getsize(self.path("stdout")) > 0)
 
-    def wait_steps(self, count, seconds=60):
+    def rows(self):
+        try:
+            with open(self.path("run/log.csv"), "rb") as f:
+                return len(f.read().splitlines())
+        except OSError:
+            return 0
+
+    def wait_steps(self, count):
         """Waits until the run has logged `count` more steps."""
-        end, target = time.monotonic() + seconds, logged_steps(self.cwd) + count
-        while logged_steps(self.cwd) < target and self.process.poll() is None and time.monotonic() < end:
-            time.sleep(0.01)
-        return logged_steps(self.cwd) >= target
+        target = self.rows() + count
+        return self.wait(lambda: self.rows() >= target)
 
     def signal(self, number, rank=None):
         """Sends a signal to a rank, or to the launcher."""
         self.began = time.monotonic()
         try:
-            os.kill(self.process.pid if rank is None else self.ranks()[rank], number)
-        except (ProcessLookupError, KeyError):
+            os.kill(self.process.pid if rank is None else self.pid(rank), number)
+        except ProcessLookupError:
             pass
 
-    def alive(self):
-        """Process ids of the ranks that still run, also of ranks that nobody looked for before."""
-        return [pid for pid in {*self.seen.values(), *self.ranks().values()} if runs(pid)]
-
     def finish(self, timeout=120):
-        end = time.monotonic() + timeout
-        late = ""
-        try:
-            self.process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            late = f"(still running after {timeout} s)"
-        while self.alive() and time.monotonic() < end:
+        end, late = time.monotonic() + timeout, ""
+        while (self.process.poll() is None or self.alive()) and time.monotonic() < end:
             time.sleep(0.01)
         seconds = time.monotonic() - self.began
-        if self.alive():
-            late += f"({len(self.alive())} ranks still run after {timeout} s)"
+        if self.process.poll() is None or self.alive():
+            late = f"(still running after {timeout} s: {len(self.alive())} ranks)"
         for pid in [*self.alive(), *([self.process.pid] if self.process.poll() is None else [])]:
             os.kill(pid, signal.SIGKILL)
         self.process.wait()
         texts = []
-        for stream in (self.stdout, self.stderr):
+        for stream in self.files:
+            stream.seek(0)
+            texts.append(stream.read())
             stream.close()
-            with open(stream.name, errors="replace") as f:
-                texts.append(f.read())
         return Result(self.process.returncode, texts[0], texts[1] + late, seconds)
 
 
-def per_rank(folder, rank, then, other='"$@"'):
-    """A shell script that runs `then` on one rank and `other` on the others; "$@" is the command."""
-    path = os.path.join(folder, f"rank_{rank}.sh")
-    with open(path, "w") as f:
-        f.write(f'#!/bin/sh\nif [ "{RANK_IN_SHELL}" = {rank} ]; then {then}; else exec {other}; fi\n')
-    os.chmod(path, 0o755)
-    return [path]
+def run(case, mpi, ranks, args, **how):
+    return Job(case.dir, mpi, ranks, args, **how).finish()
 
 
-def start(case, mpi, ranks, args, options=(), wrapper=(), more=None):
-    return Job([*mpi.command(ranks, options), *wrapper, mpi.binary, *args], mpi.binary, case.dir, environment(more))
-
-
-def run(case, mpi, ranks, args, options=(), wrapper=(), more=None, timeout=120):
-    return start(case, mpi, ranks, args, options, wrapper, more).finish(timeout)
-
-
-def resume(case, fresh):
+def resumed(case, fresh=()):
     """The arguments that continue the run in a case, or start it again if nothing was saved."""
-    return ["--resume", *world.OUT, "--threads", "1"] if case.complete() else [*fresh, *world.OUT, "--overwrite"]
+    return [*fresh, "--overwrite"] if fresh and not case.complete() else ["--resume", *world.OUT, "--threads", "1"]
 
 
 def single(w, binary, args):

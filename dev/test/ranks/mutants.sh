@@ -25,7 +25,6 @@ bucket_left_out     | equal   | s/>= from/> from/
 wrong_tree          | equal   | s/row\[i\] *, row\[i\]/row[0], row[0]/
 signal_not_shared   | signals | s/any || all\[r\]/any/
 finished_not_shared | refusals | s/comm_broadcast.*;//
-parameters_not_told | timeout | s/comm_b/if (state != TOST_PARAM) comm_b/
 END
 
 # prepare: a copy of the tree, as links, in which a source can be replaced.
