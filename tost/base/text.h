@@ -38,6 +38,10 @@ char* printable_text(const char* text);
 char* vprintable_text(const char* fmt, va_list ap) PRINTF_LIKE(1, 0);   // of a formatted text; free()
 void  print_line(FILE* out, const char* fmt, ...) PRINTF_LIKE(2, 3);    // one printable line and a line break
 
+// A printable text, with the middle of a long one replaced by an ellipsis.
+typedef struct { char text[1024]; } TextLine;
+TextLine text_line(const char* fmt, ...) PRINTF_LIKE(1, 2);
+TextLine vtext_line(const char* fmt, va_list ap) PRINTF_LIKE(1, 0);
 
 char* human_count(char buf[32], double n);   // 109604352 -> "109.6M"; returns buf
 char* human_bytes(char buf[32], double n);   // 2684354560 -> "2.50 GiB"; returns buf

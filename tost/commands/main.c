@@ -19,11 +19,8 @@
 static void set_threads(const Options* o) {
     const int sharing = getenv("OMP_NUM_THREADS") ? 1 : comm_sharing_cores(o->comm);
     const int own = threads_max() / sharing > 0 ? threads_max() / sharing : 1, threads = o->threads ? o->threads : own;
-    TostError line;
-    if (threads > THREADS_LIMIT) {
-        tost_error(&line, "OMP_NUM_THREADS is %d: limited to %d threads", threads, THREADS_LIMIT);
-        print_error(o, &line);
-    }
+    if (threads > THREADS_LIMIT)
+        print_warning(o, "OMP_NUM_THREADS is %d: limited to %d threads", threads, THREADS_LIMIT);
     threads_set(threads < THREADS_LIMIT ? threads : THREADS_LIMIT);
 }
 
@@ -51,11 +48,9 @@ static void reserve_standard_streams(void) {
 // another process has an error, it prints its own after a pause.
 static int not_connected(const char* program, const TostError* err) {
     const Options o = {.program = program};
-    TostError line;
     const CommPlace place = comm_launch().place;
     if (place.rank > 0) sleep(2);
-    tost_error(&line, "%s%s", comm_prefix(&place).text, err->text);
-    print_error(&o, &line);
+    print_warning(&o, "%s%s", comm_prefix(&place).text, err->text);
     return STATUS_USAGE;
 }
 

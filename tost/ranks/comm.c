@@ -126,11 +126,9 @@ CommPrefix comm_prefix(const CommPlace* place) {
 }
 
 void comm_fail(TostComm* c, const TostError* why) {
-    TostError line;
-    const bool hint = c->hint.text[0];
-    tost_error(&line, "%s%s%s%s", comm_prefix(&c->place).text, why->text, hint ? "; " : "", c->hint.text);
-    const char* slash = strrchr(c->program, '/');
-    char* text = xasprintf("%s: %s\n", slash ? slash + 1 : c->program, line.text);
+    const char *slash = strrchr(c->program, '/'), *separator = c->hint.text[0] ? "; " : "";
+    char* text = xasprintf("%s: %s%s%s%s\n", slash ? slash + 1 : c->program, comm_prefix(&c->place).text, why->text,
+                           separator, c->hint.text);
     output_write(STDERR_FILENO, text, strlen(text), OUTPUT_TIMEOUT);
     free(text);
     c->abort(c, STATUS_RESUMABLE);

@@ -9,6 +9,7 @@
 #define TOST_COMM_H
 
 #include "base/error.h"
+#include "base/text.h"
 #include "engine.h"
 
 #ifdef __cplusplus
@@ -30,7 +31,7 @@ struct TostComm {
     CommPlace*  places;           // (size), of all ranks
     char        library[64];      // "Open MPI v4.1.4"
     double      timeout;          // longest wait, in seconds; 0: forever
-    TostError   hint;             // appended to the line that a failed rank causes: how to resume
+    TextLine    hint;             // appended to the line that a failed rank causes: how to resume
     const char* program;          // for messages
     bool        lockstep;         // NCCL: a message waits for all that were started before it
     void*       transport;        // data of the functions below

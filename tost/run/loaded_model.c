@@ -15,13 +15,22 @@
 // ---------------------------------------------------------------------------------------------
 // Errors and text arguments
 
-void print_error(const Options* o, const TostError* err) {
+static void print_text(const Options* o, const char* text) {
     if (comm_rank(o->comm) != 0) return;
-    char *program = printable_text(options_program(o)), *line = xasprintf("%s: %s\n", program, err->text);
+    char *program = printable_text(options_program(o)), *line = xasprintf("%s: %s\n", program, text);
     fflush(stdout);
     output_write(STDERR_FILENO, line, strlen(line), OUTPUT_TIMEOUT);
     free(program);
     free(line);
+}
+
+void print_error(const Options* o, const TostError* err) { print_text(o, err->text); }
+
+void print_warning(const Options* o, const char* fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    print_text(o, vtext_line(fmt, ap).text);
+    va_end(ap);
 }
 
 int command_failed(const Options* o, const TostError* err) {
@@ -80,33 +89,29 @@ Tokenizer* model_tokenizer(const CheckpointInfo* info, const char* path, bool ch
 static const char warning[] = "the ids may not mean what the model was trained on";
 
 void warn_of_tokenizer(const Options* o, const CheckpointInfo* info, const char* weights, const Tokenizer* tokenizer) {
-    TostError line;
     const char* path = tokenizer_path(tokenizer);
     const int size = tokenizer_size(tokenizer), rows = info->config.vocab_size;
     const uint32_t hash = tokenizer_hash(tokenizer);
     if (info->tokenizer && hash != info->tokenizer_hash)
-        tost_error(&line, "%s was trained with the tokenizer %s of CRC-32 %08x, but %s has %08x: %s", weights,
-                   info->tokenizer, (unsigned)info->tokenizer_hash, path, (unsigned)hash, warning);
+        print_warning(o, "%s was trained with the tokenizer %s of CRC-32 %08x, but %s has %08x: %s", weights,
+                      info->tokenizer, (unsigned)info->tokenizer_hash, path, (unsigned)hash, warning);
     else if (!info->tokenizer && size < rows / 2)   // a vocabulary may be padded, but not doubled
-        tost_error(&line, "the tokenizer %s has %d tokens, but the vocabulary of %s has %d: if it is not the original "
-                   "tokenizer, %s", path, size, weights, rows, warning);
-    else return;
-    print_error(o, &line);
+        print_warning(o, "the tokenizer %s has %d tokens, but the vocabulary of %s has %d: if it is not the original "
+                      "tokenizer, %s", path, size, weights, rows, warning);
 }
 
 void warn_of_shards(const Options* o, const char* dir, uint32_t largest_id, const char* tokenizer, uint32_t hash,
                     int size) {
-    TostError line = {""}, ignored;
+    TostError ignored;
     char* path = tokenizer_beside(dir);
     Tokenizer* other = path ? tokenizer_open(path, &ignored) : NULL;
     if (other && tokenizer_hash(other) != hash)
-        tost_error(&line, "%s next to the shards has CRC-32 %08x, but the tokenizer %s has %08x: if the shards were "
-                   "made with the former, %s", path, (unsigned)tokenizer_hash(other), tokenizer, (unsigned)hash,
-                   warning);
+        print_warning(o, "%s next to the shards has CRC-32 %08x, but the tokenizer %s has %08x: if the shards were "
+                      "made with the former, %s", path, (unsigned)tokenizer_hash(other), tokenizer, (unsigned)hash,
+                      warning);
     else if (size && largest_id >= (uint32_t)size)
-        tost_error(&line, "the shards contain the id %u, but the tokenizer %s has only %d tokens: if they were made "
-                   "with another, %s", (unsigned)largest_id, tokenizer, size, warning);
-    if (line.text[0]) print_error(o, &line);
+        print_warning(o, "the shards contain the id %u, but the tokenizer %s has only %d tokens: if they were made "
+                      "with another, %s", (unsigned)largest_id, tokenizer, size, warning);
     tokenizer_free(other);
     free(path);
 }

@@ -12,6 +12,7 @@
 // Prints the error on stderr as one line that begins with the program's name. Of several ranks, only rank 0 prints:
 // errors are shared by comm_agree.
 void print_error(const Options* o, const TostError* err);
+void print_warning(const Options* o, const char* fmt, ...) PRINTF_LIKE(2, 3);   // in the same way
 // Calls print_error and returns STATUS_FAILED.
 int command_failed(const Options* o, const TostError* err);
 

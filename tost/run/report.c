@@ -19,15 +19,12 @@
 // Warnings and suggested commands
 
 void run_warn(Run* r, const char* fmt, ...) {
-    char text[sizeof((TostError*)NULL)->text];
-    TostError line;
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
+    const TextLine line = vtext_line(fmt, ap);
     va_end(ap);
-    tost_error(&line, "%s", text);
     progress_end(&r->progress);
-    print_error(r->args, &line);
+    print_warning(r->args, "%s", line.text);
 }
 
 void report_lost_output(Run* r) {
@@ -80,27 +77,20 @@ static void suggest(Run* r, const char* label, const char* command, const char* 
 }
 
 // Options of this start that a command with --resume must repeat, because checkpoints do not contain them.
-static Hint options_to_repeat(const Run* r) {
-    Hint text;
-    tost_error(&text, "%s", r->o.recompute ? " --recompute" : "");
-    return text;
-}
+static const char* options_to_repeat(const Run* r) { return r->o.recompute ? " --recompute" : ""; }
 
-Hint resume_hint(const Run* r) {
-    Hint hint;
+TextLine resume_hint(const Run* r) {
+    if (r->saved_step < 0) return text_line("nothing is saved yet");
     char* out = shell_word(r->out);
-    if (r->saved_step < 0) tost_error(&hint, "nothing is saved yet");
-    else tost_error(&hint, "train --resume --out %s%s continues from step %lld", out,
-                    options_to_repeat(r).text, (long long)r->saved_step);
+    const TextLine hint = text_line("train --resume --out %s%s continues from step %lld", out, options_to_repeat(r),
+                                    (long long)r->saved_step);
     free(out);
     return hint;
 }
 
-Hint divergence_hint(const Run* r, const char* remedy) {
-    Hint hint;
-    tost_error(&hint, "%s; %sa new run%s with a lower --lr may help", resume_hint(r).text, remedy,
-               r->saved_step < 0 ? "" : " from --init");
-    return hint;
+TextLine divergence_hint(const Run* r, const char* remedy) {
+    return text_line("%s; %sa new run%s with a lower --lr may help", resume_hint(r).text, remedy,
+                     r->saved_step < 0 ? "" : " from --init");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -319,9 +309,8 @@ void report_end(Run* r) {
     if (r->saved_step < 0) return;
     progress_text(p, "%-11s%s/step_%08lld", "saved", r->out, (long long)r->saved_step);
     if (r->tokenizer && !stopped) suggest(r, "sample", "sample --model", " --prompt 'Once upon a time'");
-    const Hint options = options_to_repeat(r);
-    char* rest = stopped ? xstrdup(options.text)
-                         : xasprintf(" --steps %lld%s", 2 * (steps > 0 ? steps : 1), options.text);
+    const char* options = options_to_repeat(r);
+    char* rest = stopped ? xstrdup(options) : xasprintf(" --steps %lld%s", 2 * (steps > 0 ? steps : 1), options);
     suggest(r, "continue", "train --resume --out", rest);
     free(rest);
 }

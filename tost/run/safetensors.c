@@ -108,10 +108,9 @@ static bool parse_tensor(Json* j, StTensor* t) {
         if (!seen[k]) return tost_error(j->err, "%s is missing", keys[k]);
     }
     if (!set_size(t)) return tost_error(j->err, "the shape has more bytes than 64 bits can count");
-    if (offsets[1] < offsets[0] || offsets[1] - offsets[0] != t->bytes) {
+    if (offsets[1] < offsets[0] || offsets[1] - offsets[0] != t->bytes)
         return tost_error(j->err, "data_offsets [%" PRIu64 ", %" PRIu64 "] do not match dtype and shape, which take %"
                           PRIu64 " bytes", offsets[0], offsets[1], t->bytes);
-    }
     t->offset = offsets[0];
     return true;
 }
@@ -232,16 +231,14 @@ static bool check_layout(StFile* f, TostError* err) {
     uint64_t end = 0, data = f->file_size - f->data_start;
     for (int i = 0; i < f->n_tensors; i++) {
         StTensor* t = &f->tensors[i];
-        if (t->offset != end) {
+        if (t->offset != end)
             return tost_error(err, "%s: tensor '%s' starts at byte %" PRIu64 " of the data, but the one before it "
                               "ends at %" PRIu64 ": %s", f->path, t->name, t->offset, end,
                               t->offset < end ? "overlap" : "gap");
-        }
-        if (t->bytes > data - end) {
+        if (t->bytes > data - end)
             return tost_error(err, "%s: truncated: tensor '%s' has %" PRIu64 " bytes at %" PRIu64 " of the data, "
                               "which has %" PRIu64 ": copy it again, or use another", f->path, t->name, t->bytes,
                               t->offset, data);
-        }
         end += t->bytes;
         t->offset += f->data_start;
     }
@@ -268,27 +265,22 @@ static bool parse_header(StFile* f, TostError* err) {
 static bool open_checked(StFile* f, TostError* err) {
     struct stat st;
     uint64_t header;
-    if (fstat(f->fd, &st) != 0) {
+    if (fstat(f->fd, &st) != 0)
         return tost_error(err, "%s: fstat failed: %s", f->path, strerror(errno));
-    }
-    if (!S_ISREG(st.st_mode)) {
+    if (!S_ISREG(st.st_mode))
         return tost_error(err, "%s: %s, not a safetensors file", f->path,
                           S_ISDIR(st.st_mode) ? "a folder" : "not a regular file");
-    }
     f->file_size = (uint64_t)st.st_size;
-    if (f->file_size < 8) {
+    if (f->file_size < 8)
         return tost_error(err, "%s: truncated: %" PRIu64 " bytes, less than the 8 bytes of the header length: copy "
                           "it again, or use another", f->path, f->file_size);
-    }
     if (!read_bytes(f, &header, 8, 0, err)) return false;
-    if (header < 2 || header > HEADER_MAX) {
+    if (header < 2 || header > HEADER_MAX)
         return tost_error(err, "%s: not a safetensors file: header of %" PRIu64 " bytes, expected 2 to %d", f->path,
                           header, HEADER_MAX);
-    }
-    if (header > f->file_size - 8) {
+    if (header > f->file_size - 8)
         return tost_error(err, "%s: truncated: header of %" PRIu64 " bytes in a file of %" PRIu64 ": copy it "
                           "again, or use another", f->path, header, f->file_size);
-    }
     f->data_start = 8 + header;
     return parse_header(f, err);
 }
@@ -454,10 +446,9 @@ bool st_read_i32(const StFile* f, const StTensor* t, int32_t* out, TostError* er
         for (size_t k = 0; k < n; k++) {
             int64_t v;
             memcpy(&v, raw + k * 8, 8);
-            if (v < INT32_MIN || v > INT32_MAX) {
+            if (v < INT32_MIN || v > INT32_MAX)
                 return tost_error(err, "%s: tensor '%s', element %" PRIu64 " is %" PRId64 ": does not fit in 32 bits",
                                   f->path, t->name, i + k, v);
-            }
             out[i + k] = (int32_t)v;
         }
         i += n;
@@ -521,9 +512,8 @@ static bool put_header(StWriter* w, FILE* out, const StTensor* tensors, int n_te
     for (int i = 0; i < n_tensors; i++) {
         StTensor t = tensors[i];
         uint64_t begin = w->expected;
-        if (!set_size(&t) || __builtin_add_overflow(begin, t.bytes, &w->expected)) {
+        if (!set_size(&t) || __builtin_add_overflow(begin, t.bytes, &w->expected))
             return tost_error(err, "%s: tensor '%s' has more bytes than 64 bits can count", w->path, t.name);
-        }
         fputc(',', out);
         put_string(out, t.name);
         fprintf(out, ":{\"dtype\":\"%s\",\"shape\":[", dtypes[t.dtype].name);
@@ -548,9 +538,8 @@ bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tens
     FILE* memory = open_memstream(&header, &n);
     if (!memory) return tost_error(err, "%s: no memory for the header: %s", w->path, strerror(errno));
     bool ok = put_header(w, memory, tensors, n_tensors, meta, n_meta, err);
-    if (fclose(memory) != 0 && ok) {
+    if (fclose(memory) != 0 && ok)
         ok = tost_error(err, "%s: no memory for the header: %s", w->path, strerror(errno));
-    }
     if (ok) {
         w->out = fopen(path, "wbe");
         if (!w->out) ok = tost_error(err, "%s: cannot be created: %s", w->path, strerror(errno));
@@ -573,10 +562,9 @@ static bool sync_sometimes(StWriter* w) {
 }
 
 bool st_append(StWriter* w, const void* data, size_t bytes, TostError* err) {
-    if (bytes > w->expected - w->written) {
+    if (bytes > w->expected - w->written)
         return tost_error(err, "%s: %" PRIu64 " bytes of tensors were declared, but %zu follow after %" PRIu64,
                           w->path, w->expected, bytes, w->written);
-    }
     w->unsynced += bytes;
     if ((bytes && fwrite(data, 1, bytes, w->out) != bytes) || !sync_sometimes(w)) return write_failed(w, err);
     w->crc = crc32_update(w->crc, data, bytes);

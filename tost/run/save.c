@@ -16,7 +16,7 @@ LossSum run_read_loss(Run* r) {
 
 // The log or a checkpoint could not be written: stops the run or warns.
 static bool write_failed(Run* r, const TostError* reason, bool last, TostError* err) {
-    const Hint hint = resume_hint(r);
+    const TextLine hint = resume_hint(r);
     if (r->o.on_save_error == SAVE_ERROR_STOP || last)
         return tost_error(err, "%s; stopped; %s", reason->text, hint.text);
     run_warn(r, "%s; training continues, and the next save tries again; until then, %s", reason->text, hint.text);
@@ -82,7 +82,7 @@ static bool save_run(Run* r, double loss, bool last, TostError* err) {
 }
 
 void run_share_saved(Run* r) {
-    struct { int64_t step; double best; bool unvalidated, replacing; TostError hint; } saved;
+    struct { int64_t step; double best; bool unvalidated, replacing; TextLine hint; } saved;
     if (!r->comm) return;
     memset(&saved, 0, sizeof saved);
     saved.step = r->saved_step;
