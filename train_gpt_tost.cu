@@ -75,32 +75,28 @@ static StepInput step_input(int32_t* base, size_t rows) {
 // ---------------------------------------------------------------------------------------------
 // Embedding:  x[b,t] = wte[token[b,t]] + wpe[first + t]
 
-// Minimum traffic per row: 4C (wte) + 4C (x); wpe comes from L2. One block per row, threads over channels.
-template <int VEC>
+// Kernels over rows of C channels: a thread takes packs of 4 channels, or of the rest of a row.
+static int channel_threads(int C) { return min(256, div_up(div_up(C, 4), WARP) * WARP); }
+
+// Minimum traffic per row: 4C (wte) + 4C (x); wpe comes from L2. One block per row.
 __global__ void embedding_forward_kernel(float* x, const int32_t* tokens, const float* wte, const float* wpe,
                                          const StepHeader* step, int T, int C) {
     const size_t row = blockIdx.x;
     const float* token_c = wte + (size_t)tokens[row] * C;
     const float* position_c = wpe + ((size_t)step->first + row % T) * C;
-    for (int c = threadIdx.x * VEC; c < C; c += blockDim.x * VEC) {
-        float a[VEC], b[VEC];
-        load_pack<VEC>(a, token_c + c);
-        load_pack<VEC>(b, position_c + c);
-        UNROLL for (int i = 0; i < VEC; i++) a[i] += b[i];
-        store_pack<VEC>(x + row * C + c, a);
+    for (int c = threadIdx.x * 4; c < C; c += blockDim.x * 4) {
+        float a[4], b[4];
+        load_part<false>(a, token_c + c, C - c);
+        load_part<false>(b, position_c + c, C - c);
+        UNROLL for (int i = 0; i < 4; i++) a[i] += b[i];
+        store_part<false>(x + row * C + c, a, C - c);
     }
 }
-
-// Channels per access, and threads that cover C channels.
-static int channel_vec(int C) { return C % 4 == 0 ? 4 : 1; }
-static int channel_threads(int C, int vec) { return min(256, div_up(div_up(C, vec), WARP) * WARP); }
 
 // x (B,T,C); tokens (B,T); wte (V,C); wpe (BLOCK,C)
 static void embedding_forward(cudaStream_t stream, float* x, const int32_t* tokens, const float* wte, const float* wpe,
                               const StepHeader* step, int B, int T, int C) {
-    const int vec = channel_vec(C);
-    const auto embedding_forward_variant = vec == 4 ? embedding_forward_kernel<4> : embedding_forward_kernel<1>;
-    LAUNCH(embedding_forward_variant, B * T, channel_threads(C, vec), 0, stream, x, tokens, wte, wpe, step, T, C);
+    LAUNCH(embedding_forward_kernel, B * T, channel_threads(C), 0, stream, x, tokens, wte, wpe, step, T, C);
 }
 
 // The rows sorted by token, then by row, and cut into segments of up to EMBED_SEGMENT rows of one token. A token's only
@@ -137,23 +133,22 @@ static void embed_order(StepHeader* header, StepInput s, int32_t* counts, int ro
 }
 
 // Σ of dx over a segment's rows, in order; blocks loop over segments. Minimum traffic: 4C per row (dx), 8C per token.
-template <int VEC>
 __global__ void embedding_segment_kernel(float* dwte, float* partial, const float* dx, EmbedOrder e,
                                          const StepHeader* step, int C) {
     for (int segment = blockIdx.x; segment < step->n_segments; segment += gridDim.x) {
         const int begin = e.start[segment], end = e.start[segment + 1], dest = e.dest[segment];
-        for (int c = threadIdx.x * VEC; c < C; c += blockDim.x * VEC) {
-            float sum[VEC] = {}, part[VEC];
+        for (int c = threadIdx.x * 4; c < C; c += blockDim.x * 4) {
+            float sum[4] = {}, part[4];
             UNROLL_BY(4) for (int i = begin; i < end; i++) {
-                load_pack<VEC>(part, dx + (size_t)e.order[i] * C + c);
-                UNROLL for (int j = 0; j < VEC; j++) sum[j] += part[j];
+                load_part<false>(part, dx + (size_t)e.order[i] * C + c, C - c);
+                UNROLL for (int j = 0; j < 4; j++) sum[j] += part[j];
             }
             float* out = dest >= 0 ? dwte + (size_t)dest * C + c : partial + (size_t)(-1 - dest) * C + c;
             if (dest >= 0) {
-                load_pack<VEC>(part, out);
-                UNROLL for (int j = 0; j < VEC; j++) sum[j] += part[j];
+                load_part<false>(part, out, C - c);
+                UNROLL for (int j = 0; j < 4; j++) sum[j] += part[j];
             }
-            store_pack<VEC>(out, sum);
+            store_part<false>(out, sum, C - c);
         }
     }
 }
@@ -172,19 +167,18 @@ __global__ void embedding_big_kernel(float* dwte, const float* partial, EmbedOrd
 
 // dwpe[first + t] = Σ_b dx[b,t], and 0 at other positions; one block per position. add: += instead, and one block per
 // t. Minimum traffic per row: 4C.
-template <int VEC>
 __global__ void embedding_place_kernel(float* dwpe, const float* dx, const StepHeader* step, int B, int T, int C,
                                        bool add) {
     const int t = (int)blockIdx.x - (add ? 0 : step->first), rows = t >= 0 && t < T ? B : 0;
     float* dwpe_t = dwpe + (size_t)(step->first + t) * C;   // mutant: place_ignored
-    for (int c = threadIdx.x * VEC; c < C; c += blockDim.x * VEC) {
-        float sum[VEC] = {}, part[VEC];
-        if (add) load_pack<VEC>(sum, dwpe_t + c);   // mutant: places_not_overwritten
+    for (int c = threadIdx.x * 4; c < C; c += blockDim.x * 4) {
+        float sum[4] = {}, part[4];
+        if (add) load_part<false>(sum, dwpe_t + c, C - c);   // mutant: places_not_overwritten
         UNROLL_BY(4) for (int b = 0; b < rows; b++) {
-            load_pack<VEC>(part, dx + ((size_t)b * T + t) * C + c);
-            UNROLL for (int j = 0; j < VEC; j++) sum[j] += part[j];
+            load_part<false>(part, dx + ((size_t)b * T + t) * C + c, C - c);
+            UNROLL for (int j = 0; j < 4; j++) sum[j] += part[j];
         }
-        store_pack<VEC>(dwpe_t + c, sum);
+        store_part<false>(dwpe_t + c, sum, C - c);
     }
 }
 
@@ -192,12 +186,10 @@ __global__ void embedding_place_kernel(float* dwpe, const float* dx, const StepH
 static void embedding_backward(cudaStream_t stream, float* dwte, float* dwpe, float* partial, const float* dx,
                                EmbedOrder e, const StepHeader* step, int block_size, int B, int T, int C, bool add) {
     const int rows = B * T, blocks = min(rows, 4096), big_blocks = min(rows / EMBED_SEGMENT + 1, 1024);
-    const int vec = channel_vec(C), threads = channel_threads(C, vec);
-    const auto embedding_segment_variant = vec == 4 ? embedding_segment_kernel<4> : embedding_segment_kernel<1>;
-    const auto embedding_place_variant = vec == 4 ? embedding_place_kernel<4> : embedding_place_kernel<1>;
-    LAUNCH(embedding_segment_variant, blocks, threads, 0, stream, dwte, partial, dx, e, step, C);
-    LAUNCH(embedding_place_variant, add ? T : block_size, threads, 0, stream, dwpe, dx, step, B, T, C, add);
-    LAUNCH(embedding_big_kernel, big_blocks, channel_threads(C, 1), 0, stream, dwte, partial, e, step, C);
+    const int threads = channel_threads(C);
+    LAUNCH(embedding_segment_kernel, blocks, threads, 0, stream, dwte, partial, dx, e, step, C);
+    LAUNCH(embedding_place_kernel, add ? T : block_size, threads, 0, stream, dwpe, dx, step, B, T, C, add);
+    LAUNCH(embedding_big_kernel, big_blocks, threads, 0, stream, dwte, partial, e, step, C);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -435,14 +427,14 @@ static void linear_backward(Matmul* mm, S* dx, float* dw, const S* dy, const S* 
 }
 
 // partial (blocks,N): Σ of dy over every gridDim.x-th row. Minimum traffic per row: 2N.
-template <typename S, int VEC> __global__ void bias_backward_kernel(float* partial, const S* dy, size_t rows, int N) {
-    for (int c = (blockIdx.y * blockDim.x + threadIdx.x) * VEC; c < N; c += gridDim.y * blockDim.x * VEC) {
-        float sum[VEC] = {}, part[VEC];
+template <typename S> __global__ void bias_backward_kernel(float* partial, const S* dy, size_t rows, int N) {
+    for (int c = (blockIdx.y * blockDim.x + threadIdx.x) * 4; c < N; c += gridDim.y * blockDim.x * 4) {
+        float sum[4] = {}, part[4];
         UNROLL_BY(4) for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
-            load_pack<VEC>(part, dy + row * N + c);
-            UNROLL for (int i = 0; i < VEC; i++) sum[i] += part[i];
+            load_part<false>(part, dy + row * N + c, N - c);
+            UNROLL for (int i = 0; i < 4; i++) sum[i] += part[i];
         }
-        store_pack<VEC>(partial + (size_t)blockIdx.x * N + c, sum);
+        store_part<false>(partial + (size_t)blockIdx.x * N + c, sum, N - c);
     }
 }
 
@@ -451,10 +443,9 @@ template <typename S, int VEC> __global__ void bias_backward_kernel(float* parti
 template <typename S>
 static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, const S* dy, size_t rows, int OUT) {
     if (!db) return;
-    const int vec = channel_vec(OUT), blocks = (int)min(rows, (size_t)COLUMN_BLOCKS);
-    const auto bias_backward_variant = vec == 4 ? bias_backward_kernel<S, 4> : bias_backward_kernel<S, 1>;
+    const int blocks = (int)min(rows, (size_t)COLUMN_BLOCKS);
     float* const partial = column_partials(sums, 1, blocks, OUT);
-    LAUNCH(bias_backward_variant, dim3(blocks, div_up(OUT, 256 * vec)), 256, 0, stream, partial, dy, rows, OUT);
+    LAUNCH((bias_backward_kernel<S>), dim3(blocks, div_up(OUT, 256 * 4)), 256, 0, stream, partial, dy, rows, OUT);
     column_sum(sums, db, partial, blocks, OUT);
 }
 
@@ -1212,34 +1203,35 @@ template <typename S> static void gelu_forward(cudaStream_t stream, S* y, const 
 
 // dx = dy (Φ(x) + x φ(x)), φ(x) = e^(-x²/2)/√(2π), in place: dx holds dy on entry. dx, x (rows,N); partial (blocks,N):
 // Σ of dx over every gridDim.x-th row. Minimum traffic per element: 4 (dx) + 2 (x).
-template <typename S, int VEC> __global__ void __launch_bounds__(GELU_THREADS)
+// WHOLE: N is a multiple of GELU_PACK.
+template <typename S, bool WHOLE> __global__ void __launch_bounds__(GELU_THREADS)
     gelu_backward_kernel(S* dx, float* partial, const S* x, size_t rows, int N) {
-    const int c = (blockIdx.y * GELU_THREADS + threadIdx.x) * VEC;
-    if (c >= N) rows = 0;
-    float sum[VEC] = {};
-    UNROLL_BY(2) for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
-        float d[VEC], v[VEC];
-        load_pack<VEC>(d, dx + row * N + c);
-        load_pack<VEC>(v, x + row * N + c);
-        UNROLL for (int i = 0; i < VEC; i++) {
+    const int c = (blockIdx.y * GELU_THREADS + threadIdx.x) * GELU_PACK, inside = N - c;
+    float sum[GELU_PACK] = {};
+    UNROLL_BY(2) for (size_t row = blockIdx.x; inside > 0 && row < rows; row += gridDim.x) {
+        float d[GELU_PACK], v[GELU_PACK];
+        load_part<WHOLE>(d, dx + row * N + c, inside);
+        load_part<WHOLE>(v, x + row * N + c, inside);
+        UNROLL for (int i = 0; i < GELU_PACK; i++) {
             const float bell = normal_bell(v[i]);
             d[i] *= normal_cdf(v[i], bell) + v[i] * bell * 0.398942280f;
             sum[i] += d[i];
         }
-        store_pack<VEC>(dx + row * N + c, d);
+        store_part<WHOLE>(dx + row * N + c, d, inside);
     }
-    if (c < N) store_pack<VEC>(partial + (size_t)blockIdx.x * N + c, sum);
+    if (inside > 0) store_part<WHOLE>(partial + (size_t)blockIdx.x * N + c, sum, inside);
 }
 
 // Sets dx (in place of dy). Puts db = Σ_rows dx, unless NULL, on the list `sums`, of whose space it takes
-// (COLUMN_BLOCKS,N). x (rows,N), N % 4 = 0
+// (COLUMN_BLOCKS,N). x (rows,N)
 template <typename S>
 static void gelu_backward(cudaStream_t stream, S* dx, float* db, ColumnSums* sums, const S* x, size_t rows, int N) {
-    const int vec = N % GELU_PACK == 0 ? GELU_PACK : 4, blocks = (int)min(rows, (size_t)COLUMN_BLOCKS);
-    const auto gelu_backward_variant = vec == 4 ? gelu_backward_kernel<S, 4> : gelu_backward_kernel<S, GELU_PACK>;
+    const int blocks = (int)min(rows, (size_t)COLUMN_BLOCKS);
     float* const partial = column_partials(sums, 1, blocks, N);
-    LAUNCH(gelu_backward_variant, dim3(blocks, div_up(N, GELU_THREADS * vec)), GELU_THREADS, 0, stream, dx, partial, x,
-           rows, N);
+    const auto gelu_backward_variant = N % GELU_PACK == 0 ? gelu_backward_kernel<S, true>
+                                                          : gelu_backward_kernel<S, false>;
+    LAUNCH(gelu_backward_variant, dim3(blocks, div_up(N, GELU_THREADS * GELU_PACK)), GELU_THREADS, 0, stream, dx,
+           partial, x, rows, N);
     column_sum(sums, db, partial, blocks, N);
 }
 
@@ -2039,12 +2031,12 @@ template <typename S> static void cuda_decode_step(float* logits, TypedModel<S>*
 }
 
 // y[i] = x[order[i]]; rows of C. Minimum traffic per row: 2C + 2C.
-template <typename S, int VEC> __global__ void gather_rows_kernel(S* y, const S* x, const int32_t* order, int C) {
+template <typename S> __global__ void gather_rows_kernel(S* y, const S* x, const int32_t* order, int C) {
     const S* x_row = x + (size_t)order[blockIdx.x] * C;
-    for (int c = threadIdx.x * VEC; c < C; c += blockDim.x * VEC) {
-        float v[VEC];
-        load_pack<VEC>(v, x_row + c);
-        store_pack<VEC>(y + (size_t)blockIdx.x * C + c, v);
+    for (int c = threadIdx.x * 4; c < C; c += blockDim.x * 4) {
+        float v[4];
+        load_part<false>(v, x_row + c, C - c);
+        store_part<false>(y + (size_t)blockIdx.x * C + c, v, C - c);
     }
 }
 
@@ -2073,11 +2065,10 @@ static size_t score_order(StepInput s, const TostModel* m, const Sequences* q, i
 
 // losses (counted) of those rows. Their rows of ln_f are copied to layer 0's ln_1, which is no longer needed.
 template <typename S> static void decode_losses(float* losses, TypedModel<S>* m, size_t counted) {
-    const int C = m->config.n_embd, vec = channel_vec(C);
+    const int C = m->config.n_embd;
     const StepInput s = model_input(m, m->B, m->T);
     S* rows = m->layer[0].ln_1;
-    const auto gather_rows_variant = vec == 4 ? gather_rows_kernel<S, 4> : gather_rows_kernel<S, 1>;
-    LAUNCH(gather_rows_variant, (int)counted, channel_threads(C, vec), 0, m->stream, rows, m->buf.ln_f, s.order, C);
+    LAUNCH((gather_rows_kernel<S>), (int)counted, channel_threads(C), 0, m->stream, rows, m->buf.ln_f, s.order, C);
     classifier_pass(m, (double*)NULL, (S*)NULL, (float*)NULL, rows, s, counted, false);
     copy_to_host(losses, m->buf.losses, counted, m->stream);
 }

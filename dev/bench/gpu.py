@@ -33,7 +33,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-KERNELS = ("tssa", "norm", "classifier", "adamw", "embedding")
+KERNELS = ("tssa", "norm", "classifier", "adamw")
 LENGTHS, TOKENS, VOCAB = (1024, 4096, 16384, 65536), 65536, 50257
 # run in this order, all but the first after the build; the least important ones last, in case time runs out
 STAGES = ("tssa", "tests", "kernels", "matmuls", "trainer", "decode", "curve", "peers_short", "sanitizers",

@@ -163,16 +163,17 @@ static void add_parts(Exchange* x, Range r) {
 
 // own (n): row `rank`; received (ranks-1, n): the other rows. Rows are added in the order of slices.h's tree, by the
 // binary counter above, here in registers. Minimum traffic per element: 4 ranks + 4.
-template <int LEVELS> __global__ void slice_sum_kernel(float* own, const float* received, int rank, int ranks,
-                                                         size_t n) {
+constexpr int RANK_LEVELS = 10;      // ranks < 2^RANK_LEVELS
+
+__global__ void slice_sum_kernel(float* own, const float* received, int rank, int ranks, size_t n) {
     const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
     if (i >= n) return;
-    float level[LEVELS][4], sum[4];
+    float level[RANK_LEVELS][4], sum[4];
     for (int r = 0; r < ranks; r++) {
         bool carry = true;
         const int row = r < rank ? r : r - 1;   // mutant: row_of_another_rank
         load_pack<4>(sum, (r == rank ? own : received + (size_t)row * n) + i);
-        UNROLL for (int l = 0; l < LEVELS; l++) {
+        UNROLL for (int l = 0; l < RANK_LEVELS; l++) {
             if (!carry) continue;
             const bool full = r >> l & 1;
             UNROLL for (int j = 0; j < 4; j++) {
@@ -183,15 +184,13 @@ template <int LEVELS> __global__ void slice_sum_kernel(float* own, const float* 
         }
     }
     bool first = true;   // the levels that are set, from the smallest
-    UNROLL for (int l = 0; l < LEVELS; l++) {
+    UNROLL for (int l = 0; l < RANK_LEVELS; l++) {
         if (!(ranks >> l & 1)) continue;
         UNROLL for (int j = 0; j < 4; j++) sum[j] = first ? level[l][j] : level[l][j] + sum[j];
         first = false;
     }
     store_pack<4>(own + i, sum);
 }
-
-constexpr int FEW_LEVELS = 4, MANY_LEVELS = 16;   // ranks < 2^LEVELS
 
 #ifdef TOST_NCCL
 static bool equal_slices(const Exchange* x, int k) {
@@ -218,10 +217,8 @@ static void sum_bucket_ordered(Exchange* x, int k) {
     }
     nccl_group_end(l);
     if (n == 0) return;
-    const auto slice_sum_variant = x->ranks < 1 << FEW_LEVELS ? slice_sum_kernel<FEW_LEVELS>
-                                                              : slice_sum_kernel<MANY_LEVELS>;
-    LAUNCH(slice_sum_variant, div_up(n, 4 * 256), 256, 0, x->stream, x->grad + own.start, x->received, x->rank,
-           x->ranks, n);
+    LAUNCH(slice_sum_kernel, div_up(n, 4 * 256), 256, 0, x->stream, x->grad + own.start, x->received, x->rank, x->ranks,
+           n);
 }
 
 // NCCL adds the slices, in an order that depends on the number of ranks and how they are connected.
@@ -415,8 +412,8 @@ static bool exchange_open(Exchange* x, cudaStream_t compute, TostError* err) {
     put_unit_places(x);
     if (!x->comm) return true;
 #ifdef TOST_NCCL
-    if (x->ranks >= 1 << MANY_LEVELS)
-        return tost_error(err, "%d ranks: the CUDA engine takes up to %d", x->ranks, (1 << MANY_LEVELS) - 1);
+    if (x->ranks >= 1 << RANK_LEVELS)
+        return tost_error(err, "%d ranks: the CUDA engine takes up to %d", x->ranks, (1 << RANK_LEVELS) - 1);
     if (!connect(x, err)) return false;
     int lowest, highest;   // so that the exchange starts beside the kernels of backward, not after them
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));

@@ -16,17 +16,13 @@ extern "C" {
 // ---------------------------------------------------------------------------------------------
 // Link: a communicator of all ranks. Each has one GPU.
 
-struct LinkMemory {
-    char *device, *host;             // host is pinned
-    size_t bytes;
-    bool used;
-};
+struct LinkMemory { char *device, *host; size_t bytes; };   // host is pinned
 
 struct NcclLink {
     TostComm*    comm;
     ncclComm_t   nccl;
     cudaStream_t stream;             // of host messages
-    std::vector<LinkMemory> memory;  // of host messages; reused, because cudaFree would wait for NCCL's kernels
+    std::vector<LinkMemory> memory;  // of host messages: the last is used; cudaFree would wait for NCCL's kernels
 };
 
 static ncclResult_t nccl_state(const NcclLink* l) {
@@ -118,60 +114,42 @@ static void link_close(NcclLink* l) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Host messages: a transport of comm.h. They pass through pinned and device memory.
+// Host messages: a transport of comm.h, for one request at a time. They pass through pinned and device memory.
 
 struct CommRequest {
     std::vector<CommMessage> messages;
-    size_t memory;                   // index in NcclLink.memory
-    char *device, *host;             // what is sent to each rank, then what is received from each rank
-    size_t send_bytes, receive_bytes;
+    const char* received;            // from each rank, in pinned memory
     cudaEvent_t done;
 };
 
-// Index of the smallest unused memory that is large enough, else of a new one.
-static size_t link_memory(NcclLink* l, size_t bytes) {
-    constexpr size_t LEAST = (size_t)1 << 20;
-    std::vector<LinkMemory>& all = l->memory;
-    size_t best = all.size();
-    for (size_t i = 0; i < all.size(); i++)
-        if (!all[i].used && all[i].bytes >= bytes && (best == all.size() || all[i].bytes < all[best].bytes)) best = i;
-    if (best == all.size()) {
-        LinkMemory m = {NULL, NULL, LEAST, false};
+static LinkMemory link_memory(NcclLink* l, size_t bytes) {
+    if (l->memory.empty() || l->memory.back().bytes < bytes) {
+        LinkMemory m = {NULL, NULL, (size_t)1 << 20};
         while (m.bytes < bytes) m.bytes *= 2;
         CUDA_CHECK(cudaMalloc(&m.device, m.bytes));
         CUDA_CHECK(cudaMallocHost(&m.host, m.bytes));
-        all.push_back(m);
+        l->memory.push_back(m);
     }
-    all[best].used = true;
-    return best;
+    return l->memory.back();
 }
 
-static void request_free(CommRequest* q, NcclLink* l) {
-    l->memory[q->memory].used = false;
-    CUDA_CHECK(cudaEventDestroy(q->done));
-    delete q;
-}
-
+// In memory: what is sent to each rank, then what is received from each rank.
 static CommRequest* nccl_start(TostComm* c, const CommMessage* messages) {
     NcclLink* l = (NcclLink*)c->transport;
     CommRequest* q = new CommRequest();
+    size_t sent = 0, received = 0;
     q->messages.assign(messages, messages + c->place.size);
     q->messages[c->place.rank] = {};
-    for (const CommMessage& m : q->messages) {
-        q->send_bytes += m.send_bytes;
-        q->receive_bytes += m.receive_bytes;
-    }
-    q->memory = link_memory(l, q->send_bytes + q->receive_bytes);
-    q->device = l->memory[q->memory].device;
-    q->host = l->memory[q->memory].host;
+    for (const CommMessage& m : q->messages) sent += m.send_bytes, received += m.receive_bytes;
+    const LinkMemory memory = link_memory(l, sent + received);
     CUDA_CHECK(cudaEventCreateWithFlags(&q->done, cudaEventDisableTiming));
-    char* out = q->host;
+    char* out = memory.host;
     for (const CommMessage& m : q->messages) {
         if (m.send_bytes) memcpy(out, m.send, m.send_bytes);
         out += m.send_bytes;
     }
-    CUDA_CHECK(cudaMemcpyAsync(q->device, q->host, q->send_bytes, cudaMemcpyHostToDevice, l->stream));
-    char *send = q->device, *receive = q->device + q->send_bytes;
+    CUDA_CHECK(cudaMemcpyAsync(memory.device, memory.host, sent, cudaMemcpyHostToDevice, l->stream));
+    char *send = memory.device, *receive = memory.device + sent;
     NCCL_ADD(l, ncclGroupStart());
     for (int r = 0; r < c->place.size; r++) {
         const CommMessage& m = q->messages[r];
@@ -181,24 +159,23 @@ static CommRequest* nccl_start(TostComm* c, const CommMessage* messages) {
         receive += m.receive_bytes;
     }
     nccl_group_end(l);
-    CUDA_CHECK(cudaMemcpyAsync(q->host + q->send_bytes, q->device + q->send_bytes, q->receive_bytes,
-                               cudaMemcpyDeviceToHost, l->stream));
+    q->received = memory.host + sent;
+    CUDA_CHECK(cudaMemcpyAsync(memory.host + sent, memory.device + sent, received, cudaMemcpyDeviceToHost, l->stream));
     CUDA_CHECK(cudaEventRecord(q->done, l->stream));
     return q;
 }
 
 static bool nccl_test(TostComm* c, CommRequest** request, bool* arrived) {
-    NcclLink* l = (NcclLink*)c->transport;
     CommRequest* q = *request;
-    const bool done = nccl_event_query(l, q->done);
+    const bool done = nccl_event_query((NcclLink*)c->transport, q->done);
     for (int r = 0; arrived && r < c->place.size; r++) arrived[r] = done;
     if (!done) return false;
-    const char* in = q->host + q->send_bytes;
     for (const CommMessage& m : q->messages) {
-        if (m.receive_bytes) memcpy(m.receive, in, m.receive_bytes);
-        in += m.receive_bytes;
+        if (m.receive_bytes) memcpy(m.receive, q->received, m.receive_bytes);
+        q->received += m.receive_bytes;
     }
-    request_free(q, l);
+    CUDA_CHECK(cudaEventDestroy(q->done));
+    delete q;
     *request = NULL;
     return true;
 }

@@ -1,8 +1,7 @@
 #!/bin/sh
-# test_gpu_bench.sh BINARY: tests dev/bench/gpu.py without a GPU: its self-test and that of dev/cuda/sass.py, its error
-# message, a run with fake programs in place of nvidia-smi, make, the trainer and its benchmarks, and the PyTorch models
-# that it measures, on the CPU with tiny sizes. PYTHON: default python3. QUICK=1 skips the models and the runs that end
-# early.
+# test_gpu_bench.sh BINARY: tests dev/bench/gpu.py without a GPU: its self-test, its error message, a run with fake
+# programs in place of nvidia-smi, make, the trainer and its benchmarks, and the PyTorch models that it measures, on the
+# CPU with tiny sizes. PYTHON: default python3. QUICK=1 skips the models and the runs that end early.
 . "$(dirname "$0")/../lib.sh"
 export OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1
 
@@ -16,11 +15,6 @@ grep '^FAILED' "$dir/log"
 counts=$(sed -n 's/^gpu_bench: \([0-9]*\) passed, \([0-9]*\) failed.*/\1 \2/p' "$dir/log")
 check "the self-test: $(tail -1 "$dir/log")" [ $status -eq 0 ]
 [ -z "$counts" ] || passed=$((passed + ${counts%% *})) failed=$((failed + ${counts##* }))
-
-"$python" "$repo/dev/cuda/sass.py" --self-test >"$dir/log" 2>&1
-status=$?
-check "sass.py --self-test: $(tail -1 "$dir/log")" [ $status -eq 0 ]
-counted "$dir/log"
 
 restricted=$(grep -n '^[^/#]*__restrict__' "$repo/train_gpt_tost.cu" "$repo"/tost/cuda/*.cuh)
 check "__restrict__ instead of RESTRICT: $restricted" [ -z "$restricted" ]
@@ -56,9 +50,9 @@ case $name in
         until grep -q '^bench_tssa' "$fake/calls"; do sleep 0.1; done
         echo 'make_rest ends' >>"$fake/calls"
         install_fakes test_tost train_gpt_tostcu
-        for to in norm classifier adamw embedding matmul decode; do install_fakes build/cuda/bench_$to; done ;;
+        for to in norm classifier adamw matmul decode; do install_fakes build/cuda/bench_$to; done ;;
     bench_tssa) kernel tssa_forward; kernel tssa_backward ;;
-    bench_norm | bench_classifier | bench_adamw | bench_embedding) kernel "${name#bench_}" ;;
+    bench_norm | bench_classifier | bench_adamw) kernel "${name#bench_}" ;;
     bench_matmul) echo 'step_matmuls bf16 65536 rows 60000.0 us 716.0 TFLOP/s' ;;
     test_tost) echo 'test_tost: 12 passed, 0 failed, 0 skipped' ;;
     train_gpt_tostcu)
@@ -105,12 +99,12 @@ check "fake run: status $status, $(cat "$dir/err")" [ $status -eq 0 ]
 check "TSSA is measured before the build ends" calls_before bench_tssa 'make_rest ends'
 check "the tests run after the build" calls_before 'make_rest ends' test_tost
 check "the kernels are measured after the tests" calls_before test_tost bench_norm
-check "the sanitizers run last" calls_before bench_embedding 'compute-sanitizer --tool'
+check "the sanitizers run last" calls_before bench_adamw 'compute-sanitizer --tool'
 check "TSSA is measured once" [ "$(grep -c '^bench_tssa' "$fake/calls")" -eq 1 ]
 check "the GPU's architecture" grep -q '^make_tssa .* BENCH_ARCH=sm_90 ' "$fake/calls"
 grep '^compute-sanitizer --tool' "$fake/calls" | grep -v -e '--kernel-name kns=_kernel --kernel-name-exclude' >"$dir/all_kernels"
 check "cuBLASLt's kernels are excluded" [ ! -s "$dir/all_kernels" ]
-for row in tssa_forward tssa_backward 'build, s' tests norm classifier adamw embedding 'compute-sanitizer memcheck'; do
+for row in tssa_forward tssa_backward 'build, s' tests norm classifier adamw 'compute-sanitizer memcheck'; do
     check "a row of $row in: $table" has_row "$row"
 done
 check "the output of the programs" grep -q '^tssa_backward bf16' "$results"/*.log

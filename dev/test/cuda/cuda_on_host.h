@@ -199,25 +199,13 @@ inline float __bfloat162float(__nv_bfloat16 b) { return (float)b; }
 // Runtime API
 
 enum cudaError_t {
-    cudaSuccess = 0,
-    cudaErrorInvalidValue = 1,
-    cudaErrorMemoryAllocation = 2,
-    cudaErrorInsufficientDriver = 35,
-    cudaErrorNoDevice = 100,
-    cudaErrorNoKernelImageForDevice = 209,
-    cudaErrorUnsupportedPtxVersion = 222,
-    cudaErrorIllegalAddress = 700,
-    cudaErrorIllegalInstruction = 715,
-    cudaErrorMisalignedAddress = 716,
-    cudaErrorNotReady = 600,
-    cudaErrorLaunchFailure = 719,
-    cudaErrorInvalidDevice = 101
+    cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2, cudaErrorInsufficientDriver = 35,
+    cudaErrorNoDevice = 100, cudaErrorInvalidDevice = 101, cudaErrorNoKernelImageForDevice = 209,
+    cudaErrorUnsupportedPtxVersion = 222, cudaErrorNotReady = 600, cudaErrorIllegalAddress = 700,
+    cudaErrorIllegalInstruction = 715, cudaErrorMisalignedAddress = 716, cudaErrorLaunchFailure = 719
 };
 enum cudaMemcpyKind {
-    cudaMemcpyHostToHost,
-    cudaMemcpyHostToDevice,
-    cudaMemcpyDeviceToHost,
-    cudaMemcpyDeviceToDevice
+    cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice
 };
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
 enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal };
@@ -238,7 +226,6 @@ cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* prop, int device);
-cudaError_t cudaDeviceSynchronize(void);
 cudaError_t cudaGetLastError(void);
 cudaError_t cudaPeekAtLastError(void);
 const char* cudaGetErrorString(cudaError_t error);
@@ -247,14 +234,9 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total);
 cudaError_t cuda_on_host_malloc(void** p, size_t bytes, bool on_device);
 cudaError_t cudaFree(void* p);
 cudaError_t cudaFreeHost(void* p);
-template <typename T> cudaError_t cudaMalloc(T** p, size_t bytes) {
-    return cuda_on_host_malloc((void**)p, bytes, true);
-}
-template <typename T> cudaError_t cudaMallocHost(T** p, size_t bytes, unsigned = 0) {
-    return cuda_on_host_malloc((void**)p, bytes, false);
-}
-cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind,
-                            cudaStream_t stream = nullptr);
+template <typename T> cudaError_t cudaMalloc(T** p, size_t n) { return cuda_on_host_malloc((void**)p, n, true); }
+template <typename T> cudaError_t cudaMallocHost(T** p, size_t n) { return cuda_on_host_malloc((void**)p, n, false); }
+cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream);
 cudaError_t cudaMemcpy(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind);
 cudaError_t cudaMemsetAsync(void* dst, int byte, size_t bytes, cudaStream_t stream = nullptr);
 

@@ -462,12 +462,7 @@ template <typename S> void test_gather(Checks* c, int C) {
     for (const int32_t row : order) want.insert(want.end(), x.begin() + row * C, x.begin() + (row + 1) * C);
     const Device<S> on_x(x), y(want.size());
     const Device<int32_t> on_order(order);
-    if (C % 4 == 0)
-        LAUNCH((gather_rows_kernel<S, 4>), (int)order.size(), channel_threads(C, 4), 0, nullptr, y.p, on_x.p,
-               on_order.p, C);
-    else
-        LAUNCH((gather_rows_kernel<S, 1>), (int)order.size(), channel_threads(C, 1), 0, nullptr, y.p, on_x.p,
-               on_order.p, C);
+    LAUNCH((gather_rows_kernel<S>), (int)order.size(), channel_threads(C), 0, nullptr, y.p, on_x.p, on_order.p, C);
     near(c, "gather_rows", C, y.get(), want);
 }
 

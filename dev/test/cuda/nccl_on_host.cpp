@@ -67,7 +67,7 @@ struct NcclOnHostComm {
     Clique* clique;
     std::string path;
     int rank, size;
-    bool blocking, initialized, finalized, aborted, failed;
+    bool initialized, finalized, aborted, failed;
     int polls;                       // until ncclCommGetAsyncError reports the end of the last call
     std::vector<Call> held;          // calls to be queued at that time
     cudaStream_t held_stream, stream;   // of those, and of the last step
@@ -338,8 +338,6 @@ const char* ncclGetErrorString(ncclResult_t result) {
                                         : "internal error";
 }
 
-const char* ncclGetLastError(ncclComm_t) { return ""; }
-
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
     static int made = 0;
     const char* from = getenv("NCCL_COMM_ID");
@@ -363,20 +361,15 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
     c->path = id.internal;
     c->rank = rank;
     c->size = size;
-    c->blocking = !config || config->blocking != 0;
+    if (config->blocking) die(c, "a blocking communicator");
     cudaGetDevice(&c->mine().device);
     cudaEventCreateWithFlags(&c->order, cudaEventDisableTiming);
     comms.insert(c);
     *comm = c;
     if (c->mine().attached++) die(c, "two processes with this rank");
     if (++c->clique->attached == size) unlink(id.internal);   // all have it open
-    if (!c->blocking) {
-        c->polls = 2;
-        return ncclInProgress;
-    }
-    c->polls = 1;
-    for (ncclResult_t state = ncclInProgress; state == ncclInProgress; usleep(50)) ncclCommGetAsyncError(c, &state);
-    return ncclSuccess;
+    c->polls = 2;
+    return ncclInProgress;
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t* error) {
@@ -413,14 +406,13 @@ static void check_ended(const char* call, ncclComm_t c) {
 ncclResult_t ncclCommFinalize(ncclComm_t c) {
     check_ended("ncclCommFinalize", c);
     c->finalized = true;
-    if (c->blocking) return ncclSuccess;
     c->polls = 2;
     return ncclInProgress;
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t c) {
     check_ended("ncclCommDestroy", c);
-    if (!c->blocking && !c->finalized) die(c, "ncclCommDestroy of a nonblocking communicator without ncclCommFinalize");
+    if (!c->finalized) die(c, "ncclCommDestroy without ncclCommFinalize");
     return comm_free(c);
 }
 
@@ -445,10 +437,6 @@ ncclResult_t ncclGroupEnd(void) {
     c->held = std::move(group);
     c->held_stream = group_stream;
     group.clear();
-    if (c->blocking) {
-        queue_step(c);
-        return ncclSuccess;
-    }
     c->polls = 2;
     return ncclInProgress;
 }

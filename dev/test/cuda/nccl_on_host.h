@@ -24,28 +24,17 @@
 #define NCCL_CONFIG_INITIALIZER {1}
 
 typedef struct NcclOnHostComm* ncclComm_t;
-typedef struct {
-    char internal[NCCL_UNIQUE_ID_BYTES];
-} ncclUniqueId;
-typedef struct {
-    int blocking;
-} ncclConfig_t;
+typedef struct { char internal[NCCL_UNIQUE_ID_BYTES]; } ncclUniqueId;
+typedef struct { int blocking; } ncclConfig_t;
 enum ncclResult_t {
-    ncclSuccess = 0,
-    ncclUnhandledCudaError = 1,
-    ncclSystemError = 2,
-    ncclInternalError = 3,
-    ncclInvalidArgument = 4,
-    ncclInvalidUsage = 5,
-    ncclRemoteError = 6,
-    ncclInProgress = 7
+    ncclSuccess = 0, ncclUnhandledCudaError = 1, ncclSystemError = 2, ncclInternalError = 3, ncclInvalidArgument = 4,
+    ncclInvalidUsage = 5, ncclRemoteError = 6, ncclInProgress = 7
 };
 enum ncclRedOp_t { ncclSum };
 enum ncclDataType_t { ncclInt8 = 0, ncclFloat32 = 7, ncclFloat = 7, ncclFloat64 = 8 };
 
 ncclResult_t ncclGetVersion(int* version);
 const char* ncclGetErrorString(ncclResult_t result);
-const char* ncclGetLastError(ncclComm_t comm);
 // With NCCL_COMM_ID in the environment, the same id in all processes that have the same value.
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id);
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id, int rank, ncclConfig_t* config);

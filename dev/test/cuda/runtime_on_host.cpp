@@ -249,13 +249,6 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* prop, int device) {
     return cudaSuccess;
 }
 
-cudaError_t cudaDeviceSynchronize(void) {
-    NEED_DEVICE();
-    if (runtime.captures) cuda_on_host_die("cudaDeviceSynchronize while a stream is capturing");
-    run_all();
-    return cudaSuccess;
-}
-
 cudaError_t cudaPeekAtLastError(void) { return runtime.last_error; }
 
 cudaError_t cudaGetLastError(void) {
