@@ -281,19 +281,25 @@ static bool add_shard(ShardStream* s, int64_t* bytes, const char* path, TostErro
     return *bytes > CHECK_BYTES || shard_check_ids(shard, s->vocab_size, err);
 }
 
-// A killed tokenize may leave PREFIX_000000.bin and PREFIX.tmp/000001.bin (shard_writer.c). Checks this for one shard.
+// A killed tokenize may leave OUT_train_000000.bin and OUT.tmp/train_000001.bin (shard_writer.c). Checks this for one
+// shard.
 static bool check_published(const char* path, TostError* err) {
-    const size_t end = sizeof ".bin" + SHARD_DIGITS, n = strlen(path);
-    if (n <= end || path[n - end] != '_' || !shard_is_named(path + n - end + 1, "")) return true;
-    char* folder = xasprintf("%.*s.tmp", (int)(n - end), path);
-    DIR* entries = opendir(folder);
+    const char* slash = strrchr(path, '/');
+    char* folder = xstrdup(path);
     bool ok = true;
+    for (int fields = 0; fields < 2; fields++) {   // removes _NNNNNN.bin and _train or _val
+        char* end = strrchr(folder + (slash ? slash - path : 0), '_');
+        if (end) *end = 0;
+    }
+    char* tmp = xasprintf("%s.tmp", folder);
+    DIR* entries = opendir(tmp);
     for (struct dirent* e; ok && entries && (e = readdir(entries));)
-        ok = !shard_is_named(e->d_name, "")
+        ok = (!shard_is_named(e->d_name, "train_") && !shard_is_named(e->d_name, "val_"))
             || tost_error(err, "%s: the shards that follow it are still in %s, because tokenize was killed or is not "
                           "finished: remove both and tokenize again, or only the folder if no shard is missing",
-                          path, folder);
+                          path, tmp);
     if (entries) closedir(entries);
+    free(tmp);
     free(folder);
     return ok;
 }

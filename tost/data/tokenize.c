@@ -27,8 +27,6 @@
 #include "data/shard_writer.h"
 #include "data/shards.h"
 #include "data/tokenizer.h"
-#include "run/progress.h"
-#include "run/safetensors.h"
 
 enum {
     BATCH_BYTES = 16 << 20,  // input bytes per batch
@@ -61,7 +59,7 @@ typedef struct {
     size_t           batch_bytes, part_bytes;
     int              threads;
     TokenizerCache** caches;         // (threads)
-    ShardWriter     *train, *val;
+    ShardWriter*     writer;
     // current batch
     Part*            parts;
     size_t           n_parts, parts_cap;
@@ -71,7 +69,6 @@ typedef struct {
     size_t           n_ids, ids_cap;
     bool             in_document;    // the current document has begun
     bool             document_val;   // and goes to the validation shards
-    Progress         progress;
 } Job;
 
 // A file being read: data[0 .. n) has been read and not yet processed.
@@ -137,13 +134,6 @@ static void encode_parts(Job* job) {
     }
 }
 
-static void show_progress(Job* job) {
-    char bytes[32], tokens[32];
-    progress_show(&job->progress, NAN, "%s read, %s tokens, %.1f MB/s", human_bytes(bytes, (double)job->r->bytes),
-                  human_count(tokens, (double)job->r->tokens),
-                  1e-6 * (double)job->r->bytes / (now_seconds() - job->progress.started));
-}
-
 static bool interrupted(TostError* err) { return tost_error(err, "interrupted; no shards were written"); }
 
 // Encodes and writes the parts collected so far.
@@ -151,13 +141,13 @@ static bool finish_batch(Job* job, TostError* err) {
     encode_parts(job);
     for (size_t i = 0; i < job->n_parts; i++) {
         const Part* part = job->parts + i;
-        ShardWriter* w = part->val ? job->val : job->train;
-        if (!shard_writer_append(w, job->ids + part->first_id, part->n_ids, err)) return false;
-        *(part->val ? &job->r->val_tokens : &job->r->train_tokens) += part->n_ids;
+        const Split split = part->val ? SPLIT_VAL : SPLIT_TRAIN;
+        if (!shard_writer_append(job->writer, split, job->ids + part->first_id, part->n_ids, err)) return false;
+        job->r->written[split].tokens += part->n_ids;
         job->r->tokens += part->n_ids;
     }
     job->n_parts = job->n_ids = 0;
-    show_progress(job);
+    if (job->o->progress) job->o->progress(job->o->context, job->r);
     return !signals_received() || interrupted(err);
 }
 
@@ -185,7 +175,8 @@ bool text_check_head(size_t* skip, const char* name, const char* head, size_t n,
     if (n >= 5 && memcmp(head, "PAR1\x15", 5) == 0)
         return tost_error(err, "%s: a Parquet file, not text; write its text as JSONL first", name);
     if (shard_begins(head, n)) return tost_error(err, "%s: a token shard, not text; use it as --data", name);
-    if (st_begins(head, n)) return tost_error(err, "%s: a safetensors file, not text; give a text file", name);
+    if (n > 8 && head[8] == '{' && memcmp(head + 4, "\0\0\0", 4) == 0)   // after the length of its header
+        return tost_error(err, "%s: a safetensors file, not text; give a text file", name);
     *skip = n >= sizeof mark - 1 && memcmp(head, mark, sizeof mark - 1) == 0 ? sizeof mark - 1 : 0;
     return true;
 }
@@ -206,10 +197,8 @@ static void source_close(Source* s) {
     free(s->data);
 }
 
-// Even with --quiet: otherwise the program would seem to hang.
-static void print_wait(Job* job, const char* name) {
-    progress_erase(&job->progress);
-    print_line(stderr, "%s: waiting for a process that writes to this FIFO", name);
+static void note(const Job* job, const char* name, const char* text, bool important) {
+    if (job->o->note) job->o->note(job->o->context, name, text, important);
 }
 
 // Waits until a pipe or terminal can be read; false if a signal arrives. poll has a timeout, since the signal may come
@@ -233,7 +222,8 @@ static bool source_fill(Source* s, char* to, size_t n, Job* job, TostError* err)
         const ssize_t got = read(s->fd, to + done, n - done);
         if (got < 0 && errno != EINTR && errno != EAGAIN)
             return tost_error(err, "%s: reading failed after %" PRIu64 " bytes: %s", s->name, s->read, strerror(errno));
-        if (got == 0 && first) print_wait(job, s->name);   // nothing has opened the FIFO for writing
+        if (got == 0 && first)   // nothing has opened the FIFO for writing: the program would seem to hang
+            note(job, s->name, "waiting for a process that writes to this FIFO", true);
         else s->end = got == 0;
         first = false;
         done += got > 0 ? (size_t)got : 0;
@@ -248,7 +238,7 @@ static bool source_begin(Source* s, Job* job, TostError* err) {
     if (!text_check_head(&skip, s->name, s->data, s->n, err)) return false;
     if (!skip) return true;
     memmove(s->data, s->data + skip, s->n -= skip);
-    progress_text(&job->progress, "%s: skipped the byte order mark at its beginning", s->name);
+    note(job, s->name, "skipped the byte order mark at its beginning", false);
     return true;
 }
 
@@ -416,19 +406,19 @@ static bool check_options(const TokenizeOptions* o, TostError* err) {
 
 // If there is only one document, all of it is in the training shards: moves its last tokens to the validation shards.
 static bool split_document(Job* job, TostError* err) {
-    TokenizeResult* r = job->r;
-    const uint64_t n = (uint64_t)(job->o->val_frac * (double)r->train_tokens);
-    if (r->documents != 1 || n == 0) return true;
-    r->train_tokens -= n;
-    r->val_tokens += n;
-    return shard_writer_move_tail(job->val, job->train, n, err);
+    ShardCount* written = job->r->written;
+    const uint64_t n = (uint64_t)(job->o->val_frac * (double)written[SPLIT_TRAIN].tokens);
+    if (job->r->documents != 1 || n == 0) return true;
+    written[SPLIT_TRAIN].tokens -= n;
+    written[SPLIT_VAL].tokens += n;
+    return shard_writer_move_tail(job->writer, n, err);
 }
 
 static bool check_result(const Job* job, TostError* err) {
     const TokenizeResult* r = job->r;
     double frac = job->o->val_frac;
     if (!r->documents) return tost_error(err, "no document in the %" PRIu64 " bytes of input", r->bytes);
-    if (job->o->val_required && frac > 0 && !r->val_tokens) {
+    if (job->o->val_required && frac > 0 && !r->written[SPLIT_VAL].tokens) {
         return tost_error(err, "--val-frac %g: none of %" PRIu64 " documents went to the validation shards; separate "
                           "documents by lines of " END_OF_TEXT ", or change --val-frac (0: no validation) or --seed",
                           frac, r->documents);
@@ -436,62 +426,32 @@ static bool check_result(const Job* job, TostError* err) {
     return true;
 }
 
-// Removes the shards of a closed writer.
-static void remove_shards(const char* prefix, int shards) {
-    for (int i = 0; i < shards; i++) {
-        char* path = xasprintf("%s_%06d.bin", prefix, i);
-        unlink(path);
-        free(path);
-    }
-}
-
-// Closes both writers: all shards are renamed, or all are removed.
-static bool close_shards(Job* job, const char* val_prefix, TostError* err) {
-    TokenizeResult* r = job->r;
-    ShardWriter *train = job->train, *val = job->val;
-    job->train = job->val = NULL;
-    if (!shard_writer_close(val, &r->val_tokens, &r->val_shards, err)) {
-        shard_writer_abandon(train);
-        return false;
-    }
-    if (shard_writer_close(train, &r->train_tokens, &r->train_shards, err)) return true;
-    remove_shards(val_prefix, r->val_shards);
-    return false;
-}
-
-// Opens both writers even without validation documents: this checks that no shards with these prefixes exist.
-static bool run_job(Job* job, const char* train_prefix, const char* val_prefix, TostError* err) {
+static bool run_job(Job* job, TostError* err) {
     const TokenizeOptions* o = job->o;
     job->tokenizer = tokenizer_open(o->tokenizer, err);
     if (!job->tokenizer) return false;
-    uint32_t size = (uint32_t)tokenizer_size(job->tokenizer);
-    job->train = shard_writer_open(train_prefix, size, o->shard_tokens, err);
-    if (!job->train) return false;
-    job->val = shard_writer_open(val_prefix, size, o->shard_tokens, err);
-    if (!job->val) return false;
+    job->writer = shard_writer_open(o->out, (uint32_t)tokenizer_size(job->tokenizer), o->shard_tokens, err);
+    if (!job->writer) return false;
     job->threads = o->threads > 0 ? o->threads : threads_max();
     job->caches = xmalloc((size_t)job->threads * sizeof *job->caches);
     for (int i = 0; i < job->threads; i++) job->caches[i] = tokenizer_cache_new();
-    for (int i = 0; i < o->n_files; i++) {
+    for (int i = 0; i < o->n_files; i++)
         if (!tokenize_file(job, o->files[i], err)) return false;
-    }
-    return split_document(job, err) && check_result(job, err) && close_shards(job, val_prefix, err);
+    if (!split_document(job, err) || !check_result(job, err)) return false;
+    ShardWriter* w = job->writer;
+    job->writer = NULL;
+    return shard_writer_close(w, job->r->written, err);
 }
 
 bool tokenize_files(const TokenizeOptions* o, TokenizeResult* r, TostError* err) {
     *r = (TokenizeResult){0};
     if (!check_options(o, err)) return false;
-    Job job = {.o = o, .r = r, .progress = progress_new(stderr, o->quiet)};
-    job.batch_bytes = o->batch_bytes ? o->batch_bytes : BATCH_BYTES;
+    Job job = {.o = o, .r = r, .batch_bytes = o->batch_bytes ? o->batch_bytes : BATCH_BYTES};
     job.part_bytes = job.batch_bytes / BATCH_PARTS + 1;
-    char* train_prefix = xasprintf("%s_train", o->out);
-    char* val_prefix = xasprintf("%s_val", o->out);
     char* dir = path_dir(o->out);
     const bool dir_existed = path_exists(dir);
-    bool ok = run_job(&job, train_prefix, val_prefix, err);
-    progress_erase(&job.progress);
-    shard_writer_abandon(job.train);
-    shard_writer_abandon(job.val);
+    const bool ok = run_job(&job, err);
+    shard_writer_abandon(job.writer);
     if (!ok && !dir_existed) rmdir(dir);
     for (int i = 0; job.caches && i < job.threads; i++) tokenizer_cache_free(job.caches[i]);
     free(job.caches);
@@ -499,8 +459,6 @@ bool tokenize_files(const TokenizeOptions* o, TokenizeResult* r, TostError* err)
     free(job.lines);
     free(job.ids);
     free(dir);
-    free(train_prefix);
-    free(val_prefix);
     tokenizer_free(job.tokenizer);
     return ok;
 }

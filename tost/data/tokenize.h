@@ -4,6 +4,13 @@
 #define TOST_TOKENIZE_H
 
 #include "base/error.h"
+#include "data/shard_writer.h"
+
+typedef struct {
+    uint64_t   bytes;              // read
+    uint64_t   documents, tokens;  // written; tokens include an <|endoftext|> after each document
+    ShardCount written[SPLITS];
+} TokenizeResult;
 
 typedef struct {
     const char*  tokenizer;      // path of a vocab.bpe
@@ -18,15 +25,12 @@ typedef struct {
     int          threads;        // 0: OpenMP's default
     size_t       batch_bytes;    // input bytes read at a time, 0: 16 MiB; does not affect the output
     bool         jsonl;          // read every input as JSONL, for any file name
-    bool         quiet;          // show no progress
+    // Called after each batch, and with notes about a file, unless NULL. important: without it the user would wait and
+    // not know why.
+    void       (*progress)(void* context, const TokenizeResult* so_far);
+    void       (*note)(void* context, const char* name, const char* text, bool important);
+    void*        context;
 } TokenizeOptions;
-
-typedef struct {
-    uint64_t bytes;              // read
-    uint64_t documents, tokens;  // written; tokens include an <|endoftext|> after each document
-    uint64_t train_tokens, val_tokens;
-    int      train_shards, val_shards;
-} TokenizeResult;
 
 // Rejects compressed and binary files by their first n bytes, at most TEXT_HEAD_BYTES of them. Returns false with an
 // error, or sets *skip to the length of a UTF-8 byte order mark.

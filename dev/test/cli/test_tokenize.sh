@@ -50,7 +50,7 @@ run $args --out a2 text.txt   # another prefix that begins with the first
 echo hello >slow
 end 0 "the first tokenize"
 check "its shards are complete" [ "$(tokens a)" -eq 7 ]
-check "no temporary folder is left" [ ! -e a_train.tmp -a ! -e a_val.tmp ]
+check "no temporary folder is left" [ ! -e a.tmp ]
 
 # Of several that start together, one succeeds.
 for i in 1 2 3 4 5 6; do
@@ -80,7 +80,7 @@ begin $args --out killed slow
 check "tokenize waits" until_true says "slow: waiting" stderr.bg
 kill -KILL $process
 wait $process 2>/dev/null
-head -c 5000 /dev/zero >killed_train.tmp/000007.bin   # as if it had written more
+head -c 5000 /dev/zero >killed.tmp/train_000007.bin   # as if it had written more
 run $args --out killed text.txt
 check "the next run removes what a killed one left" [ "$(echo killed*)" = killed_train_000000.bin ]
 check "and writes its shards" [ "$(tokens killed)" -eq 7 ]
@@ -109,7 +109,6 @@ done
 model="--layers 1 --heads 1 --channels 8 --vocab-size 257 --block-size 8 --batch 2 --total-batch 16"
 yes 'a text' | head -c 20000 >long.txt
 run $args --out long long.txt
-mv vocab.bpe text.bpe   # for eval, below
 cp long_train_000000.bin d.bin
 
 begin $model --data d.bin --steps 1000000 --save-every 0 --out run
@@ -122,15 +121,8 @@ cp long_train_000000.bin d.bin
 run $model --data d.bin --steps 1 --out run --overwrite --quiet
 begin eval --model run --data d.bin --windows 1000000000 --seq 8
 check "eval begins" until_true says "windows: " stderr.bg
-little 2 999 999 999 999 | dd of=d.bin bs=1 seek=21000 conv=notrunc 2>/dev/null
+little 2 999 | dd of=d.bin bs=1 seek=21000 conv=notrunc 2>/dev/null
 end 1 "eval on a shard that is overwritten"
-check "eval names the token: $(tail -n 1 stderr.bg)" grep -q 'd.bin: .* is 999, but the vocabulary has 257' stderr.bg
-
-cp long_train_000000.bin d.bin
-begin eval --model run --data d.bin --windows 1000000000 --seq 8
-check "eval begins" until_true says "windows: " stderr.bg
-head -c 2000 long_train_000000.bin >d.bin
-end 1 "eval on a shard that is truncated"
 check "eval names the shard: $(tail -n 1 stderr.bg)" says "d.bin: changed while in use" stderr.bg
 }
 finish

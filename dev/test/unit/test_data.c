@@ -526,53 +526,58 @@ static void test_shared_curve(Checks* c) {
 // ---------------------------------------------------------------------------------------------
 // The writer
 
+// Tokens of shard PREFIX_000000.bin, PREFIX_000001.bin, … in order; checks their number and sizes.
+static void check_written(Checks* c, const char* prefix, uint32_t vocab, uint64_t shard_tokens, const uint32_t* ids,
+                          uint64_t n) {
+    uint64_t read = 0, wrong = 0;
+    for (int s = 0; read < n; s++) {
+        char* path = xasprintf("%s_%06d.bin", prefix, s);
+        TostError err;
+        Shard shard;
+        const uint64_t left = n - read, want = left < shard_tokens ? left : shard_tokens;
+        bool ok = shard_open(&shard, path, &err);
+        ok = check(c, ok && shard.width == (vocab > 65536 ? 4 : 2) && shard.n_tokens == want, "%s: wrong shard", path);
+        for (uint64_t k = 0; ok && k < want; k++) wrong += token_at(&shard, k) != ids[read++];
+        shard_close(&shard);
+        free(path);
+        if (!ok) return;
+    }
+    check(c, wrong == 0, "%s: %d of %d tokens are wrong", prefix, (int)wrong, (int)n);
+}
+
 static void test_writer(Checks* c, const char* tmp) {
-    static const struct { uint32_t vocab; uint64_t shard_tokens; int n, shards; } cases[] = {
-        {50257, 100, 0, 0}, {50257, 100, 99, 1}, {50257, 100, 100, 1}, {50257, 100, 101, 2},
-        {50257, 100, 1000, 10},
-        {65536, 7, 20, 3}, {65537, 7, 21, 3}, {100277, 5000, 20001, 5}, {257, 100000, 20001, 1},
+    static const struct { uint32_t vocab; uint64_t shard_tokens; int n, train, val; } cases[] = {
+        {50257, 100, 0, 0, 0}, {50257, 100, 99, 1, 1}, {50257, 100, 100, 1, 1}, {50257, 100, 101, 2, 1},
+        {65536, 7, 20, 3, 2}, {65537, 7, 21, 3, 2}, {100277, 5000, 20001, 5, 1}, {257, 100000, 20001, 1, 1},
     };
     for (size_t i = 0; i < countof(cases); i++) {
-        int n = cases[i].n;
-        char* dir = xasprintf("%s/written/%zu", tmp, i);
-        char* prefix = path_join(dir, "my_train");
+        const int n = cases[i].n, tail = n < 10 ? n : 10;
+        char *dir = xasprintf("%s/written/%zu", tmp, i), *out = path_join(dir, "my");
+        char *train = path_join(dir, "my_train"), *val = path_join(dir, "my_val"), *left = path_join(dir, "*.tmp");
         TostError err = {{0}};
         uint32_t* ids = xmalloc((size_t)(n + 1) * sizeof *ids);
         for (int k = 0; k < n; k++) ids[k] = (uint32_t)(((uint64_t)k * 2654435761u + 12345) % cases[i].vocab);
         if (n) ids[n - 1] = cases[i].vocab - 1;
-        ShardWriter* w = shard_writer_open(prefix, cases[i].vocab, cases[i].shard_tokens, &err);
-        bool ok = w != NULL;
-        for (int k = 0, m = 1; ok && k < n; k += m, m = m * 2 + 1) {
-            if (m > n - k) m = n - k;
-            ok = shard_writer_append(w, ids + k, (size_t)m, &err);
-        }
-        uint64_t tokens = 99;
-        int shards = 99;
-        ok = ok && shard_writer_close(w, &tokens, &shards, &err);
-        check(c, ok && tokens == (uint64_t)n && shards == cases[i].shards,
-              "writer %zu: %" PRIu64 " tokens, %d shards: %s", i, tokens, shards, err.text);
-        int read = 0, wrong = 0;
-        for (int s = 0; s < shards; s++) {
-            char* path = xasprintf("%s_%06d.bin", prefix, s);
-            Shard shard;
-            if (check(c, shard_open(&shard, path, &err), "%s", err.text)) {
-                check(c, shard.width == (cases[i].vocab > 65536 ? 4 : 2), "%s: %d bytes per token", path,
-                      shard.width);
-                check(c, s == shards - 1 || shard.n_tokens == cases[i].shard_tokens, "%s: %" PRIu64 " tokens",
-                      path, shard.n_tokens);
-                for (uint64_t k = 0; k < shard.n_tokens && read < n; k++) {
-                    wrong += token_at(&shard, k) != ids[read++];
-                }
-                shard_close(&shard);
+        for (int moved = 0; moved <= tail; moved += tail + !tail) {   // no token, then the last ones are validation
+            ShardWriter* w = shard_writer_open(out, cases[i].vocab, cases[i].shard_tokens, &err);
+            bool ok = w != NULL;
+            for (int k = 0, m = 1; ok && k < n; k += m, m = m * 2 + 1) {
+                if (m > n - k) m = n - k;
+                ok = shard_writer_append(w, SPLIT_TRAIN, ids + k, (size_t)m, &err);
             }
-            free(path);
+            ShardCount got[SPLITS] = {{0}};
+            ok = ok && (!moved || shard_writer_move_tail(w, (uint64_t)moved, &err)) && shard_writer_close(w, got, &err);
+            check(c, ok && got[SPLIT_TRAIN].tokens == (uint64_t)(n - moved) && got[SPLIT_VAL].tokens == (uint64_t)moved
+                  && got[SPLIT_VAL].shards == (moved ? cases[i].val : 0)
+                  && (moved || got[SPLIT_TRAIN].shards == cases[i].train), "writer %zu: %s", i, err.text);
+            check_written(c, train, cases[i].vocab, cases[i].shard_tokens, ids, (uint64_t)(n - moved));
+            check_written(c, val, cases[i].vocab, cases[i].shard_tokens, ids + n - moved, (uint64_t)moved);
+            PathList list;
+            check(c, !expand_glob(&list, left, &err), "writer %zu: a .tmp folder remains", i);
+            free_paths(&list);
+            must(remove_tree(dir, &err), dir, &err);
         }
-        check(c, read == n && wrong == 0, "writer %zu: %d of %d tokens read, %d wrong", i, read, n, wrong);
-        char* left = path_join(dir, "*.tmp");
-        PathList list;
-        check(c, !expand_glob(&list, left, &err), "writer %zu: a .tmp file remains", i);
-        free_paths(&list);
-        free(ids), free(left), free(prefix), free(dir);
+        free(ids), free(left), free(val), free(train), free(out), free(dir);
     }
 }
 
@@ -587,104 +592,88 @@ static int count_files(const char* dir) {
 }
 
 static void test_writer_refuses(Checks* c, const char* tmp) {
-    char* dir = sub_folder(tmp, "refused");
-    char* prefix = path_join(dir, "a");
-    char* old = path_join(dir, "a_000001.bin");
-    char* older = path_join(dir, "a_000000.bin");
+    char *dir = sub_folder(tmp, "refused"), *out = path_join(dir, "a");
+    char *old = path_join(dir, "a_val_000001.bin"), *older = path_join(dir, "a_train_000000.bin");
     char* below = path_join(old, "b");
     TostError err;
     write_text(old, "x");
-    check_refused(c, shard_writer_open(prefix, 50257, 4, &err), &err, "a_000001.bin: exists already",
-                  "old shard");
+    check_refused(c, shard_writer_open(out, 50257, 4, &err), &err, "a_val_000001.bin: exists already", "old shard");
     write_text(older, "x");
-    check_refused(c, shard_writer_open(prefix, 50257, 4, &err), &err, "a_000000.bin and 1 more",
-                  "two old shards");
-    check_refused(c, shard_writer_open(below, 50257, 4, &err), &err, "a_000001.bin: ", "file in place of a folder");
+    check_refused(c, shard_writer_open(out, 50257, 4, &err), &err, "a_train_000000.bin and 1 more", "two old shards");
+    check_refused(c, shard_writer_open(below, 50257, 4, &err), &err, "a_val_000001.bin: ", "file in place of a folder");
     check(c, count_files(dir) == 2, "an error must write nothing");
-    check_refused(c, shard_writer_open("", 50257, 4, &err), &err, "--out ''", "empty prefix");
-    check_refused(c, shard_writer_open("dir/", 50257, 4, &err), &err, "--out 'dir/'", "folder as prefix");
-    check_refused(c, shard_writer_open(prefix, 50257, 0, &err), &err, "--shard-tokens 0",
-                  "0 tokens per shard");
-    check_refused(c, shard_writer_open(prefix, 50257, (uint64_t)1 << 31, &err), &err,
-                  "--shard-tokens 2147483648", "2^31 tokens per shard");
-    free(below), free(older), free(old), free(prefix), free(dir);
+    free(below), free(older), free(old), free(out), free(dir);
 }
 
 static const uint32_t ten_ids[10] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
 
-// A writer with three shards of ten_ids, the last of them incomplete.
-static ShardWriter* three_shards(Checks* c, const char* prefix) {
+// A writer with three training shards of ten_ids, the last of them incomplete, and one validation shard.
+static ShardWriter* four_shards(Checks* c, const char* out) {
     TostError err = {{0}};
-    ShardWriter* w = shard_writer_open(prefix, 50257, 4, &err);
-    check(c, w && shard_writer_append(w, ten_ids, 10, &err), "%s", err.text);
+    ShardWriter* w = shard_writer_open(out, 50257, 4, &err);
+    check(c, w && shard_writer_append(w, SPLIT_TRAIN, ten_ids, 10, &err)
+          && shard_writer_append(w, SPLIT_VAL, ten_ids, 3, &err), "%s", err.text);
     return w;
 }
 
 static void test_writer_fails(Checks* c, const char* tmp) {
-    char* dir = sub_folder(tmp, "failed");
-    char* prefix = path_join(dir, "a");
-    char* folder = path_join(dir, "a.tmp");
-    char* like = path_join(dir, "a_train_000000.bin");
-    char* blocked = path_join(dir, "a_000002.bin");  // a folder with the name of the last shard
+    char *dir = sub_folder(tmp, "failed"), *out = path_join(dir, "a"), *folder = path_join(dir, "a.tmp");
+    char* like = path_join(dir, "a_000000.bin");
+    char* blocked = path_join(dir, "a_train_000002.bin");  // a folder with the name of the last shard
     TostError err;
-    uint64_t tokens;
-    int shards;
+    ShardCount written[SPLITS];
     write_text(like, "x");
-    ShardWriter* w = three_shards(c, prefix);
-    check(c, count_files(dir) == 2 && count_files(folder) == 4,
-          "expected three shards and a lock in a.tmp, got %d files", count_files(folder));
+    ShardWriter* w = four_shards(c, out);
+    check(c, count_files(dir) == 2 && count_files(folder) == 5,
+          "expected four shards and a lock in a.tmp, got %d files", count_files(folder));
     shard_writer_abandon(w);
     check(c, count_files(dir) == 1 && path_exists(like), "shard_writer_abandon must remove exactly the files it wrote");
 
     signal(SIGXFSZ, SIG_IGN);
-    w = shard_writer_open(prefix, 50257, 4, &err);
+    w = shard_writer_open(out, 50257, 4, &err);
     limit_file_size(1026);
-    const bool appended = shard_writer_append(w, ten_ids, 3, &err);   // fails if stdio's buffer is small
-    const bool closed = appended && shard_writer_close(w, &tokens, &shards, &err);
+    const bool appended = shard_writer_append(w, SPLIT_TRAIN, ten_ids, 3, &err);   // fails if stdio's buffer is small
+    const bool closed = appended && shard_writer_close(w, written, &err);
     limit_file_size(RLIM_INFINITY);
     if (!appended) shard_writer_abandon(w);
-    check_refused(c, closed, &err, "a.tmp/000000.bin: write failed after ", "full disk");
+    check_refused(c, closed, &err, "a.tmp/train_000000.bin: write failed after ", "full disk");
     check(c, count_files(dir) == 1, "full disk: no file must remain, got %d", count_files(dir) - 1);
 
-    w = three_shards(c, prefix);
+    w = four_shards(c, out);
     check(c, make_dirs(blocked, &err), "%s", err.text);
-    check_refused(c, shard_writer_close(w, &tokens, &shards, &err), &err, "cannot rename",
-                  "name in use");
+    check_refused(c, shard_writer_close(w, written, &err), &err, "cannot rename", "name in use");
     check(c, count_files(dir) == 2, "failed close: no file must remain, got %d", count_files(dir) - 2);
-    free(blocked), free(like), free(folder), free(prefix), free(dir);
+    free(blocked), free(like), free(folder), free(out), free(dir);
 }
 
 // Two writers with one prefix; what a killed writer leaves.
 static void test_writer_alone(Checks* c, const char* tmp) {
-    char* dir = sub_folder(tmp, "alone");
-    char* prefix = path_join(dir, "a");
-    char* other = path_join(dir, "b");
-    char* folder = path_join(dir, "b.tmp");
-    char* first = path_join(dir, "b_000000.bin");
-    char* names[] = {path_join(folder, "000000.bin"), path_join(folder, "123456.bin"), path_join(folder, "note.bin")};
+    char *dir = sub_folder(tmp, "alone"), *out = path_join(dir, "a"), *other = path_join(dir, "b");
+    char *folder = path_join(dir, "b.tmp"), *first = path_join(dir, "b_train_000000.bin");
+    char* names[] = {path_join(folder, "train_000000.bin"), path_join(folder, "val_123456.bin"),
+                     path_join(folder, "note.bin")};
     TostError err;
-    uint64_t tokens;
-    int shards;
-    ShardWriter* w = three_shards(c, prefix);
-    check_refused(c, shard_writer_open(prefix, 50257, 4, &err), &err, "a.tmp is in use by process", "second writer");
+    ShardCount written[SPLITS];
+    ShardWriter* w = four_shards(c, out);
+    check_refused(c, shard_writer_open(out, 50257, 4, &err), &err, "a.tmp is in use by process", "second writer");
     check(c, strstr(err.text, "--out") != NULL, "second writer: no way out in: %s", err.text);
 
     must(make_dirs(folder, &err), folder, &err);
     for (size_t i = 0; i < countof(names); i++) write_text(names[i], "left by a killed process, or by someone else");
-    ShardWriter* beside = three_shards(c, other);   // another prefix in the same folder
+    ShardWriter* beside = four_shards(c, other);   // another prefix in the same folder
     check(c, !path_exists(names[1]) && path_exists(names[2]), "only shards of a killed process must be removed");
-    check(c, shard_writer_close(beside, &tokens, &shards, &err) && shards == 3, "%s", err.text);
+    check(c, shard_writer_close(beside, written, &err) && written[SPLIT_TRAIN].shards == 3, "%s", err.text);
     check(c, path_exists(names[2]) && count_files(folder) == 1, "files of others must remain");
-    check(c, shard_writer_close(w, &tokens, &shards, &err) && tokens == 10, "%s", err.text);
-    check(c, count_files(dir) == 7, "expected 2 × 3 shards and b.tmp, got %d", count_files(dir));
+    check(c, shard_writer_close(w, written, &err) && written[SPLIT_TRAIN].tokens == 10, "%s", err.text);
+    check(c, count_files(dir) == 9, "expected 2 × 4 shards and b.tmp, got %d", count_files(dir));
     DataSet* d = data_open(first, 3, 50257, ORDER_SEQUENTIAL, 0, &err);
     check(c, d != NULL, "files of others in b.tmp: %s", err.text);
     data_close(d);
     write_text(names[1], "the rest, if the writer was killed while it renamed shards");
     check_refused(c, data_open(first, 3, 50257, ORDER_SEQUENTIAL, 0, &err), &err,
-                  "b_000000.bin: the shards that follow", "incomplete set");
+                  "b_train_000000.bin: the shards that follow", "incomplete set");
     for (size_t i = 0; i < countof(names); i++) free(names[i]);
-    free(first), free(folder), free(other), free(prefix), free(dir);
+    free(first), free(folder), free(other), free(out), free(dir);
 }
 
 int main(void) {

@@ -548,7 +548,6 @@ static bool run(Fixture* b, TokenizeOptions* o, TokenizeResult* r, TostError* er
     *prefix = xasprintf("%s/run%d/x", b->dir, b->runs++);
     o->tokenizer = b->vocab;
     o->out = *prefix;
-    o->quiet = true;
     if (!o->shard_tokens) o->shard_tokens = 1000;
     return tokenize_files(o, r, err);
 }
@@ -570,9 +569,9 @@ static void check_runs(Checks* c, Fixture* b, const char* what, char** files, in
         bool ok = run(b, &o, &r, &err, &prefix);
         reading.slow = false;
         if (check(c, ok, "%s: %s", what, err.text)) {
-            Ids train = read_shards(c, prefix, "train", r.train_shards);
-            Ids val = read_shards(c, prefix, "val", r.val_shards);
-            bool counts = r.tokens == want->n && r.train_tokens == train.n && r.val_tokens == val.n;
+            Ids train = read_shards(c, prefix, "train", r.written[SPLIT_TRAIN].shards);
+            Ids val = read_shards(c, prefix, "val", r.written[SPLIT_VAL].shards);
+            bool counts = r.tokens == want->n && r.written[SPLIT_TRAIN].tokens == train.n && r.written[SPLIT_VAL].tokens == val.n;
             check(c, counts, "%s: %zu + %zu tokens, not %zu", what, train.n, val.n, want->n);
             bool partition = is_partition(want, &train, &val, (uint32_t)tokenizer_eot(b->t));
             check(c, partition, "%s: wrong tokens with batches of %zu bytes", what, o.batch_bytes);
@@ -669,7 +668,7 @@ static void test_jsonl(Checks* c, Fixture* b) {
         TostError err = {""};
         char* prefix = NULL;
         bool ok = (!k || freopen(files[0], "rb", stdin)) && run(b, &o, &r, &err, &prefix);
-        ok = ok && r.tokens == want.n && r.bytes == file.n && r.documents == 100 && r.val_shards == 0;
+        ok = ok && r.tokens == want.n && r.bytes == file.n && r.documents == 100 && r.written[SPLIT_VAL].shards == 0;
         check(c, ok, "input %s: %s", input[0], err.text);
         free(prefix);
     }
@@ -736,11 +735,11 @@ static void test_lone_document(Checks* c, Fixture* b) {
             TostError err = {""};
             const bool ok = run(b, &o, &r, &err, &prefix);
             const uint64_t val = (uint64_t)(o.val_frac * (double)r.tokens);
-            check(c, ok && r.val_tokens == val && r.train_tokens == r.tokens - val,
-                  "shards of %d, --val-frac %g: %d and %d of %d tokens: %s", size, o.val_frac, (int)r.train_tokens,
-                  (int)r.val_tokens, (int)r.tokens, err.text);
-            Ids train = read_shards(c, prefix, "train", r.train_shards);
-            Ids tail = read_shards(c, prefix, "val", r.val_shards);
+            check(c, ok && r.written[SPLIT_VAL].tokens == val && r.written[SPLIT_TRAIN].tokens == r.tokens - val,
+                  "shards of %d, --val-frac %g: %d and %d of %d tokens: %s", size, o.val_frac, (int)r.written[SPLIT_TRAIN].tokens,
+                  (int)r.written[SPLIT_VAL].tokens, (int)r.tokens, err.text);
+            Ids train = read_shards(c, prefix, "train", r.written[SPLIT_TRAIN].shards);
+            Ids tail = read_shards(c, prefix, "val", r.written[SPLIT_VAL].shards);
             append_ids(&train, tail.ids, tail.n);
             check(c, same_ids(train.ids, train.n, want.ids, want.n), "shards of %d, --val-frac %g: wrong tokens", size,
                   o.val_frac);
@@ -761,7 +760,7 @@ static void test_no_validation(Checks* c, Fixture* b) {
     TokenizeResult r;
     TostError err = {""};
     const bool ok = run(b, &o, &r, &err, &prefix);
-    check(c, ok && r.documents == 1 && r.train_shards == 1 && r.val_shards == 0, "one document: %s", err.text);
+    check(c, ok && r.documents == 1 && r.written[SPLIT_TRAIN].shards == 1 && r.written[SPLIT_VAL].shards == 0, "one document: %s", err.text);
     free(prefix);
     free(files[0]);
 }

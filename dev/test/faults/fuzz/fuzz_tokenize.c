@@ -14,7 +14,7 @@ static bool tokenize(Bytes* shard, TokenizeResult* r, const char* folder, const 
     char *vocab = path_join(folder, "bytes.bpe"), *out = xasprintf("%s/out_%zu", folder, batch);
     char *file = xasprintf("%s_train_000000.bin", out), *files[] = {(char*)input};
     const TokenizeOptions o = {.tokenizer = vocab, .out = out, .files = files, .n_files = 1, .shard_tokens = 1 << 20,
-                               .threads = 1, .batch_bytes = batch, .quiet = true};
+                               .threads = 1, .batch_bytes = batch};
     FILE* f = fopen(vocab, "wb");   // no merges: a byte tokenizer
     must_hold(f && fputs("#version: 0.2\n", f) >= 0 && fclose(f) == 0, "cannot write the vocabulary");
     bool ok = tokenize_files(&o, r, err);
