@@ -20,21 +20,15 @@ $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/libtost.a
 
 # test_gemm_bf16 with the kernel for AMX on any processor: amx_twin.h implements its instructions.
 $(BUILD)/dev/test/engine/test_gemm_amx: dev/test/engine/test_gemm_bf16.c tost/cpu/gemm.c $(BUILD)/libtost.a dev/test/engine/amx_twin.h
-	$(call say,CC $@) mkdir -p $(@D) && $(COMPILE) -Wno-psabi -DTOST_AMX_HEADER='"dev/test/engine/amx_twin.h"' -MMD -MP -MF $@.d -o $@ \
+	$(call say,CC $@) mkdir -p $(@D) && $(COMPILE) -O1 -Wno-psabi -DTOST_AMX_HEADER='"dev/test/engine/amx_twin.h"' -MMD -MP -MF $@.d -o $@ \
 	    $(wordlist 1,3,$^) $(LIBS)
 
-# The numeric tests for aarch64 on any machine: with a cross-compiler, under qemu's user-mode emulation.
+# The reference test for aarch64 on any machine: with a cross-compiler, under qemu's user-mode emulation.
 AARCH64_CC ?= aarch64-linux-gnu-gcc
 AARCH64    ?= OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive qemu-aarch64 -L /usr/aarch64-linux-gnu
 test_aarch64:
-	@$(MAKE) --no-print-directory CC=$(AARCH64_CC) ARCH= CUDA=0 test_tost aarch64
-aarch64: test_tost train_gpt_tost $(BUILD)/dev/test/engine/test_gemm $(BUILD)/dev/test/engine/test_gemm_bf16
-	QUICK=1 $(AARCH64) $(BUILD)/dev/test/engine/test_gemm
-	$(AARCH64) $(BUILD)/dev/test/engine/test_gemm_bf16
-	$(AARCH64) ./test_tost --golden dev/test/golden
-	$(AARCH64) ./train_gpt_tost --steps 2 --val-every 0 --sample-every 0 --out build/aarch64_run --overwrite \
-	    > build/aarch64.log
-	@tail -2 build/aarch64.log; rm -rf build/aarch64_run
+	@$(MAKE) --no-print-directory CC=$(AARCH64_CC) ARCH= CUDA=0 test_tost
+	QUICK=1 $(AARCH64) ./test_tost --golden dev/test/golden
 
 # ---- torture tests: kills, full disks, power loss, leaks and data races --------------------------------------------
 # TORTURE_FLAGS="--suites kill,power --seed 3" selects suites and the seed. The build for valgrind omits -march=native,
@@ -85,4 +79,4 @@ fuzz_built: $(FUZZ_DIR)/seeds $(patsubst %,$(FUZZ_DIR)/fuzz_%,$(FUZZ))
 fuzz:
 	@FUZZ_CC="$(FUZZ_CC)" MAKE="$(MAKE)" dev/test/faults/fuzz/run.sh $(FUZZ_DIR) $(FUZZ_SECONDS) $(FUZZ_RUNS) $(FUZZ)
 
-.PHONY: test test_all test_aarch64 aarch64 torture torture_short fuzz fuzz_built
+.PHONY: test test_all test_aarch64 torture torture_short fuzz fuzz_built

@@ -8,9 +8,9 @@
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
+#endif
 
 #include "base/clock.h"
-#endif
 
 #ifdef TOST_BLAS
 enum { ADAPT = 0 };
